@@ -35,8 +35,10 @@ pub struct ClientId(pub u64);
 pub struct Identity {
     /// The number of the attachment.
     pub id: ClientId,
-    /// The process id, as the kernel reports it.
+    /// The process id, as the kernel reports it, or else as the client does.
     pub pid: u32,
+    /// The process id, as the kernel reports it. Zero for a process of another pid namespace.
+    pub kernel_pid: u32,
     /// The owner of the process.
     pub owner: Owner,
     /// The container of Kubernetes that the process runs in.
@@ -374,6 +376,7 @@ mod tests {
         let identity = Identity {
             id: ClientId(1),
             pid: 1,
+            kernel_pid: 1,
             owner: Owner::of(1, 1),
             pod: None,
             gid: 1,

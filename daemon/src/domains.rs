@@ -32,6 +32,8 @@ pub enum TrustScope {
 pub enum Domain {
     /// A process, by its id.
     Process(u32),
+    /// An attachment of a process whose id is unknown.
+    Attachment(u64),
     /// A user, by its id.
     Uid(u32),
     /// A group, by its id.
@@ -41,10 +43,12 @@ pub enum Domain {
 }
 
 impl Domain {
-    /// Returns the domain of a process.
+    /// Returns the domain of a client. `pid` is zero if the kernel does not tell it, as for a
+    /// process of another pid namespace. Such a client's own claim must not choose its domain.
     #[must_use]
-    pub const fn of(scope: TrustScope, pid: u32, uid: u32, gid: u32) -> Self {
+    pub const fn of(scope: TrustScope, attachment: u64, pid: u32, uid: u32, gid: u32) -> Self {
         match scope {
+            TrustScope::Process if pid == 0 => Self::Attachment(attachment),
             TrustScope::Process => Self::Process(pid),
             TrustScope::Uid => Self::Uid(uid),
             TrustScope::Group => Self::Group(gid),
@@ -57,6 +61,7 @@ impl std::fmt::Display for Domain {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Process(pid) => write!(f, "pid {pid}"),
+            Self::Attachment(number) => write!(f, "attachment {number}"),
             Self::Uid(uid) => write!(f, "uid {uid}"),
             Self::Group(gid) => write!(f, "gid {gid}"),
             Self::Host => write!(f, "this host"),
@@ -146,7 +151,7 @@ mod tests {
 
     #[test]
     fn who_is_of_one_domain_is_what_the_configuration_says() {
-        let of = |scope, (pid, uid, gid)| Domain::of(scope, pid, uid, gid);
+        let of = |scope, (pid, uid, gid)| Domain::of(scope, 5, pid, uid, gid);
         let (one, other) = ((1, 10, 100), (2, 10, 200));
         for (scope, same) in [
             (TrustScope::Process, false),
@@ -156,6 +161,13 @@ mod tests {
         ] {
             assert_eq!(of(scope, one) == of(scope, other), same, "{scope:?}");
         }
+    }
+
+    #[test]
+    fn processes_that_the_kernel_does_not_name_are_domains_of_their_own() {
+        let of = |attachment| Domain::of(TrustScope::Process, attachment, 0, 10, 100);
+        assert_ne!(of(1), of(2));
+        assert_ne!(of(1), Domain::of(TrustScope::Process, 3, 1, 10, 100));
     }
 
     #[test]

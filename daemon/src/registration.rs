@@ -220,6 +220,7 @@ fn register(hello: &Hello, from: Peer, service: &Service) -> Result<Newcomer, Re
     let identity = Identity {
         id,
         pid: if from.pid == 0 { hello.pid } else { from.pid },
+        kernel_pid: from.pid,
         owner: Owner::of(from.uid, from.pid),
         pod: pod::of(from.pid).map(Arc::new),
         gid: from.gid,

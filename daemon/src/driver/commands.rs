@@ -123,7 +123,8 @@ impl Driver {
     /// Counts a client into its trust domain and returns the domain's number.
     fn enter_domain(&mut self, identity: &Identity) -> DomainId {
         let scope = self.config.access.trust;
-        let domain = Domain::of(scope, identity.pid, identity.owner.uid, identity.gid);
+        let domain =
+            Domain::of(scope, identity.id.0, identity.kernel_pid, identity.owner.uid, identity.gid);
         let (number, anew) = self.domains.enter(domain);
         self.intake.hints.enter(self.intake.now, number, anew);
         if anew {

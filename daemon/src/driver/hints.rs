@@ -49,6 +49,10 @@ pub struct Hints {
     rates: Vec<u64>,
     slo: Option<Span>,
     speakers: Speakers,
+    /// When admission may run again, for whichever domain.
+    rested: Time,
+    /// The domain whose admission is looked at first.
+    turn: usize,
     /// The reports and orders of the cluster.
     pub cluster: Cluster,
 }
@@ -58,8 +62,6 @@ pub struct Hints {
 pub struct DomainHints {
     admission: Admission,
     requests: Deadlines,
-    /// When admission may run again.
-    rested: Time,
     /// Whether the links do not have the cluster order in force yet.
     changed: bool,
     /// The batch that each process computes now.
@@ -81,6 +83,8 @@ impl Hints {
             rates: Vec::new(),
             slo: None,
             speakers: Speakers::default(),
+            rested: Time::ZERO,
+            turn: 0,
             cluster: Cluster::alone(),
         };
         hints.domains.push(hints.domain(now)?);
@@ -99,7 +103,6 @@ impl Hints {
         Ok(DomainHints {
             admission,
             requests,
-            rested: Time::ZERO,
             changed: true,
             running: Running::default(),
             given: Order::default(),
@@ -242,15 +245,21 @@ impl Hints {
     }
 
     /// Runs the admission of one domain if it is due, and gives a new order to its links: the
-    /// coordinator's if it is in force, else admission's. Then that admission rests for a multiple
-    /// of the time that `clock` says it took. Returns the size of a new pruned set.
+    /// coordinator's if it is in force, else admission's. Domains take turns. Then the admission of
+    /// all domains rests for a multiple of the time that `clock` says it took. Returns the size of a new pruned set.
     pub fn decide(
         &mut self,
         now: Time,
         ports: &mut [Port],
         clock: impl Fn() -> Time,
     ) -> Option<usize> {
-        let (at, _) = self.domains.iter().enumerate().find(|(_, state)| state.due() <= now)?;
+        if self.rested > now {
+            return None;
+        }
+        let count = self.domains.len();
+        let mut turns = (0..count).map(|step| (self.turn + step) % count);
+        let at = turns.find(|&at| self.domains[at].due() <= now)?;
+        self.turn = at + 1;
         let (began, domain) = (clock(), DomainId(at as u8));
         let speakers = &self.speakers;
         let content = self.cluster.order_in_force();
@@ -262,7 +271,7 @@ impl Hints {
         });
         let state = &mut self.domains[at];
         let order = state.decide(now, others.as_ref().or(content));
-        state.rest(now, clock().since(began));
+        self.rest(now, clock().since(began));
         let order = order?;
         let pruned = order.pruned.len();
         broadcast(now, domain, &Event::OrderChanged(order), ports);
@@ -272,7 +281,14 @@ impl Hints {
     /// Returns when [`Self::decide`] is due.
     #[must_use]
     pub fn due(&self) -> Time {
-        self.domains.iter().map(DomainHints::due).min().unwrap_or(Time::NEVER)
+        let due = self.domains.iter().map(DomainHints::due).min().unwrap_or(Time::NEVER);
+        due.max(self.rested)
+    }
+
+    /// Delays the next [`Self::decide`] after a run of length `took` that ended at `now`. So the
+    /// runs of all domains take at most one part in [`DUTY`] of the scheduler's time.
+    fn rest(&mut self, now: Time, took: Span) {
+        self.rested = now + took.times(DUTY);
     }
 }
 
@@ -421,18 +437,9 @@ impl DomainHints {
     /// Returns when [`Self::decide`] is due.
     fn due(&self) -> Time {
         if self.changed {
-            return self.rested;
+            return Time::ZERO;
         }
-        match self.admission.next_deadline() {
-            Some(due) => due.max(self.rested),
-            None => Time::NEVER,
-        }
-    }
-
-    /// Delays the next [`Self::decide`] after a run of length `took` that ended at `now`. So runs
-    /// take at most one part in [`DUTY`] of the scheduler's time.
-    fn rest(&mut self, now: Time, took: Span) {
-        self.rested = now + took.times(DUTY);
+        self.admission.next_deadline().unwrap_or(Time::NEVER)
     }
 }
 
@@ -465,7 +472,23 @@ mod tests {
         hints.take(Time::ZERO, domain, 1, &begin, &mut []);
         assert!(hints.due() < Time::NEVER);
         let now = Time(9_000_000);
-        hints.of(domain).rest(now, Span(1_000_000));
+        hints.rest(now, Span(1_000_000));
         assert_eq!(hints.due(), Time(29_000_000));
+    }
+
+    #[test]
+    fn the_admissions_of_all_domains_share_one_rest_and_take_turns() {
+        let mut hints = Hints::new(Time::ZERO, &Config::default()).expect("valid");
+        hints.enter(Time::ZERO, DomainId(1), false);
+        let clock = std::cell::Cell::new(0);
+        let took = || Time(clock.replace(clock.get() + 1000));
+        let now = Time(1_000_000_000);
+        hints.decide(now, &mut [], took);
+        assert_eq!((hints.turn, hints.due()), (1, now + Span(1000 * DUTY)));
+        hints.domains[0].changed = true;
+        hints.decide(now, &mut [], took);
+        assert_eq!(hints.turn, 1, "it rests for all");
+        hints.decide(hints.rested, &mut [], took);
+        assert_eq!(hints.turn, 2, "the other one, though the first is due again");
     }
 }

@@ -195,11 +195,12 @@ impl Driver {
                     true => 0,
                     false => client.state.waiting,
                 };
-                // Others of its domain wait for its bytes, or its domain holds more than its part.
+                // Others of its domain wait for its bytes, or its domain holds more than its part
+                // while flows of other domains wait.
                 let domain = client.state.domain;
                 let waits = waiting[usize::from(domain.0)] > own && !state.link.is_idle(domain);
                 let keeps_others =
-                    on_wire.outstanding > 0 && (waits || state.link.exceeds_its_part(domain));
+                    on_wire.outstanding > 0 && (waits || state.link.keeps_others_waiting(domain));
                 if keeps_others && on_wire.is_silent(now, |bytes| state.patience(bytes)) {
                     // The client may have reported completions that were not read yet.
                     self.sweep_up(index as u32);

@@ -9,8 +9,14 @@
 //!    after it submitted one. Each of `n` active domains has `W / n` of the port's window `W`, but
 //!    at least two chunks, so that one can be sent while the other completes. A domain alone has
 //!    all of it. A domain that completes nothing thus holds its own part only.
-//! 2. *Turns.* Domains whose parts have room are served by turns, a permit each.
-//! 3. *Scavenger.* While any domain has work in the levels, a domain that has none gets
+//! 2. *Turns.* Of the domains whose parts have room, the one that has been permitted the fewest
+//!    bytes goes first (start-time fair queueing). Idle time earns nothing: a domain that begins to
+//!    wait starts where the domain that was served last started. A domain that waits for room in
+//!    its own part gets behind by at most a window.
+//! 3. *Pieces.* A piece that can't be cut counts as one chunk in the window, whatever its size. So
+//!    after a piece of more than a chunk, its domain rests while others wait or have bytes in
+//!    flight. It rests for the time of the piece at its part of the port's rate.
+//! 4. *Scavenger.* While any domain has work in the levels, a domain that has none gets
 //!    `scavenger_permille` of the port, as in a [`Link`] (`scavenger.rs`). Such a domain is not
 //!    active, so background work of one user takes no part of another's window.
 //!
@@ -30,6 +36,11 @@ pub const DOMAINS_MAX: usize = 64;
 /// How long a domain keeps its part of the window after its last flow. Pauses between the flows of
 /// a program that computes are shorter.
 pub const ACTIVE_FOR: Span = Span::from_millis(100);
+/// Maximum number of bytes that one piece costs its domain: the largest message of RDMA. So a claim
+/// of more costs a few seconds at most.
+const PIECE_MAX: u64 = 1 << 31;
+/// The counts of [`Share::served`] are lowered once one of them is this large.
+const SERVED_MAX: u64 = u64::MAX / 2;
 
 /// The number of a trust domain.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -41,8 +52,23 @@ struct Share {
     /// When a flow that is not background work arrived last.
     used: Time,
     is_active: bool,
+    /// The bytes that the domain was permitted, raised to [`SharedLink::clock`] while it is idle.
+    served: u64,
+    /// Until when the domain rests after a piece of more than a chunk, if others are busy.
+    rests_until: Time,
     /// When scavenged work may be permitted beside others' work in the levels.
     scavenges_at: Time,
+}
+
+impl Share {
+    fn is_busy(&self) -> bool {
+        self.link.waiting_flows() > 0 || self.link.in_flight_bytes() > 0
+    }
+
+    /// Reports whether nothing but scavenged work waits while others may have work in the levels.
+    fn scavenges(&self, levels_wait: bool) -> bool {
+        levels_wait && !self.link.waits_in_levels()
+    }
 }
 
 /// The arbitration of one port for all its domains.
@@ -51,8 +77,10 @@ pub struct SharedLink {
     /// The configuration of the whole port.
     config: LinkConfig,
     shares: Vec<Share>,
-    /// The share that is polled first.
+    /// The share that is polled first among equals.
     turn: usize,
+    /// The largest count of bytes with which a domain was served by turns.
+    clock: u64,
     /// When the port was polled last.
     polled: Time,
 }
@@ -63,14 +91,21 @@ impl SharedLink {
     /// # Errors
     /// Returns the first field of `config` that is out of range.
     pub fn new(config: LinkConfig) -> Result<Self, InvalidConfig> {
-        let mut shared = Self { config, shares: Vec::new(), turn: 0, polled: Time::ZERO };
+        let mut shared = Self { config, shares: Vec::new(), turn: 0, clock: 0, polled: Time::ZERO };
         shared.shares.push(shared.share()?);
         Ok(shared)
     }
 
     fn share(&self) -> Result<Share, InvalidConfig> {
         let link = Link::new(self.config.clone())?;
-        Ok(Share { link, used: Time::ZERO, is_active: false, scavenges_at: Time::ZERO })
+        Ok(Share {
+            link,
+            used: Time::ZERO,
+            is_active: false,
+            served: self.clock,
+            rests_until: Time::ZERO,
+            scavenges_at: Time::ZERO,
+        })
     }
 
     /// Returns the configuration of the whole port.
@@ -87,6 +122,8 @@ impl SharedLink {
         config.validate()?;
         for share in &mut self.shares {
             share.link.set_config(now, config.clone())?;
+            // The pause after the last piece may be that of a very small `scavenger_permille`.
+            share.scavenges_at = Time::ZERO;
         }
         self.config = config;
         self.divide();
@@ -116,10 +153,14 @@ impl SharedLink {
     /// Returns the link of a domain, which is new if need be.
     fn enter(&mut self, domain: DomainId) -> &mut Share {
         let last = usize::from(domain.0).min(DOMAINS_MAX - 1);
+        let known = self.shares.len();
         while self.shares.len() <= last
             && let Ok(share) = self.share()
         {
             self.shares.push(share);
+        }
+        if self.shares.len() > known {
+            self.divide();
         }
         let at = self.at(domain);
         &mut self.shares[at]
@@ -189,12 +230,16 @@ impl SharedLink {
         self.link(domain).waiting_flows() == 0
     }
 
-    /// Reports whether a domain holds more than its part of the window. It may have had all of it
-    /// before another domain became active.
+    /// Reports whether a domain holds more than its part of the window while flows of another
+    /// active domain wait. It may have had all of the window before that one became active.
     #[must_use]
-    pub fn exceeds_its_part(&self, domain: DomainId) -> bool {
-        let link = self.link(domain);
-        self.has_others(domain) && link.in_flight_bytes() > link.config().window_bytes
+    pub fn keeps_others_waiting(&self, domain: DomainId) -> bool {
+        let (at, link) = (self.at(domain), self.link(domain));
+        let waits = |(other, share): (usize, &Share)| {
+            other != at && share.is_active && share.link.waiting_flows() > 0
+        };
+        link.in_flight_bytes() > link.config().window_bytes
+            && self.shares.iter().enumerate().any(waits)
     }
 
     /// Reports whether flows of a domain wait while others have a part of the window.
@@ -207,18 +252,55 @@ impl SharedLink {
         self.shares.iter().any(|share| share.link.waits_in_levels())
     }
 
+    /// Returns the number of other domains with flows that wait or are in flight.
+    fn others_busy(&self, at: usize) -> u64 {
+        let others = self.shares.iter().enumerate().filter(|&(other, _)| other != at);
+        others.filter(|(_, share)| share.is_busy()).count() as u64
+    }
+
+    /// Reports whether a domain waits because it had a large piece and others are busy.
+    fn rests(&self, now: Time, at: usize) -> bool {
+        now < self.shares[at].rests_until && self.others_busy(at) > 0
+    }
+
+    /// Charges a domain for bytes that it was permitted or sends on credit.
+    #[inline]
+    fn charge(&mut self, at: usize, bytes: u64) {
+        let served = &mut self.shares[at].served;
+        *served = served.saturating_add(bytes.min(PIECE_MAX));
+        if *served >= SERVED_MAX {
+            let less = SERVED_MAX / 2;
+            self.clock = self.clock.saturating_sub(less);
+            for share in &mut self.shares {
+                share.served = share.served.saturating_sub(less);
+            }
+        }
+    }
+
+    /// Charges a domain for a permit, after which it may have to rest.
+    #[inline]
+    fn permitted(&mut self, now: Time, at: usize, bytes: u64) {
+        self.charge(at, bytes);
+        if bytes > self.config.chunk_bytes {
+            let parts = 1 + self.others_busy(at);
+            let on_wire = Span::transfer(bytes.min(PIECE_MAX), self.config.rate);
+            self.shares[at].rests_until = now + on_wire.times(parts);
+        }
+    }
+
     /// See [`Link::peek_permit`]. Scavenged flows wait while others have work in the levels.
     #[must_use]
     pub fn peek_permit(&mut self, now: Time, domain: DomainId, spec: &FlowSpec) -> Option<Permit> {
         let permit = self.arrives(now, domain, spec.stage).peek_permit(now, spec)?;
         let yields =
             permit.level == Level::SCAVENGER && self.shares.len() > 1 && self.levels_wait();
-        (!yields).then_some(permit)
+        (!yields && !self.rests(now, self.at(domain))).then_some(permit)
     }
 
     /// See [`Link::commit_permit`].
     pub fn commit_permit(&mut self, now: Time, domain: DomainId, spec: &FlowSpec, permit: Permit) {
         self.arrives(now, domain, spec.stage).commit_permit(now, spec, permit);
+        self.permitted(now, self.at(domain), permit.bytes);
     }
 
     /// See [`Link::launch`].
@@ -231,6 +313,7 @@ impl SharedLink {
         bytes: u64,
     ) {
         self.arrives(now, domain, stage).launch(now, stage, peer, level, bytes);
+        self.charge(self.at(domain), bytes);
     }
 
     /// See [`Link::land`].
@@ -261,28 +344,47 @@ impl SharedLink {
         }
         self.polled = now;
         self.expire(now);
+        self.level_served();
         let levels_wait = self.levels_wait();
-        for step in 0..self.shares.len() {
-            let at = (self.turn + step) % self.shares.len();
-            let share = &mut self.shares[at];
-            let scavenges = levels_wait && !share.link.waits_in_levels();
-            if share.link.waiting_flows() == 0 || scavenges && now < share.scavenges_at {
+        let permille = u64::from(self.config.scavenger_permille);
+        // The domains that have no turn now, or that had one and could not use it.
+        let mut passed = [false; DOMAINS_MAX];
+        for (at, passed) in passed.iter_mut().enumerate().take(self.shares.len()) {
+            let share = &self.shares[at];
+            let yields =
+                share.scavenges(levels_wait) && (permille == 0 || now < share.scavenges_at);
+            *passed = share.link.waiting_flows() == 0 || yields || self.rests(now, at);
+        }
+        loop {
+            let count = self.shares.len();
+            let turns = (0..count).map(|step| (self.turn + step) % count);
+            let at = turns.filter(|&at| !passed[at]).min_by_key(|&at| self.shares[at].served)?;
+            let scavenges = self.shares[at].scavenges(levels_wait);
+            let Some(action) = self.shares[at].link.poll_action(now) else {
+                passed[at] = true;
                 continue;
-            }
-            let Some(action) = share.link.poll_action(now) else { continue };
+            };
             if let Action::Permit { bytes, .. } = action {
-                let on_wire = Span::transfer(bytes, self.config.rate);
                 if scavenges {
-                    share.scavenges_at = match u64::from(self.config.scavenger_permille) {
-                        0 => Time::NEVER,
-                        permille => now + Span(on_wire.times(1000).0 / permille),
-                    };
+                    let on_wire = Span::transfer(bytes, self.config.rate);
+                    let pause = Span(on_wire.times(1000).0 / permille.max(1));
+                    self.shares[at].scavenges_at = now + pause;
                 }
+                self.clock = self.clock.max(self.shares[at].served);
+                self.permitted(now, at, bytes);
                 self.turn = at + 1;
             }
             return Some(action);
         }
-        None
+    }
+
+    /// Raises the counts of domains that were idle, or that had no room in their parts.
+    fn level_served(&mut self) {
+        let behind = self.clock.saturating_sub(self.config.window_bytes);
+        for share in &mut self.shares {
+            let least = if share.link.waiting_flows() == 0 { self.clock } else { behind };
+            share.served = share.served.max(least);
+        }
     }
 
     /// Returns when to call [`SharedLink::poll_action`] if no event comes before.
@@ -295,7 +397,9 @@ impl SharedLink {
         };
         // A turn that has come and was not used waits for a completion.
         let turns = self.shares.iter().filter(scavenges).map(|share| share.scavenges_at);
-        links.chain(turns.filter(|&at| at > self.polled && at != Time::NEVER)).min()
+        let rested = |share: &&Share| share.link.waiting_flows() > 0;
+        let rests = self.shares.iter().filter(rested).map(|share| share.rests_until);
+        links.chain(turns.chain(rests).filter(|&at| at > self.polled)).min()
     }
 
     /// Returns the number of waiting flows of all domains.

@@ -52,6 +52,8 @@ enum Attack {
     Impersonates,
     /// Thousands of flows of many clients, one chunk each.
     Crowd,
+    /// Work requests of 64 MiB that can't be cut, all of which cross the wire.
+    Pieces,
 }
 
 struct Scene {
@@ -134,6 +136,7 @@ impl Scene {
                     self.hint(Event::OrderChanged(Order { epoch: id, sigma: vec![], pruned }));
                     self.submit(FlowSpec { batch, request, ..urgent(CHUNK) });
                 }
+                Attack::Pieces => self.submit(FlowSpec { whole: true, ..urgent(64 << 20) }),
                 Attack::Crowd => self.submit(urgent(CHUNK)),
                 _ => self.submit(urgent(16 * CHUNK)),
             }
@@ -225,7 +228,7 @@ impl Scene {
     }
 }
 
-/// What the honest domain sends: a collective of a batch that computes, without a deadline.
+/// What the honest domain sends: a KV cache of a request from prefill to decode (P2D), without a deadline.
 fn honest() -> FlowSpec {
     let (batch, request) = (BatchId(BATCH), RequestId(REQUEST));
     FlowSpec { batch, request, ..FlowSpec::anonymous(FlowId(0), Stage::P2d, FLOW) }
@@ -240,7 +243,7 @@ fn is_harmed(alone: &Outcome, beside: &Outcome) -> bool {
     beside.flows_per_s < SHARE_MIN * alone.flows_per_s || beside.longest_wait > WAIT_MAX
 }
 
-const ATTACKS: [Attack; 8] = [
+const ATTACKS: [Attack; 9] = [
     Attack::Urgent,
     Attack::Endless,
     Attack::Silent,
@@ -249,6 +252,7 @@ const ATTACKS: [Attack; 8] = [
     Attack::Floods,
     Attack::Impersonates,
     Attack::Crowd,
+    Attack::Pieces,
 ];
 
 /// Prints the table of docs/operating.md.
@@ -316,6 +320,23 @@ fn background_work_of_one_domain_yields_to_the_levels_of_another_but_not_for_eve
     assert_eq!(link.next_deadline(), None);
     let permille = sent[1] * 1000 / (sent[0] + sent[1]);
     assert!((8..=12).contains(&permille), "{permille} for {} configured", 10);
+}
+
+#[test]
+fn whoever_holds_more_than_its_part_keeps_nobody_waiting_if_no_other_domain_waits() {
+    let mut link = SharedLink::new(config()).expect("valid");
+    let flow = |flow, bytes| FlowSpec::anonymous(FlowId(flow), Stage::Collective, bytes);
+    let whole = FlowSpec { whole: true, ..flow(1, 8 * CHUNK) };
+    link.handle(Time::ZERO, HONEST, Event::FlowArrived(whole));
+    while link.poll_action(Time::ZERO).is_some() {}
+    let other = DomainId(1);
+    link.handle(Time::ZERO, other, Event::FlowArrived(flow(HOSTILE_FROM, CHUNK)));
+    while link.poll_action(Time::ZERO).is_some() {}
+    assert!(link.is_idle(other) && link.has_others(HONEST));
+    assert!(!link.keeps_others_waiting(HONEST), "the other has room in its part");
+    link.handle(Time::ZERO, other, Event::FlowArrived(flow(HOSTILE_FROM + 1, 8 * CHUNK)));
+    while link.poll_action(Time::ZERO).is_some() {}
+    assert!(link.keeps_others_waiting(HONEST));
 }
 
 #[test]
