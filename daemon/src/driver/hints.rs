@@ -246,7 +246,8 @@ impl Hints {
 
     /// Runs the admission of one domain if it is due, and gives a new order to its links: the
     /// coordinator's if it is in force, else admission's. Domains take turns. Then the admission of
-    /// all domains rests for a multiple of the time that `clock` says it took. Returns the size of a new pruned set.
+    /// all domains rests for a multiple of the time that `clock` says it took. Returns the size of
+    /// a new pruned set.
     pub fn decide(
         &mut self,
         now: Time,

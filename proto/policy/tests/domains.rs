@@ -228,7 +228,8 @@ impl Scene {
     }
 }
 
-/// What the honest domain sends: a KV cache of a request from prefill to decode (P2D), without a deadline.
+/// What the honest domain sends: a KV cache of a request from prefill to decode (P2D), without a
+/// deadline.
 fn honest() -> FlowSpec {
     let (batch, request) = (BatchId(BATCH), RequestId(REQUEST));
     FlowSpec { batch, request, ..FlowSpec::anonymous(FlowId(0), Stage::P2d, FLOW) }
