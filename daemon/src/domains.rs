@@ -23,7 +23,7 @@ pub enum TrustScope {
     Uid,
     /// Those whose processes have the same effective group.
     Group,
-    /// All.
+    /// Those of the host: nobody is kept apart.
     Host,
 }
 
@@ -38,7 +38,7 @@ pub enum Domain {
     Uid(u32),
     /// A group, by its id.
     Group(u32),
-    /// All clients.
+    /// The only domain under [`TrustScope::Host`].
     Host,
 }
 

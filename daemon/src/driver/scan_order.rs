@@ -24,7 +24,7 @@ impl DomainRecords {
         Self { counts: false, read: [0; DOMAINS_MAX] }
     }
 
-    /// Begins a round.
+    /// Begins a round of reading. Only with several domains are records counted.
     pub(super) const fn begin(&mut self, counts: bool) {
         self.counts = counts;
         if counts {

@@ -16,9 +16,9 @@ const IDS_MAX: usize = 1 << 16;
 /// A batch or a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Id {
-    /// A batch.
+    /// A batch, by the id that its domain chose.
     Batch(BatchId),
-    /// A request.
+    /// A request, by the id that its domain chose.
     Request(RequestId),
 }
 
