@@ -1,6 +1,5 @@
 //! The costs of decisions. A replica's iteration (its events and the next plan) with 256 decoding
-//! requests and 10 000 queued ones may take 20 µs. A dispatch over 64 instances, and a decision of
-//! a workflow over 64 nodes, may take 10 µs.
+//! requests and 10 000 queued ones may take 20 µs. A dispatch over 64 instances may take 10 µs.
 //!
 //! `cargo bench -p laxity-requests` prints the table. `-- NAME` selects rows by a part of the name.
 //! With `-- --strict` the exit status is 1 if a median is above its limit. Times are of single
@@ -25,25 +24,17 @@ use laxity_requests::iteration::{self, Iteration as _, Load, Plan};
 use laxity_requests::kv::Pool;
 use laxity_requests::latency::{Composition, Latency};
 use laxity_requests::learned::Learned;
-use laxity_requests::maestro::predict::ByRole;
-use laxity_requests::maestro::queue::StageOrder;
-use laxity_requests::maestro::{self, Scheduler};
 use laxity_requests::qoserve::{self, QoServe};
 use laxity_requests::replica::Replica;
 use laxity_requests::request::{
     ApplicationId, ClassId, Importance, InstanceId, RequestId, Slo, Spec,
 };
-use laxity_requests::workflow::{
-    self, Class, ClusterId, Job, JobId, ModelId, ModelSpec, NodeId, NodeSpec, Outcome, RoleId,
-    Stage, StageId, TemplateId, Workflow as _,
-};
 use laxity_requests::{Span, Time};
 
 const MS: u64 = 1_000_000;
-const GB: u64 = 1_000_000_000;
 const RUNNING: u64 = 256;
 const QUEUED: u64 = 10_000;
-/// Instances of a dispatcher, and nodes of a workflow.
+/// Instances of a dispatcher.
 const WIDTH: u32 = 64;
 
 /// A policy under test.
@@ -272,146 +263,6 @@ fn dispatches() -> Vec<Row> {
     policies.into_iter().flat_map(each).collect()
 }
 
-/// Maestro over [`WIDTH`] nodes that have all weights.
-struct Nodes {
-    scheduler: Scheduler<maestro::Learned<ByRole>>,
-    running: Vec<StageId>,
-    loads: Vec<(NodeId, ModelId)>,
-    next: u64,
-    /// Whether the end of a stage is measured, and not a new one.
-    ends: bool,
-}
-
-fn stage(id: u64) -> Stage {
-    Stage {
-        id: StageId(id),
-        job: JobId(id),
-        model: ModelId((id % 4) as u16),
-        role: RoleId((id % 7) as u16),
-        position: 0,
-        invocation: 0,
-        tools: (id % 3) as u16,
-        thinking: id.is_multiple_of(5),
-        prompt: 200 + (id % 900) as u32,
-        output_max: 4096,
-        semantics: [(id % 11) as f32 / 11.0, (id % 13) as f32 / 13.0, 0.0, 0.0],
-    }
-}
-
-impl Nodes {
-    /// Starts `load` stages, and then adds `waiting` more.
-    fn new(options: maestro::Options, load: u64, waiting: u64) -> Self {
-        let models = [1, 3, 8, 16].map(|weights| ModelSpec {
-            weights: weights * GB,
-            context: GB / 4,
-            kv_per_token: 140_000,
-            prefill_base: 10 * MS,
-            prefill_per_token: 100_000,
-            decode_per_token: weights * MS,
-            context_start: 6 * GB,
-        });
-        let node = NodeSpec {
-            cluster: ClusterId(0),
-            gpu: 80 * GB,
-            other: GB,
-            host: 500 * GB,
-            disk: 1000 * GB,
-            host_rate: 25 * GB,
-            disk_rate: 3 * GB,
-            remote_rate: GB,
-            slots: 16,
-        };
-        let nodes = vec![node; WIDTH as usize];
-        let learned = maestro::Learned::new(ByRole::default());
-        let scheduler = Scheduler::new(options, learned, models.to_vec(), &nodes);
-        let (running, loads) = (Vec::new(), Vec::new());
-        let mut all = Self { scheduler, running, loads, next: 0, ends: waiting > 0 };
-        for _ in 0..load {
-            all.submit();
-            all.prepare();
-        }
-        for _ in 0..waiting {
-            all.submit();
-        }
-        all.prepare();
-        all
-    }
-
-    fn submit(&mut self) {
-        let id = self.next;
-        self.next += 1;
-        let job = Job {
-            id: JobId(id),
-            template: TemplateId((id % 9) as u16),
-            class: if id.is_multiple_of(2) { Class::Batch } else { Class::Interactive },
-            arrival: Time(id),
-            deadline: Time(id + 100 * GB),
-            source: ClusterId(0),
-            confined: false,
-        };
-        self.scheduler.handle(Time(id), &workflow::Event::Submitted(job));
-        self.scheduler.handle(Time(id), &workflow::Event::Ready(stage(id)));
-    }
-
-    fn finish(&mut self) {
-        let at = self.next as usize * 7_919 % self.running.len().max(1);
-        if self.running.is_empty() {
-            return;
-        }
-        let stage = self.running.swap_remove(at);
-        let outcome = Outcome { output: 100, tool: false, took: Span(GB) };
-        let event = workflow::Event::Finished { stage, outcome };
-        self.scheduler.handle(Time(self.next), &event);
-    }
-
-    fn drain(&mut self) {
-        while let Some(decision) = self.scheduler.poll_decision(Time(self.next)) {
-            match decision {
-                workflow::Decision::Start { stage, .. } => self.running.push(stage),
-                workflow::Decision::Activate { node, model, .. } => self.loads.push((node, model)),
-                _ => {}
-            }
-        }
-    }
-}
-
-impl Subject for Nodes {
-    /// Handles events until all weights are loaded.
-    fn prepare(&mut self) {
-        self.drain();
-        while let Some((node, model)) = self.loads.pop() {
-            let event = workflow::Event::Activated { node, model };
-            self.scheduler.handle(Time(self.next), &event);
-            self.drain();
-        }
-    }
-
-    fn decide(&mut self) {
-        if self.ends {
-            self.next += 1;
-            self.finish();
-        } else {
-            self.submit();
-        }
-        self.drain();
-    }
-}
-
-fn workflows() -> Vec<Row> {
-    let policies =
-        [maestro::Options::maestro(), maestro::Options::ordered("maestro, edf", StageOrder::Edf)];
-    let situations = [("a stage comes", 500, 0), ("a stage ends, 10 000 wait", 1_100, QUEUED)];
-    let each = |options: maestro::Options| {
-        situations.map(move |(what, load, waiting)| {
-            let options = options.clone();
-            row(format!("workflow: {}, {what}", options.name), 10.0, move || {
-                Nodes::new(options.clone(), load, waiting)
-            })
-        })
-    };
-    policies.into_iter().flat_map(each).collect()
-}
-
 /// Returns the times of a row's decisions in µs, in rising order.
 fn time(row: &Row) -> Vec<f64> {
     let mut samples = Vec::new();
@@ -439,7 +290,7 @@ fn main() -> ExitCode {
         std::env::args().skip(1).partition(|argument| argument.starts_with("--"));
     let mut missed = 0;
     println!("{:58} {:>9} {:>9} {:>9} {:>7}", "µs", "fastest", "median", "99 %", "limit");
-    for row in iterations().into_iter().chain(dispatches()).chain(workflows()) {
+    for row in iterations().into_iter().chain(dispatches()) {
         if !names.is_empty() && !names.iter().any(|part| row.name.contains(part.as_str())) {
             continue;
         }

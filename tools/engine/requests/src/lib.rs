@@ -12,7 +12,7 @@
 //! | iteration | which tokens does this replica compute in its next forward pass? | [`iteration::Iteration`] |
 //! | dispatch | which replica takes this request? | [`dispatch::Dispatch`] |
 //! | scaling | how many replicas, in which role? | [`scaling::Scaling`] |
-//! | workflow | which stage of which workflow runs where, with which weights resident? | [`workflow::Workflow`] |
+//! | workflow | which stage of which workflow runs where, with which weights resident? | [`maestro::Scheduler`] |
 //!
 //! Most policies of the iteration tier differ in four answers only: which request is first, how
 //! many tokens are computed, which request may start, and which request is relegated. A policy

@@ -6,32 +6,17 @@
 //! weights are host memory, disk and a remote store.
 //!
 //! The policy accounts for the memory of all nodes and makes decisions. The driver carries them out
-//! and reports events. The policy assumes that each decision succeeds. A driver that can't carry
-//! one out reports [`Event::NodeDown`].
+//! and reports events. The policy assumes that each decision succeeds.
 //!
 //! The driver reports all events of one instant before it polls for decisions. If a stage ends and
 //! its job's next stage is ready, the policy then sees a stage boundary of one job.
-
-use serde::{Deserialize, Serialize};
 
 use crate::{Span, Time};
 
 macro_rules! number {
     ($(#[$doc:meta])* $name:ident($of:ty)) => {
         $(#[$doc])*
-        #[derive(
-            Clone,
-            Copy,
-            Debug,
-            Default,
-            PartialEq,
-            Eq,
-            PartialOrd,
-            Ord,
-            Hash,
-            Serialize,
-            Deserialize,
-        )]
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub struct $name(pub $of);
     };
 }
@@ -66,10 +51,7 @@ number! {
 }
 
 /// The kind of objective that a job has.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
-)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Class {
     /// A user waits. The sum of the waits of all stages counts.
     #[default]
@@ -78,24 +60,16 @@ pub enum Class {
     Batch,
 }
 
-/// A job as it is submitted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Job {
     pub id: JobId,
-    /// The workflow of the job.
     pub template: TemplateId,
-    /// The kind of objective.
     pub class: Class,
-    /// When the job was submitted.
-    #[serde(with = "crate::nanoseconds::time")]
     pub arrival: Time,
     /// The deadline of the whole job.
-    #[serde(with = "crate::nanoseconds::time")]
     pub deadline: Time,
     /// The cluster that the job comes from.
     pub source: ClusterId,
-    /// Whether the job must stay in its source cluster.
-    pub confined: bool,
 }
 
 /// Number of values that represent the meaning of a prompt. They come from a sentence encoder, and
@@ -103,11 +77,10 @@ pub struct Job {
 pub const SEMANTICS: usize = 4;
 
 /// A stage as it becomes ready.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Stage {
     pub id: StageId,
     pub job: JobId,
-    /// The model that the stage invokes.
     pub model: ModelId,
     pub role: RoleId,
     /// The stage's position in the template, counted from 0.
@@ -122,38 +95,32 @@ pub struct Stage {
     pub prompt: u32,
     /// Most tokens that the stage may generate, at least 1.
     pub output_max: u32,
-    /// The meaning of the prompt as numbers.
     pub semantics: [f32; SEMANTICS],
 }
 
 /// The measured result of a stage.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Outcome {
     /// Number of generated tokens.
     pub output: u32,
     /// Whether the stage called a tool.
     pub tool: bool,
     /// Time from start to end. Includes swapped-out time, but no wait before the start.
-    #[serde(with = "crate::nanoseconds::span")]
     pub took: Span,
 }
 
-/// A model with costs from microbenchmarks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// A model with costs from microbenchmarks: bytes and ns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ModelSpec {
-    /// Bytes of the weights.
     pub weights: u64,
     /// GPU bytes that stay while the model sleeps: CUDA graphs, compiled kernels, buffers.
     pub context: u64,
-    /// Bytes of KV per token.
     pub kv_per_token: u64,
-    /// Constant part of a prefill, ns.
+    /// Constant part of a prefill.
     pub prefill_base: u64,
-    /// Prefill time per prompt token, ns.
     pub prefill_per_token: u64,
-    /// Decode time per token, ns.
     pub decode_per_token: u64,
-    /// Time to create the GPU context if it is missing, ns.
+    /// Time to create the GPU context if it is missing.
     pub context_start: u64,
 }
 
@@ -175,10 +142,10 @@ impl ModelSpec {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// A node: bytes of memory, and rates in bytes per second.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NodeSpec {
     pub cluster: ClusterId,
-    /// Bytes of GPU memory.
     pub gpu: u64,
     /// Bytes of GPU memory that weights, contexts and KV can't use.
     pub other: u64,
@@ -186,19 +153,17 @@ pub struct NodeSpec {
     pub host: u64,
     /// Bytes of disk for weights.
     pub disk: u64,
-    /// Transfer rate between host and GPU, bytes per second.
+    /// Transfer rate between host and GPU.
     pub host_rate: u64,
-    /// Read rate of the disk, bytes per second.
     pub disk_rate: u64,
-    /// Transfer rate from the store of all models, bytes per second.
+    /// Transfer rate from the store of all models.
     pub remote_rate: u64,
     /// Most stages that run at once.
     pub slots: u32,
 }
 
 /// The location of a model's weights on a node, the fastest to start first (Maestro §III-C).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Readiness {
     /// Weights and context are on the GPU.
     Running,
@@ -212,97 +177,57 @@ pub enum Readiness {
 }
 
 /// An event that the policy handles.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Debug, PartialEq)]
 pub enum Event {
     /// A job was submitted. Its first stages follow.
     Submitted(Job),
     /// A stage can run, because all stages before it ended. Its job was submitted before.
     Ready(Stage),
     /// The weights of a [`Decision::Activate`] are on the GPU.
-    Activated { node: NodeId, model: ModelId },
+    Activated {
+        node: NodeId,
+        model: ModelId,
+    },
     /// The weights of a [`Decision::Demote`] left the GPU after the time in that decision.
-    Slept { node: NodeId, model: ModelId },
-    /// A stage ended.
+    Slept {
+        node: NodeId,
+        model: ModelId,
+    },
     Finished {
         stage: StageId,
-        /// The measured result.
         outcome: Outcome,
     },
-    /// A running stage waits because it needs more KV than its [`Decision::Start`] permits.
+    /// A running stage waits because it needs more KV than its [`Decision::Start`] permits: this
+    /// many bytes in total.
     Outgrew {
         stage: StageId,
-        /// Bytes of KV that the stage needs in total.
         bytes: u64,
     },
     /// All stages of a job ended.
     Ended(JobId),
-    /// A job was cancelled. Its running stages stop.
-    Cancelled(JobId),
-    /// A node failed. The contents of its GPU and host memory are lost.
-    NodeDown(NodeId),
-    /// A failed node is available again, with the contents of its disk.
-    NodeUp(NodeId),
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Decision {
-    /// Move a model to host memory or to disk, or delete it from the node.
-    Demote {
-        node: NodeId,
-        model: ModelId,
-        to: Readiness,
-        /// Time until [`Event::Slept`] reports free memory. Zero if the memory is free at once, or
-        /// if the next [`Decision::Activate`] on the node includes the time.
-        #[serde(with = "crate::nanoseconds::span")]
-        takes: Span,
-    },
+    /// Move a model to host memory or to disk, or delete it from the node. `takes` is the time
+    /// until [`Event::Slept`] reports free memory. It is zero if the memory is free at once, or if
+    /// the next [`Decision::Activate`] on the node includes the time.
+    Demote { node: NodeId, model: ModelId, to: Readiness, takes: Span },
     /// End the move of a [`Decision::Demote`] at once and free the GPU memory. A `Demote` before
     /// this decision has the model's new location.
     StopTransition { node: NodeId, model: ModelId },
-    /// Load a model's weights onto the GPU. [`Event::Activated`] reports the end.
-    Activate {
-        node: NodeId,
-        model: ModelId,
-        /// The location of the weights before.
-        from: Readiness,
-        /// Expected time from now, which includes the time for models that leave first.
-        #[serde(with = "crate::nanoseconds::span")]
-        takes: Span,
-    },
-    /// Start a stage, or resume it after a swap. Its model is running.
-    Start {
-        stage: StageId,
-        node: NodeId,
-        /// Most bytes of KV that the stage may use.
-        kv: u64,
-    },
-    /// Resume a stage that needed more KV than it was permitted.
-    Grow {
-        stage: StageId,
-        /// Most bytes of KV that the stage may use now.
-        kv: u64,
-    },
+    /// Load a model's weights onto the GPU. [`Event::Activated`] reports the end. `takes` is the
+    /// expected time from now, which includes the time for models that leave first.
+    Activate { node: NodeId, model: ModelId, takes: Span },
+    /// Start a stage, or resume it after a swap. Its model is running. The stage may use at most
+    /// `kv` bytes of KV.
+    Start { stage: StageId, node: NodeId, kv: u64 },
+    /// Resume a stage that needed more KV than it was permitted, with `kv` bytes.
+    Grow { stage: StageId, kv: u64 },
     /// Pause a stage and move its KV to host memory.
     SwapOut(StageId),
     /// Stop a stage and discard its work. The stage is queued again.
     Abort(StageId),
     /// A job lost its slot between two stages. Its next stage is queued.
     Preempted(JobId),
-    /// End a job, because no node can ever hold this stage.
-    Refuse(StageId),
-}
-
-/// Decides which stages run where.
-pub trait Workflow {
-    /// Returns the policy's name in result tables.
-    fn name(&self) -> String;
-    /// Updates the state with an event.
-    fn handle(&mut self, now: Time, event: &Event);
-    fn poll_decision(&mut self, now: Time) -> Option<Decision>;
-    /// Returns when to poll again if no event comes before.
-    fn next_deadline(&self) -> Option<Time>;
-    /// Returns the number of ready stages that have not started.
-    fn waiting(&self) -> usize;
 }

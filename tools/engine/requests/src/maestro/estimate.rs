@@ -1,7 +1,7 @@
 //! The expected cost of a stage and of the rest of its job (Maestro eq. 7), from a predictor of
 //! stages and profiles of workflows, or from the driver.
 
-use super::predict::{Forecast, Predict};
+use super::predict::{Forecast, TwoPhase};
 use super::profile::Profiles;
 use crate::Span;
 use crate::workflow::{Job, JobId, Outcome, Stage};
@@ -12,26 +12,24 @@ pub trait Estimator {
     fn ready(&mut self, job: &Job, stage: &Stage) -> Forecast;
     /// Returns the time of what follows a stage in its job: `T_future` of eq. 8.
     fn future(&self, job: &Job, stage: &Stage, forecast: &Forecast) -> Span;
-    /// Learns from a stage that ended.
-    fn finished(&mut self, job: &Job, stage: &Stage, forecast: &Forecast, outcome: &Outcome);
-    /// Removes a job that is over. `whole` is whether all its stages ran.
-    fn ended(&mut self, job: JobId, whole: bool);
+    fn finished(&mut self, stage: &Stage, forecast: &Forecast, outcome: &Outcome);
+    /// Removes a job that is over.
+    fn ended(&mut self, job: JobId);
 }
 
 /// Maestro's estimator: a predictor and rolling profiles.
-pub struct Learned<P> {
-    predictor: P,
+pub struct Learned {
+    predictor: TwoPhase,
     profiles: Profiles,
 }
 
-impl<P: Predict> Learned<P> {
-    /// Creates an estimator with empty profiles.
-    pub fn new(predictor: P) -> Self {
+impl Learned {
+    pub fn new(predictor: TwoPhase) -> Self {
         Self { predictor, profiles: Profiles::default() }
     }
 }
 
-impl<P: Predict> Estimator for Learned<P> {
+impl Estimator for Learned {
     fn ready(&mut self, job: &Job, stage: &Stage) -> Forecast {
         let forecast = self.predictor.predict(stage);
         self.profiles.ready(job, stage, forecast.tool);
@@ -42,16 +40,12 @@ impl<P: Predict> Estimator for Learned<P> {
         self.profiles.future(job, stage, forecast.tool)
     }
 
-    fn finished(&mut self, _: &Job, stage: &Stage, forecast: &Forecast, outcome: &Outcome) {
+    fn finished(&mut self, stage: &Stage, forecast: &Forecast, outcome: &Outcome) {
         self.predictor.observe(stage, forecast, outcome.output);
         self.profiles.finished(stage, outcome.took);
     }
 
-    fn ended(&mut self, job: JobId, whole: bool) {
-        if whole {
-            self.profiles.ended(job);
-        } else {
-            self.profiles.forget(job);
-        }
+    fn ended(&mut self, job: JobId) {
+        self.profiles.ended(job);
     }
 }

@@ -15,32 +15,22 @@
 
 use std::collections::VecDeque;
 
-use serde::{Deserialize, Serialize};
-
 use super::node::Estimate;
 use crate::Span;
 use crate::workflow::Class;
 
 /// The rule by which candidates are compared.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Mode {
-    /// Eq. 5 with normalised values. `γ = 0` is the paper's “BinPack Only”.
+    /// Eq. 5 with normalised values and λ = μ = 1. `γ = 0` is the paper's “BinPack Only”.
     Fitness {
         /// Weight of proximity for batch stages, 0 to 1.
         gamma: f64,
         /// Weight of proximity for interactive stages, 0 to 1.
         gamma_interactive: f64,
-        /// Weight λ of `T_ready`.
-        ready: f64,
-        /// Weight μ of `C_deg`.
-        degradation: f64,
     },
-    /// The least sum `RTT + T_ready + η·C_deg` in ms.
-    EndToEnd {
-        /// Weight η of `C_deg`.
-        degradation: f64,
-    },
+    /// The least sum `RTT + T_ready + C_deg` in ms.
+    EndToEnd,
     /// The fewest stages, without regard to resident models: the paper's “Baseline”.
     LoadBalance,
     /// Nodes on which the model runs go first, and of those the one with the fewest stages.
@@ -49,19 +39,15 @@ pub enum Mode {
 
 impl Mode {
     /// The paper's weights (§IV-D5, §III-D). Interactive stages have twice the weight of proximity.
-    pub const MAESTRO: Self =
-        Self::Fitness { gamma: 0.25, gamma_interactive: 0.5, ready: 1.0, degradation: 1.0 };
+    pub const MAESTRO: Self = Self::Fitness { gamma: 0.25, gamma_interactive: 0.5 };
     /// The paper's “BinPack Only”.
-    pub const BIN_PACK: Self =
-        Self::Fitness { gamma: 0.0, gamma_interactive: 0.0, ready: 1.0, degradation: 1.0 };
+    pub const BIN_PACK: Self = Self::Fitness { gamma: 0.0, gamma_interactive: 0.0 };
 }
 
 /// A node that can take a stage.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Candidate {
-    /// Index of the node.
     pub node: usize,
-    /// The node's estimate for the stage.
     pub estimate: Estimate,
     /// Round-trip time from the source of the job.
     pub rtt: Span,
@@ -132,7 +118,6 @@ fn ms(span: Span) -> f64 {
 }
 
 impl Fitness {
-    /// Creates a chooser with a rule.
     pub fn new(mode: Mode) -> Self {
         Self {
             mode,
@@ -188,7 +173,7 @@ impl Fitness {
         let waits = ms(estimate.queue + estimate.activation);
         let harm = estimate.degradation as f64 / 1e6;
         match self.mode {
-            Mode::Fitness { gamma, gamma_interactive, ready, degradation } => {
+            Mode::Fitness { gamma, gamma_interactive } => {
                 let gamma = match class {
                     Class::Interactive => gamma_interactive,
                     Class::Batch => gamma,
@@ -197,10 +182,10 @@ impl Fitness {
                 let fit = 1.0 - spare / most as f64;
                 let proximity = 1.0 - self.rtt.norm(ms(of.rtt));
                 gamma * proximity + (1.0 - gamma) * fit
-                    - ready * self.ready.norm(waits)
-                    - degradation * self.degradation.norm(harm)
+                    - self.ready.norm(waits)
+                    - self.degradation.norm(harm)
             }
-            Mode::EndToEnd { degradation } => -(ms(of.rtt) + waits + degradation * harm),
+            Mode::EndToEnd => -(ms(of.rtt) + waits + harm),
             Mode::LoadBalance => -(of.load as f64),
             Mode::WarmShortest => f64::from(u8::from(of.warm)) * 1e6 - of.load as f64,
         }
@@ -223,8 +208,7 @@ impl Margin {
         }
         self.0.push(e);
         if self.0.recent.len().is_multiple_of(8) || self.0.recent.len() == Self::WINDOW {
-            let mut scratch = Vec::new();
-            self.0.refresh(&mut scratch);
+            self.0.refresh(&mut Vec::new());
         }
     }
 
@@ -280,7 +264,7 @@ mod tests {
         let mut fitness = Fitness::new(Mode::MAESTRO);
         let all = [candidate(0, 300, 0, 20_000), candidate(1, 300, 80, 0)];
         assert_eq!(fitness.choose(&all, 100, Class::Interactive), Some(1));
-        let mut end_to_end = Fitness::new(Mode::EndToEnd { degradation: 1.0 });
+        let mut end_to_end = Fitness::new(Mode::EndToEnd);
         assert_eq!(end_to_end.choose(&all, 100, Class::Batch), Some(1));
     }
 

@@ -5,10 +5,8 @@
 //! The code is here because `pav_regression` is LGPL, and `linfa-linear` needs an optimiser and a
 //! matrix library.
 
-use serde::{Deserialize, Serialize};
-
 /// A fitted nondecreasing function.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Isotonic {
     /// Mean x and y of each block, both in rising order.
     knots: Vec<(f64, f64)>,
@@ -71,12 +69,6 @@ impl Isotonic {
 mod tests {
     use super::*;
     use proptest::prelude::*;
-
-    #[test]
-    fn what_rises_already_is_kept() {
-        let fit = Isotonic::fit(&[(0.0, 0.1), (0.5, 0.2), (1.0, 0.9)]);
-        assert_eq!([fit.at(0.0), fit.at(0.5), fit.at(1.0)], [0.1, 0.2, 0.9]);
-    }
 
     #[test]
     fn what_falls_is_pooled_into_its_mean() {

@@ -11,7 +11,7 @@
 //! | `transition` | III-C Algorithm 2, level 3 | weights that leave the GPU |
 //! | [`fitness`] | III-D Algorithm 3, eq. 5, 6 | the choice of a stage's node |
 //! | [`queue`] | III-D eq. 7 | the order of stages, and turns between stages |
-//! | [`scheduler`] | III-A | the main loop, a [`crate::workflow::Workflow`] |
+//! | [`scheduler`] | III-A | the main loop over [`crate::workflow`]'s events |
 //! | `placement` | III-D Algorithm 3 | the placement of waiting stages |
 //! | [`options`] | | the options |
 //!

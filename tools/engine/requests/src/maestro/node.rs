@@ -26,7 +26,6 @@ use crate::{Span, Time};
 pub struct Ask {
     pub stage: StageId,
     pub model: ModelId,
-    /// The class of the stage's job.
     pub class: Class,
     /// Bytes of KV that the stage may use: `R_need`.
     pub kv: u64,
@@ -51,7 +50,6 @@ pub struct Estimate {
     pub headroom: u64,
 }
 
-/// A running stage.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Held {
     ask: Ask,
@@ -71,7 +69,6 @@ struct Prepared {
 /// The effects of an operation on a node.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Done {
-    /// Stages whose KV moved to host memory.
     pub swapped: Vec<StageId>,
     /// Stages that were aborted and lost their work.
     pub aborted: Vec<StageId>,
@@ -81,8 +78,8 @@ pub struct Done {
     pub leaving: Vec<(ModelId, Span)>,
     /// Models whose transition was stopped and whose weights were dropped.
     pub stopped: Vec<ModelId>,
-    /// A model that is being loaded, its former location, and the time from now.
-    pub activate: Option<(ModelId, Readiness, Span)>,
+    /// A model that is being loaded, and the time from now.
+    pub activate: Option<(ModelId, Span)>,
     /// Whether the stage itself was swapped out or aborted, because the request failed.
     pub refused: bool,
     /// Whether the stage gets its memory only after weights have left ([`Node::slept`]).
@@ -128,7 +125,6 @@ impl Node {
         &self.spec
     }
 
-    /// Returns the location of a model.
     pub fn at(&self, model: ModelId) -> Readiness {
         self.residency.at(model)
     }
@@ -141,11 +137,6 @@ impl Node {
     /// Returns the number of running and placed stages.
     pub fn load(&self) -> usize {
         self.running.len() + self.queue.len()
-    }
-
-    /// Returns the number of placed stages that wait.
-    pub fn queued(&self) -> usize {
-        self.queue.len()
     }
 
     /// Returns the stages whose KV is in host memory.
@@ -271,7 +262,7 @@ impl Node {
             if self.loading.insert(ask.model, until).is_none() {
                 self.residency.acquire(ask.model);
             }
-            done.activate = Some((ask.model, from, until.since(now)));
+            done.activate = Some((ask.model, until.since(now)));
         }
         self.delay = self.queue_estimate(now).0 as f64;
         let mut ask = *ask;
@@ -286,7 +277,6 @@ impl Node {
         Some(done)
     }
 
-    /// Marks a model as loaded.
     pub fn activated(&mut self, model: ModelId) {
         self.leaving.loaded(model);
         if self.loading.remove(&model).is_some() {
@@ -331,14 +321,14 @@ impl Node {
             let ask = Ask { highest: Action::Abort, interrupt, ..held.ask };
             let offers = self.offers(&ask, table, now);
             match memory::plan(more - headroom, offers, Action::Abort, interrupt) {
-                Ok(plan) => {
+                Some(plan) => {
                     let (after, moves) = self.demoted(&plan, table);
                     self.residency = after;
                     done.moves = moves;
                     self.transit(&plan, table, now, &mut done);
                     self.interrupt(&plan, table, &mut done);
                 }
-                Err(_) => self.give_way(stage, bytes, table, &mut done),
+                None => self.give_way(stage, bytes, table, &mut done),
             }
         }
         let headroom = self.headroom(table);
@@ -390,14 +380,5 @@ impl Node {
         self.kv -= ask.kv;
         self.residency.release(ask.model);
         Some(ask)
-    }
-
-    /// Resets the node except for its disk. Returns the stages that were here.
-    pub fn down(&mut self, table: &[ModelSpec]) -> Vec<StageId> {
-        let mut here: Vec<StageId> = self.running.keys().copied().collect();
-        here.extend(self.queue.iter().map(|ask| ask.stage));
-        here.extend(self.swapped.keys().copied());
-        *self = Self::new(self.spec, table);
-        here
     }
 }

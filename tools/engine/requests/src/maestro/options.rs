@@ -8,20 +8,11 @@ use crate::Span;
 pub struct Options {
     /// Name in result tables.
     pub name: String,
-    /// Order of the queue.
     pub order: StageOrder,
     /// Rule for turns between the stages of a job.
     pub boundary: Boundary,
     /// Rule by which nodes are compared.
     pub mode: Mode,
-    /// Most stages that wait at a node beyond its slots.
-    pub backlog: usize,
-    /// Number of queued stages that are tried in one pass.
-    pub lookahead: usize,
-    /// Time for which a stage may be overtaken before a node is reserved for it.
-    pub patience: Span,
-    /// Cost of an interruption, `c_int` of eq. 4.
-    pub interrupt: Span,
     /// Round-trip times from a job's source (row) to a node's cluster (column). A missing entry is
     /// zero.
     pub rtt: Vec<Vec<Span>>,
@@ -35,10 +26,6 @@ impl Options {
             order: StageOrder::Remaining { aging: 0.01, aging_interactive: 0.0 },
             boundary: Boundary::MAESTRO,
             mode: Mode::MAESTRO,
-            backlog: 0,
-            lookahead: 16,
-            patience: Span::from_millis(5_000),
-            interrupt: Span::from_millis(10_000),
             rtt: Vec::new(),
         }
     }

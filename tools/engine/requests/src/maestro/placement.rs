@@ -1,28 +1,32 @@
 //! The placement of waiting stages by Algorithm 3, in the order of the queue.
 //!
 //! The paper leaves these points open:
-//! * *Queues of nodes.* A node gets at most `backlog` stages more than it has slots. Others wait in
-//!   the global queue, where their order can change. With a `backlog` of 0, node queues hold only
-//!   stages that wait for weights. Otherwise the fit of eq. 5 queues stages at full nodes while
-//!   others are free.
-//! * *The first stage fits nowhere.* The next `lookahead` stages are tried, because their models
-//!   may be resident. A stage that was overtaken for `patience` gets a reserved node, so that it
+//! * *Queues of nodes.* A node gets no more stages than it has slots. Others wait in the global
+//!   queue, where their order can change. Node queues hold only stages that wait for weights.
+//!   Otherwise the fit of eq. 5 queues stages at full nodes while others are free.
+//! * *The first stage fits nowhere.* The next [`LOOKAHEAD`] stages are tried, because their models
+//!   may be resident. A stage that was overtaken for [`PATIENCE`] gets a reserved node, so that it
 //!   doesn't starve. That is the node that should be empty first, and it takes no other stage until
 //!   then.
 //! * *Actions at admission* (Algorithm 2's levels). A batch stage may only displace unused models.
 //!   An interactive stage may also swap out batch stages. No stage is aborted for a stage that
 //!   starts. Swapped-out stages come back before others start.
 
-use super::estimate::Estimator;
 use super::fitness::Candidate;
 use super::memory::Action;
 use super::node::{Ask, Node};
 use super::queue::Boundary;
-use super::scheduler::{Entry, Scheduler, StagePosition};
+use super::scheduler::{Entry, INTERRUPT, Scheduler, StagePosition};
 use crate::workflow::{Class, Job, StageId};
 use crate::{Span, Time};
 
-impl<E: Estimator> Scheduler<E> {
+/// Number of queued stages that are tried in one pass.
+const LOOKAHEAD: usize = 16;
+
+/// Time for which a stage may be overtaken before a node is reserved for it.
+const PATIENCE: Span = Span::from_millis(5_000);
+
+impl Scheduler {
     fn ask(&self, entry: &Entry, class: Class) -> Ask {
         let most = self
             .model(&entry.stage)
@@ -38,7 +42,7 @@ impl<E: Estimator> Scheduler<E> {
                 Class::Interactive => Action::SwapOut,
                 Class::Batch => Action::Evict,
             },
-            interrupt: self.options.interrupt.0,
+            interrupt: INTERRUPT.0,
         }
     }
 
@@ -56,7 +60,7 @@ impl<E: Estimator> Scheduler<E> {
         for (index, node) in self.nodes.iter().enumerate() {
             let elsewhere = only.is_some_and(|only| only != index);
             let kept = self.kept.get(&index).is_some_and(|other| *other != stage);
-            if elsewhere || kept || !self.is_open(index) || !may_run(&job, node) {
+            if elsewhere || kept || !self.is_open(index) {
                 continue;
             }
             if let Some(estimate) = node.estimate(&ask, &self.models, now) {
@@ -151,7 +155,7 @@ impl<E: Estimator> Scheduler<E> {
             return false;
         }
         let mut waiting = Vec::new();
-        self.queue.first(self.options.lookahead, now, &mut waiting);
+        self.queue.first(LOOKAHEAD, now, &mut waiting);
         let turns: Vec<StageId> = self.turns.iter().copied().collect();
         let mut failed = Vec::new();
         let mut placed = false;
@@ -173,7 +177,7 @@ impl<E: Estimator> Scheduler<E> {
                 continue;
             };
             let since = *entry.overtaken.get_or_insert(now);
-            if now.since(since) > self.options.patience {
+            if now.since(since) > PATIENCE {
                 self.keep(*stage, now);
             }
         }
@@ -187,25 +191,16 @@ impl<E: Estimator> Scheduler<E> {
         let Some(entry) = self.entries.get(&stage) else {
             return;
         };
-        let Some(job) = self.jobs.get(&entry.stage.job) else {
-            return;
-        };
         let Some(model) = self.model(&entry.stage) else {
             return;
         };
         let most = model.kv(entry.stage.prompt, f64::from(entry.stage.output_max));
         let first = (0..self.nodes.len())
-            .filter(|node| self.up[*node] && !self.kept.contains_key(node))
-            .filter(|node| may_run(&job.job, &self.nodes[*node]))
+            .filter(|node| !self.kept.contains_key(node))
             .filter(|node| self.nodes[*node].most(model) >= most)
             .min_by_key(|node| self.nodes[*node].empty_at(now));
         if let Some(node) = first {
             self.kept.insert(node, stage);
         }
     }
-}
-
-/// Reports whether a job may run on a node. A confined job stays in its source cluster.
-pub(super) fn may_run(job: &Job, node: &Node) -> bool {
-    !job.confined || node.spec().cluster == job.source
 }

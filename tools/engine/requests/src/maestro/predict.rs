@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 use super::isotonic::Isotonic;
 use super::regressor::{Boosted, FitError, Trees};
-use crate::workflow::{RoleId, SEMANTICS, Stage};
+use crate::workflow::{RoleId, Stage};
 
 /// A stage with its measured result.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -36,14 +36,6 @@ pub struct Forecast {
     pub tool: f64,
     /// Number of generated tokens.
     pub output: f64,
-}
-
-/// Predicts the results of stages and learns from measured ones.
-pub trait Predict: Send {
-    /// Returns the predicted result of a stage.
-    fn predict(&self, stage: &Stage) -> Forecast;
-    /// Learns from the actual number of tokens.
-    fn observe(&mut self, stage: &Stage, forecast: &Forecast, output: u32);
 }
 
 /// Least records of a role for its own regressor.
@@ -68,11 +60,6 @@ fn features(stage: &Stage, tool: f64) -> Vec<f64> {
     row.push(tool);
     row
 }
-
-/// Length of a complete feature row. For tests.
-#[cfg(test)]
-const WIDTH: usize = 6 + SEMANTICS + 1;
-const _: () = assert!(SEMANTICS > 0);
 
 /// The two-phase predictor. Clones share the trees, but not what they learn later.
 #[derive(Clone)]
@@ -147,29 +134,10 @@ impl TwoPhase {
         Ok((classifier, Isotonic::fit(&points)))
     }
 
-    /// Returns the probability of a tool call (eq. 1).
-    pub fn tool(&self, stage: &Stage) -> f64 {
+    /// Returns the predicted result of a stage, with the probability of a tool call of eq. 1.
+    pub fn predict(&self, stage: &Stage) -> Forecast {
         let of = &*self.trained;
-        probability(&of.classifier, &of.calibration, stage)
-    }
-
-    /// Returns the number of roles with their own regressor.
-    pub fn roles(&self) -> usize {
-        self.trained.roles.len()
-    }
-}
-
-fn probability(classifier: &Boosted, calibration: &Isotonic, stage: &Stage) -> f64 {
-    if stage.tools == 0 {
-        return 0.0;
-    }
-    calibration.at(classifier.predict(&features(stage, 0.0)))
-}
-
-impl Predict for TwoPhase {
-    fn predict(&self, stage: &Stage) -> Forecast {
-        let tool = self.tool(stage);
-        let of = &*self.trained;
+        let tool = probability(&of.classifier, &of.calibration, stage);
         let row = features(stage, tool);
         let regressor = of.roles.get(&stage.role).unwrap_or(&of.global);
         let drift = self.drift.get(&stage.role).copied().unwrap_or(0.0);
@@ -177,7 +145,8 @@ impl Predict for TwoPhase {
         Forecast { tool, output: log.exp_m1().clamp(1.0, f64::from(stage.output_max.max(1))) }
     }
 
-    fn observe(&mut self, stage: &Stage, forecast: &Forecast, output: u32) {
+    /// Learns from the actual number of tokens.
+    pub fn observe(&mut self, stage: &Stage, forecast: &Forecast, output: u32) {
         let drift = self.drift.entry(stage.role).or_default();
         let residual = f64::from(output).ln_1p() - forecast.output.ln_1p();
         // `forecast` contains the drift at its time, so the drift settles where residuals have a
@@ -186,27 +155,11 @@ impl Predict for TwoPhase {
     }
 }
 
-/// Predicts the mean of the role so far, and 200 tokens at first. It needs no training.
-#[derive(Clone, Debug, Default)]
-pub struct ByRole(HashMap<RoleId, (f64, f64)>);
-
-impl Predict for ByRole {
-    fn predict(&self, stage: &Stage) -> Forecast {
-        let output = match self.0.get(&stage.role) {
-            Some((sum, count)) => sum / count,
-            None => 200.0,
-        };
-        Forecast {
-            tool: if stage.tools > 0 { 0.5 } else { 0.0 },
-            output: output.clamp(1.0, f64::from(stage.output_max.max(1))),
-        }
+fn probability(classifier: &Boosted, calibration: &Isotonic, stage: &Stage) -> f64 {
+    if stage.tools == 0 {
+        return 0.0;
     }
-
-    fn observe(&mut self, stage: &Stage, _: &Forecast, output: u32) {
-        let (sum, count) = self.0.entry(stage.role).or_default();
-        *sum += f64::from(output);
-        *count += 1.0;
-    }
+    calibration.at(classifier.predict(&features(stage, 0.0)))
 }
 
 #[cfg(test)]
@@ -248,12 +201,6 @@ mod tests {
     }
 
     #[test]
-    fn features_have_the_width_they_say() {
-        let stage = record(1).stage;
-        assert_eq!(features(&stage, 0.5).len(), WIDTH);
-    }
-
-    #[test]
     fn a_stage_without_tools_calls_none() {
         let two = trained();
         for i in (800..1000).map(record).filter(|r| r.stage.tools == 0) {
@@ -264,7 +211,6 @@ mod tests {
     #[test]
     fn it_knows_calls_from_answers_on_stages_it_has_not_seen() {
         let two = trained();
-        assert_eq!(two.roles(), 2);
         let mut off = 0.0;
         for seen in (800..1000).map(record) {
             let forecast = two.predict(&seen.stage);

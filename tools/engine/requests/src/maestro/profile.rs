@@ -98,7 +98,6 @@ impl Profiles {
             .map_or(Span::ZERO, Span)
     }
 
-    /// Records that a stage of a job is ready.
     pub fn ready(&mut self, job: &Job, stage: &Stage, tool: f64) {
         let (clock, passed) = self.jobs.entry(job.id).or_default();
         *clock += 1;
@@ -110,7 +109,6 @@ impl Profiles {
         });
     }
 
-    /// Records the execution time of a stage.
     pub fn finished(&mut self, stage: &Stage, took: Span) {
         if let Some((clock, passed)) = self.jobs.get_mut(&stage.job) {
             *clock += 1;
@@ -137,11 +135,6 @@ impl Profiles {
             }
         }
     }
-
-    /// Removes a cancelled job without records.
-    pub fn forget(&mut self, job: JobId) {
-        self.jobs.remove(&job);
-    }
 }
 
 #[cfg(test)]
@@ -158,7 +151,6 @@ mod tests {
             arrival: Time::ZERO,
             deadline: Time::NEVER,
             source: ClusterId(0),
-            confined: false,
         }
     }
 

@@ -9,22 +9,15 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use serde::{Deserialize, Serialize};
-
 use crate::workflow::{Class, StageId};
 use crate::{Span, Time};
 
 /// The order of waiting stages.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum StageOrder {
     /// Least remaining time of the workflow first (eq. 7), with aging in ns of priority per ns of
-    /// wait.
-    Remaining {
-        /// Aging of batch stages.
-        aging: f64,
-        aging_interactive: f64,
-    },
+    /// wait, of batch stages and of interactive ones.
+    Remaining { aging: f64, aging_interactive: f64 },
     /// The job that arrived first.
     Fcfs,
     /// The job with the earliest deadline.
@@ -43,7 +36,6 @@ pub enum StageOrder {
 #[derive(Clone, Copy, Debug)]
 pub struct Rank {
     pub class: Class,
-    /// When the job was submitted.
     pub arrival: Time,
     pub deadline: Time,
     /// Remaining time of the job, `T_rem`.
@@ -74,7 +66,6 @@ fn signed(ns: u64) -> i64 {
 }
 
 impl Queue {
-    /// Creates an empty queue.
     pub fn new(order: StageOrder) -> Self {
         Self { order, lanes: [BTreeMap::new(), BTreeMap::new()], keys: HashMap::new() }
     }
@@ -117,12 +108,10 @@ impl Queue {
         true
     }
 
-    /// Returns the number of waiting stages.
     pub fn len(&self) -> usize {
         self.keys.len()
     }
 
-    /// Reports whether no stage waits.
     pub fn is_empty(&self) -> bool {
         self.keys.is_empty()
     }
@@ -161,8 +150,7 @@ impl Queue {
 }
 
 /// The rule for a job's turn when one of its stages ended and the next is ready.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Boundary {
     /// The job keeps its turn before jobs that have not begun ("w/o Preempt").
     Hold,
@@ -170,12 +158,6 @@ pub enum Boundary {
     /// and a cooldown prevents repeated changes (§III-D). The paper has no numbers. Here they are
     /// 20 %, 1 s and 10 s.
     Preempt {
-        /// Least gain as a share of the remaining time of the job that loses its turn.
-        share: f64,
-        /// Least gain, ns.
-        least: u64,
-        /// Time for which a job that lost its turn keeps the next ones, ns.
-        cooldown: u64,
         /// Whether only interactive stages take turns ("preemption for latency-critical work").
         interactive_only: bool,
     },
@@ -184,21 +166,23 @@ pub enum Boundary {
 }
 
 impl Boundary {
-    pub const MAESTRO: Self = Self::Preempt {
-        share: 0.2,
-        least: 1_000_000_000,
-        cooldown: 10_000_000_000,
-        interactive_only: false,
-    };
+    pub const MAESTRO: Self = Self::Preempt { interactive_only: false };
+
+    /// Least gain for a turn, as a share of the remaining time of the job that loses it.
+    const SHARE: f64 = 0.2;
+    /// Least gain for a turn.
+    const LEAST: Span = Span::from_millis(1_000);
+    /// Time for which a job that lost its turn keeps the next ones.
+    pub const COOLDOWN: Span = Span::from_millis(10_000);
 
     /// Reports whether a stage with `waits` to go takes the turn of a batch job with `holds` to go.
     pub fn is_preempted(&self, holds: Span, waits: Span) -> bool {
         match self {
             Self::Hold => false,
             Self::Requeue => true,
-            Self::Preempt { share, least, .. } => {
+            Self::Preempt { .. } => {
                 let gain = holds.0.saturating_sub(waits.0);
-                gain > *least && gain as f64 > holds.0 as f64 * share
+                gain > Self::LEAST.0 && gain as f64 > holds.0 as f64 * Self::SHARE
             }
         }
     }

@@ -19,14 +19,6 @@
 use crate::Span;
 use crate::workflow::{ModelId, ModelSpec, NodeSpec, Readiness};
 
-/// The error of an activation for which GPU memory is short even without all idle models.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{lacking} bytes of GPU memory are lacking")]
-pub struct Lacking {
-    /// Bytes of GPU memory that are missing.
-    pub lacking: u64,
-}
-
 /// A model and the location to which it moved.
 pub type Move = (ModelId, Readiness);
 
@@ -48,7 +40,6 @@ struct WeightsEntry {
     users: u32,
 }
 
-/// The models of a node and their locations.
 #[derive(Clone, Debug)]
 pub struct Residency {
     models: Vec<WeightsEntry>,
@@ -77,7 +68,6 @@ impl Residency {
         Self { models, clock: 0, host_kv: 0 }
     }
 
-    /// Returns the location of a model. Unknown models are remote.
     pub fn at(&self, model: ModelId) -> Readiness {
         self.models.get(usize::from(model.0)).map_or(Readiness::Remote, |place| place.at)
     }
@@ -87,7 +77,6 @@ impl Residency {
         self.models.get(usize::from(model.0)).is_some_and(|place| place.users > 0)
     }
 
-    /// Marks a model as used by one more stage.
     pub fn acquire(&mut self, model: ModelId) {
         self.clock += 1;
         let clock = self.clock;
@@ -97,14 +86,12 @@ impl Residency {
         }
     }
 
-    /// Marks a model as used by one stage less.
     pub fn release(&mut self, model: ModelId) {
         if let Some(place) = self.models.get_mut(usize::from(model.0)) {
             place.users = place.users.saturating_sub(1);
         }
     }
 
-    /// Sets the bytes of KV in host memory.
     pub fn set_host_kv(&mut self, bytes: u64) {
         self.host_kv = bytes;
     }
@@ -128,7 +115,6 @@ impl Residency {
             })
     }
 
-    /// Returns the bytes on disk.
     pub fn on_disk(&self, table: &[ModelSpec]) -> u64 {
         self.sum(table, |at, model| if at == Readiness::Disk { model.weights } else { 0 })
     }
@@ -249,14 +235,14 @@ impl Residency {
     /// Activates a model by Algorithm 1. KV uses `kv` bytes of the GPU.
     ///
     /// # Errors
-    /// Fails if too little memory can be freed. Nothing has moved then.
+    /// Returns the bytes that are lacking if too little memory can be freed. Nothing has moved then.
     pub fn activate(
         &mut self,
         model: ModelId,
         kv: u64,
         spec: &NodeSpec,
         table: &[ModelSpec],
-    ) -> Result<Activation, Lacking> {
+    ) -> Result<Activation, u64> {
         let before = self.models.clone();
         // The model counts as used, so that models that leave the GPU don't push it out of host
         // memory.
@@ -281,9 +267,9 @@ impl Residency {
         kv: u64,
         spec: &NodeSpec,
         table: &[ModelSpec],
-    ) -> Result<Activation, Lacking> {
+    ) -> Result<Activation, u64> {
         let Some(of) = table.get(usize::from(model.0)) else {
-            return Err(Lacking { lacking: u64::MAX });
+            return Err(u64::MAX);
         };
         let from = self.at(model);
         let mut moves = Vec::new();
@@ -303,7 +289,7 @@ impl Residency {
             } else if let Some(victim) = self.oldest(model, |at| at == Readiness::Sleeping) {
                 self.evict(victim, &mut moves);
             } else {
-                return Err(Lacking { lacking: wanted - spec.gpu });
+                return Err(wanted - spec.gpu);
             }
         }
         if matches!(from, Readiness::Disk | Readiness::Remote) {
@@ -394,7 +380,7 @@ mod tests {
         of.activate(A, 0, &spec, &table).unwrap();
         of.acquire(A);
         let refused = of.activate(B, 0, &spec, &table).unwrap_err();
-        assert_eq!(refused.lacking, 2 + 11 + 13 - 20);
+        assert_eq!(refused, 2 + 11 + 13 - 20);
         assert_eq!([of.at(A), of.at(B)], [Readiness::Running, Readiness::Disk]);
         of.release(A);
         assert!(of.activate(B, 0, &spec, &table).is_ok());

@@ -13,12 +13,10 @@ use super::estimate::Estimator;
 use super::fitness::{Candidate, Fitness, Margin};
 use super::node::{Done, Node};
 use super::options::Options;
-use super::placement::may_run;
 use super::predict::Forecast;
 use super::queue::{Boundary, Queue, Rank};
 use crate::workflow::{
     Class, Decision, Event, Job, JobId, ModelSpec, NodeId, NodeSpec, Outcome, Stage, StageId,
-    Workflow,
 };
 use crate::{Span, Time};
 
@@ -54,15 +52,16 @@ pub(super) struct JobEntry {
     pub(super) begun: bool,
     pub(super) attained: Span,
     pub(super) keeps_until: Time,
-    pub(super) stages: Vec<StageId>,
 }
 
-pub struct Scheduler<E> {
+/// Cost of an interruption, `c_int` of eq. 4.
+pub(super) const INTERRUPT: Span = Span::from_millis(10_000);
+
+pub struct Scheduler {
     pub(super) options: Options,
-    estimator: E,
+    estimator: Box<dyn Estimator>,
     pub(super) models: Vec<ModelSpec>,
     pub(super) nodes: Vec<Node>,
-    pub(super) up: Vec<bool>,
     pub(super) jobs: FxHashMap<JobId, JobEntry>,
     pub(super) entries: FxHashMap<StageId, Entry>,
     pub(super) queue: Queue,
@@ -77,16 +76,20 @@ pub struct Scheduler<E> {
     tried: Vec<StageId>,
 }
 
-impl<E: Estimator> Scheduler<E> {
-    /// Creates a scheduler for these nodes and models. All nodes are up and empty.
-    pub fn new(options: Options, estimator: E, models: Vec<ModelSpec>, nodes: &[NodeSpec]) -> Self {
+impl Scheduler {
+    /// Creates a scheduler for these nodes, all empty, and models.
+    pub fn new(
+        options: Options,
+        estimator: impl Estimator + 'static,
+        models: Vec<ModelSpec>,
+        nodes: &[NodeSpec],
+    ) -> Self {
         Self {
             queue: Queue::new(options.order),
             fitness: Fitness::new(options.mode),
             options,
-            estimator,
+            estimator: Box::new(estimator),
             nodes: nodes.iter().map(|node| Node::new(*node, &models)).collect(),
-            up: vec![true; nodes.len()],
             models,
             jobs: FxHashMap::default(),
             entries: FxHashMap::default(),
@@ -100,18 +103,9 @@ impl<E: Estimator> Scheduler<E> {
         }
     }
 
-    /// Returns the states of the nodes, for drawings and tests.
-    pub fn nodes(&self) -> &[Node] {
-        &self.nodes
-    }
-
-    pub fn models(&self) -> &[ModelSpec] {
-        &self.models
-    }
-
-    /// Returns the present margin `ρ`.
-    pub fn margin(&self) -> f64 {
-        self.margin.share()
+    /// Reports whether no stage is here. For tests.
+    pub fn is_idle(&self) -> bool {
+        self.entries.is_empty() && self.nodes.iter().all(|node| node.load() == 0)
     }
 
     /// Reports whether each stage is in exactly one place and no node exceeds its memory. For
@@ -136,10 +130,6 @@ impl<E: Estimator> Scheduler<E> {
             return;
         };
         let job = entry.job;
-        if !self.could_hold(&job, stage) {
-            self.decisions.push_back(Decision::Refuse(stage.id));
-            return;
-        }
         let forecast = self.estimator.ready(&job, stage);
         let future = self.estimator.future(&job, stage, &forecast);
         let Some(model) = self.model(stage) else {
@@ -162,23 +152,11 @@ impl<E: Estimator> Scheduler<E> {
         let remaining = entry.remaining;
         self.entries.insert(stage.id, entry);
         let keeps = self.keeps_turn(&job, remaining, now);
-        if let Some(job) = self.jobs.get_mut(&stage.job) {
-            job.stages.push(stage.id);
-        }
         if keeps {
             self.turns.push_back(stage.id);
         } else {
             self.enqueue(stage.id, now);
         }
-    }
-
-    /// Reports whether any empty node could hold the stage at its largest size.
-    fn could_hold(&self, job: &Job, stage: &Stage) -> bool {
-        let Some(model) = self.model(stage) else {
-            return false;
-        };
-        let most = model.kv(stage.prompt, f64::from(stage.output_max));
-        self.nodes.iter().any(|node| may_run(job, node) && node.most(model) >= most)
     }
 
     /// Reports whether the job continues at once with its next stage, by the [`Boundary`] rule.
@@ -189,10 +167,10 @@ impl<E: Estimator> Scheduler<E> {
         if !entry.begun {
             return false;
         }
-        let (cooldown, interactive_only) = match self.options.boundary {
+        let interactive_only = match self.options.boundary {
             Boundary::Hold => return true,
             Boundary::Requeue => return false,
-            Boundary::Preempt { cooldown, interactive_only, .. } => (cooldown, interactive_only),
+            Boundary::Preempt { interactive_only } => interactive_only,
         };
         if job.class == Class::Interactive || now < entry.keeps_until {
             return true;
@@ -213,7 +191,7 @@ impl<E: Estimator> Scheduler<E> {
         });
         if gains {
             if let Some(entry) = self.jobs.get_mut(&job.id) {
-                entry.keeps_until = now + Span(cooldown);
+                entry.keeps_until = now + Boundary::COOLDOWN;
             }
             self.decisions.push_back(Decision::Preempted(job.id));
         }
@@ -248,7 +226,6 @@ impl<E: Estimator> Scheduler<E> {
             return;
         };
         job.attained = job.attained + outcome.took;
-        let job = job.job;
         if let Some(model) = self.model(&entry.stage) {
             let needed = model.kv(entry.stage.prompt, f64::from(outcome.output));
             self.margin.observe(needed, entry.predicted);
@@ -259,7 +236,7 @@ impl<E: Estimator> Scheduler<E> {
             model.execution(entry.stage.prompt, f64::from(outcome.output))
         });
         let outcome = Outcome { took, ..*outcome };
-        self.estimator.finished(&job, &entry.stage, &entry.forecast, &outcome);
+        self.estimator.finished(&entry.stage, &entry.forecast, &outcome);
     }
 
     /// Removes a stage from its place.
@@ -275,9 +252,6 @@ impl<E: Estimator> Scheduler<E> {
             }
         }
         self.kept.retain(|_, other| *other != stage);
-        if let Some(job) = self.jobs.get_mut(&entry.stage.job) {
-            job.stages.retain(|other| *other != stage);
-        }
         Some(entry)
     }
 
@@ -292,9 +266,8 @@ impl<E: Estimator> Scheduler<E> {
         entry.least = entry.least.max(bytes);
         // The extra quarter of the prediction keeps the stage from asking for every page.
         let wished = bytes.saturating_add(entry.predicted / 4);
-        let interrupt = self.options.interrupt.0;
         let (kv, done) =
-            self.nodes[node].grow(stage, (bytes, wished), interrupt, &self.models, now);
+            self.nodes[node].grow(stage, (bytes, wished), INTERRUPT.0, &self.models, now);
         let (refused, later) = (done.refused, done.later);
         self.apply(node, done, now);
         if !refused && !later {
@@ -325,8 +298,8 @@ impl<E: Estimator> Scheduler<E> {
         for model in done.stopped {
             self.decisions.push_back(Decision::StopTransition { node: id, model });
         }
-        if let Some((model, from, takes)) = done.activate {
-            self.decisions.push_back(Decision::Activate { node: id, model, from, takes });
+        if let Some((model, takes)) = done.activate {
+            self.decisions.push_back(Decision::Activate { node: id, model, takes });
         }
         self.changed = true;
     }
@@ -352,41 +325,11 @@ impl<E: Estimator> Scheduler<E> {
     }
 
     pub(super) fn is_open(&self, node: usize) -> bool {
-        let spec = self.nodes[node].spec();
-        self.up[node] && self.nodes[node].load() < spec.slots as usize + self.options.backlog
+        let node = &self.nodes[node];
+        node.load() < node.spec().slots as usize
     }
 
-    fn cancelled(&mut self, job: JobId) {
-        let stages = self.jobs.get(&job).map(|entry| entry.stages.clone());
-        for stage in stages.unwrap_or_default() {
-            self.forget(stage);
-        }
-        self.jobs.remove(&job);
-        self.estimator.ended(job, false);
-    }
-
-    fn node_down(&mut self, node: usize, now: Time) {
-        let Some(of) = self.nodes.get_mut(node) else {
-            return;
-        };
-        self.up[node] = false;
-        self.kept.remove(&node);
-        for stage in of.down(&self.models) {
-            self.enqueue(stage, now);
-        }
-    }
-}
-
-fn job_class(jobs: &FxHashMap<JobId, JobEntry>, entry: &Entry) -> Class {
-    jobs.get(&entry.stage.job).map_or(Class::Batch, |job| job.job.class)
-}
-
-impl<E: Estimator> Workflow for Scheduler<E> {
-    fn name(&self) -> String {
-        self.options.name.clone()
-    }
-
-    fn handle(&mut self, now: Time, event: &Event) {
+    pub fn handle(&mut self, now: Time, event: &Event) {
         self.changed = true;
         match event {
             Event::Submitted(job) => {
@@ -395,7 +338,6 @@ impl<E: Estimator> Workflow for Scheduler<E> {
                     begun: false,
                     attained: Span::ZERO,
                     keeps_until: Time::ZERO,
-                    stages: Vec::new(),
                 };
                 self.jobs.insert(job.id, entry);
             }
@@ -414,31 +356,19 @@ impl<E: Estimator> Workflow for Scheduler<E> {
             Event::Outgrew { stage, bytes } => self.outgrew(*stage, *bytes, now),
             Event::Ended(job) => {
                 self.jobs.remove(job);
-                self.estimator.ended(*job, true);
-            }
-            Event::Cancelled(job) => self.cancelled(*job),
-            Event::NodeDown(node) => self.node_down(node.0 as usize, now),
-            Event::NodeUp(node) => {
-                if let Some(up) = self.up.get_mut(node.0 as usize) {
-                    *up = true;
-                }
+                self.estimator.ended(*job);
             }
         }
     }
 
-    fn poll_decision(&mut self, now: Time) -> Option<Decision> {
+    pub fn poll_decision(&mut self, now: Time) -> Option<Decision> {
         if self.decisions.is_empty() && std::mem::take(&mut self.changed) {
             self.dispatch(now);
         }
         self.decisions.pop_front()
     }
+}
 
-    fn next_deadline(&self) -> Option<Time> {
-        None
-    }
-
-    fn waiting(&self) -> usize {
-        let started = self.entries.values().filter(|entry| entry.started).count();
-        self.entries.len() - started
-    }
+fn job_class(jobs: &FxHashMap<JobId, JobEntry>, entry: &Entry) -> Class {
+    jobs.get(&entry.stage.job).map_or(Class::Batch, |job| job.job.class)
 }

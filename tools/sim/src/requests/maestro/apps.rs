@@ -277,7 +277,6 @@ impl Source {
                 arrival,
                 deadline: Time::NEVER,
                 source: ClusterId(0),
-                confined: false,
             },
             stages,
         }

@@ -189,9 +189,9 @@ impl Estimator for Oracle {
         self.future.get(&stage.id).copied().unwrap_or_default()
     }
 
-    fn finished(&mut self, _: &Job, _: &Stage, _: &Forecast, _: &Outcome) {}
+    fn finished(&mut self, _: &Stage, _: &Forecast, _: &Outcome) {}
 
-    fn ended(&mut self, _: JobId, _: bool) {}
+    fn ended(&mut self, _: JobId) {}
 }
 
 /// A scheduler of the experiments.
@@ -229,10 +229,7 @@ impl Policy {
                 options.order = remaining(aging, aging_interactive);
             })
         };
-        let mut only = Boundary::MAESTRO;
-        if let Boundary::Preempt { interactive_only, .. } = &mut only {
-            *interactive_only = true;
-        }
+        let only = Boundary::Preempt { interactive_only: true };
         vec![
             Self::maestro(),
             ordered("fcfs", StageOrder::Fcfs),
@@ -256,7 +253,7 @@ impl Policy {
             routed("full score", Mode::MAESTRO),
             routed("load balance", Mode::LoadBalance),
             routed("bin pack only", Mode::BIN_PACK),
-            routed("end to end, ms", Mode::EndToEnd { degradation: 1.0 }),
+            routed("end to end, ms", Mode::EndToEnd),
             routed("warm, then shortest", Mode::WarmShortest),
             aged("both, 1 s per 10 s", 0.1, 0.1),
             aged("background, 1 s per 10 s", 0.1, 0.0),

@@ -1,5 +1,5 @@
 //! The driver of Maestro's figures: workflows on nodes in virtual time, under a
-//! [`laxity_requests::workflow::Workflow`] scheduler.
+//! [`Scheduler`].
 //!
 //! The driver accounts for GPU memory itself (weights and written KV cache), so that it detects
 //! overflows independently of the scheduler.
@@ -7,8 +7,9 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, HashMap};
 
+use laxity_requests::maestro::Scheduler;
 use laxity_requests::workflow::{
-    Class, Decision, Event, JobId, ModelId, NodeId, NodeSpec, Outcome, Readiness, StageId, Workflow,
+    Class, Decision, Event, JobId, ModelId, NodeId, NodeSpec, Outcome, Readiness, StageId,
 };
 use laxity_requests::{Span, Time};
 
@@ -130,7 +131,7 @@ impl<'a> World<'a> {
     }
 
     /// Runs until all jobs have ended.
-    pub(super) fn run(mut self, scheduler: &mut dyn Workflow) -> Ran {
+    pub(super) fn run(mut self, scheduler: &mut Scheduler) -> Ran {
         let mut last = 0;
         while let Some(Reverse((now, _, first))) = self.due.pop() {
             last = now;
@@ -145,7 +146,7 @@ impl<'a> World<'a> {
                 }
             }
             while let Some(decision) = scheduler.poll_decision(Time(now)) {
-                self.does(now, &decision, scheduler);
+                self.does(now, &decision);
             }
             self.check(now);
         }
@@ -155,7 +156,7 @@ impl<'a> World<'a> {
         self.ran
     }
 
-    fn happens(&mut self, now: u64, due: Due, scheduler: &mut dyn Workflow) {
+    fn happens(&mut self, now: u64, due: Due, scheduler: &mut Scheduler) {
         match due {
             Due::Arrives(index) => self.arrives(now, index, scheduler),
             Due::Ready(stage) => self.ready(now, stage, scheduler),
@@ -183,7 +184,7 @@ impl<'a> World<'a> {
         }
     }
 
-    fn arrives(&mut self, now: u64, index: usize, scheduler: &mut dyn Workflow) {
+    fn arrives(&mut self, now: u64, index: usize, scheduler: &mut Scheduler) {
         let of = &self.workload[index];
         scheduler.handle(Time(now), &Event::Submitted(of.job));
         let blocked: Vec<usize> = of.stages.iter().map(|stage| stage.after.len()).collect();
@@ -205,13 +206,13 @@ impl<'a> World<'a> {
         &self.workload[index].stages[(stage.0 % STAGES) as usize]
     }
 
-    fn ready(&mut self, now: u64, stage: StageId, scheduler: &mut dyn Workflow) {
+    fn ready(&mut self, now: u64, stage: StageId, scheduler: &mut Scheduler) {
         self.since.insert(stage, now);
         let planned = self.planned(stage);
         scheduler.handle(Time(now), &Event::Ready(planned.stage));
     }
 
-    fn finished(&mut self, now: u64, node: usize, stage: StageId, scheduler: &mut dyn Workflow) {
+    fn finished(&mut self, now: u64, node: usize, stage: StageId, scheduler: &mut Scheduler) {
         self.machines[node].running.remove(&stage);
         self.on.remove(&stage);
         let planned = self.planned(stage);
@@ -257,7 +258,7 @@ impl<'a> World<'a> {
         }
     }
 
-    fn does(&mut self, now: u64, decision: &Decision, scheduler: &mut dyn Workflow) {
+    fn does(&mut self, now: u64, decision: &Decision) {
         match decision {
             Decision::Demote { node, model, to, takes } => {
                 let index = node.0 as usize;
@@ -305,10 +306,6 @@ impl<'a> World<'a> {
                 self.stop(now, *stage);
             }
             Decision::Preempted(_) => self.ran.preempted += 1,
-            Decision::Refuse(stage) => {
-                let job = JobId(stage.0 / STAGES);
-                scheduler.handle(Time(now), &Event::Cancelled(job));
-            }
         }
     }
 

@@ -15,7 +15,7 @@ impl Node {
                 return Some(Prepared::default());
             }
             let offers = self.offers(ask, table, now);
-            let plan = memory::plan(ask.kv - headroom, offers, ask.highest, ask.interrupt).ok()?;
+            let plan = memory::plan(ask.kv - headroom, offers, ask.highest, ask.interrupt)?;
             let (after, moves) = self.demoted(&plan, table);
             return Some(Prepared { plan, after: Some(after), moves, ..Prepared::default() });
         }
@@ -24,12 +24,12 @@ impl Node {
             Ok(activation) => {
                 Some(Prepared { activation, after: Some(after), ..Prepared::default() })
             }
-            Err(short) if ask.highest.is_interrupting() => {
+            Err(lacking) if ask.highest.is_interrupting() => {
                 // `activate` has tried all idle models, so only stages remain. Their models stay,
                 // because other stages may need them.
                 let mut offers = self.offers(ask, table, now);
                 offers.retain(|offer| offer.action.is_interrupting());
-                let plan = memory::plan(short.lacking, offers, ask.highest, ask.interrupt).ok()?;
+                let plan = memory::plan(lacking, offers, ask.highest, ask.interrupt)?;
                 let kv = (self.kv + ask.kv).saturating_sub(plan.frees);
                 let activation = after.activate(ask.model, kv, &self.spec, table).ok()?;
                 Some(Prepared { plan, activation, after: Some(after), ..Prepared::default() })
@@ -154,7 +154,6 @@ impl Node {
         }
     }
 
-    /// Marks the weights of a model as gone from the GPU.
     pub fn slept(&mut self, model: ModelId, now: Time) {
         self.leaving.left(model, now);
     }
@@ -173,7 +172,6 @@ impl Node {
         grown
     }
 
-    /// Interrupts the stages of a plan.
     pub(super) fn interrupt(&mut self, plan: &Plan, table: &[ModelSpec], done: &mut Done) {
         for step in &plan.steps {
             let Engine::Stage(stage) = step.engine else {
