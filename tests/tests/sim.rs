@@ -96,7 +96,7 @@ fn an_interrupted_plan_goes_on_and_ends_with_the_same_report() {
     let folder = contended();
     let run = || sim(folder.path(), &["run", "plan.toml", "--out", "kept"]);
     let kept = |name: &str| fs::read_to_string(folder.path().join("kept").join(name)).unwrap();
-    let files = ["report.json", "runs.csv", "page.html", "plan.toml"];
+    let files = ["report.json", "runs.csv", "page.md", "plan.toml"];
     assert!(run().status.success());
     let whole = files.map(kept);
 

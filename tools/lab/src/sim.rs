@@ -65,7 +65,7 @@ edf_relegate, qoserve. An unknown name is answered with the known ones.
 
 With --out, DIR/results.jsonl gets each result when its run ends. An interrupted command continues
 where it was when it is repeated. It runs again only what changed: the scenario, a file that it
-names, or the simulator. DIR also gets plan.toml, report.json, runs.csv, page.html and timing.json.
+names, or the simulator. DIR also gets plan.toml, report.json, runs.csv, page.md and timing.json.
 
 The same plan and seeds give the same report byte for byte, on any machine and with any --jobs.
 The time and memory that the run took go to standard error, and with --timing into the JSON as
@@ -75,7 +75,7 @@ Exit status: 0 if every run succeeded, 1 if some failed; these are listed with t
 
 Examples:
   laxity sim run smoke
-  laxity sim run sweep-agent --out results/sweep --html sweep.html
+  laxity sim run sweep-agent --out results/sweep
   laxity sim run mfs-figure-10 --set cluster.servers=256 --only fair,karuna,mfs,laxity
   laxity sim run scale-2048 --json - --timing
   laxity sim run my-plan.toml --seeds 10 --jobs 1 --csv runs.csv";
@@ -91,7 +91,7 @@ const SWEEP_HELP: &str = "\
 Examples:
   laxity sim sweep --axis workload.rate_per_gpu=0.3,0.5,0.7 --policies fair,mfs,laxity
   laxity sim sweep --axis cluster.nic_gbps=50,100,200 --axis workload.rate_per_gpu=0.5,1 \\
-      --set cluster.servers=32 --seeds 5 --html sweep.html
+      --set cluster.servers=32 --seeds 5 --markdown sweep.md
   laxity sim sweep smoke --axis serving.routing=kv_aware,static_homes";
 
 const MFS_HELP: &str = "\
@@ -157,8 +157,6 @@ enum Paper {
     Hmas(claims::ClaimsArgs),
     /// Maestro: workflows of several models, whose weights are loaded and evicted
     Maestro(claims::ClaimsArgs),
-    /// Request schedulers and flow schedulers, each alone and both together
-    Together(claims::ClaimsArgs),
 }
 
 /// Arguments of `laxity sim reproduce mfs`.
@@ -236,7 +234,6 @@ pub(crate) fn run(
             Paper::Hyperflexis(args) => claims::run(&args, requests::hyperflexis::reproduce),
             Paper::Hmas(args) => claims::run(&args, requests::hmas::reproduce),
             Paper::Maestro(args) => claims::run(&args, requests::maestro::reproduce),
-            Paper::Together(args) => claims::run(&args, requests::together::reproduce),
         },
         SimCommand::Advise(args) => advise::run(&args, simulate).map(|()| ExitCode::SUCCESS),
         SimCommand::Plans(args) => plans(&args).map(|()| ExitCode::SUCCESS),

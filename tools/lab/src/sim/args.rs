@@ -91,7 +91,7 @@ pub(super) struct Keeping {
     /// Folder for the results. Results that are already there are not computed again
     #[arg(long, value_name = "DIR")]
     pub(super) out: Option<PathBuf>,
-    /// Include the time and memory that the run took in --json and --html
+    /// Include the time and memory that the run took in --json and --markdown
     #[arg(long)]
     pub(super) timing: bool,
 }

@@ -20,9 +20,9 @@ pub(super) struct Destinations {
     /// Write one row for each run as CSV; `-` is standard output
     #[arg(long, value_name = "FILE|-")]
     csv: Option<PathBuf>,
-    /// Write the report as one self-contained HTML page; `-` is standard output
+    /// Write the report as one page in Markdown; `-` is standard output
     #[arg(long, value_name = "FILE|-")]
-    html: Option<PathBuf>,
+    markdown: Option<PathBuf>,
     /// Write a map as SVG: rows and columns are two axes of the plan, cells are differences to
     /// two_class
     #[arg(long, value_name = "FILE|-")]
@@ -31,7 +31,7 @@ pub(super) struct Destinations {
 
 impl Destinations {
     fn all(&self) -> impl Iterator<Item = &Path> {
-        [&self.json, &self.csv, &self.html, &self.map]
+        [&self.json, &self.csv, &self.markdown, &self.map]
             .into_iter()
             .filter_map(|path| path.as_deref())
     }
@@ -43,7 +43,7 @@ impl Destinations {
     /// Checks that all files can be written.
     pub(super) fn check(&self) -> Result<(), SimCommandError> {
         if self.all().filter(|path| is_stdout(path)).count() > 1 {
-            let why = "only one of --json, --csv, --html and --map can go to standard output";
+            let why = "only one of --json, --csv, --markdown and --map can go to standard output";
             return Err(SimCommandError::Usage(why.to_owned()));
         }
         Ok(self.all().filter(|path| !is_stdout(path)).try_for_each(output::check)?)
@@ -58,9 +58,12 @@ impl Destinations {
         } else {
             say(&table)?;
         }
-        for (what, path) in
-            [("data", &self.json), ("rows", &self.csv), ("page", &self.html), ("map", &self.map)]
-        {
+        for (what, path) in [
+            ("data", &self.json),
+            ("rows", &self.csv),
+            ("page", &self.markdown),
+            ("map", &self.map),
+        ] {
             let Some(path) = path else { continue };
             let text = match what {
                 "data" => json::json(report, timing),
@@ -99,7 +102,7 @@ impl<'a> Folder<'a> {
     }
 
     pub(super) fn page(&self) -> PathBuf {
-        self.0.join("page.html")
+        self.0.join("page.md")
     }
 
     /// Writes the plan before it is run, so that the results of an interrupted run can be shown.
@@ -129,12 +132,12 @@ impl<'a> Folder<'a> {
         Ok(Plan::load(&path.display().to_string())?)
     }
 
-    /// Writes the report as JSON, CSV and HTML.
+    /// Writes the report as JSON, CSV and Markdown.
     pub(super) fn finish(&self, report: &Report) -> Result<(), OutputError> {
         let write = |name: &str, text: String| output::replace(&self.0.join(name), text.as_bytes());
         write("report.json", json::json(report, false))?;
         write("runs.csv", csv::csv(report))?;
-        write("page.html", page::page(report, false))
+        write("page.md", page::page(report, false))
     }
 
     /// Writes the time and memory of a run to a file of their own. Does nothing if the run

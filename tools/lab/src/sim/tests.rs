@@ -71,7 +71,7 @@ fn a_run_leaves_its_report_in_files_and_a_folder_that_can_be_shown_again() {
     assert_eq!(inside("report.json"), text, "no timing in it");
     assert!(inside("timing.json").contains("events_per_s"));
     assert_eq!(inside("runs.csv").lines().count(), 1 + 18);
-    assert!(inside("page.html").contains("Smoke"));
+    assert!(inside("page.md").contains("Smoke"));
     assert_eq!(inside("results.jsonl").lines().count(), 18);
     // The results of an interrupted run can be shown.
     let journal = Path::new(&out).join("results.jsonl");
@@ -79,13 +79,13 @@ fn a_run_leaves_its_report_in_files_and_a_folder_that_can_be_shown_again() {
     fs::write(&journal, half).expect("written");
     let code = laxity(&["page", &out]);
     assert_eq!(shown(&code), shown(&Ok(ExitCode::FAILURE)), "it is not whole");
-    assert!(inside("page.html").contains("9 runs of this plan have not been run"));
+    assert!(inside("page.md").contains("9 runs of this plan have not been run"));
     // The interrupted run can be continued.
     laxity(&run).expect("it runs");
     assert_eq!(inside("report.json"), text);
-    let (_folder, html) = place("again.html");
-    laxity(&["page", &out, "--html", &html]).expect("it is whole");
-    assert_eq!(fs::read_to_string(html).expect("a page"), inside("page.html"));
+    let (_folder, page) = place("again.md");
+    laxity(&["page", &out, "--markdown", &page]).expect("it is whole");
+    assert_eq!(fs::read_to_string(page).expect("a page"), inside("page.md"));
 }
 
 #[test]
@@ -127,12 +127,12 @@ fn figures_go_into_folders_of_their_own() {
     laxity(&["reproduce", "mfs", "-q", "--figure", "13,14", "--seeds", "1", "--out", &out])
         .expect("it runs");
     for plan in ["mfs-figure-13", "mfs-figure-14"] {
-        let page = Path::new(&out).join(plan).join("page.html");
+        let page = Path::new(&out).join(plan).join("page.md");
         assert!(fs::read_to_string(page).expect("a page").contains("the paper says"));
     }
     let again = Path::new(&out).join("mfs-figure-13");
     laxity(&["page", &again.display().to_string()]).expect("it is whole");
-    let page = fs::read_to_string(again.join("page.html")).expect("a page");
+    let page = fs::read_to_string(again.join("page.md")).expect("a page");
     assert!(page.contains("the paper says"), "the plan is still known as the figure's");
     let error = laxity(&["reproduce", "mfs", "--figure", "8"]).expect_err("a drawing");
     assert!(error.to_string().contains("5, 9, 10, 11"), "{error}");
@@ -147,7 +147,7 @@ fn mistakes_are_found_before_anything_runs() {
     );
     assert!(error(&["run", "smoke", "--only", "sjf"]).contains("there are fair, mfs, laxity"));
     assert!(error(&["run", "smoke", "--json", "-", "--csv", "-"]).contains("only one of"));
-    assert!(error(&["run", "smoke", "--html", "/nowhere/page.html"]).contains("cannot write"));
+    assert!(error(&["run", "smoke", "--markdown", "/nowhere/page.md"]).contains("cannot write"));
     assert!(error(&["page", "/nowhere"]).contains("holds no results"));
     assert!(
         error(&["run", "smoke", "--only", "mfs", "--policies", "mfs"]).contains("cannot be used")
@@ -172,7 +172,7 @@ fn an_order_of_requests_that_does_not_exist_is_answered_with_those_that_do() {
 #[test]
 fn every_paper_can_be_reproduced_quickly_and_mistakes_are_told_before() {
     let error = |line: &[&str]| laxity(line).expect_err("a mistake").to_string();
-    for paper in ["qoserve", "hyperflexis", "hmas", "maestro", "together"] {
+    for paper in ["qoserve", "hyperflexis", "hmas", "maestro"] {
         let reproduce = ["reproduce", paper];
         let with = |more: &[&'static str]| -> Vec<&'static str> {
             reproduce.iter().copied().chain(more.iter().copied()).collect()

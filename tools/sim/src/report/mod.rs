@@ -1,4 +1,4 @@
-//! The results of a plan and their forms: tables for a terminal, JSON, CSV, and an HTML page.
+//! The results of a plan and their forms: tables for a terminal, JSON, CSV, and a Markdown page.
 //!
 //! A report contains every run. Means over seeds, differences and sustained rates are computed from
 //! the runs here, not in the forms.
@@ -12,9 +12,6 @@ pub mod map;
 pub mod metric;
 pub mod page;
 pub mod paired;
-mod palette;
-mod plot;
-mod pooled;
 mod sheet;
 mod sheets;
 pub mod summary;
@@ -199,19 +196,6 @@ impl Report {
             .settings
             .iter()
             .any(|s| s.field == "policy.no_contention" && s.value == Value::Boolean(true))
-    }
-
-    /// Returns the name of a variant's policy.
-    pub(crate) fn kind(&self, variant: usize) -> &str {
-        let said = self.plan.variants[variant]
-            .settings
-            .iter()
-            .chain(self.plan.base.get("policy.kind"))
-            .find(|setting| setting.field == "policy.kind");
-        match said.map(|setting| &setting.value) {
-            Some(Value::String(kind)) => kind,
-            _ => "laxity",
-        }
     }
 
     /// Returns the first failure with each error message, and the number of failures with it.

@@ -1,7 +1,6 @@
-//! A table in three forms: Markdown, text for a terminal, and HTML.
+//! A table in two forms: Markdown and text for a terminal.
 
 use comfy_table::{CellAlignment, Table, presets};
-use maud::{Markup, html};
 
 /// A table with a title and a caption.
 #[derive(Debug, Default)]
@@ -106,32 +105,6 @@ impl Sheet {
         }
     }
 
-    pub(super) fn html(&self) -> Markup {
-        let class = |column: usize| (column < self.names).then_some("name");
-        html! {
-            @let title = self.title();
-            @if !title.is_empty() { h3 { (title) } }
-            table {
-                thead { tr {
-                    @for (at, cell) in self.heading.iter().enumerate() {
-                        th class=[class(at)] { (cell.text()) }
-                    }
-                } }
-                tbody { @for row in &self.rows { tr {
-                    @for (at, cell) in row.iter().enumerate() {
-                        td class=[class(at)] {
-                            @match cell {
-                                Cell::Best(text) => b { (text) },
-                                Cell::Bound(text) => i { (text) },
-                                other => (other.text()),
-                            }
-                        }
-                    }
-                } } }
-            }
-        }
-    }
-
     fn title(&self) -> String {
         match (self.of.as_str(), self.caption.as_str()) {
             ("", caption) => caption.to_owned(),
@@ -166,6 +139,5 @@ mod tests {
         assert!(table.markdown().starts_with("**DBRX**, in time:\n\n| who"));
         assert!(table.terminal().starts_with("DBRX, in time\n"));
         assert!(table.terminal().contains("a|b*"));
-        assert!(table.html().into_string().contains("<b>1.0</b>"));
     }
 }

@@ -71,21 +71,36 @@ pub(super) static OVERVIEW: [Column; 14] = [
 
 /// Returns tables of attainment: one per panel, or a single one without a horizontal axis.
 pub(super) fn attainment(view: &View<'_>) -> Vec<Sheet> {
+    match view.report.plan.x() {
+        Some(_) => over_x(view, &ATTAINMENT),
+        None => vec![attainment_by_point(view)],
+    }
+}
+
+/// Returns a table of a metric for each panel, or none without a horizontal axis.
+pub(super) fn over_x(view: &View<'_>, metric: &Metric) -> Vec<Sheet> {
     let report = view.report;
     let Some(x) = report.plan.x() else {
-        return vec![attainment_by_point(view)];
+        return Vec::new();
+    };
+    let column = |point: usize| {
+        if metric.key == ATTAINMENT.key {
+            return shares(view, point);
+        }
+        let value = |&variant| with_interval(report.estimate(point, variant, metric), metric);
+        view.variants.iter().map(|variant| Cell::Text(value(variant))).collect()
     };
     let tables = view.panels.iter().map(|panel| {
         let mut heading = vec![report.plan.axes[x].label.as_str().into()];
         heading.extend(panel.points.iter().map(|&p| Cell::name(report.x_name(p))));
-        let columns: Vec<Vec<Cell>> = panel.points.iter().map(|&p| shares(view, p)).collect();
+        let columns: Vec<Vec<Cell>> = panel.points.iter().map(|&point| column(point)).collect();
         let mut table = Sheet::new(1, heading);
         for (row, &variant) in view.variants.iter().enumerate() {
             let mut cells = vec![view.name(variant)];
             cells.extend(columns.iter().map(|column| column[row].clone()));
             table.add(cells);
         }
-        table.about(&panel.name, "first tokens in time, %")
+        table.about(&panel.name, &metric.title())
     });
     tables.collect()
 }

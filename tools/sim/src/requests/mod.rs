@@ -19,7 +19,6 @@ pub mod outcome;
 pub mod predictor;
 pub mod qoserve;
 pub mod reproduction;
-pub mod together;
 pub mod workload;
 
 /// A failure to check a paper's claims.
