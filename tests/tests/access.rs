@@ -13,7 +13,6 @@ use crate::process::{Daemon, child, role, wait_bounded};
 
 const TRIES: usize = 50;
 
-/// Attaches as a client and returns the daemon's answer.
 fn answer(socket: &std::path::Path) -> Result<(), RegistrationError> {
     let socket = registration::connect(socket)?;
     let hello = Hello::new("somebody", Mode::Enforce, false);

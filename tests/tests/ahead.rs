@@ -52,7 +52,6 @@ fn post(arguments: &[u64], environment: &[(&str, &str)]) -> (serde_json::Value, 
     post_under("", arguments, environment)
 }
 
-/// Does the same as [`post`] with more lines of the daemon's configuration.
 fn post_under(
     config: &str,
     arguments: &[u64],

@@ -34,7 +34,6 @@ impl Certs {
         self.0.join(name).display().to_string()
     }
 
-    /// Runs `laxity cluster …` with a certificate.
     fn cluster(&self, endpoint: &str, stem: &str, arguments: &[&str]) -> Said {
         let file = |name: &str| self.file(name);
         let (ca, cert, key) =
@@ -43,7 +42,6 @@ impl Certs {
         laxity(&[&["cluster"], arguments, &words(&tls)].concat())
     }
 
-    /// Returns a daemon's `[coordinator]` section.
     fn section(&self, endpoint: &str, host: &str, stem: &str) -> String {
         format!(
             "[coordinator]\nendpoint = {endpoint:?}\nhost = {host:?}\nca = {:?}\ncert = {:?}\nkey \

@@ -56,7 +56,6 @@ impl Page {
     }
 }
 
-/// A fenced block of a page.
 struct Block {
     place: String,
     info: Vec<String>,
@@ -68,7 +67,6 @@ fn pages() -> Vec<Page> {
     files(&["md"]).into_iter().map(page).collect()
 }
 
-/// Returns the lines of a page outside fenced blocks, with their numbers.
 fn prose(text: &str) -> impl Iterator<Item = (usize, &str)> {
     let mut fenced = false;
     text.lines().enumerate().filter_map(move |(number, line)| {
@@ -108,7 +106,6 @@ fn without_code(line: &str) -> String {
     line.split('`').step_by(2).collect::<Vec<_>>().join("``")
 }
 
-/// Returns the targets of links and images in `line`, including reference definitions.
 fn link_targets(line: &str) -> Vec<String> {
     let line = without_code(line);
     let mut found: Vec<String> = line
@@ -207,7 +204,6 @@ fn normal(path: &Path) -> PathBuf {
     parts
 }
 
-/// Expands `a/{b,c}.rs` to `a/b.rs` and `a/c.rs`.
 fn alternatives(path: &str) -> Vec<String> {
     let Some((before, rest)) = path.split_once('{') else {
         return vec![path.to_owned()];
@@ -388,7 +384,6 @@ fn calls(line: &str) -> Vec<Call> {
         .collect()
 }
 
-/// A cache of the outputs of `--help`.
 #[derive(Default)]
 struct Helps(HashMap<Vec<String>, Option<String>>);
 
@@ -406,7 +401,6 @@ impl Helps {
             .as_deref()
     }
 
-    /// Reports whether `program WORDS --help` lists the subcommand `word`.
     fn lists(&mut self, program: &str, words: &[String], word: &str) -> bool {
         self.of(program, words).is_some_and(|help| {
             help.lines()

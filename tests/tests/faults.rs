@@ -43,7 +43,6 @@ struct Waiting {
 }
 
 impl Waiting {
-    /// Starts the daemon, and the sender by `command`.
     fn begin(command: Command) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let daemon = Daemon::start(folder.path(), SMALL_WINDOW);

@@ -31,9 +31,7 @@ const ALONE: Duration = Duration::from_millis(1500);
 const BESIDE: Duration = Duration::from_secs(4);
 /// Share of its rate alone that an honest client keeps.
 const SHARE_MIN: f64 = 0.4;
-/// Longest wait of an honest client for a permit.
 const WAIT_MAX: Duration = Duration::from_millis(500);
-/// Longest wait of an operator or a new client for an answer.
 const ANSWER_MAX: Duration = Duration::from_secs(1);
 /// Duration of the windows in which flows are counted.
 const WINDOW: Duration = Duration::from_millis(100);
@@ -41,7 +39,6 @@ const WINDOW: Duration = Duration::from_millis(100);
 const WIRE: Duration = Duration::from_millis(1);
 /// A user id that no user has.
 const STRANGER: u32 = 54_321;
-/// Bytes of a flow of the honest client.
 const FLOW_BYTES: u64 = 16 * 1024;
 
 /// Words of `laxity status` for a client that holds permitted bytes and does not complete them, or
@@ -82,7 +79,6 @@ fn options(name: &str) -> Options {
     }
 }
 
-/// Reports whether the test ended this phase by a file, or takes too long.
 fn is_over(start: Instant) -> bool {
     let stop = PathBuf::from(std::env::var_os("STOP").expect("STOP"));
     stop.exists() || start.elapsed() > PATIENCE
@@ -130,9 +126,7 @@ impl Starved {
 /// What the honest client measured in one window.
 #[derive(Clone, Copy, Debug, Default)]
 struct Window {
-    /// End of the window on CLOCK_MONOTONIC.
     end_ns: u64,
-    /// Duration of the window.
     length_ns: u64,
     flows: u64,
     /// Flows in the window that the daemon did not schedule.
@@ -323,12 +317,10 @@ fn busy() {
     println!("\nSENT {submitted} {sent}");
 }
 
-/// The user of the hostile client.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum User {
     /// Another user than the honest client's, if the test runs as root.
     Another,
-    /// The honest client's user.
     Same,
 }
 
@@ -458,13 +450,11 @@ impl Drop for Hostile {
     }
 }
 
-/// Returns the output of `laxity status`.
 fn status_text(daemon: &Daemon) -> String {
     let control = daemon.control().display().to_string();
     laxity(&["status", "--control", &control]).good().stdout
 }
 
-/// Reports whether a line of `text` names this client and blames it.
 fn is_blamed(text: &str, name: &str) -> bool {
     let mut lines = text.lines().filter(|line| line.contains(name));
     lines.any(|line| BLAME.iter().any(|word| line.contains(word)))

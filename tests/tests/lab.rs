@@ -251,7 +251,6 @@ fn what_the_caller_has_set_for_a_daemon_of_its_own_does_not_reach_those_of_the_l
     assert!(number(&run["scheduled_bytes"]) > 0.0, "{run}");
 }
 
-/// Returns the network namespaces of all processes.
 fn network_namespaces() -> std::collections::BTreeSet<PathBuf> {
     fs::read_dir("/proc")
         .expect("/proc")

@@ -30,7 +30,6 @@ fn sources() -> &'static str {
     concat!(env!("CARGO_MANIFEST_DIR"), "/../shim/mooncake/tests/standin")
 }
 
-/// Builds `mover` with the stand-in.
 fn standin(folder: &Path) {
     let sources = sources();
     let script = format!(

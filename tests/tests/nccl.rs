@@ -50,7 +50,6 @@ fn harness() -> PathBuf {
     folder
 }
 
-/// Returns the path of the plugin under test.
 pub(crate) fn plugin() -> PathBuf {
     let named = std::env::var_os("LAXITY_NCCL_PLUGIN");
     named.map_or_else(|| binary("libnccl_net_laxity.so"), PathBuf::from)

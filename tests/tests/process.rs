@@ -15,7 +15,6 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 /// Environment variable with the role that a child process of this binary plays.
 const ROLE: &str = "LAXITY_TEST_ROLE";
 
-/// Returns the path of the built program `name`, beside this test's executable.
 pub(crate) fn binary(name: &str) -> PathBuf {
     let own = std::env::current_exe().expect("own path");
     let folder = own.parent().and_then(Path::parent).expect("target/<profile>/deps");
@@ -28,7 +27,6 @@ pub(crate) fn binary(name: &str) -> PathBuf {
     path
 }
 
-/// How a program ended, and its output.
 #[derive(Debug)]
 pub(crate) struct Said {
     pub(crate) status: ExitStatus,
@@ -37,7 +35,6 @@ pub(crate) struct Said {
 }
 
 impl Said {
-    /// Runs a command to its end.
     #[track_caller]
     pub(crate) fn of(command: &mut Command) -> Self {
         let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
@@ -63,7 +60,6 @@ impl Said {
         self
     }
 
-    /// Returns standard output as JSON.
     #[track_caller]
     pub(crate) fn json(&self) -> serde_json::Value {
         serde_json::from_str(&self.stdout).unwrap_or_else(|why| panic!("{why}: {}", self.all()))
@@ -75,7 +71,6 @@ pub(crate) fn words(line: &str) -> Vec<&str> {
     line.split_whitespace().collect()
 }
 
-/// Runs `laxity` with these arguments.
 #[track_caller]
 pub(crate) fn laxity(arguments: &[&str]) -> Said {
     Said::of(Command::new(binary("laxity")).args(arguments))
@@ -119,7 +114,6 @@ impl Daemon {
         )
     }
 
-    /// Starts the program again with the same configuration.
     pub(crate) fn launch(&mut self) {
         self.launch_by(Command::new(binary("laxityd")).stdin(Stdio::null()).stdout(Stdio::null()));
     }
@@ -137,13 +131,11 @@ impl Daemon {
         ControlClient::connect(self.control(), Duration::from_secs(5)).ok()?.status().ok()
     }
 
-    /// Returns the daemon's current status.
     pub(crate) fn status(&self) -> laxity_wire::Status {
         self.ask()
             .unwrap_or_else(|| panic!("laxityd gives no status; its log:\n{}", self.log_text()))
     }
 
-    /// Connects to the daemon's control socket.
     pub(crate) fn operator(&self) -> ControlClient {
         ControlClient::connect(self.control(), Duration::from_secs(10)).expect("control socket")
     }
@@ -172,13 +164,11 @@ impl Daemon {
         self.child.as_ref().expect("running").id()
     }
 
-    /// Sends a signal to the daemon.
     pub(crate) fn signal(&self, signal: nix::sys::signal::Signal) {
         let pid = nix::unistd::Pid::from_raw(self.pid().cast_signed());
         nix::sys::signal::kill(pid, signal).expect("signal sent");
     }
 
-    /// Kills the daemon and waits for its end.
     pub(crate) fn kill(&mut self) {
         if let Some(mut child) = self.child.take() {
             let _ = child.kill();
@@ -192,7 +182,6 @@ impl Daemon {
         wait_bounded(child).0
     }
 
-    /// Reports whether the daemon still runs.
     pub(crate) fn is_running(&mut self) -> bool {
         self.child.as_mut().is_some_and(|child| matches!(child.try_wait(), Ok(None)))
     }

@@ -14,7 +14,6 @@ fn run(program: impl AsRef<OsStr>, arguments: &[&str], folder: &Path) -> Said {
     Said::of(Command::new(program).args(arguments).current_dir(folder))
 }
 
-/// Builds the wheel into a folder, with the environment of [`builder`].
 pub(crate) fn wheel(builder: &Path, wheels: &Path) -> PathBuf {
     let programs = binary("laxity");
     let programs = programs.parent().and_then(Path::to_str).expect("a folder");

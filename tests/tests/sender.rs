@@ -15,7 +15,6 @@ use crate::process::{Daemon, PATIENCE, child, child_under, role, wait_bounded};
 pub(crate) const FLOWS: u64 = 40;
 /// Bytes of each flow.
 pub(crate) const FLOW_BYTES: u64 = 96 * 1024;
-/// Bytes of all flows of a sender.
 pub(crate) const TOTAL_BYTES: u64 = FLOWS * FLOW_BYTES;
 
 /// The summary that a sender prints at its end.
@@ -120,7 +119,6 @@ impl Sink {
         }
     }
 
-    /// Waits for the end and returns the number of received bytes.
     pub(crate) fn bytes(self) -> u64 {
         self.reader.join().expect("every word once, in order")
     }

@@ -11,7 +11,6 @@ use laxity_tests::{Need, skip};
 use crate::process::Said;
 use crate::sources::{root, text};
 
-/// Writes an executable script into a folder.
 fn script(folder: &Path, name: &str, body: &str) {
     let path = folder.join(name);
     fs::write(&path, format!("#!/bin/bash\n{body}\n")).expect("a writable folder");
@@ -114,7 +113,6 @@ fn what_is_installed_can_be_read_by_all_whatever_the_umask_of_who_installs_it() 
     assert!(left.is_empty(), "{left:?}");
 }
 
-/// Returns the values of `key` in a unit, in order.
 fn values<'a>(unit: &'a str, key: &str) -> Vec<&'a str> {
     let lines = unit.lines().filter_map(|line| line.split_once('='));
     lines.filter(|(name, _)| *name == key).map(|(_, value)| value).collect()

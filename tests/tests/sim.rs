@@ -54,14 +54,12 @@ fn folder() -> tempfile::TempDir {
     tempfile::tempdir().expect("a folder")
 }
 
-/// Returns a folder with the contended plan in `plan.toml`.
 fn contended() -> tempfile::TempDir {
     let folder = folder();
     fs::write(folder.path().join("plan.toml"), CONTENDED).expect("written");
     folder
 }
 
-/// Returns the mean of a field over the outcomes of a variant.
 fn mean(report: &Value, variant: &str, of: impl Fn(&Value) -> &Value) -> f64 {
     let found: Vec<f64> = report["runs"]
         .as_array()
@@ -209,7 +207,6 @@ fn every_format_of_traces_is_read_and_served() {
     }
 }
 
-/// Returns the catalogue's Mixtral with another name, and with one line replaced.
 fn model(line: &str, by: &str) -> String {
     let text = "name = \"mine\"\nlayers = 32\nhidden = 4096\nheads = 32\nkv_heads = 8\nhead_dim = \
         128\n\

@@ -121,7 +121,6 @@ fn signal(child: &Child, signal: Signal) {
     kill(Pid::from_raw(child.id().cast_signed()), signal).expect("sent");
 }
 
-/// Returns the number of flows in a trace file.
 fn flows_in(trace: &Path) -> u64 {
     let json = std::fs::read_to_string(trace).expect("a trace");
     let picture: serde_json::Value = serde_json::from_str(&json).expect("JSON");

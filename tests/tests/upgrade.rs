@@ -26,7 +26,6 @@ const FLOW_BYTES: u64 = 96 * 1024;
 /// A window far smaller than what a client submits, so that flows wait.
 const SMALL_WINDOW: &str =
     "[[nic]]\nname = \"test\"\nrate = \"1Gbit\"\nchunk = \"16KiB\"\nwindow = \"64KiB\"\n";
-/// Executes a program with its standard input and output as passed sockets.
 const PASS: &str = "export LISTEN_PID=$$ LISTEN_FDS=2\n\
     exec \"$0\" \"$@\" 3<&0 4<&1 </dev/null >/dev/null";
 

@@ -9,13 +9,11 @@ use crate::machine::Cores;
 use crate::reference;
 use crate::sample::{Paired, Percentiles, Summary};
 
-/// The amount of measuring.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Effort {
     /// Repetitions of each figure. Each uses new processes, so that the placement of pages and
     /// processes is part of the spread.
     pub(crate) repetitions: usize,
-    /// Timed round trips in a repetition.
     pub(crate) round_trips: usize,
     /// Seconds for which the CPU time of an idle daemon is measured.
     pub(crate) idle_seconds: u64,
@@ -24,16 +22,13 @@ pub(crate) struct Effort {
 impl Effort {
     /// The effort with which gates are judged.
     pub(crate) const FULL: Self = Self { repetitions: 9, round_trips: 100_000, idle_seconds: 10 };
-    /// A small effort for a first impression.
     pub(crate) const QUICK: Self = Self { repetitions: 3, round_trips: 20_000, idle_seconds: 2 };
 
-    /// Returns for how long one repetition measures a rate.
     pub(crate) fn stretch(self) -> Duration {
         Duration::from_millis(if self.repetitions < 5 { 60 } else { 250 })
     }
 }
 
-/// The state of a run.
 pub(crate) struct Bench {
     pub(crate) clock: Clock,
     pub(crate) cores: Cores,
@@ -60,7 +55,6 @@ impl From<Summary> for Measured {
 }
 
 impl Bench {
-    /// Reports whether a row is selected.
     pub(crate) fn wants(&self, name: &str) -> bool {
         self.only.is_empty() || self.only.iter().any(|part| name.contains(part.as_str()))
     }
@@ -89,10 +83,6 @@ impl Bench {
         self.figures.push(Figure { row, outcome });
     }
 
-    /// Returns the core of the other side.
-    ///
-    /// # Errors
-    /// Returns [`BenchError::Skip`] on a machine with one core.
     pub(crate) fn far_core(&self) -> Result<usize, BenchError> {
         self.cores.far.ok_or_else(|| BenchError::Skip("needs two cores".to_owned()))
     }
@@ -162,7 +152,6 @@ impl Bench {
     }
 }
 
-/// P and P1 at one moment.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Beside {
     p: Option<f64>,

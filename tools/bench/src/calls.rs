@@ -31,7 +31,6 @@ const PERMITS: usize = 2;
 /// Number of calls by name of the system call.
 type Calls = BTreeMap<String, u64>;
 
-/// Measures the row of this module.
 pub(crate) fn rows(bench: &mut Bench) {
     let title = "system calls per million permits, both awake";
     let row = Row::counting("system-calls", title, Unit::PerMillion)

@@ -19,7 +19,6 @@ pub(crate) struct Clock {
 const OVERHEAD_SAMPLES: usize = 20_001;
 
 impl Clock {
-    /// Chooses a counter, then measures its rate and the cost of reading it.
     pub(crate) fn calibrate() -> Self {
         let mut clock = Self {
             counter: counter_is_usable(),
@@ -98,7 +97,6 @@ impl Clock {
         monotonic_ns()
     }
 
-    /// Returns the nanoseconds between `begin()` and `end()`, less the cost of the bracket itself.
     #[inline(always)]
     pub(crate) fn between_ns(self, begin: u64, end: u64) -> f64 {
         end.saturating_sub(begin).saturating_sub(self.overhead_ticks) as f64 * self.ns_per_tick
@@ -121,7 +119,6 @@ impl Clock {
         while self.begin().wrapping_sub(begin) < ticks {}
     }
 
-    /// Returns one line for the head of the report.
     pub(crate) fn describe(self) -> String {
         let overhead = self.overhead_ticks as f64 * self.ns_per_tick;
         if self.counter {
@@ -137,7 +134,6 @@ impl Clock {
     }
 }
 
-/// Returns CLOCK_MONOTONIC in nanoseconds.
 pub(crate) fn monotonic_ns() -> u64 {
     nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC)
         .map_or(0, |t| t.tv_sec() as u64 * 1_000_000_000 + t.tv_nsec() as u64)

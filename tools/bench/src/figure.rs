@@ -7,18 +7,14 @@ use serde::Serialize;
 
 use crate::sample::{Ratios, Summary};
 
-/// The unit of a figure's numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Unit {
-    /// Nanoseconds, shown as ns, µs or ms.
     Nanoseconds,
     /// Events per second, shown in millions.
     PerSecond,
     Instructions,
-    /// Percent of one core.
     PercentOfCore,
-    /// System calls per million permits.
     PerMillion,
 }
 
@@ -35,11 +31,8 @@ pub(crate) enum Quantile {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case", tag = "of", content = "value")]
 pub(crate) enum Limit {
-    /// A multiple of P's median.
     TimesP(f64),
-    /// A multiple of P1's median.
     TimesP1(f64),
-    /// A value in the figure's own unit.
     Value(f64),
 }
 
@@ -51,13 +44,11 @@ pub(crate) enum Side {
     AtLeast,
 }
 
-/// A requirement on a figure.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(crate) struct Gate {
     pub(crate) quantile: Quantile,
     pub(crate) side: Side,
     pub(crate) limit: Limit,
-    /// Limit for the verdict `excellent`.
     pub(crate) excellent: Option<Limit>,
 }
 
@@ -72,7 +63,6 @@ impl Gate {
         Self { quantile: Quantile::P50, side: Side::AtLeast, limit, excellent: None }
     }
 
-    /// Adds a limit for the verdict `excellent`.
     pub(crate) const fn excellent(mut self, limit: Limit) -> Self {
         self.excellent = Some(limit);
         self
@@ -120,7 +110,6 @@ impl Limit {
     }
 }
 
-/// The result of a figure's gates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Verdict {
@@ -134,7 +123,6 @@ pub(crate) enum Verdict {
     Failed,
 }
 
-/// The description of a measurement.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Row {
     /// Name for `--only` and for the JSON document.
@@ -152,7 +140,6 @@ impl Row {
         Self::counting(name, title, Unit::Nanoseconds)
     }
 
-    /// Creates a row in another unit.
     pub(crate) fn counting(name: &'static str, title: impl Into<String>, unit: Unit) -> Self {
         let (title, gates, note) = (title.into(), Vec::new(), None);
         Self { name, title, unit, gates, note }
@@ -163,14 +150,12 @@ impl Row {
         self
     }
 
-    /// Sets the note about the method.
     pub(crate) fn note(mut self, note: impl Into<String>) -> Self {
         self.note = Some(note.into());
         self
     }
 }
 
-/// A row of the report.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Figure {
     #[serde(flatten)]
@@ -178,7 +163,6 @@ pub(crate) struct Figure {
     pub(crate) outcome: Outcome,
 }
 
-/// The result of a measurement.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Outcome {

@@ -28,12 +28,10 @@ const CREDIT_BURST: usize = 32;
 /// Gated flows that wait at once in the closed loop.
 const WINDOW: usize = 64;
 
-/// Returns a flow of `stage` through the first port.
 pub(crate) fn flow(stage: Stage) -> Flow {
     Flow { stage, layer: 1, bytes: FLOW_BYTES, batch: 1, request: 1, ..Flow::default() }
 }
 
-/// Measures all rows of this module.
 pub(crate) fn rows(bench: &mut Bench) {
     round_trips(bench);
     credit(bench);
@@ -154,7 +152,6 @@ fn one_flow(lane: &mut Lane, clock: Clock, recorder: &mut Recorder) {
     }
 }
 
-/// Measures round trips with client and daemon on one core.
 fn same_core(bench: &mut Bench) -> Result<Summary, BenchError> {
     let core = bench.cores.near;
     let count = bench.effort.round_trips / 20;
@@ -321,7 +318,6 @@ fn records_per_second(bench: &mut Bench, producers: usize) -> Result<Measured, B
     })
 }
 
-/// Counts of a producer's submits.
 #[derive(Clone, Copy, Debug, Default)]
 struct Produced {
     /// Flows that were permitted. Each makes two records, a submit and a completion.

@@ -24,7 +24,6 @@ const BURSTS_SHORT: usize = 20;
 const BURSTS_LONG: usize = 70;
 const ATTEMPTS: usize = 8;
 
-/// Measures the row of this module.
 pub(crate) fn rows(bench: &mut Bench) {
     let row = Row::counting("credit-instructions", "submit with credit", Unit::Instructions)
         .gates([Gate::at_most(Quantile::P50, Limit::Value(50.0))])
@@ -92,7 +91,6 @@ fn parse_total(text: &str) -> Option<u64> {
         .max()
 }
 
-/// Runs the peer.
 pub(crate) fn serve(socket: &str, bursts: usize) -> Result<(), BenchError> {
     let client = service::attach(PathBuf::from(socket), "credit")?;
     let mut lane = client.lane();

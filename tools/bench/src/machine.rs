@@ -12,15 +12,12 @@ use crate::error::BenchError;
 /// The description of a machine, for comparisons with figures of other machines.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Machine {
-    /// Processor model.
     pub(crate) cpu: String,
     /// Number of processors that this process may run on.
     pub(crate) cores: usize,
-    /// Output of `uname -sr`.
     pub(crate) kernel: String,
     /// Whether a hypervisor runs below the kernel.
     pub(crate) virtualised: bool,
-    /// Description of the clock.
     pub(crate) clock: String,
     /// Load average of the last minute before the run.
     pub(crate) load: String,
@@ -29,7 +26,6 @@ pub(crate) struct Machine {
 /// The processors to which the measured processes are pinned.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Cores {
-    /// Core of the measuring side (client).
     pub(crate) near: usize,
     /// Core of the other side (daemon, peer), or `None` on a machine with one core.
     pub(crate) far: Option<usize>,
@@ -38,7 +34,6 @@ pub(crate) struct Cores {
 }
 
 impl Machine {
-    /// Reads the description from /proc and uname.
     pub(crate) fn probe(clock: String, cores: &Cores) -> Self {
         let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let field = |name: &str| {
@@ -90,10 +85,6 @@ impl fmt::Display for Machine {
 impl Cores {
     /// Chooses the first permitted core and the first other one that isn't its hyper-thread
     /// sibling. `wanted` overrides the choice.
-    ///
-    /// # Errors
-    /// Fails if the affinity mask can't be read or `wanted` has a core that this process may not
-    /// use.
     pub(crate) fn choose(wanted: Option<&[usize]>) -> Result<Self, BenchError> {
         let mask = sched_getaffinity(Pid::from_raw(0))
             .map_err(BenchError::system("read the CPU affinity"))?;
@@ -148,10 +139,6 @@ fn parse_cpu_list(list: &str) -> Vec<usize> {
     cpus
 }
 
-/// Pins the calling thread to `cpu`.
-///
-/// # Errors
-/// Fails if the core is gone or not permitted. Figures without pinning are meaningless.
 pub(crate) fn pin_thread(cpu: usize) -> Result<(), BenchError> {
     let mut set = CpuSet::new();
     set.set(cpu).map_err(BenchError::system(format!("core {cpu}")))?;
@@ -161,9 +148,6 @@ pub(crate) fn pin_thread(cpu: usize) -> Result<(), BenchError> {
 
 /// Runs `start` with the affinity of this program's start, then pins the thread again. A new
 /// process inherits the mask, and the daemon must have all cores as in normal operation.
-///
-/// # Errors
-/// Fails if `start` fails or the affinity can't be changed.
 pub(crate) fn with_all_cores<T>(
     cores: &Cores,
     start: impl FnOnce() -> Result<T, BenchError>,

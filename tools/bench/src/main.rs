@@ -147,7 +147,6 @@ fn run(arguments: &RunArguments) -> anyhow::Result<bool> {
     Ok(!(arguments.strict && failed))
 }
 
-/// Returns the figures of P1 and P over all repetitions of the run.
 fn reference_figures(bench: &Bench) -> Vec<Figure> {
     let figure = |name, title, repetitions: &[_]| Figure {
         row: Row::latency(name, title),

@@ -23,9 +23,6 @@ pub(crate) struct Peer {
 
 impl Peer {
     /// Starts `role` on `core`. `arguments` follow the role on its command line.
-    ///
-    /// # Errors
-    /// Fails if the program can't be started again because it was moved or deleted.
     pub(crate) fn spawn(
         role: &str,
         core: usize,
@@ -42,7 +39,6 @@ impl Peer {
         Ok(Self { child })
     }
 
-    /// Returns the process id.
     pub(crate) fn pid(&self) -> Pid {
         Pid::from_raw(self.child.id().cast_signed())
     }
@@ -68,7 +64,6 @@ pub(crate) fn settle(core: usize) -> Result<(), BenchError> {
     pin_thread(core)
 }
 
-/// Returns the shared medium on the peer's side.
 pub(crate) fn medium() -> Result<OwnedFd, BenchError> {
     std::io::stdin()
         .as_fd()
@@ -96,7 +91,6 @@ impl SharedPage {
         Ok((Self::map(&memory)?, memory))
     }
 
-    /// Maps the page behind `memory`.
     pub(crate) fn map(memory: &impl AsFd) -> Result<Self, BenchError> {
         // SAFETY: a new mapping at an address of the kernel's choice aliases nothing of ours.
         let base = unsafe {

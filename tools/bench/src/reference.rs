@@ -13,9 +13,7 @@ use crate::error::BenchError;
 use crate::peer::{Peer, SharedPage, medium};
 use crate::sample::{Percentiles, Recorder};
 
-/// The role of P1's peer.
 pub(crate) const BOUNCE_ROLE: &str = "bounce";
-/// The role of P's peer.
 pub(crate) const ANSWER_ROLE: &str = "answer";
 
 const REQUEST: usize = 0;
@@ -86,7 +84,6 @@ fn round_trip(
     Ok(recorder.finish(clock))
 }
 
-/// Runs the peer of P1 or P.
 pub(crate) fn serve(role: &str) -> Result<(), BenchError> {
     let page = SharedPage::map(&medium()?)?;
     let request = page.word(REQUEST);

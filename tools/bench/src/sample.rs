@@ -18,7 +18,6 @@ impl Recorder {
         Self { ticks }
     }
 
-    /// Records one bracket.
     #[inline(always)]
     pub(crate) fn note(&mut self, begin: u64, end: u64) {
         self.ticks.push((begin, end));
@@ -29,7 +28,6 @@ impl Recorder {
         self.ticks.clear();
     }
 
-    /// Returns the percentiles and clears the recorder for the next repetition.
     pub(crate) fn finish(&mut self, clock: Clock) -> Percentiles {
         let mut ns: Vec<f64> =
             self.ticks.drain(..).map(|(begin, end)| clock.between_ns(begin, end)).collect();
@@ -37,7 +35,6 @@ impl Recorder {
     }
 }
 
-/// The statistics of one repetition.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub(crate) struct Percentiles {
     pub(crate) p50: f64,
@@ -120,19 +117,15 @@ impl Ratios {
     }
 }
 
-/// Medians over all repetitions.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub(crate) struct Summary {
     pub(crate) p50: f64,
     /// 99th percentile, or `None` for figures with one number per repetition (rates, counts).
     pub(crate) p99: Option<f64>,
     pub(crate) p999: Option<f64>,
-    /// Mean of latencies.
     pub(crate) mean: Option<f64>,
     pub(crate) of_p: Option<Ratios>,
-    /// Ratios to P1.
     pub(crate) of_p1: Option<Ratios>,
-    /// Least and greatest `p50` of the repetitions.
     pub(crate) spread: (f64, f64),
     pub(crate) repetitions: usize,
 }
@@ -163,7 +156,6 @@ impl Summary {
         }
     }
 
-    /// Returns the median of one number per repetition.
     pub(crate) fn of_numbers(values: Vec<f64>) -> Self {
         let repetitions = values.len();
         let (p50, spread) = median(values);

@@ -29,10 +29,8 @@ pub(crate) struct Laxityd {
     folder: TempDir,
 }
 
-/// Longest time for a start or an attach on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Returns the path of the shipped binary: `$LAXITY_LAXITYD`, or `laxityd` beside this program.
 pub(crate) fn binary() -> Result<PathBuf, BenchError> {
     if let Some(path) = std::env::var_os("LAXITY_LAXITYD") {
         return Ok(path.into());
@@ -106,12 +104,10 @@ impl Laxityd {
         Ok(daemon)
     }
 
-    /// Returns the path of the registration socket.
     pub(crate) fn socket(&self) -> PathBuf {
         self.folder.path().join("laxityd.sock")
     }
 
-    /// Returns the process id.
     pub(crate) fn pid(&self) -> Pid {
         Pid::from_raw(self.child.id().cast_signed())
     }
@@ -127,7 +123,6 @@ impl Laxityd {
             .map_err(|error| BenchError::Process(format!("laxityd says: {}: {error}", self.log())))
     }
 
-    /// Returns the CPU time of all threads.
     pub(crate) fn cpu_time(&self) -> Result<Duration, BenchError> {
         let clock = nix::time::clock_getcpuclockid(self.pid())
             .map_err(BenchError::system("clock of laxityd"))?;

@@ -14,12 +14,10 @@ use crate::service::{Laxityd, Port};
 
 /// Pause after which the daemon sleeps in any case.
 const NAP: Duration = Duration::from_millis(12);
-/// Pauses in a repetition.
 const NAPS: usize = 60;
 /// Clients that are attached and silent while the idle daemon is measured.
 const SILENT: usize = 8;
 
-/// Measures all rows of this module.
 pub(crate) fn rows(bench: &mut Bench) {
     let row = Row::latency("first-permit", "first permit from a sleeping daemon").note(format!(
         "the client spins, the daemon has slept for {} ms; futex or epoll wake-ups of this machine \

@@ -9,7 +9,6 @@ use crate::figure::{Figure, Gate, Limit, Outcome, Quantile, Side, Unit, Verdict}
 use crate::machine::{Cores, Machine};
 use crate::sample::Ratios;
 
-/// Returns the table and the notes of its rows.
 pub(crate) fn render(figures: &[Figure]) -> String {
     let mut table = Table::new();
     table.load_style(presets::UTF8_FULL_CONDENSED);

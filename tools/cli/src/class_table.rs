@@ -13,10 +13,8 @@ use serde::{Deserialize, Deserializer, de};
 
 /// ECN bits that no sender may set: they say that a switch saw congestion.
 const CONGESTED: u8 = 0b11;
-/// Highest service level of InfiniBand.
 pub(crate) const SERVICE_LEVEL_MAX: u8 = 15;
 
-/// The rows of the table.
 pub(crate) static VARIABLES: LazyLock<Vec<Variable>> = LazyLock::new(|| {
     let table: Result<Table, _> = toml::from_str(include_str!("classes.toml"));
     table.map(|table| table.variable).unwrap_or_default()
@@ -87,7 +85,6 @@ impl Variable {
         if self.order.is_empty() { std::slice::from_ref(&self.name) } else { &self.order }
     }
 
-    /// Reports whether the library's class depends on the variable `name`.
     pub(crate) fn reads(&self, name: &str) -> bool {
         self.order().iter().any(|known| known == name)
     }
@@ -126,7 +123,6 @@ pub(crate) struct Layers {
 /// The values to set, and the rule for setting them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Rules {
-    /// DSCP by [`Stage::index`].
     pub(crate) dscp: [u8; Stage::ALL.len()],
     /// Service level by [`Stage::index`], where the operator named one.
     pub(crate) service_level: [Option<u8>; Stage::ALL.len()],
@@ -146,18 +142,13 @@ impl Rules {
     };
 }
 
-/// What happens to one variable.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
-    /// It gets this value.
     Set(u8),
-    /// It is set already, and stays.
     Kept(String),
-    /// It stays unset, for this reason.
     Left(&'static str),
 }
 
-/// A variable and what happens to it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Setting {
     pub(crate) variable: &'static Variable,

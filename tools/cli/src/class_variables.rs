@@ -91,10 +91,8 @@ enum Format {
 /// Why `laxity env` prints nothing. The texts say what to do.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum EnvError {
-    /// The profile can't be used.
     #[error(transparent)]
     Profile(#[from] ProfileError),
-    /// The profile sets no class variables.
     #[error(
         "the profile `{0}` sets no class variables; name wide-ep, or a profile with \
          `class_variables = true`"
@@ -113,9 +111,7 @@ struct Row<'a> {
     stage: &'static str,
     /// The value that it gets or keeps.
     value: Option<String>,
-    /// `set`, `kept` or `left`.
     outcome: &'static str,
-    /// Why it is left unset.
     why: &'a str,
     /// The class of the library by default.
     default: u8,
@@ -132,7 +128,6 @@ pub(crate) struct Classes {
 }
 
 impl Classes {
-    /// Returns the variables to set and their values.
     pub(crate) fn set(&self) -> impl Iterator<Item = (&'static str, u8)> {
         self.settings.iter().filter_map(|setting| match setting.outcome {
             Outcome::Set(value) => Some((setting.variable.name.as_str(), value)),
@@ -237,7 +232,6 @@ fn service_level(text: &str) -> Result<(Stage, u8), String> {
     }
 }
 
-/// Prints the variables.
 pub(crate) fn env(args: &EnvArgs) -> Result<(), EnvError> {
     let profile = Profile::load(&args.profile)?;
     if !profile.class_variables {

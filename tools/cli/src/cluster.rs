@@ -125,7 +125,6 @@ pub(crate) struct DrainArgs {
     coordinator: Coordinator,
 }
 
-/// Runs a command.
 pub(crate) fn run(command: &ClusterCommand) -> Result<ExitCode, ClusterError> {
     match command {
         ClusterCommand::Hosts(args) => show::hosts(args),

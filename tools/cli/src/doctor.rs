@@ -81,12 +81,9 @@ pub(crate) struct DoctorArgs {
 /// The output of `--json`. Fields may be added.
 #[derive(Serialize)]
 struct Report<'a> {
-    /// The release of this program.
     version: &'static str,
-    /// The worst severity of the findings.
     worst: Severity,
     findings: &'a [Finding],
-    /// The map of what flows.
     processes: &'a [Row],
 }
 

@@ -14,7 +14,6 @@ use std::process::{Command, ExitCode};
 use clap::{Args, CommandFactory};
 use laxity_cli::program::resolve;
 
-/// The name of the laboratory's program.
 const LAB: &str = "laxity-lab";
 
 /// The arguments of a command that `laxity-lab` carries out.
@@ -63,7 +62,6 @@ fn start(command: &mut Command) -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// Returns the executable with this name: beside this program, or else in PATH.
 pub(crate) fn find(program: &OsStr) -> Option<PathBuf> {
     let own = env::current_exe().ok();
     let beside = own.as_deref().and_then(Path::parent).map(Path::to_owned);

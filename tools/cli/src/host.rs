@@ -66,12 +66,10 @@ pub(crate) struct StatusArgs {
     root: PathBuf,
 }
 
-/// The output of `laxity status --json`.
 #[derive(Serialize)]
 struct Overview<'a> {
     #[serde(flatten)]
     status: &'a Status,
-    /// The map of what flows.
     processes: &'a [Row],
 }
 

@@ -7,32 +7,24 @@ use laxity_wire::Status;
 use serde::Deserialize;
 use thiserror::Error;
 
-/// The name of the lowest level.
 pub(crate) const SCAVENGER: &str = "scavenger";
-/// Most bytes of a configuration file, as for the daemon.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
-/// A level and its DSCP.
 pub(crate) type Level = (String, u8);
 
 /// Why a configuration file has no usable levels.
 #[derive(Debug, Error)]
 pub(crate) enum LevelsError {
-    /// The file can't be read.
     #[error("{path}: {cause}", path = .path.display())]
     Read {
-        /// The file.
         path: PathBuf,
-        /// The cause.
         cause: ReadError,
     },
     /// The file is not a configuration that the daemon would take.
     #[error("{path}: {problem}; `laxityd --check-config --config {path}` says more",
         path = .path.display())]
     Invalid {
-        /// The file.
         path: PathBuf,
-        /// What is wrong.
         problem: String,
     },
 }
@@ -73,7 +65,6 @@ pub(crate) fn of_status(status: Option<&Status>) -> Vec<Level> {
     }
 }
 
-/// Returns the levels of a configuration file.
 pub(crate) fn of_file(path: &Path) -> Result<Vec<Level>, LevelsError> {
     let invalid = |problem| LevelsError::Invalid { path: path.to_owned(), problem };
     let text = laxity_files::read_to_string(path, FILE_BYTES_MAX)

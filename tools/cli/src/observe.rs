@@ -48,7 +48,6 @@ struct Report {
     mode: String,
     /// Requests that are pruned now.
     pruned_requests: u64,
-    /// Ports with observed flows.
     ports: Vec<PortReport>,
 }
 
@@ -60,7 +59,6 @@ struct PortReport {
     bytes: u64,
     delayed_flows: u64,
     delayed_bytes: u64,
-    /// The mean wait of a delayed flow, in nanoseconds.
     delay_mean_ns: u64,
     collectives_ahead: u64,
     promotions: u64,

@@ -9,7 +9,6 @@ use thiserror::Error;
 /// The reason why profiles could not be shown.
 #[derive(Debug, Error)]
 pub(crate) enum ProfilesError {
-    /// The profile is unknown or broken.
     #[error(transparent)]
     Profile(#[from] ProfileError),
     /// Some profiles of the list are broken; a line for each.

@@ -11,19 +11,12 @@ use laxity_shm::registration::{self, Hello, RegistrationError, Welcome};
 /// Longest wait for the daemon. A job waits for 100 ms, and a person can wait longer.
 const PATIENCE: Duration = Duration::from_millis(1000);
 
-/// Attaches as `name` and ends the connection.
-///
-/// # Errors
-/// Returns the error that a job would get, such as that this user is not admitted.
 pub(crate) fn probe(socket: &Path, name: &str) -> Result<(), RegistrationError> {
     attach(socket, name).map(|_| ())
 }
 
 /// Attaches as `name`, ends the connection, and returns the daemon's answer. Its memory stays
 /// readable as it was.
-///
-/// # Errors
-/// As for [`probe`].
 pub(crate) fn attach(socket: &Path, name: &str) -> Result<Welcome, RegistrationError> {
     let connection = registration::connect(socket)?;
     // No thread sleeps on this region, so the kind of fence does not matter.

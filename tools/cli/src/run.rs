@@ -146,7 +146,6 @@ enum RunError {
     Report(PathBuf),
     #[error("cannot resolve `{path}`: {cause}", path = .path.display())]
     Path { path: PathBuf, cause: io::Error },
-    /// Start the daemon, or leave `--require` out.
     #[error("{0}; not started, because of --require (`laxity doctor` says more)")]
     NotAdmitted(String),
 }

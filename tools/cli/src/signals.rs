@@ -16,7 +16,6 @@ pub(crate) enum SignalsError {
     Thread(std::io::Error),
 }
 
-/// A receiver of SIGINT, SIGTERM and SIGHUP.
 pub(crate) struct Endings {
     received: Receiver<Signal>,
 }

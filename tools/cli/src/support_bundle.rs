@@ -63,10 +63,8 @@ pub(crate) struct SupportBundleArgs {
     endpoint: Endpoint,
 }
 
-/// Why there is no archive.
 #[derive(Debug, Error)]
 pub(crate) enum BundleError {
-    /// The archive can't be written: name another place by -o.
     #[error(transparent)]
     Output(#[from] OutputError),
     /// The archive could not be made in memory.
@@ -278,13 +276,11 @@ fn read(from: Option<&mut impl std::io::Read>) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// Returns the address of the metrics endpoint in the output of `laxityd --show-config`.
 fn metrics_address(config: &str) -> Option<SocketAddr> {
     let config: toml::Table = config.parse().ok()?;
     config.get("metrics")?.as_str()?.parse().ok()
 }
 
-/// Returns the text of the metrics endpoint.
 fn scrape(address: SocketAddr) -> Result<String, String> {
     const PATIENCE: Duration = Duration::from_secs(3);
     let get = || {
@@ -299,7 +295,6 @@ fn scrape(address: SocketAddr) -> Result<String, String> {
     Ok(text.split_once("\r\n\r\n").map_or(text.clone(), |(_, body)| body.to_owned()))
 }
 
-/// Returns `PATH VALUE` of the attributes and counters of all RDMA ports.
 fn rdma(class: &Path) -> Result<String, String> {
     let names = |path: &Path| -> Vec<PathBuf> {
         let entries = fs::read_dir(path).into_iter().flatten().flatten();

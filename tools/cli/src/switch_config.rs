@@ -46,12 +46,9 @@ Examples:
   laxity switch-config --vendor cumulus | ssh leaf1 'sh && nv config diff'    # then nv config apply
   laxity switch-config --vendor generic             # for any other switch, to be typed in";
 
-/// The name of the top class.
 const CONTROL: &str = "network control";
-/// The lowest DSCP of network control.
 const CONTROL_DSCP_MIN: u8 = 48;
 const UNMARKED: &str = "unmarked";
-/// Number of DSCPs.
 const DSCPS: u8 = 64;
 
 /// Arguments of `laxity switch-config`.
@@ -90,10 +87,8 @@ enum Vendor {
     Generic,
 }
 
-/// Why nothing is printed.
 #[derive(Debug, Error)]
 pub(crate) enum SwitchConfigError {
-    /// The configuration file can't be used.
     #[error(transparent)]
     Levels(#[from] LevelsError),
     /// A queue for PFC is not among the queues.
@@ -129,7 +124,6 @@ impl Queue {
         dscps
     }
 
-    /// Returns the DSCPs with `separator` between them.
     fn list(&self, separator: &str) -> String {
         self.dscps().iter().map(u8::to_string).collect::<Vec<_>>().join(separator)
     }
@@ -139,7 +133,6 @@ impl Queue {
     }
 }
 
-/// The queues, the highest first.
 #[derive(Debug, PartialEq)]
 struct Plan(Vec<Queue>);
 
@@ -201,7 +194,6 @@ fn classes(levels: &[Level]) -> [Vec<Class>; 3] {
     [marked, vec![other(0..CONTROL_DSCP_MIN, UNMARKED)], lower]
 }
 
-/// Prints the configuration.
 pub(crate) fn switch_config(args: &SwitchConfigArgs) -> Result<(), SwitchConfigError> {
     let (levels, origin) = match &args.config {
         Some(path) => (of_file(path)?, path.display().to_string()),
@@ -228,7 +220,6 @@ pub(crate) fn switch_config(args: &SwitchConfigArgs) -> Result<(), SwitchConfigE
     Ok(say(text.trim_end())?)
 }
 
-/// Returns tables of CONFIG_DB.
 fn sonic(plan: &Plan, ports: &[String]) -> Value {
     const NAME: &str = "LAXITY";
     let row = |key: &dyn Fn(&Queue) -> String, cell: &dyn Fn(&Queue) -> Value| -> Map<_, _> {
@@ -306,7 +297,6 @@ fn cumulus(plan: &Plan) -> String {
     text
 }
 
-/// Returns a configuration for EOS.
 fn arista(plan: &Plan, ports: &[String]) -> String {
     let mut text = String::new();
     for queue in &plan.0 {

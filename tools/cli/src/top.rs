@@ -32,7 +32,6 @@ text; + and - change the interval; p pauses; q ends.
 
 `laxity top --once` prints one screen and ends, for scripts and logs.";
 
-/// Longest and shortest interval.
 const INTERVAL_S: std::ops::RangeInclusive<u64> = 1..=60;
 
 /// Arguments of `laxity top`.
@@ -54,16 +53,13 @@ pub(crate) struct TopArgs {
     size: Vec<u16>,
 }
 
-/// Why there is no screen.
 #[derive(Debug, Error)]
 pub(crate) enum TopError {
     /// The daemon does not answer at the start.
     #[error(transparent)]
     Daemon(#[from] ControlError),
-    /// Standard output is no terminal.
     #[error("`laxity top` needs a terminal; `laxity top --once` prints one screen without")]
     NoTerminal,
-    /// The terminal failed.
     #[error("the terminal failed: {0}")]
     Terminal(#[from] io::Error),
     /// The screen could not be printed.
@@ -71,7 +67,6 @@ pub(crate) enum TopError {
     Output(#[from] OutputError),
 }
 
-/// What is shown and how.
 #[derive(Debug)]
 struct Top {
     view: View,
@@ -79,7 +74,6 @@ struct Top {
     sort: usize,
     ascending: bool,
     filter: String,
-    /// Whether keys are letters of the filter.
     typing: bool,
     selected: usize,
     /// The key of the row whose details are shown.
@@ -125,7 +119,6 @@ impl Top {
         }
     }
 
-    /// Returns the rows in the order of the screen.
     fn rows(&self) -> Rows {
         let mut rows = Rows::of(self.view, &self.now, self.before.as_ref());
         rows.arrange(&self.filter, self.sort, self.ascending);
@@ -242,7 +235,6 @@ pub(crate) fn top(args: &TopArgs) -> Result<(), TopError> {
     result
 }
 
-/// Returns the screen as text.
 fn once(top: &Top, columns: u16, lines: u16) -> String {
     let mut terminal = match Terminal::new(TestBackend::new(columns, lines)) {
         Ok(terminal) => terminal,

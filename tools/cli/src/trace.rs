@@ -28,12 +28,10 @@ pub(crate) enum TraceError {
     /// The daemon did not record.
     #[error(transparent)]
     Daemon(#[from] ControlError),
-    /// The file, or standard output, can't be written.
     #[error(transparent)]
     Output(#[from] OutputError),
     #[error(transparent)]
     Signals(#[from] SignalsError),
-    /// The command to trace can't be started.
     #[error("cannot start {program}: {cause}")]
     Start { program: String, cause: io::Error },
     #[error("cannot wait for the command: {0}")]
@@ -223,7 +221,6 @@ impl Recorded {
         Ok(page)
     }
 
-    /// Writes the trace file and prints a summary.
     fn write(&self, out: &Path, nics: &[String]) -> Result<(), TraceError> {
         if self.events.is_empty() {
             return Err(TraceError::Nothing);

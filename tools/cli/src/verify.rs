@@ -55,13 +55,11 @@ pub(crate) struct VerifyArgs {
     root: PathBuf,
 }
 
-/// Why nothing was compared.
 #[derive(Debug, Error)]
 pub(crate) enum VerifyError {
     /// The daemon does not answer.
     #[error(transparent)]
     Daemon(#[from] ControlError),
-    /// The counters of two daemons can't be compared.
     #[error("laxityd started again while it was watched; run `laxity verify` again")]
     Restarted,
     /// The result could not be printed.
@@ -69,14 +67,12 @@ pub(crate) enum VerifyError {
     Output(#[from] OutputError),
 }
 
-/// Values of counters by name.
 type Counters = BTreeMap<String, u64>;
 
 /// A NIC of the daemon and what the kernel says of it.
 struct Nic {
     name: String,
     interface: Option<String>,
-    /// The RDMA device and its port number.
     device: Option<(String, String)>,
     map: PriorityMap,
 }
@@ -84,7 +80,6 @@ struct Nic {
 /// The daemon's and the NICs' counters at one moment.
 struct Seen {
     status: Status,
-    /// By the name of the NIC.
     counters: BTreeMap<String, Counters>,
 }
 
@@ -123,7 +118,6 @@ struct LevelRow {
 #[derive(Debug, Serialize)]
 struct PriorityRow {
     priority: u8,
-    /// Whether the DSCP of a level has this priority.
     of_level: bool,
     pfc: Option<bool>,
     ecn: Option<bool>,

@@ -269,7 +269,6 @@ fn help_has_examples_for_every_command_family() {
     }
 }
 
-/// Creates a CA with certificates of a coordinator and a viewer.
 fn authority() -> tempfile::TempDir {
     let folder = tempfile::tempdir().expect("a folder");
     let subjects = [
@@ -294,7 +293,6 @@ fn sign_expired(folder: &Path, stem: &str, parameters: CertificateParams) {
     std::fs::write(folder.join(format!("{stem}.key")), key.serialize_pem()).expect("written");
 }
 
-/// Starts a coordinator with the folder's certificate `stem`.
 fn sealed(folder: &Path, stem: &str) -> Fixture {
     let mut config = config();
     config.tls = Some(TlsConfig {
@@ -305,7 +303,6 @@ fn sealed(folder: &Path, stem: &str) -> Fixture {
     Fixture::start(config, Vec::new())
 }
 
-/// Returns the error message of `laxity cluster hosts`.
 fn refusal(endpoint: &str, ca: &Path, identity: Option<(&Path, &str)>, more: &[&str]) -> String {
     let mut command = laxity(endpoint, &["hosts"]);
     command.args(more).arg("--ca").arg(ca.join("ca.crt"));

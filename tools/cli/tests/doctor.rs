@@ -42,7 +42,6 @@ fn json_has_every_finding_with_its_severity_reason_and_action() {
     }
 }
 
-/// Ends its process with it.
 struct Running(Child);
 
 impl Drop for Running {

@@ -8,7 +8,6 @@ use std::process::{Command, Output};
 const SECRET: &str = "planted-secret-4711";
 const ADDRESS: &str = "10.77.66.55";
 
-/// Writes an executable script into `folder`.
 fn script(folder: &Path, name: &str, text: &str) {
     use std::os::unix::fs::PermissionsExt as _;
     let path = folder.join(name);

@@ -21,7 +21,6 @@ struct Switch {
     queue_of_dscp: BTreeMap<u8, u8>,
     /// The weight of each queue. `None`: strict priority.
     weight: BTreeMap<u8, Option<u32>>,
-    /// Queues with PFC.
     pfc: Vec<u8>,
 }
 
@@ -182,7 +181,6 @@ fn read(vendor: &str, parse: Parser, arguments: &[&str]) -> Switch {
     parse(&String::from_utf8(seen.stdout).expect("UTF-8"))
 }
 
-/// The DSCPs of the sample's levels, the highest first, the scavenger last.
 fn levels() -> Vec<u8> {
     let sample: toml::Table =
         std::fs::read_to_string(SAMPLE).expect("the sample").parse().expect("TOML");

@@ -85,7 +85,6 @@ impl CertsArgs {
     }
 }
 
-/// The output of `--json`.
 #[derive(Serialize)]
 struct Listed<'a> {
     folder: &'a Path,
@@ -94,14 +93,12 @@ struct Listed<'a> {
 
 #[derive(Serialize)]
 struct Entry<'a> {
-    /// Role of the certificate: `ca`, `coordinator`, `daemon`, `viewer` or `operator`.
     role: &'a str,
     names: &'a [String],
     certificate: &'a Path,
     key: &'a Path,
     /// The end of validity, in seconds since 1970.
     valid_until_s: i64,
-    /// The end of validity as YYYY-MM-DD, in UTC.
     valid_until: &'a str,
 }
 
@@ -113,7 +110,6 @@ fn names(made: &Made) -> &[String] {
     made.subject.as_ref().map_or(&[], Subject::names)
 }
 
-/// Makes the files and prints the next steps.
 pub(crate) fn certs(args: &CertsArgs) -> Result<(), CommandError> {
     let made = make(&args.out, &args.subjects(), args.days)
         .map_err(|cause| CommandError::Certs { folder: args.out.clone(), cause })?;
@@ -157,7 +153,6 @@ fn coordinator_of(folder: &Path) -> Option<String> {
     names.min()
 }
 
-/// The coordinator's address for daemons and people.
 fn endpoint(folder: &Path, made: &[Made]) -> String {
     let coordinator = made.iter().find_map(|one| match &one.subject {
         Some(Subject::Coordinator(names)) => names.first().cloned(),
@@ -175,7 +170,6 @@ fn of<'a>(made: &'a [Made], wanted: &'static str) -> impl Iterator<Item = &'a Ma
     made.iter().filter(move |one| role(one) == wanted)
 }
 
-/// What the services' hosts need: settings, and copies of the files.
 fn services(text: &mut String, made: &[Made], endpoint: &str, ca: &Path) {
     let file = |path: &Path| {
         let name = path.file_name().unwrap_or_default();

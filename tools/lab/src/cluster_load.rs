@@ -36,7 +36,6 @@ pub(crate) struct LoadArgs {
     tls: bool,
 }
 
-/// Parses a duration with a unit, or plain seconds.
 fn duration(text: &str) -> Result<Nanos, String> {
     let seconds = text.chars().all(|c| c.is_ascii_digit() || c == '.');
     let text = if seconds { format!("{text}s") } else { text.to_owned() };

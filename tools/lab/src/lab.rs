@@ -367,7 +367,6 @@ fn compare(args: &RunArgs) -> Result<(), CommandError> {
     Ok(())
 }
 
-/// Writes the report as JSON and HTML, and prints the table.
 fn publish(args: &RunArgs, outcome: &LabReport) -> Result<(), CommandError> {
     let (page, table) = (report::html(outcome), report::table(outcome));
     let to_stdout = args.json.as_deref() == Some(Path::new("-"));

@@ -64,7 +64,6 @@ enum Command {
     },
 }
 
-/// The program by its own name, for its main manual page and its completions.
 fn own_command() -> clap::Command {
     Cli::command().bin_name("laxity-lab")
 }

@@ -200,7 +200,6 @@ pub(crate) struct PageArgs {
     destinations: Destinations,
 }
 
-/// Simulates one scenario.
 pub(crate) fn simulate(scenario: &Scenario) -> Result<Outcome, String> {
     laxity_sim::simulate(scenario).map_err(|error| error.to_string())
 }
@@ -245,7 +244,6 @@ pub(crate) fn run(
     }
 }
 
-/// Runs a plan and writes its results to the destinations.
 fn execute(
     plan: &Plan,
     simulate: &Simulate<'_>,

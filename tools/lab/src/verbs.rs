@@ -150,7 +150,6 @@ impl LabArgs {
         }
     }
 
-    /// Boots the guest, runs the job in it, and prints the result.
     pub(crate) fn run(
         &self,
         config: impl FnOnce(Programs) -> Result<VerbsConfig, CommandError>,

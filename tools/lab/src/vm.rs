@@ -91,7 +91,6 @@ impl GuestArgs {
     }
 }
 
-/// Returns a program with the environment and the current folder of this process.
 fn like_this(argv: Vec<String>) -> Result<Exec, CommandError> {
     Ok(Exec {
         argv,
@@ -114,7 +113,6 @@ pub(crate) fn print(stream: Stream, bytes: &[u8]) -> io::Result<()> {
     }
 }
 
-/// Returns the exit code for an error of the lab.
 pub(crate) fn failed(error: &VmError) -> ExitCode {
     eprintln!("laxity: {error}");
     ExitCode::from(match error {
@@ -127,7 +125,6 @@ fn code(exit_code: i32) -> ExitCode {
     ExitCode::from(u8::try_from(exit_code).unwrap_or(1))
 }
 
-/// Reports whether this machine can run a guest, and prints what is missing.
 pub(crate) fn probe() -> Result<(), CommandError> {
     let lacks = vm::lacks(&VmConfig::default());
     let mut out = io::stdout().lock();

@@ -6,16 +6,13 @@ use std::ffi::{c_char, c_int, c_void};
 /// Size of a connection handle in bytes.
 pub const HANDLE_BYTES: usize = 128;
 
-/// The library's symbol for the table.
 pub(crate) const SYMBOL: &str = "ncclNetPlugin_v12";
 
-/// The kind of host memory, `NCCL_PTR_HOST`.
 pub(crate) const PTR_HOST: c_int = 1;
 
 /// The traffic class of a communicator that has none, `NCCL_NET_TRAFFIC_CLASS_UNDEF`.
 pub(crate) const TRAFFIC_CLASS_UNDEFINED: c_int = -1;
 
-/// A communicator's configuration, `ncclNetCommConfig_v12_t`.
 #[repr(C)]
 pub(crate) struct CommConfig {
     pub(crate) traffic_class: c_int,
@@ -31,7 +28,6 @@ pub(crate) type Logger = unsafe extern "C" fn(
     ...
 );
 
-/// The profiler's callback, `ncclProfilerCallback_t`.
 pub(crate) type ProfilerCallback = unsafe extern "C" fn(
     event: *mut *mut c_void,
     kind: c_int,
@@ -129,7 +125,6 @@ pub(crate) struct NetTable {
     set_attributes: Unused,
 }
 
-/// Number of words in the table.
 pub(crate) const SLOTS: usize = size_of::<NetTable>() / size_of::<usize>();
 
 /// The functions that a plugin must have: index in the table, and NCCL's name.

@@ -42,9 +42,6 @@ impl Listener {
     }
 
     /// Returns a connected peer, if there is one. Never blocks.
-    ///
-    /// # Errors
-    /// The plugin can't accept any more.
     pub fn accept(&mut self) -> Result<Option<RecvComm>, HostError> {
         let (mut raw, mut offload) = (ptr::null_mut(), ptr::null_mut());
         let accept = self.context.calls().accept;
@@ -80,9 +77,6 @@ impl Connecting {
     }
 
     /// Returns the connection once it is complete. Never blocks. Must not be called after that.
-    ///
-    /// # Errors
-    /// There is no such peer, or the handle is invalid.
     pub fn poll(&mut self) -> Result<Option<SendComm>, HostError> {
         let (mut raw, mut offload) = (ptr::null_mut(), ptr::null_mut());
         let connect = self.context.calls().connect;
@@ -183,20 +177,12 @@ impl Drop for Comm {
 pub struct SendComm(Rc<Comm>);
 
 impl SendComm {
-    /// Registers memory to send from.
-    ///
-    /// # Errors
-    /// The plugin refuses it.
     pub fn register(&self, bytes: Vec<u8>) -> Result<Region, HostError> {
         self.0.register(bytes)
     }
 
     /// Sends the first `len` bytes of a region as one message. The peer's receives take messages in
     /// order.
-    ///
-    /// # Errors
-    /// The connection is lost, or the region is too short or of another connection. The region is
-    /// lost with it.
     pub fn send(&self, region: Region, len: usize, tag: i32) -> Result<Attempt, HostError> {
         let memory = request::take(&self.0, region, len)?;
         let mut raw = ptr::null_mut();
@@ -218,22 +204,14 @@ impl SendComm {
     }
 }
 
-/// A receiving connection.
 pub struct RecvComm(Rc<Comm>);
 
 impl RecvComm {
-    /// Registers memory to receive into.
-    ///
-    /// # Errors
-    /// The plugin refuses it.
     pub fn register(&self, bytes: Vec<u8>) -> Result<Region, HostError> {
         self.0.register(bytes)
     }
 
     /// Receives the next message, of at most `len` bytes, into the beginning of a region.
-    ///
-    /// # Errors
-    /// Those of [`SendComm::send`].
     pub fn receive(&self, region: Region, len: usize, tag: i32) -> Result<Attempt, HostError> {
         let memory = request::take(&self.0, region, len)?;
         let mut raw = ptr::null_mut();

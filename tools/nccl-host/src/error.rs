@@ -52,7 +52,6 @@ pub enum HostError {
     Misuse(&'static str),
 }
 
-/// Converts what a function returned into a result.
 pub(crate) fn checked(function: &'static str, returned: c_int) -> Result<(), HostError> {
     if returned == 0 {
         return Ok(());

@@ -9,13 +9,10 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 /// Largest number of lines that are kept.
 const LINES_MAX: usize = 256;
 
-/// Largest number of lines in an error's text.
 const SHOWN_MAX: usize = 3;
 
-/// The level of a warning in `ncclDebugLogLevel`.
 const WARN: c_int = 2;
 
-/// The level of a trace in `ncclDebugLogLevel`.
 const TRACE: c_int = 5;
 
 struct LogLine {
@@ -34,7 +31,6 @@ pub fn lines() -> Vec<String> {
     all().iter().map(|line| line.text.clone()).collect()
 }
 
-/// Returns the plugin's last warnings, for the end of an error's text.
 pub(crate) fn warnings() -> String {
     let lines = all();
     let warned: Vec<&str> =

@@ -36,7 +36,6 @@ impl Memory {
         let _ = std::mem::ManuallyDrop::new(self);
     }
 
-    /// Returns the allocation as a vector.
     fn into_vec(self) -> Vec<u8> {
         let this = std::mem::ManuallyDrop::new(self);
         let slice = ptr::slice_from_raw_parts_mut(this.start.as_ptr(), this.len);
@@ -63,11 +62,6 @@ pub struct Region {
 }
 
 impl Region {
-    /// Deregisters the memory and returns it.
-    ///
-    /// # Errors
-    /// The plugin refuses and may go on using it. The memory stays until the communicator is
-    /// closed.
     pub fn into_vec(mut self) -> Result<Vec<u8>, HostError> {
         let Some(memory) = self.memory.take() else {
             return Ok(Vec::new());

@@ -61,10 +61,6 @@ impl std::fmt::Debug for Plugin {
 }
 
 impl Plugin {
-    /// Loads a library with `RTLD_LOCAL` and looks for the table.
-    ///
-    /// # Errors
-    /// It can't be loaded, or is no plugin of NCCL 2.30 or later.
     pub fn load(path: &Path) -> Result<Self, HostError> {
         let library =
             // SAFETY: the library's constructors run, which nothing can check. The crate's
@@ -103,9 +99,6 @@ impl Plugin {
 
     /// Initialises the plugin for one communicator without a traffic class. All ranks of the
     /// communicator use the same `comm_id`.
-    ///
-    /// # Errors
-    /// The plugin finds no usable device. The error contains the plugin's warnings.
     pub fn init(&self, comm_id: u64) -> Result<Context, HostError> {
         let mut raw = ptr::null_mut();
         let mut config = CommConfig { traffic_class: abi::TRAFFIC_CLASS_UNDEFINED };
@@ -160,10 +153,6 @@ impl Drop for ContextInner {
 pub struct Context(Rc<ContextInner>);
 
 impl Context {
-    /// Returns the number of devices.
-    ///
-    /// # Errors
-    /// The plugin fails.
     pub fn devices(&self) -> Result<usize, HostError> {
         let mut count: c_int = 0;
         // SAFETY: the pointer is to an integer that outlives the call.
@@ -175,9 +164,6 @@ impl Context {
     }
 
     /// Listens on a device. The caller passes the handle to the peer that is to connect.
-    ///
-    /// # Errors
-    /// The plugin can't listen.
     pub fn listen(&self, device: usize) -> Result<(Listener, Handle), HostError> {
         Listener::new(Rc::clone(&self.0), number(device)?)
     }

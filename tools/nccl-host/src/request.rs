@@ -7,16 +7,13 @@ use crate::comm::Comm;
 use crate::error::{HostError, checked};
 use crate::memory::{Memory, Region};
 
-/// The result of starting a transfer.
 #[derive(Debug)]
 pub enum Attempt {
-    /// The transfer is in progress.
     Started(Request),
     /// The plugin can't start it yet. Ask again later with the same arguments.
     NotNow(Region),
 }
 
-/// The result of testing a transfer.
 #[derive(Debug)]
 pub enum Tested {
     /// The transfer is done. Contains its memory and the message's size in bytes.
@@ -40,7 +37,6 @@ impl std::fmt::Debug for Request {
     }
 }
 
-/// Takes the memory out of a region for a request of `comm`.
 pub(crate) fn take(comm: &Rc<Comm>, mut region: Region, len: usize) -> Result<Memory, HostError> {
     if !Rc::ptr_eq(comm, &region.comm) {
         return Err(HostError::Misuse("the memory is registered with another connection"));
@@ -76,9 +72,6 @@ pub(crate) fn started(
 
 impl Request {
     /// Tests whether the transfer is done. This also makes the plugin progress.
-    ///
-    /// # Errors
-    /// The connection is lost, and the request with it.
     pub fn test(mut self) -> Result<Tested, HostError> {
         let (mut done, mut bytes): (c_int, c_int) = (0, 0);
         let test = self.comm.context.calls().test;

@@ -19,7 +19,6 @@ const ATTACH_MS: u32 = 5_000;
 
 /// Returns the environment of an engine whose plugin is to use the host's port and daemon and
 /// nothing else.
-#[must_use]
 pub fn environment(
     config: &LabConfig,
     folder: &Path,
@@ -48,7 +47,6 @@ pub fn environment(
     environment
 }
 
-/// Returns the client name of a host's plugin at the daemon.
 fn client_name(config: &LabConfig, host: usize) -> String {
     // The plugin appends its own part to `LAXITY_NAME`.
     format!("{}/nccl", config.host_name(host))
@@ -125,7 +123,6 @@ impl Carriage {
         }
     }
 
-    /// Adds what the engines gave to the plugin.
     pub fn add_engines(&mut self, engines: &[Counts]) {
         for counts in engines {
             let count = |name: &str| counts.get(&format!("plugin_{name}_total")) as u64;
@@ -156,7 +153,6 @@ impl Carriage {
     }
 }
 
-/// Name of stage 2 in the plugin's report.
 const COLLECTIVE: &str = "collective";
 
 #[cfg(test)]

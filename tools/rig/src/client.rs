@@ -25,17 +25,12 @@ use tokio::time::sleep;
 use crate::error::LabError;
 use crate::message;
 
-/// Address of every engine's endpoint, inside the engine's namespace.
 pub const ENDPOINT: SocketAddr =
     SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 8000);
 
 /// Pause between two attempts to reach an endpoint that is not up yet.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
-/// Returns the reading of CLOCK_MONOTONIC, ns.
-///
-/// # Errors
-/// Never on Linux.
 pub fn now_ns() -> std::io::Result<u64> {
     let time = nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC)?;
     Ok(time.tv_sec().unsigned_abs() * 1_000_000_000 + time.tv_nsec().unsigned_abs())
@@ -50,18 +45,14 @@ fn bound_buffers(bytes: u32) -> bool {
     ["tcp_wmem", "tcp_rmem"].iter().all(|name| set(name).is_ok())
 }
 
-/// A job of a client.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Job {
     /// Bound the buffers of all sockets that this host opens later.
     Buffers(u32),
     /// Wait until the endpoint answers.
     Await,
-    /// Read the endpoint's metrics.
     Metrics,
-    /// Send requests to the endpoint.
     Ask {
-        /// The requests.
         questions: Vec<Question>,
         /// Time zero, as CLOCK_MONOTONIC in ns. `None` sends each request after the answer to the
         /// previous one.
@@ -70,8 +61,6 @@ pub enum Job {
 }
 
 impl Job {
-    /// Returns how many final lines a client writes for this job.
-    #[must_use]
     pub const fn answers(&self) -> usize {
         match self {
             Self::Ask { questions, .. } => questions.len(),
@@ -80,18 +69,13 @@ impl Job {
     }
 }
 
-/// A request to the endpoint.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Question {
-    /// Number of the request.
     pub id: u64,
     /// Arrival time, in ns after time zero.
     pub at_ns: u64,
-    /// Tokens of the prompt.
     pub prompt: Vec<u32>,
-    /// Number of tokens of the answer.
     pub output_tokens: u32,
-    /// Objective for the first token, in ms.
     pub ttft_ms: f64,
     /// The prefill host that a router chose, if any.
     pub prefill: Option<usize>,
@@ -100,18 +84,12 @@ pub struct Question {
     pub local: bool,
 }
 
-/// The result of a request.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Answer {
-    /// Number of the request.
     pub id: u64,
-    /// Arrival time of the request, as CLOCK_MONOTONIC in ns.
     pub begin_ns: u64,
-    /// Time of the first token, as CLOCK_MONOTONIC in ns.
     pub first_ns: Option<u64>,
-    /// Time of the last token or of the error, as CLOCK_MONOTONIC in ns.
     pub end_ns: u64,
-    /// Tokens of the answer.
     pub tokens: Vec<u32>,
     /// The error, if the request failed.
     pub error: Option<String>,
@@ -122,27 +100,18 @@ pub struct Answer {
 pub enum Said {
     /// Whether the kernel accepted the buffer size.
     Buffers(bool),
-    /// The endpoint answers.
     There,
-    /// The text of the metrics.
     Metrics(String),
     /// A request received its first token. The run may end before the request does.
     First {
-        /// Number of the request.
         id: u64,
-        /// Time of the first token, as CLOCK_MONOTONIC in ns.
         first_ns: u64,
     },
-    /// A request ended.
     Answered(Answer),
-    /// The job failed.
     Failed(String),
 }
 
 /// *client*: does one job. This process is in the host's namespace already.
-///
-/// # Errors
-/// Fails if the job cannot be read or started. Later failures are written as lines.
 pub fn run() -> Result<(), LabError> {
     let mut line = String::new();
     std::io::stdin().read_line(&mut line).map_err(LabError::system("reading the job"))?;
@@ -176,36 +145,27 @@ fn say(said: &Said) {
 /// The reason why a request to the endpoint failed. The texts contain their causes.
 #[derive(Debug, thiserror::Error)]
 enum RequestError {
-    /// The endpoint takes no connection.
     #[error("connecting to {ENDPOINT}: {0}")]
     Connect(std::io::Error),
-    /// The request can't be made of its parts.
     #[error("making the request: {0}")]
     Make(hyper::http::Error),
     /// The connection broke, or does not carry HTTP.
     #[error("{}{}", .0, .0.source().map_or_else(String::new, |cause| format!(": {cause}")))]
     Http(hyper::Error),
-    /// The endpoint refused the request.
     #[error("{status}: {said}")]
     Refused {
-        /// The status of the response.
         status: StatusCode,
-        /// The body of the response.
         said: String,
     },
-    /// The endpoint reported an error in the stream.
     #[error("{0}")]
     Reported(String),
     /// An event of the stream does not have the format of OpenAI's API.
     #[error("{0}")]
     Event(String),
-    /// The stream ended too early.
     #[error("the stream ended without [DONE]")]
     NotDone,
-    /// The clock can't be read.
     #[error("reading the clock: {0}")]
     Clock(std::io::Error),
-    /// A task of this client panicked.
     #[error("a client's task ended early: {0}")]
     Task(tokio::task::JoinError),
 }
@@ -377,7 +337,6 @@ impl Events {
 }
 
 /// Returns the numbers of the requests whose answer differs from the expected one.
-#[must_use]
 pub fn different(expected: &BTreeMap<u64, &[u32]>, answers: &[Answer]) -> Vec<u64> {
     complete(answers)
         .filter(|(id, tokens)| expected.get(id).is_some_and(|expected| expected != tokens))

@@ -27,7 +27,6 @@ use crate::vllm::VllmConfig;
 
 pub use check::InvalidLab;
 
-/// The source of the requests.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum WorkloadSource {
@@ -36,7 +35,6 @@ pub enum WorkloadSource {
     Conversation,
     /// Built in: 1k tokens on average, 65 % of them reusable (MFS §6.2, QwenB-Agent).
     Agent,
-    /// A request file: Mooncake jsonl or Azure csv, possibly gzipped.
     File(PathBuf),
 }
 
@@ -61,13 +59,10 @@ pub enum Engine {
     Timed,
     /// `laxity-engine` with a model that it computes.
     Real,
-    /// vLLM on the CPU.
     Vllm,
 }
 
 impl Engine {
-    /// Returns the name of the engine in configurations.
-    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Real => "real",
@@ -77,7 +72,6 @@ impl Engine {
     }
 }
 
-/// The configuration of a lab run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct LabConfig {
@@ -86,9 +80,7 @@ pub struct LabConfig {
     /// Names of the policies, which run one after another on the same arrivals. `none` runs without
     /// a daemon. Other names are passed to `laxityd`.
     pub policies: Vec<String>,
-    /// Seed of all random choices.
     pub seed: u64,
-    /// The source of the requests.
     pub workload: WorkloadSource,
     /// Time over which requests arrive, in s.
     pub duration_s: f64,
@@ -101,15 +93,10 @@ pub struct LabConfig {
     pub requests_per_second: Option<f64>,
     /// Multiple of a request's contention-free TTFT that is its objective.
     pub slo_scale: f64,
-    /// Number of prefill units.
     pub units: usize,
-    /// Number of hosts of one prefill unit.
     pub ranks: usize,
-    /// Number of decode hosts.
     pub decodes: usize,
-    /// Rate of every port, in Mbit/s.
     pub port_mbit: u32,
-    /// Sizes and times of the timed engine's model.
     pub model: ModelConfig,
     /// Most tokens of a prompt. Longer prompts are clipped.
     pub tokens_max: u32,
@@ -119,13 +106,11 @@ pub struct LabConfig {
     /// then does not see the transfer, and each reader's daemon sees only its own. Otherwise the
     /// holder sends.
     pub reads: bool,
-    /// Transport of the exchanges with experts.
     pub collectives: Collectives,
     /// Path of the NCCL net plugin. By default next to this program, or where it is installed.
     pub nccl_plugin: Option<PathBuf>,
     /// Most bytes that one permit of a daemon covers.
     pub chunk_bytes: u64,
-    /// Window of a daemon's port, in bytes.
     pub window_bytes: u64,
     /// Most bytes that a daemon's port has in flight to one peer under `laxity`, 0 for no bound.
     pub peer_window_bytes: u64,
@@ -137,7 +122,6 @@ pub struct LabConfig {
     pub queue_bytes: u32,
     /// DSCP of each level, from level 1 on. There must be one for every level.
     pub level_dscp: Vec<u8>,
-    /// DSCP of the scavenger.
     pub scavenger_dscp: u8,
     /// Share of each port that traffic without permits takes, in both directions.
     pub foreign: f64,
@@ -237,7 +221,6 @@ pub struct ModelConfig {
     pub reference_tokens: u32,
     /// Share of an uncontended layer of `reference_tokens` tokens that collectives take.
     pub comm_share: f64,
-    /// All-to-all bytes of a token at a layer, divided by its KV bytes there.
     pub collective_to_kv: f64,
 }
 
@@ -258,9 +241,6 @@ impl Default for ModelConfig {
 impl LabConfig {
     /// Returns the configuration as a file that gives the same configuration when it is read. Keys
     /// without a value are comments.
-    ///
-    /// # Errors
-    /// Never: all fields have a TOML form.
     pub fn to_toml(&self) -> Result<String, toml::ser::Error> {
         let text = toml::to_string_pretty(self)?;
         let mut unset = String::new();
@@ -312,38 +292,27 @@ impl LabConfig {
         Ok(format!("{}\n{unset}{gap}{tables}", keys.trim_end()))
     }
 
-    /// Returns the DSCP of foreign traffic.
-    #[must_use]
     pub fn foreign_dscp(&self) -> u8 {
         self.foreign_dscp.or(self.level_dscp.first().copied()).unwrap_or(0)
     }
 
-    /// Returns the number of hosts.
-    #[must_use]
     pub fn hosts(&self) -> usize {
         self.units * self.ranks + self.decodes
     }
 
-    /// Returns the host of a unit's rank.
-    #[must_use]
     pub fn prefill_host(&self, unit: usize, rank: usize) -> usize {
         unit * self.ranks + rank
     }
 
-    /// Returns the hosts of the other ranks of a rank's unit.
     pub fn unit_peers(&self, unit: usize, rank: usize) -> impl Iterator<Item = usize> + use<> {
         let (first, own) = (self.prefill_host(unit, 0), self.prefill_host(unit, rank));
         (first..first + self.ranks).filter(move |&host| host != own)
     }
 
-    /// Returns the host of a decode engine.
-    #[must_use]
     pub fn decode_host(&self, decode: usize) -> usize {
         self.units * self.ranks + decode
     }
 
-    /// Returns the name of a host in reports.
-    #[must_use]
     pub fn host_name(&self, host: usize) -> String {
         match host.checked_sub(self.units * self.ranks) {
             Some(decode) => format!("decode{decode}"),
@@ -351,8 +320,6 @@ impl LabConfig {
         }
     }
 
-    /// Returns the scaled sizes and times of the model.
-    #[must_use]
     pub fn scaling(&self) -> Scaling {
         let goodput = f64::from(self.port_mbit) * 1e6 / 8.0 * GOODPUT_SHARE;
         let reference = f64::from(self.model.reference_tokens);
@@ -385,31 +352,24 @@ pub struct Scaling {
     pub collective_bytes_per_token: f64,
     /// KV bytes that one rank holds per token at one layer.
     pub kv_bytes_per_token: f64,
-    /// Number of layers.
     pub layers: u16,
     /// Compute time of a layer that does not depend on the tokens, in µs.
     pub layer_base_us: f64,
     /// Compute time of a layer for each new token, in µs.
     pub layer_token_us: f64,
-    /// Number of ranks of a unit.
     pub ranks: usize,
 }
 
 impl Scaling {
     /// Returns the bytes that a rank sends to *each* of its peers in one all-to-all phase.
-    #[must_use]
     pub fn collective_bytes(&self, new_tokens: u32) -> u64 {
         bytes(self.collective_bytes_per_token * f64::from(new_tokens) / (self.ranks as f64 - 1.0))
     }
 
-    /// Returns the KV bytes of one rank and layer for `tokens` tokens.
-    #[must_use]
     pub fn kv_bytes(&self, tokens: u32) -> u64 {
         if tokens == 0 { 0 } else { bytes(self.kv_bytes_per_token * f64::from(tokens)) }
     }
 
-    /// Returns the compute time of one layer of a batch, in ns.
-    #[must_use]
     pub fn compute_ns(&self, new_tokens: u32) -> u64 {
         ((self.layer_base_us + self.layer_token_us * f64::from(new_tokens)) * 1e3) as u64
     }

@@ -48,7 +48,6 @@ const WARM_TOKENS: u32 = 64;
 /// The host whose daemon is killed if the configuration says so.
 const VICTIM: usize = 0;
 
-/// *init*: the main function of the first process.
 pub fn init() -> i32 {
     let outcome = sandbox::furnish().and_then(|()| run(&read_spec()?));
     match outcome {
@@ -77,10 +76,6 @@ fn read_spec() -> Result<LabSpec, LabError> {
     serde_json::from_str(&line).map_err(|error| LabError::unreadable("reading what to run", error))
 }
 
-/// Plays all runs.
-///
-/// # Errors
-/// Fails if a part of the lab fails.
 fn run(spec: &LabSpec) -> Result<(), LabError> {
     let lab = Lab { spec, wiring: Wiring::build(&spec.config, &spec.tools)? };
     let mut alone = RunRecord::default();
@@ -130,7 +125,6 @@ struct Lab<'a> {
     wiring: Wiring<'a>,
 }
 
-/// The state of one run.
 struct Run<'a> {
     /// Index of the run, from 0.
     index: usize,
@@ -138,7 +132,6 @@ struct Run<'a> {
     asked: &'a [Asked],
     /// Objectives by request, in ns. `None` if requests are played one by one.
     objectives: Option<&'a HashMap<u64, u64>>,
-    /// Folder of the run's files.
     folder: PathBuf,
     daemons: Option<Daemons>,
     coordinator: Option<Coordinator>,

@@ -22,7 +22,6 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// The daemons' counters about the coordinator, over all hosts.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CoordinatorRecord {
-    /// Whether the coordinator was killed.
     pub killed: bool,
     /// Daemons that followed a cluster order at the end.
     pub following: u32,
@@ -60,9 +59,6 @@ fn ask(folder: &Path, host: usize) -> Option<ClusterStatus> {
 
 impl Coordinator {
     /// Starts the coordinator, with a configuration file if one is given.
-    ///
-    /// # Errors
-    /// Fails if the program cannot be started.
     pub fn start(program: &Path, config: Option<&Path>, folder: &Path) -> Result<Self, LabError> {
         let [out, errors] = log_streams(&log_path(folder))?;
         let mut command = Command::new(program);
@@ -81,9 +77,6 @@ impl Coordinator {
     }
 
     /// Waits until all daemons have a cluster order, so that all runs start in the same state.
-    ///
-    /// # Errors
-    /// Fails if a daemon has none in time. The message has the coordinator's log.
     pub fn await_daemons(hosts: usize, folder: &Path) -> Result<(), LabError> {
         let give_up = Instant::now() + ATTEND_WITHIN;
         for host in 0..hosts {
@@ -108,8 +101,6 @@ impl Coordinator {
         let _ = self.child.wait();
     }
 
-    /// Collects the daemons' counters and ends the coordinator.
-    #[must_use]
     pub fn record(self, hosts: usize, folder: &Path) -> CoordinatorRecord {
         let mut record = CoordinatorRecord { killed: self.killed, ..CoordinatorRecord::default() };
         for said in (0..hosts).filter_map(|host| ask(folder, host)) {

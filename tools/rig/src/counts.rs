@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-/// Counters of one or several processes.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Counts {
     /// Bytes that were sent, by stage and DSCP.
@@ -15,14 +14,12 @@ pub struct Counts {
     pub of: BTreeMap<String, f64>,
 }
 
-/// Prefix of the names of all counters of `laxity-engine`.
 const OURS: &str = "laxity_engine_";
 
 /// Prefixes of the names of counters that vLLM exports, which they keep: its own, and those of
 /// Laxity's connector in it.
 const VLLM: [&str; 2] = ["vllm:", "laxity:"];
 
-/// Returns the value of a label.
 fn label<'a>(labels: &'a str, name: &str) -> Option<&'a str> {
     labels.split(',').find_map(|pair| {
         let (key, value) = pair.split_once('=')?;
@@ -31,8 +28,6 @@ fn label<'a>(labels: &'a str, name: &str) -> Option<&'a str> {
 }
 
 impl Counts {
-    /// Parses the text format of Prometheus.
-    #[must_use]
     pub fn read(text: &str) -> Self {
         let mut counts = Self::default();
         for line in text.lines() {
@@ -64,20 +59,16 @@ impl Counts {
     }
 
     /// Returns a counter, or 0 if the text does not have it.
-    #[must_use]
     pub fn get(&self, name: &str) -> f64 {
         self.of.get(name).copied().unwrap_or(0.0)
     }
 
     /// Returns the mean of a histogram, or 0 if it is empty.
-    #[must_use]
     pub fn mean(&self, histogram: &str) -> f64 {
         let count = self.get(&format!("{histogram}_count"));
         if count > 0.0 { self.get(&format!("{histogram}_sum")) / count } else { 0.0 }
     }
 
-    /// Returns the difference to an earlier reading.
-    #[must_use]
     pub fn since(&self, before: &Self) -> Self {
         let mut since = self.clone();
         for (name, value) in &mut since.of {
@@ -93,7 +84,6 @@ impl Counts {
         since
     }
 
-    /// Adds the counters of another process.
     pub fn add(&mut self, other: &Self) {
         for (name, value) in &other.of {
             *self.of.entry(name.clone()).or_default() += value;

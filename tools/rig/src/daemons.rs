@@ -86,13 +86,10 @@ struct Levels<'a> {
 pub const LANE_SLOTS: u32 = 1024;
 
 /// Returns the socket on which a host's daemon takes clients.
-#[must_use]
 pub fn daemon_socket(folder: &Path, host: usize) -> PathBuf {
     folder.join(format!("laxityd{host}.sock"))
 }
 
-/// Returns the control socket of a host's daemon.
-#[must_use]
 pub fn control_socket(folder: &Path, host: usize) -> PathBuf {
     folder.join(format!("control{host}.sock"))
 }
@@ -101,16 +98,11 @@ pub fn control_socket(folder: &Path, host: usize) -> PathBuf {
 const ANSWER_WITHIN: Duration = Duration::from_secs(2);
 
 /// Returns the status of a host's daemon, or `None` if it doesn't answer.
-#[must_use]
 pub fn status(folder: &Path, host: usize) -> Option<Status> {
     let mut control = ControlClient::connect(control_socket(folder, host), ANSWER_WITHIN).ok()?;
     control.status().ok()
 }
 
-/// Returns the configuration file of one host's daemon.
-///
-/// # Errors
-/// Never: the values of a [`LabConfig`] have a TOML form.
 pub fn daemon_toml(
     config: &LabConfig,
     policy: &str,
@@ -152,7 +144,6 @@ struct Supervised {
     thread: JoinHandle<()>,
 }
 
-/// The daemons of all hosts.
 pub struct Daemons {
     stop: Arc<AtomicBool>,
     restarts: Arc<AtomicU32>,
@@ -162,9 +153,6 @@ pub struct Daemons {
 
 impl Daemons {
     /// Starts one daemon per host and waits until all accept clients.
-    ///
-    /// # Errors
-    /// Fails if a daemon does not start. The message has the daemon's log.
     pub fn start(
         config: &LabConfig,
         policy: &str,
@@ -221,13 +209,10 @@ impl Daemons {
         }
     }
 
-    /// Returns how many times a daemon was restarted.
-    #[must_use]
     pub fn restarts(&self) -> u32 {
         self.restarts.load(Ordering::Relaxed)
     }
 
-    /// Stops all daemons.
     pub fn stop(self) {
         self.stop.store(true, Ordering::Release);
         for daemon in self.supervised {
@@ -300,8 +285,6 @@ fn supervise(
     }
 }
 
-/// Returns the last lines of a log for a message.
-#[must_use]
 pub fn tail(log: &Path) -> String {
     const LINES: usize = 15;
     let Ok(text) = fs::read(log) else {

@@ -20,16 +20,12 @@ use crate::vm::task::{TaskError, TaskReport};
 /// The reason why a part of the lab failed.
 #[derive(Debug, Error)]
 pub enum LabError {
-    /// The machine lacks something.
     #[error(transparent)]
     CannotRun(#[from] CannotRun),
-    /// A field of the configuration is invalid.
     #[error(transparent)]
     Config(#[from] InvalidLab),
-    /// The guest's network can't be built as configured.
     #[error(transparent)]
     Network(#[from] BadNetwork),
-    /// The file of requests can't be used.
     #[error(transparent)]
     Trace(#[from] TraceError),
     /// What was asked for does not exist, or does not fit the rest. The text says what to change.
@@ -38,25 +34,18 @@ pub enum LabError {
     /// A program or a file that this part needs is not there.
     #[error("{what} is missing; {next_step}")]
     Missing {
-        /// What is missing.
         what: String,
-        /// How to get it.
         next_step: &'static str,
     },
-    /// A program can't be started.
     #[error("starting {program}: {cause}")]
     Start {
-        /// Name or path of the program.
         program: String,
-        /// The cause.
         cause: io::Error,
     },
     /// A program failed, or did not do its part.
     #[error("{program} {how}")]
     Program {
-        /// Name of the program, or its command line.
         program: String,
-        /// How it failed, with its exit status and its last words.
         how: String,
     },
     /// One of two programs that talk to each other failed.
@@ -67,7 +56,6 @@ pub enum LabError {
         /// The program that answers.
         passive: Box<TaskReport>,
     },
-    /// A task in the guest failed.
     #[error(transparent)]
     Task(#[from] TaskError),
     /// The daemon did not tell its status.
@@ -78,55 +66,40 @@ pub enum LabError {
     Timeout {
         /// What is still not so.
         what: String,
-        /// How long the lab waited.
         within: Duration,
         /// The last lines of a log, if there is one.
         said: String,
     },
-    /// A file can't be read or written.
     #[error("{doing} {path}: {cause}", path = .path.display())]
     File {
-        /// What was to be done with the file.
         doing: &'static str,
-        /// Path of the file or folder.
         path: PathBuf,
-        /// The cause.
         cause: io::Error,
     },
-    /// The system refused a call.
     #[error("{doing}: {cause}")]
     System {
-        /// What the call was for.
         doing: &'static str,
-        /// The cause.
         cause: io::Error,
     },
     /// A device of the guest does not work.
     #[error("{device} {problem}")]
     Device {
-        /// Name of the device.
         device: String,
-        /// What is wrong with it.
         problem: String,
     },
     /// The output of a program, or a message between processes, is not what it should be.
     #[error("{what}: {cause}")]
     Unreadable {
-        /// What can't be read.
         what: String,
-        /// The cause.
         cause: String,
     },
-    /// A request got no answer, or a wrong one.
     #[error("{0}")]
     Request(String),
     /// A part of the lab that runs in a sandbox failed. The text is what it reported.
     #[error("{0}")]
     Inside(String),
-    /// A message between the lab's processes can't be written as JSON.
     #[error(transparent)]
     Json(#[from] serde_json::Error),
-    /// A configuration file of a program can't be written as TOML.
     #[error(transparent)]
     Toml(#[from] toml::ser::Error),
     /// A step that the reader knows by name failed.
@@ -134,7 +107,6 @@ pub enum LabError {
     Step {
         /// The step, and what helps if it fails.
         step: String,
-        /// The cause.
         cause: Box<LabError>,
     },
 }

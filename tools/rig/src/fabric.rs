@@ -34,10 +34,8 @@ const GSO_BYTES_MAX: u32 = 16 << 10;
 /// HTB's burst, in bytes. One GSO unit must fit.
 pub const BURST_BYTES: u32 = 20 << 10;
 
-/// DSCP of control messages between processes: network control (CS6).
 pub const WORDS_DSCP: u8 = 48;
 
-/// First minor number of the classes, and first handle of their queues.
 const MINOR_FIRST: u32 = 0x10;
 
 /// A class of the fabric: the traffic with one DSCP.
@@ -50,7 +48,6 @@ pub struct WireClass {
 impl WireClass {
     /// Returns the classes in strict order of priority: control messages, levels, unmarked traffic
     /// before the last level, scavenger. `None` if the DSCPs cannot be ordered so.
-    #[must_use]
     pub fn table(level_dscp: &[u8], scavenger_dscp: u8) -> Option<Vec<Self>> {
         let mut dscps: Vec<u8> = vec![WORDS_DSCP];
         for &dscp in level_dscp.iter().chain([&scavenger_dscp]) {
@@ -72,14 +69,11 @@ impl WireClass {
 }
 
 /// Returns the index of a DSCP in the table. An unknown DSCP has the index of unmarked traffic.
-#[must_use]
 pub fn class_of(classes: &[WireClass], dscp: u8) -> usize {
     let place = |dscp| classes.iter().position(|class| class.dscp == dscp);
     place(dscp).or_else(|| place(0)).unwrap_or(0)
 }
 
-/// Returns the address of a host inside the lab.
-#[must_use]
 pub fn address(host: usize) -> std::net::Ipv4Addr {
     std::net::Ipv4Addr::new(10, 77, 0, host as u8 + 1)
 }
@@ -89,15 +83,12 @@ pub fn address(host: usize) -> std::net::Ipv4Addr {
 pub const COORDINATOR: std::net::SocketAddrV4 =
     std::net::SocketAddrV4::new(std::net::Ipv4Addr::new(10, 78, 0, 254), 7471);
 
-/// Returns the address of a host on the management network.
-#[must_use]
 pub fn management_address(host: usize) -> std::net::Ipv4Addr {
     std::net::Ipv4Addr::new(10, 78, 0, host as u8 + 1)
 }
 
 /// Returns the `ip -batch` input that makes the management network and connects every host to it.
 /// The coordinator's address is in the lab's own namespace. The network is not shaped.
-#[must_use]
 pub fn management_script(hosts: usize) -> String {
     let address = COORDINATOR.ip();
     let mut script = format!(
@@ -116,26 +107,19 @@ pub fn management_script(hosts: usize) -> String {
     script
 }
 
-/// Returns the `ip -batch` input for a host's end of the management network.
-#[must_use]
 pub fn management_host_script(host: usize) -> String {
     let address = management_address(host);
     format!("link set mgmt addrgenmode none up\naddr add {address}/24 dev mgmt\n")
 }
 
-/// Returns the name of a host's network namespace.
-#[must_use]
 pub fn namespace(host: usize) -> String {
     format!("host{host}")
 }
 
-/// Returns the name of the switch's port towards a host.
-#[must_use]
 pub fn switch_port(host: usize) -> String {
     format!("port{host}")
 }
 
-/// Name of a host's interface inside its namespace.
 pub const HOST_PORT: &str = "eth0";
 
 fn mac(host: usize) -> String {
@@ -143,7 +127,6 @@ fn mac(host: usize) -> String {
 }
 
 /// Returns the `ip -batch` input that connects every host's namespace to a new switch.
-#[must_use]
 pub fn switch_script(hosts: usize) -> String {
     let mut script = format!(
         "link set lo up\nlink add sw0 mtu {MTU} type bridge stp_state 0 mcast_snooping 0\n\
@@ -167,7 +150,6 @@ pub fn switch_script(hosts: usize) -> String {
 /// The route pins two settings. One is the congestion control, because BBR would pace below the
 /// shaper. The other is the initial window, which also applies after an idle period. A collective
 /// is a burst after a pause, so a window of ten packets would measure slow start.
-#[must_use]
 pub fn host_script(host: usize, hosts: usize, congestion_control: &str) -> String {
     let address = address(host);
     let mut script = format!(
@@ -185,7 +167,6 @@ pub fn host_script(host: usize, hosts: usize, congestion_control: &str) -> Strin
 }
 
 /// Returns the `tc -batch` input that shapes a port and makes one strict-priority queue per class.
-#[must_use]
 pub fn shaping_script(device: &str, config: &LabConfig, classes: &[WireClass]) -> String {
     let rate = format!("{}mbit", config.port_mbit);
     let bursts = format!("burst {BURST_BYTES} cburst {BURST_BYTES}");
@@ -227,13 +208,10 @@ pub fn shaping_script(device: &str, config: &LabConfig, classes: &[WireClass]) -
 /// Counters of one queue since it was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QueueCounters {
-    /// Bytes sent, including headers.
     pub bytes: u64,
-    /// Packets dropped.
     pub drops: u64,
 }
 
-/// Counters of one port's queues, by DSCP.
 pub type PortCounters = BTreeMap<u8, QueueCounters>;
 
 #[derive(Deserialize)]
@@ -245,10 +223,6 @@ struct QdiscLine {
     drops: u64,
 }
 
-/// Parses the output of `tc -s -j qdisc show dev PORT`.
-///
-/// # Errors
-/// Fails if the output is not the JSON that iproute2 prints.
 pub fn parse_counters(
     json: &str,
     classes: &[WireClass],
@@ -265,8 +239,6 @@ pub fn parse_counters(
     Ok(counters)
 }
 
-/// Returns the difference between two readings.
-#[must_use]
 pub fn since(before: &PortCounters, after: &PortCounters) -> PortCounters {
     after
         .iter()

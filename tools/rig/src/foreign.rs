@@ -31,7 +31,6 @@ const LATE_MAX: Duration = Duration::from_millis(20);
 /// Longest time until the daemons have the full rate again.
 const BACK_WITHIN: Duration = Duration::from_secs(20);
 
-/// What the daemons found of foreign traffic.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ForeignRecord {
     /// What all senders together were to send, in bytes per second.
@@ -65,9 +64,6 @@ fn egress(hosts: usize, folder: &Path) -> Vec<PortStatus> {
 
 impl Foreign {
     /// Starts the senders, or none if the configuration has no foreign traffic.
-    ///
-    /// # Errors
-    /// Fails if a process can't be started.
     pub fn start(config: &LabConfig, folder: &Path) -> Result<Option<Self>, LabError> {
         if config.foreign <= 0.0 {
             return Ok(None);
@@ -96,7 +92,6 @@ impl Foreign {
     }
 
     /// Asks the daemons what they found, ends the senders, and waits for the full rate.
-    #[must_use]
     pub fn end(mut self, folder: &Path) -> ForeignRecord {
         let ports = egress(self.hosts, folder);
         let passed_s = self.before.0.elapsed().as_secs_f64();
@@ -141,9 +136,6 @@ impl Drop for Foreign {
 
 /// *foreign*: sends from a host until it is killed. The arguments are the host, its peer, the bytes
 /// per second and the DSCP.
-///
-/// # Errors
-/// Fails if there is no such host or no socket.
 pub fn send(args: &[&str]) -> Result<(), LabError> {
     let number = |at: usize| -> Result<f64, LabError> {
         let text = args.get(at).copied().unwrap_or_default();

@@ -26,7 +26,6 @@ use crate::serving::{ServingConfig, Times};
 /// and forward, and the wake-ups of daemon, sender and receiver. It is the same for all policies.
 const MESSAGE_NS: f64 = 250_000.0;
 
-/// Returns `t(b)` in ns.
 fn message_ns(scaling: &Scaling, bytes: f64) -> f64 {
     let behind_burst = (bytes - f64::from(BURST_BYTES)).max(0.0);
     behind_burst * 1e9 / scaling.goodput_bytes_per_s + MESSAGE_NS
@@ -34,7 +33,6 @@ fn message_ns(scaling: &Scaling, bytes: f64) -> f64 {
 
 /// Returns how long a request keeps a unit busy if all its hosts share the request evenly, in ns.
 /// The offered load is measured in this time.
-#[must_use]
 pub fn service_ns(scaling: &Scaling, new_tokens: u32) -> u64 {
     let peers = scaling.ranks as u64 - 1;
     let phase = message_ns(scaling, (scaling.collective_bytes(new_tokens) * peers) as f64);
@@ -52,14 +50,12 @@ pub struct Ideal {
 
 impl Ideal {
     /// Returns the inputs of the timed engine of a lab, or `None` for another engine.
-    #[must_use]
     pub fn new(config: &LabConfig) -> Option<Self> {
         Some(Self { scaling: config.scaling(), serving: config.serving(), times: config.times(0)? })
     }
 
     /// Returns the contention-free TTFT, in ns, of a request that computes `new` tokens and reuses
     /// `reused`. Of the reused tokens, `fetched` come over the network.
-    #[must_use]
     pub fn ttft_ns(&self, new: u32, reused: u32, fetched: u32) -> u64 {
         let ns = |bytes: f64| bytes * 1e9 / self.scaling.goodput_bytes_per_s;
         let kv_bytes = self.serving.kv_bytes() as f64;

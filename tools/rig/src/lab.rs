@@ -27,7 +27,6 @@ use crate::{client, controller, faults, foreign, report, sandbox, vllm, vm};
 /// Number of requests that are played one by one to check the computed contention-free TTFT.
 const VALIDATION_REQUESTS: usize = 10;
 
-/// Returns a progress bar on standard error, or a hidden one.
 fn progress_bar(shown: bool) -> ProgressBar {
     if !shown {
         return ProgressBar::hidden();
@@ -70,10 +69,6 @@ fn alone(config: &LabConfig, asked: &[Asked]) -> Vec<Asked> {
 
 /// Runs the lab, with a progress bar on standard error if `progress` is set. The report says
 /// whether answers differ between policies.
-///
-/// # Errors
-/// Fails if the configuration is invalid, the machine lacks something ([`CannotRun`]), or a part of
-/// the lab failed. The message says what to do.
 pub fn run(config: &LabConfig, progress: bool) -> Result<LabReport, LabError> {
     check(config)?;
     let bar = progress_bar(progress);
@@ -157,8 +152,6 @@ fn show(bar: &ProgressBar, runs: &[Shown], run: usize, finished: usize, elapsed_
     bar.set_message(format!("{finished}/{} requests", shown.requests));
 }
 
-/// Returns what the lab needs and this machine has or lacks.
-#[must_use]
 pub fn probe(config: &LabConfig) -> Findings {
     probe::findings(config)
 }

@@ -13,20 +13,17 @@ use serde::{Deserialize, Serialize};
 use crate::counts::Counts;
 use crate::daemons;
 
-/// The KV bytes of a run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Ledger {
     /// Bytes that the connector moved.
     pub moved_bytes: u64,
     /// Bytes that the connector moved for the same requests when each was alone.
     pub alone_bytes: u64,
-    /// Transfers of the connector.
     pub transfers: u64,
     /// Transfers of the connector that failed.
     pub failed_transfers: u64,
     /// Requests whose KV expired because nobody fetched it.
     pub expired: u64,
-    /// Mean time of a transfer, in ms.
     pub transfer_ms: f64,
     /// Mean time in which a transfer was posted, in ms.
     pub post_ms: f64,
@@ -47,8 +44,6 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// Reads the counts of a run, over all hosts.
-    #[must_use]
     pub fn of(counts: &Counts, alone_bytes: u64) -> Self {
         let count = |name: &str| counts.get(name) as u64;
         let ms = |name: &str| counts.mean(name) * 1e3;
@@ -71,7 +66,6 @@ impl Ledger {
 
     /// Returns the bytes that one count has and another lacks. `scheduled` says whether there were
     /// daemons, and `whole` whether every request was answered.
-    #[must_use]
     pub fn lost_bytes(&self, scheduled: bool, whole: bool) -> u64 {
         let mut lost = 0;
         if scheduled {
@@ -91,7 +85,6 @@ impl Ledger {
 }
 
 /// Returns the bytes that vLLM's connector moved.
-#[must_use]
 pub fn moved(counts: &Counts) -> u64 {
     counts.get("vllm:nixl_bytes_transferred_sum") as u64
 }

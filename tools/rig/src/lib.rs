@@ -16,6 +16,7 @@
 //! Some or all requests are played one by one first. Each policy then gets the same requests at the
 //! same times, and the answers have to be the same, token by token. Each run has its own processes.
 #![forbid(unsafe_code)]
+#![allow(missing_docs, reason = "what a name of the laboratory says is not said twice")]
 
 pub mod carriage;
 pub mod client;

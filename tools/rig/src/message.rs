@@ -6,7 +6,6 @@ use serde::Serialize;
 ///
 /// # Panics
 /// Never: messages of the lab have a JSON form.
-#[must_use]
 pub fn line<T: Serialize>(message: &T) -> Vec<u8> {
     let mut line = serde_json::to_vec(message).expect("messages have a JSON form");
     line.push(b'\n');

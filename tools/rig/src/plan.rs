@@ -22,18 +22,15 @@ use crate::ideal::{self, Ideal};
 use crate::trace::{self, Fitting};
 use crate::workload::{self, AGENT, CONVERSATION, Request, Synthetic};
 
-/// A request with its placement.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Asked {
     /// Number of the request, from 1, in order of arrival.
     pub id: u64,
     /// Arrival time, in ns after the start.
     pub arrival_ns: u64,
-    /// Tokens of the prompt.
     pub tokens: u32,
     /// Leading tokens that belong to the shared prefix.
     pub reused: u32,
-    /// Number of the prefix.
     pub prefix: u64,
     /// The decode host that gets the request.
     pub decode: usize,
@@ -49,7 +46,6 @@ pub struct Placed {
     pub host: usize,
     /// Leading tokens whose KV comes from another host.
     pub fetched: u32,
-    /// Contention-free TTFT of the request, in ns.
     pub ideal_ns: u64,
 }
 
@@ -62,8 +58,6 @@ fn stream(seed: u64, number: u64) -> ChaCha8Rng {
     rng
 }
 
-/// Returns the first tokens of a prefix.
-#[must_use]
 pub fn prefix_tokens(seed: u64, prefix: u64, count: u32) -> Vec<u32> {
     // The constant separates the streams of prefixes from those of requests' own tokens.
     let mut rng = stream(seed ^ 0x5052_4546_4958, prefix);
@@ -71,8 +65,6 @@ pub fn prefix_tokens(seed: u64, prefix: u64, count: u32) -> Vec<u32> {
 }
 
 impl Asked {
-    /// Returns the tokens of the prompt.
-    #[must_use]
     pub fn prompt(&self, seed: u64) -> Vec<u32> {
         let mut tokens = prefix_tokens(seed, self.prefix, self.reused);
         let mut rng = stream(seed, self.id);
@@ -85,18 +77,13 @@ impl Asked {
 /// The requests of a run, and their source.
 #[derive(Clone, Debug)]
 pub struct Asking {
-    /// The requests as generated or read.
     pub requests: Vec<Request>,
-    /// The requests with their placements.
     pub asked: Vec<Asked>,
     /// How a recording was fitted, if the requests come from one.
     pub fitting: Option<Fitting>,
 }
 
 /// Makes the requests of a configuration. The result is deterministic.
-///
-/// # Errors
-/// Fails if the request file cannot be used, or nothing arrives within the duration.
 pub fn asking(config: &LabConfig) -> Result<Asking, LabError> {
     let (requests, fitting) = requests(config)?;
     let asked = requests
@@ -210,7 +197,6 @@ fn rate_for_load(config: &LabConfig, sample: &[Request]) -> f64 {
 }
 
 /// Returns the load that the requests of the configured duration offer.
-#[must_use]
 pub fn offered_load(config: &LabConfig, requests: &[Request]) -> f64 {
     busy_s(config, requests) / (config.units as f64 * config.duration_s)
 }
@@ -265,7 +251,6 @@ fn place(config: &LabConfig, asking: &mut Asking) {
 
 /// Returns, for each host, the shared prompts whose KV it holds from the start. Decode hosts hold
 /// none.
-#[must_use]
 pub fn held(config: &LabConfig, asked: &[Asked]) -> Vec<Vec<Vec<u32>>> {
     let requests: Vec<Request> = asked
         .iter()
@@ -286,7 +271,6 @@ pub fn held(config: &LabConfig, asked: &[Asked]) -> Vec<Vec<Vec<u32>>> {
 
 /// Returns the prefixes that are computed before a run, with the most tokens that a request shares,
 /// most popular first.
-#[must_use]
 pub fn shared(asked: &[Asked]) -> Vec<(u64, u32)> {
     let mut longest: BTreeMap<u64, (usize, u32)> = BTreeMap::new();
     for request in asked.iter().filter(|request| request.reused > 0) {

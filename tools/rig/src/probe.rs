@@ -18,15 +18,12 @@ use crate::fabric::{self, WireClass};
 use crate::sandbox::{self, find_program};
 use crate::vllm;
 
-/// Environment variable with the path of the daemon.
 pub const LAXITYD_VARIABLE: &str = "LAXITY_LAXITYD";
 
 /// Paths of the programs that the lab runs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tools {
-    /// Path of `ip` of iproute2.
     pub ip: PathBuf,
-    /// Path of `tc` of iproute2.
     pub tc: PathBuf,
     /// Path of `laxityd`, if a policy needs it.
     pub laxityd: Option<PathBuf>,
@@ -44,33 +41,25 @@ pub struct Tools {
     pub python: Option<PathBuf>,
 }
 
-/// Environment variable with the path of the NCCL net plugin.
 pub const NCCL_PLUGIN_VARIABLE: &str = "LAXITY_NCCL_PLUGIN";
 
-/// Name of the NCCL net plugin in messages.
 const NCCL_PLUGIN: &str = "NCCL plugin";
 
 /// File names of the plugin: the one that NCCL looks for, and the one that cargo builds.
 const NCCL_PLUGIN_NAMES: [&str; 2] = ["libnccl-net-laxity.so", "libnccl_net_laxity.so"];
 
-/// Environment variable with the path of the engine.
 pub const ENGINE_VARIABLE: &str = "LAXITY_ENGINE";
 
-/// Name of the engine.
 const ENGINE: &str = "laxity-engine";
 
-/// Name of vLLM in messages.
 const VLLM: &str = "vLLM";
 
-/// Name of the coordinator.
 const COORDINATOR: &str = "laxity-coordinator";
 
 /// Something that the machine lacks, and how to get it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Lack {
-    /// What the machine lacks.
     pub what: String,
-    /// How to get it.
     pub next_step: String,
 }
 
@@ -114,7 +103,6 @@ fn find_named(
     })
 }
 
-/// Finds one of Laxity's programs next to this one or in `PATH`.
 fn find_own(name: &str) -> Option<PathBuf> {
     let beside = std::env::current_exe().ok().and_then(|exe| {
         // Examples and tests of a cargo build are one folder below the programs.
@@ -123,19 +111,12 @@ fn find_own(name: &str) -> Option<PathBuf> {
     beside.or_else(|| find_program(name))
 }
 
-/// Finds `laxityd`: the configured one, `LAXITY_LAXITYD`, next to this program, or in `PATH`.
-///
-/// # Errors
-/// Says how to get it if there is none.
 pub fn find_daemon(configured: Option<&PathBuf>) -> Result<PathBuf, Lack> {
     find_named("laxityd", "laxity-daemon", configured, LAXITYD_VARIABLE)
 }
 
 /// Finds the NCCL net plugin: the configured one, `LAXITY_NCCL_PLUGIN`, next to this program (cargo
 /// allows no hyphen in a library's name), or where `make install` or a package puts it.
-///
-/// # Errors
-/// Returns the places that were searched if there is no plugin.
 pub fn find_nccl_plugin(config: &LabConfig) -> Result<PathBuf, Lack> {
     let named = config.nccl_plugin.clone().or_else(|| {
         std::env::var_os(NCCL_PLUGIN_VARIABLE).filter(|value| !value.is_empty()).map(PathBuf::from)
@@ -174,7 +155,6 @@ pub fn find_nccl_plugin(config: &LabConfig) -> Result<PathBuf, Lack> {
 }
 
 /// Finds one of Laxity's libraries next to this program or where it is installed.
-#[must_use]
 pub fn find_library(name: &str) -> Option<PathBuf> {
     plugin_folders().into_iter().map(|folder| folder.join(name)).find(|file| file.is_file())
 }
@@ -203,15 +183,12 @@ fn plugin_folders() -> Vec<PathBuf> {
 /// The result of a check: what this machine has, and what it lacks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Findings {
-    /// Programs, by their purpose.
     pub found: Vec<(&'static str, PathBuf)>,
     /// Things that are lacking.
     pub lacks: Vec<Lack>,
 }
 
 impl Findings {
-    /// Reports whether nothing is lacking.
-    #[must_use]
     pub fn can_run(&self) -> bool {
         self.lacks.is_empty()
     }
@@ -250,7 +227,6 @@ impl Findings {
 }
 
 /// Checks everything and returns all that is lacking, not only the first.
-#[must_use]
 pub fn findings(config: &LabConfig) -> Findings {
     let mut findings = Findings::default();
     for name in ["ip", "tc"] {
@@ -301,9 +277,6 @@ pub fn findings(config: &LabConfig) -> Findings {
 }
 
 /// Returns the programs that a run needs.
-///
-/// # Errors
-/// Returns all that is lacking on this machine.
 pub fn find(config: &LabConfig) -> Result<Tools, CannotRun> {
     let findings = findings(config);
     let path = |name| findings.found.iter().find(|(n, _)| *n == name).map(|(_, path)| path.clone());
@@ -343,9 +316,6 @@ fn probe_kernel(tools: &Tools) -> Vec<Lack> {
 }
 
 /// *probe*: tries each feature and prints what is lacking.
-///
-/// # Errors
-/// Fails if standard input does not hold the tools.
 pub fn try_all() -> Result<(), LabError> {
     let tools: Tools = serde_json::from_reader(std::io::stdin())?;
     let lacks = match sandbox::leave(CloneFlags::empty()) {

@@ -38,12 +38,10 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(20);
 const STOP_WITHIN: Duration = Duration::from_secs(3);
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 
-/// A message from a client's reader thread.
 enum Heard {
     Said(Said),
     /// The error of a line that could not be read or parsed.
     Unreadable(String),
-    /// The client's output ended.
     Ended,
 }
 
@@ -70,13 +68,11 @@ pub struct Clients {
     heard: Receiver<(usize, Heard)>,
 }
 
-/// A running client in a host's namespace.
 struct Client {
     host: usize,
     child: Child,
     /// Number of answers that the client has not sent yet. An exit before them is an error.
     owes: usize,
-    /// Path of the client's standard error.
     log: PathBuf,
 }
 
@@ -116,7 +112,6 @@ impl Client {
         Ok(client)
     }
 
-    /// Returns the exit status of the client and the end of its log.
     fn last_words(&mut self) -> String {
         let status = match self.child.wait() {
             Ok(status) => status.to_string(),
@@ -133,21 +128,18 @@ impl Drop for Client {
     }
 }
 
-/// A process of a host's engine.
 pub(crate) struct Process {
     pub host: usize,
     pub child: Child,
     pub log: PathBuf,
 }
 
-/// Returns a new file of this path twice, for a process's output and errors.
 pub(crate) fn log_streams(path: &Path) -> Result<[File; 2], LabError> {
     let file = File::create(path).map_err(LabError::file("creating", path))?;
     let again = file.try_clone().map_err(LabError::system("sharing a log"))?;
     Ok([file, again])
 }
 
-/// The engines of all hosts.
 pub struct Engines {
     folder: PathBuf,
     hosts: usize,
@@ -158,9 +150,6 @@ pub struct Engines {
 
 impl Engines {
     /// Starts the engines and waits until all answer.
-    ///
-    /// # Errors
-    /// Fails if an engine does not start. The message has the engine's log.
     pub fn start(
         config: &LabConfig,
         folder: &Path,
@@ -259,9 +248,6 @@ impl Engines {
     }
 
     /// Checks that all engines are running.
-    ///
-    /// # Errors
-    /// Fails if an engine ended. The message has the engine's log.
     pub fn check(&mut self) -> Result<(), LabError> {
         for Process { host, child, log } in &mut self.processes {
             if let Some(status) =
@@ -275,9 +261,6 @@ impl Engines {
     }
 
     /// Starts a client with its job on each given host.
-    ///
-    /// # Errors
-    /// Fails if a client cannot be started.
     pub fn clients(
         &self,
         jobs: impl IntoIterator<Item = (usize, Job)>,
@@ -334,10 +317,6 @@ impl Engines {
     }
 
     /// Returns the next message of a client, or `None` if none comes until `until`.
-    ///
-    /// # Errors
-    /// Fails if a client failed, sent an unreadable line or ended before all its answers, or if an
-    /// engine ended.
     pub fn hear(
         &mut self,
         clients: &mut Clients,
@@ -386,9 +365,6 @@ impl Engines {
     }
 
     /// Returns the counters of each engine.
-    ///
-    /// # Errors
-    /// Fails if an engine does not answer.
     pub fn counts(&mut self) -> Result<Vec<Counts>, LabError> {
         let hosts: Vec<usize> = (0..self.hosts).collect();
         let said = self.each(&hosts, &Job::Metrics, ANSWER_WITHIN)?;

@@ -23,10 +23,8 @@ use nix::sched::{CloneFlags, setns, unshare};
 
 use crate::error::LabError;
 
-/// First argument of the lab's internal calls of this program.
 pub const INTERNAL: &str = "lab-internal";
 
-/// Folder of the lab inside the sandbox.
 pub const FOLDER: &str = "/run/lab";
 
 /// Path of this program that works even where the sandbox hides the original path.
@@ -35,7 +33,6 @@ const SELF: &str = "/proc/self/exe";
 /// Returns a command that runs this program again as a part of the lab. It removes the caller's
 /// variables for Laxity and NCCL (`LAXITY_SOCKET`, `NCCL_SOCKET_IFNAME` and all others), because
 /// they would override the lab's configuration.
-#[must_use]
 pub fn internal(part: &str) -> Command {
     let mut command = Command::new(SELF);
     command.arg0("laxity-lab").arg(INTERNAL).arg(part);
@@ -48,10 +45,6 @@ pub fn internal(part: &str) -> Command {
     command
 }
 
-/// *enter*: leaves the caller's namespaces, starts *init* and waits for it.
-///
-/// # Errors
-/// Fails if the kernel or a container forbids namespaces. The message says which and what to do.
 pub fn enter() -> Result<i32, LabError> {
     leave(CloneFlags::CLONE_NEWPID)?;
     let status = internal("init")
@@ -64,9 +57,6 @@ pub fn enter() -> Result<i32, LabError> {
 
 /// Leaves the caller's mount and network namespaces, and the namespaces that `also` names. The
 /// process must have a single thread.
-///
-/// # Errors
-/// Fails as [`enter`] does.
 pub fn leave(also: CloneFlags) -> Result<(), LabError> {
     let lab = CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_NEWNET | also;
     let (user, group) = (nix::unistd::geteuid(), nix::unistd::getegid());
@@ -86,10 +76,6 @@ const NO_NAMESPACES: &str = "the kernel allows this user no namespaces of its ow
      set kernel.unprivileged_userns_clone=1, user.max_user_namespaces above 0 and, on Ubuntu, \
      kernel.apparmor_restrict_unprivileged_userns=0";
 
-/// *init*: prepares the mount namespace of the lab.
-///
-/// # Errors
-/// Fails if a mount is refused.
 pub fn furnish() -> Result<(), LabError> {
     let nothing = None::<&Path>;
     mount(nothing, "/", nothing, MsFlags::MS_REC | MsFlags::MS_PRIVATE, nothing)
@@ -106,10 +92,6 @@ pub fn furnish() -> Result<(), LabError> {
     Ok(())
 }
 
-/// Moves this process into the network namespace of a host.
-///
-/// # Errors
-/// Fails if there is no such namespace.
 pub fn enter_host(namespace: &str) -> Result<(), LabError> {
     let path = Path::new("/run/netns").join(namespace);
     let file = fs::File::open(&path).map_err(LabError::file("opening", &path))?;
@@ -120,9 +102,6 @@ pub fn enter_host(namespace: &str) -> Result<(), LabError> {
 
 /// *in*: executes a program inside the network namespace of a host. (`ip netns exec` would mount a
 /// new /sys, which containers refuse.)
-///
-/// # Errors
-/// Returns only if there is no such namespace or program.
 pub fn become_program(namespace: &str, program: &OsString, args: &[OsString]) -> LabError {
     match enter_host(namespace) {
         Ok(()) => {
@@ -135,7 +114,6 @@ pub fn become_program(namespace: &str, program: &OsString, args: &[OsString]) ->
 
 /// Finds a program in `PATH` and in the folders of administrative tools that may be missing in
 /// `PATH`. Links are resolved, so that targets that `/run` hides stay reachable.
-#[must_use]
 pub fn find_program(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let folders = std::env::split_paths(&path)

@@ -35,21 +35,13 @@ pub struct ServingConfig {
     pub device: Device,
     /// Threads of a process that compute. Threads that send and receive are extra.
     pub threads: usize,
-    /// Number of layers.
     pub layers: usize,
-    /// Width of the model.
     pub hidden: usize,
-    /// Number of attention heads.
     pub heads: usize,
-    /// Number of heads of keys and values.
     pub kv_heads: usize,
-    /// Width of a head.
     pub head_dim: usize,
-    /// Hidden width of an expert.
     pub ffn: usize,
-    /// Number of different tokens.
     pub vocab: usize,
-    /// Experts of a layer, spread over the hosts of a prefill unit.
     pub experts: usize,
     /// Number of experts for each token.
     pub experts_per_token: usize,
@@ -57,9 +49,7 @@ pub struct ServingConfig {
     pub weights_seed: u64,
     /// Number of KV cache blocks of each process.
     pub kv_blocks: u32,
-    /// Tokens of one block.
     pub block_tokens: u32,
-    /// Most tokens of an iteration.
     pub chunk_tokens: u32,
     /// The engine's policy that orders requests.
     pub order: Policy,
@@ -68,7 +58,6 @@ pub struct ServingConfig {
     pub tokens_mean: f64,
     /// Number of prefixes that the requests of built-in workloads share.
     pub prefixes: u32,
-    /// Tokens of an answer.
     pub output_tokens: u32,
     /// Time without a sign of life after which a daemon counts as gone, in ms.
     pub stall_ms: u64,
@@ -101,7 +90,6 @@ impl Default for ServingConfig {
     }
 }
 
-/// The settings of the timed engine.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct TimedConfig {
@@ -109,7 +97,6 @@ pub struct TimedConfig {
     pub order: Policy,
     /// Number of KV cache blocks of each process, with 16 tokens each.
     pub kv_blocks: u32,
-    /// Tokens of an answer.
     pub output_tokens: u32,
     /// Time without a sign of life after which a daemon counts as gone, in ms.
     pub stall_ms: u64,
@@ -133,7 +120,6 @@ pub struct Times {
 impl Times {
     /// Returns the time of a layer with this many tokens on each rank, in ns. A rank's own experts
     /// wait for all rows, and then compute the other ranks' rows.
-    #[must_use]
     pub fn layer_ns(&self, tokens: u32) -> f64 {
         let tokens = f64::from(tokens);
         (self.layer_us + 2.0 * self.expert_us + (self.token_us + self.row_us) * tokens) * 1e3
@@ -143,25 +129,19 @@ impl Times {
 /// Times of a decode host. They are short so that decode does not delay answers.
 const DECODE: Times = Times { layer_us: 250.0, token_us: 1.0, expert_us: 250.0, row_us: 1.0 };
 
-/// Largest allowed number of tokens of an answer.
 const OUTPUT_TOKENS_MAX: u32 = 65_536;
 
 impl ServingConfig {
-    /// Returns the most tokens of prompt and answer together.
-    #[must_use]
     pub const fn context(&self, tokens_max: u32) -> u32 {
         tokens_max.saturating_add(self.output_tokens)
     }
 
-    /// Returns the KV bytes of a token in a layer.
-    #[must_use]
     pub const fn kv_bytes(&self) -> usize {
         2 * self.kv_heads * self.head_dim * 4
     }
 
     /// Returns the average bytes that a token sends to and receives from experts on other hosts in
     /// a layer.
-    #[must_use]
     pub fn expert_bytes(&self, ranks: usize) -> f64 {
         let away = (ranks - 1) as f64 / ranks as f64;
         2.0 * self.experts_per_token as f64 * away * (self.hidden * 4) as f64
@@ -170,7 +150,6 @@ impl ServingConfig {
 
 impl LabConfig {
     /// Returns the defaults for the real engine, which has fewer hosts and slower ports.
-    #[must_use]
     pub fn real() -> Self {
         Self {
             engine: Engine::Real,
@@ -190,13 +169,11 @@ impl LabConfig {
     }
 
     /// Returns the defaults with all settings of the timed engine.
-    #[must_use]
     pub fn timed() -> Self {
         Self { timed: Some(TimedConfig::default()), ..Self::default() }
     }
 
     /// Returns the model that the engine serves.
-    #[must_use]
     pub fn serving(&self) -> ServingConfig {
         match self.engine {
             Engine::Timed => {}
@@ -229,7 +206,6 @@ impl LabConfig {
 
     /// Returns the times of a host's process, or `None` if it is not timed. Attention and experts
     /// each take half of a layer.
-    #[must_use]
     pub fn times(&self, host: usize) -> Option<Times> {
         if self.engine != Engine::Timed {
             return None;
@@ -249,7 +225,6 @@ impl LabConfig {
     }
 
     /// Returns why a setting has no effect on an engine, or `None` if it has an effect.
-    #[must_use]
     pub fn no_use_with(engine: Engine, field: &str) -> Option<&'static str> {
         Some(match (engine, field) {
             (Engine::Timed, _) => return None,
@@ -273,7 +248,6 @@ impl LabConfig {
         })
     }
 
-    /// Checks the settings of the engine.
     pub(crate) fn check_engine(&self) -> Result<(), InvalidLab> {
         let fail = |field, problem: String| Err(InvalidLab { field, problem });
         if self.engine != Engine::Real && self.real.is_some() {

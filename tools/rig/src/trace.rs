@@ -22,7 +22,6 @@ pub enum TraceError {
     /// The file cannot be opened or read.
     #[error("cannot read {path}: {cause}")]
     Read {
-        /// Path of the file.
         path: PathBuf,
         /// The error of the read. It is no source because the text includes it.
         cause: ReadError,
@@ -30,29 +29,22 @@ pub enum TraceError {
     /// A line does not have the format.
     #[error("{path}, line {line}: {problem}")]
     Line {
-        /// Path of the file.
         path: PathBuf,
         /// Number of the line, from 1.
         line: usize,
-        /// What is wrong with the line.
         problem: String,
     },
-    /// The file has too few requests.
     #[error("{path}: holds {found} requests; at least 2 are needed")]
     TooShort {
-        /// Path of the file.
         path: PathBuf,
-        /// Requests in the file.
         found: usize,
     },
 }
 
-/// A request as it was recorded.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Recorded {
     /// Seconds since the first request.
     pub at_s: f64,
-    /// Tokens of the prompt.
     pub tokens: u32,
     /// Prefix blocks, first to last. Empty if the format has none.
     pub blocks: Vec<u64>,
@@ -63,7 +55,6 @@ const BYTES_MAX: u64 = 1 << 30;
 /// Most bytes of a line of a recording. Real ones have about 60 kB.
 const LINE_BYTES_MAX: u64 = 16 << 20;
 
-/// Tokens of a Mooncake block.
 const MOONCAKE_BLOCK_TOKENS: u32 = 512;
 
 /// Most requests at the start of a recording that only warm the prefix cache up.
@@ -72,7 +63,6 @@ const WARM_UP_REQUESTS: usize = 512;
 /// The parameters by which a recording was fitted to the lab.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Fitting {
-    /// Number of requests in the file.
     pub recorded: usize,
     /// Number of requests that only warmed the prefix cache up.
     pub warm_up: usize,
@@ -85,9 +75,6 @@ pub struct Fitting {
 }
 
 /// Reads a request file. Its first line determines the format, and its first bytes the compression.
-///
-/// # Errors
-/// Returns a [`TraceError`].
 pub fn read(path: &Path) -> Result<Vec<Recorded>, TraceError> {
     let unreadable = |cause| TraceError::Read { path: path.to_owned(), cause };
     let failed = |cause: io::Error| unreadable(cause.into());
@@ -180,8 +167,6 @@ fn seconds(timestamp: &str) -> Option<f64> {
     Some(days as f64 * 86_400.0 + hour * 3600.0 + minute * 60.0 + second)
 }
 
-/// Fits a recording to the lab, as the module documentation describes.
-#[must_use]
 pub fn fit(
     recorded: &[Recorded],
     requests_per_s: f64,

@@ -40,7 +40,6 @@ pub use config::VllmConfig;
 
 /// The program that writes the model.
 const MAKE_MODEL: &str = include_str!("vllm/make_model.py");
-/// The program of the front door.
 const FRONT_DOOR: &str = include_str!("vllm/front_door.py");
 
 /// Environment variable with the path of the Python that has vLLM.
@@ -51,20 +50,14 @@ const NO_HINTS: &str = "_no_hints";
 
 /// Port of vLLM's endpoint where the front door has the usual one.
 const BEHIND_PORT: u16 = 8001;
-/// Port of the handshakes of NIXL's connector.
 const SIDE_CHANNEL_PORT: u16 = 5600;
 
-/// Returns the daemon's policy of a run, and whether the connector gives hints.
-#[must_use]
 pub fn daemon_policy(policy: &str) -> (&str, bool) {
     policy.strip_suffix(NO_HINTS).map_or((policy, true), |policy| (policy, false))
 }
 
 /// Returns the Python that has vLLM: the configured one, the one in the environment, or that of the
 /// checkout that this program was built in.
-///
-/// # Errors
-/// Returns what to do if there is none.
 pub fn find_python(config: &LabConfig) -> Result<PathBuf, String> {
     let configured = config.vllm.as_ref().and_then(|vllm| vllm.python.clone());
     let named = configured.or_else(|| std::env::var_os(PYTHON_VARIABLE).map(PathBuf::from));

@@ -17,14 +17,10 @@ use crate::sandbox;
 /// Counters of both ports of a host's link during a run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LinkRecord {
-    /// Counters of the host's own port, towards the switch.
     pub egress: PortCounters,
-    /// Counters of the switch's port, towards the host.
     pub ingress: PortCounters,
 }
 
-/// Returns the difference between two readings, by host.
-#[must_use]
 pub fn between(before: &[LinkRecord], after: &[LinkRecord]) -> Vec<LinkRecord> {
     before
         .iter()
@@ -45,10 +41,6 @@ pub struct Wiring<'a> {
 }
 
 impl<'a> Wiring<'a> {
-    /// Builds the fabric.
-    ///
-    /// # Errors
-    /// Fails if `ip` or `tc` reject a part of it.
     pub fn build(config: &'a LabConfig, tools: &'a Tools) -> Result<Self, LabError> {
         let classes =
             WireClass::table(&config.level_dscp, config.scavenger_dscp).ok_or_else(|| {
@@ -79,10 +71,6 @@ impl<'a> Wiring<'a> {
         Ok(Self { hosts, tc, classes })
     }
 
-    /// Returns the counters of all ports, by host.
-    ///
-    /// # Errors
-    /// Fails if the output of `tc` cannot be read.
     pub fn counters(&self) -> Result<Vec<LinkRecord>, LabError> {
         let read = |namespace: Option<&str>, device: &str| -> Result<PortCounters, LabError> {
             let show = ["-s", "-j", "qdisc", "show", "dev", device];
@@ -117,7 +105,6 @@ fn program(namespace: Option<&str>, path: &Path) -> std::process::Command {
     }
 }
 
-/// Runs `ip` or `tc` with a script.
 fn batch(namespace: Option<&str>, path: &Path, script: &str) -> Result<(), LabError> {
     let mut child = program(namespace, path)
         .args(["-batch", "-"])

@@ -17,7 +17,6 @@ use serde::{Deserialize, Serialize};
 pub struct Request {
     /// Arrival time, in seconds after the start of the run.
     pub arrival_s: f64,
-    /// Tokens of the prompt.
     pub tokens: u32,
     /// Leading tokens whose KV cache exists on some host already. Less than `tokens`.
     pub reused: u32,
@@ -27,24 +26,19 @@ pub struct Request {
 
 impl Request {
     /// Returns the tokens that have to be computed.
-    #[must_use]
     pub fn new_tokens(&self) -> u32 {
         self.tokens - self.reused
     }
 }
 
-/// Statistics of a built-in workload.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Synthetic {
-    /// Mean tokens of a prompt.
     pub tokens_mean: f64,
     /// Standard deviation of the logarithm of the length. A larger one gives a heavier tail.
     pub tokens_sigma: f64,
     /// Share of all tokens that is reusable.
     pub reuse: f64,
-    /// Number of different prefixes.
     pub prefixes: u32,
-    /// Exponent of the prefixes' Zipf popularity.
     pub zipf: f64,
 }
 
@@ -60,7 +54,6 @@ pub const AGENT: Synthetic =
 const OPENING_SHARE: f64 = 0.2;
 
 /// Makes the requests of a built-in workload that arrive in `duration_s` seconds.
-#[must_use]
 pub fn synthesise(
     what: &Synthetic,
     seed: u64,
@@ -100,11 +93,9 @@ pub fn synthesise(
     }
 }
 
-/// Granularity of reuse of the built-in workloads, in tokens (a vLLM block).
 const BLOCK_TOKENS: u32 = 16;
 
 /// Returns FNV-1a over all fields of the requests. Runs with the same digest had the same arrivals.
-#[must_use]
 pub fn digest(requests: &[Request]) -> String {
     let mut hash = 0xcbf2_9ce4_8422_2325_u64;
     let mut take = |word: u64| {
@@ -121,12 +112,9 @@ pub fn digest(requests: &[Request]) -> String {
     format!("{hash:016x}")
 }
 
-/// Measured statistics of a workload.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Statistics {
-    /// Number of requests.
     pub requests: usize,
-    /// Mean tokens of a prompt.
     pub tokens_mean: f64,
     /// Share of all tokens that was reusable.
     pub reuse: f64,
@@ -134,8 +122,6 @@ pub struct Statistics {
     pub requests_per_s: f64,
 }
 
-/// Returns the statistics of a workload.
-#[must_use]
 pub fn statistics(requests: &[Request], duration_s: f64) -> Statistics {
     let tokens: f64 = requests.iter().map(|r| f64::from(r.tokens)).sum();
     let reused: f64 = requests.iter().map(|r| f64::from(r.reused)).sum();

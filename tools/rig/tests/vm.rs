@@ -111,14 +111,12 @@ fn a_pair_crosses_the_router() {
     );
 }
 
-/// Folders of guests.
 fn folders() -> BTreeSet<String> {
     let entries = fs::read_dir(std::env::temp_dir()).expect("a folder");
     let names = entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned());
     names.filter(|name| name.starts_with("laxity-vm-")).collect()
 }
 
-/// Whether a process has this text in its command line.
 fn runs(text: &str) -> bool {
     let entries = fs::read_dir("/proc").expect("/proc");
     entries

@@ -33,21 +33,17 @@ const CA_DAYS: u32 = 3650;
 const BEFORE: Duration = Duration::from_secs(24 * 60 * 60);
 const DAY_S: u64 = 24 * 60 * 60;
 
-/// The holder of a certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Subject {
-    /// The daemon of the host with this name.
     Daemon(String),
     /// A person or tool that may read.
     Viewer(String),
     /// A person or tool that may read and change.
     Operator(String),
-    /// A coordinator with these names and addresses.
     Coordinator(Vec<String>),
 }
 
 impl Subject {
-    /// Returns the stem of the file names: `STEM.crt` and `STEM.key`.
     pub fn file_stem(&self) -> String {
         let role = self.role();
         match self.names().first() {
@@ -56,7 +52,6 @@ impl Subject {
         }
     }
 
-    /// Returns the role as one word.
     pub const fn role(&self) -> &'static str {
         match self {
             Self::Daemon(_) => "daemon",
@@ -66,7 +61,6 @@ impl Subject {
         }
     }
 
-    /// Returns the holder's name, or a coordinator's names and addresses.
     pub fn names(&self) -> &[String] {
         match self {
             Self::Daemon(name) | Self::Viewer(name) | Self::Operator(name) => {
@@ -136,7 +130,6 @@ pub struct Made {
     pub key: PathBuf,
     /// End of validity, in seconds since 1970.
     pub until_s: i64,
-    /// The last day of validity as YYYY-MM-DD, in UTC.
     pub until: String,
 }
 
@@ -152,9 +145,6 @@ const CA: &str = "ca";
 /// Creates a CA in `folder` if there is none, and a certificate and key for each subject. They are
 /// valid for `days`, but no longer than the CA. Returns what was created, the CA first. Only their
 /// owner can read the keys.
-///
-/// # Errors
-/// Returns [`CertsError`].
 pub fn make(folder: &Path, subjects: &[Subject], days: u32) -> Result<Vec<Made>, CertsError> {
     if !(1..=DAYS_MAX).contains(&days) {
         return Err(CertsError::Days(days));
@@ -258,7 +248,6 @@ fn files(folder: &Path, stem: &str) -> (PathBuf, PathBuf) {
     (file("crt"), file("key"))
 }
 
-/// A certificate and its key as PEM.
 pub(crate) struct Pem {
     pub(crate) certificate: String,
     pub(crate) key: String,
@@ -291,7 +280,6 @@ impl Authority {
         Ok((Self { issuer, until_s }, pem))
     }
 
-    /// Reads the CA of a folder.
     fn read(crt: &Path, secret: &Path) -> Result<Self, CertsError> {
         let fail =
             |path: &Path, problem: String| CertsError::Authority { path: path.to_owned(), problem };

@@ -67,10 +67,8 @@ pub enum LoadError {
     Stopped { cause: String, partial: Option<Box<LoadReport>> },
 }
 
-/// Names of the options in TLS errors.
 const SETTINGS: Settings = Settings::OPTIONS;
 
-/// Returns a hash of `seed` (the finalizer of SplitMix64).
 fn mix(seed: u64) -> u64 {
     let z = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -78,12 +76,10 @@ fn mix(seed: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// Returns the time from the arrival of a batch to its departure.
 fn lifetime_ns(plan: &LoadPlan) -> u64 {
     (2e9 * plan.batches as f64 / plan.events_per_s) as u64
 }
 
-/// Returns the arrival of a batch with `left_permille` of its lifetime left.
 fn arrival(batch: u64, lifetime_ns: u64, left_permille: u64) -> Kind {
     let left_ns = lifetime_ns / 1000 * left_permille;
     let late = batch.is_multiple_of(20);
@@ -120,12 +116,10 @@ fn departure(batch: u64) -> Vec<Kind> {
     requests.chain([Kind::BatchFinished(BatchFinished { batch })]).collect()
 }
 
-/// Returns the host name of a daemon.
 fn host(nth: usize) -> String {
     format!("load-{nth:05}")
 }
 
-/// Returns the Hello of a daemon.
 fn hello(nth: usize) -> Hello {
     let port = |index: u32| PortInfo {
         addresses: Vec::new(),
@@ -150,9 +144,6 @@ fn hello(nth: usize) -> Hello {
 }
 
 /// Makes the load and measures. SIGINT, SIGTERM and SIGHUP end the load in order.
-///
-/// # Errors
-/// Returns [`LoadError`].
 pub fn run(plan: &LoadPlan) -> Result<LoadReport, LoadError> {
     if plan.daemons == 0 || plan.batches == 0 {
         return Err(LoadError::Plan("at least one daemon and one batch".into()));
@@ -190,13 +181,11 @@ pub fn run(plan: &LoadPlan) -> Result<LoadReport, LoadError> {
     })
 }
 
-/// The reason why the load ended early.
 enum Stop {
     /// The load was refused before anything was started.
     Plan(LoadError),
     /// The coordinator could not be reached or ended a stream. The text says why.
     Coordinator(String),
-    /// A signal with this name came.
     Signal(&'static str),
 }
 
@@ -204,7 +193,6 @@ enum Stop {
 struct Signals([(&'static str, Signal); 3]);
 
 impl Signals {
-    /// Starts to receive the signals.
     fn new() -> std::io::Result<Self> {
         Ok(Self([
             ("SIGINT", signal(SignalKind::interrupt())?),
@@ -262,7 +250,6 @@ async fn connect(
     Ok(daemons)
 }
 
-/// The state of the load.
 #[derive(Default)]
 struct Progress {
     daemons: Vec<Daemon>,
@@ -278,7 +265,6 @@ struct Progress {
 }
 
 impl Progress {
-    /// Returns the result so far.
     fn report(&self, plan: &LoadPlan, complete: bool) -> LoadReport {
         let measured =
             self.measured.or_else(|| self.begun.map(|begun| begun.elapsed())).unwrap_or_default();

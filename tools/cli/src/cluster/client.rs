@@ -111,7 +111,6 @@ impl Coordinator {
         Ok(tls)
     }
 
-    /// Connects and runs `work` with the client on this thread.
     pub(crate) fn run<T, W>(&self, work: impl FnOnce(Client) -> W) -> Result<T, ClusterError>
     where
         W: Future<Output = Result<T, ClusterError>>,
@@ -151,7 +150,6 @@ fn given(path: &Option<PathBuf>) -> Option<&Path> {
     path.as_deref().filter(|path| !path.as_os_str().is_empty())
 }
 
-/// A connection to a coordinator.
 pub(crate) struct Client {
     pub(crate) operator: OperatorClient<Channel>,
     timeout: Duration,

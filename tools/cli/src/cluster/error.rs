@@ -12,7 +12,6 @@ use tonic::{Code, Status};
 
 use super::tables::clean;
 
-/// Names of the options in TLS errors.
 pub(super) const SETTINGS: Settings = Settings::OPTIONS;
 
 /// The reason why a command failed. The texts contain their causes.
@@ -51,7 +50,6 @@ pub(crate) enum ClusterError {
         longer with --timeout-ms"
     )]
     Late(Duration),
-    /// The coordinator says what is wrong with the request.
     #[error("{0}")]
     Refused(String),
     #[error(
@@ -84,7 +82,6 @@ pub(crate) enum ClusterError {
     NoHost(String),
     #[error("`laxity cluster batches` lists what can be explained: {0}")]
     NotExplained(String),
-    /// An argument of `policy set` is wrong.
     #[error("{argument}: {problem}")]
     Change { argument: String, problem: String },
     #[error(transparent)]

@@ -7,7 +7,6 @@ use super::error::ClusterError;
 use super::{BatchesArgs, DrainArgs, ExplainArgs, HostsArgs, tables};
 use laxity_cli::output::{self, say};
 
-/// Prints a value as JSON.
 pub(super) fn json(value: &impl Serialize) -> Result<(), ClusterError> {
     Ok(say(output::json(value)?)?)
 }

@@ -35,7 +35,6 @@ pub(crate) fn clean(text: &str) -> String {
     shown
 }
 
-/// Returns a duration with about three digits.
 pub(crate) fn span(ns: u64) -> String {
     let ms = ns as f64 / 1e6;
     match ms {
@@ -147,7 +146,6 @@ fn split(queues: &[Queue]) -> String {
     if parts.is_empty() { "-".into() } else { parts.join(", ") }
 }
 
-/// Returns all details of one host.
 pub(crate) fn host(host: &HostStatus) -> String {
     let mut lines = vec![format!(
         "{}: {}, tenant {}, {}, {} batches, {} requests, fetches: {} granted, {} waiting",
@@ -191,7 +189,6 @@ pub(crate) fn host(host: &HostStatus) -> String {
     lines.join("\n")
 }
 
-/// Returns a table of batches in their order.
 pub(crate) fn batches(listed: &[BatchStatus], total: u32, filtered: bool) -> String {
     let headline = match (listed.len(), filtered) {
         (0, true) => format!("None of the {total} active batches is like that."),
@@ -242,7 +239,6 @@ pub(crate) fn batches(listed: &[BatchStatus], total: u32, filtered: bool) -> Str
     format!("{headline}\n{table}")
 }
 
-/// Returns an explanation: its sentences, and then the batch's neighbours and pruned requests.
 pub(crate) fn explanation(told: &ExplainResponse) -> String {
     let mut lines = Vec::new();
     if let Some(batch) = &told.status {
@@ -333,7 +329,6 @@ pub(crate) fn revision_line(revision: &PolicyRevision) -> String {
     line
 }
 
-/// Returns a revision with all values.
 pub(crate) fn revision(revision: &PolicyRevision) -> String {
     let pairs = pairs(revision);
     let lines = pairs.iter().map(|(key, value)| format!("  {key} = {value}"));

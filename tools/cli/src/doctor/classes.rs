@@ -51,7 +51,6 @@ fn standing(dscp: u8, status: Option<&Status>) -> usize {
     }
 }
 
-/// Returns the classes of the libraries in a process, in the table's order.
 fn choices(process: &Process) -> impl Iterator<Item = Choice<'_>> {
     let rows = process.class_variables.iter().filter(|row| row.sets == Field::TrafficClass);
     rows.map(move |&variable| {

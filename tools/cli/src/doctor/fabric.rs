@@ -9,7 +9,6 @@ use super::root::Root;
 
 const CLASS: &str = "/sys/class/infiniband";
 
-/// A device port of an RDMA device.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Port {
     /// The device's name, such as `mlx5_0`.
@@ -20,9 +19,7 @@ pub(crate) struct Port {
     pub(crate) netdev: Option<String>,
     /// Whether the port is RoCE, rather than InfiniBand.
     pub(crate) ethernet: bool,
-    /// The link layer as sysfs names it.
     pub(crate) link_layer: String,
-    /// Whether the link is up.
     pub(crate) active: bool,
     state: String,
     rate_gbit: Option<f64>,
@@ -41,7 +38,6 @@ impl Port {
 /// Runs a tool with arguments. Returns its output, if it is installed and succeeds.
 pub(crate) type Tool<'a> = &'a dyn Fn(&str, &[&str]) -> Option<String>;
 
-/// Returns the device ports of all RDMA devices.
 pub(crate) fn ports(root: &Root) -> Vec<Port> {
     let mut ports = Vec::new();
     for device in root.names(CLASS) {
@@ -139,7 +135,6 @@ pub(crate) fn devices(ports: &[Port], status: Option<&Status>) -> Vec<Finding> {
     findings
 }
 
-/// Checks whether the daemon's NICs and rates match those of the host.
 fn configured(ports: &[Port], status: &Status) -> Vec<Finding> {
     let active: Vec<&Port> = ports.iter().filter(|port| port.active).collect();
     let nics: Vec<_> = status.ports.iter().filter(|p| p.direction == "egress").collect();

@@ -8,7 +8,6 @@ use serde::Serialize;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Severity {
-    /// All is well.
     Ok,
     /// Information, or something that could not be found out.
     Info,
@@ -18,16 +17,13 @@ pub(crate) enum Severity {
     Error,
 }
 
-/// The result of one check.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Finding {
     /// The name of the check, such as `gid`. It stays the same, for scripts.
     pub(crate) id: &'static str,
-    /// The severity of the finding.
     pub(crate) severity: Severity,
     /// The device or process that the finding is about. Empty for the host.
     pub(crate) subject: String,
-    /// The result of the check.
     pub(crate) found: String,
     /// Why the finding matters. Empty if all is well.
     pub(crate) why: String,

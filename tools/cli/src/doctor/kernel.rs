@@ -12,7 +12,6 @@ const VERSION_MIN: (u32, u32) = (4, 16);
 /// The results of trying kernel features.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Tried {
-    /// Whether this process could register for `membarrier`.
     pub(crate) membarrier: bool,
     /// Why no sealed memfd could be created and mapped, if that failed.
     pub(crate) region: Result<(), String>,
@@ -27,7 +26,6 @@ pub(crate) fn try_out() -> Tried {
     }
 }
 
-/// Checks the version, `membarrier` and sealed memory.
 pub(crate) fn kernel(root: &Root, tried: &Tried) -> Vec<Finding> {
     let release = root.text("/proc/sys/kernel/osrelease").unwrap_or_default();
     let mut numbers = release.split(['.', '-']).map_while(|part| part.parse().ok());

@@ -12,7 +12,6 @@ use super::qos::{self, Query, Settings};
 use super::root::Root;
 use crate::levels::{Level, SCAVENGER, of_status};
 
-/// Checks all RoCE ports.
 pub(crate) fn priorities(
     root: &Root,
     ports: &[Port],
@@ -40,7 +39,6 @@ fn marking(status: Option<&Status>) -> &str {
     status.map_or("", |status| status.marking.as_str())
 }
 
-/// Checks whether the NIC sorts packets by DSCP.
 fn trust(interface: &str, settings: &Settings) -> Finding {
     let source = settings.source;
     let all = |trust| settings.maps.iter().all(|map| map.trust == Some(trust));
@@ -106,7 +104,6 @@ fn levels(map: &PriorityMap, levels: &[Level], marking: &str) -> Vec<Finding> {
     findings
 }
 
-/// Describes the way of a DSCP.
 fn way(map: &PriorityMap, dscp: u8) -> String {
     let mut words = format!("DSCP {dscp}");
     if let Some(priority) = map.priority(dscp) {

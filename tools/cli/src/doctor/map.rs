@@ -15,7 +15,6 @@ use super::processes::{self, Nic, Process, QueuePairs, Seen};
 use super::root::Root;
 use crate::class_table::{Field, VARIABLES, Variable};
 
-/// What is known of the daemon.
 #[derive(Clone, Copy)]
 pub(crate) enum Daemon<'a> {
     Answers(&'a Status),
@@ -43,15 +42,12 @@ impl<'a> Daemon<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Reach {
-    /// Its transfers wait for permits.
     Ordered,
     /// Nothing orders it. A variable or the driver sets its class.
     Marked,
     /// Nothing orders or marks it. The daemon counts its bytes as foreign.
     Measured,
-    /// No part of Laxity notices it.
     Unseen,
-    /// The process has no RDMA device open, so nothing takes this path.
     Idle,
 }
 
@@ -74,7 +70,6 @@ pub(crate) struct Flow {
     pub(crate) library: String,
     /// On RoCE. `None` if the library has no class, or if the network is no RoCE.
     pub(crate) traffic_class: Option<u8>,
-    /// On InfiniBand.
     pub(crate) service_level: Option<u8>,
     /// What sets the class: a variable, `default` for the library itself, or `driver`.
     pub(crate) class_from: Option<String>,
@@ -82,7 +77,6 @@ pub(crate) struct Flow {
     pub(crate) why: String,
 }
 
-/// A process, as it is shown.
 #[derive(Debug, Serialize)]
 pub(crate) struct Row {
     pub(crate) pid: u32,
@@ -102,7 +96,6 @@ pub(crate) struct Row {
 
 const NEXT_STEP: &str = "run it as root, in the pid namespace of the host";
 
-/// What the map is made of.
 pub(crate) struct Sources<'a> {
     pub(crate) root: &'a Root,
     pub(crate) ports: &'a [Port],
@@ -306,7 +299,6 @@ pub(crate) fn bypasses(rows: &[Row]) -> Vec<Finding> {
 /// Most unreadable processes that are named.
 const UNREADABLE_SHOWN_MAX: usize = 5;
 
-/// Returns the map as text.
 pub(crate) fn page(rows: &[Row]) -> String {
     let mut page = String::from("Processes that use RDMA:\n");
     // Writing to a `String` does not fail.
@@ -342,7 +334,6 @@ pub(crate) fn page(rows: &[Row]) -> String {
     page
 }
 
-/// Returns what is known of a process itself.
 fn heading(row: &Row) -> String {
     let mut line = format!("{} ({})", row.pid, row.name);
     match row.devices.is_empty() {

@@ -11,16 +11,12 @@ use super::processes::{Nic, Process};
 /// Who posts the work requests of a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub(crate) enum PathKind {
-    /// A CPU posts through libibverbs.
     #[serde(rename = "verbs")]
     Verbs,
-    /// NCCL's network plugin, or its own verbs transport.
     #[serde(rename = "ncclNet")]
     NcclNet,
-    /// A thread of NCCL posts through libibverbs what GPUs ask for.
     #[serde(rename = "GIN proxy")]
     GinProxy,
-    /// GPUs write the NIC's doorbells, by NCCL's GIN.
     #[serde(rename = "GIN GDAKI")]
     GinGdaki,
     /// GPUs write the NIC's doorbells, by NVSHMEM and the like.
@@ -29,10 +25,8 @@ pub(crate) enum PathKind {
     /// A CPU writes to an mlx5 NIC without libibverbs.
     #[serde(rename = "DEVX")]
     Devx,
-    /// NIXL, over the library below it.
     #[serde(rename = "NIXL")]
     Nixl,
-    /// EFA's own kind of queue pair, mostly through libfabric.
     #[serde(rename = "EFA")]
     Efa,
 }
@@ -52,15 +46,12 @@ impl PathKind {
     }
 }
 
-/// A path of a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct DataPath {
     pub(crate) kind: PathKind,
     /// The library that chooses the class: a library of `classes.toml`, or one without a class.
     pub(crate) library: String,
-    /// Whether its work requests pass libibverbs, and so liblaxity.so.
     pub(crate) verbs: bool,
-    /// What asks the daemon for permits above libibverbs.
     pub(crate) asks: Option<&'static str>,
 }
 
@@ -73,7 +64,6 @@ impl DataPath {
 /// The Python package, which wraps NIXL and Mooncake.
 const PACKAGE: &str = "the Python package laxity";
 
-/// Returns the paths of a process.
 pub(crate) fn data_paths(process: &Process) -> Vec<DataPath> {
     let mut paths: Vec<DataPath> = nccl(process).into_iter().collect();
     paths.extend(gin(process));
@@ -250,7 +240,6 @@ fn allows_mlx5(tls: &str) -> bool {
     })
 }
 
-/// Reports whether a value of UCX_TLS allows any transport over RDMA devices.
 fn allows_infiniband(tls: &str) -> bool {
     allows(tls, |name| {
         name == "all" || ["ib", "rc", "ud", "dc", "srd"].iter().any(|it| name.starts_with(it))

@@ -54,23 +54,18 @@ pub(crate) enum Nic {
     Other,
 }
 
-/// A process with an RDMA library.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Process {
     pub(crate) pid: u32,
     pub(crate) name: String,
-    /// Whether it has an RDMA device open.
     pub(crate) uses_rdma: bool,
-    /// Whether its open files are known and no RDMA device is among them.
     pub(crate) is_idle: bool,
     /// The RDMA devices that it has open.
     pub(crate) devices: Vec<String>,
     pub(crate) nic: Nic,
     /// The files of RDMA libraries in it, from the beginning that is known.
     pub(crate) libraries: BTreeSet<String>,
-    /// Whether it has loaded liblaxity.so.
     pub(crate) preloaded: bool,
-    /// Whether a thread of NCCL posts what GPUs ask for.
     pub(crate) gin_thread: bool,
     /// The rows of [`VARIABLES`] for the libraries that it has loaded.
     pub(crate) class_variables: Vec<&'static Variable>,
@@ -102,7 +97,6 @@ pub(crate) struct Seen {
     pub(crate) unreadable: Vec<(u32, String)>,
 }
 
-/// Finds all processes with an RDMA library.
 pub(crate) fn scan(root: &Root) -> Seen {
     let mut seen = Seen::default();
     for pid in root.names("/proc").iter().filter_map(|name| name.parse().ok()) {

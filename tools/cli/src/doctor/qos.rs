@@ -9,7 +9,6 @@ use serde_json::Value;
 use super::fabric::Tool;
 use super::root::Root;
 
-/// DSCPs have six bits, so a map has this many entries.
 const DSCPS: usize = 64;
 
 /// Asks the kernel for the settings of an interface, as [`laxity_nic::query`] does.
@@ -61,7 +60,6 @@ pub(crate) fn settings(root: &Root, interface: &str, query: Query<'_>, tool: Too
     Settings { maps, source }
 }
 
-/// Returns `known` with what it lacks from `more`.
 fn filled(known: &PriorityMap, more: &PriorityMap) -> PriorityMap {
     PriorityMap {
         trust: known.trust.or(more.trust),
@@ -115,7 +113,6 @@ pub(crate) fn mlnx_qos(text: &str) -> PriorityMap {
     map
 }
 
-/// Parses `prio:3 dscp:31,30,29,` into the priority and the list.
 fn mapping(line: &str) -> Option<(u8, &str)> {
     let (priority, rest) = line.strip_prefix("prio:")?.split_once(char::is_whitespace)?;
     Some((small(priority)?, rest.trim().strip_prefix("dscp:")?))
@@ -143,12 +140,10 @@ fn mask(text: &str) -> Option<u8> {
     Some(bits.iter().enumerate().fold(0, |mask, (at, bit)| mask | u8::from(*bit == "1") << at))
 }
 
-/// Parses a number of a priority or traffic class.
 fn small(text: &str) -> Option<u8> {
     text.parse().ok().filter(|number| usize::from(*number) < PRIORITIES)
 }
 
-/// Parses the output of `dcb OBJECT show`, as text or as JSON.
 pub(crate) fn dcb_output(text: &str) -> PriorityMap {
     let rows = match serde_json::from_str(text) {
         Ok(Value::Array(all)) => all.iter().flat_map(json_rows).collect(),
@@ -196,7 +191,6 @@ pub(crate) fn dcb_output(text: &str) -> PriorityMap {
     map
 }
 
-/// A key and its values by index.
 type Rows = Vec<(String, Vec<(String, String)>)>;
 
 /// Splits `tc-bw 0:33 1:33 dscp-prio CS3:3` into keys and `(index, value)` pairs. A word without a

@@ -54,7 +54,6 @@ impl Root {
         Some(target.to_string_lossy().into_owned())
     }
 
-    /// Reports whether the path exists.
     pub(crate) fn has(&self, path: &str) -> bool {
         self.at(path).exists()
     }

@@ -13,7 +13,6 @@ use crate::host::older_clients;
 const START: &str =
     "systemctl enable --now laxityd; journalctl -u laxityd says why it does not start";
 
-/// Checks the daemon's status, as its control socket reports it.
 pub(crate) fn daemon(answer: &Result<Status, ControlError>) -> Vec<Finding> {
     match answer {
         Ok(status) => {
@@ -123,7 +122,6 @@ fn clients(status: &Status) -> Vec<Finding> {
     findings
 }
 
-/// Checks the registration socket with the handshake of a job.
 pub(crate) fn registration(socket: &Path, answer: &Result<(), RegistrationError>) -> Finding {
     let shown = socket.display();
     let Err(error) = answer else {
@@ -165,7 +163,6 @@ pub(crate) fn library(found: &Result<PathBuf, LibraryError>) -> Finding {
     }
 }
 
-/// Checks the job profiles of this host.
 pub(crate) fn profiles() -> Vec<Finding> {
     let names = Profile::names();
     let broken = names.iter().filter_map(|name| Profile::load(name).err());

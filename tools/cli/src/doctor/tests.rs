@@ -41,7 +41,6 @@ impl Host {
         self
     }
 
-    /// Adds an active RoCE port of 100 Gbit/s with the GIDs and their types.
     fn roce(mut self, device: &str, netdev: &str, gids: &[(&str, &str)]) -> Self {
         let port = format!("sys/class/infiniband/{device}/ports/1");
         for (file, text) in [

@@ -16,7 +16,6 @@ const SECRET: &str = "[redacted]";
 const NAMES: &str = "(?:secret|token|password|passwd|pwd|passphrase|credential|authorization|\
                      cookie|(?:api|access|private)[_-]?key)";
 
-/// What was taken out so far.
 pub(super) struct Redaction {
     secrets: Vec<Regex>,
     pem: Regex,

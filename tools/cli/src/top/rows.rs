@@ -108,7 +108,6 @@ pub(super) struct Line {
     pub(super) cells: Vec<Cell>,
 }
 
-/// The rows of a view.
 #[derive(Debug, PartialEq)]
 pub(super) struct Rows {
     pub(super) lines: Vec<Line>,
@@ -118,7 +117,6 @@ pub(super) struct Rows {
 type Before = (Status, Duration);
 
 impl Rows {
-    /// Returns the rows of a view in the daemon's order.
     pub(super) fn of(view: View, now: &Status, before: Option<&Before>) -> Self {
         let lines = match view {
             View::Jobs => jobs(now, before),
@@ -241,7 +239,6 @@ fn stages(now: &Status, before: Option<&Before>) -> Vec<Line> {
     names.iter().enumerate().map(line).collect()
 }
 
-/// Returns the name of a port: the NIC and the direction.
 fn name(port: &PortStatus) -> String {
     format!("{} {}", port.name, port.direction)
 }

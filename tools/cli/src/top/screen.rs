@@ -12,10 +12,8 @@ use crate::host::headline;
 
 /// Most lines of the daemon's state. `laxity status` has the others.
 const STATE_LINES_MAX: usize = 4;
-/// Blanks between columns.
 const GAP: u16 = 2;
 
-/// Draws everything.
 pub(super) fn draw(frame: &mut Frame<'_>, top: &Top) {
     let mut state: Vec<String> = headline(&top.now).lines().map(str::to_owned).collect();
     state.truncate(STATE_LINES_MAX);

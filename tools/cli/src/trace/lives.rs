@@ -4,7 +4,6 @@ use std::collections::HashMap;
 
 use laxity_wire::trace::{SubmitOutcome, TraceEvent, TraceKind, TracedFlow};
 
-/// A flow, from its submission on.
 #[derive(Debug)]
 pub(super) struct Life {
     pub(super) flow: TracedFlow,

@@ -18,7 +18,6 @@ use super::why::{PermittedByKind, level, us, why};
 /// The process number of the engine's rows. Ports have the numbers after it.
 const ENGINE: u64 = 1;
 
-/// Returns the process number of the flow's port.
 fn port_number(life: &Life) -> u64 {
     ENGINE + 1 + u64::from(life.flow.nic) * 2 + u64::from(life.flow.ingress)
 }
@@ -39,7 +38,6 @@ pub(super) fn picture(lives: &Lives, nics: &[String], lost: u64) -> Value {
     })
 }
 
-/// Returns a time in microseconds from the start of the trace.
 fn at(lives: &Lives, at_ns: u64) -> f64 {
     us(at_ns.saturating_sub(lives.first_ns))
 }
@@ -175,7 +173,6 @@ fn draw(lives: &Lives, ledger: &PermittedByKind, life: &Life, row: u64, events: 
     }
 }
 
-/// Draws the hints of the engine.
 fn engine(lives: &Lives, events: &mut Vec<Value>) {
     if lives.spells.is_empty() {
         return;

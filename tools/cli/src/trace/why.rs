@@ -18,7 +18,6 @@ type Kind = (String, u8);
 /// Pairs of a time and the sum of bytes permitted until then.
 type Sums = Vec<(u64, u64)>;
 
-/// Cumulative permitted bytes by port and kind.
 #[derive(Debug, Default)]
 pub(super) struct PermittedByKind {
     ports: BTreeMap<Port, BTreeMap<Kind, Sums>>,
@@ -62,7 +61,6 @@ impl PermittedByKind {
     }
 }
 
-/// Returns the name of a level.
 pub(super) fn level(number: u8) -> String {
     match number {
         0 => "none".to_owned(),
@@ -71,12 +69,10 @@ pub(super) fn level(number: u8) -> String {
     }
 }
 
-/// Converts nanoseconds to microseconds.
 pub(super) fn us(ns: u64) -> f64 {
     ns as f64 / 1000.0
 }
 
-/// Explains the time of the flow's permit with this index.
 pub(super) fn why(ledger: &PermittedByKind, life: &Life, index: usize) -> String {
     let flow = &life.flow;
     let permit = life.permits[index];

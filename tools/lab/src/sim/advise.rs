@@ -94,7 +94,6 @@ pub(crate) struct AdviseArgs {
     execution: Execution,
 }
 
-/// How a prefill unit splits the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Unit {
     tp: u32,
@@ -119,14 +118,12 @@ impl Unit {
         self.tp.saturating_mul(self.ep)
     }
 
-    /// Returns the servers for two prefill units and as many GPUs for decode.
     fn servers(self) -> u32 {
         self.gpus().saturating_mul(2).div_ceil(SERVER).saturating_mul(2)
     }
 }
 
 impl AdviseArgs {
-    /// Returns the plan of the cluster and its requests.
     fn plan(&self, model: &Model) -> Result<Plan, SimCommandError> {
         let unit = Unit::of(model, self.tp, self.ep);
         if unit.tp == 0 || unit.ep == 0 {
@@ -166,7 +163,6 @@ impl AdviseArgs {
     }
 }
 
-/// Answers the question.
 pub(super) fn run(args: &AdviseArgs, simulate: &Simulate<'_>) -> Result<(), SimCommandError> {
     let model = Model::named(&args.model)?;
     let plan = args.plan(&model)?;
@@ -204,7 +200,6 @@ fn points(estimate: &Estimate) -> String {
     format!("{:.1}{half}", 100.0 * estimate.mean)
 }
 
-/// Returns the answer in words.
 fn words(advice: &Advice, chosen: bool) -> String {
     let percent = |share: f64| format!("{:.0} %", 100.0 * share);
     let mut text = format!("Requests  {} per second and prefill GPU", advice.rate_per_gpu);

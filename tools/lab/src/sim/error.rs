@@ -15,7 +15,6 @@ use laxity_sim::run::RunError;
 use laxity_sim::workload::WorkloadError;
 use thiserror::Error;
 
-/// The reason why a command failed.
 #[derive(Debug, Error)]
 pub(crate) enum SimCommandError {
     #[error(transparent)]

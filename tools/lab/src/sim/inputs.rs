@@ -39,7 +39,6 @@ fn json(value: &impl serde::Serialize) -> Result<(), SimCommandError> {
     Ok(say(output::json(value)?)?)
 }
 
-/// Lists the built-in models, or shows one.
 pub(super) fn models(args: &ModelsArgs) -> Result<(), SimCommandError> {
     let models = match &args.model {
         Some(name) => vec![Model::named(name)?],
@@ -78,7 +77,6 @@ pub(super) fn models(args: &ModelsArgs) -> Result<(), SimCommandError> {
     Ok(say(rows)?)
 }
 
-/// Describes the requests of a plan's points.
 pub(super) fn workload(args: &WorkloadArgs) -> Result<(), SimCommandError> {
     let mut plan = match &args.plan {
         Some(name) => Plan::load(name)?,

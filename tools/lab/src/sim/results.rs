@@ -89,7 +89,6 @@ fn is_stdout(path: &Path) -> bool {
     path.as_os_str() == "-"
 }
 
-/// Name of the file with the time and memory of a run.
 const TIMING: &str = "timing.json";
 
 /// A folder of results. The runner writes the journal in it.
@@ -116,7 +115,6 @@ impl<'a> Folder<'a> {
         Ok(output::replace(&self.0.join("plan.toml"), text.as_bytes())?)
     }
 
-    /// Reports whether a plan was ever run with this folder.
     pub(super) fn has_plan(&self) -> bool {
         self.0.join("plan.toml").is_file()
     }
@@ -132,7 +130,6 @@ impl<'a> Folder<'a> {
         Ok(Plan::load(&path.display().to_string())?)
     }
 
-    /// Writes the report as JSON, CSV and Markdown.
     pub(super) fn finish(&self, report: &Report) -> Result<(), OutputError> {
         let write = |name: &str, text: String| output::replace(&self.0.join(name), text.as_bytes());
         write("report.json", json::json(report, false))?;

@@ -40,7 +40,6 @@ fn shown(code: &Result<ExitCode, SimCommandError>) -> String {
     }
 }
 
-/// Returns a folder, and the path of a file in it.
 fn place(name: &str) -> (tempfile::TempDir, String) {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join(name).display().to_string();

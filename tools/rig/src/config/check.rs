@@ -7,7 +7,6 @@ use crate::fabric::WireClass;
 #[derive(Debug, thiserror::Error)]
 #[error("{field}: {problem}")]
 pub struct InvalidLab {
-    /// Name of the field.
     pub field: &'static str,
     /// The problem, with the values that are allowed.
     pub problem: String,
@@ -17,10 +16,6 @@ pub struct InvalidLab {
 type Rule = (bool, &'static str, &'static str);
 
 impl LabConfig {
-    /// Checks every field.
-    ///
-    /// # Errors
-    /// Returns the first invalid field.
     pub fn validate(&self) -> Result<(), InvalidLab> {
         let check = |good: bool, field, problem: &str| {
             if good { Ok(()) } else { Err(InvalidLab { field, problem: problem.to_owned() }) }
@@ -82,7 +77,6 @@ impl LabConfig {
         ]
     }
 
-    /// Returns the rules of sizes, of the model and of classes, as [`LabConfig::run_rules`] does.
     fn size_rules(&self) -> [Rule; 14] {
         [
             (self.tokens_max >= 64, "tokens_max", "must be at least 64"),

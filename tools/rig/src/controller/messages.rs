@@ -18,9 +18,7 @@ use crate::wiring::LinkRecord;
 /// The first message of the caller. The caller keeps its end of the pipe open while it lives.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct LabSpec {
-    /// Configuration of the lab.
     pub config: LabConfig,
-    /// All requests.
     pub asked: Vec<Asked>,
     /// The requests that are played one by one first.
     pub alone: Vec<Asked>,
@@ -31,7 +29,6 @@ pub struct LabSpec {
 /// A message from the controller to the caller.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Event {
-    /// Progress of a run.
     Progress {
         /// Index of the run, from 0.
         run: usize,
@@ -40,16 +37,12 @@ pub enum Event {
         /// Seconds since time zero of the run.
         elapsed_s: f64,
     },
-    /// A run ended.
     Measured(Box<RunRecord>),
-    /// The lab failed.
     Failed(String),
 }
 
-/// The measurements of one run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RunRecord {
-    /// Name of the policy.
     pub policy: String,
     /// Time zero, as CLOCK_MONOTONIC in ns.
     pub begin_ns: u64,
@@ -60,9 +53,7 @@ pub struct RunRecord {
     /// Time of the first token of each request that was given up after it, by number, as
     /// CLOCK_MONOTONIC in ns.
     pub firsts: BTreeMap<u64, u64>,
-    /// Counters of the engines, by host.
     pub counts: Vec<Counts>,
-    /// Counters of the fabric, by host.
     pub links: Vec<LinkRecord>,
     /// Number of times that a daemon was restarted.
     pub daemon_restarts: u32,

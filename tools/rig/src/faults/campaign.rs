@@ -22,16 +22,12 @@ const SHRINK_BUDGET: u32 = 60;
 /// don't run alike twice.
 const TRIES: u32 = 2;
 
-/// What to play.
 #[derive(Clone, Debug)]
 pub struct Campaign {
-    /// Seed of all rounds.
     pub seed: u64,
-    /// Faults of the campaign, those of earlier calls included.
     pub faults: u64,
     /// Rounds that are played at the same time, each with its own daemon.
     pub jobs: usize,
-    /// The programs, and the bug to plant.
     pub setting: Setting,
     /// File that remembers finished rounds, so that a later call goes on.
     pub state: Option<PathBuf>,
@@ -42,28 +38,21 @@ pub struct Campaign {
 /// A round that went wrong, in a form that can be played again.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Failure {
-    /// Seed of the campaign.
     pub seed: u64,
-    /// Number of the round.
     pub round: u64,
     /// What was wrong when the shrunk schedule was played.
     pub violations: Vec<String>,
     /// Faults before the schedule was shrunk.
     pub faults_before: usize,
-    /// The shrunk schedule.
     pub schedule: Schedule,
 }
 
-/// What a campaign did.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Report {
-    /// Seed of the campaign.
     pub seed: u64,
     /// Faults that were done.
     pub faults: u64,
-    /// Faults by kind.
     pub by_kind: BTreeMap<String, u64>,
-    /// What was checked, by path.
     pub by_path: BTreeMap<String, Counts>,
     /// Rounds that went wrong.
     pub violations: u64,
@@ -144,9 +133,6 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// Plays rounds until the campaign has its faults, or one round goes wrong. `tell` gets what a
 /// person should know at once.
-///
-/// # Errors
-/// Fails if a program can't be started, or a file can't be read or written.
 pub fn run(
     campaign: &Campaign,
     progress: bool,
@@ -253,9 +239,6 @@ fn shrunk(
 }
 
 /// Plays the schedule of a [`Failure`] again, up to `times` times, until something is wrong.
-///
-/// # Errors
-/// Fails if the file is no failure, or a program can't be started.
 pub fn replay(setting: &Setting, file: &Path, times: u32) -> Result<Report, LabError> {
     let text = std::fs::read(file).map_err(LabError::file("reading", file))?;
     let failure: Failure = serde_json::from_slice(&text)

@@ -23,10 +23,8 @@ const FINISH_MAX: Duration = Duration::from_secs(10);
 /// Longest time until a worker learns that its peer was killed.
 const PEER_MAX: Duration = Duration::from_secs(2);
 
-/// What a round needs besides its schedule.
 #[derive(Clone, Debug)]
 pub struct Setting {
-    /// Path of `laxityd`.
     pub laxityd: PathBuf,
     /// Path of the `laxityd` that takes turns with it, such as another release's.
     pub then: Option<PathBuf>,
@@ -34,15 +32,11 @@ pub struct Setting {
     pub c_library: Option<PathBuf>,
     /// Path of the NCCL plugin, if there is one.
     pub nccl_plugin: Option<PathBuf>,
-    /// The bug to plant, in tests.
     pub plant: Option<Plant>,
 }
 
 impl Setting {
     /// Finds the programs. Paths whose library or interpreter is missing are left out.
-    ///
-    /// # Errors
-    /// Says how to get a daemon if there is none.
     pub fn find(
         laxityd: Option<&PathBuf>,
         then: Option<&PathBuf>,
@@ -62,7 +56,6 @@ impl Setting {
     }
 
     /// Returns what is missing for paths that are left out.
-    #[must_use]
     pub fn left_out(&self) -> Vec<&'static str> {
         let c = "c: needs python3 and liblaxity_client.so (cargo build -p laxity-client-c)";
         let nccl = "nccl: needs libnccl-net-laxity.so (cargo build -p laxity-nccl)";
@@ -79,7 +72,6 @@ struct Worker {
     reader: JoinHandle<()>,
 }
 
-/// All workers of a round.
 pub(super) struct Cast<'a> {
     setting: &'a Setting,
     socket: PathBuf,
@@ -88,7 +80,6 @@ pub(super) struct Cast<'a> {
     started: u64,
     oracle: Arc<Mutex<Oracle>>,
     workers: Vec<Worker>,
-    /// Hostile processes and their numbers.
     hostile: Vec<(u64, Child)>,
 }
 
@@ -97,7 +88,6 @@ pub(super) fn lock(oracle: &Mutex<Oracle>) -> MutexGuard<'_, Oracle> {
     oracle.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Returns the name of a role's path in the report.
 fn path_of(role: Role) -> &'static str {
     match role {
         Role::Client => "client",
@@ -179,7 +169,6 @@ impl<'a> Cast<'a> {
         Ok(())
     }
 
-    /// Starts a receiver and a sender of NCCL.
     fn add_pair(&mut self) -> Result<(), LabError> {
         // The handle of an earlier pair, which leads nowhere.
         let _ = std::fs::remove_file(self.folder.join("handle"));
@@ -187,7 +176,6 @@ impl<'a> Cast<'a> {
         self.add(Role::NcclSender)
     }
 
-    /// Chooses a worker.
     fn chosen(&self, choice: u64) -> usize {
         (choice % self.workers.len().max(1) as u64) as usize
     }
@@ -224,7 +212,6 @@ impl<'a> Cast<'a> {
         }
     }
 
-    /// Stops a worker and returns its number.
     pub(super) fn stop(&self, choice: u64) -> usize {
         let worker = &self.workers[self.chosen(choice)];
         signal(&worker.child, Signal::SIGSTOP);
@@ -250,7 +237,6 @@ impl<'a> Cast<'a> {
         }
     }
 
-    /// Starts a hostile client and returns its number.
     pub(super) fn add_hostile(&mut self, choice: u64) -> Result<u64, LabError> {
         let task = Task { seed: choice, ..self.task(Role::Hostile) };
         let child = command(&task)?.spawn().map_err(LabError::start("a hostile client"))?;
@@ -258,7 +244,6 @@ impl<'a> Cast<'a> {
         Ok(self.started)
     }
 
-    /// Kills a hostile client.
     pub(super) fn end_hostile(&mut self, number: u64) {
         if let Some(at) = self.hostile.iter().position(|(of, _)| *of == number) {
             let (_, mut child) = self.hostile.remove(at);
@@ -288,7 +273,6 @@ impl<'a> Cast<'a> {
     }
 }
 
-/// Waits for the end of a worker, and returns what is wrong with it.
 fn end(mut worker: Worker, give_up: Instant) -> Option<String> {
     let how = loop {
         match worker.child.try_wait() {

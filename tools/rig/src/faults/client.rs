@@ -24,7 +24,6 @@ const WIRE: Duration = Duration::from_millis(2);
 /// Transfers of the queue without order that are open at once.
 const DEPTH: usize = 6;
 
-/// One thread's queue.
 struct Sender {
     queue: u32,
     outlet: Outlet,
@@ -49,7 +48,6 @@ struct Open {
 }
 
 impl Sender {
-    /// Submits the next transfer.
     fn submit(&mut self, in_order: bool) -> Open {
         let bytes = 8 * if self.rng.random() {
             self.rng.random_range(1..=1024)
@@ -95,7 +93,6 @@ impl Sender {
         frames
     }
 
-    /// Puts the frames of a transfer, or what a planted bug makes of them.
     fn deliver(&mut self, mut frames: Vec<Frame>) {
         let armed = self.client.generation() > 1;
         let whole = matches!(frames.first(), Some(Frame::Bytes { offset: 0, .. }))

@@ -27,7 +27,6 @@ pub(super) fn become_daemon(program: &Path, arguments: &[std::ffi::OsString]) ->
 /// A `laxityd` with sockets in a folder of its own.
 pub(super) struct Daemon {
     program: PathBuf,
-    /// The program of the next daemon.
     next: PathBuf,
     folder: PathBuf,
     child: Option<Child>,
@@ -36,7 +35,6 @@ pub(super) struct Daemon {
     pub(super) policy: &'static str,
     pub(super) mode: &'static str,
     pub(super) window_kib: u64,
-    /// Whether the next daemon's log has no room.
     pub(super) log_is_full: bool,
     /// The limit of open files before [`Self::limit_descriptors`].
     limit: Option<String>,
@@ -215,7 +213,6 @@ impl Daemon {
         self.set_limit(&(open + 1).to_string())
     }
 
-    /// Gives the descriptors back.
     pub(super) fn give_descriptors(&mut self) {
         if let Some(limit) = self.limit.take() {
             // A daemon that has ended has no limit.
@@ -243,7 +240,6 @@ impl Daemon {
         Some((descriptors, resident.split_whitespace().next()?.parse().ok()?))
     }
 
-    /// Returns what the log says of a panic.
     pub(super) fn panicked(&self) -> Option<String> {
         let text = fs::read(self.log()).ok()?;
         let text = String::from_utf8_lossy(&text);

@@ -9,20 +9,16 @@
 
 use std::io::{self, Read};
 
-/// Bytes of a header.
 const HEADER: usize = 32;
 /// Most bytes of a payload. A longer one means that the worker wrote garbage.
 const PAYLOAD_MAX: u64 = 4 << 20;
 
-/// One message of a worker.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Frame {
     /// The worker is about to submit a transfer of `bytes`. Transfers of a queue that is in order
     /// complete in the order of their numbers.
     Submitted { queue: u32, number: u64, bytes: u64, in_order: bool },
-    /// Bytes of a transfer from `offset` on, as they went out.
     Bytes { queue: u32, number: u64, offset: u64, payload: Vec<u8> },
-    /// The transfer is complete.
     Done { queue: u32, number: u64 },
     /// A wait for a permit, on CLOCK_MONOTONIC. The process did not run for `starved_ms` of it.
     Waited { queue: u32, begin_ns: u64, end_ns: u64, starved_ms: u16 },
@@ -35,7 +31,6 @@ pub(super) enum Frame {
 }
 
 impl Frame {
-    /// Appends the frame to `out`.
     pub(super) fn put(&self, out: &mut Vec<u8>) {
         let mut header = |kind: u8, flag: u8, starved: u16, queue: u32, words: [u64; 3]| {
             out.extend([kind, flag]);
@@ -65,9 +60,6 @@ impl Frame {
 
     /// Reads the next frame. `None` is the end of the pipe. A worker that is killed may leave a
     /// part of a frame, which counts as the end, too.
-    ///
-    /// # Errors
-    /// The bytes are no frame.
     pub(super) fn read(from: &mut impl Read) -> io::Result<Option<Self>> {
         let mut header = [0; HEADER];
         match from.read_exact(&mut header) {
@@ -114,14 +106,11 @@ fn word(queue: u32, number: u64, index: u64) -> u64 {
 }
 
 /// Returns `length` bytes of a transfer from `offset` on. Both are multiples of 8.
-#[must_use]
 pub(super) fn content(queue: u32, number: u64, offset: u64, length: u64) -> Vec<u8> {
     let indices = offset / 8..(offset + length) / 8;
     indices.flat_map(|index| word(queue, number, index).to_le_bytes()).collect()
 }
 
-/// Reports whether `payload` is what [`content`] returns for its place.
-#[must_use]
 pub(super) fn is_content(queue: u32, number: u64, offset: u64, payload: &[u8]) -> bool {
     let words = payload.chunks_exact(8);
     offset.is_multiple_of(8)

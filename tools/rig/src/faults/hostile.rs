@@ -136,7 +136,6 @@ fn hoard(socket: &Path, start: Instant) {
     }
 }
 
-/// Lies about what is urgent, about batches and requests, and about what it completed.
 fn lie(socket: &Path, start: Instant, rng: &mut ChaCha8Rng) {
     let (_client, mut lane) = attach(socket);
     while start.elapsed() < LIFE {

@@ -20,7 +20,6 @@ use crate::error::LabError;
 const MESSAGE_MAX: usize = 96 << 10;
 /// Messages that are under way at once.
 const DEPTH: usize = 4;
-/// Time between two looks at what is under way.
 const POLL: Duration = Duration::from_micros(500);
 /// The first word of the last message. No content begins with it.
 const LAST: [u8; 8] = [0xff; 8];

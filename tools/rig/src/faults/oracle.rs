@@ -22,7 +22,6 @@ const STOP_EXCUSES: u64 = 125_000_000;
 /// The first number of queues that a fault may end early.
 const LOST_QUEUES: u32 = 1000;
 
-/// What was moved and checked.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Counts {
     /// Transfers that completed.
@@ -38,7 +37,6 @@ pub struct Counts {
 }
 
 impl Counts {
-    /// Adds what another round checked.
     pub(super) fn add(&mut self, other: &Self) {
         self.transfers += other.transfers;
         self.bytes += other.bytes;
@@ -48,7 +46,6 @@ impl Counts {
     }
 }
 
-/// A queue of a worker.
 #[derive(Debug, Default)]
 struct Queue {
     in_order: bool,
@@ -157,25 +154,20 @@ pub(super) struct Oracle {
     /// The path of each worker.
     paths: Vec<&'static str>,
     waits: Vec<Wait>,
-    /// What is wrong, the first first.
     pub(super) violations: Vec<String>,
-    /// What was checked, by path.
     pub(super) counts: BTreeMap<String, Counts>,
 }
 
 impl Oracle {
-    /// Adds a worker and returns its number.
     pub(super) fn add(&mut self, path: &'static str) -> usize {
         self.paths.push(path);
         self.paths.len() - 1
     }
 
-    /// Notes a violation.
     pub(super) fn blame(&mut self, text: impl Into<String>) {
         self.violations.push(text.into());
     }
 
-    /// Checks one frame of a worker.
     pub(super) fn take(&mut self, worker: usize, frame: &Frame) {
         let path = self.paths[worker];
         let counts = self.counts.entry(path.to_owned()).or_default();
@@ -206,7 +198,6 @@ impl Oracle {
         }
     }
 
-    /// Reports whether a worker has told of a transfer.
     pub(super) fn has_begun(&self, worker: usize) -> bool {
         self.queues.keys().any(|(of, _)| *of == worker)
     }

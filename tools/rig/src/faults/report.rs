@@ -45,8 +45,6 @@ fn paths(report: &Report) -> Vec<Vec<String>> {
     rows.collect()
 }
 
-/// Returns the report as a table for a terminal.
-#[must_use]
 pub fn table(report: &Report) -> String {
     let mut text = format!(
         "{}\n{}\n{} faults in {} rounds of seed {} ({:.1} a second), {} transfers, {} MiB \
@@ -87,8 +85,6 @@ fn markdown_table(header: &[&str], rows: &[Vec<String>]) -> String {
     line(&header) + &rule + &rows
 }
 
-/// Returns the report as a page for `docs/results`.
-#[must_use]
 pub fn page(report: &Report) -> String {
     let found = match report.failures.len() {
         0 => "No round went wrong.".to_owned(),

@@ -27,14 +27,11 @@ const GROWTH_KIB: u64 = 4096;
 /// Policies that a reload may choose.
 const POLICIES: [&str; 5] = ["laxity", "mfs", "fair", "edf", "two_class"];
 
-/// The result of a round.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Outcome {
     /// Faults that were done, by kind.
     pub(super) by_kind: BTreeMap<String, u64>,
-    /// What was checked, by path.
     pub(super) by_path: BTreeMap<String, Counts>,
-    /// What was wrong.
     pub(super) violations: Vec<String>,
     /// The longest wait for a permit in milliseconds, apart from time in which the worker did not
     /// run.
@@ -59,7 +56,6 @@ struct Scene<'a> {
     cast: Cast<'a>,
     daemon: Daemon,
     oracle: Arc<Mutex<Oracle>>,
-    /// Ends of faults, by time.
     undo: Vec<(u64, Undo)>,
     stopped_ns: Option<u64>,
     stops: Vec<(u64, u64)>,
@@ -67,10 +63,6 @@ struct Scene<'a> {
     leaked: Option<Client>,
 }
 
-/// Plays a schedule and returns what came of it.
-///
-/// # Errors
-/// Fails if a program can't be started. What a program does wrong is a violation instead.
 pub(super) fn play(setting: &Setting, schedule: &Schedule) -> Result<Outcome, LabError> {
     // A hostile client of another user has to reach the socket.
     let open = Permissions::from_mode(0o755);
@@ -110,7 +102,6 @@ impl Scene<'_> {
         lock(&self.oracle).blame(text);
     }
 
-    /// Notes what a step says is wrong.
     fn note(&self, wrong: Option<String>) {
         if let Some(wrong) = wrong {
             self.blame(wrong);

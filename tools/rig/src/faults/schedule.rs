@@ -10,14 +10,10 @@ use rand::{RngExt as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
 use serde::{Deserialize, Serialize};
 
-/// Faults of a round.
 pub(super) const ROUND_FAULTS: u64 = 50;
-/// Most kinds of a round.
 const KINDS_MAX: usize = 8;
-/// Mean time between two faults.
 const GAP_MS: f64 = 22.0;
 
-/// A kind of fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
@@ -35,11 +31,9 @@ pub enum Kind {
     ClientForked,
     /// A thread of a worker ends that has flows in its lane.
     ThreadLost,
-    /// A reload with another window.
     Reloaded,
     /// A reload of a file that is wrong, which the daemon has to refuse.
     ReloadedBroken,
-    /// A reload with another policy.
     PolicyChanged,
     /// A reload with mode `off` or `observe`, and back after `for_ms`.
     ModeChanged,
@@ -47,14 +41,12 @@ pub enum Kind {
     Bypassed,
     /// A hostile client for `for_ms`: garbage in its region, permits that it keeps, or lies.
     Hostile,
-    /// For `for_ms`, the daemon can open no descriptor.
     DescriptorsTaken,
     /// SIGTERM of the daemon. The log of the next one is on a full disk.
     LogFull,
 }
 
 impl Kind {
-    /// All kinds.
     pub const ALL: [Self; 15] = [
         Self::DaemonKilled,
         Self::DaemonStopped,
@@ -73,39 +65,29 @@ impl Kind {
         Self::LogFull,
     ];
 
-    /// Returns the name as in the report.
-    #[must_use]
     pub fn name(self) -> String {
         // A unit variant is written as a string in quotes.
         serde_json::to_string(&self).unwrap_or_default().trim_matches('"').to_owned()
     }
 }
 
-/// A fault of a round.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fault {
     /// When, from the begin of the round.
     pub at_ms: u64,
-    /// What.
     pub kind: Kind,
     /// How long it lasts, if it has an end.
     pub for_ms: u64,
-    /// Chooses among workers, files and values.
     pub choice: u64,
 }
 
-/// The faults of a round.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Schedule {
-    /// Seed of the workers.
     pub seed: u64,
-    /// The faults, by time.
     pub faults: Vec<Fault>,
 }
 
 impl Schedule {
-    /// Draws round `round` of the campaign `seed`, with `count` faults.
-    #[must_use]
     pub fn draw(seed: u64, round: u64, count: u64) -> Self {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
         rng.set_stream(round);
@@ -127,7 +109,6 @@ impl Schedule {
     }
 
     /// Returns the schedule without the faults `from..to`.
-    #[must_use]
     pub fn without(&self, from: usize, to: usize) -> Self {
         let kept = self.faults.iter().enumerate().filter(|(at, _)| !(from..to).contains(at));
         Self { seed: self.seed, faults: kept.map(|(_, fault)| fault.clone()).collect() }

@@ -23,12 +23,10 @@ const REPORTED_NS: u64 = 20_000_000;
 
 /// Commands of the driver, one byte each. The end of the pipe ends the worker.
 pub(super) const FINISH: u8 = b'e';
-/// The worker forks.
 pub(super) const FORK: u8 = b'f';
 /// A thread ends that has flows in its lane.
 pub(super) const LOSE_THREAD: u8 = b't';
 
-/// The worker on the C interface.
 const C_WORKER: &str = include_str!("worker.py");
 
 /// A bug on purpose, by which a test finds out whether the oracle sees anything. It happens once,
@@ -36,17 +34,13 @@ const C_WORKER: &str = include_str!("worker.py");
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Plant {
-    /// A transfer completes twice.
     Twice,
-    /// A transfer is lost.
     Drop,
-    /// Two transfers change places.
     Swap,
     /// A client stays attached when the round is over.
     Leak,
 }
 
-/// The part of a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Role {
     Client,
@@ -56,7 +50,6 @@ pub(super) enum Role {
     Hostile,
 }
 
-/// What a worker is started with.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Task {
     pub(super) role: Role,

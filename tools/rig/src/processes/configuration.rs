@@ -116,10 +116,6 @@ pub(super) fn holds_file(folder: &Path, host: usize) -> PathBuf {
     folder.join(format!("holds{host}.json"))
 }
 
-/// Returns the configuration of a host's engine.
-///
-/// # Errors
-/// Never: all values have a TOML form.
 pub fn engine_toml(
     config: &LabConfig,
     folder: &Path,

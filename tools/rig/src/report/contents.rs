@@ -14,32 +14,25 @@ use crate::report::distribution::Summary;
 use crate::trace::Fitting;
 use crate::workload::Statistics;
 
-/// The report of a lab run.
 #[derive(Clone, Debug, Serialize)]
 pub struct LabReport {
-    /// Name of the engine: `timed`, `real` or `vllm`.
     pub engine: &'static str,
     /// Results of each policy, in the configured order.
     pub runs: Vec<PolicyRun>,
-    /// The requests.
     pub workload: WorkloadReport,
     /// Results of the requests that were played one by one.
     pub alone: Alone,
-    /// The machine of the lab.
     pub machine: Machine,
-    /// The complete configuration.
     pub config: LabConfig,
 }
 
 impl LabReport {
     /// Reports whether all answers have to be identical, which holds for computation on the CPU.
-    #[must_use]
     pub fn must_agree(&self) -> bool {
         self.config.serving().device == crate::serving::Device::Cpu
     }
 
     /// Returns the requests whose answer differs from the one alone, by policy.
-    #[must_use]
     pub fn disagreements(&self) -> Vec<(&str, &[u64])> {
         let differ = |run: &&PolicyRun| !run.answers_different.is_empty();
         self.runs
@@ -50,14 +43,11 @@ impl LabReport {
     }
 }
 
-/// The results of one policy.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct PolicyRun {
-    /// Name of the policy.
     pub policy: String,
     /// Requests that arrived.
     pub requests: usize,
-    /// Requests with a complete answer.
     pub completed: usize,
     /// Number of failed requests by error, without requests that were given up.
     pub errors: BTreeMap<String, usize>,
@@ -70,30 +60,22 @@ pub struct PolicyRun {
     /// KV bytes that one count of the ledger has and another lacks. Always 0 without a ledger: the
     /// lab's own engine fails a batch with a damaged or missing byte.
     pub bytes_lost: u64,
-    /// The counts of KV bytes, with vLLM.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kv: Option<Ledger>,
     /// Share of the requests whose first token came by its deadline.
     pub ttft_slo_attainment: f64,
-    /// TTFT at the client, in ms.
     pub ttft_ms: Summary,
-    /// TTFT divided by the request's TTFT alone.
     pub slowdown: Summary,
-    /// Mean of the positive part of (deadline − first token) / objective.
     pub earliness: f64,
     /// Tokens of served prompts and answers per second, from time zero to the last answer.
     pub tokens_per_s: f64,
     /// Complete requests per second, from time zero to the last answer.
     pub requests_per_s: f64,
-    /// Mean time of an exchange with experts on other hosts, in ms.
     pub exchange_ms: f64,
-    /// Number of exchanges with experts on other hosts.
     pub exchanges: u64,
-    /// Mean parts of the TTFT, in ms.
     pub stages_ms: Stages,
     /// Mean time that a layer waited for KV of another host, in ms.
     pub kv_wait_ms: f64,
-    /// Mean time of an iteration, in ms.
     pub iteration_ms: f64,
     /// Prompt tokens that a prefill host found in its own cache.
     pub tokens_found: u64,
@@ -105,7 +87,6 @@ pub struct PolicyRun {
     pub prefilled_after_all: u64,
     /// Number of batches that failed.
     pub batches_failed: u64,
-    /// Sent bytes divided by capacity, over all ports.
     pub link_utilisation: f64,
     /// Results of each host.
     pub hosts: Vec<HostReport>,
@@ -140,20 +121,15 @@ pub struct PolicyRun {
     pub busy_cores: f64,
     /// Average number of processors that the lab's processes kept busy, including the warm-up.
     pub lab_cores: f64,
-    /// Duration of the run, in s.
     pub wall_s: f64,
     /// Percentiles 0 … 100 for plots.
     pub percentiles: Percentiles,
 }
 
-/// The results of one host.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct HostReport {
-    /// Name of the host.
     pub host: String,
-    /// Use of the host's port towards the switch, as a share of its rate.
     pub egress: f64,
-    /// Use of the switch's port towards the host, as a share of its rate.
     pub ingress: f64,
     /// Payload bytes that the host sent, by stage.
     pub sent_bytes: BTreeMap<String, u64>,
@@ -170,20 +146,15 @@ pub struct HostReport {
 /// Percentiles 0 … 100 of several quantities.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Percentiles {
-    /// Percentiles of TTFT, in ms.
     pub ttft_ms: Vec<f64>,
-    /// Percentiles of TTFT divided by the request's TTFT alone.
     pub slowdown: Vec<f64>,
-    /// Percentiles of (deadline − first token) / objective.
     pub earliness: Vec<f64>,
 }
 
-/// The requests of a run.
 #[derive(Clone, Debug, Serialize)]
 pub struct WorkloadReport {
     /// Hash over all arrivals. Equal hashes mean equal arrivals.
     pub arrivals_digest: String,
-    /// Statistics of the requests.
     #[serde(flatten)]
     pub statistics: Statistics,
     /// Mean TTFT of a request alone, in ms. Objectives are multiples of a request's TTFT alone.
@@ -200,15 +171,10 @@ pub struct WorkloadReport {
 /// Results of the requests that were played one by one.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Alone {
-    /// TTFT, in ms.
     pub ttft_ms: Summary,
-    /// Mean time of an exchange, in ms.
     pub exchange_ms: f64,
-    /// Mean time of an iteration, in ms.
     pub iteration_ms: f64,
-    /// Time of all requests together, in s.
     pub wall_s: f64,
-    /// Comparison of the computed contention-free TTFT with the measured one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ideal_check: Option<IdealCheck>,
 }
@@ -216,11 +182,8 @@ pub struct Alone {
 /// Comparison of the measured TTFT of requests alone with the computed contention-free TTFT.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct IdealCheck {
-    /// Number of requests.
     pub requests: usize,
-    /// Mean of measured divided by computed TTFT.
     pub measured_over_computed: f64,
-    /// Largest value of measured divided by computed TTFT.
     pub worst: f64,
 }
 
@@ -239,20 +202,15 @@ pub struct Stages {
     pub p2d_tail: f64,
 }
 
-/// The machine of a lab run.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Machine {
-    /// Number of processors.
     pub cores: usize,
     /// Release of the kernel.
     pub kernel: String,
-    /// Model name of the processor.
     pub model: String,
 }
 
 impl Machine {
-    /// Returns the description of this machine.
-    #[must_use]
     pub fn of_this() -> Self {
         let read = |path| std::fs::read_to_string(path).unwrap_or_default();
         let cpu = read("/proc/cpuinfo");

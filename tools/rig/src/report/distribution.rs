@@ -8,7 +8,6 @@ pub struct Sample(Vec<f64>);
 
 impl Sample {
     /// Makes a sample of the values. Values that are not finite are left out.
-    #[must_use]
     pub fn new(values: impl IntoIterator<Item = f64>) -> Self {
         let mut values: Vec<f64> = values.into_iter().filter(|value| value.is_finite()).collect();
         values.sort_by(f64::total_cmp);
@@ -16,32 +15,25 @@ impl Sample {
     }
 
     /// Returns the mean, or 0 of an empty sample.
-    #[must_use]
     pub fn mean(&self) -> f64 {
         if self.0.is_empty() { 0.0 } else { self.0.iter().sum::<f64>() / self.0.len() as f64 }
     }
 
     /// Returns the quantile of the nearest rank, or 0 of an empty sample.
-    #[must_use]
     pub fn quantile(&self, share: f64) -> f64 {
         let rank = (share * self.0.len() as f64).ceil() as usize;
         self.0.get(rank.clamp(1, self.0.len().max(1)) - 1).copied().unwrap_or(0.0)
     }
 
-    /// Returns the number of values.
-    #[must_use]
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
     /// Reports whether the sample is empty.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Returns the cumulative distribution as 101 values: the 0th, 1st … 100th percentile.
-    #[must_use]
     pub fn percentiles(&self) -> Vec<f64> {
         if self.0.is_empty() {
             return Vec::new();
@@ -49,8 +41,6 @@ impl Sample {
         (0..=100).map(|percent| self.quantile(f64::from(percent) / 100.0)).collect()
     }
 
-    /// Returns the summary of the sample.
-    #[must_use]
     pub fn summary(&self) -> Summary {
         Summary {
             mean: self.mean(),
@@ -65,15 +55,10 @@ impl Sample {
 /// The printed numbers of a sample, in the unit of the field that holds this.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Summary {
-    /// Mean of the sample.
     pub mean: f64,
-    /// Median.
     pub p50: f64,
-    /// 90th percentile.
     pub p90: f64,
-    /// 95th percentile.
     pub p95: f64,
-    /// 99th percentile.
     pub p99: f64,
 }
 

@@ -47,7 +47,6 @@ fn figure(title: &str, explanation: &str, legend: &Markup, svg: String) -> Marku
     }
 }
 
-/// Returns a page with this title, lead and body.
 fn page(title: &str, lead: &str, body: &Markup) -> String {
     let page = html! {
         (DOCTYPE)
@@ -68,8 +67,6 @@ fn page(title: &str, lead: &str, body: &Markup) -> String {
     page.into_string()
 }
 
-/// Returns the page of a report.
-#[must_use]
 pub fn html(report: &LabReport) -> String {
     page(
         &format!("Laxity lab, {} engine", report.engine),
@@ -102,7 +99,6 @@ fn lead(report: &LabReport) -> String {
     )
 }
 
-/// Returns the bytes of a stage, of all DSCPs together.
 fn bytes_of(run: &PolicyRun, stage: &str) -> u64 {
     run.stage_bytes.get(stage).map_or(0, |by_dscp| by_dscp.values().sum())
 }
@@ -241,7 +237,6 @@ fn by_host(report: &LabReport) -> Markup {
     )
 }
 
-/// Returns the section about machine, configuration and methods.
 fn background(report: &LabReport) -> Markup {
     let machine = &report.machine;
     let configuration = serde_json::to_string_pretty(&report.config).unwrap_or_default();

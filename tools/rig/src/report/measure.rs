@@ -44,7 +44,6 @@ fn alone_ns(asked: &[Asked], alone: &RunRecord) -> BTreeMap<u64, u64> {
     measured.chain(computed).collect()
 }
 
-/// Compares the TTFT of requests alone with the computed one.
 fn ideal_check(asked: &[Asked], alone: &RunRecord) -> Option<IdealCheck> {
     let computed = alone_ns(asked, &RunRecord::default());
     let ratios =
@@ -66,8 +65,6 @@ fn all(record: &RunRecord) -> Counts {
     sum
 }
 
-/// Makes the report of a lab run.
-#[must_use]
 pub fn report(
     config: &LabConfig,
     asking: &Asking,
@@ -141,7 +138,6 @@ fn times(
         .collect()
 }
 
-/// Adds what the fabric's ports and the NICs carried.
 fn add_links(run: &mut PolicyRun, record: &RunRecord) {
     run.foreign.clone_from(&record.foreign);
     for LinkRecord { egress, ingress } in &record.links {

@@ -9,9 +9,7 @@ use plotters::style::text_anchor::{HPos, Pos, VPos};
 
 const SIZE: (u32, u32) = (620, 320);
 
-/// Placeholder for the page's text colour.
 const INK: RGBColor = RGBColor(1, 2, 3);
-/// Placeholder for the page's grid colour.
 const GRID: RGBColor = RGBColor(4, 5, 6);
 
 /// Colours of the series. They differ on light and dark backgrounds and for most colour-blind
@@ -29,13 +27,10 @@ const COLOURS: [RGBColor; 10] = [
     RGBColor(100, 180, 60),
 ];
 
-/// Returns the colour of the series with this number.
 fn colour(series: usize) -> RGBColor {
     COLOURS[series % COLOURS.len()]
 }
 
-/// Returns the colour of the series with this number in CSS syntax.
-#[must_use]
 pub fn css_colour(series: usize) -> String {
     let RGBColor(r, g, b) = colour(series);
     format!("rgb({r},{g},{b})")
@@ -63,7 +58,6 @@ fn ink(size: u32) -> TextStyle<'static> {
 }
 
 /// Returns a plot of lines over a common horizontal axis. The vertical axis runs from 0 to 1.
-#[must_use]
 pub fn shares(
     horizontal: &str,
     vertical: &str,
@@ -103,8 +97,6 @@ pub fn shares(
     })
 }
 
-/// Returns a plot of bars in groups, side by side or stacked, of `values[series][group]`.
-#[must_use]
 pub fn bars(vertical: &str, groups: &[String], values: &[Vec<f64>], stacked: bool) -> String {
     let width = if stacked { 0.6 } else { 0.8 / values.len().max(1) as f64 };
     let top = 1.0_f64.max(if stacked {

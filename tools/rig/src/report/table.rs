@@ -11,7 +11,6 @@ use crate::controller::NONE;
 use crate::foreign::ForeignRecord;
 use crate::ledger::Ledger;
 
-/// Stages in the order of a request's life, and their names in the table.
 pub const STAGES: [(&str, &str); 3] =
     [("kv_reuse", "reuse"), ("collective", "experts"), ("p2d", "P2D")];
 
@@ -20,7 +19,6 @@ fn megabytes(bytes: u64) -> String {
 }
 
 /// Returns the bytes of a stage by DSCP, largest first. `unmarked` stands for DSCP 0.
-#[must_use]
 fn stage(run: &PolicyRun, stage: &str) -> String {
     let Some(by_dscp) = run.stage_bytes.get(stage) else {
         return "0".to_owned();
@@ -40,8 +38,6 @@ fn stage(run: &PolicyRun, stage: &str) -> String {
     text
 }
 
-/// Returns the table and the remarks below it.
-#[must_use]
 pub fn table(report: &LabReport) -> String {
     let mut table = Table::new();
     table.load_style(presets::UTF8_FULL_CONDENSED).set_header([
@@ -141,7 +137,6 @@ fn heading(report: &LabReport) -> String {
     text.trim_end().to_owned()
 }
 
-/// Returns a sentence about what the NCCL plugin did.
 fn carried(plugin: &Carriage) -> String {
     let mut text = format!(
         "the NCCL plugin sent {} MB in {} messages",
@@ -191,7 +186,6 @@ fn moved(run: &PolicyRun, kv: &Ledger) -> String {
     text
 }
 
-/// Returns what the daemons found of foreign traffic.
 fn beside(foreign: &ForeignRecord) -> String {
     format!(
         "foreign traffic of {:.1} MB/s, measured {:.1}; the rate in force beside it was {:.0} %",
@@ -201,7 +195,6 @@ fn beside(foreign: &ForeignRecord) -> String {
     )
 }
 
-/// Returns the remark about a run.
 fn remark(run: &PolicyRun) -> String {
     let mut note = format!("{}: ", run.policy);
     let mut add = |text: String| {

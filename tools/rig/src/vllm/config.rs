@@ -7,43 +7,31 @@ use serde::{Deserialize, Serialize};
 use crate::config::{Engine, InvalidLab, LabConfig};
 use crate::serving::{Device, ServingConfig};
 
-/// The model and the processes of vLLM.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct VllmConfig {
     /// The Python that has vLLM and the package `laxity`. By default `target/vllm/bin/python` of
     /// the checkout that this program was built in.
     pub python: Option<PathBuf>,
-    /// Number of layers.
     pub layers: usize,
-    /// Width of the model.
     pub hidden: usize,
-    /// Number of attention heads.
     pub heads: usize,
-    /// Number of heads of keys and values.
     pub kv_heads: usize,
-    /// Width of a head.
     pub head_dim: usize,
-    /// Hidden width of the feed-forward network.
     pub ffn: usize,
-    /// Number of different tokens.
     pub vocab: usize,
     /// Seed from which the weights are drawn.
     pub weights_seed: u64,
-    /// Most tokens of a step.
     pub step_tokens: u32,
-    /// Most requests of a step.
     pub step_requests: u32,
     /// Mean tokens of a prompt of the conversation workload. Other workloads keep their ratio to
     /// it.
     pub tokens_mean: f64,
     /// Number of prefixes that the requests of built-in workloads share.
     pub prefixes: u32,
-    /// Tokens of an answer.
     pub output_tokens: u32,
     /// Time without a sign of life after which a daemon counts as gone, in ms.
     pub stall_ms: u64,
-    /// Further arguments of every `vllm serve`.
     pub arguments: Vec<String>,
 }
 
@@ -99,7 +87,6 @@ impl LabConfig {
     /// Returns the defaults for vLLM: few processes, because each takes a gigabyte and half a
     /// minute to start. Keys and values are wide (16 KiB a token, 4 MiB a request) and ports slow,
     /// so that transfers meet at the decode host's port.
-    #[must_use]
     pub fn vllm() -> Self {
         Self {
             engine: Engine::Vllm,
@@ -119,7 +106,6 @@ impl LabConfig {
         }
     }
 
-    /// Checks the settings of vLLM.
     pub(crate) fn check_vllm(&self) -> Result<(), InvalidLab> {
         let fail = |field, problem: &str| Err(InvalidLab { field, problem: problem.to_owned() });
         let vllm = self.vllm.clone().unwrap_or_default();

@@ -6,21 +6,17 @@
 
 use std::io::{self, Read, Write};
 
-/// Name of the port.
 pub const PORT: &str = "laxity";
 
 /// Longest content of a frame, in bytes.
 pub const CONTENT_BYTES_MAX: usize = 32 << 10;
 
-/// The kind of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Kind {
     /// Guest: devices and network are up. The content is [`super::job::Facts`] as JSON.
     Ready = b'R',
-    /// Guest: standard output of the job.
     Stdout = b'1',
-    /// Guest: standard error of the job.
     Stderr = b'2',
     /// Guest: heartbeat without content.
     Alive = b'A',
@@ -43,9 +39,6 @@ impl Kind {
 }
 
 /// Writes content as frames of one kind. Without content it writes one empty frame.
-///
-/// # Errors
-/// Fails if the other side is gone.
 pub fn send(port: &mut impl Write, kind: Kind, content: &[u8]) -> io::Result<()> {
     let mut rest = content;
     loop {
@@ -63,9 +56,6 @@ pub fn send(port: &mut impl Write, kind: Kind, content: &[u8]) -> io::Result<()>
 }
 
 /// Returns the next frame.
-///
-/// # Errors
-/// Fails if the other side is gone (`UnexpectedEof`), or if the bytes are no frame.
 pub fn receive(port: &mut impl Read) -> io::Result<(Kind, Vec<u8>)> {
     let mut head = [0; 5];
     port.read_exact(&mut head)?;

@@ -10,12 +10,9 @@ use serde::{Deserialize, Serialize};
 use super::network::{NetworkConfig, PORTS, ROUTER, call};
 use crate::error::LabError;
 
-/// Counters of traffic at one point.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Passed {
-    /// Bytes, including headers.
     pub bytes: u64,
-    /// Packets.
     pub packets: u64,
 }
 
@@ -49,10 +46,6 @@ pub struct RouterCounters {
     pub to_host1: PortCounters,
 }
 
-/// Returns the router's counters.
-///
-/// # Errors
-/// Fails if `tc` cannot read them.
 pub fn read(config: &NetworkConfig) -> Result<RouterCounters, LabError> {
     let port = |name: &str| -> Result<PortCounters, LabError> {
         let show = |what: &[&str]| {

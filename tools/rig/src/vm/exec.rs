@@ -18,10 +18,6 @@ const DRAIN: Duration = Duration::from_secs(1);
 const NOT_FOUND: i32 = 127;
 const NOT_RUN: i32 = 126;
 
-/// Runs the program and returns its exit code as a shell would.
-///
-/// # Errors
-/// Fails if the host is gone.
 pub fn run(config: &Exec, guest: &mut Guest) -> Result<i32, LabError> {
     let (program, args) = config
         .argv

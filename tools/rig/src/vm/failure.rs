@@ -14,7 +14,6 @@ const CONSOLE_LINES: usize = 25;
 /// The reason why a job has no result. The message says what to do, or has the end of the console.
 #[derive(Debug, thiserror::Error)]
 pub enum VmError {
-    /// The machine lacks something.
     #[error(transparent)]
     CannotRun(#[from] CannotRun),
     /// The configured network cannot be built.
@@ -26,21 +25,17 @@ pub enum VmError {
     /// QEMU ended by itself before the guest did anything.
     #[error("QEMU ended with {status}: {said}")]
     Qemu {
-        /// Exit status of QEMU.
         status: String,
-        /// Output of QEMU.
         said: String,
     },
     /// The guest's kernel panicked.
     #[error("the guest's kernel panicked. The end of its console:\n{console}")]
     Panicked {
-        /// End of the guest's console.
         console: String,
     },
     /// A program or the kernel in the guest powered it off.
     #[error("the guest went down before its job was done. The end of its console:\n{console}")]
     WentDown {
-        /// End of the guest's console.
         console: String,
     },
     /// The guest sent nothing, not even a heartbeat.
@@ -53,13 +48,11 @@ pub enum VmError {
         silent_s: u64,
         /// The step that the guest was in.
         when: &'static str,
-        /// End of the guest's console.
         console: String,
     },
     /// The job took too long in a guest that works.
     #[error("the time limit of {limit:?} is over; the virtual machine was killed")]
     TimedOut {
-        /// The time limit of the job.
         limit: Duration,
     },
     /// The guest could not run the job.
@@ -71,10 +64,8 @@ pub enum VmError {
          console:\n{console}"
     )]
     Lost {
-        /// End of the guest's console.
         console: String,
     },
-    /// The user ended the guest by Ctrl-].
     #[error("ended by Ctrl-]")]
     Escaped,
     /// The output of the job cannot be written.

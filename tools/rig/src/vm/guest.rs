@@ -32,12 +32,10 @@ use super::task::Task;
 use crate::error::LabError;
 use crate::sandbox;
 
-/// Time between two heartbeats of the guest.
 pub const HEARTBEAT: Duration = Duration::from_secs(1);
 
 /// Folder in which tasks run. It is in the guest's memory and ends with the guest.
 const SCRATCH: &str = "/tmp";
-/// The `PATH` of programs in the guest.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 fn control(name: &str) -> PathBuf {
@@ -151,10 +149,6 @@ fn write_answer(answer: &Answer) -> Result<(), LabError> {
         .map_err(LabError::file("writing", &path))
 }
 
-/// *guest-job*: sets up the network and devices, runs the job and writes the answer.
-///
-/// # Errors
-/// Fails if the answer cannot be written. All other errors are in the answer.
 pub fn job_process() -> Result<(), LabError> {
     let answer = match answer() {
         Ok(finished) => Answer::Finished(finished),
@@ -170,10 +164,8 @@ fn answer() -> Result<Finished, LabError> {
     Ok(Finished { exit_code, details, router: guest.counters()? })
 }
 
-/// The guest, as a job uses it.
 #[derive(Debug)]
 pub struct Guest {
-    /// Facts about the guest.
     pub facts: Facts,
     network: NetworkConfig,
     port: Arc<Mutex<File>>,
@@ -228,23 +220,16 @@ impl Guest {
     }
 
     /// Writes to the host's standard output, without buffering.
-    ///
-    /// # Errors
-    /// Fails if the host is gone.
     pub fn print(&self, text: impl AsRef<[u8]>) -> Result<(), LabError> {
         self.send(Kind::Stdout, text.as_ref())
     }
 
     /// Writes a line about the job's progress to the host's standard error, without buffering.
-    ///
-    /// # Errors
-    /// Fails if the host is gone.
     pub fn say(&self, line: &str) -> Result<(), LabError> {
         self.send(Kind::Stderr, format!("{line}\n").as_bytes())
     }
 
     /// Returns a handle by which other threads write to the host's standard output and error.
-    #[must_use]
     pub fn output(&self) -> Output {
         Output(Arc::clone(&self.port))
     }
@@ -255,18 +240,12 @@ impl Guest {
     }
 
     /// Returns the router's counters since its set-up. Callers take the difference of two readings.
-    ///
-    /// # Errors
-    /// Fails if `tc` cannot read them.
     pub fn counters(&self) -> Result<RouterCounters, LabError> {
         counters::read(&self.network).map_err(LabError::step("reading the router's counters"))
     }
 
     /// Changes the shaping of the router's ports: rate, order of DSCPs and queues. Queued packets
     /// are lost and the counters restart at 0, so no program should run meanwhile.
-    ///
-    /// # Errors
-    /// Fails if the network cannot be built, or `tc` rejects it.
     pub fn reshape(&mut self, network: NetworkConfig) -> Result<(), LabError> {
         network::reshape(&self.network, &network)
             .map_err(LabError::step("changing the router's shaping"))?;
@@ -287,7 +266,6 @@ impl Guest {
     }
 
     /// Returns the variables that describe the lab to programs.
-    #[must_use]
     pub fn environment(&self) -> Vec<(String, String)> {
         let gid = self.facts.gid_index.to_string();
         [
@@ -312,7 +290,6 @@ fn pair((name, value): (&str, &str)) -> (String, String) {
 
 /// Adds variables to an environment, and the folders of administrative programs to its `PATH`. A
 /// variable replaces one of the same name.
-#[must_use]
 pub fn with_lab_variables(
     env: &[(String, String)],
     lab: Vec<(String, String)>,
@@ -342,16 +319,12 @@ pub struct Output(Arc<Mutex<File>>);
 
 impl Output {
     /// Writes to the stream that `kind` names.
-    ///
-    /// # Errors
-    /// Fails if the host is gone.
     pub fn send(&self, kind: Kind, content: &[u8]) -> std::io::Result<()> {
         let mut port = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         channel::send(&mut *port, kind, content)
     }
 }
 
-/// Opens the virtio-serial port with the channel's name.
 fn open_port() -> Result<File, LabError> {
     let ports = fs::read_dir("/sys/class/virtio-ports")
         .map_err(LabError::system("looking for a virtio-serial device"))?;

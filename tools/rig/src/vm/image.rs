@@ -26,7 +26,6 @@ use crate::error::LabError;
 use crate::probe::Lack;
 use crate::sandbox::find_program;
 
-/// Environment variable with the path of the cache folder.
 pub const CACHE_VARIABLE: &str = "LAXITY_VM_CACHE";
 
 /// Debian's package that depends on the current stock kernel.
@@ -81,8 +80,6 @@ pub struct Image {
     pub release: String,
 }
 
-/// Returns the folder for images: `LAXITY_VM_CACHE`, or `laxity/vm` in the user's cache folder.
-#[must_use]
 pub fn cache_folder() -> PathBuf {
     let named = |name| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
     named(CACHE_VARIABLE)
@@ -92,7 +89,6 @@ pub fn cache_folder() -> PathBuf {
 }
 
 /// Returns the newest kernel in the cache.
-#[must_use]
 pub fn cached_kernel(cache: &Path) -> Option<PathBuf> {
     let entries = fs::read_dir(cache).ok()?.flatten().map(|e| e.path());
     entries
@@ -114,8 +110,6 @@ fn release_key(release: &str) -> Vec<u64> {
     numbers.filter_map(|number| number.parse().ok()).collect()
 }
 
-/// Returns what the machine lacks to make an image, with the next step.
-#[must_use]
 pub fn lacks(cache: &Path) -> Vec<Lack> {
     let setup = "run `tools/setup.sh verbs`";
     let mut lacks = Vec::new();
@@ -177,7 +171,6 @@ fn package_of(depends: &str) -> Option<String> {
         .map(str::to_owned)
 }
 
-/// Reports whether an ELF program needs no dynamic linker (has no `PT_INTERP` header).
 fn is_static(elf: &[u8]) -> bool {
     const INTERPRETER: u32 = 3;
     let number = |at: usize, bytes: usize| {
@@ -194,9 +187,6 @@ fn is_static(elf: &[u8]) -> bool {
 }
 
 /// Returns the image, and makes it if it is not in the cache. `say` gets messages about slow steps.
-///
-/// # Errors
-/// Fails if a download or a program fails. The message names it and has its output.
 pub fn prepare(cache: &Path, say: &dyn Fn(&str)) -> Result<Image, LabError> {
     fs::create_dir_all(cache)
         .map_err(LabError::file("creating", cache))
@@ -291,7 +281,6 @@ fn unpack(package: &Path, into: &Path) -> Result<(), LabError> {
     Ok(())
 }
 
-/// Runs a program to its end and returns its output.
 fn run(command: &mut Command) -> Result<String, LabError> {
     let name = command.get_program().to_string_lossy().into_owned();
     let output = command.output().map_err(LabError::start(&name))?;

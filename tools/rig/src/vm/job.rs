@@ -23,36 +23,27 @@ use crate::error::LabError;
 /// Folder in the guest for files that host and guest exchange.
 pub const CONTROL_FOLDER: &str = "/run/lab";
 
-/// Name of the file with the [`GuestJob`] in the control folder.
 pub const GUEST_JOB_FILE: &str = "guest_job.json";
 
-/// Name of the file with the [`Answer`] in the control folder.
 pub const ANSWER_FILE: &str = "answer.json";
 
-/// A job of the guest.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Job {
-    /// Runs one program, with its standard streams connected to the host's.
     Exec(Exec),
-    /// Runs unmodified RDMA programs under the scheduler, and accounts for all their work requests.
     Verbs(Box<VerbsConfig>),
 }
 
-/// A program to run.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Exec {
-    /// Program and arguments.
     pub argv: Vec<String>,
     /// Environment of the program. The lab adds its own variables.
     pub env: Vec<(String, String)>,
-    /// Current folder of the program.
     pub cwd: PathBuf,
 }
 
 /// All commands of the host to a guest.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct GuestJob {
-    /// The network of the guest.
     pub network: NetworkConfig,
     /// Folders to mount writable, at the path that they have on the host.
     pub shares: Vec<Share>,
@@ -73,34 +64,26 @@ pub struct Facts {
     pub gid_index: u32,
     /// Rate of the router's ports, in Mbit/s. `None` without shaping.
     pub rate_mbit: Option<u32>,
-    /// Time of the set-up of network and devices, in ms.
     pub network_ms: u64,
 }
 
-/// The result of a job.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Finished {
     /// Exit code of the program, or 0 if the job succeeded.
     pub exit_code: i32,
-    /// Result of the job, in a form of its own.
     pub details: serde_json::Value,
     /// Counters of the router over the whole job.
     pub router: RouterCounters,
 }
 
-/// The answer to a [`GuestJob`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Answer {
-    /// The job ended with this result.
     Finished(Finished),
     /// The job could not be run, with the reason.
     Failed(String),
 }
 
 /// Runs a job and returns the exit code and the details of its [`Finished`].
-///
-/// # Errors
-/// Returns why the job could not be run.
 pub fn run(job: &Job, guest: &mut Guest) -> Result<(i32, serde_json::Value), LabError> {
     match job {
         Job::Exec(config) => Ok((exec::run(config, guest)?, serde_json::Value::Null)),

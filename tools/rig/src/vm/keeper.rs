@@ -23,23 +23,16 @@ use serde::{Deserialize, Serialize};
 use crate::error::LabError;
 use crate::sandbox;
 
-/// Pause between two checks whether QEMU ended.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 
-/// What a keeper runs and removes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Charge {
-    /// Path of QEMU.
     pub program: PathBuf,
-    /// Arguments of QEMU.
     pub args: Vec<OsString>,
-    /// File for QEMU's own output.
     pub log: PathBuf,
-    /// Folder to remove at the end.
     pub folder: PathBuf,
 }
 
-/// The exit of QEMU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ended {
     /// Exit status of QEMU, unless a signal ended it.
@@ -49,9 +42,6 @@ pub struct Ended {
 }
 
 /// *vm-keeper*: runs QEMU as the first line of standard input says, until that input ends.
-///
-/// # Errors
-/// Fails if the line cannot be read, or QEMU cannot be started.
 pub fn keep() -> Result<(), LabError> {
     let mut stdin = std::io::stdin().lock();
     let mut line = String::new();
@@ -112,9 +102,6 @@ pub struct Keeper {
 
 impl Keeper {
     /// Starts a keeper. The returned output has one line, an [`Ended`], after QEMU ended.
-    ///
-    /// # Errors
-    /// Fails if this program cannot be started again. The folder is then removed.
     pub fn start(charge: &Charge) -> Result<(Self, ChildStdout), LabError> {
         let start = || -> Result<(Self, ChildStdout), LabError> {
             let mut child = sandbox::internal("vm-keeper")

@@ -27,21 +27,16 @@ pub use super::start::VmConfig;
 /// Key that ends a guest whose shell does not end: Ctrl-].
 const ESCAPE: u8 = 0x1d;
 
-/// An output stream of the job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stream {
-    /// Standard output.
     Stdout,
-    /// Standard error.
     Stderr,
 }
 
-/// The source of the job's standard input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Input {
     /// Empty input.
     Empty,
-    /// Standard input of this process.
     Stdin,
     /// Standard input of this process, which is a raw terminal. Ctrl-] ends the guest.
     Terminal,
@@ -50,19 +45,15 @@ pub enum Input {
 /// The result of a job, with its times.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct VmReport {
-    /// Facts about the guest.
     pub guest: Facts,
     /// Time from the start of QEMU until network and devices were up, in ms.
     pub boot_ms: u64,
     /// Time from the end of the boot until QEMU ended, in ms.
     pub job_ms: u64,
-    /// Result of the job.
     #[serde(flatten)]
     pub finished: Finished,
 }
 
-/// Returns what this machine lacks to run the SoftRoCE lab.
-#[must_use]
 pub fn lacks(config: &VmConfig) -> Vec<Lack> {
     let mut lacks: Vec<Lack> =
         [(QEMU, "qemu-system-x86"), ("ip", "iproute2"), ("tc", "iproute2"), ("rdma", "iproute2")]
@@ -103,9 +94,6 @@ pub struct Vm {
 }
 
 /// Boots a guest, runs a job and returns its result. `output` gets the output of the job.
-///
-/// # Errors
-/// Returns a [`VmError`]. A program's exit code other than 0 is no error, and is in the report.
 pub fn run(
     config: &VmConfig,
     job: &Job,
@@ -119,9 +107,6 @@ impl Vm {
     /// Boots a guest and returns when its network and devices are up and its job begins.
     ///
     /// The calling program must call [`crate::lab::internal_call`] first in `main`.
-    ///
-    /// # Errors
-    /// Returns a [`VmError`].
     pub fn boot(config: &VmConfig, job: &Job) -> Result<Self, VmError> {
         config.network.validate()?;
         let lacking = lacks(config);
@@ -168,14 +153,11 @@ impl Vm {
         Ok(vm)
     }
 
-    /// Returns facts about the guest.
-    #[must_use]
     pub fn facts(&self) -> &Facts {
         &self.facts
     }
 
     /// Returns the time from the start of QEMU until network and devices were up, in ms.
-    #[must_use]
     pub fn boot_ms(&self) -> u64 {
         self.boot_ms
     }
@@ -213,9 +195,6 @@ impl Vm {
     }
 
     /// Forwards the job's input and output until the job ends.
-    ///
-    /// # Errors
-    /// Returns a [`VmError`].
     pub fn finish(
         self,
         input: Input,
@@ -266,7 +245,6 @@ impl Vm {
         })
     }
 
-    /// Forwards the job's input, in a detached thread.
     fn pass_on(&self, input: Input) -> Result<(), VmError> {
         let mut channel = self
             .channel
@@ -294,7 +272,6 @@ impl Vm {
         Ok(())
     }
 
-    /// Determines the result from the exit of QEMU and the files of the guest.
     fn verdict(&self, ended: Option<Ended>) -> Result<Finished, VmError> {
         let console = self.console();
         let code = ended.and_then(|ended| ended.code);
@@ -330,8 +307,6 @@ impl Vm {
         }
     }
 
-    /// Returns the end of the guest's console.
-    #[must_use]
     pub fn console(&self) -> String {
         let bytes = fs::read(self.folder.join("console")).unwrap_or_default();
         failure::tail(&String::from_utf8_lossy(&bytes))

@@ -30,16 +30,12 @@ use crate::error::LabError;
 use crate::fabric::WireClass;
 use crate::sandbox;
 
-/// Name of the router's network namespace.
 pub const ROUTER: &str = "router";
 
-/// Names of the RDMA devices, by host.
 pub const DEVICES: [&str; 2] = ["rxe0", "rxe1"];
 
-/// Network interfaces of the RDMA devices, by host.
 pub const INTERFACES: [&str; 2] = ["v0", "v1"];
 
-/// IPv4 addresses of the RDMA devices, by host.
 pub const ADDRESSES: [&str; 2] = ["10.77.0.1", "10.77.1.1"];
 
 /// The router's ports, by the host that they lead to.
@@ -52,7 +48,6 @@ pub const MTU: u32 = 4200;
 /// an acknowledgement, and goodput collapses when they are dropped.
 const QUEUE_PACKETS: u32 = 1000;
 
-/// The configuration of the router.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NetworkConfig {
     /// Rate of each of the router's ports, in Mbit/s. `None` means no shaping and no queues.
@@ -74,7 +69,6 @@ impl Default for NetworkConfig {
 /// The reason why a network cannot be built.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadNetwork {
-    /// [`NetworkConfig::dscp_order`] is invalid.
     #[error("dscp_order: 1 to 16 different DSCPs below 64, 0 among them")]
     DscpOrder,
     /// [`NetworkConfig::rate_mbit`] is 0.
@@ -84,9 +78,6 @@ pub enum BadNetwork {
 
 impl NetworkConfig {
     /// Checks that the network can be built.
-    ///
-    /// # Errors
-    /// Returns the first invalid value.
     pub fn validate(&self) -> Result<(), BadNetwork> {
         let mut sorted = self.dscp_order.clone();
         sorted.sort_unstable();
@@ -138,7 +129,6 @@ fn gateway(host: usize) -> String {
     format!("10.77.{host}.254")
 }
 
-/// Returns the `ip -batch` input for the router's namespace.
 fn router_script() -> String {
     let mut script = String::from("link set lo up\n");
     for host in 0..2 {
@@ -218,16 +208,12 @@ fn reshaping_script(before: &NetworkConfig, now: &NetworkConfig) -> String {
 }
 
 /// Changes the shaping of both ports. Queued packets are lost, and counters restart at 0.
-///
-/// # Errors
-/// Fails if the network cannot be built, or `tc` rejects it.
 pub fn reshape(before: &NetworkConfig, now: &NetworkConfig) -> Result<(), LabError> {
     now.validate()?;
     let script = reshaping_script(before, now);
     call("tc", &["-n", ROUTER, "-batch", "-"], &script).map(drop)
 }
 
-/// Runs a program with this input to its end and returns its output.
 pub(super) fn call(program: &str, args: &[&str], input: &str) -> Result<String, LabError> {
     let mut child = Command::new(program)
         .args(args)
@@ -253,10 +239,6 @@ pub(super) fn call(program: &str, args: &[&str], input: &str) -> Result<String, 
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// Builds the network and returns the index of the IPv4 RoCEv2 GID.
-///
-/// # Errors
-/// Fails if the guest's kernel or the host's iproute2 rejects a part of it.
 pub fn build(config: &NetworkConfig) -> Result<u32, LabError> {
     // Each program gets a batch, because an emulated processor takes 0.1 s to start a program.
     call("ip", &["-batch", "-"], &hosts_script())?;

@@ -21,17 +21,14 @@ pub const EXIT_PORT: u64 = 0xf4;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Farewell {
-    /// The job ended, and its result is in the control folder.
     Finished = 42,
     /// The process that sets up the guest or runs the job ended without a result.
     Lost = 43,
-    /// The script `init.sh` failed.
     NoRoot = 44,
 }
 
 impl Farewell {
     /// Returns the value for an exit status of QEMU, if the guest chose the status.
-    #[must_use]
     pub fn of_status(status: i32) -> Option<Self> {
         [Self::Finished, Self::Lost, Self::NoRoot]
             .into_iter()
@@ -44,18 +41,13 @@ impl Farewell {
 pub struct Share {
     /// Tag that identifies the folder when the guest mounts it.
     pub tag: String,
-    /// Path of the folder.
     pub folder: PathBuf,
 }
 
-/// The parts of a virtual machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Machine {
-    /// Memory, in MiB.
     pub memory_mib: u32,
-    /// Number of processors.
     pub processors: u32,
-    /// File for the guest's console.
     pub console: PathBuf,
     /// Unix socket of the channel. QEMU waits for a connection before it starts the guest.
     pub channel: PathBuf,
@@ -78,8 +70,6 @@ fn joined(parts: &[&dyn AsRef<OsStr>]) -> OsString {
     all
 }
 
-/// Returns the arguments of `qemu-system-x86_64`.
-#[must_use]
 pub fn arguments(image: &Image, machine: &Machine) -> Vec<OsString> {
     let mut args: Vec<OsString> = [
         "-M",

@@ -14,23 +14,18 @@ use super::qemu::{self, Machine, Share};
 use crate::error::LabError;
 use crate::sandbox::{INTERNAL, find_program};
 
-/// Name of QEMU's program.
 pub(super) const QEMU: &str = "qemu-system-x86_64";
 
-/// The configuration of a virtual machine.
 #[derive(Clone, Debug)]
 pub struct VmConfig {
     /// Memory, in MiB. It also holds the files that programs write, except in shared folders.
     pub memory_mib: u32,
-    /// Number of processors.
     pub processors: u32,
-    /// The guest's network.
     pub network: NetworkConfig,
     /// Host folders that the guest may write to. Changes of other files stay in the guest.
     pub writable: Vec<PathBuf>,
     /// Longest time from power-on until network and devices are up.
     pub boot_limit: Duration,
-    /// Longest time of the job.
     pub limit: Option<Duration>,
     /// Longest time without a message or heartbeat. After it the guest counts as hung.
     pub silence_limit: Duration,
@@ -53,7 +48,6 @@ impl Default for VmConfig {
     }
 }
 
-/// Writes the guest's job and starts QEMU.
 pub(super) fn power_on(
     config: &VmConfig,
     image: &image::Image,

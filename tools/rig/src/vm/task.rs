@@ -16,20 +16,15 @@ use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 use serde::{Deserialize, Serialize};
 
-/// Pause between two checks whether a program ended.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 
 /// Longest time that output may arrive after a program's end.
 const DRAIN: Duration = Duration::from_secs(2);
 
-/// A program to run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Task {
-    /// Program and arguments.
     pub argv: Vec<String>,
-    /// The complete environment.
     pub env: Vec<(String, String)>,
-    /// Current folder of the program.
     pub cwd: PathBuf,
     /// Time after which the program is killed.
     pub limit: Duration,
@@ -47,47 +42,35 @@ pub enum TaskError {
     /// The program did not print an awaited text.
     #[error("`{what}` did not say `{awaited}` within {waited_ms} ms; it said: {said}")]
     Silent {
-        /// Program and arguments.
         what: String,
-        /// The awaited text.
         awaited: String,
-        /// Length of the wait, in ms.
         waited_ms: u64,
         /// Output of the program until then.
         said: String,
     },
 }
 
-/// The result of a task.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TaskReport {
-    /// Program and arguments.
     pub argv: Vec<String>,
     /// Exit code, unless a signal ended the program.
     pub code: Option<i32>,
     /// Signal that ended the program, if one did.
     pub signal: Option<i32>,
-    /// Whether the program was killed at its time limit.
     pub timed_out: bool,
     /// Standard output of the program. Bytes that are not UTF-8 are replaced.
     pub stdout: String,
-    /// Standard error of the program.
     pub stderr: String,
-    /// Run time of the program, in ms.
     pub wall_ms: u64,
 }
 
 impl TaskReport {
     /// Reports whether the program ended by itself with 0.
-    #[must_use]
     pub fn succeeded(&self) -> bool {
         self.code == Some(0) && !self.timed_out
     }
 
     /// Returns this report if the task succeeded.
-    ///
-    /// # Errors
-    /// Returns [`TaskError::Failed`] with the report.
     pub fn expect_success(self) -> Result<Self, TaskError> {
         if self.succeeded() { Ok(self) } else { Err(TaskError::Failed(Box::new(self))) }
     }
@@ -106,8 +89,6 @@ impl std::fmt::Display for TaskReport {
     }
 }
 
-/// Returns the exit code of a status as a shell would give it.
-#[must_use]
 pub fn shell_code(status: ExitStatus) -> i32 {
     status.code().or_else(|| status.signal().map(|signal| 128 + signal)).unwrap_or(1)
 }
@@ -146,10 +127,6 @@ pub struct Running {
 }
 
 impl Task {
-    /// Starts the task.
-    ///
-    /// # Errors
-    /// Returns [`TaskError::Start`] if the program or the folder does not exist.
     pub fn start(self) -> Result<Running, TaskError> {
         let (program, args) = self.argv.split_first().ok_or_else(|| {
             let empty = std::io::Error::from(std::io::ErrorKind::InvalidInput);
@@ -180,8 +157,6 @@ impl Task {
 }
 
 impl Running {
-    /// Returns the process id of the program.
-    #[must_use]
     pub fn id(&self) -> u32 {
         self.child.id()
     }
@@ -191,34 +166,24 @@ impl Running {
         matches!(self.child.try_wait(), Ok(None))
     }
 
-    /// Returns the standard output of the program so far.
-    #[must_use]
     pub fn stdout(&self) -> String {
         text(&self.stdout)
     }
 
-    /// Returns the standard error of the program so far.
-    #[must_use]
     pub fn stderr(&self) -> String {
         text(&self.stderr)
     }
 
-    /// Returns standard output and standard error so far.
-    #[must_use]
     pub fn said(&self) -> String {
         self.stdout() + &self.stderr()
     }
 
-    /// Sends a signal to the task's process group.
     pub fn signal(&self, signal: Signal) {
         // The process group may have ended already.
         let _ = killpg(Pid::from_raw(self.child.id() as i32), signal);
     }
 
     /// Waits until one of the streams contains a text.
-    ///
-    /// # Errors
-    /// Returns [`TaskError::Silent`] if the time is over, or the task ended without the text.
     pub fn wait_for(&mut self, awaited: &str, limit: Duration) -> Result<(), TaskError> {
         let began = Instant::now();
         loop {
@@ -238,7 +203,6 @@ impl Running {
         }
     }
 
-    /// Waits for the end of the task, or kills it at its time limit.
     pub fn wait(mut self) -> TaskReport {
         let give_up = self.started + self.task.limit;
         while self.is_running() && Instant::now() < give_up {
@@ -248,7 +212,6 @@ impl Running {
         self.end(timed_out)
     }
 
-    /// Kills the task and returns its report.
     pub fn kill(mut self) -> TaskReport {
         self.end(false)
     }

@@ -13,10 +13,6 @@ pub struct Raw {
 }
 
 impl Raw {
-    /// Makes the terminal raw.
-    ///
-    /// # Errors
-    /// Fails if standard input is no terminal.
     pub fn enter() -> io::Result<Self> {
         let before = tcgetattr(io::stdin())?;
         let mut raw = before.clone();
@@ -33,7 +29,6 @@ impl Drop for Raw {
 }
 
 /// Returns the rows and columns of the terminal on standard input, as `stty` reports them.
-#[must_use]
 pub fn size() -> (u16, u16) {
     let output =
         Command::new("stty").arg("size").stdin(Stdio::inherit()).stderr(Stdio::null()).output();

@@ -8,10 +8,8 @@
 use std::io::Write as _;
 use std::process::{Command, Stdio};
 
-/// First bytes of an ELF file.
 pub const ELF_MAGIC: &[u8] = b"\x7fELF";
 
-/// Decompressors: magic number, and program with arguments.
 const FORMATS: &[(&[u8], &[&str])] = &[
     (b"\xfd7zXZ\0", &["xz", "-dc"]),
     (b"\x28\xb5\x2f\xfd", &["zstd", "-dqc"]),
@@ -36,7 +34,6 @@ fn decompress(program: &[&str], data: &[u8]) -> Vec<u8> {
 
 /// Returns the kernel as an ELF file, or `None` if none is found or its decompressor is missing.
 /// QEMU can also start the image itself, but more slowly.
-#[must_use]
 pub fn extract(image: &[u8]) -> Option<Vec<u8>> {
     if image.starts_with(ELF_MAGIC) {
         return Some(image.to_vec());
@@ -49,7 +46,6 @@ pub fn extract(image: &[u8]) -> Option<Vec<u8>> {
 }
 
 /// Returns a file's content, decompressed if it begins with a compressor's magic number.
-#[must_use]
 pub fn plain(data: Vec<u8>) -> Vec<u8> {
     match FORMATS.iter().find(|(magic, _)| data.starts_with(magic)) {
         Some((_, program)) => decompress(program, &data),

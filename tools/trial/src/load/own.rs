@@ -20,7 +20,6 @@ use tokio::net::unix::pipe;
 use super::tls::Identities;
 use super::{LoadError, LoadPlan};
 
-/// Longest wait for the line with its address.
 const START_MAX: Duration = Duration::from_secs(30);
 /// Longest wait for its end after its streams have ended.
 const END_MAX: Duration = Duration::from_secs(2);

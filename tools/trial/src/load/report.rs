@@ -2,12 +2,10 @@
 
 use serde::Serialize;
 
-/// The result of `laxity cluster load`.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct LoadReport {
     /// Whether the load ran for the whole duration.
     pub complete: bool,
-    /// Duration of the measurement in seconds.
     pub seconds: f64,
     /// Time from the sending of an event to the receipt of the order that considers it.
     pub order_latency_ms: Latency,
@@ -31,7 +29,6 @@ pub struct LoadReport {
 }
 
 impl LoadReport {
-    /// Returns a text about the coordinator's CPU time and memory.
     pub fn usage_text(&self) -> String {
         match (self.coordinator_cores, self.rss_mib, self.rss_start_mib) {
             (Some(cores), Some(end), Some(start)) => {
@@ -42,13 +39,10 @@ impl LoadReport {
     }
 }
 
-/// A distribution of latencies, in milliseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Latency {
     pub p50: f64,
-    /// The 90th percentile.
     pub p90: f64,
-    /// The 99th percentile.
     pub p99: f64,
     pub max: f64,
 }

@@ -8,7 +8,6 @@ use super::host;
 use super::own::Handed;
 use crate::certs::{self, Authority, CertsError, Subject};
 
-/// The name in the certificate of the load's own coordinator.
 const OWN_NAME: &str = "localhost";
 
 /// The certificates of the daemons of a load.
@@ -50,7 +49,6 @@ impl Identities {
         Ok((identities, section, files))
     }
 
-    /// Returns the TLS settings of daemon `nth`.
     pub(super) fn of(&self, nth: usize) -> ClientTlsConfig {
         let tls = ClientTlsConfig::new().ca_certificate(self.ca.clone()).domain_name(OWN_NAME);
         tls.identity(self.of[nth].clone())

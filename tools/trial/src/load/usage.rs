@@ -2,7 +2,6 @@
 
 use std::fs;
 
-/// Memory and CPU time of a process.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Usage {
     pub(super) rss_mib: f64,

@@ -7,7 +7,6 @@ use crate::doctor::finding::Severity;
 use crate::doctor::map::{self, Daemon, Flow, Reach, Row, Sources};
 use crate::doctor::{fabric, paths::PathKind};
 
-/// An mlx5 device with counters, as the process `uverbs0` opens.
 fn mlx5() -> Host {
     let port = "sys/class/infiniband/mlx5_0/ports/1";
     Host::new()
@@ -31,7 +30,6 @@ fn only(host: &Host, daemon: Daemon<'_>) -> Row {
     rows.remove(0)
 }
 
-/// What the tests compare of a path.
 fn short(flow: &Flow) -> (PathKind, &str, Option<u8>, Reach) {
     (flow.path, flow.library.as_str(), flow.traffic_class.or(flow.service_level), flow.laxity)
 }

@@ -17,7 +17,6 @@ use crate::vm::task::TaskReport;
 pub struct LibraryReport {
     /// Work requests on queue pairs that the library schedules.
     pub work_requests: u64,
-    /// Payload bytes of the work requests on scheduled queue pairs.
     pub bytes: u64,
     /// Work requests that were deferred until a permit came.
     pub deferred: u64,
@@ -65,22 +64,16 @@ pub(super) fn read_report(path: &str) -> Result<Option<LibraryReport>, LabError>
     Ok(Some(sum))
 }
 
-/// The result of one case.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct CaseReport {
-    /// Name of the case in the matrix.
     pub name: String,
-    /// Whether all checks passed.
     pub passed: bool,
     /// Subtests that passed, if the case has some.
     pub cases: usize,
-    /// Observations, in words.
     pub seen: String,
-    /// Duration, in s.
     pub seconds: f64,
     /// The checks that failed, with details.
     pub failures: Vec<String>,
-    /// Counters of the library, over all processes.
     #[serde(flatten)]
     pub library: LibraryReport,
 }
@@ -123,7 +116,6 @@ impl CaseReport {
     }
 }
 
-/// Returns how a task ended, with the last lines of its output.
 pub(super) fn ended(task: &TaskReport) -> String {
     let how = match (task.timed_out, task.code) {
         (true, _) => "was killed at its time limit".into(),

@@ -7,7 +7,6 @@ use super::daemon::{COLLECTIVE, P2D, TIGHT_SOCKET};
 use super::program::{Launch, Posted, Program, Ready, Side, Through};
 use crate::vm::network::{ADDRESSES, DEVICES};
 
-/// Path of `transfer_engine.py` in the guest.
 pub(super) const MOONCAKE: &str = scratch!("transfer_engine.py");
 pub(super) const MOONCAKE_PY: &str = include_str!("transfer_engine.py");
 pub(super) const MOONCAKE_PORT: u16 = 7473;
@@ -19,12 +18,10 @@ enum Who {
     Both,
 }
 
-/// A special property of a perftest.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Trait {
     /// The program posts more than the rate allows, so some of it has to wait.
     Greedy,
-    /// `laxity run` starts the program.
     Run,
     /// The program finds its peer by the RDMA connection manager. It also exchanges parameters and
     /// barriers by RDMA, so only the wire shows how many work requests there are.
@@ -194,7 +191,6 @@ pub(super) fn long_write(gid: u32) -> Program {
     Program { launch: launch(Through::Run, "perftest", 90), dscp: None, ..perftest(gid, &test) }
 }
 
-/// Returns the C programs of `tests/verbs`.
 fn checks(programs: &Programs, gid: u32) -> Vec<Program> {
     let folder = programs.checks.display().to_string();
     let program = |name: &str, line: &str, through| Program {

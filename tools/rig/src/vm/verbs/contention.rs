@@ -38,23 +38,18 @@ use crate::vm::verbs::Programs;
 /// spoils all.
 const ATTEMPTS: u32 = 3;
 
-/// Folder of the run in the guest.
 const FOLDER: &str = scratch!("contention");
 
 /// Bulk transfers that arrive periodically.
 struct Load {
-    /// Bytes of a transfer.
     bytes: u64,
-    /// Time between two arrivals, in µs.
     period_us: u64,
-    /// Time from the arrival to the deadline, in µs.
     deadline_us: u64,
 }
 
 struct Collective {
     /// Bytes in each direction of a round.
     bytes: u64,
-    /// Messages of a round.
     messages: u64,
     /// Time between the starts of two rounds, in µs, unless a round takes longer.
     period_us: u64,
@@ -64,21 +59,15 @@ struct Collective {
 const COLLECTIVE: Collective = Collective { bytes: 48 << 10, messages: 3, period_us: 400_000 };
 const P2D: Load = Load { bytes: 640 << 10, period_us: 1_000_000, deadline_us: 3_000_000 };
 const READS: Load = Load { bytes: 128 << 10, period_us: 1_300_000, deadline_us: 2_500_000 };
-/// Largest shift of a P2D transfer's arrival, as a share of the period.
 const JITTER: f64 = 0.3;
 
-/// The configuration of the contention.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ContentionConfig {
-    /// Rate of the router's ports, in Mbit/s.
     pub rate_mbit: u32,
     /// Seed of the arrivals. Each repetition adds one.
     pub seed: u64,
-    /// Number of repetitions, all in one boot.
     pub repetitions: u32,
-    /// Duration of a phase, in s.
     pub seconds: f64,
-    /// Whether the collective uses the NCCL plugin.
     pub plugin: bool,
 }
 
@@ -89,8 +78,6 @@ impl Default for ContentionConfig {
 }
 
 impl ContentionConfig {
-    /// Returns the network for the contention.
-    #[must_use]
     pub fn network(&self) -> NetworkConfig {
         NetworkConfig { rate_mbit: Some(self.rate_mbit), ..NetworkConfig::default() }
     }
@@ -118,15 +105,12 @@ pub enum Phase {
     Unscheduled,
     /// All programs, without shim or daemon, in two classes that are set by hand.
     StaticMarks,
-    /// All programs under Laxity.
     Laxity,
     /// [`Phase::CollectiveAlone`] once more, to see whether the machine changed meanwhile.
     CollectiveAgain,
 }
 
 impl Phase {
-    /// Returns the name of the phase in reports.
-    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::BulkAlone => "bulk alone",
@@ -157,10 +141,6 @@ const PHASES: [Phase; 6] = [
     Phase::CollectiveAgain,
 ];
 
-/// Plays all phases of all repetitions on [`ContentionConfig::network`].
-///
-/// # Errors
-/// Fails if the router is shaped differently, or a program fails.
 pub fn run(
     guest: &Guest,
     programs: &Programs,

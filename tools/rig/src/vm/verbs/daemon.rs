@@ -14,7 +14,6 @@ use crate::vm::task::Running;
 
 const CONTROL: &str = "/run/laxity/control.sock";
 const TIGHT_CONTROL: &str = "/run/laxity/tight-control.sock";
-/// Socket of the daemon with a window of 128 bytes.
 pub(super) const TIGHT_SOCKET: &str = "/run/laxity/tight.sock";
 const START_WITHIN: Duration = Duration::from_secs(20);
 /// A time limit that is longer than any job.
@@ -23,7 +22,6 @@ const FOR_EVER: Duration = Duration::from_secs(24 * 3600);
 /// DSCPs of the levels, highest first, and of the scavenger. They are the daemon's defaults.
 pub(super) const LEVELS: [u8; 8] = [46, 34, 26, 18, 18, 10, 10, 10];
 pub(super) const SCAVENGER: u8 = 8;
-/// DSCP of collectives.
 pub(super) const COLLECTIVE: u8 = 34;
 /// DSCP of the lowest level above the scavenger, which is that of P2D.
 pub(super) const P2D: u8 = 10;
@@ -53,7 +51,6 @@ impl Daemon {
         Self::start_with(lab.guest, lab.programs, CONTROL, path, &config())
     }
 
-    /// Starts a daemon with a window of 128 bytes, at sockets of its own.
     pub(super) fn start_tight(lab: &Lab<'_>) -> Result<Self, LabError> {
         let tight = "rate = \"200kbit\"\nchunk = \"128\"\nwindow = \"128\"\n";
         let text = format!(
@@ -113,7 +110,6 @@ impl Daemon {
         Ok((descriptors, resident))
     }
 
-    /// Returns the log of the daemon.
     pub(super) fn log(&self) -> String {
         self.running.said()
     }

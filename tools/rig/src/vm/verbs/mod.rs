@@ -52,15 +52,11 @@ pub use report::{ProgramReport, VerbsReport, table};
 pub struct Programs {
     /// Path of `laxity`, whose `run` starts some programs.
     pub laxity: PathBuf,
-    /// Path of the daemon.
     pub laxityd: PathBuf,
-    /// Path of `liblaxity.so`.
     pub library: PathBuf,
-    /// Folder with the programs of `tests/verbs`.
     pub checks: PathBuf,
     /// Path of a Python that has the Mooncake Transfer Engine.
     pub python: Option<PathBuf>,
-    /// Folder with pyverbs and its test suite.
     #[serde(default)]
     pub pyverbs: Option<PathBuf>,
     /// The NCCL plugin and the programs that drive it.
@@ -70,13 +66,9 @@ pub struct Programs {
 /// The parts to run, all in one boot and in this order.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct VerbsConfig {
-    /// Paths of the programs.
     pub programs: Programs,
-    /// The programs and faults of the matrix.
     pub matrix: Option<Matrix>,
-    /// The contention of a collective with bulk transfers.
     pub contention: Option<ContentionConfig>,
-    /// The contention with the collective through the NCCL plugin.
     pub plugin_contention: Option<ContentionConfig>,
 }
 
@@ -86,7 +78,6 @@ pub struct Matrix {
     /// Folder with the programs of `tests/verbs`, built with the address sanitizer. They need the
     /// sanitizer's library to be loaded first.
     pub checks_asan: PathBuf,
-    /// Path of `libasan.so`.
     pub libasan: PathBuf,
     /// Names of the programs and faults to run. Empty means all.
     pub only: Vec<String>,
@@ -110,7 +101,6 @@ pub(super) struct Lab<'a> {
 }
 
 /// Returns the names of all programs, cases of the NCCL plugin, and faults of the matrix.
-#[must_use]
 pub fn names(gid_index: u32) -> Vec<String> {
     let all = Programs { python: Some(PathBuf::new()), ..Programs::default() };
     let programs = catalogue::all(gid_index, &all).into_iter();
@@ -120,10 +110,6 @@ pub fn names(gid_index: u32) -> Vec<String> {
         .collect()
 }
 
-/// *guest*: runs the configured parts.
-///
-/// # Errors
-/// Fails if the guest lacks something, or the host is gone. Failures of programs are in the report.
 pub fn run(guest: &mut Guest, config: &VerbsConfig) -> Result<VerbsReport, LabError> {
     fs::write(catalogue::MOONCAKE, catalogue::MOONCAKE_PY)
         .map_err(LabError::system("writing transfer_engine.py"))?;
@@ -180,7 +166,6 @@ fn run_matrix(lab: &Lab<'_>, report: &mut VerbsReport) -> Result<(), LabError> {
     Ok(())
 }
 
-/// Runs the selected cases and returns whether to continue.
 fn run_cases(
     lab: &Lab<'_>,
     names: &[&str],
@@ -198,7 +183,6 @@ fn run_cases(
     Ok(true)
 }
 
-/// Runs the selected programs and returns whether to continue.
 fn run_programs(lab: &Lab<'_>, report: &mut VerbsReport) -> Result<bool, LabError> {
     let all = catalogue::all(lab.guest.facts.gid_index, lab.programs);
     let wanted = |program: &program::Program| lab.matrix.wants(&program.name);

@@ -56,7 +56,6 @@ fn is_rejected(program: &Program, ended: &Ended) -> bool {
     managed && !client.succeeded() && said.any(|text| text.contains("RDMA_CM_EVENT_REJECTED"))
 }
 
-/// Runs a program and checks its result.
 pub(super) fn run(
     lab: &Lab<'_>,
     program: &Program,
@@ -112,7 +111,6 @@ fn judge(
     Ok(())
 }
 
-/// Compares what a side posted, as known or stated, with the library's counters.
 fn check_posted(
     who: &str,
     posted: Posted,
@@ -201,7 +199,6 @@ pub(super) struct Stated {
     detail: String,
 }
 
-/// Returns the lines of JSON in a program's output.
 pub(super) fn stated(stdout: &str) -> impl Iterator<Item = Stated> {
     let lines = stdout.lines().filter(|line| line.starts_with('{'));
     lines.filter_map(|line| serde_json::from_str(line).ok())

@@ -7,14 +7,11 @@ use super::program::{Ready, await_ready};
 use crate::error::LabError;
 use crate::vm::network::{ADDRESSES, DEVICES};
 
-/// A measured run of perftest.
 pub(super) struct Measured {
     pub(super) line: &'static str,
-    /// Index of the column in the line of results.
     pub(super) column: usize,
 }
 
-/// Returns a quantile of values, interpolated between neighbours.
 pub(super) fn quantile(values: &[f64], at: f64) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);

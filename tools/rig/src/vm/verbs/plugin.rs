@@ -19,9 +19,7 @@ use crate::vm::task::Task;
 /// Paths of the plugin and of the programs that drive it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Nccl {
-    /// Path of `libnccl-net-laxity.so`.
     pub plugin: PathBuf,
-    /// Folder with the programs of `tests/nccl`.
     pub checks: PathBuf,
 }
 
@@ -75,7 +73,6 @@ const GROUPS: [Group; 5] = [
     },
 ];
 
-/// Names of all groups and runs, in order.
 pub(super) const NAMES: [&str; 8] = [
     GROUPS[0].name,
     GROUPS[1].name,
@@ -107,7 +104,6 @@ fn text(path: &Path) -> String {
     path.display().to_string()
 }
 
-/// Returns a task for a program of the harness, on RDMA.
 fn task(lab: &Lab<'_>, nccl: &Nccl, program: &str, line: &str) -> Task {
     let mut argv = vec![text(&nccl.checks.join(program)), "--plugin".into(), text(&nccl.plugin)];
     argv.extend(line.split_whitespace().map(str::to_owned));
@@ -128,7 +124,6 @@ pub(super) fn missing() -> LabError {
     LabError::missing("the NCCL plugin", "name it with --nccl-plugin")
 }
 
-/// Runs the group or run with a name of [`NAMES`].
 pub(super) fn run(name: &str, lab: &Lab<'_>, case: &mut CaseReport) -> Result<(), LabError> {
     let nccl = lab.programs.nccl.as_ref().ok_or_else(missing)?;
     if let Some(group) = GROUPS.iter().find(|group| group.name == name) {
@@ -306,7 +301,6 @@ fn check_preload(shim: &[ReportLine], ranks: u64, case: &mut CaseReport) {
     case.check(taken == 0, why);
 }
 
-/// Returns the MiB/s of `nccl_perf` over one connection.
 fn measure(lab: &Lab<'_>, nccl: &Nccl) -> Result<f64, LabError> {
     #[derive(Deserialize)]
     struct Said {

@@ -14,12 +14,10 @@ use crate::vm::image;
 pub const TRANSFER_ENGINE: &str = "mooncake-transfer-engine-non-cuda==0.3.13.post1";
 
 /// Returns the folder for the programs, next to the guest's kernel.
-#[must_use]
 pub fn folder() -> PathBuf {
     image::cache_folder().join("verbs")
 }
 
-/// Runs a program to its end and returns its output.
 fn call(command: &mut Command) -> Result<String, LabError> {
     let what = format!("{command:?}");
     let output = command.output().map_err(LabError::start(&what))?;
@@ -37,9 +35,6 @@ fn modified(path: &Path) -> Option<SystemTime> {
 
 /// Builds the programs of `sources` (`tests/verbs` or `tests/nccl` of the repository), with a
 /// sanitizer or without. Programs that are newer than their sources are kept.
-///
-/// # Errors
-/// Fails if there is no compiler or no libibverbs. The message names the packages.
 pub fn checks(sources: &Path, sanitizer: Option<&str>) -> Result<PathBuf, LabError> {
     let script = sources.join("build.sh");
     if !script.is_file() {
@@ -72,9 +67,6 @@ pub fn checks(sources: &Path, sanitizer: Option<&str>) -> Result<PathBuf, LabErr
 }
 
 /// Returns the address sanitizer's library, which has to be preloaded before `liblaxity.so`.
-///
-/// # Errors
-/// Fails if the compiler has none.
 pub fn libasan() -> Result<PathBuf, LabError> {
     let path = call(Command::new("cc").arg("-print-file-name=libasan.so"))?;
     Path::new(&path)
@@ -83,9 +75,6 @@ pub fn libasan() -> Result<PathBuf, LabError> {
 }
 
 /// Returns a Python that has the Transfer Engine, in a virtual environment in the cache.
-///
-/// # Errors
-/// Fails if no Python can make the environment, or the package cannot be downloaded.
 pub fn python() -> Result<PathBuf, LabError> {
     let environment = folder().join("venv");
     let python = environment.join("bin/python");
@@ -124,9 +113,6 @@ const PYVERBS: &str = "python3-pyverbs";
 
 /// Returns the folder with pyverbs (`modules`) and its test suite (`tests`), as Debian packages
 /// them. Their release is that of the host's libibverbs.
-///
-/// # Errors
-/// Fails if the host has no Debian archive, or the package has an unexpected form.
 pub fn pyverbs() -> Result<PathBuf, LabError> {
     let release = call(Command::new("dpkg-query").args(["-W", "-f", "${Version}", "libibverbs1"]))
         .map_err(LabError::step("pyverbs is got from Debian; --without-pyverbs does without"))?;

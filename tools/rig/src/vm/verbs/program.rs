@@ -11,9 +11,7 @@ use crate::vm::task::{Running, Task};
 /// The way in which the library is loaded into a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Through {
-    /// By `laxity run --profile … -- PROGRAM`.
     Run,
-    /// By `LD_PRELOAD` and `LAXITY_PROFILE`, set by hand.
     Preload,
 }
 
@@ -29,14 +27,10 @@ pub(super) struct Launch {
 /// The work requests that one side posts, on queue pairs of any kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Posted {
-    /// The arguments determine the work requests.
     Exactly {
-        /// Number of work requests.
         work_requests: u64,
-        /// Payload bytes of the work requests.
         bytes: u64,
     },
-    /// The program prints lines of JSON with `work_requests`, `bytes` and `passed`.
     Stated,
     /// Only the wire shows the work requests.
     Wire,
@@ -45,13 +39,10 @@ pub(super) enum Posted {
 /// The condition under which a client can connect to a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ready {
-    /// A process listens at this TCP port.
     Port(u16),
-    /// A process listens for connections by rdma_cm.
     Management,
 }
 
-/// One process of a program.
 #[derive(Clone, Debug)]
 pub(super) struct Side {
     pub(super) argv: Vec<String>,
@@ -130,7 +121,6 @@ pub(super) fn task(lab: &Lab<'_>, side: &Side, launch: Launch, report: &str) -> 
     task
 }
 
-/// Reports whether a process listens at a TCP port.
 fn listens(port: u16) -> bool {
     let wanted = format!(":{port:04X}");
     ["/proc/net/tcp", "/proc/net/tcp6"].iter().any(|table| {

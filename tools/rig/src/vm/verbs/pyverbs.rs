@@ -15,7 +15,6 @@ use super::program::patience;
 use crate::error::LabError;
 use crate::vm::network::DEVICES;
 
-/// Name of the suite among the programs.
 pub(super) const NAME: &str = "pyverbs";
 const SCRIPT: &str = scratch!("pyverbs_suite.py");
 const SCRIPT_PY: &str = include_str!("pyverbs_suite.py");
@@ -26,7 +25,6 @@ const PASSED_MIN: usize = 40;
 /// SoftRoCE itself fails a test sometimes.
 const AGAIN: usize = 2;
 
-/// Results of the tests, by name.
 #[derive(Debug, Default, Deserialize)]
 struct Ended {
     ended: BTreeMap<String, String>,
@@ -49,7 +47,6 @@ impl Ended {
 enum Under {
     /// Without the library and without a daemon.
     Nothing,
-    /// With the library, under the daemon of the matrix.
     Daemon,
     /// With the library, under a daemon that permits one work request at a time.
     Tight,
@@ -125,7 +122,6 @@ fn compare(
     Ok(())
 }
 
-/// Runs the suite in all three environments.
 pub(super) fn run(lab: &Lab<'_>, case: &mut CaseReport) -> Result<(), LabError> {
     fs::write(SCRIPT, SCRIPT_PY).map_err(LabError::file("writing", SCRIPT))?;
     let before = suite(lab, Under::Nothing, &[])?;

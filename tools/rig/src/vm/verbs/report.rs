@@ -8,19 +8,15 @@ use serde::{Deserialize, Serialize};
 use super::case::CaseReport;
 use super::contention::Contention;
 
-/// The results of one boot.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct VerbsReport {
-    /// Results of the programs of the matrix.
     pub programs: Vec<ProgramReport>,
     /// Result of the contention of a collective with bulk transfers, if it was run.
     pub contention: Option<Contention>,
     /// Result of the contention with the collective through the NCCL plugin, if it was run.
     #[serde(default)]
     pub plugin_contention: Option<Contention>,
-    /// Results of the faults.
     pub faults: Vec<CaseReport>,
-    /// Results of the NCCL plugin over verbs.
     #[serde(default)]
     pub plugin: Vec<CaseReport>,
     /// Result of pyverbs' own test suite, if it was run.
@@ -39,14 +35,12 @@ impl VerbsReport {
     }
 
     /// Reports whether all that was run passed, and anything was run at all.
-    #[must_use]
     pub fn passed(&self) -> bool {
         let ran = self.cases().next().is_some() || self.contentions().next().is_some();
         ran && !self.failed()
     }
 
     /// Reports whether anything that was run failed.
-    #[must_use]
     pub fn failed(&self) -> bool {
         !self.cases().all(|case| case.passed) || !self.contentions().all(Contention::passed)
     }
@@ -55,16 +49,13 @@ impl VerbsReport {
 /// The result of one program of the matrix, with both sides together.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct ProgramReport {
-    /// Result of the case, with the library's counters.
     #[serde(flatten)]
     pub case: CaseReport,
     /// Command of the program, without the library's part.
     pub command: String,
-    /// Name of the job profile.
     pub profile: String,
     /// Messages of connected queue pairs that crossed the router, retransmissions left out.
     pub wire_messages: u64,
-    /// Payload bytes of the messages on the wire, including READs' data.
     pub wire_bytes: u64,
     /// Packets of connected queue pairs that crossed again, because of a short timeout or a loss.
     pub wire_repeats: u64,
@@ -87,7 +78,6 @@ fn mark(case: &CaseReport) -> String {
     if case.passed { "ok" } else { "FAILED" }.into()
 }
 
-/// Returns a table of cases of one kind: name, result, seconds, and observations.
 fn cases<'a>(kind: &str, cases: impl IntoIterator<Item = &'a CaseReport>) -> Option<String> {
     let row = |case: &CaseReport| {
         let seconds = format!("{:.1}", case.seconds);
@@ -115,8 +105,6 @@ fn programs(report: &VerbsReport) -> Option<String> {
     table_of(&header, 7, report.programs.iter().map(row).collect())
 }
 
-/// Returns the report as text.
-#[must_use]
 pub fn table(report: &VerbsReport) -> String {
     let with_plugin = report.plugin_contention.as_ref();
     let parts = [

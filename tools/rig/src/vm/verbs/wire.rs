@@ -28,29 +28,21 @@ const FOR_EVER: Duration = Duration::from_secs(24 * 3600);
 /// Time without new packets after which the capture counts as complete.
 const QUIET: Duration = Duration::from_millis(60);
 const QUIET_WITHIN: Duration = Duration::from_secs(5);
-/// Queue pair of connection management.
 const MANAGEMENT: u32 = 1;
-/// RoCE's MTU in the lab.
 const MTU: u32 = 4096;
 
-/// The traffic of a span of time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Crossed {
-    /// Number of messages of connected queue pairs.
     pub(super) messages: u64,
     /// Payload bytes of messages and of responses to READs, and 8 for each atomic.
     pub(super) bytes: u64,
     /// Packets of connected queue pairs that had crossed before.
     pub(super) repeats: u64,
-    /// Number of datagrams.
     pub(super) datagrams: u64,
-    /// DSCPs of connected queue pairs, including acknowledgements.
     pub(super) connected: BTreeSet<u8>,
-    /// DSCPs of datagrams.
     pub(super) datagram: BTreeSet<u8>,
 }
 
-/// A running capture.
 #[derive(Debug)]
 pub(super) struct Capture {
     running: Running,
@@ -101,7 +93,6 @@ impl Capture {
         Ok(crossed)
     }
 
-    /// Ends the capture and returns how many packets it missed.
     pub(super) fn finish(self) -> u64 {
         self.running.signal(Signal::SIGINT);
         let report = self.running.wait();
@@ -114,7 +105,6 @@ impl Capture {
     }
 }
 
-/// The expected sequence number of a flow.
 #[derive(Debug, Default)]
 struct Flow {
     next: Option<u32>,
@@ -220,7 +210,6 @@ fn count(
 mod tests {
     use super::*;
 
-    /// Returns a record with one RoCE packet.
     fn record(dscp: u8, queue_pair: u32, opcode: u8, number: u32, rest: usize) -> Vec<u8> {
         let total = (20 + 8 + 12 + rest + 4) as u16;
         let mut packet = vec![0; 16];

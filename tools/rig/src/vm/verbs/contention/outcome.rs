@@ -10,12 +10,9 @@ use super::verdict::{UNDER_LAXITY_MAX, UNSCHEDULED_MIN, Verdict};
 use super::{COLLECTIVE, ContentionConfig, Phase};
 use crate::vm::verbs::case::LibraryReport;
 
-/// The results of all repetitions.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Contention {
-    /// The configuration of the run.
     pub config: ContentionConfig,
-    /// Whether Mooncake did the P2D transfers.
     pub with_mooncake: bool,
     /// Results of each attempt with each seed.
     pub repetitions: Vec<Repetition>,
@@ -23,7 +20,6 @@ pub struct Contention {
 
 impl Contention {
     /// Reports whether no seed failed in all of its attempts, and at least one was played.
-    #[must_use]
     pub fn passed(&self) -> bool {
         let fails = |repetition: &Repetition| matches!(repetition.verdict(), Verdict::Fails(_));
         let seeds: BTreeSet<u64> = self.repetitions.iter().map(|r| r.seed).collect();
@@ -38,13 +34,11 @@ impl Contention {
 /// Results of all phases with the same arrivals.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Repetition {
-    /// Seed of the arrivals.
     pub seed: u64,
     /// Result of each phase.
     pub phases: BTreeMap<Phase, PhaseOutcome>,
 }
 
-/// The result of one phase.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct PhaseOutcome {
     /// Result of the collective, if it took part.
@@ -60,26 +54,20 @@ pub struct PhaseOutcome {
     pub drops: u64,
     /// Times that a queue pair sent again because an acknowledgement did not come in time.
     pub retransmissions: u64,
-    /// Counters of the libraries over all processes.
     pub library: LibraryReport,
 }
 
 /// Completion times of the collective's rounds that began while bulk transfers were running.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Rounds {
-    /// Number of rounds.
     pub rounds: usize,
-    /// Mean completion time, in µs.
     pub mean_us: f64,
-    /// Median completion time, in µs.
     pub p50_us: f64,
-    /// 90th percentile of the completion time, in µs.
     pub p90_us: f64,
 }
 
 impl Rounds {
     /// Returns the statistics of the rounds that count. `round_us` has the times of all, in order.
-    #[must_use]
     pub fn of(round_us: &[f64], config: &ContentionConfig) -> Self {
         let period_us = COLLECTIVE.period_us as f64;
         let mut began_us = 0.0_f64;
@@ -109,19 +97,13 @@ impl Rounds {
 /// Results of transfers with deadlines, as `bulk` and `mooncake_p2d.py` print them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Deadlines {
-    /// Number of transfers.
     pub transfers: u64,
     /// Transfers that met their deadline.
     pub met: u64,
-    /// Bytes of all transfers.
     pub bytes: u64,
-    /// Time from the first arrival to the last end, in s.
     pub seconds: f64,
-    /// Median time from arrival to end, µs.
     pub p50_us: f64,
-    /// 90th percentile of the time from arrival to end, in µs.
     pub p90_us: f64,
-    /// Longest time from arrival to end, in µs.
     pub max_us: f64,
 }
 
@@ -133,15 +115,12 @@ pub(super) struct CollectiveLine {
 
 impl Deadlines {
     /// Returns the number of transfers that missed their deadline.
-    #[must_use]
     pub const fn missed(&self) -> u64 {
         self.transfers.saturating_sub(self.met)
     }
 }
 
 impl PhaseOutcome {
-    /// Returns a line about the phase.
-    #[must_use]
     pub fn line(&self, phase: Phase) -> String {
         let mut text = phase.name().to_owned();
         if let Some(rounds) = self.collective {
@@ -165,13 +144,11 @@ impl PhaseOutcome {
 
 impl Repetition {
     /// Returns the mean completion time of the collective in a phase, as a multiple of that alone.
-    #[must_use]
     pub fn slowdown(&self, phase: Phase) -> Option<f64> {
         let mean = |phase| Some(self.phases.get(&phase)?.collective?.mean_us);
         Some(mean(phase)? / mean(Phase::CollectiveAlone)?)
     }
 
-    /// Returns the table's row of a phase.
     fn row(&self, phase: Phase, outcome: &PhaseOutcome) -> Vec<String> {
         let none = || String::from("–");
         let ms = |of: fn(Rounds) -> f64| {

@@ -16,7 +16,6 @@ use crate::vm::verbs::case::{LibraryReport, read_report};
 use crate::vm::verbs::daemon::Daemon;
 use crate::vm::verbs::{Programs, plugin};
 
-/// The program of the P2D transfers.
 const MOONCAKE_P2D: &str = include_str!("../mooncake_p2d.py");
 
 /// Traffic classes that an operator would set by hand: expedited forwarding for collectives.
@@ -32,7 +31,6 @@ const P2D_PORT: u16 = 7473;
 /// get no processor for 100 ms.
 const STALL_MS: &str = "3000";
 
-/// Longest start of Mooncake.
 const MOONCAKE_STARTS_WITHIN: Duration = Duration::from_secs(90);
 
 /// The programs of a phase that is being played.
@@ -102,7 +100,6 @@ impl PhasePrograms<'_> {
         (0..DEVICES.len()).map(start).collect()
     }
 
-    /// Starts a program on a host.
     fn start(
         &self,
         host: usize,
@@ -196,7 +193,6 @@ impl PhasePrograms<'_> {
         Ok(Pair { passive: rank(1)?, active: rank(0)? })
     }
 
-    /// Starts the collective.
     pub(super) fn collective(&self) -> Result<Pair, LabError> {
         if self.config.plugin {
             return self.plugin_collective();
@@ -247,7 +243,6 @@ impl PhasePrograms<'_> {
         Ok(Pair { active, passive })
     }
 
-    /// Starts a pair of `bulk` programs, with the client on host `client`.
     fn pair(&self, client: usize, port: u16, op: &str, load: &Load) -> Result<Pair, LabError> {
         let program = self.program("bulk");
         let server = format!("{program} --server -b {} --port {port}", DEVICES[1 - client]);
@@ -268,7 +263,6 @@ impl PhasePrograms<'_> {
         })
     }
 
-    /// Returns the sum of the libraries' reports over all processes.
     pub(super) fn reports(&self) -> Result<LibraryReport, LabError> {
         if self.phase != Phase::Laxity {
             return Ok(LibraryReport::default());
@@ -279,7 +273,6 @@ impl PhasePrograms<'_> {
 }
 
 impl Bulk<'_> {
-    /// Starts the bulk programs.
     pub(super) fn go(self) -> Result<Playing, LabError> {
         let programs = self.programs;
         let p2d = match self.p2d {
@@ -306,7 +299,6 @@ impl Playing {
 }
 
 impl Pair {
-    /// Waits for the collective and returns its result.
     pub(super) fn finish_rounds(self) -> Result<CollectiveLine, LabError> {
         self.finish()
     }

@@ -16,11 +16,9 @@ pub(super) const UNSCHEDULED_MIN: f64 = 2.0;
 /// other work meanwhile.
 const DRIFT_MAX: f64 = 1.15;
 
-/// The verdict on a repetition.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
-    /// The repetition meets the expectations.
     Holds,
     /// The expectations that failed.
     Fails(Vec<String>),
@@ -29,8 +27,6 @@ pub enum Verdict {
 }
 
 impl Repetition {
-    /// Returns the verdict on the phases.
-    #[must_use]
     pub fn verdict(&self) -> Verdict {
         let phase = |phase| self.phases.get(&phase);
         let (Some(laxity), Some(control)) = (phase(Phase::Laxity), phase(Phase::BulkAlone)) else {
