@@ -17,19 +17,15 @@ fn number(value: &serde_json::Value, key: &str) -> u64 {
     value[key].as_u64().unwrap_or_else(|| panic!("no `{key}` in {value}"))
 }
 
-/// Cases that only run by hand with `laxity lab verbs` (`make verbs`). Some measure, which fails on
-/// a busy machine. Others take minutes of emulation: pyverbs' suite, and cases of the NCCL plugin
-/// that sockets cover as well.
-const BY_HAND: [&str; 9] = [
-    "contention",
+/// Cases that only run by hand with `laxity lab verbs` (`make verbs`), because they take minutes of
+/// emulation: pyverbs' suite, and cases of the NCCL plugin that sockets cover as well.
+const BY_HAND: [&str; 6] = [
     "pyverbs",
     "nccl_versions",
     "nccl_transfers",
     "nccl_collectives",
     "nccl_peer_death",
     "nccl_under_daemon",
-    "nccl_bandwidth",
-    "nccl_contention",
 ];
 
 #[test]

@@ -16,17 +16,11 @@ pub(crate) type Level = (String, u8);
 #[derive(Debug, Error)]
 pub(crate) enum LevelsError {
     #[error("{path}: {cause}", path = .path.display())]
-    Read {
-        path: PathBuf,
-        cause: ReadError,
-    },
+    Read { path: PathBuf, cause: ReadError },
     /// The file is not a configuration that the daemon would take.
     #[error("{path}: {problem}; `laxityd --check-config --config {path}` says more",
         path = .path.display())]
-    Invalid {
-        path: PathBuf,
-        problem: String,
-    },
+    Invalid { path: PathBuf, problem: String },
 }
 
 /// `[levels]` of the daemon's configuration. Other keys are not read.

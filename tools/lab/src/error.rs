@@ -35,30 +35,17 @@ pub(crate) enum CommandError {
     #[error("cannot read {path}: {cause}", path = .path.display())]
     Read { path: PathBuf, cause: ReadError },
     #[error("{path} is no lab configuration: {cause}", path = .path.display())]
-    NotAConfig {
-        path: PathBuf,
-        cause: toml::de::Error,
-    },
+    NotAConfig { path: PathBuf, cause: toml::de::Error },
     #[error("cannot show the configuration: {0}")]
     Toml(#[from] toml::ser::Error),
     #[error("{0}")]
     CannotRun(String),
     #[error("cannot {doing} {path}: {cause}", path = .path.display())]
-    File {
-        doing: &'static str,
-        path: PathBuf,
-        cause: io::Error,
-    },
+    File { doing: &'static str, path: PathBuf, cause: io::Error },
     #[error("cannot {doing}: {cause}")]
-    System {
-        doing: &'static str,
-        cause: io::Error,
-    },
+    System { doing: &'static str, cause: io::Error },
     #[error("{doing}: {cause}")]
-    Json {
-        doing: &'static str,
-        cause: serde_json::Error,
-    },
+    Json { doing: &'static str, cause: serde_json::Error },
     #[error("{0}")]
     Broken(String),
 }

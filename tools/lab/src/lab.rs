@@ -10,7 +10,7 @@ use laxity_rig::lab::{self, LabReport};
 use laxity_rig::report;
 
 use crate::error::CommandError;
-use crate::{contention, faults, verbs, vm};
+use crate::{faults, verbs, vm};
 use laxity_cli::output::{self, say};
 
 /// The commands of the lab.
@@ -33,9 +33,6 @@ pub(crate) enum LabCommand {
     Verbs(Box<verbs::VerbsArgs>),
     /// Open a shell in the SoftRoCE lab, which `laxity lab exec --help` describes
     Shell(vm::GuestArgs),
-    /// Measure a collective that competes with bulk transfers for a port of the SoftRoCE lab
-    #[command(after_help = contention::HELP)]
-    Contention(contention::ContentionArgs),
     /// Do thousands of faults to a real daemon and its clients, and check that nothing is lost
     #[command(after_help = faults::HELP)]
     Faults(faults::FaultsArgs),
@@ -314,7 +311,6 @@ pub(crate) fn run(command: LabCommand) -> Result<ExitCode, CommandError> {
         LabCommand::Exec(args) => vm::exec(&args),
         LabCommand::Verbs(args) => verbs::run(&args),
         LabCommand::Shell(args) => vm::shell(&args),
-        LabCommand::Contention(args) => contention::run(&args),
         LabCommand::Faults(args) => faults::run(&args),
     }
 }

@@ -8,7 +8,6 @@
 
 mod certs;
 mod cluster_load;
-mod contention;
 mod error;
 mod faults;
 mod lab;

@@ -9,7 +9,6 @@ use std::time::Duration;
 use clap::Args;
 use laxity_rig::config::LabConfig;
 use laxity_rig::probe::find_nccl_plugin;
-use laxity_rig::vm::verbs::contention::ContentionConfig;
 use laxity_rig::vm::verbs::plugin::Nccl;
 use laxity_rig::vm::verbs::{self, Matrix, Programs, VerbsConfig, VerbsReport, prepare};
 use laxity_rig::vm::{self, Input, Job, Stream, VmConfig};
@@ -23,10 +22,8 @@ Boots the SoftRoCE lab once and runs each program unmodified, with the library p
 sides. The daemon enforces a rate at which work requests have to wait. The command checks the
 program's exit codes and data, that the library counted every work request, that each work request
 is one message on the wire, that the DSCPs are those of the profile, and that nothing was bypassed.
-Then it kills daemons and applications, and lets a collective compete with bulk transfers (see
-`laxity lab contention`). The test suite of pyverbs has to pass the same tests with the library as
-without it. The NCCL plugin is driven over verbs, with and without the daemon, and is compared with
-perftest.
+Then it kills daemons and applications. The test suite of pyverbs has to pass the same tests with
+the library as without it. The NCCL plugin is driven over verbs, with and without the daemon.
 
 Exit status: 0 if all checks passed, 1 if not, 125 if the lab itself failed.
 
@@ -35,12 +32,11 @@ Examples:
   laxity lab verbs --keep-going --json report.json
   laxity lab verbs --only write_bw,mooncake
   laxity lab verbs --only applications_killed --cycles 1000
-  laxity lab verbs --only contention
-  laxity lab verbs --only nccl_versions,nccl_collectives,nccl_bandwidth";
+  laxity lab verbs --only nccl_versions,nccl_collectives";
 
-/// Options of every job that uses the verbs of the SoftRoCE lab.
+/// Arguments of `laxity lab verbs`.
 #[derive(Args)]
-pub(crate) struct LabArgs {
+pub(crate) struct VerbsArgs {
     /// Write the report as JSON. With `-` it goes to standard output, and nothing else does
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -69,13 +65,6 @@ pub(crate) struct LabArgs {
     /// Maximum duration in seconds, after which the guest is killed
     #[arg(long, value_name = "S", default_value_t = 3000)]
     timeout: u64,
-}
-
-/// Arguments of `laxity lab verbs`.
-#[derive(Args)]
-pub(crate) struct VerbsArgs {
-    #[command(flatten)]
-    lab: LabArgs,
     /// Run only these programs and faults; --list prints their names
     #[arg(long, value_delimiter = ',', value_name = "NAME,…")]
     only: Vec<String>,
@@ -93,13 +82,9 @@ pub(crate) struct VerbsArgs {
     prepare: bool,
 }
 
-/// Names of the contention runs in `--list` and `--only`, next to the programs and the faults.
-const CONTENTION: &str = "contention";
-const PLUGIN_CONTENTION: &str = "nccl_contention";
-
-impl LabArgs {
+impl VerbsArgs {
     /// Returns the programs. Downloads or builds those that are missing.
-    pub(crate) fn programs(&self) -> Result<Programs, CommandError> {
+    fn programs(&self) -> Result<Programs, CommandError> {
         let absolute =
             |path: &PathBuf| std::path::absolute(path).map_err(CommandError::file("resolve", path));
         Ok(Programs {
@@ -150,10 +135,7 @@ impl LabArgs {
         }
     }
 
-    pub(crate) fn run(
-        &self,
-        config: impl FnOnce(Programs) -> Result<VerbsConfig, CommandError>,
-    ) -> Result<ExitCode, CommandError> {
+    fn play(&self) -> Result<ExitCode, CommandError> {
         let to_stdout = self.json.as_ref().is_some_and(|path| path.as_os_str() == "-");
         let file = match &self.json {
             // Check that the report can be written before the job takes minutes.
@@ -162,7 +144,7 @@ impl LabArgs {
             }
             _ => None,
         };
-        let job = Job::Verbs(Box::new(config(self.programs()?)?));
+        let job = Job::Verbs(Box::new(self.config()?));
         // Progress goes to standard error because standard output may carry the report.
         let mut show = |_: Stream, bytes: &[u8]| io::stderr().write_all(bytes);
         let outcome = match vm::run(&self.machine(), &job, Input::Empty, &mut show) {
@@ -187,31 +169,17 @@ impl LabArgs {
         }
         Ok(if report.passed() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }
-}
 
-impl VerbsArgs {
-    fn config(&self, programs: Programs) -> Result<VerbsConfig, CommandError> {
-        let mut config = VerbsConfig { programs, ..VerbsConfig::default() };
-        let mut only = self.only.clone();
-        only.retain(|name| name != CONTENTION && name != PLUGIN_CONTENTION);
-        let wants = |name: &str| self.only.is_empty() || self.only.iter().any(|only| only == name);
-        if wants(CONTENTION) {
-            config.contention = Some(ContentionConfig::default());
-        }
-        if wants(PLUGIN_CONTENTION) && config.programs.nccl.is_some() {
-            config.plugin_contention =
-                Some(ContentionConfig { plugin: true, ..ContentionConfig::default() });
-        }
-        if self.only.is_empty() || !only.is_empty() {
-            config.matrix = Some(Matrix {
-                checks_asan: prepare::checks(&self.lab.sources, Some("address"))?,
-                libasan: prepare::libasan()?,
-                only,
-                keep_going: self.keep_going,
-                cycles: self.cycles,
-            });
-        }
-        Ok(config)
+    fn config(&self) -> Result<VerbsConfig, CommandError> {
+        let programs = self.programs()?;
+        let matrix = Matrix {
+            checks_asan: prepare::checks(&self.sources, Some("address"))?,
+            libasan: prepare::libasan()?,
+            only: self.only.clone(),
+            keep_going: self.keep_going,
+            cycles: self.cycles,
+        };
+        Ok(VerbsConfig { programs, matrix })
     }
 }
 
@@ -232,19 +200,17 @@ fn program(name: &str, otherwise: &str) -> Result<PathBuf, CommandError> {
 
 pub(crate) fn run(args: &VerbsArgs) -> Result<ExitCode, CommandError> {
     if args.list {
-        let mut names = verbs::names(0);
-        names.extend([CONTENTION, PLUGIN_CONTENTION].map(String::from));
-        let list = names.join("\n");
+        let list = verbs::names(0).join("\n");
         writeln!(io::stdout(), "{list}")
             .map_err(CommandError::system("write to standard output"))?;
         return Ok(ExitCode::SUCCESS);
     }
     if args.prepare {
-        args.config(args.lab.programs()?)?;
-        vm::image::prepare(&args.lab.machine().cache, &|text| {
+        args.config()?;
+        vm::image::prepare(&args.machine().cache, &|text| {
             eprintln!("laxity: {text}");
         })?;
         return Ok(ExitCode::SUCCESS);
     }
-    args.lab.run(|programs| args.config(programs))
+    args.play()
 }

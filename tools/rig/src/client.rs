@@ -153,10 +153,7 @@ enum RequestError {
     #[error("{}{}", .0, .0.source().map_or_else(String::new, |cause| format!(": {cause}")))]
     Http(hyper::Error),
     #[error("{status}: {said}")]
-    Refused {
-        status: StatusCode,
-        said: String,
-    },
+    Refused { status: StatusCode, said: String },
     #[error("{0}")]
     Reported(String),
     /// An event of the stream does not have the format of OpenAI's API.

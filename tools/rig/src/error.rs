@@ -33,21 +33,12 @@ pub enum LabError {
     Plan(String),
     /// A program or a file that this part needs is not there.
     #[error("{what} is missing; {next_step}")]
-    Missing {
-        what: String,
-        next_step: &'static str,
-    },
+    Missing { what: String, next_step: &'static str },
     #[error("starting {program}: {cause}")]
-    Start {
-        program: String,
-        cause: io::Error,
-    },
+    Start { program: String, cause: io::Error },
     /// A program failed, or did not do its part.
     #[error("{program} {how}")]
-    Program {
-        program: String,
-        how: String,
-    },
+    Program { program: String, how: String },
     /// One of two programs that talk to each other failed.
     #[error("{active}\nits peer: {passive}")]
     Pair {
@@ -71,28 +62,15 @@ pub enum LabError {
         said: String,
     },
     #[error("{doing} {path}: {cause}", path = .path.display())]
-    File {
-        doing: &'static str,
-        path: PathBuf,
-        cause: io::Error,
-    },
+    File { doing: &'static str, path: PathBuf, cause: io::Error },
     #[error("{doing}: {cause}")]
-    System {
-        doing: &'static str,
-        cause: io::Error,
-    },
+    System { doing: &'static str, cause: io::Error },
     /// A device of the guest does not work.
     #[error("{device} {problem}")]
-    Device {
-        device: String,
-        problem: String,
-    },
+    Device { device: String, problem: String },
     /// The output of a program, or a message between processes, is not what it should be.
     #[error("{what}: {cause}")]
-    Unreadable {
-        what: String,
-        cause: String,
-    },
+    Unreadable { what: String, cause: String },
     #[error("{0}")]
     Request(String),
     /// A part of the lab that runs in a sandbox failed. The text is what it reported.

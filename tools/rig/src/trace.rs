@@ -35,10 +35,7 @@ pub enum TraceError {
         problem: String,
     },
     #[error("{path}: holds {found} requests; at least 2 are needed")]
-    TooShort {
-        path: PathBuf,
-        found: usize,
-    },
+    TooShort { path: PathBuf, found: usize },
 }
 
 #[derive(Clone, Debug, PartialEq)]

@@ -17,17 +17,43 @@ const PAYLOAD_MAX: u64 = 4 << 20;
 pub(super) enum Frame {
     /// The worker is about to submit a transfer of `bytes`. Transfers of a queue that is in order
     /// complete in the order of their numbers.
-    Submitted { queue: u32, number: u64, bytes: u64, in_order: bool },
-    Bytes { queue: u32, number: u64, offset: u64, payload: Vec<u8> },
-    Done { queue: u32, number: u64 },
+    Submitted {
+        queue: u32,
+        number: u64,
+        bytes: u64,
+        in_order: bool,
+    },
+    Bytes {
+        queue: u32,
+        number: u64,
+        offset: u64,
+        payload: Vec<u8>,
+    },
+    Done {
+        queue: u32,
+        number: u64,
+    },
     /// A wait for a permit, on CLOCK_MONOTONIC. The process did not run for `starved_ms` of it.
-    Waited { queue: u32, begin_ns: u64, end_ns: u64, starved_ms: u16 },
+    Waited {
+        queue: u32,
+        begin_ns: u64,
+        end_ns: u64,
+        starved_ms: u16,
+    },
     /// The queue ended in order. It had `count` transfers.
-    Ended { queue: u32, count: u64 },
+    Ended {
+        queue: u32,
+        count: u64,
+    },
     /// The queue ended early, because its thread or its peer did. Open transfers are void.
-    Abandoned { queue: u32 },
+    Abandoned {
+        queue: u32,
+    },
     /// Bytes that the daemon permitted, and bytes that went out without it.
-    Counted { scheduled: u64, bypassed: u64 },
+    Counted {
+        scheduled: u64,
+        bypassed: u64,
+    },
 }
 
 impl Frame {

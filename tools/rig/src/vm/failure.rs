@@ -24,20 +24,13 @@ pub enum VmError {
     Start(LabError),
     /// QEMU ended by itself before the guest did anything.
     #[error("QEMU ended with {status}: {said}")]
-    Qemu {
-        status: String,
-        said: String,
-    },
+    Qemu { status: String, said: String },
     /// The guest's kernel panicked.
     #[error("the guest's kernel panicked. The end of its console:\n{console}")]
-    Panicked {
-        console: String,
-    },
+    Panicked { console: String },
     /// A program or the kernel in the guest powered it off.
     #[error("the guest went down before its job was done. The end of its console:\n{console}")]
-    WentDown {
-        console: String,
-    },
+    WentDown { console: String },
     /// The guest sent nothing, not even a heartbeat.
     #[error(
         "the guest hangs: nothing was heard of it for {silent_s} s{when}. The end of its \
@@ -52,9 +45,7 @@ pub enum VmError {
     },
     /// The job took too long in a guest that works.
     #[error("the time limit of {limit:?} is over; the virtual machine was killed")]
-    TimedOut {
-        limit: Duration,
-    },
+    TimedOut { limit: Duration },
     /// The guest could not run the job.
     #[error("in the guest: {0}")]
     Failed(String),
@@ -63,9 +54,7 @@ pub enum VmError {
         "the lab's process in the guest ended without an answer. The end of the guest's \
          console:\n{console}"
     )]
-    Lost {
-        console: String,
-    },
+    Lost { console: String },
     #[error("ended by Ctrl-]")]
     Escaped,
     /// The output of the job cannot be written.

@@ -244,16 +244,6 @@ impl Guest {
         counters::read(&self.network).map_err(LabError::step("reading the router's counters"))
     }
 
-    /// Changes the shaping of the router's ports: rate, order of DSCPs and queues. Queued packets
-    /// are lost and the counters restart at 0, so no program should run meanwhile.
-    pub fn reshape(&mut self, network: NetworkConfig) -> Result<(), LabError> {
-        network::reshape(&self.network, &network)
-            .map_err(LabError::step("changing the router's shaping"))?;
-        self.facts.rate_mbit = network.rate_mbit;
-        self.network = network;
-        Ok(())
-    }
-
     /// Returns a task that runs a program with the lab's environment in `/tmp`.
     pub fn task<S: Into<String>>(
         &self,

@@ -193,27 +193,6 @@ fn shaping_script(port: &str, rate_mbit: u32, config: &NetworkConfig) -> String 
     script
 }
 
-/// Returns the `tc -batch` input that changes the shaping of both ports. Queued packets are lost.
-fn reshaping_script(before: &NetworkConfig, now: &NetworkConfig) -> String {
-    let mut script = String::new();
-    for port in PORTS {
-        if before.rate_mbit.is_some() {
-            writeln!(script, "qdisc del dev {port} root").expect("a String takes all");
-        }
-        if let Some(rate_mbit) = now.rate_mbit {
-            script.push_str(&shaping_script(port, rate_mbit, now));
-        }
-    }
-    script
-}
-
-/// Changes the shaping of both ports. Queued packets are lost, and counters restart at 0.
-pub fn reshape(before: &NetworkConfig, now: &NetworkConfig) -> Result<(), LabError> {
-    now.validate()?;
-    let script = reshaping_script(before, now);
-    call("tc", &["-n", ROUTER, "-batch", "-"], &script).map(drop)
-}
-
 pub(super) fn call(program: &str, args: &[&str], input: &str) -> Result<String, LabError> {
     let mut child = Command::new(program)
         .args(args)
@@ -342,18 +321,6 @@ mod tests {
         assert_eq!(check(|c| c.dscp_order = vec![64, 0]), order);
         assert_eq!(check(|c| c.dscp_order = (0..17).collect()), order);
         assert_eq!(check(|c| c.rate_mbit = Some(0)), Err(BadNetwork::Rate));
-    }
-
-    #[test]
-    fn shaping_is_taken_away_before_it_is_changed() {
-        let plain = NetworkConfig::default();
-        let shaped = NetworkConfig { rate_mbit: Some(24), ..plain.clone() };
-        assert_eq!(reshaping_script(&plain, &plain), "");
-        let script = reshaping_script(&shaped, &plain);
-        assert_eq!(script, "qdisc del dev r0 root\nqdisc del dev r1 root\n");
-        let again = reshaping_script(&shaped, &shaped);
-        assert!(again.starts_with("qdisc del dev r0 root\nqdisc add dev r0 root "));
-        assert_eq!(again.matches(" root ").count(), 2);
     }
 
     #[test]

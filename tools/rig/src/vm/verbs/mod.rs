@@ -6,9 +6,7 @@
 //! catalogue.rs  which programs, and what they post
 //! pair.rs       runs one and judges it, by the library's report and by the wire (wire.rs)
 //! faults.rs     SIGKILL of the daemon and of applications; valgrind and the address sanitizer
-//! contention.rs a collective against bulk transfers on a shaped port
 //! plugin.rs     the NCCL plugin, driven as NCCL does, on the same devices
-//! perftest.rs   what perftest measures, for comparison
 //! pyverbs.rs    pyverbs' own test suite, with the library and without
 //! case.rs       what one case came to
 //! report.rs     all of it as JSON and as a table
@@ -23,11 +21,9 @@ macro_rules! scratch {
 
 mod case;
 mod catalogue;
-pub mod contention;
 mod daemon;
 mod faults;
 mod pair;
-mod perftest;
 pub mod plugin;
 pub mod prepare;
 mod program;
@@ -43,7 +39,6 @@ use serde::{Deserialize, Serialize};
 use super::guest::Guest;
 use crate::error::LabError;
 pub use case::{CaseReport, LibraryReport};
-use contention::ContentionConfig;
 use daemon::Daemon;
 pub use report::{ProgramReport, VerbsReport, table};
 
@@ -63,13 +58,10 @@ pub struct Programs {
     pub nccl: Option<plugin::Nccl>,
 }
 
-/// The parts to run, all in one boot and in this order.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct VerbsConfig {
     pub programs: Programs,
-    pub matrix: Option<Matrix>,
-    pub contention: Option<ContentionConfig>,
-    pub plugin_contention: Option<ContentionConfig>,
+    pub matrix: Matrix,
 }
 
 /// The selection of programs and faults of the matrix.
@@ -113,24 +105,9 @@ pub fn names(gid_index: u32) -> Vec<String> {
 pub fn run(guest: &mut Guest, config: &VerbsConfig) -> Result<VerbsReport, LabError> {
     fs::write(catalogue::MOONCAKE, catalogue::MOONCAKE_PY)
         .map_err(LabError::system("writing transfer_engine.py"))?;
-    let programs = &config.programs;
     let mut report = VerbsReport::default();
-    if let Some(matrix) = &config.matrix {
-        let lab = Lab { guest, programs, matrix };
-        run_matrix(&lab, &mut report)?;
-        if !report.passed() && !matrix.keep_going {
-            return Ok(report);
-        }
-    }
-    for (config, outcome) in [
-        (&config.contention, &mut report.contention),
-        (&config.plugin_contention, &mut report.plugin_contention),
-    ] {
-        if let Some(config) = config {
-            guest.reshape(config.network())?;
-            *outcome = Some(contention::run(guest, programs, config)?);
-        }
-    }
+    let lab = Lab { guest, programs: &config.programs, matrix: &config.matrix };
+    run_matrix(&lab, &mut report)?;
     Ok(report)
 }
 

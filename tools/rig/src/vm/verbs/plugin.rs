@@ -1,5 +1,5 @@
 //! The NCCL plugin over RDMA. The harness of `tests/nccl` drives it like NCCL between the guest's
-//! two devices. Its bandwidth is compared with perftest's in the same boot.
+//! two devices.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,6 @@ use serde::{Deserialize, Serialize};
 use super::Lab;
 use super::case::{CaseReport, ended};
 use super::daemon::COLLECTIVE;
-use super::perftest::{self, Measured, quantile};
 use super::program::patience;
 use super::wire::Capture;
 use crate::error::LabError;
@@ -73,7 +72,7 @@ const GROUPS: [Group; 5] = [
     },
 ];
 
-pub(super) const NAMES: [&str; 8] = [
+pub(super) const NAMES: [&str; 7] = [
     GROUPS[0].name,
     GROUPS[1].name,
     GROUPS[2].name,
@@ -81,7 +80,6 @@ pub(super) const NAMES: [&str; 8] = [
     GROUPS[4].name,
     "nccl_scheduled",
     "nccl_preloaded",
-    "nccl_bandwidth",
 ];
 
 /// Factor on the harness's time limits, because the emulated machine may have other load.
@@ -91,14 +89,6 @@ const WAIT_MS: &str = "10000";
 const LIMIT: Duration = Duration::from_secs(500);
 const REPORT: &str = scratch!("report.nccl");
 const FOLDER: &str = scratch!("nccl");
-
-/// Parameters of the bandwidth run: bytes of a message, outstanding messages, pairs of
-/// measurements, and the required percentage of perftest's bandwidth.
-const BYTES: u64 = 1 << 20;
-const WINDOW: u64 = 8;
-const PAIRS: usize = 5;
-const PERCENT_MIN: f64 = 95.0;
-const WRITE_BW: Measured = Measured { line: "ib_write_bw -s 1048576 -n 160", column: 3 };
 
 fn text(path: &Path) -> String {
     path.display().to_string()
@@ -132,7 +122,6 @@ pub(super) fn run(name: &str, lab: &Lab<'_>, case: &mut CaseReport) -> Result<()
     match name {
         "nccl_scheduled" => rounds(lab, nccl, None, case),
         "nccl_preloaded" => rounds(lab, nccl, Some(&lab.programs.library), case),
-        "nccl_bandwidth" => bandwidth(lab, nccl, case),
         _ => Err(LabError::Plan(format!("no case `{name}`"))),
     }
 }
@@ -299,65 +288,4 @@ fn check_preload(shim: &[ReportLine], ranks: u64, case: &mut CaseReport) {
     let why =
         format!("the preload library took {taken} of the plugin's work requests for a program's");
     case.check(taken == 0, why);
-}
-
-fn measure(lab: &Lab<'_>, nccl: &Nccl) -> Result<f64, LabError> {
-    #[derive(Deserialize)]
-    struct Said {
-        gbit_per_s: f64,
-    }
-    let handle = Path::new(FOLDER).join("handle");
-    let _ = fs::remove_file(&handle);
-    fs::create_dir_all(FOLDER).map_err(LabError::file("creating", &FOLDER))?;
-    let start = |device: usize, side: &str| {
-        let line = format!(
-            "-b {BYTES} -w {WINDOW} -i 0 -t 4 -R 1000 -d {device} {side} {}",
-            text(&handle)
-        );
-        let mut task = task(lab, nccl, "nccl_perf", &line);
-        task.limit = Duration::from_secs(120);
-        task.env.push(("LAXITY_MODE".into(), "off".into()));
-        task.start()
-    };
-    let listening = start(0, "--listen")?;
-    let report = start(1, "--connect")?.wait();
-    let peer = listening.wait();
-    if !report.succeeded() || !peer.succeeded() {
-        let how = format!("{}; its peer {}", ended(&report), ended(&peer));
-        return Err(LabError::program("nccl_perf", how));
-    }
-    let line = report.stdout.lines().find(|line| line.starts_with('{'));
-    let line = line.ok_or_else(|| LabError::program("nccl_perf", ended(&report)))?;
-    let said: Said = serde_json::from_str(line)
-        .map_err(|error| LabError::unreadable(format!("nccl_perf: {line}"), error))?;
-    Ok(said.gbit_per_s * 1e9 / 8.0 / f64::from(1 << 20))
-}
-
-/// Measures the plugin's bandwidth as a share of perftest's, which writes pieces of the same size
-/// without permits.
-fn bandwidth(lab: &Lab<'_>, nccl: &Nccl, case: &mut CaseReport) -> Result<(), LabError> {
-    let (mut ours, mut theirs) = (Vec::new(), Vec::new());
-    for pair in 0..PAIRS {
-        // The order alternates, so that a drift of the machine affects both.
-        for plugin in [pair % 2 == 0, pair % 2 != 0] {
-            if plugin {
-                ours.push(measure(lab, nccl)?);
-            } else {
-                theirs.push(perftest::measure(lab, &WRITE_BW)?);
-            }
-        }
-    }
-    let ratios: Vec<f64> = ours.iter().zip(&theirs).map(|(o, t)| 100.0 * o / t).collect();
-    let percent = quantile(&ratios, 0.5);
-    let pairs: Vec<String> = ratios.iter().map(|ratio| format!("{ratio:.0}")).collect();
-    case.cases = PAIRS;
-    case.seen = format!(
-        "{:.1} MiB/s, ib_write_bw {:.1}: {percent:.1} % (pairs: {})",
-        quantile(&ours, 0.5),
-        quantile(&theirs, 0.5),
-        pairs.join(" "),
-    );
-    let why = format!("less than {PERCENT_MIN} % of ib_write_bw");
-    case.check(percent >= PERCENT_MIN, why);
-    Ok(())
 }

@@ -6,16 +6,10 @@ use comfy_table::{CellAlignment, Table, presets};
 use serde::{Deserialize, Serialize};
 
 use super::case::CaseReport;
-use super::contention::Contention;
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct VerbsReport {
     pub programs: Vec<ProgramReport>,
-    /// Result of the contention of a collective with bulk transfers, if it was run.
-    pub contention: Option<Contention>,
-    /// Result of the contention with the collective through the NCCL plugin, if it was run.
-    #[serde(default)]
-    pub plugin_contention: Option<Contention>,
     pub faults: Vec<CaseReport>,
     #[serde(default)]
     pub plugin: Vec<CaseReport>,
@@ -30,19 +24,14 @@ impl VerbsReport {
         (programs.chain(&self.plugin).chain(&self.pyverbs)).chain(&self.faults)
     }
 
-    fn contentions(&self) -> impl Iterator<Item = &Contention> {
-        self.contention.iter().chain(&self.plugin_contention)
-    }
-
     /// Reports whether all that was run passed, and anything was run at all.
     pub fn passed(&self) -> bool {
-        let ran = self.cases().next().is_some() || self.contentions().next().is_some();
-        ran && !self.failed()
+        self.cases().next().is_some() && !self.failed()
     }
 
     /// Reports whether anything that was run failed.
     pub fn failed(&self) -> bool {
-        !self.cases().all(|case| case.passed) || !self.contentions().all(Contention::passed)
+        !self.cases().all(|case| case.passed)
     }
 }
 
@@ -106,14 +95,11 @@ fn programs(report: &VerbsReport) -> Option<String> {
 }
 
 pub fn table(report: &VerbsReport) -> String {
-    let with_plugin = report.plugin_contention.as_ref();
     let parts = [
         programs(report),
         cases("NCCL plugin", &report.plugin),
         cases("test suite", &report.pyverbs),
         cases("fault", &report.faults),
-        report.contention.as_ref().map(ToString::to_string),
-        with_plugin.map(|it| format!("The collective is the NCCL plugin's:\n{it}")),
     ];
     let failures = |case: &CaseReport| {
         let lines = case.failures.iter().map(|why| format!("{}: {why}", case.name));
