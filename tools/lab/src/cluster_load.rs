@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use laxity_quantity::Nanos;
-use laxity_trial::load::{LoadError, LoadPlan, LoadReport, run};
+use laxity_trial::load::{LoadPlan, run};
 
 use laxity_cli::output::{self, check, put, replace, say};
 
@@ -28,12 +28,6 @@ pub(crate) struct LoadArgs {
     /// File for the results as JSON; `-` is standard output
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// URL of a coordinator without TLS, such as http://127.0.0.1:7471 [default: one is started]
-    #[arg(long, value_name = "URL")]
-    endpoint: Option<String>,
-    /// Start the coordinator with TLS, and give each daemon a temporary certificate
-    #[arg(long, conflicts_with = "endpoint")]
-    tls: bool,
 }
 
 fn duration(text: &str) -> Result<Nanos, String> {
@@ -42,44 +36,26 @@ fn duration(text: &str) -> Result<Nanos, String> {
     text.parse().map_err(|error: laxity_quantity::NotAQuantity| error.to_string())
 }
 
-/// Makes the load and prints the results, also if the load ended early.
 pub(crate) fn load(args: &LoadArgs) -> Result<(), CommandError> {
     if let Some(path) = args.json.as_deref().filter(|path| path.as_os_str() != "-") {
         check(path)?;
     }
-    let ended = run(&LoadPlan {
+    let report = run(&LoadPlan {
         daemons: args.daemons,
         batches: args.batches,
         events_per_s: args.rate,
         duration: args.duration.into(),
-        endpoint: args.endpoint.clone(),
-        tls: args.tls,
-    });
-    match ended {
-        Ok(report) => show(args, &report),
-        Err(LoadError::Stopped { cause, partial: Some(partial) }) => {
-            show(args, &partial)?;
-            Err(LoadError::Stopped { cause, partial: None }.into())
-        }
-        Err(error) => Err(error.into()),
-    }
-}
-
-fn show(args: &LoadArgs, report: &LoadReport) -> Result<(), CommandError> {
-    let json = output::json(report)? + "\n";
+    })?;
+    let json = output::json(&report)? + "\n";
     match args.json.as_deref() {
         Some(path) if path.as_os_str() == "-" => return Ok(put(json.as_bytes())?),
         Some(path) => replace(path, json.as_bytes())?,
         None => {}
     }
     let latency = report.order_latency_ms;
-    let partial = match report.complete {
-        true => String::new(),
-        false => format!("Partial, of {:.1} s: ", report.seconds),
-    };
     Ok(say(format!(
-        "{partial}{} daemons, {} batches, {:.0} events/s: event to order p50 {:.1} ms, p99 {:.1} \
-         ms, worst {:.1} ms; {}",
+        "{} daemons, {} batches, {:.0} events/s: event to order p50 {:.1} ms, p99 {:.1} ms, worst \
+         {:.1} ms; {}",
         report.daemons,
         report.batches,
         report.events_per_s,

@@ -248,20 +248,20 @@ fn files(folder: &Path, stem: &str) -> (PathBuf, PathBuf) {
     (file("crt"), file("key"))
 }
 
-pub(crate) struct Pem {
-    pub(crate) certificate: String,
-    pub(crate) key: String,
+struct Pem {
+    certificate: String,
+    key: String,
 }
 
 /// A CA that can sign certificates.
-pub(crate) struct Authority {
+struct Authority {
     issuer: Issuer<'static, KeyPair>,
     until_s: i64,
 }
 
 impl Authority {
     /// Creates a CA with a new key.
-    pub(crate) fn new(days: u32) -> Result<(Self, Pem), CertsError> {
+    fn new(days: u32) -> Result<(Self, Pem), CertsError> {
         let key = KeyPair::generate()?;
         let mut parameters = CertificateParams::new(Vec::new())?;
         let until_s = now_s() + u64::from(days) * DAY_S;
@@ -315,7 +315,7 @@ impl Authority {
     }
 
     /// Creates a certificate that is valid until `until_s`, in seconds since 1970.
-    pub(crate) fn sign(&self, subject: &Subject, until_s: u64) -> Result<Pem, CertsError> {
+    fn sign(&self, subject: &Subject, until_s: u64) -> Result<Pem, CertsError> {
         let key = KeyPair::generate()?;
         let certificate = parameters(subject, until_s)?.signed_by(&key, &self.issuer)?;
         Ok(Pem { certificate: certificate.pem(), key: key.serialize_pem() })
@@ -323,7 +323,7 @@ impl Authority {
 }
 
 /// Returns the current time in seconds since 1970.
-pub(crate) fn now_s() -> u64 {
+fn now_s() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     since.map_or(0, |since| since.as_secs())
 }

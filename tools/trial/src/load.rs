@@ -11,7 +11,6 @@
 mod daemon;
 mod own;
 mod report;
-mod tls;
 mod usage;
 
 use std::path::PathBuf;
@@ -23,13 +22,10 @@ use laxity_wire::v1::{
     RequestEnded, RequestLoad, SnapshotPiece, event::Event as Kind,
 };
 use thiserror::Error;
-use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use self::daemon::{Daemon, attend};
 use self::own::Own;
 pub use self::report::{Latency, LoadReport};
-use self::tls::Identities;
-use self::usage::Usage;
 
 const NICS: u32 = 4;
 const REQUESTS_PER_BATCH: u64 = 4;
@@ -49,22 +45,16 @@ pub struct LoadPlan {
     pub events_per_s: f64,
     /// Duration of the measurement, after the setup.
     pub duration: Duration,
-    /// URL of a coordinator that runs without TLS. Without it, one is started.
-    pub endpoint: Option<String>,
-    /// Whether the started coordinator and its daemons authenticate, with a CA that is dropped at
-    /// the end.
-    pub tls: bool,
 }
 
 #[derive(Debug, Error)]
 pub enum LoadError {
     #[error("{0}")]
     Plan(String),
-    #[error("cannot start {program}: {cause}; build it, or name one that runs with --endpoint",
-        program = .program.display())]
+    #[error("cannot start {program}: {cause}", program = .program.display())]
     Start { program: PathBuf, cause: String },
-    #[error("{cause}")]
-    Stopped { cause: String, partial: Option<Box<LoadReport>> },
+    #[error("{0}")]
+    Stopped(String),
 }
 
 const SETTINGS: Settings = Settings::OPTIONS;
@@ -143,7 +133,7 @@ fn hello(nth: usize) -> Hello {
     }
 }
 
-/// Makes the load and measures. SIGINT, SIGTERM and SIGHUP end the load in order.
+/// Makes the load and measures.
 pub fn run(plan: &LoadPlan) -> Result<LoadReport, LoadError> {
     if plan.daemons == 0 || plan.batches == 0 {
         return Err(LoadError::Plan("at least one daemon and one batch".into()));
@@ -156,92 +146,25 @@ pub fn run(plan: &LoadPlan) -> Result<LoadReport, LoadError> {
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(none)?;
     runtime.block_on(async {
-        // Handle signals before anything starts that a signal would leave behind.
-        let mut signals = Signals::new().map_err(none)?;
-        let mut progress = Progress::default();
-        let mut own = None;
-        let stopped = tokio::select! {
-            // A terminal also sends its signals to the load's own coordinator, so signals come
-            // first.
-            biased;
-            name = signals.next() => Some(Stop::Signal(name)),
-            made = make(plan, &mut own, &mut progress) => made.err(),
-        };
-        let Some(stopped) = stopped else {
-            return Ok(progress.report(plan, true));
-        };
-        let partial = progress.begun.map(|_| Box::new(progress.report(plan, false)));
-        let cause = match (stopped, &mut own) {
-            (Stop::Plan(error), _) => return Err(error),
-            (Stop::Signal(name), _) => format!("{name} ended the load before its time"),
-            (Stop::Coordinator(cause), Some(own)) => own.ended().await.unwrap_or(cause),
-            (Stop::Coordinator(cause), None) => cause,
-        };
-        Err(LoadError::Stopped { cause, partial })
+        let mut own = Own::start()?;
+        let endpoint = own.endpoint().await?;
+        match drive(plan, &endpoint, own.pid()).await {
+            Ok(report) => Ok(report),
+            Err(cause) => Err(LoadError::Stopped(match own.ended().await {
+                Some(ended) => ended,
+                None => format!("the coordinator at {endpoint}: {cause}"),
+            })),
+        }
     })
 }
 
-enum Stop {
-    /// The load was refused before anything was started.
-    Plan(LoadError),
-    /// The coordinator could not be reached or ended a stream. The text says why.
-    Coordinator(String),
-    Signal(&'static str),
-}
-
-/// Receivers of the signals that would end this process.
-struct Signals([(&'static str, Signal); 3]);
-
-impl Signals {
-    fn new() -> std::io::Result<Self> {
-        Ok(Self([
-            ("SIGINT", signal(SignalKind::interrupt())?),
-            ("SIGTERM", signal(SignalKind::terminate())?),
-            ("SIGHUP", signal(SignalKind::hangup())?),
-        ]))
-    }
-
-    async fn next(&mut self) -> &'static str {
-        let [(int, on_int), (term, on_term), (hup, on_hup)] = &mut self.0;
-        tokio::select! {
-            _ = on_int.recv() => int,
-            _ = on_term.recv() => term,
-            _ = on_hup.recv() => hup,
-        }
-    }
-}
-
-/// Starts a coordinator if the plan names none, and loads it.
-async fn make(plan: &LoadPlan, own: &mut Option<Own>, progress: &mut Progress) -> Result<(), Stop> {
-    let (endpoint, identities) = if let Some(endpoint) = &plan.endpoint {
-        if !endpoint.starts_with("http://") {
-            let why = "--endpoint is for a coordinator without TLS, such as http://127.0.0.1:7471";
-            return Err(Stop::Plan(LoadError::Plan(why.into())));
-        }
-        (endpoint.clone(), None)
-    } else {
-        let (started, identities) = Own::start(plan).map_err(Stop::Plan)?;
-        let own = own.insert(started);
-        progress.pid = Some(own.pid());
-        (own.endpoint().await.map_err(Stop::Plan)?, identities)
-    };
-    drive(plan, &endpoint, identities.as_ref(), progress)
-        .await
-        .map_err(|cause| Stop::Coordinator(format!("the coordinator at {endpoint}: {cause}")))
-}
-
-async fn connect(
-    plan: &LoadPlan,
-    endpoint: &str,
-    identities: Option<&Identities>,
-) -> Result<Vec<Daemon>, String> {
+async fn connect(plan: &LoadPlan, endpoint: &str) -> Result<Vec<Daemon>, String> {
     let mut daemons = Vec::with_capacity(plan.daemons);
     for first in (0..plan.daemons).step_by(CONNECT_AT_ONCE) {
         let some = first..(first + CONNECT_AT_ONCE).min(plan.daemons);
         let opening = some.map(|nth| {
             let endpoint = endpoint.to_owned();
-            let tls = identities.map(|identities| identities.of(nth));
-            tokio::spawn(async move { attend(&endpoint, nth, tls).await })
+            tokio::spawn(async move { attend(&endpoint, nth).await })
         });
         for daemon in opening.collect::<Vec<_>>() {
             daemons.push(daemon.await.map_err(|error| error.to_string())??);
@@ -250,77 +173,26 @@ async fn connect(
     Ok(daemons)
 }
 
-#[derive(Default)]
-struct Progress {
-    daemons: Vec<Daemon>,
-    pid: Option<u32>,
-    /// The coordinator's usage when the measurement began.
-    start: Option<Usage>,
-    end: Option<Usage>,
-    begun: Option<Instant>,
-    /// Duration of the measurement, once it has ended.
-    measured: Option<Duration>,
-    /// Number of batch events that were sent.
-    made: u64,
-}
-
-impl Progress {
-    fn report(&self, plan: &LoadPlan, complete: bool) -> LoadReport {
-        let measured =
-            self.measured.or_else(|| self.begun.map(|begun| begun.elapsed())).unwrap_or_default();
-        let seconds = measured.as_secs_f64();
-        let end = self.end.or_else(|| self.pid.and_then(usage::of));
-        let mut samples = Vec::new();
-        let (mut unanswered, mut orders, mut refusals) = (0, 0, 0);
-        for daemon in &self.daemons {
-            let mut book = daemon.book();
-            samples.append(&mut book.samples_us);
-            unanswered += book.waiting.len();
-            orders += book.orders;
-            refusals += book.refusals;
-        }
-        LoadReport {
-            complete,
-            seconds,
-            answered: samples.len(),
-            order_latency_ms: Latency::of(samples),
-            rss_mib: end.map(|end| end.rss_mib),
-            rss_start_mib: self.start.map(|start| start.rss_mib),
-            events_per_s: self.made as f64 / seconds.max(f64::MIN_POSITIVE),
-            coordinator_cores: self
-                .start
-                .zip(end)
-                .map(|(start, end)| (end.cpu_s - start.cpu_s) / seconds.max(f64::MIN_POSITIVE)),
-            daemons: self.daemons.len(),
-            batches: plan.batches,
-            unanswered,
-            orders,
-            refusals,
-        }
-    }
-
-    /// Returns why a daemon's stream ended, if one has.
-    fn ended(&self) -> Option<String> {
-        let mut ends = self.daemons.iter().map(|daemon| daemon.book().ended.clone());
-        ends.find_map(|ended| ended)
-    }
+/// Returns why a daemon's stream ended, if one has.
+fn ended(daemons: &[Daemon]) -> Option<String> {
+    daemons.iter().find_map(|daemon| daemon.book().ended.clone())
 }
 
 /// Announces all batches and waits until every daemon has an order.
-async fn settle(plan: &LoadPlan, progress: &Progress) -> Result<(), String> {
-    let count = progress.daemons.len();
+async fn settle(plan: &LoadPlan, daemons: &[Daemon]) -> Result<(), String> {
+    let count = daemons.len();
     let lifetime_ns = lifetime_ns(plan);
     let batches = 1..=plan.batches as u64;
     let announce = |batch| arrival(batch, lifetime_ns, 1000 * batch / plan.batches as u64);
-    for (nth, daemon) in progress.daemons.iter().enumerate() {
+    for (nth, daemon) in daemons.iter().enumerate() {
         let mine = batches.clone().filter(|&batch| owner(batch, count) == nth);
         let part = batches.clone().filter(|&batch| member(batch, count) == nth);
         let events: Vec<Kind> = mine.chain(part).map(announce).collect();
         daemon.report(SnapshotPiece::End, events).await;
     }
     let begun = Instant::now();
-    while !progress.daemons.iter().all(|daemon| daemon.book().ordered) {
-        if let Some(ended) = progress.ended() {
+    while !daemons.iter().all(|daemon| daemon.book().ordered) {
+        if let Some(ended) = ended(daemons) {
             return Err(ended);
         }
         if begun.elapsed() > SETTLE_MAX {
@@ -340,30 +212,24 @@ fn member(batch: u64, daemons: usize) -> usize {
     (batch as usize + 1) % daemons
 }
 
-async fn drive(
-    plan: &LoadPlan,
-    endpoint: &str,
-    identities: Option<&Identities>,
-    progress: &mut Progress,
-) -> Result<(), String> {
-    progress.daemons = connect(plan, endpoint, identities).await?;
-    settle(plan, progress).await?;
-    for daemon in &progress.daemons {
+async fn drive(plan: &LoadPlan, endpoint: &str, coordinator: u32) -> Result<LoadReport, String> {
+    let daemons = connect(plan, endpoint).await?;
+    settle(plan, &daemons).await?;
+    for daemon in &daemons {
         daemon.book().measuring = true;
     }
-    progress.start = progress.pid.and_then(usage::of);
-    let count = progress.daemons.len();
+    let start = usage::of(coordinator);
+    let count = daemons.len();
     let lifetime_ns = lifetime_ns(plan);
-    let mut oldest = 1;
-    let mut newest = plan.batches as u64;
-    let begun = *progress.begun.insert(Instant::now());
+    let (mut oldest, mut newest, mut made) = (1, plan.batches as u64, 0_u64);
+    let begun = Instant::now();
     let mut ticks = tokio::time::interval(TICK);
     while begun.elapsed() < plan.duration {
         ticks.tick().await;
         let due = (begun.elapsed().as_secs_f64() * plan.events_per_s) as u64;
-        while progress.made < due {
-            progress.made += 1;
-            let (batch, events) = if progress.made.is_multiple_of(2) {
+        while made < due {
+            made += 1;
+            let (batch, events) = if made.is_multiple_of(2) {
                 oldest += 1;
                 (oldest - 1, departure(oldest - 1))
             } else {
@@ -371,20 +237,40 @@ async fn drive(
                 (newest, vec![arrival(newest, lifetime_ns, 1000)])
             };
             for nth in [owner(batch, count), member(batch, count)] {
-                let daemon = &progress.daemons[nth];
-                daemon.report(SnapshotPiece::Unspecified, events.clone()).await;
+                daemons[nth].report(SnapshotPiece::Unspecified, events.clone()).await;
                 if count == 1 {
                     break;
                 }
             }
         }
-        let nth = progress.made as usize % count;
-        if let Some(ended) = progress.daemons[nth].book().ended.clone() {
+        if let Some(ended) = daemons[made as usize % count].book().ended.clone() {
             return Err(ended);
         }
     }
-    progress.measured = Some(begun.elapsed());
-    progress.end = progress.pid.and_then(usage::of);
+    let seconds = begun.elapsed().as_secs_f64();
+    let end = usage::of(coordinator);
     tokio::time::sleep(Duration::from_secs(1)).await;
-    Ok(())
+    let mut samples = Vec::new();
+    let (mut unanswered, mut orders, mut refusals) = (0, 0, 0);
+    for daemon in &daemons {
+        let mut book = daemon.book();
+        samples.append(&mut book.samples_us);
+        unanswered += book.waiting.len();
+        orders += book.orders;
+        refusals += book.refusals;
+    }
+    Ok(LoadReport {
+        seconds,
+        answered: samples.len(),
+        order_latency_ms: Latency::of(samples),
+        rss_mib: end.map(|end| end.rss_mib),
+        rss_start_mib: start.map(|start| start.rss_mib),
+        events_per_s: made as f64 / seconds,
+        coordinator_cores: start.zip(end).map(|(start, end)| (end.cpu_s - start.cpu_s) / seconds),
+        daemons: count,
+        batches: plan.batches,
+        unanswered,
+        orders,
+        refusals,
+    })
 }

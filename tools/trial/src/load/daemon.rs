@@ -12,7 +12,7 @@ use laxity_wire::v1::{
 };
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::transport::{ClientTlsConfig, Endpoint};
+use tonic::transport::Endpoint;
 
 use super::{SETTINGS, hello};
 
@@ -91,17 +91,9 @@ fn said(status: &tonic::Status) -> String {
     }
 }
 
-pub(super) async fn attend(
-    endpoint: &str,
-    nth: usize,
-    tls: Option<ClientTlsConfig>,
-) -> Result<Daemon, String> {
+pub(super) async fn attend(endpoint: &str, nth: usize) -> Result<Daemon, String> {
     let text = |error: tonic::transport::Error| explain::cause(&error, &SETTINGS).to_string();
-    let mut connecting =
-        Endpoint::from_shared(endpoint.to_owned()).map_err(text)?.tcp_nodelay(true);
-    if let Some(tls) = tls {
-        connecting = connecting.tls_config(tls).map_err(text)?;
-    }
+    let connecting = Endpoint::from_shared(endpoint.to_owned()).map_err(text)?.tcp_nodelay(true);
     let channel = connecting.connect().await.map_err(text)?;
     let (outbound, messages) = mpsc::channel(64);
     let _ = outbound.send(say(Message::Hello(hello(nth)))).await;

@@ -1,11 +1,5 @@
 //! A coordinator that the load starts and that always ends with the load.
-//!
-//! Its configuration, certificates and keys are memory files that it inherits (memfd_create(2)). So
-//! a load that is killed leaves nothing on a disk.
 
-use std::ffi::CStr;
-use std::fs::File;
-use std::io::Write;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
@@ -17,69 +11,35 @@ use nix::sys::signal::Signal;
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::net::unix::pipe;
 
-use super::tls::Identities;
-use super::{LoadError, LoadPlan};
+use super::LoadError;
 
 const START_MAX: Duration = Duration::from_secs(30);
 /// Longest wait for its end after its streams have ended.
 const END_MAX: Duration = Duration::from_secs(2);
 
-/// A memory file, and the path by which a child opens it.
-pub(super) struct Handed {
-    /// Children inherit the file. It is closed when the load has ended.
-    _file: File,
-    pub(super) path: String,
-}
-
-impl Handed {
-    pub(super) fn new(name: &CStr, text: &str) -> std::io::Result<Self> {
-        let mut file = File::from(memfd_create(name, MFdFlags::empty())?);
-        file.write_all(text.as_bytes())?;
-        let path = format!("/proc/self/fd/{}", file.as_raw_fd());
-        Ok(Self { _file: file, path })
-    }
-}
-
 pub(super) struct Own {
     program: PathBuf,
     child: Child,
     out: Option<ChildStdout>,
-    scheme: &'static str,
-    _files: Vec<Handed>,
 }
 
 impl Own {
-    /// Starts the coordinator, with TLS if the plan has it. Returns the daemons' certificates, too.
-    /// The coordinator ends with the calling thread.
-    pub(super) fn start(plan: &LoadPlan) -> Result<(Self, Option<Identities>), LoadError> {
+    /// Starts the coordinator, which ends with the calling thread.
+    pub(super) fn start() -> Result<Self, LoadError> {
         let program = beside_this_program("laxity-coordinator");
         let fail = |cause: String| LoadError::Start { program: program.clone(), cause };
-        let (identities, section, mut files) = if plan.tls {
-            let made = Identities::throw_away(plan.daemons);
-            let (identities, section, files) = made.map_err(|error| fail(error.to_string()))?;
-            (Some(identities), section, files)
-        } else {
-            (None, String::new(), Vec::new())
-        };
-        let configuration = Handed::new(c"coordinator.toml", &section);
-        let configuration = configuration.map_err(|cause| fail(cause.to_string()))?;
+        // An empty configuration that the child inherits, so that the host's own is not read.
+        let empty = memfd_create(c"coordinator.toml", MFdFlags::empty());
+        let empty = empty.map_err(|errno| fail(errno.to_string()))?;
         let mut child = Command::new(&program)
-            .args(["--config", &configuration.path])
+            .args(["--config", &format!("/proc/self/fd/{}", empty.as_raw_fd())])
             .args(["--listen", "127.0.0.1:0", "--log", "warn"])
             .args(["--parent", &std::process::id().to_string()])
             .stdout(Stdio::piped())
             .stdin(Stdio::null())
             .spawn()
             .map_err(|cause| fail(cause.to_string()))?;
-        files.push(configuration);
-        let own = Self {
-            out: child.stdout.take(),
-            program,
-            child,
-            scheme: identities.as_ref().map_or("http", |_| "https"),
-            _files: files,
-        };
-        Ok((own, identities))
+        Ok(Self { out: child.stdout.take(), program, child })
     }
 
     pub(super) fn pid(&self) -> u32 {
@@ -97,7 +57,7 @@ impl Own {
         };
         let _ = tokio::time::timeout(START_MAX, read).await;
         match line.trim().strip_prefix("listening on ") {
-            Some(address) => Ok(format!("{}://{address}", self.scheme)),
+            Some(address) => Ok(format!("http://{address}")),
             None => Err(LoadError::Start {
                 program: self.program.clone(),
                 cause: self

@@ -4,8 +4,6 @@ use serde::Serialize;
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct LoadReport {
-    /// Whether the load ran for the whole duration.
-    pub complete: bool,
     pub seconds: f64,
     /// Time from the sending of an event to the receipt of the order that considers it.
     pub order_latency_ms: Latency,
