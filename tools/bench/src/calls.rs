@@ -24,7 +24,6 @@ use crate::service::{self, Laxityd};
 
 /// The peer that submits flows until it is stopped.
 pub(crate) const PERMITS_ROLE: &str = "permits";
-
 const STOP: usize = 0;
 const PERMITS: usize = 2;
 

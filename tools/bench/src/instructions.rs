@@ -18,7 +18,6 @@ use crate::service::{self, Laxityd, Port};
 
 /// The peer that valgrind runs.
 pub(crate) const CREDIT_ROLE: &str = "credit";
-
 const BURST: usize = 32;
 const BURSTS_SHORT: usize = 20;
 const BURSTS_LONG: usize = 70;

@@ -15,7 +15,6 @@ use crate::sample::{Percentiles, Recorder};
 
 pub(crate) const BOUNCE_ROLE: &str = "bounce";
 pub(crate) const ANSWER_ROLE: &str = "answer";
-
 const REQUEST: usize = 0;
 const REPLY: usize = 2;
 /// The request that stops the peer.

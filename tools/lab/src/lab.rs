@@ -21,7 +21,7 @@ pub(crate) enum LabCommand {
     Run(Box<RunArgs>),
     /// Check whether this machine can run the lab, and print what is missing
     Probe {
-        /// Check for the SoftRoCE lab instead, which `exec` and `shell` use
+        /// Check for the SoftRoCE lab instead, which `exec` uses
         #[arg(long)]
         verbs: bool,
     },
@@ -31,8 +31,6 @@ pub(crate) enum LabCommand {
     /// Run unmodified RDMA programs under the scheduler in the SoftRoCE lab, and check the results
     #[command(after_help = verbs::HELP)]
     Verbs(Box<verbs::VerbsArgs>),
-    /// Open a shell in the SoftRoCE lab, which `laxity lab exec --help` describes
-    Shell(vm::GuestArgs),
     /// Do thousands of faults to a real daemon and its clients, and check that nothing is lost
     #[command(after_help = faults::HELP)]
     Faults(faults::FaultsArgs),
@@ -310,7 +308,6 @@ pub(crate) fn run(command: LabCommand) -> Result<ExitCode, CommandError> {
         LabCommand::Run(args) => compare(&args).map(|()| ExitCode::SUCCESS),
         LabCommand::Exec(args) => vm::exec(&args),
         LabCommand::Verbs(args) => verbs::run(&args),
-        LabCommand::Shell(args) => vm::shell(&args),
         LabCommand::Faults(args) => faults::run(&args),
     }
 }

@@ -3,7 +3,7 @@
 //!
 //! `laxity lab …`, `laxity sim …`, `laxity certs` and `laxity cluster load` start this program.
 //! Each command family has one file, and this file only parses and dispatches. Exit codes are those
-//! of `laxity`, except that `lab exec` and `lab shell` return the exit code of their command.
+//! of `laxity`, except that `lab exec` returns the exit code of its command.
 #![forbid(unsafe_code)]
 
 mod certs;

@@ -1,4 +1,4 @@
-//! `laxity lab exec` and `laxity lab shell`: run programs in the guest of the SoftRoCE lab.
+//! `laxity lab exec`: runs a program in the guest of the SoftRoCE lab.
 
 use std::fs;
 use std::io::{self, IsTerminal, Write};
@@ -34,9 +34,9 @@ Examples:
   laxity lab exec --rate-mbit 24 --json - -- sh -c '
       ib_write_bw -d rxe0 -x 1 & sleep 1; ib_write_bw -d rxe1 -x 1 --tclass=184 10.77.0.1; wait'";
 
-/// Options of the guest.
+/// Arguments of `laxity lab exec`.
 #[derive(Args)]
-pub(crate) struct GuestArgs {
+pub(crate) struct ExecArgs {
     /// Rate of each port of the router, in Mbit/s [default: not limited]
     #[arg(long, value_name = "N")]
     rate_mbit: Option<u32>,
@@ -52,13 +52,6 @@ pub(crate) struct GuestArgs {
     /// Maximum duration in seconds, after which the guest is killed
     #[arg(long, value_name = "S")]
     timeout: Option<f64>,
-}
-
-/// Arguments of `laxity lab exec`.
-#[derive(Args)]
-pub(crate) struct ExecArgs {
-    #[command(flatten)]
-    guest: GuestArgs,
     /// Write times, exit status and the router's counters as JSON; `-` is standard error
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -67,7 +60,7 @@ pub(crate) struct ExecArgs {
     command: Vec<String>,
 }
 
-impl GuestArgs {
+impl ExecArgs {
     fn config(&self) -> Result<VmConfig, CommandError> {
         let mut network = NetworkConfig { rate_mbit: self.rate_mbit, ..NetworkConfig::default() };
         if let Some(order) = &self.dscp_order {
@@ -141,7 +134,7 @@ pub(crate) fn probe() -> Result<(), CommandError> {
 }
 
 pub(crate) fn exec(args: &ExecArgs) -> Result<ExitCode, CommandError> {
-    let config = args.guest.config()?;
+    let config = args.config()?;
     let to_stderr = args.json.as_ref().is_some_and(|path| path.as_os_str() == "-");
     let file = match &args.json {
         // Check that the file can be written before the command takes time.
@@ -165,33 +158,4 @@ pub(crate) fn exec(args: &ExecArgs) -> Result<ExitCode, CommandError> {
         writeln!(file, "{json}").map_err(CommandError::file("write", path))?;
     }
     Ok(code(report.finished.exit_code))
-}
-
-pub(crate) fn shell(args: &GuestArgs) -> Result<ExitCode, CommandError> {
-    let config = args.config()?;
-    if !io::stdin().is_terminal() {
-        let why = "a shell needs a terminal; `laxity lab exec -- CMD` runs commands without";
-        return Err(CommandError::Usage(why.to_owned()));
-    }
-    let shell = std::env::var("SHELL").unwrap_or_else(|_| "/bin/sh".into());
-    let (rows, columns) = vm::terminal::size();
-    // script(1) gives the shell a terminal, whose size has to be set.
-    let start = format!("stty sane rows {rows} columns {columns}; exec '{shell}'");
-    let script = ["script", "--quiet", "--return", "--command", &start, "/dev/null"];
-    let job = Job::Exec(like_this(script.map(String::from).into())?);
-    let guest = match vm::Vm::boot(&config, &job) {
-        Ok(guest) => guest,
-        Err(error) => return Ok(failed(&error)),
-    };
-    eprintln!(
-        "laxity: rxe0 and rxe1 are up after {:.1} s; exit or Ctrl-] ends the guest",
-        guest.boot_ms() as f64 / 1e3
-    );
-    let raw = vm::terminal::Raw::enter().map_err(CommandError::system("use this terminal"))?;
-    let report = guest.finish(Input::Terminal, &mut print);
-    drop(raw);
-    Ok(match report {
-        Ok(report) => code(report.finished.exit_code),
-        Err(error) => failed(&error),
-    })
 }

@@ -8,11 +8,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Largest number of lines that are kept.
 const LINES_MAX: usize = 256;
-
 const SHOWN_MAX: usize = 3;
-
 const WARN: c_int = 2;
-
 const TRACE: c_int = 5;
 
 struct LogLine {

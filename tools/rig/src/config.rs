@@ -242,47 +242,25 @@ impl LabConfig {
     /// Returns the configuration as a file that gives the same configuration when it is read. Keys
     /// without a value are comments.
     pub fn to_toml(&self) -> Result<String, toml::ser::Error> {
+        const BESIDE: &str = "found beside this program or in PATH";
         let text = toml::to_string_pretty(self)?;
         let mut unset = String::new();
-        for (is_unset, line) in [
+        for (key, example, otherwise) in [
+            ("requests_per_second", "4.0", "by `load`"),
+            ("foreign_dscp", "0", "that of the highest level"),
+            ("kill_daemon_at", "8.0", "no daemon is killed"),
+            ("coordinator_config", "\"coordinator.toml\"", "its defaults"),
+            ("kill_coordinator_at", "8.0", "it is not killed"),
             (
-                self.requests_per_second.is_none(),
-                "# requests_per_second = 4.0  # not set: by `load`\n",
+                "nccl_plugin",
+                "\"/usr/local/lib/libnccl-net-laxity.so\"",
+                "found beside this program or installed",
             ),
-            (
-                self.foreign_dscp.is_none(),
-                "# foreign_dscp = 0  # not set: that of the highest level\n",
-            ),
-            (
-                self.kill_daemon_at.is_none(),
-                "# kill_daemon_at = 8.0  # not set: no daemon is killed\n",
-            ),
-            (
-                self.coordinator_config.is_none(),
-                "# coordinator_config = \"coordinator.toml\"  # not set: its defaults\n",
-            ),
-            (
-                self.kill_coordinator_at.is_none(),
-                "# kill_coordinator_at = 8.0  # not set: it is not killed\n",
-            ),
-            (
-                self.nccl_plugin.is_none(),
-                "# nccl_plugin = \"/usr/local/lib/libnccl-net-laxity.so\"  # not set: found beside \
-                 this program or installed\n",
-            ),
-            (
-                self.laxity_engine.is_none(),
-                "# laxity_engine = \"/usr/local/bin/laxity-engine\"  # not set: found beside this \
-                 program or in PATH\n",
-            ),
-            (
-                self.laxityd.is_none(),
-                "# laxityd = \"/usr/local/sbin/laxityd\"  # not set: found beside this program or \
-                 in PATH\n",
-            ),
+            ("laxity_engine", "\"/usr/local/bin/laxity-engine\"", BESIDE),
+            ("laxityd", "\"/usr/local/sbin/laxityd\"", BESIDE),
         ] {
-            if is_unset {
-                unset.push_str(line);
+            if !text.lines().any(|line| line.starts_with(&format!("{key} = "))) {
+                unset.push_str(&format!("# {key} = {example}  # not set: {otherwise}\n"));
             }
         }
         // After the first table's header, the keys would belong to that table.

@@ -33,9 +33,7 @@ const GSO_BYTES_MAX: u32 = 16 << 10;
 
 /// HTB's burst, in bytes. One GSO unit must fit.
 pub const BURST_BYTES: u32 = 20 << 10;
-
 pub const WORDS_DSCP: u8 = 48;
-
 const MINOR_FIRST: u32 = 0x10;
 
 /// A class of the fabric: the traffic with one DSCP.

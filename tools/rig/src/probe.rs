@@ -42,18 +42,13 @@ pub struct Tools {
 }
 
 pub const NCCL_PLUGIN_VARIABLE: &str = "LAXITY_NCCL_PLUGIN";
-
 const NCCL_PLUGIN: &str = "NCCL plugin";
 
 /// File names of the plugin: the one that NCCL looks for, and the one that cargo builds.
 const NCCL_PLUGIN_NAMES: [&str; 2] = ["libnccl-net-laxity.so", "libnccl_net_laxity.so"];
-
 pub const ENGINE_VARIABLE: &str = "LAXITY_ENGINE";
-
 const ENGINE: &str = "laxity-engine";
-
 const VLLM: &str = "vLLM";
-
 const COORDINATOR: &str = "laxity-coordinator";
 
 /// Something that the machine lacks, and how to get it.

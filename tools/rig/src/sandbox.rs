@@ -24,7 +24,6 @@ use nix::sched::{CloneFlags, setns, unshare};
 use crate::error::LabError;
 
 pub const INTERNAL: &str = "lab-internal";
-
 pub const FOLDER: &str = "/run/lab";
 
 /// Path of this program that works even where the sandbox hides the original path.

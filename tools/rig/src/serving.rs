@@ -128,7 +128,6 @@ impl Times {
 
 /// Times of a decode host. They are short so that decode does not delay answers.
 const DECODE: Times = Times { layer_us: 250.0, token_us: 1.0, expert_us: 250.0, row_us: 1.0 };
-
 const OUTPUT_TOKENS_MAX: u32 = 65_536;
 
 impl ServingConfig {

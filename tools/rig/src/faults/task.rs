@@ -26,7 +26,6 @@ pub(super) const FINISH: u8 = b'e';
 pub(super) const FORK: u8 = b'f';
 /// A thread ends that has flows in its lane.
 pub(super) const LOSE_THREAD: u8 = b't';
-
 const C_WORKER: &str = include_str!("worker.py");
 
 /// A bug on purpose, by which a test finds out whether the oracle sees anything. It happens once,

@@ -8,7 +8,6 @@ use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
 const SIZE: (u32, u32) = (620, 320);
-
 const INK: RGBColor = RGBColor(1, 2, 3);
 const GRID: RGBColor = RGBColor(4, 5, 6);
 

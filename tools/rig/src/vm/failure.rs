@@ -55,8 +55,6 @@ pub enum VmError {
          console:\n{console}"
     )]
     Lost { console: String },
-    #[error("ended by Ctrl-]")]
-    Escaped,
     /// The output of the job cannot be written.
     #[error("cannot pass on what the job prints: {0}")]
     Output(#[source] io::Error),

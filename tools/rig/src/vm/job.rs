@@ -22,9 +22,7 @@ use crate::error::LabError;
 
 /// Folder in the guest for files that host and guest exchange.
 pub const CONTROL_FOLDER: &str = "/run/lab";
-
 pub const GUEST_JOB_FILE: &str = "guest_job.json";
-
 pub const ANSWER_FILE: &str = "answer.json";
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

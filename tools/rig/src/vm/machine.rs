@@ -6,7 +6,7 @@ use std::io::{self, BufRead as _, BufReader, Read as _};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
@@ -24,9 +24,6 @@ use crate::sandbox::find_program;
 
 pub use super::start::VmConfig;
 
-/// Key that ends a guest whose shell does not end: Ctrl-].
-const ESCAPE: u8 = 0x1d;
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stream {
     Stdout,
@@ -38,8 +35,6 @@ pub enum Input {
     /// Empty input.
     Empty,
     Stdin,
-    /// Standard input of this process, which is a raw terminal. Ctrl-] ends the guest.
-    Terminal,
 }
 
 /// The result of a job, with its times.
@@ -75,7 +70,6 @@ enum Event {
     Frame(Kind, Vec<u8>),
     ChannelClosed,
     QemuEnded(Option<Ended>),
-    Escape,
 }
 
 /// A guest that runs its job. Dropping this ends the guest.
@@ -85,7 +79,6 @@ pub struct Vm {
     _keeper: Keeper,
     folder: PathBuf,
     events: Receiver<Event>,
-    events_in: SyncSender<Event>,
     channel: UnixStream,
     started: Instant,
     boot_ms: u64,
@@ -129,20 +122,18 @@ impl Vm {
             .try_clone()
             .map_err(LabError::system("opening the channel"))
             .map_err(VmError::Start)?;
-        let to_events = events_in.clone();
         std::thread::spawn(move || {
             while let Ok((kind, content)) = channel::receive(&mut frames) {
-                if to_events.send(Event::Frame(kind, content)).is_err() {
+                if events_in.send(Event::Frame(kind, content)).is_err() {
                     return;
                 }
             }
-            let _ = to_events.send(Event::ChannelClosed);
+            let _ = events_in.send(Event::ChannelClosed);
         });
         let mut vm = Self {
             _keeper: keeper,
             folder,
             events,
-            events_in,
             channel,
             started,
             boot_ms: 0,
@@ -151,15 +142,6 @@ impl Vm {
         };
         vm.wait_until_ready()?;
         Ok(vm)
-    }
-
-    pub fn facts(&self) -> &Facts {
-        &self.facts
-    }
-
-    /// Returns the time from the start of QEMU until network and devices were up, in ms.
-    pub fn boot_ms(&self) -> u64 {
-        self.boot_ms
     }
 
     fn wait_until_ready(&mut self) -> Result<(), VmError> {
@@ -225,7 +207,6 @@ impl Vm {
                 }
                 Ok(Event::ChannelClosed) => open = false,
                 Ok(Event::QemuEnded(how)) => ended = Some(how),
-                Ok(Event::Escape) => return Err(VmError::Escaped),
                 Err(RecvTimeoutError::Timeout) if Instant::now() >= silent => {
                     return Err(VmError::Hung {
                         silent_s: self.config.silence_limit.as_secs(),
@@ -251,18 +232,12 @@ impl Vm {
             .try_clone()
             .map_err(LabError::system("opening the channel"))
             .map_err(VmError::Start)?;
-        let events = self.events_in.clone();
         std::thread::spawn(move || {
             let mut buffer = vec![0; CONTENT_BYTES_MAX];
             if input != Input::Empty {
                 let mut stdin = io::stdin().lock();
                 while let Ok(length @ 1..) = stdin.read(&mut buffer) {
-                    let content = &buffer[..length];
-                    if input == Input::Terminal && content.contains(&ESCAPE) {
-                        let _ = events.send(Event::Escape);
-                        return;
-                    }
-                    if channel::send(&mut channel, Kind::Stdin, content).is_err() {
+                    if channel::send(&mut channel, Kind::Stdin, &buffer[..length]).is_err() {
                         return;
                     }
                 }

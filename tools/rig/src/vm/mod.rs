@@ -24,7 +24,6 @@ pub mod network;
 pub mod qemu;
 pub mod start;
 pub mod task;
-pub mod terminal;
 pub mod verbs;
 pub mod vmlinux;
 

@@ -31,11 +31,8 @@ use crate::fabric::WireClass;
 use crate::sandbox;
 
 pub const ROUTER: &str = "router";
-
 pub const DEVICES: [&str; 2] = ["rxe0", "rxe1"];
-
 pub const INTERFACES: [&str; 2] = ["v0", "v1"];
-
 pub const ADDRESSES: [&str; 2] = ["10.77.0.1", "10.77.1.1"];
 
 /// The router's ports, by the host that they lead to.

@@ -31,7 +31,6 @@ pub(super) const WITH_MOONCAKE: &str = "daemon_killed_under_mooncake";
 
 /// Mooncake's message about a slice that failed.
 const POSTS_AGAIN: &str = "Process failed for slice";
-
 const REPORT: &str = scratch!("report.fault");
 const SERVER_REPORT: &str = scratch!("report.fault.server");
 

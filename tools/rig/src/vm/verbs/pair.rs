@@ -16,7 +16,6 @@ use crate::vm::task::TaskReport;
 
 /// Most times that a client is run again because the device rejected it too early.
 const REJECTED_MAX: usize = 3;
-
 const SERVER_REPORT: &str = scratch!("report.server");
 const CLIENT_REPORT: &str = scratch!("report.client");
 
