@@ -282,11 +282,6 @@ impl LabConfig {
         unit * self.ranks + rank
     }
 
-    pub fn unit_peers(&self, unit: usize, rank: usize) -> impl Iterator<Item = usize> + use<> {
-        let (first, own) = (self.prefill_host(unit, 0), self.prefill_host(unit, rank));
-        (first..first + self.ranks).filter(move |&host| host != own)
-    }
-
     pub fn decode_host(&self, decode: usize) -> usize {
         self.units * self.ranks + decode
     }

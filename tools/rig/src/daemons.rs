@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use laxity_wire::{ControlClient, Status};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use serde::Serialize;
+use serde_json::json;
 
 use crate::config::LabConfig;
 use crate::error::LabError;
@@ -24,63 +24,6 @@ const RESTART_AFTER: Duration = Duration::from_secs(1);
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 const START_WITHIN: Duration = Duration::from_secs(10);
 const STOP_WITHIN: Duration = Duration::from_secs(2);
-
-#[derive(Serialize)]
-struct DaemonConfig<'a> {
-    mode: &'a str,
-    policy: &'a str,
-    socket: PathBuf,
-    control: PathBuf,
-    metrics: &'a str,
-    scheduler: Scheduler,
-    nic: Vec<Nic>,
-    levels: Levels<'a>,
-    tuning: Tuning<'a>,
-    residual: Residual,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    coordinator: Option<Attendance>,
-}
-
-#[derive(Serialize)]
-struct Residual {
-    mode: &'static str,
-}
-
-#[derive(Serialize)]
-struct Attendance {
-    endpoint: String,
-    insecure: bool,
-    host: String,
-}
-
-#[derive(Serialize)]
-struct Scheduler {
-    spin_us: u64,
-    slots: u32,
-}
-
-#[derive(Serialize)]
-struct Nic {
-    name: String,
-    rate: String,
-    chunk: u64,
-    window: u64,
-    peer_window: u64,
-}
-
-/// Times that the lab sets to ten times the defaults, because its layers take ten times as long.
-#[derive(Serialize)]
-struct Tuning<'a> {
-    load_time_constant: &'a str,
-    promotion_period: &'a str,
-}
-
-#[derive(Serialize)]
-struct Levels<'a> {
-    count: usize,
-    dscp: &'a [u8],
-    scavenger_dscp: u8,
-}
 
 /// Slots of a lane. It is large because a holder of hot prefixes has many flows waiting at once.
 pub const LANE_SLOTS: u32 = 1024;
@@ -109,34 +52,38 @@ pub fn daemon_toml(
     folder: &Path,
     host: usize,
 ) -> Result<String, toml::ser::Error> {
-    toml::to_string(&DaemonConfig {
-        mode: "enforce",
-        policy,
-        socket: daemon_socket(folder, host),
-        control: control_socket(folder, host),
-        metrics: "",
+    let mut daemon = json!({
+        "mode": "enforce",
+        "policy": policy,
+        "socket": daemon_socket(folder, host),
+        "control": control_socket(folder, host),
+        "metrics": "",
         // Eight daemons and eight engines share two cores, so the scheduler thread must not spin.
-        scheduler: Scheduler { spin_us: 0, slots: LANE_SLOTS },
-        nic: vec![Nic {
-            name: fabric::HOST_PORT.to_owned(),
-            rate: format!("{}Mbit", config.port_mbit),
-            chunk: config.chunk_bytes,
-            window: config.window_bytes,
-            peer_window: config.peer_window_bytes,
+        "scheduler": { "spin_us": 0, "slots": LANE_SLOTS },
+        "nic": [{
+            "name": fabric::HOST_PORT,
+            "rate": format!("{}Mbit", config.port_mbit),
+            "chunk": config.chunk_bytes,
+            "window": config.window_bytes,
+            "peer_window": config.peer_window_bytes,
         }],
-        levels: Levels {
-            count: config.level_dscp.len(),
-            dscp: &config.level_dscp,
-            scavenger_dscp: config.scavenger_dscp,
+        "levels": {
+            "count": config.level_dscp.len(),
+            "dscp": config.level_dscp,
+            "scavenger_dscp": config.scavenger_dscp,
         },
-        tuning: Tuning { load_time_constant: "100ms", promotion_period: "10ms" },
-        residual: Residual { mode: if config.residual { "follow" } else { "measure" } },
-        coordinator: config.coordinator.then(|| Attendance {
-            endpoint: format!("http://{}", fabric::COORDINATOR),
-            insecure: true,
-            host: config.host_name(host),
-        }),
-    })
+        // Ten times the defaults, because the lab's layers take ten times as long.
+        "tuning": { "load_time_constant": "100ms", "promotion_period": "10ms" },
+        "residual": { "mode": if config.residual { "follow" } else { "measure" } },
+    });
+    if config.coordinator {
+        daemon["coordinator"] = json!({
+            "endpoint": format!("http://{}", fabric::COORDINATOR),
+            "insecure": true,
+            "host": config.host_name(host),
+        });
+    }
+    toml::to_string(&toml::Table::try_from(daemon)?)
 }
 
 struct Supervised {

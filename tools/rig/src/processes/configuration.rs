@@ -2,110 +2,17 @@
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
-use laxity_requests::engine_policy::Policy;
-use serde::Serialize;
+use serde_json::{Value, json};
 
 use crate::client::ENDPOINT;
 use crate::config::LabConfig;
 use crate::daemons::daemon_socket;
 use crate::fabric;
-use crate::serving::{Device, ServingConfig, Times};
+use crate::serving::Device;
 
 /// Port on which engines listen for each other.
 const PEERS_PORT: u16 = 7500;
-
-#[derive(Serialize)]
-struct EngineToml<'a> {
-    role: &'a str,
-    listen: SocketAddr,
-    device: &'a str,
-    model: Model<'a>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    timing: Option<Timing>,
-    kv: Kv,
-    schedule: Schedule,
-    limits: Limits,
-    peers: Peers<'a>,
-    laxity: Daemon,
-}
-
-#[derive(Serialize)]
-struct Model<'a> {
-    name: &'a str,
-    layers: usize,
-    hidden: usize,
-    heads: usize,
-    kv_heads: usize,
-    head_dim: usize,
-    ffn: usize,
-    vocab: usize,
-    context: u32,
-    moe: Moe,
-    weights: Weights,
-}
-
-#[derive(Serialize)]
-struct Moe {
-    experts: usize,
-    per_token: usize,
-}
-
-#[derive(Serialize)]
-struct Weights {
-    seed: u64,
-}
-
-#[derive(Serialize)]
-struct Timing {
-    #[serde(flatten)]
-    times: Times,
-    holds: PathBuf,
-}
-
-#[derive(Serialize)]
-struct Kv {
-    blocks: u32,
-    block_tokens: u32,
-    keep_fetched: bool,
-}
-
-#[derive(Serialize)]
-struct Schedule {
-    policy: Policy,
-    tokens: u32,
-}
-
-#[derive(Serialize)]
-struct Limits {
-    requests_max: usize,
-    output_max: u32,
-}
-
-#[derive(Serialize)]
-struct Peers<'a> {
-    listen: SocketAddr,
-    prefill: Vec<SocketAddr>,
-    reuse: Vec<SocketAddr>,
-    experts: Vec<SocketAddr>,
-    lockstep: bool,
-    reads: bool,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    nccl_plugin: Option<&'a Path>,
-    dispatch: &'static str,
-    patience_ms: u64,
-    ask_ms: u64,
-}
-
-#[derive(Serialize)]
-struct Daemon {
-    #[serde(skip_serializing_if = "Option::is_none")]
-    socket: Option<PathBuf>,
-    name: String,
-    words_dscp: u8,
-    stall_ms: u64,
-}
 
 fn peer(host: usize) -> SocketAddr {
     SocketAddr::from((fabric::address(host), PEERS_PORT))
@@ -123,88 +30,86 @@ pub fn engine_toml(
     scheduled: bool,
     plugin: Option<&Path>,
 ) -> Result<String, toml::ser::Error> {
-    let serving = config.serving();
-    let times = config.times(host);
+    let (serving, times) = (config.serving(), config.times(host));
     let prefills = host < config.units * config.ranks;
-    toml::to_string(&EngineToml {
-        role: if prefills { "prefill" } else { "decode" },
-        listen: ENDPOINT,
-        device: match serving.device {
+    let mut engine = json!({
+        "role": if prefills { "prefill" } else { "decode" },
+        "listen": ENDPOINT,
+        "device": match serving.device {
             Device::Cpu => "cpu",
             Device::Cuda => "cuda",
         },
-        model: model(&serving, config.tokens_max),
-        timing: times.map(|times| Timing { times, holds: holds_file(folder, host) }),
-        kv: Kv {
-            blocks: serving.kv_blocks,
-            block_tokens: serving.block_tokens,
+        "model": {
+            "name": "lab",
+            "layers": serving.layers,
+            "hidden": serving.hidden,
+            "heads": serving.heads,
+            "kv_heads": serving.kv_heads,
+            "head_dim": serving.head_dim,
+            "ffn": serving.ffn,
+            "vocab": serving.vocab,
+            "context": serving.context(config.tokens_max),
+            "moe": { "experts": serving.experts, "per_token": serving.experts_per_token },
+            "weights": { "seed": serving.weights_seed },
+        },
+        "kv": {
+            "blocks": serving.kv_blocks,
+            "block_tokens": serving.block_tokens,
             // A timed engine keeps no fetched copies, so hot prefixes stay on their hosts.
-            keep_fetched: times.is_none(),
+            "keep_fetched": times.is_none(),
         },
-        schedule: Schedule { policy: serving.order, tokens: serving.chunk_tokens },
-        limits: Limits { requests_max: 4096, output_max: serving.output_tokens },
-        peers: peers(config, host, times.is_some(), plugin),
-        laxity: Daemon {
-            socket: scheduled.then(|| daemon_socket(folder, host)),
-            name: config.host_name(host),
-            words_dscp: fabric::WORDS_DSCP,
-            stall_ms: serving.stall_ms,
+        "schedule": { "policy": serving.order, "tokens": serving.chunk_tokens },
+        "limits": { "requests_max": 4096, "output_max": serving.output_tokens },
+        "peers": peers(config, host, times.is_some()),
+        "laxity": {
+            "name": config.host_name(host),
+            "words_dscp": fabric::WORDS_DSCP,
+            "stall_ms": serving.stall_ms,
         },
-    })
-}
-
-fn model(serving: &ServingConfig, tokens_max: u32) -> Model<'_> {
-    Model {
-        name: "lab",
-        layers: serving.layers,
-        hidden: serving.hidden,
-        heads: serving.heads,
-        kv_heads: serving.kv_heads,
-        head_dim: serving.head_dim,
-        ffn: serving.ffn,
-        vocab: serving.vocab,
-        context: serving.context(tokens_max),
-        moe: Moe { experts: serving.experts, per_token: serving.experts_per_token },
-        weights: Weights { seed: serving.weights_seed },
+    });
+    if let Some(times) = times {
+        engine["timing"] = json!(times);
+        engine["timing"]["holds"] = json!(holds_file(folder, host));
     }
+    if let Some(plugin) = plugin {
+        engine["peers"]["nccl_plugin"] = json!(plugin);
+    }
+    if scheduled {
+        engine["laxity"]["socket"] = json!(daemon_socket(folder, host));
+    }
+    toml::to_string(&toml::Table::try_from(engine)?)
 }
 
 /// Returns the processes with which a host exchanges KV caches and experts' tokens.
-fn peers<'a>(
-    config: &LabConfig,
-    host: usize,
-    is_timed: bool,
-    plugin: Option<&'a Path>,
-) -> Peers<'a> {
+fn peers(config: &LabConfig, host: usize, is_timed: bool) -> Value {
     let prefill_hosts = config.units * config.ranks;
     let prefills = host < prefill_hosts;
     let unit = host / config.ranks;
     // Each host begins with its successor, so that the hosts do not all ask the same one.
     let others = (1..prefill_hosts).map(|step| peer((host + step) % prefill_hosts));
+    let experts = unit * config.ranks..(unit + 1) * config.ranks;
+    let list = |wanted: bool, peers: Vec<SocketAddr>| if wanted { peers } else { Vec::new() };
     // The wait is long, so that no host computes KV itself because a link is slow. That would hide
     // the effect of the link.
-    let patience = Duration::from_secs_f64(config.duration_s + config.drain_s);
-    Peers {
-        listen: peer(host),
-        prefill: if prefills { Vec::new() } else { (0..prefill_hosts).map(peer).collect() },
-        reuse: if prefills { others.collect() } else { Vec::new() },
-        experts: if prefills {
-            (unit * config.ranks..(unit + 1) * config.ranks).map(peer).collect()
-        } else {
-            Vec::new()
-        },
-        lockstep: is_timed && prefills,
-        reads: config.reads,
-        nccl_plugin: plugin,
+    let patience_ms = ((config.duration_s + config.drain_s) * 1e3) as u64;
+    json!({
+        "listen": peer(host),
+        "prefill": list(!prefills, (0..prefill_hosts).map(peer).collect()),
+        "reuse": list(prefills, others.collect()),
+        "experts": list(prefills, experts.map(peer).collect()),
+        "lockstep": is_timed && prefills,
+        "reads": config.reads,
         // Both rules are fair. Only `least_loaded` considers what other decode hosts send.
-        dispatch: if is_timed { "least_loaded" } else { "fewest" },
-        patience_ms: patience.as_millis() as u64,
-        ask_ms: patience.as_millis() as u64,
-    }
+        "dispatch": if is_timed { "least_loaded" } else { "fewest" },
+        "patience_ms": patience_ms,
+        "ask_ms": patience_ms,
+    })
 }
 
 #[cfg(test)]
 mod tests {
+    use laxity_requests::engine_policy::Policy;
+
     use super::*;
 
     #[test]
