@@ -28,7 +28,6 @@ fn built() -> TempDir {
     folder
 }
 
-/// Starts the program that posts, with the daemon of `folder`.
 fn start(folder: &Path, arguments: &[u64], environment: &[(&str, &str)]) -> Child {
     Command::new(folder.join("post_cost"))
         .args(arguments.iter().map(u64::to_string))

@@ -53,7 +53,6 @@ impl Certs {
     }
 }
 
-/// A coordinator that ends with the test.
 struct Coordinator {
     child: Child,
     endpoint: String,

@@ -141,7 +141,6 @@ fn resolve(path: &[&str], here: &Module, files: &BTreeMap<Module, String>) -> Op
     Some(module)
 }
 
-/// Returns the modules on which the file of `module` depends.
 fn dependencies(module: &Module, files: &BTreeMap<Module, String>) -> BTreeSet<Module> {
     let mut all = Vec::new();
     tokens(files[module].parse().expect("Rust"), &mut all);
@@ -180,7 +179,6 @@ fn dependencies(module: &Module, files: &BTreeMap<Module, String>) -> BTreeSet<M
     found
 }
 
-/// Returns the sets of files that all reach each other.
 fn circles(files: &BTreeMap<Module, String>) -> BTreeSet<Vec<String>> {
     let edges: BTreeMap<&Module, BTreeSet<Module>> =
         files.keys().map(|file| (file, dependencies(file, files))).collect();

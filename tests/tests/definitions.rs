@@ -35,7 +35,6 @@ fn the_scavenger_of_c_is_that_of_rust() {
     assert!(header.contains(&line), "laxity.h: {line}");
 }
 
-/// Returns the names `LAXITY_…` that are string literals.
 fn settings(text: &str) -> BTreeSet<String> {
     let is_setting = |word: &&str| {
         let plain = |c: char| c == '_' || c.is_ascii_uppercase();

@@ -12,7 +12,6 @@ use std::process::Command;
 use crate::process::{Said, binary, words};
 use crate::sources::{files, none, root, text};
 
-/// Pages that may name files of the past.
 const HISTORY: &[&str] = &["CHANGELOG.md"];
 
 /// Second words of `toml` blocks, each with the program that reads the file and its arguments
@@ -122,7 +121,6 @@ fn link_targets(line: &str) -> Vec<String> {
     found
 }
 
-/// Returns the anchor that Markdown renderers give to a heading.
 fn anchor(heading: &str) -> String {
     // Of a link in a heading, only the text counts.
     let mut text = String::new();

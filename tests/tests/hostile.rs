@@ -24,20 +24,15 @@ use nix::unistd::{Pid, Uid, geteuid, setresuid};
 
 use crate::process::{Daemon, PATIENCE, child, eventually, laxity, role, wait_bounded};
 
-/// Duration of the phase in which the honest client is alone.
 const ALONE: Duration = Duration::from_millis(1500);
 /// Duration of the phase beside the hostile client. It is shorter than the timeouts by which a
 /// daemon without countermeasures would recover.
 const BESIDE: Duration = Duration::from_secs(4);
-/// Share of its rate alone that an honest client keeps.
 const SHARE_MIN: f64 = 0.4;
 const WAIT_MAX: Duration = Duration::from_millis(500);
 const ANSWER_MAX: Duration = Duration::from_secs(1);
-/// Duration of the windows in which flows are counted.
 const WINDOW: Duration = Duration::from_millis(100);
-/// Duration of each flow of the honest client on the wire.
 const WIRE: Duration = Duration::from_millis(1);
-/// A user id that no user has.
 const STRANGER: u32 = 54_321;
 const FLOW_BYTES: u64 = 16 * 1024;
 
@@ -131,7 +126,6 @@ struct Window {
     flows: u64,
     /// Flows in the window that the daemon did not schedule.
     unscheduled: u64,
-    /// Longest wait for a permit that ended in the window.
     wait_max_ns: u64,
     /// Longest time for which a thread of the process waited for a core.
     starved_ns: u64,
@@ -217,7 +211,6 @@ impl Attack {
         self.is_found_out |= !self.client.is_scheduled();
     }
 
-    /// Takes the permits that have come.
     fn look(&mut self) {
         for ticket in &mut self.tickets {
             if let Some(permit) = self.lane.poll(ticket) {

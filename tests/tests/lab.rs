@@ -259,7 +259,6 @@ fn network_namespaces() -> std::collections::BTreeSet<PathBuf> {
         .collect()
 }
 
-/// Returns the number of processes whose command line contains `word`.
 fn processes_with(word: &str) -> usize {
     fs::read_dir("/proc")
         .expect("/proc")

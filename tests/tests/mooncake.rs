@@ -12,7 +12,6 @@ use laxity_wire::Status;
 
 use crate::process::{Daemon, Said, binary, eventually, wait_bounded};
 
-/// The release to which the layouts in `real_engine.cc` belong.
 const RELEASE: &str = "mooncake-transfer-engine-non-cuda==0.3.13";
 const COUNT: u64 = 16;
 const LENGTH: u64 = 200_000;

@@ -16,7 +16,6 @@ use crate::process::{Daemon, Said, binary, eventually, words};
 
 const SOURCES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/nccl");
 
-/// All symbols that the library exports.
 const SYMBOLS: [&str; 10] = [
     "ncclNetPlugin_v10",
     "ncclNetPlugin_v11",

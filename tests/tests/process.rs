@@ -48,7 +48,6 @@ impl Said {
         }
     }
 
-    /// Returns the text of both streams.
     pub(crate) fn all(&self) -> String {
         format!("{}{}", self.stdout, self.stderr)
     }

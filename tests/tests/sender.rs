@@ -11,9 +11,7 @@ use laxity_client::{Client, Direction, Flow, Hint, Mode, Options, Stage};
 
 use crate::process::{Daemon, PATIENCE, child, child_under, role, wait_bounded};
 
-/// Flows that one sender submits.
 pub(crate) const FLOWS: u64 = 40;
-/// Bytes of each flow.
 pub(crate) const FLOW_BYTES: u64 = 96 * 1024;
 pub(crate) const TOTAL_BYTES: u64 = FLOWS * FLOW_BYTES;
 

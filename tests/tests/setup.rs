@@ -38,7 +38,6 @@ fn setup_on_a_bare_machine_installs_all_that_is_missing() {
     }
 }
 
-/// Runs `tools/install.sh` under a umask that hides files from other users.
 fn install(verb: &str, built: &Path, into: &Path) {
     let script = root().join("tools/install.sh");
     let script = format!("umask 077; exec bash {} {verb}", script.display());

@@ -138,7 +138,6 @@ fn a_wrong_plan_is_answered_with_file_line_field_and_what_is_expected() {
     assert!(said.contains("nowhere.toml"), "{said}");
 }
 
-/// Runs a command whose requests come from a file.
 fn with_trace(folder: &Path, command: &[&str], source: &str, file: &str) -> Said {
     let options = format!("--set workload.source={source} --set workload.file={file}");
     sim(folder, &[command, &words(&options)].concat())

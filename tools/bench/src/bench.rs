@@ -20,7 +20,6 @@ pub(crate) struct Effort {
 }
 
 impl Effort {
-    /// The effort with which gates are judged.
     pub(crate) const FULL: Self = Self { repetitions: 9, round_trips: 100_000, idle_seconds: 10 };
     pub(crate) const QUICK: Self = Self { repetitions: 3, round_trips: 20_000, idle_seconds: 2 };
 
@@ -159,7 +158,6 @@ pub(crate) struct Beside {
 }
 
 impl Beside {
-    /// Reports whether P and P1 were about equal at both moments.
     fn agrees_with(self, other: Self) -> bool {
         let close = |a: Option<f64>, b: Option<f64>| match (a, b) {
             (Some(a), Some(b)) => (a - b).abs() <= 0.15 * a.max(b),

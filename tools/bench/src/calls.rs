@@ -92,7 +92,6 @@ fn count(cores: &Cores, far: usize, stretch: Duration) -> Result<([Calls; 2], u6
     Ok((calls, passed))
 }
 
-/// An strace process that traces one thread.
 struct Strace {
     child: Child,
     counts: PathBuf,
@@ -141,7 +140,6 @@ fn parse(table: &str) -> Calls {
     table.lines().filter_map(row).collect()
 }
 
-/// Runs the peer: it submits gated flows one after another.
 pub(crate) fn serve(socket: &str) -> Result<(), BenchError> {
     let page = SharedPage::map(&medium()?)?;
     let client = service::attach(PathBuf::from(socket), "permits")?;

@@ -6,7 +6,6 @@
 use std::fs;
 use std::time::{Duration, Instant};
 
-/// A clock that counts ticks.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Clock {
     counter: bool,

@@ -27,7 +27,6 @@ pub(crate) enum Quantile {
     P999,
 }
 
-/// The value that a gate compares with.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case", tag = "of", content = "value")]
 pub(crate) enum Limit {
@@ -36,7 +35,6 @@ pub(crate) enum Limit {
     Value(f64),
 }
 
-/// The side of the limit that passes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Side {

@@ -109,7 +109,6 @@ fn round_trip(
     })
 }
 
-/// Measures `count` gated flows, one after another.
 fn gated_flows(
     client: &Client,
     clock: Clock,

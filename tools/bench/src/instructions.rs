@@ -16,7 +16,6 @@ use crate::machine::Cores;
 use crate::sample::Summary;
 use crate::service::{self, Laxityd, Port};
 
-/// The peer that valgrind runs.
 pub(crate) const CREDIT_ROLE: &str = "credit";
 const BURST: usize = 32;
 const BURSTS_SHORT: usize = 20;

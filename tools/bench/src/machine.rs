@@ -13,13 +13,11 @@ use crate::error::BenchError;
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Machine {
     pub(crate) cpu: String,
-    /// Number of processors that this process may run on.
     pub(crate) cores: usize,
     pub(crate) kernel: String,
     /// Whether a hypervisor runs below the kernel.
     pub(crate) virtualised: bool,
     pub(crate) clock: String,
-    /// Load average of the last minute before the run.
     pub(crate) load: String,
 }
 

@@ -115,7 +115,6 @@ impl SharedPage {
         unsafe { self.base.byte_add(line * LINE_BYTES).cast::<AtomicU64>().as_ref() }
     }
 
-    /// Signals that the peer is ready.
     pub(crate) fn announce(&self) {
         self.word(READY_LINE).store(1, Ordering::Release);
     }

@@ -17,7 +17,6 @@ pub(crate) const BOUNCE_ROLE: &str = "bounce";
 pub(crate) const ANSWER_ROLE: &str = "answer";
 const REQUEST: usize = 0;
 const REPLY: usize = 2;
-/// The request that stops the peer.
 const STOP: u64 = u64::MAX;
 /// Most spins of a wait, about a second. After that the peer died or lost its core.
 const SPINS_MAX: u64 = 1 << 30;
@@ -33,7 +32,6 @@ fn spin_until(word: &AtomicU64, value: u64) -> bool {
     false
 }
 
-/// Runs one repetition of P1: both sides write one line.
 pub(crate) fn one_line(
     clock: Clock,
     far: usize,
@@ -42,7 +40,6 @@ pub(crate) fn one_line(
     round_trip(clock, far, round_trips, BOUNCE_ROLE, REQUEST)
 }
 
-/// Runs one repetition of P: a line in each direction.
 pub(crate) fn two_lines(
     clock: Clock,
     far: usize,

@@ -23,7 +23,6 @@ impl Recorder {
         self.ticks.push((begin, end));
     }
 
-    /// Discards all samples, for example those of a warm-up.
     pub(crate) fn clear(&mut self) {
         self.ticks.clear();
     }
@@ -131,7 +130,6 @@ pub(crate) struct Summary {
 }
 
 impl Summary {
-    /// Returns the medians of each percentile.
     pub(crate) fn of_latencies(repetitions: &[Percentiles]) -> Self {
         let take = |of: fn(&Percentiles) -> f64| repetitions.iter().map(of).collect::<Vec<_>>();
         let (p50, spread) = median(take(|p| p.p50));
@@ -146,7 +144,6 @@ impl Summary {
         }
     }
 
-    /// Returns the medians of each percentile and of each ratio.
     pub(crate) fn of_paired(repetitions: &[Paired]) -> Self {
         let percentiles: Vec<Percentiles> = repetitions.iter().map(|r| r.percentiles).collect();
         Self {

@@ -117,7 +117,6 @@ impl Laxityd {
         text.lines().rev().take(3).collect::<Vec<_>>().join(" / ")
     }
 
-    /// Attaches a client that is scheduled by the daemon.
     pub(crate) fn attach(&self, name: &str) -> Result<Client, BenchError> {
         attach(self.socket(), name)
             .map_err(|error| BenchError::Process(format!("laxityd says: {}: {error}", self.log())))

@@ -12,7 +12,6 @@ use crate::hotpath::flow;
 use crate::sample::{Recorder, Summary};
 use crate::service::{Laxityd, Port};
 
-/// Pause after which the daemon sleeps in any case.
 const NAP: Duration = Duration::from_millis(12);
 const NAPS: usize = 60;
 /// Clients that are attached and silent while the idle daemon is measured.

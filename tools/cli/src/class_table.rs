@@ -124,7 +124,6 @@ pub(crate) struct Layers {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Rules {
     pub(crate) dscp: [u8; Stage::ALL.len()],
-    /// Service level by [`Stage::index`], where the operator named one.
     pub(crate) service_level: [Option<u8>; Stage::ALL.len()],
     pub(crate) marking: Option<Marking>,
     pub(crate) treatments: Treatments,

@@ -109,7 +109,6 @@ struct Row<'a> {
     name: &'a str,
     library: &'a str,
     stage: &'static str,
-    /// The value that it gets or keeps.
     value: Option<String>,
     outcome: &'static str,
     why: &'a str,
@@ -123,7 +122,6 @@ struct Row<'a> {
 /// The classes of a job, and where they come from.
 pub(crate) struct Classes {
     pub(crate) settings: Vec<Setting>,
-    /// Where the values come from.
     pub(crate) origin: &'static str,
 }
 

@@ -16,7 +16,6 @@ use self::client::Coordinator;
 use self::error::ClusterError;
 use crate::external;
 
-/// Help text after the options of `laxity cluster`.
 pub(crate) const HELP: &str = "\
 Every command except `load` asks one coordinator: the one that --endpoint or $LAXITY_COORDINATOR \
 names, by default http://127.0.0.1:7471. The answer is a table, or JSON with --json. In JSON, ids \

@@ -46,7 +46,6 @@ pub(crate) struct ReportArgs {
 struct Report {
     minutes: u64,
     mode: String,
-    /// Requests that are pruned now.
     pruned_requests: u64,
     ports: Vec<PortReport>,
 }

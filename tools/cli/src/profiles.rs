@@ -11,7 +11,6 @@ use thiserror::Error;
 pub(crate) enum ProfilesError {
     #[error(transparent)]
     Profile(#[from] ProfileError),
-    /// Some profiles of the list are broken; a line for each.
     #[error("{0}")]
     Broken(String),
     /// The list could not be printed.

@@ -41,7 +41,6 @@ Run it as root, so that the journal and the control socket can be read.";
 const PROGRAM_MAX: Duration = Duration::from_secs(20);
 /// Most bytes of one file in the archive. Of more, the end is kept.
 const PART_BYTES_MAX: usize = 16 << 20;
-/// Lines of the journal of each unit.
 const JOURNAL_LINES: &str = "5000";
 
 /// Arguments of `laxity support-bundle`.

@@ -264,7 +264,6 @@ fn sonic(plan: &Plan, ports: &[String]) -> Value {
     tables
 }
 
-/// Returns NVUE commands, which change the profile of all ports.
 fn cumulus(plan: &Plan) -> String {
     let mut text = String::from("nv set qos mapping default-global trust l3\n");
     for queue in &plan.0 {
@@ -324,7 +323,6 @@ fn arista(plan: &Plan, ports: &[String]) -> String {
     text
 }
 
-/// Returns a line for each queue, the highest first.
 fn generic(plan: &Plan) -> String {
     let mut text = String::new();
     for queue in &plan.0 {

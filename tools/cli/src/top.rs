@@ -76,7 +76,6 @@ struct Top {
     filter: String,
     typing: bool,
     selected: usize,
-    /// The key of the row whose details are shown.
     detail: Option<String>,
     paused: bool,
     interval_s: u64,
@@ -106,7 +105,6 @@ impl Top {
         }
     }
 
-    /// Takes an answer of the daemon, `elapsed` after the last one.
     fn take(&mut self, answer: Result<Status, ControlError>, elapsed: Duration) {
         match answer {
             Ok(status) => {

@@ -99,7 +99,6 @@ struct NicReport {
     priorities: Vec<PriorityRow>,
     /// CNPs that this NIC sent, because what it received was marked.
     cnp_sent: Option<u64>,
-    /// CNPs by which others slowed this NIC down.
     cnp_handled: Option<u64>,
 }
 

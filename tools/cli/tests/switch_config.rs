@@ -17,7 +17,6 @@ fn switch_config(arguments: &[&str]) -> Output {
 /// What a switch does, as read from its configuration.
 #[derive(Debug, Default, PartialEq)]
 struct Switch {
-    /// The queue of each DSCP.
     queue_of_dscp: BTreeMap<u8, u8>,
     /// The weight of each queue. `None`: strict priority.
     weight: BTreeMap<u8, Option<u32>>,

@@ -14,7 +14,6 @@ use laxity_cli::table::table;
 
 use crate::error::CommandError;
 
-/// Text after the options in `--help`.
 pub(crate) const HELP: &str = "\
 The first call makes a CA in the folder (ca.crt, ca.key). Every call makes a certificate and a key \
 for each name, signed by that CA. If one of the files exists already, nothing is made. Only the \

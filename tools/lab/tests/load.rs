@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The coordinator that a load starts is the one beside `laxity`.
 fn coordinator() -> PathBuf {
     let laxity = Path::new(env!("CARGO_BIN_EXE_laxity-lab"));
     let beside = laxity.with_file_name("laxity-coordinator");
@@ -23,7 +22,6 @@ struct Load {
     child: Child,
     /// What it says goes to files: a coordinator that outlived it would keep a pipe open.
     said: tempfile::TempDir,
-    /// Where temporary files go.
     folder: tempfile::TempDir,
 }
 

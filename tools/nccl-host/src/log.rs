@@ -6,7 +6,6 @@ use std::ffi::{CStr, c_char, c_int};
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Largest number of lines that are kept.
 const LINES_MAX: usize = 256;
 const SHOWN_MAX: usize = 3;
 const WARN: c_int = 2;
@@ -40,7 +39,6 @@ pub(crate) fn warnings() -> String {
     })
 }
 
-/// Logs a problem that no error can report.
 pub(crate) fn note(text: String) {
     keep(LogLine { warns: true, text });
 }

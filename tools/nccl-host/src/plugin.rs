@@ -13,7 +13,6 @@ use crate::error::{HostError, checked};
 use crate::log::{self, text_of};
 
 unsafe extern "C" {
-    /// The logger that `logger.c` defines.
     fn laxity_nccl_host_logger(
         level: c_int,
         subsystems: std::ffi::c_ulong,

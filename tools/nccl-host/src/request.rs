@@ -48,7 +48,6 @@ pub(crate) fn take(comm: &Rc<Comm>, mut region: Region, len: usize) -> Result<Me
     region.memory.take().ok_or(HostError::Misuse("the region has no memory"))
 }
 
-/// Returns the attempt that `isend` or `irecv` made with `memory`.
 pub(crate) fn started(
     comm: &Rc<Comm>,
     function: &'static str,

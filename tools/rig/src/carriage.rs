@@ -62,11 +62,9 @@ fn report_path(folder: &Path, host: usize) -> std::path::PathBuf {
 pub struct Carriage {
     /// Bytes that engines gave to the plugin, including the lengths of parcels.
     pub payload_bytes: u64,
-    /// Messages that engines gave to the plugin.
     pub messages: u64,
     /// Times that the plugin answered "not now" to a message.
     pub refusals: u64,
-    /// Bytes that the plugin sent, by stage and DSCP.
     pub sent_bytes: BTreeMap<String, BTreeMap<u8, u64>>,
     /// Messages that the plugin deferred until a permit came.
     pub deferred: u64,
@@ -76,9 +74,7 @@ pub struct Carriage {
     pub overdue: u64,
     /// Daemons that had a client with the plugin's name at the end.
     pub clients: u32,
-    /// Bytes that the plugins' clients submitted to the daemons.
     pub submitted_bytes: u64,
-    /// Bytes that the daemons permitted for stage 2, by DSCP.
     pub permitted_bytes: BTreeMap<u8, u64>,
 }
 

@@ -47,7 +47,6 @@ fn bound_buffers(bytes: u32) -> bool {
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Job {
-    /// Bound the buffers of all sockets that this host opens later.
     Buffers(u32),
     /// Wait until the endpoint answers.
     Await,
@@ -95,7 +94,6 @@ pub struct Answer {
     pub error: Option<String>,
 }
 
-/// A line that a client writes.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Said {
     /// Whether the kernel accepted the buffer size.
@@ -181,7 +179,6 @@ fn request(method: Method, path: &str) -> hyper::http::request::Builder {
     Request::builder().method(method).uri(path).header(header::HOST, ENDPOINT.to_string())
 }
 
-/// Returns the whole body of a response.
 async fn text_of(body: Incoming) -> Result<String, RequestError> {
     let body = body.collect().await.map_err(RequestError::Http)?.to_bytes();
     Ok(String::from_utf8_lossy(&body).into_owned())

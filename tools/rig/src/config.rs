@@ -50,14 +50,12 @@ pub enum Collectives {
     NcclPlugin,
 }
 
-/// The engine that makes the traffic.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Engine {
     /// `laxity-engine` with a timed model, which only takes the time of computing.
     #[default]
     Timed,
-    /// `laxity-engine` with a model that it computes.
     Real,
     Vllm,
 }
@@ -75,14 +73,12 @@ impl Engine {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct LabConfig {
-    /// The engine that makes the traffic.
     pub engine: Engine,
     /// Names of the policies, which run one after another on the same arrivals. `none` runs without
     /// a daemon. Other names are passed to `laxityd`.
     pub policies: Vec<String>,
     pub seed: u64,
     pub workload: WorkloadSource,
-    /// Time over which requests arrive, in s.
     pub duration_s: f64,
     /// Time after the last arrival until unfinished requests count as missed, in s.
     pub drain_s: f64,
@@ -91,7 +87,6 @@ pub struct LabConfig {
     pub load: f64,
     /// Arrival rate over all units, in requests per second.
     pub requests_per_second: Option<f64>,
-    /// Multiple of a request's contention-free TTFT that is its objective.
     pub slo_scale: f64,
     pub units: usize,
     pub ranks: usize,
@@ -109,7 +104,6 @@ pub struct LabConfig {
     pub collectives: Collectives,
     /// Path of the NCCL net plugin. By default next to this program, or where it is installed.
     pub nccl_plugin: Option<PathBuf>,
-    /// Most bytes that one permit of a daemon covers.
     pub chunk_bytes: u64,
     pub window_bytes: u64,
     /// Most bytes that a daemon's port has in flight to one peer under `laxity`, 0 for no bound.
@@ -209,17 +203,13 @@ impl Default for LabConfig {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ModelConfig {
-    /// Number of layers, after merging.
     pub layers: u16,
     /// Compute time of a layer that does not depend on the tokens, because weights are read, in µs.
     pub layer_base_us: f64,
-    /// Compute time of a layer for each new token, in µs.
     pub layer_token_us: f64,
     /// Most new tokens in one batch of a unit. A longer request runs alone.
     pub batch_tokens: u32,
-    /// Number of new tokens for which `comm_share` holds.
     pub reference_tokens: u32,
-    /// Share of an uncontended layer of `reference_tokens` tokens that collectives take.
     pub comm_share: f64,
     pub collective_to_kv: f64,
 }
@@ -323,12 +313,10 @@ pub struct Scaling {
     /// Bytes that a rank sends to all its peers together for each new token of the batch, in one
     /// all-to-all phase of a layer.
     pub collective_bytes_per_token: f64,
-    /// KV bytes that one rank holds per token at one layer.
     pub kv_bytes_per_token: f64,
     pub layers: u16,
     /// Compute time of a layer that does not depend on the tokens, in µs.
     pub layer_base_us: f64,
-    /// Compute time of a layer for each new token, in µs.
     pub layer_token_us: f64,
     pub ranks: usize,
 }

@@ -394,7 +394,6 @@ impl Lab<'_> {
         Ok(record)
     }
 
-    /// Plays each request at its arrival time.
     fn together(&self, run: &mut Run<'_>, engines: &mut Engines) -> Result<RunRecord, LabError> {
         let config = &self.spec.config;
         let mut record = RunRecord { begin_ns: clock_ns()? + LEAD_NS, ..RunRecord::default() };
@@ -466,7 +465,6 @@ fn children_cpu_s() -> f64 {
     seconds(usage.user_time()) + seconds(usage.system_time())
 }
 
-/// Returns the time that the machine's processors were busy, in jiffies.
 fn busy_jiffies() -> u64 {
     let stat = fs::read_to_string("/proc/stat").unwrap_or_default();
     let Some(line) = stat.lines().next() else {

@@ -23,20 +23,13 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CoordinatorRecord {
     pub killed: bool,
-    /// Daemons that followed a cluster order at the end.
     pub following: u32,
-    /// Cluster orders that were applied.
     pub orders: u64,
-    /// Cluster orders that were refused or dropped.
     pub refused_orders: u64,
-    /// Reports that the daemons sent.
     pub reports: u64,
     /// Events that the coordinator refused.
     pub refused_events: u64,
-    /// Fetches that the coordinator could order
-    /// ([`LabConfig::reads`](crate::config::LabConfig::reads)).
     pub fetches: u64,
-    /// Fetches that were held.
     pub fetches_held: u64,
     /// Fetches that started without a fetch token after the longest allowed wait.
     pub fetches_ahead: u64,

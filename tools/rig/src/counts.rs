@@ -6,7 +6,6 @@ use serde::{Deserialize, Serialize};
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Counts {
-    /// Bytes that were sent, by stage and DSCP.
     pub stage_bytes: BTreeMap<String, BTreeMap<u8, u64>>,
     /// All other counters, summed over their labels, by name without the prefix `laxity_engine_`.
     /// Counters that vLLM exports begin with `vllm:` or `laxity:`, and those of a daemon with

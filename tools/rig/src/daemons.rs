@@ -28,7 +28,6 @@ const STOP_WITHIN: Duration = Duration::from_secs(2);
 /// Slots of a lane. It is large because a holder of hot prefixes has many flows waiting at once.
 pub const LANE_SLOTS: u32 = 1024;
 
-/// Returns the socket on which a host's daemon takes clients.
 pub fn daemon_socket(folder: &Path, host: usize) -> PathBuf {
     folder.join(format!("laxityd{host}.sock"))
 }
@@ -37,7 +36,6 @@ pub fn control_socket(folder: &Path, host: usize) -> PathBuf {
     folder.join(format!("control{host}.sock"))
 }
 
-/// Longest time that a daemon may take to answer.
 const ANSWER_WITHIN: Duration = Duration::from_secs(2);
 
 /// Returns the status of a host's daemon, or `None` if it doesn't answer.

@@ -39,14 +39,8 @@ pub enum LabError {
     /// A program failed, or did not do its part.
     #[error("{program} {how}")]
     Program { program: String, how: String },
-    /// One of two programs that talk to each other failed.
     #[error("{active}\nits peer: {passive}")]
-    Pair {
-        /// The program that begins.
-        active: Box<TaskReport>,
-        /// The program that answers.
-        passive: Box<TaskReport>,
-    },
+    Pair { active: Box<TaskReport>, passive: Box<TaskReport> },
     #[error(transparent)]
     Task(#[from] TaskError),
     /// The daemon did not tell its status.
@@ -80,7 +74,6 @@ pub enum LabError {
     Json(#[from] serde_json::Error),
     #[error(transparent)]
     Toml(#[from] toml::ser::Error),
-    /// A step that the reader knows by name failed.
     #[error("{step}: {cause}")]
     Step {
         /// The step, and what helps if it fails.

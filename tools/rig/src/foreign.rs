@@ -21,9 +21,7 @@ use crate::sandbox;
 
 /// The UDP port of senders, which read nothing: what arrives there is dropped.
 const PORT: u16 = 7900;
-/// Bytes of a datagram, which fits a frame of the lab.
 const DATAGRAM_BYTES: usize = 8_800;
-/// Bytes that the headers of Ethernet, IP and UDP add.
 const HEADER_BYTES: usize = 14 + 20 + 8;
 const TICK: Duration = Duration::from_millis(1);
 /// Most that a sender makes up for after it was not run.
@@ -53,7 +51,6 @@ pub struct Foreign {
     before: (Instant, Vec<u64>),
 }
 
-/// Returns the egress port of each host's daemon that answers.
 fn egress(hosts: usize, folder: &Path) -> Vec<PortStatus> {
     let of_host = |host| {
         let ports = status(folder, host)?.ports;

@@ -15,17 +15,14 @@ use crate::daemons;
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Ledger {
-    /// Bytes that the connector moved.
     pub moved_bytes: u64,
     /// Bytes that the connector moved for the same requests when each was alone.
     pub alone_bytes: u64,
     pub transfers: u64,
-    /// Transfers of the connector that failed.
     pub failed_transfers: u64,
     /// Requests whose KV expired because nobody fetched it.
     pub expired: u64,
     pub transfer_ms: f64,
-    /// Mean time in which a transfer was posted, in ms.
     pub post_ms: f64,
     /// Mean time of a transfer from when it was asked for until its permit, in ms. 0 without a
     /// daemon.
@@ -33,13 +30,9 @@ pub struct Ledger {
     /// Mean time from when a transfer was posted until the connector saw that it was complete, in
     /// ms. 0 without a daemon.
     pub network_ms: f64,
-    /// Bytes that clients submitted to the daemons.
     pub submitted_bytes: u64,
-    /// Bytes that the daemons permitted.
     pub permitted_bytes: u64,
-    /// Bytes that clients reported as completed.
     pub completed_bytes: u64,
-    /// Bytes that clients reported to have sent unscheduled.
     pub bypassed_bytes: u64,
 }
 
@@ -84,7 +77,6 @@ impl Ledger {
     }
 }
 
-/// Returns the bytes that vLLM's connector moved.
 pub fn moved(counts: &Counts) -> u64 {
     counts.get("vllm:nixl_bytes_transferred_sum") as u64
 }

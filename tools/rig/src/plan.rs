@@ -26,13 +26,10 @@ use crate::workload::{self, AGENT, CONVERSATION, Request, Synthetic};
 pub struct Asked {
     /// Number of the request, from 1, in order of arrival.
     pub id: u64,
-    /// Arrival time, in ns after the start.
     pub arrival_ns: u64,
     pub tokens: u32,
-    /// Leading tokens that belong to the shared prefix.
     pub reused: u32,
     pub prefix: u64,
-    /// The decode host that gets the request.
     pub decode: usize,
     /// Where the request is computed, if the lab decides it.
     #[serde(default)]
@@ -42,9 +39,7 @@ pub struct Asked {
 /// Where a request is computed, and its TTFT alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Placed {
-    /// The prefill host that computes the prompt.
     pub host: usize,
-    /// Leading tokens whose KV comes from another host.
     pub fetched: u32,
     pub ideal_ns: u64,
 }
@@ -157,7 +152,6 @@ fn requests(config: &LabConfig) -> Result<(Vec<Request>, Option<Fitting>), LabEr
     Ok((requests, fitting))
 }
 
-/// Returns the unit that holds each prefix.
 fn place_prefixes(requests: &[Request], units: usize, victim_share: f64) -> HashMap<u64, usize> {
     let mut reused: BTreeMap<u64, u64> = BTreeMap::new();
     for request in requests {
@@ -196,7 +190,6 @@ fn rate_for_load(config: &LabConfig, sample: &[Request]) -> f64 {
     config.load * config.units as f64 * count / busy_s(config, sample).max(1e-9)
 }
 
-/// Returns the load that the requests of the configured duration offer.
 pub fn offered_load(config: &LabConfig, requests: &[Request]) -> f64 {
     busy_s(config, requests) / (config.units as f64 * config.duration_s)
 }

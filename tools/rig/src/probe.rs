@@ -64,7 +64,6 @@ impl fmt::Display for Lack {
     }
 }
 
-/// Everything that this machine lacks to run the lab.
 #[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
 #[error("this machine cannot run the \
     lab{}", .0.iter().fold(String::new(), |text, lack| format!("{text}\n  - {lack}")))]
@@ -179,7 +178,6 @@ fn plugin_folders() -> Vec<PathBuf> {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Findings {
     pub found: Vec<(&'static str, PathBuf)>,
-    /// Things that are lacking.
     pub lacks: Vec<Lack>,
 }
 
@@ -271,7 +269,6 @@ pub fn findings(config: &LabConfig) -> Findings {
     findings
 }
 
-/// Returns the programs that a run needs.
 pub fn find(config: &LabConfig) -> Result<Tools, CannotRun> {
     let findings = findings(config);
     let path = |name| findings.found.iter().find(|(n, _)| *n == name).map(|(_, path)| path.clone());
@@ -310,7 +307,6 @@ fn probe_kernel(tools: &Tools) -> Vec<Lack> {
     })
 }
 
-/// *probe*: tries each feature and prints what is lacking.
 pub fn try_all() -> Result<(), LabError> {
     let tools: Tools = serde_json::from_reader(std::io::stdin())?;
     let lacks = match sandbox::leave(CloneFlags::empty()) {

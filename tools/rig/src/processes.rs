@@ -64,7 +64,6 @@ impl Heard {
 /// Running clients, at most one per host. Dropping this kills them.
 pub struct Clients {
     clients: Vec<Client>,
-    /// Messages from all clients, each with the index of its client.
     heard: Receiver<(usize, Heard)>,
 }
 
@@ -176,7 +175,6 @@ impl Engines {
         Ok(engines)
     }
 
-    /// Starts vLLM at each host.
     fn start_vllm(
         &mut self,
         config: &LabConfig,
@@ -196,7 +194,6 @@ impl Engines {
         Ok(())
     }
 
-    /// Starts `laxity-engine` at each host.
     fn start_own(
         &mut self,
         config: &LabConfig,
@@ -247,7 +244,6 @@ impl Engines {
         self.folder.join(format!("engine{host}.log"))
     }
 
-    /// Checks that all engines are running.
     pub fn check(&mut self) -> Result<(), LabError> {
         for Process { host, child, log } in &mut self.processes {
             if let Some(status) =
@@ -260,7 +256,6 @@ impl Engines {
         Ok(())
     }
 
-    /// Starts a client with its job on each given host.
     pub fn clients(
         &self,
         jobs: impl IntoIterator<Item = (usize, Job)>,
@@ -364,7 +359,6 @@ impl Engines {
         }
     }
 
-    /// Returns the counters of each engine.
     pub fn counts(&mut self) -> Result<Vec<Counts>, LabError> {
         let hosts: Vec<usize> = (0..self.hosts).collect();
         let said = self.each(&hosts, &Job::Metrics, ANSWER_WITHIN)?;

@@ -15,7 +15,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::{Collectives, Engine, InvalidLab, LabConfig};
 
-/// The device that computes the model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Device {
@@ -31,7 +30,6 @@ pub enum Device {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ServingConfig {
-    /// The device that computes the model.
     pub device: Device,
     /// Threads of a process that compute. Threads that send and receive are extra.
     pub threads: usize,
@@ -43,20 +41,15 @@ pub struct ServingConfig {
     pub ffn: usize,
     pub vocab: usize,
     pub experts: usize,
-    /// Number of experts for each token.
     pub experts_per_token: usize,
-    /// Seed from which the weights are drawn.
     pub weights_seed: u64,
-    /// Number of KV cache blocks of each process.
     pub kv_blocks: u32,
     pub block_tokens: u32,
     pub chunk_tokens: u32,
-    /// The engine's policy that orders requests.
     pub order: Policy,
     /// Mean tokens of a prompt of the conversation workload. Other workloads keep their ratio to
     /// it.
     pub tokens_mean: f64,
-    /// Number of prefixes that the requests of built-in workloads share.
     pub prefixes: u32,
     pub output_tokens: u32,
     /// Time without a sign of life after which a daemon counts as gone, in ms.
@@ -93,7 +86,6 @@ impl Default for ServingConfig {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct TimedConfig {
-    /// The engine's policy that orders requests.
     pub order: Policy,
     /// Number of KV cache blocks of each process, with 16 tokens each.
     pub kv_blocks: u32,
@@ -172,7 +164,6 @@ impl LabConfig {
         Self { timed: Some(TimedConfig::default()), ..Self::default() }
     }
 
-    /// Returns the model that the engine serves.
     pub fn serving(&self) -> ServingConfig {
         match self.engine {
             Engine::Timed => {}

@@ -48,7 +48,6 @@ pub struct Recorded {
     pub blocks: Vec<u64>,
 }
 
-/// Most bytes that are read from a recording, after unpacking.
 const BYTES_MAX: u64 = 1 << 30;
 /// Most bytes of a line of a recording. Real ones have about 60 kB.
 const LINE_BYTES_MAX: u64 = 16 << 20;
@@ -63,11 +62,8 @@ pub struct Fitting {
     pub recorded: usize,
     /// Number of requests that only warmed the prefix cache up.
     pub warm_up: usize,
-    /// Factor by which prompt lengths were multiplied.
     pub token_factor: f64,
-    /// Factor by which arrival times were multiplied.
     pub time_factor: f64,
-    /// Number of requests whose prompt was clipped to the longest allowed.
     pub clipped: usize,
 }
 

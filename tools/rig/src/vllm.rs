@@ -38,11 +38,8 @@ use crate::sandbox;
 
 pub use config::VllmConfig;
 
-/// The program that writes the model.
 const MAKE_MODEL: &str = include_str!("vllm/make_model.py");
 const FRONT_DOOR: &str = include_str!("vllm/front_door.py");
-
-/// Environment variable with the path of the Python that has vLLM.
 pub const PYTHON_VARIABLE: &str = "LAXITY_VLLM_PYTHON";
 
 /// Ending of the names of policies under which the connector gives no hints.
@@ -174,7 +171,6 @@ impl<'a> Vllm<'a> {
         host < self.config.units * self.config.ranks
     }
 
-    /// Returns the arguments of Python that start vLLM at a host.
     fn engine(&self, host: usize) -> Vec<OsString> {
         let prefills = self.prefills(host);
         let port = if prefills { ENDPOINT.port() } else { BEHIND_PORT };
@@ -221,7 +217,6 @@ impl<'a> Vllm<'a> {
         })
     }
 
-    /// Returns the arguments of Python that start the front door.
     fn door(&self) -> Vec<OsString> {
         let prefill = 0..self.config.units * self.config.ranks;
         let mut arguments = vec![self.folder.join("front_door.py").into()];

@@ -15,7 +15,6 @@ use serde::{Deserialize, Serialize};
 /// One prompt, without a placement.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Request {
-    /// Arrival time, in seconds after the start of the run.
     pub arrival_s: f64,
     pub tokens: u32,
     /// Leading tokens whose KV cache exists on some host already. Less than `tokens`.
@@ -25,7 +24,6 @@ pub struct Request {
 }
 
 impl Request {
-    /// Returns the tokens that have to be computed.
     pub fn new_tokens(&self) -> u32 {
         self.tokens - self.reused
     }
@@ -36,7 +34,6 @@ pub struct Synthetic {
     pub tokens_mean: f64,
     /// Standard deviation of the logarithm of the length. A larger one gives a heavier tail.
     pub tokens_sigma: f64,
-    /// Share of all tokens that is reusable.
     pub reuse: f64,
     pub prefixes: u32,
     pub zipf: f64,
@@ -116,7 +113,6 @@ pub fn digest(requests: &[Request]) -> String {
 pub struct Statistics {
     pub requests: usize,
     pub tokens_mean: f64,
-    /// Share of all tokens that was reusable.
     pub reuse: f64,
     /// Mean arrival rate, in requests per second.
     pub requests_per_s: f64,

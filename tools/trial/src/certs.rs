@@ -25,7 +25,6 @@ use x509_parser::prelude::{FromDer, X509Certificate};
 
 /// Default validity of certificates, in days.
 pub const DAYS_DEFAULT: u32 = 365;
-/// Longest validity that can be chosen, in days.
 pub const DAYS_MAX: u32 = 36_500;
 /// Shortest validity of a CA in days, so that certificates can be added later.
 const CA_DAYS: u32 = 3650;
@@ -36,7 +35,6 @@ const DAY_S: u64 = 24 * 60 * 60;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Subject {
     Daemon(String),
-    /// A person or tool that may read.
     Viewer(String),
     /// A person or tool that may read and change.
     Operator(String),
@@ -121,7 +119,6 @@ fn unwritable(path: &Path) -> impl Fn(io::Error) -> CertsError {
     move |cause| CertsError::File { path: path.clone(), cause }
 }
 
-/// A certificate that was created.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Made {
     /// The holder. None for the CA.
@@ -253,7 +250,6 @@ struct Pem {
     key: String,
 }
 
-/// A CA that can sign certificates.
 struct Authority {
     issuer: Issuer<'static, KeyPair>,
     until_s: i64,

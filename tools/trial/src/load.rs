@@ -34,7 +34,6 @@ const RATE_BYTES_PER_S: u64 = 50_000_000_000;
 const TICK: Duration = Duration::from_millis(1);
 /// Longest wait until all daemons have their first order.
 const SETTLE_MAX: Duration = Duration::from_secs(60);
-/// Connections that are opened in parallel.
 const CONNECT_AT_ONCE: usize = 64;
 
 #[derive(Clone, Debug)]
@@ -43,7 +42,6 @@ pub struct LoadPlan {
     pub batches: usize,
     /// Batch events (arrivals and departures) per second.
     pub events_per_s: f64,
-    /// Duration of the measurement, after the setup.
     pub duration: Duration,
 }
 
@@ -133,7 +131,6 @@ fn hello(nth: usize) -> Hello {
     }
 }
 
-/// Makes the load and measures.
 pub fn run(plan: &LoadPlan) -> Result<LoadReport, LoadError> {
     if plan.daemons == 0 || plan.batches == 0 {
         return Err(LoadError::Plan("at least one daemon and one batch".into()));
@@ -203,7 +200,6 @@ async fn settle(plan: &LoadPlan, daemons: &[Daemon]) -> Result<(), String> {
     Ok(())
 }
 
-/// Returns the daemon that owns a batch.
 fn owner(batch: u64, daemons: usize) -> usize {
     batch as usize % daemons
 }

@@ -13,7 +13,6 @@ use tonic::{Response, Status};
 
 use super::error::{ClusterError, SETTINGS};
 
-/// Environment variable that names the coordinator, as `--endpoint` does.
 const ENDPOINT_ENV: &str = "LAXITY_COORDINATOR";
 /// The endpoint of a coordinator with the default configuration.
 const ENDPOINT_DEFAULT: &str = "http://127.0.0.1:7471";

@@ -89,7 +89,6 @@ pub(crate) enum ClusterError {
 }
 
 impl ClusterError {
-    /// Makes the error of a request that was answered by `status`.
     pub(super) fn answered(status: &Status) -> Self {
         if status.source().is_some() {
             return Self::cut(status);

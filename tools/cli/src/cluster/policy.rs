@@ -134,7 +134,6 @@ fn set(args: &SetArgs) -> Result<(), ClusterError> {
     }
 }
 
-/// Sets the field of `change` that `key=value` names.
 fn apply(change: &mut Policy, text: &str) -> Result<(), String> {
     const KEYS: &str = "policy, drop_budget, debounce, rank_margin, correction_permille, \
         fetches_per_port, fetch_lease";

@@ -86,7 +86,6 @@ fn port_name(port: &PortStatus) -> String {
     format!("{} {}", clean(&port.port), direction(port.direction))
 }
 
-/// Returns a table with one line for each host.
 pub(crate) fn hosts(told: &ListHostsResponse) -> String {
     let connected = told.hosts.iter().filter(|host| host.connected).count();
     let headline = format!(

@@ -10,7 +10,6 @@ use crate::cluster::error::ClusterError;
 
 /// A clock that differs by more than this, in seconds, makes logs and certificates misleading.
 const CLOCK_S_MAX: f64 = 1.0;
-/// Most hosts that a finding names.
 const NAMES_MAX: usize = 8;
 
 /// Asks the coordinator, and compares its hosts with each other and with those in `expect`.

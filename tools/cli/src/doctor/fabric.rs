@@ -244,7 +244,6 @@ pub(crate) fn forced(root: &Root, port: &Port) -> Option<u8> {
     root.text(&forced_file(port)).and_then(|text| number_in(&text))
 }
 
-/// Checks for settings that force one class on all traffic.
 pub(crate) fn forced_class(root: &Root, ports: &[Port]) -> Vec<Finding> {
     let mut findings = Vec::new();
     for port in ports {

@@ -63,7 +63,6 @@ fn trust(interface: &str, settings: &Settings) -> Finding {
         ))
 }
 
-/// Shows on which priorities PFC and ECN hold.
 fn lossless(map: &PriorityMap) -> Finding {
     let list = |mask: u8| {
         let on: Vec<String> =
@@ -81,7 +80,6 @@ fn lossless(map: &PriorityMap) -> Finding {
     )
 }
 
-/// Checks the way of each level through the NIC.
 fn levels(map: &PriorityMap, levels: &[Level], marking: &str) -> Vec<Finding> {
     if map.trust != Some(Trust::Dscp) || map.priority_of_dscp.is_none() || levels.is_empty() {
         return Vec::new();

@@ -7,7 +7,6 @@ use super::root::Root;
 /// Limit below which an engine's KV cache can't be registered, in bytes. Most hosts with RDMA NICs
 /// have no limit.
 const ENOUGH_BYTES: u64 = 16 << 30;
-/// The number of `CAP_IPC_LOCK`, which lifts the limit.
 const CAP_IPC_LOCK: u32 = 14;
 
 /// Checks RLIMIT_MEMLOCK of this shell, of processes that use RDMA, and of later ones.

@@ -84,7 +84,6 @@ pub(crate) struct Row {
     /// Whether this user may look into it. If not, only the first fields and its queue pairs are
     /// known.
     pub(crate) readable: bool,
-    /// The RDMA devices that it has open.
     pub(crate) devices: Vec<String>,
     pub(crate) libraries: Vec<String>,
     /// Numbers of queue pairs by type, as far as the kernel knows them.
@@ -264,7 +263,6 @@ fn counters(sources: &Sources<'_>, ports: &[&Port]) -> Option<String> {
     Some(found.join(", "))
 }
 
-/// Reports paths that no verbs library sees.
 pub(crate) fn bypasses(rows: &[Row]) -> Vec<Finding> {
     let of_row = |row: &Row| {
         let about = format!("{} ({})", row.pid, row.name);
@@ -296,7 +294,6 @@ pub(crate) fn bypasses(rows: &[Row]) -> Vec<Finding> {
     rows.iter().flat_map(of_row).collect()
 }
 
-/// Most unreadable processes that are named.
 const UNREADABLE_SHOWN_MAX: usize = 5;
 
 pub(crate) fn page(rows: &[Row]) -> String {

@@ -61,7 +61,6 @@ impl DataPath {
     }
 }
 
-/// The Python package, which wraps NIXL and Mooncake.
 const PACKAGE: &str = "the Python package laxity";
 
 pub(crate) fn data_paths(process: &Process) -> Vec<DataPath> {
@@ -81,7 +80,6 @@ fn can_verbs(process: &Process) -> bool {
     process.uses_rdma || process.has("libibverbs")
 }
 
-/// Returns the path of a library that posts with a CPU.
 fn posted(process: &Process, library: &str) -> DataPath {
     match process.nic {
         Nic::Efa => DataPath::new(PathKind::Efa, library, false),
@@ -164,7 +162,6 @@ fn nvshmem(process: &Process) -> Vec<DataPath> {
     paths
 }
 
-/// UCX, and NIXL with the library that it moves data with.
 fn ucx_and_nixl(process: &Process) -> Vec<DataPath> {
     let ucx = ucx(process);
     if !process.has("libnixl") {

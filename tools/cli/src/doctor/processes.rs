@@ -33,7 +33,6 @@ const LIBRARIES: [&str; 16] = [
     "nvshmem_transport_",
 ];
 
-/// Variables that choose that way, besides those of [`VARIABLES`].
 const CHOICES: [&str; 8] = [
     "FI_PROVIDER",
     "LAXITY_NIXL",
@@ -60,16 +59,13 @@ pub(crate) struct Process {
     pub(crate) name: String,
     pub(crate) uses_rdma: bool,
     pub(crate) is_idle: bool,
-    /// The RDMA devices that it has open.
     pub(crate) devices: Vec<String>,
     pub(crate) nic: Nic,
     /// The files of RDMA libraries in it, from the beginning that is known.
     pub(crate) libraries: BTreeSet<String>,
     pub(crate) preloaded: bool,
     pub(crate) gin_thread: bool,
-    /// The rows of [`VARIABLES`] for the libraries that it has loaded.
     pub(crate) class_variables: Vec<&'static Variable>,
-    /// The values of [`CHOICES`] and of [`VARIABLES`] that are set.
     pub(crate) variables: BTreeMap<String, String>,
 }
 
@@ -78,7 +74,6 @@ impl Process {
         format!("{} ({})", self.pid, self.name)
     }
 
-    /// Reports whether it has a library whose file's name begins so.
     pub(crate) fn has(&self, beginning: &str) -> bool {
         self.libraries.iter().any(|file| file.starts_with(beginning))
     }

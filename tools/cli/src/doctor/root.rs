@@ -17,7 +17,6 @@ impl Root {
         Self(path.into())
     }
 
-    /// Returns the folder that is used in place of `/`.
     pub(crate) fn path(&self) -> &Path {
         &self.0
     }

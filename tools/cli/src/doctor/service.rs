@@ -152,7 +152,6 @@ pub(crate) fn registration(socket: &Path, answer: &Result<(), RegistrationError>
     })
 }
 
-/// Checks that the preload library is found.
 pub(crate) fn library(found: &Result<PathBuf, LibraryError>) -> Finding {
     match found {
         Ok(path) => Finding::ok("library", path.display().to_string()),

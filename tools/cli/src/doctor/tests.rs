@@ -16,7 +16,6 @@ use super::{classes, fabric, kernel, levels, limits, processes, service};
 mod map;
 mod priorities;
 
-/// A host that consists of files.
 struct Host {
     folder: TempDir,
 }

@@ -9,7 +9,6 @@ pub(super) struct Life {
     pub(super) flow: TracedFlow,
     pub(super) submitted_ns: u64,
     pub(super) permits: Vec<Permit>,
-    /// Bytes that are completed so far.
     pub(super) completed: u64,
     pub(super) ended: Option<Ended>,
 }

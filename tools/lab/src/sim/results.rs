@@ -40,7 +40,6 @@ impl Destinations {
         self.all().next().is_none()
     }
 
-    /// Checks that all files can be written.
     pub(super) fn check(&self) -> Result<(), SimCommandError> {
         if self.all().filter(|path| is_stdout(path)).count() > 1 {
             let why = "only one of --json, --csv, --markdown and --map can go to standard output";
@@ -119,7 +118,6 @@ impl<'a> Folder<'a> {
         self.0.join("plan.toml").is_file()
     }
 
-    /// Returns the plan that was run last.
     pub(super) fn plan(&self) -> Result<Plan, SimCommandError> {
         let path = self.0.join("plan.toml");
         if !self.has_plan() {

@@ -8,7 +8,6 @@ use crate::fabric::WireClass;
 #[error("{field}: {problem}")]
 pub struct InvalidLab {
     pub field: &'static str,
-    /// The problem, with the values that are allowed.
     pub problem: String,
 }
 

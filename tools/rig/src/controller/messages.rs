@@ -20,9 +20,7 @@ use crate::wiring::LinkRecord;
 pub struct LabSpec {
     pub config: LabConfig,
     pub asked: Vec<Asked>,
-    /// The requests that are played one by one first.
     pub alone: Vec<Asked>,
-    /// Paths of the programs that the lab runs.
     pub tools: Tools,
 }
 
@@ -32,7 +30,6 @@ pub enum Event {
     Progress {
         /// Index of the run, from 0.
         run: usize,
-        /// Requests that ended.
         finished: usize,
         /// Seconds since time zero of the run.
         elapsed_s: f64,
@@ -55,7 +52,6 @@ pub struct RunRecord {
     pub firsts: BTreeMap<u64, u64>,
     pub counts: Vec<Counts>,
     pub links: Vec<LinkRecord>,
-    /// Number of times that a daemon was restarted.
     pub daemon_restarts: u32,
     /// Counters of the NCCL plugin, if it carried exchanges.
     #[serde(default)]
@@ -69,6 +65,5 @@ pub struct RunRecord {
     pub buffers_unbounded: bool,
     /// Average number of busy processors of the machine since the clients started.
     pub busy_cores: f64,
-    /// Average number of processors that engines, clients and daemons kept busy.
     pub lab_cores: f64,
 }

@@ -16,7 +16,6 @@ use super::round::{self, Outcome};
 use super::schedule::{ROUND_FAULTS, Schedule, shrink};
 use crate::error::LabError;
 
-/// Most rounds that are played to shrink a schedule.
 const SHRINK_BUDGET: u32 = 60;
 /// Times that a smaller schedule is played before it counts as one that does not fail. Processes
 /// don't run alike twice.
@@ -31,7 +30,6 @@ pub struct Campaign {
     pub setting: Setting,
     /// File that remembers finished rounds, so that a later call goes on.
     pub state: Option<PathBuf>,
-    /// Folder for the schedules of rounds that went wrong.
     pub failures: PathBuf,
 }
 
@@ -42,7 +40,6 @@ pub struct Failure {
     pub round: u64,
     /// What was wrong when the shrunk schedule was played.
     pub violations: Vec<String>,
-    /// Faults before the schedule was shrunk.
     pub faults_before: usize,
     pub schedule: Schedule,
 }
@@ -50,26 +47,19 @@ pub struct Failure {
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Report {
     pub seed: u64,
-    /// Faults that were done.
     pub faults: u64,
     pub by_kind: BTreeMap<String, u64>,
     pub by_path: BTreeMap<String, Counts>,
-    /// Rounds that went wrong.
     pub violations: u64,
     /// The longest wait for a permit in milliseconds, apart from time in which the worker did not
     /// run.
     pub longest_stall_ms: u64,
-    /// Bytes that were compared with what they have to be.
     pub bytes_checked: u64,
-    /// Transfers that completed.
     pub transfers: u64,
-    /// Time that was spent, in seconds.
     pub seconds: f64,
-    /// Rounds that are finished.
     pub rounds: u64,
     /// Number of the first round that no job has taken. One that was cut off is not played again.
     pub next_round: u64,
-    /// The rounds that went wrong, and the files with their schedules.
     pub failures: Vec<(PathBuf, Failure)>,
 }
 

@@ -55,7 +55,6 @@ impl Setting {
         })
     }
 
-    /// Returns what is missing for paths that are left out.
     pub fn left_out(&self) -> Vec<&'static str> {
         let c = "c: needs python3 and liblaxity_client.so (cargo build -p laxity-client-c)";
         let nccl = "nccl: needs libnccl-net-laxity.so (cargo build -p laxity-nccl)";
@@ -64,7 +63,6 @@ impl Setting {
     }
 }
 
-/// A process that sends or receives.
 struct Worker {
     number: usize,
     role: Role,
@@ -103,7 +101,6 @@ fn signal(child: &Child, signal: Signal) {
 }
 
 impl<'a> Cast<'a> {
-    /// Starts the workers of all paths that this machine can run.
     pub(super) fn start(
         setting: &'a Setting,
         folder: &Path,
@@ -226,7 +223,6 @@ impl<'a> Cast<'a> {
         }
     }
 
-    /// Sends a command to a worker that knows it.
     pub(super) fn tell(&mut self, choice: u64, command: u8) {
         let knows = |worker: &&mut Worker| matches!(worker.role, Role::Client | Role::C);
         let mut all: Vec<_> = self.workers.iter_mut().filter(knows).collect();
@@ -252,7 +248,6 @@ impl<'a> Cast<'a> {
         }
     }
 
-    /// Lets all workers finish, and blames those that don't.
     pub(super) fn finish(&mut self) {
         for worker in &mut self.workers {
             if let Some(pipe) = &mut worker.child.stdin {

@@ -19,7 +19,6 @@ use super::frame::{Frame, content};
 use super::task::{FORK, LOSE_THREAD, Outlet, Plant, Starved, Task, obey};
 use crate::error::LabError;
 
-/// Time that bytes take on the wire.
 const WIRE: Duration = Duration::from_millis(2);
 /// Transfers of the queue without order that are open at once.
 const DEPTH: usize = 6;
@@ -34,11 +33,9 @@ struct Sender {
     next: u64,
     stop: Arc<AtomicBool>,
     plant: Option<Plant>,
-    /// Frames that a planted bug keeps back.
     kept: Vec<Frame>,
 }
 
-/// A transfer that is under way.
 struct Open {
     number: u64,
     ticket: Ticket,

@@ -36,7 +36,6 @@ pub(super) struct Daemon {
     pub(super) mode: &'static str,
     pub(super) window_kib: u64,
     pub(super) log_is_full: bool,
-    /// The limit of open files before [`Self::limit_descriptors`].
     limit: Option<String>,
 }
 
@@ -97,7 +96,6 @@ impl Daemon {
         fs::write(self.file(), self.text()).map_err(LabError::file("writing", &self.file()))
     }
 
-    /// Writes a configuration that is wrong in one of several ways.
     pub(super) fn break_configuration(&self, choice: u64) -> Result<(), LabError> {
         let text = self.text();
         let broken = match choice % 4 {

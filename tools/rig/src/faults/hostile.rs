@@ -19,9 +19,7 @@ use rand_chacha::ChaCha8Rng;
 
 use super::task::Task;
 
-/// A user id that no user has.
 const STRANGER: u32 = 54_321;
-/// Longest life of a hostile client that nobody kills.
 const LIFE: Duration = Duration::from_secs(3);
 const ANSWER_MAX: Duration = Duration::from_millis(200);
 

@@ -16,7 +16,6 @@ use super::frame::{Frame, content};
 use super::task::Outlet;
 use crate::error::LabError;
 
-/// Most bytes of a message, and the room of each receive.
 const MESSAGE_MAX: usize = 96 << 10;
 /// Messages that are under way at once.
 const DEPTH: usize = 4;

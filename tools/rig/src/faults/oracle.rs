@@ -18,17 +18,12 @@ pub(super) const WAIT_MAX: Duration = Duration::from_millis(500);
 
 /// Longest share of a stop of the daemon that a wait may contain: the stall timeout and one sleep.
 const STOP_EXCUSES: u64 = 125_000_000;
-
-/// The first number of queues that a fault may end early.
 const LOST_QUEUES: u32 = 1000;
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Counts {
-    /// Transfers that completed.
     pub transfers: u64,
-    /// Bytes that were compared with what they have to be.
     pub bytes: u64,
-    /// Bytes that the daemon permitted, as the clients counted them.
     pub scheduled_bytes: u64,
     /// Bytes that went out without it.
     pub bypassed_bytes: u64,
@@ -50,7 +45,6 @@ impl Counts {
 struct Queue {
     in_order: bool,
     next: u64,
-    /// Open transfers by number: bytes in all, and bytes that came.
     open: BTreeMap<u64, (u64, u64)>,
     ended: bool,
     abandoned: bool,
@@ -151,7 +145,6 @@ struct Wait {
 #[derive(Debug, Default)]
 pub(super) struct Oracle {
     queues: HashMap<(usize, u32), Queue>,
-    /// The path of each worker.
     paths: Vec<&'static str>,
     waits: Vec<Wait>,
     pub(super) violations: Vec<String>,
@@ -202,7 +195,6 @@ impl Oracle {
         self.queues.keys().any(|(of, _)| *of == worker)
     }
 
-    /// Forgets the open transfers of a worker that was killed.
     pub(super) fn killed(&mut self, worker: usize) {
         let counts = self.counts.entry(self.paths[worker].to_owned()).or_default();
         for (_, queue) in self.queues.iter_mut().filter(|((of, _), _)| *of == worker) {

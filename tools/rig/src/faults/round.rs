@@ -24,12 +24,10 @@ const FORGET_MAX: Duration = Duration::from_secs(3);
 const CLOSED_WITHIN: Duration = Duration::from_millis(5);
 /// Growth of the daemon's memory over a round that is no leak: buffers of its log and runtime.
 const GROWTH_KIB: u64 = 4096;
-/// Policies that a reload may choose.
 const POLICIES: [&str; 5] = ["laxity", "mfs", "fair", "edf", "two_class"];
 
 #[derive(Clone, Debug, Default)]
 pub(super) struct Outcome {
-    /// Faults that were done, by kind.
     pub(super) by_kind: BTreeMap<String, u64>,
     pub(super) by_path: BTreeMap<String, Counts>,
     pub(super) violations: Vec<String>,
@@ -38,7 +36,6 @@ pub(super) struct Outcome {
     pub(super) longest_stall_ms: u64,
 }
 
-/// The end of a fault that lasts.
 #[derive(Clone, Copy, Debug)]
 enum Undo {
     Launch,
@@ -52,14 +49,12 @@ enum Undo {
 
 struct Scene<'a> {
     setting: &'a Setting,
-    /// The workers, which are dropped first.
     cast: Cast<'a>,
     daemon: Daemon,
     oracle: Arc<Mutex<Oracle>>,
     undo: Vec<(u64, Undo)>,
     stopped_ns: Option<u64>,
     stops: Vec<(u64, u64)>,
-    /// A client that a planted bug leaves behind.
     leaked: Option<Client>,
 }
 
@@ -183,7 +178,6 @@ impl Scene<'_> {
         Ok(())
     }
 
-    /// Does a fault to a daemon that runs.
     fn apply_to_daemon(&mut self, fault: &Fault) -> Result<(), LabError> {
         if !matches!(fault.kind, Kind::DaemonKilled | Kind::DaemonStopped) {
             self.wait_ready();

@@ -19,13 +19,11 @@ const GAP_MS: f64 = 22.0;
 pub enum Kind {
     /// SIGKILL of the daemon. Another starts after `for_ms`.
     DaemonKilled,
-    /// SIGSTOP of the daemon, and SIGCONT after `for_ms`.
     DaemonStopped,
     /// SIGTERM of the daemon. Another starts when it has gone.
     DaemonRestarted,
     /// SIGKILL of a worker. Another starts.
     ClientKilled,
-    /// SIGSTOP of a worker, and SIGCONT after `for_ms`.
     ClientStopped,
     /// A worker forks beside threads that submit. In C the child sends with its parent's client.
     ClientForked,
@@ -35,9 +33,7 @@ pub enum Kind {
     /// A reload of a file that is wrong, which the daemon has to refuse.
     ReloadedBroken,
     PolicyChanged,
-    /// A reload with mode `off` or `observe`, and back after `for_ms`.
     ModeChanged,
-    /// `laxity bypass on`, and off after `for_ms`.
     Bypassed,
     /// A hostile client for `for_ms`: garbage in its region, permits that it keeps, or lies.
     Hostile,

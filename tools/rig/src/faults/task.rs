@@ -24,7 +24,6 @@ const REPORTED_NS: u64 = 20_000_000;
 /// Commands of the driver, one byte each. The end of the pipe ends the worker.
 pub(super) const FINISH: u8 = b'e';
 pub(super) const FORK: u8 = b'f';
-/// A thread ends that has flows in its lane.
 pub(super) const LOSE_THREAD: u8 = b't';
 const C_WORKER: &str = include_str!("worker.py");
 
@@ -133,7 +132,6 @@ pub(super) fn obey(stop: &AtomicBool, mut other: impl FnMut(u8)) {
     }
 }
 
-/// Returns the command that starts a worker.
 pub(super) fn command(task: &Task) -> Result<Command, LabError> {
     let mut command = crate::sandbox::internal("faults-worker");
     if task.role == Role::C {

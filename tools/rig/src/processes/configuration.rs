@@ -11,7 +11,6 @@ use crate::daemons::daemon_socket;
 use crate::fabric;
 use crate::serving::Device;
 
-/// Port on which engines listen for each other.
 const PEERS_PORT: u16 = 7500;
 
 fn peer(host: usize) -> SocketAddr {

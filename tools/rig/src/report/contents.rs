@@ -17,10 +17,8 @@ use crate::workload::Statistics;
 #[derive(Clone, Debug, Serialize)]
 pub struct LabReport {
     pub engine: &'static str,
-    /// Results of each policy, in the configured order.
     pub runs: Vec<PolicyRun>,
     pub workload: WorkloadReport,
-    /// Results of the requests that were played one by one.
     pub alone: Alone,
     pub machine: Machine,
     pub config: LabConfig,
@@ -46,23 +44,18 @@ impl LabReport {
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct PolicyRun {
     pub policy: String,
-    /// Requests that arrived.
     pub requests: usize,
     pub completed: usize,
     /// Number of failed requests by error, without requests that were given up.
     pub errors: BTreeMap<String, usize>,
-    /// Answers that were compared with the answers alone.
     pub answers_compared: usize,
-    /// Requests whose answer differs from the answer alone.
     pub answers_different: Vec<u64>,
-    /// Number of requests whose answer differs from the answer alone.
     pub wrong_answers: usize,
     /// KV bytes that one count of the ledger has and another lacks. Always 0 without a ledger: the
     /// lab's own engine fails a batch with a damaged or missing byte.
     pub bytes_lost: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kv: Option<Ledger>,
-    /// Share of the requests whose first token came by its deadline.
     pub ttft_slo_attainment: f64,
     pub ttft_ms: Summary,
     pub slowdown: Summary,
@@ -77,28 +70,19 @@ pub struct PolicyRun {
     /// Mean time that a layer waited for KV of another host, in ms.
     pub kv_wait_ms: f64,
     pub iteration_ms: f64,
-    /// Prompt tokens that a prefill host found in its own cache.
     pub tokens_found: u64,
-    /// Prompt tokens whose KV came from another prefill host.
     pub tokens_fetched: u64,
-    /// Prompts of decode hosts that a prefill host computed.
     pub prefilled_elsewhere: u64,
     /// Prompts that a decode host computed itself because no prefill host did.
     pub prefilled_after_all: u64,
-    /// Number of batches that failed.
     pub batches_failed: u64,
     pub link_utilisation: f64,
-    /// Results of each host.
     pub hosts: Vec<HostReport>,
     /// Bytes that the switch's ports sent, by DSCP. `0` is unmarked.
     pub fabric_bytes: BTreeMap<u8, u64>,
-    /// Bytes that the hosts' own ports sent, by DSCP.
     pub nic_bytes: BTreeMap<u8, u64>,
-    /// Packets that any queue dropped.
     pub fabric_drops: u64,
-    /// Packets that the queues dropped.
     pub stage_bytes: BTreeMap<String, BTreeMap<u8, u64>>,
-    /// Payload bytes that went out with a permit.
     pub scheduled_bytes: u64,
     /// Payload bytes that went out without a permit. Without a daemon these are all bytes.
     pub bypassed_bytes: u64,
@@ -107,7 +91,6 @@ pub struct PolicyRun {
     pub unscheduled_ms: f64,
     /// Counters of the NCCL plugin, if it carried exchanges.
     pub plugin: Option<Carriage>,
-    /// Number of times that a daemon was restarted.
     pub daemon_restarts: u32,
     /// Counters about the coordinator, if there was one.
     pub coordinator: Option<CoordinatorRecord>,
@@ -117,7 +100,6 @@ pub struct PolicyRun {
     /// Whether sockets of some host had the kernel's own buffers. Such a run cannot be compared
     /// with others.
     pub buffers_unbounded: bool,
-    /// Average number of busy processors of the whole machine.
     pub busy_cores: f64,
     /// Average number of processors that the lab's processes kept busy, including the warm-up.
     pub lab_cores: f64,
@@ -131,15 +113,12 @@ pub struct HostReport {
     pub host: String,
     pub egress: f64,
     pub ingress: f64,
-    /// Payload bytes that the host sent, by stage.
     pub sent_bytes: BTreeMap<String, u64>,
-    /// Payload bytes that the host sent with a permit.
     pub scheduled_bytes: u64,
     /// Payload bytes that the host sent without a permit.
     pub bypassed_bytes: u64,
     /// Time that the host was without a scheduler, in ms.
     pub unscheduled_ms: f64,
-    /// Prompt tokens that the host computed.
     pub prompt_tokens: u64,
 }
 
@@ -159,7 +138,6 @@ pub struct WorkloadReport {
     pub statistics: Statistics,
     /// Mean TTFT of a request alone, in ms. Objectives are multiples of a request's TTFT alone.
     pub ideal_ttft_ms: f64,
-    /// Number of prefixes that were computed before each run.
     pub prefixes: usize,
     /// Sum of the tokens of all prefixes that were computed before each run.
     pub prefix_tokens: u64,
@@ -194,9 +172,7 @@ pub struct Stages {
     pub queued: f64,
     /// Time that the batch waited for reused KV (stage 1).
     pub kv_reuse_stall: f64,
-    /// Time that the batch waited for collectives (stage 2).
     pub collective: f64,
-    /// Rest of the time of the batch's layers, which is compute.
     pub compute: f64,
     /// Time from the last layer until decode had all KV, which is the exposed part of stage 3.
     pub p2d_tail: f64,

@@ -232,7 +232,6 @@ fn policy_run(
     run
 }
 
-/// Returns the number of answers that failed, by error.
 fn errors(record: &RunRecord) -> BTreeMap<String, usize> {
     let mut errors = BTreeMap::new();
     for error in record.answers.iter().filter_map(|a| a.error.clone()) {

@@ -161,7 +161,6 @@ fn carried(plugin: &Carriage) -> String {
     text
 }
 
-/// Returns a sentence about the KV that vLLM's connector moved.
 fn moved(run: &PolicyRun, kv: &Ledger) -> String {
     let mut text = format!(
         "the connector moved {} MB of KV in {} transfers ({:.0} ms each, of that {:.1} ms posting)",

@@ -20,14 +20,12 @@ pub struct VllmConfig {
     pub head_dim: usize,
     pub ffn: usize,
     pub vocab: usize,
-    /// Seed from which the weights are drawn.
     pub weights_seed: u64,
     pub step_tokens: u32,
     pub step_requests: u32,
     /// Mean tokens of a prompt of the conversation workload. Other workloads keep their ratio to
     /// it.
     pub tokens_mean: f64,
-    /// Number of prefixes that the requests of built-in workloads share.
     pub prefixes: u32,
     pub output_tokens: u32,
     /// Time without a sign of life after which a daemon counts as gone, in ms.

@@ -19,11 +19,9 @@ pub struct Passed {
 /// Counters of one queue of a shaped port.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Queue {
-    /// Traffic that left the queue.
     pub sent: Passed,
     /// Packets that were dropped because the queue was full.
     pub drops: u64,
-    /// Bytes that wait in the queue now.
     pub backlog_bytes: u64,
 }
 

@@ -8,7 +8,6 @@ use super::network::BadNetwork;
 use crate::error::LabError;
 use crate::probe::CannotRun;
 
-/// Lines of the console that an error message has.
 const CONSOLE_LINES: usize = 25;
 
 /// The reason why a job has no result. The message says what to do, or has the end of the console.
@@ -22,7 +21,6 @@ pub enum VmError {
     /// The guest could not be prepared or started.
     #[error("cannot start the virtual machine: {0}")]
     Start(LabError),
-    /// QEMU ended by itself before the guest did anything.
     #[error("QEMU ended with {status}: {said}")]
     Qemu { status: String, said: String },
     /// The guest's kernel panicked.
@@ -39,11 +37,9 @@ pub enum VmError {
     Hung {
         /// Time without a message of the guest, in s.
         silent_s: u64,
-        /// The step that the guest was in.
         when: &'static str,
         console: String,
     },
-    /// The job took too long in a guest that works.
     #[error("the time limit of {limit:?} is over; the virtual machine was killed")]
     TimedOut { limit: Duration },
     /// The guest could not run the job.

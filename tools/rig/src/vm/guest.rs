@@ -308,7 +308,6 @@ pub fn with_lab_variables(
 pub struct Output(Arc<Mutex<File>>);
 
 impl Output {
-    /// Writes to the stream that `kind` names.
     pub fn send(&self, kind: Kind, content: &[u8]) -> std::io::Result<()> {
         let mut port = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         channel::send(&mut *port, kind, content)

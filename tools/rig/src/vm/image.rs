@@ -67,7 +67,6 @@ const LEFT_OUT: &[&str] = &[
 
 const INIT: &str = include_str!("init.sh");
 
-/// The files that QEMU boots.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Image {
     /// Path of the kernel.

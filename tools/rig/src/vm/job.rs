@@ -20,7 +20,6 @@ use super::qemu::Share;
 use super::verbs::{self, VerbsConfig};
 use crate::error::LabError;
 
-/// Folder in the guest for files that host and guest exchange.
 pub const CONTROL_FOLDER: &str = "/run/lab";
 pub const GUEST_JOB_FILE: &str = "guest_job.json";
 pub const ANSWER_FILE: &str = "answer.json";
@@ -49,11 +48,9 @@ pub struct GuestJob {
     pub modules: PathBuf,
     /// Release of the guest's kernel.
     pub release: String,
-    /// The job to run after the set-up.
     pub job: Job,
 }
 
-/// Facts about a guest that is ready.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Facts {
     /// Release of the guest's kernel.
@@ -70,7 +67,6 @@ pub struct Finished {
     /// Exit code of the program, or 0 if the job succeeded.
     pub exit_code: i32,
     pub details: serde_json::Value,
-    /// Counters of the router over the whole job.
     pub router: RouterCounters,
 }
 

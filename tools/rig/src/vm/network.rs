@@ -34,8 +34,6 @@ pub const ROUTER: &str = "router";
 pub const DEVICES: [&str; 2] = ["rxe0", "rxe1"];
 pub const INTERFACES: [&str; 2] = ["v0", "v1"];
 pub const ADDRESSES: [&str; 2] = ["10.77.0.1", "10.77.1.1"];
-
-/// The router's ports, by the host that they lead to.
 pub const PORTS: [&str; 2] = ["r0", "r1"];
 
 /// MTU of every link, in bytes. It holds RoCE's 4096 and the headers.
@@ -74,7 +72,6 @@ pub enum BadNetwork {
 }
 
 impl NetworkConfig {
-    /// Checks that the network can be built.
     pub fn validate(&self) -> Result<(), BadNetwork> {
         let mut sorted = self.dscp_order.clone();
         sorted.sort_unstable();
@@ -142,7 +139,6 @@ fn router_script() -> String {
     script
 }
 
-/// Returns the `tc -batch` input for both ports.
 fn ports_script(config: &NetworkConfig) -> String {
     let mut script = String::new();
     for port in PORTS {

@@ -51,7 +51,6 @@ pub struct Machine {
     pub console: PathBuf,
     /// Unix socket of the channel. QEMU waits for a connection before it starts the guest.
     pub channel: PathBuf,
-    /// Host folders that the guest may write to.
     pub shares: Vec<Share>,
 }
 

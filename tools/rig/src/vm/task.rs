@@ -17,8 +17,6 @@ use nix::unistd::Pid;
 use serde::{Deserialize, Serialize};
 
 const LOOK_EVERY: Duration = Duration::from_millis(5);
-
-/// Longest time that output may arrive after a program's end.
 const DRAIN: Duration = Duration::from_secs(2);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,7 +24,6 @@ pub struct Task {
     pub argv: Vec<String>,
     pub env: Vec<(String, String)>,
     pub cwd: PathBuf,
-    /// Time after which the program is killed.
     pub limit: Duration,
 }
 

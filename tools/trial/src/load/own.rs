@@ -14,7 +14,6 @@ use tokio::net::unix::pipe;
 use super::LoadError;
 
 const START_MAX: Duration = Duration::from_secs(30);
-/// Longest wait for its end after its streams have ended.
 const END_MAX: Duration = Duration::from_secs(2);
 
 pub(super) struct Own {
@@ -24,7 +23,6 @@ pub(super) struct Own {
 }
 
 impl Own {
-    /// Starts the coordinator, which ends with the calling thread.
     pub(super) fn start() -> Result<Self, LoadError> {
         let program = beside_this_program("laxity-coordinator");
         let fail = |cause: String| LoadError::Start { program: program.clone(), cause };

@@ -15,24 +15,17 @@ use crate::vm::task::TaskReport;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct LibraryReport {
-    /// Work requests on queue pairs that the library schedules.
     pub work_requests: u64,
     pub bytes: u64,
     /// Work requests that were deferred until a permit came.
     pub deferred: u64,
-    /// Work requests that were passed through (datagrams).
     pub passed_work_requests: u64,
-    /// Payload bytes of the work requests that were passed through.
     pub passed_bytes: u64,
-    /// Work requests that the provider refused after their permit.
     pub failed_late: u64,
     /// Work requests that the library accepted from the program and never posted.
     pub dropped: u64,
-    /// Bytes that went out under permits.
     pub scheduled_bytes: u64,
-    /// Bytes that went out unscheduled.
     pub bypassed_bytes: u64,
-    /// Times that the library attached to another daemon.
     pub reattaches: u64,
 }
 
@@ -72,7 +65,6 @@ pub struct CaseReport {
     pub cases: usize,
     pub seen: String,
     pub seconds: f64,
-    /// The checks that failed, with details.
     pub failures: Vec<String>,
     #[serde(flatten)]
     pub library: LibraryReport,

@@ -227,7 +227,6 @@ fn checks(programs: &Programs, gid: u32) -> Vec<Program> {
     ]
 }
 
-/// Returns all programs, in the order in which they run.
 pub(super) fn all(gid: u32, programs: &Programs) -> Vec<Program> {
     let mut all = perftests(gid);
     all.extend(frameworks(gid));

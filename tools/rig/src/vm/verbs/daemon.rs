@@ -61,7 +61,6 @@ impl Daemon {
         Self::start_with(lab.guest, lab.programs, TIGHT_CONTROL, path, &text)
     }
 
-    /// Starts a daemon with this configuration, which is written to `path`.
     pub(super) fn start_with(
         guest: &Guest,
         programs: &Programs,

@@ -16,7 +16,6 @@ use crate::error::LabError;
 use crate::vm::network::DEVICES;
 use crate::vm::task::TaskReport;
 
-/// Names of the faults, in the order in which they run.
 pub(super) const NAMES: [&str; 6] = [
     "daemon_killed_under_perftest",
     WITH_MOONCAKE,
@@ -26,10 +25,7 @@ pub(super) const NAMES: [&str; 6] = [
     "address_sanitizer",
 ];
 
-/// Name of the fault that needs the Mooncake Transfer Engine.
 pub(super) const WITH_MOONCAKE: &str = "daemon_killed_under_mooncake";
-
-/// Mooncake's message about a slice that failed.
 const POSTS_AGAIN: &str = "Process failed for slice";
 const REPORT: &str = scratch!("report.fault");
 const SERVER_REPORT: &str = scratch!("report.fault.server");
@@ -280,7 +276,6 @@ fn nothing_to_do(lab: &Lab<'_>, case: &mut CaseReport) -> Result<(), LabError> {
     Ok(())
 }
 
-/// Subtests that use each path through the library with few packets.
 const SUBTESTS: &str = "post_list reuse_freed unsignaled wr_batch wr_inline wr_abort cq_events \
                         qp_error destroy_pending";
 

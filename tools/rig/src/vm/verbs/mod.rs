@@ -45,16 +45,13 @@ pub use report::{ProgramReport, VerbsReport, table};
 /// Paths on the host of the programs that many cases use.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Programs {
-    /// Path of `laxity`, whose `run` starts some programs.
     pub laxity: PathBuf,
     pub laxityd: PathBuf,
     pub library: PathBuf,
     pub checks: PathBuf,
-    /// Path of a Python that has the Mooncake Transfer Engine.
     pub python: Option<PathBuf>,
     #[serde(default)]
     pub pyverbs: Option<PathBuf>,
-    /// The NCCL plugin and the programs that drive it.
     pub nccl: Option<plugin::Nccl>,
 }
 
@@ -73,9 +70,7 @@ pub struct Matrix {
     pub libasan: PathBuf,
     /// Names of the programs and faults to run. Empty means all.
     pub only: Vec<String>,
-    /// Whether to continue after a failure.
     pub keep_going: bool,
-    /// Number of applications that are killed.
     pub cycles: u32,
 }
 

@@ -145,7 +145,6 @@ fn check_posted(
     }
 }
 
-/// Checks the conditions on both sides together.
 fn check_totals(program: &Program, crossed: &Crossed, case: &mut CaseReport) {
     let total = case.library;
     let any = total.work_requests + total.passed_work_requests > 0;

@@ -22,12 +22,10 @@ pub struct Nccl {
     pub checks: PathBuf,
 }
 
-/// Cases of `nccl_check` that run together.
 struct Group {
     name: &'static str,
     versions: &'static [&'static str],
     cases: &'static str,
-    /// Whether the group runs under the daemon that enforces a rate.
     scheduled: bool,
 }
 
@@ -109,7 +107,6 @@ pub(super) fn settings(interfaces: &str) -> [(String, String); 3] {
         .map(|(name, value)| (name.to_owned(), value.to_owned()))
 }
 
-/// Makes the error of a case that needs the plugin.
 pub(super) fn missing() -> LabError {
     LabError::missing("the NCCL plugin", "name it with --nccl-plugin")
 }
@@ -250,7 +247,6 @@ fn sum(plugin: &[ReportLine], of: fn(&Sends) -> u64) -> u64 {
     plugin.iter().flat_map(|line| &line.sends).map(of).sum()
 }
 
-/// Checks the plugin's reports, for `ranks` that sent `total` bytes.
 fn check_sends(plugin: &[ReportLine], ranks: u64, total: u64, case: &mut CaseReport) {
     let by_verbs = plugin.iter().filter(|line| line.network == "verbs").count() as u64;
     let why = format!("{by_verbs} of {ranks} ranks used verbs");

@@ -10,7 +10,6 @@ use crate::error::LabError;
 use crate::sandbox::find_program;
 use crate::vm::image;
 
-/// Version of the Transfer Engine for which the matrix was written.
 pub const TRANSFER_ENGINE: &str = "mooncake-transfer-engine-non-cuda==0.3.13.post1";
 
 /// Returns the folder for the programs, next to the guest's kernel.
@@ -108,7 +107,6 @@ pub fn python() -> Result<PathBuf, LabError> {
     Ok(python)
 }
 
-/// Debian's package of pyverbs, which includes rdma-core's own tests.
 const PYVERBS: &str = "python3-pyverbs";
 
 /// Returns the folder with pyverbs (`modules`) and its test suite (`tests`), as Debian packages

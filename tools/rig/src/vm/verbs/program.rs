@@ -20,7 +20,6 @@ pub(super) enum Through {
 pub(super) struct Launch {
     pub(super) through: Through,
     pub(super) profile: &'static str,
-    /// Time after which the program is killed.
     pub(super) limit: Duration,
 }
 
@@ -61,7 +60,6 @@ pub(super) struct Program {
     pub(super) must_defer: bool,
     /// DSCP of connected queue pairs, or `None` if the program sets classes itself.
     pub(super) dscp: Option<u8>,
-    /// DSCP of datagrams, which keep the class that the program chose.
     pub(super) datagram_dscp: Option<u8>,
     /// Whether each work request is a message on the wire. Not so if some are made to fail.
     pub(super) all_cross: bool,

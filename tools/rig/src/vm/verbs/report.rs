@@ -29,7 +29,6 @@ impl VerbsReport {
         self.cases().next().is_some() && !self.failed()
     }
 
-    /// Reports whether anything that was run failed.
     pub fn failed(&self) -> bool {
         !self.cases().all(|case| case.passed)
     }

@@ -36,7 +36,6 @@ pub(super) struct Crossed {
     pub(super) messages: u64,
     /// Payload bytes of messages and of responses to READs, and 8 for each atomic.
     pub(super) bytes: u64,
-    /// Packets of connected queue pairs that had crossed before.
     pub(super) repeats: u64,
     pub(super) datagrams: u64,
     pub(super) connected: BTreeSet<u8>,
