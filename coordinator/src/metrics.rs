@@ -110,13 +110,8 @@ pub(crate) fn publish((cluster, admission): (ClusterCounters, AdmissionCounters)
         gauge!(name).set(value as f64);
     }
     let counters = [
-        cluster.reports,
-        cluster.events,
-        cluster.refused_events,
-        cluster.orders,
-        cluster.coalesced_orders,
-        admission.runs,
-        cluster.ended.late_pruned,
+        cluster.reports, cluster.events, cluster.refused_events, cluster.orders,
+        cluster.coalesced_orders, admission.runs, cluster.ended.late_pruned,
     ];
     for ((name, _), value) in COUNTERS.into_iter().zip(counters) {
         counter!(name).absolute(value);

@@ -304,11 +304,7 @@ mod tests {
     fn a_name_that_is_not_known_reads_nothing() {
         let names = ["laxity.example".to_owned()];
         for known in [
-            "127.0.0.1:7473",
-            "[::1]:7473",
-            "10.0.0.7",
-            "localhost:1",
-            "LOCALHOST",
+            "127.0.0.1:7473", "[::1]:7473", "10.0.0.7", "localhost:1", "LOCALHOST",
             "laxity.example:443",
         ] {
             assert!(is_asked_for_by(known, &names), "{known}");
@@ -326,14 +322,8 @@ mod tests {
         assert_eq!(read("batch=18446744073709551615"), Some((u64::MAX, String::new())));
         assert_eq!(read("tenant=a%20b%C3%BC&batch=7"), Some((7, "a bü".to_owned())));
         for wrong in [
-            "",
-            "batch=",
-            "batch=-1",
-            "batch=1&tenant=%",
-            "batch=1&tenant=%f",
-            "batch=1&tenant=%ff",
-            "batch=1&tenant=%+1",
-            "tenant=a",
+            "", "batch=", "batch=-1", "batch=1&tenant=%", "batch=1&tenant=%f",
+            "batch=1&tenant=%ff", "batch=1&tenant=%+1", "tenant=a",
         ] {
             assert_eq!(read(wrong), None, "{wrong}");
         }

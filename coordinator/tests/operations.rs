@@ -121,14 +121,7 @@ fn the_dashboard_and_the_alerts_ask_for_metrics_that_exist() {
 fn the_unit_is_as_hardened_as_that_of_laxityd() {
     let of_laxityd = include_str!("../../dist/laxityd.service");
     let hardening = [
-        "Protect",
-        "Private",
-        "Restrict",
-        "NoNew",
-        "Capability",
-        "Lock",
-        "MemoryDeny",
-        "SystemCall",
+        "Protect", "Private", "Restrict", "NoNew", "Capability", "Lock", "MemoryDeny", "SystemCall",
     ];
     let lines = of_laxityd
         .lines()

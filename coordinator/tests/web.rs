@@ -137,11 +137,7 @@ fn a_browser_shows_hosts_queues_order_attainment_and_policy() {
     assert!(part(&dom, "headline").contains("leading"), "{dom}");
     let hosts = part(&dom, "hosts");
     for word in [
-        "prefill-0",
-        "decode-0",
-        "connected",
-        "mlx5_0 egress 87 %",
-        "P3 300 MiB",
+        "prefill-0", "decode-0", "connected", "mlx5_0 egress 87 %", "P3 300 MiB",
         "KV reuse 40.0 MiB",
     ] {
         assert!(hosts.contains(word), "{word}: {hosts}");

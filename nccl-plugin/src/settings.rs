@@ -192,13 +192,8 @@ mod tests {
     #[test]
     fn what_cannot_be_used_is_said_and_the_default_holds() {
         let names = [
-            "NCCL_SOCKET_NTHREADS",
-            "LAXITY_NSOCKS",
-            "LAXITY_NCCL_WAIT_MS",
-            "LAXITY_NET",
-            "LAXITY_ZEROCOPY",
-            "LAXITY_NCCL_STAGES",
-            "LAXITY_NCCL_EVENTS",
+            "NCCL_SOCKET_NTHREADS", "LAXITY_NSOCKS", "LAXITY_NCCL_WAIT_MS", "LAXITY_NET",
+            "LAXITY_ZEROCOPY", "LAXITY_NCCL_STAGES", "LAXITY_NCCL_EVENTS",
         ];
         let (settings, problems) = said_of(&names.map(|name| (name, "what")));
         assert_eq!(problems.len(), names.len(), "{problems:?}");

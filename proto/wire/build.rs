@@ -9,25 +9,10 @@ const FILES: [&str; 3] =
 
 /// Messages that are shown to operators as JSON (`src/view.rs`).
 const SERIALIZED: [&str; 19] = [
-    "BatchStatus",
-    "DrainNote",
-    "Epoch",
-    "ExplainResponse",
-    "GetPolicyResponse",
-    "HostChanged",
-    "HostSettings",
-    "HostStatus",
-    "ListBatchesResponse",
-    "ListHostsResponse",
-    "Neighbour",
-    "Policy",
-    "PolicyRevision",
-    "PortName",
-    "PortStatus",
-    "PrunedRequest",
-    "RunSummary",
-    "WatchEvent",
-    "WatchEvent.event",
+    "BatchStatus", "DrainNote", "Epoch", "ExplainResponse", "GetPolicyResponse", "HostChanged",
+    "HostSettings", "HostStatus", "ListBatchesResponse", "ListHostsResponse", "Neighbour",
+    "Policy", "PolicyRevision", "PortName", "PortStatus", "PrunedRequest", "RunSummary",
+    "WatchEvent", "WatchEvent.event",
 ];
 
 /// Fields whose JSON form differs from their type, with the function that converts them.

@@ -120,13 +120,8 @@ fn completions_and_manual_pages_cover_every_command() {
         run(&["man", "--out", out.to_str().unwrap()]);
     }
     for page in [
-        "laxity.1",
-        "laxity-status.1",
-        "laxity-bypass.1",
-        "laxity-lab.1",
-        "laxity-certs.1",
-        "laxity-lab-run.1",
-        "laxity-cluster-load.1",
+        "laxity.1", "laxity-status.1", "laxity-bypass.1", "laxity-lab.1", "laxity-certs.1",
+        "laxity-lab-run.1", "laxity-cluster-load.1",
     ] {
         assert!(out.join(page).exists(), "{page} is missing");
     }

@@ -47,12 +47,8 @@ fn settings(text: &str) -> BTreeSet<String> {
 #[test]
 fn the_page_about_jobs_lists_every_setting_that_jobs_read_and_no_other() {
     let read = [
-        "mooncake-adapter/python",
-        "mooncake-adapter/src",
-        "nccl-plugin/src",
-        "proto/shm/src",
-        "shim",
-        "tools/cli/src/library.rs",
+        "mooncake-adapter/python", "mooncake-adapter/src", "nccl-plugin/src", "proto/shm/src",
+        "shim", "tools/cli/src/library.rs",
     ];
     let sources = files(&["rs", "py"]).into_iter();
     let is_read = |path: &PathBuf| read.iter().any(|start| path.starts_with(start));

@@ -176,20 +176,8 @@ fn daemons_measure_a_foreign_sender_leave_it_room_and_have_the_full_rate_after_i
 
 /// All hosts read from one victim and have little time, so reads have to wait for each other.
 const READS: [&str; 14] = [
-    "--reads",
-    "--coordinator",
-    "--policies",
-    "laxity",
-    "--workload",
-    "agent",
-    "--duration",
-    "4",
-    "--units",
-    "4",
-    "--victim-share",
-    "1",
-    "--load",
-    "1.2",
+    "--reads", "--coordinator", "--policies", "laxity", "--workload", "agent", "--duration", "4",
+    "--units", "4", "--victim-share", "1", "--load", "1.2",
 ];
 
 #[test]
@@ -326,16 +314,8 @@ fn the_nccl_plugin_carries_collectives_and_the_daemons_schedule_it() {
     let path = plugin();
     let path = path.to_str().expect("a path");
     let arguments = [
-        "--collectives",
-        "nccl-plugin",
-        "--nccl-plugin",
-        path,
-        "--policies",
-        "none,laxity",
-        "--duration",
-        "3",
-        "--seed",
-        "5",
+        "--collectives", "nccl-plugin", "--nccl-plugin", path, "--policies", "none,laxity",
+        "--duration", "3", "--seed", "5",
     ];
     let Some(report) = run(&arguments) else {
         return;

@@ -82,10 +82,7 @@ fn what_is_installed_can_be_read_by_all_whatever_the_umask_of_who_installs_it() 
         script(&release, program, &pages);
     }
     for library in [
-        "liblaxity_client.so",
-        "liblaxity_client.a",
-        "liblaxity.so",
-        "liblaxity_mooncake.so",
+        "liblaxity_client.so", "liblaxity_client.a", "liblaxity.so", "liblaxity_mooncake.so",
         "libnccl_net_laxity.so",
     ] {
         fs::write(release.join(library), "").expect("written");

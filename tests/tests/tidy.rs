@@ -116,28 +116,15 @@ fn dependencies_between_crates_point_one_way() {
 
 /// Crates that operators and applications run. They must not link any crate of the laboratory.
 const PRODUCT: [&str; 8] = [
-    "laxity-cli",
-    "laxity-client-c",
-    "laxity-coordinator",
-    "laxity-daemon",
-    "laxity-mooncake",
-    "laxity-nccl",
-    "laxity-python",
-    "laxity-verbs",
+    "laxity-cli", "laxity-client-c", "laxity-coordinator", "laxity-daemon", "laxity-mooncake",
+    "laxity-nccl", "laxity-python", "laxity-verbs",
 ];
 
 /// Reports whether a crate measures, simulates, plots or serves models.
 fn is_laboratory(name: &str) -> bool {
     const OURS: [&str; 9] = [
-        "laxity-bench",
-        "laxity-engine",
-        "laxity-fuzz",
-        "laxity-lab",
-        "laxity-nccl-host",
-        "laxity-requests",
-        "laxity-rig",
-        "laxity-sim",
-        "laxity-trial",
+        "laxity-bench", "laxity-engine", "laxity-fuzz", "laxity-lab", "laxity-nccl-host",
+        "laxity-requests", "laxity-rig", "laxity-sim", "laxity-trial",
     ];
     let theirs = ["candle", "plotters", "rcgen", "smartcore", "rand_distr"];
     OURS.contains(&name) || theirs.iter().any(|start| name.starts_with(start))
@@ -292,19 +279,8 @@ fn files_functions_and_lines_fit_a_screen() {
 
 /// Names that docs/glossary.md bans (*Banned words*).
 const BANNED: [&str; 13] = [
-    "Decree",
-    "Gatherer",
-    "Hope",
-    "Offence",
-    "Papers",
-    "Roster",
-    "decree",
-    "heed",
-    "knock",
-    "offence",
-    "once_wrong",
-    "roster",
-    "strawman",
+    "Decree", "Gatherer", "Hope", "Offence", "Papers", "Roster", "decree", "heed", "knock",
+    "offence", "once_wrong", "roster", "strawman",
 ];
 
 #[test]

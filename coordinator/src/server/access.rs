@@ -178,12 +178,8 @@ mod tests {
     fn a_uri_names_a_role_only_if_it_is_exactly_one() {
         assert_eq!(Role::parse("laxity://daemon/h1"), Some(Role::Daemon("h1".into())));
         for uri in [
-            "laxity://daemon/",
-            "laxity://daemon",
-            "laxity://daemon/a/b",
-            "laxity://admin/a",
-            "https://daemon/a",
-            "laxity://daemon/a\nb",
+            "laxity://daemon/", "laxity://daemon", "laxity://daemon/a/b", "laxity://admin/a",
+            "https://daemon/a", "laxity://daemon/a\nb",
         ] {
             assert_eq!(Role::parse(uri), None, "{uri}");
         }

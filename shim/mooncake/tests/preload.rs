@@ -211,23 +211,11 @@ fn submitted(daemon: &TestDaemon) -> u64 {
 #[test]
 fn only_mooncakes_functions_leave_the_library() {
     let interposed = [
-        "allocateBatchID",
-        "createTransferEngine",
-        "destroyTransferEngine",
-        "freeBatchID",
-        "getTransferStatus",
-        "installTransport",
-        "openSegment",
-        "openSegmentNoCache",
-        "registerLocalMemory",
-        "registerLocalMemoryBatch",
-        "submitTransfer",
-        "submitTransferWithNotify",
-        "tent_submit",
-        "tent_submit_notif",
-        "uninstallTransport",
-        "unregisterLocalMemory",
-        "unregisterLocalMemoryBatch",
+        "allocateBatchID", "createTransferEngine", "destroyTransferEngine", "freeBatchID",
+        "getTransferStatus", "installTransport", "openSegment", "openSegmentNoCache",
+        "registerLocalMemory", "registerLocalMemoryBatch", "submitTransfer",
+        "submitTransferWithNotify", "tent_submit", "tent_submit_notif", "uninstallTransport",
+        "unregisterLocalMemory", "unregisterLocalMemoryBatch",
     ];
     assert_eq!(exported(LIBRARY), interposed.map(str::to_owned).into());
 }

@@ -12,18 +12,9 @@ use preloaded::{a_process_does_not_notice, exported, library, output, text};
 /// Functions that the library exports besides the `lax_*` of `laxity.h`: those in front of
 /// libibverbs, and the exemption.
 const INTERPOSED: [&str; 13] = [
-    "ibv_close_device",
-    "ibv_cmd_alloc_pd",
-    "ibv_cmd_destroy_qp",
-    "ibv_cmd_modify_qp",
-    "ibv_cmd_modify_qp_ex",
-    "ibv_create_qp",
-    "ibv_destroy_qp",
-    "ibv_import_device",
-    "ibv_modify_qp",
-    "ibv_open_device",
-    "laxity_verbs_exempt",
-    "verbs_set_ops",
+    "ibv_close_device", "ibv_cmd_alloc_pd", "ibv_cmd_destroy_qp", "ibv_cmd_modify_qp",
+    "ibv_cmd_modify_qp_ex", "ibv_create_qp", "ibv_destroy_qp", "ibv_import_device",
+    "ibv_modify_qp", "ibv_open_device", "laxity_verbs_exempt", "verbs_set_ops",
     "verbs_uninit_context",
 ];
 

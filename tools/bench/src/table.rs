@@ -14,16 +14,7 @@ pub(crate) fn render(figures: &[Figure]) -> String {
     table.load_style(presets::UTF8_FULL_CONDENSED);
     table.set_content_arrangement(ContentArrangement::Disabled);
     table.set_header([
-        "figure",
-        "p50",
-        "p99",
-        "p99.9",
-        "mean",
-        "min–max of p50",
-        "× P",
-        "× P1",
-        "gate",
-        "verdict",
+        "figure", "p50", "p99", "p99.9", "mean", "min–max of p50", "× P", "× P1", "gate", "verdict",
     ]);
     let mut notes: Vec<String> = Vec::new();
     for figure in figures {

@@ -298,15 +298,7 @@ fn misbehaviour(status: &Status) -> String {
 
 fn clients(status: &Status) -> String {
     let mut table = table(&[
-        "client",
-        "pid",
-        "mode",
-        "lanes",
-        "flows",
-        "waiting",
-        "submitted",
-        "permitted",
-        "bypassed",
+        "client", "pid", "mode", "lanes", "flows", "waiting", "submitted", "permitted", "bypassed",
     ]);
     for client in &status.clients {
         table.add_row(vec![

@@ -113,16 +113,8 @@ fn page(report: &Report) -> String {
         return format!("Nothing was observed in the last {minutes} min (mode {mode}). {next}");
     }
     let mut rows = table(&[
-        "port",
-        "direction",
-        "flows",
-        "bytes",
-        "delayed",
-        "of them",
-        "mean wait",
-        "promoted",
-        "pruned",
-        "ahead",
+        "port", "direction", "flows", "bytes", "delayed", "of them", "mean wait", "promoted",
+        "pruned", "ahead",
     ]);
     for port in &report.ports {
         rows.add_row(vec![

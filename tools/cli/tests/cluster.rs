@@ -143,13 +143,7 @@ fn the_policy_is_shown_changed_refused_and_remembered() {
     let tried = cluster.says(&["policy", "set", "drop_budget=5", "--dry-run"]);
     assert!(tried.contains("revision 1 holds unchanged"), "{tried}");
     let set = cluster.says(&[
-        "policy",
-        "set",
-        "drop_budget=5",
-        "debounce=4ms",
-        "--comment",
-        "less\u{1b}[1m",
-        "--expect",
+        "policy", "set", "drop_budget=5", "debounce=4ms", "--comment", "less\u{1b}[1m", "--expect",
         "1",
     ]);
     assert!(set.contains("revision 2") && set.contains("drop_budget = 5"), "{set}");

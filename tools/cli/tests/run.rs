@@ -40,16 +40,8 @@ impl Place {
     fn run(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_laxity"));
         for variable in [
-            "LD_PRELOAD",
-            "LAXITY_PROFILE",
-            "LAXITY_PROFILE_DIR",
-            "LAXITY_MODE",
-            "LAXITY_NAME",
-            "LAXITY_REPORT",
-            "LAXITY_SLO_TTFT",
-            "MC_IB_TC",
-            "NCCL_IB_TC",
-            "NCCL_GIN_IB_TC",
+            "LD_PRELOAD", "LAXITY_PROFILE", "LAXITY_PROFILE_DIR", "LAXITY_MODE", "LAXITY_NAME",
+            "LAXITY_REPORT", "LAXITY_SLO_TTFT", "MC_IB_TC", "NCCL_IB_TC", "NCCL_GIN_IB_TC",
             "UCX_IB_TRAFFIC_CLASS",
         ] {
             command.env_remove(variable);

@@ -128,12 +128,8 @@ fn arista(text: &str) -> Switch {
             switch.pfc.push(number(rest.strip_suffix(" no-drop").expect(line)));
         } else {
             let known = [
-                "qos profile laxity",
-                "   qos trust dscp",
-                "   priority-flow-control on",
-                "      no priority",
-                "interface Ethernet1",
-                "   service-profile laxity",
+                "qos profile laxity", "   qos trust dscp", "   priority-flow-control on",
+                "      no priority", "interface Ethernet1", "   service-profile laxity",
             ];
             assert!(known.contains(&line), "no command of EOS: {line}");
         }

@@ -106,11 +106,7 @@ impl Plugin {
         // thread and at any time.
         let returned = unsafe {
             (self.0.calls.init)(
-                &raw mut raw,
-                comm_id,
-                &raw mut config,
-                laxity_nccl_host_logger,
-                no_profiler,
+                &raw mut raw, comm_id, &raw mut config, laxity_nccl_host_logger, no_profiler,
             )
         };
         checked("init", returned)?;

@@ -202,15 +202,7 @@ pub(crate) fn batches(listed: &[BatchStatus], total: u32, filtered: bool) -> Str
         return headline;
     }
     let mut table = table(&[
-        "place",
-        "batch",
-        "owner",
-        "hosts",
-        "requests",
-        "pruned",
-        "state",
-        "due (RED)",
-        "verdict",
+        "place", "batch", "owner", "hosts", "requests", "pruned", "state", "due (RED)", "verdict",
     ]);
     for batch in listed {
         let progress = match (batch.started, batch.layers) {

@@ -15,33 +15,14 @@ use crate::class_table::{VARIABLES, Variable};
 /// Beginnings of the names of files that show which way a process's transfers take, besides those
 /// of [`VARIABLES`]. Wheels have names such as libucp-1a2b3c.so.0, so only the beginning counts.
 const LIBRARIES: [&str; 16] = [
-    "_laxity.",
-    "libefa",
-    "libfabric",
-    "libibverbs",
-    "liblaxity.so",
-    "liblaxity_",
-    "libmlx5",
-    "libnccl",
-    "libnixl",
-    "libnvshmem",
-    "libplugin_",
-    "librccl",
-    "libucp",
-    "libuct_",
-    "mooncake/",
+    "_laxity.", "libefa", "libfabric", "libibverbs", "liblaxity.so", "liblaxity_", "libmlx5",
+    "libnccl", "libnixl", "libnvshmem", "libplugin_", "librccl", "libucp", "libuct_", "mooncake/",
     "nvshmem_transport_",
 ];
 
 const CHOICES: [&str; 8] = [
-    "FI_PROVIDER",
-    "LAXITY_NIXL",
-    "NCCL_GIN_ENABLE",
-    "NCCL_GIN_TYPE",
-    "NCCL_IB_DISABLE",
-    "NCCL_NET",
-    "NVSHMEM_IB_ENABLE_IBGDA",
-    "UCX_TLS",
+    "FI_PROVIDER", "LAXITY_NIXL", "NCCL_GIN_ENABLE", "NCCL_GIN_TYPE", "NCCL_IB_DISABLE",
+    "NCCL_NET", "NVSHMEM_IB_ENABLE_IBGDA", "UCX_TLS",
 ];
 
 /// The kind of NIC that a process uses, as far as it decides about the way of its transfers.

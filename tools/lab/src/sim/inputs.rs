@@ -48,14 +48,7 @@ pub(super) fn models(args: &ModelsArgs) -> Result<(), SimCommandError> {
         return json(&models);
     }
     let header = [
-        "model",
-        "layers",
-        "hidden",
-        "KV heads",
-        "experts",
-        "top k",
-        "parameters",
-        "active",
+        "model", "layers", "hidden", "KV heads", "experts", "top k", "parameters", "active",
         "KV bytes/token",
     ];
     let mut rows = table::table(&header);
@@ -110,18 +103,8 @@ pub(super) fn workload(args: &WorkloadArgs) -> Result<(), SimCommandError> {
         return json(&all);
     }
     let header = [
-        "source",
-        "seed",
-        "requests",
-        "rate/s",
-        "gaps cv",
-        "prompt mean",
-        "p50",
-        "p99",
-        "longest",
-        "answer",
-        "reuse",
-        "by request",
+        "source", "seed", "requests", "rate/s", "gaps cv", "prompt mean", "p50", "p99", "longest",
+        "answer", "reuse", "by request",
     ];
     let mut rows = table::table(&header);
     for (scenario, summary) in &seen {

@@ -99,20 +99,9 @@ fn a_sweep_needs_an_axis_and_takes_policies() {
     assert!(error.to_string().contains("--axis"), "{error}");
     let (_folder, csv) = place("runs.csv");
     laxity(&[
-        "sweep",
-        "-q",
-        "--axis",
-        "workload.rate_per_gpu=0.5,2",
-        "--axis",
-        "cluster.nic_gbps=50,100",
-        "--policies",
-        "mfs,laxity",
-        "--seed",
-        "7",
-        "--set",
-        "cluster.servers=16",
-        "--csv",
-        &csv,
+        "sweep", "-q", "--axis", "workload.rate_per_gpu=0.5,2", "--axis",
+        "cluster.nic_gbps=50,100", "--policies", "mfs,laxity", "--seed", "7", "--set",
+        "cluster.servers=16", "--csv", &csv,
     ])
     .expect("it runs");
     let rows = fs::read_to_string(csv).expect("rows");

@@ -41,17 +41,8 @@ fn stage(run: &PolicyRun, stage: &str) -> String {
 pub fn table(report: &LabReport) -> String {
     let mut table = Table::new();
     table.load_style(presets::UTF8_FULL_CONDENSED).set_header([
-        "policy",
-        "in time",
-        "TTFT mean",
-        "p50",
-        "p95 ms",
-        "exchange ms",
-        "tokens/s",
-        "links",
-        "MB of reuse (by DSCP)",
-        "of experts",
-        "of P2D",
+        "policy", "in time", "TTFT mean", "p50", "p95 ms", "exchange ms", "tokens/s", "links",
+        "MB of reuse (by DSCP)", "of experts", "of P2D",
     ]);
     for run in &report.runs {
         let cells = [

@@ -34,35 +34,14 @@ const META_PACKAGE: &str = "linux-image-amd64";
 /// Modules to load before the root is mounted: transport and file systems, RDMA, and the router.
 /// rxe computes checksums with `crc32_generic` (`crc32-pclmul` is slower when emulated).
 const MODULES: &[&str] = &[
-    "virtio_pci",
-    "virtio_console",
-    "9pnet_virtio",
-    "9p",
-    "overlay",
-    "crc32_generic",
-    "veth",
-    "rdma_rxe",
-    "rdma_ucm",
-    "sch_ingress",
-    "sch_tbf",
-    "sch_prio",
-    "cls_flower",
-    "act_gact",
+    "virtio_pci", "virtio_console", "9pnet_virtio", "9p", "overlay", "crc32_generic", "veth",
+    "rdma_rxe", "rdma_ucm", "sch_ingress", "sch_tbf", "sch_prio", "cls_flower", "act_gact",
 ];
 
 /// Parts of the kernel's package that no guest needs. They are three quarters of it.
 const LEFT_OUT: &[&str] = &[
-    "drivers/gpu",
-    "drivers/media",
-    "drivers/net/wireless",
-    "drivers/net/ethernet",
-    "drivers/scsi",
-    "drivers/staging",
-    "drivers/iio",
-    "drivers/usb",
-    "drivers/hwmon",
-    "drivers/isdn",
-    "sound",
+    "drivers/gpu", "drivers/media", "drivers/net/wireless", "drivers/net/ethernet", "drivers/scsi",
+    "drivers/staging", "drivers/iio", "drivers/usb", "drivers/hwmon", "drivers/isdn", "sound",
 ];
 
 const INIT: &str = include_str!("init.sh");

@@ -59,18 +59,12 @@ fn a_busy_striped_unit_is_not_as_good_as_an_idle_one() {
         }
         for _ in 0..turn {
             world.router.route(
-                &world.setup.layout,
-                &world.prefixes.caches,
-                &world.setup.inputs.requests,
-                0,
+                &world.setup.layout, &world.prefixes.caches, &world.setup.inputs.requests, 0,
             );
         }
-        let route = world.router.route(
-            &world.setup.layout,
-            &world.prefixes.caches,
-            &world.setup.inputs.requests,
-            0,
-        );
+        let route = world
+            .router
+            .route(&world.setup.layout, &world.prefixes.caches, &world.setup.inputs.requests, 0);
         let unit = world.setup.layout.unit_of(route.rank);
         assert_eq!(unit, 1, "180 000 tokens wait at unit 0 and none at unit 1 (turn {turn})");
     }

@@ -288,10 +288,7 @@ impl State {
             let sorted: BTreeSet<WaitingKey> =
                 line.iter().map(|place| self.place(place.3)).collect();
             *[
-                &mut self.line,
-                &mut self.begun,
-                &mut self.aside,
-                &mut self.holders,
+                &mut self.line, &mut self.begun, &mut self.aside, &mut self.holders,
                 &mut self.aside_holders,
             ][which] = sorted;
         }

@@ -86,12 +86,7 @@ impl Head {
         bytes[6..8].copy_from_slice(&self.layer.to_le_bytes());
         bytes[8..12].copy_from_slice(&self.len.to_le_bytes());
         let words = [
-            self.flow,
-            self.batch,
-            self.request,
-            self.place,
-            self.remaining_ns,
-            self.total,
+            self.flow, self.batch, self.request, self.place, self.remaining_ns, self.total,
             self.offset,
         ];
         for (at, word) in words.into_iter().enumerate() {

@@ -240,9 +240,7 @@ impl Body {
                 // An empty list matches both kinds of lists.
                 Prompt::Tokens(tokens) if tokens.is_empty() => {
                     return Err(Objection::bad(
-                        "empty_prompt",
-                        "prompt",
-                        "the prompt has no token",
+                        "empty_prompt", "prompt", "the prompt has no token",
                     ));
                 }
                 Prompt::Tokens(tokens) => tokens.clone(),

@@ -17,12 +17,8 @@ use crate::vm::network::DEVICES;
 use crate::vm::task::TaskReport;
 
 pub(super) const NAMES: [&str; 6] = [
-    "daemon_killed_under_perftest",
-    WITH_MOONCAKE,
-    "applications_killed",
-    "nothing_to_do",
-    "valgrind",
-    "address_sanitizer",
+    "daemon_killed_under_perftest", WITH_MOONCAKE, "applications_killed", "nothing_to_do",
+    "valgrind", "address_sanitizer",
 ];
 
 pub(super) const WITH_MOONCAKE: &str = "daemon_killed_under_mooncake";

@@ -71,13 +71,8 @@ const GROUPS: [Group; 5] = [
 ];
 
 pub(super) const NAMES: [&str; 7] = [
-    GROUPS[0].name,
-    GROUPS[1].name,
-    GROUPS[2].name,
-    GROUPS[3].name,
-    GROUPS[4].name,
-    "nccl_scheduled",
-    "nccl_preloaded",
+    GROUPS[0].name, GROUPS[1].name, GROUPS[2].name, GROUPS[3].name, GROUPS[4].name,
+    "nccl_scheduled", "nccl_preloaded",
 ];
 
 /// Factor on the harness's time limits, because the emulated machine may have other load.

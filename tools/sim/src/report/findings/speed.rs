@@ -12,15 +12,8 @@ pub(super) fn speed(report: &Report, took: Option<&Timing>) -> Sheet {
     // Each run used one thread. Runs from the journal have the timing that was recorded then.
     let busy_s: f64 = report.timing.runs.iter().map(|run| run.wall_s).sum();
     let heading = [
-        "machine",
-        "runs",
-        "events",
-        "events/s of a thread",
-        "virtual s per s",
-        "s per run",
-        "threads",
-        "s in all",
-        "peak memory, MB",
+        "machine", "runs", "events", "events/s of a thread", "virtual s per s", "s per run",
+        "threads", "s in all", "peak memory, MB",
     ];
     let mut table = Sheet::new(1, heading.map(Cell::from).to_vec());
     let unknown = || "–".to_owned();

@@ -248,12 +248,8 @@ pub fn reproduce(options: &Options) -> Result<Reproduction, PaperError> {
     }
     for place in &fenced {
         let columns = [
-            "above their bound, %",
-            "with a full bucket, %",
-            "requests",
-            "bound over real",
-            "drops",
-            "goodput, %",
+            "above their bound, %", "with a full bucket, %", "requests", "bound over real",
+            "drops", "goodput, %",
         ];
         let notes = "A request above its bound does no harm by itself: the pool is never exceeded. \
                      Drops do harm.";

@@ -277,15 +277,8 @@ impl Bench<'_> {
         Section {
             title: "The batch predictor on iterations that it was not trained on".to_owned(),
             head: [
-                "calibration",
-                "host",
-                "slower",
-                "mean error",
-                "p95",
-                "largest",
-                "longer than predicted + 5 %",
-                "safe margin",
-                "longer than with it",
+                "calibration", "host", "slower", "mean error", "p95", "largest",
+                "longer than predicted + 5 %", "safe margin", "longer than with it",
             ]
             .map(str::to_owned)
             .to_vec(),

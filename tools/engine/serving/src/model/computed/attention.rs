@@ -200,12 +200,9 @@ fn gathered(
             (0..context).map(|position| rows.slot(sequence, position) as u32).collect();
         let slots = Tensor::from_vec(slots, context, device)?;
         let split = |tensor: &Tensor| -> Result<Tensor> {
-            let tensor = tensor.index_select(&slots, 0)?.reshape((
-                context,
-                heads.kv_heads,
-                1,
-                heads.width,
-            ))?;
+            let tensor = tensor
+                .index_select(&slots, 0)?
+                .reshape((context, heads.kv_heads, 1, heads.width))?;
             let copies = heads.heads / heads.kv_heads;
             tensor
                 .expand((context, heads.kv_heads, copies, heads.width))?
