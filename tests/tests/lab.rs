@@ -132,19 +132,6 @@ fn a_scheduled_run_marks_each_stage_and_loses_no_byte() {
 }
 
 #[test]
-fn the_same_seed_gives_the_same_arrivals_and_another_seed_others() {
-    let _alone = alone();
-    let arrivals = |seed: &str| {
-        let arguments = ["--policies", "none", "--duration", "1", "--load", "0.3", "--seed", seed];
-        run(&arguments).map(|report| report["workload"]["arrivals_digest"].clone())
-    };
-    let Some(first) = arrivals("11") else { return };
-    assert!(first.is_string(), "{first}");
-    assert_eq!(Some(&first), arrivals("11").as_ref());
-    assert_ne!(Some(&first), arrivals("12").as_ref());
-}
-
-#[test]
 fn a_daemon_killed_in_the_middle_costs_no_byte_and_is_reported() {
     let _alone = alone();
     let arguments = ["--policies", "laxity", "--duration", "4", "--kill-daemon-at", "1.5"];

@@ -21,7 +21,7 @@ use crate::vllm;
 pub const LAXITYD_VARIABLE: &str = "LAXITY_LAXITYD";
 
 /// Paths of the programs that the lab runs.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tools {
     pub ip: PathBuf,
     pub tc: PathBuf,
@@ -201,17 +201,7 @@ impl fmt::Display for Findings {
 }
 
 impl Findings {
-    fn add_engine(&mut self, config: &LabConfig) {
-        let configured = config.laxity_engine.as_ref();
-        let (name, found) = match config.engine {
-            Engine::Vllm => {
-                let found = vllm::find_python(config);
-                (VLLM, found.map_err(|next_step| lack(VLLM, next_step)))
-            }
-            Engine::Timed | Engine::Real => {
-                (ENGINE, find_named(ENGINE, "laxity-engine", configured, ENGINE_VARIABLE))
-            }
-        };
+    fn add(&mut self, name: &'static str, found: Result<PathBuf, Lack>) {
         match found {
             Ok(path) => self.found.push((name, path)),
             Err(lack) => self.lacks.push(lack),
@@ -223,48 +213,29 @@ impl Findings {
 pub fn findings(config: &LabConfig) -> Findings {
     let mut findings = Findings::default();
     for name in ["ip", "tc"] {
-        match find_program(name) {
-            Some(path) => findings.found.push((name, path)),
-            None => findings
-                .lacks
-                .push(lack(name, "install iproute2 (Debian, Ubuntu: apt install iproute2)")),
-        }
+        let install = "install iproute2 (Debian, Ubuntu: apt install iproute2)";
+        findings.add(name, find_program(name).ok_or_else(|| lack(name, install)));
     }
     if let [(_, ip), (_, tc)] = &findings.found[..] {
-        let tools = Tools {
-            ip: ip.clone(),
-            tc: tc.clone(),
-            laxityd: None,
-            coordinator: None,
-            nccl_plugin: None,
-            laxity_engine: None,
-            python: None,
-        };
+        let tools = Tools { ip: ip.clone(), tc: tc.clone(), ..Tools::default() };
         findings.lacks.extend(probe_kernel(&tools));
     }
     if config.policies.iter().any(|policy| policy != NONE) {
-        let configured = config.laxityd.as_ref();
-        match find_daemon(configured) {
-            Ok(path) => findings.found.push(("laxityd", path)),
-            Err(lack) => findings.lacks.push(lack),
-        }
+        findings.add("laxityd", find_daemon(config.laxityd.as_ref()));
     }
-    findings.add_engine(config);
+    if config.engine == Engine::Vllm {
+        findings.add(VLLM, vllm::find_python(config).map_err(|next_step| lack(VLLM, next_step)));
+    } else {
+        let configured = config.laxity_engine.as_ref();
+        findings.add(ENGINE, find_named(ENGINE, ENGINE, configured, ENGINE_VARIABLE));
+    }
     if config.coordinator {
-        match find_own(COORDINATOR) {
-            Some(path) => findings.found.push((COORDINATOR, path)),
-            None => findings.lacks.push(lack(
-                COORDINATOR,
-                "not next to this program nor in PATH; build it with `cargo build --release -p \
-                 laxity-coordinator`, or run without --coordinator",
-            )),
-        }
+        let build = "not next to this program nor in PATH; build it with `cargo build --release -p \
+                     laxity-coordinator`, or run without --coordinator";
+        findings.add(COORDINATOR, find_own(COORDINATOR).ok_or_else(|| lack(COORDINATOR, build)));
     }
     if config.collectives == Collectives::NcclPlugin {
-        match find_nccl_plugin(config) {
-            Ok(path) => findings.found.push((NCCL_PLUGIN, path)),
-            Err(lack) => findings.lacks.push(lack),
-        }
+        findings.add(NCCL_PLUGIN, find_nccl_plugin(config));
     }
     findings
 }
