@@ -14,7 +14,6 @@ use crate::process::{Daemon, Said, binary, eventually, wait_bounded};
 const POSTS: u64 = 20_000;
 const BYTES: u64 = 64;
 
-/// Returns a folder with the provider and the program that posts to it.
 fn built() -> TempDir {
     let folder = tempfile::tempdir().expect("a folder");
     let sources = concat!(env!("CARGO_MANIFEST_DIR"), "/verbs/cost");

@@ -40,7 +40,6 @@ fn hundreds_of_faults_in_combination_lose_nothing_on_any_path() {
     }
 }
 
-/// Plants a bug and checks that it is found, shrunk and found again.
 fn is_found(plant: &str, what: &str) {
     let folder = folder();
     let said = campaign(folder.path(), &["--faults", "200", "--seed", "3", "--plant", plant]);

@@ -62,7 +62,6 @@ fn tokens(stream: TokenStream, found: &mut Vec<String>) {
     }
 }
 
-/// Returns the tokens after the first item: after its block or its semicolon.
 fn after_item<'a, 't>(mut tokens: &'a [&'t str]) -> &'a [&'t str] {
     let mut depth = 0_usize;
     while let [token, rest @ ..] = tokens {

@@ -169,7 +169,6 @@ fn with_completions_a_small_window_schedules_every_byte() {
     });
 }
 
-/// Checks that no flow waits at any port and nothing is in flight.
 fn assert_idle(daemon: &Daemon) {
     for port in &daemon.status().ports {
         let left = (port.waiting_flows, port.in_flight_bytes);

@@ -127,7 +127,6 @@ struct Window {
     /// Flows in the window that the daemon did not schedule.
     unscheduled: u64,
     wait_max_ns: u64,
-    /// Longest time for which a thread of the process waited for a core.
     starved_ns: u64,
 }
 
@@ -340,7 +339,6 @@ impl Scene {
         Self { folder, daemon, honest: Some(honest), alone_from, alone_until: now_ns() }
     }
 
-    /// Watches the honest client beside the client `name`, and then ends both.
     fn judge(&mut self, name: &str, user: User) {
         let from = now_ns();
         let start = Instant::now();

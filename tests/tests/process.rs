@@ -11,8 +11,6 @@ use laxity_wire::ControlClient;
 
 /// Longest wait before a test fails as a hang. It is generous, since the machine may be busy.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
-
-/// Environment variable with the role that a child process of this binary plays.
 const ROLE: &str = "LAXITY_TEST_ROLE";
 
 pub(crate) fn binary(name: &str) -> PathBuf {

@@ -9,7 +9,6 @@ pub(crate) fn root() -> &'static Path {
     tests.parent().expect("tests/ has a parent")
 }
 
-/// Returns the text of a file, whose path is from the root.
 pub(crate) fn text(path: impl AsRef<Path>) -> String {
     let path = path.as_ref();
     fs::read_to_string(root().join(path)).unwrap_or_else(|why| panic!("{}: {why}", path.display()))

@@ -15,7 +15,6 @@ pub(crate) struct Effort {
     /// processes is part of the spread.
     pub(crate) repetitions: usize,
     pub(crate) round_trips: usize,
-    /// Seconds for which the CPU time of an idle daemon is measured.
     pub(crate) idle_seconds: u64,
 }
 
@@ -32,7 +31,6 @@ pub(crate) struct Bench {
     pub(crate) clock: Clock,
     pub(crate) cores: Cores,
     pub(crate) effort: Effort,
-    /// All repetitions of P1 and P that were measured next to other figures.
     pub(crate) p1: Vec<Percentiles>,
     pub(crate) p: Vec<Percentiles>,
     pub(crate) figures: Vec<Figure>,

@@ -27,7 +27,6 @@ pub(crate) struct Cores {
     pub(crate) near: usize,
     /// Core of the other side (daemon, peer), or `None` on a machine with one core.
     pub(crate) far: Option<usize>,
-    /// All processors that producers may use, `far` last.
     pub(crate) all: Vec<usize>,
 }
 

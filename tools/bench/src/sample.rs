@@ -72,7 +72,6 @@ impl Percentiles {
 }
 
 impl Percentiles {
-    /// Returns the statistics per element, for samples that are bursts of `count`.
     pub(crate) fn divided_by(self, count: f64) -> Self {
         Self {
             p50: self.p50 / count,

@@ -146,7 +146,6 @@ impl Laxityd {
         Ok(threads)
     }
 
-    /// Returns the scheduler thread: the thread that uses the most CPU time now.
     pub(crate) fn scheduler_thread(&self) -> Result<Pid, BenchError> {
         let before = self.threads()?;
         std::thread::sleep(Duration::from_millis(30));

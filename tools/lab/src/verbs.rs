@@ -1,6 +1,5 @@
 //! `laxity lab verbs`: runs unmodified RDMA programs under the scheduler in the SoftRoCE guest.
 
-use std::fs;
 use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -14,6 +13,7 @@ use laxity_rig::vm::verbs::{self, Matrix, Programs, VerbsConfig, VerbsReport, pr
 use laxity_rig::vm::{self, Input, Job, Stream, VmConfig};
 
 use laxity_cli::library;
+use laxity_cli::output::{self, say};
 
 use crate::error::CommandError;
 
@@ -137,13 +137,9 @@ impl VerbsArgs {
 
     fn play(&self) -> Result<ExitCode, CommandError> {
         let to_stdout = self.json.as_ref().is_some_and(|path| path.as_os_str() == "-");
-        let file = match &self.json {
-            // Check that the report can be written before the job takes minutes.
-            Some(path) if !to_stdout => {
-                Some((path, fs::File::create(path).map_err(CommandError::file("write", path))?))
-            }
-            _ => None,
-        };
+        let file = self.json.as_ref().filter(|_| !to_stdout);
+        // Check that the report can be written before the job takes minutes.
+        file.map_or(Ok(()), |path| output::check(path))?;
         let job = Job::Verbs(Box::new(self.config()?));
         // Progress goes to standard error because standard output may carry the report.
         let mut show = |_: Stream, bytes: &[u8]| io::stderr().write_all(bytes);
@@ -153,19 +149,15 @@ impl VerbsArgs {
         };
         let report: VerbsReport = serde_json::from_value(outcome.finished.details)
             .map_err(CommandError::json("the guest's report cannot be read"))?;
-        let json = serde_json::to_string_pretty(&report)
-            .map_err(CommandError::json("cannot write the report as JSON"))?;
-        if let Some((path, mut file)) = file {
-            writeln!(file, "{json}").map_err(CommandError::file("write", path))?;
+        let (json, table) = (output::json(&report)?, verbs::table(&report));
+        if let Some(path) = file {
+            output::replace(path, json.as_bytes())?;
         }
-        let table = verbs::table(&report);
         if to_stdout {
-            writeln!(io::stdout(), "{json}")
-                .map_err(CommandError::system("write to standard output"))?;
+            say(json)?;
             eprintln!("{table}");
         } else {
-            writeln!(io::stdout(), "{table}")
-                .map_err(CommandError::system("write to standard output"))?;
+            say(table)?;
         }
         Ok(if report.passed() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }
@@ -200,9 +192,7 @@ fn program(name: &str, otherwise: &str) -> Result<PathBuf, CommandError> {
 
 pub(crate) fn run(args: &VerbsArgs) -> Result<ExitCode, CommandError> {
     if args.list {
-        let list = verbs::names(0).join("\n");
-        writeln!(io::stdout(), "{list}")
-            .map_err(CommandError::system("write to standard output"))?;
+        say(verbs::names(0).join("\n"))?;
         return Ok(ExitCode::SUCCESS);
     }
     if args.prepare {

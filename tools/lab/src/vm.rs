@@ -1,12 +1,12 @@
 //! `laxity lab exec`: runs a program in the guest of the SoftRoCE lab.
 
-use std::fs;
 use std::io::{self, IsTerminal, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Args;
+use laxity_cli::output::{self, say};
 use laxity_rig::vm::{self, Exec, Input, Job, NetworkConfig, Stream, VmConfig, VmError};
 
 use crate::error::CommandError;
@@ -120,42 +120,32 @@ fn code(exit_code: i32) -> ExitCode {
 
 pub(crate) fn probe() -> Result<(), CommandError> {
     let lacks = vm::lacks(&VmConfig::default());
-    let mut out = io::stdout().lock();
     for lack in &lacks {
-        writeln!(out, "   MISSING  {lack}")
-            .map_err(CommandError::system("write to standard output"))?;
+        say(format!("   MISSING  {lack}"))?;
     }
     if !lacks.is_empty() {
         let why = "this machine cannot run the SoftRoCE lab; see above for what is missing";
         return Err(CommandError::CannotRun(why.to_owned()));
     }
-    writeln!(out, "this machine can run the SoftRoCE lab")
-        .map_err(CommandError::system("write to standard output"))
+    Ok(say("this machine can run the SoftRoCE lab")?)
 }
 
 pub(crate) fn exec(args: &ExecArgs) -> Result<ExitCode, CommandError> {
     let config = args.config()?;
     let to_stderr = args.json.as_ref().is_some_and(|path| path.as_os_str() == "-");
-    let file = match &args.json {
-        // Check that the file can be written before the command takes time.
-        Some(path) if !to_stderr => {
-            Some((path, fs::File::create(path).map_err(CommandError::file("write", path))?))
-        }
-        _ => None,
-    };
+    let file = args.json.as_ref().filter(|_| !to_stderr);
+    // Check that the file can be written before the command takes time.
+    file.map_or(Ok(()), |path| output::check(path))?;
     let job = Job::Exec(like_this(args.command.clone())?);
     let input = if io::stdin().is_terminal() { Input::Empty } else { Input::Stdin };
     let report = match vm::run(&config, &job, input, &mut print) {
         Ok(report) => report,
         Err(error) => return Ok(failed(&error)),
     };
-    let json = serde_json::to_string_pretty(&report)
-        .map_err(CommandError::json("cannot write the report as JSON"))?;
+    let json = output::json(&report)?;
     if to_stderr {
         eprintln!("{json}");
     }
-    if let Some((path, mut file)) = file {
-        writeln!(file, "{json}").map_err(CommandError::file("write", path))?;
-    }
+    file.map_or(Ok(()), |path| output::replace(path, json.as_bytes()))?;
     Ok(code(report.finished.exit_code))
 }

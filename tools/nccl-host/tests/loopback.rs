@@ -13,7 +13,6 @@ use laxity_nccl_host::{
     Attempt, Context, HostError, Plugin, RecvComm, Region, Request, SendComm, Tested,
 };
 
-/// The variable that is set in the process that runs a case.
 const ROLE: &str = "LAXITY_NCCL_HOST_ROLE";
 
 /// Time after which a wait counts as a hang. It is long, because the machine may be busy.

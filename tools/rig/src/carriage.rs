@@ -60,7 +60,6 @@ fn report_path(folder: &Path, host: usize) -> std::path::PathBuf {
 /// The counters of the NCCL plugin over all hosts.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Carriage {
-    /// Bytes that engines gave to the plugin, including the lengths of parcels.
     pub payload_bytes: u64,
     pub messages: u64,
     /// Times that the plugin answered "not now" to a message.
@@ -72,7 +71,6 @@ pub struct Carriage {
     pub bypassed: u64,
     /// Messages that the plugin sent without a permit because the longest allowed wait was over.
     pub overdue: u64,
-    /// Daemons that had a client with the plugin's name at the end.
     pub clients: u32,
     pub submitted_bytes: u64,
     pub permitted_bytes: BTreeMap<u8, u64>,

@@ -330,7 +330,6 @@ impl Events {
     }
 }
 
-/// Returns the numbers of the requests whose answer differs from the expected one.
 pub fn different(expected: &BTreeMap<u64, &[u32]>, answers: &[Answer]) -> Vec<u64> {
     complete(answers)
         .filter(|(id, tokens)| expected.get(id).is_some_and(|expected| expected != tokens))

@@ -46,7 +46,6 @@ pub enum Collectives {
     /// The engine's own connections, like the other stages.
     #[default]
     Sockets,
-    /// Laxity's NCCL net plugin, which each prefill host's engine loads as NCCL does.
     NcclPlugin,
 }
 
@@ -128,7 +127,6 @@ pub struct LabConfig {
     /// Time at which the victim's daemon is killed by SIGKILL, in s after the start of each
     /// scheduled run.
     pub kill_daemon_at: Option<f64>,
-    /// Whether one `laxity-coordinator` orders the batches of all hosts in each scheduled run.
     pub coordinator: bool,
     /// Path of the coordinator's configuration file. Without it the coordinator has its defaults.
     pub coordinator_config: Option<PathBuf>,

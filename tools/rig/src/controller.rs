@@ -456,7 +456,6 @@ fn clock_ns() -> Result<u64, LabError> {
     now_ns().map_err(LabError::system("reading the clock"))
 }
 
-/// Returns the processor time of all children that have ended, in s.
 fn children_cpu_s() -> f64 {
     let Ok(usage) = getrusage(UsageWho::RUSAGE_CHILDREN) else {
         return 0.0;

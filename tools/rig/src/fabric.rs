@@ -27,8 +27,6 @@ use crate::config::LabConfig;
 
 /// MTU of every link, in bytes. RoCE fabrics use jumbo frames, too.
 pub const MTU: u32 = 9000;
-
-/// Most bytes that the network stack hands to a queue as one unit.
 const GSO_BYTES_MAX: u32 = 16 << 10;
 
 /// HTB's burst, in bytes. One GSO unit must fit.

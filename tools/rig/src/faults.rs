@@ -34,7 +34,6 @@ pub use task::Plant;
 
 use crate::error::LabError;
 
-/// Plays a part of a campaign in a process that the campaign started.
 pub(crate) fn internal(part: &str, arguments: &[OsString]) -> Result<(), LabError> {
     let first = arguments.first().and_then(|argument| argument.to_str()).unwrap_or_default();
     match part {

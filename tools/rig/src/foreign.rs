@@ -19,7 +19,6 @@ use crate::error::LabError;
 use crate::fabric;
 use crate::sandbox;
 
-/// The UDP port of senders, which read nothing: what arrives there is dropped.
 const PORT: u16 = 7900;
 const DATAGRAM_BYTES: usize = 8_800;
 const HEADER_BYTES: usize = 14 + 20 + 8;

@@ -87,7 +87,6 @@ impl Default for ServingConfig {
 #[serde(default, deny_unknown_fields)]
 pub struct TimedConfig {
     pub order: Policy,
-    /// Number of KV cache blocks of each process, with 16 tokens each.
     pub kv_blocks: u32,
     pub output_tokens: u32,
     /// Time without a sign of life after which a daemon counts as gone, in ms.

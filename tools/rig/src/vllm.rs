@@ -41,11 +41,7 @@ pub use config::VllmConfig;
 const MAKE_MODEL: &str = include_str!("vllm/make_model.py");
 const FRONT_DOOR: &str = include_str!("vllm/front_door.py");
 pub const PYTHON_VARIABLE: &str = "LAXITY_VLLM_PYTHON";
-
-/// Ending of the names of policies under which the connector gives no hints.
 const NO_HINTS: &str = "_no_hints";
-
-/// Port of vLLM's endpoint where the front door has the usual one.
 const BEHIND_PORT: u16 = 8001;
 const SIDE_CHANNEL_PORT: u16 = 5600;
 

@@ -50,7 +50,6 @@ pub const AGENT: Synthetic =
 /// Share of requests that open a conversation. They reuse at most a system prompt.
 const OPENING_SHARE: f64 = 0.2;
 
-/// Makes the requests of a built-in workload that arrive in `duration_s` seconds.
 pub fn synthesise(
     what: &Synthetic,
     seed: u64,

@@ -25,7 +25,6 @@ const TRIES: u32 = 2;
 pub struct Campaign {
     pub seed: u64,
     pub faults: u64,
-    /// Rounds that are played at the same time, each with its own daemon.
     pub jobs: usize,
     pub setting: Setting,
     /// File that remembers finished rounds, so that a later call goes on.
@@ -191,7 +190,6 @@ pub fn run(
     Ok(report)
 }
 
-/// Shrinks the schedule of a round that went wrong, and writes it.
 fn shrunk(
     campaign: &Campaign,
     round: u64,

@@ -81,7 +81,6 @@ pub(super) struct Cast<'a> {
     hostile: Vec<(u64, Child)>,
 }
 
-/// Locks the oracle, which is usable after a panic of another thread.
 pub(super) fn lock(oracle: &Mutex<Oracle>) -> MutexGuard<'_, Oracle> {
     oracle.lock().unwrap_or_else(PoisonError::into_inner)
 }

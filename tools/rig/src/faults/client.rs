@@ -72,7 +72,6 @@ impl Sender {
         Open { number, ticket, sent: 0, begin_ns: now_ns(), starved: self.starved.ns() }
     }
 
-    /// Sends the bytes that a permit names, and returns the frames of it.
     fn send(&self, open: &mut Open, bytes: u64) -> Vec<Frame> {
         let (queue, number, offset) = (self.queue, open.number, open.sent);
         open.sent += bytes;

@@ -257,7 +257,6 @@ impl Scene<'_> {
         Ok(())
     }
 
-    /// Makes sure that there is a daemon that runs and can answer.
     fn bring_up(&mut self) -> Result<(), LabError> {
         if !self.daemon.is_up() {
             self.daemon.launch()?;

@@ -27,7 +27,6 @@ pub enum Kind {
     ClientStopped,
     /// A worker forks beside threads that submit. In C the child sends with its parent's client.
     ClientForked,
-    /// A thread of a worker ends that has flows in its lane.
     ThreadLost,
     Reloaded,
     /// A reload of a file that is wrong, which the daemon has to refuse.

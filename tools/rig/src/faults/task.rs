@@ -54,9 +54,7 @@ pub(super) struct Task {
     pub(super) socket: PathBuf,
     pub(super) seed: u64,
     pub(super) plant: Option<Plant>,
-    /// The library that the worker loads: the C client, or the NCCL plugin.
     pub(super) library: PathBuf,
-    /// The file by which an NCCL receiver gives its handle to the sender.
     pub(super) handle: PathBuf,
 }
 

@@ -79,7 +79,6 @@ pub fn engine_toml(
     toml::to_string(&toml::Table::try_from(engine)?)
 }
 
-/// Returns the processes with which a host exchanges KV caches and experts' tokens.
 fn peers(config: &LabConfig, host: usize, is_timed: bool) -> Value {
     let prefill_hosts = config.units * config.ranks;
     let prefills = host < prefill_hosts;

@@ -30,7 +30,6 @@ impl LabReport {
         self.config.serving().device == crate::serving::Device::Cpu
     }
 
-    /// Returns the requests whose answer differs from the one alone, by policy.
     pub fn disagreements(&self) -> Vec<(&str, &[u64])> {
         let differ = |run: &&PolicyRun| !run.answers_different.is_empty();
         self.runs
@@ -67,7 +66,6 @@ pub struct PolicyRun {
     pub exchange_ms: f64,
     pub exchanges: u64,
     pub stages_ms: Stages,
-    /// Mean time that a layer waited for KV of another host, in ms.
     pub kv_wait_ms: f64,
     pub iteration_ms: f64,
     pub tokens_found: u64,
@@ -101,7 +99,6 @@ pub struct PolicyRun {
     /// with others.
     pub buffers_unbounded: bool,
     pub busy_cores: f64,
-    /// Average number of processors that the lab's processes kept busy, including the warm-up.
     pub lab_cores: f64,
     pub wall_s: f64,
     /// Percentiles 0 … 100 for plots.
@@ -139,7 +136,6 @@ pub struct WorkloadReport {
     /// Mean TTFT of a request alone, in ms. Objectives are multiples of a request's TTFT alone.
     pub ideal_ttft_ms: f64,
     pub prefixes: usize,
-    /// Sum of the tokens of all prefixes that were computed before each run.
     pub prefix_tokens: u64,
     /// How a recording was fitted, if there was one.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -35,7 +35,6 @@ fn ttft_ns(answer: &Answer) -> Option<u64> {
     Some(answer.first_ns?.saturating_sub(answer.begin_ns).max(1))
 }
 
-/// Returns the TTFT of each request alone, in ns: computed, or else measured.
 fn alone_ns(asked: &[Asked], alone: &RunRecord) -> BTreeMap<u64, u64> {
     let measured = alone.answers.iter();
     let measured = measured.filter_map(|answer| Some((answer.id, ttft_ns(answer)?)));
@@ -251,7 +250,6 @@ fn bypassed(counts: &Counts) -> u64 {
     (counts.get("bypassed_bytes_total") + counts.get("laxityd_bypassed_bytes")) as u64
 }
 
-/// Returns the mean parts of the TTFT of prompts that prefill hosts computed.
 fn stages(counts: &Counts) -> Stages {
     let mean = |part| counts.mean(&format!("ttft_{part}_seconds")) * 1e3;
     Stages {

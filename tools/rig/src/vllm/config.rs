@@ -57,7 +57,6 @@ impl Default for VllmConfig {
 }
 
 impl VllmConfig {
-    /// Returns the model in the form that all engines of the lab have.
     pub(crate) fn serving(&self) -> ServingConfig {
         ServingConfig {
             device: Device::Cpu,

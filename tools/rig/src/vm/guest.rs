@@ -244,7 +244,6 @@ impl Guest {
         counters::read(&self.network).map_err(LabError::step("reading the router's counters"))
     }
 
-    /// Returns a task that runs a program with the lab's environment in `/tmp`.
     pub fn task<S: Into<String>>(
         &self,
         argv: impl IntoIterator<Item = S>,

@@ -42,7 +42,6 @@ pub struct Exec {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct GuestJob {
     pub network: NetworkConfig,
-    /// Folders to mount writable, at the path that they have on the host.
     pub shares: Vec<Share>,
     /// Path of `lib/modules/RELEASE` of the guest's kernel, on the host.
     pub modules: PathBuf,
@@ -55,7 +54,6 @@ pub struct GuestJob {
 pub struct Facts {
     /// Release of the guest's kernel.
     pub release: String,
-    /// Index of the IPv4 RoCEv2 GID, which is the same on both devices.
     pub gid_index: u32,
     /// Rate of the router's ports, in Mbit/s. `None` without shaping.
     pub rate_mbit: Option<u32>,

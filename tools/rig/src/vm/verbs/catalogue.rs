@@ -26,7 +26,6 @@ enum Trait {
     /// The program finds its peer by the RDMA connection manager. It also exchanges parameters and
     /// barriers by RDMA, so only the wire shows how many work requests there are.
     Managed,
-    /// The program sends unreliable datagrams, which have no class of their own.
     Datagram,
 }
 
@@ -156,7 +155,6 @@ fn frameworks(gid: u32) -> Vec<Program> {
     ]
 }
 
-/// Returns the program for the Transfer Engine, which verifies data at both ends.
 pub(super) fn mooncake(programs: &Programs, name: &str, what: &str) -> Option<Program> {
     let python = programs.python.as_ref()?.display().to_string();
     let side = |line: &str| {
@@ -178,7 +176,6 @@ pub(super) fn mooncake(programs: &Programs, name: &str, what: &str) -> Option<Pr
     })
 }
 
-/// Returns a long write of perftest, during which the daemon is killed.
 pub(super) fn long_write(gid: u32) -> Program {
     let test = (
         "ib_write_bw",

@@ -23,7 +23,6 @@ const FOR_EVER: Duration = Duration::from_secs(24 * 3600);
 pub(super) const LEVELS: [u8; 8] = [46, 34, 26, 18, 18, 10, 10, 10];
 pub(super) const SCAVENGER: u8 = 8;
 pub(super) const COLLECTIVE: u8 = 34;
-/// DSCP of the lowest level above the scavenger, which is that of P2D.
 pub(super) const P2D: u8 = 10;
 
 /// Returns the configuration. The guest can send more than 200 Mbit/s, so work requests wait. The
@@ -45,7 +44,6 @@ pub(super) struct Daemon {
 }
 
 impl Daemon {
-    /// Starts a daemon that enforces a rate at which work requests wait.
     pub(super) fn start(lab: &Lab<'_>) -> Result<Self, LabError> {
         let path = Path::new(scratch!("laxityd.toml"));
         Self::start_with(lab.guest, lab.programs, CONTROL, path, &config())

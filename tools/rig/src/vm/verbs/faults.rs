@@ -72,7 +72,6 @@ pub(super) fn run(
     }
 }
 
-/// Runs a program with the library, which writes its report to [`REPORT`].
 fn preloaded(lab: &Lab<'_>, side: &Side, limit_s: u64) -> Result<TaskReport, LabError> {
     let launch = Launch {
         through: Through::Preload,
@@ -275,7 +274,6 @@ fn nothing_to_do(lab: &Lab<'_>, case: &mut CaseReport) -> Result<(), LabError> {
 const SUBTESTS: &str = "post_list reuse_freed unsignaled wr_batch wr_inline wr_abort cq_events \
                         qp_error destroy_pending";
 
-/// Returns the side that runs [`SUBTESTS`] with the program in a folder.
 fn subtests(lab: &Lab<'_>, folder: &str) -> Side {
     let gid = lab.guest.facts.gid_index;
     let line = format!("{folder}/verbs_check -g {gid} {SUBTESTS}");

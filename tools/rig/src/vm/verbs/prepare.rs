@@ -65,7 +65,6 @@ pub fn checks(sources: &Path, sanitizer: Option<&str>) -> Result<PathBuf, LabErr
     Ok(out)
 }
 
-/// Returns the address sanitizer's library, which has to be preloaded before `liblaxity.so`.
 pub fn libasan() -> Result<PathBuf, LabError> {
     let path = call(Command::new("cc").arg("-print-file-name=libasan.so"))?;
     Path::new(&path)

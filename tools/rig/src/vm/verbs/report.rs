@@ -24,7 +24,6 @@ impl VerbsReport {
         (programs.chain(&self.plugin).chain(&self.pyverbs)).chain(&self.faults)
     }
 
-    /// Reports whether all that was run passed, and anything was run at all.
     pub fn passed(&self) -> bool {
         self.cases().next().is_some() && !self.failed()
     }
@@ -42,7 +41,6 @@ pub struct ProgramReport {
     /// Command of the program, without the library's part.
     pub command: String,
     pub profile: String,
-    /// Messages of connected queue pairs that crossed the router, retransmissions left out.
     pub wire_messages: u64,
     pub wire_bytes: u64,
     /// Packets of connected queue pairs that crossed again, because of a short timeout or a loss.
