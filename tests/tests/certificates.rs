@@ -8,6 +8,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use laxity_client::{Client, Hint, Options};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 
 use crate::process::{Daemon, PATIENCE, Said, binary, eventually, words};
 
@@ -199,4 +201,50 @@ fn a_load_gets_orders_from_its_coordinator() {
     let load = words("cluster load --daemons 3 --batches 6 --rate 50 --duration 1s --json -");
     let json = laxity(&load).good().json();
     assert!(json["answered"].as_u64() > Some(0), "{json}");
+}
+
+/// Starts a load, and returns it with the number of its coordinator once daemons are connected.
+/// What it says goes to a file: a coordinator that outlived it would keep a pipe open.
+fn load(folder: &Path) -> (Child, u32) {
+    let said = fs::File::create(folder.join("said")).expect("a file");
+    let mut load = Command::new(binary("laxity-lab"));
+    load.args(words("cluster-load --daemons 4 --batches 20 --duration 60s"));
+    load.env("TMPDIR", folder.join("tmp")).stdin(Stdio::null()).stdout(Stdio::null());
+    let load = load.stderr(said).spawn().expect("laxity-lab runs");
+    let children = format!("/proc/{0}/task/{0}/children", load.id());
+    let mut coordinator = None;
+    eventually("it starts a coordinator with a socket for each daemon", || {
+        let text = fs::read_to_string(&children).unwrap_or_default();
+        coordinator = text.split_whitespace().next().and_then(|pid| pid.parse::<u32>().ok());
+        let files = coordinator.and_then(|pid| fs::read_dir(format!("/proc/{pid}/fd")).ok());
+        let links =
+            files.into_iter().flatten().flatten().filter_map(|f| fs::read_link(f.path()).ok());
+        links.filter(|link| link.to_string_lossy().starts_with("socket:")).count() >= 5
+    });
+    (load, coordinator.expect("it has one"))
+}
+
+fn kill_hard(pid: u32) {
+    kill(Pid::from_raw(pid.cast_signed()), Signal::SIGKILL).expect("it is there");
+}
+
+#[test]
+fn a_load_and_its_coordinator_end_together() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::create_dir(folder.path().join("tmp")).expect("a folder");
+    let (mut killed, coordinator) = load(folder.path());
+    kill_hard(killed.id());
+    killed.wait().expect("ours");
+    eventually("the coordinator ends, or is a zombie of whoever took it over", || {
+        let stat = fs::read_to_string(format!("/proc/{coordinator}/stat"));
+        stat.map_or(true, |stat| stat.contains(") Z "))
+    });
+    let left = fs::read_dir(folder.path().join("tmp")).expect("a folder").count();
+    assert_eq!(left, 0, "files are left");
+
+    let (mut bereft, coordinator) = load(folder.path());
+    kill_hard(coordinator);
+    assert_eq!(bereft.wait().expect("ours").code(), Some(1));
+    let said = fs::read_to_string(folder.path().join("said")).expect("written");
+    assert!(said.contains("was killed by SIGKILL") && !said.contains("h2"), "{said}");
 }

@@ -57,7 +57,6 @@ mod request;
 pub use abi::HANDLE_BYTES;
 pub use comm::{Connecting, Handle, Listener, RecvComm, SendComm};
 pub use error::{HostError, ResultCode};
-pub use log::lines as log_lines;
 pub use memory::Region;
 pub use plugin::{Context, Plugin};
 pub use request::{Attempt, Request, Tested};

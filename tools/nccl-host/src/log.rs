@@ -1,5 +1,5 @@
-//! The lines that plugins log through their host's logger. The interface passes no context, so all
-//! plugins of a process share one log of [`LINES_MAX`] lines.
+//! The warnings that plugins log through their host's logger. The interface passes no context, so
+//! all plugins of a process share one log of [`LINES_MAX`] lines.
 
 use std::collections::VecDeque;
 use std::ffi::{CStr, c_char, c_int};
@@ -9,41 +9,21 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 const LINES_MAX: usize = 256;
 const SHOWN_MAX: usize = 3;
 const WARN: c_int = 2;
-const TRACE: c_int = 5;
 
-struct LogLine {
-    warns: bool,
-    text: String,
-}
+static LINES: Mutex<VecDeque<String>> = Mutex::new(VecDeque::new());
 
-static LINES: Mutex<VecDeque<LogLine>> = Mutex::new(VecDeque::new());
-
-fn all() -> MutexGuard<'static, VecDeque<LogLine>> {
+fn all() -> MutexGuard<'static, VecDeque<String>> {
     LINES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Returns the last lines that plugins of this process logged, oldest first. Traces are left out.
-pub fn lines() -> Vec<String> {
-    all().iter().map(|line| line.text.clone()).collect()
-}
-
+/// Returns the last warnings, each in a line of its own.
 pub(crate) fn warnings() -> String {
     let lines = all();
-    let warned: Vec<&str> =
-        lines.iter().filter(|line| line.warns).map(|line| line.text.as_str()).collect();
-    let last = &warned[warned.len().saturating_sub(SHOWN_MAX)..];
-    last.iter().fold(String::new(), |mut text, line| {
-        text.push_str("\n  the plugin: ");
-        text.push_str(line);
-        text
-    })
+    let last = lines.iter().skip(lines.len().saturating_sub(SHOWN_MAX));
+    last.map(|line| format!("\n  the plugin: {line}")).collect()
 }
 
-pub(crate) fn note(text: String) {
-    keep(LogLine { warns: true, text });
-}
-
-fn keep(line: LogLine) {
+pub(crate) fn note(line: String) {
     let mut lines = all();
     if lines.len() == LINES_MAX {
         lines.pop_front();
@@ -74,7 +54,7 @@ unsafe extern "C" fn laxity_nccl_host_note(
     line: c_int,
     text: *const c_char,
 ) {
-    if level >= TRACE {
+    if level != WARN {
         return;
     }
     // SAFETY: the plugin passed `file`, which the interface defines as null or a string. `text` is
@@ -88,7 +68,7 @@ unsafe extern "C" fn laxity_nccl_host_note(
         (file, 0) => format!("{file}: "),
         (file, line) => format!("{file}:{line}: "),
     };
-    keep(LogLine { warns: level == WARN, text: format!("{place}{text}") });
+    note(format!("{place}{text}"));
 }
 
 #[cfg(test)]
@@ -122,18 +102,18 @@ mod tests {
                 9_000_000_000_u64,
             );
             laxity_nccl_host_logger(WARN, 16, std::ptr::null(), 0, c"%s".as_ptr(), long.as_ptr());
-            laxity_nccl_host_logger(TRACE, 16, std::ptr::null(), 0, c"a trace".as_ptr());
-            laxity_nccl_host_logger(3, 16, c"net".as_ptr(), 0, std::ptr::null());
+            laxity_nccl_host_logger(3, 16, std::ptr::null(), 0, c"no warning".as_ptr());
+            laxity_nccl_host_logger(WARN, 16, c"net".as_ptr(), 0, std::ptr::null());
         }
-        let lines = lines();
+        let lines: Vec<String> = all().iter().cloned().collect();
         assert!(lines.contains(&"net.rs:7: device -3 of eth0: 9000000000".to_owned()), "{lines:?}");
         assert!(lines.iter().any(|line| line.len() == 1023), "cut, not lost");
         assert!(lines.contains(&"net: ".to_owned()), "a null format");
-        assert!(!lines.iter().any(|line| line.contains("trace")));
+        assert!(!lines.iter().any(|line| line.contains("no warning")));
         assert!(warnings().contains("\n  the plugin: net.rs:7: device -3 of eth0: 9000000000"));
         for number in 0..2 * LINES_MAX {
             note(format!("line {number}"));
         }
-        assert_eq!(super::lines().len(), LINES_MAX);
+        assert_eq!(all().len(), LINES_MAX);
     }
 }

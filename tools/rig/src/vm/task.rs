@@ -33,9 +33,6 @@ pub enum TaskError {
     /// The program cannot be started.
     #[error("cannot start `{0}`: {1}")]
     Start(String, #[source] std::io::Error),
-    /// The program did not end with 0, or was killed at its limit.
-    #[error("{0}")]
-    Failed(Box<TaskReport>),
     /// The program did not print an awaited text.
     #[error("`{what}` did not say `{awaited}` within {waited_ms} ms; it said: {said}")]
     Silent {
@@ -65,11 +62,6 @@ impl TaskReport {
     /// Reports whether the program ended by itself with 0.
     pub fn succeeded(&self) -> bool {
         self.code == Some(0) && !self.timed_out
-    }
-
-    /// Returns this report if the task succeeded.
-    pub fn expect_success(self) -> Result<Self, TaskError> {
-        if self.succeeded() { Ok(self) } else { Err(TaskError::Failed(Box::new(self))) }
     }
 }
 
@@ -270,7 +262,7 @@ mod tests {
         let report = sh("echo out; echo err >&2; exit 3", LONG).wait();
         assert_eq!((&*report.stdout, &*report.stderr), ("out\n", "err\n"));
         assert_eq!((report.code, report.timed_out), (Some(3), false));
-        assert!(report.clone().expect_success().is_err());
+        assert!(!report.succeeded());
         let report = sh("kill -9 $$", LONG).wait();
         assert_eq!((report.code, report.signal), (None, Some(9)));
     }
