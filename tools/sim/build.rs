@@ -5,7 +5,6 @@
 use std::path::{Path, PathBuf};
 use std::{env, fs};
 
-/// Sources and built-in model and GPU files that determine an outcome.
 const DECIDES: [&str; 6] =
     ["src", "../../proto/policy/src", "../engine/requests/src", "models", "gpus", "fits"];
 

@@ -20,12 +20,9 @@ use nix::sys::socket::{setsockopt, sockopt};
 
 use crate::Input;
 
-/// Bytes of the real peer's message. The receiver's buffer has `ROOM` bytes.
 const MESSAGE: usize = 100;
 const ROOM: usize = 128;
-/// Calls of a receiver's `progress` after a message.
 const AFTER: usize = 20;
-/// Content of the buffer before a message.
 const UNTOUCHED: u8 = 0xa5;
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -50,7 +47,6 @@ fn handle(bytes: &[u8]) {
     }
 }
 
-/// Connects to a listener and sends `pieces`. Returns the open connection.
 fn stranger(to: SocketAddr, pieces: [&[u8]; 2]) -> TcpStream {
     let mut stream = TcpStream::connect(to).expect("it listens");
     // A reset avoids thousands of ports in TIME_WAIT.
@@ -63,7 +59,6 @@ fn stranger(to: SocketAddr, pieces: [&[u8]; 2]) -> TcpStream {
     stream
 }
 
-/// Accepts connections until there are `wanted` ones or `patience` has passed.
 fn accepted(
     listener: &mut dyn Listener,
     wanted: usize,
@@ -99,7 +94,6 @@ fn receive(receiver: &mut dyn Receiver, steps: usize) -> (Vec<usize>, [u8; ROOM]
     (sizes, inside.try_into().expect("half of the room"))
 }
 
-/// Connects the real peer after the input and checks its message.
 fn converse(listener: &mut dyn Listener, handle: &Handle) {
     let classes = Classes::from_slice(&[0]);
     let mut dialing = tcp().connect(0, handle, &classes).expect("a socket");
@@ -158,7 +152,6 @@ fn listener(mut input: Input<'_>) {
     drop(stranger);
 }
 
-/// Runs the target on one input.
 pub fn run(bytes: &[u8]) {
     let mut input = Input::new(bytes);
     match input.byte() % 4 {
@@ -167,7 +160,6 @@ pub fn run(bytes: &[u8]) {
     }
 }
 
-/// Returns inputs that reach much of the code.
 pub fn seeds() -> Vec<Vec<u8>> {
     let address = SocketAddr::from(([127, 0, 0, 1], 4000));
     let of = |carrier| Handle { carrier, address, nonce: 7 };

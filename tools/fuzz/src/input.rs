@@ -1,11 +1,9 @@
 //! Input bytes that are taken from the front. After the end there are zeros.
 
-/// The bytes of an input that are left.
 #[derive(Clone, Copy, Debug)]
 pub struct Input<'a>(&'a [u8]);
 
 impl<'a> Input<'a> {
-    /// Creates an input of all `bytes`.
     pub const fn new(bytes: &'a [u8]) -> Self {
         Self(bytes)
     }
@@ -15,7 +13,6 @@ impl<'a> Input<'a> {
         self.0.is_empty()
     }
 
-    /// Takes `count` bytes, or all if fewer are left.
     pub fn take(&mut self, count: usize) -> &'a [u8] {
         let (head, tail) = self.0.split_at(count.min(self.0.len()));
         self.0 = tail;
@@ -33,17 +30,14 @@ impl<'a> Input<'a> {
         self.array::<1>()[0]
     }
 
-    /// Takes two bytes as a little-endian number.
     pub fn short(&mut self) -> u16 {
         u16::from_le_bytes(self.array())
     }
 
-    /// Takes eight bytes as a little-endian number.
     pub fn word(&mut self) -> u64 {
         u64::from_le_bytes(self.array())
     }
 
-    /// Takes a length of two bytes, and then that many bytes.
     pub fn packet(&mut self) -> &'a [u8] {
         let length = self.short();
         self.take(usize::from(length))

@@ -19,7 +19,6 @@ use std::path::Path;
 
 pub use input::Input;
 
-/// The environment variable with the path of a fuzzer's corpus.
 pub const CORPUS: &str = "LAXITY_FUZZ_CORPUS";
 
 /// Adds the seeds of `target` to the corpus that [`CORPUS`] names, if it is set. Each target calls

@@ -22,14 +22,10 @@ use crate::Input;
 use crate::wire::hello;
 
 const GEOMETRY: Geometry = Geometry { lanes: 2, slots: 16, colour: 0 };
-/// Most steps of one input.
 const STEPS_MAX: usize = 256;
-/// Bytes of credit that the lane gets.
 const CREDIT: u64 = 1 << 20;
-/// Opcodes of records, and one that isn't valid.
 const OPCODES: [u64; 14] = [1, 2, 3, 4, 5, 6, 16, 17, 18, 19, 20, 21, 22, 23];
 
-/// A client that writes arbitrary words.
 struct Client {
     served: Served,
     file: File,
@@ -55,7 +51,6 @@ impl Client {
         }
     }
 
-    /// Writes a record into the slot that the daemon reads next.
     fn publish(&mut self, words: [u64; WORDS]) {
         let header = laxity_shm::layout::LANE_HEADER_LINES * LINE_BYTES;
         let at = GEOMETRY.lane_offset(0) + header + usize::from(self.slot) * LINE_BYTES;
@@ -67,14 +62,12 @@ impl Client {
         self.written += 1;
     }
 
-    /// Writes a word at any place.
     fn scribble(&mut self, at: u64, word: u64) {
         let at = at % (self.served.region().bytes() as u64 - 8);
         let written = self.file.write_all_at(&word.to_le_bytes(), at);
         written.expect("writes");
     }
 
-    /// Lets the daemon read records. Returns them.
     fn drain(&mut self, grant: bool) -> Vec<Record> {
         let (mut records, mut flows) = (Vec::new(), Vec::new());
         let file = &self.file;
@@ -117,7 +110,6 @@ impl Client {
     }
 }
 
-/// Returns the next slot that a record contains in the file at present.
 fn next_of(file: &File, slot: u16) -> u16 {
     let header = laxity_shm::layout::LANE_HEADER_LINES * LINE_BYTES;
     let at = GEOMETRY.lane_offset(0) + header + usize::from(slot) * LINE_BYTES + 40;
@@ -127,7 +119,6 @@ fn next_of(file: &File, slot: u16) -> u16 {
     u16::from_le_bytes(bytes) % GEOMETRY.slots
 }
 
-/// A daemon that reports its clients' records to a coordinator.
 struct Told {
     ledger: ReportState,
     cluster: Cluster,
@@ -149,7 +140,6 @@ impl Told {
         Self { ledger, cluster, id, stream, sequence: 0, now }
     }
 
-    /// Processes a record as the daemon's driver does.
     fn note(&mut self, record: Record) {
         let due = |ns| if ns == 0 { Time::NEVER } else { Time(ns) };
         match record {
@@ -196,7 +186,6 @@ impl Told {
     }
 }
 
-/// Runs the target on one input.
 pub fn run(bytes: &[u8]) {
     let mut input = Input::new(bytes);
     let mut client = Client::new();
@@ -237,7 +226,6 @@ pub fn run(bytes: &[u8]) {
     told.tell();
 }
 
-/// Returns inputs that reach much of the code.
 pub fn seeds() -> Vec<Vec<u8>> {
     let flow =
         Flow { stage: Stage::Collective, bytes: 4096, batch: 1, request: 11, ..Flow::default() };

@@ -14,7 +14,6 @@ use nix::sys::socket::{
 use crate::Input;
 use crate::input::put_packet;
 
-/// Most packets of one connection.
 const PACKETS_MAX: usize = 8;
 
 fn pair() -> (OwnedFd, OwnedFd) {
@@ -22,7 +21,6 @@ fn pair() -> (OwnedFd, OwnedFd) {
     socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags).expect("descriptors")
 }
 
-/// Sends a packet with `rights` descriptors.
 fn send(socket: &OwnedFd, packet: &[u8], rights: usize) {
     let file = (rights > 0).then(|| File::open("/dev/null").expect("there is one"));
     let fds: Vec<i32> = file.iter().map(AsRawFd::as_raw_fd).cycle().take(rights).collect();
@@ -41,7 +39,6 @@ fn check_hello(hello: &Hello) {
     assert_eq!(again.as_ref().ok(), Some(hello));
 }
 
-/// Checks the daemon's side of a connection that receives `packets`.
 fn greeted(packets: &[(&[u8], usize)]) {
     let (ours, theirs) = pair();
     for &(packet, rights) in packets {
@@ -58,7 +55,6 @@ fn greeted(packets: &[(&[u8], usize)]) {
     assert!(end.is_some(), "a hangup is an end");
 }
 
-/// Checks the client's side, which receives replies with descriptors.
 fn answered(packets: &[(&[u8], usize)]) {
     let (ours, theirs) = pair();
     for &(packet, rights) in packets {
@@ -69,7 +65,6 @@ fn answered(packets: &[(&[u8], usize)]) {
     }
 }
 
-/// Runs the target on one input.
 pub fn run(bytes: &[u8]) {
     let _ = Hello::parse(bytes).inspect(check_hello);
     if let Ok(geometry) = Reply::parse(bytes) {
@@ -97,7 +92,6 @@ pub fn run(bytes: &[u8]) {
     }
 }
 
-/// Returns inputs that reach much of the code.
 pub fn seeds() -> Vec<Vec<u8>> {
     let geometry = Geometry::default();
     let hello = |mode, fenced| Hello::new("vllm-worker-0 é", mode, fenced);

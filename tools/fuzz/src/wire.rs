@@ -21,9 +21,7 @@ mod seeds;
 
 pub use seeds::seeds;
 
-/// Number of simulated daemons.
 const HOSTS: usize = 4;
-/// Most steps of one input.
 const STEPS_MAX: usize = 256;
 /// Most polls at one instant. More mean that the coordinator never finishes.
 const POLLS_MAX: usize = 1000;
@@ -41,12 +39,10 @@ const READ: u8 = 5;
 const OPERATE: u8 = 6;
 const ORDER: u8 = 7;
 
-/// Returns the address of a host's ports.
 fn address(host: &str) -> Vec<u8> {
     vec![host.bytes().last().unwrap_or(0); 16]
 }
 
-/// Returns a hello with two ports.
 pub fn hello(host: &str) -> Hello {
     let port = |direction| PortInfo {
         name: "eth0".into(),
@@ -82,7 +78,6 @@ struct World {
     cluster: Cluster,
     now: Time,
     daemons: [Daemon; HOSTS],
-    /// The assembler that reads orders of a malicious coordinator.
     misled: OrderAssembler,
 }
 
@@ -140,7 +135,6 @@ impl World {
         self.say(host, Message::Report(report));
     }
 
-    /// Processes a message as the server does.
     fn say(&mut self, host: usize, message: Message) {
         let Some((id, stream)) = self.daemons[host].stream else {
             if let Message::Hello(hello) = message {
@@ -257,7 +251,6 @@ impl World {
         }
     }
 
-    /// Passes an order of a malicious coordinator to a daemon's assembler.
     fn mislead(&mut self, packet: &[u8]) {
         let order = match FromCoordinator::decode(packet) {
             Ok(FromCoordinator { message: Some(from_coordinator::Message::Order(order)) }) => order,
@@ -316,7 +309,6 @@ impl World {
         assert_eq!(admission.batches_forgotten, 0, "admission keeps what is charged");
     }
 
-    /// Checks that deltas lead to the same order as a full order.
     fn compare(&mut self) {
         for host in 0..HOSTS {
             self.read(host);
@@ -346,7 +338,6 @@ impl World {
     }
 }
 
-/// Runs the target on one input.
 pub fn run(bytes: &[u8]) {
     let mut input = Input::new(bytes);
     let mut world = World::new();

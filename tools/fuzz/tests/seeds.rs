@@ -1,10 +1,8 @@
 //! Runs every target over its seeds and thousands of mutations of them. `make fuzz` does the same
 //! for longer and guided by coverage.
 
-/// Number of mutations of each seed.
 const MUTATIONS: usize = 1000;
 
-/// A random number generator with the same sequence in every run.
 struct Noise(u64);
 
 impl Noise {

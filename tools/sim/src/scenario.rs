@@ -16,35 +16,24 @@ pub use validate::Invalid;
 use requests::is_default;
 use serde::{Deserialize, Serialize};
 
-/// Everything that one run of the simulator needs.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Scenario {
-    /// Servers, GPUs, NICs and the switches between them.
     pub cluster: Cluster,
-    /// The model and how a prefill unit splits it.
     pub model: ModelChoice,
-    /// How prefill units batch requests.
     pub serving: Serving,
-    /// The rule for the deadlines of first tokens.
     pub slo: Slo,
-    /// The source, rate and sizes of the requests.
     pub workload: Workload,
     /// How the network shares its capacity between transfers.
     pub network: Network,
-    /// The policy that orders flows and batches.
     pub policy: Policy,
-    /// Seed of all random numbers.
     pub seed: u64,
 }
 
-/// Servers, GPUs, NICs and the switches between them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Cluster {
-    /// Number of servers, prefill and decode together.
     pub servers: u32,
-    /// GPUs of a server. A server has the same number of NICs.
     pub gpus_per_server: u32,
     /// Share of the servers that prefill. The others decode.
     pub prefill_share: f64,
@@ -55,15 +44,12 @@ pub struct Cluster {
     /// Rate of a GPU into the NVSwitch, in GB/s in each direction (half of the sum in data sheets).
     /// 0 selects the rate of the GPU's file.
     pub nvlink_gbytes: f64,
-    /// Servers of one rack. Each rack has one leaf switch.
     pub servers_per_rack: u32,
     /// Capacity below a leaf switch divided by the capacity above it. 1 is a full fat tree.
     pub oversubscription: f64,
-    /// How flows are spread over the uplinks of a leaf switch.
     pub spreading: Spreading,
 }
 
-/// How flows spread over the uplinks of a leaf switch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Spreading {
@@ -108,8 +94,6 @@ pub struct ModelChoice {
     /// Ranks of data parallelism without experts. They run the same step on requests of their own
     /// and exchange nothing. 1 means none.
     pub dp: u32,
-    /// How ranks of a sequence-parallel unit exchange KV cache.
-    pub sp_exchange: SpExchange,
     /// Skew of expert use, as the exponent of a Zipf distribution over experts. Each layer and unit
     /// has its own draw. 0 means even use.
     pub expert_skew: f64,
@@ -126,38 +110,23 @@ impl Default for ModelChoice {
             ep: 16,
             sp: 1,
             dp: 1,
-            sp_exchange: SpExchange::Ring,
             expert_skew: 0.2,
             kv_bytes_per_value: 0.0,
         }
     }
 }
 
-/// How ranks of a sequence-parallel unit exchange KV cache.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum SpExchange {
-    /// Each rank sends to its neighbour while attention computes (ring attention).
-    #[default]
-    Ring,
-    /// Each rank sends to all others before attention computes.
-    AllGather,
-}
-
-/// How prefill units batch requests.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Serving {
     /// Most tokens that one rank computes in a batch. With `sp`, most tokens of the unit.
     pub token_budget: u32,
-    /// Most requests of one rank in a batch.
     pub requests_per_batch: u32,
     /// Whether prompts longer than the rest of the budget are cut. Otherwise a prompt runs whole,
     /// if necessary alone.
     pub chunked: bool,
     /// Number of layers, beyond the one that computes, for which KV blocks are fetched.
     pub lookahead_layers: u16,
-    /// The rule that chooses the unit of a request.
     pub routing: Routing,
     /// Weight in routing of a token that must be fetched or computed. A queued token has weight 1.
     pub overlap_weight: f64,
@@ -165,20 +134,13 @@ pub struct Serving {
     pub cache_tokens: u64,
     /// Whether a unit that fetched blocks keeps a copy and serves other units from it.
     pub copy_on_fetch: bool,
-    /// The rule that chooses the decode rank of a request.
     pub placement: Placement,
     /// GPUs of a decode rank. Their NICs share the rank's ingress.
     pub decode_tp: u32,
-    /// The request scheduler, which orders requests into batches and chooses those to relegate.
     #[serde(skip_serializing_if = "is_default")]
     pub requests: RequestOrder,
-    /// Seconds between scale-outs, each of which sends the weights of one prefill unit to the next.
-    /// Both units serve requests meanwhile. 0 means no scale-outs.
-    #[serde(skip_serializing_if = "is_default")]
-    pub scale_out_every_s: f64,
 }
 
-/// The rule that chooses the unit of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Routing {
@@ -188,23 +150,19 @@ pub enum Routing {
     KvAware,
     /// Chooses the unit with the fewest queued tokens. Blocks that it lacks are fetched.
     LeastLoaded,
-    /// Chooses units in turn.
     RoundRobin,
     /// Chooses by load. Each block is stored on one unit, chosen by a hash of its prefix, and all
     /// others fetch it there. This models a storage tier with hot prefixes.
     StaticHomes,
 }
 
-/// The rule that chooses the decode rank of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Placement {
     /// Chooses the rank with the fewest bytes on their way to it.
     #[default]
     LeastLoaded,
-    /// Chooses ranks in turn.
     RoundRobin,
-    /// Chooses a rank at random.
     Random,
     /// Chooses the rank that the KV cache is expected to reach first, by the queues and the links
     /// on the way, as NetKV does.
@@ -225,16 +183,13 @@ impl Default for Serving {
             placement: Placement::LeastLoaded,
             decode_tp: 2,
             requests: RequestOrder::Fcfs,
-            scale_out_every_s: 0.0,
         }
     }
 }
 
-/// The rule for the deadline of a first token.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Slo {
-    /// The duration that objectives are derived from.
     pub kind: SloKind,
     /// Factor that this duration is multiplied by (MFS §6.1: 3).
     pub factor: f64,
@@ -244,14 +199,11 @@ pub struct Slo {
     pub least_ms: f64,
 }
 
-/// The duration that objectives are derived from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SloKind {
-    /// The request's own TTFT on an otherwise idle cluster.
     #[default]
     Alone,
-    /// The mean over the workload of TTFTs on an otherwise idle cluster.
     Mean,
     /// `fixed_ms`, the same for all requests.
     Fixed,
@@ -263,17 +215,13 @@ impl Default for Slo {
     }
 }
 
-/// The source, rate and sizes of the requests.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Workload {
-    /// The generator or trace format that requests come from.
     pub source: Source,
-    /// Path of the trace file.
     pub file: Option<PathBuf>,
     /// Arrivals per second and prefill GPU.
     pub rate_per_gpu: f64,
-    /// The distribution of gaps between arrivals.
     pub arrivals: Arrivals,
     /// Coefficient of variation of the gaps under `bursty`.
     pub burstiness: f64,
@@ -283,11 +231,9 @@ pub struct Workload {
     pub warm_up: f64,
     /// Factor that prompt lengths are multiplied by.
     pub length_scale: f64,
-    /// Longest prompt, in tokens. Longer prompts are clipped.
     pub longest: u32,
 }
 
-/// The generator or trace format that requests come from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Source {
@@ -300,18 +246,15 @@ pub enum Source {
     LongConversation,
     /// Generated long agent requests: mean 9 k tokens, 65 % reused (Mooncake, MFS §6.3).
     LongAgent,
-    /// A trace in Mooncake's JSONL format.
     Mooncake,
     /// A trace in the CSV format of Azure's LLM inference traces.
     Azure,
-    /// A trace in Qwen-Bailian's JSONL format.
     Qwen,
     /// A trace in BurstGPT's CSV format.
     Burstgpt,
 }
 
 impl Source {
-    /// Returns the source's name in plan files.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Conversation => "conversation",
@@ -326,7 +269,6 @@ impl Source {
     }
 }
 
-/// The distribution of gaps between arrivals.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Arrivals {
@@ -359,7 +301,6 @@ impl Default for Workload {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Network {
-    /// How the network carries collectives.
     pub mode: Mode,
     /// Number of classes in the fabric, including the scavenger's. Adjacent levels share a class.
     pub levels_on_wire: u8,
@@ -396,14 +337,12 @@ fn is_usual_period(period_ms: &f64) -> bool {
     *period_ms == UNGOVERNED_PERIOD_MS
 }
 
-/// How the network carries collectives.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Mode {
     /// One aggregate for each rank and direction. The collective ends when all have drained.
     #[default]
     Fast,
-    /// One flow for each pair of ranks.
     Exact,
 }
 

@@ -8,6 +8,7 @@ use std::path::Path;
 
 use laxity_sim::plan::Plan;
 use laxity_sim::report::findings::{Filled, PageError, Results, Section, blocks, fill};
+use laxity_sim::report::table;
 use laxity_sim::run::{Options, run};
 
 const PLAN: &str = "
@@ -60,7 +61,6 @@ fn block(asked: &str) -> String {
     format!("<!-- laxity sim: {asked} -->\n<!-- end -->\n")
 }
 
-/// Returns the content of a filled block.
 fn content(asked: &str) -> String {
     let text = filled(&block(asked)).text;
     let text = text.split_once("-->\n").expect("a start").1;
@@ -127,7 +127,7 @@ fn a_page_that_is_filled_is_not_stale_until_a_number_changes() {
 #[test]
 fn blocks_without_results_stay_as_they_are_and_the_plan_is_asked_for_once() {
     let kept = block("missing attainment").replace("<!-- end", "old\n<!-- end");
-    let page = kept.clone() + &block("missing paper") + &block("two waiting");
+    let page = kept.clone() + &block("missing paper") + &block("two ttft");
     let mut asked = Vec::new();
     let new = fill(&page, &mut |plan| {
         asked.push(plan.to_owned());
@@ -195,8 +195,9 @@ fn capacity_is_shown_at_every_rate_and_warned_of_where_the_bound_is_low() {
     let warnings = |rates: &str| {
         let mut plan = Plan::parse("two", "two.toml", PLAN).expect("a plan");
         plan.vary(&format!("workload.rate_per_gpu={rates}")).expect("rates");
-        let findings = results(&plan).report.findings();
-        findings.iter().filter(|text| text.starts_with("Capacity: ")).cloned().collect::<Vec<_>>()
+        let text = table::table(&results(&plan).report);
+        let warnings = text.lines().filter(|line| line.starts_with("Capacity: "));
+        warnings.map(str::to_owned).collect::<Vec<_>>()
     };
     let overloaded = warnings("0.01,9.5");
     assert_eq!(overloaded.len(), 2, "{overloaded:?}");
@@ -209,7 +210,7 @@ fn capacity_is_shown_at_every_rate_and_warned_of_where_the_bound_is_low() {
 
 #[test]
 fn a_point_is_looked_at_closely_where_it_is_asked_for() {
-    for (section, columns) in [("ttft", 5), ("collectives", 4), ("earliness", 4), ("waiting", 7)] {
+    for (section, columns) in [("ttft", 5), ("collectives", 4), ("earliness", 4)] {
         let text = content(&format!("two {section} at=1.2 only=\"fair,no contention\""));
         let tables = tables(&text);
         assert_eq!(tables.len(), 2, "{section}");

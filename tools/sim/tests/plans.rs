@@ -48,14 +48,12 @@ fn report(plan: &Plan) -> Report {
     run(plan, &fake::simulate, &options(2, None)).expect("it runs")
 }
 
-/// Returns a folder with the journal of a complete run, and the report.
 fn kept() -> (tempfile::TempDir, Report) {
     let folder = tempfile::tempdir().expect("a folder");
     let report = run(&plan(), &fake::simulate, &options(1, Some(folder.path()))).expect("it runs");
     (folder, report)
 }
 
-/// Runs the plan in a folder and returns the number of simulated runs.
 fn resumed(folder: &Path) -> (usize, Report) {
     let count = AtomicUsize::new(0);
     let counted = |scenario: &_| {

@@ -24,7 +24,6 @@ fn request(request: u64, ms: i64, bytes: u64) -> RequestLoad {
     }
 }
 
-/// Batches that arrive, and how they go on, each with the host that says so.
 fn story() -> Vec<(u8, Kind)> {
     let mut story = arrivals();
     story.extend(progress());
@@ -99,7 +98,6 @@ fn progress() -> Vec<(u8, Kind)> {
     ]
 }
 
-/// Returns inputs that reach much of the code.
 pub fn seeds() -> Vec<Vec<u8>> {
     let wrapped = |kind: &Kind| Event { event: Some(kind.clone()) };
     let story = story();
@@ -132,7 +130,6 @@ pub fn seeds() -> Vec<Vec<u8>> {
     seeds
 }
 
-/// A seed of reports from two hosts, with all events at once.
 fn reports(piece: SnapshotPiece, events: &[Event]) -> Vec<u8> {
     let report = Report { sequence: 2, snapshot: piece as i32, events: events.to_vec() };
     let mut seed = Vec::new();
@@ -147,7 +144,6 @@ const fn epoch(sequence: u64) -> Epoch {
     Epoch { term: TERM, sequence }
 }
 
-/// What a daemon says besides its reports.
 fn messages() -> [Message; 5] {
     [
         Message::Hello(hello("h3")),
@@ -158,7 +154,6 @@ fn messages() -> [Message; 5] {
     ]
 }
 
-/// A seed of orders for the daemon that a malicious coordinator misleads.
 fn orders() -> Vec<u8> {
     let order = |sequence, base, piece, last| Order {
         epoch: Some(epoch(sequence)),

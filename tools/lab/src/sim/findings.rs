@@ -25,12 +25,11 @@ SECTION is one of
   ttft         time to first token: mean, median, p99
   collectives  collective completion times
   earliness    how early requests in time are, and how late the others
-  waiting      where a request's time goes
   capacity     the same at every rate, and how busy units are
   against      laxity (or the plan's reference) minus the others
   paper        what the paper says about its figure, and the result
   speed        time and memory of the simulation
-Put values with spaces in quotes. Sections from ttft to waiting show one point of each panel: the
+Put values with spaces in quotes. Sections from ttft to earliness show one point of each panel: the
 one at VALUE of the horizontal axis, or by default the one where variants differ most.
 
 A block whose plan has no results stays as it is, and the command says which plan to run.

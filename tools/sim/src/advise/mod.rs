@@ -13,7 +13,6 @@ use crate::run::{self, Options, RunError, Simulate};
 
 /// Attainment without contention at the rate that is chosen, over that at the lowest rate.
 const BUSY: f64 = 0.95;
-/// Least difference in attainment that an operator should act on.
 const WORTH: f64 = 0.01;
 /// Least added wait for a stage, as a share of the mean TTFT, to say that the stage contends.
 const NOTABLE: f64 = 0.02;
@@ -33,11 +32,9 @@ pub enum AdviseError {
     Failed(String),
 }
 
-/// The requests in time under one policy.
 #[derive(Clone, Debug, Serialize)]
 pub struct Served {
     pub policy: String,
-    /// Share of the requests in time.
     pub attainment: Estimate,
     /// 99th percentile of TTFT, in milliseconds.
     pub ttft_p99_ms: Estimate,
@@ -46,10 +43,8 @@ pub struct Served {
 /// Time that a request waits for each stage, beyond that without contention, in milliseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Added {
-    /// For reused KV blocks.
     pub kv_reuse: f64,
     pub collective: f64,
-    /// For the decode worker to have all KV cache.
     pub p2d: f64,
 }
 
@@ -62,15 +57,11 @@ impl Added {
     }
 }
 
-/// What an operator should do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Advised {
-    /// Static classes serve nearly all that any policy could.
     NothingToGain,
-    /// `laxity` serves more in time, beyond noise.
     Schedule,
-    /// `laxity` serves fewer in time, beyond noise.
     KeepClasses,
     /// There is something to gain, but `laxity` does not gain it beyond noise.
     StaticIsEnough,
@@ -81,32 +72,22 @@ pub enum Advised {
 pub struct Advice {
     /// Requests per second and prefill GPU.
     pub rate_per_gpu: f64,
-    /// Mean and highest share of a prefill NIC's rate in use.
     pub nics_busy: (f64, f64),
-    /// Share of the time in which prefill units compute.
     pub compute_busy: f64,
-    /// Share of each stage in the bytes that NICs carry: KV reuse, collectives, P2D.
     pub bytes: [f64; 3],
     /// Mean TTFT, in milliseconds.
     pub ttft_ms: f64,
-    /// What the stages add to the mean TTFT.
     pub added_ms: Added,
-    /// The stage that contends, if one does.
     pub contends: Option<&'static str>,
-    /// The policies, and last the network without contention.
     pub served: Vec<Served>,
-    /// `laxity` less `two_class`, seed by seed.
     pub gain: Estimate,
     /// No contention less `two_class`, seed by seed: the most that a policy could gain.
     pub room: Estimate,
-    /// What to do.
     pub advised: Advised,
 }
 
 /// Answers for the cluster and the workload of `plan`, which has neither axes nor variants. `rate`
 /// is in requests per second and prefill GPU.
-///
-/// # Errors
 /// Returns the first field that is invalid, or why a run failed.
 pub fn advise(
     plan: &Plan,
@@ -171,7 +152,6 @@ fn whole(report: Report) -> Result<Report, AdviseError> {
     }
 }
 
-/// Returns the mean of what every run of a variant says.
 fn over(report: &Report, variant: usize, of: impl Fn(&crate::outcome::Outcome) -> f64) -> f64 {
     let values: Vec<f64> = report.runs_of(0, variant).map(|run| of(&run.outcome)).collect();
     Estimate::of(&values).map_or(0.0, |estimate| estimate.mean)

@@ -12,11 +12,9 @@ use crate::model::{Document, FileError};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Coefficients {
-    /// Coefficients of matrix products.
     pub gemm: Gemm,
     /// Coefficients of operators that only read and write.
     pub stream: Streams,
-    /// Coefficients of all-reduce over NVLink.
     pub all_reduce: AllReduce,
     /// Coefficients of full attention. Based on published figures, not on profiles.
     pub attention: Attention,
@@ -56,28 +54,21 @@ pub struct Stream {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Streams {
-    /// Lookup of tokens in the embedding.
     pub embedding: Stream,
     /// Normalisation (`RMSNorm`).
     pub norm: Stream,
-    /// Rotary position embedding of queries and keys.
     pub rope: Stream,
-    /// The activation `SiLU(gate) · up`.
     pub activation: Stream,
     pub add: Stream,
 }
 
-/// Coefficients of two all-reduce methods. The faster one for a size is used.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AllReduce {
-    /// The method with low latency and a low rate.
     pub small: Ring,
-    /// The method with high latency and a high rate.
     pub large: Ring,
 }
 
-/// Coefficients of one all-reduce method.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Ring {
@@ -89,17 +80,14 @@ pub struct Ring {
     pub nvlink: f64,
 }
 
-/// Coefficients of full attention.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Attention {
     /// Share of the peak rate that attention to long contexts reaches.
     pub compute: f64,
-    /// Context tokens added for each token.
     pub context: f64,
 }
 
-/// Coefficients of Gated DeltaNet.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LinearAttention {
@@ -107,7 +95,6 @@ pub struct LinearAttention {
     pub overhead_us: f64,
     /// Time per token in nanoseconds, because chunks of a request run one after another.
     pub token_ns: f64,
-    /// Bytes per token and value head that are transferred at the memory rate.
     pub bytes_per_head: f64,
 }
 
@@ -119,8 +106,6 @@ const BUILT_IN: [(&str, &str); 2] = [
 impl Coefficients {
     /// Returns built-in coefficients, or reads a TOML file if `name` is a path (has a `/` or ends
     /// in `.toml`).
-    ///
-    /// # Errors
     /// Returns [`FileError`] if the name is unknown, or the file cannot be read or is invalid.
     pub fn named(name: &str) -> Result<Self, FileError> {
         let document = Document::named("coefficients", name, &BUILT_IN)?;
@@ -131,7 +116,6 @@ impl Coefficients {
     }
 }
 
-/// Checks that each number of a tree is within its bounds.
 fn check(document: &Document, field: &str, tree: &Value) -> Result<(), FileError> {
     let Value::Table(table) = tree else {
         let value = tree.as_float().unwrap_or(f64::NAN);

@@ -8,19 +8,16 @@ use serde::{Deserialize, Serialize};
 use super::coefficients::Coefficients;
 use crate::model::{Document, FileError};
 
-/// A GPU model with its peak rates and its coefficients.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Gpu {
     pub name: String,
     /// Peak rate of dense 16-bit floating-point operations, per second.
     pub peak_flops: f64,
-    /// Size of the memory, in bytes.
     pub memory_bytes: u64,
     /// Peak rate of the memory, in bytes per second.
     pub memory_bytes_per_second: f64,
     /// Peak rate of NVLink in each direction, in bytes per second.
     pub nvlink_bytes_per_second: f64,
-    /// Shares of the peak rates that operators reach.
     pub coefficients: Coefficients,
 }
 
@@ -46,8 +43,6 @@ const BUILT_IN: [(&str, &str); 3] = [
 impl Gpu {
     /// Returns a built-in GPU, or reads one from a TOML file if `name` is a path (has a `/` or ends
     /// in `.toml`).
-    ///
-    /// # Errors
     /// Returns [`FileError`] if there is no such GPU, or its file cannot be read or is invalid.
     pub fn named(name: &str) -> Result<Self, FileError> {
         let document = Document::named("GPU", name, &BUILT_IN)?;
@@ -79,7 +74,6 @@ impl Gpu {
             .collect()
     }
 
-    /// Returns the path of the coefficients of the GPU `name`, if GPU and coefficients are files.
     pub(crate) fn coefficients_file(name: &str) -> Option<PathBuf> {
         if !Document::is_path(name) {
             return None;

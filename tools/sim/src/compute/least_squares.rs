@@ -6,10 +6,8 @@
 //! does not bend the curve. Runs must not use this module, because logarithms differ in the last
 //! bit between platforms.
 
-/// Residual above which the cost grows less than quadratically.
 const SCALE: f64 = 0.1;
 
-/// Bounds and starting value of a parameter.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Parameter {
     start: f64,
@@ -18,13 +16,11 @@ pub(crate) struct Parameter {
 }
 
 impl Parameter {
-    /// Creates a parameter from three positive numbers.
     pub(crate) fn new(start: f64, least: f64, most: f64) -> Self {
         Self { start, least, most }
     }
 }
 
-/// Returns the parameters with the least cost. `residuals` computes the residuals.
 pub(crate) fn least_squares<const N: usize>(
     parameters: [Parameter; N],
     residuals: impl Fn(&[f64; N], &mut Vec<f64>),
@@ -71,7 +67,6 @@ fn cost(residuals: &[f64]) -> f64 {
     residuals.iter().map(|r| 2.0 * SCALE * SCALE * ((1.0 + (r / SCALE).powi(2)).sqrt() - 1.0)).sum()
 }
 
-/// Returns gradient and approximate curvature of the cost, by forward differences.
 fn normal_equations<const N: usize>(
     at: &[f64; N],
     here: &[f64],

@@ -47,7 +47,6 @@ pub struct Compute {
     ends: Ends,
 }
 
-/// The part of a layer before its MLP, without full attention.
 #[derive(Clone, Debug, PartialEq)]
 struct Block {
     first: Gemm,
@@ -237,7 +236,6 @@ fn copies_per_pair(experts: u32, top_k: u32) -> Vec<f64> {
     (1..=experts).map(ratio).collect()
 }
 
-/// A builder of a model's operators.
 struct Parts<'a> {
     gpu: &'a Gpu,
     model: &'a Model,
@@ -259,7 +257,6 @@ impl Parts<'_> {
         Gemm::new(of, self.gpu, columns, depth, self.model.bytes_per_value)
     }
 
-    /// Returns an operator that reads and writes `values` per token.
     fn stream(&self, of: &coefficients::Stream, values: f64) -> LinearCost {
         LinearCost::stream(of, self.gpu, values * self.model.bytes_per_value)
     }
@@ -270,7 +267,6 @@ impl Parts<'_> {
         AllReduce::new(of, self.gpu, self.tp, bytes)
     }
 
-    /// Returns a projection to `columns`, the operator `between`, and a projection from `depth`.
     fn block(&self, columns: f64, depth: f64, between: LinearCost) -> Block {
         let of = &self.gpu.coefficients.stream;
         let hidden = self.hidden();
@@ -329,7 +325,6 @@ impl Parts<'_> {
         }
     }
 
-    /// Returns the MLP of experts per (token, expert) pair, including gather and scatter.
     fn experts(&self) -> Mlp {
         let of = &self.gpu.coefficients.stream;
         let moved = self.stream(&of.add, 2.0 * self.hidden());

@@ -43,7 +43,6 @@
 use super::coefficients as of;
 use super::gpu::Gpu;
 
-/// Number of queries that share one read of their keys and values.
 const QUERIES_PER_READ: f64 = 512.0;
 
 /// Cost of `fixed + per_row · rows` nanoseconds.
@@ -54,7 +53,6 @@ pub(crate) struct LinearCost {
 }
 
 impl LinearCost {
-    /// Returns the cost of an operator that reads and writes `bytes` per row.
     pub(crate) fn stream(of: &of::Stream, gpu: &Gpu, bytes: f64) -> Self {
         Self {
             fixed: of.overhead_us * 1e3,
@@ -62,7 +60,6 @@ impl LinearCost {
         }
     }
 
-    /// Returns the cost of Gated DeltaNet with `heads` value heads.
     pub(crate) fn delta_net(of: &of::LinearAttention, gpu: &Gpu, heads: f64) -> Self {
         let bytes = heads * of.bytes_per_head;
         Self {
@@ -71,7 +68,6 @@ impl LinearCost {
         }
     }
 
-    /// Returns the cost of two operators that run one after the other.
     pub(crate) fn then(self, next: Self) -> Self {
         Self { fixed: self.fixed + next.fixed, per_row: self.per_row + next.per_row }
     }
@@ -81,7 +77,6 @@ impl LinearCost {
     }
 }
 
-/// A product with one or several `depth` × `columns` matrices of weights.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Gemm {
     overhead: f64,
@@ -112,7 +107,6 @@ impl Gemm {
     }
 }
 
-/// An all-reduce whose size is proportional to the number of rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct AllReduce {
     small: LinearCost,
@@ -138,7 +132,6 @@ impl AllReduce {
     }
 }
 
-/// The cost of full attention on one GPU.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Attention {
     overhead: f64,
@@ -148,7 +141,6 @@ pub(crate) struct Attention {
 }
 
 impl Attention {
-    /// Returns attention with `heads` query heads of `width` and `kv` bytes of KV per token.
     pub(crate) fn new(of: &of::Coefficients, gpu: &Gpu, heads: f64, width: f64, kv: f64) -> Self {
         let flops_per_ns = gpu.peak_flops * of.attention.compute / 1e9;
         let bytes_per_ns = gpu.memory_bytes_per_second * of.gemm.memory / 1e9;

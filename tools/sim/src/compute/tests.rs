@@ -50,7 +50,6 @@ fn llama_3_8b_prefills_8192_tokens_near_what_is_published() {
     assert!((0.58..0.70).contains(&seconds), "{seconds} s");
 }
 
-/// A row of `fits/published.toml`.
 #[derive(serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Published {

@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 use laxity_files::{CONFIG_BYTES_MAX, ReadError};
 use serde::de::DeserializeOwned;
 
-/// An error in a file of the catalogue. The text says what to correct.
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
     #[error("no {what} `{name}`: built in are {known}; or give the path of a TOML file")]
@@ -17,7 +16,6 @@ pub enum FileError {
     Content { file: String, line: Option<usize>, problem: String },
 }
 
-/// A TOML text and its name in error messages.
 pub(crate) struct Document {
     name: String,
     text: String,
@@ -49,12 +47,10 @@ impl Document {
         Ok(Self { name: name.to_owned(), text })
     }
 
-    /// Reports whether `name` is a path rather than the name of something built in.
     pub(crate) fn is_path(name: &str) -> bool {
         name.contains(['/', '\\']) || name.ends_with(".toml")
     }
 
-    /// Parses the content and checks its types.
     pub(crate) fn parse<T: DeserializeOwned>(&self) -> Result<T, FileError> {
         toml::from_str(&self.text).map_err(|error| {
             let message = error.message().trim_end().to_owned();
@@ -74,7 +70,6 @@ impl Document {
         })
     }
 
-    /// Returns an error about a field (`table.key` for a field in a table).
     pub(crate) fn wrong(&self, field: &str, expected: &str) -> FileError {
         self.wrong_at(self.line_of(field), format!("`{field}`: expected {expected}"))
     }
@@ -83,13 +78,11 @@ impl Document {
         FileError::Content { file: self.name.clone(), line, problem }
     }
 
-    /// Returns the key that a line assigns.
     fn key_on(&self, line: usize) -> Option<&str> {
         let (key, _) = self.text.lines().nth(line - 1)?.split_once('=')?;
         Some(key.trim()).filter(|key| !key.is_empty() && !key.starts_with('#'))
     }
 
-    /// Returns the line that assigns a field, if any.
     fn line_of(&self, field: &str) -> Option<usize> {
         let (table, key) = field.rsplit_once('.').unwrap_or(("", field));
         let mut here = "";

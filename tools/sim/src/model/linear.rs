@@ -5,20 +5,14 @@ use serde::{Deserialize, Serialize};
 
 use super::document::{Document, FileError};
 
-/// Sizes of a Gated DeltaNet layer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LinearAttention {
-    /// Query heads. The number of key heads is the same.
     pub key_heads: u32,
-    /// Value heads, each with a state of `key_dim` × `value_dim`.
     pub value_heads: u32,
-    /// Width of a query and of a key.
     pub key_dim: u32,
     pub value_dim: u32,
-    /// Tokens in the window of the convolution.
     pub convolution: u32,
-    /// Bytes of one value in the state.
     pub state_bytes_per_value: f64,
 }
 
@@ -41,12 +35,10 @@ impl LinearAttention {
         Ok(())
     }
 
-    /// Returns the width of queries, keys and values together, the convolution's input.
     pub(crate) fn mixed_width(&self) -> u64 {
         2 * u64::from(self.key_heads) * u64::from(self.key_dim) + self.value_width()
     }
 
-    /// Returns the width of all value heads together.
     pub(crate) fn value_width(&self) -> u64 {
         u64::from(self.value_heads) * u64::from(self.value_dim)
     }
@@ -57,7 +49,6 @@ impl LinearAttention {
         self.mixed_width() + self.value_width() + 2 * u64::from(self.value_heads)
     }
 
-    /// Returns the bytes per request: the state and the last inputs of the convolution.
     pub(super) fn state_bytes(&self, bytes_per_value: f64) -> u64 {
         let state = self.value_width() * u64::from(self.key_dim);
         let inputs = u64::from(self.convolution - 1) * self.mixed_width();

@@ -30,40 +30,30 @@ pub use routing::Routing;
 pub struct Model {
     pub name: String,
     pub layers: u16,
-    /// Width of the residual stream.
     pub hidden: u32,
-    /// Query heads of an attention layer.
     pub heads: u32,
-    /// Heads of keys, and of values.
     pub kv_heads: u32,
     pub head_dim: u32,
-    /// Whether attention's output is gated, which doubles the width of the query projection.
     #[serde(default)]
     pub query_gate: bool,
-    /// Inner width of the MLP, or of one expert.
     pub ffn: u32,
     /// Experts of a layer. 1 means a dense MLP.
     #[serde(default = "one")]
     pub experts: u32,
-    /// Experts that each token is sent to.
     #[serde(default = "one")]
     pub top_k: u32,
     /// Inner width of the shared experts, which process every token. 0 means there are none.
     #[serde(default)]
     pub shared_ffn: u32,
-    /// Number of tokens in the vocabulary.
     pub vocab: u32,
-    /// Bytes of a weight, and of a value of the hidden state.
     #[serde(default = "two")]
     pub bytes_per_value: f64,
-    /// Bytes of one value in the KV cache.
     #[serde(default = "two")]
     pub kv_bytes_per_value: f64,
     /// Distance between layers with full attention: every n-th layer has it, and the others have
     /// linear attention. 1 means that all layers have full attention.
     #[serde(default = "one_layer")]
     pub full_attention_every: u16,
-    /// Sizes of the linear attention, if any layer has it.
     #[serde(default)]
     pub linear_attention: Option<LinearAttention>,
 }
@@ -94,8 +84,6 @@ const BUILT_IN: [(&str, &str); 8] = [
 impl Model {
     /// Returns a built-in model, or reads one from a TOML file if `name` is a path (has a `/` or
     /// ends in `.toml`).
-    ///
-    /// # Errors
     /// Returns [`FileError`] if there is no such model, or its file cannot be read or is invalid.
     pub fn named(name: &str) -> Result<Self, FileError> {
         let document = Document::named("model", name, &BUILT_IN)?;
@@ -104,7 +92,6 @@ impl Model {
         Ok(model)
     }
 
-    /// Returns all built-in models, sorted by name.
     pub fn built_in() -> Vec<Self> {
         BUILT_IN
             .iter()
@@ -166,7 +153,6 @@ impl Model {
         (u32::from(layer) + 1).is_multiple_of(u32::from(self.full_attention_every))
     }
 
-    /// Reports whether layers have experts rather than one MLP.
     pub fn has_experts(&self) -> bool {
         self.experts > 1
     }
@@ -192,7 +178,6 @@ impl Model {
         }
     }
 
-    /// Returns the bytes of one token's hidden state on the wire.
     pub fn activation_bytes(&self) -> u64 {
         (f64::from(self.hidden) * self.bytes_per_value) as u64
     }
@@ -205,13 +190,6 @@ impl Model {
     /// Returns the number of weights that are used for one token, without norms.
     pub fn active_parameters(&self) -> u64 {
         self.count(self.top_k)
-    }
-
-    /// Returns the bytes of weights on one of `ep` ranks that split the experts, without norms.
-    pub fn weight_bytes(&self, ep: u32) -> u64 {
-        let (dense, all) = (self.count(0), self.count(self.experts));
-        let rank = dense + (all - dense) / u64::from(ep.max(1));
-        (rank as f64 * self.bytes_per_value) as u64
     }
 
     fn count(&self, experts: u32) -> u64 {

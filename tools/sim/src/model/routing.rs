@@ -34,7 +34,6 @@ pub struct Routing {
     first: Vec<u32>,
     /// Expected (token, expert) pairs of one token on each rank. The sum is `top_k`.
     pairs: Vec<f64>,
-    /// Probability for each rank that a token is sent to it.
     reached: Vec<f64>,
 }
 
@@ -129,7 +128,6 @@ fn prefixes<'a>(weights: impl Iterator<Item = &'a f64>, k: usize) -> Vec<Vec<f64
     all
 }
 
-/// Returns `base^exponent` by repeated squaring.
 fn power(mut base: f64, mut exponent: u64) -> f64 {
     let mut product = 1.0;
     while exponent > 0 && product > 0.0 {

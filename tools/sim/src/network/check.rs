@@ -24,7 +24,6 @@ pub enum CheckError {
     Remainder { order: u64, bytes: f64 },
 }
 
-/// Relative error that is allowed in a sum of rates.
 const ROUNDING: f64 = 1e-9;
 
 impl Network {
@@ -32,8 +31,6 @@ impl Network {
     /// max-min under strict priority. They are, exactly if each transfer has a port that its class
     /// and higher ones use up and where no transfer of its class gets more per weight. Call this
     /// after [`Network::next_end`].
-    ///
-    /// # Errors
     /// Returns the first inconsistency.
     pub fn check(&self) -> Result<(), CheckError> {
         for port in 0..self.lanes.ports.len() as u32 {
@@ -60,7 +57,6 @@ impl Network {
         Ok(())
     }
 
-    /// Checks the ports that were just computed. The cost is proportional to their transfers.
     #[cfg(debug_assertions)]
     pub(super) fn audit_computed(&mut self) {
         self.audit.sort_unstable();
@@ -166,13 +162,11 @@ impl Network {
         self.lanes.ports[port as usize].capacity - used
     }
 
-    /// Reports whether classes up to `class` use the port up.
     fn is_used_up(&self, port: u32, class: u8) -> bool {
         let capacity = self.lanes.ports[port as usize].capacity;
         self.left_by(port, class) <= capacity * 2.0 * DUST + self.lanes.kept(port, class)
     }
 
-    /// Returns the highest rate per weight of a lane's transfers.
     fn top_of(&self, lane: u32) -> f64 {
         self.lanes.lanes[lane as usize]
             .iter()
@@ -180,7 +174,6 @@ impl Network {
             .fold(0.0, f64::max)
     }
 
-    /// Returns the rate per weight of a transfer.
     fn level_of(&self, index: u32, hop: usize) -> f64 {
         let transfer = &self.slab[index];
         let lane = &self.lanes.lanes[transfer.lanes[hop] as usize];
@@ -196,7 +189,6 @@ impl Network {
         self.slab.find(id).map_or(0.0, |index| self.rate_of(index))
     }
 
-    /// Returns the remaining bytes of a transfer at `now`.
     pub(super) fn remaining(&self, id: TransferId, now: Time) -> f64 {
         let now_ns = self.not_before(now);
         self.slab.find(id).map_or(0.0, |index| self.bytes_left(index, now_ns))

@@ -2,7 +2,6 @@
 
 use super::transfer::NONE;
 
-/// Number of children of a heap node.
 const ARITY: usize = 4;
 
 #[derive(Clone, Copy, Debug)]
@@ -24,7 +23,6 @@ impl Events {
         self.heap.first().map(|event| (event.at_ns, event.lane))
     }
 
-    /// Sets the time of the lane's event, or removes the event.
     pub(super) fn set(&mut self, lane: u32, at_ns: Option<u64>) {
         if lane as usize >= self.places.len() {
             self.places.resize(lane as usize + 1, NONE);

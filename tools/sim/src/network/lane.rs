@@ -15,13 +15,11 @@ const NS_PER_SECOND: f64 = 1e9;
 /// targets that are compared are adjacent in memory.
 const ARITY: usize = 4;
 
-/// A transfer as an entry of a lane.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Entry {
     /// Value of `v` at which the transfer ends, if this lane bounds it.
     pub(super) target: f64,
     pub(super) weight: f64,
-    /// Index of the transfer times [`super::PATH_MAX`], plus this lane's place in the path.
     pub(super) whose: u32,
     /// The other lane of the path, [`NONE`] if there is none, or [`MANY`] for several.
     pub(super) other: u32,
@@ -53,7 +51,6 @@ pub(super) struct PortClass {
     pub(super) room: f64,
     pub(super) port: u32,
     count: u32,
-    /// Number of transfers that this lane bounds.
     bound: u32,
     /// Number of the [`ERA`] in which the clock was last set to zero.
     era: u16,
@@ -67,28 +64,22 @@ pub(super) struct PortClass {
 
 const _: () = assert!(std::mem::offset_of!(PortClass, weight) == 64);
 
-/// Pending work of a lane, as a set of bits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct State(u8);
 
 impl State {
     /// The lane's rates must be computed.
     pub(super) const DIRTY: u8 = 1;
-    /// The lane has transfers that no lane bounds yet.
     pub(super) const FRESH: u8 = 2;
     /// The lane's event must be set.
     pub(super) const TOUCHED: u8 = 4;
-    /// The lane is part of the component that is being filled from scratch.
     pub(super) const VISITED: u8 = 8;
-    /// The lane's level is final in this filling.
     pub(super) const SEALED: u8 = 16;
 
-    /// Reports whether any of `bits` is set.
     pub(super) fn has(self, bits: u8) -> bool {
         self.0 & bits != 0
     }
 
-    /// Sets `bits` and reports whether any of them was set before.
     pub(super) fn set(&mut self, bits: u8) -> bool {
         let had = self.has(bits);
         self.0 |= bits;
@@ -137,7 +128,6 @@ impl PortClass {
         }
     }
 
-    /// Returns all entries, in two parts.
     #[inline]
     pub(super) fn parts(&self) -> [&[Entry]; 2] {
         match self.count {
@@ -152,7 +142,6 @@ impl PortClass {
         self.parts().into_iter().flatten()
     }
 
-    /// Returns the sum of the weights.
     pub(super) fn weight(&self) -> f64 {
         match self.count {
             0 => 0.0,
@@ -181,7 +170,6 @@ impl PortClass {
         place
     }
 
-    /// Advances `v` to `now`, given the level since the last advance.
     pub(super) fn settle(&mut self, level: f64, now_ns: u64) {
         let passed_ns = now_ns - self.since_ns;
         if passed_ns == 0 {
@@ -202,7 +190,6 @@ impl PortClass {
         }
     }
 
-    /// Returns `v` at `now`.
     pub(super) fn clock(&self, level: f64, now_ns: u64) -> f64 {
         if now_ns == self.since_ns {
             self.clock
@@ -257,7 +244,6 @@ impl PortClass {
         (entry.target - self.clock).max(0.0)
     }
 
-    /// Removes the transfer at `place`.
     pub(super) fn remove(&mut self, place: u32, slab: &mut Slab) {
         if self.count == 1 {
             (self.count, self.bound) = (0, 0);
@@ -298,7 +284,6 @@ impl PortClass {
         slab[entry.transfer()].places[entry.hop()] = place as u32;
     }
 
-    /// Puts `entry` at `place` or above it.
     fn rise(&mut self, mut place: usize, entry: Entry, slab: &mut Slab) {
         while place > 0 {
             let parent = (place - 1) / ARITY;
@@ -313,7 +298,6 @@ impl PortClass {
         self.note(place, slab);
     }
 
-    /// Puts `entry` at `place` or below it.
     fn sink(&mut self, mut place: usize, entry: Entry, slab: &mut Slab) {
         loop {
             // Entry `i` is at `rest[i - 1]`, so the children of `place` start there.

@@ -10,7 +10,6 @@ use std::collections::BinaryHeap;
 use super::lane::{Entry, PortClass, State};
 use super::transfer::{NONE, Slab};
 
-/// Number of classes whose lanes are stored in the port itself.
 const NEAR: usize = 8;
 
 /// One direction of a link. It fills a cache line, because every start and end reads some ports.
@@ -19,7 +18,6 @@ const NEAR: usize = 8;
 pub(super) struct Port {
     /// Capacity, in bytes per second.
     pub(super) capacity: f64,
-    /// Bit set of the classes that have transfers.
     active: u64,
     pub(super) count: u32,
     /// Lanes of the first classes, or [`NONE`].
@@ -48,10 +46,8 @@ pub(super) enum Care {
 }
 
 impl Level {
-    /// The level of a lane before its first computation.
     pub(super) const OPEN: Self = Self::of(f64::INFINITY);
 
-    /// Returns the level of a lane that leaves nothing to others.
     pub(super) const fn of(level: f64) -> Self {
         Self { level, care: Care::Every(0.0) }
     }
@@ -89,7 +85,6 @@ pub(super) struct Lanes {
     free: Vec<u32>,
     /// Lanes of the other classes by class and port, or [`NONE`].
     far: Vec<Vec<u32>>,
-    /// Bytes of transfers that ended or were removed, by class and port.
     done: Vec<Vec<u64>>,
     /// Entries of all lanes, by class.
     pub(super) members: Vec<usize>,
@@ -102,7 +97,6 @@ pub(super) struct Lanes {
 }
 
 impl Lanes {
-    /// Adds a port and returns its number.
     pub(super) fn add_port(&mut self, capacity: f64) -> u32 {
         self.ports.push(Port { capacity, active: 0, count: 0, near: [NONE; NEAR] });
         for far in &mut self.far {
@@ -125,7 +119,6 @@ impl Lanes {
         }
     }
 
-    /// Returns the number of classes that tables exist for.
     pub(super) fn classes(&self) -> u8 {
         self.done.len() as u8
     }
@@ -211,20 +204,17 @@ impl Lanes {
         self.done[usize::from(lane.class)][lane.port as usize] += carried;
     }
 
-    /// Returns the bytes of a class's transfers that ended or were removed.
     pub(super) fn done(&self, port: u32, class: u8) -> u64 {
         let done = self.done.get(usize::from(class));
         done.map_or(0, |done| done[port as usize])
     }
 
-    /// Returns the lane of the next higher class that has transfers.
     pub(super) fn above(&self, port: u32, class: u8) -> Option<u32> {
         let above = self.ports[port as usize].active & ((1 << class) - 1);
         let class = above.checked_ilog2()?;
         Some(self.slot(port, class as u8))
     }
 
-    /// Returns the lane of the next lower class that has transfers.
     pub(super) fn below(&self, port: u32, class: u8) -> Option<u32> {
         let below = self.ports[port as usize].active & (!1 << class);
         (below != 0).then(|| self.slot(port, below.trailing_zeros() as u8))
@@ -264,7 +254,6 @@ impl Lanes {
         }
     }
 
-    /// Queues the lane to be computed.
     pub(super) fn mark(&mut self, number: u32) {
         let lane = &mut self.lanes[number as usize];
         if lane.state.has(State::DIRTY | State::SEALED) {
@@ -277,7 +266,6 @@ impl Lanes {
         self.requeue(number, class, least);
     }
 
-    /// Puts the lane back into the queue with the lower bound `least`.
     pub(super) fn requeue(&mut self, lane: u32, class: u8, least: f64) {
         // The bits of non-negative floats sort in the order of the floats.
         let bits = u128::from(least.max(0.0).to_bits());
@@ -285,7 +273,6 @@ impl Lanes {
         self.queue.push(Reverse(key));
     }
 
-    /// Removes and returns the next lane to compute.
     pub(super) fn pop_dirty(&mut self) -> Option<u32> {
         self.queue.pop().map(|Reverse(key)| key as u32)
     }
@@ -296,12 +283,10 @@ impl Lanes {
         ((key >> 96) as u8 == class).then(|| f64::from_bits((key >> 32) as u64))
     }
 
-    /// Reports whether no lane is queued.
     pub(super) fn is_clean(&self) -> bool {
         self.queue.is_empty()
     }
 
-    /// Moves lanes of `class` from the front of the queue to `into`.
     pub(super) fn drain_class(&mut self, class: u8, into: &mut Vec<u32>) {
         while self.next_least(class).is_some()
             && let Some(lane) = self.pop_dirty()
@@ -310,19 +295,16 @@ impl Lanes {
         }
     }
 
-    /// Marks the lane's event as to be set.
     pub(super) fn touch(&mut self, number: u32) {
         if !self.lanes[number as usize].state.set(State::TOUCHED) {
             self.touched.push(number);
         }
     }
 
-    /// Advances the clock of a lane to `now`.
     pub(super) fn settle(&mut self, lane: u32, now_ns: u64) {
         self.lanes[lane as usize].settle(self.levels[lane as usize].level, now_ns);
     }
 
-    /// Returns the least level on the path of `entry`, without `lane`.
     #[inline]
     pub(super) fn bound_elsewhere(&self, entry: &Entry, lane: u32, slab: &Slab) -> f64 {
         match self.levels.get(entry.other as usize) {

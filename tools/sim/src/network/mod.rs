@@ -72,14 +72,12 @@ struct Ended {
     id: TransferId,
 }
 
-/// Ports and the transfers between them.
 #[derive(Debug)]
 pub struct Network {
     now_ns: u64,
     lanes: Lanes,
     slab: Slab,
     events: Events,
-    /// Number of transfers started so far.
     started: u64,
     /// Transfers that ended. From `told` on they are in the order of starts if `sorted` is set.
     ended: Vec<Ended>,
@@ -230,7 +228,6 @@ impl Network {
         self.lanes.ports[port.0 as usize].capacity
     }
 
-    /// Returns the number of transfers that cross a port.
     pub fn active(&self, port: PortId) -> usize {
         self.lanes.ports[port.0 as usize].count as usize
     }
@@ -266,9 +263,7 @@ impl Network {
     }
 }
 
-/// Internal operations.
 impl Network {
-    /// Advances to `now`. Rates that the caller left uncomputed are computed first.
     fn advance(&mut self, now: Time) {
         debug_assert!(now.0 >= self.now_ns, "time goes forward");
         if now.0 > self.now_ns {
@@ -281,7 +276,6 @@ impl Network {
         }
     }
 
-    /// Ends transfers that are due, then computes rates where something has changed.
     fn refresh(&mut self) {
         self.collect();
         if !self.lanes.is_clean() {
@@ -309,7 +303,6 @@ impl Network {
         self.audit_computed();
     }
 
-    /// Ends transfers that are due.
     fn collect(&mut self) {
         while let Some((at_ns, number)) = self.events.first()
             && at_ns <= self.now_ns
@@ -338,7 +331,6 @@ impl Network {
         self.ended.push(Ended { order, id });
     }
 
-    /// Adds a transfer to the lanes of its path.
     fn attach(&mut self, index: u32, path: &[PortId], weight: f64) {
         let class = self.slab[index].class;
         let mut lanes = [NONE; PATH_MAX];
@@ -411,7 +403,6 @@ impl Network {
         self.slab[index].stage = Stage::Bound(slowest as u8);
     }
 
-    /// Removes a transfer, of which `carried` bytes have passed, from its lanes.
     fn detach(&mut self, index: u32, carried: u64) {
         let transfer = &self.slab[index];
         let (path, places) = (transfer.path(), transfer.places);

@@ -16,8 +16,8 @@
 //! * Ports are solved in ascending order of a lower bound of their level. Lower levels affect
 //!   higher ones and never the reverse, so most ports are solved once.
 //! * A port whose new level is above the next lower bound is requeued behind that bound.
-//!   stay below an even share ([`Care::Above`]), or those that fit into the unused rest
-//!   ([`Care::Beyond`]).
+//! * A port that a class does not use up passes on few changes: either all of its transfers stay
+//!   below an even share ([`Care::Above`]), or they fit into the unused rest ([`Care::Beyond`]).
 //!
 //! Nearly equal levels can make this slow. In that case the connected component is filled
 //! progressively: all levels are raised to infinity, and the same steps find one final level each.
@@ -32,47 +32,38 @@ use super::lanes::{Care, Lanes, Level};
 use super::transfer::{NONE, Slab, Stage};
 use super::water;
 
-/// Relative difference below which two rates are the same.
 pub(super) const SAME: f64 = 1e-12;
 
 /// Share of the capacity below which a rest counts as zero.
 pub(super) const DUST: f64 = 1e-9;
 
-/// Reports whether two rates, levels or rests differ by at most [`SAME`] of `scale`.
 pub(super) fn same(a: f64, b: f64, scale: f64) -> bool {
     a == b || (a - b).abs() <= SAME * scale
 }
 
-/// Reports whether two levels are the same.
 fn same_level(a: f64, b: f64) -> bool {
     a == b || (a.is_finite() && b.is_finite() && same(a, b, a.max(b)))
 }
 
-/// The solution of a lane's equation.
 struct Solution {
     /// Room `R` of the lane, in bytes per second.
     room: f64,
-    /// Rest of the room that is left to lower classes.
     left: f64,
     /// Sum of the weights, `Σ w`.
     weight: f64,
     level: Level,
 }
 
-/// Buffers that are kept between computations.
 #[derive(Debug, Default)]
 pub(super) struct Scratch {
     /// Bounds `b` of the lane that is being solved, by place.
     bounds: Vec<f64>,
     /// Weights `w` of that lane's transfers, if there are several.
     weights: Vec<f64>,
-    /// Transfers whose bottleneck moves, and the new bottleneck's place in their path.
     moves: Vec<(u32, u8)>,
-    /// Lanes that are being filled from scratch.
     component: Vec<u32>,
 }
 
-/// The state of one computation of rates.
 pub(super) struct Sharing<'a> {
     pub(super) now_ns: u64,
     pub(super) lanes: &'a mut Lanes,
@@ -80,13 +71,11 @@ pub(super) struct Sharing<'a> {
     pub(super) scratch: &'a mut Scratch,
     /// Number of visits per entry of a class before the component is filled from scratch.
     pub(super) patience: usize,
-    /// Ports that were computed, for checks in debug builds.
     #[cfg(debug_assertions)]
     pub(super) audit: &'a mut Vec<u32>,
 }
 
 impl Sharing<'_> {
-    /// Computes all queued lanes, class by class.
     pub(super) fn run(&mut self) {
         let mut class = None;
         let (mut work, mut budget) = (0, 0);
@@ -140,7 +129,6 @@ impl Sharing<'_> {
         true
     }
 
-    /// Returns the rate that higher classes leave to a lane.
     fn room(&self, number: u32) -> f64 {
         let lane = &self.lanes.lanes[number as usize];
         match self.lanes.above(lane.port, lane.class) {
@@ -303,7 +291,6 @@ impl Sharing<'_> {
         self.scratch.moves = moves;
     }
 
-    /// Returns the bottleneck of a transfer, with its place in the transfer's path.
     fn least(&self, entry: &Entry) -> (u32, u8) {
         let mut least = (f64::INFINITY, entry.hop());
         for (hop, lane) in self.slab[entry.transfer()].path() {
@@ -315,7 +302,6 @@ impl Sharing<'_> {
         (entry.transfer(), least.1 as u8)
     }
 
-    /// Propagates a change of a transfer's level to its other lanes.
     fn tell_others(&mut self, entry: &Entry, number: u32, before: f64, now: f64) {
         if same_level(before, now) || entry.other == NONE {
             return;
@@ -337,7 +323,6 @@ impl Sharing<'_> {
         }
     }
 
-    /// Makes the lane at `hop` of the path the transfer's bottleneck.
     fn rebind(&mut self, transfer: u32, hop: u8) {
         let one = &self.slab[transfer];
         let bytes = one.bytes;
@@ -364,7 +349,6 @@ impl Sharing<'_> {
         self.slab[transfer].stage = Stage::Bound(hop);
     }
 
-    /// Prepares the component of a class's queued lanes to be filled from scratch.
     fn lift(&mut self, class: u8) {
         let mut component = std::mem::take(&mut self.scratch.component);
         self.lanes.drain_class(class, &mut component);
@@ -398,7 +382,6 @@ impl Sharing<'_> {
         self.scratch.component = component;
     }
 
-    /// Ends a filling from scratch.
     fn unseal(&mut self) {
         for number in self.scratch.component.drain(..) {
             let lane = &mut self.lanes.lanes[number as usize];

@@ -1,7 +1,6 @@
 //! The transfers under way, in a slab with a free list. Nothing is allocated once the slab has
 //! reached its final size.
 
-/// Most ports of a path: egress, leaf uplink, leaf downlink, ingress.
 pub const PATH_MAX: usize = 4;
 
 /// Marker for no port, no place or no transfer.
@@ -14,11 +13,9 @@ pub struct TransferId {
     generation: u32,
 }
 
-/// The state of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
     Free,
-    /// The transfer was started and has no rate yet.
     Fresh,
     /// The lane at this place of the path is the bottleneck and determines the rate.
     Bound(u8),
@@ -32,14 +29,11 @@ pub(super) enum Stage {
 pub(super) struct Transfer {
     /// Lanes of the path, padded with [`NONE`].
     pub(super) lanes: [u32; PATH_MAX],
-    /// Place of the transfer in each lane.
     pub(super) places: [u32; PATH_MAX],
     /// Size of the transfer, in bytes.
     pub(super) bytes: u64,
-    /// Number of transfers that were started before this one.
     pub(super) order: u64,
     pub(super) generation: u32,
-    /// Tag that the caller passed.
     pub(super) tag: u32,
     pub(super) hops: u8,
     pub(super) class: u8,
@@ -49,14 +43,12 @@ pub(super) struct Transfer {
 const _: () = assert!(size_of::<Transfer>() == 64);
 
 impl Transfer {
-    /// Returns the hops of the path, each with the transfer's place in its lane.
     pub(super) fn path(&self) -> impl Iterator<Item = (usize, u32)> + use<> {
         let hops = usize::from(self.hops);
         self.lanes.into_iter().take(hops).enumerate()
     }
 }
 
-/// The transfers under way, in slots that are reused.
 #[derive(Debug)]
 pub(super) struct Slab {
     slots: Vec<Transfer>,
@@ -86,7 +78,6 @@ impl Slab {
         index
     }
 
-    /// Releases a slot and invalidates its id.
     pub(super) fn remove(&mut self, index: u32) {
         let slot = &mut self.slots[index as usize];
         debug_assert!(slot.stage != Stage::Free, "a slot is freed once");

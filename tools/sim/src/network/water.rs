@@ -36,7 +36,6 @@ fn split(bounds: &[f64], weights: &[f64], level: f64) -> (f64, f64) {
     (below.iter().sum(), above.iter().sum())
 }
 
-/// Returns `Σ w·b` and `Σ w`.
 pub(super) fn sums(bounds: &[f64], weights: &[f64]) -> (f64, f64) {
     let mut need = [0.0; WAYS];
     let mut weight = [0.0; WAYS];

@@ -3,9 +3,7 @@
 #[derive(Clone, Copy, Debug)]
 pub struct BuiltIn {
     pub name: &'static str,
-    /// TOML text of the plan.
     pub text: &'static str,
-    /// Whether the plan exists only for others to inherit from.
     pub is_part: bool,
 }
 
@@ -46,7 +44,6 @@ const BUILT_IN: &[BuiltIn] = plans![
     part "mfs-common",
 ];
 
-/// Returns all built-in plans, in the order in which lists show them.
 pub fn built_in() -> &'static [BuiltIn] {
     BUILT_IN
 }

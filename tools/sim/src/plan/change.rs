@@ -12,8 +12,6 @@ use super::{Axis, Choice, KIND, Plan, Variant, label};
 impl Plan {
     /// Sets a field for all runs: `field=value`. The field is removed from the axes. Of axis values
     /// that become equal, only the first is kept.
-    ///
-    /// # Errors
     /// Returns an error if the field or value is invalid, or if variants differ in this field.
     pub fn set(&mut self, assignment: &str) -> Result<(), PlanError> {
         let place = SourceLocation::whole("--set");
@@ -38,8 +36,6 @@ impl Plan {
     }
 
     /// Adds an axis, `field=value,value,…`. It replaces an axis over the same field.
-    ///
-    /// # Errors
     /// Returns an error if the field or a value is invalid.
     pub fn vary(&mut self, axis: &str) -> Result<(), PlanError> {
         let place = SourceLocation::whole("--axis");
@@ -74,8 +70,6 @@ impl Plan {
     }
 
     /// Replaces the plan's variants by these policies.
-    ///
-    /// # Errors
     /// Returns an error if a name is not a policy.
     pub fn compare(&mut self, policies: &[String]) -> Result<(), PlanError> {
         let place = SourceLocation::whole("--policies");
@@ -100,8 +94,6 @@ impl Plan {
     }
 
     /// Removes all variants except these.
-    ///
-    /// # Errors
     /// Returns an error if a name is not a variant.
     pub fn only(&mut self, names: &[String]) -> Result<(), PlanError> {
         for name in names {
@@ -157,7 +149,6 @@ fn split<'a>(
     }
 }
 
-/// Parses values as typed: the inside of a TOML list, or words.
 fn list(text: &str) -> Vec<Value> {
     match format!("[{text}]").parse::<Value>() {
         Ok(Value::Array(values)) => values,

@@ -55,65 +55,46 @@ pub use setting::{Field, Setting, fields, shown};
 
 use crate::report::Metric;
 
-/// A question, a scenario to start from, and what is varied.
 #[derive(Clone, Debug)]
 pub struct Plan {
     /// Name from the plan's text, or else that of the file or built-in plan without `.toml`.
     pub name: String,
-    /// Title in a few words.
     pub title: String,
-    /// Question that the plan answers, in one sentence.
     pub question: String,
-    /// Seeds. Every point is run with each of them.
     pub seeds: Vec<u64>,
-    /// Settings that replace fields of the default scenario.
     pub base: BTreeMap<String, Setting>,
-    /// Things that are varied, the outermost first.
     pub axes: Vec<Axis>,
-    /// Variants that are compared at each point. Never empty.
     pub variants: Vec<Variant>,
-    /// Choices for the plots: horizontal axis and metrics.
     pub plot: Plot,
-    /// Name of the variant that the others are compared with, if the plan names one.
     pub reference: Option<String>,
     place: SourceLocation,
 }
 
-/// An axis: one thing that is varied, with its values.
 #[derive(Clone, Debug)]
 pub struct Axis {
-    /// Label with the unit, as plots show it.
     pub label: String,
     /// Field of the axis, if each value sets only that field.
     pub field: Option<String>,
-    /// Values of the axis, in the order of the plan.
     pub values: Vec<Choice>,
 }
 
 #[derive(Clone, Debug)]
 pub struct Choice {
     pub name: String,
-    /// Numeric value, if it is a number.
     pub number: Option<f64>,
-    /// Fields that the value sets.
     pub settings: Vec<Setting>,
 }
 
-/// A policy with its options, which is compared with others.
 #[derive(Clone, Debug)]
 pub struct Variant {
     pub name: String,
-    /// Fields that the variant sets.
     pub settings: Vec<Setting>,
 }
 
-/// Metrics and axes of a plan's plots.
 #[derive(Clone, Debug, Default)]
 pub struct Plot {
-    /// Horizontal axis of the plots, by field or label.
     pub x: Option<String>,
     pub metrics: Vec<&'static Metric>,
-    /// Value of the horizontal axis at which distributions are shown.
     pub at: Option<String>,
 }
 
@@ -123,7 +104,6 @@ impl Axis {
         self.values.iter().all(|value| value.number.is_some())
     }
 
-    /// Returns the axis' name in files: its field or else its label.
     pub fn key(&self) -> &str {
         self.field.as_deref().unwrap_or(&self.label)
     }
@@ -153,7 +133,6 @@ impl Plan {
             .or_else(|| find(&|_| true))
     }
 
-    /// Returns the horizontal axis if it is the request rate.
     pub fn rate_axis(&self) -> Option<usize> {
         self.x().filter(|&axis| self.axes[axis].is(RATE))
     }
@@ -190,10 +169,8 @@ impl Plan {
     }
 }
 
-/// Field of the policy's kind.
 const KIND: &str = "policy.kind";
 
-/// Field of the request rate.
 const RATE: &str = "workload.rate_per_gpu";
 
 #[cfg(test)]

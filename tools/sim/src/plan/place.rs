@@ -5,27 +5,22 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
-/// A location in a plan file, or an option of the command line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SourceLocation {
-    /// Path of the file, `built-in plan NAME`, or the option.
     pub file: Arc<str>,
     /// Line number, counted from 1. 0 if there are no lines.
     pub line: usize,
     /// Column in characters, counted from 1.
     pub column: usize,
-    /// Text of the line that the location is in.
     text: Arc<str>,
 }
 
 impl SourceLocation {
-    /// Returns the location of a whole file, or of an option.
     pub fn whole(file: &str) -> Self {
         Self { file: file.into(), line: 0, column: 0, text: "".into() }
     }
 }
 
-/// Converts byte ranges of a file's text to locations.
 #[derive(Clone, Debug)]
 pub(super) struct Places<'a> {
     file: Arc<str>,
@@ -68,7 +63,6 @@ pub struct PlanError {
     pub place: SourceLocation,
     /// Name of the field, such as `workload.rate_per_gpu`. Empty for errors about the whole file.
     pub field: String,
-    /// The problem and the expected value.
     pub problem: String,
     /// Axis values and variant with which the error occurs. Empty if it always does.
     pub point: String,
@@ -84,7 +78,6 @@ impl PlanError {
         }
     }
 
-    /// Returns an error about a whole file.
     pub(super) fn file(path: &Path, problem: impl Into<String>) -> Self {
         Self::new(&SourceLocation::whole(&path.display().to_string()), "", problem)
     }

@@ -7,21 +7,15 @@ use super::setting::{DEFAULTS, Setting, scenario_of};
 use super::{Axis, Choice, Plan, Variant};
 use crate::scenario::Scenario;
 
-/// One combination of axis values.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Point {
-    /// Index of the chosen value, for each axis.
     pub choices: Vec<usize>,
 }
 
-/// One run of the simulation.
 #[derive(Clone, Debug)]
 pub struct Job {
-    /// Index of the point, in the order of [`Plan::points`].
     pub point: usize,
-    /// Index of the variant.
     pub variant: usize,
-    /// Scenario to simulate, including its seed.
     pub scenario: Scenario,
 }
 
@@ -45,8 +39,6 @@ impl Plan {
     }
 
     /// Returns all runs in the order of the results: by point, variant, seed.
-    ///
-    /// # Errors
     /// Returns the first invalid combination, with the field, its location and the axis values.
     pub fn jobs(&self) -> Result<Vec<Job>, PlanError> {
         let mut jobs = Vec::new();
@@ -65,7 +57,6 @@ impl Plan {
         Ok(jobs)
     }
 
-    /// Returns the scenario of a variant at a point, with the default seed.
     fn scenario(&self, point: &Point, variant: &Variant) -> Result<Scenario, PlanError> {
         let mut tree: Table = DEFAULTS.clone();
         for setting in self.settings_of(point, variant) {
@@ -92,7 +83,6 @@ impl Plan {
         Ok(scenario)
     }
 
-    /// Returns the settings of a point and variant in the order in which they apply.
     fn settings_of<'a>(
         &'a self,
         point: &'a Point,
@@ -105,7 +95,6 @@ impl Plan {
             .chain(&variant.settings)
     }
 
-    /// Returns the axes and their values at a point.
     pub fn at<'a>(&'a self, point: &'a Point) -> impl Iterator<Item = (&'a Axis, &'a Choice)> {
         self.axes.iter().zip(&point.choices).map(|(axis, &value)| (axis, &axis.values[value]))
     }

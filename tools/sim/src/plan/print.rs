@@ -7,7 +7,6 @@ use toml::Value;
 use super::{Axis, Plan, Setting};
 
 impl Plan {
-    /// Returns the plan as TOML that gives the same runs.
     pub fn to_toml(&self) -> String {
         let mut text = String::new();
         let mut line = |key: &str, value: Value| {

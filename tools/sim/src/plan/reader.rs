@@ -14,7 +14,6 @@ use crate::report::Metric;
 
 type Node<'t, 'i> = &'t Spanned<DeValue<'i>>;
 
-/// A reader of one plan file.
 pub(super) struct Reader<'a> {
     places: Places<'a>,
 }
@@ -76,7 +75,6 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Returns a plan, and the name of the plan that it inherits from.
     pub(super) fn plan(
         &self,
         table: &DeTable<'_>,
@@ -181,7 +179,6 @@ impl<'a> Reader<'a> {
         Ok(found)
     }
 
-    /// Returns the mandatory `name` of a variant or axis value.
     fn name(
         &self,
         node: Node<'_, '_>,
@@ -373,7 +370,6 @@ impl<'a> Reader<'a> {
 }
 
 impl Choice {
-    /// Returns an axis value that sets one field, named as written.
     pub(super) fn of(setting: Setting) -> Self {
         Self {
             name: shown(&setting.value),

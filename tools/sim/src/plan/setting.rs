@@ -20,12 +20,10 @@ pub struct Setting {
     pub place: SourceLocation,
 }
 
-/// A scenario in which every field has a value, including those that are omitted by default.
 static EVERY_FIELD: LazyLock<Table> = LazyLock::new(|| {
     let mut scenario = Scenario::default();
     scenario.workload.file = Some("file".into());
-    let serving = &mut scenario.serving;
-    (serving.requests, serving.scale_out_every_s) = (RequestOrder::Edf, 1.0);
+    scenario.serving.requests = RequestOrder::Edf;
     scenario.model.kv_bytes_per_value = 1.0;
     let network = &mut scenario.network;
     (network.ungoverned_share, network.ungoverned_period_ms) = (0.1, 1.0);
@@ -34,14 +32,11 @@ static EVERY_FIELD: LazyLock<Table> = LazyLock::new(|| {
     Table::try_from(scenario).expect("a scenario is a TOML table")
 });
 
-/// The default scenario, which settings are applied to.
 pub(super) static DEFAULTS: LazyLock<Table> =
     LazyLock::new(|| Table::try_from(Scenario::default()).expect("a scenario is a TOML table"));
 
 impl Setting {
     /// Checks that the field exists and that the value has its type.
-    ///
-    /// # Errors
     /// Returns the problem. Its location is `key` if the field's name is wrong.
     pub(super) fn check(&self, key: &SourceLocation) -> Result<(), PlanError> {
         self.check_name(key)?;
@@ -108,19 +103,16 @@ impl Setting {
     }
 }
 
-/// Deserialises a scenario, or returns the problem.
 pub(super) fn scenario_of(tree: Table) -> Result<Scenario, String> {
     Scenario::deserialize(Value::Table(tree)).map_err(|error| error.message().to_owned())
 }
 
-/// A field that a plan can set.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Field {
     /// Name with its group, such as `workload.rate_per_gpu`.
     pub name: String,
     /// Default value. Empty if the field is omitted by default.
     pub default: String,
-    /// Allowed words, if the field is an enumeration.
     pub words: Vec<String>,
 }
 
@@ -200,7 +192,6 @@ pub fn shown(value: &Value) -> String {
     }
 }
 
-/// Parses the value of `--set field=`: TOML or a bare word.
 pub(super) fn typed(text: &str) -> Value {
     text.trim().parse::<Value>().unwrap_or_else(|_| Value::String(text.trim().to_owned()))
 }

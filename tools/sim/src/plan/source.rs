@@ -12,19 +12,14 @@ use super::setting::{Setting, shown};
 use super::{Axis, KIND, Plan, Plot, Variant, built_in};
 use crate::report::Metric;
 
-/// The text of a plan and its origin.
 struct Source {
-    /// Name of the plan, without `.toml`.
     name: String,
-    /// Name of the source in messages.
     shown: String,
     text: String,
-    /// Folder in which parent plans are searched.
     folder: Option<PathBuf>,
 }
 
 impl Source {
-    /// Finds a built-in plan by name, or reads a file.
     fn find(name: &str) -> Result<Self, PlanError> {
         let is_path = name.contains('/') || name.ends_with(".toml");
         if !is_path && let Some(source) = Self::built_in(name) {
@@ -68,7 +63,6 @@ impl Source {
         })
     }
 
-    /// Returns the plan that this one inherits from: a file beside it, else a built-in plan.
     fn parent(&self, name: &str) -> Option<Result<Self, PlanError>> {
         self.folder
             .as_ref()
@@ -79,7 +73,6 @@ impl Source {
     }
 }
 
-/// Contents of a file. Omitted parts come from the parent.
 #[derive(Default)]
 pub(super) struct Draft {
     pub(super) name: Option<String>,
@@ -177,16 +170,12 @@ impl Draft {
 
 impl Plan {
     /// Reads a built-in plan, or a file if `name` is a path.
-    ///
-    /// # Errors
     /// Returns the problem of the plan and its location.
     pub fn load(name: &str) -> Result<Self, PlanError> {
         Self::of(&Source::find(name)?)
     }
 
     /// Parses a plan. `shown` is its name in messages.
-    ///
-    /// # Errors
     /// Returns the problem of the plan and its location.
     pub fn parse(name: &str, shown: &str, text: &str) -> Result<Self, PlanError> {
         Self::of(&Source {

@@ -6,7 +6,6 @@ fn parse(text: &str) -> Result<Plan, PlanError> {
     Plan::parse("p", "p.toml", text)
 }
 
-/// Returns line, column, field and message of the mistake in a text.
 fn mistake(text: &str) -> (usize, usize, String, String) {
     let error = parse(text).and_then(|plan| plan.jobs().map(drop)).expect_err("a mistake");
     assert_eq!(&*error.place.file, "p.toml", "{error}");

@@ -10,7 +10,6 @@ use super::sustained::ASKED;
 use super::view::View;
 use super::{Panel, Report};
 
-/// Columns about the chosen variant at one point.
 static COLUMNS: [(&str, &Metric); 9] = [
     ("in time, %", &ATTAINMENT),
     ("by own TTFT, %", &ATTAINMENT_OWN),

@@ -3,7 +3,6 @@
 use super::{Report, metric};
 use crate::plan::Axis;
 
-/// Returns the report as CSV with a heading.
 pub fn csv(report: &Report) -> String {
     let mut writer = ::csv::Writer::from_writer(Vec::new());
     let axes = report.plan.axes.iter().map(Axis::key);

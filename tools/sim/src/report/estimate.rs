@@ -2,10 +2,8 @@
 
 use serde::Serialize;
 
-/// A mean over seeds with its confidence interval.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Estimate {
-    /// Mean of the values, one value per seed.
     pub mean: f64,
     /// Half the width of the 95 % confidence interval, or `None` for a single value.
     pub half_width: Option<f64>,

@@ -10,9 +10,7 @@ use std::fmt::Write as _;
 use super::paired::{Verdict, difference};
 use super::{Estimate, Report, metric};
 
-/// Attainment of static classes at the rate that a cell shows.
 const TELLING: f64 = 0.8;
-/// Difference with the strongest colour.
 const STRONG: f64 = 0.15;
 
 const CELL: (usize, usize) = (118, 30);
@@ -29,7 +27,6 @@ pub enum MapError {
     Variants(&'static str),
 }
 
-/// The policy that others are compared with.
 const AGAINST: &str = "two_class";
 
 #[derive(Clone, Debug, PartialEq)]
@@ -44,8 +41,6 @@ struct Cell {
 }
 
 /// Returns the map as SVG.
-///
-/// # Errors
 /// Returns what the plan lacks.
 pub fn map(report: &Report) -> Result<String, MapError> {
     let (axes, rate) = (&report.plan.axes, report.plan.rate_axis());

@@ -4,32 +4,24 @@ use crate::outcome::Outcome;
 
 #[derive(Debug)]
 pub struct Metric {
-    /// Name in plans, JSON and CSV. It ends in the unit.
     pub key: &'static str,
-    /// Name in words, for axes and tables.
     pub label: &'static str,
     pub unit: Unit,
-    /// Function that reads the value from an outcome.
     pub of: fn(&Outcome) -> f64,
 }
 
-/// The unit of a metric, which determines how values are shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unit {
     /// A share from 0 to 1, shown in percent.
     Share,
     /// A duration in milliseconds.
     Millis,
-    /// A ratio, or a dimensionless size.
     Ratio,
-    /// A number of things, shown as a whole number.
     Count,
-    /// A number of bytes, shown in GB.
     Bytes,
 }
 
 impl Unit {
-    /// Returns the factor between a value and the number that is shown.
     pub const fn scale(self) -> f64 {
         match self {
             Self::Share => 100.0,
@@ -48,7 +40,6 @@ impl Unit {
         }
     }
 
-    /// Returns the number of decimals for a value of this size.
     pub fn decimals(self, value: f64) -> usize {
         match self {
             Self::Share => 1,
@@ -72,12 +63,10 @@ impl Unit {
 }
 
 impl Metric {
-    /// Returns the metric with this name, if any.
     pub fn named(key: &str) -> Option<&'static Self> {
         ALL.iter().copied().find(|metric| metric.key == key)
     }
 
-    /// Returns the names of all metrics.
     pub fn names() -> Vec<&'static str> {
         ALL.iter().map(|metric| metric.key).collect()
     }
@@ -102,7 +91,6 @@ macro_rules! metrics {
                 of: $of,
             };
         )*
-        /// All metrics, in the order in which files list them.
         pub static ALL: &[&Metric] = &[$(&$constant),*];
     };
 }

@@ -33,42 +33,30 @@ use crate::plan::{Plan, Point};
 use crate::run::Timing;
 use crate::scenario::Scenario;
 
-/// The results of a plan.
 #[derive(Clone, Debug)]
 pub struct Report {
     pub plan: Plan,
     pub points: Vec<Point>,
-    /// Runs that completed, in the order of the plan.
     pub runs: Vec<Run>,
-    /// Runs that failed, in the order of the plan.
     pub failures: Vec<Failure>,
     /// Number of runs that were not started.
     pub missing: usize,
-    /// Timings of the runs on this machine.
     pub timing: Timing,
 }
 
-/// A run that completed, with its outcome.
 #[derive(Clone, Debug)]
 pub struct Run {
-    /// Index of the run's point.
     pub point: usize,
-    /// Index of the run's variant.
     pub variant: usize,
     pub seed: u64,
     pub outcome: Outcome,
 }
 
-/// A run that failed, with its error.
 #[derive(Clone, Debug)]
 pub struct Failure {
-    /// Index of the run's point.
     pub point: usize,
-    /// Index of the run's variant.
     pub variant: usize,
-    /// Scenario of the run, including its seed.
     pub scenario: Scenario,
-    /// Error message of the simulation.
     pub problem: String,
 }
 
@@ -77,17 +65,14 @@ pub struct Failure {
 pub struct Panel {
     /// Values of the other axes. Empty if there are no other axes.
     pub name: String,
-    /// Indices of the points, from left to right.
     pub points: Vec<usize>,
 }
 
 impl Report {
-    /// Returns the runs of a variant at a point, by seed.
     pub fn runs_of(&self, point: usize, variant: usize) -> impl Iterator<Item = &Run> {
         self.runs.iter().filter(move |run| run.point == point && run.variant == variant)
     }
 
-    /// Returns a metric's values for a variant at a point, by seed.
     pub fn values(&self, point: usize, variant: usize, metric: &Metric) -> Vec<(u64, f64)> {
         self.runs_of(point, variant).map(|run| (run.seed, (metric.of)(&run.outcome))).collect()
     }
@@ -198,7 +183,6 @@ impl Report {
             .any(|s| s.field == "policy.no_contention" && s.value == Value::Boolean(true))
     }
 
-    /// Returns the first failure with each error message, and the number of failures with it.
     pub(crate) fn kinds_of_failures(&self) -> Vec<(&Failure, usize)> {
         let mut kinds: Vec<(&Failure, usize)> = Vec::new();
         for failure in &self.failures {
@@ -220,7 +204,6 @@ impl Report {
         name
     }
 
-    /// Reports whether every run of the plan completed.
     pub fn is_whole(&self) -> bool {
         self.failures.is_empty() && self.missing == 0
     }

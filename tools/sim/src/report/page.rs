@@ -7,15 +7,14 @@ use super::sheet::Sheet;
 use super::view::View;
 use super::{Report, capacity, metric, sheets, table};
 
-/// Returns the page, with timings of this machine if `with_timing` is set.
 pub fn page(report: &Report, with_timing: bool) -> String {
     let plan = &report.plan;
     let mut text = format!("# {}\n\n", plan.title);
     if !plan.question.is_empty() {
         text += &format!("{}\n\n", plan.question);
     }
-    for finding in report.findings() {
-        text += &format!("* {finding}\n");
+    for warning in capacity::warnings(report) {
+        text += &format!("* {warning}\n");
     }
     text += &format!("\n{}\n", lead(report));
     text += &incomplete(report);

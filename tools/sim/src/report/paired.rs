@@ -5,22 +5,18 @@ use serde::Serialize;
 
 use super::estimate::Estimate;
 
-/// The result of a comparison of the reference with another variant at one point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
-    /// The reference is significantly better.
     Above,
     /// The difference is not significant.
     Level,
-    /// The reference is significantly worse.
     Below,
     /// There is one seed, so that the noise is unknown.
     Unknown,
 }
 
 impl Verdict {
-    /// Returns the verdict for a difference of the reference minus the other variant.
     pub fn of(difference: &Estimate) -> Self {
         match difference.half_width {
             None if difference.mean == 0.0 => Self::Level,

@@ -2,28 +2,21 @@
 
 use comfy_table::{CellAlignment, Table, presets};
 
-/// A table with a title and a caption.
 #[derive(Debug, Default)]
 pub(super) struct Sheet {
-    /// Name of the panel. May be empty.
     pub(super) of: String,
-    /// Description of the numbers. May be empty.
     pub(super) caption: String,
-    /// Number of left columns that hold names. The others hold numbers and are aligned right.
     names: usize,
     heading: Vec<Cell>,
     rows: Vec<Vec<Cell>>,
 }
 
-/// A cell of a table, by how its text is shown.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Cell {
     /// A name, which may contain characters that are special in Markdown.
     Name(String),
-    /// The name of a bound rather than a policy.
     Bound(String),
     Text(String),
-    /// The best number of its kind.
     Best(String),
 }
 
@@ -58,7 +51,6 @@ impl Sheet {
         Self { names, heading, ..Self::default() }
     }
 
-    /// Returns the table with a panel name and a caption.
     pub(super) fn about(self, panel: &str, caption: &str) -> Self {
         Self { of: panel.to_owned(), caption: caption.to_owned(), ..self }
     }
@@ -114,7 +106,6 @@ impl Sheet {
     }
 }
 
-/// Returns a name with Markdown's special characters escaped.
 fn plain(name: &str) -> String {
     let mut text = String::new();
     for char in name.chars() {

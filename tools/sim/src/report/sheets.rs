@@ -1,16 +1,14 @@
 //! Tables of a report, each with a caption that describes its numbers.
 
 use super::metric::{
-    ATTAINMENT, COLLECTIVE, COLLECTIVE_MEAN, COLLECTIVE_P99, COLLECTIVE_STRETCH, COMPUTE,
-    EARLINESS_MEAN, KV_REUSE, LATENESS_MEAN, Metric, P2D, PORT_BUSY_MEAN, PRUNED, QUEUE, TTFT_MEAN,
-    TTFT_P50, TTFT_P99,
+    ATTAINMENT, COLLECTIVE_MEAN, COLLECTIVE_P99, COLLECTIVE_STRETCH, EARLINESS_MEAN, KV_REUSE,
+    LATENESS_MEAN, Metric, P2D, PORT_BUSY_MEAN, PRUNED, QUEUE, TTFT_MEAN, TTFT_P50, TTFT_P99,
 };
 use super::sheet::{Cell, Sheet};
 use super::view::View;
 use super::{Estimate, Report, Sustained};
 use crate::reproduce;
 
-/// A column of a table with several metrics.
 pub(super) struct Column {
     heading: &'static str,
     metric: &'static Metric,
@@ -20,7 +18,6 @@ const fn column(heading: &'static str, metric: &'static Metric) -> Column {
     Column { heading, metric }
 }
 
-/// Columns about the time to first token.
 pub(super) static TTFT: [Column; 4] = [
     column("in time, %", &ATTAINMENT),
     column("mean TTFT, ms", &TTFT_MEAN),
@@ -28,28 +25,16 @@ pub(super) static TTFT: [Column; 4] = [
     column("p99, ms", &TTFT_P99),
 ];
 
-/// Columns about completion times of collectives.
 pub(super) static COLLECTIVES: [Column; 3] = [
     column("mean collective, ms", &COLLECTIVE_MEAN),
     column("over that alone", &COLLECTIVE_STRETCH),
     column("p99, ms", &COLLECTIVE_P99),
 ];
 
-/// Columns about earliness and lateness, with attainment, which determines their samples.
 pub(super) static EARLINESS: [Column; 3] = [
     column("in time, %", &ATTAINMENT),
     column("these early by, ms", &EARLINESS_MEAN),
     column("the others late by, ms", &LATENESS_MEAN),
-];
-
-/// Columns about the phases of a request.
-pub(super) static WAITING: [Column; 6] = [
-    column("queue, ms", &QUEUE),
-    column("KV reuse, ms", &KV_REUSE),
-    column("collectives, ms", &COLLECTIVE),
-    column("compute, ms", &COMPUTE),
-    column("P2D, ms", &P2D),
-    column("mean TTFT, ms", &TTFT_MEAN),
 ];
 
 pub(super) static OVERVIEW: [Column; 14] = [
@@ -163,7 +148,6 @@ fn shares(view: &View<'_>, point: usize) -> Vec<Cell> {
         .collect()
 }
 
-/// Returns the mean and half the width of its interval, with the same decimals.
 fn with_interval(estimate: Option<Estimate>, metric: &Metric) -> String {
     let Some(estimate) = estimate else {
         return "–".to_owned();
@@ -178,7 +162,6 @@ fn with_interval(estimate: Option<Estimate>, metric: &Metric) -> String {
     }
 }
 
-/// Returns tables of several metrics at one point of each panel.
 pub(super) fn details(view: &View<'_>, columns: &[Column]) -> Result<Vec<Sheet>, String> {
     let mut tables = Vec::new();
     for panel in &view.panels {
@@ -199,7 +182,6 @@ pub(super) fn details(view: &View<'_>, columns: &[Column]) -> Result<Vec<Sheet>,
     Ok(tables)
 }
 
-/// Policies that sustained rates of the others are divided by.
 const MEASURES: [&str; 2] = ["karuna", "two_class"];
 
 /// Returns tables of the request rates with 90 % and 50 % attainment.
@@ -249,7 +231,6 @@ fn ratio(own: Option<&Sustained>, other: Option<&Sustained>) -> String {
     format!("{sign}{:.2}", own.bound() / other.bound())
 }
 
-/// Returns a table of the reference minus each other variant, over all points.
 pub(super) fn against(view: &View<'_>) -> Result<Sheet, String> {
     let report = view.report;
     let reference = report.plan.reference().ok_or("there is nothing to compare")?;

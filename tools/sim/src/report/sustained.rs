@@ -5,18 +5,13 @@ use serde::Serialize;
 
 use super::estimate::Estimate;
 
-/// Default attainment that a sustained rate requires.
 pub const ASKED: f64 = 0.9;
 
-/// A sustained rate, or the end of the plan's rates beyond which it lies.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Sustained {
-    /// The lowest rate of the plan, at which attainment is too low already.
     BelowLowest(f64),
-    /// A rate between two rates of the plan.
     At(Estimate),
-    /// The highest rate of the plan, at which attainment is still high enough.
     AboveHighest(f64),
 }
 
@@ -45,7 +40,6 @@ impl Sustained {
         crossing(asked, &mean_curve(&told))
     }
 
-    /// Returns the rate, if it lies between those of the plan.
     pub fn rate(&self) -> Option<f64> {
         match self {
             Self::At(estimate) => Some(estimate.mean),
@@ -53,7 +47,6 @@ impl Sustained {
         }
     }
 
-    /// Returns the rate, or the end of the plan's rates beyond which it lies.
     pub fn bound(&self) -> f64 {
         match self {
             Self::At(estimate) => estimate.mean,
@@ -78,7 +71,6 @@ impl std::fmt::Display for Sustained {
     }
 }
 
-/// Returns the rate at which one curve first falls below `asked`.
 fn crossing(asked: f64, curve: &[(f64, f64)]) -> Option<Sustained> {
     let (&(lowest, first), &(highest, _)) = (curve.first()?, curve.last()?);
     if first < asked {
@@ -95,7 +87,6 @@ fn crossing(asked: f64, curve: &[(f64, f64)]) -> Option<Sustained> {
     })
 }
 
-/// Returns the mean of the curves at their common rates.
 fn mean_curve(curves: &[&Vec<(f64, f64)>]) -> Vec<(f64, f64)> {
     let Some(first) = curves.first() else {
         return Vec::new();

@@ -4,9 +4,8 @@ use std::fmt::Write as _;
 
 use super::sheet::Sheet;
 use super::view::View;
-use super::{Report, sheets};
+use super::{Report, capacity, sheets};
 
-/// Returns the tables with the information that is needed to read them.
 pub fn table(report: &Report) -> String {
     let mut text = format!("{}\n", report.plan.title);
     if !report.plan.question.is_empty() {
@@ -17,8 +16,8 @@ pub fn table(report: &Report) -> String {
         for sheet in all(report) {
             text += &format!("\n{}", sheet.terminal());
         }
-        for finding in report.findings() {
-            writeln!(text, "{finding}").expect("a String takes all");
+        for warning in capacity::warnings(report) {
+            writeln!(text, "{warning}").expect("a String takes all");
         }
     }
     text += &failures(report);

@@ -4,10 +4,8 @@ use super::findings::Block;
 use super::sheet::Cell;
 use super::{Panel, Report};
 
-/// The shown part of a report.
 pub(super) struct View<'a> {
     pub(super) report: &'a Report,
-    /// Indices of the shown variants.
     pub(super) variants: Vec<usize>,
     pub(super) panels: Vec<Panel>,
     at: Option<&'a str>,
@@ -23,7 +21,6 @@ impl<'a> View<'a> {
         }
     }
 
-    /// Returns the part of a report that a block selects.
     pub(super) fn of(block: &'a Block, report: &'a Report) -> Result<Self, String> {
         let variants = report.plan.variants.iter();
         let named: Vec<&str> = variants.map(|v| v.name.as_str()).collect();
@@ -49,13 +46,11 @@ impl<'a> View<'a> {
         variants.iter().position(|v| v.name == name)
     }
 
-    /// Returns a variant's name as a table cell.
     pub(super) fn name(&self, variant: usize) -> Cell {
         let name = self.report.plan.variants[variant].name.clone();
         if self.report.is_bound(variant) { Cell::Bound(name) } else { Cell::Name(name) }
     }
 
-    /// Returns the point of a panel at which details are shown.
     pub(super) fn point(&self, panel: &Panel) -> Result<usize, String> {
         let Some(at) = self.at else {
             return Ok(self.report.telling(panel));
@@ -95,7 +90,6 @@ fn chosen_panels(wanted: &[String], names: &[&str]) -> Result<Vec<usize>, String
     Ok((0..names.len()).filter(|&index| is_wanted(names[index])).collect())
 }
 
-/// Returns indices of the wanted names, or of all if none is wanted.
 fn chosen(wanted: &[String], names: &[&str], what: &str) -> Result<Vec<usize>, String> {
     if let Some(strange) = wanted.iter().find(|w| !names.contains(&w.as_str())) {
         return Err(format!("no {what} is called {strange}; there are {}", names.join(", ")));

@@ -21,7 +21,6 @@ pub const FIGURES: [&str; 7] = ["5", "9", "10", "11", "12", "13", "14"];
 /// A claim of the paper with the numbers of a report.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Finding {
-    /// Subject of the claim, in words.
     pub says: String,
     /// Name of the panel. Empty if there is only one.
     pub panel: String,
@@ -35,7 +34,6 @@ pub struct Finding {
     unit: Unit,
 }
 
-/// The unit of a claim's numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 enum Unit {
     #[default]
@@ -45,7 +43,6 @@ enum Unit {
     Percent,
 }
 
-/// A claim as stored in the file.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Claim {
@@ -61,7 +58,6 @@ struct Claim {
 }
 
 impl Finding {
-    /// Returns a number of this finding as shown in tables.
     pub fn shown(&self, value: Option<f64>) -> String {
         match (value, self.unit) {
             (None, _) => "–".to_owned(),

@@ -31,7 +31,6 @@ use serde::Deserialize;
 
 use crate::requests::reproduction::{Claim, spread};
 
-/// Results of runs as functions that a claim's expressions call.
 pub trait Figures {
     /// Returns the value of a function, or `None` if there is no such function, row or column.
     fn call(&self, function: &str, arguments: &[Value]) -> Option<Value>;
@@ -41,13 +40,10 @@ pub trait Figures {
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[error("the claim “{says}”: {problem}")]
 pub struct ClaimError {
-    /// Text of the claim.
     pub says: String,
-    /// What is wrong with the claim.
     pub problem: String,
 }
 
-/// A claim as stored in the file.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ClaimText {
@@ -70,8 +66,6 @@ struct File {
 }
 
 /// Evaluates the claims of a file.
-///
-/// # Errors
 /// Returns the first claim that cannot be evaluated.
 pub fn run(file: &str, figures: &dyn Figures) -> Result<Vec<Claim>, ClaimError> {
     let file: File = toml::from_str(file)
@@ -113,7 +107,6 @@ fn evaluate(text: &ClaimText, place: &str, figures: &dyn Figures) -> EvalexprRes
     })
 }
 
-/// Functions and variables of expressions.
 pub struct Scope<'a> {
     figures: &'a dyn Figures,
     variables: Vec<(String, Value)>,
@@ -125,20 +118,16 @@ impl<'a> Scope<'a> {
         Self { figures, variables: Vec::new() }
     }
 
-    /// Sets a variable. A later value replaces an earlier one.
     pub fn set(&mut self, name: &str, value: Value) {
         self.variables.push((name.to_owned(), value));
     }
 
     /// Returns the value of an expression.
-    ///
-    /// # Errors
     /// Returns an error if the expression is invalid or contains unknown names.
     pub fn value(&self, expression: &str) -> EvalexprResult<Value> {
         evalexpr::eval_with_context(expression, self)
     }
 
-    /// Replaces the expressions in braces of a text by their values.
     fn fill(&self, text: &str) -> EvalexprResult<String> {
         let mut parts = text.split('{');
         let mut filled = parts.next().unwrap_or_default().to_owned();
@@ -217,7 +206,6 @@ impl Context for Scope<'_> {
     }
 }
 
-/// Converts a list to a value of expressions.
 pub fn list(values: impl IntoIterator<Item = f64>) -> Value {
     Value::Tuple(values.into_iter().map(Value::Float).collect())
 }
@@ -233,7 +221,6 @@ fn numbers(value: &Value) -> EvalexprResult<Vec<f64>> {
 mod tests {
     use super::*;
 
-    /// Waiting times of two policies, by seed.
     struct Waits;
 
     impl Figures for Waits {

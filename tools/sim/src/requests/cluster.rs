@@ -22,55 +22,37 @@ use super::link::Link;
 use super::outcome::{Outcome, Record};
 use super::workload::Asked;
 
-/// A function that creates the replica of an instance.
 pub type Make<'a> = dyn Fn(InstanceId, Role) -> Replica + 'a;
 
-/// A latency model for iterations.
 pub type Clock<'a> = dyn Latency + 'a;
 
-/// The cost of starting an instance.
 #[derive(Clone, Copy, Debug)]
 pub struct Startup {
-    /// Bytes of the model's weights, which are loaded at a start.
     pub weights: u64,
     /// Rate of the disk, in bytes per second.
     pub disk: u64,
     /// Time for the other steps of a start (process, graphs, memory), in addition to loading
     /// weights.
     pub boot: Span,
-    /// Time to start a warm instance.
     pub warm: Span,
 }
 
-/// A scaling policy and its parameters.
 pub struct Scaler<'a> {
-    /// Policy that starts and stops instances.
     pub decides: Box<dyn Scaling + 'a>,
-    /// Time between two decisions of the policy.
     pub window: Span,
-    /// Cost of starting an instance.
     pub startup: Startup,
     /// Largest number of instances that the policy may run.
     pub most: u32,
 }
 
-/// The configuration of a simulated cluster.
 pub struct Config<'a> {
-    /// Roles of the instances that run at the start.
     pub roles: Vec<Role>,
-    /// Function that creates the replica of an instance.
     pub make: &'a Make<'a>,
-    /// Latency model for iterations.
     pub clock: &'a Clock<'a>,
-    /// Policy that assigns requests to instances.
     pub dispatch: Box<dyn Dispatch + 'a>,
-    /// Policy that starts and stops instances, if any.
     pub scaler: Option<Scaler<'a>>,
-    /// Network for KV cache and weights.
     pub link: Link,
-    /// Bytes of KV cache per token.
     pub kv_bytes_per_token: u64,
-    /// Time at which the run stops, even if requests are incomplete.
     pub ends: Time,
 }
 
@@ -94,11 +76,9 @@ struct Instance {
     /// given role.
     leaves: Option<Option<Role>>,
     busy: Span,
-    /// Requests whose KV cache waits for room on this instance.
     incoming: VecDeque<RequestId>,
 }
 
-/// A request whose KV cache is being transferred.
 #[derive(Clone, Copy, Debug)]
 struct Move {
     spec: Spec,
@@ -118,7 +98,6 @@ struct Run<'a> {
     index: HashMap<RequestId, usize>,
     places: HashMap<RequestId, InstanceId>,
     moves: HashMap<RequestId, Move>,
-    /// Requests without an instance, in their current state.
     unplaced: HashMap<RequestId, Spec>,
     window: Window,
     wakes: Option<Time>,
@@ -240,7 +219,6 @@ impl Run<'_> {
         self.tell(&dispatch::Event::Up { instance: id, role });
     }
 
-    /// Queries all policies until none has a decision.
     fn decide(&mut self) {
         while let Some(decision) = self.config.dispatch.poll_decision(self.now) {
             match decision {
@@ -293,7 +271,6 @@ impl Run<'_> {
         self.refusals(to);
     }
 
-    /// Starts transfers of KV cache that waited for room on this instance.
     fn admit(&mut self, to: InstanceId) {
         while let Some(instance) = self.instances.get_mut(&to) {
             let Some(request) = instance.incoming.front().copied() else {

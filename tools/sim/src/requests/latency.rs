@@ -8,10 +8,10 @@
 use laxity_requests::Span;
 use laxity_requests::latency::{Composition, Latency};
 
+use super::PaperError;
 use crate::compute::{Compute, Gpu};
 use crate::model::Model;
 
-/// A model on `tp` GPUs, with its iteration times.
 #[derive(Clone, Debug)]
 pub struct Roofline {
     compute: Compute,
@@ -59,17 +59,23 @@ impl Roofline {
         (host >= 0.0 && wanted < 1.0).then_some(Self { host_ns: host as u64, ..bare })
     }
 
-    /// Returns the host time of an iteration.
+    /// Returns an A100, and Llama-3-8B on it with this calibration ([`Self::calibrated`]).
+    pub(super) fn llama(ratio: f64) -> Result<(Gpu, Self), PaperError> {
+        let (gpu, model) = (Gpu::named("a100")?, Model::named("llama-3-8b")?);
+        let none =
+            || PaperError::BuiltIn(format!("no host time makes chunks differ {ratio} times"));
+        let roofline = Self::calibrated(&gpu, &model, 1, ratio).ok_or_else(none)?;
+        Ok((gpu, roofline))
+    }
+
     pub const fn host(&self) -> Span {
         Span(self.host_ns)
     }
 
-    /// Returns the bytes of KV cache per token, over all layers.
     pub const fn kv_bytes_per_token(&self) -> u64 {
         self.kv_bytes_per_token
     }
 
-    /// Returns the bytes of the model's weights.
     pub const fn weights_bytes(&self) -> u64 {
         self.weights_bytes
     }
@@ -116,12 +122,9 @@ impl Latency for Roofline {
     }
 }
 
-/// A roofline with all times multiplied by a factor.
 #[derive(Clone, Debug)]
 pub struct Slowed {
-    /// Roofline according to profiles.
     pub roofline: Roofline,
-    /// Factor that all times are multiplied by.
     pub factor: f64,
 }
 

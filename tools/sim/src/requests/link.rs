@@ -6,7 +6,6 @@ use std::collections::HashMap;
 use laxity_requests::request::InstanceId;
 use laxity_requests::{Span, Time};
 
-/// The ports of all instances.
 #[derive(Clone, Debug)]
 pub struct Link {
     bytes_per_second: u64,
@@ -18,10 +17,8 @@ pub struct Link {
     weights: u64,
 }
 
-/// A failed transfer of weights: its source or connection was lost halfway.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Failed {
-    /// Time at which the failure was detected.
     pub at: Time,
 }
 
@@ -46,8 +43,6 @@ impl Link {
 
     /// Starts a transfer of weights and returns the time of its end. Weights share ports with KV
     /// cache.
-    ///
-    /// # Errors
     /// Returns an error if the transfer fails, after half of its time.
     pub fn weights(
         &mut self,
@@ -64,7 +59,6 @@ impl Link {
         Ok(self.transfer(now, from, to, bytes))
     }
 
-    /// Starts a transfer of KV cache and returns the time of its end.
     pub fn transfer(&mut self, now: Time, from: InstanceId, to: InstanceId, bytes: u64) -> Time {
         let sends = self.sends.entry(from).or_default();
         let receives = self.receives.entry(to).or_default();

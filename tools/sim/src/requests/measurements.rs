@@ -4,10 +4,9 @@ use std::collections::BTreeMap;
 
 use evalexpr::Value;
 
-use super::reproduction::{Section, spread};
+use super::reproduction::{Options, Section, each, spread};
 use crate::reproduce::runner::{Figures, list};
 
-/// The results of one run, by column name.
 pub(crate) type Columns = Vec<(&'static str, f64)>;
 
 /// Results of runs by place, row and column, with a value for each seed. Claims access them with
@@ -15,12 +14,10 @@ pub(crate) type Columns = Vec<(&'static str, f64)>;
 #[derive(Debug, Default)]
 pub(crate) struct Measurements {
     values: BTreeMap<(String, String, &'static str), Vec<f64>>,
-    /// Place and row names, in order.
     rows: Vec<(String, String)>,
 }
 
 impl Measurements {
-    /// Adds a row with the results of each seed.
     pub(crate) fn add(&mut self, place: &str, row: &str, runs: &[Columns]) {
         self.rows.push((place.to_owned(), row.to_owned()));
         for (column, value) in runs.iter().flatten() {
@@ -29,13 +26,39 @@ impl Measurements {
         }
     }
 
+    /// Runs every row in every place for each seed, and adds the results.
+    pub(crate) fn measure<P: Sync, R: Sync>(
+        &mut self,
+        places: &[(String, P)],
+        rows: &[(String, R)],
+        options: &Options,
+        of: impl Fn(&P, &R, u64) -> Columns + Sync,
+    ) {
+        let mut points = Vec::new();
+        for place in places {
+            for row in rows {
+                points.extend(options.seeds.iter().map(|seed| (place, row, *seed)));
+            }
+        }
+        let ran = each(&points, options, |(place, row, seed)| of(&place.1, &row.1, *seed));
+        let seeds = options.seeds.len();
+        for (point, runs) in points.chunks(seeds).zip(ran.chunks(seeds)) {
+            let (place, row, _) = point[0];
+            self.add(&place.0, &row.0, runs);
+        }
+    }
+
+    pub(crate) fn extend(&mut self, other: Self) {
+        self.values.extend(other.values);
+        self.rows.extend(other.rows);
+    }
+
     fn find(&self, place: &str, row: &str, column: &str) -> Option<&[f64]> {
         let mut found =
             self.values.iter().filter(|((p, r, c), _)| p == place && r == row && *c == column);
         found.next().map(|(_, values)| values.as_slice())
     }
 
-    /// Returns the values of a row and column of a place, one per seed.
     pub(crate) fn of(&self, place: &str, row: &str, column: &str) -> &[f64] {
         self.find(place, row, column).unwrap_or(&[])
     }

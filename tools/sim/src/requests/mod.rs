@@ -28,6 +28,8 @@ pub enum PaperError {
     Workload(#[from] crate::workload::WorkloadError),
     #[error(transparent)]
     Claim(#[from] crate::reproduce::runner::ClaimError),
+    #[error(transparent)]
+    File(#[from] crate::model::FileError),
     #[error("{0}")]
     BuiltIn(String),
 }

@@ -20,20 +20,13 @@ use smartcore::linalg::basic::matrix::DenseMatrix;
 
 #[derive(Clone, Copy, Debug)]
 pub struct Training {
-    /// Number of iterations, including those used for tests.
     pub iterations: usize,
-    /// Most prompt tokens of an iteration.
     pub prompt_tokens: u32,
-    /// Most tokens before a chunk.
     pub prefix: u32,
-    /// Most requests that decode in an iteration.
     pub decodes: u32,
-    /// Most tokens that a decoding request attends to.
     pub context: u32,
     pub trees: usize,
-    /// Depth limit of a tree.
     pub depth: u16,
-    /// Seed of all random numbers.
     pub seed: u64,
 }
 
@@ -52,7 +45,6 @@ impl Default for Training {
     }
 }
 
-/// An iteration with its measured time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timed {
     pub of: Composition,
@@ -76,7 +68,6 @@ pub struct Errors {
     /// Margin that covers the share [`SAFE`] of iterations, at least 0.05. Policies should plan
     /// with it. It is measured on a separate set of iterations.
     pub margin: f64,
-    /// Percentage of iterations that take longer than predicted with the margin.
     pub late_with_margin: f64,
 }
 
@@ -85,10 +76,8 @@ pub struct Errors {
 /// makes it late.
 pub const SAFE: f64 = 0.998;
 
-/// Fewest iterations for training. A tenth of them is used for tests.
 const FEWEST: usize = 100;
 
-/// A reason why training failed.
 #[derive(Debug, thiserror::Error)]
 pub enum TrainingError {
     #[error("{0} iterations are too few to train a predictor on: 100 at least")]
@@ -179,8 +168,6 @@ fn timed(latency: &dyn Latency, of: &Training, count: usize, seed: u64) -> Vec<T
 }
 
 /// Trains a predictor of `latency` and measures its errors.
-///
-/// # Errors
 /// Returns [`TrainingError`] if there is too little data or the trainer fails.
 pub fn train(latency: &dyn Latency, of: &Training) -> Result<(Forest, Errors), TrainingError> {
     if of.iterations < FEWEST {
@@ -221,7 +208,6 @@ fn grow(timed: &[Timed], shape: &Training) -> Result<(Forest, Errors), TrainingE
     Ok((forest, errors))
 }
 
-/// Returns the linear fit with the least relative error.
 fn line(of: &[Timed]) -> LinearTerms {
     // A few hundred iterations suffice for six numbers.
     let of = &of[..of.len().min(600)];

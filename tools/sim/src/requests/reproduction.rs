@@ -15,17 +15,14 @@ pub struct Options {
     /// Whether to run fewer and shorter points, for tests and a first look. Such results are no
     /// findings.
     pub quick: bool,
-    /// Number of points that run in parallel.
     pub jobs: NonZero<usize>,
     /// Folder of recorded traces (`LAXITY_DATA`). Without it, workloads are generated.
     pub data: Option<std::path::PathBuf>,
-    /// Whether to show progress on standard error.
     pub progress: bool,
 }
 
 #[cfg(test)]
 impl Options {
-    /// Returns the options of tests: one seed and short runs.
     pub(crate) fn quick(seed: u64) -> Self {
         Self {
             seeds: vec![seed],
@@ -39,28 +36,20 @@ impl Options {
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Claim {
-    /// Subject of the claim, in words.
     pub says: String,
     /// Result that the paper reports.
     pub paper: String,
-    /// Result of this reproduction.
     pub here: String,
-    /// Workload, calibration and metric of the result.
     pub regime: String,
-    /// A fair and stronger baseline with its result.
     pub baseline: String,
-    /// Whether the claim holds here.
     pub holds: bool,
 }
 
-/// A table of results with notes.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Section {
     pub title: String,
     pub head: Vec<String>,
-    /// Rows of cells. The first cell is a name.
     pub rows: Vec<Vec<String>>,
-    /// Notes on how to read the table, and on what it shows.
     pub notes: String,
 }
 
@@ -68,15 +57,12 @@ pub struct Section {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Reproduction {
     pub title: String,
-    /// Tables of results.
     pub sections: Vec<Section>,
     pub claims: Vec<Claim>,
-    /// Whether this was a quick run, whose results are no findings.
     pub quick: bool,
 }
 
 impl Reproduction {
-    /// Asserts that every table has rows, and that each row has a cell for every column.
     #[cfg(test)]
     pub(crate) fn assert_whole(&self) {
         for section in &self.sections {
@@ -108,7 +94,6 @@ impl Reproduction {
         }
     }
 
-    /// Formats the results for a terminal.
     pub fn table(&self) -> String {
         let mut text = format!("{}\n", self.title);
         if self.quick {
@@ -153,7 +138,6 @@ impl Reproduction {
         text
     }
 
-    /// Formats the results as Markdown.
     pub fn markdown(&self) -> String {
         let cell = |text: &String| text.replace('|', "\\|");
         let line = |cells: &[String]| {

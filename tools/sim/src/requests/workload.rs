@@ -11,33 +11,20 @@ use rand_distr::{Distribution as _, Exp1, LogNormal};
 
 use crate::workload::{WorkloadError, read_azure};
 
-/// A class of service with its objective and its share.
 #[derive(Clone, Copy, Debug)]
 pub struct Class {
-    /// Objective of the class.
     pub slo: Slo,
-    /// Share of the requests, relative to the other classes.
     pub share: f64,
 }
 
-/// The distribution of request lengths.
 #[derive(Clone, Debug)]
 pub enum Lengths {
-    /// Recorded pairs (prompt, output), drawn at random.
     Recorded(Vec<(u32, u32)>),
-    /// Log-normal lengths, given by the median and σ of the logarithm, and clipped.
-    LogNormal {
-        /// Median, σ and maximum of prompt tokens.
-        prompt: (f64, f64, u32),
-        /// Median, σ and maximum of generated tokens.
-        output: (f64, f64, u32),
-    },
+    LogNormal { prompt: (f64, f64, u32), output: (f64, f64, u32) },
 }
 
 impl Lengths {
     /// Reads the lengths of Azure's 2023 code trace.
-    ///
-    /// # Errors
     /// Returns an error if the file is not a readable trace.
     pub fn azure(path: &Path) -> Result<Self, WorkloadError> {
         let recorded = read_azure(path)?;
@@ -75,37 +62,28 @@ impl Lengths {
     }
 }
 
-/// A period with a constant request rate.
 #[derive(Clone, Copy, Debug)]
 pub struct Phase {
-    /// Duration of the period.
     pub lasts: Span,
     /// Rate of arrivals, in requests per second.
     pub rate: f64,
 }
 
-/// The parameters of a workload.
 #[derive(Clone, Debug)]
 pub struct Recipe {
-    /// Distribution of request lengths.
     pub lengths: Lengths,
-    /// Periods, one after the other.
     pub phases: Vec<Phase>,
     /// Classes of service. Unless `applications` exceeds one, a request's application is its class.
     pub classes: Vec<Class>,
     pub applications: u32,
-    /// Share of requests with low importance, in each class.
     pub low: f64,
-    /// Declared maximum of generated tokens of each request.
     pub output_max: u32,
 }
 
 /// A request with its output length, which only the driver may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Asked {
-    /// The request as it arrives.
     pub spec: Spec,
-    /// Tokens that the request will generate.
     pub output: u32,
 }
 

@@ -10,7 +10,6 @@ use sha2::{Digest, Sha256};
 use crate::compute::Gpu;
 use crate::scenario::Scenario;
 
-/// Version of the format of results.
 const FORMAT: u32 = 1;
 
 /// Returns the first 128 bits of a digest in hexadecimal.
@@ -19,7 +18,6 @@ fn text(digest: Sha256) -> String {
     bytes[..16].iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Computes fingerprints of one plan's runs and caches the files that it has read.
 #[derive(Debug, Default)]
 pub(super) struct Fingerprints {
     files: BTreeMap<PathBuf, Option<String>>,

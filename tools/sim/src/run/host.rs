@@ -4,34 +4,26 @@ use std::fs;
 
 use serde::{Deserialize, Serialize};
 
-/// The time that a plan's runs took on a machine.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Timing {
     /// Name of the processor. Empty if unknown.
     pub processor: String,
-    /// Number of simulating threads.
     pub jobs: usize,
     /// Wall-clock seconds from start to end.
     pub wall_s: f64,
-    /// Runs that were simulated this time.
     pub simulated: usize,
-    /// Runs that were taken from the journal.
     pub resumed: usize,
-    /// Events of the runs that were simulated this time.
     pub events: u64,
     /// Events per second of all threads together.
     pub events_per_s: f64,
     /// Peak memory of the process, in bytes. 0 if unknown.
     pub peak_rss_bytes: u64,
-    /// Timing of each run, in the order of the plan.
     pub runs: Vec<RunTiming>,
 }
 
-/// The time that one run took on a machine.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RunTiming {
-    /// Index of the point, in the order of the plan.
     pub point: usize,
     pub variant: String,
     pub seed: u64,
@@ -39,7 +31,6 @@ pub struct RunTiming {
     pub wall_s: f64,
     /// Events per second of the run.
     pub events_per_s: f64,
-    /// Whether the run was taken from the journal.
     pub resumed: bool,
 }
 
@@ -75,7 +66,6 @@ pub(crate) fn thousands(count: f64) -> String {
     }
 }
 
-/// Returns `VmHWM` of this process: its peak memory in bytes.
 pub(super) fn peak_rss_bytes() -> u64 {
     fs::read_to_string("/proc/self/status")
         .ok()
@@ -83,7 +73,6 @@ pub(super) fn peak_rss_bytes() -> u64 {
         .map_or(0, |kilobytes| kilobytes * 1024)
 }
 
-/// Returns the processor's name, or an empty text if it is unknown.
 pub(super) fn processor() -> String {
     fs::read_to_string("/proc/cpuinfo").ok().and_then(|text| model_name(&text)).unwrap_or_default()
 }

@@ -11,7 +11,6 @@ use serde::{Deserialize, Serialize};
 use crate::outcome::Outcome;
 use crate::scenario::Scenario;
 
-/// Name of the journal's file.
 const NAME: &str = "results.jsonl";
 
 /// A journal that cannot be used.
@@ -23,7 +22,6 @@ pub enum JournalError {
     Busy { path: PathBuf },
 }
 
-/// A finished run, as written to the journal.
 #[derive(Debug, Serialize)]
 pub(super) struct JournalLine<'a> {
     pub(super) fingerprint: &'a str,
@@ -39,7 +37,6 @@ pub(super) struct JournalLine<'a> {
     pub(super) outcome: &'a str,
 }
 
-/// A finished run, as read from the journal.
 #[derive(Clone, Debug, Deserialize)]
 pub(super) struct Entry {
     pub(super) fingerprint: String,
@@ -48,7 +45,6 @@ pub(super) struct Entry {
     pub(super) outcome: Outcome,
 }
 
-/// The journal of a folder, open for writing. It is locked against other runs.
 #[derive(Debug)]
 pub(super) struct Journal {
     path: PathBuf,
@@ -75,7 +71,6 @@ impl Journal {
         Ok((Self { path, file }, entries))
     }
 
-    /// Appends a run in one write.
     pub(super) fn append(&mut self, line: &JournalLine<'_>) -> Result<(), JournalError> {
         let mut text = serde_json::to_string(line).expect("a result is JSON");
         text.truncate(text.len() - 1);
@@ -88,7 +83,6 @@ impl Journal {
     }
 }
 
-/// Returns the latest runs of a folder by scenario, for any version of the code.
 pub(super) fn by_scenario(folder: &Path) -> Result<BTreeMap<String, Entry>, JournalError> {
     let path = folder.join(NAME);
     let io = |cause| JournalError::Io { path: path.clone(), cause };

@@ -34,13 +34,10 @@ use progress::Progress;
 /// A function that simulates one scenario. Its result must depend on nothing else.
 pub type Simulate<'a> = dyn Fn(&Scenario) -> Result<Outcome, String> + Sync + 'a;
 
-/// Options for running a plan.
 #[derive(Clone, Copy, Debug)]
 pub struct Options<'a> {
     pub jobs: NonZeroUsize,
-    /// Folder of the journal, which finished runs are read from and written to.
     pub out: Option<&'a Path>,
-    /// Whether to show a progress bar on standard error.
     pub progress: bool,
 }
 
@@ -64,12 +61,9 @@ pub enum RunError {
     Journal(#[from] JournalError),
 }
 
-/// Stack size of simulating threads, the same as for a program's main thread.
 const STACK_BYTES: usize = 8 << 20;
 
 /// Runs everything of `plan` that is not in the journal.
-///
-/// # Errors
 /// Returns an error if the plan is invalid or the journal cannot be used. Finished runs are kept.
 pub fn run(
     plan: &Plan,
@@ -136,8 +130,6 @@ pub fn run(
 
 /// Reports the runs in a folder without running anything. The plan may be incomplete, and results
 /// of other versions are included.
-///
-/// # Errors
 /// Returns an error if the plan is invalid or the folder cannot be read.
 pub fn collect(plan: &Plan, folder: &Path) -> Result<Report, RunError> {
     let jobs = plan.jobs()?;
@@ -150,13 +142,11 @@ pub fn collect(plan: &Plan, folder: &Path) -> Result<Report, RunError> {
 
 /// A run that is not in the journal yet.
 struct Task<'a> {
-    /// Index among the plan's runs.
     index: usize,
     job: &'a Job,
     fingerprint: String,
 }
 
-/// A run that ended, with its outcome or its error.
 struct Done {
     result: Result<Outcome, String>,
     wall_s: f64,
@@ -169,7 +159,6 @@ impl Done {
     }
 }
 
-/// State that the threads share.
 struct Work<'a> {
     plan: &'a Plan,
     points: &'a [Point],
@@ -192,7 +181,6 @@ struct State {
 }
 
 impl Work<'_> {
-    /// Runs tasks in order until none is left. Each thread executes this.
     fn go(&self) {
         while !self.stop.load(Ordering::Relaxed) {
             let Some(task) = self.tasks.get(self.next.fetch_add(1, Ordering::Relaxed)) else {
@@ -259,7 +247,6 @@ fn outcome(simulate: &Simulate<'_>, scenario: &Scenario) -> Result<(Outcome, Str
     Ok((outcome, text))
 }
 
-/// Sorts completed runs in the order of the plan.
 fn report(plan: &Plan, jobs: &[Job], done: Vec<Option<Done>>, mut timing: Timing) -> Report {
     let (mut runs, mut failures, mut missing) = (Vec::new(), Vec::new(), 0);
     for (job, done) in jobs.iter().zip(done) {

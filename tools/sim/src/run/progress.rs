@@ -13,7 +13,6 @@ pub(super) struct Progress {
 }
 
 impl Progress {
-    /// Creates the progress of `total` runs, `done` of them complete. `shown` makes it visible.
     pub(super) fn new(total: usize, done: usize, shown: bool) -> Self {
         let target =
             if shown { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
@@ -33,7 +32,6 @@ impl Progress {
         Self { bar, since: Instant::now() }
     }
 
-    /// Counts one more run. `events` and `failed` are totals.
     pub(super) fn advance(&self, events: u64, failed: usize) {
         let rate = events as f64 / self.since.elapsed().as_secs_f64().max(1e-9);
         let failures = match failed {

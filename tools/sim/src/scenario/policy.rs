@@ -9,7 +9,6 @@ use super::requests::is_default;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Policy {
-    /// Policy that orders the flows.
     #[serde(with = "kind_by_name")]
     pub kind: PolicyKind,
     /// Number of levels without the scavenger, `K` in MFS.
@@ -56,7 +55,6 @@ pub enum Grants {
     LeastLaxity,
 }
 
-/// A part of a policy that can be disabled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Part {

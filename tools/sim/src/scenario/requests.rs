@@ -8,12 +8,9 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RequestOrder {
-    /// Requests in the order of arrival.
     #[default]
     Fcfs,
-    /// Requests with the earliest deadline first.
     Edf,
-    /// Requests with the fewest remaining prompt tokens first.
     Srpf,
     /// As `edf`, with relegation of requests that cannot meet their deadline any more.
     EdfRelegate,
@@ -23,11 +20,9 @@ pub enum RequestOrder {
 }
 
 impl RequestOrder {
-    /// All request schedulers, in the order in which tables show them.
     pub const ALL: [Self; 5] =
         [Self::Fcfs, Self::Srpf, Self::Edf, Self::EdfRelegate, Self::Qoserve];
 
-    /// Returns the scheduler's name in plan files.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Fcfs => "fcfs",

@@ -13,12 +13,10 @@ use super::{
     Source, Workload,
 };
 
-/// A field of a scenario with an invalid value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Invalid {
     /// The field as a plan names it, such as `model.tp`.
     pub field: &'static str,
-    /// What is wrong with the value, and what is allowed.
     pub problem: String,
 }
 
@@ -36,7 +34,6 @@ fn fail(field: &'static str, problem: impl Into<String>) -> Checked {
     Err(Invalid { field, problem: problem.into() })
 }
 
-/// Longest prompt that is allowed, in tokens.
 const TOKENS_MOST: u32 = 1 << 24;
 /// Chunk sizes that are allowed, in bytes. Smaller chunks make simulations too slow.
 const CHUNK_BYTES: RangeInclusive<u64> = 1 << 16..=1 << 36;
@@ -78,8 +75,6 @@ fn at_least_one(field: &'static str, value: impl Into<u64>) -> Checked {
 
 impl Scenario {
     /// Checks each field, and that the fields fit together.
-    ///
-    /// # Errors
     /// Returns the first invalid field. Show the error to the author of the plan.
     pub fn validate(&self) -> Result<(), Invalid> {
         cluster(&self.cluster)?;
@@ -98,26 +93,22 @@ impl Cluster {
         (f64::from(self.servers) * self.prefill_share).round() as u32
     }
 
-    /// Returns the number of GPUs that prefill.
     pub fn prefill_gpus(&self) -> u32 {
         self.prefill_servers() * self.gpus_per_server
     }
 }
 
 impl ModelChoice {
-    /// Returns the number of ranks of a prefill unit.
     pub fn ranks(&self) -> u32 {
         self.ep.max(self.sp).max(self.dp)
     }
 
-    /// Returns the number of GPUs of a prefill unit.
     pub fn gpus(&self) -> u32 {
         self.tp * self.ranks()
     }
 }
 
 impl Source {
-    /// Reports whether the requests are read from a file rather than generated.
     pub const fn is_recorded(self) -> bool {
         match self {
             Self::Conversation | Self::Agent | Self::LongConversation | Self::LongAgent => false,
@@ -232,7 +223,6 @@ fn serving(s: &Serving, c: &Cluster) -> Checked {
     at_least_one("serving.token_budget", s.token_budget)?;
     at_least_one("serving.requests_per_batch", s.requests_per_batch)?;
     within("serving.overlap_weight", s.overlap_weight, 0.0..=1e6, "")?;
-    within_or_zero("serving.scale_out_every_s", s.scale_out_every_s, 0.01..=1e6, " s")?;
     whole_groups("serving.decode_tp", s.decode_tp, c)
 }
 
@@ -358,7 +348,7 @@ mod tests {
     #[test]
     fn each_field_has_its_range() {
         type Change = fn(&mut Scenario);
-        let cases: [(&str, Change); 45] = [
+        let cases: [(&str, Change); 44] = [
             ("cluster.servers", |s| s.cluster.servers = 1),
             ("cluster.gpus_per_server", |s| s.cluster.gpus_per_server = 0),
             ("cluster.prefill_share", |s| s.cluster.prefill_share = 1.0),
@@ -387,9 +377,6 @@ mod tests {
             }),
             ("serving.overlap_weight", |s| {
                 s.serving.overlap_weight = -1.0;
-            }),
-            ("serving.scale_out_every_s", |s| {
-                s.serving.scale_out_every_s = -1.0;
             }),
             ("network.overcommit", |s| s.network.overcommit = 0),
             ("model.ep", |s| s.model.ep = 0),

@@ -8,7 +8,6 @@ use laxity_policy::Span;
 
 use super::batch::pairs;
 use super::setup::Setup;
-use crate::scenario::SpExchange;
 
 impl Setup<'_> {
     /// Returns the TTFT of a request with `reused` of its `prompt` tokens on another unit.
@@ -87,19 +86,17 @@ impl Setup<'_> {
         }
         let shard = (context * per_token) as f64 / f64::from(ranks);
         let inside = self.layout.ranks_per_server.min(ranks);
-        let ring = self.scenario.model.sp_exchange == SpExchange::Ring;
-        // In a ring every byte passes every link. An all-gather stays inside where it can.
+        // In a ring every byte passes every link.
         let passed = f64::from(ranks - 1);
-        let (near, far) = match (ring, inside == ranks) {
-            (true, true) => (passed, 0.0),
-            (true, false) if inside == 1 => (0.0, passed),
-            (true, false) => (passed, passed),
-            (false, _) => (f64::from(inside - 1), f64::from(ranks - inside)),
+        let (near, far) = match inside {
+            _ if inside == ranks => (passed, 0.0),
+            1 => (0.0, passed),
+            _ => (passed, passed),
         };
         let seconds =
             (shard * near / self.layout.nvlink_rate).max(shard * far / self.layout.rank_rate);
         let exchange = seconds * 1e9 + self.latency.0 as f64;
-        if ring { attention.max(exchange) } else { attention + exchange }
+        attention.max(exchange)
     }
 
     /// Returns the times of exchange and computing of a layer after attention. One rank has at most

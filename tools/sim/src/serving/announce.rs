@@ -7,7 +7,6 @@ use super::order;
 use super::world::World;
 
 impl World<'_> {
-    /// Estimates the time of a layer, for hints and for the coordinator.
     pub(super) fn estimate(&mut self, slot: u32) {
         let ranks = u64::from(self.setup.layout.ranks_per_unit);
         let batch = &self.batches[slot];
@@ -37,7 +36,6 @@ impl World<'_> {
         batch.layer_ns = layer_ns as u64;
     }
 
-    /// Announces the batch's new members to the coordinator.
     pub(super) fn announce(&mut self, slot: u32) {
         let Some(coordinator) = &mut self.coordinator else {
             return;

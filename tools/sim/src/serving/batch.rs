@@ -6,81 +6,56 @@ use laxity_policy::{BatchId, BatchSpec, PortId, RequestId, Span, Time};
 
 use super::hosts::Progress;
 
-/// Part of a request that a batch computes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Member {
     pub(super) request: u32,
-    /// Prompt tokens that this part computes.
     pub(super) tokens: u32,
-    /// Prompt tokens that precede this part.
     pub(super) before: u32,
     /// Whether this is the first part of its request. The first part brings the reused tokens.
     pub(super) first: bool,
-    /// Whether this is the last part of its request. The first token follows it.
     pub(super) last: bool,
 }
 
-/// The current step of a unit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Step {
-    /// The unit has no batch to compute.
     #[default]
     Idle,
-    /// The batch waits for KV blocks of its layer.
     Stalled,
-    /// Attention, with ring attention also its exchange.
     Attention,
-    /// Dispatch of tokens to their experts, which then compute.
     Experts,
-    /// Combine: the results of the experts are sent back.
     Combine,
-    /// A dense layer, or experts without exchange.
     Mlp,
-    /// The head, which outputs the first token.
     Head,
 }
 
-/// A batch of a prefill unit.
 #[derive(Debug, Default)]
 pub(super) struct Batch {
     /// Id, counted from one. Unlike a slot, an id is not reused.
     pub(super) id: u64,
     pub(super) unit: u32,
     pub(super) members: Vec<Member>,
-    /// Tokens by rank of the unit.
     pub(super) tokens: Vec<u64>,
-    /// Pairs of tokens that attend to each other, by rank.
     pub(super) pairs: Vec<u64>,
-    /// Number of members by rank.
     pub(super) seats: Vec<u32>,
     /// Tokens that the discipline of a rank allows, or `None` before it was queried.
     pub(super) budgets: Vec<Option<u32>>,
-    /// Tokens that the members attend to, as a sum.
     pub(super) context: u64,
-    /// Number of members that the coordinator was informed of.
     pub(super) announced: usize,
     pub(super) layer: u16,
     pub(super) started: Option<Time>,
     pub(super) finished: bool,
     pub(super) ahead: Option<BatchId>,
-    /// Incomplete KV reuse flows, by layer.
     pub(super) reuse_left: Vec<u32>,
-    /// Time at which a layer's last complete KV reuse flow arrived.
     pub(super) reuse_complete: Vec<Time>,
-    /// Number of layers whose KV reuse flows were issued.
     pub(super) fetched: u16,
-    /// Number of incomplete P2D flows.
     pub(super) last_stage_left: u32,
-    /// Hosts whose link was informed of the batch.
     pub(super) hosts: Vec<u32>,
     /// Time of attention on the slowest rank, for layers with and without a KV cache.
     pub(super) attention_ns: [u64; 2],
-    /// Estimated time of a layer, for hints.
     pub(super) layer_ns: u64,
     pub(super) stalled_ns: u64,
     pub(super) collective_ns: u64,
     pub(super) computed_ns: u64,
-    /// Load of the batch's requests as reported to the coordinator.
     pub(super) loads: Vec<(RequestId, PortId, u64)>,
 }
 
@@ -99,7 +74,6 @@ impl Batch {
         }
     }
 
-    /// Resets the slot for another batch and keeps its memory.
     fn reset(&mut self, id: u64, unit: u32, ranks: usize, layers: u16) {
         let mut fresh = Self {
             id,
@@ -139,12 +113,10 @@ impl Batch {
 pub(super) struct Batches {
     slots: Vec<Batch>,
     free: Vec<u32>,
-    /// Number of batches so far.
     seen: u64,
 }
 
 impl Batches {
-    /// Returns the slot of a new, empty batch of a unit with `lines` lines.
     pub(super) fn open(&mut self, unit: u32, lines: usize, layers: u16) -> u32 {
         let slot = self.free.pop().unwrap_or_else(|| {
             self.slots.push(Batch::default());
@@ -156,7 +128,6 @@ impl Batches {
         slot
     }
 
-    /// Releases the slot of a batch that is complete.
     pub(super) fn close(&mut self, slot: u32) {
         self[slot].finished = false;
         self.free.push(slot);

@@ -10,9 +10,7 @@ const NONE: u32 = u32::MAX;
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     block: u32,
-    /// Cluster-wide number of the rank whose memory holds the block.
     rank: u32,
-    /// Entry of the next holder of the same block.
     sibling: u32,
     newer: u32,
     older: u32,
@@ -27,11 +25,9 @@ struct Shelf {
     blocks: u64,
 }
 
-/// A block that is protected from eviction.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pinned(u32);
 
-/// The prefix blocks that each unit holds.
 #[derive(Debug)]
 pub(super) struct Caches {
     first: Vec<u32>,
@@ -55,7 +51,6 @@ impl Caches {
         }
     }
 
-    /// Returns the ranks that hold the block, with the latest holder first.
     pub(super) fn holders(&self, block: u32) -> impl Iterator<Item = u32> + '_ {
         let mut at = self.first[block as usize];
         core::iter::from_fn(move || {
@@ -86,7 +81,6 @@ impl Caches {
         Some(Pinned(at))
     }
 
-    /// Ends one reader's protection of a block and marks it as the most recently used one.
     pub(super) fn release(&mut self, pinned: Pinned) {
         let entry = &mut self.entries[pinned.0 as usize];
         entry.readers -= 1;
@@ -96,7 +90,6 @@ impl Caches {
         }
     }
 
-    /// Marks the block as most recently used in the unit. Reports whether the unit holds it.
     pub(super) fn touch(&mut self, unit: u32, block: u32) -> bool {
         let at = self.find(unit, block);
         if at == NONE {

@@ -16,57 +16,41 @@ use super::hosts::{Hosts, Regime};
 use super::world::{Tag, World};
 use crate::network::PortId;
 
-/// State of a rank's egress or ingress aggregate.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Piece {
-    /// The aggregate drains at a computed time, without the network.
     #[default]
     Counted,
-    /// The aggregate waits for its host's permit.
     Waits,
-    /// The aggregate is on the network.
     Sent(LinkAccounting),
-    /// The aggregate has drained.
     Done,
 }
 
-/// How a host's link accounts for bytes that are on the network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum LinkAccounting {
     /// The link does not account for them.
     Unknown,
-    /// The link counts them as launched on credit, at this level.
     Launched(Level, u64),
-    /// The link counts them as bytes of a flow that it permitted.
     Permitted(u64),
 }
 
-/// The current or last collective of a unit.
 #[derive(Debug, Default)]
 pub(super) struct Collective {
     pub(super) exchange: Exchange,
     pub(super) active: bool,
     started: Time,
-    /// Time at which all aggregates with computed ends have drained.
     counted_end: Time,
-    /// Time at which all aggregates have drained.
     ended: Time,
-    /// Duration on otherwise idle ports.
     alone: Span,
-    /// Number of pieces that wait or are on the network.
     pending: u32,
-    /// Duration of the computing that runs in parallel with the collective.
     beside: Span,
     after: Span,
     /// Aggregates: egress of rank `r` at `2r`, ingress at `2r + 1`.
     pieces: Vec<Piece>,
-    /// Number of transfers of each rank's egress that are on the network.
     sending: Vec<u32>,
     level: Option<Level>,
 }
 
 impl World<'_> {
-    /// Starts the unit's collective. The unit computes `beside` in parallel, then `after`.
     pub(super) fn start_collective(&mut self, unit: u32, beside: Span, after: Span) {
         let now = self.now;
         let ranks = self.setup.layout.ranks_per_unit as usize;
@@ -174,7 +158,6 @@ impl World<'_> {
         self.poll(host);
     }
 
-    /// Handles a host's permit for a rank's egress.
     pub(super) fn permitted_collective(&mut self, rank: u32, level: Level, bytes: u64) {
         let unit = self.setup.layout.unit_of(rank);
         let index = (rank - self.setup.layout.ranks_of(unit).start) as usize;
@@ -241,7 +224,6 @@ impl World<'_> {
         }
     }
 
-    /// Returns the weight of an aggregate: the number of its flows, or one for a coflow.
     fn collective_weight(&self, unit: u32) -> f64 {
         let flows = if self.setup.coflows {
             1.0
@@ -322,7 +304,6 @@ impl World<'_> {
         self.send_aggregate(unit, piece, port, left, book);
     }
 
-    /// Handles the end of a collective's transfer.
     pub(super) fn collective_drained(&mut self, piece: u32) {
         let now = self.now;
         let rank = piece / 2;
@@ -392,7 +373,6 @@ impl World<'_> {
         true
     }
 
-    /// Returns the level of an aggregate where no daemon decides.
     fn undecided_level(&self, unit: u32, port: PortId, bytes: u64) -> Level {
         match self.setup.regime {
             Regime::Grants => {
@@ -403,7 +383,6 @@ impl World<'_> {
         }
     }
 
-    /// Returns the level of a stage where no daemon decides.
     pub(super) fn static_level(&self, stage: Stage) -> Level {
         let spec = FlowSpec {
             flow: FlowId(0),
@@ -428,12 +407,10 @@ impl World<'_> {
     }
 }
 
-/// Returns the flow id of a rank's current collective, which has the highest bit set.
 pub(super) const fn collective_flow(rank: u32) -> FlowId {
     FlowId(1 << 63 | rank as u64)
 }
 
-/// Returns the rank of a collective's flow.
 pub(super) const fn rank_of_flow(flow: FlowId) -> Option<u32> {
     if flow.0 >> 63 == 1 { Some(flow.0 as u32) } else { None }
 }

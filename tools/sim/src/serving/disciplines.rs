@@ -53,7 +53,6 @@ impl Latency for UnitLatency {
     }
 }
 
-/// Returns the request scheduler of one line. Budgets of its own stay below the batch's.
 pub(super) fn discipline(serving: &Serving, latency: &UnitLatency) -> Box<dyn Discipline + Send> {
     let fixed = |order| Fixed { order, tokens: serving.token_budget };
     match serving.requests {

@@ -5,26 +5,28 @@ use std::collections::BinaryHeap;
 
 use laxity_policy::Time;
 
-/// An event at a known time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Happening {
-    /// The next request arrives.
     Arrival,
     /// A unit's step ends. The event is void if the unit has scheduled another step since.
-    Step { unit: u32, step: u32 },
+    Step {
+        unit: u32,
+        step: u32,
+    },
     /// A host's link must be polled.
-    Wake { host: u32 },
-    /// The order between batches is due.
+    Wake {
+        host: u32,
+    },
     Order,
-    /// A transfer inside a server arrives.
-    Delivered { flow: u32 },
-    /// A scale-out begins: a unit's weights are sent to the next unit.
-    ScaleOut,
+    Delivered {
+        flow: u32,
+    },
     /// Traffic that no daemon sees comes to a port.
-    Burst { port: u32 },
+    Burst {
+        port: u32,
+    },
 }
 
-/// The heap of future events.
 #[derive(Debug, Default)]
 pub(super) struct Agenda {
     heap: BinaryHeap<Reverse<(u64, u64, Happening)>>,
@@ -41,7 +43,6 @@ impl Agenda {
         self.heap.peek().map(|Reverse((at, ..))| Time(*at))
     }
 
-    /// Removes and returns the next event, if its time is `now`.
     pub(super) fn pop(&mut self, now: Time) -> Option<Happening> {
         if self.next()? > now {
             return None;

@@ -2,17 +2,15 @@
 //!
 //! In expert parallelism, *dispatch* sends each token to the ranks that hold its experts, and
 //! *combine* returns the results. In sequence parallelism, each rank needs the KV cache of all
-//! others, by a ring or all-to-all. Traffic inside a server uses NVLink.
+//! others, by a ring. Traffic inside a server uses NVLink.
 
 use super::layout::Layout;
 
-/// The communication pattern of a collective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Pattern {
     Dispatch,
     Combine,
     Ring,
-    AllGather,
 }
 
 /// The traffic of a collective. Rank `r` sends `source[r] · sink[q]` bytes to rank `q` of the unit.
@@ -67,7 +65,7 @@ impl Exchange {
         (self.most, self.total) = (0, 0);
         for rank in 0..ranks {
             let (out, back) = match pattern {
-                Pattern::Dispatch | Pattern::AllGather => (self.forward(rank), self.backward(rank)),
+                Pattern::Dispatch => (self.forward(rank), self.backward(rank)),
                 Pattern::Combine => (self.backward(rank), self.forward(rank)),
                 Pattern::Ring => (self.ring(rank), self.ring((rank + ranks - 1) % ranks)),
             };
@@ -105,12 +103,10 @@ impl Exchange {
         self.pieces[piece]
     }
 
-    /// Returns the most bytes that any rank's NICs carry in one direction.
     pub(super) const fn most(&self) -> u64 {
         self.most
     }
 
-    /// Returns the bytes that leave the NICs of all ranks.
     pub(super) const fn total(&self) -> u64 {
         self.total
     }
@@ -121,7 +117,7 @@ impl Exchange {
             return 0;
         }
         let bytes = match self.pattern {
-            Some(Pattern::Dispatch | Pattern::AllGather) => self.source[from] * self.sink[to],
+            Some(Pattern::Dispatch) => self.source[from] * self.sink[to],
             Some(Pattern::Combine) => self.sink[from] * self.source[to],
             Some(Pattern::Ring) if (from + 1) % self.ranks() == to => self.ring(from),
             _ => 0.0,
@@ -129,7 +125,6 @@ impl Exchange {
         bytes as u64
     }
 
-    /// Returns the most bytes that any rank's NVLinks carry in one direction.
     pub(super) fn nvlink(&self) -> f64 {
         let inside = |rank: usize| {
             let server = rank / self.per_server;

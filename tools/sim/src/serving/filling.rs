@@ -11,7 +11,6 @@ use super::line::{self, Cursor};
 use super::world::World;
 
 impl World<'_> {
-    /// Adds a request to its line of the unit.
     pub(super) fn enqueue(&mut self, unit: u32, request: u32) {
         let seat = self.seat(request);
         let state = &self.requests[request as usize];
@@ -24,7 +23,6 @@ impl World<'_> {
         }
     }
 
-    /// Returns the line of its unit in which a request waits.
     pub(super) fn seat(&self, request: u32) -> usize {
         if self.setup.striped {
             0
@@ -33,7 +31,6 @@ impl World<'_> {
         }
     }
 
-    /// Returns the expected start of the batch that is being filled.
     fn next_start(&self, unit: u32) -> Time {
         let Some(current) = self.units[unit as usize].current else {
             return self.now;
@@ -43,7 +40,6 @@ impl World<'_> {
         batch.started.map_or(self.now, |at| at + computes).max(self.now)
     }
 
-    /// Fills the next batch up to its limits.
     pub(super) fn fill(&mut self, unit: u32) {
         let slot = self.next_batch(unit);
         let start = self.next_start(unit);
@@ -131,7 +127,6 @@ impl World<'_> {
         }
     }
 
-    /// Relegates a request. Links treat its flows like those of a pruned request.
     fn give_up(&mut self, request: u32) {
         self.requests[request as usize].relegated = true;
         self.measure.relegated += 1;
@@ -147,7 +142,6 @@ impl World<'_> {
         }
     }
 
-    /// Returns the part of a request that fits into the batch.
     fn part(
         &mut self,
         (unit, slot): (u32, u32),

@@ -1,17 +1,15 @@
-//! Flows of KV cache and of weights that are under way.
+//! Flows of KV cache that are under way.
 
 use laxity_policy::{FlowId, Level, Stage};
 
 use super::hosts::Hosts;
 
-/// The destination of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum To {
     Rank(u32),
     Decode(u32),
 }
 
-/// A flow of KV cache or weights.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Flow {
     pub(super) request: u32,
@@ -24,18 +22,15 @@ pub(super) struct Flow {
     pub(super) left: u64,
     /// Bytes that are permitted and not on the network.
     pub(super) unsent: u64,
-    /// Bytes that are on the network.
     pub(super) sending: u64,
     pub(super) level: Level,
     pub(super) weight: f32,
     /// Whether the link counts the flow's bytes as launched and no longer tracks the flow.
     pub(super) at_once: bool,
-    /// Number that distinguishes the flows of a slot.
     pub(super) generation: u32,
 }
 
 impl Flow {
-    /// Returns the flow's id for links.
     pub(super) const fn id(&self, slot: u32) -> FlowId {
         FlowId((self.generation as u64) << 32 | slot as u64)
     }
@@ -46,7 +41,6 @@ impl Flow {
     }
 }
 
-/// Returns the host that decides over the flow, which is the one that posts it.
 pub(super) const fn host_of(flow: &Flow) -> u32 {
     match flow.to {
         To::Rank(reader) => Hosts::ingress(reader),
@@ -63,7 +57,6 @@ pub(super) struct Flows {
 }
 
 impl Flows {
-    /// Stores a new flow with a generation of its own and returns its slot.
     pub(super) fn add(&mut self, flow: Flow) -> u32 {
         let slot = self.free.pop().unwrap_or_else(|| {
             self.slots.push(None);
@@ -79,18 +72,16 @@ impl Flows {
         self.slots[slot as usize].as_mut().expect("the slot of a living flow")
     }
 
-    /// Removes a flow that has ended.
     pub(super) fn take(&mut self, slot: u32) -> Flow {
         self.free.push(slot);
         self.slots[slot as usize].take().expect("the slot of a living flow")
     }
 
-    #[cfg(any(test, debug_assertions))]
+    #[cfg(test)]
     pub(super) fn iter(&self) -> impl Iterator<Item = &Flow> {
         self.slots.iter().flatten()
     }
 
-    /// Returns all flows with their slots.
     #[cfg(test)]
     pub(super) fn enumerate(&self) -> impl Iterator<Item = (usize, &Flow)> {
         let slots = self.slots.iter().enumerate();

@@ -25,11 +25,9 @@ use super::world::World;
 use crate::network::PortId;
 use crate::scenario::Grants;
 
-/// The messages under way by port, in the order in which the port prefers them.
 #[derive(Debug)]
 pub(super) struct Receivers {
     messages: Vec<BTreeSet<(u64, u32)>>,
-    /// Key of each message, by its flow.
     keys: BTreeMap<u32, u64>,
 }
 
@@ -55,19 +53,16 @@ impl Receivers {
         }
     }
 
-    /// Returns the first messages of a port.
     fn first(&self, port: PortId, most: usize) -> Vec<u32> {
         self.messages[port.0 as usize].iter().take(most).map(|&(_, slot)| slot).collect()
     }
 
-    /// Returns how many messages of a port come before a message with this key.
     fn before(&self, port: PortId, key: u64, most: usize) -> usize {
         self.messages[port.0 as usize].range(..(key, 0)).take(most).count()
     }
 }
 
 impl World<'_> {
-    /// Returns the port that a flow leaves from and the one that it arrives at.
     fn ends_of(&self, flow: &Flow) -> [PortId; 2] {
         let layout = &self.setup.layout;
         let to = match flow.to {
@@ -77,7 +72,6 @@ impl World<'_> {
         [layout.egress(flow.from), to]
     }
 
-    /// Returns the place of a message in a port's order. Lower values come first.
     fn grant_key(&self, due: Time, left: u64) -> u64 {
         match self.setup.scenario.policy.grants {
             Grants::LeastLaxity if due == Time::NEVER => u64::MAX,
@@ -101,27 +95,20 @@ impl World<'_> {
         flow.unsent = flow.left.min(round_trip.max(1.0) as u64);
         flow.level = Level::SCAVENGER;
         let flow = *flow;
-        let key = self.grant_key(self.due_of(&flow), flow.left);
+        let key = self.grant_key(self.due(&flow), flow.left);
         let ends = self.ends_of(&flow);
         self.receivers.set(ends, slot, Some(key));
         self.send(slot);
     }
 
-    /// Returns the deadline of a flow's request. Weights have none.
-    fn due_of(&self, flow: &Flow) -> Time {
-        self.requests.get(flow.request as usize).map_or(Time::NEVER, |_| self.due(flow))
-    }
-
-    /// Handles the arrival of bytes of a flow: its receiver orders its messages and grants anew.
     pub(super) fn granted_arrived(&mut self, slot: u32) {
         let flow = *self.flows.get_mut(slot);
         let ends = self.ends_of(&flow);
-        let key = self.grant_key(self.due_of(&flow), flow.left);
+        let key = self.grant_key(self.due(&flow), flow.left);
         self.receivers.set(ends, slot, (flow.left > 0).then_some(key));
         self.grant(ends[1]);
     }
 
-    /// Grants a chunk to each of a receiver's first messages that has none under way.
     fn grant(&mut self, receiver: PortId) {
         let most = self.overcommitted();
         for (place, slot) in (1..).zip(self.receivers.first(receiver, most)) {
@@ -136,7 +123,6 @@ impl World<'_> {
         }
     }
 
-    /// Returns the level of a collective's aggregate of messages of `bytes` on a port.
     pub(super) fn granted_level(&self, port: PortId, bytes: u64) -> Level {
         let key = match self.setup.scenario.policy.grants {
             Grants::LeastLaxity => 0,

@@ -15,16 +15,13 @@ use laxity_policy::{
 use super::SimError;
 use crate::scenario::{Grants, Part, Scenario};
 
-/// How transfers are arbitrated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Regime {
     /// No contention: each transfer takes as long as on an idle network.
     Alone,
     /// No daemon: everything is sent at once, in a class by stage.
     Static,
-    /// Receivers grant transfers.
     Grants,
-    /// Daemons give permits to transfers.
     Daemons,
 }
 
@@ -39,7 +36,6 @@ impl Regime {
     }
 }
 
-/// The last state of a batch that a link was informed of.
 #[derive(Clone, Copy, Debug)]
 struct Told {
     batch: BatchId,
@@ -48,24 +44,20 @@ struct Told {
     finished: bool,
 }
 
-/// The progress of a batch, as its engine would hint it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Progress {
     pub(super) spec: BatchSpec,
     pub(super) layer: u16,
     pub(super) started: bool,
     pub(super) finished: bool,
-    /// The batch that computes before this one.
     pub(super) ahead: Option<BatchId>,
 }
 
-/// The arbitration of one port: its link, and the state of that link.
 #[derive(Debug)]
 pub(super) struct Host {
     link: Link,
     told: Vec<Told>,
     order_epoch: u64,
-    /// Time of the agenda's next event for this host.
     wake: Time,
 }
 
@@ -153,12 +145,10 @@ impl Hosts {
         self.classes[level.row()]
     }
 
-    /// Returns the level of a flow without contention.
     pub(super) fn level_alone(&self, host: u32, now: Time, spec: &FlowSpec) -> Level {
         self.hosts[host as usize].link.level_alone(now, spec)
     }
 
-    /// Returns the level of a collective of `bytes` without contention.
     pub(super) fn collective_level(&self, host: u32, now: Time, bytes: u64) -> Level {
         let spec = FlowSpec {
             flow: FlowId(u64::MAX),
@@ -192,18 +182,15 @@ impl Hosts {
         Some(permit)
     }
 
-    /// Reports bytes of a collective that are sent on credit.
     pub(super) fn launch(&mut self, host: u32, now: Time, level: Level, bytes: u64) {
         let (stage, all) = (Stage::Collective, PeerId(0));
         self.hosts[host as usize].link.launch(now, stage, all, level, bytes);
     }
 
-    /// Reports the end of bytes of a collective that were sent on credit.
     pub(super) fn land(&mut self, host: u32, now: Time, level: Level, bytes: u64) {
         self.land_at(host, now, PeerId(0), level, bytes);
     }
 
-    /// Reports the end of bytes of a flow that was permitted whole at once.
     pub(super) fn land_at(&mut self, host: u32, now: Time, peer: PeerId, level: Level, bytes: u64) {
         self.hosts[host as usize].link.land(now, peer, level, bytes);
     }
@@ -233,7 +220,6 @@ impl Hosts {
         })
     }
 
-    /// Records that the host's event was handled.
     pub(super) fn woken(&mut self, host: u32, now: Time) {
         let host = &mut self.hosts[host as usize];
         if host.wake <= now {
@@ -280,7 +266,6 @@ impl Hosts {
         known.is_none()
     }
 
-    /// Returns the batches that a link was informed of.
     pub(super) fn batches(&self, host: u32) -> impl Iterator<Item = BatchId> + '_ {
         self.hosts[host as usize].told.iter().map(|told| told.batch)
     }
@@ -296,7 +281,6 @@ impl Hosts {
         host.link.handle(now, Event::OrderChanged(order));
     }
 
-    /// Removes a complete batch from a link.
     pub(super) fn forget(&mut self, host: u32, now: Time, batch: BatchId) -> bool {
         let host = &mut self.hosts[host as usize];
         let Some(at) = host.told.iter().position(|told| told.batch == batch) else {

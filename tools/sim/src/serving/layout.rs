@@ -30,14 +30,12 @@ struct Leaves {
     racks: Vec<Rack>,
 }
 
-/// The uplinks of a rack's leaf switch, followed by the same number of downlinks.
 #[derive(Debug)]
 struct Rack {
     first: u32,
     bundles: u32,
 }
 
-/// The ports that a transfer passes, and their number.
 pub(super) type Path = ([PortId; 4], usize);
 
 impl Layout {
@@ -136,7 +134,6 @@ impl Layout {
         unit * self.ranks_per_unit..(unit + 1) * self.ranks_per_unit
     }
 
-    /// Reports whether transfers inside the unit pass several leaf switches.
     pub(super) fn crosses_racks(&self, unit: u32) -> bool {
         let Some(leaves) = &self.leaves else {
             return false;
@@ -146,13 +143,11 @@ impl Layout {
         rack(ranks.start) != rack(ranks.end - 1)
     }
 
-    /// Returns the path between prefill ranks of different servers.
     pub(super) fn between(&self, from: u32, to: u32) -> Path {
         let servers = (self.server_of(from), self.server_of(to));
         self.path(self.egress(from), self.ingress(to), servers)
     }
 
-    /// Returns the path from a prefill rank to a decode rank.
     pub(super) fn to_decode(&self, from: u32, decode: u32) -> Path {
         let servers = (self.server_of(from), self.server_of_decode(decode));
         self.path(self.egress(from), self.decode_ingress(decode), servers)

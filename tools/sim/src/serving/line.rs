@@ -31,21 +31,17 @@ struct State {
     /// Waiting requests that have not begun. `begun` holds those that have.
     line: BTreeSet<WaitingKey>,
     begun: BTreeSet<WaitingKey>,
-    /// Requests that the discipline relegated.
     aside: BTreeSet<WaitingKey>,
-    /// Prompt tokens of the waiting requests.
     backlog: u64,
     pool: Pool,
 }
 
-/// Position of a search through the line.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Cursor {
     begun: Option<WaitingKey>,
     line: Option<WaitingKey>,
 }
 
-/// The line before a rank of a prefill unit.
 pub(super) struct WaitingRequests {
     discipline: Box<dyn Discipline + Send>,
     state: State,
@@ -105,7 +101,6 @@ impl View for State {
 }
 
 impl State {
-    /// Returns the set that contains a job.
     fn set_of(&mut self, job: &Job) -> &mut BTreeSet<WaitingKey> {
         match (job.relegated, job.phase) {
             (true, _) => &mut self.aside,
@@ -122,7 +117,6 @@ impl State {
         self.jobs.insert(job.id(), (job, rank));
     }
 
-    /// Removes a request from its set and returns its job.
     fn withdraw(&mut self, request: RequestId) -> Option<Job> {
         let (job, rank) = self.jobs.remove(&request)?;
         let stood = self.set_of(&job).remove(&(rank, job.spec.arrival, request));
@@ -182,7 +176,6 @@ impl WaitingRequests {
         begun.iter().chain(line).chain(aside)
     }
 
-    /// Adds a request that has arrived.
     pub(super) fn arrive(&mut self, now: Time, spec: Spec) {
         self.observe(now, &Event::Arrived(spec));
         let job = Job::new(spec);
@@ -190,7 +183,6 @@ impl WaitingRequests {
         self.state.enter(job, rank);
     }
 
-    /// Returns the requests that the discipline relegates for a batch that starts at `start`.
     pub(super) fn give_up(&mut self, start: Time) -> Vec<u32> {
         let mut given_up = self.discipline.relegate(start, &self.state);
         given_up.retain(|&request| {
@@ -254,14 +246,12 @@ impl WaitingRequests {
         }
     }
 
-    /// Returns the first waiting request.
     pub(super) fn first(&self) -> Option<u32> {
         let State { line, begun, .. } = &self.state;
         let place = begun.first().into_iter().chain(line.first()).min()?;
         Some(place.2.0 as u32)
     }
 
-    /// Returns the first relegated request behind `after`.
     pub(super) fn next_aside(&self, after: &mut Cursor) -> Option<u32> {
         let from = after.line.map_or(Bound::Unbounded, Bound::Excluded);
         let place = *self.state.aside.range((from, Bound::Unbounded)).next()?;
@@ -285,7 +275,6 @@ impl WaitingRequests {
         }
     }
 
-    /// Records that a batch has computed. The requests in `finished` have their first token.
     pub(super) fn done(&mut self, now: Time, took: Span, finished: &[u32]) {
         let finished = finished.iter().map(|&n| RequestId(u64::from(n))).collect();
         let event = Event::Done { took, finished };
@@ -352,7 +341,6 @@ mod tests {
         assert_eq!(line.state.jobs.len(), 2);
     }
 
-    /// A discipline that relegates the given requests.
     struct GivesUp(Vec<u64>);
 
     impl Discipline for GivesUp {

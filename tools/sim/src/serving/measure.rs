@@ -5,7 +5,6 @@ use laxity_policy::{Span, Time};
 use super::sketch::Sketch;
 use crate::outcome::{Distribution, Outcome, StageBytes, Waiting};
 
-/// Times of one request that has its first token.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Served {
     pub(super) arrival: Time,
@@ -23,10 +22,8 @@ pub(super) struct Served {
     pub(super) pruned: bool,
 }
 
-/// Measurements that a run's outcome is computed from.
 #[derive(Debug, Default)]
 pub(super) struct Measure {
-    /// Arrival time at which the warm-up ends.
     from: Time,
     ttft_ms: Vec<f64>,
     over_slo: Vec<f64>,
@@ -41,7 +38,6 @@ pub(super) struct Measure {
     fetched_tokens: u64,
     pruned: u64,
     pub(super) relegated: u64,
-    /// Number of requests that have their first token.
     pub(super) served: u64,
     pub(super) bytes: StageBytes,
     pub(super) events: u64,
@@ -50,17 +46,14 @@ pub(super) struct Measure {
     in_own_time: u64,
     batches: u64,
     seats: u64,
-    /// Whether the warm-up is over.
     counts: bool,
 }
 
 impl Measure {
-    /// Creates measurements that count requests that arrive from `from` on.
     pub(super) fn after(from: Time) -> Self {
         Self { from, ..Self::default() }
     }
 
-    /// Starts to count collectives once the warm-up is over.
     pub(super) fn at(&mut self, now: Time) {
         self.counts |= now >= self.from;
     }
@@ -77,7 +70,6 @@ impl Measure {
         self.seats += members as u64;
     }
 
-    /// Counts a finished batch that took `busy` and computed for `computed_ns` of it.
     pub(super) fn finished(&mut self, busy: Span, computed_ns: u64) {
         self.busy_ns += busy.0;
         self.computed_ns += computed_ns;
@@ -111,7 +103,6 @@ impl Measure {
         self.pruned += u64::from(served.pruned);
     }
 
-    /// Returns the outcome's fields about requests and collectives.
     pub(super) fn outcome(&self, units: u32, virtual_ns: u64) -> Outcome {
         let requests = self.ttft_ms.len() as f64;
         let mean = |sum: f64| if requests > 0.0 { sum / requests } else { 0.0 };

@@ -42,7 +42,6 @@ mod tests;
 mod transfer;
 mod ungoverned;
 mod unit;
-mod weights;
 mod world;
 
 use std::collections::BTreeSet;
@@ -87,8 +86,6 @@ pub struct Inputs {
 
 impl Inputs {
     /// Reads the files that `scenario` names.
-    ///
-    /// # Errors
     /// Returns the file, line and field that cannot be read.
     pub fn load(scenario: &Scenario) -> Result<Self, SimError> {
         let (model, gpu) = hardware(scenario)?;
@@ -134,7 +131,6 @@ pub fn check<'a>(scenarios: impl IntoIterator<Item = &'a Scenario>) -> Result<()
     Ok(())
 }
 
-/// Checks that there are at least as many experts as ranks that split them.
 fn experts_suffice(scenario: &Scenario, model: &Model) -> Result<(), SimError> {
     let ep = scenario.model.ep;
     if ep <= model.experts.max(1) {
@@ -148,16 +144,12 @@ fn experts_suffice(scenario: &Scenario, model: &Model) -> Result<(), SimError> {
 }
 
 /// Simulates one scenario.
-///
-/// # Errors
 /// Returns which fields of the scenario do not fit together or what cannot be read.
 pub fn simulate(scenario: &Scenario) -> Result<Outcome, SimError> {
     simulate_with(scenario, &Inputs::load(scenario)?)
 }
 
 /// Simulates one scenario with the inputs of one with the same cluster, model, workload and seed.
-///
-/// # Errors
 /// Returns which fields of the scenario do not fit together.
 pub fn simulate_with(scenario: &Scenario, inputs: &Inputs) -> Result<Outcome, SimError> {
     scenario.validate()?;

@@ -18,7 +18,6 @@
 use super::world::World;
 
 impl World<'_> {
-    /// Returns the decode rank that `bytes` from `rank` are expected to reach first.
     pub(super) fn cheapest_decode(&mut self, rank: u32, bytes: u64) -> u32 {
         let layout = &self.setup.layout;
         let costs: Vec<f64> = (0..layout.decodes)

@@ -19,7 +19,6 @@ pub(super) struct Coordinator {
     order: Order,
     /// Relegated requests. They are in `H` of every order.
     given_up: BTreeSet<RequestId>,
-    /// Number of changes of `given_up`.
     changes: u64,
     pub(super) due: Option<Time>,
 }
@@ -93,7 +92,6 @@ impl Coordinator {
         self.order.epoch + self.changes
     }
 
-    /// Records that a unit has relegated the request.
     pub(super) fn give_up(&mut self, request: RequestId) {
         self.changes += u64::from(self.given_up.insert(request));
     }
@@ -104,7 +102,6 @@ impl Coordinator {
         self.handle(now, AdmissionEvent::RequestEnded { request });
     }
 
-    /// Returns the order, restricted to the batches of one link.
     pub(super) fn order_for(&self, batches: impl Iterator<Item = BatchId>) -> Order {
         let rank = |batch: BatchId| {
             let at = self.ranks.binary_search_by_key(&batch, |ranked| ranked.0).ok()?;
@@ -126,7 +123,6 @@ impl Coordinator {
     }
 }
 
-/// Returns a request's load as reported to the coordinator.
 pub(super) fn load(
     request: RequestId,
     deadline: Time,

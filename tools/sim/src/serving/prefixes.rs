@@ -6,11 +6,9 @@ use super::router::Route;
 use super::setup::Setup;
 use crate::scenario::Routing;
 
-/// The units' caches, and the blocks that requests still need.
 #[derive(Debug)]
 pub(super) struct Prefixes {
     pub(super) caches: Caches,
-    /// Blocks that each request has still to read.
     pinned: Vec<Vec<Pinned>>,
 }
 

@@ -57,14 +57,14 @@ fn a_busy_striped_unit_is_not_as_good_as_an_idle_one() {
         for rank in 0..3 {
             world.router.queued[rank] += 60_000;
         }
+        let mut route = || {
+            let (setup, caches) = (&world.setup, &world.prefixes.caches);
+            world.router.route(&setup.layout, caches, &setup.inputs.requests, 0)
+        };
         for _ in 0..turn {
-            world.router.route(
-                &world.setup.layout, &world.prefixes.caches, &world.setup.inputs.requests, 0,
-            );
+            route();
         }
-        let route = world
-            .router
-            .route(&world.setup.layout, &world.prefixes.caches, &world.setup.inputs.requests, 0);
+        let route = route();
         let unit = world.setup.layout.unit_of(route.rank);
         assert_eq!(unit, 1, "180 000 tokens wait at unit 0 and none at unit 1 (turn {turn})");
     }

@@ -5,22 +5,18 @@ use laxity_policy::{Span, Time};
 use super::setup::Setup;
 use crate::scenario::SloKind;
 
-/// A request in the serving model, with its route and its times.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Request {
     pub(super) arrival: Time,
     pub(super) deadline: Time,
-    /// The objective by the request's own TTFT on an otherwise idle cluster.
     pub(super) own_objective: Span,
     pub(super) prompt: u32,
     pub(super) reused: u32,
-    /// Reused tokens that come over the network.
     pub(super) fetched: u32,
     pub(super) rank: u32,
     pub(super) decode: u32,
     pub(super) first_source: u32,
     pub(super) sources: u32,
-    /// Tokens that no batch has taken yet.
     pub(super) to_compute: u32,
     pub(super) started: Time,
     pub(super) prefilled: Option<Time>,
@@ -30,7 +26,6 @@ pub(super) struct Request {
     pub(super) collective_ns: u64,
     pub(super) computed_ns: u64,
     pub(super) pruned: bool,
-    /// Whether its unit relegated it.
     pub(super) relegated: bool,
     /// Time at which the request's fetches, and its P2D, would have passed without contention.
     pub(super) fetching_until: Time,
@@ -44,7 +39,6 @@ impl Request {
     }
 }
 
-/// Returns all requests of the workload in their initial state.
 pub(super) fn all(setup: &Setup<'_>) -> Vec<Request> {
     let requests = &setup.inputs.requests;
     let mut seen = vec![false; requests.distinct_blocks as usize];

@@ -21,7 +21,6 @@ fn cluster(servers: u32, source: Source, rate: f64) -> Scenario {
     scenario
 }
 
-/// Returns the mean of a value over three seeds.
 fn mean(scenario: &Scenario, of: impl Fn(&Outcome) -> f64) -> f64 {
     let seeds = 1..=3;
     let values = seeds.map(|seed| {

@@ -19,7 +19,6 @@ pub(super) struct Route {
     pub(super) blocks: Vec<(u32, u32)>,
 }
 
-/// The router, which chooses units, ranks and decode ranks.
 #[derive(Debug)]
 pub(super) struct Router {
     routing: Routing,
@@ -33,7 +32,6 @@ pub(super) struct Router {
     /// Most tokens of a rank in a step. `None` if a unit computes one request after the other, or
     /// prompts are not cut.
     step_tokens: Option<u64>,
-    /// Bytes on their way, by decode rank.
     pub(super) decode_load: Vec<u64>,
     overlap: Vec<u64>,
     touched: Vec<u32>,
@@ -194,7 +192,6 @@ impl Router {
         best
     }
 
-    /// Returns the decode rank for `bytes` of a request.
     pub(super) fn place(&mut self, number: usize, bytes: u64) -> u32 {
         let count = self.decode_load.len() as u32;
         let decode = match self.placement {

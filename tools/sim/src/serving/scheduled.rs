@@ -5,9 +5,9 @@ use std::collections::BTreeSet;
 
 use laxity_policy::{Level, PolicyKind, Stage, Time};
 
+use super::Inputs;
 use super::tests::{inputs, run, small};
 use super::world::World;
-use super::{Inputs, simulate_with};
 use crate::compute::Compute;
 use crate::scenario::{RequestOrder, Scenario};
 
@@ -30,7 +30,6 @@ fn queue(order: RequestOrder, kind: PolicyKind) -> Scenario {
     scenario
 }
 
-/// Returns the numbers of requests in the order in which they were computed.
 fn order_of(scenario: &Scenario, list: &[(u64, u32, u32)]) -> Vec<usize> {
     let inputs = inputs(scenario, list);
     let mut world = world(scenario, &inputs);
@@ -58,7 +57,6 @@ fn the_discipline_says_who_computes_first() {
     assert_eq!(earliest[3..], [3, 2], "{earliest:?}");
 }
 
-/// Returns more requests than can meet their deadlines.
 fn overload() -> Vec<(u64, u32, u32)> {
     (0..30).map(|n| (n * 60, 8_000, n as u32)).collect()
 }
@@ -115,33 +113,4 @@ fn flows_of_what_is_given_up_are_the_scavengers() {
         });
         assert!(scavenged > 0 && others > 0, "{kind}: {scavenged} {others}");
     }
-}
-
-#[test]
-fn weights_go_beside_the_traffic_and_all_of_them_arrive() {
-    for kind in PolicyKind::ALL {
-        let mut scenario = small();
-        scenario.policy.kind = kind;
-        scenario.serving.scale_out_every_s = 1.0;
-        let list: Vec<_> = (0..50).map(|n| (n * 200, 2_000, n as u32)).collect();
-        let inputs = inputs(&scenario, &list);
-        let outcome = simulate_with(&scenario, &inputs).expect("makes sense");
-        let weights = outcome.weights;
-        let each = inputs.model.weight_bytes(scenario.model.ep) * 8;
-        assert!((9..=10).contains(&weights.begun), "{kind}: {weights:?}");
-        assert_eq!(weights.bytes, weights.begun * each, "{kind}");
-        assert!(weights.done >= 5, "{kind}: {weights:?}");
-        let alone = each as f64 / 8.0 / (2.0 * 25e9);
-        assert!(weights.mean_s >= alone * 0.99, "{kind}: {weights:?} {alone}");
-    }
-}
-
-#[test]
-fn weights_need_another_unit() {
-    let mut scenario = queue(RequestOrder::Fcfs, PolicyKind::Laxity);
-    (scenario.model.tp, scenario.model.sp) = (4, 2);
-    scenario.serving.scale_out_every_s = 1.0;
-    let found = simulate_with(&scenario, &inputs(&scenario, &[(0, 100, 0)]));
-    let problem = found.expect_err("one unit").to_string();
-    assert!(problem.contains("scale_out_every_s"), "{problem}");
 }

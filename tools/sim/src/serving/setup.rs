@@ -12,19 +12,15 @@ use crate::model::{Model, Routing as Experts};
 use crate::network::Network;
 use crate::scenario::{Mode, Part, Scenario};
 
-/// A unit's use of the experts of one layer.
 #[derive(Debug)]
 pub(super) struct ExpertUse {
-    /// Copies of a token that go to each rank.
     pub(super) copies: Vec<f64>,
-    /// The rank with the most pairs, and the number of pairs per token there.
     worst: usize,
     pairs: f64,
     local: u32,
     routing: Option<Experts>,
 }
 
-/// The constants of a run.
 #[derive(Debug)]
 pub(super) struct Setup<'a> {
     pub(super) scenario: &'a Scenario,
@@ -39,9 +35,7 @@ pub(super) struct Setup<'a> {
     pub(super) coflows: bool,
     pub(super) without_layers: bool,
     pub(super) receiver_bound: bool,
-    /// Whether the policy uses the load of the early stages.
     pub(super) measures_load: bool,
-    /// Whether requests are spread over all ranks of their unit (sequence parallelism).
     pub(super) striped: bool,
     pub(super) layers: u16,
     pub(super) latency: Span,
@@ -53,7 +47,6 @@ pub(super) struct Setup<'a> {
     /// A layer with a KV cache and, if there is any, one without.
     pub(super) layer_of_kind: [u16; 2],
     pub(super) activation_bytes: f64,
-    /// Bytes of collectives per token that leave a rank, over all layers.
     pub(super) collective_bytes_per_token: u64,
 }
 
@@ -72,13 +65,6 @@ impl<'a> Setup<'a> {
                  need one at least",
                 scenario.cluster.servers, layout.units, layout.ranks_per_unit, layout.decodes
             )));
-        }
-        if scenario.serving.scale_out_every_s > 0.0 && layout.units < 2 {
-            return Err(SimError::Mismatch(
-                "serving.scale_out_every_s: there is one prefill unit, and weights go from one to \
-                 another"
-                    .into(),
-            ));
         }
         let model = &inputs.model;
         let kv_bytes: Vec<u64> =
@@ -153,7 +139,6 @@ impl<'a> Setup<'a> {
         self.collective_bytes_per_token = (per_layer * f64::from(self.layers)) as u64;
     }
 
-    /// Returns the reused tokens that come through NICs.
     pub(super) fn over_the_network(&self, route: &Route) -> u32 {
         let layout = &self.layout;
         let apart = |from, to| layout.server_of(from) != layout.server_of(to);

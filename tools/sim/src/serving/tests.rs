@@ -7,7 +7,7 @@ use super::{Inputs, simulate_with, world};
 use crate::compute::{Compute, Gpu};
 use crate::model::Model;
 use crate::outcome::Outcome;
-use crate::scenario::{Mode, Placement, RequestOrder, Routing, Scenario, SpExchange};
+use crate::scenario::{Mode, Placement, RequestOrder, Routing, Scenario};
 use crate::workload::{Request, Requests};
 
 /// Returns a scenario of two prefill units of 16 GPUs and as many decode GPUs.
@@ -244,21 +244,6 @@ fn data_parallel_ranks_do_not_compute_each_others_experts() {
     assert!(ratio < 1.5, "four ranks side by side take {ratio} times as long as one");
 }
 
-/// With an all-gather, the TTFT of a request alone equals its objective at factor 1.
-#[test]
-fn objectives_know_all_gathers() {
-    let mut scenario = small();
-    scenario.model.name = "llama-3-8b".into();
-    (scenario.model.tp, scenario.model.ep, scenario.model.sp) = (4, 1, 4);
-    scenario.model.sp_exchange = SpExchange::AllGather;
-    scenario.policy.no_contention = true;
-    scenario.slo.factor = 1.0;
-    for tokens in [5_000, 20_000, 60_000] {
-        let over = run(&scenario, &[(0, tokens, 0)]).ttft_over_slo.mean;
-        assert!((0.98..1.02).contains(&over), "{tokens} tokens: {over}");
-    }
-}
-
 /// With a ring inside a server, on NVLink, a TTFT alone equals its objective at factor 1.
 #[test]
 fn objectives_know_that_a_ring_inside_a_server_is_on_nvlink() {
@@ -348,9 +333,7 @@ proptest! {
             proptest::sample::select(vec![1_u32, 8]),
         ),
         (on_wire, lookahead, budget) in (2_u8..9, 0_u16..60, 64_u32..9_000),
-        (order, scale_out) in (
-            proptest::sample::select(RequestOrder::ALL.to_vec()), any::<bool>(),
-        ),
+        order in proptest::sample::select(RequestOrder::ALL.to_vec()),
     ) {
         let mut list = list;
         list.sort_unstable();
@@ -367,9 +350,6 @@ proptest! {
         scenario.serving.token_budget = budget;
         scenario.network.levels_on_wire = on_wire;
         scenario.serving.requests = order;
-        if scale_out {
-            scenario.serving.scale_out_every_s = 0.05;
-        }
         if homes {
             scenario.serving.routing = Routing::StaticHomes;
         }

@@ -74,12 +74,10 @@ impl World<'_> {
         }
     }
 
-    /// Returns the deadline of a flow.
     pub(super) fn due(&self, flow: &Flow) -> Time {
         self.requests[flow.request as usize].due()
     }
 
-    /// Returns the weight of one of `alike` flows.
     fn weight_of(&self, stage: Stage, alike: u32) -> f32 {
         let flows = if self.setup.coflows { alike.max(1) } else { 1 };
         let weight = match stage {
@@ -115,7 +113,6 @@ impl World<'_> {
         PeerId(u16::try_from(number).unwrap_or(0))
     }
 
-    /// Submits a flow to its host's link.
     fn ask(&mut self, slot: u32) {
         let now = self.now;
         let flow = *self.flows.get_mut(slot);
@@ -183,7 +180,6 @@ impl World<'_> {
         flow.unsent = 0;
     }
 
-    /// Handles the end of a chunk on the network.
     pub(super) fn sent(&mut self, slot: u32) {
         let now = self.now;
         let regime = self.setup.regime;
@@ -213,17 +209,14 @@ impl World<'_> {
         }
     }
 
-    /// Handles the arrival of a flow's last byte.
     pub(super) fn delivered(&mut self, slot: u32) {
         let flow = self.flows.take(slot);
         match flow.stage {
             Stage::KvReuse => self.blocks_arrived(flow.batch, flow.layer),
-            Stage::Weights => self.weights_arrived(flow.batch),
             _ => self.layer_arrived(flow.request, flow.batch),
         }
     }
 
-    /// Executes the decisions of the host's link and schedules its next poll.
     pub(super) fn poll(&mut self, host: u32) {
         if !self.hosts.waits(host) {
             return;
@@ -251,7 +244,6 @@ impl World<'_> {
         }
     }
 
-    /// Sends a host's link the state of a batch.
     pub(super) fn tell(&mut self, host: u32, slot: u32) {
         let now = self.now;
         let batch = &self.batches[slot];
@@ -293,7 +285,6 @@ impl World<'_> {
         }
     }
 
-    /// Runs the order between batches and polls the hosts with waiting flows.
     pub(super) fn run_order(&mut self) {
         let now = self.now;
         let Some(coordinator) = &mut self.coordinator else {
@@ -310,7 +301,6 @@ impl World<'_> {
         }
     }
 
-    /// Schedules a run of the coordinator, if one is needed.
     pub(super) fn schedule_order(&mut self) {
         if let Some(at) = self.coordinator.as_mut().and_then(super::order::Coordinator::next_due) {
             self.agenda.push(at.max(self.now), Happening::Order);

@@ -15,7 +15,6 @@ use super::layout::mix;
 use super::world::{Tag, World};
 use crate::network::PortId;
 
-/// Returns when the burst of a port in this period begins.
 fn begin(seed: u64, port: u32, period: u64, period_ns: f64, share: f64) -> Time {
     let random = mix(seed ^ mix(u64::from(port) << 40 ^ period));
     let place = (random >> 11) as f64 / (1_u64 << 53) as f64;
@@ -27,7 +26,6 @@ impl World<'_> {
         self.setup.scenario.network.ungoverned_period_ms * 1e6
     }
 
-    /// Schedules the first burst of every port, if there are any.
     pub(super) fn schedule_bursts(&mut self) {
         let share = self.setup.scenario.network.ungoverned_share;
         if share <= 0.0 || self.setup.regime == Regime::Alone {
@@ -39,7 +37,6 @@ impl World<'_> {
         }
     }
 
-    /// Starts a burst on a port, and schedules the next one.
     pub(super) fn burst(&mut self, port: u32) {
         let share = self.setup.scenario.network.ungoverned_share;
         let (seed, period_ns, now) = (self.setup.scenario.seed, self.period_ns(), self.now);

@@ -10,9 +10,7 @@ use super::flow::To;
 use super::hosts::Regime;
 use super::line::WaitingRequests;
 use super::world::World;
-use crate::scenario::SpExchange;
 
-/// A prefill unit with its lines and its batches.
 #[derive(Debug, Default)]
 pub(super) struct Unit {
     /// Requests that no batch has room for yet, by rank. Rank 0 with sequence parallelism.
@@ -20,14 +18,12 @@ pub(super) struct Unit {
     pub(super) current: Option<u32>,
     pub(super) next: Option<u32>,
     pub(super) step: Step,
-    /// Number of scheduled steps. An event of an earlier step is void.
     pub(super) steps: u32,
     pub(super) since: Time,
     pub(super) collective: Collective,
 }
 
 impl World<'_> {
-    /// Issues the KV reuse flows of layers within the lookahead.
     pub(super) fn fetch_ahead(&mut self, slot: u32) {
         let lookahead = self.setup.scenario.serving.lookahead_layers;
         let batch = &self.batches[slot];
@@ -79,7 +75,6 @@ impl World<'_> {
         }
     }
 
-    /// Returns the number of sources that the batch's members of one line fetch a layer from.
     fn fetches_at(&self, slot: u32, seat: usize) -> u32 {
         let members = &self.batches[slot].members;
         let here =
@@ -87,7 +82,6 @@ impl World<'_> {
         here.map(|member| self.requests[member.request as usize].sources).sum()
     }
 
-    /// Handles the arrival of a KV reuse flow of a layer.
     pub(super) fn blocks_arrived(&mut self, slot: u32, layer: u16) {
         let complete = self.now + self.setup.latency;
         let batch = &mut self.batches[slot];
@@ -102,7 +96,6 @@ impl World<'_> {
         }
     }
 
-    /// Starts to compute the next batch.
     pub(super) fn start_batch(&mut self, unit: u32) {
         let now = self.now;
         if self.measure.relegated > 0 {
@@ -155,7 +148,6 @@ impl World<'_> {
         self.units[unit as usize].current.expect("a unit with a step has a batch")
     }
 
-    /// Informs links with waiting flows of the batch about the layer.
     fn tell_boundary(&mut self, slot: u32) {
         if self.setup.regime != Regime::Daemons {
             return;
@@ -189,20 +181,13 @@ impl World<'_> {
         // Every rank's queries attend to the keys of the whole context.
         let ranks = self.setup.layout.ranks_per_unit as usize;
         let shard = (batch.context * per_token) as f64 / ranks as f64;
-        let ring = self.setup.scenario.model.sp_exchange == SpExchange::Ring;
-        let pattern = if ring { Pattern::Ring } else { Pattern::AllGather };
         let collective = &mut self.units[unit as usize].collective;
         let source = core::iter::repeat_n(shard, ranks);
         let sink = core::iter::repeat_n(1.0, ranks);
-        collective.exchange.set(&self.setup.layout, pattern, source, sink);
-        if ring {
-            self.start_collective(unit, delay + Span(takes), Span::ZERO);
-        } else {
-            self.start_collective(unit, delay, Span(takes));
-        }
+        collective.exchange.set(&self.setup.layout, Pattern::Ring, source, sink);
+        self.start_collective(unit, delay + Span(takes), Span::ZERO);
     }
 
-    /// Handles the end of a unit's step.
     pub(super) fn step_ended(&mut self, unit: u32, step: u32) {
         if self.units[unit as usize].steps != step || !self.end_collective(unit) {
             return;
@@ -258,7 +243,6 @@ impl World<'_> {
         self.setup.compute.shared_ns(if self.setup.striped { most.div_ceil(ranks) } else { most })
     }
 
-    /// Sends the layer's new and reused KV cache to the decode ranks.
     fn send_layer(&mut self, slot: u32) {
         let layer = self.batches[slot].layer;
         for index in 0..self.batches[slot].members.len() {
@@ -342,7 +326,6 @@ impl World<'_> {
         self.start_batch(unit);
     }
 
-    /// Reports a computed batch to the disciplines of its unit.
     fn tell_lines(&mut self, unit: u32, slot: u32) {
         let batch = &self.batches[slot];
         let took = batch.started.map_or(Span::ZERO, |at| self.now.since(at));
@@ -356,7 +339,6 @@ impl World<'_> {
         }
     }
 
-    /// Handles the arrival of a P2D flow.
     pub(super) fn layer_arrived(&mut self, request: u32, slot: u32) {
         let now = self.now;
         let state = &mut self.requests[request as usize];
@@ -367,7 +349,6 @@ impl World<'_> {
         self.retire(slot);
     }
 
-    /// Removes a batch that is complete.
     fn retire(&mut self, slot: u32) {
         let now = self.now;
         let batch = &mut self.batches[slot];
@@ -385,7 +366,6 @@ impl World<'_> {
         self.batches.close(slot);
     }
 
-    /// Sets the exchange of this layer.
     fn set_exchange(&mut self, unit: u32, slot: u32, pattern: Pattern) {
         let batch = &self.batches[slot];
         let activation = self.setup.activation_bytes;

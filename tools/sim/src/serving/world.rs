@@ -17,21 +17,16 @@ use super::request::{self, Request};
 use super::router::{Router, Source};
 use super::setup::Setup;
 use super::unit::Unit;
-use super::weights::ScaleOuts;
 use super::{Inputs, SimError};
 use crate::compute::Compute;
 use crate::network::{Network, PortId};
 use crate::outcome::Outcome;
 use crate::scenario::{Placement, Scenario};
 
-/// The meaning of a transfer on the network.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Tag {
-    /// A chunk of the flow in this slot.
     Flow(u32),
-    /// Part of a collective: twice the rank, plus one for its ingress.
     Collective(u32),
-    /// A burst of traffic that no daemon sees, on this port.
     Burst(u32),
 }
 
@@ -53,7 +48,6 @@ impl Tag {
     }
 }
 
-/// The state of a run.
 #[derive(Debug)]
 pub(super) struct World<'a> {
     pub(super) setup: Setup<'a>,
@@ -72,7 +66,6 @@ pub(super) struct World<'a> {
     pub(super) sources: Vec<Source>,
     pub(super) flows: Flows,
     pub(super) receivers: Receivers,
-    pub(super) scale_outs: ScaleOuts,
     pub(super) measure: Measure,
     pub(super) arrived: usize,
 }
@@ -123,7 +116,6 @@ impl<'a> World<'a> {
             sources: Vec::new(),
             flows: Flows::default(),
             receivers: Receivers::new(2 * layout.ranks + layout.decodes),
-            scale_outs: ScaleOuts::default(),
             measure: Measure::after(list[warm_up.min(list.len() - 1)].arrival),
             arrived: 0,
             setup,
@@ -131,17 +123,14 @@ impl<'a> World<'a> {
         })
     }
 
-    /// Runs until all requests are served.
     pub(super) fn run(&mut self) {
         self.run_observed(|_| {});
         #[cfg(debug_assertions)]
         self.check_conservation();
     }
 
-    /// Runs until all requests are served, and calls `look` after each event.
     pub(super) fn run_observed(&mut self, mut look: impl FnMut(&Self)) {
         self.agenda.push(self.requests[0].arrival, Happening::Arrival);
-        self.schedule_scale_out();
         self.schedule_bursts();
         while self.measure.served < self.requests.len() as u64 {
             let drained = self.network.next_end(self.now);
@@ -181,7 +170,6 @@ impl<'a> World<'a> {
                 self.schedule_order();
             }
             Happening::Delivered { flow } => self.delivered(flow),
-            Happening::ScaleOut => self.scale_out(),
             Happening::Burst { port } => self.burst(port),
         }
     }
@@ -216,7 +204,6 @@ impl<'a> World<'a> {
         self.enqueue(unit, number as u32);
     }
 
-    /// Ends the request if its first token is complete.
     pub(super) fn try_end(&mut self, number: u32) {
         let request = self.requests[number as usize];
         let Some(prefilled) = request.prefilled else {
@@ -260,14 +247,12 @@ impl<'a> World<'a> {
         };
         let ports = 2 * self.setup.layout.ranks;
         Outcome {
-            weights: self.scale_outs.outcome(),
             port_busy_mean: (0..ports).map(busy).sum::<f64>() / f64::from(ports),
             port_busy_most: (0..ports).map(busy).fold(0.0, f64::max),
             ..self.measure.outcome(self.setup.layout.units, self.now.0)
         }
     }
 
-    /// Checks that all bytes were received and were carried once.
     #[cfg(debug_assertions)]
     fn check_conservation(&self) {
         let carried = |port: u32| {
@@ -287,11 +272,9 @@ impl<'a> World<'a> {
                 .map(|decode| carried(self.setup.layout.decode_ingress(decode).0))
                 .sum::<f64>();
         let crate::outcome::StageBytes { kv_reuse, collective, p2d } = self.measure.bytes;
-        // Weights may still be on their way when the last request is served.
-        let (weights, under_way) = (self.scale_outs.outcome().bytes, self.weights_left());
-        let wanted = (kv_reuse + collective + p2d + weights) as f64;
+        let wanted = (kv_reuse + collective + p2d) as f64;
         // Shares of a collective are rounded down to whole bytes on each side separately.
-        let slack = 1e-6 * wanted + 1e6 + under_way as f64;
+        let slack = 1e-6 * wanted + 1e6;
         assert!((sent - wanted).abs() <= slack, "{wanted} bytes were to be sent, {sent} were");
         assert!((received - sent).abs() <= slack, "{sent} bytes were sent, {received} arrived");
     }

@@ -64,7 +64,6 @@ impl Gaps {
         }
     }
 
-    /// Returns the time from an instant to the end of its gap.
     fn left_of_one(&self, rng: &mut impl Rng) -> f64 {
         match self {
             Self::Even => rng.random(),
@@ -151,7 +150,6 @@ mod tests {
         Workload { arrivals, burstiness, seconds, ..Workload::default() }
     }
 
-    /// Returns the rate and the coefficient of variation of the gaps.
     fn measured(arrivals: Arrivals, burstiness: f64) -> (f64, f64) {
         let workload = workload(arrivals, burstiness, 400.0);
         let times = drawn(&workload, 100.0, &mut random(3, Purpose::Arrivals));

@@ -19,9 +19,7 @@ use super::field::{count, nanoseconds, shown, unfit};
 use super::input::Lines;
 use super::{Requests, WorkloadError};
 
-/// The properties of a CSV format.
 pub(super) struct Format {
-    /// Names of the columns for time, prompt tokens and answer tokens.
     columns: [&'static str; 3],
     /// Function that converts a time to nanoseconds.
     instant_ns: fn(&str, &str) -> Result<i64, String>,

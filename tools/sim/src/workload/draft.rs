@@ -10,7 +10,6 @@ use laxity_policy::Time;
 
 use super::{MOST_BLOCKS, MOST_REQUESTS, Request, Requests, WorkloadError};
 
-/// A recording while it is read.
 pub(super) struct Draft {
     block_tokens: u32,
     lines: Vec<TraceLine>,

@@ -4,7 +4,6 @@
 /// (nanoseconds since 1970) exceed it.
 const LATEST_S: f64 = 9e9;
 
-/// Shortens a value for a message.
 pub(super) fn shown(found: &str) -> String {
     const MOST: usize = 40;
     if found.is_empty() {
@@ -16,7 +15,6 @@ pub(super) fn shown(found: &str) -> String {
     }
 }
 
-/// Returns the message about a field with an invalid value.
 pub(super) fn unfit(field: &str, found: &str, expected: &str) -> String {
     format!("`{field}` is {}; expected {expected}", shown(found))
 }

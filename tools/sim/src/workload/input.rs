@@ -46,7 +46,6 @@ impl<R: BufRead> Read for Unpacked<R> {
     }
 }
 
-/// The lines of a file as text, with their numbers.
 pub(super) struct Lines {
     path: PathBuf,
     from: Box<dyn BufRead>,
@@ -88,11 +87,9 @@ impl Lines {
         Ok(Some(text.trim()))
     }
 
-    /// Returns an error about the line that was read last.
     pub(super) fn wrong(&self, problem: String) -> WorkloadError {
         WorkloadError::Line { path: self.path.clone(), line: self.number, problem }
     }
 }
 
-/// Byte order mark that some editors write at the start of a file.
 const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";

@@ -20,9 +20,7 @@ use super::field::{count, nanoseconds};
 use super::input::Lines;
 use super::{Requests, WorkloadError};
 
-/// The properties of a JSONL format.
 pub(super) struct Format {
-    /// Number of tokens in a block.
     block_tokens: u32,
     /// Unit of `timestamp`, in seconds.
     unit_s: f64,

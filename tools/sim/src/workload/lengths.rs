@@ -11,7 +11,6 @@ use std::collections::HashMap;
 use super::draft::within;
 use super::{MOST_BLOCKS, Requests, WorkloadError};
 
-/// Returns the recording with lengths multiplied by `scale` and clipped at `longest` tokens.
 pub(super) fn scaled(
     mut from: Requests,
     scale: f64,
@@ -56,7 +55,6 @@ pub(super) fn scaled(
     Ok(from)
 }
 
-/// Rounding error that is allowed in the division of token counts.
 const ROUNDING: f64 = 1e-6;
 
 #[cfg(test)]

@@ -38,13 +38,11 @@ use crate::scenario::{Arrivals, Source, Workload};
 /// One request. Its blocks are in [`Requests::blocks`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// Time at which the request arrives.
     pub arrival: Time,
     /// Tokens of the prompt, at least 1.
     pub prompt_tokens: u32,
     /// Tokens that are generated, at least 1.
     pub output_tokens: u32,
-    /// Index of the first block in [`Requests::blocks`].
     pub first_block: u32,
     /// Number of blocks: `prompt_tokens / block_tokens`, rounded up, so the last one may be
     /// partial. 0 if the source has no prefixes (Azure, BurstGPT).
@@ -58,24 +56,18 @@ pub struct Request {
 /// by first use.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Requests {
-    /// Requests in order of arrival.
     pub list: Vec<Request>,
-    /// Blocks of all requests, one request after the other.
     pub blocks: Vec<u32>,
-    /// Number of distinct blocks.
     pub distinct_blocks: u32,
-    /// Number of tokens in a block.
     pub block_tokens: u32,
 }
 
 impl Requests {
-    /// Returns the blocks of a request's prompt, first to last.
     pub fn blocks_of(&self, request: &Request) -> &[u32] {
         &self.blocks[request.first_block as usize..][..request.blocks as usize]
     }
 }
 
-/// Largest number of requests of a workload.
 pub const MOST_REQUESTS: u64 = 20_000_000;
 
 /// Largest number of blocks of all requests together. Each takes 4 bytes.
@@ -101,8 +93,6 @@ enum Purpose {
 /// Returns the requests of a valid scenario that arrive in `workload.seconds` at `rate` per second
 /// in the whole cluster. `workload.rate_per_gpu` is ignored, and so is `workload.file` for
 /// generated sources.
-///
-/// # Errors
 /// Returns [`WorkloadError`] if the trace cannot be read or the workload is empty or too large.
 pub fn load(workload: &Workload, rate: f64, seed: u64) -> Result<Requests, WorkloadError> {
     draft::within((rate * workload.seconds) as u64, MOST_REQUESTS, "requests")?;
@@ -134,12 +124,10 @@ pub fn load(workload: &Workload, rate: f64, seed: u64) -> Result<Requests, Workl
     arrivals::retimed(requests, &times)
 }
 
-/// Reads a recording in the format of Azure's traces.
 pub(crate) fn read_azure(path: &Path) -> Result<Requests, WorkloadError> {
     csv::read(path, &csv::AZURE)
 }
 
-/// Reads the recording that the workload names, unchanged.
 pub(crate) fn read(workload: &Workload) -> Result<Requests, WorkloadError> {
     // A valid scenario with this source names a file.
     let path = workload.file.as_deref().unwrap_or(Path::new(""));

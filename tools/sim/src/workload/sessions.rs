@@ -55,13 +55,10 @@ pub fn generate(
     Ok(generator.made)
 }
 
-/// A session between two turns.
 struct Session {
     turns: u32,
     prefix: usize,
-    /// Tokens of the last prompt.
     prompt: u32,
-    /// Tokens of the last prompt's answer.
     output: u32,
     /// Full blocks of the last prompt, if it is part of the recording.
     seen: Option<Range<usize>>,
@@ -70,7 +67,6 @@ struct Session {
 /// A future event: the next turn of a session, or `None` if a session begins.
 struct Due {
     at_s: f64,
-    /// Number that orders events of the same time.
     number: u64,
     session: Option<Session>,
 }
@@ -164,7 +160,6 @@ impl<'a> Generator<'a> {
         self.expect_start(0.0, rng);
     }
 
-    /// Handles the next event, which adds one request.
     fn turn(&mut self, rng: &mut impl Rng) -> Result<(), WorkloadError> {
         let Reverse(due) = self.due.pop().expect("the next start is always due");
         let mut session = match due.session {
@@ -279,9 +274,7 @@ impl<'a> Generator<'a> {
 struct Catalogue {
     /// Cumulative popularity of the prefixes. The last value is about 1.
     popularity: Vec<f64>,
-    /// Lengths of the prefixes, in tokens.
     tokens: Vec<u32>,
-    /// First block id of each prefix, once it has been used.
     first_id: Vec<Option<u32>>,
 }
 

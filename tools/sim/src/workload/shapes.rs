@@ -45,24 +45,17 @@
 
 use crate::scenario::Source;
 
-/// The shape of a generated workload. Lengths are in tokens.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Shape {
-    /// Number of tokens in a block.
     pub block_tokens: u32,
     /// Number of prefixes that sessions share, such as system prompts and templates.
     pub prefixes: u32,
-    /// Exponent of the prefixes' Zipf popularity.
     pub zipf: f64,
     /// Mean length of the prefixes over requests. Lengths are scaled to match it for each seed.
     pub prefix_mean: f64,
-    /// Standard deviation of the logarithm of the prefixes' lengths.
     pub prefix_sigma: f64,
-    /// Text after the prefix in a session's first prompt.
     pub first: Text,
-    /// Text that each later prompt adds to the previous prompt and its answer.
     pub later: Text,
-    /// Number of tokens that a request generates.
     pub output: LogNormal,
     /// Parameter α of the probability that a session continues.
     pub alpha: f64,
@@ -72,32 +65,25 @@ pub struct Shape {
     pub think_mean_s: f64,
     /// Length of the recording that the parameters are from, in seconds.
     pub recorded_s: f64,
-    /// Longest prompt. A session ends there.
     pub longest: u32,
 }
 
-/// A text of random length, which is either typed or a document.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Text {
-    /// Length of a typed text.
     pub typed: LogNormal,
     pub document: LogNormal,
     /// Share of texts that are documents.
     pub documents: f64,
 }
 
-/// A log-normal distribution of lengths.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LogNormal {
     pub median: f64,
-    /// Standard deviation of the logarithm.
     pub sigma: f64,
 }
 
-/// Standard deviation of the logarithm of think times.
 pub const THINK_SIGMA: f64 = 1.04;
 
-/// Largest number of turns of a session.
 pub const MOST_TURNS: u32 = 64;
 
 const fn log_normal(median: f64, sigma: f64) -> LogNormal {

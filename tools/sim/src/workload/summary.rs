@@ -17,30 +17,24 @@ pub struct Summary {
     pub rate: f64,
     /// Coefficient of variation of the gaps between arrivals. 1 for a Poisson process.
     pub gap_variation: f64,
-    /// Mean length of prompts, in tokens.
     pub prompt_mean: f64,
-    /// Median length of prompts, in tokens.
     pub prompt_p50: u32,
     /// 99th percentile of the prompts' lengths.
     pub prompt_p99: u32,
     pub prompt_longest: u32,
-    /// Mean length of answers, in tokens.
     pub output_mean: f64,
     /// Reused tokens divided by all prompt tokens.
     pub reuse: f64,
     /// Mean over requests of the reused share of the prompt. It exceeds `reuse` if short prompts
     /// are mostly a shared prefix.
     pub reuse_per_request: f64,
-    /// Number of tokens in a block.
     pub block_tokens: u32,
-    /// Number of distinct blocks.
     pub distinct_blocks: u64,
     /// Share of all repeated uses of blocks that falls on the most used tenth of the blocks.
     pub hottest_tenth: f64,
 }
 
 impl Summary {
-    /// Computes the statistics of a workload.
     pub fn of(requests: &Requests) -> Self {
         let mut uses = vec![0_u32; requests.distinct_blocks as usize];
         let mut lengths = Vec::with_capacity(requests.list.len());

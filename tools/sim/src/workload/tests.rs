@@ -12,7 +12,6 @@ use super::*;
 
 type Reader = fn(&Path) -> Result<Requests, WorkloadError>;
 
-/// Returns the result of reading a file with this content.
 pub(super) fn reading(reader: Reader, content: &[u8]) -> Result<Requests, WorkloadError> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("trace");
@@ -20,7 +19,6 @@ pub(super) fn reading(reader: Reader, content: &[u8]) -> Result<Requests, Worklo
     reader(&path)
 }
 
-/// Returns the error of reading a file with this content.
 pub(super) fn message(reader: Reader, content: &[u8]) -> String {
     reading(reader, content).unwrap_err().to_string()
 }

@@ -7,7 +7,6 @@ use laxity_sim::scenario::{Part, Scenario, Source};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha12Rng;
 
-/// Returns the rate at a policy's knee divided by that of fair sharing.
 fn worth(scenario: &Scenario) -> f64 {
     let policy = &scenario.policy;
     if policy.no_contention {
@@ -36,7 +35,6 @@ fn worth(scenario: &Scenario) -> f64 {
     whole - policy.without.iter().copied().map(lost).sum::<f64>()
 }
 
-/// Returns the rate at which fair sharing begins to miss deadlines.
 fn knee(scenario: &Scenario) -> f64 {
     let model = match scenario.model.name.as_str() {
         "mixtral-8x22b" => 0.9,

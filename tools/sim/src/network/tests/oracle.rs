@@ -2,7 +2,6 @@
 //! raises all rates of a class together and freezes those that cross a port that is used up. It
 //! continues with the others and then with the next class.
 
-/// A transfer of the oracle.
 #[derive(Clone, Debug)]
 pub(super) struct Fluid {
     pub(super) path: Vec<usize>,

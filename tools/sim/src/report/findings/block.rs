@@ -17,39 +17,28 @@ const CLOSE: &str = "-->";
 const END: &str = "<!-- end -->";
 const FENCE: &str = "```";
 
-/// The content of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Section {
-    /// Attainment, by variant and horizontal axis.
     Attainment,
     /// Request rates with 90 % and with 50 % attainment.
     Sustained,
-    /// A table of times to first token.
     Ttft,
-    /// A table of completion times of collectives.
     Collectives,
-    /// Earliness of requests in time, and lateness of the others.
     Earliness,
-    /// Time of a request by phase.
-    Waiting,
-    /// Time of a request by phase and how busy units are, at each point.
     Capacity,
-    /// Differences between the reference and the others.
     Against,
     /// A paper's numbers beside those of the report.
     Paper,
-    /// The time that the simulation took.
     Speed,
 }
 
 impl Section {
-    const ALL: [(&'static str, Self); 10] = [
+    const ALL: [(&'static str, Self); 9] = [
         ("attainment", Self::Attainment),
         ("sustained", Self::Sustained),
         ("ttft", Self::Ttft),
         ("collectives", Self::Collectives),
         ("earliness", Self::Earliness),
-        ("waiting", Self::Waiting),
         ("capacity", Self::Capacity),
         ("against", Self::Against),
         ("paper", Self::Paper),
@@ -60,43 +49,31 @@ impl Section {
         Self::ALL.iter().find(|s| s.0 == name).map(|s| s.1)
     }
 
-    /// Returns the options that the section supports.
     fn options(self) -> &'static [&'static str] {
         match self {
             Self::Attainment | Self::Sustained | Self::Against => &["only", "panel"],
             Self::Capacity => &["panel"],
-            Self::Ttft | Self::Collectives | Self::Earliness | Self::Waiting => {
-                &["only", "panel", "at"]
-            }
+            Self::Ttft | Self::Collectives | Self::Earliness => &["only", "panel", "at"],
             Self::Paper | Self::Speed => &[],
         }
     }
 }
 
-/// A block of a page, between two markers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Block {
     /// Line number of the first marker, counted from 1.
     pub line: usize,
-    /// Text of the first marker's request, as written.
     pub asked: String,
-    /// Name of the plan whose results the block shows.
     pub plan: String,
-    /// Kind of table that the block shows.
     pub section: Section,
-    /// Names of the shown variants. All are shown if empty.
     pub only: Vec<String>,
-    /// Names of the shown panels. All are shown if empty.
     pub panels: Vec<String>,
     /// Value of the horizontal axis. `None` selects the point where variants differ most.
     pub at: Option<String>,
-    /// Byte range between the markers.
     pub(super) content: Range<usize>,
 }
 
 /// Returns the blocks of a page, from the top.
-///
-/// # Errors
 /// Returns the first marker that is invalid or has no counterpart.
 pub fn blocks(page: &str) -> Result<Vec<Block>, PageError> {
     let mut found: Vec<Block> = Vec::new();
@@ -173,7 +150,6 @@ fn parse(asked: &str, line: usize) -> Result<Block, String> {
     Ok(block)
 }
 
-/// Splits a text at spaces outside of quotes and removes the quotes.
 fn words(text: &str) -> Result<Vec<String>, String> {
     let (mut words, mut word, mut quoted) = (Vec::new(), String::new(), false);
     for char in text.chars() {

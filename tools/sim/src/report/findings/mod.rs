@@ -32,7 +32,6 @@ impl PageError {
     }
 }
 
-/// The results of a plan with their timing.
 #[derive(Clone, Debug)]
 pub struct Results {
     pub report: Report,
@@ -40,12 +39,9 @@ pub struct Results {
     pub took: Option<Timing>,
 }
 
-/// A page with its blocks filled.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Filled {
-    /// Text of the page with the new contents.
     pub text: String,
-    /// Blocks whose content has changed.
     pub stale: Vec<Block>,
     /// Plans without results, with instructions to create them. Their blocks were not changed.
     pub missing: BTreeMap<String, String>,
@@ -92,7 +88,6 @@ fn content(block: &Block, results: &Results) -> Result<String, String> {
         Section::Ttft => sheets::details(&view, &sheets::TTFT)?,
         Section::Collectives => sheets::details(&view, &sheets::COLLECTIVES)?,
         Section::Earliness => sheets::details(&view, &sheets::EARLINESS)?,
-        Section::Waiting => sheets::details(&view, &sheets::WAITING)?,
         Section::Capacity => capacity::capacity(&view),
         Section::Against => vec![sheets::against(&view)?],
         Section::Paper => vec![sheets::paper(&results.report)?],
@@ -139,7 +134,6 @@ fn origin(name: &str, report: &Report) -> String {
     format!("Plan {name}, {seeds}, {runs}: `{command}`{changed}.")
 }
 
-/// Reports whether two plans have the same runs.
 fn same(a: &Plan, b: &Plan) -> bool {
     let jobs = |plan: &Plan| -> Option<Vec<_>> {
         let jobs = plan.jobs().ok()?;

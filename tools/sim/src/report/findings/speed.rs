@@ -4,7 +4,6 @@ use crate::report::Report;
 use crate::report::sheet::{Cell, Sheet};
 use crate::run::{Timing, thousands};
 
-/// Returns a table with one row: the machine and the timings of the runs on it.
 pub(super) fn speed(report: &Report, took: Option<&Timing>) -> Sheet {
     let runs = report.runs.len();
     let events: u64 = report.runs.iter().map(|run| run.outcome.events).sum();
@@ -37,7 +36,6 @@ pub(super) fn speed(report: &Report, took: Option<&Timing>) -> Sheet {
     table
 }
 
-/// Formats a number with about three digits.
 fn digits(value: f64) -> String {
     let decimals = match value.abs() {
         size if size >= 100.0 => 0,

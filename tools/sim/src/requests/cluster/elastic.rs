@@ -8,7 +8,6 @@ use laxity_requests::{Span, scaling};
 use super::{Happens, Run, Startup};
 
 impl Run<'_> {
-    /// Stops an empty instance that was told to leave, or changes its role.
     pub(super) fn leave(&mut self, id: InstanceId) {
         let Some(instance) = self.instances.get(&id) else {
             return;

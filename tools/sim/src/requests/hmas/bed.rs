@@ -28,33 +28,26 @@ use crate::requests::measurements::Columns;
 use crate::requests::outcome::{Outcome, Record};
 use crate::requests::workload::Asked;
 
-/// Number of tokens in a KV block.
 pub(super) const BLOCK_TOKENS: u32 = 16;
 
-/// The simulated machine: its memory and its iteration times.
 #[derive(Clone, Debug)]
 pub(super) struct Bed {
     pub(super) clock: Roofline,
     pub(super) blocks: u32,
 }
 
-/// The source of perception, which predicts a request's properties.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Sees {
     /// Perception with the accuracy of the paper's model: 94.2 % of tasks are right, and lengths
     /// have a mean error of 12.4 % (table 5).
     Paper,
-    /// The same, but errors of lengths are as large for short answers as for long ones.
     Even,
-    /// A random forest on the metadata of a request.
     Forest,
-    /// Fixed rules and running statistics.
     Rules,
     /// No perception, so that all properties are unknown.
     Nothing,
 }
 
-/// A configuration of H-MAS that an experiment runs.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Setting {
     pub(super) kind: Kind,
@@ -65,7 +58,6 @@ pub(super) struct Setting {
 }
 
 impl Setting {
-    /// Returns a setting of this kind with defaults.
     pub(super) fn new(kind: Kind) -> Self {
         Self {
             kind,
@@ -123,7 +115,6 @@ impl Tagger for Oracle {
     }
 }
 
-/// Perception time of a request (Appendix E.4).
 const PERCEPTION: Span = Span::from_micros(1_640);
 
 fn cognition(
@@ -181,7 +172,6 @@ pub(super) fn run(
     measured(&outcome, &journal.read())
 }
 
-/// Runs requests under a discipline.
 pub(super) fn serve(discipline: Box<dyn Discipline + Send>, bed: &Bed, asked: &[Asked]) -> Outcome {
     let slot = Mutex::new(Some(discipline));
     let make = |_: InstanceId, _: Role| {

@@ -18,10 +18,8 @@ use laxity_requests::request::Spec;
 use super::PaperError;
 use super::latency::Roofline;
 use super::measurements::Measurements;
-use super::reproduction::{Options, Reproduction, Section, each};
+use super::reproduction::{Options, Reproduction, Section};
 use super::workload::Asked;
-use crate::compute::Gpu;
-use crate::model::Model;
 use crate::reproduce::runner;
 use bed::{BLOCK_TOKENS, Bed, Sees, Setting};
 use traffic::{Mix, Stretch};
@@ -29,13 +27,11 @@ use traffic::{Mix, Stretch};
 /// Highest rate that the machine serves of [`Mix::Complex`], in requests per second.
 const RATE: f64 = 10.5;
 
-/// Number of blocks with which requests wait for memory rather than for computation.
 const TIGHT_BLOCKS: u32 = 7_000;
 
 /// Best static limit on seeds 101 and 102, among 48 to 384.
 const TUNED: u32 = 192;
 
-/// Number of requests that a forest of lengths learns from.
 const TRAINING: u64 = 9_001;
 
 /// Returns a factor on the rate of a mix, so that all mixes have the same work.
@@ -47,7 +43,6 @@ const fn weight(mix: Mix) -> f64 {
     }
 }
 
-/// Returns Statera's configuration as chosen on the tuning seeds.
 fn tuned_statera() -> statera::Config {
     statera::Config {
         // With the paper's absolute errors the fence does not keep its guarantee. A separate table
@@ -59,7 +54,6 @@ fn tuned_statera() -> statera::Config {
 
 type Row = (String, Setting);
 
-/// A workload and the machine that it runs on.
 struct Place<'a> {
     name: &'static str,
     bed: &'a Bed,
@@ -68,24 +62,13 @@ struct Place<'a> {
 
 fn measure(into: &mut Measurements, places: &[Place<'_>], rows: &[Row], options: &Options) {
     let lessons = lessons();
-    let mut points = Vec::new();
-    for place in places {
-        for row in rows {
-            points.extend(options.seeds.iter().map(|seed| (place, row, *seed)));
-        }
-    }
-    let all = each(&points, options, |(place, (_, setting), seed)| {
-        let asked = traffic::requests(place.stretches, *seed);
-        bed::run(setting, place.bed, &asked, &lessons, *seed)
+    let places: Vec<_> = places.iter().map(|place| (place.name.to_owned(), place)).collect();
+    into.measure(&places, rows, options, |place, setting, seed| {
+        let asked = traffic::requests(place.stretches, seed);
+        bed::run(setting, place.bed, &asked, &lessons, seed)
     });
-    let seeds = options.seeds.len();
-    for (point, runs) in points.chunks(seeds).zip(all.chunks(seeds)) {
-        let (place, (name, _), _) = point[0];
-        into.add(place.name, name, runs);
-    }
 }
 
-/// Returns training requests of all mixes, with a separate seed.
 fn lessons() -> Vec<Asked> {
     let mixes = [Mix::Heavy, Mix::Interactive, Mix::Long, Mix::Complex];
     let stretches = mixes.map(|mix| Stretch::steady(100.0, 10.0, mix));
@@ -93,12 +76,7 @@ fn lessons() -> Vec<Asked> {
 }
 
 fn machine(ratio: f64) -> Result<Bed, PaperError> {
-    let gpu = Gpu::named("a100").map_err(|error| PaperError::BuiltIn(error.to_string()))?;
-    let model =
-        Model::named("llama-3-8b").map_err(|error| PaperError::BuiltIn(error.to_string()))?;
-    let clock = Roofline::calibrated(&gpu, &model, 1, ratio).ok_or_else(|| {
-        PaperError::BuiltIn(format!("no host time makes chunks differ {ratio} times"))
-    })?;
+    let (gpu, clock) = Roofline::llama(ratio)?;
     let blocks = clock.blocks(&gpu, 1, BLOCK_TOKENS);
     Ok(Bed { clock, blocks })
 }
@@ -113,7 +91,6 @@ fn row(name: &str, setting: Setting) -> Row {
     (name.to_owned(), setting)
 }
 
-/// Returns every structure, and vLLM's order.
 fn structures() -> Vec<Row> {
     let memory_only = Setting { statera: None, ..Setting::new(Kind::Fcfs) };
     let mut rows = vec![row("fcfs, memory only (vLLM)", memory_only)];
@@ -121,7 +98,6 @@ fn structures() -> Vec<Row> {
     rows
 }
 
-/// Returns SJF behind the fence without single parts, and with a static limit.
 fn parts() -> Vec<Row> {
     let main = Setting::new(Kind::Sjf);
     let sees = |sees| Setting { sees, ..main };
@@ -143,7 +119,6 @@ fn parts() -> Vec<Row> {
     ]
 }
 
-/// Returns settings of the fence: ε, the kind of error, and the predictor.
 fn fences() -> Vec<Row> {
     let (tokens, relative) = (Score::Additive, Score::Relative);
     let sjf = Kind::Sjf;
@@ -170,7 +145,6 @@ fn fences() -> Vec<Row> {
     .into()
 }
 
-/// Measures the accuracy of a forest on requests without their text.
 fn perception(held_out: &[Asked]) -> Section {
     let held_out: Vec<(Spec, u32)> = held_out.iter().map(|a| (a.spec, a.output)).collect();
     let error = bed::forest(&lessons()).map_or(f64::NAN, |forest| forest.error(&held_out));
@@ -192,8 +166,6 @@ const COLUMNS: [&str; 6] =
     ["goodput, %", "TTFT met, %", "TTFT p95, s", "TPOT p95, ms", "service gain, %", "drops"];
 
 /// Runs the experiments and checks the paper's claims.
-///
-/// # Errors
 /// Returns an error if a built-in GPU or model cannot be loaded, or a claim cannot be evaluated.
 pub fn reproduce(options: &Options) -> Result<Reproduction, PaperError> {
     let seconds = if options.quick { 10.0 } else { 120.0 };

@@ -14,15 +14,12 @@ use rand_distr::{Distribution as _, Exp1, LogNormal};
 
 use crate::requests::workload::Asked;
 
-/// A type of task with its objectives and lengths.
 pub(super) struct Task {
     /// Base objective of the first token, in milliseconds (table 6).
     ttft_ms: f64,
     /// Base objective of each later token, in milliseconds.
     tpot_ms: f64,
-    /// Median length of prompts, in tokens.
     prompt: f64,
-    /// Median length of answers, in tokens.
     output: f64,
     /// Shares in the mixes of [`Mix`], in the same order.
     shares: [f64; 4],
@@ -53,17 +50,12 @@ pub(super) const TASKS: [Task; 13] = [
 /// A mix of tasks, by the shares in [`Task`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Mix {
-    /// Chats and long answers together, with high variance.
     Heavy,
-    /// A mix of mostly chats.
     Interactive,
-    /// A mix of mostly long answers.
     Long,
-    /// A little of all tasks.
     Complex,
 }
 
-/// A period with one mix and one rate of requests.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Stretch {
     pub(super) seconds: f64,
@@ -87,11 +79,8 @@ impl Stretch {
     }
 }
 
-/// Declared maximum of generated tokens.
 const OUTPUT_MAX: u32 = 4096;
-/// Number of tenants. The first has as many requests as all others together.
 const TENANTS: u32 = 8;
-/// Standard deviation σ of the logarithm of lengths.
 const SIGMA: f64 = 0.7;
 
 fn length(rng: &mut ChaCha12Rng, median: f64, most: u32) -> u32 {
@@ -133,7 +122,6 @@ fn one(rng: &mut ChaCha12Rng, id: u64, at: f64, mix: Mix) -> Asked {
     Asked { spec, output }
 }
 
-/// Returns requests in order of arrival. The same seed gives the same requests.
 pub(super) fn requests(stretches: &[Stretch], seed: u64) -> Vec<Asked> {
     let mut arrivals = ChaCha12Rng::seed_from_u64(seed);
     let mut content = arrivals.clone();

@@ -22,8 +22,6 @@ use world::Machine;
 const RATIOS: [f64; 2] = [1.4, 2.0];
 
 /// Runs all experiments.
-///
-/// # Errors
 /// Returns an error if a built-in GPU or model cannot be loaded, or a claim cannot be evaluated.
 pub fn reproduce(options: &Options) -> Result<Reproduction, PaperError> {
     let machines = [Machine::new(RATIOS[0])?, Machine::new(RATIOS[1])?];
@@ -43,27 +41,14 @@ pub fn reproduce(options: &Options) -> Result<Reproduction, PaperError> {
 
 #[cfg(test)]
 mod tests {
-    use std::num::NonZero;
-
     use super::*;
 
     #[test]
     fn a_quick_run_has_all_parts_and_says_that_it_is_no_finding() {
-        let options = Options {
-            seeds: vec![1],
-            quick: true,
-            jobs: NonZero::new(2).expect("two"),
-            data: None,
-            progress: false,
-        };
+        let options = Options::quick(1);
         let found = reproduce(&options).expect("all is built in");
         assert!(found.quick);
-        for section in &found.sections {
-            assert!(!section.rows.is_empty(), "{}", section.title);
-            for row in &section.rows {
-                assert_eq!(row.len(), section.head.len(), "{}", section.title);
-            }
-        }
+        found.assert_whole();
         // Even a quick run is beyond the knee where time per token is short. There the dispatcher's
         // queue has an effect.
         let mut past = found.claims.iter().filter(|claim| claim.says.contains("past the knee"));

@@ -13,14 +13,13 @@ use super::tasks::{self, FOUR, Stream, Task};
 use super::world::{self, Machine, System};
 use crate::requests::measurements::{Columns, Measurements};
 use crate::requests::outcome::{Outcome, Record};
-use crate::requests::reproduction::{Options, Section, each};
+use crate::requests::reproduction::{Options, Section};
 use crate::requests::workload::Asked;
 
 const SECOND: u64 = 1_000_000_000;
 const WHOLE: [Role; 2] = [Role::Whole; 2];
 const POOLS: [Role; 4] = [Role::Prefill, Role::Prefill, Role::Decode, Role::Decode];
 
-/// A row of a table: a system with its instances.
 struct Row {
     name: String,
     system: System,
@@ -33,10 +32,8 @@ fn row(system: System, roles: &[Role]) -> Row {
     Row { name: system.name().to_owned(), system, roles: roles.to_vec(), scales: None }
 }
 
-/// A function that creates a place's requests for a seed.
 type Make<'a> = Box<dyn Fn(u64) -> Vec<Asked> + Sync + 'a>;
 
-/// Runs every row in every place and adds the results.
 fn measure(
     into: &mut Measurements,
     machine: &Machine,
@@ -45,24 +42,12 @@ fn measure(
     options: &Options,
     of: impl Fn(&Outcome) -> Columns + Sync,
 ) {
-    let mut points = Vec::new();
-    for (place, make) in places {
-        for row in rows {
-            points.extend(options.seeds.iter().map(|seed| (place, make, row, *seed)));
-        }
-    }
-    let ran = each(&points, options, |(_, make, row, seed)| {
-        let asked = make(*seed);
-        of(&world::run(machine, &row.system, &row.roles, row.scales, &asked))
+    let rows: Vec<_> = rows.iter().map(|row| (row.name.clone(), row)).collect();
+    into.measure(places, &rows, options, |make, row, seed| {
+        of(&world::run(machine, &row.system, &row.roles, row.scales, &make(seed)))
     });
-    let seeds = options.seeds.len();
-    for (point, runs) in points.chunks(seeds).zip(ran.chunks(seeds)) {
-        let (place, _, row, _) = point[0];
-        into.add(place, &row.name, runs);
-    }
 }
 
-/// Returns attainment and latency. `every token` counts like `laxity-requests`.
 fn attained(outcome: &Outcome) -> Columns {
     vec![
         ("attainment, %", world::attainment(outcome, |_| true)),
@@ -80,7 +65,6 @@ fn late(outcome: &Outcome, is_late: impl Fn(&Record) -> bool) -> f64 {
     late as f64 / outcome.records.len().max(1) as f64 * 100.0
 }
 
-/// Returns the duration of arrivals.
 const fn lasts(options: &Options) -> Span {
     Span::from_millis(if options.quick { 6_000 } else { 60_000 })
 }
@@ -90,16 +74,13 @@ fn at_rate<'a>(tasks: &'a [Task], rate: f64, options: &Options) -> Make<'a> {
     Box::new(move |seed| tasks::requests(&tasks::together(tasks, rate, lasts), seed))
 }
 
-/// Returns the places with the names that are shown over their columns.
 fn shown<'a>(places: &'a [String], names: &'a [String]) -> Vec<(&'a str, &'a str)> {
     let names = names.iter().map(String::as_str);
     places.iter().map(String::as_str).zip(names).collect()
 }
 
-/// The title, machine, tasks, instances and rates of an experiment.
 type Scene<'a> = (&'static str, &'a Machine, &'a [Task], &'a [Role], &'a [f64]);
 
-/// Measures attainment over the rate of requests.
 pub(super) fn attainment(
     machines: &[Machine; 2],
     options: &Options,
@@ -155,7 +136,6 @@ fn mapping() -> Mapping {
     Mapping::new(bounds.to_vec(), 200)
 }
 
-/// First tokens in time by priority, of requests that arrive when all clients are there.
 fn in_time(outcome: &Outcome, all_there_from: Time) -> Columns {
     let all_there = |r: &Record| r.spec.arrival >= all_there_from;
     let mut columns = Vec::new();
@@ -251,7 +231,6 @@ fn wave(quick: bool, seed: u64) -> Vec<Asked> {
     tasks::requests(&streams, seed)
 }
 
-/// Measures attainment and cost with a fixed number of instances and with the scaler.
 pub(super) fn elastic(
     machine: &Machine,
     options: &Options,
@@ -300,7 +279,6 @@ pub(super) fn elastic(
     sections
 }
 
-/// Measures the effect of each option.
 pub(super) fn ablations(machine: &Machine, options: &Options, into: &mut Measurements) -> Section {
     let base = machine.options();
     let monitor = |ms| Dispatcher { monitor: Span::from_millis(ms), ..base };

@@ -13,9 +13,7 @@ use rand_distr::{Distribution as _, Exp1, LogNormal};
 
 use crate::requests::workload::Asked;
 
-/// Longest prompt and longest answer, in tokens.
 const TOKENS_MAX: u32 = 8192;
-/// Declared maximum of generated tokens of every request.
 const OUTPUT_MAX: u32 = 1024;
 
 /// A task of the paper's table 1, with objectives and lengths.
@@ -26,7 +24,6 @@ pub(super) struct Task {
     pub ttft: u64,
     /// Objective of each later token, in milliseconds.
     pub tpot: u64,
-    /// Mean and standard deviation of prompt tokens.
     input: (f64, f64),
     output: (f64, f64),
 }
@@ -40,7 +37,6 @@ const fn task(
     Task { name, ttft, tpot, input, output }
 }
 
-/// The set of four tasks, the tightest first.
 pub(super) const FOUR: [Task; 4] = [
     task("medical_qa", (700, 500), (32.57, 10.32), (38.92, 16.83)),
     task("tldr_content_gen", (1_000, 700), (44.38, 6.58), (96.04, 35.03)),
@@ -62,11 +58,9 @@ pub(super) fn tight() -> Vec<Task> {
     FOUR.map(|task| Task { tpot: task.tpot / 10, ..task }).to_vec()
 }
 
-/// The arrivals of one task's requests.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Stream {
     pub task: Task,
-    /// Class of service of the task's requests.
     pub class: u16,
     pub begins: Time,
     pub ends: Time,
@@ -93,7 +87,6 @@ fn tokens((mean, deviation): (f64, f64), most: u32, rng: &mut ChaCha12Rng) -> u3
     (of.sample(rng).round() as u32).clamp(1, most)
 }
 
-/// Returns requests in order of arrival. The same seed gives the same requests.
 pub(super) fn requests(streams: &[Stream], seed: u64) -> Vec<Asked> {
     let mut asked = Vec::new();
     for (at, stream) in streams.iter().enumerate() {

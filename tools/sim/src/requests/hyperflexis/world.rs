@@ -17,8 +17,6 @@ use laxity_requests::replica::Replica;
 use laxity_requests::request::{InstanceId, RequestId, Slo};
 use laxity_requests::{Span, Time};
 
-use crate::compute::Gpu;
-use crate::model::Model;
 use crate::requests::PaperError;
 use crate::requests::cluster::{self, Config, Startup};
 use crate::requests::latency::Roofline;
@@ -36,10 +34,8 @@ const DISK: u64 = 4_000_000_000;
 /// Time to start an instance without loading weights (table 2: 0.89 s, of which weights take 0.6 s
 /// on a 200 Gb/s port).
 const BOOT: Span = Span::from_millis(250);
-/// Most tokens of a profiled step, where the fit of matrix products ends.
 const PROFILED: u32 = 32_768;
 
-/// The machine of an instance: iteration times and memory.
 #[derive(Clone, Debug)]
 pub(super) struct Machine {
     /// Throughput of prompts in chunks of 2500 tokens divided by that of 256
@@ -48,7 +44,6 @@ pub(super) struct Machine {
     pub clock: Roofline,
     pub model: Linear,
     blocks: u32,
-    /// Whether an iteration has either prompts or decodes.
     alone: bool,
 }
 
@@ -90,11 +85,7 @@ impl Discipline for Alone {
 
 impl Machine {
     pub(super) fn new(ratio: f64) -> Result<Self, PaperError> {
-        let gpu = Gpu::named("a100").map_err(|error| PaperError::BuiltIn(error.to_string()))?;
-        let llama =
-            Model::named("llama-3-8b").map_err(|error| PaperError::BuiltIn(error.to_string()))?;
-        let clock = Roofline::calibrated(&gpu, &llama, 1, ratio)
-            .ok_or_else(|| PaperError::BuiltIn(format!("no host time gives {ratio}")))?;
+        let (gpu, clock) = Roofline::llama(ratio)?;
         let model = Linear::fit(&latency::profile(&clock, PROFILED))
             .map_err(|error| PaperError::BuiltIn(error.to_string()))?;
         Ok(Self { alone: false, ratio, blocks: clock.blocks(&gpu, 1, BLOCK_TOKENS), model, clock })
@@ -106,7 +97,6 @@ impl Machine {
         Self { alone: true, ..self.clone() }
     }
 
-    /// Returns the dispatcher's defaults on this machine.
     pub(super) const fn options(&self) -> dispatcher::Options {
         dispatcher::Options::new(self.model, BLOCK_TOKENS)
     }
@@ -124,12 +114,10 @@ impl Machine {
     }
 }
 
-/// A system of dispatch and scheduling that is compared with others.
 #[derive(Clone, Debug)]
 pub(super) enum System {
     RoundRobin(LineOrder),
     LeastWork(LineOrder),
-    /// Least work with EDF inside, and chunks so small that they hardly delay a token.
     SmallChunks,
     CentralEdf,
     EdfAdmission,
@@ -179,7 +167,6 @@ impl System {
         }
     }
 
-    /// Returns the tokens of an iteration.
     const fn chunk(&self) -> u32 {
         match self {
             Self::SmallChunks => 512,
@@ -188,7 +175,6 @@ impl System {
     }
 }
 
-/// Time between two decisions of the scaler.
 const SCALING: Span = Span::from_millis(1_000);
 
 /// Runs requests through a cluster of this machine. A scaler may use up to `most` instances.

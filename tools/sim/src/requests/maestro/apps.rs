@@ -15,13 +15,11 @@ use rand::{RngExt as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
 use rand_distr::{Distribution as _, Exp, StandardNormal};
 
-/// How a step of a template becomes stages.
 #[derive(Clone, Copy, Debug)]
 enum Times {
     Once,
     /// Stages one after the other: each repeats with this probability, up to this number of times.
     Loop(f64, u16),
-    /// Parallel stages, with the least and the largest number of them.
     Fan(u16, u16),
 }
 
@@ -31,7 +29,6 @@ struct Step {
     model: u16,
     prompt: f64,
     tools: u16,
-    /// Median length of an answer, in tokens. `call` is that of a tool call.
     answer: f64,
     call: f64,
     /// Share of stages that think, which makes answers 2.5 times as long.
@@ -39,13 +36,11 @@ struct Step {
     times: Times,
 }
 
-/// An agent application: its jobs and the steps of each.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct App {
     #[cfg_attr(not(test), expect(dead_code, reason = "the table's names, for readers and tests"))]
     pub(super) name: &'static str,
     class: Class,
-    /// Number of jobs in the trace.
     jobs: f64,
     steps: &'static [Step],
 }
@@ -184,7 +179,6 @@ pub(super) const APPS: [App; 9] = [
     },
 ];
 
-/// A stage of a job with its future properties.
 #[derive(Clone, Debug)]
 pub(super) struct Planned {
     pub(super) stage: Stage,
@@ -196,25 +190,21 @@ pub(super) struct Planned {
     pub(super) delay: u64,
 }
 
-/// A job with all of its stages.
 #[derive(Clone, Debug)]
 pub(super) struct Workload {
     pub(super) job: Job,
     pub(super) stages: Vec<Planned>,
 }
 
-/// Largest number of stages of a job. Stage ids are derived from it.
 pub(super) const STAGES: u64 = 64;
 
 fn normal(rng: &mut ChaCha8Rng) -> f64 {
     StandardNormal.sample(rng)
 }
 
-/// A random generator of jobs.
 pub(super) struct Source {
     rng: ChaCha8Rng,
     next: u64,
-    /// Number of times that a batch job passes through its steps.
     rounds: u16,
 }
 
@@ -223,13 +213,11 @@ impl Source {
         Self { rng: ChaCha8Rng::seed_from_u64(seed ^ 0x6d61_6573_7472_6f00), next: 0, rounds: 1 }
     }
 
-    /// Sets the number of times that batch jobs pass through their steps.
     pub(super) fn with_rounds(mut self, rounds: u16) -> Self {
         self.rounds = rounds;
         self
     }
 
-    /// Returns a job of an application, submitted at `arrival`.
     pub(super) fn job(&mut self, app: usize, arrival: Time) -> Workload {
         let id = JobId(self.next);
         self.next += 1;

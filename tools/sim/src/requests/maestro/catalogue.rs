@@ -14,13 +14,9 @@ use super::super::latency::Roofline;
 use crate::compute::Gpu;
 use crate::model::Model;
 
-/// Number of bytes in a GB.
 pub(super) const GB: u64 = 1_000_000_000;
-/// Number of stages that run on a node at once.
 pub(super) const SLOTS: u32 = 16;
-/// Context of a decoding stage in the benchmark, in tokens.
 const CONTEXT: u32 = 1500;
-/// Number of stages of one model that the benchmark runs at once.
 const BENCHMARK: u32 = 4;
 
 /// Name, layers, hidden, heads and ffn of each model, and Table V's context in MB.
@@ -32,7 +28,6 @@ const QWEN3: [(&str, u16, u32, u32, u32, u64); 5] = [
     ("Qwen3-14B", 40, 5120, 40, 17408, 286),
 ];
 
-/// A served model with its sizes and times.
 #[derive(Clone, Debug)]
 pub(super) struct Served {
     pub(super) spec: ModelSpec,
@@ -62,13 +57,12 @@ impl Served {
 /// Returns an A100 of 40 GB: the rates of the 80 GB version, with its own memory (1555 GB/s,
 /// NVIDIA's data sheet).
 fn gpu() -> Result<Gpu, PaperError> {
-    let mut gpu = Gpu::named("a100").map_err(|error| PaperError::BuiltIn(error.to_string()))?;
+    let mut gpu = Gpu::named("a100")?;
     gpu.memory_bytes = 40 * GB;
     gpu.memory_bytes_per_second = 1.555e12;
     Ok(gpu)
 }
 
-/// Returns all five models, the smallest first.
 pub(super) fn models() -> Result<Vec<Served>, PaperError> {
     let gpu = gpu()?;
     let served =

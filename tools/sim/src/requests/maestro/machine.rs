@@ -11,7 +11,6 @@ use laxity_requests::workflow::{ModelId, StageId};
 
 use super::catalogue::Served;
 
-/// A stage that runs on a node, with its progress.
 #[derive(Clone, Debug)]
 pub(super) struct Running {
     pub(super) model: ModelId,
@@ -25,7 +24,6 @@ pub(super) struct Running {
     /// Remaining time of the prompt on an idle GPU, in nanoseconds.
     pub(super) prefill: f64,
     pub(super) generated: f64,
-    /// Whether the stage waits for more memory.
     pub(super) stopped: bool,
 }
 
@@ -37,22 +35,18 @@ impl Running {
         (room as f64).min(f64::from(self.output))
     }
 
-    /// Returns the bytes of KV cache that the stage uses.
     fn kv(&self, kv_per_token: u64) -> u64 {
         let tokens = f64::from(self.prompt) + self.generated;
         if self.delay > 0.0 { 0 } else { (tokens * kv_per_token as f64) as u64 }
     }
 }
 
-/// An event of a stage: its end, or a lack of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Came {
     Finished(StageId),
-    /// The stage needs more memory: this many bytes in total.
     Outgrew(StageId, u64),
 }
 
-/// A node with the stages that run on it.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Machine {
     pub(super) running: BTreeMap<StageId, Running>,
@@ -64,11 +58,9 @@ pub(super) struct Machine {
     pub(super) busy: f64,
 }
 
-/// Amount below which a value is a rounding error.
 const NONE: f64 = 1e-6;
 
 impl Machine {
-    /// Returns the number of stages per model, and the number of models with stages.
     fn batches(&self, models: usize) -> (Vec<usize>, f64) {
         let mut batches = vec![0; models];
         for stage in self.running.values() {
@@ -107,7 +99,6 @@ impl Machine {
         }
     }
 
-    /// Returns the time of the next event.
     pub(super) fn next(&self, models: &[Served]) -> Option<f64> {
         let (batches, active) = self.batches(models.len());
         self.running
@@ -129,7 +120,6 @@ impl Machine {
             .map(|left| self.at + left)
     }
 
-    /// Stops and returns stages that have ended or have filled their promised memory.
     pub(super) fn came(&mut self, models: &[Served]) -> Vec<Came> {
         let mut came = Vec::new();
         for (id, stage) in &mut self.running {
@@ -152,7 +142,6 @@ impl Machine {
         came
     }
 
-    /// Returns the bytes of KV cache in use.
     pub(super) fn kv(&self, models: &[Served]) -> u64 {
         let of = |stage: &Running| stage.kv(models[usize::from(stage.model.0)].spec.kv_per_token);
         self.running.values().map(of).sum()

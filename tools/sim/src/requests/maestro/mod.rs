@@ -18,8 +18,6 @@ use super::reproduction::{Options, Reproduction};
 use crate::reproduce::runner;
 
 /// Runs all experiments.
-///
-/// # Errors
 /// Returns an error if a built-in GPU cannot be loaded or a claim cannot be evaluated.
 pub fn reproduce(options: &Options) -> Result<Reproduction, PaperError> {
     let kit = trial::Kit::new(options.quick)?;

@@ -13,13 +13,11 @@ use super::super::reproduction::{Options, Section, each};
 use super::catalogue::{GB, node};
 use super::trial::{Kit, Measured, Policy, Trial};
 
-/// An experiment that runs several schedulers on several cases.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Study {
     place: String,
     policies: Vec<String>,
-    /// Number of seeds for each requested one.
     #[serde(default = "one")]
     seeds: u64,
     cases: Vec<Case>,
@@ -39,16 +37,12 @@ struct Case {
     /// Number of nodes in another region, 60 ms away. The others are 1 ms away from the source.
     #[serde(default)]
     far: usize,
-    /// Memory of a node's GPU, in GB.
     #[serde(default)]
     gpu: Option<u64>,
-    /// Number of stages that a node runs at once.
     #[serde(default)]
     slots: Option<u32>,
-    /// Number of times that batch jobs pass through their steps. Their rate is divided by it.
     #[serde(default = "one")]
     rounds: u16,
-    /// Number of sets of models. Each application uses its own copy in one set.
     #[serde(default = "one")]
     variants: u16,
 }
@@ -96,7 +90,6 @@ impl Case {
     }
 }
 
-/// Returns a table of memory use over all runs.
 fn memory(into: &mut Measurements, ran: &[Measured]) -> Section {
     let sum = |of: fn(&Measured) -> u64| ran.iter().map(of).sum::<u64>() as f64;
     let fullest = ran.iter().map(|of| of.fullest).fold(0.0, f64::max);

@@ -1,6 +1,5 @@
 //! Tests of the properties that Maestro's figures depend on.
 
-use std::num::NonZero;
 use std::sync::Arc;
 
 use laxity_requests::maestro::queue::Boundary;
@@ -114,20 +113,10 @@ fn without_preemption_interactive_jobs_wait_longer() {
 
 #[test]
 fn a_quick_reproduction_has_all_tables_and_claims() {
-    let options = Options {
-        seeds: vec![1],
-        quick: true,
-        jobs: NonZero::<usize>::MIN,
-        data: None,
-        progress: false,
-    };
-    let found = reproduce(&options).expect("built in");
+    let found = reproduce(&Options::quick(1)).expect("built in");
     assert_eq!(found.sections.len(), 12);
     assert!(found.claims.len() >= 9 && found.quick);
-    for section in &found.sections {
-        let width = section.head.len();
-        assert!(section.rows.iter().all(|row| row.len() == width), "{}", section.title);
-    }
+    found.assert_whole();
     let safe = found.claims.iter().find(|claim| claim.says == "no KV overflow");
     assert!(safe.expect("there").holds);
 }

@@ -26,26 +26,21 @@ use super::world::{Ran, World};
 /// Deadline of a batch job, as a multiple of the 95th percentile of isolated jobs of its
 /// application.
 const BATCH_FACTOR: f64 = 3.0;
-/// Longest total wait of an interactive job, as a share of the median of isolated jobs.
 const WAIT_SHARE: f64 = 0.5;
 
 /// The objectives of an application's jobs, in nanoseconds.
 #[derive(Clone, Copy, Debug)]
 struct Promise {
-    /// Longest total wait of an interactive job.
     waits: u64,
-    /// Time from submission to the deadline.
     deadline: u64,
 }
 
-/// Data that all points share.
 pub(super) struct Kit {
     pub(super) models: Vec<Served>,
     promises: Vec<Promise>,
     predictor: TwoPhase,
 }
 
-/// Seed of training and profiling. Seeds of experiments count from 1.
 const TRAINING: u64 = 1 << 62;
 const ISOLATED: u64 = TRAINING + 1;
 
@@ -194,7 +189,6 @@ impl Estimator for Oracle {
     fn ended(&mut self, _: JobId) {}
 }
 
-/// A scheduler of the experiments.
 #[derive(Clone, Debug)]
 pub(super) struct Policy {
     pub(super) options: Options,
@@ -217,7 +211,6 @@ impl Policy {
         of
     }
 
-    /// Returns all schedulers of the studies. Orders route, admit and predict in the same way.
     pub(super) fn all() -> Vec<Self> {
         let remaining =
             |aging, aging_interactive| StageOrder::Remaining { aging, aging_interactive };
@@ -263,14 +256,12 @@ impl Policy {
         ]
     }
 
-    /// Returns the scheduler with this name.
     pub(super) fn named(name: &str) -> Option<Self> {
         let mut all = Self::all().into_iter();
         all.find(|policy| policy.options.name == name)
     }
 }
 
-/// A point of an experiment.
 #[derive(Clone, Debug)]
 pub(super) struct Trial {
     pub(super) policy: Policy,
@@ -280,16 +271,12 @@ pub(super) struct Trial {
     pub(super) nodes: Arc<Vec<NodeSpec>>,
     pub(super) rtt: Arc<Vec<Vec<Span>>>,
     pub(super) seed: u64,
-    /// Number of times that batch jobs pass through their steps. Their rate is divided by it.
     pub(super) rounds: u16,
-    /// Number of sets of models. Each application uses its own copy in one set.
     pub(super) variants: u16,
 }
 
-/// The results of a point.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Measured {
-    /// Percentage of jobs that met their objective.
     pub(super) met: f64,
     /// Mean duration of jobs, in seconds.
     pub(super) latency: f64,
@@ -311,7 +298,6 @@ pub(super) struct Measured {
 }
 
 impl Measured {
-    /// Returns the results by column name.
     pub(super) fn columns(&self) -> Columns {
         vec![
             ("met, %", self.met),

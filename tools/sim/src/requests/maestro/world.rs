@@ -29,19 +29,16 @@ pub(super) struct Job {
     pub(super) stages: usize,
 }
 
-/// The outcome of a run.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Ran {
     pub(super) jobs: Vec<Job>,
     pub(super) lost: usize,
-    /// Number of times at which more memory was in use than exists.
     pub(super) overflows: u64,
     /// Highest memory use, as a share of the capacity.
     pub(super) fullest: f64,
     pub(super) grown: u64,
     pub(super) swapped: u64,
     pub(super) aborted: u64,
-    /// Number of transitions to sleep that were cancelled.
     pub(super) stopped: u64,
     pub(super) preempted: u64,
     pub(super) activated: u64,
@@ -63,12 +60,10 @@ struct Open {
     index: usize,
     /// Number of stages that have not ended.
     left: usize,
-    /// Number of stages that each stage still waits for.
     blocked: Vec<usize>,
     waited: f64,
 }
 
-/// The state of a run on all nodes.
 pub(super) struct World<'a> {
     models: &'a [Served],
     specs: &'a [NodeSpec],
@@ -87,7 +82,6 @@ pub(super) struct World<'a> {
     on: HashMap<StageId, usize>,
     since: HashMap<StageId, u64>,
     started: HashMap<StageId, u64>,
-    /// Progress of stages that were swapped out.
     parked: HashMap<StageId, Running>,
     ran: Ran,
 }
@@ -130,7 +124,6 @@ impl<'a> World<'a> {
         self.due.push(Reverse((at, self.clock, due)));
     }
 
-    /// Runs until all jobs have ended.
     pub(super) fn run(mut self, scheduler: &mut Scheduler) -> Ran {
         let mut last = 0;
         while let Some(Reverse((now, _, first))) = self.due.pop() {
@@ -382,7 +375,6 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Checks memory use by the driver's own account.
     fn check(&mut self, now: u64) {
         for (node, spec) in self.specs.iter().enumerate() {
             let weights: u64 = self.resident[node]

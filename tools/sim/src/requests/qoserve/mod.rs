@@ -45,7 +45,6 @@ const FULL: Horizon = Horizon { capacity: 7_200, overload: 14_400, phase: 900 };
 
 const QUICK: Horizon = Horizon { capacity: 400, overload: 1_200, phase: 150 };
 
-/// The common inputs of all runs.
 struct Bench<'a> {
     options: &'a Options,
     settings: Vec<Setting>,
@@ -55,8 +54,6 @@ struct Bench<'a> {
 }
 
 /// Checks the claims.
-///
-/// # Errors
 /// Returns an error if the recorded trace cannot be read or the predictor cannot be trained.
 pub fn reproduce(options: &Options) -> Result<Reproduction, PaperError> {
     let path = options.data.as_ref().map(|data| {
@@ -94,7 +91,6 @@ pub fn reproduce(options: &Options) -> Result<Reproduction, PaperError> {
     })
 }
 
-/// Returns policies with fixed chunks.
 fn sarathi(chunks: &[u32]) -> Vec<(String, Policy)> {
     let orders = [("FCFS", LineOrder::Fcfs), ("EDF", LineOrder::Edf), ("SRPF", LineOrder::Srpf)];
     let mut all = Vec::new();
@@ -116,7 +112,6 @@ fn latency(record: &Record) -> Option<Span> {
     if record.spec.slo.is_interactive() { record.ttft() } else { record.ttlt() }
 }
 
-/// Returns violations: of all requests, by importance, and by class.
 fn split(outcome: &Outcome) -> Columns {
     let important = |importance| violations(outcome, |r| r.spec.importance == importance);
     let mut columns = vec![
@@ -136,29 +131,19 @@ impl Bench<'_> {
         if self.options.quick { &[256, 512] } else { &[256, 512, 1024] }
     }
 
-    /// Runs policies under all calibrations and seeds.
     fn all(
         &mut self,
         place: &str,
         policies: &[(String, Policy)],
         work: impl Fn(&Self, &Setting, Policy, u64) -> Columns + Sync,
     ) {
-        let mut points = Vec::new();
-        for setting in 0..self.settings.len() {
-            for policy in policies {
-                let seeds = self.options.seeds.iter();
-                points.extend(seeds.map(|seed| (setting, policy, *seed)));
-            }
-        }
-        let values = each(&points, self.options, |(setting, (_, policy), seed)| {
-            work(self, &self.settings[*setting], *policy, *seed)
+        let of = |setting: &Setting| format!("{place}, {}", setting.name());
+        let places: Vec<_> = self.settings.iter().map(|it| (of(it), it)).collect();
+        let mut found = Measurements::default();
+        found.measure(&places, policies, self.options, |setting, policy, seed| {
+            work(self, setting, *policy, seed)
         });
-        let seeds = self.options.seeds.len();
-        for (point, runs) in points.chunks(seeds).zip(values.chunks(seeds)) {
-            let (setting, (name, _), _) = point[0];
-            let place = format!("{place}, {}", self.settings[setting].name());
-            self.found.add(&place, name, runs);
-        }
+        self.found.extend(found);
     }
 
     /// Returns the highest multiple of [`STEP`] at which at most 1 % is late. `late` returns the
@@ -292,7 +277,6 @@ impl Bench<'_> {
         }
     }
 
-    /// Returns a table of a place with the calibrations side by side.
     fn section(&self, place: &str, title: &str, columns: &[&str], notes: &str) -> Section {
         let names: Vec<String> = self.settings.iter().map(Setting::name).collect();
         let places: Vec<String> = names.iter().map(|name| format!("{place}, {name}")).collect();

@@ -12,8 +12,6 @@ use laxity_requests::replica::Replica;
 use laxity_requests::request::{InstanceId, Slo};
 use laxity_requests::{Span, Time};
 
-use crate::compute::Gpu;
-use crate::model::Model;
 use crate::requests::PaperError;
 use crate::requests::cluster::{Config, run};
 use crate::requests::latency::{Roofline, Slowed};
@@ -31,10 +29,8 @@ pub(super) const CALIBRATIONS: [(f64, f64); 2] = [(1.4, 1.80), (2.0, 1.20)];
 
 const SECOND: u64 = 1_000_000_000;
 
-/// Number of tokens in a KV block.
 const BLOCK_TOKENS: u32 = 16;
 
-/// One calibration of host time, with a predictor that was trained on it.
 pub(super) struct Setting {
     /// Throughput of prompts in chunks of 2500 divided by that of 256.
     pub(super) ratio: f64,
@@ -45,18 +41,13 @@ pub(super) struct Setting {
 }
 
 impl Setting {
-    /// Creates a setting and trains its predictor.
     pub(super) fn new((ratio, factor): (f64, f64), quick: bool) -> Result<Self, PaperError> {
-        let wrong = |what: String| PaperError::BuiltIn(what);
-        let gpu = Gpu::named("a100").map_err(|error| wrong(error.to_string()))?;
-        let model = Model::named("llama-3-8b").map_err(|error| wrong(error.to_string()))?;
-        let roofline = Roofline::calibrated(&gpu, &model, 1, ratio)
-            .ok_or_else(|| wrong(format!("no host time gives a ratio of {ratio}")))?;
+        let (gpu, roofline) = Roofline::llama(ratio)?;
         let clock = Slowed { roofline, factor };
         let training =
             Training { iterations: if quick { 3_000 } else { 20_000 }, ..Training::default() };
         let (forest, errors) =
-            train(&clock, &training).map_err(|error| wrong(error.to_string()))?;
+            train(&clock, &training).map_err(|error| PaperError::BuiltIn(error.to_string()))?;
         Ok(Self {
             ratio,
             blocks: clock.roofline.blocks(&gpu, 1, BLOCK_TOKENS),
@@ -71,12 +62,9 @@ impl Setting {
     }
 }
 
-/// A request scheduler that is compared with others.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Policy {
-    /// Sarathi with a fixed chunk.
     Sarathi(LineOrder, u32),
-    /// QoServe or parts of it, with the margin that the predictor needs.
     QoServe(Options),
     /// QoServe without a margin, with the forest as predictor.
     Bare(Options),
@@ -84,7 +72,6 @@ pub(super) enum Policy {
     Exact(Options),
 }
 
-/// Returns eager relegation with a fixed chunk and EDF, a simple alternative to QoServe.
 pub(super) fn edf_relegating(tokens: u32) -> Policy {
     Policy::QoServe(Options {
         chunking: Chunking::Fixed(tokens),
@@ -127,7 +114,6 @@ pub(super) fn choices() -> Vec<(&'static str, Policy)> {
     ]
 }
 
-/// Returns the full QoServe with different values of α.
 pub(super) fn alphas() -> Vec<(String, Policy)> {
     let with = |alpha| Policy::QoServe(Options { alpha, ..Options::default() });
     let mut all: Vec<(String, Policy)> = [0, 1, 2, 4, 8, 10, 16]
@@ -140,7 +126,6 @@ pub(super) fn alphas() -> Vec<(String, Policy)> {
 /// Chunk of prefill replicas, which have no TBT objective (§4.1.3).
 const PREFILL_CHUNK: u32 = 8192;
 
-/// Returns the request schedulers of prefill replicas.
 pub(super) fn prefilling() -> Vec<(String, Policy)> {
     let relegating = |alpha| {
         Policy::QoServe(Options {
@@ -213,7 +198,6 @@ fn discipline(policy: Policy, setting: &Setting) -> Box<dyn Discipline + Send> {
     }
 }
 
-/// Runs requests through one replica.
 pub(super) fn one(setting: &Setting, policy: Policy, asked: &[Asked]) -> Outcome {
     let make = |_: InstanceId, _: Role| {
         // One percent of the blocks stays free for decodes, like vLLM's watermark.
