@@ -98,11 +98,11 @@ reproduction: lab ## simulate all plans that docs/reproduction.md shows and fill
 SKIPPED := $(abspath $(TARGET))/skipped-tests.txt
 
 .PHONY: test
+# One build with the features of all: programs, libraries and tests apart would each build everything anew.
 test: export LAXITY_SKIPPED := $(SKIPPED)
 test: setup setup-verbs setup-cluster setup-python setup-kubernetes ## every test: units, properties, loom models, whole processes, real labs
 	@mkdir -p "$(TARGET)" && : >"$(SKIPPED)"
-	$(CARGO) build --locked --workspace --bins
-	$(CARGO) build --locked -p laxity-verbs -p laxity-mooncake -p laxity-nccl -p laxity-client-c
+	$(CARGO) build --locked --workspace --lib --bins --tests
 ifeq ($(NEXTEST),yes)
 	$(CARGO) nextest run --locked --workspace --no-fail-fast
 else
