@@ -65,10 +65,8 @@ const REQUEST_WORK: usize = 4;
 /// Pause after a run, in durations of the run. With 1, admission takes at most half of a core.
 const REST: u64 = 1;
 
-/// Settings that come from the configuration.
 #[derive(Clone, Debug, Default)]
 pub struct Settings {
-    /// Limits of the coordinator.
     pub limits: Limits,
     /// Sets of hosts that share ids.
     pub tenants: Tenants,
@@ -83,11 +81,8 @@ pub struct Settings {
 /// What a run of admission did, for metrics and watchers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RunReport {
-    /// Batches that have a rank.
     pub batches: usize,
-    /// Requests that are known.
     pub requests: usize,
-    /// Requests that are pruned.
     pub pruned: usize,
     /// Batches whose sort key changed.
     pub ranks_changed: usize,
@@ -100,34 +95,25 @@ pub struct RunReport {
 pub enum Taken {
     /// Messages to send in this order. May be empty.
     Frames(Vec<FromCoordinator>),
-    /// Another stream has replaced this one.
     Replaced,
 }
 
 /// Numbers of hosts, batches and other objects, which metrics show.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ClusterCounters {
-    /// Hosts that are known.
     pub hosts: usize,
-    /// Hosts that have a stream.
     pub connected: usize,
-    /// Batches that are known.
     pub batches: usize,
-    /// Requests that are known.
     pub requests: usize,
-    /// Requests that are pruned.
     pub pruned: usize,
-    /// Reports that were accepted.
     pub reports: u64,
     /// Events in these reports, including refused ones.
     pub events: u64,
     /// Events that were refused.
     pub refused_events: u64,
-    /// Orders that were handed to streams.
     pub orders: u64,
     /// Orders that were merged into a later one because the host had not read them.
     pub coalesced_orders: u64,
-    /// Ended requests, by outcome.
     pub ended: Ended,
 }
 
@@ -145,7 +131,6 @@ struct Since {
 pub struct Cluster {
     settings: Settings,
     term: u64,
-    /// The sequence of the newest order.
     sequence: u64,
     revisions: Revisions,
     hosts: Hosts,
@@ -200,8 +185,6 @@ impl Cluster {
         })
     }
 
-    /// Returns the current policy.
-    #[must_use]
     pub fn policy(&self) -> &ClusterPolicy {
         &self.revisions.current().policy
     }
@@ -256,7 +239,6 @@ impl Cluster {
     }
 
     /// Returns when to call [`Cluster::poll`] if nothing else happens.
-    #[must_use]
     pub fn next_deadline(&self) -> Option<Time> {
         let lost = self.hosts.first_lost().map(|(at, _)| at);
         let tokens = self.fetches.tokens.next_deadline();

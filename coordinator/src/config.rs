@@ -255,7 +255,6 @@ impl Config {
     }
 
     /// Returns the address of the Prometheus endpoint, if there is one.
-    #[must_use]
     pub fn metrics_address(&self) -> Option<SocketAddr> {
         self.metrics.parse().ok()
     }
@@ -300,7 +299,6 @@ impl Config {
 
     /// Returns the keys that differ from `running` and take effect only after a restart. The policy
     /// is one of them, so that a reload does not undo what operators set.
-    #[must_use]
     pub fn needs_restart(&self, running: &Self) -> Vec<&'static str> {
         [
             ("listen", self.listen != running.listen),

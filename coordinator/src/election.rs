@@ -138,7 +138,6 @@ fn value_of(answer: Option<&pb::ResponseOp>) -> Option<&[u8]> {
     }
 }
 
-/// A leadership that this process won.
 struct Won {
     lease: i64,
     term: u64,

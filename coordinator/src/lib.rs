@@ -3,6 +3,10 @@
 //! [`cluster`] makes all decisions, without clock and network. [`server`] serves it over gRPC, and
 //! [`web`] serves its web page.
 #![forbid(unsafe_code)]
+#![allow(
+    missing_docs,
+    reason = "the library is the coordinator's own, and its names say what most items are"
+)]
 
 pub mod cluster;
 pub mod config;

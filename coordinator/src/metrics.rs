@@ -60,7 +60,6 @@ pub(crate) struct Exporter {
 }
 
 impl Exporter {
-    /// Binds the socket of the endpoint.
     pub(crate) fn bind(address: SocketAddr) -> io::Result<Self> {
         let listener = Listener::bind(address)?;
         let recorder = PrometheusBuilder::new()

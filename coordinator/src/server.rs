@@ -55,7 +55,6 @@ pub enum ServerError {
     Listen {
         /// The setting that names the address: `listen`, `metrics` or `web.listen`.
         setting: &'static str,
-        /// The configured address.
         address: SocketAddr,
         /// The kernel's error.
         cause: io::Error,
@@ -69,10 +68,8 @@ pub enum ServerError {
     /// The configuration is invalid. Its check finds this first.
     #[error(transparent)]
     Nonsense(#[from] Nonsense),
-    /// A parameter of admission is invalid.
     #[error("{0:?}: fix the policy or the limits in the configuration")]
     Invalid(InvalidConfig),
-    /// Serving failed.
     #[error("serving failed: {0}; report this with the log")]
     Serve(#[from] tonic::transport::Error),
     /// The descriptors for reflection are invalid, so the build is broken.
@@ -183,19 +180,16 @@ impl Coordinator {
     }
 
     /// Returns the address of the web page, if there is one.
-    #[must_use]
     pub fn web_address(&self) -> Option<SocketAddr> {
         self.web.as_ref()?.address().ok()
     }
 
     /// Returns the address of the metrics endpoint, if there is one.
-    #[must_use]
     pub fn metrics_address(&self) -> Option<SocketAddr> {
         self.exporter.as_ref()?.address().ok()
     }
 
     /// Returns a handle that stops the coordinator or changes its configuration.
-    #[must_use]
     pub fn handle(&self) -> Handle {
         Handle { shared: Arc::clone(&self.shared), stop: self.stop.clone() }
     }

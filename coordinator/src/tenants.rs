@@ -27,7 +27,6 @@ const TENANTS_MAX: usize = 1024;
 impl Tenants {
     /// Creates the table of these tenants. A host belongs to the first tenant that matches its
     /// name.
-    #[must_use]
     pub fn new(configured: Vec<TenantConfig>) -> Self {
         Self(configured)
     }
@@ -54,7 +53,6 @@ impl Tenants {
         Ok(())
     }
 
-    /// Returns the tenant of a host, if there is one.
     pub(crate) fn of(&self, host: &str) -> Option<u16> {
         if self.0.is_empty() {
             return Some(0);

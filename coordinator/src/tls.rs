@@ -84,7 +84,6 @@ impl TlsConfig {
     }
 }
 
-/// The TLS configuration of new connections.
 #[derive(Debug)]
 pub(crate) struct ServerTls(RwLock<Arc<ServerConfig>>);
 

@@ -105,7 +105,6 @@ async fn sample(site: Arc<Site>) {
     }
 }
 
-/// The explanations that are left in the current second.
 struct ExplanationBudget {
     left: u32,
     since: Instant,

@@ -30,16 +30,13 @@ const CLIENT_BUDGET: usize = 256;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ClientId(pub u64);
 
-/// The identity of a client.
 #[derive(Clone, Debug)]
 pub struct Identity {
-    /// The number of the attachment.
     pub id: ClientId,
     /// The process id, as the kernel reports it, or else as the client does.
     pub pid: u32,
     /// The process id, as the kernel reports it. Zero for a process of another pid namespace.
     pub kernel_pid: u32,
-    /// The owner of the process.
     pub owner: Owner,
     /// The container of Kubernetes that the process runs in.
     pub pod: Option<Arc<PodStatus>>,
@@ -47,7 +44,6 @@ pub struct Identity {
     pub gid: u32,
     /// The name that the client gave at registration.
     pub name: Arc<str>,
-    /// The mode that the client asked for.
     pub mode: Mode,
     /// The version of shared memory that client and daemon have chosen.
     pub version: u32,
@@ -58,9 +54,7 @@ pub struct Identity {
 /// A process that is registered and not yet scheduled.
 #[derive(Debug)]
 pub struct Newcomer {
-    /// The identity of the client.
     pub identity: Identity,
-    /// The memory of the client.
     pub served: Served,
 }
 
@@ -77,15 +71,11 @@ impl Newcomer {
 /// What remains of a client after its release. Dropping it unmaps the client's memory.
 #[derive(Debug)]
 pub struct Leaving {
-    /// The identity of the client.
     pub identity: Identity,
-    /// The counters of the client.
     pub counters: ClientCounters,
-    /// The memory of the client.
     pub served: Served,
 }
 
-/// The scheduler's state of one lane.
 #[derive(Debug)]
 pub struct LaneState {
     /// The flows of the lane that are not completed.
@@ -97,13 +87,10 @@ pub struct LaneState {
 /// The scheduler's state of one client, apart from its memory.
 #[derive(Debug)]
 pub struct ClientState {
-    /// The identity of the client.
     pub identity: Identity,
     /// The number of the client's trust domain.
     pub domain: DomainId,
-    /// When the client attached.
     pub attached: Time,
-    /// The counters of the client.
     pub counters: ClientCounters,
     /// The client's flows that are not completed.
     pub flows: usize,
@@ -126,7 +113,6 @@ pub struct ClientState {
     pub ports: Box<[OnWire]>,
     /// Whether the client was ever in mode `observe`, so that observed records may still arrive.
     pub may_observe: bool,
-    /// The lanes of the client.
     pub lanes: Lanes,
     /// The address of each of the client's peers and its number in links, by the number that the
     /// client's flows use. Zeroes mean none.
@@ -205,25 +191,19 @@ impl Lanes {
     }
 
     /// Returns one more than the highest lane that sent a record.
-    #[must_use]
     pub fn count(&self) -> u16 {
         self.lanes.len() as u16
     }
 
     /// Returns the state of `lane`, if the lane sent a record.
-    #[must_use]
     pub fn get(&self, lane: u16) -> Option<&LaneState> {
         self.lanes.get(usize::from(lane))?.as_deref()
     }
 }
 
-/// The lane that a record came from.
 pub struct RecordOrigin<'a> {
-    /// The index of the client.
     pub client: u32,
-    /// The state of the client.
     pub state: &'a mut ClientState,
-    /// The number of the lane.
     pub lane: u16,
     /// The scheduler's end of the lane.
     pub consumer: &'a mut Consumer,
@@ -232,13 +212,10 @@ pub struct RecordOrigin<'a> {
 /// An attached client, with its state and its memory.
 #[derive(Debug)]
 pub struct Client {
-    /// The client state.
     pub state: ClientState,
-    /// The memory of the client.
     pub served: Served,
     /// Consecutive scans without a record.
     pub idle_scans: u32,
-    /// The mode that the client is in.
     pub mode: Mode,
     /// Most records that a round reads from each lane of the client.
     pub budget: usize,
@@ -248,7 +225,6 @@ pub struct Client {
 
 impl Client {
     /// Makes a client of `newcomer` on a host with `ports` ports.
-    #[must_use]
     pub fn new(newcomer: Newcomer, now: Time, flows_max: usize, ports: usize) -> Self {
         let Newcomer { identity, served } = newcomer;
         let slots = usize::from(served.region().geometry().slots);
@@ -328,8 +304,6 @@ impl Client {
         self.served.announce(attention::RELEASED, 0);
     }
 
-    /// Returns the client's part of a snapshot.
-    #[must_use]
     pub fn snapshot(&self) -> ClientSnapshot {
         let identity = &self.state.identity;
         ClientSnapshot {

@@ -59,7 +59,6 @@ impl Mode {
     }
 
     /// Returns the mode that is called `name`.
-    #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         [Self::Off, Self::Observe, Self::Enforce].into_iter().find(|mode| mode.name() == name)
     }
@@ -279,13 +278,11 @@ impl NicConfig {
     }
 
     /// Returns the configured or default window, in bytes.
-    #[must_use]
     pub fn window_bytes(&self) -> u64 {
         self.window.map_or_else(|| self.chunk_bytes().saturating_mul(4), |window| window.0)
     }
 
     /// Returns the configured bound on bytes to one peer, or 0 if there is none.
-    #[must_use]
     pub fn peer_window_bytes(&self) -> u64 {
         self.peer_window.map_or(0, |window| window.0)
     }
@@ -323,13 +320,11 @@ impl Default for Config {
 
 impl SchedulerConfig {
     /// Returns the configured or default number of clients of one user other than root.
-    #[must_use]
     pub fn clients_per_uid(&self) -> usize {
         self.clients_per_uid_max.unwrap_or_else(|| self.clients_max.div_ceil(2))
     }
 
     /// Returns how many of `places` only root may take.
-    #[must_use]
     pub fn root_reserve(places: usize) -> usize {
         match places {
             0 | 1 => 0,
@@ -399,7 +394,6 @@ impl Default for TuningConfig {
 
 impl Config {
     /// Returns the configuration of the link for one direction of `nic`.
-    #[must_use]
     pub fn link(&self, nic: &NicConfig) -> LinkConfig {
         LinkConfig {
             policy: self.policy,
@@ -425,7 +419,6 @@ impl Config {
     }
 
     /// Returns the metrics address, or `None` if there is no endpoint.
-    #[must_use]
     pub fn metrics_address(&self) -> Option<SocketAddr> {
         self.metrics.parse().ok()
     }

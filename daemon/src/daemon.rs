@@ -41,11 +41,8 @@ pub enum DaemonError {
     #[error("cannot listen at {path}: {cause} (`{key}` in the \
         configuration)", path = .path.display())]
     Listen {
-        /// The path of the socket.
         path: PathBuf,
-        /// The configuration key of the socket.
         key: &'static str,
-        /// The cause and its remedy.
         cause: BindError,
     },
     /// The limit of open files is too low for any client.

@@ -18,7 +18,6 @@ const OWN: usize = 48;
 /// The limit of open files is too low for the daemon alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TooFew {
-    /// The limit of open files.
     pub limit: usize,
     /// The descriptors that the daemon and one client need.
     pub needed: usize,

@@ -16,9 +16,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TrustScope {
-    /// Those of one process.
     Process,
-    /// Those of one user.
     #[default]
     Uid,
     /// Those whose processes have the same effective group.
@@ -27,16 +25,12 @@ pub enum TrustScope {
     Host,
 }
 
-/// The clients of a domain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Domain {
-    /// A process, by its id.
     Process(u32),
     /// An attachment of a process whose id is unknown.
     Attachment(u64),
-    /// A user, by its id.
     Uid(u32),
-    /// A group, by its id.
     Group(u32),
     /// The only domain under [`TrustScope::Host`].
     Host,
@@ -45,7 +39,6 @@ pub enum Domain {
 impl Domain {
     /// Returns the domain of a client. `pid` is zero if the kernel does not tell it, as for a
     /// process of another pid namespace. Such a client's own claim must not choose its domain.
-    #[must_use]
     pub const fn of(scope: TrustScope, attachment: u64, pid: u32, uid: u32, gid: u32) -> Self {
         match scope {
             TrustScope::Process if pid == 0 => Self::Attachment(attachment),
@@ -121,25 +114,20 @@ impl Domains {
         }
     }
 
-    /// Returns how many clients a domain has.
-    #[must_use]
     pub fn clients(&self, domain: DomainId) -> usize {
         self.known.get(usize::from(domain.0)).map_or(0, |known| known.clients)
     }
 
     /// Returns the domain with a number.
-    #[must_use]
     pub fn get(&self, domain: DomainId) -> Domain {
         self.known.get(usize::from(domain.0)).map_or(Domain::Host, |known| known.domain)
     }
 
-    /// Returns the numbers in use.
     pub fn numbers(&self) -> impl Iterator<Item = DomainId> + use<> {
         (0..self.known.len()).map(|at| DomainId(at as u8))
     }
 
     /// Reports whether clients of more than one domain are attached.
-    #[must_use]
     pub fn are_several(&self) -> bool {
         self.known.iter().filter(|known| known.clients > 0).count() > 1
     }

@@ -91,7 +91,6 @@ pub enum DriverError {
     /// A field of the configuration is out of range for the policy.
     #[error(transparent)]
     Config(#[from] InvalidConfig),
-    /// The system is out of descriptors.
     #[error("cannot make the scheduler's epoll: {0}")]
     System(nix::Error),
 }
@@ -250,7 +249,6 @@ impl Driver {
         true
     }
 
-    /// Returns the number of rounds in the next turn.
     fn rounds(&self) -> usize {
         // There is only a short look before the sleep if the thread does not spin, or if it woke
         // for records that no client waits on.

@@ -4,6 +4,10 @@
 //! signals ([`daemon`]), and sends commands to the scheduler through a [`mailbox`]. `laxity_policy`
 //! makes the decisions, and `laxity_shm` defines the shared memory.
 #![forbid(unsafe_code)]
+#![allow(
+    missing_docs,
+    reason = "the library is the daemon's own, and its names say what most items are"
+)]
 
 pub mod clients;
 pub mod config;

@@ -23,10 +23,8 @@ use crate::stats::{PortResidual, PortUse, Snapshot};
 /// Longest time that the scheduler may take to answer a command.
 pub const ANSWER_MAX: Duration = Duration::from_secs(2);
 
-/// A command to the scheduler thread.
 #[derive(Debug)]
 pub enum Command {
-    /// Attach a process that has registered.
     Attach {
         /// The process, with its memory.
         newcomer: Box<Newcomer>,
@@ -37,7 +35,6 @@ pub enum Command {
     /// Remove a client whose socket hung up. Its memory goes back to the sender, so that the
     /// scheduler does not spend time on unmapping it.
     Detach {
-        /// The client.
         client: ClientId,
         /// Receives what remains of the client.
         leaving: oneshot::Sender<Option<Leaving>>,
@@ -114,12 +111,10 @@ impl Mailbox {
 impl Inbox {
     /// Reports whether a command is there. This is one load of a cache line that rarely changes.
     #[inline]
-    #[must_use]
     pub fn is_pending(&self) -> bool {
         self.bell.pending.load(Ordering::Relaxed)
     }
 
-    /// Returns all commands that are there.
     pub fn take(&self) -> Vec<Command> {
         self.bell.pending.swap(false, Ordering::AcqRel);
         self.commands.try_iter().collect()
@@ -127,7 +122,6 @@ impl Inbox {
 
     /// Returns a descriptor that becomes readable with a command. Nothing reads it, so the caller
     /// watches for edges.
-    #[must_use]
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.bell.fd.as_fd()
     }
@@ -177,7 +171,6 @@ impl SnapshotSlot {
     }
 
     /// Returns the latest snapshot, if there is one since the last call.
-    #[must_use]
     pub fn take(&self) -> Option<Arc<Snapshot>> {
         self.latest.swap(None)
     }
@@ -198,8 +191,6 @@ impl SnapshotSlot {
         self.progress.store(seen.wrapping_add(1), Ordering::Relaxed);
     }
 
-    /// Returns the signs of life so far.
-    #[must_use]
     pub fn signs_of_life(&self) -> u64 {
         self.progress.load(Ordering::Relaxed)
     }

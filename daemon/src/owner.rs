@@ -24,7 +24,6 @@ pub struct Owner {
 
 impl Owner {
     /// Returns the owner of the process `pid` of user `uid`.
-    #[must_use]
     pub fn of(uid: u32, pid: u32) -> Self {
         let groups = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
         let path = groups.lines().find_map(|line| line.strip_prefix("0::"));

@@ -19,7 +19,6 @@ pub enum NoPlace {
          the configuration, then `laxity reload`"
     )]
     Full {
-        /// The number of attached clients.
         attached: usize,
     },
     /// The limit of open files allows no more clients.
@@ -28,7 +27,6 @@ pub enum NoPlace {
          `LimitNOFILE` of the unit (`ulimit -n`), then restart laxityd"
     )]
     Descriptors {
-        /// The number of attached clients.
         attached: usize,
     },
     /// The user has its share of places.
@@ -37,7 +35,6 @@ pub enum NoPlace {
          [scheduler] in the configuration, then `laxity reload`"
     )]
     Share {
-        /// The user id.
         uid: u32,
         /// The number of the user's clients.
         attached: usize,
@@ -48,18 +45,14 @@ pub enum NoPlace {
          `clients_max` of [scheduler] in the configuration, then `laxity reload`"
     )]
     Reserved {
-        /// The number of attached clients.
         attached: usize,
-        /// The number of places reserved for root.
         reserve: usize,
     },
 }
 
-/// The places that are taken, and the limit.
 #[derive(Debug)]
 pub struct ClientPlaces {
     next: u64,
-    /// The user of each client.
     taken: BTreeMap<ClientId, u32>,
     /// Most clients that the limit of open files allows.
     room: usize,
@@ -67,13 +60,10 @@ pub struct ClientPlaces {
 
 impl ClientPlaces {
     /// Makes a table with all places free, for at most `room` clients.
-    #[must_use]
     pub const fn new(room: usize) -> Self {
         Self { next: 1, taken: BTreeMap::new(), room }
     }
 
-    /// Returns the number of places that are taken.
-    #[must_use]
     pub fn taken(&self) -> usize {
         self.taken.len()
     }

@@ -14,7 +14,6 @@ use laxity_wire::PodStatus;
 const LOGS: &str = "/var/log/containers";
 
 /// Returns the container of the process `pid`, or `None` if it is in none of Kubernetes.
-#[must_use]
 pub fn of(pid: u32) -> Option<PodStatus> {
     let groups = fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
     found(&groups, Path::new(LOGS))

@@ -23,7 +23,6 @@ const USERS_MAX: usize = 32;
 #[derive(Debug, Default)]
 pub struct Refusals {
     log: Mutex<RefusalLog>,
-    /// Notified of each refusal.
     added: Notify,
 }
 
@@ -61,13 +60,11 @@ impl Refusals {
     }
 
     /// Returns the number of refusals so far.
-    #[must_use]
     pub fn count(&self) -> u64 {
         self.log.lock().count
     }
 
     /// Returns the users that were refused last, the latest first.
-    #[must_use]
     pub fn latest(&self) -> Vec<RefusalStatus> {
         let now = Instant::now();
         let log = self.log.lock();

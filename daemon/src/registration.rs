@@ -27,7 +27,6 @@ use crate::pod;
 use crate::service::Service;
 use crate::watched::{Watched, watch};
 
-/// Longest time from the connection to the greeting.
 const GREETING_MAX: Duration = Duration::from_secs(1);
 /// Most permitted connections that have not greeted yet.
 const GREETINGS_MAX: usize = 64;

@@ -28,7 +28,6 @@ use crate::service::trace::Traces;
 use crate::stats::Snapshot;
 use crate::status::status;
 
-/// Longest time for reading the configuration.
 const READ_MAX: Duration = Duration::from_secs(2);
 
 /// The origin of the configuration, for reading it again.
@@ -41,8 +40,6 @@ pub struct Source {
 }
 
 impl Source {
-    /// Returns the path of the file.
-    #[must_use]
     pub fn path(&self) -> &Path {
         self.file.as_deref().unwrap_or_else(|| Path::new(FILE_DEFAULT))
     }
@@ -51,14 +48,11 @@ impl Source {
 /// A function that changes the log filter. Its argument is `log` of the configuration.
 pub type SetLog = Box<dyn Fn(&str) + Send + Sync>;
 
-/// The daemon's handle of the scheduler thread.
 #[derive(Clone, Debug)]
 pub struct SchedulerHandle {
     /// Sends commands to the scheduler.
     pub mailbox: Mailbox,
-    /// Receives snapshots from the scheduler.
     pub snapshots: watch::Receiver<Option<Arc<Snapshot>>>,
-    /// The coordinator exchange, if a coordinator is configured.
     pub exchange: Option<Arc<CoordinatorExchange>>,
 }
 
@@ -96,7 +90,6 @@ impl std::fmt::Debug for Service {
 impl Service {
     /// Makes a service in front of the scheduler, for at most `client_room` clients whatever the
     /// configuration allows.
-    #[must_use]
     pub fn new(
         config: Arc<Config>,
         source: Source,
@@ -126,20 +119,14 @@ impl Service {
         }
     }
 
-    /// Returns the traces of the scheduler.
-    #[must_use]
     pub const fn traces(&self) -> &Traces {
         &self.traces
     }
 
-    /// Returns the configuration in force.
-    #[must_use]
     pub fn config(&self) -> Arc<Config> {
         Arc::clone(&self.state.lock().config)
     }
 
-    /// Returns the coordinator exchange, if a coordinator is configured.
-    #[must_use]
     pub fn exchange(&self) -> Option<&CoordinatorExchange> {
         self.scheduler.exchange.as_deref()
     }
@@ -172,7 +159,6 @@ impl Service {
     }
 
     /// Returns the refused registrations.
-    #[must_use]
     pub const fn refusals(&self) -> &Refusals {
         &self.refusals
     }
@@ -205,7 +191,6 @@ impl Service {
     }
 
     /// Reports whether an operator has ordered a bypass, perhaps of an earlier daemon.
-    #[must_use]
     pub fn is_bypassed(&self) -> bool {
         self.state.lock().bypass
     }

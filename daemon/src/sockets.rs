@@ -39,15 +39,12 @@ pub enum BindError {
     #[error("its lock file {path} cannot be opened: {cause}; \
         {}", way_out_of_lock(.cause), path = .path.display())]
     Lock {
-        /// The path of the lock.
         path: PathBuf,
-        /// The cause.
         cause: io::Error,
     },
     /// The socket can't be made, or another daemon has it.
     #[error("{cause}; {}", way_out_of_socket(.cause))]
     Socket {
-        /// The cause.
         cause: io::Error,
     },
 }
@@ -77,7 +74,6 @@ fn way_out_of_socket(cause: &io::Error) -> &'static str {
 
 /// Returns the remedy for a socket or an address that can't be bound. It is `otherwise` if the
 /// cause has no special remedy.
-#[must_use]
 pub fn way_out<'t>(cause: &io::Error, otherwise: &'t str) -> &'t str {
     match cause.raw_os_error().map(nix::Error::from_raw) {
         Some(nix::Error::EMFILE) => {
@@ -104,7 +100,6 @@ pub struct Passed(Vec<OwnedFd>);
 
 impl Passed {
     /// Returns the sockets that were passed, at the first call.
-    #[must_use]
     pub fn take() -> Self {
         Self(registration::passed())
     }

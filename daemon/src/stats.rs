@@ -25,7 +25,6 @@ pub const WAIT_BUCKETS: usize = 40;
 /// Each bucket has its sum, so means and exported sums are exact.
 #[derive(Clone, Debug)]
 pub struct WaitHistogram {
-    /// The number of waits in each bucket.
     pub counts: [u64; WAIT_BUCKETS],
     /// The sum of the waits in each bucket, in ns.
     pub sums_ns: [u64; WAIT_BUCKETS],
@@ -38,7 +37,6 @@ impl Default for WaitHistogram {
 }
 
 impl WaitHistogram {
-    /// Counts one wait.
     #[inline]
     pub fn record(&mut self, wait: Span) {
         let bucket = ((u64::BITS - wait.0.leading_zeros()) as usize).min(WAIT_BUCKETS - 1);
@@ -46,8 +44,6 @@ impl WaitHistogram {
         self.sums_ns[bucket] = self.sums_ns[bucket].saturating_add(wait.0);
     }
 
-    /// Returns the number of waits.
-    #[must_use]
     pub fn count(&self) -> u64 {
         self.counts.iter().sum()
     }
@@ -73,7 +69,6 @@ impl WaitHistogram {
     }
 }
 
-/// Counters of one stage on one port.
 #[derive(Clone, Debug, Default)]
 pub struct StageCounters {
     /// Flows submitted, with those on credit.
@@ -88,9 +83,7 @@ pub struct StageCounters {
     pub permits: [u64; Level::ROWS],
     /// Bytes permitted by [`Level::row`], credit included.
     pub permitted_bytes: [u64; Level::ROWS],
-    /// Flows that completed all their bytes.
     pub completed_flows: u64,
-    /// Bytes completed.
     pub completed_bytes: u64,
     /// Flows that completed after their deadline.
     pub deadline_misses: u64,
@@ -99,7 +92,6 @@ pub struct StageCounters {
 }
 
 impl StageCounters {
-    /// Counts a permit.
     #[inline]
     pub const fn permit(&mut self, level: Level, bytes: u64) {
         self.permits[level.row()] += 1;
@@ -119,20 +111,15 @@ impl StageCounters {
 /// Counters of one port, by [`Stage::index`].
 #[derive(Clone, Debug, Default)]
 pub struct PortCounters {
-    /// The counters of each stage.
     pub stages: [StageCounters; Stage::ALL.len()],
 }
 
 /// Counters of one client, or of all clients that are gone.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ClientCounters {
-    /// Flows submitted.
     pub flows: u64,
-    /// Bytes submitted.
     pub submitted_bytes: u64,
-    /// Bytes permitted, credit included.
     pub permitted_bytes: u64,
-    /// Bytes completed.
     pub completed_bytes: u64,
     /// Bytes of submitted flows that went out unscheduled: withdrawn under a bypass, or permitted
     /// without scheduling. The client itself counts bytes that it did not submit.
@@ -169,20 +156,15 @@ impl ClientCounters {
     }
 }
 
-/// Counters of the scheduler thread.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LoopCounters {
-    /// Rounds of scanning the lanes.
     pub rounds: u64,
-    /// Records consumed.
     pub records: u64,
-    /// Permits published.
     pub permits: u64,
     /// Permits published on the fast path, before any accounting.
     pub permits_at_once: u64,
     /// Times that the thread slept.
     pub sleeps: u64,
-    /// Sleeping clients woken.
     pub client_wakes: u64,
     /// Most records consumed from one lane in a row, which shows how full lanes get.
     pub ring_depth_max: u64,
@@ -190,22 +172,17 @@ pub struct LoopCounters {
     pub ring_depth: u64,
     /// Clients that attached so far.
     pub attachments: u64,
-    /// Orders issued by admission.
     pub orders: u64,
-    /// Requests in the pruned set that is in force.
     pub pruned_requests: u64,
 }
 
 /// What others leave of a port.
 #[derive(Clone, Copy, Debug)]
 pub struct PortResidual {
-    /// The source of the port's counters.
     pub source: &'static str,
-    /// The capacity that others leave.
     pub capacity: Capacity,
 }
 
-/// The use of a port by permits.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PortUse {
     /// The configured rate in bytes per second.
@@ -216,51 +193,36 @@ pub struct PortUse {
     pub in_flight_bytes: u64,
 }
 
-/// The state of a port in a snapshot.
 #[derive(Clone, Debug)]
 pub struct PortSnapshot {
-    /// The index of the NIC.
     pub nic: u8,
-    /// The name of the NIC.
     pub name: Arc<str>,
     /// The direction: `egress` or `ingress`.
     pub direction: &'static str,
     /// The configured rate in bytes per second.
     pub rate: u64,
-    /// The rate in force in bytes per second.
     pub rate_in_force: u64,
-    /// The window in force in bytes.
     pub window_bytes: u64,
     /// What others send on the port, if its NIC counts bytes.
     pub residual: Option<PortResidual>,
-    /// The number of levels.
     pub levels: u8,
-    /// The snapshot of the link.
     pub link: LinkSnapshot,
-    /// The counters of the port.
     pub counters: PortCounters,
     /// What enforcing would have done, by minute.
     pub would: Vec<Minute>,
 }
 
-/// The state of a client in a snapshot.
 #[derive(Clone, Debug)]
 pub struct ClientSnapshot {
-    /// The number of the attachment.
     pub id: u64,
-    /// The process id.
     pub pid: u32,
-    /// The owner of the process.
     pub owner: Owner,
     /// The container of Kubernetes that the process runs in.
     pub pod: Option<Arc<PodStatus>>,
-    /// The name that the client gave.
     pub name: Arc<str>,
     /// The release of the client's library.
     pub release: Release,
-    /// The mode that the client is in.
     pub mode: Mode,
-    /// When the client attached.
     pub attached: Time,
     /// Lanes that threads of the client own.
     pub lanes: u32,
@@ -270,7 +232,6 @@ pub struct ClientSnapshot {
     pub waiting_flows: u64,
     /// Lanes that are no longer read because of garbage.
     pub quarantined_lanes: u32,
-    /// Owed bytes of the client.
     pub owed_bytes: u64,
     /// Whether flows of the client are held because of its owed bytes.
     pub held: bool,
@@ -278,20 +239,16 @@ pub struct ClientSnapshot {
     pub distrusted: bool,
     /// Whether flows of the client wait because other trust domains have parts of the window.
     pub limited: bool,
-    /// The counters of the client.
     pub counters: ClientCounters,
 }
 
 /// The state of the daemon at one moment.
 #[derive(Clone, Debug)]
 pub struct Snapshot {
-    /// The time of the snapshot.
     pub at: Time,
-    /// The mode in force.
     pub mode: Mode,
     /// What clients do to traffic classes.
     pub marking: Marking,
-    /// The policy in force.
     pub policy: PolicyKind,
     /// Whether an operator has ordered a bypass.
     pub bypass: bool,
@@ -301,15 +258,11 @@ pub struct Snapshot {
     pub sl: Option<[u8; Level::ROWS]>,
     /// Levels whose DSCP the NICs treat unlike that of the highest. See [`crate::treatments`].
     pub unlike_levels: usize,
-    /// The ports.
     pub ports: Vec<PortSnapshot>,
-    /// The attached clients.
     pub clients: Vec<ClientSnapshot>,
     /// The sum over all clients, with those that are gone.
     pub all_clients: ClientCounters,
-    /// The counters of the scheduler thread.
     pub scheduler: LoopCounters,
-    /// The counters of fetches from other hosts.
     pub fetches: FetchCounters,
     /// The distrusted owners, each with the time when distrust ends.
     pub distrusted: Vec<(Owner, Time)>,

@@ -16,7 +16,6 @@ use crate::refusals::Refusals;
 use crate::stats::{ClientSnapshot, PortSnapshot, Snapshot, WaitHistogram};
 
 /// Converts `snapshot` for an operator. The other arguments come from outside the scheduler.
-#[must_use]
 pub fn status(
     snapshot: &Snapshot,
     uptime_ms: u64,

@@ -16,7 +16,6 @@ use tracing::info;
 use crate::config::{ALL_DEVICES, NicConfig};
 use crate::mailbox::{Command, Mailbox};
 
-/// The time between two readings.
 const READ_EVERY: Duration = Duration::from_secs(5);
 
 /// Starts a watch, which sends each reading that differs from the one before. The first is sent

@@ -13,10 +13,8 @@ use crate::log;
 const LANES: usize = 8;
 /// Index of the scavenger's class in a connection's classes, if there are several.
 pub(crate) const SCAVENGER_CLASS: usize = 1;
-/// Largest number of levels that a daemon has.
 const LEVELS_MAX: u8 = 16;
 
-/// A flow that was submitted.
 #[derive(Debug, Default)]
 pub struct SubmittedFlow {
     /// The client library's ticket of the flow.
@@ -63,8 +61,6 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// Returns an arbiter that uses this client.
-    #[must_use]
     pub fn new(client: Client) -> Self {
         Self {
             client,
@@ -74,8 +70,6 @@ impl Daemon {
         }
     }
 
-    /// Returns the client.
-    #[must_use]
     pub fn client(&self) -> &Client {
         &self.client
     }

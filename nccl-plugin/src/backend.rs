@@ -45,19 +45,16 @@ pub struct Device {
     pub guid: u64,
     /// The supported kinds of memory, a set of `POINTER_*`.
     pub pointers: i32,
-    /// The NIC's speed in Mbit/s.
     pub speed_mbit: i32,
     /// The device port's number.
     pub port: i32,
     /// The NIC's latency in microseconds. With 0, NCCL uses its own value.
     pub latency_us: f32,
-    /// Largest number of connections.
     pub comms_max: i32,
     /// Whether a registration serves all connections of the device.
     pub registers_globally: bool,
     /// Whether NCCL has to flush, because data may become visible to a GPU after their completion.
     pub force_flush: bool,
-    /// Largest message in bytes.
     pub message_max: usize,
     /// The NIC's address, from which the numbers of peers are computed.
     pub address: IpAddr,
@@ -67,10 +64,8 @@ pub struct Device {
 /// messages without a permit use.
 pub type Classes = SmallVec<[u8; 8]>;
 
-/// Memory as NCCL registers it.
 #[derive(Clone, Copy, Debug)]
 pub struct Memory {
-    /// The memory's address.
     pub address: usize,
     /// The memory's size in bytes.
     pub bytes: usize,
@@ -84,7 +79,6 @@ pub struct Memory {
 /// connection if the device registers globally.
 pub type Region = Box<dyn Any + Send + Sync>;
 
-/// A message to be sent.
 #[derive(Clone, Copy, Debug)]
 pub struct Message<'a> {
     /// Address of the message's bytes, which stay valid until `Sent::done`.
@@ -101,10 +95,8 @@ pub struct Message<'a> {
     pub accounted: bool,
 }
 
-/// A buffer that receives a message.
 #[derive(Clone, Copy, Debug)]
 pub struct Buffer<'a> {
-    /// The buffer's address.
     pub address: usize,
     /// The buffer's size in bytes.
     pub bytes: usize,
@@ -117,7 +109,6 @@ pub struct Buffer<'a> {
 /// The progress of a message that was begun.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sent {
-    /// The message's number.
     pub message: u64,
     /// Bytes of the message that left the wire since the last report.
     pub left: usize,
@@ -171,7 +162,6 @@ pub trait Backend: Send + Sync {
     ) -> Result<Box<dyn Connecting>>;
 }
 
-/// A listener for connections.
 pub trait Listener: Send {
     /// Returns the next complete connection, if there is one.
     ///
@@ -180,7 +170,6 @@ pub trait Listener: Send {
     fn accept(&mut self) -> Result<Option<Box<dyn Receiver>>>;
 }
 
-/// A connection that is being established.
 pub trait Connecting: Send {
     /// Returns the connection once it is complete.
     ///
@@ -189,7 +178,6 @@ pub trait Connecting: Send {
     fn poll(&mut self) -> Result<Option<Box<dyn Sender>>>;
 }
 
-/// The sending end of a connection.
 pub trait Sender: Send {
     /// Registers memory for sending.
     ///
@@ -260,6 +248,5 @@ pub trait Receiver: Send {
     /// The connection is broken.
     fn progress(&mut self, received: &mut Vec<Received>) -> Result<()>;
 
-    /// Ends the connection.
     fn close(self: Box<Self>);
 }

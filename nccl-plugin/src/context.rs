@@ -39,7 +39,6 @@ impl Names {
         }
     }
 
-    /// Returns the communicator's declared stage, if there is one.
     fn stage(&self, communicator: u64) -> Option<Stage> {
         let stages = self.stages.lock();
         stages.get(&communicator).copied()
@@ -66,15 +65,12 @@ pub struct Context {
 /// The stage of a send and the function that caused it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Purpose {
-    /// The send's stage.
     pub stage: Stage,
     /// The NCCL function that caused the send.
     pub function: Function,
 }
 
 impl Context {
-    /// Returns the context of a communicator.
-    #[must_use]
     pub fn new(communicator: u64, traffic_class: i32, names: Arc<Names>) -> Self {
         Self { communicator, traffic_class, attribute: AtomicU32::new(0), names }
     }

@@ -13,7 +13,6 @@ pub enum Fault {
     /// The operating system or a device refused.
     #[error("{0}")]
     System(String),
-    /// An argument from NCCL is invalid.
     #[error("{0}")]
     Argument(String),
     /// The job's configuration can't work.
@@ -22,7 +21,6 @@ pub enum Fault {
     /// The other end is gone, or is not this plugin.
     #[error("{0}")]
     Remote(String),
-    /// A bug in the plugin.
     #[error("{0}")]
     Internal(String),
 }
@@ -32,7 +30,6 @@ pub type Result<T> = core::result::Result<T, Fault>;
 
 impl Fault {
     /// Returns NCCL's number of the fault (`ncclResult_t`).
-    #[must_use]
     pub const fn code(&self) -> c_int {
         match self {
             Self::System(_) => 2,

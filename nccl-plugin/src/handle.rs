@@ -21,7 +21,6 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
 use crate::fault::Fault;
 
-/// Size of a handle in bytes.
 pub const HANDLE_BYTES: usize = 128;
 /// Version of the handle and of the handshake that follows. Both ends must have the same.
 pub const VERSION: u16 = 1;
@@ -30,22 +29,17 @@ const MAGIC: [u8; 8] = *b"LAXNCCL\0";
 const SUM_AT: usize = 48;
 const MARK_AT: usize = 120;
 
-/// The backend that listens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Carrier {
-    /// TCP sockets.
     Tcp = 1,
-    /// RDMA by libibverbs.
     Verbs = 2,
 }
 
 /// The address of a receiver's listener, which its handle contains.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Handle {
-    /// The backend of the receiver.
     pub carrier: Carrier,
-    /// The address and port of the listener.
     pub address: SocketAddr,
     /// A random number that identifies the listener, since a port may be reused.
     pub nonce: u64,
@@ -66,7 +60,6 @@ pub(crate) fn word<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
 
 impl Handle {
     /// Returns the bytes that NCCL carries to the sender.
-    #[must_use]
     pub fn encode(&self) -> [u8; HANDLE_BYTES] {
         let mut bytes = [0; HANDLE_BYTES];
         bytes[..8].copy_from_slice(&MAGIC);
@@ -140,7 +133,6 @@ impl Handle {
 }
 
 /// Returns the sender's mark of the connect. 0 if the handle has none yet.
-#[must_use]
 pub fn mark(bytes: &[u8; HANDLE_BYTES]) -> u64 {
     u64::from_le_bytes(word(bytes, MARK_AT))
 }

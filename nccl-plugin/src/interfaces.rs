@@ -18,7 +18,6 @@ use crate::fault::{Fault, Result};
 use crate::settings::Settings;
 use crate::wanted::Wanted;
 
-/// Largest number of interfaces, as in NCCL.
 const INTERFACES_MAX: usize = 16;
 /// Largest number of connections per device, as in NCCL.
 const COMMS_MAX: i32 = 65536;
@@ -30,7 +29,6 @@ const SPEED_UNKNOWN_MBIT: i32 = 10_000;
 /// A running interface with one of its addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Interface {
-    /// The interface's name.
     pub name: String,
     /// The interface's address. The port is 0.
     pub address: SocketAddr,
@@ -49,7 +47,6 @@ fn is_in_subnet(interface: &Interface, address: IpAddr) -> bool {
 }
 
 /// Returns the interfaces of `all` that NCCL would use.
-#[must_use]
 pub fn choose(all: &[Interface], settings: &Settings) -> Vec<Interface> {
     let matching = |text: &str| {
         let (wanted, _) = Wanted::parse(text);
@@ -90,7 +87,6 @@ pub fn choose(all: &[Interface], settings: &Settings) -> Vec<Interface> {
     chosen
 }
 
-/// Returns the running interfaces of this host.
 fn running() -> Result<Vec<Interface>> {
     let list = getifaddrs()
         .map_err(|error| Fault::system("the network interfaces can't be listed", error))?;

@@ -13,6 +13,7 @@
 //! A message that has no permit yet is not taken: `isend` returns a null request, and NCCL asks
 //! again. Without a daemon, every message goes at once. docs/nccl.md is the user's guide, and shows
 //! that nothing can deadlock.
+#![allow(missing_docs, reason = "NCCL loads a table of functions, and nobody links this library")]
 
 pub mod abi;
 pub mod arbiter;

@@ -22,7 +22,6 @@ const SUBSYSTEM_ALL: c_ulong = c_ulong::MAX;
 /// NCCL's logger. Relaxed, because the function exists as long as NCCL is in the process.
 static LOGGER: AtomicPtr<()> = AtomicPtr::new(ptr::null_mut());
 
-/// Stores NCCL's logger.
 pub(crate) fn set(logger: Option<Logger>) {
     if let Some(logger) = logger {
         LOGGER.store(logger as *mut (), Ordering::Relaxed);

@@ -76,7 +76,6 @@ pub enum Function {
 
 impl Function {
     /// Returns the function with this name in NCCL's profiler interface.
-    #[must_use]
     pub fn from_name(name: &[u8]) -> Self {
         match name {
             b"AllReduce" => Self::AllReduce,
@@ -93,7 +92,6 @@ impl Function {
     }
 
     /// Returns the function with this bit in `ncclNetAttr.op`.
-    #[must_use]
     pub fn from_attribute(op: u32) -> Self {
         // When NCCL makes a connection, it sets the bits of all operations that may use it.
         if !op.is_power_of_two() {
@@ -114,7 +112,6 @@ impl Function {
         }
     }
 
-    /// Returns the function's name in reports.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -190,7 +187,6 @@ impl<T: Copy + Default, const N: usize> Ring<T, N> {
     }
 }
 
-/// The events of this process.
 #[derive(Debug)]
 pub struct Events {
     tasks: Mutex<Ring<Origin, TASKS>>,
@@ -206,7 +202,6 @@ impl Default for Events {
 
 impl Events {
     /// Returns an empty set of events.
-    #[must_use]
     pub const fn new() -> Self {
         Self { tasks: Mutex::new(Ring::new()), operations: Mutex::new(Ring::new()) }
     }
@@ -225,7 +220,6 @@ impl Events {
     }
 
     /// Returns the event of a step. The event contains its operation, so nothing is stored.
-    #[must_use]
     pub fn step(&self, parent: u64) -> u64 {
         if parent >> KIND_SHIFT != KIND_OPERATION {
             return 0;
@@ -234,7 +228,6 @@ impl Events {
     }
 
     /// Returns the collective or operation that a step belongs to.
-    #[must_use]
     pub fn origin(&self, step: u64) -> Option<Origin> {
         if step >> KIND_SHIFT != KIND_STEP {
             return None;
@@ -256,7 +249,6 @@ const EVENT_STOP: i32 = 1;
 ///
 /// # Safety
 /// `callback` is NCCL's, and `handle` is the one that NCCL passed to the current `isend`.
-#[must_use]
 pub unsafe fn ask(callback: Callback, handle: *mut c_void) -> Option<Origin> {
     if handle.is_null() {
         return None;

@@ -43,14 +43,11 @@ const SWEEP_IDLE: Duration = Duration::from_millis(10);
 pub static EVENTS: Events = Events::new();
 
 /// Returns the declared stages of communicators, which the profiler interface also uses.
-#[must_use]
 pub fn names() -> &'static Arc<Names> {
     static NAMES: OnceLock<Arc<Names>> = OnceLock::new();
     NAMES.get_or_init(Arc::default)
 }
 
-/// Returns the settings of the environment.
-#[must_use]
 pub fn settings() -> &'static Settings {
     static SETTINGS: OnceLock<Settings> = OnceLock::new();
     SETTINGS.get_or_init(Settings::from_env)
@@ -194,8 +191,6 @@ impl Plugin {
         })
     }
 
-    /// Returns the NICs.
-    #[must_use]
     pub fn devices(&self) -> &[Device] {
         self.backend.devices()
     }
@@ -210,14 +205,11 @@ impl Plugin {
         found.ok_or_else(|| Fault::Argument(format!("device {number} of {}", all.len())))
     }
 
-    /// Returns a new context for a communicator.
-    #[must_use]
     pub fn context(&self, communicator: u64, traffic_class: i32) -> Arc<Context> {
         Arc::new(Context::new(communicator, traffic_class, Arc::clone(names())))
     }
 
     /// Returns a new context for calls that name none.
-    #[must_use]
     pub fn context_of_all(&self) -> Arc<Context> {
         self.context(0, TRAFFIC_CLASS_UNSET)
     }

@@ -23,7 +23,6 @@ struct Row {
     overdue: u64,
 }
 
-/// Counters of a process.
 #[derive(Debug, Default)]
 pub struct Report {
     rows: Mutex<BTreeMap<Key, Row>>,
@@ -37,7 +36,6 @@ pub struct Report {
 pub struct Fate {
     /// The NCCL function that caused the message.
     pub function: Function,
-    /// The message's stage.
     pub stage: Stage,
     /// The DSCP of the class in which the message went out.
     pub dscp: u8,
@@ -74,19 +72,16 @@ impl Report {
         self.overdue.add(bytes);
     }
 
-    /// Counts bytes that arrived.
     pub fn received(&self, bytes: u64) {
         self.received.add(bytes);
     }
 
     /// Reports whether nothing was counted.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.rows.lock().is_empty() && self.received.get() == 0
     }
 
     /// Returns the report's line. `network` is the backend's name, `stats` the client's count.
-    #[must_use]
     pub fn line(&self, network: &str, stats: &Stats) -> ReportLine {
         let mut line = ReportLine::of("nccl-net");
         line.text("network", network);

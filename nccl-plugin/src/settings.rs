@@ -15,15 +15,12 @@ use crate::verbs::Options;
 /// Largest number of sockets per connection and class.
 const SOCKETS_MAX: usize = 16;
 
-/// The network to use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Network {
     /// RDMA if a device is usable, otherwise TCP sockets.
     #[default]
     Auto,
-    /// TCP sockets.
     Tcp,
-    /// RDMA by libibverbs.
     Verbs,
 }
 
@@ -37,18 +34,15 @@ pub enum ZeroCopy {
     Off,
 }
 
-/// A rule that declares the stage of communicators.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StageRule {
     /// Name of the communicator. A `*` at the end matches any suffix.
     pub pattern: String,
-    /// The stage of the communicator's sends.
     pub stage: Stage,
 }
 
 impl StageRule {
     /// Reports whether the rule applies to a communicator of this name.
-    #[must_use]
     pub fn fits(&self, name: &str) -> bool {
         match self.pattern.strip_suffix('*') {
             Some(start) => name.starts_with(start),
@@ -57,7 +51,6 @@ impl StageRule {
     }
 }
 
-/// The settings.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// `LAXITY_NET`: the network to use.
@@ -125,7 +118,6 @@ pub fn stage_rules(text: &str) -> Result<Vec<StageRule>, String> {
 
 impl Settings {
     /// Returns the settings of the environment. Logs values that can't be used.
-    #[must_use]
     pub fn from_env() -> Self {
         let mut from = Environment::of_this_process();
         let settings = Self::read(&mut from);

@@ -4,7 +4,6 @@
 //! Names are prefixes unless `=` asks for whole names. `^` excludes what the list names. A port may
 //! follow a name. Rail and plane, which may follow the port since NCCL 2.28, are ignored.
 
-/// A parsed list.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Wanted {
     not: bool,

@@ -197,8 +197,6 @@ impl Cluster {
         Ok(batches as u32)
     }
 
-    /// Returns the state of a host for watchers.
-    #[must_use]
     pub fn host_changed(&self, name: &str) -> v1::HostChanged {
         let host = self.hosts.named(name);
         v1::HostChanged {

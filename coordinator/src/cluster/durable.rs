@@ -132,7 +132,6 @@ impl Cluster {
     }
 
     /// Returns the term, which fences the orders.
-    #[must_use]
     pub const fn term(&self) -> u64 {
         self.term
     }

@@ -24,7 +24,6 @@ fn remaining(now: Time, at: Time) -> Option<i64> {
 
 impl Cluster {
     /// Lists all hosts by name, including drained hosts that never attended.
-    #[must_use]
     pub fn list_hosts(&self, now: Time) -> v1::ListHostsResponse {
         let known = self.hosts.iter();
         let mut hosts: Vec<v1::HostStatus> =
@@ -124,7 +123,6 @@ impl Cluster {
     }
 
     /// Lists batches in the order of the last run, without those that arrived after it.
-    #[must_use]
     pub fn list_batches(
         &self,
         now: Time,
@@ -281,7 +279,6 @@ fn due(ns: Option<i64>) -> String {
     }
 }
 
-/// Returns the numbers of an explanation as sentences.
 fn sentences(decision: &Decision, told: &v1::ExplainResponse) -> Vec<String> {
     let mut text = Vec::new();
     let red = told.status.as_ref().and_then(|status| status.red_remaining_ns);

@@ -17,7 +17,6 @@ pub(super) struct Fetch {
     /// The host's [`Host::mark`](super::host::Host::mark) when it last reported the fetch.
     pub(super) mark: u64,
     pub(super) batch: Key,
-    /// The id that hosts use for the request.
     pub(super) request: u64,
     pub(super) victim: PortId,
 }
@@ -49,7 +48,6 @@ impl Fetches {
         open.map(|(&(_, number), (_, fetch))| (number, fetch))
     }
 
-    /// Returns the fetches that read from these ports.
     pub(super) fn at_ports(&self, ports: &BTreeSet<PortId>) -> Vec<FetchId> {
         let open = self.open.iter();
         let from = open.filter(|(_, (_, fetch))| ports.contains(&fetch.victim));
@@ -61,7 +59,6 @@ impl Fetches {
         fetches.map(|&(_, key)| key).collect()
     }
 
-    /// Adds a fetch that waits for a token.
     pub(super) fn open(&mut self, id: HostId, number: u64, fetch: Fetch, rank: FetchRank) {
         let key = self.tokens.want(fetch.victim, rank);
         self.of_batches.insert((fetch.batch, key));

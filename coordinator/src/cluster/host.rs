@@ -40,7 +40,6 @@ pub(super) enum Charge {
     Request,
     /// A (request, port) pair that the host reported.
     Load,
-    /// A fetch of the host.
     Fetch,
 }
 
@@ -78,7 +77,6 @@ pub(super) struct Host {
     /// The host's configuration, as it said last on this stream.
     pub(super) settings: Option<v1::HostSettings>,
     pub(super) ports: Vec<HostPort>,
-    /// The number of the host's current stream.
     pub(super) stream: Option<u64>,
     /// When the host is forgotten, if it has no stream.
     pub(super) lost_at: Time,
@@ -93,7 +91,6 @@ pub(super) struct Host {
     pub(super) in_snapshot: bool,
     /// Whether the stream has sent a complete snapshot.
     pub(super) complete: bool,
-    /// The sequence of the newest report.
     pub(super) reported: u64,
     pub(super) considered: u64,
     /// Whether a report arrived after the last run, so that this host needs a new order.

@@ -21,7 +21,6 @@ pub(super) struct Hosts {
     lost: BTreeSet<(Time, HostId)>,
     /// Hosts that operators took out of the cluster order.
     pub(super) drained: BTreeMap<String, Note>,
-    /// The host of each port, by port number.
     pub(super) port_hosts: Vec<Option<HostId>>,
     /// Egress ports by address. If several hosts name an address, it belongs to the first one.
     pub(super) addresses: HashMap<(Tenant, [u8; 16]), PortId>,
@@ -32,7 +31,6 @@ pub(super) struct Hosts {
     ready: Vec<HostId>,
     /// Number of streams that began so far.
     pub(super) streams: u64,
-    /// Counters of hosts that were forgotten.
     past: HostCounters,
 }
 
@@ -199,7 +197,6 @@ impl Hosts {
         quotas.all(|(what, quota)| quota.is_shared_by(held(what)))
     }
 
-    /// Replaces the ports of a host.
     pub(super) fn set_ports(&mut self, id: HostId, infos: &[v1::PortInfo]) {
         let Some(host) = self.get_mut(id) else { return };
         let (tenant, before) = (host.tenant, core::mem::take(&mut host.ports));
@@ -225,7 +222,6 @@ impl Hosts {
         }
     }
 
-    /// Sets the addresses of a host's ports.
     pub(super) fn set_addresses(&mut self, id: HostId, infos: &[v1::PortInfo]) {
         let Some(host) = self.get_mut(id) else { return };
         let tenant = host.tenant;
@@ -278,7 +274,6 @@ impl Hosts {
         self.port_hosts.get(port.0 as usize) == Some(&Some(id))
     }
 
-    /// Returns a port and its host.
     pub(super) fn port(&self, port: PortId) -> Option<(&Host, &HostPort)> {
         let host = self.get((*self.port_hosts.get(port.0 as usize)?)?)?;
         Some((host, host.ports.iter().find(|known| known.id == port)?))

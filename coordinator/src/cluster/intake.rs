@@ -28,7 +28,6 @@ pub(super) type Outcome = Result<bool, Refused>;
 /// The report of one host at one time, and the parts of the cluster that it may change.
 pub(super) struct Intake<'a> {
     pub(super) now: Time,
-    /// The host that sent the report.
     pub(super) id: HostId,
     pub(super) tenant: Tenant,
     /// The host's current [`Host::mark`].
@@ -67,7 +66,6 @@ fn broken(report: &Report, reported: u64, most: usize) -> Option<String> {
 
 impl Cluster {
     /// Reports whether `stream` is still the host's current stream.
-    #[must_use]
     pub fn speaks(&self, id: HostId, stream: u64) -> bool {
         let host = self.hosts.get(id);
         host.is_some_and(|host| host.stream == Some(stream))
@@ -259,7 +257,6 @@ impl Intake<'_> {
         Ok(false)
     }
 
-    /// Returns a batch that the host takes part in.
     pub(super) fn batch_of(&self, name: u64) -> Result<Key, Refused> {
         let key = self.workload.batch_named(self.tenant, name);
         let key = key.ok_or_else(|| unknown("batch", name))?;

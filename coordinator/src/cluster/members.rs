@@ -289,7 +289,6 @@ impl Intake<'_> {
 }
 
 impl Cluster {
-    /// Forgets a host and everything that it reported.
     pub(super) fn forget_host(&mut self, now: Time, id: HostId) {
         self.forget_reports(now, id);
         self.hosts.remove(id);

@@ -13,7 +13,6 @@ pub(super) struct Note {
     pub(super) comment: String,
     /// When this coordinator learned of the change.
     at: Time,
-    /// The age of the change at that time.
     aged: Span,
 }
 

@@ -20,10 +20,8 @@ const SPAN_MAX: Span = Span(60_000_000_000);
 /// An error by which the policy stays unchanged. Show it to the operator.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum PolicyError {
-    /// A field has an invalid value.
     #[error("{field}: {problem}")]
     Invalid {
-        /// The name of the field.
         field: &'static str,
         /// What is wrong and what would be right.
         problem: String,
@@ -33,14 +31,12 @@ pub enum PolicyError {
         "the policy is at revision {current}, not {expected}: somebody changed it; look at it again"
     )]
     Stale {
-        /// The revision that the change expected.
         expected: u64,
         /// The revision of the policy that is in force.
         current: u64,
     },
 }
 
-/// The policy of the cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClusterPolicy {
     /// The rule that orders batches: `mfs` or `laxity`.
@@ -55,7 +51,6 @@ pub struct ClusterPolicy {
     pub correction_permille: u16,
     /// Most fetches that are under way at a victim port.
     pub fetches_per_port: usize,
-    /// Duration of a fetch token's lease.
     pub fetch_lease: Span,
 }
 
@@ -212,7 +207,6 @@ impl Revisions {
         &self.current
     }
 
-    /// Returns the older revisions, newest first.
     pub(super) fn older(&self) -> impl Iterator<Item = &Revision> {
         self.older.iter().rev()
     }

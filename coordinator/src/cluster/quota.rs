@@ -4,7 +4,6 @@
 /// Parts of a total that hosts take and give back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Quota {
-    /// Entries that are reserved for each host.
     reserved: usize,
     /// Most entries of one host, shared ones included.
     host_max: usize,
@@ -37,7 +36,6 @@ impl Quota {
         true
     }
 
-    /// Gives one entry back.
     pub(crate) const fn give(&mut self, held: &mut usize) {
         if *held == 0 {
             return;

@@ -2,7 +2,6 @@
 
 use laxity_wire::v1::{Goodbye, GoodbyeReason, RefusalReason};
 
-/// The reason of a refusal and its text.
 pub(super) type Refused = (RefusalReason, String);
 
 pub(super) fn unknown(what: &str, id: u64) -> Refused {

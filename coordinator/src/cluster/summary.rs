@@ -6,8 +6,6 @@ use laxity_wire::v1;
 use super::{Cluster, ClusterCounters};
 
 impl Cluster {
-    /// Returns counts for metrics.
-    #[must_use]
     pub fn counters(&self) -> (ClusterCounters, AdmissionCounters) {
         let streams = self.hosts.iter().filter(|(_, host)| host.stream.is_some());
         let sum = self.hosts.counters();

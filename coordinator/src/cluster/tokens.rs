@@ -26,7 +26,6 @@ use super::table::{Key, Table};
 pub(crate) struct TokenPolicy {
     /// Most fetches that hold a token at one port.
     pub(crate) per_port: usize,
-    /// Duration of a token's lease.
     pub(crate) lease: Span,
 }
 
@@ -35,7 +34,6 @@ pub(crate) struct TokenPolicy {
 pub(crate) struct FetchRank {
     /// How much depends on the fetch.
     pub(crate) need: Need,
-    /// The sort key of the fetch's batch.
     pub(crate) sort_key: u64,
 }
 
@@ -55,7 +53,6 @@ pub(crate) enum Need {
     Doomed,
 }
 
-/// The state of a fetch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Turn {
     Waiting,
@@ -84,7 +81,6 @@ impl Victim {
     }
 }
 
-/// All fetches of the cluster.
 #[derive(Debug, Default)]
 pub(crate) struct Tokens {
     fetches: Table<Fetch>,
@@ -132,7 +128,6 @@ impl Tokens {
         }
     }
 
-    /// Changes the rank of a fetch.
     pub(crate) fn rerank(&mut self, key: Key, rank: FetchRank) {
         let Some(fetch) = self.fetches.get_mut(key) else {
             return;
@@ -152,7 +147,6 @@ impl Tokens {
         }
     }
 
-    /// Returns the state of a fetch.
     pub(crate) fn turn(&self, key: Key) -> Option<Turn> {
         self.fetches.get(key).map(|fetch| fetch.turn)
     }

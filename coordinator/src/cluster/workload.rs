@@ -88,7 +88,6 @@ impl Workload {
         key
     }
 
-    /// Passes a batch and its compute time to admission.
     pub(super) fn announce(&mut self, now: Time, batch: Key, compute: Span) {
         let event =
             AdmissionEvent::BatchArrived { batch: BatchId(batch), requests: Vec::new(), compute };
@@ -290,7 +289,6 @@ impl Workload {
         }
     }
 
-    /// Removes a request and refunds the charges for it.
     fn remove_request(&mut self, hosts: &mut Hosts, key: Key) -> Option<Request> {
         let request = self.requests.remove(key)?;
         self.request_names.remove(&(request.tenant, request.name));

@@ -107,7 +107,6 @@ impl EtcdConfig {
         Duration::from_nanos(self.ttl.0) / 5
     }
 
-    /// Returns a valid configuration for tests.
     #[cfg(test)]
     pub(super) fn test(endpoint: &str) -> Self {
         Self {

@@ -20,7 +20,6 @@ use tonic::{Request, Status};
 /// Longest name in a certificate's URI that is accepted, in bytes.
 const NAME_BYTES_MAX: usize = 253;
 
-/// A role that a certificate names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
     /// May report for this host.
@@ -63,7 +62,6 @@ pub(crate) fn roles(certificate_der: &[u8]) -> Vec<Role> {
     uris.iter().filter_map(|uri| Role::parse(uri)).collect()
 }
 
-/// What a request gets from its connection.
 #[derive(Clone, Debug)]
 pub(crate) struct ConnectInfo {
     pub(crate) peer: Peer,
@@ -87,7 +85,6 @@ impl ConnectInfo {
 pub(crate) struct Served(Arc<AtomicUsize>);
 
 impl Served {
-    /// Returns the counter of this request's connection.
     pub(crate) fn of<T>(request: &tonic::Request<T>) -> Self {
         let info = request.extensions().get::<ConnectInfo>();
         info.map(|info| info.served.clone()).unwrap_or_default()

@@ -25,7 +25,6 @@ use crate::shared::Shared;
 
 /// Longest wait for the Hello of a new stream.
 const HELLO_MAX: Duration = Duration::from_secs(5);
-/// Longest time to send a goodbye.
 const GOODBYE_MAX: Duration = Duration::from_secs(1);
 /// Longest text of a daemon that is logged, in characters.
 const TEXT_MAX: usize = 300;

@@ -66,7 +66,6 @@ impl Service {
     }
 }
 
-/// The stream of events that a watcher reads.
 pub(crate) struct Events(ReceiverStream<Result<WatchEvent, Status>>);
 
 impl Stream for Events {

@@ -22,7 +22,6 @@ pub struct WebConfig {
 
 impl WebConfig {
     /// Returns the address of the web page, if there is one.
-    #[must_use]
     pub fn address(&self) -> Option<SocketAddr> {
         self.listen.parse().ok()
     }

@@ -29,7 +29,6 @@ impl History {
         ]
     }
 
-    /// Completes a bucket.
     pub(super) fn close(&mut self, sums: Ended) {
         let bucket = self.since(sums);
         self.buckets.push_back(bucket);

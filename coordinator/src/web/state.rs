@@ -30,7 +30,6 @@ pub(super) struct State {
     attainment: Attainment,
     /// The first [`HOSTS_MAX`] hosts: drained and lost ones first, then by queued bytes.
     hosts: Vec<HostStatus>,
-    /// The first batches in the order.
     batches: Vec<BatchStatus>,
     /// Batches that would be late or have pruned requests.
     trouble: Vec<BatchStatus>,

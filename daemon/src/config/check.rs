@@ -43,7 +43,6 @@ fn within<T: Copy + PartialOrd + Display>(
 
 impl Config {
     /// Returns warnings about values that are allowed but have no effect on this host.
-    #[must_use]
     pub fn warnings(&self) -> Vec<String> {
         let mut warnings = Vec::new();
         let cpus = Path::new("/sys/devices/system/cpu");

@@ -9,7 +9,6 @@ use super::Config;
 impl Config {
     /// Returns the DSCPs by [`Level::row`]. A level that is not configured has the DSCP of the
     /// scavenger.
-    #[must_use]
     pub fn dscp_by_row(&self) -> [u8; Level::ROWS] {
         let mut table = [self.levels.scavenger_dscp; Level::ROWS];
         let count = self.levels.dscp.len().min(Level::ROWS - 1);
@@ -18,7 +17,6 @@ impl Config {
     }
 
     /// Returns the service levels by [`Level::row`], or `None` if none are configured.
-    #[must_use]
     pub fn sl_by_row(&self) -> Option<[u8; Level::ROWS]> {
         let mut table = [*self.levels.sl.last()?; Level::ROWS];
         let count = self.levels.sl.len().min(Level::ROWS - 1);
@@ -28,7 +26,6 @@ impl Config {
 
     /// Returns the DSCPs in the order of a region's table: the scavenger first. All are 0
     /// (unmarked) if nothing is to be marked, which clients of every release understand.
-    #[must_use]
     pub fn dscp_of_region(&self) -> [u8; LEVELS] {
         if self.marking == Marking::Off {
             return [0; LEVELS];
@@ -40,7 +37,6 @@ impl Config {
 
     /// Returns DSCPs by [`Stage::index`], for transfers whose class can't be chosen one by one.
     /// All are 0 (unmarked) if nothing is to be marked.
-    #[must_use]
     pub fn dscp_of_stages(&self, collective: Level) -> [u8; Stage::ALL.len()] {
         if self.marking == Marking::Off {
             return [0; Stage::ALL.len()];
@@ -51,7 +47,6 @@ impl Config {
 
     /// Returns service levels by [`Stage::index`], for queue pairs on InfiniBand. Returns `None` if
     /// none are configured, or nothing is to be marked.
-    #[must_use]
     pub fn sl_of_stages(&self, collective: Level) -> Option<[u8; Stage::ALL.len()]> {
         let table = self.sl_by_row().filter(|_| self.marking != Marking::Off)?;
         Some(Stage::ALL.map(|stage| table[self.row_of(stage, collective)]))

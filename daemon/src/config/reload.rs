@@ -5,7 +5,6 @@ use super::{AccessConfig, Config, CoordinatorConfig, NicConfig, SchedulerConfig}
 
 impl Config {
     /// Returns the keys that differ from `running` and need a restart.
-    #[must_use]
     pub fn needs_restart(&self, running: &Self) -> Vec<&'static str> {
         let mut keys = Vec::new();
         let mut differs = |key, differs| {
@@ -40,7 +39,6 @@ impl Config {
 
     /// Returns the configuration after a reload: this one, with `running`'s values of keys that
     /// need a restart.
-    #[must_use]
     pub fn reloaded_over(&self, running: &Self) -> Self {
         Self {
             socket: running.socket.clone(),

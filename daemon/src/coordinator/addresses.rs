@@ -18,7 +18,6 @@ const ADDRESSES_MAX: usize = 64;
 const RDMA_DEVICES: &str = "/sys/class/infiniband";
 
 /// Returns the configured name of this host, or the kernel's host name.
-#[must_use]
 pub fn own_host(config: &CoordinatorConfig) -> String {
     if !config.host.is_empty() {
         return config.host.clone();

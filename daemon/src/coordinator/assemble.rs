@@ -26,19 +26,15 @@ const ENTRIES_MAX: usize = 4 * super::reports::REQUESTS_MAX;
 /// Most pieces of an order.
 const PIECES_MAX: usize = 4096;
 
-/// The result of a piece.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Assembled {
     /// The order lacks pieces, or the piece was dropped.
     Incomplete,
-    /// The order is whole.
     Whole {
-        /// The order that is now in force.
         order: ClusterOrder,
         /// The last report of the stream that the order considers.
         considered: u64,
     },
-    /// A message that has to be sent.
     Reply(Message),
     /// The stream is invalid and has to end. The text is for the log.
     EndStream(String),
@@ -53,7 +49,6 @@ pub struct Refused {
     pub broken: u64,
 }
 
-/// The state of assembling orders.
 #[derive(Debug, Default)]
 pub struct OrderAssembler {
     term_max: u64,
@@ -62,7 +57,6 @@ pub struct OrderAssembler {
     base: Option<Epoch>,
     ranks: HashMap<u64, u64>,
     pruned: BTreeSet<u64>,
-    /// Fetches that are held.
     held: BTreeSet<u64>,
     content: Arc<OrderContent>,
     partial: Option<Partial>,
@@ -111,20 +105,15 @@ impl Partial {
 }
 
 impl OrderAssembler {
-    /// Returns the newest order that was applied.
-    #[must_use]
     pub const fn applied(&self) -> Option<Epoch> {
         self.applied
     }
 
-    /// Returns the content of the newest order.
-    #[must_use]
     pub fn content(&self) -> Arc<OrderContent> {
         Arc::clone(&self.content)
     }
 
     /// Returns the counts of refused orders.
-    #[must_use]
     pub const fn refused(&self) -> Refused {
         self.refused
     }
@@ -147,7 +136,6 @@ impl OrderAssembler {
         self.partial = None;
     }
 
-    /// Processes a piece.
     pub fn take(&mut self, piece: &Order) -> Assembled {
         let Some(epoch) = piece.epoch else {
             return self.broken("an order has no epoch");

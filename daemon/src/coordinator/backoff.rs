@@ -15,7 +15,6 @@ pub struct Backoff {
 
 impl Backoff {
     /// Makes waits from `least` to `most`.
-    #[must_use]
     pub fn new(least: Duration, most: Duration) -> Self {
         Self { least, most: most.max(least), next: least }
     }

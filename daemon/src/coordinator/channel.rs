@@ -15,10 +15,8 @@ use tonic::transport::{Channel, Endpoint, Uri};
 use super::credentials;
 use crate::config::CoordinatorConfig;
 
-/// Longest time for making a connection.
 const CONNECT_MAX: Duration = Duration::from_secs(5);
 
-/// The protection of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scheme {
     /// No protection.
@@ -27,7 +25,6 @@ pub enum Scheme {
     Https,
 }
 
-/// The parts of a URL.
 #[derive(Clone, Debug)]
 pub struct EndpointAddress {
     /// Whether the connection uses TLS.
@@ -89,7 +86,6 @@ pub fn allow(url: &str, config: &CoordinatorConfig) -> Result<EndpointAddress, S
 ///
 /// Returns `None` for an unsafe redirection. A forged goodbye must not lead a daemon away from TLS,
 /// or to another host in the clear.
-#[must_use]
 pub fn redirection(from: &str, leader: &str, config: &CoordinatorConfig) -> Option<String> {
     let scheme = place(from).ok()?.scheme;
     let url = match (leader.contains("://"), scheme) {
@@ -133,7 +129,6 @@ pub async fn connect(url: &str, config: &CoordinatorConfig) -> Result<Channel, S
 
 /// Returns why a call failed. A refused certificate shows here, because in TLS 1.3 the client
 /// finishes before the server has checked it.
-#[must_use]
 pub fn refusal(status: &Status) -> String {
     match status.source() {
         Some(_) => cause(status),

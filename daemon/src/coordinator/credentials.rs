@@ -12,7 +12,6 @@ use tonic::transport::{Certificate, ClientTlsConfig, Identity};
 use crate::config::CoordinatorConfig;
 
 /// Reports whether `name` can be the name in a certificate.
-#[must_use]
 pub fn is_server_name(name: &str) -> bool {
     ServerName::try_from(name).is_ok()
 }

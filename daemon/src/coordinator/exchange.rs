@@ -37,7 +37,6 @@ pub struct CoordinatorExchange {
 
 #[derive(Debug, Default)]
 struct ExchangeState {
-    /// The number of streams so far.
     stream: u64,
     connected: bool,
     snapshot_wanted: bool,
@@ -51,19 +50,14 @@ struct ExchangeState {
 /// The state of the stream, for operators.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StreamView {
-    /// The URL of the coordinator.
     pub endpoint: String,
-    /// The name of this host at the coordinator.
     pub host: String,
-    /// Whether there is a stream.
     pub connected: bool,
     /// Whether an operator has drained this host.
     pub drained: bool,
-    /// The release of the coordinator.
     pub software: String,
     /// The epoch of the newest order that was applied.
     pub epoch: Option<Epoch>,
-    /// Orders applied.
     pub orders: u64,
     /// Orders refused because of an older term or sequence.
     pub stale_orders: u64,
@@ -73,7 +67,6 @@ pub struct StreamView {
     pub connects: u64,
     /// Attempts that failed, and streams that ended.
     pub failures: u64,
-    /// Reports sent.
     pub reports: u64,
     /// Events that the coordinator refused.
     pub refused_events: u64,
@@ -86,15 +79,12 @@ pub struct StreamView {
 pub struct Update {
     /// The number of the stream if it changed since the last look. Zero if the stream has ended.
     pub stream: Option<u64>,
-    /// Whether the coordinator wants a new snapshot.
     pub snapshot_wanted: bool,
-    /// Whether there is room for a report.
     pub has_room: bool,
     /// A new cluster order, or `Some(None)` if the last one is withdrawn.
     pub order: Option<Option<ClusterOrder>>,
 }
 
-/// The result of putting a report.
 #[derive(Debug, PartialEq)]
 pub enum PutOutcome {
     /// The report will be sent.
@@ -107,7 +97,6 @@ pub enum PutOutcome {
 
 impl CoordinatorExchange {
     /// Makes an empty exchange.
-    #[must_use]
     pub fn new(endpoint: &str, host: &str) -> Self {
         Self {
             state: Mutex::default(),
@@ -142,7 +131,6 @@ impl CoordinatorExchange {
         })
     }
 
-    /// Puts a report for this stream.
     pub fn put(&self, stream: u64, report: OutgoingReport) -> PutOutcome {
         let Some(mut state) = self.state.try_lock() else {
             return PutOutcome::Busy(report);
@@ -164,8 +152,6 @@ impl CoordinatorExchange {
         self.scheduler_notified.store(false, Ordering::Release);
     }
 
-    /// Returns the maximum number of events in a report.
-    #[must_use]
     pub fn events_max(&self) -> usize {
         self.events_max.load(Ordering::Relaxed)
     }
@@ -219,8 +205,6 @@ impl CoordinatorExchange {
         self.notify_scheduler(mailbox);
     }
 
-    /// Reports whether there is a report to send.
-    #[must_use]
     pub fn has_report(&self) -> bool {
         self.state.lock().report.is_some()
     }
@@ -276,7 +260,6 @@ impl CoordinatorExchange {
     }
 
     /// Returns the view of operators.
-    #[must_use]
     pub fn view(&self) -> StreamView {
         self.view.lock().clone()
     }

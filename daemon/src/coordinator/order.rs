@@ -7,10 +7,8 @@ use laxity_policy::event::Order;
 use laxity_policy::{BatchId, RequestId};
 use laxity_wire::v1::Epoch;
 
-/// A whole order of the coordinator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClusterOrder {
-    /// The number of the order.
     pub epoch: Epoch,
     /// The content. Orders with equal content share one allocation.
     pub content: Arc<OrderContent>,
@@ -30,7 +28,6 @@ pub struct OrderContent {
 
 impl OrderContent {
     /// Makes a content from (sort key, batch) pairs and pruned requests, each in any order.
-    #[must_use]
     pub fn new(ranks: impl Iterator<Item = (u64, u64)>, pruned: impl Iterator<Item = u64>) -> Self {
         let mut keyed: Vec<(u64, u64)> = ranks.collect();
         keyed.sort_unstable();
@@ -50,19 +47,16 @@ impl OrderContent {
     }
 
     /// Reports whether the fetch with this number is held.
-    #[must_use]
     pub fn holds(&self, fetch: u64) -> bool {
         self.held.binary_search(&fetch).is_ok()
     }
 
     /// Reports whether the coordinator ranks the batch.
-    #[must_use]
     pub fn ranks(&self, batch: BatchId) -> bool {
         self.ranks.contains_key(&batch)
     }
 
     /// Returns this order without some batches and pruned requests.
-    #[must_use]
     pub fn without(
         &self,
         batch: impl Fn(BatchId) -> bool,
@@ -88,7 +82,6 @@ impl OrderContent {
     ///
     /// *Pruned.* The coordinator decides for requests of batches that it ranks, and the daemon for
     /// all others.
-    #[must_use]
     pub fn merged_with(&self, local: &Order, batch_of: impl Fn(RequestId) -> BatchId) -> Order {
         let mut before = self.sigma.len();
         let mut unranked: Vec<(usize, BatchId)> = Vec::new();

@@ -8,7 +8,6 @@ pub const EVENTS_MAX: usize = 256;
 /// Most requests in a report.
 const REQUESTS_MAX: usize = 1024;
 
-/// A report in one message.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OutgoingReport {
     /// When the report was made. Spans in the report count from this time.
@@ -44,7 +43,6 @@ impl OutgoingReport {
 pub(super) struct Draft {
     pub(super) events: Vec<Event>,
     events_max: usize,
-    /// The number of requests that still fit.
     pub(super) requests: usize,
 }
 

@@ -96,13 +96,11 @@ pub struct ReportState {
 
 impl ReportState {
     /// Makes an empty state without a stream.
-    #[must_use]
     pub fn new(port: u32) -> Self {
         Self { port, ..Self::default() }
     }
 
     /// Returns how soon [`ReportState::next_report`] has to be called.
-    #[must_use]
     pub const fn urgency(&self) -> Urgency {
         self.urgency
     }
@@ -205,7 +203,6 @@ impl ReportState {
         }
     }
 
-    /// Records that a batch computes this layer.
     pub fn layer(&mut self, now: Time, batch: u64, layer: u16) {
         let Some(&arrival) = self.names.get(&batch) else {
             return;
@@ -229,7 +226,6 @@ impl ReportState {
         }
     }
 
-    /// Counts bytes of a request that completed on a port.
     #[inline]
     pub fn completed(&mut self, request: u64, port: u32, bytes: u64) {
         if port != self.port {

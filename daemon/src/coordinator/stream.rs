@@ -33,7 +33,6 @@ use crate::mailbox::Mailbox;
 use crate::service::SchedulerHandle;
 use crate::stats::Snapshot;
 
-/// Longest time for the coordinator's welcome.
 const WELCOME_MAX: Duration = Duration::from_secs(5);
 /// Heartbeats without a message after which the coordinator counts as dead.
 const SILENCE_HEARTBEATS: u32 = 3;
@@ -41,12 +40,10 @@ const SILENCE_HEARTBEATS: u32 = 3;
 const SNAPSHOT_EVERY: Duration = Duration::from_secs(1);
 /// Most messages that wait for the connection.
 const OUTBOUND: usize = 2;
-/// Largest message of a coordinator, in bytes.
 const MESSAGE_BYTES_MAX: usize = 4 * v1::MESSAGE_BYTES_MAX;
 /// Longest text of a coordinator that is shown, in characters.
 const TEXT_MAX: usize = 300;
 
-/// The task that holds the stream.
 #[derive(Debug)]
 pub struct StreamTask {
     config: CoordinatorConfig,
@@ -59,7 +56,6 @@ pub struct StreamTask {
     assembler: OrderAssembler,
 }
 
-/// Why a stream ended.
 #[derive(Debug, Default)]
 struct Ended {
     problem: String,
@@ -92,7 +88,6 @@ fn shortened(text: &str) -> String {
 
 impl StreamTask {
     /// Makes the task for the coordinator that `config` names, if it names one.
-    #[must_use]
     pub fn new(config: &Config, scheduler: &SchedulerHandle) -> Option<Self> {
         let exchange = scheduler.exchange.clone()?;
         Some(Self {
@@ -147,7 +142,6 @@ impl StreamTask {
         }
     }
 
-    /// Runs one stream from the connection to its end.
     async fn once(&mut self, url: &str) -> Ended {
         let channel = match channel::connect(url, &self.config).await {
             Ok(channel) => channel,

@@ -19,7 +19,6 @@ pub(super) const CAPABILITIES: [Capability; 4] = [
 const HEARTBEAT_MIN: Duration = Duration::from_millis(10);
 const HEARTBEAT_MAX: Duration = Duration::from_secs(60);
 
-/// The state of one stream to the coordinator.
 #[derive(Debug)]
 pub(super) struct StreamState {
     pub(super) outbound: mpsc::Sender<FromDaemon>,
@@ -28,10 +27,8 @@ pub(super) struct StreamState {
     pub(super) heartbeat: Duration,
     pub(super) heard: Instant,
     pub(super) spoke: Instant,
-    /// The epoch of an order that has to be acknowledged.
     pub(super) ack: Option<v1::Epoch>,
     pub(super) letter: Option<Message>,
-    /// The sequence of the last report.
     pub(super) reported: u64,
     /// The sequence of the last report that asks for an order.
     pub(super) owed: u64,

@@ -27,7 +27,6 @@ pub struct Cluster {
     exchange: Arc<CoordinatorExchange>,
     /// The reports. Every hint is recorded there, too.
     pub reports: ReportState,
-    /// The fetches from other hosts.
     pub fetches: Fetches,
     attends: bool,
     /// The number of the stream, zero without one.
@@ -36,7 +35,6 @@ pub struct Cluster {
     in_force: bool,
     age_limit: Span,
     debounce: Span,
-    /// When to look at the exchange.
     look_at: Time,
     /// Since when there is something to report.
     untold: Option<Time>,
@@ -49,7 +47,6 @@ pub struct Cluster {
 
 impl Cluster {
     /// Makes the state of a host without a coordinator.
-    #[must_use]
     pub fn alone() -> Self {
         let nobody = Arc::new(CoordinatorExchange::new("", ""));
         Self { attends: false, ..Self::new(nobody, 0, &Config::default()) }
@@ -57,13 +54,11 @@ impl Cluster {
 
     /// Reports whether there is a coordinator, so that reports are kept for it.
     #[inline]
-    #[must_use]
     pub const fn attends(&self) -> bool {
         self.attends
     }
 
     /// Makes a state without a stream. Only completed bytes on `port` are reported.
-    #[must_use]
     pub fn new(exchange: Arc<CoordinatorExchange>, port: u32, config: &Config) -> Self {
         let mut cluster = Self {
             exchange,
@@ -85,7 +80,6 @@ impl Cluster {
         cluster
     }
 
-    /// Applies a new configuration.
     pub fn configure(&mut self, config: &Config) {
         self.age_limit = Span(config.coordinator.order_age_limit.0);
         self.debounce = Span(config.tuning.order_debounce.0);
@@ -93,7 +87,6 @@ impl Cluster {
     }
 
     /// Returns the content of the coordinator's order, if it is in force.
-    #[must_use]
     pub fn order_in_force(&self) -> Option<&OrderContent> {
         let order = self.order.as_ref().filter(|_| self.in_force)?;
         Some(&order.content)

@@ -29,20 +29,17 @@ pub struct CreditTerms {
 
 impl CreditTerms {
     /// Makes conditions without credit.
-    #[must_use]
     pub const fn new(now: Time) -> Self {
         Self { is_given: false, level: Level::FIRST_UNRESERVED, is_idle: false, idle_since: now }
     }
 
     /// Reports whether no port has had waiting flows for [`IDLE_AFTER`].
     #[inline]
-    #[must_use]
     pub const fn is_idle(&self) -> bool {
         self.is_idle
     }
 
     /// Returns the stages that may use credit, in the format of a region's header.
-    #[must_use]
     pub const fn stages(&self) -> u8 {
         if self.is_idle { COLLECTIVES | CREDIT_WHOLE } else { COLLECTIVES }
     }
@@ -63,7 +60,6 @@ pub(super) fn alone_bytes(config: &LinkConfig) -> u64 {
     (config.rate / 100).min(16 << 20).max(config.window_bytes)
 }
 
-/// The credit of one port.
 #[derive(Debug, Default)]
 pub struct PortCredit {
     /// Credit that was given and not spent, in bytes, over all lanes.
@@ -141,13 +137,11 @@ impl PortCredit {
     }
 
     /// Reports whether [`Self::feed`] would give credit to a lane that has none.
-    #[must_use]
     pub fn is_available(&self, link: &Link, now: Time) -> bool {
         self.left(link, now) >= 4
     }
 
     /// Returns the bytes of credit that were given and not spent.
-    #[must_use]
     pub const fn unspent(&self) -> u64 {
         self.out
     }

@@ -10,7 +10,6 @@ use laxity_policy::{BatchId, RequestId, Span, Time};
 /// Most requests with a deadline here. Older ones are removed.
 const REQUESTS_MAX: usize = 1 << 16;
 
-/// The deadlines and batches of requests.
 #[derive(Debug, Default)]
 pub struct Deadlines {
     /// The objective for requests that have no deadline of their own.
@@ -22,7 +21,6 @@ pub struct Deadlines {
     sights: u64,
 }
 
-/// The state of a request.
 #[derive(Clone, Copy, Debug)]
 struct Known {
     deadline: Time,
@@ -45,14 +43,12 @@ impl Deadlines {
     }
 
     /// Returns the deadline of a request, or [`Time::NEVER`] if it is unknown.
-    #[must_use]
     pub fn known(&self, request: RequestId) -> Time {
         let known = self.known.get(&request);
         known.map_or(Time::NEVER, |known| known.deadline)
     }
 
     /// Returns the batch of a request, or zero if it is unknown.
-    #[must_use]
     pub fn batch_of(&self, request: RequestId) -> BatchId {
         let known = self.known.get(&request);
         known.map_or(BatchId(0), |known| known.batch)

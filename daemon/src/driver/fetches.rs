@@ -18,12 +18,10 @@ pub const FETCHES_MAX: usize = 1024;
 /// How long a fetch lives without flows. Its flows may come one after the other.
 const LINGER: Span = Span::from_millis(3);
 
-/// The identity of a fetch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Name {
     /// The id of the request's batch.
     pub batch: u64,
-    /// The id of the request.
     pub request: u64,
     /// The address of the peer.
     pub peer: [u8; 16],
@@ -34,31 +32,23 @@ pub struct Name {
 pub struct Move {
     /// The index of the flow's port.
     pub port: u16,
-    /// The flow.
     pub flow: FlowId,
-    /// Whether to hold the flow.
     pub hold: bool,
 }
 
-/// Counters of fetches.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FetchCounters {
-    /// Fetches that began.
     pub fetches: u64,
-    /// Times that a fetch was held.
     pub held: u64,
     /// Times that a held fetch proceeded because its wait was over.
     pub ahead: u64,
 }
 
-/// The state of a flow's fetch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FetchState {
     /// The flow belongs to no fetch.
     None,
-    /// The fetch proceeds.
     Proceeds,
-    /// The fetch is held.
     Waits,
 }
 
@@ -98,7 +88,6 @@ pub struct Fetches {
 
 impl Fetches {
     /// Makes a state without fetches.
-    #[must_use]
     pub fn new(wait_max: Span) -> Self {
         Self {
             open: BTreeMap::new(),
@@ -219,7 +208,6 @@ impl Fetches {
     }
 
     /// Returns when [`Fetches::poll`] has something to do.
-    #[must_use]
     pub fn due(&self) -> Time {
         self.timers.first().map_or(Time::NEVER, |&(at, _)| at)
     }
@@ -230,7 +218,6 @@ impl Fetches {
     }
 
     /// Reports whether this flow is part of a held fetch.
-    #[must_use]
     pub fn holds_flow(&self, flow: FlowId) -> bool {
         let number = self.of_flow.get(&flow);
         let fetch = number.and_then(|number| self.open.get(number));
@@ -238,13 +225,10 @@ impl Fetches {
     }
 
     /// Reports whether any fetch is held.
-    #[must_use]
     pub const fn holds(&self) -> bool {
         self.waiting > 0
     }
 
-    /// Returns the counters of fetches.
-    #[must_use]
     pub const fn counters(&self) -> FetchCounters {
         self.counters
     }

@@ -19,14 +19,12 @@ const _: () = assert!(laxity_shm::layout::LANES_MAX as u64 <= 1 << LANE_BITS);
 ///
 /// The name is unique among the flows here. Sequences that agree in 40 bits are over 10^12 records
 /// apart, 15 hours of the fastest lane. `completion_timeout` ends every flow before that.
-#[must_use]
 #[inline]
 pub const fn name(client: u32, lane: u16, seq: u64) -> FlowId {
     FlowId((client as u64) << (SEQ_BITS + LANE_BITS) | (lane as u64) << SEQ_BITS | (seq & SEQ_MASK))
 }
 
 /// Returns the client, the lane and the low bits of the sequence of a name.
-#[must_use]
 #[inline]
 pub const fn place(id: FlowId) -> (u32, u16, u64) {
     (
@@ -42,11 +40,8 @@ pub const fn place(id: FlowId) -> (u32, u16, u64) {
 pub struct Flow {
     /// The sequence of the submitting record, or [`FREE`] in a free entry.
     pub seq: u64,
-    /// All bytes of the flow.
     pub bytes: u64,
-    /// The bytes that are permitted.
     pub permitted: u64,
-    /// The bytes that are completed.
     pub completed: u64,
     /// The TTFT deadline, or [`Time::NEVER`] if there is none.
     pub deadline: Time,
@@ -57,11 +52,9 @@ pub struct Flow {
     pub request: RequestId,
     /// The slot that receives the flow's permits. It has no meaning for a flow on credit.
     pub slot: u16,
-    /// The index of the port.
     pub port: u8,
     /// The number of the peer ([`crate::driver::peers`]), 0 if unknown.
     pub peer: u8,
-    /// The stage of the flow.
     pub stage: Stage,
     /// The level on the wire: that of the first permit, 0 before. Later permits repeat it, because
     /// a message keeps one DSCP (architecture §4.3).
@@ -113,8 +106,6 @@ impl Flow {
         fetch: false,
     };
 
-    /// Returns the index of the port.
-    #[must_use]
     #[inline]
     pub const fn port(&self) -> u16 {
         self.port as u16
@@ -135,7 +126,6 @@ impl Flow {
     }
 
     /// Reports whether the flow has bytes that are not permitted, or had no permit at all.
-    #[must_use]
     #[inline]
     pub const fn waits(&self) -> bool {
         self.permitted < self.bytes || self.level == 0
@@ -152,7 +142,6 @@ pub struct Flows {
 
 impl Flows {
     /// Makes an empty table for about `expected` flows without collisions.
-    #[must_use]
     pub fn new(expected: usize) -> Self {
         let size = (expected * 2).next_power_of_two().max(16);
         Self { direct: vec![Flow::NONE; size].into(), spilled: HashMap::new(), len: 0 }
@@ -205,31 +194,25 @@ impl Flows {
         removed
     }
 
-    /// Returns the number of flows.
-    #[must_use]
     pub fn len(&self) -> usize {
         self.len
     }
 
     /// Reports whether there are no flows.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
     /// Returns the number of entries that [`Self::iter`] visits.
-    #[must_use]
     pub fn places(&self) -> usize {
         self.direct.len() + self.spilled.len()
     }
 
-    /// Returns the flows in an arbitrary order.
     pub fn iter(&self) -> impl Iterator<Item = &Flow> {
         self.direct.iter().filter(|flow| flow.seq != FREE).chain(self.spilled.values())
     }
 
     /// Returns the sequences of the flows, ascending.
-    #[must_use]
     pub fn seqs(&self) -> Vec<u64> {
         let mut seqs: Vec<u64> = self.iter().map(|flow| flow.seq).collect();
         seqs.sort_unstable();

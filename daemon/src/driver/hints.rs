@@ -53,7 +53,6 @@ pub struct Hints {
     rested: Time,
     /// The domain whose admission is looked at first.
     turn: usize,
-    /// The reports and orders of the cluster.
     pub cluster: Cluster,
 }
 
@@ -149,7 +148,6 @@ impl Hints {
         Ok(())
     }
 
-    /// Changes the rate of a port.
     pub fn set_rate(&mut self, now: Time, port: usize, bytes_per_second: u64) {
         if port >= self.rates.len() {
             self.rates.resize(port + 1, self.admission.default_rate);
@@ -309,7 +307,6 @@ impl DomainHints {
 
     /// Returns the batch and layer of a process's collective that names no batch.
     #[inline]
-    #[must_use]
     pub fn computed_by(&self, pid: u32) -> Option<(BatchId, Layer)> {
         self.running.of(pid)
     }

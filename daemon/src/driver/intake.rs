@@ -33,7 +33,6 @@ pub struct Intake {
     pub ports: Vec<Port>,
     /// The batches, the requests and admission.
     pub hints: Hints,
-    /// The counters of the scheduler thread.
     pub counters: LoopCounters,
     /// Sleeping clients that have a permit, as (client, lane). They are woken after the round,
     /// because a wake-up costs more than the rest of the round.
@@ -45,13 +44,11 @@ pub struct Intake {
     pub trust: Trust,
     /// Whether flows of any client are held for its owed bytes ([`crate::driver::silence`]).
     pub holding: bool,
-    /// The credit that clients have.
     pub credit: CreditTerms,
     /// Whether an operator has ordered a bypass.
     pub bypass: bool,
     /// The trace, while one is running.
     pub trace: Tracer,
-    /// The numbers of all clients' peers.
     pub peers: PeerNumbers,
 }
 
@@ -87,7 +84,6 @@ impl Intake {
         (usize::from(port) < self.ports.len()).then_some(port)
     }
 
-    /// Converts the record of a flow for the policy.
     #[inline(always)]
     fn spec(&mut self, from: &RecordOrigin<'_>, at: SlotRef, flow: &record::Flow) -> FlowSpec {
         let (mut batch, mut layer) = (BatchId(flow.batch), Layer(flow.layer));

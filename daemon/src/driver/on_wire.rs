@@ -50,7 +50,6 @@ impl Class {
 }
 
 impl OnWire {
-    /// Returns the owed bytes on this port.
     #[must_use]
     pub const fn owed(&self) -> u64 {
         self.owed[0].saturating_add(self.owed[1])
@@ -58,13 +57,11 @@ impl OnWire {
 
     /// Reports whether flows of `stage` are held.
     #[inline]
-    #[must_use]
     pub const fn holds(&self, stage: Stage) -> bool {
         self.held[Class::of(stage) as usize]
     }
 
     /// Reports whether flows of any stage are held.
-    #[must_use]
     pub const fn is_held(&self) -> bool {
         self.held[0] || self.held[1]
     }

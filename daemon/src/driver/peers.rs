@@ -8,7 +8,6 @@ use std::collections::HashMap;
 
 use laxity_policy::PeerId;
 
-/// The numbers of known peers, by address.
 #[derive(Debug, Default)]
 pub struct PeerNumbers(HashMap<[u8; 16], u8>);
 

@@ -16,7 +16,6 @@ use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFl
 const BELL: u64 = u64::MAX;
 const TIMER: u64 = u64::MAX - 1;
 
-/// The epoll and the timer.
 #[derive(Debug)]
 pub(crate) struct Poller {
     epoll: Epoll,

@@ -14,24 +14,20 @@ use crate::stats::{PortCounters, PortResidual, PortSnapshot, PortUse};
 /// A port. Egress has an even index, ingress an odd one.
 #[derive(Debug)]
 pub struct Port {
-    /// The links of all trust domains.
     pub link: SharedLink,
     /// What enforcing would have done to observed flows, from the first of them on.
     would: Option<Box<Would>>,
-    /// The counters.
     pub counters: PortCounters,
     /// Whether an event happened since `poll_action` returned `None`.
     pub dirty: bool,
     /// When to call `poll_action` without an event.
     pub due: Time,
-    /// The credit.
     pub credit: PortCredit,
     /// The client and the stage that used the port last.
     user: Option<(u32, Stage)>,
     used: Time,
     /// When two users last used the port at about the same time.
     shared: Option<Time>,
-    /// The configured rate and window.
     configured: (u64, u64),
     /// What others leave of the port, if its NIC counts bytes.
     pub residual: Option<PortResidual>,
@@ -83,20 +79,15 @@ pub fn ports(config: &Config) -> Result<Vec<Port>, InvalidConfig> {
 }
 
 impl Port {
-    /// Returns the name of the NIC.
-    #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
     /// Returns the direction: `egress` or `ingress`.
-    #[must_use]
     pub const fn direction(&self) -> &'static str {
         self.direction
     }
 
-    /// Returns the window in bytes.
-    #[must_use]
     pub fn window_bytes(&self) -> u64 {
         self.link.config().window_bytes
     }
@@ -137,7 +128,6 @@ impl Port {
     }
 
     /// Returns how permits use the port. Bytes that were only observed count from their completion.
-    #[must_use]
     pub fn usage(&self) -> PortUse {
         let stages = &self.counters.stages;
         let permitted: u64 = stages.iter().flat_map(|stage| stage.permitted_bytes).sum();
@@ -150,7 +140,6 @@ impl Port {
         }
     }
 
-    /// Tells the link of a hint.
     pub fn hint(&mut self, now: Time, domain: DomainId, event: Event) {
         let observed =
             self.would.as_ref().filter(|would| would.is_hinted(now)).map(|_| event.clone());
@@ -172,7 +161,6 @@ impl Port {
         }
     }
 
-    /// Records a use of the port.
     #[inline]
     pub fn used_by(&mut self, now: Time, client: u32, stage: Stage) {
         let user = Some((client, stage));
@@ -187,7 +175,6 @@ impl Port {
 
     /// Reports whether one client, with one stage, was lately the only user of the port.
     #[inline]
-    #[must_use]
     pub fn has_one_user(&self, now: Time) -> bool {
         self.shared.is_none_or(|then| now.since(then) >= ALONE_AFTER)
     }
@@ -281,7 +268,6 @@ impl Port {
         self.dirty |= fed && !self.credit.hungry.is_empty();
     }
 
-    /// Returns the port's part of a snapshot.
     #[must_use]
     pub fn snapshot(&mut self, now: Time) -> PortSnapshot {
         let config = self.link.config();

@@ -43,7 +43,6 @@ impl Publisher {
         self.is_asked = true;
     }
 
-    /// Returns when to publish.
     pub(super) fn due(&self) -> Time {
         match (self.is_asked, self.is_changed) {
             (true, _) => Time::ZERO,

@@ -16,7 +16,6 @@ pub(super) enum ProtocolViolation {
     Garbage {
         /// What is wrong with the record.
         problem: Garbage,
-        /// The record.
         record: Refused,
     },
     /// A record that the client may not send.
@@ -28,9 +27,7 @@ pub(super) enum ProtocolViolation {
 pub(super) struct RecordSink<'a> {
     /// All other state that records change.
     pub(super) intake: &'a mut Intake,
-    /// The index of the client.
     pub(super) client: u32,
-    /// The client state.
     pub(super) state: &'a mut ClientState,
     /// The lane with a protocol violation, and the violation. The client has to be released.
     pub(super) violation: Option<(u16, ProtocolViolation)>,

@@ -12,7 +12,6 @@ use laxity_policy::{BatchId, Layer};
 /// Most processes that compute at once. Beyond that, the one with the oldest hint is removed.
 const PROCESSES_MAX: usize = 64;
 
-/// A process and the layer that it computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Process {
     pid: u32,
@@ -42,7 +41,6 @@ impl Running {
 
     /// Returns the batch and the layer that a process computes.
     #[inline]
-    #[must_use]
     pub fn of(&self, pid: u32) -> Option<(BatchId, Layer)> {
         let found = self.processes.iter().find(|process| process.pid == pid);
         found.map(|process| (process.batch, process.layer))

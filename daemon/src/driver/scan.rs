@@ -25,7 +25,6 @@ const TURNS_PER_REFRESH: usize = 16;
 /// The result of a sweep over the lanes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Swept {
-    /// The number of records that were read.
     pub(super) records: usize,
     /// Whether every record that was there at the start of the sweep was read.
     pub(super) is_all: bool,
@@ -76,7 +75,6 @@ impl Driver {
         client.map_or(DomainId::default(), |client| client.state.domain)
     }
 
-    /// Scans the next cold client.
     fn scan_cold(&mut self) -> usize {
         let Some(index) = self.order.take_cold() else {
             return 0;

@@ -37,7 +37,6 @@ impl DomainRecords {
         !self.counts || self.read[usize::from(domain.0)] < DOMAIN_RECORDS
     }
 
-    /// Counts records that were read.
     pub(super) fn add(&mut self, domain: DomainId, records: usize) {
         self.read[usize::from(domain.0)] += records;
     }
@@ -46,7 +45,6 @@ impl DomainRecords {
 /// The hot and the cold clients.
 #[derive(Debug, Default)]
 pub(super) struct ScanOrder {
-    /// The indices of the hot clients.
     pub(super) hot: Vec<u32>,
     pub(super) cold: Vec<u32>,
     next_cold: usize,
@@ -58,12 +56,10 @@ pub(super) struct ScanOrder {
 }
 
 impl ScanOrder {
-    /// Adds a client that has attached.
     pub(super) fn add(&mut self, index: u32) {
         self.hot.push(index);
     }
 
-    /// Removes a client that has left.
     pub(super) fn remove(&mut self, index: u32) {
         self.hot.retain(|hot| *hot != index);
         self.cold.retain(|cold| *cold != index);
@@ -92,7 +88,6 @@ impl ScanOrder {
         self.cold.push(index);
     }
 
-    /// Makes a client hot.
     pub(super) fn warm(&mut self, index: u32) {
         if let Some(at) = self.cold.iter().position(|cold| *cold == index) {
             self.cold.swap_remove(at);
@@ -101,7 +96,6 @@ impl ScanOrder {
         }
     }
 
-    /// Returns the next cold client.
     pub(super) fn take_cold(&mut self) -> Option<u32> {
         if self.next_cold >= self.cold.len() {
             self.next_cold = 0;

@@ -16,9 +16,7 @@ const IDS_MAX: usize = 1 << 16;
 /// A batch or a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Id {
-    /// A batch, by the id that its domain chose.
     Batch(BatchId),
-    /// A request, by the id that its domain chose.
     Request(RequestId),
 }
 
@@ -41,7 +39,6 @@ impl Default for Speakers {
 
 impl Speakers {
     /// Reports whether an id belongs to this domain or to none.
-    #[must_use]
     pub fn may(&self, domain: DomainId, id: Id) -> bool {
         self.of.get(&id).is_none_or(|(owner, _)| *owner == domain)
     }
@@ -91,7 +88,6 @@ impl Speakers {
         may
     }
 
-    /// Forgets all ids of a domain that is gone.
     pub fn forget(&mut self, domain: DomainId) {
         self.of.retain(|_, (owner, _)| *owner != domain);
         self.ages[usize::from(domain.0).min(DOMAINS_MAX - 1)].clear();

@@ -13,21 +13,17 @@ use tokio::sync::oneshot;
 /// How long a trace that nobody reads is kept after its end.
 const KEPT: Span = Span(60_000_000_000);
 
-/// A command about the trace.
 #[derive(Debug)]
 pub enum TraceCommand {
-    /// Begin a trace.
     Begin(Box<Recorder>),
     /// Return the recorded events and continue in other memory.
     Swap {
         /// The memory, which is empty.
         fresh: Vec<Entry>,
-        /// Receives the events.
         reply: oneshot::Sender<Taken>,
     },
     /// End the trace and return the recorded events.
     End {
-        /// Receives the events.
         reply: oneshot::Sender<Taken>,
     },
 }
@@ -43,25 +39,19 @@ pub struct Taken {
     pub is_over: bool,
 }
 
-/// An event and its time.
 #[derive(Clone, Copy, Debug)]
 pub struct Entry {
     at: Time,
     seen: Seen,
 }
 
-/// An event of the scheduler.
 #[derive(Clone, Copy, Debug)]
 pub enum Seen {
-    /// A client submitted a flow.
     Submitted {
-        /// The flow.
         spec: FlowSpec,
         /// The process id of the client.
         pid: u32,
-        /// The index of the port.
         port: u16,
-        /// The outcome of the submit.
         standing: SubmitOutcome,
         /// The bytes of the permit, and their level.
         granted: (u64, u8),
@@ -72,15 +62,12 @@ pub enum Seen {
     },
     /// A permit of a waiting flow: name, bytes, level, and whether it is the last.
     Permitted(u64, u64, u8, bool),
-    /// Bytes of a flow completed.
     Completed(u64, u64),
     /// A flow ended without completing.
     Cancelled(u64),
-    /// A client sent a hint.
     Hint(Record),
 }
 
-/// A running trace.
 #[derive(Debug)]
 pub struct Recorder {
     entries: Vec<Entry>,
@@ -92,12 +79,10 @@ pub struct Recorder {
 
 impl Recorder {
     /// Makes a trace of `most` events at a time, which ends at `until`.
-    #[must_use]
     pub fn new(most: usize, until: Time) -> Self {
         Self { entries: Vec::with_capacity(most), most, lost: 0, until }
     }
 
-    /// Records an event.
     #[cold]
     fn note(&mut self, at: Time, seen: Seen) {
         if at > self.until {
@@ -125,14 +110,12 @@ impl Recorder {
     }
 }
 
-/// The running trace, if any.
 #[derive(Debug, Default)]
 pub struct Tracer(Option<Box<Recorder>>);
 
 impl Tracer {
     /// Reports whether a trace is running.
     #[inline]
-    #[must_use]
     pub const fn is_on(&self) -> bool {
         self.0.is_some()
     }
@@ -175,7 +158,6 @@ fn over() -> Taken {
 
 impl Entry {
     /// Converts to the event on the wire. `None` if the event is not shown.
-    #[must_use]
     pub fn event(&self) -> Option<TraceEvent> {
         self.seen.kind().map(|what| TraceEvent { at_ns: self.at.0, what })
     }

@@ -122,13 +122,11 @@ pub struct Trust {
 
 impl Trust {
     /// Reports whether new clients of the owner are unscheduled.
-    #[must_use]
     pub fn distrusts(&self, owner: &Owner) -> bool {
         self.owners.get(owner).is_some_and(|record| record.distrusted)
     }
 
     /// Returns the distrusted owners in order, each with the end of its distrust.
-    #[must_use]
     pub fn distrusted(&self) -> Vec<(Owner, Time)> {
         let distrusted = self.owners.iter().filter(|(_, record)| record.distrusted);
         let mut all: Vec<_> =

@@ -29,7 +29,6 @@ impl SilenceWatch {
 #[derive(Debug)]
 pub(super) struct OverdueWatch {
     looked: Time,
-    /// The client and the lane.
     pub(super) at: (u32, u16),
 }
 

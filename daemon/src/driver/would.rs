@@ -18,7 +18,6 @@ use laxity_policy::config::InvalidConfig;
 use laxity_policy::link::Link;
 use laxity_policy::{Action, Event, FlowId, FlowSpec, Level, LinkConfig, Span, Stage, Time};
 
-/// Minutes that are remembered.
 const MINUTES_MAX: usize = 60;
 const MINUTE: u64 = 60_000_000_000;
 /// Most flows that wait here. More means that the port is faster than its configured rate.
@@ -38,13 +37,9 @@ const LOOK_MIN: Span = Span::from_micros(10);
 pub struct Minute {
     /// The number of the minute, from the clock's beginning.
     pub number: u64,
-    /// Flows that were observed.
     pub flows: u64,
-    /// Bytes that were observed.
     pub bytes: u64,
-    /// Flows that would have waited.
     pub delayed_flows: u64,
-    /// Bytes of those flows.
     pub delayed_bytes: u64,
     /// The sum of their waits, in ns.
     pub delay_ns: u64,
@@ -59,8 +54,6 @@ pub struct Minute {
 }
 
 impl Minute {
-    /// Returns the number of the minute at a time.
-    #[must_use]
     pub const fn number_at(at: Time) -> u64 {
         at.0 / MINUTE
     }
@@ -74,7 +67,6 @@ struct Waiting {
     stage: Stage,
 }
 
-/// The simulation of one port.
 #[derive(Debug)]
 pub struct Would {
     link: Link,
@@ -86,7 +78,6 @@ pub struct Would {
     wire: VecDeque<(Time, FlowId, u64)>,
     /// Bytes of flows that have not left.
     ahead: u64,
-    /// The arrival of the last flow.
     last: Time,
     /// The time up to which the link has seen everything.
     seen: Time,
@@ -128,7 +119,6 @@ impl Would {
         self.ahead > 0 || now.since(self.last) < HINTED_FOR
     }
 
-    /// Takes a hint that the real link gets.
     pub fn hint(&mut self, now: Time, event: Event) {
         self.advance(now);
         self.link.handle(now, event);

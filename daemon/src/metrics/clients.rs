@@ -19,7 +19,6 @@ const METRICS: [Metric; 3] = [
     ("laxity_client_owed_bytes", "gauge", "Owed bytes, by client", |client| client.owed_bytes),
 ];
 
-/// Returns the lines of all clients.
 pub(super) fn rendered(clients: &[ClientSnapshot]) -> String {
     let mut text = String::new();
     let labels: Vec<String> = clients.iter().map(labels).collect();

@@ -28,7 +28,6 @@ pub struct Traces {
     latest: Mutex<Trace>,
 }
 
-/// The state of the latest trace.
 #[derive(Debug, Default)]
 struct Trace {
     /// The number of this trace: how many traces have begun.
@@ -43,10 +42,8 @@ struct Trace {
     is_over: bool,
 }
 
-/// A trace that has just begun.
 #[derive(Debug)]
 pub struct Begun {
-    /// Text for the operator.
     pub message: String,
     number: u64,
 }
@@ -75,7 +72,6 @@ impl Trace {
 
 impl Traces {
     /// Makes a state without a trace. `mailbox` leads to the scheduler.
-    #[must_use]
     pub fn new(mailbox: Mailbox) -> Self {
         Self { mailbox, latest: Mutex::default() }
     }

@@ -203,7 +203,6 @@ pub struct Net<V: Version> {
 }
 
 impl<V: Version> Net<V> {
-    /// The table of this version.
     pub const TABLE: Self = Self {
         name: NAME,
         init: V::INIT,

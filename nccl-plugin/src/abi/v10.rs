@@ -40,6 +40,5 @@ const _: () = {
     assert!(size_of::<Net<V10>>() == 20 * size_of::<usize>());
 };
 
-/// The table that NCCL loads.
 #[unsafe(no_mangle)]
 pub static ncclNetPlugin_v10: Net<V10> = Net::TABLE;

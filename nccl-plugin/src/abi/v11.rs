@@ -54,6 +54,5 @@ const _: () = {
     assert!(size_of::<Net<V11>>() == 22 * size_of::<usize>());
 };
 
-/// The table that NCCL loads.
 #[unsafe(no_mangle)]
 pub static ncclNetPlugin_v11: Net<V11> = Net::TABLE;

@@ -64,6 +64,5 @@ const _: () = {
     assert!(size_of::<Net<V12>>() == 22 * size_of::<usize>());
 };
 
-/// The table that NCCL loads.
 #[unsafe(no_mangle)]
 pub static ncclNetPlugin_v12: Net<V12> = Net::TABLE;

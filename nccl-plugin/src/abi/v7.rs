@@ -37,6 +37,5 @@ const _: () = {
     assert!(size_of::<Net<V7>>() == 19 * size_of::<usize>());
 };
 
-/// The table that NCCL loads.
 #[unsafe(no_mangle)]
 pub static ncclNetPlugin_v7: Net<V7> = Net::TABLE;

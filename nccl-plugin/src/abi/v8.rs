@@ -49,6 +49,5 @@ const _: () = {
     assert!(size_of::<Net<V8>>() == 19 * size_of::<usize>());
 };
 
-/// The table that NCCL loads.
 #[unsafe(no_mangle)]
 pub static ncclNetPlugin_v8: Net<V8> = Net::TABLE;

@@ -39,6 +39,5 @@ const _: () = {
     assert!(size_of::<Net<V9>>() == 20 * size_of::<usize>());
 };
 
-/// The table that NCCL loads.
 #[unsafe(no_mangle)]
 pub static ncclNetPlugin_v9: Net<V9> = Net::TABLE;

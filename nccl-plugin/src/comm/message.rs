@@ -18,7 +18,6 @@ pub struct Wish<'a> {
     pub bytes: usize,
     /// The tag that selects a buffer of a grouped receive.
     pub tag: i32,
-    /// Registration of the memory.
     pub region: Option<&'a Region>,
 }
 
@@ -75,7 +74,6 @@ impl Kept {
     }
 }
 
-/// A message that was begun.
 #[derive(Debug)]
 pub(super) struct Underway {
     pub(super) number: u64,

@@ -30,10 +30,8 @@ pub const REQUESTS: usize = 32 * GROUP_MAX;
 /// The first word of a live `Comm`, which distinguishes it from other memory.
 const MAGIC: u64 = 0x4c41_5849_5459_434f;
 
-/// One end of a connection.
 #[derive(Debug)]
 pub enum Side {
-    /// The sending end of a connection.
     Send(Box<Mutex<SendSide>>),
     /// The receiving end of a connection.
     Receive(Box<Mutex<ReceiveSide>>),
@@ -62,7 +60,6 @@ unsafe impl Send for Request {}
 // SAFETY: the pointer leads to the connection that owns this request, and that is `Sync`.
 unsafe impl Sync for Request {}
 
-/// The state of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// The request is not complete.
@@ -80,7 +77,6 @@ pub struct MemoryHandle {
 
 impl Comm {
     /// Returns a connection at its final address, since its requests point to it.
-    #[must_use]
     pub fn new(side: Side) -> Arc<Self> {
         let make = |comm: *const Self| {
             let request = |index| Request { comm, index };
@@ -161,8 +157,6 @@ impl Comm {
         }
     }
 
-    /// Returns NCCL's pointer to a request.
-    #[must_use]
     pub fn request(&self, index: u16) -> *mut core::ffi::c_void {
         (&raw const self.requests[usize::from(index)]).cast_mut().cast()
     }

@@ -25,7 +25,6 @@ impl core::fmt::Debug for ReceiveSide {
 
 impl ReceiveSide {
     /// Returns the receiving end of a complete connection.
-    #[must_use]
     pub fn new(receiver: Box<dyn Receiver>, report: Arc<Report>) -> Self {
         Self {
             receiver: Some(receiver),
@@ -117,7 +116,6 @@ impl ReceiveSide {
         self.slots.outcome(index, self.fault.as_ref())
     }
 
-    /// Ends the connection.
     pub fn close(&mut self) {
         if let Some(receiver) = self.receiver.take() {
             receiver.close();

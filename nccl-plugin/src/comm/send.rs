@@ -53,7 +53,6 @@ enum Verdict {
     OthersFirst,
 }
 
-/// The sending end of a connection.
 pub struct SendSide {
     sender: Option<Box<dyn Sender>>,
     around: Surroundings,
@@ -81,7 +80,6 @@ impl core::fmt::Debug for SendSide {
 
 impl SendSide {
     /// Returns the sending end of a complete connection.
-    #[must_use]
     pub fn new(sender: Box<dyn Sender>, around: Surroundings) -> Self {
         let nic = (around.arbiter.generation(), around.arbiter.nic(&around.nic));
         Self {
@@ -421,7 +419,6 @@ impl SendSide {
     /// Reports whether the sweeper has to drive the connection, because the host may not. That is
     /// so for a message that is done and has not left the wire. It is also so for a message that
     /// was kept, since the host may test its receive first.
-    #[must_use]
     pub fn lingers(&self) -> bool {
         self.fault.is_none()
             && (!self.kept.is_empty()
@@ -445,7 +442,6 @@ impl SendSide {
         self.settle(sent);
     }
 
-    /// Ends the connection.
     pub fn close(&mut self) {
         let kept = self.fault.is_none()
             && self.kept.is_empty()

@@ -6,7 +6,6 @@ use super::{Outcome, REQUESTS};
 use crate::backend::GROUP_MAX;
 use crate::fault::{Fault, Result};
 
-/// The state of a request.
 #[derive(Clone, Debug)]
 pub(super) enum Slot {
     /// The request is not in use.
@@ -19,7 +18,6 @@ pub(super) enum Slot {
     Refused(Fault),
 }
 
-/// All requests of one end.
 #[derive(Debug)]
 pub(super) struct Slots {
     slots: Box<[Slot]>,
@@ -47,7 +45,6 @@ impl Slots {
         matches!(self.slots[usize::from(at)], Slot::Pending(_))
     }
 
-    /// Completes the request that waits for a post.
     pub(super) fn complete(&mut self, post: u64, sizes: SmallVec<[usize; GROUP_MAX]>) {
         let waits = |slot: &&mut Slot| matches!(slot, Slot::Pending(number) if *number == post);
         if let Some(slot) = self.slots.iter_mut().find(waits) {

@@ -13,17 +13,12 @@ use crate::report::Report;
 /// The parts of the process that a sending end uses.
 #[derive(Clone)]
 pub struct Surroundings {
-    /// The source of permits.
     pub arbiter: Arc<dyn Arbiter>,
-    /// The context that the connection belongs to.
     pub context: Arc<Context>,
     /// The report that counts the connection's messages.
     pub report: Arc<Report>,
-    /// Longest wait for a permit.
     pub wait_max: Duration,
-    /// Name of the NIC.
     pub nic: String,
-    /// The connection's classes.
     pub classes: Classes,
 }
 

@@ -16,9 +16,7 @@
 
 use crate::handle::{VERSION, word};
 
-/// Size of a head in bytes.
 pub const HEAD_BYTES: usize = 40;
-/// Size of a hello in bytes.
 pub const HELLO_BYTES: usize = 48;
 /// Largest number of sockets of a connection, over all classes.
 pub(super) const STREAMS_MAX: u16 = 256;
@@ -36,39 +34,30 @@ pub struct Hello {
     pub connection: u128,
     /// The socket's index in the connection.
     pub index: u16,
-    /// The connection's number of sockets.
     pub streams: u16,
     /// The class of the socket, as a DSCP.
     pub dscp: u8,
 }
 
-/// The head of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Head {
-    /// The head of a part of a message.
     Part(Part),
     /// The number of buffers posted since the connection began.
     Posted(u64),
 }
 
-/// The position of a part in its message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Part {
-    /// Number of the message in its connection.
     pub message: u64,
-    /// The message's tag.
     pub tag: i32,
     /// The message's size in bytes.
     pub total: u64,
-    /// Offset of the part in the message.
     pub offset: u64,
     /// Size of the part in bytes.
     pub length: u64,
 }
 
 impl Hello {
-    /// Returns the hello's bytes.
-    #[must_use]
     pub fn encode(&self) -> [u8; HELLO_BYTES] {
         let mut bytes = [0; HELLO_BYTES];
         bytes[..8].copy_from_slice(&HELLO_MAGIC);
@@ -114,8 +103,6 @@ impl Hello {
 }
 
 impl Head {
-    /// Returns the head's bytes.
-    #[must_use]
     pub fn encode(&self) -> [u8; HEAD_BYTES] {
         let mut bytes = [0; HEAD_BYTES];
         match self {

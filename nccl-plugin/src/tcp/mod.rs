@@ -38,7 +38,6 @@ const UNKNOWN_MAX: usize = 4096;
 /// Largest number of connections of which only some sockets have arrived.
 const PARTIAL_MAX: usize = 16384;
 
-/// The TCP network.
 #[derive(Debug)]
 pub struct Tcp {
     devices: Vec<Device>,
@@ -170,7 +169,6 @@ struct Unknown {
 /// The sockets of one connection, as far as they have arrived.
 type Partial = Vec<Option<TcpStream>>;
 
-/// A listener for connections.
 struct Accepting {
     listener: TcpListener,
     nonce: u64,

@@ -24,16 +24,11 @@ const ZERO_COPY_BYTES_MIN: usize = 256 << 10;
 /// Largest number of sends without a copy whose memory the kernel still reads.
 const HELD_MAX: usize = 256;
 
-/// A part that is to be sent.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Outgoing {
-    /// The head of the part's frame.
     pub(super) head: [u8; HEAD_BYTES],
-    /// Address of the part's bytes.
     pub(super) address: usize,
-    /// The part's size in bytes.
     pub(super) bytes: usize,
-    /// The number of the part's message.
     pub(super) message: u64,
     /// Whether the part's arrival has to be reported.
     pub(super) accounted: bool,
@@ -43,14 +38,12 @@ pub(super) struct Outgoing {
 pub(super) enum PartOutcome {
     /// The part's memory may be used again.
     Taken {
-        /// The number of the part's message.
         message: u64,
         /// The part's size in bytes.
         bytes: usize,
     },
     /// The peer's kernel has the part.
     Arrived {
-        /// The number of the part's message.
         message: u64,
         /// The part's size in bytes.
         bytes: usize,

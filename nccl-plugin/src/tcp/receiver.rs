@@ -27,7 +27,6 @@ const UNTOLD_MAX: u64 = 7;
 /// Number of turns after which a socket is read that had no data lately.
 const COLD_TURNS: u32 = 8;
 
-/// A posted buffer.
 #[derive(Clone, Debug)]
 struct Target {
     address: usize,

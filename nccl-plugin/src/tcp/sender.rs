@@ -57,9 +57,7 @@ impl Begun {
 }
 
 pub(super) struct TcpSender {
-    /// The sockets, ordered by class.
     outlets: Vec<SendSocket>,
-    /// Number of sockets of each class.
     sockets: usize,
     begun: VecDeque<Begun>,
     next: u64,

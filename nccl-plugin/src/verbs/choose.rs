@@ -21,7 +21,6 @@ impl GidKind {
 /// An entry of the GID table that is not empty.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Gid {
-    /// The entry's index.
     pub(super) index: u8,
     pub(super) raw: [u8; 16],
     pub(super) kind: GidKind,

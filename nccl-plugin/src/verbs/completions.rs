@@ -14,18 +14,14 @@ use crate::fault::{Fault, Result};
 /// Largest number of completions taken at a time.
 pub(super) const BATCH: usize = 16;
 
-/// The completion of one work request.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Completion {
-    /// The work request's number.
     pub(super) id: u64,
     /// The status, `IBV_WC_*`.
     pub(super) status: u32,
     /// The operation, `IBV_WC_*`. It is invalid if the status is an error.
     pub(super) opcode: u32,
-    /// The immediate data of an arrival.
     pub(super) immediate: u32,
-    /// The queue pair's number.
     pub(super) number: u32,
 }
 

@@ -27,7 +27,6 @@ pub(super) fn first_packet() -> u32 {
     random() as u32 & 0x00ff_ffff
 }
 
-/// Returns the description of this end.
 pub(super) fn end(
     nic: &Nic,
     address: u64,
@@ -52,7 +51,6 @@ pub(super) struct Listener {
     guests: Vec<IncomingConnection>,
 }
 
-/// An incoming connection in its handshake.
 struct IncomingConnection {
     talk: ControlConnection,
     since: Instant,
@@ -192,7 +190,6 @@ impl backend::Listener for Listener {
     }
 }
 
-/// An outgoing connection in its handshake.
 pub(super) struct Connecting {
     nic: Arc<Nic>,
     to: SocketAddr,

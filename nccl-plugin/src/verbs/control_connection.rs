@@ -26,7 +26,6 @@ const FAREWELL_BYTES_MAX: usize = 4096;
 /// The reason why no message came.
 #[derive(Debug, Error)]
 pub(super) enum Unheard {
-    /// The TCP connection broke.
     #[error("{0}")]
     Broken(#[from] io::Error),
     /// The peer closed the connection.

@@ -22,13 +22,9 @@ use crate::backend::GROUP_MAX;
 
 /// Largest number of grouped receives that are posted at a time. NCCL has as many requests.
 pub(super) const DEPTH: usize = 32;
-/// Number of words of an entry.
 pub(super) const WORDS: usize = 8;
-/// Size of an entry in bytes.
 pub(super) const ENTRY_BYTES: usize = WORDS * 8;
-/// Size of all entries in bytes.
 pub(super) const FIFO_BYTES: usize = DEPTH * GROUP_MAX * ENTRY_BYTES;
-/// Size of the table of sizes in bytes.
 pub(super) const TABLE_BYTES: usize = DEPTH * GROUP_MAX * 8;
 
 const SIZE_BITS: u32 = 23;
@@ -39,19 +35,14 @@ const _: () = assert!(DEPTH <= 1 << 5 && GROUP_MAX <= 1 << 3);
 /// A buffer that the sender may write.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Entry {
-    /// Number of the grouped receive.
     pub(super) post: u64,
-    /// Address of the buffer at the receiver.
     pub(super) address: u64,
-    /// Size of the buffer in bytes.
     pub(super) bytes: u64,
     /// Remote key of the buffer's memory.
     pub(super) rkey: u32,
     /// Tag that selects the buffer in its group.
     pub(super) tag: i32,
-    /// Number of buffers in the group.
     pub(super) buffers: u32,
-    /// Index of the buffer in the group.
     pub(super) index: u32,
 }
 

@@ -38,7 +38,6 @@ use crate::backend::GROUP_MAX;
 use crate::handle::{VERSION, word};
 
 const MAGIC: [u8; 8] = *b"LAXVERBS";
-/// Size of a head in bytes.
 pub(super) const HEAD_BYTES: usize = 24;
 const END_BYTES: usize = 40;
 const LANE_BYTES: usize = 12;
@@ -60,7 +59,6 @@ pub(super) struct ClassQueuePair {
     pub(super) first_packet: u32,
 }
 
-/// The description of one end of a connection.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct End {
     pub(super) gid: [u8; 16],
@@ -76,7 +74,6 @@ pub(super) struct End {
     pub(super) lanes: SmallVec<[ClassQueuePair; 8]>,
 }
 
-/// A message of the handshake.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Word {
     /// The sender's description.
@@ -85,7 +82,6 @@ pub(super) enum Word {
     Welcome(End),
     /// The end of the handshake without a connection, with the reason.
     Refusal(String),
-    /// The sender is connected.
     Ready,
 }
 
@@ -104,7 +100,6 @@ pub(super) enum Garbled {
     /// The message is for another listener, which used the port before.
     #[error("it does not know this listener's number: it is of another job, or comes too late")]
     Nonce,
-    /// A number is out of range.
     #[error("it says something that can't be ({0})")]
     Nonsense(&'static str),
 }
@@ -113,7 +108,6 @@ pub(super) enum Garbled {
 pub(super) struct Head {
     kind: u8,
     lanes: usize,
-    /// Number of bytes that follow.
     pub(super) body: usize,
 }
 

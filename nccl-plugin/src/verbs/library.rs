@@ -145,20 +145,17 @@ impl Library {
         })
     }
 
-    /// Returns the text of a completion's status.
     pub(super) fn status(&self, status: u32) -> String {
         // SAFETY: the function takes any number and returns a static string.
         text(unsafe { (self.status_text)(status) })
     }
 
-    /// Returns the text of an event's kind.
     pub(super) fn event(&self, kind: c_int) -> String {
         // SAFETY: the function takes any number and returns a static string.
         text(unsafe { (self.event_text)(kind) })
     }
 }
 
-/// Copies a static C string of the library.
 fn text(text: *const c_char) -> String {
     if text.is_null() {
         return String::from("unknown");

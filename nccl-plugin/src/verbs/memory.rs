@@ -13,7 +13,6 @@ use crate::fault::{Fault, Result};
 pub(super) struct Span {
     /// Address of the first byte.
     pub(super) start: usize,
-    /// Size in bytes.
     pub(super) bytes: usize,
     /// File descriptor and offset of `start`, for a DMA-BUF.
     pub(super) dma_buf: Option<(i32, u64)>,

@@ -20,7 +20,6 @@ pub(super) const INFINIBAND: u8 = 1;
 const DEVICE_FATAL: c_int = 8;
 const PORT_ERROR: c_int = 10;
 
-/// The hardware's keys of a registration.
 #[derive(Clone, Copy, Debug)]
 struct Keys {
     mr: *mut ibv_mr,

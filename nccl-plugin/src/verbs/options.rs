@@ -83,7 +83,6 @@ impl Options {
 
     /// Returns the DSCP of all connections, if an operator pinned one. It stays unchanged, because
     /// its priority may be the only lossless one.
-    #[must_use]
     pub fn pinned_dscp(&self) -> Option<u8> {
         self.traffic_class.map(|class| class >> 2)
     }

@@ -26,11 +26,9 @@ pub(super) struct Piece {
 pub(super) struct Outgoing {
     pub(super) qp: QueuePair,
     pub(super) room: usize,
-    /// Pieces in flight, in order.
     pub(super) in_flight: VecDeque<Piece>,
     /// Pieces that are not posted yet, in order.
     pub(super) waiting: VecDeque<(Request, Piece)>,
-    /// Number of messages that are done.
     pub(super) done: u64,
 }
 

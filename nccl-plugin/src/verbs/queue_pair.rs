@@ -24,11 +24,9 @@ pub(super) const INLINE_BYTES: usize = 64;
 const READS: u8 = 1;
 /// The code for 0.64 ms, the sender's wait if the receiver has no buffer, which it always has.
 const RECEIVER_NOT_READY: u8 = 12;
-/// The code for an unlimited number of retries.
 const RECEIVER_NOT_READY_RETRIES: u8 = 7;
 const HOPS: u8 = 255;
 
-/// The operation of a work request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Work {
     /// A write into the peer's memory.
@@ -39,7 +37,6 @@ pub(super) enum Work {
     Read,
 }
 
-/// A work request to be posted.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Request {
     pub(super) id: u64,
@@ -63,7 +60,6 @@ pub(super) enum Posted {
     Some(usize),
 }
 
-/// A queue pair of a reliable connection.
 #[derive(Debug)]
 pub(super) struct QueuePair {
     qp: *mut ibv_qp,
@@ -134,7 +130,6 @@ impl QueuePair {
         Ok(Self { qp, inline: attr.cap.max_inline_data as usize, nic: Arc::clone(nic) })
     }
 
-    /// Returns the queue pair's number.
     pub(super) fn number(&self) -> u32 {
         // SAFETY: the queue pair is alive.
         unsafe { (*self.qp).qp_num }

@@ -79,7 +79,6 @@ impl Welcoming {
         })
     }
 
-    /// Returns the description of this end.
     pub(super) fn end(&self) -> End {
         let lanes = self.lanes.iter().map(|(_, lane)| *lane);
         connect::end(&self.nic, self.table.address(), self.table.rkey, lanes)
@@ -251,7 +250,6 @@ impl Receiver {
         }
     }
 
-    /// Handles the arrival of a message.
     fn arrive(&mut self, completion: &Completion, received: &mut Vec<Received>) -> Result<()> {
         if let Some(lane) = self.numbers.iter().position(|number| *number == completion.number) {
             self.arrived[lane] += 1;
@@ -300,7 +298,6 @@ impl Receiver {
         Ok(())
     }
 
-    /// Handles all completions.
     fn drain(&mut self, received: &mut Vec<Received>) {
         let mut batch = [Completion::NONE; BATCH];
         loop {

@@ -26,7 +26,6 @@ use crate::backend::{
 };
 use crate::fault::{Fault, Result};
 
-/// Number of work requests of a queue pair.
 const WORK_REQUESTS: u32 = 128;
 /// Largest message, in bytes, whose write also announces it. An InfiniBand network may send packets
 /// of one write by several paths, except for a write that announces itself.
@@ -94,7 +93,6 @@ impl Greeting {
         })
     }
 
-    /// Returns the description of this end.
     pub(super) fn end(&self) -> End {
         let lanes = self.lanes.iter().map(|(_, lane)| *lane);
         connect::end(&self.nic, self.fifo.address(), self.fifo.rkey, lanes)
@@ -158,7 +156,6 @@ impl Sender {
         self.lanes.iter().any(|lane| !lane.in_flight.is_empty() || !lane.waiting.is_empty())
     }
 
-    /// Handles all completions.
     fn drain(&mut self, sent: &mut Vec<Sent>) {
         let mut batch = [Completion::NONE; BATCH];
         loop {

@@ -133,7 +133,6 @@ fn uris_of<'c>(certificate: &'c X509Certificate<'_>) -> Vec<&'c str> {
 }
 
 /// Returns the URIs that a certificate names. A certificate that can't be read has none.
-#[must_use]
 pub fn uris(certificate_der: &[u8]) -> Vec<String> {
     let Ok((_, certificate)) = X509Certificate::from_der(certificate_der) else {
         return Vec::new();

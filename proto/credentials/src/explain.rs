@@ -52,7 +52,6 @@ impl fmt::Display for Cause {
 }
 
 /// Returns the innermost cause of an error.
-#[must_use]
 pub fn cause(error: &dyn Error, settings: &Settings) -> Cause {
     let mut text = error.to_string();
     let mut inner = error.source();

@@ -29,7 +29,6 @@ pub struct Unusable {
 }
 
 /// Makes an error about the file at `path`, which the setting `key` names.
-#[must_use]
 pub fn unusable(key: &'static str, path: &Path, problem: &dyn fmt::Display) -> Unusable {
     Unusable { key, problem: format!("{}: {problem}", path.display()) }
 }

@@ -44,7 +44,6 @@ pub enum ReadError {
 
 impl ReadError {
     /// Returns the kind of the operating system's error. A caller may accept a missing file.
-    #[must_use]
     pub fn io_kind(&self) -> Option<io::ErrorKind> {
         match self {
             Self::Io(cause) => Some(cause.kind()),

@@ -17,7 +17,6 @@ pub struct LineLimit {
 
 impl LineLimit {
     /// Allows `burst` lines in each period of `every`.
-    #[must_use]
     pub const fn new(burst: u32, every: Duration) -> Self {
         Self { burst, every, since: None, said: 0, left_out: 0 }
     }
@@ -52,7 +51,6 @@ impl AcceptErrors {
     pub const REST: Duration = Duration::from_millis(50);
 
     /// Makes a handler for the listener that the log calls `what`.
-    #[must_use]
     pub const fn new(what: &'static str) -> Self {
         Self { what, lines: LineLimit::new(1, Duration::from_secs(60)) }
     }

@@ -58,7 +58,6 @@ fn lock<H>(held: &Mutex<Held<H>>) -> MutexGuard<'_, Held<H>> {
 
 impl<H: Clone + Ord> ConnectionSlots<H> {
     /// Makes `max` slots. A holder that is not privileged has at most `per_holder_max`.
-    #[must_use]
     pub fn new(max: usize, per_holder_max: usize) -> Self {
         Self {
             held: Arc::new(Mutex::new(Held { next: 0, slots: BTreeMap::new() })),
@@ -69,7 +68,6 @@ impl<H: Clone + Ord> ConnectionSlots<H> {
 
     /// Takes a slot for `holder`, perhaps from another holder as the module says. Returns `None` if
     /// privileged holders have all slots and `holder` is not privileged.
-    #[must_use]
     pub fn take(&self, holder: H, is_privileged: bool) -> Option<ConnectionSlot<H>> {
         let mut held = lock(&self.held);
         let has = held.count(&holder);
@@ -90,7 +88,6 @@ impl<H: Clone + Ord> ConnectionSlots<H> {
     }
 
     /// Takes a slot for `holder` only if one is free. Otherwise returns `None`.
-    #[must_use]
     pub fn take_free(&self, holder: H) -> Option<ConnectionSlot<H>> {
         let held = lock(&self.held);
         let has_room = held.slots.len() < self.max && held.count(&holder) < self.per_holder_max;
@@ -108,13 +105,11 @@ impl<H: Clone + Ord> ConnectionSlots<H> {
     }
 
     /// Returns the number of slots that are held.
-    #[must_use]
     pub fn len(&self) -> usize {
         lock(&self.held).slots.len()
     }
 
     /// Reports whether no slot is held.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -167,7 +162,6 @@ impl<H> ConnectionSlot<H> {
     }
 
     /// Returns the number of the slot, for [`ConnectionSlots::renew`].
-    #[must_use]
     pub const fn number(&self) -> u64 {
         self.number
     }

@@ -110,7 +110,6 @@ fn number(path: &Path) -> Option<u64> {
     fs::read_to_string(path).ok()?.trim().parse().ok()
 }
 
-/// A network interface.
 struct Interface {
     table: PathBuf,
     name: String,
@@ -199,7 +198,6 @@ impl CounterSource for Device {
 /// Returns the source of a NIC that is named by its RDMA device or its network interface. The name
 /// `default` means the only RDMA device, if there is exactly one. `root` stands for `/`, and
 /// `pauses` for [`crate::pauses`].
-#[must_use]
 pub fn counters_of(root: &Path, nic: &str, pauses: Pauses) -> Option<Box<dyn CounterSource>> {
     let ports = rdma_ports(root);
     let is_it = |port: &&RdmaPort| {

@@ -114,7 +114,6 @@ fn ask(interface: &str) -> Result<Vec<u8>, DcbError> {
     }
 }
 
-/// Returns the request for the settings of an interface.
 fn request(interface: &str) -> Vec<u8> {
     let attribute = ATTRIBUTE_BYTES + interface.len() + 1;
     let length = HEADER_BYTES + DCBMSG_BYTES + attribute.next_multiple_of(4);

@@ -47,7 +47,6 @@ pub struct PriorityMap {
 
 impl PriorityMap {
     /// Returns the priority of a DSCP, or `None` if it is unknown, or another field selects it.
-    #[must_use]
     pub fn priority(&self, dscp: u8) -> Option<u8> {
         if self.trust != Some(Trust::Dscp) {
             return None;
@@ -57,7 +56,6 @@ impl PriorityMap {
     }
 
     /// Returns the traffic class of a DSCP.
-    #[must_use]
     pub fn class(&self, dscp: u8) -> Option<u8> {
         let priority = self.priority(dscp)?;
         self.class_of_priority.map(|table| table[usize::from(priority)])
@@ -72,7 +70,6 @@ impl PriorityMap {
     /// Returns which DSCPs the port treats alike: those whose priorities agree in PFC and ECN.
     /// Without DSCP in trust, the port treats all alike. ECN that can't be read counts as the same
     /// on all priorities, because most drivers have one setting for the port.
-    #[must_use]
     pub fn treatments(&self) -> Treatments {
         if self.trust == Some(Trust::Pcp) {
             return Treatments::ALL_ALIKE;

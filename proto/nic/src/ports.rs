@@ -46,7 +46,6 @@ pub(crate) fn names(folder: &Path) -> Vec<String> {
 }
 
 /// Returns the ports of all RDMA devices.
-#[must_use]
 pub fn rdma_ports(root: &Path) -> Vec<RdmaPort> {
     let mut ports = Vec::new();
     let devices = root.join(RDMA_DEVICES);
@@ -73,7 +72,6 @@ pub fn rdma_ports(root: &Path) -> Vec<RdmaPort> {
 
 /// Returns the priorities of an interface on which ECN holds for RoCE, as notification point and as
 /// reaction point. Drivers of OFED say it, others don't.
-#[must_use]
 pub fn ecn(root: &Path, interface: &str) -> Option<u8> {
     let side = |side: &str| {
         let folder = root.join(INTERFACES).join(interface).join("ecn").join(side).join("enable");
@@ -122,7 +120,6 @@ pub fn map_of(
 ///
 /// A hardware port whose settings can't be read makes all unknown. Software RDMA needs no lossless
 /// priority, so its port counts only if its interface has settings.
-#[must_use]
 pub fn treatments(
     root: &Path,
     is_ours: impl Fn(&RdmaPort) -> bool,

@@ -13,7 +13,6 @@ const MBIT: u64 = 125_000;
 /// Returns the names of RDMA devices, whether their links are up yet or not: hardware, or else
 /// software with an active port. Without any, those of network interfaces that are up: hardware and
 /// bonds, but not the interfaces below a bond.
-#[must_use]
 pub fn nics(root: &Path) -> Vec<String> {
     let ports = rdma_ports(root);
     let devices = |is_ours: &dyn Fn(&RdmaPort) -> bool| {
@@ -39,7 +38,6 @@ pub fn nics(root: &Path) -> Vec<String> {
 
 /// Returns the rate of an RDMA device or network interface, in bytes per second. It is unknown
 /// while no port is active, and for most virtual interfaces.
-#[must_use]
 pub fn rate(root: &Path, name: &str) -> Option<u64> {
     let ports = rdma_ports(root).into_iter().filter(|port| port.device == name);
     let mut active = ports.filter(|port| is_active(root, port)).peekable();

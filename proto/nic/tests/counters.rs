@@ -56,7 +56,6 @@ impl Host {
     }
 }
 
-/// The PFC frames of an interface that has them.
 fn paused(interface: &str) -> Result<u64, DcbError> {
     if interface == "eth10" { Ok(100) } else { Err(DcbError::Unsupported) }
 }

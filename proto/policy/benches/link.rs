@@ -56,7 +56,6 @@ struct Rig {
     /// Time of the next layer boundary of any batch, `NEVER` if there is none.
     next_boundary: Time,
     next_batch: usize,
-    /// Number of flows that have arrived.
     arrived: u64,
     /// Permits that are not completed: the flow, the bytes, and whether the permit was the last.
     in_flight: VecDeque<(FlowId, u64, bool)>,

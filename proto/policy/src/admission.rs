@@ -208,25 +208,21 @@ impl Admission {
     }
 
     /// Returns when to call [`Admission::poll_action`] if no event comes before.
-    #[must_use]
     pub const fn next_deadline(&self) -> Option<Time> {
         self.due
     }
 
     /// Returns the last order that was issued, or one of epoch zero.
-    #[must_use]
     pub const fn order(&self) -> &Order {
         &self.order
     }
 
     /// Returns the counts since the start.
-    #[must_use]
     pub const fn counters(&self) -> &AdmissionCounters {
         &self.counters
     }
 
     /// Returns the number of active batches.
-    #[must_use]
     pub fn active_batches(&self) -> usize {
         self.batch_slots.len()
     }

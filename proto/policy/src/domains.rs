@@ -109,7 +109,6 @@ impl SharedLink {
     }
 
     /// Returns the configuration of the whole port.
-    #[must_use]
     pub const fn config(&self) -> &LinkConfig {
         &self.config
     }
@@ -145,7 +144,6 @@ impl SharedLink {
     }
 
     /// Returns the link of a domain. A domain without flows and hints may have another's.
-    #[must_use]
     pub fn link(&self, domain: DomainId) -> &Link {
         &self.shares[self.at(domain)].link
     }
@@ -218,14 +216,12 @@ impl SharedLink {
     }
 
     /// Reports whether another domain than this one is active.
-    #[must_use]
     pub fn has_others(&self, domain: DomainId) -> bool {
         let at = self.at(domain);
         self.shares.iter().enumerate().any(|(other, share)| other != at && share.is_active)
     }
 
     /// Reports whether no flow of a domain waits.
-    #[must_use]
     pub fn is_idle(&self, domain: DomainId) -> bool {
         self.link(domain).waiting_flows() == 0
     }
@@ -243,7 +239,6 @@ impl SharedLink {
     }
 
     /// Reports whether flows of a domain wait while others have a part of the window.
-    #[must_use]
     pub fn is_limited(&self, domain: DomainId) -> bool {
         self.link(domain).waiting_flows() > 0 && self.has_others(domain)
     }
@@ -388,7 +383,6 @@ impl SharedLink {
     }
 
     /// Returns when to call [`SharedLink::poll_action`] if no event comes before.
-    #[must_use]
     pub fn next_deadline(&self) -> Option<Time> {
         let links = self.shares.iter().filter_map(|share| share.link.next_deadline());
         let levels_wait = self.shares.len() > 1 && self.levels_wait();
@@ -403,19 +397,16 @@ impl SharedLink {
     }
 
     /// Returns the number of waiting flows of all domains.
-    #[must_use]
     pub fn waiting_flows(&self) -> usize {
         self.shares.iter().map(|share| share.link.waiting_flows()).sum()
     }
 
     /// Returns the bytes of all domains that are permitted and not yet completed.
-    #[must_use]
     pub fn in_flight_bytes(&self) -> u64 {
         self.shares.iter().fold(0, |sum, share| sum.saturating_add(share.link.in_flight_bytes()))
     }
 
     /// Returns the sum of the states of all domains.
-    #[must_use]
     pub fn snapshot(&self) -> LinkSnapshot {
         let mut sum = LinkSnapshot::default();
         for share in &self.shares {

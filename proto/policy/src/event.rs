@@ -33,7 +33,6 @@ pub struct FlowSpec {
 
 impl FlowSpec {
     /// Creates a flow whose batch, request, layer and deadline are unknown.
-    #[must_use]
     pub const fn anonymous(flow: FlowId, stage: Stage, bytes: u64) -> Self {
         Self {
             flow,

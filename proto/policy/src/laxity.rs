@@ -254,7 +254,6 @@ impl Laxity {
         }
     }
 
-    /// Returns the key of a group of last-stage flows.
     fn last_stage_key(port: &Port, group: &Group) -> Time {
         let Some((order, _, _, slot)) = group.head() else {
             return Time::NEVER;

@@ -146,7 +146,6 @@ impl Link {
     }
 
     /// Returns the current configuration.
-    #[must_use]
     pub fn config(&self) -> &LinkConfig {
         &self.port.config
     }
@@ -210,7 +209,6 @@ impl Link {
     /// Otherwise it returns `None`, and the driver sends [`Event::FlowArrived`]. O(1), with the
     /// slow path's result. Changes nothing: call [`Link::commit_permit`] next, possibly after the
     /// permit was published.
-    #[must_use]
     pub fn peek_permit(&self, now: Time, spec: &FlowSpec) -> Option<Permit> {
         let bytes = self.piece(spec, spec.bytes);
         if self.waiting != 0 {
@@ -307,7 +305,6 @@ impl Link {
 
     /// Returns when to call [`Link::poll_action`] if no event comes before. A time in the past
     /// means at once.
-    #[must_use]
     pub fn next_deadline(&self) -> Option<Time> {
         let due = self.due.first().map(|&(due, _)| due);
         if !self.paced {
@@ -319,7 +316,6 @@ impl Link {
 
     /// Returns the state of the port at the last `now` that the driver passed in. The cost grows
     /// with the number of waiting groups, not flows. Ten calls per second are fine.
-    #[must_use]
     pub fn snapshot(&self) -> LinkSnapshot {
         let mut waiting_by_level = self.by_level;
         for group in self.port.queues.climbing() {
@@ -344,7 +340,6 @@ impl Link {
     }
 
     /// Returns the level of credit: that of a lone collective whose batch is unknown.
-    #[must_use]
     pub fn credit_level(&self, now: Time) -> Level {
         let name = FlowId(u64::MAX);
         self.level_alone(now, &FlowSpec::anonymous(name, Stage::Collective, 1))
@@ -352,7 +347,6 @@ impl Link {
 
     /// Returns how many bytes of collectives the port can take ahead of any permit. This is the
     /// rest of the window, or zero while a flow of their rank or better, or a starved flow, waits.
-    #[must_use]
     pub fn credit_allowance(&self, _now: Time) -> u64 {
         if !self.starved.is_empty() {
             return 0;
@@ -369,7 +363,6 @@ impl Link {
     /// Returns how many bytes of any stage the port can take ahead of any permit. This is the rest
     /// of the window while no flow waits. It is for flows whose traffic class is fixed, see
     /// [`FlowSpec::whole`]. Their level is [`Link::level_alone`].
-    #[must_use]
     pub fn idle_allowance(&self) -> u64 {
         if self.waiting != 0 {
             return 0;
@@ -378,13 +371,11 @@ impl Link {
     }
 
     /// Returns the number of flows that have bytes still to be permitted and are not held.
-    #[must_use]
     pub fn waiting_flows(&self) -> usize {
         self.waiting
     }
 
     /// Returns the bytes that are permitted, or sent on credit, and not yet completed.
-    #[must_use]
     pub fn in_flight_bytes(&self) -> u64 {
         self.in_flight.all
     }
@@ -415,7 +406,6 @@ impl Link {
     }
 
     /// Returns the level of the first permit of a flow if no other flow waits.
-    #[must_use]
     pub fn level_alone(&self, now: Time, spec: &FlowSpec) -> Level {
         match self.collective_level {
             Some(level) if spec.stage == Stage::Collective => level,

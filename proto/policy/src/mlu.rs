@@ -22,7 +22,6 @@ use crate::time::{Span, Time};
 pub const RHO_MAX: f64 = 0.95;
 
 /// Returns the `mlu` of a flow at `now`, or `None` if the deadline has passed and bytes are left.
-#[must_use]
 pub fn mlu(size_rem: u64, deadline: Time, now: Time, rate: u64, rho: f64) -> Option<f64> {
     if size_rem == 0 || deadline == Time::NEVER {
         return Some(0.0);
@@ -36,7 +35,6 @@ pub fn mlu(size_rem: u64, deadline: Time, now: Time, rate: u64, rho: f64) -> Opt
 
 /// Returns when a flow that is not served reaches `threshold` at a constant `ρ`: the `t` where
 /// `mlu(t) = threshold`. Returns `None` if the flow never reaches it.
-#[must_use]
 pub fn crossing(
     size_rem: u64,
     deadline: Time,
@@ -56,7 +54,6 @@ pub fn crossing(
 /// Returns when to check a flow again that should cross at `crossing`. Service and `ρ` both move
 /// the crossing. The next check is therefore at three quarters of the time left, but at least one
 /// `period` from now. A level costs O(log) checks, and promotion is at most one period late.
-#[must_use]
 pub fn look_again(now: Time, crossing: Time, period: Span) -> Time {
     let left = crossing.since(now);
     (now + Span(left.0 - left.0 / 4)).max(now + period)
@@ -82,7 +79,6 @@ pub struct LoadMeter {
 
 impl LoadMeter {
     /// Creates a meter for a port of `rate` bytes per second.
-    #[must_use]
     pub fn new(rate: u64, time_constant: Span) -> Self {
         let step = Span((time_constant.0 / STEPS).max(1));
         Self {
@@ -106,7 +102,6 @@ impl LoadMeter {
     }
 
     /// Returns `ρ` at `now`, from 0 to 1.
-    #[must_use]
     pub fn rho(&self, now: Time) -> f64 {
         if now < self.step_end { self.average.min(1.0) } else { self.advanced(now).0.min(1.0) }
     }

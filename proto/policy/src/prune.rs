@@ -130,7 +130,6 @@ impl Estimate {
     }
 
     /// Returns `F̂_i`.
-    #[must_use]
     pub fn finish(&self) -> Time {
         if self.bytes == 0 {
             return self.ready;
@@ -142,7 +141,6 @@ impl Estimate {
     }
 
     /// Reports whether `F̂_i > limit`, without a division.
-    #[must_use]
     pub fn is_later_than(&self, limit: Time) -> bool {
         if limit == Time::NEVER {
             return false;
@@ -269,13 +267,11 @@ impl Pruner {
     }
 
     /// Returns the requests that the last run put into `H`, in that order.
-    #[must_use]
     pub fn pruned(&self) -> &[Pruning] {
         &self.pruned
     }
 
     /// Returns the estimates of the last run, in the order of its turns.
-    #[must_use]
     pub fn estimates(&self) -> &[Estimate] {
         &self.estimates
     }

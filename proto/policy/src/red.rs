@@ -57,7 +57,6 @@ impl Red {
     ///
     /// # Panics
     /// In debug builds, if the deadlines are not in ascending order.
-    #[must_use]
     pub fn of_sorted(deadlines: &[Time]) -> Self {
         debug_assert!(deadlines.is_sorted(), "deadlines must be in ascending order");
         let count = deadlines.partition_point(|&deadline| deadline < Time::NEVER);

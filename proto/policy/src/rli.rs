@@ -11,13 +11,11 @@
 use laxity_types::Layer;
 
 /// Returns the progress of a batch at layer `current` that waits for `layers_ahead` other layers.
-#[must_use]
 pub fn progress(current: Layer, layers_ahead: u64) -> i64 {
     i64::from(current.0) - i64::try_from(layers_ahead).unwrap_or(i64::MAX / 2)
 }
 
 /// Returns the `RLI` of a flow whose bytes layer `target` consumes, in a batch at `progress`.
-#[must_use]
 pub fn rli(target: Layer, progress: i64) -> u32 {
     u32::try_from(i64::from(target.0).saturating_sub(progress).max(0)).unwrap_or(u32::MAX)
 }

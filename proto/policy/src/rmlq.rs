@@ -30,7 +30,6 @@ impl Ladder {
     /// Creates `levels` (`K`) levels with the thresholds of `scale` (`U`) and `base` (`E`), which
     /// [`LinkConfig::validate`](crate::LinkConfig::validate) checks. `K` is clamped to the valid
     /// range.
-    #[must_use]
     pub fn new(levels: u8, scale: f64, base: f64) -> Self {
         let levels = levels.clamp(2, Level::COUNT_MAX);
         let mut thresholds = [0.0; THRESHOLDS_MAX];
@@ -45,7 +44,6 @@ impl Ladder {
     }
 
     /// Returns `K`, the number of levels.
-    #[must_use]
     pub fn levels(&self) -> u8 {
         self.levels
     }
@@ -57,7 +55,6 @@ impl Ladder {
     }
 
     /// Returns `Q_i`, for `1 ≤ i ≤ K−1`.
-    #[must_use]
     pub fn threshold(&self, i: u8) -> Option<f64> {
         (i >= 1 && i < self.levels).then(|| self.thresholds[usize::from(i) - 1])
     }
@@ -73,7 +70,6 @@ impl Ladder {
 
     /// Returns the MLU at which a flow of `level` is promoted. Returns `None` for `P_1`, which is
     /// the highest level, and for the scavenger, which no flow leaves by urgency.
-    #[must_use]
     pub fn leaves_at(&self, level: Level) -> Option<f64> {
         if level.0 > self.levels {
             return None;
@@ -90,7 +86,6 @@ impl Ladder {
 }
 
 /// Returns the higher of two levels, because promotion is monotonic (MFS §4.3).
-#[must_use]
 pub fn promoted(current: Level, candidate: Level) -> Level {
     current.min(candidate)
 }

@@ -46,19 +46,16 @@ impl Span {
     pub const ZERO: Self = Self(0);
 
     /// Returns a span of `n` milliseconds.
-    #[must_use]
     pub const fn from_millis(n: u64) -> Self {
         Self(n.saturating_mul(1_000_000))
     }
 
     /// Returns a span of `n` microseconds.
-    #[must_use]
     pub const fn from_micros(n: u64) -> Self {
         Self(n.saturating_mul(1_000))
     }
 
     /// Returns the time that `bytes` take, rounded up. At a rate of zero it is the longest span.
-    #[must_use]
     pub const fn transfer(bytes: u64, bytes_per_second: u64) -> Self {
         if bytes_per_second == 0 {
             return Self(u64::MAX);

@@ -40,7 +40,6 @@ enum Attack {
     Urgent,
     /// Work requests of 2^60 bytes, which can't be cut, and that it completes at once.
     Endless,
-    /// It completes nothing.
     Silent,
     /// It completes a sixteenth of what it holds now and then.
     Trickle,

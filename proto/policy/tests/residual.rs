@@ -22,7 +22,6 @@ struct Port {
     first: bool,
     /// What the counter is read as while it stands still.
     stands_at: Option<f64>,
-    /// Signals of congestion in each step.
     signals_each: u64,
     signals: u64,
     at_ms: u64,
@@ -31,7 +30,6 @@ struct Port {
     waiting: f64,
     in_flight: f64,
     capacity: Capacity,
-    /// All rates in force, one each step.
     rates: Vec<u64>,
 }
 

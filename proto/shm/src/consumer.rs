@@ -153,7 +153,6 @@ pub struct Consumer {
 impl Consumer {
     /// Creates the consumer of a lane that was never used. `fenced` says that this process could
     /// not be registered for `membarrier` ([`crate::sleep::register`]).
-    #[must_use]
     pub fn new(memory: LaneMemory, fenced: bool) -> Self {
         let count = memory.slots().len();
         Self {
@@ -382,25 +381,21 @@ impl Consumer {
 
     /// Reports whether the flow still waits.
     #[inline]
-    #[must_use]
     pub fn is_waiting(&self, at: SlotRef) -> bool {
         at.tag != 0 && self.live.get(usize::from(at.slot)) == Some(&at.tag)
     }
 
     /// Returns the number of records consumed so far.
-    #[must_use]
     pub fn consumed(&self) -> u64 {
         self.seq - 1
     }
 
     /// Reports whether garbage came out of this lane.
-    #[must_use]
     pub fn is_poisoned(&self) -> bool {
         self.refused.is_some()
     }
 
     /// Returns the garbage record for which the lane was given up.
-    #[must_use]
     pub fn refused(&self) -> Option<&Refused> {
         self.refused.as_ref()
     }

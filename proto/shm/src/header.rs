@@ -140,7 +140,6 @@ pub struct Header {
 
 impl Header {
     /// Creates a header in ordinary memory, for tests and models.
-    #[must_use]
     pub fn new() -> Self {
         Self {
             identity: IdentityLine {
@@ -174,7 +173,6 @@ impl Header {
 
     /// Returns the attention word. Relaxed: [`crate::sleep`] has the fence that orders it.
     #[inline]
-    #[must_use]
     pub fn attention(&self) -> u32 {
         self.attention.attention.load(Ordering::Relaxed)
     }
@@ -190,7 +188,6 @@ impl Header {
     }
 
     /// Returns the time of the daemon's last heartbeat, CLOCK_MONOTONIC nanoseconds.
-    #[must_use]
     pub fn heartbeat_ns(&self) -> u64 {
         self.heartbeat.heartbeat_ns.load(Ordering::Relaxed)
     }
@@ -202,7 +199,6 @@ impl Header {
     }
 
     /// Returns the CPU of the scheduler thread, if known.
-    #[must_use]
     pub fn daemon_cpu(&self) -> Option<u32> {
         let cpu = self.attention.daemon_cpu.load(Ordering::Relaxed);
         (cpu != u32::MAX).then_some(cpu)
@@ -217,21 +213,18 @@ impl Header {
     }
 
     /// Returns the process id of the daemon that created the region.
-    #[must_use]
     pub fn daemon_pid(&self) -> u32 {
         self.identity.daemon_pid.load(Ordering::Relaxed)
     }
 
     /// Returns the level of a flow sent on credit (low half) and its DSCP (high half).
     #[inline]
-    #[must_use]
     pub fn credit_mark(&self) -> u16 {
         self.attention.credit_mark.load(Ordering::Relaxed)
     }
 
     /// Returns the flows that may use credit: [`crate::record::Stage::bit`]s and [`CREDIT_WHOLE`].
     #[inline]
-    #[must_use]
     pub fn credit_stages(&self) -> u8 {
         self.attention.credit_stages.load(Ordering::Relaxed)
     }
@@ -250,7 +243,6 @@ impl Header {
 
     /// Returns the DSCP of a level, which is 0 (unmarked) for level 0 and unknown levels.
     #[inline]
-    #[must_use]
     pub fn dscp(&self, level: u8) -> u8 {
         let index = match level {
             LEVEL_SCAVENGER => 0,
@@ -270,7 +262,6 @@ impl Header {
 
     /// Returns the DSCP for transfers of a stage whose class can't be chosen one by one, or `None`
     /// if the daemon has not set it.
-    #[must_use]
     pub fn dscp_of_stage(&self, stage: Stage) -> Option<u8> {
         let said = &self.attention.stage_dscp[stage.index()];
         said.load(Ordering::Relaxed).checked_sub(1)
@@ -285,7 +276,6 @@ impl Header {
 
     /// Returns InfiniBand's service level for queue pairs of a stage, or `None` if none is to be
     /// set.
-    #[must_use]
     pub fn sl_of_stage(&self, stage: Stage) -> Option<u8> {
         self.attention.stage_sl[stage.index()].load(Ordering::Relaxed).checked_sub(1)
     }
@@ -306,7 +296,6 @@ impl Header {
     }
 
     /// Returns which DSCPs the host's NICs treat alike.
-    #[must_use]
     pub fn treatments(&self) -> Treatments {
         let number = |dscp: usize| self.treatment.by_dscp[dscp].load(Ordering::Relaxed);
         Treatments::new(core::array::from_fn(number))
@@ -331,7 +320,6 @@ impl Header {
     }
 
     /// Returns the number of the NIC of this name, else of the NIC named `default`.
-    #[must_use]
     pub fn nic(&self, name: &str) -> Option<u8> {
         let find = |name| {
             let wanted = nic_name(name);
@@ -363,14 +351,12 @@ impl Header {
 
     /// Daemon: returns the claimed lanes from `64 · word` on. Pairs with [`Header::set_claimed`].
     #[inline]
-    #[must_use]
     pub fn claimed(&self, word: usize) -> u64 {
         self.claims.claimed.get(word).map_or(0, |w| w.load(Ordering::Acquire))
     }
 
     /// Client: returns the attention word after publishing a record. Zero needs no further action.
     #[inline]
-    #[must_use]
     pub fn after_publish(&self) -> u32 {
         light_fence();
         self.attention()
@@ -379,7 +365,6 @@ impl Header {
     /// Client: acts on a nonzero [`Header::after_publish`]. It increments the doorbell if the
     /// daemon asks for it. Returns whether the eventfd must be written.
     #[cold]
-    #[must_use]
     pub fn answer(&self, lane: u16, mut seen: u32) -> bool {
         if seen & attention::FENCE != 0 {
             fence(Ordering::SeqCst);

@@ -80,7 +80,6 @@ unsafe impl Sync for LaneMemory {}
 
 impl LaneMemory {
     /// Creates a lane of `slots` slots on the heap.
-    #[must_use]
     pub fn heap(slots: u16) -> Self {
         let lane = Arc::new(HeapLane {
             header: LaneHeader::new(),
@@ -95,7 +94,6 @@ impl LaneMemory {
 
     /// Returns lane `index` of a mapped region, or `None` if the region has no such lane.
     #[cfg(not(loom))]
-    #[must_use]
     pub fn mapped(region: &Arc<crate::region::Region>, index: u16) -> Option<Self> {
         let (header, slots) = region.lane_parts(index)?;
         Some(Self { header, slots, _keep: Keep::Mapped(Arc::clone(region)) })
@@ -103,7 +101,6 @@ impl LaneMemory {
 
     /// Returns the lane's header, which precedes its slots.
     #[inline]
-    #[must_use]
     pub fn header(&self) -> &LaneHeader {
         // SAFETY: the constructors point it at a whole, aligned lane header that `_keep` keeps in
         // place for as long as `self` lives. It is accessed as atomics only, here and by other
@@ -113,7 +110,6 @@ impl LaneMemory {
 
     /// Returns the lane's slots.
     #[inline]
-    #[must_use]
     pub fn slots(&self) -> &[Slot] {
         // SAFETY: as in `header`, for the slots that follow it.
         unsafe { self.slots.as_ref() }

@@ -67,7 +67,6 @@ pub enum Mode {
 
 impl Mode {
     /// Returns the mode of a number in a message, or `None` if the number is invalid.
-    #[must_use]
     pub const fn from_number(number: u8) -> Option<Self> {
         Some(match number {
             0 => Self::Off,
@@ -78,7 +77,6 @@ impl Mode {
     }
 
     /// Returns the mode of a name in configuration or `LAXITY_MODE`, or `None` if it is unknown.
-    #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         Some(match name {
             "off" => Self::Off,
@@ -118,7 +116,6 @@ impl Default for Geometry {
 
 impl Geometry {
     /// Reports whether every field is in range.
-    #[must_use]
     pub const fn is_valid(&self) -> bool {
         self.lanes >= 1
             && self.lanes <= LANES_MAX
@@ -128,19 +125,16 @@ impl Geometry {
     }
 
     /// Returns the bytes from one lane to the next, an odd number of lines.
-    #[must_use]
     pub const fn lane_stride(&self) -> usize {
         ((LANE_HEADER_LINES + self.slots as usize) | 1) * LINE_BYTES
     }
 
     /// Returns the offset of lane `index` in bytes.
-    #[must_use]
     pub const fn lane_offset(&self, index: u16) -> usize {
         HEADER_BYTES + self.colour as usize * LINE_BYTES + index as usize * self.lane_stride()
     }
 
     /// Returns the size of the region, in whole pages of 4 KiB. It does not depend on the colour.
-    #[must_use]
     pub const fn region_bytes(&self) -> usize {
         let end =
             HEADER_BYTES + COLOURS as usize * LINE_BYTES + self.lanes as usize * self.lane_stride();
@@ -242,7 +236,6 @@ impl OwnerLine {
     }
 
     /// Returns the thread id of the owner in its own pid namespace, 0 if free.
-    #[must_use]
     pub fn thread(&self) -> u32 {
         self.thread.load(Ordering::Relaxed)
     }

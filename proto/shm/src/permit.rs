@@ -11,7 +11,6 @@
 //! PiB, so a permit counts single bytes. The count is cumulative: a client that reads late, or
 //! twice, still uses each byte once.
 
-/// Number of bits of the byte count.
 const PAYLOAD_BITS: u32 = 52;
 const LEVEL_SHIFT: u32 = PAYLOAD_BITS;
 /// Lowest bit of the kind.
@@ -48,14 +47,12 @@ pub enum State {
 /// Returns the word that announces the record with sequence `seq`. It is the sequence, which starts
 /// at 1 and stays below 2^60 for 365 years at 100 million records a second.
 #[inline]
-#[must_use]
 pub const fn published(seq: u64) -> u64 {
     seq
 }
 
 /// Returns the word that permits `cumulative` bytes, capped at [`FLOW_BYTES_MAX`].
 #[inline]
-#[must_use]
 pub const fn permit(cumulative: u64, level: u8, last: bool) -> u64 {
     let bytes = if cumulative > PAYLOAD_MASK { PAYLOAD_MASK } else { cumulative };
     let kind = if last { PERMIT_LAST } else { PERMIT };
@@ -64,7 +61,6 @@ pub const fn permit(cumulative: u64, level: u8, last: bool) -> u64 {
 
 /// Decodes a word. A word of no known form is [`State::Invalid`].
 #[inline]
-#[must_use]
 pub const fn decode(word: u64) -> State {
     let payload = word & PAYLOAD_MASK;
     let level = (word >> LEVEL_SHIFT) as u8;

@@ -109,7 +109,6 @@ pub struct Producer {
 
 impl Producer {
     /// Creates the producer of a lane that was never used.
-    #[must_use]
     pub fn new(memory: LaneMemory) -> Self {
         let slots = memory.slots().len();
         assert!(slots >= usize::from(SLOTS_MIN), "a lane has at least {SLOTS_MIN} slots");
@@ -119,14 +118,12 @@ impl Producer {
 
     /// Returns the lane's memory.
     #[inline]
-    #[must_use]
     pub fn memory(&self) -> &LaneMemory {
         &self.memory
     }
 
     /// Returns the sequence that the next record will have.
     #[inline]
-    #[must_use]
     pub fn next_tag(&self) -> u64 {
         self.seq
     }
@@ -219,7 +216,6 @@ impl Producer {
 
     /// Returns the state word of a slot.
     #[inline]
-    #[must_use]
     pub fn word(&self, slot: u16) -> u64 {
         // Acquire: pairs with the Release store of a permit. After a last permit the slot may be
         // overwritten, which must come after the daemon's copy of the descriptor.
@@ -274,7 +270,6 @@ impl Producer {
 
     /// Returns the credit of a port, in bytes since the lane began.
     #[inline]
-    #[must_use]
     pub fn credit(&self, port: usize) -> u64 {
         // Relaxed: no other data depends on this number.
         self.memory.header().credit.granted.get(port).map_or(0, |c| c.load(Ordering::Relaxed))

@@ -224,7 +224,6 @@ pub struct Descriptor(pub [u64; WORDS]);
 impl Descriptor {
     /// Returns the slot where the next record of the lane will be.
     #[inline]
-    #[must_use]
     pub const fn next(&self) -> u16 {
         self.0[5] as u16
     }
@@ -315,7 +314,6 @@ impl Record {
     /// Encodes the record as words, with `next` zero. [`Record::decode`] refuses a flow with more
     /// than [`FLOW_BYTES_MAX`] bytes, so the client bypasses such a flow.
     #[inline]
-    #[must_use]
     pub const fn encode(&self) -> Descriptor {
         match *self {
             Self::Submit(ref flow) => encode_flow(OP_SUBMIT, flow),

@@ -176,7 +176,6 @@ impl Region {
 
     /// Returns the header page.
     #[inline]
-    #[must_use]
     pub fn header(&self) -> &Header {
         // SAFETY: the mapping is page-aligned, at least `HEADER_BYTES` long and lives as long as
         // `self`; `Header` consists of atomics, for which every bit pattern is valid.
@@ -184,19 +183,16 @@ impl Region {
     }
 
     /// Returns this process's own copy of the shape, which is never read back from the region.
-    #[must_use]
     pub fn geometry(&self) -> Geometry {
         self.geometry
     }
 
     /// Returns the size of the mapping in bytes.
-    #[must_use]
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
     /// Returns the memfd, for sending it to the client.
-    #[must_use]
     pub fn memfd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
@@ -250,7 +246,6 @@ unsafe impl Sync for HeaderRef {}
 
 impl HeaderRef {
     /// Creates a reference to the header of `region`.
-    #[must_use]
     pub fn new(region: &Arc<Region>) -> Self {
         Self { header: NonNull::from(region.header()), _region: Arc::clone(region) }
     }

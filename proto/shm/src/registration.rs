@@ -44,7 +44,6 @@ pub const PACKET_MAX: usize = 128;
 pub const NAME_MAX: usize = 27;
 
 /// Returns the path of the daemon's socket: `LAXITY_SOCKET`, or the default.
-#[must_use]
 pub fn socket_path() -> PathBuf {
     std::env::var_os("LAXITY_SOCKET")
         .filter(|path| !path.is_empty())
@@ -80,7 +79,6 @@ pub struct Release(pub [u8; 3]);
 
 impl Release {
     /// Returns the release of this build.
-    #[must_use]
     pub fn ours() -> Self {
         let number = |text: &str| text.parse().unwrap_or(u8::MAX);
         Self([
@@ -200,7 +198,6 @@ pub enum RegistrationError {
 
 impl Hello {
     /// Creates the greeting of this process.
-    #[must_use]
     pub fn new(name: &str, mode: Mode, fenced: bool) -> Self {
         let mut bytes = [0; NAME_MAX + 1];
         let mut end = name.len().min(NAME_MAX);
@@ -273,7 +270,6 @@ impl Hello {
 
 impl Reply {
     /// Returns a welcome to a region of `version`. The descriptors are sent with it.
-    #[must_use]
     pub fn welcome(version: u32, geometry: Geometry) -> Self {
         Self {
             magic: REPLY_MAGIC,
@@ -289,7 +285,6 @@ impl Reply {
     }
 
     /// Returns a refusal.
-    #[must_use]
     pub fn reject(reason: Reason) -> Self {
         Self { kind: REJECT, reason: reason as u32, ..Self::zeroed().addressed() }
     }

@@ -80,19 +80,16 @@ impl Served {
 
     /// Returns the header page: heartbeat, attention word, DSCP table, credit class, CPU.
     #[inline]
-    #[must_use]
     pub fn header(&self) -> &Header {
         self.region.header()
     }
 
     /// Returns the region.
-    #[must_use]
     pub fn region(&self) -> &Arc<Region> {
         &self.region
     }
 
     /// Returns the eventfd to poll during a sleep. [`registration::drain`] empties it afterwards.
-    #[must_use]
     pub fn eventfd(&self) -> BorrowedFd<'_> {
         self.eventfd.as_fd()
     }
@@ -211,7 +208,6 @@ impl Served {
     }
 
     /// Returns the number of lanes that are claimed now.
-    #[must_use]
     pub fn claimed_lanes(&self) -> usize {
         self.lanes.iter().filter(|lane| lane.claimed).count()
     }

@@ -102,7 +102,6 @@ impl WaiterLine {
     }
 
     /// Reports whether a wake-up came since the sleep was announced.
-    #[must_use]
     pub fn woken_since(&self, announced: Announced) -> bool {
         // Acquire: pairs with the Release increment in `wake`; the permit is visible after it.
         self.wakes.load(Ordering::Acquire) != announced.wakes
@@ -180,7 +179,6 @@ mod system {
     }
 
     /// Returns the CPU that this thread runs on, if the system reports it.
-    #[must_use]
     pub fn current_cpu() -> Option<u32> {
         // SAFETY: no arguments; glibc reads it from the thread's rseq area.
         u32::try_from(unsafe { libc::sched_getcpu() }).ok()
@@ -188,7 +186,6 @@ mod system {
 
     /// Returns CLOCK_MONOTONIC in nanoseconds.
     #[inline]
-    #[must_use]
     pub fn now_ns() -> u64 {
         read(libc::CLOCK_MONOTONIC)
     }
@@ -196,7 +193,6 @@ mod system {
     /// Returns [`now_ns`] as of the kernel's last tick, up to 10 ms ago. It takes two loads on any
     /// machine, also where reading the clock is a system call.
     #[inline]
-    #[must_use]
     pub fn lately_ns() -> u64 {
         read(libc::CLOCK_MONOTONIC_COARSE)
     }

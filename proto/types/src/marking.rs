@@ -39,13 +39,11 @@ impl Marking {
     }
 
     /// Returns the value that is called `name`.
-    #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|marking| marking.name() == name)
     }
 
     /// Returns the value with this number. A daemon of an older release writes 0, which is none.
-    #[must_use]
     pub fn from_number(number: u8) -> Option<Self> {
         Self::ALL.into_iter().find(|marking| *marking as u8 == number)
     }
@@ -65,20 +63,17 @@ impl Treatments {
     pub const ALL_ALIKE: Self = Self([1; Self::COUNT]);
 
     /// Creates the table from the numbers of the treatments, by DSCP.
-    #[must_use]
     pub const fn new(by_dscp: [u8; Self::COUNT]) -> Self {
         Self(by_dscp)
     }
 
     /// Returns the numbers of the treatments, by DSCP.
-    #[must_use]
     pub const fn by_dscp(&self) -> &[u8; Self::COUNT] {
         &self.0
     }
 
     /// Returns the table for a host that sends through both NICs. Two DSCPs are alike there if both
     /// NICs treat them alike.
-    #[must_use]
     pub fn and(&self, other: &Self) -> Self {
         let mut seen = [(0, 0); Self::COUNT];
         let mut count = 0;
@@ -100,7 +95,6 @@ impl Treatments {
     }
 
     /// Returns whether both DSCPs are treated alike, or `None` if that is unknown.
-    #[must_use]
     pub fn alike(&self, one: u8, other: u8) -> Option<bool> {
         if one == other {
             return Some(true);
@@ -152,7 +146,6 @@ impl Verdict {
 /// 5. The class changes if `treatments` has both DSCPs as alike.
 ///
 /// The bits of ECN stay, because they belong to the network.
-#[must_use]
 pub fn decide(
     marking: Option<Marking>,
     treatments: &Treatments,

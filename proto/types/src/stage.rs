@@ -51,7 +51,6 @@ macro_rules! stages {
             /// Returns the stage of a number, or `None` if the number is invalid. The number may
             /// come from another process.
             #[inline]
-            #[must_use]
             pub const fn from_number(number: u8) -> Option<Self> {
                 Some(match number {
                     $($number => Self::$stage,)*
@@ -64,7 +63,6 @@ macro_rules! stages {
 
 impl Stage {
     /// Returns the stage of a [`Stage::name`], or `None` if no stage has that name.
-    #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|stage| stage.name() == name)
     }

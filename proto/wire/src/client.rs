@@ -77,7 +77,6 @@ pub struct ControlClient {
 
 impl ControlClient {
     /// Returns the path in `$LAXITY_CONTROL`, or the default path.
-    #[must_use]
     pub fn default_path() -> PathBuf {
         std::env::var_os(SOCKET_ENV)
             .filter(|value| !value.is_empty())

@@ -43,14 +43,12 @@ impl Epoch {
 
 /// Returns the newest protocol that both sides support, or `None`. Each side is given as (newest,
 /// oldest).
-#[must_use]
 pub fn common_protocol(one: (u32, u32), other: (u32, u32)) -> Option<u32> {
     let newest = one.0.min(other.0);
     (newest >= one.1.max(other.1)).then_some(newest)
 }
 
 /// Returns the capabilities of both sides, in ascending order. Unknown numbers are ignored.
-#[must_use]
 pub fn common_capabilities(ours: &[Capability], theirs: &[i32]) -> Vec<Capability> {
     let mut both: Vec<Capability> = ours
         .iter()

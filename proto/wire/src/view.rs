@@ -11,7 +11,6 @@ use serde::{Serialize, Serializer};
 use crate::v1;
 
 /// Returns the name of a direction: `egress` or `ingress`.
-#[must_use]
 pub fn direction(number: i32) -> &'static str {
     match v1::Direction::try_from(number) {
         Ok(v1::Direction::Egress) => "egress",
@@ -30,7 +29,6 @@ pub struct Queue {
 }
 
 /// Converts a daemon's list by level: the highest level first, the scavenger last.
-#[must_use]
 pub fn by_level(bytes: &[u64]) -> Vec<Queue> {
     let name = |index: usize| match index + 1 {
         last if last == bytes.len() => "scavenger".to_owned(),
@@ -42,7 +40,6 @@ pub fn by_level(bytes: &[u64]) -> Vec<Queue> {
 
 /// Converts a daemon's list by stage, in the order of the stages' numbers. Stages that this release
 /// does not have are left out.
-#[must_use]
 pub fn by_stage(bytes: &[u64]) -> Vec<Queue> {
     let queue = |(stage, &bytes): (Stage, &u64)| Queue { name: stage.name().to_owned(), bytes };
     Stage::ALL.into_iter().zip(bytes).map(queue).collect()

@@ -134,7 +134,6 @@ pub struct Client {
 impl Client {
     /// Attaches to a daemon. Never fails. Without a daemon that answers within `attach_timeout` and
     /// accepts this version, all flows are bypassed, and lanes look for a daemon from time to time.
-    #[must_use]
     pub fn attach(options: Options) -> Self {
         let now = now_ns();
         let limit = options.attach_timeout;
@@ -161,7 +160,6 @@ impl Client {
     }
 
     /// Reports whether a daemon schedules this process now: attached, and neither bypassed nor off.
-    #[must_use]
     pub fn is_scheduled(&self) -> bool {
         self.core.standing().is_some_and(|session| {
             session.header().attention() & attention::NOT_ENFORCED == 0 && session.look().is_none()
@@ -169,21 +167,18 @@ impl Client {
     }
 
     /// Reports whether this process is attached to a daemon, whatever its mode.
-    #[must_use]
     pub fn is_attached(&self) -> bool {
         self.core.standing().is_some_and(|session| session.look().is_none())
     }
 
     /// Returns the reason why the last daemon refuses this process, such as another version. It is
     /// asked again from time to time.
-    #[must_use]
     pub fn refusal(&self) -> Option<String> {
         read(&self.core.attachment).refusal.clone()
     }
 
     /// Returns a lane for one thread. Without a daemon or a free lane, its flows are bypassed until
     /// a later submit finds one.
-    #[must_use]
     pub fn lane(&self) -> Lane {
         let counters = Arc::new(LaneCounters::default());
         lock(&self.core.lanes).living.push(Arc::clone(&counters));
@@ -191,7 +186,6 @@ impl Client {
     }
 
     /// Returns the sum of all lanes' counters.
-    #[must_use]
     pub fn stats(&self) -> Stats {
         let registry = lock(&self.core.lanes);
         let mut stats = registry.gone;
@@ -215,7 +209,6 @@ impl Client {
     /// Returns the number of a NIC in the daemon's configuration, for use in flows. If no NIC has
     /// this name, returns that of the NIC named `default`. Otherwise, or without a daemon, returns
     /// a number that no daemon knows. Such flows go out unscheduled, and the daemon counts them.
-    #[must_use]
     pub fn nic(&self, name: &str) -> u8 {
         self.core.standing().and_then(|session| session.header().nic(name)).unwrap_or(u8::MAX)
     }
@@ -223,7 +216,6 @@ impl Client {
     /// Returns the number of daemons found so far. Values from a daemon, such as [`Client::nic`],
     /// have to be asked for again when it changes.
     #[inline]
-    #[must_use]
     pub fn generation(&self) -> u64 {
         self.core.generation.load(Ordering::Relaxed)
     }
@@ -231,7 +223,6 @@ impl Client {
     /// Returns the daemon's DSCP for a stage, for transfers whose class can't be chosen
     /// individually. Returns 0 (unmarked) without a daemon, with one that has none, and while it
     /// schedules nothing: in mode `observe`, or bypassed.
-    #[must_use]
     pub fn dscp_of(&self, stage: Stage) -> u8 {
         let said = self.core.standing().and_then(|session| {
             let header = session.header();
@@ -243,7 +234,6 @@ impl Client {
 
     /// Returns the service level for queue pairs of a stage on InfiniBand, or `None` if none is to
     /// be set: without a daemon, and where its configuration names none.
-    #[must_use]
     pub fn sl_of(&self, stage: Stage) -> Option<u8> {
         let session = self.core.standing()?;
         let header = session.header();
@@ -261,7 +251,6 @@ impl Client {
     }
 
     /// Decides as [`Client::class_of`] about a change to `dscp`. Returns `None` without a daemon.
-    #[must_use]
     pub fn verdict(&self, dscp: u8, class: u8, is_chosen: bool) -> Option<Verdict> {
         let session = self.core.standing()?;
         let header = session.header();
@@ -269,7 +258,6 @@ impl Client {
     }
 
     /// Returns the DSCP of a level, or 0 (unmarked) without a daemon.
-    #[must_use]
     pub fn dscp(&self, level: u8) -> u8 {
         self.core.standing().map_or(0, |session| session.header().dscp(level))
     }

@@ -104,13 +104,11 @@ fn take(
 
 /// Returns the number of a request or batch whose id is a text. It is the text's FNV-1a hash of 64
 /// bits, the same on all hosts and in all versions. Never 0.
-#[must_use]
 pub fn number(id: &str) -> u64 {
     number_of(id.as_bytes())
 }
 
 /// Returns the [`number`] of bytes that need not be UTF-8.
-#[must_use]
 pub fn number_of(id: &[u8]) -> u64 {
     let mut hash = 0xcbf2_9ce4_8422_2325_u64;
     for byte in id {
@@ -120,7 +118,6 @@ pub fn number_of(id: &[u8]) -> u64 {
 }
 
 /// Returns the time of the clock of deadlines, in nanoseconds.
-#[must_use]
 pub fn now() -> u64 {
     now_ns()
 }
@@ -136,7 +133,6 @@ pub fn request_begin(request: u64, facts: Facts) -> Result<(), HintError> {
 }
 
 /// Returns the facts about a request that has not ended.
-#[must_use]
 pub fn request(request: u64) -> Option<Facts> {
     channel(hub()).table.facts(request).cloned()
 }
@@ -220,7 +216,6 @@ pub fn memory_forget(address: u64, bytes: u64) -> Result<(), MemoryError> {
 /// Returns the values for a transfer that the calling thread posts from `address`. They come from
 /// the first copy of this library that the dynamic linker finds by name, or from this one. That is
 /// the copy to which the program sends its hints.
-#[must_use]
 pub fn said_of(address: u64) -> Scope {
     outside::scope_of(address).unwrap_or_else(|| scope::said_of(address))
 }
@@ -252,7 +247,6 @@ pub struct Asked {
 
 /// Submits a transfer. Never blocks. A deadline that has passed, and a layer that its batch doesn't
 /// have, are counted and left out. The transfer is never refused.
-#[must_use]
 pub fn submit(asked: &Asked) -> Transfer {
     // The time is taken at the call, since the first use of a process attaches.
     let now = now_ns();
@@ -262,7 +256,6 @@ pub fn submit(asked: &Asked) -> Transfer {
 }
 
 /// Returns a lane for transfers, so that one thread can wait for any of them.
-#[must_use]
 pub fn transfers() -> Transfers {
     Transfers::open(hub())
 }
@@ -317,7 +310,6 @@ fn flow(hub: &Hub, now: u64, asked: &Asked) -> Flow {
 }
 
 /// Returns the client for hints and transfers of this process.
-#[must_use]
 pub fn client() -> &'static Client {
     &hub().client
 }
@@ -336,7 +328,6 @@ pub struct HintStats {
 }
 
 /// Returns the sizes of the tables and the counters.
-#[must_use]
 pub fn stats() -> HintStats {
     let hub = hub();
     let channel = channel(hub);

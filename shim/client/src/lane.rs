@@ -276,7 +276,6 @@ impl Lane {
     }
 
     /// Reports whether flows submitted now are scheduled (or, in mode `observe`, accounted for).
-    #[must_use]
     pub fn is_attached(&self) -> bool {
         self.binding.as_ref().is_some_and(|binding| binding.session.lost_at().is_none())
     }

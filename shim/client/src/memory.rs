@@ -229,14 +229,12 @@ pub fn forget(address: u64, bytes: u64) -> Result<(), MemoryError> {
 
 /// Reports whether there are no facts about any memory.
 #[inline]
-#[must_use]
 pub fn is_silent() -> bool {
     COUNT.load(Ordering::Relaxed) == 0
 }
 
 /// Returns the facts about the memory at an address.
 #[inline]
-#[must_use]
 pub fn at(address: u64) -> Option<Scope> {
     if is_silent() {
         return None;

@@ -41,7 +41,6 @@ impl Default for Options {
 impl Options {
     /// Returns the defaults, overridden by the settings of the [`Job`], `LAXITY_SOCKET` and
     /// `LAXITY_NAME`. Without a name, the executable's is used.
-    #[must_use]
     pub fn from_env() -> Self {
         let job = Job::of_this_process();
         job.complain();

@@ -56,7 +56,6 @@ impl PeerEntry {
 
 /// Returns the number of the peer with this address, which is IPv6, or IPv4 mapped into it (with
 /// RoCE v2, the GID). Returns 0, "unknown", for the zero address and when the table is full.
-#[must_use]
 pub fn number(address: [u8; 16]) -> u8 {
     if address == [0; 16] {
         return 0;
@@ -67,7 +66,6 @@ pub fn number(address: [u8; 16]) -> u8 {
 }
 
 /// Returns the address of a number.
-#[must_use]
 pub fn address(number: u8) -> Option<[u8; 16]> {
     ENTRIES[usize::from(number).checked_sub(1)?].address()
 }

@@ -99,7 +99,6 @@ pub fn pop() -> bool {
 
 /// Reports whether the calling thread has no open scope.
 #[inline]
-#[must_use]
 pub fn is_silent() -> bool {
     !USED.load(Ordering::Relaxed) || depth() == 0
 }
@@ -113,7 +112,6 @@ fn depth() -> usize {
 
 /// Returns the combined values of the calling thread's open scopes.
 #[inline]
-#[must_use]
 pub fn current() -> Option<Scope> {
     if !USED.load(Ordering::Relaxed) {
         return None;
@@ -126,7 +124,6 @@ pub fn current() -> Option<Scope> {
 
 /// Returns the combined values of the calling thread's open scopes. Unknown parts come from the
 /// facts about the memory at `address` (0 for none).
-#[must_use]
 pub fn said_of(address: u64) -> Scope {
     let open = current().unwrap_or_default();
     match memory::at(address) {

@@ -25,7 +25,6 @@ pub struct Stats {
 
 impl Stats {
     /// Returns the counters that a library's report at exit contains.
-    #[must_use]
     pub fn reported(&self) -> [(&'static str, u64); 5] {
         [
             ("scheduled_bytes", self.scheduled_bytes),

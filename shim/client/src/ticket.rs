@@ -122,13 +122,11 @@ impl Ticket {
     }
 
     /// Returns the bytes permitted and collected so far.
-    #[must_use]
     pub fn permitted(&self) -> u64 {
         self.permitted
     }
 
     /// Returns the flow's size in bytes.
-    #[must_use]
     pub fn total(&self) -> u64 {
         self.total
     }
@@ -136,13 +134,11 @@ impl Ticket {
     /// Reports whether the daemon counts or counted the flow's bytes. That is so if it was
     /// submitted to a daemon and not withdrawn.
     #[inline]
-    #[must_use]
     pub fn is_known(&self) -> bool {
         self.mark.0 & SEAT_MASK != 0
     }
 
     /// Reports whether everything was permitted and collected, or the flow was withdrawn.
-    #[must_use]
     #[inline]
     pub fn is_done(&self) -> bool {
         !self.mark.is_gated() && !self.mark.is_ready()

@@ -13,13 +13,11 @@ pub struct Environment<'a> {
 
 impl<'a> Environment<'a> {
     /// Returns an environment in which `get` returns the value of each variable.
-    #[must_use]
     pub fn new(get: &'a dyn Fn(&str) -> Option<String>) -> Self {
         Self { get, problems: Vec::new() }
     }
 
     /// Returns the environment of this process.
-    #[must_use]
     pub fn of_this_process() -> Environment<'static> {
         Environment::new(&|name| Some(env::var_os(name)?.to_string_lossy().into_owned()))
     }

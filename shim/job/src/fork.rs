@@ -16,7 +16,6 @@ static LIST: AtomicPtr<PerProcess<()>> = AtomicPtr::new(ptr::null_mut());
 
 /// Returns the epoch of this process.
 #[inline]
-#[must_use]
 pub fn epoch() -> u32 {
     EPOCH.load(Ordering::Relaxed)
 }
@@ -52,7 +51,6 @@ pub struct Leaked<T>(AtomicPtr<T>);
 
 impl<T: Send + Sync> Leaked<T> {
     /// Returns an empty cell.
-    #[must_use]
     pub const fn none() -> Self {
         Self(AtomicPtr::new(ptr::null_mut()))
     }
@@ -99,7 +97,6 @@ pub struct PerProcess<T> {
 
 impl<T: Send + Sync> PerProcess<T> {
     /// Returns an empty cell.
-    #[must_use]
     pub const fn none() -> Self {
         Self {
             value: Leaked::none(),

@@ -37,7 +37,6 @@ impl Profile {
     }
 
     /// Returns the built-in profiles, ordered by name. Files are not considered.
-    #[must_use]
     pub fn builtin() -> Vec<Self> {
         let parsed =
             BUILTIN.iter().filter_map(|(name, text)| Self::parse(name, Origin::Builtin, text).ok());
@@ -46,7 +45,6 @@ impl Profile {
 
     /// Returns the names of all profiles that [`Self::load`] finds, in order: built-in and from
     /// folders.
-    #[must_use]
     pub fn names() -> Vec<String> {
         Folders::of_this_process().names()
     }

@@ -201,7 +201,6 @@ impl QueuePairs {
     /// Reports whether the class that an application gave a queue pair is an operator's choice,
     /// which Laxity keeps. That is so if it differs from the library's default, or one of the
     /// variables is set. `is_set` reports whether an environment variable has a value.
-    #[must_use]
     pub fn is_pin(&self, traffic_class: u8, is_set: impl FnMut(&str) -> bool) -> bool {
         traffic_class != self.default_traffic_class
             || self.pin_variables.iter().map(String::as_str).any(is_set)

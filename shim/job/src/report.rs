@@ -17,7 +17,6 @@ pub struct Count(AtomicU64);
 
 impl Count {
     /// Returns a counter of 0.
-    #[must_use]
     pub const fn new() -> Self {
         Self(AtomicU64::new(0))
     }
@@ -40,7 +39,6 @@ pub struct ReportLine(String);
 
 impl ReportLine {
     /// Begins a line with the library, the program and the process.
-    #[must_use]
     pub fn of(library: &str) -> Self {
         let program = crate::settings::executable().unwrap_or_default();
         let mut line = Self(String::from("{"));

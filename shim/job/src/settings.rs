@@ -32,14 +32,12 @@ pub struct Job {
 
 impl Job {
     /// Returns the objective in nanoseconds, or 0 for none.
-    #[must_use]
     pub fn objective_ns(&self) -> u64 {
         self.slo_ttft.map_or(0, |objective| u64::try_from(objective.as_nanos()).unwrap_or(u64::MAX))
     }
 
     /// Returns the job of this process. No setting stops a process: an unusable one is replaced.
     #[inline]
-    #[must_use]
     pub fn of_this_process() -> &'static Self {
         static JOB: OnceLock<Job> = OnceLock::new();
         JOB.get_or_init(|| Self::read(Environment::of_this_process()))
@@ -90,7 +88,6 @@ impl Job {
 }
 
 /// Returns the name of a process for people: `$LAXITY_NAME`, or the name of the executable.
-#[must_use]
 pub fn process_name() -> Option<String> {
     let given = Environment::of_this_process().text("LAXITY_NAME");
     given.or_else(executable)

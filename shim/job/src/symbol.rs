@@ -18,13 +18,11 @@ pub struct Symbol {
 
 impl Symbol {
     /// Returns the symbol of this name in any library.
-    #[must_use]
     pub const fn anywhere(name: &'static CStr) -> Self {
         Self::new(name, None, None)
     }
 
     /// Returns the symbol of this name in `library`, with this version if one is given.
-    #[must_use]
     pub const fn new(
         name: &'static CStr,
         version: Option<&'static CStr>,
@@ -34,7 +32,6 @@ impl Symbol {
     }
 
     /// Returns the function's name.
-    #[must_use]
     pub fn name(&self) -> &'static CStr {
         self.name
     }
@@ -95,7 +92,6 @@ fn open(library: &CStr) -> Option<*mut c_void> {
 }
 
 /// Returns the first function of this name that the dynamic linker finds.
-#[must_use]
 pub fn find(name: &CStr) -> Option<*const c_void> {
     // SAFETY: the name is a C string.
     let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
@@ -103,7 +99,6 @@ pub fn find(name: &CStr) -> Option<*const c_void> {
 }
 
 /// Reports whether an address is in the library that contains this code, or can't be determined.
-#[must_use]
 pub fn is_own(address: *const c_void) -> bool {
     static HERE: u8 = 0;
     library_of((&raw const HERE).cast()).is_none_or(|own| library_of(address) == Some(own))
@@ -146,7 +141,6 @@ fn loaded() -> Vec<CString> {
 ///
 /// # Safety
 /// `F` is a function pointer of the type that the function at `address` has.
-#[must_use]
 pub unsafe fn function_at<F: Copy>(address: *const c_void) -> F {
     const { assert!(size_of::<F>() == size_of::<*const c_void>()) };
     // SAFETY: `F` has the size of a function pointer. The caller upholds the rest.

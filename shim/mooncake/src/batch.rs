@@ -56,7 +56,6 @@ pub(crate) struct Batch {
 
 #[derive(Debug, Default)]
 pub(crate) struct State {
-    /// Number of transfers that the program submitted.
     submitted: usize,
     /// Number of submitted transfers that Mooncake has. They are the first ones.
     handed: usize,

@@ -9,7 +9,6 @@ use crate::real::real;
 /// Mooncake's result for a failed call.
 pub(crate) const REFUSED: c_int = -1;
 
-/// A copy of the program's notification.
 #[derive(Debug)]
 pub(crate) struct Notification {
     name: CString,
@@ -34,7 +33,6 @@ impl Notification {
     }
 }
 
-/// A submitting call of the program.
 pub(crate) struct Call {
     pub(crate) entries: *mut TransferRequest,
     pub(crate) count: usize,

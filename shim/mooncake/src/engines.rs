@@ -34,7 +34,6 @@ pub(crate) enum Handling {
 enum Way {
     /// A NIC, by an interface that no library of Laxity sees.
     Nic,
-    /// A NIC, by libibverbs.
     Verbs,
     /// The host or a fabric of its own, which no port of the daemon carries.
     Inside,
@@ -125,7 +124,6 @@ impl Surroundings {
     }
 }
 
-/// The engines of this process, by their handles.
 #[derive(Debug, Default)]
 pub(crate) struct Engines {
     engines: HashMap<usize, Engine>,

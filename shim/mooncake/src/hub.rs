@@ -54,7 +54,6 @@ struct Worker {
     start: OnceLock<()>,
     /// Whether no thread could be started, so that no transfer waits.
     is_missing: AtomicBool,
-    /// Whether the process ends.
     ends: AtomicBool,
     /// Whether the thread is in a call of Mooncake, or about to be.
     busy: AtomicUsize,
@@ -111,7 +110,6 @@ impl Hub {
         self.engines.read().handling(engine, self.is_preloaded)
     }
 
-    /// Records an allocated batch.
     pub(crate) fn allocated(&self, engine: Handle, id: u64, capacity: usize) {
         if self.handling(engine) != Handling::Gate || self.worker.is_missing.load(Ordering::Relaxed)
         {
@@ -125,7 +123,6 @@ impl Hub {
         }
     }
 
-    /// Returns a batch of a gated engine.
     pub(crate) fn batch(&self, engine: Handle, id: u64) -> Option<Arc<Batch>> {
         self.batches.read().get(&(engine as usize, id)).cloned()
     }

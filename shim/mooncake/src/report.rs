@@ -11,7 +11,6 @@ use crate::hub;
 pub(crate) struct Counters {
     /// Calls of `submitTransfer` and `submitTransferWithNotify`.
     pub(crate) calls: Count,
-    /// Transfers in the calls, and their bytes.
     pub(crate) transfers: Count,
     pub(crate) bytes: Count,
     /// Transfers that had to wait for a permit.

@@ -13,7 +13,6 @@ use crate::abi::{READ, TransferRequest, WRITE};
 /// Largest flow of several requests, in bytes: the default chunk. One request may be larger.
 pub(crate) const TOGETHER_BYTES: u64 = 1 << 20;
 
-/// Requests that are one flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Run {
     pub(crate) count: usize,

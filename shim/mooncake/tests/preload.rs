@@ -91,11 +91,9 @@ struct Job {
     command: Command,
 }
 
-/// The output of a program.
 struct Done {
     lines: Vec<String>,
     errors: String,
-    /// The log of the stand-in.
     log: String,
     report: String,
 }

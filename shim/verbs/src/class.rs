@@ -22,7 +22,6 @@ use laxity_job::Job;
 use crate::lanes;
 use crate::report;
 
-/// The RDMA devices of the host.
 const DEVICES: &str = "/sys/class/infiniband";
 
 /// Reports whether a change of a queue pair contains the address vector and the move to RTR.

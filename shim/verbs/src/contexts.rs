@@ -47,7 +47,6 @@ impl Cell {
 macro_rules! accessors {
     ($get:ident, $type:ty) => {
         impl Context {
-            /// Returns the provider's function.
             #[inline]
             pub(crate) fn $get(&self) -> Option<$type> {
                 let address = self.$get.0.load(Ordering::Relaxed);
@@ -97,7 +96,6 @@ static TABLE: [Context; CONTEXTS] = [const {
         queue_pairs: Table::new(),
     }
 }; CONTEXTS];
-/// Number of entries that were ever used.
 static USED: AtomicUsize = AtomicUsize::new(0);
 /// Lock for hooking and releasing a context.
 static CHANGE: Mutex<()> = Mutex::new(());
@@ -105,7 +103,6 @@ static CHANGE: Mutex<()> = Mutex::new(());
 /// Longest wait for the lock.
 const PATIENCE: core::time::Duration = core::time::Duration::from_secs(1);
 
-/// Returns the entry of a context.
 #[inline]
 pub(crate) fn find(ibv: *mut ibv_context) -> Option<&'static Context> {
     TABLE[..USED.load(Ordering::Acquire).min(CONTEXTS)]
@@ -232,7 +229,6 @@ impl Context {
         self.epoch.load(Ordering::Relaxed) == fork::epoch()
     }
 
-    /// Returns the daemon's number of the NIC.
     #[inline]
     pub(crate) fn nic(&self) -> u8 {
         let client = lanes::client();

@@ -20,7 +20,6 @@ const EXEMPT: usize = 64;
 static TABLE: [AtomicPtr<ibv_context>; EXEMPT] =
     [const { AtomicPtr::new(ptr::null_mut()) }; EXEMPT];
 
-/// Reports whether a context is exempt.
 pub(crate) fn is_exempt(ibv: *mut ibv_context) -> bool {
     TABLE.iter().any(|entry| entry.load(Ordering::Acquire) == ibv)
 }

@@ -76,7 +76,6 @@ pub(crate) fn tick() -> u32 {
     TICK.load(Ordering::Relaxed)
 }
 
-/// Sets the tick to the current time.
 pub(crate) fn advance_tick() {
     TICK.store((now_ns() >> TICK_BITS) as u32, Ordering::Relaxed);
 }
@@ -96,7 +95,6 @@ pub(crate) fn all() -> &'static Lanes {
     })
 }
 
-/// Returns the client of this process.
 #[inline]
 pub(crate) fn client() -> &'static Client {
     &all().client

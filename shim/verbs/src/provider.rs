@@ -26,14 +26,12 @@ static CMD_MODIFY_QP_EX: Symbol = of_libibverbs(c"ibv_cmd_modify_qp_ex", None);
 static CMD_ALLOC_PD: Symbol = of_libibverbs(c"ibv_cmd_alloc_pd", None);
 static CMD_DESTROY_QP: Symbol = of_libibverbs(c"ibv_cmd_destroy_qp", None);
 
-/// An opaque type.
 #[repr(C)]
 #[derive(Debug)]
 pub struct VerbsContextOps {
     _private: [u8; 0],
 }
 
-/// An opaque type.
 #[repr(C)]
 #[derive(Debug)]
 pub struct Command {

@@ -17,7 +17,6 @@ const ASIDE: Duration = Duration::from_micros(500);
 /// the lane is full.
 const RETRY: Duration = Duration::from_micros(100);
 
-/// Starts the thread of a lane.
 pub(crate) fn start(shard: &'static Shard) {
     let builder = thread::Builder::new().name(String::from("laxity-pump")).stack_size(256 << 10);
     if let Err(error) = laxity_job::thread::spawn(builder, move || run(shard)) {

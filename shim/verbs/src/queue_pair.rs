@@ -276,7 +276,6 @@ impl QueuePair {
         }
     }
 
-    /// Prepares a change of state.
     pub(crate) fn moves(&'static self, to: ibv_qp_state::Type) {
         let mut state = self.state.lock();
         match to {
@@ -370,7 +369,6 @@ impl QueuePair {
 }
 
 impl State {
-    /// Returns the daemon's number of the NIC.
     #[inline]
     fn nic(&self) -> u8 {
         self.context.map_or(u8::MAX, Context::nic)

@@ -24,7 +24,6 @@ pub(crate) struct Table {
 /// Queue pairs that can be used again.
 static FREE: PerProcess<Mutex<Vec<&'static QueuePair>>> = PerProcess::none();
 
-/// All queue pairs that were ever made.
 static ALL: PerProcess<Mutex<Vec<&'static QueuePair>>> = PerProcess::none();
 
 /// Returns the sum of all queue pairs' counters.

@@ -37,7 +37,6 @@ pub(crate) fn length(sges: &[ibv_sge]) -> u64 {
     sges.iter().map(|sge| u64::from(sge.length)).sum()
 }
 
-/// The limits of a queue pair.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Limits {
     pub(crate) work_requests: usize,

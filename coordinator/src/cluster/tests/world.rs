@@ -19,7 +19,6 @@ pub(super) struct World {
     pub(super) now: Time,
 }
 
-/// A daemon's end of its stream.
 pub(super) struct Daemon {
     pub(super) id: HostId,
     pub(super) stream: u64,

@@ -49,7 +49,6 @@ impl AdmissionConfig {
     /// Returns the defaults for a policy. `mfs` follows the paper where the others depart from it:
     /// without a correction, the worst case prunes requests that would have met their deadline
     /// (docs/notes/simulator.md).
-    #[must_use]
     pub fn for_policy(policy: PolicyKind) -> Self {
         let (doomed, correction_permille) =
             if policy == PolicyKind::Mfs { (Doomed::Counted, 0) } else { (Doomed::SetAside, 50) };

@@ -26,7 +26,6 @@ impl Admission {
     }
 
     /// Returns what the last run decided about `batch`, or `None` if it did not see the batch.
-    #[must_use]
     pub fn last_decision(&self, batch: BatchId) -> Option<Decision> {
         let &slot = self.batch_slots.get(&batch)?;
         let state = self.batches[slot as usize].as_ref()?;
@@ -55,7 +54,6 @@ impl Admission {
 
     /// Returns how many of the last run's batches were estimated to end after their `D^Lo`. Batches
     /// that departed since do not count.
-    #[must_use]
     pub fn infeasible(&self) -> usize {
         let estimates = self.pruner.estimates().iter();
         let late = |(turn, estimate): &(&Turn, &Estimate)| {
@@ -66,7 +64,6 @@ impl Admission {
 
     /// Returns when a batch will have computed, as estimated at `now`. The computation of batches
     /// before it on its unit counts if it waits.
-    #[must_use]
     pub fn ready(&self, now: Time, batch: BatchId) -> Option<Time> {
         let &slot = self.batch_slots.get(&batch)?;
         let state = self.batches[slot as usize].as_ref()?;
@@ -81,7 +78,6 @@ impl Admission {
     }
 
     /// Returns why a request is pruned, or `None` if it is not.
-    #[must_use]
     pub fn prune_cause(&self, request: RequestId) -> Option<PruneCause> {
         self.pruned.get(&request).copied()
     }

@@ -188,7 +188,6 @@ impl Link {
         }
     }
 
-    /// Returns the waiting flows of a request.
     fn flows_of(&self, request: Slot) -> Vec<Slot> {
         let mut flows = Vec::new();
         let mut next = self.port.batches.request(request).first;

@@ -60,7 +60,6 @@ impl<I: Copy + Ord, T> Named<I, T> {
         self.by_id.len() >= self.max
     }
 
-    /// Adds a record under a new name.
     pub(super) fn insert(&mut self, id: I, record: T) -> Slot {
         self.births += 1;
         let born = self.births;

@@ -49,7 +49,6 @@ impl Port {
         self.config = config;
     }
 
-    /// Changes the rate and the window.
     pub(crate) fn set_capacity(&mut self, rate: u64, window_bytes: u64) {
         self.load.set_rate(rate);
         self.config.rate = rate;

@@ -15,7 +15,6 @@ use crate::lookup::Lookup;
 
 /// Number of a kind of group. A discipline chooses it below [`QUEUES_MAX`].
 pub(crate) type QueueId = u8;
-/// Maximum number of queues of a discipline.
 pub(crate) const QUEUES_MAX: usize = 32;
 /// The queue of scavenged work, the same in every policy.
 pub(crate) const SCAVENGER: QueueId = QUEUES_MAX as QueueId - 1;
@@ -262,7 +261,6 @@ impl Queues {
         (self.scavenger != NONE).then_some(self.scavenger)
     }
 
-    /// Returns all groups that have a rank.
     pub(crate) fn ranked(&self) -> Vec<Slot> {
         self.peers.iter().flat_map(|peer| peer.groups.values().copied()).collect()
     }

@@ -127,7 +127,6 @@ pub struct TrafficTable {
 impl TrafficTable {
     /// Creates a table for at most `ports_max` ports at a time. A port whose rate was not reported
     /// has `default_rate` bytes per second.
-    #[must_use]
     pub fn new(default_rate: u64, ports_max: usize) -> Self {
         Self {
             default_rate: default_rate.min(RATE_MAX),
@@ -288,25 +287,21 @@ impl TrafficTable {
     }
 
     /// Returns the request at `slot`.
-    #[must_use]
     pub fn member(&self, slot: MemberSlot) -> &Member {
         &self.members[slot as usize].member
     }
 
     /// Returns the batch that the request at `slot` is a member of.
-    #[must_use]
     pub fn batch_of(&self, slot: MemberSlot) -> BatchSlot {
         self.members[slot as usize].batch
     }
 
     /// Returns the members of a batch, in no particular order.
-    #[must_use]
     pub fn members_of(&self, batch: BatchSlot) -> &[MemberSlot] {
         &self.batches[batch as usize].members
     }
 
     /// Returns the number of (request, port) pairs in the table.
-    #[must_use]
     pub const fn load_count(&self) -> usize {
         self.load_count
     }

@@ -366,7 +366,6 @@ impl Shadowed {
         }
     }
 
-    /// Takes every action.
     pub fn drain(&mut self) {
         while let Some(action) = self.link.poll_action(self.now) {
             self.note(action);

@@ -12,7 +12,6 @@ use laxity_policy::{
     PolicyKind, RequestId, Span, Stage, Time,
 };
 
-/// Bytes of one unit.
 pub const UNIT: u64 = 1_000_000;
 /// Nanoseconds of one tick, short beside `STARVED_AFTER`, so that only tests of it reach it.
 pub const TICK: u64 = 1_000_000;
@@ -104,7 +103,6 @@ pub fn released(flow: u64) -> Event {
     Event::FlowReleased { flow: FlowId(flow) }
 }
 
-/// Creates a near-fluid port.
 pub fn port(policy: PolicyKind) -> Port {
     Port::new(LinkConfig { policy, ..fluid() })
 }
@@ -116,7 +114,6 @@ pub struct Port {
     wire: VecDeque<(FlowId, u64)>,
     wire_free_at: Time,
     left: BTreeMap<FlowId, u64>,
-    /// The flow that finished last.
     pub latest: Option<FlowId>,
     /// When the last byte of each flow left the wire.
     pub finished: BTreeMap<FlowId, Time>,

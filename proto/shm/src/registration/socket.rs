@@ -56,7 +56,6 @@ fn address(path: &Path) -> Result<(libc::sockaddr_un, libc::socklen_t), Registra
 }
 
 /// Daemon: returns the path of the file that [`claim`] locks for `path`.
-#[must_use]
 pub fn lock_path(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(".lock");
@@ -177,7 +176,6 @@ pub fn listen(path: &Path) -> Result<OwnedFd, RegistrationError> {
 /// Daemon: returns the sockets that the service manager passes to this process, as in
 /// `sd_listen_fds(3)`: those of a socket unit, and those that the daemon before this one stored.
 /// Further calls return none.
-#[must_use]
 pub fn passed() -> Vec<OwnedFd> {
     const FIRST: RawFd = 3;
     static TAKEN: AtomicBool = AtomicBool::new(false);
@@ -332,14 +330,12 @@ pub fn peer_groups(socket: BorrowedFd<'_>) -> Result<Vec<u32>, RegistrationError
 }
 
 /// Waits at most `limit` until the socket has something to read or was hung up.
-#[must_use]
 pub fn wait_readable(socket: BorrowedFd<'_>, limit: Duration) -> bool {
     poll(socket, libc::POLLIN, limit) != 0
 }
 
 /// Reports whether the other side has ended, with one system call. No packets follow the
 /// registration, so a hangup is the only event.
-#[must_use]
 pub fn is_hung_up(socket: BorrowedFd<'_>) -> bool {
     let gone = libc::POLLHUP | libc::POLLERR | libc::POLLNVAL | libc::POLLRDHUP;
     poll(socket, libc::POLLRDHUP, Duration::ZERO) & gone != 0

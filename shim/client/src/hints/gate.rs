@@ -136,7 +136,6 @@ impl Transfer {
     }
 
     /// Returns the transfer's size in bytes.
-    #[must_use]
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -148,7 +147,6 @@ impl Transfer {
     }
 
     /// Reports whether nothing more will be permitted.
-    #[must_use]
     pub fn is_done(&self) -> bool {
         self.lock().is_none_or(|state| state.ticket.is_done())
     }
@@ -172,7 +170,6 @@ impl Transfer {
     }
 
     /// Returns a permit for further bytes, or `None`. Blocks only while another thread polls.
-    #[must_use]
     pub fn poll(&self) -> Option<Permit> {
         let Some(mut state) = self.lock() else {
             return Some(OVER);
@@ -215,7 +212,6 @@ impl Transfer {
     /// Waits for the next permit, for `limit` at most, and then returns `None`. After the last
     /// permit it returns an empty last permit. Without a limit, the wait ends at the latest when
     /// the daemon is gone.
-    #[must_use]
     pub fn wait(&self, limit: Option<Duration>) -> Option<Permit> {
         for _ in 0..GLANCES {
             if let Some(permit) = self.poll() {
@@ -316,7 +312,6 @@ impl Transfers {
     }
 
     /// Does the same as [`super::submit`] in this lane.
-    #[must_use]
     pub fn submit(&self, asked: &super::Asked) -> Transfer {
         if self.epoch != super::epoch() {
             return super::submit(asked);

@@ -26,7 +26,6 @@ pub struct Loan {
 
 impl Loan {
     /// Returns the size of the loan in bytes.
-    #[must_use]
     pub const fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -34,7 +33,6 @@ impl Loan {
     /// Reports whether the loan is valid: nothing waits on any port, the daemon schedules, and the
     /// last report is recent.
     #[inline]
-    #[must_use]
     pub fn holds(&self) -> bool {
         self.header.credit_stages() & CREDIT_WHOLE != 0
             && self.header.attention() & attention::NOT_ENFORCED == 0

@@ -21,7 +21,6 @@ impl Lane {
     /// Reports whether records wait for a slot, so that completions are not reported. The caller
     /// should then use [`Lane::settle`] later.
     #[inline]
-    #[must_use]
     pub fn owes(&self) -> bool {
         !self.owed.is_empty()
     }

@@ -72,7 +72,6 @@ impl Lane {
     /// Reports whether a flow that has to wait would find a slot. Submit no more while it is false,
     /// since further flows would be bypassed.
     #[inline]
-    #[must_use]
     pub fn has_room(&self) -> bool {
         self.binding.as_ref().is_none_or(LaneBinding::has_room)
     }

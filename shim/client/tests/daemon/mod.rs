@@ -317,7 +317,6 @@ fn serve(knobs: &Knobs, client: &mut Attached, round: u64) -> usize {
     work
 }
 
-/// Handles a record of a lane.
 fn take(knobs: &Knobs, waiting: &mut Vec<Waiting>, lane: u16, incoming: &Incoming) {
     let Incoming { at, record } = *incoming;
     let hear = || knobs.heard.lock().expect("heard").push(record);

@@ -21,7 +21,6 @@ const SMALL: u64 = 8 << 10;
 #[derive(Debug, Default)]
 pub(super) struct Ahead {
     loan: Option<Loan>,
-    /// The opcode that the loan is for.
     opcode: ibv_wr_opcode::Type,
     /// Bytes and work requests left in the loan.
     bytes: u64,

@@ -9,7 +9,6 @@ use super::{IN_FLIGHT_MAX, QueuePair, State};
 use crate::lanes;
 
 impl QueuePair {
-    /// Reports bytes of a ticket as complete.
     #[inline]
     pub(super) fn land(&self, lane: &mut Lane, ticket: &Ticket, bytes: u64) {
         lane.complete(ticket, bytes);
