@@ -39,7 +39,6 @@ mod rank;
 pub(crate) mod refusal;
 mod summary;
 mod table;
-mod tokens;
 mod workload;
 
 use laxity_policy::admission::{Admission, AdmissionConfig};
@@ -216,7 +215,6 @@ impl Cluster {
                 PolicyError::Invalid { field: invalid.field, problem: invalid.problem }
             })?;
             self.revisions.set(policy, author, &change.comment, now);
-            self.fetches.tokens.reopen();
         }
         Ok(self.revisions.current().to_wire(now))
     }
@@ -241,8 +239,7 @@ impl Cluster {
     /// Returns when to call [`Cluster::poll`] if nothing else happens.
     pub fn next_deadline(&self) -> Option<Time> {
         let lost = self.hosts.first_lost().map(|(at, _)| at);
-        let tokens = self.fetches.tokens.next_deadline();
-        [self.run_at(), tokens, lost].into_iter().flatten().min()
+        [self.run_at(), lost].into_iter().flatten().min()
     }
 
     fn run_at(&self) -> Option<Time> {
@@ -259,12 +256,10 @@ impl Cluster {
         {
             self.forget_host(now, id);
         }
-        let report = self.run_at().is_some_and(|at| at <= now).then(|| {
+        self.run_at().is_some_and(|at| at <= now).then(|| {
             self.settle_at = None;
             self.run(now)
-        });
-        self.assign_tokens(now);
-        report
+        })
     }
 
     /// Records that the run of the last [`Cluster::poll`] took `took` and ended at `now`.
@@ -302,19 +297,6 @@ impl Cluster {
             pruned: self.workload.pruned.len(),
             ranks_changed,
             hosts_told: self.hosts.ready_count(),
-        }
-    }
-
-    fn assign_tokens(&mut self, now: Time) {
-        let due = self.fetches.tokens.next_deadline();
-        if due.is_none_or(|at| at > now) {
-            return;
-        }
-        let policy = self.policy().tokens();
-        for (id, number) in self.fetches.assign_tokens(now, policy) {
-            self.hosts.tell(id, |outbox| {
-                outbox.tokens.insert(number);
-            });
         }
     }
 }

@@ -119,10 +119,6 @@ pub struct PolicyConfig {
     /// Weight of each finished batch in the correction of estimates. Default: the policy's.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub correction_permille: Option<u16>,
-    /// Most fetches that are under way at a victim port.
-    pub fetches_per_port: usize,
-    /// Duration of a fetch token's lease.
-    pub fetch_lease: Nanos,
 }
 
 impl Default for PolicyConfig {
@@ -134,8 +130,6 @@ impl Default for PolicyConfig {
             debounce: Nanos(policy.debounce.0),
             rank_margin: Nanos(policy.rank_margin.0),
             correction_permille: None,
-            fetches_per_port: policy.fetches_per_port,
-            fetch_lease: Nanos(policy.fetch_lease.0),
         }
     }
 }
@@ -271,8 +265,6 @@ impl Config {
             debounce_ns: Some(self.policy.debounce.0),
             rank_margin_ns: Some(self.policy.rank_margin.0),
             correction_permille: self.policy.correction_permille.map(u32::from),
-            fetches_per_port: Some(number(self.policy.fetches_per_port)),
-            fetch_lease_ns: Some(self.policy.fetch_lease.0),
         };
         ClusterPolicy::default().with(&named).map_err(|error| match error {
             PolicyError::Invalid { field: "policy", problem } => {
@@ -371,7 +363,6 @@ mod tests {
             ("heartbeat = \"1ms\"", "heartbeat"),
             ("[web]\nlisten = \"0.0.0.0:1\"", "web.listen"),
             ("[policy]\nname = \"edf\"", "policy.name"),
-            ("[policy]\nfetches_per_port = 0", "policy.fetches_per_port"),
             ("[limits]\nhosts_max = 0", "limits.hosts_max"),
             ("[[tenant]]\nname = \"a\"\nhosts = []", "tenant.0.hosts"),
             ("colour = 1", "colour"),

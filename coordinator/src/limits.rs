@@ -26,9 +26,9 @@ pub struct Limits {
     pub loads_max: usize,
     /// Most (request, port) pairs of one host.
     pub loads_per_host_max: usize,
-    /// Most fetches of all hosts that wait for a token or hold one.
+    /// Most fetches of all hosts.
     pub fetches_max: usize,
-    /// Most fetches of one host that wait for a token or hold one.
+    /// Most fetches of one host.
     pub fetches_per_host_max: usize,
     /// Most hosts that take part in one batch.
     pub hosts_per_batch_max: usize,

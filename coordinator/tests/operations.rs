@@ -164,7 +164,7 @@ fn manual_pages_and_completions_are_made_from_the_flags() {
     let (made, page) = coordinator(&["--manual", "laxity-coordinator.8"]);
     assert!(made && page.contains("\\-\\-web") && page.contains("/etc/laxity/coordinator.toml"));
     let (made, page) = coordinator(&["--manual", "laxity-coordinator.toml.5"]);
-    assert!(made && page.contains("fetches_per_port = 2"));
+    assert!(made && page.contains("drop_budget = "));
     for shell in ["bash", "zsh", "fish"] {
         let (made, script) = coordinator(&["--completions", shell]);
         assert!(made && script.contains("laxity-coordinator"), "{shell}");

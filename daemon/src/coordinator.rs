@@ -15,8 +15,8 @@
 //!   outdated term.
 //! * *Orders end.* The last cluster order holds until its age limit ([`order`] covers batches that
 //!   it does not name). Then the daemon's own admission decides, which runs all the time.
-//! * *Reads start without permission.* A fetch of this host proceeds until the coordinator holds
-//!   it, for a bounded time ([`driver::fetches`](crate::driver::fetches)).
+//! * *Reads are reported.* They load the port that they leave
+//!   ([`driver::fetches`](crate::driver::fetches)).
 
 pub mod addresses;
 pub mod assemble;

@@ -40,11 +40,7 @@ pub enum DaemonError {
     /// A socket can't be made.
     #[error("cannot listen at {path}: {cause} (`{key}` in the \
         configuration)", path = .path.display())]
-    Listen {
-        path: PathBuf,
-        key: &'static str,
-        cause: BindError,
-    },
+    Listen { path: PathBuf, key: &'static str, cause: BindError },
     /// The limit of open files is too low for any client.
     #[error(
         "the limit of open files is {}, and laxityd needs {} at least; raise `LimitNOFILE` of the \

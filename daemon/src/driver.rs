@@ -310,7 +310,7 @@ impl Driver {
         }
         if self.intake.hints.cluster.due() <= now {
             let intake = &mut self.intake;
-            serve |= intake.hints.meet(now, &mut intake.ports);
+            intake.hints.meet(now);
         }
         if now.since(self.beaten) >= BEAT {
             self.beat();
@@ -431,12 +431,12 @@ impl Driver {
         let due = [self.intake.hints.due(), self.intake.hints.cluster.due(), self.publisher.due()];
         let ports_due = ports.iter().map(|port| port.due);
         let mut until = ports_due.chain(due).min().unwrap_or(Time::NEVER);
-        // A waiting client looks for heartbeats, even if its fetch is held.
+        // A waiting client looks for heartbeats, even if its flows are held.
         let waits = ports.iter().any(|port| port.link.waiting_flows() > 0);
         if waits {
             until = until.min(self.silence.due());
         }
-        if self.intake.holding || self.intake.hints.cluster.fetches.holds() || !ordered {
+        if self.intake.holding || !ordered {
             until = until.min(now + WAITING_SLEEP_MAX);
         }
         until.since(now)

@@ -76,7 +76,7 @@ metrics! {
         Counter laxity_congestion_signals_total "CNPs, marked packets and PFC pauses"
             |p| p.residual.map_or(0, |it| it.capacity.signals);
         Gauge laxity_held_bytes
-            "Bytes of flows held back because other readers of the same host come first"
+            "Bytes of flows that are held back"
             |p| p.link.held.bytes;
         Gauge laxity_held_flows "Flows that are held back" |p| p.link.held.flows;
         Counter laxity_promotions_total "Times a waiting flow climbed a level"
@@ -186,12 +186,7 @@ metrics! {
         Counter laxity_orders_total "Orders between batches that admission issued"
             |s| s.scheduler.orders;
         Counter laxity_cluster_fetches_total
-            "Fetches from other hosts that the coordinator could order"
-            |s| s.fetches.fetches;
-        Counter laxity_cluster_fetches_held_total "Times that the coordinator had a fetch wait"
-            |s| s.fetches.held;
-        Counter laxity_cluster_fetches_ahead_total
-            "Fetches that waited for as long as they may, and went ahead" |s| s.fetches.ahead;
+            "Fetches from other hosts that the coordinator could learn of" |s| s.fetches;
         Gauge laxity_attached_clients "Processes attached" |s| s.clients.len();
         Counter laxity_attachments_total "Processes that have attached so far"
             |s| s.scheduler.attachments;

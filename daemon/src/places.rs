@@ -18,17 +18,13 @@ pub enum NoPlace {
         "{attached} clients are attached, as many as may be; raise `clients_max` of [scheduler] in \
          the configuration, then `laxity reload`"
     )]
-    Full {
-        attached: usize,
-    },
+    Full { attached: usize },
     /// The limit of open files allows no more clients.
     #[error(
         "{attached} clients are attached, and the limit of open files allows no more; raise \
          `LimitNOFILE` of the unit (`ulimit -n`), then restart laxityd"
     )]
-    Descriptors {
-        attached: usize,
-    },
+    Descriptors { attached: usize },
     /// The user has its share of places.
     #[error(
         "user {uid} has {attached} clients attached, its share; raise `clients_per_uid_max` of \
@@ -44,10 +40,7 @@ pub enum NoPlace {
         "{attached} clients are attached, and the last {reserve} places are root's; raise \
          `clients_max` of [scheduler] in the configuration, then `laxity reload`"
     )]
-    Reserved {
-        attached: usize,
-        reserve: usize,
-    },
+    Reserved { attached: usize, reserve: usize },
 }
 
 #[derive(Debug)]

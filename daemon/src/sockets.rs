@@ -38,15 +38,10 @@ pub enum BindError {
     /// The lock beside the socket can't be taken.
     #[error("its lock file {path} cannot be opened: {cause}; \
         {}", way_out_of_lock(.cause), path = .path.display())]
-    Lock {
-        path: PathBuf,
-        cause: io::Error,
-    },
+    Lock { path: PathBuf, cause: io::Error },
     /// The socket can't be made, or another daemon has it.
     #[error("{cause}; {}", way_out_of_socket(.cause))]
-    Socket {
-        cause: io::Error,
-    },
+    Socket { cause: io::Error },
 }
 
 impl From<io::Error> for BindError {

@@ -14,7 +14,6 @@ use laxity_shm::registration::Release;
 use laxity_wire::PodStatus;
 
 use crate::config::Mode;
-use crate::driver::fetches::FetchCounters;
 use crate::driver::would::Minute;
 use crate::owner::Owner;
 
@@ -263,7 +262,7 @@ pub struct Snapshot {
     /// The sum over all clients, with those that are gone.
     pub all_clients: ClientCounters,
     pub scheduler: LoopCounters,
-    pub fetches: FetchCounters,
+    pub fetches: u64,
     /// The distrusted owners, each with the time when distrust ends.
     pub distrusted: Vec<(Owner, Time)>,
 }

@@ -94,9 +94,7 @@ fn cluster(exchange: &CoordinatorExchange, snapshot: &Snapshot) -> ClusterStatus
         failures: view.failures,
         reports: view.reports,
         refused_events: view.refused_events,
-        fetches: snapshot.fetches.fetches,
-        fetches_held: snapshot.fetches.held,
-        fetches_ahead: snapshot.fetches.ahead,
+        fetches: snapshot.fetches,
         problem: view.problem,
     }
 }

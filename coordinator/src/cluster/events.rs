@@ -56,9 +56,7 @@ impl Intake<'_> {
     }
 
     pub(super) fn batch_started(&mut self, key: Key) {
-        if self.workload.start(self.now, key) {
-            self.fetches.rerank(self.workload, key);
-        }
+        if self.workload.start(self.now, key) {}
     }
 
     pub(super) fn batch_finished(&mut self, name: u64) -> Outcome {
@@ -245,7 +243,7 @@ impl Intake<'_> {
             Some(_) => Err(invalid("a victim port is an egress")),
             None => {
                 let detail = format!(
-                    "{} has no port {} that is known here; fetch without a token",
+                    "{} has no port {} that is known here",
                     said.victim_host, said.victim_port
                 );
                 Err((RefusalReason::Unknown, detail))
@@ -262,10 +260,6 @@ impl Intake<'_> {
             Err((RefusalReason::Unknown, _)) => return Ok(()),
             known => known?,
         };
-        if !self.host()?.can(v1::Capability::FetchTokens) {
-            let detail = "this daemon did not name FETCH_TOKENS in its Hello";
-            return Err(invalid(detail));
-        }
         let Some((victim, rate)) = self.victim(said)? else {
             return Ok(());
         };
@@ -285,8 +279,7 @@ impl Intake<'_> {
         });
         self.hosts.charge(self.id, Charge::Fetch)?;
         let fetch = Fetch { mark: self.mark, batch, request: said.request, victim };
-        let rank = self.workload.fetch_rank(batch, request);
-        self.fetches.open(self.id, said.fetch, fetch, rank);
+        self.fetches.open(self.id, said.fetch, fetch);
         let load = Load {
             port: victim,
             by: self.id,

@@ -8,9 +8,8 @@ use laxity_wire::v1;
 
 use super::Cluster;
 use super::batch::Batch;
-use super::host::{Charge, Host, HostId};
+use super::host::{Charge, Host};
 use super::table::Key;
-use super::tokens::Turn;
 
 /// Most batches in one response.
 const BATCHES_MAX: usize = 1000;
@@ -27,7 +26,7 @@ impl Cluster {
     pub fn list_hosts(&self, now: Time) -> v1::ListHostsResponse {
         let known = self.hosts.iter();
         let mut hosts: Vec<v1::HostStatus> =
-            known.map(|(id, host)| self.host_status(now, id, host)).collect();
+            known.map(|(_, host)| self.host_status(now, host)).collect();
         let drained = self.hosts.drained.iter();
         let unknown = drained.filter(|(name, _)| self.hosts.named(name).is_none());
         hosts.extend(unknown.map(|(name, drain)| v1::HostStatus {
@@ -45,11 +44,7 @@ impl Cluster {
         }
     }
 
-    fn host_status(&self, now: Time, id: HostId, host: &Host) -> v1::HostStatus {
-        let fetches = self.fetches.of_host(id);
-        let turns: Vec<Turn> =
-            fetches.filter_map(|(number, _)| self.fetches.turn(id, number)).collect();
-        let count = |is: fn(&Turn) -> bool| turns.iter().filter(|turn| is(turn)).count() as u32;
+    fn host_status(&self, now: Time, host: &Host) -> v1::HostStatus {
         let port = |port: &super::host::HostPort| v1::PortStatus {
             port: port.info.name.clone(),
             direction: port.info.direction,
@@ -69,8 +64,7 @@ impl Cluster {
             ports: host.ports.iter().map(port).collect(),
             batches: host.batches.len() as u32,
             requests: host.usage[Charge::Request as usize] as u32,
-            fetches_waiting: count(|turn| *turn == Turn::Waiting),
-            fetches_granted: count(|turn| matches!(turn, Turn::Granted(_))),
+            fetches: host.usage[Charge::Fetch as usize] as u32,
             silent_ns: Some(now.since(host.heard_at).0),
             reports: host.counters.reports,
             events: host.counters.events,

@@ -11,7 +11,7 @@ use super::table::Key;
 /// Capabilities of this release beyond the first version of the protocol.
 pub(super) const CAPABILITIES: [v1::Capability; 4] = [
     v1::Capability::OrderDeltas,
-    v1::Capability::FetchTokens,
+    v1::Capability::Fetches,
     v1::Capability::PruneCauses,
     v1::Capability::HostSettings,
 ];

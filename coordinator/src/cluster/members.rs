@@ -126,7 +126,6 @@ impl Intake<'_> {
         for batch in [from, to].into_iter().filter(|_| is_pruned) {
             self.workload.tell_pruned(self.hosts, batch, name);
         }
-        self.fetches.move_request(self.workload, name, from, to);
         Ok(())
     }
 
@@ -134,7 +133,6 @@ impl Intake<'_> {
     pub(super) fn end_batch(&mut self, key: Key) {
         *self.work += self.workload.batches.get(key).map_or(0, |it| it.requests.len());
         self.workload.end_batch(self.now, self.hosts, key);
-        self.fetches.end_batch(key);
     }
 
     /// Removes the host from a batch. If the host owned it, the next member becomes the owner.
@@ -198,14 +196,9 @@ impl Intake<'_> {
 
     /// Removes a fetch that has ended or whose victim port is gone.
     pub(super) fn close_fetch(&mut self, id: HostId, number: u64) {
-        let Some((fetch, was_waiting)) = self.fetches.close(id, number) else {
+        let Some(fetch) = self.fetches.close(id, number) else {
             return;
         };
-        if was_waiting {
-            self.hosts.tell(id, |outbox| {
-                outbox.tokens.insert(number);
-            });
-        }
         self.hosts.refund(id, Charge::Fetch);
         let mut others = self.fetches.of_host(id);
         let same = others.any(|(_, it)| (it.request, it.victim) == (fetch.request, fetch.victim));

@@ -6,12 +6,9 @@
 
 use std::collections::{BTreeSet, VecDeque};
 
-use laxity_policy::Time;
 use laxity_wire::v1::{
     self, Epoch, FromCoordinator, ORDER_PIECE_ENTRIES_MAX, Order, from_coordinator::Message,
 };
-
-use super::tokens::Turn;
 
 /// Most notes. Beyond it, the next order is a full one.
 const NOTES_MAX: usize = 1 << 14;
@@ -27,8 +24,6 @@ pub(super) struct Outbox {
     pub(super) ranks: BTreeSet<u64>,
     /// Ids of requests that were pruned, or that were pruned and have ended.
     pub(super) pruned: BTreeSet<u64>,
-    /// Fetches that got a token or have to wait.
-    pub(super) tokens: BTreeSet<u64>,
     /// Whether an order is due even if nothing changed.
     pub(super) answer: bool,
     letters: VecDeque<Message>,
@@ -41,9 +36,7 @@ pub(super) struct Outbox {
 impl Outbox {
     /// Reports whether there is an order to send.
     pub(super) fn wants_order(&self) -> bool {
-        self.full
-            || self.answer
-            || !(self.ranks.is_empty() && self.pruned.is_empty() && self.tokens.is_empty())
+        self.full || self.answer || !(self.ranks.is_empty() && self.pruned.is_empty())
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -74,7 +67,7 @@ impl Outbox {
 
     /// Makes the next order a full one if there are too many notes.
     pub(super) fn trim(&mut self) {
-        if self.ranks.len() + self.pruned.len() + self.tokens.len() > NOTES_MAX {
+        if self.ranks.len() + self.pruned.len() > NOTES_MAX {
             self.demand_full();
         }
     }
@@ -84,7 +77,6 @@ impl Outbox {
         self.full = true;
         self.ranks.clear();
         self.pruned.clear();
-        self.tokens.clear();
     }
 
     /// Takes the notes out and leaves none behind.
@@ -93,7 +85,6 @@ impl Outbox {
             full: self.full,
             ranks: core::mem::take(&mut self.ranks),
             pruned: core::mem::take(&mut self.pruned),
-            tokens: core::mem::take(&mut self.tokens),
             ..Self::default()
         }
     }
@@ -112,21 +103,6 @@ pub(super) struct Contents {
     pub(super) unranked: Vec<u64>,
     pub(super) pruned: Vec<v1::Pruned>,
     pub(super) unpruned: Vec<u64>,
-    pub(super) tokens: Vec<v1::FetchToken>,
-    pub(super) held: Vec<u64>,
-}
-
-impl Contents {
-    /// Adds the state of one of the host's fetches.
-    pub(super) fn tell_turn(&mut self, now: Time, fetch: u64, turn: Option<Turn>) {
-        let lease_ns = match turn {
-            Some(Turn::Waiting) => return self.held.push(fetch),
-            Some(Turn::Granted(until)) => until.since(now).0,
-            // The fetch may go on without a token.
-            Some(Turn::Expired) | None => 0,
-        };
-        self.tokens.push(v1::FetchToken { fetch, lease_ns });
-    }
 }
 
 /// Cuts an order into pieces of at most [`ORDER_PIECE_ENTRIES_MAX`] entries. The last piece is
@@ -160,12 +136,6 @@ pub(super) fn pieces(
     }
     for request in contents.unpruned {
         put(&mut |piece| piece.unpruned.push(request));
-    }
-    for token in contents.tokens {
-        put(&mut |piece| piece.tokens.push(token));
-    }
-    for fetch in contents.held {
-        put(&mut |piece| piece.held.push(fetch));
     }
     let last = pieces.len() - 1;
     let number = |(index, mut piece): (usize, Order)| {

@@ -10,7 +10,6 @@ use laxity_wire::v1;
 use thiserror::Error;
 
 use super::note::Note;
-use super::tokens::TokenPolicy;
 
 /// Most older revisions that are remembered.
 const HISTORY_MAX: usize = 256;
@@ -49,9 +48,6 @@ pub struct ClusterPolicy {
     pub rank_margin: Span,
     /// Weight of each finished batch in the correction of estimates, in thousandths.
     pub correction_permille: u16,
-    /// Most fetches that are under way at a victim port.
-    pub fetches_per_port: usize,
-    pub fetch_lease: Span,
 }
 
 impl Default for ClusterPolicy {
@@ -63,8 +59,6 @@ impl Default for ClusterPolicy {
             debounce: Span::from_millis(3),
             rank_margin: Span::from_millis(2),
             correction_permille: admission.correction_permille,
-            fetches_per_port: 2,
-            fetch_lease: Span::from_millis(50),
         }
     }
 }
@@ -89,26 +83,12 @@ impl ClusterPolicy {
             let problem = format!("{} exceeds 1000", self.correction_permille);
             return fail("correction_permille", problem);
         }
-        if self.fetches_per_port == 0 {
-            return fail("fetches_per_port", "0 would let nobody fetch; write 1 or more".into());
-        }
-        for (field, span) in [
-            ("debounce", self.debounce),
-            ("rank_margin", self.rank_margin),
-            ("fetch_lease", self.fetch_lease),
-        ] {
+        for (field, span) in [("debounce", self.debounce), ("rank_margin", self.rank_margin)] {
             if span > SPAN_MAX {
                 return fail(field, format!("{span} exceeds {SPAN_MAX}"));
             }
         }
-        if self.fetch_lease < Span::from_millis(1) {
-            return fail("fetch_lease", format!("{} is below 1 ms", self.fetch_lease));
-        }
         Ok(())
-    }
-
-    pub(super) fn tokens(&self) -> TokenPolicy {
-        TokenPolicy { per_port: self.fetches_per_port, lease: self.fetch_lease }
     }
 
     /// Returns this policy with the fields that `change` sets.
@@ -132,12 +112,8 @@ impl ClusterPolicy {
         if let Some(permille) = change.correction_permille {
             self.correction_permille = u16::try_from(permille).unwrap_or(u16::MAX);
         }
-        if let Some(fetches) = change.fetches_per_port {
-            self.fetches_per_port = fetches as usize;
-        }
         self.debounce = change.debounce_ns.map_or(self.debounce, Span);
         self.rank_margin = change.rank_margin_ns.map_or(self.rank_margin, Span);
-        self.fetch_lease = change.fetch_lease_ns.map_or(self.fetch_lease, Span);
         self.validate()?;
         Ok(self)
     }
@@ -151,8 +127,6 @@ impl ClusterPolicy {
             debounce_ns: Some(self.debounce.0),
             rank_margin_ns: Some(self.rank_margin.0),
             correction_permille: Some(u32::from(self.correction_permille)),
-            fetches_per_port: Some(self.fetches_per_port as u32),
-            fetch_lease_ns: Some(self.fetch_lease.0),
         }
     }
 }
@@ -251,13 +225,12 @@ mod tests {
     #[test]
     fn what_makes_no_sense_is_refused_with_its_field() {
         type Change = fn(&mut v1::Policy);
-        let refused: [(&str, Change); 5] = [
+        let refused: [(&str, Change); 4] = [
             ("policy", |it| it.policy = Some("edf".into())),
             ("policy", |it| it.policy = Some("best".into())),
             ("correction_permille", |it| {
                 it.correction_permille = Some(70_000);
             }),
-            ("fetches_per_port", |it| it.fetches_per_port = Some(0)),
             ("debounce", |it| it.debounce_ns = Some(u64::MAX)),
         ];
         for (expected, set) in refused {

@@ -1,12 +1,11 @@
 //! Turns what a run decided into messages to each host.
 
-use laxity_policy::{RequestId, Time};
+use laxity_policy::RequestId;
 use laxity_wire::v1::{self, Epoch, FromCoordinator};
 
 use super::host::{Host, HostId};
 use super::outbox::{self, Contents, Outbox};
 use super::table::Key;
-use super::tokens::Turn;
 use super::{Cluster, Taken, rank};
 
 impl Cluster {
@@ -29,7 +28,6 @@ impl Cluster {
             self.workload.tell_members(&mut self.hosts, batch, |outbox| {
                 outbox.ranks.insert(name);
             });
-            self.fetches.rerank(&self.workload, batch);
         }
         changed.len()
     }
@@ -48,7 +46,6 @@ impl Cluster {
                 request.pruned = is_pruned;
                 let (batch, name) = (request.batch, request.name);
                 self.workload.tell_pruned(&mut self.hosts, batch, name);
-                self.fetches.rerank(&self.workload, batch);
             }
         }
         pruned.retain(|&key| self.workload.requests.get(key).is_some());
@@ -62,7 +59,7 @@ impl Cluster {
     }
 
     /// Takes the messages that wait for a host, with at most one order.
-    pub fn take(&mut self, now: Time, id: HostId, stream: u64) -> Taken {
+    pub fn take(&mut self, id: HostId, stream: u64) -> Taken {
         let Some(host) = self.hosts.speaking(id, stream) else {
             return Taken::Replaced;
         };
@@ -79,7 +76,7 @@ impl Cluster {
             host.outbox.demand_full();
         }
         let notes = host.outbox.take_notes();
-        let contents = self.contents(now, id, &notes);
+        let contents = self.contents(id, &notes);
         let Some(host) = self.hosts.get_mut(id) else {
             return Taken::Replaced;
         };
@@ -95,7 +92,7 @@ impl Cluster {
     }
 
     /// Builds the current contents of an order from the notes of a host's outbox.
-    fn contents(&self, now: Time, id: HostId, notes: &Outbox) -> Contents {
+    fn contents(&self, id: HostId, notes: &Outbox) -> Contents {
         let mut contents = Contents::default();
         let Some(host) = self.hosts.get(id) else {
             return contents;
@@ -110,13 +107,6 @@ impl Cluster {
                 let requests = batch.requests.iter();
                 let pruned = requests.filter_map(|&key| self.pruned_for(host, key));
                 contents.pruned.extend(pruned);
-            }
-            for (number, _) in self.fetches.of_host(id) {
-                match self.fetches.turn(id, number) {
-                    // A full order does not name fetches that may go on without a token.
-                    Some(Turn::Expired) | None => {}
-                    turn => contents.tell_turn(now, number, turn),
-                }
             }
             return contents;
         }
@@ -136,9 +126,6 @@ impl Cluster {
                 Some(pruned) => contents.pruned.push(pruned),
                 None => contents.unpruned.push(name),
             }
-        }
-        for &number in &notes.tokens {
-            contents.tell_turn(now, number, self.fetches.turn(id, number));
         }
         contents
     }

@@ -9,7 +9,6 @@ use std::hash::RandomState;
 
 use laxity_policy::admission::{Admission, AdmissionEvent};
 use laxity_policy::{BatchId, PortId, RequestId, Span, Time};
-use laxity_wire::v1::SORT_KEY_LAST;
 
 use super::batch::{Batch, Load, Request};
 use super::ended::Ended;
@@ -18,7 +17,6 @@ use super::hosts::Hosts;
 use super::outbox::Outbox;
 use super::refusal::Refused;
 use super::table::{Key, Table};
-use super::tokens::{FetchRank, Need};
 
 /// Batches and requests of all hosts, and admission.
 #[derive(Debug)]
@@ -154,21 +152,6 @@ impl Workload {
         let requests = batch.requests.iter().filter_map(|&it| self.requests.get(it));
         let pruned = requests.filter(|request| request.pruned);
         pruned.map(|request| request.name).collect()
-    }
-
-    /// Returns the rank of a batch's fetch for a request.
-    pub(super) fn fetch_rank(&self, batch: Key, request: Option<Key>) -> FetchRank {
-        let request = request.and_then(|key| self.requests.get(key));
-        let batch = self.batches.get(batch);
-        let need = if batch.is_some_and(|batch| batch.started.is_some()) {
-            Need::Blocking
-        } else if batch.is_none() || request.is_some_and(|request| request.pruned) {
-            Need::Doomed
-        } else {
-            Need::Ahead
-        };
-        let sort_key = batch.and_then(|batch| batch.sort_key);
-        FetchRank { need, sort_key: sort_key.unwrap_or(SORT_KEY_LAST) }
     }
 
     /// Adds a request that is not known yet. The caller has charged its host.

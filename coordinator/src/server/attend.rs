@@ -316,8 +316,7 @@ async fn write(
         if !shared.lead.holds() {
             return;
         }
-        let now = shared.now();
-        let taken = shared.cluster().take(now, id, stream);
+        let taken = shared.cluster().take(id, stream);
         let frames = match taken {
             Taken::Frames(frames) => frames,
             Taken::Replaced => {

@@ -237,8 +237,7 @@ function hosts(state) {
     ["Waiting", (host) => bytes(host.ports.reduce((sum, port) => sum + port.queued_bytes, 0)), true],
     ["Batches", (host) => host.batches, true],
     ["Requests", (host) => host.requests, true],
-    ["Fetches", (host) => (host.fetches_waiting + host.fetches_granted
-      ? `${host.fetches_granted} granted, ${host.fetches_waiting} waiting` : "")],
+    ["Fetches", (host) => host.fetches || ""],
     ["Flows late", (host) => (host.completed_flows ? percent(host.missed_flows, host.completed_flows) : ""), true],
     ["Refused", (host) => (host.refused_events ? host.refused_events + " events" : ""), true],
     ["Heard", (host) => (host.silent_ns === null ? "never" : span(host.silent_ns) + " ago")],
@@ -259,8 +258,7 @@ function policy(state) {
   const rows = [
     row("policy", said.policy), row("drop_budget", said.drop_budget),
     row("debounce", span(said.debounce_ns)), row("rank_margin", span(said.rank_margin_ns)),
-    row("correction_permille", said.correction_permille), row("fetches_per_port", said.fetches_per_port),
-    row("fetch_lease", span(said.fetch_lease_ns)),
+    row("correction_permille", said.correction_permille),
   ];
   put("policy",
     make("p", {}, `Revision ${revision.revision} by ${revision.author}, ${span(revision.age_ns)} ago`

@@ -159,7 +159,6 @@ impl Config {
         let coordinator = &self.coordinator;
         for (key, value, least_ms) in [
             ("order_age_limit", coordinator.order_age_limit, 10),
-            ("fetch_wait_max", coordinator.fetch_wait_max, 1),
             ("backoff_min", coordinator.backoff_min, 1),
             ("backoff_max", coordinator.backoff_max, 1),
         ] {

@@ -31,9 +31,6 @@ pub struct CoordinatorConfig {
     /// How long the last cluster order stays in force without news. The coordinator may choose a
     /// shorter time.
     pub order_age_limit: Nanos,
-    /// Longest time that a fetch of this host waits while the coordinator lets other readers go
-    /// first.
-    pub fetch_wait_max: Nanos,
     /// The first wait after the stream failed. The wait doubles with each failure.
     pub backoff_min: Nanos,
     /// The longest wait after the stream failed.
@@ -51,7 +48,6 @@ impl Default for CoordinatorConfig {
             server_name: String::new(),
             host: String::new(),
             order_age_limit: Nanos(5_000_000_000),
-            fetch_wait_max: Nanos(250_000_000),
             backoff_min: Nanos(100_000_000),
             backoff_max: Nanos(10_000_000_000),
         }

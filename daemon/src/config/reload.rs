@@ -21,13 +21,9 @@ impl Config {
         differs("access.control_mode", self.access.control_mode != running.access.control_mode);
         let dialled = |config: &Self| CoordinatorConfig {
             order_age_limit: self.coordinator.order_age_limit,
-            fetch_wait_max: self.coordinator.fetch_wait_max,
             ..config.coordinator.clone()
         };
-        differs(
-            "coordinator (all but order_age_limit and fetch_wait_max)",
-            dialled(self) != dialled(running),
-        );
+        differs("coordinator (all but order_age_limit)", dialled(self) != dialled(running));
         differs("nic (names, addresses and their number)", !self.has_nics_of(running));
         keys
     }
@@ -53,7 +49,6 @@ impl Config {
             },
             coordinator: CoordinatorConfig {
                 order_age_limit: self.coordinator.order_age_limit,
-                fetch_wait_max: self.coordinator.fetch_wait_max,
                 ..running.coordinator.clone()
             },
             nic: if self.has_nics_of(running) { self.nic.clone() } else { running.nic.clone() },

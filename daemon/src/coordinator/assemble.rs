@@ -57,7 +57,6 @@ pub struct OrderAssembler {
     base: Option<Epoch>,
     ranks: HashMap<u64, u64>,
     pruned: BTreeSet<u64>,
-    held: BTreeSet<u64>,
     content: Arc<OrderContent>,
     partial: Option<Partial>,
     /// Whether a full order was requested and has not begun.
@@ -76,8 +75,6 @@ struct Partial {
     unranked: Vec<u64>,
     pruned: Vec<u64>,
     unpruned: Vec<u64>,
-    held: Vec<u64>,
-    tokens: Vec<u64>,
 }
 
 impl Partial {
@@ -89,18 +86,10 @@ impl Partial {
         let pruned = piece.pruned.iter().map(|pruned| pruned.request);
         self.pruned.extend(pruned);
         self.unpruned.extend(&piece.unpruned);
-        self.held.extend(&piece.held);
-        let tokens = piece.tokens.iter().map(|token| token.fetch);
-        self.tokens.extend(tokens);
     }
 
     const fn entries(&self) -> usize {
-        self.ranks.len()
-            + self.unranked.len()
-            + self.pruned.len()
-            + self.unpruned.len()
-            + self.held.len()
-            + self.tokens.len()
+        self.ranks.len() + self.unranked.len() + self.pruned.len() + self.unpruned.len()
     }
 }
 
@@ -200,8 +189,6 @@ impl OrderAssembler {
             unranked: Vec::new(),
             pruned: Vec::new(),
             unpruned: Vec::new(),
-            held: Vec::new(),
-            tokens: Vec::new(),
         })
     }
 
@@ -210,12 +197,7 @@ impl OrderAssembler {
         if full {
             self.ranks.clear();
             self.pruned.clear();
-            self.held.clear();
         }
-        for fetch in &whole.tokens {
-            self.held.remove(fetch);
-        }
-        self.held.extend(&whole.held);
         for batch in &whole.unranked {
             self.ranks.remove(batch);
         }
@@ -225,11 +207,10 @@ impl OrderAssembler {
         let ranks = whole.ranks.iter();
         self.ranks.extend(ranks.copied());
         self.pruned.extend(&whole.pruned);
-        let most = self.ranks.len().max(self.pruned.len()).max(self.held.len());
+        let most = self.ranks.len().max(self.pruned.len());
         if most > ENTRIES_MAX {
             self.ranks.clear();
             self.pruned.clear();
-            self.held.clear();
             self.forget();
             return Assembled::EndStream(format!(
                 "its orders add up to more than {ENTRIES_MAX} entries; this host never reported as \
@@ -238,8 +219,7 @@ impl OrderAssembler {
         }
         if full || whole.entries() > 0 {
             let ranks = self.ranks.iter().map(|(&batch, &key)| (key, batch));
-            let content = OrderContent::new(ranks, self.pruned.iter().copied())
-                .with_held(self.held.iter().copied());
+            let content = OrderContent::new(ranks, self.pruned.iter().copied());
             if content != *self.content {
                 self.content = Arc::new(content);
             }

@@ -14,7 +14,7 @@ pub struct ClusterOrder {
     pub content: Arc<OrderContent>,
 }
 
-/// The ranks of batches, the pruned requests and the held fetches.
+/// The ranks of batches and the pruned requests.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OrderContent {
     sigma: Vec<BatchId>,
@@ -22,8 +22,6 @@ pub struct OrderContent {
     ranks: HashMap<BatchId, usize>,
     /// The pruned requests, ascending.
     pruned: Vec<RequestId>,
-    /// The numbers of held fetches, ascending.
-    held: Vec<u64>,
 }
 
 impl OrderContent {
@@ -35,20 +33,7 @@ impl OrderContent {
         let ranks = sigma.iter().enumerate().map(|(rank, &id)| (id, rank));
         let mut pruned: Vec<RequestId> = pruned.map(RequestId).collect();
         pruned.sort_unstable();
-        Self { ranks: ranks.collect(), sigma, pruned, held: Vec::new() }
-    }
-
-    /// Adds held fetches, given in any order.
-    #[must_use]
-    pub fn with_held(mut self, held: impl Iterator<Item = u64>) -> Self {
-        self.held = held.collect();
-        self.held.sort_unstable();
-        self
-    }
-
-    /// Reports whether the fetch with this number is held.
-    pub fn holds(&self, fetch: u64) -> bool {
-        self.held.binary_search(&fetch).is_ok()
+        Self { ranks: ranks.collect(), sigma, pruned }
     }
 
     /// Reports whether the coordinator ranks the batch.

@@ -339,7 +339,7 @@ impl StreamTask {
         mut events: Vec<Event>,
     ) -> Message {
         stream.reported += 1;
-        if !stream.has_tokens {
+        if !stream.takes_fetches {
             let of_fetch =
                 |kind: &Kind| matches!(kind, Kind::FetchWanted(_) | Kind::FetchFinished(_));
             events.retain(|event| !event.event.as_ref().is_some_and(of_fetch));

@@ -11,7 +11,7 @@ use super::port_loads::PortLoads;
 /// What this daemon supports beyond the first version.
 pub(super) const CAPABILITIES: [Capability; 4] = [
     Capability::OrderDeltas,
-    Capability::FetchTokens,
+    Capability::Fetches,
     Capability::PruneCauses,
     Capability::HostSettings,
 ];
@@ -22,8 +22,8 @@ const HEARTBEAT_MAX: Duration = Duration::from_secs(60);
 #[derive(Debug)]
 pub(super) struct StreamState {
     pub(super) outbound: mpsc::Sender<FromDaemon>,
-    /// Whether the coordinator orders fetches.
-    pub(super) has_tokens: bool,
+    /// Whether the coordinator takes reports of fetches.
+    pub(super) takes_fetches: bool,
     pub(super) heartbeat: Duration,
     pub(super) heard: Instant,
     pub(super) spoke: Instant,
@@ -49,7 +49,7 @@ impl StreamState {
         let both = v1::common_capabilities(&CAPABILITIES, &welcome.capabilities);
         Self {
             outbound,
-            has_tokens: both.contains(&Capability::FetchTokens),
+            takes_fetches: both.contains(&Capability::Fetches),
             heartbeat,
             heard: now,
             spoke: now,

@@ -14,7 +14,7 @@ use crate::coordinator::exchange::{CoordinatorExchange, PutOutcome, Update};
 use crate::coordinator::order::{ClusterOrder, OrderContent};
 use crate::coordinator::outgoing::OutgoingReport;
 use crate::coordinator::reports::{ReportState, Urgency};
-use crate::driver::fetches::{FetchState, Fetches, Name};
+use crate::driver::fetches::{Fetches, Name};
 
 /// The time between reports that have only bytes and layers.
 const PROGRESS_EVERY: Span = Span::from_millis(50);
@@ -63,7 +63,7 @@ impl Cluster {
         let mut cluster = Self {
             exchange,
             reports: ReportState::new(port),
-            fetches: Fetches::new(Span::ZERO),
+            fetches: Fetches::default(),
             attends: true,
             stream: 0,
             order: None,
@@ -83,7 +83,6 @@ impl Cluster {
     pub fn configure(&mut self, config: &Config) {
         self.age_limit = Span(config.coordinator.order_age_limit.0);
         self.debounce = Span(config.tuning.order_debounce.0);
-        self.fetches.set_wait_max(Span(config.coordinator.fetch_wait_max.0));
     }
 
     /// Returns the content of the coordinator's order, if it is in force.
@@ -107,22 +106,19 @@ impl Cluster {
         }
     }
 
-    /// Adds an incoming flow from a peer to its fetch. Returns whether the fetch is held.
+    /// Adds an incoming flow from a peer to its fetch. Returns false if the flow is in none.
     #[cold]
-    pub fn fetches(&mut self, now: Time, spec: &FlowSpec, peer: [u8; 16], port: u16) -> FetchState {
+    pub fn fetches(&mut self, now: Time, spec: &FlowSpec, peer: [u8; 16]) -> bool {
         if !self.attends {
-            return FetchState::None;
+            return false;
         }
         let name = Name { batch: spec.batch.0, request: spec.request.0, peer };
-        let Some((number, waits)) = self.fetches.joined(name, spec.flow, port) else {
-            return FetchState::None;
+        let Some(number) = self.fetches.joined(name, spec.flow) else {
+            return false;
         };
         self.reports.fetches(number, name, spec.bytes);
         self.noted(now);
-        match waits {
-            true => FetchState::Waits,
-            false => FetchState::Proceeds,
-        }
+        true
     }
 
     /// Returns when [`Cluster::poll`] is due.
@@ -152,13 +148,7 @@ impl Cluster {
             self.reports.fetched(ended);
             self.noted(now);
         }
-        let changed = self.look(now);
-        if changed {
-            let order = self.order.as_ref().filter(|_| self.in_force);
-            let content = order.map(|order| &*order.content);
-            self.fetches.apply_order(now, content);
-        }
-        changed
+        self.look(now)
     }
 
     fn look(&mut self, now: Time) -> bool {

@@ -72,10 +72,8 @@ impl Driver {
     /// may while nothing waits on any port.
     pub(super) fn tell_idleness(&mut self) {
         let contended = |port: &Port| port.link.waiting_flows() > 0;
-        // Flows of a held fetch must ask for permits.
-        let waits = self.intake.holding
-            || self.intake.hints.cluster.fetches.holds()
-            || self.intake.ports.iter().any(contended);
+        // Held flows must ask for permits.
+        let waits = self.intake.holding || self.intake.ports.iter().any(contended);
         if self.intake.credit.note_waiting(self.intake.now, waits) {
             let stages = self.intake.credit.stages();
             for client in self.clients.iter().flatten() {

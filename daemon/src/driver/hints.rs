@@ -27,7 +27,6 @@ use crate::coordinator::exchange::CoordinatorExchange;
 use crate::coordinator::order::OrderContent;
 use crate::driver::cluster::Cluster;
 use crate::driver::deadlines::Deadlines;
-use crate::driver::fetches::Move;
 use crate::driver::ports::Port;
 use crate::driver::running::Running;
 use crate::driver::speakers::{Id, Speakers};
@@ -164,20 +163,11 @@ impl Hints {
         self.cluster = Cluster::new(exchange, REQUEST_PORT as u32, config);
     }
 
-    /// Reports to the coordinator, and checks which order is in force for [`Self::decide`]. Holds
-    /// and releases fetches, and returns whether there were any.
-    pub fn meet(&mut self, now: Time, ports: &mut [Port]) -> bool {
+    /// Reports to the coordinator, and checks which order is in force for [`Self::decide`].
+    pub fn meet(&mut self, now: Time) {
         if self.cluster.poll(now) {
             self.domains.iter_mut().for_each(|domain| domain.changed = true);
         }
-        let moves = self.cluster.fetches.take_moves();
-        for &Move { port, flow, hold } in &moves {
-            let port = &mut ports[usize::from(port)];
-            let event = if hold { Event::FlowHeld { flow } } else { Event::FlowReleased { flow } };
-            port.link.handle_any(now, &event);
-            port.dirty = true;
-        }
-        !moves.is_empty()
     }
 
     /// Accounts for bytes of `request` that completed on the port with this index.

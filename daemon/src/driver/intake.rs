@@ -15,7 +15,6 @@ use laxity_wire::trace::SubmitOutcome;
 
 use crate::clients::{ClientState, RecordOrigin};
 use crate::driver::credit::CreditTerms;
-use crate::driver::fetches::FetchState;
 use crate::driver::flows::{Accounting, Flow, name};
 use crate::driver::hints::Hints;
 use crate::driver::peers::PeerNumbers;
@@ -60,18 +59,19 @@ struct SubmitDecision {
     level: u8,
     bytes: u64,
     accounting: Accounting,
-    fetch: FetchState,
+    /// Whether the flow is part of a fetch.
+    is_fetch: bool,
 }
 
 impl SubmitDecision {
     /// Permits a whole flow, for which the driver accounts.
-    const fn whole(level: Level, spec: &FlowSpec, fetch: FetchState) -> Self {
+    const fn whole(level: Level, spec: &FlowSpec, is_fetch: bool) -> Self {
         Self {
             outcome: SubmitOutcome::OnCredit,
             level: level.0,
             bytes: spec.bytes,
             accounting: Accounting::Driver,
-            fetch,
+            is_fetch,
         }
     }
 }
@@ -123,10 +123,9 @@ impl Intake {
         let spec = self.spec(from, at, flow);
         let (now, domain) = (self.now, from.state.domain);
         self.ports[usize::from(index)].used_by(now, from.client, spec.stage);
-        let fetch = self.fetch_of(from, &spec, flow, index);
+        let is_fetch = self.joins_fetch(from, &spec, flow);
         let port = &mut self.ports[usize::from(index)];
-        let held =
-            fetch == FetchState::Waits || from.state.ports[usize::from(index)].holds(spec.stage);
+        let held = from.state.ports[usize::from(index)].holds(spec.stage);
         let permit = if held { None } else { port.permit_at_once(now, domain, &spec) };
         let decision = if let Some(permit) = permit {
             // The slot waits, because its submit was consumed just now. So the permit can't be
@@ -136,7 +135,7 @@ impl Intake {
                 self.wakes.push((from.client, from.lane));
             }
             port.link.commit_permit(now, domain, &spec, permit);
-            self.permitted_at_once(from, index, &spec, permit, fetch)
+            self.permitted_at_once(from, index, &spec, permit, is_fetch)
         } else {
             port.link.handle(now, domain, Event::FlowArrived(spec));
             if held {
@@ -151,7 +150,7 @@ impl Intake {
                 level: 0,
                 bytes: 0,
                 accounting: Accounting::Link,
-                fetch,
+                is_fetch,
             }
         };
         let port = &mut self.ports[usize::from(index)];
@@ -173,7 +172,7 @@ impl Intake {
         index: u16,
         spec: &FlowSpec,
         permit: Permit,
-        fetch: FetchState,
+        is_fetch: bool,
     ) -> SubmitDecision {
         let counted = &mut self.ports[usize::from(index)].counters.stages[spec.stage.index()];
         counted.permit(permit.level, permit.bytes);
@@ -187,27 +186,26 @@ impl Intake {
             level: permit.level.0,
             bytes: permit.bytes,
             accounting: if permit.last { Accounting::Driver } else { Accounting::Link },
-            fetch,
+            is_fetch,
         }
     }
 
     /// Adds a flow to its fetch, if it comes in from a peer that it names. A flow without bytes is
     /// over at once and belongs to no fetch.
     #[inline]
-    fn fetch_of(
+    fn joins_fetch(
         &mut self,
         from: &RecordOrigin<'_>,
         spec: &FlowSpec,
         flow: &record::Flow,
-        port: u16,
-    ) -> FetchState {
+    ) -> bool {
         if flow.peer == 0 || flow.bytes == 0 || flow.direction != record::Direction::Ingress {
-            return FetchState::None;
+            return false;
         }
         match from.state.address_of(flow.peer) {
-            // A flow without a batch has no rank, so it is not ordered.
-            Some(peer) if flow.batch != 0 => self.hints.cluster.fetches(self.now, spec, peer, port),
-            _ => FetchState::None,
+            // A flow without a batch loads no port in the coordinator's estimates.
+            Some(peer) if flow.batch != 0 => self.hints.cluster.fetches(self.now, spec, peer),
+            _ => false,
         }
     }
 
@@ -273,7 +271,7 @@ impl Intake {
             stage: spec.stage,
             level: decision.level,
             accounting: decision.accounting,
-            fetch: decision.fetch != FetchState::None,
+            fetch: decision.is_fetch,
         };
         from.state.flows += 1;
         from.state.waiting += usize::from(flow.waits());
@@ -335,8 +333,8 @@ impl Intake {
         counted.permit(level, spec.bytes);
         from.state.counters.permitted_bytes += spec.bytes;
         from.state.ports[usize::from(index)].sent(spec.bytes);
-        let fetch = self.fetch_of(from, &spec, flow, index);
-        self.keep(from, at, index, &spec, SubmitDecision::whole(level, &spec, fetch));
+        let is_fetch = self.joins_fetch(from, &spec, flow);
+        self.keep(from, at, index, &spec, SubmitDecision::whole(level, &spec, is_fetch));
     }
 
     /// Accounts for a flow that its client sent without a permit in mode `observe`. The link does
@@ -358,7 +356,7 @@ impl Intake {
         let decision = SubmitDecision {
             outcome: SubmitOutcome::Observed,
             accounting: Accounting::Nobody,
-            ..SubmitDecision::whole(Level::SCAVENGER, &spec, FetchState::None)
+            ..SubmitDecision::whole(Level::SCAVENGER, &spec, false)
         };
         self.keep(from, at, index, &spec, decision);
     }

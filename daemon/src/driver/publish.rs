@@ -34,7 +34,7 @@ impl Driver {
             clients,
             all_clients,
             scheduler: intake.counters,
-            fetches: intake.hints.cluster.fetches.counters(),
+            fetches: intake.hints.cluster.fetches.count(),
             distrusted: intake.trust.distrusted(),
         });
         intake.counters.ring_depth = 0;

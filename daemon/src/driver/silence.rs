@@ -93,12 +93,10 @@ impl Intake {
         }
     }
 
-    /// Holds or releases a flow of a client with owed bytes. A flow that the coordinator holds is
-    /// not released here.
+    /// Holds or releases a flow of a client with owed bytes.
     fn hold(&mut self, port: u16, domain: DomainId, flow: FlowId, hold: bool) {
         let event = match hold {
             true => Event::FlowHeld { flow },
-            false if self.hints.cluster.fetches.holds_flow(flow) => return,
             false => Event::FlowReleased { flow },
         };
         let port = &mut self.ports[usize::from(port)];

@@ -179,7 +179,7 @@ impl Peer {
     }
 
     pub(crate) fn welcome(&self, term: u64) {
-        self.welcome_with(term, &[Capability::OrderDeltas, Capability::FetchTokens]);
+        self.welcome_with(term, &[Capability::OrderDeltas, Capability::Fetches]);
     }
 
     /// Sends a welcome with only these capabilities.

@@ -89,8 +89,8 @@ pub enum Event {
         /// The flow that ended.
         flow: FlowId,
     },
-    /// The flow gets no permits until [`Event::FlowReleased`], because it would delay others
-    /// elsewhere (fetch tokens, architecture §5). Earlier permits stay valid.
+    /// The flow gets no permits until [`Event::FlowReleased`], because its client
+    /// owes completions. Earlier permits stay valid.
     FlowHeld {
         /// The flow to hold.
         flow: FlowId,

@@ -78,15 +78,9 @@ pub struct ClusterStatus {
     pub reports: u64,
     /// Events that the coordinator refused.
     pub refused_events: u64,
-    /// Fetches from other hosts that the coordinator could order.
+    /// Fetches from other hosts that the coordinator knows of.
     #[serde(default)]
     pub fetches: u64,
-    /// Times that a fetch was held.
-    #[serde(default)]
-    pub fetches_held: u64,
-    /// Times that a held fetch proceeded because its wait was over.
-    #[serde(default)]
-    pub fetches_ahead: u64,
     /// Why the last stream ended or failed. Empty if none did.
     pub problem: String,
 }

@@ -153,6 +153,6 @@ pub enum SubmitOutcome {
     BehindOthers,
     /// The flow waits alone, because the window of its port is full.
     WindowFull,
-    /// The flow waits, because the coordinator holds its fetch.
+    /// The flow waits, because its client owes completions.
     Held,
 }

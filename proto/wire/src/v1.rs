@@ -76,7 +76,7 @@ mod tests {
 
     #[test]
     fn a_capability_that_only_one_side_knows_is_ignored() {
-        let ours = [Capability::FetchTokens, Capability::OrderDeltas];
+        let ours = [Capability::Fetches, Capability::OrderDeltas];
         let both = common_capabilities(&ours, &[77, 1, 0, 1]);
         assert_eq!(both, [Capability::OrderDeltas]);
     }

@@ -161,12 +161,6 @@ fn cluster_line(cluster: &ClusterStatus) -> String {
         _ => format!("this daemon's own order is in force (last of the coordinator: {epoch})"),
     };
     let mut line = format!("{link}; {order}");
-    if cluster.fetches_held > 0 {
-        line.push_str(&format!(
-            ", {} of {} fetches had to wait ({} for as long as they may)",
-            cluster.fetches_held, cluster.fetches, cluster.fetches_ahead
-        ));
-    }
     let refused = cluster.stale_orders + cluster.broken_orders;
     if refused > 0 {
         line.push_str(&format!(", {refused} orders refused"));

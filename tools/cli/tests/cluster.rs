@@ -149,8 +149,8 @@ fn the_policy_is_shown_changed_refused_and_remembered() {
     assert!(set.contains("revision 2") && set.contains("drop_budget = 5"), "{set}");
     let stale = cluster.fails(&["policy", "set", "drop_budget=6", "--expect", "1"]);
     assert!(stale.contains("revision 2, not 1"), "{stale}");
-    let wrong = cluster.fails(&["policy", "set", "fetches_per_port=0"]);
-    assert!(wrong.contains("fetches_per_port: 0 would let nobody fetch"), "{wrong}");
+    let wrong = cluster.fails(&["policy", "set", "correction_permille=1001"]);
+    assert!(wrong.contains("correction_permille: 1001 exceeds 1000"), "{wrong}");
     let key = cluster.fails(&["policy", "set", "colour=red"]);
     assert!(key.contains("the keys are"), "{key}");
     let history = cluster.says(&["policy", "history"]);

@@ -175,7 +175,7 @@ impl Told {
         while self.cluster.next_deadline().is_some_and(|at| at <= self.now) {
             self.cluster.poll(self.now);
         }
-        let Taken::Frames(frames) = self.cluster.take(self.now, self.id, self.stream) else {
+        let Taken::Frames(frames) = self.cluster.take(self.id, self.stream) else {
             panic!("nobody replaced it");
         };
         for frame in frames {

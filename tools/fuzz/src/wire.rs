@@ -50,7 +50,7 @@ pub fn hello(host: &str) -> Hello {
         rate_bytes_per_s: 1_000_000_000,
         addresses: vec![address(host)],
     };
-    let capabilities = [Capability::OrderDeltas, Capability::FetchTokens, Capability::PruneCauses];
+    let capabilities = [Capability::OrderDeltas, Capability::Fetches, Capability::PruneCauses];
     Hello {
         protocol: v1::PROTOCOL,
         protocol_min: v1::PROTOCOL_MIN,
@@ -180,7 +180,7 @@ impl World {
         let Some((id, stream)) = self.daemons[host].stream else {
             return;
         };
-        let Taken::Frames(frames) = self.cluster.take(self.now, id, stream) else {
+        let Taken::Frames(frames) = self.cluster.take(id, stream) else {
             self.daemons[host].stream = None;
             return;
         };

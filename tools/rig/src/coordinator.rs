@@ -30,9 +30,6 @@ pub struct CoordinatorRecord {
     /// Events that the coordinator refused.
     pub refused_events: u64,
     pub fetches: u64,
-    pub fetches_held: u64,
-    /// Fetches that started without a fetch token after the longest allowed wait.
-    pub fetches_ahead: u64,
 }
 
 /// A running coordinator. Dropping it kills the process.
@@ -103,8 +100,6 @@ impl Coordinator {
             record.reports += said.reports;
             record.refused_events += said.refused_events;
             record.fetches += said.fetches;
-            record.fetches_held += said.fetches_held;
-            record.fetches_ahead += said.fetches_ahead;
         }
         record
     }

@@ -1,6 +1,6 @@
 //! Applies orders as docs/coordinator.md says that a daemon does, and asserts every rule.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use laxity_wire::v1::{Epoch, FromCoordinator, Order, Pruned, Refusal, from_coordinator::Message};
 
@@ -8,8 +8,6 @@ use laxity_wire::v1::{Epoch, FromCoordinator, Order, Pruned, Refusal, from_coord
 pub(crate) struct Replica {
     pub(crate) ranks: BTreeMap<u64, u64>,
     pub(crate) pruned: BTreeMap<u64, Pruned>,
-    pub(crate) tokens: BTreeSet<u64>,
-    pub(crate) held: BTreeSet<u64>,
     pub(crate) applied: Option<Epoch>,
     pub(crate) considered: u64,
     pub(crate) orders: usize,
@@ -53,8 +51,6 @@ impl Replica {
             None => {
                 self.ranks.clear();
                 self.pruned.clear();
-                self.tokens.clear();
-                self.held.clear();
             }
         }
         self.orders += 1;
@@ -69,14 +65,6 @@ impl Replica {
             self.pruned.extend(pruned.map(|it| (it.request, it)));
             for request in piece.unpruned {
                 self.pruned.remove(&request);
-            }
-            for token in &piece.tokens {
-                self.tokens.insert(token.fetch);
-                self.held.remove(&token.fetch);
-            }
-            for fetch in &piece.held {
-                self.held.insert(*fetch);
-                self.tokens.remove(fetch);
             }
             self.considered = self.considered.max(piece.considered_report);
         }

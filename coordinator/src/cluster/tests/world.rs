@@ -43,7 +43,7 @@ pub(super) fn hello(host: &str) -> Hello {
     Hello {
         protocol: 1,
         protocol_min: 1,
-        capabilities: [Capability::OrderDeltas, Capability::FetchTokens, Capability::PruneCauses]
+        capabilities: [Capability::OrderDeltas, Capability::Fetches, Capability::PruneCauses]
             .map(|one| one as i32)
             .to_vec(),
         host: host.into(),
@@ -91,7 +91,7 @@ impl World {
     }
 
     pub(super) fn with(settings: Settings) -> Self {
-        let policy = ClusterPolicy { fetches_per_port: 1, ..ClusterPolicy::default() };
+        let policy = ClusterPolicy::default();
         let now = Time(10_000 * MS);
         Self { cluster: Cluster::new(now, settings, policy, 7).expect("valid"), now }
     }
@@ -171,7 +171,7 @@ impl World {
     /// Lets the daemon read everything that waits.
     pub(super) fn read(&mut self, daemon: &mut Daemon) {
         while self.cluster.poll_ready().is_some() {}
-        match self.cluster.take(self.now, daemon.id, daemon.stream) {
+        match self.cluster.take(daemon.id, daemon.stream) {
             Taken::Frames(frames) => frames.into_iter().for_each(|it| daemon.replica.take(it)),
             Taken::Replaced => panic!("replaced"),
         }

@@ -31,8 +31,6 @@ Keys:
   debounce             time for which events are gathered before a run of admission, such as 3ms
   rank_margin          smallest change of a batch's deadline that daemons are told, such as 2ms
   correction_permille  weight of each finished batch in the correction of estimates, in thousandths
-  fetches_per_port     maximum number of fetches with a token at one port
-  fetch_lease          how long a fetch token is valid, such as 50ms
 
 Examples:
   laxity cluster policy set drop_budget=32 --dry-run
@@ -135,8 +133,7 @@ fn set(args: &SetArgs) -> Result<(), ClusterError> {
 }
 
 fn apply(change: &mut Policy, text: &str) -> Result<(), String> {
-    const KEYS: &str = "policy, drop_budget, debounce, rank_margin, correction_permille, \
-        fetches_per_port, fetch_lease";
+    const KEYS: &str = "policy, drop_budget, debounce, rank_margin, correction_permille";
     let (key, value) =
         text.split_once('=').ok_or_else(|| format!("write KEY=VALUE; the keys are {KEYS}"))?;
     let number = || {
@@ -153,8 +150,6 @@ fn apply(change: &mut Policy, text: &str) -> Result<(), String> {
         "debounce" => change.debounce_ns = nanos()?,
         "rank_margin" => change.rank_margin_ns = nanos()?,
         "correction_permille" => change.correction_permille = number()?,
-        "fetches_per_port" => change.fetches_per_port = number()?,
-        "fetch_lease" => change.fetch_lease_ns = nanos()?,
         _ => return Err(format!("there is no such key; the keys are {KEYS}")),
     }
     Ok(())
@@ -172,8 +167,6 @@ mod tests {
             debounce_ns: Some(2_500_000),
             rank_margin_ns: Some(1),
             correction_permille: Some(3),
-            fetches_per_port: Some(4),
-            fetch_lease_ns: Some(60_000_000_000),
         };
         let mut read = Policy::default();
         for (key, value) in tables::policy(&all) {

@@ -99,8 +99,7 @@ pub(super) fn drain(args: &DrainArgs) -> Result<(), ClusterError> {
     } else {
         format!(
             "{host} is drained: {} batches that it takes part in are not ranked for it any more, \
-             it gets no fetch tokens, and its daemon orders by itself. Back in with `laxity \
-             cluster drain {host} --undo`.",
+             and its daemon orders by itself. Back in with `laxity cluster drain {host} --undo`.",
             told.batches
         )
     };

@@ -147,15 +147,14 @@ fn split(queues: &[Queue]) -> String {
 
 pub(crate) fn host(host: &HostStatus) -> String {
     let mut lines = vec![format!(
-        "{}: {}, tenant {}, {}, {} batches, {} requests, fetches: {} granted, {} waiting",
+        "{}: {}, tenant {}, {}, {} batches, {} requests, {} fetches",
         clean(&host.host),
         state(host),
         clean(&host.tenant),
         if host.software.is_empty() { "release unknown".into() } else { clean(&host.software) },
         host.batches,
         host.requests,
-        host.fetches_granted,
-        host.fetches_waiting,
+        host.fetches,
     )];
     lines.extend(drained(host));
     let heard = host.silent_ns.map_or_else(|| "never".into(), |ns| format!("{} ago", span(ns)));
@@ -298,8 +297,6 @@ pub(crate) fn policy(policy: &Policy) -> Vec<(&'static str, String)> {
         ("debounce", nanos(policy.debounce_ns)),
         ("rank_margin", nanos(policy.rank_margin_ns)),
         ("correction_permille", number(policy.correction_permille)),
-        ("fetches_per_port", number(policy.fetches_per_port)),
-        ("fetch_lease", nanos(policy.fetch_lease_ns)),
     ];
     let known = all.into_iter();
     known.filter_map(|(key, value)| Some((key, value?))).collect()

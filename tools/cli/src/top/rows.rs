@@ -306,7 +306,7 @@ fn why_port(port: &PortStatus) -> String {
     match () {
         () if port.waiting_flows == 0 && port.held_flows == 0 => String::new(),
         () if port.held_flows > 0 && port.held_flows >= port.waiting_flows => {
-            format!("{} held: other readers go first", port.held_flows)
+            format!("{} held: their client owes completions", port.held_flows)
         }
         // A chunk may not fit what is left, and a window has at least four.
         () if port.in_flight_bytes >= port.window_bytes / 4 * 3 => {

@@ -164,9 +164,7 @@ fn orders() -> Vec<u8> {
         unranked: vec![1],
         pruned: vec![v1::Pruned { request: 11, ..v1::Pruned::default() }],
         unpruned: vec![12],
-        tokens: vec![v1::FetchToken { fetch: 5, lease_ns: 1 }],
         considered_report: 3,
-        held: vec![5, 6],
     };
     let mut seed = Vec::new();
     let orders = [

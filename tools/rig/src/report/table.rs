@@ -240,10 +240,7 @@ fn remark(run: &PolicyRun) -> String {
         let fate = if said.killed { " (killed on the way)" } else { "" };
         let fetches = match said.fetches {
             0 => String::new(),
-            fetches => format!(
-                ", {} waits of {fetches} fetches ({} for as long as they may)",
-                said.fetches_held, said.fetches_ahead
-            ),
+            fetches => format!(", {fetches} fetches"),
         };
         add(format!(
             "with a coordinator{fate}: {} orders applied, {} refused, {} reports, {} events \
