@@ -17,7 +17,7 @@ mod residual;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use laxity_policy::config::{Granularity, LastStage, MluScope, Ties};
+use laxity_policy::config::Granularity;
 use laxity_policy::{LinkConfig, PolicyKind, Span};
 use laxity_quantity::{Bytes, Nanos};
 use laxity_shm::layout;
@@ -210,13 +210,6 @@ pub struct TuningConfig {
     pub load_time_constant: Nanos,
     /// The period of promotion after a request has finished computing.
     pub promotion_period: Nanos,
-    /// Where the last stage ranks: `below_early` (the paper's §4.5) or `within_level` (its §4.2).
-    /// Only `mfs` uses it.
-    #[serde(with = "names::last_stage_name")]
-    pub last_stage: LastStage,
-    /// The scope of the bytes in MLU: `per_flow` or `per_request`. Only `mfs` uses it.
-    #[serde(with = "names::mlu_name")]
-    pub mlu: MluScope,
     /// Most windows in flight while a busy receiver holds bytes up. Bytes beyond the first window
     /// are permitted at the port's rate. 1 allows no second window.
     pub overcommit: u32,
@@ -225,9 +218,6 @@ pub struct TuningConfig {
     /// What `fair`, `sjf`, `edf` and `edf_low` treat as one unit: `flow` or `coflow`.
     #[serde(with = "names::granularity_name")]
     pub granularity: Granularity,
-    /// How `sjf`, `edf`, `edf_low` and `tent_edf` break ties: `arrival`, `fair` or `shortest`.
-    #[serde(with = "names::ties_name")]
-    pub ties: Ties,
     /// The laxity below which `tent_edf` promotes a flow.
     pub slack_threshold: Nanos,
     /// Most requests that Algorithm 1 may have pruned at a time.
@@ -378,12 +368,9 @@ impl Default for TuningConfig {
             threshold_base: link.threshold_base,
             load_time_constant: Nanos(link.load_time_constant.0),
             promotion_period: Nanos(link.promotion_period.0),
-            last_stage: link.last_stage,
-            mlu: link.mlu_scope,
             overcommit: link.overcommit,
             scavenger_permille: link.scavenger_permille,
             granularity: link.granularity,
-            ties: link.ties,
             slack_threshold: Nanos(link.slack_threshold.0),
             drop_budget: laxity_policy::admission::AdmissionConfig::default().drop_budget,
             order_debounce: Nanos(500_000),
@@ -407,11 +394,8 @@ impl Config {
             threshold_base: self.tuning.threshold_base,
             load_time_constant: Span(self.tuning.load_time_constant.0),
             promotion_period: Span(self.tuning.promotion_period.0),
-            last_stage: self.tuning.last_stage,
-            mlu_scope: self.tuning.mlu,
             scavenger_permille: self.tuning.scavenger_permille,
             granularity: self.tuning.granularity,
-            ties: self.tuning.ties,
             slack_threshold: Span(self.tuning.slack_threshold.0),
             batches_max: self.scheduler.batches_per_domain_max,
             requests_max: self.scheduler.requests_per_domain_max,

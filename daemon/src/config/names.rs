@@ -53,10 +53,7 @@ macro_rules! names {
     };
 }
 
-names!(last_stage_name, LastStage, "below_early" = BelowEarly, "within_level" = WithinLevel);
-names!(mlu_name, MluScope, "per_flow" = Flow, "per_request" = Request);
 names!(granularity_name, Granularity, "flow" = Flow, "coflow" = Coflow);
-names!(ties_name, Ties, "arrival" = Arrival, "fair" = Fair, "shortest" = Shortest);
 
 pub(super) mod octal {
     //! File modes as octal text, because TOML would show `0o660` as 432.

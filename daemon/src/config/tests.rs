@@ -27,7 +27,7 @@ fn what_show_config_prints_reads_back_as_the_same_configuration() {
         [access]
         control_mode = "0600"
         [tuning]
-        last_stage = "within_level"
+        granularity = "coflow"
         [[nic]]
         name = "a"
         rate = "100Mbit"

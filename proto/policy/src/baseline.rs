@@ -1,9 +1,8 @@
 //! Policies that Laxity is compared with: the baselines of MFS §6.3 and five others.
 //!
 //! All run behind the interface of [`Link`](crate::link::Link), with its window, chunks and
-//! tagging. [`Granularity`](crate::config::Granularity) says what a baseline treats as one job, and
-//! [`Ties`](crate::config::Ties) how it orders equal jobs. Both are configuration, because they
-//! change results. `fair`, `sjf`, `edf` and `karuna` ignore stages, `σ` and pruned requests, and
+//! tagging. [`Granularity`](crate::config::Granularity) says what a baseline treats as one job.
+//! It is configuration, because it changes results. Equal jobs go by arrival. `fair`, `sjf`, `edf` and `karuna` ignore stages, `σ` and pruned requests, and
 //! never use the scavenger. `two_class`, `tent_edf` and `tent` put weights and background into the
 //! scavenger, as an operator would. `two_class_99` puts all but collectives there.
 
@@ -18,7 +17,7 @@ pub(crate) mod two_class_99;
 
 use laxity_types::{Level, Stage};
 
-use crate::config::{Granularity, Ties};
+use crate::config::Granularity;
 use crate::discipline::QueuePosition;
 use crate::link::flows::{Flow, Tie};
 use crate::link::port::Port;
@@ -28,14 +27,6 @@ use crate::time::Time;
 /// Reports whether the flow is of the last stage (MFS §3.2) and has a deadline.
 fn is_explicit(flow: &Flow) -> bool {
     flow.spec.stage == Stage::P2d && flow.deadline != Time::NEVER
-}
-
-fn tie(ties: Ties) -> Tie {
-    match ties {
-        Ties::Arrival => Tie::Arrival,
-        Ties::Fair => Tie::Share,
-        Ties::Shortest => Tie::Shortest,
-    }
 }
 
 /// Returns a position in `queue` at the configured granularity, where equal flows share.
@@ -58,15 +49,10 @@ fn share_rank(tier: u8, group: &Group) -> Option<Rank> {
     Some(Rank { tier, major, minor: 0, seq })
 }
 
-/// Returns the rank of a group by `key`. Coflows with the same key rank by the tie rule.
-fn key_rank(tier: u8, key: u64, ties: Ties, group: &Group) -> Option<Rank> {
+/// Returns the rank of a group by `key`, and then by arrival.
+fn key_rank(tier: u8, key: u64, group: &Group) -> Option<Rank> {
     let (_, _, seq, _) = group.head()?;
-    let minor = match (group.scope, ties) {
-        (Scope::Coflow, Ties::Fair) => group.share,
-        (Scope::Coflow, Ties::Shortest) => group.bytes,
-        _ => 0,
-    };
-    Some(Rank { tier, major: key, minor, seq })
+    Some(Rank { tier, major: key, minor: 0, seq })
 }
 
 /// Returns the level for a flow of this size, so that the fabric follows a size-based policy too:

@@ -111,28 +111,6 @@ impl FromStr for PolicyKind {
     }
 }
 
-/// Rank of waiting last-stage flows of `P_2 … P_K` against early stages in the `mfs` policy. The
-/// paper's §4.5 gives precedence to early stages; §4.2 reads as if levels came first.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum LastStage {
-    /// Every early-stage flow precedes last-stage flows below `P_1` (§4.5, the default).
-    #[default]
-    BelowEarly,
-    /// Levels come first. An early stage precedes the last stage only inside a level (§4.2).
-    WithinLevel,
-}
-
-/// The bytes that `mfs` counts against a deadline. The paper's §4.3 defines MLU for a flow, and its
-/// text speaks of requests as well.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum MluScope {
-    /// Bytes of the flow: one request's KV of one layer (the default).
-    #[default]
-    Flow,
-    /// Bytes of all layers of the request that wait on this port or are not computed yet.
-    Request,
-}
-
 /// What a baseline treats as one job. This choice changes the results of baselines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Granularity {
@@ -141,18 +119,6 @@ pub enum Granularity {
     Flow,
     /// The flows of one batch, stage and layer are a job.
     Coflow,
-}
-
-/// The order of jobs that are equal under a baseline's own rule.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Ties {
-    /// First come, first served (the default).
-    #[default]
-    Arrival,
-    /// Equal jobs share, chunk by chunk.
-    Fair,
-    /// The job with the fewest bytes left is first.
-    Shortest,
 }
 
 /// Configuration of one port's arbitration.
@@ -185,17 +151,11 @@ pub struct LinkConfig {
     pub load_time_constant: Span,
     /// Period of promotion after a request has finished computing (MFS §4.5).
     pub promotion_period: Span,
-    /// Rank of waiting last-stage flows against early stages. Only `mfs` uses it.
-    pub last_stage: LastStage,
-    /// The bytes that count for MLU. Only `mfs` uses it.
-    pub mlu_scope: MluScope,
     /// Guaranteed share of the port for scavenged work, in parts per thousand. With it scavenged
     /// work finishes even if the levels always have work (architecture §4.3).
     pub scavenger_permille: u16,
     /// What `fair`, `sjf`, `edf` and `edf_low` treat as one job.
     pub granularity: Granularity,
-    /// How `sjf`, `edf`, `edf_low` and `tent_edf` order equal jobs.
-    pub ties: Ties,
     /// Slack below which `tent_edf` promotes a flow to its highest class.
     pub slack_threshold: Span,
     /// Most batches that the link knows.
@@ -218,11 +178,8 @@ impl Default for LinkConfig {
             threshold_base: 4.0,
             load_time_constant: Span::from_millis(10),
             promotion_period: Span::from_millis(1),
-            last_stage: LastStage::default(),
-            mlu_scope: MluScope::default(),
             scavenger_permille: 10,
             granularity: Granularity::default(),
-            ties: Ties::default(),
             slack_threshold: Span::from_millis(10),
             batches_max: BATCHES_MAX,
             requests_max: REQUESTS_MAX,

@@ -34,7 +34,7 @@ pub mod rli;
 pub mod rmlq;
 pub mod time;
 
-pub use config::{Granularity, LastStage, LinkConfig, MluScope, PolicyKind, Ties};
+pub use config::{Granularity, LinkConfig, PolicyKind};
 pub use domains::{DomainId, SharedLink};
 pub use event::{Action, BatchSpec, Event, FlowSpec, Order};
 pub use laxity_types::{BatchId, Deadline, FlowId, Layer, Level, PeerId, PortId, RequestId, Stage};

@@ -18,20 +18,17 @@
 //! the paper's are implicit.
 //!
 //! The paper leaves four points open. This module reads them so:
-//! * MLU is taken per flow, that is per request and layer. [`MluScope::Request`] is the other
-//!   reading: MLU over the request's waiting bytes plus the same size for each layer still to be
-//!   computed.
+//! * MLU is taken per flow, that is per request and layer. Over all that the request has left it
+//!   was worth nothing beyond noise.
 //! * §4.5 gives early stages precedence over *waiting* last-stage flows of every level (rule 2
-//!   before rule 3); §4.2 reads as if the level came first and the stage only inside a level. The
-//!   default is §4.5, the other reading is [`LastStage::WithinLevel`].
+//!   before rule 3). §4.2 reads as if the level came first; that changed no figure.
 //! * A last-stage flow without a deadline waits in `P_K`. A last-stage flow whose deadline has
 //!   passed goes to the scavenger (§4.3 calls it lost).
 
 use laxity_types::{Level, Stage};
 
-use crate::config::{LastStage, LinkConfig, MluScope};
 use crate::discipline::{Check, Discipline, Feasibility, Lone, QueuePosition};
-use crate::link::flows::{Flow, NONE};
+use crate::link::flows::Flow;
 use crate::link::port::Port;
 use crate::link::queue::{Group, QueueId, Rank, Scope};
 use crate::mlu;
@@ -46,79 +43,40 @@ const LAST_STAGE: QueueId = 2;
 
 /// The `mfs` policy.
 #[derive(Debug)]
-pub(crate) struct Mfs {
-    last_stage: LastStage,
-    mlu_scope: MluScope,
-}
+pub(crate) struct Mfs;
 
 impl Mfs {
-    pub(crate) fn new(config: &LinkConfig) -> Self {
-        Self { last_stage: config.last_stage, mlu_scope: config.mlu_scope }
-    }
-
     /// Returns the tier and the major number of a [`Rank`] under rules 1 to 3.
-    fn standing(&self, level: Level, last_stage: bool, rli: u32) -> (u8, u64) {
-        let tier = match (level, last_stage, self.last_stage) {
-            (Level::HIGHEST, true, _) => 0,
-            (_, true, LastStage::BelowEarly) => 2,
+    fn standing(level: Level, last_stage: bool, rli: u32) -> (u8, u64) {
+        let tier = match (level, last_stage) {
+            (Level::HIGHEST, true) => 0,
+            (_, true) => 2,
             _ => 1,
         };
         let rli = u64::from(rli.min(u32::from(u16::MAX) + 1));
         (tier, u64::from(level.0) << 32 | u64::from(last_stage) << 31 | rli)
     }
 
-    /// Returns the bytes that MLU counts against the deadline of `flow`.
-    fn size_left(&self, port: &Port, flow: &Flow) -> u64 {
-        if self.mlu_scope == MluScope::Flow || flow.request == NONE {
-            return flow.remaining;
-        }
-        // The list of waiting flows does not contain an arriving flow yet.
-        let mut bytes = if flow.group == NONE { flow.remaining } else { 0 };
-        let mut next = port.batches.request(flow.request).first;
-        while next != NONE {
-            let sibling = port.flows.get(next);
-            if sibling.group != NONE && sibling.spec.stage == Stage::P2d {
-                bytes = bytes.saturating_add(sibling.remaining);
-            }
-            next = sibling.siblings.0;
-        }
-        let to_compute = port.batches.batch(flow.batch).layers_left();
-        bytes.saturating_add(flow.spec.bytes.saturating_mul(to_compute.saturating_sub(1)))
-    }
-
     /// Returns where a last-stage flow waits, or `None` if its deadline has passed.
-    fn place_last(&self, port: &Port, now: Time, flow: &Flow) -> Option<QueuePosition> {
+    fn place_last(port: &Port, now: Time, flow: &Flow) -> Option<QueuePosition> {
         let rho = port.load.rho(now);
         let rate = port.config.rate;
-        let size = self.size_left(port, flow);
-        let urgency = mlu::mlu(size, flow.deadline, now, rate, rho)?;
+        let urgency = mlu::mlu(flow.remaining, flow.deadline, now, rate, rho)?;
         let level = promoted(port.ladder.level_of(urgency), flow.level.min(port.ladder.lowest()));
         let mut position = QueuePosition::new(LAST_STAGE + level.0, Scope::Batch, 0, level);
-        position.check_at = self.next_look(port, now, (flow, size), level, rho);
+        position.check_at = Self::next_look(port, now, flow, level, rho);
         Some(position)
     }
 
-    fn next_look(
-        &self,
-        port: &Port,
-        now: Time,
-        (flow, size): (&Flow, u64),
-        level: Level,
-        rho: f64,
-    ) -> Time {
+    fn next_look(port: &Port, now: Time, flow: &Flow, level: Level, rho: f64) -> Time {
         let rate = port.config.rate;
-        let crossing = port
-            .ladder
-            .leaves_at(level)
-            .and_then(|threshold| mlu::crossing(size, flow.deadline, rate, rho, threshold));
+        let crossing = port.ladder.leaves_at(level).and_then(|threshold| {
+            mlu::crossing(flow.remaining, flow.deadline, rate, rho, threshold)
+        });
         let Some(crossing) = crossing else {
             return Time::NEVER;
         };
         let period = port.config.promotion_period;
-        if self.mlu_scope == MluScope::Request {
-            // Other flows of the request move the crossing and do not report it here.
-            return crossing.min(now + period);
-        }
         let at_boundaries = now < port.batches.batch(flow.batch).periodic_from(period);
         // A boundary promotes the flows that crossed before it, so it needs the exact instant.
         let period = if at_boundaries { Span(1) } else { period };
@@ -143,7 +101,7 @@ impl Discipline for Mfs {
                     ..QueuePosition::new(REUSE, Scope::Batch, order, level)
                 }
             }
-            _ => self.place_last(port, now, flow).unwrap_or(QueuePosition::scavenger()),
+            _ => Self::place_last(port, now, flow).unwrap_or(QueuePosition::scavenger()),
         }
     }
 
@@ -152,7 +110,7 @@ impl Discipline for Mfs {
             return Level::SCAVENGER;
         }
         match flow.spec.stage {
-            Stage::P2d if self.mlu_scope == MluScope::Flow => {
+            Stage::P2d => {
                 // The level that `place` gives. The time of the next check is not needed here.
                 let rho = port.load.rho(now);
                 let urgency = mlu::mlu(flow.spec.bytes, flow.deadline, now, port.config.rate, rho);
@@ -166,12 +124,12 @@ impl Discipline for Mfs {
     fn rank(&self, port: &Port, _now: Time, group: &Group) -> Option<Rank> {
         let (_, _, seq, slot) = group.head()?;
         let (tier, major) = match group.queue {
-            COLLECTIVE => self.standing(Level::FIRST_UNRESERVED, false, 0),
+            COLLECTIVE => Self::standing(Level::FIRST_UNRESERVED, false, 0),
             REUSE => {
                 let rli = port.rli(group.batch, port.flows.get(slot).spec.layer);
-                self.standing(port.ladder.early(rli), false, rli)
+                Self::standing(port.ladder.early(rli), false, rli)
             }
-            queue => self.standing(Level(queue - LAST_STAGE), true, 0),
+            queue => Self::standing(Level(queue - LAST_STAGE), true, 0),
         };
         let minor = u64::from(port.batches.batch(group.batch).sigma);
         Some(Rank { tier, major, minor, seq })
@@ -194,7 +152,7 @@ impl Discipline for Mfs {
     }
 
     fn check(&self, port: &Port, now: Time, flow: &Flow) -> Check {
-        match self.place_last(port, now, flow) {
+        match Self::place_last(port, now, flow) {
             None => Check::Move(QueuePosition::scavenger()),
             Some(position) if position.level < flow.level => Check::Move(position),
             Some(position) => Check::Later(position.check_at),
@@ -219,7 +177,7 @@ impl Discipline for Mfs {
     }
 
     fn credit_bar(&self) -> Rank {
-        let (tier, major) = self.standing(Level::FIRST_UNRESERVED, false, 0);
+        let (tier, major) = Self::standing(Level::FIRST_UNRESERVED, false, 0);
         Rank { tier, major, minor: u64::MAX, seq: u64::MAX }
     }
 }

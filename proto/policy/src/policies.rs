@@ -13,7 +13,7 @@ use crate::mfs::Mfs;
 pub(crate) fn of(config: &LinkConfig) -> Box<dyn Discipline> {
     match config.policy {
         PolicyKind::Laxity => Box::new(Laxity::new(config)),
-        PolicyKind::Mfs => Box::new(Mfs::new(config)),
+        PolicyKind::Mfs => Box::new(Mfs),
         PolicyKind::Fair => Box::new(Fair::new(config)),
         PolicyKind::Sjf => Box::new(Sjf::new(config)),
         PolicyKind::Edf => Box::new(Edf::explicit_first(config)),

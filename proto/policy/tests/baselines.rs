@@ -3,7 +3,7 @@
 mod virtual_time;
 
 use laxity_policy::{
-    BatchId, FlowSpec, Granularity, Layer, Level, LinkConfig, PolicyKind, Span, Stage, Ties,
+    BatchId, FlowSpec, Granularity, Layer, Level, LinkConfig, PolicyKind, Span, Stage,
 };
 use virtual_time::{Port, TICK, at, batch_ended, flow, fluid};
 
@@ -94,23 +94,6 @@ fn edf_serves_explicit_deadlines_in_their_order_and_lets_the_rest_share() {
     let finish: Vec<f64> = (1..=5).map(|id| port.finish(id)).collect();
     assert!(near(finish[2], 1.0) && near(finish[1], 2.0), "{finish:?}");
     assert!(near(finish[0], 5.0) && near(finish[3], 5.0) && near(finish[4], 5.0), "{finish:?}");
-}
-
-#[test]
-fn edf_orders_equal_deadlines_as_configured() {
-    let run = |ties| {
-        let mut port = Port::new(LinkConfig { policy: PolicyKind::Edf, ties, ..fluid() });
-        port.submit(due(1, 2.0, 50.0));
-        port.submit(due(2, 1.0, 50.0));
-        port.run_out();
-        (port.finish(1), port.finish(2))
-    };
-    let (long, short) = run(Ties::Arrival);
-    assert!(near(long, 2.0) && near(short, 3.0));
-    let (long, short) = run(Ties::Fair);
-    assert!(near(long, 3.0) && near(short, 2.0));
-    let (long, short) = run(Ties::Shortest);
-    assert!(near(long, 3.0) && near(short, 1.0));
 }
 
 #[test]

@@ -5,8 +5,8 @@ mod virtual_time;
 
 use laxity_policy::link::{BATCHES_MAX, FOLLOWERS_MAX, REQUESTS_MAX};
 use laxity_policy::{
-    Action, BatchId, BatchSpec, Event, FlowId, FlowSpec, Layer, Level, Link, LinkConfig, MluScope,
-    PeerId, PolicyKind, RequestId, Span, Stage, Time,
+    Action, BatchId, BatchSpec, Event, FlowId, FlowSpec, Layer, Level, Link, LinkConfig, PeerId,
+    PolicyKind, RequestId, Span, Stage, Time,
 };
 use virtual_time::{
     CHUNK, Port, TICK, at, batch, batch_ended, cancelled, completed, compute_finished, flow, fluid,
@@ -137,30 +137,6 @@ fn the_last_stage_is_promoted_at_layer_boundaries_while_its_batch_computes() {
     port.tell(layer_began(1, 1));
     port.run_until(at(6.5));
     assert_eq!(moved(&port, 1), [(5.9, 1)]);
-}
-
-/// Returns how many of two layers' transfers are urgent, neither of which is urgent by itself.
-fn urgent_of_two(mlu_scope: MluScope) -> u64 {
-    let mut port = Port::new(LinkConfig { policy: PolicyKind::Mfs, mlu_scope, ..fluid() });
-    port.submit(flow(1000, Stage::Collective, 100.0));
-    port.poll();
-    // Each needs less than an eighth of the port until its deadline, but both together need more.
-    for (id, layer) in [(1, 0), (2, 1)] {
-        port.submit(FlowSpec {
-            request: RequestId(7),
-            layer: Layer(layer),
-            deadline: at(100.0),
-            ..flow(id, Stage::P2d, 10.0)
-        });
-    }
-    port.run_until(at(0.5));
-    port.link.snapshot().waiting_by_level[Level::HIGHEST.row()].flows
-}
-
-#[test]
-fn urgency_is_of_a_flow_or_of_all_that_its_request_has_left() {
-    assert_eq!(urgent_of_two(MluScope::Flow), 0, "10 of 100, twice");
-    assert_eq!(urgent_of_two(MluScope::Request), 2, "20 of 100");
 }
 
 #[test]

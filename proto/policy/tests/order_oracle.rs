@@ -10,8 +10,8 @@ mod random_events;
 use std::collections::BTreeMap;
 
 use laxity_policy::{
-    Action, BatchId, BatchSpec, Event, FlowId, FlowSpec, LastStage, Layer, Level, Link, LinkConfig,
-    Order, PolicyKind, RequestId, Span, Stage, Time,
+    Action, BatchId, BatchSpec, Event, FlowId, FlowSpec, Layer, Level, Link, LinkConfig, Order,
+    PolicyKind, RequestId, Span, Stage, Time,
 };
 use proptest::prelude::*;
 use random_events::{config, flow};
@@ -73,7 +73,6 @@ struct Batch {
 #[derive(Clone, Copy, Debug)]
 struct Setting {
     policy: PolicyKind,
-    last_stage: LastStage,
     /// Time constant of the EWMA of `ρ`. With `None`, `ρ` stays 0 and crossings are exact.
     tau_ns: Option<u64>,
     scavenger_permille: u64,
@@ -91,7 +90,6 @@ struct Model {
     pruned: Vec<u64>,
     link: Link,
     policy: PolicyKind,
-    last_stage: LastStage,
     now: u64,
     seq: u64,
     flows: BTreeMap<FlowId, Waiting>,
@@ -107,10 +105,9 @@ fn member_deadline(request: u64) -> u64 {
 
 impl Model {
     fn new(setting: Setting) -> Self {
-        let Setting { policy, last_stage, .. } = setting;
+        let Setting { policy, .. } = setting;
         let config = LinkConfig {
             policy,
-            last_stage,
             levels: K,
             scavenger_permille: setting.scavenger_permille as u16,
             load_time_constant: Span(setting.tau_ns.unwrap_or(u64::MAX / 2)),
@@ -126,7 +123,6 @@ impl Model {
             pruned: Vec::new(),
             link: Link::new(config).expect("valid"),
             policy,
-            last_stage,
             now: 1000,
             seq: 0,
             flows: BTreeMap::new(),
@@ -280,10 +276,9 @@ impl Model {
                 Stage::KvReuse => early(self.rli(spec)),
                 _ => (u64::from(flow.level), 0),
             };
-            return match (spec.stage, self.last_stage) {
-                (Stage::P2d, _) if flow.level == 1 => [0, 0, 0, 0, sigma],
-                (Stage::P2d, LastStage::BelowEarly) => [2, level, 1, 0, sigma],
-                (Stage::P2d, LastStage::WithinLevel) => [1, level, 1, 0, sigma],
+            return match spec.stage {
+                Stage::P2d if flow.level == 1 => [0, 0, 0, 0, sigma],
+                Stage::P2d => [2, level, 1, 0, sigma],
                 _ => [1, level, 0, rli, sigma],
             };
         }
@@ -573,10 +568,9 @@ fn follow(setting: Setting, steps: &[Step]) {
 }
 
 /// Generates settings with and without the scavenger's share.
-fn setting(policy: PolicyKind, last_stage: LastStage) -> impl Strategy<Value = Setting> {
+fn setting(policy: PolicyKind) -> impl Strategy<Value = Setting> {
     prop::sample::select(vec![0, 0, 10, 300]).prop_map(move |scavenger_permille| Setting {
         policy,
-        last_stage,
         tau_ns: None,
         scavenger_permille,
     })
@@ -591,15 +585,7 @@ proptest! {
 
     #[test]
     fn mfs_serves_by_the_rules_of_section_4_5(
-        setting in setting(PolicyKind::Mfs, LastStage::BelowEarly),
-        steps in prop::collection::vec(step(), 1..150),
-    ) {
-        follow(setting, &steps);
-    }
-
-    #[test]
-    fn mfs_within_levels_serves_by_the_other_reading(
-        setting in setting(PolicyKind::Mfs, LastStage::WithinLevel),
+        setting in setting(PolicyKind::Mfs),
         steps in prop::collection::vec(step(), 1..150),
     ) {
         follow(setting, &steps);
@@ -607,7 +593,7 @@ proptest! {
 
     #[test]
     fn mfs_is_as_urgent_as_the_load_of_the_port_makes_it(
-        setting in setting(PolicyKind::Mfs, LastStage::BelowEarly),
+        setting in setting(PolicyKind::Mfs),
         tau_ns in prop::sample::select(vec![8_000u64, 20_000, 100_000]),
         steps in prop::collection::vec(step(), 1..150),
     ) {
@@ -616,7 +602,7 @@ proptest! {
 
     #[test]
     fn laxity_serves_by_least_laxity(
-        setting in setting(PolicyKind::Laxity, LastStage::BelowEarly),
+        setting in setting(PolicyKind::Laxity),
         steps in prop::collection::vec(step(), 1..150),
     ) {
         follow(setting, &steps);

@@ -2,22 +2,17 @@
 
 mod random_events;
 
-use laxity_policy::{Action, Granularity, LinkConfig, PolicyKind, Ties};
+use laxity_policy::{Action, Granularity, LinkConfig, PolicyKind};
 use proptest::prelude::*;
 use random_events::{CHUNK, Op, Shadowed, config, op, op_or_reload};
 
 fn variants() -> Vec<LinkConfig> {
     let mut all: Vec<LinkConfig> = PolicyKind::ALL.map(config).to_vec();
     for granularity in [Granularity::Flow, Granularity::Coflow] {
-        for ties in [Ties::Fair, Ties::Shortest] {
-            for policy in [PolicyKind::Fair, PolicyKind::Sjf, PolicyKind::Edf, PolicyKind::EdfLow] {
-                all.push(LinkConfig { granularity, ties, ..config(policy) });
-            }
+        for policy in [PolicyKind::Fair, PolicyKind::Sjf, PolicyKind::Edf, PolicyKind::EdfLow] {
+            all.push(LinkConfig { granularity, ..config(policy) });
         }
     }
-    all.push(LinkConfig { ties: Ties::Fair, ..config(PolicyKind::TentEdf) });
-    let within = laxity_policy::LastStage::WithinLevel;
-    all.push(LinkConfig { last_stage: within, ..config(PolicyKind::Mfs) });
     for levels in [2, 3, 4, 16] {
         for policy in PolicyKind::ALL {
             all.push(LinkConfig { levels, scavenger_permille: 300, ..config(policy) });

@@ -8,8 +8,8 @@
 
 use laxity_types::Level;
 
-use super::{is_explicit, key_rank, scope, share_rank, shared, tie};
-use crate::config::{Granularity, LinkConfig, Ties};
+use super::{is_explicit, key_rank, scope, share_rank, shared};
+use crate::config::{Granularity, LinkConfig};
 use crate::discipline::{Discipline, QueuePosition};
 use crate::link::flows::Flow;
 use crate::link::port::Port;
@@ -23,14 +23,13 @@ const IMPLICIT: QueueId = 1;
 #[derive(Debug)]
 pub(crate) struct Edf {
     granularity: Granularity,
-    ties: Ties,
     explicit_first: bool,
 }
 
 impl Edf {
     /// Creates the `edf` policy.
     pub(crate) fn explicit_first(config: &LinkConfig) -> Self {
-        Self { granularity: config.granularity, ties: config.ties, explicit_first: true }
+        Self { granularity: config.granularity, explicit_first: true }
     }
 
     /// Creates the `edf_low` policy.
@@ -50,10 +49,7 @@ impl Discipline for Edf {
         if !explicit {
             return shared(IMPLICIT, self.granularity, level);
         }
-        QueuePosition {
-            tie: tie(self.ties),
-            ..QueuePosition::new(EXPLICIT, scope(self.granularity), flow.deadline.0, level)
-        }
+        QueuePosition::new(EXPLICIT, scope(self.granularity), flow.deadline.0, level)
     }
 
     fn rank(&self, _port: &Port, _now: Time, group: &Group) -> Option<Rank> {
@@ -64,8 +60,8 @@ impl Discipline for Edf {
         let tier = 1 + u8::from(!self.explicit_first);
         if self.granularity == Granularity::Flow {
             // One group holds all such flows in order, so the rank of the group need not change.
-            return key_rank(tier, 0, self.ties, group);
+            return key_rank(tier, 0, group);
         }
-        key_rank(tier, deadline, self.ties, group)
+        key_rank(tier, deadline, group)
     }
 }

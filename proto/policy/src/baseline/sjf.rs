@@ -5,8 +5,8 @@
 
 use laxity_types::Level;
 
-use super::{key_rank, scope, size_level, tie};
-use crate::config::{Granularity, LinkConfig, Ties};
+use super::{key_rank, scope, size_level};
+use crate::config::{Granularity, LinkConfig};
 use crate::discipline::{Discipline, QueuePosition};
 use crate::link::flows::Flow;
 use crate::link::port::Port;
@@ -17,12 +17,11 @@ use crate::time::Time;
 #[derive(Debug)]
 pub(crate) struct Sjf {
     granularity: Granularity,
-    ties: Ties,
 }
 
 impl Sjf {
     pub(crate) fn new(config: &LinkConfig) -> Self {
-        Self { granularity: config.granularity, ties: config.ties }
+        Self { granularity: config.granularity }
     }
 }
 
@@ -30,15 +29,12 @@ impl Discipline for Sjf {
     fn place(&self, port: &Port, _now: Time, flow: &Flow) -> QueuePosition {
         let level = size_level(port, Level::HIGHEST, flow.remaining);
         let order = if self.granularity == Granularity::Flow { flow.remaining } else { 0 };
-        QueuePosition {
-            tie: tie(self.ties),
-            ..QueuePosition::new(0, scope(self.granularity), order, level)
-        }
+        QueuePosition::new(0, scope(self.granularity), order, level)
     }
 
     fn rank(&self, _port: &Port, _now: Time, group: &Group) -> Option<Rank> {
         let key = if group.scope == Scope::Coflow { group.bytes } else { 0 };
-        key_rank(1, key, self.ties, group)
+        key_rank(1, key, group)
     }
 
     fn served(&self, port: &Port, now: Time, flow: &Flow, _bytes: u64) -> Option<QueuePosition> {

@@ -14,8 +14,8 @@
 
 use laxity_types::{Level, Stage};
 
-use super::{key_rank, tie};
-use crate::config::{LinkConfig, Ties};
+use super::key_rank;
+use crate::config::LinkConfig;
 use crate::discipline::{Check, Discipline, QueuePosition};
 use crate::link::flows::Flow;
 use crate::link::port::Port;
@@ -27,13 +27,12 @@ const PROMOTED: QueueId = 0;
 /// The `tent_edf` policy.
 #[derive(Debug)]
 pub(crate) struct Tent {
-    ties: Ties,
     threshold: Span,
 }
 
 impl Tent {
     pub(crate) fn new(config: &LinkConfig) -> Self {
-        Self { ties: config.ties, threshold: config.slack_threshold }
+        Self { threshold: config.slack_threshold }
     }
 
     /// Returns when the flow's slack falls to the threshold.
@@ -44,11 +43,8 @@ impl Tent {
         flow.deadline - Span::transfer(flow.remaining, port.config.rate) - self.threshold
     }
 
-    fn in_queue(&self, queue: QueueId, flow: &Flow, level: Level) -> QueuePosition {
-        QueuePosition {
-            tie: tie(self.ties),
-            ..QueuePosition::new(queue, Scope::Port, flow.deadline.0, level)
-        }
+    fn in_queue(queue: QueueId, flow: &Flow, level: Level) -> QueuePosition {
+        QueuePosition::new(queue, Scope::Port, flow.deadline.0, level)
     }
 }
 
@@ -62,15 +58,15 @@ impl Discipline for Tent {
         };
         let promoted_at = self.promoted_at(port, flow);
         if promoted_at <= now && flow.deadline > now {
-            return self.in_queue(PROMOTED, flow, Level::HIGHEST);
+            return Self::in_queue(PROMOTED, flow, Level::HIGHEST);
         }
         let level = Level(queue + 1).min(port.ladder.lowest());
         let check_at = if flow.deadline > now { promoted_at } else { Time::NEVER };
-        QueuePosition { check_at, ..self.in_queue(queue, flow, level) }
+        QueuePosition { check_at, ..Self::in_queue(queue, flow, level) }
     }
 
     fn rank(&self, _port: &Port, _now: Time, group: &Group) -> Option<Rank> {
-        key_rank(group.queue, 0, self.ties, group)
+        key_rank(group.queue, 0, group)
     }
 
     fn check(&self, port: &Port, now: Time, flow: &Flow) -> Check {
@@ -78,7 +74,7 @@ impl Discipline for Tent {
         if flow.deadline <= now {
             Check::Later(Time::NEVER)
         } else if promoted_at <= now {
-            Check::Move(self.in_queue(PROMOTED, flow, Level::HIGHEST))
+            Check::Move(Self::in_queue(PROMOTED, flow, Level::HIGHEST))
         } else {
             Check::Later(promoted_at)
         }

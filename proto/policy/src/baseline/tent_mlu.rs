@@ -28,7 +28,7 @@
 use laxity_types::{Level, Stage};
 
 use super::key_rank;
-use crate::config::{LinkConfig, Ties};
+use crate::config::LinkConfig;
 use crate::discipline::{Check, Discipline, Feasibility, QueuePosition};
 use crate::link::flows::Flow;
 use crate::link::port::Port;
@@ -90,7 +90,7 @@ impl Discipline for TentMlu {
     }
 
     fn rank(&self, _port: &Port, _now: Time, group: &Group) -> Option<Rank> {
-        key_rank(1 + group.queue, 0, Ties::Arrival, group)
+        key_rank(1 + group.queue, 0, group)
     }
 
     fn served(&self, port: &Port, now: Time, flow: &Flow, _bytes: u64) -> Option<QueuePosition> {

@@ -24,8 +24,6 @@ pub(crate) enum Tie {
     Arrival,
     /// The flow that has had the fewest bytes is next (start-time fair queueing).
     Share,
-    /// The flow with the fewest bytes left is next.
-    Shortest,
 }
 
 /// How long a flow waits in the levels, and its neighbours by age (`link/starved.rs`).

@@ -329,7 +329,6 @@ pub(super) fn tie_order(flow: &Flow) -> u64 {
     match flow.tie {
         Tie::Arrival => 0,
         Tie::Share => flow.share,
-        Tie::Shortest => flow.remaining,
     }
 }
 

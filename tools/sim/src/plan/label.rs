@@ -22,7 +22,6 @@ pub(super) fn of(field: &str) -> &str {
         "network.window_bytes" => "window, bytes",
         "policy.levels" => "levels",
         "policy.granularity" => "granularity",
-        "policy.ties" => "ties",
         other => other,
     }
 }

@@ -1,6 +1,6 @@
 //! The policy of a scenario, and its choices where papers leave a question open.
 
-use laxity_policy::{Granularity, LastStage, MluScope, PolicyKind, Ties};
+use laxity_policy::{Granularity, PolicyKind};
 use serde::{Deserialize, Serialize};
 
 use super::requests::is_default;
@@ -20,15 +20,6 @@ pub struct Policy {
     /// What `fair`, `sjf` and `edf` treat as one unit: a flow or a coflow.
     #[serde(with = "GranularityName")]
     pub granularity: Granularity,
-    /// How `sjf`, `edf`, `edf_low` and `tent_edf` order flows of equal urgency.
-    #[serde(with = "TiesName")]
-    pub ties: Ties,
-    /// Where `mfs` puts waiting P2D flows.
-    #[serde(with = "LastStageName")]
-    pub last_stage: LastStage,
-    /// Which bytes `mfs` compares with a deadline for MLU.
-    #[serde(with = "MluName")]
-    pub mlu: MluScope,
     /// Parts of `mfs` or `laxity` that are disabled, to measure what each part contributes.
     pub without: Vec<Part>,
     /// Whether receivers grant what is sent to them, in which order. No daemon decides then.
@@ -75,30 +66,6 @@ enum GranularityName {
     Coflow,
 }
 
-#[derive(Serialize, Deserialize)]
-#[serde(remote = "Ties", rename_all = "snake_case")]
-enum TiesName {
-    Arrival,
-    Fair,
-    Shortest,
-}
-
-#[derive(Serialize, Deserialize)]
-#[serde(remote = "LastStage", rename_all = "snake_case")]
-enum LastStageName {
-    BelowEarly,
-    WithinLevel,
-}
-
-#[derive(Serialize, Deserialize)]
-#[serde(remote = "MluScope")]
-enum MluName {
-    #[serde(rename = "per_flow")]
-    Flow,
-    #[serde(rename = "per_request")]
-    Request,
-}
-
 impl Default for Policy {
     fn default() -> Self {
         Self {
@@ -107,9 +74,6 @@ impl Default for Policy {
             threshold_scale: 0.5,
             threshold_base: 4.0,
             granularity: Granularity::default(),
-            ties: Ties::default(),
-            last_stage: LastStage::default(),
-            mlu: MluScope::default(),
             without: Vec::new(),
             grants: Grants::Off,
             no_contention: false,

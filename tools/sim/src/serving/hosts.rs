@@ -86,10 +86,7 @@ pub(super) fn link_config(scenario: &Scenario, rate: f64) -> LinkConfig {
         // Unreachable thresholds leave every P2D flow at the lowest level.
         threshold_scale: if without_mlu { 1e30 } else { policy.threshold_scale },
         threshold_base: policy.threshold_base,
-        last_stage: policy.last_stage,
-        mlu_scope: policy.mlu,
         granularity: policy.granularity,
-        ties: policy.ties,
         ..LinkConfig::default()
     }
 }
