@@ -108,62 +108,27 @@ mod tests {
     }
 
     #[test]
-    fn a_single_request_gives_its_own_deadline() {
-        let red = red(&[700]);
-        assert_eq!((red.score, red.loose), (Time(700), Time(700)));
-    }
-
-    #[test]
-    fn equal_deadlines_give_that_deadline() {
-        let red = red(&[500; 7]);
-        assert_eq!((red.score, red.loose), (Time(500), Time(500)));
-    }
-
-    #[test]
-    fn one_tight_outlier_hardly_moves_the_batch() {
-        // f = 1/10: RED = 0.1 · 100 + 0.9 · 10_000.
-        let mut deadlines = vec![100];
-        deadlines.extend([10_000; 9]);
-        let red = red(&deadlines);
-        assert_eq!(red.score, Time(9_010));
-        assert_eq!((red.tight_count, red.loose), (1, Time(10_000)));
-    }
-
-    #[test]
-    fn one_loose_outlier_leaves_the_batch_nearly_as_urgent_as_it_was() {
-        // f = 9/10: RED = 0.9 · 100 + 0.1 · 10_000.
-        let mut deadlines = vec![100; 9];
-        deadlines.push(10_000);
-        let red = red(&deadlines);
-        assert_eq!(red.score, Time(1_090));
-        assert_eq!((red.tight_count, red.loose), (9, Time(10_000)));
-    }
-
-    #[test]
-    fn of_equal_gaps_the_first_splits() {
-        let red = red(&[0, 10, 20, 30]);
-        assert_eq!((red.tight_count, red.loose), (1, Time(10)));
-        assert_eq!(red.score, Time(7), "0.25 · 0 + 0.75 · 10, rounded down");
-    }
-
-    #[test]
-    fn a_request_without_deadline_does_not_dilute_those_that_have_one() {
+    fn red_weighs_the_two_sides_of_the_largest_gap() {
         let never = Time::NEVER.0;
-        let diluted = red(&[100, 200, 900, never, never]);
-        assert_eq!(diluted, red(&[100, 200, 900]));
-        assert_eq!(red(&[100, never]), red(&[100]));
-    }
-
-    #[test]
-    fn a_batch_without_deadlines_is_never_due() {
+        let last = never - 1;
+        // f = 1/10 and 9/10: RED = f · 100 + (1 − f) · 10_000.
+        let tight_outlier: Vec<u64> = [100].into_iter().chain([10_000; 9]).collect();
+        let loose_outlier: Vec<u64> = [100; 9].into_iter().chain([10_000]).collect();
+        // (deadlines, RED, first loose deadline)
+        let cases: [(&str, &[u64], u64, u64); 7] = [
+            ("a single request", &[700], 700, 700),
+            ("equal deadlines", &[500; 7], 500, 500),
+            ("one tight outlier hardly moves the batch", &tight_outlier, 9_010, 10_000),
+            ("one loose outlier leaves it nearly as urgent", &loose_outlier, 1_090, 10_000),
+            ("of equal gaps the first splits", &[0, 10, 20, 30], 7, 10),
+            ("no overflow near the end of time", &[last - 2, last, last, last], last - 1, last),
+            ("requests without deadline", &[never; 3], never, never),
+        ];
+        for (name, deadlines, score, loose) in cases {
+            let found = red(deadlines);
+            assert_eq!((found.score, found.loose), (Time(score), Time(loose)), "{name}");
+        }
+        assert_eq!(red(&[100, 200, 900, never, never]), red(&[100, 200, 900]));
         assert_eq!(red(&[]), Red::NONE);
-        assert_eq!(red(&[Time::NEVER.0; 3]), Red::NONE);
-    }
-
-    #[test]
-    fn deadlines_near_the_end_of_time_do_not_overflow() {
-        let last = u64::MAX - 1;
-        let red = red(&[last - 2, last, last, last]);
-        assert_eq!(red.score, Time(last - 1), "last − 2/4, rounded down");
     }
 }

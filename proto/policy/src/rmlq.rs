@@ -95,17 +95,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn thresholds_are_a_geometric_progression_from_u_over_e() {
-        let ladder = Ladder::new(8, 0.5, 4.0);
-        assert_eq!(ladder.threshold(1), Some(0.125));
-        for i in 1..7 {
-            assert_eq!(ladder.threshold(i).unwrap() / ladder.threshold(i + 1).unwrap(), 4.0);
-        }
-        assert_eq!(ladder.threshold(0), None);
-        assert_eq!(ladder.threshold(8), None);
-    }
-
-    #[test]
     fn the_level_counts_the_thresholds_above_the_urgency() {
         let ladder = Ladder::new(4, 0.5, 4.0); // Q = 0.125, 0.03125, 0.0078125
         for (mlu, level) in [
@@ -145,11 +134,5 @@ mod tests {
         assert_eq!(ladder.early(u32::MAX), Level(8));
         assert_eq!(Ladder::new(2, 0.5, 4.0).early(0), Level(2));
         assert_eq!(Ladder::new(2, 0.5, 4.0).early(9), Level(2));
-    }
-
-    #[test]
-    fn promotion_never_lowers() {
-        assert_eq!(promoted(Level(3), Level(5)), Level(3));
-        assert_eq!(promoted(Level(5), Level(3)), Level(3));
     }
 }
