@@ -102,7 +102,13 @@ pub struct Config {
     pub etcd: Option<EtcdConfig>,
     /// Sets of hosts that share ids.
     pub tenant: Vec<TenantConfig>,
+    /// Keys of the file that only older releases knew.
+    #[serde(skip)]
+    pub retired: Vec<String>,
 }
+
+/// Keys that 0.1.0 had and that did nothing worth having.
+const RETIRED: [&str; 2] = ["policy.fetches_per_port", "policy.fetch_lease"];
 
 /// The initial policy. See [`ClusterPolicy`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -151,6 +157,7 @@ impl Default for Config {
             tls: None,
             etcd: None,
             tenant: Vec::new(),
+            retired: Vec::new(),
         }
     }
 }
@@ -177,10 +184,12 @@ impl Config {
     /// # Errors
     /// Returns [`ConfigError::Text`] or [`ConfigError::Nonsense`].
     pub fn parse(text: &str, origin: &str) -> Result<Self, ConfigError> {
-        let config: Self = toml::from_str(text).map_err(|error| ConfigError::Text {
+        let (known, retired) = laxity_files::without_retired(text, &RETIRED);
+        let mut config: Self = toml::from_str(&known).map_err(|error| ConfigError::Text {
             origin: origin.to_owned(),
             problem: error.to_string(),
         })?;
+        config.retired = retired;
         config
             .check()
             .map_err(|nonsense| ConfigError::Nonsense { origin: origin.to_owned(), nonsense })?;
@@ -319,6 +328,14 @@ impl Config {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_file_that_was_kept_over_an_upgrade_is_read_and_its_old_keys_are_named() {
+        let config =
+            Config::parse("[policy]\nname = \"mfs\"\nfetches_per_port = 2\n", "x").unwrap();
+        assert_eq!(config.retired, ["policy.fetches_per_port"]);
+        assert_eq!(config.policy.name, "mfs");
+    }
 
     #[test]
     fn what_is_shown_reads_back_as_the_same() {

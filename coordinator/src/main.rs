@@ -120,10 +120,18 @@ fn run(arguments: &Arguments) -> anyhow::Result<()> {
         return print(config.to_toml());
     }
     if arguments.check {
+        for key in &config.retired {
+            eprintln!(
+                "laxity-coordinator: warning: {key}: this release has no such key; remove it"
+            );
+        }
         config.check_files()?;
         return print("the configuration is valid\n");
     }
     let set_log = start_log(&config)?;
+    for key in &config.retired {
+        warn!("{key}: this release has no such key, so it does nothing; remove it");
+    }
     if let Err(error) = config.check_files() {
         // Files that the server cannot use at all make the start fail below.
         warn!(%error, "peers may refuse these certificates");

@@ -125,6 +125,9 @@ pub struct Config {
     pub coordinator: CoordinatorConfig,
     /// The NICs. Clients use the index in this list as the number of a NIC.
     pub nic: Vec<NicConfig>,
+    /// Keys of the file that only older releases knew.
+    #[serde(skip)]
+    pub retired: Vec<String>,
 }
 
 /// Settings of the scheduler thread, of client memory and of client limits.
@@ -304,6 +307,7 @@ impl Default for Config {
                 peer_window: None,
                 addresses: Vec::new(),
             }],
+            retired: Vec::new(),
         }
     }
 }

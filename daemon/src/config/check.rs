@@ -44,7 +44,9 @@ fn within<T: Copy + PartialOrd + Display>(
 impl Config {
     /// Returns warnings about values that are allowed but have no effect on this host.
     pub fn warnings(&self) -> Vec<String> {
-        let mut warnings = Vec::new();
+        let gone =
+            |key| format!("{key}: this release has no such key, so it does nothing; remove it");
+        let mut warnings: Vec<String> = self.retired.iter().map(gone).collect();
         let cpus = Path::new("/sys/devices/system/cpu");
         if let Some(cpu) = self.scheduler.cpu
             && cpus.exists()

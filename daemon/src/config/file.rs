@@ -8,6 +8,10 @@ use laxity_files::CONFIG_BYTES_MAX;
 use super::Config;
 use super::error::{ConfigError, FILE_DEFAULT};
 
+/// Keys that 0.1.0 had and that did nothing worth having.
+const RETIRED: [&str; 4] =
+    ["tuning.last_stage", "tuning.mlu", "tuning.ties", "coordinator.fetch_wait_max"];
+
 impl Config {
     /// Reads `path`, then applies the `key=value` assignments of `sets`. If `path` is `None`, it
     /// reads the default file, or takes the defaults if that is missing. NICs and rates that are
@@ -65,9 +69,11 @@ impl Config {
     /// [`ConfigError::File`].
     pub fn parse(text: &str, origin: &str) -> Result<Self, ConfigError> {
         let fail = |problem, offset| at(text, origin, problem, offset);
-        let config: Self = toml::from_str(text).map_err(|error| {
+        let (known, retired) = laxity_files::without_retired(text, &RETIRED);
+        let mut config: Self = toml::from_str(&known).map_err(|error| {
             fail(error.message().to_owned(), error.span().map_or(0, |span| span.start))
         })?;
+        config.retired = retired;
         config.check().map_err(|nonsense| {
             fail(format!("{}: {}", nonsense.key, nonsense.problem), locate(text, &nonsense.key))
         })?;
@@ -80,6 +86,7 @@ impl Config {
         if sets.is_empty() {
             return Ok(self);
         }
+        let retired = self.retired.clone();
         let mut config = self;
         for assignment in sets {
             let fail =
@@ -101,7 +108,7 @@ impl Config {
             })?;
             config.check().map_err(|e| fail(format!("{}: {}", e.key, e.problem)))?;
         }
-        Ok(config)
+        Ok(Self { retired, ..config })
     }
 
     /// Returns a file that gives this configuration when read. Keys without a value are comments

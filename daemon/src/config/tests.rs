@@ -154,6 +154,8 @@ fn what_will_not_do_what_it_says_is_warned_of() {
     assert_eq!(warned("[access]\ncontrol_mode = \"0660\""), Vec::<String>::new());
     assert_eq!(warned("[scheduler]\ncpu = 0"), Vec::<String>::new());
     for (text, key, way_out) in [
+        ("[tuning]\nmlu = \"per_flow\"", "tuning.mlu", "remove it"),
+        ("[coordinator]\nfetch_wait_max = \"250ms\"", "coordinator.fetch_wait_max", "remove it"),
         ("[scheduler]\ncpu = 100000", "scheduler.cpu", "100000"),
         ("[[nic]]\nname = \"a\"\nrate = 100", "nic.0.rate: ", "100Gbit"),
         ("[access]\ncontrol_mode = \"0777\"", "access.control_mode: 0777", "0660"),

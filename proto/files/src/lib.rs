@@ -180,6 +180,31 @@ impl<R: BufRead> Iterator for Lines<R> {
     }
 }
 
+/// Blanks out keys of a configuration that only older releases knew, so that a file that was kept
+/// over an upgrade still works. Returns the text, in which all else has its offset, and the keys
+/// that it had. A key is written `section.key`, and has its value on one line.
+#[must_use]
+pub fn without_retired(text: &str, retired: &[&str]) -> (String, Vec<String>) {
+    let mut section = String::new();
+    let mut found = Vec::new();
+    let mut kept = String::with_capacity(text.len());
+    for line in text.split_inclusive('\n') {
+        let code = line.split('#').next().unwrap_or_default().trim();
+        if let Some(name) = code.strip_prefix('[') {
+            name.trim_end_matches(']').trim().clone_into(&mut section);
+        }
+        let key = code.split_once('=').map(|(key, _)| format!("{section}.{}", key.trim()));
+        match key.filter(|key| retired.contains(&key.as_str())) {
+            Some(key) => {
+                found.push(key);
+                kept.extend(line.bytes().map(|byte| if byte == b'\n' { '\n' } else { ' ' }));
+            }
+            None => kept.push_str(line),
+        }
+    }
+    (kept, found)
+}
+
 #[cfg(test)]
 mod tests {
     use std::fs;
@@ -244,5 +269,17 @@ mod tests {
         assert_eq!(read(&link, 1).unwrap(), b"x");
         let missing = read(&folder.path().join("none"), 1).unwrap_err();
         assert_eq!(missing.io_kind(), Some(io::ErrorKind::NotFound));
+    }
+
+    #[test]
+    fn keys_of_older_releases_are_blanked_out_and_all_else_keeps_its_place() {
+        let text =
+            "mlu = 1\n[tuning] # those\n mlu = \"per_flow\" # gone\nnew = 2\n[[nic]]\nmlu = 3\n";
+        let (kept, found) = without_retired(text, &["tuning.mlu", "tuning.ties"]);
+        assert_eq!(found, ["tuning.mlu"]);
+        assert_eq!(kept.len(), text.len());
+        assert_eq!(kept.find("new"), text.find("new"));
+        assert_eq!(kept.lines().map(str::trim).nth(2), Some(""));
+        assert_eq!(kept.matches("mlu").count(), 2);
     }
 }
