@@ -1,16 +1,11 @@
 //! The second tier, which decides which instance takes a request and when it moves to another.
 
-use serde::{Deserialize, Serialize};
-
 use crate::Time;
 use crate::iteration::Load;
 use crate::request::{ClassId, InstanceId, RequestId, Spec};
 
 /// The part of a request that an instance computes.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
-)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Role {
     /// The prompt and all tokens of the answer.
     #[default]
@@ -22,8 +17,7 @@ pub enum Role {
 }
 
 /// An event that a dispatcher handles.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Debug, PartialEq)]
 pub enum Event {
     Arrived(Spec),
     /// An instance is ready.
@@ -67,8 +61,7 @@ pub enum Event {
     Cancelled(RequestId),
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Decision {
     /// Place a request on an instance. If it was prefilled elsewhere, its KV moves along.
     Place {

@@ -9,8 +9,7 @@ use crate::latency::Composition;
 use crate::request::{RequestId, Spec};
 use crate::{Span, Time};
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
     Arrived(Spec),
     /// A request is cancelled or continues on another instance. If it is being computed, the result
@@ -19,7 +18,6 @@ pub enum Event {
     /// The replica finished its plan.
     Done {
         /// Duration of the iteration, which includes host work.
-        #[serde(with = "crate::nanoseconds::span")]
         took: Span,
         /// Requests whose last token came in this iteration.
         finished: Vec<RequestId>,
@@ -29,7 +27,7 @@ pub enum Event {
 }
 
 /// A range of tokens of one prompt.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Chunk {
     /// The request whose prompt it is.
     pub request: RequestId,
@@ -42,7 +40,7 @@ pub struct Chunk {
 }
 
 /// The decode of one token of a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Step {
     pub request: RequestId,
     /// Number of the request's tokens whose KV is on this replica.
@@ -50,7 +48,7 @@ pub struct Step {
 }
 
 /// A request that loses its blocks before the plan runs. Its computed KV is lost.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Drop {
     /// The request that loses its blocks.
     pub request: RequestId,
@@ -58,8 +56,7 @@ pub struct Drop {
 }
 
 /// The reason why a request loses its blocks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Why {
     /// A request that is served earlier needs the blocks.
     Memory,
@@ -67,7 +64,7 @@ pub enum Why {
 }
 
 /// The work of the next forward pass.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
     /// Requests that lose their blocks before the pass.
     pub drops: Vec<Drop>,
@@ -88,15 +85,14 @@ impl Plan {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Refusal {
     pub request: RequestId,
     pub why: Refused,
 }
 
 /// The reason why a request is refused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refused {
     /// The prompt and the longest answer together need more KV blocks than the replica has.
     TooLong,

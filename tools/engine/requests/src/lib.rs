@@ -54,7 +54,6 @@ pub mod latency;
 pub mod learned;
 pub mod ledger;
 pub mod maestro;
-mod nanoseconds;
 pub mod qoserve;
 pub mod replica;
 pub mod request;

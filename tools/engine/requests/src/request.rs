@@ -5,32 +5,23 @@ use serde::{Deserialize, Serialize};
 use crate::{Span, Time};
 
 /// The id of a request. The driver chooses ids and never uses one twice.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
-)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RequestId(pub u64);
 
 /// The id of a replica of a model: one or more GPUs that run one forward pass after another.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
-)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct InstanceId(pub u32);
 
 /// A class of service, as an index into the driver's table of objectives.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
-)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ClassId(pub u16);
 
 /// The id of an application. Its requests have similar lengths of answers (QoServe §3.4).
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
-)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ApplicationId(pub u32);
 
 /// The objective of a request (QoServe §3.1).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Slo {
     /// Someone reads the answer while it is generated.
     Interactive {
@@ -77,11 +68,10 @@ pub enum Importance {
 }
 
 /// A request as it arrives.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Spec {
     pub id: RequestId,
     /// When the request arrived at the dispatcher. Deadlines count from this time.
-    #[serde(with = "crate::nanoseconds::time")]
     pub arrival: Time,
     /// Number of tokens of the prompt, at least 1.
     pub prompt: u32,

@@ -1,14 +1,12 @@
 //! The third tier, which decides how many instances there are and in which roles.
 
-use serde::{Deserialize, Serialize};
-
 use crate::Time;
 use crate::dispatch::Role;
 use crate::iteration::Load;
 use crate::request::InstanceId;
 
 /// An instance, as a scaler sees it.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Instance {
     pub instance: InstanceId,
     /// The part of a request that the instance computes.
@@ -19,7 +17,7 @@ pub struct Instance {
     pub busy: f64,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Window {
     pub instances: Vec<Instance>,
     /// Number of instances that are starting.
@@ -28,7 +26,6 @@ pub struct Window {
     /// Number of requests that wait for an instance.
     pub waiting: u32,
     /// Longest wait of a request without an instance, as a share of the request's TTFT objective.
-    #[serde(default)]
     pub wait: f64,
     /// Number of requests that ended.
     pub finished: u32,
@@ -37,8 +34,7 @@ pub struct Window {
 }
 
 /// The source of a new instance's weights.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Weights {
     /// Another instance sends the weights as `Weights` flows. If that fails, disk is the source.
     Peer(InstanceId),
@@ -48,8 +44,7 @@ pub enum Weights {
     Warm,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Decision {
     Start {
         /// The role of the new instance.

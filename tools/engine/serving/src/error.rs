@@ -36,8 +36,6 @@ pub enum StartError {
     HoldsRoom,
     #[error(transparent)]
     Model(#[from] ModelError),
-    #[error("cannot write the record {path}: {cause}", path = .path.display())]
-    Record { path: PathBuf, cause: io::Error },
     #[error("cannot listen on {address} (peers.listen): {cause}")]
     Listen { address: SocketAddr, cause: io::Error },
     #[error("cannot use the NCCL plugin (peers.nccl_plugin): {0}")]

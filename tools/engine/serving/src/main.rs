@@ -14,7 +14,7 @@ use clap::{Parser, Subcommand};
 use laxity_engine::config::Config;
 use laxity_engine::endpoint::{self, GRACE};
 use laxity_engine::engine::Handle;
-use laxity_engine::{process, schedule};
+use laxity_engine::process;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
@@ -55,9 +55,6 @@ struct Arguments {
     /// Address of the endpoint (`listen` of the configuration); port 0 means a free port
     #[arg(long, value_name = "ADDRESS")]
     listen: Option<SocketAddr>,
-    /// Record the scheduler's events and decisions, one JSON object a line, for `replay`
-    #[arg(long, value_name = "FILE")]
-    record: Option<PathBuf>,
     /// What is logged: a level or a filter
     #[arg(long, value_name = "FILTER", env = "LAXITY_LOG", default_value = "info")]
     log: String,
@@ -69,12 +66,6 @@ struct Arguments {
 enum Command {
     /// Check the configuration and print a summary of it
     CheckConfig,
-    /// Replay the events of a record in virtual time, and compare the scheduler's decisions with
-    /// the recorded ones
-    Replay {
-        /// Path of the record
-        record: PathBuf,
-    },
 }
 
 fn main() -> ExitCode {
@@ -95,14 +86,6 @@ fn print(text: &str) -> anyhow::Result<()> {
 }
 
 fn run(arguments: Arguments) -> anyhow::Result<()> {
-    if let Some(Command::Replay { record }) = &arguments.command {
-        let replayed = schedule::replay(record)
-            .with_context(|| format!("{} cannot be replayed", record.display()))?;
-        return print(&format!(
-            "{} events, {} plans of {} tokens, {} places: the same decisions\n",
-            replayed.events, replayed.plans, replayed.tokens, replayed.places
-        ));
-    }
     let path = arguments
         .config
         .context("which configuration? Give --config FILE (see --help for the smallest one)")?;
@@ -123,7 +106,7 @@ fn run(arguments: Arguments) -> anyhow::Result<()> {
     let metrics = metrics_exporter_prometheus::PrometheusBuilder::new()
         .install_recorder()
         .context("cannot keep metrics")?;
-    let engine = process::engine(&config, arguments.record)?;
+    let engine = process::engine(&config)?;
     let handle = engine.clone();
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()

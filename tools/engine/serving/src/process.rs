@@ -1,6 +1,5 @@
 //! One whole process: makes the engine and the endpoint from the configuration.
 
-use std::path::PathBuf;
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -87,7 +86,7 @@ fn timed(
 ///
 /// # Errors
 /// Fails if the weights cannot be read, memory is missing or an address is in use.
-pub fn engine(config: &Config, record: Option<PathBuf>) -> Result<Handle, StartError> {
+pub fn engine(config: &Config) -> Result<Handle, StartError> {
     let ranks = config.net_peers().ranks;
     let holds = |expert| ranks.holds(expert);
     let mut blocks = Blocks::new(config.kv.blocks as usize);
@@ -116,7 +115,6 @@ pub fn engine(config: &Config, record: Option<PathBuf>) -> Result<Handle, StartE
         settings: config.schedule.clone(),
         places: config.places(),
         lockstep: config.peers.as_ref().is_some_and(|peers| peers.lockstep),
-        record,
         reuse: net.as_ref().map(|_| reuse),
         net,
         requests_max: config.limits.requests_max,

@@ -82,7 +82,7 @@ impl Handle {
         self.commands.send(command).is_ok()
     }
 
-    /// Ends the engine and waits at most `patience` until it has written its record.
+    /// Ends the engine and waits at most `patience` until it has ended.
     pub fn stop(&self, patience: Duration) {
         let end = Instant::now() + patience;
         let mut told = self.command(EngineCommand::Stop);

@@ -64,7 +64,7 @@ impl Engine {
     /// Accepts a sequence that is to be computed here.
     pub(super) fn admit(&mut self, mut sequence: Sequence) {
         let ready = self.find(&mut sequence);
-        if ready > 0 && !self.schedulers.reserve(clock::now(), sequence.id, ready as u32) {
+        if ready > 0 && !self.schedulers.reserve(sequence.id, ready as u32) {
             self.let_go(&mut sequence);
         }
         self.gauges.found_here.fetch_add(sequence.computed, Ordering::Relaxed);

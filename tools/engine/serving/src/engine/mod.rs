@@ -17,7 +17,6 @@ mod step;
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
@@ -72,8 +71,6 @@ pub struct Parts {
     pub places: Option<Places>,
     /// Whether the ranks that share the experts compute in lockstep.
     pub lockstep: bool,
-    /// Path of the record of decisions.
-    pub record: Option<PathBuf>,
     /// The connections to other processes.
     pub net: Option<Arc<Net>>,
     /// The thread that asks other processes for KV, if there are any.
@@ -83,7 +80,6 @@ pub struct Parts {
 }
 
 /// The state of the engine's thread.
-#[derive(Debug)]
 pub(crate) struct Engine {
     model: Arc<dyn Model>,
     blocks: SharedBlocks,
@@ -129,7 +125,7 @@ pub(crate) struct Engine {
 /// readers of the connections need before the engine starts.
 ///
 /// # Errors
-/// Fails if the cache does not fit in memory, or the record cannot be written.
+/// Fails if no thread can be started.
 pub fn start(parts: Parts, commands: EngineCommands) -> Result<Handle, StartError> {
     let Parts {
         model,
@@ -139,14 +135,12 @@ pub fn start(parts: Parts, commands: EngineCommands) -> Result<Handle, StartErro
         settings,
         places,
         lockstep,
-        record,
         net,
         reuse,
         requests_max,
     } = parts;
     let (handle, incoming) = commands;
-    let schedulers = Schedulers::new(&settings, room, places, record.as_deref())
-        .map_err(|cause| StartError::Record { path: record.unwrap_or_default(), cause })?;
+    let schedulers = Schedulers::new(&settings, room, places);
     let ranks = net.as_ref().map_or(&[][..], |net| net.peers.ranks.all());
     let lockstep = ranks.first().filter(|_| lockstep).map(|first| Lockstep::new(*first));
     let listens = net.as_ref().map(|net| net.carrier.listens());
@@ -214,7 +208,6 @@ impl Engine {
                 let next = if waits {
                     self.commands.recv_timeout(LOOK_EVERY)
                 } else {
-                    self.schedulers.flush();
                     self.commands.recv().map_err(|_| RecvTimeoutError::Disconnected)
                 };
                 match next {
@@ -236,7 +229,6 @@ impl Engine {
             self.report(&BTreeSet::new());
             self.show();
         }
-        self.schedulers.flush();
     }
 
     fn is_empty(&self) -> bool {

@@ -134,7 +134,7 @@ impl Engine {
         let leave = if alone { 0 } else { load.decoding };
         if load.in_line() > 0
             || needed + leave > load.blocks_free
-            || !self.schedulers.reserve(clock::now(), sequence.id, prompt)
+            || !self.schedulers.reserve(sequence.id, prompt)
         {
             return Some(sequence);
         }

@@ -240,7 +240,7 @@ impl Engine {
             let first = sequence.computed;
             let tokens = blocks * self.model.kv().block_tokens();
             let reserved = (first + tokens) as u32;
-            let taken = if self.schedulers.reserve(clock::now(), request, reserved) {
+            let taken = if self.schedulers.reserve(request, reserved) {
                 self.blocks.take(blocks)
             } else {
                 None

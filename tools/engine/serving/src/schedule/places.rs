@@ -1,9 +1,8 @@
 //! The choice of the prefill process for a prompt, which a decode process makes with the dispatch
 //! tier of `laxity-requests`. A process's instance number is its index in `peers.prefill`.
 
-use laxity_requests::Time;
 use laxity_requests::baseline::{Fewest, LeastLoaded, LeastWork, RoundRobin};
-use laxity_requests::dispatch::{Decision, Dispatch, Event};
+use laxity_requests::dispatch::Dispatch;
 use laxity_requests::hyperflexis::{self, HyperFlexis, Linear};
 use serde::{Deserialize, Serialize};
 
@@ -41,7 +40,7 @@ impl Rule {
 }
 
 /// The parameters of the choice.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Places {
     /// The rule that chooses a process.
     pub rule: Rule,
@@ -66,29 +65,5 @@ impl Places {
                 Box::new(HyperFlexis::new(options))
             }
         }
-    }
-}
-
-/// A dispatcher of any rule.
-pub(super) struct Dispatcher(Box<dyn Dispatch + Send>);
-
-impl std::fmt::Debug for Dispatcher {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_tuple("Dispatcher").field(&self.0.name()).finish()
-    }
-}
-
-impl Dispatcher {
-    pub(super) fn new(places: &Places) -> Self {
-        Self(places.build())
-    }
-
-    pub(super) fn handle(&mut self, now: Time, event: &Event) {
-        self.0.handle(now, event);
-    }
-
-    /// Returns the next decision. Live and in a replay, it is called only while a prompt waits.
-    pub(super) fn poll(&mut self, now: Time) -> Option<Decision> {
-        self.0.poll_decision(now)
     }
 }

@@ -1,5 +1,5 @@
 //! The scheduler of an engine, made from settings, and its latency model, which learns from
-//! iterations. Live runs and replays use the same code.
+//! iterations.
 
 use laxity_requests::Time;
 use laxity_requests::baseline::{Fixed, LineOrder};

@@ -1,4 +1,4 @@
-//! The scheduler's settings: `[schedule]` of the configuration, and the first line of a record.
+//! The scheduler's settings: `[schedule]` of the configuration.
 //! Each policy has a table of its own name for its parameters. All tables are checked, but only
 //! that of the chosen policy has an effect.
 //!

@@ -59,21 +59,6 @@ pub(crate) fn list(addresses: &[SocketAddr]) -> String {
     format!("[{}]", quoted.join(", "))
 }
 
-/// Starts one that records what its scheduler hears and decides.
-pub(crate) fn start(folder: &Path, name: &str, config: &str) -> Running {
-    let record = folder.join(format!("{name}.jsonl")).display().to_string();
-    Running::start(folder, name, config, &["--record", &record])
-}
-
-/// Identical events give identical decisions, in each of the processes.
-fn replay(folder: &Path) {
-    for name in ["prefill0", "prefill1", "decode"] {
-        let replayed = laxity_engine::schedule::replay(&folder.join(format!("{name}.jsonl")));
-        let replayed = replayed.unwrap_or_else(|error| panic!("{name}: {error}"));
-        assert!(replayed.plans > 5, "{name}: {replayed:?}");
-    }
-}
-
 /// Two prefill processes and a decode process in front of them.
 pub(crate) struct Cluster {
     pub(crate) decode: Running,
@@ -112,7 +97,7 @@ impl Cluster {
                     {experts}reuse = {reuse} }}\n{common}{}",
                     model(moe)
                 );
-                start(folder, &format!("prefill{rank}"), &config)
+                Running::start(folder, &format!("prefill{rank}"), &config)
             })
             .collect();
         let config = format!(
@@ -121,7 +106,7 @@ impl Cluster {
             list(&ranks),
             model(moe)
         );
-        let decode = start(folder, "decode", &config);
+        let decode = Running::start(folder, "decode", &config);
         Self { decode, prefill }
     }
 
@@ -154,7 +139,7 @@ fn prompts() -> Vec<Vec<u32>> {
 }
 
 fn alone(folder: &Path, moe: bool) -> Vec<String> {
-    let engine = Running::start(folder, "alone", &model(moe), &[]);
+    let engine = Running::start(folder, "alone", &model(moe));
     prompts().iter().map(|prompt| engine.complete(prompt, 10)).collect()
 }
 
@@ -190,7 +175,6 @@ fn prefill_and_decode_apart_answer_as_one_process_does_with_and_without_a_daemon
     for socket in [None, Some(socket.as_path())] {
         let cluster = Cluster::start(folder.path(), false, socket, false, 37);
         compare(&cluster, &alone, &format!("daemon: {}", socket.is_some()));
-        replay(folder.path());
         let elsewhere = cluster.decode.metric("laxity_engine_prefilled_elsewhere_total");
         assert_eq!(
             elsewhere,
@@ -222,7 +206,6 @@ fn experts_in_two_processes_answer_as_those_in_one_with_and_without_a_daemon() {
     for socket in [None, Some(socket.as_path())] {
         let cluster = Cluster::start(folder.path(), true, socket, true, 64);
         compare(&cluster, &alone, &format!("daemon: {}", socket.is_some()));
-        replay(folder.path());
         let elsewhere = cluster.decode.metric("laxity_engine_prefilled_elsewhere_total");
         assert_eq!(
             elsewhere,
@@ -244,7 +227,7 @@ fn survive(moe: bool) {
     let folder = tempfile::tempdir().expect("a folder");
     let prompts: Vec<Vec<u32>> = (0..4).map(|number| prompt(number, 300)).collect();
     let alone: Vec<String> = {
-        let engine = Running::start(folder.path(), "alone", &model(moe), &[]);
+        let engine = Running::start(folder.path(), "alone", &model(moe));
         prompts.iter().map(|prompt| engine.complete(prompt, 10)).collect()
     };
     let mut cluster = Cluster::start(folder.path(), moe, None, moe, 8);
@@ -299,11 +282,10 @@ fn kv_that_a_peer_has_is_fetched_and_answers_the_same_with_and_without_a_daemon(
             folder.path(),
             "has",
             &format!("peers = {{ listen = \"{has}\" }}\n{common}"),
-            &[],
         );
         let peers =
             format!("peers = {{ listen = \"{lacks}\", reuse = [\"{has}\"], ask_ms = 30000 }}");
-        let second = Running::start(folder.path(), "lacks", &format!("{peers}\n{common}"), &[]);
+        let second = Running::start(folder.path(), "lacks", &format!("{peers}\n{common}"));
         let tokens = prompt(3, 100);
         let expected = first.complete(&tokens, 9);
         assert_eq!(second.complete(&tokens, 9), expected, "{}", second.log_text());
@@ -330,7 +312,7 @@ fn a_daemon_that_dies_costs_no_answer() {
     let folder = tempfile::tempdir().unwrap();
     let prompts: Vec<Vec<u32>> = (0..4).map(|number| prompt(number, 200)).collect();
     let alone: Vec<String> = {
-        let engine = Running::start(folder.path(), "alone", &model(true), &[]);
+        let engine = Running::start(folder.path(), "alone", &model(true));
         prompts.iter().map(|prompt| engine.complete(prompt, 10)).collect()
     };
     let (daemon, socket) = Daemon::start(folder.path());
@@ -364,8 +346,7 @@ fn a_daemon_that_dies_costs_no_answer() {
 fn a_long_answer_ends_though_others_come_all_the_time() {
     let folder = tempfile::tempdir().unwrap();
     let tokens = prompt(1, 200);
-    let expected =
-        Running::start(folder.path(), "alone", &model(false), &[]).complete(&tokens, 250);
+    let expected = Running::start(folder.path(), "alone", &model(false)).complete(&tokens, 250);
     // 512 tokens of KV: the long one needs 450 of them at its end, and loses its blocks to the
     // others on the way.
     let cluster = Cluster::start(folder.path(), false, None, false, 64);
@@ -400,14 +381,14 @@ fn a_process_of_another_model_is_not_used() {
         "role = \"prefill\"\npeers = {{ listen = \"{other}\" }}\n{}",
         model(false).replace("seed = 7", "seed = 8")
     );
-    let prefill = Running::start(folder.path(), "prefill", &config, &[]);
+    let prefill = Running::start(folder.path(), "prefill", &config);
     let config = format!(
         "role = \"decode\"\npeers = {{ listen = \"{front}\", prefill = [\"{other}\"] }}\n{}",
         model(false)
     );
-    let decode = Running::start(folder.path(), "decode", &config, &[]);
+    let decode = Running::start(folder.path(), "decode", &config);
     let expected =
-        Running::start(folder.path(), "alone", &model(false), &[]).complete(&prompt(1, 50), 8);
+        Running::start(folder.path(), "alone", &model(false)).complete(&prompt(1, 50), 8);
     assert_eq!(decode.complete(&prompt(1, 50), 8), expected);
     assert_eq!(
         decode.metric("laxity_engine_prefilled_after_all_total"),

@@ -218,7 +218,7 @@ fn under_load_nothing_is_stuck_and_nothing_leaks() {
          requests_max = 24 }}\n{}",
         model(false)
     );
-    let engine = Running::start(folder.path(), "whole", &config, &[]);
+    let engine = Running::start(folder.path(), "whole", &config);
     let loaded = Loaded::of(&engine, Vec::new());
     loaded.twice();
     loaded.nothing_is_left();

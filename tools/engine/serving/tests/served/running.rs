@@ -60,7 +60,7 @@ pub(crate) struct Running {
 impl Running {
     /// Starts one with this configuration (without `listen`). It answers `/debug/requests` unless
     /// `config` has a table `[debug]`.
-    pub(crate) fn start(folder: &Path, name: &str, config: &str, more: &[&str]) -> Self {
+    pub(crate) fn start(folder: &Path, name: &str, config: &str) -> Self {
         // A port of its own choice: one that was free a moment ago may be another test's by now,
         // whose engine would answer in place of this one.
         let file = folder.join(format!("{name}.toml"));
@@ -71,7 +71,6 @@ impl Running {
         let child = Command::new(env!("CARGO_BIN_EXE_laxity-engine"))
             .arg("--config")
             .arg(&file)
-            .args(more)
             .env("RAYON_NUM_THREADS", "2")
             .env_remove("LAXITY_LOG")
             .stdin(Stdio::null())

@@ -1,6 +1,6 @@
 //! Processes that take the time of computing instead of computing.
 
-use crate::apart::{Daemon, laxity, list, start};
+use crate::apart::{Daemon, laxity, list};
 use crate::running::{Running, address, eventually, model, prompt};
 
 const TIMING: &str = "layer_us = 300.0, token_us = 2.0, expert_us = 200.0, row_us = 1.0";
@@ -17,7 +17,7 @@ fn timed_processes_apart_or_in_step_answer_as_one_does_and_fetch_the_kv_that_one
     let (_daemon, socket) = Daemon::start(folder.path());
     let shape = model(true);
     let whole = format!("timing = {{ {TIMING} }}\n{shape}");
-    let alone = Running::start(folder.path(), "alone", &whole, &[]);
+    let alone = Running::start(folder.path(), "alone", &whole);
     let expected: Vec<String> = prompts().iter().map(|p| alone.complete(p, 6)).collect();
     let holds = folder.path().join("holds.json");
     std::fs::write(&holds, serde_json::to_string(&[prompt(9, 64)]).unwrap()).unwrap();
@@ -39,14 +39,14 @@ fn timed_processes_apart_or_in_step_answer_as_one_does_and_fetch_the_kv_that_one
                 list(&[ranks[1 - rank]]),
                 held[rank],
             );
-            start(folder.path(), &format!("prefill{rank}"), &config)
+            Running::start(folder.path(), &format!("prefill{rank}"), &config)
         });
         let config = format!(
             "role = \"decode\"\npeers = {{ listen = \"{front}\", prefill = {} }}\n\
              timing = {{ {TIMING} }}\n{common}{shape}",
             list(&ranks),
         );
-        let decode = start(folder.path(), "decode", &config);
+        let decode = Running::start(folder.path(), "decode", &config);
         for (prompt, expected) in prompts().iter().zip(&expected) {
             assert_eq!(&decode.complete(prompt, 6), expected, "{}", decode.log_text());
         }
@@ -77,9 +77,5 @@ fn timed_processes_apart_or_in_step_answer_as_one_does_and_fetch_the_kv_that_one
         let scheduled = prefill[0].metric("laxity_engine_scheduled_bytes_total");
         assert_eq!(scheduled > 0.0, socket.is_some(), "scheduled {scheduled}");
         eventually("all blocks are free", || decode.health()["kv_blocks_used"] == 0);
-        for name in ["prefill0", "prefill1", "decode"] {
-            let record = folder.path().join(format!("{name}.jsonl"));
-            laxity_engine::schedule::replay(&record).unwrap();
-        }
     }
 }
