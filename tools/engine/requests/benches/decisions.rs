@@ -20,7 +20,7 @@ use laxity_requests::hmas::pool::Kind;
 use laxity_requests::hmas::prediction::Prediction;
 use laxity_requests::hmas::{self, Agent};
 use laxity_requests::hyperflexis::{self, HyperFlexis, Linear};
-use laxity_requests::iteration::{self, Iteration as _, Load, Plan};
+use laxity_requests::iteration::{self, Load, Plan};
 use laxity_requests::kv::Pool;
 use laxity_requests::latency::{Composition, Latency};
 use laxity_requests::learned::Learned;
@@ -34,14 +34,11 @@ use laxity_requests::{Span, Time};
 const MS: u64 = 1_000_000;
 const RUNNING: u64 = 256;
 const QUEUED: u64 = 10_000;
-/// Instances of a dispatcher.
 const WIDTH: u32 = 64;
 
-/// A policy under test.
 trait Subject {
     /// Prepares the next decision. Not measured.
     fn prepare(&mut self) {}
-    /// Makes a decision.
     fn decide(&mut self);
 }
 
@@ -163,7 +160,6 @@ fn iterations() -> Vec<Row> {
     policies.into_iter().map(row).collect()
 }
 
-/// What is measured of a dispatcher.
 #[derive(Clone, Copy)]
 enum Situation {
     /// A request arrives while all instances are full, and each is asked about it.

@@ -13,7 +13,6 @@ use crate::latency::Composition;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Rank(pub i64);
 
-/// The jobs whose ranks changed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Reranked {
     /// No ranks changed.
@@ -43,16 +42,13 @@ pub trait View {
     }
     /// Returns the number of jobs in the queue and the sum of their prompt tokens.
     fn backlog(&self) -> (usize, u64);
-    /// Returns the number of relegated jobs.
     fn relegated(&self) -> usize;
-    /// Returns the pool of KV blocks.
     fn pool(&self) -> &Pool;
 }
 
 /// Whether a job may compute its first tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Start {
-    /// The job may start.
     Now,
     /// The job may not start yet. Jobs behind it in the queue may.
     Later,
@@ -63,11 +59,7 @@ pub enum Start {
     Skip(Rank),
 }
 
-/// A policy of the first tier.
 pub trait Discipline {
-    /// Returns the policy's name in result tables.
-    fn name(&self) -> &'static str;
-
     fn rank(&self, job: &Job) -> Rank;
 
     /// Updates the state with an event before the replica applies it. Returns which ranks changed.

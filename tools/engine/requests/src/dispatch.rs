@@ -16,11 +16,9 @@ pub enum Role {
     Decode,
 }
 
-/// An event that a dispatcher handles.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
     Arrived(Spec),
-    /// An instance is ready.
     Up {
         instance: InstanceId,
         role: Role,
@@ -45,17 +43,14 @@ pub enum Event {
         spec: Spec,
         instance: InstanceId,
     },
-    /// A request is complete.
     Finished {
         request: RequestId,
         instance: InstanceId,
-        /// The request's class of service.
         class: ClassId,
         /// Measured time to the first token, ns.
         ttft: u64,
         /// Measured mean time between tokens, ns.
         tpot: u64,
-        /// Number of generated tokens.
         generated: u32,
     },
     Cancelled(RequestId),
@@ -71,15 +66,13 @@ pub enum Decision {
     Refuse(RequestId),
 }
 
-/// Decides which instance takes a request.
 pub trait Dispatch {
-    /// Returns the policy's name in result tables.
-    fn name(&self) -> &'static str;
-    /// Updates the state with an event.
     fn handle(&mut self, now: Time, event: &Event);
     fn poll_decision(&mut self, now: Time) -> Option<Decision>;
     /// Returns when to poll again if no event comes before.
-    fn next_deadline(&self) -> Option<Time>;
+    fn next_deadline(&self) -> Option<Time> {
+        None
+    }
     /// Returns the number of requests that wait for an instance.
     fn waiting(&self) -> usize;
 }

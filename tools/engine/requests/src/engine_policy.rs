@@ -9,10 +9,8 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Policy {
-    /// The earliest arrival is served first.
     #[default]
     Fcfs,
-    /// The earliest deadline is served first.
     Edf,
     /// The shortest remaining prompt is served first.
     Srpf,
@@ -25,7 +23,6 @@ pub enum Policy {
 impl Policy {
     pub const ALL: [Self; 5] = [Self::Fcfs, Self::Edf, Self::Srpf, Self::Qoserve, Self::Hmas];
 
-    /// Returns the policy's name in configurations.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Fcfs => "fcfs",

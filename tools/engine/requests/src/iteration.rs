@@ -1,13 +1,14 @@
 //! The first tier, which decides what one replica computes in its next forward pass.
 //!
-//! A driver reports events to [`Iteration::handle`]. When the replica is idle, it calls
-//! [`Iteration::plan`], runs the plan and reports [`Event::Done`]. At most one plan runs at a time.
+//! A driver reports events to [`crate::replica::Replica::handle`]. When the replica is idle, it
+//! calls [`crate::replica::Replica::plan`], runs the plan and reports [`Event::Done`]. At most one
+//! plan runs at a time.
 
 use serde::{Deserialize, Serialize};
 
+use crate::Span;
 use crate::latency::Composition;
 use crate::request::{RequestId, Spec};
-use crate::{Span, Time};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
@@ -15,7 +16,6 @@ pub enum Event {
     /// A request is cancelled or continues on another instance. If it is being computed, the result
     /// is discarded.
     Cancelled(RequestId),
-    /// The replica finished its plan.
     Done {
         /// Duration of the iteration, which includes host work.
         took: Span,
@@ -29,11 +29,9 @@ pub enum Event {
 /// A range of tokens of one prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Chunk {
-    /// The request whose prompt it is.
     pub request: RequestId,
     /// Number of tokens before the chunk, whose KV is on this replica.
     pub prefix: u32,
-    /// Number of tokens in the chunk.
     pub tokens: u32,
     /// Whether this chunk ends the prompt, so that the request generates a token in this iteration.
     pub last: bool,
@@ -50,7 +48,6 @@ pub struct Step {
 /// A request that loses its blocks before the plan runs. Its computed KV is lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Drop {
-    /// The request that loses its blocks.
     pub request: RequestId,
     pub why: Why,
 }
@@ -63,14 +60,11 @@ pub enum Why {
     Relegated,
 }
 
-/// The work of the next forward pass.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
     /// Requests that lose their blocks before the pass.
     pub drops: Vec<Drop>,
-    /// Prompt chunks to compute.
     pub chunks: Vec<Chunk>,
-    /// Decode steps to compute.
     pub steps: Vec<Step>,
 }
 
@@ -91,7 +85,6 @@ pub struct Refusal {
     pub why: Refused,
 }
 
-/// The reason why a request is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refused {
     /// The prompt and the longest answer together need more KV blocks than the replica has.
@@ -110,7 +103,6 @@ pub struct Load {
     /// Relegated requests among `waiting`. They wait until the replica has nothing else to do.
     #[serde(default, skip_serializing_if = "is_none")]
     pub relegated: u32,
-    /// Requests that compute their prompt or decode.
     pub running: u32,
     /// Requests among `running` that decode.
     pub decoding: u32,
@@ -118,9 +110,7 @@ pub struct Load {
     pub prefill_tokens: u64,
     /// Tokens of KV of all requests that decode.
     pub decode_context: u64,
-    /// Total number of KV blocks.
     pub blocks: u32,
-    /// Number of free KV blocks.
     pub blocks_free: u32,
 }
 
@@ -134,22 +124,4 @@ impl Load {
     pub const fn in_line(&self) -> u32 {
         self.waiting.saturating_sub(self.relegated)
     }
-}
-
-/// Decides what a replica computes.
-pub trait Iteration {
-    /// Updates the state with an event.
-    fn handle(&mut self, now: Time, event: &Event);
-
-    /// Returns the next plan, or `None` if a plan is running or there is nothing to compute.
-    fn plan(&mut self, now: Time) -> Option<Plan>;
-
-    /// Returns the next refused request.
-    fn poll_refusal(&mut self) -> Option<Refusal>;
-
-    /// Returns when to ask for a plan again if no event comes before.
-    fn next_deadline(&self) -> Option<Time>;
-
-    /// Returns the current load of the replica.
-    fn load(&self) -> Load;
 }

@@ -16,18 +16,14 @@ pub enum Phase {
 /// A request at a replica, with its progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Job {
-    /// The request as it arrived.
     pub spec: Spec,
     pub phase: Phase,
     /// Number of tokens whose KV is on this replica.
     pub context: u32,
     /// Number of tokens whose KV decode needs: the prompt, and after a drop also generated tokens.
     pub target: u32,
-    /// Number of tokens that were generated.
     pub generated: u32,
-    /// When the first token came.
     pub first_token: Option<Time>,
-    /// When the latest token came.
     pub last_token: Option<Time>,
     /// Whether the job is relegated: served when there is nothing else to do (QoServe §3.4).
     pub relegated: bool,
@@ -36,7 +32,6 @@ pub struct Job {
 }
 
 impl Job {
-    /// Creates the job of a request that arrives.
     pub const fn new(spec: Spec) -> Self {
         // The pass that generates a token computes the KV of the token before it.
         let computed = spec.prompt.saturating_add(spec.generated.saturating_sub(1));
@@ -84,7 +79,6 @@ impl Job {
         self.target.saturating_sub(self.context)
     }
 
-    /// Returns the deadline of the next token.
     pub const fn next_deadline(&self) -> Time {
         self.spec.deadline(self.generated)
     }

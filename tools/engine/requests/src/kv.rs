@@ -8,9 +8,7 @@ use crate::request::RequestId;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{needed} blocks are needed and {free} are free")]
 pub struct Short {
-    /// Number of blocks that the request needs.
     pub needed: u32,
-    /// Number of free blocks.
     pub free: u32,
 }
 
@@ -35,17 +33,14 @@ impl Pool {
         tokens.div_ceil(self.block_tokens)
     }
 
-    /// Returns the number of tokens in a block.
     pub const fn block_tokens(&self) -> u32 {
         self.block_tokens
     }
 
-    /// Returns the total number of blocks.
     pub const fn capacity(&self) -> u32 {
         self.capacity
     }
 
-    /// Returns the number of blocks that requests hold.
     pub const fn used(&self) -> u32 {
         self.used
     }

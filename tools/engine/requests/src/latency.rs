@@ -6,10 +6,8 @@
 
 use crate::Span;
 
-/// The work in an iteration, as sums.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Composition {
-    /// Number of prompt tokens that are computed.
     pub prefill_tokens: u32,
     /// Number of pairs of a computed prompt token and a token that it attends to. A chunk of `c`
     /// tokens after `p` has `c · p + c (c + 1) / 2`.
@@ -38,7 +36,6 @@ impl Composition {
         self
     }
 
-    /// Reports whether the iteration computes nothing.
     pub const fn is_empty(&self) -> bool {
         self.prefill_tokens == 0 && self.decodes == 0
     }

@@ -212,7 +212,6 @@ impl Learned {
         self.fit().iterations
     }
 
-    /// Returns the factor by which predictions are multiplied.
     pub fn caution(&self) -> f64 {
         self.fit().caution
     }

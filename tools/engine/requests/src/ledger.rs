@@ -84,11 +84,8 @@ struct Home {
 pub struct Row {
     /// The part of a request that the instance computes.
     pub role: Role,
-    /// The last reported load.
     pub load: Load,
-    /// The time of the last report.
     pub at: Time,
-    /// Whether the instance ever sent a report.
     pub reported: bool,
     /// Prompts that were placed after the last report.
     pub placed: Prompts,
@@ -208,7 +205,6 @@ pub struct InstanceTable {
 }
 
 impl InstanceTable {
-    /// Adds an instance that is ready.
     pub fn up(&mut self, now: Time, instance: InstanceId, role: Role) {
         // An instance that changes its role may still have requests of its former role.
         let mut row = Row::new(role, now);
@@ -242,7 +238,6 @@ impl InstanceTable {
         }
     }
 
-    /// Records the placement of a request.
     pub fn place(&mut self, spec: &Spec, tpot: u64, instance: InstanceId) {
         self.leave(spec.id);
         let Some(row) = self.rows.get_mut(&instance) else {
@@ -286,7 +281,6 @@ impl InstanceTable {
         Some(home.instance)
     }
 
-    /// Returns the state of an instance.
     pub fn row(&self, instance: InstanceId) -> Option<&Row> {
         self.rows.get(&instance)
     }

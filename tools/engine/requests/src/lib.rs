@@ -9,15 +9,14 @@
 //!
 //! | tier | question | trait |
 //! |---|---|---|
-//! | iteration | which tokens does this replica compute in its next forward pass? | [`iteration::Iteration`] |
+//! | iteration | which tokens does this replica compute in its next forward pass? | [`discipline::Discipline`] |
 //! | dispatch | which replica takes this request? | [`dispatch::Dispatch`] |
 //! | scaling | how many replicas, in which role? | [`scaling::Scaling`] |
 //! | workflow | which stage of which workflow runs where, with which weights resident? | [`maestro::Scheduler`] |
 //!
 //! Most policies of the iteration tier differ in four answers only: which request is first, how
 //! many tokens are computed, which request may start, and which request is relegated. A policy
-//! gives these answers as a [`discipline::Discipline`]. [`replica::Replica`] implements the rest
-//! and is an [`iteration::Iteration`].
+//! gives these answers as a [`discipline::Discipline`]. [`replica::Replica`] implements the rest.
 //!
 //! # Rules for every policy
 //!

@@ -67,7 +67,6 @@ pub enum Importance {
     Important,
 }
 
-/// A request as it arrives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Spec {
     pub id: RequestId,
@@ -80,15 +79,10 @@ pub struct Spec {
     /// Number of leading tokens whose KV is already here, from a cache or from another instance.
     /// Less than `prompt` plus `generated`.
     pub ready: u32,
-    /// Number of tokens that another instance generated.
     pub generated: u32,
-    /// The request's class of service.
     pub class: ClassId,
-    /// The application that sent the request.
     pub application: ApplicationId,
-    /// The request's value to the operator.
     pub importance: Importance,
-    /// The request's objective.
     pub slo: Slo,
 }
 

@@ -5,13 +5,11 @@ use crate::dispatch::Role;
 use crate::iteration::Load;
 use crate::request::InstanceId;
 
-/// An instance, as a scaler sees it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Instance {
     pub instance: InstanceId,
     /// The part of a request that the instance computes.
     pub role: Role,
-    /// The last reported load.
     pub load: Load,
     /// Share of the window in which the instance computed, 0 to 1.
     pub busy: f64,
@@ -20,25 +18,21 @@ pub struct Instance {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Window {
     pub instances: Vec<Instance>,
-    /// Number of instances that are starting.
     pub starting: u32,
     pub arrived: u32,
     /// Number of requests that wait for an instance.
     pub waiting: u32,
     /// Longest wait of a request without an instance, as a share of the request's TTFT objective.
     pub wait: f64,
-    /// Number of requests that ended.
     pub finished: u32,
     /// Number of ended requests that met their objective.
     pub met: u32,
 }
 
-/// The source of a new instance's weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Weights {
     /// Another instance sends the weights as `Weights` flows. If that fails, disk is the source.
     Peer(InstanceId),
-    /// The weights come from disk.
     Disk,
     /// The instance is warm: it has its weights.
     Warm,
@@ -47,37 +41,20 @@ pub enum Weights {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Decision {
     Start {
-        /// The role of the new instance.
         role: Role,
         weights: Weights,
     },
     /// Stop an instance after its current requests. It gets no new ones.
     Stop(InstanceId),
     /// Change the role of an instance after its current requests.
-    Turn { instance: InstanceId, role: Role },
+    Turn {
+        instance: InstanceId,
+        role: Role,
+    },
 }
 
-/// Decides how many instances there are.
 pub trait Scaling {
-    /// Returns the policy's name in result tables.
-    fn name(&self) -> &'static str;
     /// Updates the state with the measurements of a time window.
     fn handle(&mut self, now: Time, window: &Window);
     fn poll_decision(&mut self, now: Time) -> Option<Decision>;
-}
-
-/// A scaler that never changes the number of instances.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Static;
-
-impl Scaling for Static {
-    fn name(&self) -> &'static str {
-        "static"
-    }
-
-    fn handle(&mut self, _: Time, _: &Window) {}
-
-    fn poll_decision(&mut self, _: Time) -> Option<Decision> {
-        None
-    }
 }

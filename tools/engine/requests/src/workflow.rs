@@ -66,9 +66,7 @@ pub struct Job {
     pub template: TemplateId,
     pub class: Class,
     pub arrival: Time,
-    /// The deadline of the whole job.
     pub deadline: Time,
-    /// The cluster that the job comes from.
     pub source: ClusterId,
 }
 
@@ -76,7 +74,6 @@ pub struct Job {
 /// the driver reduces them to this number.
 pub const SEMANTICS: usize = 4;
 
-/// A stage as it becomes ready.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Stage {
     pub id: StageId,
@@ -98,12 +95,9 @@ pub struct Stage {
     pub semantics: [f32; SEMANTICS],
 }
 
-/// The measured result of a stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Outcome {
-    /// Number of generated tokens.
     pub output: u32,
-    /// Whether the stage called a tool.
     pub tool: bool,
     /// Time from start to end. Includes swapped-out time, but no wait before the start.
     pub took: Span,
@@ -158,7 +152,6 @@ pub struct NodeSpec {
     pub disk_rate: u64,
     /// Transfer rate from the store of all models.
     pub remote_rate: u64,
-    /// Most stages that run at once.
     pub slots: u32,
 }
 
@@ -176,7 +169,6 @@ pub enum Readiness {
     Remote,
 }
 
-/// An event that the policy handles.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
     /// A job was submitted. Its first stages follow.

@@ -10,14 +10,13 @@ use laxity_requests::hmas::perception::{Perception, Tagger, Tags};
 use laxity_requests::hmas::pool::{Hints, Kind};
 use laxity_requests::hmas::prediction::Prediction;
 use laxity_requests::hmas::{Agent, Config, statera};
-use laxity_requests::iteration::{Event, Iteration as _};
+use laxity_requests::iteration::Event;
 use laxity_requests::learned::Learned;
 use laxity_requests::request::{ApplicationId, ClassId, Importance, RequestId, Slo, Spec};
 use proptest::prelude::*;
 
 const BLOCKS: u32 = 40;
 const BLOCK_TOKENS: u32 = 4;
-/// Duration of an iteration.
 const TICK: Span = Span::from_millis(40);
 
 /// A tagger with invalid tags for every third request and none for every fifth.
@@ -80,7 +79,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-fn agent() -> impl Strategy<Value = Agent> {
+fn agent() -> impl Strategy<Value = (Kind, Config, Span)> {
     let statera = (any::<bool>(), 0.01..0.9_f64, 1..20_u32, 1..20_u32).prop_map(
         |(frozen, epsilon, concurrency, decodes)| statera::Config {
             frozen,
@@ -99,7 +98,7 @@ fn agent() -> impl Strategy<Value = Agent> {
                 chunk_min: 1,
                 hints: Hints { lane_split: Span::from_millis(400), fast_weight: 2 },
             };
-            Agent::new(kind, config, cognition(Span::from_millis(service)))
+            (kind, config, Span::from_millis(service))
         },
     )
 }
@@ -109,9 +108,9 @@ proptest! {
 
     #[test]
     fn nobody_is_lost_under_any_structure(
-        agent in agent(), steps in prop::collection::vec(step(), 1..120),
+        (kind, config, service) in agent(), steps in prop::collection::vec(step(), 1..120),
     ) {
-        let mut driver = driver(agent);
+        let mut driver = driver(Agent::new(kind, config, cognition(service)));
         let mut capacity = BLOCKS;
         for step in steps {
             match step {
@@ -159,7 +158,6 @@ fn nobody_waits_for_perception() {
     driver.finish();
 }
 
-/// A tagger with exact lengths.
 struct Exact;
 
 impl Tagger for Exact {

@@ -6,7 +6,7 @@ mod driver;
 use driver::Driver;
 use laxity_requests::baseline::{Fixed, LineOrder, Relegating};
 use laxity_requests::discipline::{Discipline, Rank, Start, View};
-use laxity_requests::iteration::{Event, Iteration as _};
+use laxity_requests::iteration::Event;
 use laxity_requests::job::Job;
 use laxity_requests::latency::{Composition, Latency};
 use laxity_requests::qoserve::{Alpha, Chunking, Options, Preemption, QoServe, Relegation};
@@ -109,7 +109,6 @@ fn qoserve() -> impl Strategy<Value = Chosen> {
     )
 }
 
-/// Returns any discipline with any options.
 fn discipline() -> impl Strategy<Value = Chosen> {
     prop_oneof![fixed(), relegating(), qoserve()]
 }
@@ -175,10 +174,6 @@ struct Alone {
 }
 
 impl Discipline for Alone {
-    fn name(&self) -> &'static str {
-        "alone"
-    }
-
     fn rank(&self, job: &Job) -> Rank {
         Rank(-(job.id().0 as i64))
     }
@@ -200,10 +195,6 @@ impl Discipline for Alone {
 struct Laxity;
 
 impl Discipline for Laxity {
-    fn name(&self) -> &'static str {
-        "laxity"
-    }
-
     fn rank(&self, job: &Job) -> Rank {
         Rank(-i64::from(job.prefill_left()))
     }

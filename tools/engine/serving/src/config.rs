@@ -23,16 +23,12 @@ use crate::schedule::{Room, Settings};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Role {
-    /// Computes prompts and answers.
     #[default]
     Whole,
-    /// Computes prompts for decode processes.
     Prefill,
-    /// Computes answers. Prefill processes compute the prompts.
     Decode,
 }
 
-/// The device that computes the model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Compute {
@@ -56,26 +52,21 @@ pub struct Config {
     /// answers health and metrics. Port 0 means a free port.
     #[serde(default = "listen")]
     pub listen: SocketAddr,
-    /// The device that computes the model.
     #[serde(default)]
     pub device: Compute,
     pub model: ModelShape,
     /// The timed model. With it nothing is computed, and `device` and the weights have no effect.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timing: Option<Timing>,
-    /// The size of the KV cache.
     #[serde(default)]
     pub kv: Kv,
-    /// The settings of the request scheduler.
     #[serde(default)]
     pub schedule: Settings,
-    /// Limits and defaults of requests.
     #[serde(default)]
     pub limits: Limits,
     /// The other processes that this process exchanges data with.
     #[serde(default)]
     pub peers: Option<Peers>,
-    /// The connection to the daemon.
     #[serde(default)]
     pub laxity: Laxity,
     #[serde(default)]
@@ -86,11 +77,9 @@ fn listen() -> SocketAddr {
     SocketAddr::from(([127, 0, 0, 1], 8000))
 }
 
-/// The size of the KV cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Kv {
-    /// Number of blocks.
     pub blocks: u32,
     /// Tokens in one block.
     pub block_tokens: u32,
@@ -104,7 +93,6 @@ impl Default for Kv {
     }
 }
 
-/// Limits and defaults of requests.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Limits {
@@ -112,7 +100,6 @@ pub struct Limits {
     pub requests_max: usize,
     /// Tokens of an answer if the request does not say.
     pub output_default: u32,
-    /// Most tokens of an answer.
     pub output_max: u32,
     /// Most bytes of a request's body.
     pub body_bytes_max: usize,
@@ -189,7 +176,6 @@ const fn patience_ms() -> u64 {
     30_000
 }
 
-/// The connection to the daemon.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Laxity {
@@ -220,7 +206,6 @@ pub struct Debug {
     pub requests: bool,
 }
 
-/// The reason why a configuration is rejected.
 #[derive(Debug, Error)]
 pub enum ConfigError {
     #[error("cannot read {path}: {cause}")]
@@ -275,7 +260,6 @@ impl Config {
         })
     }
 
-    /// Returns the addresses of the other processes.
     pub fn net_peers(&self) -> NetPeers {
         let Some(peers) = &self.peers else {
             return NetPeers::default();
@@ -288,7 +272,6 @@ impl Config {
         }
     }
 
-    /// Returns how long a computation waits for another process.
     pub fn patience(&self) -> Duration {
         Duration::from_millis(
             self.peers.as_ref().map_or_else(patience_ms, |peers| peers.patience_ms),
@@ -343,28 +326,7 @@ mod tests {
             ("kv = { blocks = 0 }", "kv.blocks"),
             ("schedule = { tokens = 0 }", "schedule.tokens"),
             ("schedule = { policy = \"lifo\" }", "qoserve"),
-            (
-                "schedule = { qoserve = { chunk_least = 90, chunk_most = 80 } }",
-                "chunk_least is 90: 1 to schedule.qoserve.chunk_most, which is 80",
-            ),
-            ("schedule = { qoserve = { chunk_step = 0 } }", "schedule.qoserve.chunk_step"),
-            (
-                "schedule = { qoserve = { alpha_ms = nan } }",
-                "schedule.qoserve.alpha_ms is NaN: 0 to 1000",
-            ),
-            (
-                "schedule = { qoserve = { alpha_low_ms = 9.0 } }",
-                "schedule.qoserve.alpha_low_ms is 9: 0 to 8",
-            ),
-            ("schedule = { qoserve = { hints = 1.5 } }", "schedule.qoserve.hints"),
-            ("schedule = { qoserve = { margin = -0.1 } }", "schedule.qoserve.margin"),
-            ("schedule = { qoserve = { busy_ms = inf } }", "schedule.qoserve.busy_ms"),
-            ("schedule = { qoserve = { relegation = \"some\" } }", "look_ahead"),
             ("schedule = { qoserve = { chunk = 1 } }", "unknown field"),
-            ("schedule = { hmas = { epsilon = 0.0 } }", "epsilon"),
-            ("schedule = { hmas = { chunk_min = 0 } }", "chunk_min"),
-            ("schedule = { hmas = { lane_split_ms = 1 } }", "lane_split_ms is 1: 10..=600000"),
-            ("schedule = { hmas = { fast_weight = 17 } }", "1..=16"),
             ("schedule = { hmas = { order = \"lifo\" } }", "two_lane"),
             ("laxity = { rate_mbit = 0.0 }", "laxity.rate_mbit"),
             ("laxity = { words_dscp = 64 }", "laxity.words_dscp is 64"),

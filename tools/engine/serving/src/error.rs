@@ -26,7 +26,6 @@ pub enum StartError {
     #[cfg(feature = "compute")]
     #[error("cannot have the model's weights: {0}")]
     Weights(crate::model::computed::WeightsError),
-    /// The configuration needs a model that computes.
     #[cfg(not(feature = "compute"))]
     #[error("this laxity-engine was built without a model that computes: give [timing]")]
     NoCompute,

@@ -24,7 +24,6 @@ const STALL_MS: u64 = 400;
 /// Most bytes of the file that lists the prompts whose KV is present from the start.
 const HOLDS_BYTES_MAX: u64 = 64 << 20;
 
-/// Returns the device that a configuration asks for.
 #[cfg(feature = "compute")]
 fn device(wanted: crate::config::Compute) -> Result<candle_core::Device, StartError> {
     use crate::config::Compute;
@@ -200,7 +199,6 @@ struct Own {
     plugin: OnceLock<Plugin>,
 }
 
-/// The receivers of parcels from other processes.
 struct Receivers {
     engine: Handle,
     inbox: Arc<Inbox>,

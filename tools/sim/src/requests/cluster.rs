@@ -11,7 +11,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, HashMap, VecDeque};
 
 use laxity_requests::dispatch::{self, Dispatch, Role};
-use laxity_requests::iteration::{Event, Iteration as _, Plan};
+use laxity_requests::iteration::{Event, Plan};
 use laxity_requests::latency::Latency;
 use laxity_requests::replica::Replica;
 use laxity_requests::request::{InstanceId, RequestId, Spec};
@@ -341,9 +341,6 @@ impl Run<'_> {
             instance.plan = Some((plan, now));
             self.at(now + took, Happens::Computed(id));
             self.refusals(id);
-        } else if let Some(next) = instance.replica.next_deadline() {
-            let next = next.max(Time(now.0 + 1));
-            self.at(next, Happens::Wakes);
         } else {
             self.leave(id);
         }

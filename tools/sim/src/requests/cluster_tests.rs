@@ -141,10 +141,6 @@ struct Eager {
 }
 
 impl Scaling for Eager {
-    fn name(&self) -> &'static str {
-        "eager"
-    }
-
     fn handle(&mut self, _: Time, window: &Window) {
         let backlog: u64 = window.instances.iter().map(|i| i.load.prefill_tokens).sum();
         if backlog > 20_000 && window.starting == 0 {
@@ -195,10 +191,6 @@ fn instances_come_and_go_and_no_request_is_lost() {
 struct Once(Option<scaling::Decision>);
 
 impl Scaling for Once {
-    fn name(&self) -> &'static str {
-        "once"
-    }
-
     fn handle(&mut self, _: Time, _: &Window) {}
 
     fn poll_decision(&mut self, _: Time) -> Option<scaling::Decision> {

@@ -50,7 +50,6 @@ pub(super) struct WaitingRequests {
 impl fmt::Debug for WaitingRequests {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("WaitingRequests")
-            .field("discipline", &self.discipline.name())
             .field("waiting", &self.state.backlog().0)
             .finish_non_exhaustive()
     }
@@ -344,10 +343,6 @@ mod tests {
     struct GivesUp(Vec<u64>);
 
     impl Discipline for GivesUp {
-        fn name(&self) -> &'static str {
-            "gives up"
-        }
-
         fn rank(&self, _: &Job) -> Rank {
             Rank(0)
         }

@@ -117,10 +117,6 @@ impl CentralEdf {
 }
 
 impl Dispatch for CentralEdf {
-    fn name(&self) -> &'static str {
-        if self.admission { "edf_admission" } else { "central_edf" }
-    }
-
     fn handle(&mut self, now: Time, event: &Event) {
         self.stirred = true;
         match event {
@@ -171,10 +167,6 @@ impl Dispatch for CentralEdf {
             }
         }
         self.stirred = false;
-        None
-    }
-
-    fn next_deadline(&self) -> Option<Time> {
         None
     }
 

@@ -45,10 +45,6 @@ impl Fewest {
 }
 
 impl Dispatch for Fewest {
-    fn name(&self) -> &'static str {
-        "fewest"
-    }
-
     fn handle(&mut self, _: Time, event: &Event) {
         match event {
             Event::Arrived(spec) => self.held.push_back((spec.id, false)),
@@ -84,10 +80,6 @@ impl Dispatch for Fewest {
         }
         self.placed.insert(request, instance);
         Some(Decision::Place { request, instance })
-    }
-
-    fn next_deadline(&self) -> Option<Time> {
-        None
     }
 
     fn waiting(&self) -> usize {

@@ -41,10 +41,6 @@ impl LeastLoaded {
 }
 
 impl Dispatch for LeastLoaded {
-    fn name(&self) -> &'static str {
-        "least_loaded"
-    }
-
     fn handle(&mut self, now: Time, event: &Event) {
         match event {
             Event::Arrived(spec) => self.held.push_back((*spec, false)),
@@ -73,10 +69,6 @@ impl Dispatch for LeastLoaded {
         self.placements += 1;
         self.turns.insert(instance, self.placements);
         Some(Decision::Place { request: spec.id, instance })
-    }
-
-    fn next_deadline(&self) -> Option<Time> {
-        None
     }
 
     fn waiting(&self) -> usize {

@@ -83,7 +83,6 @@ impl LeastWork {
             .map(|(instance, (role, _))| (*instance, *role))
     }
 
-    /// Removes a request from its instance.
     fn leave(&mut self, request: RequestId) -> Option<Placed> {
         let placed = self.placed.remove(&request)?;
         if let Some((_, work)) = self.work.get_mut(&placed.instance) {
@@ -94,10 +93,6 @@ impl LeastWork {
 }
 
 impl Dispatch for LeastWork {
-    fn name(&self) -> &'static str {
-        "least_work"
-    }
-
     fn handle(&mut self, _: Time, event: &Event) {
         match event {
             Event::Arrived(spec) => self.held.push_back((*spec, false)),
@@ -151,10 +146,6 @@ impl Dispatch for LeastWork {
         self.placed.insert(spec.id, placed);
         let request = spec.id;
         Some(Decision::Place { request, instance })
-    }
-
-    fn next_deadline(&self) -> Option<Time> {
-        None
     }
 
     fn waiting(&self) -> usize {

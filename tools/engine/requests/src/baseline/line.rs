@@ -10,11 +10,9 @@ use crate::job::Job;
 /// The order of the queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LineOrder {
-    /// The earliest arrival first.
     Fcfs,
     /// The earliest deadline first: of the first token, or of the last for batch requests.
     Edf,
-    /// The fewest remaining prompt tokens first.
     Srpf,
 }
 
@@ -23,19 +21,10 @@ pub enum LineOrder {
 pub struct Fixed {
     /// The order of the queue.
     pub order: LineOrder,
-    /// Tokens in an iteration, decodes included.
     pub tokens: u32,
 }
 
 impl Discipline for Fixed {
-    fn name(&self) -> &'static str {
-        match self.order {
-            LineOrder::Fcfs => "fcfs",
-            LineOrder::Edf => "edf",
-            LineOrder::Srpf => "srpf",
-        }
-    }
-
     fn rank(&self, job: &Job) -> Rank {
         Rank(match self.order {
             // Ties are broken by arrival.

@@ -38,14 +38,6 @@ impl<L: Latency> Relegating<L> {
 }
 
 impl<L: Latency> Discipline for Relegating<L> {
-    fn name(&self) -> &'static str {
-        match self.inner.order {
-            crate::baseline::LineOrder::Fcfs => "fcfs_relegate",
-            crate::baseline::LineOrder::Edf => "edf_relegate",
-            crate::baseline::LineOrder::Srpf => "srpf_relegate",
-        }
-    }
-
     fn rank(&self, job: &Job) -> Rank {
         self.inner.rank(job)
     }
@@ -71,7 +63,7 @@ impl<L: Latency> Discipline for Relegating<L> {
 mod tests {
     use super::*;
     use crate::baseline::LineOrder;
-    use crate::iteration::{Event, Iteration as _};
+    use crate::iteration::Event;
     use crate::kv::Pool;
     use crate::replica::Replica;
     use crate::request::{ApplicationId, ClassId, Importance, Slo, Spec};

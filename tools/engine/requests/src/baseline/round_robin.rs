@@ -30,10 +30,6 @@ pub struct RoundRobin {
 }
 
 impl Dispatch for RoundRobin {
-    fn name(&self) -> &'static str {
-        "round_robin"
-    }
-
     fn handle(&mut self, _: Time, event: &Event) {
         match event {
             Event::Arrived(spec) => self.first.held.push_back(spec.id),
@@ -73,10 +69,6 @@ impl Dispatch for RoundRobin {
             let request = ring.held.pop_front()?;
             Some(Decision::Place { request, instance })
         })
-    }
-
-    fn next_deadline(&self) -> Option<Time> {
-        None
     }
 
     fn waiting(&self) -> usize {

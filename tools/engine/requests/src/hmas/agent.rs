@@ -30,7 +30,6 @@ use crate::job::{Job, Phase};
 use crate::kv::Pool;
 use crate::request::{RequestId, Spec};
 
-/// The options of an agent.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Config {
     /// Tokens in an iteration, decodes included, as in [`crate::baseline::Fixed`].
@@ -39,7 +38,6 @@ pub struct Config {
     pub chunk_min: u32,
     /// The options of Statera. With `None`, only the KV pool limits requests.
     pub statera: Option<statera::Config>,
-    /// The parameters of the policy.
     pub hints: Hints,
 }
 
@@ -54,7 +52,6 @@ impl Default for Config {
     }
 }
 
-/// A request at this replica.
 #[derive(Clone, Copy, Debug)]
 struct Known {
     spec: Spec,
@@ -82,16 +79,6 @@ pub struct Agent {
     journal: Journal,
 }
 
-impl std::fmt::Debug for Agent {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Agent")
-            .field("policy", &self.policy.kind())
-            .field("running", &self.running)
-            .field("promised_blocks", &self.promised_blocks)
-            .finish_non_exhaustive()
-    }
-}
-
 impl Agent {
     /// Creates an agent with one fixed policy.
     pub fn new(kind: Kind, config: Config, cognition: Cognition) -> Self {
@@ -111,7 +98,6 @@ impl Agent {
         }
     }
 
-    /// Returns the agent's log of bounds and actual lengths.
     pub fn journal(&self) -> Journal {
         self.journal.clone()
     }
@@ -187,7 +173,6 @@ impl Agent {
         self.promised_blocks -= self.blocks(promised);
     }
 
-    /// Applies the answers of perception that have arrived.
     fn perceive(&mut self, now: Time) {
         while let Some((request, tags)) = self.cognition.poll(now) {
             let Some(known) = self.jobs.get_mut(&request) else {
@@ -224,10 +209,6 @@ impl Agent {
 }
 
 impl Discipline for Agent {
-    fn name(&self) -> &'static str {
-        self.policy.kind().name()
-    }
-
     fn rank(&self, job: &Job) -> Rank {
         if job.phase == Phase::Decoding {
             let last = job.last_token.unwrap_or(job.spec.arrival);

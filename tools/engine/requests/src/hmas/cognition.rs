@@ -43,7 +43,6 @@ impl std::fmt::Debug for Cognition {
 }
 
 impl Cognition {
-    /// Creates the source of estimates from its two parts.
     pub fn new(perception: Perception, prediction: Prediction) -> Self {
         Self { perception, prediction, tasks: BTreeMap::new(), all: Profile::default() }
     }
@@ -91,7 +90,6 @@ impl Cognition {
         })
     }
 
-    /// Learns the number of tokens that a request generated.
     pub fn finished(&mut self, spec: &Spec, task: Option<u16>, length: u32) {
         self.perception.learn(spec, length);
         self.all.learn(length);

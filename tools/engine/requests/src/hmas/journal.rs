@@ -6,7 +6,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// Counts over the requests that ended, for comparison with their bounds.
 #[derive(Clone, Debug, Default)]
 pub struct Log {
-    /// Number of requests that ended.
     pub fenced: u64,
     /// Number of ended requests that generated more than their bound.
     pub violations: u64,
@@ -18,7 +17,6 @@ pub struct Log {
     pub real_tokens: u64,
 }
 
-/// A shared handle of a log.
 #[derive(Clone, Debug, Default)]
 pub struct Journal(Arc<Mutex<Log>>);
 
@@ -27,7 +25,6 @@ impl Journal {
         with(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// Returns a copy of the log.
     pub fn read(&self) -> Log {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }

@@ -60,7 +60,6 @@ impl Estimate {
         Span(self.ttft.0.saturating_add(self.tpot.0.saturating_mul(self.length as u64)))
     }
 
-    /// Returns the part of the total time that remains.
     pub const fn remaining(&self, job: &Job) -> Span {
         let target = if job.target == 0 { 1 } else { job.target as u64 };
         let prompt = (self.ttft.0 as u128 * job.prefill_left() as u128 / target as u128) as u64;

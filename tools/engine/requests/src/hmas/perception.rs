@@ -12,7 +12,6 @@ use super::regressor::Forest;
 use crate::request::{ApplicationId, RequestId, Spec};
 use crate::{Span, Time};
 
-/// The answer of perception about a request.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Tags {
     /// The type of the task, as an index into the operator's table.
@@ -36,7 +35,6 @@ pub trait Tagger: Send {
     /// Returns the tags of a request, or `None` if they can't be determined.
     fn tag(&mut self, spec: &Spec) -> Option<Tags>;
 
-    /// Learns the number of tokens that a request generated.
     fn learn(&mut self, spec: &Spec, length: u32) {
         let _ = (spec, length);
     }
@@ -58,7 +56,6 @@ impl Perception {
         Self { tagger, service, busy_until: Time::ZERO, ready }
     }
 
-    /// Starts to analyse a request.
     pub fn ask(&mut self, now: Time, spec: &Spec) {
         self.busy_until = self.busy_until.max(now) + self.service;
         let tags = self.tagger.tag(spec);
@@ -74,7 +71,6 @@ impl Perception {
         self.ready.pop_front().map(|(_, id, tags)| (id, tags))
     }
 
-    /// Learns the number of tokens that a request generated.
     pub fn learn(&mut self, spec: &Spec, length: u32) {
         self.tagger.learn(spec, length);
     }

@@ -39,7 +39,6 @@ fn matrix(rows: &[Vec<f64>], targets: usize) -> Result<Matrix, TrainingError> {
     DenseMatrix::from_2d_vec(&rows.to_vec()).map_err(|why| TrainingError::new(rows.len(), &why))
 }
 
-/// A random forest that predicts a number.
 #[derive(Debug)]
 pub struct Forest {
     model: RandomForestRegressor<f64, f64, Matrix, Vec<f64>>,

@@ -17,7 +17,6 @@ pub struct Config {
     pub epsilon: f64,
     /// Number of recent errors of a bucket that count.
     pub window: usize,
-    /// The definition of an error.
     pub score: Score,
     /// Share of memory that stays free, `δ_frag`. A request fills its blocks completely only at its
     /// end.
@@ -51,7 +50,6 @@ pub struct Statera {
 }
 
 impl Statera {
-    /// Creates the agent with its options.
     pub fn new(config: Config) -> Self {
         Self { config, calibration: Calibration::new(config.epsilon, config.window, config.score) }
     }

@@ -27,7 +27,6 @@ use crate::request::InstanceId;
 pub struct InstanceLoad {
     pub role: Role,
     pub prompts: Prompts,
-    /// Number of requests that decode.
     pub decoding: f64,
     /// Number of tokens that the decoding requests attend to.
     pub context: f64,
@@ -38,7 +37,6 @@ pub struct InstanceLoad {
 }
 
 impl InstanceLoad {
-    /// Returns the present load of an instance.
     pub fn of(row: &Row) -> Self {
         let (decoding, context) = row.decodes();
         Self {

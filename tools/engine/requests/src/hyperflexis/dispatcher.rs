@@ -56,14 +56,12 @@ pub struct Options {
     pub pauses: bool,
     /// Share of KV blocks that is reserved for decodes.
     pub headroom: f64,
-    /// Tokens in a block.
     pub block_tokens: u32,
     /// Most waiting requests that are considered for an instance.
     pub scan_max: usize,
 }
 
 impl Options {
-    /// Returns the default options for such instances.
     pub const fn new(model: Linear, block_tokens: u32) -> Self {
         Self {
             model,
@@ -83,12 +81,10 @@ type Key = (u64, Time, RequestId);
 #[derive(Clone, Copy, Debug)]
 struct Worker {
     mature: Time,
-    /// When the running prompts were dispatched.
     begun: Option<Time>,
     synced: Time,
 }
 
-/// The dispatcher and the migrator.
 #[derive(Clone, Debug)]
 pub struct HyperFlexis {
     options: Options,
@@ -114,7 +110,6 @@ pub struct HyperFlexis {
 }
 
 impl HyperFlexis {
-    /// Creates a dispatcher for requests with objectives.
     pub fn new(options: Options) -> Self {
         Self {
             options,
@@ -353,10 +348,6 @@ impl HyperFlexis {
 }
 
 impl Dispatch for HyperFlexis {
-    fn name(&self) -> &'static str {
-        if self.mapping.is_some() { "hyperflexis_pm" } else { "hyperflexis" }
-    }
-
     fn handle(&mut self, now: Time, event: &Event) {
         match event {
             Event::Arrived(spec) => self.enqueue(spec),

@@ -24,12 +24,9 @@ pub const BATCHES: [u32; 11] = [1, 2, 4, 8, 16, 32, 64, 96, 128, 160, 192];
 pub const LENGTHS: [u32; 16] =
     [4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 284, 512, 768, 1024, 1536, 2020];
 
-/// A measured step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sample {
-    /// The work in the step.
     pub of: Composition,
-    /// The duration of the step.
     pub took: Span,
 }
 
@@ -42,7 +39,6 @@ pub struct Linear {
     pub decode: [f64; 3],
 }
 
-/// The reason why a fit failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FitError {
     #[error(
@@ -155,7 +151,6 @@ impl Latency for Linear {
     }
 }
 
-/// Returns the Σ l² of a step.
 fn squares(of: &Composition) -> f64 {
     (2 * of.prefill_pairs) as f64 - f64::from(of.prefill_tokens)
 }

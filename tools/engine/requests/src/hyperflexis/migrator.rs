@@ -20,7 +20,6 @@ use crate::request::{InstanceId, RequestId, Spec};
 
 type Key = (u64, Time, RequestId);
 
-/// Computed prompts that wait, and decode instances.
 #[derive(Clone, Debug, Default)]
 pub struct Migrator {
     line: BTreeMap<Key, Spec>,
@@ -57,7 +56,6 @@ impl Judge<'_> {
 }
 
 impl Migrator {
-    /// Adds a computed prompt.
     pub fn push(&mut self, spec: &Spec, targets: Targets) {
         let key = (targets.tpot, spec.arrival, spec.id);
         self.keys.insert(spec.id, key);
@@ -65,7 +63,6 @@ impl Migrator {
         self.fresh.push_back(key);
     }
 
-    /// Removes a request that was cancelled or lost.
     pub fn remove(&mut self, request: RequestId) {
         if let Some(key) = self.keys.remove(&request) {
             self.line.remove(&key);
@@ -86,14 +83,8 @@ impl Migrator {
         }
     }
 
-    /// Returns the number of waiting prompts.
     pub fn len(&self) -> usize {
         self.line.len()
-    }
-
-    /// Reports whether no prompt waits.
-    pub fn is_empty(&self) -> bool {
-        self.line.is_empty()
     }
 
     /// Returns the next request that can move and its instance. Considers the first `scan_max`

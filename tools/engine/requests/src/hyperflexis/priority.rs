@@ -22,7 +22,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::ledger::Targets;
 
-/// The range of a class's objectives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Bounds {
     /// Smallest and largest time to the first token, ns.
@@ -42,7 +41,6 @@ impl Bounds {
     }
 }
 
-/// The measurements of a request that ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Record {
     pub priority: usize,
@@ -54,7 +52,6 @@ pub struct Record {
     pub queued: u64,
 }
 
-/// Assigns objectives by priority.
 #[derive(Clone, Debug)]
 pub struct Mapping {
     bounds: Vec<Bounds>,

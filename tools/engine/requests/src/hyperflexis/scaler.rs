@@ -16,9 +16,8 @@
 //! present. In disaggregated pools each role is judged alone. If one role is overloaded and another
 //! has a spare instance, that instance changes its role.
 //!
-//! Weights come from the least used running instance (fast scaling) while warm runtimes are left,
-//! else from disk. By default there are as many warm runtimes as possible instances. If the
-//! transfer fails, the driver loads from disk.
+//! Weights come from the least used running instance (fast scaling), into one of as many warm
+//! runtimes as there may be instances. If the transfer fails, the driver loads from disk.
 
 use std::collections::VecDeque;
 
@@ -28,7 +27,6 @@ use crate::dispatch::Role;
 use crate::request::InstanceId;
 use crate::scaling::{Decision, Instance, Scaling, Weights, Window};
 
-/// Thresholds and limits.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Options {
     /// Load above which instances are added (`ε_o`).
@@ -39,12 +37,8 @@ pub struct Options {
     pub patience: u32,
     /// Time between decisions, ns (`τ`).
     pub interval: u64,
-    /// Fewest instances of a role.
     pub least: u32,
-    /// Most instances of all roles together.
     pub most: u32,
-    /// Number of instances with a running runtime but without weights.
-    pub warm: u32,
     /// The costs of a prefill and of a decode step.
     pub model: Linear,
     /// Shortest objective for the time to the first token, ns.
@@ -64,7 +58,6 @@ impl Options {
             interval: 1_000_000_000,
             least: 1,
             most,
-            warm: most,
             model,
             ttft,
             tpot,
@@ -134,11 +127,7 @@ impl Scaler {
             .instances
             .iter()
             .min_by(|x, y| self.utilization(x).total_cmp(&self.utilization(y)));
-        let warm = self.options.warm as usize > window.starting as usize;
-        let weights = match least {
-            Some(source) if warm => Weights::Peer(source.instance),
-            _ => Weights::Disk,
-        };
+        let weights = least.map_or(Weights::Disk, |source| Weights::Peer(source.instance));
         self.decisions.push_back(Decision::Start { role, weights });
     }
 }
@@ -150,10 +139,6 @@ fn least(some: &[(InstanceId, f64)]) -> Option<InstanceId> {
 }
 
 impl Scaling for Scaler {
-    fn name(&self) -> &'static str {
-        "hyperflexis_scaler"
-    }
-
     fn handle(&mut self, now: Time, window: &Window) {
         self.arrived += u64::from(window.arrived);
         self.finished += u64::from(window.finished);
@@ -326,14 +311,5 @@ mod tests {
         let mut scaler = scaler(2);
         scaler.handle(Time::ZERO, &window);
         assert!(matches!(scaler.poll_decision(Time::ZERO), Some(Decision::Start { .. })));
-    }
-
-    #[test]
-    fn without_warm_runtimes_weights_come_from_disk() {
-        let full = [instance(0, Role::Whole, 20_000, 40)];
-        let mut options = Options::new(MODEL, 700_000_000, 50_000_000, 4);
-        options.warm = 0;
-        let start = Decision::Start { role: Role::Whole, weights: Weights::Disk };
-        assert_eq!(run(&mut Scaler::new(options), 0, &full, 0), [start]);
     }
 }

@@ -21,7 +21,6 @@ impl Waiting {
         self.spec.arrival + Span(self.targets.ttft)
     }
 
-    /// Returns the number of prompt tokens to compute.
     pub(super) fn tokens(&self) -> u32 {
         let tokens = self.spec.prompt.saturating_add(self.spec.generated);
         tokens.saturating_sub(self.spec.ready).max(1)
@@ -71,7 +70,6 @@ pub(super) struct Scan<'a> {
     pub(super) idle: bool,
 }
 
-/// The requests that an instance takes.
 pub(super) struct Taken {
     pub(super) requests: Vec<RequestId>,
     pub(super) standing: InstanceLoad,

@@ -8,12 +8,10 @@ use crate::workflow::{Job, JobId, Outcome, Stage};
 
 /// Estimates the costs of stages and jobs, and learns from measured ones.
 pub trait Estimator {
-    /// Returns the estimate of a stage that became ready.
     fn ready(&mut self, job: &Job, stage: &Stage) -> Forecast;
     /// Returns the time of what follows a stage in its job: `T_future` of eq. 8.
     fn future(&self, job: &Job, stage: &Stage, forecast: &Forecast) -> Span;
     fn finished(&mut self, stage: &Stage, forecast: &Forecast, outcome: &Outcome);
-    /// Removes a job that is over.
     fn ended(&mut self, job: JobId);
 }
 

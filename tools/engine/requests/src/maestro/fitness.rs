@@ -19,7 +19,6 @@ use super::node::Estimate;
 use crate::Span;
 use crate::workflow::Class;
 
-/// The rule by which candidates are compared.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Mode {
     /// Eq. 5 with normalised values and λ = μ = 1. `γ = 0` is the paper's “BinPack Only”.
@@ -44,16 +43,13 @@ impl Mode {
     pub const BIN_PACK: Self = Self::Fitness { gamma: 0.0, gamma_interactive: 0.0 };
 }
 
-/// A node that can take a stage.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Candidate {
     pub node: usize,
     pub estimate: Estimate,
     /// Round-trip time from the source of the job.
     pub rtt: Span,
-    /// Number of stages on the node.
     pub load: usize,
-    /// Whether the model runs on the node.
     pub warm: bool,
 }
 
@@ -212,7 +208,6 @@ impl Margin {
         }
     }
 
-    /// Returns the margin as a share.
     pub fn share(&self) -> f64 {
         if self.0.recent.len() < Self::ENOUGH {
             return 0.3;

@@ -5,7 +5,6 @@
 //! The code is here because `pav_regression` is LGPL, and `linfa-linear` needs an optimiser and a
 //! matrix library.
 
-/// A fitted nondecreasing function.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Isotonic {
     /// Mean x and y of each block, both in rising order.

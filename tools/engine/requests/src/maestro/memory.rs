@@ -11,7 +11,6 @@
 
 use crate::workflow::{ModelId, StageId};
 
-/// The holder of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Engine {
     Model(ModelId),
@@ -19,7 +18,6 @@ pub enum Engine {
     Stage(StageId),
 }
 
-/// The five levels of actions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Action {
     /// Level 1: an idle running model sleeps.
@@ -51,7 +49,6 @@ pub struct Offer {
     pub restore: u64,
 }
 
-/// The chosen actions.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Plan {
     pub steps: Vec<Offer>,

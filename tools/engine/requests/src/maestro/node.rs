@@ -29,7 +29,6 @@ pub struct Ask {
     pub class: Class,
     /// Bytes of KV that the stage may use: `R_need`.
     pub kv: u64,
-    /// Expected run time.
     pub execution: Span,
     /// Highest level of actions that may be used to free memory for the stage.
     pub highest: Action,
@@ -72,7 +71,6 @@ pub struct Done {
     pub swapped: Vec<StageId>,
     /// Stages that were aborted and lost their work.
     pub aborted: Vec<StageId>,
-    /// Models that moved to a slower tier.
     pub moves: Vec<Move>,
     /// Models whose weights leave the GPU, with the time from now until their memory is free.
     pub leaving: Vec<(ModelId, Span)>,
@@ -86,7 +84,6 @@ pub struct Done {
     pub later: bool,
 }
 
-/// A node with its models and stages.
 #[derive(Clone, Debug)]
 pub struct Node {
     spec: NodeSpec,
@@ -134,12 +131,10 @@ impl Node {
         self.at(model) == Readiness::Running && !self.loading.contains_key(&model)
     }
 
-    /// Returns the number of running and placed stages.
     pub fn load(&self) -> usize {
         self.running.len() + self.queue.len()
     }
 
-    /// Returns the stages whose KV is in host memory.
     pub fn swapped(&self) -> impl Iterator<Item = Ask> + '_ {
         self.swapped.values().copied()
     }

@@ -6,12 +6,10 @@ use crate::Span;
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Options {
-    /// Name in result tables.
     pub name: String,
     pub order: StageOrder,
     /// Rule for turns between the stages of a job.
     pub boundary: Boundary,
-    /// Rule by which nodes are compared.
     pub mode: Mode,
     /// Round-trip times from a job's source (row) to a node's cluster (column). A missing entry is
     /// zero.

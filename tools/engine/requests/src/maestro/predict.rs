@@ -19,22 +19,16 @@ use super::isotonic::Isotonic;
 use super::regressor::{Boosted, FitError, Trees};
 use crate::workflow::{RoleId, Stage};
 
-/// A stage with its measured result.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Record {
     pub stage: Stage,
-    /// Number of generated tokens.
     pub output: u32,
-    /// Whether the stage called a tool.
     pub tool: bool,
 }
 
-/// The predicted result of a stage.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Forecast {
-    /// Probability of a tool call.
     pub tool: f64,
-    /// Number of generated tokens.
     pub output: f64,
 }
 
@@ -145,7 +139,6 @@ impl TwoPhase {
         Forecast { tool, output: log.exp_m1().clamp(1.0, f64::from(stage.output_max.max(1))) }
     }
 
-    /// Learns from the actual number of tokens.
     pub fn observe(&mut self, stage: &Stage, forecast: &Forecast, output: u32) {
         let drift = self.drift.entry(stage.role).or_default();
         let residual = f64::from(output).ln_1p() - forecast.output.ln_1p();

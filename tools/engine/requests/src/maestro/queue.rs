@@ -17,10 +17,11 @@ use crate::{Span, Time};
 pub enum StageOrder {
     /// Least remaining time of the workflow first (eq. 7), with aging in ns of priority per ns of
     /// wait, of batch stages and of interactive ones.
-    Remaining { aging: f64, aging_interactive: f64 },
-    /// The job that arrived first.
+    Remaining {
+        aging: f64,
+        aging_interactive: f64,
+    },
     Fcfs,
-    /// The job with the earliest deadline.
     Edf,
     /// Interactive before batch, then the earliest deadline: the other reading of §IV-A's EDF.
     EdfByClass,
@@ -46,7 +47,6 @@ pub struct Rank {
 
 type Key = (i64, Time, StageId);
 
-/// The queue of waiting stages.
 #[derive(Clone, Debug)]
 pub struct Queue {
     order: StageOrder,
@@ -99,7 +99,6 @@ impl Queue {
         self.lanes[lane].insert(key, ());
     }
 
-    /// Removes a stage. Returns whether it was queued.
     pub fn remove(&mut self, stage: StageId) -> bool {
         let Some((lane, key)) = self.keys.remove(&stage) else {
             return false;
@@ -116,7 +115,6 @@ impl Queue {
         self.keys.is_empty()
     }
 
-    /// Returns the first interactive stage.
     pub fn first_interactive(&self) -> Option<StageId> {
         self.lanes[0].keys().next().map(|key| key.2)
     }

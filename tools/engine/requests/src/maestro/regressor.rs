@@ -4,7 +4,6 @@
 use smartcore::linalg::basic::matrix::DenseMatrix;
 use smartcore::xgboost::{XGRegressor, XGRegressorParameters};
 
-/// The parameters of boosted trees.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Trees {
     pub count: usize,
@@ -24,7 +23,6 @@ impl Default for Trees {
     }
 }
 
-/// The reason why a fit failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FitError {
     #[error("a predictor is trained on {needed} records at least, and there are {there}")]
@@ -37,7 +35,6 @@ pub enum FitError {
 
 type Model = XGRegressor<f64, f64, DenseMatrix<f64>, Vec<f64>>;
 
-/// A model of boosted trees.
 #[derive(Debug)]
 pub struct Boosted {
     model: Model,

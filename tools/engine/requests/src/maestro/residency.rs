@@ -26,7 +26,6 @@ pub type Move = (ModelId, Readiness);
 pub struct Activation {
     /// Models that leave first, in order.
     pub moves: Vec<Move>,
-    /// The former location of the model.
     pub from: Option<Readiness>,
     pub takes: Span,
 }

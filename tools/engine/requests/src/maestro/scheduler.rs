@@ -66,7 +66,6 @@ pub struct Scheduler {
     pub(super) entries: FxHashMap<StageId, Entry>,
     pub(super) queue: Queue,
     pub(super) turns: VecDeque<StageId>,
-    /// Nodes that are reserved for a stage.
     pub(super) kept: BTreeMap<usize, StageId>,
     pub(super) fitness: Fitness,
     pub(super) margin: Margin,
@@ -239,7 +238,6 @@ impl Scheduler {
         self.estimator.finished(&entry.stage, &entry.forecast, &outcome);
     }
 
-    /// Removes a stage from its place.
     fn forget(&mut self, stage: StageId) -> Option<Entry> {
         let entry = self.entries.remove(&stage)?;
         match entry.place {
@@ -275,7 +273,6 @@ impl Scheduler {
         }
     }
 
-    /// Turns the effects of a node's operation into decisions.
     pub(super) fn apply(&mut self, node: usize, done: Done, now: Time) {
         for stage in done.swapped {
             if let Some(entry) = self.entries.get_mut(&stage) {
@@ -317,7 +314,6 @@ impl Scheduler {
         }
     }
 
-    /// Resumes stages that waited for weights to leave.
     fn grown(&mut self, node: usize) {
         for (stage, kv) in self.nodes[node].grown(&self.models) {
             self.decisions.push_back(Decision::Grow { stage, kv });

@@ -66,7 +66,6 @@ impl Leaving {
         self.behind.values().map(|(_, bytes)| bytes).sum()
     }
 
-    /// Returns the models that are leaving.
     pub(super) fn models(&self) -> impl Iterator<Item = ModelId> + '_ {
         self.until.keys().copied()
     }

@@ -22,14 +22,12 @@ use crate::request::Slo;
 pub enum Chunking {
     /// A fixed number of tokens, decodes included, as in Sarathi.
     Fixed(u32),
-    /// As many tokens as the slack permits.
     Dynamic {
         /// Prompt tokens without any slack. With 256, a missed deadline costs a third of the
         /// throughput. With 0, prompts would starve.
         least: u32,
         /// Most tokens, decodes included. Throughput saturates there (§4.1.4).
         most: u32,
-        /// Difference between two sizes that are tried.
         step: u32,
     },
 }

@@ -41,19 +41,6 @@ pub enum ForestError {
     Node { tree: usize, node: usize, wrong: &'static str },
 }
 
-/// A node in the form for evaluation. A feature up to `most` leads to the next node, a larger one
-/// to `above`. A leaf leads to itself.
-#[derive(Clone, Copy, Debug, PartialEq)]
-struct Step {
-    most: f32,
-    value: f32,
-    above: u32,
-    feature: u32,
-}
-
-/// Number of trees that are evaluated together, so that their memory accesses overlap.
-const ABREAST: usize = 8;
-
 /// A linear model, and trees whose mean corrects it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Forest {
@@ -61,10 +48,6 @@ pub struct Forest {
     /// Index of each tree's first node.
     roots: Vec<u32>,
     nodes: Vec<Node>,
-    /// The nodes in a form without unpredictable branches.
-    steps: Vec<Step>,
-    /// Most splits between a root and a leaf.
-    depth: u32,
 }
 
 impl Forest {
@@ -80,8 +63,7 @@ impl Forest {
         if trees.is_empty() || trees.iter().any(Vec::is_empty) {
             return Err(ForestError::Empty);
         }
-        let mut forest =
-            Self { line, roots: Vec::new(), nodes: Vec::new(), steps: Vec::new(), depth: 0 };
+        let mut forest = Self { line, roots: Vec::new(), nodes: Vec::new() };
         for (tree, nodes) in trees.iter().enumerate() {
             let root = forest.nodes.len() as u32;
             forest.roots.push(root);
@@ -109,56 +91,27 @@ impl Forest {
                 });
             }
         }
-        // Both branches of a split lead to later nodes, so the depths of children come first.
-        let mut depths = vec![0_u32; forest.nodes.len()];
-        for (at, node) in forest.nodes.iter().enumerate().rev() {
-            if let Node::Split { above, .. } = node {
-                depths[at] = 1 + depths[at + 1].max(depths[*above as usize]);
-            }
-        }
-        forest.depth = depths.into_iter().max().unwrap_or(0);
-        let steps = forest.nodes.iter().enumerate();
-        forest.steps = steps
-            .map(|(at, node)| match *node {
-                Node::Split { feature, most, above } => {
-                    Step { most, value: 0.0, above, feature: feature.into() }
-                }
-                Node::Leaf(value) => {
-                    Step { most: f32::NEG_INFINITY, value, above: at as u32, feature: 0 }
-                }
-            })
-            .collect();
         Ok(forest)
     }
 
     /// Returns the predicted time for these features, in ns.
     pub fn predict(&self, features: &[f64; FEATURES]) -> f64 {
-        // The length is a power of two, so that the masked index is in range without a check.
-        let mut padded = [0.0; FEATURES.next_power_of_two()];
-        padded[..FEATURES].copy_from_slice(features);
         let mut sum = 0.0;
-        for roots in self.roots.chunks(ABREAST) {
-            // With fewer trees than `ABREAST`, the first tree is evaluated several times.
-            let mut at = [roots[0]; ABREAST];
-            at[..roots.len()].copy_from_slice(roots);
-            for _ in 0..self.depth {
-                for at in &mut at {
-                    let step = &self.steps[*at as usize];
-                    let feature = padded[step.feature as usize % padded.len()];
-                    *at = if feature <= f64::from(step.most) { *at + 1 } else { step.above };
+        for root in &self.roots {
+            let mut at = *root as usize;
+            sum += loop {
+                match self.nodes[at] {
+                    Node::Leaf(value) => break f64::from(value),
+                    Node::Split { feature, most, .. }
+                        if features[usize::from(feature)] <= f64::from(most) =>
+                    {
+                        at += 1;
+                    }
+                    Node::Split { above, .. } => at = above as usize,
                 }
-            }
-            // The sum follows the order of the trees, because sums of floats depend on the order.
-            for at in &at[..roots.len()] {
-                sum += f64::from(self.steps[*at as usize].value);
-            }
+            };
         }
         self.line.ns(features) * (sum / self.roots.len() as f64).exp()
-    }
-
-    /// Returns the number of nodes of all trees.
-    pub fn size(&self) -> usize {
-        self.nodes.len()
     }
 
     pub fn trees(&self) -> usize {
@@ -194,66 +147,6 @@ mod tests {
         assert_eq!(forest.iteration(&of(150)), Span(3.0_f64.exp().ceil() as u64));
         assert_eq!(forest.iteration(&of(250)), Span(4.0_f64.exp().ceil() as u64));
         assert_eq!(forest.iteration(&Composition::default()), Span::ZERO);
-    }
-
-    /// Adds a tree with random splits of at most `depth` levels.
-    fn random(dice: &mut u64, depth: u32, into: &mut Vec<Node>) {
-        *dice = dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-        let roll = *dice >> 33;
-        if depth == 0 || roll.is_multiple_of(7) {
-            into.push(Node::Leaf((roll % 1_000) as f32 / 300.0));
-            return;
-        }
-        let at = into.len();
-        into.push(Node::Leaf(0.0));
-        random(dice, depth - 1, into);
-        let above = into.len() as u32;
-        into[at] = Node::Split {
-            feature: (roll % FEATURES as u64) as u8,
-            most: (roll % 500) as f32,
-            above,
-        };
-        random(dice, depth - 1, into);
-    }
-
-    /// Evaluates one tree after another, from the root.
-    fn plain(forest: &Forest, features: &[f64; FEATURES]) -> f64 {
-        let mut sum = 0.0;
-        for root in &forest.roots {
-            let mut at = *root as usize;
-            sum += loop {
-                match forest.nodes[at] {
-                    Node::Leaf(value) => break f64::from(value),
-                    Node::Split { feature, most, .. }
-                        if features[usize::from(feature)] <= f64::from(most) =>
-                    {
-                        at += 1;
-                    }
-                    Node::Split { above, .. } => at = above as usize,
-                }
-            };
-        }
-        forest.line.ns(features) * (sum / forest.roots.len() as f64).exp()
-    }
-
-    #[test]
-    fn trees_walked_side_by_side_say_what_they_say_one_by_one() {
-        let mut dice = 7;
-        for trees in [1, 3, 8, 9, 21] {
-            let trees: Vec<Vec<Node>> = (0..trees)
-                .map(|depth| {
-                    let mut nodes = Vec::new();
-                    random(&mut dice, depth % 9, &mut nodes);
-                    nodes
-                })
-                .collect();
-            let forest = Forest::new(LinearTerms::NONE, &trees).unwrap();
-            for asked in 0..200_u64 {
-                let of: [f64; FEATURES] =
-                    std::array::from_fn(|at| (asked * (at as u64 + 3) * 37 % 600) as f64 - 20.0);
-                assert_eq!(forest.predict(&of).to_bits(), plain(&forest, &of).to_bits());
-            }
-        }
     }
 
     #[test]

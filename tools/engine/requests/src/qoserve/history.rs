@@ -45,7 +45,6 @@ impl Moments {
     }
 }
 
-/// Lengths of answers, by application.
 #[derive(Clone, Debug, Default)]
 pub struct Lengths {
     all: Moments,

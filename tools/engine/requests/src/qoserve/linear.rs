@@ -5,7 +5,6 @@ use crate::latency::Composition;
 /// Number of features that [`features`] returns.
 pub const FEATURES: usize = 6;
 
-/// Returns the features of an iteration.
 pub fn features(of: &Composition) -> [f64; FEATURES] {
     [
         f64::from(of.prefill_tokens) + f64::from(of.decodes),

@@ -54,11 +54,9 @@ const FEW: u32 = 64;
 pub enum Alpha {
     /// A constant weight. Zero means earliest deadline first.
     Fixed(u64),
-    /// A weight that is larger under load.
     Adaptive {
         /// Weight without load.
         low: u64,
-        /// Weight under load.
         high: u64,
         /// Time of the queued prompts above which there is load. Load ends below half of it.
         busy: Span,
@@ -89,20 +87,15 @@ pub enum Preemption {
 /// The options of QoServe. The default has all parts.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Options {
-    /// Number of prompt tokens in an iteration.
     pub chunking: Chunking,
-    /// Weight of hybrid priority.
     pub alpha: Alpha,
-    /// Rule of eager relegation.
     pub relegation: Relegation,
     /// Share of an important job's time. While one at the head of the queue has less left,
     /// unimportant jobs are relegated. With `None`, importance has no effect.
     pub hints: Option<f64>,
-    /// Rule of preemption of prompts.
     pub preemption: Preemption,
     /// Share that is added to each predicted time (§3.6.1: err on the side of small chunks).
     pub margin: f64,
-    /// Whether a relegated job keeps its blocks.
     pub keep_blocks: bool,
 }
 
@@ -144,7 +137,6 @@ impl Options {
     }
 }
 
-/// The QoServe policy with a latency model.
 #[derive(Debug)]
 pub struct QoServe<L> {
     options: Options,
@@ -157,11 +149,9 @@ pub struct QoServe<L> {
     /// Time per prompt token, ns, in the last iteration that computed enough prompt tokens and used
     /// its whole budget.
     pace: f64,
-    /// Duration of the last iteration.
     last: Span,
     /// Budget of prompt tokens of the last iteration.
     chunk: u32,
-    /// Prompt tokens that the last iteration computed.
     computed: u32,
     /// Prompts that may get the budget. Kept to save an allocation.
     line: Vec<(u32, u32)>,
@@ -194,12 +184,10 @@ impl<L: Latency> QoServe<L> {
         }
     }
 
-    /// Returns the estimates of answer lengths.
     pub fn lengths(&self) -> &Lengths {
         &self.lengths
     }
 
-    /// Returns the deadline by which a job is ranked.
     fn deadline(job: &Job) -> Time {
         // Only the first token's deadline counts for interactive jobs. Chunking handles later ones
         // (§3.4).
@@ -256,10 +244,6 @@ impl<L: Latency> QoServe<L> {
 }
 
 impl<L: Latency> Discipline for QoServe<L> {
-    fn name(&self) -> &'static str {
-        "qoserve"
-    }
-
     /// Returns the hybrid priority (eq. 4 and 5).
     fn rank(&self, job: &Job) -> Rank {
         let answer =

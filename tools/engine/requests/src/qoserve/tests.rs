@@ -1,7 +1,7 @@
 //! Tests of QoServe on a replica: each part alone, and the points that the paper leaves open.
 
 use super::*;
-use crate::iteration::{Iteration as _, Plan};
+use crate::iteration::Plan;
 use crate::kv::Pool;
 use crate::replica::Replica;
 use crate::request::{ApplicationId, ClassId, Slo, Spec};

@@ -19,7 +19,7 @@ use std::collections::VecDeque;
 use self::state::State;
 use crate::Time;
 use crate::discipline::{Discipline, Reranked};
-use crate::iteration::{Event, Iteration, Load, Plan, Refusal, Refused};
+use crate::iteration::{Event, Load, Plan, Refusal, Refused};
 use crate::job::{Job, Phase};
 use crate::kv::Pool;
 use crate::request::{RequestId, Spec};
@@ -30,15 +30,12 @@ struct Computed {
     slot: usize,
     request: RequestId,
     tokens: u32,
-    /// Whether the job generates a token.
     token: bool,
 }
 
-/// A replica under a discipline.
 pub struct Replica {
     discipline: Box<dyn Discipline + Send>,
     state: State,
-    /// Whether a plan is running.
     busy: bool,
     /// The work of the running plan. This vector and the next two are kept to save allocations.
     computed: Vec<Computed>,
@@ -49,16 +46,12 @@ pub struct Replica {
     /// Requests that were cancelled while a plan computes them. Their blocks are freed after it.
     abandoned: Vec<RequestId>,
     refusals: VecDeque<Refusal>,
-    /// The discipline's latest token budget.
     budget: u32,
 }
 
 impl std::fmt::Debug for Replica {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Replica")
-            .field("discipline", &self.discipline.name())
-            .field("state", &self.state)
-            .finish_non_exhaustive()
+        f.debug_struct("Replica").field("state", &self.state).finish_non_exhaustive()
     }
 }
 
@@ -79,13 +72,11 @@ impl Replica {
         }
     }
 
-    /// Returns the state of a request.
     pub fn job(&self, request: RequestId) -> Option<&Job> {
         let slot = self.state.slot(request)?;
         Some(&self.state.at(slot).job)
     }
 
-    /// Returns the pool of KV blocks.
     pub fn pool(&self) -> &Pool {
         crate::discipline::View::pool(&self.state)
     }
@@ -190,10 +181,8 @@ impl Replica {
             }
         }
     }
-}
 
-impl Iteration for Replica {
-    fn handle(&mut self, now: Time, event: &Event) {
+    pub fn handle(&mut self, now: Time, event: &Event) {
         self.state.seen.clear();
         if self.discipline.observe(now, event, &self.state) == Reranked::All {
             self.state.rerank(&*self.discipline);
@@ -211,22 +200,19 @@ impl Iteration for Replica {
         }
     }
 
-    fn plan(&mut self, now: Time) -> Option<Plan> {
+    /// Returns the next plan, or `None` if a plan is running or there is nothing to compute.
+    pub fn plan(&mut self, now: Time) -> Option<Plan> {
         if self.busy || self.state.is_empty() {
             return None;
         }
         self.next_plan(now)
     }
 
-    fn poll_refusal(&mut self) -> Option<Refusal> {
+    pub fn poll_refusal(&mut self) -> Option<Refusal> {
         self.refusals.pop_front()
     }
 
-    fn next_deadline(&self) -> Option<Time> {
-        None
-    }
-
-    fn load(&self) -> Load {
+    pub fn load(&self) -> Load {
         self.state.load()
     }
 }

@@ -67,7 +67,6 @@ pub(super) struct State {
     aside_backlog: u64,
     /// Number of jobs in `aside` without computed tokens.
     aside_waiting: usize,
-    /// Tokens of KV of all decoding jobs.
     context: u64,
     /// Slots of the jobs that decode in the iteration that is being planned, by rank.
     pub(super) seen: Vec<usize>,
@@ -327,7 +326,6 @@ impl State {
         self.pool.release(request);
     }
 
-    /// Frees the blocks of a job that stays here.
     pub(super) fn release(&mut self, slot: usize) {
         let request = self.at(slot).job.id();
         self.pool.release(request);
@@ -380,7 +378,6 @@ impl State {
         held.max_by_key(|place| self.at(place.3).joined).map(|place| place.3)
     }
 
-    /// Reports whether any job decodes.
     pub(super) fn decodes_any(&self) -> bool {
         !self.decoding.is_empty()
     }

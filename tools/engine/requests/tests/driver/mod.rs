@@ -5,7 +5,7 @@
 use std::collections::{HashMap, HashSet};
 
 use laxity_requests::discipline::Discipline;
-use laxity_requests::iteration::{Event, Iteration as _, Plan};
+use laxity_requests::iteration::{Event, Plan};
 use laxity_requests::kv::Pool;
 use laxity_requests::replica::Replica;
 use laxity_requests::request::{RequestId, Spec};
@@ -15,9 +15,7 @@ pub(crate) struct Driver {
     pub(crate) replica: Replica,
     pub(crate) now: Time,
     pub(crate) live: HashSet<RequestId>,
-    /// How often a request lost its blocks.
     pub(crate) drops: usize,
-    /// Duration of an iteration.
     tick: Span,
     blocks: u32,
     block_tokens: u32,

@@ -15,20 +15,16 @@ use crate::model::{KvCache, Result, Watch, fail};
 #[derive(Clone, Debug)]
 pub struct Import {
     pub request: u64,
-    /// The process that sends the KV.
     pub from: SocketAddr,
-    /// The blocks of the sequence.
     pub blocks: Vec<u32>,
     /// Index of the first token whose KV arrives.
     pub first: usize,
-    /// Number of tokens whose KV arrives.
     pub tokens: usize,
 }
 
 /// KV that is sent as soon as a layer is computed.
 #[derive(Clone, Debug)]
 pub struct Export {
-    /// The process that receives the KV.
     pub to: SocketAddr,
     /// Number of the request at the receiver.
     pub request: u64,
@@ -36,28 +32,22 @@ pub struct Export {
     pub deadline_ns: u64,
     /// Whether the request was relegated, so that its KV goes to the scavenger.
     pub scavenged: bool,
-    /// The blocks of the sequence.
     pub blocks: Vec<u32>,
     /// Index of the first token whose KV is sent.
     pub first: usize,
-    /// Number of tokens whose KV is sent.
     pub tokens: usize,
 }
 
-/// The transfers of a batch.
 pub struct Between<'a> {
     /// The connections to other processes, if there are any.
     pub net: Option<&'a Net>,
     pub batch: u64,
-    /// The KV that other processes send.
     pub imports: Vec<Import>,
-    /// The KV that this process sends.
     pub exports: Vec<Export>,
     /// Whether the daemon gets hints about layers, because there is something to schedule.
     pub hints: bool,
     /// The processes that gave KV, and the batches about whose progress each of them is informed.
     pub holders: Vec<(SocketAddr, Vec<u64>)>,
-    /// The engine's work between two layers.
     pub meanwhile: &'a mut dyn FnMut(),
 }
 
@@ -109,7 +99,6 @@ impl Watch for Between<'_> {
     }
 }
 
-/// Returns the head of a parcel of KV.
 pub const fn kv_head(kind: Kind, layer: usize, batch: u64, request: u64, first: usize) -> Head {
     Head {
         kind,

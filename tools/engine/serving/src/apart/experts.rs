@@ -21,7 +21,6 @@ use crate::carry::{Arrival, Carrier, Head, Kind};
 use crate::clock;
 use crate::model::{ExpertPeers, ExpertRows, Experts, Result, fail};
 
-/// The distribution of experts over ranks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ranks {
     all: Vec<SocketAddr>,
@@ -34,7 +33,6 @@ impl Ranks {
         Self { all, own }
     }
 
-    /// Reports whether this process holds an expert.
     pub fn holds(&self, expert: usize) -> bool {
         self.all.len() <= 1 || expert % self.all.len() == self.own
     }
@@ -104,7 +102,6 @@ pub fn decode(bytes: &[u8], hidden: usize) -> Result<Vec<ExpertRows>> {
     Ok(groups)
 }
 
-/// Returns the head of a parcel of rows.
 pub const fn rows_head(kind: Kind, layer: usize, batch: u64, place: u64) -> Head {
     kv_head(kind, layer, batch, 0, place as usize)
 }

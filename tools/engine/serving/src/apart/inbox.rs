@@ -21,9 +21,7 @@ pub enum Key {
 #[derive(Debug, Default)]
 struct State {
     there: HashMap<Key, Vec<u8>>,
-    /// Keys of expected payloads. Others are discarded.
     wanted: HashSet<Key>,
-    /// Processes that are gone.
     lost: HashSet<SocketAddr>,
 }
 

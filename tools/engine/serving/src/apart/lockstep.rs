@@ -17,7 +17,6 @@ use super::inbox::Key;
 use crate::carry::Kind;
 use crate::model::{ExpertPeers, ExpertRows, Experts, Result};
 
-/// An iteration that the ranks compute together.
 #[derive(Clone, Debug)]
 pub struct Iteration {
     /// Number of the iteration, the same at all ranks.

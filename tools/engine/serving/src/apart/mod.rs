@@ -74,7 +74,6 @@ pub struct Spent {
 }
 
 impl Spent {
-    /// Adds the times of a batch.
     pub const fn add(&mut self, other: Self) {
         self.kv_wait_ns += other.kv_wait_ns;
         self.exchange_ns += other.exchange_ns;
@@ -82,32 +81,26 @@ impl Spent {
     }
 }
 
-/// The batch that a process computes now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Running {
     /// Number of the batch, or 0 if there is none.
     pub batch: u64,
-    /// The layer that began last.
     pub layer: u16,
     /// Time of a layer, in ns. 0 if it is not known.
     pub layer_time_ns: u64,
 }
 
-/// A control message between engines.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "word")]
 pub enum Words {
-    /// A request to compute a prompt.
     Prefill {
         /// Number of the request at the asker.
         request: u64,
-        /// Tokens of the prompt.
         tokens: Vec<u32>,
         /// Tokens at the beginning whose KV the asker has.
         have: usize,
         /// Whether the asker wants the KV of the other tokens.
         wants_kv: bool,
-        /// The rule that chooses the first token.
         sampling: Sampling,
         /// Time until the first token is due, in ns. 0 without an objective.
         remaining_ns: u64,
@@ -117,7 +110,6 @@ pub enum Words {
         importance: Importance,
         /// Number of the prompt among all prompts that the asker sent out.
         ordinal: u64,
-        /// Identity of the asker's model.
         model: [u8; 16],
     },
     /// The first token of an answer. All KV was sent before.
@@ -153,13 +145,9 @@ pub enum Words {
         requests: Vec<u64>,
     },
     /// The handle at which the NCCL plugin of the sender listens for the receiver of this message.
-    Handle {
-        /// The handle as the plugin gave it.
-        handle: Vec<u8>,
-    },
+    Handle { handle: Vec<u8> },
     /// A request of the asker for a part of the offered KV, which its daemon permitted.
     Read(ReadPart),
-    /// The answer to a question for KV.
     Will {
         request: u64,
         /// Number of blocks that will come. It may be 0.
@@ -184,18 +172,14 @@ pub struct Destination {
     pub request: u64,
     /// Tokens whose KV was sent, or that the process had.
     pub sent: usize,
-    /// Whether the process wants the KV.
     pub wants_kv: bool,
 }
 
 /// The addresses of other processes, by their purpose.
 #[derive(Clone, Debug, Default)]
 pub struct Peers {
-    /// Processes that compute prompts.
     pub prefill: Vec<SocketAddr>,
-    /// Processes that may have KV.
     pub reuse: Vec<SocketAddr>,
-    /// Processes that hold experts.
     pub ranks: Ranks,
 }
 
@@ -206,7 +190,6 @@ pub struct Net {
     pub carrier: Carrier,
     /// Payloads that arrived and are not used yet.
     pub inbox: Arc<Inbox>,
-    /// Addresses of the other processes.
     pub peers: Peers,
     /// Longest wait of a computation for another process.
     pub patience: Duration,
@@ -218,7 +201,6 @@ pub struct Net {
     pub plugin: Option<Plugin>,
     /// Rate of the NIC, in bytes per second, if known.
     pub bytes_per_s: Option<f64>,
-    /// The batch that this process computes.
     pub running: Arc<Mutex<Running>>,
     /// Time that this process waited for others so far, in ns: for KV, and for experts.
     pub waited: Arc<(AtomicU64, AtomicU64)>,
@@ -236,7 +218,6 @@ impl Net {
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds a wait for KV of other processes.
     pub fn waited_for_kv(&self, since: Instant) {
         let waited = since.elapsed();
         let ns = waited.as_nanos() as u64;
@@ -244,7 +225,6 @@ impl Net {
         metrics::histogram!("laxity_engine_kv_wait_seconds").record(waited.as_secs_f64());
     }
 
-    /// Adds a wait for experts of other processes.
     pub fn waited_for_experts(&self, since: Instant) {
         let waited = since.elapsed();
         let ns = waited.as_nanos() as u64;
@@ -299,7 +279,6 @@ impl Net {
         }
     }
 
-    /// Sends a control message.
     pub fn say(&self, to: SocketAddr, words: &Words) {
         match serde_json::to_string(words) {
             Ok(line) => self.carrier.say(to, line),
@@ -339,7 +318,6 @@ impl Numbers {
         self.next
     }
 
-    /// Returns the next number as that of a request.
     pub const fn request(&mut self) -> RequestId {
         RequestId(self.next())
     }

@@ -53,7 +53,6 @@ pub enum PluginError {
 }
 
 enum PluginCommand {
-    /// Connect to a rank at its handle.
     Connect(SocketAddr, Box<Handle>),
     /// Send a parcel to a rank, and receive one from it into the inbox.
     Exchange(SocketAddr, Key, Vec<u8>),

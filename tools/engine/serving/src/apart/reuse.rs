@@ -37,16 +37,12 @@ pub struct Wanted {
     pub deadline_ns: u64,
 }
 
-/// A command to the thread.
 #[derive(Debug)]
 pub enum Call {
-    /// Ask other processes for these blocks.
     Find(Wanted),
     /// Stop asking for KV of this request, which is not wanted any more.
     Forget(u64),
-    /// Handle a control message of another process.
     Words(SocketAddr, Words),
-    /// Handle the loss of another process.
     Lost(SocketAddr),
 }
 
@@ -82,7 +78,6 @@ pub fn serve(
     Ok(())
 }
 
-/// Makes the queue of calls and returns both ends.
 pub fn calls() -> (Sender<Call>, Receiver<Call>) {
     channel()
 }

@@ -42,7 +42,6 @@ impl Carrier {
         Ok(Self { orders, counts, listens })
     }
 
-    /// Returns the address at which this process listens.
     pub const fn listens(&self) -> SocketAddr {
         self.listens
     }
@@ -85,7 +84,6 @@ impl Carrier {
         self.order(GateCommand::Offer(to, head, Arc::new(payload)));
     }
 
-    /// Sends a receiver a part of an offered parcel.
     pub fn give(&self, to: SocketAddr, part: ReadPart) {
         self.order(GateCommand::Give(to, part));
     }
@@ -114,17 +112,14 @@ impl Carrier {
         self.order(GateCommand::Words(to, line));
     }
 
-    /// Sends a hint to the daemon.
     pub fn hint(&self, hint: Hint) {
         self.order(GateCommand::Hint(hint));
     }
 
-    /// Announces that a batch will send nothing more.
     pub fn end_batch(&self, batch: u64) {
         self.order(GateCommand::EndBatch(batch));
     }
 
-    /// Announces that a request will send nothing more.
     pub fn end_request(&self, request: u64) {
         self.order(GateCommand::EndRequest(request));
     }
@@ -134,7 +129,6 @@ impl Carrier {
         self.counts.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Ends the thread. Parcels that wait are dropped.
     pub fn stop(&self) {
         self.order(GateCommand::Stop);
     }

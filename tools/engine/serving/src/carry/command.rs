@@ -17,7 +17,6 @@ pub(super) struct Parcel {
     pub(super) head: Head,
     /// Deadline in ns, or 0 for none.
     pub(super) deadline_ns: u64,
-    /// Whether the parcel goes to the scavenger.
     pub(super) scavenged: bool,
     /// Whether this process reads the parcel from `to`, instead of sending it.
     pub(super) read: bool,
@@ -26,22 +25,18 @@ pub(super) struct Parcel {
     pub(super) payload: Arc<Vec<u8>>,
 }
 
-/// Options of the connection to the daemon.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Path of the daemon's socket. Without it nothing is scheduled.
     pub socket: Option<PathBuf>,
-    /// Name of this process at the daemon.
     pub name: String,
     /// Index of the NIC in the daemon's configuration.
     pub nic: u8,
     /// Time without a sign of life after which the daemon counts as gone.
     pub stall: Duration,
-    /// DSCP of control messages.
     pub words_dscp: u8,
 }
 
-/// Counters of what was sent.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Bytes that were sent, by stage and DSCP.
@@ -53,7 +48,6 @@ pub struct Counts {
     pub scheduled_bytes: u64,
     /// Time without a daemon, in ns.
     pub unscheduled_ns: u64,
-    /// Parcels whose receiver was lost.
     pub lost: u64,
 }
 

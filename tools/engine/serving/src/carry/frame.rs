@@ -28,16 +28,12 @@ const MAGIC: [u8; 4] = *b"LXE2";
 pub enum Kind {
     /// KV of a prefix, from a process that has it.
     KvReuse = 1,
-    /// Tokens for an expert.
     Dispatch = 2,
-    /// Outputs of an expert.
     Combine = 3,
-    /// KV from prefill to decode.
     P2d = 4,
 }
 
 impl Kind {
-    /// Returns the stage of parcels of this kind.
     pub const fn stage(self) -> Stage {
         match self {
             Self::KvReuse => Stage::KvReuse,
@@ -59,7 +55,6 @@ pub struct Head {
     pub kind: Kind,
     /// The layer that produced or needs the parcel.
     pub layer: u16,
-    /// Number of the flow at its sender.
     pub flow: u64,
     /// Number of the batch, or 0 without one.
     pub batch: u64,

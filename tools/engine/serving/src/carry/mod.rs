@@ -25,7 +25,6 @@ pub use carrier::Carrier;
 pub use command::{Counts, Options};
 pub use frame::{Head, Kind, ReadPart};
 
-/// A complete parcel that arrived.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Arrival {
     /// Address at which the sender listens. It identifies the sender.
@@ -34,7 +33,6 @@ pub struct Arrival {
     pub payload: Vec<u8>,
 }
 
-/// Something that arrived from another process.
 #[derive(Clone, Debug)]
 pub enum Incoming {
     Parcel(Arrival),

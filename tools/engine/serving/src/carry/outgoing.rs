@@ -18,20 +18,27 @@ const CONNECT_EVERY: Duration = Duration::from_millis(50);
 
 pub(super) enum Load {
     /// Bytes of a parcel, beginning at the head's offset.
-    Bytes { head: Head, payload: Arc<Vec<u8>>, bytes: u64 },
-    /// A control message.
+    Bytes {
+        head: Head,
+        payload: Arc<Vec<u8>>,
+        bytes: u64,
+    },
     Words(String),
 }
 
-/// A report of a connection's threads.
 pub(super) enum Said {
     /// The receiver acknowledged bytes of a flow.
-    Arrived { flow: u64, bytes: u64 },
-    /// The connection with this number is gone.
-    Gone { peer: SocketAddr, number: u64, why: String },
+    Arrived {
+        flow: u64,
+        bytes: u64,
+    },
+    Gone {
+        peer: SocketAddr,
+        number: u64,
+        why: String,
+    },
 }
 
-/// The sending end of the writer's queue.
 pub(super) struct Outgoing {
     loads: Sender<Load>,
     /// Number that distinguishes the connection from earlier ones to the same peer.
@@ -63,7 +70,6 @@ impl Outgoing {
     }
 }
 
-/// Sets the DSCP of a socket's packets.
 pub(super) fn mark(socket: &impl AsFd, peer: SocketAddr, dscp: u8) -> io::Result<()> {
     let class = i32::from(dscp) << 2;
     match peer {

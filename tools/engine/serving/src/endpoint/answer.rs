@@ -52,7 +52,6 @@ impl Writer {
         }
     }
 
-    /// Returns the text that an output adds.
     fn add(&mut self, output: &Output) -> String {
         match output {
             Output::Token(token) => {
@@ -70,7 +69,6 @@ impl Writer {
         }
     }
 
-    /// Adds an output to the complete answer.
     pub(super) fn take(&mut self, output: &Output) {
         let text = self.add(output);
         self.text.push_str(&text);
@@ -102,7 +100,6 @@ impl Writer {
         })
     }
 
-    /// Returns the complete answer.
     pub(super) fn whole(&self) -> Value {
         let reason = self.reason();
         let (object, choice) = match self.shape {

@@ -12,7 +12,6 @@ use crate::engine::sequence::Sampling;
 /// Longest objective, in ms. It is one day.
 const OBJECTIVE_MS_MAX: f64 = 86_400_000.0;
 
-/// The interface that a request uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Shape {
     /// Text completions (`/v1/completions`).
@@ -21,7 +20,6 @@ pub(super) enum Shape {
     Chat,
 }
 
-/// The reason why a request is rejected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Objection {
     pub(super) status: StatusCode,
@@ -44,7 +42,6 @@ impl Objection {
         Self::new(StatusCode::BAD_REQUEST, code, Some(param), message.into())
     }
 
-    /// Returns the error in the format of OpenAI's clients.
     pub(super) fn json(&self) -> Value {
         let kind =
             if self.status.is_server_error() { "server_error" } else { "invalid_request_error" };
@@ -120,7 +117,6 @@ struct Body {
     suffix: Option<String>,
 }
 
-/// A checked request.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Asked {
     pub(super) prompt: Vec<u32>,

@@ -40,7 +40,6 @@ use ask::{Asked, Objection, Shape};
 /// Path that lists all requests, if the configuration allows it.
 const DEBUG_REQUESTS: &str = "/debug/requests";
 
-/// The state that the handlers share.
 #[derive(Clone)]
 struct EndpointState {
     config: Arc<Config>,
@@ -166,7 +165,6 @@ async fn requests(State(state): State<EndpointState>) -> Response {
 /// Most bytes of a request's name that are kept.
 const NAME_BYTES_MAX: usize = 128;
 
-/// Returns the client's name of a request.
 fn name(headers: &HeaderMap) -> Option<Box<str>> {
     let name = headers.get("x-request-id")?.to_str().ok()?;
     Some(name.get(..name.len().min(NAME_BYTES_MAX))?.into())

@@ -2,9 +2,7 @@
 //! bytes. This is reversible and needs no vocabulary file, and a model with random weights gains
 //! nothing from a better one. Tokens of a larger vocabulary are shown as `<t1234>`.
 
-/// Token that begins a prompt.
 pub const BEGIN: u32 = 256;
-/// Token that ends an answer.
 pub const END: u32 = 257;
 /// Token that begins a message of a chat. The role, a newline and the text follow.
 pub const MESSAGE: u32 = 258;
@@ -13,7 +11,6 @@ pub const MESSAGE_END: u32 = 259;
 /// Smallest vocabulary of a model.
 pub const VOCAB_MIN: usize = 260;
 
-/// Returns the tokens of a prompt.
 pub fn encode(text: &str) -> Vec<u32> {
     std::iter::once(BEGIN).chain(bytes(text)).collect()
 }
@@ -58,7 +55,6 @@ impl Decoder {
         self.take(false)
     }
 
-    /// Returns the text that is left at the end.
     pub fn finish(&mut self) -> String {
         self.take(true)
     }

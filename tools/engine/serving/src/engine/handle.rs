@@ -12,11 +12,8 @@ use crate::carry::{Arrival, Carrier, Counts};
 
 #[derive(Debug)]
 pub enum EngineCommand {
-    /// Compute a request.
     Submit(Submission),
-    /// Handle a control message of another process.
     Words(SocketAddr, Words),
-    /// Handle KV of another process.
     Kv(Arrival),
     /// Continue a request after other processes were asked for KV of its beginning.
     Found {
@@ -24,9 +21,7 @@ pub enum EngineCommand {
         /// The process that sends blocks and their number, or `None` if no process has any.
         found: Option<(SocketAddr, usize)>,
     },
-    /// Handle the loss of another process.
     Lost(SocketAddr, String),
-    /// Return the list of all requests.
     Account(tokio::sync::oneshot::Sender<serde_json::Value>),
     /// End the engine. Open requests are given up.
     Stop,
@@ -37,23 +32,18 @@ pub enum EngineCommand {
 pub struct EngineGauges {
     /// Requests that were accepted and have not ended.
     pub open: AtomicUsize,
-    /// Blocks that sequences refer to.
     pub blocks_used: AtomicUsize,
-    /// Number of tokens that were computed.
     pub tokens: AtomicUsize,
     /// Prompt tokens that were found in the cache.
     pub found_here: AtomicUsize,
     /// Prompt tokens whose KV came from another process.
     pub found_elsewhere: AtomicUsize,
-    /// Prompts that another process computed.
     pub prefilled_elsewhere: AtomicUsize,
     /// Prompts that were computed here because no other process did.
     pub prefilled_after_all: AtomicUsize,
-    /// Number of batches that failed.
     pub failures: AtomicUsize,
     /// Start of the current batch, in ns. 0 between two batches.
     pub computing_since: AtomicU64,
-    /// Whether the engine's thread has ended.
     pub ended: AtomicBool,
     pub(super) carrier: OnceLock<Carrier>,
 }
@@ -92,7 +82,6 @@ impl Handle {
         }
     }
 
-    /// Returns the state of the engine.
     pub fn gauges(&self) -> &EngineGauges {
         &self.gauges
     }

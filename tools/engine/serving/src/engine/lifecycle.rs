@@ -61,7 +61,6 @@ impl Engine {
         tokens
     }
 
-    /// Accepts a sequence that is to be computed here.
     pub(super) fn admit(&mut self, mut sequence: Sequence) {
         let ready = self.find(&mut sequence);
         if ready > 0 && !self.schedulers.reserve(sequence.id, ready as u32) {

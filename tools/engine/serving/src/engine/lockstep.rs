@@ -22,7 +22,6 @@ use crate::clock;
 /// Number and deadline (in ns) of another rank's request.
 type Other = (u64, u64);
 
-/// The progress of this rank.
 #[derive(Debug)]
 pub(super) struct Lockstep {
     /// Number of the iteration that is computed, or else of the next one.
@@ -31,7 +30,6 @@ pub(super) struct Lockstep {
     called: u64,
     /// Number from which batches are counted.
     batches: u64,
-    /// Requests of other ranks, by iteration.
     others: BTreeMap<u64, Vec<Other>>,
     running: Option<Iteration>,
 }
@@ -85,7 +83,6 @@ impl Engine {
         Some(iteration)
     }
 
-    /// Handles the announcement of an iteration by another rank.
     pub(super) fn hear_step(&mut self, step: u64, members: Vec<(u64, u64)>) {
         let Some(lockstep) = self.lockstep.as_mut() else {
             return;

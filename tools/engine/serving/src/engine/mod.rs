@@ -57,21 +57,17 @@ struct Asker {
 
 #[derive(Debug)]
 pub struct Parts {
-    /// The model that computes the sequences.
     pub model: Arc<dyn Model>,
-    /// The blocks of the KV cache.
     pub blocks: SharedBlocks,
     /// Whether later prompts reuse KV that another process sent.
     pub keep_fetched: bool,
     /// The size of the KV cache for the scheduler.
     pub room: Room,
-    /// The settings of the request scheduler.
     pub settings: Settings,
     /// The rule that chooses prefill processes, if there are any.
     pub places: Option<Places>,
     /// Whether the ranks that share the experts compute in lockstep.
     pub lockstep: bool,
-    /// The connections to other processes.
     pub net: Option<Arc<Net>>,
     /// The thread that asks other processes for KV, if there are any.
     pub reuse: Option<Sender<Call>>,
@@ -79,7 +75,6 @@ pub struct Parts {
     pub requests_max: usize,
 }
 
-/// The state of the engine's thread.
 pub(crate) struct Engine {
     model: Arc<dyn Model>,
     blocks: SharedBlocks,
@@ -106,11 +101,9 @@ pub(crate) struct Engine {
     lost: HashMap<SocketAddr, Instant>,
     /// Whether each prefill process is present.
     up: Vec<bool>,
-    /// Processes that sent prompts here.
     heard: HashMap<SocketAddr, Asker>,
     /// Number of prompts that were sent to other processes.
     ordinal: u64,
-    /// Time of the last iteration.
     took: Span,
     /// Average time of an iteration that only decodes, in ns.
     step_ns: u64,

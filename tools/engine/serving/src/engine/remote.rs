@@ -18,7 +18,6 @@ use crate::carry::Arrival;
 use crate::clock;
 use crate::model::ModelError;
 
-/// A sequence whose prompt another process computes.
 #[derive(Debug)]
 pub(super) struct Remote {
     pub(super) sequence: Sequence,
@@ -78,7 +77,6 @@ fn show_parts(sequence: &Sequence, spent: Spent, said: Instant) {
 }
 
 impl Engine {
-    /// Handles a control message of another process.
     pub(super) fn hear(&mut self, from: SocketAddr, words: Words) {
         self.lost.remove(&from);
         match words {
@@ -153,7 +151,6 @@ impl Engine {
         })
     }
 
-    /// Accepts a prompt of another process.
     fn prefill_for(&mut self, from: SocketAddr, words: Words) {
         let Words::Prefill {
             request,
@@ -264,7 +261,6 @@ impl Engine {
         ranks.iter().copied().find(|rank| self.is_lost(rank))
     }
 
-    /// Stores KV of a prompt that is computed elsewhere.
     pub(super) fn import(&mut self, arrival: &Arrival) {
         let head = &arrival.head;
         let Some(remote) = self.remote.get_mut(&RequestId(head.request)) else {

@@ -12,7 +12,6 @@ use crate::apart::Spent;
 use crate::kv::{BlockHash, chain};
 use crate::model::greedy;
 
-/// The rule that chooses tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Sampling {
     /// Divisor of the outputs. 0 always chooses the likeliest token.
@@ -45,54 +44,42 @@ impl Sampling {
     }
 }
 
-/// The reason why an answer ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Reason {
-    /// The model generated the stop token.
     Stop,
-    /// The answer has the greatest allowed length.
     Length,
 }
 
 /// The reason why there is no complete answer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Failure {
-    /// The request never fits into the cache.
     TooLong,
     /// A process that the request needs is gone. A later attempt may work.
     Unavailable(String),
-    /// The engine failed.
     Internal(String),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Output {
     Token(u32),
-    /// The end of the answer.
     Finished(Reason),
     /// The failure of the request. No other output follows.
     Failed(Failure),
 }
 
-/// A request to the engine.
 #[derive(Debug)]
 pub struct Submission {
-    /// Name of the request at its client.
     pub name: Option<Box<str>>,
-    /// Tokens of the prompt.
     pub prompt: Vec<u32>,
-    /// Most tokens of the answer.
     pub output_max: u32,
     /// Time when the request arrived at the endpoint.
     pub arrival: Time,
     /// Index of the prefill process that a router chose, if any.
     pub prefill: Option<usize>,
-    /// Objectives of the request.
     pub slo: Slo,
     /// Importance of the request. Less important ones are relegated first.
     pub importance: Importance,
-    /// The rule that chooses tokens.
     pub sampling: Sampling,
     /// The token that ends an answer. `None` generates the greatest allowed length.
     pub stop: Option<u32>,
@@ -108,10 +95,8 @@ impl Submission {
     }
 }
 
-/// The receiver of a sequence's tokens.
 #[derive(Clone, Debug)]
 pub enum Outlet {
-    /// The endpoint of this process.
     Here(mpsc::Sender<Output>),
     /// Another process, which also gets the KV.
     Away(crate::apart::Destination),
@@ -120,44 +105,33 @@ pub enum Outlet {
 #[derive(Debug)]
 pub struct Sequence {
     pub id: RequestId,
-    /// Name of the request at its client.
     pub name: Option<Box<str>>,
     /// Tokens of the prompt and then of the answer.
     pub tokens: Vec<u32>,
-    /// Number of tokens of the prompt.
     pub prompt: usize,
-    /// Most tokens of the answer.
     pub output_max: u32,
-    /// Blocks of the sequence.
     pub blocks: Vec<u32>,
-    /// Tokens whose KV is in the blocks.
     pub computed: usize,
-    /// Number of full blocks that were published.
     pub published: usize,
     /// Hashes of the full blocks, as far as they were needed.
     pub hashes: Vec<BlockHash>,
     /// Times of the batches that computed the prompt.
     pub spent: Spent,
-    /// Number of failed batches with this sequence.
     pub failures: u32,
     /// Time when the request arrived at the endpoint.
     pub arrival: Time,
     /// Index of the prefill process that a router chose, if any.
     pub prefill: Option<usize>,
-    /// Objectives of the request.
     pub slo: Slo,
     /// Importance of the request. Less important ones are relegated first.
     pub importance: Importance,
-    /// The rule that chooses tokens.
     pub sampling: Sampling,
     /// The token that ends the answer, if any.
     pub stop: Option<u32>,
-    /// The receiver of the tokens.
     pub outlet: Outlet,
 }
 
 impl Sequence {
-    /// Reports whether the receiver still wants the answer.
     pub fn is_wanted(&self) -> bool {
         match &self.outlet {
             Outlet::Here(outlet) => !outlet.is_closed(),
@@ -220,7 +194,6 @@ impl Sequence {
         }
     }
 
-    /// Sends an output to the endpoint of this process.
     pub fn tell(&self, output: Output) {
         if let Outlet::Here(outlet) = &self.outlet {
             // The channel has room for the complete answer. A closed channel is noticed elsewhere.

@@ -131,7 +131,6 @@ impl Engine {
         }
     }
 
-    /// Returns the processes whose prompts are in a plan.
     fn askers(&self, plan: &Plan) -> BTreeSet<SocketAddr> {
         let sequences = plan.chunks.iter().filter_map(|chunk| self.sequences.get(&chunk.request));
         let away = sequences.filter_map(|sequence| match &sequence.outlet {
@@ -440,7 +439,6 @@ fn due_ns(deadline: u64, now: u64, own: u64, after: u64) -> u64 {
     deadline.saturating_sub(after).max(earliest)
 }
 
-/// Publishes the full blocks of a sequence.
 pub(super) fn publish(
     blocks: &crate::kv::SharedBlocks,
     sequence: &mut Sequence,

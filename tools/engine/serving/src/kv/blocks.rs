@@ -37,7 +37,6 @@ struct Block {
     idle_since: u64,
 }
 
-/// A pool of blocks.
 #[derive(Clone, Debug)]
 pub struct Blocks {
     blocks: Vec<Block>,
@@ -63,7 +62,6 @@ impl Blocks {
         }
     }
 
-    /// Returns the number of all blocks.
     pub fn total(&self) -> usize {
         self.blocks.len()
     }
@@ -73,12 +71,10 @@ impl Blocks {
         self.free.len() + self.idle.len()
     }
 
-    /// Returns the number of blocks with references.
     pub fn used(&self) -> usize {
         self.total() - self.available()
     }
 
-    /// Returns how many published blocks were evicted.
     pub const fn evicted(&self) -> u64 {
         self.evicted
     }
@@ -181,7 +177,6 @@ impl Blocks {
 pub struct SharedBlocks(Arc<Mutex<Blocks>>);
 
 impl SharedBlocks {
-    /// Shares a pool.
     pub fn new(blocks: Blocks) -> Self {
         Self(Arc::new(Mutex::new(blocks)))
     }

@@ -28,7 +28,6 @@ pub use timed::TimedModel;
 pub struct ModelError(String);
 
 impl ModelError {
-    /// Makes an error with a reason.
     pub fn new(why: impl Into<String>) -> Self {
         Self(why.into())
     }
@@ -41,7 +40,6 @@ impl From<candle_core::Error> for ModelError {
     }
 }
 
-/// The result of a model's operation.
 pub type Result<T> = std::result::Result<T, ModelError>;
 
 /// Returns a [`ModelError`] from the function around it.
@@ -52,15 +50,12 @@ macro_rules! fail {
 }
 pub(crate) use fail;
 
-/// A model with its KV cache.
 pub trait Model: Debug + Send + Sync {
-    /// Returns the sizes of the model.
     fn shape(&self) -> &ModelShape;
 
     /// Returns sixteen bytes that identify sizes and weights. KV of another model cannot be used.
     fn identity(&self) -> [u8; 16];
 
-    /// Returns the KV cache of the model.
     fn kv(&self) -> &dyn KvCache;
 
     /// Returns the experts that the model holds. Another thread computes them for other processes.
@@ -82,7 +77,6 @@ pub trait Model: Debug + Send + Sync {
 
 /// The KV cache of all layers, divided into blocks.
 pub trait KvCache: Debug {
-    /// Returns the number of tokens of a block.
     fn block_tokens(&self) -> usize;
 
     /// Returns the bytes of a token in a layer.
@@ -106,9 +100,7 @@ pub trait KvCache: Debug {
 /// The part of a sequence that is in a batch.
 #[derive(Clone, Debug)]
 pub struct Piece {
-    /// Tokens of the piece.
     pub tokens: Vec<u32>,
-    /// Position of the piece's first token.
     pub start: usize,
     /// Blocks of the sequence, up to the last of these tokens at least.
     pub blocks: Vec<u32>,
@@ -116,7 +108,6 @@ pub struct Piece {
     pub wants_output: bool,
 }
 
-/// Checks that pieces fit a model.
 fn check_pieces(shape: &ModelShape, pieces: &[Piece]) -> Result<()> {
     for piece in pieces {
         let (count, start) = (piece.tokens.len(), piece.start);
@@ -146,7 +137,6 @@ pub trait Watch {
     fn after_layer(&mut self, layer: usize, kv: &dyn KvCache) -> Result<()>;
 }
 
-/// Callbacks that do nothing.
 #[derive(Clone, Copy, Debug)]
 pub struct Unwatched;
 
@@ -168,7 +158,6 @@ pub struct ExpertRows {
     pub rows: Vec<u32>,
 }
 
-/// The experts that a process holds.
 pub trait Experts: Debug + Send + Sync {
     /// Returns the outputs of experts of a layer: the same experts with as many rows.
     ///

@@ -9,7 +9,6 @@ use thiserror::Error;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ModelShape {
-    /// Name of the model at the endpoint.
     pub name: String,
     /// Number of layers (`num_hidden_layers`).
     pub layers: usize,
@@ -30,7 +29,6 @@ pub struct ModelShape {
     pub vocab: usize,
     /// Most tokens of prompt and answer together (`max_position_embeddings`).
     pub context: usize,
-    /// Base of the rotary embedding.
     #[serde(default = "rope_theta")]
     pub rope_theta: f64,
     /// Number that is added to the variance in RMSNorm.
@@ -46,7 +44,6 @@ pub struct ModelShape {
     pub weights: WeightsSource,
 }
 
-/// Experts of a Mixtral-shaped model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Moe {
@@ -61,7 +58,6 @@ pub struct Moe {
 pub enum WeightsSource {
     /// Weights that are drawn from this seed, the same on every machine.
     Seed(u64),
-    /// Safetensors files with Hugging Face's names.
     Safetensors(Vec<PathBuf>),
 }
 
@@ -79,7 +75,6 @@ const fn norm_eps() -> f64 {
     1e-5
 }
 
-/// The reason why sizes are rejected.
 #[derive(Clone, Debug, Error, PartialEq)]
 pub enum ShapeError {
     #[error("model.{0} is 0; it must be at least 1")]
@@ -99,12 +94,10 @@ pub enum ShapeError {
 }
 
 impl ModelShape {
-    /// Returns the number of heads of keys and values.
     pub fn kv_heads(&self) -> usize {
         self.kv_heads.unwrap_or(self.heads)
     }
 
-    /// Returns the width of a head.
     pub fn head_dim(&self) -> usize {
         self.head_dim.unwrap_or(self.hidden / self.heads.max(1))
     }
@@ -183,7 +176,6 @@ impl ModelShape {
 pub(crate) mod tests {
     use super::*;
 
-    /// Returns a model that computes in microseconds.
     pub(crate) fn tiny(moe: bool) -> ModelShape {
         ModelShape {
             name: "tiny".to_owned(),

@@ -24,7 +24,6 @@ const ASK_AGAIN: Span = Span::from_millis(20);
 /// The size of the pool of blocks that a scheduler accounts for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Room {
-    /// Number of blocks.
     pub blocks: u32,
     /// Tokens of one block.
     pub block_tokens: u32,
@@ -52,7 +51,6 @@ impl Schedulers {
         }
     }
 
-    /// Passes an event to the scheduler.
     pub fn handle(&mut self, now: Time, event: &Event) {
         self.scheduler.handle(now, event);
         self.asked_for = true;
@@ -70,7 +68,6 @@ impl Schedulers {
         plan
     }
 
-    /// Reports whether requests wait for an iteration.
     fn waits(&self) -> bool {
         let load = self.scheduler.load();
         load.waiting > 0 || load.running > 0
@@ -86,12 +83,10 @@ impl Schedulers {
         std::iter::from_fn(|| self.scheduler.poll_refusal()).collect()
     }
 
-    /// Returns the load of the scheduler.
     pub fn load(&self) -> Load {
         self.scheduler.load()
     }
 
-    /// Returns the state of a request.
     pub fn job(&self, request: RequestId) -> Option<&Job> {
         self.scheduler.job(request)
     }
@@ -106,7 +101,6 @@ impl Schedulers {
         self.scheduler.learned()
     }
 
-    /// Passes an event to the dispatcher.
     pub fn dispatch(&mut self, now: Time, event: &dispatch::Event) {
         if let Some(dispatcher) = self.dispatcher.as_mut() {
             dispatcher.handle(now, event);
@@ -118,7 +112,6 @@ impl Schedulers {
         self.dispatcher.as_mut()?.poll_decision(now)
     }
 
-    /// Returns the size of the scheduler's pool.
     pub const fn room(&self) -> Room {
         self.room
     }

@@ -6,7 +6,6 @@ use laxity_requests::dispatch::Dispatch;
 use laxity_requests::hyperflexis::{self, HyperFlexis, Linear};
 use serde::{Deserialize, Serialize};
 
-/// The rule that chooses a process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Rule {
@@ -27,7 +26,6 @@ impl Rule {
     pub const ALL: [Self; 5] =
         [Self::Fewest, Self::RoundRobin, Self::LeastLoaded, Self::LeastWork, Self::Hyperflexis];
 
-    /// Returns the name of the rule in configurations.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Fewest => "fewest",
@@ -39,10 +37,8 @@ impl Rule {
     }
 }
 
-/// The parameters of the choice.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Places {
-    /// The rule that chooses a process.
     pub rule: Rule,
     /// Coefficients `[a, b, c]` of `a + b · tokens + c · tokens²`, which is the time of a prompt on
     /// a prefill process, in ns.

@@ -8,18 +8,18 @@ use laxity_requests::hmas::Agent;
 use laxity_requests::hmas::cognition::Cognition;
 use laxity_requests::hmas::perception::{self, Perception};
 use laxity_requests::hmas::prediction::Prediction;
-use laxity_requests::iteration::{Event, Iteration as _, Load, Plan, Refusal};
+use laxity_requests::iteration::{Event, Load, Plan, Refusal};
 use laxity_requests::job::Job;
 use laxity_requests::kv::Pool;
 use laxity_requests::latency::Latency;
 use laxity_requests::learned::Learned;
-use laxity_requests::qoserve::QoServe;
+use laxity_requests::qoserve::{self, QoServe};
 use laxity_requests::replica::Replica;
 use laxity_requests::request::RequestId;
 use laxity_requests::{Span, kv};
 
 use super::Room;
-use super::settings::{Policy, Settings};
+use super::settings::{Hmas, Policy, Settings};
 
 /// A replica, and the latency model that learns from it.
 #[derive(Debug)]
@@ -42,7 +42,7 @@ fn discipline(settings: &Settings, latency: Model) -> Box<dyn Discipline + Send>
         Policy::Fcfs => fixed(LineOrder::Fcfs),
         Policy::Edf => fixed(LineOrder::Edf),
         Policy::Srpf => fixed(LineOrder::Srpf),
-        Policy::Qoserve => Box::new(QoServe::new(settings.qoserve.options(), latency)),
+        Policy::Qoserve => Box::new(QoServe::new(qoserve::Options::default(), latency)),
         Policy::Hmas => Box::new(agent(settings, latency)),
     }
 }
@@ -53,7 +53,7 @@ fn agent(settings: &Settings, latency: Model) -> Agent {
     let perception = Perception::new(perception::Rules::default(), Span::ZERO);
     let prediction = Prediction::new(latency, settings.tokens);
     let cognition = Cognition::new(perception, prediction);
-    let config = settings.hmas.config(settings.tokens);
+    let config = Hmas::config(settings.tokens);
     Agent::new(settings.hmas.order, config, cognition)
 }
 
@@ -115,7 +115,6 @@ impl Scheduler {
         self.replica.load()
     }
 
-    /// Returns the state of a request.
     pub(super) fn job(&self, request: RequestId) -> Option<&Job> {
         self.replica.job(request)
     }

@@ -8,7 +8,7 @@ use laxity_requests::request::{ApplicationId, ClassId, Importance, InstanceId, S
 use laxity_requests::{dispatch, dispatch::Decision};
 
 use super::places::Rule;
-use super::settings::{Hmas, QoServe};
+use super::settings::Hmas;
 use super::*;
 
 const ROOM: Room = Room { blocks: 60, block_tokens: 8 };
@@ -34,7 +34,6 @@ fn spec(number: u64, at: Time) -> Spec {
     }
 }
 
-/// The result of a run.
 #[derive(Debug, Default, PartialEq)]
 struct Ran {
     plans: Vec<Plan>,
@@ -111,33 +110,9 @@ fn every_setting() -> Vec<Settings> {
         .into_iter()
         .map(|policy| Settings { policy, tokens: 64, watermark: 2, ..Settings::default() })
         .collect();
-    let with = |change: &dyn Fn(&mut Settings)| {
-        let mut settings = Settings { tokens: 64, ..Settings::default() };
-        change(&mut settings);
-        settings
-    };
-    let qoserve = |numbers: QoServe| {
-        with(&move |settings| (settings.policy, settings.qoserve) = (Policy::Qoserve, numbers))
-    };
-    let small = QoServe {
-        chunk_least: 16,
-        chunk_most: 128,
-        chunk_step: 8,
-        alpha_low_ms: Some(0.1 + 0.2),
-        busy_ms: 30.0,
-        ..QoServe::default()
-    };
-    all.push(qoserve(small));
-    all.push(qoserve(QoServe {
-        relegation: settings::Relegation::Strict,
-        preemption: settings::Preemption::Always,
-        hints: 0.9,
-        keep_blocks: true,
-        ..small
-    }));
     for order in [Kind::Llf, Kind::TwoLane] {
-        let hmas = Hmas { order, ..Hmas::default() };
-        all.push(with(&|settings| (settings.policy, settings.hmas) = (Policy::Hmas, hmas)));
+        let (policy, hmas) = (Policy::Hmas, Hmas { order });
+        all.push(Settings { policy, hmas, tokens: 64, watermark: 0 });
     }
     all
 }

@@ -255,12 +255,9 @@ fn under_every_policy_answers_are_the_same() {
         "policy = \"fcfs\"",
         "policy = \"edf\"",
         "policy = \"srpf\"",
-        "policy = \"qoserve\", qoserve = { chunk_least = 16, chunk_most = 64, chunk_step = 8, \
-         hints = 0.9 }",
-        "policy = \"qoserve\", qoserve = { chunk_least = 8, chunk_most = 48, alpha_low_ms = 1.0, \
-         relegation = \"strict\", keep_blocks = true }",
+        "policy = \"qoserve\"",
         "policy = \"hmas\"",
-        "policy = \"hmas\", hmas = { order = \"two_lane\", lane_split_ms = 100 }",
+        "policy = \"hmas\", hmas = { order = \"two_lane\" }",
     ];
     for policy in policies {
         let config = format!(

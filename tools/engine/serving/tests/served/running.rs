@@ -41,7 +41,6 @@ pub(crate) fn address() -> SocketAddr {
     SocketAddr::from(([127, 0, 0, 1], port()))
 }
 
-/// The model of these tests.
 pub(crate) fn model(moe: bool) -> String {
     let experts = if moe { "moe = { experts = 4, per_token = 2 }" } else { "" };
     format!(
@@ -92,7 +91,6 @@ impl Running {
         running
     }
 
-    /// It has said where it listens, and answers there.
     fn is_there(&mut self) -> bool {
         let text = self.log_text();
         let address = text
@@ -253,7 +251,6 @@ impl Answer {
         serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("{error}: {}", self.body))
     }
 
-    /// The code and message of an error.
     pub(crate) fn error(&self) -> (String, String) {
         let error = &self.json()["error"];
         let text = |name: &str| error[name].as_str().unwrap_or_default().to_owned();

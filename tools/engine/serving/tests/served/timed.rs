@@ -5,7 +5,6 @@ use crate::running::{Running, address, eventually, model, prompt};
 
 const TIMING: &str = "layer_us = 300.0, token_us = 2.0, expert_us = 200.0, row_us = 1.0";
 
-/// Prompts of which all begin alike.
 fn prompts() -> Vec<Vec<u32>> {
     let own = |number| prompt(number, 3 + 11 * number as usize);
     (0..6).map(|number| [prompt(9, 64), own(number)].concat()).collect()

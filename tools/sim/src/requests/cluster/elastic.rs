@@ -1,7 +1,6 @@
 //! Starting, stopping and changing the role of instances in a [`super::Run`].
 
 use laxity_requests::dispatch::{self, Role};
-use laxity_requests::iteration::Iteration as _;
 use laxity_requests::request::{InstanceId, RequestId};
 use laxity_requests::{Span, scaling};
 

@@ -55,10 +55,6 @@ struct Alone {
 }
 
 impl Discipline for Alone {
-    fn name(&self) -> &'static str {
-        self.inner.name()
-    }
-
     fn rank(&self, job: &Job) -> Rank {
         self.inner.rank(job)
     }

@@ -10,18 +10,15 @@
 //! | SJF | HOL blocking | `T_tot` at arrival |
 //! | SRTF | HOL blocking | `T_tot`, less the finished part |
 //! | two-lane | HOL blocking, isolation | lane, then slack (eq. 5) |
-//! | WFQ | unfairness between applications | virtual finish |
 //!
 //! The paper's other policies were better in no respect, so they are not here
 //! (`docs/requests/hmas.md`).
 
 mod orders;
 mod two_lane;
-mod wfq;
 
 pub use orders::Order;
 pub use two_lane::TwoLane;
-pub use wfq::Wfq;
 
 use serde::{Deserialize, Serialize};
 
@@ -37,9 +34,7 @@ use crate::request::Spec;
 )]
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
-    /// The earliest arrival first.
     Fcfs,
-    /// The earliest deadline first.
     Edf,
     /// The least laxity first.
     Llf,
@@ -50,15 +45,12 @@ pub enum Kind {
     Srtf,
     /// A fast and a slow lane.
     TwoLane,
-    /// Weighted fair queueing.
-    Wfq,
 }
 
 impl Kind {
-    pub const ALL: [Self; 7] =
-        [Self::Fcfs, Self::Edf, Self::Llf, Self::Sjf, Self::Srtf, Self::TwoLane, Self::Wfq];
+    pub const ALL: [Self; 6] =
+        [Self::Fcfs, Self::Edf, Self::Llf, Self::Sjf, Self::Srtf, Self::TwoLane];
 
-    /// Returns the policy's name in result tables.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Fcfs => "fcfs",
@@ -67,11 +59,9 @@ impl Kind {
             Self::Sjf => "sjf",
             Self::Srtf => "srtf",
             Self::TwoLane => "two_lane",
-            Self::Wfq => "wfq",
         }
     }
 
-    /// Creates a policy of this kind.
     pub fn build(self, hints: &Hints) -> Box<dyn Policy> {
         match self {
             Self::Fcfs => Box::new(Order::Fcfs),
@@ -80,7 +70,6 @@ impl Kind {
             Self::Sjf => Box::new(Order::Sjf),
             Self::Srtf => Box::new(Order::Srtf),
             Self::TwoLane => Box::new(TwoLane::new(hints)),
-            Self::Wfq => Box::new(Wfq::default()),
         }
     }
 }
@@ -94,13 +83,6 @@ pub struct Hints {
     pub fast_weight: u32,
 }
 
-impl Hints {
-    /// Valid values of `fast_weight`.
-    pub const WEIGHTS: std::ops::RangeInclusive<u32> = 1..=16;
-    /// Valid values of `lane_split`, in ms.
-    pub const SPLITS_MS: std::ops::RangeInclusive<u64> = 10..=600_000;
-}
-
 impl Default for Hints {
     fn default() -> Self {
         Self { lane_split: Span::from_millis(5_000), fast_weight: 4 }
@@ -110,16 +92,12 @@ impl Default for Hints {
 /// The concurrency limit and its use, which a policy with lanes divides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Room {
-    /// Most requests that may run.
     pub concurrency: u32,
     pub running: u32,
 }
 
 /// An order of the queue, with the state that it needs.
 pub trait Policy: Send {
-    /// Returns the kind of the policy.
-    fn kind(&self) -> Kind;
-
     /// Returns the rank of a job with prompt tokens to compute, under the rules of
     /// [`crate::discipline::Discipline::rank`].
     fn rank(&self, job: &Job, estimate: &Estimate) -> Rank;
@@ -130,7 +108,6 @@ pub trait Policy: Send {
         let _ = (spec, estimate);
     }
 
-    /// Reports that a request holds blocks.
     fn began(&mut self, spec: &Spec, estimate: &Estimate) {
         let _ = (spec, estimate);
     }

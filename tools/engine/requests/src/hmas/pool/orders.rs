@@ -1,6 +1,6 @@
 //! Orders that need nothing but a request's estimate (H-MAS §3.5, Appendix C).
 
-use super::{Kind, Policy};
+use super::Policy;
 use crate::Time;
 use crate::discipline::Rank;
 use crate::hmas::Estimate;
@@ -26,16 +26,6 @@ pub enum Order {
 }
 
 impl Policy for Order {
-    fn kind(&self) -> Kind {
-        match self {
-            Self::Fcfs => Kind::Fcfs,
-            Self::Edf => Kind::Edf,
-            Self::Llf => Kind::Llf,
-            Self::Sjf => Kind::Sjf,
-            Self::Srtf => Kind::Srtf,
-        }
-    }
-
     fn rank(&self, job: &Job, estimate: &Estimate) -> Rank {
         let at = match self {
             // Ties are broken by arrival.

@@ -7,7 +7,7 @@
 //! empty lane's part goes to the other lane. A charge by prompt tokens would favour the slow lane,
 //! because most of its work is in the answers. Begun prompts go first, because they hold memory.
 
-use super::{Hints, Kind, Policy, Room};
+use super::{Hints, Policy, Room};
 use crate::Span;
 use crate::discipline::{Rank, Start};
 use crate::hmas::Estimate;
@@ -29,7 +29,6 @@ struct Lane {
 pub struct TwoLane {
     split: Span,
     fast_weight: u32,
-    /// The fast lane and the slow lane.
     lanes: [Lane; 2],
 }
 
@@ -60,10 +59,6 @@ impl TwoLane {
 }
 
 impl Policy for TwoLane {
-    fn kind(&self) -> Kind {
-        Kind::TwoLane
-    }
-
     fn rank(&self, _: &Job, estimate: &Estimate) -> Rank {
         let due = i64::try_from(estimate.due.0).unwrap_or(i64::MAX);
         let total = i64::try_from(estimate.total().0).unwrap_or(i64::MAX);

@@ -14,7 +14,6 @@ use std::collections::VecDeque;
 /// values.
 const BUCKETS: [u32; 5] = [128, 512, 2048, 8192, u32::MAX];
 
-/// The definition of an error.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Score {
     /// `l_real − l_pred` in tokens (eq. 4).
@@ -84,10 +83,8 @@ pub enum Source {
     Prediction,
 }
 
-/// An upper bound of a request's length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bound {
-    /// The bound in tokens.
     pub tokens: u32,
     /// The basis of the bound.
     pub source: Source,

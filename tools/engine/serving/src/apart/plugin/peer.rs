@@ -35,7 +35,6 @@ pub enum ExchangeError {
     MoreThanSaid { came: usize, said: usize },
 }
 
-/// A parcel that is expected.
 struct Inbound {
     key: Key,
     /// The bytes that arrived so far, including the length.
@@ -61,7 +60,6 @@ pub(super) struct Peer {
     connecting: Option<Connecting>,
     send: Option<SendComm>,
     receive: Option<RecvComm>,
-    /// Messages that wait to be sent.
     outbound: VecDeque<Vec<u8>>,
     /// Copy in registered memory of the first waiting message, after the plugin answered "not now".
     filled: Option<(Region, usize)>,
@@ -94,7 +92,6 @@ impl Peer {
         Ok((peer, handle))
     }
 
-    /// Begins to connect to a rank at its handle.
     pub(super) fn connect(&mut self, context: &Context, handle: Handle) {
         self.connecting = Some(context.connect(DEVICE, handle));
     }
@@ -117,7 +114,6 @@ impl Peer {
         self.inbound.push_back(Inbound { key, bytes });
     }
 
-    /// Makes progress on all transfers.
     pub(super) fn turn(&mut self, inbox: &Inbox) -> Result<(), ExchangeError> {
         if let Some(connecting) = &mut self.connecting
             && let Some(send) = connecting.poll()?

@@ -44,11 +44,9 @@ impl Rows {
     }
 }
 
-/// Numbers and width of the heads.
 #[derive(Clone, Copy, Debug)]
 pub struct Heads {
     pub heads: usize,
-    /// Number of heads of keys and values.
     pub kv_heads: usize,
     pub width: usize,
 }

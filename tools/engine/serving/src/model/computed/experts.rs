@@ -83,7 +83,6 @@ impl ExpertBank {
         Ok(Self { layers, hidden: shape.hidden, device: device.clone() })
     }
 
-    /// Reports whether this process holds an expert.
     pub fn holds(&self, expert: usize) -> bool {
         self.layers.iter().any(|layer| layer.contains_key(&expert))
     }

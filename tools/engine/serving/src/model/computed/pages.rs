@@ -5,7 +5,6 @@ use candle_core::{DType, Device, Result, Tensor, bail};
 
 use crate::model::{self, KvCache, ModelShape, fail};
 
-/// The keys and values of all layers.
 #[derive(Debug)]
 pub struct Pages {
     layers: Vec<(Tensor, Tensor)>,
@@ -32,7 +31,6 @@ impl Pages {
         Ok(Self { layers, width, block_tokens, blocks, device: device.clone() })
     }
 
-    /// Returns the keys and values of a layer.
     pub fn layer(&self, layer: usize) -> (&Tensor, &Tensor) {
         let (keys, values) = &self.layers[layer];
         (keys, values)
@@ -75,7 +73,6 @@ impl KvCache for Pages {
         2 * self.width * size_of::<f32>()
     }
 
-    /// Returns all keys and then all values, little-endian.
     fn export(
         &self,
         layer: usize,

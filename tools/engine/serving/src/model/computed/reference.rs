@@ -77,7 +77,6 @@ fn feed_forward(shape: &ModelShape, weights: &Weights, layer: usize, x: &[f64]) 
     out
 }
 
-/// Returns the outputs of the last token.
 fn reference(shape: &ModelShape, tokens: &[u32]) -> Vec<f64> {
     let weights = Weights::open(&shape.weights).unwrap();
     let (heads, kv_heads, width) = (shape.heads, shape.kv_heads(), shape.head_dim());

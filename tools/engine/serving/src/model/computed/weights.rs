@@ -16,7 +16,6 @@ use thiserror::Error;
 
 use crate::model::shape::WeightsSource;
 
-/// The reason why weights cannot be loaded.
 #[derive(Debug, Error)]
 pub enum WeightsError {
     #[error("{path}: {cause}")]
@@ -34,11 +33,8 @@ pub enum WeightsError {
     Tensor(#[from] candle_core::Error),
 }
 
-/// A source of tensors by name.
 pub enum Weights {
-    /// Tensors that are drawn with a seed.
     Drawn(u64),
-    /// Tensors that were read from files.
     Read(HashMap<String, Tensor>),
 }
 

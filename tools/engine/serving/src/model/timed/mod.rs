@@ -33,7 +33,6 @@ use crate::schedule::Room;
 use kv::TimedKv;
 use pattern::{mix, row, row_seed};
 
-/// The times of the computation.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Timing {
@@ -52,7 +51,6 @@ pub struct Timing {
 }
 
 impl Timing {
-    /// Returns the times with their names in configurations.
     pub const fn all(&self) -> [(&'static str, f64); 4] {
         [
             ("timing.layer_us", self.layer_us),
@@ -187,7 +185,6 @@ impl TimedModel {
     }
 }
 
-/// Seeds of rows, by expert.
 type Routed = std::collections::BTreeMap<usize, Vec<u64>>;
 
 impl Model for TimedModel {
@@ -230,7 +227,6 @@ impl Model for TimedModel {
     }
 }
 
-/// The experts that a process holds.
 #[derive(Debug)]
 struct TimedExperts {
     held: Vec<bool>,

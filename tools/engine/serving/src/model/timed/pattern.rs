@@ -35,7 +35,6 @@ pub fn seed_of(bytes: &[u8]) -> Option<u64> {
     (rest.is_empty() && words.iter().enumerate().all(intact)).then_some(seed)
 }
 
-/// Returns the numbers of a row for an expert.
 pub fn row(seed: u64, hidden: usize) -> impl Iterator<Item = u32> {
     (0..hidden as u64).map(move |at| {
         let word = word(seed, at / 2);
