@@ -37,7 +37,6 @@ const QUEUED: u64 = 10_000;
 const WIDTH: u32 = 64;
 
 trait Subject {
-    /// Prepares the next decision. Not measured.
     fn prepare(&mut self) {}
     fn decide(&mut self);
 }

@@ -15,7 +15,6 @@ pub struct Rank(pub i64);
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Reranked {
-    /// No ranks changed.
     #[default]
     None,
     /// Any rank may have changed.

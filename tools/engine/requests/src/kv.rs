@@ -62,8 +62,6 @@ impl Pool {
     }
 
     /// Gives `request` the blocks for `tokens` tokens. The request keeps blocks beyond that.
-    ///
-    /// # Errors
     /// Fails if too few blocks are free. The pool is unchanged then.
     pub fn grow(&mut self, request: RequestId, tokens: u32) -> Result<(), Short> {
         let needed = self.lacking(request, tokens);

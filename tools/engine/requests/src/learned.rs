@@ -17,6 +17,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::Span;
 use crate::latency::{Composition, Latency};
+use crate::least_squares::{non_negative, product};
 
 const TERMS: usize = 5;
 
@@ -59,10 +60,6 @@ fn terms(of: &Composition) -> [f64; TERMS] {
         of.decode_context as f64,
     ];
     std::array::from_fn(|at| all[at] / SCALES[at])
-}
-
-fn product(x: &[f64; TERMS], y: &[f64; TERMS]) -> f64 {
-    x.iter().zip(y).map(|(x, y)| x * y).sum()
 }
 
 impl Fit {
@@ -117,71 +114,10 @@ impl Fit {
         self.add(of, took, 1.0);
         self.iterations += 1;
         if self.iterations < FIT_EVERY || self.iterations.is_multiple_of(FIT_EVERY) {
-            self.fit();
+            self.coefficients =
+                non_negative(&self.normal, &self.right, 1e-10).unwrap_or(self.coefficients);
         }
     }
-
-    /// Sets the coefficients to the best solution without negative values. It tries each subset of
-    /// coefficients and takes the others as zero.
-    fn fit(&mut self) {
-        let cost = |x: &[f64; TERMS]| -> f64 {
-            let quadratic: f64 = (0..TERMS).map(|at| x[at] * product(&self.normal[at], x)).sum();
-            quadratic - 2.0 * product(&self.right, x)
-        };
-        let mut best: Option<([f64; TERMS], f64)> = None;
-        for set in 1..1_u32 << TERMS {
-            let Some(x) = solve(&self.normal, &self.right, set) else {
-                continue;
-            };
-            let cost = cost(&x);
-            if x.iter().all(|value| *value >= 0.0) && best.is_none_or(|(_, least)| cost < least) {
-                best = Some((x, cost));
-            }
-        }
-        if let Some((x, _)) = best {
-            self.coefficients = x;
-        }
-    }
-}
-
-/// Solves the rows and columns in `set` by Gaussian elimination with pivots; other results are
-/// zero. Returns `None` if columns depend on each other. A smaller set has the same solution then.
-fn solve(normal: &[[f64; TERMS]; TERMS], right: &[f64; TERMS], set: u32) -> Option<[f64; TERMS]> {
-    let mut at = [0; TERMS];
-    let mut n = 0;
-    for index in (0..TERMS).filter(|index| set >> index & 1 == 1) {
-        at[n] = index;
-        n += 1;
-    }
-    let mut m = [[0.0; TERMS + 1]; TERMS];
-    for (row, from) in m.iter_mut().zip(&at[..n]) {
-        for (cell, column) in row.iter_mut().zip(&at[..n]) {
-            *cell = normal[*from][*column];
-        }
-        row[n] = right[*from];
-    }
-    for column in 0..n {
-        let pivot =
-            (column..n).max_by(|x, y| m[*x][column].abs().total_cmp(&m[*y][column].abs()))?;
-        if m[pivot][column].abs() <= 1e-10 * normal[at[column]][at[column]] {
-            return None;
-        }
-        m.swap(column, pivot);
-        let pivot_row = m[column];
-        for (row, cells) in m[..n].iter_mut().enumerate() {
-            if row != column {
-                let factor = cells[column] / pivot_row[column];
-                for (cell, pivot) in cells.iter_mut().zip(&pivot_row).skip(column) {
-                    *cell -= factor * pivot;
-                }
-            }
-        }
-    }
-    let mut x = [0.0; TERMS];
-    for (row, index) in at[..n].iter().enumerate() {
-        x[*index] = m[row][n] / m[row][row];
-    }
-    Some(x)
 }
 
 /// A shared handle of a model: clones refer to the same one. Policies read it, the driver feeds it.
@@ -207,7 +143,6 @@ impl Learned {
         }
     }
 
-    /// Returns the number of iterations that the model has learned from.
     pub fn iterations(&self) -> u64 {
         self.fit().iterations
     }

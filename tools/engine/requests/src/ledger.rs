@@ -79,7 +79,6 @@ struct Home {
     reports: u64,
 }
 
-/// The state of one instance.
 #[derive(Clone, Debug)]
 pub struct Row {
     /// The part of a request that the instance computes.
@@ -87,7 +86,6 @@ pub struct Row {
     pub load: Load,
     pub at: Time,
     pub reported: bool,
-    /// Prompts that were placed after the last report.
     pub placed: Prompts,
     tpots: BTreeMap<u64, u32>,
     requests: u32,
@@ -218,7 +216,6 @@ impl InstanceTable {
         self.rows.insert(instance, row);
     }
 
-    /// Removes an instance, and the requests that were lost with it.
     pub fn down(&mut self, instance: InstanceId, lost: &[Spec]) {
         self.rows.remove(&instance);
         for spec in lost {
@@ -255,7 +252,6 @@ impl InstanceTable {
         self.homes.insert(spec.id, home);
     }
 
-    /// Removes a request and returns the instance that had it.
     pub fn leave(&mut self, request: RequestId) -> Option<InstanceId> {
         let home = self.homes.remove(&request)?;
         if let Some(row) = self.rows.get_mut(&home.instance)
@@ -306,22 +302,16 @@ impl InstanceTable {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::request::{ApplicationId, ClassId, Importance};
 
     const AT: InstanceId = InstanceId(0);
 
     fn spec(number: u64) -> Spec {
         Spec {
             id: RequestId(number),
-            arrival: Time::ZERO,
             prompt: 1_000,
             output_max: 10,
-            ready: 0,
-            generated: 0,
-            class: ClassId(0),
-            application: ApplicationId(0),
-            importance: Importance::Important,
             slo: Slo::Interactive { ttft: 1_000, tbt: 10 },
+            ..Spec::default()
         }
     }
 

@@ -51,12 +51,14 @@ pub mod job;
 pub mod kv;
 pub mod latency;
 pub mod learned;
+mod least_squares;
 pub mod ledger;
 pub mod maestro;
 pub mod qoserve;
 pub mod replica;
 pub mod request;
 pub mod scaling;
+pub mod trees;
 pub mod workflow;
 
 pub use laxity_policy::{Span, Time};

@@ -37,6 +37,12 @@ pub enum Slo {
     },
 }
 
+impl Default for Slo {
+    fn default() -> Self {
+        Self::Batch { ttlt: 1 }
+    }
+}
+
 impl Slo {
     /// Returns the deadline of token `n`, counted from 0. All tokens of a batch request have the
     /// deadline of the last one (QoServe eq. 1 to 3).
@@ -67,7 +73,7 @@ pub enum Importance {
     Important,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Spec {
     pub id: RequestId,
     /// When the request arrived at the dispatcher. Deadlines count from this time.

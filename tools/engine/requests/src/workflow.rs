@@ -195,7 +195,6 @@ pub enum Event {
         stage: StageId,
         bytes: u64,
     },
-    /// All stages of a job ended.
     Ended(JobId),
 }
 

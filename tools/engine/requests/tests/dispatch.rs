@@ -8,9 +8,7 @@ use laxity_requests::dispatch::{Decision, Dispatch, Event, Role};
 use laxity_requests::hyperflexis::priority::Bounds;
 use laxity_requests::hyperflexis::{HyperFlexis, Linear, Mapping, Options};
 use laxity_requests::iteration::Load;
-use laxity_requests::request::{
-    ApplicationId, ClassId, Importance, InstanceId, RequestId, Slo, Spec,
-};
+use laxity_requests::request::{ApplicationId, ClassId, InstanceId, RequestId, Slo, Spec};
 use laxity_requests::{Span, Time};
 use proptest::prelude::*;
 
@@ -160,12 +158,10 @@ impl Driver {
             arrival: self.now,
             prompt,
             output_max: output + 1,
-            ready: 0,
-            generated: 0,
             class: ClassId(class),
             application: ApplicationId(u32::from(class)),
-            importance: Importance::Important,
             slo,
+            ..Spec::default()
         };
         self.next += 1;
         self.live.insert(spec.id, (spec, At::Line));

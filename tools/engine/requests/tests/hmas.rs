@@ -12,7 +12,7 @@ use laxity_requests::hmas::prediction::Prediction;
 use laxity_requests::hmas::{Agent, Config, statera};
 use laxity_requests::iteration::Event;
 use laxity_requests::learned::Learned;
-use laxity_requests::request::{ApplicationId, ClassId, Importance, RequestId, Slo, Spec};
+use laxity_requests::request::{ApplicationId, Importance, RequestId, Slo, Spec};
 use proptest::prelude::*;
 
 const BLOCKS: u32 = 40;
@@ -48,12 +48,10 @@ fn arrive(driver: &mut Driver, prompt: u32, output: u32, slo: Slo) -> RequestId 
         arrival,
         prompt,
         output_max: output + 3,
-        ready: 0,
-        generated: 0,
-        class: ClassId(0),
         application: ApplicationId((id.0 % 3) as u32),
         importance: if id.0.is_multiple_of(2) { Importance::Low } else { Importance::Important },
         slo,
+        ..Spec::default()
     })
 }
 

@@ -4,9 +4,7 @@
 use laxity_requests::dispatch::{Decision, Dispatch as _, Event, Role};
 use laxity_requests::hyperflexis::{HyperFlexis, Linear, Options};
 use laxity_requests::iteration::Load;
-use laxity_requests::request::{
-    ApplicationId, ClassId, Importance, InstanceId, RequestId, Slo, Spec,
-};
+use laxity_requests::request::{InstanceId, RequestId, Slo, Spec};
 use laxity_requests::{Span, Time};
 
 /// A prefill takes 10 ms and 0.1 ms per token, and a step 10 ms and 10 µs per request.
@@ -19,12 +17,8 @@ fn spec(id: u64, arrival: Time, prompt: u32, (ttft, tbt): (u64, u64)) -> Spec {
         arrival,
         prompt,
         output_max: 100,
-        ready: 0,
-        generated: 0,
-        class: ClassId(0),
-        application: ApplicationId(0),
-        importance: Importance::Important,
         slo: Slo::Interactive { ttft: ttft * 1_000_000, tbt: tbt * 1_000_000 },
+        ..Spec::default()
     }
 }
 

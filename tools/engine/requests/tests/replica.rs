@@ -10,7 +10,7 @@ use laxity_requests::iteration::Event;
 use laxity_requests::job::Job;
 use laxity_requests::latency::{Composition, Latency};
 use laxity_requests::qoserve::{Alpha, Chunking, Options, Preemption, QoServe, Relegation};
-use laxity_requests::request::{ApplicationId, ClassId, Importance, Slo, Spec};
+use laxity_requests::request::{ApplicationId, Importance, Slo, Spec};
 use laxity_requests::{Span, Time};
 use proptest::prelude::*;
 
@@ -124,11 +124,10 @@ fn arrive(driver: &mut Driver, prompt: u32, output: u32, ready: u32, slo: Slo, i
         prompt,
         output_max: output + 3,
         ready: ready.min(prompt),
-        generated: 0,
-        class: ClassId(0),
         application: ApplicationId(prompt % 3),
         importance: if important { Importance::Important } else { Importance::Low },
         slo,
+        ..Spec::default()
     });
 }
 

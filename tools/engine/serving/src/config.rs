@@ -69,8 +69,6 @@ pub struct Config {
     pub peers: Option<Peers>,
     #[serde(default)]
     pub laxity: Laxity,
-    #[serde(default)]
-    pub debug: Debug,
 }
 
 fn listen() -> SocketAddr {
@@ -81,7 +79,6 @@ fn listen() -> SocketAddr {
 #[serde(deny_unknown_fields, default)]
 pub struct Kv {
     pub blocks: u32,
-    /// Tokens in one block.
     pub block_tokens: u32,
     /// Whether later prompts reuse KV that another process sent.
     pub keep_fetched: bool,
@@ -198,14 +195,6 @@ pub struct Laxity {
     pub rate_mbit: Option<f64>,
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct Debug {
-    /// Whether the endpoint answers `/debug/requests`. The answer names the requests of every
-    /// client and takes time of the engine between two iterations, so the default is off.
-    pub requests: bool,
-}
-
 #[derive(Debug, Error)]
 pub enum ConfigError {
     #[error("cannot read {path}: {cause}")]
@@ -229,8 +218,6 @@ pub(crate) fn value(
 
 impl Config {
     /// Reads and checks a configuration file.
-    ///
-    /// # Errors
     /// Returns the first thing that is wrong.
     pub fn load(path: &Path) -> Result<Self, ConfigError> {
         let text = laxity_files::read_to_string(path, CONFIG_BYTES_MAX)

@@ -22,10 +22,10 @@ pub enum StartError {
         does CUDA_VISIBLE_DEVICES leave one?): {0}"
     )]
     Gpu(candle_core::Error),
-    /// The weights can't be read, or don't fit the model.
+    /// There is too little memory for the weights or the KV cache.
     #[cfg(feature = "compute")]
-    #[error("cannot have the model's weights: {0}")]
-    Weights(crate::model::computed::WeightsError),
+    #[error("no memory for the model's weights and KV cache (kv.blocks): {0}")]
+    Weights(candle_core::Error),
     #[cfg(not(feature = "compute"))]
     #[error("this laxity-engine was built without a model that computes: give [timing]")]
     NoCompute,
@@ -44,7 +44,6 @@ pub enum StartError {
 }
 
 impl StartError {
-    /// Makes the error of a thread that did not start.
     pub(crate) fn thread(purpose: &'static str) -> impl FnOnce(io::Error) -> Self {
         move |cause| Self::Thread { purpose, cause }
     }

@@ -27,11 +27,10 @@ use tracing_subscriber::EnvFilter;
 /// Mixtral-shaped model (peers.experts). Every such transfer is a flow of the host's laxityd
 /// (laxity.socket), or goes out unscheduled without one. The answers are the same either way.
 ///
-/// The endpoint serves OpenAI's /v1/completions and /v1/chat/completions, streamed or not. Headers
-/// set the objectives: x-slo-ttft-ms for the first token, x-slo-tpot-ms for the time between
-/// tokens, x-slo-ttlt-ms for the last token of a request that is not interactive. The header
-/// x-laxity-importance (paid or free) says which requests are given up first. /health, /metrics
-/// and /v1/models are served, too.
+/// The endpoint serves OpenAI's /v1/completions, streamed or not. Headers set the objectives:
+/// x-slo-ttft-ms for the first token, x-slo-tpot-ms for the time between tokens, x-slo-ttlt-ms for
+/// the last token of a request that is not interactive. The header x-laxity-importance (paid or
+/// free) says which requests are given up first. /health, /metrics and /v1/models are served, too.
 ///
 /// The smallest configuration:
 ///
@@ -44,8 +43,8 @@ use tracing_subscriber::EnvFilter;
 ///   vocab = 260
 ///   context = 2048
 ///
-/// Weights are drawn from a seed (weights = { seed = 1 }) unless files are given (weights = {
-/// safetensors = ["model.safetensors"] }). Text is tokenized by bytes: each byte is a token.
+/// Weights are drawn from a seed (weights = { seed = 1 }). Text is tokenized by bytes: each byte is
+/// a token.
 #[derive(Debug, Parser)]
 #[command(name = "laxity-engine", version, max_term_width = 100, verbatim_doc_comment)]
 struct Arguments {

@@ -82,8 +82,6 @@ fn timed(
 }
 
 /// Reads the weights and starts an engine. If there are peers, the engine also listens for them.
-///
-/// # Errors
 /// Fails if the weights cannot be read, memory is missing or an address is in use.
 pub fn engine(config: &Config) -> Result<Handle, StartError> {
     let ranks = config.net_peers().ranks;

@@ -90,21 +90,10 @@ impl Dispatch for Fewest {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::request::{ApplicationId, ClassId, Importance, Slo, Spec};
+    use crate::request::Spec;
 
     fn spec(number: u64) -> Spec {
-        Spec {
-            id: RequestId(number),
-            arrival: Time::ZERO,
-            prompt: 10,
-            output_max: 1,
-            ready: 0,
-            generated: 0,
-            class: ClassId(0),
-            application: ApplicationId(0),
-            importance: Importance::Important,
-            slo: Slo::Batch { ttlt: 1 },
-        }
+        Spec { id: RequestId(number), prompt: 10, output_max: 1, ..Spec::default() }
     }
 
     #[test]

@@ -7,7 +7,6 @@ use crate::Time;
 use crate::discipline::{Discipline, Rank, View};
 use crate::job::Job;
 
-/// The order of the queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LineOrder {
     Fcfs,
@@ -19,7 +18,6 @@ pub enum LineOrder {
 /// A fixed token budget under an order.
 #[derive(Clone, Copy, Debug)]
 pub struct Fixed {
-    /// The order of the queue.
     pub order: LineOrder,
     pub tokens: u32,
 }

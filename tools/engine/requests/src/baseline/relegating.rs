@@ -66,7 +66,7 @@ mod tests {
     use crate::iteration::Event;
     use crate::kv::Pool;
     use crate::replica::Replica;
-    use crate::request::{ApplicationId, ClassId, Importance, Slo, Spec};
+    use crate::request::{Slo, Spec};
 
     /// A latency model with 1 ns per token.
     #[derive(Clone, Copy, Debug)]
@@ -87,15 +87,10 @@ mod tests {
         for (number, prompt, ttft) in [(0, 300, 299), (1, 100, 500), (2, 100, 400)] {
             let spec = Spec {
                 id: RequestId(number),
-                arrival: Time::ZERO,
                 prompt,
                 output_max: 1,
-                ready: 0,
-                generated: 0,
-                class: ClassId(0),
-                application: ApplicationId(0),
-                importance: Importance::Important,
                 slo: Slo::Interactive { ttft, tbt: 0 },
+                ..Spec::default()
             };
             replica.handle(Time::ZERO, &Event::Arrived(spec));
         }

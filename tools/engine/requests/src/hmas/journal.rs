@@ -11,7 +11,6 @@ pub struct Log {
     pub violations: u64,
     /// `fenced` and `violations` for the requests whose bound comes from their own bucket.
     pub fenced_own_bucket: (u64, u64),
-    /// Sum of all bounds, in tokens.
     pub bound_tokens: u64,
     /// Sum of all generated tokens.
     pub real_tokens: u64,

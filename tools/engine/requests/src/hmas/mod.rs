@@ -3,7 +3,7 @@
 //!
 //! | layer | module |
 //! |---|---|
-//! | perception, prediction (§3.2) | [`cognition`]: [`perception`], [`prediction`], [`regressor`] |
+//! | perception, prediction (§3.2) | [`cognition`]: [`perception`], [`prediction`] |
 //! | control (§3.4) | one policy of [`pool`]; [`statera`] sets the memory limit and other limits |
 //! | execution (§3.5) | [`Agent`], a [`crate::discipline::Discipline`] |
 //!
@@ -29,7 +29,6 @@ pub mod journal;
 pub mod perception;
 pub mod pool;
 pub mod prediction;
-pub mod regressor;
 pub mod statera;
 
 pub use agent::{Agent, Config};

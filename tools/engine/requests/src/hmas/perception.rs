@@ -8,8 +8,8 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use super::regressor::Forest;
 use crate::request::{ApplicationId, RequestId, Spec};
+use crate::trees::{FitError, Forest};
 use crate::{Span, Time};
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -116,13 +116,8 @@ pub struct Trained {
 
 impl Trained {
     /// Trains on pairs of a request and the number of tokens that it generated.
-    ///
-    /// # Errors
     /// Fails if there are no valid examples.
-    pub fn fit(
-        examples: &[(Spec, u32)],
-        seed: u64,
-    ) -> Result<Self, super::regressor::TrainingError> {
+    pub fn fit(examples: &[(Spec, u32)], seed: u64) -> Result<Self, FitError> {
         let rows: Vec<Vec<f64>> = examples.iter().map(|(spec, _)| features(spec)).collect();
         let lengths = examples.iter().map(|(_, length)| f64::from((*length).max(1)).ln());
         let lengths: Vec<f64> = lengths.collect();

@@ -22,7 +22,6 @@ use crate::dispatch::Role;
 use crate::ledger::{InstanceTable, Prompts, Row};
 use crate::request::InstanceId;
 
-/// The present or assumed load of an instance.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct InstanceLoad {
     pub role: Role,

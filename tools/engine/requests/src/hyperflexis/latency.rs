@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::Span;
 use crate::latency::{Composition, Latency};
+use crate::least_squares::non_negative;
 
 /// Batch sizes of the paper's profile (appendix A).
 pub const BATCHES: [u32; 11] = [1, 2, 4, 8, 16, 32, 64, 96, 128, 160, 192];
@@ -84,8 +85,6 @@ impl Linear {
 
     /// Fits both equations. Steps with both prompts and decodes are ignored, because neither
     /// equation describes them.
-    ///
-    /// # Errors
     /// Fails if there are fewer than three steps of one kind.
     pub fn fit(samples: &[Sample]) -> Result<Self, FitError> {
         let rows = |decode: bool| -> Vec<([f64; 3], f64)> {
@@ -179,8 +178,7 @@ pub fn profile(machine: &dyn Latency, tokens_max: u32) -> Vec<Sample> {
     samples
 }
 
-/// Returns the coefficients, none negative, with the least sum of squared relative residuals. Tries
-/// each set of coefficients that may differ from zero. For three coefficients the result is exact.
+/// Returns the coefficients, none negative, with the least sum of squared relative residuals.
 fn least_squares(rows: &[([f64; 3], f64)]) -> [f64; 3] {
     // Columns are scaled to 1, because squared lengths are 10⁷ times the constant.
     let mut scale = [0.0_f64; 3];
@@ -201,56 +199,8 @@ fn least_squares(rows: &[([f64; 3], f64)]) -> [f64; 3] {
             }
         }
     }
-    let cost = |x: &[f64; 3]| -> f64 {
-        let quadratic: f64 =
-            (0..3).map(|i| (0..3).map(|j| x[i] * normal[i][j] * x[j]).sum::<f64>()).sum();
-        quadratic - 2.0 * (0..3).map(|i| x[i] * right[i]).sum::<f64>()
-    };
-    let mut best = ([0.0; 3], 0.0);
-    for set in 1..8_u32 {
-        let Some(x) = solve(&normal, &right, set) else {
-            continue;
-        };
-        if x.iter().all(|value| *value >= 0.0) && cost(&x) < best.1 {
-            best = (x, cost(&x));
-        }
-    }
-    std::array::from_fn(|i| if scale[i] > 0.0 { best.0[i] / scale[i] } else { 0.0 })
-}
-
-/// Solves the rows and columns in `set` by Gaussian elimination with pivots; other results are
-/// zero.
-fn solve(normal: &[[f64; 3]; 3], right: &[f64; 3], set: u32) -> Option<[f64; 3]> {
-    let at: Vec<usize> = (0..3).filter(|i| set >> i & 1 == 1).collect();
-    let n = at.len();
-    let mut m: Vec<Vec<f64>> = at
-        .iter()
-        .map(|i| {
-            let row = at.iter().map(|j| normal[*i][*j]);
-            row.chain(std::iter::once(right[*i])).collect()
-        })
-        .collect();
-    for column in 0..n {
-        let pivot =
-            (column..n).max_by(|x, y| m[*x][column].abs().total_cmp(&m[*y][column].abs()))?;
-        // The columns depend on each other, so a smaller set has the same solution.
-        if m[pivot][column].abs() <= 1e-12 * normal[at[column]][at[column]] {
-            return None;
-        }
-        m.swap(column, pivot);
-        let pivot_row = m[column].clone();
-        for (_, row) in m.iter_mut().enumerate().filter(|(at, _)| *at != column) {
-            let factor = row[column] / pivot_row[column];
-            for (value, pivot) in row.iter_mut().zip(&pivot_row).skip(column) {
-                *value -= factor * pivot;
-            }
-        }
-    }
-    let mut x = [0.0; 3];
-    for (k, i) in at.iter().enumerate() {
-        x[*i] = m[k][n] / m[k][k];
-    }
-    Some(x)
+    let best = non_negative(&normal, &right, 1e-12).unwrap_or_default();
+    std::array::from_fn(|i| if scale[i] > 0.0 { best[i] / scale[i] } else { 0.0 })
 }
 
 #[cfg(test)]

@@ -83,7 +83,7 @@ impl Migrator {
         }
     }
 
-    pub fn len(&self) -> usize {
+    pub(super) fn len(&self) -> usize {
         self.line.len()
     }
 

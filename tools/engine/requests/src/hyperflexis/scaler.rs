@@ -132,7 +132,6 @@ impl Scaler {
     }
 }
 
-/// Returns the least used instance.
 fn least(some: &[(InstanceId, f64)]) -> Option<InstanceId> {
     let least = some.iter().min_by(|x, y| x.1.total_cmp(&y.1));
     least.map(|one| one.0)
@@ -217,7 +216,6 @@ mod tests {
         Scaler::new(Options::new(MODEL, 700_000_000, 50_000_000, most))
     }
 
-    /// Returns an instance with these prompt tokens and decoding requests.
     fn instance(at: u32, role: Role, prefill_tokens: u64, decoding: u32) -> Instance {
         let load = Load {
             prefill_tokens,

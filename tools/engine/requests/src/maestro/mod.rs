@@ -3,7 +3,7 @@
 //!
 //! | module | section | content |
 //! |---|---|---|
-//! | [`predict`], [`regressor`], [`isotonic`] | III-B | the cost of a stage: tool intent, then length |
+//! | [`predict`], [`isotonic`] | III-B | the cost of a stage: tool intent, then length |
 //! | [`profile`] | III-D eq. 8 | the time of what follows a stage in its workflow |
 //! | [`residency`] | III-C Algorithm 1 | weights on GPU, in host memory, on disk or remote |
 //! | [`memory`] | III-C Algorithm 2, eq. 4 | the least harmful way to free memory |
@@ -28,7 +28,6 @@ mod placement;
 pub mod predict;
 pub mod profile;
 pub mod queue;
-pub mod regressor;
 pub mod residency;
 pub mod scheduler;
 mod transition;

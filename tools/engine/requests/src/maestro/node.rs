@@ -69,7 +69,6 @@ struct Prepared {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Done {
     pub swapped: Vec<StageId>,
-    /// Stages that were aborted and lost their work.
     pub aborted: Vec<StageId>,
     pub moves: Vec<Move>,
     /// Models whose weights leave the GPU, with the time from now until their memory is free.

@@ -16,7 +16,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::isotonic::Isotonic;
-use super::regressor::{Boosted, FitError, Trees};
+use crate::trees::{Boosted, FitError, Trees};
 use crate::workflow::{RoleId, Stage};
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -72,12 +72,10 @@ struct Trained {
 
 impl TwoPhase {
     /// Trains a predictor on records in the order of time.
-    ///
-    /// # Errors
     /// Fails with fewer than 20 records or with values that aren't finite.
     pub fn train(records: &[Record], trees: &Trees) -> Result<Self, FitError> {
         if records.len() < LEAST {
-            return Err(FitError::TooFew { there: records.len(), needed: LEAST });
+            return Err(FitError::new(records.len(), &format!("at least {LEAST} are needed")));
         }
         let (classifier, calibration) = Self::classifier(records, trees)?;
         let mut rows = Vec::with_capacity(records.len());

@@ -20,7 +20,6 @@ use crate::workflow::{Job, JobId, Stage, StageId, TemplateId};
 const WINDOW: usize = 64;
 /// Least records of a state. With fewer, a coarser state is used.
 const ENOUGH: usize = 5;
-/// Invocations from this number on are one state.
 const LOOPS: u16 = 4;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -12,7 +12,6 @@ use std::collections::{BTreeMap, HashMap};
 use crate::workflow::{Class, StageId};
 use crate::{Span, Time};
 
-/// The order of waiting stages.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum StageOrder {
     /// Least remaining time of the workflow first (eq. 7), with aging in ns of priority per ns of

@@ -19,7 +19,6 @@
 use crate::Span;
 use crate::workflow::{ModelId, ModelSpec, NodeSpec, Readiness};
 
-/// A model and the location to which it moved.
 pub type Move = (ModelId, Readiness);
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -232,8 +231,6 @@ impl Residency {
     }
 
     /// Activates a model by Algorithm 1. KV uses `kv` bytes of the GPU.
-    ///
-    /// # Errors
     /// Returns the bytes that are lacking if too little memory can be freed. Nothing has moved then.
     pub fn activate(
         &mut self,

@@ -70,7 +70,6 @@ impl Leaving {
         self.until.keys().copied()
     }
 
-    /// Reports whether no model is leaving.
     pub(super) fn is_empty(&self) -> bool {
         self.until.is_empty()
     }

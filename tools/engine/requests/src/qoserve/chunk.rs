@@ -133,7 +133,7 @@ pub fn fitting(
 mod tests {
     use super::*;
     use crate::Span;
-    use crate::request::{ApplicationId, ClassId, Importance, RequestId, Spec};
+    use crate::request::{RequestId, Spec};
     use proptest::prelude::*;
 
     /// A latency model with 10 µs per token and 1 ns per pair.
@@ -148,15 +148,10 @@ mod tests {
     fn decoding(slo: Slo, generated: u32, first_ms: u64) -> Job {
         let mut job = Job::new(Spec {
             id: RequestId(1),
-            arrival: Time(0),
             prompt: 10,
             output_max: 100,
-            ready: 0,
-            generated: 0,
-            class: ClassId(0),
-            application: ApplicationId(0),
-            importance: Importance::Important,
             slo,
+            ..Spec::default()
         });
         job.generated = generated;
         job.first_token = Some(Time(first_ms * 1_000_000));

@@ -16,7 +16,6 @@ pub enum Node {
     /// A comparison of a feature. Values up to `most` lead to the next node, larger ones to
     /// `above`.
     Split {
-        /// Index of the feature.
         feature: u8,
         /// Largest value that leads to the next node.
         most: f32,
@@ -53,8 +52,6 @@ pub struct Forest {
 impl Forest {
     /// Creates a forest of `trees`. The nodes of each tree are in depth-first order, with the
     /// branch for smaller values first.
-    ///
-    /// # Errors
     /// Fails if a coefficient or a node is invalid.
     pub fn new(line: LinearTerms, trees: &[Vec<Node>]) -> Result<Self, ForestError> {
         if !line.is_sound() {

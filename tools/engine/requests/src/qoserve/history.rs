@@ -111,20 +111,15 @@ impl Lengths {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::request::{ClassId, Importance, RequestId, Slo, Spec};
+    use crate::request::{RequestId, Spec};
 
     fn job(application: u32, generated: u32) -> Job {
         let mut job = Job::new(Spec {
             id: RequestId(1),
-            arrival: crate::Time::ZERO,
             prompt: 10,
             output_max: 10_000,
-            ready: 0,
-            generated: 0,
-            class: ClassId(0),
             application: ApplicationId(application),
-            importance: Importance::Important,
-            slo: Slo::Batch { ttlt: 1 },
+            ..Spec::default()
         });
         job.generated = generated;
         job

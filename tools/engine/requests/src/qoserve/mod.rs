@@ -65,7 +65,6 @@ pub enum Alpha {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Relegation {
-    /// No job is relegated.
     Off,
     /// Jobs whose deadline is past or within one iteration are relegated.
     Strict,
@@ -76,7 +75,6 @@ pub enum Relegation {
 /// Whether a more urgent prompt may preempt one that has begun.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Preemption {
-    /// No prompt is preempted.
     Never,
     /// A prompt is preempted unless it would be late because of that.
     Selective,

@@ -4,7 +4,7 @@ use super::*;
 use crate::iteration::Plan;
 use crate::kv::Pool;
 use crate::replica::Replica;
-use crate::request::{ApplicationId, ClassId, Slo, Spec};
+use crate::request::{Slo, Spec};
 
 /// A latency model with 100 µs per token and 5 ms per iteration.
 #[derive(Clone, Copy, Debug)]
@@ -45,12 +45,9 @@ impl Bench {
             arrival: self.now,
             prompt,
             output_max: 1_000,
-            ready: 0,
-            generated: 0,
-            class: ClassId(0),
-            application: ApplicationId(0),
             importance,
             slo,
+            ..Spec::default()
         };
         self.replica.handle(self.now, &Event::Arrived(spec));
         id

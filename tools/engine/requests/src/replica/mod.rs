@@ -82,8 +82,6 @@ impl Replica {
     }
 
     /// Reserves blocks for a request whose KV is on its way. It arrives later or is cancelled.
-    ///
-    /// # Errors
     /// Fails if too few blocks are free.
     pub fn reserve(&mut self, request: RequestId, tokens: u32) -> Result<(), crate::kv::Short> {
         self.state.reserve(request, tokens)

@@ -372,7 +372,6 @@ impl State {
         aside.chain(line).map(|place| place.3).next()
     }
 
-    /// Returns the decoding job with blocks that began to decode last.
     pub(super) fn last_decoding(&self) -> Option<usize> {
         let held = self.decoding.iter().filter(|place| self.holds(place.3));
         held.max_by_key(|place| self.at(place.3).joined).map(|place| place.3)

@@ -72,8 +72,6 @@ pub fn encode(groups: &[ExpertRows], hidden: usize) -> Vec<u8> {
 }
 
 /// Decodes the bytes of a peer.
-///
-/// # Errors
 /// Fails if the bytes have another form than those of [`encode`].
 pub fn decode(bytes: &[u8], hidden: usize) -> Result<Vec<ExpertRows>> {
     let (words, rest) = bytes.as_chunks::<4>();
@@ -107,8 +105,6 @@ pub const fn rows_head(kind: Kind, layer: usize, batch: u64, place: u64) -> Head
 }
 
 /// Groups rows by the rank that holds their expert.
-///
-/// # Errors
 /// Fails if this process holds one of the experts.
 pub fn by_rank(
     ranks: &Ranks,
@@ -184,8 +180,6 @@ impl ExpertPeers for RemoteExperts<'_> {
 }
 
 /// Computes other ranks' tokens, in a thread of its own, until the sender is dropped.
-///
-/// # Errors
 /// Fails if no thread can be started.
 pub fn serve(
     experts: Arc<dyn Experts>,

@@ -79,8 +79,6 @@ impl Inbox {
     }
 
     /// Waits for a payload and removes it from the inbox.
-    ///
-    /// # Errors
     /// Fails if the sender is gone, or the payload does not come in time.
     pub fn wait(&self, key: Key, from: SocketAddr, patience: Duration) -> Result<Vec<u8>> {
         let end = Instant::now() + patience;

@@ -31,7 +31,7 @@ use laxity_requests::request::{Importance, RequestId};
 use serde::{Deserialize, Serialize};
 
 use crate::carry::{Carrier, ReadPart};
-use crate::engine::sequence::{Failure, Sampling};
+use crate::engine::sequence::Failure;
 use crate::kv::BlockHash;
 use experts::Ranks;
 use inbox::Inbox;
@@ -101,7 +101,6 @@ pub enum Words {
         have: usize,
         /// Whether the asker wants the KV of the other tokens.
         wants_kv: bool,
-        sampling: Sampling,
         /// Time until the first token is due, in ns. 0 without an objective.
         remaining_ns: u64,
         /// Whether a reader waits for each token.
@@ -133,17 +132,9 @@ pub enum Words {
     Ask(Asked),
     /// The start of a layer, in the batch that is computed and in those that stand for requested KV
     /// ([`Asked::batch`]).
-    Layer {
-        /// Index of the layer.
-        layer: u16,
-        batches: Vec<u64>,
-    },
+    Layer { layer: u16, batches: Vec<u64> },
     /// The end of batches, which were computed or are not wanted any more.
-    Computed {
-        batches: Vec<u64>,
-        /// Numbers of the requests for which KV was requested.
-        requests: Vec<u64>,
-    },
+    Computed { batches: Vec<u64>, requests: Vec<u64> },
     /// The handle at which the NCCL plugin of the sender listens for the receiver of this message.
     Handle { handle: Vec<u8> },
     /// A request of the asker for a part of the offered KV, which its daemon permitted.

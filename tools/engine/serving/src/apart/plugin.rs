@@ -73,8 +73,6 @@ impl std::fmt::Debug for PluginCommand {
 
 impl Plugin {
     /// Loads a plugin and listens once for each other rank. `tell` sends a rank the handle for it.
-    ///
-    /// # Errors
     /// Fails if the plugin cannot be used, or no thread can be started.
     pub fn start(
         file: &Path,
@@ -108,8 +106,6 @@ impl Plugin {
     }
 
     /// Connects to a rank at its handle.
-    ///
-    /// # Errors
     /// Fails if the bytes are no handle, which means that the rank has another version.
     pub fn connect(&self, rank: SocketAddr, handle: &[u8]) -> Result<(), PluginError> {
         let handle = Handle::try_from(handle).map_err(|_| PluginError::Handle(handle.len()))?;

@@ -63,8 +63,6 @@ struct Reuse {
 }
 
 /// Starts the thread. It ends when all senders of calls are dropped.
-///
-/// # Errors
 /// Fails if no thread can be started.
 pub fn serve(
     calls: Receiver<Call>,
@@ -241,7 +239,7 @@ impl Reuse {
         } else {
             &asked.hashes[..]
         };
-        let found = self.blocks.find(hashes);
+        let found = self.blocks.lock().find(hashes);
         let blocks = found.len();
         self.net.say(to, &Words::Will { request, blocks });
         if found.is_empty() {
@@ -268,6 +266,6 @@ impl Reuse {
                 Err(error) => tracing::error!("KV of layer {layer} for {to}: {error}"),
             }
         }
-        self.blocks.release(&found);
+        self.blocks.lock().release(&found);
     }
 }

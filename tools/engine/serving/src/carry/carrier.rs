@@ -28,8 +28,6 @@ impl std::fmt::Debug for Carrier {
 
 impl Carrier {
     /// Starts the thread. `listens` is the address that identifies this process.
-    ///
-    /// # Errors
     /// Fails if no thread can be started.
     pub fn start(options: Options, listens: SocketAddr, taker: Taker) -> std::io::Result<Self> {
         let (orders, incoming) = channel();
@@ -54,28 +52,13 @@ impl Carrier {
     /// Sends a parcel. `head` describes it, except for bytes and flow, which are set here. A
     /// deadline of 0 means none.
     pub fn send(&self, to: SocketAddr, head: Head, deadline_ns: u64, payload: Vec<u8>) {
-        self.order(GateCommand::Send(Parcel {
-            to,
-            head,
-            deadline_ns,
-            scavenged: false,
-            read: false,
-            bytes: payload.len() as u64,
-            payload: Arc::new(payload),
-        }));
+        self.order(GateCommand::Send(Parcel::new(to, head, deadline_ns, payload)));
     }
 
     /// Reads a parcel that another process offers, under permits of the own daemon.
     pub fn read(&self, from: SocketAddr, head: Head, deadline_ns: u64, bytes: u64) {
-        self.order(GateCommand::Send(Parcel {
-            to: from,
-            head,
-            deadline_ns,
-            scavenged: false,
-            read: true,
-            bytes,
-            payload: Arc::default(),
-        }));
+        let parcel = Parcel::new(from, head, deadline_ns, Vec::new());
+        self.order(GateCommand::Send(Parcel { read: true, bytes, ..parcel }));
     }
 
     /// Offers a parcel. It is sent when its receiver reads it, without a permit of the own daemon,
@@ -96,15 +79,8 @@ impl Carrier {
     /// Sends a parcel of a relegated request to the scavenger, without a deadline. The daemon gets
     /// the stage `Background`, because it keeps that stage there.
     pub fn scavenge(&self, to: SocketAddr, head: Head, payload: Vec<u8>) {
-        self.order(GateCommand::Send(Parcel {
-            to,
-            head,
-            deadline_ns: 0,
-            scavenged: true,
-            read: false,
-            bytes: payload.len() as u64,
-            payload: Arc::new(payload),
-        }));
+        let parcel = Parcel::new(to, head, 0, payload);
+        self.order(GateCommand::Send(Parcel { scavenged: true, ..parcel }));
     }
 
     /// Sends a control message, which is one line.

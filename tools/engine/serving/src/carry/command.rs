@@ -25,6 +25,13 @@ pub(super) struct Parcel {
     pub(super) payload: Arc<Vec<u8>>,
 }
 
+impl Parcel {
+    pub(super) fn new(to: SocketAddr, head: Head, deadline_ns: u64, payload: Vec<u8>) -> Self {
+        let (bytes, payload) = (payload.len() as u64, Arc::new(payload));
+        Self { to, head, deadline_ns, scavenged: false, read: false, bytes, payload }
+    }
+}
+
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Path of the daemon's socket. Without it nothing is scheduled.
@@ -39,7 +46,6 @@ pub struct Options {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Bytes that were sent, by stage and DSCP.
     pub sent_bytes: BTreeMap<(&'static str, u8), u64>,
     pub parcels: u64,
     /// Bytes that were sent without a permit.

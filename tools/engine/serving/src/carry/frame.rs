@@ -10,9 +10,7 @@ use std::net::SocketAddr;
 use laxity_client::Stage;
 use serde::{Deserialize, Serialize};
 
-/// Bytes of a head.
 pub const HEAD_BYTES: usize = 80;
-/// Bytes of an acknowledgement.
 pub const ACK_BYTES: usize = 16;
 /// Most bytes of a frame's payload.
 pub const FRAME_BYTES_MAX: usize = 256 << 10;
@@ -49,7 +47,6 @@ impl Kind {
     }
 }
 
-/// The head of a frame, which identifies the frame's parcel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Head {
     pub kind: Kind,
@@ -64,11 +61,9 @@ pub struct Head {
     pub place: u64,
     /// Time until the deadline when the frame was sent, in ns. 0 without a deadline.
     pub remaining_ns: u64,
-    /// Bytes of the parcel.
     pub total: u64,
     /// Bytes of the parcel before this frame.
     pub offset: u64,
-    /// Bytes of this frame.
     pub len: u32,
 }
 
@@ -91,8 +86,6 @@ impl Head {
     }
 
     /// Decodes untrusted bytes of a peer.
-    ///
-    /// # Errors
     /// Fails if the bytes are no head, or the parcel is too large.
     pub fn decode(bytes: &[u8; HEAD_BYTES]) -> io::Result<Self> {
         let word = |at: usize| {
@@ -143,11 +136,9 @@ pub struct ReadPart {
     pub flow: u64,
     /// Number of the request that the KV belongs to.
     pub request: u64,
-    /// Index of the layer.
     pub layer: u16,
     /// Bytes of the flow before this part.
     pub offset: u64,
-    /// Bytes of this part.
     pub bytes: u64,
 }
 
@@ -165,8 +156,6 @@ pub struct Preamble {
 
 impl Preamble {
     /// Writes the preamble: `LXE2`, `W` or `P`, the DSCP, a length, and the address as text.
-    ///
-    /// # Errors
     /// Fails if the connection is gone.
     pub fn write(&self, to: &mut impl Write) -> io::Result<()> {
         let address = self.listens.to_string();
@@ -179,8 +168,6 @@ impl Preamble {
     }
 
     /// Reads a preamble.
-    ///
-    /// # Errors
     /// Fails if the connection is gone, or the bytes are no preamble.
     pub fn read(from: &mut impl Read) -> io::Result<Self> {
         let mut start = [0; 7];

@@ -13,8 +13,6 @@ use super::{Arrival, Incoming, Taker};
 const OPEN_MAX: usize = 65_536;
 
 /// Accepts connections in the background until the process ends. Returns the local address.
-///
-/// # Errors
 /// Fails if the address cannot be bound.
 pub fn listen(address: SocketAddr, taker: Taker) -> io::Result<SocketAddr> {
     let listener = TcpListener::bind(address)?;

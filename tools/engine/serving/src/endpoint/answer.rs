@@ -5,7 +5,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value, json};
 
-use super::ask::{Asked, Shape};
+use super::ask::Asked;
 use super::failed;
 use super::tokens::Decoder;
 use crate::engine::sequence::{Output, Reason};
@@ -13,7 +13,6 @@ use crate::engine::sequence::{Output, Reason};
 static ANSWERS: AtomicU64 = AtomicU64::new(1);
 
 pub(super) struct Writer {
-    shape: Shape,
     model: String,
     id: String,
     created: u64,
@@ -25,21 +24,15 @@ pub(super) struct Writer {
     decoder: Decoder,
     text: String,
     reason: Option<Reason>,
-    begun: bool,
 }
 
 impl Writer {
-    pub(super) fn new(shape: Shape, model: &str, asked: &Asked) -> Self {
+    pub(super) fn new(model: &str, asked: &Asked) -> Self {
         let created = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let number = ANSWERS.fetch_add(1, Ordering::Relaxed);
-        let kind = match shape {
-            Shape::Text => "cmpl",
-            Shape::Chat => "chatcmpl",
-        };
         Self {
-            shape,
             model: model.to_owned(),
-            id: format!("{kind}-{:x}-{number}", created.as_nanos()),
+            id: format!("cmpl-{:x}-{number}", created.as_nanos()),
             created: created.as_secs(),
             prompt_tokens: asked.prompt.len(),
             answer_tokens: 0,
@@ -48,7 +41,6 @@ impl Writer {
             decoder: Decoder::default(),
             text: String::new(),
             reason: None,
-            begun: false,
         }
     }
 
@@ -74,14 +66,19 @@ impl Writer {
         self.text.push_str(&text);
     }
 
-    fn frame(&self, object: &str, choices: &Value) -> Value {
+    fn frame(&self, choices: &Value) -> Value {
         json!({
             "id": self.id,
-            "object": object,
+            "object": "text_completion",
             "created": self.created,
             "model": self.model,
             "choices": choices,
         })
+    }
+
+    fn choice(&self, text: &str) -> Value {
+        let reason = self.reason();
+        json!({"index": 0, "text": text, "logprobs": null, "finish_reason": reason})
     }
 
     fn reason(&self) -> Value {
@@ -101,23 +98,11 @@ impl Writer {
     }
 
     pub(super) fn whole(&self) -> Value {
-        let reason = self.reason();
-        let (object, choice) = match self.shape {
-            Shape::Text => (
-                "text_completion",
-                json!({"index": 0, "text": self.text, "logprobs": null, "finish_reason": reason}),
-            ),
-            Shape::Chat => {
-                let message = json!({"role": "assistant", "content": self.text});
-                let choice = json!({"index": 0, "message": message, "finish_reason": reason});
-                ("chat.completion", choice)
-            }
-        };
-        let mut choice = choice;
+        let mut choice = self.choice(&self.text);
         if let Some(tokens) = &self.token_ids {
             choice["token_ids"] = json!(tokens);
         }
-        let mut whole = self.frame(object, &json!([choice]));
+        let mut whole = self.frame(&json!([choice]));
         whole["usage"] = self.usage();
         whole
     }
@@ -129,33 +114,14 @@ impl Writer {
             return line(&failed(failure).json());
         }
         let text = self.add(output);
-        let reason = self.reason();
-        let (object, choice) = match self.shape {
-            Shape::Text => (
-                "text_completion",
-                json!({"index": 0, "text": text, "logprobs": null, "finish_reason": reason}),
-            ),
-            Shape::Chat => {
-                let delta = match (self.begun, self.reason) {
-                    (false, _) => json!({"role": "assistant", "content": text}),
-                    (true, Some(_)) if text.is_empty() => json!({}),
-                    (true, _) => json!({"content": text}),
-                };
-                (
-                    "chat.completion.chunk",
-                    json!({"index": 0, "delta": delta, "finish_reason": reason}),
-                )
-            }
-        };
-        let mut choice = choice;
+        let mut choice = self.choice(&text);
         if let Some(tokens) = &mut self.token_ids {
             choice["token_ids"] = json!(std::mem::take(tokens));
         }
-        self.begun = true;
-        let mut events = line(&self.frame(object, &json!([choice])));
+        let mut events = line(&self.frame(&json!([choice])));
         if self.reason.is_some() {
             if self.usage {
-                let mut last = self.frame(object, &json!([]));
+                let mut last = self.frame(&json!([]));
                 last["usage"] = self.usage();
                 events.push_str(&line(&last));
             }

@@ -7,18 +7,9 @@ use serde_json::{Value, json};
 
 use super::tokens;
 use crate::config::{Config, Limits};
-use crate::engine::sequence::Sampling;
 
 /// Longest objective, in ms. It is one day.
 const OBJECTIVE_MS_MAX: f64 = 86_400_000.0;
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Shape {
-    /// Text completions (`/v1/completions`).
-    Text,
-    /// Chat completions (`/v1/chat/completions`).
-    Chat,
-}
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Objection {
@@ -60,27 +51,6 @@ enum Prompt {
     Batches(Vec<Vec<u32>>),
 }
 
-#[derive(Debug, Deserialize)]
-struct Message {
-    role: String,
-    content: Content,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(untagged)]
-enum Content {
-    Text(String),
-    Parts(Vec<Part>),
-}
-
-#[derive(Debug, Deserialize)]
-struct Part {
-    #[serde(rename = "type")]
-    kind: String,
-    #[serde(default)]
-    text: String,
-}
-
 #[derive(Debug, Default, Deserialize)]
 struct StreamOptions {
     #[serde(default)]
@@ -92,11 +62,9 @@ struct StreamOptions {
 struct Body {
     model: Option<String>,
     prompt: Option<Prompt>,
-    messages: Option<Vec<Message>>,
     max_tokens: Option<u64>,
     max_completion_tokens: Option<u64>,
-    temperature: Option<f32>,
-    seed: Option<u64>,
+    temperature: Option<f64>,
     #[serde(default)]
     stream: bool,
     #[serde(default)]
@@ -121,7 +89,6 @@ struct Body {
 pub(super) struct Asked {
     pub(super) prompt: Vec<u32>,
     pub(super) output_max: u32,
-    pub(super) sampling: Sampling,
     pub(super) stream: bool,
     pub(super) usage: bool,
     pub(super) ignore_eos: bool,
@@ -129,7 +96,7 @@ pub(super) struct Asked {
 }
 
 impl Asked {
-    pub(super) fn read(body: &[u8], shape: Shape, config: &Config) -> Result<Self, Objection> {
+    pub(super) fn read(body: &[u8], config: &Config) -> Result<Self, Objection> {
         let body: Body = serde_json::from_slice(body).map_err(|error| {
             let what = format!("the body is not the JSON that is wanted here: {error}");
             Objection::new(StatusCode::BAD_REQUEST, "invalid_json", None, what)
@@ -145,7 +112,7 @@ impl Asked {
             ));
         }
         body.refuse_what_is_not_done()?;
-        let prompt = body.prompt(shape, config.model.vocab)?;
+        let prompt = body.prompt(config.model.vocab)?;
         let output_max = body.output_max(&config.limits)?;
         let context = config.model.context;
         if prompt.len() + output_max as usize > context {
@@ -159,22 +126,9 @@ impl Asked {
                 ),
             ));
         }
-        let temperature = body.temperature.unwrap_or(0.0);
-        if !(0.0..=100.0).contains(&temperature) {
-            return Err(Objection::bad(
-                "invalid_value",
-                "temperature",
-                format!(
-                    "temperature is {temperature}: 0 (the likeliest token, and the default here) \
-                     to 100"
-                ),
-            ));
-        }
-        let sampling = Sampling { temperature, seed: body.seed.unwrap_or(0) };
         Ok(Self {
             prompt,
             output_max,
-            sampling,
             stream: body.stream,
             usage: body.stream_options.is_some_and(|options| options.include_usage),
             ignore_eos: body.ignore_eos,
@@ -195,6 +149,7 @@ impl Body {
         let refused = [
             ("n", not_one(self.n), "one answer only"),
             ("best_of", not_one(self.best_of), "one answer only"),
+            ("temperature", not_zero(self.temperature), "only 0, the likeliest token"),
             ("top_p", self.top_p.is_some_and(|p| p != 1.0), "only 1"),
             ("presence_penalty", not_zero(self.presence_penalty), "only 0"),
             ("frequency_penalty", not_zero(self.frequency_penalty), "only 0"),
@@ -213,43 +168,21 @@ impl Body {
         }
     }
 
-    fn prompt(&self, shape: Shape, vocab: usize) -> Result<Vec<u32>, Objection> {
-        let missing = |name: &'static str| {
-            Objection::bad("missing_field", name, format!("`{name}` is missing"))
-        };
-        let prompt = match shape {
-            Shape::Chat => {
-                let messages = self.messages.as_ref().ok_or_else(|| missing("messages"))?;
-                if messages.is_empty() {
-                    return Err(Objection::bad(
-                        "empty_prompt",
-                        "messages",
-                        "there is no message in `messages`",
-                    ));
-                }
-                let messages: Vec<_> =
-                    messages.iter().map(Message::text).collect::<Result<_, _>>()?;
-                tokens::encode_chat(&messages)
+    fn prompt(&self, vocab: usize) -> Result<Vec<u32>, Objection> {
+        let missing = || Objection::bad("missing_field", "prompt", "`prompt` is missing");
+        let prompt = match self.prompt.as_ref().ok_or_else(missing)? {
+            Prompt::Text(text) => tokens::encode(text),
+            // An empty list matches both kinds of lists.
+            Prompt::Tokens(tokens) if tokens.is_empty() => {
+                return Err(Objection::bad("empty_prompt", "prompt", "the prompt has no token"));
             }
-            Shape::Text => match self.prompt.as_ref().ok_or_else(|| missing("prompt"))? {
-                Prompt::Text(text) => tokens::encode(text),
-                // An empty list matches both kinds of lists.
-                Prompt::Tokens(tokens) if tokens.is_empty() => {
-                    return Err(Objection::bad(
-                        "empty_prompt", "prompt", "the prompt has no token",
-                    ));
-                }
-                Prompt::Tokens(tokens) => tokens.clone(),
-                Prompt::Texts(texts) if texts.len() == 1 => tokens::encode(&texts[0]),
-                Prompt::Batches(all) if all.len() == 1 && !all[0].is_empty() => all[0].clone(),
-                Prompt::Texts(_) | Prompt::Batches(_) => {
-                    return Err(Objection::bad(
-                        "unsupported_value",
-                        "prompt",
-                        "one prompt a request, and not an empty one",
-                    ));
-                }
-            },
+            Prompt::Tokens(tokens) => tokens.clone(),
+            Prompt::Texts(texts) if texts.len() == 1 => tokens::encode(&texts[0]),
+            Prompt::Batches(all) if all.len() == 1 && !all[0].is_empty() => all[0].clone(),
+            Prompt::Texts(_) | Prompt::Batches(_) => {
+                let what = "one prompt a request, and not an empty one";
+                return Err(Objection::bad("unsupported_value", "prompt", what));
+            }
         };
         match prompt.iter().find(|token| **token as usize >= vocab) {
             Some(token) => Err(Objection::bad(
@@ -280,25 +213,6 @@ impl Body {
             return Err(Objection::bad("too_many_tokens", "max_tokens", what));
         }
         Ok(asked as u32)
-    }
-}
-
-impl Message {
-    fn text(&self) -> Result<(String, String), Objection> {
-        let text = match &self.content {
-            Content::Text(text) => text.clone(),
-            Content::Parts(parts) => {
-                if let Some(part) = parts.iter().find(|part| part.kind != "text") {
-                    return Err(Objection::bad(
-                        "unsupported_value",
-                        "messages",
-                        format!("a part of type `{}`: only text is read here", part.kind),
-                    ));
-                }
-                parts.iter().map(|part| part.text.as_str()).collect()
-            }
-        };
-        Ok((self.role.clone(), text))
     }
 }
 

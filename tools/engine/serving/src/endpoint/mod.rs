@@ -1,5 +1,4 @@
-//! The endpoint. It has OpenAI's completions and chat completions, streamed or not, with objectives
-//! in headers.
+//! The endpoint. It has OpenAI's completions, streamed or not, with objectives in headers.
 //!
 //! `x-slo-ttft-ms` is the objective of the first token, `x-slo-tpot-ms` that of each later one, and
 //! `x-slo-ttlt-ms` that of the last token for clients that only wait for it. `x-laxity-importance`
@@ -20,7 +19,7 @@ use std::time::{Duration, Instant};
 use axum::Router;
 use axum::body::Body;
 use axum::extract::{Request, State};
-use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::{get, post};
 use metrics_exporter_prometheus::PrometheusHandle;
@@ -35,10 +34,7 @@ use crate::config::{Config, Role};
 use crate::engine::sequence::{Failure, Output, Submission};
 use crate::engine::{EngineCommand, Handle};
 use answer::Writer;
-use ask::{Asked, Objection, Shape};
-
-/// Path that lists all requests, if the configuration allows it.
-const DEBUG_REQUESTS: &str = "/debug/requests";
+use ask::{Asked, Objection};
 
 #[derive(Clone)]
 struct EndpointState {
@@ -49,8 +45,6 @@ struct EndpointState {
 }
 
 /// Serves until `stop` completes.
-///
-/// # Errors
 /// Fails if the listener fails.
 pub async fn serve(
     listener: TcpListener,
@@ -69,13 +63,8 @@ pub async fn serve(
         .route("/health", get(health))
         .route("/metrics", get(show_metrics))
         .route("/v1/models", get(models));
-    if state.config.debug.requests {
-        routes = routes.route(DEBUG_REQUESTS, get(requests));
-    }
     if completes {
-        routes = routes
-            .route("/v1/completions", post(completion))
-            .route("/v1/chat/completions", post(chat));
+        routes = routes.route("/v1/completions", post(completion));
     }
     let routes =
         routes.fallback(nowhere).method_not_allowed_fallback(other_method).with_state(state);
@@ -98,16 +87,11 @@ impl Objection {
 }
 
 async fn nowhere(request: Request) -> Response {
-    let path = request.uri().path().to_owned();
-    let what = if path == DEBUG_REQUESTS {
-        format!("{path} is switched off; set `requests = true` in [debug] of the configuration")
-    } else {
-        format!(
-            "there is no {path} here; there are /v1/completions and /v1/chat/completions (not of a \
-             prefill process), /v1/models, /health, /metrics and, where [debug] says so, \
-             {DEBUG_REQUESTS}"
-        )
-    };
+    let what = format!(
+        "there is no {} here; there are /v1/completions (not of a prefill process), /v1/models, \
+         /health and /metrics",
+        request.uri().path()
+    );
     Objection::new(StatusCode::NOT_FOUND, "not_found", None, what).response()
 }
 
@@ -138,36 +122,6 @@ async fn health(State(state): State<EndpointState>) -> Response {
             "kv_blocks": state.config.kv.blocks,
         }),
     )
-}
-
-/// Longest time for the engine's answer. It answers between two batches.
-const ACCOUNT_PATIENCE: Duration = Duration::from_secs(5);
-
-/// Lists all requests and their states. It helps to find out why a request does not end.
-async fn requests(State(state): State<EndpointState>) -> Response {
-    let (to, account) = tokio::sync::oneshot::channel();
-    let told = state.engine.command(EngineCommand::Account(to));
-    let account = tokio::time::timeout(ACCOUNT_PATIENCE, account).await;
-    if let Ok(Ok(account)) = account {
-        return json_response(StatusCode::OK, &account);
-    }
-    let what = match state.engine.gauges().computing_since.load(Ordering::Relaxed) {
-        _ if !told => "the engine has ended".to_owned(),
-        0 => format!("the engine did not answer within {ACCOUNT_PATIENCE:?}"),
-        since => format!(
-            "the engine has been computing one batch for {:?}",
-            Duration::from_nanos(clock::now().0.saturating_sub(since))
-        ),
-    };
-    failed(&Failure::Unavailable(what)).response()
-}
-
-/// Most bytes of a request's name that are kept.
-const NAME_BYTES_MAX: usize = 128;
-
-fn name(headers: &HeaderMap) -> Option<Box<str>> {
-    let name = headers.get("x-request-id")?.to_str().ok()?;
-    Some(name.get(..name.len().min(NAME_BYTES_MAX))?.into())
 }
 
 async fn show_metrics(State(state): State<EndpointState>) -> Response {
@@ -202,20 +156,12 @@ async fn models(State(state): State<EndpointState>) -> Response {
 }
 
 async fn completion(State(state): State<EndpointState>, request: Request) -> Response {
-    answer(&state, request, Shape::Text).await
-}
-
-async fn chat(State(state): State<EndpointState>, request: Request) -> Response {
-    answer(&state, request, Shape::Chat).await
-}
-
-async fn answer(state: &EndpointState, request: Request, shape: Shape) -> Response {
     let start = Instant::now();
     let arrival = clock::now();
-    match begin(state, request, shape, arrival).await {
+    match begin(&state, request, arrival).await {
         Ok((asked, outputs)) => {
             metrics::counter!("laxity_engine_requests_total").increment(1);
-            let response = respond(state, &asked, outputs, start, shape).await;
+            let response = respond(&state, &asked, outputs, start).await;
             response.unwrap_or_else(|objection| objection.response())
         }
         Err(objection) => {
@@ -228,7 +174,6 @@ async fn answer(state: &EndpointState, request: Request, shape: Shape) -> Respon
 async fn begin(
     state: &EndpointState,
     request: Request,
-    shape: Shape,
     arrival: laxity_requests::Time,
 ) -> Result<(Asked, mpsc::Receiver<Output>), Objection> {
     let (head, body) = request.into_parts();
@@ -237,7 +182,7 @@ async fn begin(
     let slo = ask::slo(&head.headers, &state.config.limits)?;
     let importance = ask::importance(&head.headers)?;
     let prefill = ask::prefill(&head.headers, &state.config)?;
-    let asked = Asked::read(&body, shape, &state.config)?;
+    let asked = Asked::read(&body, &state.config)?;
     let gauges = state.engine.gauges();
     if gauges.open.load(Ordering::Relaxed) >= state.config.limits.requests_max {
         let what = format!(
@@ -248,14 +193,12 @@ async fn begin(
     }
     let (outlet, outputs) = mpsc::channel(Submission::room(asked.output_max));
     let submission = Submission {
-        name: name(&head.headers),
         prompt: asked.prompt.clone(),
         output_max: asked.output_max,
         arrival,
         prefill,
         slo,
         importance,
-        sampling: asked.sampling,
         stop: (!asked.ignore_eos).then_some(tokens::END),
         outlet,
     };
@@ -336,9 +279,8 @@ async fn respond(
     asked: &Asked,
     mut outputs: mpsc::Receiver<Output>,
     start: Instant,
-    shape: Shape,
 ) -> Result<Response, Objection> {
-    let mut writer = Writer::new(shape, &state.config.model.name, asked);
+    let mut writer = Writer::new(&state.config.model.name, asked);
     // The status depends on the first output, because a failure before the first token is no
     // stream.
     let first = outputs.recv().await.ok_or_else(vanished)?;

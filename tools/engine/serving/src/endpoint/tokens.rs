@@ -4,34 +4,11 @@
 
 pub const BEGIN: u32 = 256;
 pub const END: u32 = 257;
-/// Token that begins a message of a chat. The role, a newline and the text follow.
-pub const MESSAGE: u32 = 258;
-/// Token that ends a message of a chat.
-pub const MESSAGE_END: u32 = 259;
 /// Smallest vocabulary of a model.
 pub const VOCAB_MIN: usize = 260;
 
 pub fn encode(text: &str) -> Vec<u32> {
-    std::iter::once(BEGIN).chain(bytes(text)).collect()
-}
-
-fn bytes(text: &str) -> impl Iterator<Item = u32> + '_ {
-    text.bytes().map(u32::from)
-}
-
-/// Returns the tokens of a chat: role and text of each message, and the beginning of the answer.
-pub fn encode_chat(messages: &[(String, String)]) -> Vec<u32> {
-    let mut tokens = vec![BEGIN];
-    for (role, text) in messages {
-        tokens.push(MESSAGE);
-        tokens.extend(bytes(role));
-        tokens.push(u32::from(b'\n'));
-        tokens.extend(bytes(text));
-        tokens.push(MESSAGE_END);
-    }
-    tokens.push(MESSAGE);
-    tokens.extend(bytes("assistant\n"));
-    tokens
+    std::iter::once(BEGIN).chain(text.bytes().map(u32::from)).collect()
 }
 
 /// A converter of tokens to text. It returns a character when the last byte of it has arrived.
@@ -45,7 +22,7 @@ impl Decoder {
     pub fn push(&mut self, token: u32) -> String {
         match token {
             0..=255 => self.bytes.push(token as u8),
-            BEGIN..=MESSAGE_END => {}
+            256..=259 => {}
             _ => {
                 let mut shown = self.finish();
                 shown.push_str(&format!("<t{token}>"));

@@ -1,7 +1,7 @@
 //! What other threads have of an engine: its queue of commands, and the state that it shows.
 
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -22,7 +22,6 @@ pub enum EngineCommand {
         found: Option<(SocketAddr, usize)>,
     },
     Lost(SocketAddr, String),
-    Account(tokio::sync::oneshot::Sender<serde_json::Value>),
     /// End the engine. Open requests are given up.
     Stop,
 }
@@ -33,17 +32,6 @@ pub struct EngineGauges {
     /// Requests that were accepted and have not ended.
     pub open: AtomicUsize,
     pub blocks_used: AtomicUsize,
-    pub tokens: AtomicUsize,
-    /// Prompt tokens that were found in the cache.
-    pub found_here: AtomicUsize,
-    /// Prompt tokens whose KV came from another process.
-    pub found_elsewhere: AtomicUsize,
-    pub prefilled_elsewhere: AtomicUsize,
-    /// Prompts that were computed here because no other process did.
-    pub prefilled_after_all: AtomicUsize,
-    pub failures: AtomicUsize,
-    /// Start of the current batch, in ns. 0 between two batches.
-    pub computing_since: AtomicU64,
     pub ended: AtomicBool,
     pub(super) carrier: OnceLock<Carrier>,
 }

@@ -18,7 +18,6 @@ impl Engine {
     pub(super) fn submit(&mut self, submission: Submission) {
         let sequence = Sequence {
             id: self.numbers.request(),
-            name: submission.name,
             prompt: submission.prompt.len(),
             tokens: submission.prompt,
             output_max: submission.output_max,
@@ -32,7 +31,6 @@ impl Engine {
             prefill: submission.prefill,
             slo: submission.slo,
             importance: submission.importance,
-            sampling: submission.sampling,
             stop: submission.stop,
             outlet: Outlet::Here(submission.outlet),
         };
@@ -53,7 +51,7 @@ impl Engine {
         let size = self.model.kv().block_tokens();
         let model = self.model.identity();
         let count = sequence.reusable(size);
-        let found = self.blocks.find(sequence.hashes(count, size, &model));
+        let found = self.blocks.lock().find(sequence.hashes(count, size, &model));
         let tokens = found.len() * size;
         sequence.published = found.len();
         sequence.blocks = found;
@@ -66,10 +64,10 @@ impl Engine {
         if ready > 0 && !self.schedulers.reserve(sequence.id, ready as u32) {
             self.let_go(&mut sequence);
         }
-        self.gauges.found_here.fetch_add(sequence.computed, Ordering::Relaxed);
-        match self.ask(sequence) {
-            None => {}
-            Some(sequence) => self.arrive(sequence),
+        let found = sequence.computed as u64;
+        metrics::counter!("laxity_engine_prompt_tokens_found_total").increment(found);
+        if let Some(sequence) = self.ask(sequence) {
+            self.arrive(sequence);
         }
     }
 
@@ -98,7 +96,7 @@ impl Engine {
 
     /// Releases a sequence's blocks. If it is computed again, then from its beginning.
     pub(super) fn let_go(&mut self, sequence: &mut Sequence) {
-        self.blocks.release(&std::mem::take(&mut sequence.blocks));
+        self.blocks.lock().release(&std::mem::take(&mut sequence.blocks));
         sequence.computed = 0;
         sequence.published = 0;
         self.forget_import(sequence.id);

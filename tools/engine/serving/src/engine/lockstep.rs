@@ -28,7 +28,6 @@ pub(super) struct Lockstep {
     step: u64,
     /// Number of the latest iteration that another rank began.
     called: u64,
-    /// Number from which batches are counted.
     batches: u64,
     others: BTreeMap<u64, Vec<Other>>,
     running: Option<Iteration>,
@@ -57,7 +56,6 @@ impl Lockstep {
 }
 
 impl Engine {
-    /// Begins an iteration if this rank computes in lockstep with others.
     pub(super) fn begin_step(&mut self, plan: &Plan) -> Option<Iteration> {
         let lockstep = self.lockstep.as_mut()?;
         let net = self.net.as_ref()?;

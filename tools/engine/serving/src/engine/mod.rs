@@ -6,7 +6,6 @@
 
 pub mod sequence;
 
-mod account;
 mod handle;
 mod hints;
 mod lifecycle;
@@ -18,7 +17,7 @@ mod step;
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
@@ -116,8 +115,6 @@ pub(crate) struct Engine {
 
 /// Starts an engine in a thread of its own. `commands` is the queue of [`commands`], which the
 /// readers of the connections need before the engine starts.
-///
-/// # Errors
 /// Fails if no thread can be started.
 pub fn start(parts: Parts, commands: EngineCommands) -> Result<Handle, StartError> {
     let Parts {
@@ -239,11 +236,7 @@ impl Engine {
         if plan.is_none() && !called {
             return false;
         }
-        let gauges = Arc::clone(&self.gauges);
-        let since = &gauges.computing_since;
-        since.store(clock::now().0, Ordering::Relaxed);
         self.compute(plan.as_ref());
-        since.store(0, Ordering::Relaxed);
         true
     }
 
@@ -255,10 +248,6 @@ impl Engine {
             EngineCommand::Kv(_) => {}
             EngineCommand::Found { request, found } => self.found(RequestId(request), found),
             EngineCommand::Lost(peer, why) => self.lose(peer, &why),
-            EngineCommand::Account(to) => {
-                // The asker may be gone.
-                let _ = to.send(self.account());
-            }
             EngineCommand::Stop => self.stopped = true,
         }
     }
@@ -286,20 +275,14 @@ impl Engine {
     }
 
     fn show(&self) {
-        let used = self.blocks.used();
+        let used = self.blocks.lock().used();
         self.gauges.blocks_used.store(used, Ordering::Relaxed);
         let load = self.schedulers.load();
         metrics::gauge!("laxity_engine_kv_blocks_used").set(used as f64);
         metrics::gauge!("laxity_engine_requests_running").set(f64::from(load.running));
         metrics::gauge!("laxity_engine_requests_waiting")
             .set(f64::from(load.waiting) + (self.outside.len() + self.placing.len()) as f64);
-        let found = |count: &AtomicUsize| count.load(Ordering::Relaxed) as u64;
-        metrics::counter!("laxity_engine_prompt_tokens_found_total")
-            .absolute(found(&self.gauges.found_here));
-        metrics::counter!("laxity_engine_prompt_tokens_fetched_total")
-            .absolute(found(&self.gauges.found_elsewhere));
-        metrics::counter!("laxity_engine_prefilled_elsewhere_total")
-            .absolute(found(&self.gauges.prefilled_elsewhere));
-        metrics::counter!("laxity_engine_kv_blocks_evicted_total").absolute(self.blocks.evicted());
+        metrics::counter!("laxity_engine_kv_blocks_evicted_total")
+            .absolute(self.blocks.lock().evicted());
     }
 }

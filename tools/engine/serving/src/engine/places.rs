@@ -3,7 +3,6 @@
 //! computed here.
 
 use std::net::SocketAddr;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use laxity_requests::dispatch::{self, Decision, Role};
@@ -139,10 +138,10 @@ impl Engine {
             return Some(sequence);
         }
         let have = self.find(&mut sequence);
-        self.gauges.found_here.fetch_add(have, Ordering::Relaxed);
+        metrics::counter!("laxity_engine_prompt_tokens_found_total").increment(have as u64);
         let size = self.model.kv().block_tokens();
         let lacking = sequence.prompt.div_ceil(size) - sequence.blocks.len();
-        let Some(blocks) = self.blocks.take(lacking) else {
+        let Some(blocks) = self.blocks.lock().take(lacking) else {
             tracing::error!(
                 "{lacking} blocks are not there, though the scheduler has given them out"
             );
@@ -229,7 +228,6 @@ impl Engine {
                     tokens: sequence.tokens.clone(),
                     have,
                     wants_kv,
-                    sampling: sequence.sampling,
                     remaining_ns: self.prompt_remaining(&sequence),
                     interactive: sequence.slo.is_interactive(),
                     importance: sequence.importance,
@@ -245,7 +243,6 @@ impl Engine {
     }
 
     pub(super) fn compute_after_all(&mut self, sequence: Sequence) {
-        self.gauges.prefilled_after_all.fetch_add(1, Ordering::Relaxed);
         metrics::counter!("laxity_engine_prefilled_after_all_total").increment(1);
         self.admit(sequence);
     }

@@ -2,7 +2,6 @@
 //! elsewhere, and KV that is requested and given.
 
 use std::net::SocketAddr;
-use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use laxity_requests::iteration::Event;
@@ -157,7 +156,6 @@ impl Engine {
             tokens,
             have,
             wants_kv,
-            sampling,
             remaining_ns,
             interactive,
             importance,
@@ -178,7 +176,6 @@ impl Engine {
         }
         let sequence = Sequence {
             id,
-            name: None,
             prompt: tokens.len(),
             tokens,
             output_max: 1,
@@ -196,7 +193,6 @@ impl Engine {
                 Slo::Batch { ttlt: remaining_ns }
             },
             importance,
-            sampling,
             stop: None,
             outlet: Outlet::Away(Destination { to: from, request, sent: have, wants_kv }),
         };
@@ -238,7 +234,7 @@ impl Engine {
             let tokens = blocks * self.model.kv().block_tokens();
             let reserved = (first + tokens) as u32;
             let taken = if self.schedulers.reserve(request, reserved) {
-                self.blocks.take(blocks)
+                self.blocks.lock().take(blocks)
             } else {
                 None
             };
@@ -246,8 +242,8 @@ impl Engine {
                 sequence.blocks.extend(taken);
                 let import = Import { request: request.0, from, blocks: Vec::new(), first, tokens };
                 self.imports.insert(request, import);
-                let elsewhere = &self.gauges.found_elsewhere;
-                elsewhere.fetch_add(tokens, Ordering::Relaxed);
+                metrics::counter!("laxity_engine_prompt_tokens_fetched_total")
+                    .increment(tokens as u64);
             } else {
                 self.forget_reuse(request);
             }
@@ -302,7 +298,7 @@ impl Engine {
         };
         show_parts(&sequence, spent, said);
         self.end_place(&sequence, at);
-        self.gauges.prefilled_elsewhere.fetch_add(1, Ordering::Relaxed);
+        metrics::counter!("laxity_engine_prefilled_elsewhere_total").increment(1);
         if sequence.output_max > 1 {
             sequence.computed = sequence.prompt;
             if !self.keep_fetched {

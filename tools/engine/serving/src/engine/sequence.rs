@@ -2,47 +2,11 @@
 
 use laxity_requests::Time;
 use laxity_requests::request::{ApplicationId, ClassId, Importance, RequestId, Slo, Spec};
-use rand::RngExt as _;
-use rand_chacha::ChaCha8Rng;
-use rand_chacha::rand_core::SeedableRng as _;
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 
 use crate::apart::Spent;
 use crate::kv::{BlockHash, chain};
-use crate::model::greedy;
-
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Sampling {
-    /// Divisor of the outputs. 0 always chooses the likeliest token.
-    pub temperature: f32,
-    /// Seed of the random choice. The same seed gives the same tokens.
-    pub seed: u64,
-}
-
-impl Sampling {
-    /// Returns the token after `position` tokens.
-    pub fn choose(&self, outputs: &[f32], position: usize) -> u32 {
-        let best = greedy(outputs);
-        if self.temperature <= 0.0 {
-            return best;
-        }
-        let most = outputs[best as usize];
-        let weight = |output: &f32| f64::from((output - most) / self.temperature).exp();
-        let sum: f64 = outputs.iter().map(weight).sum();
-        // Each token has a random stream of its own, so it is the same on every process.
-        let mut random = ChaCha8Rng::seed_from_u64(self.seed);
-        random.set_stream(position as u64);
-        let mut left = random.random::<f64>() * sum;
-        for (token, output) in outputs.iter().enumerate() {
-            left -= weight(output);
-            if left <= 0.0 {
-                return token as u32;
-            }
-        }
-        best
-    }
-}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -70,7 +34,6 @@ pub enum Output {
 
 #[derive(Debug)]
 pub struct Submission {
-    pub name: Option<Box<str>>,
     pub prompt: Vec<u32>,
     pub output_max: u32,
     /// Time when the request arrived at the endpoint.
@@ -80,7 +43,6 @@ pub struct Submission {
     pub slo: Slo,
     /// Importance of the request. Less important ones are relegated first.
     pub importance: Importance,
-    pub sampling: Sampling,
     /// The token that ends an answer. `None` generates the greatest allowed length.
     pub stop: Option<u32>,
     /// Channel for the answer. It has room for all of it, so that the engine never waits. The
@@ -105,7 +67,6 @@ pub enum Outlet {
 #[derive(Debug)]
 pub struct Sequence {
     pub id: RequestId,
-    pub name: Option<Box<str>>,
     /// Tokens of the prompt and then of the answer.
     pub tokens: Vec<u32>,
     pub prompt: usize,
@@ -125,7 +86,6 @@ pub struct Sequence {
     pub slo: Slo,
     /// Importance of the request. Less important ones are relegated first.
     pub importance: Importance,
-    pub sampling: Sampling,
     /// The token that ends the answer, if any.
     pub stop: Option<u32>,
     pub outlet: Outlet,

@@ -3,7 +3,6 @@
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use laxity_requests::Span;
@@ -17,7 +16,7 @@ use crate::apart::experts::RemoteExperts;
 use crate::apart::lockstep::{InStep, Iteration};
 use crate::apart::{Spent, Words};
 use crate::clock;
-use crate::model::{AllLocal, ExpertPeers, Piece, Result, fail};
+use crate::model::{AllLocal, ExpertPeers, Piece, Result, fail, greedy};
 
 /// Number of failed batches after which a request is given up.
 const FAILURES_MAX: u32 = 2;
@@ -78,7 +77,6 @@ impl Engine {
                     plan.chunks.len() + plan.steps.len()
                 );
                 metrics::counter!("laxity_engine_batches_failed_total").increment(1);
-                self.gauges.failures.fetch_add(1, Ordering::Relaxed);
                 self.end_batch_hints(plan, batch);
                 if planned.is_none() {
                     return;
@@ -104,8 +102,6 @@ impl Engine {
     /// Updates the metrics and the estimates of times after an iteration.
     fn measure(&mut self, plan: &Plan, took: Duration) {
         let composition = plan.composition();
-        let tokens = composition.prefill_tokens + composition.decodes;
-        self.gauges.tokens.fetch_add(tokens as usize, Ordering::Relaxed);
         metrics::counter!("laxity_engine_prompt_tokens_total")
             .increment(u64::from(composition.prefill_tokens));
         metrics::counter!("laxity_engine_answer_tokens_total")
@@ -193,7 +189,7 @@ impl Engine {
                 );
             }
             let lacking = end.div_ceil(size).saturating_sub(sequence.blocks.len());
-            let Some(blocks) = self.blocks.take(lacking) else {
+            let Some(blocks) = self.blocks.lock().take(lacking) else {
                 fail!(
                     "{lacking} blocks for request {} are not there, though the scheduler has given \
                      them out",
@@ -387,7 +383,7 @@ impl Engine {
             let Some(output) = output else {
                 continue;
             };
-            let token = sequence.sampling.choose(output, sequence.tokens.len());
+            let token = greedy(output);
             let reason = sequence.push(token);
             sequence.tell(Output::Token(token));
             if let (Outlet::Away(to), Some(net)) = (&sequence.outlet, &self.net) {
@@ -448,7 +444,7 @@ pub(super) fn publish(
     let full = (sequence.computed / block_tokens).min(sequence.blocks.len());
     sequence.hashes(full, block_tokens, model);
     for block in sequence.published..full {
-        blocks.publish(sequence.blocks[block], sequence.hashes[block]);
+        blocks.lock().publish(sequence.blocks[block], sequence.hashes[block]);
     }
     sequence.published = sequence.published.max(full);
 }

@@ -14,7 +14,6 @@ use sha2::{Digest as _, Sha256};
 /// The hash of a block's tokens and all tokens before them.
 pub type BlockHash = [u8; 16];
 
-/// Returns the hashes of the full blocks of a sequence.
 pub fn chain(identity: &[u8; 16], tokens: &[u32], block_tokens: usize) -> Vec<BlockHash> {
     let mut before = *identity;
     tokens
@@ -105,19 +104,6 @@ impl Blocks {
         Some(block)
     }
 
-    /// Returns how many of these blocks are found, from the first on, without taking them.
-    pub fn count_found(&self, hashes: &[BlockHash]) -> usize {
-        let there = |hash: &&BlockHash| self.published.contains_key(*hash);
-        hashes.iter().take_while(there).count()
-    }
-
-    /// Returns how many of the blocks that are found have no references. Taking them makes so many
-    /// fewer available.
-    pub fn count_idle(&self, hashes: &[BlockHash]) -> usize {
-        let blocks = hashes.iter().map_while(|hash| self.published.get(hash));
-        blocks.filter(|block| self.blocks[**block as usize].references == 0).count()
-    }
-
     /// Takes the blocks that are found, from the first on.
     pub fn find(&mut self, hashes: &[BlockHash]) -> Vec<u32> {
         let mut found = Vec::new();
@@ -181,39 +167,10 @@ impl SharedBlocks {
         Self(Arc::new(Mutex::new(blocks)))
     }
 
-    fn lock(&self) -> MutexGuard<'_, Blocks> {
+    /// Locks the pool for one statement.
+    pub fn lock(&self) -> MutexGuard<'_, Blocks> {
         // No method leaves a pool inconsistent, so a poisoned lock can be used.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Takes blocks like [`Blocks::take`].
-    pub fn take(&self, count: usize) -> Option<Vec<u32>> {
-        self.lock().take(count)
-    }
-
-    /// Takes found blocks like [`Blocks::find`].
-    pub fn find(&self, hashes: &[BlockHash]) -> Vec<u32> {
-        self.lock().find(hashes)
-    }
-
-    /// Publishes a block like [`Blocks::publish`].
-    pub fn publish(&self, block: u32, hash: BlockHash) {
-        self.lock().publish(block, hash);
-    }
-
-    /// Releases blocks like [`Blocks::release`].
-    pub fn release(&self, blocks: &[u32]) {
-        self.lock().release(blocks);
-    }
-
-    /// Returns the number of blocks with references, like [`Blocks::used`].
-    pub fn used(&self) -> usize {
-        self.lock().used()
-    }
-
-    /// Returns the number of evicted blocks, like [`Blocks::evicted`].
-    pub fn evicted(&self) -> u64 {
-        self.lock().evicted()
     }
 }
 
@@ -279,11 +236,13 @@ mod tests {
                     }
                     3 => {
                         let hashes = [hash(number), hash(number + 1)];
-                        let expected = blocks.count_found(&hashes);
-                        let idle = blocks.count_idle(&hashes);
+                        let there: Vec<u32> =
+                            hashes.iter().map_while(|hash| blocks.published.get(hash)).copied().collect();
+                        let idle = |block: &&u32| blocks.blocks[**block as usize].references == 0;
+                        let idle = there.iter().filter(idle).count();
                         let before = blocks.available();
                         let found = blocks.find(&hashes);
-                        prop_assert_eq!(found.len(), expected);
+                        prop_assert_eq!(&found, &there);
                         prop_assert_eq!(before - blocks.available(), idle);
                         held.push(found);
                     }

@@ -64,8 +64,6 @@ pub trait Model: Debug + Send + Sync {
     /// Computes a mixed batch: pieces of prompts, and single tokens of answers. Returns the outputs
     /// of the last token of each piece that wants them, in order. The outputs are one number for
     /// each token of the vocabulary.
-    ///
-    /// # Errors
     /// Fails if a piece does not fit the model or the cache, or a peer is gone.
     fn forward(
         &self,
@@ -84,15 +82,11 @@ pub trait KvCache: Debug {
 
     /// Returns the KV of `tokens` tokens in a layer, from token `first` of a sequence with these
     /// blocks.
-    ///
-    /// # Errors
     /// Fails if a block does not exist, or the blocks hold fewer tokens.
     fn export(&self, layer: usize, blocks: &[u32], first: usize, tokens: usize) -> Result<Vec<u8>>;
 
     /// Writes what [`KvCache::export`] returned into a sequence with these blocks. Returns the
     /// number of tokens.
-    ///
-    /// # Errors
     /// Fails if the bytes are not whole tokens, exceed the blocks, or the layer does not exist.
     fn import(&self, layer: usize, blocks: &[u32], first: usize, bytes: &[u8]) -> Result<usize>;
 }
@@ -125,14 +119,10 @@ fn check_pieces(shape: &ModelShape, pieces: &[Piece]) -> Result<()> {
 /// Callbacks between layers. KV arrives before a layer and is sent after it.
 pub trait Watch {
     /// Called before a layer is computed. Returns when the KV that the layer reads is there.
-    ///
-    /// # Errors
     /// Fails if the KV will never arrive.
     fn before_layer(&mut self, layer: usize, kv: &dyn KvCache) -> Result<()>;
 
     /// Called after a layer was computed, with the KV of the batch's tokens in place.
-    ///
-    /// # Errors
     /// Fails if the batch has to be given up.
     fn after_layer(&mut self, layer: usize, kv: &dyn KvCache) -> Result<()>;
 }
@@ -160,8 +150,6 @@ pub struct ExpertRows {
 
 pub trait Experts: Debug + Send + Sync {
     /// Returns the outputs of experts of a layer: the same experts with as many rows.
-    ///
-    /// # Errors
     /// Fails if an expert is not held here, or the rows do not fit the model.
     fn run(&self, layer: usize, groups: Vec<ExpertRows>) -> Result<Vec<ExpertRows>>;
 }
@@ -170,14 +158,10 @@ pub trait Experts: Debug + Send + Sync {
 pub trait ExpertPeers {
     /// Sends rows. [`ExpertPeers::collect`] returns the outputs. Both are called once for each
     /// layer, even without rows.
-    ///
-    /// # Errors
     /// Fails if a peer is gone.
     fn dispatch(&mut self, layer: usize, groups: Vec<ExpertRows>) -> Result<()>;
 
     /// Returns the outputs for the rows: the same experts with as many rows.
-    ///
-    /// # Errors
     /// Fails if a peer is gone.
     fn collect(&mut self, layer: usize) -> Result<Vec<ExpertRows>>;
 }

@@ -1,7 +1,5 @@
 //! The sizes of a model, as a configuration gives them, and their checks.
 
-use std::path::PathBuf;
-
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
@@ -53,17 +51,16 @@ pub struct Moe {
     pub per_token: usize,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case", deny_unknown_fields)]
-pub enum WeightsSource {
-    /// Weights that are drawn from this seed, the same on every machine.
-    Seed(u64),
-    Safetensors(Vec<PathBuf>),
+/// The weights, which are drawn from a seed, the same on every machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct WeightsSource {
+    pub seed: u64,
 }
 
 impl Default for WeightsSource {
     fn default() -> Self {
-        Self::Seed(1)
+        Self { seed: 1 }
     }
 }
 
@@ -113,8 +110,6 @@ impl ModelShape {
     }
 
     /// Checks the sizes.
-    ///
-    /// # Errors
     /// Returns the first error.
     pub fn check(&self) -> Result<(), ShapeError> {
         let sizes = [
@@ -191,7 +186,7 @@ pub(crate) mod tests {
             norm_eps: 1e-5,
             tied_embeddings: false,
             moe: moe.then_some(Moe { experts: 4, per_token: 2 }),
-            weights: WeightsSource::Seed(7),
+            weights: WeightsSource { seed: 7 },
         }
     }
 

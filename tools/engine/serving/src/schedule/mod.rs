@@ -25,7 +25,6 @@ const ASK_AGAIN: Span = Span::from_millis(20);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Room {
     pub blocks: u32,
-    /// Tokens of one block.
     pub block_tokens: u32,
 }
 
@@ -35,7 +34,6 @@ pub struct Schedulers {
     room: Room,
     /// Whether an event came since the scheduler was last asked.
     asked_for: bool,
-    /// Time to ask the scheduler again without an event.
     ask_again: Option<Time>,
 }
 

@@ -12,7 +12,6 @@ pub enum Rule {
     /// The process with the fewest prompts of this decode process, in turn among equals.
     #[default]
     Fewest,
-    /// Each process in turn.
     RoundRobin,
     /// The process that reports the fewest prompt tokens to compute, for all decode processes.
     LeastLoaded,
@@ -43,7 +42,6 @@ pub struct Places {
     /// Coefficients `[a, b, c]` of `a + b · tokens + c · tokens²`, which is the time of a prompt on
     /// a prefill process, in ns.
     pub prefill_ns: [f64; 3],
-    /// Tokens of one block.
     pub block_tokens: u32,
 }
 

@@ -55,8 +55,6 @@ impl Hmas {
 
 impl Settings {
     /// Checks the values.
-    ///
-    /// # Errors
     /// Returns the first invalid value.
     pub fn check(&self) -> Result<(), ConfigError> {
         if self.tokens == 0 {

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::running::{PATIENCE, Running, address, eventually, model, prompt};
+use crate::running::{PATIENCE, Running, address, alone, eventually, model, prompt};
 
 /// A daemon for all processes of a test, with a window so small that flows wait; killed when
 /// dropped.
@@ -82,19 +82,11 @@ impl Cluster {
             .iter()
             .enumerate()
             .map(|(rank, here)| {
-                let experts = if experts_apart {
-                    format!(
-                        "experts = \
-                    {}, ",
-                        list(&ranks)
-                    )
-                } else {
-                    String::new()
-                };
+                let experts = if experts_apart { list(&ranks) } else { "[]".to_owned() };
                 let reuse = list(&[ranks[1 - rank]]);
                 let config = format!(
                     "role = \"prefill\"\npeers = {{ listen = \"{here}\", \
-                    {experts}reuse = {reuse} }}\n{common}{}",
+                    experts = {experts}, reuse = {reuse} }}\n{common}{}",
                     model(moe)
                 );
                 Running::start(folder, &format!("prefill{rank}"), &config)
@@ -138,30 +130,13 @@ fn prompts() -> Vec<Vec<u32>> {
         .collect()
 }
 
-fn alone(folder: &Path, moe: bool) -> Vec<String> {
-    let engine = Running::start(folder, "alone", &model(moe));
-    prompts().iter().map(|prompt| engine.complete(prompt, 10)).collect()
-}
-
 /// All prompts twice, several at once: what was computed by one prefill process is reused by the
 /// other.
 fn compare(cluster: &Cluster, alone: &[String], what: &str) {
     for _ in 0..2 {
         for (prompts, expected) in prompts().chunks(4).zip(alone.chunks(4)) {
-            std::thread::scope(|scope| {
-                let answers: Vec<_> = prompts
-                    .iter()
-                    .map(|prompt| scope.spawn(|| cluster.decode.complete(prompt, 10)))
-                    .collect();
-                for (answer, expected) in answers.into_iter().zip(expected) {
-                    assert_eq!(
-                        &answer.join().expect("an answer"),
-                        expected,
-                        "{what}\n{}",
-                        cluster.logs()
-                    );
-                }
-            });
+            let answers = cluster.decode.complete_all(prompts, 10);
+            assert_eq!(answers, expected, "{what}\n{}", cluster.logs());
         }
     }
     eventually("all blocks are free", || cluster.is_idle());
@@ -170,18 +145,13 @@ fn compare(cluster: &Cluster, alone: &[String], what: &str) {
 #[test]
 fn prefill_and_decode_apart_answer_as_one_process_does_with_and_without_a_daemon() {
     let folder = tempfile::tempdir().unwrap();
-    let alone = alone(folder.path(), false);
+    let alone = alone(folder.path(), &model(false), &prompts(), 10);
     let (_daemon, socket) = Daemon::start(folder.path());
     for socket in [None, Some(socket.as_path())] {
         let cluster = Cluster::start(folder.path(), false, socket, false, 37);
         compare(&cluster, &alone, &format!("daemon: {}", socket.is_some()));
         let elsewhere = cluster.decode.metric("laxity_engine_prefilled_elsewhere_total");
-        assert_eq!(
-            elsewhere,
-            16.0,
-            "all prompts were computed by prefill processes\n{}",
-            cluster.logs()
-        );
+        assert_eq!(elsewhere, 16.0, "all prompts\n{}", cluster.logs());
         assert!(cluster.sum("laxity_engine_sent_bytes_total{stage=\"p2d\"") > 0.0);
         let scheduled = cluster.sum("laxity_engine_scheduled_bytes_total");
         let bypassed = cluster.sum("laxity_engine_bypassed_bytes_total");
@@ -201,18 +171,13 @@ fn prefill_and_decode_apart_answer_as_one_process_does_with_and_without_a_daemon
 #[test]
 fn experts_in_two_processes_answer_as_those_in_one_with_and_without_a_daemon() {
     let folder = tempfile::tempdir().unwrap();
-    let alone = alone(folder.path(), true);
+    let alone = alone(folder.path(), &model(true), &prompts(), 10);
     let (_daemon, socket) = Daemon::start(folder.path());
     for socket in [None, Some(socket.as_path())] {
         let cluster = Cluster::start(folder.path(), true, socket, true, 64);
         compare(&cluster, &alone, &format!("daemon: {}", socket.is_some()));
         let elsewhere = cluster.decode.metric("laxity_engine_prefilled_elsewhere_total");
-        assert_eq!(
-            elsewhere,
-            16.0,
-            "all prompts were computed by prefill processes\n{}",
-            cluster.logs()
-        );
+        assert_eq!(elsewhere, 16.0, "all prompts\n{}", cluster.logs());
         for engine in &cluster.prefill {
             let sent = engine.metric("laxity_engine_sent_bytes_total{stage=\"collective\"");
             assert!(sent > 10_000.0, "a rank sent {sent} bytes of collectives");
@@ -226,31 +191,19 @@ fn experts_in_two_processes_answer_as_those_in_one_with_and_without_a_daemon() {
 fn survive(moe: bool) {
     let folder = tempfile::tempdir().expect("a folder");
     let prompts: Vec<Vec<u32>> = (0..4).map(|number| prompt(number, 300)).collect();
-    let alone: Vec<String> = {
-        let engine = Running::start(folder.path(), "alone", &model(moe));
-        prompts.iter().map(|prompt| engine.complete(prompt, 10)).collect()
-    };
+    let alone = alone(folder.path(), &model(moe), &prompts, 10);
     let mut cluster = Cluster::start(folder.path(), moe, None, moe, 8);
     for victim in 0..2 {
         let mut dying = cluster.prefill.remove(0);
         std::thread::scope(|scope| {
-            let answers: Vec<_> = prompts
-                .iter()
-                .map(|prompt| scope.spawn(|| cluster.decode.complete(prompt, 10)))
-                .collect();
+            let answers = scope.spawn(|| cluster.decode.complete_all(&prompts, 10));
             let start = Instant::now();
             while dying.health()["kv_blocks_used"] == 0 && start.elapsed() < Duration::from_secs(2)
             {
             }
             dying.kill();
-            for (answer, expected) in answers.into_iter().zip(&alone) {
-                assert_eq!(
-                    &answer.join().expect("an answer"),
-                    expected,
-                    "victim {victim}: {}",
-                    cluster.logs()
-                );
-            }
+            let answers = answers.join().expect("answers");
+            assert_eq!(answers, alone, "victim {victim}: {}", cluster.logs());
         });
     }
     assert!(cluster.decode.metric("laxity_engine_prefilled_after_all_total") > 0.0);
@@ -311,24 +264,16 @@ fn kv_that_a_peer_has_is_fetched_and_answers_the_same_with_and_without_a_daemon(
 fn a_daemon_that_dies_costs_no_answer() {
     let folder = tempfile::tempdir().unwrap();
     let prompts: Vec<Vec<u32>> = (0..4).map(|number| prompt(number, 200)).collect();
-    let alone: Vec<String> = {
-        let engine = Running::start(folder.path(), "alone", &model(true));
-        prompts.iter().map(|prompt| engine.complete(prompt, 10)).collect()
-    };
+    let alone = alone(folder.path(), &model(true), &prompts, 10);
     let (daemon, socket) = Daemon::start(folder.path());
     let cluster = Cluster::start(folder.path(), true, Some(&socket), true, 16);
     std::thread::scope(|scope| {
-        let answers: Vec<_> = prompts
-            .iter()
-            .map(|prompt| scope.spawn(|| cluster.decode.complete(prompt, 10)))
-            .collect();
+        let answers = scope.spawn(|| cluster.decode.complete_all(&prompts, 10));
         eventually("something is scheduled", || {
             cluster.sum("laxity_engine_scheduled_bytes_total") > 0.0
         });
         drop(daemon);
-        for (answer, expected) in answers.into_iter().zip(&alone) {
-            assert_eq!(&answer.join().unwrap(), expected, "{}", cluster.logs());
-        }
+        assert_eq!(answers.join().unwrap(), alone, "{}", cluster.logs());
     });
     for (prompt, expected) in prompts.iter().zip(&alone) {
         assert_eq!(&cluster.decode.complete(prompt, 10), expected, "{}", cluster.logs());

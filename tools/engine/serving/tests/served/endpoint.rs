@@ -1,6 +1,6 @@
 //! The endpoint, of one process.
 
-use crate::running::{Running, eventually, model, prompt};
+use crate::running::{Running, alone, eventually, model, prompt};
 
 #[test]
 fn an_answer_is_the_same_whole_and_streamed_and_counts_its_tokens() {
@@ -47,25 +47,9 @@ fn an_answer_is_the_same_whole_and_streamed_and_counts_its_tokens() {
         events.flat_map(|event| ids(&serde_json::from_str(event).unwrap())).collect();
     assert_eq!(one_by_one, numbered);
 
-    let chat = r#"{"model":"tiny","max_completion_tokens":4,"ignore_eos":true,
-        "messages":[{"role":"user","content":[{"type":"text","text":"Hi"}]}]}"#;
-    let answer = engine.post("/v1/chat/completions", "", chat).json();
-    assert_eq!(answer["object"], "chat.completion");
-    assert_eq!(answer["choices"][0]["message"]["role"], "assistant");
-    assert_eq!(answer["usage"]["completion_tokens"], 4);
-
-    // A choice by temperature and seed is another one, and the same again.
-    let warm =
-        r#"{"prompt":"Hello, world","max_tokens":20,"temperature":1.0,"seed":5,"ignore_eos":true}"#;
-    let text = |answer: &crate::running::Answer| answer.json()["choices"][0]["text"].clone();
-    let (first, second) =
-        (engine.post("/v1/completions", "", warm), engine.post("/v1/completions", "", warm));
-    assert_eq!(text(&first), text(&second));
-    assert_ne!(text(&first), whole["choices"][0]["text"]);
-
     assert_eq!(engine.get("/v1/models").0, 200);
     assert!(engine.get("/v1/models").1.contains("\"tiny\""));
-    assert!(engine.metric("laxity_engine_requests_total") >= 5.0);
+    assert!(engine.metric("laxity_engine_requests_total") >= 4.0);
     let ended = engine.terminate();
     assert!(ended, "SIGTERM ends it in order");
 }
@@ -99,7 +83,7 @@ fn what_cannot_be_answered_is_refused_with_a_reason() {
         ("{\"prompt\":[999]}", "", 400, "invalid_value", "token 999"),
         ("{\"prompt\":\"x\",\"n\":2}", "", 400, "unsupported_value", "`n`"),
         ("{\"prompt\":\"x\",\"stop\":[\"a\"]}", "", 400, "unsupported_value", "`stop`"),
-        ("{\"prompt\":\"x\",\"temperature\":-1}", "", 400, "invalid_value", "temperature"),
+        ("{\"prompt\":\"x\",\"temperature\":1}", "", 400, "unsupported_value", "temperature"),
         (
             "{\"prompt\":\"x\"}", "x-slo-ttft-ms: 0\r\n", 400, "impossible_objective",
             "x-slo-ttft-ms is `0`",
@@ -148,8 +132,6 @@ fn what_cannot_be_answered_is_refused_with_a_reason() {
         let answer = engine.post("/v1/completions", headers, &huge);
         assert_eq!((answer.status, answer.error().0.as_str()), (413, code));
     }
-    let chat = engine.post("/v1/chat/completions", "", r#"{"messages":[]}"#);
-    assert_eq!(chat.error().0, "empty_prompt");
     assert_eq!(engine.get("/v2").0, 404);
     assert_eq!(engine.get("/v1/completions").0, 405);
     // Nothing of that is left.
@@ -202,11 +184,8 @@ fn answers_are_the_same_whatever_the_chunks_the_company_and_the_cache() {
                 tokens
             })
             .collect();
-        let alone: Vec<String> = {
-            let config = format!("schedule = {{ tokens = 1024 }}\n{}", model(moe));
-            let engine = Running::start(folder.path(), "alone", &config);
-            prompts.iter().map(|prompt| engine.complete(prompt, 12)).collect()
-        };
+        let config = format!("schedule = {{ tokens = 1024 }}\n{}", model(moe));
+        let alone = alone(folder.path(), &config, &prompts, 12);
         assert!(alone.iter().any(|text| text != &alone[0]), "{alone:?}");
         // Small chunks, a cache so small that blocks are taken away, everything at once, twice.
         let config = format!(
@@ -216,15 +195,7 @@ fn answers_are_the_same_whatever_the_chunks_the_company_and_the_cache() {
         );
         let engine = Running::start(folder.path(), "together", &config);
         for _ in 0..2 {
-            std::thread::scope(|scope| {
-                let answers: Vec<_> = prompts
-                    .iter()
-                    .map(|prompt| scope.spawn(|| engine.complete(prompt, 12)))
-                    .collect();
-                for (answer, expected) in answers.into_iter().zip(&alone) {
-                    assert_eq!(&answer.join().unwrap(), expected, "moe {moe}");
-                }
-            });
+            assert_eq!(engine.complete_all(&prompts, 12), alone, "moe {moe}");
         }
         eventually("all blocks are free", || engine.health()["kv_blocks_used"] == 0);
         assert!(
@@ -247,10 +218,7 @@ fn under_every_policy_answers_are_the_same() {
         "x-slo-ttft-ms: 1\r\n",
         "x-slo-ttlt-ms: 100\r\nx-laxity-importance: free\r\n",
     ];
-    let alone: Vec<String> = {
-        let engine = Running::start(folder.path(), "alone", &model(false));
-        prompts.iter().map(|prompt| engine.complete(prompt, 9)).collect()
-    };
+    let alone = alone(folder.path(), &model(false), &prompts, 9);
     let policies = [
         "policy = \"fcfs\"",
         "policy = \"edf\"",
@@ -287,34 +255,4 @@ fn under_every_policy_answers_are_the_same() {
         assert_eq!(engine.metric("laxity_engine_batches_failed_total"), 0.0);
         assert!(engine.terminate(), "{policy}");
     }
-}
-
-#[test]
-fn all_requests_can_be_looked_at_by_the_names_that_their_clients_gave() {
-    let folder = tempfile::tempdir().unwrap();
-    let engine = Running::start(folder.path(), "whole", &model(false));
-    let body = format!(
-        r#"{{"prompt":"{}","max_tokens":800,"ignore_eos":true,"stream":true}}"#,
-        "z".repeat(90)
-    );
-    let open = engine.begin("/v1/completions", "x-request-id: mine\r\n", &body);
-    eventually("it is listed", || {
-        let text = engine.get("/debug/requests").1;
-        let account: serde_json::Value = serde_json::from_str(&text).unwrap();
-        let one = &account["requests"][0];
-        one["name"] == "mine" && one["phase"] == "decoding" && one["prompt"] == 91
-    });
-    drop(open);
-    eventually("it is gone", || engine.get("/debug/requests").1.contains("\"requests\":[]"));
-}
-
-#[test]
-fn requests_are_listed_for_nobody_unless_the_configuration_says_so() {
-    let folder = tempfile::tempdir().unwrap();
-    let config = format!("{}[debug]\n", model(false));
-    let engine = Running::start(folder.path(), "whole", &config);
-    let (status, body) = engine.get("/debug/requests");
-    assert_eq!(status, 404, "{body}");
-    assert!(body.contains("[debug]"), "{body}");
-    assert_eq!(engine.get("/health").0, 200);
 }

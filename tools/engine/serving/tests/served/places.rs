@@ -8,7 +8,6 @@ use std::sync::mpsc::{Receiver, channel};
 use laxity_engine::apart::Words;
 use laxity_engine::carry::incoming::listen;
 use laxity_engine::carry::{Arrival, Carrier, Incoming, Kind, Options};
-use laxity_engine::engine::sequence::Sampling;
 use laxity_engine::model::computed::Decoder;
 use laxity_engine::model::{Model as _, ModelShape};
 use laxity_engine::schedule::Room;
@@ -16,17 +15,14 @@ use laxity_engine::schedule::places::Rule;
 use laxity_requests::request::Importance;
 
 use crate::apart::{Daemon, laxity, list};
-use crate::running::{PATIENCE, Running, address, eventually, model, prompt};
+use crate::running::{PATIENCE, Running, address, alone, eventually, model, prompt};
 
 #[test]
 fn every_rule_of_places_answers_as_one_process_does() {
     let folder = tempfile::tempdir().unwrap();
     let prompts: Vec<Vec<u32>> =
         (0..6).map(|number| prompt(number, 30 + 17 * number as usize)).collect();
-    let alone: Vec<String> = {
-        let engine = Running::start(folder.path(), "alone", &model(false));
-        prompts.iter().map(|prompt| engine.complete(prompt, 6)).collect()
-    };
+    let alone = alone(folder.path(), &model(false), &prompts, 6);
     for rule in Rule::ALL {
         let name = rule.name();
         let common = format!(
@@ -49,13 +45,7 @@ fn every_rule_of_places_answers_as_one_process_does() {
             list(&ranks)
         );
         let decode = Running::start(folder.path(), name, &config);
-        std::thread::scope(|scope| {
-            let answers: Vec<_> =
-                prompts.iter().map(|prompt| scope.spawn(|| decode.complete(prompt, 6))).collect();
-            for (answer, expected) in answers.into_iter().zip(&alone) {
-                assert_eq!(&answer.join().unwrap(), expected, "{name}: {}", decode.explain());
-            }
-        });
+        assert_eq!(decode.complete_all(&prompts, 6), alone, "{name}: {}", decode.explain());
         let elsewhere = decode.metric("laxity_engine_prefilled_elsewhere_total");
         assert_eq!(elsewhere, 6.0, "{name}: {}", decode.explain());
         let tokens: Vec<f64> = prefill
@@ -63,9 +53,7 @@ fn every_rule_of_places_answers_as_one_process_does() {
             .map(|engine| engine.metric("laxity_engine_prompt_tokens_total"))
             .collect();
         assert!(tokens.iter().all(|tokens| *tokens > 0.0), "{name}: {tokens:?}");
-        eventually("nothing waits for a place", || {
-            decode.get("/debug/requests").1.contains("\"requests\":[]")
-        });
+        eventually("nothing waits for a place", || decode.health()["requests"] == 0);
         assert!(decode.terminate(), "{name}");
     }
 }
@@ -107,7 +95,6 @@ impl Asker {
             tokens,
             have: 0,
             wants_kv: true,
-            sampling: Sampling::default(),
             remaining_ns: remaining_ms * 1_000_000,
             interactive: true,
             importance: Importance::Important,

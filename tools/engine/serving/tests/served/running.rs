@@ -57,14 +57,12 @@ pub(crate) struct Running {
 }
 
 impl Running {
-    /// Starts one with this configuration (without `listen`). It answers `/debug/requests` unless
-    /// `config` has a table `[debug]`.
+    /// Starts one with this configuration (without `listen`).
     pub(crate) fn start(folder: &Path, name: &str, config: &str) -> Self {
         // A port of its own choice: one that was free a moment ago may be another test's by now,
         // whose engine would answer in place of this one.
         let file = folder.join(format!("{name}.toml"));
-        let shows = if config.contains("[debug]") { "" } else { "debug.requests = true\n" };
-        fs::write(&file, format!("listen = \"127.0.0.1:0\"\n{shows}{config}")).expect("written");
+        fs::write(&file, format!("listen = \"127.0.0.1:0\"\n{config}")).expect("written");
         let log = folder.join(format!("{name}.log"));
         let output = fs::File::create(&log).expect("log");
         let child = Command::new(env!("CARGO_BIN_EXE_laxity-engine"))
@@ -146,12 +144,11 @@ impl Running {
         let pid = nix::unistd::Pid::from_raw(self.child.id().cast_signed());
         let alive = nix::sys::signal::kill(pid, None).is_ok();
         format!(
-            "== {}, {}, process {pid} {} ==\n{}\n{}\n{}\n{}\n",
+            "== {}, {}, process {pid} {} ==\n{}\n{}\n{}\n",
             self.log.display(),
             self.http,
             if alive { "runs" } else { "has ended" },
             get("/health"),
-            get("/debug/requests"),
             metrics.join("\n"),
             self.log_text()
         )
@@ -186,6 +183,15 @@ impl Running {
         json["choices"][0]["text"].as_str().expect("text").to_owned()
     }
 
+    /// The texts of answers to prompts that are asked at once.
+    pub(crate) fn complete_all(&self, prompts: &[Vec<u32>], tokens: u32) -> Vec<String> {
+        std::thread::scope(|scope| {
+            let ask = |prompt| scope.spawn(move || self.complete(prompt, tokens));
+            let answers: Vec<_> = prompts.iter().map(ask).collect();
+            answers.into_iter().map(|answer| answer.join().expect("an answer")).collect()
+        })
+    }
+
     /// Memory that it has, bytes.
     pub(crate) fn memory(&self) -> u64 {
         let path = format!("/proc/{}/statm", self.child.id());
@@ -212,6 +218,12 @@ impl Running {
             std::thread::sleep(Duration::from_millis(10));
         }
     }
+}
+
+/// The answers of one process to one prompt after another.
+pub(crate) fn alone(folder: &Path, config: &str, prompts: &[Vec<u32>], tokens: u32) -> Vec<String> {
+    let engine = Running::start(folder, "alone", config);
+    prompts.iter().map(|prompt| engine.complete(prompt, tokens)).collect()
 }
 
 impl Drop for Running {

@@ -1,7 +1,7 @@
 //! Processes that take the time of computing instead of computing.
 
 use crate::apart::{Daemon, laxity, list};
-use crate::running::{Running, address, eventually, model, prompt};
+use crate::running::{Running, address, alone, eventually, model, prompt};
 
 const TIMING: &str = "layer_us = 300.0, token_us = 2.0, expert_us = 200.0, row_us = 1.0";
 
@@ -16,8 +16,7 @@ fn timed_processes_apart_or_in_step_answer_as_one_does_and_fetch_the_kv_that_one
     let (_daemon, socket) = Daemon::start(folder.path());
     let shape = model(true);
     let whole = format!("timing = {{ {TIMING} }}\n{shape}");
-    let alone = Running::start(folder.path(), "alone", &whole);
-    let expected: Vec<String> = prompts().iter().map(|p| alone.complete(p, 6)).collect();
+    let expected = alone(folder.path(), &whole, &prompts(), 6);
     let holds = folder.path().join("holds.json");
     std::fs::write(&holds, serde_json::to_string(&[prompt(9, 64)]).unwrap()).unwrap();
     let ways = [(None, false), (Some(socket.as_path()), false), (Some(socket.as_path()), true)];

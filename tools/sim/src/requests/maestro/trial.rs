@@ -12,8 +12,8 @@ use laxity_requests::maestro::estimate::Estimator;
 use laxity_requests::maestro::fitness::Mode;
 use laxity_requests::maestro::predict::{Forecast, Record, TwoPhase};
 use laxity_requests::maestro::queue::{Boundary, StageOrder};
-use laxity_requests::maestro::regressor::Trees;
 use laxity_requests::maestro::{Learned, Options, Scheduler};
+use laxity_requests::trees::Trees;
 use laxity_requests::workflow::{Class, Job, JobId, ModelSpec, NodeSpec, Outcome, Stage, StageId};
 use laxity_requests::{Span, Time};
 

@@ -70,7 +70,6 @@ impl Errors {
     }
 }
 
-/// The basis of a bound.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
     /// Errors of the request's own bucket.
@@ -86,7 +85,6 @@ pub enum Source {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bound {
     pub tokens: u32,
-    /// The basis of the bound.
     pub source: Source,
 }
 

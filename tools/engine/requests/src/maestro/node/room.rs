@@ -115,7 +115,6 @@ impl Node {
         offers
     }
 
-    /// Returns the residency after a plan, and the moves of its models.
     pub(super) fn demoted(&self, plan: &Plan, table: &[ModelSpec]) -> (Residency, Vec<Move>) {
         let (mut after, mut moves) = (self.residency.clone(), Vec::new());
         for step in &plan.steps {

@@ -18,7 +18,6 @@ pub struct Rows {
     pub rows: Vec<(usize, usize)>,
     /// The blocks of each sequence, in order.
     pub pages: Vec<Vec<u32>>,
-    /// Tokens of one block.
     pub block_tokens: usize,
 }
 
@@ -149,8 +148,6 @@ impl CustomOp3 for Paged<'_> {
 
 /// Returns `softmax(q·kᵀ/√d)·v` of `queries` `[rows, heads × width]` over `keys` and `values`
 /// `[slots, kv_heads × width]`. Each row uses its sequence up to its own position.
-///
-/// # Errors
 /// Fails if the tensors have other shapes, or a row's block does not exist.
 pub fn attend(
     queries: &Tensor,

@@ -9,7 +9,7 @@ use super::attention::{Heads, Rows, attend};
 use super::experts::{ExpertBank, FeedForward, Router};
 use super::linear::Linear;
 use super::pages::Pages;
-use super::weights::{Weights, WeightsError};
+use super::weights::Weights;
 use crate::model::{
     self, ExpertPeers, Experts, KvCache, Model, ModelShape, Piece, Watch, check_pieces, fail,
 };
@@ -61,21 +61,19 @@ pub struct Decoder {
 }
 
 impl Decoder {
-    /// Reads or draws the weights and makes an empty KV cache. Of the experts it has those for
+    /// Draws the weights and makes an empty KV cache. Of the experts it has those for
     /// which `holds` returns true.
-    ///
-    /// # Errors
-    /// Fails if a weight is missing or has the wrong shape, or the device has too little memory.
+    /// Fails if the device has too little memory.
     pub fn load(
         shape: &ModelShape,
         holds: &dyn Fn(usize) -> bool,
         device: &Device,
         room: Room,
-    ) -> std::result::Result<Self, WeightsError> {
-        let weights = Weights::open(&shape.weights)?;
+    ) -> Result<Self> {
+        let weights = Weights(shape.weights.seed);
         let hidden = shape.hidden;
-        let norm = |name: &str| -> std::result::Result<Norm, WeightsError> {
-            Ok(Norm { factors: weights.norm(name, hidden, device)?, eps: shape.norm_eps as f32 })
+        let norm = || -> Result<Norm> {
+            Ok(Norm { factors: Weights::norm(hidden, device)?, eps: shape.norm_eps as f32 })
         };
         let embedding = weights.matrix("model.embed_tokens.weight", shape.vocab, hidden, device)?;
         let head = if shape.tied_embeddings {
@@ -84,23 +82,22 @@ impl Decoder {
             weights.matrix("lm_head.weight", shape.vocab, hidden, device)?
         };
         let layers = (0..shape.layers)
-            .map(|layer| load_layer(&weights, layer, shape, device, &norm))
-            .collect::<std::result::Result<_, WeightsError>>()?;
-        let bank = Arc::new(ExpertBank::load(&weights, shape, holds, device)?);
+            .map(|layer| load_layer(weights, layer, shape, device, &norm))
+            .collect::<Result<_>>()?;
+        let bank = Arc::new(ExpertBank::load(weights, shape, holds, device)?);
         let (cos, sin) = rotary(shape, device)?;
         Ok(Self {
             shape: shape.clone(),
             device: device.clone(),
-            pages: Pages::new(shape, room.blocks as usize, room.block_tokens as usize, device)
-                .map_err(WeightsError::Memory)?,
+            pages: Pages::new(shape, room.blocks as usize, room.block_tokens as usize, device)?,
             embedding,
             layers,
-            norm: norm("model.norm.weight")?,
+            norm: norm()?,
             head: Linear::new(head),
             bank,
             cos,
             sin,
-            identity: model::identity(shape, &weights.identity()?),
+            identity: model::identity(shape, &weights.identity()),
         })
     }
 
@@ -220,12 +217,12 @@ impl Model for Decoder {
 }
 
 fn load_layer(
-    weights: &Weights,
+    weights: Weights,
     layer: usize,
     shape: &ModelShape,
     device: &Device,
-    norm: &dyn Fn(&str) -> std::result::Result<Norm, WeightsError>,
-) -> std::result::Result<Layer, WeightsError> {
+    norm: &dyn Fn() -> Result<Norm>,
+) -> Result<Layer> {
     let at = format!("model.layers.{layer}");
     let (hidden, kv) = (shape.hidden, shape.kv_width());
     let attention = shape.heads * shape.head_dim();
@@ -243,12 +240,12 @@ fn load_layer(
         }
     };
     Ok(Layer {
-        before_attention: norm(&format!("{at}.input_layernorm.weight"))?,
+        before_attention: norm()?,
         query: matrix("q", attention, hidden)?,
         key: matrix("k", kv, hidden)?,
         value: matrix("v", kv, hidden)?,
         output: matrix("o", hidden, attention)?,
-        before_network: norm(&format!("{at}.post_attention_layernorm.weight"))?,
+        before_network: norm()?,
         network,
     })
 }

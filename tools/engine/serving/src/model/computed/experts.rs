@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use candle_core::{D, Device, Result, Tensor, bail};
 
 use super::linear::Linear;
-use super::weights::{Weights, WeightsError};
+use super::weights::Weights;
 use crate::model::{self, ExpertPeers, ExpertRows, Experts, ModelShape, fail};
 
 /// A gated feed-forward network: `down(silu(gate(x)) · up(x))`.
@@ -22,16 +22,14 @@ pub struct FeedForward {
 }
 
 impl FeedForward {
-    /// Reads the three matrices. `names` are those of gate, up and down.
-    ///
-    /// # Errors
-    /// Fails if one is missing.
+    /// Draws the three matrices. `names` are those of gate, up and down.
+    /// Fails if the device has too little memory.
     pub fn load(
-        weights: &Weights,
+        weights: Weights,
         names: [&str; 3],
         shape: &ModelShape,
         device: &Device,
-    ) -> std::result::Result<Self, WeightsError> {
+    ) -> Result<Self> {
         let [gate, up, down] = names;
         Ok(Self {
             gate: Linear::new(weights.matrix(gate, shape.ffn, shape.hidden, device)?),
@@ -41,8 +39,6 @@ impl FeedForward {
     }
 
     /// Returns the output for rows `[n, hidden]`.
-    ///
-    /// # Errors
     /// Fails if the shapes do not match.
     pub fn forward(&self, rows: &Tensor) -> Result<Tensor> {
         let gated = (self.gate.forward(rows)?.silu()? * self.up.forward(rows)?)?;
@@ -59,16 +55,14 @@ pub struct ExpertBank {
 }
 
 impl ExpertBank {
-    /// Reads the experts for which `holds` returns true.
-    ///
-    /// # Errors
-    /// Fails if a weight is missing.
+    /// Draws the experts for which `holds` returns true.
+    /// Fails if the device has too little memory.
     pub fn load(
-        weights: &Weights,
+        weights: Weights,
         shape: &ModelShape,
         holds: &dyn Fn(usize) -> bool,
         device: &Device,
-    ) -> std::result::Result<Self, WeightsError> {
+    ) -> Result<Self> {
         let mut layers = Vec::new();
         for layer in 0..shape.layers {
             let mut held = BTreeMap::new();
@@ -88,8 +82,6 @@ impl ExpertBank {
     }
 
     /// Returns an expert's output for rows.
-    ///
-    /// # Errors
     /// Fails if this process does not hold the expert.
     pub fn compute(&self, layer: usize, expert: usize, rows: &Tensor) -> Result<Tensor> {
         let network = self.layers.get(layer).and_then(|held| held.get(&expert));
@@ -134,16 +126,14 @@ pub struct Router {
 type Assigned = BTreeMap<usize, (Vec<u32>, Vec<f32>)>;
 
 impl Router {
-    /// Reads the router of a layer.
-    ///
-    /// # Errors
-    /// Fails if the weights are missing.
+    /// Draws the router of a layer.
+    /// Fails if the device has too little memory.
     pub fn load(
-        weights: &Weights,
+        weights: Weights,
         layer: usize,
         shape: &ModelShape,
         device: &Device,
-    ) -> std::result::Result<Option<Self>, WeightsError> {
+    ) -> Result<Option<Self>> {
         let Some(moe) = shape.moe else {
             return Ok(None);
         };
@@ -173,8 +163,6 @@ impl Router {
     }
 
     /// Returns the experts' combined output for rows `[n, hidden]`.
-    ///
-    /// # Errors
     /// Fails if an expert cannot be reached.
     pub fn forward(
         &self,

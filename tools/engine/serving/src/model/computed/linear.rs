@@ -24,8 +24,6 @@ impl Linear {
     }
 
     /// Returns `rows · weightᵀ` for rows `[rows, in]`.
-    ///
-    /// # Errors
     /// Fails if the shapes do not match.
     pub fn forward(&self, rows: &Tensor) -> Result<Tensor> {
         let count = rows.dim(0)?;

@@ -14,4 +14,3 @@ pub mod weights;
 
 pub use decoder::Decoder;
 pub use pages::Pages;
-pub use weights::WeightsError;

@@ -16,8 +16,6 @@ pub struct Pages {
 
 impl Pages {
     /// Makes a cache of `blocks` blocks.
-    ///
-    /// # Errors
     /// Fails if the device has too little memory.
     pub fn new(
         shape: &ModelShape,
@@ -37,8 +35,6 @@ impl Pages {
     }
 
     /// Writes rows into slots.
-    ///
-    /// # Errors
     /// Fails if a slot does not exist.
     pub fn write(&self, layer: usize, slots: &[u32], keys: &Tensor, values: &Tensor) -> Result<()> {
         let (to_keys, to_values) = &self.layers[layer];

@@ -110,8 +110,6 @@ impl TimedModel {
     }
 
     /// Fills blocks with the KV of a sequence's first tokens, without taking time.
-    ///
-    /// # Errors
     /// Fails if the blocks hold fewer tokens.
     pub fn fill(&self, tokens: &[u32], blocks: &[u32]) -> Result<()> {
         let layers = 0..self.shape.layers;
@@ -234,7 +232,6 @@ struct TimedExperts {
     timing: Timing,
 }
 
-/// Returns the seed of an expert's output for a row.
 const fn expert_output(layer: usize, expert: usize, seed: u64) -> u64 {
     mix(seed ^ mix(((layer as u64) << 32) | expert as u64))
 }
@@ -270,7 +267,6 @@ mod tests {
     use crate::model::shape::tests::tiny;
     use crate::model::{AllLocal, Unwatched, greedy};
 
-    /// Returns a model that takes no time.
     fn quick(holds: &dyn Fn(usize) -> bool) -> TimedModel {
         model(&Timing::default(), holds)
     }
