@@ -47,19 +47,7 @@ pub trait Latency {
     fn iteration(&self, of: &Composition) -> Span;
 }
 
-impl<L: Latency + ?Sized> Latency for &L {
-    fn iteration(&self, of: &Composition) -> Span {
-        (**self).iteration(of)
-    }
-}
-
 impl<L: Latency + ?Sized> Latency for std::sync::Arc<L> {
-    fn iteration(&self, of: &Composition) -> Span {
-        (**self).iteration(of)
-    }
-}
-
-impl<L: Latency + ?Sized> Latency for Box<L> {
     fn iteration(&self, of: &Composition) -> Span {
         (**self).iteration(of)
     }

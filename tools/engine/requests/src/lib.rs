@@ -59,6 +59,7 @@ pub mod replica;
 pub mod request;
 pub mod scaling;
 pub mod trees;
+mod window;
 pub mod workflow;
 
 pub use laxity_policy::{Span, Time};

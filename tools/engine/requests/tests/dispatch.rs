@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use laxity_requests::baseline::{CentralEdf, Fewest, LeastLoaded, LeastWork, RoundRobin};
+use laxity_requests::baseline::{CentralEdf, LeastLoaded, LeastWork, RoundRobin};
 use laxity_requests::dispatch::{Decision, Dispatch, Event, Role};
 use laxity_requests::hyperflexis::priority::Bounds;
 use laxity_requests::hyperflexis::{HyperFlexis, Linear, Mapping, Options};
@@ -57,7 +57,7 @@ fn dispatcher(which: usize) -> Box<dyn Dispatch> {
     match which {
         0 => Box::new(RoundRobin::default()),
         1 => Box::new(LeastLoaded::default()),
-        2 => Box::new(Fewest::default()),
+        2 => Box::new(LeastLoaded::by_requests()),
         3 => Box::new(LeastWork::new(MODEL)),
         4 => Box::new(CentralEdf::new(MODEL, false, 2_048, BLOCK_TOKENS)),
         5 => Box::new(CentralEdf::new(MODEL, true, 2_048, BLOCK_TOKENS)),
@@ -325,7 +325,7 @@ fn equally_loaded_instances_take_turns() {
     let dispatchers: [Box<dyn Dispatch>; 3] = [
         Box::new(RoundRobin::default()),
         Box::new(LeastLoaded::default()),
-        Box::new(Fewest::default()),
+        Box::new(LeastLoaded::by_requests()),
     ];
     for dispatch in dispatchers {
         let mut driver = Driver::new(dispatch, false);
@@ -388,7 +388,7 @@ fn a_prompt_that_is_cancelled_before_a_report_is_no_load_any_more() {
 #[test]
 fn an_instance_that_comes_back_still_has_its_requests() {
     let dispatchers: [Box<dyn Dispatch>; 2] =
-        [Box::new(Fewest::default()), Box::new(LeastWork::new(MODEL))];
+        [Box::new(LeastLoaded::by_requests()), Box::new(LeastWork::new(MODEL))];
     for dispatch in dispatchers {
         let mut driver = Driver::new(dispatch, false);
         driver.start(false);

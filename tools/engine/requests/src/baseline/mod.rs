@@ -2,7 +2,6 @@
 //! policies.
 
 mod central_edf;
-mod fewest;
 mod least_loaded;
 mod least_work;
 mod line;
@@ -10,7 +9,6 @@ mod relegating;
 mod round_robin;
 
 pub use central_edf::CentralEdf;
-pub use fewest::Fewest;
 pub use least_loaded::LeastLoaded;
 pub use least_work::LeastWork;
 pub use line::{Fixed, LineOrder};

@@ -21,6 +21,7 @@ use std::collections::VecDeque;
 use serde::{Deserialize, Serialize};
 
 use crate::ledger::Targets;
+use crate::window::Window;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Bounds {
@@ -59,9 +60,9 @@ pub struct Mapping {
     /// Records of the window, in the order in which the requests ended.
     recent: VecDeque<Record>,
     /// Times to the first token with the waits in them, sorted.
-    ttfts: Vec<(u64, u64)>,
+    ttfts: Window<(u64, u64)>,
     /// Times per token, sorted.
-    tpots: Vec<u64>,
+    tpots: Window<u64>,
     counts: Vec<usize>,
     last_queued: Vec<u64>,
 }
@@ -79,8 +80,8 @@ impl Mapping {
             bounds,
             window,
             recent: VecDeque::new(),
-            ttfts: Vec::new(),
-            tpots: Vec::new(),
+            ttfts: Window::default(),
+            tpots: Window::default(),
             counts: vec![0; classes],
             last_queued: vec![0; classes],
         }
@@ -99,13 +100,11 @@ impl Mapping {
             && let Some(old) = self.recent.pop_front()
         {
             self.counts[old.priority] -= 1;
-            take(&mut self.ttfts, &(old.ttft, old.queued));
-            take(&mut self.tpots, &old.tpot);
         }
         self.counts[class] += 1;
         self.last_queued[class] = record.queued;
-        put(&mut self.ttfts, (record.ttft, record.queued));
-        put(&mut self.tpots, record.tpot);
+        self.ttfts.push((record.ttft, record.queued), self.window);
+        self.tpots.push(record.tpot, self.window);
         self.recent.push_back(record);
     }
 
@@ -113,7 +112,7 @@ impl Mapping {
     fn index(&self, class: usize) -> usize {
         let base: usize = self.counts[..class].iter().sum();
         let offset = (class + 1) * self.counts[class] / (self.bounds.len() + 1);
-        (base + offset).min(self.ttfts.len().saturating_sub(1))
+        (base + offset).min(self.recent.len().saturating_sub(1))
     }
 
     /// Returns the objectives of a request that arrives now. `contended` is whether requests of a
@@ -122,7 +121,8 @@ impl Mapping {
         let class = self.class(priority);
         let bounds = self.bounds[class];
         let at = self.index(class);
-        let (Some((ttft, queued)), Some(tpot)) = (self.ttfts.get(at), self.tpots.get(at)) else {
+        let (ttfts, tpots) = (self.ttfts.sorted(), self.tpots.sorted());
+        let (Some((ttft, queued)), Some(tpot)) = (ttfts.get(at), tpots.get(at)) else {
             return Targets { ttft: bounds.ttft.1, tpot: bounds.tpot.1 };
         };
         // Replaces the reference's wait by the latest wait of the class: ttft − (queued − last).
@@ -133,17 +133,6 @@ impl Mapping {
             ttft: clamp(ttft, least.ttft.0, bounds.ttft.1),
             tpot: clamp(*tpot, least.tpot.0, bounds.tpot.1),
         }
-    }
-}
-
-fn put<T: Ord>(sorted: &mut Vec<T>, value: T) {
-    let at = sorted.partition_point(|other| *other < value);
-    sorted.insert(at, value);
-}
-
-fn take<T: Ord>(sorted: &mut Vec<T>, value: &T) {
-    if let Ok(at) = sorted.binary_search(value) {
-        sorted.remove(at);
     }
 }
 
@@ -191,8 +180,8 @@ mod tests {
         for ttft in 0..20 {
             mapping.record(record(0, 80 + ttft, 0));
         }
-        assert_eq!(mapping.ttfts.len(), 9);
-        assert_eq!(mapping.ttfts[0].0, 91);
+        assert_eq!(mapping.ttfts.sorted().len(), 9);
+        assert_eq!(mapping.ttfts.sorted()[0].0, 91);
         assert_eq!(mapping.assign(2, false).ttft, 99);
     }
 

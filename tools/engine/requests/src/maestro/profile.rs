@@ -11,9 +11,10 @@
 //!   then the whole template. A new template has a future of 0, so its jobs go first and its
 //!   profile fills.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 
 use crate::Span;
+use crate::window::Window;
 use crate::workflow::{Job, JobId, Stage, StageId, TemplateId};
 
 /// Number of records of a state that are kept.
@@ -46,32 +47,6 @@ impl State {
     }
 }
 
-/// Records in order of time and in order of size.
-#[derive(Clone, Debug, Default)]
-struct Records {
-    recent: VecDeque<u64>,
-    sorted: Vec<u64>,
-}
-
-impl Records {
-    fn add(&mut self, value: u64) {
-        if self.recent.len() == WINDOW
-            && let Some(old) = self.recent.pop_front()
-            && let Ok(at) = self.sorted.binary_search(&old)
-        {
-            self.sorted.remove(at);
-        }
-        self.recent.push_back(value);
-        let at = self.sorted.partition_point(|other| *other <= value);
-        self.sorted.insert(at, value);
-    }
-
-    fn median(&self) -> Option<u64> {
-        let last = self.sorted.len().checked_sub(1)?;
-        Some(self.sorted[last / 2])
-    }
-}
-
 #[derive(Clone, Debug)]
 struct Passed {
     stage: StageId,
@@ -82,7 +57,7 @@ struct Passed {
 
 #[derive(Clone, Debug, Default)]
 pub struct Profiles {
-    records: HashMap<State, Records>,
+    records: HashMap<State, Window<u64>>,
     jobs: HashMap<JobId, (u32, Vec<Passed>)>,
 }
 
@@ -92,9 +67,9 @@ impl Profiles {
         State::of(job, stage, tool)
             .iter()
             .filter_map(|state| self.records.get(state))
-            .find(|records| records.recent.len() >= ENOUGH)
-            .and_then(Records::median)
-            .map_or(Span::ZERO, Span)
+            .map(Window::sorted)
+            .find(|records| records.len() >= ENOUGH)
+            .map_or(Span::ZERO, |records| Span(records[(records.len() - 1) / 2]))
     }
 
     pub fn ready(&mut self, job: &Job, stage: &Stage, tool: f64) {
@@ -130,7 +105,7 @@ impl Profiles {
                 .filter_map(|other| other.ended.map(|(_, took)| took))
                 .fold(0u64, u64::saturating_add);
             for state in one.states {
-                self.records.entry(state).or_default().add(future);
+                self.records.entry(state).or_default().push(future, WINDOW);
             }
         }
     }

@@ -40,7 +40,7 @@ impl Default for Chunking {
 
 /// Returns how long a job can wait for its next token in ns, or a negative value if the token is
 /// late. Returns `None` for a late batch request.
-pub fn slack(now: Time, job: &Job, tokens_left: u32) -> Option<i64> {
+pub(super) fn slack(now: Time, job: &Job, tokens_left: u32) -> Option<i64> {
     match job.spec.slo {
         Slo::Interactive { tbt, .. } => {
             let due = job.next_deadline();
@@ -59,35 +59,11 @@ pub fn slack(now: Time, job: &Job, tokens_left: u32) -> Option<i64> {
     }
 }
 
-/// Returns the least [`slack`] of `jobs`, or `None` if no job has one. It runs in each iteration.
-/// So the division for a batch request is done only if its slack is the least so far.
-pub fn least_slack<'a>(
-    now: Time,
-    jobs: impl Iterator<Item = &'a Job>,
-    tokens_left: impl Fn(&Job) -> u32,
-) -> Option<i64> {
-    let mut least: Option<i64> = None;
-    for job in jobs {
-        if let (Slo::Batch { .. }, Some(least)) = (job.spec.slo, least) {
-            let left = job.next_deadline().remaining_ns(now);
-            let tokens = i128::from(tokens_left(job).max(1));
-            if left <= 0 || i128::from(left) >= i128::from(least) * tokens {
-                continue;
-            }
-        }
-        let tokens = if job.spec.slo.is_interactive() { 0 } else { tokens_left(job) };
-        if let Some(slack) = slack(now, job, tokens) {
-            least = Some(least.map_or(slack, |least| least.min(slack)));
-        }
-    }
-    least
-}
-
 /// Returns the largest number of prompt tokens, in steps from `least`, with which an iteration fits
 /// into `slack_ns`, or `least` if none fits. `line` has the prefix and the remaining tokens of each
 /// prompt. `decodes` run in the same iteration. The search assumes that times grow with tokens. For
 /// a model where they don't, the result still fits.
-pub fn fitting(
+pub(super) fn fitting(
     latency: &dyn Latency,
     margin: f64,
     decodes: Composition,
@@ -192,34 +168,6 @@ mod tests {
     }
 
     proptest! {
-        #[test]
-        fn the_least_slack_is_the_least_of_all(
-            jobs in prop::collection::vec(
-                (any::<bool>(), 0..5_000_u64, 0..200_u64, 0..50_u32, 0..6_000_u64, 0..100_u32),
-                0..40,
-            ),
-            now in 0..8_000_u64,
-        ) {
-            let all: Vec<(Job, u32)> = jobs
-                .into_iter()
-                .map(|(interactive, first, each, generated, came, left)| {
-                    let slo = if interactive {
-                        Slo::Interactive { ttft: first, tbt: each }
-                    } else {
-                        Slo::Batch { ttlt: first + each }
-                    };
-                    let mut job = decoding(slo, generated, 0);
-                    job.first_token = Some(Time(came));
-                    job.context = left;
-                    (job, left)
-                })
-                .collect();
-            // `context` holds the remaining tokens, because slack doesn't depend on it.
-            let found = least_slack(Time(now), all.iter().map(|(job, _)| job), |job| job.context);
-            let plain = all.iter().filter_map(|(job, left)| slack(Time(now), job, *left)).min();
-            prop_assert_eq!(found, plain);
-        }
-
         #[test]
         fn a_chunk_fits_or_is_the_least_and_the_next_larger_does_not(
             line in prop::collection::vec((0..8_000_u32, 1..3_000_u32), 0..6),

@@ -31,7 +31,8 @@ mod forest;
 mod history;
 mod linear;
 
-pub use chunk::{Chunking, fitting, least_slack, slack};
+pub use chunk::Chunking;
+use chunk::{fitting, slack};
 pub use forest::{Forest, ForestError, Node};
 pub use history::Lengths;
 pub use linear::{FEATURES, LinearTerms, features};
@@ -336,8 +337,11 @@ impl<L: Latency> Discipline for QoServe<L> {
             self.chunk = most;
             return most;
         };
-        let left = |job: &Job| self.lengths.left(job);
-        self.chunk = match least_slack(now, view.decoding(), left) {
+        let slack_of = |job: &Job| {
+            let left = if job.spec.slo.is_interactive() { 0 } else { self.lengths.left(job) };
+            slack(now, job, left)
+        };
+        self.chunk = match view.decoding().filter_map(slack_of).min() {
             None => most,
             Some(slack_ns) => {
                 self.line.clear();

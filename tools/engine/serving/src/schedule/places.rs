@@ -1,7 +1,7 @@
 //! The choice of the prefill process for a prompt, which a decode process makes with the dispatch
 //! tier of `laxity-requests`. A process's instance number is its index in `peers.prefill`.
 
-use laxity_requests::baseline::{Fewest, LeastLoaded, LeastWork, RoundRobin};
+use laxity_requests::baseline::{LeastLoaded, LeastWork, RoundRobin};
 use laxity_requests::dispatch::Dispatch;
 use laxity_requests::hyperflexis::{self, HyperFlexis, Linear};
 use serde::{Deserialize, Serialize};
@@ -50,7 +50,7 @@ impl Places {
         // A process that computes prompts for others decodes nothing.
         let model = Linear { prefill: self.prefill_ns, decode: [0.0; 3] };
         match self.rule {
-            Rule::Fewest => Box::new(Fewest::default()),
+            Rule::Fewest => Box::new(LeastLoaded::by_requests()),
             Rule::RoundRobin => Box::new(RoundRobin::default()),
             Rule::LeastLoaded => Box::new(LeastLoaded::default()),
             Rule::LeastWork => Box::new(LeastWork::new(model)),

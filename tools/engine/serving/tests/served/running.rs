@@ -186,8 +186,9 @@ impl Running {
     /// The texts of answers to prompts that are asked at once.
     pub(crate) fn complete_all(&self, prompts: &[Vec<u32>], tokens: u32) -> Vec<String> {
         std::thread::scope(|scope| {
-            let ask = |prompt| scope.spawn(move || self.complete(prompt, tokens));
-            let answers: Vec<_> = prompts.iter().map(ask).collect();
+            let prompts = prompts.iter();
+            let answers: Vec<_> =
+                prompts.map(|prompt| scope.spawn(move || self.complete(prompt, tokens))).collect();
             answers.into_iter().map(|answer| answer.join().expect("an answer")).collect()
         })
     }

@@ -8,7 +8,7 @@
 //! The guarantee isn't exact, because mixes change and short answers end first. Experiments measure
 //! both effects.
 
-use std::collections::VecDeque;
+use crate::window::Window;
 
 /// Upper ends of the buckets, in prompt tokens. Appendix E.2 has buckets by prompt length but no
 /// values.
@@ -43,31 +43,11 @@ impl Score {
     }
 }
 
-/// Recent errors, ordered by time and by size.
-#[derive(Clone, Debug, Default)]
-struct Errors {
-    recent: VecDeque<i64>,
-    sorted: Vec<i64>,
-}
-
-impl Errors {
-    fn push(&mut self, error: i64, window: usize) {
-        if self.recent.len() >= window
-            && let Some(oldest) = self.recent.pop_front()
-            && let Ok(at) = self.sorted.binary_search(&oldest)
-        {
-            self.sorted.remove(at);
-        }
-        self.recent.push_back(error);
-        let at = self.sorted.partition_point(|other| *other < error);
-        self.sorted.insert(at, error);
-    }
-
-    /// Returns the conformal quantile, or `None` if there are too few errors.
-    fn quantile(&self, epsilon: f64) -> Option<i64> {
-        let rank = ((self.sorted.len() + 1) as f64 * (1.0 - epsilon)).ceil() as usize;
-        rank.checked_sub(1).and_then(|at| self.sorted.get(at)).copied()
-    }
+/// Returns the conformal quantile, or `None` if there are too few errors.
+fn quantile(errors: &Window<i64>, epsilon: f64) -> Option<i64> {
+    let sorted = errors.sorted();
+    let rank = ((sorted.len() + 1) as f64 * (1.0 - epsilon)).ceil() as usize;
+    rank.checked_sub(1).and_then(|at| sorted.get(at)).copied()
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,8 +74,8 @@ pub struct Calibration {
     epsilon: f64,
     window: usize,
     score: Score,
-    buckets: [Errors; BUCKETS.len()],
-    pooled: Errors,
+    buckets: [Window<i64>; BUCKETS.len()],
+    pooled: Window<i64>,
 }
 
 impl Calibration {
@@ -109,7 +89,7 @@ impl Calibration {
             "ε is a part of requests: {epsilon} is not between 0 and 1"
         );
         assert!(window > 0, "a window holds an error at least");
-        Self { epsilon, window, score, buckets: Default::default(), pooled: Errors::default() }
+        Self { epsilon, window, score, buckets: Default::default(), pooled: Window::default() }
     }
 
     fn bucket(prompt: u32) -> usize {
@@ -125,8 +105,8 @@ impl Calibration {
 
     /// Returns an upper bound of a request's tokens, which holds for all but a share ε.
     pub fn bound(&self, prompt: u32, predicted: u32, output_max: u32) -> Bound {
-        let own = self.buckets[Self::bucket(prompt)].quantile(self.epsilon);
-        let pooled = || self.pooled.quantile(self.epsilon);
+        let own = quantile(&self.buckets[Self::bucket(prompt)], self.epsilon);
+        let pooled = || quantile(&self.pooled, self.epsilon);
         let (error, source) = match own {
             Some(error) => (Some(error), Source::Bucket),
             None => (pooled(), Source::Pooled),
