@@ -3,7 +3,7 @@
 
 use crate::Time;
 use crate::iteration::Event;
-use crate::job::{Job, Phase};
+use crate::job::Job;
 use crate::kv::Pool;
 use crate::latency::Composition;
 
@@ -31,17 +31,12 @@ pub trait View {
     /// Returns the jobs in the queue, in order. They have prompt tokens to compute and aren't
     /// relegated.
     fn in_line(&self) -> Box<dyn Iterator<Item = &Job> + '_>;
-    /// Returns the jobs in the queue that have computed some tokens, in order.
-    fn begun(&self) -> Box<dyn Iterator<Item = &Job> + '_> {
-        Box::new(self.in_line().filter(|job| job.phase == Phase::Prefilling))
-    }
     /// Returns the relegated jobs in the order in which they are served.
     fn aside(&self) -> Box<dyn Iterator<Item = &Job> + '_> {
         Box::new(std::iter::empty())
     }
     /// Returns the number of jobs in the queue and the sum of their prompt tokens.
     fn backlog(&self) -> (usize, u64);
-    fn relegated(&self) -> usize;
     fn pool(&self) -> &Pool;
 }
 
@@ -49,8 +44,6 @@ pub trait View {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Start {
     Now,
-    /// The job may not start yet. Jobs behind it in the queue may.
-    Later,
     /// Neither this job nor any job behind it may start yet.
     Nobody,
     /// No job before this rank may start yet. The next candidate is the first job at or behind the

@@ -4,14 +4,6 @@ use rustc_hash::FxHashMap;
 
 use crate::request::RequestId;
 
-/// The error of a request that needs more blocks than are free.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{needed} blocks are needed and {free} are free")]
-pub struct Short {
-    pub needed: u32,
-    pub free: u32,
-}
-
 /// The KV blocks of an instance and the number that each request holds.
 #[derive(Clone, Debug)]
 pub struct Pool {
@@ -62,18 +54,17 @@ impl Pool {
     }
 
     /// Gives `request` the blocks for `tokens` tokens. The request keeps blocks beyond that.
-    /// Fails if too few blocks are free. The pool is unchanged then.
-    pub fn grow(&mut self, request: RequestId, tokens: u32) -> Result<(), Short> {
+    /// Returns whether enough blocks were free. If not, the pool is unchanged.
+    pub fn grow(&mut self, request: RequestId, tokens: u32) -> bool {
         let needed = self.lacking(request, tokens);
-        let free = self.free();
-        if needed > free {
-            return Err(Short { needed, free });
+        if needed > self.free() {
+            return false;
         }
         if needed > 0 {
             self.used += needed;
             *self.held.entry(request).or_default() += needed;
         }
-        Ok(())
+        true
     }
 
     /// Frees all blocks of `request` and returns their number.

@@ -289,7 +289,7 @@ impl Run<'_> {
                 self.cancel_at(moved.from, request);
                 continue;
             }
-            if instance.replica.reserve(request, tokens).is_err() {
+            if !instance.replica.reserve(request, tokens) {
                 return;
             }
             instance.incoming.pop_front();
@@ -388,7 +388,7 @@ impl Run<'_> {
             };
             // The blocks stay reserved until the KV cache has arrived elsewhere.
             let held = instance.replica.reserve(request, spec.ready);
-            debug_assert!(held.is_ok(), "just given back");
+            debug_assert!(held, "just given back");
             let moved = Move { spec, from: id, to: None };
             self.moves.insert(request, moved);
             self.places.remove(&request);

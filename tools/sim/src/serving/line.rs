@@ -78,20 +78,12 @@ impl View for State {
         )
     }
 
-    fn begun(&self) -> Box<dyn Iterator<Item = &Job> + '_> {
-        Box::new(self.begun.iter().map(|place| &self.jobs[&place.2].0))
-    }
-
     fn aside(&self) -> Box<dyn Iterator<Item = &Job> + '_> {
         Box::new(self.aside.iter().map(|place| &self.jobs[&place.2].0))
     }
 
     fn backlog(&self) -> (usize, u64) {
         (self.line.len() + self.begun.len(), self.backlog)
-    }
-
-    fn relegated(&self) -> usize {
-        self.aside.len()
     }
 
     fn pool(&self) -> &Pool {
@@ -233,7 +225,6 @@ impl WaitingRequests {
             let job = self.state.jobs[&place.2].0;
             match self.discipline.start(start, &job, &self.state) {
                 Start::Now => return number(place),
-                Start::Later => (),
                 Start::Skip(rank) => {
                     // Continues behind all requests before that rank, and never goes back.
                     let before = Rank(rank.0.saturating_sub(1));

@@ -230,9 +230,6 @@ fn alpha_follows_the_backlog_with_hysteresis() {
         fn backlog(&self) -> (usize, u64) {
             (1, self.0)
         }
-        fn relegated(&self) -> usize {
-            0
-        }
         fn pool(&self) -> &Pool {
             &self.1
         }

@@ -82,8 +82,8 @@ impl Replica {
     }
 
     /// Reserves blocks for a request whose KV is on its way. It arrives later or is cancelled.
-    /// Fails if too few blocks are free.
-    pub fn reserve(&mut self, request: RequestId, tokens: u32) -> Result<(), crate::kv::Short> {
+    /// Returns whether enough blocks were free.
+    pub fn reserve(&mut self, request: RequestId, tokens: u32) -> bool {
         self.state.reserve(request, tokens)
     }
 

@@ -259,7 +259,6 @@ impl Replica {
             if job.phase == Phase::Waiting {
                 match self.discipline.start(now, job, &self.state) {
                     Start::Now => (),
-                    Start::Later => continue,
                     Start::Nobody => {
                         closed = true;
                         continue;

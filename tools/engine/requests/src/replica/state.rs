@@ -17,7 +17,7 @@ use crate::Time;
 use crate::discipline::{Discipline, Rank};
 use crate::iteration::Load;
 use crate::job::{Job, Phase};
-use crate::kv::{Pool, Short};
+use crate::kv::Pool;
 use crate::latency::Composition;
 use crate::request::RequestId;
 
@@ -305,7 +305,7 @@ impl State {
             return true;
         }
         let request = job.id();
-        let grown = self.pool.grow(request, tokens).is_ok();
+        let grown = self.pool.grow(request, tokens);
         if grown {
             self.note(slot);
         }
@@ -313,12 +313,12 @@ impl State {
     }
 
     /// Reserves blocks for a request that is here or on its way.
-    pub(super) fn reserve(&mut self, request: RequestId, tokens: u32) -> Result<(), Short> {
-        self.pool.grow(request, tokens)?;
-        if let Some(slot) = self.slot(request) {
+    pub(super) fn reserve(&mut self, request: RequestId, tokens: u32) -> bool {
+        let grown = self.pool.grow(request, tokens);
+        if let Some(slot) = self.slot(request).filter(|_| grown) {
             self.note(slot);
         }
-        Ok(())
+        grown
     }
 
     /// Frees the blocks of a request that is no longer here.

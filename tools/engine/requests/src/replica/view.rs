@@ -19,20 +19,12 @@ impl View for State {
         Box::new(self.line.iter().map(|place| &self.at(place.3).job))
     }
 
-    fn begun(&self) -> Box<dyn Iterator<Item = &Job> + '_> {
-        Box::new(self.begun.iter().map(|place| &self.at(place.3).job))
-    }
-
     fn aside(&self) -> Box<dyn Iterator<Item = &Job> + '_> {
         Box::new(self.aside.iter().map(|place| &self.at(place.3).job))
     }
 
     fn backlog(&self) -> (usize, u64) {
         (self.line.len(), self.backlog)
-    }
-
-    fn relegated(&self) -> usize {
-        self.aside.len()
     }
 
     fn pool(&self) -> &Pool {

@@ -73,7 +73,7 @@ impl Schedulers {
 
     /// Reserves blocks for a request that arrives with KV. Returns false if there are too few.
     pub fn reserve(&mut self, request: RequestId, tokens: u32) -> bool {
-        self.scheduler.reserve(request, tokens).is_ok()
+        self.scheduler.reserve(request, tokens)
     }
 
     /// Returns the requests that the scheduler refused since the last call.

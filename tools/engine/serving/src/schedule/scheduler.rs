@@ -1,6 +1,7 @@
 //! The scheduler of an engine, made from settings, and its latency model, which learns from
 //! iterations.
 
+use laxity_requests::Span;
 use laxity_requests::Time;
 use laxity_requests::baseline::{Fixed, LineOrder};
 use laxity_requests::discipline::Discipline;
@@ -16,7 +17,6 @@ use laxity_requests::learned::Learned;
 use laxity_requests::qoserve::{self, QoServe};
 use laxity_requests::replica::Replica;
 use laxity_requests::request::RequestId;
-use laxity_requests::{Span, kv};
 
 use super::Room;
 use super::settings::{Hmas, Policy, Settings};
@@ -103,7 +103,7 @@ impl Scheduler {
         Some(plan)
     }
 
-    pub(super) fn reserve(&mut self, request: RequestId, tokens: u32) -> Result<(), kv::Short> {
+    pub(super) fn reserve(&mut self, request: RequestId, tokens: u32) -> bool {
         self.replica.reserve(request, tokens)
     }
 

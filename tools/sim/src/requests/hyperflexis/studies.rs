@@ -172,8 +172,8 @@ pub(super) fn staged(
         System::LeastWork(LineOrder::Fcfs),
         System::EdfAdmission,
         System::HyperFlexis(machine.options()),
-        System::Priorities(machine.as_it_stands(), mapping()),
-        System::Priorities(machine.options(), mapping()),
+        System::Priorities(machine.as_it_stands(), Box::new(mapping())),
+        System::Priorities(machine.options(), Box::new(mapping())),
     ];
     let rows: Vec<Row> = systems.into_iter().map(|system| row(system, &WHOLE)).collect();
     let step = if options.quick { 3 } else { 20 };

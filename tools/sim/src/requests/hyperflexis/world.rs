@@ -118,7 +118,7 @@ pub(super) enum System {
     CentralEdf,
     EdfAdmission,
     HyperFlexis(dispatcher::Options),
-    Priorities(dispatcher::Options, Mapping),
+    Priorities(dispatcher::Options, Box<Mapping>),
 }
 
 impl System {
@@ -200,7 +200,7 @@ pub(super) fn run(
         System::EdfAdmission => Box::new(CentralEdf::new(model, true, CHUNK, BLOCK_TOKENS)),
         System::HyperFlexis(options) => Box::new(HyperFlexis::new(*options)),
         System::Priorities(options, mapping) => {
-            Box::new(HyperFlexis::with_priorities(*options, mapping.clone()))
+            Box::new(HyperFlexis::with_priorities(*options, Mapping::clone(mapping)))
         }
     };
     let scaler = scales.map(|most| {
