@@ -1,8 +1,8 @@
 //! This host's fetches from other hosts, whose daemons do not see them (architecture §5).
 //!
 //! A *fetch* is what one request reads from one peer: all incoming flows that name both. Reports
-//! list fetches ([`ReportState`](crate::coordinator::reports::ReportState)), so that the coordinator
-//! counts their bytes on the port that they leave.
+//! ([`ReportState`](crate::coordinator::reports::ReportState)) list fetches, so that the
+//! coordinator counts their bytes on the port that they leave.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 

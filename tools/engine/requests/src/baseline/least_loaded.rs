@@ -1,6 +1,6 @@
 //! Places each request on the instance with the least load: prompt tokens to compute, or KV tokens
-//! on decode instances, those on their way included. Or the load is the number of requests (join the
-//! shortest queue), which needs no reports. Equal instances take turns.
+//! on decode instances, those on their way included. Or the load is the number of requests (join
+//! the shortest queue), which needs no reports. Equal instances take turns.
 
 use std::collections::{BTreeMap, VecDeque};
 

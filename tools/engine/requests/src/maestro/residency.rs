@@ -230,8 +230,8 @@ impl Residency {
         Span::transfer(of.weights, rate) + context
     }
 
-    /// Activates a model by Algorithm 1. KV uses `kv` bytes of the GPU.
-    /// Returns the bytes that are lacking if too little memory can be freed. Nothing has moved then.
+    /// Activates a model by Algorithm 1. KV uses `kv` bytes of the GPU. Returns the bytes that are
+    /// lacking if too little memory can be freed. Nothing has moved then.
     pub fn activate(
         &mut self,
         model: ModelId,

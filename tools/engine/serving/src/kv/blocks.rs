@@ -236,8 +236,8 @@ mod tests {
                     }
                     3 => {
                         let hashes = [hash(number), hash(number + 1)];
-                        let there: Vec<u32> =
-                            hashes.iter().map_while(|hash| blocks.published.get(hash)).copied().collect();
+                        let published = |hash| blocks.published.get(hash).copied();
+                        let there: Vec<u32> = hashes.iter().map_while(published).collect();
                         let idle = |block: &&u32| blocks.blocks[**block as usize].references == 0;
                         let idle = there.iter().filter(idle).count();
                         let before = blocks.available();
