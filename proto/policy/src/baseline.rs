@@ -1,10 +1,11 @@
 //! Policies that Laxity is compared with: the baselines of MFS §6.3 and five others.
 //!
 //! All run behind the interface of [`Link`](crate::link::Link), with its window, chunks and
-//! tagging. [`Granularity`](crate::config::Granularity) says what a baseline treats as one job.
-//! It is configuration, because it changes results. Equal jobs go by arrival. `fair`, `sjf`, `edf` and `karuna` ignore stages, `σ` and pruned requests, and
-//! never use the scavenger. `two_class`, `tent_edf` and `tent` put weights and background into the
-//! scavenger, as an operator would. `two_class_99` puts all but collectives there.
+//! tagging. [`Granularity`](crate::config::Granularity) says what a baseline treats as one job. It
+//! is configuration, because it changes results. Equal jobs go by arrival. `fair`, `sjf`, `edf` and
+//! `karuna` ignore stages, `σ` and pruned requests, and never use the scavenger. `two_class`,
+//! `tent_edf` and `tent` put weights and background into the scavenger, as an operator would.
+//! `two_class_99` puts all but collectives there.
 
 pub(crate) mod edf;
 pub(crate) mod fair;

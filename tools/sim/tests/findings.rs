@@ -166,7 +166,7 @@ fn plans_without_order_have_a_row_for_each_point() {
     let tables = tables(&text);
     assert_eq!(tables.len(), 1);
     assert_eq!(tables[0][0], ["in time, %", "mfs", "laxity"]);
-    assert_eq!(tables[0].len(), 2 + 2 * 20, "each choice in both regimes");
+    assert_eq!(tables[0].len(), 2 + 2 * 16, "each choice in both regimes");
     let single = content("mfs-figure-5 attainment only=mfs,laxity");
     assert!(single.contains("| variant | in time, % |"), "{single}");
 }

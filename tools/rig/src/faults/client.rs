@@ -194,7 +194,7 @@ pub(super) fn run(task: &Task, outlet: &Outlet, stop: &Arc<AtomicBool>) -> Resul
         }
     };
     let (first, second) = (sender(0), sender(1));
-    let threads = [
+    let mut threads = vec![
         std::thread::spawn(move || first.in_order()),
         std::thread::spawn(move || second.without_order()),
     ];
@@ -204,7 +204,7 @@ pub(super) fn run(task: &Task, outlet: &Outlet, stop: &Arc<AtomicBool>) -> Resul
         LOSE_THREAD => {
             queue += 1;
             let lost = sender(queue);
-            std::thread::spawn(move || lost.be_lost());
+            threads.push(std::thread::spawn(move || lost.be_lost()));
         }
         _ => {}
     });

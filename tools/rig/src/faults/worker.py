@@ -139,13 +139,15 @@ class Worker:
         os.waitpid(child, 0)
         self.outlet.raw(whole)
 
-    def lose_thread(self, queue):
-        """Ends its own thread with flows in its lane, without a word to the library."""
+    def lose_thread(self, queue, lost):
+        """Ends its own thread with flows in its lane, without a word to the library. Nobody can join it, so it
+        sets `lost` when it has said all."""
         lane = ctypes.c_void_p(LAX.lax_lane_open(self.client))
         tickets = [Ticket() for _ in range(3)]
         for number, ticket in enumerate(tickets):
             self.submit(lane, ticket, queue, number, 64)
         self.outlet.put(b"X", queue)
+        lost.set()
         LIBC.syscall(SYS_EXIT, 0)
 
     def run(self):
@@ -153,19 +155,22 @@ class Worker:
         threads = [threading.Thread(target=self.send, args=(queue, TASK["seed"] + queue)) for queue in range(2)]
         for thread in threads:
             thread.start()
-        queue = 1000
+        queue, lost = 1000, []
         while (command := os.read(0, 1)) != b"e":
             queue += 1
             if command == b"f":
                 threads.append(threading.Thread(target=self.fork, args=(queue,)))
                 threads[-1].start()
             elif command == b"t":
-                threading.Thread(target=self.lose_thread, args=(queue,), daemon=True).start()
+                lost.append(threading.Event())
+                threading.Thread(target=self.lose_thread, args=(queue, lost[-1]), daemon=True).start()
             else:
                 os._exit(0)
         self.stop = True
         for thread in threads:
             thread.join()
+        for thread in lost:
+            thread.wait()
         stats = Stats(ctypes.sizeof(Stats))
         LAX.lax_get_stats(self.client, ctypes.byref(stats))
         self.outlet.put(b"C", 0, stats.scheduled_bytes, stats.bypassed_bytes)
