@@ -28,33 +28,40 @@ impl InFlight {
     }
 }
 
+/// The most pieces in flight that exceed the window, each by itself. An inference engine sees the
+/// end of a transfer only between two of its steps. With fewer, the port idles where several
+/// transfers take less time than a step. With more, a slow receiver would share among all of them.
+const OVERSIZED_MAX: u32 = 4;
+
 /// Pieces in flight that exceed the window, each by itself.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Oversized {
     count: u32,
-    /// Bytes of the largest one since there was none.
-    largest: u64,
+    bytes: u64,
 }
 
 impl Oversized {
     pub(super) fn add(&mut self, bytes: u64, window: u64) {
         if bytes > window {
             self.count += 1;
-            self.largest = self.largest.max(bytes);
+            self.bytes = self.bytes.saturating_add(bytes);
         }
     }
 
     /// Ends a piece of which all bytes complete at once, as those of one work request do. A piece
     /// that completes in parts counts until what is in flight is within the window again.
     pub(super) fn remove(&mut self, bytes: u64, in_flight: u64, window: u64) {
-        self.count = self.count.saturating_sub(u32::from(bytes > window));
+        if bytes > window {
+            self.count = self.count.saturating_sub(1);
+            self.bytes = self.bytes.saturating_sub(bytes);
+        }
         if in_flight <= window || self.count == 0 {
             *self = Self::default();
         }
     }
 
-    /// Returns the size of the only such piece.
-    pub(super) fn alone(&self) -> Option<u64> {
-        (self.count == 1).then_some(self.largest)
+    /// Returns the bytes of these pieces, if one more may follow them.
+    pub(super) fn followed(&self) -> Option<u64> {
+        (1..OVERSIZED_MAX).contains(&self.count).then_some(self.bytes)
     }
 }

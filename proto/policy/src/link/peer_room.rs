@@ -49,16 +49,16 @@ impl Link {
     }
 
     /// Reports whether bytes may be in flight beyond the window, at the port's pace. They may
-    /// behind one piece that exceeds the window by itself: nothing of it completes before its end,
-    /// which an application such as an inference engine sees only between two steps.
+    /// behind a few pieces that exceed the window, each by itself: nothing of one completes before
+    /// its end, which an application such as an inference engine sees only between two steps.
     pub(super) fn overcommits(&self, level: Level, bytes: u64) -> bool {
         let config = &self.port.config;
         let windows = |count: u32| config.window_bytes.saturating_mul(u64::from(count));
         let all = self.in_flight.all.saturating_add(bytes);
         let above = self.in_flight.at_or_above(level).saturating_add(bytes);
-        let beside = |piece: u64| all.saturating_sub(piece);
+        let beside = |pieces: u64| all.saturating_sub(pieces);
         (config.overcommit > 1 && all <= windows(config.overcommit))
-            || self.oversized.alone().is_some_and(|piece| beside(piece) <= config.window_bytes)
+            || self.oversized.followed().is_some_and(|pieces| beside(pieces) <= config.window_bytes)
             || (self.bounds_peers() && above <= windows(PEER_WINDOWS))
     }
 
