@@ -53,7 +53,7 @@ core: setup ## the product's programs and libraries, in target/release
 
 .PHONY: lab
 lab: core ## laxity-lab as well: hosts on one machine, simulated clusters; an engine without a tensor library
-	$(CARGO) build --release --locked --no-default-features -p laxity-lab -p laxity-engine
+	$(CARGO) build --release --locked --no-default-features --features laxity-lab/clusters -p laxity-lab -p laxity-engine
 
 .PHONY: release
 release: lab ## everything that can be installed; the engine's tensor library takes as long as the rest
@@ -71,7 +71,7 @@ demo: ## the lab with its defaults: four policies on the same arrivals, a table 
 	@echo "demo 2/3: building laxityd, laxity-engine and laxity-lab (most of the time, the first time)"
 	$(CARGO) build --profile demo --locked --no-default-features -p laxity-daemon -p laxity-engine -p laxity-lab
 	@echo "demo 3/3: playing the same requests under each policy"
-	$(TARGET)/demo/laxity-lab lab run --html lab-report.html --json lab-report.json
+	$(TARGET)/demo/laxity-lab lab run --port-mbit 100 --html lab-report.html --json lab-report.json
 
 .PHONY: demo-engine
 demo-engine: release ## the same with the real engine, which computes a small model: a table and a page

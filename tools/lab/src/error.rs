@@ -9,7 +9,9 @@ use laxity_files::ReadError;
 use laxity_rig::config::InvalidLab;
 use laxity_rig::error::LabError;
 use laxity_rig::vm::network::BadNetwork;
+#[cfg(feature = "clusters")]
 use laxity_trial::certs::CertsError;
+#[cfg(feature = "clusters")]
 use laxity_trial::load::LoadError;
 use thiserror::Error;
 
@@ -25,8 +27,10 @@ pub(crate) enum CommandError {
     Library(#[from] LibraryError),
     #[error(transparent)]
     Output(#[from] OutputError),
+    #[cfg(feature = "clusters")]
     #[error(transparent)]
     Load(#[from] LoadError),
+    #[cfg(feature = "clusters")]
     #[error("no certificates in {folder}: {cause}", folder = .folder.display())]
     Certs { folder: PathBuf, cause: CertsError },
     /// An option is wrong, or doesn't fit the others. The text says what to change.

@@ -6,11 +6,14 @@
 //! of `laxity`, except that `lab exec` returns the exit code of its command.
 #![forbid(unsafe_code)]
 
+#[cfg(feature = "clusters")]
 mod certs;
+#[cfg(feature = "clusters")]
 mod cluster_load;
 mod error;
 mod faults;
 mod lab;
+#[cfg(feature = "clusters")]
 mod sim;
 mod verbs;
 mod vm;
@@ -41,12 +44,15 @@ enum Command {
     /// Run hosts in network namespaces on this machine, with real TCP and a shaped fabric
     #[command(subcommand)]
     Lab(lab::LabCommand),
+    #[cfg(feature = "clusters")]
     /// Simulate a cluster of thousands of GPUs in virtual time, with the daemon's decision code
     #[command(subcommand)]
     Sim(sim::SimCommand),
+    #[cfg(feature = "clusters")]
     /// Make a CA and certificates to try a coordinator with TLS
     #[command(after_long_help = certs::HELP)]
     Certs(certs::CertsArgs),
+    #[cfg(feature = "clusters")]
     /// Measure how long a coordinator takes for an order under the load of thousands of daemons
     #[command(override_usage = "laxity cluster load [OPTIONS]")]
     ClusterLoad(cluster_load::LoadArgs),
@@ -96,8 +102,11 @@ fn main() -> ExitCode {
 fn run(command: Command) -> anyhow::Result<ExitCode> {
     match command {
         Command::Lab(command) => return Ok(lab::run(command)?),
+        #[cfg(feature = "clusters")]
         Command::Sim(command) => return Ok(sim::run(command, &sim::simulate)?),
+        #[cfg(feature = "clusters")]
         Command::Certs(args) => certs::certs(&args)?,
+        #[cfg(feature = "clusters")]
         Command::ClusterLoad(args) => cluster_load::load(&args)?,
         Command::Completions { shell } => manual::completions(own_command(), shell)?,
         Command::Man { out } => manual_pages(out.as_deref())?,
