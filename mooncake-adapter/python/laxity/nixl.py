@@ -7,9 +7,11 @@ for a permit where a transfer is posted.
     laxity.nixl.gate(agent)                     # or: this one
 
 Nothing else changes. ``transfer`` does not block for long. A transfer that has to wait is in progress for its caller.
-The next call of the agent posts it, or a thread that exists only while a transfer waits. Its stage, layer and request
-come from the thread's open :class:`laxity.scope`, else from the local memory. Without both a WRITE is ``p2d`` and a
-READ is ``kv_reuse``.
+The next call of the agent posts it, or a thread of this module. Its stage, layer and request come from the thread's
+open :class:`laxity.scope`, else from the local memory. Without both a WRITE is ``p2d`` and a READ is ``kv_reuse``.
+
+The same thread sees when a transfer ends. An engine asks only between two steps, and until the end is known, the bytes
+count as in flight and others wait for them. The thread exists only while a transfer waits or is in flight.
 
 The module wraps the agent's compiled part (``agent.agent``): ``postXferReq`` and related methods. They changed less
 between releases than the Python class. NIXL refuses the same transfers as without Laxity. If a transfer waited, NIXL's
@@ -56,6 +58,12 @@ GLANCE_S = 200e-6
 #: this size, since the daemon needs the load only roughly.
 COUNTED_MAX = 4096
 
+#: A transfer in flight is asked for again after this part of the time that it has taken so far.
+ASK_AFTER = 1 / 8
+
+#: Shortest and longest time until it is asked for again, in seconds.
+ASK_MIN_S, ASK_MAX_S = 0.0005, 0.005
+
 _LOOK_EVERY_S = 0.005
 _IDLE_S = 5.0
 
@@ -81,6 +89,7 @@ class Unsupported(RuntimeError):
 class _Request:
     """A transfer request of NIXL, from its creation to its release."""
 
+    handle: int
     operation: str
     nbytes: int
     address: int
@@ -94,6 +103,8 @@ class _Request:
     asked: float = 0.0
     begun: float = 0.0
     posted: float = 0.0
+    #: When the thread asks for it next.
+    ask_at: float = 0.0
 
     def measure(self) -> None:
         """Notes the times of the transfer, which is complete now."""
@@ -120,6 +131,7 @@ class Gate:
         self._requests: dict[int, _Request] = {}
         self._lists: dict[int, _Lengths] = {}
         self._waiting: dict[int, _Request] = {}
+        self._in_flight: dict[int, _Request] = {}
         self._pump: Optional[threading.Thread] = None
         self._pump_of = 0
 
@@ -211,7 +223,6 @@ class Gate:
             request.post = post
             request.since = time.monotonic()
             self._waiting[int(handle)] = request
-            self._some.notify_all()
             self._start()
             return self._in_progress()
 
@@ -225,17 +236,7 @@ class Gate:
                     raise failed
                 if request.post is not None:
                     return self._in_progress()
-        with self._maybe():
-            try:
-                status = self._binding.getXferStatus(handle, *args, **named)
-            except BaseException:
-                self._settle(request)
-                raise
-        if status != self._constants.NIXL_IN_PROG:
-            if request is not None and status == self._constants.NIXL_SUCCESS:
-                request.measure()
-            self._settle(request)
-        return status
+            return self._ask(handle, request, *args, **named)
 
     def releaseXferReq(self, handle: Any, *args: Any, **named: Any) -> Any:
         with self._lock:
@@ -243,19 +244,17 @@ class Gate:
             if self._waiting.pop(int(handle), None) is not None and request is not None:
                 # The request is released before it was posted.
                 request.post = None
-        with self._maybe():
             # NIXL refuses to release a transfer in progress. The request stays then.
             result = self._binding.releaseXferReq(handle, *args, **named)
-        with self._lock:
             self._requests.pop(int(handle), None)
-        self._settle(request)
-        return result
+            if request is not None:
+                self._over(request)
+            return result
 
     def waiting(self) -> int:
         """Number of transfers that wait for a permit."""
         with self._lock:
             return len(self._waiting)
-
 
     def _maybe(self) -> Any:
         return self._lock if self._locked else _NOTHING
@@ -269,15 +268,11 @@ class Gate:
             _tell.count("transfers whose size is not known")
         name = "WRITE" if operation == self._constants.NIXL_WRITE else "READ"
         with self._lock:
-            self._requests[int(handle)] = _Request(name, nbytes, address)
-
-    def _settle(self, request: Optional[_Request]) -> None:
-        if request is not None:
-            with self._lock:
-                self._over(request)
+            self._requests[int(handle)] = _Request(int(handle), name, nbytes, address)
 
     def _over(self, request: _Request) -> None:
-        """Ends the ticket: all bytes have left the wire, or the transfer failed."""
+        """Ends the ticket: all bytes have left the wire, or the transfer failed. The caller holds the lock."""
+        self._in_flight.pop(request.handle, None)
         ticket, request.ticket = request.ticket, None
         if ticket is not None:
             left = ticket.granted
@@ -294,11 +289,45 @@ class Gate:
             self._over(request)
             raise
         request.posted = time.monotonic()
-        if status != self._constants.NIXL_IN_PROG:
-            if status == self._constants.NIXL_SUCCESS:
-                request.measure()
-            self._over(request)
+        if status == self._constants.NIXL_IN_PROG:
+            request.ask_at = request.posted + ASK_MIN_S
+            self._in_flight[request.handle] = request
+            self._start()
+        else:
+            self._ended(request, status)
         return status
+
+    def _ended(self, request: _Request, status: Any) -> None:
+        if status == self._constants.NIXL_SUCCESS:
+            request.measure()
+        self._over(request)
+
+    def _ask(self, handle: Any, request: Optional[_Request], *args: Any, **named: Any) -> Any:
+        """Asks NIXL for the state of a transfer. The caller holds the lock: two threads that ask for one transfer would
+        both find it complete."""
+        try:
+            status = self._binding.getXferStatus(handle, *args, **named)
+        except BaseException:
+            if request is not None:
+                self._over(request)
+            raise
+        if request is not None and status != self._constants.NIXL_IN_PROG:
+            self._ended(request, status)
+        return status
+
+    def _watch(self) -> float:
+        """Looks for transfers that have ended. Returns the time until the next look. The caller holds the lock."""
+        now = time.monotonic()
+        for request in list(self._in_flight.values()):
+            if request.ask_at > now:
+                continue
+            try:
+                self._ask(request.handle, request)
+            except Exception as failed:
+                # getXferStatus raises it.
+                request.failed = failed
+            request.ask_at = now + min(max((now - request.posted) * ASK_AFTER, ASK_MIN_S), ASK_MAX_S)
+        return max(min((request.ask_at for request in self._in_flight.values()), default=now + _IDLE_S) - now, 0.0)
 
     def _look(self) -> None:
         """Posts the waiting transfers that have a permit by now. The caller holds the lock."""
@@ -323,6 +352,8 @@ class Gate:
                     request.failed = failed
 
     def _start(self) -> None:
+        """Wakes the thread, or starts it. The caller holds the lock."""
+        self._some.notify_all()
         if self._pump is not None and self._pump.is_alive() and self._pump_of == os.getpid():
             return
         self._pump_of = os.getpid()
@@ -330,16 +361,19 @@ class Gate:
         self._pump.start()
 
     def _turn(self) -> bool:
-        """One turn of the thread that posts deferred transfers. Returns false if nothing waits any more."""
+        """One turn of the thread. Returns false if nothing waits and nothing is in flight."""
         with self._lock:
-            if not self._waiting:
+            if not (self._waiting or self._in_flight):
                 self._some.wait(_IDLE_S)
-            if not self._waiting:
+            if not (self._waiting or self._in_flight):
                 self._pump = None
                 return False
-            ticket = next(iter(self._waiting.values())).ticket
+            nap = self._watch()
+            ticket = next((request.ticket for request in self._waiting.values()), None)
+            if ticket is None and nap:
+                self._some.wait(nap)
         if ticket is not None:
-            _tell(_await, ticket, _LOOK_EVERY_S)
+            _tell(_await, ticket, min(nap, _LOOK_EVERY_S))
         with self._lock:
             self._look()
         return True

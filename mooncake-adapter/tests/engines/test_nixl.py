@@ -45,6 +45,7 @@ class Binding:
         self.state = {}
         self.handles = 0
         self.fails = {}
+        self.asked = 0
         self._inside = threading.Lock()
 
     def _alone(self):
@@ -77,6 +78,9 @@ class Binding:
 
     def getXferStatus(self, handle):
         self._alone()
+        self.asked += 1
+        if isinstance(self.state[handle], Exception):
+            raise self.state[handle]
         return self.state[handle]
 
     def releaseXferReq(self, handle):
@@ -164,6 +168,37 @@ def test_one_that_is_done_at_once_is_complete_at_once(gate, permits, binding):
     binding.state[handle] = DONE
     assert gate.postXferReq(handle) == DONE
     assert permits.tickets[0].completed == 100
+
+
+def test_an_end_is_seen_when_it_happens_though_nobody_asks(gate, permits, binding):
+    permits.at_once = True
+    handle = create(gate, 100)
+    gate.postXferReq(handle)
+    until(lambda: binding.asked >= 3)
+    assert permits.tickets[0].completed == 0
+    binding.state[handle] = DONE
+    until(lambda: permits.tickets[0].completed == 100)
+    asked = binding.asked
+    time.sleep(0.05)
+    assert binding.asked == asked, "it has ended"
+    assert gate.getXferStatus(handle) == DONE
+
+
+def test_a_failure_seen_by_the_thread_is_raised_to_whoever_asks(gate, permits, binding):
+    permits.at_once = True
+    handle = create(gate, 100)
+    gate.postXferReq(handle)
+    binding.state[handle] = RuntimeError("remote disconnect")
+    until(lambda: not permits.open())
+    with pytest.raises(RuntimeError, match="remote disconnect"):
+        gate.getXferStatus(handle)
+
+
+def test_the_longer_it_takes_the_less_often_it_is_asked_for(gate, permits, binding):
+    permits.at_once = True
+    gate.postXferReq(create(gate, 100))
+    time.sleep(0.4)
+    assert 3 <= binding.asked <= 0.4 / nixl.ASK_MAX_S + 60
 
 
 def test_one_that_waits_is_in_progress_and_posted_when_it_may_go(gate, permits, binding):
