@@ -43,6 +43,10 @@
 //! of the threshold base, the first at [`SLACK_PERIODS`] promotion periods. With two levels,
 //! collectives use `P_1` too.
 //!
+//! A flow that goes in one piece and exceeds the window has the first of these levels at once. Its
+//! piece takes long, and can't be promoted any more on its way. Otherwise several such pieces of
+//! different levels would be in flight at a time, and share the port if its queues are not strict.
+//!
 //! KV reuse that is needed soon is an exception, because the port of the unit that stores it serves
 //! other batches, and a message keeps its level for life:
 //!
@@ -238,15 +242,23 @@ impl Laxity {
             if urgent_at <= now {
                 return QueuePosition::new(URGENT, Scope::Port, latest.0, Level::HIGHEST);
             }
-            let mut position = self.deferred(now, flow, latest);
+            let mut position = self.deferred(port, now, flow, latest);
             position.check_at = self.next_look(now, urgent_at);
             return position;
         }
-        self.deferred(now, flow, latest)
+        self.deferred(port, now, flow, latest)
     }
 
-    fn deferred(&self, now: Time, flow: &Flow, latest: Time) -> QueuePosition {
-        let level = self.slack_level(now, latest);
+    /// Returns the level of a last-stage flow with this key.
+    fn last_level(&self, port: &Port, now: Time, flow: &Flow, key: Time) -> Level {
+        if flow.spec.whole && flow.remaining > port.config.window_bytes {
+            return self.by_slack;
+        }
+        self.slack_level(now, key)
+    }
+
+    fn deferred(&self, port: &Port, now: Time, flow: &Flow, latest: Time) -> QueuePosition {
+        let level = self.last_level(port, now, flow, latest);
         if flow.request == NONE {
             QueuePosition::new(LAST_STAGE, Scope::Port, latest.0, level)
         } else {
@@ -330,7 +342,7 @@ impl Discipline for Laxity {
                 let key = Self::batch_key(port, now, flow.batch, flow.deadline);
                 self.reuse_level(port, now, flow.batch, flow.spec.layer, Time(key))
             }
-            LAST_STAGE => self.slack_level(now, Self::last_stage_key(port, group)),
+            LAST_STAGE => self.last_level(port, now, flow, Self::last_stage_key(port, group)),
             _ => flow.level,
         }
     }

@@ -547,12 +547,34 @@ fn what_cannot_be_cut_goes_in_one_piece_when_a_chunk_would_fit() {
 }
 
 #[test]
-fn behind_pieces_that_exceed_the_window_a_few_more_may_go_at_the_pace_of_the_port() {
+fn a_piece_that_exceeds_the_window_is_not_joined_by_one_with_less_slack() {
+    let rate = 1 << 30;
+    let config =
+        LinkConfig { chunk_bytes: CHUNK, window_bytes: 4 * CHUNK, rate, ..LinkConfig::default() };
+    assert_eq!(config.policy, PolicyKind::Laxity);
+    let mut link = Link::new(config).unwrap();
+    let piece = |id, spans| FlowSpec {
+        whole: true,
+        deadline: Time(1) + Span::transfer(spans * 10 * CHUNK, rate),
+        ..FlowSpec::anonymous(FlowId(id), Stage::P2d, 10 * CHUNK)
+    };
+    link.handle(Time(1), Event::FlowArrived(piece(1, 1000)));
+    let first = link.poll_action(Time(1));
+    assert!(matches!(first, Some(Action::Permit { flow: FlowId(1), .. })), "{first:?}");
+    link.handle(Time(2), Event::FlowArrived(piece(2, 2)));
+    assert_eq!(link.poll_action(Time(2)), None);
+    link.handle(Time(3), Event::BytesCompleted { flow: FlowId(1), bytes: 10 * CHUNK });
+    let second = link.poll_action(Time(3));
+    assert!(matches!(second, Some(Action::Permit { flow: FlowId(2), .. })), "{second:?}");
+}
+
+#[test]
+fn behind_a_piece_that_exceeds_the_window_one_more_may_go_at_the_pace_of_the_port() {
     let rate = 1 << 30;
     let config =
         LinkConfig { chunk_bytes: CHUNK, window_bytes: 4 * CHUNK, rate, ..LinkConfig::default() };
     let mut link = Link::new(config).unwrap();
-    for id in 1..=6 {
+    for id in 1..=5 {
         let piece = FlowSpec::anonymous(FlowId(id), Stage::P2d, 10 * CHUNK);
         link.handle(Time(1), Event::FlowArrived(FlowSpec { whole: true, ..piece }));
     }
@@ -564,27 +586,24 @@ fn behind_pieces_that_exceed_the_window_a_few_more_may_go_at_the_pace_of_the_por
             })
             .collect()
     };
+    let piece = Span::transfer(10 * CHUNK, rate);
     assert_eq!(permitted(&mut link, Time(1)), [1]);
-    // Nothing completes, but what was permitted has had the time to leave but for a chunk.
-    let mut drained = Time(1);
-    for id in 2..=4 {
-        drained = drained + Span::transfer(10 * CHUNK, rate);
-        let pace = drained - Span::transfer(CHUNK, rate);
-        assert_eq!(link.next_deadline(), Some(pace));
-        assert_eq!(permitted(&mut link, Time(pace.0 - 1)), [0; 0]);
-        assert_eq!(permitted(&mut link, pace), [id]);
-    }
-    // Four of them are all, however long none completes.
-    let late = Time(1) + Span::transfer(1000 * CHUNK, rate);
-    assert_eq!(permitted(&mut link, late), [0; 0]);
+    // Nothing of the first completes, but it has had the time to leave but for a chunk.
+    let pace = Time(1) + piece - Span::transfer(CHUNK, rate);
+    assert_eq!(link.next_deadline(), Some(pace));
+    assert_eq!(permitted(&mut link, Time(pace.0 - 1)), [0; 0]);
+    assert_eq!(permitted(&mut link, pace), [2]);
+    // Two of them are all, however long neither completes.
+    let slow = Time(1) + piece + piece;
+    assert_eq!(permitted(&mut link, slow), [0; 0]);
     assert_eq!(link.next_deadline(), None);
-    link.handle(late, Event::BytesCompleted { flow: FlowId(1), bytes: 10 * CHUNK });
-    assert_eq!(permitted(&mut link, late), [5], "the others had their time, too");
+    link.handle(slow, Event::BytesCompleted { flow: FlowId(1), bytes: 10 * CHUNK });
+    assert_eq!(permitted(&mut link, slow), [3], "the second had its time, too");
     // Completions put an end to it: then the window counts again.
-    for id in 2..=5 {
-        link.handle(late, Event::BytesCompleted { flow: FlowId(id), bytes: 10 * CHUNK });
+    for id in [2, 3] {
+        link.handle(slow, Event::BytesCompleted { flow: FlowId(id), bytes: 10 * CHUNK });
     }
-    assert_eq!(permitted(&mut link, late), [6]);
+    assert_eq!(permitted(&mut link, slow), [4]);
 }
 
 #[test]

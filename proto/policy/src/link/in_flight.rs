@@ -28,10 +28,10 @@ impl InFlight {
     }
 }
 
-/// The most pieces in flight that exceed the window, each by itself. An inference engine sees the
-/// end of a transfer only between two of its steps. With fewer, the port idles where several
-/// transfers take less time than a step. With more, a slow receiver would share among all of them.
-const OVERSIZED_MAX: u32 = 4;
+/// The most pieces in flight that exceed the window, each by itself. The second hides the time
+/// between the end of one and the begin of the next. With more, all of them would share the port,
+/// and lose the order that they waited for.
+const OVERSIZED_MAX: u32 = 2;
 
 /// Pieces in flight that exceed the window, each by itself.
 #[derive(Clone, Copy, Debug, Default)]

@@ -49,8 +49,7 @@ impl Link {
     }
 
     /// Reports whether bytes may be in flight beyond the window, at the port's pace. They may
-    /// behind a few pieces that exceed the window, each by itself: nothing of one completes before
-    /// its end, which an application such as an inference engine sees only between two steps.
+    /// behind a piece that exceeds the window by itself: nothing of it completes before its end.
     pub(super) fn overcommits(&self, level: Level, bytes: u64) -> bool {
         let config = &self.port.config;
         let windows = |count: u32| config.window_bytes.saturating_mul(u64::from(count));

@@ -414,7 +414,7 @@ impl Shadowed {
                 let bound = self.peer_bound(&spec);
                 let most = |windows: u32| u64::from(windows) * WINDOW + excess;
                 let overcommitted = self.in_flight() <= most(OVERCOMMIT)
-                    || self.oversized > 0 && self.in_flight() <= most(1) + 3 * self.oversized
+                    || self.oversized > 0 && self.in_flight() <= most(1) + self.oversized
                     || bound.is_some() && self.in_flight_at_or_above(level) <= most(PEER_WINDOWS);
                 let paced = idles && overcommitted;
                 assert!(in_window || paced, "window exceeded by {action:?}");
