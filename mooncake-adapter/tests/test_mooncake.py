@@ -82,7 +82,14 @@ def test_a_program_of_mooncake_passes_with_only_its_import_changed(tmp_path, dae
 
 
 def test_a_port_that_is_too_slow_makes_it_wait_and_loses_nothing(tmp_path, slow_daemon):
-    run(program(tmp_path, *OURS), slow_daemon)
+    path = program(tmp_path, *OURS)
+    measured = "from laxity import _measured\n    taken = _measured.transfers.take()\n    print(json.dumps({"
+    path.write_text(path.read_text().replace('"statuses": statuses}', '"statuses": statuses, "took": taken}'))
+    path.write_text(measured.join(path.read_text().rsplit("print(json.dumps({", 1)))
+    took = run(path, slow_daemon)["took"]
+    # The writes of six layers and the reads of six are synchronous calls, which measure.
+    assert sum(took["bytes"]) == (6 + LAYERS // 2 + 1) * BYTES
+    assert sum(took["permit_wait"]) > 0 and min(took["network"]) > 0
     seen = eventually(
         "all completions were read",
         lambda: (s := slow_daemon.stage("p2d", "egress"))["completed_bytes"] == LAYERS * BYTES and s,

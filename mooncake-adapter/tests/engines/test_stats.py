@@ -79,6 +79,7 @@ def test_times_go_from_the_worker_to_metrics_beside_the_connectors_own(wrapped):
     second = worker.get_kv_connector_stats()
     Connector.said = Inner({"num": [2]})
     _measured.transfers.add(0.75, 0.002, 0.5, 28)
+    _measured.requests.add(0.1, 0.2, 0.3)
     third = worker.get_kv_connector_stats()
     assert not first.is_empty() and not second.is_empty()
     together = pickle.loads(pickle.dumps(first)).aggregate(second).aggregate(third)
@@ -94,6 +95,8 @@ def test_times_go_from_the_worker_to_metrics_beside_the_connectors_own(wrapped):
     assert Metric.made["laxity:kv_post_seconds", ("b",)] == [0.001, 0.002]
     assert Metric.made["laxity:kv_scheduled_bytes", ("b",)] == [128.0]
     assert Metric.made["laxity:kv_permit_wait_seconds", ("a",)] == []
+    divided = [Metric.made[f"laxity:ttft_{part}_seconds", ("b",)] for part in _measured.REQUEST_PARTS]
+    assert divided == [[0.1], [0.2], [0.3]]
     prom.observe({"laxity": first.ours})
     assert len(Connector.observed) == 1, "the connector's own metrics want its own keys"
 
@@ -108,8 +111,8 @@ def test_a_connector_without_statistics_stays_without():
 
 
 def test_transfers_that_nobody_takes_are_bounded():
-    measured = _measured.Measured()
-    for _ in range(_measured.TRANSFERS_MAX + 7):
+    measured = _measured.Measured(_measured.PARTS)
+    for _ in range(_measured.KEPT_MAX + 7):
         measured.add(0.0, 0.0, 0.0, 1)
-    assert {len(values) for values in measured.take().values()} == {_measured.TRANSFERS_MAX}
+    assert {len(values) for values in measured.take().values()} == {_measured.KEPT_MAX}
     assert not any(measured.take().values())

@@ -686,6 +686,38 @@ def test_time_in_the_queue_counts(vllm, said):
     assert said.refused == [], "late is no error"
 
 
+def test_the_time_to_the_first_token_is_divided(vllm, said):
+    """At a decode instance, which fetches; at a prefill instance, which finishes with the first token; and not for a
+    request that ends without one."""
+    from laxity._measured import requests
+
+    requests.take()
+    engine = Engine(vllm, said)
+    engine.worker.register_kv_caches(kv_caches())
+    decode = prompt("decode", num_output_tokens=3)
+    decode.arrival_time = time.time() - 5
+    engine.arrive(decode)
+    engine.scheduler.update_state_after_alloc(decode, types.SimpleNamespace(new_empty=lambda: None), 39)
+    engine.step(output())
+    time.sleep(0.03)
+    engine.step(output(new=[("decode", 40, 39, 1)]))
+    time.sleep(0.02)
+    engine.step(output(cached=[("decode", 40, 1)]))
+    taken = requests.take()
+    assert [len(values) for values in taken.values()] == [1, 1, 1]
+    assert 5 <= taken["queue"][0] < 5.03 and taken["load"][0] >= 0.03 and taken["compute"][0] >= 0.02
+    prefill = prompt("prefill", params={"do_remote_decode": True}, num_output_tokens=1)
+    engine.arrive(prefill)
+    engine.step(output(new=[("prefill", 40, 0, 40)]))
+    aborted = prompt("aborted", num_output_tokens=0)
+    engine.arrive(aborted)
+    engine.step(output(new=[("aborted", 40, 0, 40)]))
+    for request in (aborted, prefill, decode):
+        engine.scheduler.request_finished(request, [])
+    taken = requests.take()
+    assert taken["load"] == [0.0] and len(taken["compute"]) == 1
+
+
 def test_requests_that_are_never_finished_are_bounded(vllm, said, monkeypatch):
     from laxity.vllm import _scheduler, _worker
 

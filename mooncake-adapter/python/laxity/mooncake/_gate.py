@@ -7,8 +7,10 @@ without moving.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
+from .. import _measured
 from .._laxity import Ticket, _stage_of, _Transfers
 from .._stage import Stage
 from ._pieces import Lists, Pieces
@@ -96,6 +98,8 @@ def _address(session: str) -> str:
 def move(gate: Gate, transfers: _Transfers, send: Callable[[Lists, bool], int]) -> int:
     """Sends all pieces, each when it is permitted. ``send`` gets pieces, and whether they are the last. Returns 0, or
     the first result of ``send`` that is not 0. Nothing is sent after that one."""
+    began = time.monotonic()
+    network_s, total = 0.0, 0
     try:
         while not gate.is_over:
             granted = gate.next()
@@ -103,6 +107,7 @@ def move(gate: Gate, transfers: _Transfers, send: Callable[[Lists, bool], int]) 
                 transfers.wait_any(LOOK_EVERY_S)
                 continue
             ticket, nbytes, pieces = granted
+            sent = time.monotonic()
             try:
                 status = send(pieces, gate.is_over)
             except BaseException:
@@ -112,6 +117,10 @@ def move(gate: Gate, transfers: _Transfers, send: Callable[[Lists, bool], int]) 
                 ticket.cancel()
                 return status
             ticket.complete(nbytes)
+            network_s += time.monotonic() - sent
+            total += nbytes
+        # Mooncake posts and waits in one call. What is not spent there was spent waiting for permits.
+        _measured.transfers.add(time.monotonic() - began - network_s, 0.0, network_s, total)
         return 0
     finally:
         gate.cancel()

@@ -19,6 +19,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from typing import Any, Optional
 
+from .. import _measured
 from .._telling import Teller
 from ..objectives import KEY, LATE_S, Objective, ObjectiveError, Objectives
 
@@ -30,6 +31,9 @@ VERSION = 1
 
 #: Maximum number of requests that are remembered, so that an engine that never finishes them can't exhaust memory.
 REQUESTS_MAX = 1 << 16
+
+#: Weight of the newest request in the mean time from the end of a load to the first token.
+NEWEST = 0.25
 
 #: A longer time since a request's arrival is ignored, because the clocks of two hosts probably differ.
 AGE_MAX_S = 3600.0
@@ -46,6 +50,20 @@ class _Known:
     sends: bool
     #: Whether workers were told of it.
     announced: bool = False
+    #: When it arrived, when its KV cache was first asked for elsewhere, and when its first step began; 0 before.
+    arrived: float = 0.0
+    asked: float = 0.0
+    began: float = 0.0
+
+    def has_first_token(self) -> Optional[float]:
+        """Notes how its time to the first token divides. Returns the time to compute it, if it was loaded."""
+        if not self.began:
+            return None
+        waited_until = self.asked or self.began
+        compute_s = time.monotonic() - self.began
+        _measured.requests.add(waited_until - self.arrived, self.began - waited_until, compute_s)
+        self.began = 0.0
+        return compute_s if self.asked else None
 
 
 class SchedulerHints:
@@ -63,6 +81,8 @@ class SchedulerHints:
         self._ended: list[str] = []
         self._owned: list[tuple[str, Runs]] = []
         self._loading: dict[str, None] = {}
+        #: Mean time from the end of a load to the first token. A load is due that much before its request.
+        self._after_load_s = 0.0
 
     def saw(self, request: Any) -> None:
         """Takes in a request."""
@@ -72,8 +92,9 @@ class SchedulerHints:
     def allocated(self, request: Any, blocks: Any, external_tokens: int) -> None:
         """Takes in the blocks of a request. The connector fetches ``external_tokens`` of its tokens."""
         with self._lock:
-            self._know(request)
+            known = self._know(request)
             if external_tokens > 0:
+                known.asked = known.asked or time.monotonic()
                 self._loading[request.request_id] = None
                 block_ids = getattr(blocks, "get_block_ids", None)
                 if block_ids is not None:
@@ -91,8 +112,11 @@ class SchedulerHints:
                     continue
                 if computed < prompt:
                     members.append(request_id)
+                    if known is not None and known.arrived:
+                        known.began = known.began or time.monotonic()
                 elif known is not None and not known.sends:
                     # The request decodes, so it has its first token.
+                    self._first_token(known)
                     self._forget(request_id)
             told = [*members, *self._loading]
             requests = [self._announcement(request_id) for request_id in dict.fromkeys(told)]
@@ -117,6 +141,8 @@ class SchedulerHints:
             known = self._know(request) if sends else self._requests.get(request.request_id)
             if known is None:
                 return None
+            if getattr(request, "num_output_tokens", 0):
+                self._first_token(known)
             if sends and known.announced:
                 self._requests.pop(request.request_id, None)
                 self._own(request.request_id, block_ids)
@@ -125,6 +151,11 @@ class SchedulerHints:
             if known.due is None:
                 return None if known.objective == Objective() else known.objective
             return known.objective.remaining(known.due - time.monotonic())
+
+    def _first_token(self, known: _Known) -> None:
+        after_load_s = known.has_first_token()
+        if after_load_s is not None:
+            self._after_load_s += NEWEST * (after_load_s - self._after_load_s)
 
     def _announcement(self, request_id: str) -> Optional[tuple[str, Optional[float], str, int, int]]:
         """What workers are told of a request, once: id, remaining seconds, tenant, priority, tokens of KV cache that it
@@ -139,7 +170,8 @@ class SchedulerHints:
         if known.announced:
             return None
         known.announced = True
-        remains = None if known.due is None else max(known.due - time.monotonic(), LATE_S)
+        after_s = self._after_load_s if known.asked else 0.0
+        remains = None if known.due is None else max(known.due - after_s - time.monotonic(), LATE_S)
         tokens = known.prompt_tokens if known.sends else 0
         return (request_id, remains, known.objective.tenant, known.objective.priority or 0, tokens)
 
@@ -158,12 +190,11 @@ class SchedulerHints:
         if objective.priority is None:
             # In vLLM the smaller priority goes first.
             objective = dataclasses.replace(objective, priority=-int(getattr(request, "priority", 0) or 0))
-        due = None
-        if objective.slo_ttft_s is not None:
-            age = time.time() - float(getattr(request, "arrival_time", None) or time.time())
-            due = time.monotonic() + objective.slo_ttft_s - (age if 0 < age < AGE_MAX_S else 0.0)
+        age = time.time() - float(getattr(request, "arrival_time", None) or time.time())
+        arrived = time.monotonic() - (age if 0 < age < AGE_MAX_S else 0.0)
+        due = None if objective.slo_ttft_s is None else arrived + objective.slo_ttft_s
         sends = isinstance(params, Mapping) and bool(params.get("do_remote_decode"))
-        known = _Known(objective, due, int(getattr(request, "num_prompt_tokens", 0) or 0), sends)
+        known = _Known(objective, due, int(getattr(request, "num_prompt_tokens", 0) or 0), sends, arrived=arrived)
         self._remember(request_id, known)
         return known
 

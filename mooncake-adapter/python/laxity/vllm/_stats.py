@@ -6,7 +6,9 @@ vLLM asks the worker's connector for statistics after each step, adds those of a
 * ``laxity:kv_permit_wait_seconds``: from when a transfer was asked for until its permit;
 * ``laxity:kv_post_seconds``: how long it took to post;
 * ``laxity:kv_network_seconds``: from then until the connector saw that it was complete;
-* ``laxity:kv_scheduled_bytes_total``.
+* ``laxity:kv_scheduled_bytes_total``;
+* ``laxity:ttft_queue_seconds``, ``laxity:ttft_load_seconds``, ``laxity:ttft_compute_seconds``: how a request's time to
+  its first token in this engine divides. ``load`` is the wait for KV cache from elsewhere.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Optional
 
-from .._measured import PARTS, transfers
+from .._measured import PARTS, REQUEST_PARTS, requests, transfers
 
 KEY = "laxity"
 
@@ -23,9 +25,12 @@ METHODS = ("get_kv_connector_stats", "build_kv_connector_stats", "build_prom_met
 
 _BUCKETS = (0.0001, 0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 _HISTOGRAMS = {
-    "permit_wait": "Time from when a transfer of KV cache was asked for until its permit.",
-    "post": "Time to post a transfer of KV cache.",
-    "network": "Time from when a transfer of KV cache was posted until the connector saw that it was complete.",
+    "permit_wait": ("kv_", "Time from when a transfer of KV cache was asked for until its permit."),
+    "post": ("kv_", "Time to post a transfer of KV cache."),
+    "network": ("kv_", "Time from when a transfer of KV cache was posted until the connector saw that it was complete."),
+    "queue": ("ttft_", "Part of the time to the first token: until the engine began with the request."),
+    "load": ("ttft_", "Part of the time to the first token: the wait for KV cache from elsewhere."),
+    "compute": ("ttft_", "Part of the time to the first token: from the first step of the request on."),
 }
 
 
@@ -49,7 +54,7 @@ class Stats:
         return not any(self.ours.values()) and (self.inner is None or bool(self.inner.is_empty()))
 
     def reset(self) -> None:
-        self.ours = {part: [] for part in PARTS}
+        self.ours = {}
         if self.inner is not None:
             self.inner.reset()
 
@@ -60,7 +65,8 @@ class Stats:
         elif theirs is not None:
             self.inner = self.inner.aggregate(theirs)
         if isinstance(other, Stats):
-            self.ours = {part: [*self.ours.get(part, ()), *other.ours.get(part, ())] for part in PARTS}
+            parts = (*PARTS, *REQUEST_PARTS)
+            self.ours = {part: [*self.ours.get(part, ()), *other.ours.get(part, ())] for part in parts}
         return self
 
     def reduce(self) -> dict[str, Any]:
@@ -83,9 +89,9 @@ class Prom:
         # The keys are classes of prometheus_client. The values may be Ray's.
         types = {kind.__name__: made for kind, made in metric_types.items()}
         self._metrics: dict[tuple[str, int], Any] = {}
-        for part, text in _HISTOGRAMS.items():
+        for part, (group, text) in _HISTOGRAMS.items():
             histogram = types["Histogram"](
-                name=f"laxity:kv_{part}_seconds", documentation=text, buckets=_BUCKETS, labelnames=labelnames
+                name=f"laxity:{group}{part}_seconds", documentation=text, buckets=_BUCKETS, labelnames=labelnames
             )
             for engine, values in labelvalues.items():
                 self._metrics[part, engine] = histogram.labels(*values)
@@ -116,7 +122,7 @@ def methods(connector: Any) -> dict[str, Any]:
 
     def get_kv_connector_stats(self: Any, *args: Any, **named: Any) -> Any:
         inner = connector.get_kv_connector_stats(self, *args, **named)
-        ours = transfers.take()
+        ours = {**transfers.take(), **requests.take()}
         return None if inner is None and not any(ours.values()) else Stats(inner, ours)
 
     def build_kv_connector_stats(cls: type, data: Optional[Mapping[str, Any]] = None) -> Any:
