@@ -16,6 +16,7 @@ mod observe;
 mod profiles;
 mod registration;
 mod run;
+mod scrape;
 mod signals;
 mod support_bundle;
 mod switch_config;

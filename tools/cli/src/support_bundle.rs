@@ -8,7 +8,7 @@ mod redact;
 
 use std::fs;
 use std::io::{Read as _, Write as _};
-use std::net::{SocketAddr, TcpStream};
+use std::net::SocketAddr;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -25,6 +25,7 @@ use thiserror::Error;
 use self::redact::Redaction;
 use crate::external::find;
 use crate::host::Endpoint;
+use crate::scrape;
 
 pub(crate) const HELP: &str = "\
 The archive has: doctor, status and verify as JSON, the configuration in force, versions, the text \
@@ -209,7 +210,7 @@ fn collect(args: &SupportBundleArgs, bundle: &mut Bundle) {
     let address = shown.as_deref().ok().and_then(metrics_address);
     bundle.add("laxityd.toml", &format!("laxityd {}", words.join(" ")), shown);
     let metrics = match address {
-        Some(address) => scrape(address),
+        Some(address) => scrape::metrics(address),
         None => Err("the configuration has no address for metrics".to_owned()),
     };
     bundle.add("metrics.txt", "the metrics endpoint", metrics);
@@ -278,20 +279,6 @@ fn read(from: Option<&mut impl std::io::Read>) -> String {
 fn metrics_address(config: &str) -> Option<SocketAddr> {
     let config: toml::Table = config.parse().ok()?;
     config.get("metrics")?.as_str()?.parse().ok()
-}
-
-fn scrape(address: SocketAddr) -> Result<String, String> {
-    const PATIENCE: Duration = Duration::from_secs(3);
-    let get = || {
-        let mut stream = TcpStream::connect_timeout(&address, PATIENCE)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
-        stream.write_all(b"GET /metrics HTTP/1.0\r\nHost: localhost\r\n\r\n")?;
-        let mut text = String::new();
-        stream.take(PART_BYTES_MAX as u64).read_to_string(&mut text)?;
-        Ok(text)
-    };
-    let text = get().map_err(|error: std::io::Error| format!("{address}: {error}"))?;
-    Ok(text.split_once("\r\n\r\n").map_or(text.clone(), |(_, body)| body.to_owned()))
 }
 
 fn rdma(class: &Path) -> Result<String, String> {

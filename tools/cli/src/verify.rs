@@ -8,6 +8,8 @@
 //! Names of counters: mlx5 (the kernel's Documentation/networking/device_drivers/ethernet/mellanox/
 //! mlx5/counters.rst), bnxt and ice; CNPs are in the hw_counters of an RDMA port.
 
+mod engines;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -32,6 +34,10 @@ level, the NIC's priority and queue for it, the bytes that this priority sent, p
 congestion notifications (CNP). Each contradiction is a sentence with a next step. What the NIC \
 does not count is `not measured`.
 
+With --engine, the first line says how the time to the first token divides, from the metrics that \
+vLLM exports under laxity.vllm: whether the network is slow, or the engine. Name the API server of \
+each prefill and decode instance.
+
 Run it as root, and while jobs send. Without traffic only settings are compared.
 
 Exit status: 0 if nothing contradicts, 1 if something does or the daemon does not answer.";
@@ -47,6 +53,9 @@ pub(crate) struct VerifyArgs {
     /// How long to watch, in seconds
     #[arg(long, value_name = "N", default_value_t = 5)]
     seconds: u64,
+    /// Address of vLLM's API server, to divide the time to the first token; may be repeated
+    #[arg(long = "engine", value_name = "HOST:PORT")]
+    engines: Vec<String>,
     /// Print what was compared as JSON
     #[arg(long)]
     json: bool,
@@ -87,6 +96,8 @@ struct Seen {
 #[derive(Debug, Serialize)]
 struct Report {
     seconds: u64,
+    /// How the time to the first token divides. `None` without `--engine` and without requests.
+    ttft: Option<engines::Division>,
     nics: Vec<NicReport>,
     findings: Vec<Finding>,
 }
@@ -144,12 +155,17 @@ pub(crate) fn verify(args: &VerifyArgs) -> Result<ExitCode, VerifyError> {
         Ok(Seen { status, counters: nics.iter().map(of).collect() })
     };
     let before = look()?;
+    let engines_before = engines::look(&args.engines);
     std::thread::sleep(Duration::from_secs(args.seconds));
     let after = look()?;
     if before.status.pid != after.status.pid {
         return Err(VerifyError::Restarted);
     }
     let mut report = compare(&nics, &before, &after, args.seconds);
+    match engines::since(engines_before, &args.engines, args.seconds) {
+        Ok(division) => report.ttft = division,
+        Err(finding) => report.findings.push(finding),
+    }
     let settings = levels::priorities(&root, &ports, Some(&after.status), &query, &tool);
     report.findings.extend(settings.into_iter().filter(|f| f.severity == Severity::Error));
     let failed = report.findings.iter().any(|finding| finding.severity == Severity::Error);
@@ -214,7 +230,7 @@ fn growth(before: &Counters, after: &Counters, names: &[&str], priority: u8) -> 
 }
 
 fn compare(nics: &[Nic], before: &Seen, after: &Seen, seconds: u64) -> Report {
-    let mut report = Report { seconds, nics: Vec::new(), findings: Vec::new() };
+    let mut report = Report { seconds, ttft: None, nics: Vec::new(), findings: Vec::new() };
     report.findings.extend(unmarked(&after.status));
     let is_marked = report.findings.is_empty();
     let is_kept = after.status.marking == "preserve";
@@ -428,7 +444,7 @@ fn page(report: &Report) -> String {
         Some(false) => "off",
         None => "unknown",
     };
-    let mut parts = Vec::new();
+    let mut parts = Vec::from_iter(report.ttft.as_ref().map(engines::Division::line));
     for nic in &report.nics {
         let interface = nic.interface.as_deref().unwrap_or("no interface");
         let (sent, handled) = (count(nic.cnp_sent), count(nic.cnp_handled));
