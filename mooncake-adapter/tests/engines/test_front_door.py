@@ -28,6 +28,7 @@ class Process:
         self.refuses = None
         self.gone = asyncio.Event()
         self.waits = False
+        self.engine = "engine-0"
 
     async def complete(self, request):
         body = await request.json()
@@ -51,8 +52,12 @@ class Process:
     async def there(self, _):
         return web.Response(text="ok")
 
+    async def query(self, _):
+        return web.json_response({"0": {"engine_id": self.engine, "worker_addr": {"0": {"0": "tcp://x"}}}})
+
     async def start(self):
         app = web.Application()
+        app.router.add_get("/query", self.query)
         app.router.add_post("/v1/completions", self.complete)
         app.router.add_get("/health", self.there)
         self.server = TestServer(app)
@@ -60,13 +65,13 @@ class Process:
         return f"http://{self.server.host}:{self.server.port}"
 
 
-def served(test, prefills=2):
+def served(test, prefills=2, mooncake=False):
     """Runs a test with a front door, its decode process and its prefill processes."""
 
     async def run():
         decode, prefill = Process(), [Process() for _ in range(prefills)]
         urls = [await process.start() for process in prefill]
-        door = front_door.FrontDoor(await decode.start(), urls)
+        door = front_door.FrontDoor(await decode.start(), urls, urls if mooncake else [])
         server = TestServer(front_door.application(door))
         await server.start_server()
         try:
@@ -101,6 +106,26 @@ def test_prefill_computes_one_token_and_decode_gets_the_place_of_its_cache():
         assert door.open == [0, 0]
 
     served(test)
+
+
+def test_with_mooncake_both_processes_are_told_the_transfers_name():
+    async def test(session, door, decode, prefill):
+        prefill[1].engine = "engine-1"
+        said = {**ASK, "kv_transfer_params": {"laxity": {"tenant": "gold"}}}
+        for _ in range(2):
+            async with session.post("/v1/completions", json=said, headers={front_door.PLACE: "1"}) as answer:
+                assert answer.status == 200
+        (_, here), (_, there) = prefill[1].asked[0], decode.asked[0]
+        here, there = here["kv_transfer_params"], there["kv_transfer_params"]
+        assert here["do_remote_decode"] and not there["do_remote_decode"] and there["do_remote_prefill"]
+        assert here["transfer_id"] == there["transfer_id"]
+        assert there["remote_engine_id"] == "engine-1"
+        assert there["remote_bootstrap_addr"] == door.bootstrap[1]
+        assert here["laxity"] == there["laxity"] == {"tenant": "gold"}
+        names = {body["kv_transfer_params"]["transfer_id"] for _, body in decode.asked}
+        assert len(names) == 2
+
+    served(test, mooncake=True)
 
 
 def test_the_prefill_process_with_the_fewest_open_requests_is_next():

@@ -8,6 +8,7 @@ use clap::{Args, Subcommand};
 use laxity_rig::config::{Collectives, Engine, LabConfig, WorkloadSource};
 use laxity_rig::lab::{self, LabReport};
 use laxity_rig::report;
+use laxity_rig::vllm::Connector;
 
 use crate::error::CommandError;
 use crate::{faults, verbs, vm};
@@ -74,6 +75,10 @@ pub(crate) struct RunArgs {
     /// vLLM computes it
     #[arg(long, value_name = "timed|real|vllm", value_parser = engine)]
     engine: Option<Engine>,
+    /// Connector by which vLLM moves KV: nixl (decode hosts read it) or mooncake (prefill hosts
+    /// write it)
+    #[arg(long, value_name = "nixl|mooncake", value_parser = connector)]
+    connector: Option<Connector>,
     /// Policies to compare; each runs on the same arrivals
     #[arg(long, value_delimiter = ',', value_name = "NAME,…")]
     policies: Option<Vec<String>>,
@@ -185,6 +190,9 @@ impl RunArgs {
             decodes <- decodes, port_mbit <- port_mbit, victim_share <- victim_share,
             collectives <- collectives, foreign <- foreign, residual <- residual);
         config.foreign_dscp = self.foreign_dscp.or(config.foreign_dscp);
+        if let Some(connector) = self.connector {
+            config.vllm.get_or_insert_default().connector = connector;
+        }
         if let Some(workload) = &self.workload {
             config.workload = match workload.as_str() {
                 "conversation" => WorkloadSource::Conversation,
@@ -246,6 +254,7 @@ impl RunArgs {
         for (given, flag, field) in [
             (self.load.is_some(), "--load", "load"),
             (self.victim_share.is_some(), "--victim-share", "victim_share"),
+            (self.connector.is_some(), "--connector", "connector"),
             (self.collectives.is_some(), "--collectives", "collectives"),
             (self.nccl_plugin.is_some(), "--nccl-plugin", "nccl_plugin"),
         ] {
@@ -265,6 +274,14 @@ fn engine(name: &str) -> Result<Engine, String> {
         "timed" => Ok(Engine::Timed),
         "vllm" => Ok(Engine::Vllm),
         _ => Err("it is `timed`, `real` or `vllm`".to_owned()),
+    }
+}
+
+fn connector(name: &str) -> Result<Connector, String> {
+    match name {
+        "nixl" => Ok(Connector::Nixl),
+        "mooncake" => Ok(Connector::Mooncake),
+        _ => Err("it is `nixl` or `mooncake`".to_owned()),
     }
 }
 

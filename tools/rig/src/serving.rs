@@ -216,6 +216,7 @@ impl LabConfig {
     /// Returns why a setting has no effect on an engine, or `None` if it has an effect.
     pub fn no_use_with(engine: Engine, field: &str) -> Option<&'static str> {
         Some(match (engine, field) {
+            (Engine::Timed | Engine::Real, "connector") => "only vLLM has one",
             (Engine::Timed, _) => return None,
             (Engine::Vllm, "collectives" | "nccl_plugin") => {
                 "vLLM's prefill processes are whole, and exchange nothing"

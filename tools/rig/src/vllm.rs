@@ -36,14 +36,16 @@ use crate::fabric;
 use crate::processes::{Process, log_streams};
 use crate::sandbox;
 
-pub use config::VllmConfig;
+pub use config::{Connector, VllmConfig};
 
 const MAKE_MODEL: &str = include_str!("vllm/make_model.py");
 const FRONT_DOOR: &str = include_str!("vllm/front_door.py");
+const SITE_CUSTOMIZE: &str = include_str!("vllm/sitecustomize.py");
 pub const PYTHON_VARIABLE: &str = "LAXITY_VLLM_PYTHON";
 const NO_HINTS: &str = "_no_hints";
 const BEHIND_PORT: u16 = 8001;
 const SIDE_CHANNEL_PORT: u16 = 5600;
+const BOOTSTRAP_PORT: u16 = 8998;
 
 pub fn daemon_policy(policy: &str) -> (&str, bool) {
     policy.strip_suffix(NO_HINTS).map_or((policy, true), |policy| (policy, false))
@@ -98,6 +100,10 @@ impl<'a> Vllm<'a> {
     pub(crate) fn prepare(&self) -> Result<(), LabError> {
         let door = self.folder.join("front_door.py");
         fs::write(&door, FRONT_DOOR).map_err(LabError::file("writing", &door))?;
+        let site = self.site();
+        fs::create_dir_all(&site).map_err(LabError::file("making", &site))?;
+        let customize = site.join("sitecustomize.py");
+        fs::write(&customize, SITE_CUSTOMIZE).map_err(LabError::file("writing", &customize))?;
         let model = model_folder();
         if model.join("tokenizer_config.json").exists() {
             return Ok(());
@@ -163,6 +169,11 @@ impl<'a> Vllm<'a> {
         environment.join("cache")
     }
 
+    /// Returns the folder of the module that Python loads at its start.
+    fn site(&self) -> PathBuf {
+        self.folder.join("site")
+    }
+
     fn prefills(&self, host: usize) -> bool {
         host < self.config.units * self.config.ranks
     }
@@ -187,7 +198,7 @@ impl<'a> Vllm<'a> {
         add("--max-num-batched-tokens", self.own.step_tokens.to_string());
         add("--max-num-seqs", self.own.step_requests.to_string());
         add("--distributed-executor-backend", "uni".to_owned());
-        add("--kv-transfer-config", self.transfer().to_string());
+        add("--kv-transfer-config", self.transfer(prefills).to_string());
         if self.policy.is_some_and(|policy| daemon_policy(policy).1) {
             add("--middleware", "laxity.asgi.ObjectiveMiddleware".to_owned());
         }
@@ -202,27 +213,40 @@ impl<'a> Vllm<'a> {
 
     /// Returns the KV connector's configuration. It names nothing of Laxity but the missing hints:
     /// the package is a plugin of vLLM.
-    fn transfer(&self) -> serde_json::Value {
-        let mut extra = json!({});
+    fn transfer(&self, prefills: bool) -> serde_json::Value {
+        let (name, role, mut extra) = match (self.own.connector, prefills) {
+            (Connector::Nixl, _) => ("NixlConnector", "kv_both", json!({})),
+            (Connector::Mooncake, prefills) => {
+                let role = if prefills { "kv_producer" } else { "kv_consumer" };
+                ("MooncakeConnector", role, json!({ "mooncake_protocol": "tcp" }))
+            }
+        };
         if self.policy.is_some_and(|policy| !daemon_policy(policy).1) {
             extra["laxity"] = json!({ "hints": false });
         }
         json!({
-            "kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_buffer_device": "cpu",
+            "kv_connector": name, "kv_role": role, "kv_buffer_device": "cpu",
             "kv_connector_extra_config": extra,
         })
     }
 
     fn door(&self) -> Vec<OsString> {
-        let prefill = 0..self.config.units * self.config.ranks;
+        let urls = |port: u16| {
+            let prefill = 0..self.config.units * self.config.ranks;
+            prefill.map(move |host| {
+                let address = fabric::management_address(host);
+                OsString::from(format!("http://{address}:{port}"))
+            })
+        };
         let mut arguments = vec![self.folder.join("front_door.py").into()];
         arguments.extend(["--listen".to_owned(), ENDPOINT.to_string()].map(OsString::from));
         arguments.extend(["--decode".into(), format!("http://127.0.0.1:{BEHIND_PORT}").into()]);
         arguments.push("--prefill".into());
-        arguments.extend(prefill.map(|host| {
-            let address = fabric::management_address(host);
-            OsString::from(format!("http://{address}:{}", ENDPOINT.port()))
-        }));
+        arguments.extend(urls(ENDPOINT.port()));
+        if self.own.connector == Connector::Mooncake {
+            arguments.push("--bootstrap".into());
+            arguments.extend(urls(BOOTSTRAP_PORT));
+        }
         arguments
     }
 
@@ -241,6 +265,8 @@ impl<'a> Vllm<'a> {
             ("VLLM_HOST_IP", fabric::address(host).to_string().into()),
             ("VLLM_NIXL_SIDE_CHANNEL_HOST", management.into()),
             ("VLLM_NIXL_SIDE_CHANNEL_PORT", SIDE_CHANNEL_PORT.to_string().into()),
+            ("VLLM_MOONCAKE_BOOTSTRAP_PORT", BOOTSTRAP_PORT.to_string().into()),
+            ("PYTHONPATH", self.site().into()),
             ("GLOO_SOCKET_IFNAME", "lo".into()),
             ("UCX_TLS", "tcp,self".into()),
             ("UCX_NET_DEVICES", port.into()),
@@ -318,5 +344,18 @@ mod tests {
         let door = vllm.door();
         let urls = ["http://10.78.0.1:8000", "http://10.78.0.2:8000"].map(OsString::from);
         assert!(door.ends_with(&urls), "{door:?}");
+    }
+
+    #[test]
+    fn with_mooncake_prefill_hosts_write_and_the_front_door_knows_where_their_names_are() {
+        let mut config = LabConfig::vllm();
+        config.vllm.as_mut().unwrap().connector = Connector::Mooncake;
+        let prefill = of_host(&config, None, 0).0;
+        assert!(prefill.contains(r#""kv_connector":"MooncakeConnector""#), "{prefill}");
+        assert!(prefill.contains(r#""kv_role":"kv_producer""#), "{prefill}");
+        assert!(of_host(&config, None, 2).0.contains(r#""kv_role":"kv_consumer""#));
+        let vllm = Vllm::new(&config, Path::new("/run/lab/1"), Path::new("/e/bin/python"), None);
+        let urls = ["http://10.78.0.1:8998", "http://10.78.0.2:8998"].map(OsString::from);
+        assert!(vllm.door().ends_with(&urls));
     }
 }

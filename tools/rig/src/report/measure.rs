@@ -196,7 +196,10 @@ fn policy_run(
         requests_per_s: whole().count() as f64 / span_s,
         exchange_ms: counts.mean("exchange_seconds") * 1e3,
         exchanges: counts.get("exchange_seconds_count") as u64,
-        stages_ms: stages(&counts),
+        stages_ms: match config.engine {
+            Engine::Vllm => stages_of_vllm(&counts, whole().count()),
+            Engine::Timed | Engine::Real => stages(&counts),
+        },
         kv_wait_ms: counts.mean("kv_wait_seconds") * 1e3,
         iteration_ms: counts.mean("iteration_seconds") * 1e3,
         tokens_found: counts.get("prompt_tokens_found_total") as u64,
@@ -258,6 +261,20 @@ fn stages(counts: &Counts) -> Stages {
         collective: mean("exchange"),
         compute: mean("compute"),
         p2d_tail: mean("p2d_tail"),
+    }
+}
+
+/// Returns the mean parts of a request, over its prefill and its decode process. Without hints,
+/// vLLM measures none of them.
+fn stages_of_vllm(counts: &Counts, requests: usize) -> Stages {
+    let mean = |part| {
+        counts.get(&format!("laxity:ttft_{part}_seconds_sum")) / requests.max(1) as f64 * 1e3
+    };
+    Stages {
+        queued: mean("queue"),
+        compute: mean("compute"),
+        p2d_tail: mean("load"),
+        ..Stages::default()
     }
 }
 

@@ -164,6 +164,19 @@ fn moved(run: &PolicyRun, kv: &Ledger) -> String {
         let waits = format!("; {:.0} ms waiting for a permit before", kv.permit_wait_ms);
         text.push_str(&waits);
     }
+    let stages = &run.stages_ms;
+    let whole = stages.queued + stages.p2d_tail + stages.compute;
+    if whole > 0.0 {
+        let share = |part: f64| part / whole * 100.0;
+        write!(
+            text,
+            "; of the TTFT {:.0} % queueing, {:.0} % waiting for KV, {:.0} % computing",
+            share(stages.queued),
+            share(stages.p2d_tail),
+            share(stages.compute)
+        )
+        .expect("a String takes all");
+    }
     for (count, what) in [
         (kv.failed_transfers, "transfers failed"),
         (kv.expired, "requests' KV expired"),

@@ -7,12 +7,24 @@ use serde::{Deserialize, Serialize};
 use crate::config::{Engine, InvalidLab, LabConfig};
 use crate::serving::{Device, ServingConfig};
 
+/// How vLLM moves KV from prefill to decode hosts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Connector {
+    /// `NixlConnector`: the decode host reads.
+    #[default]
+    Nixl,
+    /// `MooncakeConnector`: the prefill host writes, when the decode host asks for it.
+    Mooncake,
+}
+
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct VllmConfig {
     /// The Python that has vLLM and the package `laxity`. By default `target/vllm/bin/python` of
     /// the checkout that this program was built in.
     pub python: Option<PathBuf>,
+    pub connector: Connector,
     pub layers: usize,
     pub hidden: usize,
     pub heads: usize,
@@ -37,6 +49,7 @@ impl Default for VllmConfig {
     fn default() -> Self {
         Self {
             python: None,
+            connector: Connector::Nixl,
             layers: 4,
             hidden: 256,
             heads: 4,

@@ -3,8 +3,9 @@
     front_door.py --listen 127.0.0.1:8000 --decode http://127.0.0.1:8001 --prefill http://10.78.0.1:8000 …
 
 It is the part of a disaggregating router (llm-d, Dynamo, vLLM's own example proxy) that a request passes: headers go on
-unchanged, the prefill process computes the prompt, and the decode process gets the place of the KV cache. That is in
-the `kv_transfer_params` of the prefill process's answer, which go to the decode process as they are.
+unchanged, the prefill process computes the prompt, and the decode process gets the place of the KV cache. With NIXL
+that is in the `kv_transfer_params` of the prefill process's answer, which go to the decode process as they are. With
+Mooncake (`--bootstrap`) the front door names the transfer, and asks each prefill process for its engine's name, once.
 
 The header `x-laxity-prefill` names a prefill process by its number. With `local` the decode process computes all of it.
 Without the header, the prefill process with the fewest open requests is next.
@@ -51,9 +52,11 @@ def carried(body: dict) -> dict:
 
 
 class FrontDoor:
-    def __init__(self, decode: str, prefill: list[str]) -> None:
+    def __init__(self, decode: str, prefill: list[str], bootstrap: list[str]) -> None:
         self.decode = decode
         self.prefill = prefill
+        self.bootstrap = bootstrap
+        self.engines: dict[int, str] = {}
         self.open = [0] * len(prefill)
         self.session: aiohttp.ClientSession
 
@@ -97,9 +100,15 @@ class FrontDoor:
         except Refused as refused:
             return web.Response(status=refused.status, body=refused.body, content_type="application/json")
         except aiohttp.ClientError as broken:
+            # A process that was restarted has another engine.
+            self.engines.clear()
             return web.Response(status=503, text=f"{type(broken).__name__}: {broken}")
 
     async def one_after_the_other(self, request, headers, body, place) -> web.StreamResponse:
+        if self.bootstrap:
+            here, there = await self.named(place)
+            await self.prefilled(request.path, headers, prefill_body(body, here), place)
+            return await self.decoded(request, headers, {**body, "kv_transfer_params": {**carried(body), **there}})
         params = {
             "do_remote_decode": True,
             "do_remote_prefill": False,
@@ -113,6 +122,25 @@ class FrontDoor:
         if there:
             body = {**body, "kv_transfer_params": there}
         return await self.decoded(request, headers, body)
+
+    async def named(self, place: int) -> tuple[dict, dict]:
+        """What the prefill and the decode process are told of a transfer by Mooncake."""
+        if place not in self.engines:
+            async with self.session.get(self.bootstrap[place] + "/query") as response:
+                ranks = await response.json()
+            if not ranks:
+                raise Refused(503, f"{self.bootstrap[place]} knows no engine yet".encode())
+            self.engines[place] = next(iter(ranks.values()))["engine_id"]
+        name = uuid.uuid4().hex
+        here = {"do_remote_decode": True, "do_remote_prefill": False, "transfer_id": name}
+        there = {
+            "do_remote_decode": False,
+            "do_remote_prefill": True,
+            "transfer_id": name,
+            "remote_engine_id": self.engines[place],
+            "remote_bootstrap_addr": self.bootstrap[place],
+        }
+        return here, there
 
     async def prefilled(self, path: str, headers: CIMultiDict, body: dict, place: int) -> dict:
         async with self.session.post(self.prefill[place] + path, json=body, headers=headers) as response:
@@ -162,9 +190,10 @@ def main() -> None:
     arguments.add_argument("--listen", default="127.0.0.1:8000", metavar="ADDRESS:PORT")
     arguments.add_argument("--decode", required=True, metavar="URL")
     arguments.add_argument("--prefill", required=True, nargs="+", metavar="URL")
+    arguments.add_argument("--bootstrap", default=[], nargs="+", metavar="URL", help="Mooncake's, of each prefill process")
     said = arguments.parse_args()
     address, _, port = said.listen.rpartition(":")
-    door = FrontDoor(said.decode, said.prefill)
+    door = FrontDoor(said.decode, said.prefill, said.bootstrap)
     # A client that goes away ends its handler, and with that the requests to both processes.
     web.run_app(application(door), host=address, port=int(port), handler_cancellation=True, print=None)
 
