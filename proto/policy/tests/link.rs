@@ -553,7 +553,7 @@ fn a_piece_that_exceeds_the_window_is_not_joined_by_one_with_less_slack() {
         LinkConfig { chunk_bytes: CHUNK, window_bytes: 4 * CHUNK, rate, ..LinkConfig::default() };
     assert_eq!(config.policy, PolicyKind::Laxity);
     let mut link = Link::new(config).unwrap();
-    let piece = |id, spans| FlowSpec {
+    let piece = |id: u64, spans: u64| FlowSpec {
         whole: true,
         deadline: Time(1) + Span::transfer(spans * 10 * CHUNK, rate),
         ..FlowSpec::anonymous(FlowId(id), Stage::P2d, 10 * CHUNK)

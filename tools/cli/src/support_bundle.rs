@@ -7,7 +7,6 @@
 mod redact;
 
 use std::fs;
-use std::io::{Read as _, Write as _};
 use std::net::SocketAddr;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};

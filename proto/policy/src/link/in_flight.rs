@@ -28,40 +28,35 @@ impl InFlight {
     }
 }
 
-/// The most pieces in flight that exceed the window, each by itself. The second hides the time
-/// between the end of one and the begin of the next. With more, all of them would share the port,
-/// and lose the order that they waited for.
-const OVERSIZED_MAX: u32 = 2;
-
 /// Pieces in flight that exceed the window, each by itself.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Oversized {
     count: u32,
-    bytes: u64,
+    /// Bytes of the largest one since there was none.
+    largest: u64,
 }
 
 impl Oversized {
     pub(super) fn add(&mut self, bytes: u64, window: u64) {
         if bytes > window {
             self.count += 1;
-            self.bytes = self.bytes.saturating_add(bytes);
+            self.largest = self.largest.max(bytes);
         }
     }
 
     /// Ends a piece of which all bytes complete at once, as those of one work request do. A piece
     /// that completes in parts counts until what is in flight is within the window again.
     pub(super) fn remove(&mut self, bytes: u64, in_flight: u64, window: u64) {
-        if bytes > window {
-            self.count = self.count.saturating_sub(1);
-            self.bytes = self.bytes.saturating_sub(bytes);
-        }
+        self.count = self.count.saturating_sub(u32::from(bytes > window));
         if in_flight <= window || self.count == 0 {
             *self = Self::default();
         }
     }
 
-    /// Returns the bytes of these pieces, if one more may follow them.
-    pub(super) fn followed(&self) -> Option<u64> {
-        (1..OVERSIZED_MAX).contains(&self.count).then_some(self.bytes)
+    /// Returns the size of the only such piece. A second may follow it, which hides the time between
+    /// the end of one and the begin of the next. With more of them in flight, all would share the
+    /// port, and lose the order that they waited for.
+    pub(super) fn alone(&self) -> Option<u64> {
+        (self.count == 1).then_some(self.largest)
     }
 }

@@ -55,9 +55,9 @@ impl Link {
         let windows = |count: u32| config.window_bytes.saturating_mul(u64::from(count));
         let all = self.in_flight.all.saturating_add(bytes);
         let above = self.in_flight.at_or_above(level).saturating_add(bytes);
-        let beside = |pieces: u64| all.saturating_sub(pieces);
+        let beside = |piece: u64| all.saturating_sub(piece);
         (config.overcommit > 1 && all <= windows(config.overcommit))
-            || self.oversized.followed().is_some_and(|pieces| beside(pieces) <= config.window_bytes)
+            || self.oversized.alone().is_some_and(|piece| beside(piece) <= config.window_bytes)
             || (self.bounds_peers() && above <= windows(PEER_WINDOWS))
     }
 
