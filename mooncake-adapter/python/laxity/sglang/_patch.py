@@ -17,17 +17,18 @@ out, a warning names the difference, and the module runs unchanged.
 from __future__ import annotations
 
 import functools
-import inspect
 import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any, Optional
 
 import laxity
 
-from .. import _beneath
+from .. import _beneath, _changing
+from .._changing import Change, Unknown
+from .._changing import class_of as _class
+from .._changing import takes as _takes
 from .._telling import Teller
 from ..objectives import Objective, ObjectiveError, Objectives
 from ._queue import PermitQueue, room_id
@@ -40,26 +41,9 @@ REQUESTS_MAX = 1 << 16
 tell = Teller("sglang")
 
 
-class Unknown(Exception):
-    """Something in SGLang differs from the known releases. The text says what."""
-
-
-def guarded(change: Callable[[ModuleType], None]) -> Callable[[ModuleType], None]:
-    """Wraps a change so that it is made completely or not at all. Changes check everything first."""
-
-    @functools.wraps(change)
-    def changed(module: ModuleType) -> None:
-        if getattr(module, "_laxity", False):
-            return
-        try:
-            change(module)
-            module._laxity = True  # type: ignore[attr-defined]
-        except Unknown as unknown:
-            tell.count(f"{module.__name__} is not as it is known: {unknown}", "it runs unchanged")
-        except Exception as broken:
-            tell.count(f"{module.__name__} could not be changed: {broken!r}", "it may run unchanged", exc_info=True)
-
-    return changed
+def guarded(change: Change) -> Change:
+    """:func:`laxity._changing.guarded` for SGLang."""
+    return _changing.guarded(tell, change)
 
 
 # The queue.
@@ -267,28 +251,7 @@ def change_server(module: Any) -> None:
     app.add_middleware(ObjectiveMiddleware, objectives=objectives, field="custom_params")
 
 
-# Checks.
-
-
-def _class(module: Any, name: str) -> Any:
-    found = getattr(module, name, None)
-    if not isinstance(found, type):
-        raise Unknown(f"it has no class {name}")
-    return found
-
-
-def _takes(function: Any, names: list[str], *, exactly: bool = False) -> None:
-    """Checks that the first parameters of a function have these names. Raises :class:`Unknown`."""
-    if not callable(function):
-        raise Unknown(f"there is no method with ({', '.join(names)})")
-    there = list(inspect.signature(function).parameters)
-    if there[: len(names)] != names or (exactly and len(there) > len(names)):
-        raise Unknown(
-            f"{function.__qualname__} takes ({', '.join(there)}); known is ({', '.join(names)}{'' if exactly else ', …'})"
-        )
-
-
-CHANGES: dict[str, Callable[[ModuleType], None]] = {
+CHANGES: dict[str, Change] = {
     f"{PACKAGE}.disaggregation.mooncake.conn": guarded(lambda module: change_conn(module, "MooncakeKVManager")),
     f"{PACKAGE}.disaggregation.nixl.conn": guarded(lambda module: change_conn(module, "NixlKVManager")),
     f"{PACKAGE}.disaggregation.prefill": guarded(change_prefill),
