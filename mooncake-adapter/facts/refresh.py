@@ -41,6 +41,17 @@ SGLANG = (
     DISAGGREGATION + "utils.py",
 )
 NIXL = ("nixl_cu12/_api.py",)
+LMCACHE_CONNECTORS = "lmcache/v1/storage_backend/connector/"
+LMCACHE = (
+    LMCACHE_CONNECTORS + "base_connector.py",
+    LMCACHE_CONNECTORS + "lm_connector.py",
+    LMCACHE_CONNECTORS + "redis_connector.py",
+    "lmcache/v1/cache_engine.py",
+    "lmcache/utils.py",
+    # The tests run a server of the release.
+    "lmcache/v1/protocol.py",
+    "lmcache/v1/server/",
+)
 
 Facts = dict[str, Any]
 
@@ -102,10 +113,28 @@ def nixl(root: pathlib.Path) -> Facts:
     }
 
 
+def lmcache(root: pathlib.Path) -> Facts:
+    base = _class(_tree(root / LMCACHE[0]), "RemoteConnector")
+    facts: Facts = {
+        "RemoteConnector": {"__init__": _methods(base).get("__init__"), "attributes": [*_fields(base), *_attributes(base)]}
+    }
+    moves = ("get", "put", "batched_get", "batched_put", "batched_get_non_blocking")
+    for file in LMCACHE[1:3]:
+        for node in _tree(root / file).body:
+            if isinstance(node, ast.ClassDef) and node.name.endswith("Connector"):
+                facts[node.name] = {name: said for name, said in _methods(node).items() if name in moves}
+    engine = _methods(_class(_tree(root / LMCACHE[3]), "LMCacheEngine"))
+    facts["LMCacheEngine"] = {name: engine.get(name) for name in ("retrieve", "async_lookup_and_prefetch")}
+    key = _class(_tree(root / LMCACHE[4]), "LayerCacheEngineKey")
+    facts["LayerCacheEngineKey"] = _fields(key)
+    return facts
+
+
 PACKAGES: dict[str, tuple[str, tuple[str, ...], Callable[[pathlib.Path], Facts]]] = {
     "vllm": ("vllm", VLLM, vllm),
     "sglang": ("sglang", SGLANG, sglang),
     "nixl": ("nixl-cu12", NIXL, nixl),
+    "lmcache": ("lmcache", LMCACHE, lmcache),
 }
 
 
@@ -161,6 +190,15 @@ def _fields(node: ast.ClassDef | None) -> list[str]:
     return found
 
 
+def _attributes(node: ast.ClassDef | None) -> list[str]:
+    """Names that ``__init__`` gives to ``self`` with a type."""
+    found = []
+    for child in ast.walk(node) if node else []:
+        if isinstance(child, ast.AnnAssign) and isinstance(child.target, ast.Attribute):
+            found.append(child.target.attr)
+    return found
+
+
 def _module_path_first(factory: ast.ClassDef | None) -> bool:
     for child in factory.body if factory else []:
         if isinstance(child, ast.FunctionDef) and child.name in (
@@ -187,7 +225,7 @@ def _calls_of_agent(tree: ast.Module) -> set[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("packages", nargs="*", metavar="PACKAGE", help="vllm, sglang, nixl; by default all")
+    parser.add_argument("packages", nargs="*", metavar="PACKAGE", help=f"{', '.join(PACKAGES)}; by default all")
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--newest", action="store_true")
     parser.add_argument("--add", nargs=2, action="append", default=[], metavar=("PACKAGE", "VERSION"))

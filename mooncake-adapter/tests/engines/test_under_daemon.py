@@ -116,6 +116,73 @@ print(json.dumps([[at[2] - at[1], at[3] - at[2]], laxity.stats()]))
     eventually(lambda: slow_daemon.stage("p2d", "egress")["completed_bytes"] == 24 << 20)
 
 
+LMCACHE = """
+import asyncio, json, os, signal, threading, time, types, laxity
+from laxity.lmcache import _patch
+class Connector:
+    moved = []
+    def __init__(self, config, metadata):
+        self.full_chunk_size_bytes, self.meta_shapes = 8 << 20, [(2, 4, 16, 8)]
+    async def get(self, key):
+        self.moved.append(key)
+        await asyncio.sleep(0.2)
+        return types.SimpleNamespace(get_size=lambda: 8 << 20)
+    async def put(self, key, memory_obj):
+        self.moved.append(key)
+module = types.SimpleNamespace(RemoteConnector=Connector, Connector=Connector)
+_patch.change_connectors(module, ["Connector"])
+connector = Connector(None, None)
+def load(key):
+    with _patch._loads_of(key):
+        return asyncio.ensure_future(connector.get(key))
+"""
+
+
+def test_lmcaches_loads_go_in_the_order_of_their_requests_deadlines(slow_daemon, run_python):
+    moved, counts, stats = run_python(
+        LMCACHE
+        + """
+async def main():
+    laxity.request_begin("first", slo_ttft_s=1000.0)
+    laxity.request_begin("loose", slo_ttft_s=900.0)
+    laxity.request_begin("urgent", slo_ttft_s=40.0)
+    first = load("first")
+    await asyncio.sleep(0.05)
+    await asyncio.gather(first, load("loose"), load("urgent"))
+    await connector.put("store", types.SimpleNamespace(get_size=lambda: 1 << 20))
+asyncio.run(main())
+print(json.dumps([connector.moved, _patch.tell.counts, laxity.stats()]))
+""",
+        slow_daemon,
+    )
+    assert moved == ["first", "urgent", "loose", "store"]
+    assert counts == {}
+    assert stats["scheduled_bytes"] == 25 << 20
+    assert stats["bypassed_bytes"] == 0 and stats["tickets_dropped"] == 0
+    eventually(lambda: slow_daemon.stage("kv_reuse", "ingress")["completed_bytes"] == 24 << 20)
+    eventually(lambda: slow_daemon.stage("background", "egress")["completed_bytes"] == 1 << 20)
+
+
+def test_lmcaches_loads_go_on_when_the_daemon_dies_while_they_wait(slow_daemon, run_python):
+    moved, took_s = run_python(
+        LMCACHE
+        + f"""
+_patch.LOAD_WAIT_S_MAX = 60.0
+async def main():
+    loads = [load(str(number)) for number in range(10)]
+    await asyncio.sleep(0.1)
+    os.kill({slow_daemon.process.pid}, signal.SIGKILL)
+    await asyncio.gather(*loads)
+began = time.monotonic()
+asyncio.run(main())
+print(json.dumps([connector.moved, time.monotonic() - began]))
+""",
+        slow_daemon,
+    )
+    assert sorted(moved) == sorted(map(str, range(10)))
+    assert took_s < 30, "the loads waited for a daemon that was dead"
+
+
 def test_vllms_connector_tells_the_daemon_of_requests_and_stages(daemon, run_python):
     """A connector in a life of its own: what it transfers in its calls has their stage and its request's deadline."""
     stats = run_python(
