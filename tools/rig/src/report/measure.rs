@@ -196,10 +196,7 @@ fn policy_run(
         requests_per_s: whole().count() as f64 / span_s,
         exchange_ms: counts.mean("exchange_seconds") * 1e3,
         exchanges: counts.get("exchange_seconds_count") as u64,
-        stages_ms: match config.engine {
-            Engine::Vllm => stages_of_vllm(&counts, whole().count()),
-            Engine::Timed | Engine::Real => stages(&counts),
-        },
+        stages_ms: stages(config.engine, &counts, whole().count()),
         kv_wait_ms: counts.mean("kv_wait_seconds") * 1e3,
         iteration_ms: counts.mean("iteration_seconds") * 1e3,
         tokens_found: counts.get("prompt_tokens_found_total") as u64,
@@ -253,7 +250,10 @@ fn bypassed(counts: &Counts) -> u64 {
     (counts.get("bypassed_bytes_total") + counts.get("laxityd_bypassed_bytes")) as u64
 }
 
-fn stages(counts: &Counts) -> Stages {
+fn stages(engine: Engine, counts: &Counts, requests: usize) -> Stages {
+    if engine == Engine::Vllm {
+        return stages_of_vllm(counts, requests);
+    }
     let mean = |part| counts.mean(&format!("ttft_{part}_seconds")) * 1e3;
     Stages {
         queued: mean("queued"),
