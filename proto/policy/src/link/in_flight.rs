@@ -53,9 +53,9 @@ impl Oversized {
         }
     }
 
-    /// Returns the size of the only such piece. A second may follow it, which hides the time between
-    /// the end of one and the begin of the next. With more of them in flight, all would share the
-    /// port, and lose the order that they waited for.
+    /// Returns the size of the only such piece. A second may follow it, which hides the time
+    /// between the end of one and the begin of the next. With more of them in flight, all would
+    /// share the port, and lose the order that they waited for.
     pub(super) fn alone(&self) -> Option<u64> {
         (self.count == 1).then_some(self.largest)
     }

@@ -153,7 +153,8 @@ mod tests {
 
     fn exported(queue: f64, load: f64, compute: f64, requests: u32) -> String {
         format!(
-            "# HELP laxity:ttft_queue_seconds x\nlaxity:ttft_queue_seconds_sum{{engine=\"0\"}} {queue}\n\
+            "# HELP laxity:ttft_queue_seconds x\n\
+             laxity:ttft_queue_seconds_sum{{engine=\"0\"}} {queue}\n\
              laxity:ttft_queue_seconds_bucket{{engine=\"0\",le=\"0.1\"}} 7\n\
              laxity:ttft_load_seconds_sum{{engine=\"0\"}} {load}\n\
              laxity:ttft_compute_seconds_sum{{engine=\"0\"}} {compute}\n\
