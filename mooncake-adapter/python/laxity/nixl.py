@@ -272,7 +272,9 @@ class Gate:
 
     def _over(self, request: _Request) -> None:
         """Ends the ticket: all bytes have left the wire, or the transfer failed. The caller holds the lock."""
-        self._in_flight.pop(request.handle, None)
+        if self._in_flight.get(request.handle) is request:
+            # NIXL may give a released handle to another request.
+            del self._in_flight[request.handle]
         ticket, request.ticket = request.ticket, None
         if ticket is not None:
             left = ticket.granted

@@ -718,6 +718,25 @@ def test_the_time_to_the_first_token_is_divided(vllm, said):
     assert taken["load"] == [0.0] and len(taken["compute"]) == 1
 
 
+def test_a_load_is_due_before_its_request_by_what_the_first_token_takes(vllm, said):
+    engine = Engine(vllm, said)
+    engine.worker.register_kv_caches(kv_caches())
+
+    def load(name, compute_s):
+        request = prompt(name, params={"laxity": {"slo_ttft_ms": 1000}}, num_output_tokens=1)
+        engine.arrive(request)
+        engine.scheduler.update_state_after_alloc(request, types.SimpleNamespace(new_empty=lambda: None), 39)
+        engine.step(output())
+        engine.step(output(new=[(name, 40, 39, 1)]))
+        time.sleep(compute_s)
+        engine.scheduler.request_finished(request, [])
+        return said.of("request_begin")[-1][1]["deadline_s"]
+
+    assert load("first", 0.6) > 0.9, "nothing is known yet"
+    assert load("second", 0.2) < 0.4
+    assert 0.5 < load("third", 0.0) < 0.8, "the shortest counts"
+
+
 def test_requests_that_are_never_finished_are_bounded(vllm, said, monkeypatch):
     from laxity.vllm import _scheduler, _worker
 

@@ -15,7 +15,7 @@ import hashlib
 import itertools
 import threading
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterable, Mapping
 from typing import Any, Optional
 
@@ -32,8 +32,9 @@ VERSION = 1
 #: Maximum number of requests that are remembered, so that an engine that never finishes them can't exhaust memory.
 REQUESTS_MAX = 1 << 16
 
-#: Weight of the newest request in the mean time from the end of a load to the first token.
-NEWEST = 0.25
+#: Number of requests whose time from the end of a load to the first token is remembered. The shortest counts: a
+#: longer one, such as that of the first request, must not make the loads of others late.
+LOADS_REMEMBERED = 16
 
 #: A longer time since a request's arrival is ignored, because the clocks of two hosts probably differ.
 AGE_MAX_S = 3600.0
@@ -81,8 +82,8 @@ class SchedulerHints:
         self._ended: list[str] = []
         self._owned: list[tuple[str, Runs]] = []
         self._loading: dict[str, None] = {}
-        #: Mean time from the end of a load to the first token. A load is due that much before its request.
-        self._after_load_s = 0.0
+        #: Times from the end of a load to the first token. A load is due the shortest of them before its request.
+        self._after_loads_s: deque[float] = deque(maxlen=LOADS_REMEMBERED)
 
     def saw(self, request: Any) -> None:
         """Takes in a request."""
@@ -155,7 +156,7 @@ class SchedulerHints:
     def _first_token(self, known: _Known) -> None:
         after_load_s = known.has_first_token()
         if after_load_s is not None:
-            self._after_load_s += NEWEST * (after_load_s - self._after_load_s)
+            self._after_loads_s.append(after_load_s)
 
     def _announcement(self, request_id: str) -> Optional[tuple[str, Optional[float], str, int, int]]:
         """What workers are told of a request, once: id, remaining seconds, tenant, priority, tokens of KV cache that it
@@ -170,7 +171,7 @@ class SchedulerHints:
         if known.announced:
             return None
         known.announced = True
-        after_s = self._after_load_s if known.asked else 0.0
+        after_s = min(self._after_loads_s, default=0.0) if known.asked else 0.0
         remains = None if known.due is None else max(known.due - after_s - time.monotonic(), LATE_S)
         tokens = known.prompt_tokens if known.sends else 0
         return (request_id, remains, known.objective.tenant, known.objective.priority or 0, tokens)
