@@ -2,9 +2,9 @@
 //!
 //! A second [`Link`] gets the observed flows and the hints. Its permits go nowhere: the bytes are
 //! taken to leave one after another at the rate of the port in force, and complete then. So this
-//! is a simulation, fed by the real arrivals. It departs from reality in three ways: senders would
-//! have submitted later if earlier flows had been delayed, a receiver or a switch may be slower
-//! than the port, and fetches are not held for other hosts.
+//! is a simulation, fed by the real arrivals. It departs from reality in two ways: senders would
+//! have submitted later if earlier flows had been delayed, and a receiver or a switch may be slower
+//! than the port.
 //!
 //! Time passes here only when something happens on the port, or when somebody looks. Flows have ids
 //! of their own, because a flow may end here later than in reality.

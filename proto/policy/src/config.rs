@@ -38,7 +38,7 @@ pub enum PolicyKind {
     TentEdf,
     /// Two classes weighted 99 : 1, collectives over all other traffic, as in DualPath.
     TwoClass99,
-    /// Priority, then predicted MLU, and hopeless transfers dropped: as Mooncake's TENT does now.
+    /// Priority, then predicted MLU, and doomed transfers scavenged: as Mooncake's TENT does now.
     Tent,
 }
 
