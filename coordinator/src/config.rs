@@ -116,7 +116,7 @@ const RETIRED: [&str; 2] = ["policy.fetches_per_port", "policy.fetch_lease"];
 pub struct PolicyConfig {
     /// The rule that orders batches: `mfs` or `laxity`.
     pub name: String,
-    /// Most requests that are pruned at a time.
+    /// Maximum number of requests that are pruned at a time.
     pub drop_budget: usize,
     /// How long triggers are gathered before a run.
     pub debounce: Nanos,

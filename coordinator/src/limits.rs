@@ -10,37 +10,37 @@ use crate::nonsense::Nonsense;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Limits {
-    /// Most hosts that are known at a time.
+    /// Maximum number of hosts that are known at a time.
     pub hosts_max: usize,
-    /// Most ports of one host: twice its NICs.
+    /// Maximum number of ports of one host: twice its NICs.
     pub ports_per_host_max: usize,
-    /// Most batches of all hosts.
+    /// Maximum number of batches of all hosts.
     pub batches_max: usize,
-    /// Most batches that one host announced first. It may take part in four times as many.
+    /// Maximum number of batches of one announcer. It may take part in four times as many.
     pub batches_per_host_max: usize,
-    /// Most requests of all hosts.
+    /// Maximum number of requests of all hosts.
     pub requests_max: usize,
-    /// Most requests of one host.
+    /// Maximum number of requests of one host.
     pub requests_per_host_max: usize,
-    /// Most (request, port) pairs of all hosts.
+    /// Maximum number of (request, port) pairs of all hosts.
     pub loads_max: usize,
-    /// Most (request, port) pairs of one host.
+    /// Maximum number of (request, port) pairs of one host.
     pub loads_per_host_max: usize,
-    /// Most fetches of all hosts.
+    /// Maximum number of fetches of all hosts.
     pub fetches_max: usize,
-    /// Most fetches of one host.
+    /// Maximum number of fetches of one host.
     pub fetches_per_host_max: usize,
-    /// Most hosts that take part in one batch.
+    /// Maximum number of hosts that take part in one batch.
     pub hosts_per_batch_max: usize,
-    /// Most events in one report, and most requests in the events of one report.
+    /// Maximum number of events in one report, and of requests in these events.
     pub events_per_report_max: usize,
     /// Sustained rate at which the events of one host are read, in events per second. An event that
     /// causes more work counts as several
     /// ([`Cluster::take_work`](crate::cluster::Cluster::take_work)).
     pub events_per_s_max: u32,
-    /// Most connections at a time. Further ones are closed.
+    /// Maximum number of connections at a time. Further ones are closed.
     pub connections_max: usize,
-    /// Most connections from one address.
+    /// Maximum number of connections from one address.
     pub connections_per_address_max: usize,
     /// Largest message from a host or an operator, in bytes.
     pub message_bytes_max: usize,

@@ -21,7 +21,7 @@ pub struct TenantConfig {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tenants(Vec<TenantConfig>);
 
-/// Most tenants in a configuration.
+/// Maximum number of tenants in a configuration.
 const TENANTS_MAX: usize = 1024;
 
 impl Tenants {

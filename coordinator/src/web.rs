@@ -45,7 +45,7 @@ const LIMITS: Limits = Limits {
 const STATE_AGE_MIN: Duration = Duration::from_secs(1);
 /// A build of the state is followed by a pause of this many times its duration.
 const SHARE: u32 = 50;
-/// Most explanations per second, for all readers together.
+/// Maximum number of explanations per second, for all readers together.
 const EXPLAIN_PER_S: u32 = 20;
 
 /// Forbids content from other sites, inline code, text as markup, frames and forms.

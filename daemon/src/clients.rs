@@ -20,10 +20,10 @@ use crate::driver::trust::Loss;
 use crate::owner::Owner;
 use crate::stats::{ClientCounters, ClientSnapshot};
 
-/// Most records that a scan reads from one lane before it goes on to the next.
+/// Maximum number of records that a scan reads from one lane before it goes on to the next.
 pub const BUDGET: usize = 32;
-/// Most records that a scan reads from one client before it goes on to the next client. A scan
-/// reads at least one record of each lane. So a client gains nothing by using many lanes.
+/// Maximum number of records that a scan reads from one client before it goes on to the next. A
+/// scan reads at least one record of each lane. So a client gains nothing by using many lanes.
 const CLIENT_BUDGET: usize = 256;
 
 /// Number of an attachment. No number is used twice.
@@ -94,10 +94,10 @@ pub struct ClientState {
     pub counters: ClientCounters,
     /// The client's flows that are not completed.
     pub flows: usize,
-    /// Most flows that the client may have now: `flows_max`, or zero while it is not scheduled
-    /// (mode `off`, or [`crate::driver::overdue`]). Further flows go out unscheduled.
+    /// Maximum number of flows that the client may have now: `flows_max`, or zero while it is not
+    /// scheduled (mode `off`, or [`crate::driver::overdue`]). Further flows go out unscheduled.
     pub room: usize,
-    /// Most flows that a scheduled client may have.
+    /// Maximum number of flows that a scheduled client may have.
     pub flows_max: usize,
     /// The client's recent loss.
     pub lost: Loss,
@@ -217,7 +217,7 @@ pub struct Client {
     /// Consecutive scans without a record.
     pub idle_scans: u32,
     pub mode: Mode,
-    /// Most records that a round reads from each lane of the client.
+    /// Maximum number of records that a round reads from each lane of the client.
     pub budget: usize,
     /// Lanes that are scanned: all that a thread of the client ever claimed.
     pub lanes: usize,

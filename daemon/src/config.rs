@@ -31,7 +31,7 @@ pub use self::error::{ConfigError, FILE_DEFAULT};
 pub use self::rate::{ALL_DEVICES, NicRate};
 pub use self::residual::{ResidualConfig, ResidualMode};
 
-/// Most NICs of a host. A record has one byte for the NIC, and clients index tables with it.
+/// Maximum number of NICs. A record has one byte for the NIC, and clients index tables by it.
 pub const NICS_MAX: usize = 64;
 
 /// How far Laxity takes part in the transfers of this host.
@@ -144,20 +144,20 @@ pub struct SchedulerConfig {
     pub lanes: u16,
     /// Slots per lane: most flows of one thread that wait at once.
     pub slots: u16,
-    /// Most processes that are attached at once.
+    /// Maximum number of processes that are attached at once.
     pub clients_max: usize,
-    /// Most attached processes of one user other than root. Default: half of `clients_max`. A
-    /// sixteenth of all places is reserved for root.
+    /// Maximum number of attached processes of one user other than root. Default: half of
+    /// `clients_max`. A sixteenth of all places is reserved for root.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub clients_per_uid_max: Option<usize>,
-    /// Most flows of one process that are submitted and not completed. Flows beyond that are
-    /// permitted at once, without scheduling.
+    /// Maximum number of flows of one process that are submitted and not completed. Flows beyond
+    /// that are permitted at once, without scheduling.
     pub flows_per_client_max: usize,
-    /// Most such flows of all clients of one trust domain. Its clients have equal parts.
+    /// Maximum number of such flows of one trust domain. Its clients have equal parts.
     pub flows_per_domain_max: usize,
-    /// Most batches of one trust domain that the daemon knows. Older ones are forgotten.
+    /// Maximum number of known batches of one trust domain. Older ones are forgotten.
     pub batches_per_domain_max: usize,
-    /// Most requests of one trust domain that the daemon knows. Older ones are forgotten.
+    /// Maximum number of known requests of one trust domain. Older ones are forgotten.
     pub requests_per_domain_max: usize,
 }
 
@@ -213,8 +213,8 @@ pub struct TuningConfig {
     pub load_time_constant: Nanos,
     /// The period of promotion after a request has finished computing.
     pub promotion_period: Nanos,
-    /// Most windows in flight while a busy receiver holds bytes up. Bytes beyond the first window
-    /// are permitted at the port's rate. 1 allows no second window.
+    /// Maximum number of windows in flight while a busy receiver holds bytes up. Bytes beyond the
+    /// first window are permitted at the port's rate. 1 allows no second window.
     pub overcommit: u32,
     /// The share of a port that is reserved for the scavenger, in thousandths.
     pub scavenger_permille: u16,
@@ -223,7 +223,7 @@ pub struct TuningConfig {
     pub granularity: Granularity,
     /// The laxity below which `tent_edf` promotes a flow.
     pub slack_threshold: Nanos,
-    /// Most requests that Algorithm 1 may have pruned at a time.
+    /// Maximum number of requests that Algorithm 1 may have pruned at a time.
     pub drop_budget: usize,
     /// How long admission collects hints before it orders batches again. The hints of one arrival
     /// come one after another.

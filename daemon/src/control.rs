@@ -22,9 +22,9 @@ use tracing::debug;
 use crate::service::Service;
 use crate::service::trace::AttendedTrace;
 
-/// Most connections that are served at once.
+/// Maximum number of connections that are served at once.
 pub const CONNECTIONS_MAX: usize = 32;
-/// Most connections of one user other than root.
+/// Maximum number of connections of one user other than root.
 const PER_UID_MAX: usize = CONNECTIONS_MAX / 2;
 /// How long a connection may ask nothing before it is closed.
 const IDLE_MAX: Duration = Duration::from_secs(60);

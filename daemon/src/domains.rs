@@ -19,9 +19,9 @@ pub enum TrustScope {
     Process,
     #[default]
     Uid,
-    /// Those whose processes have the same effective group.
+    /// Clients whose processes have the same effective group.
     Group,
-    /// Those of the host: nobody is kept apart.
+    /// All clients of the host.
     Host,
 }
 

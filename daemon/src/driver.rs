@@ -412,8 +412,8 @@ impl Driver {
         !self.is_asked(records, before) && ordered && !self.clients.is_empty()
     }
 
-    /// Reports whether a client waits on any of the last `records` records. `quiet` is the count of
-    /// other records before them.
+    /// Reports whether a client waits for an answer to any of the last `records` records. `quiet`
+    /// is the number of records without a waiting client that were read before these.
     fn is_asked(&mut self, records: usize, quiet: u64) -> bool {
         if records > 0 {
             self.publisher.note_change();

@@ -10,7 +10,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Most characters of a control group's path that are kept.
+/// Maximum number of characters of a control group's path that are kept.
 const CGROUP_CHARS_MAX: usize = 256;
 
 /// A user and a control group. The module explains both.

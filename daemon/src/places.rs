@@ -47,7 +47,7 @@ pub enum NoPlace {
 pub struct ClientPlaces {
     next: u64,
     taken: BTreeMap<ClientId, u32>,
-    /// Most clients that the limit of open files allows.
+    /// Maximum number of clients that the limit of open files allows.
     room: usize,
 }
 

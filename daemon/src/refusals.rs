@@ -14,9 +14,9 @@ use tokio::sync::Notify;
 
 /// The time between two warnings about one user.
 const WARN_EVERY: Duration = Duration::from_secs(60);
-/// Most users that warnings name within [`WARN_EVERY`].
+/// Maximum number of users that warnings name within [`WARN_EVERY`].
 const WARNED_MAX: usize = 32;
-/// Most users that `status` shows. The latest refusals stay.
+/// Maximum number of users that `status` shows. The latest refusals stay.
 const USERS_MAX: usize = 32;
 
 /// The count and the latest users of refused registrations.

@@ -28,19 +28,19 @@ use crate::service::Service;
 use crate::watched::{Watched, watch};
 
 const GREETING_MAX: Duration = Duration::from_secs(1);
-/// Most permitted connections that have not greeted yet.
+/// Maximum number of permitted connections that have not greeted yet.
 const GREETINGS_MAX: usize = 64;
-/// Most connections without a greeting of one user other than root.
+/// Maximum number of connections without a greeting of one user other than root.
 const GREETINGS_PER_UID_MAX: usize = 16;
-/// Most refused connections that are kept until they have read the reason.
+/// Maximum number of refused connections that are kept until they have read the reason.
 const FAREWELLS_MAX: usize = 32;
-/// Most refused connections of one user that are kept. Further ones are closed at once.
+/// Maximum number of such connections of one user. Further ones are closed at once.
 const FAREWELLS_PER_UID_MAX: usize = 16;
 /// Connections that are accepted before other tasks of this thread run.
 const ACCEPTS_MAX: usize = 16;
-/// Most connections that are not attached clients.
+/// Maximum number of connections that are not attached clients.
 pub const PENDING_MAX: usize = GREETINGS_MAX + FAREWELLS_MAX + ACCEPTS_MAX;
-/// Most log lines about arriving clients, and about departing clients, in [`LINES_EVERY`].
+/// Maximum number of log lines in [`LINES_EVERY`] about arriving clients, or about departing ones.
 const LINES_MAX: u32 = 32;
 /// The period of the limit [`LINES_MAX`].
 const LINES_EVERY: Duration = Duration::from_secs(10);

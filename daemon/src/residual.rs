@@ -203,7 +203,7 @@ impl Nic {
         }
     }
 
-    /// Logs that the rate left the full one or is back, and that the counters stand still.
+    /// Logs when the rate falls below the configured one, when it is back, and when counters stop.
     fn log(
         &self,
         direction: &str,

@@ -205,7 +205,7 @@ pub fn bind_registration(
 /// Binds the socket that operators use.
 ///
 /// # Errors
-/// As [`bind_registration`].
+/// Returns the errors of [`bind_registration`].
 pub fn bind_control(
     path: &Path,
     mode: u32,

@@ -165,9 +165,9 @@ pub struct LoopCounters {
     /// Times that the thread slept.
     pub sleeps: u64,
     pub client_wakes: u64,
-    /// Most records consumed from one lane in a row, which shows how full lanes get.
+    /// Maximum number of records consumed from one lane in a row, which shows how full lanes get.
     pub ring_depth_max: u64,
-    /// Most records consumed from one lane in a row since the last snapshot.
+    /// Maximum number of records consumed from one lane in a row since the last snapshot.
     pub ring_depth: u64,
     /// Clients that attached so far.
     pub attachments: u64,

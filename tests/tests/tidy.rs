@@ -170,9 +170,9 @@ fn only_the_listed_crates_may_hold_unsafe_code() {
     }
 }
 
-/// Most lines of a file without its tests.
+/// Maximum number of lines of a file without its tests.
 const FILE_LINES_MAX: usize = 500;
-/// Most lines of a function.
+/// Maximum number of lines of a function.
 const FUNCTION_LINES_MAX: usize = 80;
 const COLUMNS_MAX: usize = 100;
 

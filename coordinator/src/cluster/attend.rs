@@ -9,7 +9,7 @@ use super::host::{CAPABILITIES, Host, HostId, Tenant};
 use super::note::Note;
 use super::refusal::goodbye;
 
-/// Most addresses of one port.
+/// Maximum number of addresses of one port.
 const ADDRESSES_MAX: usize = 64;
 
 /// Returns what identifies a port. Its addresses may change.

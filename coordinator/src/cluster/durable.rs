@@ -12,7 +12,7 @@ use super::note::Note;
 use super::policy::{ClusterPolicy, Revision, Revisions};
 use super::{Cluster, admission_config};
 
-/// Most revisions that are saved.
+/// Maximum number of revisions that are saved.
 const REVISIONS_MAX: usize = 32;
 
 /// State that outlives a leader. Fields are only added, never removed.

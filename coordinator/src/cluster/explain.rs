@@ -11,7 +11,7 @@ use super::batch::Batch;
 use super::host::{Charge, Host};
 use super::table::Key;
 
-/// Most batches in one response.
+/// Maximum number of batches in one response.
 const BATCHES_MAX: usize = 1000;
 /// Neighbours in the order that an explanation names on each side.
 const NEIGHBOURS: usize = 3;

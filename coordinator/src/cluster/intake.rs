@@ -19,7 +19,7 @@ use super::table::Key;
 use super::workload::Workload;
 use super::{Cluster, EVENT_WORK, Settings};
 
-/// Most characters of a word of a host's settings.
+/// Maximum number of characters of a word of a host's settings.
 const SETTING_CHARS_MAX: usize = 16;
 
 /// Whether the event needs an order as an answer, or why it is refused.

@@ -12,7 +12,7 @@ use super::intake::Intake;
 use super::refusal::{Refused, not_yours, over_limit, unknown};
 use super::table::Key;
 
-/// Batches that a host may take part in, for each one that it may own.
+/// Batches that a host may take part in, for each one that it may announce.
 const PARTS_PER_OWNED: usize = 4;
 
 impl Intake<'_> {

@@ -10,9 +10,9 @@ use laxity_wire::v1::{
     self, Epoch, FromCoordinator, ORDER_PIECE_ENTRIES_MAX, Order, from_coordinator::Message,
 };
 
-/// Most notes. Beyond it, the next order is a full one.
+/// Maximum number of notes. Beyond it, the next order is a full one.
 const NOTES_MAX: usize = 1 << 14;
-/// Most letters (messages other than orders) that wait. Further refusals are only counted.
+/// Maximum number of waiting messages other than orders. Further refusals are only counted.
 const LETTERS_MAX: usize = 64;
 
 /// What waits to be sent to one host.

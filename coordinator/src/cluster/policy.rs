@@ -11,7 +11,7 @@ use thiserror::Error;
 
 use super::note::Note;
 
-/// Most older revisions that are remembered.
+/// Maximum number of older revisions that are remembered.
 const HISTORY_MAX: usize = 256;
 /// Longest debounce, rank margin and lease.
 const SPAN_MAX: Span = Span(60_000_000_000);
@@ -40,7 +40,7 @@ pub enum PolicyError {
 pub struct ClusterPolicy {
     /// The rule that orders batches: `mfs` or `laxity`.
     pub policy: PolicyKind,
-    /// Most requests that are pruned at a time.
+    /// Maximum number of requests that are pruned at a time.
     pub drop_budget: usize,
     /// How long triggers are gathered before a run.
     pub debounce: Span,

@@ -32,7 +32,7 @@ impl Cluster {
         changed.len()
     }
 
-    /// Publishes requests that the last run pruned, and requests that it pruned no longer.
+    /// Publishes requests that the last run pruned, and requests that it no longer prunes.
     pub(super) fn publish_pruned(&mut self) {
         let order = self.workload.admission.order();
         let mut pruned: Vec<Key> = order.pruned.iter().map(|request| request.0).collect();

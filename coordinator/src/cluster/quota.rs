@@ -5,7 +5,7 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Quota {
     reserved: usize,
-    /// Most entries of one host, shared ones included.
+    /// Maximum number of entries of one host, shared ones included.
     host_max: usize,
     shared_max: usize,
     shared: usize,

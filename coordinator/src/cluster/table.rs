@@ -5,7 +5,7 @@
 /// bits count arrivals: about a hundred years at 5000 a second.
 const SLOT_BITS: u32 = 20;
 
-/// Most entries of a table.
+/// Maximum number of entries of a table.
 pub(crate) const ENTRIES_MAX: usize = 1 << SLOT_BITS;
 
 /// The key of an entry: arrival above, slot below. Keys ascend by arrival and are unique and not 0.

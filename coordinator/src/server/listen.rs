@@ -39,7 +39,7 @@ const HANDSHAKE_MAX: Duration = Duration::from_secs(5);
 const LINGER_MAX: Duration = Duration::from_secs(1);
 /// Length of the preface that HTTP/2 clients send first (RFC 9113, 3.4), in bytes.
 const PREFACE_BYTES: usize = 24;
-/// Most visitors at a time, in all and from one address.
+/// Maximum number of visitors at a time, in all and from one address.
 const VISITORS_MAX: usize = 1024;
 const VISITORS_PER_ADDRESS_MAX: usize = 512;
 

@@ -22,7 +22,7 @@ use super::access::{Peer, Served};
 use crate::cluster::PolicyError;
 use crate::shared::Shared;
 
-/// Most streams of `Watch` at a time.
+/// Maximum number of streams of `Watch` at a time.
 const WATCHERS_MAX: usize = 256;
 
 /// The `Operator` service.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::cluster::Ended;
 
 pub(super) const EVERY: Duration = Duration::from_secs(10);
-/// Most buckets that are stored: an hour.
+/// Maximum number of buckets that are stored: an hour.
 const BUCKETS_MAX: usize = 360;
 
 /// Complete buckets, newest last, and the counts at the end of the newest one.

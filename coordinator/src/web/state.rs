@@ -10,11 +10,11 @@ use serde::Serialize;
 use super::history::{EVERY, History};
 use crate::shared::Shared;
 
-/// Most hosts that are listed.
+/// Maximum number of hosts that are listed.
 const HOSTS_MAX: usize = 100;
-/// Most batches that are listed, from the head of the order.
+/// Maximum number of batches that are listed, from the head of the order.
 const BATCHES_MAX: u32 = 50;
-/// Most batches in trouble that are listed.
+/// Maximum number of batches in trouble that are listed.
 const TROUBLE_MAX: u32 = 20;
 
 #[derive(Debug, Serialize)]

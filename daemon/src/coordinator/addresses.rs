@@ -12,7 +12,7 @@ use nix::sys::socket::SockaddrIn6;
 
 use crate::config::{ALL_DEVICES, CoordinatorConfig, NicConfig};
 
-/// Most addresses of one NIC that are reported.
+/// Maximum number of addresses of one NIC that are reported.
 const ADDRESSES_MAX: usize = 64;
 /// The folder in which the kernel lists RDMA devices.
 const RDMA_DEVICES: &str = "/sys/class/infiniband";

@@ -21,9 +21,9 @@ use laxity_wire::v1::{Epoch, Nack, NackReason, Order, Resync, from_daemon::Messa
 
 use super::order::{ClusterOrder, OrderContent};
 
-/// Most ranks, and most pruned requests, in an order: four times what this daemon reports.
+/// Maximum of ranks, and of pruned requests, in an order: four times what this daemon reports.
 const ENTRIES_MAX: usize = 4 * super::reports::REQUESTS_MAX;
-/// Most pieces of an order.
+/// Maximum number of pieces of an order.
 const PIECES_MAX: usize = 4096;
 
 #[derive(Clone, Debug, PartialEq)]

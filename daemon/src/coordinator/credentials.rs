@@ -53,7 +53,7 @@ pub fn read(config: &CoordinatorConfig, host: &str) -> Result<ClientTlsConfig, U
 /// Checks that the coordinator at `host` will accept this host, called `own`, with these files.
 ///
 /// # Errors
-/// As [`read`], and what the coordinator would refuse.
+/// Returns the errors of [`read`], and those for which the coordinator would refuse the files.
 pub fn check(config: &CoordinatorConfig, host: &str, own: &str) -> Result<(), Unusable> {
     read(config, host)?;
     if config.cert.as_os_str().is_empty() {

@@ -57,7 +57,7 @@ impl OrderContent {
     ///
     /// *Ranks.* Ranked batches keep the coordinator's order. An unranked batch goes directly before
     /// the first ranked batch that it precedes in the local order, or to the end. If the two orders
-    /// disagree, the unranked batch so gets the better rank. Unranked batches keep their local
+    /// disagree, the unranked batch gets the better rank. Unranked batches keep their local
     /// order.
     ///
     /// The simpler rule, to put unranked batches last, is wrong if the coordinator has a problem.

@@ -3,9 +3,9 @@
 use laxity_policy::Time;
 use laxity_wire::v1::{Event, SnapshotPiece, event::Event as Kind};
 
-/// Most events of a report, even if the coordinator allows more.
+/// Maximum number of events of a report, even if the coordinator allows more.
 pub const EVENTS_MAX: usize = 256;
-/// Most requests in a report.
+/// Maximum number of requests in a report.
 const REQUESTS_MAX: usize = 1024;
 
 #[derive(Clone, Debug, PartialEq)]

@@ -18,11 +18,11 @@ use super::fetch_reports::FetchReports;
 use super::outgoing::{Draft, OutgoingReport};
 use crate::driver::fetches;
 
-/// Most batches. Older ones are removed here and at the coordinator.
+/// Maximum number of batches. Older ones are removed here and at the coordinator.
 pub const BATCHES_MAX: usize = 1 << 12;
-/// Most requests. Beyond that, the oldest batches are removed.
+/// Maximum number of requests. Beyond that, the oldest batches are removed.
 pub const REQUESTS_MAX: usize = 1 << 16;
-/// Most ends that wait to be reported. Beyond that, a snapshot omits whatever has ended.
+/// Maximum number of unreported ends. Beyond that, a snapshot omits whatever has ended.
 const PARTING_MAX: usize = 1 << 12;
 /// The number of progress reports per batch.
 const STEPS: u32 = 4;

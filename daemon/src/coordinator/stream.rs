@@ -38,7 +38,7 @@ const WELCOME_MAX: Duration = Duration::from_secs(5);
 const SILENCE_HEARTBEATS: u32 = 3;
 /// Shortest time between two snapshots on one stream.
 const SNAPSHOT_EVERY: Duration = Duration::from_secs(1);
-/// Most messages that wait for the connection.
+/// Maximum number of messages that wait for the connection.
 const OUTBOUND: usize = 2;
 const MESSAGE_BYTES_MAX: usize = 4 * v1::MESSAGE_BYTES_MAX;
 /// Longest text of a coordinator that is shown, in characters.

@@ -7,7 +7,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 
 use laxity_policy::{BatchId, RequestId, Span, Time};
 
-/// Most requests with a deadline here. Older ones are removed.
+/// Maximum number of requests with a deadline here. Older ones are removed.
 const REQUESTS_MAX: usize = 1 << 16;
 
 #[derive(Debug, Default)]

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use laxity_policy::{FlowId, Span, Time};
 
-/// Most fetches that are reported. A flow of another fetch counts as if its peer were unknown.
+/// Maximum number of reported fetches. A flow of another fetch counts as one of unknown peer.
 pub const FETCHES_MAX: usize = 1024;
 /// How long a fetch lives without flows. Its flows may come one after the other.
 const LINGER: Span = Span::from_millis(3);

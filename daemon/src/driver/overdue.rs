@@ -22,8 +22,8 @@ use crate::driver::intake::Intake;
 use crate::driver::trust::{Loss, WINDOW, part};
 use crate::owner::Owner;
 
-/// Most windows of one port that clients of an owner may owe. One client owes little more than one,
-/// so suspicion needs at least four slow clients.
+/// Maximum number of windows of one port that clients of an owner may owe. One client owes little
+/// more than one, so suspicion needs at least four slow clients.
 const OWED_WINDOWS: u64 = 4;
 /// A client that completed bytes within this time is not suspected.
 const LATELY: Span = Span::from_millis(100);

@@ -40,7 +40,7 @@ pub struct Port {
 /// between the collectives of a batch.
 const ALONE_AFTER: Span = Span::from_millis(100);
 
-/// Most lanes that get missing credit each time that a port is served.
+/// Maximum number of lanes that get missing credit each time that a port is served.
 const FEEDS: usize = 8;
 
 /// Reports whether a work request has nothing that would order it among others.

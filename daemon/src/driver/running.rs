@@ -9,7 +9,7 @@
 
 use laxity_policy::{BatchId, Layer};
 
-/// Most processes that compute at once. Beyond that, the one with the oldest hint is removed.
+/// Maximum number of computing processes. Beyond it, the one with the oldest hint is removed.
 const PROCESSES_MAX: usize = 64;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -127,8 +127,8 @@ impl Driver {
         records + self.refresh_some()
     }
 
-    /// Reads the claims of the next few clients. After the last one, it switches doorbells on or
-    /// off by the number of lanes. A switch sweeps all lanes. Returns the records of that sweep.
+    /// Reads which lanes the next few clients claim. After the last client, it switches doorbells
+    /// on or off by the number of lanes. Returns the records that the sweep of a switch consumed.
     fn refresh_some(&mut self) -> usize {
         for _ in 0..self.clients.len().div_ceil(TURNS_PER_REFRESH) {
             if let Some(Some(client)) = self.clients.get_mut(self.order.next_refresh) {

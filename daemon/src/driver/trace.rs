@@ -71,7 +71,7 @@ pub enum Seen {
 #[derive(Debug)]
 pub struct Recorder {
     entries: Vec<Entry>,
-    /// Most events that it may hold.
+    /// Maximum number of events that it may hold.
     most: usize,
     lost: u64,
     until: Time,

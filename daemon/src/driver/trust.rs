@@ -20,7 +20,7 @@ use crate::owner::Owner;
 
 /// The length of the first distrust, in timeouts.
 const FIRST: u64 = 4;
-/// Most times that the length of a distrust doubles.
+/// Maximum number of times that the length of a distrust doubles.
 const DOUBLINGS: u32 = 8;
 /// A client is distrusted if it lost more than a window divided by this number.
 pub(super) const WINDOW_SHARE: u64 = 4;
@@ -28,7 +28,7 @@ pub(super) const WINDOW_SHARE: u64 = 4;
 pub(super) const WINDOW: u64 = 1000;
 /// Windows that clients of an owner may abandon within the length of a distrust.
 const ABANDONED_WINDOWS: u64 = 2;
-/// Most owners with a record. Beyond that, the record that ends first is removed.
+/// Maximum number of owners with a record. Beyond that, the record that ends first is removed.
 const OWNERS_MAX: usize = 1024;
 
 /// The recent loss of one client: bytes that were written off, or that it owed and cancelled.

@@ -2,9 +2,9 @@
 //!
 //! A second [`Link`] gets the observed flows and the hints. Its permits go nowhere: the bytes are
 //! taken to leave one after another at the rate of the port in force, and complete then. So this
-//! is a simulation, fed by the real arrivals. It departs from reality in three ways: senders would
-//! have submitted later if earlier flows had been delayed, a receiver or a switch may be slower
-//! than the port, and fetches are not held for other hosts.
+//! is a simulation, fed by the real arrivals. It departs from reality in two ways: senders would
+//! have submitted later if earlier flows had been delayed, and a receiver or a switch may be slower
+//! than the port.
 //!
 //! Time passes here only when something happens on the port, or when somebody looks. Flows have ids
 //! of their own, because a flow may end here later than in reality.
@@ -20,12 +20,12 @@ use laxity_policy::{Action, Event, FlowId, FlowSpec, Level, LinkConfig, Span, St
 
 const MINUTES_MAX: usize = 60;
 const MINUTE: u64 = 60_000_000_000;
-/// Most flows that wait here. More means that the port is faster than its configured rate.
+/// Maximum number of flows here. More means that the port is faster than its configured rate.
 const WAITING_MAX: usize = 65_536;
 /// The longest time that the bytes of all flows may take at the rate of the port. Nobody checks
 /// what a flow says that it has.
 const AHEAD_MAX: Span = Span::from_millis(10_000);
-/// Most steps at once, so that the scheduler's thread is kept for a millisecond or two.
+/// Maximum number of steps at once. They keep the scheduler's thread for a millisecond or two.
 const STEPS_MAX: usize = 1000;
 /// How long hints are taken after the last flow.
 const HINTED_FOR: Span = Span::from_millis(10_000);

@@ -16,7 +16,7 @@ use crate::mailbox::{ANSWER_MAX, Command, Mailbox};
 
 /// Longest trace, in seconds.
 const SECONDS_MAX: u64 = 3600;
-/// Most events that may wait to be read: about half a gigabyte.
+/// Maximum number of events that may wait to be read: about half a gigabyte.
 const EVENTS_MAX: u64 = 1 << 22;
 /// Events per answer, well below the limit of a control client.
 const PAGE_EVENTS: usize = 8192;
@@ -34,7 +34,7 @@ struct Trace {
     number: u64,
     /// When the trace ends by itself. `None` without a trace.
     until: Option<Instant>,
-    /// Most events that may wait at the scheduler.
+    /// Maximum number of events that may wait at the scheduler.
     most: usize,
     /// Events from the scheduler that the operator has not read.
     unread: VecDeque<Entry>,

@@ -88,7 +88,7 @@ impl<H: Copy> Cache<H> {
     /// there is none yet.
     ///
     /// # Errors
-    /// Those of `register`.
+    /// Returns the errors of `register`.
     pub(super) fn take(
         &mut self,
         span: Span,
@@ -108,7 +108,7 @@ impl<H: Copy> Cache<H> {
     /// Removes one user of a registration.
     ///
     /// # Errors
-    /// Those of `deregister`, or [`Fault::Argument`] if there is no such registration.
+    /// Returns the errors of `deregister`, or [`Fault::Argument`] if nothing is registered there.
     pub(super) fn give_back(
         &mut self,
         id: u64,

@@ -59,7 +59,7 @@ impl<'a> Certificates<'a> {
     /// Reads the certificates of a PEM file.
     ///
     /// # Errors
-    /// As [`read`], or the file holds no certificate in PEM.
+    /// Returns the errors of [`read`], and one if the file holds no certificate in PEM.
     pub fn read(key: &'static str, path: &'a Path) -> Result<Self, Unusable> {
         let pem = read(key, path)?;
         let all: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&pem).collect();

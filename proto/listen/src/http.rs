@@ -27,7 +27,7 @@ use crate::{AcceptErrors, ConnectionSlot, ConnectionSlots};
 /// Limits of connections.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Most connections at once. Beyond that, the address with the most loses its oldest one.
+    /// Maximum number of connections. Beyond it, the address with the most loses its oldest one.
     pub connections_max: usize,
     /// Longest time for the head of a request, and for the wait for the next request.
     pub head_max: Duration,

@@ -88,7 +88,7 @@ pub fn ecn(root: &Path, interface: &str) -> Option<u8> {
 /// a bond or a VLAN. `query` is [`crate::query`].
 ///
 /// # Errors
-/// Those of `query`: the settings are unknown.
+/// Returns the errors of `query`. The settings are then unknown.
 pub fn map_of(
     root: &Path,
     interface: &str,

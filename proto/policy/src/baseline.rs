@@ -1,4 +1,4 @@
-//! Policies that Laxity is compared with: the baselines of MFS §6.3 and five others.
+//! Policies that Laxity is compared with: the baselines of MFS §6.3, and others.
 //!
 //! All run behind the interface of [`Link`](crate::link::Link), with its window, chunks and
 //! tagging. [`Granularity`](crate::config::Granularity) says what a baseline treats as one job. It

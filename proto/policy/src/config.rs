@@ -38,7 +38,7 @@ pub enum PolicyKind {
     TentEdf,
     /// Two classes weighted 99 : 1, collectives over all other traffic, as in DualPath.
     TwoClass99,
-    /// Priority, then predicted MLU, and hopeless transfers dropped: as Mooncake's TENT does now.
+    /// Priority, then predicted MLU, and doomed transfers scavenged: as Mooncake's TENT does now.
     Tent,
 }
 
@@ -132,8 +132,8 @@ pub struct LinkConfig {
     pub chunk_bytes: u64,
     /// Bytes that may be in flight on the port: a bandwidth-delay product plus one chunk.
     pub window_bytes: u64,
-    /// Most windows that may be in flight. Beyond the first window, bytes are permitted at the
-    /// port's rate at most: bytes that had time to leave and have not are queued elsewhere, such as
+    /// Maximum number of windows in flight. Beyond the first window, bytes are permitted no faster
+    /// than the port sends: bytes that had time to leave and have not are queued elsewhere, such as
     /// before a receiver that others send to. At 1 nothing is permitted beyond the window.
     pub overcommit: u32,
     /// Bytes that may be in flight to one known peer, at the level of the next bytes or above. 0
@@ -158,9 +158,9 @@ pub struct LinkConfig {
     pub granularity: Granularity,
     /// Slack below which `tent_edf` promotes a flow to its highest class.
     pub slack_threshold: Span,
-    /// Most batches that the link knows.
+    /// Maximum number of batches that the link knows.
     pub batches_max: usize,
-    /// Most requests that the link knows.
+    /// Maximum number of requests that the link knows.
     pub requests_max: usize,
 }
 

@@ -55,9 +55,9 @@
 //!   `P_4`: it delays one request, and a block that is late stalls a batch;
 //! * the latter has the level of collectives, too, while KV reuse is late (`link/late.rs`).
 //!
-//! All near KV reuse had the level of collectives before. Shared with all-to-alls, that made them 1
-//! to 3 % longer, which past the knee costs more than blocks gained that came early anyhow.
-//! docs/notes/never-below.md has the measurements.
+//! Earlier, all near KV reuse had the level of collectives. That made all-to-alls 1 to 3 % longer.
+//! Past the knee, this costs more than earlier blocks gain. docs/notes/never-below.md has the
+//! measurements.
 
 use laxity_types::{Layer, Level, Stage};
 

@@ -255,7 +255,7 @@ impl Link {
         self.account(now, stage, peer, level, bytes);
     }
 
-    /// Ends the count of bytes of [`Link::launch`] that have left the wire, or never will.
+    /// Removes bytes from those in flight, because they were delivered, or never will be.
     pub fn land(&mut self, now: Time, peer: PeerId, level: Level, bytes: u64) {
         self.told = now;
         self.settle(peer, level, bytes);

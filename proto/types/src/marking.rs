@@ -18,7 +18,7 @@ pub enum Marking {
     /// alike.
     #[default]
     Preserve = 1,
-    /// Sets the classes of the levels, whoever set another.
+    /// Sets the classes of the levels, even where somebody chose another class.
     Levels = 2,
     /// Leaves the class of every packet as the program set it.
     Off = 3,

@@ -132,7 +132,7 @@ impl ControlClient {
     /// Returns the daemon's state.
     ///
     /// # Errors
-    /// As [`Self::call`].
+    /// Returns the errors of [`Self::call`].
     pub fn status(&mut self) -> Result<Status, ControlError> {
         match self.call(&Request::Status)? {
             Response::Status(status) => Ok(*status),
@@ -143,7 +143,7 @@ impl ControlClient {
     /// Turns the bypass on or off and returns the daemon's text about it.
     ///
     /// # Errors
-    /// As [`Self::call`].
+    /// Returns the errors of [`Self::call`].
     pub fn bypass(&mut self, on: bool) -> Result<String, ControlError> {
         self.message(&Request::Bypass { on })
     }
@@ -151,7 +151,7 @@ impl ControlClient {
     /// Changes the mode until the next reload or restart, and returns the daemon's text about it.
     ///
     /// # Errors
-    /// As [`Self::call`].
+    /// Returns the errors of [`Self::call`].
     pub fn set_mode(&mut self, mode: &str) -> Result<String, ControlError> {
         self.message(&Request::SetMode { mode: mode.to_owned() })
     }
@@ -159,7 +159,7 @@ impl ControlClient {
     /// Makes the daemon read its configuration again and returns the daemon's text about it.
     ///
     /// # Errors
-    /// As [`Self::call`].
+    /// Returns the errors of [`Self::call`].
     pub fn reload(&mut self) -> Result<String, ControlError> {
         self.message(&Request::Reload)
     }
@@ -168,7 +168,7 @@ impl ControlClient {
     /// ends when this connection is closed.
     ///
     /// # Errors
-    /// As [`Self::call`].
+    /// Returns the errors of [`Self::call`].
     pub fn trace_start(&mut self, seconds: u64, events: u64) -> Result<String, ControlError> {
         self.message(&Request::TraceStart { seconds, events, attended: true })
     }
@@ -176,7 +176,7 @@ impl ControlClient {
     /// Returns the next part of the trace.
     ///
     /// # Errors
-    /// As [`Self::call`].
+    /// Returns the errors of [`Self::call`].
     pub fn trace_read(&mut self) -> Result<TracePage, ControlError> {
         match self.call(&Request::TraceRead)? {
             Response::Trace(page) => Ok(*page),
@@ -187,7 +187,7 @@ impl ControlClient {
     /// Ends the trace, whose events can still be read.
     ///
     /// # Errors
-    /// As [`Self::call`].
+    /// Returns the errors of [`Self::call`].
     pub fn trace_stop(&mut self) -> Result<String, ControlError> {
         self.message(&Request::TraceStop)
     }

@@ -78,7 +78,7 @@ pub enum Request {
     TraceStart {
         /// The length of the trace in seconds.
         seconds: u64,
-        /// Most events that may wait to be read. Further events are lost and counted.
+        /// Maximum number of events that may wait to be read. Further events are lost and counted.
         events: u64,
         /// Whether the trace ends with this connection, so that a killed reader leaves no trace
         /// running.

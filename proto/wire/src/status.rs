@@ -417,6 +417,6 @@ pub struct SchedulerStatus {
     pub sleeps: u64,
     /// Sleeping clients that were woken.
     pub client_wakes: u64,
-    /// Most records consumed from one lane in a row.
+    /// Maximum number of records consumed from one lane in a row.
     pub ring_depth_max: u64,
 }

@@ -27,7 +27,7 @@ pub const PROTOCOL_MIN: u32 = 1;
 /// Largest message that a side accepts by default, in bytes ([`Limits::message_bytes_max`]).
 pub const MESSAGE_BYTES_MAX: usize = 1 << 20;
 
-/// Most ranks, pruned requests and tokens in one piece of an order.
+/// Maximum number of ranks and pruned requests in one piece of an order.
 pub const ORDER_PIECE_ENTRIES_MAX: usize = 4096;
 
 /// The sort key of a batch without deadlines, which puts the batch last.

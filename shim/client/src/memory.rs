@@ -227,13 +227,13 @@ pub fn forget(address: u64, bytes: u64) -> Result<(), MemoryError> {
     Ok(())
 }
 
-/// Reports whether there are no facts about any memory.
+/// Reports whether there are no hints about any memory.
 #[inline]
 pub fn is_silent() -> bool {
     COUNT.load(Ordering::Relaxed) == 0
 }
 
-/// Returns the facts about the memory at an address.
+/// Returns what hints say about the memory at an address.
 #[inline]
 pub fn at(address: u64) -> Option<Scope> {
     if is_silent() {

@@ -31,7 +31,7 @@ impl Profile {
     /// Returns the unparsed text of the profile `name`, and its origin.
     ///
     /// # Errors
-    /// Those of [`Self::load`], except [`ProfileError::Malformed`].
+    /// Returns the errors of [`Self::load`], except [`ProfileError::Malformed`].
     pub fn text(name: &str) -> Result<(Origin, String), ProfileError> {
         Folders::of_this_process().text(name)
     }

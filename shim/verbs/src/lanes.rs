@@ -26,7 +26,7 @@ const SETTLE_EVERY: Duration = Duration::from_millis(1);
 /// Time between two checks of work requests in flight, which the program may not poll for.
 const LOOK_EVERY: Duration = Duration::from_millis(25);
 
-/// Longest delay of the process's end for outstanding reports.
+/// Longest time by which outstanding reports delay the end of the process.
 const SETTLE_WITHIN: Duration = Duration::from_millis(50);
 
 /// A lane with the queue pairs whose work requests wait in it.
@@ -113,7 +113,7 @@ pub(crate) fn pump_all() {
     }
 }
 
-/// Sends outstanding records of all lanes at the process's end, as far as there is room soon.
+/// Sends outstanding records of all lanes at the process's end, within [`SETTLE_WITHIN`].
 pub(crate) fn settle_all() {
     let Some(all) = ALL.get() else { return };
     let give_up = Instant::now() + SETTLE_WITHIN;
@@ -194,8 +194,8 @@ impl Shard {
         self.count.store(waiting.len(), Ordering::Relaxed);
     }
 
-    /// Blocks until a queue pair waits. Meanwhile it sends the lane's outstanding records and
-    /// checks work requests in flight.
+    /// Blocks until a queue pair has deferred work requests. Meanwhile it sends the lane's
+    /// outstanding records and checks work requests in flight.
     pub(crate) fn attend(&self) {
         let mut waiting = self.waiting.lock();
         while waiting.is_empty() {

@@ -18,7 +18,7 @@ pub(crate) const ANSWER_ROLE: &str = "answer";
 const REQUEST: usize = 0;
 const REPLY: usize = 2;
 const STOP: u64 = u64::MAX;
-/// Most spins of a wait, about a second. After that the peer died or lost its core.
+/// Maximum number of spins of a wait, about a second. After that the peer died or lost its core.
 const SPINS_MAX: u64 = 1 << 30;
 
 /// Waits for `value`. Returns false if it doesn't come.

@@ -168,7 +168,7 @@ fn cluster_line(cluster: &ClusterStatus) -> String {
     line
 }
 
-/// Most refused users in the headline. `--json` shows all that the daemon keeps.
+/// Maximum number of refused users in the headline. `--json` shows all that the daemon keeps.
 const REFUSED_SHOWN_MAX: usize = 3;
 
 pub(crate) fn headline(status: &Status) -> String {

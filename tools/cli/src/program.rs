@@ -51,7 +51,7 @@ pub enum Ignored {
 const PT_INTERP: u32 = 3;
 const ET_EXEC: u16 = 2;
 const ET_DYN: u16 = 3;
-/// Most interpreters in a chain of scripts. The kernel allows four.
+/// Maximum number of interpreters in a chain of scripts. The kernel allows four.
 const INTERPRETERS_MAX: usize = 4;
 
 /// Returns the file that execvp(3) would start for `command`.

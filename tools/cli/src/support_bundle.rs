@@ -39,7 +39,7 @@ Run it as root, so that the journal and the control socket can be read.";
 
 /// Longest time for one program. `laxity verify` watches for a second.
 const PROGRAM_MAX: Duration = Duration::from_secs(20);
-/// Most bytes of one file in the archive. Of more, the end is kept.
+/// Maximum number of bytes of one file in the archive. Of more, the end is kept.
 const PART_BYTES_MAX: usize = 16 << 20;
 const JOURNAL_LINES: &str = "5000";
 

@@ -23,7 +23,7 @@ pub use seeds::seeds;
 
 const HOSTS: usize = 4;
 const STEPS_MAX: usize = 256;
-/// Most polls at one instant. More mean that the coordinator never finishes.
+/// Maximum number of polls at one instant. More mean that the coordinator never finishes.
 const POLLS_MAX: usize = 1000;
 const TERM: u64 = 7;
 const GRACE: Span = Span::from_millis(100);

@@ -92,7 +92,7 @@ pub struct LabConfig {
     pub decodes: usize,
     pub port_mbit: u32,
     pub model: ModelConfig,
-    /// Most tokens of a prompt. Longer prompts are clipped.
+    /// Maximum number of tokens of a prompt. Longer prompts are clipped.
     pub tokens_max: u32,
     /// Share of the reused tokens whose prefixes are on the first unit, the victim (MFS §2.2).
     pub victim_share: f64,
@@ -105,7 +105,7 @@ pub struct LabConfig {
     pub nccl_plugin: Option<PathBuf>,
     pub chunk_bytes: u64,
     pub window_bytes: u64,
-    /// Most bytes that a daemon's port has in flight to one peer under `laxity`, 0 for no bound.
+    /// Maximum bytes of a daemon's port in flight to one peer under `laxity`, 0 for no bound.
     pub peer_window_bytes: u64,
     /// Send and receive buffer of every data connection, in bytes. It bounds what a connection has
     /// in the fabric's queues, which TCP's auto-tuning would let grow.
@@ -205,7 +205,7 @@ pub struct ModelConfig {
     /// Compute time of a layer that does not depend on the tokens, because weights are read, in µs.
     pub layer_base_us: f64,
     pub layer_token_us: f64,
-    /// Most new tokens in one batch of a unit. A longer request runs alone.
+    /// Maximum number of new tokens in one batch of a unit. A longer request runs alone.
     pub batch_tokens: u32,
     pub reference_tokens: u32,
     pub comm_share: f64,

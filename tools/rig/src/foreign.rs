@@ -23,7 +23,7 @@ const PORT: u16 = 7900;
 const DATAGRAM_BYTES: usize = 8_800;
 const HEADER_BYTES: usize = 14 + 20 + 8;
 const TICK: Duration = Duration::from_millis(1);
-/// Most that a sender makes up for after it was not run.
+/// Longest time that a sender makes up for after it was not run.
 const LATE_MAX: Duration = Duration::from_millis(20);
 /// Longest time until the daemons have the full rate again.
 const BACK_WITHIN: Duration = Duration::from_secs(20);

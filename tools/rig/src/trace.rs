@@ -49,11 +49,11 @@ pub struct Recorded {
 }
 
 const BYTES_MAX: u64 = 1 << 30;
-/// Most bytes of a line of a recording. Real ones have about 60 kB.
+/// Maximum number of bytes of a line of a recording. Real ones have about 60 kB.
 const LINE_BYTES_MAX: u64 = 16 << 20;
 const MOONCAKE_BLOCK_TOKENS: u32 = 512;
 
-/// Most requests at the start of a recording that only warm the prefix cache up.
+/// Maximum number of requests at the start of a recording that only warm the prefix cache up.
 const WARM_UP_REQUESTS: usize = 512;
 
 /// The parameters by which a recording was fitted to the lab.

@@ -119,7 +119,7 @@ impl Default for ModelChoice {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Serving {
-    /// Most tokens that one rank computes in a batch. With `sp`, most tokens of the unit.
+    /// Maximum number of tokens that one rank computes in a batch, or with `sp` the whole unit.
     pub token_budget: u32,
     pub requests_per_batch: u32,
     /// Whether prompts longer than the rest of the budget are cut. Otherwise a prompt runs whole,
@@ -304,14 +304,14 @@ pub struct Network {
     pub mode: Mode,
     /// Number of classes in the fabric, including the scavenger's. Adjacent levels share a class.
     pub levels_on_wire: u8,
-    /// Most bytes of one permit.
+    /// Maximum number of bytes of one permit.
     pub chunk_bytes: u64,
-    /// Most bytes in flight on a port.
+    /// Maximum number of bytes in flight on a port.
     pub window_bytes: u64,
     /// Windows that may be in flight while a receiver holds bytes up.
     pub overcommit: u32,
-    /// Most bytes in flight from a port to one receiver, or from one holder, under `laxity`. 0
-    /// means no bound by receiver.
+    /// Maximum number of bytes in flight from a port to one receiver, or from one holder, under
+    /// `laxity`. 0 means no bound by receiver.
     #[serde(skip_serializing_if = "is_default")]
     pub peer_window_bytes: u64,
     /// Weight of a collective's flow inside a class, where a flow of KV reuse has weight 1. Models

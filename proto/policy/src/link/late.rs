@@ -1,9 +1,9 @@
 //! Notices that KV reuse is held up outside this port.
 //!
-//! Not in the paper, whose ports are all of the network. A port that reads blocks sees its own
+//! Not in the paper, which has no network beyond the ports. A port that reads blocks sees its own
 //! flows only. At the unit that stores the blocks they leave beside that unit's collectives, and
 //! the fabric serves those first. Between all-to-alls there is room for the blocks. A ring that
-//! exchanges KV beside attention leaves none, so blocks below it arrive when the ring rests.
+//! exchanges KV beside attention leaves none, so blocks below it arrive when the ring pauses.
 //!
 //! The port has no view of the other end, but it knows how fast it sends. If nothing held the
 //! permitted bytes up, all of them would have left by `Link::drained`. What is in flight later is

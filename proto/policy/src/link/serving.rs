@@ -153,7 +153,7 @@ impl Link {
         self.port.queues.first().map(|(_, group)| (group, false))
     }
 
-    /// Returns the level that a permit for the head of a group raises it to.
+    /// Returns the level to which a permit raises `flow`, the head of the group.
     fn level_now(&self, now: Time, flow: &Flow, standing: &Group) -> Level {
         if standing.queue == SCAVENGER {
             return flow.level;

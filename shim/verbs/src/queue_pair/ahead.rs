@@ -10,9 +10,9 @@ use laxity_ibverbs::{ibv_send_wr, ibv_wr_opcode};
 
 use crate::work;
 
-/// Unreported bytes of a queue pair at most, little against the window of any RDMA port.
+/// Maximum unreported bytes of a queue pair, which is little beside the window of any RDMA port.
 const BYTES: u64 = 64 << 10;
-/// Unreported work requests of a queue pair at most.
+/// Maximum number of unreported work requests of a queue pair.
 const REQUESTS: u32 = 256;
 /// Largest work request that is reported together with others, in bytes.
 const SMALL: u64 = 8 << 10;

@@ -183,7 +183,7 @@ fn ports_of<'a>(sources: &Sources<'a>, process: &Process) -> Vec<&'a Port> {
     if open.is_empty() { sources.ports.iter().collect() } else { open }
 }
 
-/// Returns how much Laxity has to do with a path, and why. `chosen` is what sets its class.
+/// Returns whether a path is ordered, marked or measured, and why. `chosen` is what sets its class.
 fn reach(
     sources: &Sources<'_>,
     process: &Process,

@@ -5,7 +5,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// Most bytes that are read from a file. The `/proc/PID/maps` of a serving engine has about 2 MiB.
+/// Maximum size that is read of a file. The `/proc/PID/maps` of a serving engine has about 2 MiB.
 const FILE_BYTES_MAX: u64 = 32 << 20;
 
 /// The folder that is used in place of `/`.

@@ -10,7 +10,7 @@ use super::Top;
 use super::rows::{self, View};
 use crate::host::headline;
 
-/// Most lines of the daemon's state. `laxity status` has the others.
+/// Maximum number of lines of the daemon's state. `laxity status` has the others.
 const STATE_LINES_MAX: usize = 4;
 const GAP: u16 = 2;
 

@@ -87,7 +87,7 @@ pub(super) fn look(engines: &[String]) -> Result<Sums, Finding> {
     Ok(all)
 }
 
-/// Divides what happened between two looks. `None` if no request had its first token.
+/// Divides the TTFT of the requests between two readings. `None` if none had its first token.
 pub(super) fn divide(before: Sums, after: Sums, engines: usize) -> Option<Division> {
     // An engine that was started again counts from 0.
     let sums = after.each(before, |after, before| (after - before).max(0.0));

@@ -80,7 +80,7 @@ pub struct Spec {
     pub arrival: Time,
     /// Number of tokens of the prompt, at least 1.
     pub prompt: u32,
-    /// Most tokens that the request may generate, at least 1. The actual number is unknown.
+    /// Maximum number of tokens of the answer, at least 1. The actual number is unknown.
     pub output_max: u32,
     /// Number of leading tokens whose KV is already here, from a cache or from another instance.
     /// Less than `prompt` plus `generated`.

@@ -50,7 +50,7 @@ fn one(row: &[f64]) -> Option<Matrix> {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Trees {
     pub count: usize,
-    /// Most splits from the root to a leaf.
+    /// Maximum number of splits from the root to a leaf.
     pub depth: u16,
     /// Share of its correction that each tree makes.
     pub rate: f64,

@@ -90,7 +90,7 @@ pub struct Stage {
     pub thinking: bool,
     /// Number of tokens of the prompt, at least 1.
     pub prompt: u32,
-    /// Most tokens that the stage may generate, at least 1.
+    /// Maximum number of tokens that the stage may generate, at least 1.
     pub output_max: u32,
     pub semantics: [f32; SEMANTICS],
 }

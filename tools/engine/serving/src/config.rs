@@ -93,12 +93,12 @@ impl Default for Kv {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Limits {
-    /// Most requests at once. The endpoint answers further ones with status 429.
+    /// Maximum number of requests at once. The endpoint answers further ones with status 429.
     pub requests_max: usize,
     /// Tokens of an answer if the request does not say.
     pub output_default: u32,
     pub output_max: u32,
-    /// Most bytes of a request's body.
+    /// Maximum number of bytes of a request's body.
     pub body_bytes_max: usize,
     /// Objective for the first token if the request does not say, in milliseconds.
     pub ttft_ms: f64,

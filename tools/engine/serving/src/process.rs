@@ -21,7 +21,7 @@ use crate::model::{Model, TimedModel};
 /// cores with their daemons, so a daemon may not run for a while.
 const STALL_MS: u64 = 400;
 
-/// Most bytes of the file that lists the prompts whose KV is present from the start.
+/// Maximum number of bytes of the file that lists the prompts whose KV is present from the start.
 const HOLDS_BYTES_MAX: u64 = 64 << 20;
 
 #[cfg(feature = "compute")]

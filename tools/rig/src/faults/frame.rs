@@ -10,7 +10,7 @@
 use std::io::{self, Read};
 
 const HEADER: usize = 32;
-/// Most bytes of a payload. A longer one means that the worker wrote garbage.
+/// Maximum number of bytes of a payload. A longer one means that the worker wrote garbage.
 const PAYLOAD_MAX: u64 = 4 << 20;
 
 #[derive(Clone, Debug, PartialEq, Eq)]

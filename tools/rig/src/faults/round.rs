@@ -243,8 +243,8 @@ impl Scene<'_> {
         Ok(())
     }
 
-    /// Waits for a daemon that is being started. It would read a file that is being written, and it
-    /// can't be told to end in order yet.
+    /// Waits until a starting daemon answers. Earlier it could read a half-written configuration,
+    /// and SIGTERM would not end it in order.
     fn wait_ready(&mut self) {
         let operator = self.daemon.operator();
         self.note(operator.err());

@@ -237,8 +237,8 @@ impl Lanes {
         }
     }
 
-    /// Returns the rate that the lane `above` leaves to the next lower class `below` of its port,
-    /// where `left` is what it does not use of its own room.
+    /// Returns the rate that the lane `above` leaves to the next lower class `below` of its port.
+    /// `left` is the part of its own rate that the lane does not use.
     pub(super) fn left_to(&self, above: u32, below: u8, left: f64) -> f64 {
         let above = &self.lanes[above as usize];
         let kept = self.kept(above.port, above.class);

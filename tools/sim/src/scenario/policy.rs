@@ -27,7 +27,7 @@ pub struct Policy {
     pub grants: Grants,
     /// Whether transfers never contend. The result is a bound for all policies.
     pub no_contention: bool,
-    /// Most requests that are pruned at once.
+    /// Maximum number of requests that are pruned at once.
     pub drop_budget: usize,
     /// Shortest time between two runs of the order between batches, in milliseconds.
     pub debounce_ms: f64,

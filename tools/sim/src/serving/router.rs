@@ -29,8 +29,8 @@ pub(super) struct Router {
     decode_turn: u32,
     /// Tokens that wait or compute, by rank.
     pub(super) queued: Vec<u64>,
-    /// Most tokens of a rank in a step. `None` if a unit computes one request after the other, or
-    /// prompts are not cut.
+    /// Maximum number of tokens of a rank in a step. `None` if a unit computes one request after
+    /// the other, or prompts are not cut.
     step_tokens: Option<u64>,
     pub(super) decode_load: Vec<u64>,
     overlap: Vec<u64>,

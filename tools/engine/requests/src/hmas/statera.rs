@@ -23,9 +23,9 @@ pub struct Config {
     pub fragmentation: f64,
     /// Whether the bound is the prediction itself, without errors (table 2, "freeze Statera").
     pub frozen: bool,
-    /// Most requests that run, `N_run`.
+    /// Maximum number of requests that run, `N_run`.
     pub concurrency: u32,
-    /// Most decodes in an iteration, `B_token`.
+    /// Maximum number of decodes in an iteration, `B_token`.
     pub decodes: u32,
 }
 

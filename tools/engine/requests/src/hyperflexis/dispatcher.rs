@@ -57,7 +57,7 @@ pub struct Options {
     /// Share of KV blocks that is reserved for decodes.
     pub headroom: f64,
     pub block_tokens: u32,
-    /// Most waiting requests that are considered for an instance.
+    /// Maximum number of waiting requests that are considered for an instance.
     pub scan_max: usize,
 }
 

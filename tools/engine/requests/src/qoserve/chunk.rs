@@ -26,7 +26,7 @@ pub enum Chunking {
         /// Prompt tokens without any slack. With 256, a missed deadline costs a third of the
         /// throughput. With 0, prompts would starve.
         least: u32,
-        /// Most tokens, decodes included. Throughput saturates there (§4.1.4).
+        /// Maximum number of tokens, decodes included. Throughput saturates there (§4.1.4).
         most: u32,
         step: u32,
     },

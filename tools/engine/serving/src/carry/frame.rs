@@ -12,11 +12,11 @@ use serde::{Deserialize, Serialize};
 
 pub const HEAD_BYTES: usize = 80;
 pub const ACK_BYTES: usize = 16;
-/// Most bytes of a frame's payload.
+/// Maximum number of bytes of a frame's payload.
 pub const FRAME_BYTES_MAX: usize = 256 << 10;
-/// Most bytes of a parcel. A layer's KV of a long prompt has tens of megabytes.
+/// Maximum number of bytes of a parcel. A layer's KV of a long prompt has tens of megabytes.
 pub const PARCEL_BYTES_MAX: u64 = 1 << 30;
-/// Most bytes of a control message.
+/// Maximum number of bytes of a control message.
 pub const WORDS_BYTES_MAX: u64 = 16 << 20;
 
 const MAGIC: [u8; 4] = *b"LXE2";

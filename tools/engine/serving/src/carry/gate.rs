@@ -22,8 +22,8 @@ use crate::clock;
 /// Longest time that a wait for a permit may delay a command.
 const LOOK_EVERY: Duration = Duration::from_micros(200);
 
-/// Most flows that wait in the lane at once. Others wait here, in order, because a full lane would
-/// bypass them.
+/// Maximum number of flows that wait in the lane at once. Others wait here, in order, because a
+/// full lane would bypass them.
 const WAITING_MAX: usize = 448;
 
 struct Sending {

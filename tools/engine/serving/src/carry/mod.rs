@@ -4,7 +4,7 @@
 //! deadline, cut as it is permitted, and sent on the connection of its class. It is completed when
 //! the receiver acknowledged it, which is when it has left all queues on its way. A flow keeps the
 //! class of its first permit, because connections of different classes would reorder it. *Words*
-//! (control messages between engines) are small and use an unmarked connection of their own.
+//! (control messages between engines) are small and have a connection and DSCP of their own.
 //!
 //! One thread ([`gate`]) owns the lane, so that the daemon gets everything in order. Each
 //! connection has one thread that writes ([`outgoing`]) and one that reads ([`incoming`]). Threads

@@ -209,8 +209,8 @@ async fn begin(
     }
 }
 
-/// Most bytes of a body that is too long that are read before the error is sent. If a connection is
-/// closed with unread bytes, the answer is lost.
+/// Maximum number of bytes of a body that is too long that are read before the error is sent. If a
+/// connection is closed with unread bytes, the answer is lost.
 const THROWN_AWAY_BYTES_MAX: usize = 64 << 20;
 /// Longest time for reading a body that is too long.
 const THROWN_AWAY_FOR: Duration = Duration::from_secs(10);

@@ -70,7 +70,7 @@ pub struct Parts {
     pub net: Option<Arc<Net>>,
     /// The thread that asks other processes for KV, if there are any.
     pub reuse: Option<Sender<Call>>,
-    /// Most prompts of other processes at the same time.
+    /// Maximum number of prompts of other processes at the same time.
     pub requests_max: usize,
 }
 

@@ -25,7 +25,7 @@ pub struct ModelShape {
     pub ffn: usize,
     /// Number of different tokens (`vocab_size`).
     pub vocab: usize,
-    /// Most tokens of prompt and answer together (`max_position_embeddings`).
+    /// Maximum number of tokens of prompt and answer together (`max_position_embeddings`).
     pub context: usize,
     #[serde(default = "rope_theta")]
     pub rope_theta: f64,

@@ -14,8 +14,8 @@ use crate::config::{ConfigError, value};
 #[serde(deny_unknown_fields, default)]
 pub struct Settings {
     pub policy: Policy,
-    /// Most tokens of an iteration, including those of running answers (the chunk). `qoserve` has
-    /// its own limits.
+    /// Maximum number of tokens of an iteration, including those of running answers (the chunk).
+    /// `qoserve` has its own limits.
     pub tokens: u32,
     /// Blocks that must stay free when a prompt starts while others run.
     pub watermark: u32,

@@ -189,7 +189,7 @@ fn applications_killed(
     case: &mut CaseReport,
 ) -> Result<(), LabError> {
     const WARM_UP: u32 = 10;
-    /// Most growth of the daemon's memory, in KiB. A leak of each of a hundred clients exceeds it.
+    /// Maximum growth of the daemon's memory, in KiB. A leak of each of 100 clients exceeds it.
     const GROWTH_KIB_MAX: u64 = 2048;
     let cycle = |cycles: u32| {
         let line = format!("{}/orphans -n {cycles}", lab.programs.checks.display());

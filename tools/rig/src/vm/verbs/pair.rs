@@ -14,7 +14,7 @@ use super::wire::{Capture, Crossed};
 use crate::error::LabError;
 use crate::vm::task::TaskReport;
 
-/// Most times that a client is run again because the device rejected it too early.
+/// Maximum number of times that a client is run again because the device rejected it too early.
 const REJECTED_MAX: usize = 3;
 const SERVER_REPORT: &str = scratch!("report.server");
 const CLIENT_REPORT: &str = scratch!("report.client");

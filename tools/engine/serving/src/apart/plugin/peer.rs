@@ -15,10 +15,10 @@ use super::DEVICE;
 use crate::apart::inbox::{Inbox, Key};
 use crate::carry::frame::PARCEL_BYTES_MAX;
 
-/// Most bytes of a message. This is a step of NCCL's buffers (4 MiB in 8 steps).
+/// Maximum number of bytes of a message. This is a step of NCCL's buffers (4 MiB in 8 steps).
 const MESSAGE_BYTES_MAX: usize = 512 << 10;
 
-/// Most messages in flight on one communicator. NCCL has as many steps.
+/// Maximum number of messages in flight on one communicator. NCCL has as many steps.
 const UNDER_WAY_MAX: usize = 8;
 
 /// Bytes of a parcel's length field.
