@@ -45,6 +45,11 @@ const ENDED: (&str, &str) = (
     "Requests that ended in order, by whether that was by their deadline; undated ones had none",
 );
 
+const PACED: (&str, &str) = (
+    "laxity_coordinator_paced_hellos_total",
+    "Hellos that waited or were refused because their host said too many",
+);
+
 const RUN_SECONDS: (&str, &str) = (
     "laxity_coordinator_run_seconds",
     "Duration of a run of admission with what is told to daemons, in seconds",
@@ -96,7 +101,7 @@ fn describe() {
     for (name, meaning) in GAUGES {
         describe_gauge!(name, meaning);
     }
-    for (name, meaning) in COUNTERS.into_iter().chain([ENDED]) {
+    for (name, meaning) in COUNTERS.into_iter().chain([ENDED, PACED]) {
         describe_counter!(name, meaning);
     }
     describe_histogram!(RUN_SECONDS.0, RUN_SECONDS.1);
@@ -128,12 +133,17 @@ pub(crate) fn ran(took: Duration) {
     histogram!(RUN_SECONDS.0).record(took.as_secs_f64());
 }
 
+/// Counts a Hello that waits or is refused.
+pub(crate) fn paced() {
+    counter!(PACED.0).increment(1);
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn all() -> impl Iterator<Item = (&'static str, &'static str)> {
-        GAUGES.into_iter().chain(COUNTERS).chain([ENDED, RUN_SECONDS])
+        GAUGES.into_iter().chain(COUNTERS).chain([ENDED, PACED, RUN_SECONDS])
     }
 
     #[test]
@@ -154,6 +164,7 @@ mod tests {
             describe();
             publish((ClusterCounters::default(), AdmissionCounters::default()));
             ran(Duration::from_millis(1));
+            paced();
         });
         let page = page.render();
         for (name, meaning) in all() {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use laxity_policy::Span;
 use laxity_wire::v1::coordination_server::Coordination;
 use laxity_wire::v1::{
     self, FromCoordinator, FromDaemon, Goodbye, GoodbyeReason, Heartbeat, Hello, NackReason,
@@ -20,6 +21,7 @@ use super::access::{Peer, Served};
 use crate::cluster::refusal::goodbye;
 use crate::cluster::{Cluster, HostId, Taken};
 use crate::lead::Lead;
+use crate::metrics;
 use crate::pace::Pace;
 use crate::shared::Shared;
 
@@ -126,6 +128,9 @@ async fn serve(
         let _ = sender.send(Err(status)).await;
         return;
     }
+    if let Err(refused) = pace(&shared, &hello.host).await {
+        return part(&sender, refused).await;
+    }
     // Subscribe before the check, so that no change of leadership is missed.
     let era = shared.lead.era();
     if !shared.lead.holds() {
@@ -164,6 +169,22 @@ async fn serve(
     }
 }
 
+/// Waits if the host has said Hello too often of late.
+///
+/// # Errors
+/// Returns the message to send to the daemon if the wait would be too long.
+async fn pace(shared: &Shared, host: &str) -> Result<(), Goodbye> {
+    let hosts_max = shared.config().limits.hosts_max;
+    let wait = shared.hellos().said(shared.now(), host, hosts_max);
+    if wait != Some(Span::ZERO) {
+        metrics::paced();
+        debug!(host, ?wait, "a host says Hello too often");
+    }
+    let refused = || goodbye(GoodbyeReason::Protocol, "this host says Hello too often");
+    tokio::time::sleep(Duration::from_nanos(wait.ok_or_else(refused)?.0)).await;
+    Ok(())
+}
+
 async fn part(sender: &Sender, last: Goodbye) {
     let last = sender.send(Ok(message(Message::Goodbye(last))));
     // A peer that does not read sees the end of the stream instead.
@@ -190,7 +211,7 @@ async fn read(
     inbound: &mut Streaming<FromDaemon>,
     mut era: watch::Receiver<u64>,
 ) -> Option<Goodbye> {
-    let mut pace = Pace::new();
+    let mut pace = Pace::default();
     let mut fenced = false;
     let mut stopping = shared.stopping.clone();
     // A second receiver, so that the first one still sees a change that this one has seen.
