@@ -18,7 +18,7 @@
 //!   admission takes a bounded part of a core.
 //! * *Cost.* A run passes over the batches once. It sends only what changed ([`rank`], [`outbox`]).
 
-mod attend;
+pub(crate) mod attend;
 mod audit;
 mod batch;
 pub mod change;
@@ -114,6 +114,7 @@ pub struct ClusterCounters {
     pub orders: u64,
     /// Orders that were merged into a later one because the host had not read them.
     pub coalesced_orders: u64,
+    pub refused_hellos: u64,
     pub ended: Ended,
 }
 

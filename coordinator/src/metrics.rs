@@ -23,7 +23,7 @@ const GAUGES: [(&str, &str); 5] = [
     ("laxity_coordinator_pruned_requests", "Requests that are pruned"),
 ];
 
-const COUNTERS: [(&str, &str); 7] = [
+const COUNTERS: [(&str, &str); 8] = [
     ("laxity_coordinator_reports_total", "Reports taken"),
     ("laxity_coordinator_events_total", "Events in them"),
     ("laxity_coordinator_refused_events_total", "Events refused"),
@@ -32,6 +32,7 @@ const COUNTERS: [(&str, &str); 7] = [
         "laxity_coordinator_coalesced_orders_total",
         "Orders merged into a later one because the host had not read",
     ),
+    ("laxity_coordinator_refused_hellos_total", "Hellos refused because their host said too many"),
     ("laxity_coordinator_runs_total", "Runs of Algorithm 1"),
     (
         "laxity_coordinator_late_pruned_requests_total",
@@ -43,11 +44,6 @@ const COUNTERS: [(&str, &str); 7] = [
 const ENDED: (&str, &str) = (
     "laxity_coordinator_requests_ended_total",
     "Requests that ended in order, by whether that was by their deadline; undated ones had none",
-);
-
-const PACED: (&str, &str) = (
-    "laxity_coordinator_paced_hellos_total",
-    "Hellos that waited or were refused because their host said too many",
 );
 
 const RUN_SECONDS: (&str, &str) = (
@@ -101,7 +97,7 @@ fn describe() {
     for (name, meaning) in GAUGES {
         describe_gauge!(name, meaning);
     }
-    for (name, meaning) in COUNTERS.into_iter().chain([ENDED, PACED]) {
+    for (name, meaning) in COUNTERS.into_iter().chain([ENDED]) {
         describe_counter!(name, meaning);
     }
     describe_histogram!(RUN_SECONDS.0, RUN_SECONDS.1);
@@ -115,7 +111,8 @@ pub(crate) fn publish((cluster, admission): (ClusterCounters, AdmissionCounters)
     }
     let counters = [
         cluster.reports, cluster.events, cluster.refused_events, cluster.orders,
-        cluster.coalesced_orders, admission.runs, cluster.ended.late_pruned,
+        cluster.coalesced_orders, cluster.refused_hellos, admission.runs,
+        cluster.ended.late_pruned,
     ];
     for ((name, _), value) in COUNTERS.into_iter().zip(counters) {
         counter!(name).absolute(value);
@@ -133,17 +130,12 @@ pub(crate) fn ran(took: Duration) {
     histogram!(RUN_SECONDS.0).record(took.as_secs_f64());
 }
 
-/// Counts a Hello that waits or is refused.
-pub(crate) fn paced() {
-    counter!(PACED.0).increment(1);
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn all() -> impl Iterator<Item = (&'static str, &'static str)> {
-        GAUGES.into_iter().chain(COUNTERS).chain([ENDED, PACED, RUN_SECONDS])
+        GAUGES.into_iter().chain(COUNTERS).chain([ENDED, RUN_SECONDS])
     }
 
     #[test]
@@ -164,7 +156,6 @@ mod tests {
             describe();
             publish((ClusterCounters::default(), AdmissionCounters::default()));
             ran(Duration::from_millis(1));
-            paced();
         });
         let page = page.render();
         for (name, meaning) in all() {

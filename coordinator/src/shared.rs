@@ -12,7 +12,6 @@ use crate::cluster::Cluster;
 use crate::config::Config;
 use crate::election::Store;
 use crate::lead::Lead;
-use crate::pace::Hellos;
 use crate::tls::ServerTls;
 
 /// Events that a watcher may lag behind before it loses some.
@@ -26,7 +25,6 @@ pub(crate) struct Shared {
     pub(crate) changed: Notify,
     /// Wakes the writer of a stream, by stream number, when something waits to be sent.
     writers: Mutex<HashMap<u64, Arc<Notify>>>,
-    hellos: Mutex<Hellos>,
     pub(crate) watchers: broadcast::Sender<v1::WatchEvent>,
     pub(crate) lead: Arc<Lead>,
     /// Where state outlives this process, if there is an election.
@@ -50,7 +48,6 @@ impl Shared {
             origin: Instant::now(),
             changed: Notify::new(),
             writers: Mutex::new(HashMap::new()),
-            hellos: Mutex::default(),
             watchers: broadcast::channel(WATCH_LAG_MAX).0,
             lead: Arc::new(lead),
             store: store.map(Arc::new),
@@ -70,10 +67,6 @@ impl Shared {
 
     pub(crate) fn writers(&self) -> MutexGuard<'_, HashMap<u64, Arc<Notify>>> {
         self.writers.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub(crate) fn hellos(&self) -> MutexGuard<'_, Hellos> {
-        self.hellos.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn config(&self) -> Arc<Config> {

@@ -1,7 +1,7 @@
 //! Beginning and end of streams, and ports of hosts.
 
-use laxity_policy::Time;
 use laxity_policy::admission::AdmissionEvent;
+use laxity_policy::{Span, Time};
 use laxity_wire::v1::{self, Hello, Welcome, from_coordinator::Message};
 
 use super::Cluster;
@@ -10,6 +10,9 @@ use super::refusal::goodbye;
 
 /// Most addresses of one port.
 const ADDRESSES_MAX: usize = 64;
+/// Hellos of one host per second. Four may come at once, and a refused one does not count.
+const HELLOS_PER_S: u32 = 8;
+pub(crate) const TOO_OFTEN: &str = "this host says Hello too often";
 
 /// Returns what identifies a port. Its addresses may change.
 fn identity(info: &v1::PortInfo) -> (&str, i32) {
@@ -31,6 +34,14 @@ impl Cluster {
             Some(&id) => id,
             None => self.admit(now, hello, tenant)?,
         };
+        if let Some(host) = self.hosts.get_mut(id) {
+            let mut hellos = host.hellos;
+            if hellos.took(now, 1, HELLOS_PER_S) > Span::ZERO {
+                host.counters.refused_hellos += 1;
+                return Err(goodbye(v1::GoodbyeReason::Protocol, TOO_OFTEN));
+            }
+            host.hellos = hellos;
+        }
         let has_same_ports = self.hosts.get(id).is_some_and(|host| {
             let known = host.ports.iter().map(|port| &port.info);
             known.map(identity).eq(hello.ports.iter().map(identity))

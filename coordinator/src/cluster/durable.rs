@@ -70,11 +70,15 @@ impl Cluster {
     /// Returns the state that the next leader needs, after `change`.
     #[must_use]
     pub fn durable(&self, now: Time, change: Option<&Change>) -> Durable {
-        let (next, drain) = match change {
-            Some(Change(Kind::Policy(next))) => (Some(next), None),
-            Some(Change(Kind::Drain(host, note))) => (None, Some((host, note))),
-            None => (None, None),
-        };
+        let saved = |(host, note): (&String, &Note)| (host.clone(), SavedNote::of(now, note));
+        let mut drains: BTreeMap<_, _> = self.hosts.drained.iter().map(saved).collect();
+        let mut next = None;
+        match change.map(|change| &change.0) {
+            Some(Kind::Policy(revision)) => next = Some(revision),
+            Some(Kind::Drain(host, Some(note))) => drains.extend([saved((host, note))]),
+            Some(Kind::Drain(host, None)) => drop(drains.remove(host)),
+            None => {}
+        }
         let current = next.into_iter().chain([self.revisions.current()]);
         let mut revisions: Vec<SavedRevision> = current
             .chain(self.revisions.older())
@@ -86,13 +90,6 @@ impl Cluster {
             })
             .collect();
         revisions.reverse();
-        let saved = |(host, note): (&String, &Note)| (host.clone(), SavedNote::of(now, note));
-        let mut drains: BTreeMap<_, _> = self.hosts.drained.iter().map(saved).collect();
-        match drain {
-            Some((host, Some(note))) => drop(drains.insert(host.clone(), SavedNote::of(now, note))),
-            Some((host, None)) => drop(drains.remove(host)),
-            None => {}
-        }
         Durable { revisions, drained: drains.keys().cloned().collect(), drains }
     }
 
@@ -132,10 +129,7 @@ impl Cluster {
             self.set_drained(now, &host, None);
         }
         for (host, note) in drained {
-            match self.hosts.drained.get_mut(&host) {
-                Some(known) => *known = note,
-                None => drop(self.set_drained(now, &host, Some(note))),
-            }
+            self.set_drained(now, &host, Some(note));
         }
         Ok(())
     }

@@ -283,6 +283,17 @@ fn a_drained_host_is_shown_with_who_took_it_out_and_why_and_whether_it_is_there(
 }
 
 #[test]
+fn a_host_that_says_hello_in_a_loop_is_refused_for_a_while_and_others_are_welcome() {
+    let mut world = World::new();
+    let said = |world: &mut World, host| world.cluster.attend(world.now, &hello(host)).is_ok();
+    let welcome = (0..9).filter(|_| said(&mut world, "a")).count();
+    assert_eq!((welcome, world.counters().refused_hellos), (4, 5));
+    assert!(said(&mut world, "b"));
+    world.now = world.now + Span::from_millis(125);
+    assert!(said(&mut world, "a") && !said(&mut world, "a"), "eight a second");
+}
+
+#[test]
 fn an_explanation_is_in_units_that_people_read() {
     let mut world = World::new();
     let mut a = world.join("a");

@@ -1,14 +1,13 @@
 //! The small state that outlives a leader, and how it is saved.
 //!
 //! * *Chain.* A save names the term and etcd's revision at which the state was written last
-//!   (`mod_revision`). etcd refuses the save if either has changed. So of all saves that build on
-//!   the same state, at most one takes place, however late they arrive and wherever they were sent.
-//! * *Order.* A change is saved first and applied after that. Nobody sees a change that the next
-//!   leader does not know.
+//!   (`mod_revision`). etcd refuses it if either has changed. So of all saves on top of one state at
+//!   most one takes place, however late they arrive.
+//! * *Order.* A change is saved and then applied, so nobody sees one that the next leader loses.
 //! * *Unknown outcome.* etcd may execute a save whose answer does not come. If it did, the next
-//!   save is refused. The leader then takes over what etcd has, and the save is made on top of
-//!   that. [`Store::settle`] does not wait for another change: it saves the state in force again.
-//!   If that succeeds, the save of unknown outcome can no longer take place.
+//!   save is refused, and the leader applies what etcd has before it saves again.
+//!   [`Store::settle`] does this without another change: it saves the state in force once more. If
+//!   that succeeds, the save of unknown outcome can no longer take place.
 
 use tokio::sync::Mutex;
 use tracing::info;
@@ -90,9 +89,8 @@ impl Store {
         heir.inherit(term, state.map(|key| key.value.as_slice()))
     }
 
-    /// Makes a change. `prepare` checks it on top of the state in force. It returns the state after
-    /// the change, and what applies the change once that state is saved. It runs again if the state
-    /// in force has changed meanwhile.
+    /// Makes a change. `prepare` checks it on top of the state in force, and runs again if that has
+    /// changed. It returns the state after the change, and what applies the change.
     pub(crate) async fn change<T, A, E>(
         &self,
         heir: &impl Heir,
@@ -120,8 +118,7 @@ impl Store {
         Ok(())
     }
 
-    /// Saves `state`. Returns false if an earlier save of unknown outcome has taken place. What that
-    /// one saved is in force then.
+    /// Saves `state`. Returns false if an earlier save took place instead, which is in force then.
     async fn save(
         &self,
         chain: &mut Chain,

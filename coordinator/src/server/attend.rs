@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use laxity_policy::Span;
 use laxity_wire::v1::coordination_server::Coordination;
 use laxity_wire::v1::{
     self, FromCoordinator, FromDaemon, Goodbye, GoodbyeReason, Heartbeat, Hello, NackReason,
@@ -18,10 +17,10 @@ use tonic::{Request, Response, Status, Streaming};
 use tracing::{debug, info, warn};
 
 use super::access::{Peer, Served};
+use crate::cluster::attend::TOO_OFTEN;
 use crate::cluster::refusal::goodbye;
 use crate::cluster::{Cluster, HostId, Taken};
 use crate::lead::Lead;
-use crate::metrics;
 use crate::pace::Pace;
 use crate::shared::Shared;
 
@@ -128,9 +127,6 @@ async fn serve(
         let _ = sender.send(Err(status)).await;
         return;
     }
-    if let Err(refused) = pace(&shared, &hello.host).await {
-        return part(&sender, refused).await;
-    }
     // Subscribe before the check, so that no change of leadership is missed.
     let era = shared.lead.era();
     if !shared.lead.holds() {
@@ -141,7 +137,12 @@ async fn serve(
     let (id, stream) = match attended {
         Ok(attended) => attended,
         Err(refused) => {
-            warn!(host = %hello.host, detail = %refused.detail, "a daemon was not let in");
+            // A host that tries without end must not fill the log.
+            if refused.detail == TOO_OFTEN {
+                debug!(host = %hello.host, detail = TOO_OFTEN, "a daemon was not let in");
+            } else {
+                warn!(host = %hello.host, detail = %refused.detail, "a daemon was not let in");
+            }
             return part(&sender, refused).await;
         }
     };
@@ -167,22 +168,6 @@ async fn serve(
         info!(host = %hello.host, detail = %last.detail, "a daemon's stream was ended");
         part(&sender, last).await;
     }
-}
-
-/// Waits if the host has said Hello too often of late.
-///
-/// # Errors
-/// Returns the message to send to the daemon if the wait would be too long.
-async fn pace(shared: &Shared, host: &str) -> Result<(), Goodbye> {
-    let hosts_max = shared.config().limits.hosts_max;
-    let wait = shared.hellos().said(shared.now(), host, hosts_max);
-    if wait != Some(Span::ZERO) {
-        metrics::paced();
-        debug!(host, ?wait, "a host says Hello too often");
-    }
-    let refused = || goodbye(GoodbyeReason::Protocol, "this host says Hello too often");
-    tokio::time::sleep(Duration::from_nanos(wait.ok_or_else(refused)?.0)).await;
-    Ok(())
 }
 
 async fn part(sender: &Sender, last: Goodbye) {
@@ -211,7 +196,7 @@ async fn read(
     inbound: &mut Streaming<FromDaemon>,
     mut era: watch::Receiver<u64>,
 ) -> Option<Goodbye> {
-    let mut pace = Pace::default();
+    let mut pace = Pace::new();
     let mut fenced = false;
     let mut stopping = shared.stopping.clone();
     // A second receiver, so that the first one still sees a change that this one has seen.

@@ -53,7 +53,10 @@ impl Service {
     }
 
     /// Returns a change that `plan` checks on top of what is in force.
-    fn planned(&self, plan: &impl Plan) -> Result<Change, Status> {
+    fn planned(
+        &self,
+        plan: impl Fn(&Cluster, Time) -> Result<Change, Status>,
+    ) -> Result<Change, Status> {
         let planned = plan(&self.shared.cluster(), self.shared.now());
         // This comes second, so that a refusal is the leader's word, too.
         self.must_lead()?;
@@ -64,7 +67,7 @@ impl Service {
     /// of [`Cluster::apply`] and what `read` finds after that.
     async fn change<T>(
         &self,
-        plan: impl Plan,
+        plan: impl Fn(&Cluster, Time) -> Result<Change, Status> + Sync,
         read: impl Fn(&Cluster, Time) -> T + Sync,
     ) -> Result<(u32, T), Status> {
         let apply = |change| {
@@ -83,26 +86,12 @@ impl Service {
     }
 }
 
-/// Checks a change on top of what is in force.
-trait Plan: Fn(&Cluster, Time) -> Result<Change, Status> + Send + Sync {}
-
-impl<F: Fn(&Cluster, Time) -> Result<Change, Status> + Send + Sync> Plan for F {}
-
 impl From<SaveError> for Status {
     fn from(error: SaveError) -> Self {
         Self::unavailable(format!(
-            "it is unknown whether this was saved, and will be in force: {error}; ask the leader \
-             for what is in force before you repeat it"
+            "it is unknown whether this was saved: {error}; ask the leader for what is in force \
+             before you repeat it"
         ))
-    }
-}
-
-impl From<PolicyError> for Status {
-    fn from(error: PolicyError) -> Self {
-        match error {
-            PolicyError::Invalid { .. } => Self::invalid_argument(error.to_string()),
-            PolicyError::Stale { .. } => Self::failed_precondition(error.to_string()),
-        }
     }
 }
 
@@ -172,7 +161,10 @@ impl Operator for Service {
         let author = peer.name();
         let asked = request.get_ref();
         let plan = |cluster: &Cluster, now: Time| {
-            cluster.plan_policy(now, asked, &author).map_err(Status::from)
+            cluster.plan_policy(now, asked, &author).map_err(|error| match error {
+                PolicyError::Invalid { .. } => Status::invalid_argument(error.to_string()),
+                PolicyError::Stale { .. } => Status::failed_precondition(error.to_string()),
+            })
         };
         let read = |cluster: &Cluster, now: Time| cluster.policy_history(now, 0).current;
         if asked.dry_run {

@@ -11,6 +11,8 @@
 //! next one of the next seed. So a run can go on where another one ended. Partitions need root and iproute2. Without Debian's
 //! `etcd-server` the tests are skipped.
 
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use laxity_wire::v1::operator_client::OperatorClient;
@@ -18,10 +20,14 @@ use laxity_wire::v1::{GetPolicyRequest, GoodbyeReason, Policy, SetPolicyRequest}
 use nix::sys::signal::Signal;
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
+use tokio::task::JoinSet;
 
 use crate::group::{ELECTED_MAX, Fence, Fenced, Group, TTL_S, ordered};
 use crate::netns::{Cut, Link};
-use crate::operate::{Operators, delays};
+use crate::operate::Operators;
+use crate::proxy;
+
+const OPERATORS: u64 = 8;
 
 /// Sets the drop budget at coordinator `nth`. Returns whether it was set and saved.
 pub(crate) async fn set_drop_budget(group: &Group, nth: usize, budget: u32) -> bool {
@@ -155,18 +161,21 @@ async fn no_order_of_a_fenced_leader_is_in_force_and_operators_hear_one_story_wh
         text.and_then(|text| text.parse().ok()).unwrap_or(default)
     };
     let (faults, seed) = (number("LAXITY_HA_FAULTS", 8), number("LAXITY_HA_SEED", 1));
-    let Some(mut group) = Group::delayed(3, 3, &delays(seed)) else {
+    let Some(mut group) = Group::delayed(3, 3, &proxy::at_random(seed)) else {
         return;
     };
     let kinds = if group.net.is_some() { 8 } else { 5 };
     println!("LAXITY_HA_FAULTS={faults}, of {kinds} kinds in turn");
-    let operators = Operators::start(&group, seed).await;
+    let (operators, mut operating) = (Operators::new(&group), JoinSet::new());
+    for nth in 0..OPERATORS {
+        operating.spawn(Arc::clone(&operators).operate(OPERATORS * seed + nth));
+    }
     let fence = Fence::default();
     let mut streams = Vec::new();
     for fault in 1..=faults {
         let (leader, stream) = ordered(&group, &fence, fault).await;
         streams.push(stream);
-        operators.turn();
+        operators.host.fetch_add(1, Ordering::Relaxed);
         let seed = seed + fault - 1;
         let mut random = SmallRng::seed_from_u64(seed);
         let wait = Duration::from_millis(random.random_range(0..TTL_S * 1500));
@@ -224,7 +233,10 @@ async fn no_order_of_a_fenced_leader_is_in_force_and_operators_hear_one_story_wh
         streams = vec![stream];
         fence.check();
     }
-    let heard = operators.end().await.unwrap_or_else(|problem| panic!("{problem}"));
+    operators.over.store(true, Ordering::Relaxed);
+    operating.join_all().await;
+    let heard = operators.history.lock().expect("no panic").check();
+    let heard = heard.unwrap_or_else(|problem| panic!("{problem}"));
     println!(
         "{faults} faults: {heard} answers, {} orders in force, {} refused, last term {}",
         fence.accepted(),

@@ -58,31 +58,22 @@ impl Operation {
     }
 }
 
-#[derive(Debug)]
-struct Entry {
-    called: Instant,
-    /// `None`: the outcome is unknown.
-    answered: Option<Instant>,
-    operation: Operation,
-}
+/// When an operation was called, when it was answered if its outcome is known, and what it was.
+type Entry = (Instant, Option<Instant>, Operation);
 
-/// The first state of each object, and the operations on it.
+/// The operations on each object. The first state is (0, 0).
 #[derive(Default)]
-pub(crate) struct History(BTreeMap<String, (State, Vec<Entry>)>);
+pub(crate) struct History(BTreeMap<String, Vec<Entry>>);
 
 impl History {
-    pub(crate) fn begin(&mut self, object: &str, state: State) {
-        self.0.insert(object.to_owned(), (state, Vec::new()));
-    }
-
     pub(crate) fn add(
         &mut self,
         object: &str,
-        (called, answered): (Instant, Option<Instant>),
+        called: Instant,
+        answered: Option<Instant>,
         operation: Operation,
     ) {
-        let (_, entries) = self.0.entry(object.to_owned()).or_default();
-        entries.push(Entry { called, answered, operation });
+        self.0.entry(object.to_owned()).or_default().push((called, answered, operation));
     }
 
     /// Checks every object. Returns the number of operations.
@@ -90,41 +81,41 @@ impl History {
     /// # Errors
     /// Returns the object, and where the longest order of its operations ends.
     pub(crate) fn check(&mut self) -> Result<usize, String> {
-        for (object, (state, entries)) in &mut self.0 {
-            entries.sort_by_key(|it| (it.answered.is_none(), it.answered));
-            search(*state, entries).map_err(|problem| format!("{object} {problem}"))?;
+        for (object, entries) in &mut self.0 {
+            entries.sort_by_key(|&(_, answered, _)| (answered.is_none(), answered));
+            search(entries).map_err(|problem| format!("{object} {problem}"))?;
         }
-        Ok(self.0.values().map(|(_, entries)| entries.len()).sum())
+        Ok(self.0.values().map(Vec::len).sum())
     }
 }
 
 /// Searches for an order of `entries`, which are sorted by their answers.
-fn search(state: State, entries: &[Entry]) -> Result<(), String> {
-    let has = |happened: &[u64], nth: usize| happened[nth / 64] & 1 << (nth % 64) != 0;
-    let start = (vec![0_u64; entries.len().div_ceil(64)], state);
+fn search(entries: &[Entry]) -> Result<(), String> {
+    let start = (vec![0_u64; entries.len().div_ceil(64)], State::default());
     let (mut seen, mut stack) = (HashSet::from([start.clone()]), vec![start]);
     let mut furthest = (0, String::new());
     while let Some((happened, state)) = stack.pop() {
-        let open: Vec<usize> = (0..entries.len()).filter(|&nth| !has(&happened, nth)).collect();
+        let has = |nth: &usize| happened[nth / 64] & 1 << (nth % 64) != 0;
+        let mut open = (0..entries.len()).filter(|nth| !has(nth)).peekable();
         // What happens next was called before the first answer that is still to come.
-        let first = open.first().and_then(|&nth| Some((nth, entries[nth].answered?)));
+        let first = open.peek().and_then(|&nth| Some((nth, entries[nth].1?)));
         let Some((first, limit)) = first else {
             return Ok(());
         };
+        let next: Vec<usize> = open.filter(|&nth| entries[nth].0 <= limit).collect();
         if first >= furthest.0 {
+            let after: Vec<&Entry> = next.iter().map(|&nth| &entries[nth]).collect();
             let before = &entries[first.saturating_sub(8)..first];
-            let after = open.iter().map(|&nth| &entries[nth]).filter(|it| it.called <= limit);
-            let after: Vec<&Entry> = after.collect();
             furthest = (first, format!("{before:#?}, then {state:?}, then none of {after:#?}"));
         }
-        let revision_max = entries[first].operation.revision_max();
-        for &nth in open.iter().rev().filter(|&&nth| entries[nth].called <= limit) {
-            let after = entries[nth].operation.step(state);
+        let revision_max = entries[first].2.revision_max();
+        for nth in next.into_iter().rev() {
+            let after = entries[nth].2.step(state);
             if let Some(after) = after.filter(|at| nth == first || at.0 <= revision_max) {
-                let mut next = happened.clone();
-                next[nth / 64] |= 1 << (nth % 64);
-                if seen.insert((next.clone(), after)) {
-                    stack.push((next, after));
+                let mut node = (happened.clone(), after);
+                node.0[nth / 64] |= 1 << (nth % 64);
+                if seen.insert(node.clone()) {
+                    stack.push(node);
                 }
             }
         }
@@ -136,6 +127,7 @@ fn search(state: State, entries: &[Entry]) -> Result<(), String> {
 mod tests {
     use std::time::Duration;
 
+    use super::Operation::{Drain, NotDrained, Sees, Stale, Undrain};
     use super::*;
 
     /// Checks operations with the times of their calls and answers. 0: no answer.
@@ -144,38 +136,38 @@ mod tests {
         let at = |ms| begun + Duration::from_millis(ms);
         let mut history = History::default();
         for &(called, answered, operation) in said {
-            history.add("it", (at(called), (answered > 0).then(|| at(answered))), operation);
+            history.add("it", at(called), (answered > 0).then(|| at(answered)), operation);
         }
         history.check()
     }
 
     fn set(value: u64, revision: u64) -> Operation {
-        let revision = (revision > 0).then_some(revision);
-        Operation::Set { value, expected: 0, revision }
+        Operation::Set { value, expected: 0, revision: (revision > 0).then_some(revision) }
     }
 
     #[test]
-    fn only_what_fits_in_an_order_is_linearizable() {
-        use Operation::{Drain, NotDrained, Sees, Stale, Undrain};
-        let concurrent =
-            [(0, 9, set(1, 2)), (1, 8, set(2, 1)), (2, 3, Sees((1, 2))), (4, 7, Sees((2, 1)))];
-        assert_eq!(check(&concurrent), Ok(4));
-        let unknown =
-            [(0, 0, set(1, 0)), (1, 0, set(9, 0)), (2, 3, Sees((0, 0))), (4, 5, Sees((1, 1)))];
-        assert_eq!(check(&unknown), Ok(4), "one is late, the other never happens");
-        let drains = [(0, 1, NotDrained), (1, 0, Drain(3)), (2, 3, Undrain), (4, 5, NotDrained)];
-        assert_eq!(check(&drains), Ok(4));
+    fn what_fits_in_an_order_is_linearizable() {
+        let (one, two) = (Sees((2, 1)), Sees((1, 2)));
+        for said in [
+            [(0, 9, set(1, 2)), (1, 8, set(2, 1)), (2, 3, two), (4, 7, one)],
+            // One of unknown outcome happens late, the other one never.
+            [(0, 0, set(1, 0)), (1, 0, set(9, 0)), (2, 3, set(2, 1)), (4, 5, one)],
+            [(0, 1, NotDrained), (1, 0, Drain(3)), (2, 3, Undrain), (4, 5, NotDrained)],
+        ] {
+            assert_eq!(check(&said), Ok(4));
+        }
+    }
 
-        let undone =
-            [(0, 0, set(1, 0)), (1, 2, set(2, 1)), (3, 4, Sees((1, 2))), (5, 6, Sees((1, 1)))];
+    #[test]
+    fn what_contradicts_every_order_is_not_linearizable() {
+        let (one, two) = (Sees((1, 1)), Sees((1, 2)));
+        let undone = [(0, 0, set(1, 0)), (1, 2, set(2, 1)), (3, 4, two), (5, 6, one)];
         let problem = check(&undone).expect_err("a save that undoes a later one");
         assert!(problem.contains("not linearizable") && problem.contains("Sees"), "{problem}");
-        let vanished = [(0, 0, set(1, 0)), (1, 2, Sees((1, 1))), (3, 4, Sees((0, 0)))];
+        let vanished = [(0, 0, set(1, 0)), (1, 2, one), (3, 4, Sees((0, 0)))];
         assert!(check(&vanished).is_err(), "it was in force before it was saved");
-        let early = [(0, 1, Sees((1, 1))), (2, 3, set(1, 1))];
-        assert!(check(&early).is_err(), "it is seen before it is called");
-        let fresh = [(0, 1, set(1, 1)), (2, 3, Stale(1))];
-        assert!(check(&fresh).is_err(), "the revision is the one that was expected");
+        assert!(check(&[(0, 1, one), (2, 3, set(1, 1))]).is_err(), "it is seen before its call");
+        assert!(check(&[(0, 1, set(1, 1)), (2, 3, Stale(1))]).is_err(), "it is not stale");
         assert!(check(&[(0, 1, Undrain)]).is_err(), "it was never drained");
     }
 }

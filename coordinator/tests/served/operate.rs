@@ -1,99 +1,56 @@
-//! Operators that ask and command several coordinators at once. What they hear goes into a history.
+//! Operators that ask and command several coordinators at once. What they hear is a history.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use laxity_coordinator::cluster::ClusterPolicy;
 use laxity_wire::v1::operator_client::OperatorClient;
 use laxity_wire::v1::{DrainRequest, GetPolicyRequest, ListHostsRequest, Policy, SetPolicyRequest};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
-use tokio::task::JoinSet;
 use tonic::transport::Channel;
 use tonic::{Code, Response, Status};
 
 use crate::group::{Group, connect};
-use crate::history::{History, Operation, State};
-use crate::proxy::Delays;
+use crate::history::{History, Operation};
 
-const OPERATORS: u64 = 4;
 const POLICY: &str = "the policy";
 
-/// Makes every second save late, or its answer.
-pub(crate) fn delays(seed: u64) -> Delays {
-    let mut random = SmallRng::seed_from_u64(seed);
-    Arc::new(Mutex::new(move || {
-        let late = Duration::from_millis(random.random_range(0..1500));
-        match random.random_range(0..4) {
-            0 => [late, Duration::ZERO],
-            1 => [Duration::ZERO, late],
-            _ => [Duration::ZERO; 2],
-        }
-    }))
-}
-
-/// Operators at work.
+/// What operators share.
 pub(crate) struct Operators {
-    scene: Arc<Scene>,
-    running: JoinSet<()>,
-}
-
-#[derive(Default)]
-struct Scene {
     addresses: Vec<String>,
-    history: Mutex<History>,
-    /// The number of the host that is drained and taken back.
-    host: AtomicU64,
+    pub(crate) history: Mutex<History>,
+    /// The number of the host that is drained and taken back. It changes, so that histories of hosts
+    /// are short.
+    pub(crate) host: AtomicU64,
     /// The last value that was written. Each is written once.
     value: AtomicU64,
-    over: AtomicBool,
+    pub(crate) over: AtomicBool,
 }
 
 impl Operators {
-    pub(crate) async fn start(group: &Group, seed: u64) -> Self {
-        let (leader, _) = group.leader().await;
-        let mut operator = OperatorClient::new(group.channel(leader).await.expect("it runs"));
-        let addresses = group.members.iter().map(|member| member.address.clone()).collect();
-        let scene = Arc::new(Scene { addresses, ..Scene::default() });
-        let state = policy(&mut operator).await.expect("it leads");
-        scene.history.lock().expect("no panic").begin(POLICY, state);
-        scene.value.store(state.1, Ordering::Relaxed);
-        let mut running = JoinSet::new();
-        for nth in 1..=OPERATORS {
-            let random = SmallRng::seed_from_u64(seed ^ nth << 32);
-            running.spawn(Arc::clone(&scene).operate(random));
-        }
-        Self { scene, running }
+    pub(crate) fn new(group: &Group) -> Arc<Self> {
+        let value = ClusterPolicy::default().drop_budget as u64;
+        let operators = Self {
+            addresses: group.members.iter().map(|member| member.address.clone()).collect(),
+            history: Mutex::default(),
+            host: AtomicU64::new(0),
+            value: AtomicU64::new(value),
+            over: AtomicBool::new(false),
+        };
+        let configured = Operation::Set { value, expected: 0, revision: Some(1) };
+        operators.add(POLICY, Instant::now(), true, configured);
+        Arc::new(operators)
     }
 
-    /// Lets the operators drain another host, so that each has a short history.
-    pub(crate) fn turn(&self) {
-        self.scene.host.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// Checks what the operators heard. Returns the number of operations.
-    pub(crate) async fn end(self) -> Result<usize, String> {
-        self.scene.over.store(true, Ordering::Relaxed);
-        self.running.join_all().await;
-        self.scene.history.lock().expect("no panic").check()
-    }
-}
-
-/// Returns revision and drop budget if the coordinator leads.
-async fn policy(operator: &mut OperatorClient<Channel>) -> Option<State> {
-    let told = operator.get_policy(GetPolicyRequest { history: 0 }).await.ok()?.into_inner();
-    let current = told.current.filter(|_| told.leading == Some(true))?;
-    Some((current.revision, u64::from(current.policy?.drop_budget?)))
-}
-
-impl Scene {
     fn add(&self, object: &str, called: Instant, is_known: bool, operation: Operation) {
-        let times = (called, is_known.then(Instant::now));
-        self.history.lock().expect("no panic").add(object, times, operation);
+        let answered = is_known.then(Instant::now);
+        self.history.lock().expect("no panic").add(object, called, answered, operation);
     }
 
-    /// Adds a command: `made` by its answer, if there is one, or `refused`. Returns `None` if the
-    /// coordinator does not lead.
+    /// Adds a command that was `made`, with the answer if there is one, or `refused`. Returns `None`
+    /// if the coordinator does not lead.
     fn command<T>(
         &self,
         (object, called): (&str, Instant),
@@ -112,70 +69,72 @@ impl Scene {
         Some(())
     }
 
-    async fn set(&self, mut operator: OperatorClient<Channel>, expected: u64) -> Option<()> {
-        let value = 1 + self.value.fetch_add(1, Ordering::Relaxed);
-        let called = Instant::now();
-        let asked = SetPolicyRequest {
-            change: Some(Policy { drop_budget: Some(value as u32), ..Policy::default() }),
-            expected_revision: expected,
-            ..SetPolicyRequest::default()
-        };
-        let answer = operator.set_policy(asked).await.map(|set| set.map(|it| it.current));
-        let made = |current: Option<Option<_>>| {
-            let revision = current.flatten().map(|it: laxity_wire::v1::PolicyRevision| it.revision);
-            Operation::Set { value, expected, revision }
-        };
-        self.command((POLICY, called), answer, made, Operation::Stale(expected))
-    }
-
-    async fn drain(
+    /// Does something at random. `revision` is the last one that this operator saw. Returns `None`
+    /// if the coordinator does not lead.
+    async fn act(
         &self,
+        random: &mut SmallRng,
         mut operator: OperatorClient<Channel>,
-        host: String,
-        drain: bool,
+        revision: &mut u64,
     ) -> Option<()> {
+        let host = format!("host{}", self.host.load(Ordering::Relaxed));
         let value = 1 + self.value.fetch_add(1, Ordering::Relaxed);
-        let called = Instant::now();
-        let asked = DrainRequest { host: host.clone(), drain, comment: value.to_string() };
-        let answer = operator.drain(asked).await;
-        let made = if drain { Operation::Drain(value) } else { Operation::Undrain };
-        self.command((&host, called), answer, |_| made, Operation::NotDrained)
+        let (what, called) = (random.random_range(0..8), Instant::now());
+        match what {
+            0 | 1 => {
+                let expected = what * *revision;
+                let asked = SetPolicyRequest {
+                    change: Some(Policy { drop_budget: Some(value as u32), ..Policy::default() }),
+                    expected_revision: expected,
+                    ..SetPolicyRequest::default()
+                };
+                let answer = operator.set_policy(asked).await.map(|it| it.map(|it| it.current));
+                let set = |current: Option<Option<_>>| {
+                    let current: Option<laxity_wire::v1::PolicyRevision> = current.flatten();
+                    Operation::Set { value, expected, revision: current.map(|it| it.revision) }
+                };
+                self.command((POLICY, called), answer, set, Operation::Stale(expected))
+            }
+            2 | 3 => {
+                let (drain, comment) = (what == 2, value.to_string());
+                let made = if drain { Operation::Drain(value) } else { Operation::Undrain };
+                let asked = DrainRequest { host: host.clone(), drain, comment };
+                let answer = operator.drain(asked).await;
+                self.command((&host, called), answer, |_| made, Operation::NotDrained)
+            }
+            4 | 5 => {
+                let told = operator.list_hosts(ListHostsRequest {}).await.ok()?.into_inner();
+                let found = told.hosts.into_iter().find(|it| it.host == host);
+                let note = found.and_then(|it| it.drain);
+                let drain = note.map_or(0, |note| note.comment.parse().expect("a value"));
+                told.leading.then(|| self.add(&host, called, true, Operation::Sees((0, drain))))
+            }
+            _ => {
+                let told = operator.get_policy(GetPolicyRequest { history: 0 }).await.ok()?;
+                let told = told.into_inner();
+                let current = told.current.filter(|_| told.leading == Some(true))?;
+                *revision = current.revision;
+                let seen = (current.revision, u64::from(current.policy?.drop_budget?));
+                self.add(POLICY, called, true, Operation::Sees(seen));
+                Some(())
+            }
+        }
     }
 
-    async fn list(&self, mut operator: OperatorClient<Channel>, host: String) -> Option<()> {
-        let called = Instant::now();
-        let told = operator.list_hosts(ListHostsRequest {}).await.ok()?.into_inner();
-        let note = told.hosts.into_iter().find(|it| it.host == host).and_then(|it| it.drain);
-        let value = note.map_or(0, |note| note.comment.parse().expect("a value"));
-        told.leading.then(|| self.add(&host, called, true, Operation::Sees((0, value))))
-    }
-
-    /// Asks and commands until the scene is over, and stays with a coordinator while that leads.
-    async fn operate(self: Arc<Self>, mut random: SmallRng) {
-        let (mut nth, mut revision) = (0, 0);
+    /// Acts until `over`. It stays with a coordinator while that one leads.
+    pub(crate) async fn operate(self: Arc<Self>, seed: u64) {
+        let (mut random, mut nth, mut revision) = (SmallRng::seed_from_u64(seed), 0, 0);
         while !self.over.load(Ordering::Relaxed) {
-            let host = format!("host{}", self.host.load(Ordering::Relaxed));
-            let done = async {
-                let mut operator = OperatorClient::new(connect(&self.addresses[nth]).await?);
-                match random.random_range(0..8) {
-                    0 => self.set(operator, 0).await,
-                    1 => self.set(operator, revision).await,
-                    2 => self.drain(operator, host, true).await,
-                    3 => self.drain(operator, host, false).await,
-                    4 | 5 => self.list(operator, host).await,
-                    _ => {
-                        let called = Instant::now();
-                        let state = policy(&mut operator).await?;
-                        self.add(POLICY, called, true, Operation::Sees(state));
-                        revision = state.0;
-                        Some(())
-                    }
+            let done = match connect(&self.addresses[nth]).await {
+                Some(channel) => {
+                    self.act(&mut random, OperatorClient::new(channel), &mut revision).await
                 }
+                None => None,
             };
-            if done.await.is_none() {
+            if done.is_none() {
                 nth = random.random_range(0..self.addresses.len());
             }
-            tokio::time::sleep(Duration::from_millis(random.random_range(0..60))).await;
+            tokio::time::sleep(Duration::from_millis(random.random_range(0..30))).await;
         }
     }
 }

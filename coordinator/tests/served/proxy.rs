@@ -9,6 +9,8 @@ use std::time::Duration;
 
 use http_body_util::{BodyExt, Full};
 use hyper::{Request, Response};
+use rand::rngs::SmallRng;
+use rand::{RngExt, SeedableRng};
 use tokio::time::sleep;
 use tonic::Status;
 use tonic::body::Body;
@@ -19,6 +21,19 @@ use tonic::transport::{Channel, Endpoint, Server};
 
 /// Returns the delays of the next save: before etcd gets it, and before its answer goes back.
 pub(crate) type Delays = Arc<Mutex<dyn FnMut() -> [Duration; 2] + Send>>;
+
+/// Makes every second save late, or its answer, by up to 1.5 s.
+pub(crate) fn at_random(seed: u64) -> Delays {
+    let mut random = SmallRng::seed_from_u64(seed);
+    Arc::new(Mutex::new(move || {
+        let late = Duration::from_millis(random.random_range(0..1500));
+        let mut delays = [Duration::ZERO; 2];
+        if let Some(delay) = delays.get_mut(random.random_range(0..4_usize)) {
+            *delay = late;
+        }
+        delays
+    }))
+}
 
 /// Serves etcd's leases, or its keys.
 #[derive(Clone)]
@@ -61,9 +76,8 @@ impl<const LEASE: bool> Service<Request<Body>> for Proxy<LEASE> {
 
 /// Serves in front of the etcd at `etcd`. Returns the address.
 pub(crate) fn start(host: &str, etcd: &str, delays: &Delays) -> String {
-    let incoming =
-        TcpIncoming::bind((host.parse::<std::net::IpAddr>().expect("an address"), 0).into())
-            .expect("a port");
+    let address = format!("{host}:0").parse().expect("an address");
+    let incoming = TcpIncoming::bind(address).expect("a free port");
     let address = incoming.local_addr().expect("bound").to_string();
     let etcd = Endpoint::from_shared(format!("http://{etcd}")).expect("a URL").connect_lazy();
     let server = Server::builder()

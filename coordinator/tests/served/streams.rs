@@ -308,17 +308,3 @@ async fn a_name_that_is_none_is_refused_whatever_its_length() {
         assert!(last.detail.contains("a host name has"), "{}", last.detail);
     }
 }
-
-#[tokio::test]
-async fn a_host_that_says_hello_in_a_loop_is_told_to_wait_and_others_are_welcome() {
-    let served = Served::start(Config::default()).await;
-    let mut streams = Vec::new();
-    for _ in 0..30 {
-        streams.push(served.daemon("a").await);
-    }
-    let refused = streams.last_mut().expect("one").goodbye().await;
-    assert!(refused.detail.contains("too often") && refused.retry_after_ns > 0, "{refused:?}");
-    served.settled("b", vec![arrived(1, 900)]).await;
-    tokio::time::sleep(Duration::from_nanos(refused.retry_after_ns)).await;
-    served.settled("a", vec![arrived(2, 900)]).await;
-}
