@@ -18,9 +18,10 @@
 //!   admission takes a bounded part of a core.
 //! * *Cost.* A run passes over the batches once. It sends only what changed ([`rank`], [`outbox`]).
 
-mod attend;
+pub(crate) mod attend;
 mod audit;
 mod batch;
+pub mod change;
 pub mod durable;
 mod ended;
 mod events;
@@ -113,6 +114,7 @@ pub struct ClusterCounters {
     pub orders: u64,
     /// Orders that were merged into a later one because the host had not read them.
     pub coalesced_orders: u64,
+    pub refused_hellos: u64,
     pub ended: Ended,
 }
 
@@ -196,29 +198,6 @@ impl Cluster {
         self.settings.order_age_max = order_age_max;
     }
 
-    /// Changes the policy.
-    ///
-    /// # Errors
-    /// Returns [`PolicyError`] and changes nothing.
-    pub fn set_policy(
-        &mut self,
-        now: Time,
-        change: &v1::SetPolicyRequest,
-        author: &str,
-    ) -> Result<v1::PolicyRevision, PolicyError> {
-        let nothing = v1::Policy::default();
-        let wanted = change.change.as_ref().unwrap_or(&nothing);
-        let policy = self.revisions.check(wanted, change.expected_revision)?;
-        if !change.dry_run {
-            let config = admission_config(&policy, &self.settings.limits);
-            self.workload.admission.set_config(now, config).map_err(|invalid| {
-                PolicyError::Invalid { field: invalid.field, problem: invalid.problem }
-            })?;
-            self.revisions.set(policy, author, &change.comment, now);
-        }
-        Ok(self.revisions.current().to_wire(now))
-    }
-
     /// Returns the policy and its history, for operators.
     #[must_use]
     pub fn policy_history(&self, now: Time, most: u32) -> v1::GetPolicyResponse {
@@ -226,6 +205,7 @@ impl Cluster {
         v1::GetPolicyResponse {
             current: Some(self.revisions.current().to_wire(now)),
             history: older.map(|revision| revision.to_wire(now)).collect(),
+            leading: Some(true), // Without an election; the server knows better.
         }
     }
 

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! PREFIX/leader   the leader's address, under its lease; its create revision is the term
-//! PREFIX/state    policy and drains; written only while the leader's key is still of that term
+//! PREFIX/state    policy and drains (`store.rs`)
 //! ```
 //!
 //! * *Terms.* The coordinator that creates the leader's key, in a transaction, leads. etcd's
@@ -21,6 +21,7 @@
 
 pub(crate) mod config;
 mod etcd;
+mod store;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,8 +30,9 @@ use tokio::sync::watch;
 use tracing::{info, warn};
 
 use self::config::EtcdConfig;
-use self::etcd::pb;
-pub(crate) use self::etcd::{Etcd, EtcdError};
+pub(crate) use self::etcd::EtcdError;
+use self::etcd::{created_at, key_of, pb, put, read};
+pub(crate) use self::store::{Heir, SaveError, Store};
 use crate::lead::{Lead, boottime};
 
 /// Longest TTL that is accepted from etcd. [`EtcdConfig::check`] allows a minute.
@@ -44,104 +46,10 @@ fn hold(ttl_s: i64) -> Duration {
     Duration::from_secs(ttl_s) * 7 / 8
 }
 
-/// The action that takes place when this process becomes the leader.
-pub(crate) trait Heir: Send + Sync + 'static {
-    /// Prepares to lead with `term` and the saved state of the leaders before. It runs before
-    /// `Lead::begin`. Returns false if the process cannot lead.
-    fn inherit(&self, term: u64, state: Option<&[u8]>) -> bool;
-}
-
-/// The state in etcd, and the term of this leadership.
-#[derive(Debug)]
-pub(crate) struct Store {
-    etcd: Etcd,
-    prefix: String,
-    /// The term of this leadership. The lock serialises writes.
-    term: tokio::sync::Mutex<u64>,
-}
-
-/// An error by which the state was not saved.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum SaveError {
-    /// Another coordinator leads.
-    #[error("another coordinator leads now; ask that one")]
-    Fenced,
-    /// etcd did not answer.
-    #[error("{0}")]
-    Etcd(#[from] EtcdError),
-}
-
-impl Store {
-    pub(crate) fn new(config: &EtcdConfig) -> Result<Self, EtcdError> {
-        Ok(Self {
-            etcd: Etcd::new(config, config.patience())?,
-            prefix: config.prefix.clone(),
-            term: tokio::sync::Mutex::new(0),
-        })
-    }
-
-    fn leader_key(&self) -> String {
-        format!("{}/leader", self.prefix)
-    }
-
-    fn state_key(&self) -> String {
-        format!("{}/state", self.prefix)
-    }
-
-    /// Saves the result of `state`, which runs under the lock, so that the newest state is saved
-    /// last.
-    pub(crate) async fn save(&self, state: impl FnOnce() -> Vec<u8>) -> Result<(), SaveError> {
-        let term = self.term.lock().await;
-        let asked = pb::TxnRequest {
-            compare: vec![created_at(self.leader_key(), *term as i64)],
-            success: vec![put(self.state_key(), state(), 0)],
-            failure: Vec::new(),
-        };
-        let answer = self.etcd.txn(asked).await?;
-        drop(term);
-        if answer.succeeded { Ok(()) } else { Err(SaveError::Fenced) }
-    }
-}
-
-fn created_at(key: String, revision: i64) -> pb::Compare {
-    pb::Compare {
-        result: pb::compare::CompareResult::Equal as i32,
-        target: pb::compare::CompareTarget::Create as i32,
-        key: key.into(),
-        target_union: Some(pb::compare::TargetUnion::CreateRevision(revision)),
-    }
-}
-
-fn put(key: String, value: Vec<u8>, lease: i64) -> pb::RequestOp {
-    pb::RequestOp {
-        request: Some(pb::request_op::Request::RequestPut(pb::PutRequest {
-            key: key.into(),
-            value,
-            lease,
-        })),
-    }
-}
-
-fn read(key: String) -> pb::RequestOp {
-    pb::RequestOp {
-        request: Some(pb::request_op::Request::RequestRange(pb::RangeRequest {
-            key: key.into(),
-            ..pb::RangeRequest::default()
-        })),
-    }
-}
-
-fn value_of(answer: Option<&pb::ResponseOp>) -> Option<&[u8]> {
-    match answer?.response.as_ref()? {
-        pb::response_op::Response::ResponseRange(range) => Some(&range.kvs.first()?.value),
-        pb::response_op::Response::ResponsePut(_) => None,
-    }
-}
-
 struct Won {
     lease: i64,
     term: u64,
-    state: Option<Vec<u8>>,
+    state: Option<pb::KeyValue>,
     until: Duration,
 }
 
@@ -159,11 +67,10 @@ pub(crate) async fn keep(
         match campaign(&config, &store, &lead).await {
             Ok(Some(won)) => {
                 troubled = false;
-                *store.term.lock().await = won.term;
-                if heir.inherit(won.term, won.state.as_deref()) {
+                if store.inherit(&heir, won.term, won.state.as_ref()).await {
                     lead.begin(won.until);
                     info!(term = won.term, "this coordinator leads");
-                    let why = reign(&config, &store, &lead, &won, &mut stopping).await;
+                    let why = reign(&config, &store, &heir, &lead, &won, &mut stopping).await;
                     lead.follow("");
                     warn!(term = won.term, why, "this coordinator leads no more");
                 }
@@ -214,8 +121,8 @@ async fn campaign(
         }
     };
     if !answer.succeeded {
-        let leader = value_of(answer.responses.first()).unwrap_or_default();
-        lead.follow(&String::from_utf8_lossy(leader));
+        let leader = key_of(&answer, 0).map(|key| key.value.as_slice());
+        lead.follow(&String::from_utf8_lossy(leader.unwrap_or_default()));
         let _ = store.etcd.revoke(lease).await;
         return Ok(None);
     }
@@ -223,7 +130,7 @@ async fn campaign(
     Ok(Some(Won {
         lease,
         term: revision.unsigned_abs(),
-        state: value_of(answer.responses.get(1)).map(<[u8]>::to_vec),
+        state: key_of(&answer, 1).cloned(),
         until: asked_at + hold(ttl_s),
     }))
 }
@@ -232,6 +139,7 @@ async fn campaign(
 async fn reign(
     config: &EtcdConfig,
     store: &Store,
+    heir: &impl Heir,
     lead: &Lead,
     won: &Won,
     stopping: &mut watch::Receiver<bool>,
@@ -259,6 +167,11 @@ async fn reign(
             Ok(Ok(Some(ttl_s))) => {
                 until = asked_at + hold(ttl_s);
                 lead.extend(until);
+                // etcd answers again, so this may succeed now.
+                let settled = tokio::time::timeout(config.patience(), store.settle(heir));
+                if !matches!(settled.await, Ok(Ok(()))) {
+                    warn!("it is still unknown whether a change was saved; trying again");
+                }
             }
             Ok(Ok(None)) => return "its lease is over, or another leads",
             Ok(Err(error)) => warn!(%error, "the lease was not renewed; trying again"),
@@ -279,6 +192,6 @@ mod tests {
         assert!(hold(config.ttl_s()) < ttl);
         assert_eq!(hold(-5), Duration::ZERO);
         assert!(hold(i64::MAX) < Duration::from_secs(2 * TTL_MAX_S));
-        assert!(ttl / 4 + 2 * config.patience() < hold(config.ttl_s()));
+        assert!(ttl / 4 + 3 * config.patience() < hold(config.ttl_s()));
     }
 }

@@ -23,7 +23,7 @@ const GAUGES: [(&str, &str); 5] = [
     ("laxity_coordinator_pruned_requests", "Requests that are pruned"),
 ];
 
-const COUNTERS: [(&str, &str); 7] = [
+const COUNTERS: [(&str, &str); 8] = [
     ("laxity_coordinator_reports_total", "Reports taken"),
     ("laxity_coordinator_events_total", "Events in them"),
     ("laxity_coordinator_refused_events_total", "Events refused"),
@@ -32,6 +32,7 @@ const COUNTERS: [(&str, &str); 7] = [
         "laxity_coordinator_coalesced_orders_total",
         "Orders merged into a later one because the host had not read",
     ),
+    ("laxity_coordinator_refused_hellos_total", "Hellos refused because their host said too many"),
     ("laxity_coordinator_runs_total", "Runs of Algorithm 1"),
     (
         "laxity_coordinator_late_pruned_requests_total",
@@ -110,7 +111,8 @@ pub(crate) fn publish((cluster, admission): (ClusterCounters, AdmissionCounters)
     }
     let counters = [
         cluster.reports, cluster.events, cluster.refused_events, cluster.orders,
-        cluster.coalesced_orders, admission.runs, cluster.ended.late_pruned,
+        cluster.coalesced_orders, cluster.refused_hellos, admission.runs,
+        cluster.ended.late_pruned,
     ];
     for ((name, _), value) in COUNTERS.into_iter().zip(counters) {
         counter!(name).absolute(value);

@@ -1,5 +1,5 @@
-//! The rate at which a stream is read: a token bucket without a clock. Flow control makes a faster
-//! sender wait, and the streams of others are not affected.
+//! The rate at which a stream is read, and at which a host begins streams: a token bucket without a
+//! clock. Flow control makes a faster sender wait, and the streams of others are not affected.
 
 use laxity_policy::{Span, Time};
 

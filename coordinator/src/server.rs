@@ -12,6 +12,7 @@ pub(crate) mod access;
 mod attend;
 mod listen;
 mod operator;
+mod successor;
 
 use std::io;
 use std::net::SocketAddr;
@@ -27,12 +28,12 @@ use thiserror::Error;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tonic::transport::Server;
-use tracing::{error, info, warn};
+use tracing::{info, warn};
 
+use self::successor::Successor;
 use crate::cluster::Cluster;
-use crate::cluster::durable::Durable;
 use crate::config::Config;
-use crate::election::{self, EtcdError, Heir, Store};
+use crate::election::{self, EtcdError, Store};
 use crate::lead::Lead;
 use crate::metrics::{self, Exporter};
 use crate::nonsense::Nonsense;
@@ -284,49 +285,6 @@ fn warn_of_open_addresses(config: &Config) {
     {
         warn!(%address, "the page is served to other hosts WITHOUT TLS or passwords \
             (web.insecure = true)");
-    }
-}
-
-/// Starts to lead: with an empty cluster, the new term, and the saved state of the leader before.
-struct Successor(Arc<Shared>);
-
-impl Heir for Successor {
-    fn inherit(&self, term: u64, state: Option<&[u8]>) -> bool {
-        let shared = &self.0;
-        let config = shared.config();
-        let now = shared.now();
-        let made =
-            config.cluster_policy().map_err(|nonsense| nonsense.to_string()).and_then(|policy| {
-                Cluster::new(now, config.settings(), policy, term)
-                    .map_err(|invalid| format!("{invalid:?}"))
-            });
-        let mut next = match made {
-            Ok(next) => next,
-            // The same configuration was valid when this process started.
-            Err(problem) => {
-                error!(problem, "cannot begin to lead");
-                return false;
-            }
-        };
-        let saved = state.map(serde_json::from_slice::<Durable>);
-        let restored = match saved {
-            None => Ok(()),
-            Some(Ok(saved)) => next.restore(now, saved),
-            Some(Err(problem)) => Err(problem.to_string()),
-        };
-        if let Err(problem) = restored {
-            error!(
-                problem,
-                "what the leader before saved makes no sense; policy and drains are those of the \
-                 configuration"
-            );
-        }
-        let mut cluster = shared.cluster();
-        next.succeed(&cluster);
-        *cluster = next;
-        drop(cluster);
-        shared.stir();
-        true
     }
 }
 

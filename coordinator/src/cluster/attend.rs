@@ -1,4 +1,4 @@
-//! Beginning and end of streams, ports of hosts, and drains.
+//! Beginning and end of streams, and ports of hosts.
 
 use laxity_policy::admission::AdmissionEvent;
 use laxity_policy::{Span, Time};
@@ -6,11 +6,13 @@ use laxity_wire::v1::{self, Hello, Welcome, from_coordinator::Message};
 
 use super::Cluster;
 use super::host::{CAPABILITIES, Host, HostId, Tenant};
-use super::note::Note;
 use super::refusal::goodbye;
 
 /// Maximum number of addresses of one port.
 const ADDRESSES_MAX: usize = 64;
+/// Hellos of one host per second. Four may come at once, and a refused one does not count.
+const HELLOS_PER_S: u32 = 8;
+pub(crate) const TOO_OFTEN: &str = "this host says Hello too often";
 
 /// Returns what identifies a port. Its addresses may change.
 fn identity(info: &v1::PortInfo) -> (&str, i32) {
@@ -32,6 +34,14 @@ impl Cluster {
             Some(&id) => id,
             None => self.admit(now, hello, tenant)?,
         };
+        if let Some(host) = self.hosts.get_mut(id) {
+            let mut hellos = host.hellos;
+            if hellos.took(now, 1, HELLOS_PER_S) > Span::ZERO {
+                host.counters.refused_hellos += 1;
+                return Err(goodbye(v1::GoodbyeReason::Protocol, TOO_OFTEN));
+            }
+            host.hellos = hellos;
+        }
         let has_same_ports = self.hosts.get(id).is_some_and(|host| {
             let known = host.ports.iter().map(|port| &port.info);
             known.map(identity).eq(hello.ports.iter().map(identity))
@@ -150,51 +160,6 @@ impl Cluster {
     pub fn detach(&mut self, now: Time, id: HostId, stream: u64) {
         let until = now + self.settings.host_grace;
         self.hosts.lose(id, stream, until);
-    }
-
-    /// Takes a host out of the cluster order or back in, as `author` commands. Returns how many
-    /// batches the host took part in.
-    ///
-    /// # Errors
-    /// Returns a text for the operator if the name is invalid, if the host is not drained, or if
-    /// too many hosts are drained.
-    pub fn drain(
-        &mut self,
-        now: Time,
-        asked: &v1::DrainRequest,
-        author: &str,
-    ) -> Result<u32, String> {
-        let (name, drain) = (asked.host.as_str(), asked.drain);
-        Self::check_name(name)?;
-        let drained = &mut self.hosts.drained;
-        if drain {
-            let most = self.settings.limits.hosts_max;
-            if drained.len() >= most && !drained.contains_key(name) {
-                return Err("there are too many drained hosts; take some back in".into());
-            }
-            let note = Note::new(author, &asked.comment, now, Span::ZERO);
-            drained.insert(name.to_owned(), note);
-        } else if drained.remove(name).is_none() {
-            return Err(format!("{name} is not drained"));
-        }
-        let Some(&id) = self.hosts.names.get(name) else {
-            return Ok(0);
-        };
-        let batches = self.hosts.get(id).map_or(0, |host| host.batches.len());
-        if drain {
-            self.forget_reports(now, id);
-        }
-        if let Some(host) = self.hosts.get_mut(id) {
-            host.drained = drain;
-            host.outbox.write(Message::Standing(v1::Standing { drained: drain }));
-            if !drain {
-                host.complete = false;
-                host.in_snapshot = false;
-                host.outbox.write(Message::SnapshotWanted(v1::SnapshotWanted {}));
-            }
-            self.hosts.list(id);
-        }
-        Ok(batches as u32)
     }
 
     pub fn host_changed(&self, name: &str) -> v1::HostChanged {

@@ -8,6 +8,7 @@ use laxity_policy::{Span, Time};
 use laxity_wire::v1;
 use serde::{Deserialize, Serialize};
 
+use super::change::{Change, Kind};
 use super::note::Note;
 use super::policy::{ClusterPolicy, Revision, Revisions};
 use super::{Cluster, admission_config};
@@ -66,12 +67,22 @@ impl SavedNote {
 }
 
 impl Cluster {
-    /// Returns the state that the next leader needs.
+    /// Returns the state that the next leader needs, after `change`.
     #[must_use]
-    pub fn durable(&self, now: Time) -> Durable {
-        let revisions = self.revisions.older().take(REVISIONS_MAX - 1);
-        let mut revisions: Vec<SavedRevision> = core::iter::once(self.revisions.current())
-            .chain(revisions)
+    pub fn durable(&self, now: Time, change: Option<&Change>) -> Durable {
+        let saved = |(host, note): (&String, &Note)| (host.clone(), SavedNote::of(now, note));
+        let mut drains: BTreeMap<_, _> = self.hosts.drained.iter().map(saved).collect();
+        let mut next = None;
+        match change.map(|change| &change.0) {
+            Some(Kind::Policy(revision)) => next = Some(revision),
+            Some(Kind::Drain(host, Some(note))) => drains.extend([saved((host, note))]),
+            Some(Kind::Drain(host, None)) => drop(drains.remove(host)),
+            None => {}
+        }
+        let current = next.into_iter().chain([self.revisions.current()]);
+        let mut revisions: Vec<SavedRevision> = current
+            .chain(self.revisions.older())
+            .take(REVISIONS_MAX)
             .map(|revision| SavedRevision {
                 number: revision.number,
                 policy: revision.policy.to_wire(),
@@ -79,21 +90,13 @@ impl Cluster {
             })
             .collect();
         revisions.reverse();
-        let drained = &self.hosts.drained;
-        Durable {
-            revisions,
-            drained: drained.keys().cloned().collect(),
-            drains: drained
-                .iter()
-                .map(|(host, note)| (host.clone(), SavedNote::of(now, note)))
-                .collect(),
-        }
+        Durable { revisions, drained: drains.keys().cloned().collect(), drains }
     }
 
-    /// Restores the state that the leader before saved.
+    /// Applies the state that an earlier leader, or this one, saved.
     ///
     /// # Errors
-    /// Returns what is invalid in it. Nothing was restored then.
+    /// Returns what is invalid in it. Nothing was applied then.
     pub fn restore(&mut self, now: Time, saved: Durable) -> Result<(), String> {
         let mut revisions = Vec::new();
         for one in saved.revisions {
@@ -112,15 +115,21 @@ impl Cluster {
                 .map_err(|invalid| format!("{}: {}", invalid.field, invalid.problem))?;
             self.revisions = restored;
         }
-        let most = self.settings.limits.hosts_max;
         let mut drains = saved.drains;
-        for host in saved.drained.into_iter().take(most) {
-            let note = match drains.remove(&host) {
-                Some(note) => note.restore(now),
-                // The release that saved this did not save reasons.
-                None => Note::new("", "", now, Span::ZERO),
-            };
-            self.hosts.drained.insert(host, note);
+        let drained = saved.drained.into_iter().take(self.settings.limits.hosts_max);
+        // The release that saved this may not have saved reasons.
+        let none = || Note::new("", "", now, Span::ZERO);
+        let noted = |host: String| {
+            let note = drains.remove(&host).map_or_else(none, |note| note.restore(now));
+            (host, note)
+        };
+        let drained: BTreeMap<String, Note> = drained.map(noted).collect();
+        let back = self.hosts.drained.keys().filter(|host| !drained.contains_key(*host));
+        for host in back.cloned().collect::<Vec<String>>() {
+            self.set_drained(now, &host, None);
+        }
+        for (host, note) in drained {
+            self.set_drained(now, &host, Some(note));
         }
         Ok(())
     }
@@ -156,11 +165,12 @@ mod tests {
             comment: "less".into(),
             ..v1::SetPolicyRequest::default()
         };
-        first.set_policy(Time(5), &change, "me").expect("valid");
+        let change = first.plan_policy(Time(5), &change, "me").expect("valid");
+        first.apply(Time(5), change);
         let drain =
             |drain| v1::DrainRequest { host: "h9".into(), drain, comment: "its NIC flaps".into() };
-        first.drain(Time(6), &drain(true), "me").expect("drained");
-        let text = serde_json::to_vec(&first.durable(Time(9))).expect("plain data");
+        let change = first.plan_drain(Time(6), &drain(true), "me").expect("drained");
+        let text = serde_json::to_vec(&first.durable(Time(9), Some(&change))).expect("plain data");
         let mut second = cluster();
         let saved = serde_json::from_slice(&text).expect("as written");
         second.restore(Time(1), saved).expect("makes sense");
@@ -171,7 +181,10 @@ mod tests {
         let hosts = second.list_hosts(Time(1)).hosts;
         let note = hosts[0].drain.clone().expect("a reason");
         assert_eq!((note.author.as_str(), note.comment.as_str()), ("me", "its NIC flaps"));
-        assert!(second.drain(Time(2), &drain(false), "me").is_ok());
+        let change = second.plan_drain(Time(2), &drain(false), "me").expect("it is drained");
+        let undrained = second.durable(Time(2), Some(&change));
+        second.restore(Time(2), undrained).expect("makes sense");
+        assert!(second.list_hosts(Time(2)).hosts.is_empty(), "it is back");
     }
 
     #[test]

@@ -7,6 +7,7 @@ use laxity_wire::v1::{self, Epoch};
 
 use super::outbox::Outbox;
 use super::table::Key;
+use crate::pace::Pace;
 
 /// Capabilities of this release beyond the first version of the protocol.
 pub(super) const CAPABILITIES: [v1::Capability; 4] = [
@@ -54,6 +55,7 @@ pub(super) struct HostCounters {
     pub(super) refused_events: u64,
     pub(super) orders: u64,
     pub(super) coalesced_orders: u64,
+    pub(super) refused_hellos: u64,
     pub(super) completed_flows: u64,
     pub(super) missed_flows: u64,
 }
@@ -65,6 +67,7 @@ impl HostCounters {
         self.refused_events += other.refused_events;
         self.orders += other.orders;
         self.coalesced_orders += other.coalesced_orders;
+        self.refused_hellos += other.refused_hellos;
     }
 }
 
@@ -81,6 +84,8 @@ pub(super) struct Host {
     /// When the host is forgotten, if it has no stream.
     pub(super) lost_at: Time,
     pub(super) heard_at: Time,
+    /// The rate at which the host begins streams.
+    pub(super) hellos: Pace,
     pub(super) capabilities: Vec<v1::Capability>,
     pub(super) drained: bool,
     /// Batches that the host takes part in, each with the [`Host::mark`] of its last report.
@@ -114,6 +119,7 @@ impl Host {
             stream: None,
             lost_at: Time::ZERO,
             heard_at: Time::ZERO,
+            hellos: Pace::new(),
             capabilities: Vec::new(),
             drained: false,
             batches: BTreeMap::new(),

@@ -197,12 +197,12 @@ impl Revisions {
         self.current.policy.with(change)
     }
 
-    pub(super) fn set(&mut self, policy: ClusterPolicy, author: &str, comment: &str, at: Time) {
-        let next = Revision {
-            number: self.current.number + 1,
-            policy,
-            note: Note::new(author, comment, at, Span::ZERO),
-        };
+    /// Returns the revision that comes after the current one.
+    pub(super) const fn next(&self, policy: ClusterPolicy, note: Note) -> Revision {
+        Revision { number: self.current.number + 1, policy, note }
+    }
+
+    pub(super) fn push(&mut self, next: Revision) {
         self.older.push_back(core::mem::replace(&mut self.current, next));
         if self.older.len() > HISTORY_MAX {
             self.older.pop_front();
@@ -248,13 +248,17 @@ mod tests {
         let mut revisions = Revisions::new(ClusterPolicy::default(), Time(0));
         let nothing = v1::Policy::default();
         assert!(revisions.check(&nothing, 1).is_ok() && revisions.check(&nothing, 0).is_ok());
-        revisions.set(ClusterPolicy::default(), "a", &"ü".repeat(1000), Time(1));
+        let set = |revisions: &mut Revisions| {
+            let note = Note::new("a", &"ü".repeat(1000), Time(1), Span::ZERO);
+            revisions.push(revisions.next(ClusterPolicy::default(), note));
+        };
+        set(&mut revisions);
         assert_eq!(
             revisions.check(&nothing, 1),
             Err(PolicyError::Stale { expected: 1, current: 2 })
         );
-        for n in 0..2 * HISTORY_MAX as u64 {
-            revisions.set(ClusterPolicy::default(), "a", "", Time(n));
+        for _ in 0..2 * HISTORY_MAX {
+            set(&mut revisions);
         }
         assert_eq!(revisions.older().count(), HISTORY_MAX);
     }

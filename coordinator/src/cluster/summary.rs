@@ -20,6 +20,7 @@ impl Cluster {
             refused_events: sum.refused_events,
             orders: sum.orders,
             coalesced_orders: sum.coalesced_orders,
+            refused_hellos: sum.refused_hellos,
             ended: self.workload.ended,
         };
         (counters, *self.workload.admission.counters())

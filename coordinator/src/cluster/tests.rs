@@ -210,8 +210,8 @@ fn a_summary_says_what_has_happened_since_the_one_before() {
         change: Some(v1::Policy { drop_budget: Some(0), ..v1::Policy::default() }),
         ..v1::SetPolicyRequest::default()
     };
-    let set = world.cluster.set_policy(world.now, &nobody_pruned, "me");
-    assert!(set.is_ok());
+    let set = world.cluster.plan_policy(world.now, &nobody_pruned, "me").expect("valid");
+    world.cluster.apply(world.now, set);
     world.settle_and_read(&mut [&mut a, &mut b]);
     world.cluster.summary();
     let nothing = world.cluster.summary();
@@ -275,10 +275,22 @@ fn a_drained_host_is_shown_with_who_took_it_out_and_why_and_whether_it_is_there(
     world.detach(&a);
     assert!(!world.cluster.host_changed("a").connected);
     let asked = v1::DrainRequest { host: "a".into(), drain: true, comment: "x".repeat(1 << 20) };
-    assert!(world.cluster.drain(world.now, &asked, "me").is_ok());
+    let change = world.cluster.plan_drain(world.now, &asked, "me").expect("valid");
+    world.cluster.apply(world.now, change);
     assert!(note(&world).expect("drained").comment.len() <= 512);
     assert_eq!(world.drain("a", false), Ok(0));
     assert_eq!(note(&world), None);
+}
+
+#[test]
+fn a_host_that_says_hello_in_a_loop_is_refused_for_a_while_and_others_are_welcome() {
+    let mut world = World::new();
+    let said = |world: &mut World, host| world.cluster.attend(world.now, &hello(host)).is_ok();
+    let welcome = (0..9).filter(|_| said(&mut world, "a")).count();
+    assert_eq!((welcome, world.counters().refused_hellos), (4, 5));
+    assert!(said(&mut world, "b"));
+    world.now = world.now + Span::from_millis(125);
+    assert!(said(&mut world, "a") && !said(&mut world, "a"), "eight a second");
 }
 
 #[test]

@@ -101,7 +101,7 @@ impl EtcdConfig {
         i64::try_from(self.ttl.0.div_ceil(1_000_000_000)).unwrap_or(60)
     }
 
-    /// Returns the longest duration of a call. Two calls fit between a keep-alive and the lease's
+    /// Returns the longest duration of a call. Three calls fit between a keep-alive and the lease's
     /// end.
     pub(crate) fn patience(&self) -> Duration {
         Duration::from_nanos(self.ttl.0) / 5

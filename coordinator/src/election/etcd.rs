@@ -145,12 +145,55 @@ impl Etcd {
         Ok(self.call(act).await?.into_inner().kvs.into_iter().next())
     }
 
+    /// Runs a transaction. A call that ran out of time may be executed later, and it is sent to the
+    /// next endpoint. So `asked` has to compare what its own success changes.
     pub(super) async fn txn(&self, asked: pb::TxnRequest) -> Result<pb::TxnResponse, EtcdError> {
         let act = |channel| {
             let asked = asked.clone();
             async move { KvClient::new(channel).txn(asked).await }
         };
         Ok(self.call(act).await?.into_inner())
+    }
+}
+
+fn equal(key: String, union: pb::compare::TargetUnion) -> pb::Compare {
+    let target = match union {
+        pb::compare::TargetUnion::CreateRevision(_) => pb::compare::CompareTarget::Create,
+        _ => pb::compare::CompareTarget::Mod,
+    };
+    pb::Compare {
+        result: pb::compare::CompareResult::Equal as i32,
+        target: target as i32,
+        key: key.into(),
+        target_union: Some(union),
+    }
+}
+
+/// Demands that a key was created at `revision`; 0 means that it does not exist.
+pub(super) fn created_at(key: String, revision: i64) -> pb::Compare {
+    equal(key, pb::compare::TargetUnion::CreateRevision(revision))
+}
+
+/// Demands that a key was written last at `revision`; 0 means that it does not exist.
+pub(super) fn written_at(key: String, revision: i64) -> pb::Compare {
+    equal(key, pb::compare::TargetUnion::ModRevision(revision))
+}
+
+pub(super) fn put(key: String, value: Vec<u8>, lease: i64) -> pb::RequestOp {
+    let put = pb::PutRequest { key: key.into(), value, lease };
+    pb::RequestOp { request: Some(pb::request_op::Request::RequestPut(put)) }
+}
+
+pub(super) fn read(key: String) -> pb::RequestOp {
+    let range = pb::RangeRequest { key: key.into(), ..pb::RangeRequest::default() };
+    pb::RequestOp { request: Some(pb::request_op::Request::RequestRange(range)) }
+}
+
+/// Returns what the `nth` operation of a transaction read.
+pub(super) fn key_of(answer: &pb::TxnResponse, nth: usize) -> Option<&pb::KeyValue> {
+    match answer.responses.get(nth)?.response.as_ref()? {
+        pb::response_op::Response::ResponseRange(range) => range.kvs.first(),
+        pb::response_op::Response::ResponsePut(_) => None,
     }
 }
 

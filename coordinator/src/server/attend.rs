@@ -17,6 +17,7 @@ use tonic::{Request, Response, Status, Streaming};
 use tracing::{debug, info, warn};
 
 use super::access::{Peer, Served};
+use crate::cluster::attend::TOO_OFTEN;
 use crate::cluster::refusal::goodbye;
 use crate::cluster::{Cluster, HostId, Taken};
 use crate::lead::Lead;
@@ -136,7 +137,12 @@ async fn serve(
     let (id, stream) = match attended {
         Ok(attended) => attended,
         Err(refused) => {
-            warn!(host = %hello.host, detail = %refused.detail, "a daemon was not let in");
+            // A host that tries without end must not fill the log.
+            if refused.detail == TOO_OFTEN {
+                debug!(host = %hello.host, detail = TOO_OFTEN, "a daemon was not let in");
+            } else {
+                warn!(host = %hello.host, detail = %refused.detail, "a daemon was not let in");
+            }
             return part(&sender, refused).await;
         }
     };

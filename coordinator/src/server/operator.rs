@@ -4,6 +4,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
+use laxity_policy::Time;
 use laxity_wire::v1::operator_server::Operator;
 use laxity_wire::v1::{
     DrainRequest, DrainResponse, ExplainRequest, ExplainResponse, GetPolicyRequest,
@@ -19,7 +20,10 @@ use tonic::{Request, Response, Status};
 use tracing::info;
 
 use super::access::{Peer, Served};
-use crate::cluster::PolicyError;
+use super::successor::{Successor, saved};
+use crate::cluster::change::Change;
+use crate::cluster::{Cluster, PolicyError};
+use crate::election::SaveError;
 use crate::shared::Shared;
 
 /// Maximum number of streams of `Watch` at a time.
@@ -48,21 +52,46 @@ impl Service {
         }))
     }
 
-    /// Saves policy and drains for the next leader.
-    async fn save(&self) -> Result<(), Status> {
+    /// Returns a change that `plan` checks on top of what is in force.
+    fn planned(
+        &self,
+        plan: impl Fn(&Cluster, Time) -> Result<Change, Status>,
+    ) -> Result<Change, Status> {
+        let planned = plan(&self.shared.cluster(), self.shared.now());
+        // This comes second, so that a refusal is the leader's word, too.
+        self.must_lead()?;
+        planned
+    }
+
+    /// Makes a change: checks it, saves it for the next leader, and applies it. Returns the result
+    /// of [`Cluster::apply`] and what `read` finds after that.
+    async fn change<T>(
+        &self,
+        plan: impl Fn(&Cluster, Time) -> Result<Change, Status> + Sync,
+        read: impl Fn(&Cluster, Time) -> T + Sync,
+    ) -> Result<(u32, T), Status> {
+        let apply = |change| {
+            let (mut cluster, now) = (self.shared.cluster(), self.shared.now());
+            (cluster.apply(now, change), read(&cluster, now))
+        };
         let Some(store) = &self.shared.store else {
-            return Ok(());
+            return Ok(apply(self.planned(&plan)?));
         };
-        let state = || {
-            let now = self.shared.now();
-            let state = self.shared.cluster().durable(now);
-            serde_json::to_vec(&state).unwrap_or_default()
+        let prepare = || {
+            let change = self.planned(&plan)?;
+            let state = saved(&self.shared.cluster(), self.shared.now(), Some(&change));
+            Ok::<_, Status>((state, || apply(change)))
         };
-        store.save(state).await.map_err(|error| {
-            Status::unavailable(format!(
-                "in force here, but not saved for the next leader: {error}; repeat it"
-            ))
-        })
+        store.change(&Successor(Arc::clone(&self.shared)), prepare).await
+    }
+}
+
+impl From<SaveError> for Status {
+    fn from(error: SaveError) -> Self {
+        Self::unavailable(format!(
+            "it is unknown whether this was saved: {error}; ask the leader for what is in force \
+             before you repeat it"
+        ))
     }
 }
 
@@ -118,7 +147,10 @@ impl Operator for Service {
         Peer::viewer(&request)?;
         let now = self.shared.now();
         let most = request.get_ref().history;
-        Ok(Response::new(self.shared.cluster().policy_history(now, most)))
+        let mut told = self.shared.cluster().policy_history(now, most);
+        // This comes second, so that what a leader of the past knows is not taken for the truth.
+        told.leading = Some(self.shared.lead.holds());
+        Ok(Response::new(told))
     }
 
     async fn set_policy(
@@ -127,23 +159,26 @@ impl Operator for Service {
     ) -> Result<Response<SetPolicyResponse>, Status> {
         let peer = Peer::operator(&request)?;
         let author = peer.name();
-        self.must_lead()?;
-        let now = self.shared.now();
-        let change = request.get_ref();
-        let current =
-            self.shared.cluster().set_policy(now, change, &author).map_err(
-                |error| match error {
-                    PolicyError::Invalid { .. } => Status::invalid_argument(error.to_string()),
-                    PolicyError::Stale { .. } => Status::failed_precondition(error.to_string()),
-                },
-            )?;
-        if !change.dry_run {
-            info!(%author, revision = current.revision, "the policy was changed");
-            self.shared.stir();
-            self.shared.tell_watchers(Event::Policy(current.clone()));
-            self.save().await?;
+        let asked = request.get_ref();
+        let plan = |cluster: &Cluster, now: Time| {
+            cluster.plan_policy(now, asked, &author).map_err(|error| match error {
+                PolicyError::Invalid { .. } => Status::invalid_argument(error.to_string()),
+                PolicyError::Stale { .. } => Status::failed_precondition(error.to_string()),
+            })
+        };
+        let read = |cluster: &Cluster, now: Time| cluster.policy_history(now, 0).current;
+        if asked.dry_run {
+            let current = read(&self.shared.cluster(), self.shared.now());
+            self.planned(&plan)?;
+            return Ok(Response::new(SetPolicyResponse { current }));
         }
-        Ok(Response::new(SetPolicyResponse { current: Some(current) }))
+        let (_, current) = self.change(plan, read).await?;
+        if let Some(current) = &current {
+            info!(%author, revision = current.revision, "the policy was changed");
+            self.shared.tell_watchers(Event::Policy(current.clone()));
+        }
+        self.shared.stir();
+        Ok(Response::new(SetPolicyResponse { current }))
     }
 
     async fn drain(
@@ -152,20 +187,16 @@ impl Operator for Service {
     ) -> Result<Response<DrainResponse>, Status> {
         let peer = Peer::operator(&request)?;
         let author = peer.name();
-        self.must_lead()?;
-        let asked = request.into_inner();
-        let now = self.shared.now();
-        let batches = self
-            .shared
-            .cluster()
-            .drain(now, &asked, &author)
-            .map_err(Status::failed_precondition)?;
+        let asked = request.get_ref();
+        let plan = |cluster: &Cluster, now: Time| {
+            cluster.plan_drain(now, asked, &author).map_err(Status::failed_precondition)
+        };
+        let read = |cluster: &Cluster, _: Time| cluster.host_changed(&asked.host);
+        let (batches, changed) = self.change(plan, read).await?;
         info!(%author, host = %asked.host, drain = asked.drain, comment = ?asked.comment, "a host \
             was drained or taken back");
         self.shared.stir();
-        let changed = self.shared.cluster().host_changed(&asked.host);
         self.shared.tell_watchers(Event::Host(changed));
-        self.save().await?;
         Ok(Response::new(DrainResponse { batches }))
     }
 

@@ -2,8 +2,7 @@
 
 use std::cell::RefCell;
 use std::fs;
-use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -20,6 +19,7 @@ use tonic::transport::{Channel, Endpoint};
 use crate::daemon::{Daemon, arrived};
 use crate::netns::{ETCD_HOST, Net};
 use crate::process::Process;
+use crate::proxy::{self, Delays};
 
 /// The lease's TTL in seconds: the shortest that is allowed, so that a fault takes seconds.
 pub(crate) const TTL_S: u64 = 2;
@@ -29,13 +29,6 @@ pub(crate) const ELECTED_MAX: Duration = Duration::from_secs(60);
 fn free_port(host: &str) -> u16 {
     let listener = TcpListener::bind((host, 0)).expect("a free port");
     listener.local_addr().expect("bound").port()
-}
-
-/// A member of etcd and the leader that it names, by etcd's numbers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct EtcdStatus {
-    pub(crate) member: u64,
-    pub(crate) leader: u64,
 }
 
 struct EtcdMember {
@@ -104,51 +97,6 @@ impl Etcd {
             kill(Pid::from_raw(child.id() as i32), signal).expect("a process of this test");
         }
     }
-
-    fn endpoints(&self) -> String {
-        let urls = self.members.iter();
-        let urls = urls.map(|member| format!("\"http://{}\"", member.client));
-        urls.collect::<Vec<String>>().join(", ")
-    }
-
-    /// Asks a member for its status by the JSON gateway. Returns `None` if it does not answer.
-    fn status(&self, nth: usize) -> Option<EtcdStatus> {
-        let mut stream = TcpStream::connect(&self.members[nth].client).ok()?;
-        let patience = Some(Duration::from_secs(2));
-        stream.set_read_timeout(patience).ok()?;
-        let asked = "POST /v3/maintenance/status HTTP/1.0\r\nContent-Length: 2\r\n\r\n{}";
-        stream.write_all(asked.as_bytes()).ok()?;
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).ok()?;
-        let body = answer.split_once("\r\n\r\n")?.1;
-        let told: serde_json::Value = serde_json::from_str(body).ok()?;
-        let number = |value: &serde_json::Value| value.as_str()?.parse().ok();
-        Some(EtcdStatus {
-            member: number(&told["header"]["member_id"])?,
-            leader: number(&told["leader"])?,
-        })
-    }
-
-    /// Waits until all running members agree on the leader of etcd, and returns its index.
-    pub(crate) async fn leader(&self) -> usize {
-        let begun = Instant::now();
-        loop {
-            let running = (0..self.members.len()).filter(|&nth| self.members[nth].child.is_some());
-            let told: Vec<_> = running.map(|nth| (nth, self.status(nth))).collect();
-            let leader = told[0].1.map(|status| status.leader);
-            let agreed = told.iter().all(|(_, status)| {
-                status.is_some_and(|status| Some(status.leader) == leader && status.leader != 0)
-            });
-            let found = told
-                .iter()
-                .find(|(_, status)| status.is_some_and(|status| status.member == status.leader));
-            if let (true, Some(&(nth, _))) = (agreed, found) {
-                return nth;
-            }
-            assert!(begun.elapsed() < ELECTED_MAX, "etcd has no leader: {told:?}");
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
-    }
 }
 
 impl Drop for Etcd {
@@ -159,7 +107,7 @@ impl Drop for Etcd {
     }
 }
 
-async fn connect(address: &str) -> Option<Channel> {
+pub(crate) async fn connect(address: &str) -> Option<Channel> {
     let endpoint = Endpoint::from_shared(format!("http://{address}")).expect("a URL");
     let endpoint = endpoint.timeout(Duration::from_secs(2)).connect_timeout(Duration::from_secs(2));
     endpoint.connect().await.ok()
@@ -179,31 +127,37 @@ pub(crate) struct Group {
     pub(crate) etcd: Etcd,
     folder: tempfile::TempDir,
     pub(crate) net: Option<Net>,
+    /// The addresses at which coordinators reach etcd.
+    endpoints: Vec<String>,
 }
 
 impl Group {
     pub(crate) fn start(count: usize) -> Option<Self> {
-        Self::of(count, 1, None)
+        Self::of(count, 1, None, None)
     }
 
-    /// Starts `count` coordinators with an etcd of three members.
-    pub(crate) fn with_three(count: usize) -> Option<Self> {
-        Self::of(count, 3, None)
+    /// Starts `count` coordinators with an etcd of `etcds` members behind two proxies each. Each
+    /// coordinator has its own network namespace, if there is more than one and it is possible.
+    pub(crate) fn delayed(count: usize, etcds: usize, delays: &Delays) -> Option<Self> {
+        let net = (count > 1).then(|| Net::lay(count)).flatten();
+        Self::of(count, etcds, net, Some(delays))
     }
 
     /// Starts `count` coordinators, each in its own network namespace.
     pub(crate) fn apart(count: usize) -> Option<Self> {
-        Self::of(count, 1, Some(Net::lay(count)?))
+        Self::of(count, 1, Some(Net::lay(count)?), None)
     }
 
-    fn of(count: usize, etcds: usize, net: Option<Net>) -> Option<Self> {
+    fn of(count: usize, etcds: usize, net: Option<Net>, delays: Option<&Delays>) -> Option<Self> {
         let host = if net.is_some() { ETCD_HOST } else { "127.0.0.1" };
-        let mut group = Self {
-            members: Vec::new(),
-            etcd: Etcd::start(host, etcds)?,
-            folder: tempfile::tempdir().expect("a folder"),
-            net,
-        };
+        let etcd = Etcd::start(host, etcds)?;
+        let mut endpoints: Vec<String> = etcd.members.iter().map(|it| it.client.clone()).collect();
+        if let Some(delays) = delays {
+            let twice = endpoints.iter().chain(&endpoints);
+            endpoints = twice.map(|etcd| proxy::start(host, etcd, delays)).collect();
+        }
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut group = Self { members: Vec::new(), etcd, folder, net, endpoints };
         for nth in 0..count {
             let process = group.member(nth);
             group.members.push(process);
@@ -223,11 +177,12 @@ impl Group {
                 Some(_) => Net::address(nth),
                 None => format!("127.0.0.1:{}", free_port("127.0.0.1")),
             };
+            let etcd = self.endpoints.iter().map(|etcd| format!("\"http://{etcd}\""));
             let text = format!(
                 "listen = \"{address}\"\ninsecure = true\nlog = \"error\"\nheartbeat \
                  = \"10s\"\n[policy]\ndebounce = \"1ms\"\n[etcd]\nendpoints = [{}]\nadvertise \
                  = \"{address}\"\nttl = \"{TTL_S}s\"\n",
-                self.etcd.endpoints()
+                etcd.collect::<Vec<String>>().join(", ")
             );
             fs::write(&path, text).expect("written");
         }

@@ -5,9 +5,13 @@
 mod daemon;
 mod elections;
 mod group;
+mod history;
 mod netns;
+mod operate;
 mod operators;
 mod partitions;
 mod process;
+mod proxy;
+mod saves;
 mod streams;
 mod tls;

@@ -225,11 +225,15 @@ impl World {
                     drain: what % 8 == 3,
                     comment: String::from_utf8_lossy(rest).into_owned(),
                 };
-                let _ = self.cluster.drain(self.now, &asked, operator);
+                if let Ok(change) = self.cluster.plan_drain(self.now, &asked, operator) {
+                    self.cluster.apply(self.now, change);
+                }
             }
             5 => {
-                if let Ok(change) = v1::SetPolicyRequest::decode(rest) {
-                    let _ = self.cluster.set_policy(self.now, &change, operator);
+                if let Ok(asked) = v1::SetPolicyRequest::decode(rest)
+                    && let Ok(change) = self.cluster.plan_policy(self.now, &asked, operator)
+                {
+                    self.cluster.apply(self.now, change);
                 }
             }
             6 => {
@@ -245,7 +249,7 @@ impl World {
                 self.cluster.summary();
             }
             _ => {
-                let saved = self.cluster.durable(self.now);
+                let saved = self.cluster.durable(self.now, None);
                 assert_eq!(self.cluster.restore(self.now, saved), Ok(()));
             }
         }

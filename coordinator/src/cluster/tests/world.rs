@@ -154,7 +154,8 @@ impl World {
 
     pub(super) fn drain(&mut self, host: &str, drain: bool) -> Result<u32, String> {
         let asked = v1::DrainRequest { host: host.into(), drain, comment: "a reason".into() };
-        self.cluster.drain(self.now, &asked, "me")
+        let change = self.cluster.plan_drain(self.now, &asked, "me")?;
+        Ok(self.cluster.apply(self.now, change))
     }
 
     /// Lets the debounce pass and polls until nothing is due.

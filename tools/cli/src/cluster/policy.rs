@@ -89,11 +89,11 @@ fn ask(coordinator: &Coordinator, history: u32) -> Result<GetPolicyResponse, Clu
 
 fn get(args: &GetArgs) -> Result<(), ClusterError> {
     let told = ask(&args.coordinator, 0)?;
-    match told.current {
-        Some(current) if args.coordinator.json => json(&current),
-        Some(current) => Ok(say(tables::revision(&current))?),
-        None => Err(ClusterError::NoPolicy),
+    let current = told.current.ok_or(ClusterError::NoPolicy)?;
+    if told.leading == Some(false) {
+        eprintln!("This coordinator does not lead. The leader's policy may be another.");
     }
+    if args.coordinator.json { json(&current) } else { Ok(say(tables::revision(&current))?) }
 }
 
 fn history(args: &HistoryArgs) -> Result<(), ClusterError> {
