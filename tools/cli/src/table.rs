@@ -1,5 +1,7 @@
 //! Tables for terminals, and the format of numbers in them.
 
+use std::ops::Range;
+
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 
 /// Returns an empty table with this header.
@@ -17,6 +19,19 @@ pub fn align_numbers(table: &mut Table, from: usize) {
     for column in table.column_iter_mut().skip(from) {
         column.set_cell_alignment(CellAlignment::Right);
     }
+}
+
+/// Returns a table without rules, for a small screen. Columns in `numbers` are aligned to the right.
+#[must_use]
+pub fn without_rules(mut table: Table, numbers: Range<usize>) -> String {
+    table.load_style(presets::NOTHING);
+    for column in table.column_iter_mut().take(numbers.end).skip(numbers.start) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    let text = table.to_string();
+    // Each cell has a blank on both sides.
+    let lines = text.lines().map(|line| line.strip_prefix(' ').unwrap_or(line).trim_end());
+    lines.collect::<Vec<_>>().join("\n")
 }
 
 /// Returns a number of bytes with a binary unit and three significant digits.
