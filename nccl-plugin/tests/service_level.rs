@@ -10,6 +10,7 @@ use std::path::Path;
 use std::process::Command;
 
 use daemon::TestDaemon;
+use laxity_shm::marking::{Marking, Treatments};
 use laxity_tests::{Need, skip};
 use preloaded::{library, output, text};
 
@@ -25,7 +26,7 @@ fn built(folder: &Path) -> bool {
     true
 }
 
-/// Returns the service level of all queue pairs by InfiniBand, and by Ethernet.
+/// Returns the service levels of both ends by InfiniBand, and by Ethernet.
 fn told(folder: &Path, daemon: &TestDaemon, own: &[(&str, &str)]) -> Vec<String> {
     let seen = output(
         Command::new(folder.join("connector"))
@@ -35,12 +36,7 @@ fn told(folder: &Path, daemon: &TestDaemon, own: &[(&str, &str)]) -> Vec<String>
             .envs([("LAXITY_NET", "verbs"), ("NCCL_SOCKET_IFNAME", "lo")])
             .envs(own.iter().copied()),
     );
-    let once = |line: &str| {
-        let mut levels: Vec<char> = line.chars().collect();
-        levels.dedup();
-        levels.into_iter().collect()
-    };
-    text(&seen.stdout).lines().map(once).collect()
+    text(&seen.stdout).lines().map(str::to_owned).collect()
 }
 
 #[test]
@@ -50,10 +46,12 @@ fn queue_pairs_of_both_ends_get_the_service_level_of_collectives_unless_nccl_has
         return;
     }
     let daemon = TestDaemon::start();
+    // Without marking there is one queue pair at each end.
+    *daemon.knobs.marking.lock().expect("knob") = Some((Marking::Off, Treatments::ALL_ALIKE));
     let told = |own: &[(&str, &str)]| told(folder.path(), &daemon, own);
-    assert_eq!(told(&[]), ["0", "0"], "the operator named no service levels");
+    assert_eq!(told(&[]), ["00", "00"], "the operator named no service levels");
     *daemon.knobs.service_levels.lock().expect("knob") = Some([1, 2, 3, 4, 6]);
-    assert_eq!(told(&[]), ["2", "0"], "Ethernet has none");
-    assert_eq!(told(&[("NCCL_IB_SL", "5")]), ["5", "5"], "as NCCL has it");
-    assert_eq!(told(&[("NCCL_IB_SL", "0")]), ["0", "0"]);
+    assert_eq!(told(&[]), ["22", "00"], "Ethernet has none");
+    assert_eq!(told(&[("NCCL_IB_SL", "5")]), ["55", "55"], "as NCCL has it");
+    assert_eq!(told(&[("NCCL_IB_SL", "0")]), ["00", "00"]);
 }

@@ -25,13 +25,13 @@ pub fn align_numbers(table: &mut Table, from: usize) {
 #[must_use]
 pub fn without_rules(mut table: Table, numbers: Range<usize>) -> String {
     table.load_style(presets::NOTHING);
-    for column in table.column_iter_mut().take(numbers.end).skip(numbers.start) {
-        column.set_cell_alignment(CellAlignment::Right);
+    for (at, column) in table.column_iter_mut().enumerate() {
+        column.set_padding((0, 2));
+        if numbers.contains(&at) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
     }
-    let text = table.to_string();
-    // Each cell has a blank on both sides.
-    let lines = text.lines().map(|line| line.strip_prefix(' ').unwrap_or(line).trim_end());
-    lines.collect::<Vec<_>>().join("\n")
+    table.trim_fmt()
 }
 
 /// Returns a number of bytes with a binary unit and three significant digits.

@@ -103,19 +103,16 @@ pub(crate) fn marking(port: &Port, status: Option<&Status>) -> String {
 
 fn service_levels(port: &Port, status: Option<&Status>) -> Finding {
     let finding = Finding::info("marking", marking(port, status));
-    match port.link_layer.as_str() {
-        "InfiniBand" => finding
-            .because(
-                "InfiniBand queues by service level, and a subnet may route by it; levels that \
-                 share a virtual lane are not ordered there",
-            )
-            .action(format!(
-                "smpquery -C {} sl2vl LID, and smpquery vlarb LID; ask who runs the subnet manager \
-                 before you set sl of [levels] in laxityd.toml",
-                port.device
-            )),
-        _ => finding.because("EFA shows neither DSCP nor service level to applications"),
+    if port.link_layer != "InfiniBand" {
+        return finding.because("EFA shows neither DSCP nor service level to applications");
     }
+    finding
+        .because("levels are not ordered where their service levels share a virtual lane")
+        .action(format!(
+            "smpquery -C {} sl2vl LID, and vlarb LID; ask who runs the subnet manager before you \
+             set sl of [levels] in laxityd.toml",
+            port.device
+        ))
 }
 
 /// Checks the state of each port, and whether the daemon has a NIC for it with its rate.
@@ -134,7 +131,7 @@ pub(crate) fn devices(ports: &[Port], status: Option<&Status>) -> Vec<Finding> {
     }
     let mut findings = Vec::new();
     for port in ports {
-        let layer = if port.ethernet { "RoCE" } else { "InfiniBand" };
+        let layer = if port.ethernet { "RoCE" } else { &port.link_layer };
         let rate = port.rate_gbit.map_or("rate unknown".to_owned(), |r| format!("{r} Gbit/s"));
         let netdev = port.netdev.as_deref().unwrap_or("no network interface");
         let found = format!("{}, {layer}, {rate}, {netdev}", port.state);

@@ -12,9 +12,6 @@ use super::qos::{self, Query, Settings};
 use super::root::Root;
 use crate::levels::{Level, SCAVENGER, of_status};
 
-/// The beginning of what is found about levels outside of the lossless priorities.
-pub(crate) const LOSSY: &str = "not in a lossless priority: ";
-
 pub(crate) fn priorities(
     root: &Root,
     ports: &[Port],
@@ -39,7 +36,7 @@ pub(crate) fn priorities(
 }
 
 fn marking(status: Option<&Status>) -> &str {
-    status.map_or("", |status| status.marking.as_str())
+    status.map_or("preserve", |status| status.marking.as_str())
 }
 
 fn trust(interface: &str, settings: &Settings) -> Finding {
@@ -148,7 +145,7 @@ fn leaving(map: &PriorityMap, levels: &[Level], marking: &str) -> Option<Finding
     } else {
         "traffic of these levels leaves the lossless priority and loses packets under congestion"
     };
-    let found = format!("{LOSSY}{}", lossy.join(", "));
+    let found = format!("not in a lossless priority: {}", lossy.join(", "));
     let finding = Finding::error("levels", found).because(why).action(
         "give the levels DSCPs of lossless priorities ([levels] of /etc/laxity/laxityd.toml), or \
          turn PFC on for their priorities in NICs and switches",
@@ -185,12 +182,10 @@ fn sharing(map: &PriorityMap, levels: &[Level]) -> Option<Finding> {
     }
     let finding = Finding::new("levels", severity, format!("share a queue: {}", pairs.join("; ")))
         .because("the NIC sends what shares a queue in the order of posting, not of the levels")
-        .action(if is_pcp {
-            "let the NIC trust DSCP (mlnx_qos --trust dscp; dcb apptrust), since it trusts PCP, \
-             which the levels don't set"
-        } else {
-            "map their DSCPs to priorities of different queues (mlnx_qos --dscp2prio, --prio_tc; \
-             dcb app, dcb ets), or give the levels one DSCP in [levels]"
-        });
+        .action(
+            "let the NIC trust DSCP, and map the DSCPs to priorities of different queues (mlnx_qos \
+             --trust, --dscp2prio, --prio_tc; dcb apptrust, app, ets), or give the levels one DSCP \
+             in [levels]",
+        );
     Some(finding)
 }

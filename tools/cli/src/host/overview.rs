@@ -28,9 +28,7 @@ const REFUSED_SHOWN_MAX: usize = 3;
 /// Returns the page. `is_full` shows everything, however long it gets.
 pub(super) fn page(status: &Status, host: &[Port], processes: &[Row], is_full: bool) -> String {
     let room = if is_full { usize::MAX } else { ROWS };
-    let mut nics = vec![nics(status)];
-    nics.extend(fabrics(status, host.iter()));
-    let nics = nics.join("\n");
+    let nics = [vec![nics(status)], fabrics(status, host.iter())].concat().join("\n");
     let mut above = headline(status);
     // The NICs, and at least a line for jobs and one for processes, follow blank lines.
     let below = rows(&nics) + 1 + 2 + 2 * usize::from(!processes.is_empty());
@@ -356,8 +354,10 @@ fn jobs(status: &Status, room: usize) -> String {
         ]);
     }
     let lines: Vec<String> = without_rules(table, 1..6).lines().map(str::to_owned).collect();
-    // The header is worth its row only above a job.
-    fitting(&lines[usize::from(room < 3)..], room).join("\n")
+    match room {
+        0..3 => format!("{} jobs: laxity status --full", jobs.len()),
+        _ => fitting(&lines, room).join("\n"),
+    }
 }
 
 fn levels(port: &PortStatus) -> String {

@@ -1,4 +1,4 @@
-//! Tests of the page, of which one is a snapshot of the screen.
+//! Tests of the page, with snapshots of a host in trouble and of a calm one.
 
 use laxity_wire::PodStatus;
 
@@ -14,25 +14,15 @@ fn busy() -> Status {
     serde_json::from_str(include_str!("fixtures/eight_nics.json")).expect("a status")
 }
 
-/// A small terminal's screen, which breaks long lines.
-fn screen(text: &str) -> String {
-    let broken = |line: &str| {
-        let letters: Vec<char> = line.chars().collect();
-        let pieces: Vec<String> = letters.chunks(COLUMNS).map(String::from_iter).collect();
-        pieces.join("\n")
-    };
-    text.lines().map(broken).collect::<Vec<_>>().join("\n")
-}
-
 #[test]
 fn a_host_of_eight_nics_fits_a_small_terminal_with_what_is_wrong_first() {
     let process = |pid| Row { pid, readable: true, ..Row::default() };
     let processes: Vec<Row> = (4010..4018).map(process).collect();
     let calm = Status { refused: Vec::new(), cluster: None, ..busy() };
     for (name, status) in [("80x24_trouble", &busy()), ("80x24_calm", &calm)] {
-        let screen = screen(&page(status, &[], &processes, false));
-        assert!(screen.lines().count() < 24, "{screen}");
-        insta::assert_snapshot!(name, screen);
+        let page = page(status, &[], &processes, false);
+        assert!(rows(&page) < 24, "a terminal breaks long lines: {page}");
+        insta::assert_snapshot!(name, page);
     }
     let full = page(&busy(), &[], &processes, true);
     for shown in ["mlx5_7 ingress: 46.6 GiB/s", "4017 ()", "\nprefill "] {
@@ -52,7 +42,7 @@ fn jobs_that_do_not_fit_are_counted_and_pods_are_named() {
     status.clients[0].waiting_flows = 1;
     status.clients[0].pod = Some(PodStatus { name: "prefill-0".into(), ..PodStatus::default() });
     let shown = shown(&status);
-    assert!(screen(&shown).lines().count() < 24 && shown.contains("more: laxity status --full"));
+    assert!(rows(&shown) < 24 && shown.contains("more: laxity status --full"));
     assert!(shown.contains("/prefill-0/, mode"), "{shown}");
 }
 
@@ -70,14 +60,10 @@ fn one_nic_has_its_levels_and_other_networks_say_what_tells_levels_apart() {
 }
 
 #[test]
-fn the_overview_says_first_whether_anything_is_scheduled() {
+fn the_page_says_first_whether_anything_is_scheduled() {
     let status = Status { bypass: true, version: "1".into(), ..Status::default() };
     assert!(shown(&status).lines().next().is_some_and(|line| line.contains("BYPASSED")));
     assert!(shown(&status).contains("No client is attached."));
-    let shown_of_refused = shown(&Status { refused: busy().refused, ..Status::default() });
-    let lines = "user 1001 is not admitted\nrefused 9 of user 1002 (pid 78, 1 s ago): user 1002 is \
-                 not admitted\n    uids = [1001, 1002]";
-    assert!(shown_of_refused.contains(lines), "one line for both: {shown_of_refused}");
     let off = Status { mode: "off".into(), ..Status::default() };
     assert!(shown(&off).contains("nothing is scheduled"));
 }
@@ -86,8 +72,6 @@ fn the_overview_says_first_whether_anything_is_scheduled() {
 fn a_port_says_what_others_leave_and_nothing_beside_none() {
     let mut port = PortStatus { rate_bytes_per_s: 1000 << 20, ..PortStatus::default() };
     assert_eq!(left_by_others(&port), "", "from a daemon that does not know");
-    port.rate_in_force_bytes_per_s = 1000 << 20;
-    assert_eq!(left_by_others(&port), "");
     port.rate_in_force_bytes_per_s = 500 << 20;
     port.foreign_bytes_per_s = 480 << 20;
     assert_eq!(left_by_others(&port), ", 500 MiB/s left (others send 480 MiB/s)");
@@ -97,16 +81,14 @@ fn a_port_says_what_others_leave_and_nothing_beside_none() {
 
 #[test]
 fn clients_with_an_older_library_are_named_and_others_are_not() {
-    let client = |name: &str, library: &str, library_is_older| ClientStatus {
+    let client = |name: &str, library_is_older| ClientStatus {
         name: name.into(),
-        library: library.into(),
         library_is_older,
         ..ClientStatus::default()
     };
-    let clients = vec![client("old", "unknown", true), client("new", "0.1.0", false)];
+    let clients = vec![client("old", true), client("new", false)];
     let line = summary(&Status { clients, ..Status::default() }).join("\n");
-    assert!(line.contains("older library than laxityd: old (pid 0, unknown);"), "{line}");
-    assert!(!line.contains("new (pid"), "{line}");
+    assert!(line.contains("laxityd: old (pid 0, ") && !line.contains("new (pid"), "{line}");
 }
 
 #[test]
