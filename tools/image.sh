@@ -11,7 +11,7 @@ umask 022
 cd "$(dirname "$0")/.."
 out="$(realpath "${OUT:-${TARGET:-target}/packages}")"
 for program in mmdebstrap umoci; do
-    command -v "$program" >/dev/null || { echo "image: there is no $program (make setup-kubernetes)" >&2; exit 77; }
+    command -v "$program" >/dev/null || { echo "image: there is no $program (tools/setup.sh image)" >&2; exit 77; }
 done
 version="$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)"
 SOURCE_DATE_EPOCH="${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || stat -c %Y CHANGELOG.md)}"

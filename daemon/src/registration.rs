@@ -138,7 +138,7 @@ impl RegistrationContext {
     /// Refuses a connection, counts the refusal and logs it at a limited rate.
     fn refuse(&self, socket: &OwnedFd, refusal: &Refusal) {
         let (Peer { pid, uid, .. }, why) = (refusal.peer, &refusal.why);
-        if self.service.refusals().add(refusal.peer, why) {
+        if self.service.refusals().add(refusal.peer, why, refusal.reason) {
             warn!(pid, uid, %why, "refused a client; it runs unscheduled");
         } else {
             debug!(pid, uid, %why, "refused a client; it runs unscheduled");
@@ -216,6 +216,7 @@ fn register(hello: &Hello, from: Peer, service: &Service) -> Result<Newcomer, Re
     let full = |why: String| Refusal::new(from, why, Reason::Full);
     let config = service.config();
     let id = service.admit(from.uid).map_err(|error| full(error.to_string()))?;
+    service.refusals().admitted(from.uid);
     let identity = Identity {
         id,
         pid: if from.pid == 0 { hello.pid } else { from.pid },

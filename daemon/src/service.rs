@@ -178,8 +178,10 @@ impl Service {
         match tokio::time::timeout(ANSWER_MAX, fresh).await {
             Ok(Ok(seen)) => {
                 let uptime_ms = self.started.elapsed().as_millis() as u64;
+                let config = self.config();
+                let refused = (&self.refusals, &config.access);
                 seen.as_ref()
-                    .map(|snapshot| status(snapshot, uptime_ms, &self.refusals, self.exchange()))
+                    .map(|snapshot| status(snapshot, uptime_ms, refused, self.exchange()))
                     .ok_or_else(|| "there is no snapshot yet; ask again".to_owned())
             }
             Ok(Err(_)) => Err("laxityd is stopping".to_owned()),

@@ -8,6 +8,7 @@ use laxity_wire::{
     SchedulerStatus, StageStatus, Status, Totals, WaitStatus, WouldStatus,
 };
 
+use crate::config::AccessConfig;
 use crate::coordinator::exchange::CoordinatorExchange;
 use crate::driver::would::Minute;
 use crate::metrics::{level_name, rows};
@@ -19,7 +20,7 @@ use crate::stats::{ClientSnapshot, PortSnapshot, Snapshot, WaitHistogram};
 pub fn status(
     snapshot: &Snapshot,
     uptime_ms: u64,
-    refusals: &Refusals,
+    (refusals, access): (&Refusals, &AccessConfig),
     exchange: Option<&CoordinatorExchange>,
 ) -> Status {
     let ports: Vec<PortStatus> = snapshot.ports.iter().map(|p| port(snapshot, p)).collect();
@@ -59,7 +60,7 @@ pub fn status(
         clients: snapshot.clients.iter().map(|c| client(snapshot, c)).collect(),
         ports,
         distrusted: snapshot.distrusted.iter().map(|one| distrusted(snapshot, one)).collect(),
-        refused: refusals.latest(),
+        refused: refusals.latest(access),
         totals,
         cluster: exchange.map(|exchange| cluster(exchange, snapshot)),
         scheduler: SchedulerStatus {

@@ -172,6 +172,7 @@ fn whoever_may_not_attach_keeps_nobody_else_from_attaching() {
     let refused = daemon.status().refused;
     let of_stranger = refused.iter().find(|user| user.uid == STRANGER).unwrap();
     assert!(of_stranger.count > 100 && of_stranger.why.contains("not admitted"));
+    assert!(of_stranger.setting.starts_with(&format!("uids = [{STRANGER}]")), "{of_stranger:?}");
 }
 
 #[test]

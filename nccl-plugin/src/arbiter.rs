@@ -39,6 +39,10 @@ pub trait Arbiter: Send + Sync {
     /// Returns the classes that permits may name, with that of `stage` first. Without a scheduler,
     /// returns a single 0.
     fn classes(&self, stage: Stage) -> Classes;
+    /// Returns InfiniBand's service level for a stage, or 0 where none is to be set.
+    fn service_level(&self, _stage: Stage) -> u8 {
+        0
+    }
     /// Reports whether the operator wants the classes of the levels also where a class was chosen.
     fn overrides_pins(&self, _stage: Stage) -> bool {
         false
@@ -162,6 +166,10 @@ impl Arbiter for Daemon {
             }
         }
         classes
+    }
+
+    fn service_level(&self, stage: Stage) -> u8 {
+        self.client.sl_of(stage).unwrap_or(0)
     }
 
     fn overrides_pins(&self, stage: Stage) -> bool {

@@ -151,6 +151,7 @@ pub trait Backend: Send + Sync {
     fn listen(&self, device: usize) -> Result<(Box<dyn Listener>, Handle)>;
 
     /// Begins to connect. The caller has checked that `handle` belongs to this backend.
+    /// `service_level` is for InfiniBand.
     ///
     /// # Errors
     /// The operating system refused.
@@ -159,6 +160,7 @@ pub trait Backend: Send + Sync {
         device: usize,
         handle: &Handle,
         classes: &Classes,
+        service_level: u8,
     ) -> Result<Box<dyn Connecting>>;
 }
 

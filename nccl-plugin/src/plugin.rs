@@ -244,7 +244,8 @@ impl Plugin {
                 let handle = Handle::decode(bytes)?;
                 self.check_carrier(&handle)?;
                 let classes = self.classes(context);
-                let connecting = self.backend.connect(device as usize, &handle, &classes)?;
+                let level = self.arbiter.service_level(context.stage());
+                let connecting = self.backend.connect(device as usize, &handle, &classes, level)?;
                 Connect { connecting, classes, asked: Instant::now() }
             }
         };

@@ -185,7 +185,7 @@ fn ring(ranks: usize, arbiter: Difficult, wait_max: Duration) -> Ring {
     for _ in 0..ranks {
         let classes = made.arbiter.classes(Stage::Collective);
         let (mut listener, handle) = tcp.listen(0).expect("a port");
-        let mut dialing = tcp.connect(0, &handle, &classes).expect("a socket");
+        let mut dialing = tcp.connect(0, &handle, &classes, 0).expect("a socket");
         let (mut sender, mut receiver) = (None, None);
         while sender.is_none() || receiver.is_none() {
             if sender.is_none() {

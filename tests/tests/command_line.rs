@@ -22,6 +22,9 @@ fn status_and_bypass_speak_to_the_daemon_of_the_named_socket() {
     assert_eq!(status["pid"].as_u64(), Some(u64::from(daemon.pid())));
     assert_eq!(status["bypass"].as_bool(), Some(false));
     assert!(status["processes"].is_array(), "the map of what flows: {status}");
+    let nic = status["ports"][0]["name"].as_str().expect("a NIC");
+    let levels = laxity(&["status", "--nic", nic, "--control", &control]).good().stdout;
+    assert!(levels.contains(&format!("{nic} ingress")) && levels.contains("scavenger"), "{levels}");
 
     laxity(&["bypass", "on", "--control", &control]).good();
     assert!(daemon.status().bypass);

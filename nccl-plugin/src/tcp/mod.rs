@@ -93,6 +93,7 @@ impl Backend for Tcp {
         device: usize,
         handle: &Handle,
         classes: &Classes,
+        _service_level: u8,
     ) -> Result<Box<dyn Connecting>> {
         let connection = u128::from(random()) << 64 | u128::from(random());
         let streams = (classes.len() * self.sockets) as u16;

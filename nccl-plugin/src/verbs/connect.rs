@@ -209,7 +209,12 @@ impl Connecting {
     ///
     /// # Errors
     /// The operating system or the device refused.
-    pub(super) fn new(nic: &Arc<Nic>, handle: &Handle, classes: &Classes) -> Result<Self> {
+    pub(super) fn new(
+        nic: &Arc<Nic>,
+        handle: &Handle,
+        classes: &Classes,
+        service_level: u8,
+    ) -> Result<Self> {
         if classes.is_empty() || classes.len() > LANES_MAX {
             return Err(Fault::Internal(format!("a connection has {} classes", classes.len())));
         }
@@ -217,7 +222,7 @@ impl Connecting {
             nic: Arc::clone(nic),
             to: handle.address,
             state: State::Dialing(Some(connect(handle.address, |_| Ok(()))?)),
-            greeting: Some(Box::new(Greeting::new(nic, classes)?)),
+            greeting: Some(Box::new(Greeting::new(nic, classes, service_level)?)),
             nonce: handle.nonce,
         })
     }

@@ -28,7 +28,7 @@
 //! | 24–31 | address of the memory: the sender's fifo, the receiver's table |
 //! | 32–33 | number of grouped receives in the memory |
 //! | 34–35 | buffers of a grouped receive |
-//! | 40 … | 12 for each class: DSCP, 3 zeros, number of the queue pair, its first packet's number |
+//! | 40 … | 12 for each class: DSCP, service level, 2 zeros, number of the queue pair, its first packet's number |
 
 use smallvec::SmallVec;
 use thiserror::Error;
@@ -53,6 +53,8 @@ const BODY_BYTES_MAX: usize = {
 pub(super) struct ClassQueuePair {
     /// The class as a DSCP, 0 to 63.
     pub(super) dscp: u8,
+    /// InfiniBand's service level, 0 to 15. 0 if the sender's operator names none.
+    pub(super) service_level: u8,
     /// Number of the queue pair, 24 bits.
     pub(super) number: u32,
     /// Number of the first packet that the queue pair sends, 24 bits.
@@ -151,7 +153,7 @@ impl End {
         into.extend((GROUP_MAX as u16).to_le_bytes());
         into.extend([0; 4]);
         for lane in &self.lanes {
-            into.extend([lane.dscp, 0, 0, 0]);
+            into.extend([lane.dscp, lane.service_level, 0, 0]);
             into.extend(lane.number.to_le_bytes());
             into.extend(lane.first_packet.to_le_bytes());
         }
@@ -171,6 +173,7 @@ impl End {
             let at = END_BYTES + at * LANE_BYTES;
             let lane = ClassQueuePair {
                 dscp: body[at],
+                service_level: body[at + 1] & 15,
                 number: u32::from_le_bytes(word(body, at + 4)),
                 first_packet: u32::from_le_bytes(word(body, at + 8)),
             };
@@ -248,8 +251,13 @@ mod tests {
     const NONCE: u64 = 0x0123_4567_89ab_cdef;
 
     fn any_end() -> impl Strategy<Value = End> {
-        let lane = (0..64_u8, 0..1_u32 << 24, 0..1_u32 << 24)
-            .prop_map(|(dscp, number, first_packet)| ClassQueuePair { dscp, number, first_packet });
+        let lane = (0..64_u8, 0..1_u32 << 24, 0..1_u32 << 24);
+        let lane = lane.prop_map(|(dscp, number, first_packet)| ClassQueuePair {
+            dscp,
+            service_level: dscp & 15,
+            number,
+            first_packet,
+        });
         let lanes = prop::collection::vec(lane, 1..=LANES_MAX);
         (any::<[u8; 16]>(), any::<u16>(), 1..=5_u32, any::<u8>(), any::<u32>(), any::<u64>(), lanes)
             .prop_map(|(gid, lid, mtu, link, rkey, address, lanes)| End {

@@ -130,8 +130,9 @@ impl Backend for Verbs {
         device: usize,
         handle: &Handle,
         classes: &Classes,
+        service_level: u8,
     ) -> Result<Box<dyn Connecting>> {
         let nic = self.nic(device)?;
-        Ok(Box::new(connect::Connecting::new(nic, handle, classes)?))
+        Ok(Box::new(connect::Connecting::new(nic, handle, classes, service_level)?))
     }
 }

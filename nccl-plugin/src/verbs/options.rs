@@ -17,8 +17,8 @@ pub struct Options {
     pub(super) timeout: u8,
     /// `NCCL_IB_RETRY_CNT`: number of retries.
     pub(super) retries: u8,
-    /// `NCCL_IB_SL`: the service level on InfiniBand.
-    pub(super) service_level: u8,
+    /// `NCCL_IB_SL`: the service level on InfiniBand. Without it, the daemon's holds.
+    pub(super) service_level: Option<u8>,
     /// `NCCL_IB_TC`: the traffic class that an operator pinned for all connections.
     pub(super) traffic_class: Option<u8>,
     /// `NCCL_IB_PKEY`: index of the partition key.
@@ -35,7 +35,7 @@ impl Default for Options {
             gid_index: None,
             timeout: 20,
             retries: 7,
-            service_level: 0,
+            service_level: None,
             traffic_class: None,
             pkey_index: 0,
             relaxed_ordering: true,
@@ -74,7 +74,7 @@ impl Options {
         options.gid_index = u8::try_from(number("NCCL_IB_GID_INDEX", 255, -1)).ok();
         options.timeout = number("NCCL_IB_TIMEOUT", 31, 20) as u8;
         options.retries = number("NCCL_IB_RETRY_CNT", 7, 7) as u8;
-        options.service_level = number("NCCL_IB_SL", 15, 0) as u8;
+        options.service_level = u8::try_from(number("NCCL_IB_SL", 15, -1)).ok();
         options.traffic_class = u8::try_from(number("NCCL_IB_TC", 255, -1)).ok();
         options.pkey_index = number("NCCL_IB_PKEY", 65535, 0) as u16;
         options.relaxed_ordering = number("NCCL_IB_PCI_RELAXED_ORDERING", 2, 2) != 0;
@@ -117,7 +117,7 @@ mod tests {
             ("NCCL_IB_GID_INDEX", "3"),
             ("NCCL_IB_PCI_RELAXED_ORDERING", "0"),
         ]);
-        assert_eq!((options.timeout, options.retries, options.service_level), (14, 3, 5));
+        assert_eq!((options.timeout, options.retries, options.service_level), (14, 3, Some(5)));
         assert_eq!((options.gid_index, options.relaxed_ordering), (Some(3), false));
     }
 

@@ -178,7 +178,7 @@ impl QueuePair {
                 traffic_class: nic.options.class_of(ours.dscp),
             },
             dlid: end.lid,
-            sl: nic.options.service_level,
+            sl: nic.options.service_level.unwrap_or(ours.service_level),
             src_path_bits: 0,
             static_rate: 0,
             is_global: u8::from(!by_lid),

@@ -62,6 +62,7 @@ impl Welcoming {
             let qp = QueuePair::new(nic, &completions, Some(&shared), work_requests)?;
             let ours = ClassQueuePair {
                 dscp: theirs_lane.dscp,
+                service_level: theirs_lane.service_level,
                 number: qp.number(),
                 first_packet: connect::first_packet(),
             };
@@ -216,9 +217,9 @@ impl Receiver {
         if self.flusher.is_none() {
             let qp = QueuePair::new(&self.nic, &self.completions, None, FLUSHES)?;
             let lane = ClassQueuePair {
-                dscp: 0,
                 number: qp.number(),
                 first_packet: connect::first_packet(),
+                ..ClassQueuePair::default()
             };
             let own = connect::end(&self.nic, 0, 0, [lane].into_iter());
             qp.connect(&lane, &lane, &own)?;

@@ -72,13 +72,15 @@ impl Greeting {
     ///
     /// # Errors
     /// The device refused.
-    pub(super) fn new(nic: &Arc<Nic>, classes: &Classes) -> Result<Self> {
+    pub(super) fn new(nic: &Arc<Nic>, classes: &Classes, service_level: u8) -> Result<Self> {
+        let service_level = if nic.link == INFINIBAND { service_level } else { 0 };
         let depth = WORK_REQUESTS * classes.len() as u32;
         let completions = Completions::new(nic, depth)?;
         let lane = |dscp: &u8| {
             let qp = QueuePair::new(nic, &completions, None, WORK_REQUESTS)?;
             let lane = ClassQueuePair {
                 dscp: *dscp & 63,
+                service_level,
                 number: qp.number(),
                 first_packet: connect::first_packet(),
             };

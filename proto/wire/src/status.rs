@@ -194,6 +194,10 @@ pub struct RefusalStatus {
     pub last_ms: u64,
     /// The reason of the last refusal, and its remedy.
     pub why: String,
+    /// The line of the daemon's configuration that would admit this user and all others who are not
+    /// admitted. Empty if that is not why.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub setting: String,
 }
 
 /// A port: one direction of one NIC.

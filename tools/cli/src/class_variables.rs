@@ -11,13 +11,13 @@ use laxity_shm::layout::attention;
 use laxity_shm::marking::{Marking, Treatments};
 use laxity_shm::record::Stage;
 use laxity_shm::region::Region;
+use laxity_shm::registration::Welcome;
 use serde::Serialize;
 
 use crate::class_table::{Layers, Outcome, Rules, SERVICE_LEVEL_MAX, Setting, plan};
+use crate::doctor::fabric;
+use crate::doctor::root::Root;
 use crate::registration;
-
-/// The folder in which the kernel lists RDMA devices.
-const RDMA_DEVICES: &str = "/sys/class/infiniband";
 
 pub(crate) const HELP: &str = "\
 Prints the variables by which NCCL, DeepEP, NVSHMEM, UCCL, MORI, Mooncake and UCX choose the class \
@@ -26,7 +26,8 @@ are those of a daemon without a configuration. A variable that is set in this en
 its value and is not printed with --format shell.
 
 On RoCE the variables carry traffic classes. On InfiniBand they carry service levels, which only \
-the operator of the subnet knows: name them with --service-level.
+the operator of the subnet knows: sl of [levels] in the daemon's configuration names them, or \
+--service-level.
 
 Examples:
   # for a shell
@@ -168,55 +169,51 @@ impl Classes {
 /// Returns the classes for a job of this host. `None` if the daemon marks nothing, because it only
 /// observes or is bypassed.
 pub(crate) fn of_job(args: &ClassArgs, socket: &Path) -> Option<Classes> {
+    let attached = registration::attach(socket, "laxity env").ok();
+    let origin = if attached.is_some() { "the daemon" } else { "a daemon without a configuration" };
+    let treatments = || laxity_nic::treatments(Path::new("/"), |_| true, &laxity_nic::query);
+    let mut rules = rules(attached, treatments)?;
+    for (stage, level) in &args.service_level {
+        rules.service_level[stage.index()] = Some(*level);
+    }
+    let layers = match args.link {
+        Link::Roce => Layers { roce: true, infiniband: false },
+        Link::Infiniband => Layers { roce: false, infiniband: true },
+        Link::Auto => fabric::layers(&fabric::ports(&Root::new("/"))),
+    };
+    let value = |name: &str| Some(std::env::var_os(name)?.to_string_lossy().into_owned());
+    Some(Classes { settings: plan(layers, &rules, value), origin })
+}
+
+/// Returns the rules of the daemon that answered, or those of one without a configuration where the
+/// NICs treat DSCPs as `treatments` says. `None` if the daemon marks nothing.
+pub(crate) fn rules(
+    answer: Option<Welcome>,
+    treatments: impl FnOnce() -> Treatments,
+) -> Option<Rules> {
     let mut rules = Rules {
         dscp: Rules::DSCP_DEFAULT,
         service_level: [None; Stage::ALL.len()],
         marking: Some(Marking::Preserve),
         treatments: Treatments::UNKNOWN,
     };
-    for (stage, level) in &args.service_level {
-        rules.service_level[stage.index()] = Some(*level);
-    }
-    let attached = registration::attach(socket, "laxity env").ok();
-    let region = attached.and_then(|welcome| Region::map(welcome.memfd, welcome.geometry).ok());
-    let mut origin = "a daemon without a configuration";
-    if region.is_none() {
-        rules.treatments = laxity_nic::treatments(Path::new("/"), |_| true, &laxity_nic::query);
-    }
-    if let Some(region) = region {
-        let header = region.header();
-        if header.attention() & attention::NOT_ENFORCED != 0 {
-            return None;
-        }
-        origin = "the daemon";
-        (rules.marking, rules.treatments) = (header.marking(), header.treatments());
-        for stage in Stage::ALL {
-            if let Some(dscp) = header.dscp_of_stage(stage) {
-                rules.dscp[stage.index()] = dscp;
-            }
-        }
-    }
-    let layers = match args.link {
-        Link::Roce => Layers { roce: true, infiniband: false },
-        Link::Infiniband => Layers { roce: false, infiniband: true },
-        Link::Auto => layers(Path::new(RDMA_DEVICES)),
+    let region = answer.and_then(|welcome| Region::map(welcome.memfd, welcome.geometry).ok());
+    let Some(region) = region else {
+        rules.treatments = treatments();
+        return Some(rules);
     };
-    let value = |name: &str| Some(std::env::var_os(name)?.to_string_lossy().into_owned());
-    Some(Classes { settings: plan(layers, &rules, value), origin })
-}
-
-/// Returns the link layers of the RDMA ports below `devices`. A host without any may start
-/// containers for others, which are more often RoCE.
-fn layers(devices: &Path) -> Layers {
-    let entries = |path: &Path| {
-        let read = path.read_dir().into_iter().flatten().flatten();
-        read.map(|entry| entry.path()).collect::<Vec<_>>()
-    };
-    let ports = entries(devices).into_iter().flat_map(|device| entries(&device.join("ports")));
-    let read = |port: PathBuf| std::fs::read_to_string(port.join("link_layer"));
-    let names: Vec<String> = ports.filter_map(|port| read(port).ok()).collect();
-    let has = |wanted: &str| names.iter().any(|name| name.trim() == wanted);
-    Layers { roce: has("Ethernet") || names.is_empty(), infiniband: has("InfiniBand") }
+    let header = region.header();
+    if header.attention() & attention::NOT_ENFORCED != 0 {
+        return None;
+    }
+    (rules.marking, rules.treatments) = (header.marking(), header.treatments());
+    for stage in Stage::ALL {
+        if let Some(dscp) = header.dscp_of_stage(stage) {
+            rules.dscp[stage.index()] = dscp;
+        }
+        rules.service_level[stage.index()] = header.sl_of_stage(stage);
+    }
+    Some(rules)
 }
 
 fn service_level(text: &str) -> Result<(Stage, u8), String> {
@@ -293,22 +290,20 @@ mod tests {
 
     #[test]
     fn link_layers_are_those_of_all_ports_and_roce_where_there_is_none() {
-        let folder = tempfile::tempdir().unwrap();
-        let port = |device: &str, layer: &str| {
-            let port = folder.path().join(device).join("ports/1");
-            fs::create_dir_all(&port).unwrap();
-            fs::write(port.join("link_layer"), layer).unwrap();
+        let layers = |ports: &[(&str, &str)]| {
+            let folder = tempfile::tempdir().unwrap();
+            for (device, layer) in ports {
+                let port = folder.path().join("sys/class/infiniband").join(device).join("ports/1");
+                fs::create_dir_all(&port).unwrap();
+                fs::write(port.join("link_layer"), layer).unwrap();
+            }
+            fabric::layers(&fabric::ports(&Root::new(folder.path())))
         };
-        assert_eq!(layers(folder.path()), Layers { roce: true, infiniband: false });
-        port("mlx5_0", "InfiniBand\n");
-        assert_eq!(layers(folder.path()), Layers { roce: false, infiniband: true });
-        port("mlx5_1", "Ethernet\n");
-        assert_eq!(layers(folder.path()), Layers { roce: true, infiniband: true });
-        let efa = tempfile::tempdir().unwrap();
-        let port = efa.path().join("efa_0/ports/1");
-        fs::create_dir_all(&port).unwrap();
-        fs::write(port.join("link_layer"), "Unspecified\n").unwrap();
-        assert_eq!(layers(efa.path()), Layers::default());
+        let both = [("mlx5_0", "InfiniBand\n"), ("mlx5_1", "Ethernet\n")];
+        assert_eq!(layers(&[]), Layers { roce: true, infiniband: false });
+        assert_eq!(layers(&both[..1]), Layers { roce: false, infiniband: true });
+        assert_eq!(layers(&both), Layers { roce: true, infiniband: true });
+        assert_eq!(layers(&[("efa_0", "Unspecified\n")]), Layers::default());
     }
 
     #[test]

@@ -30,6 +30,7 @@ use serde::Serialize;
 use self::finding::{Finding, Severity};
 use self::map::{Daemon, Row, Sources};
 use self::root::Root;
+use crate::class_variables;
 use crate::cluster::client::Coordinator;
 use crate::cluster::error::ClusterError;
 use crate::host::Endpoint;
@@ -73,8 +74,9 @@ pub(crate) struct DoctorArgs {
     /// Preload library [default: $LAXITY_LIBRARY, or where it is installed]
     #[arg(long, value_name = "PATH")]
     library: Option<PathBuf>,
-    /// Look at another host's /sys, /proc and /etc, copied below this folder
-    #[arg(long, value_name = "FOLDER", default_value = "/", hide = true)]
+    /// Look at another host's /sys, /proc and /etc, copied below this folder, and at outputs of its
+    /// tools in sos_commands, such as sos_commands/laxity/mlnx_qos_-i_eth0
+    #[arg(long, value_name = "FOLDER", default_value = "/")]
     root: PathBuf,
 }
 
@@ -129,15 +131,23 @@ fn examine(args: &DoctorArgs) -> (Vec<Finding>, Vec<Row>) {
         if root.is_real() { laxity_nic::query(interface) } else { Err(DcbError::Unsupported) }
     };
     findings.extend(levels::priorities(&root, &ports, status, &query, &ask));
+    let map = |interface: &str| {
+        let maps = qos::settings(&root, interface, &query, &ask).maps;
+        maps.into_iter().next().ok_or(DcbError::Unsupported)
+    };
     findings.extend(fabric::forced_class(&root, &ports));
     findings.extend(service::daemon(&answer));
-    let attached = registration::probe(&socket, "laxity doctor");
-    findings.push(service::registration(&socket, &attached));
+    let attached = registration::attach(&socket, "laxity doctor");
+    findings.push(service::registration(&socket, attached.as_ref().err()));
+    let treatments = || laxity_nic::treatments(root.path(), |_| true, &map);
+    let rules = class_variables::rules(attached.ok(), treatments);
     findings.push(service::library(&library::find(args.library.as_deref())));
     findings.extend(service::profiles());
     findings.extend(processes::coverage(&seen, status));
     findings.extend(map::bypasses(&rows));
     findings.extend(classes::table(&seen));
+    let layers = fabric::layers(&ports);
+    findings.extend(rules.iter().flat_map(|rules| classes::compared(&seen, layers, rules)));
     findings.extend(classes::inverted(&seen, status));
     findings.extend(limits::memlock(&root, &seen, !ports.is_empty()));
     findings.extend(kernel::kernel(&root, &kernel::try_out()));

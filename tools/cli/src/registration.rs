@@ -11,10 +11,6 @@ use laxity_shm::registration::{self, Hello, RegistrationError, Welcome};
 /// Longest wait for the daemon. A job waits for 100 ms, and a person can wait longer.
 const PATIENCE: Duration = Duration::from_millis(1000);
 
-pub(crate) fn probe(socket: &Path, name: &str) -> Result<(), RegistrationError> {
-    attach(socket, name).map(|_| ())
-}
-
 /// Attaches as `name`, ends the connection, and returns the daemon's answer. Its memory stays
 /// readable as it was.
 pub(crate) fn attach(socket: &Path, name: &str) -> Result<Welcome, RegistrationError> {

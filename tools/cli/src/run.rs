@@ -321,7 +321,7 @@ fn preload(
 fn daemon(args: &RunArgs, warnings: &mut Vec<String>) -> Result<(), RunError> {
     let socket = args.socket.clone();
     let socket = socket.unwrap_or_else(laxity_shm::registration::socket_path);
-    let Err(error) = registration::probe(&socket, "laxity run") else {
+    let Err(error) = registration::attach(&socket, "laxity run") else {
         return Ok(());
     };
     let problem = format!("laxityd at {} does not admit this job: {error}", socket.display());

@@ -1,5 +1,7 @@
 //! Tables for terminals, and the format of numbers in them.
 
+use std::ops::Range;
+
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 
 /// Returns an empty table with this header.
@@ -17,6 +19,19 @@ pub fn align_numbers(table: &mut Table, from: usize) {
     for column in table.column_iter_mut().skip(from) {
         column.set_cell_alignment(CellAlignment::Right);
     }
+}
+
+/// Returns a table without rules, for a small screen. Columns in `numbers` are aligned to the right.
+#[must_use]
+pub fn without_rules(mut table: Table, numbers: Range<usize>) -> String {
+    table.load_style(presets::NOTHING);
+    for (at, column) in table.column_iter_mut().enumerate() {
+        column.set_padding((0, 2));
+        if numbers.contains(&at) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+    table.trim_fmt()
 }
 
 /// Returns a number of bytes with a binary unit and three significant digits.

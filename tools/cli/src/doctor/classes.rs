@@ -1,14 +1,17 @@
-//! Shows the traffic classes of the libraries in each process, and checks whether KV transfer has a
-//! better one than collectives. By default UCX sets 106 (DSCP 26, ECN-capable), NCCL and NVSHMEM
-//! set 0, and DeepEP V2 sets 3 (DSCP 0). On a fabric with a lossless class for DSCP 26, the KV
-//! cache is then in that class, and expert-parallel traffic and collectives are not.
+//! Shows the traffic classes of the libraries in each process, and checks whether those that are
+//! set agree with `laxity env`, and whether KV transfer has a better one than collectives. By
+//! default UCX sets 106 (DSCP 26, ECN-capable), NCCL and NVSHMEM set 0, and DeepEP V2 sets 3 (DSCP
+//! 0). On a fabric with a lossless class for DSCP 26, the KV cache is then in that class, and
+//! expert-parallel traffic and collectives are not.
+
+use std::collections::BTreeSet;
 
 use laxity_shm::record::Stage;
 use laxity_wire::Status;
 
 use super::finding::Finding;
 use super::processes::{Process, Seen};
-use crate::class_table::{Field, Variable};
+use crate::class_table::{Field, Layers, Outcome, Rules, Setting, Variable, plan};
 
 /// The traffic class of one library in one process.
 struct Choice<'a> {
@@ -73,6 +76,31 @@ pub(crate) fn table(seen: &Seen) -> Vec<Finding> {
             _ => finding
                 .because(format!("not set: {}", unset.join(", ")))
                 .action("laxity env --profile wide-ep prints values that agree with the levels"),
+        })
+    };
+    seen.processes.iter().filter_map(of_process).collect()
+}
+
+/// Compares the values that are set with those of `laxity env`. Bits of ECN do not count.
+pub(crate) fn compared(seen: &Seen, layers: Layers, rules: &Rules) -> Vec<Finding> {
+    let plan = plan(layers, rules, |_| None);
+    let of_process = |process: &Process| {
+        let differing = |setting: &Setting| {
+            let (row, Outcome::Set(planned)) = (setting.variable, &setting.outcome) else {
+                return None;
+            };
+            let (name, class) = row.set_by(|name| process.variables.get(name).cloned())?;
+            let ecn_bits = if row.sets == Field::TrafficClass { 2 } else { 0 };
+            let differs = class >> ecn_bits != planned >> ecn_bits;
+            let counts = differs && process.class_variables.contains(&row);
+            counts.then(|| format!("{name} is {class}, not {planned}"))
+        };
+        let found: BTreeSet<String> = plan.iter().filter_map(differing).collect();
+        (!found.is_empty()).then(|| {
+            Finding::warn("classes", Vec::from_iter(found).join(", "))
+                .about(process.subject())
+                .because("its class is not that of its stage, so the network orders it otherwise")
+                .action("unset it, and take what laxity env --profile wide-ep prints then")
         })
     };
     seen.processes.iter().filter_map(of_process).collect()

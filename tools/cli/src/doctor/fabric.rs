@@ -2,10 +2,11 @@
 //!
 //! The kernel's Documentation/ABI/stable/sysfs-class-infiniband describes `/sys/class/infiniband`.
 
-use laxity_wire::Status;
+use laxity_wire::{LevelStatus, Status};
 
 use super::finding::Finding;
 use super::root::Root;
+use crate::class_table::Layers;
 
 const CLASS: &str = "/sys/class/infiniband";
 
@@ -60,6 +61,13 @@ pub(crate) fn ports(root: &Root) -> Vec<Port> {
     ports
 }
 
+/// Returns the link layers of a host's ports. A host without any may start containers for others,
+/// which are more often RoCE.
+pub(crate) fn layers(ports: &[Port]) -> Layers {
+    let infiniband = ports.iter().any(|port| port.link_layer == "InfiniBand");
+    Layers { roce: ports.is_empty() || ports.iter().any(|port| port.ethernet), infiniband }
+}
+
 /// Parses the rate of a port, such as `"100 Gb/sec (4X EDR)"`.
 fn gbit(rate: &str) -> Option<f64> {
     let (number, unit) = rate.split_once(' ')?;
@@ -74,27 +82,37 @@ fn netdev(root: &Root, device: &str, port: &str) -> Option<String> {
         .filter(|name| !name.is_empty())
 }
 
-/// Shows how the levels are told apart on a port that is not Ethernet.
-fn service_levels(port: &Port, status: Option<&Status>) -> Finding {
-    const SOFTWARE: &str = "order is kept in software only";
+/// Returns how the levels are told apart on a port that is not Ethernet.
+pub(crate) fn marking(port: &Port, status: Option<&Status>) -> String {
     if port.link_layer != "InfiniBand" {
-        return Finding::info("marking", format!("{SOFTWARE}: this fabric has no classes"))
-            .because("EFA shows neither DSCP nor service level to applications");
+        return "software order only: EFA has no classes".to_owned();
     }
     let levels = status.and_then(|status| status.ports.first()).map_or(&[][..], |p| &p.levels);
+    let run = |run: &[LevelStatus]| {
+        let (first, last) = (run.first()?, run.last()?);
+        let to = if run.len() > 1 { format!("-{}", last.level) } else { String::new() };
+        Some(format!("{}{to} SL {}", first.level, first.sl?))
+    };
     let named: Vec<String> =
-        levels.iter().filter_map(|l| Some(format!("{}: SL {}", l.level, l.sl?))).collect();
-    if named.is_empty() {
-        return Finding::info("marking", format!("{SOFTWARE}: no service levels are configured"))
-            .because("InfiniBand queues by service level, and a subnet may route by it")
-            .action(
-                "ask who runs the subnet manager which service levels are free, then set sl of \
-                 [levels] in laxityd.toml",
-            );
+        levels.chunk_by(|one, other| one.sl == other.sl).filter_map(run).collect();
+    match named.is_empty() {
+        true => "software order only: no service levels are configured".to_owned(),
+        false => format!("InfiniBand: {}", named.join(", ")),
     }
-    Finding::info("marking", named.join("; "))
-        .because("levels whose service levels share a virtual lane are not ordered there")
-        .action(format!("smpquery -C {} sl2vl LID, and smpquery vlarb LID", port.device))
+}
+
+fn service_levels(port: &Port, status: Option<&Status>) -> Finding {
+    let finding = Finding::info("marking", marking(port, status));
+    if port.link_layer != "InfiniBand" {
+        return finding.because("EFA shows neither DSCP nor service level to applications");
+    }
+    finding
+        .because("levels are not ordered where their service levels share a virtual lane")
+        .action(format!(
+            "smpquery -C {} sl2vl LID, and vlarb LID; ask who runs the subnet manager before you \
+             set sl of [levels] in laxityd.toml",
+            port.device
+        ))
 }
 
 /// Checks the state of each port, and whether the daemon has a NIC for it with its rate.
@@ -113,7 +131,7 @@ pub(crate) fn devices(ports: &[Port], status: Option<&Status>) -> Vec<Finding> {
     }
     let mut findings = Vec::new();
     for port in ports {
-        let layer = if port.ethernet { "RoCE" } else { "InfiniBand" };
+        let layer = if port.ethernet { "RoCE" } else { &port.link_layer };
         let rate = port.rate_gbit.map_or("rate unknown".to_owned(), |r| format!("{r} Gbit/s"));
         let netdev = port.netdev.as_deref().unwrap_or("no network interface");
         let found = format!("{}, {layer}, {rate}, {netdev}", port.state);

@@ -36,7 +36,7 @@ pub(crate) fn priorities(
 }
 
 fn marking(status: Option<&Status>) -> &str {
-    status.map_or("", |status| status.marking.as_str())
+    status.map_or("preserve", |status| status.marking.as_str())
 }
 
 fn trust(interface: &str, settings: &Settings) -> Finding {
@@ -81,7 +81,8 @@ fn lossless(map: &PriorityMap) -> Finding {
 }
 
 fn levels(map: &PriorityMap, levels: &[Level], marking: &str) -> Vec<Finding> {
-    if map.trust != Some(Trust::Dscp) || map.priority_of_dscp.is_none() || levels.is_empty() {
+    let is_known = map.trust == Some(Trust::Pcp) || map.priority(0).is_some();
+    if !is_known || levels.is_empty() {
         return Vec::new();
     }
     if marking == "off" {
@@ -138,8 +139,6 @@ fn leaving(map: &PriorityMap, levels: &[Level], marking: &str) -> Option<Finding
     if lossy.is_empty() {
         return None;
     }
-    // Preserving leaves lossless traffic alone, so it only loses its order in the network.
-    let severity = if marking == "preserve" { Severity::Warn } else { Severity::Error };
     let why = if marking == "preserve" {
         "traffic in a lossless priority keeps its class there, so the network does not see these \
          levels; only traffic in a lossy priority gets them"
@@ -147,7 +146,7 @@ fn leaving(map: &PriorityMap, levels: &[Level], marking: &str) -> Option<Finding
         "traffic of these levels leaves the lossless priority and loses packets under congestion"
     };
     let found = format!("not in a lossless priority: {}", lossy.join(", "));
-    let finding = Finding::new("levels", severity, found).because(why).action(
+    let finding = Finding::error("levels", found).because(why).action(
         "give the levels DSCPs of lossless priorities ([levels] of /etc/laxity/laxityd.toml), or \
          turn PFC on for their priorities in NICs and switches",
     );
@@ -156,8 +155,12 @@ fn leaving(map: &PriorityMap, levels: &[Level], marking: &str) -> Option<Finding
 
 /// Reports levels of different DSCPs that share a queue of the NIC.
 fn sharing(map: &PriorityMap, levels: &[Level]) -> Option<Finding> {
-    // Without the queues, a shared priority is what can be known.
-    let queue = |dscp: u8| map.class(dscp).or_else(|| map.priority(dscp));
+    // Without the queues, a shared priority is what can be known. Under PCP the DSCP selects none.
+    let is_pcp = map.trust == Some(Trust::Pcp);
+    let queue = |dscp: u8| match is_pcp {
+        true => Some(0),
+        false => map.class(dscp).or_else(|| map.priority(dscp)),
+    };
     let mut pairs = Vec::new();
     let mut severity = Severity::Warn;
     for (at, (level, dscp)) in levels.iter().enumerate() {
@@ -180,8 +183,9 @@ fn sharing(map: &PriorityMap, levels: &[Level]) -> Option<Finding> {
     let finding = Finding::new("levels", severity, format!("share a queue: {}", pairs.join("; ")))
         .because("the NIC sends what shares a queue in the order of posting, not of the levels")
         .action(
-            "map their DSCPs to priorities of different queues (mlnx_qos --dscp2prio, --prio_tc; \
-             dcb app, dcb ets), or give the levels one DSCP in [levels]",
+            "let the NIC trust DSCP, and map the DSCPs to priorities of different queues (mlnx_qos \
+             --trust, --dscp2prio, --prio_tc; dcb apptrust, app, ets), or give the levels one DSCP \
+             in [levels]",
         );
     Some(finding)
 }

@@ -77,7 +77,7 @@ pub(crate) struct Flow {
     pub(crate) why: String,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize)]
 pub(crate) struct Row {
     pub(crate) pid: u32,
     pub(crate) name: String,
@@ -112,9 +112,8 @@ impl<'a> Sources<'a> {
 }
 
 /// Returns the map of this host, or of the host below `root`, with the answer of its daemon.
-pub(crate) fn of_host(root: &Root, status: &Status) -> Vec<Row> {
-    let ports = fabric::ports(root);
-    rows(&Sources::new(root, &ports, Daemon::Answers(status)), &processes::scan(root))
+pub(crate) fn of_host(root: &Root, ports: &[Port], status: &Status) -> Vec<Row> {
+    rows(&Sources::new(root, ports, Daemon::Answers(status)), &processes::scan(root))
 }
 
 /// Returns a row for each process that has a path, and for each that can't be read.
@@ -329,6 +328,19 @@ pub(crate) fn page(rows: &[Row]) -> String {
         let _ = writeln!(page, "{}\n    {NEXT_STEP}", printable(&line));
     }
     page
+}
+
+/// Returns one line: how many processes and paths there are, by what Laxity has to do with them.
+pub(crate) fn summary(rows: &[Row]) -> String {
+    let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+    for flow in rows.iter().flat_map(|row| &row.paths) {
+        *counts.entry(flow.laxity.name()).or_default() += 1;
+    }
+    let unreadable = rows.iter().filter(|row| !row.readable).count();
+    let mut words = vec![format!("{} RDMA processes", rows.len() - unreadable)];
+    words.extend(counts.iter().map(|(name, count)| format!("{count} paths {name}")));
+    words.extend((unreadable > 0).then(|| format!("{unreadable} processes unreadable")));
+    format!("{}: laxity status --full", words.join(", "))
 }
 
 fn heading(row: &Row) -> String {

@@ -3,6 +3,8 @@
 //!
 //! Both tools print text. `dcb -j` prints JSON, with stray strings of one blank between numbers.
 
+use std::cell::Cell;
+
 use laxity_nic::{DcbError, PRIORITIES, PriorityMap, Selection, Trust, map_of};
 use serde_json::Value;
 
@@ -25,39 +27,41 @@ pub(crate) struct Settings {
 /// Returns what is known of the NICs behind `interface`. The kernel's word precedes that of tools,
 /// which fill in what it left out.
 pub(crate) fn settings(root: &Root, interface: &str, query: Query<'_>, tool: Tool<'_>) -> Settings {
-    let kernel = map_of(root.path(), interface, query).unwrap_or_default();
-    if kernel.iter().any(|map| map.trust.is_some() && map.pfc.is_some()) {
-        return Settings { maps: kernel, source: "dcbnl" };
-    }
-    let mut said = PriorityMap::default();
-    let mut source = "unknown";
-    if let Some(text) = tool("mlnx_qos", &["-i", interface]) {
-        (said, source) = (mlnx_qos(&text), "mlnx_qos");
-    }
-    let dcb = |object: &str| tool("dcb", &["-j", "-N", object, "show", "dev", interface]);
-    for object in ["apptrust", "app", "ets", "pfc"] {
-        if let Some(text) = dcb(object) {
-            let more = dcb_output(&text);
-            if more != PriorityMap::default() && said == PriorityMap::default() {
-                source = "dcb";
+    let source = Cell::new("unknown");
+    let of_nic = |interface: &str| {
+        let kernel = query(interface);
+        if kernel.as_ref().is_ok_and(|map| map.trust.is_some() && map.pfc.is_some()) {
+            source.set("dcbnl");
+            return kernel;
+        }
+        match said(interface, tool) {
+            None => kernel,
+            Some((map, by)) => {
+                source.set(by);
+                Ok(filled(&kernel.unwrap_or_default(), &map))
             }
-            said = filled(&said, &more);
+        }
+    };
+    let maps = map_of(root.path(), interface, &of_nic).unwrap_or_default();
+    Settings { maps, source: source.get() }
+}
+
+/// Returns what tools say of an interface, and which one said it, if one does.
+fn said(interface: &str, tool: Tool<'_>) -> Option<(PriorityMap, &'static str)> {
+    let nothing = PriorityMap::default();
+    let text = tool("mlnx_qos", &["-i", interface]);
+    let (mut said, mut source) = (text.map_or(nothing.clone(), |text| mlnx_qos(&text)), "mlnx_qos");
+    for object in ["apptrust", "app", "ets", "pfc"] {
+        if let Some(text) = tool("dcb", &["-j", "-N", object, "show", "dev", interface]) {
+            source = if said == nothing { "dcb" } else { source };
+            said = filled(&said, &dcb_output(&text));
         }
     }
     // Without apptrust, a driver trusts DSCP from the first mapped one on (mlx5).
     if said.trust.is_none() && said.priority_of_dscp.is_some() {
         said.trust = Some(Trust::Dscp);
     }
-    if kernel.is_empty() && said == PriorityMap::default() {
-        return Settings { maps: Vec::new(), source };
-    }
-    said.ecn = laxity_nic::ecn(root.path(), interface);
-    let maps = if kernel.is_empty() {
-        vec![said]
-    } else {
-        kernel.iter().map(|map| filled(map, &said)).collect()
-    };
-    Settings { maps, source }
+    (said != nothing).then_some((said, source))
 }
 
 fn filled(known: &PriorityMap, more: &PriorityMap) -> PriorityMap {
@@ -152,6 +156,9 @@ pub(crate) fn dcb_output(text: &str) -> PriorityMap {
     };
     let mut map = PriorityMap::default();
     let mut shares = [0; PRIORITIES];
+    let defaults = rows.iter().filter(|(key, _)| key == "default-prio");
+    let defaults = defaults.flat_map(|(_, values)| values).filter_map(|(_, value)| small(value));
+    let default = defaults.max().unwrap_or(0);
     for (key, values) in &rows {
         let numbers = || table(values, |value| value.parse().ok());
         match key.as_str() {
@@ -159,7 +166,7 @@ pub(crate) fn dcb_output(text: &str) -> PriorityMap {
                 let trusts = values.iter().any(|(_, value)| value == "dscp");
                 map.trust = Some(if trusts { Trust::Dscp } else { Trust::Pcp });
             }
-            "dscp-prio" => map.priority_of_dscp = dscp_table(values),
+            "dscp-prio" => map.priority_of_dscp = dscp_table(values, default),
             "prio-tc" => map.class_of_priority = numbers(),
             "tc-bw" => shares = numbers().unwrap_or(shares),
             "tc-tsa" => {
@@ -194,10 +201,11 @@ pub(crate) fn dcb_output(text: &str) -> PriorityMap {
 type Rows = Vec<(String, Vec<(String, String)>)>;
 
 /// Splits `tc-bw 0:33 1:33 dscp-prio CS3:3` into keys and `(index, value)` pairs. A word without a
-/// colon is a key, or a value of `order:`.
+/// colon is a key, or a value of `order:` or `default-prio`.
 fn text_rows(text: &str) -> Rows {
     let mut rows: Rows = Vec::new();
     for word in text.split_whitespace() {
+        let is_number = word.parse::<u8>().is_ok();
         match word.split_once(':') {
             Some(("order", "")) => rows.push(("order".to_owned(), Vec::new())),
             Some((index, value)) => {
@@ -206,7 +214,7 @@ fn text_rows(text: &str) -> Rows {
                 }
             }
             None => match rows.last_mut() {
-                Some((key, values)) if key == "order" => {
+                Some((key, values)) if key == "order" || key == "default-prio" && is_number => {
                     values.push((values.len().to_string(), word.to_owned()));
                 }
                 _ => rows.push((word.to_owned(), Vec::new())),
@@ -256,15 +264,15 @@ fn table<T: Copy>(
     complete?.try_into().ok()
 }
 
-/// Returns the priority of each DSCP, which is 0 for those that are not mapped. Of several
+/// Returns the priority of each DSCP, which is `default` for those that are not mapped. Of several
 /// priorities of one DSCP, the highest counts.
-fn dscp_table(values: &[(String, String)]) -> Option<[u8; DSCPS]> {
-    let mut priorities = [0; DSCPS];
+fn dscp_table(values: &[(String, String)], default: u8) -> Option<[u8; DSCPS]> {
+    let mut priorities = [None; DSCPS];
     for (dscp, priority) in values {
         let cell = priorities.get_mut(dscp_number(dscp)?)?;
-        *cell = small(priority)?.max(*cell);
+        *cell = Some(small(priority)?).max(*cell);
     }
-    (!values.is_empty()).then_some(priorities)
+    (!values.is_empty()).then_some(priorities.map(|priority| priority.unwrap_or(default)))
 }
 
 /// Parses a DSCP as a number, or by the names of iproute2: `CS3`, `AF31`, `EF`, `default`.

@@ -1,4 +1,7 @@
-//! Read access to `/sys`, `/proc` and `/etc` below a folder that tests can replace.
+//! Read access to `/sys`, `/proc` and `/etc` of this machine, or of another one below a folder.
+//!
+//! Tools tell of this machine only. Of another one their recorded outputs are read, in the form of
+//! sosreport: `sos_commands/ANY/COMMAND`, where `_` stands for blanks in the command line.
 
 use std::fs;
 use std::io::Read;
@@ -62,9 +65,31 @@ impl Root {
         self.0 == Path::new("/")
     }
 
-    /// Returns the output of a tool, which describes this host only: none for another root.
+    /// Returns the output of a tool, or the recorded one of another machine.
     pub(crate) fn ask(&self, program: &str, arguments: &[&str]) -> Option<String> {
-        self.is_real().then(|| output(program, arguments)).flatten()
+        if self.is_real() { output(program, arguments) } else { self.recorded(program, arguments) }
+    }
+
+    /// Returns the first recorded output of a command. Its options don't count.
+    fn recorded(&self, program: &str, arguments: &[&str]) -> Option<String> {
+        const FOLDER: &str = "/sos_commands";
+        let words = |text: &str| -> Vec<String> {
+            text.split(|c: char| !c.is_alphanumeric()).map(str::to_owned).collect()
+        };
+        let is_option = |word: &str| word.starts_with('-') || ["show", "dev"].contains(&word);
+        let named = arguments.iter().filter(|word| !is_option(word));
+        let wanted = words(&named.fold(program.to_owned(), |line, word| line + " " + word));
+        let is_of_command = |file: &String| {
+            let found = words(file.trim_end_matches(".txt").trim_end_matches(".json"));
+            let mut rest = found.iter();
+            wanted.iter().all(|word| rest.any(|other| other == word))
+                && (found.first(), found.last()) == (wanted.first(), wanted.last())
+        };
+        let folders = self.names(FOLDER).into_iter().map(|name| format!("{FOLDER}/{name}"));
+        folders.chain([FOLDER.to_owned()]).find_map(|folder| {
+            let file = self.names(&folder).into_iter().find(is_of_command)?;
+            self.text(&format!("{folder}/{file}"))
+        })
     }
 }
 

@@ -8,7 +8,7 @@ use laxity_shm::registration::{Reason, RegistrationError};
 use laxity_wire::{ControlError, Status};
 
 use super::finding::Finding;
-use crate::host::older_clients;
+use crate::host::overview::older_clients;
 
 const START: &str =
     "systemctl enable --now laxityd; journalctl -u laxityd says why it does not start";
@@ -122,9 +122,9 @@ fn clients(status: &Status) -> Vec<Finding> {
     findings
 }
 
-pub(crate) fn registration(socket: &Path, answer: &Result<(), RegistrationError>) -> Finding {
+pub(crate) fn registration(socket: &Path, error: Option<&RegistrationError>) -> Finding {
     let shown = socket.display();
-    let Err(error) = answer else {
+    let Some(error) = error else {
         return Finding::ok("registration", format!("{shown} admits this user"));
     };
     let finding = Finding::error("registration", format!("{shown}: {error}"))

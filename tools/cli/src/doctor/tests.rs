@@ -4,6 +4,8 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::PathBuf;
 
+use laxity_shm::marking::Treatments;
+use laxity_shm::record::Stage;
 use laxity_shm::registration::{Reason, RegistrationError};
 use laxity_wire::{ClientStatus, ControlError, LevelStatus, PortStatus, Status};
 use tempfile::TempDir;
@@ -12,6 +14,8 @@ use super::finding::{Finding, Severity};
 use super::kernel::Tried;
 use super::root::Root;
 use super::{classes, fabric, kernel, levels, limits, processes, service};
+use crate::class_table::Layers;
+use crate::class_variables;
 
 mod map;
 mod priorities;
@@ -169,9 +173,9 @@ fn other_fabrics_than_ethernet_are_told_how_their_levels_are_kept_apart() {
         level.sl = Some(sl as u8);
     }
     let named = marking("InfiniBand", Some(&named));
-    assert!(named.contains("P1: SL 5") && named.contains("scavenger: SL 0"), "{named}");
+    assert!(named.contains("P1 SL 5") && named.contains("scavenger SL 0"), "{named}");
     let efa = marking("Unspecified", None);
-    assert!(efa.contains("in software only") && efa.contains("EFA"), "{efa}");
+    assert!(efa.contains("software order only") && efa.contains("EFA"), "{efa}");
 }
 
 #[test]
@@ -293,6 +297,24 @@ fn the_classes_of_each_process_are_shown_with_the_variables_that_are_not_set() {
 }
 
 #[test]
+fn a_class_that_is_set_and_is_not_that_of_the_table_is_a_warning() {
+    let host = Host::new()
+        .process(10, &["libnccl.so.2", "libucp.so.0"], &["NCCL_IB_TC=106", "MC_IB_TC=1"], true)
+        .process(11, &["libnccl.so.2", "libucp.so.0"], &["UCX_IB_TRAFFIC_CLASS=0x28"], true)
+        .process(12, &["libnccl.so.2"], &["NCCL_IB_SL=3"], true);
+    let compared = |layers: Layers| {
+        let mut rules = class_variables::rules(None, || Treatments::ALL_ALIKE).unwrap();
+        rules.service_level[Stage::Collective.index()] = Some(2);
+        classes::compared(&processes::scan(&host.root()), layers, &rules)
+    };
+    let roce = compared(Layers { roce: true, infiniband: false });
+    assert_eq!((roce.len(), severity(&roce, "classes")), (1, Severity::Warn), "{roce:?}");
+    assert_eq!((&*roce[0].subject, &*roce[0].found), ("10 (engine)", "NCCL_IB_TC is 106, not 136"));
+    let infiniband = compared(Layers { roce: false, infiniband: true });
+    assert_eq!(infiniband[0].found, "NCCL_IB_SL is 3, not 2");
+}
+
+#[test]
 fn rdma_without_the_library_is_a_warning_that_names_the_process_and_the_command() {
     let host = Host::new()
         .process(10, &["libibverbs.so.1", "mooncake/engine.so", "libnccl.so.2"], &[], true)
@@ -401,10 +423,10 @@ fn a_daemon_that_is_absent_bypassed_or_of_another_release_is_told_apart() {
 #[test]
 fn a_refused_registration_says_what_to_change() {
     let socket = "/run/laxity/laxityd.sock".as_ref();
-    assert_eq!(service::registration(socket, &Ok(())).severity, Severity::Ok);
+    assert_eq!(service::registration(socket, None).severity, Severity::Ok);
     let rejected = |reason| {
         let error = RegistrationError::Rejected { reason, version: 1 };
-        service::registration(socket, &Err(error))
+        service::registration(socket, Some(&error))
     };
     assert!(rejected(Reason::Forbidden).action.contains("[access]"));
     assert!(rejected(Reason::Full).action.contains("clients_max"));

@@ -8,14 +8,14 @@ use ratatui::widgets::{Cell, Paragraph, Row, Table, TableState};
 
 use super::Top;
 use super::rows::{self, View};
-use crate::host::headline;
+use crate::host::overview::summary;
 
 /// Maximum number of lines of the daemon's state. `laxity status` has the others.
 const STATE_LINES_MAX: usize = 4;
 const GAP: u16 = 2;
 
 pub(super) fn draw(frame: &mut Frame<'_>, top: &Top) {
-    let mut state: Vec<String> = headline(&top.now).lines().map(str::to_owned).collect();
+    let mut state = summary(&top.now);
     state.truncate(STATE_LINES_MAX);
     if let Some(problem) = &top.problem {
         state.insert(0, format!("NO ANSWER, values are old: {problem}"));

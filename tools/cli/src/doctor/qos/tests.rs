@@ -48,6 +48,8 @@ fn dcb_says_the_same_as_text_and_as_json_with_its_stray_blanks() {
     assert_eq!(selection[3], Selection::Ets(90));
     assert_eq!(dcb_output(json), map);
     assert_eq!(dcb_output(&format!("[{json}]")), map);
+    let default = dcb_output("default-prio 0 2 \ndscp-prio 0:0 26:3 \n");
+    assert_eq!([0, 26, 46].map(|dscp| default.priority_of_dscp.unwrap()[dscp]), [0, 3, 2]);
     let strays = json.replace("\"tc_bw\":[10,0", "\"tc_bw\":[10,\" \",0");
     assert_eq!(dcb_output(&strays), map);
 }

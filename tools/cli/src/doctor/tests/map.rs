@@ -96,6 +96,8 @@ fn vllm_with_nixl_goes_past_verbs_on_mlx5_unless_the_package_asks_for_it() {
     let tcp = mlx5().process(10, &NIXL, &["UCX_TLS=tcp,self"], true);
     let tcp = only(&tcp, Daemon::Answers(&status));
     assert_eq!(shorts(&tcp), [(Verbs, "libibverbs", None, Reach::Measured)]);
+    let line = map::summary(&[on_verbs, tcp]);
+    assert!(line.starts_with("2 RDMA processes, 1 paths measured, 2 paths ordered:"), "{line}");
 }
 
 #[test]

@@ -58,7 +58,7 @@ fn mlnx_qos(pfc: [u8; 8], is_one_queue: bool) -> String {
 }
 
 #[test]
-fn a_level_that_leaves_the_lossless_priority_is_an_error_and_a_warning_where_classes_are_kept() {
+fn a_level_outside_of_the_lossless_priority_is_an_error_whatever_the_marking_unless_it_is_off() {
     let host = Host::new().roce("mlx5_0", "eth0", &[]);
     let text_of = mlnx_qos([0, 0, 0, 1, 0, 0, 0, 0], false);
     let tool = |program: &str, _: &[&str]| (program == "mlnx_qos").then(|| text_of.clone());
@@ -67,11 +67,9 @@ fn a_level_that_leaves_the_lossless_priority_is_an_error_and_a_warning_where_cla
         status.marking = marking.into();
         priorities(&host, Some(&status), &tool)
     };
-    for (marking, expected) in
-        [("levels", Severity::Error), ("", Severity::Error), ("preserve", Severity::Warn)]
-    {
+    for marking in ["levels", "", "preserve"] {
         let findings = with(marking);
-        assert_eq!(severity(&findings, "levels"), expected, "{marking}");
+        assert_eq!(severity(&findings, "levels"), Severity::Error, "{marking}");
         let found = text(&findings);
         assert!(found.contains("not in a lossless priority: ") && found.contains("DSCP 34"));
         assert!(found.contains("DSCP 26, priority 3, queue 3, lossless"), "{found}");
@@ -98,10 +96,27 @@ fn levels_of_different_dscps_in_one_queue_are_an_error_but_the_scavenger_may_joi
     let one = of(mlnx_qos([0; 8], true), None);
     assert_eq!(severity(&one, "levels"), Severity::Error);
     assert!(text(&one).contains("P1 (DSCP 46) and P2 (DSCP 34)"), "{one:?}");
+    let pcp = of(mlnx_qos([0; 8], false).replace("trust state: dscp", "trust state: pcp"), None);
+    assert_eq!(severity(&pcp, "levels"), Severity::Error, "a NIC that sorts by PCP has one queue");
+    assert!(text(&pcp).contains("P1 (DSCP 46) and P2 (DSCP 34)") && text(&pcp).contains("dcb"));
     let mut same = status();
     for level in &mut same.ports[0].levels {
         level.dscp = 26;
     }
     let meant = of(mlnx_qos([0; 8], true), Some(&same));
     assert_eq!(severity(&meant, "levels"), Severity::Ok, "one DSCP for all is meant");
+}
+
+#[test]
+fn outputs_that_were_recorded_on_another_machine_count_and_programs_of_this_one_do_not() {
+    let root = Root::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/image"));
+    let ask = |program: &str, arguments: &[&str]| root.ask(program, arguments);
+    let unsupported = |_: &str| Err(laxity_nic::DcbError::Unsupported);
+    let found = levels::priorities(&root, &fabric::ports(&root), None, &unsupported, &ask);
+    assert_eq!(severity(&found, "trust"), Severity::Ok, "{found:?}");
+    // Each member of the bond has outputs of another tool.
+    let found = text(&found);
+    assert!(found.contains("P1: DSCP 46, priority 5, queue 5, lossy"), "{found}");
+    assert!(found.contains("P1: DSCP 46, priority 3, lossless"), "by default-prio: {found}");
+    assert_eq!((ask("true", &[]), ask("mlnx_qos", &["-i", "eth1"])), (None, None));
 }
