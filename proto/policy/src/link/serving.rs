@@ -85,7 +85,7 @@ impl Link {
     }
 
     fn pick(&mut self, now: Time) -> Option<Action> {
-        self.paced = false;
+        self.paced = None;
         let relieved = self.relieve(now);
         if relieved.is_some() {
             return relieved;
@@ -129,7 +129,7 @@ impl Link {
             }
             if !insists && !self.fits(now, wire, bytes) {
                 let chunk = bytes.min(self.port.config.chunk_bytes);
-                self.paced = self.overcommits(wire, chunk);
+                self.paced = self.exceeds_at(wire, chunk);
                 return None;
             }
             return Some(self.permit(now, slot, level, bytes));
