@@ -72,14 +72,20 @@ impl Link {
         if !self.starved.covers(bytes) {
             return None;
         }
-        if !self.has_share(&flow.spec) {
+        let standing = self.port.queues.get(flow.group);
+        let level = self.level_now(now, flow, standing);
+        let wire = flow.wire.unwrap_or(level);
+        // Where pieces that exceed the window follow one another, the window is never free.
+        let is_next = || {
+            self.peer_takes(standing.queue, &flow.spec, wire, bytes) && self.fits(now, wire, bytes)
+        };
+        if !self.has_share(&flow.spec) && !is_next() {
             if self.bounds_peers() {
                 // The next starved flow may have a peer with room.
                 self.starved.pass(&mut self.port.flows, slot);
             }
             return None;
         }
-        let level = self.level_now(now, flow, self.port.queues.get(flow.group));
         self.starved.spend(&mut self.port.flows, slot, bytes);
         Some(self.permit(now, slot, level, bytes))
     }
