@@ -327,9 +327,10 @@ fn the_deadline_of_one_flow_counts_for_its_batch_whatever_the_others_have() {
     }
 }
 
-/// Flows without a deadline and without a known batch are equal, so arrival decides.
+/// Of flows without a deadline and without a known batch the smallest is first, and a larger one
+/// waits for those that arrive within 32 times its own time.
 #[test]
-fn kv_reuse_and_the_last_stage_without_a_deadline_take_turns_by_arrival() {
+fn kv_reuse_and_the_last_stage_without_a_deadline_go_by_size_within_a_bound() {
     let of = |stage| Kind {
         stage,
         batch: Known::Nothing,
@@ -338,7 +339,16 @@ fn kv_reuse_and_the_last_stage_without_a_deadline_take_turns_by_arrival() {
         layer: 5,
     };
     for (subject, load) in [(Stage::P2d, Stage::KvReuse), (Stage::KvReuse, Stage::P2d)] {
-        let done = finishes_after(PolicyKind::Laxity, of(subject), (of(load), CHUNK), 1.0);
-        assert!(done.is_some_and(|s| s < 0.1), "{subject}: {done:?}");
+        let after = |bytes| {
+            let done = finishes_after(PolicyKind::Laxity, of(subject), (of(load), bytes), 1.0);
+            done.unwrap_or_else(|| panic!("{subject} waits for {load}"))
+        };
+        // The load is smaller. The flow's own time is `SIZE` chunks.
+        let overtaken_s = 32.0 * SIZE as f64 / SPEED as f64;
+        let smaller = after(CHUNK / 8);
+        assert!((0.9 * overtaken_s..1.1 * overtaken_s).contains(&smaller), "{subject}: {smaller}");
+        // The load is larger, and what of it is permitted goes first.
+        let larger = after(2 * SIZE * CHUNK);
+        assert!(larger < 0.06, "{subject}: {larger}");
     }
 }
