@@ -55,7 +55,8 @@ PATIENCE_S = 30.0
 GLANCE_S = 200e-6
 
 #: Longest list of descriptors whose lengths are added up. The bytes of longer lists are estimated from a sample of
-#: this size, since the daemon needs the load only roughly.
+#: this size, since the daemon needs the load only roughly. A prepared list counts as one of equal lengths if those of
+#: such a sample are equal, so nothing has to be added up for a transfer of it.
 COUNTED_MAX = 4096
 
 #: How long a caller that asks for a transfer waits while another thread is in the agent, to post another one.
@@ -166,6 +167,7 @@ class Gate:
             rest = args[1:] if args[0] in ("", getattr(self._constants, "NIXL_INIT_AGENT", "")) else ()
         lengths = _tell(_Lengths.of, *rest[:2]) if rest else None
         if lengths is not None:
+            _tell(lengths.compare)
             with self._lock:
                 self._lists[int(handle)] = lengths
         return handle
@@ -422,6 +424,8 @@ class _Lengths:
     def __init__(self, count: int, at: Callable[[int], tuple[int, int]]) -> None:
         self._count = count
         self._at = at
+        #: The length of every descriptor, if they are equal.
+        self._each: Optional[int] = None
 
     @classmethod
     def of(cls, first: Any, second: Any = None) -> Optional["_Lengths"]:
@@ -440,6 +444,11 @@ class _Lengths:
             return cls(ends[-1] if ends else 0, at)
         return None
 
+    def compare(self) -> None:
+        """Finds out whether the lengths are equal."""
+        lengths = {int(self._at(index)[1]) for index in _sample(range(self._count))}
+        self._each = lengths.pop() if len(lengths) == 1 else None
+
     def first(self) -> int:
         return int(self._at(0)[0]) if self._count else 0
 
@@ -454,11 +463,19 @@ class _Lengths:
 
     def _sum(self, indices: Any) -> int:
         count = len(indices)
-        if count <= COUNTED_MAX:
-            return sum(int(self._at(int(index))[1]) for index in indices)
-        step = count / COUNTED_MAX
-        sample = sum(int(self._at(int(indices[int(place * step)]))[1]) for place in range(COUNTED_MAX))
-        return round(sample * step)
+        if self._each is not None:
+            return count * self._each
+        lengths = [int(self._at(int(index))[1]) for index in _sample(indices)]
+        return round(sum(lengths) * (count / max(len(lengths), 1)))
+
+
+def _sample(indices: Any) -> Any:
+    """At most :data:`COUNTED_MAX` of the indices, evenly spaced, with the first and the last."""
+    count = len(indices)
+    if count <= COUNTED_MAX:
+        return indices
+    step = (count - 1) / (COUNTED_MAX - 1)
+    return [indices[round(place * step)] for place in range(COUNTED_MAX)]
 
 
 @functools.lru_cache(maxsize=1)

@@ -417,6 +417,36 @@ def test_prepared_lists_are_added_up_by_index(gate, permits, binding):
     assert gate._lists == {}
 
 
+class Counting(List):
+    """Counts the descriptors that are read."""
+
+    read = 0
+
+    def __getitem__(self, index):
+        self.read += 1
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("odd", [[], [0], [7], [9]])
+def test_a_transfer_of_a_prepared_list_of_equal_lengths_reads_one_descriptor(gate, permits, odd):
+    permits.at_once = True
+    listed = Counting(*((0x1000 * index, 5 if index in odd else 10, 0) for index in range(10)))
+    local = gate.prepXferDlist("", listed, [])
+    listed.read = 0
+    indices = list(range(2, 10))
+    gate.postXferReq(gate.makeXferReq(0, local, indices, 9, indices, b"", [], False))
+    assert listed.read == (9 if odd else 1)
+    assert permits.tickets[0].nbytes == sum(5 if index in odd else 10 for index in indices)
+    assert permits.tickets[0].said["address"] == 0x2000
+
+
+def test_a_long_prepared_list_of_unequal_lengths_is_estimated(gate, permits):
+    permits.at_once = True
+    local = gate.prepXferDlist("", List(*((index, 500 + index % 1000, 0) for index in range(100_000))), [])
+    gate.postXferReq(gate.makeXferReq(0, local, range(100_000), 9, range(100_000), b"", [], False))
+    assert abs(permits.tickets[0].nbytes - 99_950_000) < 2_000_000
+
+
 def test_the_own_side_may_go_unnamed(gate, permits):
     """As NIXL 1.0 to 1.4 call it."""
     permits.at_once = True
