@@ -6,9 +6,9 @@ for a permit where a transfer is posted.
     laxity.nixl.install()                       # or: all agents of this process, whoever makes them
     laxity.nixl.gate(agent)                     # or: this one
 
-Nothing else changes. ``transfer`` does not block for long. A transfer that has to wait is in progress for its caller.
-The next call of the agent posts it, or a thread of this module. Its stage, layer and request come from the thread's
-open :class:`laxity.scope`, else from the local memory. Without both a WRITE is ``p2d`` and a READ is ``kv_reuse``.
+Nothing else changes. ``transfer`` does not block for long. A transfer that has to wait is in progress for its caller,
+and a thread of this module posts it. Its stage, layer and request come from the caller's open :class:`laxity.scope`,
+else from the local memory. Without both a WRITE is ``p2d`` and a READ is ``kv_reuse``.
 
 The same thread sees when a transfer ends. An engine asks only between two steps, and until the end is known, the bytes
 count as in flight and others wait for them. The thread exists only while a transfer waits or is in flight.
@@ -55,8 +55,12 @@ PATIENCE_S = 30.0
 GLANCE_S = 200e-6
 
 #: Longest list of descriptors whose lengths are added up. The bytes of longer lists are estimated from a sample of
-#: this size, since the daemon needs the load only roughly.
+#: this size, since the daemon needs the load only roughly. A prepared list counts as one of equal lengths if those of
+#: such a sample are equal, so nothing has to be added up for a transfer of it.
 COUNTED_MAX = 4096
+
+#: How long a caller that asks for a transfer waits while another thread is in the agent, to post another one.
+BUSY_S = 0.001
 
 #: A transfer in flight is asked for again after this part of the time that it has taken so far.
 ASK_AFTER = 1 / 8
@@ -94,11 +98,13 @@ class _Request:
     nbytes: int
     address: int
     ticket: Optional[laxity.Ticket] = None
-    #: The call that waits for a permit.
+    #: The call that waits for a permit, or is under way.
     post: Optional[Callable[[], Any]] = None
     since: float = 0.0
     #: The exception of the deferred post.
     failed: Optional[Exception] = None
+    #: NIXL's answer when the transfer had ended.
+    ended: Any = None
     #: When it was asked for, when its post began, and when that had ended; 0 before.
     asked: float = 0.0
     begun: float = 0.0
@@ -146,7 +152,6 @@ class Gate:
         @functools.wraps(found)
         def call(*args: Any, **named: Any) -> Any:
             with self._lock:
-                self._look()
                 return found(*args, **named)
 
         # This is made for each access. A stored function would keep the agent alive, and NIXL's agents must be
@@ -162,6 +167,7 @@ class Gate:
             rest = args[1:] if args[0] in ("", getattr(self._constants, "NIXL_INIT_AGENT", "")) else ()
         lengths = _tell(_Lengths.of, *rest[:2]) if rest else None
         if lengths is not None:
+            _tell(lengths.compare)
             with self._lock:
                 self._lists[int(handle)] = lengths
         return handle
@@ -191,13 +197,14 @@ class Gate:
     def postXferReq(self, handle: Any, *args: Any, **named: Any) -> Any:
         with self._lock:
             request = self._requests.get(int(handle))
-            if request is None or not request.nbytes:
-                return self._binding.postXferReq(handle, *args, **named)
-            if request.post is not None:
+            if request is not None and request.post is not None:
                 # NIXL's own answer to a request that is posted while it is under way.
                 return self._in_progress()
-            self._over(request)
-            request.failed = None
+            if request is not None:
+                self._over(request)
+                request.failed, request.ended = None, None
+            if request is None or not request.nbytes:
+                return self._binding.postXferReq(handle, *args, **named)
 
             post = functools.partial(self._binding.postXferReq, handle, *args, **named)
 
@@ -227,16 +234,26 @@ class Gate:
             return self._in_progress()
 
     def getXferStatus(self, handle: Any, *args: Any, **named: Any) -> Any:
-        with self._lock:
-            self._look()
+        request = self._requests.get(int(handle))
+        if request is not None and request.ended is not None:
+            return request.ended
+        if not self._lock.acquire(timeout=BUSY_S):
+            # A post of many descriptors takes long. An engine that asks between two steps must not wait for it.
+            if request is not None and (request.post is not None or request.handle in self._in_flight):
+                return self._in_progress()
+            self._lock.acquire()
+        try:
             request = self._requests.get(int(handle))
             if request is not None:
                 if request.failed is not None:
                     failed, request.failed = request.failed, None
                     raise failed
                 if request.post is not None:
+                    self._start()
                     return self._in_progress()
             return self._ask(handle, request, *args, **named)
+        finally:
+            self._lock.release()
 
     def releaseXferReq(self, handle: Any, *args: Any, **named: Any) -> Any:
         with self._lock:
@@ -284,12 +301,14 @@ class Gate:
 
     def _post(self, request: _Request, post: Callable[[], Any]) -> Any:
         """Posts a transfer. The caller holds the lock."""
-        request.begun = time.monotonic()
+        request.post, request.begun = post, time.monotonic()
         try:
             status = post()
         except BaseException:
             self._over(request)
             raise
+        finally:
+            request.post = None
         request.posted = time.monotonic()
         if status == self._constants.NIXL_IN_PROG:
             request.ask_at = request.posted + ASK_MIN_S
@@ -302,6 +321,7 @@ class Gate:
     def _ended(self, request: _Request, status: Any) -> None:
         if status == self._constants.NIXL_SUCCESS:
             request.measure()
+        request.ended = status
         self._over(request)
 
     def _ask(self, handle: Any, request: Optional[_Request], *args: Any, **named: Any) -> Any:
@@ -333,8 +353,6 @@ class Gate:
 
     def _look(self) -> None:
         """Posts the waiting transfers that have a permit by now. The caller holds the lock."""
-        if not self._waiting:
-            return
         now = time.monotonic()
         for handle, request in list(self._waiting.items()):
             late = now - request.since > PATIENCE_S
@@ -345,10 +363,9 @@ class Gate:
                 _tell.count("transfers that waited longer than PATIENCE_S")
                 self._over(request)
             del self._waiting[handle]
-            post, request.post = request.post, None
-            if post is not None:
+            if request.post is not None:
                 try:
-                    self._post(request, post)
+                    self._post(request, request.post)
                 except Exception as failed:
                     # getXferStatus raises it.
                     request.failed = failed
@@ -371,11 +388,11 @@ class Gate:
                 self._pump = None
                 return False
             nap = self._watch()
-            ticket = next((request.ticket for request in self._waiting.values()), None)
-            if ticket is None and nap:
+            waits = bool(self._waiting)
+            if nap and not waits:
                 self._some.wait(nap)
-        if ticket is not None:
-            _tell(_await, ticket, min(nap, _LOOK_EVERY_S))
+        if waits and not _tell(_await, min(nap, _LOOK_EVERY_S)):
+            time.sleep(_LOOK_EVERY_S)
         with self._lock:
             self._look()
         return True
@@ -407,6 +424,8 @@ class _Lengths:
     def __init__(self, count: int, at: Callable[[int], tuple[int, int]]) -> None:
         self._count = count
         self._at = at
+        #: The length of every descriptor, if they are equal.
+        self._each: Optional[int] = None
 
     @classmethod
     def of(cls, first: Any, second: Any = None) -> Optional["_Lengths"]:
@@ -425,6 +444,11 @@ class _Lengths:
             return cls(ends[-1] if ends else 0, at)
         return None
 
+    def compare(self) -> None:
+        """Finds out whether the lengths are equal."""
+        lengths = {int(self._at(index)[1]) for index in _sample(range(self._count))}
+        self._each = lengths.pop() if len(lengths) == 1 else None
+
     def first(self) -> int:
         return int(self._at(0)[0]) if self._count else 0
 
@@ -439,11 +463,19 @@ class _Lengths:
 
     def _sum(self, indices: Any) -> int:
         count = len(indices)
-        if count <= COUNTED_MAX:
-            return sum(int(self._at(int(index))[1]) for index in indices)
-        step = count / COUNTED_MAX
-        sample = sum(int(self._at(int(indices[int(place * step)]))[1]) for place in range(COUNTED_MAX))
-        return round(sample * step)
+        if self._each is not None:
+            return count * self._each
+        lengths = [int(self._at(int(index))[1]) for index in _sample(indices)]
+        return round(sum(lengths) * (count / max(len(lengths), 1)))
+
+
+def _sample(indices: Any) -> Any:
+    """At most :data:`COUNTED_MAX` of the indices, evenly spaced, with the first and the last."""
+    count = len(indices)
+    if count <= COUNTED_MAX:
+        return indices
+    step = (count - 1) / (COUNTED_MAX - 1)
+    return [indices[round(place * step)] for place in range(COUNTED_MAX)]
 
 
 @functools.lru_cache(maxsize=1)
@@ -467,10 +499,10 @@ def _granted(ticket: laxity.Ticket, timeout_s: Optional[float]) -> bool:
     return grant is not None and grant.last
 
 
-def _await(ticket: laxity.Ticket, timeout_s: float) -> None:
-    """Sleeps until a permit comes or the time is up. ``ticket.done`` shows the permit."""
-    if not ticket.done:
-        ticket.wait(timeout_s)
+def _await(timeout_s: float) -> bool:
+    """Sleeps until a permit comes for any transfer that waits, or the time is up."""
+    _transfers().wait_any(timeout_s)
+    return True
 
 
 # Agents.

@@ -119,7 +119,7 @@ def said(monkeypatch):
 class Held:
     """A ticket that is granted when the test says so."""
 
-    def __init__(self, number, stage, nbytes, said):
+    def __init__(self, number, stage, nbytes, said, any_news):
         self.number = number
         self.stage = stage
         self.nbytes = nbytes
@@ -129,6 +129,7 @@ class Held:
         self.completed = 0
         self.cancelled = False
         self._news = threading.Event()
+        self._any_news = any_news
 
     @property
     def done(self):
@@ -137,6 +138,7 @@ class Held:
     def grant(self, level=1):
         self.level = level
         self._news.set()
+        self._any_news.set()
 
     def poll(self):
         if self._news.is_set() and not self.done:
@@ -172,9 +174,10 @@ class Permits:
     def __init__(self):
         self.tickets = []
         self.at_once = False
+        self.any_news = threading.Event()
 
     def submit(self, stage, nbytes, **said):
-        ticket = Held(len(self.tickets), stage, nbytes, said)
+        ticket = Held(len(self.tickets), stage, nbytes, said, self.any_news)
         self.tickets.append(ticket)
         if self.at_once:
             ticket.grant()
@@ -203,6 +206,10 @@ class WithDefault:
         assert isinstance(address, int)
         named = {"otherwise": otherwise, "address": address, "direction": direction, "whole": whole}
         return self._permits.submit(None, nbytes, **named)
+
+    def wait_any(self, timeout_s):
+        self._permits.any_news.wait(timeout_s)
+        self._permits.any_news.clear()
 
 
 def pytest_sessionfinish(session, exitstatus):

@@ -45,6 +45,10 @@ class Binding:
         self.state = {}
         self.handles = 0
         self.fails = {}
+        #: Posts that last until these events, the threads that posted, and whether such a post is under way.
+        self.slow = {}
+        self.posters = []
+        self.posting = threading.Event()
         self.asked = 0
         self._inside = threading.Lock()
 
@@ -70,11 +74,18 @@ class Binding:
         return self._handle()
 
     def postXferReq(self, handle, notif=b""):
-        self._alone()
-        if handle in self.fails:
-            raise self.fails[handle]
-        self.posted.append((handle, notif))
-        return self.state.setdefault(handle, PROC)
+        assert self._inside.acquire(blocking=False), "two threads are in the agent"
+        try:
+            if handle in self.slow:
+                self.posting.set()
+                assert self.slow[handle].wait(10), "somebody waits for this post"
+            if handle in self.fails:
+                raise self.fails[handle]
+            self.posters.append(threading.current_thread().name)
+            self.posted.append((handle, notif))
+            return self.state.setdefault(handle, PROC)
+        finally:
+            self._inside.release()
 
     def getXferStatus(self, handle):
         self._alone()
@@ -84,6 +95,7 @@ class Binding:
         return self.state[handle]
 
     def releaseXferReq(self, handle):
+        self._alone()
         self.released.append(handle)
 
     def getNotifs(self, notifs, backends):
@@ -233,6 +245,92 @@ def test_they_leave_in_the_order_of_their_permits(gate, permits, binding):
     until(lambda: len(binding.posted) == 2)
 
 
+def test_a_permit_is_seen_at_once_whatever_else_waits(gate, permits, binding, monkeypatch):
+    monkeypatch.setattr(nixl, "_LOOK_EVERY_S", 30.0)
+    for nbytes in range(1, 9):
+        gate.postXferReq(create(gate, nbytes))
+    for number in (7, 3, 5):
+        permits.tickets[number].grant()
+        until(lambda: binding.posted and binding.posted[-1][0] == number + 1, within_s=2.0)
+
+
+def slow_post(gate, permits, binding):
+    """A transfer whose post by the thread is under way, and the event that ends the post."""
+    handle, end = create(gate, 100), threading.Event()
+    binding.slow[handle] = end
+    permits.at_once = False
+    assert gate.postXferReq(handle) == PROC
+    permits.tickets[-1].grant()
+    assert binding.posting.wait(5)
+    return handle, end
+
+
+def test_nobody_who_asks_waits_for_a_post(gate, permits, binding):
+    permits.at_once = True
+    flying, over = create(gate, 100), create(gate, 100)
+    gate.postXferReq(flying)
+    gate.postXferReq(over)
+    binding.state[over] = DONE
+    until(lambda: permits.tickets[1].completed == 100)
+    posted, end = slow_post(gate, permits, binding)
+    began = time.monotonic()
+    assert [gate.getXferStatus(handle) for handle in (flying, over, posted)] == [PROC, DONE, PROC]
+    assert time.monotonic() - began < 1.0
+    end.set()
+    until(lambda: len(binding.posted) == 3)
+    binding.state[posted] = DONE
+    until(lambda: gate.getXferStatus(posted) == DONE)
+    assert permits.tickets[2].completed == 100
+
+
+def test_who_asks_posts_nothing(gate, permits, binding):
+    handle = create(gate, 100)
+    gate.postXferReq(handle)
+    permits.tickets[0].grant()
+    until(lambda: gate.getXferStatus(handle) == PROC and gate.getNotifs({}, []) == {} and binding.posted)
+    assert binding.posters == ["laxity-nixl"]
+
+
+def test_a_release_waits_for_the_post_and_leaves_nothing(gate, permits, binding):
+    handle, end = slow_post(gate, permits, binding)
+    releasing = threading.Thread(target=gate.releaseXferReq, args=(handle,))
+    releasing.start()
+    time.sleep(0.05)
+    assert binding.released == []
+    end.set()
+    releasing.join(5)
+    assert binding.released == [handle]
+    assert gate._requests == gate._in_flight == gate._waiting == {}
+    assert not permits.open()
+
+
+def test_one_that_ended_can_be_posted_again_and_is_in_progress_then(gate, permits, binding):
+    permits.at_once = True
+    handle = create(gate, 100)
+    for _ in range(2):
+        binding.state[handle] = PROC
+        assert gate.postXferReq(handle) == PROC
+        assert gate.getXferStatus(handle) == PROC
+        binding.state[handle] = DONE
+        until(lambda: not permits.open())
+        assert gate.getXferStatus(handle) == DONE
+
+
+def test_what_has_no_known_size_can_be_posted_again(gate, binding):
+    handle = gate.makeXferReq(0, 77, [0], 78, [0], b"", [], False)
+    for state in (DONE, PROC):
+        binding.state[handle] = state
+        gate.postXferReq(handle)
+        assert gate.getXferStatus(handle) == state
+
+
+def test_a_daemon_whose_news_do_not_come_is_asked_now_and_then(gate, permits, binding, monkeypatch):
+    monkeypatch.setattr(type(nixl._transfers()), "wait_any", None)
+    gate.postXferReq(create(gate, 100))
+    permits.tickets[0].grant()
+    until(lambda: binding.posted)
+
+
 def test_one_that_is_given_up_before_it_may_go_is_never_posted(gate, permits, binding):
     handle = create(gate, 100)
     gate.postXferReq(handle)
@@ -317,6 +415,36 @@ def test_prepared_lists_are_added_up_by_index(gate, permits, binding):
     assert permits.tickets[0].said["address"] == 0x3000
     gate.releasedDlistH(local)
     assert gate._lists == {}
+
+
+class Counting(List):
+    """Counts the descriptors that are read."""
+
+    read = 0
+
+    def __getitem__(self, index):
+        self.read += 1
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("odd", [[], [0], [7], [9]])
+def test_a_transfer_of_a_prepared_list_of_equal_lengths_reads_one_descriptor(gate, permits, odd):
+    permits.at_once = True
+    listed = Counting(*((0x1000 * index, 5 if index in odd else 10, 0) for index in range(10)))
+    local = gate.prepXferDlist("", listed, [])
+    listed.read = 0
+    indices = list(range(2, 10))
+    gate.postXferReq(gate.makeXferReq(0, local, indices, 9, indices, b"", [], False))
+    assert listed.read == (9 if odd else 1)
+    assert permits.tickets[0].nbytes == sum(5 if index in odd else 10 for index in indices)
+    assert permits.tickets[0].said["address"] == 0x2000
+
+
+def test_a_long_prepared_list_of_unequal_lengths_is_estimated(gate, permits):
+    permits.at_once = True
+    local = gate.prepXferDlist("", List(*((index, 500 + index % 1000, 0) for index in range(100_000))), [])
+    gate.postXferReq(gate.makeXferReq(0, local, range(100_000), 9, range(100_000), b"", [], False))
+    assert abs(permits.tickets[0].nbytes - 99_950_000) < 2_000_000
 
 
 def test_the_own_side_may_go_unnamed(gate, permits):
@@ -616,6 +744,7 @@ class Ticket:
     def complete(self, nbytes): self.completed += nbytes
     def cancel(self): pass
 class Transfers:
+    def wait_any(self, timeout_s): time.sleep(min(timeout_s, 0.001))
     def submit(self, otherwise, nbytes, *said):
         asked.append(Ticket(nbytes))
         return asked[-1]

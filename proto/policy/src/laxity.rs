@@ -27,8 +27,16 @@
 //! A flow's own deadline always counts. If no member of the batch has that deadline, the batch has
 //! it while the flow waits. A flow of no known batch has the key `D`. Once `D` has passed, such a
 //! flow ranks with the doomed batches: KV reuse is never scavenged. Flows without any deadline come
-//! after those with one: KV reuse of known batches by RLI, then the rest by arrival. Starved flows
-//! are served by turns (`link/starved.rs`).
+//! after those with one: KV reuse of known batches by RLI, then the rest, the smallest first, with
+//! a bound on how long a larger one waits for smaller ones:
+//!
+//! ```text
+//! flow     key = A + 32 · S / B        A = its arrival [ns], S = its bytes, B = the port's bytes/ns
+//! ```
+//!
+//! So of these flows only those overtake it that arrive within 32 times its own time. By arrival,
+//! many small transfers would wait for each large one (docs/notes/whole-transfers.md). Starved
+//! flows are served by turns (`link/starved.rs`).
 //!
 //! Departure from the first design (architecture §9), which put all KV reuse above all of the last
 //! stage and compared RLI across batches before laxity. Theorem 1, the reason for RLI, is about one
@@ -74,6 +82,8 @@ const COLLECTIVE: QueueId = 0;
 const REUSE: QueueId = 1;
 const LAST_STAGE: QueueId = 2;
 const URGENT: QueueId = 3;
+/// KV reuse of no known batch and last-stage flows, without a deadline.
+const UNDATED: QueueId = 4;
 
 /// Key of a batch or flow without a known deadline. It comes after all keys with one.
 const UNKNOWN: u64 = u64::MAX - 1;
@@ -81,6 +91,11 @@ const UNKNOWN: u64 = u64::MAX - 1;
 const DOOMED: u64 = u64::MAX;
 /// RLI of a flow that no layer orders. It is last among equal keys, where arrival decides.
 const NO_LAYER: u64 = u64::MAX;
+/// Comes after every RLI of a layer.
+const AFTER_LAYERS: u64 = 1 << 32;
+
+/// Times of its own at the port's rate for which smaller flows overtake one without a deadline.
+const OVERTAKEN_TIMES: u64 = 32;
 
 /// Promotion periods of slack below which a flow of rule 3 has the highest level of that rule.
 const SLACK_PERIODS: u64 = 4;
@@ -137,9 +152,6 @@ impl Laxity {
 
     /// Returns when `bytes` must begin so that the last one arrives by `deadline`.
     fn latest_start(port: &Port, deadline: Time, bytes: u64) -> Time {
-        if deadline == Time::NEVER {
-            return Time::NEVER;
-        }
         deadline - Span::transfer(bytes, port.config.rate)
     }
 
@@ -182,6 +194,13 @@ impl Laxity {
         key.min(Self::own_key(now, flow.deadline, batch.compute_left))
     }
 
+    /// Returns the position of a flow that neither a deadline nor a batch orders, the smallest first.
+    fn place_undated(port: &Port, flow: &Flow, level: Level) -> QueuePosition {
+        let own = Span::transfer(flow.spec.bytes, port.config.rate);
+        let key = flow.arrived + own.times(OVERTAKEN_TIMES);
+        QueuePosition::new(UNDATED, Scope::Port, key.0, level)
+    }
+
     /// Returns the position of an early-stage flow of no known batch, by its own deadline.
     fn place_lone(queue: QueueId, now: Time, flow: &Flow, level: Level) -> QueuePosition {
         let key = Self::own_key(now, flow.deadline, Span::ZERO);
@@ -216,9 +235,6 @@ impl Laxity {
 
     /// Returns when a receiver-bound flow needs `urgent_share` of the port.
     fn urgent_at(&self, port: &Port, flow: &Flow, bytes: u64) -> Time {
-        if flow.deadline == Time::NEVER {
-            return Time::NEVER;
-        }
         let needs_ns = Span::transfer(bytes, port.config.rate).0 as f64 / self.urgent_share;
         flow.deadline - Span(needs_ns as u64)
     }
@@ -233,6 +249,9 @@ impl Laxity {
     }
 
     fn place_last(&self, port: &Port, now: Time, flow: &Flow) -> QueuePosition {
+        if flow.deadline == Time::NEVER {
+            return Self::place_undated(port, flow, self.last_level(port, now, flow, Time::NEVER));
+        }
         let latest = Self::latest_start(port, flow.deadline, flow.remaining);
         if latest < now && flow.remaining > 0 {
             return QueuePosition::scavenger();
@@ -299,7 +318,10 @@ impl Discipline for Laxity {
                 let key = Self::batch_key(port, now, flow.batch, flow.deadline);
                 let level = self.reuse_level(port, now, flow.batch, flow.spec.layer, Time(key));
                 if flow.batch == NULL_BATCH {
-                    return Self::place_lone(REUSE, now, flow, level);
+                    return match flow.deadline {
+                        Time::NEVER => Self::place_undated(port, flow, level),
+                        _ => Self::place_lone(REUSE, now, flow, level),
+                    };
                 }
                 let order = u64::from(flow.spec.layer.0);
                 QueuePosition::new(REUSE, Scope::Batch, order, level)
@@ -327,11 +349,9 @@ impl Discipline for Laxity {
             COLLECTIVE if lone => (2, order, 0),
             COLLECTIVE => (2, batch_key(), 0),
             REUSE if lone => (3, order, if order < UNKNOWN { 0 } else { NO_LAYER }),
+            UNDATED => (3, UNKNOWN, order.saturating_add(AFTER_LAYERS)),
             REUSE => (3, batch_key(), u64::from(port.rli(group.batch, flow.spec.layer))),
-            _ => match Self::last_stage_key(port, group) {
-                Time::NEVER => (3, UNKNOWN, NO_LAYER),
-                key => (3, key.0, NO_LAYER),
-            },
+            _ => (3, Self::last_stage_key(port, group).0, NO_LAYER),
         };
         Some(Rank { tier, major, minor, seq })
     }
@@ -355,7 +375,8 @@ impl Discipline for Laxity {
         // In a request's group arrival decides, and the group's key follows its bytes. Service
         // changes the key only of urgent flows and of flows without a request.
         let urgent = flow.level == Level::HIGHEST;
-        if flow.spec.stage != Stage::P2d || (flow.request != NONE && !urgent) {
+        let undated = flow.deadline == Time::NEVER;
+        if flow.spec.stage != Stage::P2d || undated || (flow.request != NONE && !urgent) {
             return None;
         }
         let latest = Self::latest_start(port, flow.deadline, flow.remaining);

@@ -9,6 +9,7 @@
 //!    or above* stay within `window_bytes`. A flow that cannot be cut is permitted in one piece
 //!    when a chunk would fit. If that piece exceeds the window, the next flow need not wait until
 //!    the application notices its end: the time that the piece takes at the port's rate will do.
+//!    Up to four such pieces are in flight while they do not fill the port (`link/in_flight.rs`).
 //!    Bytes on credit count as in flight and may exceed the window. Lower levels do not count,
 //!    because bytes queued in a lower class for a busy receiver would fill the window and delay
 //!    collectives on an idle port. Beyond the window, bytes are permitted at the
@@ -106,8 +107,8 @@ pub struct Link {
     oversized: Oversized,
     /// When all permitted bytes have left, if the port sends at its rate.
     drained: Time,
-    /// Whether a flow waits only for the pace of [`Link::pace_at`].
-    paced: bool,
+    /// Until when a flow waits only for the pace of [`Link::exceeds_at`].
+    paced: Option<Time>,
     /// The latest `now` that the driver passed in.
     told: Time,
 }
@@ -140,7 +141,7 @@ impl Link {
             order_epoch: None,
             oversized: Oversized::default(),
             drained: Time::ZERO,
-            paced: false,
+            paced: None,
             told: Time::ZERO,
         })
     }
@@ -297,7 +298,7 @@ impl Link {
             return Some(moved);
         }
         if self.waiting == 0 {
-            self.paced = false;
+            self.paced = None;
             return None;
         }
         self.look_and_pick(now)
@@ -306,12 +307,7 @@ impl Link {
     /// Returns when to call [`Link::poll_action`] if no event comes before. A time in the past
     /// means at once.
     pub fn next_deadline(&self) -> Option<Time> {
-        let due = self.due.first().map(|&(due, _)| due);
-        if !self.paced {
-            return due;
-        }
-        let pace = self.pace_at();
-        Some(due.map_or(pace, |due| due.min(pace)))
+        self.due.first().map(|&(due, _)| due).into_iter().chain(self.paced).min()
     }
 
     /// Returns the state of the port at the last `now` that the driver passed in. The cost grows
@@ -397,12 +393,7 @@ impl Link {
         bytes == 0
             || all <= window
             || self.in_flight.at_or_above(level).saturating_add(bytes) <= window
-            || (now >= self.pace_at() && self.overcommits(level, bytes))
-    }
-
-    /// Returns when permitted bytes are down to one chunk if the port sends at its rate.
-    fn pace_at(&self) -> Time {
-        self.drained - Span::transfer(self.port.config.chunk_bytes, self.port.config.rate)
+            || self.exceeds_at(level, bytes).is_some_and(|at| now >= at)
     }
 
     /// Returns the level of the first permit of a flow if no other flow waits.
@@ -434,7 +425,7 @@ impl Link {
     fn account(&mut self, now: Time, stage: Stage, peer: PeerId, level: Level, bytes: u64) {
         self.in_flight.add(level, bytes);
         self.peers.add(peer, level, bytes);
-        self.oversized.add(bytes, self.port.config.window_bytes);
+        self.oversized.add(now, bytes, self.port.config.window_bytes);
         self.drained = self.drained.max(now) + Span::transfer(bytes, self.port.config.rate);
         if stage.is_early() {
             self.port.load.add(now, bytes);

@@ -13,6 +13,10 @@ use virtual_time::{
     held, layer_began, queued, released, request_ended,
 };
 
+fn ms(n: u64) -> Time {
+    Time(n * 1_000_000)
+}
+
 fn mfs() -> Port {
     let mut port = virtual_time::port(PolicyKind::Mfs);
     // A chunk in flight fills the window, so that later flows wait.
@@ -400,7 +404,6 @@ fn bytes_stuck_before_a_receiver_do_not_idle_the_port() {
         overcommit: 3,
         ..LinkConfig::default()
     };
-    let ms = |n: u64| Time(n * 1_000_000);
     let permitted_by = |link: &mut Link, now| {
         while link.poll_action(now).is_some() {}
         link.in_flight_bytes() / CHUNK
@@ -500,7 +503,6 @@ fn kv_reuse_that_stays_in_flight_raises_later_kv_reuse_to_the_level_of_collectiv
 #[test]
 fn the_last_stage_that_stays_in_flight_does_not_make_kv_reuse_late() {
     let config = LinkConfig { window_bytes: 1 << 30, ..LinkConfig::default() };
-    let ms = |n: u64| Time(n * 1_000_000);
     let mut link = at_layer_ten(&config, ms(0));
     let near = Level(link.credit_level(ms(0)).0 + 1);
     link.launch(ms(0), Stage::P2d, PeerId(0), Level(near.0 + 1), 1000);
@@ -568,42 +570,67 @@ fn a_piece_that_exceeds_the_window_is_not_joined_by_one_with_less_slack() {
     assert!(matches!(second, Some(Action::Permit { flow: FlowId(2), .. })), "{second:?}");
 }
 
-#[test]
-fn behind_a_piece_that_exceeds_the_window_one_more_may_go_at_the_pace_of_the_port() {
-    let rate = 1 << 30;
-    let config =
-        LinkConfig { chunk_bytes: CHUNK, window_bytes: 4 * CHUNK, rate, ..LinkConfig::default() };
-    let mut link = Link::new(config).unwrap();
-    for id in 1..=5 {
-        let piece = FlowSpec::anonymous(FlowId(id), Stage::P2d, 10 * CHUNK);
-        link.handle(Time(1), Event::FlowArrived(FlowSpec { whole: true, ..piece }));
-    }
-    let permitted = |link: &mut Link, now: Time| -> Vec<u64> {
-        std::iter::from_fn(|| link.poll_action(now))
-            .filter_map(|action| match action {
-                Action::Permit { flow, .. } => Some(flow.0),
-                _ => None,
-            })
-            .collect()
+/// Returns a port at which flows wait that cannot be cut, in flight in this order, and their sizes
+/// in chunks. The window has four, and the port sends one a millisecond.
+fn port_of_pieces(sizes: &[u64]) -> Link {
+    let config = LinkConfig {
+        chunk_bytes: CHUNK,
+        window_bytes: 4 * CHUNK,
+        rate: 1000 * CHUNK,
+        policy: PolicyKind::TwoClass,
+        ..LinkConfig::default()
     };
-    let piece = Span::transfer(10 * CHUNK, rate);
-    assert_eq!(permitted(&mut link, Time(1)), [1]);
-    // Nothing of the first completes, but it has had the time to leave but for a chunk.
-    let pace = Time(1) + piece - Span::transfer(CHUNK, rate);
-    assert_eq!(link.next_deadline(), Some(pace));
-    assert_eq!(permitted(&mut link, Time(pace.0 - 1)), [0; 0]);
-    assert_eq!(permitted(&mut link, pace), [2]);
-    // Two of them are all, however long neither completes.
-    let slow = Time(1) + piece + piece;
-    assert_eq!(permitted(&mut link, slow), [0; 0]);
-    assert_eq!(link.next_deadline(), None);
-    link.handle(slow, Event::BytesCompleted { flow: FlowId(1), bytes: 10 * CHUNK });
-    assert_eq!(permitted(&mut link, slow), [3], "the second had its time, too");
-    // Completions put an end to it: then the window counts again.
-    for id in [2, 3] {
-        link.handle(slow, Event::BytesCompleted { flow: FlowId(id), bytes: 10 * CHUNK });
+    let mut link = Link::new(config).unwrap();
+    for (id, chunks) in (1..).zip(sizes) {
+        let piece = FlowSpec::anonymous(FlowId(id), Stage::P2d, chunks * CHUNK);
+        link.handle(ms(0), Event::FlowArrived(FlowSpec { whole: true, ..piece }));
     }
-    assert_eq!(permitted(&mut link, slow), [4]);
+    link
+}
+
+fn permitted(link: &mut Link, now: Time) -> Vec<u64> {
+    std::iter::from_fn(|| link.poll_action(now))
+        .filter_map(|action| match action {
+            Action::Permit { flow, .. } => Some(flow.0),
+            _ => None,
+        })
+        .collect()
+}
+
+#[test]
+fn behind_a_piece_that_exceeds_the_window_others_go_at_the_pace_of_the_port() {
+    let mut link = port_of_pieces(&[10; 7]);
+    let done = |flow| Event::BytesCompleted { flow: FlowId(flow), bytes: 10 * CHUNK };
+    assert_eq!(permitted(&mut link, ms(0)), [1]);
+    // Nothing of the first completes, but it has had the time to leave but for a chunk. The same
+    // holds for the next ones. Each that is not complete then shows that the port has room.
+    for (id, at) in [(2, 9), (3, 19), (4, 29)] {
+        assert_eq!(link.next_deadline(), Some(ms(at)));
+        assert_eq!(permitted(&mut link, ms(at) - Span(1)), [0; 0]);
+        assert_eq!(permitted(&mut link, ms(at)), [id]);
+    }
+    // Four of them are all, however long none completes.
+    assert_eq!(permitted(&mut link, ms(500)), [0; 0]);
+    assert_eq!(link.next_deadline(), None);
+    link.handle(ms(500), done(1));
+    assert_eq!(permitted(&mut link, ms(500)), [5]);
+    // Completions put an end to it: then the window counts again.
+    for id in 2..=5 {
+        link.handle(ms(501), done(id));
+    }
+    assert_eq!(permitted(&mut link, ms(501)), [6]);
+}
+
+#[test]
+fn pieces_that_share_the_port_fairly_are_joined_by_no_other() {
+    let mut link = port_of_pieces(&[100, 10, 10]);
+    assert_eq!(permitted(&mut link, ms(0)), [1]);
+    assert_eq!(permitted(&mut link, ms(99)), [2]);
+    // At the pace of the port the third may go at 109 ms. The second has half of the port, so it
+    // ends after 20 ms.
+    assert_eq!(link.next_deadline(), Some(ms(118)));
+    assert_eq!(permitted(&mut link, ms(118) - Span(1)), [0; 0]);
+    assert_eq!(permitted(&mut link, ms(118)), [3]);
 }
 
 #[test]

@@ -53,6 +53,7 @@ fn step() -> impl Strategy<Value = Step> {
 struct Waiting {
     spec: FlowSpec,
     seq: u64,
+    arrived: u64,
     left: u64,
     level: u8,
     scavenged: bool,
@@ -282,15 +283,18 @@ impl Model {
                 _ => [1, level, 0, rli, sigma],
             };
         }
+        let undated = spec.deadline == Time::NEVER && spec.batch.0 == 0;
         match spec.stage {
             Stage::Collective => [2, self.batch_key(spec), 0, 0, 0],
+            Stage::KvReuse | Stage::P2d if undated => {
+                [3, NO_DEADLINE, 1, flow.arrived + 32 * Self::ns(spec.bytes), 0]
+            }
             Stage::KvReuse if spec.batch.0 == 0 => {
                 let key = self.batch_key(spec);
                 [3, key, u64::from(key >= NO_DEADLINE), 0, 0]
             }
             Stage::KvReuse => [3, self.batch_key(spec), 0, self.rli(spec), 0],
             _ if flow.level == 1 => [1, spec.deadline.0 - Self::ns(flow.left), 0, 0, 0],
-            _ if spec.deadline == Time::NEVER => [3, NO_DEADLINE, 1, 0, 0],
             _ => [3, spec.deadline.0.saturating_sub(Self::ns(self.with_request(flow))), 1, 0, 0],
         }
     }
@@ -376,8 +380,14 @@ impl Model {
         };
         let layer = Layer(spec.layer.0 % LAYERS);
         let spec = FlowSpec { flow: FlowId(self.seq), batch, request, deadline, layer, ..spec };
-        let mut flow =
-            Waiting { spec, seq: self.seq, left: spec.bytes, level: K, scavenged: false };
+        let mut flow = Waiting {
+            spec,
+            seq: self.seq,
+            arrived: self.now,
+            left: spec.bytes,
+            level: K,
+            scavenged: false,
+        };
         flow.scavenged = match spec.stage {
             stage if stage.is_scavenged() => true,
             Stage::P2d if self.lost.contains(&request) => true,

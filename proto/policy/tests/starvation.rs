@@ -19,6 +19,7 @@ use virtual_time::{Port, UNIT, batch, flow, request_ended};
 
 const POLICIES: [PolicyKind; 2] = [PolicyKind::Laxity, PolicyKind::Mfs];
 const CHUNK: u64 = 1000;
+const WINDOW: u64 = 2 * CHUNK;
 /// Rate of the port in chunks per second.
 const SPEED: u64 = 200;
 const RATE: u64 = CHUNK * SPEED;
@@ -35,7 +36,7 @@ fn config(policy: PolicyKind) -> LinkConfig {
         policy,
         rate: RATE,
         chunk_bytes: CHUNK,
-        window_bytes: 2 * CHUNK,
+        window_bytes: WINDOW,
         promotion_period: PERIOD,
         ..LinkConfig::default()
     }
@@ -123,7 +124,7 @@ fn submit(port: &mut Port, kind: Kind, id: u64, name: u64, bytes: u64) {
         bytes,
         deadline: due,
         receiver_bound: false,
-        whole: false,
+        whole: bytes > WINDOW,
         peer: PeerId(0),
     });
 }
@@ -144,7 +145,7 @@ fn finishes_after(
         id += 1;
         submit(port, load, id, 1 + id % 3, bytes);
     };
-    for _ in 0..BACKLOG * CHUNK / bytes {
+    for _ in 0..(BACKLOG * CHUNK / bytes).max(3) {
         more(&mut port);
     }
     port.run_until(port.now);
@@ -200,6 +201,21 @@ fn small_pieces_of_others_do_not_keep_a_chunk_out_for_ever() {
                     layer: 7,
                 };
                 let done = finishes_after(policy, kind, (load, CHUNK / 8), limit_s);
+                assert!(done.is_some(), "{policy}: {kind:?} starves beside {load:?}");
+            }
+        }
+    }
+}
+
+/// Such pieces follow one another at the port's pace, so the window is never free.
+#[test]
+fn pieces_that_exceed_the_window_do_not_keep_others_out_for_ever() {
+    for policy in POLICIES {
+        for load in loads() {
+            for kind in kinds(&[None]) {
+                let piece = 4 * WINDOW;
+                let limit_s = bound_s(policy) + (piece / CHUNK) as f64 / SPEED as f64;
+                let done = finishes_after(policy, kind, (load, piece), limit_s);
                 assert!(done.is_some(), "{policy}: {kind:?} starves beside {load:?}");
             }
         }
@@ -311,9 +327,10 @@ fn the_deadline_of_one_flow_counts_for_its_batch_whatever_the_others_have() {
     }
 }
 
-/// Flows without a deadline and without a known batch are equal, so arrival decides.
+/// Of flows without a deadline and without a known batch the smallest is first, and a larger one
+/// waits for those that arrive within 32 times its own time.
 #[test]
-fn kv_reuse_and_the_last_stage_without_a_deadline_take_turns_by_arrival() {
+fn kv_reuse_and_the_last_stage_without_a_deadline_go_by_size_within_a_bound() {
     let of = |stage| Kind {
         stage,
         batch: Known::Nothing,
@@ -322,7 +339,16 @@ fn kv_reuse_and_the_last_stage_without_a_deadline_take_turns_by_arrival() {
         layer: 5,
     };
     for (subject, load) in [(Stage::P2d, Stage::KvReuse), (Stage::KvReuse, Stage::P2d)] {
-        let done = finishes_after(PolicyKind::Laxity, of(subject), (of(load), CHUNK), 1.0);
-        assert!(done.is_some_and(|s| s < 0.1), "{subject}: {done:?}");
+        let after = |bytes| {
+            let done = finishes_after(PolicyKind::Laxity, of(subject), (of(load), bytes), 1.0);
+            done.unwrap_or_else(|| panic!("{subject} waits for {load}"))
+        };
+        // The load is smaller. The flow's own time is `SIZE` chunks.
+        let overtaken_s = 32.0 * SIZE as f64 / SPEED as f64;
+        let smaller = after(CHUNK / 8);
+        assert!((0.9 * overtaken_s..1.1 * overtaken_s).contains(&smaller), "{subject}: {smaller}");
+        // The load is larger, and what of it is permitted goes first.
+        let larger = after(2 * SIZE * CHUNK);
+        assert!(larger < 0.06, "{subject}: {larger}");
     }
 }

@@ -1,9 +1,9 @@
 //! Clients of an endpoint. A client is a process in the namespace of a host. It reads one job from
 //! standard input and writes its answers as lines.
 //!
-//! Requests are streamed and greedy, have the header `x-slo-ttft-ms`, and use one connection each.
-//! A request is sent at its arrival time, however many are active (an open loop), or else after the
-//! answer to the previous one. The client measures TTFT from the arrival time.
+//! Requests are streamed and greedy, have the header `x-llm-d-slo-ttft-ms`, and use one connection
+//! each. A request is sent at its arrival time, however many are active (an open loop), or else
+//! after the answer to the previous one. The client measures TTFT from the arrival time.
 
 use std::collections::BTreeMap;
 use std::error::Error as _;
@@ -258,7 +258,7 @@ async fn stream(question: Question, answer: &mut Answer) -> Result<(), RequestEr
     });
     let request = request(Method::POST, "/v1/completions")
         .header(header::CONTENT_TYPE, "application/json")
-        .header("x-slo-ttft-ms", format!("{:.3}", question.ttft_ms));
+        .header("x-llm-d-slo-ttft-ms", format!("{:.3}", question.ttft_ms));
     let request = match question.prefill {
         _ if question.local => request.header("x-laxity-prefill", "local"),
         Some(host) => request.header("x-laxity-prefill", host),

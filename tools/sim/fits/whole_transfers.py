@@ -1,81 +1,124 @@
 #!/usr/bin/env python3
-"""How many transfers that go in one piece should be in flight? Prints the table of docs/notes/whole-transfers.md.
+"""How should transfers that go in one piece be ordered, and how many of them should be in flight? Prints the table of
+docs/notes/whole-transfers.md.
 
     tools/sim/fits/whole_transfers.py
 
-Requests arrive at random, and each has one transfer through one port. Transfers in flight share the port. A request is
-in time if its transfer ends within three times the request's time alone, less 0.1 s for the first token.
+Requests arrive at random, and each has one transfer through one port. Transfers in flight share the port, but none gets
+more than a share `s` of it: two busy processors or small buffers of a socket can bound a lone transfer. A request is in
+time if its transfer ends within three times the request's time alone, less 0.1 s for the first token.
 """
 
+import math
 import random
 import statistics
 
 RATE = 12.5e6  # bytes/s
 GOODPUT = 0.95 * RATE
 ARRIVALS = 2.03  # per second
-SPAN_S, PREFILL_S, TOKEN_S, STEP_S = 30.0, 0.14, 0.1, 0.002
+SPAN_S, PREFILL_S, TOKEN_S = 30.0, 0.14, 0.1
 BLOCK_TOKENS, TOKEN_BYTES = 128, 16384
+SEEDS = 30
+SHARES, BEGINS_S = (1.0, 0.65, 0.5), (0.0, 0.05, 0.12)
 
 
-def requests(seed, begin_s):
+def requests(seed, begin_s, share):
     draw = random.Random(seed)
     at, made = draw.expovariate(ARRIVALS), []
     while at <= SPAN_S:
         tokens = min(768, max(64, draw.lognormvariate(5.4, 0.6)))
         size = (int(tokens / BLOCK_TOKENS) + 1) * BLOCK_TOKENS * TOKEN_BYTES
-        due = at + 3 * (PREFILL_S + size / GOODPUT + begin_s)
+        due = at + 3 * (PREFILL_S + size / (share * GOODPUT) + begin_s)
         made.append({"ready": at + PREFILL_S * draw.uniform(0.8, 2.0), "size": size, "left": size, "due": due})
         at += draw.expovariate(ARRIVALS)
-    return made
+    return sorted(made, key=lambda each: each["ready"])
 
 
-def next_of(waiting, by_laxity, now):
-    if not by_laxity:
-        return waiting[0]
+# Orders: the transfer of those that wait that is next.
+
+
+def by_size(times):
+    """By arrival and size: only those overtake a transfer that arrive within so many times its own time."""
+    return lambda waiting, now: min(waiting, key=lambda each: each["ready"] + times * each["size"] / RATE)
+
+
+def by_laxity(waiting, now):
     feasible = [each for each in waiting if now + each["size"] / GOODPUT <= each["due"]]
     if feasible:
         return min(feasible, key=lambda each: each["due"])
     return min(waiting, key=lambda each: each["size"])
 
 
-def in_time(by_laxity, most, is_paced, begin_s, seed):
-    """Share of requests in time, if `most` are in flight, each but the first at the port's pace if `is_paced`."""
-    every = requests(seed, begin_s)
-    coming, waiting, flying = sorted(every, key=lambda each: each["ready"]), [], []
-    now, pace, ended, met = 0.0, 0.0, 0, 0
-    while ended < len(every) and now < 3 * SPAN_S:
+# How many are in flight: when the next may follow, of what is in flight and when all of it leaves at the port's pace.
+
+
+def at_any_time(flying, paced):
+    return 0.0
+
+
+def at_pace(flying, paced):
+    return paced
+
+
+def while_unfilled(flying, paced):
+    """At the pace, and not before one of `n` has taken `n` times its own time."""
+    return max(paced, min(each["posted"] + len(flying) * each["size"] / RATE for each in flying))
+
+
+def in_time(order, most, next_at, begin_s, share, seed):
+    """Share of requests in time, if at most `most` are in flight."""
+    coming, waiting, flying = requests(seed, begin_s, share), [], []
+    count, now, paced, met = len(coming), 0.0, 0.0, 0
+    while coming or waiting or flying:
         while coming and coming[0]["ready"] <= now:
             waiting.append(coming.pop(0))
-        while waiting and (not flying or (len(flying) < most and (now >= pace or not is_paced))):
-            chosen = next_of(waiting, by_laxity, now)
+        then = coming[0]["ready"] if coming else math.inf
+        while waiting and len(flying) < most:
+            may = next_at(flying, paced) if flying else now
+            if may > now:
+                then = min(then, may)
+                break
+            chosen = order(waiting, now)
             waiting.remove(chosen)
             flying.append(chosen)
-            chosen["begins"] = now + begin_s
-            pace = now + chosen["size"] / RATE
+            chosen["posted"], chosen["begins"] = now, now + begin_s
+            paced = max(paced, now) + chosen["size"] / RATE
         moving = [each for each in flying if each["begins"] <= now]
-        now += STEP_S
+        speed = GOODPUT * min(share, 1 / len(moving)) if moving else 0.0
+        then = min([then, *(each["begins"] for each in flying if each["begins"] > now)])
+        then = min([then, *(now + each["left"] / speed for each in moving)])
         for each in moving:
-            each["left"] -= GOODPUT * STEP_S / len(moving)
-            if each["left"] <= 0:
+            each["left"] -= speed * (then - now)
+            if each["left"] <= 1.0:
                 flying.remove(each)
-                ended += 1
-                met += now + TOKEN_S <= each["due"]
-    return met / len(every)
+                met += then + TOKEN_S <= each["due"]
+        now = then
+    return met / count
 
 
 def main():
     rows = [
-        ("all share, as without Laxity", (False, 10**6, False)),
-        ("by arrival, one", (False, 1, True)),
-        ("by arrival, two, the second at the port's pace", (False, 2, True)),
-        ("least time left, feasible first, one", (True, 1, True)),
-        ("**least time left, feasible first, two, the second at the port's pace**", (True, 2, True)),
-        ("the same, two at any time", (True, 2, False)),
+        ("all share, as without Laxity", (by_size(0), 10**6, at_any_time)),
+        ("by arrival, one", (by_size(0), 1, at_pace)),
+        ("by arrival, two", (by_size(0), 2, at_pace)),
+        ("smallest first, two", (by_size(10**6), 2, at_pace)),
+        ("smallest first, overtaking for 8 times, two", (by_size(8), 2, at_pace)),
+        ("smallest first, overtaking for 32 times, two", (by_size(32), 2, at_pace)),
+        ("**the same, four while unfilled** (hints off)", (by_size(32), 4, while_unfilled)),
+        ("least time left, feasible first, one", (by_laxity, 1, at_pace)),
+        ("the same, two", (by_laxity, 2, at_pace)),
+        ("**the same, four while unfilled** (hints on)", (by_laxity, 4, while_unfilled)),
+        ("the same, two at any time", (by_laxity, 2, at_any_time)),
+        ("the same, four at the pace", (by_laxity, 4, at_pace)),
     ]
-    print("| order, in flight | L = 0 | L = 50 ms | L = 120 ms |\n|---|---|---|---|")
+    print("| order, in flight | " + " | ".join(f"s = {share:g}" for share in SHARES) + " |")
+    print("|---" * (len(SHARES) + 1) + "|")
     for name, how in rows:
-        means = [statistics.mean(in_time(*how, begin_s, seed) for seed in range(10)) for begin_s in (0.0, 0.05, 0.12)]
-        print(f"| {name} | {' | '.join(f'{mean * 100:.0f}' for mean in means)} |")
+        cells = []
+        for share in SHARES:
+            every = [[in_time(*how, begin_s, share, seed) for seed in range(SEEDS)] for begin_s in BEGINS_S]
+            cells.append(" / ".join(f"{statistics.mean(runs) * 100:.0f}" for runs in every))
+        print(f"| {name} | {' | '.join(cells)} |")
 
 
 if __name__ == "__main__":

@@ -58,6 +58,7 @@ pub(crate) struct Flow {
     pub(crate) remaining: u64,
     /// Bytes permitted and not completed.
     pub(crate) outstanding: u64,
+    pub(crate) arrived: Time,
     /// The flow's own deadline, or its request's.
     pub(crate) deadline: Time,
     /// Level in the host's queues. It only rises, except by demotion to the scavenger.
@@ -91,6 +92,7 @@ impl Flow {
             seq: 0,
             remaining: spec.bytes,
             outstanding: 0,
+            arrived: Time::ZERO,
             deadline,
             level: Level(Level::COUNT_MAX),
             wire: None,

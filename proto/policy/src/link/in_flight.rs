@@ -2,6 +2,8 @@
 
 use laxity_types::Level;
 
+use crate::time::{Span, Time};
+
 /// Bytes in flight by their level on the wire.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct InFlight {
@@ -28,35 +30,54 @@ impl InFlight {
     }
 }
 
-/// Pieces in flight that exceed the window, each by itself.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Oversized {
-    count: u32,
-    /// Bytes of the largest one since there was none.
-    largest: u64,
-}
+/// Most pieces in flight that exceed the window, each by itself. So many fill a port of which a lone
+/// transfer gets a quarter.
+const OVERSIZED_MAX: usize = 4;
+
+/// Pieces in flight that exceed the window, each by itself: when each was permitted, and its bytes.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Oversized(Vec<(Time, u64)>);
 
 impl Oversized {
-    pub(super) fn add(&mut self, bytes: u64, window: u64) {
+    pub(super) fn add(&mut self, now: Time, bytes: u64, window: u64) {
         if bytes > window {
-            self.count += 1;
-            self.largest = self.largest.max(bytes);
+            self.0.push((now, bytes));
         }
     }
 
     /// Ends a piece of which all bytes complete at once, as those of one work request do. A piece
-    /// that completes in parts counts until what is in flight is within the window again.
+    /// that completes in parts shrinks when more would be in flight otherwise than there is.
     pub(super) fn remove(&mut self, bytes: u64, in_flight: u64, window: u64) {
-        self.count = self.count.saturating_sub(u32::from(bytes > window));
-        if in_flight <= window || self.count == 0 {
-            *self = Self::default();
+        if self.0.is_empty() {
+            return;
         }
+        if let Some(at) = self.0.iter().position(|&(_, size)| size == bytes) {
+            self.0.remove(at);
+        }
+        let mut excess = self.bytes().saturating_sub(in_flight);
+        for (_, size) in &mut self.0 {
+            let done = excess.min(*size);
+            *size -= done;
+            excess -= done;
+        }
+        self.0.retain(|&(_, size)| size > window);
     }
 
-    /// Returns the size of the only such piece. A second may follow it, which hides the time
-    /// between the end of one and the begin of the next. With more of them in flight, all would
-    /// share the port, and lose the order that they waited for.
-    pub(super) fn alone(&self) -> Option<u64> {
-        (self.count == 1).then_some(self.largest)
+    pub(super) fn bytes(&self) -> u64 {
+        self.0.iter().fold(0, |sum, &(_, bytes)| sum.saturating_add(bytes))
+    }
+
+    /// Returns when another piece may follow `n` such pieces on a port of this rate, or `None` if
+    /// there are none, or as many as there may be.
+    ///
+    /// A piece that shares the port fairly with `n − 1` others has ended after `n` times its own
+    /// time. If one has not, these pieces do not fill the port, or others use it. So one more keeps
+    /// it busy. Sooner, more pieces would only share the port, and lose the order that they waited
+    /// for.
+    pub(super) fn next_at(&self, rate: u64) -> Option<Time> {
+        let n = self.0.len();
+        let ends =
+            |&(begin, bytes): &(Time, u64)| begin + Span::transfer(bytes, rate).times(n as u64);
+        if n < OVERSIZED_MAX { self.0.iter().map(ends).min() } else { None }
     }
 }

@@ -6,6 +6,7 @@ use super::Link;
 use super::peers::{PEER_WINDOWS, SCAVENGED, counted, part};
 use super::queue::{QueueId, SCAVENGER};
 use crate::event::FlowSpec;
+use crate::time::{Span, Time};
 
 impl Link {
     /// Reports whether bytes in flight are bounded by peer.
@@ -48,17 +49,25 @@ impl Link {
         all <= self.peer_bound(spec.peer)
     }
 
-    /// Reports whether bytes may be in flight beyond the window, at the port's pace. They may
-    /// behind a piece that exceeds the window by itself: nothing of it completes before its end.
-    pub(super) fn overcommits(&self, level: Level, bytes: u64) -> bool {
+    /// Returns when bytes may be in flight beyond the window, if they may at all: at the port's pace,
+    /// and behind pieces that exceed the window by themselves when these leave room in the port.
+    /// Nothing of such a piece completes before its end.
+    pub(super) fn exceeds_at(&self, level: Level, bytes: u64) -> Option<Time> {
         let config = &self.port.config;
         let windows = |count: u32| config.window_bytes.saturating_mul(u64::from(count));
         let all = self.in_flight.all.saturating_add(bytes);
         let above = self.in_flight.at_or_above(level).saturating_add(bytes);
-        let beside = |piece: u64| all.saturating_sub(piece);
-        (config.overcommit > 1 && all <= windows(config.overcommit))
-            || self.oversized.alone().is_some_and(|piece| beside(piece) <= config.window_bytes)
+        let chunk = Span::transfer(config.chunk_bytes, config.rate);
+        // Permitted bytes are down to one chunk by then, if the port sends at its rate.
+        let pace = self.drained - chunk;
+        if (config.overcommit > 1 && all <= windows(config.overcommit))
             || (self.bounds_peers() && above <= windows(PEER_WINDOWS))
+        {
+            return Some(pace);
+        }
+        let beside = all.saturating_sub(self.oversized.bytes());
+        let next = self.oversized.next_at(config.rate).filter(|_| beside <= config.window_bytes);
+        next.map(|at| pace.max(at - chunk))
     }
 
     /// Reports whether a flow may have a chunk of a guaranteed share, which may exceed the window.

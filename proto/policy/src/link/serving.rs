@@ -72,20 +72,26 @@ impl Link {
         if !self.starved.covers(bytes) {
             return None;
         }
-        if !self.has_share(&flow.spec) {
+        let standing = self.port.queues.get(flow.group);
+        let level = self.level_now(now, flow, standing);
+        let wire = flow.wire.unwrap_or(level);
+        // Where pieces that exceed the window follow one another, the window is never free.
+        let is_next = || {
+            self.peer_takes(standing.queue, &flow.spec, wire, bytes) && self.fits(now, wire, bytes)
+        };
+        if !self.has_share(&flow.spec) && !is_next() {
             if self.bounds_peers() {
                 // The next starved flow may have a peer with room.
                 self.starved.pass(&mut self.port.flows, slot);
             }
             return None;
         }
-        let level = self.level_now(now, flow, self.port.queues.get(flow.group));
         self.starved.spend(&mut self.port.flows, slot, bytes);
         Some(self.permit(now, slot, level, bytes))
     }
 
     fn pick(&mut self, now: Time) -> Option<Action> {
-        self.paced = false;
+        self.paced = None;
         let relieved = self.relieve(now);
         if relieved.is_some() {
             return relieved;
@@ -129,7 +135,7 @@ impl Link {
             }
             if !insists && !self.fits(now, wire, bytes) {
                 let chunk = bytes.min(self.port.config.chunk_bytes);
-                self.paced = self.overcommits(wire, chunk);
+                self.paced = self.exceeds_at(wire, chunk);
                 return None;
             }
             return Some(self.permit(now, slot, level, bytes));

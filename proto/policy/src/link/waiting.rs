@@ -29,7 +29,7 @@ impl Link {
         let deadline = self.deadline(&spec, request);
         let mut flow = Flow::new(spec, deadline, batch, request);
         self.arrivals += 1;
-        flow.seq = self.arrivals;
+        (flow.seq, flow.arrived) = (self.arrivals, now);
         let slot = self.port.flows.insert(flow)?;
         self.join(now, slot);
         let position = self.discipline.place(&self.port, now, self.port.flows.get(slot));

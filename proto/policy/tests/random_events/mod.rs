@@ -186,7 +186,7 @@ pub struct Shadowed {
     pub credit_in_flight: bool,
     /// When the port has sent all permitted bytes, at its rate.
     drained: Time,
-    /// The largest piece above the window since the bytes in flight were within it.
+    /// Bytes of pieces above the window since the bytes in flight were within it.
     oversized: u64,
     arrivals: u64,
 }
@@ -362,7 +362,7 @@ impl Shadowed {
 
     fn note_oversized(&mut self, bytes: u64) {
         if bytes > WINDOW {
-            self.oversized = self.oversized.max(bytes);
+            self.oversized += bytes;
         }
     }
 

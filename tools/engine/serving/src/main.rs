@@ -28,9 +28,10 @@ use tracing_subscriber::EnvFilter;
 /// (laxity.socket), or goes out unscheduled without one. The answers are the same either way.
 ///
 /// The endpoint serves OpenAI's /v1/completions, streamed or not. Headers set the objectives:
-/// x-slo-ttft-ms for the first token, x-slo-tpot-ms for the time between tokens, x-slo-ttlt-ms for
-/// the last token of a request that is not interactive. The header x-laxity-importance (paid or
-/// free) says which requests are given up first. /health, /metrics and /v1/models are served, too.
+/// x-llm-d-slo-ttft-ms for the first token, x-llm-d-slo-tpot-ms for the time between tokens (or
+/// their older names without llm-d), x-slo-ttlt-ms for the last token of a request that is not
+/// interactive. The header x-laxity-importance (paid or free) says which requests are given up
+/// first. /health, /metrics and /v1/models are served, too.
 ///
 /// The smallest configuration:
 ///

@@ -216,10 +216,15 @@ impl Body {
     }
 }
 
-fn milliseconds(headers: &HeaderMap, name: &'static str, default: f64) -> Result<u64, Objection> {
-    let given = match headers.get(name) {
-        None => default,
-        Some(value) => {
+/// Returns the time in the first of these headers that is there, in nanoseconds.
+fn nanoseconds(
+    headers: &HeaderMap,
+    names: &[&'static str],
+    default_ms: f64,
+) -> Result<u64, Objection> {
+    let given = match names.iter().find_map(|&name| Some((name, headers.get(name)?))) {
+        None => default_ms,
+        Some((name, value)) => {
             let text = value.to_str().unwrap_or("(no text)").trim();
             let number = text.parse::<f64>().unwrap_or(f64::NAN);
             if !(number > 0.0 && number <= OBJECTIVE_MS_MAX) {
@@ -240,9 +245,11 @@ fn milliseconds(headers: &HeaderMap, name: &'static str, default: f64) -> Result
 
 /// Returns the objectives in the headers: of the first token and later ones, or of the last.
 pub(super) fn slo(headers: &HeaderMap, limits: &Limits) -> Result<Slo, Objection> {
+    const TTFT: [&str; 2] = ["x-llm-d-slo-ttft-ms", "x-slo-ttft-ms"];
+    const TPOT: [&str; 2] = ["x-llm-d-slo-tpot-ms", "x-slo-tpot-ms"];
     const TTLT: &str = "x-slo-ttlt-ms";
     if headers.contains_key(TTLT) {
-        let mut others = ["x-slo-ttft-ms", "x-slo-tpot-ms"].into_iter();
+        let mut others = TTFT.into_iter().chain(TPOT);
         if let Some(other) = others.find(|name| headers.contains_key(*name)) {
             return Err(Objection::bad(
                 "impossible_objective",
@@ -255,12 +262,12 @@ pub(super) fn slo(headers: &HeaderMap, limits: &Limits) -> Result<Slo, Objection
         }
         return Ok(Slo::Batch {
             // The default is never used, because the header is present.
-            ttlt: milliseconds(headers, TTLT, limits.ttft_ms)?,
+            ttlt: nanoseconds(headers, &[TTLT], limits.ttft_ms)?,
         });
     }
     Ok(Slo::Interactive {
-        ttft: milliseconds(headers, "x-slo-ttft-ms", limits.ttft_ms)?,
-        tbt: milliseconds(headers, "x-slo-tpot-ms", limits.tpot_ms)?,
+        ttft: nanoseconds(headers, &TTFT, limits.ttft_ms)?,
+        tbt: nanoseconds(headers, &TPOT, limits.tpot_ms)?,
     })
 }
 

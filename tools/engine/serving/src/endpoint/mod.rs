@@ -1,11 +1,11 @@
 //! The endpoint. It has OpenAI's completions, streamed or not, with objectives in headers.
 //!
-//! `x-slo-ttft-ms` is the objective of the first token, `x-slo-tpot-ms` that of each later one, and
-//! `x-slo-ttlt-ms` that of the last token for clients that only wait for it. `x-laxity-importance`
-//! says which requests are relegated first. Features that are not supported (several answers, log
-//! probabilities, stop words …) are rejected, and unknown fields are ignored. Requests beyond the
-//! configured number get status 429. A client that closes its connection ends its request, whose
-//! blocks are free with the next iteration.
+//! `x-llm-d-slo-ttft-ms` is the objective of the first token, `x-llm-d-slo-tpot-ms` that of each
+//! later one (or their older names without `llm-d`), and `x-slo-ttlt-ms` that of the last token for
+//! clients that only wait for it. `x-laxity-importance` says which requests are relegated first.
+//! Features that are not supported (several answers, log probabilities, stop words …) are rejected,
+//! and unknown fields are ignored. Requests beyond the configured number get status 429. A client
+//! that closes its connection ends its request, whose blocks are free with the next iteration.
 
 mod answer;
 mod ask;
