@@ -5,8 +5,6 @@
 //! Each flow is completed after its permit, outside the timed bracket. Otherwise the daemon's
 //! tables would only grow, which is no realistic state.
 
-use std::sync::Barrier;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use laxity_client::{Client, Flow, Lane, Stage, Ticket};
@@ -15,9 +13,8 @@ use crate::bench::{Bench, Measured};
 use crate::clock::Clock;
 use crate::error::BenchError;
 use crate::figure::{Gate, Limit, Quantile, Row, Unit};
-use crate::machine::pin_thread;
 use crate::sample::{Percentiles, Recorder, Summary};
-use crate::service::{Laxityd, Port};
+use crate::service::Laxityd;
 
 /// Bytes of a measured flow. They are less than any chunk, so that one permit covers the flow.
 pub(crate) const FLOW_BYTES: u64 = 4096;
@@ -48,54 +45,43 @@ fn round_trips(bench: &mut Bench) {
     };
     let paced = Some(PAUSE_NS);
     let of_64 = || vec![Gate::at_most(Quantile::P50, Limit::TimesP(1.2))];
-    for (name, title, gates, note, (port, clients, pause)) in [
+    for (name, title, gates, note, (clients, pause)) in [
         (
             "submit-permit",
             "submit → permit",
             gates(),
             "open port; 1 µs between the completion of one flow and the submit of the next.",
-            (Port::Open, 1, paced),
+            (1, paced),
         ),
         (
             "submit-permit-back-to-back",
             "submit → permit, back to back",
             gates(),
             "the next submit also waits until the daemon has accounted for the last flow.",
-            (Port::Open, 1, None),
-        ),
-        (
-            "submit-permit-bounded",
-            "submit → permit, default port",
-            gates(),
-            "100 Gbit/s, 1 MiB chunks, 4 MiB window; paced as above.",
-            (Port::Bounded, 1, paced),
+            (1, None),
         ),
         (
             "submit-permit-64",
             "submit → permit, 64 clients registered",
             of_64(),
             "paced as above.",
-            (Port::Open, 64, paced),
+            (64, paced),
         ),
     ] {
         let row = Row::latency(name, title).gates(gates).note(note);
-        bench.measure(row, |bench| round_trip(bench, port, clients, pause));
+        bench.measure(row, |bench| round_trip(bench, clients, pause));
     }
-    let row = Row::latency("submit-permit-same-core", "submit → permit, same core")
-        .note("client and daemon pinned to one core: both sleep at once instead of spinning.");
-    bench.measure(row, same_core);
 }
 
 /// Measures round trips of one client while `clients` are attached.
 fn round_trip(
     bench: &mut Bench,
-    port: Port,
     clients: usize,
     pause_ns: Option<f64>,
 ) -> Result<Summary, BenchError> {
     let far = bench.far_core()?;
     bench.latencies(|bench| {
-        let daemon = Laxityd::start(&bench.cores, far, port, "")?;
+        let daemon = Laxityd::open(&bench.cores, far)?;
         let mut bystanders = Vec::new();
         for i in 1..clients {
             let client = daemon.attach(&format!("bystander-{i}"))?;
@@ -149,16 +135,6 @@ fn one_flow(lane: &mut Lane, clock: Clock, recorder: &mut Recorder) {
         lane.complete(&ticket, permit.bytes);
         recorder.note(begin, end);
     }
-}
-
-fn same_core(bench: &mut Bench) -> Result<Summary, BenchError> {
-    let core = bench.cores.near;
-    let count = bench.effort.round_trips / 20;
-    bench.latencies_alone(|bench| {
-        let daemon = Laxityd::open(&bench.cores, core)?;
-        let client = daemon.attach("bench")?;
-        gated_flows(&client, bench.clock, count, None)
-    })
 }
 
 fn credit(bench: &mut Bench) {
@@ -228,25 +204,10 @@ fn credited_bursts(
 }
 
 fn throughput(bench: &mut Bench) {
-    let cores = bench.cores.all.len();
-    for (name, producers) in [("producers-1", 1), ("producers-2", 2), ("producers-4", 4)] {
-        let mut row = Row::counting(
-            name,
-            format!("records, {producers} producer{}", if producers == 1 { "" } else { "s" }),
-            Unit::PerSecond,
-        )
+    let row = Row::counting("producers-1", "records, 1 producer", Unit::PerSecond)
+        .gates([Gate::at_least(Limit::Value(20e6)).excellent(Limit::Value(100e6))])
         .note("credited submits and their completions, both counted.");
-        if producers == 1 {
-            row = row.gates([Gate::at_least(Limit::Value(20e6)).excellent(Limit::Value(100e6))]);
-        } else if producers >= cores {
-            row = row.note(format!(
-                "credited submits and their completions; {producers} producers share {} core{}.",
-                cores - 1,
-                if cores == 2 { "" } else { "s" }
-            ));
-        }
-        bench.measure(row, |bench| records_per_second(bench, producers));
-    }
+    bench.measure(row, records_per_second);
     let row = Row::counting(
         "permits-closed-loop",
         format!("permits, closed loop, window {WINDOW}"),
@@ -264,47 +225,16 @@ fn throughput(bench: &mut Bench) {
     });
 }
 
-fn records_per_second(bench: &mut Bench, producers: usize) -> Result<Measured, BenchError> {
+fn records_per_second(bench: &mut Bench) -> Result<Measured, BenchError> {
     let far = bench.far_core()?;
     let mut all = Produced::default();
     let measured = bench.numbers(|bench| {
         let daemon = Laxityd::open(&bench.cores, far)?;
         let client = daemon.attach("bench")?;
-        // Producers use the cores other than the daemon's. With few cores they share them.
-        let near: Vec<usize> =
-            bench.cores.all.iter().copied().filter(|core| *core != far).collect();
-        let (stop, start) = (AtomicBool::new(false), Barrier::new(producers + 1));
-        let (produced, seconds) = std::thread::scope(|scope| {
-            let workers: Vec<_> = (0..producers)
-                .map(|i| {
-                    let (client, core) = (client.clone(), near[i % near.len()]);
-                    let (stop, start) = (&stop, &start);
-                    scope.spawn(move || {
-                        let pinned = pin_thread(core);
-                        start.wait();
-                        pinned.map(|()| credited_stream(&client, stop))
-                    })
-                })
-                .collect();
-            start.wait();
-            let begin = Instant::now();
-            std::thread::sleep(bench.effort.stretch());
-            stop.store(true, Ordering::Relaxed);
-            let mut sum = Produced::default();
-            for worker in workers {
-                let one = worker
-                    .join()
-                    .map_err(|_| BenchError::Process("a producer panicked".to_owned()))??;
-                sum.accepted += one.accepted;
-                sum.gated += one.gated;
-                sum.refused += one.refused;
-            }
-            Ok::<_, BenchError>((sum, begin.elapsed().as_secs_f64()))
-        })?;
-        all.accepted += produced.accepted;
-        all.gated += produced.gated;
-        all.refused += produced.refused;
-        Ok(2.0 * produced.accepted as f64 / seconds)
+        let begin = Instant::now();
+        let before = all.accepted;
+        credited_stream(&client, bench.effort.stretch(), &mut all);
+        Ok(2.0 * (all.accepted - before) as f64 / begin.elapsed().as_secs_f64())
     })?;
     let share = |part: u64| 100.0 * part as f64 / (all.accepted + all.refused).max(1) as f64;
     let (gated, refused) = (share(all.gated), share(all.refused));
@@ -327,12 +257,12 @@ struct Produced {
     refused: u64,
 }
 
-/// Submits and completes flows until `stop` is set.
-fn credited_stream(client: &Client, stop: &AtomicBool) -> Produced {
+/// Submits and completes flows as fast as it can.
+fn credited_stream(client: &Client, stretch: Duration, produced: &mut Produced) {
     let mut lane = client.lane();
     let flow = flow(Stage::Collective);
-    let mut produced = Produced::default();
-    while !stop.load(Ordering::Relaxed) {
+    let begin = Instant::now();
+    while begin.elapsed() < stretch {
         for _ in 0..256 {
             let mut ticket = lane.submit(&flow);
             let permit = lane.poll(&mut ticket).unwrap_or_else(|| {
@@ -348,7 +278,6 @@ fn credited_stream(client: &Client, stop: &AtomicBool) -> Produced {
             }
         }
     }
-    produced
 }
 
 /// Measures permits per second. It waits for the oldest flow, completes it and submits another. An

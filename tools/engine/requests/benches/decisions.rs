@@ -1,5 +1,5 @@
 //! The costs of decisions. A replica's iteration (its events and the next plan) with 256 decoding
-//! requests and 10 000 queued ones may take 20 µs. A dispatch over 64 instances may take 10 µs.
+//! requests and 10 000 queued ones may take 20 µs.
 //!
 //! `cargo bench -p laxity-requests` prints the table. `-- NAME` selects rows by a part of the name.
 //! With `-- --strict` the exit status is 1 if a median is above its limit. Times are of single
@@ -11,45 +11,29 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Instant;
 
-use laxity_requests::baseline::{CentralEdf, Fixed, LeastLoaded, LeastWork, LineOrder};
+use laxity_requests::baseline::{Fixed, LineOrder};
 use laxity_requests::discipline::Discipline;
-use laxity_requests::dispatch::{self, Dispatch, Role};
 use laxity_requests::hmas::cognition::Cognition;
 use laxity_requests::hmas::perception::{Perception, Tagger, Tags};
 use laxity_requests::hmas::pool::Kind;
 use laxity_requests::hmas::prediction::Prediction;
 use laxity_requests::hmas::{self, Agent};
-use laxity_requests::hyperflexis::{self, HyperFlexis, Linear};
-use laxity_requests::iteration::{self, Load, Plan};
+use laxity_requests::iteration::{Event, Plan};
 use laxity_requests::kv::Pool;
 use laxity_requests::latency::{Composition, Latency};
 use laxity_requests::learned::Learned;
 use laxity_requests::qoserve::{self, QoServe};
 use laxity_requests::replica::Replica;
-use laxity_requests::request::{
-    ApplicationId, ClassId, Importance, InstanceId, RequestId, Slo, Spec,
-};
+use laxity_requests::request::{ApplicationId, ClassId, Importance, RequestId, Slo, Spec};
 use laxity_requests::{Span, Time};
 
 const MS: u64 = 1_000_000;
 const RUNNING: u64 = 256;
 const QUEUED: u64 = 10_000;
-const WIDTH: u32 = 64;
+/// Most µs of a decision.
+const LIMIT: f64 = 20.0;
 
-trait Subject {
-    fn prepare(&mut self) {}
-    fn decide(&mut self);
-}
-
-struct Row {
-    name: String,
-    limit_us: f64,
-    make: Box<dyn Fn() -> Box<dyn Subject>>,
-}
-
-fn row<S: Subject + 'static>(name: String, limit_us: f64, make: impl Fn() -> S + 'static) -> Row {
-    Row { name, limit_us, make: Box::new(move || Box::new(make())) }
-}
+type Make = fn() -> Box<dyn Discipline + Send>;
 
 /// A request. Those below [`RUNNING`] have computed their prompt.
 fn spec(id: u64, arrival: Time, running: bool) -> Spec {
@@ -111,7 +95,7 @@ impl Loaded {
         let mut loaded = Self { replica, now: Time(1_000 * MS), under_way: None };
         for id in 0..RUNNING + QUEUED {
             let spec = spec(id, Time(id * 1_000), id < RUNNING);
-            loaded.replica.handle(loaded.now, &iteration::Event::Arrived(spec));
+            loaded.replica.handle(loaded.now, &Event::Arrived(spec));
         }
         for _ in 0..20 {
             loaded.decide();
@@ -120,16 +104,14 @@ impl Loaded {
         assert!(u64::from(load.decoding) >= RUNNING - 8 && load.waiting >= 9_900, "{load:?}");
         loaded
     }
-}
 
-impl Subject for Loaded {
     fn decide(&mut self) {
         if let Some(plan) = self.under_way.take() {
             let took = machine(&plan.composition());
             self.now = self.now + took;
             let finished = plan.chunks.iter().filter(|chunk| chunk.last);
             let finished = finished.map(|chunk| chunk.request).collect();
-            self.replica.handle(self.now, &iteration::Event::Done { took, finished });
+            self.replica.handle(self.now, &Event::Done { took, finished });
             // A dispatcher reads the load after each iteration.
             black_box(self.replica.load());
         }
@@ -137,137 +119,32 @@ impl Subject for Loaded {
     }
 }
 
-fn iterations() -> Vec<Row> {
-    type Make = fn() -> Box<dyn Discipline + Send>;
+fn policies() -> [(&'static str, Make); 6] {
     fn agent(kind: Kind) -> Box<dyn Discipline + Send> {
         let perception = Perception::new(Even, Span::ZERO);
         let prediction = Prediction::new(learned(), 512);
         let cognition = Cognition::new(perception, prediction);
         Box::new(Agent::new(kind, hmas::Config::default(), cognition))
     }
-    let policies: [(&str, Make); 6] = [
+    [
         ("fcfs", || Box::new(Fixed { order: LineOrder::Fcfs, tokens: 512 })),
         ("edf", || Box::new(Fixed { order: LineOrder::Edf, tokens: 512 })),
         ("srpf", || Box::new(Fixed { order: LineOrder::Srpf, tokens: 512 })),
         ("qoserve", || Box::new(QoServe::new(qoserve::Options::default(), learned()))),
         ("hmas sjf", || agent(Kind::Sjf)),
-        ("hmas two_lane", || agent(Kind::TwoLane)),
-    ];
-    let row = |(name, make): (&str, Make)| {
-        row(format!("iteration: {name}"), 20.0, move || Loaded::new(make()))
-    };
-    policies.into_iter().map(row).collect()
+        ("hmas srtf", || agent(Kind::Srtf)),
+    ]
 }
 
-#[derive(Clone, Copy)]
-enum Situation {
-    /// A request arrives while all instances are full, and each is asked about it.
-    Arrives,
-    /// An instance without room reports.
-    Full,
-    /// An instance reports room for one request and more.
-    Takes,
-}
-
-/// A dispatcher whose instances are full, before which requests wait.
-struct Waiting {
-    dispatch: Box<dyn Dispatch>,
-    situation: Situation,
-    now: Time,
-    next: u64,
-    event: dispatch::Event,
-}
-
-fn report(at: u32, blocks_free: u32) -> dispatch::Event {
-    let load = Load {
-        running: WIDTH,
-        decoding: WIDTH,
-        decode_context: 32_000,
-        blocks: 8_192,
-        blocks_free,
-        ..Load::default()
-    };
-    dispatch::Event::Load { instance: InstanceId(at), load, took: 20 * MS }
-}
-
-impl Waiting {
-    fn new(dispatch: Box<dyn Dispatch>, situation: Situation) -> Self {
-        let now = Time(1_000_000 * MS);
-        let mut waiting = Self { dispatch, situation, now, next: 0, event: report(0, 0) };
-        for at in 0..WIDTH {
-            let up = dispatch::Event::Up { instance: InstanceId(at), role: Role::Whole };
-            waiting.dispatch.handle(now, &up);
-            waiting.dispatch.handle(now, &report(at, 0));
-        }
-        for _ in 0..QUEUED {
-            let event = waiting.arrival();
-            waiting.dispatch.handle(now, &event);
-        }
-        waiting.drain();
-        waiting
-    }
-
-    fn arrival(&mut self) -> dispatch::Event {
-        self.next += 1;
-        dispatch::Event::Arrived(spec(self.next, self.now, false))
-    }
-
-    fn drain(&mut self) {
-        while self.dispatch.poll_decision(self.now).is_some() {}
-    }
-}
-
-impl Subject for Waiting {
-    fn prepare(&mut self) {
-        self.now = self.now + Span(10_000);
-        self.drain();
-        let at = 7 + (self.next % 50) as u32;
-        self.event = match self.situation {
-            Situation::Arrives => self.arrival(),
-            Situation::Full => report(at, 0),
-            Situation::Takes => report(at, 200),
-        };
-    }
-
-    fn decide(&mut self) {
-        self.dispatch.handle(self.now, &self.event);
-        self.drain();
-        black_box(self.dispatch.next_deadline());
-    }
-}
-
-fn dispatches() -> Vec<Row> {
-    type Make = fn() -> Box<dyn Dispatch>;
-    const MODEL: Linear = Linear { prefill: [8e6, 60_000.0, 1.5], decode: [7e6, 12.0, 20_000.0] };
-    let policies: [(&str, Make); 4] = [
-        ("least loaded", || Box::new(LeastLoaded::default())),
-        ("least work", || Box::new(LeastWork::new(MODEL))),
-        ("edf with admission", || Box::new(CentralEdf::new(MODEL, true, 2_048, 16))),
-        ("hyperflexis", || Box::new(HyperFlexis::new(hyperflexis::Options::new(MODEL, 16)))),
-    ];
-    let situations = [
-        ("a request arrives", Situation::Arrives),
-        ("a full instance reports", Situation::Full),
-        ("an instance takes", Situation::Takes),
-    ];
-    let each = |(name, make): (&'static str, Make)| {
-        situations.map(move |(what, situation)| {
-            row(format!("dispatch: {name}, {what}"), 10.0, move || Waiting::new(make(), situation))
-        })
-    };
-    policies.into_iter().flat_map(each).collect()
-}
-
-/// Returns the times of a row's decisions in µs, in rising order.
-fn time(row: &Row) -> Vec<f64> {
+/// Returns the times of a policy's decisions in µs, in rising order.
+fn time(make: Make) -> Vec<f64> {
     let mut samples = Vec::new();
-    // A subject is made again after 64 decisions, so that ended requests don't change the load.
+    // A replica is made again after 64 decisions, so that ended requests don't change the load.
     for _ in 0..12 {
-        let mut subject = (row.make)();
+        let mut loaded = Loaded::new(make());
         for turn in 0..64 {
-            subject.prepare();
             let begun = Instant::now();
-            subject.decide();
+            loaded.decide();
             let took = begun.elapsed();
             // The first decisions fill caches and don't count.
             if turn >= 4 {
@@ -285,18 +162,18 @@ fn main() -> ExitCode {
         std::env::args().skip(1).partition(|argument| argument.starts_with("--"));
     let mut missed = 0;
     println!("{:58} {:>9} {:>9} {:>9} {:>7}", "µs", "fastest", "median", "99 %", "limit");
-    for row in iterations().into_iter().chain(dispatches()) {
-        if !names.is_empty() && !names.iter().any(|part| row.name.contains(part.as_str())) {
+    for (name, make) in policies() {
+        if !names.is_empty() && !names.iter().any(|part| name.contains(part.as_str())) {
             continue;
         }
-        let samples = time(&row);
+        let samples = time(make);
         let at = |share: f64| samples[(share * (samples.len() - 1) as f64) as usize];
-        let (median, limit) = (at(0.5), row.limit_us);
-        let verdict = if median > limit { "MISSED" } else { "ok" };
-        missed += usize::from(median > limit);
+        let median = at(0.5);
+        let verdict = if median > LIMIT { "MISSED" } else { "ok" };
+        missed += usize::from(median > LIMIT);
         println!(
-            "{:58} {:>9.2} {:>9.2} {:>9.2} {limit:>7} {verdict}",
-            row.name,
+            "{:58} {:>9.2} {:>9.2} {:>9.2} {LIMIT:>7} {verdict}",
+            name,
             at(0.0),
             median,
             at(0.99)

@@ -30,27 +30,13 @@ pub struct Window {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Weights {
-    /// Another instance sends the weights as `Weights` flows. If that fails, disk is the source.
-    Peer(InstanceId),
-    Disk,
-    /// The instance is warm: it has its weights.
-    Warm,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Decision {
-    Start {
-        role: Role,
-        weights: Weights,
-    },
+    /// Start an instance with the weights of another one, or without one from disk.
+    Start { role: Role, from: Option<InstanceId> },
     /// Stop an instance after its current requests. It gets no new ones.
     Stop(InstanceId),
     /// Change the role of an instance after its current requests.
-    Turn {
-        instance: InstanceId,
-        role: Role,
-    },
+    Turn { instance: InstanceId, role: Role },
 }
 
 pub trait Scaling {

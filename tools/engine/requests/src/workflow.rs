@@ -98,7 +98,6 @@ pub struct Stage {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Outcome {
     pub output: u32,
-    pub tool: bool,
     /// Time from start to end. Includes swapped-out time, but no wait before the start.
     pub took: Span,
 }

@@ -7,7 +7,7 @@ use driver::Driver;
 use laxity_requests::Span;
 use laxity_requests::hmas::cognition::Cognition;
 use laxity_requests::hmas::perception::{Perception, Tagger, Tags};
-use laxity_requests::hmas::pool::{Hints, Kind};
+use laxity_requests::hmas::pool::Kind;
 use laxity_requests::hmas::prediction::Prediction;
 use laxity_requests::hmas::{Agent, Config, statera};
 use laxity_requests::iteration::Event;
@@ -90,12 +90,7 @@ fn agent() -> impl Strategy<Value = (Kind, Config, Span)> {
     let kind = prop::sample::select(&Kind::ALL);
     (prop::option::of(statera), kind, 1..60_u32, 0..300_u64).prop_map(
         |(statera, kind, chunk, service)| {
-            let config = Config {
-                statera,
-                chunk,
-                chunk_min: 1,
-                hints: Hints { lane_split: Span::from_millis(400), fast_weight: 2 },
-            };
+            let config = Config { statera, chunk, chunk_min: 1 };
             (kind, config, Span::from_millis(service))
         },
     )
@@ -173,12 +168,7 @@ fn exact() -> Cognition {
 /// Returns the order of first tokens of ten requests that arrive at once: nine long ones, then a
 /// short one.
 fn order(kind: Kind) -> Vec<RequestId> {
-    let config = Config {
-        statera: None,
-        chunk: 20,
-        chunk_min: 1,
-        hints: Hints { lane_split: Span::from_millis(300), fast_weight: 4 },
-    };
+    let config = Config { statera: None, chunk: 20, chunk_min: 1 };
     let mut driver = driver(Agent::new(kind, config, exact()));
     for _ in 0..9 {
         arrive(&mut driver, 40, 30, interactive());
@@ -200,31 +190,7 @@ fn a_short_request_passes_long_ones_where_the_structure_says_so() {
     let short = RequestId(9);
     let at = |kind| order(kind).iter().position(|request| *request == short);
     assert_eq!(at(Kind::Fcfs), Some(9));
-    for kind in [Kind::Sjf, Kind::Srtf, Kind::TwoLane, Kind::Edf] {
+    for kind in [Kind::Sjf, Kind::Srtf, Kind::Edf] {
         assert_eq!(at(kind), Some(0), "{kind:?}");
     }
-}
-
-#[test]
-fn the_slow_lane_gets_its_share_while_short_requests_keep_coming() {
-    let config = Config {
-        statera: None,
-        chunk: 16,
-        chunk_min: 1,
-        hints: Hints { lane_split: Span::from_millis(300), fast_weight: 2 },
-    };
-    let mut driver = driver(Agent::new(Kind::TwoLane, config, exact()));
-    let slow = arrive(&mut driver, 40, 30, interactive());
-    let mut after = None;
-    for round in 0..200 {
-        // This is twice the number of prompt tokens that an iteration computes.
-        for _ in 0..4 {
-            arrive(&mut driver, 8, 1, interactive());
-        }
-        let tokens = driver.compute(BLOCKS).unwrap_or_default();
-        if after.is_none() && tokens.contains(&slow) {
-            after = Some(round);
-        }
-    }
-    assert!(after.is_some_and(|round| round < 20), "{after:?}");
 }

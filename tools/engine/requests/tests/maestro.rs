@@ -4,7 +4,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use laxity_requests::maestro::fitness::Mode;
-use laxity_requests::maestro::predict::Forecast;
 use laxity_requests::maestro::queue::{Boundary, StageOrder};
 use laxity_requests::maestro::{Estimator, Options, Scheduler};
 use laxity_requests::workflow::{
@@ -50,16 +49,16 @@ fn node(cluster: u16, host: u64, slots: u32) -> NodeSpec {
 struct ByRole(BTreeMap<RoleId, (f64, f64)>);
 
 impl Estimator for ByRole {
-    fn ready(&mut self, _: &Job, stage: &Stage) -> Forecast {
+    fn ready(&mut self, _: &Job, stage: &Stage) -> f64 {
         let output = self.0.get(&stage.role).map_or(200.0, |(sum, count)| sum / count);
-        Forecast { tool: 0.5, output: output.clamp(1.0, f64::from(stage.output_max)) }
+        output.clamp(1.0, f64::from(stage.output_max))
     }
 
-    fn future(&self, _: &Job, _: &Stage, _: &Forecast) -> Span {
+    fn future(&self, _: &Job, _: &Stage) -> Span {
         Span::ZERO
     }
 
-    fn finished(&mut self, stage: &Stage, _: &Forecast, outcome: &Outcome) {
+    fn finished(&mut self, stage: &Stage, _: f64, outcome: &Outcome) {
         let (sum, count) = self.0.entry(stage.role).or_default();
         *sum += f64::from(outcome.output);
         *count += 1.0;
@@ -251,7 +250,6 @@ impl World {
             let (job, index) = ((stage.0 / 100) as usize, (stage.0 % 100) as usize);
             let outcome = Outcome {
                 output: self.scripts[job].stages[index].2,
-                tool: false,
                 took: Span(1 + dice % (20 * S)),
             };
             self.handle(&Event::Finished { stage, outcome });

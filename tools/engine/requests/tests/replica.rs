@@ -5,11 +5,11 @@ mod driver;
 
 use driver::Driver;
 use laxity_requests::baseline::{Fixed, LineOrder, Relegating};
-use laxity_requests::discipline::{Discipline, Rank, Start, View};
+use laxity_requests::discipline::{Discipline, Rank, View};
 use laxity_requests::iteration::Event;
 use laxity_requests::job::Job;
 use laxity_requests::latency::{Composition, Latency};
-use laxity_requests::qoserve::{Alpha, Chunking, Options, Preemption, QoServe, Relegation};
+use laxity_requests::qoserve::{Chunking, Options, QoServe, Relegation};
 use laxity_requests::request::{ApplicationId, Importance, Slo, Spec};
 use laxity_requests::{Span, Time};
 use proptest::prelude::*;
@@ -86,24 +86,12 @@ fn qoserve() -> impl Strategy<Value = Chosen> {
             step
         }),
     ];
-    let alpha = prop_oneof![
-        (0..50_u64).prop_map(Alpha::Fixed),
-        (0..10_u64, 10..50_u64, 0..200_u64).prop_map(|(low, high, busy)| Alpha::Adaptive {
-            low,
-            high,
-            busy: Span(busy)
-        }),
-    ];
     let relegation =
         prop_oneof![Just(Relegation::Off), Just(Relegation::Strict), Just(Relegation::LookAhead)];
-    let preemption =
-        prop_oneof![Just(Preemption::Never), Just(Preemption::Selective), Just(Preemption::Always)];
-    let hints = prop::option::of(0.0..1.0);
-    let rest = (hints, 0.0..0.2, any::<bool>());
-    (chunking, alpha, relegation, preemption, rest).prop_map(
-        |(chunking, alpha, relegation, preemption, (hints, margin, keep_blocks))| {
-            let options =
-                Options { chunking, alpha, relegation, hints, preemption, margin, keep_blocks };
+    let rest = (prop::option::of(0.0..1.0), 0.0..0.2);
+    (chunking, 0..50_u64, relegation, rest).prop_map(
+        |(chunking, alpha, relegation, (hints, margin))| {
+            let options = Options { chunking, alpha, relegation, hints, margin };
             chosen(options, QoServe::new(options, Linear))
         },
     )
@@ -181,8 +169,8 @@ impl Discipline for Alone {
         self.chunk
     }
 
-    fn start(&mut self, _: Time, _: &Job, view: &dyn View) -> Start {
-        if view.pool().used() > 0 { Start::Nobody } else { Start::Now }
+    fn may_start(&mut self, _: Time, _: &Job, view: &dyn View) -> bool {
+        view.pool().used() == 0
     }
 
     fn begun_first(&self) -> bool {

@@ -16,7 +16,6 @@ use crate::apart::experts::Ranks;
 use crate::model::ModelShape;
 use crate::model::shape::ShapeError;
 use crate::model::timed::Timing;
-use crate::schedule::places::{Places, Rule};
 use crate::schedule::{Room, Settings};
 
 /// The role of a process: the part of serving that it does.
@@ -156,13 +155,6 @@ pub struct Peers {
     /// the next process is asked.
     #[serde(default = "ask_ms")]
     pub ask_ms: u64,
-    /// The rule that chooses which process of `prefill` computes a prompt.
-    #[serde(default)]
-    pub dispatch: Rule,
-    /// The coefficients `[a, b, c]` of `a + b · tokens + c · tokens²`, which is the time of a
-    /// prompt on a prefill process in ns. Only for the rules `least_work` and `hyperflexis`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub prefill_ns: Option<[f64; 3]>,
 }
 
 const fn ask_ms() -> u64 {
@@ -235,18 +227,6 @@ impl Config {
         Room { blocks: self.kv.blocks, block_tokens: self.kv.block_tokens }
     }
 
-    /// Returns the rule that chooses prefill processes, or `None` if there are none.
-    pub fn places(&self) -> Option<Places> {
-        let peers = self.peers.as_ref().filter(|peers| !peers.prefill.is_empty())?;
-        Some(Places {
-            rule: peers.dispatch,
-            // The default makes the time proportional to the tokens. Rules that allow a missing
-            // `prefill_ns` only compare times, so the unit does not matter.
-            prefill_ns: peers.prefill_ns.unwrap_or([0.0, 1.0, 0.0]),
-            block_tokens: self.kv.block_tokens,
-        })
-    }
-
     pub fn net_peers(&self) -> NetPeers {
         let Some(peers) = &self.peers else {
             return NetPeers::default();
@@ -314,21 +294,12 @@ mod tests {
             ("schedule = { tokens = 0 }", "schedule.tokens"),
             ("schedule = { policy = \"lifo\" }", "qoserve"),
             ("schedule = { qoserve = { chunk = 1 } }", "unknown field"),
-            ("schedule = { hmas = { order = \"lifo\" } }", "two_lane"),
+            ("schedule = { hmas = { order = \"lifo\" } }", "srtf"),
             ("laxity = { rate_mbit = 0.0 }", "laxity.rate_mbit"),
             ("laxity = { words_dscp = 64 }", "laxity.words_dscp is 64"),
             (
                 "timing = { layer_us = 1.0, token_us = 1.0, expert_us = 1.0, row_us = -1.0 }",
                 "timing.row_us is -1",
-            ),
-            (
-                "role = \"decode\"\npeers = { listen = \"127.0.0.1:1\", prefill = \
-                 [\"127.0.0.1:2\"], dispatch = \"hyperflexis\" }",
-                "peers.prefill_ns",
-            ),
-            (
-                "peers = { listen = \"127.0.0.1:1\", prefill_ns = [0.0, -1.0, 0.0] }",
-                "peers.prefill_ns is [0.0, -1.0, 0.0]",
             ),
             ("limits = { ttft_ms = -1.0 }", "limits.ttft_ms is -1"),
             ("limits = { ttft_ms = nan }", "limits.ttft_ms"),

@@ -110,7 +110,6 @@ pub fn engine(config: &Config) -> Result<Handle, StartError> {
         keep_fetched: config.kv.keep_fetched,
         room: config.room(),
         settings: config.schedule.clone(),
-        places: config.places(),
         lockstep: config.peers.as_ref().is_some_and(|peers| peers.lockstep),
         reuse: net.as_ref().map(|_| reuse),
         net,

@@ -97,8 +97,6 @@ fn peers(config: &LabConfig, host: usize, is_timed: bool) -> Value {
         "experts": list(prefills, experts.map(peer).collect()),
         "lockstep": is_timed && prefills,
         "reads": config.reads,
-        // Both rules are fair. Only `least_loaded` considers what other decode hosts send.
-        "dispatch": if is_timed { "least_loaded" } else { "fewest" },
         "patience_ms": patience_ms,
         "ask_ms": patience_ms,
     })

@@ -21,7 +21,6 @@
 
 pub mod coefficients;
 mod gpu;
-pub(crate) mod least_squares;
 mod operator;
 
 pub use coefficients::Coefficients;

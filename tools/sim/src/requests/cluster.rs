@@ -34,7 +34,6 @@ pub struct Startup {
     /// Time for the other steps of a start (process, graphs, memory), in addition to loading
     /// weights.
     pub boot: Span,
-    pub warm: Span,
 }
 
 pub struct Scaler<'a> {

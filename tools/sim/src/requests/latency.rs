@@ -68,10 +68,6 @@ impl Roofline {
         Ok((gpu, roofline))
     }
 
-    pub const fn host(&self) -> Span {
-        Span(self.host_ns)
-    }
-
     pub const fn kv_bytes_per_token(&self) -> u64 {
         self.kv_bytes_per_token
     }

@@ -16,7 +16,6 @@ pub mod link;
 pub mod maestro;
 mod measurements;
 pub mod outcome;
-pub mod predictor;
 pub mod qoserve;
 pub mod reproduction;
 pub mod workload;

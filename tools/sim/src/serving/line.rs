@@ -16,7 +16,7 @@ use std::fmt;
 use std::ops::Bound;
 
 use laxity_policy::{Span, Time};
-use laxity_requests::discipline::{Discipline, Rank, Reranked, Start, View};
+use laxity_requests::discipline::{Discipline, Rank, Reranked, View};
 use laxity_requests::iteration::Event;
 use laxity_requests::job::{Job, Phase};
 use laxity_requests::kv::Pool;
@@ -32,7 +32,6 @@ struct State {
     line: BTreeSet<WaitingKey>,
     begun: BTreeSet<WaitingKey>,
     aside: BTreeSet<WaitingKey>,
-    backlog: u64,
     pool: Pool,
 }
 
@@ -50,7 +49,7 @@ pub(super) struct WaitingRequests {
 impl fmt::Debug for WaitingRequests {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("WaitingRequests")
-            .field("waiting", &self.state.backlog().0)
+            .field("waiting", &self.state.in_line().count())
             .finish_non_exhaustive()
     }
 }
@@ -82,10 +81,6 @@ impl View for State {
         Box::new(self.aside.iter().map(|place| &self.jobs[&place.2].0))
     }
 
-    fn backlog(&self) -> (usize, u64) {
-        (self.line.len() + self.begun.len(), self.backlog)
-    }
-
     fn pool(&self) -> &Pool {
         &self.pool
     }
@@ -101,19 +96,13 @@ impl State {
     }
 
     fn enter(&mut self, job: Job, rank: Rank) {
-        if !job.relegated {
-            self.backlog += u64::from(job.prefill_left());
-        }
         self.set_of(&job).insert((rank, job.spec.arrival, job.id()));
         self.jobs.insert(job.id(), (job, rank));
     }
 
     fn withdraw(&mut self, request: RequestId) -> Option<Job> {
         let (job, rank) = self.jobs.remove(&request)?;
-        let stood = self.set_of(&job).remove(&(rank, job.spec.arrival, request));
-        if stood && !job.relegated {
-            self.backlog -= u64::from(job.prefill_left());
-        }
+        self.set_of(&job).remove(&(rank, job.spec.arrival, request));
         Some(job)
     }
 }
@@ -144,7 +133,6 @@ impl WaitingRequests {
                 line: BTreeSet::new(),
                 begun: BTreeSet::new(),
                 aside: BTreeSet::new(),
-                backlog: 0,
                 pool: Pool::new(u32::MAX, 16),
             },
         }
@@ -206,34 +194,24 @@ impl WaitingRequests {
             let from = place.map_or(Bound::Unbounded, Bound::Excluded);
             set.range((from, Bound::Unbounded)).next().copied()
         };
-        let number = |place: WaitingKey| Some(place.2.0 as u32);
-        loop {
-            let begun = beyond(&self.state.begun, cursor.begun);
-            let waits = beyond(&self.state.line, cursor.line);
-            let first = begun.filter(|began| {
-                let job = self.state.jobs[&began.2].0;
-                self.discipline.begun_first()
-                    || waits.is_none_or(|waits| *began < waits)
-                    || self.discipline.goes_on(start, &job)
-            });
-            if let Some(place) = first {
-                cursor.begun = Some(place);
-                return number(place);
-            }
-            let place = waits?;
-            cursor.line = Some(place);
-            let job = self.state.jobs[&place.2].0;
-            match self.discipline.start(start, &job, &self.state) {
-                Start::Now => return number(place),
-                Start::Skip(rank) => {
-                    // Continues behind all requests before that rank, and never goes back.
-                    let before = Rank(rank.0.saturating_sub(1));
-                    let before = (before, Time(u64::MAX), RequestId(u64::MAX));
-                    cursor.line = cursor.line.max(Some(before));
-                }
-                Start::Nobody => return None,
-            }
+        let number = |place: WaitingKey| place.2.0 as u32;
+        let begun = beyond(&self.state.begun, cursor.begun);
+        let waits = beyond(&self.state.line, cursor.line);
+        let first = begun.filter(|began| {
+            let job = self.state.jobs[&began.2].0;
+            self.discipline.begun_first()
+                || waits.is_none_or(|waits| *began < waits)
+                || self.discipline.goes_on(start, &job)
+        });
+        if let Some(place) = first {
+            cursor.begun = Some(place);
+            return Some(number(place));
         }
+        let place = waits?;
+        cursor.line = Some(place);
+        let job = self.state.jobs[&place.2].0;
+        let starts = self.discipline.may_start(start, &job, &self.state);
+        starts.then(|| number(place))
     }
 
     pub(super) fn first(&self) -> Option<u32> {
@@ -324,7 +302,6 @@ mod tests {
         fill(&mut line);
         line.took(0, 45, false);
         assert_eq!(order_of(&mut line), [0, 1, 2], "five tokens are left");
-        assert_eq!(line.state.backlog(), (3, 45));
         line.took(0, 5, true);
         assert_eq!(order_of(&mut line), [1, 2]);
         line.done(Time(9), Span(9), &[0]);
@@ -355,6 +332,5 @@ mod tests {
         assert_eq!(line.give_up(Time(6)), [0_u32; 0]);
         assert_eq!(order_of(&mut line), [0, 2]);
         assert_eq!(line.next_aside(&mut Cursor::default()), Some(1));
-        assert_eq!(line.state.backlog(), (2, 80));
     }
 }

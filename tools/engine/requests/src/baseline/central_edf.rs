@@ -1,14 +1,13 @@
-//! Earliest deadline first with one queue in front of all instances, with or without admission. A
-//! simple alternative to HyperFlexis.
+//! Earliest deadline first with admission, with one queue in front of all instances. A simple
+//! alternative to HyperFlexis.
 //!
-//! *Central EDF*: the request with the earliest deadline of a first token goes to the instance with
-//! the fewest prompt tokens to compute. The instance must have fewer such tokens than `batch`. *EDF
-//! with admission*: requests that can't meet their deadline any more go behind all others. An
-//! instance also refuses a request that makes its step longer than the shortest time per token
-//! there, unless the instance is idle.
+//! The request with the earliest deadline of a first token goes to the instance with the fewest
+//! prompt tokens to compute. The instance must have fewer such tokens than `batch`. Requests that
+//! can't meet their deadline any more go behind all others. An instance refuses a request that
+//! makes its step longer than the shortest time per token there, unless the instance is idle.
 //!
 //! Computed prompts go to the decode instance with the least KV, in the order of the next token's
-//! deadline. With admission, an instance whose step would be too long is skipped.
+//! deadline. An instance whose step would be too long is skipped.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -26,7 +25,6 @@ type Key = (u8, Time, RequestId);
 #[derive(Clone, Debug)]
 pub struct CentralEdf {
     model: Linear,
-    admission: bool,
     batch: u32,
     block_tokens: u32,
     ledger: InstanceTable,
@@ -39,10 +37,9 @@ pub struct CentralEdf {
 
 impl CentralEdf {
     /// Creates the policy. An instance with `batch` or more prompt tokens to compute gets no more.
-    pub fn new(model: Linear, admission: bool, batch: u32, block_tokens: u32) -> Self {
+    pub fn new(model: Linear, batch: u32, block_tokens: u32) -> Self {
         Self {
             model,
-            admission,
             batch,
             block_tokens,
             ledger: InstanceTable::default(),
@@ -88,8 +85,8 @@ impl CentralEdf {
         let tokens = spec.prompt.saturating_add(spec.generated);
         let room = row.room(self.block_tokens, 0.0) >= f64::from(tokens);
         let few = decode || row.prompts().tokens < f64::from(self.batch);
-        if !self.admission || !few || !room {
-            return few && room;
+        if !few || !room {
+            return false;
         }
         let standing = InstanceLoad::of(row);
         let tpot = Targets::of(spec).tpot;
@@ -150,9 +147,7 @@ impl Dispatch for CentralEdf {
         if !self.stirred {
             return None;
         }
-        if self.admission {
-            self.sort_out(now);
-        }
+        self.sort_out(now);
         for decode in [true, false] {
             let line = if decode { &self.decode } else { &self.line };
             let Some(spec) = line.values().next().copied() else {

@@ -2,14 +2,12 @@
 //! policies.
 
 mod central_edf;
-mod least_loaded;
 mod least_work;
 mod line;
 mod relegating;
 mod round_robin;
 
 pub use central_edf::CentralEdf;
-pub use least_loaded::LeastLoaded;
 pub use least_work::LeastWork;
 pub use line::{Fixed, LineOrder};
 pub use relegating::Relegating;

@@ -1,7 +1,7 @@
 //! The execution layer (H-MAS §3.5) and the loop over all layers (Appendix E.1, Algorithm 1), as a
 //! discipline of a replica.
 //!
-//! Each iteration applies the answers of perception. Then prompts start in the order of the policy
+//! Each iteration applies the answers of perception. Then prompts start in the agent's order
 //! while the memory limit and the other limits permit.
 //!
 //! Departures from the paper:
@@ -21,10 +21,10 @@ use rustc_hash::FxHashMap;
 use super::Estimate;
 use super::cognition::Cognition;
 use super::journal::Journal;
-use super::pool::{Hints, Kind, Policy, Room};
+use super::pool::Kind;
 use super::statera::{self, Bound, Source, Statera};
 use crate::Time;
-use crate::discipline::{Discipline, Rank, Reranked, Start, View};
+use crate::discipline::{Discipline, Rank, Reranked, View};
 use crate::iteration::Event;
 use crate::job::{Job, Phase};
 use crate::kv::Pool;
@@ -38,17 +38,11 @@ pub struct Config {
     pub chunk_min: u32,
     /// The options of Statera. With `None`, only the KV pool limits requests.
     pub statera: Option<statera::Config>,
-    pub hints: Hints,
 }
 
 impl Default for Config {
     fn default() -> Self {
-        Self {
-            chunk: 512,
-            chunk_min: 64,
-            statera: Some(statera::Config::default()),
-            hints: Hints::default(),
-        }
+        Self { chunk: 512, chunk_min: 64, statera: Some(statera::Config::default()) }
     }
 }
 
@@ -65,7 +59,7 @@ struct Known {
 pub struct Agent {
     config: Config,
     cognition: Cognition,
-    policy: Box<dyn Policy>,
+    order: Kind,
     statera: Option<Statera>,
     jobs: FxHashMap<RequestId, Known>,
     /// A copy of [`Known::promised`] of running requests. Each token of each iteration looks it up,
@@ -80,12 +74,12 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// Creates an agent with one fixed policy.
-    pub fn new(kind: Kind, config: Config, cognition: Cognition) -> Self {
+    /// Creates an agent with one fixed order.
+    pub fn new(order: Kind, config: Config, cognition: Cognition) -> Self {
         Self {
             config,
             cognition,
-            policy: kind.build(&config.hints),
+            order,
             statera: config.statera.map(Statera::new),
             jobs: FxHashMap::default(),
             promises: FxHashMap::default(),
@@ -120,7 +114,6 @@ impl Agent {
     /// Adds a request that arrives or was here before this agent.
     fn meet(&mut self, now: Time, spec: &Spec) {
         let estimate = self.cognition.arrived(now, spec, self.running);
-        self.policy.arrived(spec, &estimate);
         let known =
             Known { spec: *spec, estimate, bound: self.bound(spec, &estimate), promised: None };
         self.jobs.insert(spec.id, known);
@@ -133,8 +126,6 @@ impl Agent {
             self.running -= 1;
             self.promised_blocks -= self.blocks(tokens);
         }
-        let running = known.promised.is_some();
-        self.policy.left(&known.spec, &known.estimate, running);
         Some(known)
     }
 
@@ -155,7 +146,6 @@ impl Agent {
             known.bound = bound;
         }
         self.promises.insert(request, tokens);
-        self.policy.began(&known.spec, &known.estimate);
     }
 
     /// Raises the bound of a request that needs more tokens than the memory limit counts for it.
@@ -183,23 +173,16 @@ impl Agent {
             let Some(estimate) = understood else {
                 continue;
             };
-            let before = std::mem::replace(&mut known.estimate, estimate);
-            if known.promised.is_some() {
-                // The request runs. Its lane and its counted tokens stay the same.
-                known.estimate = before;
-                continue;
+            // A request that runs keeps its counted tokens.
+            if known.promised.is_none() {
+                known.estimate = estimate;
+                self.reranked.push_back(request);
             }
-            self.policy.left(&known.spec, &before, false);
-            self.policy.arrived(&known.spec, &estimate);
-            self.reranked.push_back(request);
         }
     }
 
     /// Reports whether the request fits into the memory limit (eq. 2 and 11).
-    fn fits(&self, job: &Job, known: &Known, pool: &Pool) -> bool {
-        let Some(statera) = &self.statera else {
-            return true;
-        };
+    fn fits(&self, job: &Job, known: &Known, statera: &Statera, pool: &Pool) -> bool {
         let bound = statera.bound(known.spec.prompt, known.estimate.length, known.spec.output_max);
         let tokens = known.spec.prompt.saturating_add(bound.tokens);
         let blocks = self.blocks(tokens.max(job.target));
@@ -215,8 +198,8 @@ impl Discipline for Agent {
             return Rank(i64::try_from(last.0).unwrap_or(i64::MAX));
         }
         match self.jobs.get(&job.id()) {
-            Some(known) => self.policy.rank(job, &known.estimate),
-            None => self.policy.rank(job, &self.prior(job)),
+            Some(known) => self.order.rank(job, &known.estimate),
+            None => self.order.rank(job, &self.prior(job)),
         }
     }
 
@@ -255,11 +238,9 @@ impl Discipline for Agent {
         let Some(tokens) = known.promised.take() else {
             return;
         };
-        let known = *known;
         self.promises.remove(&job.id());
         self.running -= 1;
         self.promised_blocks -= self.blocks(tokens);
-        self.policy.dropped(&known.spec, &known.estimate);
     }
 
     fn progressed(&mut self, _: Time, job: &Job, _: u32) {
@@ -308,32 +289,17 @@ impl Discipline for Agent {
         self.config.chunk.saturating_sub(view.decodes().decodes).max(self.config.chunk_min)
     }
 
-    fn start(&mut self, _: Time, job: &Job, view: &dyn View) -> Start {
-        let Some(known) = self.jobs.get(&job.id()).copied() else {
-            return Start::Now;
+    fn may_start(&mut self, _: Time, job: &Job, view: &dyn View) -> bool {
+        let (Some(known), Some(statera)) = (self.jobs.get(&job.id()), &self.statera) else {
+            return true;
         };
-        if self.running == 0 {
-            return Start::Now;
-        }
-        let room = Room {
-            concurrency: self
-                .statera
-                .as_ref()
-                .map_or(u32::MAX, |statera| statera.config.concurrency),
-            running: self.running,
-        };
-        if room.running >= room.concurrency {
-            return Start::Nobody;
-        }
-        let start = self.policy.start(&known.spec, &known.estimate, room);
-        if start == Start::Now && !self.fits(job, &known, view.pool()) {
-            return Start::Nobody;
-        }
-        start
+        self.running == 0
+            || (self.running < statera.config.concurrency
+                && self.fits(job, known, statera, view.pool()))
     }
 
     fn begun_first(&self) -> bool {
-        self.policy.begun_first()
+        self.order == Kind::Fcfs
     }
 
     fn decodes_max(&self) -> usize {

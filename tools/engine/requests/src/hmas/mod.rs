@@ -4,7 +4,7 @@
 //! | layer | module |
 //! |---|---|
 //! | perception, prediction (§3.2) | [`cognition`]: [`perception`], [`prediction`] |
-//! | control (§3.4) | one policy of [`pool`]; [`statera`] sets the memory limit and other limits |
+//! | control (§3.4) | one order of [`pool`]; [`statera`] sets the memory limit and other limits |
 //! | execution (§3.5) | [`Agent`], a [`crate::discipline::Discipline`] |
 //!
 //! The paper's Meta controller exchanges the policy while requests run. An implementation with five

@@ -43,8 +43,6 @@ use crate::{Span, Time};
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Options {
     pub model: Linear,
-    /// Least admission probability (`θ`).
-    pub theta: f64,
     /// Least time between two reports of an instance that are used (§9.3). Zero uses each report.
     pub monitor: Span,
     /// Share of the tightest TTFT within which an instance has to be mature again. Eq. 7 omits the
@@ -65,7 +63,6 @@ impl Options {
     pub const fn new(model: Linear, block_tokens: u32) -> Self {
         Self {
             model,
-            theta: 0.05,
             monitor: Span::ZERO,
             ttft_share: 0.5,
             pauses: true,

@@ -49,20 +49,6 @@ pub enum FitError {
     TooFew { kind: &'static str, found: usize },
 }
 
-/// The relative error of a model, |predicted − measured| / measured.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Error {
-    pub steps: usize,
-    /// Mean relative error.
-    pub mean: f64,
-    /// 95th percentile of the relative error.
-    pub p95: f64,
-    /// Largest relative error.
-    pub most: f64,
-    /// Mean of predicted / measured − 1. A negative value means too optimistic predictions.
-    pub bias: f64,
-}
-
 impl Linear {
     /// Returns eq. 1 in ns for prompts with these sums of tokens and squared lengths. Without
     /// tokens it is 0.
@@ -111,31 +97,6 @@ impl Linear {
             Ok(least_squares(&rows))
         };
         Ok(Self { prefill: fit(false, "prefill")?, decode: fit(true, "decode")? })
-    }
-
-    /// Returns the error of the model on `samples`.
-    pub fn error(&self, samples: &[Sample]) -> Error {
-        let mut off: Vec<f64> = samples
-            .iter()
-            .filter(|s| s.took > Span::ZERO)
-            .map(|s| self.iteration(&s.of).0 as f64 / s.took.0 as f64 - 1.0)
-            .collect();
-        if off.is_empty() {
-            return Error::default();
-        }
-        let count = off.len() as f64;
-        let bias = off.iter().sum::<f64>() / count;
-        for one in &mut off {
-            *one = one.abs();
-        }
-        off.sort_unstable_by(f64::total_cmp);
-        Error {
-            steps: off.len(),
-            mean: off.iter().sum::<f64>() / count,
-            p95: off[(off.len() * 95).div_ceil(100) - 1],
-            most: off[off.len() - 1],
-            bias,
-        }
     }
 }
 
@@ -221,8 +182,6 @@ mod tests {
             // Times are whole nanoseconds.
             assert!((got / wanted - 1.0).abs() < 1e-3, "{got} for {wanted}");
         }
-        let error = fitted.error(&profile(&TRUTH, 100_000));
-        assert!(error.most < 1e-5, "{error:?}");
     }
 
     #[test]
@@ -240,7 +199,6 @@ mod tests {
             assert!(*value >= 0.0, "{fitted:?}");
         }
         assert!(fitted.prefill[2] == 0.0, "{fitted:?}");
-        assert!(fitted.error(&profile(&Concave, 100_000)).mean > 0.05);
     }
 
     #[test]

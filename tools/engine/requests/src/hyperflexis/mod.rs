@@ -11,7 +11,7 @@
 //! | dispatcher | §5.1 Algorithm 1 | [`dispatcher`] |
 //! | migrator of disaggregated pools | §5.1 | [`migrator`] |
 //! | priorities instead of objectives | §5.2 eq. 6, Algorithm 2 | [`priority`] |
-//! | scaler, role transitions, warm pool, weights from a peer | §6 Algorithm 3 | [`scaler`] |
+//! | scaler, role transitions, weights from a peer | §6 Algorithm 3 | [`scaler`] |
 //!
 //! Each module names what the paper leaves open and what is done here.
 

@@ -16,8 +16,7 @@
 //! present. In disaggregated pools each role is judged alone. If one role is overloaded and another
 //! has a spare instance, that instance changes its role.
 //!
-//! Weights come from the least used running instance (fast scaling), into one of as many warm
-//! runtimes as there may be instances. If the transfer fails, the driver loads from disk.
+//! Weights come from the least used running instance (fast scaling).
 
 use std::collections::VecDeque;
 
@@ -25,7 +24,7 @@ use super::latency::Linear;
 use crate::Time;
 use crate::dispatch::Role;
 use crate::request::InstanceId;
-use crate::scaling::{Decision, Instance, Scaling, Weights, Window};
+use crate::scaling::{Decision, Instance, Scaling, Window};
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Options {
@@ -48,8 +47,7 @@ pub struct Options {
 }
 
 impl Options {
-    /// Returns the paper's options: one second between decisions (§9.3), and as many warm runtimes
-    /// as devices (§6). The paper has no values for thresholds.
+    /// Returns the paper's options: one second between decisions (§9.3). The paper has no values for thresholds.
     pub const fn new(model: Linear, ttft: u64, tpot: u64, most: u32) -> Self {
         Self {
             upper: 0.8,
@@ -127,8 +125,8 @@ impl Scaler {
             .instances
             .iter()
             .min_by(|x, y| self.utilization(x).total_cmp(&self.utilization(y)));
-        let weights = least.map_or(Weights::Disk, |source| Weights::Peer(source.instance));
-        self.decisions.push_back(Decision::Start { role, weights });
+        let from = least.map(|source| source.instance);
+        self.decisions.push_back(Decision::Start { role, from });
     }
 }
 
@@ -252,7 +250,7 @@ mod tests {
     #[test]
     fn above_the_upper_threshold_one_is_added_with_weights_of_the_least_used() {
         let full = [instance(0, Role::Whole, 20_000, 40), instance(1, Role::Whole, 9_000, 40)];
-        let start = Decision::Start { role: Role::Whole, weights: Weights::Peer(InstanceId(1)) };
+        let start = Decision::Start { role: Role::Whole, from: Some(InstanceId(1)) };
         assert_eq!(run(&mut scaler(3), 0, &full, 0), [start]);
         // No instance starts at the limit, or while one starts that will suffice.
         assert_eq!(run(&mut scaler(2), 0, &full, 0), []);
@@ -295,7 +293,7 @@ mod tests {
         let turn = Decision::Turn { instance: InstanceId(2), role: Role::Prefill };
         assert_eq!(run(&mut scaler(8), 0, &pools, 0), [turn]);
         // The only decode instance can't change its role, so a new instance starts.
-        let start = Decision::Start { role: Role::Prefill, weights: Weights::Peer(InstanceId(1)) };
+        let start = Decision::Start { role: Role::Prefill, from: Some(InstanceId(1)) };
         assert_eq!(run(&mut scaler(8), 0, &pools[..2], 0), [start]);
     }
 

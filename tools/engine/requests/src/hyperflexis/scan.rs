@@ -10,6 +10,9 @@ use crate::ledger::{Row, Targets};
 use crate::request::{RequestId, Spec};
 use crate::{Span, Time};
 
+/// Least admission probability (`θ`). Up to 0.2 it changed nothing.
+const THETA: f64 = 0.05;
+
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Waiting {
     pub(super) spec: Spec,
@@ -150,7 +153,7 @@ impl<'a> Scan<'a> {
         let expected = self.residual + with.prefill_ns(&self.options.model);
         let remaining = waiting.deadline().remaining_ns(self.now) as f64 - expected;
         let p = budget::probability(remaining, own, self.utilization);
-        if p > 0.0 && p >= self.options.theta {
+        if p >= THETA {
             taken.push(waiting);
         }
     }

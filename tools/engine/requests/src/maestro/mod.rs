@@ -3,7 +3,7 @@
 //!
 //! | module | section | content |
 //! |---|---|---|
-//! | [`predict`], [`isotonic`] | III-B | the cost of a stage: tool intent, then length |
+//! | [`predict`] | III-B | the cost of a stage: its length |
 //! | [`profile`] | III-D eq. 8 | the time of what follows a stage in its workflow |
 //! | [`residency`] | III-C Algorithm 1 | weights on GPU, in host memory, on disk or remote |
 //! | [`memory`] | III-C Algorithm 2, eq. 4 | the least harmful way to free memory |
@@ -20,7 +20,6 @@
 
 pub mod estimate;
 pub mod fitness;
-pub mod isotonic;
 pub mod memory;
 pub mod node;
 pub mod options;

@@ -1,13 +1,13 @@
 //! Rolling profiles of workflows: how long a job continues after a stage (Maestro §III-D, eq. 8).
 //!
 //! `T_future(J, k)` is the median, over recent jobs, of the execution time after stages in the same
-//! state: template, position, role, invocation, and the probability of a tool call in four steps.
+//! state: template, position, role and invocation.
 //! The paper leaves these points open:
 //!
 //! * Execution times are those of eq. 2 with actual lengths, because they are added to such times.
 //! * The future is the sum of the execution times of stages that became ready after this one ended.
 //!   It includes all branches, but no waits, because the scheduler causes waits.
-//! * A state with fewer than five records uses a coarser one: first without tools and invocation,
+//! * A state with fewer than five records uses a coarser one: first without invocation,
 //!   then the whole template. A new template has a future of 0, so its jobs go first and its
 //!   profile fills.
 
@@ -25,21 +25,20 @@ const LOOPS: u16 = 4;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum State {
-    Fine { template: TemplateId, position: u16, role: u16, invocation: u16, tool: u8 },
+    Fine { template: TemplateId, position: u16, role: u16, invocation: u16 },
     Place(TemplateId, u16),
     Template(TemplateId),
 }
 
 impl State {
     /// Returns the states of a stage from fine to coarse.
-    fn of(job: &Job, stage: &Stage, tool: f64) -> [Self; 3] {
+    fn of(job: &Job, stage: &Stage) -> [Self; 3] {
         [
             Self::Fine {
                 template: job.template,
                 position: stage.position,
                 role: stage.role.0,
                 invocation: stage.invocation.min(LOOPS),
-                tool: (tool.clamp(0.0, 0.999) * 4.0) as u8,
             },
             Self::Place(job.template, stage.position),
             Self::Template(job.template),
@@ -63,8 +62,8 @@ pub struct Profiles {
 
 impl Profiles {
     /// Returns the expected time after a stage in such a state, by eq. 8.
-    pub fn future(&self, job: &Job, stage: &Stage, tool: f64) -> Span {
-        State::of(job, stage, tool)
+    pub fn future(&self, job: &Job, stage: &Stage) -> Span {
+        State::of(job, stage)
             .iter()
             .filter_map(|state| self.records.get(state))
             .map(Window::sorted)
@@ -72,12 +71,12 @@ impl Profiles {
             .map_or(Span::ZERO, |records| Span(records[(records.len() - 1) / 2]))
     }
 
-    pub fn ready(&mut self, job: &Job, stage: &Stage, tool: f64) {
+    pub fn ready(&mut self, job: &Job, stage: &Stage) {
         let (clock, passed) = self.jobs.entry(job.id).or_default();
         *clock += 1;
         passed.push(Passed {
             stage: stage.id,
-            states: State::of(job, stage, tool),
+            states: State::of(job, stage),
             ready: *clock,
             ended: None,
         });
@@ -147,7 +146,7 @@ mod tests {
     fn run(profiles: &mut Profiles, id: u64, took: &[u64]) {
         for (position, took) in took.iter().enumerate() {
             let stage = stage(id, position as u16);
-            profiles.ready(&job(id), &stage, 0.0);
+            profiles.ready(&job(id), &stage);
             profiles.finished(&stage, Span(*took));
         }
         profiles.ended(JobId(id));
@@ -159,9 +158,9 @@ mod tests {
         for (id, last) in [10, 20, 30, 40, 1000].into_iter().enumerate() {
             run(&mut profiles, id as u64, &[7, 5, last]);
         }
-        assert_eq!(profiles.future(&job(9), &stage(9, 0), 0.0), Span(35));
-        assert_eq!(profiles.future(&job(9), &stage(9, 1), 0.0), Span(30));
-        assert_eq!(profiles.future(&job(9), &stage(9, 2), 0.0), Span(0));
+        assert_eq!(profiles.future(&job(9), &stage(9, 0)), Span(35));
+        assert_eq!(profiles.future(&job(9), &stage(9, 1)), Span(30));
+        assert_eq!(profiles.future(&job(9), &stage(9, 2)), Span(0));
     }
 
     #[test]
@@ -169,24 +168,24 @@ mod tests {
         let mut profiles = Profiles::default();
         for id in 0..5 {
             let (a, b, join) = (stage(id, 0), stage(id, 1), stage(id, 2));
-            profiles.ready(&job(id), &a, 0.0);
-            profiles.ready(&job(id), &b, 0.0);
+            profiles.ready(&job(id), &a);
+            profiles.ready(&job(id), &b);
             profiles.finished(&a, Span(100));
             profiles.finished(&b, Span(200));
-            profiles.ready(&job(id), &join, 0.0);
+            profiles.ready(&job(id), &join);
             profiles.finished(&join, Span(3));
             profiles.ended(JobId(id));
         }
-        assert_eq!(profiles.future(&job(9), &stage(9, 0), 0.0), Span(3));
+        assert_eq!(profiles.future(&job(9), &stage(9, 0)), Span(3));
     }
 
     #[test]
     fn an_unknown_template_has_no_future_and_old_records_leave() {
         let mut profiles = Profiles::default();
-        assert_eq!(profiles.future(&job(9), &stage(9, 0), 0.0), Span::ZERO);
+        assert_eq!(profiles.future(&job(9), &stage(9, 0)), Span::ZERO);
         for id in 0..200 {
             run(&mut profiles, id, &[1, if id < 100 { 50 } else { 70 }]);
         }
-        assert_eq!(profiles.future(&job(999), &stage(999, 0), 0.0), Span(70));
+        assert_eq!(profiles.future(&job(999), &stage(999, 0)), Span(70));
     }
 }

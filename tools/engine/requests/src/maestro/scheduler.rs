@@ -13,7 +13,6 @@ use super::estimate::Estimator;
 use super::fitness::{Candidate, Fitness, Margin};
 use super::node::{Done, Node};
 use super::options::Options;
-use super::predict::Forecast;
 use super::queue::{Boundary, Queue, Rank};
 use crate::workflow::{
     Class, Decision, Event, Job, JobId, ModelSpec, NodeId, NodeSpec, Outcome, Stage, StageId,
@@ -33,7 +32,7 @@ pub(super) enum StagePosition {
 #[derive(Clone, Debug)]
 pub(super) struct Entry {
     pub(super) stage: Stage,
-    pub(super) forecast: Forecast,
+    pub(super) expected: f64,
     pub(super) execution: Span,
     pub(super) remaining: Span,
     pub(super) predicted: u64,
@@ -129,16 +128,16 @@ impl Scheduler {
             return;
         };
         let job = entry.job;
-        let forecast = self.estimator.ready(&job, stage);
-        let future = self.estimator.future(&job, stage, &forecast);
+        let expected = self.estimator.ready(&job, stage);
+        let future = self.estimator.future(&job, stage);
         let Some(model) = self.model(stage) else {
             return;
         };
-        let execution = model.execution(stage.prompt, forecast.output);
-        let predicted = model.kv(stage.prompt, forecast.output);
+        let execution = model.execution(stage.prompt, expected);
+        let predicted = model.kv(stage.prompt, expected);
         let entry = Entry {
             stage: *stage,
-            forecast,
+            expected,
             execution,
             remaining: execution + future,
             predicted,
@@ -235,7 +234,7 @@ impl Scheduler {
             model.execution(entry.stage.prompt, f64::from(outcome.output))
         });
         let outcome = Outcome { took, ..*outcome };
-        self.estimator.finished(&entry.stage, &entry.forecast, &outcome);
+        self.estimator.finished(&entry.stage, entry.expected, &outcome);
     }
 
     fn forget(&mut self, stage: StageId) -> Option<Entry> {

@@ -1,22 +1,22 @@
 //! QoServe (Goel et al., ASPLOS 2026), which schedules requests of several classes of service on
 //! one replica (§3.2 to §3.4 and Algorithm 1).
 //!
-//! Each of the four parts is an option, so that the ablations of §4.4 need no other code:
+//! Most parts are options, so that the ablations of §4.4 need no other code:
 //!
 //! | part | paper | option |
 //! |---|---|---|
 //! | dynamic chunking | §3.3, `chunk` | [`Options::chunking`] |
 //! | hybrid priority, eq. 4 and 5 | §3.4 | [`Options::alpha`] |
 //! | eager relegation, with hints | §3.4 | [`Options::relegation`], [`Options::hints`] |
-//! | selective preemption | §3.4 | [`Options::preemption`] |
+//! | selective preemption | §3.4 | always |
 //!
 //! The paper contradicts itself or leaves open these points:
 //!
 //! * α is a time in eq. 4 and multiplies tokens in Algorithm 1. Here it is in ns per token (8 ms by
 //!   §3.6). Algorithm 1 uses the TTFT objective for all classes. Eq. 5 uses TTLT for classes
 //!   without a TTFT, and so does this code.
-//! * §3.6 adapts α to load without a rule. Here there are two levels with hysteresis, by how long
-//!   the queued prompts would take with the largest chunk.
+//! * §3.6 adapts α to load without a rule. Two levels by the backlog were worth nothing here, so α
+//!   is constant.
 //! * Algorithm 1 pushes a relegated job back and reads the queue again. With an empty or fully
 //!   relegated queue that never ends. Here each job is checked once, before it is served.
 //! * "Is about to violate in the current iteration" is [`Relegation::Strict`]. The default,
@@ -27,15 +27,11 @@
 //!   while an important one at the head of the queue has less than a given share of its time left.
 
 mod chunk;
-mod forest;
 mod history;
-mod linear;
 
 pub use chunk::Chunking;
 use chunk::{fitting, slack};
-pub use forest::{Forest, ForestError, Node};
 pub use history::Lengths;
-pub use linear::{FEATURES, LinearTerms, features};
 
 use crate::discipline::{Discipline, Rank, Reranked, View};
 use crate::iteration::Event;
@@ -50,20 +46,6 @@ const WINDOW: usize = 64;
 /// Least prompt tokens of an iteration that is used to measure the pace of prompts.
 const FEW: u32 = 64;
 
-/// Weight of a remaining token in ns of deadline (eq. 4 and 5).
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Alpha {
-    /// A constant weight. Zero means earliest deadline first.
-    Fixed(u64),
-    Adaptive {
-        /// Weight without load.
-        low: u64,
-        high: u64,
-        /// Time of the queued prompts above which there is load. Load ends below half of it.
-        busy: Span,
-    },
-}
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Relegation {
     Off,
@@ -73,41 +55,29 @@ pub enum Relegation {
     LookAhead,
 }
 
-/// Whether a more urgent prompt may preempt one that has begun.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Preemption {
-    Never,
-    /// A prompt is preempted unless it would be late because of that.
-    Selective,
-    /// Every prompt may be preempted.
-    Always,
-}
-
 /// The options of QoServe. The default has all parts.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Options {
     pub chunking: Chunking,
-    pub alpha: Alpha,
+    /// Weight of a remaining token in ns of deadline (eq. 4 and 5). Zero means earliest deadline
+    /// first.
+    pub alpha: u64,
     pub relegation: Relegation,
     /// Share of an important job's time. While one at the head of the queue has less left,
     /// unimportant jobs are relegated. With `None`, importance has no effect.
     pub hints: Option<f64>,
-    pub preemption: Preemption,
     /// Share that is added to each predicted time (§3.6.1: err on the side of small chunks).
     pub margin: f64,
-    pub keep_blocks: bool,
 }
 
 impl Default for Options {
     fn default() -> Self {
         Self {
             chunking: Chunking::default(),
-            alpha: Alpha::Fixed(8_000_000),
+            alpha: 8_000_000,
             relegation: Relegation::LookAhead,
             hints: Some(0.25),
-            preemption: Preemption::Selective,
             margin: 0.05,
-            keep_blocks: false,
         }
     }
 }
@@ -115,24 +85,12 @@ impl Default for Options {
 impl Options {
     /// Returns options with dynamic chunking only, under EDF: "DC" of Table 5.
     pub fn chunking_only() -> Self {
-        Self { alpha: Alpha::Fixed(0), relegation: Relegation::Off, hints: None, ..Self::default() }
+        Self { alpha: 0, relegation: Relegation::Off, hints: None, ..Self::default() }
     }
 
     /// Returns options with dynamic chunking and eager relegation: "DC+ER" of Table 5.
     pub fn without_hybrid_priority() -> Self {
-        Self { alpha: Alpha::Fixed(0), ..Self::default() }
-    }
-
-    /// Returns options with α by load (§3.6): 1 or 8 ms per token.
-    pub fn adaptive() -> Self {
-        Self {
-            alpha: Alpha::Adaptive {
-                low: 1_000_000,
-                high: 8_000_000,
-                busy: Span::from_millis(10_000),
-            },
-            ..Self::default()
-        }
+        Self { alpha: 0, ..Self::default() }
     }
 }
 
@@ -141,10 +99,6 @@ pub struct QoServe<L> {
     options: Options,
     latency: L,
     lengths: Lengths,
-    /// Present value of α, ns per token.
-    alpha: u64,
-    /// Time per prompt token in the largest chunk, ns.
-    best_pace: f64,
     /// Time per prompt token, ns, in the last iteration that computed enough prompt tokens and used
     /// its whole budget.
     pace: f64,
@@ -170,11 +124,6 @@ impl<L: Latency> QoServe<L> {
             options,
             latency,
             lengths: Lengths::default(),
-            alpha: match options.alpha {
-                Alpha::Fixed(alpha) => alpha,
-                Alpha::Adaptive { low, .. } => low,
-            },
-            best_pace: pace,
             pace,
             last,
             chunk: 0,
@@ -248,31 +197,18 @@ impl<L: Latency> Discipline for QoServe<L> {
         let answer =
             if job.spec.slo.is_interactive() { 0 } else { u64::from(self.lengths.left(job)) };
         let left = u64::from(job.prefill_left()) + answer;
-        let priority = Self::deadline(job).0.saturating_add(self.alpha.saturating_mul(left));
+        let priority =
+            Self::deadline(job).0.saturating_add(self.options.alpha.saturating_mul(left));
         Rank(i64::try_from(priority).unwrap_or(i64::MAX))
     }
 
-    fn observe(&mut self, _: Time, event: &Event, view: &dyn View) -> Reranked {
+    fn observe(&mut self, _: Time, event: &Event, _: &dyn View) -> Reranked {
         if let Event::Done { took, .. } = event {
             self.last = *took;
             // `progressed` counts the computed tokens after this event.
             self.computed = 0;
         }
-        let mut reranked = Reranked::None;
-        if let Alpha::Adaptive { low, high, busy } = self.options.alpha {
-            let (_, tokens) = view.backlog();
-            let drain_ns = tokens as f64 * self.best_pace;
-            let bound = if self.alpha == high { 0.5 } else { 1.0 } * busy.0 as f64;
-            let alpha = if drain_ns > bound { high } else { low };
-            if alpha != self.alpha {
-                self.alpha = alpha;
-                reranked = Reranked::All;
-            }
-        }
-        if self.lengths.settle() {
-            reranked = Reranked::All;
-        }
-        reranked
+        if self.lengths.settle() { Reranked::All } else { Reranked::None }
     }
 
     fn progressed(&mut self, _: Time, job: &Job, tokens: u32) {
@@ -326,10 +262,6 @@ impl<L: Latency> Discipline for QoServe<L> {
         given_up
     }
 
-    fn relegated_keep_blocks(&self) -> bool {
-        self.options.keep_blocks
-    }
-
     fn budget(&mut self, now: Time, view: &dyn View) -> u32 {
         let decodes = view.decodes();
         let most = self.most(decodes.decodes);
@@ -361,13 +293,10 @@ impl<L: Latency> Discipline for QoServe<L> {
     }
 
     fn begun_first(&self) -> bool {
-        self.options.preemption == Preemption::Never
+        false
     }
 
     fn goes_on(&mut self, now: Time, job: &Job) -> bool {
-        if self.options.preemption != Preemption::Selective {
-            return false;
-        }
         debug_assert_eq!(job.phase, Phase::Prefilling);
         let laxity = self.laxity_ns(now, job);
         // A late job can't lose anything by preemption.

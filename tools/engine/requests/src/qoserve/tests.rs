@@ -102,7 +102,7 @@ fn without_decodes_a_chunk_is_the_largest_and_with_them_what_they_can_wait_for()
 #[test]
 fn hybrid_priority_prefers_the_shorter_of_two_with_like_deadlines() {
     for (alpha, first) in [(0, 0), (8 * MS, 1)] {
-        let mut bench = Bench::new(Options { alpha: Alpha::Fixed(alpha), ..Options::default() });
+        let mut bench = Bench::new(Options { alpha, ..Options::default() });
         let long = bench.important(5_000, CHAT);
         bench.now = Time(100 * MS);
         let short = bench.important(100, CHAT);
@@ -191,55 +191,18 @@ fn an_important_one_that_is_given_up_itself_asks_for_room_for_those_like_it() {
 
 #[test]
 fn a_prompt_that_would_be_late_for_it_is_not_preempted() {
-    for (preemption, goes_on) in
-        [(Preemption::Selective, true), (Preemption::Always, false), (Preemption::Never, true)]
-    {
-        let mut bench =
-            Bench::new(Options { preemption, alpha: Alpha::Fixed(8 * MS), ..Options::default() });
-        let long = bench.important(4_000, CHAT);
-        bench.step();
-        // 1500 tokens take 155 ms, so the long job has 45 ms to spare, less than an iteration. The
-        // other job is shorter and comes first.
-        bench.now = Time(5_800 * MS);
-        let short = bench.important(20, CHAT);
-        let first = Bench::whose(&bench.step())[0];
-        assert_eq!(first, if goes_on { long } else { short }, "{preemption:?}");
-    }
+    let mut bench = Bench::new(Options::default());
+    let long = bench.important(4_000, CHAT);
+    bench.step();
+    // 1500 tokens take 155 ms, so the long job has 45 ms to spare, less than an iteration. The
+    // other job is shorter and comes first.
+    bench.now = Time(5_800 * MS);
+    bench.important(20, CHAT);
+    assert_eq!(Bench::whose(&bench.step())[0], long);
     // With time to spare the long job is preempted.
     let mut bench = Bench::new(Options::default());
     bench.important(4_000, CHAT);
     bench.step();
     let short = bench.important(20, CHAT);
     assert_eq!(Bench::whose(&bench.step())[0], short);
-}
-
-#[test]
-fn alpha_follows_the_backlog_with_hysteresis() {
-    let mut policy = QoServe::new(Options::adaptive(), Slow);
-    struct Line(u64, Pool);
-    impl View for Line {
-        fn decoding(&self) -> Box<dyn Iterator<Item = &Job> + '_> {
-            Box::new(std::iter::empty())
-        }
-        fn decodes(&self) -> Composition {
-            Composition::default()
-        }
-        fn in_line(&self) -> Box<dyn Iterator<Item = &Job> + '_> {
-            Box::new(std::iter::empty())
-        }
-        fn backlog(&self) -> (usize, u64) {
-            (1, self.0)
-        }
-        fn pool(&self) -> &Pool {
-            &self.1
-        }
-    }
-    // At 102 µs per token, 10 s are 98 000 tokens.
-    let mut seen = Vec::new();
-    for tokens in [90_000, 110_000, 90_000, 40_000, 90_000] {
-        let event = Event::Capacity(1);
-        let reranked = policy.observe(Time::ZERO, &event, &Line(tokens, Pool::new(1, 1)));
-        seen.push((policy.alpha / MS, reranked == Reranked::All));
-    }
-    assert_eq!(seen, [(1, false), (8, true), (8, false), (1, true), (1, false)]);
 }

@@ -5,11 +5,9 @@ use std::ops::Bound;
 use super::state::WaitingKey;
 use super::{Computed, Replica};
 use crate::Time;
-use crate::discipline::{Rank, Start};
 use crate::iteration::{Chunk, Drop, Plan, Refusal, Refused, Step, Why};
 use crate::job::{Job, Phase};
 use crate::latency::Composition;
-use crate::request::RequestId;
 
 impl Replica {
     /// Makes the next plan, or returns `None` if there is nothing to compute.
@@ -74,7 +72,7 @@ impl Replica {
                 continue;
             }
             self.state.change(slot, &*self.discipline, |job| job.relegated = true);
-            if self.state.holds(slot) && !self.discipline.relegated_keep_blocks() {
+            if self.state.holds(slot) {
                 self.drop_blocks(slot, Why::Relegated, plan);
             }
         }
@@ -256,20 +254,9 @@ impl Replica {
                 continue;
             }
             let job = &self.state.at(slot).job;
-            if job.phase == Phase::Waiting {
-                match self.discipline.start(now, job, &self.state) {
-                    Start::Now => (),
-                    Start::Nobody => {
-                        closed = true;
-                        continue;
-                    }
-                    Start::Skip(rank) => {
-                        let before = Rank(rank.0.saturating_sub(1));
-                        let last = (before, Time(u64::MAX), RequestId(u64::MAX), usize::MAX);
-                        after = after.max(Some(last));
-                        continue;
-                    }
-                }
+            if job.phase == Phase::Waiting && !self.discipline.may_start(now, job, &self.state) {
+                closed = true;
+                continue;
             }
             budget -= self.chunk(slot, budget, plan)?;
         }

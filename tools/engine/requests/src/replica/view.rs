@@ -23,10 +23,6 @@ impl View for State {
         Box::new(self.aside.iter().map(|place| &self.at(place.3).job))
     }
 
-    fn backlog(&self) -> (usize, u64) {
-        (self.line.len(), self.backlog)
-    }
-
     fn pool(&self) -> &Pool {
         &self.pool
     }

@@ -26,7 +26,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use laxity_client::Hint;
-use laxity_requests::iteration::Load;
 use laxity_requests::request::{Importance, RequestId};
 use serde::{Deserialize, Serialize};
 
@@ -107,8 +106,6 @@ pub enum Words {
         interactive: bool,
         /// Importance of the request. Less important ones are relegated first.
         importance: Importance,
-        /// Number of the prompt among all prompts that the asker sent out.
-        ordinal: u64,
         model: [u8; 16],
     },
     /// The first token of an answer. All KV was sent before.
@@ -143,15 +140,6 @@ pub enum Words {
         request: u64,
         /// Number of blocks that will come. It may be 0.
         blocks: usize,
-    },
-    /// The load of the sender. It is sent after an iteration with prompts of the receiver, and
-    /// after other changes.
-    Load {
-        load: Load,
-        /// Time of the last iteration, in ns. 0 if there was none.
-        took_ns: u64,
-        /// Ordinal of the receiver's latest prompt that the load includes.
-        latest: u64,
     },
 }
 

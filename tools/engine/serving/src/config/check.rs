@@ -2,9 +2,8 @@
 
 use std::net::SocketAddr;
 
-use super::{Config, ConfigError, Limits, Peers, Role, value};
+use super::{Config, ConfigError, Limits, Role, value};
 use crate::endpoint::tokens::VOCAB_MIN;
-use crate::schedule::places::Rule;
 
 /// Returns the error about a field unless its value is allowed.
 fn ensure(
@@ -88,8 +87,7 @@ impl Config {
             ensure(peers.lockstep, "peers.nccl_plugin", plugin.display(), wanted)?;
         }
         ensure(self.laxity.stall_ms != Some(0), "laxity.stall_ms", 0, "at least 1")?;
-        ensure(peers.patience_ms > 0, "peers.patience_ms", 0, "at least 1")?;
-        check_dispatch(peers)
+        ensure(peers.patience_ms > 0, "peers.patience_ms", 0, "at least 1")
     }
 }
 
@@ -102,16 +100,4 @@ fn check_limits(limits: &Limits) -> Result<(), ConfigError> {
     let all = format!("{requests_max}, {output_max}, {output_default}");
     let some = requests_max > 0 && output_max > 0 && output_default > 0;
     ensure(some, field, all, "all at least 1")
-}
-
-fn check_dispatch(peers: &Peers) -> Result<(), ConfigError> {
-    let Some(all) = peers.prefill_ns else {
-        let wanted = "it needs peers.prefill_ns, the time of a prompt on a prefill process";
-        let needs = peers.dispatch == Rule::Hyperflexis;
-        return ensure(!needs, "peers.dispatch", peers.dispatch.name(), wanted);
-    };
-    let sound = all.iter().all(|part| part.is_finite() && *part >= 0.0);
-    let wanted = "three numbers of ns, none below 0 and not all 0";
-    let some = all.iter().sum::<f64>() > 0.0;
-    ensure(sound && some, "peers.prefill_ns", format!("{all:?}"), wanted)
 }

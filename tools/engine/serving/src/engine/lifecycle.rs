@@ -145,20 +145,13 @@ impl Engine {
 
     /// Removes a sequence from the scheduler in any of its states.
     pub(super) fn withdraw(&mut self, request: RequestId) -> Option<Sequence> {
-        let sequence = self
-            .sequences
-            .remove(&request)
-            .or_else(|| self.asking.remove(&request))
-            .or_else(|| {
-                let remote = self.remote.remove(&request)?;
-                self.leave_place(request);
-                Some(remote.sequence)
-            })
-            .or_else(|| {
-                let placing = self.placing.remove(&request)?;
-                self.leave_place(request);
-                Some(placing.sequence)
-            })?;
+        let sequence =
+            self.sequences.remove(&request).or_else(|| self.asking.remove(&request)).or_else(
+                || {
+                    let remote = self.remote.remove(&request)?;
+                    Some(remote.sequence)
+                },
+            )?;
         self.forget_reuse(request);
         self.schedulers.handle(clock::now(), &Event::Cancelled(request));
         Some(sequence)
@@ -172,7 +165,6 @@ impl Engine {
             .values()
             .chain(self.asking.values())
             .chain(self.remote.values().map(|remote| &remote.sequence))
-            .chain(self.placing.values().map(|placing| &placing.sequence))
             .filter(|sequence| unwanted(sequence))
             .map(|sequence| sequence.id)
             .collect();

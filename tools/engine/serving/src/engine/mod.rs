@@ -14,15 +14,13 @@ mod places;
 mod remote;
 mod step;
 
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
-use laxity_requests::Span;
-use laxity_requests::iteration::Load;
 use laxity_requests::request::RequestId;
 
 use crate::apart::between::Import;
@@ -33,10 +31,8 @@ use crate::clock;
 use crate::error::StartError;
 use crate::kv::SharedBlocks;
 use crate::model::Model;
-use crate::schedule::places::Places;
 use crate::schedule::{Room, Schedulers, Settings};
 use lockstep::Lockstep;
-use places::Placing;
 use remote::Remote;
 use sequence::Sequence;
 
@@ -44,15 +40,6 @@ pub use handle::{EngineCommand, EngineCommands, EngineGauges, Handle, commands};
 
 /// Pause between two checks whether waiting requests are still wanted.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
-
-/// A process that sent prompts here, and the load that was last reported to it.
-#[derive(Clone, Copy, Debug, Default)]
-struct Asker {
-    /// Ordinal of the latest prompt, as the sender counts.
-    latest: u64,
-    /// The load that was last reported, the time of the report, and the latest prompt at that time.
-    told: Option<(Load, Instant, u64)>,
-}
 
 #[derive(Debug)]
 pub struct Parts {
@@ -63,8 +50,6 @@ pub struct Parts {
     /// The size of the KV cache for the scheduler.
     pub room: Room,
     pub settings: Settings,
-    /// The rule that chooses prefill processes, if there are any.
-    pub places: Option<Places>,
     /// Whether the ranks that share the experts compute in lockstep.
     pub lockstep: bool,
     pub net: Option<Arc<Net>>,
@@ -94,16 +79,11 @@ pub(crate) struct Engine {
     remote: HashMap<RequestId, Remote>,
     /// Requests for which there are too few free blocks.
     outside: VecDeque<Sequence>,
-    /// Requests with blocks that wait for a prefill process.
-    placing: HashMap<RequestId, Placing>,
     /// Processes that are gone, with the time of the loss.
     lost: HashMap<SocketAddr, Instant>,
-    /// Whether each prefill process is present.
-    up: Vec<bool>,
-    heard: HashMap<SocketAddr, Asker>,
-    /// Number of prompts that were sent to other processes.
-    ordinal: u64,
-    took: Span,
+    /// Number of prompts that were sent to other processes, and that of the last one to each.
+    sent: u64,
+    turns: HashMap<SocketAddr, u64>,
     /// Average time of an iteration that only decodes, in ns.
     step_ns: u64,
     numbers: Numbers,
@@ -117,20 +97,10 @@ pub(crate) struct Engine {
 /// readers of the connections need before the engine starts.
 /// Fails if no thread can be started.
 pub fn start(parts: Parts, commands: EngineCommands) -> Result<Handle, StartError> {
-    let Parts {
-        model,
-        blocks,
-        keep_fetched,
-        room,
-        settings,
-        places,
-        lockstep,
-        net,
-        reuse,
-        requests_max,
-    } = parts;
+    let Parts { model, blocks, keep_fetched, room, settings, lockstep, net, reuse, requests_max } =
+        parts;
     let (handle, incoming) = commands;
-    let schedulers = Schedulers::new(&settings, room, places);
+    let schedulers = Schedulers::new(&settings, room);
     let ranks = net.as_ref().map_or(&[][..], |net| net.peers.ranks.all());
     let lockstep = ranks.first().filter(|_| lockstep).map(|first| Lockstep::new(*first));
     let listens = net.as_ref().map(|net| net.carrier.listens());
@@ -154,12 +124,9 @@ pub fn start(parts: Parts, commands: EngineCommands) -> Result<Handle, StartErro
         asking: HashMap::new(),
         remote: HashMap::new(),
         outside: VecDeque::new(),
-        placing: HashMap::new(),
         lost: HashMap::new(),
-        up: Vec::new(),
-        heard: HashMap::new(),
-        ordinal: 0,
-        took: Span::ZERO,
+        sent: 0,
+        turns: HashMap::new(),
         step_ns: 0,
         numbers: Numbers::of(listens),
         exchange: 0,
@@ -215,8 +182,6 @@ impl Engine {
             self.sweep();
             computed = self.turn();
             self.refuse();
-            // Report changes that no iteration caused: a process came, left or failed.
-            self.report(&BTreeSet::new());
             self.show();
         }
     }
@@ -225,7 +190,6 @@ impl Engine {
         self.sequences.is_empty()
             && self.asking.is_empty()
             && self.remote.is_empty()
-            && self.placing.is_empty()
             && self.outside.is_empty()
     }
 
@@ -281,7 +245,7 @@ impl Engine {
         metrics::gauge!("laxity_engine_kv_blocks_used").set(used as f64);
         metrics::gauge!("laxity_engine_requests_running").set(f64::from(load.running));
         metrics::gauge!("laxity_engine_requests_waiting")
-            .set(f64::from(load.waiting) + (self.outside.len() + self.placing.len()) as f64);
+            .set(f64::from(load.waiting) + self.outside.len() as f64);
         metrics::counter!("laxity_engine_kv_blocks_evicted_total")
             .absolute(self.blocks.lock().evicted());
     }

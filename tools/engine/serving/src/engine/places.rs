@@ -1,13 +1,11 @@
 //! Prompts on their way to prefill processes. A prompt gets blocks for its KV here, a process is
-//! chosen (`schedule::places`), and the prompt is sent. A prompt that gets no process in time is
-//! computed here.
+//! chosen, and the prompt is sent. If all of those processes are gone, it is computed here.
 
 use std::net::SocketAddr;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use laxity_requests::dispatch::{self, Decision, Role};
-use laxity_requests::iteration::{Event, Load};
-use laxity_requests::request::{InstanceId, RequestId, Slo};
+use laxity_requests::iteration::Event;
+use laxity_requests::request::Slo;
 
 use super::Engine;
 use super::remote::{Remote, remaining};
@@ -17,13 +15,6 @@ use crate::clock;
 
 /// Time for which a lost process gets no prompts, unless it sends a message.
 const ASIDE_FOR: Duration = Duration::from_secs(10);
-
-/// A sequence with blocks for its prompt, for which no process is chosen yet.
-#[derive(Debug)]
-pub(super) struct Placing {
-    pub(super) sequence: Sequence,
-    since: Instant,
-}
 
 impl Engine {
     /// Reports whether a process was lost a short time ago and has sent nothing since.
@@ -35,78 +26,12 @@ impl Engine {
         self.net.as_ref().map_or(&[], |net| &net.peers.prefill)
     }
 
-    /// Reports changes in the presence of prefill processes to the dispatcher.
-    pub(super) fn muster(&mut self) {
-        let there: Vec<bool> = self.prefill().iter().map(|at| !self.is_lost(at)).collect();
-        self.up.resize(there.len(), false);
-        for (number, there) in there.into_iter().enumerate() {
-            if there == std::mem::replace(&mut self.up[number], there) {
-                continue;
-            }
-            let instance = InstanceId(number as u32);
-            let event = if there {
-                let role = Role::Prefill;
-                dispatch::Event::Up { instance, role }
-            } else {
-                // Requests of the lost process are computed here.
-                let lost = Vec::new();
-                dispatch::Event::Down { instance, lost }
-            };
-            self.schedulers.dispatch(clock::now(), &event);
-        }
-    }
-
-    /// Handles the load that a process reports. Prompts on their way that the report does not
-    /// include are added to it.
-    pub(super) fn load_of(&mut self, from: SocketAddr, mut load: Load, took_ns: u64, latest: u64) {
-        let Some(number) = self.prefill().iter().position(|at| *at == from) else {
-            return;
-        };
-        let coming = self.remote.values();
-        for remote in coming.filter(|remote| remote.at == from && remote.ordinal > latest) {
-            let sequence = &remote.sequence;
-            load.waiting += 1;
-            load.prefill_tokens += (sequence.prompt - sequence.computed) as u64;
-        }
-        let event =
-            dispatch::Event::Load { instance: InstanceId(number as u32), load, took: took_ns };
-        self.schedulers.dispatch(clock::now(), &event);
-    }
-
-    /// Reports to the dispatcher that a prompt left its process.
-    pub(super) fn leave_place(&mut self, request: RequestId) {
-        let event = dispatch::Event::Cancelled(request);
-        self.schedulers.dispatch(clock::now(), &event);
-    }
-
-    /// Reports to the dispatcher that a prompt was computed where it was placed.
-    pub(super) fn end_place(&mut self, sequence: &Sequence, at: SocketAddr) {
-        let Some(number) = self.prefill().iter().position(|other| *other == at) else {
-            return;
-        };
-        let now = clock::now();
-        let event = dispatch::Event::Finished {
-            request: sequence.id,
-            instance: InstanceId(number as u32),
-            class: sequence.spec(0).class,
-            ttft: now.since(sequence.arrival).0,
-            tpot: 0,
-            generated: 1,
-        };
-        self.schedulers.dispatch(now, &event);
-    }
-
     /// Sends prompts to prefill processes, as far as there are free blocks for their KV.
     pub(super) fn send_out(&mut self) {
         if self.prefill().is_empty() {
             return;
         }
-        self.muster();
-        if !self.up.contains(&true) {
-            let placing: Vec<RequestId> = self.placing.keys().copied().collect();
-            for request in placing {
-                self.take_back(request);
-            }
+        if self.prefill().iter().all(|at| self.is_lost(at)) {
             for sequence in std::mem::take(&mut self.outside) {
                 self.compute_after_all(sequence);
             }
@@ -118,18 +43,16 @@ impl Engine {
                 break;
             }
         }
-        self.set_off();
     }
 
-    /// Reserves blocks for a prompt and asks for a process. Returns the sequence if blocks are
-    /// short.
+    /// Reserves blocks for a prompt and sends it. Returns the sequence if blocks are short.
     fn make_room(&mut self, mut sequence: Sequence) -> Option<Sequence> {
         let prompt = sequence.prompt as u32;
         let load = self.schedulers.load();
         let needed = prompt.div_ceil(self.schedulers.room().block_tokens);
         // Sequences that lost their blocks come before new ones, or they would never get blocks
         // again. Decoding sequences need one more block soon. Relegated ones come last.
-        let alone = load.running == 0 && self.remote.is_empty() && self.placing.is_empty();
+        let alone = load.running == 0 && self.remote.is_empty();
         let leave = if alone { 0 } else { load.decoding };
         if load.in_line() > 0
             || needed + leave > load.blocks_free
@@ -151,55 +74,22 @@ impl Engine {
             return None;
         };
         sequence.blocks.extend(blocks);
-        let routed = sequence.prefill.filter(|number| self.up[*number]);
-        if let Some(at) = routed.map(|number| self.prefill()[number]) {
-            self.send(sequence, at);
-            return None;
-        }
-        let event = dispatch::Event::Arrived(sequence.spec(have));
-        self.schedulers.dispatch(clock::now(), &event);
-        let placing = Placing { since: Instant::now(), sequence };
-        self.placing.insert(placing.sequence.id, placing);
+        self.send(sequence);
         None
     }
 
-    /// Sends prompts to their chosen processes. Prompts that waited too long are computed here.
-    fn set_off(&mut self) {
-        while !self.placing.is_empty() {
-            match self.schedulers.place(clock::now()) {
-                None => break,
-                Some(Decision::Refuse(request)) => self.take_back(request),
-                Some(Decision::Place { request, instance }) => {
-                    let at = self.prefill().get(instance.0 as usize).copied();
-                    if let (Some(at), Some(placing)) = (at, self.placing.remove(&request)) {
-                        self.send(placing.sequence, at);
-                    }
-                }
-            }
-        }
-        let Some(patience) = self.net.as_ref().map(|net| net.patience) else {
-            return;
+    /// Returns the process that a router chose for a prompt, or else the one with the fewest
+    /// prompts of this process. Equals take turns.
+    fn place_of(&self, sequence: &Sequence) -> Option<SocketAddr> {
+        let prompts = |at: &SocketAddr| self.remote.values().filter(|r| r.at == *at).count();
+        let turn = |at: &SocketAddr| self.turns.get(at).copied().unwrap_or(0);
+        let routed = sequence.prefill.and_then(|number| self.prefill().get(number));
+        let there = |at: &&SocketAddr| !self.is_lost(at);
+        let fewest = || {
+            let there = self.prefill().iter().filter(there);
+            there.min_by_key(|at| (prompts(at), turn(at)))
         };
-        let late: Vec<RequestId> = self
-            .placing
-            .values()
-            .filter(|placing| placing.since.elapsed() > patience)
-            .map(|placing| placing.sequence.id)
-            .collect();
-        for request in late {
-            self.take_back(request);
-        }
-    }
-
-    /// Computes a prompt here that got no process.
-    fn take_back(&mut self, request: RequestId) {
-        let Some(Placing { mut sequence, .. }) = self.placing.remove(&request) else {
-            return;
-        };
-        self.leave_place(request);
-        self.schedulers.handle(clock::now(), &Event::Cancelled(request));
-        self.let_go(&mut sequence);
-        self.compute_after_all(sequence);
+        routed.filter(there).or_else(fewest).copied()
     }
 
     /// Returns the time that a prompt has, in ns. If the objective is for the last token, the
@@ -216,29 +106,30 @@ impl Engine {
         }
     }
 
-    fn send(&mut self, sequence: Sequence, at: SocketAddr) {
+    fn send(&mut self, sequence: Sequence) {
+        let Some((net, at)) = self.net.as_ref().zip(self.place_of(&sequence)) else {
+            return self.compute_after_all(sequence);
+        };
         let have = sequence.computed;
         let wants_kv = sequence.output_max > 1;
-        self.ordinal += 1;
-        if let Some(net) = &self.net {
-            net.say(
-                at,
-                &Words::Prefill {
-                    request: sequence.id.0,
-                    tokens: sequence.tokens.clone(),
-                    have,
-                    wants_kv,
-                    remaining_ns: self.prompt_remaining(&sequence),
-                    interactive: sequence.slo.is_interactive(),
-                    importance: sequence.importance,
-                    ordinal: self.ordinal,
-                    model: self.model.identity(),
-                },
-            );
-        }
+        net.say(
+            at,
+            &Words::Prefill {
+                request: sequence.id.0,
+                tokens: sequence.tokens.clone(),
+                have,
+                wants_kv,
+                remaining_ns: self.prompt_remaining(&sequence),
+                interactive: sequence.slo.is_interactive(),
+                importance: sequence.importance,
+                model: self.model.identity(),
+            },
+        );
+        self.sent += 1;
+        self.turns.insert(at, self.sent);
         let layers = self.model.shape().layers;
         let missing = if wants_kv { (sequence.prompt - have) * layers } else { 0 };
-        let remote = Remote::new(sequence, at, self.ordinal, layers, missing);
+        let remote = Remote::new(sequence, at, layers, missing);
         self.remote.insert(remote.sequence.id, remote);
     }
 

@@ -26,30 +26,14 @@ pub(super) struct Remote {
     /// Whether each token's KV has arrived, by layer. `missing` counts tokens whose KV has not.
     came: Vec<Vec<bool>>,
     missing: usize,
-    /// Ordinal of the prompt among those that this process sent out.
-    pub(super) ordinal: u64,
 }
 
 impl Remote {
     /// Makes the state of a sequence that is sent out. `missing` counts its KV that has to arrive.
-    pub(super) fn new(
-        sequence: Sequence,
-        at: SocketAddr,
-        ordinal: u64,
-        layers: usize,
-        missing: usize,
-    ) -> Self {
+    pub(super) fn new(sequence: Sequence, at: SocketAddr, layers: usize, missing: usize) -> Self {
         let have = sequence.computed;
         let came = (0..sequence.prompt).map(|token| token < have).collect();
-        Self {
-            at,
-            since: Instant::now(),
-            first: None,
-            came: vec![came; layers],
-            missing,
-            ordinal,
-            sequence,
-        }
+        Self { at, since: Instant::now(), first: None, came: vec![came; layers], missing, sequence }
     }
 }
 
@@ -105,7 +89,6 @@ impl Engine {
             | Words::Handle { .. }
             | Words::Layer { .. }
             | Words::Computed { .. } => {}
-            Words::Load { load, took_ns, latest } => self.load_of(from, load, took_ns, latest),
         }
     }
 
@@ -159,13 +142,11 @@ impl Engine {
             remaining_ns,
             interactive,
             importance,
-            ordinal,
             model,
         } = words
         else {
             return;
         };
-        self.heard.entry(from).or_default().latest = ordinal;
         let id = RequestId(request);
         if let Some(why) = self.why_not(id, &tokens, have, &model) {
             if let Some(net) = &self.net {
@@ -293,11 +274,10 @@ impl Engine {
         let Some((token, spent, said)) = self.remote.get(&request).and_then(complete) else {
             return;
         };
-        let Some(Remote { mut sequence, at, .. }) = self.remote.remove(&request) else {
+        let Some(Remote { mut sequence, .. }) = self.remote.remove(&request) else {
             return;
         };
         show_parts(&sequence, spent, said);
-        self.end_place(&sequence, at);
         metrics::counter!("laxity_engine_prefilled_elsewhere_total").increment(1);
         if sequence.output_max > 1 {
             sequence.computed = sequence.prompt;
@@ -327,7 +307,6 @@ impl Engine {
         let Some(Remote { mut sequence, .. }) = self.remote.remove(&request) else {
             return;
         };
-        self.leave_place(request);
         self.schedulers.handle(clock::now(), &Event::Cancelled(request));
         self.let_go(&mut sequence);
         self.compute_after_all(sequence);
@@ -361,8 +340,6 @@ impl Engine {
     pub(super) fn lose(&mut self, peer: SocketAddr, why: &str) {
         tracing::info!(%peer, "gone: {why}");
         self.lost.insert(peer, Instant::now());
-        self.heard.remove(&peer);
-        self.muster();
         let remote = self.remote.values().filter(|remote| remote.at == peer);
         let fallen: Vec<RequestId> = remote.map(|remote| remote.sequence.id).collect();
         for request in fallen {

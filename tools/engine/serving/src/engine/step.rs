@@ -21,9 +21,6 @@ use crate::model::{AllLocal, ExpertPeers, Piece, Result, fail, greedy};
 /// Number of failed batches after which a request is given up.
 const FAILURES_MAX: u32 = 2;
 
-/// Shortest time between two reports of the load to a process for which nothing was computed.
-const REPORT_EVERY: Duration = Duration::from_millis(10);
-
 struct Member {
     request: RequestId,
     /// Number of tokens whose KV is there after the batch.
@@ -86,12 +83,9 @@ impl Engine {
         };
         let took = start.elapsed();
         self.measure(plan, took);
-        let askers = self.askers(plan);
         let ids: Vec<RequestId> = finished.iter().map(|(request, _)| *request).collect();
         let took = Span(took.as_nanos() as u64);
         self.schedulers.handle(clock::now(), &Event::Done { took, finished: ids });
-        self.took = took;
-        self.report(&askers);
         for (request, reason) in finished {
             if let Some(sequence) = self.sequences.remove(&request) {
                 self.end(sequence, Output::Finished(reason));
@@ -124,40 +118,6 @@ impl Engine {
         };
         if let Some(net) = &self.net {
             net.running().layer_time_ns = self.layer_time_ns;
-        }
-    }
-
-    fn askers(&self, plan: &Plan) -> BTreeSet<SocketAddr> {
-        let sequences = plan.chunks.iter().filter_map(|chunk| self.sequences.get(&chunk.request));
-        let away = sequences.filter_map(|sequence| match &sequence.outlet {
-            Outlet::Away(to) => Some(to.to),
-            Outlet::Here(_) => None,
-        });
-        away.collect()
-    }
-
-    /// Reports the load to `askers`, whose prompts were just computed. All other processes that
-    /// sent prompts get it if it differs from the last report, or they would avoid an idle process
-    /// or overload a busy one. They get it less often, but always when this process becomes idle.
-    pub(super) fn report(&mut self, askers: &BTreeSet<SocketAddr>) {
-        let Some(net) = self.net.as_deref().filter(|_| !self.heard.is_empty()) else {
-            return;
-        };
-        let load = self.schedulers.load();
-        let idle = load.waiting == 0 && load.running == 0;
-        for (at, asker) in &mut self.heard {
-            let latest = asker.latest;
-            let due = match asker.told {
-                None => true,
-                Some((before, _, counted)) if before == load && counted == latest => false,
-                Some((_, since, _)) => idle || since.elapsed() >= REPORT_EVERY,
-            };
-            if !due && !askers.contains(at) {
-                continue;
-            }
-            asker.told = Some((load, Instant::now(), latest));
-            let words = Words::Load { load, took_ns: self.took.0, latest };
-            net.say(*at, &words);
         }
     }
 

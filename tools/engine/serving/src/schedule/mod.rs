@@ -1,19 +1,16 @@
 //! The schedulers of the engine. `laxity-requests` decides which tokens of which sequences are
-//! computed next, and where.
+//! computed next.
 
-pub mod places;
 mod scheduler;
 pub mod settings;
 #[cfg(test)]
 mod tests;
 
-use laxity_requests::dispatch::{self, Dispatch};
 use laxity_requests::iteration::{Event, Load, Plan, Refusal};
 use laxity_requests::job::Job;
 use laxity_requests::request::RequestId;
 use laxity_requests::{Span, Time};
 
-use places::Places;
 use scheduler::Scheduler;
 pub use settings::{Policy, Settings};
 
@@ -30,7 +27,6 @@ pub struct Room {
 
 pub struct Schedulers {
     scheduler: Scheduler,
-    dispatcher: Option<Box<dyn Dispatch + Send>>,
     room: Room,
     /// Whether an event came since the scheduler was last asked.
     asked_for: bool,
@@ -38,15 +34,8 @@ pub struct Schedulers {
 }
 
 impl Schedulers {
-    /// Makes a scheduler, and a dispatcher if there are prefill processes.
-    pub fn new(settings: &Settings, room: Room, places: Option<Places>) -> Self {
-        Self {
-            scheduler: Scheduler::new(settings, room),
-            dispatcher: places.as_ref().map(Places::build),
-            room,
-            asked_for: true,
-            ask_again: None,
-        }
+    pub fn new(settings: &Settings, room: Room) -> Self {
+        Self { scheduler: Scheduler::new(settings, room), room, asked_for: true, ask_again: None }
     }
 
     pub fn handle(&mut self, now: Time, event: &Event) {
@@ -97,17 +86,6 @@ impl Schedulers {
     /// Returns the number of iterations from which the latency model learned.
     pub fn learned(&self) -> u64 {
         self.scheduler.learned()
-    }
-
-    pub fn dispatch(&mut self, now: Time, event: &dispatch::Event) {
-        if let Some(dispatcher) = self.dispatcher.as_mut() {
-            dispatcher.handle(now, event);
-        }
-    }
-
-    /// Returns the next decision of the dispatcher. Must be called while a prompt waits for one.
-    pub fn place(&mut self, now: Time) -> Option<dispatch::Decision> {
-        self.dispatcher.as_mut()?.poll_decision(now)
     }
 
     pub const fn room(&self) -> Room {

@@ -225,7 +225,7 @@ fn under_every_policy_answers_are_the_same() {
         "policy = \"srpf\"",
         "policy = \"qoserve\"",
         "policy = \"hmas\"",
-        "policy = \"hmas\", hmas = { order = \"two_lane\" }",
+        "policy = \"hmas\", hmas = { order = \"srtf\" }",
     ];
     for policy in policies {
         let config = format!(

@@ -73,27 +73,16 @@ impl Run<'_> {
 
     fn scale(&mut self, decision: scaling::Decision, startup: &Startup, most: u32) {
         match decision {
-            scaling::Decision::Start { role, weights } => {
+            scaling::Decision::Start { role, from } => {
                 if self.instances.len() as u32 >= most {
                     return;
                 }
                 let id = self.add(role);
-                let disk = self.now + Span::transfer(startup.weights, startup.disk);
-                let ready = match weights {
-                    scaling::Weights::Warm => self.now + startup.warm,
-                    scaling::Weights::Peer(peer) if self.instances.contains_key(&peer) => {
-                        let link = &mut self.config.link;
-                        match link.weights(self.now, peer, id, startup.weights) {
-                            Ok(landed) => landed + startup.boot,
-                            Err(failed) => {
-                                let disk = Span::transfer(startup.weights, startup.disk);
-                                failed.at + disk + startup.boot
-                            }
-                        }
-                    }
-                    scaling::Weights::Peer(_) | scaling::Weights::Disk => disk + startup.boot,
+                let loaded = match from.filter(|peer| self.instances.contains_key(peer)) {
+                    Some(peer) => self.config.link.transfer(self.now, peer, id, startup.weights),
+                    None => self.now + Span::transfer(startup.weights, startup.disk),
                 };
-                self.at(ready, Happens::Ready(id));
+                self.at(loaded + startup.boot, Happens::Ready(id));
             }
             scaling::Decision::Stop(id) => self.let_go(id, None),
             scaling::Decision::Turn { instance, role } => self.let_go(instance, Some(role)),

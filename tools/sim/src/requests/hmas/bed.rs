@@ -10,7 +10,7 @@ use laxity_requests::discipline::Discipline;
 use laxity_requests::dispatch::Role;
 use laxity_requests::hmas::cognition::Cognition;
 use laxity_requests::hmas::perception::{self, Perception, Tagger, Tags};
-use laxity_requests::hmas::pool::{Hints, Kind};
+use laxity_requests::hmas::pool::Kind;
 use laxity_requests::hmas::prediction::Prediction;
 use laxity_requests::hmas::{Agent, Config, Log, statera};
 use laxity_requests::kv::Pool;
@@ -54,23 +54,11 @@ pub(super) struct Setting {
     pub(super) sees: Sees,
     pub(super) statera: Option<statera::Config>,
     pub(super) chunk: u32,
-    pub(super) hints: Hints,
 }
 
 impl Setting {
     pub(super) fn new(kind: Kind) -> Self {
-        Self {
-            kind,
-            sees: Sees::Paper,
-            statera: Some(super::tuned_statera()),
-            chunk: 512,
-            hints: Hints {
-                // The best of 5 to 45 s on the tuning seeds, about the 95th percentile of the heavy
-                // mix.
-                lane_split: Span::from_millis(45_000),
-                fast_weight: 4,
-            },
-        }
+        Self { kind, sees: Sees::Paper, statera: Some(super::tuned_statera()), chunk: 512 }
     }
 }
 
@@ -149,12 +137,7 @@ pub(super) fn forest(on: &[Asked]) -> Option<perception::Trained> {
 
 fn agent(setting: &Setting, bed: &Bed, asked: &[Asked], trained: &[Asked], seed: u64) -> Agent {
     let cognition = cognition(setting, bed, asked, trained, seed);
-    let config = Config {
-        chunk: setting.chunk,
-        statera: setting.statera,
-        hints: setting.hints,
-        ..Config::default()
-    };
+    let config = Config { chunk: setting.chunk, statera: setting.statera, ..Config::default() };
     Agent::new(setting.kind, config, cognition)
 }
 

@@ -1,13 +1,12 @@
 //! Reproduction of HyperFlexis (*Joint Design of Algorithms and Systems for Multi-SLO Serving and
 //! Fast Scaling*), §8 and §9.
 //!
-//! [`tasks`] has table 1, [`world`] the machine and the systems, [`studies`] the experiments, and
-//! [`accuracy`] the errors of the latency model. The claims are in `claims/hyperflexis.toml`.
+//! [`tasks`] has table 1, [`world`] the machine and the systems, and [`studies`] the experiments.
+//! The claims are in `claims/hyperflexis.toml`.
 //!
 //! `ttft_share` was chosen on seeds from 1001. The results have the requested seeds, from 1 by
 //! default.
 
-mod accuracy;
 mod studies;
 mod tasks;
 mod world;
@@ -26,8 +25,7 @@ const RATIOS: [f64; 2] = [1.4, 2.0];
 pub fn reproduce(options: &Options) -> Result<Reproduction, PaperError> {
     let machines = [Machine::new(RATIOS[0])?, Machine::new(RATIOS[1])?];
     let mut found = Measurements::default();
-    let mut sections = vec![accuracy::fitted(&machines, options)];
-    sections.extend(studies::attainment(&machines, options, &mut found));
+    let mut sections = studies::attainment(&machines, options, &mut found);
     sections.extend(studies::staged(&machines[0], options, &mut found));
     sections.extend(studies::elastic(&machines[0], options, &mut found));
     sections.push(studies::ablations(&machines[0], options, &mut found));

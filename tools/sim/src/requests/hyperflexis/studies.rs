@@ -283,12 +283,10 @@ pub(super) fn ablations(machine: &Machine, options: &Options, into: &mut Measure
     let base = machine.options();
     let monitor = |ms| Dispatcher { monitor: Span::from_millis(ms), ..base };
     let quarter = Dispatcher { ttft_share: 0.25, ..base };
-    let cases: [(&str, Dispatcher); 8] = [
+    let cases: [(&str, Dispatcher); 6] = [
         ("defaults", base),
         ("all of the TTFT, eq. 5 as it stands", machine.as_it_stands()),
         ("a quarter of the TTFT", quarter),
-        ("θ = 0.2", Dispatcher { theta: 0.2, ..base }),
-        ("θ = 0.5", Dispatcher { theta: 0.5, ..base }),
         ("monitor every 50 ms", monitor(50)),
         ("monitor every 1 s", monitor(1_000)),
         ("monitor every 5 s", monitor(5_000)),

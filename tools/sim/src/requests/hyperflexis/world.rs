@@ -38,9 +38,6 @@ const PROFILED: u32 = 32_768;
 
 #[derive(Clone, Debug)]
 pub(super) struct Machine {
-    /// Throughput of prompts in chunks of 2500 tokens divided by that of 256
-    /// (`Roofline::calibrated`).
-    pub ratio: f64,
     pub clock: Roofline,
     pub model: Linear,
     blocks: u32,
@@ -84,7 +81,7 @@ impl Machine {
         let (gpu, clock) = Roofline::llama(ratio)?;
         let model = Linear::fit(&latency::profile(&clock, PROFILED))
             .map_err(|error| PaperError::BuiltIn(error.to_string()))?;
-        Ok(Self { alone: false, ratio, blocks: clock.blocks(&gpu, 1, BLOCK_TOKENS), model, clock })
+        Ok(Self { alone: false, blocks: clock.blocks(&gpu, 1, BLOCK_TOKENS), model, clock })
     }
 
     /// Returns the machine with an engine that computes prompts before all tokens, as vLLM does
@@ -115,7 +112,6 @@ pub(super) enum System {
     RoundRobin(LineOrder),
     LeastWork(LineOrder),
     SmallChunks,
-    CentralEdf,
     EdfAdmission,
     HyperFlexis(dispatcher::Options),
     Priorities(dispatcher::Options, Box<Mapping>),
@@ -129,7 +125,6 @@ impl System {
             Self::LeastWork(LineOrder::Edf) => "least work, EDF inside",
             Self::LeastWork(_) => "least work",
             Self::SmallChunks => "least work, EDF inside, chunks of 512",
-            Self::CentralEdf => "central EDF",
             Self::EdfAdmission => "EDF + admission",
             Self::HyperFlexis(options) if !options.pauses => "HyperFlexis, no pauses",
             Self::HyperFlexis(options) if options.ttft_share < 1.0 => "HyperFlexis",
@@ -147,7 +142,6 @@ impl System {
             Self::LeastWork(LineOrder::Fcfs),
             Self::LeastWork(LineOrder::Edf),
             Self::SmallChunks,
-            Self::CentralEdf,
             Self::EdfAdmission,
             Self::HyperFlexis(machine.options()),
             Self::HyperFlexis(machine.as_it_stands()),
@@ -196,8 +190,7 @@ pub(super) fn run(
     let dispatch: Box<dyn Dispatch> = match system {
         System::RoundRobin(_) => Box::new(RoundRobin::default()),
         System::LeastWork(_) | System::SmallChunks => Box::new(LeastWork::new(model)),
-        System::CentralEdf => Box::new(CentralEdf::new(model, false, CHUNK, BLOCK_TOKENS)),
-        System::EdfAdmission => Box::new(CentralEdf::new(model, true, CHUNK, BLOCK_TOKENS)),
+        System::EdfAdmission => Box::new(CentralEdf::new(model, CHUNK, BLOCK_TOKENS)),
         System::HyperFlexis(options) => Box::new(HyperFlexis::new(*options)),
         System::Priorities(options, mapping) => {
             Box::new(HyperFlexis::with_priorities(*options, Mapping::clone(mapping)))
@@ -217,12 +210,7 @@ pub(super) fn run(
         cluster::Scaler {
             decides: Box::new(Scaler::new(options)),
             window: SCALING,
-            startup: Startup {
-                weights: machine.clock.weights_bytes(),
-                disk: DISK,
-                boot: BOOT,
-                warm: BOOT,
-            },
+            startup: Startup { weights: machine.clock.weights_bytes(), disk: DISK, boot: BOOT },
             most,
         }
     });

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use laxity_requests::maestro::estimate::Estimator;
 use laxity_requests::maestro::fitness::Mode;
-use laxity_requests::maestro::predict::{Forecast, Record, TwoPhase};
+use laxity_requests::maestro::predict::{Lengths, Record};
 use laxity_requests::maestro::queue::{Boundary, StageOrder};
 use laxity_requests::maestro::{Learned, Options, Scheduler};
 use laxity_requests::trees::Trees;
@@ -38,7 +38,7 @@ struct Promise {
 pub(super) struct Kit {
     pub(super) models: Vec<Served>,
     promises: Vec<Promise>,
-    predictor: TwoPhase,
+    predictor: Lengths,
 }
 
 const TRAINING: u64 = 1 << 62;
@@ -47,7 +47,7 @@ const ISOLATED: u64 = TRAINING + 1;
 fn records(jobs: &[Workload]) -> Vec<Record> {
     jobs.iter()
         .flat_map(|job| &job.stages)
-        .map(|planned| Record { stage: planned.stage, output: planned.output, tool: planned.tool })
+        .map(|planned| Record { stage: planned.stage, output: planned.output })
         .collect()
 }
 
@@ -105,12 +105,12 @@ impl Kit {
             })
             .collect();
         let jobs = Source::new(TRAINING).mixed(if quick { 250 } else { 1500 });
-        let predictor = TwoPhase::train(&records(&jobs), &trees(quick))
+        let predictor = Lengths::train(&records(&jobs), &trees(quick))
             .map_err(|error| PaperError::BuiltIn(error.to_string()))?;
         Ok(Self { models, promises, predictor })
     }
 
-    pub(super) fn predictor(&self) -> TwoPhase {
+    pub(super) fn predictor(&self) -> Lengths {
         self.predictor.clone()
     }
 
@@ -137,7 +137,7 @@ impl Kit {
 
 /// A predictor with perfect knowledge (the paper's Oracle-SRTF).
 pub(super) struct Oracle {
-    output: HashMap<StageId, (f64, f64)>,
+    output: HashMap<StageId, f64>,
     future: HashMap<StageId, Span>,
 }
 
@@ -156,8 +156,7 @@ impl Oracle {
                         }
                     }
                 }
-                let tool = f64::from(u8::from(planned.tool));
-                output.insert(planned.stage.id, (tool, f64::from(planned.output)));
+                output.insert(planned.stage.id, f64::from(planned.output));
             }
             for (at, planned) in job.stages.iter().enumerate() {
                 let rest = job.stages.iter().enumerate().filter(|(other, _)| after[at][*other]);
@@ -175,16 +174,15 @@ impl Oracle {
 }
 
 impl Estimator for Oracle {
-    fn ready(&mut self, _: &Job, stage: &Stage) -> Forecast {
-        let (tool, output) = self.output.get(&stage.id).copied().unwrap_or_default();
-        Forecast { tool, output }
+    fn ready(&mut self, _: &Job, stage: &Stage) -> f64 {
+        self.output.get(&stage.id).copied().unwrap_or_default()
     }
 
-    fn future(&self, _: &Job, stage: &Stage, _: &Forecast) -> Span {
+    fn future(&self, _: &Job, stage: &Stage) -> Span {
         self.future.get(&stage.id).copied().unwrap_or_default()
     }
 
-    fn finished(&mut self, _: &Stage, _: &Forecast, _: &Outcome) {}
+    fn finished(&mut self, _: &Stage, _: f64, _: &Outcome) {}
 
     fn ended(&mut self, _: JobId) {}
 }

@@ -210,8 +210,7 @@ impl<'a> World<'a> {
         self.on.remove(&stage);
         let planned = self.planned(stage);
         let started = self.started.remove(&stage).unwrap_or(now);
-        let outcome =
-            Outcome { output: planned.output, tool: planned.tool, took: Span(now - started) };
+        let outcome = Outcome { output: planned.output, took: Span(now - started) };
         scheduler.handle(Time(now), &Event::Finished { stage, outcome });
         let job = planned.stage.job;
         let at = (stage.0 % STAGES) as usize;

@@ -54,7 +54,7 @@ struct Bench<'a> {
 }
 
 /// Checks the claims.
-/// Returns an error if the recorded trace cannot be read or the predictor cannot be trained.
+/// Returns an error if the recorded trace cannot be read.
 pub fn reproduce(options: &Options) -> Result<Reproduction, PaperError> {
     let path = options.data.as_ref().map(|data| {
         let name = "azure_llm_2023_code.csv.gz";
@@ -66,7 +66,7 @@ pub fn reproduce(options: &Options) -> Result<Reproduction, PaperError> {
         None => (Lengths::like_azure_code(), "made up like the Azure code trace"),
     };
     let settings: Result<Vec<Setting>, PaperError> =
-        each(&CALIBRATIONS, options, |calibration| Setting::new(*calibration, options.quick))
+        each(&CALIBRATIONS, options, |calibration| Setting::new(*calibration))
             .into_iter()
             .collect();
     let mut bench = Bench {
@@ -244,39 +244,6 @@ impl Bench<'_> {
             .collect()
     }
 
-    fn predictor(&self) -> Section {
-        let row = |setting: &Setting| {
-            let errors = &setting.errors;
-            vec![
-                setting.name(),
-                setting.clock.roofline.host().to_string(),
-                format!("{:.2}×", setting.clock.factor),
-                format!("{:.2} %", errors.mean),
-                format!("{:.1} %", errors.p95),
-                format!("{:.1} %", errors.most),
-                format!("{:.1} %", errors.late),
-                format!("{:.1} %", errors.margin * 100.0),
-                format!("{:.2} %", errors.late_with_margin),
-            ]
-        };
-        Section {
-            title: "The batch predictor on iterations that it was not trained on".to_owned(),
-            head: [
-                "calibration", "host", "slower", "mean error", "p95", "largest",
-                "longer than predicted + 5 %", "safe margin", "longer than with it",
-            ]
-            .map(str::to_owned)
-            .to_vec(),
-            rows: self.settings.iter().map(row).collect(),
-            notes: "A random forest (§3.6.1: less than 10 % on chunk sizes). A calibration is how \
-                 much more prompt tokens a second chunks of 2500 give than chunks of 256; the \
-                 host's time between iterations is what makes it so. The forest learns a roofline \
-                 here, whose form is close to the line that it corrects: on a machine it would be \
-                 off by more."
-                .to_owned(),
-        }
-    }
-
     fn section(&self, place: &str, title: &str, columns: &[&str], notes: &str) -> Section {
         let names: Vec<String> = self.settings.iter().map(Setting::name).collect();
         let places: Vec<String> = names.iter().map(|name| format!("{place}, {name}")).collect();
@@ -288,7 +255,6 @@ impl Bench<'_> {
     fn sections(&self) -> Vec<Section> {
         let parts = ["all", "important", "Q1", "Q2", "Q3"];
         let mut sections = vec![
-            self.predictor(),
             self.section(
                 "capacity",
                 "Capacity: requests per second with at most 1 % of violations (figure 7, table 5)",

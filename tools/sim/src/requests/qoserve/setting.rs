@@ -1,13 +1,11 @@
 //! The setting of QoServe's figures: Llama-3-8B on an A100, the classes of table 3, lengths of
 //! Azure's code trace, and the compared policies.
 
-use std::sync::Arc;
-
 use laxity_requests::baseline::{Fixed, LineOrder, RoundRobin};
 use laxity_requests::discipline::Discipline;
 use laxity_requests::dispatch::Role;
 use laxity_requests::kv::Pool;
-use laxity_requests::qoserve::{Alpha, Chunking, Forest, Options, QoServe, Relegation};
+use laxity_requests::qoserve::{Chunking, Options, QoServe, Relegation};
 use laxity_requests::replica::Replica;
 use laxity_requests::request::{InstanceId, Slo};
 use laxity_requests::{Span, Time};
@@ -17,7 +15,6 @@ use crate::requests::cluster::{Config, run};
 use crate::requests::latency::{Roofline, Slowed};
 use crate::requests::link::Link;
 use crate::requests::outcome::Outcome;
-use crate::requests::predictor::{Errors, Training, train};
 use crate::requests::workload::{Asked, Class, Lengths, Phase, Recipe};
 
 /// Calibrations. The first number is the throughput of prompts in chunks of 2500 divided by that of
@@ -36,25 +33,13 @@ pub(super) struct Setting {
     pub(super) ratio: f64,
     pub(super) clock: Slowed,
     pub(super) blocks: u32,
-    pub(super) forest: Arc<Forest>,
-    pub(super) errors: Errors,
 }
 
 impl Setting {
-    pub(super) fn new((ratio, factor): (f64, f64), quick: bool) -> Result<Self, PaperError> {
+    pub(super) fn new((ratio, factor): (f64, f64)) -> Result<Self, PaperError> {
         let (gpu, roofline) = Roofline::llama(ratio)?;
         let clock = Slowed { roofline, factor };
-        let training =
-            Training { iterations: if quick { 3_000 } else { 20_000 }, ..Training::default() };
-        let (forest, errors) =
-            train(&clock, &training).map_err(|error| PaperError::BuiltIn(error.to_string()))?;
-        Ok(Self {
-            ratio,
-            blocks: clock.roofline.blocks(&gpu, 1, BLOCK_TOKENS),
-            clock,
-            forest: Arc::new(forest),
-            errors,
-        })
+        Ok(Self { ratio, blocks: clock.roofline.blocks(&gpu, 1, BLOCK_TOKENS), clock })
     }
 
     pub(super) fn name(&self) -> String {
@@ -65,19 +50,12 @@ impl Setting {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Policy {
     Sarathi(LineOrder, u32),
+    /// QoServe, which plans with the roofline itself and a margin.
     QoServe(Options),
-    /// QoServe without a margin, with the forest as predictor.
-    Bare(Options),
-    /// QoServe without a margin, with the roofline itself as a perfect predictor.
-    Exact(Options),
 }
 
 pub(super) fn edf_relegating(tokens: u32) -> Policy {
-    Policy::QoServe(Options {
-        chunking: Chunking::Fixed(tokens),
-        alpha: Alpha::Fixed(0),
-        ..Options::default()
-    })
+    Policy::QoServe(Options { chunking: Chunking::Fixed(tokens), alpha: 0, ..Options::default() })
 }
 
 /// Returns the paper's steps (table 5), from EDF to the full system.
@@ -99,28 +77,22 @@ pub(super) fn choices() -> Vec<(&'static str, Policy)> {
     };
     vec![
         ("relegation only once late", with(|o| o.relegation = Relegation::Strict)),
-        ("relegated keep their blocks", with(|o| o.keep_blocks = true)),
         (
             "least chunk 256",
             with(|o| {
                 o.chunking = Chunking::Dynamic { least: 256, most: 2500, step: 32 };
             }),
         ),
-        ("α = 2 ms", with(|o| o.alpha = Alpha::Fixed(2_000_000))),
-        ("α = 1 or 8 ms by backlog", with(|o| o.alpha = Options::adaptive().alpha)),
+        ("α = 2 ms", with(|o| o.alpha = 2_000_000)),
         ("no hints", with(|o| o.hints = None)),
-        ("margin 5 %", Policy::Bare(Options::default())),
-        ("exact predictor", Policy::Exact(Options { margin: 0.0, ..Options::default() })),
     ]
 }
 
-pub(super) fn alphas() -> Vec<(String, Policy)> {
-    let with = |alpha| Policy::QoServe(Options { alpha, ..Options::default() });
-    let mut all: Vec<(String, Policy)> = [0, 1, 2, 4, 8, 10, 16]
-        .map(|ms| (format!("α = {ms} ms"), with(Alpha::Fixed(ms * 1_000_000))))
-        .to_vec();
-    all.push(("α by backlog".to_owned(), with(Options::adaptive().alpha)));
-    all
+pub(super) fn alphas() -> [(String, Policy); 7] {
+    [0, 1, 2, 4, 8, 10, 16].map(|ms| {
+        let options = Options { alpha: ms * 1_000_000, ..Options::default() };
+        (format!("α = {ms} ms"), Policy::QoServe(options))
+    })
 }
 
 /// Chunk of prefill replicas, which have no TBT objective (§4.1.3).
@@ -139,7 +111,7 @@ pub(super) fn prefilling() -> Vec<(String, Policy)> {
         ("FCFS-8192", fixed(LineOrder::Fcfs)),
         ("EDF-8192", fixed(LineOrder::Edf)),
         ("SRPF-8192", fixed(LineOrder::Srpf)),
-        ("EDF-8192+ER", relegating(Alpha::Fixed(0))),
+        ("EDF-8192+ER", relegating(0)),
         ("QoServe", relegating(Options::default().alpha)),
     ]
     .map(|(name, policy)| (name.to_owned(), policy))
@@ -189,12 +161,7 @@ pub(super) fn recipe(lengths: &Lengths, phases: &[(u64, f64)], low: f64) -> Reci
 fn discipline(policy: Policy, setting: &Setting) -> Box<dyn Discipline + Send> {
     match policy {
         Policy::Sarathi(order, tokens) => Box::new(Fixed { order, tokens }),
-        Policy::QoServe(mut options) => {
-            options.margin = options.margin.max(setting.errors.margin);
-            Box::new(QoServe::new(options, setting.forest.clone()))
-        }
-        Policy::Bare(options) => Box::new(QoServe::new(options, setting.forest.clone())),
-        Policy::Exact(options) => Box::new(QoServe::new(options, setting.clock.clone())),
+        Policy::QoServe(options) => Box::new(QoServe::new(options, setting.clock.clone())),
     }
 }
 

@@ -6,7 +6,7 @@ use super::*;
 fn a_quick_reproduction_has_all_its_tables_and_claims_and_is_the_same_again() {
     let options = Options::quick(7);
     let found = reproduce(&options).expect("needs no file");
-    assert_eq!(found.sections.len(), 8);
+    assert_eq!(found.sections.len(), 7);
     assert_eq!(found.claims.len(), 20, "ten under each calibration");
     found.assert_whole();
     assert_eq!(reproduce(&options).expect("as before"), found);
@@ -14,7 +14,7 @@ fn a_quick_reproduction_has_all_its_tables_and_claims_and_is_the_same_again() {
 
 #[test]
 fn under_overload_hints_keep_important_requests_in_time_at_the_cost_of_the_others() {
-    let setting = Setting::new(CALIBRATIONS[0], true).expect("built in");
+    let setting = Setting::new(CALIBRATIONS[0]).expect("built in");
     // Interactive requests only, at 1.5 times the replica's capacity.
     let mut recipe = recipe(&Lengths::like_azure_code(), &[(300, 4.0)], 0.3);
     recipe.classes.truncate(1);
