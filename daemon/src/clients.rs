@@ -276,9 +276,8 @@ impl Client {
         if bypass {
             raise |= attention::BYPASS;
         }
-        let all = attention::OFF | attention::OBSERVE | attention::BYPASS;
-        let lower = all & !raise;
-        let held = self.served.header().attention() & all;
+        let lower = attention::UNENFORCED & !raise;
+        let held = self.served.header().attention() & attention::UNENFORCED;
         if always || held != raise {
             self.served.announce(raise, lower);
         }
@@ -298,10 +297,12 @@ impl Client {
             if self.mode == Mode::Off || unscheduled { 0 } else { self.state.flows_max };
     }
 
-    /// Releases the client: its waiting flows go out unscheduled, and it submits no more.
-    pub fn release(&mut self) {
+    /// Releases the client: its waiting flows go out unscheduled, and it submits no more. With
+    /// `handover` they wait for the next daemon instead, if the client's library can do so.
+    pub fn release(&mut self, handover: bool) {
         self.state.released = true;
-        self.served.announce(attention::RELEASED, 0);
+        let heir = if handover { attention::HANDOVER } else { 0 };
+        self.served.announce(attention::RELEASED | heir, 0);
     }
 
     pub fn snapshot(&self) -> ClientSnapshot {

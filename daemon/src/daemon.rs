@@ -274,13 +274,15 @@ impl Daemon {
             _ = died => true,
         };
         notify(&[NotifyState::Stopping]);
-        info!("laxityd stops");
+        // Clients that wait for the next daemon find it at a kept socket only.
+        let handover = self.registration_path.is_kept() && !died;
+        info!(handover, "laxityd stops");
         // New clients are refused first, so that the scheduler releases all clients there are.
         for task in &tasks[1..] {
             task.abort();
         }
         drop(self.registration_path);
-        self.mailbox.send(Command::Stop);
+        self.mailbox.send(Command::Stop { handover });
         let joined = tokio::task::spawn_blocking(move || scheduler.join()).await;
         drop(self.control_path);
         tasks[0].abort();

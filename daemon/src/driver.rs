@@ -122,6 +122,8 @@ pub struct Driver {
     beaten: Time,
     /// When the last warning of garbage was logged.
     warned: Time,
+    /// Whether the next daemon takes the clients over.
+    hands_over: bool,
 }
 
 /// The rule by which the thread sleeps and yields its core.
@@ -187,6 +189,7 @@ impl Driver {
             overdue: OverdueWatch::new(now),
             beaten: Time::ZERO,
             warned: Time::ZERO,
+            hands_over: false,
         };
         driver.configure(config)?;
         Ok(driver)
@@ -206,7 +209,7 @@ impl Driver {
         }
         while self.turn() {}
         for client in self.clients.iter_mut().flatten() {
-            client.release();
+            client.release(self.hands_over);
         }
         self.publish();
         info!("the scheduler has released its clients and ends");
@@ -447,7 +450,7 @@ impl Drop for Driver {
     /// Releases all clients, even after a panic: they must not wait for a dead thread.
     fn drop(&mut self) {
         for client in self.clients.iter_mut().flatten().filter(|c| !c.state.released) {
-            client.release();
+            client.release(false);
         }
     }
 }

@@ -58,8 +58,8 @@ pub enum Command {
     Publish,
     /// Change or read the trace, for `laxity trace`.
     Trace(TraceCommand),
-    /// Release all clients and end the thread.
-    Stop,
+    /// Release all clients and end the thread. With `handover`, the next daemon takes the clients over.
+    Stop { handover: bool },
 }
 
 /// The sending end. It is cheap to clone.
@@ -210,6 +210,6 @@ mod tests {
         assert_eq!(inbox.take().len(), 2);
         assert!(!inbox.is_pending());
         drop(inbox);
-        assert!(!mailbox.send(Command::Stop));
+        assert!(!mailbox.send(Command::Stop { handover: false }));
     }
 }

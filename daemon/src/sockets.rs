@@ -151,6 +151,11 @@ impl Bound {
         Ok(bound)
     }
 
+    /// Reports whether the service manager keeps the socket when this daemon ends.
+    pub const fn is_kept(&self) -> bool {
+        self.is_kept
+    }
+
     /// Gives the service manager, if there is one, a copy of the listening socket under `name`, in
     /// place of any other.
     fn keep(mut self, listener: BorrowedFd<'_>, name: &str) -> Self {

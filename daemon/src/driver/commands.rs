@@ -61,7 +61,10 @@ impl Driver {
                 Command::Trace(command) => {
                     self.intake.trace.carry_out(self.intake.now, command);
                 }
-                Command::Stop => return false,
+                Command::Stop { handover } => {
+                    self.hands_over = handover;
+                    return false;
+                }
             }
         }
         self.publisher.progress();
@@ -172,7 +175,7 @@ impl Driver {
         };
         client.state.counters.garbage_records += 1;
         client.state.quarantined_lanes += 1;
-        client.release();
+        client.release(false);
         self.intake.client_gone(index, client);
         let identity = &client.state.identity;
         if self.intake.now.since(self.warned) >= WARN_EVERY {

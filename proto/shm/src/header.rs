@@ -25,10 +25,15 @@ pub mod attention {
     pub const OFF: u32 = 1 << 6;
     /// The client has given the daemon up. A forked child sets it on its copy.
     pub const LOST: u32 = 1 << 7;
+    /// Beside [`RELEASED`]: the next daemon is expected at the same socket. A client waits for it,
+    /// for a short time. A client of an older release sees only that it is released.
+    pub const HANDOVER: u32 = 1 << 8;
     /// Bits on which waiting flows are bypassed.
     pub const UNSCHEDULED: u32 = BYPASS | RELEASED | OFF | LOST;
     /// Bits on which a lane must detach for good.
     pub const GONE: u32 = RELEASED | LOST;
+    /// Bits by which an operator or the client chose that nothing waits.
+    pub const UNENFORCED: u32 = BYPASS | OBSERVE | OFF;
     /// Bits that change what a submit does before it publishes.
     pub const NOT_ENFORCED: u32 = UNSCHEDULED | OBSERVE;
 }
@@ -334,6 +339,23 @@ impl Header {
         find(name).or_else(|| find("default")).map(|at| at as u8)
     }
 
+    /// Returns the number of the NIC that the daemon of `before` calls `number`. A number to which
+    /// that daemon gave no name stays.
+    #[must_use]
+    pub fn nic_of(&self, before: &Self, number: u8) -> u8 {
+        let name = |header: &Self, at: usize| {
+            let cells = header.nics.names.get(at)?;
+            Some(cells.each_ref().map(|cell| cell.load(Ordering::Relaxed)))
+        };
+        let wanted = name(before, number.into()).filter(|name| *name != [0; 2]);
+        let Some(wanted) = wanted.filter(|wanted| name(self, number.into()) != Some(*wanted))
+        else {
+            return number;
+        };
+        let find = |wanted| (0..NICS_NAMED).find(|at| name(self, *at) == Some(wanted));
+        find(wanted).or_else(|| find(nic_name("default"))).map_or(u8::MAX, |at| at as u8)
+    }
+
     /// Client: claims a lane before the first record, or gives it up after all its records were
     /// consumed.
     pub fn set_claimed(&self, lane: u16, claimed: bool) {
@@ -425,6 +447,18 @@ mod tests {
         assert_eq!(h.nic(""), None);
         h.set_nics(["rxe0", "default"].into_iter());
         assert_eq!((h.nic("rxe0"), h.nic("rxe1")), (Some(0), Some(1)));
+    }
+
+    #[test]
+    fn the_next_daemon_may_number_its_nics_otherwise() {
+        let (before, next) = (Header::new(), Header::new());
+        assert_eq!((next.nic_of(&before, 3), next.nic_of(&before, 200)), (3, 200), "no names");
+        before.set_nics(["a", "b", "c"].into_iter());
+        next.set_nics(["a", "c"].into_iter());
+        let numbers = [0, 1, 2, 3, 255].map(|number| next.nic_of(&before, number));
+        assert_eq!(numbers, [0, 255, 1, 3, 255]);
+        next.set_nics(["a", "c", "default"].into_iter());
+        assert_eq!(next.nic_of(&before, 1), 2);
     }
 
     #[test]

@@ -4,7 +4,7 @@
 use crate::lane::{LaneFull, LaneMemory};
 use crate::layout::{SLOTS_MIN, Slot};
 use crate::permit::{self, State};
-use crate::record::{Descriptor, Flow, Record};
+use crate::record::{Descriptor, Flow, OP_SUBMIT, Record, decode_flow};
 use crate::sync::Ordering;
 
 /// A slot in use, and the sequence of the record in it, which is the tag of its flow.
@@ -227,6 +227,14 @@ impl Producer {
     #[must_use]
     pub fn state(&self, at: SlotRef) -> State {
         permit::decode(self.word(at.slot))
+    }
+
+    /// Returns the gated flow that this producer published in `slot`, as it was submitted. Returns
+    /// `None` if the slot has no flow any more, as in a region whose pages are gone.
+    #[must_use]
+    pub fn flow(&self, slot: u16) -> Option<Flow> {
+        let descriptor = self.memory.slots().get(usize::from(slot))?.read();
+        (descriptor.opcode() == OP_SUBMIT).then(|| decode_flow(&descriptor).ok())?
     }
 
     /// Puts the slot of a flow back into the circle after its last permit was read.

@@ -177,7 +177,8 @@ int lax_submit(lax_lane *lane, const lax_flow *flow, lax_ticket *ticket);
 int lax_poll(lax_lane *lane, lax_ticket *ticket, lax_grant *grant);
 
 /* Waits for the next grant. Returns 1 and the grant, or 0 and an empty last grant if the ticket
- * already had its last one. Always returns, at the latest when the daemon ends. */
+ * already had its last one. Always returns, at the latest when the daemon ends, or a second later if
+ * it is upgraded. */
 int lax_wait(lax_lane *lane, lax_ticket *ticket, lax_grant *grant);
 
 /* Sleeps until a ticket of the lane may have a new grant (returns 1), or until timeout_ns has passed

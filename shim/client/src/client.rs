@@ -10,7 +10,7 @@
 
 use std::io::ErrorKind;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, TryLockError};
 use std::time::{Duration, Instant};
 
@@ -70,6 +70,8 @@ struct Attachment {
     attached: u64,
     /// The refusal of the daemon that was last asked.
     refusal: Option<String>,
+    /// The last session, while its flows wait for the next daemon.
+    before: Option<Arc<Session>>,
     /// How often in a row the daemon's backlog was full, see [`BACKLOG_RETRY_NS`].
     crowded: u32,
 }
@@ -85,6 +87,8 @@ pub(crate) struct Core {
     attachment: RwLock<Attachment>,
     /// Time before which no attempt is made. Relaxed everywhere, because it is a hint.
     next_ns: AtomicU64,
+    /// Whether there is a session [`Attachment::before`]. Relaxed, as a hint that saves a lock.
+    awaits: AtomicBool,
     lanes: Mutex<Registry>,
 }
 
@@ -148,9 +152,11 @@ impl Client {
                 unscheduled_ns: 0,
                 attached: 0,
                 refusal: None,
+                before: None,
                 crowded: 0,
             }),
             next_ns: AtomicU64::new(if off { u64::MAX } else { 0 }),
+            awaits: AtomicBool::new(false),
             lanes: Mutex::default(),
         });
         if !off {
@@ -210,7 +216,7 @@ impl Client {
     /// this name, returns that of the NIC named `default`. Otherwise, or without a daemon, returns
     /// a number that no daemon knows. Such flows go out unscheduled, and the daemon counts them.
     pub fn nic(&self, name: &str) -> u8 {
-        self.core.standing().and_then(|session| session.header().nic(name)).unwrap_or(u8::MAX)
+        self.core.latest().and_then(|session| session.header().nic(name)).unwrap_or(u8::MAX)
     }
 
     /// Returns the number of daemons found so far. Values from a daemon, such as [`Client::nic`],
@@ -224,21 +230,13 @@ impl Client {
     /// individually. Returns 0 (unmarked) without a daemon, with one that has none, and while it
     /// schedules nothing: in mode `observe`, or bypassed.
     pub fn dscp_of(&self, stage: Stage) -> u8 {
-        let said = self.core.standing().and_then(|session| {
-            let header = session.header();
-            let enforced = header.attention() & attention::NOT_ENFORCED == 0;
-            enforced.then(|| header.dscp_of_stage(stage)).flatten()
-        });
-        said.unwrap_or(0)
+        self.core.enforcing().and_then(|it| it.header().dscp_of_stage(stage)).unwrap_or(0)
     }
 
     /// Returns the service level for queue pairs of a stage on InfiniBand, or `None` if none is to
     /// be set: without a daemon, and where its configuration names none.
     pub fn sl_of(&self, stage: Stage) -> Option<u8> {
-        let session = self.core.standing()?;
-        let header = session.header();
-        let enforced = header.attention() & attention::NOT_ENFORCED == 0;
-        enforced.then(|| header.sl_of_stage(stage)).flatten()
+        self.core.enforcing()?.header().sl_of_stage(stage)
     }
 
     /// Decides about the class of a queue pair or connection for transfers of a stage. `class` is
@@ -252,14 +250,14 @@ impl Client {
 
     /// Decides as [`Client::class_of`] about a change to `dscp`. Returns `None` without a daemon.
     pub fn verdict(&self, dscp: u8, class: u8, is_chosen: bool) -> Option<Verdict> {
-        let session = self.core.standing()?;
+        let session = self.core.latest()?;
         let header = session.header();
         Some(decide(header.marking(), &header.treatments(), class, is_chosen, dscp))
     }
 
     /// Returns the DSCP of a level, or 0 (unmarked) without a daemon.
     pub fn dscp(&self, level: u8) -> u8 {
-        self.core.standing().map_or(0, |session| session.header().dscp(level))
+        self.core.latest().map_or(0, |session| session.header().dscp(level))
     }
 }
 
@@ -267,6 +265,24 @@ impl Core {
     /// Returns the session, if there is one and it was not lost.
     fn standing(&self) -> Option<Arc<Session>> {
         read(&self.attachment).standing()
+    }
+
+    /// Returns the session, or the last one while its flows wait for the next daemon.
+    fn latest(&self) -> Option<Arc<Session>> {
+        let attachment = read(&self.attachment);
+        attachment.standing().or_else(|| attachment.inherited())
+    }
+
+    /// Returns [`Core::latest`] if its daemon enforces.
+    fn enforcing(&self) -> Option<Arc<Session>> {
+        let enforces = |it: &Arc<Session>| it.header().attention() & attention::UNENFORCED == 0;
+        self.latest().filter(enforces)
+    }
+
+    /// Returns the last session while flows wait for the next daemon. Never blocks.
+    pub(crate) fn inherited(&self) -> Option<Arc<Session>> {
+        let awaits = self.awaits.load(Ordering::Relaxed);
+        awaits.then(|| self.attachment.try_read().ok()?.inherited())?
     }
 
     /// Returns a session for a lane without a seat, or does one step towards having one. Never
@@ -295,10 +311,15 @@ impl Core {
             self.put_off(next);
             return None;
         };
-        let now = now_ns();
-        let (session, next) = attachment.advance(&self.options, now);
+        self.step(&mut attachment)
+    }
+
+    /// Does one step towards a session.
+    fn step(&self, attachment: &mut Attachment) -> Option<Arc<Session>> {
+        let (session, next) = attachment.advance(&self.options, now_ns());
         self.generation.store(attachment.attached, Ordering::Relaxed);
         self.next_ns.store(next, Ordering::Relaxed);
+        self.awaits.store(attachment.before.is_some(), Ordering::Relaxed);
         session
     }
 
@@ -332,9 +353,7 @@ impl Core {
         let attachment = self.attachment.write();
         let mut attachment = attachment.unwrap_or_else(PoisonError::into_inner);
         loop {
-            let (session, next) = attachment.advance(&self.options, now_ns());
-            self.generation.store(attachment.attached, Ordering::Relaxed);
-            self.next_ns.store(next, Ordering::Relaxed);
+            let session = self.step(&mut attachment);
             let now = now_ns();
             let left = end.saturating_sub(now);
             let Link::Asked { ref socket, .. } = attachment.link else {
@@ -367,6 +386,22 @@ impl Attachment {
         }
     }
 
+    /// Returns the last session while its flows wait for the next daemon.
+    fn inherited(&self) -> Option<Arc<Session>> {
+        let last = match &self.link {
+            Link::Attached(session) => Some(session),
+            _ => self.before.as_ref(),
+        };
+        last.filter(|session| session.has_heir()).cloned()
+    }
+
+    /// Ends the wait for the next daemon.
+    fn disinherit(&mut self) {
+        if let Some(before) = self.before.take() {
+            before.disinherit();
+        }
+    }
+
     /// Does one step. Returns the session, if there is one, and the earliest time of the next step.
     fn advance(&mut self, options: &Options, now: u64) -> (Option<Arc<Session>>, u64) {
         let retry = now.saturating_add(options.reattach_every.as_nanos() as u64);
@@ -376,10 +411,15 @@ impl Attachment {
                 None => return (Some(Arc::clone(session)), 0),
                 Some(since) => {
                     self.detached_ns = Some(since);
+                    self.before = session.has_heir().then(|| Arc::clone(session));
                     self.link = Link::Detached;
                 }
             }
         }
+        if self.before.as_ref().is_some_and(|before| !before.has_heir()) {
+            self.before = None;
+        }
+        let retry = if self.before.is_some() { now + ENDED_RETRY_NS } else { retry };
         if let Link::Asked { since_ns, pid, .. } = self.link
             && (pid != std::process::id() || now.saturating_sub(since_ns) > ANSWER_LIMIT_NS)
         {
@@ -399,6 +439,7 @@ impl Attachment {
                             self.link = Link::Attached(Arc::clone(&session));
                             self.attached += 1;
                             self.refusal = None;
+                            self.before = None;
                             if let Some(since) = self.detached_ns.take() {
                                 self.unscheduled_ns += now.saturating_sub(since);
                             }
@@ -415,6 +456,7 @@ impl Attachment {
                         | RegistrationError::Version(_)),
                     ) => {
                         self.refusal = Some(refusal.to_string());
+                        self.disinherit();
                         let every = options.reattach_every.as_nanos() as u64;
                         (None, now.saturating_add(every.saturating_mul(REFUSED_FACTOR)))
                     }
@@ -432,7 +474,10 @@ impl Attachment {
                     let pause = BACKLOG_RETRY_NS << crowded.min(20);
                     (None, retry.min(now + pause))
                 }
-                Err(_) => (None, retry),
+                Err(_) => {
+                    self.disinherit();
+                    (None, retry)
+                }
             },
         }
     }

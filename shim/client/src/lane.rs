@@ -4,6 +4,7 @@
 //! awaits. No function here blocks or fails: a flow that the daemon cannot take is permitted at
 //! once and counted as bypassed.
 
+pub(crate) mod handover;
 mod loan;
 mod owed;
 
@@ -18,6 +19,7 @@ use laxity_shm::permit::FLOW_BYTES_MAX;
 use laxity_shm::record::{Flow, Record, Stage};
 use laxity_shm::sleep::now_ns;
 
+use handover::Handover;
 pub use loan::Loan;
 pub(crate) use owed::Owed;
 
@@ -50,6 +52,7 @@ pub struct Lane {
     /// Number of the current binding, 0 before the first. Tickets of other bindings are bypassed.
     pub(crate) seat: u64,
     owed: VecDeque<Owed>,
+    pub(crate) handover: Handover,
     pub(crate) spin: Spin,
     _not_sync: PhantomData<Cell<()>>,
 }
@@ -62,6 +65,7 @@ impl Lane {
             binding: None,
             seat: 0,
             owed: VecDeque::new(),
+            handover: Handover::default(),
             spin: Spin::default(),
             _not_sync: PhantomData,
         };
@@ -126,11 +130,14 @@ impl Lane {
         ticket: &mut Ticket,
     ) -> bool {
         self.seek();
+        flow.nic = nic();
         if self.binding.is_none() {
-            *ticket = self.bypassed(flow.bytes);
+            if self.is_crowded() {
+                return false;
+            }
+            *ticket = self.submit_to_next(flow);
             return true;
         }
-        flow.nic = nic();
         if let Some(binding) = &mut self.binding
             && flow.stage != Stage::Collective
             && binding.header.credit_stages() & CREDIT_WHOLE == 0
@@ -229,7 +236,10 @@ impl Lane {
             return;
         }
         binding.credit.key = 0;
-        if seen & attention::UNSCHEDULED != 0 {
+        if binding.session.is_handed_over() {
+            // The daemon gave this credit before it ended, so the flow goes on it.
+            self.lose_binding();
+        } else if seen & attention::UNSCHEDULED != 0 {
             self.withdraw(ticket);
             *ticket = self.bypassed(ticket.total);
         } else {
@@ -249,6 +259,8 @@ impl Lane {
     /// Cancels a flow. Bytes that were not permitted will not be sent, and bytes that were
     /// permitted will not be completed.
     pub fn cancel(&mut self, mut ticket: Ticket) {
+        self.follow(&mut ticket);
+        self.forget(&mut ticket);
         if self.knows(&ticket) {
             self.withdraw(&mut ticket);
         }
@@ -289,10 +301,12 @@ impl Lane {
     pub(crate) fn withdraw(&mut self, ticket: &mut Ticket) {
         let at = ticket.at();
         if ticket.mark.is_gated() {
+            let mut before = 0;
             if let Some(binding) = &mut self.binding {
+                before = binding.pending.before(at.slot);
                 binding.pending.remove(at.slot);
             }
-            self.send(Owed::Withdraw(at, ticket.permitted));
+            self.send(Owed::Withdraw(at, ticket.permitted.saturating_sub(before)));
         } else {
             self.send(Owed::Say(Record::Cancelled { tag: at.tag, granted: ticket.permitted }));
         }
@@ -311,7 +325,7 @@ impl Lane {
         if self.binding.is_some() && flow.nic != u8::MAX {
             self.submit_gated(flow)
         } else {
-            Some(self.bypassed(flow.bytes))
+            Some(self.submit_to_next(flow))
         }
     }
 
@@ -320,13 +334,13 @@ impl Lane {
     fn submit_slowly(&mut self, flow: &Flow) -> Option<Ticket> {
         self.notice_hangup();
         let Some(binding) = &mut self.binding else {
-            return Some(self.bypassed(flow.bytes));
+            return Some(self.submit_to_next(flow));
         };
         let seen = binding.header.attention();
         if seen & attention::GONE != 0 || binding.session.lost_at().is_some() {
             self.lose_binding();
             // The flow names its NIC by a number of the daemon that is gone.
-            return Some(self.bypassed(flow.bytes));
+            return Some(self.submit_to_next(flow));
         }
         if !self.owed.is_empty() {
             self.pay();
@@ -354,6 +368,9 @@ impl Lane {
     #[cold]
     fn submit_to_full_lane(&mut self, flow: &Flow) -> Ticket {
         self.notice_hangup();
+        if self.binding.is_none() {
+            return self.submit_to_next(flow);
+        }
         self.counters.lane_full.add(1);
         self.bypassed(flow.bytes)
     }
@@ -369,7 +386,7 @@ impl Lane {
     #[cold]
     pub(crate) fn find_binding(&mut self) {
         let Some(session) = self.core.session() else {
-            return;
+            return self.inherit();
         };
         let seat = match session.sit() {
             Ok(seat) => seat,
@@ -382,16 +399,21 @@ impl Lane {
         };
         self.seat = next_number();
         self.binding = Some(LaneBinding::new(session, seat, self.seat));
+        self.submit_waiting();
     }
 
-    /// Drops the binding of a lost session. Its flows become bypassed when they are polled.
+    /// Drops the binding of a lost session. Its flows become bypassed when they are polled, unless
+    /// they wait for the next daemon.
     #[cold]
     pub(crate) fn lose_binding(&mut self) {
-        if self.binding.take().is_some() {
+        if let Some(binding) = self.binding.take() {
             // Old tickets have the old number.
-            self.seat = next_number();
+            let seat = core::mem::replace(&mut self.seat, next_number());
             self.owed.clear();
             self.core.look_again(0);
+            if binding.session.lost_at().is_some() && binding.session.is_handed_over() {
+                self.hand_over(&binding, seat);
+            }
         }
     }
 }

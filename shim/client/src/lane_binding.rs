@@ -94,12 +94,14 @@ pub(crate) struct Pending {
     /// Bit set of the slots that wait.
     waits: Box<[u64]>,
     count: u32,
+    /// Flows that continue those of the last daemon: their slots, and the bytes permitted before.
+    continued: Vec<(u16, u64)>,
 }
 
 impl Pending {
     fn new(slots: usize) -> Self {
         let waits = vec![0; slots.div_ceil(64)].into_boxed_slice();
-        Self { seen: vec![0; slots].into_boxed_slice(), waits, count: 0 }
+        Self { seen: vec![0; slots].into_boxed_slice(), waits, count: 0, continued: Vec::new() }
     }
 
     #[inline]
@@ -116,6 +118,21 @@ impl Pending {
         let slot = usize::from(slot);
         self.waits[slot / 64] &= !(1 << (slot % 64));
         self.count -= 1;
+        if !self.continued.is_empty() {
+            self.continued.retain(|(other, _)| usize::from(*other) != slot);
+        }
+    }
+
+    /// Sets the bytes of a slot's flow that the last daemon permitted. This daemon has the rest.
+    pub(crate) fn continues(&mut self, slot: u16, permitted: u64) {
+        self.continued.push((slot, permitted));
+    }
+
+    /// Returns the bytes of a slot's flow that the last daemon permitted.
+    #[inline]
+    pub(crate) fn before(&self, slot: u16) -> u64 {
+        let of_slot = |(other, bytes): &(u16, u64)| (*other == slot).then_some(*bytes);
+        self.continued.iter().find_map(of_slot).unwrap_or(0)
     }
 
     #[inline]

@@ -14,6 +14,9 @@ use laxity_shm::sleep::now_ns;
 
 use crate::client::{LOCK_PATIENCE, shortly};
 
+/// Longest time that flows wait for the next daemon after one that handed its clients over.
+const HANDOVER_NS: u64 = 1_000_000_000;
+
 /// An attachment. A lost session is not used again, and a new attachment is a new session.
 #[derive(Debug)]
 pub(crate) struct Session {
@@ -25,6 +28,8 @@ pub(crate) struct Session {
     lost: AtomicBool,
     /// The time of the loss, 0 before it.
     lost_ns: AtomicU64,
+    /// Whether no other daemon takes this session over. Relaxed, because a late look is harmless.
+    heirless: AtomicBool,
     seats: Mutex<Seats>,
 }
 
@@ -83,6 +88,7 @@ impl Session {
             eventfd: welcome.eventfd,
             lost: AtomicBool::new(false),
             lost_ns: AtomicU64::new(0),
+            heirless: AtomicBool::new(false),
             seats: Mutex::default(),
         })
     }
@@ -115,6 +121,25 @@ impl Session {
         // A daemon that is still alive notices the loss now, and not when the last lane is dropped.
         // SAFETY: the descriptor is owned here. Failure means that the connection is gone already.
         unsafe { libc::shutdown(self.socket.as_raw_fd(), libc::SHUT_RDWR) };
+    }
+
+    /// Reports whether the daemon handed its clients over to the next one while it scheduled them.
+    pub(crate) fn is_handed_over(&self) -> bool {
+        let seen = self.header().attention();
+        seen & (attention::HANDOVER | attention::UNENFORCED) == attention::HANDOVER
+    }
+
+    /// Reports whether flows of this lost session wait for the next daemon. They don't once it
+    /// is late or can't come. A forked child sees other pages than the region, so it never waits.
+    pub(crate) fn has_heir(&self) -> bool {
+        self.is_handed_over()
+            && !self.heirless.load(Ordering::Relaxed)
+            && now_ns() < self.lost_ns.load(Ordering::Relaxed).saturating_add(HANDOVER_NS)
+    }
+
+    /// Ends the wait for the next daemon, because nobody listens or this process is refused.
+    pub(crate) fn disinherit(&self) {
+        self.heirless.store(true, Ordering::Relaxed);
     }
 
     /// Returns [`Session::lost_at`] after a check of the socket, a system call. Lanes don't use it.

@@ -149,10 +149,10 @@ impl Ticket {
         SlotRef { slot: self.mark.slot(), tag: self.tag }
     }
 
-    /// Returns the permit of a flow that may go completely.
+    /// Returns the permit of a flow whose rest may go completely.
     #[inline]
     pub(crate) fn collect(&mut self) -> Permit {
-        let permit = self.mark.permit(self.total);
+        let permit = self.mark.permit(self.total.saturating_sub(self.permitted));
         self.permitted = self.total;
         self.finish();
         permit

@@ -6,7 +6,8 @@
 //! waited here. All lanes of the process detach then, and every waiting flow becomes bypassed. Only
 //! a change of the heartbeat counts, and not its time, because clocks differ between time
 //! namespaces. Bypass, release and a change of mode end the wait, too. A sleep lasts [`SLICE`] at
-//! most, so each of these is noticed even if a wake-up is lost.
+//! most, so each of these is noticed even if a wake-up is lost. After a daemon that handed over, a
+//! flow waits for the next one for a second at most ([`crate::lane::handover`]).
 //!
 //! # How long to spin
 //! Waking a sleeper takes 17 to 43 µs and costs the daemon 10 to 14 µs. Spinning about as long as
@@ -25,6 +26,7 @@ use laxity_shm::sleep::{Awaited, current_cpu, now_ns};
 pub use sleep::Sleep;
 
 use crate::lane::Lane;
+use crate::lane::handover::LOOK_EVERY;
 use crate::lane_binding::LaneBinding;
 use crate::ticket::{Permit, Ticket};
 
@@ -131,7 +133,7 @@ impl Lane {
     pub fn poll(&mut self, ticket: &mut Ticket) -> Option<Permit> {
         if !ticket.mark.is_gated() {
             if ticket.mark.is_on_credit() {
-                self.counters.scheduled_bytes.add(ticket.total);
+                self.counters.scheduled_bytes.add(ticket.total.saturating_sub(ticket.permitted));
             }
             return ticket.mark.is_ready().then(|| ticket.collect());
         }
@@ -162,12 +164,15 @@ impl Lane {
                 }
             }
         }
-        Some(self.bypass_rest(ticket))
+        self.poll_unscheduled(ticket)
     }
 
     /// Returns the permit for the bytes up to `cumulative`, and records it in the ticket.
     #[inline]
     fn take(&mut self, ticket: &mut Ticket, cumulative: u64, level: u8, last: bool) -> Permit {
+        let slot = ticket.mark.slot();
+        let before = self.binding.as_ref().map_or(0, |binding| binding.pending.before(slot));
+        let cumulative = cumulative.saturating_add(before);
         // No permit follows the last one, so the rest may go whatever its count is.
         let upto = if last { ticket.total } else { cumulative.min(ticket.total) };
         let bytes = upto.saturating_sub(ticket.permitted);
@@ -175,7 +180,7 @@ impl Lane {
         if let Some(binding) = &mut self.binding {
             dscp = binding.header.dscp(level);
             if last {
-                binding.pending.remove(ticket.mark.slot());
+                binding.pending.remove(slot);
                 binding.producer.release(ticket.at());
             }
         }
@@ -195,7 +200,7 @@ impl Lane {
     /// so far, and the word is not read again. The rest is permitted here. A permit that arrives at
     /// the same time is in a slot that nobody reads (see `laxity_shm::lane`).
     #[cold]
-    fn bypass_rest(&mut self, ticket: &mut Ticket) -> Permit {
+    pub(crate) fn bypass_rest(&mut self, ticket: &mut Ticket) -> Permit {
         // The withdrawal precedes `rest`, so that the daemon gets the permitted bytes.
         if ticket.mark.is_of(self.seat) && self.binding.is_some() {
             self.withdraw(ticket);
@@ -293,6 +298,10 @@ impl Lane {
             if ticket.is_done() {
                 return Permit { last: true, ..Permit::default() };
             }
+            if self.binding.is_none() {
+                std::thread::sleep(LOOK_EVERY);
+                continue;
+            }
             let slot = ticket.mark.slot();
             if self.glance(slot) {
                 continue;
@@ -320,6 +329,16 @@ impl Lane {
     /// after the timeout. Returns at once if no ticket waits for a permit.
     pub fn wait_any(&mut self, timeout: Duration) -> bool {
         let end = now_ns().saturating_add(u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX));
+        while self.waits_for_next() {
+            let left = end.saturating_sub(now_ns());
+            if left == 0 {
+                return false;
+            }
+            std::thread::sleep(LOOK_EVERY.min(Duration::from_nanos(left)));
+        }
+        if self.has_moved() {
+            return true;
+        }
         loop {
             match &self.binding {
                 None => return true,

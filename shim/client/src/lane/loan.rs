@@ -69,10 +69,10 @@ impl Lane {
     }
 
     /// Reports `flow`, which went on a loan and is complete, and returns the rest of the loan to
-    /// the credit. If the loan's daemon is gone, the bytes count as bypassed.
+    /// the credit. If the loan's daemon is gone, the bytes count as bypassed, unless it handed over.
     pub fn repay(&mut self, loan: &Loan, flow: &Flow) {
         let Some(binding) = self.binding.as_mut().filter(|_| self.seat == loan.seat) else {
-            if flow.bytes > 0 {
+            if flow.bytes > 0 && !self.was_handed_over(loan.seat) {
                 let _ = self.bypassed(flow.bytes);
             }
             return;

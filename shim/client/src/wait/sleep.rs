@@ -8,14 +8,15 @@ use laxity_shm::sleep::{Announced, Awaited, now_ns};
 
 use super::{MISSES, SLICE, SLICE_UNORDERED, any_news};
 use crate::lane::Lane;
+use crate::lane::handover::LOOK_EVERY;
 use crate::lane_binding::LaneBinding;
 
 /// A sleep that was announced to the daemon. It needs no access to the lane, so other threads can
 /// use the lane meanwhile. See [`Lane::prepare_sleep`].
 #[derive(Debug)]
 pub struct Sleep {
-    lane: LaneMemory,
-    announced: Announced,
+    /// `None` while flows wait for the next daemon, which nobody announces.
+    announced: Option<(LaneMemory, Announced)>,
     slice: Duration,
 }
 
@@ -29,7 +30,10 @@ impl Sleep {
     /// Sleeps like [`Sleep::sleep`], but no longer than `limit`.
     pub fn sleep_within(self, limit: Duration) {
         let slice = self.slice.min(limit);
-        self.lane.header().waiter.sleep(self.announced, slice);
+        match self.announced {
+            Some((lane, announced)) => lane.header().waiter.sleep(announced, slice),
+            None => std::thread::sleep(slice),
+        }
     }
 }
 
@@ -41,7 +45,10 @@ impl Lane {
         if self.owes() {
             self.pay();
         }
-        if !self.is_daemon_alive(now_ns()) {
+        if self.waits_for_next() {
+            return Some(Sleep { announced: None, slice: LOOK_EVERY });
+        }
+        if self.has_moved() || !self.is_daemon_alive(now_ns()) {
             return None;
         }
         self.spin.misses = MISSES;
@@ -57,7 +64,7 @@ impl Lane {
             return None;
         }
         let slice = if announced.ordered { SLICE } else { SLICE_UNORDERED };
-        Some(Sleep { lane, announced, slice })
+        Some(Sleep { announced: Some((lane, announced)), slice })
     }
 
     /// Ends the sleep, so that the daemon need not wake a thread of this lane.
@@ -73,6 +80,6 @@ impl Lane {
     /// since further flows would be bypassed.
     #[inline]
     pub fn has_room(&self) -> bool {
-        self.binding.as_ref().is_none_or(LaneBinding::has_room)
+        self.binding.as_ref().map_or_else(|| self.handover.has_room(), LaneBinding::has_room)
     }
 }

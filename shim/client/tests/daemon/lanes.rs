@@ -1,5 +1,7 @@
 //! Helpers for tests of lanes.
 
+#![allow(dead_code, reason = "each test binary uses some of it")]
+
 use laxity_client::{Client, Flow, Lane, Stage, Ticket};
 
 use crate::daemon::{TestDaemon, eventually};

@@ -62,11 +62,13 @@ pub(crate) struct Knobs {
     geometry: Geometry,
     stop: AtomicBool,
     killed: AtomicBool,
+    hands_over: AtomicBool,
 }
 
 pub(crate) struct TestDaemon {
     pub(crate) socket: PathBuf,
     pub(crate) knobs: Arc<Knobs>,
+    listener: Arc<OwnedFd>,
     thread: Option<JoinHandle<()>>,
     _dir: Option<tempfile::TempDir>,
 }
@@ -99,16 +101,21 @@ impl TestDaemon {
 
     /// Starts a daemon at a path that stays after its end, so that another can take its place.
     pub(crate) fn at(socket: &Path, geometry: Geometry) -> Self {
+        let listener = registration::listen(socket).expect("socket of the test daemon");
+        Self::serving(socket, listener.into(), geometry)
+    }
+
+    /// Starts a daemon with the socket that another one has handed over.
+    pub(crate) fn serving(socket: &Path, listener: Arc<OwnedFd>, geometry: Geometry) -> Self {
         let knobs = Arc::new(Knobs {
             chunk: AtomicU64::new(u64::MAX),
             patience: AtomicU32::new(100),
             geometry,
             ..Knobs::default()
         });
-        let listener = registration::listen(socket).expect("socket of the test daemon");
-        let theirs = Arc::clone(&knobs);
-        let thread = std::thread::spawn(move || run(&theirs, &listener));
-        Self { socket: socket.to_owned(), knobs, thread: Some(thread), _dir: None }
+        let theirs = (Arc::clone(&knobs), Arc::clone(&listener));
+        let thread = Some(std::thread::spawn(move || run(&theirs.0, &theirs.1)));
+        Self { socket: socket.to_owned(), knobs, listener, thread, _dir: None }
     }
 
     pub(crate) fn options(&self) -> laxity_client::Options {
@@ -135,6 +142,13 @@ impl TestDaemon {
     /// Stops the daemon as SIGTERM would: clients are released.
     pub(crate) fn stop(mut self) {
         self.join();
+    }
+
+    /// Stops the daemon in an upgrade, and returns the socket for the next one.
+    pub(crate) fn hand_over(&mut self) -> Arc<OwnedFd> {
+        self.knobs.hands_over.store(true, Ordering::SeqCst);
+        self.join();
+        Arc::clone(&self.listener)
     }
 
     /// Ends the daemon as SIGKILL would: clients get no record.
@@ -178,8 +192,10 @@ fn run(knobs: &Knobs, listener: &OwnedFd) {
     loop {
         if knobs.stop.load(Ordering::SeqCst) {
             if !knobs.killed.load(Ordering::SeqCst) {
+                let heir = knobs.hands_over.load(Ordering::SeqCst);
+                let heir = if heir { attention::HANDOVER } else { 0 };
                 for client in &mut clients {
-                    client.served.announce(attention::RELEASED, 0);
+                    client.served.announce(attention::RELEASED | heir, 0);
                 }
             }
             return;
