@@ -169,7 +169,7 @@ impl Operator for Service {
         let read = |cluster: &Cluster, now: Time| cluster.policy_history(now, 0).current;
         if asked.dry_run {
             let current = read(&self.shared.cluster(), self.shared.now());
-            self.planned(&plan)?;
+            self.planned(plan)?;
             return Ok(Response::new(SetPolicyResponse { current }));
         }
         let (_, current) = self.change(plan, read).await?;
