@@ -85,8 +85,11 @@ fn what_cannot_be_answered_is_refused_with_a_reason() {
         ("{\"prompt\":\"x\",\"stop\":[\"a\"]}", "", 400, "unsupported_value", "`stop`"),
         ("{\"prompt\":\"x\",\"temperature\":1}", "", 400, "unsupported_value", "temperature"),
         (
-            "{\"prompt\":\"x\"}", "x-slo-ttft-ms: 5\r\nx-llm-d-slo-ttft-ms: 0\r\n", 400,
-            "impossible_objective", "x-llm-d-slo-ttft-ms is `0`",
+            "{\"prompt\":\"x\"}",
+            "x-slo-ttft-ms: 5\r\nx-llm-d-slo-ttft-ms: 0\r\n",
+            400,
+            "impossible_objective",
+            "x-llm-d-slo-ttft-ms is `0`",
         ),
         ("{\"prompt\":\"x\"}", "x-slo-ttft-ms: -3\r\n", 400, "impossible_objective", "above 0"),
         ("{\"prompt\":\"x\"}", "x-slo-ttft-ms: NaN\r\n", 400, "impossible_objective", "`NaN`"),
