@@ -4,12 +4,12 @@
 //! it saw. The tests also look at every order that is sent: after an order of a term, no
 //! coordinator may *make* an order of an older term.
 //!
-//! Meanwhile operators change policy and drains, and saves are delayed. What leaders answer has to be
-//! linearizable (`history.rs`).
+//! Meanwhile operators change policy and drains, and saves are delayed. What leaders answer has to
+//! be linearizable (`history.rs`).
 //!
-//! `LAXITY_HA_FAULTS` (default 8) faults are made, the first one of `LAXITY_HA_SEED` (default 1), the
-//! next one of the next seed. So a run can go on where another one ended. Partitions need root and iproute2. Without Debian's
-//! `etcd-server` the tests are skipped.
+//! `LAXITY_HA_FAULTS` (default 9) faults are made, the first with the seed `LAXITY_HA_SEED` (default
+//! 1), each with the seed after. So a run can go on where another one ended. Partitions need root
+//! and iproute2. Without Debian's `etcd-server` the tests are skipped.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -26,8 +26,6 @@ use crate::group::{ELECTED_MAX, Fence, Fenced, Group, TTL_S, ordered};
 use crate::netns::{Cut, Link};
 use crate::operate::Operators;
 use crate::proxy;
-
-const OPERATORS: u64 = 8;
 
 /// Sets the drop budget at coordinator `nth`. Returns whether it was set and saved.
 pub(crate) async fn set_drop_budget(group: &Group, nth: usize, budget: u32) -> bool {
@@ -128,29 +126,39 @@ async fn without_etcd_nobody_leads_for_longer_than_the_lease_and_with_it_somebod
     fence.check();
 }
 
-/// Waits until another coordinator leads than `old`, which is cut off from etcd but not from
-/// daemons.
-async fn until_another_leads<'a>(
-    group: &Group,
-    fence: &'a Fence,
-    old: usize,
-    fault: u64,
-    streams: &mut Vec<Fenced<'a>>,
+/// Makes a fault at the leader or at etcd, for `wait`. A daemon reports to the leader meanwhile.
+async fn fail(
+    group: &mut Group,
+    kind: u64,
+    leader: usize,
+    wait: Duration,
+    daemon: &mut Fenced<'_>,
 ) {
-    let begun = Instant::now();
-    loop {
-        // The coordinator only answers the newest stream of a host.
-        let (next, stream) = ordered(group, fence, fault).await;
-        streams.push(stream);
-        if next != old {
-            break;
+    let link = if kind < 7 { Link::Etcd } else { Link::Hosts };
+    let cut = if kind.is_multiple_of(2) { Cut::Near } else { Cut::Far };
+    match kind {
+        0 => group.members[leader].child.kill().expect("killed"),
+        1 => group.members[leader].signal(Signal::SIGTERM),
+        2 => group.members[leader].signal(Signal::SIGSTOP),
+        3 => group.etcd.signal(Signal::SIGSTOP),
+        4 => {
+            // One of them leads the others.
+            for member in 0..3 {
+                group.etcd.kill(member);
+                tokio::time::sleep(wait).await;
+                group.etcd.run(member).expect("started again");
+            }
         }
-        assert!(begun.elapsed() < ELECTED_MAX, "nobody else leads");
-        tokio::time::sleep(Duration::from_millis(200)).await;
+        _ => group.net().cut(leader, link, cut),
     }
-    for stream in streams {
-        stream.report(1000 + fault).await;
-        stream.rest(Duration::from_millis(50)).await;
+    daemon.report(1000).await;
+    tokio::time::sleep(wait).await;
+    match kind {
+        0 | 1 => group.member_again(leader),
+        2 => group.members[leader].signal(Signal::SIGCONT),
+        3 => group.etcd.signal(Signal::SIGCONT),
+        4 => {}
+        _ => group.net().heal(leader, link, cut),
     }
 }
 
@@ -160,70 +168,28 @@ async fn no_order_of_a_fenced_leader_is_in_force_and_operators_hear_one_story_wh
         let text = std::env::var(name).ok();
         text.and_then(|text| text.parse().ok()).unwrap_or(default)
     };
-    let (faults, seed) = (number("LAXITY_HA_FAULTS", 8), number("LAXITY_HA_SEED", 1));
+    let (faults, seed) = (number("LAXITY_HA_FAULTS", 9), number("LAXITY_HA_SEED", 1));
     let Some(mut group) = Group::delayed(3, 3, &proxy::at_random(seed)) else {
         return;
     };
-    let kinds = if group.net.is_some() { 8 } else { 5 };
+    let kinds = if group.net.is_some() { 9 } else { 5 };
     println!("LAXITY_HA_FAULTS={faults}, of {kinds} kinds in turn");
     let (operators, mut operating) = (Operators::new(&group), JoinSet::new());
-    for nth in 0..OPERATORS {
-        operating.spawn(Arc::clone(&operators).operate(OPERATORS * seed + nth));
+    for own_seed in 8 * seed..8 * (seed + 1) {
+        operating.spawn(Arc::clone(&operators).operate(own_seed));
     }
     let fence = Fence::default();
     let mut streams = Vec::new();
     for fault in 1..=faults {
-        let (leader, stream) = ordered(&group, &fence, fault).await;
-        streams.push(stream);
+        let (leader, mut stream) = ordered(&group, &fence, fault).await;
         operators.host.fetch_add(1, Ordering::Relaxed);
         let seed = seed + fault - 1;
         let mut random = SmallRng::seed_from_u64(seed);
         let wait = Duration::from_millis(random.random_range(0..TTL_S * 1500));
         let (kind, term) = (seed % kinds, fence.largest());
         println!("LAXITY_HA_SEED={seed}: kind {kind} at {leader}, {wait:?}, term {term}");
-        match kind {
-            0 => {
-                group.members[leader].child.kill().expect("killed");
-                tokio::time::sleep(wait).await;
-                group.member_again(leader);
-            }
-            1 => {
-                group.members[leader].signal(Signal::SIGTERM);
-                tokio::time::sleep(wait).await;
-                group.member_again(leader);
-            }
-            2 => {
-                group.members[leader].signal(Signal::SIGSTOP);
-                if let Some(stream) = streams.last_mut() {
-                    stream.report(1000 + fault).await;
-                }
-                tokio::time::sleep(wait).await;
-                group.members[leader].signal(Signal::SIGCONT);
-            }
-            3 => {
-                group.etcd.signal(Signal::SIGSTOP);
-                tokio::time::sleep(wait).await;
-                group.etcd.signal(Signal::SIGCONT);
-            }
-            4 => {
-                // One of them leads the others.
-                for member in 0..3 {
-                    group.etcd.kill(member);
-                    tokio::time::sleep(wait).await;
-                    group.etcd.run(member).expect("started again");
-                }
-            }
-            _ => {
-                let link = if kind < 7 { Link::Etcd } else { Link::Hosts };
-                let cut = if random.random() { Cut::Near } else { Cut::Far };
-                group.net().cut(leader, link, cut);
-                if link == Link::Etcd && random.random() {
-                    until_another_leads(&group, &fence, leader, fault, &mut streams).await;
-                }
-                tokio::time::sleep(wait).await;
-                group.net().heal(leader, link, cut);
-            }
-        }
+        fail(&mut group, kind, leader, wait, &mut stream).await;
+        streams.push(stream);
         // The new leader is read first, and then the remaining orders of earlier streams.
         let (_, stream) = ordered(&group, &fence, fault).await;
         for earlier in &mut streams {

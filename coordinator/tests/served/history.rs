@@ -13,7 +13,7 @@ use std::time::Instant;
 pub(crate) type State = (u64, u64);
 
 /// An operation with what its answer said.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Operation {
     Sees(State),
     /// Writes a value if the revision is `expected` or that is 0. `revision`: the answer.
@@ -89,38 +89,57 @@ impl History {
     }
 }
 
-/// Searches for an order of `entries`, which are sorted by their answers.
+/// Searches for an order of `entries`, which are sorted by their answers. It takes a read that fits
+/// at once, and an operation of unknown outcome only before one that does not fit without it.
 fn search(entries: &[Entry]) -> Result<(), String> {
-    let start = (vec![0_u64; entries.len().div_ceil(64)], State::default());
+    // What happened, the state, and the state before what has an unknown outcome and came last.
+    let start = (vec![0_u64; entries.len().div_ceil(64)], State::default(), None);
     let (mut seen, mut stack) = (HashSet::from([start.clone()]), vec![start]);
-    let mut furthest = (0, String::new());
-    while let Some((happened, state)) = stack.pop() {
-        let has = |nth: &usize| happened[nth / 64] & 1 << (nth % 64) != 0;
-        let mut open = (0..entries.len()).filter(|nth| !has(nth)).peekable();
+    let (mut furthest, mut problem) = (0, (State::default(), Vec::new()));
+    while let Some((happened, state, before)) = stack.pop() {
+        let open = |nth: &usize| happened[nth / 64] & 1 << (nth % 64) == 0;
+        let open: Vec<usize> = (0..entries.len()).filter(open).collect();
         // What happens next was called before the first answer that is still to come.
-        let first = open.peek().and_then(|&nth| Some((nth, entries[nth].1?)));
+        let first = open.first().and_then(|&nth| Some((nth, entries[nth].1?)));
         let Some((first, limit)) = first else {
             return Ok(());
         };
-        let next: Vec<usize> = open.filter(|&nth| entries[nth].0 <= limit).collect();
-        if first >= furthest.0 {
-            let after: Vec<&Entry> = next.iter().map(|&nth| &entries[nth]).collect();
-            let before = &entries[first.saturating_sub(8)..first];
-            furthest = (first, format!("{before:#?}, then {state:?}, then none of {after:#?}"));
-        }
-        let revision_max = entries[first].2.revision_max();
-        for nth in next.into_iter().rev() {
-            let after = entries[nth].2.step(state);
-            if let Some(after) = after.filter(|at| nth == first || at.0 <= revision_max) {
-                let mut node = (happened.clone(), after);
-                node.0[nth / 64] |= 1 << (nth % 64);
-                if seen.insert(node.clone()) {
-                    stack.push(node);
+        let answered = open.iter().map(|&nth| entries[nth]).filter(|entry| entry.1.is_some());
+        let revision_max = answered.map(|entry| entry.2.revision_max()).min();
+        let callable: Vec<usize> =
+            open.into_iter().filter(|&nth| entries[nth].0 <= limit).collect();
+        let (mut next, mut unknown) = (Vec::new(), Vec::new());
+        for &nth in &callable {
+            let (_, answered, operation) = entries[nth];
+            let Some(after) = operation.step(state) else {
+                continue;
+            };
+            let mut node = (happened.clone(), after, None);
+            node.0[nth / 64] |= 1 << (nth % 64);
+            if answered.is_none() {
+                let grows = before.is_none() || after.0 > state.0;
+                if grows && Some(after.0) <= revision_max && !unknown.contains(&operation) {
+                    unknown.push(operation);
+                    node.2 = before.or(Some(state));
+                    next.push(node);
                 }
+            } else if before.is_none_or(|before| operation.step(before).is_none()) {
+                if after == state {
+                    next = vec![node];
+                    break;
+                }
+                next.push(node);
             }
         }
+        if first >= furthest {
+            (furthest, problem) = (first, (state, callable));
+        }
+        next.retain(|node| seen.insert(node.clone()));
+        stack.extend(next.into_iter().rev());
     }
-    Err(format!("is not linearizable: {}", furthest.1))
+    let before = &entries[furthest.saturating_sub(8)..furthest];
+    let after: Vec<Entry> = problem.1.into_iter().map(|nth| entries[nth]).collect();
+    Err(format!("is not linearizable: {before:#?}, then {:?}, then none of {after:#?}", problem.0))
 }
 
 #[cfg(test)]

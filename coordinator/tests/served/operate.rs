@@ -21,8 +21,7 @@ const POLICY: &str = "the policy";
 pub(crate) struct Operators {
     addresses: Vec<String>,
     pub(crate) history: Mutex<History>,
-    /// The number of the host that is drained and taken back. It changes, so that histories of hosts
-    /// are short.
+    /// The number of the host that is drained. It changes, so that each has a short history.
     pub(crate) host: AtomicU64,
     /// The last value that was written. Each is written once.
     value: AtomicU64,
@@ -49,8 +48,8 @@ impl Operators {
         self.history.lock().expect("no panic").add(object, called, answered, operation);
     }
 
-    /// Adds a command that was `made`, with the answer if there is one, or `refused`. Returns `None`
-    /// if the coordinator does not lead.
+    /// Adds a command: `made` with its answer, if any, or `refused`. Returns `None` if the
+    /// coordinator does not lead.
     fn command<T>(
         &self,
         (object, called): (&str, Instant),
