@@ -96,7 +96,7 @@ fn receive(receiver: &mut dyn Receiver, steps: usize) -> (Vec<usize>, [u8; ROOM]
 
 fn converse(listener: &mut dyn Listener, handle: &Handle) {
     let classes = Classes::from_slice(&[0]);
-    let mut dialing = tcp().connect(0, handle, &classes).expect("a socket");
+    let mut dialing = tcp().connect(0, handle, &classes, 0).expect("a socket");
     let end = Instant::now() + PATIENCE;
     let mut sender: Box<dyn Sender> = loop {
         if let Some(sender) = dialing.poll().expect("it listens") {
