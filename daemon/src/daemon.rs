@@ -273,8 +273,7 @@ impl Daemon {
             _ = interrupt.recv() => false,
             _ = died => true,
         };
-        notify(&[NotifyState::Stopping]);
-        // Clients that wait for the next daemon find it at a kept socket only.
+        notify(&[NotifyState::Stopping]); // Clients wait for the next daemon at a kept socket only.
         let handover = self.registration_path.is_kept() && !died;
         info!(handover, "laxityd stops");
         // New clients are refused first, so that the scheduler releases all clients there are.
