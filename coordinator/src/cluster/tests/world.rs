@@ -97,7 +97,12 @@ impl World {
     }
 
     pub(super) fn attend(&mut self, hello: &Hello) -> Daemon {
-        let (id, stream) = self.cluster.attend(self.now, hello).expect("let in");
+        let attended = self.cluster.attend(self.now, hello).or_else(|told| {
+            // A host that comes back too often waits as it was told.
+            self.now = self.now + Span(told.retry_after_ns);
+            self.cluster.attend(self.now, hello)
+        });
+        let (id, stream) = attended.expect("let in");
         Daemon { id, stream, sent: 0, replica: Replica::default() }
     }
 

@@ -48,7 +48,6 @@ impl Hmas {
                 score: statera::Score::Relative,
                 ..statera::Config::default()
             }),
-            ..hmas::Config::default()
         }
     }
 }
