@@ -580,7 +580,7 @@ fn port_of_pieces(sizes: &[u64]) -> Link {
         policy: PolicyKind::TwoClass,
         ..LinkConfig::default()
     };
-    let mut link = Link::new(config).unwrap();
+    let mut link = Link::new(config).expect("a valid configuration");
     for (id, chunks) in (1..).zip(sizes) {
         let piece = FlowSpec::anonymous(FlowId(id), Stage::P2d, chunks * CHUNK);
         link.handle(ms(0), Event::FlowArrived(FlowSpec { whole: true, ..piece }));
