@@ -68,9 +68,9 @@ impl<const LEASE: bool> Service<Request<Body>> for Proxy<LEASE> {
             sleep(after).await;
             answer.map_err(lost)
         });
-        Box::pin(async move {
-            Ok(forwarded.await.expect("no panic").unwrap_or_else(|status| status.into_http()))
-        })
+        Box::pin(
+            async move { Ok(forwarded.await.expect("no panic").unwrap_or_else(Status::into_http)) },
+        )
     }
 }
 

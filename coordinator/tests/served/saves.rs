@@ -13,8 +13,8 @@ use crate::proxy::Delays;
 const LATE_MS: u64 = 3000;
 
 /// Starts a coordinator whose first saves are delayed: on their way to etcd, and on the way back.
-async fn leader(delays_ms: &[[u64; 2]]) -> Option<Group> {
-    let mut left = delays_ms.to_vec().into_iter();
+async fn leader(delays_ms: &'static [[u64; 2]]) -> Option<Group> {
+    let mut left = delays_ms.iter().copied();
     let next = move || left.next().unwrap_or_default().map(Duration::from_millis);
     let group = Group::delayed(1, 1, &(Arc::new(Mutex::new(next)) as Delays))?;
     group.leader().await;
