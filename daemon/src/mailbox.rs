@@ -58,7 +58,7 @@ pub enum Command {
     Publish,
     /// Change or read the trace, for `laxity trace`.
     Trace(TraceCommand),
-    /// Release all clients and end the thread. With `handover`, the next daemon takes the clients over.
+    /// Release all clients and end the thread. With `handover`, the next daemon takes them over.
     Stop { handover: bool },
 }
 

@@ -1,5 +1,5 @@
-//! The service level of the plugin's queue pairs on InfiniBand, with a minimal daemon and a stand-in
-//! for libibverbs (`standin/verbs.c`). The lab's devices are all Ethernet.
+//! The service level of the plugin's queue pairs on InfiniBand, with a minimal daemon and a
+//! stand-in for libibverbs (`standin/verbs.c`). The lab's devices are all Ethernet.
 
 #[path = "../../shim/client/tests/daemon/mod.rs"]
 mod daemon;

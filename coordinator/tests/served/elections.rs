@@ -7,9 +7,9 @@
 //! Meanwhile operators change policy and drains, and saves are delayed. What leaders answer has to
 //! be linearizable (`history.rs`).
 //!
-//! `LAXITY_HA_FAULTS` (default 9) faults are made, the first with the seed `LAXITY_HA_SEED` (default
-//! 1), each with the seed after. So a run can go on where another one ended. Partitions need root
-//! and iproute2. Without Debian's `etcd-server` the tests are skipped.
+//! `LAXITY_HA_FAULTS` (default 9) faults are made, the first with the seed `LAXITY_HA_SEED`
+//! (default 1), each with the seed after. So a run can go on where another one ended. Partitions
+//! need root and iproute2. Without Debian's `etcd-server` the tests are skipped.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

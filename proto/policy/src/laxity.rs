@@ -194,7 +194,7 @@ impl Laxity {
         key.min(Self::own_key(now, flow.deadline, batch.compute_left))
     }
 
-    /// Returns the position of a flow that neither a deadline nor a batch orders, the smallest first.
+    /// Returns the position of a flow that neither a deadline nor a batch orders: by size.
     fn place_undated(port: &Port, flow: &Flow, level: Level) -> QueuePosition {
         let own = Span::transfer(flow.spec.bytes, port.config.rate);
         let key = flow.arrived + own.times(OVERTAKEN_TIMES);

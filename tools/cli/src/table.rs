@@ -21,7 +21,7 @@ pub fn align_numbers(table: &mut Table, from: usize) {
     }
 }
 
-/// Returns a table without rules, for a small screen. Columns in `numbers` are aligned to the right.
+/// Returns a table without rules, for a small screen. `numbers` are aligned to the right.
 #[must_use]
 pub fn without_rules(mut table: Table, numbers: Range<usize>) -> String {
     table.load_style(presets::NOTHING);

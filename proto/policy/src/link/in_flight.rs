@@ -30,8 +30,8 @@ impl InFlight {
     }
 }
 
-/// Most pieces in flight that exceed the window, each by itself. So many fill a port of which a lone
-/// transfer gets a quarter.
+/// Maximum number of pieces in flight that exceed the window, each by itself. So many fill a port
+/// of which a lone transfer gets a quarter.
 const OVERSIZED_MAX: usize = 4;
 
 /// Pieces in flight that exceed the window, each by itself: when each was permitted, and its bytes.

@@ -49,9 +49,9 @@ impl Link {
         all <= self.peer_bound(spec.peer)
     }
 
-    /// Returns when bytes may be in flight beyond the window, if they may at all: at the port's pace,
-    /// and behind pieces that exceed the window by themselves when these leave room in the port.
-    /// Nothing of such a piece completes before its end.
+    /// Returns when bytes may be in flight beyond the window, if they may at all: at the port's
+    /// pace, and behind pieces that exceed the window by themselves when these leave room in the
+    /// port. Nothing of such a piece completes before its end.
     pub(super) fn exceeds_at(&self, level: Level, bytes: u64) -> Option<Time> {
         let config = &self.port.config;
         let windows = |count: u32| config.window_bytes.saturating_mul(u64::from(count));

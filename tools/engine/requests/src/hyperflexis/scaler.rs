@@ -47,7 +47,8 @@ pub struct Options {
 }
 
 impl Options {
-    /// Returns the paper's options: one second between decisions (§9.3). The paper has no values for thresholds.
+    /// Returns the paper's options: one second between decisions (§9.3). The paper has no values
+    /// for thresholds.
     pub const fn new(model: Linear, ttft: u64, tpot: u64, most: u32) -> Self {
         Self {
             upper: 0.8,
