@@ -23,7 +23,8 @@ impl Cluster {
     /// Checks a change of the policy.
     ///
     /// # Errors
-    /// Returns [`PolicyError`].
+    /// Returns [`PolicyError`] if a value is invalid, or if another revision is in force than the
+    /// operator expects.
     pub fn plan_policy(
         &self,
         now: Time,

@@ -171,16 +171,14 @@ impl Hosts {
         if self.quotas[what as usize].take(held) {
             return Ok(());
         }
-        let (has, limit, instead) = match what {
-            Charge::Batch => ("owns {} batches", "batches", ""),
-            Charge::Request => ("has told of {} requests", "requests", ""),
-            Charge::Load => ("has {} loads of requests on ports", "loads", ""),
-            Charge::Fetch => ("has {} fetches open", "fetches", "; fetch without a token"),
+        let (has, limit) = match what {
+            Charge::Batch => ("owns {} batches", "batches"),
+            Charge::Request => ("has told of {} requests", "requests"),
+            Charge::Load => ("has {} loads of requests on ports", "loads"),
+            Charge::Fetch => ("has {} fetches open", "fetches"),
         };
         let has = has.replace("{}", &held.to_string());
-        Err(over_limit(format!(
-            "this host {has}, which is all it may now (limits.{limit}_*){instead}"
-        )))
+        Err(over_limit(format!("this host {has}, which is all it may now (limits.{limit}_*)")))
     }
 
     /// Gives back one unit of what the host was charged for.

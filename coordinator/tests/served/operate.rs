@@ -17,7 +17,7 @@ use crate::history::{History, Operation};
 
 const POLICY: &str = "the policy";
 
-/// What operators share.
+/// The state that all operators of a test share: addresses of coordinators, and the history.
 pub(crate) struct Operators {
     addresses: Vec<String>,
     pub(crate) history: Mutex<History>,
