@@ -10,7 +10,7 @@ use laxity_shm::consumer::Consumer;
 use laxity_shm::layout::{CREDIT_PORTS, Geometry, attention};
 use laxity_shm::region::Region;
 use laxity_shm::registration::Release;
-use laxity_shm::served::{ServeError, Served};
+use laxity_shm::served::{RegionConsumer, ServeError};
 use laxity_wire::PodStatus;
 
 use crate::config::Mode;
@@ -53,18 +53,18 @@ pub struct Identity {
 
 /// A process that is registered and not yet scheduled.
 #[derive(Debug)]
-pub struct Newcomer {
+pub struct PendingClient {
     pub identity: Identity,
-    pub served: Served,
+    pub served: RegionConsumer,
 }
 
-impl Newcomer {
+impl PendingClient {
     /// Makes the memory of a client.
     ///
     /// # Errors
     /// The system is out of memory or descriptors. The caller refuses the client.
     pub fn new(identity: Identity, geometry: Geometry, fenced: bool) -> Result<Self, ServeError> {
-        Ok(Self { identity, served: Served::new(geometry, fenced)? })
+        Ok(Self { identity, served: RegionConsumer::new(geometry, fenced)? })
     }
 }
 
@@ -73,7 +73,7 @@ impl Newcomer {
 pub struct Leaving {
     pub identity: Identity,
     pub counters: ClientCounters,
-    pub served: Served,
+    pub served: RegionConsumer,
 }
 
 #[derive(Debug)]
@@ -81,7 +81,7 @@ pub struct LaneState {
     /// The flows of the lane that are not completed.
     pub flows: Flows,
     /// For each port, whether the lane used up its credit when no more credit was available.
-    pub hungry: [bool; CREDIT_PORTS],
+    pub lacks_credit: [bool; CREDIT_PORTS],
 }
 
 /// The scheduler's state of one client, apart from its memory.
@@ -181,7 +181,7 @@ impl Lanes {
         }
         let slots = self.slots;
         self.lanes[index].get_or_insert_with(|| {
-            Box::new(LaneState { flows: Flows::new(slots), hungry: [false; CREDIT_PORTS] })
+            Box::new(LaneState { flows: Flows::new(slots), lacks_credit: [false; CREDIT_PORTS] })
         })
     }
 
@@ -213,7 +213,7 @@ pub struct RecordOrigin<'a> {
 #[derive(Debug)]
 pub struct Client {
     pub state: ClientState,
-    pub served: Served,
+    pub served: RegionConsumer,
     /// Consecutive scans without a record.
     pub idle_scans: u32,
     pub mode: Mode,
@@ -225,8 +225,8 @@ pub struct Client {
 
 impl Client {
     /// Makes a client of `newcomer` on a host with `ports` ports.
-    pub fn new(newcomer: Newcomer, now: Time, flows_max: usize, ports: usize) -> Self {
-        let Newcomer { identity, served } = newcomer;
+    pub fn new(newcomer: PendingClient, now: Time, flows_max: usize, ports: usize) -> Self {
+        let PendingClient { identity, served } = newcomer;
         let slots = usize::from(served.region().geometry().slots);
         let mode = identity.mode;
         Self {
@@ -360,7 +360,7 @@ mod tests {
             version: laxity_shm::layout::VERSION,
             release: Release::ours(),
         };
-        let newcomer = Newcomer::new(identity, Geometry::default(), false).expect("a region");
+        let newcomer = PendingClient::new(identity, Geometry::default(), false).expect("a region");
         let region = Arc::clone(newcomer.served.region());
         let mut client = Client::new(newcomer, Time::ZERO, 10, 2);
         region.header().set_claimed(0, true);

@@ -23,6 +23,7 @@ mod ends;
 pub mod fetches;
 pub mod flows;
 pub mod hints;
+pub mod id_owners;
 pub mod intake;
 pub mod on_wire;
 pub mod overdue;
@@ -37,12 +38,11 @@ pub mod running;
 mod scan;
 mod scan_order;
 mod serve;
+pub mod shadow_link;
 pub mod silence;
-pub mod speakers;
 pub mod trace;
 pub mod trust;
 mod watches;
-pub mod would;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -59,7 +59,7 @@ use crate::clients::{BUDGET, Client};
 use crate::config::Config;
 use crate::coordinator::exchange::CoordinatorExchange;
 use crate::domains::Domains;
-use crate::driver::credit::CreditTerms;
+use crate::driver::credit::CreditConditions;
 use crate::driver::hints::Hints;
 use crate::driver::intake::Intake;
 use crate::driver::peers::PeerNumbers;
@@ -171,7 +171,7 @@ impl Driver {
                 quiet: 0,
                 trust: trust::Trust::default(),
                 holding: false,
-                credit: CreditTerms::new(now),
+                credit: CreditConditions::new(now),
                 bypass: false,
                 trace: Tracer::default(),
                 peers: PeerNumbers::default(),

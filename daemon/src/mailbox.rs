@@ -15,7 +15,7 @@ use laxity_shm::marking::Treatments;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use tokio::sync::oneshot;
 
-use crate::clients::{ClientId, Leaving, Newcomer};
+use crate::clients::{ClientId, Leaving, PendingClient};
 use crate::config::{Config, ResidualConfig};
 use crate::driver::trace::TraceCommand;
 use crate::stats::{PortResidual, PortUse, Snapshot};
@@ -27,7 +27,7 @@ pub const ANSWER_MAX: Duration = Duration::from_secs(2);
 pub enum Command {
     Attach {
         /// The process, with its memory.
-        newcomer: Box<Newcomer>,
+        newcomer: Box<PendingClient>,
         /// Resolves once the client's memory has the mode, the bypass and the DSCPs, and its lanes
         /// are scanned. Only then does the client get the memory, so all its flows are scheduled.
         attached: oneshot::Sender<()>,

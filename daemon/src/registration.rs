@@ -19,7 +19,7 @@ use parking_lot::Mutex;
 use tokio::sync::oneshot;
 use tracing::{debug, info, warn};
 
-use crate::clients::{Identity, Leaving, Newcomer};
+use crate::clients::{Identity, Leaving, PendingClient};
 use crate::config::AccessConfig;
 use crate::mailbox::Command;
 use crate::owner::Owner;
@@ -154,7 +154,7 @@ impl RegistrationContext {
         socket: &Watched,
         from: Peer,
         mut place: ConnectionSlot<u32>,
-    ) -> Result<Newcomer, Refusal> {
+    ) -> Result<PendingClient, Refusal> {
         let hello = tokio::select! {
             biased;
             hello = tokio::time::timeout(GREETING_MAX, greeting(socket)) => hello,
@@ -212,7 +212,7 @@ impl Refusal {
 }
 
 /// Takes a place and makes the memory. The welcome is sent only once the scheduler has the client.
-fn register(hello: &Hello, from: Peer, service: &Service) -> Result<Newcomer, Refusal> {
+fn register(hello: &Hello, from: Peer, service: &Service) -> Result<PendingClient, Refusal> {
     let full = |why: String| Refusal::new(from, why, Reason::Full);
     let config = service.config();
     let id = service.admit(from.uid).map_err(|error| full(error.to_string()))?;
@@ -235,7 +235,7 @@ fn register(hello: &Hello, from: Peer, service: &Service) -> Result<Newcomer, Re
         colour: (id.0 % u64::from(laxity_shm::layout::COLOURS)) as u8,
     };
     let fenced = hello.flags & HELLO_FENCED != 0;
-    Newcomer::new(identity, geometry, fenced).map_err(|error| {
+    PendingClient::new(identity, geometry, fenced).map_err(|error| {
         service.departed(id);
         full(error.to_string())
     })
@@ -272,7 +272,7 @@ fn may_attach(access: &AccessConfig, peer: Peer, groups: impl FnOnce() -> Vec<u3
 
 impl RegistrationContext {
     /// Serves a client until its socket hangs up.
-    async fn attend(&self, socket: &Watched, newcomer: Newcomer) {
+    async fn attend(&self, socket: &Watched, newcomer: PendingClient) {
         let service = &self.service;
         let identity = newcomer.identity.clone();
         let id = identity.id;

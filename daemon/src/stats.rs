@@ -14,7 +14,7 @@ use laxity_shm::registration::Release;
 use laxity_wire::PodStatus;
 
 use crate::config::Mode;
-use crate::driver::would::Minute;
+use crate::driver::shadow_link::Minute;
 use crate::owner::Owner;
 
 /// The number of buckets of a [`WaitHistogram`]: powers of two from 1 ns to 9 minutes.

@@ -10,7 +10,7 @@ use laxity_wire::{
 
 use crate::config::AccessConfig;
 use crate::coordinator::exchange::CoordinatorExchange;
-use crate::driver::would::Minute;
+use crate::driver::shadow_link::Minute;
 use crate::metrics::{level_name, rows};
 use crate::owner::Owner;
 use crate::refusals::Refusals;

@@ -180,7 +180,7 @@ impl Arbiter for Daemon {
     fn generation(&self) -> u64 {
         // The lane looks for a new daemon here, not only when it submits. The flow then names its
         // NIC by that daemon's number.
-        self.with(lane_of(&self.next), Lane::seek);
+        self.with(lane_of(&self.next), Lane::try_attach);
         self.client.generation()
     }
 

@@ -33,7 +33,7 @@ pub struct Report {
 
 /// The attributes of one message that was begun.
 #[derive(Clone, Copy, Debug)]
-pub struct Fate {
+pub struct SentMessage {
     /// The NCCL function that caused the message.
     pub function: Function,
     pub stage: Stage,
@@ -53,16 +53,16 @@ pub struct Fate {
 
 impl Report {
     /// Counts a message that was begun.
-    pub fn sent(&self, fate: &Fate) {
+    pub fn sent(&self, message: &SentMessage) {
         let mut rows = self.rows.lock();
-        let row = rows.entry((fate.function, fate.stage as u8, fate.dscp)).or_default();
+        let row = rows.entry((message.function, message.stage as u8, message.dscp)).or_default();
         row.messages += 1;
-        row.bytes += fate.bytes;
-        row.deferred += u64::from(fate.waited_ns > 0);
-        row.deferred_ns += fate.waited_ns;
-        row.bypassed += u64::from(fate.bypassed);
-        row.overdue += u64::from(fate.overdue);
-        if fate.known {
+        row.bytes += message.bytes;
+        row.deferred += u64::from(message.waited_ns > 0);
+        row.deferred_ns += message.waited_ns;
+        row.bypassed += u64::from(message.bypassed);
+        row.overdue += u64::from(message.overdue);
+        if message.known {
             self.origins_known.add(1);
         }
     }
@@ -131,7 +131,7 @@ mod tests {
     fn a_line_counts_by_function_stage_and_class() {
         let report = Report::default();
         assert!(report.is_empty());
-        let fate = Fate {
+        let message = SentMessage {
             function: Function::AllReduce,
             stage: Stage::Collective,
             dscp: 34,
@@ -141,8 +141,8 @@ mod tests {
             overdue: false,
             known: true,
         };
-        report.sent(&fate);
-        report.sent(&Fate { waited_ns: 0, ..fate });
+        report.sent(&message);
+        report.sent(&SentMessage { waited_ns: 0, ..message });
         report.received(3);
         let line = report.line("tcp", &Stats::default()).end();
         assert!(

@@ -13,7 +13,9 @@ use std::time::{Duration, Instant};
 use laxity_client::{Flow, Permit, Stage};
 use nccl_net_laxity::arbiter::{Arbiter, SubmittedFlow};
 use nccl_net_laxity::backend::{Backend as _, Buffer, Classes};
-use nccl_net_laxity::comm::{Comm, Outcome, ReceiveSide, SendSide, Side, Surroundings, Wish};
+use nccl_net_laxity::comm::{
+    Comm, Outcome, ReceiveSide, SendRequest, SendSide, Side, Surroundings,
+};
 use nccl_net_laxity::context::{Context, TRAFFIC_CLASS_UNSET};
 use nccl_net_laxity::report::Report;
 use nccl_net_laxity::settings::Settings;
@@ -219,9 +221,10 @@ fn pattern(rank: usize, step: usize, bytes: usize) -> Vec<u8> {
 }
 
 fn offer(comm: &Comm, bytes: &[u8]) -> Option<u16> {
-    let wish = Wish { address: bytes.as_ptr() as usize, bytes: bytes.len(), tag: 0, region: None };
+    let send_request =
+        SendRequest { address: bytes.as_ptr() as usize, bytes: bytes.len(), tag: 0, region: None };
     let side = comm.send_side().expect("its end");
-    side.lock().offer(wish, || None)
+    side.lock().offer(send_request, || None)
 }
 
 fn post(comm: &Comm, room: &mut [u8]) -> Option<u16> {

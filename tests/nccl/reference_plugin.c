@@ -519,7 +519,7 @@ static int init_v11(void **context, uint64_t id, struct comm_config *config, log
 #define EXPORT __attribute__((visibility("default"))) const struct
 #define TABLE(N, INIT, PROPERTIES_N, LISTEN_N, CONNECT_N, REGISTER, IO)                          \
     EXPORT net_v##N ncclNetPlugin_v##N = {                                                       \
-        .name = "Strawman", .init = INIT, .devices = devices, .properties = PROPERTIES_N,        \
+        .name = "Reference", .init = INIT, .devices = devices, .properties = PROPERTIES_N,        \
         .listen = LISTEN_N, .connect = CONNECT_N, .accept = accept_from,                         \
         .register_memory = REGISTER, .register_dmabuf = register_dmabuf,                         \
         .deregister = deregister, .isend = isend_##IO, .irecv = irecv_##IO, .iflush = iflush,    \
@@ -577,7 +577,7 @@ static int profile_end(void *context) {
         (void)context;                                                                           \
         return profile_start(handle, e->type, e->parent, OWN(e));                                \
     }                                                                                            \
-    EXPORT TABLE_N ncclProfiler_##N = {.name = "Strawman", .init = profile_init_##N,             \
+    EXPORT TABLE_N ncclProfiler_##N = {.name = "Reference", .init = profile_init_##N,             \
                                        .start = profile_start_##N, .stop = profile_stop,         \
                                        .record = profile_record, .finalize = profile_end};
 #pragma GCC diagnostic ignored "-Wunused-parameter"

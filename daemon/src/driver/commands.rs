@@ -12,7 +12,7 @@ use tracing::{debug, warn};
 
 use super::Driver;
 use super::ports::Port;
-use crate::clients::{Client, ClientId, Identity, Leaving, Newcomer};
+use crate::clients::{Client, ClientId, Identity, Leaving, PendingClient};
 use crate::config::{Config, Mode};
 use crate::domains::Domain;
 use crate::mailbox::Command;
@@ -85,7 +85,7 @@ impl Driver {
         }
     }
 
-    fn attach(&mut self, newcomer: Newcomer) {
+    fn attach(&mut self, newcomer: PendingClient) {
         let index = self.clients.iter().position(Option::is_none).unwrap_or_else(|| {
             self.clients.push(None);
             self.clients.len() - 1

@@ -1,6 +1,6 @@
 //! Credit: the bytes that clients may send before they ask (architecture §3).
 //!
-//! [`CreditTerms`] has the conditions in all regions. [`PortCredit`] counts the credit of a port.
+//! [`CreditConditions`] has the conditions in all regions. [`PortCredit`] counts the credit of a port.
 
 use std::collections::VecDeque;
 
@@ -18,7 +18,7 @@ const IDLE_AFTER: Span = Span::from_millis(1);
 
 /// The conditions of credit, which are the same for all clients.
 #[derive(Debug)]
-pub struct CreditTerms {
+pub struct CreditConditions {
     /// Whether credit is given: the mode is `enforce` and there is no bypass.
     pub is_given: bool,
     /// The level of collectives that are sent on credit.
@@ -27,7 +27,7 @@ pub struct CreditTerms {
     idle_since: Time,
 }
 
-impl CreditTerms {
+impl CreditConditions {
     /// Makes conditions without credit.
     pub const fn new(now: Time) -> Self {
         Self { is_given: false, level: Level::FIRST_UNRESERVED, is_idle: false, idle_since: now }
@@ -65,7 +65,7 @@ pub struct PortCredit {
     /// Credit that was given and not spent, in bytes, over all lanes.
     out: u64,
     /// Lanes that used up their credit when no more was available, as (client, lane).
-    pub hungry: VecDeque<(u32, u16)>,
+    pub lanes_without_credit: VecDeque<(u32, u16)>,
 }
 
 impl PortCredit {
@@ -115,8 +115,8 @@ impl PortCredit {
         if index >= CREDIT_PORTS {
             return true;
         }
-        let (granted, spent) = consumer.credit(index);
-        let held = granted.saturating_sub(spent);
+        let (permitted, spent) = consumer.credit(index);
+        let held = permitted.saturating_sub(spent);
         if held > share / 2 {
             return true;
         }
@@ -124,7 +124,7 @@ impl PortCredit {
         if give == 0 {
             return false;
         }
-        consumer.grant_credit(index, granted.saturating_add(give));
+        consumer.give_credit(index, permitted.saturating_add(give));
         self.out += give;
         true
     }
@@ -159,14 +159,14 @@ mod tests {
 
     #[test]
     fn whole_flows_may_use_credit_after_a_pause_without_waiting_flows_and_not_beside_any() {
-        let mut terms = CreditTerms::new(Time::ZERO);
+        let mut conditions = CreditConditions::new(Time::ZERO);
         let idle = Time::ZERO + IDLE_AFTER;
-        assert!(!terms.note_waiting(Time(1), false));
-        assert!(terms.note_waiting(idle, false));
-        assert_eq!(terms.stages(), COLLECTIVES | CREDIT_WHOLE);
-        assert!(!terms.note_waiting(idle, false));
-        assert!(terms.note_waiting(idle + Span(1), true));
-        assert_eq!(terms.stages(), COLLECTIVES);
-        assert!(!terms.note_waiting(idle + IDLE_AFTER, false));
+        assert!(!conditions.note_waiting(Time(1), false));
+        assert!(conditions.note_waiting(idle, false));
+        assert_eq!(conditions.stages(), COLLECTIVES | CREDIT_WHOLE);
+        assert!(!conditions.note_waiting(idle, false));
+        assert!(conditions.note_waiting(idle + Span(1), true));
+        assert_eq!(conditions.stages(), COLLECTIVES);
+        assert!(!conditions.note_waiting(idle + IDLE_AFTER, false));
     }
 }

@@ -47,7 +47,7 @@ impl Intake {
                 on_wire.done(bytes);
             }
             Accounting::Driver => {
-                port.link.land(now, domain, flow.peer(), Level(flow.level), bytes);
+                port.link.remove_in_flight(now, domain, flow.peer(), Level(flow.level), bytes);
                 on_wire.done(bytes);
             }
             Accounting::Nobody | Accounting::Owed | Accounting::OwedInPart => {}
@@ -70,13 +70,13 @@ impl Intake {
     }
 
     /// Ends a flow of which the client sends no more than was permitted.
-    pub(super) fn cancelled(&mut self, from: &mut RecordOrigin<'_>, tag: u64, granted: u64) {
+    pub(super) fn cancelled(&mut self, from: &mut RecordOrigin<'_>, tag: u64, permitted: u64) {
         // During a bypass, the client sends the rest of the flow unscheduled. Otherwise it does not
         // send the rest at all.
         if (self.bypass || from.state.told_to_bypass())
             && let Some(flow) = from.state.lanes.at(from.lane).flows.get_mut(tag)
         {
-            from.state.counters.bypassed_bytes += flow.bytes.saturating_sub(granted);
+            from.state.counters.bypassed_bytes += flow.bytes.saturating_sub(permitted);
         }
         self.cancel(from.client, from.state, from.lane, tag);
     }
@@ -97,7 +97,7 @@ impl Intake {
             }
             Accounting::Driver => {
                 let level = Level(flow.level);
-                port.link.land(now, domain, flow.peer(), level, flow.outstanding());
+                port.link.remove_in_flight(now, domain, flow.peer(), level, flow.outstanding());
             }
             Accounting::Nobody | Accounting::Owed => {}
         }
@@ -143,8 +143,8 @@ impl Intake {
         }
         for (_, consumer) in client.served.consumers() {
             for (index, port) in self.ports.iter_mut().enumerate() {
-                let (granted, spent) = consumer.credit(index);
-                port.credit.take_back(granted.saturating_sub(spent));
+                let (permitted, spent) = consumer.credit(index);
+                port.credit.take_back(permitted.saturating_sub(spent));
             }
         }
     }

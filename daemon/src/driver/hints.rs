@@ -9,7 +9,7 @@
 //! A daemon runs admission (RED, Algorithm 1) for each domain on its own hints. While a
 //! coordinator's order is in force ([`cluster`](super::cluster)), the links get that order. Batches
 //! that it does not rank are merged in from the domain's own order. A coordinator knows no domains.
-//! So an id belongs to the domain that reported it first ([`Speakers`]).
+//! So an id belongs to the domain that reported it first ([`IdOwners`]).
 
 use std::sync::Arc;
 
@@ -27,9 +27,9 @@ use crate::coordinator::exchange::CoordinatorExchange;
 use crate::coordinator::order::OrderContent;
 use crate::driver::cluster::Cluster;
 use crate::driver::deadlines::Deadlines;
+use crate::driver::id_owners::{Id, IdOwners};
 use crate::driver::ports::Port;
 use crate::driver::running::Running;
-use crate::driver::speakers::{Id, Speakers};
 
 /// The pause after a run of admission, in durations of that run.
 const DUTY: u64 = 20;
@@ -47,7 +47,7 @@ pub struct Hints {
     admission: AdmissionConfig,
     rates: Vec<u64>,
     slo: Option<Span>,
-    speakers: Speakers,
+    id_owners: IdOwners,
     /// When admission may run again, for whichever domain.
     rested: Time,
     /// The domain whose admission is looked at first.
@@ -80,7 +80,7 @@ impl Hints {
             admission: admission_config(config),
             rates: Vec::new(),
             slo: None,
-            speakers: Speakers::default(),
+            id_owners: IdOwners::default(),
             rested: Time::ZERO,
             turn: 0,
             cluster: Cluster::alone(),
@@ -124,7 +124,7 @@ impl Hints {
         }
         if anew && let Ok(state) = self.domain(now) {
             *self.of(domain) = state;
-            self.speakers.forget(domain);
+            self.id_owners.forget(domain);
         }
     }
 
@@ -184,7 +184,7 @@ impl Hints {
         if request != RequestId(0) && state.admission.active_batches() > 0 {
             let port = PortId(u32::from(port));
             state.admission.handle(now, AdmissionEvent::BytesCompleted { request, port, bytes });
-            if self.cluster.attends() && self.speakers.may(domain, Id::Request(request)) {
+            if self.cluster.attends() && self.id_owners.may(domain, Id::Request(request)) {
                 self.cluster.reports.completed(request.0, port.0, bytes);
                 self.cluster.noted(now);
             }
@@ -193,7 +193,7 @@ impl Hints {
 
     /// Records a hint in the reports to the coordinator.
     fn note(&mut self, now: Time, domain: DomainId, record: &Record) {
-        if !self.cluster.attends() || !self.speakers.hint(domain, record) {
+        if !self.cluster.attends() || !self.id_owners.hint(domain, record) {
             return;
         }
         let deadline = match *record {
@@ -250,12 +250,12 @@ impl Hints {
         let at = turns.find(|&at| self.domains[at].due() <= now)?;
         self.turn = at + 1;
         let (began, domain) = (clock(), DomainId(at as u8));
-        let speakers = &self.speakers;
+        let id_owners = &self.id_owners;
         let content = self.cluster.order_in_force();
         let others = content.filter(|_| self.domains.len() > 1).map(|content| {
             content.without(
-                |batch| !speakers.may(domain, Id::Batch(batch)),
-                |request| !speakers.may(domain, Id::Request(request)),
+                |batch| !id_owners.may(domain, Id::Batch(batch)),
+                |request| !id_owners.may(domain, Id::Request(request)),
             )
         });
         let state = &mut self.domains[at];

@@ -14,7 +14,7 @@ use laxity_shm::record;
 use laxity_wire::trace::SubmitOutcome;
 
 use crate::clients::{ClientState, RecordOrigin};
-use crate::driver::credit::CreditTerms;
+use crate::driver::credit::CreditConditions;
 use crate::driver::flows::{Accounting, Flow, name};
 use crate::driver::hints::Hints;
 use crate::driver::peers::PeerNumbers;
@@ -43,7 +43,7 @@ pub struct Intake {
     pub trust: Trust,
     /// Whether flows of any client are held for its owed bytes ([`crate::driver::silence`]).
     pub holding: bool,
-    pub credit: CreditTerms,
+    pub credit: CreditConditions,
     /// Whether an operator has ordered a bypass.
     pub bypass: bool,
     /// The trace, while one is running.
@@ -118,7 +118,7 @@ impl Intake {
     pub(super) fn submit(&mut self, from: &mut RecordOrigin<'_>, at: SlotRef, flow: &record::Flow) {
         let room = from.state.flows < from.state.room;
         let Some(index) = self.port(flow).filter(|_| room) else {
-            return self.let_bypass(from, at, flow, room);
+            return self.bypass_flow(from, at, flow, room);
         };
         let spec = self.spec(from, at, flow);
         let (now, domain) = (self.now, from.state.domain);
@@ -281,7 +281,7 @@ impl Intake {
     /// Sends a flow unscheduled, because its client has too many flows or its NIC is not
     /// configured.
     #[cold]
-    fn let_bypass(
+    fn bypass_flow(
         &mut self,
         from: &mut RecordOrigin<'_>,
         at: SlotRef,
@@ -319,7 +319,7 @@ impl Intake {
             _ => port.link.link(domain).level_alone(now, &spec),
         };
         if room {
-            port.link.launch(now, domain, (spec.stage, spec.peer), level, spec.bytes);
+            port.link.add_in_flight(now, domain, (spec.stage, spec.peer), level, spec.bytes);
             port.dirty = true;
         }
         if self.credit.is_given {

@@ -6,7 +6,7 @@ use laxity_policy::config::InvalidConfig;
 use laxity_policy::{DomainId, Event, FlowSpec, LinkConfig, Permit, SharedLink, Span, Stage, Time};
 
 use super::credit::{PortCredit, alone_bytes};
-use super::would::Would;
+use super::shadow_link::ShadowLink;
 use crate::clients::{Client, RecordOrigin};
 use crate::config::Config;
 use crate::stats::{PortCounters, PortResidual, PortSnapshot, PortUse};
@@ -16,7 +16,7 @@ use crate::stats::{PortCounters, PortResidual, PortSnapshot, PortUse};
 pub struct Port {
     pub link: SharedLink,
     /// What enforcing would have done to observed flows, from the first of them on.
-    would: Option<Box<Would>>,
+    shadow: Option<Box<ShadowLink>>,
     pub counters: PortCounters,
     /// Whether an event happened since `poll_action` returned `None`.
     pub dirty: bool,
@@ -59,7 +59,7 @@ pub fn ports(config: &Config) -> Result<Vec<Port>, InvalidConfig> {
         for direction in ["egress", "ingress"] {
             ports.push(Port {
                 link: SharedLink::new(config.link(nic))?,
-                would: None,
+                shadow: None,
                 counters: PortCounters::default(),
                 dirty: false,
                 due: Time::NEVER,
@@ -101,7 +101,7 @@ impl Port {
         let (rate, window_bytes) = self.configured;
         if (LinkConfig { rate, window_bytes, ..self.link.config().clone() }) != config {
             // A simulation of other settings begins anew with the next flow.
-            self.would = None;
+            self.shadow = None;
         }
         self.configured = (config.rate, config.window_bytes);
         self.link.set_config(now, config)
@@ -120,8 +120,8 @@ impl Port {
         let least = self.link.config().chunk_bytes.saturating_mul(2).min(window);
         let window = (scaled as u64).max(least);
         self.link.set_capacity(now, rate, window);
-        if let Some(would) = &mut self.would {
-            would.set_capacity(now, rate, window);
+        if let Some(shadow) = &mut self.shadow {
+            shadow.set_capacity(now, rate, window);
         }
         self.dirty = true;
         true
@@ -142,22 +142,22 @@ impl Port {
 
     pub fn hint(&mut self, now: Time, domain: DomainId, event: Event) {
         let observed =
-            self.would.as_ref().filter(|would| would.is_hinted(now)).map(|_| event.clone());
+            self.shadow.as_ref().filter(|shadow| shadow.is_hinted(now)).map(|_| event.clone());
         self.link.handle(now, domain, event);
-        if let (Some(would), Some(event)) = (&mut self.would, observed) {
-            would.hint(now, event);
+        if let (Some(shadow), Some(event)) = (&mut self.shadow, observed) {
+            shadow.hint(now, event);
         }
         self.dirty = true;
     }
 
     /// Counts what enforcing would have done to a flow that was sent without a permit.
     pub fn observed(&mut self, now: Time, spec: &FlowSpec) {
-        if self.would.is_none() {
+        if self.shadow.is_none() {
             // The link has the same configuration, so it is valid.
-            self.would = Would::new(self.link.config().clone()).ok().map(Box::new);
+            self.shadow = ShadowLink::new(self.link.config().clone()).ok().map(Box::new);
         }
-        if let Some(would) = &mut self.would {
-            would.flow(now, spec);
+        if let Some(shadow) = &mut self.shadow {
+            shadow.flow(now, spec);
         }
     }
 
@@ -231,10 +231,10 @@ impl Port {
     fn feed_collectives(&mut self, now: Time, from: &mut RecordOrigin<'_>, index: usize) {
         let link = self.link.link(from.state.domain);
         if !self.credit.feed(link, now, index, from.consumer) {
-            let hungry = &mut from.state.lanes.at(from.lane).hungry[index];
-            if !*hungry {
-                *hungry = true;
-                self.credit.hungry.push_back((from.client, from.lane));
+            let lacks_credit = &mut from.state.lanes.at(from.lane).lacks_credit[index];
+            if !*lacks_credit {
+                *lacks_credit = true;
+                self.credit.lanes_without_credit.push_back((from.client, from.lane));
             }
         }
     }
@@ -242,8 +242,8 @@ impl Port {
     /// Gives credit to some of the lanes that need it.
     pub fn feed_hungry(&mut self, now: Time, clients: &mut [Option<Client>], index: usize) {
         let mut fed = false;
-        for _ in 0..FEEDS.min(self.credit.hungry.len()) {
-            let Some((client, lane)) = self.credit.hungry.pop_front() else {
+        for _ in 0..FEEDS.min(self.credit.lanes_without_credit.len()) {
+            let Some((client, lane)) = self.credit.lanes_without_credit.pop_front() else {
                 return;
             };
             let Some(Client { state, served, .. }) =
@@ -253,11 +253,11 @@ impl Port {
             };
             if !self.credit.is_available(self.link.link(state.domain), now) {
                 // Lanes of another domain may get some.
-                self.credit.hungry.push_back((client, lane));
+                self.credit.lanes_without_credit.push_back((client, lane));
                 continue;
             }
             fed = true;
-            state.lanes.at(lane).hungry[index] = false;
+            state.lanes.at(lane).lacks_credit[index] = false;
             let feeds = !state.released && state.room > 0 && !state.ports[index].is_held();
             if let Some(consumer) = served.consumer(lane).filter(|_| feeds) {
                 let mut from = RecordOrigin { client, state, lane, consumer };
@@ -265,7 +265,7 @@ impl Port {
             }
         }
         // Other lanes get credit in the next round.
-        self.dirty |= fed && !self.credit.hungry.is_empty();
+        self.dirty |= fed && !self.credit.lanes_without_credit.is_empty();
     }
 
     #[must_use]
@@ -282,7 +282,7 @@ impl Port {
             levels: config.levels,
             link: self.link.snapshot(),
             counters: self.counters.clone(),
-            would: self.would.as_mut().map(|would| would.minutes(now)).unwrap_or_default(),
+            would: self.shadow.as_mut().map(|shadow| shadow.minutes(now)).unwrap_or_default(),
         }
     }
 }

@@ -89,7 +89,7 @@ impl Sink for RecordSink<'_> {
     fn message(&mut self, lane: u16, consumer: &mut Consumer, _: SlotRef, record: Record) {
         let (intake, mut from) = self.split(lane, consumer);
         match record {
-            Record::Cancelled { tag, granted } => intake.cancelled(&mut from, tag, granted),
+            Record::Cancelled { tag, permitted } => intake.cancelled(&mut from, tag, permitted),
             Record::LaneReset => intake.lane_gone(from.client, from.state, lane),
             Record::Peer { peer, address } => {
                 let number = intake.peers.number(address);

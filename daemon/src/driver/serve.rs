@@ -43,7 +43,7 @@ impl Intake {
             0 => Time::NEVER,
             _ => port.link.next_deadline().unwrap_or(Time::NEVER).max(self.now + DUE_MIN),
         };
-        if !port.credit.hungry.is_empty() && self.credit.is_given {
+        if !port.credit.lanes_without_credit.is_empty() && self.credit.is_given {
             port.feed_hungry(self.now, clients, index);
         }
     }

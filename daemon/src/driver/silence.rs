@@ -148,7 +148,7 @@ impl Port {
                 Accounting::OwedInPart
             }
             Accounting::Driver => {
-                self.link.land(now, domain, flow.peer(), Level(flow.level), bytes);
+                self.link.remove_in_flight(now, domain, flow.peer(), Level(flow.level), bytes);
                 Accounting::Owed
             }
             same => same,

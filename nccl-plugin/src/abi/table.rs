@@ -130,7 +130,7 @@ pub trait Version: 'static {
     /// Fields of the properties between `ptrSupport` and `speed`.
     type Flags: Fields;
     /// Fields of the properties after `netDeviceVersion`.
-    type Rest: Fields;
+    type ExtraFields: Fields;
 
     /// The function in the slot `init`.
     const INIT: Self::Init;
@@ -262,7 +262,7 @@ pub struct Properties<V: Version> {
     max_recvs: c_int,
     net_device_type: c_int,
     net_device_version: c_int,
-    pub(super) rest: V::Rest,
+    pub(super) rest: V::ExtraFields,
 }
 
 impl<V: Version> Properties<V> {
@@ -283,7 +283,7 @@ impl<V: Version> Properties<V> {
             max_recvs: 1,
             net_device_type: DEVICE_HOST,
             net_device_version: DEVICE_VERSION,
-            rest: V::Rest::of(device, number),
+            rest: V::ExtraFields::of(device, number),
         }
     }
 }

@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 
 use super::{Code, guarded, not_null};
 use crate::backend::{Buffer, GROUP_MAX, Memory, POINTER_DMABUF};
-use crate::comm::{Comm, MemoryHandle, Outcome, Request, Side, Wish};
+use crate::comm::{Comm, MemoryHandle, Outcome, Request, SendRequest, Side};
 use crate::fault::{Fault, Result};
 use crate::origin::{self, Callback};
 use crate::plugin;
@@ -122,7 +122,7 @@ pub(super) unsafe extern "C" fn isend_profiled(
             request.write(ptr::null_mut());
             let comm = Comm::at(comm)?;
             let region = memory.cast::<MemoryHandle>().as_ref();
-            let wish = Wish {
+            let send_request = SendRequest {
                 address: data as usize,
                 bytes: size,
                 tag,
@@ -130,7 +130,7 @@ pub(super) unsafe extern "C" fn isend_profiled(
             };
             let origin = || callback().and_then(|callback| origin::ask(callback, profiler));
             let mut side = comm.send_side()?.lock();
-            let taken = side.offer(wish, origin);
+            let taken = side.offer(send_request, origin);
             let lingers = side.lingers();
             drop(side);
             if lingers {

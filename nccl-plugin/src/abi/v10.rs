@@ -22,7 +22,7 @@ impl Version for V10 {
     /// The type of `makeVDevice`, as in v9.
     type Last = Empty;
     type Flags = Flags;
-    type Rest = Limits<4>;
+    type ExtraFields = Limits<4>;
 
     const INIT: InitProfiled = init_profiled;
     const LISTEN: Listen = listen;

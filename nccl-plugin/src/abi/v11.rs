@@ -16,12 +16,12 @@ pub struct V11;
 /// Fields of the properties after `netDeviceVersion`.
 #[repr(C)]
 #[derive(Debug)]
-pub struct Rest {
+pub struct ExtraFields {
     limits: Limits<4>,
     max_multi_request_size: c_int,
 }
 
-impl Fields for Rest {
+impl Fields for ExtraFields {
     fn of(device: &Device, number: c_int) -> Self {
         Self { limits: Limits::of(device, number), max_multi_request_size: 1 }
     }
@@ -36,7 +36,7 @@ impl Version for V11 {
     type Irecv = IrecvProfiled;
     type Last = ContextSlots;
     type Flags = Flags;
-    type Rest = Rest;
+    type ExtraFields = ExtraFields;
 
     const INIT: InitContext = init_context;
     const LISTEN: ListenContext = listen_context;

@@ -19,14 +19,14 @@ pub struct V12;
 /// Fields of the properties after `netDeviceVersion`.
 #[repr(C)]
 #[derive(Debug)]
-pub struct Rest {
+pub struct ExtraFields {
     limits: Limits<8>,
     max_multi_request_size: c_int,
     rail_id: i16,
     plane_id: i16,
 }
 
-impl Fields for Rest {
+impl Fields for ExtraFields {
     fn of(device: &Device, number: c_int) -> Self {
         Self {
             limits: Limits::of(device, number),
@@ -46,7 +46,7 @@ impl Version for V12 {
     type Irecv = IrecvProfiled;
     type Last = ContextSlots;
     type Flags = Flags;
-    type Rest = Rest;
+    type ExtraFields = ExtraFields;
 
     const INIT: InitContext = init_context;
     const LISTEN: ListenContext = listen_context;

@@ -20,7 +20,7 @@ impl Version for V7 {
     type Irecv = Irecv<c_int>;
     type Last = ();
     type Flags = ();
-    type Rest = ();
+    type ExtraFields = ();
 
     const INIT: Init = init;
     const LISTEN: Listen = listen;

@@ -32,7 +32,7 @@ impl Version for V8 {
     type Irecv = Irecv<c_int>;
     type Last = ();
     type Flags = RegIsGlobal;
-    type Rest = ();
+    type ExtraFields = ();
 
     const INIT: Init = init;
     const LISTEN: Listen = listen;

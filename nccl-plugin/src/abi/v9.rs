@@ -21,7 +21,7 @@ impl Version for V9 {
     /// `makeVDevice`, by which NCCL merges NICs. This plugin doesn't support it.
     type Last = Empty;
     type Flags = Flags;
-    type Rest = Limits<4>;
+    type ExtraFields = Limits<4>;
 
     const INIT: Init = init;
     const LISTEN: Listen = listen;

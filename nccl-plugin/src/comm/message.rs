@@ -11,7 +11,7 @@ use crate::origin::Origin;
 
 /// A message that NCCL wants to send.
 #[derive(Clone, Copy)]
-pub struct Wish<'a> {
+pub struct SendRequest<'a> {
     /// Address of the message's bytes.
     pub address: usize,
     /// The message's size in bytes.
@@ -23,7 +23,7 @@ pub struct Wish<'a> {
 
 /// A message that waits for its first permit.
 #[derive(Debug)]
-pub(super) struct Offer {
+pub(super) struct PendingSend {
     pub(super) flow: SubmittedFlow,
     pub(super) bytes: u64,
     pub(super) tag: i32,
@@ -34,7 +34,7 @@ pub(super) struct Offer {
 
 /// A message that was taken before its receiver posted.
 #[derive(Debug)]
-pub(super) struct Kept {
+pub(super) struct EarlyMessage {
     pub(super) slot: u16,
     pub(super) address: usize,
     pub(super) bytes: usize,
@@ -51,20 +51,20 @@ struct RegionPointer(NonNull<Region>);
 // SAFETY: the pointer leads to a `Region`, which is `Send` and `Sync`.
 unsafe impl Send for RegionPointer {}
 
-impl Kept {
-    pub(super) fn new(slot: u16, wish: Wish<'_>, origin: Option<Origin>) -> Self {
+impl EarlyMessage {
+    pub(super) fn new(slot: u16, send_request: SendRequest<'_>, origin: Option<Origin>) -> Self {
         Self {
             slot,
-            address: wish.address,
-            bytes: wish.bytes,
-            tag: wish.tag,
-            region: wish.region.map(|region| RegionPointer(region.into())),
+            address: send_request.address,
+            bytes: send_request.bytes,
+            tag: send_request.tag,
+            region: send_request.region.map(|region| RegionPointer(region.into())),
             origin,
         }
     }
 
-    pub(super) fn wish(&self) -> Wish<'_> {
-        Wish {
+    pub(super) fn send_request(&self) -> SendRequest<'_> {
+        SendRequest {
             address: self.address,
             bytes: self.bytes,
             tag: self.tag,
@@ -75,7 +75,7 @@ impl Kept {
 }
 
 #[derive(Debug)]
-pub(super) struct Underway {
+pub(super) struct InFlightMessage {
     pub(super) number: u64,
     pub(super) flow: SubmittedFlow,
     pub(super) bytes: u64,
@@ -91,7 +91,7 @@ pub(super) struct Underway {
     pub(super) waits_since_ns: u64,
 }
 
-impl Underway {
+impl InFlightMessage {
     pub(super) fn is_over(&self) -> bool {
         self.done && self.left >= self.pushed
     }

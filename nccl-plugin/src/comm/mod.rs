@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-pub use message::Wish;
+pub use message::SendRequest;
 pub use receive::ReceiveSide;
 pub use send::SendSide;
 pub use surroundings::Surroundings;

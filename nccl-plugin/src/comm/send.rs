@@ -24,14 +24,14 @@ use laxity_shm::sleep::now_ns;
 use smallvec::smallvec;
 
 use super::Outcome;
-use super::message::{Decision, Kept, Offer, Underway, Wish};
+use super::message::{Decision, EarlyMessage, InFlightMessage, PendingSend, SendRequest};
 use super::slots::{Slot, Slots};
 use super::surroundings::Surroundings;
 use crate::arbiter::SubmittedFlow;
 use crate::backend::{Clear, Memory, Message, Region, Sender, Sent};
 use crate::fault::{Fault, Result};
 use crate::origin::Origin;
-use crate::report::Fate;
+use crate::report::SentMessage;
 
 /// Largest message, in bytes, that completes when the network takes it. Reporting when such a small
 /// message leaves the wire costs more than it helps.
@@ -56,9 +56,9 @@ enum Verdict {
 pub struct SendSide {
     sender: Option<Box<dyn Sender>>,
     around: Surroundings,
-    offer: Option<Offer>,
-    kept: VecDeque<Kept>,
-    underway: VecDeque<Underway>,
+    pending: Option<PendingSend>,
+    early: VecDeque<EarlyMessage>,
+    in_flight: VecDeque<InFlightMessage>,
     slots: Slots,
     fault: Option<Fault>,
     /// The daemon's generation and its number of the NIC.
@@ -71,8 +71,8 @@ pub struct SendSide {
 impl core::fmt::Debug for SendSide {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.debug_struct("SendSide")
-            .field("offer", &self.offer)
-            .field("underway", &self.underway)
+            .field("offer", &self.pending)
+            .field("underway", &self.in_flight)
             .field("fault", &self.fault)
             .finish_non_exhaustive()
     }
@@ -85,9 +85,9 @@ impl SendSide {
         Self {
             sender: Some(sender),
             around,
-            offer: None,
-            kept: VecDeque::new(),
-            underway: VecDeque::new(),
+            pending: None,
+            early: VecDeque::new(),
+            in_flight: VecDeque::new(),
             slots: Slots::new(),
             fault: None,
             nic,
@@ -108,13 +108,17 @@ impl SendSide {
     pub(super) fn deregister(&mut self, region: Region) -> Result<()> {
         // NCCL ends registrations before it closes the connection. When it aborts a job, the memory
         // of unsent messages may therefore be freed at any moment.
-        self.memory_stays &= self.kept.is_empty() && self.underway.iter().all(|entry| entry.done);
+        self.memory_stays &= self.early.is_empty() && self.in_flight.iter().all(|entry| entry.done);
         self.sender()?.deregister(region)
     }
 
     /// Offers a message. Returns the request's index if the message was taken, or `None` if NCCL
     /// has to ask again.
-    pub fn offer(&mut self, wish: Wish<'_>, origin: impl Fn() -> Option<Origin>) -> Option<u16> {
+    pub fn offer(
+        &mut self,
+        send_request: SendRequest<'_>,
+        origin: impl Fn() -> Option<Origin>,
+    ) -> Option<u16> {
         let slot = self.slots.free()?;
         if self.fault.is_none()
             && let Err(fault) = self.pump()
@@ -126,15 +130,15 @@ impl SendSide {
             self.slots.set(slot, Slot::Pending(0));
             return Some(slot);
         }
-        if !self.kept.is_empty() {
-            self.keep(slot, wish, origin());
+        if !self.early.is_empty() {
+            self.keep(slot, send_request, origin());
             self.release();
             return Some(slot);
         }
-        match self.try_begin(slot, wish, &origin) {
+        match self.try_begin(slot, send_request, &origin) {
             Ok(Verdict::Begun) => Some(slot),
             Ok(Verdict::NotPosted) => {
-                self.keep(slot, wish, origin());
+                self.keep(slot, send_request, origin());
                 Some(slot)
             }
             Ok(Verdict::Wait | Verdict::OthersFirst) => None,
@@ -145,33 +149,33 @@ impl SendSide {
         }
     }
 
-    fn keep(&mut self, slot: u16, wish: Wish<'_>, origin: Option<Origin>) {
+    fn keep(&mut self, slot: u16, send_request: SendRequest<'_>, origin: Option<Origin>) {
         self.slots.set(slot, Slot::Pending(0));
-        self.kept.push_back(Kept::new(slot, wish, origin));
+        self.early.push_back(EarlyMessage::new(slot, send_request, origin));
     }
 
     /// Begins kept messages whose receivers have posted and that are permitted. A message whose tag
     /// is not in the next group doesn't stop the messages after it.
     fn release(&mut self) {
         let mut at = 0;
-        while let Some(kept) = self.kept.remove(at) {
-            let verdict = self.try_begin(kept.slot, kept.wish(), || kept.origin);
+        while let Some(early) = self.early.remove(at) {
+            let verdict = self.try_begin(early.slot, early.send_request(), || early.origin);
             match verdict {
                 Ok(Verdict::Begun) => {
-                    if let Some(begun) = self.underway.back_mut() {
+                    if let Some(begun) = self.in_flight.back_mut() {
                         begun.was_kept = true;
                     }
                     at = 0;
                 }
                 Ok(Verdict::OthersFirst) => {
-                    self.kept.insert(at, kept);
+                    self.early.insert(at, early);
                     at += 1;
                 }
                 Ok(Verdict::Wait | Verdict::NotPosted) => {
-                    self.kept.insert(at, kept);
+                    self.early.insert(at, early);
                     return;
                 }
-                Err(fault) => self.slots.set(kept.slot, Slot::Refused(fault)),
+                Err(fault) => self.slots.set(early.slot, Slot::Refused(fault)),
             }
         }
     }
@@ -180,23 +184,23 @@ impl SendSide {
     fn try_begin(
         &mut self,
         slot: u16,
-        wish: Wish<'_>,
+        send_request: SendRequest<'_>,
         origin: impl FnOnce() -> Option<Origin>,
     ) -> Result<Verdict> {
-        let newest_waits = |newest: &Underway| newest.pushed < newest.bytes;
-        if self.underway.back().is_some_and(newest_waits) {
+        let newest_waits = |newest: &InFlightMessage| newest.pushed < newest.bytes;
+        if self.in_flight.back().is_some_and(newest_waits) {
             return Ok(Verdict::Wait);
         }
-        let bytes = wish.bytes as u64;
-        let offer = self.offer.take();
+        let bytes = send_request.bytes as u64;
+        let pending = self.pending.take();
         // NCCL repeats a call with the same arguments. Different arguments mean another message.
-        let mut offer = match offer {
-            Some(offer) if offer.bytes == bytes && offer.tag == wish.tag => offer,
+        let mut pending = match pending {
+            Some(pending) if pending.bytes == bytes && pending.tag == send_request.tag => pending,
             other => {
-                let clear = self.sender()?.clear(wish.bytes, wish.tag)?;
+                let clear = self.sender()?.clear(send_request.bytes, send_request.tag)?;
                 if clear != Clear::Yes {
                     // The flow of another message may be waiting, so its offer stays.
-                    self.offer = other;
+                    self.pending = other;
                     return Ok(match clear {
                         Clear::NotYet => Verdict::NotPosted,
                         _ => Verdict::OthersFirst,
@@ -205,39 +209,40 @@ impl SendSide {
                 if let Some(other) = other {
                     self.around.arbiter.cancel(other.flow);
                 }
-                self.submit(bytes, wish.tag, origin())
+                self.submit(bytes, send_request.tag, origin())
             }
         };
         let permit = if bytes == 0 {
             Some(Permit { last: true, bypassed: true, ..Permit::default() })
         } else {
-            self.around.arbiter.poll(&mut offer.flow)
+            self.around.arbiter.poll(&mut pending.flow)
         };
         let waited_ns = match permit {
-            Some(_) if offer.since_ns == 0 => 0,
-            _ => now_ns().saturating_sub(offer.since_ns).max(1),
+            Some(_) if pending.since_ns == 0 => 0,
+            _ => now_ns().saturating_sub(pending.since_ns).max(1),
         };
-        let overdue = u128::from(waited_ns) > self.around.wait_max.as_nanos() && offer.since_ns > 0;
+        let overdue =
+            u128::from(waited_ns) > self.around.wait_max.as_nanos() && pending.since_ns > 0;
         let permit = match permit {
             Some(permit) => permit,
             None if overdue => {
-                self.around.arbiter.cancel(core::mem::take(&mut offer.flow));
+                self.around.arbiter.cancel(core::mem::take(&mut pending.flow));
                 Permit { bytes, last: true, bypassed: true, ..Permit::default() }
             }
             None => {
-                if offer.since_ns == 0 {
-                    offer.since_ns = now_ns();
+                if pending.since_ns == 0 {
+                    pending.since_ns = now_ns();
                 }
-                self.offer = Some(offer);
+                self.pending = Some(pending);
                 return Ok(Verdict::Wait);
             }
         };
         let decision = Decision { permit, waited_ns, overdue };
-        self.begin(slot, wish, offer, decision)?;
+        self.begin(slot, send_request, pending, decision)?;
         Ok(Verdict::Begun)
     }
 
-    fn submit(&mut self, bytes: u64, tag: i32, origin: Option<Origin>) -> Offer {
+    fn submit(&mut self, bytes: u64, tag: i32, origin: Option<Origin>) -> PendingSend {
         let generation = self.around.arbiter.generation();
         if self.nic.0 != generation {
             self.nic = (generation, self.around.arbiter.nic(&self.around.nic));
@@ -252,38 +257,44 @@ impl SendSide {
         };
         let flow =
             if bytes == 0 { SubmittedFlow::default() } else { self.around.arbiter.submit(&asked) };
-        Offer { flow, bytes, tag, since_ns: 0, purpose, known: origin.is_some() }
+        PendingSend { flow, bytes, tag, since_ns: 0, purpose, known: origin.is_some() }
     }
 
-    fn begin(&mut self, slot: u16, wish: Wish<'_>, offer: Offer, decision: Decision) -> Result<()> {
+    fn begin(
+        &mut self,
+        slot: u16,
+        send_request: SendRequest<'_>,
+        pending: PendingSend,
+        decision: Decision,
+    ) -> Result<()> {
         let permit = decision.permit;
         let class = self.around.class_of(&permit);
-        let accounted = !permit.bypassed && offer.bytes > ACCOUNTED_BYTES_MIN;
-        self.around.report.sent(&Fate {
-            function: offer.purpose.function,
-            stage: offer.purpose.stage,
+        let accounted = !permit.bypassed && pending.bytes > ACCOUNTED_BYTES_MIN;
+        self.around.report.sent(&SentMessage {
+            function: pending.purpose.function,
+            stage: pending.purpose.stage,
             dscp: self.around.classes[class],
-            bytes: offer.bytes,
+            bytes: pending.bytes,
             waited_ns: decision.waited_ns,
             bypassed: permit.bypassed,
             overdue: decision.overdue,
-            known: offer.known,
+            known: pending.known,
         });
         let message = Message {
-            address: wish.address,
-            bytes: wish.bytes,
-            tag: wish.tag,
-            region: wish.region,
+            address: send_request.address,
+            bytes: send_request.bytes,
+            tag: send_request.tag,
+            region: send_request.region,
             class,
             accounted,
         };
         let sender = self.sender()?;
         let number = sender.begin(message);
         self.slots.set(slot, Slot::Pending(0));
-        self.underway.push_back(Underway {
+        self.in_flight.push_back(InFlightMessage {
             number,
-            flow: offer.flow,
-            bytes: offer.bytes,
+            flow: pending.flow,
+            bytes: pending.bytes,
             pushed: 0,
             left: 0,
             accounted,
@@ -301,7 +312,7 @@ impl SendSide {
 
     /// Permits more bytes of the newest message.
     fn push(&mut self, bytes: u64) {
-        let Some(newest) = self.underway.back_mut() else {
+        let Some(newest) = self.in_flight.back_mut() else {
             return;
         };
         let bytes = bytes.min(newest.bytes - newest.pushed);
@@ -314,7 +325,7 @@ impl SendSide {
     /// Collects permits of the newest message.
     fn pump(&mut self) -> Result<()> {
         let mut permitted = 0;
-        if let Some(newest) = self.underway.back_mut()
+        if let Some(newest) = self.in_flight.back_mut()
             && newest.pushed < newest.bytes
         {
             while let Some(permit) = self.around.arbiter.poll(&mut newest.flow) {
@@ -344,7 +355,7 @@ impl SendSide {
         let moved = self.pump().and_then(|()| self.progress());
         if let Err(fault) = moved {
             self.fail(fault);
-        } else if !self.kept.is_empty() {
+        } else if !self.early.is_empty() {
             self.release();
         }
     }
@@ -366,17 +377,17 @@ impl SendSide {
             self.account(sent);
         }
         self.sent = sent;
-        while self.underway.front().is_some_and(Underway::is_over) {
-            self.underway.pop_front();
+        while self.in_flight.front().is_some_and(InFlightMessage::is_over) {
+            self.in_flight.pop_front();
         }
     }
 
     fn account(&mut self, sent: Sent) {
-        let Some(first) = self.underway.front().map(|first| first.number) else {
+        let Some(first) = self.in_flight.front().map(|first| first.number) else {
             return;
         };
         let at = usize::try_from(sent.message.wrapping_sub(first)).unwrap_or(usize::MAX);
-        let Some(entry) = self.underway.get_mut(at) else {
+        let Some(entry) = self.in_flight.get_mut(at) else {
             return;
         };
         if sent.done {
@@ -401,10 +412,10 @@ impl SendSide {
 
     /// Cancels all submitted flows.
     fn give_up(&mut self) {
-        self.kept.clear();
-        let offer = self.offer.take().map(|offer| offer.flow);
-        let rest = self.underway.drain(..).filter(|entry| !entry.is_over());
-        for flow in rest.map(|entry| entry.flow).chain(offer) {
+        self.early.clear();
+        let pending = self.pending.take().map(|pending| pending.flow);
+        let rest = self.in_flight.drain(..).filter(|entry| !entry.is_over());
+        for flow in rest.map(|entry| entry.flow).chain(pending) {
             self.around.arbiter.cancel(flow);
         }
     }
@@ -421,8 +432,8 @@ impl SendSide {
     /// was kept, since the host may test its receive first.
     pub fn lingers(&self) -> bool {
         self.fault.is_none()
-            && (!self.kept.is_empty()
-                || self.underway.iter().any(|entry| entry.done || entry.was_kept))
+            && (!self.early.is_empty()
+                || self.in_flight.iter().any(|entry| entry.done || entry.was_kept))
     }
 
     /// Drives the connection for the sweeper. Only memory of messages that the host may not have
@@ -431,8 +442,8 @@ impl SendSide {
         if self.fault.is_some() {
             return;
         }
-        let unattended = |entry: &Underway| entry.was_kept && !entry.done;
-        if self.memory_stays && (!self.kept.is_empty() || self.underway.iter().any(unattended)) {
+        let unattended = |entry: &InFlightMessage| entry.was_kept && !entry.done;
+        if self.memory_stays && (!self.early.is_empty() || self.in_flight.iter().any(unattended)) {
             return self.drive();
         }
         let mut sent = core::mem::take(&mut self.sent);
@@ -443,21 +454,21 @@ impl SendSide {
     }
 
     pub fn close(&mut self) {
-        let kept = self.fault.is_none()
-            && self.kept.is_empty()
-            && self.underway.iter().all(|entry| entry.done);
+        let early = self.fault.is_none()
+            && self.early.is_empty()
+            && self.in_flight.iter().all(|entry| entry.done);
         if let Some(sender) = self.sender.take() {
-            sender.close(kept);
+            sender.close(early);
         }
-        for entry in &self.underway {
+        for entry in &self.in_flight {
             // The peer's host has these bytes, or nobody sends them.
-            if kept && entry.left < entry.pushed {
+            if early && entry.left < entry.pushed {
                 let rest = entry.pushed - entry.left;
                 self.around.arbiter.complete(&entry.flow, rest);
             }
         }
-        if kept {
-            self.underway.clear();
+        if early {
+            self.in_flight.clear();
         }
         self.give_up();
     }

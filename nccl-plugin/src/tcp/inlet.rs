@@ -19,7 +19,7 @@ const ACKNOWLEDGED_BYTES_MIN: u64 = 16 << 10;
 const TURN_BYTES: usize = 4 << 20;
 
 /// The buffers that parts of messages go into.
-pub(super) trait Shelf {
+pub(super) trait BufferSource {
     /// Returns the address for a message's bytes, or `None` if nobody has posted for it.
     fn place(&mut self, part: &Part) -> Result<Option<usize>>;
     /// Records that `bytes` more of a message arrived. A message without bytes arrives with 0.
@@ -65,7 +65,7 @@ impl ReceiveSocket {
     }
 
     /// Reads what is there, as far as buffers are posted. Returns how many bytes moved.
-    pub(super) fn read(&mut self, shelf: &mut impl Shelf) -> Result<usize> {
+    pub(super) fn read(&mut self, shelf: &mut impl BufferSource) -> Result<usize> {
         let mut moved = 0;
         while moved < TURN_BYTES {
             match self.part {

@@ -7,7 +7,7 @@ use std::os::fd::AsRawFd as _;
 use smallvec::SmallVec;
 
 use super::frame::{Head, Part};
-use super::inlet::{ReceiveSocket, Shelf};
+use super::inlet::{BufferSource, ReceiveSocket};
 use super::sender::register;
 use super::socket;
 use crate::backend::{Buffer, GROUP_MAX, Memory, Received, Receiver, Region};
@@ -115,7 +115,7 @@ impl Posted {
     }
 }
 
-impl Shelf for Posted {
+impl BufferSource for Posted {
     fn place(&mut self, part: &Part) -> Result<Option<usize>> {
         let Some((group, place)) = self.find(part)? else {
             return Ok(None);

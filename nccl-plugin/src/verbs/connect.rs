@@ -5,8 +5,8 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::control_connection::{ControlConnection, Unheard};
-use super::hello::{ClassQueuePair, End, LANES_MAX, Word};
+use super::control_connection::{ControlConnection, ReceiveError};
+use super::hello::{ClassQueuePair, ControlMessage, End, LANES_MAX};
 use super::nic::Nic;
 use super::receiver::{Receiver, Welcoming};
 use super::sender::{Greeting, Sender};
@@ -52,7 +52,7 @@ pub(super) struct Listener {
 }
 
 struct IncomingConnection {
-    talk: ControlConnection,
+    control: ControlConnection,
     since: Instant,
     state: Welcome,
 }
@@ -67,7 +67,7 @@ enum Welcome {
 }
 
 /// The state of an incoming connection.
-enum Fate {
+enum IncomingState {
     Waits,
     Dropped,
     Failed(Fault),
@@ -94,7 +94,7 @@ impl Listener {
             && let Some(stream) = accept(&self.socket)?
         {
             self.guests.push(IncomingConnection {
-                talk: ControlConnection::new(stream, self.nonce),
+                control: ControlConnection::new(stream, self.nonce),
                 since: Instant::now(),
                 state: Welcome::Hello,
             });
@@ -104,64 +104,66 @@ impl Listener {
 }
 
 impl IncomingConnection {
-    fn poll(&mut self, nic: &Arc<Nic>) -> Fate {
-        let fate = self.step(nic);
-        if matches!(fate, Fate::Waits)
+    fn poll(&mut self, nic: &Arc<Nic>) -> IncomingState {
+        let state = self.step(nic);
+        if matches!(state, IncomingState::Waits)
             && self.since.elapsed() > PATIENCE
             && matches!(self.state, Welcome::Hello)
         {
             log::info(&format!(
                 "{} connected and said nothing; its connection is dropped",
-                self.talk.peer()
+                self.control.peer()
             ));
-            return Fate::Dropped;
+            return IncomingState::Dropped;
         }
-        fate
+        state
     }
 
-    fn dropped(&self, why: &Unheard) -> Fate {
-        log::info(&format!("a connection from {} is dropped: {why}", self.talk.peer()));
-        Fate::Dropped
+    fn dropped(&self, why: &ReceiveError) -> IncomingState {
+        log::info(&format!("a connection from {} is dropped: {why}", self.control.peer()));
+        IncomingState::Dropped
     }
 
-    fn step(&mut self, nic: &Arc<Nic>) -> Fate {
+    fn step(&mut self, nic: &Arc<Nic>) -> IncomingState {
         if matches!(self.state, Welcome::Hello) {
-            match self.talk.hear() {
-                Ok(None) => return Fate::Waits,
-                Ok(Some(Word::Hello(theirs))) => match Welcoming::new(nic, &theirs) {
+            match self.control.hear() {
+                Ok(None) => return IncomingState::Waits,
+                Ok(Some(ControlMessage::Hello(theirs))) => match Welcoming::new(nic, &theirs) {
                     Ok(welcoming) => {
-                        self.talk.say(&Word::Welcome(welcoming.end()));
+                        self.control.say(&ControlMessage::Welcome(welcoming.end()));
                         self.state = Welcome::Ready(Box::new(welcoming));
                     }
                     Err(fault) => {
-                        self.talk.say(&Word::Refusal(fault.to_string()));
+                        self.control.say(&ControlMessage::Refusal(fault.to_string()));
                         self.state = Welcome::Refused(fault);
                     }
                 },
-                Ok(Some(_)) => return self.dropped(&Unheard::Closed),
+                Ok(Some(_)) => return self.dropped(&ReceiveError::Closed),
                 Err(why) => return self.dropped(&why),
             }
         }
-        match self.talk.flush() {
+        match self.control.flush() {
             Ok(true) => {}
-            Ok(false) => return Fate::Waits,
+            Ok(false) => return IncomingState::Waits,
             Err(error) => return self.dropped(&error.into()),
         }
         if let Welcome::Refused(fault) = &self.state {
-            return Fate::Failed(fault.clone());
+            return IncomingState::Failed(fault.clone());
         }
-        match self.talk.hear() {
-            Ok(None) => Fate::Waits,
-            Ok(Some(Word::Ready)) => match core::mem::replace(&mut self.state, Welcome::Hello) {
-                Welcome::Ready(welcoming) => Fate::Connected(welcoming),
-                _ => Fate::Dropped,
-            },
-            // The sender gave up.
-            Ok(Some(Word::Refusal(why))) => {
-                log::warn(&format!("{} does not connect after all: {why}", self.talk.peer()));
-                Fate::Dropped
+        match self.control.hear() {
+            Ok(None) => IncomingState::Waits,
+            Ok(Some(ControlMessage::Ready)) => {
+                match core::mem::replace(&mut self.state, Welcome::Hello) {
+                    Welcome::Ready(welcoming) => IncomingState::Connected(welcoming),
+                    _ => IncomingState::Dropped,
+                }
             }
-            Ok(Some(_)) => self.dropped(&Unheard::Closed),
+            // The sender gave up.
+            Ok(Some(ControlMessage::Refusal(why))) => {
+                log::warn(&format!("{} does not connect after all: {why}", self.control.peer()));
+                IncomingState::Dropped
+            }
+            Ok(Some(_)) => self.dropped(&ReceiveError::Closed),
             Err(why) => self.dropped(&why),
         }
     }
@@ -173,15 +175,15 @@ impl backend::Listener for Listener {
         let mut at = 0;
         while at < self.guests.len() {
             match self.guests[at].poll(&self.nic) {
-                Fate::Waits => at += 1,
-                Fate::Dropped => drop(self.guests.remove(at)),
-                Fate::Failed(fault) => {
+                IncomingState::Waits => at += 1,
+                IncomingState::Dropped => drop(self.guests.remove(at)),
+                IncomingState::Failed(fault) => {
                     self.guests.remove(at);
                     return Err(fault);
                 }
-                Fate::Connected(welcoming) => {
+                IncomingState::Connected(welcoming) => {
                     let guest = self.guests.remove(at);
-                    let receiver = Receiver::new(*welcoming, guest.talk.watch());
+                    let receiver = Receiver::new(*welcoming, guest.control.watch());
                     return Ok(Some(Box::new(receiver)));
                 }
             }
@@ -227,31 +229,31 @@ impl Connecting {
         })
     }
 
-    fn lost(&self, why: &Unheard) -> Fault {
+    fn lost(&self, why: &ReceiveError) -> Fault {
         Fault::Remote(format!("the receiver at {} is lost while connecting: {why}", self.to))
     }
 
-    fn welcomed(&mut self, word: Word, mut talk: ControlConnection) -> Result<()> {
-        let theirs = match word {
-            Word::Welcome(theirs) => theirs,
-            Word::Refusal(why) => {
+    fn welcomed(&mut self, message: ControlMessage, mut control: ControlConnection) -> Result<()> {
+        let theirs = match message {
+            ControlMessage::Welcome(theirs) => theirs,
+            ControlMessage::Refusal(why) => {
                 return Err(Fault::Remote(format!("the receiver at {} refuses: {why}", self.to)));
             }
-            _ => return Err(self.lost(&Unheard::Closed)),
+            _ => return Err(self.lost(&ReceiveError::Closed)),
         };
         let Some(greeting) = self.greeting.take() else {
             return Err(Fault::Internal(String::from("greeted twice")));
         };
         match greeting.connect(&theirs) {
             Ok(sender) => {
-                talk.say(&Word::Ready);
-                self.state = State::Ready(Some((talk, Box::new(sender))));
+                control.say(&ControlMessage::Ready);
+                self.state = State::Ready(Some((control, Box::new(sender))));
                 Ok(())
             }
             Err(fault) => {
                 // The other end can log the fault, too.
-                talk.say(&Word::Refusal(fault.to_string()));
-                let _ = talk.flush();
+                control.say(&ControlMessage::Refusal(fault.to_string()));
+                let _ = control.flush();
                 Err(fault)
             }
         }
@@ -269,38 +271,39 @@ impl backend::Connecting for Connecting {
             let Some(stream) = stream.take_if(|_| there) else {
                 return Ok(None);
             };
-            let mut talk = ControlConnection::new(stream, self.nonce);
+            let mut control = ControlConnection::new(stream, self.nonce);
             if let Some(greeting) = &self.greeting {
-                talk.say(&Word::Hello(greeting.end()));
+                control.say(&ControlMessage::Hello(greeting.end()));
             }
-            self.state = State::Greeted(talk);
+            self.state = State::Greeted(control);
         }
-        if let State::Greeted(talk) = &mut self.state {
-            let heard = match talk.flush() {
+        if let State::Greeted(control) = &mut self.state {
+            let heard = match control.flush() {
                 Ok(false) => return Ok(None),
-                Ok(true) => talk.hear(),
+                Ok(true) => control.hear(),
                 Err(error) => Err(error.into()),
             };
-            let word = match heard {
+            let message = match heard {
                 Ok(None) => return Ok(None),
-                Ok(Some(word)) => word,
+                Ok(Some(message)) => message,
                 Err(why) => return Err(self.lost(&why)),
             };
-            if let State::Greeted(talk) = core::mem::replace(&mut self.state, State::Dialing(None))
+            if let State::Greeted(control) =
+                core::mem::replace(&mut self.state, State::Dialing(None))
             {
-                self.welcomed(word, talk)?;
+                self.welcomed(message, control)?;
             }
         }
         if let State::Ready(ready) = &mut self.state
-            && let Some((talk, _)) = ready
+            && let Some((control, _)) = ready
         {
-            match talk.flush() {
+            match control.flush() {
                 Ok(true) => {}
                 Ok(false) => return Ok(None),
                 Err(error) => return Err(self.lost(&error.into())),
             }
-            if let Some((talk, mut sender)) = ready.take() {
-                sender.watch(talk.watch());
+            if let Some((control, mut sender)) = ready.take() {
+                sender.watch(control.watch());
                 return Ok(Some(sender));
             }
         }

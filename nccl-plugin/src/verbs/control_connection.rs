@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use thiserror::Error;
 
-use super::hello::{Garbled, HEAD_BYTES, Head, Word};
+use super::hello::{ControlMessage, Garbled, HEAD_BYTES, Head};
 use crate::socket::{KeepAlive, peer};
 
 /// Time between two checks of the peer, since a check is a system call.
@@ -25,7 +25,7 @@ const FAREWELL_BYTES_MAX: usize = 4096;
 
 /// The reason why no message came.
 #[derive(Debug, Error)]
-pub(super) enum Unheard {
+pub(super) enum ReceiveError {
     #[error("{0}")]
     Broken(#[from] io::Error),
     /// The peer closed the connection.
@@ -57,8 +57,8 @@ impl ControlConnection {
     }
 
     /// Queues a message for the next `flush`.
-    pub(super) fn say(&mut self, word: &Word) {
-        self.out.extend(word.encode(self.nonce));
+    pub(super) fn say(&mut self, message: &ControlMessage) {
+        self.out.extend(message.encode(self.nonce));
     }
 
     /// Writes queued messages. Reports whether all of them are written.
@@ -75,15 +75,15 @@ impl ControlConnection {
     }
 
     /// Returns the next message if it is complete. Never reads beyond that message.
-    pub(super) fn hear(&mut self) -> Result<Option<Word>, Unheard> {
+    pub(super) fn hear(&mut self) -> Result<Option<ControlMessage>, ReceiveError> {
         loop {
             let wanted = HEAD_BYTES + self.head.map_or(0, |head| head.body);
             if self.heard.len() == wanted {
                 if let Some(head) = self.head {
-                    let word = Word::decode(head, &self.heard[HEAD_BYTES..])?;
+                    let message = ControlMessage::decode(head, &self.heard[HEAD_BYTES..])?;
                     self.heard.clear();
                     self.head = None;
-                    return Ok(Some(word));
+                    return Ok(Some(message));
                 }
                 if let Some(head) = self.heard.first_chunk() {
                     self.head = Some(Head::decode(head, self.nonce)?);
@@ -93,7 +93,7 @@ impl ControlConnection {
             let mut buffer = [0; 512];
             let room = (wanted - self.heard.len()).min(buffer.len());
             match self.stream.read(&mut buffer[..room]) {
-                Ok(0) => return Err(Unheard::Closed),
+                Ok(0) => return Err(ReceiveError::Closed),
                 Ok(read) => self.heard.extend(&buffer[..read]),
                 Err(error) if waits(&error) => return Ok(None),
                 Err(error) => return Err(error.into()),
@@ -135,7 +135,7 @@ pub(super) struct Watch {
 
 /// The result of a check of the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Sight {
+pub(super) enum PeerState {
     /// The peer is there, or was at the last check.
     There,
     /// The peer is there and was checked just now. The caller can do other rare checks, too.
@@ -160,23 +160,23 @@ impl Watch {
     }
 
     /// Checks the peer if the last check is long enough ago.
-    pub(super) fn look(&mut self) -> Sight {
+    pub(super) fn look(&mut self) -> PeerState {
         if let Some(gone) = self.gone {
-            return if gone.elapsed() < GRACE { Sight::Leaving } else { Sight::Gone };
+            return if gone.elapsed() < GRACE { PeerState::Leaving } else { PeerState::Gone };
         }
         self.calls = self.calls.wrapping_add(1);
         if self.calls % CALLS != 1 {
-            return Sight::There;
+            return PeerState::There;
         }
         let now = Instant::now();
         if now < self.next {
-            return Sight::There;
+            return PeerState::There;
         }
         self.look_now()
     }
 
     /// Checks the peer.
-    pub(super) fn look_now(&mut self) -> Sight {
+    pub(super) fn look_now(&mut self) -> PeerState {
         let now = Instant::now();
         self.next = now + LOOK_EVERY;
         let mut buffer = [0; 512];
@@ -187,12 +187,12 @@ impl Watch {
                     let room = FAREWELL_BYTES_MAX.saturating_sub(self.farewell.len());
                     self.farewell.extend(&buffer[..read.min(room)]);
                 }
-                Err(error) if waits(&error) => return Sight::Looked,
+                Err(error) if waits(&error) => return PeerState::Looked,
                 Err(_) => break,
             }
         }
         self.gone = Some(now);
-        Sight::Leaving
+        PeerState::Leaving
     }
 
     /// Returns the peer's [`farewell`] once it is leaving.
@@ -255,42 +255,43 @@ mod tests {
     #[test]
     fn a_word_comes_whole_however_it_is_cut() {
         let (mut near, far) = pair();
-        let mut talk = ControlConnection::new(far, 7);
-        let word = Word::Refusal("there is no room".into());
-        for byte in word.encode(7) {
+        let mut control = ControlConnection::new(far, 7);
+        let message = ControlMessage::Refusal("there is no room".into());
+        for byte in message.encode(7) {
             near.write_all(&[byte]).unwrap();
-            if let Some(heard) = talk.hear().unwrap() {
-                assert_eq!(heard, word);
+            if let Some(heard) = control.hear().unwrap() {
+                assert_eq!(heard, message);
                 return;
             }
         }
-        assert_eq!(until(|| talk.hear().unwrap()), word);
+        assert_eq!(until(|| control.hear().unwrap()), message);
     }
 
     #[test]
     fn a_stranger_and_one_who_hangs_up_are_no_words() {
         let (mut near, far) = pair();
         near.write_all(b"GET / HTTP/1.1\r\nHost: example\r\n\r\n").unwrap();
-        let mut talk = ControlConnection::new(far, 7);
-        let refused = until(|| talk.hear().err());
-        assert!(matches!(refused, Unheard::Garbled(Garbled::Stranger)), "{refused}");
+        let mut control = ControlConnection::new(far, 7);
+        let refused = until(|| control.hear().err());
+        assert!(matches!(refused, ReceiveError::Garbled(Garbled::Stranger)), "{refused}");
         let (near, far) = pair();
         drop(near);
-        let mut talk = ControlConnection::new(far, 7);
-        assert!(matches!(until(|| talk.hear().err()), Unheard::Closed));
+        let mut control = ControlConnection::new(far, 7);
+        assert!(matches!(until(|| control.hear().err()), ReceiveError::Closed));
     }
 
     #[test]
     fn a_peer_that_closes_is_leaving_and_then_gone_and_its_farewell_is_heard() {
         let (near, far) = pair();
         let mut watch = ControlConnection::new(far, 7).watch();
-        assert!(matches!(watch.look(), Sight::Looked));
+        assert!(matches!(watch.look(), PeerState::Looked));
         ControlConnection::new(near, 7).watch().part(&[3, 0, 1 << 40]);
-        let sight = until(|| Some(watch.look()).filter(|sight| *sight == Sight::Leaving));
-        assert_eq!(sight, Sight::Leaving);
+        let peer_state =
+            until(|| Some(watch.look()).filter(|peer_state| *peer_state == PeerState::Leaving));
+        assert_eq!(peer_state, PeerState::Leaving);
         assert_eq!(arrived(watch.farewell(), 3), Some(vec![3, 0, 1 << 40]));
         assert_eq!(arrived(watch.farewell(), 2), None);
-        until(|| (watch.look() == Sight::Gone).then_some(()));
+        until(|| (watch.look() == PeerState::Gone).then_some(()));
     }
 
     proptest! {

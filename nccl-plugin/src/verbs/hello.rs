@@ -77,7 +77,7 @@ pub(super) struct End {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Word {
+pub(super) enum ControlMessage {
     /// The sender's description.
     Hello(End),
     /// The receiver's description.
@@ -194,7 +194,7 @@ impl End {
     }
 }
 
-impl Word {
+impl ControlMessage {
     /// Returns the message's bytes on the wire.
     pub(super) fn encode(&self, nonce: u64) -> Vec<u8> {
         let mut body = Vec::new();
@@ -271,19 +271,19 @@ mod tests {
             })
     }
 
-    fn any_word() -> impl Strategy<Value = Word> {
+    fn any_word() -> impl Strategy<Value = ControlMessage> {
         prop_oneof![
-            any_end().prop_map(Word::Hello),
-            any_end().prop_map(Word::Welcome),
-            "[ -~]{0,200}".prop_map(Word::Refusal),
-            Just(Word::Ready),
+            any_end().prop_map(ControlMessage::Hello),
+            any_end().prop_map(ControlMessage::Welcome),
+            "[ -~]{0,200}".prop_map(ControlMessage::Refusal),
+            Just(ControlMessage::Ready),
         ]
     }
 
-    fn decode(bytes: &[u8], nonce: u64) -> Result<Word, Garbled> {
+    fn decode(bytes: &[u8], nonce: u64) -> Result<ControlMessage, Garbled> {
         let head = bytes.first_chunk::<HEAD_BYTES>().expect("a head");
         let head = Head::decode(head, nonce)?;
-        Word::decode(head, &bytes[HEAD_BYTES..])
+        ControlMessage::decode(head, &bytes[HEAD_BYTES..])
     }
 
     proptest! {
@@ -307,7 +307,7 @@ mod tests {
             if let Some(byte) = bytes.get_mut(at) {
                 *byte ^= bits;
             }
-            if let Ok(Word::Hello(end) | Word::Welcome(end)) = decode(&bytes, NONCE) {
+            if let Ok(ControlMessage::Hello(end) | ControlMessage::Welcome(end)) = decode(&bytes, NONCE) {
                 prop_assert!((1..=LANES_MAX).contains(&end.lanes.len()));
                 prop_assert!((1..=5).contains(&end.mtu));
                 prop_assert!(end.lanes.iter().all(|lane| lane.dscp < 64 && lane.number < 1 << 24));
@@ -319,12 +319,12 @@ mod tests {
             body in prop::collection::vec(any::<u8>(), 0..600), kind in any::<u8>(),
             lanes in any::<u8>(),
         ) {
-            let mut bytes = Word::Ready.encode(NONCE);
+            let mut bytes = ControlMessage::Ready.encode(NONCE);
             bytes[10] = kind;
             bytes[11] = lanes;
             bytes[12..16].copy_from_slice(&(body.len() as u32).to_le_bytes());
             bytes.extend(body);
-            if let Ok(Word::Hello(end) | Word::Welcome(end)) = decode(&bytes, NONCE) {
+            if let Ok(ControlMessage::Hello(end) | ControlMessage::Welcome(end)) = decode(&bytes, NONCE) {
                 prop_assert_eq!(end.lanes.len(), usize::from(lanes));
             }
         }
@@ -332,7 +332,7 @@ mod tests {
 
     #[test]
     fn another_version_and_another_listener_are_told_apart_from_strangers() {
-        let mut bytes = Word::Ready.encode(NONCE);
+        let mut bytes = ControlMessage::Ready.encode(NONCE);
         assert_eq!(decode(&bytes, NONCE + 1), Err(Garbled::Nonce));
         bytes[8] ^= 0x10;
         assert_eq!(decode(&bytes, NONCE), Err(Garbled::Version(VERSION ^ 0x10)));
@@ -342,7 +342,10 @@ mod tests {
 
     #[test]
     fn a_refusal_is_shown_without_control_characters() {
-        let word = Word::Refusal("no\u{1b}[2J room".into());
-        assert_eq!(decode(&word.encode(NONCE), NONCE), Ok(Word::Refusal("no [2J room".into())));
+        let word = ControlMessage::Refusal("no\u{1b}[2J room".into());
+        assert_eq!(
+            decode(&word.encode(NONCE), NONCE),
+            Ok(ControlMessage::Refusal("no [2J room".into()))
+        );
     }
 }

@@ -12,7 +12,7 @@ use smallvec::SmallVec;
 
 use super::completions::{BATCH, Completion, Completions, SharedReceive};
 use super::connect;
-use super::control_connection::{Sight, Watch};
+use super::control_connection::{PeerState, Watch};
 use super::cts::{self, Arrival, DEPTH, ENTRY_BYTES, Entry, FIFO_BYTES, TABLE_BYTES};
 use super::hello::{ClassQueuePair, End};
 use super::nic::{Nic, registered};
@@ -320,13 +320,13 @@ impl Receiver {
 
     fn look(&mut self) {
         match self.watch.look() {
-            Sight::There | Sight::Leaving => {}
-            Sight::Looked => {
+            PeerState::There | PeerState::Leaving => {}
+            PeerState::Looked => {
                 if let Err(fault) = self.nic.look() {
                     self.break_with(fault);
                 }
             }
-            Sight::Gone => {
+            PeerState::Gone => {
                 let fault = Fault::Remote(format!("the sender at {} is gone", self.watch.peer()));
                 self.break_with(fault);
             }

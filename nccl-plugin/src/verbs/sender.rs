@@ -14,7 +14,7 @@ use smallvec::SmallVec;
 
 use super::completions::{BATCH, Completion, Completions};
 use super::connect;
-use super::control_connection::{self, Sight, Watch};
+use super::control_connection::{self, PeerState, Watch};
 use super::cts::{self, Arrival, Entry, FIFO_BYTES, TABLE_BYTES};
 use super::hello::{ClassQueuePair, End};
 use super::nic::{INFINIBAND, Nic, registered};
@@ -209,16 +209,16 @@ impl Sender {
 
     /// Checks the peer and the device from time to time.
     fn look(&mut self, sent: &mut Vec<Sent>) {
-        let sight = self.watch.as_mut().map_or(Sight::There, Watch::look);
-        match sight {
-            Sight::There => {}
-            Sight::Looked => {
+        let peer_state = self.watch.as_mut().map_or(PeerState::There, Watch::look);
+        match peer_state {
+            PeerState::There => {}
+            PeerState::Looked => {
                 if let Err(fault) = self.nic.look() {
                     self.break_with(fault);
                 }
             }
-            Sight::Leaving => self.settle(sent, false),
-            Sight::Gone => {
+            PeerState::Leaving => self.settle(sent, false),
+            PeerState::Gone => {
                 self.settle(sent, false);
                 let messages = if self.in_flight() { " with messages in flight" } else { "" };
                 let fault =

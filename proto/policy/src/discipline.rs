@@ -65,7 +65,7 @@ pub(crate) enum Feasibility {
 
 /// A flow on a port where no other flow waits, and which need not wait itself.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Lone<'a> {
+pub(crate) struct UncontendedFlow<'a> {
     pub(crate) spec: &'a FlowSpec,
     /// The flow's own deadline, or its request's.
     pub(crate) deadline: Time,
@@ -75,7 +75,7 @@ pub(crate) struct Lone<'a> {
     pub(crate) request: Slot,
 }
 
-impl Lone<'_> {
+impl UncontendedFlow<'_> {
     /// Returns the record that the flow would have if it waited.
     pub(crate) fn waiting(&self) -> Flow {
         Flow::new(*self.spec, self.deadline, self.batch, self.request)
@@ -104,7 +104,7 @@ pub(crate) trait Discipline: Debug + Send + Sync {
 
     /// Returns the level of `flow` if no other flow waits on the port. The result equals that of
     /// [`Discipline::place`] followed by [`Discipline::level`].
-    fn lone_level(&self, port: &Port, now: Time, flow: &Lone<'_>) -> Level {
+    fn lone_level(&self, port: &Port, now: Time, flow: &UncontendedFlow<'_>) -> Level {
         self.place(port, now, &flow.waiting()).level
     }
 

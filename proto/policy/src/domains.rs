@@ -55,7 +55,7 @@ struct Share {
     /// The bytes that the domain was permitted, raised to [`SharedLink::clock`] while it is idle.
     served: u64,
     /// Until when the domain rests after a piece of more than a chunk, if others are busy.
-    rests_until: Time,
+    throttled_until: Time,
     /// When scavenged work may be permitted beside others' work in the levels.
     scavenges_at: Time,
 }
@@ -103,7 +103,7 @@ impl SharedLink {
             used: Time::ZERO,
             is_active: false,
             served: self.clock,
-            rests_until: Time::ZERO,
+            throttled_until: Time::ZERO,
             scavenges_at: Time::ZERO,
         })
     }
@@ -255,7 +255,7 @@ impl SharedLink {
 
     /// Reports whether a domain waits because it had a large piece and others are busy.
     fn rests(&self, now: Time, at: usize) -> bool {
-        now < self.shares[at].rests_until && self.others_busy(at) > 0
+        now < self.shares[at].throttled_until && self.others_busy(at) > 0
     }
 
     /// Charges a domain for bytes that it was permitted or sends on credit.
@@ -279,7 +279,7 @@ impl SharedLink {
         if bytes > self.config.chunk_bytes {
             let parts = 1 + self.others_busy(at);
             let on_wire = Span::transfer(bytes.min(PIECE_MAX), self.config.rate);
-            self.shares[at].rests_until = now + on_wire.times(parts);
+            self.shares[at].throttled_until = now + on_wire.times(parts);
         }
     }
 
@@ -298,8 +298,8 @@ impl SharedLink {
         self.permitted(now, self.at(domain), permit.bytes);
     }
 
-    /// See [`Link::launch`].
-    pub fn launch(
+    /// See [`Link::add_in_flight`].
+    pub fn add_in_flight(
         &mut self,
         now: Time,
         domain: DomainId,
@@ -307,13 +307,20 @@ impl SharedLink {
         level: Level,
         bytes: u64,
     ) {
-        self.arrives(now, domain, stage).launch(now, stage, peer, level, bytes);
+        self.arrives(now, domain, stage).add_in_flight(now, stage, peer, level, bytes);
         self.charge(self.at(domain), bytes);
     }
 
-    /// See [`Link::land`].
-    pub fn land(&mut self, now: Time, domain: DomainId, peer: PeerId, level: Level, bytes: u64) {
-        self.enter(domain).link.land(now, peer, level, bytes);
+    /// See [`Link::remove_in_flight`].
+    pub fn remove_in_flight(
+        &mut self,
+        now: Time,
+        domain: DomainId,
+        peer: PeerId,
+        level: Level,
+        bytes: u64,
+    ) {
+        self.enter(domain).link.remove_in_flight(now, peer, level, bytes);
     }
 
     /// Updates the state of a domain for an event.
@@ -392,7 +399,7 @@ impl SharedLink {
         // A turn that has come and was not used waits for a completion.
         let turns = self.shares.iter().filter(scavenges).map(|share| share.scavenges_at);
         let rested = |share: &&Share| share.link.waiting_flows() > 0;
-        let rests = self.shares.iter().filter(rested).map(|share| share.rests_until);
+        let rests = self.shares.iter().filter(rested).map(|share| share.throttled_until);
         links.chain(turns.chain(rests).filter(|&at| at > self.polled)).min()
     }
 

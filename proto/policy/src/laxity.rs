@@ -70,7 +70,7 @@
 use laxity_types::{Layer, Level, Stage};
 
 use crate::config::LinkConfig;
-use crate::discipline::{Check, Discipline, Feasibility, Lone, QueuePosition};
+use crate::discipline::{Check, Discipline, Feasibility, QueuePosition, UncontendedFlow};
 use crate::link::batch_table::NULL_BATCH;
 use crate::link::flows::{Flow, NONE, Slot};
 use crate::link::port::Port;
@@ -180,7 +180,7 @@ impl Laxity {
 
     /// Returns the key that the batch of `flow` would have if `flow` waited. The deadline of a
     /// waiting flow counts for its batch.
-    fn lone_key(port: &Port, now: Time, flow: &Lone<'_>) -> u64 {
+    fn lone_key(port: &Port, now: Time, flow: &UncontendedFlow<'_>) -> u64 {
         let key = Self::batch_key(port, now, flow.batch, flow.deadline);
         if flow.batch == NULL_BATCH || flow.deadline == Time::NEVER {
             return key;
@@ -330,7 +330,7 @@ impl Discipline for Laxity {
         }
     }
 
-    fn lone_level(&self, port: &Port, now: Time, flow: &Lone<'_>) -> Level {
+    fn lone_level(&self, port: &Port, now: Time, flow: &UncontendedFlow<'_>) -> Level {
         if flow.spec.stage == Stage::KvReuse {
             let key = Time(Self::lone_key(port, now, flow));
             self.reuse_level(port, now, flow.batch, flow.spec.layer, key)

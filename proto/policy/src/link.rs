@@ -58,7 +58,7 @@ use starved::Starved;
 use laxity_types::{FlowId, Layer, Level, PeerId, Stage};
 
 use crate::config::{InvalidConfig, LinkConfig};
-use crate::discipline::{Discipline, Lone};
+use crate::discipline::{Discipline, UncontendedFlow};
 use crate::event::{Action, Event, FlowSpec};
 use crate::policies;
 use crate::scavenger::Guarantee;
@@ -225,14 +225,14 @@ impl Link {
     ///
     /// The link does not store a flow that was permitted whole, because a second lookup for each
     /// flow would dominate the cost of an uncontended port. The driver reports the bytes of such a
-    /// flow with [`Link::land`], not with [`Event::BytesCompleted`] or [`Event::FlowCancelled`].
+    /// flow with [`Link::remove_in_flight`], not with [`Event::BytesCompleted`] or [`Event::FlowCancelled`].
     pub fn commit_permit(&mut self, now: Time, spec: &FlowSpec, permit: Permit) {
         if spec.stage == Stage::KvReuse {
             let batch = self.port.batches.find_batch(spec.batch).unwrap_or(NULL_BATCH);
             self.note_late_reuse(now, spec.stage, batch, spec.layer);
         }
         if permit.last {
-            self.launch(now, spec.stage, spec.peer, permit.level, permit.bytes);
+            self.add_in_flight(now, spec.stage, spec.peer, permit.level, permit.bytes);
             if permit.level == Level::SCAVENGER {
                 self.guarantee.spend(permit.bytes);
             }
@@ -247,8 +247,15 @@ impl Link {
     }
 
     /// Counts bytes as in flight at `level` that the driver sends ahead of any permit, as for a
-    /// flow on credit. [`Link::land`] ends the count.
-    pub fn launch(&mut self, now: Time, stage: Stage, peer: PeerId, level: Level, bytes: u64) {
+    /// flow on credit. [`Link::remove_in_flight`] ends the count.
+    pub fn add_in_flight(
+        &mut self,
+        now: Time,
+        stage: Stage,
+        peer: PeerId,
+        level: Level,
+        bytes: u64,
+    ) {
         self.told = now;
         if level != Level::SCAVENGER && self.port.queues.scavenger().is_some() {
             self.guarantee.earn(bytes);
@@ -257,7 +264,7 @@ impl Link {
     }
 
     /// Removes bytes from those in flight, because they were delivered, or never will be.
-    pub fn land(&mut self, now: Time, peer: PeerId, level: Level, bytes: u64) {
+    pub fn remove_in_flight(&mut self, now: Time, peer: PeerId, level: Level, bytes: u64) {
         self.told = now;
         self.settle(peer, level, bytes);
     }
@@ -408,7 +415,7 @@ impl Link {
     fn lone_level(&self, now: Time, spec: &FlowSpec) -> Level {
         let batch = self.port.batches.find_batch(spec.batch).unwrap_or(NULL_BATCH);
         let request = self.port.batches.find_request(spec.request).unwrap_or(NONE);
-        let lone = Lone { spec, deadline: self.deadline(spec, request), batch, request };
+        let lone = UncontendedFlow { spec, deadline: self.deadline(spec, request), batch, request };
         self.discipline.lone_level(&self.port, now, &lone)
     }
 

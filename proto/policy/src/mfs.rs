@@ -27,7 +27,7 @@
 
 use laxity_types::{Level, Stage};
 
-use crate::discipline::{Check, Discipline, Feasibility, Lone, QueuePosition};
+use crate::discipline::{Check, Discipline, Feasibility, QueuePosition, UncontendedFlow};
 use crate::link::flows::Flow;
 use crate::link::port::Port;
 use crate::link::queue::{Group, QueueId, Rank, Scope};
@@ -105,7 +105,7 @@ impl Discipline for Mfs {
         }
     }
 
-    fn lone_level(&self, port: &Port, now: Time, flow: &Lone<'_>) -> Level {
+    fn lone_level(&self, port: &Port, now: Time, flow: &UncontendedFlow<'_>) -> Level {
         if scavenger::claims(port, flow.spec, flow.batch, flow.request) {
             return Level::SCAVENGER;
         }

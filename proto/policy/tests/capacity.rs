@@ -38,7 +38,13 @@ fn a_lower_rate_changes_who_is_urgent_among_flows_that_wait() {
     let filled = |config: LinkConfig| {
         let mut link = Link::new(config).expect("valid");
         let blocker = FlowSpec::anonymous(FlowId(9), Stage::Collective, WINDOW);
-        link.launch(Time::ZERO, blocker.stage, blocker.peer, link.credit_level(Time::ZERO), WINDOW);
+        link.add_in_flight(
+            Time::ZERO,
+            blocker.stage,
+            blocker.peer,
+            link.credit_level(Time::ZERO),
+            WINDOW,
+        );
         for spec in flows {
             link.handle(Time::ZERO, Event::FlowArrived(spec));
         }
@@ -49,7 +55,7 @@ fn a_lower_rate_changes_who_is_urgent_among_flows_that_wait() {
     let slow = LinkConfig { rate, window_bytes: window, ..fast.clone() };
     let land = |mut link: Link| {
         let level = link.credit_level(Time::ZERO);
-        link.land(Time::ZERO, laxity_policy::PeerId(0), level, WINDOW);
+        link.remove_in_flight(Time::ZERO, laxity_policy::PeerId(0), level, WINDOW);
         order(link, Time::ZERO)
     };
     let mut changed = filled(fast.clone());

@@ -143,7 +143,7 @@ impl Scene {
         if self.attack == Attack::Launches {
             let (now, level) = (self.now, self.link.link(self.hostile).credit_level(self.now));
             let unknown = (Stage::Collective, PeerId(0));
-            self.link.launch(now, self.hostile, unknown, level, 1 << 40);
+            self.link.add_in_flight(now, self.hostile, unknown, level, 1 << 40);
         }
     }
 

@@ -221,17 +221,17 @@ fn credit_is_what_is_left_of_the_window_unless_something_waits_at_or_above() {
         let now = Time(1);
         assert_eq!(link.credit_allowance(now), 10 * CHUNK);
         let level = link.credit_level(now);
-        link.launch(now, Stage::Collective, PeerId(0), level, 3 * CHUNK);
+        link.add_in_flight(now, Stage::Collective, PeerId(0), level, 3 * CHUNK);
         assert_eq!(link.credit_allowance(now), 7 * CHUNK, "{policy}");
         assert_eq!(link.in_flight_bytes(), 3 * CHUNK);
         link.handle(now, Event::FlowArrived(flow(2, Stage::Collective, 1.0)));
         assert_eq!(link.credit_allowance(now), 0, "{policy}: a collective waits");
         link.handle(now, cancelled(2));
-        link.land(now, PeerId(0), level, 3 * CHUNK);
+        link.remove_in_flight(now, PeerId(0), level, 3 * CHUNK);
         assert_eq!(link.credit_allowance(now), 10 * CHUNK, "{policy}");
         // Credit above the window must be accepted, because the bytes are on the wire already.
         let far_more = flow(3, Stage::Collective, 5.0).bytes;
-        link.launch(now, Stage::Collective, PeerId(0), level, far_more);
+        link.add_in_flight(now, Stage::Collective, PeerId(0), level, far_more);
         assert_eq!(link.credit_allowance(now), 0);
         assert_eq!(link.peek_permit(now, &flow(4, Stage::Collective, 5.0)), None);
     }
@@ -493,10 +493,10 @@ fn kv_reuse_that_stays_in_flight_raises_later_kv_reuse_to_the_level_of_collectiv
     assert!(reuse_level(&link, us(2_300), 1, 30) > near, "this one has time");
     // All land. The port remembers it for 64 layer times.
     for _ in 0..3 {
-        link.land(us(2_400), PeerId(0), near, 100_000);
+        link.remove_in_flight(us(2_400), PeerId(0), near, 100_000);
     }
     assert_eq!(send(&mut link, us(60_000), 14), collective);
-    link.land(us(60_100), PeerId(0), collective, 100_000);
+    link.remove_in_flight(us(60_100), PeerId(0), collective, 100_000);
     assert_eq!(reuse_level(&link, us(67_000), 1, 14), near);
 }
 
@@ -505,7 +505,7 @@ fn the_last_stage_that_stays_in_flight_does_not_make_kv_reuse_late() {
     let config = LinkConfig { window_bytes: 1 << 30, ..LinkConfig::default() };
     let mut link = at_layer_ten(&config, ms(0));
     let near = Level(link.credit_level(ms(0)).0 + 1);
-    link.launch(ms(0), Stage::P2d, PeerId(0), Level(near.0 + 1), 1000);
+    link.add_in_flight(ms(0), Stage::P2d, PeerId(0), Level(near.0 + 1), 1000);
     let spec = FlowSpec { bytes: 1000, ..reuse(7, 1, 14) };
     let permit = link.peek_permit(ms(50), &spec).expect("there is room");
     link.commit_permit(ms(50), &spec, permit);
@@ -643,7 +643,7 @@ fn a_piece_that_exceeded_the_window_leaves_no_room_behind() {
     assert!(link.poll_action(Time(1)).is_some());
     // More than the window is in flight on credit when the piece lands.
     for _ in 0..2 {
-        link.launch(Time(1), Stage::P2d, PeerId(0), Level(1), 3 * CHUNK);
+        link.add_in_flight(Time(1), Stage::P2d, PeerId(0), Level(1), 3 * CHUNK);
     }
     link.handle(Time(2), Event::BytesCompleted { flow: FlowId(1), bytes: 100 * CHUNK });
     link.handle(Time(2), Event::FlowArrived(FlowSpec { flow: FlowId(2), ..piece }));

@@ -236,7 +236,7 @@ fn collectives_on_credit_do_not_keep_others_out_for_ever() {
             while left > 0 {
                 assert!(port.now < until, "{policy}: {stage} starves beside credit");
                 while port.link.credit_allowance(port.now) >= CHUNK {
-                    port.link.launch(port.now, Stage::Collective, PeerId(0), level, CHUNK);
+                    port.link.add_in_flight(port.now, Stage::Collective, PeerId(0), level, CHUNK);
                     wire.push_back(None);
                 }
                 while let Some(action) = port.link.poll_action(port.now) {
@@ -247,7 +247,7 @@ fn collectives_on_credit_do_not_keep_others_out_for_ever() {
                 port.now = port.now + step;
                 match wire.pop_front() {
                     None => {}
-                    Some(None) => port.link.land(port.now, PeerId(0), level, CHUNK),
+                    Some(None) => port.link.remove_in_flight(port.now, PeerId(0), level, CHUNK),
                     Some(Some((flow, bytes))) => {
                         left -= bytes;
                         let done = Event::BytesCompleted { flow, bytes };

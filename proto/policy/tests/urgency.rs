@@ -142,7 +142,7 @@ proptest! {
             whole: false, peer: PeerId(0),
         };
         let level = link.credit_level(now);
-        link.launch(now, Stage::Collective, PeerId(0), level, config.window_bytes);
+        link.add_in_flight(now, Stage::Collective, PeerId(0), level, config.window_bytes);
         for (id, &layers) in (1u64..).zip(&layers) {
             let layer = target % layers;
             let Some(due) = schedule.iter().position(|&entry| entry == (id, layer)) else {

@@ -141,7 +141,7 @@ pub struct Consumer {
     flushed: u64,
     /// Maximum number of records between two updates of `consumed`.
     flush_every: u64,
-    granted: [u64; CREDIT_PORTS],
+    permitted: [u64; CREDIT_PORTS],
     spent: [u64; CREDIT_PORTS],
     /// The last `awaited` word that got a wake-up. Each word needs one only.
     woken: u64,
@@ -161,7 +161,7 @@ impl Consumer {
             live: vec![0; count].into_boxed_slice(),
             flushed: 0,
             flush_every: (count / 4).max(1) as u64,
-            granted: [0; CREDIT_PORTS],
+            permitted: [0; CREDIT_PORTS],
             spent: [0; CREDIT_PORTS],
             woken: 0,
             refused: None,
@@ -273,8 +273,8 @@ impl Consumer {
             return Err(Garbage::Overdraft(flow.bytes));
         };
         let spent = self.spent[port].saturating_add(flow.bytes);
-        if spent > self.granted[port] {
-            return Err(Garbage::Overdraft(spent - self.granted[port]));
+        if spent > self.permitted[port] {
+            return Err(Garbage::Overdraft(spent - self.permitted[port]));
         }
         Ok((port, spent))
     }
@@ -360,21 +360,21 @@ impl Consumer {
 
     /// Sets the credit of a port, in bytes since the lane began. Credit never goes down, because
     /// the client may have spent it already.
-    pub fn grant_credit(&mut self, port: usize, cumulative: u64) {
-        if let Some(granted) = self.granted.get_mut(port)
-            && cumulative > *granted
+    pub fn give_credit(&mut self, port: usize, cumulative: u64) {
+        if let Some(permitted) = self.permitted.get_mut(port)
+            && cumulative > *permitted
         {
-            *granted = cumulative;
+            *permitted = cumulative;
             // Relaxed: no other data depends on this number.
-            self.memory.header().credit.granted[port].store(cumulative, Ordering::Relaxed);
+            self.memory.header().credit.permitted[port].store(cumulative, Ordering::Relaxed);
         }
     }
 
     /// Returns the credit given and the credit spent on a port, in bytes since the lane began.
     #[must_use]
     pub fn credit(&self, port: usize) -> (u64, u64) {
-        match (self.granted.get(port), self.spent.get(port)) {
-            (Some(granted), Some(spent)) => (*granted, *spent),
+        match (self.permitted.get(port), self.spent.get(port)) {
+            (Some(permitted), Some(spent)) => (*permitted, *spent),
             _ => (0, 0),
         }
     }

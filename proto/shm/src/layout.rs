@@ -218,7 +218,7 @@ pub struct ConsumedLine {
 #[derive(Debug)]
 pub struct CreditLine {
     /// Credit given by the daemon. Relaxed: no other data depends on this number.
-    pub(crate) granted: [AtomicU64; CREDIT_PORTS],
+    pub(crate) permitted: [AtomicU64; CREDIT_PORTS],
 }
 
 /// The owner of the lane, for people who debug a region. No decision depends on it.
@@ -261,7 +261,7 @@ impl LaneHeader {
             waiter: WaiterLine { awaited: AtomicU64::new(0), wakes: AtomicU32::new(0) },
             owner: OwnerLine { thread: AtomicU32::new(0) },
             consumed: ConsumedLine { consumed: AtomicU64::new(0) },
-            credit: CreditLine { granted: core::array::from_fn(|_| AtomicU64::new(0)) },
+            credit: CreditLine { permitted: core::array::from_fn(|_| AtomicU64::new(0)) },
         }
     }
 }

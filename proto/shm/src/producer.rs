@@ -24,7 +24,7 @@ pub struct SlotRef {
 /// circle. The slot comes back as the last, just before the turn, so that slots are used in the
 /// order in which they came back.
 #[derive(Debug)]
-struct Circle {
+struct FreeList {
     /// By slot: the next slot of the circle. All are slots of the lane (`new`, `insert`).
     links: Box<[u16]>,
     /// By slot: the previous slot of the circle. `pass` then need not write any link.
@@ -37,7 +37,7 @@ struct Circle {
     count: u32,
 }
 
-impl Circle {
+impl FreeList {
     fn new(slots: usize) -> Self {
         let count = slots as u16;
         Self {
@@ -101,7 +101,7 @@ pub struct Producer {
     seq: u64,
     /// Value of the shared `consumed` counter at the last read.
     consumed: u64,
-    circle: Circle,
+    free_list: FreeList,
     /// Number of slots that gated flows leave to other records. A lane full of waiting flows must
     /// still be able to report completions. Otherwise no further permits would follow.
     spare: u32,
@@ -112,8 +112,8 @@ impl Producer {
     pub fn new(memory: LaneMemory) -> Self {
         let slots = memory.slots().len();
         assert!(slots >= usize::from(SLOTS_MIN), "a lane has at least {SLOTS_MIN} slots");
-        let (circle, spare) = (Circle::new(slots), (slots / 8) as u32);
-        Self { memory, seq: 1, consumed: 0, circle, spare }
+        let (free_list, spare) = (FreeList::new(slots), (slots / 8) as u32);
+        Self { memory, seq: 1, consumed: 0, free_list, spare }
     }
 
     /// Returns the lane's memory.
@@ -136,7 +136,7 @@ impl Producer {
     pub fn publish(&mut self, record: &Record) -> Result<SlotRef, LaneFull> {
         let next = self.next()?;
         let at = self.put(&record.encode().with_next(next));
-        self.circle.pass(at.slot, next, at.tag);
+        self.free_list.pass(at.slot, next, at.tag);
         Ok(at)
     }
 
@@ -147,10 +147,10 @@ impl Producer {
     #[inline(always)]
     pub fn publish_on_credit(&mut self, flow: &Flow, credit: &mut u64) -> Option<u64> {
         let left = credit.checked_sub(flow.bytes)?;
-        let next = self.circle.next(self.consumed)?;
+        let next = self.free_list.next(self.consumed)?;
         *credit = left;
-        let (turn, seq) = (self.circle.turn, self.seq);
-        self.circle.pass(turn, next, seq);
+        let (turn, seq) = (self.free_list.turn, self.seq);
+        self.free_list.pass(turn, next, seq);
         let slot = self.slot(turn);
         slot.write_on_credit(flow, next);
         // Release: as in `put`.
@@ -167,19 +167,19 @@ impl Producer {
     #[inline]
     pub fn publish_gated(&mut self, record: &Record) -> Result<SlotRef, LaneFull> {
         // One more than `spare`: the slot of the next record is reserved.
-        if self.circle.count - 1 <= self.spare {
+        if self.free_list.count - 1 <= self.spare {
             return Err(LaneFull);
         }
         let next = self.next()?;
         let at = self.put(&record.encode().with_next(next));
-        self.circle.remove(next);
+        self.free_list.remove(next);
         Ok(at)
     }
 
     /// Returns the slot that the current record names as the next one's.
     #[inline]
     fn next(&mut self) -> Result<u16, LaneFull> {
-        match self.circle.next(self.consumed) {
+        match self.free_list.next(self.consumed) {
             Some(next) => Ok(next),
             None => self.look_again(),
         }
@@ -191,13 +191,13 @@ impl Producer {
         // Acquire: pairs with the Release store in `Consumer::flush`. The slots that come back
         // are overwritten later, which must come after the daemon's copies.
         self.consumed = self.memory.header().consumed.consumed.load(Ordering::Acquire);
-        self.circle.next(self.consumed).ok_or(LaneFull)
+        self.free_list.next(self.consumed).ok_or(LaneFull)
     }
 
     /// Publishes into the slot of this turn.
     #[inline]
     fn put(&mut self, descriptor: &Descriptor) -> SlotRef {
-        let at = SlotRef { slot: self.circle.turn, tag: self.seq };
+        let at = SlotRef { slot: self.free_list.turn, tag: self.seq };
         let slot = self.slot(at.slot);
         slot.write(descriptor);
         // Release: pairs with the consumer's Acquire load in `Consumer::poll`.
@@ -210,7 +210,7 @@ impl Producer {
     #[inline]
     fn slot(&self, slot: u16) -> &Slot {
         debug_assert!(usize::from(slot) < self.memory.slots().len());
-        // SAFETY: the circle holds slots of this lane only, see `Circle::links`.
+        // SAFETY: the circle holds slots of this lane only, see `FreeList::links`.
         unsafe { self.memory.slots().get_unchecked(usize::from(slot)) }
     }
 
@@ -241,17 +241,17 @@ impl Producer {
     #[inline]
     pub fn release(&mut self, at: SlotRef) {
         // Usable at once, because no record in it remains to be consumed.
-        self.circle.insert(at.slot, 0);
+        self.free_list.insert(at.slot, 0);
     }
 
-    /// Withdraws a gated flow of which `granted` bytes were used. The slot comes back once the
+    /// Withdraws a gated flow of which `permitted` bytes were used. The slot comes back once the
     /// daemon has consumed the message.
     ///
     /// # Errors
     /// [`LaneFull`]: nothing happened, and the flow still holds its slot. Try again later.
-    pub fn withdraw(&mut self, at: SlotRef, granted: u64) -> Result<(), LaneFull> {
-        let message = self.publish(&Record::Cancelled { tag: at.tag, granted })?;
-        self.circle.insert(at.slot, message.tag);
+    pub fn withdraw(&mut self, at: SlotRef, permitted: u64) -> Result<(), LaneFull> {
+        let message = self.publish(&Record::Cancelled { tag: at.tag, permitted })?;
+        self.free_list.insert(at.slot, message.tag);
         Ok(())
     }
 
@@ -263,7 +263,7 @@ impl Producer {
     pub fn reset(&mut self, gated: impl IntoIterator<Item = SlotRef>) -> Result<(), LaneFull> {
         let message = self.publish(&Record::LaneReset)?;
         for at in gated {
-            self.circle.insert(at.slot, message.tag);
+            self.free_list.insert(at.slot, message.tag);
         }
         Ok(())
     }
@@ -280,7 +280,7 @@ impl Producer {
     #[inline]
     pub fn credit(&self, port: usize) -> u64 {
         // Relaxed: no other data depends on this number.
-        self.memory.header().credit.granted.get(port).map_or(0, |c| c.load(Ordering::Relaxed))
+        self.memory.header().credit.permitted.get(port).map_or(0, |c| c.load(Ordering::Relaxed))
     }
 }
 
@@ -292,17 +292,17 @@ mod tests {
     use crate::consumer::Consumer;
 
     /// Asserts that a flow holds each slot or the circle has it once, with correct links both ways.
-    fn assert_whole(circle: &Circle, held: usize) {
-        let mut seen = vec![false; circle.links.len()];
-        let mut slot = circle.turn;
-        for _ in 0..circle.count {
-            let next = circle.links[usize::from(slot)];
-            assert_eq!(circle.back[usize::from(next)], slot);
+    fn assert_whole(free_list: &FreeList, held: usize) {
+        let mut seen = vec![false; free_list.links.len()];
+        let mut slot = free_list.turn;
+        for _ in 0..free_list.count {
+            let next = free_list.links[usize::from(slot)];
+            assert_eq!(free_list.back[usize::from(next)], slot);
             assert!(!core::mem::replace(&mut seen[usize::from(slot)], true));
             slot = next;
         }
-        assert_eq!(slot, circle.turn, "the circle is longer than its count");
-        assert_eq!(circle.count as usize + held, seen.len());
+        assert_eq!(slot, free_list.turn, "the circle is longer than its count");
+        assert_eq!(free_list.count as usize + held, seen.len());
     }
 
     proptest! {
@@ -338,7 +338,7 @@ mod tests {
                         consumer.flush();
                     }
                 }
-                assert_whole(&producer.circle, gated.len());
+                assert_whole(&producer.free_list, gated.len());
             }
             let published = producer.next_tag() - 1;
             while let Some(incoming) = consumer.poll() {

@@ -112,7 +112,7 @@ pub enum Record {
         /// Sequence of the record that submitted the flow.
         tag: u64,
         /// Permitted bytes of the flow that the client put on the wire.
-        granted: u64,
+        permitted: u64,
     },
     /// The lane's owner has ended, and every flow of this lane is withdrawn.
     LaneReset,
@@ -320,7 +320,7 @@ impl Record {
             Self::SubmitOnCredit { ref flow, observed: false } => encode_flow(OP_CREDIT, flow),
             Self::SubmitOnCredit { ref flow, observed: true } => encode_flow(OP_OBSERVED, flow),
             Self::Completed { tag, bytes } => simple(OP_COMPLETED, 0, [bytes, tag, 0, 0]),
-            Self::Cancelled { tag, granted } => simple(OP_CANCELLED, 0, [granted, tag, 0, 0]),
+            Self::Cancelled { tag, permitted } => simple(OP_CANCELLED, 0, [permitted, tag, 0, 0]),
             Self::LaneReset => simple(OP_LANE_RESET, 0, [0; 4]),
             Self::BatchBegin { batch, layers, layer_time_ns } => {
                 simple(OP_BATCH_BEGIN, layers, [layer_time_ns, batch, 0, 0])
@@ -369,7 +369,7 @@ impl Record {
         let [head, bytes, batch, request, deadline_ns, _] = descriptor.0;
         let layer = (head >> 32) as u16;
         let record = match opcode {
-            OP_CANCELLED => Self::Cancelled { tag: batch, granted: bytes },
+            OP_CANCELLED => Self::Cancelled { tag: batch, permitted: bytes },
             OP_LANE_RESET => Self::LaneReset,
             OP_BATCH_BEGIN => Self::BatchBegin { batch, layers: layer, layer_time_ns: bytes },
             OP_REQUEST_JOIN => Self::RequestJoin { batch, request, deadline_ns, bytes },

@@ -2,12 +2,12 @@
 //!
 //! # Which lanes are polled
 //! A region has 64 lanes of which most are always idle, so only claimed lanes are polled. The
-//! client keeps a bitmap of claimed lanes in the header. [`Served::refresh`] reads it again, at
+//! client keeps a bitmap of claimed lanes in the header. [`RegionConsumer::refresh`] reads it again, at
 //! intervals while the daemon is awake and always before a sleep. The bitmap is untrusted but
 //! harmless, because it only selects the lanes to poll. With more than a few hundred lanes over all
 //! clients, polling each lane costs more than the work. The daemon then raises
 //! [`attention::DOORBELL`], and submitters also increment a 16-bit doorbell, 32 to a line. A lane
-//! is then polled only when its doorbell has changed. [`Served::sweep`] polls every claimed lane
+//! is then polled only when its doorbell has changed. [`RegionConsumer::sweep`] polls every claimed lane
 //! regardless. It is needed after raising the flag and before sleeping (see [`crate::sleep`]).
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -43,7 +43,7 @@ struct Active {
 
 /// The daemon's end of one client process.
 #[derive(Debug)]
-pub struct Served {
+pub struct RegionConsumer {
     region: Arc<Region>,
     eventfd: OwnedFd,
     /// Lanes that were claimed at some time, in the order in which the daemon found them.
@@ -54,7 +54,7 @@ pub struct Served {
     fenced: bool,
 }
 
-impl Served {
+impl RegionConsumer {
     /// Creates the region and the eventfd of a new client. `client_fenced` is
     /// [`registration::HELLO_FENCED`] of its greeting.
     ///
@@ -149,7 +149,7 @@ impl Served {
         self.scan_into(budget, &mut sink)
     }
 
-    /// Does the same as [`Served::scan`] for a scheduler: see [`Sink`].
+    /// Does the same as [`RegionConsumer::scan`] for a scheduler: see [`Sink`].
     #[inline]
     pub fn scan_into(&mut self, budget: usize, sink: &mut impl Sink) -> usize {
         let mut total = 0;
@@ -180,7 +180,7 @@ impl Served {
         self.sweep_into(budget, &mut sink)
     }
 
-    /// Does the same as [`Served::sweep`] for a scheduler: see [`Sink`].
+    /// Does the same as [`RegionConsumer::sweep`] for a scheduler: see [`Sink`].
     pub fn sweep_into(&mut self, budget: usize, sink: &mut impl Sink) -> usize {
         self.refresh();
         let mut total = 0;
@@ -196,7 +196,7 @@ impl Served {
     }
 
     /// Switches doorbells on or off. After switching on for all clients call
-    /// [`crate::sync::heavy_fence`] once, then [`Served::sweep`]: the sweep finds records of
+    /// [`crate::sync::heavy_fence`] once, then [`RegionConsumer::sweep`]: the sweep finds records of
     /// submitters that did not see the flag.
     pub fn set_doorbell(&mut self, on: bool) {
         self.doorbell = on;

@@ -11,14 +11,14 @@ use laxity_shm::layout::{CREDIT_PORTS, Geometry};
 use laxity_shm::permit::published;
 use laxity_shm::producer::{Producer, SlotRef};
 use laxity_shm::record::{Descriptor, Direction, Flow, Garbage, Record, Stage};
-use laxity_shm::served::Served;
+use laxity_shm::served::RegionConsumer;
 use proptest::prelude::*;
 
 const SMALL: Geometry = Geometry { lanes: 3, slots: 16, colour: 2 };
 
 /// Returns a served client and the file of its region, for writing anywhere.
-fn served() -> (Served, File) {
-    let mut served = Served::new(SMALL, false).expect("served");
+fn served() -> (RegionConsumer, File) {
+    let mut served = RegionConsumer::new(SMALL, false).expect("served");
     let file = File::from(served.region().memfd().try_clone_to_owned().expect("dup"));
     served.header().set_claimed(0, true);
     served.refresh();
@@ -33,7 +33,7 @@ fn publish(file: &File, slot: u16, seq: u64, words: [u64; 6]) {
     }
 }
 
-fn first(served: &mut Served) -> Option<Result<Record, Garbage>> {
+fn first(served: &mut RegionConsumer) -> Option<Result<Record, Garbage>> {
     let mut result = None;
     served.scan(1, |_, _, incoming| {
         result = Some(incoming.map(|i| i.record));
@@ -99,7 +99,7 @@ proptest! {
     fn every_message_reads_back(a: u64, b: u64, c: u64, d: u64, n: u16) {
         for record in [
             Record::Completed { tag: a, bytes: b },
-            Record::Cancelled { tag: a, granted: b },
+            Record::Cancelled { tag: a, permitted: b },
             Record::LaneReset,
             Record::BatchBegin { batch: a, layers: n, layer_time_ns: b },
             Record::RequestJoin { batch: a, request: b, deadline_ns: c, bytes: d },
@@ -203,7 +203,7 @@ fn a_chain_that_leaves_the_lane_or_bites_itself_is_garbage() {
 #[test]
 fn credit_of_a_record_that_is_refused_is_not_spent() {
     let (mut served, file) = served();
-    served.consumer(0).expect("seen").grant_credit(0, 100);
+    served.consumer(0).expect("seen").give_credit(0, 100);
     let record = Record::SubmitOnCredit {
         flow: Flow { bytes: 60, stage: Stage::Collective, ..Flow::default() },
         observed: false,
@@ -237,12 +237,12 @@ fn credit_of_each_port_is_its_own() {
     let (mut served, _file) = served();
     let mut producer = Producer::new(LaneMemory::mapped(served.region(), 0).expect("lane"));
     for port in 0..CREDIT_PORTS {
-        let granted = 10 + port as u64;
-        served.consumer(0).expect("seen").grant_credit(port, granted);
-        assert_eq!(producer.credit(port), granted);
+        let permitted = 10 + port as u64;
+        served.consumer(0).expect("seen").give_credit(port, permitted);
+        assert_eq!(producer.credit(port), permitted);
         let direction = if port % 2 == 0 { Direction::Egress } else { Direction::Ingress };
         let flow = Flow {
-            bytes: granted,
+            bytes: permitted,
             nic: (port / 2) as u8,
             direction,
             stage: Stage::Collective,
@@ -252,7 +252,7 @@ fn credit_of_each_port_is_its_own() {
         producer.publish(&record).expect("room");
         assert_eq!(first(&mut served), Some(Ok(record)));
         let consumer = served.consumer(0).expect("seen");
-        assert_eq!(consumer.credit(port), (granted, granted));
+        assert_eq!(consumer.credit(port), (permitted, permitted));
     }
 }
 
@@ -261,7 +261,7 @@ fn credit_cannot_be_overdrawn() {
     let (mut served, _file) = served();
     let mut producer = Producer::new(LaneMemory::mapped(served.region(), 0).expect("lane"));
     let flow = |bytes, nic| Flow { bytes, nic, stage: Stage::Collective, ..Flow::default() };
-    served.consumer(0).expect("seen").grant_credit(0, 100);
+    served.consumer(0).expect("seen").give_credit(0, 100);
     assert_eq!(producer.credit(0), 100);
     let on_credit = |flow| Record::SubmitOnCredit { flow, observed: false };
     producer.publish(&on_credit(flow(100, 0))).expect("room");

@@ -107,18 +107,18 @@ fn a_permit_in_chunks_is_granted_once_and_its_slot_is_free_after_the_last() {
         let (mut producer, mut consumer) = lane();
         let client = thread::spawn(move || {
             let at = producer.publish_gated(&Record::Submit(flow(10))).expect("room");
-            let mut granted = 0;
+            let mut permitted = 0;
             loop {
                 if let State::Permit { cumulative, last, .. } = producer.state(at) {
-                    assert!(cumulative >= granted, "never takes back");
-                    granted = cumulative;
+                    assert!(cumulative >= permitted, "never takes back");
+                    permitted = cumulative;
                     if last {
                         break;
                     }
                 }
                 thread::yield_now();
             }
-            assert_eq!(granted, 10);
+            assert_eq!(permitted, 10);
             producer.release(at);
             producer.publish(&hint(7)).expect("room");
         });
@@ -158,8 +158,8 @@ fn a_permit_that_crosses_a_withdrawal_reaches_nobody() {
         for sum in [4, 10] {
             if let Some(Ok(incoming)) = consumer.poll() {
                 match incoming.record {
-                    Record::Cancelled { tag, granted } if tag == first.at.tag => {
-                        told = Some(granted);
+                    Record::Cancelled { tag, permitted } if tag == first.at.tag => {
+                        told = Some(permitted);
                     }
                     other => panic!("{other:?}"),
                 }
@@ -173,9 +173,9 @@ fn a_permit_that_crosses_a_withdrawal_reaches_nobody() {
         assert_eq!(permitted + bypassed, 10, "each byte once");
         assert!(permitted <= written || withdrawn.is_none());
         if let Some(Ok(incoming)) = consumer.poll()
-            && let Record::Cancelled { granted, .. } = incoming.record
+            && let Record::Cancelled { permitted, .. } = incoming.record
         {
-            told = Some(granted);
+            told = Some(permitted);
         }
         assert_eq!(told, withdrawn, "the daemon learns how much went out with its leave");
     });
@@ -200,7 +200,7 @@ fn a_withdrawn_slot_comes_back_only_after_the_daemon_forgot_the_flow() {
         let first = take(&mut consumer);
         // The latest possible permit: just before the daemon reads the withdrawal.
         let _ = consumer.permit(first.at, 10, 2, false);
-        assert!(matches!(take(&mut consumer).record, Record::Cancelled { granted: 0, .. }));
+        assert!(matches!(take(&mut consumer).record, Record::Cancelled { permitted: 0, .. }));
         consumer.permit(first.at, 10, 2, true).expect_err("forgotten");
         consumer.flush();
         for n in 1..=u64::from(SLOTS) {
@@ -220,9 +220,9 @@ fn credit_only_grows_and_is_never_seen_larger_than_granted() {
             let second = producer.credit(0);
             assert!(first <= second && second <= 30);
         });
-        consumer.grant_credit(0, 10);
-        consumer.grant_credit(0, 30);
-        consumer.grant_credit(0, 20);
+        consumer.give_credit(0, 10);
+        consumer.give_credit(0, 30);
+        consumer.give_credit(0, 20);
         assert_eq!(consumer.credit(0), (30, 0));
         client.join().expect("client");
     });

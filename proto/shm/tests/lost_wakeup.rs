@@ -19,7 +19,7 @@ use laxity_shm::producer::{Producer, SlotRef};
 use laxity_shm::record::{Flow, Record};
 use laxity_shm::region::Region;
 use laxity_shm::registration::{self, Hello};
-use laxity_shm::served::Served;
+use laxity_shm::served::RegionConsumer;
 use laxity_shm::sleep::{self, Awaited, now_ns};
 use laxity_shm::sync::heavy_fence;
 
@@ -76,7 +76,8 @@ fn no_wake_up_is_lost_in_a_thousand_runs_of_four_clients() {
         assert!(registration::wait_readable(socket.as_fd(), WATCHDOG), "clients greet");
         registration::receive_hello(socket.as_fd()).expect("greets").expect("readable");
         let colour = clients.len() as u8;
-        let served = Served::new(Geometry { lanes: 1, slots: 16, colour }, false).expect("region");
+        let served =
+            RegionConsumer::new(Geometry { lanes: 1, slots: 16, colour }, false).expect("region");
         served.welcome(socket.as_fd()).expect("welcomed");
         clients.push((socket, served));
     }
@@ -88,7 +89,7 @@ fn no_wake_up_is_lost_in_a_thousand_runs_of_four_clients() {
 }
 
 /// Runs the daemon. It permits each flow in two chunks and sleeps at once when no record waits.
-fn serve(clients: &mut Vec<(OwnedFd, Served)>) -> u64 {
+fn serve(clients: &mut Vec<(OwnedFd, RegionConsumer)>) -> u64 {
     let mut disorder = Disorder(now_ns());
     let mut flows = 0;
     let mut second: Vec<(usize, u16, SlotRef)> = Vec::new();
@@ -140,7 +141,7 @@ fn serve(clients: &mut Vec<(OwnedFd, Served)>) -> u64 {
 
 fn permit_first(
     index: usize,
-    served: &mut Served,
+    served: &mut RegionConsumer,
     second: &mut Vec<(usize, u16, SlotRef)>,
     flows: &mut u64,
 ) -> usize {

@@ -14,7 +14,7 @@ use laxity_shm::region::{Region, RegionError};
 use laxity_shm::registration::{
     self, Hello, Reason, RegistrationError, Reply, receive_hello, receive_reply,
 };
-use laxity_shm::served::Served;
+use laxity_shm::served::RegionConsumer;
 
 const SMALL: Geometry = shape(2, 16, 1);
 
@@ -121,7 +121,7 @@ fn a_client_registers_and_gets_a_region_and_an_eventfd() {
     let peer = registration::peer(daemon.as_fd()).expect("credentials");
     assert_eq!(peer.pid, std::process::id());
 
-    let served = Served::new(SMALL, false).expect("served");
+    let served = RegionConsumer::new(SMALL, false).expect("served");
     assert!(receive_reply(client.as_fd()).expect("open").is_none());
     served.welcome(daemon.as_fd()).expect("sends");
     assert!(registration::wait_readable(client.as_fd(), Duration::from_secs(5)));

@@ -115,7 +115,7 @@ fn records_are_written_as_in_version_two() {
         (Record::SubmitOnCredit { flow, observed: false }, written(2)),
         (Record::SubmitOnCredit { flow, observed: true }, written(3)),
         (Record::Completed { tag: 1, bytes: 2 }, [0, 2, 1, 0, 0, 4 << 16]),
-        (Record::Cancelled { tag: 1, granted: 2 }, [0, 2, 1, 0, 0, 5 << 16]),
+        (Record::Cancelled { tag: 1, permitted: 2 }, [0, 2, 1, 0, 0, 5 << 16]),
         (Record::LaneReset, [0, 0, 0, 0, 0, 6 << 16]),
         (
             Record::BatchBegin { batch: 1, layers: 2, layer_time_ns: 3 },

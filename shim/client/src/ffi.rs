@@ -20,7 +20,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::ticket::Mark;
+use crate::ticket::TicketState;
 use crate::{Client, Direction, Flow, Lane, Mode, Options, Permit, Stage, Ticket};
 
 pub(crate) const ABI_VERSION: u32 = 1;
@@ -426,8 +426,10 @@ pub unsafe extern "C" fn lax_cancel(lane: *mut Lane, ticket: *mut LaxTicket) -> 
     let Some(ticket) = (unsafe { ticket.as_mut() }) else {
         return INVALID;
     };
-    let ticket =
-        core::mem::replace(&mut ticket.ticket, Ticket { mark: Mark::DONE, ..Ticket::bypassed(0) });
+    let ticket = core::mem::replace(
+        &mut ticket.ticket,
+        Ticket { state: TicketState::DONE, ..Ticket::bypassed(0) },
+    );
     // SAFETY: upheld by the caller.
     unsafe {
         on_lane(lane, |lane| {

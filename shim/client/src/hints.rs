@@ -87,7 +87,7 @@ fn take(
     let mut channel = channel(hub);
     let HintChannel { table, lane, told } = &mut *channel;
     let lane = lane.get_or_insert_with(|| hub.client.lane());
-    lane.seek();
+    lane.try_attach();
     // A new daemon gets the whole table, which contains this hint.
     let is_new = lane.is_attached() && *told != hub.client.generation();
     how(table, &mut |hint| {

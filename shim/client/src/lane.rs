@@ -29,7 +29,7 @@ use crate::lane_binding::LaneBinding;
 use crate::peers;
 use crate::session::NoSeat;
 use crate::stats::LaneCounters;
-use crate::ticket::{Mark, SEATS, Ticket};
+use crate::ticket::{SEATS, Ticket, TicketState};
 use crate::wait::Spin;
 
 /// Time before a lane looks for a seat again if there was none.
@@ -91,7 +91,7 @@ impl Lane {
     #[inline(always)]
     pub fn submit_into(&mut self, flow: &Flow, ticket: &mut Ticket) {
         if !self.submit_on_hand(flow, ticket) {
-            self.submit_otherwise(flow, ticket);
+            self.submit_without_credit(flow, ticket);
         }
     }
 
@@ -103,7 +103,7 @@ impl Lane {
             && let Some(tag) = binding.producer.publish_on_credit(flow, &mut binding.credit.left)
         {
             let attention = binding.header.after_publish();
-            *ticket = Ticket { tag, total: flow.bytes, permitted: 0, mark: binding.credit.mark };
+            *ticket = Ticket { tag, total: flow.bytes, permitted: 0, state: binding.credit.state };
             if attention != 0 {
                 self.attend(ticket);
             }
@@ -129,7 +129,7 @@ impl Lane {
         nic: impl FnOnce() -> u8,
         ticket: &mut Ticket,
     ) -> bool {
-        self.seek();
+        self.try_attach();
         flow.nic = nic();
         if self.binding.is_none() {
             if self.is_crowded() {
@@ -157,7 +157,7 @@ impl Lane {
 
     /// Submits a flow without credit at hand.
     #[inline(never)]
-    fn submit_otherwise(&mut self, flow: &Flow, ticket: &mut Ticket) {
+    fn submit_without_credit(&mut self, flow: &Flow, ticket: &mut Ticket) {
         *ticket = match self.submit_gated(flow) {
             Some(submitted) => submitted,
             None => self.submit_to_full_lane(flow),
@@ -176,7 +176,7 @@ impl Lane {
         };
         let seen = binding.header.attention();
         if seen & attention::NOT_ENFORCED != 0 || !self.owed.is_empty() {
-            return self.submit_slowly(flow);
+            return self.submit_slow_path(flow);
         }
         if flow.bytes > FLOW_BYTES_MAX {
             return Some(self.bypassed(flow.bytes));
@@ -192,8 +192,8 @@ impl Lane {
             self.spin.quiet_since_ns = 0;
         }
         binding.pending.add(at);
-        let mark = Mark::of(self.seat).gated(at.slot);
-        Some(Ticket { tag: at.tag, total: flow.bytes, permitted: 0, mark })
+        let state = TicketState::of(self.seat).gated(at.slot);
+        Some(Ticket { tag: at.tag, total: flow.bytes, permitted: 0, state })
     }
 
     /// Sends the address of a peer to the daemon, once per lane. Flows on credit came here before.
@@ -215,7 +215,7 @@ impl Lane {
         let at = binding.producer.publish(&record).ok()?;
         binding.credit.left -= flow.bytes;
         let mut ticket =
-            Ticket { tag: at.tag, total: flow.bytes, permitted: 0, mark: binding.credit.mark };
+            Ticket { tag: at.tag, total: flow.bytes, permitted: 0, state: binding.credit.state };
         self.attend(&mut ticket);
         Some(ticket)
     }
@@ -244,7 +244,7 @@ impl Lane {
             *ticket = self.bypassed(ticket.total);
         } else {
             self.counters.observed_bytes.add(ticket.total);
-            ticket.mark = ticket.mark.observed();
+            ticket.state = ticket.state.observed();
         }
     }
 
@@ -268,7 +268,7 @@ impl Lane {
 
     /// Looks for a daemon if there is none, as a submit does.
     #[inline]
-    pub fn seek(&mut self) {
+    pub fn try_attach(&mut self) {
         if self.binding.is_none() {
             self.find_binding();
         }
@@ -276,7 +276,7 @@ impl Lane {
 
     /// Sends a hint about requests, batches and layers to the daemon.
     pub fn hint(&mut self, hint: Hint) {
-        self.seek();
+        self.try_attach();
         // Mode `off` drops only hints. Completions and withdrawals must reach the daemon, or it
         // would never free the slots and bytes of these flows.
         if let Some(binding) = &self.binding
@@ -294,13 +294,13 @@ impl Lane {
 
     /// Reports whether the current daemon has this flow.
     fn knows(&self, ticket: &Ticket) -> bool {
-        ticket.mark.is_of(self.seat) && self.binding.is_some()
+        ticket.state.is_of(self.seat) && self.binding.is_some()
     }
 
     /// Withdraws the rest of a flow that the daemon has.
     pub(crate) fn withdraw(&mut self, ticket: &mut Ticket) {
         let at = ticket.at();
-        if ticket.mark.is_gated() {
+        if ticket.state.is_gated() {
             let mut before = 0;
             if let Some(binding) = &mut self.binding {
                 before = binding.pending.before(at.slot);
@@ -308,10 +308,10 @@ impl Lane {
             }
             self.send(Owed::Withdraw(at, ticket.permitted.saturating_sub(before)));
         } else {
-            self.send(Owed::Say(Record::Cancelled { tag: at.tag, granted: ticket.permitted }));
+            self.send(Owed::Say(Record::Cancelled { tag: at.tag, permitted: ticket.permitted }));
         }
         // Completions of the flow are ignored from now on.
-        ticket.mark = Mark::DONE;
+        ticket.state = TicketState::DONE;
     }
 
     fn say(&mut self, record: Record) {
@@ -331,7 +331,7 @@ impl Lane {
 
     /// Submits in a special state: bypass, `observe`, the daemon is gone, or records wait.
     #[cold]
-    fn submit_slowly(&mut self, flow: &Flow) -> Option<Ticket> {
+    fn submit_slow_path(&mut self, flow: &Flow) -> Option<Ticket> {
         self.notice_hangup();
         let Some(binding) = &mut self.binding else {
             return Some(self.submit_to_next(flow));
@@ -361,8 +361,8 @@ impl Lane {
         let at = binding.producer.publish(&record).ok()?;
         binding.notify();
         self.counters.observed_bytes.add(flow.bytes);
-        let mark = Mark::of(self.seat).observed();
-        Some(Ticket { tag: at.tag, total: flow.bytes, permitted: 0, mark })
+        let state = TicketState::of(self.seat).observed();
+        Some(Ticket { tag: at.tag, total: flow.bytes, permitted: 0, state })
     }
 
     #[cold]

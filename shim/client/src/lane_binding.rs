@@ -11,7 +11,7 @@ use laxity_shm::region::HeaderRef;
 
 use crate::lane::Owed;
 use crate::session::{Seat, Session};
-use crate::ticket::Mark;
+use crate::ticket::TicketState;
 
 /// A lane with a seat in a region. Fields are in the order in which a submit on credit needs them.
 #[derive(Debug)]
@@ -35,7 +35,7 @@ pub(crate) struct Credit {
     /// The [`Flow::key`] of flows that may use the credit at hand, 0 for none.
     pub(crate) key: u64,
     /// Level and DSCP of a flow on the credit at hand.
-    pub(crate) mark: Mark,
+    pub(crate) state: TicketState,
     /// Bytes of credit at hand.
     pub(crate) left: u64,
     /// Number of bytes below which the daemon should be woken: half of what there was.
@@ -50,8 +50,8 @@ pub(crate) struct Credit {
 
 impl Credit {
     /// Returns the credit of a lane. `used` is what earlier owners of the seat have used.
-    fn new(used: [u64; CREDIT_PORTS], mark: Mark) -> Self {
-        Self { key: 0, mark, left: 0, low: 0, port: 0, parked: [0; CREDIT_PORTS], seen: used }
+    fn new(used: [u64; CREDIT_PORTS], state: TicketState) -> Self {
+        Self { key: 0, state, left: 0, low: 0, port: 0, parked: [0; CREDIT_PORTS], seen: used }
     }
 
     /// Returns the bytes used per port since the lane began.
@@ -75,10 +75,10 @@ impl Credit {
 
     /// Makes the credit of `port` the one at hand, with new credit added. Reports whether there was
     /// any.
-    fn switch(&mut self, port: usize, granted: u64) -> bool {
+    fn switch(&mut self, port: usize, permitted: u64) -> bool {
         self.parked[self.port] += self.left;
         self.port = port;
-        let more = granted.saturating_sub(self.seen[port]);
+        let more = permitted.saturating_sub(self.seen[port]);
         self.seen[port] += more;
         self.left = core::mem::take(&mut self.parked[port]) + more;
         self.low = self.left / 2;
@@ -164,7 +164,7 @@ impl LaneBinding {
     pub(crate) fn new(session: Arc<Session>, seat: Seat, number: u64) -> Self {
         Self {
             header: HeaderRef::new(&session.region),
-            credit: Credit::new(seat.credit_used, Mark::of(number)),
+            credit: Credit::new(seat.credit_used, TicketState::of(number)),
             pending: Pending::new(seat.producer.memory().slots().len()),
             producer: seat.producer,
             index: seat.index,
@@ -202,7 +202,7 @@ impl LaneBinding {
         // The daemon decides the level of a flow that goes because its port is idle.
         let decided = self.header.credit_stages() & flow.stage.bit() != 0;
         let mark = if decided { self.header.credit_mark() } else { 0 };
-        self.credit.mark = self.credit.mark.on_credit(mark);
+        self.credit.state = self.credit.state.on_credit(mark);
         enough
     }
 

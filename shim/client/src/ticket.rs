@@ -18,14 +18,14 @@ pub struct Ticket {
     pub(crate) tag: u64,
     pub(crate) total: u64,
     pub(crate) permitted: u64,
-    pub(crate) mark: Mark,
+    pub(crate) state: TicketState,
 }
 
 /// The state of a ticket: `slot (16) | phase (2) | how (2) | level (8) | dscp (8) | seat (28)`,
 /// from the lowest bit. The seat is the number of the binding that submitted the flow, or 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(transparent)]
-pub(crate) struct Mark(u64);
+pub(crate) struct TicketState(u64);
 
 /// Phases of a flow. Any other number, which only C can make, means "done".
 const GATED: u64 = 1 << 16;
@@ -38,7 +38,7 @@ const LEVEL_SHIFT: u32 = 20;
 const DSCP_SHIFT: u32 = 28;
 const SEAT_SHIFT: u32 = 36;
 
-impl Mark {
+impl TicketState {
     /// The state of a flow that is permitted and collected completely, or cancelled.
     pub(crate) const DONE: Self = Self(0);
     /// The state of a flow that may go completely, and that the daemon doesn't have.
@@ -114,11 +114,11 @@ pub(crate) const SEATS: u64 = 1 << (64 - SEAT_SHIFT);
 
 impl Ticket {
     /// A ticket that is done, which is the default.
-    pub const DONE: Self = Self { tag: 0, total: 0, permitted: 0, mark: Mark::DONE };
+    pub const DONE: Self = Self { tag: 0, total: 0, permitted: 0, state: TicketState::DONE };
 
     /// Returns the ticket of a flow that is not sent to the daemon.
     pub(crate) const fn bypassed(bytes: u64) -> Self {
-        Self { tag: 0, total: bytes, permitted: 0, mark: Mark::BYPASSED }
+        Self { tag: 0, total: bytes, permitted: 0, state: TicketState::BYPASSED }
     }
 
     /// Returns the bytes permitted and collected so far.
@@ -135,24 +135,24 @@ impl Ticket {
     /// submitted to a daemon and not withdrawn.
     #[inline]
     pub fn is_known(&self) -> bool {
-        self.mark.0 & SEAT_MASK != 0
+        self.state.0 & SEAT_MASK != 0
     }
 
     /// Reports whether everything was permitted and collected, or the flow was withdrawn.
     #[inline]
     pub fn is_done(&self) -> bool {
-        !self.mark.is_gated() && !self.mark.is_ready()
+        !self.state.is_gated() && !self.state.is_ready()
     }
 
     #[inline]
     pub(crate) fn at(&self) -> SlotRef {
-        SlotRef { slot: self.mark.slot(), tag: self.tag }
+        SlotRef { slot: self.state.slot(), tag: self.tag }
     }
 
     /// Returns the permit of a flow whose rest may go completely.
     #[inline]
     pub(crate) fn collect(&mut self) -> Permit {
-        let permit = self.mark.permit(self.total.saturating_sub(self.permitted));
+        let permit = self.state.permit(self.total.saturating_sub(self.permitted));
         self.permitted = self.total;
         self.finish();
         permit
@@ -161,15 +161,15 @@ impl Ticket {
     /// Marks all bytes of the flow as permitted.
     #[inline]
     pub(crate) fn finish(&mut self) {
-        self.mark = self.mark.done();
+        self.state = self.state.done();
     }
 
     /// Permits all remaining bytes without the daemon.
     pub(crate) fn rest(&mut self) -> Permit {
         let bytes = self.total.saturating_sub(self.permitted);
         self.permitted = self.total;
-        self.mark = Mark::DONE;
-        Mark::BYPASSED.permit(bytes)
+        self.state = TicketState::DONE;
+        TicketState::BYPASSED.permit(bytes)
     }
 }
 

@@ -131,16 +131,16 @@ impl Lane {
     /// Returns a permit for further bytes, or `None`. Never blocks.
     #[inline]
     pub fn poll(&mut self, ticket: &mut Ticket) -> Option<Permit> {
-        if !ticket.mark.is_gated() {
-            if ticket.mark.is_on_credit() {
+        if !ticket.state.is_gated() {
+            if ticket.state.is_on_credit() {
                 self.counters.scheduled_bytes.add(ticket.total.saturating_sub(ticket.permitted));
             }
-            return ticket.mark.is_ready().then(|| ticket.collect());
+            return ticket.state.is_ready().then(|| ticket.collect());
         }
         if let Some(binding) = &mut self.binding
-            && ticket.mark.is_of(self.seat)
+            && ticket.state.is_of(self.seat)
         {
-            let slot = ticket.mark.slot();
+            let slot = ticket.state.slot();
             let word = binding.producer.word(slot);
             if word != binding.pending.seen(slot)
                 && let State::Permit { cumulative, level, last } = permit::decode(word)
@@ -170,7 +170,7 @@ impl Lane {
     /// Returns the permit for the bytes up to `cumulative`, and records it in the ticket.
     #[inline]
     fn take(&mut self, ticket: &mut Ticket, cumulative: u64, level: u8, last: bool) -> Permit {
-        let slot = ticket.mark.slot();
+        let slot = ticket.state.slot();
         let before = self.binding.as_ref().map_or(0, |binding| binding.pending.before(slot));
         let cumulative = cumulative.saturating_add(before);
         // No permit follows the last one, so the rest may go whatever its count is.
@@ -202,7 +202,7 @@ impl Lane {
     #[cold]
     pub(crate) fn bypass_rest(&mut self, ticket: &mut Ticket) -> Permit {
         // The withdrawal precedes `rest`, so that the daemon gets the permitted bytes.
-        if ticket.mark.is_of(self.seat) && self.binding.is_some() {
+        if ticket.state.is_of(self.seat) && self.binding.is_some() {
             self.withdraw(ticket);
             if self.binding.as_ref().is_some_and(|binding| binding.session.lost_at().is_some()) {
                 self.lose_binding();
@@ -302,7 +302,7 @@ impl Lane {
                 std::thread::sleep(LOOK_EVERY);
                 continue;
             }
-            let slot = ticket.mark.slot();
+            let slot = ticket.state.slot();
             if self.glance(slot) {
                 continue;
             }

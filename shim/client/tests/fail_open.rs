@@ -389,5 +389,5 @@ fn in_mode_off_the_daemon_still_learns_what_became_of_flows_that_it_knows() {
         daemon.knobs.completed_bytes.load(Ordering::SeqCst) == 1000
     });
     let heard = daemon.knobs.heard.lock().unwrap();
-    assert!(matches!(heard[..], [Record::Cancelled { granted: 0, .. }]), "{heard:?}");
+    assert!(matches!(heard[..], [Record::Cancelled { permitted: 0, .. }]), "{heard:?}");
 }

@@ -159,7 +159,7 @@ fn a_flow_that_nobody_polls_goes_through_two_upgrades_and_can_be_cancelled_in_ea
     let submitted =
         |daemon: &TestDaemon, bytes| daemon.knobs.submitted_bytes.load(Ordering::SeqCst) == bytes;
     eventually("the second daemon has both flows", || {
-        host.lane.seek();
+        host.lane.try_attach();
         submitted(&second, LONG + 500 - got)
     });
     let listener = second.hand_over();
@@ -169,7 +169,7 @@ fn a_flow_that_nobody_polls_goes_through_two_upgrades_and_can_be_cancelled_in_ea
     let third = TestDaemon::serving(&path, listener, Geometry::default());
     third.set(&third.knobs.hold, true);
     eventually("the third daemon has all flows", || {
-        host.lane.seek();
+        host.lane.try_attach();
         submitted(&third, LONG + 570 - got)
     });
     host.lane.cancel(waits);
@@ -180,9 +180,12 @@ fn a_flow_that_nobody_polls_goes_through_two_upgrades_and_can_be_cancelled_in_ea
     host.lane.cancel(begun);
     eventually("the daemon hears of both", || third.knobs.heard.lock().unwrap().len() == 2);
     let heard = third.knobs.heard.lock().unwrap().clone();
-    assert!(matches!(heard[0], Record::Cancelled { granted: 0, .. }), "{heard:?}");
+    assert!(matches!(heard[0], Record::Cancelled { permitted: 0, .. }), "{heard:?}");
     // That daemon permitted these bytes, and not those before.
-    assert!(matches!(heard[1], Record::Cancelled { granted, .. } if granted == more), "{heard:?}");
+    assert!(
+        matches!(heard[1], Record::Cancelled { permitted, .. } if permitted == more),
+        "{heard:?}"
+    );
     assert_eq!(drain(&mut host.lane, &mut comes), (70, false));
     assert_eq!(host.client.stats().bypassed_bytes, 0);
 }

@@ -179,7 +179,7 @@ fn cancelling_frees_the_slot_and_tells_the_daemon_what_went_out() {
         eventually("the daemon hears how much", || {
             let heard = daemon.knobs.heard.lock().expect("heard");
             heard.iter().any(|record| match record {
-                Record::Cancelled { granted, .. } => *granted == got.bytes,
+                Record::Cancelled { permitted, .. } => *permitted == got.bytes,
                 _ => false,
             })
         });

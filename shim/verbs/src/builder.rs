@@ -17,12 +17,12 @@ use parking_lot::lock_api::RawMutex as _;
 use crate::contexts::{self, Context};
 use crate::list::pass;
 use crate::queue_pair::QueuePair;
-use crate::work::{self, Limits, Work};
+use crate::work::{self, DeferredRequest, Limits};
 
 /// The work requests built since `wr_start`.
 #[derive(Debug, Default)]
 pub(crate) struct Builder {
-    works: Vec<Work>,
+    works: Vec<DeferredRequest>,
 }
 
 /// Operations known here (`IBV_QP_EX_WITH_*`): RDMA WRITE and its immediate, SEND and its
@@ -101,7 +101,7 @@ unsafe fn of(qp: *mut ibv_qp_ex) -> Option<(&'static Context, &'static QueuePair
 
 /// # Safety
 /// The calling thread is between `start` and `complete` or `abort`, and owns the builder.
-unsafe fn works(qp: *mut ibv_qp_ex) -> Option<&'static mut Vec<Work>> {
+unsafe fn works(qp: *mut ibv_qp_ex) -> Option<&'static mut Vec<DeferredRequest>> {
     // SAFETY: upheld by the caller.
     let (_, queue_pair) = unsafe { of(qp) }?;
     // SAFETY: this thread has held the lock since `start`.
@@ -149,7 +149,7 @@ unsafe fn post(
     context: &'static Context,
     queue_pair: &'static QueuePair,
     qp: *mut ibv_qp_ex,
-    works: &mut [Work],
+    works: &mut [DeferredRequest],
 ) -> c_int {
     let Some(real) = context.post_send() else {
         return libc::EINVAL;
@@ -187,7 +187,7 @@ unsafe fn record(qp: *mut ibv_qp_ex, opcode: op::Type, fill: impl FnOnce(&mut ib
         wr.send_flags = (*qp).wr_flags;
         wr.opcode = opcode;
         fill(&mut wr);
-        works.push(Work::new(wr));
+        works.push(DeferredRequest::new(wr));
     }
 }
 
@@ -195,7 +195,7 @@ unsafe fn record(qp: *mut ibv_qp_ex, opcode: op::Type, fill: impl FnOnce(&mut ib
 ///
 /// # Safety
 /// The conditions of the `ibv_wr_*` functions hold.
-unsafe fn last(qp: *mut ibv_qp_ex) -> Option<&'static mut Work> {
+unsafe fn last(qp: *mut ibv_qp_ex) -> Option<&'static mut DeferredRequest> {
     // SAFETY: upheld by the caller.
     unsafe { works(qp) }?.last_mut()
 }

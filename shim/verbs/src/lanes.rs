@@ -31,7 +31,7 @@ const SETTLE_WITHIN: Duration = Duration::from_millis(50);
 
 /// A lane with the queue pairs whose work requests wait in it.
 #[derive(Debug)]
-pub(crate) struct Shard {
+pub(crate) struct LaneShard {
     lane: Mutex<Option<Lane>>,
     waiting: Mutex<Vec<&'static QueuePair>>,
     /// Condition that `waiting` or `watched` is no longer empty. Its mutex is `waiting`.
@@ -49,16 +49,16 @@ pub(crate) struct Shard {
     /// check.
     polled: AtomicBool,
     pumped: AtomicBool,
-    /// Whether the lane has unsent records, as [`Shard::owe`] sets it.
+    /// Whether the lane has unsent records, as [`LaneShard::owe`] sets it.
     owes: AtomicBool,
-    /// Whether the lane was too full to submit a work request, until [`Shard::take_full`].
+    /// Whether the lane was too full to submit a work request, until [`LaneShard::take_full`].
     full: AtomicBool,
 }
 
 #[derive(Debug)]
 pub(crate) struct Lanes {
     client: Client,
-    pub(crate) shards: [Shard; LANES],
+    pub(crate) shards: [LaneShard; LANES],
 }
 
 /// Number of queue pairs with waiting work requests, in all lanes. Relaxed, because it is a hint
@@ -90,7 +90,7 @@ pub(crate) fn all() -> &'static Lanes {
         WAITING.store(0, Ordering::Relaxed);
         Lanes {
             client: Client::attach(Options::from_env()),
-            shards: [const { Shard::new() }; LANES],
+            shards: [const { LaneShard::new() }; LANES],
         }
     })
 }
@@ -117,7 +117,7 @@ pub(crate) fn pump_all() {
 pub(crate) fn settle_all() {
     let Some(all) = ALL.get() else { return };
     let give_up = Instant::now() + SETTLE_WITHIN;
-    let settled = |shard: &Shard| {
+    let settled = |shard: &LaneShard| {
         let Some(mut lane) = shard.lane.try_lock() else {
             return true;
         };
@@ -148,7 +148,7 @@ fn take_seat(lane: &mut Option<Lane>) -> &mut Lane {
     lane.insert(client().lane())
 }
 
-impl Shard {
+impl LaneShard {
     const fn new() -> Self {
         Self {
             lane: Mutex::new(None),
@@ -175,7 +175,7 @@ impl Shard {
     }
 
     /// Adds a queue pair whose work requests wait.
-    pub(crate) fn enlist(&'static self, queue_pair: &'static QueuePair) {
+    pub(crate) fn add_waiting(&'static self, queue_pair: &'static QueuePair) {
         let mut waiting = self.waiting.lock();
         waiting.push(queue_pair);
         WAITING.fetch_add(1, Ordering::Relaxed);
@@ -186,7 +186,7 @@ impl Shard {
     }
 
     /// Removes a queue pair without waiting work requests.
-    pub(crate) fn strike(&self, queue_pair: &'static QueuePair) {
+    pub(crate) fn remove_waiting(&self, queue_pair: &'static QueuePair) {
         let mut waiting = self.waiting.lock();
         let before = waiting.len();
         waiting.retain(|other| !ptr::eq(*other, queue_pair));
@@ -286,7 +286,7 @@ impl Shard {
         self.full.store(true, Ordering::Relaxed);
     }
 
-    /// Reports whether [`Shard::is_full`] was called since the last call.
+    /// Reports whether [`LaneShard::is_full`] was called since the last call.
     pub(crate) fn take_full(&self) -> bool {
         self.full.swap(false, Ordering::Relaxed)
     }

@@ -34,7 +34,7 @@ struct Before {
 }
 
 /// A completion that could not be reported to its queue pair at once.
-struct Kept {
+struct LateCompletion {
     queue_pair: &'static QueuePair,
     cq: usize,
     wr_id: u64,
@@ -43,7 +43,7 @@ struct Kept {
 
 thread_local! {
     /// The kept completions of this thread's current poll.
-    static KEPT: RefCell<Vec<Kept>> = const { RefCell::new(Vec::new()) };
+    static KEPT: RefCell<Vec<LateCompletion>> = const { RefCell::new(Vec::new()) };
 }
 
 /// The queues by address. The next queue at an address replaces the entry.
@@ -156,7 +156,7 @@ unsafe fn account(cq: *mut ibv_cq_ex, before: &Before, result: c_int) {
             Some(Some(other)) => (*cq).status = other,
             Some(None) => {}
             None => KEPT.with_borrow_mut(|kept| {
-                kept.push(Kept { queue_pair, cq: cq as usize, wr_id, status });
+                kept.push(LateCompletion { queue_pair, cq: cq as usize, wr_id, status });
             }),
         }
     }

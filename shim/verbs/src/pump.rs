@@ -9,7 +9,7 @@
 use std::thread;
 use std::time::Duration;
 
-use crate::lanes::Shard;
+use crate::lanes::LaneShard;
 
 /// Pause between two checks while the program pumps.
 const ASIDE: Duration = Duration::from_micros(500);
@@ -17,7 +17,7 @@ const ASIDE: Duration = Duration::from_micros(500);
 /// the lane is full.
 const RETRY: Duration = Duration::from_micros(100);
 
-pub(crate) fn start(shard: &'static Shard) {
+pub(crate) fn start(shard: &'static LaneShard) {
     let builder = thread::Builder::new().name(String::from("laxity-pump")).stack_size(256 << 10);
     if let Err(error) = laxity_job::thread::spawn(builder, move || run(shard)) {
         eprintln!(
@@ -27,7 +27,7 @@ pub(crate) fn start(shard: &'static Shard) {
     }
 }
 
-fn run(shard: &'static Shard) {
+fn run(shard: &'static LaneShard) {
     loop {
         shard.attend();
         shard.look();

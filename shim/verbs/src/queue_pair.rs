@@ -29,7 +29,7 @@ use core::ffi::c_int;
 use core::ptr;
 use std::collections::VecDeque;
 
-use ahead::Ahead;
+use ahead::QueuePairLoan;
 use laxity_client::{Flow, Lane, Ticket, peers};
 use laxity_ibverbs::{
     ibv_qp, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_init_attr, ibv_qp_state, ibv_qp_type, ibv_send_wr,
@@ -41,11 +41,11 @@ use parking_lot::Mutex;
 use crate::builder::Builder;
 use crate::contexts::{Context, PostSend};
 use crate::exports::of_libibverbs;
-use crate::lanes::{self, LANES, Shard};
+use crate::lanes::{self, LANES, LaneShard};
 use crate::list::{Posted, pass};
 use crate::report::COUNTERS;
 use crate::table;
-use crate::work::{self, Limits, Work};
+use crate::work::{self, DeferredRequest, Limits};
 
 /// Largest number of submitted work requests of a queue pair. The daemon sees what comes next, and
 /// many queue pairs fit into a lane.
@@ -81,7 +81,7 @@ enum PermitState {
 
 #[derive(Debug)]
 struct Deferred {
-    work: Work,
+    work: DeferredRequest,
     wr_id: u64,
     signaled: bool,
     bytes: u64,
@@ -140,9 +140,9 @@ struct State {
     unseen: bool,
     /// The tick of the last progress, or when a work request began to wait or be in flight.
     progress: u32,
-    /// Whether the queue pair is in the list of [`Shard::watch`].
+    /// Whether the queue pair is in the list of [`LaneShard::watch`].
     watched: bool,
-    ahead: Ahead,
+    ahead: QueuePairLoan,
     waiting: VecDeque<Deferred>,
     /// Number of waiting work requests, from the front, that were submitted.
     submitted: usize,
@@ -190,7 +190,7 @@ impl QueuePair {
         }
     }
 
-    fn shard(&self) -> &'static Shard {
+    fn shard(&self) -> &'static LaneShard {
         &lanes::all().shards[self.shard]
     }
 
@@ -306,7 +306,7 @@ impl QueuePair {
             }
         }
         for gone in state.in_flight.drain(..) {
-            self.land(&mut lane, &gone.ticket, gone.bytes);
+            self.report_delivered(&mut lane, &gone.ticket, gone.bytes);
         }
         if lane.owes() {
             shard.owe();
@@ -314,7 +314,7 @@ impl QueuePair {
         state.submitted = 0;
         drop(lane);
         if waited {
-            shard.strike(self);
+            shard.remove_waiting(self);
         }
     }
 

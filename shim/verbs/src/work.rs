@@ -60,7 +60,7 @@ pub(crate) unsafe fn is_valid(wr: &ibv_send_wr, limits: Option<&Limits>) -> bool
 const LAST_OPCODE: ibv_wr_opcode::Type = ibv_wr_opcode::IBV_WR_ATOMIC_WRITE;
 
 /// A copy of a work request with all data that it points to.
-pub(crate) struct Work {
+pub(crate) struct DeferredRequest {
     wr: ibv_send_wr,
     sges: Sges,
     /// Payload of an inline work request. The program may overwrite its own after the post.
@@ -74,9 +74,9 @@ pub(crate) type Inline = SmallVec<[u8; 32]>;
 
 // SAFETY: `request` sets the pointers before each use. Others lead into its own vectors, or are
 // handles of libibverbs that the program may use from any thread.
-unsafe impl Send for Work {}
+unsafe impl Send for DeferredRequest {}
 
-impl Work {
+impl DeferredRequest {
     /// Copies a work request.
     ///
     /// # Safety
@@ -158,7 +158,7 @@ pub(crate) unsafe fn bytes<'a>(address: *const u8, length: usize) -> &'a [u8] {
     unsafe { slice::from_raw_parts(address, length) }
 }
 
-impl core::fmt::Debug for Work {
+impl core::fmt::Debug for DeferredRequest {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.debug_struct("Work")
             .field("wr_id", &self.wr.wr_id)

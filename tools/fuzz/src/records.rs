@@ -15,7 +15,7 @@ use laxity_shm::consumer::Wake;
 use laxity_shm::layout::{CREDIT_PORTS, Geometry, LINE_BYTES};
 use laxity_shm::permit::published;
 use laxity_shm::record::{Descriptor, Flow, Record, Stage, WORDS};
-use laxity_shm::served::Served;
+use laxity_shm::served::RegionConsumer;
 use laxity_wire::v1::{RefusalReason, Report, from_coordinator::Message};
 
 use crate::Input;
@@ -27,7 +27,7 @@ const CREDIT: u64 = 1 << 20;
 const OPCODES: [u64; 14] = [1, 2, 3, 4, 5, 6, 16, 17, 18, 19, 20, 21, 22, 23];
 
 struct Client {
-    served: Served,
+    served: RegionConsumer,
     file: File,
     slot: u16,
     sequence: u64,
@@ -36,12 +36,12 @@ struct Client {
 
 impl Client {
     fn new() -> Self {
-        let mut served = Served::new(GEOMETRY, false).expect("memory");
+        let mut served = RegionConsumer::new(GEOMETRY, false).expect("memory");
         let memfd = served.region().memfd().try_clone_to_owned();
         served.header().set_claimed(0, true);
         served.refresh();
         let consumer = served.consumer(0).expect("claimed");
-        consumer.grant_credit(0, CREDIT);
+        consumer.give_credit(0, CREDIT);
         Self {
             file: File::from(memfd.expect("descriptors")),
             served,
@@ -101,8 +101,8 @@ impl Client {
         }
         for (_, consumer) in self.served.consumers() {
             for port in 0..CREDIT_PORTS {
-                let (granted, spent) = consumer.credit(port);
-                assert!(spent <= granted, "credit is never overdrawn");
+                let (permitted, spent) = consumer.credit(port);
+                assert!(spent <= permitted, "credit is never overdrawn");
             }
         }
         assert!(self.served.claimed_lanes() <= usize::from(GEOMETRY.lanes));
@@ -244,7 +244,7 @@ pub fn seeds() -> Vec<Vec<u8>> {
         Record::LayerBegin { batch: 1, layer: 4 },
         Record::SubmitOnCredit { flow, observed: false },
         Record::Submit(flow),
-        Record::Cancelled { tag: 8, granted: 9 },
+        Record::Cancelled { tag: 8, permitted: 9 },
         Record::Completed { tag: 7, bytes: 64 },
         Record::RequestEnd { request: 11 },
         Record::ComputeEnd { batch: 1 },

@@ -153,7 +153,7 @@ pub struct Account {
     pub in_flight: u64,
     pub last: bool,
     pub credit: bool,
-    /// The level of a flow that was sent with `Link::launch`, which the link does not store.
+    /// The level of a flow that was sent with `Link::add_in_flight`, which the link does not store.
     pub launched: Option<Level>,
     pub cancelled: bool,
     pub held: bool,
@@ -264,7 +264,7 @@ impl Shadowed {
                 if let Some((peer, level, bytes)) =
                     account.and_then(|a| Some((a.spec.peer, a.launched?, a.in_flight)))
                 {
-                    self.link.land(self.now, peer, level, bytes);
+                    self.link.remove_in_flight(self.now, peer, level, bytes);
                 } else {
                     self.link.handle(self.now, Event::FlowCancelled { flow });
                 }
@@ -309,7 +309,7 @@ impl Shadowed {
         let landed = bytes.min(account.in_flight);
         account.in_flight -= landed;
         if let Some(level) = account.launched {
-            self.link.land(self.now, account.spec.peer, level, landed);
+            self.link.remove_in_flight(self.now, account.spec.peer, level, landed);
         } else {
             self.link.handle(self.now, Event::BytesCompleted { flow, bytes });
         }
@@ -342,7 +342,7 @@ impl Shadowed {
         self.accounts.insert(spec.flow, account);
         if credit {
             let level = self.link.credit_level(self.now);
-            self.link.launch(self.now, spec.stage, spec.peer, level, bytes);
+            self.link.add_in_flight(self.now, spec.stage, spec.peer, level, bytes);
             let takes = Span::transfer(bytes, self.link.config().rate);
             self.drained = self.drained.max(self.now) + takes;
             self.note_oversized(bytes);

@@ -22,7 +22,7 @@ use laxity_shm::record::Flow;
 use super::Lane;
 use crate::lane_binding::LaneBinding;
 use crate::session::Session;
-use crate::ticket::{Mark, Permit, Ticket};
+use crate::ticket::{Permit, Ticket, TicketState};
 
 /// Longest pause between two looks for the next daemon while flows wait for it.
 pub(crate) const LOOK_EVERY: Duration = Duration::from_millis(1);
@@ -45,7 +45,7 @@ pub(crate) struct Handover {
 #[derive(Debug)]
 struct Held {
     /// The mark of the caller's ticket.
-    mark: Mark,
+    state: TicketState,
     /// The flow, with those bytes only that are not permitted.
     flow: Flow,
     /// The ticket at the next daemon, once it has the flow.
@@ -65,7 +65,7 @@ impl Handover {
     }
 
     fn find(&self, ticket: &Ticket) -> Option<usize> {
-        self.flows.iter().position(|held| held.mark == ticket.mark)
+        self.flows.iter().position(|held| held.state == ticket.state)
     }
 }
 
@@ -82,7 +82,7 @@ fn waiting(binding: &LaneBinding, seat: u64) -> Vec<Held> {
             };
             let mut flow = binding.producer.flow(slot)?;
             flow.bytes = flow.bytes.checked_sub(permitted)?;
-            Some((age, Held { mark: Mark::of(seat).gated(slot), flow, next: None }))
+            Some((age, Held { state: TicketState::of(seat).gated(slot), flow, next: None }))
         })
         .collect();
     flows.sort_by_key(|(age, _)| *age);
@@ -139,9 +139,9 @@ impl Lane {
             return self.bypassed(flow.bytes);
         }
         // A number of its own tells the flow from others.
-        let mark = Mark::of(super::next_number()).gated(0);
-        self.handover.flows.push(Held { mark, flow: *flow, next: None });
-        Ticket { tag: 0, total: flow.bytes, permitted: 0, mark }
+        let state = TicketState::of(super::next_number()).gated(0);
+        self.handover.flows.push(Held { state, flow: *flow, next: None });
+        Ticket { tag: 0, total: flow.bytes, permitted: 0, state }
     }
 
     /// Submits the flows that wait to the daemon that was just found.
@@ -172,13 +172,13 @@ impl Lane {
             && self.handover.flows[at].next.is_some()
             && let Some(next) = self.handover.flows.remove(at).next
         {
-            (ticket.tag, ticket.mark) = (next.tag, next.mark);
+            (ticket.tag, ticket.state) = (next.tag, next.state);
             if ticket.permitted > 0
-                && ticket.mark.is_gated()
+                && ticket.state.is_gated()
                 && let Some(binding) = &mut self.binding
-                && ticket.mark.is_of(self.seat)
+                && ticket.state.is_of(self.seat)
             {
-                binding.pending.continues(ticket.mark.slot(), ticket.permitted);
+                binding.pending.continues(ticket.state.slot(), ticket.permitted);
             }
         }
     }
@@ -187,7 +187,7 @@ impl Lane {
     pub(super) fn forget(&mut self, ticket: &mut Ticket) {
         if let Some(at) = self.handover.find(ticket) {
             self.handover.flows.remove(at);
-            ticket.mark = Mark::DONE;
+            ticket.state = TicketState::DONE;
         }
     }
 
@@ -198,7 +198,7 @@ impl Lane {
             self.lose_binding();
         }
         if self.handover.find(ticket).is_some() {
-            self.seek();
+            self.try_attach();
             self.follow(ticket);
             if self.handover.find(ticket).is_none() {
                 return self.poll(ticket);
@@ -217,7 +217,7 @@ impl Lane {
         if self.binding.is_some() || !self.handover.flows.iter().any(waits) {
             return false;
         }
-        self.seek();
+        self.try_attach();
         self.binding.is_none() && self.awaits_next()
     }
 

@@ -17,7 +17,7 @@ use laxity_shm::marking::{Marking, Treatments};
 use laxity_shm::producer::SlotRef;
 use laxity_shm::record::{Flow, Record, Stage};
 use laxity_shm::registration::{self, Reason};
-use laxity_shm::served::Served;
+use laxity_shm::served::RegionConsumer;
 use laxity_shm::sleep::{self, now_ns};
 use laxity_shm::sync::heavy_fence;
 
@@ -82,7 +82,7 @@ struct Waiting {
 
 struct Attached {
     socket: OwnedFd,
-    served: Served,
+    served: RegionConsumer,
     waiting: Vec<Waiting>,
     bad: bool,
 }
@@ -258,7 +258,7 @@ fn register(
             let colour = (clients.len() % 64) as u8;
             let geometry = Geometry { colour, ..knobs.geometry };
             let fenced = hello.flags & registration::HELLO_FENCED != 0;
-            let served = Served::new(geometry, fenced).expect("region");
+            let served = RegionConsumer::new(geometry, fenced).expect("region");
             let header = served.header();
             header.set_credit_class(1 << 2, 2);
             header.set_dscp(&std::array::from_fn(|i| i as u8 + 10));
@@ -322,7 +322,7 @@ fn serve(knobs: &Knobs, client: &mut Attached, round: u64) -> usize {
         for (_, consumer) in served.consumers() {
             for port in 0..2 {
                 let (_, spent) = consumer.credit(port);
-                consumer.grant_credit(port, spent + credit);
+                consumer.give_credit(port, spent + credit);
             }
         }
     }
@@ -362,7 +362,7 @@ fn take(knobs: &Knobs, waiting: &mut Vec<Waiting>, lane: u16, incoming: &Incomin
 }
 
 /// Permits another chunk of each flow that waits.
-fn permit(knobs: &Knobs, served: &mut Served, waiting: &mut Vec<Waiting>) {
+fn permit(knobs: &Knobs, served: &mut RegionConsumer, waiting: &mut Vec<Waiting>) {
     let chunk = knobs.chunk.load(Ordering::Relaxed);
     waiting.retain_mut(|flow| {
         let more = chunk.min(flow.flow.bytes - flow.permitted);

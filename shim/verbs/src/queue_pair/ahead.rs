@@ -19,7 +19,7 @@ const SMALL: u64 = 8 << 10;
 
 /// The loan of a queue pair and the work requests that used it.
 #[derive(Debug, Default)]
-pub(super) struct Ahead {
+pub(super) struct QueuePairLoan {
     loan: Option<Loan>,
     opcode: ibv_wr_opcode::Type,
     /// Bytes and work requests left in the loan.
@@ -29,7 +29,7 @@ pub(super) struct Ahead {
     untold: Flow,
 }
 
-impl Ahead {
+impl QueuePairLoan {
     /// Returns the bytes of a work request if it may go ahead. Its flow is not compared with that
     /// of the loan, since that takes as long as a report. If neither thread nor memory has hints,
     /// the opcode decides alone.

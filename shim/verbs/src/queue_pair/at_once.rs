@@ -81,7 +81,7 @@ impl QueuePair {
             state.ahead.follow(&mut lane, opcode, flow);
             if !signaled {
                 // The completion of an unsignaled work request can't be observed.
-                self.land(&mut lane, &flight.ticket, flight.bytes);
+                self.report_delivered(&mut lane, &flight.ticket, flight.bytes);
                 flight = InFlight::untold(flight.wr_id, false);
             }
         }

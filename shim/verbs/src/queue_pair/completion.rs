@@ -10,7 +10,7 @@ use crate::lanes;
 
 impl QueuePair {
     #[inline]
-    pub(super) fn land(&self, lane: &mut Lane, ticket: &Ticket, bytes: u64) {
+    pub(super) fn report_delivered(&self, lane: &mut Lane, ticket: &Ticket, bytes: u64) {
         lane.complete(ticket, bytes);
         if lane.owes() {
             self.shard().owe();
@@ -23,7 +23,7 @@ impl QueuePair {
         let mut lane = self.shard().lane();
         while state.in_flight.len() > IN_FLIGHT_MAX {
             if let Some(oldest) = state.in_flight.pop_front() {
-                self.land(&mut lane, &oldest.ticket, oldest.bytes);
+                self.report_delivered(&mut lane, &oldest.ticket, oldest.bytes);
             }
         }
     }
@@ -41,7 +41,7 @@ impl QueuePair {
             bytes += flight.bytes;
             if !covered {
                 let lane = lane.get_or_insert_with(|| self.shard().lane());
-                self.land(lane, &flight.ticket, flight.bytes);
+                self.report_delivered(lane, &flight.ticket, flight.bytes);
                 flight.ticket = Ticket::default();
             }
             counted |= flight.ticket.is_known();
@@ -98,7 +98,7 @@ impl QueuePair {
             && front.signaled
         {
             if front.bytes > 0 {
-                self.land(&mut self.shard().lane(), &front.ticket, front.bytes);
+                self.report_delivered(&mut self.shard().lane(), &front.ticket, front.bytes);
             }
             state.in_flight.pop_front();
             return None;
@@ -117,7 +117,7 @@ impl QueuePair {
         let mut lane = self.shard().lane();
         for flight in state.in_flight.drain(..=last) {
             failed = flight.failed;
-            self.land(&mut lane, &flight.ticket, flight.bytes);
+            self.report_delivered(&mut lane, &flight.ticket, flight.bytes);
         }
         (failed && !success).then_some(ibv_wc_status::IBV_WC_LOC_QP_OP_ERR)
     }

@@ -4,7 +4,7 @@
 //! waiting work request, such a program would wait for ever. It would also hold the port's window
 //! against all other processes. The work requests in flight of a queue pair are therefore assumed
 //! complete once its completion queue was not polled for [`UNPOLLED_TICKS`]. The lane's pump thread
-//! checks that ([`crate::lanes::Shard::watch`]), since the program may not.
+//! checks that ([`crate::lanes::LaneShard::watch`]), since the program may not.
 
 use laxity_client::Ticket;
 
@@ -55,7 +55,7 @@ impl QueuePair {
         let mut lane = self.shard().lane();
         for flight in &mut state.in_flight {
             if flight.bytes > 0 {
-                self.land(&mut lane, &flight.ticket, flight.bytes);
+                self.report_delivered(&mut lane, &flight.ticket, flight.bytes);
                 flight.ticket = Ticket::default();
             }
         }

@@ -7,7 +7,7 @@ use super::{AHEAD, Deferred, InFlight, PermitState, QueuePair, SendReadiness, St
 use crate::contexts::Context;
 use crate::list::{Posted, call, is_full};
 use crate::report::COUNTERS;
-use crate::work::{self, Work};
+use crate::work::{self, DeferredRequest};
 use crate::{classify, exports, lanes};
 
 impl QueuePair {
@@ -47,7 +47,7 @@ impl QueuePair {
                 }
             }
             // SAFETY: upheld by the caller.
-            let (work, flow) = unsafe { (Work::copy(wr), classify::flow(wr, peer)) };
+            let (work, flow) = unsafe { (DeferredRequest::copy(wr), classify::flow(wr, peer)) };
             let permit = match (first.take(), flow) {
                 (Some(ticket), _) => PermitState::Waits(ticket),
                 (None, Some(flow)) => PermitState::Unasked(flow),
@@ -72,7 +72,7 @@ impl QueuePair {
         if before == 0 && !state.waiting.is_empty() {
             lanes::advance_tick();
             state.progress = lanes::tick();
-            self.shard().enlist(self);
+            self.shard().add_waiting(self);
         }
         self.advance(state);
         result
@@ -93,7 +93,7 @@ impl QueuePair {
             went = true;
         }
         if state.waiting.is_empty() {
-            self.shard().strike(self);
+            self.shard().remove_waiting(self);
         } else if !went {
             self.settle_unpolled(state);
         }

@@ -137,7 +137,7 @@ impl Scene<'_> {
         self.cast.finish();
         let longest = lock(&self.oracle).judge_waits(&self.stops);
         outcome.longest_stall_ms = longest.as_millis() as u64;
-        self.check_books(before);
+        self.check_accounts(before);
         Ok(())
     }
 
@@ -298,7 +298,7 @@ impl Scene<'_> {
     }
 
     /// Checks that the daemon has forgotten all clients, and returned what it had for them.
-    fn check_books(&mut self, before: (usize, u64)) {
+    fn check_accounts(&mut self, before: (usize, u64)) {
         let start = Instant::now();
         let mut left = String::new();
         while start.elapsed() < FORGET_MAX {

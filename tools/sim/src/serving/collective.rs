@@ -110,7 +110,7 @@ impl World<'_> {
             Regime::Daemons if self.hosts.waits(host) => self.submit_collective(unit, rank, bytes),
             Regime::Daemons if exact || self.network.active(port) > 0 => {
                 let level = self.hosts.collective_level(host, now, bytes);
-                self.hosts.launch(host, now, level, bytes);
+                self.hosts.add_in_flight(host, now, level, bytes);
                 self.send_egress(unit, rank, level, LinkAccounting::Launched(level, bytes), exact);
             }
             Regime::Static | Regime::Grants if exact || self.network.active(port) > 0 => {
@@ -216,7 +216,9 @@ impl World<'_> {
         let (now, host) = (self.now, Hosts::egress(rank));
         match book {
             LinkAccounting::Unknown => {}
-            LinkAccounting::Launched(level, bytes) => self.hosts.land(host, now, level, bytes),
+            LinkAccounting::Launched(level, bytes) => {
+                self.hosts.remove_in_flight(host, now, level, bytes)
+            }
             LinkAccounting::Permitted(bytes) => {
                 let flow = collective_flow(rank);
                 self.hosts.handle(host, now, Event::BytesCompleted { flow, bytes });
@@ -298,7 +300,7 @@ impl World<'_> {
         if self.setup.regime == Regime::Daemons && piece.is_multiple_of(2) {
             let host = Hosts::egress(rank);
             let level = self.hosts.collective_level(host, now, left);
-            self.hosts.launch(host, now, level, left);
+            self.hosts.add_in_flight(host, now, level, left);
             book = LinkAccounting::Launched(level, left);
         }
         self.send_aggregate(unit, piece, port, left, book);
@@ -357,8 +359,8 @@ impl World<'_> {
                 if self.setup.measures_load && piece.is_multiple_of(2) {
                     let host = (first + piece) as u32;
                     let level = self.hosts.collective_level(host, self.now, bytes);
-                    self.hosts.launch(host, self.now, level, bytes);
-                    self.hosts.land(host, self.now, level, bytes);
+                    self.hosts.add_in_flight(host, self.now, level, bytes);
+                    self.hosts.remove_in_flight(host, self.now, level, bytes);
                 }
             }
         }

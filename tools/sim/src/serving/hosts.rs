@@ -179,17 +179,17 @@ impl Hosts {
         Some(permit)
     }
 
-    pub(super) fn launch(&mut self, host: u32, now: Time, level: Level, bytes: u64) {
+    pub(super) fn add_in_flight(&mut self, host: u32, now: Time, level: Level, bytes: u64) {
         let (stage, all) = (Stage::Collective, PeerId(0));
-        self.hosts[host as usize].link.launch(now, stage, all, level, bytes);
+        self.hosts[host as usize].link.add_in_flight(now, stage, all, level, bytes);
     }
 
-    pub(super) fn land(&mut self, host: u32, now: Time, level: Level, bytes: u64) {
+    pub(super) fn remove_in_flight(&mut self, host: u32, now: Time, level: Level, bytes: u64) {
         self.land_at(host, now, PeerId(0), level, bytes);
     }
 
     pub(super) fn land_at(&mut self, host: u32, now: Time, peer: PeerId, level: Level, bytes: u64) {
-        self.hosts[host as usize].link.land(now, peer, level, bytes);
+        self.hosts[host as usize].link.remove_in_flight(now, peer, level, bytes);
     }
 
     pub(super) fn handle(&mut self, host: u32, now: Time, event: Event) {

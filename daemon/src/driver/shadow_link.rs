@@ -68,7 +68,7 @@ struct Waiting {
 }
 
 #[derive(Debug)]
-pub struct Would {
+pub struct ShadowLink {
     link: Link,
     next: u64,
     waiting: HashMap<FlowId, Waiting>,
@@ -86,7 +86,7 @@ pub struct Would {
     minutes: VecDeque<Minute>,
 }
 
-impl Would {
+impl ShadowLink {
     /// Makes a simulation of a port without flows.
     ///
     /// # Errors
@@ -259,14 +259,14 @@ mod tests {
     const MIB: u64 = 1 << 20;
 
     /// A port of 1 GB/s with a window of 4 MiB, so that 1 MiB takes about 1 ms.
-    fn would() -> Would {
+    fn shadow() -> ShadowLink {
         let config = LinkConfig {
             rate: 1_000_000_000,
             chunk_bytes: MIB,
             window_bytes: 4 * MIB,
             ..LinkConfig::default()
         };
-        Would::new(config).expect("a configuration")
+        ShadowLink::new(config).expect("a configuration")
     }
 
     fn at_ms(ms: u64) -> Time {
@@ -277,9 +277,9 @@ mod tests {
         FlowSpec::anonymous(FlowId(0), stage, bytes)
     }
 
-    fn sum(would: &mut Would) -> Minute {
+    fn sum(shadow: &mut ShadowLink) -> Minute {
         let mut sum = Minute::default();
-        for minute in would.minutes(Time::ZERO) {
+        for minute in shadow.minutes(Time::ZERO) {
             sum.flows += minute.flows;
             sum.delayed_flows += minute.delayed_flows;
             sum.delay_ns += minute.delay_ns;
@@ -290,61 +290,61 @@ mod tests {
 
     #[test]
     fn flows_that_fit_the_window_would_not_have_waited() {
-        let mut would = would();
+        let mut shadow = shadow();
         for ms in 0..50 {
-            would.flow(at_ms(ms * 10), &spec(Stage::P2d, MIB));
+            shadow.flow(at_ms(ms * 10), &spec(Stage::P2d, MIB));
         }
-        let sum = sum(&mut would);
+        let sum = sum(&mut shadow);
         assert_eq!((sum.flows, sum.delayed_flows, sum.collectives_ahead), (50, 0, 0));
     }
 
     #[test]
     fn a_collective_would_have_overtaken_what_waits_for_the_window() {
-        let mut would = would();
+        let mut shadow = shadow();
         for _ in 0..40 {
-            would.flow(at_ms(1), &spec(Stage::P2d, MIB));
+            shadow.flow(at_ms(1), &spec(Stage::P2d, MIB));
         }
-        would.flow(at_ms(2), &spec(Stage::Collective, MIB / 4));
-        would.advance(at_ms(1000));
-        let sum = sum(&mut would);
+        shadow.flow(at_ms(2), &spec(Stage::Collective, MIB / 4));
+        shadow.advance(at_ms(1000));
+        let sum = sum(&mut shadow);
         assert_eq!((sum.flows, sum.collectives_ahead), (41, 1));
         assert!(sum.delayed_flows >= 36, "all beyond the window: {sum:?}");
         // The last of 40 MiB leaves after 42 ms, so the mean wait is about half of that.
         let mean_ms = sum.delay_ns / sum.delayed_flows / 1_000_000;
         assert!((10..=30).contains(&mean_ms), "{mean_ms} ms");
-        assert!(would.waiting.is_empty() && would.others.is_empty() && would.wire.is_empty());
+        assert!(shadow.waiting.is_empty() && shadow.others.is_empty() && shadow.wire.is_empty());
     }
 
     #[test]
     fn an_hour_is_remembered_and_what_waits_is_bounded() {
-        let mut would = would();
+        let mut shadow = shadow();
         for minute in 0..70 {
-            would.flow(Time(minute * MINUTE), &spec(Stage::P2d, 1));
+            shadow.flow(Time(minute * MINUTE), &spec(Stage::P2d, 1));
         }
         let numbers: Vec<u64> =
-            would.minutes(Time::ZERO).iter().map(|minute| minute.number).collect();
+            shadow.minutes(Time::ZERO).iter().map(|minute| minute.number).collect();
         assert_eq!((numbers.len(), numbers[0], numbers[59]), (MINUTES_MAX, 10, 69));
         for _ in 0..WAITING_MAX + 100 {
-            would.flow(Time(70 * MINUTE), &spec(Stage::P2d, MIB));
+            shadow.flow(Time(70 * MINUTE), &spec(Stage::P2d, MIB));
         }
-        assert!(would.waiting.len() <= WAITING_MAX);
-        assert!(would.minutes(Time::ZERO).last().is_some_and(|minute| minute.lost_flows > 0));
+        assert!(shadow.waiting.len() <= WAITING_MAX);
+        assert!(shadow.minutes(Time::ZERO).last().is_some_and(|minute| minute.lost_flows > 0));
     }
     #[test]
     fn a_flow_without_end_is_not_taken_and_one_that_takes_too_long_at_once_is_given_up() {
-        let mut would = would();
-        would.flow(at_ms(1), &spec(Stage::P2d, 1 << 50));
-        assert!(would.waiting.is_empty() && would.ahead == 0);
-        would.flow(at_ms(1), &spec(Stage::P2d, 5 << 30));
-        would.flow(at_ms(1), &spec(Stage::P2d, MIB));
-        assert!(would.is_hinted(at_ms(60_000)));
-        would.advance(at_ms(4000));
-        assert!(would.waiting.is_empty() && would.wire.is_empty() && would.ahead == 0);
-        assert!(!would.is_hinted(at_ms(60_000)), "it rests");
-        let lost: u64 = would.minutes(Time::ZERO).iter().map(|minute| minute.lost_flows).sum();
+        let mut shadow = shadow();
+        shadow.flow(at_ms(1), &spec(Stage::P2d, 1 << 50));
+        assert!(shadow.waiting.is_empty() && shadow.ahead == 0);
+        shadow.flow(at_ms(1), &spec(Stage::P2d, 5 << 30));
+        shadow.flow(at_ms(1), &spec(Stage::P2d, MIB));
+        assert!(shadow.is_hinted(at_ms(60_000)));
+        shadow.advance(at_ms(4000));
+        assert!(shadow.waiting.is_empty() && shadow.wire.is_empty() && shadow.ahead == 0);
+        assert!(!shadow.is_hinted(at_ms(60_000)), "it rests");
+        let lost: u64 = shadow.minutes(Time::ZERO).iter().map(|minute| minute.lost_flows).sum();
         assert_eq!(lost, 1, "the endless one; the short one goes before the long one");
-        would.flow(at_ms(5000), &spec(Stage::P2d, MIB));
-        would.advance(at_ms(5100));
-        assert_eq!((would.ahead, would.waiting.len()), (0, 0), "it goes on");
+        shadow.flow(at_ms(5000), &spec(Stage::P2d, MIB));
+        shadow.advance(at_ms(5100));
+        assert_eq!((shadow.ahead, shadow.waiting.len()), (0, 0), "it goes on");
     }
 }

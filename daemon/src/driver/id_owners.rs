@@ -22,7 +22,7 @@ pub enum Id {
 
 /// The ids that belong to a domain.
 #[derive(Debug)]
-pub struct Speakers {
+pub struct IdOwners {
     /// The domain of each id, and the number of its announcement.
     of: HashMap<Id, (DomainId, u64)>,
     /// The announcements of each domain, the oldest first.
@@ -30,14 +30,14 @@ pub struct Speakers {
     announcements: u64,
 }
 
-impl Default for Speakers {
+impl Default for IdOwners {
     fn default() -> Self {
         let ages = vec![VecDeque::new(); DOMAINS_MAX];
         Self { of: HashMap::new(), ages, announcements: 0 }
     }
 }
 
-impl Speakers {
+impl IdOwners {
     /// Reports whether an id belongs to this domain or to none.
     pub fn may(&self, domain: DomainId, id: Id) -> bool {
         self.of.get(&id).is_none_or(|(owner, _)| *owner == domain)
@@ -100,11 +100,11 @@ mod tests {
 
     #[test]
     fn only_the_domain_that_announced_an_id_reports_it_until_it_ends_it() {
-        let mut speakers = Speakers::default();
+        let mut id_owners = IdOwners::default();
         let (honest, hostile) = (DomainId(0), DomainId(1));
         let begin = Record::BatchBegin { batch: 7, layers: 1, layer_time_ns: 1 };
         let join = Record::RequestJoin { batch: 7, request: 70, deadline_ns: 1, bytes: 1 };
-        assert!(speakers.hint(honest, &begin) && speakers.hint(honest, &join));
+        assert!(id_owners.hint(honest, &begin) && id_owners.hint(honest, &join));
         for record in [
             begin,
             join,
@@ -113,23 +113,23 @@ mod tests {
             Record::BatchQueued { batch: 7, ahead: 8 },
             Record::BatchEnd { batch: 7 },
         ] {
-            assert!(!speakers.hint(hostile, &record), "{record:?}");
+            assert!(!id_owners.hint(hostile, &record), "{record:?}");
         }
-        assert!(speakers.may(honest, Id::Request(RequestId(70))));
-        assert!(speakers.hint(honest, &Record::BatchEnd { batch: 7 }));
-        assert!(speakers.hint(hostile, &begin), "it is anybody's again");
+        assert!(id_owners.may(honest, Id::Request(RequestId(70))));
+        assert!(id_owners.hint(honest, &Record::BatchEnd { batch: 7 }));
+        assert!(id_owners.hint(hostile, &begin), "it is anybody's again");
     }
 
     #[test]
     fn a_domain_with_too_many_ids_loses_its_own_oldest() {
-        let mut speakers = Speakers::default();
+        let mut id_owners = IdOwners::default();
         let begin = |batch| Record::BatchBegin { batch, layers: 1, layer_time_ns: 1 };
-        assert!(speakers.hint(DomainId(0), &begin(1)));
+        assert!(id_owners.hint(DomainId(0), &begin(1)));
         for batch in 2..=IDS_MAX as u64 + 2 {
-            speakers.hint(DomainId(1), &begin(batch));
+            id_owners.hint(DomainId(1), &begin(batch));
         }
-        assert_eq!(speakers.of.len(), IDS_MAX + 1);
-        assert!(!speakers.may(DomainId(1), Id::Batch(BatchId(1))));
-        assert!(speakers.may(DomainId(0), Id::Batch(BatchId(2))));
+        assert_eq!(id_owners.of.len(), IDS_MAX + 1);
+        assert!(!id_owners.may(DomainId(1), Id::Batch(BatchId(1))));
+        assert!(id_owners.may(DomainId(0), Id::Batch(BatchId(2))));
     }
 }
