@@ -102,7 +102,6 @@ impl Intake {
             layer,
             bytes: flow.bytes,
             deadline: hints.deadline(self.now, flow.deadline_ns, flow.request),
-            receiver_bound: flow.receiver_bound,
             // Collectives go first whoever receives them. Their peers would only take up numbers.
             peer: match flow.stage {
                 Stage::Collective => PeerId(0),

@@ -151,7 +151,6 @@ impl Rig {
             layer: Layer(layer),
             bytes: (1 << 16) + (bits >> 32) % (1 << 21),
             deadline,
-            receiver_bound: bits >> 63 == 1,
             whole: false,
             peer: PeerId(bits as u16 % 16),
         };

@@ -142,8 +142,7 @@ pub struct LinkConfig {
     pub peer_window_bytes: u64,
     /// `K`, number of levels, 2 to [`Level::COUNT_MAX`].
     pub levels: u8,
-    /// `U` of the thresholds `Q_i = U · E^(−i)` (MFS §4.3). In `laxity`, the share of the port from
-    /// which a receiver-bound P2D flow is urgent.
+    /// `U` of the thresholds `Q_i = U · E^(−i)` (MFS §4.3). `laxity` does not use it.
     pub threshold_scale: f64,
     /// `E` of the thresholds, greater than one. In `laxity`, the ratio of slack between levels.
     pub threshold_base: f64,

@@ -21,9 +21,6 @@ pub struct FlowSpec {
     pub bytes: u64,
     /// TTFT deadline of the request, [`Time::NEVER`] if there is none.
     pub deadline: Time,
-    /// Whether the receiving side of this transfer, not this port, is the bottleneck. Only the
-    /// `laxity` policy uses it: promotion of P2D above collectives gains nothing elsewhere.
-    pub receiver_bound: bool,
     /// The other end: the port that receives what this one sends, or that holds what it reads.
     pub peer: PeerId,
     /// Whether the flow must be permitted in one piece, however large (a work request). The part of
@@ -42,7 +39,6 @@ impl FlowSpec {
             layer: Layer(0),
             bytes,
             deadline: Time::NEVER,
-            receiver_bound: false,
             peer: PeerId(0),
             whole: false,
         }

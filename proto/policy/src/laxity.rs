@@ -3,14 +3,12 @@
 //! architecture §4.2; builds on MFS §3.2 (defer and promote), §4.4.1 (RLI) and §4.4.2 (doomed work
 //! must not make a batch urgent). Rules, in order:
 //!
-//! 1. `P_1`: last-stage flows bound by their *receiver* whose slack has run out. Elsewhere the last
-//!    stage is never promoted above collectives: it would help one request, and the delayed
-//!    collectives would harm all members of their batches;
-//! 2. collectives, by the laxity of their batch;
-//! 3. KV reuse and the last stage together, the least laxity first, KV reuse first among equals. KV
+//! 1. collectives, by the laxity of their batch. The last stage is never promoted above them: it
+//!    would help one request, and the delayed collectives would harm all members of their batches;
+//! 2. KV reuse and the last stage together, the least laxity first, KV reuse first among equals. KV
 //!    reuse has the laxity of its batch, and inside a batch RLI decides. The last stage has the
 //!    laxity of its request;
-//! 4. the scavenger.
+//! 3. the scavenger.
 //!
 //! Laxity at time `t` is time left minus work left. In a comparison at the same `t`, `t` cancels:
 //!
@@ -47,9 +45,9 @@
 //! one port, one request a batch) it met 4 % to 100 % more deadlines than the first design, in all
 //! fifteen cases.
 //!
-//! Levels express the same order on the wire: `P_1` and `P_2` as above, the rest by slack in steps
-//! of the threshold base, the first at [`SLACK_PERIODS`] promotion periods. With two levels,
-//! collectives use `P_1` too.
+//! Levels express the same order on the wire: collectives have `P_2`, as under `mfs`, and the rest
+//! go by slack in steps of the threshold base, the first at [`SLACK_PERIODS`] promotion periods.
+//! Nothing has `P_1`, unless there are two levels: then collectives have it.
 //!
 //! A flow that goes in one piece and exceeds the window has the first of these levels at once. Its
 //! piece takes long, and can't be promoted any more on its way. Otherwise several such pieces of
@@ -70,7 +68,7 @@
 use laxity_types::{Layer, Level, Stage};
 
 use crate::config::LinkConfig;
-use crate::discipline::{Check, Discipline, Feasibility, QueuePosition, UncontendedFlow};
+use crate::discipline::{Discipline, Feasibility, QueuePosition, UncontendedFlow};
 use crate::link::batch_table::NULL_BATCH;
 use crate::link::flows::{Flow, NONE, Slot};
 use crate::link::port::Port;
@@ -81,9 +79,8 @@ use crate::time::{Span, Time};
 const COLLECTIVE: QueueId = 0;
 const REUSE: QueueId = 1;
 const LAST_STAGE: QueueId = 2;
-const URGENT: QueueId = 3;
 /// KV reuse of no known batch and last-stage flows, without a deadline.
-const UNDATED: QueueId = 4;
+const UNDATED: QueueId = 3;
 
 /// Key of a batch or flow without a known deadline. It comes after all keys with one.
 const UNKNOWN: u64 = u64::MAX - 1;
@@ -97,7 +94,7 @@ const AFTER_LAYERS: u64 = 1 << 32;
 /// Times of its own at the port's rate for which smaller flows overtake one without a deadline.
 const OVERTAKEN_TIMES: u64 = 32;
 
-/// Promotion periods of slack below which a flow of rule 3 has the highest level of that rule.
+/// Promotion periods of slack below which a flow of rule 2 has the highest level of that rule.
 const SLACK_PERIODS: u64 = 4;
 
 /// Largest RLI at which KV reuse has the level of collectives: its batch waits for it, or will
@@ -119,12 +116,9 @@ pub(crate) struct Laxity {
     collective: Level,
     /// Level of KV reuse that is needed within [`NEAR_LAYERS`] layers.
     near: Level,
-    /// Highest level of the rest of rule 3. With three levels it is the level of near KV reuse.
+    /// Highest level of the rest of rule 2. With three levels it is the level of near KV reuse.
     by_slack: Level,
-    /// Share of the port at which a receiver-bound flow becomes urgent.
-    urgent_share: f64,
-    period: Span,
-    /// Slack from which a flow of rule 3 is one level lower, in ns, ascending; infinite where there
+    /// Slack from which a flow of rule 2 is one level lower, in ns, ascending; infinite where there
     /// is no lower level.
     edges_ns: [f64; Level::COUNT_MAX as usize],
 }
@@ -140,14 +134,7 @@ impl Laxity {
             *edge = edge_ns;
             edge_ns *= config.threshold_base;
         }
-        Self {
-            collective,
-            near,
-            by_slack,
-            urgent_share: config.threshold_scale.min(1.0),
-            period: config.promotion_period,
-            edges_ns,
-        }
+        Self { collective, near, by_slack, edges_ns }
     }
 
     /// Returns when `bytes` must begin so that the last one arrives by `deadline`.
@@ -207,16 +194,7 @@ impl Laxity {
         QueuePosition::new(queue, Scope::Port, key, level)
     }
 
-    /// Returns the last-stage bytes that wait in the group of `flow`, which may not exist yet.
-    fn waiting_with(port: &Port, flow: &Flow) -> u64 {
-        if flow.group == NONE {
-            return flow.remaining;
-        }
-        let group = port.queues.get(flow.group);
-        if group.scope == Scope::Request { group.bytes } else { flow.remaining }
-    }
-
-    /// Returns the level of a flow of rule 3 with this key.
+    /// Returns the level of a flow of rule 2 with this key.
     fn slack_level(&self, now: Time, key: Time) -> Level {
         let slack_ns = key.since(now).0 as f64;
         let below = |edge_ns: &&f64| slack_ns >= **edge_ns;
@@ -233,21 +211,6 @@ impl Laxity {
         }
     }
 
-    /// Returns when a receiver-bound flow needs `urgent_share` of the port.
-    fn urgent_at(&self, port: &Port, flow: &Flow, bytes: u64) -> Time {
-        let needs_ns = Span::transfer(bytes, port.config.rate).0 as f64 / self.urgent_share;
-        flow.deadline - Span(needs_ns as u64)
-    }
-
-    fn next_look(&self, now: Time, urgent_at: Time) -> Time {
-        let left = urgent_at.since(now);
-        if urgent_at == Time::NEVER || left.0 / 2 < self.period.0 {
-            urgent_at
-        } else {
-            now + Span(left.0 / 2)
-        }
-    }
-
     fn place_last(&self, port: &Port, now: Time, flow: &Flow) -> QueuePosition {
         if flow.deadline == Time::NEVER {
             return Self::place_undated(port, flow, self.last_level(port, now, flow, Time::NEVER));
@@ -256,16 +219,12 @@ impl Laxity {
         if latest < now && flow.remaining > 0 {
             return QueuePosition::scavenger();
         }
-        if flow.spec.receiver_bound {
-            let urgent_at = self.urgent_at(port, flow, Self::waiting_with(port, flow));
-            if urgent_at <= now {
-                return QueuePosition::new(URGENT, Scope::Port, latest.0, Level::HIGHEST);
-            }
-            let mut position = self.deferred(port, now, flow, latest);
-            position.check_at = self.next_look(now, urgent_at);
-            return position;
+        let level = self.last_level(port, now, flow, latest);
+        if flow.request == NONE {
+            QueuePosition::new(LAST_STAGE, Scope::Port, latest.0, level)
+        } else {
+            QueuePosition::new(LAST_STAGE, Scope::Request, 0, level)
         }
-        self.deferred(port, now, flow, latest)
     }
 
     /// Returns the level of a last-stage flow with this key.
@@ -274,15 +233,6 @@ impl Laxity {
             return self.by_slack;
         }
         self.slack_level(now, key)
-    }
-
-    fn deferred(&self, port: &Port, now: Time, flow: &Flow, latest: Time) -> QueuePosition {
-        let level = self.last_level(port, now, flow, latest);
-        if flow.request == NONE {
-            QueuePosition::new(LAST_STAGE, Scope::Port, latest.0, level)
-        } else {
-            QueuePosition::new(LAST_STAGE, Scope::Request, 0, level)
-        }
     }
 
     fn last_stage_key(port: &Port, group: &Group) -> Time {
@@ -345,13 +295,12 @@ impl Discipline for Laxity {
         let lone = group.scope == Scope::Port;
         let batch_key = || Self::batch_key(port, now, group.batch, flow.deadline);
         let (tier, major, minor) = match group.queue {
-            URGENT => (1, order, 0),
-            COLLECTIVE if lone => (2, order, 0),
-            COLLECTIVE => (2, batch_key(), 0),
-            REUSE if lone => (3, order, if order < UNKNOWN { 0 } else { NO_LAYER }),
-            UNDATED => (3, UNKNOWN, order.saturating_add(AFTER_LAYERS)),
-            REUSE => (3, batch_key(), u64::from(port.rli(group.batch, flow.spec.layer))),
-            _ => (3, Self::last_stage_key(port, group).0, NO_LAYER),
+            COLLECTIVE if lone => (1, order, 0),
+            COLLECTIVE => (1, batch_key(), 0),
+            REUSE if lone => (2, order, if order < UNKNOWN { 0 } else { NO_LAYER }),
+            UNDATED => (2, UNKNOWN, order.saturating_add(AFTER_LAYERS)),
+            REUSE => (2, batch_key(), u64::from(port.rli(group.batch, flow.spec.layer))),
+            _ => (2, Self::last_stage_key(port, group).0, NO_LAYER),
         };
         Some(Rank { tier, major, minor, seq })
     }
@@ -373,28 +322,14 @@ impl Discipline for Laxity {
 
     fn served(&self, port: &Port, now: Time, flow: &Flow, _bytes: u64) -> Option<QueuePosition> {
         // In a request's group arrival decides, and the group's key follows its bytes. Service
-        // changes the key only of urgent flows and of flows without a request.
-        let urgent = flow.level == Level::HIGHEST;
+        // changes the key only of flows without a request.
         let undated = flow.deadline == Time::NEVER;
-        if flow.spec.stage != Stage::P2d || undated || (flow.request != NONE && !urgent) {
+        if flow.spec.stage != Stage::P2d || undated || flow.request != NONE {
             return None;
         }
         let latest = Self::latest_start(port, flow.deadline, flow.remaining);
-        let queue = if urgent { URGENT } else { LAST_STAGE };
-        let mut position =
-            QueuePosition::new(queue, Scope::Port, latest.0, self.slack_level(now, latest));
-        position.check_at = flow.check_at;
-        Some(position)
-    }
-
-    fn check(&self, port: &Port, now: Time, flow: &Flow) -> Check {
-        let urgent_at = self.urgent_at(port, flow, Self::waiting_with(port, flow));
-        if urgent_at <= now {
-            let latest = Self::latest_start(port, flow.deadline, flow.remaining);
-            Check::Move(QueuePosition::new(URGENT, Scope::Port, latest.0, Level::HIGHEST))
-        } else {
-            Check::Later(self.next_look(now, urgent_at))
-        }
+        let level = self.slack_level(now, latest);
+        Some(QueuePosition::new(LAST_STAGE, Scope::Port, latest.0, level))
     }
 
     fn feasibility(&self, port: &Port, now: Time, flow: &Flow, group: &Group) -> Feasibility {
@@ -409,15 +344,12 @@ impl Discipline for Laxity {
         }
         if flow.request != NONE && port.batches.request(flow.request).lost {
             return match group.queue {
-                LAST_STAGE | URGENT => Feasibility::FlowLost,
+                LAST_STAGE => Feasibility::FlowLost,
                 _ => Feasibility::Alive,
             };
         }
         match group.queue {
             LAST_STAGE if Self::last_stage_key(port, group) < now => Feasibility::RequestLost,
-            URGENT if Self::latest_start(port, flow.deadline, flow.remaining) < now => {
-                Feasibility::RequestLost
-            }
             _ => Feasibility::Alive,
         }
     }
@@ -435,6 +367,6 @@ impl Discipline for Laxity {
     }
 
     fn credit_bar(&self) -> Rank {
-        Rank { tier: 2, major: u64::MAX, minor: u64::MAX, seq: u64::MAX }
+        Rank { tier: 1, major: u64::MAX, minor: u64::MAX, seq: u64::MAX }
     }
 }

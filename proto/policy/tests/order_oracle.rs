@@ -230,7 +230,6 @@ impl Model {
             other.spec.request == flow.spec.request
                 && other.spec.stage == Stage::P2d
                 && !other.scavenged
-                && other.level != 1
         };
         self.flows.values().filter(same).map(|other| other.left).sum()
     }
@@ -285,17 +284,16 @@ impl Model {
         }
         let undated = spec.deadline == Time::NEVER && spec.batch.0 == 0;
         match spec.stage {
-            Stage::Collective => [2, self.batch_key(spec), 0, 0, 0],
+            Stage::Collective => [1, self.batch_key(spec), 0, 0, 0],
             Stage::KvReuse | Stage::P2d if undated => {
-                [3, NO_DEADLINE, 1, flow.arrived + 32 * Self::ns(spec.bytes), 0]
+                [2, NO_DEADLINE, 1, flow.arrived + 32 * Self::ns(spec.bytes), 0]
             }
             Stage::KvReuse if spec.batch.0 == 0 => {
                 let key = self.batch_key(spec);
-                [3, key, u64::from(key >= NO_DEADLINE), 0, 0]
+                [2, key, u64::from(key >= NO_DEADLINE), 0, 0]
             }
-            Stage::KvReuse => [3, self.batch_key(spec), 0, self.rli(spec), 0],
-            _ if flow.level == 1 => [1, spec.deadline.0 - Self::ns(flow.left), 0, 0, 0],
-            _ => [3, spec.deadline.0.saturating_sub(Self::ns(self.with_request(flow))), 1, 0, 0],
+            Stage::KvReuse => [2, self.batch_key(spec), 0, self.rli(spec), 0],
+            _ => [2, spec.deadline.0.saturating_sub(Self::ns(self.with_request(flow))), 1, 0, 0],
         }
     }
 
@@ -306,7 +304,6 @@ impl Model {
         let deadline = flow.spec.deadline.0;
         match self.policy {
             PolicyKind::Mfs => deadline <= self.now,
-            _ if flow.level == 1 => deadline < self.now + Self::ns(flow.left),
             _ => deadline < self.now + Self::ns(self.with_request(flow)),
         }
     }
@@ -406,14 +403,6 @@ impl Model {
         if self.policy == PolicyKind::Mfs && !flow.scavenged {
             flow.level = self.mfs_level(&flow, 1.0);
         }
-        let urgent = spec.receiver_bound && spec.stage == Stage::P2d && !flow.scavenged;
-        if self.policy == PolicyKind::Laxity
-            && urgent
-            && deadline != Time::NEVER
-            && deadline.0 <= self.now + 2 * Self::ns(flow.left)
-        {
-            flow.level = 1;
-        }
         self.flows.insert(spec.flow, flow);
         self.tell(Event::FlowArrived(spec));
     }
@@ -467,15 +456,10 @@ impl Model {
                     self.flows.get_mut(&id).expect("waits").scavenged = true;
                     return;
                 }
+                assert_eq!(self.policy, PolicyKind::Mfs, "`laxity` promotes no P2D: {flow:?}");
                 assert!(to.0 < flow.level, "demoted from {} to {to}", flow.level);
-                if self.policy == PolicyKind::Mfs {
-                    let right = [1.0 - 1e-9, 1.0 + 1e-9].map(|push| self.mfs_level(&flow, push));
-                    assert!(right.contains(&to.0), "to {to} instead of {right:?}: {flow:?}");
-                } else {
-                    let needs = 2 * Self::ns(self.with_request(&flow)) + 2;
-                    assert!(flow.spec.receiver_bound && to == Level(1));
-                    assert!(flow.spec.deadline.0 <= self.now + needs, "urgent early: {flow:?}");
-                }
+                let right = [1.0 - 1e-9, 1.0 + 1e-9].map(|push| self.mfs_level(&flow, push));
+                assert!(right.contains(&to.0), "to {to} instead of {right:?}: {flow:?}");
                 self.flows.get_mut(&id).expect("waits").level = to.0;
             }
         }

@@ -123,7 +123,6 @@ fn submit(port: &mut Port, kind: Kind, id: u64, name: u64, bytes: u64) {
         layer: Layer(kind.layer),
         bytes,
         deadline: due,
-        receiver_bound: false,
         whole: bytes > WINDOW,
         peer: PeerId(0),
     });

@@ -138,7 +138,7 @@ proptest! {
         // A flow that fills the window makes later flows wait.
         let flow = |id, batch, stage, layer, bytes| FlowSpec {
             flow: FlowId(id), stage, batch: BatchId(batch), request: RequestId(0),
-            layer: Layer(layer), bytes, deadline: Time::NEVER, receiver_bound: false,
+            layer: Layer(layer), bytes, deadline: Time::NEVER,
             whole: false, peer: PeerId(0),
         };
         let level = link.credit_level(now);

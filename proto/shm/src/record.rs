@@ -3,16 +3,16 @@
 //! The encoding has six little-endian words. A seventh is spare and neither written nor read.
 //!
 //! ```text
-//! word 0  stage | direction << 8 | nic << 16 | receiver_bound << 24 | layer << 32
-//!         | whole << 48 | peer << 56
+//! word 0  stage | direction << 8 | nic << 16 | layer << 32 | whole << 48 | peer << 56
 //! word 1  bytes        word 2  batch, or tag        word 3  request        word 4  deadline
 //! word 5  next | opcode << 16
 //! ```
 //!
 //! `next` belongs to the lane: the slot where its next record will appear (see [`crate::lane`]).
-//! The small fields of word 0 lie as they do in [`Flow`], so that a submit copies them in two
+//! The small fields of word 0 lie as they do in [`Flow`], so that a submit copies them in few
 //! loads. The daemon trusts no record: [`Record::decode`] accepts only what encoding gives back, so
-//! each record has one encoding and no field without meaning.
+//! each record has one encoding and no field without meaning. The exception is bit 24 of a flow's
+//! word 0, a flag of earlier builds of this version: decoding ignores it.
 
 use crate::permit::FLOW_BYTES_MAX;
 
@@ -39,8 +39,6 @@ pub struct Flow {
     pub direction: Direction,
     /// The NIC, as an index into the daemon's configuration.
     pub nic: u8,
-    /// Whether the receiving side, not this port, is the bottleneck.
-    pub receiver_bound: bool,
     /// The layer that consumes (stages 1, 2) or produced (stage 3) the bytes.
     pub layer: u16,
     /// Whether the flow goes out in one piece, with a class that the client cannot choose: a work
@@ -71,7 +69,6 @@ impl Flow {
         self.stage as u64
             | (self.direction as u64) << 8
             | (self.nic as u64) << 16
-            | (self.receiver_bound as u64) << 24
             | ((self.whole as u64) << WHOLE.trailing_zeros())
             | (self.peer as u64) << 56
     }
@@ -271,7 +268,7 @@ pub(crate) fn decode_flow(descriptor: &Descriptor) -> Result<Flow, Garbage> {
     if Stage::from_number(stage).is_none() {
         return Err(Garbage::Stage(stage));
     }
-    // Direction, `receiver_bound` and `whole` are 0 or 1, and all other bits are zero.
+    // Direction and `whole` are 0 or 1, bit 24 is ignored, and all other bits are zero.
     if head & 0x00fe_0000_fe00_fe00 != 0 {
         return Err(Garbage::Reserved(descriptor.opcode()));
     }
@@ -279,9 +276,9 @@ pub(crate) fn decode_flow(descriptor: &Descriptor) -> Result<Flow, Garbage> {
         return Err(Garbage::Bytes(bytes));
     }
     // SAFETY: `Flow` is `repr(C)` and has these five words (asserted below). Its first bytes are
-    // those of `head`, little-endian: a stage that `from_number` accepts, a direction and two bools
-    // that are 0 or 1. Every other field may have any bits. Decoding each field took a third of the
-    // consumer's instructions.
+    // those of `head`, little-endian: a stage that `from_number` accepts, a direction and a bool
+    // that are 0 or 1. The fourth byte is padding, and every other field may have any bits.
+    // Decoding each field took a third of the consumer's instructions.
     Ok(unsafe {
         core::mem::transmute::<[u64; 5], Flow>([head, bytes, batch, request, deadline_ns])
     })
@@ -302,9 +299,8 @@ const _: () = {
     use core::mem::offset_of;
     assert!(size_of::<Flow>() == 40 && cfg!(target_endian = "little"));
     assert!(offset_of!(Flow, stage) == 0 && offset_of!(Flow, direction) == 1);
-    assert!(offset_of!(Flow, nic) == 2 && offset_of!(Flow, receiver_bound) == 3);
-    assert!(offset_of!(Flow, layer) == 4 && offset_of!(Flow, whole) == 6);
-    assert!(offset_of!(Flow, peer) == 7);
+    assert!(offset_of!(Flow, nic) == 2 && offset_of!(Flow, layer) == 4);
+    assert!(offset_of!(Flow, whole) == 6 && offset_of!(Flow, peer) == 7);
     assert!(offset_of!(Flow, bytes) == 8);
     assert!(offset_of!(Flow, batch) == 16 && offset_of!(Flow, request) == 24);
     assert!(offset_of!(Flow, deadline_ns) == 32);

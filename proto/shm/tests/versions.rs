@@ -139,3 +139,14 @@ fn records_are_written_as_in_version_two() {
         assert_eq!(record.encode().0, words, "{record:?}");
     }
 }
+
+/// Bit 24 of a flow said in earlier builds of version 2 that its receiver was the bottleneck.
+#[test]
+fn a_flag_of_an_old_client_is_ignored() {
+    let flow = Flow { stage: Stage::P2d, nic: 1, layer: 5, bytes: 7, ..Flow::default() };
+    for record in [Record::Submit(flow), Record::SubmitOnCredit { flow, observed: false }] {
+        let mut descriptor = record.encode();
+        descriptor.0[0] |= 1 << 24;
+        assert_eq!(Record::decode(&descriptor), Ok(record));
+    }
+}

@@ -105,7 +105,7 @@ static void print_layout(void)
     printf("sizes %zu %zu %zu %zu %zu\n", sizeof(lax_options), sizeof(lax_flow), sizeof(lax_ticket),
            sizeof(lax_grant), sizeof(lax_stats));
     printf("offsets %zu %zu %zu %zu %zu\n", offsetof(lax_options, attach_timeout_ms),
-           offsetof(lax_flow, receiver_bound), offsetof(lax_flow, deadline_ns),
+           offsetof(lax_flow, unused), offsetof(lax_flow, deadline_ns),
            offsetof(lax_grant, bypassed), offsetof(lax_stats, lane_full));
 }
 

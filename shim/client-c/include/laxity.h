@@ -95,7 +95,7 @@ typedef struct lax_flow {
     uint8_t stage;          /* LAX_STAGE_* */
     uint8_t direction;      /* LAX_EGRESS or LAX_INGRESS */
     uint8_t nic;            /* index of the NIC in the daemon's configuration */
-    uint8_t receiver_bound; /* 1 if the receiving side is the bottleneck, not this port */
+    uint8_t unused;         /* ignored */
     uint8_t whole;          /* 1 if the flow can't be cut, like a work request; it gets one grant */
     uint8_t peer;           /* number of the other end from lax_peer; 0 if unknown */
     uint8_t reserved[4];    /* zero */

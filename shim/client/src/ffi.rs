@@ -49,7 +49,7 @@ pub struct LaxFlow {
     stage: u8,
     direction: u8,
     nic: u8,
-    receiver_bound: u8,
+    unused: u8,
     whole: u8,
     peer: u8,
     reserved: [u8; 4],
@@ -137,7 +137,6 @@ impl LaxFlow {
             batch: self.batch,
             request: self.request,
             deadline_ns: self.deadline_ns,
-            receiver_bound: self.receiver_bound != 0,
             whole: self.whole != 0,
             peer: self.peer,
         })

@@ -298,7 +298,6 @@ fn flow(hub: &Hub, now: u64, asked: &Asked) -> Flow {
         stage,
         direction: asked.direction,
         nic: asked.nic,
-        receiver_bound: false,
         layer: said.layer.unwrap_or(0),
         whole: asked.whole,
         peer: asked.peer,

@@ -49,7 +49,6 @@ pub(crate) unsafe fn flow(wr: &ibv_send_wr, peer: u8) -> Option<Flow> {
         stage,
         direction,
         nic: u8::MAX,
-        receiver_bound: false,
         layer: said.layer.unwrap_or(0),
         whole: true,
         peer,

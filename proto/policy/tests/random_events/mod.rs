@@ -70,26 +70,20 @@ pub fn flow() -> impl Strategy<Value = FlowSpec> {
         layer(),
         bytes,
         deadline(),
-        any::<bool>(),
         prop::bool::weighted(0.2),
         (0u16..4).prop_map(PeerId),
     )
-        .prop_map(
-            |(stage, batch, request, layer, bytes, deadline, receiver_bound, whole, peer)| {
-                FlowSpec {
-                    whole,
-                    peer,
-                    flow: FlowId(0),
-                    stage,
-                    batch,
-                    request,
-                    layer,
-                    bytes,
-                    deadline,
-                    receiver_bound,
-                }
-            },
-        )
+        .prop_map(|(stage, batch, request, layer, bytes, deadline, whole, peer)| FlowSpec {
+            whole,
+            peer,
+            flow: FlowId(0),
+            stage,
+            batch,
+            request,
+            layer,
+            bytes,
+            deadline,
+        })
 }
 
 fn hint() -> impl Strategy<Value = Event> {

@@ -28,7 +28,7 @@ class Options(ctypes.Structure):
 
 class Flow(ctypes.Structure):
     _fields_ = [("size", ctypes.c_uint32), ("layer", ctypes.c_uint16), ("stage", ctypes.c_uint8),
-                ("direction", ctypes.c_uint8), ("nic", ctypes.c_uint8), ("receiver_bound", ctypes.c_uint8),
+                ("direction", ctypes.c_uint8), ("nic", ctypes.c_uint8), ("unused", ctypes.c_uint8),
                 ("whole", ctypes.c_uint8), ("peer", ctypes.c_uint8), ("reserved", ctypes.c_uint8 * 4),
                 ("bytes", ctypes.c_uint64), ("batch", ctypes.c_uint64), ("request", ctypes.c_uint64),
                 ("deadline_ns", ctypes.c_uint64)]

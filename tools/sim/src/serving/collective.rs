@@ -147,7 +147,6 @@ impl World<'_> {
             layer: Layer(batch.layer),
             bytes,
             deadline: Time::NEVER,
-            receiver_bound: false,
             peer: PeerId(0),
             whole: true,
         };
@@ -394,7 +393,6 @@ impl World<'_> {
             layer: Layer(0),
             bytes: 1,
             deadline: Time::NEVER,
-            receiver_bound: false,
             peer: PeerId(0),
             whole: false,
         };

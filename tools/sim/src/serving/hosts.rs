@@ -155,7 +155,6 @@ impl Hosts {
             layer: Layer(0),
             bytes,
             deadline: Time::NEVER,
-            receiver_bound: false,
             peer: PeerId(0),
             whole: true,
         };

@@ -131,21 +131,6 @@ fn coordinator_is_told_of_what_leaves_a_server() {
     assert!(ratio < 1.05, "told {ratio:.2} times what all ranks of the unit sent");
 }
 
-/// All stripes of a sequence-parallel unit write to one decode rank. With 4 ranks of tp 4 and a
-/// decode rank of 4 GPUs the receiver is the bottleneck by a factor of four.
-#[test]
-fn receiver_of_a_striped_unit_is_the_bottleneck() {
-    let scenario = long();
-    let inputs = inputs(&scenario, &[(0, 4_000, 0)]);
-    let world = world(&scenario, &inputs);
-    let egress = world.setup.layout.rank_rate * f64::from(world.setup.layout.ranks_per_unit);
-    assert!(
-        world.setup.receiver_bound || egress <= world.setup.layout.decode_rate,
-        "a request leaves at up to {egress} B/s and is received at {} B/s",
-        world.setup.layout.decode_rate
-    );
-}
-
 /// `fetched` counts tokens that come over the network. A striped unit on the holder's server gets
 /// them over NVLink.
 #[test]

@@ -34,7 +34,6 @@ pub(super) struct Setup<'a> {
     pub(super) exact: bool,
     pub(super) coflows: bool,
     pub(super) without_layers: bool,
-    pub(super) receiver_bound: bool,
     pub(super) measures_load: bool,
     pub(super) striped: bool,
     pub(super) layers: u16,
@@ -72,8 +71,6 @@ impl<'a> Setup<'a> {
         let of_kind = |keeps: bool| kv_bytes.iter().position(|&bytes| (bytes > 0) == keeps);
         let with_cache = of_kind(true).unwrap_or(0) as u16;
         let without_cache = of_kind(false).map_or(with_cache, |at| at as u16);
-        let striped = scenario.model.sp > 1;
-        let stripes = f64::from(if striped { layout.ranks_per_unit } else { 1 });
         let regime = Regime::of(scenario);
         let mut setup = Self {
             experts: Vec::new(),
@@ -82,8 +79,7 @@ impl<'a> Setup<'a> {
             coflows: scenario.policy.granularity == Granularity::Coflow,
             without_layers: scenario.policy.without.contains(&Part::Rli),
             measures_load: scenario.policy.kind == PolicyKind::Mfs && regime == Regime::Daemons,
-            receiver_bound: layout.decode_rate < layout.rank_rate * stripes,
-            striped,
+            striped: scenario.model.sp > 1,
             layers: model.layers,
             latency: Span((scenario.network.latency_us * 1e3) as u64),
             kv_bytes_all_layers: kv_bytes.iter().sum(),

@@ -130,7 +130,6 @@ impl World<'_> {
             }),
             bytes: flow.left,
             deadline: self.due(&flow),
-            receiver_bound: self.setup.receiver_bound,
             peer: self.peer_of(&flow),
             whole: false,
         };

@@ -230,7 +230,6 @@ impl Gate {
             stage,
             direction: if read { Direction::Ingress } else { Direction::Egress },
             nic: self.nic,
-            receiver_bound: false,
             layer: head.layer,
             whole: false,
             peer: peer_number(to),
