@@ -97,7 +97,7 @@ impl Intake {
             }
             Accounting::Driver => {
                 let level = Level(flow.level);
-                port.link.remove_in_flight(now, domain, flow.peer(), level, flow.outstanding());
+                port.link.write_off(now, domain, flow.peer(), level, flow.outstanding());
             }
             Accounting::Nobody | Accounting::Owed => {}
         }

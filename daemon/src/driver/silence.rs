@@ -140,7 +140,7 @@ impl Port {
         let bytes = flow.outstanding();
         match flow.accounting {
             Accounting::Link => {
-                self.link.handle(now, domain, Event::BytesCompleted { flow: id, bytes });
+                self.link.handle(now, domain, Event::BytesWrittenOff { flow: id, bytes });
                 if !flow.waits() {
                     return Accounting::Owed;
                 }
@@ -148,7 +148,7 @@ impl Port {
                 Accounting::OwedInPart
             }
             Accounting::Driver => {
-                self.link.remove_in_flight(now, domain, flow.peer(), Level(flow.level), bytes);
+                self.link.write_off(now, domain, flow.peer(), Level(flow.level), bytes);
                 Accounting::Owed
             }
             same => same,

@@ -323,6 +323,18 @@ impl SharedLink {
         self.enter(domain).link.remove_in_flight(now, peer, level, bytes);
     }
 
+    /// See [`Link::write_off`].
+    pub fn write_off(
+        &mut self,
+        now: Time,
+        domain: DomainId,
+        peer: PeerId,
+        level: Level,
+        bytes: u64,
+    ) {
+        self.enter(domain).link.write_off(now, peer, level, bytes);
+    }
+
     /// Updates the state of a domain for an event.
     pub fn handle(&mut self, now: Time, domain: DomainId, event: Event) {
         let link = match &event {

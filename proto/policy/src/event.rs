@@ -80,6 +80,13 @@ pub enum Event {
         /// Bytes since the last such event.
         bytes: u64,
     },
+    /// `bytes` of `flow` count as in flight no more, though they have not completed.
+    BytesWrittenOff {
+        /// The flow whose bytes did not complete.
+        flow: FlowId,
+        /// Bytes that were in flight.
+        bytes: u64,
+    },
     /// The flow has ended and sends nothing more (its process died, its queue pair was destroyed).
     FlowCancelled {
         /// The flow that ended.

@@ -53,6 +53,16 @@
 //! piece takes long, and can't be promoted any more on its way. Otherwise several such pieces of
 //! different levels would be in flight at a time, and share the port if its queues are not strict.
 //!
+//! Such a piece does not get the port's rate `B`. So it is doomed by the mean rate `r` that earlier
+//! ones reached (`link/piece_rate.rs`), with its own bytes `S`:
+//!
+//! ```text
+//! doomed   ⇔   key < t  or  D − S / r < t                            [ns]
+//! ```
+//!
+//! This holds for the last stage, and for KV reuse of no known batch. The order keeps `B`: with `r`
+//! in the key, large pieces would go before small ones.
+//!
 //! KV reuse that is needed soon is an exception, because the port of the unit that stores it serves
 //! other batches, and a message keeps its level for life:
 //!
@@ -216,7 +226,7 @@ impl Laxity {
             return Self::place_undated(port, flow, self.last_level(port, now, flow, Time::NEVER));
         }
         let latest = Self::latest_start(port, flow.deadline, flow.remaining);
-        if latest < now && flow.remaining > 0 {
+        if Self::feasible_until(port, flow, latest) < now && flow.remaining > 0 {
             return QueuePosition::scavenger();
         }
         let level = self.last_level(port, now, flow, latest);
@@ -229,10 +239,25 @@ impl Laxity {
 
     /// Returns the level of a last-stage flow with this key.
     fn last_level(&self, port: &Port, now: Time, flow: &Flow, key: Time) -> Level {
-        if flow.spec.whole && flow.remaining > port.config.window_bytes {
+        if port.is_oversized(flow) {
             return self.by_slack;
         }
         self.slack_level(now, key)
+    }
+
+    /// Returns until when a flow with this key can make its deadline.
+    fn feasible_until(port: &Port, flow: &Flow, key: Time) -> Time {
+        port.piece_time(flow).map_or(key, |own| key.min(flow.deadline - own))
+    }
+
+    /// Returns until when KV reuse of no batch, or a collective, can make its own deadline.
+    fn early_until(port: &Port, flow: &Flow) -> Time {
+        match flow.spec.stage {
+            Stage::KvReuse if flow.deadline != Time::NEVER => {
+                Self::feasible_until(port, flow, flow.deadline)
+            }
+            _ => flow.deadline,
+        }
     }
 
     fn last_stage_key(port: &Port, group: &Group) -> Time {
@@ -335,7 +360,8 @@ impl Discipline for Laxity {
     fn feasibility(&self, port: &Port, now: Time, flow: &Flow, group: &Group) -> Feasibility {
         if flow.spec.stage.is_early() {
             // A late flow without a batch ranks after all that can meet their deadlines.
-            let late = group.scope == Scope::Port && flow.order.0 < UNKNOWN && flow.deadline < now;
+            let lone = group.scope == Scope::Port && flow.order.0 < UNKNOWN;
+            let late = lone && Self::early_until(port, flow) < now;
             let behind = QueuePosition::new(group.queue, Scope::Port, DOOMED, flow.level);
             return if late { Feasibility::Behind(behind) } else { Feasibility::Alive };
         }
@@ -348,8 +374,11 @@ impl Discipline for Laxity {
                 _ => Feasibility::Alive,
             };
         }
+        let until = |key| Self::feasible_until(port, flow, key);
         match group.queue {
-            LAST_STAGE if Self::last_stage_key(port, group) < now => Feasibility::RequestLost,
+            LAST_STAGE if until(Self::last_stage_key(port, group)) < now => {
+                Feasibility::RequestLost
+            }
             _ => Feasibility::Alive,
         }
     }

@@ -38,6 +38,7 @@ mod late;
 mod named;
 mod peer_room;
 mod peers;
+mod piece_rate;
 pub(crate) mod port;
 pub(crate) mod queue;
 mod serving;
@@ -263,8 +264,14 @@ impl Link {
         self.account(now, stage, peer, level, bytes);
     }
 
-    /// Removes bytes from those in flight, because they were delivered, or never will be.
+    /// Removes bytes from those in flight, because they were delivered.
     pub fn remove_in_flight(&mut self, now: Time, peer: PeerId, level: Level, bytes: u64) {
+        self.told = now;
+        self.deliver(now, peer, level, bytes);
+    }
+
+    /// Removes bytes from those in flight that were not delivered, and may never be.
+    pub fn write_off(&mut self, now: Time, peer: PeerId, level: Level, bytes: u64) {
         self.told = now;
         self.settle(peer, level, bytes);
     }
@@ -277,6 +284,11 @@ impl Link {
                 self.arrive(now, spec);
             }
             Event::BytesCompleted { flow, bytes } => {
+                if let Some((done, level, peer)) = self.port.flows.complete(flow, bytes) {
+                    self.deliver(now, peer, level, done);
+                }
+            }
+            Event::BytesWrittenOff { flow, bytes } => {
                 if let Some((done, level, peer)) = self.port.flows.complete(flow, bytes) {
                     self.settle(peer, level, done);
                 }
@@ -442,7 +454,9 @@ impl Link {
     fn cancel(&mut self, now: Time, id: FlowId) {
         match self.port.flows.life(id) {
             None => return,
-            Some(Life::InFlight(bytes, level, peer)) => self.settle(peer, level, bytes),
+            Some(Life::InFlight(bytes, level, peer)) => {
+                self.settle(peer, level, bytes);
+            }
             Some(Life::Waits(slot)) => {
                 let flow = self.port.flows.get(slot);
                 let (outstanding, remaining) = (flow.outstanding, flow.remaining);

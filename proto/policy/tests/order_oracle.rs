@@ -7,7 +7,7 @@
 
 mod random_events;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use laxity_policy::{
     Action, BatchId, BatchSpec, Event, FlowId, FlowSpec, Layer, Level, Link, LinkConfig, Order,
@@ -95,6 +95,12 @@ struct Model {
     seq: u64,
     flows: BTreeMap<FlowId, Waiting>,
     flying: BTreeMap<FlowId, u64>,
+    /// Pieces in flight that exceed the window: when each was permitted, and its bytes.
+    pieces: Vec<(u64, u64)>,
+    /// Flows that had their first permit from the scavenger.
+    low: BTreeSet<FlowId>,
+    /// Mean rate of the pieces that ended.
+    piece_rate: u64,
     batches: BTreeMap<u64, Batch>,
     lost: Vec<RequestId>,
 }
@@ -128,6 +134,9 @@ impl Model {
             seq: 0,
             flows: BTreeMap::new(),
             flying: BTreeMap::new(),
+            pieces: Vec::new(),
+            low: BTreeSet::new(),
+            piece_rate: RATE,
             batches: BTreeMap::new(),
             lost: Vec::new(),
         };
@@ -221,6 +230,26 @@ impl Model {
         (bytes * 1_000_000_000).div_ceil(RATE)
     }
 
+    /// Returns how long a flow takes by itself: one in a piece that exceeds the window does not get
+    /// the port's rate.
+    fn own_ns(&self, flow: &Waiting) -> u64 {
+        let is_oversized = flow.spec.whole && flow.left > random_events::WINDOW;
+        let rate = if is_oversized { self.piece_rate } else { RATE };
+        (flow.left * 1_000_000_000).div_ceil(rate)
+    }
+
+    /// Ends bytes in flight. One piece that exceeds the window is known by its size.
+    fn complete(&mut self, flow: FlowId, bytes: u64) {
+        if let Some(at) = self.pieces.iter().position(|&(_, size)| size == bytes) {
+            let took = u128::from(self.now - self.pieces.remove(at).0).max(1);
+            let rate = (u128::from(bytes) * 1_000_000_000 / took).clamp(1, RATE.into()) as u64;
+            if rate > self.piece_rate || !self.low.contains(&flow) {
+                self.piece_rate = self.piece_rate - self.piece_rate / 8 + rate / 8;
+            }
+        }
+        self.tell(Event::BytesCompleted { flow, bytes });
+    }
+
     /// Returns the bytes of the flow's request that wait in the last stage and are not scavenged.
     fn with_request(&self, flow: &Waiting) -> u64 {
         if flow.spec.request == RequestId(0) {
@@ -304,7 +333,7 @@ impl Model {
         let deadline = flow.spec.deadline.0;
         match self.policy {
             PolicyKind::Mfs => deadline <= self.now,
-            _ => deadline < self.now + Self::ns(self.with_request(flow)),
+            _ => deadline < self.now + Self::ns(self.with_request(flow)).max(self.own_ns(flow)),
         }
     }
 
@@ -376,7 +405,12 @@ impl Model {
             }
         };
         let layer = Layer(spec.layer.0 % LAYERS);
-        let spec = FlowSpec { flow: FlowId(self.seq), batch, request, deadline, layer, ..spec };
+        // KV reuse without a batch that was late by the rate of pieces stays behind, though the rate
+        // may rise. `whole_transfers.rs` tests it.
+        let lone = spec.stage == Stage::KvReuse && batch.0 == 0 && deadline != Time::NEVER;
+        let whole = spec.whole && !(lone && spec.bytes > random_events::WINDOW);
+        let flow = FlowId(self.seq);
+        let spec = FlowSpec { flow, batch, request, deadline, layer, whole, ..spec };
         let mut flow = Waiting {
             spec,
             seq: self.seq,
@@ -391,7 +425,7 @@ impl Model {
             Stage::P2d | Stage::KvReuse if self.pruning_takes(&spec) => true,
             Stage::P2d => {
                 let alone = flow.left > 0 && deadline != Time::NEVER;
-                let margin = if self.policy == PolicyKind::Mfs { 1 } else { Self::ns(flow.left) };
+                let margin = if self.policy == PolicyKind::Mfs { 1 } else { self.own_ns(&flow) };
                 alone && deadline.0 < self.now + margin
             }
             _ => false,
@@ -409,7 +443,7 @@ impl Model {
 
     fn note(&mut self, action: Action) {
         match action {
-            Action::Permit { flow: id, bytes, last, .. } => {
+            Action::Permit { flow: id, bytes, level, last } => {
                 let flow = self.flows[&id].clone();
                 self.check_share(&flow, bytes);
                 let rivals = self.flows.values().filter(|f| !flow.scavenged || f.scavenged);
@@ -426,6 +460,12 @@ impl Model {
                 }
                 assert!(flow.scavenged || flow.spec.stage != Stage::P2d || !self.hopeless(&flow));
                 *self.flying.entry(id).or_default() += bytes;
+                if bytes > random_events::WINDOW {
+                    self.pieces.push((self.now, bytes));
+                }
+                if level == Level::SCAVENGER {
+                    self.low.insert(id);
+                }
                 if matches!(flow.spec.stage, Stage::Collective | Stage::KvReuse) {
                     self.early.push((self.now, bytes));
                 }
@@ -521,7 +561,7 @@ impl Model {
             Step::Arrive(spec) => self.arrive(*spec),
             Step::CompleteAll => {
                 for (flow, bytes) in core::mem::take(&mut self.flying) {
-                    self.tell(Event::BytesCompleted { flow, bytes });
+                    self.complete(flow, bytes);
                 }
             }
             Step::NextLayer(b) => self.next_layer(*b),

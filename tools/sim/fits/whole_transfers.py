@@ -23,13 +23,15 @@ SHARES, BEGINS_S = (1.0, 0.65, 0.5), (0.0, 0.05, 0.12)
 
 
 def requests(seed, begin_s, share):
-    draw = random.Random(seed)
+    draw, mean = random.Random(seed), {"rate": RATE}
     at, made = draw.expovariate(ARRIVALS), []
     while at <= SPAN_S:
         tokens = min(768, max(64, draw.lognormvariate(5.4, 0.6)))
         size = (int(tokens / BLOCK_TOKENS) + 1) * BLOCK_TOKENS * TOKEN_BYTES
         due = at + 3 * (PREFILL_S + size / (share * GOODPUT) + begin_s)
-        made.append({"ready": at + PREFILL_S * draw.uniform(0.8, 2.0), "size": size, "left": size, "due": due})
+        ready = at + PREFILL_S * draw.uniform(0.8, 2.0)
+        lone = share * GOODPUT
+        made.append({"ready": ready, "size": size, "left": size, "due": due, "lone": lone, "mean": mean})
         at += draw.expovariate(ARRIVALS)
     return sorted(made, key=lambda each: each["ready"])
 
@@ -42,11 +44,21 @@ def by_size(times):
     return lambda waiting, now: min(waiting, key=lambda each: each["ready"] + times * each["size"] / RATE)
 
 
-def by_laxity(waiting, now):
-    feasible = [each for each in waiting if now + each["size"] / GOODPUT <= each["due"]]
-    if feasible:
-        return min(feasible, key=lambda each: each["due"])
-    return min(waiting, key=lambda each: each["size"])
+def by_deadline(rate):
+    """By deadline, those first that can be in time at this rate."""
+
+    def order(waiting, now):
+        feasible = [each for each in waiting if now + each["size"] / rate(each) <= each["due"]]
+        if feasible:
+            return min(feasible, key=lambda each: each["due"])
+        return min(waiting, key=lambda each: each["size"])
+
+    return order
+
+
+by_laxity = by_deadline(lambda each: GOODPUT)
+at_lone_rate = by_deadline(lambda each: each["lone"])
+at_mean_rate = by_deadline(lambda each: each["mean"]["rate"])
 
 
 # How many are in flight: when the next may follow, of what is in flight and when all of it leaves at the port's pace.
@@ -91,6 +103,8 @@ def in_time(order, most, next_at, begin_s, share, seed):
             each["left"] -= speed * (then - now)
             if each["left"] <= 1.0:
                 flying.remove(each)
+                mean = each["mean"]
+                mean["rate"] += (each["size"] / (then - each["posted"]) - mean["rate"]) / 8
                 met += then + TOKEN_S <= each["due"]
         now = then
     return met / count
@@ -108,7 +122,9 @@ def main():
         ("least time left, feasible first, one", (by_laxity, 1, at_pace)),
         ("the same, two", (by_laxity, 2, at_pace)),
         ("**the same, four while unfilled** (hints on)", (by_laxity, 4, while_unfilled)),
-        ("the same, two at any time", (by_laxity, 2, at_any_time)),
+        ("the same, feasible at a lone transfer's rate", (at_lone_rate, 4, while_unfilled)),
+        ("the same, feasible at the mean rate so far", (at_mean_rate, 4, while_unfilled)),
+        ("at the port's rate again, two at any time", (by_laxity, 2, at_any_time)),
         ("the same, four at the pace", (by_laxity, 4, at_pace)),
     ]
     print("| order, in flight | " + " | ".join(f"s = {share:g}" for share in SHARES) + " |")

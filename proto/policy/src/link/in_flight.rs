@@ -46,14 +46,14 @@ impl Oversized {
     }
 
     /// Ends a piece of which all bytes complete at once, as those of one work request do. A piece
-    /// that completes in parts shrinks when more would be in flight otherwise than there is.
-    pub(super) fn remove(&mut self, bytes: u64, in_flight: u64, window: u64) {
+    /// that completes in parts shrinks when more would be in flight otherwise than there is. Returns
+    /// when the piece was permitted that completed at once.
+    pub(super) fn remove(&mut self, bytes: u64, in_flight: u64, window: u64) -> Option<Time> {
         if self.0.is_empty() {
-            return;
+            return None;
         }
-        if let Some(at) = self.0.iter().position(|&(_, size)| size == bytes) {
-            self.0.remove(at);
-        }
+        let ended = self.0.iter().position(|&(_, size)| size == bytes);
+        let permitted = ended.map(|at| self.0.remove(at).0);
         let mut excess = self.bytes().saturating_sub(in_flight);
         for (_, size) in &mut self.0 {
             let done = excess.min(*size);
@@ -61,6 +61,7 @@ impl Oversized {
             excess -= done;
         }
         self.0.retain(|&(_, size)| size > window);
+        permitted
     }
 
     pub(super) fn bytes(&self) -> u64 {

@@ -3,12 +3,13 @@
 use laxity_types::{Layer, RequestId};
 
 use super::batch_table::BatchTable;
-use super::flows::{Flows, Slot};
+use super::flows::{Flow, Flows, Slot};
+use super::piece_rate::PieceRate;
 use super::queue::Queues;
 use crate::config::LinkConfig;
 use crate::mlu::LoadMeter;
 use crate::rmlq::Ladder;
-use crate::time::Time;
+use crate::time::{Span, Time};
 
 /// The state of a port that a discipline can read.
 #[derive(Debug)]
@@ -23,6 +24,8 @@ pub(crate) struct Port {
     pub(crate) pruned: Vec<RequestId>,
     /// Until when KV reuse counts as late, because some was (`link/late.rs`).
     pub(crate) reuse_late_until: Time,
+    /// What pieces larger than the window reach.
+    pub(super) piece_rate: PieceRate,
 }
 
 impl Port {
@@ -38,11 +41,16 @@ impl Port {
             queues: Queues::new(),
             pruned: Vec::new(),
             reuse_late_until: Time::ZERO,
+            piece_rate: PieceRate::default(),
         }
     }
 
-    /// Changes the configuration. Flows and batches stay, and the load measurement restarts.
+    /// Changes the configuration. Flows and batches stay, and the load measurement restarts. With a
+    /// new rate the measurement of pieces restarts, too.
     pub(crate) fn set_config(&mut self, config: LinkConfig) {
+        if config.rate != self.config.rate {
+            self.piece_rate = PieceRate::default();
+        }
         self.ladder = Ladder::new(config.levels, config.threshold_scale, config.threshold_base);
         self.load = LoadMeter::new(config.rate, config.load_time_constant);
         self.batches.set_max(config.batches_max, config.requests_max);
@@ -53,6 +61,18 @@ impl Port {
         self.load.set_rate(rate);
         self.config.rate = rate;
         self.config.window_bytes = window_bytes;
+    }
+
+    /// Returns how long a flow needs that goes in one piece and exceeds the window, by what earlier
+    /// ones needed. Returns `None` for any other flow.
+    pub(crate) fn piece_time(&self, flow: &Flow) -> Option<Span> {
+        let rate = || self.piece_rate.on(self.config.rate);
+        self.is_oversized(flow).then(|| Span::transfer(flow.remaining, rate()))
+    }
+
+    /// Reports whether a flow goes in one piece and exceeds the window.
+    pub(crate) fn is_oversized(&self, flow: &Flow) -> bool {
+        flow.spec.whole && flow.remaining > self.config.window_bytes
     }
 
     /// Reports whether admission has pruned the request.

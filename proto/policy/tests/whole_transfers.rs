@@ -1,0 +1,379 @@
+//! Transfers that exceed the window and go in one piece, on a port of which a lone transfer reaches
+//! a share only (docs/notes/whole-transfers.md).
+//!
+//! The model is that of `tools/sim/fits/whole_transfers.py`, but the subject is a real [`Link`].
+//! About sixty requests arrive at random, with one transfer each. Transfers in flight share the
+//! port, and none gets more than the share `s`. A transfer begins `L` after its permit. A request
+//! is in time if its transfer ends by its deadline. That is three times the request's time alone
+//! after the request's arrival, less the time of a first token. `--nocapture` prints the note's
+//! table.
+
+use std::collections::BTreeMap;
+use std::f64::consts::TAU;
+
+use laxity_policy::{
+    Action, Event, FlowId, FlowSpec, Level, Link, LinkConfig, PeerId, PolicyKind, RequestId, Span,
+    Stage, Time,
+};
+use proptest::prelude::*;
+
+/// Bytes per second of the port, and those that reach memory.
+const RATE: f64 = 12.5e6;
+const GOODPUT: f64 = 0.95 * RATE;
+/// Requests per second.
+const ARRIVALS: f64 = 2.03;
+const SPAN_S: f64 = 30.0;
+const PREFILL_S: f64 = 0.14;
+/// Time from the end of a transfer to the first token.
+const TOKEN_S: f64 = 0.1;
+const BLOCK_BYTES: f64 = 128.0 * 16384.0;
+const SEEDS: u64 = 30;
+/// Values of `L`.
+const BEGINS_S: [f64; 3] = [0.0, 0.05, 0.12];
+
+/// Deterministic pseudo-random numbers in (0, 1).
+struct SplitMix(u64);
+
+impl SplitMix {
+    fn next(&mut self) -> f64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        (((z ^ (z >> 31)) >> 11) as f64 + 0.5) / (1u64 << 53) as f64
+    }
+
+    fn exponential(&mut self, rate: f64) -> f64 {
+        -self.next().ln() / rate
+    }
+
+    fn normal(&mut self) -> f64 {
+        (-2.0 * self.next().ln()).sqrt() * (TAU * self.next()).cos()
+    }
+}
+
+/// The port, and what its transfers reach.
+#[derive(Clone, Copy)]
+struct Wire {
+    share: f64,
+    begin_s: f64,
+}
+
+/// A request's transfer: when it is ready, its bytes, and when it has to end.
+#[derive(Clone, Copy)]
+struct Transfer {
+    ready: f64,
+    bytes: f64,
+    due: f64,
+}
+
+fn transfers(seed: u64, wire: Wire) -> Vec<Transfer> {
+    let mut draw = SplitMix(seed);
+    let (mut at, mut made) = (draw.exponential(ARRIVALS), Vec::new());
+    while at <= SPAN_S {
+        let tokens = (5.4 + 0.6 * draw.normal()).exp().clamp(64.0, 768.0);
+        let bytes = ((tokens / 128.0).floor() + 1.0) * BLOCK_BYTES;
+        let alone = PREFILL_S + bytes / (wire.share * GOODPUT) + wire.begin_s;
+        let ready = at + PREFILL_S * (0.8 + 1.2 * draw.next());
+        made.push(Transfer { ready, bytes, due: at + 3.0 * alone - TOKEN_S });
+        at += draw.exponential(ARRIVALS);
+    }
+    made.sort_by(|a, b| a.ready.total_cmp(&b.ready));
+    made
+}
+
+fn time(seconds: f64) -> Time {
+    Time((seconds * 1e9).ceil() as u64)
+}
+
+fn port(rate: f64) -> Link {
+    let config = LinkConfig {
+        rate: rate as u64,
+        chunk_bytes: 64 << 10,
+        window_bytes: 128 << 10,
+        policy: PolicyKind::Laxity,
+        ..LinkConfig::default()
+    };
+    Link::new(config).expect("a valid configuration")
+}
+
+/// A transfer in flight: when its bytes begin to flow, and how many are left.
+struct Flight {
+    begins: f64,
+    left: f64,
+}
+
+struct Run {
+    link: Link,
+    wire: Wire,
+    now: f64,
+    flights: BTreeMap<u64, Flight>,
+    ends: BTreeMap<u64, f64>,
+}
+
+impl Run {
+    fn new(wire: Wire) -> Self {
+        let (flights, ends) = (BTreeMap::new(), BTreeMap::new());
+        Self { link: port(RATE), wire, now: 0.0, flights, ends }
+    }
+
+    fn submit(&mut self, id: u64, transfer: &Transfer, stage: Stage, hinted: bool) {
+        let spec = FlowSpec {
+            request: RequestId(id),
+            deadline: if hinted { time(transfer.due) } else { Time::NEVER },
+            whole: true,
+            ..FlowSpec::anonymous(FlowId(id), stage, transfer.bytes as u64)
+        };
+        self.link.handle(time(self.now), Event::FlowArrived(spec));
+    }
+
+    fn poll(&mut self) {
+        while let Some(action) = self.link.poll_action(time(self.now)) {
+            if let Action::Permit { flow, bytes, .. } = action {
+                let begins = self.now + self.wire.begin_s;
+                self.flights.insert(flow.0, Flight { begins, left: bytes as f64 });
+            }
+        }
+    }
+
+    /// Lets time pass until `until`, a timer, or the end or beginning of a transfer.
+    fn step(&mut self, until: f64, sizes: &[Transfer]) {
+        self.poll();
+        let now = self.now;
+        let moving = self.flights.values().filter(|flight| flight.begins <= now).count();
+        let speed = GOODPUT * self.wire.share.min(1.0 / moving.max(1) as f64);
+        let timer = self.link.next_deadline().map(|at| (at.0 as f64 / 1e9).max(now + 1e-9));
+        let ends = self.flights.values().map(|flight| match flight.begins > now {
+            true => flight.begins,
+            false => now + flight.left / speed,
+        });
+        let then = ends.chain(timer).fold(until, f64::min);
+        for flight in self.flights.values_mut().filter(|flight| flight.begins <= now) {
+            flight.left -= speed * (then - now);
+        }
+        self.now = then;
+        let done = self.flights.iter().filter(|(_, flight)| flight.left <= 1.0);
+        for id in done.map(|(&id, _)| id).collect::<Vec<_>>() {
+            self.flights.remove(&id);
+            self.ends.insert(id, then);
+            let bytes = sizes[id as usize - 1].bytes as u64;
+            self.link.handle(time(then), Event::BytesCompleted { flow: FlowId(id), bytes });
+            self.link.handle(time(then), Event::RequestEnded { request: RequestId(id) });
+        }
+    }
+}
+
+/// Returns the share of requests that are in time.
+fn in_time(wire: Wire, stage: Stage, hinted: bool, seed: u64) -> f64 {
+    let plan = transfers(seed, wire);
+    let mut run = Run::new(wire);
+    for (id, transfer) in (1..).zip(&plan) {
+        while run.now < transfer.ready {
+            run.step(transfer.ready, &plan);
+        }
+        run.submit(id, transfer, stage, hinted);
+    }
+    while run.ends.len() < plan.len() {
+        assert!(run.now < 1e4, "some transfer never ends");
+        run.step(f64::INFINITY, &plan);
+    }
+    let met = (1..).zip(&plan).filter(|(id, transfer)| run.ends[id] <= transfer.due);
+    met.count() as f64 / plan.len() as f64
+}
+
+/// Returns the percentage in time for each `L`, mean of all seeds.
+fn percent(share: f64, stage: Stage, hinted: bool) -> Vec<f64> {
+    let mean = |begin_s| {
+        let wire = Wire { share, begin_s };
+        let runs = (0..SEEDS).map(|seed| in_time(wire, stage, hinted, seed));
+        runs.sum::<f64>() / SEEDS as f64 * 100.0
+    };
+    BEGINS_S.map(mean).to_vec()
+}
+
+#[test]
+fn deadlines_gain_whatever_share_of_the_port_a_lone_transfer_reaches() {
+    for stage in [Stage::P2d, Stage::KvReuse] {
+        for share in [1.0, 0.75, 0.5, 0.25] {
+            let (off, on) = (percent(share, stage, false), percent(share, stage, true));
+            println!("{stage:?}, s = {share}: hints off {off:.0?}, hints on {on:.0?}");
+            for (off, on) in off.iter().zip(&on) {
+                assert!(on > &(off + 1.0), "{stage:?}, s = {share}: {on} after {off}");
+            }
+        }
+    }
+}
+
+/// A port on which pieces go one after the other, and the id of the next.
+struct Pieces {
+    link: Link,
+    now: Time,
+    next: u64,
+}
+
+impl Pieces {
+    fn new() -> Self {
+        Self { link: port(RATE), now: Time(1), next: 1 }
+    }
+
+    /// Returns a piece of the last stage with these bytes, due after `slack`.
+    fn piece(&mut self, bytes: u64, slack: Option<Span>) -> FlowSpec {
+        let flow = FlowId(self.next);
+        self.next += 1;
+        let deadline = slack.map_or(Time::NEVER, |slack| self.now + slack);
+        FlowSpec { deadline, whole: true, ..FlowSpec::anonymous(flow, Stage::P2d, bytes) }
+    }
+
+    /// Returns the level of the only piece that waits, and permits it.
+    fn permit(&mut self, spec: FlowSpec) -> Level {
+        self.link.handle(self.now, Event::FlowArrived(spec));
+        let mut actions = std::iter::from_fn(|| self.link.poll_action(self.now));
+        let level = actions.find_map(|action| match action {
+            Action::Permit { level, .. } => Some(level),
+            _ => None,
+        });
+        level.expect("nothing else is in flight")
+    }
+
+    /// Sends a piece that ends after `took`.
+    fn send(&mut self, spec: FlowSpec, took: Span) {
+        self.permit(spec);
+        self.now = self.now + took;
+        let (flow, bytes) = (spec.flow, spec.bytes);
+        self.link.handle(self.now, Event::BytesCompleted { flow, bytes });
+    }
+
+    /// Sends a piece by the fast path. It ends after `took`, delivered or not.
+    fn send_at_once(&mut self, spec: FlowSpec, took: Span, delivered: bool) {
+        let permit = self.link.peek_permit(self.now, &spec).expect("nothing is in flight");
+        self.link.commit_permit(self.now, &spec, permit);
+        self.now = self.now + took;
+        match delivered {
+            true => self.link.remove_in_flight(self.now, PeerId(0), permit.level, spec.bytes),
+            false => self.link.write_off(self.now, PeerId(0), permit.level, spec.bytes),
+        }
+    }
+
+    /// Returns the flow that is next when `spec` has arrived and `first` is cancelled.
+    fn permit_after(&mut self, first: FlowSpec, spec: FlowSpec) -> FlowId {
+        self.link.handle(self.now, Event::FlowArrived(spec));
+        self.link.handle(self.now, Event::FlowCancelled { flow: first.flow });
+        let mut actions = std::iter::from_fn(|| self.link.poll_action(self.now));
+        let next = actions.find_map(|action| match action {
+            Action::Permit { flow, .. } => Some(flow),
+            _ => None,
+        });
+        next.expect("nothing is in flight")
+    }
+
+    /// Reports whether a piece can be in time that is due after `times` its time at the port's
+    /// rate.
+    fn is_feasible(&mut self, times: f64) -> bool {
+        let own = Span::transfer(MIB, RATE as u64).0 as f64;
+        let spec = self.piece(MIB, Some(Span((own * times) as u64)));
+        let level = self.permit(spec);
+        self.link.handle(self.now, Event::FlowCancelled { flow: spec.flow });
+        level != Level::SCAVENGER
+    }
+}
+
+const MIB: u64 = 1 << 20;
+
+/// Returns `times` the time of a piece of so many bytes at the port's rate.
+fn own(bytes: u64, times: u64) -> Span {
+    Span::transfer(bytes, RATE as u64).times(times)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// The oracle is the equation in `link/piece_rate.rs`.
+    #[test]
+    fn a_deadline_is_feasible_at_the_mean_rate_of_earlier_pieces(
+        pieces in prop::collection::vec((MIB / 4..16 * MIB, 0.5..8.0, any::<bool>()), 0..40),
+        slack in 0.9..10.0,
+    ) {
+        let (mut port, mut mean) = (Pieces::new(), RATE);
+        for (bytes, times, at_once) in pieces {
+            let took: f64 = bytes as f64 / RATE * times;
+            mean += ((bytes as f64 / took).min(RATE) - mean) / 8.0;
+            let (spec, took) = (port.piece(bytes, None), Span((took * 1e9) as u64));
+            match at_once {
+                true => port.send_at_once(spec, took, true),
+                false => port.send(spec, took),
+            }
+        }
+        let needed: f64 = RATE / mean;
+        prop_assume!(f64::abs(slack / needed - 1.0) > 1e-3);
+        prop_assert_eq!(port.is_feasible(slack), slack > needed);
+    }
+}
+
+#[test]
+fn pieces_that_fit_the_window_or_never_end_say_nothing_about_the_rate() {
+    let mut port = Pieces::new();
+    for _ in 0..50 {
+        let fits = port.piece(128 << 10, None);
+        port.send(fits, own(128 << 10, 50));
+        let lost = port.piece(MIB, None);
+        port.send_at_once(lost, own(MIB, 50), false);
+        let cancelled = port.piece(MIB, None);
+        port.permit(cancelled);
+        port.now = port.now + own(MIB, 50);
+        port.link.handle(port.now, Event::FlowCancelled { flow: cancelled.flow });
+    }
+    assert!(port.is_feasible(1.01));
+}
+
+#[test]
+fn a_flow_that_fits_the_window_is_feasible_at_the_rate_of_the_port() {
+    let mut port = Pieces::new();
+    for _ in 0..50 {
+        let slow = port.piece(MIB, None);
+        port.send(slow, own(MIB, 4));
+    }
+    assert!(!port.is_feasible(3.9));
+    for whole in [false, true] {
+        let bytes = if whole { 128 << 10 } else { MIB };
+        let slack = Span(own(bytes, 1).0 + 1000);
+        let spec = FlowSpec { whole, ..port.piece(bytes, Some(slack)) };
+        assert_ne!(port.permit(spec), Level::SCAVENGER);
+        port.link.handle(port.now, Event::FlowCancelled { flow: spec.flow });
+    }
+}
+
+#[test]
+fn scavenged_pieces_raise_the_rate_and_never_lower_it() {
+    let mut port = Pieces::new();
+    let doomed = |port: &mut Pieces| port.piece(MIB, Some(Span(1)));
+    for _ in 0..50 {
+        let slow = doomed(&mut port);
+        port.send(slow, own(MIB, 50));
+    }
+    assert!(port.is_feasible(1.01));
+    for _ in 0..50 {
+        let slow = port.piece(MIB, None);
+        port.send(slow, own(MIB, 4));
+    }
+    assert!(!port.is_feasible(3.9));
+    for _ in 0..50 {
+        let fast = doomed(&mut port);
+        port.send(fast, own(MIB, 1));
+    }
+    assert!(port.is_feasible(1.1));
+}
+
+#[test]
+fn kv_reuse_that_pieces_are_too_slow_for_goes_behind_the_rest() {
+    let mut port = Pieces::new();
+    for _ in 0..50 {
+        let slow = port.piece(MIB, None);
+        port.send(slow, own(MIB, 4));
+    }
+    let first = port.piece(MIB, None);
+    port.permit(first);
+    let reuse = |spec| FlowSpec { stage: Stage::KvReuse, ..spec };
+    let [doomed, later] = [3, 30].map(|times| reuse(port.piece(MIB, Some(own(MIB, times)))));
+    port.link.handle(port.now, Event::FlowArrived(doomed));
+    assert_eq!(port.permit_after(first, later), later.flow);
+}
