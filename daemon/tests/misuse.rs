@@ -337,6 +337,31 @@ fn grab(lane: &mut Lane, stage: Stage) -> Vec<laxity_client::Ticket> {
 }
 
 #[test]
+fn a_piece_has_the_time_that_it_needs_on_the_port_while_others_wait() {
+    let daemon = Laxityd::start(SMALL);
+    let (reader, other) = (daemon.client("reader"), daemon.client("other"));
+    let (mut lane, mut others) = (reader.lane(), other.lane());
+    // Half a second of the port in one piece, of which nothing completes before its end.
+    const PIECE: u64 = 64 << 20;
+    let piece = Flow { whole: true, deadline_ns: u64::MAX / 2, ..flow(Stage::P2d, PIECE) };
+    let mut ticket = lane.submit(&piece);
+    assert!(lane.wait(&mut ticket).last);
+    let mut waiting = others.submit(&flow(Stage::P2d, WINDOW));
+    std::thread::sleep(Duration::from_millis(200));
+    assert_eq!(daemon.status().totals.set_aside_bytes, 0);
+    lane.complete(&ticket, PIECE);
+    assert!(!others.wait(&mut waiting).bypassed);
+    others.complete(&waiting, WINDOW);
+    // A piece that takes much longer than pieces did is silence.
+    let mut ticket = lane.submit(&piece);
+    assert!(lane.wait(&mut ticket).last);
+    until("it is set aside", || {
+        assert!(goes_scheduled(&mut others, &flow(Stage::P2d, 4 * WINDOW)));
+        daemon.status().totals.set_aside_bytes == PIECE
+    });
+}
+
+#[test]
 fn a_silent_client_costs_the_others_its_patience_and_pays_when_it_speaks_again() {
     let mut daemon = Laxityd::start(SMALL);
     let (silent, honest) = (daemon.client("silent"), daemon.client("honest"));

@@ -7,6 +7,8 @@
 //! * While others wait, a client has [`PATIENCE`] and twice the time of its bytes on the port to
 //!   complete a sixteenth of them. After that it is *silent*: those bytes are *owed*, and don't
 //!   count in the window.
+//! * Nothing of a piece that exceeds the window completes before its end. While only flows of its
+//!   own domain wait, it has twice the time that such pieces needed so far ([`PIECE_MAX`] at most).
 //! * A client that owes more than a quarter of a window gets no permits on that port until it
 //!   completes what it owes. Its flows are held. Owed bytes of collectives hold all its flows,
 //!   others hold all but its collectives, as strict priorities in the fabric do.
@@ -26,6 +28,9 @@ use super::on_wire::{Class, OnWire, PATIENCE};
 use super::ports::Port;
 use crate::clients::{Client, ClientState};
 use crate::driver::flows::{Accounting, Flow, name, place};
+
+/// Maximum time that a piece is given to complete. Flows that wait for longer are starved.
+const PIECE_MAX: Span = Span::from_millis(1000);
 
 /// The time between warnings about silent clients. Other cases are only counted.
 const WARN_EVERY: Span = Span::from_millis(1000);
@@ -155,6 +160,19 @@ impl Port {
         }
     }
 
+    /// Reports whether a piece of this client exceeds the window and may still be on its way.
+    fn awaits_piece(&self, now: Time, client: &ClientState, port: u16) -> bool {
+        let window = self.window_bytes();
+        let link = self.link.link(client.domain);
+        let needs = |bytes| link.piece_time(bytes).times(2).min(PIECE_MAX) + PATIENCE;
+        (0..client.lanes.count()).filter_map(|lane| client.lanes.get(lane)).any(|lane| {
+            lane.flows.iter().any(|flow| {
+                let on_wire = flow.port() == port && flow.outstanding() > window;
+                on_wire && now.since(flow.touched) < needs(flow.outstanding())
+            })
+        })
+    }
+
     /// Returns how long a client may take to complete a part of `bytes` while others wait.
     fn patience(&self, bytes: u64) -> Span {
         let config = self.link.config();
@@ -197,9 +215,11 @@ impl Driver {
                 // while flows of other domains wait.
                 let domain = client.state.domain;
                 let waits = waiting[usize::from(domain.0)] > own && !state.link.is_idle(domain);
-                let keeps_others =
-                    on_wire.outstanding > 0 && (waits || state.link.keeps_others_waiting(domain));
-                if keeps_others && on_wire.is_silent(now, |bytes| state.patience(bytes)) {
+                let keeps_domains = state.link.keeps_others_waiting(domain);
+                let keeps_others = on_wire.outstanding > 0 && (waits || keeps_domains);
+                let silent = keeps_others && on_wire.is_silent(now, |bytes| state.patience(bytes));
+                if silent && (keeps_domains || !state.awaits_piece(now, &client.state, port as u16))
+                {
                     // The client may have reported completions that were not read yet.
                     self.sweep_up(index as u32);
                     silenced |= self.silence(index, port);

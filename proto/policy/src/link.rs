@@ -385,6 +385,12 @@ impl Link {
         self.port.config.window_bytes.saturating_sub(self.in_flight.all)
     }
 
+    /// Returns how long a piece that exceeds the window needs, by what earlier ones needed.
+    #[must_use]
+    pub fn piece_time(&self, bytes: u64) -> Span {
+        Span::transfer(bytes, self.port.piece_rate.on(self.port.config.rate))
+    }
+
     /// Returns the number of flows that have bytes still to be permitted and are not held.
     pub fn waiting_flows(&self) -> usize {
         self.waiting
