@@ -119,7 +119,7 @@ pub struct Driver {
     spin: Spin,
     silence: SilenceWatch,
     overdue: OverdueWatch,
-    beaten: Time,
+    last_heartbeat: Time,
     /// When the last warning of garbage was logged.
     warned: Time,
     /// Whether the next daemon takes the clients over.
@@ -187,7 +187,7 @@ impl Driver {
             spin: Spin { span: Span::ZERO, active: now, woke_client: Time::ZERO },
             silence: SilenceWatch::new(now),
             overdue: OverdueWatch::new(now),
-            beaten: Time::ZERO,
+            last_heartbeat: Time::ZERO,
             warned: Time::ZERO,
             hands_over: false,
         };
@@ -217,7 +217,7 @@ impl Driver {
 
     /// Runs the rounds of a turn, then the due work. Returns false to stop the thread.
     fn turn(&mut self) -> bool {
-        if self.inbox.is_pending() && !self.obey() {
+        if self.inbox.is_pending() && !self.run_commands() {
             return false;
         }
         // The loop only scans lanes, because a submit waits half of its length on average.
@@ -238,7 +238,7 @@ impl Driver {
         // their senders.
         let asked = self.is_asked(records, quiet);
         self.due();
-        self.tell_idleness();
+        self.announce_idle_ports();
         if !asked {
             let now = self.intake.now;
             if self.spin.is_over(now) || self.clients.is_empty() {
@@ -315,7 +315,7 @@ impl Driver {
             let intake = &mut self.intake;
             intake.hints.meet(now);
         }
-        if now.since(self.beaten) >= BEAT {
+        if now.since(self.last_heartbeat) >= BEAT {
             self.beat();
             self.intake.trace.forget_abandoned(now);
         }
@@ -347,12 +347,12 @@ impl Driver {
     }
 
     fn beat(&mut self) {
-        self.beaten = self.intake.now;
+        self.last_heartbeat = self.intake.now;
         self.publisher.progress();
         let cpu = current_cpu();
         for client in self.clients.iter().flatten() {
             client.served.header().set_daemon_cpu(cpu);
-            client.served.header().beat(self.beaten.0);
+            client.served.header().beat(self.last_heartbeat.0);
         }
     }
 
@@ -364,7 +364,7 @@ impl Driver {
         let ordered = self.clients.is_empty() || heavy_fence();
         // The clients see one long sleep, even if the thread wakes for records that none waits on.
         // So it needs no new fence, which would interrupt all clients.
-        while self.nap(ordered) {}
+        while self.sleep_once(ordered) {}
         for client in self.clients.iter().flatten() {
             client.served.header().lower(attention::SLEEPING);
         }
@@ -375,7 +375,7 @@ impl Driver {
     }
 
     /// Sleeps once, unless there is work. Returns whether to sleep on.
-    fn nap(&mut self, ordered: bool) -> bool {
+    fn sleep_once(&mut self, ordered: bool) -> bool {
         // Commands come first, because records that answer a command must be read after it.
         if self.inbox.is_pending() {
             return false;
@@ -390,7 +390,7 @@ impl Driver {
         self.wake_clients();
         self.intake.now = Time(now_ns());
         self.due();
-        self.tell_idleness();
+        self.announce_idle_ports();
         if !swept.is_all {
             return true;
         }

@@ -66,7 +66,7 @@ pub enum Command {
 #[derive(Clone, Debug)]
 pub struct Mailbox {
     commands: mpsc::Sender<Command>,
-    bell: Arc<Doorbell>,
+    doorbell: Arc<Doorbell>,
 }
 
 /// The signal that a command is in the channel.
@@ -80,7 +80,7 @@ pub struct Doorbell {
 #[derive(Debug)]
 pub struct Inbox {
     commands: mpsc::Receiver<Command>,
-    bell: Arc<Doorbell>,
+    doorbell: Arc<Doorbell>,
 }
 
 /// Makes a mailbox and the inbox that receives from it.
@@ -90,8 +90,11 @@ pub struct Inbox {
 pub fn mailbox() -> nix::Result<(Mailbox, Inbox)> {
     let (sender, receiver) = mpsc::channel();
     let fd = EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)?;
-    let bell = Arc::new(Doorbell { pending: AtomicBool::new(false), fd });
-    Ok((Mailbox { commands: sender, bell: Arc::clone(&bell) }, Inbox { commands: receiver, bell }))
+    let doorbell = Arc::new(Doorbell { pending: AtomicBool::new(false), fd });
+    Ok((
+        Mailbox { commands: sender, doorbell: Arc::clone(&doorbell) },
+        Inbox { commands: receiver, doorbell },
+    ))
 }
 
 impl Mailbox {
@@ -102,8 +105,8 @@ impl Mailbox {
         }
         // Release pairs with the Acquire swap in `take`, which then finds the command in the
         // channel. The eventfd is written even if the scheduler is awake: commands are rare.
-        self.bell.pending.store(true, Ordering::Release);
-        let _ = self.bell.fd.write(1);
+        self.doorbell.pending.store(true, Ordering::Release);
+        let _ = self.doorbell.fd.write(1);
         true
     }
 }
@@ -112,18 +115,18 @@ impl Inbox {
     /// Reports whether a command is there. This is one load of a cache line that rarely changes.
     #[inline]
     pub fn is_pending(&self) -> bool {
-        self.bell.pending.load(Ordering::Relaxed)
+        self.doorbell.pending.load(Ordering::Relaxed)
     }
 
     pub fn take(&self) -> Vec<Command> {
-        self.bell.pending.swap(false, Ordering::AcqRel);
+        self.doorbell.pending.swap(false, Ordering::AcqRel);
         self.commands.try_iter().collect()
     }
 
     /// Returns a descriptor that becomes readable with a command. Nothing reads it, so the caller
     /// watches for edges.
     pub fn fd(&self) -> BorrowedFd<'_> {
-        self.bell.fd.as_fd()
+        self.doorbell.fd.as_fd()
     }
 }
 

@@ -1,8 +1,8 @@
 //! The small state that outlives a leader, and how it is saved.
 //!
 //! * *Chain.* A save names the term and etcd's revision at which the state was written last
-//!   (`mod_revision`). etcd refuses it if either has changed. So of all saves on top of one state at
-//!   most one takes place, however late they arrive.
+//!   (`mod_revision`). etcd refuses it if either has changed. So of all saves on top of one state
+//!   at most one takes place, however late they arrive.
 //! * *Order.* A change is saved and then applied, so nobody sees one that the next leader loses.
 //! * *Unknown outcome.* etcd may execute a save whose answer does not come. If it did, the next
 //!   save is refused, and the leader applies what etcd has before it saves again.

@@ -21,7 +21,7 @@ use crate::mailbox::Command;
 const WARN_EVERY: Span = Span::from_millis(1000);
 impl Driver {
     /// Runs the commands from the mailbox. Returns false to stop.
-    pub(super) fn obey(&mut self) -> bool {
+    pub(super) fn run_commands(&mut self) -> bool {
         self.intake.now = Time(now_ns());
         self.publisher.note_change();
         for command in self.inbox.take() {
@@ -73,7 +73,7 @@ impl Driver {
 
     /// Tells clients whether flows that can't choose their class may use credit for any stage. They
     /// may while nothing waits on any port.
-    pub(super) fn tell_idleness(&mut self) {
+    pub(super) fn announce_idle_ports(&mut self) {
         let contended = |port: &Port| port.link.waiting_flows() > 0;
         // Held flows must ask for permits.
         let waits = self.intake.holding || self.intake.ports.iter().any(contended);

@@ -1,6 +1,7 @@
 //! Credit: the bytes that clients may send before they ask (architecture §3).
 //!
-//! [`CreditConditions`] has the conditions in all regions. [`PortCredit`] counts the credit of a port.
+//! [`CreditConditions`] has the conditions in all regions. [`PortCredit`] counts the credit of a
+//! port.
 
 use std::collections::VecDeque;
 
@@ -76,16 +77,22 @@ impl PortCredit {
     /// left, of half a window in all. So later lanes get less, but always some. Credit can't be
     /// revoked, so it bounds how far a port may exceed its window.
     #[inline]
-    pub fn feed(&mut self, link: &Link, now: Time, index: usize, consumer: &mut Consumer) -> bool {
+    pub fn refill(
+        &mut self,
+        link: &Link,
+        now: Time,
+        index: usize,
+        consumer: &mut Consumer,
+    ) -> bool {
         let share = link.config().window_bytes / 8;
-        self.feed_from(self.left(link, now) / 4, share, index, consumer)
+        self.refill_from(self.left(link, now) / 4, share, index, consumer)
     }
 
     /// Gives credit to a lane whose flows may use it only while nothing waits here. Such a lane
     /// gets no credit later, because something waited. `is_alone` says that its client is the
     /// port's only user.
     #[inline]
-    pub fn feed_idle(
+    pub fn refill_idle(
         &mut self,
         link: &Link,
         is_alone: bool,
@@ -107,11 +114,17 @@ impl PortCredit {
         // Programs choose the size of their work requests, and credit for less than one is useless.
         // So every lane gets a minimum, whatever others hold unused. It ends once something waits.
         let give = left.saturating_sub(self.out) / 2;
-        self.feed_from(give.max(left.min(window / 16)), share, index, consumer);
+        self.refill_from(give.max(left.min(window / 16)), share, index, consumer);
     }
 
     #[inline]
-    fn feed_from(&mut self, most: u64, share: u64, index: usize, consumer: &mut Consumer) -> bool {
+    fn refill_from(
+        &mut self,
+        most: u64,
+        share: u64,
+        index: usize,
+        consumer: &mut Consumer,
+    ) -> bool {
         if index >= CREDIT_PORTS {
             return true;
         }
@@ -136,7 +149,7 @@ impl PortCredit {
         allowance.saturating_sub(self.out)
     }
 
-    /// Reports whether [`Self::feed`] would give credit to a lane that has none.
+    /// Reports whether [`Self::refill`] would give credit to a lane that has none.
     pub fn is_available(&self, link: &Link, now: Time) -> bool {
         self.left(link, now) >= 4
     }

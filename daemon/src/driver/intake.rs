@@ -158,7 +158,7 @@ impl Intake {
         counted.submitted_flows += 1;
         counted.submitted_bytes += spec.bytes;
         if self.credit.is_given {
-            port.feed(now, from, index, &spec);
+            port.refill(now, from, index, &spec);
         }
         self.keep(from, at, index, &spec, decision);
     }
@@ -228,8 +228,8 @@ impl Intake {
             spec: *spec,
             pid: from.state.identity.pid,
             port: index,
-            standing: decision.outcome,
-            granted: (decision.bytes, decision.level),
+            outcome: decision.outcome,
+            permitted: (decision.bytes, decision.level),
             window: (link.in_flight_bytes().saturating_sub(own), link.config().window_bytes),
             ahead: (link.waiting_flows() as u64).saturating_sub(u64::from(waits)),
         };
@@ -322,7 +322,7 @@ impl Intake {
             port.dirty = true;
         }
         if self.credit.is_given {
-            port.feed(now, from, index, &spec);
+            port.refill(now, from, index, &spec);
         }
         if !room {
             return unscheduled(from.state, flow, room);

@@ -13,7 +13,7 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTime
 use nix::sys::time::TimeSpec;
 use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags};
 
-const BELL: u64 = u64::MAX;
+const DOORBELL: u64 = u64::MAX;
 const TIMER: u64 = u64::MAX - 1;
 
 #[derive(Debug)]
@@ -23,15 +23,15 @@ pub(crate) struct Poller {
 }
 
 impl Poller {
-    /// Makes an epoll that watches `bell`.
-    pub(crate) fn new(bell: BorrowedFd<'_>) -> nix::Result<Self> {
+    /// Makes an epoll that watches `doorbell`.
+    pub(crate) fn new(doorbell: BorrowedFd<'_>) -> nix::Result<Self> {
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
         let timer = TimerFd::new(
             ClockId::CLOCK_MONOTONIC,
             TimerFlags::TFD_NONBLOCK | TimerFlags::TFD_CLOEXEC,
         )?;
         let edge = EpollFlags::EPOLLIN | EpollFlags::EPOLLET;
-        epoll.add(bell, EpollEvent::new(edge, BELL))?;
+        epoll.add(doorbell, EpollEvent::new(edge, DOORBELL))?;
         epoll.add(timer.as_fd(), EpollEvent::new(edge, TIMER))?;
         Ok(Self { epoll, timer })
     }

@@ -41,7 +41,7 @@ pub struct Port {
 const ALONE_AFTER: Span = Span::from_millis(100);
 
 /// Maximum number of lanes that get missing credit each time that a port is served.
-const FEEDS: usize = 8;
+const REFILLS: usize = 8;
 
 /// Reports whether a work request has nothing that would order it among others.
 const fn is_anonymous(spec: &FlowSpec) -> bool {
@@ -212,25 +212,25 @@ impl Port {
     /// Gives credit of this port, with index `index`, to the lane of a flow of `spec`, if such
     /// flows may use credit.
     #[inline]
-    pub fn feed(&mut self, now: Time, from: &mut RecordOrigin<'_>, index: u16, spec: &FlowSpec) {
+    pub fn refill(&mut self, now: Time, from: &mut RecordOrigin<'_>, index: u16, spec: &FlowSpec) {
         let at = usize::from(index);
         if from.state.room == 0 || from.state.ports[at].is_held() {
             // The client is unscheduled or its flows are held, and credit would let it send.
         } else if spec.stage == Stage::Collective {
-            self.feed_collectives(now, from, at);
+            self.refill_collectives(now, from, at);
         } else if spec.whole {
             let is_alone = is_anonymous(spec) && self.has_one_user(now);
             let consumer = &mut *from.consumer;
             let link = self.link.link(from.state.domain);
-            self.credit.feed_idle(link, is_alone, at, consumer);
+            self.credit.refill_idle(link, is_alone, at, consumer);
         }
     }
 
     /// Gives credit to a lane with collectives, or records that the lane needs some.
     #[inline]
-    fn feed_collectives(&mut self, now: Time, from: &mut RecordOrigin<'_>, index: usize) {
+    fn refill_collectives(&mut self, now: Time, from: &mut RecordOrigin<'_>, index: usize) {
         let link = self.link.link(from.state.domain);
-        if !self.credit.feed(link, now, index, from.consumer) {
+        if !self.credit.refill(link, now, index, from.consumer) {
             let lacks_credit = &mut from.state.lanes.at(from.lane).lacks_credit[index];
             if !*lacks_credit {
                 *lacks_credit = true;
@@ -240,9 +240,14 @@ impl Port {
     }
 
     /// Gives credit to some of the lanes that need it.
-    pub fn feed_hungry(&mut self, now: Time, clients: &mut [Option<Client>], index: usize) {
+    pub fn refill_waiting_lanes(
+        &mut self,
+        now: Time,
+        clients: &mut [Option<Client>],
+        index: usize,
+    ) {
         let mut fed = false;
-        for _ in 0..FEEDS.min(self.credit.lanes_without_credit.len()) {
+        for _ in 0..REFILLS.min(self.credit.lanes_without_credit.len()) {
             let Some((client, lane)) = self.credit.lanes_without_credit.pop_front() else {
                 return;
             };
@@ -261,7 +266,7 @@ impl Port {
             let feeds = !state.released && state.room > 0 && !state.ports[index].is_held();
             if let Some(consumer) = served.consumer(lane).filter(|_| feeds) {
                 let mut from = RecordOrigin { client, state, lane, consumer };
-                self.feed_collectives(now, &mut from, index);
+                self.refill_collectives(now, &mut from, index);
             }
         }
         // Other lanes get credit in the next round.

@@ -212,7 +212,7 @@ impl Driver {
             }
             // A long sweep must not look like a stall to other clients.
             self.intake.now = Time(now_ns());
-            if self.intake.now.since(self.beaten) >= BEAT {
+            if self.intake.now.since(self.last_heartbeat) >= BEAT {
                 self.beat();
             }
         }

@@ -44,7 +44,7 @@ impl Intake {
             _ => port.link.next_deadline().unwrap_or(Time::NEVER).max(self.now + DUE_MIN),
         };
         if !port.credit.lanes_without_credit.is_empty() && self.credit.is_given {
-            port.feed_hungry(self.now, clients, index);
+            port.refill_waiting_lanes(self.now, clients, index);
         }
     }
 

@@ -52,9 +52,9 @@ pub enum Seen {
         /// The process id of the client.
         pid: u32,
         port: u16,
-        standing: SubmitOutcome,
+        outcome: SubmitOutcome,
         /// The bytes of the permit, and their level.
-        granted: (u64, u8),
+        permitted: (u64, u8),
         /// The bytes of other flows in flight on the port, and the window.
         window: (u64, u64),
         /// Flows that waited on the port before this one.
@@ -170,8 +170,8 @@ impl Seen {
                 spec,
                 pid,
                 port,
-                standing,
-                granted: (granted, level),
+                outcome,
+                permitted: (permitted, level),
                 window: (in_flight_bytes, window_bytes),
                 ahead,
             } => TraceKind::Submitted(TracedFlow {
@@ -188,8 +188,8 @@ impl Seen {
                     Time::NEVER => 0,
                     Time(deadline) => deadline,
                 },
-                standing,
-                granted,
+                standing: outcome,
+                granted: permitted,
                 level,
                 in_flight_bytes,
                 window_bytes,

@@ -307,7 +307,8 @@ mod tests {
             if let Some(byte) = bytes.get_mut(at) {
                 *byte ^= bits;
             }
-            if let Ok(ControlMessage::Hello(end) | ControlMessage::Welcome(end)) = decode(&bytes, NONCE) {
+            let decoded = decode(&bytes, NONCE);
+            if let Ok(ControlMessage::Hello(end) | ControlMessage::Welcome(end)) = decoded {
                 prop_assert!((1..=LANES_MAX).contains(&end.lanes.len()));
                 prop_assert!((1..=5).contains(&end.mtu));
                 prop_assert!(end.lanes.iter().all(|lane| lane.dscp < 64 && lane.number < 1 << 24));
@@ -324,7 +325,8 @@ mod tests {
             bytes[11] = lanes;
             bytes[12..16].copy_from_slice(&(body.len() as u32).to_le_bytes());
             bytes.extend(body);
-            if let Ok(ControlMessage::Hello(end) | ControlMessage::Welcome(end)) = decode(&bytes, NONCE) {
+            let decoded = decode(&bytes, NONCE);
+            if let Ok(ControlMessage::Hello(end) | ControlMessage::Welcome(end)) = decoded {
                 prop_assert_eq!(end.lanes.len(), usize::from(lanes));
             }
         }

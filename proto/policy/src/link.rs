@@ -111,7 +111,7 @@ pub struct Link {
     /// Until when a flow waits only for the pace of [`Link::exceeds_at`].
     paced: Option<Time>,
     /// The latest `now` that the driver passed in.
-    told: Time,
+    last_now: Time,
 }
 
 impl Link {
@@ -143,7 +143,7 @@ impl Link {
             oversized: Oversized::default(),
             drained: Time::ZERO,
             paced: None,
-            told: Time::ZERO,
+            last_now: Time::ZERO,
         })
     }
 
@@ -226,7 +226,8 @@ impl Link {
     ///
     /// The link does not store a flow that was permitted whole, because a second lookup for each
     /// flow would dominate the cost of an uncontended port. The driver reports the bytes of such a
-    /// flow with [`Link::remove_in_flight`], not with [`Event::BytesCompleted`] or [`Event::FlowCancelled`].
+    /// flow with [`Link::remove_in_flight`], not with [`Event::BytesCompleted`] or
+    /// [`Event::FlowCancelled`].
     pub fn commit_permit(&mut self, now: Time, spec: &FlowSpec, permit: Permit) {
         if spec.stage == Stage::KvReuse {
             let batch = self.port.batches.find_batch(spec.batch).unwrap_or(NULL_BATCH);
@@ -257,7 +258,7 @@ impl Link {
         level: Level,
         bytes: u64,
     ) {
-        self.told = now;
+        self.last_now = now;
         if level != Level::SCAVENGER && self.port.queues.scavenger().is_some() {
             self.guarantee.earn(bytes);
         }
@@ -266,19 +267,19 @@ impl Link {
 
     /// Removes bytes from those in flight, because they were delivered.
     pub fn remove_in_flight(&mut self, now: Time, peer: PeerId, level: Level, bytes: u64) {
-        self.told = now;
+        self.last_now = now;
         self.deliver(now, peer, level, bytes);
     }
 
     /// Removes bytes from those in flight that were not delivered, and may never be.
     pub fn write_off(&mut self, now: Time, peer: PeerId, level: Level, bytes: u64) {
-        self.told = now;
+        self.last_now = now;
         self.settle(peer, level, bytes);
     }
 
     /// Updates the state for an event.
     pub fn handle(&mut self, now: Time, event: Event) {
-        self.told = now;
+        self.last_now = now;
         match event {
             Event::FlowArrived(spec) => {
                 self.arrive(now, spec);
@@ -311,7 +312,7 @@ impl Link {
 
     /// Returns the next action. Call it until it returns `None`.
     pub fn poll_action(&mut self, now: Time) -> Option<Action> {
-        self.told = now;
+        self.last_now = now;
         self.port.load.advance(now);
         if let Some(moved) = self.moved.pop_front() {
             return Some(moved);
@@ -346,7 +347,7 @@ impl Link {
             waiting_by_stage: self.by_stage,
             held: self.held,
             in_flight_bytes: self.in_flight.all,
-            rho: self.port.load.rho(self.told),
+            rho: self.port.load.rho(self.last_now),
             promotions: self.promotions,
             demotions: self.demotions,
             batches: self.port.batches.batches_known(),

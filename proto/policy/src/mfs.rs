@@ -47,7 +47,7 @@ pub(crate) struct Mfs;
 
 impl Mfs {
     /// Returns the tier and the major number of a [`Rank`] under rules 1 to 3.
-    fn standing(level: Level, last_stage: bool, rli: u32) -> (u8, u64) {
+    fn rank_of(level: Level, last_stage: bool, rli: u32) -> (u8, u64) {
         let tier = match (level, last_stage) {
             (Level::HIGHEST, true) => 0,
             (_, true) => 2,
@@ -124,12 +124,12 @@ impl Discipline for Mfs {
     fn rank(&self, port: &Port, _now: Time, group: &Group) -> Option<Rank> {
         let (_, _, seq, slot) = group.head()?;
         let (tier, major) = match group.queue {
-            COLLECTIVE => Self::standing(Level::FIRST_UNRESERVED, false, 0),
+            COLLECTIVE => Self::rank_of(Level::FIRST_UNRESERVED, false, 0),
             REUSE => {
                 let rli = port.rli(group.batch, port.flows.get(slot).spec.layer);
-                Self::standing(port.ladder.early(rli), false, rli)
+                Self::rank_of(port.ladder.early(rli), false, rli)
             }
-            queue => Self::standing(Level(queue - LAST_STAGE), true, 0),
+            queue => Self::rank_of(Level(queue - LAST_STAGE), true, 0),
         };
         let minor = u64::from(port.batches.batch(group.batch).sigma);
         Some(Rank { tier, major, minor, seq })
@@ -177,7 +177,7 @@ impl Discipline for Mfs {
     }
 
     fn credit_bar(&self) -> Rank {
-        let (tier, major) = Self::standing(Level::FIRST_UNRESERVED, false, 0);
+        let (tier, major) = Self::rank_of(Level::FIRST_UNRESERVED, false, 0);
         Rank { tier, major, minor: u64::MAX, seq: u64::MAX }
     }
 }

@@ -405,8 +405,8 @@ impl Model {
             }
         };
         let layer = Layer(spec.layer.0 % LAYERS);
-        // KV reuse without a batch that was late by the rate of pieces stays behind, though the rate
-        // may rise. `whole_transfers.rs` tests it.
+        // KV reuse without a batch that was late by the rate of pieces stays behind, though the
+        // rate may rise. `whole_transfers.rs` tests it.
         let lone = spec.stage == Stage::KvReuse && batch.0 == 0 && deadline != Time::NEVER;
         let whole = spec.whole && !(lone && spec.bytes > random_events::WINDOW);
         let flow = FlowId(self.seq);

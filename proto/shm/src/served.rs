@@ -2,13 +2,13 @@
 //!
 //! # Which lanes are polled
 //! A region has 64 lanes of which most are always idle, so only claimed lanes are polled. The
-//! client keeps a bitmap of claimed lanes in the header. [`RegionConsumer::refresh`] reads it again, at
-//! intervals while the daemon is awake and always before a sleep. The bitmap is untrusted but
-//! harmless, because it only selects the lanes to poll. With more than a few hundred lanes over all
-//! clients, polling each lane costs more than the work. The daemon then raises
+//! client keeps a bitmap of claimed lanes in the header. [`RegionConsumer::refresh`] reads it
+//! again, at intervals while the daemon is awake and always before a sleep. The bitmap is untrusted
+//! but harmless, because it only selects the lanes to poll. With more than a few hundred lanes over
+//! all clients, polling each lane costs more than the work. The daemon then raises
 //! [`attention::DOORBELL`], and submitters also increment a 16-bit doorbell, 32 to a line. A lane
-//! is then polled only when its doorbell has changed. [`RegionConsumer::sweep`] polls every claimed lane
-//! regardless. It is needed after raising the flag and before sleeping (see [`crate::sleep`]).
+//! is then polled only when its doorbell has changed. [`RegionConsumer::sweep`] polls every claimed
+//! lane regardless. It is needed after raising the flag and before sleeping (see [`crate::sleep`]).
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -196,8 +196,8 @@ impl RegionConsumer {
     }
 
     /// Switches doorbells on or off. After switching on for all clients call
-    /// [`crate::sync::heavy_fence`] once, then [`RegionConsumer::sweep`]: the sweep finds records of
-    /// submitters that did not see the flag.
+    /// [`crate::sync::heavy_fence`] once, then [`RegionConsumer::sweep`]: the sweep finds records
+    /// of submitters that did not see the flag.
     pub fn set_doorbell(&mut self, on: bool) {
         self.doorbell = on;
         if on {

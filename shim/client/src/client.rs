@@ -167,14 +167,14 @@ impl Client {
 
     /// Reports whether a daemon schedules this process now: attached, and neither bypassed nor off.
     pub fn is_scheduled(&self) -> bool {
-        self.core.standing().is_some_and(|session| {
+        self.core.live_session().is_some_and(|session| {
             session.header().attention() & attention::NOT_ENFORCED == 0 && session.look().is_none()
         })
     }
 
     /// Reports whether this process is attached to a daemon, whatever its mode.
     pub fn is_attached(&self) -> bool {
-        self.core.standing().is_some_and(|session| session.look().is_none())
+        self.core.live_session().is_some_and(|session| session.look().is_none())
     }
 
     /// Returns the reason why the last daemon refuses this process, such as another version. It is
@@ -263,14 +263,14 @@ impl Client {
 
 impl Core {
     /// Returns the session, if there is one and it was not lost.
-    fn standing(&self) -> Option<Arc<Session>> {
-        read(&self.attachment).standing()
+    fn live_session(&self) -> Option<Arc<Session>> {
+        read(&self.attachment).live_session()
     }
 
     /// Returns the session, or the last one while its flows wait for the next daemon.
     fn latest(&self) -> Option<Arc<Session>> {
         let attachment = read(&self.attachment);
-        attachment.standing().or_else(|| attachment.inherited())
+        attachment.live_session().or_else(|| attachment.inherited())
     }
 
     /// Returns [`Core::latest`] if its daemon enforces.
@@ -299,13 +299,13 @@ impl Core {
         let patience = || {
             if self.is_forked() { LOCK_PATIENCE_FORKED } else { LOCK_PATIENCE }
         };
-        let standing = shortly(patience, || self.attachment.try_read()).map(|is| is.standing());
-        let Some(standing) = standing else {
+        let session = shortly(patience, || self.attachment.try_read()).map(|is| is.live_session());
+        let Some(session) = session else {
             self.put_off(next);
             return None;
         };
-        if standing.is_some() {
-            return standing;
+        if session.is_some() {
+            return session;
         }
         let Some(mut attachment) = shortly(patience, || self.attachment.try_write()) else {
             self.put_off(next);
@@ -379,7 +379,7 @@ impl Core {
 
 impl Attachment {
     /// Returns the session, if there is one and it was not lost.
-    fn standing(&self) -> Option<Arc<Session>> {
+    fn live_session(&self) -> Option<Arc<Session>> {
         match &self.link {
             Link::Attached(session) if session.lost_at().is_none() => Some(Arc::clone(session)),
             _ => None,
@@ -392,13 +392,13 @@ impl Attachment {
             Link::Attached(session) => Some(session),
             _ => self.before.as_ref(),
         };
-        last.filter(|session| session.has_heir()).cloned()
+        last.filter(|session| session.has_successor()).cloned()
     }
 
     /// Ends the wait for the next daemon.
-    fn disinherit(&mut self) {
+    fn give_up_successor(&mut self) {
         if let Some(before) = self.before.take() {
-            before.disinherit();
+            before.give_up_successor();
         }
     }
 
@@ -411,12 +411,12 @@ impl Attachment {
                 None => return (Some(Arc::clone(session)), 0),
                 Some(since) => {
                     self.detached_ns = Some(since);
-                    self.before = session.has_heir().then(|| Arc::clone(session));
+                    self.before = session.has_successor().then(|| Arc::clone(session));
                     self.link = Link::Detached;
                 }
             }
         }
-        if self.before.as_ref().is_some_and(|before| !before.has_heir()) {
+        if self.before.as_ref().is_some_and(|before| !before.has_successor()) {
             self.before = None;
         }
         let retry = if self.before.is_some() { now + ENDED_RETRY_NS } else { retry };
@@ -456,7 +456,7 @@ impl Attachment {
                         | RegistrationError::Version(_)),
                     ) => {
                         self.refusal = Some(refusal.to_string());
-                        self.disinherit();
+                        self.give_up_successor();
                         let every = options.reattach_every.as_nanos() as u64;
                         (None, now.saturating_add(every.saturating_mul(REFUSED_FACTOR)))
                     }
@@ -475,7 +475,7 @@ impl Attachment {
                     (None, retry.min(now + pause))
                 }
                 Err(_) => {
-                    self.disinherit();
+                    self.give_up_successor();
                     (None, retry)
                 }
             },

@@ -6,7 +6,7 @@
 
 pub(crate) mod handover;
 mod loan;
-mod owed;
+mod unsent;
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -21,7 +21,7 @@ use laxity_shm::sleep::now_ns;
 
 use handover::Handover;
 pub use loan::Loan;
-pub(crate) use owed::Owed;
+pub(crate) use unsent::Unsent;
 
 use crate::client::Core;
 use crate::hint::Hint;
@@ -51,7 +51,7 @@ pub struct Lane {
     pub(crate) binding: Option<LaneBinding>,
     /// Number of the current binding, 0 before the first. Tickets of other bindings are bypassed.
     pub(crate) seat: u64,
-    owed: VecDeque<Owed>,
+    unsent: VecDeque<Unsent>,
     pub(crate) handover: Handover,
     pub(crate) spin: Spin,
     _not_sync: PhantomData<Cell<()>>,
@@ -64,7 +64,7 @@ impl Lane {
             counters,
             binding: None,
             seat: 0,
-            owed: VecDeque::new(),
+            unsent: VecDeque::new(),
             handover: Handover::default(),
             spin: Spin::default(),
             _not_sync: PhantomData,
@@ -175,7 +175,7 @@ impl Lane {
             return self.submit_unbound(flow);
         };
         let seen = binding.header.attention();
-        if seen & attention::NOT_ENFORCED != 0 || !self.owed.is_empty() {
+        if seen & attention::NOT_ENFORCED != 0 || !self.unsent.is_empty() {
             return self.submit_slow_path(flow);
         }
         if flow.bytes > FLOW_BYTES_MAX {
@@ -202,7 +202,7 @@ impl Lane {
             && binding.introduces(peer)
             && let Some(address) = peers::address(peer)
         {
-            self.say(Record::Peer { peer, address });
+            self.send_record(Record::Peer { peer, address });
         }
     }
 
@@ -228,7 +228,7 @@ impl Lane {
         let Some(binding) = &mut self.binding else {
             return;
         };
-        if !binding.can_tell_later() {
+        if !binding.can_notify_later() {
             binding.notify();
         }
         let seen = binding.header.attention();
@@ -252,7 +252,7 @@ impl Lane {
     /// because the daemon counts bytes in flight. Does nothing for bypassed flows.
     pub fn complete(&mut self, ticket: &Ticket, bytes: u64) {
         if self.knows(ticket) {
-            self.say(Record::Completed { tag: ticket.tag, bytes });
+            self.send_record(Record::Completed { tag: ticket.tag, bytes });
         }
     }
 
@@ -284,7 +284,7 @@ impl Lane {
         {
             return;
         }
-        self.say(hint.record());
+        self.send_record(hint.record());
     }
 
     /// Reports whether flows submitted now are scheduled (or, in mode `observe`, accounted for).
@@ -306,16 +306,19 @@ impl Lane {
                 before = binding.pending.before(at.slot);
                 binding.pending.remove(at.slot);
             }
-            self.send(Owed::Withdraw(at, ticket.permitted.saturating_sub(before)));
+            self.send(Unsent::Withdraw(at, ticket.permitted.saturating_sub(before)));
         } else {
-            self.send(Owed::Say(Record::Cancelled { tag: at.tag, permitted: ticket.permitted }));
+            self.send(Unsent::Record(Record::Cancelled {
+                tag: at.tag,
+                permitted: ticket.permitted,
+            }));
         }
         // Completions of the flow are ignored from now on.
         ticket.state = TicketState::DONE;
     }
 
-    fn say(&mut self, record: Record) {
-        self.send(Owed::Say(record));
+    fn send_record(&mut self, record: Record) {
+        self.send(Unsent::Record(record));
     }
 
     #[cold]
@@ -342,9 +345,9 @@ impl Lane {
             // The flow names its NIC by a number of the daemon that is gone.
             return Some(self.submit_to_next(flow));
         }
-        if !self.owed.is_empty() {
-            self.pay();
-            if !self.owed.is_empty() {
+        if !self.unsent.is_empty() {
+            self.send_unsent();
+            if !self.unsent.is_empty() {
                 return None;
             }
             return self.submit_gated(flow);
@@ -409,7 +412,7 @@ impl Lane {
         if let Some(binding) = self.binding.take() {
             // Old tickets have the old number.
             let seat = core::mem::replace(&mut self.seat, next_number());
-            self.owed.clear();
+            self.unsent.clear();
             self.core.look_again(0);
             if binding.session.lost_at().is_some() && binding.session.is_handed_over() {
                 self.hand_over(&binding, seat);
@@ -420,13 +423,13 @@ impl Lane {
 
 impl Drop for Lane {
     fn drop(&mut self) {
-        self.pay();
-        let owed = self.owed.drain(..).filter_map(|message| match message {
-            Owed::Withdraw(at, _) => Some(at),
-            Owed::Say(_) | Owed::Repay(_) => None,
+        self.send_unsent();
+        let unsent = self.unsent.drain(..).filter_map(|message| match message {
+            Unsent::Withdraw(at, _) => Some(at),
+            Unsent::Record(_) | Unsent::Repay(_) => None,
         });
         if let Some(binding) = self.binding.take() {
-            let gated = owed.chain(binding.waiting()).collect();
+            let gated = unsent.chain(binding.waiting()).collect();
             binding.leave(gated);
         }
         self.core.retire(&self.counters);

@@ -9,7 +9,7 @@ use laxity_shm::producer::{Producer, SlotRef};
 use laxity_shm::record::{Flow, WHOLE};
 use laxity_shm::region::HeaderRef;
 
-use crate::lane::Owed;
+use crate::lane::Unsent;
 use crate::session::{Seat, Session};
 use crate::ticket::TicketState;
 
@@ -24,7 +24,7 @@ pub(crate) struct LaneBinding {
     pub(crate) index: u16,
     pub(crate) turn: u64,
     /// Tag of the record at which the daemon was last woken because many records wait.
-    told: u64,
+    last_wake_tag: u64,
     /// Bit set of the peers that were introduced to the daemon on this lane.
     introduced: [u64; 4],
 }
@@ -169,7 +169,7 @@ impl LaneBinding {
             producer: seat.producer,
             index: seat.index,
             turn: seat.turn,
-            told: 0,
+            last_wake_tag: 0,
             introduced: [0; 4],
             session,
         }
@@ -209,7 +209,7 @@ impl LaneBinding {
     /// Reports whether a sleeping daemon need not be woken for the last record. That is so for a
     /// work request on credit, or its completion, while nothing waits on any port and neither
     /// credit nor slots run low. The daemon reads such records when something else wakes it.
-    pub(crate) fn can_tell_later(&mut self) -> bool {
+    pub(crate) fn can_notify_later(&mut self) -> bool {
         let header = &self.header;
         header.after_publish() == attention::SLEEPING
             && header.credit_stages() & CREDIT_WHOLE != 0
@@ -223,10 +223,10 @@ impl LaneBinding {
     fn has_slots(&mut self) -> bool {
         let slots = self.pending.seen.len() as u64;
         let published = self.producer.next_tag();
-        if self.producer.backlog() < slots / 2 || published < self.told + slots / 8 {
+        if self.producer.backlog() < slots / 2 || published < self.last_wake_tag + slots / 8 {
             return true;
         }
-        self.told = published;
+        self.last_wake_tag = published;
         false
     }
 
@@ -250,12 +250,12 @@ impl LaneBinding {
 
     /// Publishes a record. Returns false if there is no slot.
     #[inline]
-    pub(crate) fn publish(&mut self, message: Owed) -> bool {
+    pub(crate) fn publish(&mut self, message: Unsent) -> bool {
         match message {
-            Owed::Say(record) => self.producer.publish(&record).is_ok(),
-            Owed::Withdraw(at, permitted) => self.producer.withdraw(at, permitted).is_ok(),
-            // `Lane::pay` makes the two records.
-            Owed::Repay(_) => false,
+            Unsent::Record(record) => self.producer.publish(&record).is_ok(),
+            Unsent::Withdraw(at, permitted) => self.producer.withdraw(at, permitted).is_ok(),
+            // `Lane::send_unsent` makes the two records.
+            Unsent::Repay(_) => false,
         }
     }
 

@@ -29,7 +29,7 @@ pub(crate) struct Session {
     /// The time of the loss, 0 before it.
     lost_ns: AtomicU64,
     /// Whether no other daemon takes this session over. Relaxed, because a late look is harmless.
-    heirless: AtomicBool,
+    has_no_successor: AtomicBool,
     seats: Mutex<Seats>,
 }
 
@@ -88,7 +88,7 @@ impl Session {
             eventfd: welcome.eventfd,
             lost: AtomicBool::new(false),
             lost_ns: AtomicU64::new(0),
-            heirless: AtomicBool::new(false),
+            has_no_successor: AtomicBool::new(false),
             seats: Mutex::default(),
         })
     }
@@ -131,15 +131,15 @@ impl Session {
 
     /// Reports whether flows of this lost session wait for the next daemon. They don't once it
     /// is late or can't come. A forked child sees other pages than the region, so it never waits.
-    pub(crate) fn has_heir(&self) -> bool {
+    pub(crate) fn has_successor(&self) -> bool {
         self.is_handed_over()
-            && !self.heirless.load(Ordering::Relaxed)
+            && !self.has_no_successor.load(Ordering::Relaxed)
             && now_ns() < self.lost_ns.load(Ordering::Relaxed).saturating_add(HANDOVER_NS)
     }
 
     /// Ends the wait for the next daemon, because nobody listens or this process is refused.
-    pub(crate) fn disinherit(&self) {
-        self.heirless.store(true, Ordering::Relaxed);
+    pub(crate) fn give_up_successor(&self) {
+        self.has_no_successor.store(true, Ordering::Relaxed);
     }
 
     /// Returns [`Session::lost_at`] after a check of the socket, a system call. Lanes don't use it.

@@ -152,7 +152,7 @@ impl Lane {
                 // A thread that only polls must send waiting records, too. Its permit may depend on
                 // them.
                 if self.owes() {
-                    self.pay();
+                    self.send_unsent();
                 }
                 self.spin.misses += 1;
                 if self.spin.misses < MISSES {
@@ -363,7 +363,7 @@ impl Lane {
     /// Spins, then sleeps one slice, until `news` holds or the caller should check the daemon.
     fn doze(&mut self, what: Awaited, limit: Duration, news: impl Fn(&LaneBinding) -> bool) {
         if self.owes() {
-            self.pay();
+            self.send_unsent();
         }
         let Some(binding) = &mut self.binding else {
             return;

@@ -250,7 +250,7 @@ impl Context {
 
     /// Records that the program polls a completion queue.
     #[inline]
-    pub(crate) fn polls(&self, cq: *const ibv_cq) {
+    pub(crate) fn note_poll(&self, cq: *const ibv_cq) {
         self.polled_entry(cq).store(lanes::tick(), Ordering::Relaxed);
     }
 

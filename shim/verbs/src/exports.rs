@@ -198,17 +198,17 @@ pub(crate) unsafe fn modify(
     let queue_pair: &QueuePair = context.queue_pairs.make(unsafe { (*qp).qp_num });
     queue_pair.open(context, qp, None);
     if let Some(to) = to {
-        queue_pair.moves(to);
+        queue_pair.before_modify(to);
     }
     WITHIN.set(true);
     let result = real(&mut changed);
     WITHIN.set(false);
     if result == 0 && class::has_address(&changed, mask) {
         // SAFETY: each form of the union is plain bytes.
-        queue_pair.connects(unsafe { changed.ah_attr.grh.dgid.raw });
+        queue_pair.set_peer(unsafe { changed.ah_attr.grh.dgid.raw });
     }
     if let Some(to) = to {
-        queue_pair.moved(to, result == 0);
+        queue_pair.after_modify(to, result == 0);
     }
     result
 }

@@ -35,7 +35,7 @@ pub(crate) struct LaneShard {
     lane: Mutex<Option<Lane>>,
     waiting: Mutex<Vec<&'static QueuePair>>,
     /// Condition that `waiting` or `watched` is no longer empty. Its mutex is `waiting`.
-    pub(crate) bell: Condvar,
+    pub(crate) work_arrived: Condvar,
     /// Queue pairs with flows in flight that the daemon counts.
     watched: Mutex<Vec<&'static QueuePair>>,
     /// Whether `watched` has entries. Relaxed: `waiting` is locked for changes that the thread must
@@ -45,10 +45,11 @@ pub(crate) struct LaneShard {
     looked: AtomicU32,
     /// Length of `waiting`. Relaxed, because it is a hint that saves a lock.
     count: AtomicUsize,
-    /// Whether the program polled for completions, or pumped this lane, since the thread's last
-    /// check.
+    /// Whether the program polled for completions, and so pumped this lane, since the pump thread's
+    /// last check.
     polled: AtomicBool,
-    pumped: AtomicBool,
+    /// Whether the pump thread was started.
+    has_pump_thread: AtomicBool,
     /// Whether the lane has unsent records, as [`LaneShard::owe`] sets it.
     owes: AtomicBool,
     /// Whether the lane was too full to submit a work request, until [`LaneShard::take_full`].
@@ -144,7 +145,7 @@ fn pump_those() {
 
 #[cold]
 #[inline(never)]
-fn take_seat(lane: &mut Option<Lane>) -> &mut Lane {
+fn open_lane(lane: &mut Option<Lane>) -> &mut Lane {
     lane.insert(client().lane())
 }
 
@@ -153,13 +154,13 @@ impl LaneShard {
         Self {
             lane: Mutex::new(None),
             waiting: Mutex::new(Vec::new()),
-            bell: Condvar::new(),
+            work_arrived: Condvar::new(),
             watched: Mutex::new(Vec::new()),
             watches: AtomicBool::new(false),
             looked: AtomicU32::new(0),
             count: AtomicUsize::new(0),
             polled: AtomicBool::new(false),
-            pumped: AtomicBool::new(false),
+            has_pump_thread: AtomicBool::new(false),
             owes: AtomicBool::new(false),
             full: AtomicBool::new(false),
         }
@@ -170,7 +171,7 @@ impl LaneShard {
     pub(crate) fn lane(&self) -> MappedMutexGuard<'_, Lane> {
         MutexGuard::map(self.lane.lock(), |lane| match lane {
             Some(lane) => lane,
-            None => take_seat(lane),
+            None => open_lane(lane),
         })
     }
 
@@ -180,9 +181,9 @@ impl LaneShard {
         waiting.push(queue_pair);
         WAITING.fetch_add(1, Ordering::Relaxed);
         self.count.store(waiting.len(), Ordering::Relaxed);
-        self.bell.notify_one();
+        self.work_arrived.notify_one();
         drop(waiting);
-        self.have_pumped();
+        self.ensure_pump_thread();
     }
 
     /// Removes a queue pair without waiting work requests.
@@ -204,11 +205,11 @@ impl LaneShard {
                 (true, _) => SETTLE_EVERY,
                 (false, true) => LOOK_EVERY,
                 (false, false) => {
-                    self.bell.wait(&mut waiting);
+                    self.work_arrived.wait(&mut waiting);
                     continue;
                 }
             };
-            self.bell.wait_for(&mut waiting, limit);
+            self.work_arrived.wait_for(&mut waiting, limit);
             MutexGuard::unlocked(&mut waiting, || {
                 if owes {
                     let mut lane = self.lane();
@@ -226,9 +227,9 @@ impl LaneShard {
         if !self.watches.swap(true, Ordering::Relaxed) {
             // The lock prevents a change between the check of `attend` and its sleep.
             let _waiting = self.waiting.lock();
-            self.bell.notify_one();
+            self.work_arrived.notify_one();
         }
-        self.have_pumped();
+        self.ensure_pump_thread();
     }
 
     /// Removes a closed queue pair. Its state is locked.
@@ -265,13 +266,13 @@ impl LaneShard {
             // The lock prevents a change between the check of `attend` and its sleep.
             let _waiting = self.waiting.lock();
             self.owes.store(true, Ordering::Relaxed);
-            self.bell.notify_one();
+            self.work_arrived.notify_one();
         }
-        self.have_pumped();
+        self.ensure_pump_thread();
     }
 
-    fn have_pumped(&'static self) {
-        if !self.pumped.swap(true, Ordering::Relaxed) {
+    fn ensure_pump_thread(&'static self) {
+        if !self.has_pump_thread.swap(true, Ordering::Relaxed) {
             pump::start(self);
         }
     }
@@ -282,11 +283,11 @@ impl LaneShard {
     }
 
     /// Records that the lane is full. The daemon doesn't report free slots.
-    pub(crate) fn is_full(&self) {
+    pub(crate) fn note_full(&self) {
         self.full.store(true, Ordering::Relaxed);
     }
 
-    /// Reports whether [`LaneShard::is_full`] was called since the last call.
+    /// Reports whether [`LaneShard::note_full`] was called since the last call.
     pub(crate) fn take_full(&self) -> bool {
         self.full.swap(false, Ordering::Relaxed)
     }

@@ -23,7 +23,7 @@ pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, entries: c_int, wc: *mu
         if !context.is_ours() {
             return real(cq, entries, wc);
         }
-        context.polls(cq);
+        context.note_poll(cq);
         lanes::pump_all();
         let got = real(cq, entries, wc);
         for index in 0..usize::try_from(got).unwrap_or(0) {

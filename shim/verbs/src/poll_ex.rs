@@ -99,7 +99,7 @@ unsafe extern "C" fn start(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c
         return libc::EINVAL;
     };
     if before.context.is_ours() {
-        before.context.polls(cq.cast());
+        before.context.note_poll(cq.cast());
         lanes::pump_all();
     }
     // SAFETY: upheld by the caller.

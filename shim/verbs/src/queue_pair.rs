@@ -114,7 +114,7 @@ struct InFlight {
 
 impl InFlight {
     /// Returns a work request in flight that is not part of a reported flow.
-    const fn untold(wr_id: u64, signaled: bool) -> Self {
+    const fn unreported(wr_id: u64, signaled: bool) -> Self {
         Self { wr_id, signaled, bytes: 0, ticket: Ticket::DONE, failed: false }
     }
 }
@@ -215,7 +215,7 @@ impl QueuePair {
     }
 
     /// Records the peer by the GID with which the queue pair becomes ready to receive.
-    pub(crate) fn connects(&self, gid: [u8; 16]) {
+    pub(crate) fn set_peer(&self, gid: [u8; 16]) {
         self.state.lock().peer = peers::number(gid);
     }
 
@@ -240,7 +240,7 @@ impl QueuePair {
     }
 
     /// Reports all work requests that went ahead, unless another thread holds the queue pair.
-    pub(crate) fn tell(&self) {
+    pub(crate) fn report_ahead(&self) {
         if let Some(mut state) = self.state.try_lock() {
             self.end_ahead(&mut state);
         }
@@ -254,7 +254,7 @@ impl QueuePair {
     }
 
     /// Records the result of a change of state.
-    pub(crate) fn moved(&'static self, to: ibv_qp_state::Type, success: bool) {
+    pub(crate) fn after_modify(&'static self, to: ibv_qp_state::Type, success: bool) {
         let mut state = self.state.lock();
         state.halted = false;
         if !success {
@@ -276,7 +276,7 @@ impl QueuePair {
         }
     }
 
-    pub(crate) fn moves(&'static self, to: ibv_qp_state::Type) {
+    pub(crate) fn before_modify(&'static self, to: ibv_qp_state::Type) {
         let mut state = self.state.lock();
         match to {
             // Waiting work requests are drained or complete with an error, too. They go now, since

@@ -43,7 +43,7 @@ pub(crate) fn note_dscp(dscp: u8) {
 
 /// Sends all outstanding reports to the daemon and writes the report line.
 pub(crate) fn end() {
-    table::tell_all();
+    table::report_all_ahead();
     lanes::settle_all();
     line().append();
 }

@@ -40,9 +40,9 @@ pub(crate) fn counts() -> Counts {
 
 /// Reports all work requests that went ahead to the daemon, at the process's end. A queue pair that
 /// another thread holds is left out.
-pub(crate) fn tell_all() {
+pub(crate) fn report_all_ahead() {
     for queue_pair in all().lock().iter() {
-        queue_pair.tell();
+        queue_pair.report_ahead();
     }
 }
 

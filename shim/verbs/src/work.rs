@@ -125,7 +125,7 @@ impl DeferredRequest {
 
     /// Removes the memory and signals the work request. On a queue pair in error, it then completes
     /// with an error in its turn.
-    pub(crate) fn hollow(&mut self) {
+    pub(crate) fn clear_payload(&mut self) {
         self.sges.clear();
         self.inline.clear();
         self.wr.send_flags = SIGNALED;

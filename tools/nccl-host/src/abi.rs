@@ -68,7 +68,7 @@ pub(crate) type Register = unsafe extern "C" fn(
     memory: *mut *mut c_void,
 ) -> c_int;
 pub(crate) type Deregister = unsafe extern "C" fn(comm: *mut c_void, memory: *mut c_void) -> c_int;
-pub(crate) type Send = unsafe extern "C" fn(
+pub(crate) type Isend = unsafe extern "C" fn(
     comm: *mut c_void,
     data: *mut c_void,
     bytes: usize,
@@ -109,7 +109,7 @@ pub(crate) struct NetTable {
     pub(crate) register: Register,
     register_dma_buf: Unused,
     pub(crate) deregister: Deregister,
-    pub(crate) send: Send,
+    pub(crate) send: Isend,
     pub(crate) receive: Receive,
     flush: Unused,
     pub(crate) test: Test,

@@ -30,8 +30,8 @@ impl InFlight {
     }
 }
 
-/// Maximum number of pieces in flight that exceed the window, each by itself. So many fill a port
-/// of which a lone transfer gets a quarter.
+/// Maximum number of pieces in flight that exceed the window, each by itself. If one transfer alone
+/// reaches a quarter of the port's rate, four of them fill the port.
 const OVERSIZED_MAX: usize = 4;
 
 /// Pieces in flight that exceed the window, each by itself: when each was permitted, and its bytes.
@@ -45,9 +45,10 @@ impl Oversized {
         }
     }
 
-    /// Ends a piece of which all bytes complete at once, as those of one work request do. A piece
-    /// that completes in parts shrinks when more would be in flight otherwise than there is. Returns
-    /// when the piece was permitted that completed at once.
+    /// Accounts for `bytes` that completed, after which `in_flight` are left. A piece of exactly
+    /// `bytes` completed at once, as a work request does, and is removed. If the pieces together
+    /// still have more than `in_flight`, some completed in parts, and the oldest shrink. Returns
+    /// when the removed piece was permitted, or `None` if no piece had this size.
     pub(super) fn remove(&mut self, bytes: u64, in_flight: u64, window: u64) -> Option<Time> {
         if self.0.is_empty() {
             return None;
@@ -71,10 +72,10 @@ impl Oversized {
     /// Returns when another piece may follow `n` such pieces on a port of this rate, or `None` if
     /// there are none, or as many as there may be.
     ///
-    /// A piece that shares the port fairly with `n − 1` others has ended after `n` times its own
-    /// time. If one has not, these pieces do not fill the port, or others use it. So one more keeps
-    /// it busy. Sooner, more pieces would only share the port, and lose the order that they waited
-    /// for.
+    /// A piece that shares the port fairly with `n − 1` others ends after `n` times the time that
+    /// it takes alone. If a piece has not ended by then, the pieces do not fill the port, or other
+    /// traffic uses it, so the next piece may start. If it started earlier, it would only share the
+    /// port with the others, and the policy's order would be lost.
     pub(super) fn next_at(&self, rate: u64) -> Option<Time> {
         let n = self.0.len();
         let ends =

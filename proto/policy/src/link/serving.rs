@@ -72,13 +72,12 @@ impl Link {
         if !self.starved.covers(bytes) {
             return None;
         }
-        let standing = self.port.queues.get(flow.group);
-        let level = self.level_now(now, flow, standing);
+        let entry = self.port.queues.get(flow.group);
+        let level = self.level_now(now, flow, entry);
         let wire = flow.wire.unwrap_or(level);
         // Where pieces that exceed the window follow one another, the window is never free.
-        let is_next = || {
-            self.peer_takes(standing.queue, &flow.spec, wire, bytes) && self.fits(now, wire, bytes)
-        };
+        let is_next =
+            || self.peer_takes(entry.queue, &flow.spec, wire, bytes) && self.fits(now, wire, bytes);
         if !self.has_share(&flow.spec) && !is_next() {
             if self.bounds_peers() {
                 // The next starved flow may have a peer with room.
@@ -108,11 +107,11 @@ impl Link {
                     continue;
                 }
             }
-            let standing = self.port.queues.get(group);
-            let (_, _, _, slot) = standing.head()?;
+            let entry = self.port.queues.get(group);
+            let (_, _, _, slot) = entry.head()?;
             let flow = self.port.flows.get(slot);
-            if standing.queue != SCAVENGER {
-                let feasibility = self.discipline.feasibility(&self.port, now, flow, standing);
+            if entry.queue != SCAVENGER {
+                let feasibility = self.discipline.feasibility(&self.port, now, flow, entry);
                 if let Feasibility::Behind(position) = feasibility {
                     // This move happens once in a flow's life, and the level stays.
                     let _ = self.relocate(now, slot, position);
@@ -127,8 +126,8 @@ impl Link {
                 }
             }
             let bytes = self.piece(&flow.spec, flow.remaining);
-            let level = self.level_now(now, flow, standing);
-            let (queue, wire) = (standing.queue, flow.wire.unwrap_or(level));
+            let level = self.level_now(now, flow, entry);
+            let (queue, wire) = (entry.queue, flow.wire.unwrap_or(level));
             if !self.peer_takes(queue, &flow.spec, wire, bytes) {
                 self.port.queues.set_aside(group);
                 continue;
@@ -160,18 +159,18 @@ impl Link {
     }
 
     /// Returns the level to which a permit raises `flow`, the head of the group.
-    fn level_now(&self, now: Time, flow: &Flow, standing: &Group) -> Level {
-        if standing.queue == SCAVENGER {
+    fn level_now(&self, now: Time, flow: &Flow, entry: &Group) -> Level {
+        if entry.queue == SCAVENGER {
             return flow.level;
         }
-        promoted(flow.level, self.discipline.level(&self.port, now, flow, standing))
+        promoted(flow.level, self.discipline.level(&self.port, now, flow, entry))
     }
 
     fn permit(&mut self, now: Time, slot: Slot, level: Level, bytes: u64) -> Action {
         let flow = self.port.flows.get(slot);
-        let standing = self.port.queues.get(flow.group);
-        if standing.queue != SCAVENGER {
-            let climbs = !standing.layers.is_empty();
+        let entry = self.port.queues.get(flow.group);
+        if entry.queue != SCAVENGER {
+            let climbs = !entry.layers.is_empty();
             if level != flow.level && !climbs {
                 let (from, remaining) = (flow.level, flow.remaining);
                 self.by_level[from.row()].remove(remaining);
@@ -236,9 +235,9 @@ impl Link {
         flow.share = flow.share.saturating_add(bytes);
         let (group, layer, level) = (flow.group, flow.spec.layer, flow.level);
         self.by_stage[flow.spec.stage.index()].bytes -= bytes;
-        let standing = self.port.queues.get_mut(group);
-        standing.bytes = standing.bytes.saturating_sub(bytes);
-        if let Some(tally) = standing.layers.get_mut(&layer.0) {
+        let entry = self.port.queues.get_mut(group);
+        entry.bytes = entry.bytes.saturating_sub(bytes);
+        if let Some(tally) = entry.layers.get_mut(&layer.0) {
             tally.bytes = tally.bytes.saturating_sub(bytes);
         } else {
             let row = &mut self.by_level[level.row()];

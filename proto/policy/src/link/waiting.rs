@@ -182,19 +182,19 @@ impl Link {
             self.port.queues.get_mut(group).batch = batch;
             self.port.batches.batch_mut(batch).groups.push(group);
         }
-        let standing = self.port.queues.get_mut(group);
+        let entry = self.port.queues.get_mut(group);
         let flow = self.port.flows.get_mut(slot);
         flow.group = group;
         flow.level = if position.queue == SCAVENGER { Level::SCAVENGER } else { position.level };
-        flow.share = flow.share.max(standing.virtual_time);
+        flow.share = flow.share.max(entry.virtual_time);
         flow.tie = position.tie;
         flow.order = (position.order, tie_order(flow));
         flow.check_at = position.check_at;
         let (remaining, layer, stage) = (flow.remaining, flow.spec.layer, flow.spec.stage);
-        standing.members.insert((flow.order.0, flow.order.1, flow.seq, slot));
-        standing.bytes = standing.bytes.saturating_add(remaining);
+        entry.members.insert((flow.order.0, flow.order.1, flow.seq, slot));
+        entry.bytes = entry.bytes.saturating_add(remaining);
         if position.climbs {
-            standing.layers.entry(layer.0).or_default().add(remaining);
+            entry.layers.entry(layer.0).or_default().add(remaining);
         } else {
             self.by_level[flow.level.row()].add(remaining);
         }
@@ -223,10 +223,10 @@ impl Link {
         let check = (flow.check_at, flow.seq, slot);
         let member = (flow.order.0, flow.order.1, flow.seq, slot);
         self.port.flows.get_mut(slot).group = NONE;
-        let standing = self.port.queues.get_mut(group);
-        standing.members.remove(&member);
-        standing.bytes = standing.bytes.saturating_sub(remaining);
-        let climbs = take_layer(standing, layer, remaining);
+        let entry = self.port.queues.get_mut(group);
+        entry.members.remove(&member);
+        entry.bytes = entry.bytes.saturating_sub(remaining);
+        let climbs = take_layer(entry, layer, remaining);
         if !climbs {
             self.by_level[level.row()].remove(remaining);
         }
@@ -243,16 +243,16 @@ impl Link {
 
     /// Updates the rank of a group, or removes the group if it is empty.
     pub(super) fn rerank(&mut self, now: Time, group: Slot) {
-        let standing = self.port.queues.get(group);
-        if standing.members.is_empty() {
-            if standing.scope == Scope::Batch {
-                let batch = standing.batch;
+        let entry = self.port.queues.get(group);
+        if entry.members.is_empty() {
+            if entry.scope == Scope::Batch {
+                let batch = entry.batch;
                 self.port.batches.batch_mut(batch).groups.retain(|&other| other != group);
             }
             self.port.queues.drop_group(group);
             return;
         }
-        let rank = self.rank(now, standing);
+        let rank = self.rank(now, entry);
         self.port.queues.set_rank(group, rank);
     }
 

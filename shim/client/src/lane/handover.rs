@@ -7,7 +7,7 @@
 //!
 //! A ticket belongs to the caller. It therefore goes to the next daemon when it is polled: until
 //! then [`Held`] says what became of its flow. New flows wait in the same way. All of them are
-//! bypassed once [`crate::session::Session::has_heir`] is false: after a second, or as soon as
+//! bypassed once [`crate::session::Session::has_successor`] is false: after a second, or as soon as
 //! nobody listens at the socket.
 //!
 //! The next daemon does not learn of bytes that the last one permitted and that are in flight. It
@@ -101,7 +101,7 @@ impl Lane {
     /// Reports whether flows wait for the next daemon.
     pub(crate) fn awaits_next(&mut self) -> bool {
         let handover = &mut self.handover;
-        if handover.session.as_ref().is_some_and(|session| !session.has_heir()) {
+        if handover.session.as_ref().is_some_and(|session| !session.has_successor()) {
             handover.session = None;
         }
         handover.session.is_some()

@@ -6,7 +6,7 @@ use laxity_shm::region::HeaderRef;
 use laxity_shm::sleep::lately_ns;
 
 use super::Lane;
-use super::owed::Owed;
+use super::unsent::Unsent;
 
 /// Divisor of the credit at hand that gives the size of a loan.
 const LOAN_SHARE: u64 = 4;
@@ -80,9 +80,9 @@ impl Lane {
         let rest = loan.bytes.saturating_sub(flow.bytes);
         binding.credit.give_back(loan.port, rest);
         if flow.bytes > 0 {
-            self.owed.push_back(Owed::Repay(*flow));
-            self.pay();
-            self.owes_still();
+            self.unsent.push_back(Unsent::Repay(*flow));
+            self.send_unsent();
+            self.hold_back_credit();
         }
     }
 }

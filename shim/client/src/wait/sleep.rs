@@ -43,7 +43,7 @@ impl Lane {
     /// tickets then. One thread at a time may sleep on a lane.
     pub fn prepare_sleep(&mut self) -> Option<Sleep> {
         if self.owes() {
-            self.pay();
+            self.send_unsent();
         }
         if self.waits_for_next() {
             return Some(Sleep { announced: None, slice: LOOK_EVERY });

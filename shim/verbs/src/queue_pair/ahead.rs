@@ -26,7 +26,7 @@ pub(super) struct QueuePairLoan {
     bytes: u64,
     requests: u32,
     /// All unreported work requests, as one flow.
-    untold: Flow,
+    unreported: Flow,
 }
 
 impl QueuePairLoan {
@@ -57,13 +57,13 @@ impl QueuePairLoan {
     pub(super) fn went(&mut self, bytes: u64) {
         self.bytes -= bytes;
         self.requests -= 1;
-        self.untold.bytes += bytes;
+        self.unreported.bytes += bytes;
     }
 
     /// Reports what went ahead and ends the loan.
     pub(super) fn repay(&mut self, lane: &mut Lane) {
         if let Some(loan) = self.loan.take() {
-            lane.repay(&loan, &self.untold);
+            lane.repay(&loan, &self.unreported);
         }
     }
 
@@ -77,7 +77,7 @@ impl QueuePairLoan {
             self.opcode = opcode;
             self.bytes = loan.bytes();
             self.requests = REQUESTS;
-            self.untold = Flow { bytes: 0, ..*flow };
+            self.unreported = Flow { bytes: 0, ..*flow };
             self.loan = Some(loan);
         }
     }

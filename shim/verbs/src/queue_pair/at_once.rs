@@ -30,7 +30,7 @@ impl QueuePair {
         let result = unsafe { call(real, ibv, one) };
         if result.is_ok() {
             state.ahead.went(bytes);
-            self.one_launched(state, InFlight::untold(wr_id, signaled), bytes);
+            self.one_launched(state, InFlight::unreported(wr_id, signaled), bytes);
         }
         Some(result)
     }
@@ -49,7 +49,7 @@ impl QueuePair {
         // SAFETY: upheld by the caller.
         let wr = unsafe { &*one };
         let signaled = state.signals_all || work::is_signaled(wr);
-        let (opcode, mut flight) = (wr.opcode, InFlight::untold(wr.wr_id, signaled));
+        let (opcode, mut flight) = (wr.opcode, InFlight::unreported(wr.wr_id, signaled));
         // SAFETY: upheld by the caller.
         let mut flow = unsafe { classify::flow(wr, state.peer) };
         if let Some(flow) = &mut flow {
@@ -58,7 +58,7 @@ impl QueuePair {
             state.ahead.repay(&mut lane);
             if !lane.submit_whole_into(flow, || state.nic(), &mut flight.ticket) {
                 drop(lane);
-                self.shard().is_full();
+                self.shard().note_full();
                 // SAFETY: upheld by the caller.
                 return unsafe { self.defer(state, one, None, false) };
             }
@@ -82,7 +82,7 @@ impl QueuePair {
             if !signaled {
                 // The completion of an unsignaled work request can't be observed.
                 self.report_delivered(&mut lane, &flight.ticket, flight.bytes);
-                flight = InFlight::untold(flight.wr_id, false);
+                flight = InFlight::unreported(flight.wr_id, false);
             }
         }
         self.one_launched(state, flight, bytes);
@@ -137,11 +137,11 @@ impl QueuePair {
             // SAFETY: upheld by the caller.
             let flow = unsafe { classify::flow(wr, state.peer) };
             let signaled = state.signals_all || work::is_signaled(wr);
-            let mut flight = InFlight::untold(wr.wr_id, signaled);
+            let mut flight = InFlight::unreported(wr.wr_id, signaled);
             if let Some(mut flow) = flow {
                 flight.bytes = flow.bytes;
                 if !lane.submit_whole_into(&mut flow, || state.nic(), &mut flight.ticket) {
-                    self.shard().is_full();
+                    self.shard().note_full();
                     break;
                 }
                 if lane.poll(&mut flight.ticket).is_none() {

@@ -120,7 +120,7 @@ impl QueuePair {
             if let PermitState::Unasked(flow) = &mut next.permit {
                 let mut ticket = Ticket::default();
                 if !lane.submit_whole_into(flow, nic, &mut ticket) {
-                    self.shard().is_full();
+                    self.shard().note_full();
                     break;
                 }
                 next.permit = if lane.poll(&mut ticket).is_some() {
@@ -177,7 +177,7 @@ impl QueuePair {
             COUNTERS.failed_late.add(1);
             state.readiness = SendReadiness::Broken;
             exports::break_queue_pair(ibv);
-            front.work.hollow();
+            front.work.clear_payload();
             // SAFETY: the work request is this library's copy. In error, the provider takes and
             // completes it.
             if let Err((error, _)) = unsafe { call(real, ibv, front.work.request()) }

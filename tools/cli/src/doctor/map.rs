@@ -18,9 +18,9 @@ use crate::class_table::{Field, VARIABLES, Variable};
 #[derive(Clone, Copy)]
 pub(crate) enum Daemon<'a> {
     Answers(&'a Status),
-    /// It does not run.
+    /// The daemon does not run.
     Absent,
-    /// This user may not ask it, or the processes are those of another host.
+    /// This user may not ask the daemon, or the processes belong to another host.
     Unknown,
 }
 

@@ -47,7 +47,7 @@ pub struct Step {
 
 /// A request that loses its blocks before the plan runs. Its computed KV is lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Drop {
+pub struct Dropped {
     pub request: RequestId,
     pub why: Why,
 }
@@ -63,7 +63,7 @@ pub enum Why {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
     /// Requests that lose their blocks before the pass.
-    pub drops: Vec<Drop>,
+    pub drops: Vec<Dropped>,
     pub chunks: Vec<Chunk>,
     pub steps: Vec<Step>,
 }

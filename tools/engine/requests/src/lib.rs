@@ -29,8 +29,8 @@
 //! Afterwards it gets one more block whenever its next token needs one. A [`iteration::Plan`] is
 //! charged when it is made, so that the next plan can't use the same blocks. A request returns its
 //! blocks when it finishes, is cancelled, moves to another instance, or is dropped
-//! ([`iteration::Drop`]). A dropped request computes everything again, with its generated tokens as
-//! part of the prompt. A request that is larger than the pool is refused on arrival.
+//! ([`iteration::Dropped`]). A dropped request computes everything again, with its generated tokens
+//! as part of the prompt. A request that is larger than the pool is refused on arrival.
 //!
 //! **Objectives.** Each request has a [`request::Slo`]. A token is late if it comes after its own
 //! deadline, `arrival + TTFT + n · TBT` (QoServe eq. 1 and 2). A long gap between two tokens alone

@@ -87,7 +87,7 @@ fn markdown_table(header: &[&str], rows: &[Vec<String>]) -> String {
 
 pub fn page(report: &Report) -> String {
     let found = match report.failures.len() {
-        0 => "No round went wrong.".to_owned(),
+        0 => "No round failed.".to_owned(),
         _ => report.failures.iter().fold(String::new(), |text, (_, failure)| {
             let kinds: Vec<_> = failure.schedule.faults.iter().map(|f| f.kind.name()).collect();
             let what = failure.violations.first().map_or("", String::as_str);
@@ -98,8 +98,8 @@ pub fn page(report: &Report) -> String {
         "# A fault campaign\n\nThis page is the output of\n\n```sh\nlaxity lab faults --faults {} \
          --seed {} --report docs/results/faults.md\n```\n\n[faults.md](../faults.md) says what is \
          done and checked. The campaign did **{} faults** in {} rounds\nand {:.1} minutes. {} \
-         transfers completed, {} MiB were compared with what they have to be, and\n**{} rounds \
-         went wrong**. The longest wait for a permit was {} ms.\n\n## What was found\n\n{}\n\n\
+         transfers completed. {} MiB were compared with the expected bytes. **{} rounds\nfailed**. \
+         The longest wait for a permit was {} ms.\n\n## What was found\n\n{}\n\n\
          ## Faults\n\n{}\n## Paths\n\n{}",
         report.faults,
         report.seed,

@@ -5,7 +5,7 @@ use std::ops::Bound;
 use super::state::WaitingKey;
 use super::{Computed, Replica};
 use crate::Time;
-use crate::iteration::{Chunk, Drop, Plan, Refusal, Refused, Step, Why};
+use crate::iteration::{Chunk, Dropped, Plan, Refusal, Refused, Step, Why};
 use crate::job::{Job, Phase};
 use crate::latency::Composition;
 
@@ -59,7 +59,7 @@ impl Replica {
         self.state.release(slot);
         self.state.change(slot, &*self.discipline, Job::lost);
         self.discipline.dropped(&self.state.at(slot).job);
-        plan.drops.push(Drop { request, why });
+        plan.drops.push(Dropped { request, why });
     }
 
     fn give_up(&mut self, now: Time, plan: &mut Plan) {

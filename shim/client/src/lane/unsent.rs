@@ -6,12 +6,13 @@ use laxity_shm::record::{Flow, Record};
 
 use super::Lane;
 
-/// Largest number of records that wait for a slot. A live daemon never reaches it, see `owe`.
-const OWED_MAX: usize = 1 << 16;
+/// Largest number of records that wait for a slot. A live daemon never reaches it, see
+/// `keep_unsent`.
+const UNSENT_MAX: usize = 1 << 16;
 /// A record that found no slot.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Owed {
-    Say(Record),
+pub(crate) enum Unsent {
+    Record(Record),
     Withdraw(SlotRef, u64),
     /// A completed flow that went on a loan, which needs two records.
     Repay(Flow),
@@ -22,19 +23,19 @@ impl Lane {
     /// should then use [`Lane::settle`] later.
     #[inline]
     pub fn owes(&self) -> bool {
-        !self.owed.is_empty()
+        !self.unsent.is_empty()
     }
 
     /// Sends waiting records, as far as there are slots.
     pub fn settle(&mut self) {
         if self.owes() {
-            self.pay();
+            self.send_unsent();
         }
     }
 
-    pub(super) fn send(&mut self, message: Owed) {
-        if !self.owed.is_empty() {
-            self.pay();
+    pub(super) fn send(&mut self, message: Unsent) {
+        if !self.unsent.is_empty() {
+            self.send_unsent();
         }
         let Some(binding) = &mut self.binding else {
             return;
@@ -45,36 +46,37 @@ impl Lane {
             }
             return;
         }
-        if self.owed.is_empty() && binding.publish(message) {
-            if !(matches!(message, Owed::Say(Record::Completed { .. })) && binding.can_tell_later())
+        if self.unsent.is_empty() && binding.publish(message) {
+            if !(matches!(message, Unsent::Record(Record::Completed { .. }))
+                && binding.can_notify_later())
             {
                 binding.notify();
             }
             self.notice_hangup_sometimes();
         } else {
-            self.owe(message);
+            self.keep_unsent(message);
         }
     }
 
     /// Keeps a record for later. Completions must not be lost, because the daemon would count their
     /// bytes as in flight for ever. A daemon that leaves so many records unread is not alive.
     #[cold]
-    fn owe(&mut self, message: Owed) {
-        if self.owed.len() >= OWED_MAX {
+    fn keep_unsent(&mut self, message: Unsent) {
+        if self.unsent.len() >= UNSENT_MAX {
             if let Some(binding) = &self.binding {
                 binding.session.lose();
             }
             self.lose_binding();
             return;
         }
-        self.owed.push_back(message);
-        self.owes_still();
+        self.unsent.push_back(message);
+        self.hold_back_credit();
     }
 
     /// Disables the path on credit while records wait, so that no record overtakes them.
-    pub(super) fn owes_still(&mut self) {
+    pub(super) fn hold_back_credit(&mut self) {
         if let Some(binding) = &mut self.binding
-            && !self.owed.is_empty()
+            && !self.unsent.is_empty()
         {
             binding.credit.key = 0;
         }
@@ -82,29 +84,29 @@ impl Lane {
 
     /// Sends waiting records, as far as there are slots.
     #[cold]
-    pub(crate) fn pay(&mut self) {
+    pub(crate) fn send_unsent(&mut self) {
         let Some(binding) = &mut self.binding else {
-            return self.owed.clear();
+            return self.unsent.clear();
         };
         let (mut moved, mut urgent) = (false, false);
-        while let Some(message) = self.owed.front_mut() {
-            if let Owed::Repay(flow) = *message {
+        while let Some(message) = self.unsent.front_mut() {
+            if let Unsent::Repay(flow) = *message {
                 let record = Record::SubmitOnCredit { flow, observed: false };
                 let Ok(at) = binding.producer.publish(&record) else {
                     break;
                 };
-                *message = Owed::Say(Record::Completed { tag: at.tag, bytes: flow.bytes });
+                *message = Unsent::Record(Record::Completed { tag: at.tag, bytes: flow.bytes });
             } else {
                 if !binding.publish(*message) {
                     break;
                 }
-                urgent |= !matches!(message, Owed::Say(Record::Completed { .. }));
-                self.owed.pop_front();
+                urgent |= !matches!(message, Unsent::Record(Record::Completed { .. }));
+                self.unsent.pop_front();
             }
             moved = true;
         }
         if moved {
-            if urgent || !binding.can_tell_later() {
+            if urgent || !binding.can_notify_later() {
                 binding.notify();
             }
         } else {
