@@ -145,9 +145,11 @@ pub struct Cluster {
     work: usize,
 }
 
-fn admission_config(policy: &ClusterPolicy, limits: &Limits) -> AdmissionConfig {
+fn admission_config(policy: &ClusterPolicy, settings: &Settings) -> AdmissionConfig {
+    let limits = &settings.limits;
     AdmissionConfig {
         drop_budget: policy.drop_budget,
+        tenant_drop_budgets: settings.tenants.drop_budgets(),
         debounce: policy.debounce,
         correction_permille: policy.correction_permille,
         batches_max: limits.batches_max,
@@ -170,7 +172,7 @@ impl Cluster {
         policy: ClusterPolicy,
         term: u64,
     ) -> Result<Self, InvalidConfig> {
-        let admission = Admission::new(admission_config(&policy, &settings.limits))?;
+        let admission = Admission::new(admission_config(&policy, &settings))?;
         Ok(Self {
             hosts: Hosts::new(&settings.limits),
             settings,

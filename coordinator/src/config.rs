@@ -344,6 +344,7 @@ mod tests {
                 name: "a".into(),
                 hosts: vec!["a-*".into()],
                 trust_members: true,
+                drop_budget: Some(8),
             }],
             ..Config::default()
         };
@@ -382,6 +383,11 @@ mod tests {
             ("[policy]\nname = \"edf\"", "policy.name"),
             ("[limits]\nhosts_max = 0", "limits.hosts_max"),
             ("[[tenant]]\nname = \"a\"\nhosts = []", "tenant.0.hosts"),
+            (
+                "[[tenant]]\nname = \"a\"\nhosts = [\"*\"]\ndrop_budget = 9999999",
+                "tenant.0.drop_budget: 9999999 exceeds 524288",
+            ),
+            ("[[tenant]]\nname = \"a\"\nhosts = [\"*\"]\ndrop_budget = -1", "line 4"),
             ("colour = 1", "colour"),
         ] {
             let error = Config::parse(text, "f").expect_err(text).to_string();

@@ -2,10 +2,12 @@
 
 use serde::{Deserialize, Serialize};
 
+use laxity_policy::prune::MEMBERS_MAX;
+
 use crate::nonsense::Nonsense;
 
 /// A set of hosts whose batches and requests share ids.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TenantConfig {
     /// The name of the tenant, as operators see it.
@@ -15,6 +17,10 @@ pub struct TenantConfig {
     /// Whether its hosts may add requests with deadlines to every batch that they take part in.
     #[serde(default)]
     pub trust_members: bool,
+    /// Maximum number of its requests that are pruned at a time. By default it shares
+    /// `policy.drop_budget` with the other tenants that have none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub drop_budget: Option<usize>,
 }
 
 /// All tenants. Without any, all hosts belong to one tenant, `default`.
@@ -49,6 +55,10 @@ impl Tenants {
                 let problem = "names no host; write patterns such as \"prefill-*\"".into();
                 return Err(Nonsense::new(&key("hosts"), problem));
             }
+            if let Some(budget) = tenant.drop_budget.filter(|&budget| budget > MEMBERS_MAX) {
+                let problem = format!("{budget} exceeds {MEMBERS_MAX}");
+                return Err(Nonsense::new(&key("drop_budget"), problem));
+            }
         }
         Ok(())
     }
@@ -59,6 +69,16 @@ impl Tenants {
         }
         let matches = |tenant: &TenantConfig| tenant.hosts.iter().any(|p| matches(p, host));
         self.0.iter().position(matches).map(|index| index as u16)
+    }
+
+    /// Returns the number of tenants, which is one if none is configured.
+    pub(crate) fn count(&self) -> usize {
+        self.0.len().max(1)
+    }
+
+    /// Returns the drop budget of each tenant that has its own.
+    pub(crate) fn drop_budgets(&self) -> Vec<Option<usize>> {
+        self.0.iter().map(|tenant| tenant.drop_budget).collect()
     }
 
     pub(crate) fn name(&self, tenant: u16) -> &str {
@@ -119,7 +139,7 @@ mod tests {
         let tenant = |name: &str, host: &str| TenantConfig {
             name: name.into(),
             hosts: vec![host.into()],
-            trust_members: false,
+            ..TenantConfig::default()
         };
         let tenants = Tenants::new(vec![tenant("a", "a-*"), tenant("rest", "a*")]);
         assert_eq!(tenants.of("a-1"), Some(0));

@@ -54,6 +54,7 @@ fn the_sample_has_the_same_keys_as_show_config() {
     };
     let full = concat!(
         "[policy]\ncorrection_permille = 1\n[[tenant]]\nname = \"a\"\nhosts = [\"a-*\"]\n",
+        "drop_budget = 1\n",
         "[tls]\ncert = \"c\"\nkey = \"k\"\nclient_ca = \"a\"\n",
         "[etcd]\nendpoints = [\"http://a\"]\nadvertise = \"a:1\"\nca = \"a\"\ncert = \"c\"\nkey \
          = \"k\"\n",

@@ -8,9 +8,15 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use laxity_coordinator::config::Config;
 use laxity_tests::{Need, skip};
 use laxity_wire::v1::event::Event as Kind;
-use laxity_wire::v1::{BatchFinished, BatchProgress, BatchStarted, PortLoad, RequestEnded};
+use laxity_wire::v1::operator_client::OperatorClient;
+use laxity_wire::v1::{
+    BatchFinished, BatchProgress, BatchStarted, Policy, PortLoad, RequestEnded, SetPolicyRequest,
+};
+
+use tonic::transport::Endpoint;
 
 use self::support::{Fixture, Script, batch, config};
 
@@ -118,9 +124,9 @@ fn browse(arguments: &[String], url: &str) -> Option<String> {
     }
 }
 
-fn dom(fixture: &Fixture, hash: &str) -> Option<String> {
+fn dom(fixture: &Fixture, view: &str) -> Option<String> {
     let web = fixture.web.expect("a page");
-    browse(&["--dump-dom".into()], &format!("http://{web}/{hash}"))
+    browse(&["--dump-dom".into()], &format!("http://{web}/{view}"))
 }
 
 /// Returns the text from the element with this id to the end of its section.
@@ -161,6 +167,65 @@ fn a_browser_shows_hosts_queues_order_attainment_and_policy() {
     assert!(dom.contains("id=\"explain\" hidden"), "nothing was asked for");
 }
 
+/// Starts a coordinator with two tenants, and has an operator change its policy.
+fn shared() -> Fixture {
+    let text = "listen = \"127.0.0.1:0\"\n[web]\nlisten = \"127.0.0.1:0\"\n\
+        [[tenant]]\nname = \"red\"\nhosts = [\"red-*\"]\ndrop_budget = 1\n\
+        [[tenant]]\nname = \"blue\"\nhosts = [\"*\"]\n";
+    let late = |id: u64| batch(id, &[(10 * id, -5, 1), (10 * id + 1, -5, 1), (10 * id + 2, 9, 1)]);
+    let daemons =
+        vec![Script::new("red-0", vec![late(9), late(10)]), Script::new("blue-0", vec![late(11)])];
+    let fixture = Fixture::start(Config::parse(text, "test").expect("valid"), daemons);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    runtime.expect("a runtime").block_on(async {
+        let endpoint = format!("http://{}", fixture.address);
+        let endpoint = Endpoint::new(endpoint).expect("a URL");
+        let mut operator = OperatorClient::new(endpoint.connect_lazy());
+        let asked = SetPolicyRequest {
+            change: Some(Policy { drop_budget: Some(8), ..Policy::default() }),
+            comment: "too many <b>".into(),
+            ..SetPolicyRequest::default()
+        };
+        operator.set_policy(asked).await.expect("set");
+    });
+    fixture.state(|state| {
+        state["tenants"][0]["pruned"] == 1 && state["tenants"][1]["pruned"].as_u64() > Some(1)
+    });
+    fixture
+}
+
+#[test]
+fn a_browser_filters_sorts_and_shows_tenants_and_who_changed_the_policy() {
+    let fixture = shared();
+    let Some(all) = dom(&fixture, "?order=Batch") else { return };
+    let tenants = part(&all, "tenants");
+    for word in ["?tenant=red#", "?tenant=blue#", "shared", "Drop budget"] {
+        assert!(tenants.contains(word), "{word}: {tenants}");
+    }
+    let history = part(&all, "history");
+    for word in
+        ["drop_budget: 64 → 8", "127.0.0.1:", "too many &lt;b&gt;", "the configuration says"]
+    {
+        assert!(history.contains(word), "{word}: {history}");
+    }
+    assert!(part(&all, "hosts").contains("?find=red-0#"), "{all}");
+    assert!(part(&all, "glossary-title").contains("robust effective deadline"), "{all}");
+    let place = |dom: &str, batch: u64| {
+        let order = part(dom, "order");
+        order.find(&format!("batch={batch}&amp;")).unwrap_or_else(|| panic!("{batch}: {order}"))
+    };
+    assert!(place(&all, 9) < place(&all, 10) && place(&all, 10) < place(&all, 11), "by number");
+
+    let red = dom(&fixture, "?tenant=red&order=-Batch").expect("Chromium is here");
+    let (hosts, order) = (part(&red, "hosts"), part(&red, "order"));
+    assert!(hosts.contains("red-0") && !hosts.contains("blue-0"), "{hosts}");
+    assert!(order.contains("hides 1 of the 3") && !order.contains("batch=11&amp;"), "{order}");
+    assert!(order.contains("aria-sort=\"descending\"") && place(&red, 10) < place(&red, 9));
+    assert!(part(&red, "filtered").contains("Show all"), "{red}");
+    let found = dom(&fixture, "?find=BLUE+11").expect("Chromium is here");
+    assert!(part(&found, "order").contains("hides 2 of the 3"), "{found}");
+}
+
 #[test]
 fn a_link_to_a_batch_explains_it_and_one_to_a_batch_that_is_gone_says_so() {
     let fixture = busy();
@@ -168,7 +233,9 @@ fn a_link_to_a_batch_explains_it_and_one_to_a_batch_that_is_gone_says_so() {
         return;
     };
     let explain = part(&told, "explain");
-    for word in ["Why is batch 103", "Place ", "pruned", "this one", "mlx5_0 egress of prefill-0"] {
+    for word in [
+        "Why is batch 103", "Place ", "pruned", "this one", "mlx5_0 egress of ", "?find=prefill-0#",
+    ] {
         assert!(explain.contains(word), "{word}: {explain}");
     }
     let gone = dom(&fixture, "#batch=9").expect("Chromium is here");
@@ -259,8 +326,8 @@ fn the_page_fits_a_desk_and_a_telephone() {
     std::fs::create_dir_all(&folder).expect("a folder");
     let web = fixture.web.expect("a page");
     for (name, size, dark) in [
-        ("desk", "1280,1800", false),
-        ("desk-dark", "1280,1800", true),
+        ("desk", "1280,3200", false),
+        ("desk-dark", "1280,3200", true),
         ("phone", "390,3600", false),
         ("phone-dark", "390,3600", true),
     ] {
@@ -270,7 +337,7 @@ fn the_page_fits_a_desk_and_a_telephone() {
         if dark {
             arguments.push("--blink-settings=preferredColorScheme=0".into());
         }
-        let url = format!("http://{web}/#batch=103");
+        let url = format!("http://{web}/?order=-Requests#batch=103");
         if browse(&arguments, &url).is_none() {
             return;
         }

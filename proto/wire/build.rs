@@ -8,11 +8,11 @@ const FILES: [&str; 3] =
     ["laxity/v1/order.proto", "laxity/v1/coordination.proto", "laxity/v1/operator.proto"];
 
 /// Messages that are shown to operators as JSON (`src/view.rs`).
-const SERIALIZED: [&str; 19] = [
+const SERIALIZED: [&str; 20] = [
     "BatchStatus", "DrainNote", "Epoch", "ExplainResponse", "GetPolicyResponse", "HostChanged",
     "HostSettings", "HostStatus", "ListBatchesResponse", "ListHostsResponse", "Neighbour",
     "Policy", "PolicyRevision", "PortName", "PortStatus", "PrunedRequest", "RunSummary",
-    "WatchEvent", "WatchEvent.event",
+    "TenantStatus", "WatchEvent", "WatchEvent.event",
 ];
 
 /// Fields whose JSON form differs from their type, with the function that converts them.

@@ -34,7 +34,7 @@ impl Cluster {
         let nothing = v1::Policy::default();
         let wanted = asked.change.as_ref().unwrap_or(&nothing);
         let policy = self.revisions.check(wanted, asked.expected_revision)?;
-        admission_config(&policy, &self.settings.limits).validate().map_err(|invalid| {
+        admission_config(&policy, &self.settings).validate().map_err(|invalid| {
             PolicyError::Invalid { field: invalid.field, problem: invalid.problem }
         })?;
         let note = Note::new(author, &asked.comment, now, Span::ZERO);
@@ -70,7 +70,7 @@ impl Cluster {
     pub fn apply(&mut self, now: Time, change: Change) -> u32 {
         match change.0 {
             Kind::Policy(next) => {
-                let config = admission_config(&next.policy, &self.settings.limits);
+                let config = admission_config(&next.policy, &self.settings);
                 // The configuration is valid, since the change was checked.
                 if self.workload.admission.set_config(now, config).is_ok() {
                     self.revisions.push(next);

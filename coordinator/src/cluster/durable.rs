@@ -108,7 +108,7 @@ impl Cluster {
             });
         }
         if let Some(restored) = Revisions::of(revisions) {
-            let config = admission_config(&restored.current().policy, &self.settings.limits);
+            let config = admission_config(&restored.current().policy, &self.settings);
             self.workload
                 .admission
                 .set_config(now, config)

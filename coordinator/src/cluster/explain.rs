@@ -38,10 +38,35 @@ impl Cluster {
         hosts.sort_by(|one, other| one.host.cmp(&other.host));
         v1::ListHostsResponse {
             hosts,
+            tenants: self.list_tenants(),
             term: self.term,
             run: self.workload.admission.counters().runs,
             leading: true, // Without an election; the server knows better.
         }
+    }
+
+    fn list_tenants(&self) -> Vec<v1::TenantStatus> {
+        let budgets = self.settings.tenants.drop_budgets();
+        let mut tenants: Vec<v1::TenantStatus> = (0..self.settings.tenants.count())
+            .map(|index| v1::TenantStatus {
+                tenant: self.settings.tenants.name(index as u16).to_owned(),
+                drop_budget: budgets.get(index).copied().flatten().map(|budget| budget as u32),
+                ..v1::TenantStatus::default()
+            })
+            .collect();
+        for (_, host) in self.hosts.iter() {
+            tenants[usize::from(host.tenant)].hosts += 1;
+        }
+        for (&(tenant, _), &key) in &self.workload.batch_names {
+            let requests = self.workload.batches.get(key).map_or(0, |batch| batch.requests.len());
+            tenants[usize::from(tenant)].batches += 1;
+            tenants[usize::from(tenant)].requests += requests as u32;
+        }
+        for request in self.workload.pruned.iter().filter_map(|&it| self.workload.requests.get(it))
+        {
+            tenants[usize::from(request.tenant)].pruned += 1;
+        }
+        tenants
     }
 
     fn host_status(&self, now: Time, host: &Host) -> v1::HostStatus {

@@ -90,6 +90,10 @@ impl Workload {
         let event =
             AdmissionEvent::BatchArrived { batch: BatchId(batch), requests: Vec::new(), compute };
         self.admission.handle(now, event);
+        if let Some(tenant) = self.batches.get(batch).map(|batch| batch.tenant) {
+            let batch = BatchId(batch);
+            self.admission.handle(now, AdmissionEvent::BatchTenant { batch, tenant });
+        }
     }
 
     /// Records that the batch starts to compute. Returns false if it had started before.

@@ -55,10 +55,49 @@ const until = (ns) => (ns === null ? "none" : ns < 0 ? span(-ns) + " ago" : "in 
 const count = (n, one, many) => n.toLocaleString("en") + " " + (n === 1 ? one : many || one + "s");
 const percent = (part, whole) => (whole === 0 ? "–" : (100 * part / whole).toFixed(part === whole ? 0 : 1) + " %");
 
-/** A table that small screens show as cards. Columns: [heading, cell(row), is a number]. */
-function table(caption, columns, rows) {
-  const head = make("tr", {}, ...columns.map(([name, , number]) =>
-    make("th", { scope: "col", class: number ? "number" : null }, name)));
+/** What to show, kept in the address so that it can be shared: ?find=WORDS&tenant=NAME&TABLE=COLUMN. */
+const view = new URLSearchParams(location.search);
+
+function look(key, value) {
+  if (value) view.set(key, value); else view.delete(key);
+  history.replaceState(null, "", (view.size ? "?" + view : location.pathname) + location.hash);
+  if (last) show(last);
+}
+
+/** Whether a row is of the tenant and has all words that are looked for. */
+function passes(tenant, ...texts) {
+  const said = texts.join("\n").toLowerCase(), of = view.get("tenant");
+  const words = (view.get("find") || "").toLowerCase().split(/\s+/);
+  return (!of || of === tenant) && words.every((word) => said.includes(word));
+}
+
+/** A link to the same page with a filter. */
+const only = (key, value) => make("a", { href: "?" + new URLSearchParams({ [key]: value }) + "#hosts-title" }, value);
+
+/** Rows by the column that was clicked on, or as the coordinator has them. */
+function sorted(id, columns, rows) {
+  const wanted = view.get(id) || "", down = wanted.startsWith("-");
+  const column = columns.find(([name, , , key]) => key && name === wanted.slice(down));
+  if (!column) return rows;
+  const compare = (a, b) => (a < b ? -1 : a > b ? 1 : 0) * (down ? -1 : 1);
+  return [...rows].sort((a, b) => compare(column[3](a), column[3](b)));
+}
+
+function heading(id, [name, , number, key]) {
+  const now = view.get(id), orders = number ? ["-" + name, name, null] : [name, "-" + name, null];
+  const sort = key && now === name ? "ascending" : key && now === "-" + name ? "descending" : null;
+  const cell = make("th", { scope: "col", class: number ? "number" : null, "aria-sort": sort }, key ? "" : name);
+  if (key) {
+    const button = make("button", { type: "button", "data-sort": id + " " + name }, name);
+    button.addEventListener("click", () => look(id, orders[(orders.indexOf(now) + 1) % 3]));
+    cell.append(button);
+  }
+  return cell;
+}
+
+/** A table that small screens show as cards. Columns: [heading, cell(row), is a number, sorting key(row)]. */
+function table(caption, columns, rows, id) {
+  const head = make("tr", {}, ...columns.map((column) => heading(id, column)));
   const cells = (row) => columns.map(([name, cell, number]) => {
     const content = cell(row);
     const empty = content === "" || content === null;
@@ -66,7 +105,7 @@ function table(caption, columns, rows) {
     return make("td", { "data-label": name, class: kind || null }, make("span", {}, empty ? "" : content));
   });
   const made = make("table", {},
-    make("thead", {}, head), make("tbody", {}, ...rows.map((row) => make("tr", {}, ...cells(row)))));
+    make("thead", {}, head), make("tbody", {}, ...sorted(id, columns, rows).map((row) => make("tr", {}, ...cells(row)))));
   if (caption) made.prepend(make("caption", {}, caption));
   return made;
 }
@@ -180,25 +219,58 @@ function progress(batch) {
   return batch.layers ? `layer ${batch.layer} of ${batch.layers}` : "computes";
 }
 
+const never = (ns) => (ns === null ? Infinity : ns);
 const BATCH = [
-  ["Place", (batch) => (batch.rank === null ? "–" : batch.rank), true],
-  ["Batch", link],
-  ["Owner", (batch) => batch.owner],
-  ["Hosts", (batch) => batch.hosts.length, true],
-  ["Requests", (batch) => batch.requests, true],
+  ["Place", (batch) => (batch.rank === null ? "–" : batch.rank), true, (batch) => never(batch.rank)],
+  ["Batch", link, false, (batch) => batch.batch.padStart(20)],
+  ["Owner", (batch) => only("find", batch.owner), false, (batch) => batch.owner],
+  ["Hosts", (batch) => batch.hosts.length, true, (batch) => batch.hosts.length],
+  ["Requests", (batch) => batch.requests, true, (batch) => batch.requests],
   ["State", progress],
-  ["Due (RED)", (batch) => until(batch.red_remaining_ns)],
-  ["Ends (estimate)", (batch) => (batch.finish_remaining_ns < 0 ? "by now" : until(batch.finish_remaining_ns))],
-  ["Should be", verdict],
+  ["Due (RED)", (batch) => until(batch.red_remaining_ns), false, (batch) => never(batch.red_remaining_ns)],
+  ["Ends (estimate)", (batch) => (batch.finish_remaining_ns < 0 ? "by now" : until(batch.finish_remaining_ns)),
+    false, (batch) => never(batch.finish_remaining_ns)],
+  ["Should be", verdict, false, (batch) => (batch.feasible ? 0 : 1e6) + batch.pruned],
 ];
 
+/** The column of tenants, where there are several. */
+const tenantsToo = (state, columns) => (state.tenants.length < 2 ? columns
+  : columns.toSpliced(2, 0, ["Tenant", (row) => (row.tenant ? only("tenant", row.tenant) : ""), false, (row) => row.tenant]));
+
+function listed(id, state, columns, rows, shown, caption, none) {
+  const hidden = rows.length - shown.length;
+  const note = hidden ? make("p", { class: "faint" }, `The filter hides ${hidden} of the ${rows.length} here.`) : "";
+  const empty = hidden ? "" : make("p", { class: "faint" }, none);
+  put(id, shown.length ? table(caption, tenantsToo(state, columns), shown, id) : empty, note);
+}
+
 function batches(state) {
-  const listed = (id, rows, caption, none) =>
-    put(id, rows.length ? table(caption, BATCH, rows) : make("p", { class: "faint" }, none));
+  const show = (id, rows, caption, none) => listed(id, state, BATCH, rows,
+    rows.filter((batch) => passes(batch.tenant, batch.batch, ...batch.hosts)), caption, none);
   const { batches: all } = state.totals;
-  listed("order", state.batches,
+  show("order", state.batches,
     state.batches.length < all ? `The first ${state.batches.length} of ${all.toLocaleString("en")}.` : "", "No batch is active.");
-  listed("trouble", state.trouble, "", "None: every batch should be in time, and nobody is pruned.");
+  show("trouble", state.trouble, "", "None: every batch should be in time, and nobody is pruned.");
+}
+
+function tenants(state) {
+  const names = state.tenants.map((tenant) => tenant.tenant);
+  const picked = view.get("tenant") || "", choices = ["", ...names];
+  if (!choices.includes(picked)) choices.push(picked);
+  if (choices.join("\n") !== [...at("tenant").options].map((option) => option.value).join("\n")) {
+    put("tenant", ...choices.map((name) => make("option", { value: name }, name || "all")));
+  }
+  at("tenant").value = picked;
+  put("filtered", picked || view.get("find") ? make("a", { href: location.pathname }, "Show all") : "");
+  put("tenants", table("", [
+    ["Tenant", (tenant) => only("tenant", tenant.tenant), false, (tenant) => tenant.tenant],
+    ["Hosts", (tenant) => tenant.hosts, true, (tenant) => tenant.hosts],
+    ["Batches", (tenant) => tenant.batches, true, (tenant) => tenant.batches],
+    ["Requests", (tenant) => tenant.requests, true, (tenant) => tenant.requests],
+    ["Pruned", (tenant) => tenant.pruned, true, (tenant) => tenant.pruned],
+    ["Drop budget", (tenant) => (tenant.drop_budget === null ? "shared" : tenant.drop_budget), true,
+      (tenant) => never(tenant.drop_budget)],
+  ], state.tenants, "tenants"));
 }
 
 function ports(host) {
@@ -226,44 +298,66 @@ function ports(host) {
 const opened = new Set();
 
 function standing(host) {
-  if (host.drained) return make("span", { class: "warn" }, "drained");
+  if (host.drained) {
+    const { drain } = host, by = drain && drain.author ? " by " + drain.author : "";
+    const said = drain ? ` ${span(drain.age_ns)} ago${by}` + (drain.comment ? `: “${drain.comment}”` : "") : "";
+    return make("span", {}, make("span", { class: "warn" }, "drained"), said);
+  }
   return host.connected ? make("span", { class: "good" }, "connected") : make("span", { class: "bad" }, "not connected");
 }
 
+const queued = (host) => host.ports.reduce((sum, port) => sum + port.queued_bytes, 0);
+const lateness = (host) => (host.completed_flows ? host.missed_flows / host.completed_flows : -1);
+const HOST = [
+  ["Host", (host) => only("find", host.host), false, (host) => host.host],
+  ["State", standing, false, (host) => 2 * host.drained + !host.connected],
+  ["Waiting", (host) => bytes(queued(host)), true, queued],
+  ["Batches", (host) => host.batches, true, (host) => host.batches],
+  ["Requests", (host) => host.requests, true, (host) => host.requests],
+  ["Fetches", (host) => host.fetches || ""],
+  ["Flows late", (host) => (host.completed_flows ? percent(host.missed_flows, host.completed_flows) : ""), true, lateness],
+  ["Refused", (host) => (host.refused_events ? host.refused_events + " events" : ""), true, (host) => host.refused_events],
+  ["Heard", (host) => (host.silent_ns === null ? "never" : span(host.silent_ns) + " ago"), false, (host) => never(host.silent_ns)],
+  ["Ports", ports],
+];
+
 function hosts(state) {
-  const columns = [
-    ["Host", (host) => host.host],
-    ["State", standing],
-    ["Waiting", (host) => bytes(host.ports.reduce((sum, port) => sum + port.queued_bytes, 0)), true],
-    ["Batches", (host) => host.batches, true],
-    ["Requests", (host) => host.requests, true],
-    ["Fetches", (host) => host.fetches || ""],
-    ["Flows late", (host) => (host.completed_flows ? percent(host.missed_flows, host.completed_flows) : ""), true],
-    ["Refused", (host) => (host.refused_events ? host.refused_events + " events" : ""), true],
-    ["Heard", (host) => (host.silent_ns === null ? "never" : span(host.silent_ns) + " ago")],
-    ["Ports", ports],
-  ];
   const all = state.totals.hosts;
   const caption = state.hosts.length < all
     ? `${state.hosts.length} of ${all.toLocaleString("en")}: those in trouble first, then those where most waits. laxity cluster hosts lists all.` : "";
-  put("hosts", state.hosts.length ? table(caption, columns, state.hosts)
-    : make("p", { class: "faint" }, "No daemon has come yet. Name this coordinator in the daemons' configuration."));
+  const names = (host) => [host.host, ...host.ports.map((port) => port.port)];
+  listed("hosts", state, HOST, state.hosts, state.hosts.filter((host) => passes(host.tenant, ...names(host))), caption,
+    "No daemon has come yet. Name this coordinator in the daemons' configuration.");
 }
 
-function policy(state) {
-  const revision = state.policy;
-  if (!revision) return;
-  const said = revision.policy;
-  const row = (name, value) => [name, value];
-  const rows = [
-    row("policy", said.policy), row("drop_budget", said.drop_budget),
-    row("debounce", span(said.debounce_ns)), row("rank_margin", span(said.rank_margin_ns)),
-    row("correction_permille", said.correction_permille),
+function settings({ policy: said }) {
+  return [
+    ["policy", said.policy], ["drop_budget", said.drop_budget], ["debounce", span(said.debounce_ns)],
+    ["rank_margin", span(said.rank_margin_ns)], ["correction_permille", said.correction_permille],
   ];
-  put("policy",
-    make("p", {}, `Revision ${revision.revision} by ${revision.author}, ${span(revision.age_ns)} ago`
-      + (revision.comment ? `: “${revision.comment}”` : ".")),
-    make("p", { class: "faint" }, rows.map(([name, value]) => `${name} = ${value}`).join(" · ")));
+}
+
+/** What a revision changed, if the one before is known. */
+function changes(one, before) {
+  if (!before) return one.revision === 1 ? "what the configuration says" : "–";
+  const old = new Map(settings(before));
+  const changed = settings(one).filter(([name, value]) => old.get(name) !== value);
+  return changed.map(([name, value]) => `${name}: ${old.get(name)} → ${value}`).join(", ") || "nothing";
+}
+
+const clock = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "short" });
+
+function policy(state) {
+  if (!state.policy) return;
+  put("policy", make("p", {}, settings(state.policy).map(([name, value]) => `${name} = ${value}`).join(" · ")));
+  const revisions = [state.policy, ...state.history].map((one, index, all) => ({ ...one, changed: changes(one, all[index + 1]) }));
+  put("history", table(revisions.at(-1).revision > 1 ? `The last ${revisions.length}. laxity cluster policy history --limit N lists more.` : "", [
+    ["Revision", (one) => one.revision, true],
+    ["When", (one) => `${clock.format(Date.now() - one.age_ns / 1e6)} (${span(one.age_ns)} ago)`],
+    ["Who", (one) => one.author],
+    ["Changed", (one) => one.changed],
+    ["Why", (one) => one.comment],
+  ], revisions));
 }
 
 function explanation(told) {
@@ -283,7 +377,8 @@ function explanation(told) {
     parts.push(make("h3", {}, "Pruned requests"), table("", [
       ["Request", (pruned) => pruned.request],
       ["For batch", (pruned) => pruned.for_batch],
-      ["At", (pruned) => (pruned.port ? `${pruned.port.port} ${pruned.port.direction} of ${pruned.port.host}` : "computing alone")],
+      ["At", (pruned) => (pruned.port
+        ? make("span", {}, `${pruned.port.port} ${pruned.port.direction} of `, only("find", pruned.port.host)) : "computing alone")],
       ["Left there", (pruned) => bytes(pruned.bytes), true],
       ["Due", (pruned) => until(pruned.remaining_ns)],
     ], told.pruned));
@@ -322,7 +417,7 @@ function show(state) {
   headline.textContent = `laxity-coordinator ${state.version}, ${state.leading ? "leading" : "standing by"}, up ${span(state.up_ns)}, `
     + `term ${state.term}, ${count(state.runs, "run")} of admission`;
   keepingFocus(() => {
-    for (const part of [totals, chart, queues, batches, hosts, policy]) part(state);
+    for (const part of [totals, chart, queues, tenants, batches, hosts, policy]) part(state);
   });
 }
 
@@ -331,11 +426,12 @@ function keepingFocus(work) {
   const before = document.activeElement;
   const section = before && before.closest("section");
   const key = (element) => element.getAttribute("href")
+    || element.getAttribute("data-sort")
     || (element.tagName === "SUMMARY" ? element.parentElement.getAttribute("data-host") : null);
   const known = section && key(before);
   work();
   if (!known || before.isConnected) return;
-  const heir = [...section.querySelectorAll("a, summary")].find((element) => key(element) === known);
+  const heir = [...section.querySelectorAll("a, summary, button")].find((element) => key(element) === known);
   if (heir) heir.focus({ preventScroll: true });
 }
 
@@ -367,6 +463,9 @@ function choose(buckets, chosen, other) {
 
 at("short").addEventListener("click", () => choose(1, "short", "long"));
 at("long").addEventListener("click", () => choose(6, "long", "short"));
+at("find").value = view.get("find") || "";
+at("find").addEventListener("input", () => look("find", at("find").value.trim()));
+at("tenant").addEventListener("change", () => look("tenant", at("tenant").value));
 addEventListener("hashchange", explain);
 addEventListener("resize", () => { if (last) chart(last); });
 explain();

@@ -3,7 +3,7 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use laxity_wire::v1::{self, BatchStatus, HostStatus, PolicyRevision};
+use laxity_wire::v1::{self, BatchStatus, HostStatus, PolicyRevision, TenantStatus};
 use laxity_wire::view::{self, Queue};
 use serde::Serialize;
 
@@ -16,6 +16,8 @@ const HOSTS_MAX: usize = 100;
 const BATCHES_MAX: u32 = 50;
 /// Maximum number of batches in trouble that are listed.
 const TROUBLE_MAX: u32 = 20;
+/// Maximum number of older revisions of the policy that are listed.
+const REVISIONS_MAX: u32 = 20;
 
 #[derive(Debug, Serialize)]
 pub(super) struct State {
@@ -25,6 +27,9 @@ pub(super) struct State {
     leading: bool,
     up_ns: u64,
     policy: Option<PolicyRevision>,
+    /// Older revisions of the policy, newest first.
+    history: Vec<PolicyRevision>,
+    tenants: Vec<TenantStatus>,
     totals: Totals,
     queues: Queues,
     attainment: Attainment,
@@ -80,7 +85,7 @@ pub(super) fn state(shared: &Shared, history: &Mutex<History>) -> State {
             known.list_hosts(now),
             known.list_batches(now, &head),
             known.list_batches(now, &worst),
-            known.policy_history(now, 0),
+            known.policy_history(now, REVISIONS_MAX),
             known.counters(),
         )
     };
@@ -93,6 +98,8 @@ pub(super) fn state(shared: &Shared, history: &Mutex<History>) -> State {
         leading: hosts.leading,
         up_ns: now.0,
         policy: policy.current,
+        history: policy.history,
+        tenants: hosts.tenants,
         totals: Totals {
             hosts: hosts.hosts.len(),
             connected: cluster.connected,

@@ -61,6 +61,8 @@ struct Batch {
     red: Red,
     /// Whether members changed since `red` was computed.
     red_stale: bool,
+    /// The tenant that the batch belongs to, see [`AdmissionEvent::BatchTenant`].
+    tenant: u16,
     /// First estimate of when the batch has computed, and for how long it communicates.
     forecast: Option<(Time, Span)>,
 }
@@ -75,6 +77,7 @@ impl Batch {
             ahead: None,
             red: Red::NONE,
             red_stale: true,
+            tenant: 0,
             forecast: None,
         }
     }
@@ -101,8 +104,8 @@ pub struct Admission {
     arrivals: BTreeMap<u64, BatchSlot>,
     arrivals_seen: u64,
     requests: BTreeMap<RequestId, MemberSlot>,
-    /// `H`: the pruned requests.
-    pruned: BTreeMap<RequestId, PruneCause>,
+    /// `H`: the pruned requests, each with the budget that it counts against.
+    pruned: BTreeMap<RequestId, (PruneCause, u16)>,
     /// Correction of estimates, see [`PruneLimits::pace`].
     pace: u32,
     /// When the next run is due, if an event triggered one.
@@ -188,6 +191,10 @@ impl Admission {
             }
             AdmissionEvent::BatchStarted { batch } => self.batch_started(now, batch),
             AdmissionEvent::BatchQueued { batch, ahead } => self.batch_queued(now, batch, ahead),
+            AdmissionEvent::BatchTenant { batch, tenant } => {
+                let slot = self.batch_slots.get(&batch).copied();
+                slot.map(|slot| self.batch_mut(slot).tenant = tenant).is_some()
+            }
             AdmissionEvent::BatchDeparted { batch } => self.batch_departed(now, batch),
             AdmissionEvent::PortRate { port, bytes_per_second } => {
                 let known = self.traffic.set_rate(port, bytes_per_second);
@@ -399,13 +406,14 @@ impl Admission {
         for (rank, &(_, _, slot)) in sigma.iter().enumerate() {
             self.ranks[slot as usize] = rank as u32;
         }
-        let drops = self.config.drop_budget.saturating_sub(self.pruned.len());
-        let limits = PruneLimits { drops, doomed: self.config.doomed, pace: self.pace };
+        let drops = self.config.drops_left(self.pruned.values().map(|&(_, budget)| budget));
+        let limits = PruneLimits { drops: &drops, doomed: self.config.doomed, pace: self.pace };
         self.pruner.run(&mut self.traffic, &self.turns, &limits);
         for pruning in self.pruner.pruned() {
             let (batch, port) = (sigma[pruning.turn].1, pruning.port);
             let cause = PruneCause { batch, port };
-            self.pruned.insert(pruning.request, cause);
+            let budget = self.turns[pruning.turn].budget;
+            self.pruned.insert(pruning.request, (cause, budget));
             let loser = self.traffic.batch_of(pruning.member) as usize;
             if let Some(batch) = self.batches[loser].as_mut() {
                 batch.red_stale = true;
@@ -439,8 +447,7 @@ impl Admission {
         let mut by_slot = core::mem::take(&mut self.turns_by_slot);
         by_slot.clear();
         for slot in 0..self.batches.len() as BatchSlot {
-            let mut turn =
-                Turn { batch: slot, ready: Time::ZERO, limit: Time::ZERO, first_due: Time::ZERO };
+            let mut turn = Turn { batch: slot, ..Turn::default() };
             if let Some(batch) = &mut self.batches[slot as usize] {
                 if batch.red_stale {
                     let members = self.traffic.members_of(slot).iter();
@@ -456,6 +463,7 @@ impl Admission {
                 }
                 sigma.push((batch.red.score, batch.id, slot));
                 (turn.limit, turn.first_due) = (batch.red.loose, batch.red.tight);
+                turn.budget = self.config.budget_of(batch.tenant);
                 turn.ready = now + self.compute_left(now, slot);
                 for before in self.ahead_of(slot) {
                     turn.ready = turn.ready + self.compute_left(now, before);

@@ -84,9 +84,9 @@ pub const PACE_UNIT: u32 = 1024;
 
 /// The limits of one run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PruneLimits {
-    /// Number of requests that may still be pruned.
-    pub drops: usize,
+pub struct PruneLimits<'a> {
+    /// Number of requests that may still be pruned, for each budget.
+    pub drops: &'a [usize],
     /// The treatment of doomed requests.
     pub doomed: Doomed,
     /// Factor for the estimated communication time, in parts of [`PACE_UNIT`].
@@ -94,7 +94,7 @@ pub struct PruneLimits {
 }
 
 /// The values that a run needs about one batch of `σ`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Turn {
     /// The batch's slot in the traffic table.
     pub batch: BatchSlot,
@@ -105,6 +105,9 @@ pub struct Turn {
     pub limit: Time,
     /// The earliest deadline among the batch's requests.
     pub first_due: Time,
+    /// The budget that pays for what is pruned for the batch, as an index of
+    /// [`PruneLimits::drops`].
+    pub budget: u16,
 }
 
 /// `F̂_i` as its parts, so that only [`Estimate::finish`] needs a division.
@@ -179,6 +182,8 @@ pub struct Pruner {
     /// Index into `pools` by port slot.
     pool_of: Vec<u32>,
     pruned: Vec<Pruning>,
+    /// Number of requests that each budget still pays for.
+    drops_left: Vec<usize>,
     estimates: Vec<Estimate>,
     /// The last turn in which an earlier batch lost a request.
     last_loss: usize,
@@ -237,20 +242,21 @@ struct Worst {
 impl Pruner {
     /// Runs over `turns`, which are all batches in the order of `σ`, and marks pruned requests in
     /// `traffic`. [`Pruner::pruned`] and [`Pruner::estimates`] return the outcome.
-    pub fn run(&mut self, traffic: &mut TrafficTable, turns: &[Turn], limits: &PruneLimits) {
+    pub fn run(&mut self, traffic: &mut TrafficTable, turns: &[Turn], limits: &PruneLimits<'_>) {
         self.reset(traffic, turns);
+        self.drops_left.clear();
+        self.drops_left.extend(limits.drops);
         for (position, turn) in turns.iter().enumerate() {
             let mut worst = self.charge(traffic, turns, position);
             let set_aside = limits.doomed == Doomed::SetAside;
-            let drops_left = self.pruned.len() < limits.drops;
-            if set_aside && drops_left && turn.first_due < turn.ready {
-                self.prune_doomed(traffic, position, turn, limits);
+            let budget = usize::from(turn.budget);
+            if set_aside && self.drops_left[budget] > 0 && turn.first_due < turn.ready {
+                self.prune_doomed(traffic, position, turn);
                 worst = self.worst(traffic, turn.batch);
             }
             let mut estimate = estimate(traffic, turn, worst, limits);
             let in_vain = set_aside && turn.limit < turn.ready;
-            while !in_vain && self.pruned.len() < limits.drops && estimate.is_later_than(turn.limit)
-            {
+            while !in_vain && self.drops_left[budget] > 0 && estimate.is_later_than(turn.limit) {
                 let Some(Worst { port, .. }) = worst else {
                     break;
                 };
@@ -258,6 +264,7 @@ impl Pruner {
                     break;
                 };
                 self.prune(traffic, member, position, Some(port));
+                self.drops_left[budget] -= 1;
                 worst = self.worst(traffic, turn.batch);
                 estimate = self::estimate(traffic, turn, worst, limits);
             }
@@ -319,13 +326,7 @@ impl Pruner {
     }
 
     /// Prunes the requests of the batch whose computation alone ends after their deadline.
-    fn prune_doomed(
-        &mut self,
-        traffic: &mut TrafficTable,
-        position: usize,
-        turn: &Turn,
-        limits: &PruneLimits,
-    ) {
+    fn prune_doomed(&mut self, traffic: &mut TrafficTable, position: usize, turn: &Turn) {
         let mut doomed: Vec<(Time, RequestId, MemberSlot)> = traffic
             .members_of(turn.batch)
             .iter()
@@ -334,9 +335,10 @@ impl Pruner {
             .map(|(member, slot)| (member.deadline, member.request, slot))
             .collect();
         doomed.sort_unstable();
-        let drops_left = limits.drops.saturating_sub(self.pruned.len());
-        for (_, _, member) in doomed.into_iter().take(drops_left) {
+        let budget = usize::from(turn.budget);
+        for (_, _, member) in doomed.into_iter().take(self.drops_left[budget]) {
             self.prune(traffic, member, position, None);
+            self.drops_left[budget] -= 1;
         }
     }
 
@@ -378,7 +380,7 @@ impl Pruner {
 
     /// Recomputes the estimates of the batches before the last turn in which an earlier batch lost
     /// a request. Later estimates include all of `H` already.
-    fn estimate_again(&mut self, traffic: &TrafficTable, turns: &[Turn], limits: &PruneLimits) {
+    fn estimate_again(&mut self, traffic: &TrafficTable, turns: &[Turn], limits: &PruneLimits<'_>) {
         self.total.fill(0);
         self.window.clear();
         for (position, turn) in turns[..self.last_loss].iter().enumerate() {
@@ -411,7 +413,7 @@ fn estimate(
     traffic: &TrafficTable,
     turn: &Turn,
     worst: Option<Worst>,
-    limits: &PruneLimits,
+    limits: &PruneLimits<'_>,
 ) -> Estimate {
     Estimate {
         ready: turn.ready,

@@ -296,6 +296,27 @@ fn a_pruned_request_stays_pruned_until_it_ends_and_then_frees_the_budget() {
 }
 
 #[test]
+fn a_tenants_budget_is_its_own_and_the_others_share_theirs() {
+    let tenant_drop_budgets = vec![None, Some(2), Some(0), None];
+    let config = AdmissionConfig { drop_budget: 3, tenant_drop_budgets, ..config() };
+    let mut admission = admission(config);
+    for (batch, tenant) in [(1, 0), (2, 1), (3, 2), (4, 3), (5, 9)] {
+        let doomed = [1, 2, 3, 4].map(|request| (10 * batch + request, 5, 0));
+        admission.handle(Time(0), computing(batch, 10, &doomed));
+        let tenant = AdmissionEvent::BatchTenant { batch: BatchId(batch), tenant };
+        admission.handle(Time(0), tenant);
+    }
+    let pruned = vec![11, 12, 13, 21, 22];
+    assert_eq!(issued(&mut admission, 0).1, pruned);
+    // A run later nothing has been freed, and the end of a request frees its own budget only.
+    admission.handle(Time(0), arrival(6, &[]));
+    assert_eq!(issued(&mut admission, 0).1, pruned);
+    admission.handle(Time(0), ended(21));
+    admission.handle(Time(0), arrival(7, &[]));
+    assert_eq!(issued(&mut admission, 0).1, [11, 12, 13, 22, 23]);
+}
+
+#[test]
 fn bytes_that_left_the_wire_load_it_no_longer() {
     let mut admission = admission(config());
     admission.handle(Time(0), arrival(1, &[(1, 1000, 700)]));

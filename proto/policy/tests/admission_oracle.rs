@@ -54,6 +54,8 @@ fn event() -> impl Strategy<Value = AdmissionEvent> {
         2 => batch().prop_map(|batch| AdmissionEvent::BatchDeparted { batch }),
         4 => (batch(), batch())
             .prop_map(|(batch, ahead)| AdmissionEvent::BatchQueued { batch, ahead }),
+        2 => (batch(), 0..5_u16)
+            .prop_map(|(batch, tenant)| AdmissionEvent::BatchTenant { batch, tenant }),
         1 => (port(), rate)
             .prop_map(|(port, bytes_per_second)| {
                 AdmissionEvent::PortRate { port, bytes_per_second }
@@ -66,9 +68,15 @@ fn story() -> impl Strategy<Value = Vec<(u64, AdmissionEvent, bool)>> {
     proptest::collection::vec((0..60_u64, event(), any::<bool>()), 1..40)
 }
 
+/// Tenants 0 and 3 and those above share the common budget.
+fn own_budgets() -> Vec<Option<usize>> {
+    vec![None, Some(2), Some(0), None]
+}
+
 fn admission(budget: usize, doomed: Doomed) -> Admission {
     let config = AdmissionConfig {
         drop_budget: budget,
+        tenant_drop_budgets: own_budgets(),
         doomed,
         default_rate: RATE,
         ..AdmissionConfig::default()
@@ -89,6 +97,7 @@ proptest! {
     ) {
         let mut subject = admission(budget, doomed);
         let mut oracle = Naive::new(budget, doomed == Doomed::SetAside, RATE);
+        oracle.own_budgets = own_budgets();
         let (mut now, mut epoch) = (0, 0);
         for (passed, event, poll) in story {
             now += passed;
@@ -130,6 +139,7 @@ proptest! {
     ) {
         let mut subject = admission(budget, doomed);
         let mut oracle = Naive::new(budget, doomed == Doomed::SetAside, RATE);
+        oracle.own_budgets = own_budgets();
         let mut now = 0;
         for (passed, event, poll) in story {
             now += passed;
@@ -140,10 +150,8 @@ proptest! {
             }
             let verdicts = oracle.run(now);
             subject.poll_action(Time(now));
-            if subject.order().pruned.len() >= budget {
-                continue; // The budget is spent.
-            }
-            for &batch in &subject.order().sigma {
+            let sigma = subject.order().sigma.iter();
+            for &batch in sigma.filter(|batch| oracle.has_drops_left(batch.0)) {
                 let said = subject.last_decision(batch).expect("it is active");
                 let in_vain =
                     doomed == Doomed::SetAside && said.estimate.ready > said.red.loose;

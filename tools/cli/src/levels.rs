@@ -10,6 +10,7 @@ use thiserror::Error;
 pub(crate) const SCAVENGER: &str = "scavenger";
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
+/// The name of a level with its DSCP, or with its service level.
 pub(crate) type Level = (String, u8);
 
 /// Why a configuration file has no usable levels.
@@ -29,11 +30,12 @@ pub(crate) enum LevelsError {
 struct Table {
     dscp: Vec<u8>,
     scavenger_dscp: u8,
+    sl: Vec<u8>,
 }
 
 impl Default for Table {
     fn default() -> Self {
-        Self { dscp: vec![46, 34, 26, 18, 18, 10, 10, 10], scavenger_dscp: 8 }
+        Self { dscp: vec![46, 34, 26, 18, 18, 10, 10, 10], scavenger_dscp: 8, sl: Vec::new() }
     }
 }
 
@@ -49,6 +51,12 @@ impl Table {
             self.dscp.iter().enumerate().map(|(row, dscp)| (format!("P{}", row + 1), *dscp));
         named.chain([(SCAVENGER.to_owned(), self.scavenger_dscp)]).collect()
     }
+
+    /// Returns the levels with their service levels. The scavenger has that of the lowest level.
+    fn services(&self) -> Vec<Level> {
+        let given = self.sl.iter().enumerate().map(|(row, sl)| (format!("P{}", row + 1), *sl));
+        given.chain(self.sl.last().map(|sl| (SCAVENGER.to_owned(), *sl))).collect()
+    }
 }
 
 /// Returns the levels of a running daemon, or those of one without a configuration.
@@ -59,7 +67,15 @@ pub(crate) fn of_status(status: Option<&Status>) -> Vec<Level> {
     }
 }
 
-pub(crate) fn of_file(path: &Path) -> Result<Vec<Level>, LevelsError> {
+/// Returns the levels of a running daemon that have a service level on InfiniBand.
+pub(crate) fn service_of_status(status: Option<&Status>) -> Vec<Level> {
+    let port = status.and_then(|status| status.ports.first());
+    let levels = port.into_iter().flat_map(|port| &port.levels);
+    levels.filter_map(|level| Some((level.level.clone(), level.sl?))).collect()
+}
+
+/// Returns the levels of a configuration with their DSCPs, and those with service levels.
+pub(crate) fn of_file(path: &Path) -> Result<(Vec<Level>, Vec<Level>), LevelsError> {
     let invalid = |problem| LevelsError::Invalid { path: path.to_owned(), problem };
     let text = laxity_files::read_to_string(path, FILE_BYTES_MAX)
         .map_err(|cause| LevelsError::Read { path: path.to_owned(), cause })?;
@@ -74,7 +90,11 @@ pub(crate) fn of_file(path: &Path) -> Result<Vec<Level>, LevelsError> {
     if levels.iter().enumerate().any(again) {
         return Err(invalid("only adjacent levels may share a DSCP".to_owned()));
     }
-    Ok(levels)
+    let services = file.levels.services();
+    if let Some((level, sl)) = services.iter().find(|(_, sl)| *sl > 15) {
+        return Err(invalid(format!("{sl}, the service level of {level}, is above 15")));
+    }
+    Ok((levels, services))
 }
 
 #[cfg(test)]
@@ -84,7 +104,7 @@ mod tests {
     #[test]
     fn the_defaults_are_those_of_the_sample_configuration() {
         let sample = concat!(env!("CARGO_MANIFEST_DIR"), "/../../dist/laxityd.toml");
-        assert_eq!(of_file(Path::new(sample)).expect("levels"), of_status(None));
+        assert_eq!(of_file(Path::new(sample)).expect("levels"), (of_status(None), Vec::new()));
     }
 
     #[test]
@@ -98,6 +118,6 @@ mod tests {
             assert!(error.contains(problem) && error.contains("--check-config"), "{error}");
         }
         std::fs::write(&path, "mode = \"observe\"\n").expect("written");
-        assert_eq!(of_file(&path).expect("levels"), of_status(None));
+        assert_eq!(of_file(&path).expect("levels").0, of_status(None));
     }
 }

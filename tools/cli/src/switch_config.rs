@@ -1,4 +1,5 @@
-//! `laxity switch-config`: a switch's QoS configuration that agrees with the daemon's levels.
+//! `laxity switch-config`: the QoS configuration of a switch, a NIC or a subnet that agrees with the
+//! daemon's levels.
 //!
 //! A [`Plan`] assigns each of the 64 DSCPs to an egress queue, and each vendor's form is printed
 //! from it. The classes in their order, the highest first:
@@ -13,7 +14,11 @@
 //!
 //! * SONiC: `src/sonic-yang-models/doc/Configuration.md` of sonic-net/sonic-buildimage;
 //! * Cumulus: the NVUE reference of Cumulus Linux 5.3 and later, *Set and Unset Commands*, *QoS*;
-//! * Arista: the EOS user manual, *Quality of Service*, and its `qos profile`.
+//! * Arista: the EOS user manual, *Quality of Service*, and its `qos profile`;
+//! * NICs: [`nic`], InfiniBand: [`opensm`].
+
+mod nic;
+mod opensm;
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -25,7 +30,7 @@ use serde_json::{Map, Value, json as value};
 use thiserror::Error;
 
 use crate::host::Endpoint;
-use crate::levels::{Level, LevelsError, of_file, of_status};
+use crate::levels::{Level, LevelsError, of_file, of_status, service_of_status};
 
 pub(crate) const HELP: &str = "\
 The configuration maps DSCP to traffic class and traffic class to queue. It serves the queues of \
@@ -44,7 +49,11 @@ Examples:
   sudo config load qos.json                         # on the switch, then `config save`
 
   laxity switch-config --vendor cumulus | ssh leaf1 'sh && nv config diff'    # then nv config apply
-  laxity switch-config --vendor generic             # for any other switch, to be typed in";
+  laxity switch-config --vendor generic             # for any other switch, to be typed in
+
+  laxity switch-config --vendor dcb --port eth0 | sudo sh    # a host's NIC, until it is reset
+  laxity switch-config --vendor systemd --port eth0 | sudo tee /etc/systemd/system/laxity-qos@.service
+  laxity switch-config --vendor opensm | sudo tee -a /etc/opensm/opensm.conf    # [levels] sl";
 
 const CONTROL: &str = "network control";
 const CONTROL_DSCP_MIN: u8 = 48;
@@ -65,7 +74,8 @@ pub(crate) struct SwitchConfigArgs {
     /// Take the levels from this configuration of laxityd
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// A port of the switch. May be repeated [default: the vendor's first; Cumulus takes all]
+    /// A port of the switch, or an interface of the host. May be repeated [default: the vendor's
+    /// first, or eth0; Cumulus takes all]
     #[arg(long, value_name = "NAME")]
     port: Vec<String>,
     /// Turn PFC on for these queues
@@ -85,6 +95,14 @@ enum Vendor {
     Arista,
     /// A line for each queue
     Generic,
+    /// A host's NIC: commands of mlnx_qos (OFED)
+    MlnxQos,
+    /// A host's NIC: commands of dcb (iproute2)
+    Dcb,
+    /// A host's NIC: a systemd unit that runs dcb whenever the interface appears
+    Systemd,
+    /// InfiniBand: options of OpenSM, from the levels' service levels
+    Opensm,
 }
 
 #[derive(Debug, Error)]
@@ -94,6 +112,11 @@ pub(crate) enum SwitchConfigError {
     /// A queue for PFC is not among the queues.
     #[error("--pfc {0}: the queues are 0 to {1}")]
     Queue(u8, usize),
+    #[error("--pfc is for Ethernet; InfiniBand loses no packets without it")]
+    Lossless,
+    /// InfiniBand has no DSCP.
+    #[error("{0} has no service levels; set `[levels] sl` of laxityd, one for each level")]
+    NoServiceLevels(String),
     /// The configuration could not be printed.
     #[error(transparent)]
     Output(#[from] OutputError),
@@ -195,13 +218,24 @@ fn classes(levels: &[Level]) -> [Vec<Class>; 3] {
 }
 
 pub(crate) fn switch_config(args: &SwitchConfigArgs) -> Result<(), SwitchConfigError> {
-    let (levels, origin) = match &args.config {
+    let ((levels, services), origin) = match &args.config {
         Some(path) => (of_file(path)?, path.display().to_string()),
-        None => match args.endpoint.connect().and_then(|mut daemon| daemon.status()) {
-            Ok(status) => (of_status(Some(&status)), "the daemon".to_owned()),
-            Err(error) => (of_status(None), format!("a daemon without a configuration ({error})")),
-        },
+        None => {
+            let status = args.endpoint.connect().and_then(|mut daemon| daemon.status());
+            let origin = match &status {
+                Ok(_) => "the daemon".to_owned(),
+                Err(error) => format!("a daemon without a configuration ({error})"),
+            };
+            let status = status.as_ref().ok();
+            ((of_status(status), service_of_status(status)), origin)
+        }
     };
+    if args.vendor == Vendor::Opensm && !args.pfc.is_empty() {
+        return Err(SwitchConfigError::Lossless);
+    }
+    if args.vendor == Vendor::Opensm && services.is_empty() {
+        return Err(SwitchConfigError::NoServiceLevels(origin));
+    }
     let plan = Plan::new(&levels, args.queues, &args.pfc);
     if let Some(queue) = args.pfc.iter().find(|queue| usize::from(**queue) >= plan.0.len()) {
         return Err(SwitchConfigError::Queue(*queue, plan.0.len() - 1));
@@ -215,6 +249,10 @@ pub(crate) fn switch_config(args: &SwitchConfigArgs) -> Result<(), SwitchConfigE
         Vendor::Cumulus => cumulus(&plan),
         Vendor::Arista => arista(&plan, &port("Ethernet1")),
         Vendor::Generic => generic(&plan),
+        Vendor::MlnxQos => nic::mlnx_qos(&plan, &port("eth0")),
+        Vendor::Dcb => nic::dcb(&plan, &port("eth0")),
+        Vendor::Systemd => nic::systemd(&plan, &port("eth0")),
+        Vendor::Opensm => opensm::opensm(&services, args.queues),
     };
     eprintln!("laxity: levels of {origin}");
     Ok(say(text.trim_end())?)

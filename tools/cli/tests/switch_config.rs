@@ -165,10 +165,116 @@ fn generic(text: &str) -> Switch {
     switch
 }
 
+/// What commands say of a NIC, by `dcb`'s keywords.
+#[derive(Default)]
+struct Nic(BTreeMap<String, BTreeMap<u8, String>>);
+
+impl Nic {
+    /// Reads `1:a 2:b`, or `a,b` from 0 on.
+    fn set(&mut self, key: &str, text: &str) {
+        let cells = self.0.entry(key.to_owned()).or_default();
+        for (at, cell) in text.split([',', ' ']).enumerate() {
+            let pair = cell.split_once(':').map(|(key, cell)| (key.parse().expect(text), cell));
+            let (number, cell) = pair.unwrap_or((at as u8, cell));
+            cells.insert(number, cell.to_owned());
+        }
+    }
+
+    fn numbers(&self, key: &str) -> BTreeMap<u8, u8> {
+        let cells = self.0[key].iter();
+        cells.map(|(number, cell)| (*number, cell.parse().expect(key))).collect()
+    }
+
+    fn switch(self) -> Switch {
+        assert_eq!(self.0["order"][&0], "dscp", "the NIC would go by PCP");
+        let (class, share) = (self.numbers("prio-tc"), self.numbers("tc-bw"));
+        let mut switch = Switch::default();
+        for (dscp, priority) in self.numbers("dscp-prio") {
+            let class = class[&priority];
+            switch.queue_of_dscp.insert(dscp, class);
+            let weight = match self.0["tc-tsa"][&class].as_str() {
+                "strict" => None,
+                "ets" => Some(share[&class].into()),
+                other => panic!("{other}"),
+            };
+            switch.weight.insert(class, weight);
+        }
+        let pfc = self.0.get("prio-pfc").into_iter().flatten();
+        let on = pfc.filter(|(_, state)| ["1", "on"].contains(&state.as_str()));
+        switch.pfc = on.map(|(priority, _)| *priority).collect();
+        switch
+    }
+}
+
+fn mlnx_qos(text: &str) -> Switch {
+    let mut nic = Nic::default();
+    for line in text.lines() {
+        let words = line.strip_prefix("mlnx_qos -i eth0 ").expect(line);
+        for option in words.split(' ').collect::<Vec<_>>().chunks(2) {
+            let set = option[1].strip_prefix("set,").map(|pair| pair.replace(',', ":"));
+            match option[0] {
+                "--trust" => nic.set("order", option[1]),
+                "--dscp2prio" => nic.set("dscp-prio", &set.expect(line)),
+                "--prio_tc" => nic.set("prio-tc", option[1]),
+                "--tsa" => nic.set("tc-tsa", option[1]),
+                "--tcbw" => nic.set("tc-bw", option[1]),
+                "--pfc" => nic.set("prio-pfc", option[1]),
+                _ => panic!("no option of mlnx_qos: {line}"),
+            }
+        }
+    }
+    nic.switch()
+}
+
+fn dcb_of<'a>(commands: impl Iterator<Item = &'a str>, interface: &str) -> Switch {
+    let mut nic = Nic::default();
+    for command in commands {
+        let words: Vec<&str> = command.split(' ').collect();
+        assert_eq!(words[2..4], ["dev", interface], "{command}");
+        let keys: &[&str] = match words[..2] {
+            ["apptrust", "set"] => &["order"],
+            ["app", "replace"] => &["dscp-prio"],
+            ["ets", "set"] => &["prio-tc", "tc-tsa", "tc-bw"],
+            ["pfc", "set"] => &["prio-pfc"],
+            _ => panic!("no command of dcb: {command}"),
+        };
+        // Each keyword is followed by its cells.
+        let mut key = "";
+        for word in &words[4..] {
+            match keys.contains(word) {
+                true => key = word,
+                false => nic.set(key, word),
+            }
+        }
+    }
+    nic.switch()
+}
+
+fn dcb(text: &str) -> Switch {
+    let command = |line| str::strip_prefix(line, "dcb ").and_then(|it| it.split(" || :").next());
+    dcb_of(text.lines().map(|line| command(line).expect(line)), "eth0")
+}
+
+fn systemd(text: &str) -> Switch {
+    for line in ["Type=oneshot", "WantedBy=sys-subsystem-net-devices-%i.device"] {
+        assert!(text.lines().any(|it| it == line), "{line}: {text}");
+    }
+    let starts = text.lines().filter_map(|line| line.strip_prefix("ExecStart="));
+    let command = |line| str::trim_start_matches(line, '-').strip_prefix("/usr/sbin/dcb ");
+    dcb_of(starts.map(|line| command(line).expect(line)), "%I")
+}
+
 type Parser = fn(&str) -> Switch;
 
-const VENDORS: [(&str, Parser); 4] =
-    [("sonic", sonic), ("cumulus", cumulus), ("arista", arista), ("generic", generic)];
+const VENDORS: [(&str, Parser); 7] = [
+    ("sonic", sonic),
+    ("cumulus", cumulus),
+    ("arista", arista),
+    ("generic", generic),
+    ("mlnx-qos", mlnx_qos),
+    ("dcb", dcb),
+    ("systemd", systemd),
+];
 
 fn read(vendor: &str, parse: Parser, arguments: &[&str]) -> Switch {
     let seen = switch_config(&[&["--vendor", vendor][..], arguments].concat());
@@ -249,4 +355,51 @@ fn other_levels_give_another_configuration_and_no_daemon_is_said() {
     assert!(said.contains("a daemon without a configuration (cannot reach"), "{said}");
     let same = switch_config(&["--vendor", "generic", "--config", SAMPLE]);
     assert_eq!(seen.stdout, same.stdout, "the defaults are the sample's");
+}
+
+/// What OpenSM reads: each service level's lane, and the lanes' weights by table.
+fn opensm(text: &str) -> (Vec<u8>, BTreeMap<u8, u8>, BTreeMap<u8, u8>) {
+    let option = |key: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(&format!("{key} ")));
+        line.unwrap_or_else(|| panic!("{key}: {text}"))
+    };
+    let table = |key: &str| {
+        let mut cells = Nic::default();
+        cells.set(key, &option(key).replace(',', " "));
+        cells.numbers(key)
+    };
+    assert_eq!((option("qos"), option("qos_high_limit")), ("TRUE", "64"));
+    let lanes = numbers(option("qos_sl2vl"), ',');
+    let lanes_max = option("qos_max_vls").parse().expect("a number");
+    assert!(lanes.len() == 16 && lanes.iter().all(|lane| *lane < lanes_max), "{text}");
+    (lanes, table("qos_vlarb_high"), table("qos_vlarb_low"))
+}
+
+#[test]
+fn a_subnet_manager_gets_the_order_of_the_service_levels_with_any_number_of_lanes() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("laxityd.toml");
+    std::fs::write(&path, "[levels]\nsl = [3, 3, 2, 1, 1, 0, 0, 0]\n").expect("written");
+    let arguments = ["--vendor", "opensm", "--config", path.to_str().expect("UTF-8")];
+    for queues in ["1", "2", "4", "8"] {
+        let seen = switch_config(&[&arguments[..], &["--queues", queues]].concat());
+        assert!(seen.status.success(), "{}", String::from_utf8_lossy(&seen.stderr));
+        let (lanes, high, low) = opensm(&String::from_utf8(seen.stdout).expect("UTF-8"));
+        assert!(lanes[3] >= lanes[2] && lanes[2] >= lanes[1] && lanes[1] >= lanes[0], "{lanes:?}");
+        assert!(lanes[4..].iter().all(|lane| *lane == lanes[0]), "unmarked: {lanes:?}");
+        let count = queues.parse::<u8>().expect("a number").min(4);
+        assert_eq!(lanes[3] + 1, count, "{lanes:?}");
+        assert!(high.values().rev().is_sorted_by(|a, b| a > b) && low.contains_key(&0), "{high:?}");
+        assert!((1..count).all(|lane| high.contains_key(&lane)), "{high:?}");
+    }
+    let said = |arguments: &[&str]| {
+        let seen = switch_config(arguments);
+        assert_eq!(seen.status.code(), Some(1));
+        String::from_utf8(seen.stderr).expect("UTF-8")
+    };
+    let none = said(&["--vendor", "opensm", "--config", SAMPLE]);
+    assert!(none.contains("laxityd.toml has no service levels; set `[levels] sl`"), "{none}");
+    assert!(said(&[&arguments[..], &["--pfc", "3"]].concat()).contains("InfiniBand"));
+    std::fs::write(&path, "[levels]\nsl = [16]\n").expect("written");
+    assert!(said(&arguments).contains("16, the service level of P1, is above 15"));
 }

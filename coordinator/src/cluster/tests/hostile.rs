@@ -55,7 +55,7 @@ fn hosts_of_two_tenants_never_meet() {
     let tenant = |name: &str| TenantConfig {
         name: name.into(),
         hosts: vec![format!("{name}-*")],
-        trust_members: false,
+        ..TenantConfig::default()
     };
     let mut world = World::with(Settings {
         tenants: Tenants::new(vec![tenant("a"), tenant("b")]),
@@ -67,6 +67,40 @@ fn hosts_of_two_tenants_never_meet() {
     world.settle_and_read(&mut [&mut a, &mut b]);
     assert_eq!((a.replica.sigma(), b.replica.sigma()), (vec![1], vec![]));
     assert!(world.cluster.attend(world.now, &hello("c-1")).is_err());
+}
+
+#[test]
+fn a_tenant_at_its_drop_budget_has_nobody_more_pruned_while_another_goes_on() {
+    let tenant = |name: &str, drop_budget| TenantConfig {
+        name: name.into(),
+        hosts: vec![format!("{name}-*")],
+        drop_budget,
+        ..TenantConfig::default()
+    };
+    let tenants =
+        Tenants::new(vec![tenant("doomed", Some(2)), tenant("b", None), tenant("c", Some(0))]);
+    let mut world = World::with(Settings { tenants, ..Settings::default() });
+    let (mut doomed, mut b) = (world.join("doomed-1"), world.join("b-1"));
+    let mut c = world.join("c-1");
+    let late = |first: u64| (first..first + 5).map(|it| request(it, -1, 1000));
+    for round in 1..=3 {
+        for daemon in [&mut doomed, &mut b, &mut c] {
+            world.report(daemon, [arrived(round, late(10 * round))]);
+        }
+        world.settle_and_read(&mut [&mut doomed, &mut b, &mut c]);
+        let pruned = [&doomed, &b, &c].map(|daemon| daemon.replica.pruned.len() as u64);
+        assert_eq!(pruned, [2, 5 * round, 0]);
+    }
+    let told = world.cluster.list_hosts(world.now).tenants;
+    let told = told.iter().map(|it| (it.tenant.as_str(), it.drop_budget, it.requests, it.pruned));
+    let expected = [("doomed", Some(2), 15, 2), ("b", None, 15, 15), ("c", Some(0), 15, 0)];
+    assert_eq!(told.collect::<Vec<_>>(), expected);
+    // The end of a pruned request makes room for another.
+    let first = *doomed.replica.pruned.keys().next().expect("two");
+    world.report(&mut doomed, [ended(first), arrived(4, late(40))]);
+    world.settle_and_read(&mut [&mut doomed]);
+    assert_eq!(doomed.replica.pruned.len(), 2);
+    assert!(!doomed.replica.pruned.contains_key(&first));
 }
 
 #[test]

@@ -9,6 +9,9 @@ use crate::time::Span;
 pub struct AdmissionConfig {
     /// `B` of Algorithm 1: how many living requests may be pruned at once.
     pub drop_budget: usize,
+    /// Budgets of tenants, by [`AdmissionEvent::BatchTenant`](super::AdmissionEvent::BatchTenant).
+    /// A tenant that has none, or is not here, shares `drop_budget` with the others.
+    pub tenant_drop_budgets: Vec<Option<usize>>,
     /// Bytes per second of a port whose rate was not reported.
     pub default_rate: u64,
     /// Time from the first trigger to the run. At zero, each trigger runs at the next poll.
@@ -33,6 +36,7 @@ impl Default for AdmissionConfig {
     fn default() -> Self {
         Self {
             drop_budget: 64,
+            tenant_drop_budgets: Vec::new(),
             default_rate: 12_500_000_000,
             debounce: Span::ZERO,
             doomed: Doomed::SetAside,
@@ -53,6 +57,26 @@ impl AdmissionConfig {
         let (doomed, correction_permille) =
             if policy == PolicyKind::Mfs { (Doomed::Counted, 0) } else { (Doomed::SetAside, 50) };
         Self { doomed, correction_permille, ..Self::default() }
+    }
+
+    /// Returns the budget of a tenant: 0 for the common one, otherwise one more than its index.
+    pub(super) fn budget_of(&self, tenant: u16) -> u16 {
+        let own = self.tenant_drop_budgets.get(usize::from(tenant));
+        own.map_or(0, |own| own.map_or(0, |_| tenant.saturating_add(1)))
+    }
+
+    /// Returns how many more requests each budget allows, the common one first, when `spent` lists
+    /// the budget of each pruned request.
+    pub(super) fn drops_left(&self, spent: impl Iterator<Item = u16>) -> Vec<usize> {
+        let own = self.tenant_drop_budgets.iter().map(|own| own.unwrap_or(0));
+        let mut left: Vec<usize> = [self.drop_budget].into_iter().chain(own).collect();
+        for budget in spent {
+            // The configuration may have had more budgets when the request was pruned.
+            if let Some(left) = left.get_mut(usize::from(budget)) {
+                *left = left.saturating_sub(1);
+            }
+        }
+        left
     }
 
     /// Checks every field.

@@ -58,6 +58,15 @@ pub enum AdmissionEvent {
         /// Bytes since the last such event.
         bytes: u64,
     },
+    /// The batch belongs to a tenant. What is pruned for the batch counts against that tenant's part
+    /// of [`AdmissionConfig::tenant_drop_budgets`](super::AdmissionConfig::tenant_drop_budgets).
+    /// Tenant 0 is assumed until then.
+    BatchTenant {
+        /// The batch.
+        batch: BatchId,
+        /// The index of its tenant.
+        tenant: u16,
+    },
     /// The batch computes, and so do its members.
     BatchStarted {
         /// The batch whose computation began.

@@ -79,6 +79,6 @@ impl Admission {
 
     /// Returns why a request is pruned, or `None` if it is not.
     pub fn prune_cause(&self, request: RequestId) -> Option<PruneCause> {
-        self.pruned.get(&request).copied()
+        self.pruned.get(&request).map(|&(cause, _)| cause)
     }
 }

@@ -20,6 +20,7 @@ struct Request {
 struct Batch {
     compute: u64,
     started: Option<u64>,
+    tenant: u16,
     requests: Vec<Request>,
 }
 
@@ -36,6 +37,10 @@ pub(crate) struct Verdict {
 #[derive(Clone, Debug)]
 pub(crate) struct Naive {
     pub(crate) budget: usize,
+    /// Budgets of tenants, the first of tenant 0.
+    pub(crate) own_budgets: Vec<Option<usize>>,
+    /// The tenant whose budget pays for a request, `None` for the common one.
+    paid_by: BTreeMap<u64, Option<u16>>,
     /// Whether doomed requests are pruned themselves: `Doomed::SetAside`.
     pub(crate) set_aside: bool,
     pub(crate) rates: [u64; PORTS],
@@ -49,6 +54,8 @@ impl Naive {
     pub(crate) fn new(budget: usize, set_aside: bool, rate: u64) -> Self {
         Self {
             budget,
+            own_budgets: Vec::new(),
+            paid_by: BTreeMap::new(),
             set_aside,
             rates: [rate; PORTS],
             batches: BTreeMap::new(),
@@ -103,6 +110,9 @@ impl Naive {
                     self.queued.retain(|&(waits, _)| waits != batch.0);
                     self.queued.insert((batch.0, ahead.0));
                 }
+            }
+            AdmissionEvent::BatchTenant { batch, tenant } => {
+                self.batches.entry(batch.0).and_modify(|batch| batch.tenant = *tenant);
             }
             AdmissionEvent::BatchDeparted { batch } => {
                 self.queued.retain(|pair| pair.0 != batch.0 && pair.1 != batch.0);
@@ -211,6 +221,29 @@ impl Naive {
         (worst, u64::try_from(ns).unwrap_or(u64::MAX))
     }
 
+    /// Returns whose budget pays for what is pruned for `batch`, and whether there is some left.
+    fn payer(&self, batch: u64) -> (Option<u16>, bool) {
+        let tenant = self.batches[&batch].tenant;
+        let own = self.own_budgets.get(usize::from(tenant)).copied().flatten();
+        let payer = own.map(|_| tenant);
+        let spent = self.pruned.iter().filter(|id| self.paid_by[id] == payer).count();
+        (payer, spent < own.unwrap_or(self.budget))
+    }
+
+    pub(crate) fn has_drops_left(&self, batch: u64) -> bool {
+        self.payer(batch).1
+    }
+
+    /// Prunes a request for `batch`, or returns false if the budget is spent.
+    fn prune(&mut self, batch: u64, request: u64) -> bool {
+        let (payer, has_room) = self.payer(batch);
+        if has_room {
+            self.pruned.insert(request);
+            self.paid_by.insert(request, payer);
+        }
+        has_room
+    }
+
     /// Runs lines 1 to 20 of the algorithm.
     pub(crate) fn run(&mut self, now: u64) -> Vec<Verdict> {
         let mut sigma: Vec<(u64, u64, u64)> = Vec::new();
@@ -240,9 +273,7 @@ impl Naive {
                     .collect();
                 doomed.sort_unstable();
                 for (_, id) in doomed {
-                    if self.pruned.len() < self.budget {
-                        self.pruned.insert(id);
-                    }
+                    self.prune(sigma[i].1, id);
                 }
                 if ready[i] > limit {
                     continue;
@@ -250,7 +281,7 @@ impl Naive {
             }
             loop {
                 let (_, u, finish) = self.estimate(&sorted, &ready, i);
-                if finish <= limit || self.pruned.len() >= self.budget {
+                if finish <= limit {
                     break;
                 }
                 let Some(u) = u else { break };
@@ -260,7 +291,9 @@ impl Naive {
                     .filter(|(_, r)| !self.pruned.contains(&r.id) && r.bytes[u] > 0)
                     .max_by_key(|(k, r)| (r.bytes[u], !r.started, *k, r.id));
                 let Some((_, r)) = heaviest else { break };
-                self.pruned.insert(r.id);
+                if !self.prune(sigma[i].1, r.id) {
+                    break;
+                }
             }
         }
 

@@ -3,7 +3,7 @@
 
 use laxity_wire::v1::{
     BatchStatus, ExplainResponse, HostStatus, ListHostsResponse, Neighbour, Policy, PolicyRevision,
-    PortStatus,
+    PortStatus, TenantStatus,
 };
 use laxity_wire::view::{Queue, by_level, by_stage, direction};
 
@@ -122,7 +122,28 @@ pub(crate) fn hosts(told: &ListHostsResponse) -> String {
     align_numbers(&mut table, 2);
     let mut lines = vec![headline, table.to_string()];
     lines.extend(told.hosts.iter().filter_map(drained));
+    lines.extend(tenants(&told.tenants));
     lines.join("\n")
+}
+
+/// Returns the table of tenants, or `None` if all hosts are one.
+fn tenants(tenants: &[TenantStatus]) -> Option<String> {
+    if let [] | [TenantStatus { drop_budget: None, .. }] = tenants {
+        return None;
+    }
+    let mut table = table(&["tenant", "drop_budget", "hosts", "batches", "requests", "pruned"]);
+    for tenant in tenants {
+        table.add_row(vec![
+            clean(&tenant.tenant),
+            tenant.drop_budget.map_or_else(|| "shared".into(), |own| own.to_string()),
+            tenant.hosts.to_string(),
+            tenant.batches.to_string(),
+            tenant.requests.to_string(),
+            tenant.pruned.to_string(),
+        ]);
+    }
+    align_numbers(&mut table, 1);
+    Some(table.to_string())
 }
 
 /// Returns a line with who drained a host, when and why. `None` if it is not drained.
@@ -375,6 +396,22 @@ mod tests {
         assert!(hosts(&told).lines().any(|line| line == said), "{}", hosts(&told));
         assert!(host(&told.hosts[0]).contains(said));
         assert_eq!(drained(&told.hosts[1]), None);
+    }
+
+    #[test]
+    fn tenants_are_shown_with_their_budgets_if_there_is_more_to_say_than_one_name() {
+        let tenant = |name: &str, drop_budget| TenantStatus {
+            tenant: name.into(),
+            pruned: 7,
+            drop_budget,
+            ..TenantStatus::default()
+        };
+        assert_eq!(tenants(&[tenant("default", None)]), None);
+        let told = tenants(&[tenant("a\u{1b}", Some(16)), tenant("b", None)]).expect("a table");
+        let rows: Vec<Vec<&str>> =
+            told.lines().map(|line| line.split_whitespace().collect()).collect();
+        assert!(rows.contains(&vec!["a\\u{1b}", "16", "0", "0", "0", "7"]), "{told}");
+        assert!(rows.contains(&vec!["b", "shared", "0", "0", "0", "7"]), "{told}");
     }
 
     #[test]
