@@ -32,7 +32,7 @@ use tracing::{info, warn};
 use self::config::EtcdConfig;
 pub(crate) use self::etcd::EtcdError;
 use self::etcd::{created_at, key_of, pb, put, read};
-pub(crate) use self::store::{Heir, SaveError, Store};
+pub(crate) use self::store::{LeaderState, SaveError, Store};
 use crate::lead::{Lead, boottime};
 
 /// Longest TTL that is accepted from etcd. [`EtcdConfig::check`] allows a minute.
@@ -58,7 +58,7 @@ pub(crate) async fn keep(
     config: EtcdConfig,
     store: Arc<Store>,
     lead: Arc<Lead>,
-    heir: impl Heir,
+    heir: impl LeaderState,
     mut stopping: watch::Receiver<bool>,
 ) {
     let pause = Duration::from_nanos(config.ttl.0) / 8;
@@ -139,7 +139,7 @@ async fn campaign(
 async fn reign(
     config: &EtcdConfig,
     store: &Store,
-    heir: &impl Heir,
+    heir: &impl LeaderState,
     lead: &Lead,
     won: &Won,
     stopping: &mut watch::Receiver<bool>,

@@ -207,7 +207,7 @@ impl Driver {
         if let Some(cpu) = self.config.scheduler.cpu {
             pin(cpu);
         }
-        while self.turn() {}
+        while self.run_turn() {}
         for client in self.clients.iter_mut().flatten() {
             client.release(self.hands_over);
         }
@@ -216,7 +216,7 @@ impl Driver {
     }
 
     /// Runs the rounds of a turn, then the due work. Returns false to stop the thread.
-    fn turn(&mut self) -> bool {
+    fn run_turn(&mut self) -> bool {
         if self.inbox.is_pending() && !self.run_commands() {
             return false;
         }
@@ -227,17 +227,17 @@ impl Driver {
             let taken = self.round();
             records += taken;
             // A woken client may need this core.
-            if taken > 0 && self.answer() || records >= RECORDS_PER_TURN {
+            if taken > 0 && self.serve_and_wake() || records >= RECORDS_PER_TURN {
                 break;
             }
         }
         records += self.between_turns();
-        self.answer();
+        self.serve_and_wake();
         self.intake.now = Time(now_ns());
         // Records that no client waits on don't keep the thread awake, which may take a core from
         // their senders.
         let asked = self.is_asked(records, quiet);
-        self.due();
+        self.run_due_work();
         self.announce_idle_ports();
         if !asked {
             let now = self.intake.now;
@@ -266,7 +266,7 @@ impl Driver {
 
     /// Permits what the links allow now, and wakes the clients. Returns whether it woke any.
     #[inline]
-    fn answer(&mut self) -> bool {
+    fn serve_and_wake(&mut self) -> bool {
         self.intake.serve(&mut self.clients);
         self.wake_clients()
     }
@@ -292,7 +292,7 @@ impl Driver {
     }
 
     /// Runs what is due: links, admission, heartbeats, overdue bytes and the snapshot.
-    fn due(&mut self) {
+    fn run_due_work(&mut self) {
         let now = self.intake.now;
         let mut serve = false;
         for port in &mut self.intake.ports {
@@ -313,7 +313,7 @@ impl Driver {
         }
         if self.intake.hints.cluster.due() <= now {
             let intake = &mut self.intake;
-            intake.hints.meet(now);
+            intake.hints.exchange_with_coordinator(now);
         }
         if now.since(self.last_heartbeat) >= BEAT {
             self.beat();
@@ -389,7 +389,7 @@ impl Driver {
         self.intake.serve(&mut self.clients);
         self.wake_clients();
         self.intake.now = Time(now_ns());
-        self.due();
+        self.run_due_work();
         self.announce_idle_ports();
         if !swept.is_all {
             return true;

@@ -12,7 +12,7 @@ use crate::config::SchedulerConfig;
 
 /// Why there is no place, as text for the operator.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-pub enum NoPlace {
+pub enum NoFreeSlot {
     /// `clients_max` clients are attached.
     #[error(
         "{attached} clients are attached, as many as may be; raise `clients_max` of [scheduler] in \
@@ -44,14 +44,14 @@ pub enum NoPlace {
 }
 
 #[derive(Debug)]
-pub struct ClientPlaces {
+pub struct ClientSlots {
     next: u64,
     taken: BTreeMap<ClientId, u32>,
     /// Maximum number of clients that the limit of open files allows.
     room: usize,
 }
 
-impl ClientPlaces {
+impl ClientSlots {
     /// Makes a table with all places free, for at most `room` clients.
     pub const fn new(room: usize) -> Self {
         Self { next: 1, taken: BTreeMap::new(), room }
@@ -65,23 +65,23 @@ impl ClientPlaces {
     ///
     /// # Errors
     /// There is no place. The caller refuses the client with this reason.
-    pub fn take(&mut self, uid: u32, limits: &SchedulerConfig) -> Result<ClientId, NoPlace> {
+    pub fn take(&mut self, uid: u32, limits: &SchedulerConfig) -> Result<ClientId, NoFreeSlot> {
         let attached = self.taken.len();
         if attached >= self.room {
-            return Err(NoPlace::Descriptors { attached });
+            return Err(NoFreeSlot::Descriptors { attached });
         }
         if attached >= limits.clients_max {
-            return Err(NoPlace::Full { attached });
+            return Err(NoFreeSlot::Full { attached });
         }
         if uid != 0 {
             let own = self.taken.values().filter(|of| **of == uid).count();
             if own >= limits.clients_per_uid() {
-                return Err(NoPlace::Share { uid, attached: own });
+                return Err(NoFreeSlot::Share { uid, attached: own });
             }
             let max = limits.clients_max.min(self.room);
             let reserve = SchedulerConfig::root_reserve(max);
             if attached >= max - reserve {
-                return Err(NoPlace::Reserved { attached, reserve });
+                return Err(NoFreeSlot::Reserved { attached, reserve });
             }
         }
         let id = ClientId(self.next);
@@ -104,7 +104,7 @@ mod tests {
         SchedulerConfig { clients_max, ..SchedulerConfig::default() }
     }
 
-    fn fill(places: &mut ClientPlaces, uid: u32, limits: &SchedulerConfig) -> (usize, NoPlace) {
+    fn fill(places: &mut ClientSlots, uid: u32, limits: &SchedulerConfig) -> (usize, NoFreeSlot) {
         for taken in 0.. {
             if let Err(why) = places.take(uid, limits) {
                 return (taken, why);
@@ -115,15 +115,15 @@ mod tests {
 
     #[test]
     fn a_user_has_its_share_all_users_leave_root_its_reserve_and_root_has_the_rest() {
-        let (mut places, limits) = (ClientPlaces::new(10_000), limits(256));
+        let (mut places, limits) = (ClientSlots::new(10_000), limits(256));
         let (first, why) = fill(&mut places, 7, &limits);
         assert_eq!(first, 128);
-        assert_eq!(why, NoPlace::Share { uid: 7, attached: 128 });
+        assert_eq!(why, NoFreeSlot::Share { uid: 7, attached: 128 });
         let (second, why) = fill(&mut places, 8, &limits);
         assert_eq!(second, 112);
-        assert_eq!(why, NoPlace::Reserved { attached: 240, reserve: 16 });
+        assert_eq!(why, NoFreeSlot::Reserved { attached: 240, reserve: 16 });
         let (root, why) = fill(&mut places, 0, &limits);
-        assert_eq!((root, why), (16, NoPlace::Full { attached: 256 }));
+        assert_eq!((root, why), (16, NoFreeSlot::Full { attached: 256 }));
         places.free(ClientId(1));
         assert!(places.take(8, &limits).is_err(), "it is root's");
         assert!(places.take(0, &limits).is_ok());
@@ -131,15 +131,15 @@ mod tests {
 
     #[test]
     fn the_limit_of_open_files_counts_and_leaves_root_its_reserve_too() {
-        let (mut places, limits) = (ClientPlaces::new(8), limits(256));
+        let (mut places, limits) = (ClientSlots::new(8), limits(256));
         assert_eq!(fill(&mut places, 7, &limits).0, 7);
         let (root, why) = fill(&mut places, 0, &limits);
-        assert_eq!((root, why), (1, NoPlace::Descriptors { attached: 8 }));
+        assert_eq!((root, why), (1, NoFreeSlot::Descriptors { attached: 8 }));
     }
 
     #[test]
     fn a_single_place_is_anybodys() {
-        let (mut places, limits) = (ClientPlaces::new(8), limits(1));
+        let (mut places, limits) = (ClientSlots::new(8), limits(1));
         assert!(places.take(7, &limits).is_ok());
     }
 }

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use laxity_nic::{CounterSource, Counts, counters_of, pauses};
 use laxity_policy::Time;
-use laxity_policy::residual::{Capacity, Reading, Residual, Terms};
+use laxity_policy::residual::{Capacity, PortRate, Reading, Residual};
 use laxity_shm::sleep::now_ns;
 use tracing::{info, warn};
 
@@ -195,8 +195,8 @@ impl Nic {
                 signals: passed.signals,
             };
             let assured_permille = config.assured_permille;
-            let terms = Terms { rate: used.rate, assured_permille };
-            let capacity = self.states[side].read(terms, reading);
+            let configured = PortRate { rate: used.rate, assured_permille };
+            let capacity = self.states[side].read(configured, reading);
             let direction = ["egress", "ingress"][side];
             let before = self.told[side].replace(PortResidual { source, capacity });
             self.log(direction, before.map(|it| it.capacity), capacity, used.rate, config.mode);

@@ -22,7 +22,7 @@ use crate::clients::ClientId;
 use crate::config::{Config, ConfigError, FILE_DEFAULT, Mode};
 use crate::coordinator::exchange::CoordinatorExchange;
 use crate::mailbox::{ANSWER_MAX, Command, Mailbox};
-use crate::places::{ClientPlaces, NoPlace};
+use crate::places::{ClientSlots, NoFreeSlot};
 use crate::refusals::Refusals;
 use crate::service::trace::Traces;
 use crate::stats::Snapshot;
@@ -76,7 +76,7 @@ pub struct Service {
 struct State {
     config: Arc<Config>,
     bypass: bool,
-    places: ClientPlaces,
+    places: ClientSlots,
     /// The memory of each client, so that a bypass works even if the scheduler hangs.
     regions: BTreeMap<ClientId, Arc<Region>>,
 }
@@ -111,7 +111,7 @@ impl Service {
             state: Mutex::new(State {
                 config,
                 bypass,
-                places: ClientPlaces::new(client_room),
+                places: ClientSlots::new(client_room),
                 regions: BTreeMap::new(),
             }),
             traces: Traces::new(scheduler.mailbox.clone()),
@@ -140,7 +140,7 @@ impl Service {
     ///
     /// # Errors
     /// There is no place. The caller refuses the client.
-    pub fn admit(&self, uid: u32) -> Result<ClientId, NoPlace> {
+    pub fn admit(&self, uid: u32) -> Result<ClientId, NoFreeSlot> {
         let mut state = self.state.lock();
         let config = Arc::clone(&state.config);
         state.places.take(uid, &config.scheduler)

@@ -16,7 +16,7 @@ use super::config::EtcdConfig;
 use super::etcd::{Etcd, EtcdError, created_at, key_of, pb, put, read, written_at};
 
 /// The owner of the state.
-pub(crate) trait Heir: Send + Sync + 'static {
+pub(crate) trait LeaderState: Send + Sync + 'static {
     /// Prepares to lead with `term` and the saved state of the leaders before. It runs before
     /// `Lead::begin`. Returns false if the process cannot lead.
     fn inherit(&self, term: u64, state: Option<&[u8]>) -> bool;
@@ -79,7 +79,7 @@ impl Store {
     /// Begins a leadership with what the leaders before saved.
     pub(super) async fn inherit(
         &self,
-        heir: &impl Heir,
+        heir: &impl LeaderState,
         term: u64,
         state: Option<&pb::KeyValue>,
     ) -> bool {
@@ -93,7 +93,7 @@ impl Store {
     /// changed. It returns the state after the change, and what applies the change.
     pub(crate) async fn change<T, A, E>(
         &self,
-        heir: &impl Heir,
+        heir: &impl LeaderState,
         prepare: impl Fn() -> Result<(Vec<u8>, A), E>,
     ) -> Result<T, E>
     where
@@ -110,7 +110,7 @@ impl Store {
     }
 
     /// Finds out whether a save of unknown outcome took place. If it did not, it never will.
-    pub(super) async fn settle(&self, heir: &impl Heir) -> Result<(), SaveError> {
+    pub(super) async fn settle(&self, heir: &impl LeaderState) -> Result<(), SaveError> {
         let mut chain = self.chain.lock().await;
         if chain.in_doubt && self.save(&mut chain, heir, heir.state()).await? {
             info!("a change that could not be saved in time was not made");
@@ -122,7 +122,7 @@ impl Store {
     async fn save(
         &self,
         chain: &mut Chain,
-        heir: &impl Heir,
+        heir: &impl LeaderState,
         state: Vec<u8>,
     ) -> Result<bool, SaveError> {
         let asked = pb::TxnRequest {

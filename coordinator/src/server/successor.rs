@@ -8,13 +8,13 @@ use tracing::error;
 use crate::cluster::Cluster;
 use crate::cluster::change::Change;
 use crate::cluster::durable::Durable;
-use crate::election::Heir;
+use crate::election::LeaderState;
 use crate::shared::Shared;
 
 /// Starts to lead: with an empty cluster, the new term, and the saved state of the leader before.
 pub(super) struct Successor(pub(super) Arc<Shared>);
 
-impl Heir for Successor {
+impl LeaderState for Successor {
     fn inherit(&self, term: u64, state: Option<&[u8]>) -> bool {
         let shared = &self.0;
         let config = shared.config();

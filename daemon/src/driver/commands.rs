@@ -127,7 +127,7 @@ impl Driver {
         let domain =
             Domain::of(scope, identity.id.0, identity.kernel_pid, identity.owner.uid, identity.gid);
         let (number, anew) = self.domains.enter(domain);
-        self.intake.hints.enter(self.intake.now, number, anew);
+        self.intake.hints.add_domain(self.intake.now, number, anew);
         if anew {
             self.intake.ports.iter_mut().for_each(|port| port.link.clear(number));
         }

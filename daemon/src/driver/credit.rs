@@ -64,7 +64,7 @@ pub(super) fn alone_bytes(config: &LinkConfig) -> u64 {
 #[derive(Debug, Default)]
 pub struct PortCredit {
     /// Credit that was given and not spent, in bytes, over all lanes.
-    out: u64,
+    outstanding: u64,
     /// Lanes that used up their credit when no more was available, as (client, lane).
     pub lanes_without_credit: VecDeque<(u32, u16)>,
 }
@@ -85,7 +85,7 @@ impl PortCredit {
         consumer: &mut Consumer,
     ) -> bool {
         let share = link.config().window_bytes / 8;
-        self.refill_from(self.left(link, now) / 4, share, index, consumer)
+        self.refill_from(self.available(link, now) / 4, share, index, consumer)
     }
 
     /// Gives credit to a lane whose flows may use it only while nothing waits here. Such a lane
@@ -113,7 +113,7 @@ impl PortCredit {
         let share = if is_alone { most } else { window / 2 };
         // Programs choose the size of their work requests, and credit for less than one is useless.
         // So every lane gets a minimum, whatever others hold unused. It ends once something waits.
-        let give = left.saturating_sub(self.out) / 2;
+        let give = left.saturating_sub(self.outstanding) / 2;
         self.refill_from(give.max(left.min(window / 16)), share, index, consumer);
     }
 
@@ -138,31 +138,31 @@ impl PortCredit {
             return false;
         }
         consumer.give_credit(index, permitted.saturating_add(give));
-        self.out += give;
+        self.outstanding += give;
         true
     }
 
     /// Returns the bytes of credit that may be given now, over all lanes.
-    fn left(&self, link: &Link, now: Time) -> u64 {
+    fn available(&self, link: &Link, now: Time) -> u64 {
         let most = link.config().window_bytes / 2;
         let allowance = link.credit_allowance(now).min(most);
-        allowance.saturating_sub(self.out)
+        allowance.saturating_sub(self.outstanding)
     }
 
     /// Reports whether [`Self::refill`] would give credit to a lane that has none.
     pub fn is_available(&self, link: &Link, now: Time) -> bool {
-        self.left(link, now) >= 4
+        self.available(link, now) >= 4
     }
 
     /// Returns the bytes of credit that were given and not spent.
     pub const fn unspent(&self) -> u64 {
-        self.out
+        self.outstanding
     }
 
     /// Removes credit that was spent, or that a lane held when it went away.
     #[inline]
     pub fn take_back(&mut self, bytes: u64) {
-        self.out = self.out.saturating_sub(bytes);
+        self.outstanding = self.outstanding.saturating_sub(bytes);
     }
 }
 

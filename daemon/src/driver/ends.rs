@@ -2,7 +2,7 @@
 
 use laxity_policy::{Event, Level};
 
-use super::flows::{Accounting, name};
+use super::flows::{Accounting, flow_id};
 use super::intake::Intake;
 use super::on_wire::TRICKLE_SHIFT;
 use super::trace::Seen;
@@ -12,7 +12,7 @@ impl Intake {
     /// Accounts for bytes of a flow that its client reported as completed.
     #[inline]
     pub(super) fn completed(&mut self, from: &mut RecordOrigin<'_>, tag: u64, bytes: u64) {
-        let (now, id) = (self.now, name(from.client, from.lane, tag));
+        let (now, id) = (self.now, flow_id(from.client, from.lane, tag));
         let domain = from.state.domain;
         let state = &mut *from.state;
         let flows = &mut state.lanes.at(from.lane).flows;
@@ -83,7 +83,7 @@ impl Intake {
 
     /// Ends a flow that will not complete.
     pub(super) fn cancel(&mut self, client: u32, state: &mut ClientState, lane: u16, seq: u64) {
-        let (now, id) = (self.now, name(client, lane, seq));
+        let (now, id) = (self.now, flow_id(client, lane, seq));
         let domain = state.domain;
         let flows = &mut state.lanes.at(lane).flows;
         let Some(flow) = flows.get_mut(seq) else {

@@ -1,10 +1,10 @@
 //! The flows of one lane that are not completed.
 //!
 //! A client names a flow by the sequence number of the submitting record in its lane. The policy
-//! names it by a [`FlowId`]: client, lane and sequence packed into one word ([`name`]). The table
-//! of a lane is direct-mapped by the low bits of the sequence, because most of its flows are the
-//! latest ones. So a lookup needs no search. Flows that collide go to a hash map. That map has a
-//! keyed hash, because a client can choose colliding sequences.
+//! names it by a [`FlowId`]: client, lane and sequence packed into one word ([`flow_id`]). The
+//! table of a lane is direct-mapped by the low bits of the sequence, because most of its flows are
+//! the latest ones. So a lookup needs no search. Flows that collide go to a hash map. That map has
+//! a keyed hash, because a client can choose colliding sequences.
 
 use std::collections::HashMap;
 
@@ -20,13 +20,13 @@ const _: () = assert!(laxity_shm::layout::LANES_MAX as u64 <= 1 << LANE_BITS);
 /// The name is unique among the flows here. Sequences that agree in 40 bits are over 10^12 records
 /// apart, 15 hours of the fastest lane. `completion_timeout` ends every flow before that.
 #[inline]
-pub const fn name(client: u32, lane: u16, seq: u64) -> FlowId {
+pub const fn flow_id(client: u32, lane: u16, seq: u64) -> FlowId {
     FlowId((client as u64) << (SEQ_BITS + LANE_BITS) | (lane as u64) << SEQ_BITS | (seq & SEQ_MASK))
 }
 
 /// Returns the client, the lane and the low bits of the sequence of a name.
 #[inline]
-pub const fn place(id: FlowId) -> (u32, u16, u64) {
+pub const fn split_flow_id(id: FlowId) -> (u32, u16, u64) {
     (
         (id.0 >> (SEQ_BITS + LANE_BITS)) as u32,
         (id.0 >> SEQ_BITS) as u16 & ((1 << LANE_BITS) - 1),
@@ -230,7 +230,7 @@ mod tests {
             for lane in [0, 1, 1023] {
                 for seq in [0, 1, SEQ_MASK, SEQ_MASK + 1, u64::MAX - 1] {
                     let expected = (client, lane, seq & SEQ_MASK);
-                    assert_eq!(place(name(client, lane, seq)), expected);
+                    assert_eq!(split_flow_id(flow_id(client, lane, seq)), expected);
                 }
             }
         }

@@ -49,7 +49,7 @@ pub struct Hints {
     slo: Option<Span>,
     id_owners: IdOwners,
     /// When admission may run again, for whichever domain.
-    rested: Time,
+    paused_until: Time,
     /// The domain whose admission is looked at first.
     turn: usize,
     pub cluster: Cluster,
@@ -81,7 +81,7 @@ impl Hints {
             rates: Vec::new(),
             slo: None,
             id_owners: IdOwners::default(),
-            rested: Time::ZERO,
+            paused_until: Time::ZERO,
             turn: 0,
             cluster: Cluster::alone(),
         };
@@ -115,7 +115,7 @@ impl Hints {
     }
 
     /// Makes the state of a domain. With `anew`, it replaces that of another one with its number.
-    pub fn enter(&mut self, now: Time, domain: DomainId, anew: bool) {
+    pub fn add_domain(&mut self, now: Time, domain: DomainId, anew: bool) {
         let at = usize::from(domain.0);
         while self.domains.len() <= at
             && let Ok(state) = self.domain(now)
@@ -164,7 +164,7 @@ impl Hints {
     }
 
     /// Reports to the coordinator, and checks which order is in force for [`Self::decide`].
-    pub fn meet(&mut self, now: Time) {
+    pub fn exchange_with_coordinator(&mut self, now: Time) {
         if self.cluster.poll(now) {
             self.domains.iter_mut().for_each(|domain| domain.changed = true);
         }
@@ -242,7 +242,7 @@ impl Hints {
         ports: &mut [Port],
         clock: impl Fn() -> Time,
     ) -> Option<usize> {
-        if self.rested > now {
+        if self.paused_until > now {
             return None;
         }
         let count = self.domains.len();
@@ -260,7 +260,7 @@ impl Hints {
         });
         let state = &mut self.domains[at];
         let order = state.decide(now, others.as_ref().or(content));
-        self.rest(now, clock().since(began));
+        self.pause(now, clock().since(began));
         let order = order?;
         let pruned = order.pruned.len();
         broadcast(now, domain, &Event::OrderChanged(order), ports);
@@ -271,13 +271,13 @@ impl Hints {
     #[must_use]
     pub fn due(&self) -> Time {
         let due = self.domains.iter().map(DomainHints::due).min().unwrap_or(Time::NEVER);
-        due.max(self.rested)
+        due.max(self.paused_until)
     }
 
     /// Delays the next [`Self::decide`] after a run of length `took` that ended at `now`. So the
     /// runs of all domains take at most one part in [`DUTY`] of the scheduler's time.
-    fn rest(&mut self, now: Time, took: Span) {
-        self.rested = now + took.times(DUTY);
+    fn pause(&mut self, now: Time, took: Span) {
+        self.paused_until = now + took.times(DUTY);
     }
 }
 
@@ -460,14 +460,14 @@ mod tests {
         hints.take(Time::ZERO, domain, 1, &begin, &mut []);
         assert!(hints.due() < Time::NEVER);
         let now = Time(9_000_000);
-        hints.rest(now, Span(1_000_000));
+        hints.pause(now, Span(1_000_000));
         assert_eq!(hints.due(), Time(29_000_000));
     }
 
     #[test]
     fn the_admissions_of_all_domains_share_one_rest_and_take_turns() {
         let mut hints = Hints::new(Time::ZERO, &Config::default()).expect("valid");
-        hints.enter(Time::ZERO, DomainId(1), false);
+        hints.add_domain(Time::ZERO, DomainId(1), false);
         let clock = std::cell::Cell::new(0);
         let took = || Time(clock.replace(clock.get() + 1000));
         let now = Time(1_000_000_000);
@@ -476,7 +476,7 @@ mod tests {
         hints.domains[0].changed = true;
         hints.decide(now, &mut [], took);
         assert_eq!(hints.turn, 1, "it rests for all");
-        hints.decide(hints.rested, &mut [], took);
+        hints.decide(hints.paused_until, &mut [], took);
         assert_eq!(hints.turn, 2, "the other one, though the first is due again");
     }
 }

@@ -15,7 +15,7 @@ use laxity_wire::trace::SubmitOutcome;
 
 use crate::clients::{ClientState, RecordOrigin};
 use crate::driver::credit::CreditConditions;
-use crate::driver::flows::{Accounting, Flow, name};
+use crate::driver::flows::{Accounting, Flow, flow_id};
 use crate::driver::hints::Hints;
 use crate::driver::peers::PeerNumbers;
 use crate::driver::ports::Port;
@@ -95,7 +95,7 @@ impl Intake {
             (batch, layer) = computed;
         }
         FlowSpec {
-            flow: name(from.client, from.lane, at.tag),
+            flow: flow_id(from.client, from.lane, at.tag),
             stage: flow.stage,
             batch,
             request: RequestId(flow.request),

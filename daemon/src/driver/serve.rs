@@ -4,7 +4,7 @@ use laxity_policy::{Action, FlowId, Level, Permit, Span, Time};
 use laxity_shm::consumer::Wake;
 use laxity_shm::producer::SlotRef;
 
-use super::flows::place;
+use super::flows::split_flow_id;
 use super::intake::Intake;
 use super::trace::Seen;
 use crate::clients::Client;
@@ -50,7 +50,7 @@ impl Intake {
 
     fn permit(&mut self, clients: &mut [Option<Client>], id: FlowId, permit: Permit) {
         let Permit { bytes, level, last } = permit;
-        let (index, lane, seq) = place(id);
+        let (index, lane, seq) = split_flow_id(id);
         let Some(client) = clients.get_mut(index as usize).and_then(Option::as_mut) else {
             return;
         };

@@ -27,7 +27,7 @@ use super::intake::Intake;
 use super::on_wire::{Class, OnWire, PATIENCE};
 use super::ports::Port;
 use crate::clients::{Client, ClientState};
-use crate::driver::flows::{Accounting, Flow, name, place};
+use crate::driver::flows::{Accounting, Flow, flow_id, split_flow_id};
 
 /// Maximum time that a piece is given to complete. Flows that wait for longer are starved.
 const PIECE_MAX: Span = Span::from_millis(1000);
@@ -56,7 +56,7 @@ impl Intake {
                     continue;
                 };
                 let (bytes, stage) = (flow.outstanding(), flow.stage);
-                let id = name(index, lane, seq);
+                let id = flow_id(index, lane, seq);
                 flow.accounting =
                     self.ports[usize::from(port)].set_aside(self.now, state.domain, flow, id);
                 state.ports[usize::from(port)].owes(stage, bytes);
@@ -91,7 +91,7 @@ impl Intake {
                 // Sorting makes equal inputs give equal schedules.
                 seqs.sort_unstable();
                 for seq in seqs {
-                    let flow = name(index, lane, seq);
+                    let flow = flow_id(index, lane, seq);
                     self.hold(port, state.domain, flow, hold);
                 }
             }
@@ -120,7 +120,7 @@ impl Intake {
         stage: Stage,
         bytes: u64,
     ) {
-        let (index, lane, seq) = place(id);
+        let (index, lane, seq) = split_flow_id(id);
         let on_wire = &mut state.ports[usize::from(port)];
         on_wire.paid(stage, bytes);
         let held = on_wire.holds(stage);

@@ -58,7 +58,7 @@ const WRAPS: [u32; 2] = [32, 34];
 
 /// What is configured for a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Terms {
+pub struct PortRate {
     /// The rate `B`, in bytes per second.
     pub rate: u64,
     /// The assured share of the rate, in thousandths.
@@ -137,15 +137,15 @@ fn moved(before: u64, now: u64, most: f64) -> Option<u64> {
 
 impl Residual {
     /// Takes a reading and returns the capacity. The first reading is where everything starts.
-    pub fn read(&mut self, terms: Terms, reading: Reading) -> Capacity {
+    pub fn read(&mut self, configured: PortRate, reading: Reading) -> Capacity {
         let Some(last) = self.last else {
             self.restart(reading);
-            return self.in_force(terms);
+            return self.in_force(configured);
         };
         if reading.at < last.at {
             // The clock went back. The bytes since the last reading belong to no span of time.
             (self.last, self.part_began) = (Some(reading), reading.at);
-            return self.in_force(terms);
+            return self.in_force(configured);
         }
         let passed = reading.at.since(last.at);
         let ended = reading.ended_bytes() > last.ended_bytes();
@@ -154,9 +154,9 @@ impl Residual {
             self.restart(reading);
             self.capacity.stale = true;
         } else if !stands && passed >= READING_MIN {
-            self.advance(terms, last, reading);
+            self.advance(configured, last, reading);
         }
-        self.in_force(terms)
+        self.in_force(configured)
     }
 
     /// Begins anew at `reading`, with all capacity.
@@ -172,9 +172,9 @@ impl Residual {
     }
 
     /// Updates the averages and the peaks from the last reading to this one.
-    fn advance(&mut self, terms: Terms, last: Reading, reading: Reading) {
+    fn advance(&mut self, configured: PortRate, last: Reading, reading: Reading) {
         self.last = Some(reading);
-        let rate = terms.rate as f64;
+        let rate = configured.rate as f64;
         let passed = reading.at.since(last.at).0 as f64;
         let seconds = passed * 1e-9;
         let late = (rate * LAG.0 as f64 * 1e-9) as u64;
@@ -214,8 +214,8 @@ impl Residual {
     }
 
     /// Moves the rate in force if the peak differs enough from it.
-    fn in_force(&mut self, terms: Terms) -> Capacity {
-        let rate = terms.rate as f64;
+    fn in_force(&mut self, configured: PortRate) -> Capacity {
+        let rate = configured.rate as f64;
         let step = rate / STEPS;
         let peak = self.peaks.iter().copied().fold(0.0, f64::max).min(rate);
         let most = if self.lowered > 0.0 { step } else { 2.0 * step };
@@ -224,10 +224,10 @@ impl Residual {
         } else if (peak - self.lowered).abs() > most {
             self.lowered = peak;
         }
-        let assured = rate * f64::from(terms.assured_permille.min(1000)) / 1000.0;
+        let assured = rate * f64::from(configured.assured_permille.min(1000)) / 1000.0;
         self.capacity.rate = match self.lowered > 0.0 {
             true => (rate - self.lowered).max(assured).max(1.0) as u64,
-            false => terms.rate,
+            false => configured.rate,
         };
         self.capacity.foreign_rate = self.foreign_rate as u64;
         self.capacity.lost_rate = self.lost_rate as u64;

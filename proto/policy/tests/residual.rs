@@ -1,7 +1,9 @@
 //! Residual capacity under steady, bursty and elastic foreign traffic, and under broken counters.
 
 use laxity_policy::Time;
-use laxity_policy::residual::{Capacity, RECOVERS_WITHIN, Reading, Residual, STALE_AFTER, Terms};
+use laxity_policy::residual::{
+    Capacity, PortRate, RECOVERS_WITHIN, Reading, Residual, STALE_AFTER,
+};
 use proptest::prelude::*;
 
 const RATE: u64 = 1_000_000_000;
@@ -9,7 +11,7 @@ const WINDOW: f64 = 4e6;
 const STEP_MS: u64 = 20;
 const PER_STEP: f64 = RATE as f64 * STEP_MS as f64 / 1e3;
 const ASSURED: u16 = 100;
-const TERMS: Terms = Terms { rate: RATE, assured_permille: ASSURED };
+const PORT: PortRate = PortRate { rate: RATE, assured_permille: ASSURED };
 
 /// A port that foreign traffic shares with flows of a daemon, which uses the rate in force.
 struct Port {
@@ -79,7 +81,7 @@ impl Port {
             in_flight_bytes: self.in_flight as u64,
             signals: self.signals,
         };
-        self.capacity = self.residual.read(TERMS, reading);
+        self.capacity = self.residual.read(PORT, reading);
         self.rates.push(self.capacity.rate);
         assert!(self.capacity.rate >= RATE / 1000 * u64::from(ASSURED), "the assured share");
         assert!(self.capacity.rate <= RATE);
@@ -190,7 +192,7 @@ proptest! {
             let reading = Reading {
                 at: Time(at), port_bytes, permitted_bytes, in_flight_bytes, signals
             };
-            let capacity = residual.read(Terms { rate, assured_permille: 250 }, reading);
+            let capacity = residual.read(PortRate { rate, assured_permille: 250 }, reading);
             prop_assert!(capacity.rate as f64 >= rate as f64 * 0.2499);
             prop_assert!(capacity.rate <= rate);
         }

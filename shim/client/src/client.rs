@@ -168,13 +168,14 @@ impl Client {
     /// Reports whether a daemon schedules this process now: attached, and neither bypassed nor off.
     pub fn is_scheduled(&self) -> bool {
         self.core.live_session().is_some_and(|session| {
-            session.header().attention() & attention::NOT_ENFORCED == 0 && session.look().is_none()
+            session.header().attention() & attention::NOT_ENFORCED == 0
+                && session.check_hangup().is_none()
         })
     }
 
     /// Reports whether this process is attached to a daemon, whatever its mode.
     pub fn is_attached(&self) -> bool {
-        self.core.live_session().is_some_and(|session| session.look().is_none())
+        self.core.live_session().is_some_and(|session| session.check_hangup().is_none())
     }
 
     /// Returns the reason why the last daemon refuses this process, such as another version. It is
@@ -204,7 +205,7 @@ impl Client {
         stats.reattaches = attachment.attached.saturating_sub(1);
         let detached_ns = match &attachment.link {
             // A process whose flows never wait may not have noticed the loss yet.
-            Link::Attached(session) => session.look(),
+            Link::Attached(session) => session.check_hangup(),
             _ => attachment.detached_ns,
         };
         stats.unscheduled_ns =

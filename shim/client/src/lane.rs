@@ -27,7 +27,7 @@ use crate::client::Core;
 use crate::hint::Hint;
 use crate::lane_binding::LaneBinding;
 use crate::peers;
-use crate::session::NoSeat;
+use crate::session::NoFreeLane;
 use crate::stats::LaneCounters;
 use crate::ticket::{SEATS, Ticket, TicketState};
 use crate::wait::Spin;
@@ -132,7 +132,7 @@ impl Lane {
         self.try_attach();
         flow.nic = nic();
         if self.binding.is_none() {
-            if self.is_crowded() {
+            if self.is_backlog_full() {
                 return false;
             }
             *ticket = self.submit_to_next(flow);
@@ -391,11 +391,11 @@ impl Lane {
         let Some(session) = self.core.session() else {
             return self.inherit();
         };
-        let seat = match session.sit() {
+        let seat = match session.claim_lane() {
             Ok(seat) => seat,
             Err(why) => {
                 self.core.look_again(now_ns() + SEAT_RETRY_NS);
-                let full = why == NoSeat::AllTaken;
+                let full = why == NoFreeLane::AllTaken;
                 self.counters.lane_full.add(full.into());
                 return;
             }
@@ -430,7 +430,7 @@ impl Drop for Lane {
         });
         if let Some(binding) = self.binding.take() {
             let gated = unsent.chain(binding.waiting()).collect();
-            binding.leave(gated);
+            binding.return_lane(gated);
         }
         self.core.retire(&self.counters);
     }

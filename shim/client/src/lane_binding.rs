@@ -186,9 +186,9 @@ impl LaneBinding {
     }
 
     /// Returns the seat to the session. `gated` are the flows that hold slots.
-    pub(crate) fn leave(self, gated: Vec<SlotRef>) {
+    pub(crate) fn return_lane(self, gated: Vec<SlotRef>) {
         let seat = Seat::taken(self.index, self.producer, self.credit.used(), self.turn);
-        self.session.leave(seat, gated);
+        self.session.return_lane(seat, gated);
     }
 
     /// Reports whether there is credit for this flow, and makes it the credit at hand.

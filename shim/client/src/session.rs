@@ -54,7 +54,7 @@ pub(crate) struct Seat {
 
 /// The reason why there is no lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum NoSeat {
+pub(crate) enum NoFreeLane {
     /// All lanes are in use.
     AllTaken,
     /// Other threads take or return lanes, and one may be free.
@@ -143,7 +143,7 @@ impl Session {
     }
 
     /// Returns [`Session::lost_at`] after a check of the socket, a system call. Lanes don't use it.
-    pub(crate) fn look(&self) -> Option<u64> {
+    pub(crate) fn check_hangup(&self) -> Option<u64> {
         if self.lost_at().is_none() && self.is_hung_up() {
             self.lose();
         }
@@ -161,14 +161,14 @@ impl Session {
 
     /// Takes a free lane. Blocks no longer than [`LOCK_PATIENCE`]. A forked child has another
     /// session.
-    pub(crate) fn sit(&self) -> Result<Seat, NoSeat> {
+    pub(crate) fn claim_lane(&self) -> Result<Seat, NoFreeLane> {
         let mut seats =
-            shortly(|| LOCK_PATIENCE, || self.seats.try_lock()).ok_or(NoSeat::Contended)?;
+            shortly(|| LOCK_PATIENCE, || self.seats.try_lock()).ok_or(NoFreeLane::Contended)?;
         let mut seat = match seats.left.pop() {
             Some(seat) => seat,
             None => {
                 let index = seats.unused;
-                let memory = LaneMemory::mapped(&self.region, index).ok_or(NoSeat::AllTaken)?;
+                let memory = LaneMemory::mapped(&self.region, index).ok_or(NoFreeLane::AllTaken)?;
                 seats.unused += 1;
                 Seat {
                     index,
@@ -184,7 +184,7 @@ impl Session {
         {
             seat.leftover = Some(leftover);
             seats.left.push(seat);
-            return Err(NoSeat::AllTaken);
+            return Err(NoFreeLane::AllTaken);
         }
         drop(seats);
         // SAFETY: gettid has no arguments and cannot fail.
@@ -195,7 +195,7 @@ impl Session {
     }
 
     /// Returns a lane, and withdraws its flows. Those in `gated` hold slots.
-    pub(crate) fn leave(&self, mut seat: Seat, gated: Vec<SlotRef>) {
+    pub(crate) fn return_lane(&self, mut seat: Seat, gated: Vec<SlotRef>) {
         if self.lost_at().is_some() {
             return;
         }
@@ -238,9 +238,9 @@ mod tests {
     fn lanes_that_other_threads_take_just_now_are_not_all_taken() {
         let session = session(2);
         let busy = session.seats.lock().expect("nobody panicked");
-        assert_eq!(session.sit().unwrap_err(), NoSeat::Contended);
+        assert_eq!(session.claim_lane().unwrap_err(), NoFreeLane::Contended);
         drop(busy);
-        let _seats = [session.sit().expect("one"), session.sit().expect("two")];
-        assert_eq!(session.sit().unwrap_err(), NoSeat::AllTaken);
+        let _seats = [session.claim_lane().expect("one"), session.claim_lane().expect("two")];
+        assert_eq!(session.claim_lane().unwrap_err(), NoFreeLane::AllTaken);
     }
 }

@@ -151,7 +151,7 @@ impl Lane {
             if binding.header.attention() & attention::UNSCHEDULED == 0 {
                 // A thread that only polls must send waiting records, too. Its permit may depend on
                 // them.
-                if self.owes() {
+                if self.has_unsent() {
                     self.send_unsent();
                 }
                 self.spin.misses += 1;
@@ -303,10 +303,10 @@ impl Lane {
                 continue;
             }
             let slot = ticket.state.slot();
-            if self.glance(slot) {
+            if self.poll_once(slot) {
                 continue;
             }
-            self.doze(Awaited::Slot(slot), SLICE, |binding| {
+            self.wait_briefly(Awaited::Slot(slot), SLICE, |binding| {
                 binding.producer.word(slot) != binding.pending.seen(slot)
             });
         }
@@ -314,7 +314,7 @@ impl Lane {
 
     /// Polls for as long as an immediate answer takes, without any other check.
     #[inline]
-    fn glance(&self, slot: u16) -> bool {
+    fn poll_once(&self, slot: u16) -> bool {
         let Some(binding) = &self.binding else {
             return false;
         };
@@ -356,13 +356,18 @@ impl Lane {
             if now >= end {
                 return false;
             }
-            self.doze(Awaited::Any, SLICE.min(Duration::from_nanos(end - now)), any_news);
+            self.wait_briefly(Awaited::Any, SLICE.min(Duration::from_nanos(end - now)), any_news);
         }
     }
 
     /// Spins, then sleeps one slice, until `news` holds or the caller should check the daemon.
-    fn doze(&mut self, what: Awaited, limit: Duration, news: impl Fn(&LaneBinding) -> bool) {
-        if self.owes() {
+    fn wait_briefly(
+        &mut self,
+        what: Awaited,
+        limit: Duration,
+        news: impl Fn(&LaneBinding) -> bool,
+    ) {
+        if self.has_unsent() {
             self.send_unsent();
         }
         let Some(binding) = &mut self.binding else {

@@ -51,7 +51,7 @@ pub(crate) struct LaneShard {
     /// Whether the pump thread was started.
     has_pump_thread: AtomicBool,
     /// Whether the lane has unsent records, as [`LaneShard::owe`] sets it.
-    owes: AtomicBool,
+    has_unsent: AtomicBool,
     /// Whether the lane was too full to submit a work request, until [`LaneShard::take_full`].
     full: AtomicBool,
 }
@@ -123,8 +123,8 @@ pub(crate) fn settle_all() {
             return true;
         };
         lane.as_mut().is_none_or(|lane| {
-            lane.settle();
-            !lane.owes()
+            lane.flush_unsent();
+            !lane.has_unsent()
         })
     };
     while !all.shards.iter().all(settled) && Instant::now() < give_up {
@@ -161,7 +161,7 @@ impl LaneShard {
             count: AtomicUsize::new(0),
             polled: AtomicBool::new(false),
             has_pump_thread: AtomicBool::new(false),
-            owes: AtomicBool::new(false),
+            has_unsent: AtomicBool::new(false),
             full: AtomicBool::new(false),
         }
     }
@@ -200,8 +200,8 @@ impl LaneShard {
     pub(crate) fn attend(&self) {
         let mut waiting = self.waiting.lock();
         while waiting.is_empty() {
-            let owes = self.owes.load(Ordering::Relaxed);
-            let limit = match (owes, self.watches.load(Ordering::Relaxed)) {
+            let has_unsent = self.has_unsent.load(Ordering::Relaxed);
+            let limit = match (has_unsent, self.watches.load(Ordering::Relaxed)) {
                 (true, _) => SETTLE_EVERY,
                 (false, true) => LOOK_EVERY,
                 (false, false) => {
@@ -211,12 +211,12 @@ impl LaneShard {
             };
             self.work_arrived.wait_for(&mut waiting, limit);
             MutexGuard::unlocked(&mut waiting, || {
-                if owes {
+                if has_unsent {
                     let mut lane = self.lane();
-                    lane.settle();
-                    self.owes.store(lane.owes(), Ordering::Relaxed);
+                    lane.flush_unsent();
+                    self.has_unsent.store(lane.has_unsent(), Ordering::Relaxed);
                 }
-                self.look();
+                self.check_in_flight();
             });
         }
     }
@@ -239,7 +239,7 @@ impl LaneShard {
     }
 
     /// Checks the work requests in flight, once a tick.
-    pub(crate) fn look(&self) {
+    pub(crate) fn check_in_flight(&self) {
         advance_tick();
         if self.looked.swap(tick(), Ordering::Relaxed) == tick()
             || !self.watches.load(Ordering::Relaxed)
@@ -250,7 +250,7 @@ impl LaneShard {
         let queue_pairs = core::mem::take(&mut *self.watched.lock());
         let mut left = Vec::new();
         for queue_pair in queue_pairs {
-            if queue_pair.look() {
+            if queue_pair.check_in_flight() {
                 left.push(queue_pair);
             }
         }
@@ -261,11 +261,11 @@ impl LaneShard {
 
     /// Makes the pump thread send the lane's outstanding records, since the program may not do so.
     #[cold]
-    pub(crate) fn owe(&'static self) {
+    pub(crate) fn request_flush(&'static self) {
         {
             // The lock prevents a change between the check of `attend` and its sleep.
             let _waiting = self.waiting.lock();
-            self.owes.store(true, Ordering::Relaxed);
+            self.has_unsent.store(true, Ordering::Relaxed);
             self.work_arrived.notify_one();
         }
         self.ensure_pump_thread();

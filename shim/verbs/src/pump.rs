@@ -30,7 +30,7 @@ pub(crate) fn start(shard: &'static LaneShard) {
 fn run(shard: &'static LaneShard) {
     loop {
         shard.attend();
-        shard.look();
+        shard.check_in_flight();
         if shard.take_polled() {
             thread::sleep(ASIDE);
             continue;

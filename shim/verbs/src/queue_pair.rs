@@ -308,8 +308,8 @@ impl QueuePair {
         for gone in state.in_flight.drain(..) {
             self.report_delivered(&mut lane, &gone.ticket, gone.bytes);
         }
-        if lane.owes() {
-            shard.owe();
+        if lane.has_unsent() {
+            shard.request_flush();
         }
         state.submitted = 0;
         drop(lane);

@@ -3,7 +3,7 @@
 //! Hints come from other processes, so the state that they can create is bounded: [`BATCHES_MAX`]
 //! batches, [`REQUESTS_MAX`] requests (or fewer, by the configuration), and [`FOLLOWERS_MAX`]
 //! batches queued directly behind one. At a bound, an old entry without waiting flows is removed.
-//! If the oldest entries all have waiting flows ([`Named::oldest_idle`]), the new one stays
+//! If the oldest entries all have waiting flows ([`IdTable::oldest_idle`]), the new one stays
 //! unknown, and its flows wait like flows without a batch or request. An entry that only a flow
 //! names exists only while that flow waits.
 
@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use laxity_types::{BatchId, Layer, RequestId};
 
 use super::flows::{NONE, Slot};
-use super::named::Named;
+use super::named::IdTable;
 use crate::config::{BATCHES_MAX, REQUESTS_MAX};
 use crate::event::BatchSpec;
 use crate::rli;
@@ -160,16 +160,16 @@ pub(crate) struct Request {
 /// The batches and requests of a port.
 #[derive(Clone, Debug)]
 pub(crate) struct BatchTable {
-    batches: Named<BatchId, Batch>,
-    requests: Named<RequestId, Request>,
+    batches: IdTable<BatchId, Batch>,
+    requests: IdTable<RequestId, Request>,
     sigma: BTreeMap<BatchId, u32>,
 }
 
 impl BatchTable {
     pub(crate) fn new() -> Self {
         Self {
-            batches: Named::new(BATCHES_MAX, Some(Batch::new(BatchId(0), u32::MAX))),
-            requests: Named::new(REQUESTS_MAX, None),
+            batches: IdTable::new(BATCHES_MAX, Some(Batch::new(BatchId(0), u32::MAX))),
+            requests: IdTable::new(REQUESTS_MAX, None),
             sigma: BTreeMap::new(),
         }
     }

@@ -16,7 +16,7 @@ struct Entry<T> {
 
 /// A bounded table of records by name.
 #[derive(Clone, Debug)]
-pub(super) struct Named<I, T> {
+pub(super) struct IdTable<I, T> {
     entries: Vec<Entry<T>>,
     free: Vec<Slot>,
     by_id: BTreeMap<I, Slot>,
@@ -26,7 +26,7 @@ pub(super) struct Named<I, T> {
     pub(super) max: usize,
 }
 
-impl<I: Copy + Ord, T> Named<I, T> {
+impl<I: Copy + Ord, T> IdTable<I, T> {
     /// Creates a table for `max` records besides those of `unnamed`, which have the first slots.
     pub(super) fn new(max: usize, unnamed: Option<T>) -> Self {
         let unnamed = unnamed.into_iter();

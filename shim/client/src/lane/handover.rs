@@ -122,7 +122,7 @@ impl Lane {
     }
 
     /// Reports whether a new flow would wait for the next daemon, but too many do.
-    pub(crate) fn is_crowded(&mut self) -> bool {
+    pub(crate) fn is_backlog_full(&mut self) -> bool {
         self.binding.is_none()
             && self.handover.flows.len() >= self.handover.room
             && self.awaits_next()

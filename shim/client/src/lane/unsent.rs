@@ -22,13 +22,13 @@ impl Lane {
     /// Reports whether records wait for a slot, so that completions are not reported. The caller
     /// should then use [`Lane::settle`] later.
     #[inline]
-    pub fn owes(&self) -> bool {
+    pub fn has_unsent(&self) -> bool {
         !self.unsent.is_empty()
     }
 
     /// Sends waiting records, as far as there are slots.
-    pub fn settle(&mut self) {
-        if self.owes() {
+    pub fn flush_unsent(&mut self) {
+        if self.has_unsent() {
             self.send_unsent();
         }
     }

@@ -42,7 +42,7 @@ impl Lane {
     /// now, if none waits, or if the caller should first check something else. The caller polls the
     /// tickets then. One thread at a time may sleep on a lane.
     pub fn prepare_sleep(&mut self) -> Option<Sleep> {
-        if self.owes() {
+        if self.has_unsent() {
             self.send_unsent();
         }
         if self.waits_for_next() {

@@ -110,8 +110,8 @@ impl QueuePair {
         }
         let mut lane = self.shard().lane();
         state.ahead.repay(&mut lane);
-        if lane.owes() {
-            self.shard().owe();
+        if lane.has_unsent() {
+            self.shard().request_flush();
         }
     }
 

@@ -12,8 +12,8 @@ impl QueuePair {
     #[inline]
     pub(super) fn report_delivered(&self, lane: &mut Lane, ticket: &Ticket, bytes: u64) {
         lane.complete(ticket, bytes);
-        if lane.owes() {
-            self.shard().owe();
+        if lane.has_unsent() {
+            self.shard().request_flush();
         }
     }
 

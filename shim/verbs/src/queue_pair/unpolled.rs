@@ -27,7 +27,7 @@ impl QueuePair {
 
     /// Checks the work requests in flight. Returns false if the daemon counts none of them, so that
     /// no more checks are needed.
-    pub(crate) fn look(&'static self) -> bool {
+    pub(crate) fn check_in_flight(&'static self) -> bool {
         // The thread that holds the lock handles them.
         let Some(mut state) = self.state.try_lock() else {
             return true;

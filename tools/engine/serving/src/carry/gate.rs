@@ -141,7 +141,7 @@ impl Gate {
             {
                 self.submit(parcel);
             }
-            self.lane.settle();
+            self.lane.flush_unsent();
         }
     }
 
