@@ -95,6 +95,18 @@ impl Default for Network {
     }
 }
 
+/// What a transfer carries, and how it shares ports.
+#[derive(Clone, Copy, Debug)]
+pub struct NewTransfer {
+    pub bytes: u64,
+    /// Lower classes are served first.
+    pub class: u8,
+    /// Transfers of a class share in proportion to it.
+    pub weight: f64,
+    /// Returned at the end of the transfer.
+    pub tag: u32,
+}
+
 impl Network {
     /// Creates a network without ports.
     pub fn new() -> Self {
@@ -138,9 +150,8 @@ impl Network {
         self.lanes.set_floor(class, share);
     }
 
-    /// Starts a transfer of `bytes` over the ports of `path`, 1 to [`PATH_MAX`] different ones in
-    /// any order. Lower classes are served first, and transfers of a class share in proportion to
-    /// `weight`. `tag` is returned at the end. A transfer of zero bytes ends at once.
+    /// Starts a transfer over the ports of `path`, 1 to [`PATH_MAX`] different ones in any order. A
+    /// transfer of zero bytes ends at once.
     ///
     /// # Panics
     /// Panics if the path is empty or too long, the class is not below [`CLASSES_MAX`], or the
@@ -149,10 +160,7 @@ impl Network {
         &mut self,
         now: Time,
         path: &[PortId],
-        bytes: u64,
-        class: u8,
-        weight: f64,
-        tag: u32,
+        NewTransfer { bytes, class, weight, tag }: NewTransfer,
     ) -> TransferId {
         assert!(
             (1..=PATH_MAX).contains(&path.len()),

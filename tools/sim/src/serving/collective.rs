@@ -14,7 +14,7 @@ use super::event::Happening;
 use super::exchange::Exchange;
 use super::hosts::{Hosts, Regime};
 use super::world::{Tag, World};
-use crate::network::PortId;
+use crate::network::{NewTransfer, PortId};
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Piece {
@@ -197,7 +197,8 @@ impl World<'_> {
                 / self.units[unit as usize].collective.exchange.peers();
             let tag = Tag::Collective(2 * global).pack();
             self.make_room_for(&ports[..count], Some(unit));
-            self.network.start(self.now, &ports[..count], bytes, class, weight, tag);
+            let carried = NewTransfer { bytes, class, weight, tag };
+            self.network.start(self.now, &ports[..count], carried);
             let collective = &mut self.units[unit as usize].collective;
             collective.pending += 1;
             collective.sending[rank] += 1;
@@ -257,7 +258,7 @@ impl World<'_> {
         let weight = self.collective_weight(unit);
         let class = self.hosts.class(level);
         let tag = Tag::Collective(2 * first + piece as u32).pack();
-        self.network.start(now, &[port], bytes, class, weight, tag);
+        self.network.start(now, &[port], NewTransfer { bytes, class, weight, tag });
         let collective = &mut self.units[unit as usize].collective;
         collective.pieces[piece] = Piece::Sent(book);
         collective.pending += 1;

@@ -42,7 +42,7 @@ mod tests {
     use super::super::tests::{inputs, small};
     use super::World;
     use crate::compute::Compute;
-    use crate::network::PortId;
+    use crate::network::{NewTransfer, PortId};
     use crate::scenario::Placement;
 
     #[test]
@@ -69,7 +69,11 @@ mod tests {
         let (path, _) = world.setup.layout.to_decode(0, decodes - 1);
         let downlink: PortId = path[3];
         for _ in 0..40 {
-            world.network.start(Time::ZERO, &[downlink], GBYTE, 6, 1.0, 0);
+            world.network.start(
+                Time::ZERO,
+                &[downlink],
+                NewTransfer { bytes: GBYTE, class: 6, weight: 1.0, tag: 0 },
+            );
         }
         let chosen = world.cheapest_decode(0, GBYTE);
         let (other, _) = world.setup.layout.to_decode(0, chosen);

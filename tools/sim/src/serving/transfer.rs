@@ -10,7 +10,7 @@ use super::event::Happening;
 use super::flow::{Flow, To, host_of};
 use super::hosts::Regime;
 use super::world::{Tag, World};
-use crate::network::PortId;
+use crate::network::{NewTransfer, PortId};
 
 impl World<'_> {
     /// Starts a flow of `bytes`. The `alike` flows of its batch, stage and layer share its ports.
@@ -173,7 +173,7 @@ impl World<'_> {
         let class = self.hosts.class(flow.level);
         let weight = f64::from(flow.weight);
         let tag = Tag::Flow(slot).pack();
-        self.network.start(self.now, ports, flow.unsent, class, weight, tag);
+        self.network.start(self.now, ports, NewTransfer { bytes: flow.unsent, class, weight, tag });
         let flow = self.flows.get_mut(slot);
         flow.sending = flow.unsent;
         flow.unsent = 0;

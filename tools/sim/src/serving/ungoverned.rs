@@ -13,7 +13,7 @@ use super::event::Happening;
 use super::hosts::Regime;
 use super::layout::mix;
 use super::world::{Tag, World};
-use crate::network::PortId;
+use crate::network::{NewTransfer, PortId};
 
 fn begin(seed: u64, port: u32, period: u64, period_ns: f64, share: f64) -> Time {
     let random = mix(seed ^ mix(u64::from(port) << 40 ^ period));
@@ -43,7 +43,9 @@ impl World<'_> {
         let id = PortId(port);
         self.make_room_for(&[id], None);
         let bytes = self.network.capacity(id) * share * period_ns / 1e9;
-        self.network.start(now, &[id], bytes as u64, 0, 1.0, Tag::Burst(port).pack());
+        let tag = Tag::Burst(port).pack();
+        let carried = NewTransfer { bytes: bytes as u64, class: 0, weight: 1.0, tag };
+        self.network.start(now, &[id], carried);
         let next = (now.0 as f64 / period_ns) as u64 + 1;
         let at = begin(seed, port, next, period_ns, share);
         self.agenda.push(at.max(now), Happening::Burst { port });

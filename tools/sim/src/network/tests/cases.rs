@@ -3,7 +3,7 @@
 
 use laxity_policy::Time;
 
-use super::super::{CLASSES_MAX, Network, PortId, TransferId};
+use super::super::{CLASSES_MAX, Network, NewTransfer, PortId, TransferId};
 
 const GBYTE: f64 = 1e9;
 
@@ -15,7 +15,7 @@ fn network<const COUNT: usize>() -> (Network, [PortId; COUNT]) {
 
 /// Starts a transfer of weight 1.
 fn start(net: &mut Network, ns: u64, path: &[PortId], bytes: u64, class: u8) -> TransferId {
-    net.start(Time(ns), path, bytes, class, 1.0, 0)
+    net.start(Time(ns), path, NewTransfer { bytes, class, weight: 1.0, tag: 0 })
 }
 
 fn ends(net: &mut Network, now_ns: u64) -> Vec<(u64, TransferId)> {
@@ -160,5 +160,5 @@ fn a_path_has_ports() {
 #[should_panic(expected = "a weight cannot be 0")]
 fn a_weight_is_positive() {
     let (mut net, [port]) = network();
-    net.start(Time(0), &[port], 10, 0, 0.0, 0);
+    net.start(Time(0), &[port], NewTransfer { bytes: 10, class: 0, weight: 0.0, tag: 0 });
 }

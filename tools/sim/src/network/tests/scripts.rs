@@ -4,7 +4,7 @@ use laxity_policy::Time;
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-use super::super::{Network, PortId, TransferId};
+use super::super::{Network, NewTransfer, PortId, TransferId};
 use super::oracle::{self, Fluid};
 
 #[derive(Clone, Debug)]
@@ -73,7 +73,7 @@ impl Pair {
         let tag = self.started;
         self.started += 1;
         let now = Time(self.now_ns);
-        let id = self.network.start(now, &ports, bytes, class, weight, tag);
+        let id = self.network.start(now, &ports, NewTransfer { bytes, class, weight, tag });
         let fluid = Fluid { path, class, weight };
         self.shadows.push(Shadow { id, tag, fluid, bytes, left: bytes as f64, rate: 0.0 });
     }

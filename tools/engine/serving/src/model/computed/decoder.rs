@@ -44,6 +44,15 @@ struct Layer {
     network: Network,
 }
 
+/// The rows of one batch, with what all layers need of them.
+struct BatchRows {
+    /// The cosines and sines of the rows' positions.
+    rotation: (Tensor, Tensor),
+    rows: Rows,
+    /// Where the rows' own keys and values go.
+    slots: Vec<u32>,
+}
+
 /// A model with its weights and its KV cache.
 #[derive(Debug)]
 pub struct Decoder {
@@ -101,20 +110,9 @@ impl Decoder {
         })
     }
 
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "one layer's part of a forward, split off for its length only"
-    )]
-    fn attention(
-        &self,
-        number: usize,
-        layer: &Layer,
-        normed: &Tensor,
-        turn: &(Tensor, Tensor),
-        rows: &Rows,
-        slots: &[u32],
-        pages: &Pages,
-    ) -> Result<Tensor> {
+    fn attention(&self, number: usize, normed: &Tensor, batch: &BatchRows) -> Result<Tensor> {
+        let BatchRows { rotation, rows, slots } = batch;
+        let (layer, pages) = (&self.layers[number], &self.pages);
         let heads = Heads {
             heads: self.shape.heads,
             kv_heads: self.shape.kv_heads(),
@@ -123,7 +121,7 @@ impl Decoder {
         let count = slots.len();
         let turned = |rows: &Tensor, heads: usize, width: usize| -> Result<Tensor> {
             let rows = rows.reshape((1, count, heads, width))?.contiguous()?;
-            candle_nn::rotary_emb::rope_thd(&rows, &turn.0, &turn.1)?
+            candle_nn::rotary_emb::rope_thd(&rows, &rotation.0, &rotation.1)?
                 .reshape((count, heads * width))
         };
         let queries = turned(&layer.query.forward(normed)?, heads.heads, heads.width)?;
@@ -196,13 +194,15 @@ impl Model for Decoder {
         let slots = rows.own_slots();
         let positions: Vec<u32> = rows.rows.iter().map(|(_, at)| *at as u32).collect();
         let positions = Tensor::from_vec(positions, tokens.len(), &self.device)?;
-        let turn = (self.cos.index_select(&positions, 0)?, self.sin.index_select(&positions, 0)?);
+        let rotation =
+            (self.cos.index_select(&positions, 0)?, self.sin.index_select(&positions, 0)?);
+        let batch = BatchRows { rotation, rows, slots };
         let index = Tensor::from_slice(&tokens, tokens.len(), &self.device)?;
         let mut stream = self.embedding.index_select(&index, 0)?;
         for (number, layer) in self.layers.iter().enumerate() {
             watch.before_layer(number, pages)?;
             let normed = layer.before_attention.forward(&stream)?;
-            let attended = self.attention(number, layer, &normed, &turn, &rows, &slots, pages)?;
+            let attended = self.attention(number, &normed, &batch)?;
             stream = (stream + attended)?;
             let normed = layer.before_network.forward(&stream)?;
             let made = match &layer.network {
