@@ -1,5 +1,5 @@
-//! `laxity switch-config`: the QoS configuration of a switch, a NIC or a subnet that agrees with the
-//! daemon's levels.
+//! `laxity switch-config`: the QoS configuration of a switch, a NIC or a subnet that agrees with
+//! the daemon's levels.
 //!
 //! A [`Plan`] assigns each of the 64 DSCPs to an egress queue, and each vendor's form is printed
 //! from it. The classes in their order, the highest first:
@@ -52,7 +52,7 @@ Examples:
   laxity switch-config --vendor generic             # for any other switch, to be typed in
 
   laxity switch-config --vendor dcb --port eth0 | sudo sh    # a host's NIC, until it is reset
-  laxity switch-config --vendor systemd --port eth0 | sudo tee /etc/systemd/system/laxity-qos@.service
+  cd /etc/systemd/system && laxity switch-config --vendor systemd | sudo tee laxity-qos@.service
   laxity switch-config --vendor opensm | sudo tee -a /etc/opensm/opensm.conf    # [levels] sl";
 
 const CONTROL: &str = "network control";

@@ -58,8 +58,8 @@ pub enum AdmissionEvent {
         /// Bytes since the last such event.
         bytes: u64,
     },
-    /// The batch belongs to a tenant. What is pruned for the batch counts against that tenant's part
-    /// of [`AdmissionConfig::tenant_drop_budgets`](super::AdmissionConfig::tenant_drop_budgets).
+    /// The batch belongs to a tenant, whose budget pays for what is pruned for the batch
+    /// ([`AdmissionConfig::tenant_drop_budgets`](super::AdmissionConfig::tenant_drop_budgets)).
     /// Tenant 0 is assumed until then.
     BatchTenant {
         /// The batch.
