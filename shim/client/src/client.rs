@@ -167,10 +167,9 @@ impl Client {
 
     /// Reports whether a daemon schedules this process now: attached, and neither bypassed nor off.
     pub fn is_scheduled(&self) -> bool {
-        self.core.live_session().is_some_and(|session| {
-            session.header().attention() & attention::NOT_ENFORCED == 0
-                && session.check_hangup().is_none()
-        })
+        let enforced =
+            |session: Arc<Session>| session.header().attention() & attention::NOT_ENFORCED == 0;
+        self.is_attached() && self.core.live_session().is_some_and(enforced)
     }
 
     /// Reports whether this process is attached to a daemon, whatever its mode.
