@@ -72,7 +72,7 @@ pub(crate) async fn keep(
                     info!(term = won.term, "this coordinator leads");
                     let why = reign(&config, &store, &heir, &lead, &won, &mut stopping).await;
                     lead.follow("");
-                    warn!(term = won.term, why, "this coordinator leads no more");
+                    warn!(term = won.term, why, "this coordinator no longer leads");
                 }
                 // If the lease has not ended, the next leader need not wait for its end.
                 let _ = tokio::time::timeout(pause, store.etcd.revoke(won.lease)).await;
@@ -81,7 +81,7 @@ pub(crate) async fn keep(
             Err(error) => {
                 lead.follow("");
                 if !core::mem::replace(&mut troubled, true) {
-                    warn!(%error, "nobody can be elected");
+                    warn!(%error, "no leader can be elected");
                 }
             }
         }

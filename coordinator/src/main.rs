@@ -22,8 +22,9 @@ use tracing_subscriber::{EnvFilter, Layer, reload};
 
 /// Orders batches across the hosts of a cluster.
 ///
-/// Without a configuration, it listens on loopback. SIGHUP reads the configuration again. SIGTERM
-/// stops it: it tells the daemons, which go on with an order of their own.
+/// Without a configuration, the coordinator listens on loopback. SIGHUP makes it read the
+/// configuration again. SIGTERM stops the coordinator: it notifies the daemons, which continue with
+/// their own order.
 #[derive(Debug, Parser)]
 #[command(name = "laxity-coordinator", version, max_term_width = 100)]
 struct Arguments {
@@ -51,7 +52,7 @@ struct Arguments {
     /// Level of the log, or a filter (`log` of the configuration)
     #[arg(long, value_name = "FILTER", env = "LAXITY_LOG")]
     log: Option<String>,
-    /// Ends when its parent does, whose process number this is (for `laxity cluster load`)
+    /// Process id of the parent. Exits when the parent exits (for `laxity cluster load`)
     #[arg(long, value_name = "PID", hide = true)]
     parent: Option<i32>,
     /// Prints a manual page and exits (for installing)

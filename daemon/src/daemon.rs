@@ -55,7 +55,7 @@ pub enum DaemonError {
     System(io::Error),
     /// The scheduler thread died, which is a bug. Its clients were released.
     #[error(
-        "the scheduler's thread died; its clients go on unscheduled. Please report this with the \
+        "the scheduler thread died; its clients continue unscheduled. Please report this with the \
          log above"
     )]
     SchedulerDied,
@@ -410,7 +410,7 @@ async fn watch_over(mailbox: Mailbox, snapshot_slot: Arc<SnapshotSlot>, period: 
             tokio::time::sleep(period / 4).await;
         }
         if snapshot_slot.signs_of_life() == before {
-            warn!("the scheduler gives no sign of life; the watchdog is not told otherwise");
+            warn!("the scheduler thread gives no sign of life; the watchdog is not notified");
         } else {
             notify(&[NotifyState::Watchdog]);
         }

@@ -19,8 +19,8 @@ use tracing_subscriber::{EnvFilter, Layer, reload};
 
 /// Schedules the network traffic of LLM inference on this host.
 ///
-/// Needs no configuration. SIGHUP makes it read the configuration again. SIGTERM stops it: clients
-/// are released and go on unscheduled.
+/// The daemon needs no configuration. SIGHUP makes the daemon read its configuration again. SIGTERM
+/// stops the daemon: its clients are released and continue unscheduled.
 #[derive(Debug, Parser)]
 #[command(name = "laxityd", version, max_term_width = 100)]
 struct Arguments {

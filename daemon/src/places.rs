@@ -15,8 +15,8 @@ use crate::config::SchedulerConfig;
 pub enum NoFreeSlot {
     /// `clients_max` clients are attached.
     #[error(
-        "{attached} clients are attached, as many as may be; raise `clients_max` of [scheduler] in \
-         the configuration, then `laxity reload`"
+        "{attached} clients are attached, which is the maximum; raise `clients_max` of [scheduler] \
+         in the configuration, then run `laxity reload`"
     )]
     Full { attached: usize },
     /// The limit of open files allows no more clients.
@@ -27,8 +27,8 @@ pub enum NoFreeSlot {
     Descriptors { attached: usize },
     /// The user has its share of places.
     #[error(
-        "user {uid} has {attached} clients attached, its share; raise `clients_per_uid_max` of \
-         [scheduler] in the configuration, then `laxity reload`"
+        "user {uid} has {attached} clients attached, the maximum for one user; raise \
+         `clients_per_uid_max` of [scheduler] in the configuration, then run `laxity reload`"
     )]
     Share {
         uid: u32,
@@ -37,8 +37,8 @@ pub enum NoFreeSlot {
     },
     /// The remaining places are reserved for root.
     #[error(
-        "{attached} clients are attached, and the last {reserve} places are root's; raise \
-         `clients_max` of [scheduler] in the configuration, then `laxity reload`"
+        "{attached} clients are attached, and the last {reserve} places are reserved for root; \
+         raise `clients_max` of [scheduler] in the configuration, then run `laxity reload`"
     )]
     Reserved { attached: usize, reserve: usize },
 }

@@ -233,9 +233,21 @@ impl Nic {
                 "the network signals congestion (CNP or PFC pause)"
             );
         } else if begins {
-            info!(nic, direction, left, followed, taken = now.foreign_rate, "others send here");
+            info!(
+                nic,
+                direction,
+                left,
+                followed,
+                taken = now.foreign_rate,
+                "foreign traffic lowers the rate in force"
+            );
         } else if before.rate < rate && now.rate >= rate {
-            info!(nic, direction, foreign_bytes = now.foreign_bytes, "the full rate is left again");
+            info!(
+                nic,
+                direction,
+                foreign_bytes = now.foreign_bytes,
+                "the full rate is in force again"
+            );
         }
     }
 }

@@ -27,7 +27,7 @@ pub enum PolicyError {
     },
     /// Somebody else changed the policy. Read it and try again.
     #[error(
-        "the policy is at revision {current}, not {expected}: somebody changed it; look at it again"
+        "the policy is at revision {current}, not {expected}: somebody changed it; read it again"
     )]
     Stale {
         expected: u64,

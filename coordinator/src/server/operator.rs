@@ -194,7 +194,7 @@ impl Operator for Service {
         let read = |cluster: &Cluster, _: Time| cluster.host_changed(&asked.host);
         let (batches, changed) = self.change(plan, read).await?;
         info!(%author, host = %asked.host, drain = asked.drain, comment = ?asked.comment, "a host \
-            was drained or taken back");
+            was drained or put back");
         self.shared.stir();
         self.shared.tell_watchers(Event::Host(changed));
         Ok(Response::new(DrainResponse { batches }))

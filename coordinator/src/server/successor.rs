@@ -61,6 +61,6 @@ pub(super) fn saved(cluster: &Cluster, now: Time, change: Option<&Change>) -> Ve
 fn restore(cluster: &mut Cluster, now: Time, state: &[u8]) {
     let saved = serde_json::from_slice::<Durable>(state).map_err(|error| error.to_string());
     if let Err(problem) = saved.and_then(|saved| cluster.restore(now, saved)) {
-        error!(problem, "what etcd has of policy and drains makes no sense; it is not used");
+        error!(problem, "the policy and drains in etcd are invalid and are not used");
     }
 }

@@ -20,8 +20,8 @@ pub enum ConfigError {
         cause: ReadError,
     },
     /// Reading the file does not end, as on a network file system without its server.
-    #[error("cannot read {path}: no answer within {waited:?}; nothing has changed. Is it on a \
-        network file system?", path = .path.display())]
+    #[error("cannot read {path}: no answer within {waited:?}; nothing has changed. Is the file on \
+        a network file system?", path = .path.display())]
     Slow {
         /// The path of the file.
         path: PathBuf,

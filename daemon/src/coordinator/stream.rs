@@ -131,8 +131,8 @@ impl StreamTask {
                 told.clone_from(problem);
                 warn!(
                     coordinator = %url, problem, wait_ms,
-                    "no coordinator; its last order holds until its age limit, then this daemon's \
-                     own"
+                    "no coordinator; the last cluster order applies until its age limit, then this \
+                     daemon's own order"
                 );
             } else {
                 debug!(coordinator = %url, problem, wait_ms, "still no coordinator");
@@ -221,7 +221,7 @@ impl StreamTask {
     fn welcomed(&self, welcome: &Welcome, url: &str) {
         info!(
             coordinator = %url, host = %self.host, term = welcome.term,
-            software = %shortened(&welcome.software), "attends the coordinator"
+            software = %shortened(&welcome.software), "connected to the coordinator"
         );
         self.exchange.update_view(|view| {
             view.connected = true;
@@ -390,7 +390,7 @@ impl StreamTask {
     fn stand(&mut self, stream: &mut StreamState, standing: v1::Standing) {
         let drained = standing.drained;
         if self.exchange.view().drained != drained {
-            info!(drained, "an operator changed this host's part in the cluster's order");
+            info!(drained, "an operator drained this host or put it back into the cluster order");
         }
         self.exchange.update_view(|view| view.drained = drained);
         if drained {

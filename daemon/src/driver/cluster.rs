@@ -227,7 +227,7 @@ impl Cluster {
             self.exchange.set_in_force(false);
             tracing::warn!(
                 limit_ms = self.age_limit.0 / 1_000_000,
-                "the coordinator's order is too old; this daemon's own holds until there is another"
+                "the cluster order is too old; this daemon uses its own order until a new one comes"
             );
         }
         expired

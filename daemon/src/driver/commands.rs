@@ -39,7 +39,7 @@ impl Driver {
                 }
                 Command::Configure(config) => {
                     if let Err(error) = self.configure(&config) {
-                        warn!(%error, "the new configuration does not work; the old one holds");
+                        warn!(%error, "the new configuration fails; the old one stays in force");
                     }
                 }
                 Command::Treatments(treatments) => {

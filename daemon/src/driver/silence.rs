@@ -252,8 +252,9 @@ impl Driver {
             warn!(
                 client = %identity.name, id = identity.id.0, pid = identity.pid,
                 uid = identity.owner.uid, nic = name, direction = side, bytes,
-                "a client completes nothing while others wait; what it holds counts no more, and \
-                 it gets no permits until it completes that (`laxity status` lists what each owes)"
+                "a client completes nothing while others wait; its permitted bytes no longer count \
+                 in the window, and it gets no permits until it completes them (`laxity status` \
+                 lists the owed bytes of each client)"
             );
         } else {
             debug!(client = %identity.name, nic = name, direction = side, bytes, "silent");

@@ -153,8 +153,9 @@ impl Trust {
             let seconds = record.term(timeout).0 / 1_000_000_000;
             warn!(
                 uid = owner.uid, cgroup = %owner.cgroup, strikes = record.strikes, seconds,
-                "distrusts an owner, whose clients hold permitted bytes and complete nothing: what \
-                 attaches of it goes unscheduled for so long (`laxity status` lists such owners)"
+                "distrusts an owner, whose clients hold permitted bytes and complete nothing: new \
+                 clients of the owner run unscheduled for this time (`laxity status` lists such \
+                 owners)"
             );
         }
     }

@@ -53,7 +53,7 @@ pub(crate) struct ClassArgs {
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Link {
-    /// That of this host's RDMA ports, or RoCE if it has none
+    /// The network of this host's RDMA ports, or RoCE if the host has none
     Auto,
     /// RoCE
     Roce,
@@ -67,7 +67,7 @@ pub(crate) struct EnvArgs {
     /// Job profile: a name, or a path with a `/` in it
     #[arg(long, short, value_name = "PROFILE", default_value = "wide-ep")]
     profile: String,
-    /// The form of the output
+    /// Output format
     #[arg(long, value_enum, default_value_t = Format::Shell)]
     format: Format,
     /// Registration socket of the daemon [default: $LAXITY_SOCKET, or /run/laxity/laxityd.sock]

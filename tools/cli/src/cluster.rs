@@ -48,7 +48,7 @@ what to do); 2 for wrong arguments.";
 /// What can be done with a cluster.
 #[derive(Debug, Subcommand)]
 pub(crate) enum ClusterCommand {
-    /// List the hosts: whether they are connected, how much waits, and how much was late
+    /// List the hosts: whether they are connected, how many bytes wait, and how many were late
     Hosts(HostsArgs),
     /// List the active batches in the order in which they are served
     Batches(BatchesArgs),
@@ -57,11 +57,11 @@ pub(crate) enum ClusterCommand {
     /// Show or change the scheduling policy, or list earlier changes
     #[command(subcommand)]
     Policy(policy::PolicyCommand),
-    /// Take a host out of the cluster's order, or put it back. Its daemon goes on without an order
+    /// Take a host out of the cluster order, so that its daemon uses its own order, or put it back
     Drain(DrainArgs),
     /// Print events as they happen, one per line, until interrupted
     Watch(watch::WatchArgs),
-    /// Measure how a coordinator copes with thousands of daemons (needs laxity-lab)
+    /// Measure a coordinator under the load of thousands of daemons (needs laxity-lab)
     #[command(disable_help_flag = true)]
     Load(external::Arguments),
 }

@@ -44,12 +44,14 @@ profiles, traffic classes that libraries set by themselves, limits, the kernel, 
 whose transfers Laxity can't see. It changes nothing. Run it as root to check the processes of \
 all users.
 
-First comes a map of what flows: for each process that uses RDMA its paths, the class of each, and \
-whether Laxity orders it, somebody marked it, the daemon only measures it, or nobody sees it.
+The output begins with a map of the traffic. For each process that uses RDMA, the map has the \
+paths and the class of each path. It also shows whether Laxity schedules the path, another program \
+marked it, the daemon only measures it, or nothing sees it.
 
-With --cluster it asks the coordinator instead, and compares the hosts that it knows: releases, \
-clocks, classes of the levels, hosts that mark nothing, and hosts that say nothing. A host that \
-never connected is known only if --expect names it.
+With --cluster, the command asks the coordinator instead, and compares the hosts that the \
+coordinator knows: releases, clocks, classes of the levels, hosts that mark nothing, and hosts \
+that send no reports. The coordinator does not know a host that never connected, so name it with \
+--expect.
 
 Exit status: 0 if there is no error (there may be warnings), 1 if there is an error.";
 
@@ -74,7 +76,7 @@ pub(crate) struct DoctorArgs {
     /// Preload library [default: $LAXITY_LIBRARY, or where it is installed]
     #[arg(long, value_name = "PATH")]
     library: Option<PathBuf>,
-    /// Look at another host's /sys, /proc and /etc, copied below this folder, and at outputs of its
+    /// Folder with copies of another host's /sys, /proc and /etc, and with outputs of that host's
     /// tools in sos_commands, such as sos_commands/laxity/mlnx_qos_-i_eth0
     #[arg(long, value_name = "FOLDER", default_value = "/")]
     root: PathBuf,

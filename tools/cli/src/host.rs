@@ -66,10 +66,10 @@ pub(crate) struct StatusArgs {
     /// Show the levels of this NIC
     #[arg(long, value_name = "NAME", conflicts_with = "json")]
     nic: Option<String>,
-    /// Show every problem, level, job and process, however long that gets
+    /// Show every problem, level, job and process, without a limit on the number of lines
     #[arg(long, conflicts_with_all = ["json", "nic"])]
     full: bool,
-    /// Ask the daemon only, without a look at the host's processes: for probes
+    /// Ask only the daemon and do not inspect the host's processes. For liveness probes
     #[arg(long)]
     brief: bool,
     /// Look at another host's /sys and /proc, copied below this folder

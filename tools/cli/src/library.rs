@@ -17,7 +17,7 @@ const MOONCAKE: &str = "liblaxity_mooncake.so";
 #[derive(Debug, Error)]
 pub enum LibraryError {
     /// The option or the variable names something else. Correct it.
-    #[error("{path} is no file; --library and ${LIBRARY_ENV} want the path of {NAME}",
+    #[error("{path} is no file; --library and ${LIBRARY_ENV} need the path of {NAME}",
         path = .0.display())]
     NotAFile(PathBuf),
     /// None of the usual folders, which the text lists, has it. Name it, or install it.
@@ -29,7 +29,7 @@ pub enum LibraryError {
     /// LD_PRELOAD can't name the path. A link to the library elsewhere helps.
     #[error(
         "{0} has a space or a colon in its path, where LD_PRELOAD would split it; put a link \
-        to it elsewhere"
+        to the library into another folder"
     )]
     Unquotable(String),
     /// The file can't be read.

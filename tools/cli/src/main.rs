@@ -57,20 +57,20 @@ enum Command {
     Status(host::StatusArgs),
     /// Stop scheduling on this host at once (`on`), or start it again (`off`)
     Bypass(host::BypassArgs),
-    /// Schedule what is sent (`on`), or only observe it (`off`), until a reload or restart
+    /// Delay and mark transfers (`on`), or only observe them (`off`), until a reload or restart
     Enforce(host::EnforceArgs),
     /// Show what enforcing would have done, while the daemon only observes
     #[command(subcommand, after_long_help = observe::HELP)]
     Observe(observe::ObserveCommand),
     /// Ask the daemon to read its configuration again (as SIGHUP does)
     Reload(host::Endpoint),
-    /// Follow jobs, clients, stages, levels and ports on a screen, and why they wait
+    /// Show jobs, clients, stages, levels and ports on a live screen, and why their flows wait
     #[command(after_long_help = top::HELP)]
     Top(top::TopArgs),
-    /// Compare what was permitted with what the NIC counts: priorities, pauses, CNPs
+    /// Compare permitted bytes with the NIC's counters: priorities, pauses, CNPs
     #[command(after_long_help = verify::HELP)]
     Verify(verify::VerifyArgs),
-    /// Write one archive, without secrets, for somebody who helps from afar
+    /// Write an archive, without secrets, for remote support
     #[command(after_long_help = support_bundle::HELP)]
     SupportBundle(support_bundle::SupportBundleArgs),
     /// Print a switch's QoS configuration that agrees with the daemon's levels

@@ -15,9 +15,9 @@ With mode = \"observe\", the daemon delays nothing. For each port it simulates w
 would have done to the flows that it sees, with the port's rate and window in force. The last \
 hour is kept.
 
-The simulation departs from reality: senders would have sent later if they had waited, receivers \
-and switches may be slower than the port, and hints from before the first observed flow are \
-missing. Times are an estimate; `laxity enforce on` shows what really happens.";
+The simulation is not exact. Senders would have sent later if they had waited. Receivers and \
+switches may be slower than the port. Hints from before the first observed flow are missing. So \
+times are an estimate; `laxity enforce on` shows the real ones.";
 
 /// What can be done with a daemon that observes.
 #[derive(Subcommand)]

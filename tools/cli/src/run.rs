@@ -72,7 +72,7 @@ pub(crate) struct RunArgs {
     /// Job profile: a name, or a path with a `/` in it [default: $LAXITY_PROFILE, or `default`]
     #[arg(long, short, value_name = "PROFILE")]
     profile: Option<String>,
-    /// Objective for the time to first token, such as 500ms. It holds for requests that have no
+    /// Objective for the time to first token, such as 500ms. It applies to requests without a
     /// deadline of their own
     #[arg(long, value_name = "DURATION")]
     slo_ttft: Option<Nanos>,
@@ -139,7 +139,7 @@ enum RunError {
     Objective(NotAQuantity),
     #[error("an objective of zero is missed by every request; leave it out for none")]
     NoObjective,
-    #[error("--name wants 1 to {NAME_BYTES_MAX} bytes, `{0}` has {len}", len = .0.len())]
+    #[error("--name needs 1 to {NAME_BYTES_MAX} bytes, `{0}` has {len}", len = .0.len())]
     Name(String),
     #[error("cannot write a report to {path}: name a file in a folder that exists",
         path = .0.display())]

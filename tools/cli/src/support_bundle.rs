@@ -29,13 +29,14 @@ use crate::scrape;
 pub(crate) const HELP: &str = "\
 The archive has: doctor, status and verify as JSON, the configuration in force, versions, the text \
 of the metrics endpoint, the journal of laxityd and laxity-coordinator, counters of RDMA ports, \
-and the trace that --trace names. manifest.json lists them, and what could not be had.
+and the trace that --trace names. manifest.json lists these parts, and those that could not be \
+read.
 
-Values that look like secrets (passwords, tokens, keys) are taken out, and addresses and names of \
-hosts as well unless --with-addresses is given. An address has the same number throughout. Read \
-the archive before you pass it on: nothing recognizes every secret.
+Values that look like secrets (passwords, tokens, keys) are removed. Addresses and names of hosts \
+are replaced by numbers unless --with-addresses is given. An address has the same number in all \
+parts. Read the archive before you send it: the command can't recognize every secret.
 
-Run it as root, so that the journal and the control socket can be read.";
+Run the command as root, so that it can read the journal and the control socket.";
 
 /// Longest time for one program. `laxity verify` watches for a second.
 const PROGRAM_MAX: Duration = Duration::from_secs(20);
@@ -52,10 +53,10 @@ pub(crate) struct SupportBundleArgs {
     /// Keep addresses and names of hosts
     #[arg(long)]
     with_addresses: bool,
-    /// Put this trace of `laxity trace` in as well
+    /// Include this output of `laxity trace`
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
-    /// Configuration of laxityd [default: $LAXITY_CONFIG, or that of laxityd]
+    /// Configuration of laxityd [default: $LAXITY_CONFIG, or the default of laxityd]
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     #[command(flatten)]

@@ -37,12 +37,12 @@ The configuration maps DSCP to traffic class and traffic class to queue. It serv
 levels above unmarked traffic by strict priority, and the others by weight. Standard error says \
 where the levels come from: --config, the daemon, or a daemon without a configuration.
 
-PFC and ECN are left as the switch has them, because they need buffers and thresholds of the \
-switch. --pfc turns PFC on for queues. All queues that carry RDMA should be alike: \
-`laxity doctor` says how the NIC treats them.
+The configuration does not change PFC and ECN, because they need buffers and thresholds of the \
+switch. --pfc turns PFC on for queues. All queues that carry RDMA should have the same treatment: \
+`laxity doctor` shows how the NIC treats them.
 
-With fewer queues than classes, neighbours share one. With one queue nothing is ordered in the \
-switch, and only the daemons order.
+With fewer queues than classes, neighbouring classes share a queue. With one queue, the switch \
+orders nothing, and only the daemons order.
 
 Examples:
   laxity switch-config --vendor sonic --queues 4 --port Ethernet0 --port Ethernet4 > qos.json
@@ -63,7 +63,7 @@ const DSCPS: u8 = 64;
 /// Arguments of `laxity switch-config`.
 #[derive(Args)]
 pub(crate) struct SwitchConfigArgs {
-    /// Whose configuration to print
+    /// The software of the switch or NIC that the configuration is for
     #[arg(long, value_enum)]
     vendor: Vendor,
     /// Queues to use: 1, 2, 4 or 8
@@ -101,7 +101,7 @@ enum Vendor {
     Dcb,
     /// A host's NIC: a systemd unit that runs dcb whenever the interface appears
     Systemd,
-    /// InfiniBand: options of OpenSM, from the levels' service levels
+    /// InfiniBand: options of OpenSM, from the service levels of `[levels] sl`
     Opensm,
 }
 

@@ -26,11 +26,11 @@ pub(crate) const HELP: &str = "\
 Views: jobs, clients, stages, levels and ports. The column `why` says what a row waits for. Rates \
 are those since the last refresh.
 
-Keys: 1 to 5 or Tab change the view; arrows select; Enter opens a job's clients, or all about a \
-client or a port; Esc goes back; s sorts by the next column, r the other way round; / filters by \
+Keys: 1 to 5 or Tab change the view; arrows select; Enter opens a job's clients, or the details of \
+a client or a port; Esc goes back; s sorts by the next column, r reverses the order; / filters by \
 text; + and - change the interval; p pauses; q ends.
 
-`laxity top --once` prints one screen and ends, for scripts and logs.";
+`laxity top --once` prints one screen and exits, for scripts and logs.";
 
 const INTERVAL_S: std::ops::RangeInclusive<u64> = 1..=60;
 
@@ -42,10 +42,10 @@ pub(crate) struct TopArgs {
     /// Seconds between refreshes
     #[arg(long, short, value_name = "N", default_value_t = 1)]
     interval: u64,
-    /// The view to begin with
+    /// The first view
     #[arg(long, value_enum, default_value_t = View::Clients)]
     view: View,
-    /// Print one screen and end
+    /// Print one screen and exit
     #[arg(long)]
     once: bool,
     /// Size of the screen that --once prints

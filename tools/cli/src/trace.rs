@@ -38,8 +38,8 @@ pub(crate) enum TraceError {
     Wait(io::Error),
     /// No program under the scheduler was active meanwhile.
     #[error(
-        "laxityd saw nothing in that time: no flow and no hint; `laxity status` says who is \
-        attached"
+        "laxityd saw no flow and no hint in that time; `laxity status` lists the attached \
+        clients"
     )]
     Nothing,
 }
@@ -71,8 +71,8 @@ pub(crate) struct TraceArgs {
     /// File to write
     #[arg(long, value_name = "FILE", default_value = "laxity-trace.json")]
     out: PathBuf,
-    /// Maximum number of events that the daemon keeps until they are read. Further events are lost,
-    /// and counted
+    /// Maximum number of events that the daemon keeps until they are read. Further events are only
+    /// counted
     #[arg(long, value_name = "N", default_value_t = 1 << 18)]
     events: u64,
     /// End a trace that another process began, and write nothing

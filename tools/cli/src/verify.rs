@@ -34,11 +34,11 @@ level, the NIC's priority and queue for it, the bytes that this priority sent, p
 congestion notifications (CNP). Each contradiction is a sentence with a next step. What the NIC \
 does not count is `not measured`.
 
-With --engine, the first line says how the time to the first token divides, from the metrics that \
-vLLM exports under laxity.vllm: whether the network is slow, or the engine. Name the API server of \
-each prefill and decode instance.
+With --engine, the first line shows the parts of the time to first token, from the metrics that \
+vLLM exports with laxity.vllm. They show whether the network or the engine is slow. Name the API \
+server of each prefill and decode instance.
 
-Run it as root, and while jobs send. Without traffic only settings are compared.
+Run the command as root, and while jobs send. Without traffic, only settings are compared.
 
 Exit status: 0 if nothing contradicts, 1 if something does or the daemon does not answer.";
 
@@ -53,10 +53,10 @@ pub(crate) struct VerifyArgs {
     /// How long to watch, in seconds
     #[arg(long, value_name = "N", default_value_t = 5)]
     seconds: u64,
-    /// Address of vLLM's API server, to divide the time to the first token; may be repeated
+    /// Address of a vLLM API server, to show the parts of the time to first token. May be repeated
     #[arg(long = "engine", value_name = "HOST:PORT")]
     engines: Vec<String>,
-    /// Print what was compared as JSON
+    /// Print the comparison as JSON
     #[arg(long)]
     json: bool,
     /// Look at another host's /sys, copied below this folder
@@ -69,7 +69,7 @@ pub(crate) enum VerifyError {
     /// The daemon does not answer.
     #[error(transparent)]
     Daemon(#[from] ControlError),
-    #[error("laxityd started again while it was watched; run `laxity verify` again")]
+    #[error("laxityd restarted during the measurement; run `laxity verify` again")]
     Restarted,
     /// The result could not be printed.
     #[error(transparent)]

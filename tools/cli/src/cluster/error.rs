@@ -18,12 +18,12 @@ pub(super) const SETTINGS: Settings = Settings::OPTIONS;
 #[derive(Debug, Error)]
 pub(crate) enum ClusterError {
     #[error(
-        "`{0}` is no endpoint; write http://HOST:PORT, or https:// where the coordinator \
+        "`{0}` is not an endpoint; write http://HOST:PORT, or https:// if the coordinator \
         serves with TLS"
     )]
     NotAnEndpoint(String),
     #[error(
-        "certificates are of no use with http://; write https:// in --endpoint or \
+        "http:// does not use certificates; write https:// in --endpoint or \
         $LAXITY_COORDINATOR"
     )]
     PlainWithCertificates,
@@ -38,11 +38,11 @@ pub(crate) enum ClusterError {
     /// No connection was made. The hint says what to check.
     #[error("cannot reach the coordinator at {url}: {cause}; {hint}")]
     Unreachable { url: String, cause: String, hint: String },
-    #[error("the coordinator did not let us in: {cause}; {hint}")]
+    #[error("the coordinator refused the connection: {cause}; {hint}")]
     NotLetIn { cause: String, hint: String },
     #[error(
-        "the connection to the coordinator broke: {0}; it may be restarting, or serve with \
-        TLS and want https:// in --endpoint: try again, and look at its log"
+        "the connection to the coordinator broke: {0}; the coordinator may be restarting, or may \
+        serve with TLS and need https:// in --endpoint: try again, and look at its log"
     )]
     Broken(String),
     #[error(
@@ -58,27 +58,27 @@ pub(crate) enum ClusterError {
     )]
     NotAllowed(String),
     #[error(
-        "the coordinator does not know us: {0}; give a certificate of its authority \
-        (--cert, --key)"
+        "the coordinator does not know this client: {0}; give a certificate of the \
+        coordinator's authority (--cert, --key)"
     )]
     Unknown(String),
     #[error(
-        "this is no laxity-coordinator, or an older one than this command; check --endpoint \
-        and `laxity-coordinator --version` there"
+        "the endpoint is not a laxity-coordinator, or is older than this command; check \
+        --endpoint, and `laxity-coordinator --version` on that host"
     )]
     OtherRelease,
     #[error(
-        "the coordinator went away: {0}; it may be restarting, or another one leads now: try \
-        again"
+        "the coordinator closed the connection: {0}; it may be restarting, or another one may \
+        lead now: try again"
     )]
     WentAway(String),
     #[error("the coordinator failed ({code:?}): {said}; its log has more")]
     Failed { code: Code, said: String },
-    #[error("the coordinator told no policy; is it of a later release?")]
+    #[error("the coordinator's answer has no policy; is the coordinator of a later release?")]
     NoPolicy,
-    #[error("the coordinator stopped; watch again when it, or another one, is back")]
+    #[error("the coordinator stopped; run the command again when a coordinator is back")]
     Stopped,
-    #[error("the coordinator knows no host {0}; `laxity cluster hosts` lists all that have come")]
+    #[error("the coordinator knows no host {0}; `laxity cluster hosts` lists the known hosts")]
     NoHost(String),
     #[error("`laxity cluster batches` lists what can be explained: {0}")]
     NotExplained(String),

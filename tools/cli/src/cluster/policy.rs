@@ -29,7 +29,7 @@ Keys:
   policy               mfs or laxity; they differ in doomed requests and worst-case estimates
   drop_budget          maximum number of pruned requests of tenants without their own budget
   debounce             time for which events are gathered before a run of admission, such as 3ms
-  rank_margin          smallest change of a batch's deadline that daemons are told, such as 2ms
+  rank_margin          smallest change of a batch's deadline that is sent to daemons, such as 2ms
   correction_permille  weight of each finished batch in the correction of estimates, in thousandths
 
 Examples:

@@ -11,7 +11,7 @@ use laxity_wire::{ClientStatus, PortStatus, Status};
 /// What the rows stand for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(super) enum View {
-    /// Clients of one name together
+    /// Jobs: all clients with the same name
     Jobs,
     /// Attached processes
     Clients,

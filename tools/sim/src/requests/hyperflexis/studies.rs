@@ -308,6 +308,6 @@ pub(super) fn ablations(machine: &Machine, options: &Options, into: &mut Measure
         .iter()
         .map(|name| (*name, name.trim_start_matches("options").trim_start_matches([':', ',', ' '])))
         .collect();
-    let title = "Options that fill holes, one at a time: attainment, %";
+    let title = "Options for points that the paper leaves open, one at a time: attainment, %";
     into.table(title, &shown, &["attainment, %"], "")
 }

@@ -271,7 +271,7 @@ impl Bench<'_> {
             ),
             self.section(
                 "overload",
-                "Violations when 2 and 5 requests per second take turns, %, a fifth unimportant \
+                "Violations when 2 and 5 requests per second alternate, %, a fifth unimportant \
                  (figure 12)",
                 &[&parts[..], &["unimportant"]].concat(),
                 "The paper has: FCFS-256 81.9, EDF-256 84.1, QoServe 8.6 (important 0, Q1 16.0, \

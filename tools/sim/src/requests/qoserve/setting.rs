@@ -78,7 +78,7 @@ pub(super) fn choices() -> Vec<(&'static str, Policy)> {
     vec![
         ("relegation only once late", with(|o| o.relegation = Relegation::Strict)),
         (
-            "least chunk 256",
+            "minimum chunk 256",
             with(|o| {
                 o.chunking = Chunking::Dynamic { least: 256, most: 2500, step: 32 };
             }),
