@@ -119,12 +119,12 @@ def main():
         ("smallest first, overtaking for 8 times, two", (by_size(8), 2, at_pace)),
         ("smallest first, overtaking for 32 times, two", (by_size(32), 2, at_pace)),
         ("**the same, four while unfilled** (hints off)", (by_size(32), 4, while_unfilled)),
-        ("least time left, feasible first, one", (by_laxity, 1, at_pace)),
+        ("earliest deadline, feasible first, one", (by_laxity, 1, at_pace)),
         ("the same, two", (by_laxity, 2, at_pace)),
         ("**the same, four while unfilled** (hints on)", (by_laxity, 4, while_unfilled)),
         ("the same, feasible at a lone transfer's rate", (at_lone_rate, 4, while_unfilled)),
         ("the same, feasible at the mean rate so far", (at_mean_rate, 4, while_unfilled)),
-        ("at the port's rate again, two at any time", (by_laxity, 2, at_any_time)),
+        ("feasible at the port's rate, two at any time", (by_laxity, 2, at_any_time)),
         ("the same, four at the pace", (by_laxity, 4, at_pace)),
     ]
     print("| order, in flight | " + " | ".join(f"s = {share:g}" for share in SHARES) + " |")
