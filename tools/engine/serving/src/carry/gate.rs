@@ -57,7 +57,7 @@ pub(super) struct Gate {
     own: Sender<GateCommand>,
     taker: Taker,
     counts: Arc<Mutex<Counts>>,
-    connections: HashMap<(SocketAddr, Option<u8>), Outgoing>,
+    connections: HashMap<(SocketAddr, Option<(Stage, u8)>), Outgoing>,
     sending: HashMap<u64, Sending>,
     waiting: Vec<u64>,
     backlog: VecDeque<Parcel>,
@@ -166,10 +166,8 @@ impl Gate {
             GateCommand::Said(Said::Arrived { flow, bytes }) => self.arrived(flow, bytes),
             GateCommand::Said(Said::Gone { peer, number, why }) => {
                 // The loss of a replaced connection says nothing about its successor.
-                let ours = |((to, _), connection): (&(SocketAddr, Option<u8>), &Outgoing)| {
-                    *to == peer && connection.number == number
-                };
-                if self.connections.iter().any(ours) {
+                let mut connections = self.connections.iter();
+                if connections.any(|((to, _), found)| *to == peer && found.number == number) {
                     self.gone(peer, why);
                 }
             }
@@ -290,10 +288,10 @@ impl Gate {
         });
         for (to, (class, stage), load) in ready {
             if let Load::Bytes { bytes, .. } = &load {
-                let (stage, bytes) = (stage.name(), *bytes);
-                self.count(|counts| *counts.sent_bytes.entry((stage, class)).or_default() += bytes);
+                let (name, bytes) = (stage.name(), *bytes);
+                self.count(|counts| *counts.sent_bytes.entry((name, class)).or_default() += bytes);
             }
-            self.give(to, Some(class), load);
+            self.give(to, Some((stage, class)), load);
         }
         for (from, part) in asked {
             if let Ok(line) = serde_json::to_string(&part) {
@@ -328,16 +326,17 @@ impl Gate {
         }
         self.count(|counts| *counts.sent_bytes.entry((stage.name(), class)).or_default() += bytes);
         let load = Load::Bytes { head, payload, bytes };
-        self.give(to, Some(class), load);
+        self.give(to, Some((stage, class)), load);
     }
 
-    /// Passes a load to the connection of its class. Opens the connection if there is none.
-    fn give(&mut self, to: SocketAddr, class: Option<u8>, load: Load) {
+    /// Passes a load to the connection of its stage and class. Opens the connection if there is
+    /// none. Stages have connections of their own, as NCCL's and those of a KV transfer are.
+    fn give(&mut self, to: SocketAddr, class: Option<(Stage, u8)>, load: Load) {
         let key = (to, class);
         if !self.connections.contains_key(&key) {
             let preamble = Preamble {
                 words: class.is_none(),
-                dscp: class.unwrap_or(self.words_dscp),
+                dscp: class.map_or(self.words_dscp, |(_, dscp)| dscp),
                 listens: self.listens,
             };
             let own = self.own.clone();

@@ -55,6 +55,24 @@ fn parcels_and_words_arrive_whole_and_are_acknowledged() {
     assert_eq!(counts.sent_bytes[&("p2d", 0)], 1_500_000);
 }
 
+/// Without a daemon all payload has one class. Stages on one connection would wait for each other.
+#[test]
+fn stages_to_one_peer_have_connections_of_their_own() {
+    let peer = TcpListener::bind("127.0.0.1:0").unwrap();
+    let to = peer.local_addr().unwrap();
+    let carrier = carrier(taker().0);
+    carrier.send(to, kv_head(Kind::P2d, 0, 1, 2, 0), 0, vec![1; 100]);
+    carrier.send(to, kv_head(Kind::P2d, 1, 1, 2, 0), 0, vec![1; 100]);
+    carrier.send(to, kv_head(Kind::KvReuse, 0, 1, 2, 0), 0, vec![1; 100]);
+    peer.set_nonblocking(true).unwrap();
+    let (start, mut connections) = (Instant::now(), Vec::new());
+    while connections.len() < 2 {
+        assert!(start.elapsed() < PATIENCE, "{} connections", connections.len());
+        connections.extend(peer.accept().ok());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
 #[test]
 fn a_peer_that_is_not_there_is_said_to_be_lost() {
     let (here, told) = taker();
