@@ -301,8 +301,8 @@ impl Client {
     /// `handover` they wait for the next daemon instead, if the client's library can do so.
     pub fn release(&mut self, handover: bool) {
         self.state.released = true;
-        let heir = if handover { attention::HANDOVER } else { 0 };
-        self.served.announce(attention::RELEASED | heir, 0);
+        let handover = if handover { attention::HANDOVER } else { 0 };
+        self.served.announce(attention::RELEASED | handover, 0);
     }
 
     pub fn snapshot(&self) -> ClientSnapshot {

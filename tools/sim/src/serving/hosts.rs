@@ -184,10 +184,17 @@ impl Hosts {
     }
 
     pub(super) fn remove_in_flight(&mut self, host: u32, now: Time, level: Level, bytes: u64) {
-        self.land_at(host, now, PeerId(0), level, bytes);
+        self.remove_in_flight_to(host, now, PeerId(0), level, bytes);
     }
 
-    pub(super) fn land_at(&mut self, host: u32, now: Time, peer: PeerId, level: Level, bytes: u64) {
+    pub(super) fn remove_in_flight_to(
+        &mut self,
+        host: u32,
+        now: Time,
+        peer: PeerId,
+        level: Level,
+        bytes: u64,
+    ) {
         self.hosts[host as usize].link.remove_in_flight(now, peer, level, bytes);
     }
 

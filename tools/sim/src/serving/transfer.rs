@@ -190,7 +190,7 @@ impl World<'_> {
             let host = host_of(&flow);
             if flow.at_once {
                 let peer = self.peer_of(&flow);
-                self.hosts.land_at(host, now, peer, flow.level, bytes);
+                self.hosts.remove_in_flight_to(host, now, peer, flow.level, bytes);
             } else {
                 let flow = flow.id(slot);
                 self.hosts.handle(host, now, Event::BytesCompleted { flow, bytes });
