@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""How should transfers that go in one piece be ordered, and how many of them should be in flight? Prints the table of
+"""How should transfers that go in one piece be ordered, and how many of them should be in flight? Prints two tables of
 docs/notes/whole-transfers.md.
 
     tools/sim/fits/whole_transfers.py
@@ -22,9 +22,11 @@ SEEDS = 30
 SHARES, BEGINS_S = (1.0, 0.65, 0.5), (0.0, 0.05, 0.12)
 
 
-def requests(seed, begin_s, share):
+def requests(seed, begin_s, share, load):
+    """`load` is the arrivals per second, and by how much the first token is late on average, which nobody expects."""
     draw, mean = random.Random(seed), {"rate": RATE}
-    at, made = draw.expovariate(ARRIVALS), []
+    (arrivals, late_s), late = load, random.Random(seed + 1000)
+    at, made = draw.expovariate(arrivals), []
     while at <= SPAN_S:
         tokens = min(768, max(64, draw.lognormvariate(5.4, 0.6)))
         size = (int(tokens / BLOCK_TOKENS) + 1) * BLOCK_TOKENS * TOKEN_BYTES
@@ -32,7 +34,8 @@ def requests(seed, begin_s, share):
         ready = at + PREFILL_S * draw.uniform(0.8, 2.0)
         lone = share * GOODPUT
         made.append({"ready": ready, "size": size, "left": size, "due": due, "lone": lone, "mean": mean})
-        at += draw.expovariate(ARRIVALS)
+        made[-1]["token"] = TOKEN_S + (late.expovariate(1 / late_s) if late_s else 0.0)
+        at += draw.expovariate(arrivals)
     return sorted(made, key=lambda each: each["ready"])
 
 
@@ -61,6 +64,13 @@ at_lone_rate = by_deadline(lambda each: each["lone"])
 at_mean_rate = by_deadline(lambda each: each["mean"]["rate"])
 
 
+def small_at_mean_rate(waiting, now):
+    """Of those that can be in time at the mean rate so far, by arrival and size."""
+    feasible = [each for each in waiting if now + each["size"] / each["mean"]["rate"] <= each["due"]]
+    return by_size(32)(feasible or waiting, now)
+
+
+
 # How many are in flight: when the next may follow, of what is in flight and when all of it leaves at the port's pace.
 
 
@@ -77,9 +87,9 @@ def while_unfilled(flying, paced):
     return max(paced, min(each["posted"] + len(flying) * each["size"] / RATE for each in flying))
 
 
-def in_time(order, most, next_at, begin_s, share, seed):
+def in_time(order, most, next_at, begin_s, share, seed, load=(ARRIVALS, 0.0)):
     """Share of requests in time, if at most `most` are in flight."""
-    coming, waiting, flying = requests(seed, begin_s, share), [], []
+    coming, waiting, flying = requests(seed, begin_s, share, load), [], []
     count, now, paced, met = len(coming), 0.0, 0.0, 0
     while coming or waiting or flying:
         while coming and coming[0]["ready"] <= now:
@@ -105,7 +115,7 @@ def in_time(order, most, next_at, begin_s, share, seed):
                 flying.remove(each)
                 mean = each["mean"]
                 mean["rate"] += (each["size"] / (then - each["posted"]) - mean["rate"]) / 8
-                met += then + TOKEN_S <= each["due"]
+                met += then + each["token"] <= each["due"]
         now = then
     return met / count
 
@@ -121,20 +131,30 @@ def main():
         ("**the same, four while unfilled** (hints off)", (by_size(32), 4, while_unfilled)),
         ("earliest deadline, feasible first, one", (by_laxity, 1, at_pace)),
         ("the same, two", (by_laxity, 2, at_pace)),
-        ("**the same, four while unfilled** (hints on)", (by_laxity, 4, while_unfilled)),
+        ("the same, four while unfilled", (by_laxity, 4, while_unfilled)),
         ("the same, feasible at a lone transfer's rate", (at_lone_rate, 4, while_unfilled)),
         ("the same, feasible at the mean rate so far", (at_mean_rate, 4, while_unfilled)),
+        ("**feasible at the mean rate, then by size** (hints on)", (small_at_mean_rate, 4, while_unfilled)),
         ("feasible at the port's rate, two at any time", (by_laxity, 2, at_any_time)),
         ("the same, four at the pace", (by_laxity, 4, at_pace)),
     ]
-    print("| order, in flight | " + " | ".join(f"s = {share:g}" for share in SHARES) + " |")
-    print("|---" * (len(SHARES) + 1) + "|")
+    table("order, in flight", rows, [f"s = {share:g}" for share in SHARES], lambda how, at: [
+        [in_time(*how, begin_s, SHARES[at], seed) for seed in range(SEEDS)] for begin_s in BEGINS_S
+    ])
+    print()
+    loads = [(2.03, 0.0), (2.6, 0.0), (3.2, 0.0), (2.03, 0.4), (2.6, 0.4), (3.2, 0.4)]
+    names = [f"{arrivals:g}/s" + (", late" if late_s else "") for arrivals, late_s in loads]
+    table("order, in flight", [rows[at] for at in (0, 6, 11, 12)], names, lambda how, at: [
+        [in_time(*how, BEGINS_S[1], share, seed, loads[at]) for seed in range(SEEDS)] for share in SHARES
+    ])
+
+
+def table(head, rows, columns, runs):
+    print(f"| {head} | {' | '.join(columns)} |")
+    print("|---" * (len(columns) + 1) + "|")
     for name, how in rows:
-        cells = []
-        for share in SHARES:
-            every = [[in_time(*how, begin_s, share, seed) for seed in range(SEEDS)] for begin_s in BEGINS_S]
-            cells.append(" / ".join(f"{statistics.mean(runs) * 100:.0f}" for runs in every))
-        print(f"| {name} | {' | '.join(cells)} |")
+        means = [[statistics.mean(each) * 100 for each in runs(how, at)] for at in range(len(columns))]
+        print(f"| {name} | {' | '.join(' / '.join(f'{mean:.0f}' for mean in cell) for cell in means)} |")
 
 
 if __name__ == "__main__":
