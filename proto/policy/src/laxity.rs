@@ -60,9 +60,8 @@
 //! doomed   ⇔   key < t  or  D − S / r < t                            [ns]
 //! ```
 //!
-//! This holds for the last stage, and for KV reuse of no known batch. Pieces that are not doomed go
-//! by arrival and size, as flows without a deadline do. In a long queue, laxity would choose those
-//! that barely make their deadlines at the rate `r`, which is only a mean, and few of them would.
+//! This holds for the last stage, and for KV reuse of no known batch. The order keeps `B`: with `r`
+//! in the key, large pieces would go before small ones.
 //!
 //! KV reuse that is needed soon is an exception, because the port of the unit that stores it serves
 //! other batches, and a message keeps its level for life:
@@ -194,25 +193,15 @@ impl Laxity {
 
     /// Returns the position of a flow that neither a deadline nor a batch orders: by size.
     fn place_undated(port: &Port, flow: &Flow, level: Level) -> QueuePosition {
-        QueuePosition::new(UNDATED, Scope::Port, Self::size_key(port, flow).0, level)
+        let own = Span::transfer(flow.spec.bytes, port.config.rate);
+        let key = flow.arrived + own.times(OVERTAKEN_TIMES);
+        QueuePosition::new(UNDATED, Scope::Port, key.0, level)
     }
 
-    /// Returns the key by arrival and size.
-    fn size_key(port: &Port, flow: &Flow) -> Time {
-        flow.arrived + Span::transfer(flow.spec.bytes, port.config.rate).times(OVERTAKEN_TIMES)
-    }
-
-    /// Returns `by_deadline`, or the key by arrival and size of a piece that exceeds the window.
-    fn piece_key(port: &Port, flow: &Flow, by_deadline: Time) -> Time {
-        if port.is_oversized(flow) { Self::size_key(port, flow) } else { by_deadline }
-    }
-
-    /// Returns the key of KV reuse of no known batch that has a deadline of its own.
-    fn lone_reuse_key(port: &Port, now: Time, flow: &Flow) -> u64 {
-        match Self::own_key(now, flow.deadline, Span::ZERO) {
-            DOOMED => DOOMED,
-            key => Self::piece_key(port, flow, Time(key)).0,
-        }
+    /// Returns the position of an early-stage flow of no known batch, by its own deadline.
+    fn place_lone(queue: QueueId, now: Time, flow: &Flow, level: Level) -> QueuePosition {
+        let key = Self::own_key(now, flow.deadline, Span::ZERO);
+        QueuePosition::new(queue, Scope::Port, key, level)
     }
 
     /// Returns the level of a flow of rule 2 with this key.
@@ -242,8 +231,7 @@ impl Laxity {
         }
         let level = self.last_level(port, now, flow, latest);
         if flow.request == NONE {
-            let key = Self::piece_key(port, flow, latest);
-            QueuePosition::new(LAST_STAGE, Scope::Port, key.0, level)
+            QueuePosition::new(LAST_STAGE, Scope::Port, latest.0, level)
         } else {
             QueuePosition::new(LAST_STAGE, Scope::Request, 0, level)
         }
@@ -273,12 +261,14 @@ impl Laxity {
     }
 
     fn last_stage_key(port: &Port, group: &Group) -> Time {
-        let Some((_, _, _, slot)) = group.head() else {
+        let Some((order, _, _, slot)) = group.head() else {
             return Time::NEVER;
         };
-        let flow = port.flows.get(slot);
-        let bytes = if group.scope == Scope::Request { group.bytes } else { flow.remaining };
-        Self::latest_start(port, flow.deadline, bytes)
+        if group.scope == Scope::Request {
+            Self::latest_start(port, port.flows.get(slot).deadline, group.bytes)
+        } else {
+            Time(order)
+        }
     }
 }
 
@@ -296,8 +286,7 @@ impl Discipline for Laxity {
         }
         match flow.spec.stage {
             Stage::Collective if flow.batch == NULL_BATCH => {
-                let key = Self::own_key(now, flow.deadline, Span::ZERO);
-                QueuePosition::new(COLLECTIVE, Scope::Port, key, self.collective)
+                Self::place_lone(COLLECTIVE, now, flow, self.collective)
             }
             Stage::Collective => QueuePosition::new(COLLECTIVE, Scope::Batch, 0, self.collective),
             Stage::KvReuse => {
@@ -306,10 +295,7 @@ impl Discipline for Laxity {
                 if flow.batch == NULL_BATCH {
                     return match flow.deadline {
                         Time::NEVER => Self::place_undated(port, flow, level),
-                        _ => {
-                            let key = Self::lone_reuse_key(port, now, flow);
-                            QueuePosition::new(REUSE, Scope::Port, key, level)
-                        }
+                        _ => Self::place_lone(REUSE, now, flow, level),
                     };
                 }
                 let order = u64::from(flow.spec.layer.0);
@@ -339,7 +325,7 @@ impl Discipline for Laxity {
             REUSE if lone => (2, order, if order < UNKNOWN { 0 } else { NO_LAYER }),
             UNDATED => (2, UNKNOWN, order.saturating_add(AFTER_LAYERS)),
             REUSE => (2, batch_key(), u64::from(port.rli(group.batch, flow.spec.layer))),
-            _ => (2, Self::piece_key(port, flow, Self::last_stage_key(port, group)).0, NO_LAYER),
+            _ => (2, Self::last_stage_key(port, group).0, NO_LAYER),
         };
         Some(Rank { tier, major, minor, seq })
     }

@@ -318,36 +318,12 @@ impl Model {
                 [2, NO_DEADLINE, 1, flow.arrived + 32 * Self::ns(spec.bytes), 0]
             }
             Stage::KvReuse if spec.batch.0 == 0 => {
-                let key = match self.batch_key(spec) {
-                    key if key >= NO_DEADLINE => key,
-                    key => Self::piece_key(flow, key),
-                };
+                let key = self.batch_key(spec);
                 [2, key, u64::from(key >= NO_DEADLINE), 0, 0]
             }
             Stage::KvReuse => [2, self.batch_key(spec), 0, self.rli(spec), 0],
-            _ => {
-                let latest = spec.deadline.0.saturating_sub(Self::ns(self.with_request(flow)));
-                [2, Self::piece_key(self.first_of_request(flow), latest), 1, 0, 0]
-            }
+            _ => [2, spec.deadline.0.saturating_sub(Self::ns(self.with_request(flow))), 1, 0, 0],
         }
-    }
-
-    /// Returns the flow that decides the place of a last-stage flow's request.
-    fn first_of_request<'a>(&'a self, flow: &'a Waiting) -> &'a Waiting {
-        let same = |other: &&Waiting| {
-            flow.spec.request != RequestId(0)
-                && other.spec.request == flow.spec.request
-                && other.spec.stage == Stage::P2d
-                && !other.scavenged
-        };
-        self.flows.values().filter(same).min_by_key(|other| other.seq).unwrap_or(flow)
-    }
-
-    /// Returns the key by arrival and size of a piece that exceeds the window, else `by_deadline`.
-    fn piece_key(flow: &Waiting, by_deadline: u64) -> u64 {
-        let is_oversized = flow.spec.whole && flow.left > random_events::WINDOW;
-        let by_size = flow.arrived + 32 * Self::ns(flow.spec.bytes);
-        if is_oversized { by_size } else { by_deadline }
     }
 
     fn hopeless(&self, flow: &Waiting) -> bool {

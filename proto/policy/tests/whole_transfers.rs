@@ -364,24 +364,6 @@ fn scavenged_pieces_raise_the_rate_and_never_lower_it() {
 }
 
 #[test]
-fn of_pieces_that_can_be_in_time_a_small_one_goes_before_one_that_is_due_first() {
-    for (stage, requests) in [(Stage::P2d, [0, 0]), (Stage::P2d, [1, 2]), (Stage::KvReuse, [0, 0])]
-    {
-        let mut port = Pieces::new();
-        let first = port.piece(MIB, None);
-        port.permit(first);
-        let mut piece = |bytes, slack, request| {
-            let request = RequestId(request);
-            FlowSpec { stage, request, ..port.piece(bytes, Some(slack)) }
-        };
-        let due_first = piece(8 * MIB, own(8 * MIB, 3), requests[0]);
-        let small = piece(MIB, own(8 * MIB, 6), requests[1]);
-        port.link.handle(port.now, Event::FlowArrived(due_first));
-        assert_eq!(port.permit_after(first, small), small.flow, "{stage:?}, {requests:?}");
-    }
-}
-
-#[test]
 fn kv_reuse_that_pieces_are_too_slow_for_goes_behind_the_rest() {
     let mut port = Pieces::new();
     for _ in 0..50 {

@@ -133,8 +133,8 @@ def main():
         ("the same, two", (by_laxity, 2, at_pace)),
         ("the same, four while unfilled", (by_laxity, 4, while_unfilled)),
         ("the same, feasible at a lone transfer's rate", (at_lone_rate, 4, while_unfilled)),
-        ("the same, feasible at the mean rate so far", (at_mean_rate, 4, while_unfilled)),
-        ("**feasible at the mean rate, then by size** (hints on)", (small_at_mean_rate, 4, while_unfilled)),
+        ("**the same, feasible at the mean rate so far** (hints on)", (at_mean_rate, 4, while_unfilled)),
+        ("feasible at the mean rate, then by size", (small_at_mean_rate, 4, while_unfilled)),
         ("feasible at the port's rate, two at any time", (by_laxity, 2, at_any_time)),
         ("the same, four at the pace", (by_laxity, 4, at_pace)),
     ]

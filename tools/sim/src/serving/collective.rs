@@ -217,7 +217,7 @@ impl World<'_> {
         match book {
             LinkAccounting::Unknown => {}
             LinkAccounting::Launched(level, bytes) => {
-                self.hosts.remove_in_flight(host, now, level, bytes)
+                self.hosts.remove_in_flight(host, now, level, bytes);
             }
             LinkAccounting::Permitted(bytes) => {
                 let flow = collective_flow(rank);
