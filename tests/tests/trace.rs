@@ -26,7 +26,7 @@ fn a_trace_shows_each_flow_of_a_sender_and_why_it_waited() {
     let nobody = format!("trace --control {control} --for 200ms --out {out}");
     let nobody = laxity(&words(&nobody));
     assert!(!nobody.status.success());
-    assert!(nobody.stderr.contains("saw nothing"), "{nobody:?}");
+    assert!(nobody.stderr.contains("saw no flow"), "{nobody:?}");
 
     // The traced command waits for a file that appears when the sender has ended.
     let done = folder.path().join("done");
