@@ -298,7 +298,7 @@ impl SharedLink {
         self.permitted(now, self.at(domain), permit.bytes);
     }
 
-    /// See [`Link::add_in_flight`].
+    /// Counts bytes that a domain sent without a permit of its link, and charges its share.
     pub fn add_in_flight(
         &mut self,
         now: Time,
@@ -311,7 +311,7 @@ impl SharedLink {
         self.charge(self.at(domain), bytes);
     }
 
-    /// See [`Link::remove_in_flight`].
+    /// Removes delivered bytes from those that a domain has in flight.
     pub fn remove_in_flight(
         &mut self,
         now: Time,
@@ -323,7 +323,7 @@ impl SharedLink {
         self.enter(domain).link.remove_in_flight(now, peer, level, bytes);
     }
 
-    /// See [`Link::write_off`].
+    /// Removes bytes from a domain's in flight that were not delivered, and may never be.
     pub fn write_off(
         &mut self,
         now: Time,

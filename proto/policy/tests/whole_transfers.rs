@@ -20,7 +20,7 @@ use proptest::prelude::*;
 /// Bytes per second of the port, and those that reach memory.
 const RATE: f64 = 12.5e6;
 const GOODPUT: f64 = 0.95 * RATE;
-/// Requests per second.
+/// Mean rate at which requests arrive at random, per second.
 const ARRIVALS: f64 = 2.03;
 const SPAN_S: f64 = 30.0;
 const PREFILL_S: f64 = 0.14;

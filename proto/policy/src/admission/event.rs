@@ -62,7 +62,7 @@ pub enum AdmissionEvent {
     /// ([`AdmissionConfig::tenant_drop_budgets`](super::AdmissionConfig::tenant_drop_budgets)).
     /// Tenant 0 is assumed until then.
     BatchTenant {
-        /// The batch.
+        /// The batch whose tenant pays for its pruned requests.
         batch: BatchId,
         /// The index of its tenant.
         tenant: u16,
