@@ -10,14 +10,14 @@
 //!
 //! ```no_run
 //! use laxity_shm::{consumer::Wake, layout::Geometry, record::Record};
-//! use laxity_shm::{registration, served::Served};
+//! use laxity_shm::{registration, served::RegionConsumer};
 //! use std::os::fd::AsFd;
 //!
 //! let listener = registration::listen("/run/laxity/laxityd.sock".as_ref())?;
 //! let socket = registration::accept(listener.as_fd())?.expect("a client waits");
 //! let hello = registration::receive_hello(socket.as_fd())?.expect("it has spoken");
 //! let fenced = hello.flags & registration::HELLO_FENCED != 0;
-//! let mut client = Served::new(Geometry { colour: 5, ..Geometry::default() }, fenced)?;
+//! let mut client = RegionConsumer::new(Geometry { colour: 5, ..Geometry::default() }, fenced)?;
 //! client.header().set_credit_class(1 << 2, 2); // Stage 2 on credit, at level 2
 //! client.header().raise(hello.mode().unwrap_or_default().attention());
 //! client.header().beat(laxity_shm::sleep::now_ns());
