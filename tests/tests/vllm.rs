@@ -1,6 +1,7 @@
 //! The lab with released vLLM, which computes on the processors. vLLM takes 6 GB, so these tests
 //! run only where `make setup-vllm` was run before.
 
+use std::fs;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
@@ -9,6 +10,7 @@ use serde_json::Value;
 
 use crate::process::{Said, binary};
 use crate::python;
+use crate::sources::root;
 
 fn vllm_python() -> Option<PathBuf> {
     let laxityd = binary("laxityd");
@@ -69,4 +71,31 @@ fn vllm_answers_alike_under_every_policy_and_no_byte_of_kv_is_lost() {
             _ => assert!(stages.is_empty(), "{run}"),
         }
     }
+}
+
+/// The lab's changes to two modules, on stand-ins of the same names. It needs no vLLM.
+#[test]
+fn threads_that_wait_for_work_sleep_in_the_lab() {
+    const NIXL: &str = "class Config: pthrDelay = 0\n\
+        class nixlBind:\n    @staticmethod\n    def nixlAgent(name, config): return name, config\n";
+    const QUEUE: &str = "class SpinCondition:\n\
+        \x20   def __init__(self, is_reader, busy_loop_s=1): self.busy_loop_s = busy_loop_s\n";
+    const ASK: &str = "from nixl_cu12._api import Config, nixlBind\n\
+        from vllm.distributed.device_communicators import shm_broadcast as queue\n\
+        print(nixlBind.nixlAgent('a', Config())[1].pthrDelay,\n\
+        \x20     queue.SpinCondition(is_reader=True).busy_loop_s)";
+    let folder = tempfile::tempdir().expect("a folder");
+    let customize = root().join("tools/rig/src/vllm/sitecustomize.py");
+    fs::copy(customize, folder.path().join("sitecustomize.py")).expect("copied");
+    for (package, module, code) in [
+        ("nixl_cu12", "_api.py", NIXL),
+        ("vllm/distributed/device_communicators", "shm_broadcast.py", QUEUE),
+    ] {
+        let package = folder.path().join(package);
+        fs::create_dir_all(&package).expect("made");
+        fs::write(package.join(module), code).expect("written");
+    }
+    let mut python = Command::new("python3");
+    python.args(["-c", ASK]).env("PYTHONPATH", folder.path());
+    assert_eq!(Said::of(&mut python).good().stdout.trim(), "1 0.05");
 }

@@ -1,24 +1,51 @@
-"""Makes vLLM's MooncakeConnector run and count on a machine without an accelerator. Python loads it at its start.
+"""Changes three modules of vLLM and NIXL for the lab. Python loads it at its start.
 
-* The connector asks for the number of the current device, which torch knows only of accelerators. The processor is 0.
+Several vLLM processes share the lab's few processors, so a thread that only looks whether there is work takes the time
+of those that have some. With three processes on two processors that was most of the time.
+
+* NIXL's progress thread looks without a pause unless it has a delay. With one, it sleeps until a socket is ready.
+* A vLLM worker looks for the next step for one second before it sleeps. Some time is needed, because a message that
+  wakes the worker is lost if it follows another at once. Without any, a token takes a second.
+
+vLLM's MooncakeConnector does not run or count on a machine without an accelerator:
+
+* It asks for the number of the current device, which torch knows only of accelerators. The processor is 0.
 * It collects the bytes that it moved, and exports none of them. They go to the metrics that NIXL's connector has.
 """
 
 import collections
+import functools
 import importlib.abc
 import importlib.machinery
 import sys
 
 MOONCAKE = "vllm.distributed.kv_transfer.kv_connector.v1.mooncake.mooncake_connector"
-NIXL = "vllm.distributed.kv_transfer.kv_connector.v1.nixl.stats"
+NIXL_STATS = "vllm.distributed.kv_transfer.kv_connector.v1.nixl.stats"
+MESSAGE_QUEUE = "vllm.distributed.device_communicators.shm_broadcast"
+NIXL = ("nixl_cu12._api", "nixl_cu13._api")
 
 
-def change(module) -> None:
+def let_progress_sleep(module) -> None:
+    bindings = module.nixlBind
+    make_agent = bindings.nixlAgent
+
+    def nixl_agent(name, config):
+        config.pthrDelay = 1
+        return make_agent(name, config)
+
+    bindings.nixlAgent = nixl_agent
+
+
+def let_workers_sleep(module) -> None:
+    module.SpinCondition = functools.partial(module.SpinCondition, busy_loop_s=0.05)
+
+
+def run_without_accelerator(module) -> None:
     import torch
 
     if not torch.accelerator.is_available():
         torch.accelerator.current_device_index = lambda: 0
-    metrics = importlib.import_module(NIXL).NixlPromMetrics
+    metrics = importlib.import_module(NIXL_STATS).NixlPromMetrics
 
     class Counted(metrics):
         def observe(self, transfer_stats_data, engine_idx=0) -> None:
@@ -31,11 +58,18 @@ def change(module) -> None:
     module.MooncakeConnector.build_prom_metrics = classmethod(build_prom_metrics)
 
 
+CHANGES = {
+    MOONCAKE: run_without_accelerator,
+    MESSAGE_QUEUE: let_workers_sleep,
+    **dict.fromkeys(NIXL, let_progress_sleep),
+}
+
+
 class Finder(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path, target=None):
-        if name != MOONCAKE:
+        change = CHANGES.get(name)
+        if change is None:
             return None
-        sys.meta_path.remove(self)
         spec = importlib.machinery.PathFinder.find_spec(name, path, target)
         if spec is not None:
             load = spec.loader.exec_module
