@@ -9,25 +9,34 @@ use super::table::{IsendProfiled, Limits, ListenContext, Net, Properties, RegMr,
 use super::transfers::{irecv_profiled, isend_profiled, reg_mr};
 use crate::backend::Device;
 
-/// Version 11 of the network interface.
+/// The number of an unknown rail or plane, `NCCL_NET_ID_UNDEF`.
+const UNKNOWN: i16 = -1;
+
+/// A version of the network interface since v11. The parameters are those of [`ExtraFields`].
 #[derive(Debug)]
-pub struct V11;
+pub struct ContextVersion<const DEVICES: usize, const IDS: usize>;
+
+/// Version 11 of the network interface.
+pub type V11 = ContextVersion<4, 0>;
 
 /// Fields of the properties after `netDeviceVersion`.
 #[repr(C)]
 #[derive(Debug)]
-pub struct ExtraFields {
-    limits: Limits<4>,
+pub struct ExtraFields<const DEVICES: usize, const IDS: usize> {
+    limits: Limits<DEVICES>,
     max_multi_request_size: c_int,
+    /// The rail and the plane, since v12.
+    ids: [i16; IDS],
 }
 
-impl Fields for ExtraFields {
+impl<const DEVICES: usize, const IDS: usize> Fields for ExtraFields<DEVICES, IDS> {
     fn of(device: &Device, number: c_int) -> Self {
-        Self { limits: Limits::of(device, number), max_multi_request_size: 1 }
+        let limits = Limits::of(device, number);
+        Self { limits, max_multi_request_size: 1, ids: [UNKNOWN; IDS] }
     }
 }
 
-impl Version for V11 {
+impl<const DEVICES: usize, const IDS: usize> Version for ContextVersion<DEVICES, IDS> {
     type Init = InitContext;
     type Listen = ListenContext;
     type Connect = ConnectContext;
@@ -36,7 +45,7 @@ impl Version for V11 {
     type Irecv = IrecvProfiled;
     type Last = ContextSlots;
     type Flags = Flags;
-    type ExtraFields = ExtraFields;
+    type ExtraFields = ExtraFields<DEVICES, IDS>;
 
     const INIT: InitContext = init_context;
     const LISTEN: ListenContext = listen_context;
