@@ -268,11 +268,7 @@ impl Client {
         self.mode = daemon.min(self.state.identity.mode);
         self.state.may_observe |= self.mode == Mode::Observe;
         self.set_room();
-        let mut raise = match self.mode {
-            Mode::Off => attention::OFF,
-            Mode::Observe => attention::OBSERVE,
-            Mode::Enforce => 0,
-        };
+        let mut raise = self.mode.attention();
         if bypass {
             raise |= attention::BYPASS;
         }

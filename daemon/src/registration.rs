@@ -225,7 +225,7 @@ fn register(hello: &Hello, from: Peer, service: &Service) -> Result<PendingClien
         pod: pod::of(from.pid).map(Arc::new),
         gid: from.gid,
         name: hello.name().into(),
-        mode: hello.mode().unwrap_or_default().into(),
+        mode: hello.mode().unwrap_or_default(),
         version: hello.versions().common(Versions::OURS).unwrap_or(VERSION),
         release: hello.release,
     };
