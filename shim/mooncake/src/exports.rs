@@ -130,44 +130,41 @@ fn peer_of(segment: &str) -> u8 {
     }
 }
 
+/// Opens a segment by a function of Mooncake's.
+///
 /// # Safety
-/// `name` is null or a C string.
-unsafe fn opened(engine: Handle, segment: i32, name: *const c_char) {
-    if segment < 0 {
-        return;
-    }
-    besides(|| {
-        // SAFETY: upheld by the caller.
-        if let (Some(hub), Some(name)) = (hub::known(), unsafe { text(name) }) {
-            hub.engines.write().opened(engine, segment, peer_of(name));
-        }
-    });
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn openSegment(engine: Handle, name: *const c_char) -> i32 {
-    let Some(real) = real!(c"openSegment", fn(Handle, *const c_char) -> i32) else {
+/// As for `real`.
+unsafe fn open_by(real: Option<OpenSegment>, engine: Handle, name: *const c_char) -> i32 {
+    let Some(real) = real else {
         return REFUSED;
     };
     // SAFETY: upheld by the caller.
-    unsafe {
-        let segment = real(engine, name);
-        opened(engine, segment, name);
-        segment
+    let segment = unsafe { real(engine, name) };
+    if segment >= 0 {
+        besides(|| {
+            // SAFETY: upheld by the caller.
+            if let (Some(hub), Some(name)) = (hub::known(), unsafe { text(name) }) {
+                hub.engines.write().opened(engine, segment, peer_of(name));
+            }
+        });
     }
+    segment
+}
+
+type OpenSegment = unsafe extern "C" fn(Handle, *const c_char) -> i32;
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn openSegment(engine: Handle, name: *const c_char) -> i32 {
+    let real = real!(c"openSegment", fn(Handle, *const c_char) -> i32);
+    // SAFETY: upheld by the caller.
+    unsafe { open_by(real, engine, name) }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn openSegmentNoCache(engine: Handle, name: *const c_char) -> i32 {
-    let Some(real) = real!(c"openSegmentNoCache", fn(Handle, *const c_char) -> i32) else {
-        return REFUSED;
-    };
+    let real = real!(c"openSegmentNoCache", fn(Handle, *const c_char) -> i32);
     // SAFETY: upheld by the caller.
-    unsafe {
-        let segment = real(engine, name);
-        opened(engine, segment, name);
-        segment
-    }
+    unsafe { open_by(real, engine, name) }
 }
 
 #[unsafe(no_mangle)]
