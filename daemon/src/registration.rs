@@ -25,6 +25,7 @@ use crate::mailbox::Command;
 use crate::owner::Owner;
 use crate::pod;
 use crate::service::Service;
+use crate::sockets::plain;
 use crate::watched::{Watched, watch};
 
 const GREETING_MAX: Duration = Duration::from_secs(1);
@@ -187,13 +188,6 @@ impl RegistrationContext {
 async fn farewell(socket: Watched, place: ConnectionSlot<u32>) {
     let _ = tokio::time::timeout(GREETING_MAX, greeting(&socket)).await;
     drop((socket, place));
-}
-
-fn plain(error: RegistrationError) -> io::Error {
-    match error {
-        RegistrationError::System { source, .. } => source,
-        other => io::Error::other(other),
-    }
 }
 
 /// Why a process is refused, and the reason that it receives.

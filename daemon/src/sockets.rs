@@ -285,7 +285,7 @@ fn attempt(path: &Path, kind: SockType) -> io::Result<nix::Result<()>> {
     Ok(connect(probe.as_raw_fd(), &UnixAddr::new(path)?))
 }
 
-fn plain(error: RegistrationError) -> io::Error {
+pub(crate) fn plain(error: RegistrationError) -> io::Error {
     match error {
         RegistrationError::System { source, .. } => source,
         other => io::Error::other(other),
