@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use laxity_listen::http::Listener;
+use laxity_listen::http::HttpListener;
 use sd_notify::NotifyState;
 use thiserror::Error;
 use tokio::net::UnixListener;
@@ -109,7 +109,7 @@ struct Exporting {
     exporter: Exporter,
     address: SocketAddr,
     /// `None` while something else has the address.
-    listener: Option<Listener>,
+    listener: Option<HttpListener>,
 }
 
 /// The time between attempts to bind the metrics address.
@@ -119,7 +119,7 @@ const BIND_EVERY: Duration = Duration::from_secs(5);
 /// daemon warns, and binds it later.
 fn exporting(address: SocketAddr) -> Result<Exporting, DaemonError> {
     let exporter = Exporter::new().map_err(|error| io::Error::other(error.to_string()))?;
-    let bound = Listener::bind(address).inspect_err(|cause| {
+    let bound = HttpListener::bind(address).inspect_err(|cause| {
         let remedy = sockets::way_out(cause, "set another address, or \"\" for none");
         warn!(
             "cannot serve metrics at {address}: {cause}; {remedy} (`metrics` in the \
@@ -130,13 +130,13 @@ fn exporting(address: SocketAddr) -> Result<Exporting, DaemonError> {
 }
 
 /// Returns the listener as soon as its address is free.
-async fn bound(address: SocketAddr, listener: Option<Listener>) -> Listener {
+async fn bound(address: SocketAddr, listener: Option<HttpListener>) -> HttpListener {
     if let Some(listener) = listener {
         return listener;
     }
     loop {
         tokio::time::sleep(BIND_EVERY).await;
-        if let Ok(listener) = Listener::bind(address) {
+        if let Ok(listener) = HttpListener::bind(address) {
             info!(%address, "metrics are served now");
             return listener;
         }

@@ -8,7 +8,7 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tracing::warn;
 
 use crate::{control, registration};
-use laxity_listen::http::Limits;
+use laxity_listen::http::HttpLimits;
 
 /// Descriptors of one client: its socket, its memory and its eventfd.
 const PER_CLIENT: usize = 3;
@@ -25,7 +25,7 @@ pub struct TooFew {
 
 /// Returns the number of descriptors that are not for attached clients.
 fn reserve() -> usize {
-    OWN + control::CONNECTIONS_MAX + Limits::METRICS.connections_max + registration::PENDING_MAX
+    OWN + control::CONNECTIONS_MAX + HttpLimits::METRICS.connections_max + registration::PENDING_MAX
 }
 
 /// Raises the limit of open files as far as possible and returns the number of clients it allows.

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 
-use laxity_nic::{CounterSource, Counts, counters_of, pauses};
+use laxity_nic::{CounterSource, NicCounts, counters_of, pauses};
 use laxity_policy::Time;
 use laxity_policy::residual::{Capacity, PortRate, Reading, Residual};
 use laxity_shm::sleep::now_ns;
@@ -74,7 +74,7 @@ impl Nic {
     }
 
     /// Reads the counters. Looks for some now and then if there are none.
-    fn read(&mut self, root: &Path, now: Time) -> Option<Counts> {
+    fn read(&mut self, root: &Path, now: Time) -> Option<NicCounts> {
         if let Some(source) = &mut self.source {
             if let Some(counts) = source.read() {
                 return Some(counts);
@@ -99,7 +99,7 @@ impl Nic {
     }
 
     /// Reports whether little passed since the scheduler was asked, and everything is at rest.
-    fn is_quiet(&self, counts: &Counts, uses: &[PortUse]) -> bool {
+    fn is_quiet(&self, counts: &NicCounts, uses: &[PortUse]) -> bool {
         let bytes = [counts.egress.bytes, counts.ingress.bytes];
         (0..2).all(|side| {
             let rate = uses.get(side).map_or(0, |port| port.rate);
@@ -135,7 +135,7 @@ impl Watch {
     /// scheduler has ended.
     fn look(&mut self, now: Time) -> Option<Duration> {
         let is_off = self.config.mode == ResidualMode::Off;
-        let counts: Vec<Option<Counts>> = match is_off {
+        let counts: Vec<Option<NicCounts>> = match is_off {
             true => {
                 self.nics.iter_mut().for_each(|nic| *nic = Nic::new(&nic.name));
                 vec![None; self.nics.len()]
@@ -181,7 +181,7 @@ impl Watch {
 
 impl Nic {
     /// Updates the capacities by a reading of the counters and what permits used until then.
-    fn take(&mut self, at: Time, config: ResidualConfig, counts: Counts, uses: &[PortUse]) {
+    fn take(&mut self, at: Time, config: ResidualConfig, counts: NicCounts, uses: &[PortUse]) {
         let Some(source) = &self.source else { return };
         let source = source.name();
         let passed = [counts.egress, counts.ingress];

@@ -1,6 +1,6 @@
 //! Passes the records of a client's lanes to the [`Intake`], one call per kind of record.
 
-use laxity_shm::consumer::{Consumer, Refused, Sink};
+use laxity_shm::consumer::{Consumer, GarbageRecord, Sink};
 use laxity_shm::producer::SlotRef;
 use laxity_shm::record::{self, Garbage, Record};
 
@@ -16,7 +16,7 @@ pub(super) enum ProtocolViolation {
     Garbage {
         /// What is wrong with the record.
         problem: Garbage,
-        record: Refused,
+        record: GarbageRecord,
     },
     /// A record that the client may not send.
     #[error("a flow sent without a permit by a client that was never in mode observe")]

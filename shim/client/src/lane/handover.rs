@@ -16,7 +16,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use laxity_shm::permit::{self, State};
+use laxity_shm::permit::{self, SlotState};
 use laxity_shm::record::Flow;
 
 use super::Lane;
@@ -76,9 +76,9 @@ fn waiting(binding: &LaneBinding, seat: u64) -> Vec<Held> {
         .slots()
         .filter_map(|slot| {
             let (age, permitted) = match permit::decode(binding.pending.seen(slot)) {
-                State::Published(tag) => (tag, 0),
-                State::Permit { cumulative, .. } => (0, cumulative),
-                State::Empty | State::Invalid => return None,
+                SlotState::Published(tag) => (tag, 0),
+                SlotState::Permit { cumulative, .. } => (0, cumulative),
+                SlotState::Empty | SlotState::Invalid => return None,
             };
             let mut flow = binding.producer.flow(slot)?;
             flow.bytes = flow.bytes.checked_sub(permitted)?;
