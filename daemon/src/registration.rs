@@ -21,7 +21,7 @@ use tracing::{debug, info, warn};
 
 use crate::clients::{Identity, Leaving, PendingClient};
 use crate::config::AccessConfig;
-use crate::mailbox::Command;
+use crate::mailbox::SchedulerCommand;
 use crate::owner::Owner;
 use crate::pod;
 use crate::service::Service;
@@ -52,11 +52,11 @@ struct RegistrationContext {
     service: Arc<Service>,
     greetings: ConnectionSlots<u32>,
     farewells: ConnectionSlots<u32>,
-    lines: Arc<Lines>,
+    lines: Arc<LogLimits>,
 }
 
 /// The limits of log lines about clients.
-struct Lines {
+struct LogLimits {
     attached: Mutex<LineLimit>,
     left: Mutex<LineLimit>,
 }
@@ -73,7 +73,7 @@ pub async fn serve(listener: Watched, service: Arc<Service>) {
         service,
         greetings: ConnectionSlots::new(GREETINGS_MAX, GREETINGS_PER_UID_MAX),
         farewells: ConnectionSlots::new(FAREWELLS_MAX, FAREWELLS_PER_UID_MAX),
-        lines: Arc::new(Lines { attached: lines(), left: lines() }),
+        lines: Arc::new(LogLimits { attached: lines(), left: lines() }),
     };
     let mut errors = AcceptErrors::new("the registration socket");
     loop {
@@ -284,7 +284,7 @@ impl RegistrationContext {
         };
         service.keep_region(id, Arc::clone(&region));
         let (attached, ready) = oneshot::channel();
-        if !service.send(Command::Attach { newcomer: Box::new(newcomer), attached })
+        if !service.send(SchedulerCommand::Attach { newcomer: Box::new(newcomer), attached })
             || ready.await.is_err()
         {
             let _ = send_reject(fd, Reason::Stopping);
@@ -306,7 +306,7 @@ impl RegistrationContext {
             Err(error) => debug!(%error, "a client left before its welcome"),
         }
         let (leaving, left) = oneshot::channel();
-        if service.send(Command::Detach { client: id, leaving })
+        if service.send(SchedulerCommand::Detach { client: id, leaving })
             && let Ok(Some(leaving)) = left.await
         {
             self.say_left(&leaving);

@@ -17,7 +17,7 @@ use laxity_shm::sleep::now_ns;
 use tracing::{info, warn};
 
 use crate::config::{Config, ResidualConfig, ResidualMode};
-use crate::mailbox::{ANSWER_MAX, Command, Mailbox};
+use crate::mailbox::{ANSWER_MAX, Mailbox, SchedulerCommand};
 use crate::stats::{PortResidual, PortUse};
 
 /// The time between two readings while traffic passes.
@@ -50,7 +50,7 @@ pub(crate) fn watch(config: &Config, mailbox: Mailbox) -> io::Result<mpsc::Sende
 }
 
 /// A NIC, its counters and the state of its ports: egress, ingress.
-struct Nic {
+struct WatchedNic {
     name: String,
     source: Option<Box<dyn CounterSource>>,
     looked: Option<Time>,
@@ -61,7 +61,7 @@ struct Nic {
     asked: [u64; 2],
 }
 
-impl Nic {
+impl WatchedNic {
     fn new(name: &str) -> Self {
         Self {
             name: name.to_owned(),
@@ -118,7 +118,7 @@ struct Watch {
     root: PathBuf,
     mailbox: Mailbox,
     config: ResidualConfig,
-    nics: Vec<Nic>,
+    nics: Vec<WatchedNic>,
     /// By port, what the scheduler said last.
     uses: Vec<PortUse>,
     /// By port, the rate that the scheduler was told last.
@@ -127,7 +127,7 @@ struct Watch {
 
 impl Watch {
     fn new(root: PathBuf, names: &[String], config: ResidualConfig, mailbox: Mailbox) -> Self {
-        let nics = names.iter().map(|name| Nic::new(name)).collect();
+        let nics = names.iter().map(|name| WatchedNic::new(name)).collect();
         Self { root, mailbox, config, nics, uses: Vec::new(), sent: Vec::new() }
     }
 
@@ -137,7 +137,7 @@ impl Watch {
         let is_off = self.config.mode == ResidualMode::Off;
         let counts: Vec<Option<NicCounts>> = match is_off {
             true => {
-                self.nics.iter_mut().for_each(|nic| *nic = Nic::new(&nic.name));
+                self.nics.iter_mut().for_each(|nic| *nic = WatchedNic::new(&nic.name));
                 vec![None; self.nics.len()]
             }
             false => self.nics.iter_mut().map(|nic| nic.read(&self.root, now)).collect(),
@@ -161,7 +161,7 @@ impl Watch {
         let (usage, answer) = mpsc::channel();
         let residuals: Vec<_> = self.nics.iter().flat_map(|nic| nic.told).collect();
         self.sent = rates;
-        if !self.mailbox.send(Command::Residual { residuals, usage }) {
+        if !self.mailbox.send(SchedulerCommand::Residual { residuals, usage }) {
             return None;
         }
         match answer.recv_timeout(ANSWER_MAX) {
@@ -179,7 +179,7 @@ impl Watch {
     }
 }
 
-impl Nic {
+impl WatchedNic {
     /// Updates the capacities by a reading of the counters and what permits used until then.
     fn take(&mut self, at: Time, config: ResidualConfig, counts: NicCounts, uses: &[PortUse]) {
         let Some(source) = &self.source else { return };

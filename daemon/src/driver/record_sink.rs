@@ -5,7 +5,7 @@ use laxity_shm::producer::SlotRef;
 use laxity_shm::record::{self, Garbage, Record};
 
 use super::intake::Intake;
-use super::trace::Seen;
+use super::trace::TracedEvent;
 use crate::clients::{ClientState, RecordOrigin};
 
 /// A protocol violation, for which the client is released.
@@ -98,7 +98,7 @@ impl Sink for RecordSink<'_> {
             hint => {
                 let (pid, domain) = (from.state.identity.pid, from.state.domain);
                 intake.hints.take(intake.now, domain, pid, &hint, &mut intake.ports);
-                intake.trace.note(intake.now, Seen::Hint(hint));
+                intake.trace.note(intake.now, TracedEvent::Hint(hint));
             }
         }
     }

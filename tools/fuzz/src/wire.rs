@@ -7,7 +7,7 @@
 
 use laxity_coordinator::cluster::{Cluster, ClusterPolicy, HostId, Settings, Taken};
 use laxity_coordinator::limits::Limits;
-use laxity_daemon::coordinator::assemble::{Assembled, OrderAssembler, Refused};
+use laxity_daemon::coordinator::assemble::{Assembled, OrderAssembler, RefusedOrders};
 use laxity_policy::{Span, Time};
 use laxity_wire::v1::{
     self, Capability, Direction, Epoch, Event, FromCoordinator, FromDaemon, Hello, Order, PortInfo,
@@ -203,7 +203,7 @@ impl World {
                 _ => {}
             }
         }
-        assert_eq!(assembler.refused(), Refused::default());
+        assert_eq!(assembler.refused(), RefusedOrders::default());
     }
 
     fn operate(&mut self, host: usize, packet: &[u8]) {
