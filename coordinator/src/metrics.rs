@@ -55,12 +55,12 @@ const RUN_SECONDS: (&str, &str) = (
 const UPKEEP_EVERY: Duration = Duration::from_secs(5);
 
 /// The HTTP endpoint of the metrics, bound and not yet served.
-pub(crate) struct Exporter {
+pub(crate) struct MetricsEndpoint {
     listener: HttpListener,
     page: PrometheusHandle,
 }
 
-impl Exporter {
+impl MetricsEndpoint {
     pub(crate) fn bind(address: SocketAddr) -> io::Result<Self> {
         let listener = HttpListener::bind(address)?;
         let recorder = PrometheusBuilder::new()

@@ -29,7 +29,7 @@ use tokio_util::either::Either;
 use tonic::transport::server::Connected;
 use tracing::{debug, warn};
 
-use super::access::{self, ConnectInfo, Peer};
+use super::access::{self, ConnectInfo, ProvenPeer};
 use crate::limits::Limits;
 use crate::tls::ServerTls;
 
@@ -90,7 +90,7 @@ impl Visit {
 }
 
 impl Connection {
-    fn new(io: Io, peer: Peer, slot: ConnectionSlot<IpAddr>, visit: Visit) -> Self {
+    fn new(io: Io, peer: ProvenPeer, slot: ConnectionSlot<IpAddr>, visit: Visit) -> Self {
         Self {
             io,
             info: ConnectInfo::new(peer),
@@ -236,7 +236,7 @@ pub(crate) fn accept(
             visit.enter();
             let _ = stream.set_nodelay(true);
             let Some(tls) = tls.clone() else {
-                let peer = Peer::Anyone(address);
+                let peer = ProvenPeer::Anyone(address);
                 let connection = Connection::new(Io::Left(stream), peer, slot, visit);
                 if sender.send(Ok(connection)).await.is_err() {
                     return;
@@ -301,7 +301,7 @@ async fn greet(
     let (_, session) = stream.get_ref();
     let leaf = session.peer_certificates().and_then(<[_]>::first);
     let roles = leaf.map_or_else(Vec::new, |leaf| access::roles(leaf));
-    let peer = Peer::Known(roles.into());
+    let peer = ProvenPeer::Known(roles.into());
     let io = Io::Right(Box::new(stream));
     Some(Connection::new(io, peer, slot, visit))
 }

@@ -5,7 +5,7 @@
 //! [`OrderAssembler`] must accept its orders. After all hosts have left, no state of them may be
 //! left.
 
-use laxity_coordinator::cluster::{Cluster, ClusterPolicy, HostId, Settings, Taken};
+use laxity_coordinator::cluster::{Cluster, ClusterPolicy, ClusterSettings, HostId, Taken};
 use laxity_coordinator::limits::Limits;
 use laxity_daemon::coordinator::assemble::{Assembled, OrderAssembler, RefusedOrders};
 use laxity_policy::{Span, Time};
@@ -98,7 +98,7 @@ impl World {
             events_per_report_max: 64,
             ..Limits::default()
         };
-        let settings = Settings { limits, host_grace: GRACE, ..Settings::default() };
+        let settings = ClusterSettings { limits, host_grace: GRACE, ..ClusterSettings::default() };
         let now = Time(1 << 40);
         let cluster = Cluster::new(now, settings, ClusterPolicy::default(), TERM);
         let mut world = Self {
