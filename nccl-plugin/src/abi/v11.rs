@@ -5,7 +5,7 @@ use core::mem::offset_of;
 
 use super::connections::{connect_context, init_context, listen_context};
 use super::table::{ConnectContext, ContextSlots, Fields, Flags, InitContext, IrecvProfiled};
-use super::table::{IsendProfiled, Limits, ListenContext, Net, Properties, RegMr, Version};
+use super::table::{IsendProfiled, ListenContext, Net, NicLimits, Properties, RegMr, Version};
 use super::transfers::{irecv_profiled, isend_profiled, reg_mr};
 use crate::backend::Device;
 
@@ -23,7 +23,7 @@ pub type V11 = ContextVersion<4, 0>;
 #[repr(C)]
 #[derive(Debug)]
 pub struct ExtraFields<const DEVICES: usize, const IDS: usize> {
-    limits: Limits<DEVICES>,
+    limits: NicLimits<DEVICES>,
     max_multi_request_size: c_int,
     /// The rail and the plane, since v12.
     ids: [i16; IDS],
@@ -31,7 +31,7 @@ pub struct ExtraFields<const DEVICES: usize, const IDS: usize> {
 
 impl<const DEVICES: usize, const IDS: usize> Fields for ExtraFields<DEVICES, IDS> {
     fn of(device: &Device, number: c_int) -> Self {
-        let limits = Limits::of(device, number);
+        let limits = NicLimits::of(device, number);
         Self { limits, max_multi_request_size: 1, ids: [UNKNOWN; IDS] }
     }
 }

@@ -155,15 +155,15 @@ const COPIED: u8 = 1;
 
 /// Memory for the control message of a report.
 #[repr(C, align(8))]
-struct Control([u8; 128]);
+struct ControlBuffer([u8; 128]);
 
 /// Takes one report from the error queue.
 pub(super) fn released(stream: &TcpStream) -> Option<Released> {
-    let mut control = Control([0; 128]);
+    let mut control = ControlBuffer([0; 128]);
     // SAFETY: plain data, all of which may be zero.
     let mut message: libc::msghdr = unsafe { core::mem::zeroed() };
     message.msg_control = (&raw mut control).cast();
-    message.msg_controllen = size_of::<Control>();
+    message.msg_controllen = size_of::<ControlBuffer>();
     let flags = libc::MSG_ERRQUEUE | libc::MSG_DONTWAIT;
     // SAFETY: the message and its control buffer live as long as the call.
     if unsafe { libc::recvmsg(stream.as_raw_fd(), &raw mut message, flags) } < 0 {
