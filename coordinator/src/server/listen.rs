@@ -16,8 +16,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use laxity_listen::{AcceptErrors, ConnectionSlot, ConnectionSlots, LineLimit};
-use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use laxity_listen::{AcceptErrors, ConnectionSlot, ConnectionSlots, LineLimit, descriptors_max};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
@@ -174,22 +173,6 @@ impl AsyncWrite for Connection {
     }
 }
 
-/// Raises the soft limit of open files to the hard limit, and returns the resulting limit.
-fn descriptors() -> usize {
-    let limit = match getrlimit(Resource::RLIMIT_NOFILE) {
-        Ok((soft, hard)) if soft < hard => {
-            let raised = setrlimit(Resource::RLIMIT_NOFILE, hard, hard);
-            raised.map_or(soft, |()| hard)
-        }
-        Ok((soft, _)) => soft,
-        Err(error) => {
-            warn!(%error, "cannot read the limit of open files");
-            1024
-        }
-    };
-    usize::try_from(limit).unwrap_or(usize::MAX)
-}
-
 /// Accepts connections until the receiver is dropped.
 pub(crate) fn accept(
     listener: TcpListener,
@@ -197,7 +180,7 @@ pub(crate) fn accept(
     limits: Limits,
 ) -> ReceiverStream<io::Result<Connection>> {
     let (sender, receiver) = mpsc::channel(16);
-    let (wanted, descriptors) = (limits.connections_max, descriptors());
+    let (wanted, descriptors) = (limits.connections_max, descriptors_max());
     let limits = limits.within(descriptors);
     if limits.connections_max < wanted {
         warn!(
