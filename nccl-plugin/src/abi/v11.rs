@@ -1,4 +1,5 @@
-//! Version 11, of NCCL 2.28 and 2.29: a context per communicator with attributes.
+//! Version 11, of NCCL 2.28 and 2.29: a context per communicator with attributes. Version 12, of
+//! NCCL 2.30 to 2.32, adds wider virtual devices, rails and planes.
 
 use core::ffi::c_int;
 use core::mem::offset_of;
@@ -18,6 +19,8 @@ pub struct ContextVersion<const DEVICES: usize, const IDS: usize>;
 
 /// Version 11 of the network interface.
 pub type V11 = ContextVersion<4, 0>;
+/// Version 12 of the network interface.
+pub type V12 = ContextVersion<8, 2>;
 
 /// Fields of the properties after `netDeviceVersion`.
 #[repr(C)]
@@ -58,10 +61,16 @@ impl<const DEVICES: usize, const IDS: usize> Version for ContextVersion<DEVICES,
 
 const _: () = {
     assert!(size_of::<Properties<V11>>() == 112);
+    assert!(size_of::<Properties<V12>>() == 128);
     assert!(offset_of!(Properties<V11>, latency_us) == 44);
+    assert!(offset_of!(Properties<V12>, latency_us) == 44);
     assert!(offset_of!(Properties<V11>, rest) == 64);
+    assert!(offset_of!(Properties<V12>, rest) == 64);
     assert!(size_of::<Net<V11>>() == 22 * size_of::<usize>());
+    assert!(size_of::<Net<V12>>() == 22 * size_of::<usize>());
 };
 
 #[unsafe(no_mangle)]
 pub static ncclNetPlugin_v11: Net<V11> = Net::TABLE;
+#[unsafe(no_mangle)]
+pub static ncclNetPlugin_v12: Net<V12> = Net::TABLE;
