@@ -64,7 +64,7 @@ impl Config {
             match read {
                 Some(bytes_per_s) => nic.rate = NicRate { bytes_per_s, origin: RateOrigin::Kernel },
                 None if nic.rate.origin == RateOrigin::Open => {
-                    nic.rate.origin = RateOrigin::Unknown
+                    nic.rate.origin = RateOrigin::Unknown;
                 }
                 None => {}
             }

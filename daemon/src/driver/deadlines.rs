@@ -16,8 +16,7 @@ pub struct Deadlines {
     pub slo: Option<Span>,
     known: HashMap<RequestId, KnownDeadline>,
     members: HashMap<BatchId, HashSet<RequestId>>,
-    /// Requests in the order of their first record. An entry is outdated if `KnownDeadline::sight`
-    /// differs.
+    /// Requests by their first record. An entry is outdated if `KnownDeadline::sight` differs.
     ages: VecDeque<(RequestId, u64)>,
     sights: u64,
 }

@@ -46,7 +46,8 @@ impl Slots {
     }
 
     pub(super) fn complete(&mut self, post: u64, sizes: SmallVec<[usize; GROUP_MAX]>) {
-        let waits = |slot: &&mut RequestSlot| matches!(slot, RequestSlot::Pending(number) if *number == post);
+        let waits =
+            |slot: &&mut RequestSlot| matches!(slot, RequestSlot::Pending(at) if *at == post);
         if let Some(slot) = self.slots.iter_mut().find(waits) {
             *slot = RequestSlot::Done(sizes);
         }

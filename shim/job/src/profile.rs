@@ -84,8 +84,7 @@ pub struct QueuePairSettings {
     /// The stage whose class a queue pair gets when it goes INIT→RTR.
     #[serde(deserialize_with = "file::stage")]
     pub stage: Stage,
-    /// Traffic class that the library sets by default. [`QueuePairSettings::is_pin`] compares with
-    /// it.
+    /// The library's default traffic class. [`QueuePairSettings::is_pin`] compares with it.
     #[serde(deserialize_with = "file::traffic_class")]
     pub default_traffic_class: u8,
     /// Environment variables by which an operator pins a class.

@@ -20,7 +20,7 @@ use laxity_job::{Job, symbol};
 use parking_lot::{Condvar, Mutex, RwLock};
 
 use crate::abi::{EnginePtr, WRITE};
-use crate::batch::{self, TransferBatch};
+use crate::batch::{self, BatchState, TransferBatch};
 use crate::engines::{Engines, Handling};
 use crate::report;
 use crate::runs::Run;
@@ -177,11 +177,7 @@ impl Hub {
     }
 
     /// Adds a batch to the thread's list. Its state is locked.
-    pub(crate) fn attend(
-        &'static self,
-        batch: &Arc<TransferBatch>,
-        state: &mut crate::batch::BatchState,
-    ) {
+    pub(crate) fn attend(&'static self, batch: &Arc<TransferBatch>, state: &mut BatchState) {
         if state.is_idle() || state.listed {
             return;
         }

@@ -89,10 +89,8 @@ pub(super) fn fetched(fetch: u64) -> Kind {
 
 impl World {
     pub(super) fn new() -> Self {
-        Self::with(ClusterSettings {
-            host_grace: Span::from_millis(100),
-            ..ClusterSettings::default()
-        })
+        let host_grace = Span::from_millis(100);
+        Self::with(ClusterSettings { host_grace, ..ClusterSettings::default() })
     }
 
     pub(super) fn with(settings: ClusterSettings) -> Self {
