@@ -47,11 +47,11 @@ use laxity_policy::config::InvalidConfig;
 use laxity_policy::{Span, Time};
 use laxity_wire::v1::{self, FromCoordinator};
 
-pub use self::ended::Ended;
+pub use self::ended::EndedRequests;
 pub use self::host::HostId;
 pub use self::policy::{ClusterPolicy, PolicyError};
 
-use self::fetches::Fetches;
+use self::fetches::ClusterFetches;
 use self::hosts::Hosts;
 use self::policy::Revisions;
 use self::workload::Workload;
@@ -66,7 +66,7 @@ const REQUEST_WORK: usize = 4;
 const REST: u64 = 1;
 
 #[derive(Clone, Debug, Default)]
-pub struct Settings {
+pub struct ClusterSettings {
     pub limits: Limits,
     /// Sets of hosts that share ids.
     pub tenants: Tenants,
@@ -115,7 +115,7 @@ pub struct ClusterCounters {
     /// Orders that were merged into a later one because the host had not read them.
     pub coalesced_orders: u64,
     pub refused_hellos: u64,
-    pub ended: Ended,
+    pub ended: EndedRequests,
 }
 
 /// Counts since the last [`Cluster::summary`].
@@ -130,13 +130,13 @@ struct Since {
 /// The coordinator's model of the cluster. See the module documentation.
 #[derive(Debug)]
 pub struct Cluster {
-    settings: Settings,
+    settings: ClusterSettings,
     term: u64,
     sequence: u64,
     revisions: Revisions,
     hosts: Hosts,
     workload: Workload,
-    fetches: Fetches,
+    fetches: ClusterFetches,
     /// When to answer reports for which admission makes no run of its own.
     settle_at: Option<Time>,
     rested_at: Time,
@@ -145,7 +145,7 @@ pub struct Cluster {
     work: usize,
 }
 
-fn admission_config(policy: &ClusterPolicy, settings: &Settings) -> AdmissionConfig {
+fn admission_config(policy: &ClusterPolicy, settings: &ClusterSettings) -> AdmissionConfig {
     let limits = &settings.limits;
     AdmissionConfig {
         drop_budget: policy.drop_budget,
@@ -168,7 +168,7 @@ impl Cluster {
     /// first.
     pub fn new(
         now: Time,
-        settings: Settings,
+        settings: ClusterSettings,
         policy: ClusterPolicy,
         term: u64,
     ) -> Result<Self, InvalidConfig> {
@@ -180,7 +180,7 @@ impl Cluster {
             sequence: 0,
             revisions: Revisions::new(policy, now),
             workload: Workload::new(admission),
-            fetches: Fetches::default(),
+            fetches: ClusterFetches::default(),
             settle_at: None,
             rested_at: Time::ZERO,
             since: Since::default(),

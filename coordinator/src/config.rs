@@ -9,7 +9,7 @@ use laxity_wire::v1;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::cluster::{ClusterPolicy, PolicyError, Settings};
+use crate::cluster::{ClusterPolicy, ClusterSettings, PolicyError};
 use crate::election::config::EtcdConfig;
 use crate::limits::Limits;
 pub use crate::nonsense::Nonsense;
@@ -288,8 +288,8 @@ impl Config {
 
     /// Returns the settings that the cluster model gets.
     #[must_use]
-    pub fn settings(&self) -> Settings {
-        Settings {
+    pub fn settings(&self) -> ClusterSettings {
+        ClusterSettings {
             limits: self.limits.clone(),
             tenants: Tenants::new(self.tenant.clone()),
             heartbeat: Span(self.heartbeat.0),

@@ -12,7 +12,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use anyhow::Context;
 use clap::Parser;
 use laxity_coordinator::config::{Config, LogFormat};
-use laxity_coordinator::server::{Coordinator, Handle};
+use laxity_coordinator::server::{Coordinator, CoordinatorHandle};
 use sd_notify::NotifyState;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing::{debug, info, warn};
@@ -200,13 +200,13 @@ async fn tick(period: Option<std::time::Duration>) {
     }
 }
 
-fn stop(handle: &Handle) {
+fn stop(handle: &CoordinatorHandle) {
     notify(&[NotifyState::Stopping]);
     info!("laxity-coordinator stops");
     handle.stop();
 }
 
-fn reread(arguments: &Arguments, handle: &Handle, set_log: &SetLog) {
+fn reread(arguments: &Arguments, handle: &CoordinatorHandle, set_log: &SetLog) {
     if let Ok(now) = NotifyState::monotonic_usec_now() {
         notify(&[NotifyState::Reloading, now]);
     }

@@ -5,7 +5,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use laxity_listen::http::{Limits, Listener, rendered};
+use laxity_listen::http::{HttpLimits, HttpListener, rendered};
 use laxity_policy::admission::AdmissionCounters;
 use metrics::{counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
@@ -55,14 +55,14 @@ const RUN_SECONDS: (&str, &str) = (
 const UPKEEP_EVERY: Duration = Duration::from_secs(5);
 
 /// The HTTP endpoint of the metrics, bound and not yet served.
-pub(crate) struct Exporter {
-    listener: Listener,
+pub(crate) struct MetricsEndpoint {
+    listener: HttpListener,
     page: PrometheusHandle,
 }
 
-impl Exporter {
+impl MetricsEndpoint {
     pub(crate) fn bind(address: SocketAddr) -> io::Result<Self> {
-        let listener = Listener::bind(address)?;
+        let listener = HttpListener::bind(address)?;
         let recorder = PrometheusBuilder::new()
             .set_buckets_for_metric(Matcher::Full(RUN_SECONDS.0.into()), &RUN_EDGES_S)
             .map_err(io::Error::other)?
@@ -82,7 +82,7 @@ impl Exporter {
     pub(crate) async fn serve(self) {
         let page = self.page.clone();
         let serving =
-            self.listener.serve("metrics", Limits::METRICS, rendered(move || page.render()));
+            self.listener.serve("metrics", HttpLimits::METRICS, rendered(move || page.render()));
         let upkeep = async {
             loop {
                 tokio::time::sleep(UPKEEP_EVERY).await;

@@ -35,7 +35,7 @@ use crate::cluster::Cluster;
 use crate::config::Config;
 use crate::election::{self, EtcdError, Store};
 use crate::lead::Lead;
-use crate::metrics::{self, Exporter};
+use crate::metrics::{self, MetricsEndpoint};
 use crate::nonsense::Nonsense;
 use crate::shared::Shared;
 use crate::tls::{ServerTls, TlsError};
@@ -93,18 +93,18 @@ pub struct Coordinator {
     shared: Arc<Shared>,
     stop: watch::Sender<bool>,
     listener: TcpListener,
-    exporter: Option<Exporter>,
+    exporter: Option<MetricsEndpoint>,
     web: Option<Web>,
 }
 
 /// Controls a coordinator that runs.
 #[derive(Clone)]
-pub struct Handle {
+pub struct CoordinatorHandle {
     shared: Arc<Shared>,
     stop: watch::Sender<bool>,
 }
 
-impl Handle {
+impl CoordinatorHandle {
     /// Says goodbye to all daemons and ends [`Coordinator::run`].
     pub fn stop(&self) {
         self.stop.send_replace(true);
@@ -152,7 +152,7 @@ impl Coordinator {
             .map_err(ServerError::Invalid)?;
         let exporter = config
             .metrics_address()
-            .map(|address| Exporter::bind(address).map_err(taken("metrics", address)));
+            .map(|address| MetricsEndpoint::bind(address).map_err(taken("metrics", address)));
         let exporter = exporter.transpose()?;
         let tls = config.tls.as_ref().map(ServerTls::new).transpose()?;
         let store = config.etcd.as_ref().map(Store::new).transpose()?;
@@ -191,11 +191,11 @@ impl Coordinator {
     }
 
     /// Returns a handle that stops the coordinator or changes its configuration.
-    pub fn handle(&self) -> Handle {
-        Handle { shared: Arc::clone(&self.shared), stop: self.stop.clone() }
+    pub fn handle(&self) -> CoordinatorHandle {
+        CoordinatorHandle { shared: Arc::clone(&self.shared), stop: self.stop.clone() }
     }
 
-    /// Serves until [`Handle::stop`].
+    /// Serves until [`CoordinatorHandle::stop`].
     ///
     /// # Errors
     /// Returns [`ServerError::Serve`] or [`ServerError::Reflection`].
@@ -204,13 +204,14 @@ impl Coordinator {
         let config = shared.config();
         warn_of_open_addresses(&config);
         let bytes_max = config.limits.message_bytes_max;
-        let coordination = CoordinationServer::new(attend::Service::new(Arc::clone(&shared)))
-            .max_decoding_message_size(bytes_max);
-        let operator = OperatorServer::new(operator::Service::new(Arc::clone(&shared)))
+        let coordination =
+            CoordinationServer::new(attend::CoordinationService::new(Arc::clone(&shared)))
+                .max_decoding_message_size(bytes_max);
+        let operator = OperatorServer::new(operator::OperatorService::new(Arc::clone(&shared)))
             .max_decoding_message_size(bytes_max);
         let (health, health_service) = tonic_health::server::health_reporter();
-        health.set_serving::<CoordinationServer<attend::Service>>().await;
-        health.set_serving::<OperatorServer<operator::Service>>().await;
+        health.set_serving::<CoordinationServer<attend::CoordinationService>>().await;
+        health.set_serving::<OperatorServer<operator::OperatorService>>().await;
         let reflection = tonic_reflection::server::Builder::configure()
             .register_encoded_file_descriptor_set(DESCRIPTORS)
             .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)

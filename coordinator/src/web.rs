@@ -23,7 +23,7 @@ use hyper::body::{Bytes, Incoming};
 use hyper::header::{HOST, HeaderValue};
 use hyper::http::uri::Authority;
 use hyper::{Method, Request, Response, StatusCode, header};
-use laxity_listen::http::{Answer, Limits, Listener};
+use laxity_listen::http::{Answer, HttpLimits, HttpListener};
 use laxity_wire::v1;
 use serde::Serialize;
 
@@ -35,7 +35,7 @@ const STYLE: &str = include_str!("web/page.css");
 const SCRIPT: &str = include_str!("web/page.js");
 
 /// Limits of the browsers' connections. A browser whose connection is closed opens a new one.
-const LIMITS: Limits = Limits {
+const LIMITS: HttpLimits = HttpLimits {
     connections_max: 64,
     head_max: Duration::from_secs(10),
     connection_max: Duration::from_secs(120),
@@ -56,12 +56,12 @@ require-trusted-types-for 'script'; trusted-types 'none'";
 
 /// The web page's bound address.
 pub(crate) struct Web {
-    listener: Listener,
+    listener: HttpListener,
 }
 
 impl Web {
     pub(crate) fn bind(address: SocketAddr) -> io::Result<Self> {
-        let listener = Listener::bind(address)?;
+        let listener = HttpListener::bind(address)?;
         Ok(Self { listener })
     }
 

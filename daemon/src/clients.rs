@@ -113,7 +113,7 @@ pub struct ClientState {
     pub ports: Box<[OnWire]>,
     /// Whether the client was ever in mode `observe`, so that observed records may still arrive.
     pub may_observe: bool,
-    pub lanes: Lanes,
+    pub lanes: ClientLanes,
     /// The address of each of the client's peers and its number in links, by the number that the
     /// client's flows use. Zeroes mean none.
     pub peers: Option<Box<[KnownPeer; 256]>>,
@@ -166,12 +166,12 @@ impl ClientState {
 
 /// The states of a client's lanes that sent a record.
 #[derive(Debug)]
-pub struct Lanes {
+pub struct ClientLanes {
     lanes: Vec<Option<Box<LaneState>>>,
     slots: usize,
 }
 
-impl Lanes {
+impl ClientLanes {
     /// Returns the state of `lane` and creates it at the first call.
     #[inline]
     pub fn at(&mut self, lane: u16) -> &mut LaneState {
@@ -211,7 +211,7 @@ pub struct RecordOrigin<'a> {
 
 /// An attached client, with its state and its memory.
 #[derive(Debug)]
-pub struct Client {
+pub struct AttachedClient {
     pub state: ClientState,
     pub served: RegionConsumer,
     /// Consecutive scans without a record.
@@ -223,7 +223,7 @@ pub struct Client {
     pub lanes: usize,
 }
 
-impl Client {
+impl AttachedClient {
     /// Makes a client of `newcomer` on a host with `ports` ports.
     pub fn new(newcomer: PendingClient, now: Time, flows_max: usize, ports: usize) -> Self {
         let PendingClient { identity, served } = newcomer;
@@ -245,7 +245,7 @@ impl Client {
                 completed: Time::ZERO,
                 ports: vec![OnWire::default(); ports].into(),
                 may_observe: false,
-                lanes: Lanes { lanes: Vec::new(), slots },
+                lanes: ClientLanes { lanes: Vec::new(), slots },
                 waiting: 0,
                 quarantined_lanes: 0,
                 released: false,
@@ -268,11 +268,7 @@ impl Client {
         self.mode = daemon.min(self.state.identity.mode);
         self.state.may_observe |= self.mode == Mode::Observe;
         self.set_room();
-        let mut raise = match self.mode {
-            Mode::Off => attention::OFF,
-            Mode::Observe => attention::OBSERVE,
-            Mode::Enforce => 0,
-        };
+        let mut raise = self.mode.attention();
         if bypass {
             raise |= attention::BYPASS;
         }
@@ -362,7 +358,7 @@ mod tests {
         };
         let newcomer = PendingClient::new(identity, Geometry::default(), false).expect("a region");
         let region = Arc::clone(newcomer.served.region());
-        let mut client = Client::new(newcomer, Time::ZERO, 10, 2);
+        let mut client = AttachedClient::new(newcomer, Time::ZERO, 10, 2);
         region.header().set_claimed(0, true);
         client.served.refresh();
         let memory = LaneMemory::mapped(&region, 0).expect("a lane");

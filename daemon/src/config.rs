@@ -20,11 +20,12 @@ use std::path::PathBuf;
 use laxity_policy::config::Granularity;
 use laxity_policy::{LinkConfig, PolicyKind, Span};
 use laxity_quantity::{Bytes, Nanos};
-use laxity_shm::layout;
 use laxity_shm::marking::Marking;
 use serde::{Deserialize, Serialize};
 
 use crate::domains::TrustScope;
+
+pub use laxity_shm::layout::Mode;
 
 pub use self::coordinator::CoordinatorConfig;
 pub use self::error::{ConfigError, FILE_DEFAULT};
@@ -33,46 +34,6 @@ pub use self::residual::{ResidualConfig, ResidualMode};
 
 /// Maximum number of NICs. A record has one byte for the NIC, and clients index tables by it.
 pub const NICS_MAX: usize = 64;
-
-/// How far Laxity takes part in the transfers of this host.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Mode {
-    /// Clients send without the daemon.
-    Off,
-    /// The daemon accounts for transfers and does not delay them.
-    Observe,
-    /// Clients send only with permits.
-    #[default]
-    Enforce,
-}
-
-impl Mode {
-    /// Returns the mode's name in files and reports.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Off => "off",
-            Self::Observe => "observe",
-            Self::Enforce => "enforce",
-        }
-    }
-
-    /// Returns the mode that is called `name`.
-    pub fn from_name(name: &str) -> Option<Self> {
-        [Self::Off, Self::Observe, Self::Enforce].into_iter().find(|mode| mode.name() == name)
-    }
-}
-
-impl From<layout::Mode> for Mode {
-    fn from(mode: layout::Mode) -> Self {
-        match mode {
-            layout::Mode::Off => Self::Off,
-            layout::Mode::Observe => Self::Observe,
-            layout::Mode::Enforce => Self::Enforce,
-        }
-    }
-}
 
 /// The format of log lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
@@ -90,6 +51,7 @@ pub enum LogFormat {
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
     /// How far Laxity takes part.
+    #[serde(with = "names::mode_name")]
     pub mode: Mode,
     /// The policy of all ports.
     #[serde(with = "names::policy_name")]

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use laxity_listen::http::Listener;
+use laxity_listen::http::HttpListener;
 use sd_notify::NotifyState;
 use thiserror::Error;
 use tokio::net::UnixListener;
@@ -25,7 +25,7 @@ use crate::coordinator::exchange::CoordinatorExchange;
 use crate::coordinator::stream::StreamTask;
 use crate::descriptors::TooFew;
 use crate::driver::{Driver, DriverError};
-use crate::mailbox::{Command, LOOK_EVERY, LOOKS_MAX, Mailbox, SnapshotSlot, mailbox};
+use crate::mailbox::{LOOK_EVERY, LOOKS_MAX, Mailbox, SchedulerCommand, SnapshotSlot, mailbox};
 use crate::metrics::Exporter;
 use crate::service::{SchedulerHandle, Service, SetLog, Source};
 use crate::sockets::{self, BindError, Bound};
@@ -109,7 +109,7 @@ struct Exporting {
     exporter: Exporter,
     address: SocketAddr,
     /// `None` while something else has the address.
-    listener: Option<Listener>,
+    listener: Option<HttpListener>,
 }
 
 /// The time between attempts to bind the metrics address.
@@ -119,7 +119,7 @@ const BIND_EVERY: Duration = Duration::from_secs(5);
 /// daemon warns, and binds it later.
 fn exporting(address: SocketAddr) -> Result<Exporting, DaemonError> {
     let exporter = Exporter::new().map_err(|error| io::Error::other(error.to_string()))?;
-    let bound = Listener::bind(address).inspect_err(|cause| {
+    let bound = HttpListener::bind(address).inspect_err(|cause| {
         let remedy = sockets::way_out(cause, "set another address, or \"\" for none");
         warn!(
             "cannot serve metrics at {address}: {cause}; {remedy} (`metrics` in the \
@@ -130,13 +130,13 @@ fn exporting(address: SocketAddr) -> Result<Exporting, DaemonError> {
 }
 
 /// Returns the listener as soon as its address is free.
-async fn bound(address: SocketAddr, listener: Option<Listener>) -> Listener {
+async fn bound(address: SocketAddr, listener: Option<HttpListener>) -> HttpListener {
     if let Some(listener) = listener {
         return listener;
     }
     loop {
         tokio::time::sleep(BIND_EVERY).await;
-        if let Ok(listener) = Listener::bind(address) {
+        if let Ok(listener) = HttpListener::bind(address) {
             info!(%address, "metrics are served now");
             return listener;
         }
@@ -169,7 +169,7 @@ impl Daemon {
             let path = path.to_owned();
             move |cause| DaemonError::Listen { path, key, cause }
         };
-        let mut passed = sockets::Passed::take();
+        let mut passed = sockets::PassedSockets::take();
         let (registration, registration_path) =
             sockets::bind_registration(&config.socket, config.access.socket_mode, &mut passed)
                 .map_err(fail("socket", &config.socket))?;
@@ -186,7 +186,7 @@ impl Daemon {
         let config_in_force = Arc::clone(&config);
         let service = Arc::new(Service::new(config_in_force, source, set_log, scheduler, room));
         if service.is_bypassed() {
-            mailbox.send(Command::Bypass(true));
+            mailbox.send(SchedulerCommand::Bypass(true));
         }
         Ok(Self {
             config,
@@ -281,7 +281,7 @@ impl Daemon {
             task.abort();
         }
         drop(self.registration_path);
-        self.mailbox.send(Command::Stop { handover });
+        self.mailbox.send(SchedulerCommand::Stop { handover });
         let joined = tokio::task::spawn_blocking(move || scheduler.join()).await;
         drop(self.control_path);
         tasks[0].abort();
@@ -402,7 +402,7 @@ async fn watch_over(mailbox: Mailbox, snapshot_slot: Arc<SnapshotSlot>, period: 
     let mut ticks = tokio::time::interval(period / 2);
     loop {
         let before = snapshot_slot.signs_of_life();
-        mailbox.send(Command::Publish);
+        mailbox.send(SchedulerCommand::Publish);
         ticks.tick().await;
         if snapshot_slot.signs_of_life() == before {
             // A busy scheduler may need longer than the first interval, and the next check is half

@@ -4,11 +4,9 @@
 //! opens (a configuration, a marker). So everything that takes descriptors is bounded, and the sum
 //! of the bounds is below the limit of open files.
 
-use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use tracing::warn;
+use laxity_listen::{descriptors_max, http::HttpLimits};
 
 use crate::{control, registration};
-use laxity_listen::http::Limits;
 
 /// Descriptors of one client: its socket, its memory and its eventfd.
 const PER_CLIENT: usize = 3;
@@ -25,7 +23,7 @@ pub struct TooFew {
 
 /// Returns the number of descriptors that are not for attached clients.
 fn reserve() -> usize {
-    OWN + control::CONNECTIONS_MAX + Limits::METRICS.connections_max + registration::PENDING_MAX
+    OWN + control::CONNECTIONS_MAX + HttpLimits::METRICS.connections_max + registration::PENDING_MAX
 }
 
 /// Raises the limit of open files as far as possible and returns the number of clients it allows.
@@ -33,28 +31,7 @@ fn reserve() -> usize {
 /// # Errors
 /// The limit leaves no room for one client.
 pub fn room_for_clients() -> Result<usize, TooFew> {
-    let limit = match getrlimit(Resource::RLIMIT_NOFILE) {
-        Ok((soft, hard)) if soft < hard => {
-            let raised = setrlimit(Resource::RLIMIT_NOFILE, hard, hard);
-            raised.map_or(soft, |()| hard)
-        }
-        Ok((soft, _)) => soft,
-        // The unit's filter of system calls may forbid `getrlimit`. `/proc` has the same answer.
-        Err(error) => std::fs::read_to_string("/proc/self/limits")
-            .ok()
-            .and_then(|limits| soft_limit(&limits))
-            .unwrap_or_else(|| {
-                warn!(%error, "cannot read the limit of open files; 1024 is assumed");
-                1024
-            }),
-    };
-    room_within(usize::try_from(limit).unwrap_or(usize::MAX))
-}
-
-/// Returns the soft limit of open files from the text of `/proc/PID/limits`.
-fn soft_limit(limits: &str) -> Option<u64> {
-    let line = limits.lines().find_map(|line| line.strip_prefix("Max open files"))?;
-    line.split_whitespace().next()?.parse().ok()
+    room_within(descriptors_max())
 }
 
 fn room_within(limit: usize) -> Result<usize, TooFew> {
@@ -67,13 +44,6 @@ fn room_within(limit: usize) -> Result<usize, TooFew> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn proc_has_the_limit_that_the_system_call_gives() {
-        let limits = std::fs::read_to_string("/proc/self/limits").expect("Linux has it");
-        let (soft, _) = getrlimit(Resource::RLIMIT_NOFILE).expect("a limit");
-        assert_eq!(soft_limit(&limits), Some(soft));
-    }
 
     #[test]
     fn the_default_number_of_clients_fits_the_limit_that_linux_has_for_services() {

@@ -64,7 +64,7 @@ impl std::fmt::Display for Domain {
 
 /// A domain with a number.
 #[derive(Clone, Copy, Debug)]
-struct Known {
+struct KnownDomain {
     domain: Domain,
     clients: usize,
     /// The number of attachments when its last client left.
@@ -74,7 +74,7 @@ struct Known {
 /// The numbers of the domains that have clients, or had some lately.
 #[derive(Debug, Default)]
 pub struct Domains {
-    known: Vec<Known>,
+    known: Vec<KnownDomain>,
     attachments: u64,
 }
 
@@ -88,7 +88,7 @@ impl Domains {
         let (at, is_other) = match own {
             Some(at) => (at, false),
             None if self.known.len() < DOMAINS_MAX => {
-                self.known.push(Known { domain, clients: 0, left });
+                self.known.push(KnownDomain { domain, clients: 0, left });
                 (self.known.len() - 1, false)
             }
             None => {
@@ -100,7 +100,7 @@ impl Domains {
             }
         };
         if is_other {
-            self.known[at] = Known { domain, clients: 0, left };
+            self.known[at] = KnownDomain { domain, clients: 0, left };
         }
         self.known[at].clients += 1;
         (DomainId(at as u8), is_other)

@@ -55,7 +55,7 @@ use laxity_shm::sleep::{current_cpu, now_ns};
 use laxity_shm::sync::heavy_fence;
 use tracing::{debug, info, warn};
 
-use crate::clients::{BUDGET, Client};
+use crate::clients::{AttachedClient, BUDGET};
 use crate::config::Config;
 use crate::coordinator::exchange::CoordinatorExchange;
 use crate::domains::Domains;
@@ -108,7 +108,7 @@ pub struct Driver {
     inbox: Inbox,
     config: Arc<Config>,
     intake: Intake,
-    clients: Vec<Option<Client>>,
+    clients: Vec<Option<AttachedClient>>,
     /// Which DSCPs the NICs treat alike.
     treatments: Treatments,
     domains: Domains,
@@ -116,7 +116,7 @@ pub struct Driver {
     domain_records: DomainRecords,
     publisher: Publisher,
     poller: Poller,
-    spin: Spin,
+    spin: SleepRule,
     silence: SilenceWatch,
     overdue: OverdueWatch,
     last_heartbeat: Time,
@@ -128,7 +128,7 @@ pub struct Driver {
 
 /// The rule by which the thread sleeps and yields its core.
 #[derive(Debug)]
-struct Spin {
+struct SleepRule {
     /// How long the thread spins after the last record.
     span: Span,
     /// When the last record came that a client waits on.
@@ -136,7 +136,7 @@ struct Spin {
     woke_client: Time,
 }
 
-impl Spin {
+impl SleepRule {
     /// Reports whether the thread has spun long enough to sleep.
     fn is_over(&self, now: Time) -> bool {
         now.since(self.active) >= self.span
@@ -169,7 +169,7 @@ impl Driver {
                 counters: LoopCounters::default(),
                 wakes: Vec::new(),
                 quiet: 0,
-                trust: trust::Trust::default(),
+                trust: trust::OwnerTrust::default(),
                 holding: false,
                 credit: CreditConditions::new(now),
                 bypass: false,
@@ -184,7 +184,7 @@ impl Driver {
             domain_records: DomainRecords::new(),
             publisher: Publisher::new(slot),
             poller,
-            spin: Spin { span: Span::ZERO, active: now, woke_client: Time::ZERO },
+            spin: SleepRule { span: Span::ZERO, active: now, woke_client: Time::ZERO },
             silence: SilenceWatch::new(now),
             overdue: OverdueWatch::new(now),
             last_heartbeat: Time::ZERO,

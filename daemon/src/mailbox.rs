@@ -1,7 +1,7 @@
 //! Messages between the scheduler thread and the rest of the daemon.
 //!
-//! Inwards, a channel carries [`Command`]s. A doorbell announces them: a flag that an awake
-//! scheduler reads once a turn, and an eventfd that wakes a sleeping one. Outwards, a
+//! Inwards, a channel carries [`SchedulerCommand`]s. A doorbell announces them: a flag that an
+//! awake scheduler reads once a turn, and an eventfd that wakes a sleeping one. Outwards, a
 //! [`SnapshotSlot`] holds the latest snapshot. A busy scheduler makes no system call for it. The
 //! reader polls while there are new snapshots, and the scheduler wakes it only after a pause.
 
@@ -24,7 +24,7 @@ use crate::stats::{PortResidual, PortUse, Snapshot};
 pub const ANSWER_MAX: Duration = Duration::from_secs(2);
 
 #[derive(Debug)]
-pub enum Command {
+pub enum SchedulerCommand {
     Attach {
         /// The process, with its memory.
         newcomer: Box<PendingClient>,
@@ -65,7 +65,7 @@ pub enum Command {
 /// The sending end. It is cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Mailbox {
-    commands: mpsc::Sender<Command>,
+    commands: mpsc::Sender<SchedulerCommand>,
     doorbell: Arc<Doorbell>,
 }
 
@@ -79,7 +79,7 @@ pub struct Doorbell {
 /// The scheduler's receiving end.
 #[derive(Debug)]
 pub struct Inbox {
-    commands: mpsc::Receiver<Command>,
+    commands: mpsc::Receiver<SchedulerCommand>,
     doorbell: Arc<Doorbell>,
 }
 
@@ -99,7 +99,7 @@ pub fn mailbox() -> nix::Result<(Mailbox, Inbox)> {
 
 impl Mailbox {
     /// Sends `command`. Returns false if the scheduler has ended.
-    pub fn send(&self, command: Command) -> bool {
+    pub fn send(&self, command: SchedulerCommand) -> bool {
         if self.commands.send(command).is_err() {
             return false;
         }
@@ -118,7 +118,7 @@ impl Inbox {
         self.doorbell.pending.load(Ordering::Relaxed)
     }
 
-    pub fn take(&self) -> Vec<Command> {
+    pub fn take(&self) -> Vec<SchedulerCommand> {
         self.doorbell.pending.swap(false, Ordering::AcqRel);
         self.commands.try_iter().collect()
     }
@@ -207,12 +207,12 @@ mod tests {
     fn a_command_is_pending_until_it_is_taken() {
         let (mailbox, inbox) = mailbox().unwrap();
         assert!(!inbox.is_pending());
-        assert!(mailbox.send(Command::Publish));
-        assert!(mailbox.send(Command::Bypass(true)));
+        assert!(mailbox.send(SchedulerCommand::Publish));
+        assert!(mailbox.send(SchedulerCommand::Bypass(true)));
         assert!(inbox.is_pending());
         assert_eq!(inbox.take().len(), 2);
         assert!(!inbox.is_pending());
         drop(inbox);
-        assert!(!mailbox.send(Command::Stop { handover: false }));
+        assert!(!mailbox.send(SchedulerCommand::Stop { handover: false }));
     }
 }

@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use laxity_listen::http::{Limits, Listener, rendered};
+use laxity_listen::http::{HttpLimits, HttpListener, rendered};
 use laxity_policy::{Level, Span, Stage, Tally, Time};
 use laxity_shm::sleep::now_ns;
 use metrics::{Counter, Gauge, Histogram, Key, KeyName, Label, Metadata, Recorder};
@@ -316,7 +316,7 @@ impl Exporter {
     /// it is polled.
     pub fn serve(
         &self,
-        listener: impl Future<Output = Listener> + Send + 'static,
+        listener: impl Future<Output = HttpListener> + Send + 'static,
     ) -> impl Future<Output = ()> + Send + 'static {
         let handle = self.recorder.handle();
         let render = handle.clone();
@@ -324,7 +324,7 @@ impl Exporter {
         let answer = rendered(move || render.render() + &clients.lock());
         async move {
             let serve = async {
-                listener.await.serve("the metrics endpoint", Limits::METRICS, answer).await;
+                listener.await.serve("the metrics endpoint", HttpLimits::METRICS, answer).await;
             };
             tokio::select! {
                 () = serve => {}

@@ -31,12 +31,12 @@ pub struct Refusals {
 #[derive(Debug, Default)]
 struct RefusalLog {
     count: u64,
-    users: BTreeMap<u32, User>,
+    users: BTreeMap<u32, RefusedUser>,
     warned: BTreeMap<u32, Instant>,
 }
 
 #[derive(Debug)]
-struct User {
+struct RefusedUser {
     count: u64,
     pid: u32,
     at: Instant,
@@ -78,7 +78,7 @@ impl Refusals {
     pub fn latest(&self, access: &AccessConfig) -> Vec<RefusalStatus> {
         let now = Instant::now();
         let log = self.log.lock();
-        let is_out = |uid: u32, user: &User| {
+        let is_out = |uid: u32, user: &RefusedUser| {
             let may = access.anyone || access.uids.contains(&uid);
             user.reason == Some(Reason::Forbidden) && !may
         };
@@ -113,7 +113,7 @@ impl RefusalLog {
             let oldest = *oldest.0;
             self.users.remove(&oldest);
         }
-        let user = self.users.entry(peer.uid).or_insert_with(|| User {
+        let user = self.users.entry(peer.uid).or_insert_with(|| RefusedUser {
             count: 0,
             pid: 0,
             at: now,

@@ -21,10 +21,11 @@ use tracing::{debug, info, warn};
 
 use crate::clients::{Identity, Leaving, PendingClient};
 use crate::config::AccessConfig;
-use crate::mailbox::Command;
+use crate::mailbox::SchedulerCommand;
 use crate::owner::Owner;
 use crate::pod;
 use crate::service::Service;
+use crate::sockets::plain;
 use crate::watched::{Watched, watch};
 
 const GREETING_MAX: Duration = Duration::from_secs(1);
@@ -51,11 +52,11 @@ struct RegistrationContext {
     service: Arc<Service>,
     greetings: ConnectionSlots<u32>,
     farewells: ConnectionSlots<u32>,
-    lines: Arc<Lines>,
+    lines: Arc<LogLimits>,
 }
 
 /// The limits of log lines about clients.
-struct Lines {
+struct LogLimits {
     attached: Mutex<LineLimit>,
     left: Mutex<LineLimit>,
 }
@@ -72,7 +73,7 @@ pub async fn serve(listener: Watched, service: Arc<Service>) {
         service,
         greetings: ConnectionSlots::new(GREETINGS_MAX, GREETINGS_PER_UID_MAX),
         farewells: ConnectionSlots::new(FAREWELLS_MAX, FAREWELLS_PER_UID_MAX),
-        lines: Arc::new(Lines { attached: lines(), left: lines() }),
+        lines: Arc::new(LogLimits { attached: lines(), left: lines() }),
     };
     let mut errors = AcceptErrors::new("the registration socket");
     loop {
@@ -189,13 +190,6 @@ async fn farewell(socket: Watched, place: ConnectionSlot<u32>) {
     drop((socket, place));
 }
 
-fn plain(error: RegistrationError) -> io::Error {
-    match error {
-        RegistrationError::System { source, .. } => source,
-        other => io::Error::other(other),
-    }
-}
-
 /// Why a process is refused, and the reason that it receives.
 #[derive(Debug)]
 struct Refusal {
@@ -225,7 +219,7 @@ fn register(hello: &Hello, from: Peer, service: &Service) -> Result<PendingClien
         pod: pod::of(from.pid).map(Arc::new),
         gid: from.gid,
         name: hello.name().into(),
-        mode: hello.mode().unwrap_or_default().into(),
+        mode: hello.mode().unwrap_or_default(),
         version: hello.versions().common(Versions::OURS).unwrap_or(VERSION),
         release: hello.release,
     };
@@ -290,7 +284,7 @@ impl RegistrationContext {
         };
         service.keep_region(id, Arc::clone(&region));
         let (attached, ready) = oneshot::channel();
-        if !service.send(Command::Attach { newcomer: Box::new(newcomer), attached })
+        if !service.send(SchedulerCommand::Attach { newcomer: Box::new(newcomer), attached })
             || ready.await.is_err()
         {
             let _ = send_reject(fd, Reason::Stopping);
@@ -312,7 +306,7 @@ impl RegistrationContext {
             Err(error) => debug!(%error, "a client left before its welcome"),
         }
         let (leaving, left) = oneshot::channel();
-        if service.send(Command::Detach { client: id, leaving })
+        if service.send(SchedulerCommand::Detach { client: id, leaving })
             && let Ok(Some(leaving)) = left.await
         {
             self.say_left(&leaving);

@@ -10,14 +10,14 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 
-use laxity_nic::{CounterSource, Counts, counters_of, pauses};
+use laxity_nic::{CounterSource, NicCounts, counters_of, pauses};
 use laxity_policy::Time;
 use laxity_policy::residual::{Capacity, PortRate, Reading, Residual};
 use laxity_shm::sleep::now_ns;
 use tracing::{info, warn};
 
 use crate::config::{Config, ResidualConfig, ResidualMode};
-use crate::mailbox::{ANSWER_MAX, Command, Mailbox};
+use crate::mailbox::{ANSWER_MAX, Mailbox, SchedulerCommand};
 use crate::stats::{PortResidual, PortUse};
 
 /// The time between two readings while traffic passes.
@@ -50,7 +50,7 @@ pub(crate) fn watch(config: &Config, mailbox: Mailbox) -> io::Result<mpsc::Sende
 }
 
 /// A NIC, its counters and the state of its ports: egress, ingress.
-struct Nic {
+struct WatchedNic {
     name: String,
     source: Option<Box<dyn CounterSource>>,
     looked: Option<Time>,
@@ -61,7 +61,7 @@ struct Nic {
     asked: [u64; 2],
 }
 
-impl Nic {
+impl WatchedNic {
     fn new(name: &str) -> Self {
         Self {
             name: name.to_owned(),
@@ -74,7 +74,7 @@ impl Nic {
     }
 
     /// Reads the counters. Looks for some now and then if there are none.
-    fn read(&mut self, root: &Path, now: Time) -> Option<Counts> {
+    fn read(&mut self, root: &Path, now: Time) -> Option<NicCounts> {
         if let Some(source) = &mut self.source {
             if let Some(counts) = source.read() {
                 return Some(counts);
@@ -99,7 +99,7 @@ impl Nic {
     }
 
     /// Reports whether little passed since the scheduler was asked, and everything is at rest.
-    fn is_quiet(&self, counts: &Counts, uses: &[PortUse]) -> bool {
+    fn is_quiet(&self, counts: &NicCounts, uses: &[PortUse]) -> bool {
         let bytes = [counts.egress.bytes, counts.ingress.bytes];
         (0..2).all(|side| {
             let rate = uses.get(side).map_or(0, |port| port.rate);
@@ -118,7 +118,7 @@ struct Watch {
     root: PathBuf,
     mailbox: Mailbox,
     config: ResidualConfig,
-    nics: Vec<Nic>,
+    nics: Vec<WatchedNic>,
     /// By port, what the scheduler said last.
     uses: Vec<PortUse>,
     /// By port, the rate that the scheduler was told last.
@@ -127,7 +127,7 @@ struct Watch {
 
 impl Watch {
     fn new(root: PathBuf, names: &[String], config: ResidualConfig, mailbox: Mailbox) -> Self {
-        let nics = names.iter().map(|name| Nic::new(name)).collect();
+        let nics = names.iter().map(|name| WatchedNic::new(name)).collect();
         Self { root, mailbox, config, nics, uses: Vec::new(), sent: Vec::new() }
     }
 
@@ -135,9 +135,9 @@ impl Watch {
     /// scheduler has ended.
     fn look(&mut self, now: Time) -> Option<Duration> {
         let is_off = self.config.mode == ResidualMode::Off;
-        let counts: Vec<Option<Counts>> = match is_off {
+        let counts: Vec<Option<NicCounts>> = match is_off {
             true => {
-                self.nics.iter_mut().for_each(|nic| *nic = Nic::new(&nic.name));
+                self.nics.iter_mut().for_each(|nic| *nic = WatchedNic::new(&nic.name));
                 vec![None; self.nics.len()]
             }
             false => self.nics.iter_mut().map(|nic| nic.read(&self.root, now)).collect(),
@@ -161,7 +161,7 @@ impl Watch {
         let (usage, answer) = mpsc::channel();
         let residuals: Vec<_> = self.nics.iter().flat_map(|nic| nic.told).collect();
         self.sent = rates;
-        if !self.mailbox.send(Command::Residual { residuals, usage }) {
+        if !self.mailbox.send(SchedulerCommand::Residual { residuals, usage }) {
             return None;
         }
         match answer.recv_timeout(ANSWER_MAX) {
@@ -179,9 +179,9 @@ impl Watch {
     }
 }
 
-impl Nic {
+impl WatchedNic {
     /// Updates the capacities by a reading of the counters and what permits used until then.
-    fn take(&mut self, at: Time, config: ResidualConfig, counts: Counts, uses: &[PortUse]) {
+    fn take(&mut self, at: Time, config: ResidualConfig, counts: NicCounts, uses: &[PortUse]) {
         let Some(source) = &self.source else { return };
         let source = source.name();
         let passed = [counts.egress, counts.ingress];

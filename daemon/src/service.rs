@@ -21,7 +21,7 @@ use tracing::{info, warn};
 use crate::clients::ClientId;
 use crate::config::{Config, ConfigError, FILE_DEFAULT, Mode};
 use crate::coordinator::exchange::CoordinatorExchange;
-use crate::mailbox::{ANSWER_MAX, Command, Mailbox};
+use crate::mailbox::{ANSWER_MAX, Mailbox, SchedulerCommand};
 use crate::places::{ClientSlots, NoFreeSlot};
 use crate::refusals::Refusals;
 use crate::service::trace::Traces;
@@ -68,12 +68,12 @@ pub struct Service {
     /// A file that exists while bypass is on, so that bypass stays on after a crash and restart of
     /// the daemon. It is beside the control socket, where no file survives a reboot.
     marker: PathBuf,
-    state: Mutex<State>,
+    state: Mutex<ServiceState>,
     traces: Traces,
 }
 
 #[derive(Debug)]
-struct State {
+struct ServiceState {
     config: Arc<Config>,
     bypass: bool,
     places: ClientSlots,
@@ -108,7 +108,7 @@ impl Service {
             refusals: Refusals::default(),
             reading: Arc::default(),
             marker,
-            state: Mutex::new(State {
+            state: Mutex::new(ServiceState {
                 config,
                 bypass,
                 places: ClientSlots::new(client_room),
@@ -132,7 +132,7 @@ impl Service {
     }
 
     /// Sends `command` to the scheduler. Returns false if the scheduler has ended.
-    pub fn send(&self, command: Command) -> bool {
+    pub fn send(&self, command: SchedulerCommand) -> bool {
         self.scheduler.mailbox.send(command)
     }
 
@@ -169,7 +169,7 @@ impl Service {
     /// The scheduler does not answer. The error is text for the operator.
     pub async fn status(&self) -> Result<Status, String> {
         let asked_ns = now_ns();
-        if !self.send(Command::Publish) {
+        if !self.send(SchedulerCommand::Publish) {
             return Err("the scheduler has ended; laxityd is stopping".to_owned());
         }
         let mut snapshots = self.scheduler.snapshots.clone();
@@ -229,7 +229,7 @@ impl Service {
         // at once.
         let marked = self.mark_bypass(on);
         drop(state);
-        self.send(Command::Bypass(on));
+        self.send(SchedulerCommand::Bypass(on));
         warn!(on, clients, "bypass switched by an operator");
         let lasts = match (on, marked) {
             (true, Ok(())) => ", also after a restart of laxityd, until `laxity bypass off`".into(),
@@ -296,7 +296,7 @@ impl Service {
         state.config = Arc::new(config);
         let config = Arc::clone(&state.config);
         drop(state);
-        self.send(Command::Configure(config));
+        self.send(SchedulerCommand::Configure(config));
     }
 
     /// Reads the configuration again and returns the changed keys that need a restart. Dropping the
@@ -363,7 +363,7 @@ impl Service {
         for key in &needs_restart {
             warn!(key, "changed in the configuration; takes effect after a restart only");
         }
-        self.send(Command::Configure(effective));
+        self.send(SchedulerCommand::Configure(effective));
         needs_restart
     }
 }

@@ -91,9 +91,9 @@ pub fn way_out<'t>(cause: &io::Error, otherwise: &'t str) -> &'t str {
 
 /// Listening sockets that the service manager passed to this daemon.
 #[derive(Debug)]
-pub struct Passed(Vec<OwnedFd>);
+pub struct PassedSockets(Vec<OwnedFd>);
 
-impl Passed {
+impl PassedSockets {
     /// Returns the sockets that were passed, at the first call.
     pub fn take() -> Self {
         Self(registration::passed())
@@ -194,7 +194,7 @@ fn identity(path: &Path) -> io::Result<(u64, u64)> {
 pub fn bind_registration(
     path: &Path,
     mode: u32,
-    passed: &mut Passed,
+    passed: &mut PassedSockets,
 ) -> Result<(OwnedFd, Bound), BindError> {
     let claim = claim(path, SockType::SeqPacket)?;
     let listener = passed.at(path, SockType::SeqPacket)?;
@@ -214,7 +214,7 @@ pub fn bind_registration(
 pub fn bind_control(
     path: &Path,
     mode: u32,
-    passed: &mut Passed,
+    passed: &mut PassedSockets,
 ) -> Result<(UnixListener, Bound), BindError> {
     let claim = claim(path, SockType::Stream)?;
     if let Some(listener) = passed.at(path, SockType::Stream)? {
@@ -285,7 +285,7 @@ fn attempt(path: &Path, kind: SockType) -> io::Result<nix::Result<()>> {
     Ok(connect(probe.as_raw_fd(), &UnixAddr::new(path)?))
 }
 
-fn plain(error: RegistrationError) -> io::Error {
+pub(crate) fn plain(error: RegistrationError) -> io::Error {
     match error {
         RegistrationError::System { source, .. } => source,
         other => io::Error::other(other),
@@ -309,16 +309,17 @@ mod tests {
 
     use super::*;
 
-    fn passed(path: &Path) -> Passed {
-        Passed(vec![UnixListener::bind(path).unwrap().into()])
+    fn passed(path: &Path) -> PassedSockets {
+        PassedSockets(vec![UnixListener::bind(path).unwrap().into()])
     }
 
     #[test]
     fn a_passed_socket_is_taken_only_if_clients_find_it_at_its_path() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("socket");
-        let is_taken =
-            |passed: &mut Passed, path: &Path| passed.at(path, SockType::Stream).unwrap().is_some();
+        let is_taken = |passed: &mut PassedSockets, path: &Path| {
+            passed.at(path, SockType::Stream).unwrap().is_some()
+        };
         // The same file by another name.
         let mut sockets = passed(&path);
         let link = folder.path().join("link");

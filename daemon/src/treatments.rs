@@ -14,7 +14,7 @@ use laxity_shm::marking::Treatments;
 use tracing::info;
 
 use crate::config::{ALL_DEVICES, NicConfig};
-use crate::mailbox::{Command, Mailbox};
+use crate::mailbox::{Mailbox, SchedulerCommand};
 
 const READ_EVERY: Duration = Duration::from_secs(5);
 
@@ -38,7 +38,7 @@ pub(crate) fn watch(
         }
         info!(known = read != Treatments::UNKNOWN, "read what the NICs do with each DSCP");
         last = read;
-        mailbox.send(Command::Treatments(Box::new(read)))
+        mailbox.send(SchedulerCommand::Treatments(Box::new(read)))
     };
     read();
     std::thread::Builder::new().name("nics".into()).spawn(move || {

@@ -163,7 +163,7 @@ fn service_role() {
     let folder = PathBuf::from(std::env::var_os("FOLDER").unwrap());
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let _runtime = runtime.enter();
-    let mut passed = sockets::Passed::take();
+    let mut passed = sockets::PassedSockets::take();
     match sockets::bind_registration(&folder.join("laxityd.sock"), 0o666, &mut passed) {
         Err(error) => println!("{PLAYS}: {error}"),
         Ok(_first) => {

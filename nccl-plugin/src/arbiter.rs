@@ -5,7 +5,7 @@ use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use laxity_client::{Client, Flow, Lane, Permit, Stage, Stats, Ticket, Verdict};
 use parking_lot::Mutex;
 
-use crate::backend::Classes;
+use crate::backend::TrafficClasses;
 use crate::log;
 
 /// Number of lanes of a process. Connections are spread over them. NCCL has a progress thread per
@@ -38,7 +38,7 @@ pub trait Arbiter: Send + Sync {
     fn nic(&self, name: &str) -> u8;
     /// Returns the classes that permits may name, with that of `stage` first. Without a scheduler,
     /// returns a single 0.
-    fn classes(&self, stage: Stage) -> Classes;
+    fn classes(&self, stage: Stage) -> TrafficClasses;
     /// Returns InfiniBand's service level for a stage, or 0 where none is to be set.
     fn service_level(&self, _stage: Stage) -> u8 {
         0
@@ -57,14 +57,14 @@ pub trait Arbiter: Send + Sync {
 
 /// An arbiter that asks this host's daemon.
 #[derive(Debug)]
-pub struct Daemon {
+pub struct DaemonArbiter {
     client: Client,
     lanes: [Mutex<Option<Lane>>; LANES],
     next: AtomicUsize,
     flows: AtomicU64,
 }
 
-impl Daemon {
+impl DaemonArbiter {
     pub fn new(client: Client) -> Self {
         Self {
             client,
@@ -110,7 +110,7 @@ fn warn_once(dscp: u8) {
     }
 }
 
-impl Arbiter for Daemon {
+impl Arbiter for DaemonArbiter {
     fn submit(&self, flow: &Flow) -> SubmittedFlow {
         let lane = lane_of(&self.next);
         let mut pass = SubmittedFlow {
@@ -139,7 +139,7 @@ impl Arbiter for Daemon {
         self.client.nic(name)
     }
 
-    fn classes(&self, stage: Stage) -> Classes {
+    fn classes(&self, stage: Stage) -> TrafficClasses {
         // NCCL by itself leaves its traffic unmarked, so a class may differ from that only if the
         // NIC treats both alike.
         let may_mark = |dscp: u8| {
@@ -149,9 +149,9 @@ impl Arbiter for Daemon {
         let own = self.client.dscp_of(stage);
         if own != 0 && !may_mark(own) {
             warn_once(own);
-            return Classes::from_slice(&[0]);
+            return TrafficClasses::from_slice(&[0]);
         }
-        let mut classes: Classes = Classes::from_slice(&[own]);
+        let mut classes: TrafficClasses = TrafficClasses::from_slice(&[own]);
         // The scavenger's class comes next. If the list gets truncated, scavenger flows still don't
         // travel in a higher class. Without the scavenger's class, all travel in the stage's.
         let scavenger = self.client.dscp(laxity_client::LEVEL_SCAVENGER);

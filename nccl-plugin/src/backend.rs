@@ -62,7 +62,7 @@ pub struct Device {
 
 /// A connection's traffic classes, as DSCP values. The first is the connection's own, which
 /// messages without a permit use.
-pub type Classes = SmallVec<[u8; 8]>;
+pub type TrafficClasses = SmallVec<[u8; 8]>;
 
 #[derive(Clone, Copy, Debug)]
 pub struct Memory {
@@ -77,7 +77,7 @@ pub struct Memory {
 
 /// The backend's data of a registration. `deregister` takes it on the same connection, or on any
 /// connection if the device registers globally.
-pub type Region = Box<dyn Any + Send + Sync>;
+pub type MemoryRegistration = Box<dyn Any + Send + Sync>;
 
 #[derive(Clone, Copy, Debug)]
 pub struct Message<'a> {
@@ -88,7 +88,7 @@ pub struct Message<'a> {
     /// The tag that selects a buffer of a grouped receive.
     pub tag: i32,
     /// Registration of the memory. Only messages of no bytes have none.
-    pub region: Option<&'a Region>,
+    pub region: Option<&'a MemoryRegistration>,
     /// Index into the connection's classes.
     pub class: usize,
     /// Whether `Sent::left` has to be exact. Otherwise bytes are sent once the network took them.
@@ -103,7 +103,7 @@ pub struct Buffer<'a> {
     /// The tag that selects this buffer, as in [`Message::tag`].
     pub tag: i32,
     /// Registration of the memory, as in [`Message::region`].
-    pub region: Option<&'a Region>,
+    pub region: Option<&'a MemoryRegistration>,
 }
 
 /// The progress of a message that was begun.
@@ -159,7 +159,7 @@ pub trait Backend: Send + Sync {
         &self,
         device: usize,
         handle: &Handle,
-        classes: &Classes,
+        classes: &TrafficClasses,
         service_level: u8,
     ) -> Result<Box<dyn Connecting>>;
 }
@@ -185,13 +185,13 @@ pub trait Sender: Send {
     ///
     /// # Errors
     /// The device can't register this memory.
-    fn register(&mut self, memory: Memory) -> Result<Region>;
+    fn register(&mut self, memory: Memory) -> Result<MemoryRegistration>;
 
     /// Ends a registration.
     ///
     /// # Errors
     /// The device refused.
-    fn deregister(&mut self, region: Region) -> Result<()>;
+    fn deregister(&mut self, region: MemoryRegistration) -> Result<()>;
 
     /// Returns whether the next message, of `bytes` with `tag`, may begin.
     ///
@@ -228,13 +228,13 @@ pub trait Receiver: Send {
     ///
     /// # Errors
     /// The device can't register this memory.
-    fn register(&mut self, memory: Memory) -> Result<Region>;
+    fn register(&mut self, memory: Memory) -> Result<MemoryRegistration>;
 
     /// Ends a registration.
     ///
     /// # Errors
     /// The device refused.
-    fn deregister(&mut self, region: Region) -> Result<()>;
+    fn deregister(&mut self, region: MemoryRegistration) -> Result<()>;
 
     /// Posts the buffers of one grouped receive, at most [`GROUP_MAX`]. Returns its number, or
     /// `None` if the connection can't take it now.

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use laxity_client::Stage;
 use parking_lot::Mutex;
 
-use crate::origin::{Function, Origin};
+use crate::origin::{Function, Operation};
 use crate::settings::Settings;
 
 /// The traffic class of a communicator that has none, `NCCL_NET_TRAFFIC_CLASS_UNDEF`.
@@ -94,7 +94,7 @@ impl Context {
     }
 
     /// Returns the stage and the function of a send. `origin` comes from the profiler interface.
-    pub fn purpose(&self, origin: Option<Origin>) -> Purpose {
+    pub fn purpose(&self, origin: Option<Operation>) -> Purpose {
         let attribute = Function::from_attribute(self.attribute.load(Ordering::Relaxed));
         let communicator = origin.map_or(self.communicator, |origin| origin.communicator);
         let told = origin.map_or(Function::Unknown, |origin| origin.function);
@@ -124,7 +124,7 @@ mod tests {
         Context::new(7, TRAFFIC_CLASS_UNSET, Arc::clone(names))
     }
 
-    const SEND: Origin = Origin { communicator: 7, function: Function::Send };
+    const SEND: Operation = Operation { communicator: 7, function: Function::Send };
 
     #[test]
     fn sends_are_collectives_unless_their_communicator_is_declared_otherwise() {

@@ -40,7 +40,7 @@ pub const PLUGIN_ID: i64 = 0x4c58 << 16 | 1;
 
 /// The collective or point-to-point operation that a send belongs to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Origin {
+pub struct Operation {
     /// The communicator's hash, the same on all ranks.
     pub communicator: u64,
     /// The NCCL function that the application called.
@@ -135,7 +135,7 @@ pub struct Question {
     /// [`QUESTION_MAGIC`], which marks the memory as a question.
     pub magic: u64,
     /// The collective or operation that the send belongs to, if it is known.
-    pub answer: Option<Origin>,
+    pub answer: Option<Operation>,
 }
 
 /// The first word of each [`Question`].
@@ -188,26 +188,26 @@ impl<T: Copy + Default, const N: usize> Ring<T, N> {
 }
 
 #[derive(Debug)]
-pub struct Events {
-    tasks: Mutex<Ring<Origin, TASKS>>,
+pub struct ProfilerEvents {
+    tasks: Mutex<Ring<Operation, TASKS>>,
     /// The tasks of proxy operations. An operation with an unknown task has an entry, too.
-    operations: Mutex<Ring<Option<Origin>, OPERATIONS>>,
+    operations: Mutex<Ring<Option<Operation>, OPERATIONS>>,
 }
 
-impl Default for Events {
+impl Default for ProfilerEvents {
     fn default() -> Self {
         Self::new()
     }
 }
 
-impl Events {
+impl ProfilerEvents {
     /// Returns an empty set of events.
     pub const fn new() -> Self {
         Self { tasks: Mutex::new(Ring::new()), operations: Mutex::new(Ring::new()) }
     }
 
     /// Records a collective or point-to-point operation and returns its event.
-    pub fn task(&self, task: Origin) -> u64 {
+    pub fn task(&self, task: Operation) -> u64 {
         KIND_TASK << KIND_SHIFT | self.tasks.lock().put(task)
     }
 
@@ -228,7 +228,7 @@ impl Events {
     }
 
     /// Returns the collective or operation that a step belongs to.
-    pub fn origin(&self, step: u64) -> Option<Origin> {
+    pub fn origin(&self, step: u64) -> Option<Operation> {
         if step >> KIND_SHIFT != KIND_STEP {
             return None;
         }
@@ -249,7 +249,7 @@ const EVENT_STOP: i32 = 1;
 ///
 /// # Safety
 /// `callback` is NCCL's, and `handle` is the one that NCCL passed to the current `isend`.
-pub unsafe fn ask(callback: Callback, handle: *mut c_void) -> Option<Origin> {
+pub unsafe fn ask(callback: Callback, handle: *mut c_void) -> Option<Operation> {
     if handle.is_null() {
         return None;
     }
@@ -272,16 +272,16 @@ mod tests {
 
     #[test]
     fn a_step_leads_back_to_its_collective() {
-        let events = Events::new();
-        let gather = Origin { communicator: 7, function: Function::AllGather };
+        let events = ProfilerEvents::new();
+        let gather = Operation { communicator: 7, function: Function::AllGather };
         let operation = events.operation(events.task(gather), true);
         assert_eq!(events.origin(events.step(operation)), Some(gather));
     }
 
     #[test]
     fn what_is_old_or_of_another_process_or_nonsense_is_not_found() {
-        let events = Events::new();
-        let task = events.task(Origin::default());
+        let events = ProfilerEvents::new();
+        let task = events.task(Operation::default());
         let old = events.operation(task, true);
         assert!(events.origin(events.step(old)).is_some());
         for _ in 0..OPERATIONS {

@@ -18,14 +18,14 @@ use laxity_job::fork::PerProcess;
 use parking_lot::{Condvar, Mutex};
 use smallvec::smallvec;
 
-use crate::arbiter::{Arbiter, Daemon};
-use crate::backend::{Backend, Classes, Connecting, Device, Listener, Sender};
-use crate::comm::{Comm, ReceiveSide, SendSide, Side, Surroundings};
+use crate::arbiter::{Arbiter, DaemonArbiter};
+use crate::backend::{Backend, Connecting, Device, Listener, Sender, TrafficClasses};
+use crate::comm::{Comm, CommSide, ReceiveSide, SendSide, Surroundings};
 use crate::context::{Context, Names, TRAFFIC_CLASS_UNSET};
 use crate::fault::{Fault, Result};
 use crate::handle::{self, Carrier, HANDLE_BYTES, Handle};
 use crate::log;
-use crate::origin::Events;
+use crate::origin::ProfilerEvents;
 use crate::report::Report;
 use crate::settings::{Network, Settings};
 use crate::tcp::Tcp;
@@ -40,7 +40,7 @@ const SWEEP_EVERY: Duration = Duration::from_micros(500);
 const SWEEP_IDLE: Duration = Duration::from_millis(10);
 
 /// Events of the profiler interface. NCCL may initialise it before the network.
-pub static EVENTS: Events = Events::new();
+pub static EVENTS: ProfilerEvents = ProfilerEvents::new();
 
 /// Returns the declared stages of communicators, which the profiler interface also uses.
 pub fn names() -> &'static Arc<Names> {
@@ -60,15 +60,15 @@ pub struct Plugin {
     /// The class that an operator pinned for all connections.
     pinned_dscp: Option<u8>,
     report: Arc<Report>,
-    connects: Mutex<HashMap<u64, Connect>>,
+    connects: Mutex<HashMap<u64, PendingConnect>>,
     next_connect: AtomicU64,
     sweeper: Sweeper,
 }
 
-struct Connect {
+struct PendingConnect {
     connecting: Box<dyn Connecting>,
     /// The classes at the begin of the connect. A daemon may come or go before its end.
-    classes: Classes,
+    classes: TrafficClasses,
     asked: Instant,
 }
 
@@ -183,7 +183,7 @@ impl Plugin {
         Ok(Self {
             pinned_dscp: pinned_dscp(backend.name(), settings),
             backend,
-            arbiter: Arc::new(Daemon::new(client)),
+            arbiter: Arc::new(DaemonArbiter::new(client)),
             report: Arc::default(),
             connects: Mutex::default(),
             next_connect: AtomicU64::new(1),
@@ -246,7 +246,7 @@ impl Plugin {
                 let classes = self.classes(context);
                 let level = self.arbiter.service_level(context.stage());
                 let connecting = self.backend.connect(device as usize, &handle, &classes, level)?;
-                Connect { connecting, classes, asked: Instant::now() }
+                PendingConnect { connecting, classes, asked: Instant::now() }
             }
         };
         if let Some(sender) = connect.connecting.poll()? {
@@ -279,7 +279,7 @@ impl Plugin {
         )))
     }
 
-    fn classes(&self, context: &Context) -> Classes {
+    fn classes(&self, context: &Context) -> TrafficClasses {
         // As in NCCL's own transport, the variable precedes a communicator's configuration.
         let stage = context.stage();
         let pinned = self.pinned_dscp.or(context.pinned_dscp());
@@ -294,7 +294,7 @@ impl Plugin {
         context: &Arc<Context>,
         device: i32,
         sender: Box<dyn Sender>,
-        classes: Classes,
+        classes: TrafficClasses,
     ) -> Arc<Comm> {
         let nic = self.devices()[device as usize].name.to_string_lossy().into_owned();
         let around = Surroundings {
@@ -305,7 +305,7 @@ impl Plugin {
             nic,
             classes,
         };
-        let comm = Comm::new(Side::Send(Box::new(Mutex::new(SendSide::new(sender, around)))));
+        let comm = Comm::new(CommSide::Send(Box::new(Mutex::new(SendSide::new(sender, around)))));
         self.sweeper.watch(&comm);
         comm
     }
@@ -322,7 +322,7 @@ impl Plugin {
         let receiver = listener.accept()?;
         Ok(receiver.map(|receiver| {
             let side = ReceiveSide::new(receiver, Arc::clone(&self.report));
-            Comm::new(Side::Receive(Box::new(Mutex::new(side))))
+            Comm::new(CommSide::Receive(Box::new(Mutex::new(side))))
         }))
     }
 
@@ -405,7 +405,7 @@ impl Sweeper {
         };
         let mut found = false;
         for comm in comms {
-            let Side::Send(side) = &comm.side else {
+            let CommSide::Send(side) = &comm.side else {
                 continue;
             };
             match side.try_lock() {

@@ -10,11 +10,11 @@ use parking_lot::Mutex;
 use crate::origin::Function;
 
 /// The function, the stage and the DSCP that a row counts.
-type Key = (Function, u8, u8);
+type ReportKey = (Function, u8, u8);
 
 /// Counters of messages with one key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Row {
+struct ReportRow {
     messages: u64,
     bytes: u64,
     deferred: u64,
@@ -25,7 +25,7 @@ struct Row {
 
 #[derive(Debug, Default)]
 pub struct Report {
-    rows: Mutex<BTreeMap<Key, Row>>,
+    rows: Mutex<BTreeMap<ReportKey, ReportRow>>,
     received: Count,
     overdue: Count,
     origins_known: Count,

@@ -10,7 +10,7 @@ use laxity_client::Stage;
 use laxity_job::Environment;
 
 use crate::log;
-use crate::verbs::Options;
+use crate::verbs::VerbsOptions;
 
 /// Largest number of sockets per connection and class.
 const SOCKETS_MAX: usize = 16;
@@ -74,7 +74,7 @@ pub struct Settings {
     /// `NCCL_IB_DISABLE`: whether RDMA is disabled.
     pub verbs_disabled: bool,
     /// The other `NCCL_IB_*` variables.
-    pub rdma: Options,
+    pub rdma: VerbsOptions,
     /// `LAXITY_NCCL_EVENTS`: whether to ask NCCL's profiler interface which collective each send
     /// belongs to.
     pub events: bool,
@@ -92,7 +92,7 @@ impl Default for Settings {
             family: None,
             comm_id: None,
             verbs_disabled: false,
-            rdma: Options::default(),
+            rdma: VerbsOptions::default(),
             events: true,
         }
     }
@@ -157,7 +157,7 @@ impl Settings {
             },
             comm_id: from.text("NCCL_COMM_ID"),
             verbs_disabled: disable.is_some_and(|value| value != 0),
-            rdma: Options::from(|name| from.text(name)),
+            rdma: VerbsOptions::from(|name| from.text(name)),
             events: from.choice("LAXITY_NCCL_EVENTS", &switch),
         }
     }

@@ -12,9 +12,9 @@ use std::time::{Duration, Instant};
 
 use laxity_client::{Flow, Permit, Stage};
 use nccl_net_laxity::arbiter::{Arbiter, SubmittedFlow};
-use nccl_net_laxity::backend::{Backend as _, Buffer, Classes};
+use nccl_net_laxity::backend::{Backend as _, Buffer, TrafficClasses};
 use nccl_net_laxity::comm::{
-    Comm, Outcome, ReceiveSide, SendRequest, SendSide, Side, Surroundings,
+    Comm, CommSide, ReceiveSide, SendRequest, SendSide, Surroundings, TestOutcome,
 };
 use nccl_net_laxity::context::{Context, TRAFFIC_CLASS_UNSET};
 use nccl_net_laxity::report::Report;
@@ -158,8 +158,8 @@ impl Arbiter for Difficult {
         0
     }
 
-    fn classes(&self, _stage: Stage) -> Classes {
-        Classes::from_slice(&[34, 10, 0])
+    fn classes(&self, _stage: Stage) -> TrafficClasses {
+        TrafficClasses::from_slice(&[34, 10, 0])
     }
 
     fn generation(&self) -> u64 {
@@ -206,9 +206,9 @@ fn ring(ranks: usize, arbiter: Difficult, wait_max: Duration) -> Ring {
             classes,
         };
         let side = SendSide::new(sender.expect("made"), around);
-        made.out.push(Comm::new(Side::Send(Box::new(side.into()))));
+        made.out.push(Comm::new(CommSide::Send(Box::new(side.into()))));
         let side = ReceiveSide::new(receiver.expect("made"), Arc::clone(&made.report));
-        let side = Side::Receive(Box::new(side.into()));
+        let side = CommSide::Receive(Box::new(side.into()));
         made.into.push(Comm::new(side));
     }
     made
@@ -275,12 +275,12 @@ fn pass_around(ring: &Ring, sizes: &[usize], ahead: usize, depth: usize) -> Test
                 }
             }
             if let Some((index, _)) = sending[at].front()
-                && ring.out[at].test(*index).expect("no fault") != Outcome::Pending
+                && ring.out[at].test(*index).expect("no fault") != TestOutcome::Pending
             {
                 sending[at].pop_front();
             }
             if let Some((index, step, room)) = posted[at].front()
-                && let Outcome::Done(of) = ring.into[at].test(*index).expect("no fault")
+                && let TestOutcome::Done(of) = ring.into[at].test(*index).expect("no fault")
             {
                 let (message, beyond) = room.split_at(of[0]);
                 prop_assert_eq!(message.len(), sizes[*step]);

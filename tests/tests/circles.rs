@@ -34,12 +34,12 @@ fn file_name(module: &Module) -> String {
     if module.is_empty() { "lib.rs".to_owned() } else { format!("{}.rs", module.join("/")) }
 }
 
-fn is_word(token: &str) -> bool {
+pub(crate) fn is_word(token: &str) -> bool {
     token.starts_with(|c: char| c == '_' || c.is_ascii_alphabetic())
 }
 
 /// Collects words, `::` and punctuation of a Rust file, without comments and literals.
-fn tokens(stream: TokenStream, found: &mut Vec<String>) {
+pub(crate) fn tokens(stream: TokenStream, found: &mut Vec<String>) {
     for tree in stream {
         match tree {
             TokenTree::Group(group) => {
@@ -62,7 +62,7 @@ fn tokens(stream: TokenStream, found: &mut Vec<String>) {
     }
 }
 
-fn after_item<'a, 't>(mut tokens: &'a [&'t str]) -> &'a [&'t str] {
+pub(crate) fn after_item<'a, 't>(mut tokens: &'a [&'t str]) -> &'a [&'t str] {
     let mut depth = 0_usize;
     while let [token, rest @ ..] = tokens {
         tokens = rest;

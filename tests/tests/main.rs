@@ -16,6 +16,7 @@ mod hostile;
 mod kubernetes;
 mod lab;
 mod mooncake;
+mod names;
 mod nccl;
 mod process;
 mod python;

@@ -181,7 +181,7 @@ const LONG_FILES: usize = 0;
 const LONG_FUNCTIONS: usize = 0;
 const WIDE_LINES: usize = 0;
 
-fn is_test(path: &Path) -> bool {
+pub(crate) fn is_test(path: &Path) -> bool {
     let text = path.to_string_lossy();
     let parts = ["tests/", "benches/", "examples/", "tests.rs"];
     parts.iter().any(|part| text.contains(part))
@@ -189,7 +189,7 @@ fn is_test(path: &Path) -> bool {
 
 /// Reports whether the header says that the file is generated. Such a file is as long as its source
 /// makes it.
-fn is_generated(text: &str) -> bool {
+pub(crate) fn is_generated(text: &str) -> bool {
     let mut header = text.lines().take_while(|line| line.starts_with("//!"));
     header.any(|line| line.ends_with(" Do not edit."))
 }

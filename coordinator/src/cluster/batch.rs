@@ -10,7 +10,7 @@ use super::table::Key;
 
 /// A batch that one or more hosts take part in.
 #[derive(Debug)]
-pub(super) struct Batch {
+pub(super) struct ClusterBatch {
     /// The id that hosts use for the batch.
     pub(super) name: u64,
     pub(super) tenant: Tenant,
@@ -27,7 +27,7 @@ pub(super) struct Batch {
     pub(super) sort_key: Option<u64>,
 }
 
-impl Batch {
+impl ClusterBatch {
     /// Creates a batch of which only the announcer is known.
     pub(super) fn new(name: u64, tenant: Tenant, owner: HostId, now: Time) -> Self {
         Self {
@@ -51,7 +51,7 @@ impl Batch {
 
 /// Bytes that a request still has to move through one port, as one host reported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Load {
+pub(super) struct ReportedLoad {
     pub(super) port: PortId,
     /// The host that reported it: the port's host, or one that fetches from the port.
     pub(super) by: HostId,
@@ -61,7 +61,7 @@ pub(super) struct Load {
 }
 
 #[derive(Debug)]
-pub(super) struct Request {
+pub(super) struct ClusterRequest {
     /// The id that hosts use for the request.
     pub(super) name: u64,
     pub(super) tenant: Tenant,
@@ -73,16 +73,16 @@ pub(super) struct Request {
     /// The deadline that counts. [`Time::NEVER`] if no host that may set one has set it.
     pub(super) deadline: Time,
     pub(super) started: bool,
-    pub(super) loads: Vec<Load>,
+    pub(super) loads: Vec<ReportedLoad>,
     /// Whether daemons got the request as pruned.
     pub(super) pruned: bool,
 }
 
-impl Request {
+impl ClusterRequest {
     /// Returns the request's loads as admission gets them. What a port's own host reports replaces
     /// what fetching hosts report about the same port, since both describe the same bytes.
     pub(super) fn merged(&self, key: Key, owns: impl Fn(HostId, PortId) -> bool) -> RequestLoad {
-        let own = |load: &&Load| owns(load.by, load.port);
+        let own = |load: &&ReportedLoad| owns(load.by, load.port);
         let owned = || self.loads.iter().filter(own);
         let mut ports: Vec<(PortId, u64)> = Vec::with_capacity(self.loads.len());
         ports.extend(owned().map(|load| (load.port, load.bytes)));

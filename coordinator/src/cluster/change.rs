@@ -10,10 +10,10 @@ use super::{Cluster, admission_config};
 
 /// A change that was checked and is not in force yet.
 #[derive(Clone, Debug)]
-pub struct Change(pub(super) Kind);
+pub struct Change(pub(super) ChangeKind);
 
 #[derive(Clone, Debug)]
-pub(super) enum Kind {
+pub(super) enum ChangeKind {
     Policy(Revision),
     /// Takes a host out of the cluster order with a note, or back in without one.
     Drain(String, Option<Note>),
@@ -38,7 +38,7 @@ impl Cluster {
             PolicyError::Invalid { field: invalid.field, problem: invalid.problem }
         })?;
         let note = Note::new(author, &asked.comment, now, Span::ZERO);
-        Ok(Change(Kind::Policy(self.revisions.next(policy, note))))
+        Ok(Change(ChangeKind::Policy(self.revisions.next(policy, note))))
     }
 
     /// Checks whether `author` can take a host out of the cluster order or back in.
@@ -62,14 +62,14 @@ impl Cluster {
             return Err("there are too many drained hosts; take some back in".into());
         }
         let note = || Note::new(author, &asked.comment, now, Span::ZERO);
-        Ok(Change(Kind::Drain(asked.host.clone(), asked.drain.then(note))))
+        Ok(Change(ChangeKind::Drain(asked.host.clone(), asked.drain.then(note))))
     }
 
     /// Applies a change. Returns how many batches the host took part in, if the change concerns a
     /// host.
     pub fn apply(&mut self, now: Time, change: Change) -> u32 {
         match change.0 {
-            Kind::Policy(next) => {
+            ChangeKind::Policy(next) => {
                 let config = admission_config(&next.policy, &self.settings);
                 // The configuration is valid, since the change was checked.
                 if self.workload.admission.set_config(now, config).is_ok() {
@@ -77,7 +77,7 @@ impl Cluster {
                 }
                 0
             }
-            Kind::Drain(name, note) => self.set_drained(now, &name, note),
+            ChangeKind::Drain(name, note) => self.set_drained(now, &name, note),
         }
     }
 

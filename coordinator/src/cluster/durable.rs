@@ -8,7 +8,7 @@ use laxity_policy::{Span, Time};
 use laxity_wire::v1;
 use serde::{Deserialize, Serialize};
 
-use super::change::{Change, Kind};
+use super::change::{Change, ChangeKind};
 use super::note::Note;
 use super::policy::{ClusterPolicy, Revision, Revisions};
 use super::{Cluster, admission_config};
@@ -74,9 +74,9 @@ impl Cluster {
         let mut drains: BTreeMap<_, _> = self.hosts.drained.iter().map(saved).collect();
         let mut next = None;
         match change.map(|change| &change.0) {
-            Some(Kind::Policy(revision)) => next = Some(revision),
-            Some(Kind::Drain(host, Some(note))) => drains.extend([saved((host, note))]),
-            Some(Kind::Drain(host, None)) => drop(drains.remove(host)),
+            Some(ChangeKind::Policy(revision)) => next = Some(revision),
+            Some(ChangeKind::Drain(host, Some(note))) => drains.extend([saved((host, note))]),
+            Some(ChangeKind::Drain(host, None)) => drop(drains.remove(host)),
             None => {}
         }
         let current = next.into_iter().chain([self.revisions.current()]);
@@ -149,11 +149,11 @@ impl Cluster {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cluster::Settings;
+    use crate::cluster::ClusterSettings;
     use crate::limits::Limits;
 
     fn cluster() -> Cluster {
-        let settings = Settings { limits: Limits::default(), ..Settings::default() };
+        let settings = ClusterSettings { limits: Limits::default(), ..ClusterSettings::default() };
         Cluster::new(Time(0), settings, ClusterPolicy::default(), 1).expect("valid")
     }
 

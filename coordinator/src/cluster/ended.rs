@@ -7,11 +7,11 @@
 
 use laxity_policy::Time;
 
-use super::batch::Request;
+use super::batch::ClusterRequest;
 
 /// Requests that ended since the coordinator started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Ended {
+pub struct EndedRequests {
     /// Requests that ended by their deadline.
     pub in_time: u64,
     /// Requests that ended after their deadline.
@@ -22,8 +22,8 @@ pub struct Ended {
     pub undated: u64,
 }
 
-impl Ended {
-    pub(super) fn count(&mut self, now: Time, request: &Request) {
+impl EndedRequests {
+    pub(super) fn count(&mut self, now: Time, request: &ClusterRequest) {
         if request.deadline == Time::NEVER {
             self.undated += 1;
         } else if now <= request.deadline {

@@ -1,14 +1,14 @@
-//! What each event of a report changes. [`Intake`] holds the host that reports it.
+//! What each event of a report changes. [`ReportIntake`] holds the host that reports it.
 
 use laxity_policy::admission::AdmissionEvent;
 use laxity_policy::{BatchId, PortId, RequestId, Span, Time};
 use laxity_wire::v1::{self, RefusalReason};
 
 use super::REQUEST_WORK;
-use super::batch::Load;
-use super::fetches::Fetch;
+use super::batch::ReportedLoad;
+use super::fetches::ClusterFetch;
 use super::host::{Charge, HostPort};
-use super::intake::{Intake, Outcome};
+use super::intake::{IntakeResult, ReportIntake};
 use super::refusal::{Refused, invalid, not_yours, unknown};
 use super::table::Key;
 
@@ -24,7 +24,7 @@ fn instant(now: Time, remaining_ns: Option<i64>) -> Time {
     }
 }
 
-impl Intake<'_> {
+impl ReportIntake<'_> {
     pub(super) fn request_started(&mut self, name: u64) -> Result<(), Refused> {
         let key = match self.request_by(name) {
             Ok(key) => key,
@@ -59,7 +59,7 @@ impl Intake<'_> {
         if self.workload.start(self.now, key) {}
     }
 
-    pub(super) fn batch_finished(&mut self, name: u64) -> Outcome {
+    pub(super) fn batch_finished(&mut self, name: u64) -> IntakeResult {
         let key = match self.batch_of(name) {
             // The announcer's report came first, since hosts don't wait for each other.
             Err((RefusalReason::Unknown, _)) => return Ok(true),
@@ -74,7 +74,7 @@ impl Intake<'_> {
         Ok(true)
     }
 
-    pub(super) fn batch_arrived(&mut self, said: &v1::BatchArrived) -> Outcome {
+    pub(super) fn batch_arrived(&mut self, said: &v1::BatchArrived) -> IntakeResult {
         if said.batch == 0 {
             return Err(invalid("a batch id is not 0"));
         }
@@ -136,7 +136,7 @@ impl Intake<'_> {
         })
     }
 
-    fn loads(&self, said: &v1::RequestLoad) -> Result<Vec<Load>, Refused> {
+    fn loads(&self, said: &v1::RequestLoad) -> Result<Vec<ReportedLoad>, Refused> {
         let ports = self.host()?.ports.len();
         if said.loads.len() > ports {
             return Err(invalid(format!(
@@ -146,7 +146,7 @@ impl Intake<'_> {
             )));
         }
         let load = |load: &v1::PortBytes| {
-            Ok(Load {
+            Ok(ReportedLoad {
                 port: self.port(load.port)?,
                 by: self.id,
                 bytes: load.bytes,
@@ -156,7 +156,7 @@ impl Intake<'_> {
         said.loads.iter().map(load).collect()
     }
 
-    pub(super) fn request_joined(&mut self, batch: Key, said: &v1::RequestLoad) -> Outcome {
+    pub(super) fn request_joined(&mut self, batch: Key, said: &v1::RequestLoad) -> IntakeResult {
         if said.request == 0 {
             return Err(invalid("a request id is not 0"));
         }
@@ -191,7 +191,7 @@ impl Intake<'_> {
         };
         let request = self.workload.requests.get_mut(key);
         let request = request.ok_or_else(|| unknown("request", said.request))?;
-        let own = |load: &&mut Load| load.by == self.id && load.port == port;
+        let own = |load: &&mut ReportedLoad| load.by == self.id && load.port == port;
         let Some(load) = request.loads.iter_mut().find(own) else {
             let refused = not_yours(format!(
                 "this host takes no part in the batch of request {}",
@@ -278,9 +278,9 @@ impl Intake<'_> {
             request.is_some_and(|request| request.batch == batch)
         });
         self.hosts.charge(self.id, Charge::Fetch)?;
-        let fetch = Fetch { mark: self.mark, batch, request: said.request, victim };
+        let fetch = ClusterFetch { mark: self.mark, batch, request: said.request, victim };
         self.fetches.open(self.id, said.fetch, fetch);
-        let load = Load {
+        let load = ReportedLoad {
             port: victim,
             by: self.id,
             bytes: said.bytes.min(rate.saturating_mul(FETCH_TIME_MAX)),

@@ -7,7 +7,7 @@ use laxity_quantity::{Bytes, Nanos, Rate};
 use laxity_wire::v1;
 
 use super::Cluster;
-use super::batch::Batch;
+use super::batch::ClusterBatch;
 use super::host::{Charge, Host};
 use super::table::Key;
 
@@ -103,7 +103,7 @@ impl Cluster {
         }
     }
 
-    fn batch_status(&self, now: Time, key: Key, batch: &Batch) -> v1::BatchStatus {
+    fn batch_status(&self, now: Time, key: Key, batch: &ClusterBatch) -> v1::BatchStatus {
         let decision = self.workload.admission.last_decision(BatchId(key));
         let members = batch.members.iter().map(|&id| self.hosts.get(id));
         let name = |host: Option<&Host>| host.map_or_else(String::new, |it| it.name.clone());
@@ -151,11 +151,11 @@ impl Cluster {
             0 => BATCHES_MAX,
             limit => limit.min(BATCHES_MAX),
         };
-        let of_host = |batch: &Batch| {
+        let of_host = |batch: &ClusterBatch| {
             wanted.host.is_empty()
                 || (self.hosts.names.get(&wanted.host)).is_some_and(|id| batch.members.contains(id))
         };
-        let of_tenant = |batch: &Batch| {
+        let of_tenant = |batch: &ClusterBatch| {
             wanted.tenant.is_empty() || self.settings.tenants.name(batch.tenant) == wanted.tenant
         };
         let in_trouble = |key: Key| {
@@ -218,7 +218,7 @@ impl Cluster {
         &self,
         now: Time,
         key: Key,
-        batch: &Batch,
+        batch: &ClusterBatch,
         decision: &Decision,
         told: &mut v1::ExplainResponse,
     ) {

@@ -9,7 +9,7 @@ use super::table::Key;
 
 /// A fetch that is under way.
 #[derive(Clone, Debug)]
-pub(super) struct Fetch {
+pub(super) struct ClusterFetch {
     /// The host's [`Host::mark`](super::host::Host::mark) when it last reported the fetch.
     pub(super) mark: u64,
     pub(super) batch: Key,
@@ -22,19 +22,19 @@ pub(super) struct Fetch {
 type FetchId = (HostId, u64);
 
 #[derive(Debug, Default)]
-pub(super) struct Fetches(BTreeMap<FetchId, Fetch>);
+pub(super) struct ClusterFetches(BTreeMap<FetchId, ClusterFetch>);
 
-impl Fetches {
+impl ClusterFetches {
     pub(super) fn len(&self) -> usize {
         self.0.len()
     }
 
-    pub(super) fn get_mut(&mut self, id: HostId, number: u64) -> Option<&mut Fetch> {
+    pub(super) fn get_mut(&mut self, id: HostId, number: u64) -> Option<&mut ClusterFetch> {
         self.0.get_mut(&(id, number))
     }
 
     /// Returns the fetches of a host with their numbers.
-    pub(super) fn of_host(&self, id: HostId) -> impl Iterator<Item = (u64, &Fetch)> {
+    pub(super) fn of_host(&self, id: HostId) -> impl Iterator<Item = (u64, &ClusterFetch)> {
         let open = self.0.range((id, 0)..=(id, u64::MAX));
         open.map(|(&(_, number), fetch)| (number, fetch))
     }
@@ -45,11 +45,11 @@ impl Fetches {
         from.map(|(&id, _)| id).collect()
     }
 
-    pub(super) fn open(&mut self, id: HostId, number: u64, fetch: Fetch) {
+    pub(super) fn open(&mut self, id: HostId, number: u64, fetch: ClusterFetch) {
         self.0.insert((id, number), fetch);
     }
 
-    pub(super) fn close(&mut self, id: HostId, number: u64) -> Option<Fetch> {
+    pub(super) fn close(&mut self, id: HostId, number: u64) -> Option<ClusterFetch> {
         self.0.remove(&(id, number))
     }
 }

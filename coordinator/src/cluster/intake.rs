@@ -11,31 +11,31 @@ use laxity_wire::v1::{
     self, RefusalReason, Report, SnapshotPiece, event::Event, from_coordinator::Message,
 };
 
-use super::fetches::Fetches;
+use super::fetches::ClusterFetches;
 use super::host::{Host, HostId, Tenant};
 use super::hosts::Hosts;
 use super::refusal::{Refused, goodbye, invalid, not_yours, unknown};
 use super::table::Key;
 use super::workload::Workload;
-use super::{Cluster, EVENT_WORK, Settings};
+use super::{Cluster, ClusterSettings, EVENT_WORK};
 
 /// Maximum number of characters of a word of a host's settings.
 const SETTING_CHARS_MAX: usize = 16;
 
 /// Whether the event needs an order as an answer, or why it is refused.
-pub(super) type Outcome = Result<bool, Refused>;
+pub(super) type IntakeResult = Result<bool, Refused>;
 
 /// The report of one host at one time, and the parts of the cluster that it may change.
-pub(super) struct Intake<'a> {
+pub(super) struct ReportIntake<'a> {
     pub(super) now: Time,
     pub(super) id: HostId,
     pub(super) tenant: Tenant,
     /// The host's current [`Host::mark`].
     pub(super) mark: u64,
-    pub(super) settings: &'a Settings,
+    pub(super) settings: &'a ClusterSettings,
     pub(super) hosts: &'a mut Hosts,
     pub(super) workload: &'a mut Workload,
-    pub(super) fetches: &'a mut Fetches,
+    pub(super) fetches: &'a mut ClusterFetches,
     /// Work so far, for [`Cluster::take_work`].
     pub(super) work: &'a mut usize,
 }
@@ -103,9 +103,9 @@ impl Cluster {
     }
 
     /// Returns what is needed to process a host's report.
-    pub(super) fn intake(&mut self, now: Time, id: HostId) -> Option<Intake<'_>> {
+    pub(super) fn intake(&mut self, now: Time, id: HostId) -> Option<ReportIntake<'_>> {
         let host = self.hosts.get(id)?;
-        Some(Intake {
+        Some(ReportIntake {
             now,
             id,
             tenant: host.tenant,
@@ -207,7 +207,7 @@ impl Cluster {
     }
 }
 
-impl Intake<'_> {
+impl ReportIntake<'_> {
     pub(super) fn host(&self) -> Result<&Host, Refused> {
         self.hosts.get(self.id).ok_or_else(|| unknown("host", 0))
     }
@@ -223,7 +223,7 @@ impl Intake<'_> {
         }
     }
 
-    fn take_event(&mut self, event: Event) -> Outcome {
+    fn take_event(&mut self, event: Event) -> IntakeResult {
         match event {
             Event::BatchArrived(said) => return self.batch_arrived(&said),
             Event::BatchFinished(said) => return self.batch_finished(said.batch),

@@ -6,16 +6,16 @@ use std::collections::BTreeSet;
 use laxity_policy::{PortId, Time};
 
 use super::Cluster;
-use super::batch::{Batch, Load, Request};
+use super::batch::{ClusterBatch, ClusterRequest, ReportedLoad};
 use super::host::{Charge, HostId};
-use super::intake::Intake;
+use super::intake::ReportIntake;
 use super::refusal::{Refused, not_yours, over_limit, unknown};
 use super::table::Key;
 
 /// Batches that a host may take part in, for each one that it may announce.
 const PARTS_PER_OWNED: usize = 4;
 
-impl Intake<'_> {
+impl ReportIntake<'_> {
     /// Makes the host take part in a batch. The batch is created if it is new.
     pub(super) fn take_part(&mut self, name: u64) -> Result<Key, Refused> {
         let limits = &self.settings.limits;
@@ -50,7 +50,7 @@ impl Intake<'_> {
             }
             None => {
                 self.hosts.charge(self.id, Charge::Batch)?;
-                let batch = Batch::new(name, self.tenant, self.id, self.now);
+                let batch = ClusterBatch::new(name, self.tenant, self.id, self.now);
                 self.workload.insert_batch(self.now, batch)
             }
         };
@@ -83,7 +83,7 @@ impl Intake<'_> {
             return Ok(key);
         }
         self.hosts.charge(self.id, Charge::Request)?;
-        Ok(self.workload.insert_request(Request {
+        Ok(self.workload.insert_request(ClusterRequest {
             name,
             tenant: self.tenant,
             batch,
@@ -116,7 +116,7 @@ impl Intake<'_> {
                 }
             }
         }
-        let is_foreign = |load: &Load| !members.contains(&load.by);
+        let is_foreign = |load: &ReportedLoad| !members.contains(&load.by);
         self.workload.drop_loads(self.hosts, key, |_, load| is_foreign(load));
         let Some(request) = self.workload.requests.get_mut(key) else {
             return Ok(());
@@ -206,7 +206,7 @@ impl Intake<'_> {
             return;
         }
         if let Some(key) = self.workload.request_named(self.tenant, fetch.request) {
-            let of_fetch = |load: &Load| load.by == id && load.port == fetch.victim;
+            let of_fetch = |load: &ReportedLoad| load.by == id && load.port == fetch.victim;
             let workload = &mut *self.workload;
             if workload.drop_loads(self.hosts, key, |_, load| of_fetch(load)) > 0 {
                 workload.tell_admission(self.now, self.hosts, key);

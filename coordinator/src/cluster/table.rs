@@ -13,19 +13,19 @@ pub(crate) type Key = u64;
 
 /// A table whose entries are found by their [`Key`].
 #[derive(Debug)]
-pub(crate) struct Table<T> {
+pub(crate) struct KeyedTable<T> {
     entries: Vec<(Key, Option<T>)>,
     free: Vec<usize>,
     arrivals: u64,
 }
 
-impl<T> Default for Table<T> {
+impl<T> Default for KeyedTable<T> {
     fn default() -> Self {
         Self { entries: Vec::new(), free: Vec::new(), arrivals: 0 }
     }
 }
 
-impl<T> Table<T> {
+impl<T> KeyedTable<T> {
     pub(crate) fn len(&self) -> usize {
         self.entries.len() - self.free.len()
     }
@@ -73,7 +73,7 @@ mod tests {
 
     #[test]
     fn a_key_whose_slot_is_used_again_leads_nowhere() {
-        let mut table = Table::default();
+        let mut table = KeyedTable::default();
         let first = table.insert('a');
         assert_eq!(table.remove(first), Some('a'));
         let second = table.insert('b');

@@ -16,7 +16,7 @@ use self::replica::Replica;
 use self::world::{
     ADDRESS, Daemon, MS, RATE, World, arrived, ended, fetched, finished, hello, request, started,
 };
-use super::Settings;
+use super::ClusterSettings;
 use crate::limits::Limits;
 use crate::tenants::{TenantConfig, Tenants};
 

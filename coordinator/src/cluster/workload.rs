@@ -10,26 +10,26 @@ use std::hash::RandomState;
 use laxity_policy::admission::{Admission, AdmissionEvent};
 use laxity_policy::{BatchId, PortId, RequestId, Span, Time};
 
-use super::batch::{Batch, Load, Request};
-use super::ended::Ended;
+use super::batch::{ClusterBatch, ClusterRequest, ReportedLoad};
+use super::ended::EndedRequests;
 use super::host::{Charge, HostId, Tenant};
 use super::hosts::Hosts;
 use super::outbox::Outbox;
 use super::refusal::Refused;
-use super::table::{Key, Table};
+use super::table::{Key, KeyedTable};
 
 /// Batches and requests of all hosts, and admission.
 #[derive(Debug)]
 pub(super) struct Workload {
     pub(super) admission: Admission,
-    pub(super) batches: Table<Batch>,
+    pub(super) batches: KeyedTable<ClusterBatch>,
     pub(super) batch_names: HashMap<(Tenant, u64), Key>,
-    pub(super) requests: Table<Request>,
+    pub(super) requests: KeyedTable<ClusterRequest>,
     pub(super) request_names: HashMap<(Tenant, u64), Key>,
     /// Requests that daemons got as pruned, ascending.
     pub(super) pruned: Vec<Key>,
-    pub(super) ended: Ended,
-    /// Makes the hashes of [`Batch::invited`]. Nobody can guess which names collide.
+    pub(super) ended: EndedRequests,
+    /// Makes the hashes of [`ClusterBatch::invited`]. Nobody can guess which names collide.
     invitations: RandomState,
 }
 
@@ -37,12 +37,12 @@ impl Workload {
     pub(super) fn new(admission: Admission) -> Self {
         Self {
             admission,
-            batches: Table::default(),
+            batches: KeyedTable::default(),
             batch_names: HashMap::new(),
-            requests: Table::default(),
+            requests: KeyedTable::default(),
             request_names: HashMap::new(),
             pruned: Vec::new(),
-            ended: Ended::default(),
+            ended: EndedRequests::default(),
             invitations: RandomState::new(),
         }
     }
@@ -73,12 +73,12 @@ impl Workload {
         }
     }
 
-    pub(super) fn is_invited(&self, batch: &Batch, host: &String) -> bool {
+    pub(super) fn is_invited(&self, batch: &ClusterBatch, host: &String) -> bool {
         batch.invited.contains(&self.invitations.hash_one(host))
     }
 
     /// Adds a batch that is not known yet.
-    pub(super) fn insert_batch(&mut self, now: Time, batch: Batch) -> Key {
+    pub(super) fn insert_batch(&mut self, now: Time, batch: ClusterBatch) -> Key {
         let name = (batch.tenant, batch.name);
         let key = self.batches.insert(batch);
         self.batch_names.insert(name, key);
@@ -152,14 +152,14 @@ impl Workload {
     }
 
     /// Returns the ids of the pruned requests of a batch.
-    pub(super) fn pruned_of(&self, batch: &Batch) -> Vec<u64> {
+    pub(super) fn pruned_of(&self, batch: &ClusterBatch) -> Vec<u64> {
         let requests = batch.requests.iter().filter_map(|&it| self.requests.get(it));
         let pruned = requests.filter(|request| request.pruned);
         pruned.map(|request| request.name).collect()
     }
 
     /// Adds a request that is not known yet. The caller has charged its host.
-    pub(super) fn insert_request(&mut self, request: Request) -> Key {
+    pub(super) fn insert_request(&mut self, request: ClusterRequest) -> Key {
         let (name, batch) = ((request.tenant, request.name), request.batch);
         let key = self.requests.insert(request);
         self.request_names.insert(name, key);
@@ -192,9 +192,10 @@ impl Workload {
         hosts: &mut Hosts,
         id: HostId,
         key: Key,
-        loads: &[Load],
+        loads: &[ReportedLoad],
     ) -> Result<(), Refused> {
-        let own = |hosts: &Hosts, load: &Load| load.by == id && hosts.owns_port(id, load.port);
+        let own =
+            |hosts: &Hosts, load: &ReportedLoad| load.by == id && hosts.owns_port(id, load.port);
         self.drop_loads(hosts, key, own);
         let Some(request) = self.requests.get_mut(key) else {
             return Ok(());
@@ -211,11 +212,11 @@ impl Workload {
 
     /// Adds the load of a fetch for a request on another host's port. Returns false if there is no
     /// room.
-    pub(super) fn add_load(&mut self, hosts: &mut Hosts, key: Key, load: Load) -> bool {
+    pub(super) fn add_load(&mut self, hosts: &mut Hosts, key: Key, load: ReportedLoad) -> bool {
         let Some(request) = self.requests.get_mut(key) else {
             return false;
         };
-        let same = |other: &&mut Load| (other.by, other.port) == (load.by, load.port);
+        let same = |other: &&mut ReportedLoad| (other.by, other.port) == (load.by, load.port);
         if let Some(known) = request.loads.iter_mut().find(same) {
             known.bytes = known.bytes.saturating_add(load.bytes);
             return true;
@@ -232,7 +233,7 @@ impl Workload {
         &mut self,
         hosts: &mut Hosts,
         key: Key,
-        goes: impl Fn(&Hosts, &Load) -> bool,
+        goes: impl Fn(&Hosts, &ReportedLoad) -> bool,
     ) -> usize {
         let Some(request) = self.requests.get_mut(key) else {
             return 0;
@@ -276,7 +277,7 @@ impl Workload {
         }
     }
 
-    fn remove_request(&mut self, hosts: &mut Hosts, key: Key) -> Option<Request> {
+    fn remove_request(&mut self, hosts: &mut Hosts, key: Key) -> Option<ClusterRequest> {
         let request = self.requests.remove(key)?;
         self.request_names.remove(&(request.tenant, request.name));
         hosts.refund(request.by, Charge::Request);

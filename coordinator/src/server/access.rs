@@ -64,13 +64,13 @@ pub(crate) fn roles(certificate_der: &[u8]) -> Vec<Role> {
 
 #[derive(Clone, Debug)]
 pub(crate) struct ConnectInfo {
-    pub(crate) peer: Peer,
+    pub(crate) peer: ProvenPeer,
     /// Counts the streams that are served on the connection.
     served: Served,
 }
 
 impl ConnectInfo {
-    pub(crate) fn new(peer: Peer) -> Self {
+    pub(crate) fn new(peer: ProvenPeer) -> Self {
         Self { peer, served: Served::default() }
     }
 
@@ -110,14 +110,14 @@ impl Drop for Serving {
 
 /// A peer, by what it has proved.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Peer {
+pub(crate) enum ProvenPeer {
     /// A peer without TLS, which is not authenticated.
     Anyone(SocketAddr),
     /// A peer with the roles that its certificate names.
     Known(Arc<[Role]>),
 }
 
-impl Peer {
+impl ProvenPeer {
     /// Returns the peer of a request.
     pub(crate) fn of<T>(request: &Request<T>) -> Self {
         let info = request.extensions().get::<ConnectInfo>();
@@ -186,17 +186,19 @@ mod tests {
     fn each_role_may_what_it_is_for_and_nothing_else() {
         let known = |role: Role| {
             let mut request = Request::new(());
-            request.extensions_mut().insert(super::ConnectInfo::new(Peer::Known([role].into())));
+            request
+                .extensions_mut()
+                .insert(super::ConnectInfo::new(ProvenPeer::Known([role].into())));
             request
         };
         let daemon = known(Role::Daemon("a".into()));
         let viewer = known(Role::Viewer("v".into()));
         let operator = known(Role::Operator("o".into()));
-        assert!(Peer::of(&daemon).may_report("a").is_ok());
-        assert!(Peer::of(&daemon).may_report("b").is_err());
-        assert!(Peer::of(&operator).may_report("a").is_err());
-        let looks = [&daemon, &viewer, &operator].map(|r| Peer::viewer(r).is_ok());
-        let operates = [&daemon, &viewer, &operator].map(|r| Peer::operator(r).is_ok());
+        assert!(ProvenPeer::of(&daemon).may_report("a").is_ok());
+        assert!(ProvenPeer::of(&daemon).may_report("b").is_err());
+        assert!(ProvenPeer::of(&operator).may_report("a").is_err());
+        let looks = [&daemon, &viewer, &operator].map(|r| ProvenPeer::viewer(r).is_ok());
+        let operates = [&daemon, &viewer, &operator].map(|r| ProvenPeer::operator(r).is_ok());
         assert_eq!(looks, [false, true, true]);
         assert_eq!(operates, [false, false, true]);
     }

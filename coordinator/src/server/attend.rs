@@ -16,7 +16,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 use tracing::{debug, info, warn};
 
-use super::access::{Peer, Served};
+use super::access::{ProvenPeer, Served};
 use crate::cluster::attend::TOO_OFTEN;
 use crate::cluster::refusal::goodbye;
 use crate::cluster::{Cluster, HostId, Taken};
@@ -32,14 +32,14 @@ const TEXT_MAX: usize = 300;
 /// Heartbeat periods of silence after which a daemon is assumed dead.
 const SILENCE_HEARTBEATS: u32 = 3;
 
-type Sender = mpsc::Sender<Result<FromCoordinator, Status>>;
+type FrameSender = mpsc::Sender<Result<FromCoordinator, Status>>;
 
 /// The service `laxity.v1.Coordination`.
-pub(crate) struct Service {
+pub(crate) struct CoordinationService {
     shared: Arc<Shared>,
 }
 
-impl Service {
+impl CoordinationService {
     pub(crate) const fn new(shared: Arc<Shared>) -> Self {
         Self { shared }
     }
@@ -70,14 +70,14 @@ impl Stream for Outbound {
 }
 
 #[tonic::async_trait]
-impl Coordination for Service {
+impl Coordination for CoordinationService {
     type AttendStream = Outbound;
 
     async fn attend(
         &self,
         request: Request<Streaming<FromDaemon>>,
     ) -> Result<Response<Self::AttendStream>, Status> {
-        let peer = Peer::of(&request);
+        let peer = ProvenPeer::of(&request);
         let served = Served::of(&request);
         // The channel holds one message. Further ones wait in the cluster, where later ones replace
         // them.
@@ -107,9 +107,9 @@ fn not_leader(shared: &Shared) -> Goodbye {
 
 async fn serve(
     shared: Arc<Shared>,
-    (peer, served): (Peer, Served),
+    (peer, served): (ProvenPeer, Served),
     mut inbound: Streaming<FromDaemon>,
-    sender: Sender,
+    sender: FrameSender,
 ) {
     let hello = match tokio::time::timeout(HELLO_MAX, inbound.message()).await {
         Ok(Ok(Some(FromDaemon { message: Some(from_daemon::Message::Hello(hello)) }))) => hello,
@@ -170,7 +170,7 @@ async fn serve(
     }
 }
 
-async fn part(sender: &Sender, last: Goodbye) {
+async fn part(sender: &FrameSender, last: Goodbye) {
     let last = sender.send(Ok(message(Message::Goodbye(last))));
     // A peer that does not read sees the end of the stream instead.
     let _ = tokio::time::timeout(GOODBYE_MAX, last).await;
@@ -309,7 +309,7 @@ fn take(
 async fn write(
     shared: Arc<Shared>,
     (id, stream): (HostId, u64),
-    sender: Sender,
+    sender: FrameSender,
     woken: Arc<Notify>,
 ) {
     loop {

@@ -16,8 +16,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use laxity_listen::{AcceptErrors, ConnectionSlot, ConnectionSlots, LineLimit};
-use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use laxity_listen::{AcceptErrors, ConnectionSlot, ConnectionSlots, LineLimit, descriptors_max};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
@@ -29,7 +28,7 @@ use tokio_util::either::Either;
 use tonic::transport::server::Connected;
 use tracing::{debug, warn};
 
-use super::access::{self, ConnectInfo, Peer};
+use super::access::{self, ConnectInfo, ProvenPeer};
 use crate::limits::Limits;
 use crate::tls::ServerTls;
 
@@ -90,7 +89,7 @@ impl Visit {
 }
 
 impl Connection {
-    fn new(io: Io, peer: Peer, slot: ConnectionSlot<IpAddr>, visit: Visit) -> Self {
+    fn new(io: Io, peer: ProvenPeer, slot: ConnectionSlot<IpAddr>, visit: Visit) -> Self {
         Self {
             io,
             info: ConnectInfo::new(peer),
@@ -174,22 +173,6 @@ impl AsyncWrite for Connection {
     }
 }
 
-/// Raises the soft limit of open files to the hard limit, and returns the resulting limit.
-fn descriptors() -> usize {
-    let limit = match getrlimit(Resource::RLIMIT_NOFILE) {
-        Ok((soft, hard)) if soft < hard => {
-            let raised = setrlimit(Resource::RLIMIT_NOFILE, hard, hard);
-            raised.map_or(soft, |()| hard)
-        }
-        Ok((soft, _)) => soft,
-        Err(error) => {
-            warn!(%error, "cannot read the limit of open files");
-            1024
-        }
-    };
-    usize::try_from(limit).unwrap_or(usize::MAX)
-}
-
 /// Accepts connections until the receiver is dropped.
 pub(crate) fn accept(
     listener: TcpListener,
@@ -197,7 +180,7 @@ pub(crate) fn accept(
     limits: Limits,
 ) -> ReceiverStream<io::Result<Connection>> {
     let (sender, receiver) = mpsc::channel(16);
-    let (wanted, descriptors) = (limits.connections_max, descriptors());
+    let (wanted, descriptors) = (limits.connections_max, descriptors_max());
     let limits = limits.within(descriptors);
     if limits.connections_max < wanted {
         warn!(
@@ -236,7 +219,7 @@ pub(crate) fn accept(
             visit.enter();
             let _ = stream.set_nodelay(true);
             let Some(tls) = tls.clone() else {
-                let peer = Peer::Anyone(address);
+                let peer = ProvenPeer::Anyone(address);
                 let connection = Connection::new(Io::Left(stream), peer, slot, visit);
                 if sender.send(Ok(connection)).await.is_err() {
                     return;
@@ -301,7 +284,7 @@ async fn greet(
     let (_, session) = stream.get_ref();
     let leaf = session.peer_certificates().and_then(<[_]>::first);
     let roles = leaf.map_or_else(Vec::new, |leaf| access::roles(leaf));
-    let peer = Peer::Known(roles.into());
+    let peer = ProvenPeer::Known(roles.into());
     let io = Io::Right(Box::new(stream));
     Some(Connection::new(io, peer, slot, visit))
 }

@@ -19,7 +19,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 use tracing::info;
 
-use super::access::{Peer, Served};
+use super::access::{ProvenPeer, Served};
 use super::successor::{Successor, saved};
 use crate::cluster::change::Change;
 use crate::cluster::{Cluster, PolicyError};
@@ -30,11 +30,11 @@ use crate::shared::Shared;
 const WATCHERS_MAX: usize = 256;
 
 /// The `Operator` service.
-pub(crate) struct Service {
+pub(crate) struct OperatorService {
     shared: Arc<Shared>,
 }
 
-impl Service {
+impl OperatorService {
     pub(crate) const fn new(shared: Arc<Shared>) -> Self {
         Self { shared }
     }
@@ -95,9 +95,9 @@ impl From<SaveError> for Status {
     }
 }
 
-pub(crate) struct Events(ReceiverStream<Result<WatchEvent, Status>>);
+pub(crate) struct WatchEvents(ReceiverStream<Result<WatchEvent, Status>>);
 
-impl Stream for Events {
+impl Stream for WatchEvents {
     type Item = Result<WatchEvent, Status>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
@@ -106,14 +106,14 @@ impl Stream for Events {
 }
 
 #[tonic::async_trait]
-impl Operator for Service {
-    type WatchStream = Events;
+impl Operator for OperatorService {
+    type WatchStream = WatchEvents;
 
     async fn list_hosts(
         &self,
         request: Request<ListHostsRequest>,
     ) -> Result<Response<ListHostsResponse>, Status> {
-        Peer::viewer(&request)?;
+        ProvenPeer::viewer(&request)?;
         let now = self.shared.now();
         let mut listed = self.shared.cluster().list_hosts(now);
         listed.leading = self.shared.lead.holds();
@@ -124,7 +124,7 @@ impl Operator for Service {
         &self,
         request: Request<ListBatchesRequest>,
     ) -> Result<Response<ListBatchesResponse>, Status> {
-        Peer::viewer(&request)?;
+        ProvenPeer::viewer(&request)?;
         let now = self.shared.now();
         let listed = self.shared.cluster().list_batches(now, request.get_ref());
         Ok(Response::new(listed))
@@ -134,7 +134,7 @@ impl Operator for Service {
         &self,
         request: Request<ExplainRequest>,
     ) -> Result<Response<ExplainResponse>, Status> {
-        Peer::viewer(&request)?;
+        ProvenPeer::viewer(&request)?;
         let now = self.shared.now();
         let told = self.shared.cluster().explain(now, request.get_ref());
         told.map(Response::new).map_err(Status::not_found)
@@ -144,7 +144,7 @@ impl Operator for Service {
         &self,
         request: Request<GetPolicyRequest>,
     ) -> Result<Response<GetPolicyResponse>, Status> {
-        Peer::viewer(&request)?;
+        ProvenPeer::viewer(&request)?;
         let now = self.shared.now();
         let most = request.get_ref().history;
         let mut told = self.shared.cluster().policy_history(now, most);
@@ -157,7 +157,7 @@ impl Operator for Service {
         &self,
         request: Request<SetPolicyRequest>,
     ) -> Result<Response<SetPolicyResponse>, Status> {
-        let peer = Peer::operator(&request)?;
+        let peer = ProvenPeer::operator(&request)?;
         let author = peer.name();
         let asked = request.get_ref();
         let plan = |cluster: &Cluster, now: Time| {
@@ -185,7 +185,7 @@ impl Operator for Service {
         &self,
         request: Request<DrainRequest>,
     ) -> Result<Response<DrainResponse>, Status> {
-        let peer = Peer::operator(&request)?;
+        let peer = ProvenPeer::operator(&request)?;
         let author = peer.name();
         let asked = request.get_ref();
         let plan = |cluster: &Cluster, now: Time| {
@@ -200,8 +200,8 @@ impl Operator for Service {
         Ok(Response::new(DrainResponse { batches }))
     }
 
-    async fn watch(&self, request: Request<WatchRequest>) -> Result<Response<Events>, Status> {
-        Peer::viewer(&request)?;
+    async fn watch(&self, request: Request<WatchRequest>) -> Result<Response<WatchEvents>, Status> {
+        ProvenPeer::viewer(&request)?;
         if self.shared.watchers.receiver_count() >= WATCHERS_MAX {
             return Err(Status::resource_exhausted(format!(
                 "{WATCHERS_MAX} watch already; end one"
@@ -238,7 +238,7 @@ impl Operator for Service {
                 }
             }
         });
-        Ok(Response::new(Events(ReceiverStream::new(receiver))))
+        Ok(Response::new(WatchEvents(ReceiverStream::new(receiver))))
     }
 }
 

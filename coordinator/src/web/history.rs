@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use crate::cluster::Ended;
+use crate::cluster::EndedRequests;
 
 pub(super) const EVERY: Duration = Duration::from_secs(10);
 /// Maximum number of buckets that are stored: an hour.
@@ -14,7 +14,7 @@ const BUCKETS_MAX: usize = 360;
 #[derive(Debug, Default)]
 pub(super) struct History {
     buckets: VecDeque<[u64; 2]>,
-    before: Ended,
+    before: EndedRequests,
 }
 
 impl History {
@@ -22,14 +22,14 @@ impl History {
         Self::default()
     }
 
-    fn since(&self, sums: Ended) -> [u64; 2] {
+    fn since(&self, sums: EndedRequests) -> [u64; 2] {
         [
             sums.in_time.saturating_sub(self.before.in_time),
             sums.late.saturating_sub(self.before.late),
         ]
     }
 
-    pub(super) fn close(&mut self, sums: Ended) {
+    pub(super) fn close(&mut self, sums: EndedRequests) {
         let bucket = self.since(sums);
         self.buckets.push_back(bucket);
         if self.buckets.len() > BUCKETS_MAX {
@@ -39,7 +39,7 @@ impl History {
     }
 
     /// Returns (in time, late) of each bucket, newest last. The last one is not complete.
-    pub(super) fn buckets(&self, sums: Ended) -> Vec<[u64; 2]> {
+    pub(super) fn buckets(&self, sums: EndedRequests) -> Vec<[u64; 2]> {
         let open = self.since(sums);
         self.buckets.iter().copied().chain([open]).collect()
     }
@@ -49,8 +49,8 @@ impl History {
 mod tests {
     use super::*;
 
-    fn sums(in_time: u64, late: u64) -> Ended {
-        Ended { in_time, late, ..Ended::default() }
+    fn sums(in_time: u64, late: u64) -> EndedRequests {
+        EndedRequests { in_time, late, ..EndedRequests::default() }
     }
 
     #[test]

@@ -20,7 +20,7 @@ const TROUBLE_MAX: u32 = 20;
 const REVISIONS_MAX: u32 = 20;
 
 #[derive(Debug, Serialize)]
-pub(super) struct State {
+pub(super) struct WebState {
     version: &'static str,
     term: u64,
     runs: u64,
@@ -30,8 +30,8 @@ pub(super) struct State {
     /// Older revisions of the policy, newest first.
     history: Vec<PolicyRevision>,
     tenants: Vec<TenantStatus>,
-    totals: Totals,
-    queues: Queues,
+    totals: ClusterTotals,
+    queues: QueueTotals,
     attainment: Attainment,
     /// The first [`HOSTS_MAX`] hosts: drained and lost ones first, then by queued bytes.
     hosts: Vec<HostStatus>,
@@ -41,7 +41,7 @@ pub(super) struct State {
 }
 
 #[derive(Debug, Serialize)]
-struct Totals {
+struct ClusterTotals {
     hosts: usize,
     connected: usize,
     drained: usize,
@@ -52,7 +52,7 @@ struct Totals {
 
 /// Sums over the egress ports of all hosts. What waits at an ingress also waits at an egress.
 #[derive(Debug, Default, Serialize)]
-struct Queues {
+struct QueueTotals {
     bytes: u64,
     by_level: Vec<Queue>,
     by_stage: Vec<Queue>,
@@ -70,7 +70,7 @@ struct Attainment {
     buckets: Vec<[u64; 2]>,
 }
 
-pub(super) fn state(shared: &Shared, history: &Mutex<History>) -> State {
+pub(super) fn state(shared: &Shared, history: &Mutex<History>) -> WebState {
     let now = shared.now();
     let (hosts, batches, trouble, policy, (cluster, _)) = {
         let known = shared.cluster();
@@ -91,7 +91,7 @@ pub(super) fn state(shared: &Shared, history: &Mutex<History>) -> State {
     };
     let history = history.lock().unwrap_or_else(PoisonError::into_inner);
     let ended = cluster.ended;
-    State {
+    WebState {
         version: env!("CARGO_PKG_VERSION"),
         term: hosts.term,
         runs: hosts.run,
@@ -100,7 +100,7 @@ pub(super) fn state(shared: &Shared, history: &Mutex<History>) -> State {
         policy: policy.current,
         history: policy.history,
         tenants: hosts.tenants,
-        totals: Totals {
+        totals: ClusterTotals {
             hosts: hosts.hosts.len(),
             connected: cluster.connected,
             drained: hosts.hosts.iter().filter(|host| host.drained).count(),
@@ -133,8 +133,8 @@ fn first(mut hosts: Vec<HostStatus>) -> Vec<HostStatus> {
     hosts
 }
 
-fn queues(hosts: &[HostStatus]) -> Queues {
-    let mut sums = Queues::default();
+fn queues(hosts: &[HostStatus]) -> QueueTotals {
+    let mut sums = QueueTotals::default();
     let ports = hosts.iter().flat_map(|host| &host.ports);
     for port in ports.filter(|port| port.direction() == v1::Direction::Egress) {
         sums.bytes = sums.bytes.saturating_add(port.queued_bytes);
@@ -178,7 +178,7 @@ mod tests {
         let sums = queues(&hosts[..1]);
         assert_eq!(sums.bytes, 1);
         let sums = {
-            let mut sums = Queues::default();
+            let mut sums = QueueTotals::default();
             for host in &hosts {
                 add(&mut sums.by_level, view::by_level(&host.ports[0].queued_level_bytes));
             }

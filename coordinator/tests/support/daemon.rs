@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use laxity_coordinator::config::Config;
 use laxity_coordinator::limits::Limits;
-use laxity_coordinator::server::{Coordinator, Handle};
+use laxity_coordinator::server::{Coordinator, CoordinatorHandle};
 use laxity_quantity::Nanos;
 use laxity_wire::v1::coordination_client::CoordinationClient;
 use laxity_wire::v1::operator_client::OperatorClient;
@@ -25,7 +25,7 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
 pub(crate) struct Served {
     pub(crate) address: SocketAddr,
-    pub(crate) handle: Handle,
+    pub(crate) handle: CoordinatorHandle,
 }
 
 impl Served {

@@ -10,7 +10,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use laxity_coordinator::config::Config;
-use laxity_coordinator::server::{Coordinator, Handle};
+use laxity_coordinator::server::{Coordinator, CoordinatorHandle};
 use laxity_wire::v1::event::Event as Kind;
 use laxity_wire::v1::{BatchArrived, Heartbeat, PortBytes, RequestLoad, from_daemon};
 use tokio::sync::mpsc;
@@ -44,7 +44,7 @@ pub(crate) struct Fixture {
     /// The address of the web page.
     pub(crate) web: Option<SocketAddr>,
     say: HashMap<String, mpsc::UnboundedSender<Vec<Kind>>>,
-    handle: Handle,
+    handle: CoordinatorHandle,
     thread: Option<JoinHandle<()>>,
 }
 

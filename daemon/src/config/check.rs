@@ -16,19 +16,19 @@ use crate::coordinator::channel::{self, Scheme};
 use crate::coordinator::credentials;
 
 /// A value that parses and makes no sense: its key, the problem and the remedy.
-pub(super) struct Nonsense {
+pub(super) struct InvalidValue {
     pub(super) key: String,
     pub(super) problem: String,
 }
 
-type Checked = Result<(), Nonsense>;
+type Checked = Result<(), InvalidValue>;
 
 /// Returns an error with `problem` for `key`, unless `right`.
 fn ensure<P: Into<String>>(right: bool, key: &str, problem: impl FnOnce() -> P) -> Checked {
     if right {
         return Ok(());
     }
-    Err(Nonsense { key: key.to_owned(), problem: problem().into() })
+    Err(InvalidValue { key: key.to_owned(), problem: problem().into() })
 }
 
 fn within<T: Copy + PartialOrd + Display>(
@@ -321,7 +321,7 @@ impl Config {
             &name,
             || "is a label of metrics: give it at least one character, and no control characters",
         )?;
-        self.link(nic).validate().map_err(|invalid| Nonsense {
+        self.link(nic).validate().map_err(|invalid| InvalidValue {
             key: match invalid.field {
                 "rate" => format!("nic.{index}.rate"),
                 "chunk_bytes" => format!("nic.{index}.chunk"),

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use laxity_quantity::Rate;
 
-use super::rate::{ALL_DEVICES, NicRate, Origin};
+use super::rate::{ALL_DEVICES, NicRate, RateOrigin};
 use super::{Config, NICS_MAX, NicConfig};
 
 /// The slowest likely rate of a NIC, in bytes per second: 10 Mbit/s.
@@ -14,7 +14,7 @@ impl NicConfig {
     /// Returns a warning if nothing runs at this rate, or nobody knows it.
     pub(super) fn warn_of_rate(&self, index: usize) -> Option<String> {
         let rate = self.rate.bytes_per_s;
-        if self.rate.origin == Origin::Unknown {
+        if self.rate.origin == RateOrigin::Unknown {
             return Some(format!(
                 "nic.{index}.rate: the kernel knows no rate for {}; {} is assumed. Write it, such \
                  as \"25Gbit\"",
@@ -62,8 +62,10 @@ impl Config {
                 name => laxity_nic::rate(root, name),
             };
             match read {
-                Some(bytes_per_s) => nic.rate = NicRate { bytes_per_s, origin: Origin::Kernel },
-                None if nic.rate.origin == Origin::Open => nic.rate.origin = Origin::Unknown,
+                Some(bytes_per_s) => nic.rate = NicRate { bytes_per_s, origin: RateOrigin::Kernel },
+                None if nic.rate.origin == RateOrigin::Open => {
+                    nic.rate.origin = RateOrigin::Unknown;
+                }
                 None => {}
             }
         }

@@ -15,21 +15,28 @@ pub(super) mod policy_name {
     }
 }
 
-pub(super) mod marking_name {
-    //! The names of [`Marking`] come from its own methods.
-    use laxity_shm::marking::Marking;
-    use serde::{Deserialize, Deserializer, Serializer, de::Error};
+/// Defines a module for `#[serde(with = …)]` with the names that come from a type's own methods.
+macro_rules! own_names {
+    ($module:ident, $type:ty, $($name:literal),+) => {
+        pub(super) mod $module {
+            //! Names in files, which come from the type's own methods.
+            use serde::{Deserialize, Deserializer, Serializer, de::Error};
 
-    pub(crate) fn serialize<S: Serializer>(marking: &Marking, s: S) -> Result<S::Ok, S::Error> {
-        s.serialize_str(marking.name())
-    }
+            pub(crate) fn serialize<S: Serializer>(value: &$type, s: S) -> Result<S::Ok, S::Error> {
+                s.serialize_str(value.name())
+            }
 
-    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<Marking, D::Error> {
-        let name = String::deserialize(d)?;
-        let unknown = || D::Error::unknown_variant(&name, &["preserve", "levels", "off"]);
-        Marking::from_name(&name).ok_or_else(unknown)
-    }
+            pub(crate) fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<$type, D::Error> {
+                let name = String::deserialize(d)?;
+                let unknown = || D::Error::unknown_variant(&name, &[$($name),+]);
+                <$type>::from_name(&name).ok_or_else(unknown)
+            }
+        }
+    };
 }
+
+own_names!(marking_name, laxity_shm::marking::Marking, "preserve", "levels", "off");
+own_names!(mode_name, laxity_shm::layout::Mode, "off", "observe", "enforce");
 
 /// Defines a module for `#[serde(with = …)]` with the names of a policy enum.
 macro_rules! names {

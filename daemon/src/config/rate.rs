@@ -12,7 +12,7 @@ const ASSUMED: u64 = 12_500_000_000;
 
 /// Where a rate comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Origin {
+pub(super) enum RateOrigin {
     File,
     Kernel,
     /// The kernel was not asked yet.
@@ -26,23 +26,23 @@ pub(super) enum Origin {
 pub struct NicRate {
     /// The rate in force.
     pub bytes_per_s: u64,
-    pub(super) origin: Origin,
+    pub(super) origin: RateOrigin,
 }
 
 impl NicRate {
     /// `"auto"`, before the kernel was asked.
-    pub const AUTO: Self = Self { bytes_per_s: ASSUMED, origin: Origin::Open };
+    pub const AUTO: Self = Self { bytes_per_s: ASSUMED, origin: RateOrigin::Open };
 
     /// Reports whether the kernel decides.
     #[must_use]
     pub fn is_auto(self) -> bool {
-        self.origin != Origin::File
+        self.origin != RateOrigin::File
     }
 }
 
 impl From<Rate> for NicRate {
     fn from(rate: Rate) -> Self {
-        Self { bytes_per_s: rate.0, origin: Origin::File }
+        Self { bytes_per_s: rate.0, origin: RateOrigin::File }
     }
 }
 

@@ -42,7 +42,7 @@ pub enum Assembled {
 
 /// Counts of refused orders.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Refused {
+pub struct RefusedOrders {
     /// Orders with an outdated term or sequence.
     pub stale: u64,
     /// Orders with a missing or invalid part.
@@ -58,15 +58,15 @@ pub struct OrderAssembler {
     ranks: HashMap<u64, u64>,
     pruned: BTreeSet<u64>,
     content: Arc<OrderContent>,
-    partial: Option<Partial>,
+    partial: Option<IncompleteOrder>,
     /// Whether a full order was requested and has not begun.
     awaits_full: bool,
-    refused: Refused,
+    refused: RefusedOrders,
 }
 
 /// An order of which some pieces are missing.
 #[derive(Debug)]
-struct Partial {
+struct IncompleteOrder {
     epoch: Epoch,
     base: Option<Epoch>,
     next: u32,
@@ -77,7 +77,7 @@ struct Partial {
     unpruned: Vec<u64>,
 }
 
-impl Partial {
+impl IncompleteOrder {
     fn add(&mut self, piece: &Order) {
         self.next += 1;
         let ranks = piece.ranks.iter().filter(|rank| rank.batch != 0);
@@ -103,7 +103,7 @@ impl OrderAssembler {
     }
 
     /// Returns the counts of refused orders.
-    pub const fn refused(&self) -> Refused {
+    pub const fn refused(&self) -> RefusedOrders {
         self.refused
     }
 
@@ -168,7 +168,7 @@ impl OrderAssembler {
         clippy::result_large_err,
         reason = "what is to be said is large, and this is no hot path"
     )]
-    fn open(&mut self, epoch: Epoch, piece: &Order) -> Result<Partial, Assembled> {
+    fn open(&mut self, epoch: Epoch, piece: &Order) -> Result<IncompleteOrder, Assembled> {
         let overtaken = self.applied.is_some_and(|old| epoch.key() <= old.key());
         if overtaken {
             self.refused.stale += 1;
@@ -181,7 +181,7 @@ impl OrderAssembler {
         } else if piece.base != self.base {
             return Err(self.broken("a delta builds on another order"));
         }
-        Ok(Partial {
+        Ok(IncompleteOrder {
             epoch,
             base: piece.base,
             next: 0,
@@ -192,7 +192,7 @@ impl OrderAssembler {
         })
     }
 
-    fn apply(&mut self, whole: &Partial, considered: u64) -> Assembled {
+    fn apply(&mut self, whole: &IncompleteOrder, considered: u64) -> Assembled {
         let full = whole.base.is_none();
         if full {
             self.ranks.clear();

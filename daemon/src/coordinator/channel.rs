@@ -8,7 +8,7 @@
 use std::error::Error;
 use std::time::Duration;
 
-use laxity_credentials::explain::{self, Settings};
+use laxity_credentials::explain::{self, SettingNames};
 use tonic::Status;
 use tonic::transport::{Channel, Endpoint, Uri};
 
@@ -137,7 +137,7 @@ pub fn refusal(status: &Status) -> String {
 }
 
 /// The names of the settings in texts about TLS errors.
-const SETTINGS: Settings = Settings {
+const SETTINGS: SettingNames = SettingNames {
     ca: "coordinator.ca",
     cert: "coordinator.cert",
     key: "coordinator.key",

@@ -4,8 +4,8 @@
 //! The scheduler thread never waits here. If the lock is taken, or the last report was not sent, it
 //! tries again later. The task holds the lock only to move values. Each side is notified at most
 //! once of a change: the task through [`CoordinatorExchange::report_ready`], the scheduler by one
-//! [`Command::Coordinator`]. The room for reports and the request for more change under one lock,
-//! so no notification is lost. A bounded channel would need a second lock for that.
+//! [`SchedulerCommand::Coordinator`]. The room for reports and the request for more change under
+//! one lock, so no notification is lost. A bounded channel would need a second lock for that.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
@@ -16,14 +16,14 @@ use tokio::sync::Notify;
 
 use super::order::ClusterOrder;
 use super::outgoing::{EVENTS_MAX, OutgoingReport};
-use crate::mailbox::{Command, Mailbox};
+use crate::mailbox::{Mailbox, SchedulerCommand};
 
 /// The place for one report, one cluster order, and the state of the stream.
 #[derive(Debug)]
 pub struct CoordinatorExchange {
     state: Mutex<ExchangeState>,
     report_put: Notify,
-    /// Whether the scheduler has a [`Command::Coordinator`] to read.
+    /// Whether the scheduler has a [`SchedulerCommand::Coordinator`] to read.
     scheduler_notified: AtomicBool,
     /// When the cluster order was last confirmed, in ns of CLOCK_MONOTONIC. Without one, 0.
     confirmed_ns: AtomicU64,
@@ -248,7 +248,7 @@ impl CoordinatorExchange {
 
     fn notify_scheduler(&self, mailbox: &Mailbox) {
         if !self.scheduler_notified.swap(true, Ordering::AcqRel) {
-            mailbox.send(Command::Coordinator);
+            mailbox.send(SchedulerCommand::Coordinator);
         }
     }
 

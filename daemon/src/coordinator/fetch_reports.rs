@@ -5,28 +5,29 @@ use std::collections::{BTreeMap, BTreeSet};
 use laxity_wire::v1::{FetchWanted, event::Event as Kind};
 
 use super::outgoing::Draft;
-use crate::driver::fetches::Name;
+use crate::driver::fetches::FetchName;
 
 /// The open fetches, and which of them were reported.
 #[derive(Debug, Default)]
 pub(super) struct FetchReports {
-    open: BTreeMap<u64, Fetch>,
+    open: BTreeMap<u64, ReportedFetch>,
     /// Fetches that were not reported yet.
     new: BTreeSet<u64>,
 }
 
 #[derive(Debug)]
-struct Fetch {
-    name: Name,
+struct ReportedFetch {
+    name: FetchName,
     bytes: u64,
     told: bool,
 }
 
 impl FetchReports {
     /// Adds a flow of `bytes` bytes to a fetch. Returns whether the fetch is new.
-    pub(super) fn add(&mut self, number: u64, name: Name, bytes: u64) -> bool {
+    pub(super) fn add(&mut self, number: u64, name: FetchName, bytes: u64) -> bool {
         let is_new = !self.open.contains_key(&number);
-        let fetch = self.open.entry(number).or_insert(Fetch { name, bytes: 0, told: false });
+        let fetch =
+            self.open.entry(number).or_insert(ReportedFetch { name, bytes: 0, told: false });
         fetch.bytes = fetch.bytes.saturating_add(bytes);
         is_new
     }

@@ -40,7 +40,7 @@ pub enum Urgency {
 }
 
 #[derive(Debug, Default)]
-struct Batch {
+struct ReportedBatch {
     id: u64,
     compute: Span,
     layers: u16,
@@ -61,7 +61,7 @@ struct Batch {
 }
 
 #[derive(Debug)]
-struct Request {
+struct ReportedRequest {
     batch: u64,
     deadline: Time,
     left: u64,
@@ -76,9 +76,9 @@ pub struct ReportState {
     /// The port whose completed bytes count for requests.
     port: u32,
     /// Batches by arrival, so that the oldest are reported first.
-    batches: BTreeMap<u64, Batch>,
+    batches: BTreeMap<u64, ReportedBatch>,
     names: HashMap<u64, u64>,
-    requests: HashMap<u64, Request>,
+    requests: HashMap<u64, ReportedRequest>,
     arrivals: u64,
     /// Arrivals of batches with something to report.
     stirred: BTreeSet<u64>,
@@ -173,7 +173,7 @@ impl ReportState {
                 _ => return,
             }
         }
-        let entry = Request { batch, deadline, left: bytes, untold: 0, told };
+        let entry = ReportedRequest { batch, deadline, left: bytes, untold: 0, told };
         self.requests.insert(request, entry);
         if let Some(batch) = self.batches.get_mut(&arrival) {
             batch.requests.insert(request);
@@ -253,7 +253,7 @@ impl ReportState {
     }
 
     /// Adds a flow of `bytes` bytes to a fetch, which may be new.
-    pub fn fetches(&mut self, number: u64, name: fetches::Name, bytes: u64) {
+    pub fn fetches(&mut self, number: u64, name: fetches::FetchName, bytes: u64) {
         if self.fetches.add(number, name, bytes) && self.attended {
             self.fetches.announce(number);
             if self.names.contains_key(&name.batch) {
@@ -380,7 +380,7 @@ impl ReportState {
             self.close(oldest);
         }
         self.arrivals += 1;
-        let batch = Batch { id, changed: true, ..Batch::default() };
+        let batch = ReportedBatch { id, changed: true, ..ReportedBatch::default() };
         self.batches.insert(self.arrivals, batch);
         self.names.insert(id, self.arrivals);
         self.arrivals
@@ -409,7 +409,7 @@ impl ReportState {
         }
     }
 
-    fn forget_request(&mut self, id: u64) -> Option<Request> {
+    fn forget_request(&mut self, id: u64) -> Option<ReportedRequest> {
         let request = self.requests.remove(&id)?;
         let arrival = self.names.get(&request.batch);
         if let Some(batch) = arrival.and_then(|arrival| self.batches.get_mut(arrival)) {
@@ -439,14 +439,14 @@ impl ReportState {
     }
 }
 
-impl Batch {
+impl ReportedBatch {
     /// Returns how many of [`STEPS`] parts of its layers the batch has finished.
     fn step(&self) -> u32 {
         u32::from(self.layer) * STEPS / u32::from(self.layers.max(1))
     }
 }
 
-impl Request {
+impl ReportedRequest {
     fn load(&self, now: Time, request: u64, port: u32) -> RequestLoad {
         let left = |deadline: Time| i128::from(deadline.0) - i128::from(now.0);
         RequestLoad {

@@ -57,7 +57,7 @@ pub struct StreamTask {
 }
 
 #[derive(Debug, Default)]
-struct Ended {
+struct StreamEnd {
     problem: String,
     /// Whether an order came, so that the stream was useful.
     ordered: bool,
@@ -67,7 +67,7 @@ struct Ended {
     leader: Option<String>,
 }
 
-impl Ended {
+impl StreamEnd {
     fn because(problem: impl Into<String>) -> Self {
         Self { problem: problem.into(), ..Self::default() }
     }
@@ -142,10 +142,10 @@ impl StreamTask {
         }
     }
 
-    async fn once(&mut self, url: &str) -> Ended {
+    async fn once(&mut self, url: &str) -> StreamEnd {
         let channel = match channel::connect(url, &self.config).await {
             Ok(channel) => channel,
-            Err(problem) => return Ended::because(problem),
+            Err(problem) => return StreamEnd::because(problem),
         };
         let (outbound, messages) = mpsc::channel(OUTBOUND);
         let _ = outbound.try_send(say(Message::Hello(self.hello())));
@@ -154,30 +154,30 @@ impl StreamTask {
         let opening = client.attend(ReceiverStream::new(messages));
         let mut inbound = match timeout(WELCOME_MAX, opening).await {
             Ok(Ok(response)) => response.into_inner(),
-            Ok(Err(status)) => return Ended::because(shortened(&channel::refusal(&status))),
-            Err(_) => return Ended::because("it opens no stream"),
+            Ok(Err(status)) => return StreamEnd::because(shortened(&channel::refusal(&status))),
+            Err(_) => return StreamEnd::because("it opens no stream"),
         };
         let welcome = match timeout(WELCOME_MAX, inbound.message()).await {
             Ok(Ok(Some(frame))) => match frame.message {
                 Some(from_coordinator::Message::Welcome(welcome)) => welcome,
                 Some(from_coordinator::Message::Goodbye(last)) => return self.parted(&last, url),
-                _ => return Ended::because("it did not begin with a Welcome"),
+                _ => return StreamEnd::because("it did not begin with a Welcome"),
             },
-            Ok(Ok(None)) => return Ended::because("it ended the stream"),
-            Ok(Err(status)) => return Ended::because(shortened(&channel::refusal(&status))),
-            Err(_) => return Ended::because("it does not welcome this host"),
+            Ok(Ok(None)) => return StreamEnd::because("it ended the stream"),
+            Ok(Err(status)) => return StreamEnd::because(shortened(&channel::refusal(&status))),
+            Err(_) => return StreamEnd::because("it does not welcome this host"),
         };
         let (ours, theirs) =
             ((v1::PROTOCOL, v1::PROTOCOL_MIN), (welcome.protocol, welcome.protocol_min));
         if v1::common_protocol(ours, theirs).is_none() {
-            return Ended {
+            return StreamEnd {
                 problem: format!(
                     "it speaks protocols {} to {}, this daemon {} to {}; bring them to releases \
                      that overlap",
                     theirs.1, theirs.0, ours.1, ours.0
                 ),
                 retry_after: self.config.backoff_max.into(),
-                ..Ended::default()
+                ..StreamEnd::default()
             };
         }
         if !self.assembler.begin(welcome.term) {
@@ -189,7 +189,7 @@ impl StreamTask {
                 detail: "a later term was seen".into(),
             };
             let _ = outbound.try_send(say(Message::Nack(nack)));
-            return Ended::because(format!(
+            return StreamEnd::because(format!(
                 "its term {} was overtaken by one that this daemon has seen; another coordinator \
                  leads. (If there is but one, its host's clock was set back: restart laxityd)",
                 welcome.term
@@ -199,7 +199,7 @@ impl StreamTask {
         let mut stream = StreamState::new(outbound, &welcome);
         let mut ended = match self.converse(&mut stream, &mut inbound).await {
             Ok(last) => self.parted(&last, url),
-            Err(problem) => Ended::because(problem),
+            Err(problem) => StreamEnd::because(problem),
         };
         ended.ordered = stream.ordered;
         ended
@@ -242,14 +242,14 @@ impl StreamTask {
     }
 
     /// Converts a goodbye to the rules for coming back.
-    fn parted(&self, last: &Goodbye, url: &str) -> Ended {
+    fn parted(&self, last: &Goodbye, url: &str) -> StreamEnd {
         let most = Duration::from(self.config.backoff_max);
         let detail = shortened(&last.detail);
         let leader = match last.reason() {
             GoodbyeReason::NotLeader => channel::redirection(url, &last.leader, &self.config),
             _ => None,
         };
-        Ended {
+        StreamEnd {
             problem: format!("it said goodbye ({:?}): {detail}", last.reason()),
             retry_after: match last.reason() {
                 GoodbyeReason::Incompatible => most,

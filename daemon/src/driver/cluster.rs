@@ -14,7 +14,7 @@ use crate::coordinator::exchange::{CoordinatorExchange, PutOutcome, Update};
 use crate::coordinator::order::{ClusterOrder, OrderContent};
 use crate::coordinator::outgoing::OutgoingReport;
 use crate::coordinator::reports::{ReportState, Urgency};
-use crate::driver::fetches::{Fetches, Name};
+use crate::driver::fetches::{FetchName, Fetches};
 
 /// The time between reports that have only bytes and layers.
 const PROGRESS_EVERY: Span = Span::from_millis(50);
@@ -23,7 +23,7 @@ const BUSY: Span = Span::from_micros(50);
 
 /// The scheduler's state of reports and cluster orders.
 #[derive(Debug)]
-pub struct Cluster {
+pub struct ClusterState {
     exchange: Arc<CoordinatorExchange>,
     /// The reports. Every hint is recorded there, too.
     pub reports: ReportState,
@@ -45,7 +45,7 @@ pub struct Cluster {
     held: Option<OutgoingReport>,
 }
 
-impl Cluster {
+impl ClusterState {
     /// Makes the state of a host without a coordinator.
     pub fn alone() -> Self {
         let nobody = Arc::new(CoordinatorExchange::new("", ""));
@@ -112,7 +112,7 @@ impl Cluster {
         if !self.attends {
             return false;
         }
-        let name = Name { batch: spec.batch.0, request: spec.request.0, peer };
+        let name = FetchName { batch: spec.batch.0, request: spec.request.0, peer };
         let Some(number) = self.fetches.joined(name, spec.flow) else {
             return false;
         };
@@ -121,7 +121,7 @@ impl Cluster {
         true
     }
 
-    /// Returns when [`Cluster::poll`] is due.
+    /// Returns when [`ClusterState::poll`] is due.
     #[must_use]
     pub fn due(&self) -> Time {
         let mut due = self.look_at.min(self.fetches.due());

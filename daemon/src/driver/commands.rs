@@ -11,11 +11,11 @@ use nix::unistd::{SysconfVar, sysconf};
 use tracing::{debug, warn};
 
 use super::Driver;
-use super::ports::Port;
-use crate::clients::{Client, ClientId, Identity, Leaving, PendingClient};
+use super::ports::DriverPort;
+use crate::clients::{AttachedClient, ClientId, Identity, Leaving, PendingClient};
 use crate::config::{Config, Mode};
 use crate::domains::Domain;
-use crate::mailbox::Command;
+use crate::mailbox::SchedulerCommand;
 
 /// The time between warnings about garbage. Further garbage is only counted.
 const WARN_EVERY: Span = Span::from_millis(1000);
@@ -26,42 +26,42 @@ impl Driver {
         self.publisher.note_change();
         for command in self.inbox.take() {
             match command {
-                Command::Attach { newcomer, attached } => {
+                SchedulerCommand::Attach { newcomer, attached } => {
                     self.attach(*newcomer);
                     let _ = attached.send(());
                 }
-                Command::Detach { client, leaving } => {
+                SchedulerCommand::Detach { client, leaving } => {
                     let _ = leaving.send(self.detach(client));
                 }
-                Command::Bypass(on) => {
+                SchedulerCommand::Bypass(on) => {
                     self.intake.bypass = on;
                     self.apply_modes(true);
                 }
-                Command::Configure(config) => {
+                SchedulerCommand::Configure(config) => {
                     if let Err(error) = self.configure(&config) {
                         warn!(%error, "the new configuration fails; the old one stays in force");
                     }
                 }
-                Command::Treatments(treatments) => {
+                SchedulerCommand::Treatments(treatments) => {
                     self.treatments = *treatments;
                     for client in self.clients.iter().flatten() {
                         client.served.header().set_marking(self.config.marking, &self.treatments);
                     }
                 }
-                Command::Residual { residuals, usage } => {
+                SchedulerCommand::Residual { residuals, usage } => {
                     self.apply_residuals(&residuals);
-                    let used = self.intake.ports.iter().map(Port::usage).collect();
+                    let used = self.intake.ports.iter().map(DriverPort::usage).collect();
                     let _ = usage.send((self.config.residual, used));
                 }
-                Command::Coordinator => {
+                SchedulerCommand::Coordinator => {
                     let cluster = &mut self.intake.hints.cluster;
                     cluster.apply_coordinator_update(self.intake.now);
                 }
-                Command::Publish => self.publisher.ask(),
-                Command::Trace(command) => {
+                SchedulerCommand::Publish => self.publisher.ask(),
+                SchedulerCommand::Trace(command) => {
                     self.intake.trace.carry_out(self.intake.now, command);
                 }
-                Command::Stop { handover } => {
+                SchedulerCommand::Stop { handover } => {
                     self.hands_over = handover;
                     return false;
                 }
@@ -74,7 +74,7 @@ impl Driver {
     /// Tells clients whether flows that can't choose their class may use credit for any stage. They
     /// may while nothing waits on any port.
     pub(super) fn announce_idle_ports(&mut self) {
-        let contended = |port: &Port| port.link.waiting_flows() > 0;
+        let contended = |port: &DriverPort| port.link.waiting_flows() > 0;
         // Held flows must ask for permits.
         let waits = self.intake.holding || self.intake.ports.iter().any(contended);
         if self.intake.credit.note_waiting(self.intake.now, waits) {
@@ -93,7 +93,7 @@ impl Driver {
         let now = self.intake.now;
         let (flows_max, ports) =
             (self.config.scheduler.flows_per_client_max, self.intake.ports.len());
-        let mut client = Client::new(newcomer, now, flows_max, ports);
+        let mut client = AttachedClient::new(newcomer, now, flows_max, ports);
         client.state.domain = self.enter_domain(&client.state.identity);
         let owner = &client.state.identity.owner;
         client.state.suspected = self.suspects(owner);
@@ -139,7 +139,7 @@ impl Driver {
         let scheduler = &self.config.scheduler;
         let part = scheduler.flows_per_domain_max / self.domains.clients(domain).max(1);
         let most = part.clamp(1, scheduler.flows_per_client_max);
-        let own = |client: &&mut Client| client.state.domain == domain;
+        let own = |client: &&mut AttachedClient| client.state.domain == domain;
         for client in self.clients.iter_mut().flatten().filter(own) {
             client.state.flows_max = most;
             client.set_room();

@@ -14,15 +14,15 @@ const REQUESTS_MAX: usize = 1 << 16;
 pub struct Deadlines {
     /// The objective for requests that have no deadline of their own.
     pub slo: Option<Span>,
-    known: HashMap<RequestId, Known>,
+    known: HashMap<RequestId, KnownDeadline>,
     members: HashMap<BatchId, HashSet<RequestId>>,
-    /// Requests in the order of their first record. An entry is outdated if `Known::sight` differs.
+    /// Requests by their first record. An entry is outdated if `KnownDeadline::sight` differs.
     ages: VecDeque<(RequestId, u64)>,
     sights: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Known {
+struct KnownDeadline {
     deadline: Time,
     /// The batch of the request, zero if unknown.
     batch: BatchId,
@@ -59,7 +59,7 @@ impl Deadlines {
         self.forget(request);
         self.sights += 1;
         let sight = self.sights;
-        let known = Known { deadline, batch, sight };
+        let known = KnownDeadline { deadline, batch, sight };
         self.known.insert(request, known);
         if batch != BatchId(0) {
             self.members.entry(batch).or_default().insert(request);

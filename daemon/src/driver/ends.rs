@@ -5,8 +5,8 @@ use laxity_policy::{Event, Level};
 use super::flows::{Accounting, flow_id};
 use super::intake::Intake;
 use super::on_wire::TRICKLE_SHIFT;
-use super::trace::Seen;
-use crate::clients::{Client, ClientState, RecordOrigin};
+use super::trace::TracedEvent;
+use crate::clients::{AttachedClient, ClientState, RecordOrigin};
 
 impl Intake {
     /// Accounts for bytes of a flow that its client reported as completed.
@@ -66,7 +66,7 @@ impl Intake {
         if owed {
             self.paid(id, from.state, index, stage, bytes);
         }
-        self.trace.note(now, Seen::Completed(id.0, bytes));
+        self.trace.note(now, TracedEvent::Completed(id.0, bytes));
     }
 
     /// Ends a flow of which the client sends no more than was permitted.
@@ -119,7 +119,7 @@ impl Intake {
             state.lost.add(now, outstanding, window, timeout);
             self.paid(id, state, index, stage, outstanding);
         }
-        self.trace.note(now, Seen::Cancelled(id.0));
+        self.trace.note(now, TracedEvent::Cancelled(id.0));
     }
 
     /// Ends all flows of a lane whose owner is gone. The lane keeps its credit for its next owner.
@@ -133,7 +133,7 @@ impl Intake {
     ///
     /// It is called twice for a client that was released for garbage and then hangs up. The second
     /// call does nothing.
-    pub fn client_gone(&mut self, index: u32, client: &mut Client) {
+    pub fn client_gone(&mut self, index: u32, client: &mut AttachedClient) {
         if core::mem::replace(&mut client.state.settled, true) {
             return;
         }

@@ -14,7 +14,7 @@ pub const FETCHES_MAX: usize = 1024;
 const LINGER: Span = Span::from_millis(3);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Name {
+pub struct FetchName {
     /// The id of the request's batch.
     pub batch: u64,
     pub request: u64,
@@ -24,7 +24,7 @@ pub struct Name {
 
 #[derive(Debug)]
 struct Fetch {
-    name: Name,
+    name: FetchName,
     /// Flows that are not completed.
     flows: usize,
     /// When the last flow ended.
@@ -35,7 +35,7 @@ struct Fetch {
 #[derive(Debug, Default)]
 pub struct Fetches {
     open: BTreeMap<u64, Fetch>,
-    names: HashMap<Name, u64>,
+    names: HashMap<FetchName, u64>,
     of_flow: HashMap<FlowId, u64>,
     /// The number of the last fetch that began, which is also how many did.
     last: u64,
@@ -46,7 +46,7 @@ pub struct Fetches {
 impl Fetches {
     /// Adds a flow to the fetch of this name. Returns the fetch's number, or `None` if there are
     /// too many fetches.
-    pub fn joined(&mut self, name: Name, flow: FlowId) -> Option<u64> {
+    pub fn joined(&mut self, name: FetchName, flow: FlowId) -> Option<u64> {
         let number = match self.names.get(&name) {
             Some(&number) => number,
             None if self.open.len() >= FETCHES_MAX => return None,
@@ -57,7 +57,7 @@ impl Fetches {
         Some(number)
     }
 
-    fn begin(&mut self, name: Name) -> u64 {
+    fn begin(&mut self, name: FetchName) -> u64 {
         self.last += 1;
         self.open.insert(self.last, Fetch { name, flows: 0, ended: Time::NEVER });
         self.names.insert(name, self.last);
@@ -111,8 +111,8 @@ impl Fetches {
 mod tests {
     use super::*;
 
-    fn name(request: u64) -> Name {
-        Name { batch: 1, request, peer: [7; 16] }
+    fn name(request: u64) -> FetchName {
+        FetchName { batch: 1, request, peer: [7; 16] }
     }
 
     fn at(ms: u64) -> Time {

@@ -37,7 +37,7 @@ pub const fn split_flow_id(id: FlowId) -> (u32, u16, u64) {
 /// The driver's state of a flow, in one cache line.
 #[derive(Clone, Copy, Debug)]
 #[repr(align(64))]
-pub struct Flow {
+pub struct FlowState {
     /// The sequence of the submitting record, or [`FREE`] in a free entry.
     pub seq: u64,
     pub bytes: u64,
@@ -70,8 +70,8 @@ pub struct Flow {
 pub enum Accounting {
     /// The link, because the flow had to wait.
     Link,
-    /// The driver, because the flow was permitted whole at [`Flow::level`]. The driver reports the
-    /// completion to the link.
+    /// The driver, because the flow was permitted whole at [`FlowState::level`]. The driver reports
+    /// the completion to the link.
     Driver,
     /// Nothing, because the flow was sent without a permit in mode `observe`.
     Nobody,
@@ -82,13 +82,13 @@ pub enum Accounting {
     OwedInPart,
 }
 
-const _: () = assert!(size_of::<Flow>() == 64);
+const _: () = assert!(size_of::<FlowState>() == 64);
 const _: () = assert!(2 * crate::config::NICS_MAX <= 1 << u8::BITS);
 
 /// A sequence that no lane reaches.
 const FREE: u64 = u64::MAX;
 
-impl Flow {
+impl FlowState {
     const NONE: Self = Self {
         seq: FREE,
         bytes: 0,
@@ -135,8 +135,8 @@ impl Flow {
 /// The flows of a lane. Sequences are given in full or by their low 40 bits.
 #[derive(Debug)]
 pub struct Flows {
-    direct: Box<[Flow]>,
-    spilled: HashMap<u64, Flow>,
+    direct: Box<[FlowState]>,
+    spilled: HashMap<u64, FlowState>,
     len: usize,
 }
 
@@ -144,7 +144,7 @@ impl Flows {
     /// Makes an empty table for about `expected` flows without collisions.
     pub fn new(expected: usize) -> Self {
         let size = (expected * 2).next_power_of_two().max(16);
-        Self { direct: vec![Flow::NONE; size].into(), spilled: HashMap::new(), len: 0 }
+        Self { direct: vec![FlowState::NONE; size].into(), spilled: HashMap::new(), len: 0 }
     }
 
     #[inline]
@@ -154,7 +154,7 @@ impl Flows {
 
     /// Stores `flow`, whose sequence is new.
     #[inline]
-    pub fn insert(&mut self, flow: Flow) {
+    pub fn insert(&mut self, flow: FlowState) {
         self.len += 1;
         let index = self.index(flow.seq);
         if self.direct[index].seq == FREE {
@@ -167,7 +167,7 @@ impl Flows {
     /// Returns the flow that record `seq` submitted, if it has not ended.
     #[must_use]
     #[inline]
-    pub fn get_mut(&mut self, seq: u64) -> Option<&mut Flow> {
+    pub fn get_mut(&mut self, seq: u64) -> Option<&mut FlowState> {
         let index = self.index(seq);
         let held = &mut self.direct[index];
         if held.seq != FREE && (held.seq ^ seq) & SEQ_MASK == 0 {
@@ -208,7 +208,7 @@ impl Flows {
         self.direct.len() + self.spilled.len()
     }
 
-    pub fn iter(&self) -> impl Iterator<Item = &Flow> {
+    pub fn iter(&self) -> impl Iterator<Item = &FlowState> {
         self.direct.iter().filter(|flow| flow.seq != FREE).chain(self.spilled.values())
     }
 
@@ -247,7 +247,7 @@ mod tests {
             let seq = base + (random >> 33) % 64;
             if random >> 63 == 0 {
                 if let std::collections::btree_map::Entry::Vacant(entry) = oracle.entry(seq) {
-                    flows.insert(Flow { seq, bytes: step, ..Flow::NONE });
+                    flows.insert(FlowState { seq, bytes: step, ..FlowState::NONE });
                     entry.insert(step);
                 }
             } else {

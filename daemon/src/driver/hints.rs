@@ -25,10 +25,10 @@ use laxity_shm::record::Record;
 use crate::config::Config;
 use crate::coordinator::exchange::CoordinatorExchange;
 use crate::coordinator::order::OrderContent;
-use crate::driver::cluster::Cluster;
+use crate::driver::cluster::ClusterState;
 use crate::driver::deadlines::Deadlines;
-use crate::driver::id_owners::{Id, IdOwners};
-use crate::driver::ports::Port;
+use crate::driver::id_owners::{IdOwners, WorkId};
+use crate::driver::ports::DriverPort;
 use crate::driver::running::Running;
 
 /// The pause after a run of admission, in durations of that run.
@@ -52,7 +52,7 @@ pub struct Hints {
     paused_until: Time,
     /// The domain whose admission is looked at first.
     turn: usize,
-    pub cluster: Cluster,
+    pub cluster: ClusterState,
 }
 
 /// The scheduler's state of the batches and requests of one domain.
@@ -83,7 +83,7 @@ impl Hints {
             id_owners: IdOwners::default(),
             paused_until: Time::ZERO,
             turn: 0,
-            cluster: Cluster::alone(),
+            cluster: ClusterState::alone(),
         };
         hints.domains.push(hints.domain(now)?);
         hints.configure(now, config)?;
@@ -160,7 +160,7 @@ impl Hints {
 
     /// Joins the cluster of the coordinator behind `exchange`.
     pub fn attend(&mut self, exchange: Arc<CoordinatorExchange>, config: &Config) {
-        self.cluster = Cluster::new(exchange, REQUEST_PORT as u32, config);
+        self.cluster = ClusterState::new(exchange, REQUEST_PORT as u32, config);
     }
 
     /// Reports to the coordinator, and checks which order is in force for [`Self::decide`].
@@ -184,7 +184,7 @@ impl Hints {
         if request != RequestId(0) && state.admission.active_batches() > 0 {
             let port = PortId(u32::from(port));
             state.admission.handle(now, AdmissionEvent::BytesCompleted { request, port, bytes });
-            if self.cluster.attends() && self.id_owners.may(domain, Id::Request(request)) {
+            if self.cluster.attends() && self.id_owners.may(domain, WorkId::Request(request)) {
                 self.cluster.reports.completed(request.0, port.0, bytes);
                 self.cluster.noted(now);
             }
@@ -226,7 +226,7 @@ impl Hints {
         domain: DomainId,
         pid: u32,
         record: &Record,
-        ports: &mut [Port],
+        ports: &mut [DriverPort],
     ) {
         self.of(domain).take(now, domain, pid, record, ports);
         self.note(now, domain, record);
@@ -239,7 +239,7 @@ impl Hints {
     pub fn decide(
         &mut self,
         now: Time,
-        ports: &mut [Port],
+        ports: &mut [DriverPort],
         clock: impl Fn() -> Time,
     ) -> Option<usize> {
         if self.paused_until > now {
@@ -254,8 +254,8 @@ impl Hints {
         let content = self.cluster.order_in_force();
         let others = content.filter(|_| self.domains.len() > 1).map(|content| {
             content.without(
-                |batch| !id_owners.may(domain, Id::Batch(batch)),
-                |request| !id_owners.may(domain, Id::Request(request)),
+                |batch| !id_owners.may(domain, WorkId::Batch(batch)),
+                |request| !id_owners.may(domain, WorkId::Request(request)),
             )
         });
         let state = &mut self.domains[at];
@@ -301,7 +301,14 @@ impl DomainHints {
         self.running.of(pid)
     }
 
-    fn take(&mut self, now: Time, domain: DomainId, pid: u32, record: &Record, ports: &mut [Port]) {
+    fn take(
+        &mut self,
+        now: Time,
+        domain: DomainId,
+        pid: u32,
+        record: &Record,
+        ports: &mut [DriverPort],
+    ) {
         match *record {
             Record::LayerBegin { batch, layer } => {
                 self.running.layer_began(pid, BatchId(batch), Layer(layer));
@@ -314,7 +321,7 @@ impl DomainHints {
         self.pass_on(now, domain, record, ports);
     }
 
-    fn pass_on(&mut self, now: Time, domain: DomainId, record: &Record, ports: &mut [Port]) {
+    fn pass_on(&mut self, now: Time, domain: DomainId, record: &Record, ports: &mut [DriverPort]) {
         use AdmissionEvent as Between;
         let (between, event) = match *record {
             Record::RequestJoin { batch, request, deadline_ns, bytes } => {
@@ -372,7 +379,7 @@ impl DomainHints {
         (domain, batch, request): (DomainId, BatchId, RequestId),
         deadline_ns: u64,
         bytes: u64,
-        ports: &mut [Port],
+        ports: &mut [DriverPort],
     ) {
         let deadline = match deadline_ns {
             0 => self.requests.of(now, request),
@@ -441,7 +448,7 @@ fn admission_config(config: &Config) -> AdmissionConfig {
     }
 }
 
-fn broadcast(now: Time, domain: DomainId, event: &Event, ports: &mut [Port]) {
+fn broadcast(now: Time, domain: DomainId, event: &Event, ports: &mut [DriverPort]) {
     for port in ports {
         port.hint(now, domain, event.clone());
     }

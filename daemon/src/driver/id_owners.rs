@@ -15,7 +15,7 @@ const IDS_MAX: usize = 1 << 16;
 
 /// A batch or a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Id {
+pub enum WorkId {
     Batch(BatchId),
     Request(RequestId),
 }
@@ -24,9 +24,9 @@ pub enum Id {
 #[derive(Debug)]
 pub struct IdOwners {
     /// The domain of each id, and the number of its announcement.
-    of: HashMap<Id, (DomainId, u64)>,
+    of: HashMap<WorkId, (DomainId, u64)>,
     /// The announcements of each domain, the oldest first.
-    ages: Vec<VecDeque<(Id, u64)>>,
+    ages: Vec<VecDeque<(WorkId, u64)>>,
     announcements: u64,
 }
 
@@ -39,14 +39,14 @@ impl Default for IdOwners {
 
 impl IdOwners {
     /// Reports whether an id belongs to this domain or to none.
-    pub fn may(&self, domain: DomainId, id: Id) -> bool {
+    pub fn may(&self, domain: DomainId, id: WorkId) -> bool {
         self.of.get(&id).is_none_or(|(owner, _)| *owner == domain)
     }
 
     /// Records a hint. Returns whether its domain may report it.
     pub fn hint(&mut self, domain: DomainId, record: &Record) -> bool {
-        let batch = |id| Id::Batch(BatchId(id));
-        let request = |id| Id::Request(RequestId(id));
+        let batch = |id| WorkId::Batch(BatchId(id));
+        let request = |id| WorkId::Request(RequestId(id));
         match *record {
             Record::BatchBegin { batch: id, .. } => self.announce(domain, batch(id)),
             Record::RequestJoin { batch: of, request: id, .. } => {
@@ -62,7 +62,7 @@ impl IdOwners {
         }
     }
 
-    fn announce(&mut self, domain: DomainId, id: Id) -> bool {
+    fn announce(&mut self, domain: DomainId, id: WorkId) -> bool {
         if self.of.contains_key(&id) {
             return self.may(domain, id);
         }
@@ -80,7 +80,7 @@ impl IdOwners {
         true
     }
 
-    fn end(&mut self, domain: DomainId, id: Id) -> bool {
+    fn end(&mut self, domain: DomainId, id: WorkId) -> bool {
         let may = self.may(domain, id);
         if may {
             self.of.remove(&id);
@@ -115,7 +115,7 @@ mod tests {
         ] {
             assert!(!id_owners.hint(hostile, &record), "{record:?}");
         }
-        assert!(id_owners.may(honest, Id::Request(RequestId(70))));
+        assert!(id_owners.may(honest, WorkId::Request(RequestId(70))));
         assert!(id_owners.hint(honest, &Record::BatchEnd { batch: 7 }));
         assert!(id_owners.hint(hostile, &begin), "it is anybody's again");
     }
@@ -129,7 +129,7 @@ mod tests {
             id_owners.hint(DomainId(1), &begin(batch));
         }
         assert_eq!(id_owners.of.len(), IDS_MAX + 1);
-        assert!(!id_owners.may(DomainId(1), Id::Batch(BatchId(1))));
-        assert!(id_owners.may(DomainId(0), Id::Batch(BatchId(2))));
+        assert!(!id_owners.may(DomainId(1), WorkId::Batch(BatchId(1))));
+        assert!(id_owners.may(DomainId(0), WorkId::Batch(BatchId(2))));
     }
 }

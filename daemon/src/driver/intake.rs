@@ -15,12 +15,12 @@ use laxity_wire::trace::SubmitOutcome;
 
 use crate::clients::{ClientState, RecordOrigin};
 use crate::driver::credit::CreditConditions;
-use crate::driver::flows::{Accounting, Flow, flow_id};
+use crate::driver::flows::{Accounting, FlowState, flow_id};
 use crate::driver::hints::Hints;
 use crate::driver::peers::PeerNumbers;
-use crate::driver::ports::Port;
-use crate::driver::trace::{Seen, Tracer};
-use crate::driver::trust::Trust;
+use crate::driver::ports::DriverPort;
+use crate::driver::trace::{TracedEvent, Tracer};
+use crate::driver::trust::OwnerTrust;
 use crate::stats::LoopCounters;
 
 /// All state that records change, apart from the clients.
@@ -29,7 +29,7 @@ pub struct Intake {
     /// The last reading of the clock.
     pub now: Time,
     /// The ports by `nic · 2 + direction`.
-    pub ports: Vec<Port>,
+    pub ports: Vec<DriverPort>,
     /// The batches, the requests and admission.
     pub hints: Hints,
     pub counters: LoopCounters,
@@ -40,7 +40,7 @@ pub struct Intake {
     /// credit while nothing waits on any port, and their completions.
     pub quiet: u64,
     /// The owners whose clients are not scheduled.
-    pub trust: Trust,
+    pub trust: OwnerTrust,
     /// Whether flows of any client are held for its owed bytes ([`crate::driver::silence`]).
     pub holding: bool,
     pub credit: CreditConditions,
@@ -224,7 +224,7 @@ impl Intake {
             _ => decision.bytes,
         };
         let waits = matches!(decision.outcome, BehindOthers | WindowFull | Held);
-        let seen = Seen::Submitted {
+        let seen = TracedEvent::Submitted {
             spec: *spec,
             pid: from.state.identity.pid,
             port: index,
@@ -256,7 +256,7 @@ impl Intake {
             self.ports[usize::from(port)].counters.stages[spec.stage.index()].completed_flows += 1;
             return;
         }
-        let flow = Flow {
+        let flow = FlowState {
             seq: at.tag,
             bytes: spec.bytes,
             permitted: decision.bytes,

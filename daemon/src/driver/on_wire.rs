@@ -25,20 +25,20 @@ pub struct OnWire {
     pub(super) since: Time,
     /// The time of the last check. A check after a pause shows nothing about progress.
     looked: Time,
-    /// Owed bytes, by [`Class`].
+    /// Owed bytes, by [`WireClass`].
     owed: [u64; 2],
-    /// Whether flows of each [`Class`] are held.
+    /// Whether flows of each [`WireClass`] are held.
     pub(super) held: [bool; 2],
 }
 
 /// The two classes of flows. With strict priorities in the fabric, collectives pass all others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Class {
+pub(super) enum WireClass {
     Collective,
     Other,
 }
 
-impl Class {
+impl WireClass {
     const ALL: [Self; 2] = [Self::Collective, Self::Other];
 
     pub(super) const fn of(stage: Stage) -> Self {
@@ -58,7 +58,7 @@ impl OnWire {
     /// Reports whether flows of `stage` are held.
     #[inline]
     pub const fn holds(&self, stage: Stage) -> bool {
-        self.held[Class::of(stage) as usize]
+        self.held[WireClass::of(stage) as usize]
     }
 
     /// Reports whether flows of any stage are held.
@@ -87,12 +87,12 @@ impl OnWire {
 
     /// Removes owed bytes that completed or were written off.
     pub const fn paid(&mut self, stage: Stage, bytes: u64) {
-        let owed = &mut self.owed[Class::of(stage) as usize];
+        let owed = &mut self.owed[WireClass::of(stage) as usize];
         *owed = owed.saturating_sub(bytes);
     }
 
     pub(super) const fn owes(&mut self, stage: Stage, bytes: u64) {
-        let owed = &mut self.owed[Class::of(stage) as usize];
+        let owed = &mut self.owed[WireClass::of(stage) as usize];
         *owed = owed.saturating_add(bytes);
         self.dropped(bytes);
     }
@@ -119,11 +119,11 @@ impl OnWire {
     }
 
     /// Returns the classes whose state has to change, each with whether to hold it.
-    pub(super) fn changes(&self, window: u64) -> impl Iterator<Item = (Class, bool)> {
+    pub(super) fn changes(&self, window: u64) -> impl Iterator<Item = (WireClass, bool)> {
         let [collective, other] = self.owed;
         let owed = [collective, collective.saturating_add(other)];
         let held = self.held;
-        Class::ALL.into_iter().filter_map(move |class| {
+        WireClass::ALL.into_iter().filter_map(move |class| {
             let (owed, held) = (owed[class as usize], held[class as usize]);
             // A class is released at half of the limit, so that one byte does not change it back.
             let limit = window / WINDOW_SHARE / if held { 2 } else { 1 };
@@ -182,17 +182,17 @@ mod tests {
         on_wire.owes(Stage::P2d, WINDOW / WINDOW_SHARE);
         assert_eq!(changes(&on_wire), [], "a chunk costs nothing");
         on_wire.owes(Stage::P2d, 1);
-        assert_eq!(changes(&on_wire), [(Class::Other, true)]);
+        assert_eq!(changes(&on_wire), [(WireClass::Other, true)]);
         on_wire.held = [false, true];
         on_wire.paid(Stage::P2d, 2);
         assert_eq!(changes(&on_wire), [], "half of it has to be paid");
         on_wire.owes(Stage::Collective, WINDOW);
-        assert_eq!(changes(&on_wire), [(Class::Collective, true)]);
+        assert_eq!(changes(&on_wire), [(WireClass::Collective, true)]);
         on_wire.held = [true, true];
         assert!(on_wire.holds(Stage::Collective) && on_wire.holds(Stage::Weights));
         on_wire.paid(Stage::Collective, WINDOW);
         on_wire.paid(Stage::P2d, WINDOW);
-        let none = [(Class::Collective, false), (Class::Other, false)];
+        let none = [(WireClass::Collective, false), (WireClass::Other, false)];
         assert_eq!(changes(&on_wire), none);
         assert_eq!(on_wire.owed(), 0);
     }

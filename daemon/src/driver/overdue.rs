@@ -14,10 +14,10 @@ use laxity_policy::{Level, Span};
 use laxity_shm::consumer::Wake;
 use laxity_shm::producer::SlotRef;
 
-use crate::clients::{Client, ClientState};
+use crate::clients::{AttachedClient, ClientState};
 use crate::config::Mode;
 use crate::driver::Driver;
-use crate::driver::flows::{Accounting, Flow};
+use crate::driver::flows::{Accounting, FlowState};
 use crate::driver::intake::Intake;
 use crate::driver::trust::{Loss, WINDOW, part};
 use crate::owner::Owner;
@@ -30,11 +30,11 @@ const LATELY: Span = Span::from_millis(100);
 
 impl Intake {
     /// Writes off bytes of a lane that were permitted a `timeout` ago and not completed.
-    pub fn write_off(&mut self, index: u32, client: &mut Client, lane: u16) {
+    pub fn write_off(&mut self, index: u32, client: &mut AttachedClient, lane: u16) {
         let timeout = self.trust.timeout;
         let since = self.now - timeout;
         let flows = &client.state.lanes.at(lane).flows;
-        let overdue = |flow: &&Flow| flow.outstanding() > 0 && flow.touched < since;
+        let overdue = |flow: &&FlowState| flow.outstanding() > 0 && flow.touched < since;
         let seqs: Vec<u64> = flows.iter().filter(overdue).map(|flow| flow.seq).collect();
         for seq in seqs {
             let Some(flow) = client.state.lanes.at(lane).flows.get_mut(seq).copied() else {
@@ -53,7 +53,7 @@ impl Intake {
     }
 
     /// Distrusts a client that has lost too much.
-    fn judge(&mut self, index: u32, client: &mut Client) {
+    fn judge(&mut self, index: u32, client: &mut AttachedClient) {
         client.state.lost.forget(self.now);
         if client.state.distrusted || !client.state.lost.is_too_much() {
             return;
@@ -87,10 +87,10 @@ impl Intake {
 
     /// Takes a client that is no longer scheduled out of the links, so that its waiting flows go
     /// out. Flows that are fully permitted stay until completion, unless the mode is `off`.
-    pub fn release_flows(&mut self, index: u32, client: &mut Client) {
+    pub fn release_flows(&mut self, index: u32, client: &mut AttachedClient) {
         for lane in 0..client.state.lanes.count() {
             let off = client.mode == Mode::Off;
-            let wanted = |flow: &&Flow| off || flow.waits();
+            let wanted = |flow: &&FlowState| off || flow.waits();
             let flows = &client.state.lanes.at(lane).flows;
             let mut seqs: Vec<u64> = flows.iter().filter(wanted).map(|flow| flow.seq).collect();
             seqs.sort_unstable();
@@ -101,7 +101,7 @@ impl Intake {
     }
 
     /// Ends a flow in the driver and in its link. Its client gets a permit for the rest.
-    fn bypass_rest(&mut self, index: u32, client: &mut Client, lane: u16, seq: u64) {
+    fn bypass_rest(&mut self, index: u32, client: &mut AttachedClient, lane: u16, seq: u64) {
         let Some(flow) = client.state.lanes.at(lane).flows.get_mut(seq).copied() else {
             return;
         };

@@ -7,13 +7,13 @@ use laxity_policy::{DomainId, Event, FlowSpec, LinkConfig, Permit, SharedLink, S
 
 use super::credit::{PortCredit, alone_bytes};
 use super::shadow_link::ShadowLink;
-use crate::clients::{Client, RecordOrigin};
+use crate::clients::{AttachedClient, RecordOrigin};
 use crate::config::Config;
 use crate::stats::{PortCounters, PortResidual, PortSnapshot, PortUse};
 
 /// A port. Egress has an even index, ingress an odd one.
 #[derive(Debug)]
-pub struct Port {
+pub struct DriverPort {
     pub link: SharedLink,
     /// What enforcing would have done to observed flows, from the first of them on.
     shadow: Option<Box<ShadowLink>>,
@@ -52,12 +52,12 @@ const fn is_anonymous(spec: &FlowSpec) -> bool {
 ///
 /// # Errors
 /// A field of the link's configuration is out of range.
-pub fn ports(config: &Config) -> Result<Vec<Port>, InvalidConfig> {
+pub fn ports(config: &Config) -> Result<Vec<DriverPort>, InvalidConfig> {
     let mut ports = Vec::new();
     for (index, nic) in config.nic.iter().enumerate() {
         let name: Arc<str> = nic.name.as_str().into();
         for direction in ["egress", "ingress"] {
-            ports.push(Port {
+            ports.push(DriverPort {
                 link: SharedLink::new(config.link(nic))?,
                 shadow: None,
                 counters: PortCounters::default(),
@@ -78,7 +78,7 @@ pub fn ports(config: &Config) -> Result<Vec<Port>, InvalidConfig> {
     Ok(ports)
 }
 
-impl Port {
+impl DriverPort {
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -243,7 +243,7 @@ impl Port {
     pub fn refill_waiting_lanes(
         &mut self,
         now: Time,
-        clients: &mut [Option<Client>],
+        clients: &mut [Option<AttachedClient>],
         index: usize,
     ) {
         let mut fed = false;
@@ -251,7 +251,7 @@ impl Port {
             let Some((client, lane)) = self.credit.lanes_without_credit.pop_front() else {
                 return;
             };
-            let Some(Client { state, served, .. }) =
+            let Some(AttachedClient { state, served, .. }) =
                 clients.get_mut(client as usize).and_then(Option::as_mut)
             else {
                 continue;

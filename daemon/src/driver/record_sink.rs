@@ -1,11 +1,11 @@
 //! Passes the records of a client's lanes to the [`Intake`], one call per kind of record.
 
-use laxity_shm::consumer::{Consumer, Refused, Sink};
+use laxity_shm::consumer::{Consumer, GarbageRecord, Sink};
 use laxity_shm::producer::SlotRef;
 use laxity_shm::record::{self, Garbage, Record};
 
 use super::intake::Intake;
-use super::trace::Seen;
+use super::trace::TracedEvent;
 use crate::clients::{ClientState, RecordOrigin};
 
 /// A protocol violation, for which the client is released.
@@ -16,7 +16,7 @@ pub(super) enum ProtocolViolation {
     Garbage {
         /// What is wrong with the record.
         problem: Garbage,
-        record: Refused,
+        record: GarbageRecord,
     },
     /// A record that the client may not send.
     #[error("a flow sent without a permit by a client that was never in mode observe")]
@@ -98,7 +98,7 @@ impl Sink for RecordSink<'_> {
             hint => {
                 let (pid, domain) = (from.state.identity.pid, from.state.domain);
                 intake.hints.take(intake.now, domain, pid, &hint, &mut intake.ports);
-                intake.trace.note(intake.now, Seen::Hint(hint));
+                intake.trace.note(intake.now, TracedEvent::Hint(hint));
             }
         }
     }

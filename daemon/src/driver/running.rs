@@ -13,7 +13,7 @@ use laxity_policy::{BatchId, Layer};
 const PROCESSES_MAX: usize = 64;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Process {
+struct RunningProcess {
     pid: u32,
     batch: BatchId,
     layer: Layer,
@@ -23,7 +23,7 @@ struct Process {
 /// the front is fast for busy ones.
 #[derive(Debug, Default)]
 pub struct Running {
-    processes: Vec<Process>,
+    processes: Vec<RunningProcess>,
 }
 
 impl Running {
@@ -31,7 +31,7 @@ impl Running {
     pub fn layer_began(&mut self, pid: u32, batch: BatchId, layer: Layer) {
         self.processes.retain(|process| process.pid != pid);
         self.processes.truncate(PROCESSES_MAX - 1);
-        self.processes.insert(0, Process { pid, batch, layer });
+        self.processes.insert(0, RunningProcess { pid, batch, layer });
     }
 
     /// Removes a batch that no process computes any more.

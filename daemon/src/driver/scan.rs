@@ -11,7 +11,7 @@ use laxity_shm::sync::heavy_fence;
 
 use super::record_sink::RecordSink;
 use super::{BEAT, Driver};
-use crate::clients::{BUDGET, Client};
+use crate::clients::{AttachedClient, BUDGET};
 
 /// Empty rounds after which a client is cold.
 const COLD_AFTER: u32 = 4096;
@@ -92,7 +92,7 @@ impl Driver {
         let Some(client) = self.clients[index as usize].as_mut() else {
             return 0;
         };
-        let Client { state, served, idle_scans, budget, .. } = client;
+        let AttachedClient { state, served, idle_scans, budget, .. } = client;
         if state.released {
             return 0;
         }
@@ -186,7 +186,7 @@ impl Driver {
             return 0;
         }
         client.refresh();
-        let Client { state, served, .. } = client;
+        let AttachedClient { state, served, .. } = client;
         let mut sink = RecordSink::new(&mut self.intake, index, state);
         let taken = served.sweep_into(BUDGET, &mut sink);
         if let Some((lane, violation)) = sink.violation {

@@ -6,8 +6,8 @@ use laxity_shm::producer::SlotRef;
 
 use super::flows::split_flow_id;
 use super::intake::Intake;
-use super::trace::Seen;
-use crate::clients::Client;
+use super::trace::TracedEvent;
+use crate::clients::AttachedClient;
 
 /// The shortest time between two calls of a link without an event.
 const DUE_MIN: Span = Span::from_micros(10);
@@ -16,7 +16,7 @@ impl Intake {
     /// Permits what the links allow, after each round. A link with an event is called until it
     /// returns `None`.
     #[inline]
-    pub fn serve(&mut self, clients: &mut [Option<Client>]) {
+    pub fn serve(&mut self, clients: &mut [Option<AttachedClient>]) {
         for index in 0..self.ports.len() {
             if self.ports[index].dirty {
                 self.serve_port(clients, index);
@@ -24,7 +24,7 @@ impl Intake {
         }
     }
 
-    fn serve_port(&mut self, clients: &mut [Option<Client>], index: usize) {
+    fn serve_port(&mut self, clients: &mut [Option<AttachedClient>], index: usize) {
         self.ports[index].dirty = false;
         while self.ports[index].link.waiting_flows() > 0 {
             match self.ports[index].link.poll_action(self.now) {
@@ -48,7 +48,7 @@ impl Intake {
         }
     }
 
-    fn permit(&mut self, clients: &mut [Option<Client>], id: FlowId, permit: Permit) {
+    fn permit(&mut self, clients: &mut [Option<AttachedClient>], id: FlowId, permit: Permit) {
         let Permit { bytes, level, last } = permit;
         let (index, lane, seq) = split_flow_id(id);
         let Some(client) = clients.get_mut(index as usize).and_then(Option::as_mut) else {
@@ -91,6 +91,6 @@ impl Intake {
             counted.completed_flows += 1;
             state.flows -= usize::from(flows.remove(seq));
         }
-        self.trace.note(self.now, Seen::Permitted(id.0, bytes, level, last));
+        self.trace.note(self.now, TracedEvent::Permitted(id.0, bytes, level, last));
     }
 }

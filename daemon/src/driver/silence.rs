@@ -24,10 +24,10 @@ use tracing::{debug, warn};
 use super::Driver;
 use super::credit::alone_bytes;
 use super::intake::Intake;
-use super::on_wire::{Class, OnWire, PATIENCE};
-use super::ports::Port;
-use crate::clients::{Client, ClientState};
-use crate::driver::flows::{Accounting, Flow, flow_id, split_flow_id};
+use super::on_wire::{OnWire, PATIENCE, WireClass};
+use super::ports::DriverPort;
+use crate::clients::{AttachedClient, ClientState};
+use crate::driver::flows::{Accounting, FlowState, flow_id, split_flow_id};
 
 /// Maximum time that a piece is given to complete. Flows that wait for longer are starved.
 const PIECE_MAX: Span = Span::from_millis(1000);
@@ -41,7 +41,7 @@ impl Intake {
         let since = state.ports[usize::from(port)].since;
         let mut all = 0;
         for lane in 0..state.lanes.count() {
-            let wanted = |flow: &&Flow| {
+            let wanted = |flow: &&FlowState| {
                 flow.port() == port
                     && flow.outstanding() > 0
                     && matches!(flow.accounting, Accounting::Link | Accounting::Driver)
@@ -80,11 +80,11 @@ impl Intake {
                 let Some(lane_state) = state.lanes.get(lane) else {
                     continue;
                 };
-                let waits = |flow: &&Flow| {
+                let waits = |flow: &&FlowState| {
                     flow.port() == port
                         && flow.waits()
                         && flow.accounting == Accounting::Link
-                        && Class::of(flow.stage) == class
+                        && WireClass::of(flow.stage) == class
                 };
                 let flows = lane_state.flows.iter().filter(waits);
                 let mut seqs: Vec<u64> = flows.map(|flow| flow.seq).collect();
@@ -138,10 +138,16 @@ impl Intake {
     }
 }
 
-impl Port {
+impl DriverPort {
     /// Takes the bytes of `flow` out of the window, though they are not completed. Returns the
     /// flow's new accounting.
-    fn set_aside(&mut self, now: Time, domain: DomainId, flow: &Flow, id: FlowId) -> Accounting {
+    fn set_aside(
+        &mut self,
+        now: Time,
+        domain: DomainId,
+        flow: &FlowState,
+        id: FlowId,
+    ) -> Accounting {
         let bytes = flow.outstanding();
         match flow.accounting {
             Accounting::Link => {
@@ -184,7 +190,7 @@ impl Port {
 impl Driver {
     /// Updates whether flows of any client are held for owed bytes.
     pub(super) fn note_holds(&mut self) {
-        let held = |client: &Client| client.state.ports.iter().any(OnWire::is_held);
+        let held = |client: &AttachedClient| client.state.ports.iter().any(OnWire::is_held);
         self.intake.holding &= self.clients.iter().flatten().any(held);
     }
 
@@ -195,7 +201,7 @@ impl Driver {
         let mut silenced = false;
         for port in 0..self.intake.ports.len() {
             // A held client waits for its own completions, so it does not count as waiting.
-            let free = |client: &&Client| !client.state.ports[port].is_held();
+            let free = |client: &&AttachedClient| !client.state.ports[port].is_held();
             let mut waiting = [0; DOMAINS_MAX];
             for client in self.clients.iter().flatten().filter(free) {
                 waiting[usize::from(client.state.domain.0)] += client.state.waiting;

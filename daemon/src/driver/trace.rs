@@ -19,20 +19,20 @@ pub enum TraceCommand {
     /// Return the recorded events and continue in other memory.
     Swap {
         /// The memory, which is empty.
-        fresh: Vec<Entry>,
-        reply: oneshot::Sender<Taken>,
+        fresh: Vec<TraceEntry>,
+        reply: oneshot::Sender<TakenEvents>,
     },
     /// End the trace and return the recorded events.
     End {
-        reply: oneshot::Sender<Taken>,
+        reply: oneshot::Sender<TakenEvents>,
     },
 }
 
 /// The events since the last time.
 #[derive(Debug, Default)]
-pub struct Taken {
+pub struct TakenEvents {
     /// The events, oldest first.
-    pub entries: Vec<Entry>,
+    pub entries: Vec<TraceEntry>,
     /// Events that were lost for lack of room since the trace began.
     pub lost: u64,
     /// Whether the trace is over.
@@ -40,13 +40,13 @@ pub struct Taken {
 }
 
 #[derive(Clone, Copy, Debug)]
-pub struct Entry {
+pub struct TraceEntry {
     at: Time,
-    seen: Seen,
+    seen: TracedEvent,
 }
 
 #[derive(Clone, Copy, Debug)]
-pub enum Seen {
+pub enum TracedEvent {
     Submitted {
         spec: FlowSpec,
         /// The process id of the client.
@@ -70,7 +70,7 @@ pub enum Seen {
 
 #[derive(Debug)]
 pub struct Recorder {
-    entries: Vec<Entry>,
+    entries: Vec<TraceEntry>,
     /// Maximum number of events that it may hold.
     most: usize,
     lost: u64,
@@ -84,20 +84,20 @@ impl Recorder {
     }
 
     #[cold]
-    fn note(&mut self, at: Time, seen: Seen) {
+    fn note(&mut self, at: Time, seen: TracedEvent) {
         if at > self.until {
             return;
         }
         if self.entries.len() < self.most {
-            self.entries.push(Entry { at, seen });
+            self.entries.push(TraceEntry { at, seen });
         } else {
             self.lost += 1;
         }
     }
 
-    fn take(&mut self, now: Time, fresh: Vec<Entry>) -> Taken {
+    fn take(&mut self, now: Time, fresh: Vec<TraceEntry>) -> TakenEvents {
         self.most = self.most.min(fresh.capacity());
-        Taken {
+        TakenEvents {
             entries: core::mem::replace(&mut self.entries, fresh),
             lost: self.lost,
             is_over: now > self.until,
@@ -122,7 +122,7 @@ impl Tracer {
 
     /// Records an event, if a trace is running.
     #[inline]
-    pub fn note(&mut self, at: Time, seen: Seen) {
+    pub fn note(&mut self, at: Time, seen: TracedEvent) {
         if let Some(recorder) = &mut self.0 {
             recorder.note(at, seen);
         }
@@ -145,25 +145,25 @@ impl Tracer {
                 let taken = self
                     .0
                     .take()
-                    .map(|mut trace| Taken { is_over: true, ..trace.take(now, Vec::new()) });
+                    .map(|mut trace| TakenEvents { is_over: true, ..trace.take(now, Vec::new()) });
                 let _ = reply.send(taken.unwrap_or_else(over));
             }
         }
     }
 }
 
-fn over() -> Taken {
-    Taken { is_over: true, ..Taken::default() }
+fn over() -> TakenEvents {
+    TakenEvents { is_over: true, ..TakenEvents::default() }
 }
 
-impl Entry {
+impl TraceEntry {
     /// Converts to the event on the wire. `None` if the event is not shown.
     pub fn event(&self) -> Option<TraceEvent> {
         self.seen.kind().map(|what| TraceEvent { at_ns: self.at.0, what })
     }
 }
 
-impl Seen {
+impl TracedEvent {
     fn kind(&self) -> Option<TraceKind> {
         Some(match *self {
             Self::Submitted {
@@ -229,11 +229,11 @@ fn hint(record: Record) -> Option<TraceKind> {
 mod tests {
     use super::*;
 
-    fn end(request: u64) -> Seen {
-        Seen::Hint(Record::RequestEnd { request })
+    fn end(request: u64) -> TracedEvent {
+        TracedEvent::Hint(Record::RequestEnd { request })
     }
 
-    fn swap(tracer: &mut Tracer, now: Time, room: usize) -> Taken {
+    fn swap(tracer: &mut Tracer, now: Time, room: usize) -> TakenEvents {
         let (reply, mut taken) = oneshot::channel();
         let fresh = Vec::with_capacity(room);
         tracer.carry_out(now, TraceCommand::Swap { fresh, reply });

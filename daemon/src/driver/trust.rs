@@ -67,7 +67,7 @@ pub(super) fn part(bytes: u64, window: u64) -> u64 {
 
 /// The recent losses of an owner's clients.
 #[derive(Clone, Debug, Default)]
-struct Record {
+struct OwnerLosses {
     strikes: u32,
     distrusted: bool,
     /// The bytes that were abandoned on each port, in parts of a [`WINDOW`].
@@ -76,7 +76,7 @@ struct Record {
     until: Time,
 }
 
-impl Record {
+impl OwnerLosses {
     /// Distrusts the owner from now on, because a client lost too much.
     fn strike(&mut self, now: Time, timeout: Span) {
         if self.distrusted {
@@ -113,14 +113,14 @@ impl Record {
 
 /// The owners with a record.
 #[derive(Debug, Default)]
-pub struct Trust {
+pub struct OwnerTrust {
     /// How long bytes may take to complete before they are written off. Distrust is a multiple of
     /// it.
     pub timeout: Span,
-    owners: HashMap<Owner, Record>,
+    owners: HashMap<Owner, OwnerLosses>,
 }
 
-impl Trust {
+impl OwnerTrust {
     /// Reports whether new clients of the owner are unscheduled.
     pub fn distrusts(&self, owner: &Owner) -> bool {
         self.owners.get(owner).is_some_and(|record| record.distrusted)
@@ -135,7 +135,7 @@ impl Trust {
         all
     }
 
-    fn record(&mut self, owner: &Owner) -> &mut Record {
+    fn record(&mut self, owner: &Owner) -> &mut OwnerLosses {
         if self.owners.len() >= OWNERS_MAX && !self.owners.contains_key(owner) {
             let first = self.owners.iter().min_by_key(|(owner, r)| (r.until, *owner));
             if let Some(first) = first.map(|(owner, _)| owner.clone()) {
@@ -203,12 +203,12 @@ mod tests {
         Owner { uid, cgroup: "".into() }
     }
 
-    fn trust() -> Trust {
-        Trust { timeout: TIMEOUT, ..Trust::default() }
+    fn trust() -> OwnerTrust {
+        OwnerTrust { timeout: TIMEOUT, ..OwnerTrust::default() }
     }
 
     /// Returns the timeouts until the owner is trusted again.
-    fn served(trust: &mut Trust, now: &mut Time, owner: &Owner) -> u64 {
+    fn served(trust: &mut OwnerTrust, now: &mut Time, owner: &Owner) -> u64 {
         let struck = *now;
         while trust.forgive(*now).is_empty() {
             assert!(trust.distrusts(owner));

@@ -7,9 +7,9 @@ use std::fmt::Write;
 use crate::stats::ClientSnapshot;
 
 /// A metric: its name, its kind, its help text and its value.
-type Metric = (&'static str, &'static str, &'static str, fn(&ClientSnapshot) -> u64);
+type ClientMetric = (&'static str, &'static str, &'static str, fn(&ClientSnapshot) -> u64);
 
-const METRICS: [Metric; 3] = [
+const METRICS: [ClientMetric; 3] = [
     ("laxity_client_permitted_bytes_total", "counter", "Bytes permitted, by client", |client| {
         client.counters.permitted_bytes
     }),

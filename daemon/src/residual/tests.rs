@@ -38,7 +38,7 @@ impl Host {
             let mut told = None;
             while !looks.is_finished() {
                 for command in inbox.take() {
-                    let Command::Residual { residuals, usage } = command else { continue };
+                    let SchedulerCommand::Residual { residuals, usage } = command else { continue };
                     told = Some(residuals);
                     let port = PortUse { rate: RATE, ..PortUse::default() };
                     usage.send((config, vec![port; 2])).expect("the watch waits");

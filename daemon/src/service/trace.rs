@@ -11,8 +11,8 @@ use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tracing::info;
 
-use crate::driver::trace::{Entry, Recorder, Taken, TraceCommand};
-use crate::mailbox::{ANSWER_MAX, Command, Mailbox};
+use crate::driver::trace::{Recorder, TakenEvents, TraceCommand, TraceEntry};
+use crate::mailbox::{ANSWER_MAX, Mailbox, SchedulerCommand};
 
 /// Longest trace, in seconds.
 const SECONDS_MAX: u64 = 3600;
@@ -37,13 +37,13 @@ struct Trace {
     /// Maximum number of events that may wait at the scheduler.
     most: usize,
     /// Events from the scheduler that the operator has not read.
-    unread: VecDeque<Entry>,
+    unread: VecDeque<TraceEntry>,
     lost: u64,
     is_over: bool,
 }
 
 #[derive(Debug)]
-pub struct Begun {
+pub struct BegunTrace {
     pub message: String,
     number: u64,
 }
@@ -63,7 +63,7 @@ impl Drop for AttendedTrace<'_> {
 }
 
 impl Trace {
-    fn keep(&mut self, taken: Taken) {
+    fn keep(&mut self, taken: TakenEvents) {
         self.unread.extend(taken.entries);
         self.lost = self.lost.max(taken.lost);
         self.is_over |= taken.is_over;
@@ -80,7 +80,7 @@ impl Traces {
     ///
     /// # Errors
     /// A trace is running, or a number is out of range. The error is text for the operator.
-    pub fn start(&self, seconds: u64, events: u64) -> Result<Begun, String> {
+    pub fn start(&self, seconds: u64, events: u64) -> Result<BegunTrace, String> {
         if !(1..=SECONDS_MAX).contains(&seconds) {
             return Err(format!("a trace takes 1 to {SECONDS_MAX} seconds, not {seconds}"));
         }
@@ -111,18 +111,18 @@ impl Traces {
         drop(trace);
         let until = Time(now_ns().saturating_add(length.as_nanos() as u64));
         let recorder = Box::new(Recorder::new(events as usize, until));
-        if !self.mailbox.send(Command::Trace(TraceCommand::Begin(recorder))) {
+        if !self.mailbox.send(SchedulerCommand::Trace(TraceCommand::Begin(recorder))) {
             return Err("the scheduler has ended; laxityd is stopping".to_owned());
         }
         info!(seconds, events, "a trace begins");
         let message = format!(
             "a trace of {seconds} s begins, with room for {events} events that wait to be read"
         );
-        Ok(Begun { message, number })
+        Ok(BegunTrace { message, number })
     }
 
     /// Returns a guard that ends the trace when dropped.
-    pub fn attend(&self, begun: &Begun) -> AttendedTrace<'_> {
+    pub fn attend(&self, begun: &BegunTrace) -> AttendedTrace<'_> {
         AttendedTrace { traces: self, number: begun.number }
     }
 
@@ -136,7 +136,8 @@ impl Traces {
         *trace = Trace { number, ..Trace::default() };
         let (reply, taken) = oneshot::channel();
         // The lock is held, so that this end can't follow the beginning of the next trace.
-        let ends = !was_over && self.mailbox.send(Command::Trace(TraceCommand::End { reply }));
+        let ends =
+            !was_over && self.mailbox.send(SchedulerCommand::Trace(TraceCommand::End { reply }));
         drop(trace);
         if ends {
             info!("the trace ends: whoever began it has left");
@@ -167,9 +168,9 @@ impl Traces {
         }
         let mut trace = self.latest.lock();
         let count = trace.unread.len().min(PAGE_EVENTS);
-        let page: Vec<Entry> = trace.unread.drain(..count).collect();
+        let page: Vec<TraceEntry> = trace.unread.drain(..count).collect();
         let answer = TracePage {
-            events: page.iter().filter_map(Entry::event).collect(),
+            events: page.iter().filter_map(TraceEntry::event).collect(),
             lost: trace.lost,
             is_empty: trace.unread.is_empty(),
             is_over: trace.is_over && trace.unread.is_empty(),
@@ -199,9 +200,9 @@ impl Traces {
     async fn ask(
         &self,
         order: TraceCommand,
-        taken: oneshot::Receiver<Taken>,
-    ) -> Result<Taken, String> {
-        if !self.mailbox.send(Command::Trace(order)) {
+        taken: oneshot::Receiver<TakenEvents>,
+    ) -> Result<TakenEvents, String> {
+        if !self.mailbox.send(SchedulerCommand::Trace(order)) {
             return Err("the scheduler has ended; laxityd is stopping".to_owned());
         }
         match tokio::time::timeout(ANSWER_MAX, taken).await {

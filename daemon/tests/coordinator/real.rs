@@ -3,14 +3,14 @@
 use std::net::SocketAddr;
 
 use laxity_coordinator::config::Config;
-use laxity_coordinator::server::{Coordinator, Handle};
+use laxity_coordinator::server::{Coordinator, CoordinatorHandle};
 
 use crate::support::{eventually, until};
 use crate::{attending, begin, cluster};
 
 pub(crate) struct Real {
     pub(crate) address: SocketAddr,
-    pub(crate) handle: Handle,
+    pub(crate) handle: CoordinatorHandle,
     runtime: Option<tokio::runtime::Runtime>,
 }
 

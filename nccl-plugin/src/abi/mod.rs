@@ -23,7 +23,6 @@ pub mod table;
 mod transfers;
 pub mod v10;
 pub mod v11;
-pub mod v12;
 pub mod v7;
 pub mod v8;
 pub mod v9;

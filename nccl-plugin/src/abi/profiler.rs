@@ -13,7 +13,7 @@ use core::ptr;
 use super::{Code, NAME, Name, guarded};
 use crate::context::Names;
 use crate::log::{self, Logger};
-use crate::origin::{self, Function, Origin, QUESTION_MAGIC, Question};
+use crate::origin::{self, Function, Operation, QUESTION_MAGIC, Question};
 use crate::plugin::{self, EVENTS};
 
 /// The first fields of a collective's event since version 4.
@@ -61,7 +61,7 @@ union What {
 
 /// An event, `ncclProfilerEventDescr_v5_t` or `_v6_t`.
 #[repr(C)]
-pub struct Event {
+pub struct ProfilerEvent {
     /// The event's type, as in [`origin`]. Versions 3 and 4 write only the first byte.
     kind: u64,
     parent: *mut c_void,
@@ -70,8 +70,8 @@ pub struct Event {
 }
 
 const _: () = {
-    assert!(offset_of!(Event, parent) == 8);
-    assert!(offset_of!(Event, what) == 24);
+    assert!(offset_of!(ProfilerEvent, parent) == 8);
+    assert!(offset_of!(ProfilerEvent, what) == 24);
     assert!(offset_of!(Collective, function) == 8);
     assert!(offset_of!(Named<Collective>, rest) == 16);
     // Little endian, so that a byte and a word at one address have the same low bits.
@@ -102,7 +102,7 @@ pub type InitV5 = unsafe extern "C" fn(
     rank: c_int,
     Option<Logger>,
 ) -> Code;
-type Start = unsafe extern "C" fn(*mut c_void, *mut *mut c_void, *mut Event) -> Code;
+type Start = unsafe extern "C" fn(*mut c_void, *mut *mut c_void, *mut ProfilerEvent) -> Code;
 
 /// A profiler's table of functions, `ncclProfiler_vN_t`.
 #[repr(C)]
@@ -225,7 +225,7 @@ unsafe extern "C" fn init_v5(
 unsafe fn task(communicator: u64, function: *const c_char) -> u64 {
     // SAFETY: upheld by the caller.
     let function = Function::from_name(unsafe { bytes(function) });
-    EVENTS.task(Origin { communicator, function })
+    EVENTS.task(Operation { communicator, function })
 }
 
 /// Answers the question that a network event of this plugin carries.
@@ -249,7 +249,7 @@ unsafe fn answer(net: NetEvent, parent: u64) {
 ///
 /// # Safety
 /// The fields of this kind are written.
-unsafe fn number(kind: u64, event: &Event, communicator: Option<u64>) -> u64 {
+unsafe fn number(kind: u64, event: &ProfilerEvent, communicator: Option<u64>) -> u64 {
     let parent = event.parent.addr() as u64;
     // SAFETY: upheld by the caller.
     unsafe {
@@ -298,7 +298,7 @@ impl<T> Named<T> {
 /// The pointers are NCCL's. They are null or valid, with the fields of the event's kind written.
 unsafe fn start(
     handle: *mut *mut c_void,
-    event: *mut Event,
+    event: *mut ProfilerEvent,
     mask: u64,
     communicator: Option<u64>,
 ) -> Code {
@@ -320,7 +320,7 @@ const KIND_BYTE: u64 = 0xff;
 unsafe extern "C" fn start_v3(
     _context: *mut c_void,
     handle: *mut *mut c_void,
-    event: *mut Event,
+    event: *mut ProfilerEvent,
 ) -> Code {
     // SAFETY: NCCL's arguments are passed on unchanged.
     unsafe { start(handle, event, KIND_BYTE, None) }
@@ -329,7 +329,7 @@ unsafe extern "C" fn start_v3(
 unsafe extern "C" fn start_v4(
     context: *mut c_void,
     handle: *mut *mut c_void,
-    event: *mut Event,
+    event: *mut ProfilerEvent,
 ) -> Code {
     // SAFETY: NCCL's arguments are passed on unchanged.
     unsafe { start(handle, event, KIND_BYTE, Some(context.addr() as u64)) }
@@ -338,7 +338,7 @@ unsafe extern "C" fn start_v4(
 unsafe extern "C" fn start_v5(
     context: *mut c_void,
     handle: *mut *mut c_void,
-    event: *mut Event,
+    event: *mut ProfilerEvent,
 ) -> Code {
     // SAFETY: NCCL's arguments are passed on unchanged.
     unsafe { start(handle, event, u64::MAX, Some(context.addr() as u64)) }

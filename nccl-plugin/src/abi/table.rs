@@ -308,7 +308,7 @@ impl Fields for Flags {
 /// Fields of the properties since v9. Virtual devices have up to 4 devices, and 8 since v12.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-pub struct Limits<const DEVICES: usize> {
+pub struct NicLimits<const DEVICES: usize> {
     /// Number of devices in `ncclNetVDeviceProps_vN_t`.
     virtual_count: c_int,
     virtual_devices: [c_int; DEVICES],
@@ -316,7 +316,7 @@ pub struct Limits<const DEVICES: usize> {
     max_coll_bytes: usize,
 }
 
-impl<const DEVICES: usize> Fields for Limits<DEVICES> {
+impl<const DEVICES: usize> Fields for NicLimits<DEVICES> {
     fn of(device: &Device, number: c_int) -> Self {
         // A NIC that is not merged consists of itself.
         let mut virtual_devices = [0; DEVICES];

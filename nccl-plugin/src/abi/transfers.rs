@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 
 use super::{Code, guarded, not_null};
 use crate::backend::{Buffer, GROUP_MAX, Memory, POINTER_DMABUF};
-use crate::comm::{Comm, MemoryHandle, Outcome, Request, SendRequest, Side};
+use crate::comm::{Comm, CommRequest, CommSide, MemoryHandle, SendRequest, TestOutcome};
 use crate::fault::{Fault, Result};
 use crate::origin::{self, Callback};
 use crate::plugin;
@@ -291,15 +291,15 @@ pub(super) unsafe extern "C" fn test(
         // SAFETY: upheld by the caller.
         unsafe {
             done.write(0);
-            let (comm, index) = Request::at(request)?;
-            if let Outcome::Done(of) = comm.test(index)? {
+            let (comm, index) = CommRequest::at(request)?;
+            if let TestOutcome::Done(of) = comm.test(index)? {
                 if !sizes.is_null() {
                     for (at, size) in of.iter().enumerate() {
                         sizes.add(at).write(c_int::try_from(*size).unwrap_or(c_int::MAX));
                     }
                 }
                 done.write(1);
-                if let Side::Send(side) = &comm.side
+                if let CommSide::Send(side) = &comm.side
                     && side.lock().lingers()
                 {
                     plugin::get()?.lingers();

@@ -5,7 +5,7 @@ use core::mem::offset_of;
 
 use super::connections::{connect_config, init_profiled, listen};
 use super::table::{ConnectConfig, Empty, Flags, InitProfiled, IrecvProfiled, IsendProfiled};
-use super::table::{Limits, Listen, Net, Properties, RegMr, Version};
+use super::table::{Listen, Net, NicLimits, Properties, RegMr, Version};
 use super::transfers::{irecv_profiled, isend_profiled, reg_mr};
 
 /// Version 10 of the network interface.
@@ -22,7 +22,7 @@ impl Version for V10 {
     /// The type of `makeVDevice`, as in v9.
     type Last = Empty;
     type Flags = Flags;
-    type ExtraFields = Limits<4>;
+    type ExtraFields = NicLimits<4>;
 
     const INIT: InitProfiled = init_profiled;
     const LISTEN: Listen = listen;

@@ -3,7 +3,7 @@
 use core::mem::offset_of;
 
 use super::connections::{connect, init, listen};
-use super::table::{Connect, Empty, Flags, Init, Irecv, Isend, Limits, Listen, Net, Properties};
+use super::table::{Connect, Empty, Flags, Init, Irecv, Isend, Listen, Net, NicLimits, Properties};
 use super::table::{RegMr, Version};
 use super::transfers::{irecv, isend, reg_mr};
 
@@ -21,7 +21,7 @@ impl Version for V9 {
     /// `makeVDevice`, by which NCCL merges NICs. This plugin doesn't support it.
     type Last = Empty;
     type Flags = Flags;
-    type ExtraFields = Limits<4>;
+    type ExtraFields = NicLimits<4>;
 
     const INIT: Init = init;
     const LISTEN: Listen = listen;

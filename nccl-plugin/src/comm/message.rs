@@ -5,9 +5,9 @@ use core::ptr::NonNull;
 use laxity_client::Permit;
 
 use crate::arbiter::SubmittedFlow;
-use crate::backend::Region;
+use crate::backend::MemoryRegistration;
 use crate::context::Purpose;
-use crate::origin::Origin;
+use crate::origin::Operation;
 
 /// A message that NCCL wants to send.
 #[derive(Clone, Copy)]
@@ -18,7 +18,7 @@ pub struct SendRequest<'a> {
     pub bytes: usize,
     /// The tag that selects a buffer of a grouped receive.
     pub tag: i32,
-    pub region: Option<&'a Region>,
+    pub region: Option<&'a MemoryRegistration>,
 }
 
 /// A message that waits for its first permit.
@@ -41,18 +41,18 @@ pub(super) struct EarlyMessage {
     pub(super) tag: i32,
     /// Registration of the memory. NCCL keeps it until the request is done.
     region: Option<RegionPointer>,
-    pub(super) origin: Option<Origin>,
+    pub(super) origin: Option<Operation>,
 }
 
 /// A pointer to a registration that NCCL keeps.
 #[derive(Clone, Copy, Debug)]
-struct RegionPointer(NonNull<Region>);
+struct RegionPointer(NonNull<MemoryRegistration>);
 
-// SAFETY: the pointer leads to a `Region`, which is `Send` and `Sync`.
+// SAFETY: the pointer leads to a `MemoryRegistration`, which is `Send` and `Sync`.
 unsafe impl Send for RegionPointer {}
 
 impl EarlyMessage {
-    pub(super) fn new(slot: u16, send_request: SendRequest<'_>, origin: Option<Origin>) -> Self {
+    pub(super) fn new(slot: u16, send_request: SendRequest<'_>, origin: Option<Operation>) -> Self {
         Self {
             slot,
             address: send_request.address,
@@ -99,7 +99,7 @@ impl InFlightMessage {
 
 /// The permit by which a message begins, and the wait before it.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Decision {
+pub(super) struct FirstPermit {
     pub(super) permit: Permit,
     pub(super) waited_ns: u64,
     /// Whether the wait was too long, so that the message goes unscheduled.

@@ -20,7 +20,7 @@ pub use receive::ReceiveSide;
 pub use send::SendSide;
 pub use surroundings::Surroundings;
 
-use crate::backend::{GROUP_MAX, Memory, Region};
+use crate::backend::{GROUP_MAX, Memory, MemoryRegistration};
 use crate::fault::{Fault, Result};
 
 /// Largest number of requests of one connection. NCCL has 32 (`NCCL_NET_MAX_REQUESTS`) of up to
@@ -31,7 +31,7 @@ pub const REQUESTS: usize = 32 * GROUP_MAX;
 const MAGIC: u64 = 0x4c41_5849_5459_434f;
 
 #[derive(Debug)]
-pub enum Side {
+pub enum CommSide {
     Send(Box<Mutex<SendSide>>),
     /// The receiving end of a connection.
     Receive(Box<Mutex<ReceiveSide>>),
@@ -42,26 +42,26 @@ pub enum Side {
 pub struct Comm {
     magic: u64,
     /// The connection's local end.
-    pub side: Side,
+    pub side: CommSide,
     /// The connection's requests, to which NCCL's pointers lead.
-    requests: Box<[Request]>,
+    requests: Box<[CommRequest]>,
 }
 
 /// The target of NCCL's request pointers.
 #[derive(Debug)]
-pub struct Request {
+pub struct CommRequest {
     comm: *const Comm,
     index: u16,
 }
 
 // SAFETY: the pointer leads to the connection that owns the table of requests, so it is valid as
 // long as the request is. The connection is `Sync`.
-unsafe impl Send for Request {}
+unsafe impl Send for CommRequest {}
 // SAFETY: the pointer leads to the connection that owns this request, and that is `Sync`.
-unsafe impl Sync for Request {}
+unsafe impl Sync for CommRequest {}
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum TestOutcome {
     /// The request is not complete.
     Pending,
     /// The request is complete, with these sizes.
@@ -72,14 +72,14 @@ pub enum Outcome {
 #[derive(Debug)]
 pub struct MemoryHandle {
     /// The backend's data of the registration.
-    pub region: Region,
+    pub region: MemoryRegistration,
 }
 
 impl Comm {
     /// Returns a connection at its final address, since its requests point to it.
-    pub fn new(side: Side) -> Arc<Self> {
+    pub fn new(side: CommSide) -> Arc<Self> {
         let make = |comm: *const Self| {
-            let request = |index| Request { comm, index };
+            let request = |index| CommRequest { comm, index };
             (0..REQUESTS as u16).map(request).collect()
         };
         Arc::new_cyclic(|weak| Self { magic: MAGIC, side, requests: make(weak.as_ptr()) })
@@ -114,8 +114,8 @@ impl Comm {
     /// This is a receiving connection.
     pub fn send_side(&self) -> Result<&Mutex<SendSide>> {
         match &self.side {
-            Side::Send(side) => Ok(side),
-            Side::Receive(_) => Err(Fault::Argument(String::from(
+            CommSide::Send(side) => Ok(side),
+            CommSide::Receive(_) => Err(Fault::Argument(String::from(
                 "a receiving connection was given where a sending one belongs",
             ))),
         }
@@ -127,8 +127,8 @@ impl Comm {
     /// This is a sending connection.
     pub fn receive_side(&self) -> Result<&Mutex<ReceiveSide>> {
         match &self.side {
-            Side::Receive(side) => Ok(side),
-            Side::Send(_) => Err(Fault::Argument(String::from(
+            CommSide::Receive(side) => Ok(side),
+            CommSide::Send(_) => Err(Fault::Argument(String::from(
                 "a sending connection was given where a receiving one belongs",
             ))),
         }
@@ -140,8 +140,8 @@ impl Comm {
     /// The device can't register this memory.
     pub fn register(&self, memory: Memory) -> Result<Box<MemoryHandle>> {
         let region = match &self.side {
-            Side::Send(side) => side.lock().register(memory),
-            Side::Receive(side) => side.lock().register(memory),
+            CommSide::Send(side) => side.lock().register(memory),
+            CommSide::Receive(side) => side.lock().register(memory),
         }?;
         Ok(Box::new(MemoryHandle { region }))
     }
@@ -152,8 +152,8 @@ impl Comm {
     /// The device refused.
     pub fn deregister(&self, handle: MemoryHandle) -> Result<()> {
         match &self.side {
-            Side::Send(side) => side.lock().deregister(handle.region),
-            Side::Receive(side) => side.lock().deregister(handle.region),
+            CommSide::Send(side) => side.lock().deregister(handle.region),
+            CommSide::Receive(side) => side.lock().deregister(handle.region),
         }
     }
 
@@ -165,15 +165,15 @@ impl Comm {
     ///
     /// # Errors
     /// The connection is broken, or the request is not in use.
-    pub fn test(&self, index: u16) -> Result<Outcome> {
+    pub fn test(&self, index: u16) -> Result<TestOutcome> {
         match &self.side {
-            Side::Send(side) => side.lock().test(index),
-            Side::Receive(side) => side.lock().test(index),
+            CommSide::Send(side) => side.lock().test(index),
+            CommSide::Receive(side) => side.lock().test(index),
         }
     }
 }
 
-impl Request {
+impl CommRequest {
     /// Returns the connection and the index of the request that NCCL passed.
     ///
     /// # Safety

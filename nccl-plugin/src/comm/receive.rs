@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use super::Outcome;
-use super::slots::{Slot, Slots};
-use crate::backend::{Buffer, GROUP_MAX, Memory, Received, Receiver, Region};
+use super::TestOutcome;
+use super::slots::{RequestSlot, Slots};
+use crate::backend::{Buffer, GROUP_MAX, Memory, MemoryRegistration, Received, Receiver};
 use crate::fault::{Fault, Result};
 use crate::report::Report;
 
@@ -40,11 +40,11 @@ impl ReceiveSide {
         self.receiver.as_mut().ok_or_else(closed)
     }
 
-    pub(super) fn register(&mut self, memory: Memory) -> Result<Region> {
+    pub(super) fn register(&mut self, memory: Memory) -> Result<MemoryRegistration> {
         self.receiver()?.register(memory)
     }
 
-    pub(super) fn deregister(&mut self, region: Region) -> Result<()> {
+    pub(super) fn deregister(&mut self, region: MemoryRegistration) -> Result<()> {
         self.receiver()?.deregister(region)
     }
 
@@ -70,7 +70,7 @@ impl ReceiveSide {
             self.receiver()?.post(buffers)
         };
         Ok(post.map(|post| {
-            self.slots.set(slot, Slot::Pending(post));
+            self.slots.set(slot, RequestSlot::Pending(post));
             slot
         }))
     }
@@ -88,7 +88,7 @@ impl ReceiveSide {
         };
         let post = self.receiver()?.flush(buffers);
         Ok(post.map(|post| {
-            self.slots.set(slot, Slot::Pending(post));
+            self.slots.set(slot, RequestSlot::Pending(post));
             slot
         }))
     }
@@ -109,7 +109,7 @@ impl ReceiveSide {
         }
     }
 
-    pub(super) fn test(&mut self, index: u16) -> Result<Outcome> {
+    pub(super) fn test(&mut self, index: u16) -> Result<TestOutcome> {
         if self.slots.is_pending(index) && self.fault.is_none() {
             self.progress();
         }

@@ -23,14 +23,14 @@ use laxity_client::{Direction, Flow, Permit};
 use laxity_shm::sleep::now_ns;
 use smallvec::smallvec;
 
-use super::Outcome;
-use super::message::{Decision, EarlyMessage, InFlightMessage, PendingSend, SendRequest};
-use super::slots::{Slot, Slots};
+use super::TestOutcome;
+use super::message::{EarlyMessage, FirstPermit, InFlightMessage, PendingSend, SendRequest};
+use super::slots::{RequestSlot, Slots};
 use super::surroundings::Surroundings;
 use crate::arbiter::SubmittedFlow;
-use crate::backend::{Clear, Memory, Message, Region, Sender, Sent};
+use crate::backend::{Clear, Memory, MemoryRegistration, Message, Sender, Sent};
 use crate::fault::{Fault, Result};
-use crate::origin::Origin;
+use crate::origin::Operation;
 use crate::report::SentMessage;
 
 /// Largest message, in bytes, that completes when the network takes it. Reporting when such a small
@@ -43,7 +43,7 @@ fn is_overdue(since_ns: u64, wait_max: Duration) -> bool {
 }
 
 /// Whether a message began.
-enum Verdict {
+enum BeginVerdict {
     Begun,
     /// The permit of the message, or of the one before it, has not come.
     Wait,
@@ -101,11 +101,11 @@ impl SendSide {
         self.sender.as_mut().ok_or_else(closed)
     }
 
-    pub(super) fn register(&mut self, memory: Memory) -> Result<Region> {
+    pub(super) fn register(&mut self, memory: Memory) -> Result<MemoryRegistration> {
         self.sender()?.register(memory)
     }
 
-    pub(super) fn deregister(&mut self, region: Region) -> Result<()> {
+    pub(super) fn deregister(&mut self, region: MemoryRegistration) -> Result<()> {
         // NCCL ends registrations before it closes the connection. When it aborts a job, the memory
         // of unsent messages may therefore be freed at any moment.
         self.memory_stays &= self.early.is_empty() && self.in_flight.iter().all(|entry| entry.done);
@@ -117,7 +117,7 @@ impl SendSide {
     pub fn offer(
         &mut self,
         send_request: SendRequest<'_>,
-        origin: impl Fn() -> Option<Origin>,
+        origin: impl Fn() -> Option<Operation>,
     ) -> Option<u16> {
         let slot = self.slots.free()?;
         if self.fault.is_none()
@@ -127,7 +127,7 @@ impl SendSide {
         }
         if self.fault.is_some() {
             // `test` returns the fault.
-            self.slots.set(slot, Slot::Pending(0));
+            self.slots.set(slot, RequestSlot::Pending(0));
             return Some(slot);
         }
         if !self.early.is_empty() {
@@ -136,21 +136,21 @@ impl SendSide {
             return Some(slot);
         }
         match self.try_begin(slot, send_request, &origin) {
-            Ok(Verdict::Begun) => Some(slot),
-            Ok(Verdict::NotPosted) => {
+            Ok(BeginVerdict::Begun) => Some(slot),
+            Ok(BeginVerdict::NotPosted) => {
                 self.keep(slot, send_request, origin());
                 Some(slot)
             }
-            Ok(Verdict::Wait | Verdict::OthersFirst) => None,
+            Ok(BeginVerdict::Wait | BeginVerdict::OthersFirst) => None,
             Err(fault) => {
-                self.slots.set(slot, Slot::Refused(fault));
+                self.slots.set(slot, RequestSlot::Refused(fault));
                 Some(slot)
             }
         }
     }
 
-    fn keep(&mut self, slot: u16, send_request: SendRequest<'_>, origin: Option<Origin>) {
-        self.slots.set(slot, Slot::Pending(0));
+    fn keep(&mut self, slot: u16, send_request: SendRequest<'_>, origin: Option<Operation>) {
+        self.slots.set(slot, RequestSlot::Pending(0));
         self.early.push_back(EarlyMessage::new(slot, send_request, origin));
     }
 
@@ -161,21 +161,21 @@ impl SendSide {
         while let Some(early) = self.early.remove(at) {
             let verdict = self.try_begin(early.slot, early.send_request(), || early.origin);
             match verdict {
-                Ok(Verdict::Begun) => {
+                Ok(BeginVerdict::Begun) => {
                     if let Some(begun) = self.in_flight.back_mut() {
                         begun.was_kept = true;
                     }
                     at = 0;
                 }
-                Ok(Verdict::OthersFirst) => {
+                Ok(BeginVerdict::OthersFirst) => {
                     self.early.insert(at, early);
                     at += 1;
                 }
-                Ok(Verdict::Wait | Verdict::NotPosted) => {
+                Ok(BeginVerdict::Wait | BeginVerdict::NotPosted) => {
                     self.early.insert(at, early);
                     return;
                 }
-                Err(fault) => self.slots.set(early.slot, Slot::Refused(fault)),
+                Err(fault) => self.slots.set(early.slot, RequestSlot::Refused(fault)),
             }
         }
     }
@@ -185,11 +185,11 @@ impl SendSide {
         &mut self,
         slot: u16,
         send_request: SendRequest<'_>,
-        origin: impl FnOnce() -> Option<Origin>,
-    ) -> Result<Verdict> {
+        origin: impl FnOnce() -> Option<Operation>,
+    ) -> Result<BeginVerdict> {
         let newest_waits = |newest: &InFlightMessage| newest.pushed < newest.bytes;
         if self.in_flight.back().is_some_and(newest_waits) {
-            return Ok(Verdict::Wait);
+            return Ok(BeginVerdict::Wait);
         }
         let bytes = send_request.bytes as u64;
         let pending = self.pending.take();
@@ -202,8 +202,8 @@ impl SendSide {
                     // The flow of another message may be waiting, so its offer stays.
                     self.pending = other;
                     return Ok(match clear {
-                        Clear::NotYet => Verdict::NotPosted,
-                        _ => Verdict::OthersFirst,
+                        Clear::NotYet => BeginVerdict::NotPosted,
+                        _ => BeginVerdict::OthersFirst,
                     });
                 }
                 if let Some(other) = other {
@@ -234,15 +234,15 @@ impl SendSide {
                     pending.since_ns = now_ns();
                 }
                 self.pending = Some(pending);
-                return Ok(Verdict::Wait);
+                return Ok(BeginVerdict::Wait);
             }
         };
-        let decision = Decision { permit, waited_ns, overdue };
+        let decision = FirstPermit { permit, waited_ns, overdue };
         self.begin(slot, send_request, pending, decision)?;
-        Ok(Verdict::Begun)
+        Ok(BeginVerdict::Begun)
     }
 
-    fn submit(&mut self, bytes: u64, tag: i32, origin: Option<Origin>) -> PendingSend {
+    fn submit(&mut self, bytes: u64, tag: i32, origin: Option<Operation>) -> PendingSend {
         let generation = self.around.arbiter.generation();
         if self.nic.0 != generation {
             self.nic = (generation, self.around.arbiter.nic(&self.around.nic));
@@ -265,7 +265,7 @@ impl SendSide {
         slot: u16,
         send_request: SendRequest<'_>,
         pending: PendingSend,
-        decision: Decision,
+        decision: FirstPermit,
     ) -> Result<()> {
         let permit = decision.permit;
         let class = self.around.class_of(&permit);
@@ -290,7 +290,7 @@ impl SendSide {
         };
         let sender = self.sender()?;
         let number = sender.begin(message);
-        self.slots.set(slot, Slot::Pending(0));
+        self.slots.set(slot, RequestSlot::Pending(0));
         self.in_flight.push_back(InFlightMessage {
             number,
             flow: pending.flow,
@@ -393,7 +393,7 @@ impl SendSide {
         if sent.done {
             entry.done = true;
             let sizes = smallvec![entry.bytes as usize];
-            self.slots.set(entry.slot, Slot::Done(sizes));
+            self.slots.set(entry.slot, RequestSlot::Done(sizes));
         }
         // The bytes of a message without exact accounting count as sent when it is done.
         let rest = entry.pushed - entry.left;
@@ -420,7 +420,7 @@ impl SendSide {
         }
     }
 
-    pub(super) fn test(&mut self, index: u16) -> Result<Outcome> {
+    pub(super) fn test(&mut self, index: u16) -> Result<TestOutcome> {
         if self.fault.is_none() {
             self.drive();
         }

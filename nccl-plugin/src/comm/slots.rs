@@ -2,12 +2,12 @@
 
 use smallvec::SmallVec;
 
-use super::{Outcome, REQUESTS};
+use super::{REQUESTS, TestOutcome};
 use crate::backend::GROUP_MAX;
 use crate::fault::{Fault, Result};
 
 #[derive(Clone, Debug)]
-pub(super) enum Slot {
+pub(super) enum RequestSlot {
     /// The request is not in use.
     Free,
     /// The request is in progress. At the receiving end, the number is that of the post.
@@ -20,48 +20,49 @@ pub(super) enum Slot {
 
 #[derive(Debug)]
 pub(super) struct Slots {
-    slots: Box<[Slot]>,
+    slots: Box<[RequestSlot]>,
     next: usize,
 }
 
 impl Slots {
     pub(super) fn new() -> Self {
-        Self { slots: vec![Slot::Free; REQUESTS].into(), next: 0 }
+        Self { slots: vec![RequestSlot::Free; REQUESTS].into(), next: 0 }
     }
 
     /// Returns the index of a request that is not in use. It stays free until [`Slots::set`].
     pub(super) fn free(&mut self) -> Option<u16> {
         let around = (self.next..REQUESTS).chain(0..self.next);
-        let found = { around }.find(|at| matches!(self.slots[*at], Slot::Free))?;
+        let found = { around }.find(|at| matches!(self.slots[*at], RequestSlot::Free))?;
         self.next = (found + 1) % REQUESTS;
         Some(found as u16)
     }
 
-    pub(super) fn set(&mut self, at: u16, slot: Slot) {
+    pub(super) fn set(&mut self, at: u16, slot: RequestSlot) {
         self.slots[usize::from(at)] = slot;
     }
 
     pub(super) fn is_pending(&self, at: u16) -> bool {
-        matches!(self.slots[usize::from(at)], Slot::Pending(_))
+        matches!(self.slots[usize::from(at)], RequestSlot::Pending(_))
     }
 
     pub(super) fn complete(&mut self, post: u64, sizes: SmallVec<[usize; GROUP_MAX]>) {
-        let waits = |slot: &&mut Slot| matches!(slot, Slot::Pending(number) if *number == post);
+        let waits =
+            |slot: &&mut RequestSlot| matches!(slot, RequestSlot::Pending(at) if *at == post);
         if let Some(slot) = self.slots.iter_mut().find(waits) {
-            *slot = Slot::Done(sizes);
+            *slot = RequestSlot::Done(sizes);
         }
     }
 
     /// Returns the result of `test` for a request. A request that is over becomes free.
-    pub(super) fn outcome(&mut self, at: u16, fault: Option<&Fault>) -> Result<Outcome> {
+    pub(super) fn outcome(&mut self, at: u16, fault: Option<&Fault>) -> Result<TestOutcome> {
         if self.is_pending(at) && fault.is_none() {
-            return Ok(Outcome::Pending);
+            return Ok(TestOutcome::Pending);
         }
-        match core::mem::replace(&mut self.slots[usize::from(at)], Slot::Free) {
-            Slot::Done(sizes) => Ok(Outcome::Done(sizes)),
-            Slot::Refused(fault) => Err(fault),
-            Slot::Pending(_) => fault.cloned().map_or(Ok(Outcome::Pending), Err),
-            Slot::Free => Err(Fault::Argument(String::from(
+        match core::mem::replace(&mut self.slots[usize::from(at)], RequestSlot::Free) {
+            RequestSlot::Done(sizes) => Ok(TestOutcome::Done(sizes)),
+            RequestSlot::Refused(fault) => Err(fault),
+            RequestSlot::Pending(_) => fault.cloned().map_or(Ok(TestOutcome::Pending), Err),
+            RequestSlot::Free => Err(Fault::Argument(String::from(
                 "a request was tested that is not in use: it was done before",
             ))),
         }

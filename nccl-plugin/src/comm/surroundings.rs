@@ -6,7 +6,7 @@ use std::time::Duration;
 use laxity_client::{LEVEL_SCAVENGER, Permit};
 
 use crate::arbiter::{Arbiter, SCAVENGER_CLASS};
-use crate::backend::Classes;
+use crate::backend::TrafficClasses;
 use crate::context::Context;
 use crate::report::Report;
 
@@ -19,7 +19,7 @@ pub struct Surroundings {
     pub report: Arc<Report>,
     pub wait_max: Duration,
     pub nic: String,
-    pub classes: Classes,
+    pub classes: TrafficClasses,
 }
 
 impl Surroundings {

@@ -27,7 +27,7 @@ const POSTED: u8 = 2;
 
 /// The first bytes on each socket, from the sender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Hello {
+pub struct StreamHello {
     /// The nonce of the listener's handle. A stranger doesn't have it.
     pub nonce: u64,
     /// A random number of the connection that the socket belongs to.
@@ -57,7 +57,7 @@ pub struct Part {
     pub length: u64,
 }
 
-impl Hello {
+impl StreamHello {
     pub fn encode(&self) -> [u8; HELLO_BYTES] {
         let mut bytes = [0; HELLO_BYTES];
         bytes[..8].copy_from_slice(&HELLO_MAGIC);
@@ -162,8 +162,8 @@ mod tests {
         fn hellos_come_back_as_they_were(
             nonce: u64, connection: u128, streams in 1..=STREAMS_MAX, dscp in 0..64_u8,
         ) {
-            let hello = Hello { nonce, connection, index: streams - 1, streams, dscp };
-            prop_assert_eq!(Hello::decode(&hello.encode()).unwrap(), hello);
+            let hello = StreamHello { nonce, connection, index: streams - 1, streams, dscp };
+            prop_assert_eq!(StreamHello::decode(&hello.encode()).unwrap(), hello);
         }
 
         #[test]
@@ -188,10 +188,10 @@ mod tests {
             let mut head = [0; HEAD_BYTES];
             head[..32].copy_from_slice(&bytes);
             let _ = Head::decode(&head);
-            let hello = Hello { nonce: 1, connection: 2, index: 0, streams: 1, dscp: 0 };
+            let hello = StreamHello { nonce: 1, connection: 2, index: 0, streams: 1, dscp: 0 };
             let mut hello = hello.encode();
             hello[8..40].copy_from_slice(&bytes);
-            if let Ok(hello) = Hello::decode(&hello) {
+            if let Ok(hello) = StreamHello::decode(&hello) {
                 prop_assert!(hello.index < hello.streams && hello.streams <= STREAMS_MAX);
                 prop_assert!(hello.dscp < 64);
             }

@@ -19,9 +19,9 @@ use std::io::{self, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
-pub use frame::{HEAD_BYTES, HELLO_BYTES, Head, Hello, Part};
+pub use frame::{HEAD_BYTES, HELLO_BYTES, Head, Part, StreamHello};
 
-use crate::backend::{Backend, Classes, Connecting, Device, Listener, Receiver, Sender};
+use crate::backend::{Backend, Connecting, Device, Listener, Receiver, Sender, TrafficClasses};
 use crate::fault::{Fault, Result};
 use crate::handle::{Carrier, Handle};
 use crate::interfaces;
@@ -92,7 +92,7 @@ impl Backend for Tcp {
         &self,
         device: usize,
         handle: &Handle,
-        classes: &Classes,
+        classes: &TrafficClasses,
         _service_level: u8,
     ) -> Result<Box<dyn Connecting>> {
         let connection = u128::from(random()) << 64 | u128::from(random());
@@ -100,7 +100,7 @@ impl Backend for Tcp {
         let opening = (0..streams).map(|index| {
             let dscp = classes[usize::from(index) / self.sockets];
             let stream = socket::connect(self.addresses[device], handle.address, dscp)?;
-            let hello = Hello { nonce: handle.nonce, connection, index, streams, dscp };
+            let hello = StreamHello { nonce: handle.nonce, connection, index, streams, dscp };
             Ok(Opening { stream, hello: hello.encode(), sent: 0, connected: false })
         });
         Ok(Box::new(Dialing {
@@ -168,13 +168,13 @@ struct Unknown {
 }
 
 /// The sockets of one connection, as far as they have arrived.
-type Partial = Vec<Option<TcpStream>>;
+type PartialConnection = Vec<Option<TcpStream>>;
 
 struct Accepting {
     listener: TcpListener,
     nonce: u64,
     unknown: Vec<Unknown>,
-    partial: HashMap<u128, Partial>,
+    partial: HashMap<u128, PartialConnection>,
     warned: bool,
 }
 
@@ -223,7 +223,7 @@ impl Accepting {
     }
 
     /// Adds a socket to its connection. Returns all sockets if the connection is complete.
-    fn join(&mut self, hello: Hello, stream: TcpStream) -> Option<Vec<TcpStream>> {
+    fn join(&mut self, hello: StreamHello, stream: TcpStream) -> Option<Vec<TcpStream>> {
         if self.partial.len() >= PARTIAL_MAX && !self.partial.contains_key(&hello.connection) {
             self.refuse(&stream, "is one too many");
             return None;
@@ -263,7 +263,7 @@ impl Accepting {
 }
 
 /// Reads what is there of a hello. Returns an error if the bytes are no hello.
-fn read_hello(unknown: &mut Unknown) -> core::result::Result<Option<Hello>, String> {
+fn read_hello(unknown: &mut Unknown) -> core::result::Result<Option<StreamHello>, String> {
     while unknown.got < HELLO_BYTES {
         match unknown.stream.read(&mut unknown.hello[unknown.got..]) {
             Ok(0) => return Err(String::from("hung up without a word")),
@@ -273,7 +273,7 @@ fn read_hello(unknown: &mut Unknown) -> core::result::Result<Option<Hello>, Stri
             Err(error) => return Err(error.to_string()),
         }
     }
-    Hello::decode(&unknown.hello).map(Some)
+    StreamHello::decode(&unknown.hello).map(Some)
 }
 
 impl Listener for Accepting {

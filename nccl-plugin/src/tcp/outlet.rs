@@ -25,7 +25,7 @@ const ZERO_COPY_BYTES_MIN: usize = 256 << 10;
 const HELD_MAX: usize = 256;
 
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Outgoing {
+pub(super) struct OutgoingPart {
     pub(super) head: [u8; HEAD_BYTES],
     pub(super) address: usize,
     pub(super) bytes: usize,
@@ -52,7 +52,7 @@ pub(super) enum PartOutcome {
 
 /// Bytes whose acknowledgement is outstanding.
 #[derive(Clone, Copy, Debug)]
-struct Awaited {
+struct Unacknowledged {
     /// Position in the stream after these bytes.
     end: u64,
     message: u64,
@@ -62,7 +62,7 @@ struct Awaited {
 
 /// Memory that the kernel reads from.
 #[derive(Clone, Copy, Debug)]
-struct Held {
+struct ZeroCopySend {
     /// Number of the last send that reads from this memory.
     send: u32,
     message: u64,
@@ -72,18 +72,18 @@ struct Held {
 #[derive(Debug)]
 pub(super) struct SendSocket {
     stream: TcpStream,
-    queue: VecDeque<Outgoing>,
+    queue: VecDeque<OutgoingPart>,
     /// Bytes of the first part that were sent, its head included.
     sent: usize,
     /// Bytes that the kernel took since the connection began.
     position: u64,
-    awaited: VecDeque<Awaited>,
+    awaited: VecDeque<Unacknowledged>,
     zero_copy: bool,
     /// Number of the next send without a copy. The kernel uses the same numbers.
     next_send: u32,
     /// Whether any of the first part was sent without a copy.
     is_held: bool,
-    held: VecDeque<Held>,
+    held: VecDeque<ZeroCopySend>,
     /// The newest send whose memory the kernel no longer reads. The kernel reports it once, and may
     /// do so before the part is sent completely, because the rest may go with a copy.
     let_go: Option<u32>,
@@ -111,7 +111,7 @@ impl SendSocket {
         &self.stream
     }
 
-    pub(super) fn push(&mut self, part: Outgoing) {
+    pub(super) fn push(&mut self, part: OutgoingPart) {
         self.queue.push_back(part);
     }
 
@@ -211,7 +211,7 @@ impl SendSocket {
             count -= rest;
             let (message, bytes) = (part.message, part.bytes);
             if part.accounted && bytes > 0 {
-                self.awaited.push_back(Awaited {
+                self.awaited.push_back(Unacknowledged {
                     end: self.position - count as u64,
                     message,
                     bytes,
@@ -220,7 +220,7 @@ impl SendSocket {
             let send = self.next_send.wrapping_sub(1);
             let waits = self.let_go.is_none_or(|through| !is_through(through, send));
             if core::mem::take(&mut self.is_held) && waits {
-                self.held.push_back(Held { send, message, bytes });
+                self.held.push_back(ZeroCopySend { send, message, bytes });
             } else {
                 fates.push(PartOutcome::Taken { message, bytes });
             }
@@ -245,7 +245,7 @@ impl SendSocket {
             self.zero_copy = false;
         }
         self.let_go = Some(told.through);
-        let is_free = |held: &Held| is_through(told.through, held.send);
+        let is_free = |held: &ZeroCopySend| is_through(told.through, held.send);
         while let Some(held) = self.held.front().copied().filter(is_free) {
             self.held.pop_front();
             fates.push(PartOutcome::Taken { message: held.message, bytes: held.bytes });
@@ -310,7 +310,7 @@ mod tests {
         let mut outlet = SendSocket::new(stream, false);
         let (mut fates, bytes) = (Vec::new(), 300_000);
         for message in [0, 1] {
-            outlet.push(Outgoing {
+            outlet.push(OutgoingPart {
                 head: [0; HEAD_BYTES],
                 address: 0,
                 bytes,

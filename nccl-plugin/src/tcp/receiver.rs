@@ -10,7 +10,7 @@ use super::frame::{Head, Part};
 use super::inlet::{BufferSource, ReceiveSocket};
 use super::sender::register;
 use super::socket;
-use crate::backend::{Buffer, GROUP_MAX, Memory, Received, Receiver, Region};
+use crate::backend::{Buffer, GROUP_MAX, Memory, MemoryRegistration, Received, Receiver};
 use crate::fault::{Fault, Result};
 use crate::socket::peer;
 
@@ -39,7 +39,7 @@ struct Target {
 }
 
 #[derive(Clone, Debug)]
-struct Group {
+struct ReceiveGroup {
     post: u64,
     targets: SmallVec<[Target; 1]>,
     left: usize,
@@ -47,8 +47,8 @@ struct Group {
 
 /// Posted buffers, by the numbers of their messages.
 #[derive(Debug, Default)]
-struct Posted {
-    groups: VecDeque<Group>,
+struct PostedReceives {
+    groups: VecDeque<ReceiveGroup>,
     /// Number of the first group's first message.
     first: u64,
     /// Number of the first message without a buffer.
@@ -57,7 +57,7 @@ struct Posted {
     complete: Vec<Received>,
 }
 
-impl Posted {
+impl PostedReceives {
     fn push(&mut self, buffers: &[Buffer<'_>]) -> u64 {
         let target = |buffer: &Buffer<'_>| Target {
             address: buffer.address,
@@ -70,7 +70,7 @@ impl Posted {
         let post = self.posts;
         self.posts += 1;
         self.next += buffers.len() as u64;
-        self.groups.push_back(Group {
+        self.groups.push_back(ReceiveGroup {
             post,
             targets: buffers.iter().map(target).collect(),
             left: buffers.len(),
@@ -115,7 +115,7 @@ impl Posted {
     }
 }
 
-impl BufferSource for Posted {
+impl BufferSource for PostedReceives {
     fn place(&mut self, part: &Part) -> Result<Option<usize>> {
         let Some((group, place)) = self.find(part)? else {
             return Ok(None);
@@ -156,7 +156,7 @@ impl BufferSource for Posted {
 
 pub(super) struct TcpReceiver {
     inlets: Vec<ReceiveSocket>,
-    posted: Posted,
+    posted: PostedReceives,
     /// Number of buffers that were announced to the sender.
     told: u64,
     /// Bytes of the last announcement that the socket has not taken.
@@ -172,7 +172,7 @@ impl TcpReceiver {
     pub(super) fn new(streams: Vec<TcpStream>) -> Self {
         Self {
             inlets: streams.into_iter().map(ReceiveSocket::new).collect(),
-            posted: Posted::default(),
+            posted: PostedReceives::default(),
             told: 0,
             control: SmallVec::new(),
             warm: 0,
@@ -221,11 +221,11 @@ impl TcpReceiver {
 }
 
 impl Receiver for TcpReceiver {
-    fn register(&mut self, memory: Memory) -> Result<Region> {
+    fn register(&mut self, memory: Memory) -> Result<MemoryRegistration> {
         register(memory)
     }
 
-    fn deregister(&mut self, _region: Region) -> Result<()> {
+    fn deregister(&mut self, _region: MemoryRegistration) -> Result<()> {
         Ok(())
     }
 

@@ -15,9 +15,9 @@ use std::time::{Duration, Instant};
 use laxity_shm::sleep::now_ns;
 
 use super::frame::{HEAD_BYTES, Head, Part};
-use super::outlet::{Outgoing, PartOutcome, SendSocket};
+use super::outlet::{OutgoingPart, PartOutcome, SendSocket};
 use super::socket;
-use crate::backend::{Clear, Memory, Message, POINTER_HOST, Region, Sender, Sent};
+use crate::backend::{Clear, Memory, MemoryRegistration, Message, POINTER_HOST, Sender, Sent};
 use crate::fault::{Fault, Result};
 use crate::socket::peer;
 
@@ -37,7 +37,7 @@ const CLOSE_WAIT_SHORT: Duration = Duration::from_millis(5);
 static CLOSED_IN_VAIN: AtomicBool = AtomicBool::new(false);
 
 #[derive(Debug)]
-struct Begun {
+struct BegunMessage {
     number: u64,
     address: usize,
     bytes: usize,
@@ -49,7 +49,7 @@ struct Begun {
     told: bool,
 }
 
-impl Begun {
+impl BegunMessage {
     fn is_done(&self) -> bool {
         // A message without bytes is done when its head is.
         self.told
@@ -59,7 +59,7 @@ impl Begun {
 pub(super) struct TcpSender {
     outlets: Vec<SendSocket>,
     sockets: usize,
-    begun: VecDeque<Begun>,
+    begun: VecDeque<BegunMessage>,
     next: u64,
     /// Number of messages for which buffers were posted.
     posted: u64,
@@ -168,18 +168,18 @@ impl TcpSender {
                 }
             }
         }
-        while self.begun.front().is_some_and(Begun::is_done) {
+        while self.begun.front().is_some_and(BegunMessage::is_done) {
             self.begun.pop_front();
         }
     }
 }
 
 impl Sender for TcpSender {
-    fn register(&mut self, memory: Memory) -> Result<Region> {
+    fn register(&mut self, memory: Memory) -> Result<MemoryRegistration> {
         register(memory)
     }
 
-    fn deregister(&mut self, _region: Region) -> Result<()> {
+    fn deregister(&mut self, _region: MemoryRegistration) -> Result<()> {
         Ok(())
     }
 
@@ -204,7 +204,7 @@ impl Sender for TcpSender {
             self.ahead.push_back((number, message.bytes as u64));
             self.ahead_bytes += message.bytes as u64;
         }
-        self.begun.push_back(Begun {
+        self.begun.push_back(BegunMessage {
             number,
             address: message.address,
             bytes: message.bytes,
@@ -237,7 +237,7 @@ impl Sender for TcpSender {
             };
             // The number of a small message selects its socket. A large message uses all sockets.
             let socket = (newest.number as usize + at) % self.sockets;
-            self.outlets[class * self.sockets + socket].push(Outgoing {
+            self.outlets[class * self.sockets + socket].push(OutgoingPart {
                 head: Head::Part(part).encode(),
                 address: newest.address + newest.pushed,
                 bytes: length,
@@ -316,7 +316,7 @@ impl Sender for TcpSender {
 }
 
 /// Returns the registration of memory for a socket, which needs none.
-pub(super) fn register(memory: Memory) -> Result<Region> {
+pub(super) fn register(memory: Memory) -> Result<MemoryRegistration> {
     if memory.kind != POINTER_HOST {
         return Err(Fault::Argument(format!(
             "memory of kind {} can't be sent by sockets: getProperties says that only the host's \

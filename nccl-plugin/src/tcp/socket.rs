@@ -62,20 +62,10 @@ pub(super) fn notice_silence(stream: &TcpStream) {
     set(stream, libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, 120_000);
 }
 
-/// Reads what is there into memory. Returns `None` if nothing is there, and 0 at the end.
-///
-/// # Safety
-/// `length` bytes at `address` can be written, and nobody else writes them.
-pub(super) unsafe fn receive(
-    socket: RawFd,
-    address: *mut u8,
-    length: usize,
-) -> io::Result<Option<usize>> {
+/// Repeats a call while signals interrupt it. Returns `None` if the socket is not ready.
+fn unless_blocked(mut call: impl FnMut() -> isize) -> io::Result<Option<usize>> {
     loop {
-        let count =
-            // SAFETY: upheld by the caller.
-            unsafe { libc::recv(socket, address.cast::<c_void>(), length, libc::MSG_DONTWAIT) };
-        if let Ok(count) = usize::try_from(count) {
+        if let Ok(count) = usize::try_from(call()) {
             return Ok(Some(count));
         }
         let error = io::Error::last_os_error();
@@ -85,6 +75,20 @@ pub(super) unsafe fn receive(
             _ => return Err(error),
         }
     }
+}
+
+/// Reads what is there into memory. Returns `None` if nothing is there, and 0 at the end.
+///
+/// # Safety
+/// `length` bytes at `address` can be written, and nobody else writes them.
+pub(super) unsafe fn receive(
+    socket: RawFd,
+    address: *mut u8,
+    length: usize,
+) -> io::Result<Option<usize>> {
+    let address = address.cast::<c_void>();
+    // SAFETY: upheld by the caller.
+    unless_blocked(|| unsafe { libc::recv(socket, address, length, libc::MSG_DONTWAIT) })
 }
 
 /// Sends from several pieces of memory. Returns `None` if the socket takes nothing now.
@@ -97,30 +101,14 @@ pub(super) unsafe fn send(
     pieces: &[libc::iovec],
     flags: c_int,
 ) -> io::Result<Option<usize>> {
-    loop {
-        // SAFETY: plain data, all of which may be zero.
-        let mut message: libc::msghdr = unsafe { core::mem::zeroed() };
-        message.msg_iov = pieces.as_ptr().cast_mut();
-        message.msg_iovlen = pieces.len();
-        // SAFETY: upheld by the caller. The message lives as long as the call, which does not write
-        // to it.
-        let count = unsafe {
-            libc::sendmsg(
-                socket,
-                &raw const message,
-                flags | libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL,
-            )
-        };
-        if let Ok(count) = usize::try_from(count) {
-            return Ok(Some(count));
-        }
-        let error = io::Error::last_os_error();
-        match error.kind() {
-            io::ErrorKind::WouldBlock => return Ok(None),
-            io::ErrorKind::Interrupted => {}
-            _ => return Err(error),
-        }
-    }
+    // SAFETY: plain data, all of which may be zero.
+    let mut message: libc::msghdr = unsafe { core::mem::zeroed() };
+    message.msg_iov = pieces.as_ptr().cast_mut();
+    message.msg_iovlen = pieces.len();
+    let flags = flags | libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+    // SAFETY: upheld by the caller. The message lives as long as the calls, which do not write to
+    // it.
+    unless_blocked(|| unsafe { libc::sendmsg(socket, &raw const message, flags) })
 }
 
 /// Returns the sent bytes that the peer's kernel has not acknowledged.
@@ -167,15 +155,15 @@ const COPIED: u8 = 1;
 
 /// Memory for the control message of a report.
 #[repr(C, align(8))]
-struct Control([u8; 128]);
+struct ControlBuffer([u8; 128]);
 
 /// Takes one report from the error queue.
 pub(super) fn released(stream: &TcpStream) -> Option<Released> {
-    let mut control = Control([0; 128]);
+    let mut control = ControlBuffer([0; 128]);
     // SAFETY: plain data, all of which may be zero.
     let mut message: libc::msghdr = unsafe { core::mem::zeroed() };
     message.msg_control = (&raw mut control).cast();
-    message.msg_controllen = size_of::<Control>();
+    message.msg_controllen = size_of::<ControlBuffer>();
     let flags = libc::MSG_ERRQUEUE | libc::MSG_DONTWAIT;
     // SAFETY: the message and its control buffer live as long as the call.
     if unsafe { libc::recvmsg(stream.as_raw_fd(), &raw mut message, flags) } < 0 {

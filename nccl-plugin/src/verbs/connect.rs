@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 use super::control_connection::{ControlConnection, ReceiveError};
 use super::hello::{ClassQueuePair, ControlMessage, End, LANES_MAX};
 use super::nic::Nic;
-use super::receiver::{Receiver, Welcoming};
-use super::sender::{Greeting, Sender};
-use crate::backend::{self, Classes};
+use super::receiver::{VerbsReceiver, Welcoming};
+use super::sender::{Greeting, VerbsSender};
+use crate::backend::{self, TrafficClasses};
 use crate::fault::{Fault, Result};
 use crate::handle::{Carrier, Handle};
 use crate::log;
@@ -44,7 +44,7 @@ pub(super) fn end(
     }
 }
 
-pub(super) struct Listener {
+pub(super) struct VerbsListener {
     nic: Arc<Nic>,
     socket: TcpListener,
     nonce: u64,
@@ -54,10 +54,10 @@ pub(super) struct Listener {
 struct IncomingConnection {
     control: ControlConnection,
     since: Instant,
-    state: Welcome,
+    state: IncomingStep,
 }
 
-enum Welcome {
+enum IncomingStep {
     /// The peer's hello has not arrived.
     Hello,
     /// The welcome is sent, and the peer connects its queue pairs.
@@ -74,7 +74,7 @@ enum IncomingState {
     Connected(Box<Welcoming>),
 }
 
-impl Listener {
+impl VerbsListener {
     /// Listens on a port of its own.
     ///
     /// # Errors
@@ -96,7 +96,7 @@ impl Listener {
             self.guests.push(IncomingConnection {
                 control: ControlConnection::new(stream, self.nonce),
                 since: Instant::now(),
-                state: Welcome::Hello,
+                state: IncomingStep::Hello,
             });
         }
         Ok(())
@@ -108,7 +108,7 @@ impl IncomingConnection {
         let state = self.step(nic);
         if matches!(state, IncomingState::Waits)
             && self.since.elapsed() > PATIENCE
-            && matches!(self.state, Welcome::Hello)
+            && matches!(self.state, IncomingStep::Hello)
         {
             log::info(&format!(
                 "{} connected and said nothing; its connection is dropped",
@@ -125,17 +125,17 @@ impl IncomingConnection {
     }
 
     fn step(&mut self, nic: &Arc<Nic>) -> IncomingState {
-        if matches!(self.state, Welcome::Hello) {
+        if matches!(self.state, IncomingStep::Hello) {
             match self.control.hear() {
                 Ok(None) => return IncomingState::Waits,
                 Ok(Some(ControlMessage::Hello(theirs))) => match Welcoming::new(nic, &theirs) {
                     Ok(welcoming) => {
                         self.control.say(&ControlMessage::Welcome(welcoming.end()));
-                        self.state = Welcome::Ready(Box::new(welcoming));
+                        self.state = IncomingStep::Ready(Box::new(welcoming));
                     }
                     Err(fault) => {
                         self.control.say(&ControlMessage::Refusal(fault.to_string()));
-                        self.state = Welcome::Refused(fault);
+                        self.state = IncomingStep::Refused(fault);
                     }
                 },
                 Ok(Some(_)) => return self.dropped(&ReceiveError::Closed),
@@ -147,14 +147,14 @@ impl IncomingConnection {
             Ok(false) => return IncomingState::Waits,
             Err(error) => return self.dropped(&error.into()),
         }
-        if let Welcome::Refused(fault) = &self.state {
+        if let IncomingStep::Refused(fault) = &self.state {
             return IncomingState::Failed(fault.clone());
         }
         match self.control.hear() {
             Ok(None) => IncomingState::Waits,
             Ok(Some(ControlMessage::Ready)) => {
-                match core::mem::replace(&mut self.state, Welcome::Hello) {
-                    Welcome::Ready(welcoming) => IncomingState::Connected(welcoming),
+                match core::mem::replace(&mut self.state, IncomingStep::Hello) {
+                    IncomingStep::Ready(welcoming) => IncomingState::Connected(welcoming),
                     _ => IncomingState::Dropped,
                 }
             }
@@ -169,7 +169,7 @@ impl IncomingConnection {
     }
 }
 
-impl backend::Listener for Listener {
+impl backend::Listener for VerbsListener {
     fn accept(&mut self) -> Result<Option<Box<dyn backend::Receiver>>> {
         self.ask_in()?;
         let mut at = 0;
@@ -183,7 +183,7 @@ impl backend::Listener for Listener {
                 }
                 IncomingState::Connected(welcoming) => {
                     let guest = self.guests.remove(at);
-                    let receiver = Receiver::new(*welcoming, guest.control.watch());
+                    let receiver = VerbsReceiver::new(*welcoming, guest.control.watch());
                     return Ok(Some(Box::new(receiver)));
                 }
             }
@@ -192,21 +192,21 @@ impl backend::Listener for Listener {
     }
 }
 
-pub(super) struct Connecting {
+pub(super) struct VerbsConnecting {
     nic: Arc<Nic>,
     to: SocketAddr,
-    state: State,
+    state: ConnectState,
     greeting: Option<Box<Greeting>>,
     nonce: u64,
 }
 
-enum State {
+enum ConnectState {
     Dialing(Option<TcpStream>),
     Greeted(ControlConnection),
-    Ready(Option<(ControlConnection, Box<Sender>)>),
+    Ready(Option<(ControlConnection, Box<VerbsSender>)>),
 }
 
-impl Connecting {
+impl VerbsConnecting {
     /// Begins to connect to the receiver that a handle names.
     ///
     /// # Errors
@@ -214,7 +214,7 @@ impl Connecting {
     pub(super) fn new(
         nic: &Arc<Nic>,
         handle: &Handle,
-        classes: &Classes,
+        classes: &TrafficClasses,
         service_level: u8,
     ) -> Result<Self> {
         if classes.is_empty() || classes.len() > LANES_MAX {
@@ -223,7 +223,7 @@ impl Connecting {
         Ok(Self {
             nic: Arc::clone(nic),
             to: handle.address,
-            state: State::Dialing(Some(connect(handle.address, |_| Ok(()))?)),
+            state: ConnectState::Dialing(Some(connect(handle.address, |_| Ok(()))?)),
             greeting: Some(Box::new(Greeting::new(nic, classes, service_level)?)),
             nonce: handle.nonce,
         })
@@ -247,7 +247,7 @@ impl Connecting {
         match greeting.connect(&theirs) {
             Ok(sender) => {
                 control.say(&ControlMessage::Ready);
-                self.state = State::Ready(Some((control, Box::new(sender))));
+                self.state = ConnectState::Ready(Some((control, Box::new(sender))));
                 Ok(())
             }
             Err(fault) => {
@@ -260,10 +260,10 @@ impl Connecting {
     }
 }
 
-impl backend::Connecting for Connecting {
+impl backend::Connecting for VerbsConnecting {
     fn poll(&mut self) -> Result<Option<Box<dyn backend::Sender>>> {
         self.nic.look()?;
-        if let State::Dialing(stream) = &mut self.state {
+        if let ConnectState::Dialing(stream) = &mut self.state {
             let there = match stream {
                 Some(stream) => is_connected(stream, self.to)?,
                 None => false,
@@ -275,9 +275,9 @@ impl backend::Connecting for Connecting {
             if let Some(greeting) = &self.greeting {
                 control.say(&ControlMessage::Hello(greeting.end()));
             }
-            self.state = State::Greeted(control);
+            self.state = ConnectState::Greeted(control);
         }
-        if let State::Greeted(control) = &mut self.state {
+        if let ConnectState::Greeted(control) = &mut self.state {
             let heard = match control.flush() {
                 Ok(false) => return Ok(None),
                 Ok(true) => control.hear(),
@@ -288,13 +288,13 @@ impl backend::Connecting for Connecting {
                 Ok(Some(message)) => message,
                 Err(why) => return Err(self.lost(&why)),
             };
-            if let State::Greeted(control) =
-                core::mem::replace(&mut self.state, State::Dialing(None))
+            if let ConnectState::Greeted(control) =
+                core::mem::replace(&mut self.state, ConnectState::Dialing(None))
             {
                 self.welcomed(message, control)?;
             }
         }
-        if let State::Ready(ready) = &mut self.state
+        if let ConnectState::Ready(ready) = &mut self.state
             && let Some((control, _)) = ready
         {
             match control.flush() {

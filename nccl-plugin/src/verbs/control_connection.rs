@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use thiserror::Error;
 
-use super::hello::{ControlMessage, Garbled, HEAD_BYTES, Head};
+use super::hello::{ControlMessage, Garbled, HEAD_BYTES, HelloHead};
 use crate::socket::{KeepAlive, peer};
 
 /// Time between two checks of the peer, since a check is a system call.
@@ -47,7 +47,7 @@ pub(super) struct ControlConnection {
     nonce: u64,
     out: Vec<u8>,
     heard: Vec<u8>,
-    head: Option<Head>,
+    head: Option<HelloHead>,
 }
 
 impl ControlConnection {
@@ -86,7 +86,7 @@ impl ControlConnection {
                     return Ok(Some(message));
                 }
                 if let Some(head) = self.heard.first_chunk() {
-                    self.head = Some(Head::decode(head, self.nonce)?);
+                    self.head = Some(HelloHead::decode(head, self.nonce)?);
                     continue;
                 }
             }
@@ -107,11 +107,11 @@ impl ControlConnection {
     }
 
     /// Ends the handshake. Returns a watch over the peer.
-    pub(super) fn watch(self) -> Watch {
+    pub(super) fn watch(self) -> PeerWatch {
         let peer = self.peer();
         // A host that lost its power sends nothing.
         KEEP_ALIVE.set(&self.stream);
-        Watch {
+        PeerWatch {
             stream: self.stream,
             peer,
             calls: 0,
@@ -124,7 +124,7 @@ impl ControlConnection {
 
 /// A watch over the peer.
 #[derive(Debug)]
-pub(super) struct Watch {
+pub(super) struct PeerWatch {
     stream: TcpStream,
     peer: String,
     calls: u32,
@@ -146,14 +146,14 @@ pub(super) enum PeerState {
     Gone,
 }
 
-impl Drop for Watch {
+impl Drop for PeerWatch {
     fn drop(&mut self) {
         // A forked child may have the socket, too, so closing it here wouldn't notify the peer.
         let _ = self.stream.shutdown(Shutdown::Both);
     }
 }
 
-impl Watch {
+impl PeerWatch {
     /// Returns the peer's address for messages.
     pub(super) fn peer(&self) -> &str {
         &self.peer

@@ -34,7 +34,7 @@ const _: () = assert!(DEPTH <= 1 << 5 && GROUP_MAX <= 1 << 3);
 
 /// A buffer that the sender may write.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Entry {
+pub(super) struct CtsEntry {
     pub(super) post: u64,
     pub(super) address: u64,
     pub(super) bytes: u64,
@@ -56,7 +56,7 @@ fn seal(words: &[u64; WORDS - 1]) -> u64 {
     })
 }
 
-impl Entry {
+impl CtsEntry {
     /// Returns the entry's words on the wire.
     pub(super) fn encode(&self) -> [u64; WORDS] {
         let words = [
@@ -95,7 +95,7 @@ impl Entry {
 }
 
 /// Returns the index of a buffer's size in the tables, in words.
-pub(super) fn size_place(entry: &Entry) -> usize {
+pub(super) fn size_place(entry: &CtsEntry) -> usize {
     entry.post as usize % DEPTH * GROUP_MAX + entry.index as usize
 }
 
@@ -104,7 +104,7 @@ pub(super) fn place(post: u64, index: usize) -> usize {
     (post as usize % DEPTH * GROUP_MAX + index) * WORDS
 }
 
-fn read(memory: &[AtomicU64], post: u64, index: usize) -> Option<Entry> {
+fn read(memory: &[AtomicU64], post: u64, index: usize) -> Option<CtsEntry> {
     let at = place(post, index);
     let mut copy = [0; WORDS];
     // Acquire, last word first, so that no later access moves before it. The NIC has no atomics to
@@ -112,11 +112,11 @@ fn read(memory: &[AtomicU64], post: u64, index: usize) -> Option<Entry> {
     for (nth, word) in copy.iter_mut().enumerate().rev() {
         *word = memory.get(at + nth)?.load(Ordering::Acquire);
     }
-    Entry::decode(copy, post, index)
+    CtsEntry::decode(copy, post, index)
 }
 
 /// Reads the buffers of a grouped receive into `into`. Reports whether all of them are there.
-pub(super) fn read_group(memory: &[AtomicU64], post: u64, into: &mut Vec<Entry>) -> bool {
+pub(super) fn read_group(memory: &[AtomicU64], post: u64, into: &mut Vec<CtsEntry>) -> bool {
     into.clear();
     let Some(first) = read(memory, post, 0) else {
         return false;
@@ -147,7 +147,7 @@ pub(super) struct Arrival {
 impl Arrival {
     /// Returns the immediate data of a message into a buffer, and whether its size goes into the
     /// table.
-    pub(super) fn encode(entry: &Entry, bytes: u64) -> (u32, bool) {
+    pub(super) fn encode(entry: &CtsEntry, bytes: u64) -> (u32, bool) {
         let at = (entry.post as usize % DEPTH) as u32 | entry.index << 5;
         if bytes < 1 << SIZE_BITS {
             (at | (bytes as u32) << 9, false)
@@ -176,7 +176,7 @@ mod tests {
         (0..FIFO_BYTES / 8).map(|_| AtomicU64::new(0)).collect()
     }
 
-    fn write(memory: &[AtomicU64], entry: &Entry, words: core::ops::Range<usize>) {
+    fn write(memory: &[AtomicU64], entry: &CtsEntry, words: core::ops::Range<usize>) {
         let at = place(entry.post, entry.index as usize);
         for (nth, word) in entry.encode().into_iter().enumerate() {
             if words.contains(&nth) {
@@ -185,8 +185,8 @@ mod tests {
         }
     }
 
-    fn entry(post: u64, index: u32, buffers: u32) -> Entry {
-        Entry {
+    fn entry(post: u64, index: u32, buffers: u32) -> CtsEntry {
+        CtsEntry {
             post,
             address: 0x7f00_0000_1000 + u64::from(index),
             bytes: 1 << 20,
@@ -237,9 +237,9 @@ mod tests {
             low in any::<bool>(),
         ) {
             let memory = memory();
-            let before = Entry { address: old, ..entry(5, 0, 1) };
+            let before = CtsEntry { address: old, ..entry(5, 0, 1) };
             write(&memory, &before, 0..WORDS);
-            let after = Entry { address, bytes, ..entry(5 + DEPTH as u64, 0, 1) };
+            let after = CtsEntry { address, bytes, ..entry(5 + DEPTH as u64, 0, 1) };
             write(&memory, &after, if low { 0..cut } else { cut..WORDS });
             let mut group = Vec::new();
             let whole = if low { cut == WORDS } else { cut == 0 };
@@ -250,8 +250,8 @@ mod tests {
         fn garbage_is_not_believed(
             words in prop::array::uniform8(any::<u64>()), post in any::<u64>(),
         ) {
-            prop_assert_eq!(Entry::decode(words, post, 0), None);
-            prop_assert_eq!(Entry::decode(words, words[0], 0), None);
+            prop_assert_eq!(CtsEntry::decode(words, post, 0), None);
+            prop_assert_eq!(CtsEntry::decode(words, words[0], 0), None);
         }
 
         #[test]

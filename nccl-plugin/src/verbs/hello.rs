@@ -107,13 +107,13 @@ pub(super) enum Garbled {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Head {
+pub(super) struct HelloHead {
     kind: u8,
     lanes: usize,
     pub(super) body: usize,
 }
 
-impl Head {
+impl HelloHead {
     /// Decodes the head of a message for the listener with that random number, or from it.
     pub(super) fn decode(head: &[u8; HEAD_BYTES], nonce: u64) -> Result<Self, Garbled> {
         if word(head, 0) != MAGIC {
@@ -224,7 +224,7 @@ impl ControlMessage {
     }
 
     /// Decodes a message from its head and the bytes that follow.
-    pub(super) fn decode(head: Head, body: &[u8]) -> Result<Self, Garbled> {
+    pub(super) fn decode(head: HelloHead, body: &[u8]) -> Result<Self, Garbled> {
         if body.len() != head.body {
             return Err(Garbled::Nonsense("length"));
         }
@@ -282,7 +282,7 @@ mod tests {
 
     fn decode(bytes: &[u8], nonce: u64) -> Result<ControlMessage, Garbled> {
         let head = bytes.first_chunk::<HEAD_BYTES>().expect("a head");
-        let head = Head::decode(head, nonce)?;
+        let head = HelloHead::decode(head, nonce)?;
         ControlMessage::decode(head, &bytes[HEAD_BYTES..])
     }
 
@@ -296,7 +296,7 @@ mod tests {
         fn whatever_a_stranger_says_is_refused_before_anything_is_made_of_it(
             head in prop::array::uniform24(any::<u8>()), nonce in any::<u64>(),
         ) {
-            prop_assert_eq!(Head::decode(&head, nonce), Err(Garbled::Stranger));
+            prop_assert_eq!(HelloHead::decode(&head, nonce), Err(Garbled::Stranger));
         }
 
         #[test]

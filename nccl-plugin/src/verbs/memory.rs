@@ -10,7 +10,7 @@ use crate::fault::{Fault, Result};
 
 /// A range of whole pages, as it is registered with the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Span {
+pub(super) struct PageRange {
     /// Address of the first byte.
     pub(super) start: usize,
     pub(super) bytes: usize,
@@ -18,7 +18,7 @@ pub(super) struct Span {
     pub(super) dma_buf: Option<(i32, u64)>,
 }
 
-impl Span {
+impl PageRange {
     /// Returns the pages that contain the memory.
     ///
     /// # Errors
@@ -65,9 +65,9 @@ impl Span {
 }
 
 #[derive(Debug)]
-struct Entry<H> {
+struct RegistrationCacheEntry<H> {
     id: u64,
-    span: Span,
+    span: PageRange,
     users: usize,
     handle: H,
 }
@@ -75,7 +75,7 @@ struct Entry<H> {
 /// The registrations of a device. `H` is the device's handle of a registration.
 #[derive(Debug)]
 pub(super) struct Cache<H> {
-    entries: Vec<Entry<H>>,
+    entries: Vec<RegistrationCacheEntry<H>>,
     next: u64,
 }
 
@@ -91,8 +91,8 @@ impl<H: Copy> Cache<H> {
     /// Returns the errors of `register`.
     pub(super) fn take(
         &mut self,
-        span: Span,
-        register: impl FnOnce(&Span) -> Result<H>,
+        span: PageRange,
+        register: impl FnOnce(&PageRange) -> Result<H>,
     ) -> Result<(u64, H)> {
         if let Some(entry) = self.entries.iter_mut().find(|entry| entry.span.covers(&span)) {
             entry.users += 1;
@@ -101,7 +101,7 @@ impl<H: Copy> Cache<H> {
         let handle = register(&span)?;
         let id = self.next;
         self.next += 1;
-        self.entries.push(Entry { id, span, users: 1, handle });
+        self.entries.push(RegistrationCacheEntry { id, span, users: 1, handle });
         Ok((id, handle))
     }
 
@@ -145,19 +145,19 @@ mod tests {
         Memory { address, bytes, kind: POINTER_HOST, dma_buf: None }
     }
 
-    fn span(address: usize, bytes: usize) -> Span {
-        Span::of(host(address, bytes), PAGE).expect("a span")
+    fn span(address: usize, bytes: usize) -> PageRange {
+        PageRange::of(host(address, bytes), PAGE).expect("a span")
     }
 
     /// A device that records what is registered.
     #[derive(Default)]
     struct Fake {
-        live: BTreeMap<u32, Span>,
+        live: BTreeMap<u32, PageRange>,
         next: u32,
     }
 
     impl Fake {
-        fn register(&mut self, span: &Span) -> Result<u32> {
+        fn register(&mut self, span: &PageRange) -> Result<u32> {
             self.next += 1;
             self.live.insert(self.next, *span);
             Ok(self.next)
@@ -176,7 +176,7 @@ mod tests {
         let gpu = |address, offset| {
             let memory =
                 Memory { kind: POINTER_DMABUF, dma_buf: Some((3, offset)), ..host(address, 100) };
-            let span = Span::of(memory, PAGE).expect("a span");
+            let span = PageRange::of(memory, PAGE).expect("a span");
             (span.start, span.bytes, span.dma_buf)
         };
         assert_eq!(gpu(0x1010, 0x10), (0x1000, PAGE, Some((3, 0))));
@@ -185,7 +185,7 @@ mod tests {
 
     #[test]
     fn memory_that_cannot_be_is_refused_with_what_is_wrong() {
-        let refused = |memory| Span::of(memory, PAGE).unwrap_err().to_string();
+        let refused = |memory| PageRange::of(memory, PAGE).unwrap_err().to_string();
         assert!(refused(host(0x1000, 0)).contains("nothing to register"));
         assert!(refused(host(usize::MAX - 5, 100)).contains("beyond the address space"));
         let fd = Memory { kind: POINTER_CUDA, dma_buf: Some((3, 0)), ..host(0x1000, 1) };
@@ -223,7 +223,7 @@ mod tests {
         ) {
             let mut cache = Cache::new();
             let mut fake = Fake::default();
-            let mut held: Vec<(u64, u32, Span)> = Vec::new();
+            let mut held: Vec<(u64, u32, PageRange)> = Vec::new();
             for (takes, place, bytes) in steps {
                 if takes || held.is_empty() {
                     let wanted = span(0x10_0000 + place * 1000, bytes);

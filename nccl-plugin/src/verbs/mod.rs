@@ -42,14 +42,14 @@ mod sender;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use crate::backend::{Backend, Classes, Connecting, Device, Listener, POINTER_DMABUF};
+use crate::backend::{Backend, Connecting, Device, Listener, POINTER_DMABUF, TrafficClasses};
 use crate::fault::{Fault, Result};
 use crate::handle::Handle;
 use crate::interfaces;
 use crate::log;
 use crate::settings::Settings;
 use nic::Nic;
-pub use options::Options;
+pub use options::VerbsOptions;
 
 /// Opens the RDMA devices of this host. Connections are negotiated over TCP at the interface that
 /// NCCL would use.
@@ -82,7 +82,7 @@ impl Verbs {
     /// # Errors
     /// A text that says why no device can be used. TCP then works without RDMA.
     pub fn open(
-        options: &Options,
+        options: &VerbsOptions,
         meet_at: Option<SocketAddr>,
     ) -> core::result::Result<Self, String> {
         let nics = open::open_all(options)?;
@@ -121,7 +121,7 @@ impl Backend for Verbs {
     fn listen(&self, device: usize) -> Result<(Box<dyn Listener>, Handle)> {
         let nic = self.nic(device)?;
         let at = self.meet_at.unwrap_or_else(|| SocketAddr::new(nic.device().address, 0));
-        let (listener, handle) = connect::Listener::new(nic, at)?;
+        let (listener, handle) = connect::VerbsListener::new(nic, at)?;
         Ok((Box::new(listener), handle))
     }
 
@@ -129,10 +129,10 @@ impl Backend for Verbs {
         &self,
         device: usize,
         handle: &Handle,
-        classes: &Classes,
+        classes: &TrafficClasses,
         service_level: u8,
     ) -> Result<Box<dyn Connecting>> {
         let nic = self.nic(device)?;
-        Ok(Box::new(connect::Connecting::new(nic, handle, classes, service_level)?))
+        Ok(Box::new(connect::VerbsConnecting::new(nic, handle, classes, service_level)?))
     }
 }

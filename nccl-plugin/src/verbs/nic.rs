@@ -8,9 +8,9 @@ use parking_lot::Mutex;
 
 use super::hello::End;
 use super::library::{AsyncEvent, Library, os_error};
-use super::memory::{Cache, Span};
-use super::options::Options;
-use crate::backend::{Device, Memory, POINTER_CUDA, POINTER_DMABUF, Region};
+use super::memory::{Cache, PageRange};
+use super::options::VerbsOptions;
+use crate::backend::{Device, Memory, MemoryRegistration, POINTER_CUDA, POINTER_DMABUF};
 use crate::fault::{Fault, Result};
 use crate::log;
 
@@ -27,7 +27,7 @@ struct Keys {
     remote: u32,
 }
 
-/// A registration, as NCCL keeps it ([`crate::backend::Region`]).
+/// A registration, as NCCL keeps it ([`crate::backend::MemoryRegistration`]).
 #[derive(Debug)]
 pub(super) struct Registered {
     id: u64,
@@ -43,7 +43,7 @@ pub(super) struct Registered {
 ///
 /// # Errors
 /// The registration is of another network.
-pub(super) fn registered(region: &Region) -> Result<&Registered> {
+pub(super) fn registered(region: &MemoryRegistration) -> Result<&Registered> {
     (**region).downcast_ref().ok_or_else(|| {
         Fault::Argument(String::from("a memory registration of another network was passed"))
     })
@@ -72,7 +72,7 @@ pub(super) struct Nic {
     /// Largest number of work requests of a queue pair, and of entries of a completion queue.
     pub(super) work_requests_max: u32,
     pub(super) completions_max: u32,
-    pub(super) options: Options,
+    pub(super) options: VerbsOptions,
     pub(super) device: Device,
     pub(super) state: NicState,
 }
@@ -164,12 +164,12 @@ impl Nic {
             };
             return Err(Fault::System(format!("{} can't register {what}", self.name)));
         }
-        let span = Span::of(memory, page_bytes())?;
+        let span = PageRange::of(memory, page_bytes())?;
         let (id, keys) = self.state.cache.lock().take(span, |span| self.pin(span))?;
         Ok(Registered { id, lkey: keys.local, rkey: keys.remote, kind: memory.kind })
     }
 
-    fn pin(&self, span: &Span) -> Result<Keys> {
+    fn pin(&self, span: &PageRange) -> Result<Keys> {
         let flags = access::IBV_ACCESS_LOCAL_WRITE
             | access::IBV_ACCESS_REMOTE_WRITE
             | access::IBV_ACCESS_REMOTE_READ;

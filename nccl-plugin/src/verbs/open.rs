@@ -14,7 +14,7 @@ use laxity_ibverbs::{
 use super::choose::{self, Gid, GidKind};
 use super::library::{self, Library, os_error};
 use super::nic::{INFINIBAND, Nic, NicState};
-use super::options::Options;
+use super::options::VerbsOptions;
 use crate::backend::{Device, POINTER_CUDA, POINTER_DMABUF, POINTER_HOST};
 use crate::log;
 
@@ -50,7 +50,7 @@ fn pci_path(name: &str) -> Option<CString> {
 ///
 /// # Errors
 /// A text that says why there is none.
-pub(super) fn open_all(options: &Options) -> Result<Vec<Arc<Nic>>, String> {
+pub(super) fn open_all(options: &VerbsOptions) -> Result<Vec<Arc<Nic>>, String> {
     let library = Library::get()?;
     let mut count: c_int = 0;
     // SAFETY: the count is this function's own.
@@ -113,7 +113,7 @@ impl Nic {
         context: *mut ibv_context,
         name: &str,
         port: u8,
-        options: &Options,
+        options: &VerbsOptions,
     ) -> (u8, Result<Self, String>) {
         // SAFETY: plain data that may be zero.
         let mut attr: ibv_device_attr = unsafe { mem::zeroed() };
@@ -140,7 +140,7 @@ impl Nic {
         name: &str,
         port: u8,
         attr: &ibv_device_attr,
-        options: &Options,
+        options: &VerbsOptions,
     ) -> Result<Self, String> {
         let here = format!("{name}:{port}");
         if !options.wanted.takes(name, port) {
@@ -271,7 +271,7 @@ unsafe fn gid(
     name: &str,
     port: u8,
     state: &ibv_port_attr,
-    options: &Options,
+    options: &VerbsOptions,
 ) -> Option<Gid> {
     let read = |index: u8| {
         let mut gid = ibv_gid { raw: [0; 16] };

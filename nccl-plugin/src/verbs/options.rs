@@ -6,7 +6,7 @@ use crate::wanted::Wanted;
 
 /// The values of NCCL's variables for RDMA.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Options {
+pub struct VerbsOptions {
     /// `NCCL_IB_HCA`: the devices to use.
     pub(super) wanted: Wanted,
     /// `NCCL_IB_HCA` as it was written, for messages.
@@ -27,7 +27,7 @@ pub struct Options {
     pub(super) relaxed_ordering: bool,
 }
 
-impl Default for Options {
+impl Default for VerbsOptions {
     fn default() -> Self {
         Self {
             wanted: Wanted::default(),
@@ -43,7 +43,7 @@ impl Default for Options {
     }
 }
 
-impl Options {
+impl VerbsOptions {
     /// Returns the options. `get` returns the value of each variable.
     pub fn from(get: impl Fn(&str) -> Option<String>) -> Self {
         let mut options = Self::default();
@@ -101,8 +101,8 @@ impl Options {
 mod tests {
     use super::*;
 
-    fn of(pairs: &[(&str, &str)]) -> Options {
-        Options::from(|name| {
+    fn of(pairs: &[(&str, &str)]) -> VerbsOptions {
+        VerbsOptions::from(|name| {
             let found = pairs.iter().find(|(key, _)| *key == name);
             found.map(|(_, value)| (*value).to_owned())
         })
@@ -141,7 +141,7 @@ mod tests {
             ("NCCL_IB_SL", "-3"),
             ("NCCL_IB_GID_INDEX", "-1"),
         ];
-        assert_eq!(of(&bad), Options::default());
-        assert_eq!(of(&[]), Options::default());
+        assert_eq!(of(&bad), VerbsOptions::default());
+        assert_eq!(of(&[]), VerbsOptions::default());
     }
 }

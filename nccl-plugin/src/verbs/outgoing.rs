@@ -7,9 +7,9 @@ use std::collections::VecDeque;
 use smallvec::SmallVec;
 
 use super::completions::BATCH;
-use super::cts::{self, Entry};
+use super::cts::{self, CtsEntry};
 use super::pinned::Pinned;
-use super::queue_pair::{Posted, QueuePair, Request, Work};
+use super::queue_pair::{OwnedQueuePair, PostCount, Work, WorkRequest};
 use crate::backend::Sent;
 use crate::fault::Result;
 
@@ -23,12 +23,12 @@ pub(super) struct Piece {
 }
 
 /// The sending queue pair of a class.
-pub(super) struct Outgoing {
-    pub(super) qp: QueuePair,
+pub(super) struct OutgoingQueue {
+    pub(super) qp: OwnedQueuePair,
     pub(super) room: usize,
     pub(super) in_flight: VecDeque<Piece>,
     /// Pieces that are not posted yet, in order.
-    pub(super) waiting: VecDeque<(Request, Piece)>,
+    pub(super) waiting: VecDeque<(WorkRequest, Piece)>,
     pub(super) done: u64,
 }
 
@@ -36,7 +36,7 @@ pub(super) struct Outgoing {
 pub(super) struct Newest {
     pub(super) message: u64,
     pub(super) class: usize,
-    pub(super) entry: Entry,
+    pub(super) entry: CtsEntry,
     pub(super) address: usize,
     pub(super) lkey: u32,
     pub(super) bytes: usize,
@@ -47,8 +47,8 @@ pub(super) struct Newest {
 
 impl Newest {
     /// Returns the work request for the next `count` bytes.
-    pub(super) fn request(&self, work: Work, count: usize) -> Request {
-        Request {
+    pub(super) fn request(&self, work: Work, count: usize) -> WorkRequest {
+        WorkRequest {
             id: self.class as u64,
             work,
             local: (self.address + self.pushed) as u64,
@@ -68,7 +68,7 @@ impl Newest {
         immediate: u32,
         sizes: &Pinned,
         table: Option<(u64, u32)>,
-    ) -> Request {
+    ) -> WorkRequest {
         let (local, bytes, remote, rkey) = match table {
             None => (0, 0, self.entry.address, self.entry.rkey),
             Some((address, rkey)) => {
@@ -80,7 +80,7 @@ impl Newest {
                 (sizes.address() + offset, 8, address.wrapping_add(offset), rkey)
             }
         };
-        Request {
+        WorkRequest {
             id: self.class as u64,
             work: Work::Announce(immediate),
             local,
@@ -99,20 +99,20 @@ impl Newest {
     }
 }
 
-impl Outgoing {
+impl OutgoingQueue {
     /// Posts waiting work requests, as far as there is room.
     pub(super) fn post(&mut self) -> Result<()> {
         while !self.waiting.is_empty() && self.in_flight.len() < self.room {
             let count = BATCH.min(self.room - self.in_flight.len()).min(self.waiting.len());
-            let requests: SmallVec<[Request; BATCH]> =
+            let requests: SmallVec<[WorkRequest; BATCH]> =
                 self.waiting.iter().take(count).map(|(request, _)| *request).collect();
             // SAFETY: the memory of a message stays until its completion makes it done (the
             // contract of `backend::Message`). The memory of sizes stays until the message is done.
             // The queue pair is dropped before either.
             let posted = unsafe { self.qp.post(&requests) }?;
             let taken = match posted {
-                Posted::All => count,
-                Posted::Some(taken) => taken,
+                PostCount::All => count,
+                PostCount::Some(taken) => taken,
             };
             self.in_flight.extend(self.waiting.drain(..taken).map(|(_, piece)| piece));
             if taken < count {

@@ -38,7 +38,7 @@ pub(super) enum Work {
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Request {
+pub(super) struct WorkRequest {
     pub(super) id: u64,
     pub(super) work: Work,
     pub(super) local: u64,
@@ -53,7 +53,7 @@ pub(super) struct Request {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Posted {
+pub(super) enum PostCount {
     /// All work requests are taken.
     All,
     /// The number of work requests that are taken. The queue is full.
@@ -61,16 +61,16 @@ pub(super) enum Posted {
 }
 
 #[derive(Debug)]
-pub(super) struct QueuePair {
+pub(super) struct OwnedQueuePair {
     qp: *mut ibv_qp,
     inline: usize,
     nic: Arc<Nic>,
 }
 
 // SAFETY: libibverbs takes a queue pair in any thread.
-unsafe impl Send for QueuePair {}
+unsafe impl Send for OwnedQueuePair {}
 
-impl QueuePair {
+impl OwnedQueuePair {
     /// Creates a queue pair that is not connected, but ready to be. The peer may write.
     ///
     /// # Errors
@@ -220,10 +220,10 @@ impl QueuePair {
     ///
     /// # Errors
     /// The device refused for another reason than lack of room.
-    pub(super) unsafe fn post(&self, requests: &[Request]) -> Result<Posted> {
+    pub(super) unsafe fn post(&self, requests: &[WorkRequest]) -> Result<PostCount> {
         let count = requests.len().min(BATCH);
         if count == 0 {
-            return Ok(Posted::All);
+            return Ok(PostCount::All);
         }
         let mut pieces: [ibv_sge; BATCH] = [ibv_sge { addr: 0, length: 0, lkey: 0 }; BATCH];
         // SAFETY: plain data that may be zero.
@@ -267,19 +267,19 @@ impl QueuePair {
             post(self.qp, first, &mut bad)
         };
         if result == 0 {
-            return Ok(Posted::All);
+            return Ok(PostCount::All);
         }
         // The device took all requests before the refused one.
         let taken = (0..count).position(|at| ptr::eq(bad, first.wrapping_add(at))).unwrap_or(0);
         if result.abs() == libc::ENOMEM {
-            return Ok(Posted::Some(taken));
+            return Ok(PostCount::Some(taken));
         }
         let error = std::io::Error::from_raw_os_error(result.abs());
         Err(self.nic.refused("takes no work requests", error))
     }
 }
 
-impl Drop for QueuePair {
+impl Drop for OwnedQueuePair {
     fn drop(&mut self) {
         if self.nic.is_ours() {
             // SAFETY: the queue pair is alive, and only this value owns it.

@@ -12,14 +12,14 @@ use smallvec::SmallVec;
 
 use super::completions::{BATCH, Completion, Completions, SharedReceive};
 use super::connect;
-use super::control_connection::{PeerState, Watch};
-use super::cts::{self, Arrival, DEPTH, ENTRY_BYTES, Entry, FIFO_BYTES, TABLE_BYTES};
+use super::control_connection::{PeerState, PeerWatch};
+use super::cts::{self, Arrival, CtsEntry, DEPTH, ENTRY_BYTES, FIFO_BYTES, TABLE_BYTES};
 use super::hello::{ClassQueuePair, End};
 use super::nic::{Nic, registered};
 use super::pinned::Pinned;
-use super::queue_pair::{Posted, QueuePair, Request, Work, failure};
+use super::queue_pair::{OwnedQueuePair, PostCount, Work, WorkRequest, failure};
 use crate::backend::{
-    self, Buffer, GROUP_MAX, Memory, POINTER_CUDA, POINTER_DMABUF, Received, Region,
+    self, Buffer, GROUP_MAX, Memory, MemoryRegistration, POINTER_CUDA, POINTER_DMABUF, Received,
 };
 use crate::fault::{Fault, Result};
 
@@ -39,7 +39,7 @@ const ARRIVED: u32 = 128;
 
 /// A receiving end whose sender is still connecting.
 pub(super) struct Welcoming {
-    lanes: SmallVec<[(QueuePair, ClassQueuePair); 8]>,
+    lanes: SmallVec<[(OwnedQueuePair, ClassQueuePair); 8]>,
     shared: SharedReceive,
     completions: Completions,
     table: Pinned,
@@ -59,7 +59,7 @@ impl Welcoming {
         let shared = SharedReceive::new(nic, ARRIVALS)?;
         let lane = |(at, theirs_lane): (usize, &ClassQueuePair)| {
             let work_requests = if at == 0 { ANNOUNCEMENTS } else { FEW };
-            let qp = QueuePair::new(nic, &completions, Some(&shared), work_requests)?;
+            let qp = OwnedQueuePair::new(nic, &completions, Some(&shared), work_requests)?;
             let ours = ClassQueuePair {
                 dscp: theirs_lane.dscp,
                 service_level: theirs_lane.service_level,
@@ -88,7 +88,7 @@ impl Welcoming {
 
 /// A grouped receive that is posted.
 #[derive(Debug, Default)]
-struct Slot {
+struct ReceiveSlot {
     post: u64,
     /// Sizes of the group's buffers. Empty if this entry is free.
     rooms: SmallVec<[usize; GROUP_MAX]>,
@@ -99,10 +99,10 @@ struct Slot {
 
 /// The receiving end of a connection. The queue pairs come first, so that they are dropped before
 /// what they use.
-pub(super) struct Receiver {
-    lanes: SmallVec<[QueuePair; 8]>,
+pub(super) struct VerbsReceiver {
+    lanes: SmallVec<[OwnedQueuePair; 8]>,
     /// The queue pair that reads from the device's own memory, and the memory it reads into.
-    flusher: Option<(QueuePair, Pinned)>,
+    flusher: Option<(OwnedQueuePair, Pinned)>,
     shared: SharedReceive,
     completions: Completions,
     table: Pinned,
@@ -111,9 +111,9 @@ pub(super) struct Receiver {
     numbers: SmallVec<[u32; 8]>,
     /// Address and key of the sender's fifo.
     fifo: (u64, u32),
-    watch: Watch,
+    watch: PeerWatch,
     next: u64,
-    slots: [Slot; DEPTH],
+    slots: [ReceiveSlot; DEPTH],
     /// Announcements in flight, and how many of them follow the last one with a completion.
     announcements: usize,
     untold: usize,
@@ -128,13 +128,13 @@ fn is_gpu(kind: i32) -> bool {
     kind & (POINTER_CUDA | POINTER_DMABUF) != 0
 }
 
-impl Receiver {
+impl VerbsReceiver {
     /// Returns the receiving end after the sender is connected.
-    pub(super) fn new(welcoming: Welcoming, watch: Watch) -> Self {
-        let lanes: SmallVec<[QueuePair; 8]> =
+    pub(super) fn new(welcoming: Welcoming, watch: PeerWatch) -> Self {
+        let lanes: SmallVec<[OwnedQueuePair; 8]> =
             welcoming.lanes.into_iter().map(|(qp, _)| qp).collect();
         Self {
-            numbers: lanes.iter().map(QueuePair::number).collect(),
+            numbers: lanes.iter().map(OwnedQueuePair::number).collect(),
             arrived: lanes.iter().map(|_| 0).collect(),
             lanes,
             flusher: None,
@@ -173,7 +173,7 @@ impl Receiver {
                     )));
                 }
             };
-            let entry = Entry {
+            let entry = CtsEntry {
                 post,
                 address: buffer.address as u64,
                 bytes: buffer.bytes as u64,
@@ -190,7 +190,7 @@ impl Receiver {
             self.shared.post()?;
         }
         let told = self.untold + 1 >= SIGNAL_EVERY;
-        let request = Request {
+        let request = WorkRequest {
             id: self.untold as u64 + 1,
             work: Work::Write,
             local: self.shadow.address() + first as u64 * 8,
@@ -204,7 +204,7 @@ impl Receiver {
         // SAFETY: `shadow` is owned here and dropped after the queue pair. Its part is written
         // again only after all messages of the group arrived, when the sender has read it.
         let posted = unsafe { self.lanes[0].post(&[request]) }?;
-        if posted != Posted::All {
+        if posted != PostCount::All {
             return Err(Fault::Internal(String::from("the queue for announcements is full")));
         }
         self.announcements += 1;
@@ -213,9 +213,9 @@ impl Receiver {
     }
 
     /// Returns the queue pair for flushes, which is connected to itself.
-    fn flusher(&mut self) -> Result<&(QueuePair, Pinned)> {
+    fn flusher(&mut self) -> Result<&(OwnedQueuePair, Pinned)> {
         if self.flusher.is_none() {
-            let qp = QueuePair::new(&self.nic, &self.completions, None, FLUSHES)?;
+            let qp = OwnedQueuePair::new(&self.nic, &self.completions, None, FLUSHES)?;
             let lane = ClassQueuePair {
                 number: qp.number(),
                 first_packet: connect::first_packet(),
@@ -233,7 +233,7 @@ impl Receiver {
 
     fn read_back(&mut self, number: u64, address: usize, rkey: u32) -> Result<()> {
         let (qp, target) = self.flusher()?;
-        let request = Request {
+        let request = WorkRequest {
             id: number,
             work: Work::Read,
             local: target.address(),
@@ -246,8 +246,8 @@ impl Receiver {
         };
         // SAFETY: the byte that is written is owned here, and nobody reads it.
         match unsafe { qp.post(&[request]) }? {
-            Posted::All => Ok(()),
-            Posted::Some(_) => Err(Fault::Internal(String::from("too many flushes at a time"))),
+            PostCount::All => Ok(()),
+            PostCount::Some(_) => Err(Fault::Internal(String::from("too many flushes at a time"))),
         }
     }
 
@@ -334,8 +334,8 @@ impl Receiver {
     }
 }
 
-impl backend::Receiver for Receiver {
-    fn register(&mut self, memory: Memory) -> Result<Region> {
+impl backend::Receiver for VerbsReceiver {
+    fn register(&mut self, memory: Memory) -> Result<MemoryRegistration> {
         let registered = self.nic.register(memory)?;
         if is_gpu(memory.kind) {
             // The flusher is created now rather than between messages.
@@ -344,7 +344,7 @@ impl backend::Receiver for Receiver {
         Ok(Box::new(registered))
     }
 
-    fn deregister(&mut self, region: Region) -> Result<()> {
+    fn deregister(&mut self, region: MemoryRegistration) -> Result<()> {
         self.nic.deregister(registered(&region)?)
     }
 
@@ -360,7 +360,7 @@ impl backend::Receiver for Receiver {
             if !slot.rooms.is_empty() || self.announcements >= ANNOUNCEMENTS as usize {
                 return None;
             }
-            *slot = Slot {
+            *slot = ReceiveSlot {
                 post,
                 rooms: buffers.iter().map(|buffer| buffer.bytes).collect(),
                 sizes: buffers.iter().map(|_| 0).collect(),

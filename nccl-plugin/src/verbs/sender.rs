@@ -14,15 +14,15 @@ use smallvec::SmallVec;
 
 use super::completions::{BATCH, Completion, Completions};
 use super::connect;
-use super::control_connection::{self, PeerState, Watch};
-use super::cts::{self, Arrival, Entry, FIFO_BYTES, TABLE_BYTES};
+use super::control_connection::{self, PeerState, PeerWatch};
+use super::cts::{self, Arrival, CtsEntry, FIFO_BYTES, TABLE_BYTES};
 use super::hello::{ClassQueuePair, End};
 use super::nic::{INFINIBAND, Nic, registered};
-use super::outgoing::{Newest, Outgoing};
+use super::outgoing::{Newest, OutgoingQueue};
 use super::pinned::Pinned;
-use super::queue_pair::{QueuePair, Work, failure};
+use super::queue_pair::{OwnedQueuePair, Work, failure};
 use crate::backend::{
-    self, Classes, Clear, GROUP_MAX, Memory, Message, POINTER_HOST, Region, Sent,
+    self, Clear, GROUP_MAX, Memory, MemoryRegistration, Message, POINTER_HOST, Sent, TrafficClasses,
 };
 use crate::fault::{Fault, Result};
 
@@ -35,7 +35,7 @@ const LINGER: Duration = Duration::from_secs(5);
 
 /// The resources of a sending end before its peer is known.
 pub(super) struct Greeting {
-    lanes: SmallVec<[(QueuePair, ClassQueuePair); 8]>,
+    lanes: SmallVec<[(OwnedQueuePair, ClassQueuePair); 8]>,
     completions: Completions,
     fifo: Pinned,
     sizes: Pinned,
@@ -44,19 +44,19 @@ pub(super) struct Greeting {
 
 /// The sending end of a connection. The queue pairs come first, so that they are dropped before
 /// what they use.
-pub(super) struct Sender {
-    lanes: SmallVec<[Outgoing; 8]>,
+pub(super) struct VerbsSender {
+    lanes: SmallVec<[OutgoingQueue; 8]>,
     completions: Completions,
     fifo: Pinned,
     sizes: Pinned,
     nic: Arc<Nic>,
     /// Address and key of the receiver's table of sizes.
     table: (u64, u32),
-    watch: Option<Watch>,
+    watch: Option<PeerWatch>,
     /// Number of the next grouped receive, its buffers once they are known, and the bit mask of
     /// those that are taken.
     head: u64,
-    group: Vec<Entry>,
+    group: Vec<CtsEntry>,
     taken: u32,
     /// Index of the buffer that `clear` found for the next message.
     matched: Option<usize>,
@@ -72,12 +72,12 @@ impl Greeting {
     ///
     /// # Errors
     /// The device refused.
-    pub(super) fn new(nic: &Arc<Nic>, classes: &Classes, service_level: u8) -> Result<Self> {
+    pub(super) fn new(nic: &Arc<Nic>, classes: &TrafficClasses, service_level: u8) -> Result<Self> {
         let service_level = if nic.link == INFINIBAND { service_level } else { 0 };
         let depth = WORK_REQUESTS * classes.len() as u32;
         let completions = Completions::new(nic, depth)?;
         let lane = |dscp: &u8| {
-            let qp = QueuePair::new(nic, &completions, None, WORK_REQUESTS)?;
+            let qp = OwnedQueuePair::new(nic, &completions, None, WORK_REQUESTS)?;
             let lane = ClassQueuePair {
                 dscp: *dscp & 63,
                 service_level,
@@ -104,7 +104,7 @@ impl Greeting {
     ///
     /// # Errors
     /// The ends don't fit together, or the device refused.
-    pub(super) fn connect(self, theirs: &End) -> Result<Sender> {
+    pub(super) fn connect(self, theirs: &End) -> Result<VerbsSender> {
         self.nic.check_link(theirs)?;
         if theirs.lanes.len() != self.lanes.len() {
             return Err(Fault::Remote(String::from("the receiver has another number of classes")));
@@ -113,14 +113,14 @@ impl Greeting {
             qp.connect(ours, theirs_lane, theirs)?;
         }
         let room = WORK_REQUESTS.min(self.nic.work_requests_max) as usize;
-        let outgoing = |(qp, _)| Outgoing {
+        let outgoing = |(qp, _)| OutgoingQueue {
             qp,
             room,
             in_flight: VecDeque::new(),
             waiting: VecDeque::new(),
             done: 0,
         };
-        Ok(Sender {
+        Ok(VerbsSender {
             lanes: self.lanes.into_iter().map(outgoing).collect(),
             completions: self.completions,
             fifo: self.fifo,
@@ -140,14 +140,14 @@ impl Greeting {
     }
 }
 
-impl Sender {
+impl VerbsSender {
     /// Stores the watch over the peer after the handshake.
-    pub(super) fn watch(&mut self, watch: Watch) {
+    pub(super) fn watch(&mut self, watch: PeerWatch) {
         self.watch = Some(watch);
     }
 
     fn peer(&self) -> &str {
-        self.watch.as_ref().map_or("the receiver", Watch::peer)
+        self.watch.as_ref().map_or("the receiver", PeerWatch::peer)
     }
 
     fn break_with(&mut self, fault: Fault) {
@@ -209,7 +209,7 @@ impl Sender {
 
     /// Checks the peer and the device from time to time.
     fn look(&mut self, sent: &mut Vec<Sent>) {
-        let peer_state = self.watch.as_mut().map_or(PeerState::There, Watch::look);
+        let peer_state = self.watch.as_mut().map_or(PeerState::There, PeerWatch::look);
         match peer_state {
             PeerState::There => {}
             PeerState::Looked => {
@@ -276,12 +276,12 @@ impl Sender {
     }
 }
 
-impl backend::Sender for Sender {
-    fn register(&mut self, memory: Memory) -> Result<Region> {
+impl backend::Sender for VerbsSender {
+    fn register(&mut self, memory: Memory) -> Result<MemoryRegistration> {
         Ok(Box::new(self.nic.register(memory)?))
     }
 
-    fn deregister(&mut self, region: Region) -> Result<()> {
+    fn deregister(&mut self, region: MemoryRegistration) -> Result<()> {
         self.nic.deregister(registered(&region)?)
     }
 

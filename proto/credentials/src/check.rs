@@ -77,7 +77,7 @@ pub fn check(
     check_dates(&leaf, now).map_err(|problem| shown.unusable(&problem))?;
     verify(shown, trusted, side, now).map_err(|error| {
         let problem = match error {
-            Refused::Tls(TlsError::InvalidCertificate(CertificateError::UnknownIssuer)) => {
+            Rejection::Tls(TlsError::InvalidCertificate(CertificateError::UnknownIssuer)) => {
                 format!(
                     "was signed by `{}`, which is not in {} ({}: `{}`), nor behind the certificate \
                      in this file; \
@@ -91,11 +91,11 @@ pub fn check(
                     side.peers_setting(),
                 )
             }
-            Refused::Tls(error) => format!(
+            Rejection::Tls(error) => format!(
                 "peers will refuse it: {error}; take another \
                 certificate"
             ),
-            Refused::Name(name, error) => format!(
+            Rejection::Name(name, error) => format!(
                 "daemons that are sent to `{name}` will refuse it: {error}; make one with that name"
             ),
         };
@@ -220,12 +220,12 @@ fn check_dates(leaf: &X509Certificate<'_>, now: UnixTime) -> Result<(), String> 
     Ok(())
 }
 
-enum Refused {
+enum Rejection {
     Tls(TlsError),
     Name(String, TlsError),
 }
 
-impl From<TlsError> for Refused {
+impl From<TlsError> for Rejection {
     fn from(error: TlsError) -> Self {
         Self::Tls(error)
     }
@@ -237,7 +237,7 @@ fn verify(
     trusted: &Certificates<'_>,
     side: Side<'_>,
     now: UnixTime,
-) -> Result<(), Refused> {
+) -> Result<(), Rejection> {
     let (leaf, chain) = (&shown.all[0], &shown.all[1..]);
     let mut roots = RootCertStore::empty();
     for authority in &trusted.all {
@@ -266,7 +266,7 @@ fn verify(
                 let server = ServerName::try_from(*name)
                     .map_err(|error| TlsError::General(error.to_string()))?;
                 verify_server_name(&parsed, &server)
-                    .map_err(|error| Refused::Name((*name).to_owned(), error))?;
+                    .map_err(|error| Rejection::Name((*name).to_owned(), error))?;
             }
         }
     }

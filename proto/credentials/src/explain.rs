@@ -9,7 +9,7 @@ use std::fmt;
 
 /// The names of the settings, as the user writes them.
 #[derive(Clone, Copy, Debug)]
-pub struct Settings {
+pub struct SettingNames {
     /// The setting of the authority that issues the coordinator's certificate.
     pub ca: &'static str,
     /// The setting of this side's certificate.
@@ -22,7 +22,7 @@ pub struct Settings {
     pub endpoint: &'static str,
 }
 
-impl Settings {
+impl SettingNames {
     /// The names of command-line options.
     pub const OPTIONS: Self = Self {
         ca: "--ca",
@@ -52,7 +52,7 @@ impl fmt::Display for Cause {
 }
 
 /// Returns the innermost cause of an error.
-pub fn cause(error: &dyn Error, settings: &Settings) -> Cause {
+pub fn cause(error: &dyn Error, settings: &SettingNames) -> Cause {
     let mut text = error.to_string();
     let mut inner = error.source();
     while let Some(error) = inner {
@@ -64,8 +64,8 @@ pub fn cause(error: &dyn Error, settings: &Settings) -> Cause {
 }
 
 /// Returns the remedy for an error with this text, if it is one of TLS.
-fn hint(text: &str, settings: &Settings) -> Option<String> {
-    let Settings { ca, cert, key, server_name, endpoint } = settings;
+fn hint(text: &str, settings: &SettingNames) -> Option<String> {
+    let SettingNames { ca, cert, key, server_name, endpoint } = settings;
     let has = |mark: &str| text.contains(mark);
     let alert = has("alert: ");
     let hint = if has("CertificateRequired") {
@@ -105,7 +105,7 @@ fn hint(text: &str, settings: &Settings) -> Option<String> {
 mod tests {
     use super::*;
 
-    const SETTINGS: Settings = Settings::OPTIONS;
+    const SETTINGS: SettingNames = SettingNames::OPTIONS;
 
     #[derive(Debug, thiserror::Error)]
     #[error("transport error")]

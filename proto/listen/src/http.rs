@@ -1,9 +1,9 @@
 //! HTTP/1 for metrics and pages, to any client that can reach the address.
 //!
 //! A client may be silent, send slowly or not read its answer. Such a client holds one of a bounded
-//! number of connections, for a bounded time ([`Limits`]). If all are taken, a new connection takes
-//! the slot of the one with the oldest last request ([`crate::ConnectionSlots`]). Answers are made
-//! on the runtime's thread. They must be cheap, as those of [`rendered`] are.
+//! number of connections, for a bounded time ([`HttpLimits`]). If all are taken, a new connection
+//! takes the slot of the one with the oldest last request ([`crate::ConnectionSlots`]). Answers are
+//! made on the runtime's thread. They must be cheap, as those of [`rendered`] are.
 
 use std::convert::Infallible;
 use std::io;
@@ -26,7 +26,7 @@ use crate::{AcceptErrors, ConnectionSlot, ConnectionSlots};
 
 /// Limits of connections.
 #[derive(Clone, Copy, Debug)]
-pub struct Limits {
+pub struct HttpLimits {
     /// Maximum number of connections. Beyond it, the address with the most loses its oldest one.
     pub connections_max: usize,
     /// Longest time for the head of a request, and for the wait for the next request.
@@ -37,7 +37,7 @@ pub struct Limits {
     pub keep_alive: bool,
 }
 
-impl Limits {
+impl HttpLimits {
     /// Limits of an endpoint that is scraped: one request per connection, within ten seconds.
     pub const METRICS: Self = Self {
         connections_max: 64,
@@ -52,11 +52,11 @@ pub type Answer = Response<Full<Bytes>>;
 
 /// A socket that is bound and not yet served.
 #[derive(Debug)]
-pub struct Listener {
+pub struct HttpListener {
     tcp: TcpListener,
 }
 
-impl Listener {
+impl HttpListener {
     /// Binds `address`. The caller must be inside a tokio runtime.
     ///
     /// # Errors
@@ -78,7 +78,7 @@ impl Listener {
 
     /// Serves until the future is dropped, which ends all connections. `what` is the name for the
     /// log.
-    pub async fn serve<A>(self, what: &'static str, limits: Limits, answer: A)
+    pub async fn serve<A>(self, what: &'static str, limits: HttpLimits, answer: A)
     where
         A: Fn(&Request<Incoming>) -> Answer + Send + Sync + 'static,
     {
@@ -111,7 +111,7 @@ async fn connection<A>(
     stream: TcpStream,
     mut slot: ConnectionSlot<IpAddr>,
     slots: ConnectionSlots<IpAddr>,
-    limits: Limits,
+    limits: HttpLimits,
     answer: Arc<A>,
 ) where
     A: Fn(&Request<Incoming>) -> Answer + Send + Sync + 'static,

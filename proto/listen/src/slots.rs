@@ -16,7 +16,7 @@ use tokio::sync::oneshot;
 /// The slots of one listener. Clones share them.
 #[derive(Debug)]
 pub struct ConnectionSlots<H> {
-    held: Arc<Mutex<Held<H>>>,
+    held: Arc<Mutex<HeldSlots<H>>>,
     max: usize,
     per_holder_max: usize,
 }
@@ -28,14 +28,14 @@ impl<H> Clone for ConnectionSlots<H> {
 }
 
 #[derive(Debug)]
-struct Held<H> {
+struct HeldSlots<H> {
     next: u64,
     /// The held slots by number.
-    slots: BTreeMap<u64, Holding<H>>,
+    slots: BTreeMap<u64, HeldSlot<H>>,
 }
 
 #[derive(Debug)]
-struct Holding<H> {
+struct HeldSlot<H> {
     holder: H,
     is_privileged: bool,
     /// A number that grows with each slot that is taken or renewed.
@@ -47,12 +47,12 @@ struct Holding<H> {
 /// A slot that is held until this is dropped, or until a new connection takes the slot.
 #[derive(Debug)]
 pub struct ConnectionSlot<H> {
-    held: Arc<Mutex<Held<H>>>,
+    held: Arc<Mutex<HeldSlots<H>>>,
     number: u64,
     lost: oneshot::Receiver<()>,
 }
 
-fn lock<H>(held: &Mutex<Held<H>>) -> MutexGuard<'_, Held<H>> {
+fn lock<H>(held: &Mutex<HeldSlots<H>>) -> MutexGuard<'_, HeldSlots<H>> {
     held.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -60,7 +60,7 @@ impl<H: Clone + Ord> ConnectionSlots<H> {
     /// Makes `max` slots. A holder that is not privileged has at most `per_holder_max`.
     pub fn new(max: usize, per_holder_max: usize) -> Self {
         Self {
-            held: Arc::new(Mutex::new(Held { next: 0, slots: BTreeMap::new() })),
+            held: Arc::new(Mutex::new(HeldSlots { next: 0, slots: BTreeMap::new() })),
             max,
             per_holder_max,
         }
@@ -82,7 +82,7 @@ impl<H: Clone + Ord> ConnectionSlots<H> {
         }
         let (keep, lost) = oneshot::channel();
         let number = held.stamp();
-        let holding = Holding { holder, is_privileged, age: number, _keep: keep };
+        let holding = HeldSlot { holder, is_privileged, age: number, _keep: keep };
         held.slots.insert(number, holding);
         Some(ConnectionSlot { held: Arc::clone(&self.held), number, lost })
     }
@@ -115,14 +115,14 @@ impl<H: Clone + Ord> ConnectionSlots<H> {
     }
 }
 
-impl<H: Clone + Ord> Held<H> {
+impl<H: Clone + Ord> HeldSlots<H> {
     fn stamp(&mut self) -> u64 {
         self.next += 1;
         self.next
     }
 
     fn count(&self, holder: &H) -> usize {
-        let of = |holding: &&Holding<H>| holding.holder == *holder;
+        let of = |holding: &&HeldSlot<H>| holding.holder == *holder;
         self.slots.values().filter(of).count()
     }
 

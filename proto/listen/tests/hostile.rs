@@ -4,12 +4,12 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
-use laxity_listen::http::{Limits, Listener, rendered};
+use laxity_listen::http::{HttpLimits, HttpListener, rendered};
 
 /// Longest wait for an expected event. It is long because test machines are busy.
 const SOON: Duration = Duration::from_secs(20);
 
-const LIMITS: Limits = Limits {
+const LIMITS: HttpLimits = HttpLimits {
     connections_max: 8,
     head_max: Duration::from_secs(60),
     connection_max: Duration::from_secs(60),
@@ -17,13 +17,13 @@ const LIMITS: Limits = Limits {
 };
 
 /// Starts a server that runs until the process ends.
-fn serve(limits: Limits, body_bytes: usize) -> SocketAddr {
+fn serve(limits: HttpLimits, body_bytes: usize) -> SocketAddr {
     let (sender, address) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
         let runtime =
             tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
         runtime.block_on(async {
-            let listener = Listener::bind(([127, 0, 0, 1], 0).into()).expect("an address");
+            let listener = HttpListener::bind(([127, 0, 0, 1], 0).into()).expect("an address");
             sender.send(listener.local_addr().expect("bound")).expect("a listener");
             let answer = rendered(move || "x".repeat(body_bytes));
             listener.serve("the test", limits, answer).await;
@@ -76,7 +76,7 @@ fn a_newcomer_is_answered_though_idle_connections_hold_every_place() {
 
 #[test]
 fn whoever_is_slow_to_ask_or_to_read_is_disconnected() {
-    let limits = Limits {
+    let limits = HttpLimits {
         head_max: Duration::from_millis(100),
         connection_max: Duration::from_millis(300),
         ..LIMITS

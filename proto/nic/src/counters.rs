@@ -26,7 +26,7 @@ const PAUSES_EVERY: Duration = Duration::from_secs(1);
 
 /// The counters of one direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Passed {
+pub struct DirectionCounts {
     /// Bytes on the wire, so headers count too. The counter wraps.
     pub bytes: u64,
     /// Signals of congestion: CNPs and PFC frames that slowed this sender, or marked packets that
@@ -36,11 +36,11 @@ pub struct Passed {
 
 /// The counters of a NIC.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
+pub struct NicCounts {
     /// What left the NIC for the network.
-    pub egress: Passed,
+    pub egress: DirectionCounts,
     /// What came from the network into the NIC.
-    pub ingress: Passed,
+    pub ingress: DirectionCounts,
 }
 
 /// A source of counters of one NIC. Each reading may cost a system call or a firmware command.
@@ -49,7 +49,7 @@ pub trait CounterSource: Send {
     fn name(&self) -> &'static str;
 
     /// Reads the counters, or returns `None` if they can't be read now.
-    fn read(&mut self) -> Option<Counts>;
+    fn read(&mut self) -> Option<NicCounts>;
 }
 
 /// The files of one direction. Bytes and signals are sums over all that exist.
@@ -110,32 +110,32 @@ fn number(path: &Path) -> Option<u64> {
     fs::read_to_string(path).ok()?.trim().parse().ok()
 }
 
-struct Interface {
+struct NetInterface {
     table: PathBuf,
     name: String,
 }
 
-impl CounterSource for Interface {
+impl CounterSource for NetInterface {
     fn name(&self) -> &'static str {
         "netdev"
     }
 
-    fn read(&mut self) -> Option<Counts> {
+    fn read(&mut self) -> Option<NicCounts> {
         let table = fs::read_to_string(&self.table).ok()?;
         let mut rows = table.lines().filter_map(|row| row.split_once(':'));
         let (_, row) = rows.find(|(name, _)| name.trim() == self.name)?;
         let field = |at| row.split_ascii_whitespace().nth(at)?.parse().ok();
-        let passed = |bytes| Passed { bytes, signals: 0 };
-        Some(Counts { egress: passed(field(TX_BYTES)?), ingress: passed(field(RX_BYTES)?) })
+        let passed = |bytes| DirectionCounts { bytes, signals: 0 };
+        Some(NicCounts { egress: passed(field(TX_BYTES)?), ingress: passed(field(RX_BYTES)?) })
     }
 }
 
 /// A port of an RDMA device.
-struct Device {
+struct DevicePort {
     /// The port's folder, then the device's.
     folders: [PathBuf; 2],
     family: &'static Family,
-    interface: Option<Interface>,
+    interface: Option<NetInterface>,
     pauses: Pauses,
     /// PFC frames, and when they were read.
     paused: Option<(Instant, u64)>,
@@ -144,7 +144,7 @@ struct Device {
 /// Returns the PFC frames that an interface received: [`crate::pauses`].
 pub type Pauses = fn(&str) -> Result<u64, DcbError>;
 
-impl Device {
+impl DevicePort {
     /// Returns the PFC frames that were received, of a second ago at most. The kernel asks the
     /// driver for them under its lock of all interfaces.
     fn paused(&mut self) -> u64 {
@@ -164,12 +164,12 @@ impl Device {
         self.folders.iter().find_map(|folder| number(&folder.join(name)))
     }
 
-    fn passed(&self, files: &Files) -> Option<Passed> {
+    fn passed(&self, files: &Files) -> Option<DirectionCounts> {
         let mut each = files.bytes.iter().map(|name| self.file(name));
         let bytes = each.try_fold(0_u64, |sum, bytes| Some(sum.wrapping_add(bytes?)))?;
         let signals = files.signals.iter().filter_map(|name| self.file(name));
         let signals = signals.fold(0, u64::wrapping_add);
-        Some(Passed { bytes: bytes.wrapping_mul(self.family.unit), signals })
+        Some(DirectionCounts { bytes: bytes.wrapping_mul(self.family.unit), signals })
     }
 
     fn has_all(&self) -> bool {
@@ -178,12 +178,12 @@ impl Device {
     }
 }
 
-impl CounterSource for Device {
+impl CounterSource for DevicePort {
     fn name(&self) -> &'static str {
         self.family.name
     }
 
-    fn read(&mut self) -> Option<Counts> {
+    fn read(&mut self) -> Option<NicCounts> {
         let (mut egress, mut ingress) =
             (self.passed(&self.family.egress)?, self.passed(&self.family.ingress)?);
         egress.signals = egress.signals.wrapping_add(self.paused());
@@ -191,7 +191,7 @@ impl CounterSource for Device {
             egress.bytes = egress.bytes.wrapping_add(other.egress.bytes);
             ingress.bytes = ingress.bytes.wrapping_add(other.ingress.bytes);
         }
-        Some(Counts { egress, ingress })
+        Some(NicCounts { egress, ingress })
     }
 }
 
@@ -207,7 +207,8 @@ pub fn counters_of(root: &Path, nic: &str, pauses: Pauses) -> Option<Box<dyn Cou
     let mut of_nic = ports.iter().filter(is_it).filter(|_| nic != ANY || is_only);
     let active = of_nic.clone().find(|port| is_active(root, port));
     let port = active.or_else(|| of_nic.next());
-    let interface = |name: &str| Interface { table: root.join(INTERFACES), name: name.to_owned() };
+    let interface =
+        |name: &str| NetInterface { table: root.join(INTERFACES), name: name.to_owned() };
     let Some(port) = port.filter(|port| !port.is_software) else {
         let name = port.and_then(|port| port.interface.as_deref()).unwrap_or(nic);
         let mut found = interface(name);
@@ -217,12 +218,12 @@ pub fn counters_of(root: &Path, nic: &str, pauses: Pauses) -> Option<Box<dyn Cou
     let folders = [device.join("ports").join(&port.number), device];
     // IPoIB is RDMA, so an InfiniBand port has counted it.
     let beside = port.interface.as_deref().filter(|_| port.link_layer == "Ethernet");
-    let mut devices = FAMILIES.iter().map(|family| Device {
+    let mut devices = FAMILIES.iter().map(|family| DevicePort {
         folders: folders.clone(),
         family,
         interface: beside.map(interface),
         pauses,
         paused: None,
     });
-    devices.find(Device::has_all).map(|it| Box::new(it) as Box<dyn CounterSource>)
+    devices.find(DevicePort::has_all).map(|it| Box::new(it) as Box<dyn CounterSource>)
 }

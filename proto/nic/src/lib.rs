@@ -12,7 +12,7 @@ mod map;
 mod ports;
 mod rates;
 
-pub use counters::{CounterSource, Counts, Passed, Pauses, counters_of};
+pub use counters::{CounterSource, DirectionCounts, NicCounts, Pauses, counters_of};
 pub use dcbnl::{DcbError, pauses, query};
 pub use map::{PRIORITIES, PriorityMap, Selection, Trust};
 pub use ports::{RdmaPort, ecn, map_of, rdma_ports, treatments};

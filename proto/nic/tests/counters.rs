@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use laxity_nic::{Counts, DcbError, Passed, counters_of};
+use laxity_nic::{DcbError, DirectionCounts, NicCounts, counters_of};
 use tempfile::TempDir;
 
 /// As Linux 6.8 prints it.
@@ -50,7 +50,7 @@ impl Host {
         })
     }
 
-    fn read(&self, nic: &str) -> Option<(&'static str, Counts)> {
+    fn read(&self, nic: &str) -> Option<(&'static str, NicCounts)> {
         let mut source = counters_of(self.root(), nic, paused)?;
         Some((source.name(), source.read()?))
     }
@@ -60,9 +60,9 @@ fn paused(interface: &str) -> Result<u64, DcbError> {
     if interface == "eth10" { Ok(100) } else { Err(DcbError::Unsupported) }
 }
 
-fn counts(egress: (u64, u64), ingress: (u64, u64)) -> Counts {
-    let passed = |(bytes, signals)| Passed { bytes, signals };
-    Counts { egress: passed(egress), ingress: passed(ingress) }
+fn counts(egress: (u64, u64), ingress: (u64, u64)) -> NicCounts {
+    let passed = |(bytes, signals)| DirectionCounts { bytes, signals };
+    NicCounts { egress: passed(egress), ingress: passed(ingress) }
 }
 
 #[test]

@@ -50,7 +50,7 @@ pub const QUEUE_MAX: usize = 32;
 const UNRANKED: u32 = u32::MAX;
 
 #[derive(Debug)]
-struct Batch {
+struct AdmissionBatch {
     id: BatchId,
     arrival: u64,
     compute: Span,
@@ -67,7 +67,7 @@ struct Batch {
     forecast: Option<(Time, Span)>,
 }
 
-impl Batch {
+impl AdmissionBatch {
     const fn new(id: BatchId, arrival: u64) -> Self {
         Self {
             id,
@@ -92,7 +92,7 @@ pub struct Admission {
     traffic: TrafficTable,
     pruner: Pruner,
     /// Active batches by slot of the traffic table.
-    batches: Vec<Option<Batch>>,
+    batches: Vec<Option<AdmissionBatch>>,
     /// Rank in the last run by slot, [`UNRANKED`] for a batch that the run did not see.
     ranks: Vec<u32>,
     /// Batches whose RED the last run computed anew.
@@ -308,7 +308,7 @@ impl Admission {
         }
     }
 
-    fn batch_mut(&mut self, slot: BatchSlot) -> &mut Batch {
+    fn batch_mut(&mut self, slot: BatchSlot) -> &mut AdmissionBatch {
         self.batches[slot as usize].as_mut().expect("slots in the maps are of active batches")
     }
 
@@ -316,7 +316,7 @@ impl Admission {
         while self.batch_slots.len() >= self.config.batches_max && self.forget_oldest(None) {}
         let slot = self.traffic.open_batch();
         self.arrivals_seen += 1;
-        let batch = Batch::new(id, self.arrivals_seen);
+        let batch = AdmissionBatch::new(id, self.arrivals_seen);
         if self.batches.len() <= slot as usize {
             self.batches.resize_with(slot as usize + 1, || None);
             self.ranks.resize(slot as usize + 1, UNRANKED);

@@ -22,7 +22,7 @@ use crate::config::Granularity;
 use crate::discipline::QueuePosition;
 use crate::link::flows::{Flow, Tie};
 use crate::link::port::Port;
-use crate::link::queue::{Group, QueueId, Rank, Scope};
+use crate::link::queue::{Group, GroupBy, QueueId, Rank};
 use crate::time::Time;
 
 /// Reports whether the flow is of the last stage (MFS §3.2) and has a deadline.
@@ -36,17 +36,17 @@ fn shared(queue: QueueId, granularity: Granularity, level: Level) -> QueuePositi
     QueuePosition { tie: Tie::Share, ..QueuePosition::new(queue, scope, 0, level) }
 }
 
-fn scope(granularity: Granularity) -> Scope {
+fn scope(granularity: Granularity) -> GroupBy {
     match granularity {
-        Granularity::Flow => Scope::Port,
-        Granularity::Coflow => Scope::Coflow,
+        Granularity::Flow => GroupBy::Port,
+        Granularity::Coflow => GroupBy::Coflow,
     }
 }
 
 /// Returns the rank of a group in a fairly shared queue. Coflows rank by the bytes they have had.
 fn share_rank(tier: u8, group: &Group) -> Option<Rank> {
     let (_, _, seq, _) = group.head()?;
-    let major = if group.scope == Scope::Coflow { group.share } else { 0 };
+    let major = if group.scope == GroupBy::Coflow { group.share } else { 0 };
     Some(Rank { tier, major, minor: 0, seq })
 }
 

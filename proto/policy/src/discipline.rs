@@ -9,16 +9,16 @@ use core::fmt::Debug;
 use laxity_types::Level;
 
 use crate::event::FlowSpec;
-use crate::link::flows::{Flow, Slot, Tie};
+use crate::link::flows::{Flow, Index, Tie};
 use crate::link::port::Port;
-use crate::link::queue::{Group, QueueId, Rank, SCAVENGER, Scope};
+use crate::link::queue::{Group, GroupBy, QueueId, Rank, SCAVENGER};
 use crate::time::Time;
 
 /// Where a flow waits: in which queue and group, at which level, and in which order there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct QueuePosition {
     pub(crate) queue: QueueId,
-    pub(crate) scope: Scope,
+    pub(crate) scope: GroupBy,
     /// Order among the members of the group. Smaller is served first.
     pub(crate) order: u64,
     pub(crate) tie: Tie,
@@ -31,13 +31,13 @@ pub(crate) struct QueuePosition {
 
 impl QueuePosition {
     /// Returns a position in `queue` with a fixed level, where equal flows are served by arrival.
-    pub(crate) const fn new(queue: QueueId, scope: Scope, order: u64, level: Level) -> Self {
+    pub(crate) const fn new(queue: QueueId, scope: GroupBy, order: u64, level: Level) -> Self {
         Self { queue, scope, order, tie: Tie::Arrival, level, climbs: false, check_at: Time::NEVER }
     }
 
     /// Returns a position in the scavenger, in the order of arrival.
     pub(crate) const fn scavenger() -> Self {
-        Self::new(SCAVENGER, Scope::Port, 0, Level::SCAVENGER)
+        Self::new(SCAVENGER, GroupBy::Port, 0, Level::SCAVENGER)
     }
 }
 
@@ -70,9 +70,9 @@ pub(crate) struct UncontendedFlow<'a> {
     /// The flow's own deadline, or its request's.
     pub(crate) deadline: Time,
     /// The flow's batch, or [`NULL_BATCH`](crate::link::batch_table::NULL_BATCH) if unknown.
-    pub(crate) batch: Slot,
+    pub(crate) batch: Index,
     /// The flow's request, or [`NONE`](crate::link::flows::NONE) if unknown.
-    pub(crate) request: Slot,
+    pub(crate) request: Index,
 }
 
 impl UncontendedFlow<'_> {

@@ -80,9 +80,9 @@ use laxity_types::{Layer, Level, Stage};
 use crate::config::LinkConfig;
 use crate::discipline::{Discipline, Feasibility, QueuePosition, UncontendedFlow};
 use crate::link::batch_table::NULL_BATCH;
-use crate::link::flows::{Flow, NONE, Slot};
+use crate::link::flows::{Flow, Index, NONE};
 use crate::link::port::Port;
-use crate::link::queue::{Group, QueueId, Rank, Scope};
+use crate::link::queue::{Group, GroupBy, QueueId, Rank};
 use crate::scavenger;
 use crate::time::{Span, Time};
 
@@ -163,7 +163,7 @@ impl Laxity {
 
     /// Returns the key of the batch, or that of deadline `own` for a flow of no known batch or of a
     /// batch without deadlines. `now` only decides which members are doomed.
-    fn batch_key(port: &Port, now: Time, batch: Slot, own: Time) -> u64 {
+    fn batch_key(port: &Port, now: Time, batch: Index, own: Time) -> u64 {
         if batch == NULL_BATCH {
             return Self::own_key(now, own, Span::ZERO);
         }
@@ -195,13 +195,13 @@ impl Laxity {
     fn place_undated(port: &Port, flow: &Flow, level: Level) -> QueuePosition {
         let own = Span::transfer(flow.spec.bytes, port.config.rate);
         let key = flow.arrived + own.times(OVERTAKEN_TIMES);
-        QueuePosition::new(UNDATED, Scope::Port, key.0, level)
+        QueuePosition::new(UNDATED, GroupBy::Port, key.0, level)
     }
 
     /// Returns the position of an early-stage flow of no known batch, by its own deadline.
     fn place_lone(queue: QueueId, now: Time, flow: &Flow, level: Level) -> QueuePosition {
         let key = Self::own_key(now, flow.deadline, Span::ZERO);
-        QueuePosition::new(queue, Scope::Port, key, level)
+        QueuePosition::new(queue, GroupBy::Port, key, level)
     }
 
     /// Returns the level of a flow of rule 2 with this key.
@@ -212,7 +212,7 @@ impl Laxity {
     }
 
     /// Returns the level of KV reuse on the wire.
-    fn reuse_level(&self, port: &Port, now: Time, batch: Slot, layer: Layer, key: Time) -> Level {
+    fn reuse_level(&self, port: &Port, now: Time, batch: Index, layer: Layer, key: Time) -> Level {
         let known = batch != NULL_BATCH && port.batches.batch(batch).is_announced();
         match port.rli(batch, layer) {
             rli if !known || rli > NEAR_LAYERS => self.slack_level(now, key),
@@ -231,9 +231,9 @@ impl Laxity {
         }
         let level = self.last_level(port, now, flow, latest);
         if flow.request == NONE {
-            QueuePosition::new(LAST_STAGE, Scope::Port, latest.0, level)
+            QueuePosition::new(LAST_STAGE, GroupBy::Port, latest.0, level)
         } else {
-            QueuePosition::new(LAST_STAGE, Scope::Request, 0, level)
+            QueuePosition::new(LAST_STAGE, GroupBy::Request, 0, level)
         }
     }
 
@@ -264,7 +264,7 @@ impl Laxity {
         let Some((order, _, _, slot)) = group.head() else {
             return Time::NEVER;
         };
-        if group.scope == Scope::Request {
+        if group.scope == GroupBy::Request {
             Self::latest_start(port, port.flows.get(slot).deadline, group.bytes)
         } else {
             Time(order)
@@ -288,7 +288,7 @@ impl Discipline for Laxity {
             Stage::Collective if flow.batch == NULL_BATCH => {
                 Self::place_lone(COLLECTIVE, now, flow, self.collective)
             }
-            Stage::Collective => QueuePosition::new(COLLECTIVE, Scope::Batch, 0, self.collective),
+            Stage::Collective => QueuePosition::new(COLLECTIVE, GroupBy::Batch, 0, self.collective),
             Stage::KvReuse => {
                 let key = Self::batch_key(port, now, flow.batch, flow.deadline);
                 let level = self.reuse_level(port, now, flow.batch, flow.spec.layer, Time(key));
@@ -299,7 +299,7 @@ impl Discipline for Laxity {
                     };
                 }
                 let order = u64::from(flow.spec.layer.0);
-                QueuePosition::new(REUSE, Scope::Batch, order, level)
+                QueuePosition::new(REUSE, GroupBy::Batch, order, level)
             }
             _ => self.place_last(port, now, flow),
         }
@@ -317,7 +317,7 @@ impl Discipline for Laxity {
     fn rank(&self, port: &Port, now: Time, group: &Group) -> Option<Rank> {
         let (order, _, seq, slot) = group.head()?;
         let flow = port.flows.get(slot);
-        let lone = group.scope == Scope::Port;
+        let lone = group.scope == GroupBy::Port;
         let batch_key = || Self::batch_key(port, now, group.batch, flow.deadline);
         let (tier, major, minor) = match group.queue {
             COLLECTIVE if lone => (1, order, 0),
@@ -354,15 +354,15 @@ impl Discipline for Laxity {
         }
         let latest = Self::latest_start(port, flow.deadline, flow.remaining);
         let level = self.slack_level(now, latest);
-        Some(QueuePosition::new(LAST_STAGE, Scope::Port, latest.0, level))
+        Some(QueuePosition::new(LAST_STAGE, GroupBy::Port, latest.0, level))
     }
 
     fn feasibility(&self, port: &Port, now: Time, flow: &Flow, group: &Group) -> Feasibility {
         if flow.spec.stage.is_early() {
             // A late flow without a batch ranks after all that can meet their deadlines.
-            let lone = group.scope == Scope::Port && flow.order.0 < UNKNOWN;
+            let lone = group.scope == GroupBy::Port && flow.order.0 < UNKNOWN;
             let late = lone && Self::early_until(port, flow) < now;
-            let behind = QueuePosition::new(group.queue, Scope::Port, DOOMED, flow.level);
+            let behind = QueuePosition::new(group.queue, GroupBy::Port, DOOMED, flow.level);
             return if late { Feasibility::Behind(behind) } else { Feasibility::Alive };
         }
         if flow.remaining == 0 || flow.deadline == Time::NEVER {

@@ -49,7 +49,7 @@ mod waiting;
 use std::collections::{BTreeSet, VecDeque};
 
 use batch_table::NULL_BATCH;
-use flows::{Life, NONE, Slot};
+use flows::{FlowPhase, Index, NONE};
 use in_flight::{InFlight, Oversized};
 use peers::Peers;
 use port::Port;
@@ -92,7 +92,7 @@ pub struct Link {
     guarantee: Guarantee,
     starved: Starved,
     /// Batches with flows whose level must be checked, by the time of their first check.
-    due: BTreeSet<(Time, Slot)>,
+    due: BTreeSet<(Time, Index)>,
     moved: VecDeque<Action>,
     waiting: usize,
     in_flight: InFlight,
@@ -439,7 +439,7 @@ impl Link {
     }
 
     /// Returns the flow's own deadline, or else that of its request.
-    fn deadline(&self, spec: &FlowSpec, request: Slot) -> Time {
+    fn deadline(&self, spec: &FlowSpec, request: Index) -> Time {
         if spec.deadline == Time::NEVER && request != NONE {
             self.port.batches.request(request).deadline
         } else {
@@ -461,10 +461,10 @@ impl Link {
     fn cancel(&mut self, now: Time, id: FlowId) {
         match self.port.flows.life(id) {
             None => return,
-            Some(Life::InFlight(bytes, level, peer)) => {
+            Some(FlowPhase::InFlight(bytes, level, peer)) => {
                 self.settle(peer, level, bytes);
             }
-            Some(Life::Waits(slot)) => {
+            Some(FlowPhase::Waits(slot)) => {
                 let flow = self.port.flows.get(slot);
                 let (outstanding, remaining) = (flow.outstanding, flow.remaining);
                 let (peer, held) = (flow.spec.peer, flow.is_held());

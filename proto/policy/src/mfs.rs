@@ -30,7 +30,7 @@ use laxity_types::{Level, Stage};
 use crate::discipline::{Check, Discipline, Feasibility, QueuePosition, UncontendedFlow};
 use crate::link::flows::Flow;
 use crate::link::port::Port;
-use crate::link::queue::{Group, QueueId, Rank, Scope};
+use crate::link::queue::{Group, GroupBy, QueueId, Rank};
 use crate::mlu;
 use crate::rmlq::promoted;
 use crate::scavenger;
@@ -63,7 +63,7 @@ impl Mfs {
         let rate = port.config.rate;
         let urgency = mlu::mlu(flow.remaining, flow.deadline, now, rate, rho)?;
         let level = promoted(port.ladder.level_of(urgency), flow.level.min(port.ladder.lowest()));
-        let mut position = QueuePosition::new(LAST_STAGE + level.0, Scope::Batch, 0, level);
+        let mut position = QueuePosition::new(LAST_STAGE + level.0, GroupBy::Batch, 0, level);
         position.check_at = Self::next_look(port, now, flow, level, rho);
         Some(position)
     }
@@ -91,14 +91,14 @@ impl Discipline for Mfs {
         }
         match flow.spec.stage {
             Stage::Collective => {
-                QueuePosition::new(COLLECTIVE, Scope::Batch, 0, Level::FIRST_UNRESERVED)
+                QueuePosition::new(COLLECTIVE, GroupBy::Batch, 0, Level::FIRST_UNRESERVED)
             }
             Stage::KvReuse => {
                 let level = port.ladder.early(port.rli(flow.batch, flow.spec.layer));
                 let order = u64::from(flow.spec.layer.0);
                 QueuePosition {
                     climbs: true,
-                    ..QueuePosition::new(REUSE, Scope::Batch, order, level)
+                    ..QueuePosition::new(REUSE, GroupBy::Batch, order, level)
                 }
             }
             _ => Self::place_last(port, now, flow).unwrap_or(QueuePosition::scavenger()),

@@ -110,14 +110,14 @@ pub enum Wake {
 
 /// A garbage record as it was read, for the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Refused {
+pub struct GarbageRecord {
     /// The record's slot. The tag is its sequence.
     pub at: SlotRef,
     /// The record's words.
     pub descriptor: Descriptor,
 }
 
-impl core::fmt::Display for Refused {
+impl core::fmt::Display for GarbageRecord {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         let SlotRef { slot, tag } = self.at;
         write!(f, "record {tag} in slot {slot}:")?;
@@ -145,7 +145,7 @@ pub struct Consumer {
     spent: [u64; CREDIT_PORTS],
     /// The last `awaited` word that got a wake-up. Each word needs one only.
     woken: u64,
-    refused: Option<Refused>,
+    refused: Option<GarbageRecord>,
     /// Whether to execute a real fence before looking for a sleeper, as `membarrier` failed.
     fenced: bool,
 }
@@ -195,7 +195,7 @@ impl Consumer {
         let descriptor = slot.read();
         let at = SlotRef { slot: self.at, tag: self.seq };
         if let Err(garbage) = self.take(lane, sink, &descriptor) {
-            self.refused = Some(Refused { at, descriptor });
+            self.refused = Some(GarbageRecord { at, descriptor });
             sink.garbage(lane, self, garbage);
         }
         true
@@ -396,7 +396,7 @@ impl Consumer {
     }
 
     /// Returns the garbage record for which the lane was given up.
-    pub fn refused(&self) -> Option<&Refused> {
+    pub fn refused(&self) -> Option<&GarbageRecord> {
         self.refused.as_ref()
     }
 }

@@ -23,7 +23,7 @@ use std::sync::{Arc, Once};
 use crate::layout::{Header, attention};
 use crate::region::Region;
 
-struct Entry {
+struct GuardEntry {
     /// Address of the mapping, or [`FREE`], [`FILLING`] or [`NO_REGION`].
     address: AtomicUsize,
     bytes: AtomicUsize,
@@ -42,8 +42,8 @@ const NONE: i32 = -1;
 /// used.
 const ENTRIES: usize = 1024;
 
-static TABLE: [Entry; ENTRIES] = [const {
-    Entry {
+static TABLE: [GuardEntry; ENTRIES] = [const {
+    GuardEntry {
         address: AtomicUsize::new(FREE),
         bytes: AtomicUsize::new(0),
         // Not read while the entry is free. Zero, so that the table takes no room in the binary.

@@ -76,14 +76,19 @@ impl Mode {
         })
     }
 
+    /// Returns the mode's name in files and reports.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Off => "off",
+            Self::Observe => "observe",
+            Self::Enforce => "enforce",
+        }
+    }
+
     /// Returns the mode of a name in configuration or `LAXITY_MODE`, or `None` if it is unknown.
     pub fn from_name(name: &str) -> Option<Self> {
-        Some(match name {
-            "off" => Self::Off,
-            "observe" => Self::Observe,
-            "enforce" => Self::Enforce,
-            _ => return None,
-        })
+        [Self::Off, Self::Observe, Self::Enforce].into_iter().find(|mode| mode.name() == name)
     }
 
     /// Returns the bits of the attention word for this mode.

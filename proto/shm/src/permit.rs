@@ -26,7 +26,7 @@ pub const FLOW_BYTES_MAX: u64 = PAYLOAD_MASK;
 
 /// The meaning of a state word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum State {
+pub enum SlotState {
     /// The slot was never used.
     Empty,
     /// The slot has a record with this sequence. Nothing is permitted.
@@ -59,17 +59,17 @@ pub const fn permit(cumulative: u64, level: u8, last: bool) -> u64 {
     (kind << KIND_SHIFT) | ((level as u64) << LEVEL_SHIFT) | bytes
 }
 
-/// Decodes a word. A word of no known form is [`State::Invalid`].
+/// Decodes a word. A word of no known form is [`SlotState::Invalid`].
 #[inline]
-pub const fn decode(word: u64) -> State {
+pub const fn decode(word: u64) -> SlotState {
     let payload = word & PAYLOAD_MASK;
     let level = (word >> LEVEL_SHIFT) as u8;
     match word >> KIND_SHIFT {
-        PUBLISHED if word == 0 => State::Empty,
-        PUBLISHED => State::Published(word),
-        PERMIT => State::Permit { cumulative: payload, level, last: false },
-        PERMIT_LAST => State::Permit { cumulative: payload, level, last: true },
-        _ => State::Invalid,
+        PUBLISHED if word == 0 => SlotState::Empty,
+        PUBLISHED => SlotState::Published(word),
+        PERMIT => SlotState::Permit { cumulative: payload, level, last: false },
+        PERMIT_LAST => SlotState::Permit { cumulative: payload, level, last: true },
+        _ => SlotState::Invalid,
     }
 }
 
@@ -80,7 +80,7 @@ mod tests {
 
     #[test]
     fn a_word_that_was_never_written_is_empty() {
-        assert_eq!(decode(0), State::Empty);
+        assert_eq!(decode(0), SlotState::Empty);
     }
 
     proptest! {
@@ -88,23 +88,23 @@ mod tests {
         fn a_permit_reads_back(cumulative in 0..=FLOW_BYTES_MAX, level: u8, last: bool) {
             prop_assert_eq!(
                 decode(permit(cumulative, level, last)),
-                State::Permit { cumulative, level, last }
+                SlotState::Permit { cumulative, level, last }
             );
         }
 
         #[test]
         fn a_sequence_reads_back(seq in 1_u64..1 << 60) {
-            prop_assert_eq!(decode(published(seq)), State::Published(seq));
+            prop_assert_eq!(decode(published(seq)), SlotState::Published(seq));
         }
 
         #[test]
         fn any_word_decodes_and_only_written_forms_are_valid(word: u64) {
             match decode(word) {
-                State::Empty => prop_assert_eq!(word, 0),
-                State::Published(seq) => prop_assert_eq!(word, published(seq)),
-                State::Permit { cumulative, level, last } =>
+                SlotState::Empty => prop_assert_eq!(word, 0),
+                SlotState::Published(seq) => prop_assert_eq!(word, published(seq)),
+                SlotState::Permit { cumulative, level, last } =>
                     prop_assert_eq!(word, permit(cumulative, level, last)),
-                State::Invalid => {}
+                SlotState::Invalid => {}
             }
         }
 
@@ -113,7 +113,7 @@ mod tests {
             a in 0..=FLOW_BYTES_MAX, b in 0..=FLOW_BYTES_MAX,
         ) {
             let bytes = |w| match decode(w) {
-                State::Permit { cumulative, .. } => cumulative,
+                SlotState::Permit { cumulative, .. } => cumulative,
                 _ => 0,
             };
             prop_assert_eq!(a < b, bytes(permit(a, 3, false)) < bytes(permit(b, 3, true)));

@@ -3,7 +3,7 @@
 
 use crate::lane::{LaneFull, LaneMemory};
 use crate::layout::{SLOTS_MIN, Slot};
-use crate::permit::{self, State};
+use crate::permit::{self, SlotState};
 use crate::record::{Descriptor, Flow, OP_SUBMIT, Record, decode_flow};
 use crate::sync::Ordering;
 
@@ -225,7 +225,7 @@ impl Producer {
     /// Returns the daemon's answer to a gated flow.
     #[inline]
     #[must_use]
-    pub fn state(&self, at: SlotRef) -> State {
+    pub fn state(&self, at: SlotRef) -> SlotState {
         permit::decode(self.word(at.slot))
     }
 

@@ -16,7 +16,7 @@
 use laxity_shm::consumer::{Consumer, Wake};
 use laxity_shm::lane::LaneMemory;
 use laxity_shm::layout::{Header, attention};
-use laxity_shm::permit::{State, decode};
+use laxity_shm::permit::{SlotState, decode};
 use laxity_shm::producer::Producer;
 use laxity_shm::record::{Flow, Record};
 use laxity_shm::sleep::Awaited;
@@ -109,7 +109,7 @@ fn a_permit_in_chunks_is_granted_once_and_its_slot_is_free_after_the_last() {
             let at = producer.publish_gated(&Record::Submit(flow(10))).expect("room");
             let mut permitted = 0;
             loop {
-                if let State::Permit { cumulative, last, .. } = producer.state(at) {
+                if let SlotState::Permit { cumulative, last, .. } = producer.state(at) {
                     assert!(cumulative >= permitted, "never takes back");
                     permitted = cumulative;
                     if last {
@@ -141,8 +141,8 @@ fn a_permit_that_crosses_a_withdrawal_reaches_nobody() {
         let client = thread::spawn(move || {
             let at = producer.publish_gated(&Record::Submit(flow(10))).expect("room");
             let seen = match producer.state(at) {
-                State::Permit { cumulative, last: false, .. } => cumulative,
-                State::Permit { cumulative, last: true, .. } => {
+                SlotState::Permit { cumulative, last: false, .. } => cumulative,
+                SlotState::Permit { cumulative, last: true, .. } => {
                     producer.release(at);
                     return (cumulative, 0, None);
                 }
@@ -238,7 +238,7 @@ fn no_wake_up_of_a_client_is_lost() {
         let client = thread::spawn(move || {
             let mut known = producer.word(at.slot);
             for turn in 1.. {
-                if matches!(decode(known), State::Permit { last: true, .. }) {
+                if matches!(decode(known), SlotState::Permit { last: true, .. }) {
                     break;
                 }
                 let waiter = &producer.memory().header().waiter;
@@ -289,7 +289,7 @@ fn the_waker_sees_the_sleeper_or_the_sleeper_sees_the_permit() {
 }
 
 fn known_permit(word: u64) -> bool {
-    matches!(decode(word), State::Permit { .. })
+    matches!(decode(word), SlotState::Permit { .. })
 }
 
 /// The daemon's sleep: either its last look finds the record, or the submitter sees the flag and

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use laxity_shm::consumer::Wake;
 use laxity_shm::lane::LaneMemory;
 use laxity_shm::layout::{Geometry, Mode, attention};
-use laxity_shm::permit::State;
+use laxity_shm::permit::SlotState;
 use laxity_shm::producer::{Producer, SlotRef};
 use laxity_shm::record::{Flow, Record};
 use laxity_shm::region::Region;
@@ -195,7 +195,7 @@ fn a_client_process_of_the_stress() {
 fn await_all(producer: &mut Producer, at: SlotRef, turn: &mut u64, disorder: &mut Disorder) {
     loop {
         let known = producer.word(at.slot);
-        if matches!(producer.state(at), State::Permit { last: true, .. }) {
+        if matches!(producer.state(at), SlotState::Permit { last: true, .. }) {
             break;
         }
         *turn += 1;

@@ -47,7 +47,7 @@ const LOCK_PATIENCE_FORKED: Duration = Duration::from_millis(1);
 const LOCK_RETRY_NS: u64 = 10_000_000;
 
 #[derive(Debug)]
-enum Link {
+enum Phase {
     Detached,
     /// A greeting was sent. `pid` is the process that sent it, which differs in a forked child.
     Asked {
@@ -62,7 +62,7 @@ enum Link {
 
 #[derive(Debug)]
 struct Attachment {
-    link: Link,
+    link: Phase,
     /// The time since which there is no scheduler, or `None` while there is one.
     detached_ns: Option<u64>,
     /// Total length of earlier periods without a scheduler.
@@ -147,7 +147,7 @@ impl Client {
             pid: std::process::id(),
             generation: AtomicU64::new(0),
             attachment: RwLock::new(Attachment {
-                link: Link::Detached,
+                link: Phase::Detached,
                 detached_ns: Some(now),
                 unscheduled_ns: 0,
                 attached: 0,
@@ -204,7 +204,7 @@ impl Client {
         stats.reattaches = attachment.attached.saturating_sub(1);
         let detached_ns = match &attachment.link {
             // A process whose flows never wait may not have noticed the loss yet.
-            Link::Attached(session) => session.check_hangup(),
+            Phase::Attached(session) => session.check_hangup(),
             _ => attachment.detached_ns,
         };
         stats.unscheduled_ns =
@@ -356,7 +356,7 @@ impl Core {
             let session = self.step(&mut attachment);
             let now = now_ns();
             let left = end.saturating_sub(now);
-            let Link::Asked { ref socket, .. } = attachment.link else {
+            let Phase::Asked { ref socket, .. } = attachment.link else {
                 if attachment.crowded == 0 || left == 0 {
                     return;
                 }
@@ -381,7 +381,7 @@ impl Attachment {
     /// Returns the session, if there is one and it was not lost.
     fn live_session(&self) -> Option<Arc<Session>> {
         match &self.link {
-            Link::Attached(session) if session.lost_at().is_none() => Some(Arc::clone(session)),
+            Phase::Attached(session) if session.lost_at().is_none() => Some(Arc::clone(session)),
             _ => None,
         }
     }
@@ -389,7 +389,7 @@ impl Attachment {
     /// Returns the last session while its flows wait for the next daemon.
     fn inherited(&self) -> Option<Arc<Session>> {
         let last = match &self.link {
-            Link::Attached(session) => Some(session),
+            Phase::Attached(session) => Some(session),
             _ => self.before.as_ref(),
         };
         last.filter(|session| session.has_successor()).cloned()
@@ -406,13 +406,13 @@ impl Attachment {
     fn advance(&mut self, options: &Options, now: u64) -> (Option<Arc<Session>>, u64) {
         let retry = now.saturating_add(options.reattach_every.as_nanos() as u64);
         let crowded = std::mem::take(&mut self.crowded);
-        if let Link::Attached(session) = &self.link {
+        if let Phase::Attached(session) = &self.link {
             match session.lost_at() {
                 None => return (Some(Arc::clone(session)), 0),
                 Some(since) => {
                     self.detached_ns = Some(since);
                     self.before = session.has_successor().then(|| Arc::clone(session));
-                    self.link = Link::Detached;
+                    self.link = Phase::Detached;
                 }
             }
         }
@@ -420,23 +420,23 @@ impl Attachment {
             self.before = None;
         }
         let retry = if self.before.is_some() { now + ENDED_RETRY_NS } else { retry };
-        if let Link::Asked { since_ns, pid, .. } = self.link
+        if let Phase::Asked { since_ns, pid, .. } = self.link
             && (pid != std::process::id() || now.saturating_sub(since_ns) > ANSWER_LIMIT_NS)
         {
-            self.link = Link::Detached;
+            self.link = Phase::Detached;
         }
-        match std::mem::replace(&mut self.link, Link::Detached) {
+        match std::mem::replace(&mut self.link, Phase::Detached) {
             // The guard is bound last, so it is dropped first.
-            Link::Asked { socket, since_ns, pid, guard } => {
+            Phase::Asked { socket, since_ns, pid, guard } => {
                 match registration::receive_reply(socket.as_fd()) {
                     Ok(None) => {
-                        self.link = Link::Asked { guard, socket, since_ns, pid };
+                        self.link = Phase::Asked { guard, socket, since_ns, pid };
                         (None, now + ANSWER_POLL_NS)
                     }
                     Ok(Some(welcome)) => match Session::new(socket, welcome, guard) {
                         Some(session) => {
                             let session = Arc::new(session);
-                            self.link = Link::Attached(Arc::clone(&session));
+                            self.link = Phase::Attached(Arc::clone(&session));
                             self.attached += 1;
                             self.refusal = None;
                             self.before = None;
@@ -466,7 +466,7 @@ impl Attachment {
             _ => match greet(options) {
                 Ok((socket, guard)) => {
                     self.link =
-                        Link::Asked { guard, socket, since_ns: now, pid: std::process::id() };
+                        Phase::Asked { guard, socket, since_ns: now, pid: std::process::id() };
                     (None, now + ANSWER_POLL_NS)
                 }
                 Err(error) if is_backlog_full(&error) => {

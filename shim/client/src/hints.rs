@@ -25,7 +25,7 @@ use laxity_shm::record::{Direction, Flow, Stage};
 use laxity_shm::sleep::now_ns;
 
 pub use gate::{Excess, Transfer, Transfers};
-pub use hint_table::{BATCHES_MAX, Counts, Facts, HintError, REQUESTS_MAX, TENANT_MAX};
+pub use hint_table::{BATCHES_MAX, Facts, HintCounts, HintError, REQUESTS_MAX, TENANT_MAX};
 pub use outside::is_there as is_preloaded;
 pub use sights::FirstSights;
 
@@ -40,7 +40,7 @@ use hint_table::HintTable;
 
 /// The hints of this process, and its connection to the daemon.
 #[derive(Debug)]
-struct Hub {
+struct HintHub {
     client: Client,
     /// The [`epoch`] in which the hub was made.
     epoch: u32,
@@ -58,13 +58,13 @@ struct HintChannel {
     told: u64,
 }
 
-static HUB: PerProcess<Hub> = PerProcess::none();
+static HUB: PerProcess<HintHub> = PerProcess::none();
 
-fn hub() -> &'static Hub {
+fn hub() -> &'static HintHub {
     HUB.get_or_make(|| {
         let client = Client::attach(Options::from_env());
         let told = client.generation();
-        Hub {
+        HintHub {
             client,
             epoch: epoch(),
             channel: Mutex::new(HintChannel { table: HintTable::new(), lane: None, told }),
@@ -74,7 +74,7 @@ fn hub() -> &'static Hub {
     })
 }
 
-fn channel(hub: &Hub) -> MutexGuard<'_, HintChannel> {
+fn channel(hub: &HintHub) -> MutexGuard<'_, HintChannel> {
     // A panic may only leave an entry too many or too few.
     hub.channel.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -261,7 +261,7 @@ pub fn transfers() -> Transfers {
 }
 
 /// Returns the flow of a transfer, with all values from hints.
-fn flow(hub: &Hub, now: u64, asked: &Asked) -> Flow {
+fn flow(hub: &HintHub, now: u64, asked: &Asked) -> Flow {
     let mut said = asked.said;
     let passed = said.deadline_ns != 0 && said.deadline_ns <= now;
     if passed {
@@ -321,7 +321,7 @@ pub struct HintStats {
     /// Number of remembered batches.
     pub batches: usize,
     /// Counters of hints.
-    pub counts: Counts,
+    pub counts: HintCounts,
     /// Number of transfers that were dropped before they were sent or cancelled completely.
     pub tickets_dropped: u64,
 }

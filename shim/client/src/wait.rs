@@ -20,7 +20,7 @@ mod sleep;
 use std::time::Duration;
 
 use laxity_shm::layout::attention;
-use laxity_shm::permit::{self, State};
+use laxity_shm::permit::{self, SlotState};
 use laxity_shm::sleep::{Awaited, current_cpu, now_ns};
 
 pub use sleep::Sleep;
@@ -143,7 +143,7 @@ impl Lane {
             let slot = ticket.state.slot();
             let word = binding.producer.word(slot);
             if word != binding.pending.seen(slot)
-                && let State::Permit { cumulative, level, last } = permit::decode(word)
+                && let SlotState::Permit { cumulative, level, last } = permit::decode(word)
             {
                 binding.pending.saw(slot, word);
                 return Some(self.take(ticket, cumulative, level, last));

@@ -20,6 +20,6 @@ pub mod thread;
 
 pub use environment::Environment;
 pub use profile::{
-    FILE_BYTES_MAX, FOLDER, FOLDER_ENV, Origin, Profile, ProfileError, QueuePairs, Stages,
+    FILE_BYTES_MAX, FOLDER, FOLDER_ENV, Origin, Profile, ProfileError, QueuePairSettings, Stages,
 };
 pub use settings::{Job, PROFILE_ENV, process_name};

@@ -49,7 +49,7 @@ pub struct Profile {
     /// Stages of work requests.
     pub stage: Stages,
     /// Settings of queue pairs.
-    pub qp: QueuePairs,
+    pub qp: QueuePairSettings,
     /// Objective on the time to first token, counted from the first sight of a request. `None` uses
     /// the daemon's. Never zero.
     #[serde(deserialize_with = "file::objective")]
@@ -80,11 +80,11 @@ pub struct Stages {
 /// Settings of a job's queue pairs.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct QueuePairs {
+pub struct QueuePairSettings {
     /// The stage whose class a queue pair gets when it goes INIT→RTR.
     #[serde(deserialize_with = "file::stage")]
     pub stage: Stage,
-    /// Traffic class that the library sets by default. [`QueuePairs::is_pin`] compares with it.
+    /// The library's default traffic class. [`QueuePairSettings::is_pin`] compares with it.
     #[serde(deserialize_with = "file::traffic_class")]
     pub default_traffic_class: u8,
     /// Environment variables by which an operator pins a class.
@@ -167,7 +167,7 @@ impl Default for Profile {
             description: String::from("any RDMA program"),
             class_variables: false,
             stage: Stages::default(),
-            qp: QueuePairs::default(),
+            qp: QueuePairSettings::default(),
             slo_ttft: None,
             mode: None,
         }
@@ -185,7 +185,7 @@ impl Default for Stages {
     }
 }
 
-impl Default for QueuePairs {
+impl Default for QueuePairSettings {
     fn default() -> Self {
         Self {
             stage: Stage::P2d,
@@ -197,7 +197,7 @@ impl Default for QueuePairs {
     }
 }
 
-impl QueuePairs {
+impl QueuePairSettings {
     /// Reports whether the class that an application gave a queue pair is an operator's choice,
     /// which Laxity keeps. That is so if it differs from the library's default, or one of the
     /// variables is set. `is_set` reports whether an environment variable has a value.

@@ -12,7 +12,7 @@
 use core::ffi::{c_char, c_int, c_void};
 
 /// An engine or a transport, `transfer_engine_t` or `transport_t`.
-pub(crate) type Handle = *mut c_void;
+pub(crate) type EnginePtr = *mut c_void;
 
 /// A read from the peer's memory into `source`, `OPCODE_READ`.
 pub(crate) const READ: c_int = 0;

@@ -29,7 +29,7 @@ use std::time::{Duration, Instant};
 use laxity_client::hints::Transfer;
 use parking_lot::Mutex;
 
-use crate::abi::{Handle, TransferRequest, TransferStatus, status};
+use crate::abi::{EnginePtr, TransferRequest, TransferStatus, status};
 use crate::calls::{Notification, ask_after, hand_on};
 use crate::hub::Hub;
 use crate::report::COUNTERS;
@@ -47,19 +47,19 @@ pub(crate) fn forget_waiting() {
 
 /// A batch that the program allocated and has not freed.
 #[derive(Debug)]
-pub(crate) struct Batch {
+pub(crate) struct TransferBatch {
     pub(crate) engine: usize,
     pub(crate) id: u64,
     capacity: usize,
-    pub(crate) state: Mutex<State>,
+    pub(crate) state: Mutex<BatchState>,
 }
 
 #[derive(Debug, Default)]
-pub(crate) struct State {
+pub(crate) struct BatchState {
     submitted: usize,
     /// Number of submitted transfers that Mooncake has. They are the first ones.
     handed: usize,
-    waiting: VecDeque<Group>,
+    waiting: VecDeque<TransferGroup>,
     /// The notification of the waiting transfers, which are then one group.
     notification: Option<Notification>,
     under_way: Vec<UnderWay>,
@@ -77,7 +77,7 @@ pub(crate) struct State {
 
 /// Transfers that wait together.
 #[derive(Debug)]
-struct Group {
+struct TransferGroup {
     requests: Vec<TransferRequest>,
     run: Run,
     /// The flow of the group. Only the first group submits one, as the others can't go before it.
@@ -115,17 +115,17 @@ fn is_over(answer: &TransferStatus) -> bool {
     !matches!(answer.status, status::WAITING | status::PENDING)
 }
 
-impl Batch {
-    pub(crate) fn new(engine: Handle, id: u64, capacity: usize) -> Self {
+impl TransferBatch {
+    pub(crate) fn new(engine: EnginePtr, id: u64, capacity: usize) -> Self {
         Self { engine: engine as usize, id, capacity, state: Mutex::default() }
     }
 
-    fn engine(&self) -> Handle {
+    fn engine(&self) -> EnginePtr {
         self.engine as *mut c_void
     }
 
     /// Hands on all permitted groups. Reports whether there were any.
-    pub(crate) fn advance(&self, state: &mut State, hub: &'static Hub) -> bool {
+    pub(crate) fn advance(&self, state: &mut BatchState, hub: &'static Hub) -> bool {
         let mut moved = false;
         while !state.gone
             && let Some(group) = state.waiting.front_mut()
@@ -149,13 +149,13 @@ impl Batch {
     }
 
     /// Hands on all waiting groups, unscheduled.
-    pub(crate) fn flush(&self, state: &mut State) {
+    pub(crate) fn flush(&self, state: &mut BatchState) {
         while !state.gone && !state.waiting.is_empty() {
             self.hand_on_first(state);
         }
     }
 
-    fn hand_on_first(&self, state: &mut State) {
+    fn hand_on_first(&self, state: &mut BatchState) {
         let Some(mut group) = state.waiting.pop_front() else {
             return;
         };
@@ -200,11 +200,11 @@ impl Batch {
 
     /// Asks Mooncake for the status of its transfers and reports completions to the daemon. Reports
     /// whether any transfer was over.
-    pub(crate) fn settle(&self, state: &mut State) -> bool {
+    pub(crate) fn settle(&self, state: &mut BatchState) -> bool {
         if state.gone {
             return false;
         }
-        let State { under_way, over, .. } = state;
+        let BatchState { under_way, over, .. } = state;
         let mut happened = false;
         under_way.retain_mut(|part| {
             while part.next < part.end {
@@ -235,7 +235,7 @@ impl Batch {
     /// The conditions of `getTransferStatus` hold.
     pub(crate) unsafe fn status(
         &self,
-        state: &mut State,
+        state: &mut BatchState,
         hub: &'static Hub,
         task: usize,
         answer: *mut TransferStatus,
@@ -266,7 +266,7 @@ impl Batch {
     }
 
     /// Implements `freeBatchID` with Mooncake's `real`, which decides whether it is freed.
-    pub(crate) fn free(&self, state: &mut State, real: impl FnOnce() -> c_int) -> c_int {
+    pub(crate) fn free(&self, state: &mut BatchState, real: impl FnOnce() -> c_int) -> c_int {
         // Mooncake has to report a busy batch itself, and can't do so for transfers that it doesn't
         // have.
         self.flush(state);
@@ -278,7 +278,7 @@ impl Batch {
     }
 
     /// Ends the flows of a batch that Mooncake found complete, or whose engine is destroyed.
-    pub(crate) fn end_transfers(&self, state: &mut State) {
+    pub(crate) fn end_transfers(&self, state: &mut BatchState) {
         state.gone = true;
         for part in &mut state.under_way {
             end(part);
@@ -298,7 +298,7 @@ fn end(part: &UnderWay) {
     }
 }
 
-impl State {
+impl BatchState {
     /// Reports whether no transfer waits or is in flight.
     pub(crate) fn is_idle(&self) -> bool {
         self.gone || self.waiting.is_empty() && self.under_way.is_empty()
@@ -342,7 +342,7 @@ impl State {
             requests = others;
             COUNTERS.deferred.add(run.count as u64);
             WAITING.fetch_add(run.count, Ordering::Relaxed);
-            self.waiting.push_back(Group {
+            self.waiting.push_back(TransferGroup {
                 requests: these.to_vec(),
                 run,
                 transfer: transfer.take(),

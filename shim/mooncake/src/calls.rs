@@ -3,7 +3,7 @@
 use core::ffi::c_int;
 use std::ffi::{CStr, CString};
 
-use crate::abi::{Handle, NotifyMsg, TransferRequest, TransferStatus};
+use crate::abi::{EnginePtr, NotifyMsg, TransferRequest, TransferStatus};
 use crate::real::real;
 
 /// Mooncake's result for a failed call.
@@ -56,7 +56,7 @@ impl Call {
 /// # Safety
 /// The conditions of the program's function hold.
 pub(crate) unsafe fn hand_on(
-    engine: Handle,
+    engine: EnginePtr,
     batch: u64,
     entries: *mut TransferRequest,
     count: usize,
@@ -66,14 +66,16 @@ pub(crate) unsafe fn hand_on(
     unsafe {
         match notify {
             None => {
-                let real =
-                    real!(c"submitTransfer", fn(Handle, u64, *mut TransferRequest, usize) -> c_int);
+                let real = real!(
+                    c"submitTransfer",
+                    fn(EnginePtr, u64, *mut TransferRequest, usize) -> c_int
+                );
                 real.map_or(REFUSED, |real| real(engine, batch, entries, count))
             }
             Some(notify) => {
                 let real = real!(
                     c"submitTransferWithNotify",
-                    fn(Handle, u64, *mut TransferRequest, usize, NotifyMsg) -> c_int
+                    fn(EnginePtr, u64, *mut TransferRequest, usize, NotifyMsg) -> c_int
                 );
                 real.map_or(REFUSED, |real| real(engine, batch, entries, count, notify))
             }
@@ -86,12 +88,12 @@ pub(crate) unsafe fn hand_on(
 /// # Safety
 /// The conditions of `getTransferStatus` hold.
 pub(crate) unsafe fn ask_after(
-    engine: Handle,
+    engine: EnginePtr,
     batch: u64,
     task: usize,
     answer: *mut TransferStatus,
 ) -> c_int {
-    let real = real!(c"getTransferStatus", fn(Handle, u64, usize, *mut TransferStatus) -> c_int);
+    let real = real!(c"getTransferStatus", fn(EnginePtr, u64, usize, *mut TransferStatus) -> c_int);
     // SAFETY: upheld by the caller. The type is that of `transfer_engine_c.h`.
     real.map_or(REFUSED, |real| unsafe { real(engine, batch, task, answer) })
 }

@@ -82,7 +82,7 @@ impl Engine {
 }
 
 /// The environment's settings that decide about a new engine.
-pub(crate) struct Surroundings {
+pub(crate) struct EngineEnv {
     pub(crate) force_tcp: bool,
     pub(crate) force_hca: bool,
     pub(crate) barex: bool,
@@ -91,7 +91,7 @@ pub(crate) struct Surroundings {
     pub(crate) has_hca: bool,
 }
 
-impl Surroundings {
+impl EngineEnv {
     pub(crate) fn here() -> Self {
         let is_set = |name: &str| std::env::var_os(name).is_some();
         Self {
@@ -130,7 +130,7 @@ pub(crate) struct Engines {
 }
 
 impl Engines {
-    pub(crate) fn made(&mut self, engine: *mut c_void, discovers: bool, around: &Surroundings) {
+    pub(crate) fn made(&mut self, engine: *mut c_void, discovers: bool, around: &EngineEnv) {
         if self.engines.len() >= ENGINES_MAX {
             return;
         }
@@ -204,7 +204,7 @@ impl Engines {
 mod tests {
     use super::*;
 
-    const NOTHING: Surroundings = Surroundings {
+    const NOTHING: EngineEnv = EngineEnv {
         force_tcp: false,
         force_hca: false,
         barex: false,
@@ -238,18 +238,18 @@ mod tests {
 
     #[test]
     fn an_engine_that_installs_for_itself_is_known_by_what_it_finds() {
-        let handling = |around: &Surroundings, discovers| {
+        let handling = |around: &EngineEnv, discovers| {
             let mut engines = Engines::default();
             engines.made(ENGINE, discovers, around);
             engines.handling(ENGINE, true)
         };
-        let with_hca = || Surroundings { has_hca: true, ..NOTHING };
+        let with_hca = || EngineEnv { has_hca: true, ..NOTHING };
         assert_eq!(handling(&NOTHING, true), Handling::Gate);
         assert_eq!(handling(&NOTHING, false), Handling::Pass);
         assert_eq!(handling(&with_hca(), true), Handling::Hint);
-        let forced = Surroundings { force_tcp: true, ..with_hca() };
+        let forced = EngineEnv { force_tcp: true, ..with_hca() };
         assert_eq!(handling(&forced, true), Handling::Gate);
-        let tent = Surroundings { tent: true, force_tcp: true, ..NOTHING };
+        let tent = EngineEnv { tent: true, force_tcp: true, ..NOTHING };
         assert_eq!(handling(&tent, false), Handling::Hint, "TENT installs nothing");
     }
 

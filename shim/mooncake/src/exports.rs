@@ -13,9 +13,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use laxity_client::{hints, peers};
 
-use crate::abi::{BufferEntry, Handle, INVALID_BATCH, NotifyMsg, TransferRequest, TransferStatus};
+use crate::abi::{
+    BufferEntry, EnginePtr, INVALID_BATCH, NotifyMsg, TransferRequest, TransferStatus,
+};
 use crate::calls::{Call, REFUSED, ask_after, hand_on};
-use crate::engines::{Handling, Surroundings};
+use crate::engines::{EngineEnv, Handling};
 use crate::hub::{self, Hub};
 use crate::real::real;
 use crate::report::COUNTERS;
@@ -44,10 +46,10 @@ pub unsafe extern "C" fn createTransferEngine(
     host: *const c_char,
     port: u64,
     auto_discover: c_int,
-) -> Handle {
+) -> EnginePtr {
     let real = real!(
         c"createTransferEngine",
-        fn(*const c_char, *const c_char, *const c_char, u64, c_int) -> Handle
+        fn(*const c_char, *const c_char, *const c_char, u64, c_int) -> EnginePtr
     );
     let Some(real) = real else {
         return core::ptr::null_mut();
@@ -56,7 +58,7 @@ pub unsafe extern "C" fn createTransferEngine(
     let engine = unsafe { real(metadata, local, host, port, auto_discover) };
     if !engine.is_null() {
         besides(|| {
-            let around = Surroundings::here();
+            let around = EngineEnv::here();
             let mut engines = hub::make().engines.write();
             engines.made(engine, auto_discover != 0, &around);
         });
@@ -65,13 +67,13 @@ pub unsafe extern "C" fn createTransferEngine(
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn destroyTransferEngine(engine: Handle) {
+pub unsafe extern "C" fn destroyTransferEngine(engine: EnginePtr) {
     besides(|| {
         if let Some(hub) = hub::known() {
             hub.leave_engine(engine);
         }
     });
-    if let Some(real) = real!(c"destroyTransferEngine", fn(Handle)) {
+    if let Some(real) = real!(c"destroyTransferEngine", fn(EnginePtr)) {
         // SAFETY: upheld by the caller.
         unsafe { real(engine) };
     }
@@ -79,11 +81,12 @@ pub unsafe extern "C" fn destroyTransferEngine(engine: Handle) {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn installTransport(
-    engine: Handle,
+    engine: EnginePtr,
     protocol: *const c_char,
     args: *mut *mut c_void,
-) -> Handle {
-    let real = real!(c"installTransport", fn(Handle, *const c_char, *mut *mut c_void) -> Handle);
+) -> EnginePtr {
+    let real =
+        real!(c"installTransport", fn(EnginePtr, *const c_char, *mut *mut c_void) -> EnginePtr);
     let Some(real) = real else {
         return core::ptr::null_mut();
     };
@@ -101,8 +104,8 @@ pub unsafe extern "C" fn installTransport(
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn uninstallTransport(engine: Handle, protocol: *const c_char) -> c_int {
-    let Some(real) = real!(c"uninstallTransport", fn(Handle, *const c_char) -> c_int) else {
+pub unsafe extern "C" fn uninstallTransport(engine: EnginePtr, protocol: *const c_char) -> c_int {
+    let Some(real) = real!(c"uninstallTransport", fn(EnginePtr, *const c_char) -> c_int) else {
         return REFUSED;
     };
     // SAFETY: upheld by the caller.
@@ -130,49 +133,46 @@ fn peer_of(segment: &str) -> u8 {
     }
 }
 
+/// Opens a segment by a function of Mooncake's.
+///
 /// # Safety
-/// `name` is null or a C string.
-unsafe fn opened(engine: Handle, segment: i32, name: *const c_char) {
-    if segment < 0 {
-        return;
-    }
-    besides(|| {
-        // SAFETY: upheld by the caller.
-        if let (Some(hub), Some(name)) = (hub::known(), unsafe { text(name) }) {
-            hub.engines.write().opened(engine, segment, peer_of(name));
-        }
-    });
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn openSegment(engine: Handle, name: *const c_char) -> i32 {
-    let Some(real) = real!(c"openSegment", fn(Handle, *const c_char) -> i32) else {
+/// As for `real`.
+unsafe fn open_by(real: Option<OpenSegment>, engine: EnginePtr, name: *const c_char) -> i32 {
+    let Some(real) = real else {
         return REFUSED;
     };
     // SAFETY: upheld by the caller.
-    unsafe {
-        let segment = real(engine, name);
-        opened(engine, segment, name);
-        segment
+    let segment = unsafe { real(engine, name) };
+    if segment >= 0 {
+        besides(|| {
+            // SAFETY: upheld by the caller.
+            if let (Some(hub), Some(name)) = (hub::known(), unsafe { text(name) }) {
+                hub.engines.write().opened(engine, segment, peer_of(name));
+            }
+        });
     }
+    segment
+}
+
+type OpenSegment = unsafe extern "C" fn(EnginePtr, *const c_char) -> i32;
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn openSegment(engine: EnginePtr, name: *const c_char) -> i32 {
+    let real = real!(c"openSegment", fn(EnginePtr, *const c_char) -> i32);
+    // SAFETY: upheld by the caller.
+    unsafe { open_by(real, engine, name) }
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn openSegmentNoCache(engine: Handle, name: *const c_char) -> i32 {
-    let Some(real) = real!(c"openSegmentNoCache", fn(Handle, *const c_char) -> i32) else {
-        return REFUSED;
-    };
+pub unsafe extern "C" fn openSegmentNoCache(engine: EnginePtr, name: *const c_char) -> i32 {
+    let real = real!(c"openSegmentNoCache", fn(EnginePtr, *const c_char) -> i32);
     // SAFETY: upheld by the caller.
-    unsafe {
-        let segment = real(engine, name);
-        opened(engine, segment, name);
-        segment
-    }
+    unsafe { open_by(real, engine, name) }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn registerLocalMemory(
-    engine: Handle,
+    engine: EnginePtr,
     address: *mut c_void,
     length: usize,
     location: *const c_char,
@@ -180,7 +180,7 @@ pub unsafe extern "C" fn registerLocalMemory(
 ) -> c_int {
     let real = real!(
         c"registerLocalMemory",
-        fn(Handle, *mut c_void, usize, *const c_char, c_int) -> c_int
+        fn(EnginePtr, *mut c_void, usize, *const c_char, c_int) -> c_int
     );
     let Some(real) = real else { return REFUSED };
     // SAFETY: upheld by the caller.
@@ -193,14 +193,14 @@ pub unsafe extern "C" fn registerLocalMemory(
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn registerLocalMemoryBatch(
-    engine: Handle,
+    engine: EnginePtr,
     buffers: *mut BufferEntry,
     count: usize,
     location: *const c_char,
 ) -> c_int {
     let real = real!(
         c"registerLocalMemoryBatch",
-        fn(Handle, *mut BufferEntry, usize, *const c_char) -> c_int
+        fn(EnginePtr, *mut BufferEntry, usize, *const c_char) -> c_int
     );
     let Some(real) = real else { return REFUSED };
     // SAFETY: upheld by the caller.
@@ -216,7 +216,7 @@ pub unsafe extern "C" fn registerLocalMemoryBatch(
     code
 }
 
-fn registered(engine: Handle, buffers: &[(*mut c_void, usize)]) {
+fn registered(engine: EnginePtr, buffers: &[(*mut c_void, usize)]) {
     if let Some(hub) = hub::known() {
         let mut engines = hub.engines.write();
         for (address, length) in buffers {
@@ -226,8 +226,8 @@ fn registered(engine: Handle, buffers: &[(*mut c_void, usize)]) {
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn unregisterLocalMemory(engine: Handle, address: *mut c_void) -> c_int {
-    let Some(real) = real!(c"unregisterLocalMemory", fn(Handle, *mut c_void) -> c_int) else {
+pub unsafe extern "C" fn unregisterLocalMemory(engine: EnginePtr, address: *mut c_void) -> c_int {
+    let Some(real) = real!(c"unregisterLocalMemory", fn(EnginePtr, *mut c_void) -> c_int) else {
         return REFUSED;
     };
     besides(|| disown(engine, &[address]));
@@ -237,11 +237,12 @@ pub unsafe extern "C" fn unregisterLocalMemory(engine: Handle, address: *mut c_v
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unregisterLocalMemoryBatch(
-    engine: Handle,
+    engine: EnginePtr,
     addresses: *mut *mut c_void,
     count: usize,
 ) -> c_int {
-    let real = real!(c"unregisterLocalMemoryBatch", fn(Handle, *mut *mut c_void, usize) -> c_int);
+    let real =
+        real!(c"unregisterLocalMemoryBatch", fn(EnginePtr, *mut *mut c_void, usize) -> c_int);
     let Some(real) = real else { return REFUSED };
     if !addresses.is_null() {
         besides(|| {
@@ -273,7 +274,7 @@ pub(crate) fn own(places: impl Iterator<Item = (u64, u64)>) {
 }
 
 /// Removes the memory owner of memory that is unregistered, if [`own`] recorded it.
-fn disown(engine: Handle, addresses: &[*mut c_void]) {
+fn disown(engine: EnginePtr, addresses: &[*mut c_void]) {
     let Some(hub) = hub::known() else { return };
     for address in addresses {
         let length = hub.engines.write().unregistered(engine, *address);
@@ -288,8 +289,8 @@ fn disown(engine: Handle, addresses: &[*mut c_void]) {
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn allocateBatchID(engine: Handle, size: usize) -> u64 {
-    let Some(real) = real!(c"allocateBatchID", fn(Handle, usize) -> u64) else {
+pub unsafe extern "C" fn allocateBatchID(engine: EnginePtr, size: usize) -> u64 {
+    let Some(real) = real!(c"allocateBatchID", fn(EnginePtr, usize) -> u64) else {
         return INVALID_BATCH;
     };
     // SAFETY: upheld by the caller.
@@ -306,7 +307,7 @@ pub unsafe extern "C" fn allocateBatchID(engine: Handle, size: usize) -> u64 {
 
 /// # Safety
 /// The conditions of `transfer_engine_c.h` hold.
-unsafe fn submit(engine: Handle, id: u64, call: &Call) -> c_int {
+unsafe fn submit(engine: EnginePtr, id: u64, call: &Call) -> c_int {
     let hub = hub::known();
     // SAFETY: upheld by the caller.
     besides(|| unsafe { note(hub, engine, call) });
@@ -331,7 +332,7 @@ unsafe fn submit(engine: Handle, id: u64, call: &Call) -> c_int {
 ///
 /// # Safety
 /// The conditions of [`submit`] hold.
-unsafe fn note(hub: Option<&Hub>, engine: Handle, call: &Call) {
+unsafe fn note(hub: Option<&Hub>, engine: EnginePtr, call: &Call) {
     if call.entries.is_null() {
         return;
     }
@@ -347,7 +348,7 @@ unsafe fn note(hub: Option<&Hub>, engine: Handle, call: &Call) {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn submitTransfer(
-    engine: Handle,
+    engine: EnginePtr,
     batch: u64,
     entries: *mut TransferRequest,
     count: usize,
@@ -359,7 +360,7 @@ pub unsafe extern "C" fn submitTransfer(
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn submitTransferWithNotify(
-    engine: Handle,
+    engine: EnginePtr,
     batch: u64,
     entries: *mut TransferRequest,
     count: usize,
@@ -372,7 +373,7 @@ pub unsafe extern "C" fn submitTransferWithNotify(
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn getTransferStatus(
-    engine: Handle,
+    engine: EnginePtr,
     id: u64,
     task: usize,
     status: *mut TransferStatus,
@@ -391,8 +392,8 @@ pub unsafe extern "C" fn getTransferStatus(
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn freeBatchID(engine: Handle, id: u64) -> c_int {
-    let Some(real) = real!(c"freeBatchID", fn(Handle, u64) -> c_int) else {
+pub unsafe extern "C" fn freeBatchID(engine: EnginePtr, id: u64) -> c_int {
+    let Some(real) = real!(c"freeBatchID", fn(EnginePtr, u64) -> c_int) else {
         return REFUSED;
     };
     if let Some(hub) = hub::known()

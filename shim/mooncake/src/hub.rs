@@ -19,8 +19,8 @@ use laxity_job::fork::PerProcess;
 use laxity_job::{Job, symbol};
 use parking_lot::{Condvar, Mutex, RwLock};
 
-use crate::abi::{Handle, WRITE};
-use crate::batch::{self, Batch};
+use crate::abi::{EnginePtr, WRITE};
+use crate::batch::{self, BatchState, TransferBatch};
 use crate::engines::{Engines, Handling};
 use crate::report;
 use crate::runs::Run;
@@ -40,7 +40,7 @@ const END_WITHIN: Duration = Duration::from_millis(100);
 #[derive(Debug)]
 pub(crate) struct Hub {
     pub(crate) engines: RwLock<Engines>,
-    batches: RwLock<HashMap<(usize, u64), Arc<Batch>>>,
+    batches: RwLock<HashMap<(usize, u64), Arc<TransferBatch>>>,
     transfers: Transfers,
     is_preloaded: bool,
     worker: Worker,
@@ -49,7 +49,7 @@ pub(crate) struct Hub {
 #[derive(Debug, Default)]
 struct Worker {
     /// Batches with transfers that wait or are in flight.
-    list: Mutex<Vec<Arc<Batch>>>,
+    list: Mutex<Vec<Arc<TransferBatch>>>,
     bell: Condvar,
     start: OnceLock<()>,
     /// Whether no thread could be started, so that no transfer waits.
@@ -103,14 +103,14 @@ fn say_if_alone() {
 
 impl Hub {
     /// Returns which library schedules the transfers of an engine.
-    pub(crate) fn handling(&self, engine: Handle) -> Handling {
+    pub(crate) fn handling(&self, engine: EnginePtr) -> Handling {
         if Job::of_this_process().mode == Mode::Off {
             return Handling::Pass;
         }
         self.engines.read().handling(engine, self.is_preloaded)
     }
 
-    pub(crate) fn allocated(&self, engine: Handle, id: u64, capacity: usize) {
+    pub(crate) fn allocated(&self, engine: EnginePtr, id: u64, capacity: usize) {
         if self.handling(engine) != Handling::Gate || self.worker.is_missing.load(Ordering::Relaxed)
         {
             return;
@@ -118,29 +118,29 @@ impl Hub {
         let mut batches = self.batches.write();
         // An old batch with this number was freed without this library.
         if batches.len() < BATCHES_MAX || batches.contains_key(&(engine as usize, id)) {
-            let batch = Arc::new(Batch::new(engine, id, capacity));
+            let batch = Arc::new(TransferBatch::new(engine, id, capacity));
             batches.insert((engine as usize, id), batch);
         }
     }
 
-    pub(crate) fn batch(&self, engine: Handle, id: u64) -> Option<Arc<Batch>> {
+    pub(crate) fn batch(&self, engine: EnginePtr, id: u64) -> Option<Arc<TransferBatch>> {
         self.batches.read().get(&(engine as usize, id)).cloned()
     }
 
     /// Removes a batch before it is freed, since another batch may get its number at once.
-    pub(crate) fn forget(&self, batch: &Batch) {
+    pub(crate) fn forget(&self, batch: &TransferBatch) {
         self.batches.write().remove(&(batch.engine, batch.id));
     }
 
     /// Adds a batch again that could not be freed.
-    pub(crate) fn remember(&self, batch: &Arc<Batch>) {
+    pub(crate) fn remember(&self, batch: &Arc<TransferBatch>) {
         let mut batches = self.batches.write();
         batches.insert((batch.engine, batch.id), Arc::clone(batch));
     }
 
     /// Hands on all waiting transfers of an engine before it is destroyed.
-    pub(crate) fn leave_engine(&self, engine: Handle) {
-        let mut theirs: Vec<Arc<Batch>> = Vec::new();
+    pub(crate) fn leave_engine(&self, engine: EnginePtr) {
+        let mut theirs: Vec<Arc<TransferBatch>> = Vec::new();
         self.batches.write().retain(|key, batch| {
             let is_theirs = key.0 == engine as usize;
             if is_theirs {
@@ -157,7 +157,7 @@ impl Hub {
     }
 
     /// Submits the flow of a run. Never blocks.
-    pub(crate) fn ask(&self, engine: Handle, run: &Run) -> Transfer {
+    pub(crate) fn ask(&self, engine: EnginePtr, run: &Run) -> Transfer {
         let job = Job::of_this_process();
         // The bytes of a READ arrive here, so they load this host's ingress port.
         let (otherwise, direction) = match run.opcode {
@@ -177,7 +177,7 @@ impl Hub {
     }
 
     /// Adds a batch to the thread's list. Its state is locked.
-    pub(crate) fn attend(&'static self, batch: &Arc<Batch>, state: &mut crate::batch::State) {
+    pub(crate) fn attend(&'static self, batch: &Arc<TransferBatch>, state: &mut BatchState) {
         if state.is_idle() || state.listed {
             return;
         }

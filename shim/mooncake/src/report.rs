@@ -8,7 +8,7 @@ use crate::hub;
 
 /// Counters of this process. Relaxed: statistics.
 #[derive(Debug, Default)]
-pub(crate) struct Counters {
+pub(crate) struct TransferCounters {
     /// Calls of `submitTransfer` and `submitTransferWithNotify`.
     pub(crate) calls: Count,
     pub(crate) transfers: Count,
@@ -25,7 +25,7 @@ pub(crate) struct Counters {
     pub(crate) prioritized: Count,
 }
 
-pub(crate) static COUNTERS: Counters = Counters {
+pub(crate) static COUNTERS: TransferCounters = TransferCounters {
     calls: Count::new(),
     transfers: Count::new(),
     bytes: Count::new(),

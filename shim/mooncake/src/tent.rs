@@ -30,7 +30,7 @@ use laxity_client::{Mode, Stage, hints};
 use laxity_job::Job;
 use laxity_job::symbol::Symbol;
 
-use crate::abi::Handle;
+use crate::abi::EnginePtr;
 use crate::calls::REFUSED;
 use crate::exports::{besides, own};
 use crate::real::real;
@@ -118,12 +118,12 @@ unsafe fn prepare(entries: *mut TentRequest, count: usize) -> Option<Vec<TentReq
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tent_submit(
-    engine: Handle,
+    engine: EnginePtr,
     batch: u64,
     entries: *mut TentRequest,
     count: usize,
 ) -> c_int {
-    let real = real!(c"tent_submit", fn(Handle, u64, *mut TentRequest, usize) -> c_int);
+    let real = real!(c"tent_submit", fn(EnginePtr, u64, *mut TentRequest, usize) -> c_int);
     let Some(real) = real else { return REFUSED };
     // SAFETY: upheld by the caller. TENT reads the array during the call only.
     unsafe {
@@ -135,7 +135,7 @@ pub unsafe extern "C" fn tent_submit(
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tent_submit_notif(
-    engine: Handle,
+    engine: EnginePtr,
     batch: u64,
     entries: *mut TentRequest,
     count: usize,
@@ -144,7 +144,7 @@ pub unsafe extern "C" fn tent_submit_notif(
 ) -> c_int {
     let real = real!(
         c"tent_submit_notif",
-        fn(Handle, u64, *mut TentRequest, usize, *const c_char, *const c_char) -> c_int
+        fn(EnginePtr, u64, *mut TentRequest, usize, *const c_char, *const c_char) -> c_int
     );
     let Some(real) = real else { return REFUSED };
     // SAFETY: upheld by the caller. TENT reads the array during the call only.

@@ -14,10 +14,10 @@ use laxity_ibverbs::{
 };
 use parking_lot::lock_api::RawMutex as _;
 
-use crate::contexts::{self, Context};
+use crate::contexts::{self, HookedContext};
 use crate::list::pass;
 use crate::queue_pair::QueuePair;
-use crate::work::{self, DeferredRequest, Limits};
+use crate::work::{self, DeferredRequest, SendLimits};
 
 /// The work requests built since `wr_start`.
 #[derive(Debug, Default)]
@@ -49,7 +49,7 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
             return qp;
         }
         let attr = &*attr;
-        let limits = Limits {
+        let limits = SendLimits {
             work_requests: attr.cap.max_send_wr as usize,
             sges: attr.cap.max_send_sge,
             inline_bytes: attr.cap.max_inline_data,
@@ -92,7 +92,7 @@ unsafe fn hook(qp: *mut ibv_qp_ex) {
 
 /// # Safety
 /// `qp` is a queue pair of the program.
-unsafe fn of(qp: *mut ibv_qp_ex) -> Option<(&'static Context, &'static QueuePair)> {
+unsafe fn of(qp: *mut ibv_qp_ex) -> Option<(&'static HookedContext, &'static QueuePair)> {
     // SAFETY: upheld by the caller.
     let (ibv, number) = unsafe { ((*qp).qp_base.context, (*qp).qp_base.qp_num) };
     let context = contexts::find(ibv)?;
@@ -146,7 +146,7 @@ unsafe extern "C" fn complete(qp: *mut ibv_qp_ex) -> c_int {
 /// # Safety
 /// The conditions of `ibv_wr_complete` hold.
 unsafe fn post(
-    context: &'static Context,
+    context: &'static HookedContext,
     queue_pair: &'static QueuePair,
     qp: *mut ibv_qp_ex,
     works: &mut [DeferredRequest],

@@ -14,7 +14,7 @@ use laxity_job::exit::at_exit;
 use laxity_job::{Job, fork};
 use parking_lot::Mutex;
 
-use crate::table::Table;
+use crate::table::QueuePairTable;
 use crate::{builder, exempt, lanes, poll, poll_ex, post, report};
 
 pub(crate) type PostSend =
@@ -27,7 +27,7 @@ pub(crate) type CreateCqEx =
 
 /// Largest number of hooked contexts in a process. Further ones are not hooked.
 const CONTEXTS: usize = 64;
-/// Number of entries of [`Context::polled`].
+/// Number of entries of [`HookedContext::polled`].
 const POLLED: usize = 64;
 /// Value of `ibv_context.abi_compat` in a context that is part of a `verbs_context`.
 const EXTENDED: usize = usize::MAX;
@@ -35,9 +35,9 @@ const EXTENDED: usize = usize::MAX;
 /// A function pointer that may change. Relaxed everywhere: it is set before the program gets the
 /// context, and all callers get the context from the program.
 #[derive(Debug)]
-struct Cell(AtomicUsize);
+struct FunctionCell(AtomicUsize);
 
-impl Cell {
+impl FunctionCell {
     const fn new() -> Self {
         Self(AtomicUsize::new(0))
     }
@@ -46,7 +46,7 @@ impl Cell {
 /// Defines functions that read a function pointer of this type from a cell.
 macro_rules! accessors {
     ($get:ident, $type:ty) => {
-        impl Context {
+        impl HookedContext {
             #[inline]
             pub(crate) fn $get(&self) -> Option<$type> {
                 let address = self.$get.0.load(Ordering::Relaxed);
@@ -59,23 +59,23 @@ macro_rules! accessors {
 
 /// A hooked context. It is never freed, since other threads may read it, but used again.
 #[derive(Debug)]
-pub(crate) struct Context {
+pub(crate) struct HookedContext {
     /// The program's context. Null if this entry is free. Acquire and Release, since the other
     /// fields are set before it.
     ibv: AtomicPtr<ibv_context>,
     /// The fork epoch in which the context was hooked.
     epoch: AtomicU32,
-    post_send: Cell,
-    poll_cq: Cell,
-    create_qp_ex: Cell,
-    create_cq_ex: Cell,
+    post_send: FunctionCell,
+    poll_cq: FunctionCell,
+    create_qp_ex: FunctionCell,
+    create_cq_ex: FunctionCell,
     /// Number of the NIC in the daemon's configuration (low byte), and the daemon's generation plus
     /// one. Relaxed, because it is one word.
     nic: AtomicU64,
     /// Times at which completion queues were last polled, in [`lanes::tick`]s. A part of the
     /// queue's address is the index. Relaxed: queues with the same index are treated as one.
     polled: [AtomicU32; POLLED],
-    pub(crate) queue_pairs: Table,
+    pub(crate) queue_pairs: QueuePairTable,
 }
 
 accessors!(post_send, PostSend);
@@ -83,17 +83,17 @@ accessors!(poll_cq, PollCq);
 accessors!(create_qp_ex, CreateQpEx);
 accessors!(create_cq_ex, CreateCqEx);
 
-static TABLE: [Context; CONTEXTS] = [const {
-    Context {
+static TABLE: [HookedContext; CONTEXTS] = [const {
+    HookedContext {
         ibv: AtomicPtr::new(ptr::null_mut()),
         epoch: AtomicU32::new(0),
-        post_send: Cell::new(),
-        poll_cq: Cell::new(),
-        create_qp_ex: Cell::new(),
-        create_cq_ex: Cell::new(),
+        post_send: FunctionCell::new(),
+        poll_cq: FunctionCell::new(),
+        create_qp_ex: FunctionCell::new(),
+        create_cq_ex: FunctionCell::new(),
         nic: AtomicU64::new(0),
         polled: [const { AtomicU32::new(0) }; POLLED],
-        queue_pairs: Table::new(),
+        queue_pairs: QueuePairTable::new(),
     }
 }; CONTEXTS];
 static USED: AtomicUsize = AtomicUsize::new(0);
@@ -104,7 +104,7 @@ static CHANGE: Mutex<()> = Mutex::new(());
 const PATIENCE: core::time::Duration = core::time::Duration::from_secs(1);
 
 #[inline]
-pub(crate) fn find(ibv: *mut ibv_context) -> Option<&'static Context> {
+pub(crate) fn find(ibv: *mut ibv_context) -> Option<&'static HookedContext> {
     TABLE[..USED.load(Ordering::Acquire).min(CONTEXTS)]
         .iter()
         .find(|context| context.ibv.load(Ordering::Acquire) == ibv)
@@ -222,7 +222,7 @@ unsafe fn extended(ibv: *mut ibv_context) -> Option<*mut verbs_context> {
     }
 }
 
-impl Context {
+impl HookedContext {
     /// Reports whether this process hooked the context, and not its parent before a fork.
     #[inline]
     pub(crate) fn is_ours(&self) -> bool {

@@ -24,7 +24,7 @@ use crate::class;
 use crate::contexts;
 use crate::exempt;
 use crate::queue_pair::QueuePair;
-use crate::work::Limits;
+use crate::work::SendLimits;
 
 static OPEN_DEVICE: Symbol = of_libibverbs(c"ibv_open_device", Some(c"IBVERBS_1.1"));
 static CLOSE_DEVICE: Symbol = of_libibverbs(c"ibv_close_device", Some(c"IBVERBS_1.1"));
@@ -110,7 +110,7 @@ pub unsafe extern "C" fn ibv_create_qp(
             && context.is_ours()
         {
             let cap = &(*attr).cap;
-            let limits = Limits {
+            let limits = SendLimits {
                 work_requests: cap.max_send_wr as usize,
                 sges: cap.max_send_sge,
                 inline_bytes: cap.max_inline_data,

@@ -57,7 +57,7 @@ pub(crate) struct LaneShard {
 }
 
 #[derive(Debug)]
-pub(crate) struct Lanes {
+pub(crate) struct VerbsLanes {
     client: Client,
     pub(crate) shards: [LaneShard; LANES],
 }
@@ -81,15 +81,15 @@ pub(crate) fn advance_tick() {
     TICK.store((now_ns() >> TICK_BITS) as u32, Ordering::Relaxed);
 }
 
-static ALL: PerProcess<Lanes> = PerProcess::none();
+static ALL: PerProcess<VerbsLanes> = PerProcess::none();
 
 /// Returns the lanes of this process. The first call attaches to the daemon.
 #[inline]
-pub(crate) fn all() -> &'static Lanes {
+pub(crate) fn all() -> &'static VerbsLanes {
     ALL.get_or_make(|| {
         // A forked child has no waiting queue pairs of its own.
         WAITING.store(0, Ordering::Relaxed);
-        Lanes {
+        VerbsLanes {
             client: Client::attach(Options::from_env()),
             shards: [const { LaneShard::new() }; LANES],
         }

@@ -10,7 +10,7 @@ use crate::report::COUNTERS;
 use crate::work;
 
 /// The result of a post. An error has the return value and the first work request not taken.
-pub(crate) type Posted = Result<(), (c_int, *mut ibv_send_wr)>;
+pub(crate) type PostResult = Result<(), (c_int, *mut ibv_send_wr)>;
 
 /// Reports whether an error of a provider means that its queue is full. Some providers negate it.
 pub(crate) const fn is_full(error: c_int) -> bool {
@@ -22,7 +22,7 @@ pub(crate) const fn is_full(error: c_int) -> bool {
 /// # Safety
 /// The conditions of `ibv_post_send` hold.
 #[inline]
-pub(crate) unsafe fn call(real: PostSend, ibv: *mut ibv_qp, list: *mut ibv_send_wr) -> Posted {
+pub(crate) unsafe fn call(real: PostSend, ibv: *mut ibv_qp, list: *mut ibv_send_wr) -> PostResult {
     let mut bad = ptr::null_mut();
     // SAFETY: upheld by the caller.
     match unsafe { real(ibv, list, &mut bad) } {
@@ -41,7 +41,7 @@ pub(crate) unsafe fn call_prefix(
     ibv: *mut ibv_qp,
     list: *mut ibv_send_wr,
     count: usize,
-) -> Posted {
+) -> PostResult {
     if count == 0 {
         return Ok(());
     }
@@ -75,7 +75,7 @@ pub(crate) unsafe fn call_prefix(
 ///
 /// # Safety
 /// The conditions of `ibv_post_send` hold.
-pub(crate) unsafe fn pass(real: PostSend, ibv: *mut ibv_qp, list: *mut ibv_send_wr) -> Posted {
+pub(crate) unsafe fn pass(real: PostSend, ibv: *mut ibv_qp, list: *mut ibv_send_wr) -> PostResult {
     // SAFETY: upheld by the caller.
     let result = unsafe { call(real, ibv, list) };
     let end = result.err().map_or(ptr::null_mut(), |(_, bad)| bad);

@@ -16,7 +16,7 @@ use laxity_ibverbs::{
 use laxity_job::fork::PerProcess;
 use parking_lot::RwLock;
 
-use crate::contexts::{self, Context};
+use crate::contexts::{self, HookedContext};
 use crate::queue_pair::QueuePair;
 use crate::{lanes, poll};
 
@@ -26,8 +26,8 @@ type EndPoll = unsafe extern "C" fn(*mut ibv_cq_ex);
 
 /// The original operations of a completion queue. Providers choose them per queue.
 #[derive(Clone, Copy)]
-struct Before {
-    context: &'static Context,
+struct OriginalPoll {
+    context: &'static HookedContext,
     start_poll: StartPoll,
     next_poll: NextPoll,
     end_poll: EndPoll,
@@ -47,9 +47,9 @@ thread_local! {
 }
 
 /// The queues by address. The next queue at an address replaces the entry.
-static QUEUES: PerProcess<RwLock<HashMap<usize, Before>>> = PerProcess::none();
+static QUEUES: PerProcess<RwLock<HashMap<usize, OriginalPoll>>> = PerProcess::none();
 
-fn queues() -> &'static RwLock<HashMap<usize, Before>> {
+fn queues() -> &'static RwLock<HashMap<usize, OriginalPoll>> {
     QUEUES.get_or_make(RwLock::default)
 }
 
@@ -78,7 +78,7 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
         if let (Some(start_poll), Some(next_poll), Some(end_poll), Some(_)) =
             ((*cq).start_poll, (*cq).next_poll, (*cq).end_poll, (*cq).read_qp_num)
         {
-            let before = Before { context, start_poll, next_poll, end_poll };
+            let before = OriginalPoll { context, start_poll, next_poll, end_poll };
             queues().write().insert(cq as usize, before);
             (*cq).start_poll = Some(start);
             (*cq).next_poll = Some(next);
@@ -88,7 +88,7 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
     }
 }
 
-fn before(cq: *mut ibv_cq_ex) -> Option<Before> {
+fn before(cq: *mut ibv_cq_ex) -> Option<OriginalPoll> {
     queues().read().get(&(cq as usize)).copied()
 }
 
@@ -137,7 +137,7 @@ unsafe extern "C" fn next(cq: *mut ibv_cq_ex) -> c_int {
 
 /// # Safety
 /// If `result` is 0, `cq` has a current completion.
-unsafe fn account(cq: *mut ibv_cq_ex, before: &Before, result: c_int) {
+unsafe fn account(cq: *mut ibv_cq_ex, before: &OriginalPoll, result: c_int) {
     if result != 0 || !before.context.is_ours() {
         return;
     }

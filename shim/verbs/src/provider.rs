@@ -15,7 +15,7 @@ use laxity_ibverbs::{ibv_context, ibv_pd, ibv_qp, ibv_qp_attr, verbs_context};
 use laxity_job::real;
 use laxity_job::symbol::Symbol;
 
-use crate::contexts::{self, Context};
+use crate::contexts::{self, HookedContext};
 use crate::exempt;
 use crate::exports::{self, of_libibverbs};
 
@@ -34,7 +34,7 @@ pub struct VerbsContextOps {
 
 #[repr(C)]
 #[derive(Debug)]
-pub struct Command {
+pub struct IbvCmd {
     _private: [u8; 0],
 }
 
@@ -74,12 +74,12 @@ pub unsafe extern "C" fn ibv_cmd_modify_qp(
     qp: *mut ibv_qp,
     attr: *mut ibv_qp_attr,
     mask: c_int,
-    command: *mut Command,
+    command: *mut IbvCmd,
     bytes: usize,
 ) -> c_int {
     let Some(real) = real!(
         CMD_MODIFY_QP.address(),
-        fn(*mut ibv_qp, *mut ibv_qp_attr, c_int, *mut Command, usize) -> c_int
+        fn(*mut ibv_qp, *mut ibv_qp_attr, c_int, *mut IbvCmd, usize) -> c_int
     ) else {
         return libc::ENOSYS;
     };
@@ -94,14 +94,14 @@ pub unsafe extern "C" fn ibv_cmd_modify_qp_ex(
     qp: *mut ibv_qp,
     attr: *mut ibv_qp_attr,
     mask: c_int,
-    command: *mut Command,
+    command: *mut IbvCmd,
     bytes: usize,
-    response: *mut Command,
+    response: *mut IbvCmd,
     response_bytes: usize,
 ) -> c_int {
     let Some(real) = real!(
         CMD_MODIFY_QP_EX.address(),
-        fn(*mut ibv_qp, *mut ibv_qp_attr, c_int, *mut Command, usize, *mut Command, usize) -> c_int
+        fn(*mut ibv_qp, *mut ibv_qp_attr, c_int, *mut IbvCmd, usize, *mut IbvCmd, usize) -> c_int
     ) else {
         return libc::ENOSYS;
     };
@@ -119,20 +119,20 @@ pub unsafe extern "C" fn ibv_cmd_modify_qp_ex(
 pub unsafe extern "C" fn ibv_cmd_alloc_pd(
     context: *mut ibv_context,
     pd: *mut ibv_pd,
-    command: *mut Command,
+    command: *mut IbvCmd,
     bytes: usize,
-    response: *mut Command,
+    response: *mut IbvCmd,
     response_bytes: usize,
 ) -> c_int {
     let Some(real) = real!(
         CMD_ALLOC_PD.address(),
-        fn(*mut ibv_context, *mut ibv_pd, *mut Command, usize, *mut Command, usize) -> c_int
+        fn(*mut ibv_context, *mut ibv_pd, *mut IbvCmd, usize, *mut IbvCmd, usize) -> c_int
     ) else {
         return libc::ENOSYS;
     };
     // SAFETY: upheld by the caller. Fields with this library's functions stay unchanged.
     unsafe {
-        if contexts::find(context).is_some_and(Context::is_ours) {
+        if contexts::find(context).is_some_and(HookedContext::is_ours) {
             contexts::hook(context);
         }
         real(context, pd, command, bytes, response, response_bytes)

@@ -39,13 +39,13 @@ use laxity_job::symbol::Symbol;
 use parking_lot::Mutex;
 
 use crate::builder::Builder;
-use crate::contexts::{Context, PostSend};
+use crate::contexts::{HookedContext, PostSend};
 use crate::exports::of_libibverbs;
 use crate::lanes::{self, LANES, LaneShard};
-use crate::list::{Posted, pass};
+use crate::list::{PostResult, pass};
 use crate::report::COUNTERS;
 use crate::table;
-use crate::work::{self, DeferredRequest, Limits};
+use crate::work::{self, DeferredRequest, SendLimits};
 
 /// Largest number of submitted work requests of a queue pair. The daemon sees what comes next, and
 /// many queue pairs fit into a lane.
@@ -103,7 +103,7 @@ impl Deferred {
 
 /// A work request that the provider has.
 #[derive(Debug)]
-struct InFlight {
+struct PostedWork {
     wr_id: u64,
     signaled: bool,
     bytes: u64,
@@ -112,7 +112,7 @@ struct InFlight {
     failed: bool,
 }
 
-impl InFlight {
+impl PostedWork {
     /// Returns a work request in flight that is not part of a reported flow.
     const fn unreported(wr_id: u64, signaled: bool) -> Self {
         Self { wr_id, signaled, bytes: 0, ticket: Ticket::DONE, failed: false }
@@ -121,9 +121,9 @@ impl InFlight {
 
 /// The changing state of a queue pair.
 #[derive(Debug, Default)]
-struct State {
-    context: Option<&'static Context>,
-    ibv: Handle,
+struct QueuePairState {
+    context: Option<&'static HookedContext>,
+    ibv: QueuePairPointer,
     readiness: SendReadiness,
     /// Whether posting is suspended during a change of state.
     halted: bool,
@@ -132,9 +132,9 @@ struct State {
     /// The number of the peer, 0 if unknown.
     peer: u8,
     signals_all: bool,
-    limits: Option<Limits>,
+    limits: Option<SendLimits>,
     asked_limits: bool,
-    counts: Counts,
+    counts: WorkCounts,
     /// Whether the completion queue was never polled through this library, so work requests in
     /// flight are unknown.
     unseen: bool,
@@ -146,12 +146,12 @@ struct State {
     waiting: VecDeque<Deferred>,
     /// Number of waiting work requests, from the front, that were submitted.
     submitted: usize,
-    in_flight: VecDeque<InFlight>,
+    in_flight: VecDeque<PostedWork>,
 }
 
 /// Counters for the report, updated while the lock is held anyway.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Counts {
+pub(crate) struct WorkCounts {
     /// Number and payload bytes of work requests that the provider took.
     pub(crate) posted: u64,
     pub(crate) posted_bytes: u64,
@@ -160,12 +160,12 @@ pub(crate) struct Counts {
 
 /// A pointer to the program's queue pair.
 #[derive(Debug)]
-struct Handle(*mut ibv_qp);
+struct QueuePairPointer(*mut ibv_qp);
 
 // SAFETY: verbs on a queue pair may be called from any thread.
-unsafe impl Send for Handle {}
+unsafe impl Send for QueuePairPointer {}
 
-impl Default for Handle {
+impl Default for QueuePairPointer {
     fn default() -> Self {
         Self(ptr::null_mut())
     }
@@ -175,7 +175,7 @@ impl Default for Handle {
 #[derive(Debug)]
 pub(crate) struct QueuePair {
     shard: usize,
-    state: Mutex<State>,
+    state: Mutex<QueuePairState>,
     pub(crate) builder: Mutex<Builder>,
 }
 
@@ -197,15 +197,15 @@ impl QueuePair {
     /// Records a queue pair that was made or first seen. Known values are kept.
     pub(crate) fn open(
         &self,
-        context: &'static Context,
+        context: &'static HookedContext,
         ibv: *mut ibv_qp,
-        known: Option<(Limits, bool)>,
+        known: Option<(SendLimits, bool)>,
     ) {
         let mut state = self.state.lock();
         // SAFETY: the caller's queue pair is alive.
         let kind = unsafe { (*ibv).qp_type };
         state.context = Some(context);
-        state.ibv = Handle(ibv);
+        state.ibv = QueuePairPointer(ibv);
         state.scheduled = matches!(kind, ibv_qp_type::IBV_QPT_RC | ibv_qp_type::IBV_QPT_UC);
         if let Some((limits, signals_all)) = known {
             state.limits = Some(limits);
@@ -227,7 +227,7 @@ impl QueuePair {
             self.shard().unwatch(self);
         }
         let counts = state.counts;
-        *state = State::default();
+        *state = QueuePairState::default();
         state.counts = counts;
     }
 
@@ -248,9 +248,9 @@ impl QueuePair {
 
     /// Returns the queue pair's counters, over all its uses. Returns zeros if another thread holds
     /// it too long, since this is for the process's end.
-    pub(crate) fn counts(&self) -> Counts {
+    pub(crate) fn counts(&self) -> WorkCounts {
         let patience = core::time::Duration::from_millis(100);
-        self.state.try_lock_for(patience).map_or_else(Counts::default, |state| state.counts)
+        self.state.try_lock_for(patience).map_or_else(WorkCounts::default, |state| state.counts)
     }
 
     /// Records the result of a change of state.
@@ -291,7 +291,7 @@ impl QueuePair {
         }
     }
 
-    fn drop_all(&'static self, state: &mut State) {
+    fn drop_all(&'static self, state: &mut QueuePairState) {
         self.end_ahead(state);
         if state.waiting.is_empty() && state.in_flight.is_empty() {
             return;
@@ -330,7 +330,7 @@ impl QueuePair {
         ibv: *mut ibv_qp,
         list: *mut ibv_send_wr,
         atomic: bool,
-    ) -> Posted {
+    ) -> PostResult {
         let mut state = self.state.lock();
         // SAFETY: upheld by the caller.
         let is_one = unsafe { list.as_ref() }.is_some_and(|one| one.next.is_null());
@@ -368,10 +368,10 @@ impl QueuePair {
     }
 }
 
-impl State {
+impl QueuePairState {
     #[inline]
     fn nic(&self) -> u8 {
-        self.context.map_or(u8::MAX, Context::nic)
+        self.context.map_or(u8::MAX, HookedContext::nic)
     }
 
     /// Reports whether nothing waits and the queue pair is ready.
@@ -400,7 +400,7 @@ impl State {
     ///
     /// # Safety
     /// The list is as a caller of `ibv_post_send` makes it.
-    unsafe fn takes_all(&self, list: *mut ibv_send_wr) -> Posted {
+    unsafe fn takes_all(&self, list: *mut ibv_send_wr) -> PostResult {
         let (mut at, mut nth) = (list, 0);
         // SAFETY: upheld by the caller.
         while let Some(wr) = unsafe { at.as_ref() } {
@@ -438,7 +438,7 @@ impl State {
             let mut init = core::mem::zeroed::<ibv_qp_init_attr>();
             let mask = ibv_qp_attr_mask::IBV_QP_CAP as c_int;
             if query(ibv, &mut attr, mask, &mut init) == 0 {
-                self.limits = Some(Limits {
+                self.limits = Some(SendLimits {
                     work_requests: attr.cap.max_send_wr as usize,
                     sges: attr.cap.max_send_sge,
                     inline_bytes: attr.cap.max_inline_data,

@@ -8,7 +8,7 @@ use crate::{lanes, table};
 
 /// Counters of rare events. Frequent ones are counted per queue pair. Relaxed: statistics.
 #[derive(Debug, Default)]
-pub(crate) struct Counters {
+pub(crate) struct VerbsCounters {
     /// Work requests that had to wait for a permit.
     pub(crate) deferred: Count,
     /// Work requests that went out without a permit, because one behind them was permitted.
@@ -25,7 +25,7 @@ pub(crate) struct Counters {
     pub(crate) dropped: Count,
 }
 
-pub(crate) static COUNTERS: Counters = Counters {
+pub(crate) static COUNTERS: VerbsCounters = VerbsCounters {
     deferred: Count::new(),
     pulled: Count::new(),
     passed: Count::new(),

@@ -6,19 +6,19 @@ use core::sync::atomic::{AtomicPtr, Ordering};
 use laxity_job::fork::{Leaked, PerProcess};
 use parking_lot::Mutex;
 
-use crate::queue_pair::{Counts, QueuePair};
+use crate::queue_pair::{QueuePair, WorkCounts};
 
 /// Number of entries of a page, and of pages. Queue pair numbers have 24 bits.
 const PAGE: usize = 1 << 12;
 
-type Page = [AtomicPtr<QueuePair>; PAGE];
+type TablePage = [AtomicPtr<QueuePair>; PAGE];
 
 /// The queue pairs of a context. Pages are made when first needed and never freed. Queue pairs are
 /// never freed either, but used again. A thread that found one may therefore lock it and check
 /// whether it is still the same.
 #[derive(Debug)]
-pub(crate) struct Table {
-    pages: [Leaked<Page>; PAGE],
+pub(crate) struct QueuePairTable {
+    pages: [Leaked<TablePage>; PAGE],
 }
 
 /// Queue pairs that can be used again.
@@ -27,8 +27,8 @@ static FREE: PerProcess<Mutex<Vec<&'static QueuePair>>> = PerProcess::none();
 static ALL: PerProcess<Mutex<Vec<&'static QueuePair>>> = PerProcess::none();
 
 /// Returns the sum of all queue pairs' counters.
-pub(crate) fn counts() -> Counts {
-    let mut sum = Counts::default();
+pub(crate) fn counts() -> WorkCounts {
+    let mut sum = WorkCounts::default();
     for queue_pair in all().lock().iter() {
         let counts = queue_pair.counts();
         sum.posted += counts.posted;
@@ -54,7 +54,7 @@ pub(crate) fn free() -> &'static Mutex<Vec<&'static QueuePair>> {
     FREE.get_or_make(Mutex::default)
 }
 
-impl Table {
+impl QueuePairTable {
     pub(crate) const fn new() -> Self {
         Self { pages: [const { Leaked::none() }; PAGE] }
     }

@@ -38,7 +38,7 @@ pub(crate) fn length(sges: &[ibv_sge]) -> u64 {
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Limits {
+pub(crate) struct SendLimits {
     pub(crate) work_requests: usize,
     pub(crate) sges: u32,
     pub(crate) inline_bytes: u32,
@@ -48,7 +48,7 @@ pub(crate) struct Limits {
 ///
 /// # Safety
 /// The conditions of [`sges`] hold.
-pub(crate) unsafe fn is_valid(wr: &ibv_send_wr, limits: Option<&Limits>) -> bool {
+pub(crate) unsafe fn is_valid(wr: &ibv_send_wr, limits: Option<&SendLimits>) -> bool {
     let Some(limits) = limits else { return true };
     if wr.num_sge < 0 || wr.num_sge as u32 > limits.sges || wr.opcode > LAST_OPCODE {
         return false;

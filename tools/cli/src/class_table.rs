@@ -16,13 +16,13 @@ const CONGESTED: u8 = 0b11;
 pub(crate) const SERVICE_LEVEL_MAX: u8 = 15;
 
 pub(crate) static VARIABLES: LazyLock<Vec<Variable>> = LazyLock::new(|| {
-    let table: Result<Table, _> = toml::from_str(include_str!("classes.toml"));
+    let table: Result<VariableTable, _> = toml::from_str(include_str!("classes.toml"));
     table.map(|table| table.variable).unwrap_or_default()
 });
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Table {
+struct VariableTable {
     variable: Vec<Variable>,
 }
 

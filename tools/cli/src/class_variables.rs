@@ -47,12 +47,12 @@ pub(crate) struct ClassArgs {
     #[arg(long, value_name = "STAGE=N", value_parser = service_level)]
     service_level: Vec<(Stage, u8)>,
     /// The network of the job, for profiles that set class variables
-    #[arg(long, value_enum, default_value_t = Link::Auto)]
-    link: Link,
+    #[arg(long, value_enum, default_value_t = LinkLayer::Auto)]
+    link: LinkLayer,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Link {
+enum LinkLayer {
     /// The network of this host's RDMA ports, or RoCE if the host has none
     Auto,
     /// RoCE
@@ -106,7 +106,7 @@ pub(crate) enum EnvError {
 
 /// One variable in the output of `--format json`. Fields may be added.
 #[derive(Serialize)]
-struct Row<'a> {
+struct VariableRow<'a> {
     name: &'a str,
     library: &'a str,
     stage: &'static str,
@@ -121,12 +121,12 @@ struct Row<'a> {
 }
 
 /// The classes of a job, and where they come from.
-pub(crate) struct Classes {
+pub(crate) struct JobClasses {
     pub(crate) settings: Vec<Setting>,
     pub(crate) origin: &'static str,
 }
 
-impl Classes {
+impl JobClasses {
     pub(crate) fn set(&self) -> impl Iterator<Item = (&'static str, u8)> {
         self.settings.iter().filter_map(|setting| match setting.outcome {
             Outcome::Set(value) => Some((setting.variable.name.as_str(), value)),
@@ -168,7 +168,7 @@ impl Classes {
 
 /// Returns the classes for a job of this host. `None` if the daemon marks nothing, because it only
 /// observes or is bypassed.
-pub(crate) fn of_job(args: &ClassArgs, socket: &Path) -> Option<Classes> {
+pub(crate) fn of_job(args: &ClassArgs, socket: &Path) -> Option<JobClasses> {
     let attached = registration::attach(socket, "laxity env").ok();
     let origin = if attached.is_some() { "the daemon" } else { "a daemon without a configuration" };
     let treatments = || laxity_nic::treatments(Path::new("/"), |_| true, &laxity_nic::query);
@@ -177,12 +177,12 @@ pub(crate) fn of_job(args: &ClassArgs, socket: &Path) -> Option<Classes> {
         rules.service_level[stage.index()] = Some(*level);
     }
     let layers = match args.link {
-        Link::Roce => Layers { roce: true, infiniband: false },
-        Link::Infiniband => Layers { roce: false, infiniband: true },
-        Link::Auto => fabric::layers(&fabric::ports(&Root::new("/"))),
+        LinkLayer::Roce => Layers { roce: true, infiniband: false },
+        LinkLayer::Infiniband => Layers { roce: false, infiniband: true },
+        LinkLayer::Auto => fabric::layers(&fabric::ports(&Root::new("/"))),
     };
     let value = |name: &str| Some(std::env::var_os(name)?.to_string_lossy().into_owned());
-    Some(Classes { settings: plan(layers, &rules, value), origin })
+    Some(JobClasses { settings: plan(layers, &rules, value), origin })
 }
 
 /// Returns the rules of the daemon that answered, or those of one without a configuration where the
@@ -246,7 +246,7 @@ pub(crate) fn env(args: &EnvArgs) -> Result<(), EnvError> {
     Ok(say(text)?)
 }
 
-fn text(classes: &Classes, format: Format) -> Result<String, OutputError> {
+fn text(classes: &JobClasses, format: Format) -> Result<String, OutputError> {
     let lines = |line: &dyn Fn(&str, u8) -> String| {
         classes.set().map(|(name, value)| line(name, value)).collect::<Vec<_>>().join("\n")
     };
@@ -255,20 +255,20 @@ fn text(classes: &Classes, format: Format) -> Result<String, OutputError> {
         Format::Docker => lines(&|name, value| format!("--env {name}={value}")),
         Format::K8s => lines(&|name, value| format!("- name: {name}\n  value: \"{value}\"")),
         Format::Json => {
-            let rows: Vec<Row<'_>> = classes.settings.iter().map(row).collect();
+            let rows: Vec<VariableRow<'_>> = classes.settings.iter().map(row).collect();
             json(&rows)?
         }
     })
 }
 
-fn row(setting: &Setting) -> Row<'_> {
+fn row(setting: &Setting) -> VariableRow<'_> {
     let (outcome, value, why) = match &setting.outcome {
         Outcome::Set(value) => ("set", Some(value.to_string()), ""),
         Outcome::Kept(value) => ("kept", Some(value.clone()), ""),
         Outcome::Left(why) => ("left", None, *why),
     };
     let variable = setting.variable;
-    Row {
+    VariableRow {
         name: &variable.name,
         library: &variable.library,
         stage: variable.stage.name(),

@@ -12,7 +12,7 @@ use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
 
-use self::client::Coordinator;
+use self::client::CoordinatorArgs;
 use self::error::ClusterError;
 use crate::external;
 
@@ -63,7 +63,7 @@ pub(crate) enum ClusterCommand {
     Watch(watch::WatchArgs),
     /// Measure a coordinator under the load of thousands of daemons (needs laxity-lab)
     #[command(disable_help_flag = true)]
-    Load(external::Arguments),
+    Load(external::ExternalArguments),
 }
 
 /// Arguments of `laxity cluster hosts`.
@@ -72,7 +72,7 @@ pub(crate) struct HostsArgs {
     /// Show only these hosts, with the queues of each port
     hosts: Vec<String>,
     #[command(flatten)]
-    coordinator: Coordinator,
+    coordinator: CoordinatorArgs,
 }
 
 /// Arguments of `laxity cluster batches`.
@@ -94,7 +94,7 @@ pub(crate) struct BatchesArgs {
     )]
     limit: u32,
     #[command(flatten)]
-    coordinator: Coordinator,
+    coordinator: CoordinatorArgs,
 }
 
 /// Arguments of `laxity cluster explain`.
@@ -106,7 +106,7 @@ pub(crate) struct ExplainArgs {
     #[arg(long, value_name = "TENANT")]
     tenant: Option<String>,
     #[command(flatten)]
-    coordinator: Coordinator,
+    coordinator: CoordinatorArgs,
 }
 
 /// Arguments of `laxity cluster drain`.
@@ -121,7 +121,7 @@ pub(crate) struct DrainArgs {
     #[arg(long, value_name = "TEXT")]
     comment: Option<String>,
     #[command(flatten)]
-    coordinator: Coordinator,
+    coordinator: CoordinatorArgs,
 }
 
 pub(crate) fn run(command: &ClusterCommand) -> Result<ExitCode, ClusterError> {

@@ -28,10 +28,10 @@ use laxity_nic::DcbError;
 use serde::Serialize;
 
 use self::finding::{Finding, Severity};
-use self::map::{Daemon, Row, Sources};
+use self::map::{DaemonReply, Row, Sources};
 use self::root::Root;
 use crate::class_variables;
-use crate::cluster::client::Coordinator;
+use crate::cluster::client::CoordinatorArgs;
 use crate::cluster::error::ClusterError;
 use crate::host::Endpoint;
 use crate::registration;
@@ -65,7 +65,7 @@ pub(crate) struct DoctorArgs {
     #[arg(long, value_name = "HOST", requires = "cluster")]
     expect: Vec<String>,
     #[command(flatten)]
-    coordinator: Coordinator,
+    coordinator: CoordinatorArgs,
     /// Control socket of the daemon
     #[arg(long, value_name = "PATH", env = laxity_wire::control::SOCKET_ENV,
           default_value = laxity_wire::control::SOCKET_DEFAULT)]
@@ -84,7 +84,7 @@ pub(crate) struct DoctorArgs {
 
 /// The output of `--json`. Fields may be added.
 #[derive(Serialize)]
-struct Report<'a> {
+struct DoctorReport<'a> {
     version: &'static str,
     worst: Severity,
     findings: &'a [Finding],
@@ -100,7 +100,7 @@ pub(crate) fn doctor(args: &DoctorArgs) -> Result<ExitCode, ClusterError> {
     let worst = findings.iter().map(|f| f.severity).max().unwrap_or(Severity::Ok);
     let text = if args.coordinator.json {
         let version = env!("CARGO_PKG_VERSION");
-        json(&Report { version, worst, findings: &findings, processes: &processes })?
+        json(&DoctorReport { version, worst, findings: &findings, processes: &processes })?
     } else {
         let plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
         let findings = finding::page(&findings, io::stdout().is_terminal() && !plain);
@@ -122,7 +122,7 @@ fn examine(args: &DoctorArgs) -> (Vec<Finding>, Vec<Row>) {
     let socket = socket.unwrap_or_else(laxity_shm::registration::socket_path);
     let ports = fabric::ports(&root);
     let seen = processes::scan(&root);
-    let daemon = Daemon::of(&answer, &root);
+    let daemon = DaemonReply::of(&answer, &root);
     let rows = map::rows(&Sources::new(&root, &ports, daemon), &seen);
     let ask = |program: &str, arguments: &[&str]| root.ask(program, arguments);
 

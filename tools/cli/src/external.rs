@@ -18,14 +18,14 @@ const LAB: &str = "laxity-lab";
 
 /// The arguments of a command that `laxity-lab` carries out.
 #[derive(Debug, Args)]
-pub(crate) struct Arguments {
+pub(crate) struct ExternalArguments {
     /// Arguments for laxity-lab; --help lists them
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     arguments: Vec<OsString>,
 }
 
 /// Executes the laboratory's program for `command`. Returns only if that fails.
-pub(crate) fn lab(command: &str, arguments: &Arguments) -> ExitCode {
+pub(crate) fn lab(command: &str, arguments: &ExternalArguments) -> ExitCode {
     let Some(path) = find(OsStr::new(LAB)) else {
         eprintln!(
             "laxity: this command needs {LAB}, which is neither beside laxity nor in PATH; \

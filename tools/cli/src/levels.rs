@@ -11,7 +11,7 @@ pub(crate) const SCAVENGER: &str = "scavenger";
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
 /// The name of a level with its DSCP, or with its service level.
-pub(crate) type Level = (String, u8);
+pub(crate) type NamedLevel = (String, u8);
 
 /// Why a configuration file has no usable levels.
 #[derive(Debug, Error)]
@@ -27,13 +27,13 @@ pub(crate) enum LevelsError {
 /// `[levels]` of the daemon's configuration. Other keys are not read.
 #[derive(Deserialize)]
 #[serde(default)]
-struct Table {
+struct LevelsTable {
     dscp: Vec<u8>,
     scavenger_dscp: u8,
     sl: Vec<u8>,
 }
 
-impl Default for Table {
+impl Default for LevelsTable {
     fn default() -> Self {
         Self { dscp: vec![46, 34, 26, 18, 18, 10, 10, 10], scavenger_dscp: 8, sl: Vec::new() }
     }
@@ -42,40 +42,40 @@ impl Default for Table {
 #[derive(Deserialize)]
 struct File {
     #[serde(default)]
-    levels: Table,
+    levels: LevelsTable,
 }
 
-impl Table {
-    fn levels(&self) -> Vec<Level> {
+impl LevelsTable {
+    fn levels(&self) -> Vec<NamedLevel> {
         let named =
             self.dscp.iter().enumerate().map(|(row, dscp)| (format!("P{}", row + 1), *dscp));
         named.chain([(SCAVENGER.to_owned(), self.scavenger_dscp)]).collect()
     }
 
     /// Returns the levels with their service levels. The scavenger has that of the lowest level.
-    fn services(&self) -> Vec<Level> {
+    fn services(&self) -> Vec<NamedLevel> {
         let given = self.sl.iter().enumerate().map(|(row, sl)| (format!("P{}", row + 1), *sl));
         given.chain(self.sl.last().map(|sl| (SCAVENGER.to_owned(), *sl))).collect()
     }
 }
 
 /// Returns the levels of a running daemon, or those of one without a configuration.
-pub(crate) fn of_status(status: Option<&Status>) -> Vec<Level> {
+pub(crate) fn of_status(status: Option<&Status>) -> Vec<NamedLevel> {
     match status.and_then(|status| status.ports.first()) {
         Some(port) => port.levels.iter().map(|level| (level.level.clone(), level.dscp)).collect(),
-        None => Table::default().levels(),
+        None => LevelsTable::default().levels(),
     }
 }
 
 /// Returns the levels of a running daemon that have a service level on InfiniBand.
-pub(crate) fn service_of_status(status: Option<&Status>) -> Vec<Level> {
+pub(crate) fn service_of_status(status: Option<&Status>) -> Vec<NamedLevel> {
     let port = status.and_then(|status| status.ports.first());
     let levels = port.into_iter().flat_map(|port| &port.levels);
     levels.filter_map(|level| Some((level.level.clone(), level.sl?))).collect()
 }
 
 /// Returns the levels of a configuration with their DSCPs, and those with service levels.
-pub(crate) fn of_file(path: &Path) -> Result<(Vec<Level>, Vec<Level>), LevelsError> {
+pub(crate) fn of_file(path: &Path) -> Result<(Vec<NamedLevel>, Vec<NamedLevel>), LevelsError> {
     let invalid = |problem| LevelsError::Invalid { path: path.to_owned(), problem };
     let text = laxity_files::read_to_string(path, FILE_BYTES_MAX)
         .map_err(|cause| LevelsError::Read { path: path.to_owned(), cause })?;
@@ -84,7 +84,7 @@ pub(crate) fn of_file(path: &Path) -> Result<(Vec<Level>, Vec<Level>), LevelsErr
     if let Some((level, dscp)) = levels.iter().find(|(_, dscp)| *dscp > 63) {
         return Err(invalid(format!("{dscp}, the DSCP of {level}, is above 63")));
     }
-    let again = |(row, (_, dscp)): (usize, &Level)| {
+    let again = |(row, (_, dscp)): (usize, &NamedLevel)| {
         levels[..row].iter().rposition(|(_, other)| other == dscp).is_some_and(|at| at + 1 != row)
     };
     if levels.iter().enumerate().any(again) {

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use laxity_files::ReadError;
 use thiserror::Error;
 
-use crate::program::{Binary, Kind, inspect};
+use crate::program::{Binary, FileKind, inspect};
 
 /// Environment variable with the path of the library, as `--library` has it.
 pub const LIBRARY_ENV: &str = "LAXITY_LIBRARY";
@@ -106,7 +106,7 @@ pub fn check(path: &Path) -> Result<Binary, LibraryError> {
     }
     match inspect(path) {
         Err(cause) => Err(LibraryError::Unreadable { path: text, cause }),
-        Ok(Kind::Dynamic(binary) | Kind::Static(binary)) if binary.shared => Ok(binary),
+        Ok(FileKind::Dynamic(binary) | FileKind::Static(binary)) if binary.shared => Ok(binary),
         Ok(_) => Err(LibraryError::NotALibrary(text)),
     }
 }

@@ -84,13 +84,13 @@ enum Command {
     Cluster(cluster::ClusterCommand),
     /// Run hosts in network namespaces on this machine, with real TCP (needs laxity-lab)
     #[command(disable_help_flag = true)]
-    Lab(external::Arguments),
+    Lab(external::ExternalArguments),
     /// Simulate a cluster of thousands of GPUs in virtual time (needs laxity-lab)
     #[command(disable_help_flag = true)]
-    Sim(external::Arguments),
+    Sim(external::ExternalArguments),
     /// Make a CA and certificates to try a coordinator with TLS (needs laxity-lab)
     #[command(disable_help_flag = true)]
-    Certs(external::Arguments),
+    Certs(external::ExternalArguments),
     /// Print a shell's completion script
     Completions {
         /// The shell

@@ -43,7 +43,7 @@ pub(crate) struct ReportArgs {
 
 /// The output of `--json`. Fields may be added.
 #[derive(Debug, Serialize)]
-struct Report {
+struct ObserveReport {
     minutes: u64,
     mode: String,
     pruned_requests: u64,
@@ -71,7 +71,7 @@ pub(crate) fn observe(command: &ObserveCommand) -> Result<(), HostError> {
     Ok(say(if args.json { json(&report)? } else { page(&report) })?)
 }
 
-fn report(status: &Status, minutes: u64) -> Report {
+fn report(status: &Status, minutes: u64) -> ObserveReport {
     let port = |port: &laxity_wire::PortStatus| {
         let recent: Vec<&WouldStatus> =
             port.would.iter().filter(|minute| minute.minutes_ago < minutes).collect();
@@ -91,7 +91,7 @@ fn report(status: &Status, minutes: u64) -> Report {
             lost_flows: sum(|minute| minute.lost_flows),
         }
     };
-    Report {
+    ObserveReport {
         minutes,
         mode: status.mode.clone(),
         pruned_requests: status.totals.pruned_requests,
@@ -99,7 +99,7 @@ fn report(status: &Status, minutes: u64) -> Report {
     }
 }
 
-fn page(report: &Report) -> String {
+fn page(report: &ObserveReport) -> String {
     let minutes = report.minutes;
     if report.ports.is_empty() {
         let next = match report.mode.as_str() {

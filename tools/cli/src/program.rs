@@ -15,7 +15,7 @@ use laxity_files::ReadError;
 
 /// How execve(2) treats a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum FileKind {
     /// Machine code that the dynamic loader starts, or a shared library.
     Dynamic(Binary),
     /// Machine code that starts without a loader, so that LD_PRELOAD has no effect.
@@ -66,7 +66,7 @@ pub fn resolve(command: &OsStr, path: Option<&OsStr>) -> Option<PathBuf> {
 }
 
 /// Determines the kind of a file.
-pub fn inspect(path: &Path) -> Result<Kind, ReadError> {
+pub fn inspect(path: &Path) -> Result<FileKind, ReadError> {
     let file = laxity_files::open(path)?;
     let mut head = [0; 256];
     let length = file.read_at(&mut head, 0)?;
@@ -74,14 +74,14 @@ pub fn inspect(path: &Path) -> Result<Kind, ReadError> {
     if let Some(line) = head.strip_prefix(b"#!") {
         let line = line.split(|&byte| byte == b'\n').next().unwrap_or_default();
         let line = String::from_utf8_lossy(line);
-        return Ok(Kind::Script(line.split_whitespace().map(str::to_owned).collect()));
+        return Ok(FileKind::Script(line.split_whitespace().map(str::to_owned).collect()));
     }
-    Ok(elf(&file, head).unwrap_or(Kind::Other))
+    Ok(elf(&file, head).unwrap_or(FileKind::Other))
 }
 
 /// Parses `head` as an ELF header, and checks whether the file names a loader. Only little-endian
 /// files are accepted, since Laxity runs on nothing else.
-fn elf(file: &File, head: &[u8]) -> Option<Kind> {
+fn elf(file: &File, head: &[u8]) -> Option<FileKind> {
     let half = |at: usize| Some(u16::from_le_bytes(head.get(at..at + 2)?.try_into().ok()?));
     let word = |at: usize| Some(u32::from_le_bytes(head.get(at..at + 4)?.try_into().ok()?));
     let long = |at: usize| Some(u64::from_le_bytes(head.get(at..at + 8)?.try_into().ok()?));
@@ -103,10 +103,10 @@ fn elf(file: &File, head: &[u8]) -> Option<Kind> {
         let at = offset.checked_add(index * u64::from(entry_bytes))?;
         file.read_exact_at(&mut kind, at).ok()?;
         if u32::from_le_bytes(kind) == PT_INTERP {
-            return Some(Kind::Dynamic(binary));
+            return Some(FileKind::Dynamic(binary));
         }
     }
-    Some(Kind::Static(binary))
+    Some(FileKind::Static(binary))
 }
 
 /// Returns why `library` would not be preloaded into `program`, as far as the files show it.
@@ -116,17 +116,17 @@ pub fn ignored(program: &Path, library: Binary) -> Option<Ignored> {
         let kind = inspect(&program);
         // For a script, only the interpreter's user and group count. A program that can be executed
         // but not read may still be privileged.
-        if !matches!(kind, Ok(Kind::Script(_))) && is_privileged(&program) {
+        if !matches!(kind, Ok(FileKind::Script(_))) && is_privileged(&program) {
             return Some(Ignored::Privileged(program));
         }
         match kind.ok()? {
-            Kind::Static(_) => return Some(Ignored::Static(program)),
-            Kind::Dynamic(binary) => {
+            FileKind::Static(_) => return Some(Ignored::Static(program)),
+            FileKind::Dynamic(binary) => {
                 let same = (binary.bits, binary.machine) == (library.bits, library.machine);
                 return (!same).then_some(Ignored::Foreign(program));
             }
-            Kind::Script(line) => program = interpreter(&line)?,
-            Kind::Other => return None,
+            FileKind::Script(line) => program = interpreter(&line)?,
+            FileKind::Other => return None,
         }
     }
     None
@@ -158,7 +158,7 @@ mod tests {
 
     fn own() -> Binary {
         match inspect(&env::current_exe().unwrap()).unwrap() {
-            Kind::Dynamic(binary) => binary,
+            FileKind::Dynamic(binary) => binary,
             other => panic!("{other:?}"),
         }
     }

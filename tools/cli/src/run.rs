@@ -16,7 +16,7 @@ use laxity_job::{PROFILE_ENV, Profile, ProfileError};
 use laxity_quantity::{Nanos, NotAQuantity};
 use thiserror::Error;
 
-use crate::class_variables::{self, ClassArgs, Classes};
+use crate::class_variables::{self, ClassArgs, JobClasses};
 use crate::registration;
 
 /// Exit code if the command was not started. It and the two below are those of env(1), nice(1) and
@@ -79,7 +79,7 @@ pub(crate) struct RunArgs {
     /// Whether transfers of this job wait for permits. A more cautious mode of the daemon takes
     /// precedence
     #[arg(long, value_enum)]
-    mode: Option<Mode>,
+    mode: Option<RunMode>,
     /// Preload library [default: $LAXITY_LIBRARY, or where it is installed]
     #[arg(long, value_name = "PATH")]
     library: Option<PathBuf>,
@@ -106,7 +106,7 @@ pub(crate) struct RunArgs {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Mode {
+enum RunMode {
     /// Transfers are accounted for, and neither delayed nor marked
     Observe,
     /// Transfers wait for permits
@@ -115,7 +115,7 @@ enum Mode {
     Off,
 }
 
-impl Mode {
+impl RunMode {
     const fn name(self) -> &'static str {
         match self {
             Self::Observe => "observe",
@@ -151,7 +151,7 @@ enum RunError {
 }
 
 /// The command to execute and the warnings to print before.
-struct Plan {
+struct LaunchPlan {
     command: Command,
     warnings: Vec<String>,
     /// What was done about class variables, if the profile sets them.
@@ -178,7 +178,7 @@ pub(crate) fn run(args: &RunArgs) -> ExitCode {
     ExitCode::from(code)
 }
 
-fn plan(args: &RunArgs) -> Result<Plan, RunError> {
+fn plan(args: &RunArgs) -> Result<LaunchPlan, RunError> {
     let (mut warnings, mut classes) = (Vec::new(), None);
     let mut command = Command::new(&args.command[0]);
     command.args(&args.command[1..]);
@@ -215,19 +215,19 @@ fn plan(args: &RunArgs) -> Result<Plan, RunError> {
         command.env("LAXITY_SOCKET", absolute(socket)?);
     }
 
-    if profile.class_variables && !matches!(mode, Some(Mode::Observe | Mode::Off)) {
+    if profile.class_variables && !matches!(mode, Some(RunMode::Observe | RunMode::Off)) {
         let socket = args.socket.clone();
         let socket = socket.unwrap_or_else(laxity_shm::registration::socket_path);
         classes = class_variables::of_job(&args.classes, &socket);
-        let set = classes.iter().flat_map(Classes::set);
+        let set = classes.iter().flat_map(JobClasses::set);
         command.envs(set.map(|(name, value)| (name, value.to_string())));
     }
     preload(args, &profile, &mut command, &mut warnings)?;
-    if mode != Some(Mode::Off) || args.require {
+    if mode != Some(RunMode::Off) || args.require {
         daemon(args, &mut warnings)?;
     }
     let notice = classes.map(|classes| classes.notice(args.verbose));
-    Ok(Plan { command, warnings, notice })
+    Ok(LaunchPlan { command, warnings, notice })
 }
 
 /// Returns the profile, and a name of it that does not depend on the job's folder.
@@ -243,12 +243,12 @@ fn profile(args: &RunArgs) -> Result<(OsString, Profile), RunError> {
 
 /// Returns the mode of the option, or else of the environment. The library takes an unknown mode
 /// for `off`, so that is an error here.
-fn mode(args: &RunArgs) -> Result<Option<Mode>, RunError> {
+fn mode(args: &RunArgs) -> Result<Option<RunMode>, RunError> {
     let Some(inherited) = set("LAXITY_MODE").filter(|_| args.mode.is_none()) else {
         return Ok(args.mode);
     };
     let text = inherited.to_string_lossy();
-    match Mode::from_str(&text, false) {
+    match RunMode::from_str(&text, false) {
         Ok(mode) => Ok(Some(mode)),
         Err(_) => Err(RunError::Mode(text.into_owned())),
     }

@@ -1,8 +1,8 @@
 //! `laxity switch-config`: the QoS configuration of a switch, a NIC or a subnet that agrees with
 //! the daemon's levels.
 //!
-//! A [`Plan`] assigns each of the 64 DSCPs to an egress queue, and each vendor's form is printed
-//! from it. The classes in their order, the highest first:
+//! A [`QueuePlan`] assigns each of the 64 DSCPs to an egress queue, and each vendor's form is
+//! printed from it. The classes in their order, the highest first:
 //!
 //! 1. network control (DSCP 48 to 63, as in RFC 4594), which no bulk traffic may starve;
 //! 2. the levels, but for the lowest, in strict priority;
@@ -30,7 +30,7 @@ use serde_json::{Map, Value, json as value};
 use thiserror::Error;
 
 use crate::host::Endpoint;
-use crate::levels::{Level, LevelsError, of_file, of_status, service_of_status};
+use crate::levels::{LevelsError, NamedLevel, of_file, of_status, service_of_status};
 
 pub(crate) const HELP: &str = "\
 The configuration maps DSCP to traffic class and traffic class to queue. It serves the queues of \
@@ -124,22 +124,22 @@ pub(crate) enum SwitchConfigError {
 
 /// DSCPs that are served alike, and their name.
 #[derive(Clone, Debug, PartialEq)]
-struct Class {
+struct DscpClass {
     name: String,
     dscps: Vec<u8>,
 }
 
 /// An egress queue. Its number is also that of its traffic class.
 #[derive(Debug, PartialEq)]
-struct Queue {
+struct EgressQueue {
     number: u8,
-    classes: Vec<Class>,
+    classes: Vec<DscpClass>,
     /// The share in percent among queues without strict priority. `None`: strict priority.
     weight: Option<u8>,
     pfc: bool,
 }
 
-impl Queue {
+impl EgressQueue {
     fn dscps(&self) -> Vec<u8> {
         let mut dscps: Vec<u8> =
             self.classes.iter().flat_map(|class| class.dscps.iter().copied()).collect();
@@ -157,11 +157,11 @@ impl Queue {
 }
 
 #[derive(Debug, PartialEq)]
-struct Plan(Vec<Queue>);
+struct QueuePlan(Vec<EgressQueue>);
 
-impl Plan {
+impl QueuePlan {
     /// Assigns the levels, network control and unmarked traffic to at most `queues` queues.
-    fn new(levels: &[Level], queues: usize, pfc: &[u8]) -> Self {
+    fn new(levels: &[NamedLevel], queues: usize, pfc: &[u8]) -> Self {
         let [upper, unmarked, lower] = classes(levels);
         // Groups of classes, each with whether strict priority serves it.
         let mut groups = match queues {
@@ -183,13 +183,13 @@ impl Plan {
         let count = groups.len();
         let weighted = groups.iter().filter(|(is_strict, _)| !is_strict).count() as u32;
         let total = (4_u32.pow(weighted) - 1) / 3;
-        let queue = |(at, (is_strict, classes)): (usize, (bool, Vec<Class>))| {
+        let queue = |(at, (is_strict, classes)): (usize, (bool, Vec<DscpClass>))| {
             let number = (count - 1 - at) as u8;
             let weight = (!is_strict).then(|| {
                 let share = f64::from(4_u32.pow(u32::from(number))) * 100.0 / f64::from(total);
                 share.round() as u8
             });
-            Queue { number, classes, weight, pfc: pfc.contains(&number) }
+            EgressQueue { number, classes, weight, pfc: pfc.contains(&number) }
         };
         Self(groups.into_iter().enumerate().map(queue).collect())
     }
@@ -197,15 +197,15 @@ impl Plan {
 
 /// Returns the classes above unmarked traffic, unmarked traffic, and the classes below it, each the
 /// highest first. Every DSCP is in one class.
-fn classes(levels: &[Level]) -> [Vec<Class>; 3] {
-    let mut marked: Vec<Class> = Vec::new();
+fn classes(levels: &[NamedLevel]) -> [Vec<DscpClass>; 3] {
+    let mut marked: Vec<DscpClass> = Vec::new();
     for (name, dscp) in levels {
         match marked.last_mut().filter(|class| class.dscps == [*dscp]) {
             Some(class) => class.name.push_str(&format!(" {name}")),
-            None => marked.push(Class { name: name.clone(), dscps: vec![*dscp] }),
+            None => marked.push(DscpClass { name: name.clone(), dscps: vec![*dscp] }),
         }
     }
-    let other = |range: std::ops::Range<u8>, name: &str| Class {
+    let other = |range: std::ops::Range<u8>, name: &str| DscpClass {
         name: name.to_owned(),
         dscps: range.filter(|dscp| levels.iter().all(|(_, taken)| taken != dscp)).collect(),
     };
@@ -236,7 +236,7 @@ pub(crate) fn switch_config(args: &SwitchConfigArgs) -> Result<(), SwitchConfigE
     if args.vendor == Vendor::Opensm && services.is_empty() {
         return Err(SwitchConfigError::NoServiceLevels(origin));
     }
-    let plan = Plan::new(&levels, args.queues, &args.pfc);
+    let plan = QueuePlan::new(&levels, args.queues, &args.pfc);
     if let Some(queue) = args.pfc.iter().find(|queue| usize::from(**queue) >= plan.0.len()) {
         return Err(SwitchConfigError::Queue(*queue, plan.0.len() - 1));
     }
@@ -258,17 +258,17 @@ pub(crate) fn switch_config(args: &SwitchConfigArgs) -> Result<(), SwitchConfigE
     Ok(say(text.trim_end())?)
 }
 
-fn sonic(plan: &Plan, ports: &[String]) -> Value {
+fn sonic(plan: &QueuePlan, ports: &[String]) -> Value {
     const NAME: &str = "LAXITY";
-    let row = |key: &dyn Fn(&Queue) -> String, cell: &dyn Fn(&Queue) -> Value| -> Map<_, _> {
-        plan.0.iter().map(|queue| (key(queue), cell(queue))).collect()
-    };
-    let number = |queue: &Queue| queue.number.to_string();
-    let scheduler = |queue: &Queue| match queue.weight {
+    let row = |key: &dyn Fn(&EgressQueue) -> String,
+               cell: &dyn Fn(&EgressQueue) -> Value|
+     -> Map<_, _> { plan.0.iter().map(|queue| (key(queue), cell(queue))).collect() };
+    let number = |queue: &EgressQueue| queue.number.to_string();
+    let scheduler = |queue: &EgressQueue| match queue.weight {
         None => "laxity.strict".to_owned(),
         Some(_) => format!("laxity.{}", queue.number),
     };
-    let served = |queue: &Queue| match queue.weight {
+    let served = |queue: &EgressQueue| match queue.weight {
         None => value!({"type": "STRICT"}),
         Some(weight) => value!({"type": "DWRR", "weight": weight.to_string()}),
     };
@@ -287,7 +287,8 @@ fn sonic(plan: &Plan, ports: &[String]) -> Value {
         binding["tc_to_pg_map"] = value!(NAME);
         binding["pfc_to_queue_map"] = value!(NAME);
         // Lossy traffic shares the priority group 0.
-        let group = |queue: &Queue| value!(if queue.pfc { number(queue) } else { "0".to_owned() });
+        let group =
+            |queue: &EgressQueue| value!(if queue.pfc { number(queue) } else { "0".to_owned() });
         tables["TC_TO_PRIORITY_GROUP_MAP"] = value!({NAME: row(&number, &group)});
         tables["MAP_PFC_PRIORITY_TO_QUEUE"] =
             value!({NAME: row(&number, &|queue| value!(number(queue)))});
@@ -302,7 +303,7 @@ fn sonic(plan: &Plan, ports: &[String]) -> Value {
     tables
 }
 
-fn cumulus(plan: &Plan) -> String {
+fn cumulus(plan: &QueuePlan) -> String {
     let mut text = String::from("nv set qos mapping default-global trust l3\n");
     for queue in &plan.0 {
         let number = queue.number;
@@ -334,7 +335,7 @@ fn cumulus(plan: &Plan) -> String {
     text
 }
 
-fn arista(plan: &Plan, ports: &[String]) -> String {
+fn arista(plan: &QueuePlan, ports: &[String]) -> String {
     let mut text = String::new();
     for queue in &plan.0 {
         let (names, dscps, number) = (queue.names(), queue.list(" "), queue.number);
@@ -361,7 +362,7 @@ fn arista(plan: &Plan, ports: &[String]) -> String {
     text
 }
 
-fn generic(plan: &Plan) -> String {
+fn generic(plan: &QueuePlan) -> String {
     let mut text = String::new();
     for queue in &plan.0 {
         let served = queue.weight.map_or("strict".to_owned(), |weight| format!("weight {weight}"));

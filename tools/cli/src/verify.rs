@@ -79,7 +79,7 @@ pub(crate) enum VerifyError {
 type Counters = BTreeMap<String, u64>;
 
 /// A NIC of the daemon and what the kernel says of it.
-struct Nic {
+struct DaemonNic {
     name: String,
     interface: Option<String>,
     device: Option<(String, String)>,
@@ -87,14 +87,14 @@ struct Nic {
 }
 
 /// The daemon's and the NICs' counters at one moment.
-struct Seen {
+struct Sample {
     status: Status,
     counters: BTreeMap<String, Counters>,
 }
 
 /// The output of `--json`. Fields may be added.
 #[derive(Debug, Serialize)]
-struct Report {
+struct VerifyReport {
     seconds: u64,
     /// How the time to the first token divides. `None` without `--engine` and without requests.
     ttft: Option<engines::Division>,
@@ -149,10 +149,10 @@ pub(crate) fn verify(args: &VerifyArgs) -> Result<ExitCode, VerifyError> {
     let mut daemon = args.endpoint.connect()?;
     let ports = fabric::ports(&root);
     let nics = nics(&root, &ports, &daemon.status()?, &query, &tool);
-    let mut look = || -> Result<Seen, ControlError> {
+    let mut look = || -> Result<Sample, ControlError> {
         let status = daemon.status()?;
-        let of = |nic: &Nic| (nic.name.clone(), counters(&root, nic, &tool));
-        Ok(Seen { status, counters: nics.iter().map(of).collect() })
+        let of = |nic: &DaemonNic| (nic.name.clone(), counters(&root, nic, &tool));
+        Ok(Sample { status, counters: nics.iter().map(of).collect() })
     };
     let before = look()?;
     let engines_before = engines::look(&args.engines);
@@ -179,14 +179,14 @@ pub(crate) fn verify(args: &VerifyArgs) -> Result<ExitCode, VerifyError> {
 /// Finds the devices of the daemon's NICs, which have the name of an RDMA device or an interface.
 fn nics(
     root: &Root,
-    ports: &[fabric::Port],
+    ports: &[fabric::NicPort],
     status: &Status,
     query: qos::Query<'_>,
     tool: fabric::Tool<'_>,
-) -> Vec<Nic> {
+) -> Vec<DaemonNic> {
     let egress: Vec<_> = status.ports.iter().filter(|p| p.direction == "egress").collect();
     let nic = |name: &str| {
-        let is_it = |p: &&fabric::Port| p.device == name || p.netdev.as_deref() == Some(name);
+        let is_it = |p: &&fabric::NicPort| p.device == name || p.netdev.as_deref() == Some(name);
         let named = ports.iter().filter(is_it).max_by_key(|port| port.active);
         // With one NIC and one port, they belong together whatever their names are.
         let port = named.or(ports.first().filter(|_| egress.len() == 1 && ports.len() == 1));
@@ -194,7 +194,7 @@ fn nics(
         let interface = port.and_then(|port| port.netdev.clone()).or(own);
         let settings = interface.as_deref().map(|i| qos::settings(root, i, query, tool));
         let maps = settings.map(|settings| settings.maps).unwrap_or_default();
-        Nic {
+        DaemonNic {
             name: name.to_owned(),
             interface,
             device: port.map(|port| (port.device.clone(), port.number.clone())),
@@ -205,7 +205,7 @@ fn nics(
 }
 
 /// Reads the counters of a NIC: those of `ethtool -S`, and the hw_counters of its RDMA port.
-fn counters(root: &Root, nic: &Nic, tool: fabric::Tool<'_>) -> Counters {
+fn counters(root: &Root, nic: &DaemonNic, tool: fabric::Tool<'_>) -> Counters {
     let text = nic.interface.as_deref().and_then(|interface| tool("ethtool", &["-S", interface]));
     let mut counters = ethtool(&text.unwrap_or_default());
     if let Some((device, port)) = &nic.device {
@@ -232,8 +232,8 @@ fn growth(before: &Counters, after: &Counters, names: &[&str], priority: u8) -> 
     })
 }
 
-fn compare(nics: &[Nic], before: &Seen, after: &Seen, seconds: u64) -> Report {
-    let mut report = Report { seconds, ttft: None, nics: Vec::new(), findings: Vec::new() };
+fn compare(nics: &[DaemonNic], before: &Sample, after: &Sample, seconds: u64) -> VerifyReport {
+    let mut report = VerifyReport { seconds, ttft: None, nics: Vec::new(), findings: Vec::new() };
     report.findings.extend(unmarked(&after.status));
     let is_marked = report.findings.is_empty();
     let is_kept = after.status.marking == "preserve";
@@ -259,9 +259,9 @@ fn unmarked(status: &Status) -> Option<Finding> {
     Some(Finding::info("marking", found).action(action))
 }
 
-fn nic_report(nic: &Nic, before: &Seen, after: &Seen) -> NicReport {
+fn nic_report(nic: &DaemonNic, before: &Sample, after: &Sample) -> NicReport {
     let none = Counters::new();
-    let counters = |seen: &'_ Seen| seen.counters.get(&nic.name).cloned().unwrap_or(none.clone());
+    let counters = |seen: &'_ Sample| seen.counters.get(&nic.name).cloned().unwrap_or(none.clone());
     let (old, new) = (counters(before), counters(after));
     let levels = level_rows(nic, &before.status, &after.status);
     let dscps = after.status.ports.first().map(|port| &port.levels[..]).unwrap_or_default();
@@ -305,7 +305,7 @@ fn nic_report(nic: &Nic, before: &Seen, after: &Seen) -> NicReport {
     }
 }
 
-fn level_rows(nic: &Nic, before: &Status, after: &Status) -> Vec<LevelRow> {
+fn level_rows(nic: &DaemonNic, before: &Status, after: &Status) -> Vec<LevelRow> {
     let port = |status: &'_ Status| {
         let is_it =
             |port: &&laxity_wire::PortStatus| port.direction == "egress" && port.name == nic.name;
@@ -331,7 +331,7 @@ fn level_rows(nic: &Nic, before: &Status, after: &Status) -> Vec<LevelRow> {
 }
 
 /// Returns what contradicts on one NIC, and what could not be compared.
-fn judge(nic: &Nic, report: &NicReport, is_marked: bool, is_kept: bool) -> Vec<Finding> {
+fn judge(nic: &DaemonNic, report: &NicReport, is_marked: bool, is_kept: bool) -> Vec<Finding> {
     let name = report.interface.as_deref().unwrap_or(&report.nic);
     let mut findings = Vec::new();
     let rows = || report.priorities.iter();
@@ -379,7 +379,7 @@ fn judge(nic: &Nic, report: &NicReport, is_marked: bool, is_kept: bool) -> Vec<F
 }
 
 /// Says why the bytes of a NIC can't be compared, if they can't.
-fn not_measured(nic: &Nic, report: &NicReport) -> Option<String> {
+fn not_measured(nic: &DaemonNic, report: &NicReport) -> Option<String> {
     let name = &nic.name;
     if nic.interface.is_none() {
         return Some(format!(
@@ -438,7 +438,7 @@ fn missing_bytes(report: &NicReport, is_kept: bool) -> Option<Finding> {
     ))
 }
 
-fn page(report: &Report) -> String {
+fn page(report: &VerifyReport) -> String {
     let count = |value: Option<u64>| value.map_or("not measured".to_owned(), |v| v.to_string());
     let size = |value: Option<u64>| value.map_or("not measured".to_owned(), bytes);
     let small = |value: Option<u8>| value.map_or("unknown".to_owned(), |v| v.to_string());

@@ -11,11 +11,11 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use nccl_net_laxity::backend::{
-    Backend as _, Buffer, Classes, Clear, Listener, Message, Receiver, Sender, Sent,
+    Backend as _, Buffer, Clear, Listener, Message, Receiver, Sender, Sent, TrafficClasses,
 };
 use nccl_net_laxity::handle::{HANDLE_BYTES, Handle};
 use nccl_net_laxity::settings::Settings;
-use nccl_net_laxity::tcp::{HEAD_BYTES, HELLO_BYTES, Head, Hello, Part, Tcp};
+use nccl_net_laxity::tcp::{HEAD_BYTES, HELLO_BYTES, Head, Part, StreamHello, Tcp};
 use nix::sys::socket::{setsockopt, sockopt};
 
 use crate::Input;
@@ -95,7 +95,7 @@ fn receive(receiver: &mut dyn Receiver, steps: usize) -> (Vec<usize>, [u8; ROOM]
 }
 
 fn converse(listener: &mut dyn Listener, handle: &Handle) {
-    let classes = Classes::from_slice(&[0]);
+    let classes = TrafficClasses::from_slice(&[0]);
     let mut dialing = tcp().connect(0, handle, &classes, 0).expect("a socket");
     let end = Instant::now() + PATIENCE;
     let mut sender: Box<dyn Sender> = loop {
@@ -134,7 +134,7 @@ fn converse(listener: &mut dyn Listener, handle: &Handle) {
 
 fn listener(mut input: Input<'_>) {
     let (mut listener, handle) = tcp().listen(0).expect("a port");
-    let hello = Hello { nonce: handle.nonce, connection: 1, index: 0, streams: 1, dscp: 0 };
+    let hello = StreamHello { nonce: handle.nonce, connection: 1, index: 0, streams: 1, dscp: 0 };
     let mut first = hello.encode();
     // Position and value of the change of the hello. A value of 0 changes nothing.
     let (at, change) = (usize::from(input.byte()), input.byte());

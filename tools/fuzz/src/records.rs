@@ -8,7 +8,7 @@
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
-use laxity_coordinator::cluster::{Cluster, ClusterPolicy, Settings, Taken};
+use laxity_coordinator::cluster::{Cluster, ClusterPolicy, ClusterSettings, Taken};
 use laxity_daemon::coordinator::reports::ReportState;
 use laxity_policy::{Span, Time};
 use laxity_shm::consumer::Wake;
@@ -131,7 +131,7 @@ struct Told {
 impl Told {
     fn new() -> Self {
         let now = Time(1 << 40);
-        let settings = Settings::default();
+        let settings = ClusterSettings::default();
         let mut cluster =
             Cluster::new(now, settings, ClusterPolicy::default(), 1).expect("defaults are valid");
         let (id, stream) = cluster.attend(now, &hello("a")).expect("let in");

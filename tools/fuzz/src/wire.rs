@@ -5,9 +5,9 @@
 //! [`OrderAssembler`] must accept its orders. After all hosts have left, no state of them may be
 //! left.
 
-use laxity_coordinator::cluster::{Cluster, ClusterPolicy, HostId, Settings, Taken};
+use laxity_coordinator::cluster::{Cluster, ClusterPolicy, ClusterSettings, HostId, Taken};
 use laxity_coordinator::limits::Limits;
-use laxity_daemon::coordinator::assemble::{Assembled, OrderAssembler, Refused};
+use laxity_daemon::coordinator::assemble::{Assembled, OrderAssembler, RefusedOrders};
 use laxity_policy::{Span, Time};
 use laxity_wire::v1::{
     self, Capability, Direction, Epoch, Event, FromCoordinator, FromDaemon, Hello, Order, PortInfo,
@@ -98,7 +98,7 @@ impl World {
             events_per_report_max: 64,
             ..Limits::default()
         };
-        let settings = Settings { limits, host_grace: GRACE, ..Settings::default() };
+        let settings = ClusterSettings { limits, host_grace: GRACE, ..ClusterSettings::default() };
         let now = Time(1 << 40);
         let cluster = Cluster::new(now, settings, ClusterPolicy::default(), TERM);
         let mut world = Self {
@@ -203,7 +203,7 @@ impl World {
                 _ => {}
             }
         }
-        assert_eq!(assembler.refused(), Refused::default());
+        assert_eq!(assembler.refused(), RefusedOrders::default());
     }
 
     fn operate(&mut self, host: usize, packet: &[u8]) {

@@ -16,7 +16,7 @@ mod usage;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use laxity_credentials::explain::Settings;
+use laxity_credentials::explain::SettingNames;
 use laxity_wire::v1::{
     self, BatchArrived, BatchFinished, Capability, Direction, Hello, PortBytes, PortInfo,
     RequestEnded, RequestLoad, SnapshotPiece, event::Event as Kind,
@@ -55,7 +55,7 @@ pub enum LoadError {
     Stopped(String),
 }
 
-const SETTINGS: Settings = Settings::OPTIONS;
+const SETTINGS: SettingNames = SettingNames::OPTIONS;
 
 fn mix(seed: u64) -> u64 {
     let z = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);

@@ -57,9 +57,9 @@ fn hosts_of_two_tenants_never_meet() {
         hosts: vec![format!("{name}-*")],
         ..TenantConfig::default()
     };
-    let mut world = World::with(Settings {
+    let mut world = World::with(ClusterSettings {
         tenants: Tenants::new(vec![tenant("a"), tenant("b")]),
-        ..Settings::default()
+        ..ClusterSettings::default()
     });
     let (mut a, mut b) = (world.join("a-1"), world.join("b-1"));
     world.report(&mut a, [arrived(1, [request(11, 500, 10)])]);
@@ -79,7 +79,7 @@ fn a_tenant_at_its_drop_budget_has_nobody_more_pruned_while_another_goes_on() {
     };
     let tenants =
         Tenants::new(vec![tenant("doomed", Some(2)), tenant("b", None), tenant("c", Some(0))]);
-    let mut world = World::with(Settings { tenants, ..Settings::default() });
+    let mut world = World::with(ClusterSettings { tenants, ..ClusterSettings::default() });
     let (mut doomed, mut b) = (world.join("doomed-1"), world.join("b-1"));
     let mut c = world.join("c-1");
     let late = |first: u64| (first..first + 5).map(|it| request(it, -1, 1000));
@@ -106,7 +106,7 @@ fn a_tenant_at_its_drop_budget_has_nobody_more_pruned_while_another_goes_on() {
 #[test]
 fn a_flood_is_capped_and_leaves_room_for_others() {
     let limits = Limits { hosts_max: 4, batches_max: 40, requests_max: 80, ..Limits::default() };
-    let mut world = World::with(Settings { limits, ..Settings::default() });
+    let mut world = World::with(ClusterSettings { limits, ..ClusterSettings::default() });
     let (mut evil, mut a) = (world.join("evil"), world.join("a"));
     for batch in 1..1000 {
         let requests = vec![request(batch * 2, 1, 1), request(batch * 2 + 1, 1, 1)];
@@ -210,7 +210,7 @@ fn what_makes_much_work_counts_for_much() {
 #[test]
 fn a_report_of_more_requests_than_events_may_be_ends_the_stream() {
     let limits = Limits { events_per_report_max: 10, ..Limits::default() };
-    let mut world = World::with(Settings { limits, ..Settings::default() });
+    let mut world = World::with(ClusterSettings { limits, ..ClusterSettings::default() });
     let mut a = world.join("a");
     let many = |from: u64, count: u64| (from..from + count).map(|id| request(id, 900, 1));
     world.report(&mut a, [arrived(1, many(1, 10))]);
@@ -384,10 +384,10 @@ proptest! {
             fetches_max: 64,
             ..Limits::default()
         };
-        let mut world = World::with(Settings {
+        let mut world = World::with(ClusterSettings {
             limits,
             host_grace: Span::from_millis(100),
-            ..Settings::default()
+            ..ClusterSettings::default()
         });
         let names = ["h0", "h1", "h2"];
         let mut daemons = names.map(|name| world.join(name));

@@ -7,7 +7,9 @@ use laxity_wire::v1::{
 };
 
 use super::replica::Replica;
-use crate::cluster::{Cluster, ClusterCounters, ClusterPolicy, HostId, RunReport, Settings, Taken};
+use crate::cluster::{
+    Cluster, ClusterCounters, ClusterPolicy, ClusterSettings, HostId, RunReport, Taken,
+};
 
 pub(super) const MS: u64 = 1_000_000;
 /// The rate of every port, in bytes per second.
@@ -87,10 +89,11 @@ pub(super) fn fetched(fetch: u64) -> Kind {
 
 impl World {
     pub(super) fn new() -> Self {
-        Self::with(Settings { host_grace: Span::from_millis(100), ..Settings::default() })
+        let host_grace = Span::from_millis(100);
+        Self::with(ClusterSettings { host_grace, ..ClusterSettings::default() })
     }
 
-    pub(super) fn with(settings: Settings) -> Self {
+    pub(super) fn with(settings: ClusterSettings) -> Self {
         let policy = ClusterPolicy::default();
         let now = Time(10_000 * MS);
         Self { cluster: Cluster::new(now, settings, policy, 7).expect("valid"), now }

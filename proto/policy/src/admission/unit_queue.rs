@@ -2,7 +2,7 @@
 
 use laxity_types::BatchId;
 
-use super::{Admission, Batch, QUEUE_MAX};
+use super::{Admission, AdmissionBatch, QUEUE_MAX};
 use crate::prune::BatchSlot;
 use crate::time::{Span, Time};
 
@@ -37,7 +37,7 @@ impl Admission {
 
     /// Returns how long the batch itself has still to compute.
     pub(super) fn compute_left(&self, now: Time, slot: BatchSlot) -> Span {
-        let left = |batch: &Batch| {
+        let left = |batch: &AdmissionBatch| {
             let elapsed = batch.started.map_or(Span::ZERO, |at| now.since(at));
             Span(batch.compute.0.saturating_sub(elapsed.0))
         };

@@ -22,7 +22,7 @@ use crate::discipline::{Check, Discipline, QueuePosition};
 use crate::event::FlowSpec;
 use crate::link::flows::Flow;
 use crate::link::port::Port;
-use crate::link::queue::{Group, QueueId, Rank, Scope};
+use crate::link::queue::{Group, GroupBy, QueueId, Rank};
 use crate::time::{Span, Time};
 
 /// Largest permit of a flow with a deadline, in bytes.
@@ -50,12 +50,12 @@ impl Karuna {
     }
 
     fn due(at: Time) -> QueuePosition {
-        QueuePosition::new(DUE, Scope::Port, at.0, Level::HIGHEST)
+        QueuePosition::new(DUE, GroupBy::Port, at.0, Level::HIGHEST)
     }
 
     fn by_size(port: &Port, flow: &Flow) -> QueuePosition {
         let level = size_level(port, Level::FIRST_UNRESERVED, flow.remaining);
-        QueuePosition::new(BY_SIZE, Scope::Port, flow.remaining, level)
+        QueuePosition::new(BY_SIZE, GroupBy::Port, flow.remaining, level)
     }
 }
 
@@ -96,7 +96,7 @@ impl Discipline for Karuna {
         }
         Some(QueuePosition {
             check_at: next,
-            ..QueuePosition::new(PACED, Scope::Port, next.0, Level::HIGHEST)
+            ..QueuePosition::new(PACED, GroupBy::Port, next.0, Level::HIGHEST)
         })
     }
 

@@ -10,7 +10,7 @@ use crate::config::{Granularity, LinkConfig};
 use crate::discipline::{Discipline, QueuePosition};
 use crate::link::flows::Flow;
 use crate::link::port::Port;
-use crate::link::queue::{Group, Rank, Scope};
+use crate::link::queue::{Group, GroupBy, Rank};
 use crate::time::Time;
 
 /// The `sjf` policy.
@@ -33,7 +33,7 @@ impl Discipline for Sjf {
     }
 
     fn rank(&self, _port: &Port, _now: Time, group: &Group) -> Option<Rank> {
-        let key = if group.scope == Scope::Coflow { group.bytes } else { 0 };
+        let key = if group.scope == GroupBy::Coflow { group.bytes } else { 0 };
         key_rank(1, key, group)
     }
 

@@ -19,7 +19,7 @@ use crate::config::LinkConfig;
 use crate::discipline::{Check, Discipline, QueuePosition};
 use crate::link::flows::Flow;
 use crate::link::port::Port;
-use crate::link::queue::{Group, QueueId, Rank, Scope};
+use crate::link::queue::{Group, GroupBy, QueueId, Rank};
 use crate::time::{Span, Time};
 
 const PROMOTED: QueueId = 0;
@@ -44,7 +44,7 @@ impl Tent {
     }
 
     fn in_queue(queue: QueueId, flow: &Flow, level: Level) -> QueuePosition {
-        QueuePosition::new(queue, Scope::Port, flow.deadline.0, level)
+        QueuePosition::new(queue, GroupBy::Port, flow.deadline.0, level)
     }
 }
 

@@ -32,7 +32,7 @@ use crate::config::LinkConfig;
 use crate::discipline::{Check, Discipline, Feasibility, QueuePosition};
 use crate::link::flows::Flow;
 use crate::link::port::Port;
-use crate::link::queue::{Group, QueueId, Rank, Scope};
+use crate::link::queue::{Group, GroupBy, QueueId, Rank};
 use crate::time::{Span, Time};
 
 /// Steps of `1 / MLU` per unit.
@@ -86,7 +86,7 @@ impl Discipline for TentMlu {
         let order = Self::order(port, now, flow);
         let check_at =
             if order == u64::MAX || order == 0 { Time::NEVER } else { now + self.period };
-        QueuePosition { check_at, ..QueuePosition::new(queue, Scope::Port, order, level) }
+        QueuePosition { check_at, ..QueuePosition::new(queue, GroupBy::Port, order, level) }
     }
 
     fn rank(&self, _port: &Port, _now: Time, group: &Group) -> Option<Rank> {

@@ -13,9 +13,9 @@ use crate::lookup::Lookup;
 use crate::time::Time;
 
 /// Index into one of the tables of a port.
-pub(crate) type Slot = u32;
+pub(crate) type Index = u32;
 /// A slot number that stands for no entry.
-pub(crate) const NONE: Slot = Slot::MAX;
+pub(crate) const NONE: Index = Index::MAX;
 
 /// The order of members of a group with the same policy order. Arrival decides last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,8 +32,8 @@ pub(crate) struct Age {
     /// When the wait in the levels began, [`Time::NEVER`] if the flow does not wait there.
     pub(super) since: Time,
     pub(super) starved: bool,
-    pub(super) next: Slot,
-    pub(super) previous: Slot,
+    pub(super) next: Index,
+    pub(super) previous: Index,
 }
 
 impl Default for Age {
@@ -66,13 +66,13 @@ pub(crate) struct Flow {
     /// Level of the first permit, which the flow keeps on the wire.
     pub(crate) wire: Option<Level>,
     /// The flow's batch, or [`NULL_BATCH`](super::batch_table::NULL_BATCH) if unknown.
-    pub(crate) batch: Slot,
+    pub(crate) batch: Index,
     /// The flow's request, [`NONE`] if it has none.
-    pub(crate) request: Slot,
+    pub(crate) request: Index,
     /// Next and previous waiting flow of the same request.
-    pub(crate) siblings: (Slot, Slot),
+    pub(crate) siblings: (Index, Index),
     /// The group in which the flow waits, [`NONE`] while the flow is held.
-    pub(crate) group: Slot,
+    pub(crate) group: Index,
     /// The order among the group's members: the policy's, then that of the tie rule.
     pub(crate) order: (u64, u64),
     /// The rule for members of the same policy order.
@@ -86,7 +86,7 @@ pub(crate) struct Flow {
 }
 
 impl Flow {
-    pub(crate) fn new(spec: FlowSpec, deadline: Time, batch: Slot, request: Slot) -> Self {
+    pub(crate) fn new(spec: FlowSpec, deadline: Time, batch: Index, request: Index) -> Self {
         Self {
             spec,
             seq: 0,
@@ -115,28 +115,28 @@ impl Flow {
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Life {
+pub(crate) enum FlowPhase {
     /// The flow, which may be held, has bytes still to be permitted. The slot has its record.
-    Waits(Slot),
+    Waits(Index),
     /// All bytes are permitted. This many are not completed, and were sent at this level to this
     /// peer.
     InFlight(u64, Level, PeerId),
 }
 
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Flows {
+pub(crate) struct FlowTable {
     slots: Vec<Flow>,
-    free: Vec<Slot>,
-    lives: Lookup<FlowId, Life>,
+    free: Vec<Index>,
+    lives: Lookup<FlowId, FlowPhase>,
 }
 
-impl Flows {
-    pub(crate) fn life(&self, id: FlowId) -> Option<Life> {
+impl FlowTable {
+    pub(crate) fn life(&self, id: FlowId) -> Option<FlowPhase> {
         self.lives.get(&id).copied()
     }
 
     /// Adds a waiting flow. Returns `None` if its id is in use.
-    pub(crate) fn insert(&mut self, flow: Flow) -> Option<Slot> {
+    pub(crate) fn insert(&mut self, flow: Flow) -> Option<Index> {
         let Entry::Vacant(life) = self.lives.entry(flow.spec.flow) else {
             return None;
         };
@@ -145,14 +145,14 @@ impl Flows {
             slot
         } else {
             self.slots.push(flow);
-            (self.slots.len() - 1) as Slot
+            (self.slots.len() - 1) as Index
         };
-        life.insert(Life::Waits(slot));
+        life.insert(FlowPhase::Waits(slot));
         Some(slot)
     }
 
     /// Replaces the record of a flow that had its last permit by its bytes in flight.
-    pub(crate) fn mark_in_flight(&mut self, slot: Slot) {
+    pub(crate) fn mark_in_flight(&mut self, slot: Index) {
         let flow = &self.slots[slot as usize];
         let (id, bytes, peer) = (flow.spec.flow, flow.outstanding, flow.spec.peer);
         let level = flow.wire.unwrap_or(flow.level);
@@ -160,12 +160,12 @@ impl Flows {
         if bytes == 0 {
             self.lives.remove(&id);
         } else {
-            self.lives.insert(id, Life::InFlight(bytes, level, peer));
+            self.lives.insert(id, FlowPhase::InFlight(bytes, level, peer));
         }
     }
 
     pub(crate) fn remove(&mut self, id: FlowId) {
-        if let Some(Life::Waits(slot)) = self.lives.remove(&id) {
+        if let Some(FlowPhase::Waits(slot)) = self.lives.remove(&id) {
             self.free.push(slot);
         }
     }
@@ -177,37 +177,37 @@ impl Flows {
             return None;
         };
         let (outstanding, level, peer) = match entry.get_mut() {
-            Life::Waits(slot) => {
+            FlowPhase::Waits(slot) => {
                 let flow = &mut self.slots[*slot as usize];
                 (&mut flow.outstanding, flow.wire?, flow.spec.peer)
             }
-            Life::InFlight(outstanding, level, peer) => (outstanding, *level, *peer),
+            FlowPhase::InFlight(outstanding, level, peer) => (outstanding, *level, *peer),
         };
         let done = bytes.min(*outstanding);
         *outstanding -= done;
-        if matches!(entry.get(), Life::InFlight(0, ..)) {
+        if matches!(entry.get(), FlowPhase::InFlight(0, ..)) {
             entry.remove();
         }
         Some((done, level, peer))
     }
 
-    pub(crate) fn get(&self, slot: Slot) -> &Flow {
+    pub(crate) fn get(&self, slot: Index) -> &Flow {
         &self.slots[slot as usize]
     }
 
-    pub(crate) fn get_mut(&mut self, slot: Slot) -> &mut Flow {
+    pub(crate) fn get_mut(&mut self, slot: Index) -> &mut Flow {
         &mut self.slots[slot as usize]
     }
 
     /// Returns all flows that have bytes still to be permitted: first waiting flows, then held
     /// flows, each in the order of arrival.
-    pub(crate) fn by_arrival(&self) -> Vec<Slot> {
-        let mut slots: Vec<Slot> = self
+    pub(crate) fn by_arrival(&self) -> Vec<Index> {
+        let mut slots: Vec<Index> = self
             .lives
             .values()
             .filter_map(|life| match life {
-                Life::Waits(slot) => Some(*slot),
-                Life::InFlight(..) => None,
+                FlowPhase::Waits(slot) => Some(*slot),
+                FlowPhase::InFlight(..) => None,
             })
             .collect();
         slots.sort_unstable_by_key(|&slot| (self.get(slot).is_held(), self.get(slot).seq));

@@ -2,13 +2,13 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use super::flows::Slot;
+use super::flows::Index;
 
 /// Old records that are checked for an idle one, which bounds the cost of an insertion.
 pub(super) const FORGET_TRIES: usize = 16;
 
 #[derive(Clone, Debug)]
-struct Entry<T> {
+struct NamedEntry<T> {
     record: T,
     /// Number of the record, 0 after its removal, because slots are reused.
     born: u64,
@@ -17,11 +17,11 @@ struct Entry<T> {
 /// A bounded table of records by name.
 #[derive(Clone, Debug)]
 pub(super) struct IdTable<I, T> {
-    entries: Vec<Entry<T>>,
-    free: Vec<Slot>,
-    by_id: BTreeMap<I, Slot>,
+    entries: Vec<NamedEntry<T>>,
+    free: Vec<Index>,
+    by_id: BTreeMap<I, Index>,
     /// Slots and record numbers, the oldest first. An entry is valid while `born` is the same.
-    ages: VecDeque<(Slot, u64)>,
+    ages: VecDeque<(Index, u64)>,
     births: u64,
     pub(super) max: usize,
 }
@@ -31,7 +31,7 @@ impl<I: Copy + Ord, T> IdTable<I, T> {
     pub(super) fn new(max: usize, unnamed: Option<T>) -> Self {
         let unnamed = unnamed.into_iter();
         Self {
-            entries: unnamed.map(|record| Entry { record, born: 0 }).collect(),
+            entries: unnamed.map(|record| NamedEntry { record, born: 0 }).collect(),
             free: Vec::new(),
             by_id: BTreeMap::new(),
             ages: VecDeque::new(),
@@ -40,15 +40,15 @@ impl<I: Copy + Ord, T> IdTable<I, T> {
         }
     }
 
-    pub(super) fn get(&self, slot: Slot) -> &T {
+    pub(super) fn get(&self, slot: Index) -> &T {
         &self.entries[slot as usize].record
     }
 
-    pub(super) fn get_mut(&mut self, slot: Slot) -> &mut T {
+    pub(super) fn get_mut(&mut self, slot: Index) -> &mut T {
         &mut self.entries[slot as usize].record
     }
 
-    pub(super) fn find(&self, id: I) -> Option<Slot> {
+    pub(super) fn find(&self, id: I) -> Option<Index> {
         self.by_id.get(&id).copied()
     }
 
@@ -60,16 +60,16 @@ impl<I: Copy + Ord, T> IdTable<I, T> {
         self.by_id.len() >= self.max
     }
 
-    pub(super) fn insert(&mut self, id: I, record: T) -> Slot {
+    pub(super) fn insert(&mut self, id: I, record: T) -> Index {
         self.births += 1;
         let born = self.births;
-        let entry = Entry { record, born };
+        let entry = NamedEntry { record, born };
         let slot = if let Some(slot) = self.free.pop() {
             self.entries[slot as usize] = entry;
             slot
         } else {
             self.entries.push(entry);
-            (self.entries.len() - 1) as Slot
+            (self.entries.len() - 1) as Index
         };
         self.by_id.insert(id, slot);
         let (entries, ages) = (&self.entries, &mut self.ages);
@@ -81,7 +81,7 @@ impl<I: Copy + Ord, T> IdTable<I, T> {
     }
 
     /// Removes a record. Its slot may be used again.
-    pub(super) fn remove(&mut self, id: I, slot: Slot) {
+    pub(super) fn remove(&mut self, id: I, slot: Index) {
         self.entries[slot as usize].born = 0;
         self.by_id.remove(&id);
         self.free.push(slot);
@@ -89,7 +89,7 @@ impl<I: Copy + Ord, T> IdTable<I, T> {
 
     /// Returns an idle record of the [`FORGET_TRIES`] oldest, for removal. Records that are in use
     /// move to the end of the list, so the next call checks others.
-    pub(super) fn oldest_idle(&mut self, is_idle: impl Fn(&T) -> bool) -> Option<Slot> {
+    pub(super) fn oldest_idle(&mut self, is_idle: impl Fn(&T) -> bool) -> Option<Index> {
         let mut tries = 0;
         while tries < FORGET_TRIES
             && let Some((slot, born)) = self.ages.pop_front()

@@ -3,7 +3,7 @@
 use laxity_types::{Layer, RequestId};
 
 use super::batch_table::BatchTable;
-use super::flows::{Flow, Flows, Slot};
+use super::flows::{Flow, FlowTable, Index};
 use super::piece_rate::PieceRate;
 use super::queue::Queues;
 use crate::config::LinkConfig;
@@ -17,7 +17,7 @@ pub(crate) struct Port {
     pub(crate) config: LinkConfig,
     pub(crate) ladder: Ladder,
     pub(crate) load: LoadMeter,
-    pub(crate) flows: Flows,
+    pub(crate) flows: FlowTable,
     pub(crate) batches: BatchTable,
     pub(crate) queues: Queues,
     /// `H`: the pruned requests, in ascending order.
@@ -36,7 +36,7 @@ impl Port {
             ladder: Ladder::new(config.levels, config.threshold_scale, config.threshold_base),
             load: LoadMeter::new(config.rate, config.load_time_constant),
             config,
-            flows: Flows::default(),
+            flows: FlowTable::default(),
             batches,
             queues: Queues::new(),
             pruned: Vec::new(),
@@ -81,7 +81,7 @@ impl Port {
     }
 
     /// Returns the `RLI` of an early-stage flow of the batch.
-    pub(crate) fn rli(&self, batch: Slot, layer: Layer) -> u32 {
+    pub(crate) fn rli(&self, batch: Index, layer: Layer) -> u32 {
         self.batches.batch(batch).rli(layer)
     }
 }

@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use laxity_types::PeerId;
 
-use super::flows::{NONE, Slot};
+use super::flows::{Index, NONE};
 use crate::lookup::Lookup;
 
 /// Number of a kind of group. A discipline chooses it below [`QUEUES_MAX`].
@@ -21,7 +21,7 @@ pub(crate) const SCAVENGER: QueueId = QUEUES_MAX as QueueId - 1;
 
 /// The property that the flows of a group share, besides the queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Scope {
+pub(crate) enum GroupBy {
     /// The flows of the port.
     Port,
     /// The flows of a batch.
@@ -71,7 +71,7 @@ impl Tally {
 }
 
 /// The order of a flow in its group: the policy's order, the tie rule's, arrival, the flow's slot.
-pub(crate) type Member = (u64, u64, u64, Slot);
+pub(crate) type MemberOrder = (u64, u64, u64, Index);
 
 #[derive(Clone, Debug)]
 pub(crate) struct Group {
@@ -79,10 +79,10 @@ pub(crate) struct Group {
     /// The peer of all members, or 0 if peers are not told apart.
     peer: PeerId,
     pub(crate) queue: QueueId,
-    pub(crate) scope: Scope,
-    /// The batch, if the scope is [`Scope::Batch`].
-    pub(crate) batch: Slot,
-    pub(crate) members: BTreeSet<Member>,
+    pub(crate) scope: GroupBy,
+    /// The batch, if the scope is [`GroupBy::Batch`].
+    pub(crate) batch: Index,
+    pub(crate) members: BTreeSet<MemberOrder>,
     /// Bytes of the members that are not permitted yet.
     pub(crate) bytes: u64,
     /// Virtual time inside the group: the share of the member that was served last.
@@ -96,14 +96,14 @@ pub(crate) struct Group {
 
 impl Group {
     /// Returns the member that is served next.
-    pub(crate) fn head(&self) -> Option<Member> {
+    pub(crate) fn head(&self) -> Option<MemberOrder> {
         self.members.first().copied()
     }
 }
 
 #[derive(Clone, Debug, Default)]
 struct PeerQueue {
-    groups: BTreeMap<Rank, Slot>,
+    groups: BTreeMap<Rank, Index>,
     /// The rank under which the peer is in the port's index, if it is.
     offered: Option<Rank>,
 }
@@ -111,13 +111,13 @@ struct PeerQueue {
 #[derive(Clone, Debug)]
 pub(crate) struct Queues {
     slots: Vec<Group>,
-    free: Vec<Slot>,
-    by_key: Lookup<(u64, PeerId), Slot>,
+    free: Vec<Index>,
+    by_key: Lookup<(u64, PeerId), Index>,
     peers: Vec<PeerQueue>,
     /// The peers that are not set aside, by the rank of their best group.
     index: BTreeMap<Rank, PeerId>,
     virtual_time: [u64; QUEUES_MAX],
-    scavenger: Slot,
+    scavenger: Index,
 }
 
 impl Queues {
@@ -137,10 +137,10 @@ impl Queues {
     pub(crate) fn group(
         &mut self,
         queue: QueueId,
-        scope: Scope,
+        scope: GroupBy,
         name: u64,
         peer: PeerId,
-    ) -> (Slot, bool) {
+    ) -> (Index, bool) {
         let key = name | u64::from(queue) << 56 | (scope as u64) << 52;
         if let Some(&slot) = self.by_key.get(&(key, peer)) {
             return (slot, false);
@@ -163,7 +163,7 @@ impl Queues {
             slot
         } else {
             self.slots.push(group);
-            (self.slots.len() - 1) as Slot
+            (self.slots.len() - 1) as Index
         };
         if queue == SCAVENGER {
             self.scavenger = slot;
@@ -173,7 +173,7 @@ impl Queues {
     }
 
     /// Removes an empty group.
-    pub(crate) fn drop_group(&mut self, slot: Slot) {
+    pub(crate) fn drop_group(&mut self, slot: Index) {
         self.set_rank(slot, None);
         let group = &self.slots[slot as usize];
         self.by_key.remove(&(group.key, group.peer));
@@ -184,7 +184,7 @@ impl Queues {
     }
 
     /// Moves the group to `rank` in the index. A group without a rank is not served.
-    pub(crate) fn set_rank(&mut self, slot: Slot, rank: Option<Rank>) {
+    pub(crate) fn set_rank(&mut self, slot: Index, rank: Option<Rank>) {
         let group = &mut self.slots[slot as usize];
         if group.rank == rank {
             return;
@@ -225,7 +225,7 @@ impl Queues {
 
     /// Leaves the groups of a group's peer out of the port's index until the next
     /// [`Queues::offer`] of that peer, or until the rank of one of them changes.
-    pub(crate) fn set_aside(&mut self, slot: Slot) {
+    pub(crate) fn set_aside(&mut self, slot: Index) {
         let peer = self.slots[slot as usize].peer;
         if let Some(old) = self.peers[usize::from(peer.0)].offered.take() {
             self.index.remove(&old);
@@ -233,7 +233,7 @@ impl Queues {
     }
 
     /// Charges `bytes` to a group and its queue. The served member's share was `share` before.
-    pub(crate) fn charge(&mut self, slot: Slot, share: u64, bytes: u64) {
+    pub(crate) fn charge(&mut self, slot: Index, share: u64, bytes: u64) {
         let group = &mut self.slots[slot as usize];
         group.virtual_time = group.virtual_time.max(share);
         let queue = &mut self.virtual_time[usize::from(group.queue)];
@@ -241,27 +241,27 @@ impl Queues {
         group.share = group.share.saturating_add(bytes);
     }
 
-    pub(crate) fn get(&self, slot: Slot) -> &Group {
+    pub(crate) fn get(&self, slot: Index) -> &Group {
         &self.slots[slot as usize]
     }
 
-    pub(crate) fn get_mut(&mut self, slot: Slot) -> &mut Group {
+    pub(crate) fn get_mut(&mut self, slot: Index) -> &mut Group {
         &mut self.slots[slot as usize]
     }
 
     /// Returns the best rank and its group, among peers that are not set aside.
-    pub(crate) fn first(&self) -> Option<(Rank, Slot)> {
+    pub(crate) fn first(&self) -> Option<(Rank, Index)> {
         let (_, &peer) = self.index.first_key_value()?;
         let best = self.peers[usize::from(peer.0)].groups.first_key_value();
         best.map(|(&rank, &slot)| (rank, slot))
     }
 
     /// Returns the group of scavenged work, if any waits.
-    pub(crate) fn scavenger(&self) -> Option<Slot> {
+    pub(crate) fn scavenger(&self) -> Option<Index> {
         (self.scavenger != NONE).then_some(self.scavenger)
     }
 
-    pub(crate) fn ranked(&self) -> Vec<Slot> {
+    pub(crate) fn ranked(&self) -> Vec<Index> {
         self.peers.iter().flat_map(|peer| peer.groups.values().copied()).collect()
     }
 

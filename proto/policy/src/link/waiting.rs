@@ -9,8 +9,8 @@ use laxity_types::{FlowId, Layer, Level, RequestId, Stage};
 
 use super::Link;
 use super::batch_table::NULL_BATCH;
-use super::flows::{Flow, Life, NONE, Slot, Tie};
-use super::queue::{Group, Rank, SCAVENGER, Scope};
+use super::flows::{Flow, FlowPhase, Index, NONE, Tie};
+use super::queue::{Group, GroupBy, Rank, SCAVENGER};
 use crate::discipline::QueuePosition;
 use crate::event::{Action, FlowSpec};
 use crate::rmlq::promoted;
@@ -18,7 +18,7 @@ use crate::time::Time;
 
 impl Link {
     /// Adds a flow and queues it. Returns `None` if its id is in use.
-    pub(super) fn arrive(&mut self, now: Time, spec: FlowSpec) -> Option<Slot> {
+    pub(super) fn arrive(&mut self, now: Time, spec: FlowSpec) -> Option<Index> {
         if self.port.flows.life(spec.flow).is_some() {
             return None;
         }
@@ -38,7 +38,7 @@ impl Link {
     }
 
     /// Adds the flow to the batch and the request that its record names.
-    fn join(&mut self, now: Time, slot: Slot) {
+    fn join(&mut self, now: Time, slot: Index) {
         let flow = self.port.flows.get(slot);
         let (batch, request, deadline) = (flow.batch, flow.request, flow.deadline);
         self.port.batches.batch_mut(batch).waiting += 1;
@@ -63,7 +63,7 @@ impl Link {
     }
 
     /// Adds the deadline of a flow to its batch, unless a member has one that is no later.
-    pub(super) fn note_deadline(&mut self, now: Time, slot: Slot) {
+    pub(super) fn note_deadline(&mut self, now: Time, slot: Index) {
         let flow = self.port.flows.get(slot);
         let (batch, deadline, seq) = (flow.batch, flow.deadline, flow.seq);
         let spoken_for = self.port.batches.speaks_for(flow.request, batch, deadline);
@@ -76,7 +76,7 @@ impl Link {
     }
 
     /// Removes the deadline of a flow from its batch.
-    pub(super) fn forget_deadline(&mut self, slot: Slot) {
+    pub(super) fn forget_deadline(&mut self, slot: Index) {
         let flow = self.port.flows.get(slot);
         let (batch, noted) = (flow.batch, (flow.deadline, flow.seq));
         self.port.batches.batch_mut(batch).flow_deadlines.remove(&noted);
@@ -84,7 +84,7 @@ impl Link {
 
     /// Holds a waiting flow: takes it out of its queue and keeps its record.
     pub(super) fn hold(&mut self, now: Time, id: FlowId) {
-        let Some(Life::Waits(slot)) = self.port.flows.life(id) else {
+        let Some(FlowPhase::Waits(slot)) = self.port.flows.life(id) else {
             return;
         };
         if self.port.flows.get(slot).is_held() {
@@ -100,7 +100,7 @@ impl Link {
 
     /// Ends the hold of a flow, which keeps its level and its position among equals.
     pub(super) fn release(&mut self, now: Time, id: FlowId) {
-        let Some(Life::Waits(slot)) = self.port.flows.life(id) else {
+        let Some(FlowPhase::Waits(slot)) = self.port.flows.life(id) else {
             return;
         };
         let flow = self.port.flows.get(slot);
@@ -129,7 +129,7 @@ impl Link {
     }
 
     /// Queues a flow that was queued before. The flow keeps its level.
-    pub(super) fn enqueue_again(&mut self, now: Time, slot: Slot) {
+    pub(super) fn enqueue_again(&mut self, now: Time, slot: Index) {
         let flow = self.port.flows.get(slot);
         let floor = flow.level;
         let mut position = QueuePosition::scavenger();
@@ -143,7 +143,7 @@ impl Link {
     }
 
     /// Removes all references to the record of a flow that waits no more.
-    pub(super) fn depart(&mut self, slot: Slot) {
+    pub(super) fn depart(&mut self, slot: Index) {
         self.starved.leave(&mut self.port.flows, slot);
         self.forget_deadline(slot);
         let flow = self.port.flows.get(slot);
@@ -164,13 +164,13 @@ impl Link {
     }
 
     /// Adds the flow to the queue at `position`.
-    pub(super) fn enqueue(&mut self, now: Time, slot: Slot, position: QueuePosition) {
+    pub(super) fn enqueue(&mut self, now: Time, slot: Index, position: QueuePosition) {
         let flow = self.port.flows.get(slot);
         let name = match position.scope {
-            Scope::Port => 0,
-            Scope::Batch => u64::from(flow.batch),
-            Scope::Request => u64::from(flow.request),
-            Scope::Coflow => {
+            GroupBy::Port => 0,
+            GroupBy::Batch => u64::from(flow.batch),
+            GroupBy::Request => u64::from(flow.request),
+            GroupBy::Coflow => {
                 let stage = flow.spec.stage.index() as u64;
                 u64::from(flow.batch) | u64::from(flow.spec.layer.0) << 32 | stage << 48
             }
@@ -178,7 +178,7 @@ impl Link {
         let peer = self.queue_peer(position.queue, &flow.spec);
         let (group, made) = self.port.queues.group(position.queue, position.scope, name, peer);
         let batch = self.port.flows.get(slot).batch;
-        if made && position.scope == Scope::Batch {
+        if made && position.scope == GroupBy::Batch {
             self.port.queues.get_mut(group).batch = batch;
             self.port.batches.batch_mut(batch).groups.push(group);
         }
@@ -216,7 +216,7 @@ impl Link {
     }
 
     /// Removes the flow from its queue.
-    pub(super) fn dequeue(&mut self, now: Time, slot: Slot) {
+    pub(super) fn dequeue(&mut self, now: Time, slot: Index) {
         let flow = self.port.flows.get(slot);
         let (batch, group, remaining) = (flow.batch, flow.group, flow.remaining);
         let (layer, stage, level) = (flow.spec.layer, flow.spec.stage, flow.level);
@@ -242,10 +242,10 @@ impl Link {
     }
 
     /// Updates the rank of a group, or removes the group if it is empty.
-    pub(super) fn rerank(&mut self, now: Time, group: Slot) {
+    pub(super) fn rerank(&mut self, now: Time, group: Index) {
         let entry = self.port.queues.get(group);
         if entry.members.is_empty() {
-            if entry.scope == Scope::Batch {
+            if entry.scope == GroupBy::Batch {
                 let batch = entry.batch;
                 self.port.batches.batch_mut(batch).groups.retain(|&other| other != group);
             }
@@ -267,7 +267,7 @@ impl Link {
     pub(super) fn relocate(
         &mut self,
         now: Time,
-        slot: Slot,
+        slot: Index,
         mut position: QueuePosition,
     ) -> Option<Action> {
         let flow = self.port.flows.get(slot);
@@ -294,7 +294,7 @@ impl Link {
     }
 
     /// Registers when the first check of `batch` is due.
-    pub(super) fn schedule(&mut self, batch: Slot) {
+    pub(super) fn schedule(&mut self, batch: Index) {
         let gated = self.discipline.checks_at_boundaries();
         let known = self.port.batches.batch_mut(batch);
         let due = match known.checks.first() {
@@ -317,7 +317,7 @@ impl Link {
     }
 
     /// Updates the ranks of all groups of the batch.
-    pub(super) fn rerank_batch(&mut self, now: Time, batch: Slot) {
+    pub(super) fn rerank_batch(&mut self, now: Time, batch: Index) {
         for i in 0..self.port.batches.batch(batch).groups.len() {
             let group = self.port.batches.batch(batch).groups[i];
             self.rerank(now, group);

@@ -48,7 +48,7 @@ struct Load {
 /// An entry of a port's list, for one [`Load`] of a request. The entry has all values that rank the
 /// request among those that load the port, so that ranking them reads one list in order.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct User {
+pub(super) struct PortUser {
     pub(super) request: RequestId,
     pub(super) weight: Weight,
     pub(super) member: MemberSlot,
@@ -70,9 +70,9 @@ impl Weight {
 }
 
 #[derive(Debug)]
-struct Port {
+struct PortTraffic {
     id: PortId,
-    users: Vec<User>,
+    users: Vec<PortUser>,
     /// Whether the port's rate was reported. Such a port stays even if no request loads it.
     reported: bool,
 }
@@ -113,7 +113,7 @@ pub struct TrafficTable {
     default_rate: u64,
     ports_max: usize,
     port_slots: BTreeMap<PortId, PortSlot>,
-    ports: Vec<Port>,
+    ports: Vec<PortTraffic>,
     /// Bytes per second by port slot. The inner loop reads only this list, so it is not in `ports`.
     rates: Vec<u64>,
     free_ports: Vec<PortSlot>,
@@ -201,7 +201,7 @@ impl TrafficTable {
         for load in &mut loads {
             let users = &mut self.ports[load.port as usize].users;
             load.at = users.len() as u32;
-            users.push(User {
+            users.push(PortUser {
                 request: member.request,
                 weight: Weight::new(load.bytes, member.started),
                 member: slot,
@@ -320,7 +320,7 @@ impl TrafficTable {
         &self.rates
     }
 
-    pub(super) fn users(&self, port: PortSlot) -> &[User] {
+    pub(super) fn users(&self, port: PortSlot) -> &[PortUser] {
         &self.ports[port as usize].users
     }
 
@@ -350,7 +350,7 @@ impl TrafficTable {
         if self.port_slots.len() >= self.ports_max {
             return None;
         }
-        let port = Port { id, users: Vec::new(), reported: false };
+        let port = PortTraffic { id, users: Vec::new(), reported: false };
         let slot = match self.free_ports.pop() {
             Some(slot) => {
                 self.ports[slot as usize] = port;

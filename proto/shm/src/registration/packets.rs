@@ -11,7 +11,7 @@ use crate::registration::{Hello, PACKET_MAX, Reason, RegistrationError, Reply};
 
 /// Room for two descriptors, with the alignment of `cmsghdr`.
 #[repr(C, align(8))]
-struct Control([u8; 64]);
+struct DescriptorBuffer([u8; 64]);
 
 const RIGHTS: usize = 2;
 const RIGHTS_BYTES: u32 = (RIGHTS * size_of::<RawFd>()) as u32;
@@ -22,7 +22,7 @@ fn send(
     rights: Option<[BorrowedFd<'_>; RIGHTS]>,
 ) -> Result<(), RegistrationError> {
     let mut part = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
-    let mut control = Control([0; 64]);
+    let mut control = DescriptorBuffer([0; 64]);
     // SAFETY: `msghdr` is plain data, for which zero is a valid value.
     let mut message: libc::msghdr = unsafe { core::mem::zeroed() };
     message.msg_iov = &raw mut part;
@@ -63,7 +63,7 @@ fn receive(socket: BorrowedFd<'_>, rights: bool) -> Result<Option<Packet>, Regis
     let mut packet = Packet { bytes: [0; PACKET_MAX], length: 0, rights: Vec::new() };
     let mut part =
         libc::iovec { iov_base: packet.bytes.as_mut_ptr().cast(), iov_len: packet.bytes.len() };
-    let mut control = Control([0; 64]);
+    let mut control = DescriptorBuffer([0; 64]);
     // SAFETY: `msghdr` is plain data, for which zero is a valid value.
     let mut message: libc::msghdr = unsafe { core::mem::zeroed() };
     message.msg_iov = &raw mut part;

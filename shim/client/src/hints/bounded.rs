@@ -10,14 +10,14 @@ use std::collections::{HashMap, VecDeque};
 /// A table of a limited number of entries, by number.
 #[derive(Debug)]
 pub(super) struct Bounded<T> {
-    entries: HashMap<u64, Entry<T>>,
+    entries: HashMap<u64, BoundedEntry<T>>,
     ages: VecDeque<(u64, u64)>,
     arrivals: u64,
     most: usize,
 }
 
 #[derive(Debug)]
-struct Entry<T> {
+struct BoundedEntry<T> {
     arrival: u64,
     what: T,
 }
@@ -48,7 +48,7 @@ impl<T> Bounded<T> {
     pub(super) fn insert(&mut self, key: u64, what: T) -> Option<(u64, T)> {
         self.arrivals += 1;
         let arrival = self.arrivals;
-        self.entries.insert(key, Entry { arrival, what });
+        self.entries.insert(key, BoundedEntry { arrival, what });
         self.ages.push_back((key, arrival));
         if self.ages.len() > 2 * self.most {
             let entries = &self.entries;

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use laxity_shm::record::Flow;
 use laxity_shm::sleep::now_ns;
 
-use super::Hub;
+use super::HintHub;
 use crate::client::Client;
 use crate::lane::Lane;
 use crate::ticket::{Permit, Ticket};
@@ -60,16 +60,16 @@ impl Inner {
 /// A transfer that waits for permits. Dropping it cancels what was not sent.
 #[derive(Debug)]
 pub struct Transfer {
-    hub: &'static Hub,
+    hub: &'static HintHub,
     shard: usize,
     /// The epoch of the process that submitted it. A forked child must not use it.
     epoch: u32,
     bytes: u64,
-    state: Mutex<State>,
+    state: Mutex<TransferState>,
 }
 
 #[derive(Debug)]
-struct State {
+struct TransferState {
     ticket: Ticket,
     completed: u64,
     /// The permitted bytes of a transfer that is cancelled or sent completely. Nothing more is
@@ -77,7 +77,7 @@ struct State {
     over: Option<u64>,
 }
 
-impl State {
+impl TransferState {
     fn permitted(&self) -> u64 {
         self.over.unwrap_or_else(|| self.ticket.permitted())
     }
@@ -112,17 +112,17 @@ enum Look {
 const OVER: Permit = Permit { bytes: 0, level: 0, dscp: 0, last: true, bypassed: false };
 
 /// Returns the index of the first lane with the fewest transfers.
-fn least_loaded(hub: &Hub) -> usize {
+fn least_loaded(hub: &HintHub) -> usize {
     let load = |index: &usize| hub.shards[*index].load.load(Ordering::Relaxed);
     (0..hub.shards.len()).min_by_key(load).unwrap_or(0)
 }
 
 impl Transfer {
-    pub(super) fn submit(hub: &'static Hub, flow: &Flow) -> Self {
+    pub(super) fn submit(hub: &'static HintHub, flow: &Flow) -> Self {
         Self::submit_to(hub, least_loaded(hub), flow)
     }
 
-    fn submit_to(hub: &'static Hub, shard: usize, flow: &Flow) -> Self {
+    fn submit_to(hub: &'static HintHub, shard: usize, flow: &Flow) -> Self {
         let place = &hub.shards[shard];
         place.load.fetch_add(1, Ordering::Relaxed);
         let ticket = place.lock().lane(&hub.client).submit(flow);
@@ -131,7 +131,7 @@ impl Transfer {
             shard,
             epoch: hub.epoch,
             bytes: flow.bytes,
-            state: Mutex::new(State { ticket, completed: 0, over: None }),
+            state: Mutex::new(TransferState { ticket, completed: 0, over: None }),
         }
     }
 
@@ -162,7 +162,7 @@ impl Transfer {
     }
 
     /// Locks the state. Returns `None` in a forked child if another thread held the lock.
-    fn lock(&self) -> Option<MutexGuard<'_, State>> {
+    fn lock(&self) -> Option<MutexGuard<'_, TransferState>> {
         if self.is_foreign() {
             return self.state.try_lock().ok();
         }
@@ -297,7 +297,7 @@ impl Transfer {
 /// Transfers in one lane, so that one thread can wait for any of them.
 #[derive(Debug)]
 pub struct Transfers {
-    hub: &'static Hub,
+    hub: &'static HintHub,
     shard: usize,
     epoch: u32,
     /// Whether the last wait didn't sleep, because the lane had other news. Relaxed, as a hint.
@@ -305,7 +305,7 @@ pub struct Transfers {
 }
 
 impl Transfers {
-    pub(super) fn open(hub: &'static Hub) -> Self {
+    pub(super) fn open(hub: &'static HintHub) -> Self {
         let shard = least_loaded(hub);
         hub.shards[shard].load.fetch_add(1, Ordering::Relaxed);
         Self { hub, shard, epoch: hub.epoch, in_vain: AtomicBool::new(false) }

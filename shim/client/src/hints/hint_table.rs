@@ -74,7 +74,7 @@ pub struct Facts {
 }
 
 #[derive(Debug, Default)]
-struct Request {
+struct HintedRequest {
     facts: Facts,
     /// The batch that the request joined last, 0 if none.
     batch: u64,
@@ -82,7 +82,7 @@ struct Request {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Batch {
+struct HintedBatch {
     layers: u16,
     layer_time_ns: u64,
     /// The batch that this one waits for, 0 if none.
@@ -94,7 +94,7 @@ struct Batch {
 
 /// Counters of hints.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
+pub struct HintCounts {
     /// Number of hints that were taken.
     pub hints: u64,
     /// Requests removed for lack of room.
@@ -122,10 +122,10 @@ pub struct Counts {
 /// The requests and batches of this process.
 #[derive(Debug)]
 pub(super) struct HintTable {
-    requests: Bounded<Request>,
-    batches: Bounded<Batch>,
+    requests: Bounded<HintedRequest>,
+    batches: Bounded<HintedBatch>,
     pub(super) sights: FirstSights,
-    pub(super) counts: Counts,
+    pub(super) counts: HintCounts,
 }
 
 impl HintTable {
@@ -138,7 +138,7 @@ impl HintTable {
             requests: Bounded::new(requests),
             batches: Bounded::new(batches),
             sights: FirstSights::new(requests),
-            counts: Counts::default(),
+            counts: HintCounts::default(),
         }
     }
 
@@ -174,11 +174,11 @@ impl HintTable {
                 say(join(batch, request, &facts));
             }
         }
-        self.put(request, Request { facts, batch, ended: false }, say);
+        self.put(request, HintedRequest { facts, batch, ended: false }, say);
         Ok(())
     }
 
-    fn put(&mut self, request: u64, what: Request, say: &mut dyn FnMut(Hint)) {
+    fn put(&mut self, request: u64, what: HintedRequest, say: &mut dyn FnMut(Hint)) {
         if let Some((evicted, was)) = self.requests.insert(request, what)
             && !was.ended
         {
@@ -234,7 +234,7 @@ impl HintTable {
 
     fn request_end(&mut self, request: u64, say: &mut dyn FnMut(Hint)) -> Result<(), HintError> {
         self.sights.forget(request);
-        let ended = Request { ended: true, ..Request::default() };
+        let ended = HintedRequest { ended: true, ..HintedRequest::default() };
         match self.requests.get_mut(request) {
             Some(known) if known.ended => {
                 self.counts.requests_ended_twice += 1;
@@ -263,7 +263,7 @@ impl HintTable {
         if self.batches.get(batch).is_some() {
             self.counts.batches_begun_twice += 1;
         }
-        let known = Batch { layers, layer_time_ns, ahead: 0, layer: None, computed: false };
+        let known = HintedBatch { layers, layer_time_ns, ahead: 0, layer: None, computed: false };
         if let Some((batch, _)) = self.batches.insert(batch, known) {
             self.counts.batches_evicted += 1;
             say(Hint::BatchEnd { batch });
@@ -287,7 +287,7 @@ impl HintTable {
     }
 
     /// Returns the batch of a hint. Counts an unknown one.
-    fn look_up(&mut self, batch: u64) -> Option<&mut Batch> {
+    fn look_up(&mut self, batch: u64) -> Option<&mut HintedBatch> {
         let known = self.batches.get_mut(batch);
         if known.is_none() {
             self.counts.batches_unknown += 1;

@@ -6,9 +6,9 @@
 //! daemon, as a flow of its own. So each byte goes out once, whatever either daemon writes.
 //!
 //! A ticket belongs to the caller. It therefore goes to the next daemon when it is polled: until
-//! then [`Held`] says what became of its flow. New flows wait in the same way. All of them are
-//! bypassed once [`crate::session::Session::has_successor`] is false: after a second, or as soon as
-//! nobody listens at the socket.
+//! then [`HandoverFlow`] says what became of its flow. New flows wait in the same way. All of them
+//! are bypassed once [`crate::session::Session::has_successor`] is false: after a second, or as
+//! soon as nobody listens at the socket.
 //!
 //! The next daemon does not learn of bytes that the last one permitted and that are in flight. It
 //! may permit one window too many, once. Such bytes have usually left before it has started.
@@ -16,7 +16,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use laxity_shm::permit::{self, State};
+use laxity_shm::permit::{self, SlotState};
 use laxity_shm::record::Flow;
 
 use super::Lane;
@@ -36,14 +36,14 @@ pub(crate) struct Handover {
     seat: u64,
     /// Number of flows that may wait: as many as in a lane of that session.
     room: usize,
-    flows: Vec<Held>,
+    flows: Vec<HandoverFlow>,
     /// Whether flows got tickets of the next daemon since [`Lane::has_moved`] was last called.
     moved: bool,
 }
 
 /// A flow whose ticket is of another daemon, or of none.
 #[derive(Debug)]
-struct Held {
+struct HandoverFlow {
     /// The mark of the caller's ticket.
     state: TicketState,
     /// The flow, with those bytes only that are not permitted.
@@ -70,19 +70,19 @@ impl Handover {
 }
 
 /// Returns the flows of a binding that wait, oldest first, without the bytes that were permitted.
-fn waiting(binding: &LaneBinding, seat: u64) -> Vec<Held> {
-    let mut flows: Vec<(u64, Held)> = binding
+fn waiting(binding: &LaneBinding, seat: u64) -> Vec<HandoverFlow> {
+    let mut flows: Vec<(u64, HandoverFlow)> = binding
         .pending
         .slots()
         .filter_map(|slot| {
             let (age, permitted) = match permit::decode(binding.pending.seen(slot)) {
-                State::Published(tag) => (tag, 0),
-                State::Permit { cumulative, .. } => (0, cumulative),
-                State::Empty | State::Invalid => return None,
+                SlotState::Published(tag) => (tag, 0),
+                SlotState::Permit { cumulative, .. } => (0, cumulative),
+                SlotState::Empty | SlotState::Invalid => return None,
             };
             let mut flow = binding.producer.flow(slot)?;
             flow.bytes = flow.bytes.checked_sub(permitted)?;
-            Some((age, Held { state: TicketState::of(seat).gated(slot), flow, next: None }))
+            Some((age, HandoverFlow { state: TicketState::of(seat).gated(slot), flow, next: None }))
         })
         .collect();
     flows.sort_by_key(|(age, _)| *age);
@@ -140,7 +140,7 @@ impl Lane {
         }
         // A number of its own tells the flow from others.
         let state = TicketState::of(super::next_number()).gated(0);
-        self.handover.flows.push(Held { state, flow: *flow, next: None });
+        self.handover.flows.push(HandoverFlow { state, flow: *flow, next: None });
         Ticket { tag: 0, total: flow.bytes, permitted: 0, state }
     }
 
@@ -213,7 +213,7 @@ impl Lane {
 
     /// Reports whether flows wait for the next daemon, after a look for it.
     pub(crate) fn waits_for_next(&mut self) -> bool {
-        let waits = |held: &Held| held.next.is_none();
+        let waits = |held: &HandoverFlow| held.next.is_none();
         if self.binding.is_some() || !self.handover.flows.iter().any(waits) {
             return false;
         }

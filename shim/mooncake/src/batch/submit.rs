@@ -4,7 +4,7 @@ use core::ffi::c_int;
 use core::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use super::{Batch, Notification, State, WAITING, WAITING_MAX, wait_for_permits};
+use super::{BatchState, Notification, TransferBatch, WAITING, WAITING_MAX, wait_for_permits};
 use crate::abi::NotifyMsg;
 use crate::calls::{Call, hand_on};
 use crate::hub::Hub;
@@ -14,12 +14,17 @@ use crate::runs::{self, Run, TOGETHER_BYTES};
 /// Longest wait of a call for an immediate permit. A daemon that is awake takes less, and the
 /// program doesn't notice it.
 const ANSWER: Duration = Duration::from_micros(500);
-impl Batch {
+impl TransferBatch {
     /// Implements `submitTransfer` and `submitTransferWithNotify`.
     ///
     /// # Safety
     /// The conditions of the program's function hold.
-    pub(crate) unsafe fn submit(&self, state: &mut State, hub: &'static Hub, call: &Call) -> c_int {
+    pub(crate) unsafe fn submit(
+        &self,
+        state: &mut BatchState,
+        hub: &'static Hub,
+        call: &Call,
+    ) -> c_int {
         if let Some(code) = state.refusal {
             return code;
         }
@@ -56,7 +61,7 @@ impl Batch {
     /// The conditions of [`Self::submit`] hold.
     unsafe fn gate(
         &self,
-        state: &mut State,
+        state: &mut BatchState,
         hub: &'static Hub,
         call: &Call,
         runs: &[Run],
@@ -109,7 +114,7 @@ impl Batch {
     /// Handles Mooncake's refusal of a part of a call, of which Mooncake has `at` transfers. If it
     /// is the first part, the program gets the error. Otherwise the transfers of that part fail
     /// later, since those before them go on and the program has to wait for them.
-    fn refused(&self, state: &mut State, code: c_int, at: usize, count: usize) -> c_int {
+    fn refused(&self, state: &mut BatchState, code: c_int, at: usize, count: usize) -> c_int {
         state.passes = true;
         if at == 0 {
             return code;
@@ -124,7 +129,7 @@ impl Batch {
     ///
     /// # Safety
     /// The conditions of [`Self::submit`] hold.
-    unsafe fn pass(&self, state: &mut State, call: &Call) -> c_int {
+    unsafe fn pass(&self, state: &mut BatchState, call: &Call) -> c_int {
         self.flush(state);
         if let Some(code) = state.refusal {
             return code;

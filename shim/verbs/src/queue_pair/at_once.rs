@@ -2,9 +2,9 @@
 
 use laxity_ibverbs::{ibv_qp, ibv_send_wr};
 
-use super::{IN_FLIGHT_MAX, InFlight, QueuePair, State};
+use super::{IN_FLIGHT_MAX, PostedWork, QueuePair, QueuePairState};
 use crate::contexts::PostSend;
-use crate::list::{Posted, call, call_prefix, position};
+use crate::list::{PostResult, call, call_prefix, position};
 use crate::{classify, work};
 
 impl QueuePair {
@@ -16,11 +16,11 @@ impl QueuePair {
     #[inline]
     pub(super) unsafe fn post_ahead(
         &'static self,
-        state: &mut State,
+        state: &mut QueuePairState,
         real: PostSend,
         ibv: *mut ibv_qp,
         one: *mut ibv_send_wr,
-    ) -> Option<Posted> {
+    ) -> Option<PostResult> {
         // SAFETY: upheld by the caller.
         let wr = unsafe { &*one };
         // SAFETY: upheld by the caller.
@@ -30,7 +30,7 @@ impl QueuePair {
         let result = unsafe { call(real, ibv, one) };
         if result.is_ok() {
             state.ahead.went(bytes);
-            self.one_launched(state, InFlight::unreported(wr_id, signaled), bytes);
+            self.one_launched(state, PostedWork::unreported(wr_id, signaled), bytes);
         }
         Some(result)
     }
@@ -41,15 +41,15 @@ impl QueuePair {
     /// The conditions of [`QueuePair::post`] hold. `one` is not null.
     pub(super) unsafe fn post_one(
         &'static self,
-        state: &mut State,
+        state: &mut QueuePairState,
         real: PostSend,
         ibv: *mut ibv_qp,
         one: *mut ibv_send_wr,
-    ) -> Posted {
+    ) -> PostResult {
         // SAFETY: upheld by the caller.
         let wr = unsafe { &*one };
         let signaled = state.signals_all || work::is_signaled(wr);
-        let (opcode, mut flight) = (wr.opcode, InFlight::unreported(wr.wr_id, signaled));
+        let (opcode, mut flight) = (wr.opcode, PostedWork::unreported(wr.wr_id, signaled));
         // SAFETY: upheld by the caller.
         let mut flow = unsafe { classify::flow(wr, state.peer) };
         if let Some(flow) = &mut flow {
@@ -82,7 +82,7 @@ impl QueuePair {
             if !signaled {
                 // The completion of an unsignaled work request can't be observed.
                 self.report_delivered(&mut lane, &flight.ticket, flight.bytes);
-                flight = InFlight::unreported(flight.wr_id, false);
+                flight = PostedWork::unreported(flight.wr_id, false);
             }
         }
         self.one_launched(state, flight, bytes);
@@ -91,7 +91,7 @@ impl QueuePair {
 
     /// Records a work request that the provider took.
     #[inline]
-    fn one_launched(&'static self, state: &mut State, flight: InFlight, bytes: u64) {
+    fn one_launched(&'static self, state: &mut QueuePairState, flight: PostedWork, bytes: u64) {
         if flight.ticket.is_known() && !state.watched {
             self.be_watched(state);
         }
@@ -104,7 +104,7 @@ impl QueuePair {
     }
 
     /// Ends the loan and reports what went ahead.
-    pub(super) fn end_ahead(&self, state: &mut State) {
+    pub(super) fn end_ahead(&self, state: &mut QueuePairState) {
         if state.ahead.is_idle() {
             return;
         }
@@ -122,12 +122,12 @@ impl QueuePair {
     #[inline]
     pub(super) unsafe fn post_at_once(
         &'static self,
-        state: &mut State,
+        state: &mut QueuePairState,
         real: PostSend,
         ibv: *mut ibv_qp,
         list: *mut ibv_send_wr,
         atomic: bool,
-    ) -> Posted {
+    ) -> PostResult {
         let first = state.in_flight.len();
         let mut at = list;
         let mut gated = None;
@@ -137,7 +137,7 @@ impl QueuePair {
             // SAFETY: upheld by the caller.
             let flow = unsafe { classify::flow(wr, state.peer) };
             let signaled = state.signals_all || work::is_signaled(wr);
-            let mut flight = InFlight::unreported(wr.wr_id, signaled);
+            let mut flight = PostedWork::unreported(wr.wr_id, signaled);
             if let Some(mut flow) = flow {
                 flight.bytes = flow.bytes;
                 if !lane.submit_whole_into(&mut flow, || state.nic(), &mut flight.ticket) {

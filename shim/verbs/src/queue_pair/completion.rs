@@ -5,7 +5,7 @@ use core::ptr;
 use laxity_client::{Lane, Ticket};
 use laxity_ibverbs::{ibv_cq, ibv_wc_status};
 
-use super::{IN_FLIGHT_MAX, QueuePair, State};
+use super::{IN_FLIGHT_MAX, QueuePair, QueuePairState};
 use crate::lanes;
 
 impl QueuePair {
@@ -19,7 +19,7 @@ impl QueuePair {
 
     /// Completes the oldest work requests if more are in flight than any queue holds.
     #[cold]
-    pub(super) fn assume_completed(&self, state: &mut State) {
+    pub(super) fn assume_completed(&self, state: &mut QueuePairState) {
         let mut lane = self.shard().lane();
         while state.in_flight.len() > IN_FLIGHT_MAX {
             if let Some(oldest) = state.in_flight.pop_front() {
@@ -30,7 +30,7 @@ impl QueuePair {
 
     /// Records that the provider took all work requests in flight from index `first` on.
     #[inline]
-    pub(super) fn launched(&'static self, state: &mut State, first: usize) {
+    pub(super) fn launched(&'static self, state: &mut QueuePairState, first: usize) {
         let count = state.in_flight.len() - first;
         state.counts.posted += count as u64;
         let mut bytes = 0;
@@ -82,7 +82,7 @@ impl QueuePair {
     #[inline]
     fn note(
         &self,
-        state: &mut State,
+        state: &mut QueuePairState,
         cq: *const ibv_cq,
         wr_id: u64,
         status: ibv_wc_status::Type,

@@ -8,7 +8,7 @@
 
 use laxity_client::Ticket;
 
-use super::{QueuePair, State};
+use super::{QueuePair, QueuePairState};
 use crate::lanes;
 
 /// Ticks without a poll after which work requests are assumed complete, about 100 ms. Programs that
@@ -18,7 +18,7 @@ const UNPOLLED_TICKS: u32 = 6;
 impl QueuePair {
     /// Adds the queue pair to the watched ones when a flow that the daemon counts is in flight.
     #[cold]
-    pub(super) fn be_watched(&'static self, state: &mut State) {
+    pub(super) fn be_watched(&'static self, state: &mut QueuePairState) {
         lanes::advance_tick();
         state.progress = lanes::tick();
         state.watched = true;
@@ -38,7 +38,7 @@ impl QueuePair {
     }
 
     /// Completes the work requests in flight if nobody polls.
-    pub(super) fn settle_unpolled(&self, state: &mut State) {
+    pub(super) fn settle_unpolled(&self, state: &mut QueuePairState) {
         let now = lanes::tick();
         let passed = |since: u32| now.wrapping_sub(since) >= UNPOLLED_TICKS;
         let Some(context) = state.context.filter(|_| passed(state.progress)) else {

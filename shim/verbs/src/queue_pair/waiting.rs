@@ -3,15 +3,15 @@
 use laxity_client::Ticket;
 use laxity_ibverbs::ibv_send_wr;
 
-use super::{AHEAD, Deferred, InFlight, PermitState, QueuePair, SendReadiness, State};
-use crate::contexts::Context;
-use crate::list::{Posted, call, is_full};
+use super::{AHEAD, Deferred, PermitState, PostedWork, QueuePair, QueuePairState, SendReadiness};
+use crate::contexts::HookedContext;
+use crate::list::{PostResult, call, is_full};
 use crate::report::COUNTERS;
 use crate::work::{self, DeferredRequest};
 use crate::{classify, exports, lanes};
 
 impl QueuePair {
-    pub(super) fn release_all(&self, state: &mut State) {
+    pub(super) fn release_all(&self, state: &mut QueuePairState) {
         let mut lane = self.shard().lane();
         for waits in &mut state.waiting {
             waits.pull(&mut lane);
@@ -26,11 +26,11 @@ impl QueuePair {
     /// The conditions of [`QueuePair::post`] hold.
     pub(super) unsafe fn defer(
         &'static self,
-        state: &mut State,
+        state: &mut QueuePairState,
         list: *mut ibv_send_wr,
         first: Option<Ticket>,
         accepted: bool,
-    ) -> Posted {
+    ) -> PostResult {
         self.end_ahead(state);
         let peer = state.peer;
         let mut first = first;
@@ -84,7 +84,7 @@ impl QueuePair {
         self.state.try_lock().is_some_and(|mut state| self.advance(&mut state))
     }
 
-    pub(super) fn advance(&'static self, state: &mut State) -> bool {
+    pub(super) fn advance(&'static self, state: &mut QueuePairState) -> bool {
         if state.halted || state.waiting.is_empty() {
             return false;
         }
@@ -101,7 +101,7 @@ impl QueuePair {
     }
 
     /// Submits waiting work requests and collects permits. Reports whether the first one may go.
-    fn collect_permits(&self, state: &mut State) -> bool {
+    fn collect_permits(&self, state: &mut QueuePairState) -> bool {
         if state.waiting.is_empty() {
             return false;
         }
@@ -115,7 +115,7 @@ impl QueuePair {
         while state.submitted < AHEAD.min(state.waiting.len())
             && (state.submitted == 0 || lane.has_room())
         {
-            let nic = || state.context.map_or(u8::MAX, Context::nic);
+            let nic = || state.context.map_or(u8::MAX, HookedContext::nic);
             let next = &mut state.waiting[state.submitted];
             if let PermitState::Unasked(flow) = &mut next.permit {
                 let mut ticket = Ticket::default();
@@ -157,8 +157,8 @@ impl QueuePair {
     }
 
     /// Posts the first waiting work request, which may go. Returns false if it still waits.
-    fn post_front(&'static self, state: &mut State) -> bool {
-        let Some(real) = state.context.and_then(Context::post_send) else {
+    fn post_front(&'static self, state: &mut QueuePairState) -> bool {
+        let Some(real) = state.context.and_then(HookedContext::post_send) else {
             return false;
         };
         let ibv = state.ibv.0;
@@ -197,7 +197,7 @@ impl QueuePair {
             PermitState::Waits(ticket) | PermitState::Permitted(ticket) => ticket,
             PermitState::Unasked(_) => Ticket::default(),
         };
-        state.in_flight.push_back(InFlight {
+        state.in_flight.push_back(PostedWork {
             wr_id: gone.wr_id,
             signaled: gone.signaled || failed,
             bytes: gone.bytes,

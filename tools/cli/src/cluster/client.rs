@@ -21,7 +21,7 @@ const ANSWER_BYTES_MAX: usize = 64 << 20;
 
 /// Where the coordinator is and how it knows us.
 #[derive(Debug, Args)]
-pub(crate) struct Coordinator {
+pub(crate) struct CoordinatorArgs {
     /// URL of the coordinator; it begins with https:// if the coordinator uses TLS
     #[arg(long, value_name = "URL", env = ENDPOINT_ENV, default_value = ENDPOINT_DEFAULT)]
     endpoint: String,
@@ -49,7 +49,7 @@ pub(crate) struct Coordinator {
     pub(crate) json: bool,
 }
 
-impl Coordinator {
+impl CoordinatorArgs {
     fn timeout(&self) -> Duration {
         Duration::from_millis(self.timeout_ms)
     }
@@ -110,7 +110,7 @@ impl Coordinator {
         Ok(tls)
     }
 
-    pub(crate) fn run<T, W>(&self, work: impl FnOnce(Client) -> W) -> Result<T, ClusterError>
+    pub(crate) fn run<T, W>(&self, work: impl FnOnce(ClusterClient) -> W) -> Result<T, ClusterError>
     where
         W: Future<Output = Result<T, ClusterError>>,
     {
@@ -122,7 +122,7 @@ impl Coordinator {
         runtime.block_on(async {
             let channel = endpoint.connect().await.map_err(|error| self.unreachable(&error))?;
             let operator = OperatorClient::new(channel).max_decoding_message_size(ANSWER_BYTES_MAX);
-            work(Client { operator, timeout: self.timeout() }).await
+            work(ClusterClient { operator, timeout: self.timeout() }).await
         })
     }
 
@@ -149,12 +149,12 @@ fn given(path: &Option<PathBuf>) -> Option<&Path> {
     path.as_deref().filter(|path| !path.as_os_str().is_empty())
 }
 
-pub(crate) struct Client {
+pub(crate) struct ClusterClient {
     pub(crate) operator: OperatorClient<Channel>,
     timeout: Duration,
 }
 
-impl Client {
+impl ClusterClient {
     /// Returns the answer, or an error if it does not come in time.
     pub(crate) async fn answer<T>(
         &self,

@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use laxity_cli::output::OutputError;
 use laxity_credentials::Unusable;
-use laxity_credentials::explain::{self, Settings};
+use laxity_credentials::explain::{self, SettingNames};
 use thiserror::Error;
 use tonic::{Code, Status};
 
 use super::tables::clean;
 
-pub(super) const SETTINGS: Settings = Settings::OPTIONS;
+pub(super) const SETTINGS: SettingNames = SettingNames::OPTIONS;
 
 /// The reason why a command failed. The texts contain their causes.
 #[derive(Debug, Error)]

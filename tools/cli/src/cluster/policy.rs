@@ -6,7 +6,7 @@ use laxity_wire::v1::{
     GetPolicyRequest, GetPolicyResponse, Policy, PolicyRevision, SetPolicyRequest,
 };
 
-use super::client::Coordinator;
+use super::client::CoordinatorArgs;
 use super::error::ClusterError;
 use super::show::json;
 use super::tables;
@@ -40,7 +40,7 @@ Examples:
 #[derive(Debug, Args)]
 pub(crate) struct GetArgs {
     #[command(flatten)]
-    coordinator: Coordinator,
+    coordinator: CoordinatorArgs,
 }
 
 /// Arguments of `laxity cluster policy set`.
@@ -59,7 +59,7 @@ pub(crate) struct SetArgs {
     #[arg(long)]
     dry_run: bool,
     #[command(flatten)]
-    coordinator: Coordinator,
+    coordinator: CoordinatorArgs,
 }
 
 /// Arguments of `laxity cluster policy history`.
@@ -69,7 +69,7 @@ pub(crate) struct HistoryArgs {
     #[arg(long, value_name = "N", default_value_t = 20)]
     limit: u32,
     #[command(flatten)]
-    coordinator: Coordinator,
+    coordinator: CoordinatorArgs,
 }
 
 pub(super) fn run(command: &PolicyCommand) -> Result<(), ClusterError> {
@@ -80,7 +80,7 @@ pub(super) fn run(command: &PolicyCommand) -> Result<(), ClusterError> {
     }
 }
 
-fn ask(coordinator: &Coordinator, history: u32) -> Result<GetPolicyResponse, ClusterError> {
+fn ask(coordinator: &CoordinatorArgs, history: u32) -> Result<GetPolicyResponse, ClusterError> {
     coordinator.run(async |client| {
         let mut operator = client.operator.clone();
         client.answer(operator.get_policy(GetPolicyRequest { history })).await

@@ -8,7 +8,7 @@ use laxity_cli::output::OutputError;
 use laxity_wire::v1::watch_event::Event;
 use laxity_wire::v1::{WatchKind, WatchRequest};
 
-use super::client::Coordinator;
+use super::client::CoordinatorArgs;
 use super::error::ClusterError;
 use super::tables;
 
@@ -17,13 +17,13 @@ use super::tables;
 pub(crate) struct WatchArgs {
     /// Print only these kinds of events, separated by commas [default: all]
     #[arg(long, value_name = "KINDS", value_delimiter = ',')]
-    kinds: Vec<Kind>,
+    kinds: Vec<WatchTarget>,
     #[command(flatten)]
-    coordinator: Coordinator,
+    coordinator: CoordinatorArgs,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Kind {
+enum WatchTarget {
     /// A host connects, disconnects, is drained or put back
     Hosts,
     /// A summary of admission's runs, once a second
@@ -34,9 +34,9 @@ enum Kind {
 
 pub(super) fn watch(args: &WatchArgs) -> Result<(), ClusterError> {
     let kinds = args.kinds.iter().map(|kind| match kind {
-        Kind::Hosts => WatchKind::Hosts as i32,
-        Kind::Runs => WatchKind::Runs as i32,
-        Kind::Policy => WatchKind::Policy as i32,
+        WatchTarget::Hosts => WatchKind::Hosts as i32,
+        WatchTarget::Runs => WatchKind::Runs as i32,
+        WatchTarget::Policy => WatchKind::Policy as i32,
     });
     let request = WatchRequest { kinds: kinds.collect() };
     args.coordinator.run(async |client| {

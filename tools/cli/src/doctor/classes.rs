@@ -10,7 +10,7 @@ use laxity_shm::record::Stage;
 use laxity_wire::Status;
 
 use super::finding::Finding;
-use super::processes::{Process, Seen};
+use super::processes::{Process, ProcessScan};
 use crate::class_table::{Field, Layers, Outcome, Rules, Setting, Variable, plan};
 
 /// The traffic class of one library in one process.
@@ -63,7 +63,7 @@ fn choices(process: &Process) -> impl Iterator<Item = Choice<'_>> {
 }
 
 /// Shows the classes of each process. A class that no variable sets is only right by chance.
-pub(crate) fn table(seen: &Seen) -> Vec<Finding> {
+pub(crate) fn table(seen: &ProcessScan) -> Vec<Finding> {
     let of_process = |process: &Process| {
         let choices: Vec<Choice<'_>> = choices(process).collect();
         let words: Vec<String> = choices.iter().map(Choice::short).collect();
@@ -82,7 +82,7 @@ pub(crate) fn table(seen: &Seen) -> Vec<Finding> {
 }
 
 /// Compares the values that are set with those of `laxity env`. Bits of ECN do not count.
-pub(crate) fn compared(seen: &Seen, layers: Layers, rules: &Rules) -> Vec<Finding> {
+pub(crate) fn compared(seen: &ProcessScan, layers: Layers, rules: &Rules) -> Vec<Finding> {
     let plan = plan(layers, rules, |_| None);
     let of_process = |process: &Process| {
         let differing = |setting: &Setting| {
@@ -107,7 +107,7 @@ pub(crate) fn compared(seen: &Seen, layers: Layers, rules: &Rules) -> Vec<Findin
 }
 
 /// Reports whether some KV transfer of this host has a better class than some collective.
-pub(crate) fn inverted(seen: &Seen, status: Option<&Status>) -> Vec<Finding> {
+pub(crate) fn inverted(seen: &ProcessScan, status: Option<&Status>) -> Vec<Finding> {
     let (mut kv, mut collectives) = (Vec::new(), Vec::new());
     for process in &seen.processes {
         let is_collective = |choice: &Choice<'_>| choice.variable.stage == Stage::Collective;

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use laxity_wire::v1::{HostSettings, HostStatus, ListHostsRequest};
 
 use super::finding::Finding;
-use crate::cluster::client::Coordinator;
+use crate::cluster::client::CoordinatorArgs;
 use crate::cluster::error::ClusterError;
 
 /// A clock that differs by more than this, in seconds, makes logs and certificates misleading.
@@ -14,7 +14,7 @@ const NAMES_MAX: usize = 8;
 
 /// Asks the coordinator, and compares its hosts with each other and with those in `expect`.
 pub(super) fn examine(
-    coordinator: &Coordinator,
+    coordinator: &CoordinatorArgs,
     expect: &[String],
 ) -> Result<Vec<Finding>, ClusterError> {
     let told = coordinator.run(async |client| {

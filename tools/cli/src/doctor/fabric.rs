@@ -11,7 +11,7 @@ use crate::class_table::Layers;
 const CLASS: &str = "/sys/class/infiniband";
 
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Port {
+pub(crate) struct NicPort {
     /// The device's name, such as `mlx5_0`.
     pub(crate) device: String,
     /// The port's number, from 1.
@@ -26,7 +26,7 @@ pub(crate) struct Port {
     rate_gbit: Option<f64>,
 }
 
-impl Port {
+impl NicPort {
     fn subject(&self) -> String {
         format!("{}/{}", self.device, self.number)
     }
@@ -39,14 +39,14 @@ impl Port {
 /// Runs a tool with arguments. Returns its output, if it is installed and succeeds.
 pub(crate) type Tool<'a> = &'a dyn Fn(&str, &[&str]) -> Option<String>;
 
-pub(crate) fn ports(root: &Root) -> Vec<Port> {
+pub(crate) fn ports(root: &Root) -> Vec<NicPort> {
     let mut ports = Vec::new();
     for device in root.names(CLASS) {
         for number in root.names(&format!("{CLASS}/{device}/ports")) {
             let read = |file: &str| root.text(&format!("{CLASS}/{device}/ports/{number}/{file}"));
             let link_layer = read("link_layer").unwrap_or_default();
             let state = read("state").unwrap_or_else(|| "unknown".to_owned());
-            ports.push(Port {
+            ports.push(NicPort {
                 netdev: netdev(root, &device, &number),
                 ethernet: link_layer == "Ethernet",
                 link_layer,
@@ -63,7 +63,7 @@ pub(crate) fn ports(root: &Root) -> Vec<Port> {
 
 /// Returns the link layers of a host's ports. A host without any may start containers for others,
 /// which are more often RoCE.
-pub(crate) fn layers(ports: &[Port]) -> Layers {
+pub(crate) fn layers(ports: &[NicPort]) -> Layers {
     let infiniband = ports.iter().any(|port| port.link_layer == "InfiniBand");
     Layers { roce: ports.is_empty() || ports.iter().any(|port| port.ethernet), infiniband }
 }
@@ -83,7 +83,7 @@ fn netdev(root: &Root, device: &str, port: &str) -> Option<String> {
 }
 
 /// Returns how the levels are told apart on a port that is not Ethernet.
-pub(crate) fn marking(port: &Port, status: Option<&Status>) -> String {
+pub(crate) fn marking(port: &NicPort, status: Option<&Status>) -> String {
     if port.link_layer != "InfiniBand" {
         return "software order only: EFA has no classes".to_owned();
     }
@@ -101,7 +101,7 @@ pub(crate) fn marking(port: &Port, status: Option<&Status>) -> String {
     }
 }
 
-fn service_levels(port: &Port, status: Option<&Status>) -> Finding {
+fn service_levels(port: &NicPort, status: Option<&Status>) -> Finding {
     let finding = Finding::info("marking", marking(port, status));
     if port.link_layer != "InfiniBand" {
         return finding.because("EFA shows neither DSCP nor service level to applications");
@@ -116,7 +116,7 @@ fn service_levels(port: &Port, status: Option<&Status>) -> Finding {
 }
 
 /// Checks the state of each port, and whether the daemon has a NIC for it with its rate.
-pub(crate) fn devices(ports: &[Port], status: Option<&Status>) -> Vec<Finding> {
+pub(crate) fn devices(ports: &[NicPort], status: Option<&Status>) -> Vec<Finding> {
     if ports.is_empty() {
         let none = Finding::info("device", "no RDMA device")
             .because(
@@ -153,8 +153,8 @@ pub(crate) fn devices(ports: &[Port], status: Option<&Status>) -> Vec<Finding> {
     findings
 }
 
-fn configured(ports: &[Port], status: &Status) -> Vec<Finding> {
-    let active: Vec<&Port> = ports.iter().filter(|port| port.active).collect();
+fn configured(ports: &[NicPort], status: &Status) -> Vec<Finding> {
+    let active: Vec<&NicPort> = ports.iter().filter(|port| port.active).collect();
     let nics: Vec<_> = status.ports.iter().filter(|p| p.direction == "egress").collect();
     let mut findings = Vec::new();
     for port in &active {
@@ -209,12 +209,12 @@ fn configured(ports: &[Port], status: &Status) -> Vec<Finding> {
 }
 
 /// Checks whether each RoCE port has an address whose packets carry a DSCP.
-pub(crate) fn gids(root: &Root, ports: &[Port]) -> Vec<Finding> {
+pub(crate) fn gids(root: &Root, ports: &[NicPort]) -> Vec<Finding> {
     let roce = ports.iter().filter(|port| port.ethernet);
     roce.map(|port| gid(root, port).about(port.subject())).collect()
 }
 
-fn gid(root: &Root, port: &Port) -> Finding {
+fn gid(root: &Root, port: &NicPort) -> Finding {
     let (mut mapped, mut other_v2, mut v1) = (Vec::new(), Vec::new(), Vec::new());
     for index in root.names(&port.path("gids")) {
         let Some(gid) = root.text(&port.path(&format!("gids/{index}"))) else {
@@ -252,17 +252,17 @@ fn gid(root: &Root, port: &Port) -> Finding {
     }
 }
 
-fn forced_file(port: &Port) -> String {
+fn forced_file(port: &NicPort) -> String {
     format!("{CLASS}/{}/tc/{}/traffic_class", port.device, port.number)
 }
 
 /// Returns the class that the driver forces on every verbs queue pair of a port. MLNX_OFED writes
 /// "Global tclass=106", or nothing if no class is forced.
-pub(crate) fn forced(root: &Root, port: &Port) -> Option<u8> {
+pub(crate) fn forced(root: &Root, port: &NicPort) -> Option<u8> {
     root.text(&forced_file(port)).and_then(|text| number_in(&text))
 }
 
-pub(crate) fn forced_class(root: &Root, ports: &[Port]) -> Vec<Finding> {
+pub(crate) fn forced_class(root: &Root, ports: &[NicPort]) -> Vec<Finding> {
     let mut findings = Vec::new();
     for port in ports {
         let file = forced_file(port);

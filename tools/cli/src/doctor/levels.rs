@@ -6,15 +6,15 @@
 use laxity_nic::{PriorityMap, Selection, Trust};
 use laxity_wire::Status;
 
-use super::fabric::{Port, Tool};
+use super::fabric::{NicPort, Tool};
 use super::finding::{Finding, Severity};
-use super::qos::{self, Query, Settings};
+use super::qos::{self, NicQos, Query};
 use super::root::Root;
-use crate::levels::{Level, SCAVENGER, of_status};
+use crate::levels::{NamedLevel, SCAVENGER, of_status};
 
 pub(crate) fn priorities(
     root: &Root,
-    ports: &[Port],
+    ports: &[NicPort],
     status: Option<&Status>,
     query: Query<'_>,
     tool: Tool<'_>,
@@ -39,7 +39,7 @@ fn marking(status: Option<&Status>) -> &str {
     status.map_or("preserve", |status| status.marking.as_str())
 }
 
-fn trust(interface: &str, settings: &Settings) -> Finding {
+fn trust(interface: &str, settings: &NicQos) -> Finding {
     let source = settings.source;
     let all = |trust| settings.maps.iter().all(|map| map.trust == Some(trust));
     if settings.maps.is_empty() || settings.maps.iter().any(|map| map.trust.is_none()) {
@@ -80,7 +80,7 @@ fn lossless(map: &PriorityMap) -> Finding {
     )
 }
 
-fn levels(map: &PriorityMap, levels: &[Level], marking: &str) -> Vec<Finding> {
+fn levels(map: &PriorityMap, levels: &[NamedLevel], marking: &str) -> Vec<Finding> {
     let is_known = map.trust == Some(Trust::Pcp) || map.priority(0).is_some();
     if !is_known || levels.is_empty() {
         return Vec::new();
@@ -126,11 +126,11 @@ fn way(map: &PriorityMap, dscp: u8) -> String {
 }
 
 /// Reports levels outside of the lossless priorities, if there are any such priorities.
-fn leaving(map: &PriorityMap, levels: &[Level], marking: &str) -> Option<Finding> {
+fn leaving(map: &PriorityMap, levels: &[NamedLevel], marking: &str) -> Option<Finding> {
     if map.pfc? == 0 {
         return None;
     }
-    let is_lossy = |(_, dscp): &&Level| map.is_lossless(*dscp) == Some(false);
+    let is_lossy = |(_, dscp): &&NamedLevel| map.is_lossless(*dscp) == Some(false);
     let lossy: Vec<String> = levels
         .iter()
         .filter(is_lossy)
@@ -154,7 +154,7 @@ fn leaving(map: &PriorityMap, levels: &[Level], marking: &str) -> Option<Finding
 }
 
 /// Reports levels of different DSCPs that share a queue of the NIC.
-fn sharing(map: &PriorityMap, levels: &[Level]) -> Option<Finding> {
+fn sharing(map: &PriorityMap, levels: &[NamedLevel]) -> Option<Finding> {
     // Without the queues, a shared priority is what can be known. Under PCP the DSCP selects none.
     let is_pcp = map.trust == Some(Trust::Pcp);
     let queue = |dscp: u8| match is_pcp {
@@ -165,7 +165,7 @@ fn sharing(map: &PriorityMap, levels: &[Level]) -> Option<Finding> {
     let mut severity = Severity::Warn;
     for (at, (level, dscp)) in levels.iter().enumerate() {
         let before = &levels[..at];
-        let shares = |other: &&Level| other.1 != *dscp && queue(other.1) == queue(*dscp);
+        let shares = |other: &&NamedLevel| other.1 != *dscp && queue(other.1) == queue(*dscp);
         let is_known = before.iter().any(|(_, other)| other == dscp);
         let Some((other, other_dscp)) = before.iter().rev().find(shares) else { continue };
         if is_known || queue(*dscp).is_none() {

@@ -1,7 +1,7 @@
 //! Checks of the limit on locked memory, because RDMA locks the buffers that it registers.
 
 use super::finding::{Finding, Severity};
-use super::processes::Seen;
+use super::processes::ProcessScan;
 use super::root::Root;
 
 /// Limit below which an engine's KV cache can't be registered, in bytes. Most hosts with RDMA NICs
@@ -10,7 +10,7 @@ const ENOUGH_BYTES: u64 = 16 << 30;
 const CAP_IPC_LOCK: u32 = 14;
 
 /// Checks RLIMIT_MEMLOCK of this shell, of processes that use RDMA, and of later ones.
-pub(crate) fn memlock(root: &Root, seen: &Seen, has_devices: bool) -> Vec<Finding> {
+pub(crate) fn memlock(root: &Root, seen: &ProcessScan, has_devices: bool) -> Vec<Finding> {
     let mut findings = vec![own(root, has_devices)];
     for process in seen.processes.iter().filter(|process| process.uses_rdma) {
         let pid = process.pid.to_string();

@@ -8,15 +8,15 @@ use std::io::ErrorKind;
 use laxity_wire::{ClientStatus, ControlError, Status};
 use serde::Serialize;
 
-use super::fabric::{self, Port};
+use super::fabric::{self, NicPort};
 use super::finding::{Finding, printable};
 use super::paths::{DataPath, PathKind, data_paths};
-use super::processes::{self, Nic, Process, QueuePairs, Seen};
+use super::processes::{self, NicKind, Process, ProcessScan, QueuePairs};
 use super::root::Root;
 use crate::class_table::{Field, VARIABLES, Variable};
 
 #[derive(Clone, Copy)]
-pub(crate) enum Daemon<'a> {
+pub(crate) enum DaemonReply<'a> {
     Answers(&'a Status),
     /// The daemon does not run.
     Absent,
@@ -24,7 +24,7 @@ pub(crate) enum Daemon<'a> {
     Unknown,
 }
 
-impl<'a> Daemon<'a> {
+impl<'a> DaemonReply<'a> {
     pub(crate) fn of(answer: &'a Result<Status, ControlError>, root: &Root) -> Self {
         match answer {
             Ok(status) => Self::Answers(status),
@@ -65,7 +65,7 @@ impl Reach {
 
 /// A path of a process, as it is shown.
 #[derive(Debug, Serialize)]
-pub(crate) struct Flow {
+pub(crate) struct PathRow {
     pub(crate) path: PathKind,
     pub(crate) library: String,
     /// On RoCE. `None` if the library has no class, or if the network is no RoCE.
@@ -88,7 +88,7 @@ pub(crate) struct Row {
     pub(crate) libraries: Vec<String>,
     /// Numbers of queue pairs by type, as far as the kernel knows them.
     pub(crate) queue_pairs: BTreeMap<String, usize>,
-    pub(crate) paths: Vec<Flow>,
+    pub(crate) paths: Vec<PathRow>,
     /// What to do to learn more. Empty if nothing is needed.
     pub(crate) next_step: &'static str,
 }
@@ -97,14 +97,14 @@ const NEXT_STEP: &str = "run it as root, in the pid namespace of the host";
 
 pub(crate) struct Sources<'a> {
     pub(crate) root: &'a Root,
-    pub(crate) ports: &'a [Port],
-    pub(crate) daemon: Daemon<'a>,
+    pub(crate) ports: &'a [NicPort],
+    pub(crate) daemon: DaemonReply<'a>,
     pub(crate) queue_pairs: QueuePairs,
 }
 
 impl<'a> Sources<'a> {
     /// Asks the kernel for the queue pairs of this host's processes, too.
-    pub(crate) fn new(root: &'a Root, ports: &'a [Port], daemon: Daemon<'a>) -> Self {
+    pub(crate) fn new(root: &'a Root, ports: &'a [NicPort], daemon: DaemonReply<'a>) -> Self {
         let answer = root.ask("rdma", &["-j", "res", "show", "qp"]);
         let queue_pairs = answer.map(|json| processes::queue_pairs(&json)).unwrap_or_default();
         Self { root, ports, daemon, queue_pairs }
@@ -112,12 +112,12 @@ impl<'a> Sources<'a> {
 }
 
 /// Returns the map of this host, or of the host below `root`, with the answer of its daemon.
-pub(crate) fn of_host(root: &Root, ports: &[Port], status: &Status) -> Vec<Row> {
-    rows(&Sources::new(root, ports, Daemon::Answers(status)), &processes::scan(root))
+pub(crate) fn of_host(root: &Root, ports: &[NicPort], status: &Status) -> Vec<Row> {
+    rows(&Sources::new(root, ports, DaemonReply::Answers(status)), &processes::scan(root))
 }
 
 /// Returns a row for each process that has a path, and for each that can't be read.
-pub(crate) fn rows(sources: &Sources<'_>, seen: &Seen) -> Vec<Row> {
+pub(crate) fn rows(sources: &Sources<'_>, seen: &ProcessScan) -> Vec<Row> {
     let queue_pairs = |pid| sources.queue_pairs.get(&pid).cloned().unwrap_or_default();
     let readable = seen.processes.iter().map(|process| Row {
         pid: process.pid,
@@ -142,13 +142,13 @@ pub(crate) fn rows(sources: &Sources<'_>, seen: &Seen) -> Vec<Row> {
     readable.filter(|row| !row.paths.is_empty()).chain(unreadable).collect()
 }
 
-fn flow(sources: &Sources<'_>, process: &Process, path: &DataPath) -> Flow {
-    let ports: Vec<&Port> = ports_of(sources, process);
+fn flow(sources: &Sources<'_>, process: &Process, path: &DataPath) -> PathRow {
+    let ports: Vec<&NicPort> = ports_of(sources, process);
     let is_infiniband = ports.iter().any(|port| port.link_layer == "InfiniBand");
     let field = if is_infiniband { Field::ServiceLevel } else { Field::TrafficClass };
     // EFA carries no class, whatever a library sets.
     let has_class = |row: &&Variable| {
-        row.library == path.library && row.sets == field && process.nic != Nic::Efa
+        row.library == path.library && row.sets == field && process.nic != NicKind::Efa
     };
     let row = VARIABLES.iter().find(has_class);
     let value = |name: &str| process.variables.get(name).cloned();
@@ -164,7 +164,7 @@ fn flow(sources: &Sources<'_>, process: &Process, path: &DataPath) -> Flow {
     };
     let chosen = class.filter(|&class| class != 0 && from != Some("default")).and(from);
     let (laxity, why) = reach(sources, process, path, chosen, &ports);
-    Flow {
+    PathRow {
         path: path.kind,
         library: path.library.clone(),
         traffic_class: class.filter(|_| !is_infiniband),
@@ -176,9 +176,9 @@ fn flow(sources: &Sources<'_>, process: &Process, path: &DataPath) -> Flow {
 }
 
 /// Returns the ports of a process's devices, or all of the host's if none is known.
-fn ports_of<'a>(sources: &Sources<'a>, process: &Process) -> Vec<&'a Port> {
-    let is_open = |port: &&Port| process.devices.contains(&port.device);
-    let open: Vec<&Port> = sources.ports.iter().filter(is_open).collect();
+fn ports_of<'a>(sources: &Sources<'a>, process: &Process) -> Vec<&'a NicPort> {
+    let is_open = |port: &&NicPort| process.devices.contains(&port.device);
+    let open: Vec<&NicPort> = sources.ports.iter().filter(is_open).collect();
     if open.is_empty() { sources.ports.iter().collect() } else { open }
 }
 
@@ -188,7 +188,7 @@ fn reach(
     process: &Process,
     path: &DataPath,
     chosen: Option<&str>,
-    ports: &[&Port],
+    ports: &[&NicPort],
 ) -> (Reach, String) {
     // What asks above libibverbs does so for other networks, too.
     if process.is_idle && path.asks.is_none() {
@@ -224,9 +224,9 @@ fn orders(
         return Err(format!("{by} orders RC and UC queue pairs only"));
     }
     let status = match sources.daemon {
-        Daemon::Unknown => return Ok(Some(format!("{by}, if the daemon does its part"))),
-        Daemon::Absent => return Err(format!("{by} finds no daemon")),
-        Daemon::Answers(status) => status,
+        DaemonReply::Unknown => return Ok(Some(format!("{by}, if the daemon does its part"))),
+        DaemonReply::Absent => return Err(format!("{by} finds no daemon")),
+        DaemonReply::Answers(status) => status,
     };
     let clients = || status.clients.iter().filter(|client| client.pid == process.pid);
     let is_in_force = |client: &ClientStatus| client.mode == "enforce" && !client.distrusted;
@@ -239,15 +239,15 @@ fn orders(
 }
 
 /// Returns the source by which the daemon counts all that passes the ports.
-fn counters(sources: &Sources<'_>, ports: &[&Port]) -> Option<String> {
-    let of_port = |port: &&Port| match sources.daemon {
-        Daemon::Absent => None,
-        Daemon::Unknown => {
+fn counters(sources: &Sources<'_>, ports: &[&NicPort]) -> Option<String> {
+    let of_port = |port: &&NicPort| match sources.daemon {
+        DaemonReply::Absent => None,
+        DaemonReply::Unknown => {
             let pauses = |_: &str| Err(laxity_nic::DcbError::Unsupported);
             let source = laxity_nic::counters_of(sources.root.path(), &port.device, pauses)?;
             Some(source.name().to_owned())
         }
-        Daemon::Answers(status) => {
+        DaemonReply::Answers(status) => {
             let is_its = |name: &str| {
                 name == port.device || Some(name) == port.netdev.as_deref() || name == "default"
             };
@@ -265,7 +265,7 @@ fn counters(sources: &Sources<'_>, ports: &[&Port]) -> Option<String> {
 pub(crate) fn bypasses(rows: &[Row]) -> Vec<Finding> {
     let of_row = |row: &Row| {
         let about = format!("{} ({})", row.pid, row.name);
-        let finding = |flow: &Flow| {
+        let finding = |flow: &PathRow| {
             let found = match (flow.path, flow.library.as_str()) {
                 _ if matches!(flow.laxity, Reach::Ordered | Reach::Idle) => return None,
                 (PathKind::Devx, "UCX") => "UCX on mlx5 builds its work requests itself (DEVX)",
@@ -358,7 +358,7 @@ fn heading(row: &Row) -> String {
     line
 }
 
-fn class_words(flow: &Flow) -> String {
+fn class_words(flow: &PathRow) -> String {
     let from = match flow.class_from.as_deref() {
         None => return "no class".to_owned(),
         Some("default") => "its default",

@@ -6,7 +6,7 @@
 
 use serde::Serialize;
 
-use super::processes::{Nic, Process};
+use super::processes::{NicKind, Process};
 
 /// Who posts the work requests of a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -82,7 +82,7 @@ fn can_verbs(process: &Process) -> bool {
 
 fn posted(process: &Process, library: &str) -> DataPath {
     match process.nic {
-        Nic::Efa => DataPath::new(PathKind::Efa, library, false),
+        NicKind::Efa => DataPath::new(PathKind::Efa, library, false),
         _ => DataPath::new(PathKind::Verbs, library, true),
     }
 }
@@ -102,7 +102,7 @@ fn nccl(process: &Process) -> Option<DataPath> {
     if !can_verbs(process) {
         return None;
     }
-    if process.nic == Nic::Efa {
+    if process.nic == NicKind::Efa {
         // NCCL's own transport knows no EFA, so a plugin over libfabric is needed.
         let has_plugin = process.has("libnccl-net") || process.has("libfabric");
         return has_plugin.then(|| DataPath::new(PathKind::Efa, "aws-ofi-nccl", false));
@@ -128,11 +128,11 @@ fn gin(process: &Process) -> Option<DataPath> {
         (Some("3" | "4"), _) => PathKind::GinGdaki,
         (Some("5"), _) => PathKind::Efa,
         _ if process.gin_thread => PathKind::GinProxy,
-        (_, Nic::Mlx5) if is_deepep => PathKind::GinGdaki,
+        (_, NicKind::Mlx5) if is_deepep => PathKind::GinGdaki,
         _ if is_deepep => PathKind::GinProxy,
         _ => return None,
     };
-    let verbs = kind == PathKind::GinProxy && process.nic != Nic::Efa;
+    let verbs = kind == PathKind::GinProxy && process.nic != NicKind::Efa;
     let library = if is_deepep { "DeepEP V2" } else { "NCCL GIN" };
     Some(DataPath::new(kind, library, verbs))
 }
@@ -191,7 +191,7 @@ fn ucx(process: &Process) -> Option<DataPath> {
     if !has_ucx || !can_verbs(process) || !transports.is_none_or(allows_infiniband) {
         return None;
     }
-    if process.nic == Nic::Mlx5 && transports.is_none_or(allows_mlx5) {
+    if process.nic == NicKind::Mlx5 && transports.is_none_or(allows_mlx5) {
         return Some(DataPath::new(PathKind::Devx, "UCX", false));
     }
     Some(posted(process, "UCX"))

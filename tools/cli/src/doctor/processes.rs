@@ -27,7 +27,7 @@ const CHOICES: [&str; 8] = [
 
 /// The kind of NIC that a process uses, as far as it decides about the way of its transfers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Nic {
+pub(crate) enum NicKind {
     Mlx5,
     Efa,
     #[default]
@@ -41,7 +41,7 @@ pub(crate) struct Process {
     pub(crate) uses_rdma: bool,
     pub(crate) is_idle: bool,
     pub(crate) devices: Vec<String>,
-    pub(crate) nic: Nic,
+    pub(crate) nic: NicKind,
     /// The files of RDMA libraries in it, from the beginning that is known.
     pub(crate) libraries: BTreeSet<String>,
     pub(crate) preloaded: bool,
@@ -67,14 +67,14 @@ impl Process {
 
 /// The result of a scan of the host's processes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Seen {
+pub(crate) struct ProcessScan {
     pub(crate) processes: Vec<Process>,
     /// Pid and name of each process that this user may not look into.
     pub(crate) unreadable: Vec<(u32, String)>,
 }
 
-pub(crate) fn scan(root: &Root) -> Seen {
-    let mut seen = Seen::default();
+pub(crate) fn scan(root: &Root) -> ProcessScan {
+    let mut seen = ProcessScan::default();
     for pid in root.names("/proc").iter().filter_map(|name| name.parse().ok()) {
         let name = || root.text(&format!("/proc/{pid}/comm")).unwrap_or_default();
         // Threads of the kernel and zombies have neither a command line nor a mapping.
@@ -152,7 +152,7 @@ fn libraries(maps: &str) -> BTreeSet<String> {
 
 /// Determines the NIC of a process by the driver of its devices, or else of the host's. Without any
 /// it goes by libraries, though libibverbs may load the providers of all NICs.
-fn nic(root: &Root, process: &Process) -> Nic {
+fn nic(root: &Root, process: &Process) -> NicKind {
     const CLASS: &str = "/sys/class/infiniband";
     // Names such as rocep1s0 say nothing about the driver.
     const NAMES: [&str; 6] = ["bnxt_re", "efa", "irdma", "mlx5", "rxe", "siw"];
@@ -175,13 +175,13 @@ fn nic(root: &Root, process: &Process) -> Nic {
     let unknown = drivers.is_empty();
     let asks_efa = process.variable("FI_PROVIDER").is_some_and(|it| it.contains("efa"));
     if is("efa") || unknown && asks_efa {
-        Nic::Efa
+        NicKind::Efa
     } else if is("mlx5") || unknown && process.has("libmlx5") {
-        Nic::Mlx5
+        NicKind::Mlx5
     } else if unknown && process.has("libefa") {
-        Nic::Efa
+        NicKind::Efa
     } else {
-        Nic::Other
+        NicKind::Other
     }
 }
 
@@ -219,7 +219,7 @@ pub(crate) fn queue_pairs(json: &str) -> QueuePairs {
 }
 
 /// Reports processes whose transfers Laxity does not see.
-pub(crate) fn coverage(seen: &Seen, status: Option<&Status>) -> Vec<Finding> {
+pub(crate) fn coverage(seen: &ProcessScan, status: Option<&Status>) -> Vec<Finding> {
     let mut findings = Vec::new();
     let mut covered = 0;
     for process in &seen.processes {

@@ -18,7 +18,7 @@ pub(crate) type Query<'a> = &'a dyn Fn(&str) -> Result<PriorityMap, DcbError>;
 
 /// The settings of the NICs behind an interface, and who said so.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Settings {
+pub(crate) struct NicQos {
     /// One map, or one for each interface below a bond. Empty if nobody said anything.
     pub(crate) maps: Vec<PriorityMap>,
     pub(crate) source: &'static str,
@@ -26,7 +26,7 @@ pub(crate) struct Settings {
 
 /// Returns what is known of the NICs behind `interface`. The kernel's word precedes that of tools,
 /// which fill in what it left out.
-pub(crate) fn settings(root: &Root, interface: &str, query: Query<'_>, tool: Tool<'_>) -> Settings {
+pub(crate) fn settings(root: &Root, interface: &str, query: Query<'_>, tool: Tool<'_>) -> NicQos {
     let source = Cell::new("unknown");
     let of_nic = |interface: &str| {
         let kernel = query(interface);
@@ -43,7 +43,7 @@ pub(crate) fn settings(root: &Root, interface: &str, query: Query<'_>, tool: Too
         }
     };
     let maps = map_of(root.path(), interface, &of_nic).unwrap_or_default();
-    Settings { maps, source: source.get() }
+    NicQos { maps, source: source.get() }
 }
 
 /// Returns what tools say of an interface, and which one said it, if one does.
@@ -198,12 +198,12 @@ pub(crate) fn dcb_output(text: &str) -> PriorityMap {
     map
 }
 
-type Rows = Vec<(String, Vec<(String, String)>)>;
+type QosRows = Vec<(String, Vec<(String, String)>)>;
 
 /// Splits `tc-bw 0:33 1:33 dscp-prio CS3:3` into keys and `(index, value)` pairs. A word without a
 /// colon is a key, or a value of `order:` or `default-prio`.
-fn text_rows(text: &str) -> Rows {
-    let mut rows: Rows = Vec::new();
+fn text_rows(text: &str) -> QosRows {
+    let mut rows: QosRows = Vec::new();
     for word in text.split_whitespace() {
         let is_number = word.parse::<u8>().is_ok();
         match word.split_once(':') {
@@ -226,7 +226,7 @@ fn text_rows(text: &str) -> Rows {
 
 /// Returns the arrays of a JSON object. An element is a value, or an array of index and value.
 /// Strings of blanks are no elements.
-fn json_rows(value: &Value) -> Rows {
+fn json_rows(value: &Value) -> QosRows {
     let text = |value: &Value| match value {
         Value::String(text) => text.trim().to_owned(),
         Value::Number(number) => number.to_string(),

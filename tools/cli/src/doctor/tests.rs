@@ -352,7 +352,7 @@ fn memory_that_may_not_be_locked_is_a_warning_where_there_are_devices() {
     let host = Host::new()
         .file("proc/self/limits", &limits("8388608"))
         .file("proc/self/status", "CapEff:\t0000000000000000\n");
-    let none = processes::Seen::default();
+    let none = processes::ProcessScan::default();
     let own = |host: &Host, devices| limits::memlock(&host.root(), &none, devices).remove(0);
     assert_eq!(own(&host, true).severity, Severity::Warn);
     assert!(own(&host, true).found.contains("8 MiB"));

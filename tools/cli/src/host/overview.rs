@@ -12,7 +12,7 @@ use laxity_wire::{
     ClientStatus, ClusterStatus, DistrustedOwner, PortStatus, RefusalStatus, Status,
 };
 
-use crate::doctor::fabric::{self, Port};
+use crate::doctor::fabric::{self, NicPort};
 use crate::doctor::map::{self, Row};
 
 const COLUMNS: usize = 80;
@@ -26,7 +26,7 @@ const LEVELS_SHOWN_MAX: usize = 2;
 const REFUSED_SHOWN_MAX: usize = 3;
 
 /// Returns the page. `is_full` shows everything, however long it gets.
-pub(super) fn page(status: &Status, host: &[Port], processes: &[Row], is_full: bool) -> String {
+pub(super) fn page(status: &Status, host: &[NicPort], processes: &[Row], is_full: bool) -> String {
     let room = if is_full { usize::MAX } else { ROWS };
     let nics = [vec![nics(status)], fabrics(status, host.iter())].concat().join("\n");
     let mut above = headline(status);
@@ -71,8 +71,8 @@ fn fitting(lines: &[String], room: usize) -> Vec<String> {
 }
 
 /// Returns the levels of both directions of a NIC, or `None` if the daemon has none of this name.
-pub(super) fn nic(status: &Status, host: &[Port], name: &str) -> Option<String> {
-    let is_its = |port: &&Port| {
+pub(super) fn nic(status: &Status, host: &[NicPort], name: &str) -> Option<String> {
+    let is_its = |port: &&NicPort| {
         [Some(&*port.device), port.netdev.as_deref(), Some("default")].contains(&Some(name))
     };
     let mut parts = fabrics(status, host.iter().filter(is_its));
@@ -312,7 +312,7 @@ fn waiting_by_level(port: &PortStatus) -> String {
 }
 
 /// Returns a line for each kind of network without DSCPs: how the levels are told apart there.
-fn fabrics<'p>(status: &Status, host: impl Iterator<Item = &'p Port>) -> Vec<String> {
+fn fabrics<'p>(status: &Status, host: impl Iterator<Item = &'p NicPort>) -> Vec<String> {
     let mut devices: BTreeMap<String, Vec<&str>> = BTreeMap::new();
     for port in host.filter(|port| !port.ethernet) {
         devices.entry(fabric::marking(port, Some(status))).or_default().push(&port.device);

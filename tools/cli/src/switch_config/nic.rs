@@ -8,7 +8,7 @@
 
 use std::fmt::Display;
 
-use super::Plan;
+use super::QueuePlan;
 
 /// Priorities of IEEE 802.1Q, and traffic classes that a NIC has at most.
 const PRIORITIES: u8 = 8;
@@ -16,7 +16,7 @@ const PRIORITIES: u8 = 8;
 const TRUST: &str = "apptrust set dev";
 
 /// A priority, and the traffic class of the same number.
-struct Row {
+struct EtsRow {
     /// The class of the priority. Priorities above all queues, which only tagged frames have, share
     /// the highest one.
     class: u8,
@@ -26,14 +26,14 @@ struct Row {
     pfc: &'static str,
 }
 
-struct Rows(Vec<Row>);
+struct EtsRows(Vec<EtsRow>);
 
-impl Rows {
-    fn new(plan: &Plan) -> Self {
+impl EtsRows {
+    fn new(plan: &QueuePlan) -> Self {
         let row = |number: u8| {
             let queue = plan.0.iter().find(|queue| queue.number == number);
             let weight = queue.and_then(|queue| queue.weight);
-            Row {
+            EtsRow {
                 class: number.min(plan.0.len() as u8 - 1),
                 algorithm: if weight.is_some() { "ets" } else { "strict" },
                 share: weight.unwrap_or(0),
@@ -44,19 +44,19 @@ impl Rows {
     }
 
     /// Returns the cells of all rows, such as `0,0,0,1,0,0,0,0`.
-    fn list<T: Display>(&self, cell: impl Fn(&Row) -> T) -> String {
+    fn list<T: Display>(&self, cell: impl Fn(&EtsRow) -> T) -> String {
         self.0.iter().map(|row| cell(row).to_string()).collect::<Vec<_>>().join(",")
     }
 
     /// Returns the cells of all rows with their numbers, such as `0:off 1:off`.
-    fn pairs<T: Display>(&self, cell: impl Fn(&Row) -> T) -> String {
+    fn pairs<T: Display>(&self, cell: impl Fn(&EtsRow) -> T) -> String {
         let pairs = self.0.iter().enumerate().map(|(at, row)| format!("{at}:{}", cell(row)));
         pairs.collect::<Vec<_>>().join(" ")
     }
 }
 
-pub(super) fn mlnx_qos(plan: &Plan, ports: &[String]) -> String {
-    let rows = Rows::new(plan);
+pub(super) fn mlnx_qos(plan: &QueuePlan, ports: &[String]) -> String {
+    let rows = EtsRows::new(plan);
     let mut options = vec!["--trust dscp".to_owned()];
     for queue in &plan.0 {
         let set = |dscp| format!("--dscp2prio set,{dscp},{}", queue.number);
@@ -75,8 +75,8 @@ pub(super) fn mlnx_qos(plan: &Plan, ports: &[String]) -> String {
 }
 
 /// Returns the arguments of `dcb` for an interface, a command a line.
-fn dcb_commands(plan: &Plan, interface: &str) -> Vec<String> {
-    let rows = Rows::new(plan);
+fn dcb_commands(plan: &QueuePlan, interface: &str) -> Vec<String> {
+    let rows = EtsRows::new(plan);
     let mut commands = vec![format!("{TRUST} {interface} order dscp")];
     for queue in &plan.0 {
         let pairs = queue.dscps().into_iter().map(|dscp| format!(" {dscp}:{}", queue.number));
@@ -95,7 +95,7 @@ fn dcb_commands(plan: &Plan, interface: &str) -> Vec<String> {
     commands
 }
 
-pub(super) fn dcb(plan: &Plan, ports: &[String]) -> String {
+pub(super) fn dcb(plan: &QueuePlan, ports: &[String]) -> String {
     let line = |command: String| {
         let tolerant =
             if command.starts_with(TRUST) { " || :  # mlx5 has no apptrust" } else { "" };
@@ -105,7 +105,7 @@ pub(super) fn dcb(plan: &Plan, ports: &[String]) -> String {
 }
 
 /// Returns a template of a unit. Its instances are named after interfaces.
-pub(super) fn systemd(plan: &Plan, ports: &[String]) -> String {
+pub(super) fn systemd(plan: &QueuePlan, ports: &[String]) -> String {
     let enable = ports
         .iter()
         .map(|port| format!("#   systemctl enable --now laxity-qos@$(systemd-escape {port})\n"));

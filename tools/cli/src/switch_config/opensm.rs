@@ -5,7 +5,7 @@
 //! are in the table of high priority, each with four times the weight of the next. The lowest lane
 //! sends when those are idle, and one packet after [`HIGH_LIMIT`] · 4 KiB of the others.
 
-use crate::levels::Level;
+use crate::levels::NamedLevel;
 
 /// `qos_high_limit`, in units of 4 KiB: 256 KiB.
 const HIGH_LIMIT: u8 = 64;
@@ -15,7 +15,7 @@ const WEIGHTS: [u8; 8] = [255, 64, 16, 4, 1, 1, 1, 1];
 
 /// Prints the options for at most `lanes_max` lanes. `levels` are those with a service level, the
 /// highest first, at least one.
-pub(super) fn opensm(levels: &[Level], lanes_max: usize) -> String {
+pub(super) fn opensm(levels: &[NamedLevel], lanes_max: usize) -> String {
     let mut order: Vec<u8> = Vec::new();
     for (_, sl) in levels {
         if !order.contains(sl) {

@@ -114,10 +114,10 @@ pub(super) struct Rows {
 }
 
 /// The earlier answer and the time since.
-type Before = (Status, Duration);
+type EarlierStatus = (Status, Duration);
 
 impl Rows {
-    pub(super) fn of(view: View, now: &Status, before: Option<&Before>) -> Self {
+    pub(super) fn of(view: View, now: &Status, before: Option<&EarlierStatus>) -> Self {
         let lines = match view {
             View::Jobs => jobs(now, before),
             View::Clients => clients(now, before),
@@ -151,15 +151,15 @@ fn rate(now: u64, before: Option<u64>, elapsed: Duration) -> Cell {
     }
 }
 
-fn elapsed(before: Option<&Before>) -> Duration {
+fn elapsed(before: Option<&EarlierStatus>) -> Duration {
     before.map_or(Duration::ZERO, |(_, elapsed)| *elapsed)
 }
 
-fn old_client(before: Option<&Before>, id: u64) -> Option<&ClientStatus> {
+fn old_client(before: Option<&EarlierStatus>, id: u64) -> Option<&ClientStatus> {
     before?.0.clients.iter().find(|client| client.id == id)
 }
 
-fn old_port<'b>(before: Option<&'b Before>, port: &PortStatus) -> Option<&'b PortStatus> {
+fn old_port<'b>(before: Option<&'b EarlierStatus>, port: &PortStatus) -> Option<&'b PortStatus> {
     before?.0.ports.iter().find(|old| old.nic == port.nic && old.direction == port.direction)
 }
 
@@ -167,7 +167,7 @@ fn to_permit(client: &ClientStatus) -> u64 {
     client.submitted_bytes.saturating_sub(client.permitted_bytes + client.bypassed_bytes)
 }
 
-fn clients(now: &Status, before: Option<&Before>) -> Vec<Line> {
+fn clients(now: &Status, before: Option<&EarlierStatus>) -> Vec<Line> {
     let line = |client: &ClientStatus| {
         let old = old_client(before, client.id).map(|old| old.permitted_bytes);
         Line {
@@ -186,7 +186,7 @@ fn clients(now: &Status, before: Option<&Before>) -> Vec<Line> {
     now.clients.iter().map(line).collect()
 }
 
-fn jobs(now: &Status, before: Option<&Before>) -> Vec<Line> {
+fn jobs(now: &Status, before: Option<&EarlierStatus>) -> Vec<Line> {
     let mut by_name: BTreeMap<&str, Vec<&ClientStatus>> = BTreeMap::new();
     for client in &now.clients {
         by_name.entry(&client.name).or_default().push(client);
@@ -213,7 +213,7 @@ fn jobs(now: &Status, before: Option<&Before>) -> Vec<Line> {
     by_name.into_iter().map(line).collect()
 }
 
-fn stages(now: &Status, before: Option<&Before>) -> Vec<Line> {
+fn stages(now: &Status, before: Option<&EarlierStatus>) -> Vec<Line> {
     let names = now.ports.first().map(|port| &port.stages[..]).unwrap_or_default();
     let line = |(at, named): (usize, &laxity_wire::StageStatus)| {
         let all = || now.ports.iter().filter_map(|port| port.stages.get(at));
@@ -243,7 +243,7 @@ fn name(port: &PortStatus) -> String {
     format!("{} {}", port.name, port.direction)
 }
 
-fn levels(now: &Status, before: Option<&Before>) -> Vec<Line> {
+fn levels(now: &Status, before: Option<&EarlierStatus>) -> Vec<Line> {
     let mut lines = Vec::new();
     for port in &now.ports {
         let old = old_port(before, port);
@@ -276,7 +276,7 @@ fn permitted(port: &PortStatus) -> u64 {
     port.levels.iter().map(|level| level.permitted_bytes).sum()
 }
 
-fn ports(now: &Status, before: Option<&Before>) -> Vec<Line> {
+fn ports(now: &Status, before: Option<&EarlierStatus>) -> Vec<Line> {
     let line = |port: &PortStatus| {
         let permitted_s =
             rate(permitted(port), old_port(before, port).map(permitted), elapsed(before));

@@ -8,20 +8,20 @@ use laxity_wire::trace::{SubmitOutcome, TraceEvent, TraceKind, TracedFlow};
 pub(super) struct Life {
     pub(super) flow: TracedFlow,
     pub(super) submitted_ns: u64,
-    pub(super) permits: Vec<Permit>,
+    pub(super) permits: Vec<FlowPermit>,
     pub(super) completed: u64,
-    pub(super) ended: Option<Ended>,
+    pub(super) ended: Option<FlowEnd>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Permit {
+pub(super) struct FlowPermit {
     pub(super) at_ns: u64,
     pub(super) bytes: u64,
     pub(super) level: u8,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Ended {
+pub(super) enum FlowEnd {
     Complete(u64),
     Cancelled(u64),
 }
@@ -30,7 +30,7 @@ impl Life {
     /// Returns when the flow ended. If it did not end, this is the end of the trace, `last_ns`.
     pub(super) fn end_ns(&self, last_ns: u64) -> u64 {
         match self.ended {
-            Some(Ended::Complete(at) | Ended::Cancelled(at)) => at,
+            Some(FlowEnd::Complete(at) | FlowEnd::Cancelled(at)) => at,
             None => last_ns,
         }
     }
@@ -97,7 +97,7 @@ pub(super) fn lives(events: &[TraceEvent]) -> Lives {
             }
             TraceKind::Permitted { flow, bytes, level, .. } => match living.get(flow) {
                 Some(&at) => {
-                    all.flows[at].permits.push(Permit { at_ns, bytes: *bytes, level: *level });
+                    all.flows[at].permits.push(FlowPermit { at_ns, bytes: *bytes, level: *level });
                 }
                 None => all.strays += 1,
             },
@@ -106,14 +106,14 @@ pub(super) fn lives(events: &[TraceEvent]) -> Lives {
                     let life = &mut all.flows[at];
                     life.completed += bytes;
                     if life.completed >= life.flow.bytes {
-                        life.ended = Some(Ended::Complete(at_ns));
+                        life.ended = Some(FlowEnd::Complete(at_ns));
                         living.remove(flow);
                     }
                 }
                 None => all.strays += 1,
             },
             TraceKind::Cancelled { flow } => match living.remove(flow) {
-                Some(at) => all.flows[at].ended = Some(Ended::Cancelled(at_ns)),
+                Some(at) => all.flows[at].ended = Some(FlowEnd::Cancelled(at_ns)),
                 None => all.strays += 1,
             },
             hint => spell(at_ns, hint, &mut open, &mut all.spells),
@@ -139,11 +139,11 @@ fn born(at_ns: u64, flow: &TracedFlow) -> Life {
         ended: None,
     };
     if flow.granted > 0 && flow.standing != SubmitOutcome::Observed {
-        life.permits.push(Permit { at_ns, bytes: flow.granted, level: flow.level });
+        life.permits.push(FlowPermit { at_ns, bytes: flow.granted, level: flow.level });
     }
     // An empty flow has no completions.
     if flow.bytes == 0 {
-        life.ended = Some(Ended::Complete(at_ns));
+        life.ended = Some(FlowEnd::Complete(at_ns));
     }
     life
 }

@@ -12,7 +12,7 @@ use laxity_shm::record::Stage;
 use laxity_wire::trace::SubmitOutcome;
 use serde_json::{Value, json};
 
-use super::lives::{Ended, Life, Lives, Spell, Spelled};
+use super::lives::{FlowEnd, Life, Lives, Spell, Spelled};
 use super::why::{PermittedByKind, level, us, why};
 
 /// The process number of the engine's rows. Ports have the numbers after it.
@@ -130,9 +130,11 @@ fn draw(lives: &Lives, ledger: &PermittedByKind, life: &Life, row: u64, events: 
         (request, _) => format!("of request {request}"),
     };
     let outcome = match life.ended {
-        Some(Ended::Complete(at_ns)) if flow.deadline_ns != 0 && at_ns > flow.deadline_ns => "late",
-        Some(Ended::Complete(_)) => "complete",
-        Some(Ended::Cancelled(_)) => "given up",
+        Some(FlowEnd::Complete(at_ns)) if flow.deadline_ns != 0 && at_ns > flow.deadline_ns => {
+            "late"
+        }
+        Some(FlowEnd::Complete(_)) => "complete",
+        Some(FlowEnd::Cancelled(_)) => "given up",
         None => "under way at the end of the trace",
     };
     let first_ns = life.permits.first().map(|permit| permit.at_ns);

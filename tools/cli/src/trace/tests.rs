@@ -3,7 +3,7 @@
 use laxity_wire::trace::{SubmitOutcome, TraceEvent, TraceKind, TracedFlow};
 use serde_json::Value;
 
-use super::lives::{Ended, lives};
+use super::lives::{FlowEnd, lives};
 use super::rows::picture;
 use super::why::{PermittedByKind, why};
 
@@ -66,8 +66,8 @@ fn flows_and_spells_are_put_together_from_their_events() {
     assert_eq!((lives.flows.len(), lives.strays), (2, 1));
     let first = &lives.flows[0];
     assert_eq!(first.permits.len(), 2);
-    assert_eq!(first.ended, Some(Ended::Complete(9_000)));
-    assert_eq!(lives.flows[1].ended, Some(Ended::Complete(3_000)));
+    assert_eq!(first.ended, Some(FlowEnd::Complete(9_000)));
+    assert_eq!(lives.flows[1].ended, Some(FlowEnd::Complete(3_000)));
     // There are two layers, and the request, which did not end.
     assert_eq!(lives.spells.len(), 3);
     assert_eq!(lives.spells.last().map(|spell| spell.end_ns), Some(9_600));
@@ -128,10 +128,10 @@ fn what_did_not_end_lasts_until_the_trace_does_and_a_number_may_be_used_again() 
         at(40, TraceKind::Submitted(flow(2, "p2d", 0, SubmitOutcome::OnCredit))),
     ];
     let lives = lives(&again);
-    assert_eq!(lives.flows[0].ended, Some(Ended::Cancelled(20)));
+    assert_eq!(lives.flows[0].ended, Some(FlowEnd::Cancelled(20)));
     assert_eq!(lives.flows[1].ended, None);
     assert_eq!(lives.flows[1].end_ns(lives.last_ns), 40);
-    assert_eq!(lives.flows[2].ended, Some(Ended::Complete(40)));
+    assert_eq!(lives.flows[2].ended, Some(FlowEnd::Complete(40)));
     let picture = picture(&lives, &[], 0);
     assert_eq!(with(&picture, "cat", "flow").len(), 3);
 }

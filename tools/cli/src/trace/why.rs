@@ -12,15 +12,15 @@ use laxity_wire::trace::SubmitOutcome;
 use super::lives::{Life, Lives};
 
 /// A port: the number of the NIC, and whether it is the ingress.
-type Port = (u8, bool);
+type TracedPort = (u8, bool);
 /// The stage and the level of permitted bytes.
-type Kind = (String, u8);
+type StageLevel = (String, u8);
 /// Pairs of a time and the sum of bytes permitted until then.
-type Sums = Vec<(u64, u64)>;
+type PermittedSums = Vec<(u64, u64)>;
 
 #[derive(Debug, Default)]
 pub(super) struct PermittedByKind {
-    ports: BTreeMap<Port, BTreeMap<Kind, Sums>>,
+    ports: BTreeMap<TracedPort, BTreeMap<StageLevel, PermittedSums>>,
 }
 
 impl PermittedByKind {
@@ -43,7 +43,7 @@ impl PermittedByKind {
 
     /// Returns the bytes of each kind that a port permitted after `from_ns` and up to `to_ns`,
     /// largest first.
-    fn between(&self, port: Port, from_ns: u64, to_ns: u64) -> Vec<(Kind, u64)> {
+    fn between(&self, port: TracedPort, from_ns: u64, to_ns: u64) -> Vec<(StageLevel, u64)> {
         let upto = |sums: &[(u64, u64)], limit_ns: u64| {
             let count = sums.partition_point(|(at_ns, _)| *at_ns <= limit_ns);
             count.checked_sub(1).map_or(0, |last| sums[last].1)

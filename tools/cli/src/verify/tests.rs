@@ -23,20 +23,20 @@ fn status(bytes: u64) -> Status {
     Status { mode, marking, ports: vec![port], ..Status::default() }
 }
 
-fn nic() -> Nic {
+fn nic() -> DaemonNic {
     let map = qos::mlnx_qos(QOS);
-    Nic { name: "eth0".into(), interface: Some("eth0".into()), device: None, map }
+    DaemonNic { name: "eth0".into(), interface: Some("eth0".into()), device: None, map }
 }
 
-fn seen(permitted: u64, ethtool_says: &str) -> Seen {
+fn seen(permitted: u64, ethtool_says: &str) -> Sample {
     let counters = ethtool(&format!("NIC statistics:\n{ethtool_says}"));
-    Seen { status: status(permitted), counters: [("eth0".to_owned(), counters)].into() }
+    Sample { status: status(permitted), counters: [("eth0".to_owned(), counters)].into() }
 }
 
 /// Compares two moments. The second is `now` with this many permitted bytes.
-fn after(permitted: u64, was: &str, now: &str, nic: &Nic) -> Report {
+fn after(permitted: u64, was: &str, now: &str, nic: &DaemonNic) -> VerifyReport {
     let report = compare(
-        &[Nic { map: nic.map.clone(), ..self::nic() }],
+        &[DaemonNic { map: nic.map.clone(), ..self::nic() }],
         &seen(MIB, was),
         &seen(MIB + permitted, now),
         5,
@@ -45,7 +45,7 @@ fn after(permitted: u64, was: &str, now: &str, nic: &Nic) -> Report {
     report
 }
 
-fn errors(report: &Report) -> Vec<&Finding> {
+fn errors(report: &VerifyReport) -> Vec<&Finding> {
     report.findings.iter().filter(|finding| finding.severity == Severity::Error).collect()
 }
 
@@ -118,7 +118,7 @@ fn what_is_not_counted_is_not_measured_and_no_contradiction() {
     let report = after(64 * MIB, "     tx_bytes: 5\n", "     tx_bytes: 9\n", &nic());
     assert!(errors(&report).is_empty());
     assert!(page(&report).contains("not measured: the driver has no byte counters by priority"));
-    let unknown = Nic { map: PriorityMap::default(), ..nic() };
+    let unknown = DaemonNic { map: PriorityMap::default(), ..nic() };
     let report = after(64 * MIB, BEFORE, BEFORE, &unknown);
     assert!(errors(&report).is_empty());
     assert!(page(&report).contains("unknown which priority"), "{}", page(&report));

@@ -105,7 +105,7 @@ fn the_kernels_word_precedes_and_tools_fill_in_what_it_left_out() {
     assert_eq!((app.source, app.maps[0].trust), ("dcb", Some(Trust::Dscp)));
     assert_eq!(app.maps[0].is_lossless(26), Some(true));
     let nobody = settings(&root, "eth0", &unsupported, &|_, _| None);
-    assert_eq!(nobody, Settings { maps: Vec::new(), source: "unknown" });
+    assert_eq!(nobody, NicQos { maps: Vec::new(), source: "unknown" });
     let complete = |_: &str| Ok(mlnx_qos(LOSSLESS));
     assert_eq!(settings(&root, "eth0", &complete, &|_, _| panic!("not asked")).source, "dcbnl");
     fs::create_dir_all(folder.path().join("sys/class/net/bond0/lower_eth0")).unwrap();

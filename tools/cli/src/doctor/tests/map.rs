@@ -4,7 +4,7 @@ use laxity_wire::{ClientStatus, PortStatus, Status};
 
 use super::{Host, processes, severity, text};
 use crate::doctor::finding::Severity;
-use crate::doctor::map::{self, Daemon, Flow, Reach, Row, Sources};
+use crate::doctor::map::{self, DaemonReply, PathRow, Reach, Row, Sources};
 use crate::doctor::{fabric, paths::PathKind};
 
 fn mlx5() -> Host {
@@ -17,20 +17,20 @@ fn mlx5() -> Host {
         .file("proc/net/dev", "header\n  eth0: 1 0 0 0 0 0 0 0 1 0 0 0 0 0 0 0\n")
 }
 
-fn rows(host: &Host, daemon: Daemon<'_>, queue_pairs: &str) -> Vec<Row> {
+fn rows(host: &Host, daemon: DaemonReply<'_>, queue_pairs: &str) -> Vec<Row> {
     let root = host.root();
     let ports = fabric::ports(&root);
     let queue_pairs = processes::queue_pairs(queue_pairs);
     map::rows(&Sources { root: &root, ports: &ports, daemon, queue_pairs }, &processes::scan(&root))
 }
 
-fn only(host: &Host, daemon: Daemon<'_>) -> Row {
+fn only(host: &Host, daemon: DaemonReply<'_>) -> Row {
     let mut rows = rows(host, daemon, "");
     assert_eq!(rows.len(), 1, "{rows:?}");
     rows.remove(0)
 }
 
-fn short(flow: &Flow) -> (PathKind, &str, Option<u8>, Reach) {
+fn short(flow: &PathRow) -> (PathKind, &str, Option<u8>, Reach) {
     (flow.path, flow.library.as_str(), flow.traffic_class.or(flow.service_level), flow.laxity)
 }
 
@@ -68,7 +68,7 @@ const NIXL: [&str; 6] = [
 fn vllm_with_nixl_goes_past_verbs_on_mlx5_unless_the_package_asks_for_it() {
     use PathKind::{Devx, Nixl, Verbs};
     let status = daemon("enforce", &[10]);
-    let plain = only(&mlx5().process(10, &NIXL, &[], true), Daemon::Answers(&status));
+    let plain = only(&mlx5().process(10, &NIXL, &[], true), DaemonReply::Answers(&status));
     assert_eq!(plain.devices, ["mlx5_0"]);
     assert!(plain.libraries.contains(&"libucp-9ab1.so.0".to_owned()), "{plain:?}");
     let measured = Reach::Measured;
@@ -78,23 +78,23 @@ fn vllm_with_nixl_goes_past_verbs_on_mlx5_unless_the_package_asks_for_it() {
 
     let gated = [&NIXL[..], &["laxity/_laxity.abi3.so"]].concat();
     let host = || mlx5().process(10, &gated, &[], true);
-    let ordered = only(&host(), Daemon::Answers(&status));
+    let ordered = only(&host(), DaemonReply::Answers(&status));
     assert!(ordered.paths.iter().all(|path| path.laxity == Reach::Ordered), "{ordered:?}");
-    let observed = only(&host(), Daemon::Answers(&daemon("observe", &[10])));
+    let observed = only(&host(), DaemonReply::Answers(&daemon("observe", &[10])));
     assert_eq!(observed.paths[0].laxity, Reach::Measured);
     assert!(observed.paths[0].why.contains("delays nothing now"), "{observed:?}");
     let off = mlx5().process(10, &gated, &["LAXITY_NIXL=off", "UCX_IB_TRAFFIC_CLASS=72"], true);
-    let off = only(&off, Daemon::Answers(&status));
+    let off = only(&off, DaemonReply::Answers(&status));
     assert_eq!(short(&off.paths[1]), (Devx, "UCX", Some(72), Reach::Marked));
 
     let preloaded = [&NIXL[..], &["liblaxity.so"]].concat();
     let on_verbs = mlx5().process(10, &preloaded, &["UCX_TLS=rc_verbs,self,sm"], true);
-    let on_verbs = only(&on_verbs, Daemon::Answers(&status));
+    let on_verbs = only(&on_verbs, DaemonReply::Answers(&status));
     let ordered = Reach::Ordered;
     let both = [(Nixl, "UCX", Some(106), ordered), (Verbs, "UCX", Some(106), ordered)];
     assert_eq!(shorts(&on_verbs), both);
     let tcp = mlx5().process(10, &NIXL, &["UCX_TLS=tcp,self"], true);
-    let tcp = only(&tcp, Daemon::Answers(&status));
+    let tcp = only(&tcp, DaemonReply::Answers(&status));
     assert_eq!(shorts(&tcp), [(Verbs, "libibverbs", None, Reach::Measured)]);
     let line = map::summary(&[on_verbs, tcp]);
     assert!(line.starts_with("2 RDMA processes, 1 paths measured, 2 paths ordered:"), "{line}");
@@ -109,18 +109,18 @@ fn nccl_is_ordered_by_its_plugin_or_by_the_preload_library_and_not_by_a_class() 
         (row.paths[0].path, row.paths[0].laxity, row.paths[0].why.clone())
     };
     let status = daemon("enforce", &[10]);
-    let (path, reach, why) = nccl(&["libnccl-net-laxity.so"], &[], Daemon::Answers(&status));
+    let (path, reach, why) = nccl(&["libnccl-net-laxity.so"], &[], DaemonReply::Answers(&status));
     assert_eq!((path, reach), (PathKind::NcclNet, Reach::Ordered));
     assert_eq!(why, "by the NCCL plugin");
-    let other = nccl(&["libnccl-net-laxity.so"], &["NCCL_NET=IB"], Daemon::Answers(&status));
+    let other = nccl(&["libnccl-net-laxity.so"], &["NCCL_NET=IB"], DaemonReply::Answers(&status));
     assert_eq!(other.1, Reach::Measured, "the plugin is loaded and not used");
-    assert_eq!(nccl(&["liblaxity.so"], &[], Daemon::Unknown).1, Reach::Ordered);
-    assert_eq!(nccl(&["liblaxity.so"], &[], Daemon::Absent).1, Reach::Unseen);
+    assert_eq!(nccl(&["liblaxity.so"], &[], DaemonReply::Unknown).1, Reach::Ordered);
+    assert_eq!(nccl(&["liblaxity.so"], &[], DaemonReply::Absent).1, Reach::Unseen);
     let lost = daemon("enforce", &[]);
-    let (_, reach, why) = nccl(&["liblaxity.so"], &["NCCL_IB_TC=106"], Daemon::Answers(&lost));
+    let (_, reach, why) = nccl(&["liblaxity.so"], &["NCCL_IB_TC=106"], DaemonReply::Answers(&lost));
     assert_eq!(reach, Reach::Marked);
     assert_eq!(why, "class set by NCCL_IB_TC; liblaxity.so is in it, but not attached");
-    assert_eq!(nccl(&[], &["NCCL_IB_TC=0"], Daemon::Absent).1, Reach::Unseen, "best effort");
+    assert_eq!(nccl(&[], &["NCCL_IB_TC=0"], DaemonReply::Absent).1, Reach::Unseen, "best effort");
 }
 
 #[test]
@@ -129,7 +129,7 @@ fn gin_and_ibgda_are_told_from_what_a_cpu_posts() {
     let status = daemon("enforce", &[10]);
     let seen = |libraries: &[&str], variables: &[&str]| {
         let libraries = [&["libibverbs.so.1", "liblaxity.so"], libraries].concat();
-        only(&mlx5().process(10, &libraries, variables, true), Daemon::Answers(&status))
+        only(&mlx5().process(10, &libraries, variables, true), DaemonReply::Answers(&status))
     };
     let ordered_nccl = (NcclNet, "NCCL", Some(136), Reach::Ordered);
     let v2 = ["libnccl.so.2", "deep_ep/_C.cpython-312.so"];
@@ -146,7 +146,7 @@ fn gin_and_ibgda_are_told_from_what_a_cpu_posts() {
     let thread = mlx5()
         .process(10, &["libnccl.so.2", "libibverbs.so.1"], &[], true)
         .file("proc/10/task/11/comm", "NCCL GIN Progre\n");
-    let thread = only(&thread, Daemon::Answers(&status));
+    let thread = only(&thread, DaemonReply::Answers(&status));
     assert_eq!(short(&thread.paths[1]), (GinProxy, "NCCL GIN", Some(0), Reach::Measured));
 
     let v1 = ["libnvshmem_host.so.3", "nvshmem_transport_ibgda.so.3", "deep_ep_cpp.so"];
@@ -165,7 +165,8 @@ fn mooncake_under_the_library_is_ordered_if_its_queue_pairs_are_of_a_kind_that_i
     let libraries = ["libibverbs.so.1", "mooncake/engine.so", "liblaxity.so"];
     let host = mlx5().process(10, &libraries, &["MC_IB_TC=40"], true);
     let status = daemon("enforce", &[10]);
-    let with = |queue_pairs: &str| rows(&host, Daemon::Answers(&status), queue_pairs).remove(0);
+    let with =
+        |queue_pairs: &str| rows(&host, DaemonReply::Answers(&status), queue_pairs).remove(0);
     let rc = with(
         r#"[{"ifname":"mlx5_0","lqpn":1,"type":"GSI","comm":"[ib_core]"},
         {"ifname":"mlx5_0","port":1,"lqpn":9,"type":"RC","state":"RTS","pid":10,"comm":"x"},
@@ -187,7 +188,7 @@ fn without_an_open_device_nothing_takes_a_path_unless_a_client_asks_for_other_ne
         .process(11, &plugin, &[], false)
         .file("proc/11/fd/0", "");
     let status = daemon("enforce", &[11]);
-    let rows = rows(&host, Daemon::Answers(&status), "");
+    let rows = rows(&host, DaemonReply::Answers(&status), "");
     assert!(rows[0].paths.iter().all(|path| path.laxity == Reach::Idle), "{rows:?}");
     assert_eq!(rows[1].paths[0].laxity, Reach::Ordered);
     assert!(map::bypasses(&rows).is_empty());
@@ -199,7 +200,7 @@ fn a_class_that_the_driver_forces_counts_for_verbs_and_not_for_devx() {
         .file("sys/class/infiniband/mlx5_0/tc/1/traffic_class", "Global tclass=106\n")
         .process(10, &["libibverbs.so.1", "libtransfer_engine.so"], &["MC_IB_TC=40"], true)
         .process(11, &NIXL, &[], true);
-    let rows = rows(&host, Daemon::Absent, "");
+    let rows = rows(&host, DaemonReply::Absent, "");
     let forced = (PathKind::Verbs, "Mooncake", Some(106), Reach::Marked);
     assert_eq!(shorts(&rows[0]), [forced]);
     assert_eq!(rows[0].paths[0].class_from.as_deref(), Some("driver"));
@@ -211,7 +212,7 @@ fn infiniband_has_service_levels_and_efa_has_no_class() {
     let host = mlx5()
         .file("sys/class/infiniband/mlx5_0/ports/1/link_layer", "InfiniBand\n")
         .process(10, &["libnccl.so.2", "libibverbs.so.1"], &["NCCL_IB_SL=3"], true);
-    let row = only(&host, Daemon::Absent);
+    let row = only(&host, DaemonReply::Absent);
     assert_eq!((row.paths[0].traffic_class, row.paths[0].service_level), (None, Some(3)));
     assert_eq!(row.paths[0].laxity, Reach::Marked);
 
@@ -224,7 +225,7 @@ fn infiniband_has_service_levels_and_efa_has_no_class() {
         .file(&format!("{device}/hw_counters/rx_bytes"), "1\n")
         .file("sys/class/infiniband_verbs/uverbs0/ibdev", "rdmap16s27\n")
         .process(10, &[&efa[..], &["liblaxity.so"]].concat(), &["NCCL_IB_TC=136"], true);
-    let row = only(&host, Daemon::Unknown);
+    let row = only(&host, DaemonReply::Unknown);
     assert_eq!(shorts(&row), [(PathKind::Efa, "aws-ofi-nccl", None, Reach::Measured)]);
     assert!(row.paths[0].why.contains("hw_counters"), "{row:?}");
 }
@@ -238,7 +239,7 @@ fn a_process_without_rdma_is_left_out_and_one_that_cannot_be_read_says_what_to_d
         .file("proc/12/comm", "kworker\n")
         .file("proc/12/cmdline", "");
     let queue_pairs = r#"[{"type":"RC","pid":11}]"#;
-    let rows = rows(&host, Daemon::Absent, queue_pairs);
+    let rows = rows(&host, DaemonReply::Absent, queue_pairs);
     assert_eq!(rows.len(), 1, "{rows:?}");
     assert!(!rows[0].readable && rows[0].next_step.contains("as root"));
     let page = map::page(&rows);
@@ -255,7 +256,7 @@ fn the_page_has_a_line_for_each_path_and_a_warning_for_ucx_on_mlx5() {
         &["UCX_TLS=rc_verbs,ud_verbs,self,sm"],
         true,
     );
-    let rows = rows(&host, Daemon::Unknown, "");
+    let rows = rows(&host, DaemonReply::Unknown, "");
     let page = map::page(&rows);
     assert!(page.contains("10 (engine), mlx5_0\n    libraries: libibverbs.so.1 "), "{page}");
     let line =
