@@ -31,7 +31,7 @@ use results::{Destinations, Folder};
 pub(crate) enum SimCommand {
     /// Run a plan: each combination of its axes, with each policy and each seed
     #[command(after_long_help = RUN_HELP)]
-    Run(Box<RunArgs>),
+    Run(Box<SimRunArgs>),
     /// Run a scenario with fields varied by options, without a plan file
     #[command(after_long_help = SWEEP_HELP)]
     Sweep(Box<SweepArgs>),
@@ -106,7 +106,7 @@ Examples:
 
 /// Arguments of `laxity sim run`.
 #[derive(Args)]
-pub(crate) struct RunArgs {
+pub(crate) struct SimRunArgs {
     /// Name of a built-in plan, or path of a TOML file
     #[arg(value_name = "PLAN")]
     plan: String,

@@ -10,7 +10,7 @@ use laxity_rig::config::LabConfig;
 use laxity_rig::probe::find_nccl_plugin;
 use laxity_rig::vm::verbs::plugin::Nccl;
 use laxity_rig::vm::verbs::{self, Matrix, Programs, VerbsConfig, VerbsReport, prepare};
-use laxity_rig::vm::{self, Input, Job, Stream, VmConfig};
+use laxity_rig::vm::{self, Input, Stream, VmConfig, VmJob};
 
 use laxity_cli::library;
 use laxity_cli::output::{self, say};
@@ -140,7 +140,7 @@ impl VerbsArgs {
         let file = self.json.as_ref().filter(|_| !to_stdout);
         // Check that the report can be written before the job takes minutes.
         file.map_or(Ok(()), |path| output::check(path))?;
-        let job = Job::Verbs(Box::new(self.config()?));
+        let job = VmJob::Verbs(Box::new(self.config()?));
         // Progress goes to standard error because standard output may carry the report.
         let mut show = |_: Stream, bytes: &[u8]| io::stderr().write_all(bytes);
         let outcome = match vm::run(&self.machine(), &job, Input::Empty, &mut show) {

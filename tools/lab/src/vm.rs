@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use clap::Args;
 use laxity_cli::output::{self, say};
-use laxity_rig::vm::{self, Exec, Input, Job, NetworkConfig, Stream, VmConfig, VmError};
+use laxity_rig::vm::{self, Exec, Input, NetworkConfig, Stream, VmConfig, VmError, VmJob};
 
 use crate::error::CommandError;
 
@@ -136,7 +136,7 @@ pub(crate) fn exec(args: &ExecArgs) -> Result<ExitCode, CommandError> {
     let file = args.json.as_ref().filter(|_| !to_stderr);
     // Check that the file can be written before the command takes time.
     file.map_or(Ok(()), |path| output::check(path))?;
-    let job = Job::Exec(like_this(args.command.clone())?);
+    let job = VmJob::Exec(like_this(args.command.clone())?);
     let input = if io::stdin().is_terminal() { Input::Empty } else { Input::Stdin };
     let report = match vm::run(&config, &job, input, &mut print) {
         Ok(report) => report,

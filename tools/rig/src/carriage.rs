@@ -76,24 +76,30 @@ pub struct Carriage {
     pub permitted_bytes: BTreeMap<u8, u64>,
 }
 
-/// The fields of the plugin's report that the lab uses.
-#[derive(Deserialize)]
-struct PluginReport {
-    #[serde(default)]
-    sends: Vec<Sends>,
+/// A line of a report, which the plugin or the preload library writes.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct ReportLine {
+    pub library: String,
+    pub network: String,
+    pub received_bytes: u64,
+    pub unscheduled_ns: u64,
+    pub reattaches: u64,
+    pub sends: Vec<Sends>,
+    pub work_requests: u64,
+    pub passed_work_requests: u64,
 }
 
-#[derive(Deserialize)]
-struct Sends {
-    stage: String,
-    dscp: u8,
-    bytes: u64,
-    #[serde(default)]
-    deferred: u64,
-    #[serde(default)]
-    bypassed: u64,
-    #[serde(default)]
-    overdue: u64,
+/// The plugin's counters of one kind of messages.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Sends {
+    pub stage: String,
+    pub dscp: u8,
+    pub messages: u64,
+    pub bytes: u64,
+    pub deferred: u64,
+    pub bypassed: u64,
+    pub overdue: u64,
 }
 
 impl Carriage {
@@ -137,7 +143,7 @@ impl Carriage {
 
     fn add_report(&mut self, text: &str) {
         let lines = text.lines().filter_map(|l| serde_json::from_str(l).ok());
-        for row in lines.flat_map(|line: PluginReport| line.sends) {
+        for row in lines.flat_map(|line: ReportLine| line.sends) {
             let stage = self.sent_bytes.entry(row.stage).or_default();
             *stage.entry(row.dscp).or_default() += row.bytes;
             self.deferred += row.deferred;

@@ -10,9 +10,6 @@ use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use nix::sys::resource::{UsageWho, getrusage};
-use nix::sys::time::TimeVal;
-
 use crate::carriage::Carriage;
 use crate::client::{Answer, Job, Question, Said, now_ns};
 use crate::config::Engine;
@@ -77,7 +74,7 @@ fn read_spec() -> Result<LabSpec, LabError> {
 }
 
 fn run(spec: &LabSpec) -> Result<(), LabError> {
-    let lab = Lab { spec, wiring: Wiring::build(&spec.config, &spec.tools)? };
+    let lab = Controller { spec, wiring: Wiring::build(&spec.config, &spec.tools)? };
     let mut alone = RunRecord::default();
     let first = usize::from(!spec.alone.is_empty());
     if first > 0 {
@@ -120,7 +117,7 @@ fn objectives(spec: &LabSpec, alone: &RunRecord) -> Result<HashMap<u64, u64>, La
     Ok(objectives)
 }
 
-struct Lab<'a> {
+struct Controller<'a> {
     spec: &'a LabSpec,
     wiring: Wiring<'a>,
 }
@@ -137,7 +134,7 @@ struct Run<'a> {
     coordinator: Option<Coordinator>,
 }
 
-impl Lab<'_> {
+impl Controller<'_> {
     fn play<'a>(
         &self,
         index: usize,
@@ -165,8 +162,6 @@ impl Lab<'_> {
         if coordinator.is_some() {
             Coordinator::await_daemons(config.hosts(), &folder)?;
         }
-        let cpu_before = children_cpu_s();
-        let started = Instant::now();
         let mut engines =
             Engines::start(config, &folder, tools, scheduled.then_some(policy), &self.spec.asked)?;
         let foreign = match objectives {
@@ -199,7 +194,6 @@ impl Lab<'_> {
             coordinator,
             foreign,
             buffers_unbounded,
-            lab_cores: (children_cpu_s() - cpu_before) / started.elapsed().as_secs_f64(),
             ..record?
         })
     }
@@ -306,13 +300,13 @@ impl Lab<'_> {
         self.warm(engines)?;
         let counts_before = self.counts(run, engines)?;
         let links_before = self.wiring.counters()?;
-        let (busy_before, busy_from) = (busy_jiffies(), Instant::now());
+        let (busy_before, lab_before, from) = (busy_jiffies(), lab_jiffies(), Instant::now());
         let mut record = match run.objectives {
             None => self.alone(run, engines)?,
             Some(_) => self.together(run, engines)?,
         };
         record.end_ns = clock_ns()?;
-        let (busy_after, busy_span) = (busy_jiffies(), busy_from.elapsed());
+        let (busy_after, lab_after, span) = (busy_jiffies(), lab_jiffies(), from.elapsed());
         let links = wiring::between(&links_before, &self.wiring.counters()?);
         engines.check()?;
         let counts = self
@@ -322,14 +316,15 @@ impl Lab<'_> {
             .map(|(after, before)| after.since(before))
             .collect();
         record.answers.sort_by_key(|answer| answer.id);
-        // Jiffies are 10 ms: USER_HZ is 100 on every Linux.
-        let busy_s = busy_after.saturating_sub(busy_before) as f64 / 100.0;
+        // Jiffies are 10 ms: USER_HZ is 100 on every Linux. A span shorter than one would give a
+        // meaningless average.
+        let jiffies = 100.0 * span.as_secs_f64().max(0.01);
         Ok(RunRecord {
             policy: run.policy.to_owned(),
             counts,
             links,
-            // A shorter span than one jiffy would give a meaningless average.
-            busy_cores: busy_s / busy_span.as_secs_f64().max(0.01),
+            busy_cores: busy_after.saturating_sub(busy_before) as f64 / jiffies,
+            lab_cores: lab_after.saturating_sub(lab_before) as f64 / jiffies,
             ..record
         })
     }
@@ -456,12 +451,25 @@ fn clock_ns() -> Result<u64, LabError> {
     now_ns().map_err(LabError::system("reading the clock"))
 }
 
-fn children_cpu_s() -> f64 {
-    let Ok(usage) = getrusage(UsageWho::RUSAGE_CHILDREN) else {
-        return 0.0;
-    };
-    let seconds = |time: TimeVal| time.tv_sec() as f64 + time.tv_usec() as f64 / 1e6;
-    seconds(usage.user_time()) + seconds(usage.system_time())
+/// Returns the processor time of all processes of the lab's pid namespace so far.
+fn lab_jiffies() -> u64 {
+    let namespace = |process: &Path| fs::read_link(process.join("ns/pid")).ok();
+    let own = namespace(Path::new("/proc/self"));
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    entries
+        .filter(|entry| entry.file_name().to_string_lossy().parse::<u32>().is_ok())
+        .map(|entry| entry.path())
+        .filter(|process| own.is_some() && namespace(process) == own)
+        .filter_map(|process| fs::read_to_string(process.join("stat")).ok())
+        .map(|stat| process_jiffies(&stat))
+        .sum()
+}
+
+/// Returns the processor time of a process and of the children that it waited for.
+fn process_jiffies(stat: &str) -> u64 {
+    // utime stime cutime cstime follow eleven columns after the name, which may contain spaces.
+    let columns = stat.rsplit(") ").next().unwrap_or_default().split_whitespace();
+    columns.skip(11).take(4).filter_map(|column| column.parse::<u64>().ok()).sum()
 }
 
 fn busy_jiffies() -> u64 {

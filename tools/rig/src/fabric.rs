@@ -208,23 +208,26 @@ pub struct QueueCounters {
     pub drops: u64,
 }
 
-pub type PortCounters = BTreeMap<u8, QueueCounters>;
+pub type DscpCounters = BTreeMap<u8, QueueCounters>;
 
-#[derive(Deserialize)]
-struct QdiscLine {
-    handle: String,
-    #[serde(default)]
-    bytes: u64,
-    #[serde(default)]
-    drops: u64,
+#[derive(Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct QdiscLine {
+    pub kind: String,
+    pub parent: String,
+    pub handle: String,
+    pub bytes: u64,
+    pub packets: u64,
+    pub drops: u64,
+    pub backlog: u64,
 }
 
 pub fn parse_counters(
     json: &str,
     classes: &[WireClass],
-) -> Result<PortCounters, serde_json::Error> {
+) -> Result<DscpCounters, serde_json::Error> {
     let lines: Vec<QdiscLine> = serde_json::from_str(json)?;
-    let mut counters = PortCounters::new();
+    let mut counters = DscpCounters::new();
     for line in lines {
         let handle = u32::from_str_radix(line.handle.trim_end_matches(':'), 16).unwrap_or(0);
         let class = handle.checked_sub(MINOR_FIRST).and_then(|i| classes.get(i as usize));
@@ -235,7 +238,7 @@ pub fn parse_counters(
     Ok(counters)
 }
 
-pub fn since(before: &PortCounters, after: &PortCounters) -> PortCounters {
+pub fn since(before: &DscpCounters, after: &DscpCounters) -> DscpCounters {
     after
         .iter()
         .map(|(dscp, now)| {
@@ -299,7 +302,7 @@ mod tests {
         assert_eq!(counters[&46], QueueCounters { bytes: 70, drops: 2 });
         assert_eq!(counters[&34], QueueCounters { bytes: 5, drops: 0 });
         assert_eq!(counters.len(), 2);
-        let later = PortCounters::from([(46, QueueCounters { bytes: 100, drops: 2 })]);
+        let later = DscpCounters::from([(46, QueueCounters { bytes: 100, drops: 2 })]);
         assert_eq!(since(&counters, &later)[&46], QueueCounters { bytes: 30, drops: 0 });
     }
 

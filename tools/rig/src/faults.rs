@@ -27,9 +27,9 @@ use std::path::Path;
 
 pub use campaign::{Campaign, Failure, Report, replay, run};
 pub use cast::Setting;
-pub use oracle::Counts;
+pub use oracle::TransferCounts;
 pub use report::{page, table};
-pub use schedule::{Fault, Kind, Schedule};
+pub use schedule::{Fault, FaultKind, Schedule};
 pub use task::Plant;
 
 use crate::error::LabError;

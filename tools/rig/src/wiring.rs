@@ -10,15 +10,15 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::{Engine, LabConfig};
 use crate::error::LabError;
-use crate::fabric::{self, PortCounters, WireClass};
+use crate::fabric::{self, DscpCounters, WireClass};
 use crate::probe::Tools;
 use crate::sandbox;
 
 /// Counters of both ports of a host's link during a run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LinkRecord {
-    pub egress: PortCounters,
-    pub ingress: PortCounters,
+    pub egress: DscpCounters,
+    pub ingress: DscpCounters,
 }
 
 pub fn between(before: &[LinkRecord], after: &[LinkRecord]) -> Vec<LinkRecord> {
@@ -72,7 +72,7 @@ impl<'a> Wiring<'a> {
     }
 
     pub fn counters(&self) -> Result<Vec<LinkRecord>, LabError> {
-        let read = |namespace: Option<&str>, device: &str| -> Result<PortCounters, LabError> {
+        let read = |namespace: Option<&str>, device: &str| -> Result<DscpCounters, LabError> {
             let show = ["-s", "-j", "qdisc", "show", "dev", device];
             let output = program(namespace, self.tc).args(show).stdin(Stdio::null()).output();
             let output = output.map_err(LabError::start(self.tc.display()))?;

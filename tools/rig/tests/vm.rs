@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use laxity_rig::lab;
 use laxity_rig::vm::image;
-use laxity_rig::vm::{self, Exec, Input, Job, Stream, Vm, VmConfig, VmError, VmReport};
+use laxity_rig::vm::{self, Exec, Input, Stream, Vm, VmConfig, VmError, VmJob, VmReport};
 use laxity_tests::{Need, skip};
 use libtest_mimic::{Arguments, Trial};
 
@@ -54,8 +54,8 @@ fn reason_to_skip() -> Option<String> {
     prepared.err().map(|error| format!("{error:#}"))
 }
 
-fn sh(script: &str) -> Job {
-    Job::Exec(Exec {
+fn sh(script: &str) -> VmJob {
+    VmJob::Exec(Exec {
         argv: ["sh", "-c", script].map(str::to_owned).into(),
         env: vec![("GREETING".into(), "hello".into())],
         cwd: std::env::current_dir().expect("a folder"),

@@ -7,9 +7,9 @@ use std::num::NonZeroUsize;
 use std::path::Path;
 
 use laxity_sim::plan::Plan;
-use laxity_sim::report::findings::{Filled, PageError, Results, Section, blocks, fill};
+use laxity_sim::report::findings::{Filled, FindingsSection, PageError, Results, blocks, fill};
 use laxity_sim::report::table;
-use laxity_sim::run::{Options, run};
+use laxity_sim::run::{RunOptions, run};
 
 const PLAN: &str = "
 title = 'Two rates'
@@ -30,7 +30,8 @@ policy.no_contention = true
 ";
 
 fn results(plan: &Plan) -> Results {
-    let options = Options { jobs: NonZeroUsize::new(2).expect("two"), out: None, progress: false };
+    let options =
+        RunOptions { jobs: NonZeroUsize::new(2).expect("two"), out: None, progress: false };
     let report = run(plan, &fake::simulate, &options).expect("it runs");
     let took = Some(report.timing.clone());
     Results { report, took }
@@ -121,7 +122,7 @@ fn a_page_that_is_filled_is_not_stale_until_a_number_changes() {
     let stale = filled(&wrong).stale;
     assert_eq!(stale.len(), 1);
     assert_eq!(stale[0].line, 1);
-    assert_eq!(stale[0].section, Section::Attainment);
+    assert_eq!(stale[0].section, FindingsSection::Attainment);
 }
 
 #[test]

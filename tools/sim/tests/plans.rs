@@ -11,7 +11,7 @@ use laxity_sim::plan::{Plan, built_in};
 use laxity_sim::report::metric::TTFT_P99;
 use laxity_sim::report::{Report, Verdict, csv, json, page, table};
 use laxity_sim::reproduce;
-use laxity_sim::run::{Options, RunError, collect, run};
+use laxity_sim::run::{RunError, RunOptions, collect, run};
 
 const PLAN: &str = "
 title = 'Two rates'
@@ -40,8 +40,8 @@ fn plan() -> Plan {
     Plan::parse("two", "two.toml", PLAN).expect("a plan")
 }
 
-fn options(jobs: usize, out: Option<&Path>) -> Options<'_> {
-    Options { jobs: NonZeroUsize::new(jobs).expect("at least one"), out, progress: false }
+fn options(jobs: usize, out: Option<&Path>) -> RunOptions<'_> {
+    RunOptions { jobs: NonZeroUsize::new(jobs).expect("at least one"), out, progress: false }
 }
 
 fn report(plan: &Plan) -> Report {

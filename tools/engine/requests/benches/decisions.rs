@@ -22,7 +22,7 @@ use laxity_requests::iteration::{Event, Plan};
 use laxity_requests::kv::Pool;
 use laxity_requests::latency::{Composition, Latency};
 use laxity_requests::learned::Learned;
-use laxity_requests::qoserve::{self, QoServe};
+use laxity_requests::qoserve::{QoServe, QoServeOptions};
 use laxity_requests::replica::Replica;
 use laxity_requests::request::{ApplicationId, ClassId, Importance, RequestId, Slo, Spec};
 use laxity_requests::{Span, Time};
@@ -130,7 +130,7 @@ fn policies() -> [(&'static str, Make); 6] {
         ("fcfs", || Box::new(Fixed { order: LineOrder::Fcfs, tokens: 512 })),
         ("edf", || Box::new(Fixed { order: LineOrder::Edf, tokens: 512 })),
         ("srpf", || Box::new(Fixed { order: LineOrder::Srpf, tokens: 512 })),
-        ("qoserve", || Box::new(QoServe::new(qoserve::Options::default(), learned()))),
+        ("qoserve", || Box::new(QoServe::new(QoServeOptions::default(), learned()))),
         ("hmas sjf", || agent(Kind::Sjf)),
         ("hmas srtf", || agent(Kind::Srtf)),
     ]

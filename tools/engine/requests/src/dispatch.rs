@@ -17,7 +17,7 @@ pub enum Role {
 }
 
 #[derive(Clone, Debug, PartialEq)]
-pub enum Event {
+pub enum DispatchEvent {
     Arrived(Spec),
     Up {
         instance: InstanceId,
@@ -57,7 +57,7 @@ pub enum Event {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Decision {
+pub enum DispatchDecision {
     /// Place a request on an instance. If it was prefilled elsewhere, its KV moves along.
     Place {
         request: RequestId,
@@ -67,8 +67,8 @@ pub enum Decision {
 }
 
 pub trait Dispatch {
-    fn handle(&mut self, now: Time, event: &Event);
-    fn poll_decision(&mut self, now: Time) -> Option<Decision>;
+    fn handle(&mut self, now: Time, event: &DispatchEvent);
+    fn poll_decision(&mut self, now: Time) -> Option<DispatchDecision>;
     /// Returns when to poll again if no event comes before.
     fn next_deadline(&self) -> Option<Time> {
         None

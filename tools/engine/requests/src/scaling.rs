@@ -16,7 +16,7 @@ pub struct Instance {
 }
 
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Window {
+pub struct ScalingWindow {
     pub instances: Vec<Instance>,
     pub starting: u32,
     pub arrived: u32,
@@ -30,7 +30,7 @@ pub struct Window {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Decision {
+pub enum ScalingDecision {
     /// Start an instance with the weights of another one, or without one from disk.
     Start { role: Role, from: Option<InstanceId> },
     /// Stop an instance after its current requests. It gets no new ones.
@@ -41,6 +41,6 @@ pub enum Decision {
 
 pub trait Scaling {
     /// Updates the state with the measurements of a time window.
-    fn handle(&mut self, now: Time, window: &Window);
-    fn poll_decision(&mut self, now: Time) -> Option<Decision>;
+    fn handle(&mut self, now: Time, window: &ScalingWindow);
+    fn poll_decision(&mut self, now: Time) -> Option<ScalingDecision>;
 }

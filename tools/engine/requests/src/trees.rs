@@ -13,27 +13,27 @@ type Matrix = DenseMatrix<f64>;
 /// and each number must be finite.
 #[derive(Debug, thiserror::Error)]
 #[error("no model can be trained on {examples} examples: {why}")]
-pub struct FitError {
+pub struct TrainingError {
     pub examples: usize,
     pub why: String,
 }
 
-impl FitError {
+impl TrainingError {
     pub(crate) fn new(examples: usize, why: &impl ToString) -> Self {
         Self { examples, why: why.to_string() }
     }
 }
 
 /// Returns the rows as a matrix. `smartcore` compares numbers by `partial_cmp` and panics on NaN.
-fn matrix(rows: &[Vec<f64>], targets: &[f64]) -> Result<Matrix, FitError> {
-    let wrong = |why: &str| Err(FitError::new(rows.len(), &why));
+fn matrix(rows: &[Vec<f64>], targets: &[f64]) -> Result<Matrix, TrainingError> {
+    let wrong = |why: &str| Err(TrainingError::new(rows.len(), &why));
     if rows.is_empty() || rows.len() != targets.len() {
         return wrong("not each has an answer, or there are none");
     }
     if rows.iter().flatten().chain(targets).any(|value| !value.is_finite()) {
         return wrong("something is no number");
     }
-    DenseMatrix::from_2d_vec(&rows.to_vec()).map_err(|why| FitError::new(rows.len(), &why))
+    DenseMatrix::from_2d_vec(&rows.to_vec()).map_err(|why| TrainingError::new(rows.len(), &why))
 }
 
 fn mean(values: &[f64]) -> f64 {
@@ -75,7 +75,7 @@ pub struct Boosted {
 impl Boosted {
     /// Trains the trees.
     /// Fails if there are no valid examples.
-    pub fn fit(rows: &[Vec<f64>], targets: &[f64], trees: &Trees) -> Result<Self, FitError> {
+    pub fn fit(rows: &[Vec<f64>], targets: &[f64], trees: &Trees) -> Result<Self, TrainingError> {
         let matrix = matrix(rows, targets)?;
         let mean = mean(targets);
         let parameters = XGRegressorParameters::default()
@@ -87,7 +87,7 @@ impl Boosted {
             .with_base_score(mean)
             .with_seed(trees.seed);
         let model = XGRegressor::fit(&matrix, &targets.to_vec(), parameters)
-            .map_err(|why| FitError::new(rows.len(), &why))?;
+            .map_err(|why| TrainingError::new(rows.len(), &why))?;
         Ok(Self { model, mean })
     }
 
@@ -110,7 +110,7 @@ impl Forest {
 
     /// Trains a forest. The same seed gives the same forest.
     /// Fails if there are no valid examples.
-    pub fn fit(rows: &[Vec<f64>], values: &[f64], seed: u64) -> Result<Self, FitError> {
+    pub fn fit(rows: &[Vec<f64>], values: &[f64], seed: u64) -> Result<Self, TrainingError> {
         let parameters = RandomForestRegressorParameters::default()
             .with_n_trees(Self::TREES)
             .with_max_depth(10)
@@ -118,7 +118,7 @@ impl Forest {
             .with_seed(seed);
         let model =
             RandomForestRegressor::fit(&matrix(rows, values)?, &values.to_vec(), parameters)
-                .map_err(|why| FitError::new(rows.len(), &why))?;
+                .map_err(|why| TrainingError::new(rows.len(), &why))?;
         Ok(Self { model, mean: mean(values) })
     }
 

@@ -61,7 +61,7 @@ pub enum Class {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Job {
+pub struct WorkflowJob {
     pub id: JobId,
     pub template: TemplateId,
     pub class: Class,
@@ -169,17 +169,17 @@ pub enum Readiness {
 }
 
 #[derive(Clone, Debug, PartialEq)]
-pub enum Event {
+pub enum WorkflowEvent {
     /// A job was submitted. Its first stages follow.
-    Submitted(Job),
+    Submitted(WorkflowJob),
     /// A stage can run, because all stages before it ended. Its job was submitted before.
     Ready(Stage),
-    /// The weights of a [`Decision::Activate`] are on the GPU.
+    /// The weights of a [`WorkflowDecision::Activate`] are on the GPU.
     Activated {
         node: NodeId,
         model: ModelId,
     },
-    /// The weights of a [`Decision::Demote`] left the GPU after the time in that decision.
+    /// The weights of a [`WorkflowDecision::Demote`] left the GPU after the time in that decision.
     Slept {
         node: NodeId,
         model: ModelId,
@@ -188,8 +188,8 @@ pub enum Event {
         stage: StageId,
         outcome: Outcome,
     },
-    /// A running stage waits because it needs more KV than its [`Decision::Start`] permits: this
-    /// many bytes in total.
+    /// A running stage waits because it needs more KV than its [`WorkflowDecision::Start`] permits:
+    /// this many bytes in total.
     Outgrew {
         stage: StageId,
         bytes: u64,
@@ -198,16 +198,16 @@ pub enum Event {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Decision {
+pub enum WorkflowDecision {
     /// Move a model to host memory or to disk, or delete it from the node. `takes` is the time
-    /// until [`Event::Slept`] reports free memory. It is zero if the memory is free at once, or if
-    /// the next [`Decision::Activate`] on the node includes the time.
+    /// until [`WorkflowEvent::Slept`] reports free memory. It is zero if the memory is free at
+    /// once, or if the next [`WorkflowDecision::Activate`] on the node includes the time.
     Demote { node: NodeId, model: ModelId, to: Readiness, takes: Span },
-    /// End the move of a [`Decision::Demote`] at once and free the GPU memory. A `Demote` before
-    /// this decision has the model's new location.
+    /// End the move of a [`WorkflowDecision::Demote`] at once and free the GPU memory. A `Demote`
+    /// before this decision has the model's new location.
     StopTransition { node: NodeId, model: ModelId },
-    /// Load a model's weights onto the GPU. [`Event::Activated`] reports the end. `takes` is the
-    /// expected time from now, which includes the time for models that leave first.
+    /// Load a model's weights onto the GPU. [`WorkflowEvent::Activated`] reports the end. `takes`
+    /// is the expected time from now, which includes the time for models that leave first.
     Activate { node: NodeId, model: ModelId, takes: Span },
     /// Start a stage, or resume it after a swap. Its model is running. The stage may use at most
     /// `kv` bytes of KV.

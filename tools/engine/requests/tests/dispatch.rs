@@ -4,9 +4,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use laxity_requests::baseline::{CentralEdf, LeastWork, RoundRobin};
-use laxity_requests::dispatch::{Decision, Dispatch, Event, Role};
+use laxity_requests::dispatch::{Dispatch, DispatchDecision, DispatchEvent, Role};
 use laxity_requests::hyperflexis::priority::Bounds;
-use laxity_requests::hyperflexis::{HyperFlexis, Linear, Mapping, Options};
+use laxity_requests::hyperflexis::{DispatcherOptions, HyperFlexis, Linear, Mapping};
 use laxity_requests::iteration::Load;
 use laxity_requests::request::{ApplicationId, ClassId, InstanceId, RequestId, Slo, Spec};
 use laxity_requests::{Span, Time};
@@ -50,7 +50,7 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 fn dispatcher(which: usize) -> Box<dyn Dispatch> {
-    let options = Options::new(MODEL, BLOCK_TOKENS);
+    let options = DispatcherOptions::new(MODEL, BLOCK_TOKENS);
     let bounds = [700, 1_000, 2_000, 20_000]
         .map(|ttft| Bounds::around(ttft * 1_000_000, ttft * 50_000, 0.25))
         .to_vec();
@@ -59,7 +59,7 @@ fn dispatcher(which: usize) -> Box<dyn Dispatch> {
         1 => Box::new(LeastWork::new(MODEL)),
         2 => Box::new(CentralEdf::new(MODEL, 2_048, BLOCK_TOKENS)),
         3 => Box::new(HyperFlexis::new(options)),
-        4 => Box::new(HyperFlexis::new(Options {
+        4 => Box::new(HyperFlexis::new(DispatcherOptions {
             monitor: Span::from_millis(300),
             scan_max: 3,
             ..options
@@ -104,7 +104,7 @@ impl Driver {
         }
     }
 
-    fn tell(&mut self, event: &Event) {
+    fn tell(&mut self, event: &DispatchEvent) {
         self.dispatch.handle(self.now, event);
         self.drain();
     }
@@ -114,7 +114,7 @@ impl Driver {
         while let Some(decision) = self.dispatch.poll_decision(self.now) {
             count += 1;
             assert!(count < 10_000, "decisions without end");
-            let Decision::Place { request, instance } = decision else {
+            let DispatchDecision::Place { request, instance } = decision else {
                 panic!("none of these refuses: {decision:?}")
             };
             let role = self.up.get(&instance).copied();
@@ -161,7 +161,7 @@ impl Driver {
         };
         self.next += 1;
         self.live.insert(spec.id, (spec, At::Line));
-        self.tell(&Event::Arrived(spec));
+        self.tell(&DispatchEvent::Arrived(spec));
     }
 
     fn start(&mut self, decodes: bool) {
@@ -173,7 +173,7 @@ impl Driver {
         let instance = InstanceId(self.next_instance);
         self.next_instance += 1;
         self.up.insert(instance, role);
-        self.tell(&Event::Up { instance, role });
+        self.tell(&DispatchEvent::Up { instance, role });
     }
 
     fn stop(&mut self, instance: InstanceId, drains: bool) {
@@ -189,7 +189,7 @@ impl Driver {
                 }
             }
         }
-        self.tell(&Event::Down { instance, lost });
+        self.tell(&DispatchEvent::Down { instance, lost });
     }
 
     fn progress(&mut self, request: RequestId) {
@@ -198,12 +198,12 @@ impl Driver {
             At::Placed(instance) if self.pools => {
                 let spec = Spec { ready: spec.prompt, generated: 1, ..spec };
                 self.live.insert(request, (spec, At::Computed));
-                self.tell(&Event::Prefilled { spec, instance });
+                self.tell(&DispatchEvent::Prefilled { spec, instance });
             }
             At::Placed(instance) | At::Decodes(instance) => {
                 self.live.remove(&request);
                 let since = self.now.since(spec.arrival).0;
-                self.tell(&Event::Finished {
+                self.tell(&DispatchEvent::Finished {
                     request,
                     instance,
                     class: spec.class,
@@ -234,7 +234,7 @@ impl Driver {
         }
         let held = load.decode_context / u64::from(BLOCK_TOKENS);
         load.blocks_free = BLOCKS.saturating_sub(held as u32);
-        self.tell(&Event::Load { instance, load, took: 20_000_000 });
+        self.tell(&DispatchEvent::Load { instance, load, took: 20_000_000 });
     }
 }
 
@@ -257,7 +257,7 @@ proptest! {
                     let request = driver.live.keys().nth(at % driver.live.len().max(1)).copied();
                     if let Some(request) = request {
                         driver.live.remove(&request);
-                        driver.tell(&Event::Cancelled(request));
+                        driver.tell(&DispatchEvent::Cancelled(request));
                     }
                 }
                 Step::Progress(at) => {
@@ -334,7 +334,7 @@ fn an_instance_that_comes_back_still_has_its_requests() {
         placed(&mut driver, 10);
     });
     driver.start(false);
-    driver.tell(&Event::Up { instance: InstanceId(0), role: Role::Whole });
+    driver.tell(&DispatchEvent::Up { instance: InstanceId(0), role: Role::Whole });
     let got = [placed(&mut driver, 10).0, placed(&mut driver, 10).0];
     assert_eq!(got, [1, 1]);
 }

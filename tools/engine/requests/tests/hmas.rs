@@ -9,7 +9,8 @@ use laxity_requests::hmas::cognition::Cognition;
 use laxity_requests::hmas::perception::{Perception, Tagger, Tags};
 use laxity_requests::hmas::pool::Kind;
 use laxity_requests::hmas::prediction::Prediction;
-use laxity_requests::hmas::{Agent, Config, statera};
+use laxity_requests::hmas::statera::StateraConfig;
+use laxity_requests::hmas::{Agent, Config};
 use laxity_requests::iteration::Event;
 use laxity_requests::learned::Learned;
 use laxity_requests::request::{ApplicationId, Importance, RequestId, Slo, Spec};
@@ -79,12 +80,12 @@ fn step() -> impl Strategy<Value = Step> {
 
 fn agent() -> impl Strategy<Value = (Kind, Config, Span)> {
     let statera = (any::<bool>(), 0.01..0.9_f64, 1..20_u32, 1..20_u32).prop_map(
-        |(frozen, epsilon, concurrency, decodes)| statera::Config {
+        |(frozen, epsilon, concurrency, decodes)| StateraConfig {
             frozen,
             epsilon,
             concurrency,
             decodes,
-            ..statera::Config::default()
+            ..StateraConfig::default()
         },
     );
     let kind = prop::sample::select(&Kind::ALL);

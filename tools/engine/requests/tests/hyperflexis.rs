@@ -1,8 +1,8 @@
 //! Tests of HyperFlexis' dispatcher case by case. `dispatch.rs` tests properties of every
 //! dispatcher.
 
-use laxity_requests::dispatch::{Decision, Dispatch as _, Event, Role};
-use laxity_requests::hyperflexis::{HyperFlexis, Linear, Options};
+use laxity_requests::dispatch::{Dispatch as _, DispatchDecision, DispatchEvent, Role};
+use laxity_requests::hyperflexis::{DispatcherOptions, HyperFlexis, Linear};
 use laxity_requests::iteration::Load;
 use laxity_requests::request::{InstanceId, RequestId, Slo, Spec};
 use laxity_requests::{Span, Time};
@@ -22,12 +22,12 @@ fn spec(id: u64, arrival: Time, prompt: u32, (ttft, tbt): (u64, u64)) -> Spec {
     }
 }
 
-fn dispatch(roles: &[Role], options: Options) -> HyperFlexis {
+fn dispatch(roles: &[Role], options: DispatcherOptions) -> HyperFlexis {
     let mut dispatch = HyperFlexis::new(options);
     for (at, role) in roles.iter().enumerate() {
         let instance = InstanceId(at as u32);
         let role = *role;
-        dispatch.handle(START, &Event::Up { instance, role });
+        dispatch.handle(START, &DispatchEvent::Up { instance, role });
     }
     dispatch
 }
@@ -35,8 +35,8 @@ fn dispatch(roles: &[Role], options: Options) -> HyperFlexis {
 fn placed(dispatch: &mut HyperFlexis, now: Time) -> Vec<(u64, u32)> {
     std::iter::from_fn(|| dispatch.poll_decision(now))
         .map(|decision| match decision {
-            Decision::Place { request, instance } => (request.0, instance.0),
-            Decision::Refuse(request) => panic!("{request:?} is refused"),
+            DispatchDecision::Place { request, instance } => (request.0, instance.0),
+            DispatchDecision::Refuse(request) => panic!("{request:?} is refused"),
         })
         .collect()
 }
@@ -54,17 +54,17 @@ fn load(decoding: u32, prefill_tokens: u64) -> Load {
     }
 }
 
-fn report(at: u32, load: Load) -> Event {
-    Event::Load { instance: InstanceId(at), load, took: 10_000_000 }
+fn report(at: u32, load: Load) -> DispatchEvent {
+    DispatchEvent::Load { instance: InstanceId(at), load, took: 10_000_000 }
 }
 
 #[test]
 fn an_instance_takes_the_tightest_first_up_to_its_budget_and_the_rest_when_it_is_mature() {
-    let mut dispatch = dispatch(&[Role::Whole], Options::new(MODEL, 16));
+    let mut dispatch = dispatch(&[Role::Whole], DispatcherOptions::new(MODEL, 16));
     // Half of 1 s permits about 4400 tokens: 500 ms · (1 − 10 / 100) less 10 ms.
     for id in 0..4 {
         let targets = if id == 2 { (1_000, 100) } else { (5_000, 200) };
-        dispatch.handle(START, &Event::Arrived(spec(id, START, 2_000, targets)));
+        dispatch.handle(START, &DispatchEvent::Arrived(spec(id, START, 2_000, targets)));
     }
     assert_eq!(placed(&mut dispatch, START), [(2, 0), (0, 0)]);
     assert_eq!(dispatch.waiting(), 2);
@@ -85,10 +85,10 @@ fn an_instance_takes_the_tightest_first_up_to_its_budget_and_the_rest_when_it_is
 
 #[test]
 fn an_instance_with_nothing_to_do_takes_one_prompt_above_every_budget() {
-    let mut dispatch = dispatch(&[Role::Whole], Options::new(MODEL, 16));
+    let mut dispatch = dispatch(&[Role::Whole], DispatcherOptions::new(MODEL, 16));
     for id in 0..2 {
         let long = spec(id, START, 9_000, (950, 100));
-        dispatch.handle(START, &Event::Arrived(long));
+        dispatch.handle(START, &DispatchEvent::Arrived(long));
     }
     assert_eq!(placed(&mut dispatch, START), [(0, 0)]);
     let end = START + Span::from_millis(2_000);
@@ -100,13 +100,13 @@ fn an_instance_with_nothing_to_do_takes_one_prompt_above_every_budget() {
 
 #[test]
 fn who_cannot_be_in_time_any_more_lets_all_others_pass() {
-    let mut dispatch = dispatch(&[Role::Whole], Options::new(MODEL, 16));
+    let mut dispatch = dispatch(&[Role::Whole], DispatcherOptions::new(MODEL, 16));
     let now = START + Span::from_millis(990);
-    dispatch.handle(now, &Event::Arrived(spec(0, now, 3_000, (1_000, 50))));
+    dispatch.handle(now, &DispatchEvent::Arrived(spec(0, now, 3_000, (1_000, 50))));
     assert_eq!(placed(&mut dispatch, now).len(), 1);
     // The request is late by then and has the tightest target, so it would be first in the queue.
-    dispatch.handle(now, &Event::Arrived(spec(1, START, 500, (1_000, 20))));
-    dispatch.handle(now, &Event::Arrived(spec(2, now, 500, (5_000, 100))));
+    dispatch.handle(now, &DispatchEvent::Arrived(spec(1, START, 500, (1_000, 20))));
+    dispatch.handle(now, &DispatchEvent::Arrived(spec(2, now, 500, (5_000, 100))));
     assert_eq!(placed(&mut dispatch, now), []);
     let computed = now + Span::from_millis(310);
     dispatch.handle(computed, &report(0, load(1, 0)));
@@ -122,25 +122,26 @@ fn who_cannot_be_in_time_any_more_lets_all_others_pass() {
 #[test]
 fn where_a_request_decodes_is_decided_when_its_prompt_is_computed() {
     let roles = [Role::Prefill, Role::Decode, Role::Decode];
-    let mut dispatch = dispatch(&roles, Options::new(MODEL, 16));
+    let mut dispatch = dispatch(&roles, DispatcherOptions::new(MODEL, 16));
     let asked = spec(0, START, 1_000, (1_000, 12));
-    dispatch.handle(START, &Event::Arrived(asked));
+    dispatch.handle(START, &DispatchEvent::Arrived(asked));
     assert_eq!(placed(&mut dispatch, START), [(0, 0)]);
     // By then a decode step of the first instance takes longer than this request's tokens may.
     dispatch.handle(START, &report(1, load(400, 0)));
     let now = START + Span::from_millis(110);
     let computed = Spec { ready: 1_000, generated: 1, ..asked };
-    dispatch.handle(now, &Event::Prefilled { spec: computed, instance: InstanceId(0) });
+    dispatch.handle(now, &DispatchEvent::Prefilled { spec: computed, instance: InstanceId(0) });
     assert_eq!(placed(&mut dispatch, now), [(0, 2)]);
 }
 
 #[test]
 fn without_any_report_prompts_count_as_computed_when_their_instance_is_mature() {
-    let options = Options { monitor: Span::from_millis(60_000), ..Options::new(MODEL, 16) };
+    let monitor = Span::from_millis(60_000);
+    let options = DispatcherOptions { monitor, ..DispatcherOptions::new(MODEL, 16) };
     let mut dispatch = dispatch(&[Role::Whole], options);
     let mut now = START;
     for round in 0..20 {
-        dispatch.handle(now, &Event::Arrived(spec(round, now, 3_000, (1_000, 100))));
+        dispatch.handle(now, &DispatchEvent::Arrived(spec(round, now, 3_000, (1_000, 100))));
         assert_eq!(placed(&mut dispatch, now), [(round, 0)], "round {round}");
         now = now + Span::from_millis(400);
     }

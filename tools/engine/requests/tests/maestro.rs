@@ -5,10 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use laxity_requests::maestro::fitness::Mode;
 use laxity_requests::maestro::queue::{Boundary, StageOrder};
-use laxity_requests::maestro::{Estimator, Options, Scheduler};
+use laxity_requests::maestro::{Estimator, MaestroOptions, Scheduler};
 use laxity_requests::workflow::{
-    Class, ClusterId, Decision, Event, Job, JobId, ModelId, ModelSpec, NodeId, NodeSpec, Outcome,
-    RoleId, Stage, StageId, TemplateId,
+    Class, ClusterId, JobId, ModelId, ModelSpec, NodeId, NodeSpec, Outcome, RoleId, Stage, StageId,
+    TemplateId, WorkflowDecision, WorkflowEvent, WorkflowJob,
 };
 use laxity_requests::{Span, Time};
 use proptest::prelude::*;
@@ -49,12 +49,12 @@ fn node(cluster: u16, host: u64, slots: u32) -> NodeSpec {
 struct ByRole(BTreeMap<RoleId, (f64, f64)>);
 
 impl Estimator for ByRole {
-    fn ready(&mut self, _: &Job, stage: &Stage) -> f64 {
+    fn ready(&mut self, _: &WorkflowJob, stage: &Stage) -> f64 {
         let output = self.0.get(&stage.role).map_or(200.0, |(sum, count)| sum / count);
         output.clamp(1.0, f64::from(stage.output_max))
     }
 
-    fn future(&self, _: &Job, _: &Stage) -> Span {
+    fn future(&self, _: &WorkflowJob, _: &Stage) -> Span {
         Span::ZERO
     }
 
@@ -97,7 +97,7 @@ struct World {
 }
 
 impl World {
-    fn new(options: Options, nodes: &[NodeSpec], scripts: Vec<Script>) -> Self {
+    fn new(options: MaestroOptions, nodes: &[NodeSpec], scripts: Vec<Script>) -> Self {
         let scheduler = Scheduler::new(options, ByRole::default(), models(), nodes);
         Self {
             scheduler,
@@ -117,13 +117,13 @@ impl World {
         StageId((job * 100 + stage) as u64)
     }
 
-    fn handle(&mut self, event: &Event) {
+    fn handle(&mut self, event: &WorkflowEvent) {
         self.scheduler.handle(Time(self.now), event);
     }
 
     fn submit(&mut self, index: usize) {
         let script = self.scripts[index].clone();
-        self.handle(&Event::Submitted(Job {
+        self.handle(&WorkflowEvent::Submitted(WorkflowJob {
             id: JobId(index as u64),
             template: TemplateId(script.stages.len() as u16),
             class: script.class,
@@ -146,7 +146,7 @@ impl World {
         if at == self.scripts[index].stages.len() {
             if *open == 0 {
                 self.jobs.remove(&index);
-                self.handle(&Event::Ended(JobId(index as u64)));
+                self.handle(&WorkflowEvent::Ended(JobId(index as u64)));
             }
             return;
         }
@@ -154,7 +154,7 @@ impl World {
         *open += 1;
         let (model, prompt, output) = self.scripts[index].stages[at];
         self.ready.insert(Self::id(index, at));
-        self.handle(&Event::Ready(Stage {
+        self.handle(&WorkflowEvent::Ready(Stage {
             id: Self::id(index, at),
             job: JobId(index as u64),
             model: ModelId(model),
@@ -172,7 +172,7 @@ impl World {
     fn drain(&mut self) {
         while let Some(decision) = self.scheduler.poll_decision(Time(self.now)) {
             match decision {
-                Decision::Start { stage, node, kv } => {
+                WorkflowDecision::Start { stage, node, kv } => {
                     assert!(self.ready.remove(&stage), "{stage:?} starts and was not waiting");
                     let (job, at) = ((stage.0 / 100) as usize, (stage.0 % 100) as usize);
                     let (model, prompt, output) = self.scripts[job].stages[at];
@@ -181,29 +181,29 @@ impl World {
                     assert!(!cold, "{stage:?} starts before its weights are there");
                     self.running.insert(stage, (node, kv, needed));
                 }
-                Decision::Grow { stage, kv } => {
+                WorkflowDecision::Grow { stage, kv } => {
                     let held = self.running.get_mut(&stage).expect("who grows runs");
                     assert!(kv > held.1);
                     held.1 = kv;
                     self.asked.remove(&stage);
                 }
-                Decision::SwapOut(stage) | Decision::Abort(stage) => {
+                WorkflowDecision::SwapOut(stage) | WorkflowDecision::Abort(stage) => {
                     assert!(self.running.remove(&stage).is_some(), "{stage:?} did not run");
                     self.asked.remove(&stage);
                     self.ready.insert(stage);
                 }
-                Decision::Activate { node, model, .. } => self.loads.push((node, model)),
-                Decision::Demote { node, model, takes, .. } => {
+                WorkflowDecision::Activate { node, model, .. } => self.loads.push((node, model)),
+                WorkflowDecision::Demote { node, model, takes, .. } => {
                     if takes > Span::ZERO {
                         self.leaves.push((self.now + takes.0, node, model));
                     }
                 }
-                Decision::StopTransition { node, model } => {
+                WorkflowDecision::StopTransition { node, model } => {
                     let before = self.leaves.len();
                     self.leaves.retain(|(_, at, other)| (*at, *other) != (node, model));
                     assert!(self.leaves.len() < before, "{model:?} was not leaving");
                 }
-                Decision::Preempted(_) => {}
+                WorkflowDecision::Preempted(_) => {}
             }
         }
         assert!(self.scheduler.is_balanced());
@@ -218,7 +218,7 @@ impl World {
             self.leaves.drain(..).partition(|(at, ..)| *at <= now);
         self.leaves = still;
         for (_, node, model) in left {
-            self.handle(&Event::Slept { node, model });
+            self.handle(&WorkflowEvent::Slept { node, model });
             self.drain();
         }
         let outgrown = self.running.iter().find(|(stage, (_, promised, needed))| {
@@ -227,7 +227,7 @@ impl World {
         if let Some((stage, (_, _, needed))) = outgrown {
             let (stage, bytes) = (*stage, *needed);
             self.asked.insert(stage);
-            self.handle(&Event::Outgrew { stage, bytes });
+            self.handle(&WorkflowEvent::Outgrew { stage, bytes });
             self.drain();
             return true;
         }
@@ -243,7 +243,7 @@ impl World {
         let at = (dice / 7) as usize % happening;
         if at < self.loads.len() {
             let (node, model) = self.loads.swap_remove(at);
-            self.handle(&Event::Activated { node, model });
+            self.handle(&WorkflowEvent::Activated { node, model });
         } else {
             let stage = goes_on[at - self.loads.len()];
             self.running.remove(&stage);
@@ -252,7 +252,7 @@ impl World {
                 output: self.scripts[job].stages[index].2,
                 took: Span(1 + dice % (20 * S)),
             };
-            self.handle(&Event::Finished { stage, outcome });
+            self.handle(&WorkflowEvent::Finished { stage, outcome });
             self.finished += 1;
             if let Some((_, open)) = self.jobs.get_mut(&job) {
                 *open -= 1;
@@ -308,7 +308,7 @@ proptest! {
         dice in prop::collection::vec(any::<u64>(), 40),
     ) {
         let nodes = [node(0, host, slots), node(0, host, slots), node(1, host, slots)];
-        let options = Options { order, boundary, mode, ..Options::maestro() };
+        let options = MaestroOptions { order, boundary, mode, ..MaestroOptions::maestro() };
         let mut world = World::new(options, &nodes, scripts.clone());
         for index in 0..scripts.len() {
             world.submit(index);
@@ -335,7 +335,7 @@ fn one(class: Class, stages: &[(u16, u32, u32)]) -> Script {
 fn a_stage_whose_weights_find_no_room_is_not_overtaken_for_ever() {
     let mut scripts = vec![one(Class::Batch, &[(2, 100, 4000)]); 60];
     scripts[5] = one(Class::Interactive, &[(3, 100, 50)]);
-    let mut world = World::new(Options::maestro(), &[node(0, 100, 3)], scripts);
+    let mut world = World::new(MaestroOptions::maestro(), &[node(0, 100, 3)], scripts);
     for index in 0..20 {
         world.submit(index);
     }
@@ -375,7 +375,7 @@ fn a_batch_job_loses_its_turn_between_stages_to_a_shorter_job_and_not_without_pr
     let short = one(Class::Interactive, &[(0, 10, 20)]);
     let scripts = vec![long, short];
     let nodes = [node(0, 100, 1)];
-    let options = |boundary| Options { boundary, ..Options::maestro() };
+    let options = |boundary| MaestroOptions { boundary, ..MaestroOptions::maestro() };
     let mut world = World::new(options(Boundary::MAESTRO), &nodes, scripts.clone());
     // The role's length is unknown at first, so the first job's expected length is that of the
     // second.
@@ -388,7 +388,7 @@ fn a_batch_job_loses_its_turn_between_stages_to_a_shorter_job_and_not_without_pr
 fn a_turn_that_finds_no_room_is_no_turn_any_more() {
     let long = one(Class::Batch, &[(0, 10, 9000), (0, 4000, 9000)]);
     let short = one(Class::Interactive, &[(0, 10, 20)]);
-    let mut world = World::new(Options::maestro(), &[node(0, 100, 1)], vec![long, short]);
+    let mut world = World::new(MaestroOptions::maestro(), &[node(0, 100, 1)], vec![long, short]);
     world.submit(0);
     while world.running.is_empty() {
         assert!(world.step(0));

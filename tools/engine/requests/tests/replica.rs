@@ -9,7 +9,7 @@ use laxity_requests::discipline::{Discipline, Rank, View};
 use laxity_requests::iteration::Event;
 use laxity_requests::job::Job;
 use laxity_requests::latency::{Composition, Latency};
-use laxity_requests::qoserve::{Chunking, Options, QoServe, Relegation};
+use laxity_requests::qoserve::{Chunking, QoServe, QoServeOptions, Relegation};
 use laxity_requests::request::{ApplicationId, Importance, Slo, Spec};
 use laxity_requests::{Span, Time};
 use proptest::prelude::*;
@@ -91,7 +91,7 @@ fn qoserve() -> impl Strategy<Value = Chosen> {
     let rest = (prop::option::of(0.0..1.0), 0.0..0.2);
     (chunking, 0..50_u64, relegation, rest).prop_map(
         |(chunking, alpha, relegation, (hints, margin))| {
-            let options = Options { chunking, alpha, relegation, hints, margin };
+            let options = QoServeOptions { chunking, alpha, relegation, hints, margin };
             chosen(options, QoServe::new(options, Linear))
         },
     )

@@ -11,7 +11,7 @@ use laxity_files::{CONFIG_BYTES_MAX, ReadError};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::apart::Peers as NetPeers;
+use crate::apart::PeerAddresses;
 use crate::apart::experts::Ranks;
 use crate::model::ModelShape;
 use crate::model::shape::ShapeError;
@@ -227,12 +227,12 @@ impl Config {
         Room { blocks: self.kv.blocks, block_tokens: self.kv.block_tokens }
     }
 
-    pub fn net_peers(&self) -> NetPeers {
+    pub fn net_peers(&self) -> PeerAddresses {
         let Some(peers) = &self.peers else {
-            return NetPeers::default();
+            return PeerAddresses::default();
         };
         let own = peers.experts.iter().position(|address| *address == peers.listen);
-        NetPeers {
+        PeerAddresses {
             prefill: peers.prefill.clone(),
             reuse: peers.reuse.clone(),
             ranks: Ranks::new(peers.experts.clone(), own.unwrap_or(0)),

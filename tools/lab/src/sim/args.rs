@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use super::error::SimCommandError;
 use clap::Args;
 use laxity_sim::plan::Plan;
-use laxity_sim::run::Options;
+use laxity_sim::run::RunOptions;
 
 /// Changes of a plan.
 #[derive(Args, Debug, Default)]
@@ -75,9 +75,9 @@ pub(super) struct Execution {
 
 impl Execution {
     /// Returns the options of a run whose results are kept in `out`.
-    pub(super) fn options<'a>(&self, out: Option<&'a Path>) -> Options<'a> {
-        let default = Options::default();
-        Options {
+    pub(super) fn options<'a>(&self, out: Option<&'a Path>) -> RunOptions<'a> {
+        let default = RunOptions::default();
+        RunOptions {
             jobs: self.jobs.unwrap_or(default.jobs),
             out,
             progress: !self.quiet && io::stderr().is_terminal(),

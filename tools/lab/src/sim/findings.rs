@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use clap::Args;
 use laxity_sim::plan::Plan;
-use laxity_sim::report::findings::{self, PageError, Results, Section};
+use laxity_sim::report::findings::{self, FindingsSection, PageError, Results};
 use laxity_sim::run;
 
 use super::error::SimCommandError;
@@ -72,7 +72,7 @@ pub(super) fn run(args: &FindingsArgs) -> Result<ExitCode, SimCommandError> {
         let (line, asked) = (block.line, &block.asked);
         let what = if !args.check {
             "filled"
-        } else if block.section == Section::Speed {
+        } else if block.section == FindingsSection::Speed {
             "not what this machine took"
         } else {
             whole = false;

@@ -65,5 +65,6 @@ pub struct RunRecord {
     pub buffers_unbounded: bool,
     /// Average number of busy processors of the machine since the clients started.
     pub busy_cores: f64,
+    /// The part of `busy_cores` that is the lab's own processes.
     pub lab_cores: f64,
 }

@@ -11,7 +11,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde::{Deserialize, Serialize};
 
 use super::cast::Setting;
-use super::oracle::Counts;
+use super::oracle::TransferCounts;
 use super::round::{self, Outcome};
 use super::schedule::{ROUND_FAULTS, Schedule, shrink};
 use crate::error::LabError;
@@ -48,7 +48,7 @@ pub struct Report {
     pub seed: u64,
     pub faults: u64,
     pub by_kind: BTreeMap<String, u64>,
-    pub by_path: BTreeMap<String, Counts>,
+    pub by_path: BTreeMap<String, TransferCounts>,
     pub violations: u64,
     /// The longest wait for a permit in milliseconds, apart from time in which the worker did not
     /// run.

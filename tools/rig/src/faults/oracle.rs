@@ -21,7 +21,7 @@ const STOP_EXCUSES: u64 = 125_000_000;
 const LOST_QUEUES: u32 = 1000;
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct Counts {
+pub struct TransferCounts {
     pub transfers: u64,
     pub bytes: u64,
     pub scheduled_bytes: u64,
@@ -31,7 +31,7 @@ pub struct Counts {
     pub ended_by_fault: u64,
 }
 
-impl Counts {
+impl TransferCounts {
     pub(super) fn add(&mut self, other: &Self) {
         self.transfers += other.transfers;
         self.bytes += other.bytes;
@@ -42,7 +42,7 @@ impl Counts {
 }
 
 #[derive(Debug, Default)]
-struct Queue {
+struct TransferQueue {
     in_order: bool,
     next: u64,
     open: BTreeMap<u64, (u64, u64)>,
@@ -50,7 +50,7 @@ struct Queue {
     abandoned: bool,
 }
 
-impl Queue {
+impl TransferQueue {
     /// Returns the open transfer `number` if it may make progress now.
     fn turn(&mut self, number: u64, what: &str) -> Result<&mut (u64, u64), String> {
         let first = self.open.keys().next().copied();
@@ -144,11 +144,11 @@ struct Wait {
 /// The model of all queues of a round.
 #[derive(Debug, Default)]
 pub(super) struct Oracle {
-    queues: HashMap<(usize, u32), Queue>,
+    queues: HashMap<(usize, u32), TransferQueue>,
     paths: Vec<&'static str>,
     waits: Vec<Wait>,
     pub(super) violations: Vec<String>,
-    pub(super) counts: BTreeMap<String, Counts>,
+    pub(super) counts: BTreeMap<String, TransferCounts>,
 }
 
 impl Oracle {

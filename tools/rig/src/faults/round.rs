@@ -13,8 +13,8 @@ use nix::sys::signal::Signal;
 
 use super::cast::{Cast, Setting, lock};
 use super::daemon::Daemon;
-use super::oracle::{Counts, Oracle};
-use super::schedule::{Fault, Kind, Schedule};
+use super::oracle::{Oracle, TransferCounts};
+use super::schedule::{Fault, FaultKind, Schedule};
 use super::task::{FORK, LOSE_THREAD, Plant};
 use crate::error::LabError;
 
@@ -29,7 +29,7 @@ const POLICIES: [&str; 5] = ["laxity", "mfs", "fair", "edf", "two_class"];
 #[derive(Clone, Debug, Default)]
 pub(super) struct Outcome {
     pub(super) by_kind: BTreeMap<String, u64>,
-    pub(super) by_path: BTreeMap<String, Counts>,
+    pub(super) by_path: BTreeMap<String, TransferCounts>,
     pub(super) violations: Vec<String>,
     /// The longest wait for a permit in milliseconds, apart from time in which the worker did not
     /// run.
@@ -143,7 +143,7 @@ impl Scene<'_> {
 
     /// Leaves a client behind if the test asks for that bug, which needs a daemon that was killed.
     fn leak(&mut self, outcome: &Outcome) {
-        let killed = outcome.by_kind.contains_key(&Kind::DaemonKilled.name());
+        let killed = outcome.by_kind.contains_key(&FaultKind::DaemonKilled.name());
         if self.setting.plant == Some(Plant::Leak) && killed {
             self.wait_ready();
             let socket = self.daemon.socket();
@@ -159,14 +159,14 @@ impl Scene<'_> {
 
     fn apply(&mut self, fault: &Fault) -> Result<(), LabError> {
         match fault.kind {
-            Kind::ClientKilled => return self.cast.kill(fault.choice),
-            Kind::ClientStopped => {
+            FaultKind::ClientKilled => return self.cast.kill(fault.choice),
+            FaultKind::ClientStopped => {
                 let number = self.cast.stop(fault.choice);
                 self.later(fault, Undo::ContinueWorker(number));
             }
-            Kind::ClientForked => self.cast.tell(fault.choice, FORK),
-            Kind::ThreadLost => self.cast.tell(fault.choice, LOSE_THREAD),
-            Kind::Hostile => {
+            FaultKind::ClientForked => self.cast.tell(fault.choice, FORK),
+            FaultKind::ThreadLost => self.cast.tell(fault.choice, LOSE_THREAD),
+            FaultKind::Hostile => {
                 let number = self.cast.add_hostile(fault.choice)?;
                 self.later(fault, Undo::EndHostile(number));
             }
@@ -179,33 +179,33 @@ impl Scene<'_> {
     }
 
     fn apply_to_daemon(&mut self, fault: &Fault) -> Result<(), LabError> {
-        if !matches!(fault.kind, Kind::DaemonKilled | Kind::DaemonStopped) {
+        if !matches!(fault.kind, FaultKind::DaemonKilled | FaultKind::DaemonStopped) {
             self.wait_ready();
         }
         match fault.kind {
-            Kind::DaemonKilled => {
+            FaultKind::DaemonKilled => {
                 self.daemon.signal(Signal::SIGKILL);
                 let wrong = self.daemon.wait_end();
                 self.note(wrong);
                 self.later(fault, Undo::Launch);
             }
-            Kind::DaemonStopped => {
+            FaultKind::DaemonStopped => {
                 self.daemon.signal(Signal::SIGSTOP);
                 self.stopped_ns.get_or_insert_with(now_ns);
                 self.later(fault, Undo::ContinueDaemon);
             }
-            Kind::DaemonRestarted | Kind::LogFull => {
+            FaultKind::DaemonRestarted | FaultKind::LogFull => {
                 self.daemon.signal(Signal::SIGTERM);
                 let wrong = self.daemon.wait_end();
                 self.note(wrong);
-                self.daemon.log_is_full = fault.kind == Kind::LogFull;
+                self.daemon.log_is_full = fault.kind == FaultKind::LogFull;
                 self.daemon.launch()?;
             }
-            Kind::Reloaded => {
+            FaultKind::Reloaded => {
                 self.daemon.window_kib = 64 << (fault.choice % 3);
                 self.reload()?;
             }
-            Kind::ReloadedBroken => {
+            FaultKind::ReloadedBroken => {
                 self.daemon.break_configuration(fault.choice)?;
                 let answer = self.daemon.ask(|operator| Ok(operator.reload()));
                 self.daemon.configure()?;
@@ -215,30 +215,30 @@ impl Scene<'_> {
                     Err(wrong) => self.blame(wrong),
                 }
             }
-            Kind::PolicyChanged => {
+            FaultKind::PolicyChanged => {
                 self.daemon.policy = POLICIES[(fault.choice % POLICIES.len() as u64) as usize];
                 self.reload()?;
             }
-            Kind::ModeChanged => {
+            FaultKind::ModeChanged => {
                 self.daemon.mode = ["off", "observe"][(fault.choice % 2) as usize];
                 self.reload()?;
                 self.later(fault, Undo::Enforce);
             }
-            Kind::Bypassed => {
+            FaultKind::Bypassed => {
                 let answer = self.daemon.ask(|operator| operator.bypass(true));
                 self.note(answer.err());
                 self.later(fault, Undo::EndBypass);
             }
-            Kind::DescriptorsTaken => {
+            FaultKind::DescriptorsTaken => {
                 let wrong = self.daemon.limit_descriptors();
                 self.note(wrong);
                 self.later(fault, Undo::GiveDescriptors);
             }
-            Kind::ClientKilled
-            | Kind::ClientStopped
-            | Kind::ClientForked
-            | Kind::ThreadLost
-            | Kind::Hostile => {}
+            FaultKind::ClientKilled
+            | FaultKind::ClientStopped
+            | FaultKind::ClientForked
+            | FaultKind::ThreadLost
+            | FaultKind::Hostile => {}
         }
         Ok(())
     }

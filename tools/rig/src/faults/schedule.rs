@@ -16,7 +16,7 @@ const GAP_MS: f64 = 22.0;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Kind {
+pub enum FaultKind {
     /// SIGKILL of the daemon. Another starts after `for_ms`.
     DaemonKilled,
     DaemonStopped,
@@ -41,7 +41,7 @@ pub enum Kind {
     LogFull,
 }
 
-impl Kind {
+impl FaultKind {
     pub const ALL: [Self; 15] = [
         Self::DaemonKilled,
         Self::DaemonStopped,
@@ -70,7 +70,7 @@ impl Kind {
 pub struct Fault {
     /// When, from the begin of the round.
     pub at_ms: u64,
-    pub kind: Kind,
+    pub kind: FaultKind,
     /// How long it lasts, if it has an end.
     pub for_ms: u64,
     pub choice: u64,
@@ -86,14 +86,14 @@ impl Schedule {
     pub fn draw(seed: u64, round: u64, count: u64) -> Self {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
         rng.set_stream(round);
-        let mut kinds = Kind::ALL;
+        let mut kinds = FaultKind::ALL;
         kinds.shuffle(&mut rng);
         let kinds = &kinds[..rng.random_range(1..=KINDS_MAX.min(kinds.len()))];
         let mut at_ms = 0.0;
         let faults = (0..count).map(|_| {
             // Exponential gaps: some faults come together, and some find everything at rest.
             at_ms += -GAP_MS * (1.0 - rng.random::<f64>()).ln();
-            let kind = *kinds.choose(&mut rng).unwrap_or(&Kind::DaemonKilled);
+            let kind = *kinds.choose(&mut rng).unwrap_or(&FaultKind::DaemonKilled);
             // Half of all faults are short, and some outlast the stall timeout of 100 ms.
             let for_ms =
                 if rng.random() { rng.random_range(0..25) } else { rng.random_range(25..250) };
@@ -152,7 +152,7 @@ mod tests {
 
     #[test]
     fn every_kind_is_drawn_within_a_few_rounds() {
-        for kind in Kind::ALL {
+        for kind in FaultKind::ALL {
             let drawn = |round| Schedule::draw(1, round, 50).faults.iter().any(|f| f.kind == kind);
             assert!((0..20).any(drawn), "{kind:?}");
         }

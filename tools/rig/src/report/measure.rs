@@ -280,7 +280,7 @@ fn stages_of_vllm(counts: &Counts, requests: usize) -> Stages {
 
 fn hosts(config: &LabConfig, record: &RunRecord, span_s: f64) -> Vec<HostReport> {
     let capacity = f64::from(config.port_mbit) * 1e6 / 8.0 * span_s;
-    let share = |counters: &crate::fabric::PortCounters| {
+    let share = |counters: &crate::fabric::DscpCounters| {
         counters.values().map(|queue| queue.bytes).sum::<u64>() as f64 / capacity
     };
     record

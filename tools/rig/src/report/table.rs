@@ -14,6 +14,10 @@ use crate::ledger::Ledger;
 pub const STAGES: [(&str, &str); 3] =
     [("kv_reuse", "reuse"), ("collective", "experts"), ("p2d", "P2D")];
 
+/// Most cores of other work that the notes leave out. Packet processing in the kernel counts as
+/// other work and takes 0.05 to 0.15 cores with the defaults.
+const OTHER_CORES_MAX: f64 = 0.25;
+
 fn megabytes(bytes: u64) -> String {
     format!("{:.1}", bytes as f64 / 1e6)
 }
@@ -272,6 +276,10 @@ fn remark(run: &PolicyRun) -> String {
     if run.fabric_drops > 0 {
         add(format!("{} packets dropped", run.fabric_drops));
     }
+    let other = run.busy_cores - run.lab_cores;
+    if other > OTHER_CORES_MAX {
+        add(format!("other work took {other:.2} cores"));
+    }
     note
 }
 
@@ -308,5 +316,16 @@ mod tests {
         assert!(text.contains("NOT those"), "{text}");
         assert!(text.contains("1 requests failed (503: not now)"), "{text}");
         assert!(text.contains("0.0 MB without"), "{text}");
+    }
+
+    #[test]
+    fn the_notes_name_other_work_that_took_more_than_a_quarter_of_a_core() {
+        let mut report = example();
+        report.runs[0].lab_cores = 0.5;
+        for (busy_cores, noted) in [(0.7, false), (0.8, true)] {
+            report.runs[0].busy_cores = busy_cores;
+            let text = table(&report);
+            assert_eq!(text.contains("other work took 0.30 cores"), noted, "{text}");
+        }
     }
 }

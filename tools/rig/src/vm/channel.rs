@@ -13,7 +13,7 @@ pub const CONTENT_BYTES_MAX: usize = 32 << 10;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Kind {
+pub enum FrameKind {
     /// Guest: devices and network are up. The content is [`super::job::Facts`] as JSON.
     Ready = b'R',
     Stdout = b'1',
@@ -24,7 +24,7 @@ pub enum Kind {
     Stdin = b'0',
 }
 
-impl Kind {
+impl FrameKind {
     fn of(byte: u8) -> io::Result<Self> {
         [Self::Ready, Self::Stdout, Self::Stderr, Self::Alive, Self::Stdin]
             .into_iter()
@@ -39,7 +39,7 @@ impl Kind {
 }
 
 /// Writes content as frames of one kind. Without content it writes one empty frame.
-pub fn send(port: &mut impl Write, kind: Kind, content: &[u8]) -> io::Result<()> {
+pub fn send(port: &mut impl Write, kind: FrameKind, content: &[u8]) -> io::Result<()> {
     let mut rest = content;
     loop {
         let (now, later) = rest.split_at(rest.len().min(CONTENT_BYTES_MAX));
@@ -56,10 +56,10 @@ pub fn send(port: &mut impl Write, kind: Kind, content: &[u8]) -> io::Result<()>
 }
 
 /// Returns the next frame.
-pub fn receive(port: &mut impl Read) -> io::Result<(Kind, Vec<u8>)> {
+pub fn receive(port: &mut impl Read) -> io::Result<(FrameKind, Vec<u8>)> {
     let mut head = [0; 5];
     port.read_exact(&mut head)?;
-    let kind = Kind::of(head[0])?;
+    let kind = FrameKind::of(head[0])?;
     let length = u32::from_le_bytes([head[1], head[2], head[3], head[4]]) as usize;
     if length > CONTENT_BYTES_MAX {
         return Err(io::Error::new(
@@ -80,17 +80,17 @@ mod tests {
     fn long_content_comes_in_several_frames_and_no_content_in_one() {
         let long = vec![3; CONTENT_BYTES_MAX + 5];
         let mut wire = Vec::new();
-        send(&mut wire, Kind::Stdout, &long).expect("a Vec takes all");
-        send(&mut wire, Kind::Stdin, &[]).expect("a Vec takes all");
+        send(&mut wire, FrameKind::Stdout, &long).expect("a Vec takes all");
+        send(&mut wire, FrameKind::Stdin, &[]).expect("a Vec takes all");
         let mut wire = wire.as_slice();
         let mut got = Vec::new();
         for expected in [CONTENT_BYTES_MAX, 5] {
             let (kind, content) = receive(&mut wire).expect("a frame");
-            assert_eq!((kind, content.len()), (Kind::Stdout, expected));
+            assert_eq!((kind, content.len()), (FrameKind::Stdout, expected));
             got.extend(content);
         }
         assert_eq!(got, long);
-        assert_eq!(receive(&mut wire).expect("a frame"), (Kind::Stdin, Vec::new()));
+        assert_eq!(receive(&mut wire).expect("a frame"), (FrameKind::Stdin, Vec::new()));
         assert!(receive(&mut wire).is_err(), "the end");
     }
 

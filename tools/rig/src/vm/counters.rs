@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::network::{NetworkConfig, PORTS, ROUTER, call};
 use crate::error::LabError;
+use crate::fabric::QdiscLine;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Passed {
@@ -94,19 +95,6 @@ fn offered(json: &str) -> Result<BTreeMap<u8, Passed>, LabError> {
         .collect())
 }
 
-#[derive(Deserialize)]
-struct QdiscLine {
-    kind: String,
-    #[serde(default)]
-    parent: String,
-    #[serde(flatten)]
-    passed: Passed,
-    #[serde(default)]
-    drops: u64,
-    #[serde(default)]
-    backlog: u64,
-}
-
 /// Parses the queues below `prio` in the output of `tc -s -j`. A class's number is its band plus 1.
 fn queues_of(json: &str, dscp_order: &[u8]) -> Result<BTreeMap<u8, Queue>, LabError> {
     let lines: Vec<QdiscLine> = serde_json::from_str(json)?;
@@ -114,7 +102,8 @@ fn queues_of(json: &str, dscp_order: &[u8]) -> Result<BTreeMap<u8, Queue>, LabEr
         let class = line.parent.strip_prefix("2:")?;
         let class = usize::from_str_radix(class, 16).ok()?;
         let dscp = *dscp_order.get(class.checked_sub(1)?)?;
-        let queue = Queue { sent: line.passed, drops: line.drops, backlog_bytes: line.backlog };
+        let sent = Passed { bytes: line.bytes, packets: line.packets };
+        let queue = Queue { sent, drops: line.drops, backlog_bytes: line.backlog };
         (line.kind == "pfifo").then_some((dscp, queue))
     };
     Ok(lines

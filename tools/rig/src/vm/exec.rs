@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use super::channel::{CONTENT_BYTES_MAX, Kind};
+use super::channel::{CONTENT_BYTES_MAX, FrameKind};
 use super::guest::{Guest, Output, with_lab_variables};
 use super::job::Exec;
 use super::task::shell_code;
@@ -52,8 +52,8 @@ pub fn run(config: &Exec, guest: &mut Guest) -> Result<i32, LabError> {
         });
     }
     let pumps = [
-        pump(child.stdout.take(), Kind::Stdout, guest.output()),
-        pump(child.stderr.take(), Kind::Stderr, guest.output()),
+        pump(child.stdout.take(), FrameKind::Stdout, guest.output()),
+        pump(child.stderr.take(), FrameKind::Stderr, guest.output()),
     ];
     let status = child.wait().map_err(LabError::system("waiting for the program"))?;
     let give_up = Instant::now() + DRAIN;
@@ -63,7 +63,11 @@ pub fn run(config: &Exec, guest: &mut Guest) -> Result<i32, LabError> {
     Ok(shell_code(status))
 }
 
-fn pump(stream: Option<impl Read + Send + 'static>, kind: Kind, output: Output) -> JoinHandle<()> {
+fn pump(
+    stream: Option<impl Read + Send + 'static>,
+    kind: FrameKind,
+    output: Output,
+) -> JoinHandle<()> {
     std::thread::spawn(move || {
         let Some(mut stream) = stream else { return };
         let mut buffer = vec![0; CONTENT_BYTES_MAX];

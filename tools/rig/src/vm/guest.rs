@@ -21,14 +21,14 @@ use nix::mount::{MsFlags, mount};
 use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
 use nix::sys::wait::{WaitStatus, wait};
 
-use super::channel::{self, Kind};
+use super::channel::{self, FrameKind};
 use super::counters::{self, RouterCounters};
 use super::job::{
-    self, ANSWER_FILE, Answer, CONTROL_FOLDER, Facts, Finished, GUEST_JOB_FILE, GuestJob,
+    self, ANSWER_FILE, CONTROL_FOLDER, Facts, Finished, GUEST_JOB_FILE, GuestJob, VmAnswer,
 };
 use super::network::{self, ADDRESSES, DEVICES, INTERFACES, NetworkConfig, ROUTER};
 use super::qemu::{EXIT_PORT, Farewell};
-use super::task::Task;
+use super::task::GuestTask;
 use crate::error::LabError;
 use crate::sandbox;
 
@@ -48,7 +48,7 @@ pub fn first_process() -> ! {
         Ok(farewell) => farewell,
         Err(error) => {
             // No other process can report this error to the host.
-            let _ = write_answer(&Answer::Failed(format!("setting up the guest: {error}")));
+            let _ = write_answer(&VmAnswer::Failed(format!("setting up the guest: {error}")));
             Farewell::Finished
         }
     };
@@ -142,7 +142,7 @@ fn read_guest_job() -> Result<GuestJob, LabError> {
         .map_err(|error| LabError::unreadable("the host speaks another version", error))
 }
 
-fn write_answer(answer: &Answer) -> Result<(), LabError> {
+fn write_answer(answer: &VmAnswer) -> Result<(), LabError> {
     let (new, path) = (control(".answer"), control(ANSWER_FILE));
     fs::write(&new, serde_json::to_vec(answer)?)
         .and_then(|()| fs::rename(&new, &path))
@@ -151,8 +151,8 @@ fn write_answer(answer: &Answer) -> Result<(), LabError> {
 
 pub fn job_process() -> Result<(), LabError> {
     let answer = match answer() {
-        Ok(finished) => Answer::Finished(finished),
-        Err(error) => Answer::Failed(error.to_string()),
+        Ok(finished) => VmAnswer::Finished(finished),
+        Err(error) => VmAnswer::Failed(error.to_string()),
     };
     write_answer(&answer)
 }
@@ -189,7 +189,7 @@ impl Guest {
         let (stdin_in, stdin) = sync_channel(4);
         std::thread::spawn(move || {
             while let Ok((kind, content)) = channel::receive(&mut reader) {
-                if kind == Kind::Stdin && stdin_in.send(content).is_err() {
+                if kind == FrameKind::Stdin && stdin_in.send(content).is_err() {
                     return;
                 }
             }
@@ -200,13 +200,13 @@ impl Guest {
             port: Arc::new(Mutex::new(port)),
             stdin: Some(stdin),
         };
-        guest.send(Kind::Ready, &serde_json::to_vec(&guest.facts)?)?;
+        guest.send(FrameKind::Ready, &serde_json::to_vec(&guest.facts)?)?;
         let port = Arc::clone(&guest.port);
         std::thread::spawn(move || {
             loop {
                 std::thread::sleep(HEARTBEAT);
                 let mut port = port.lock().unwrap_or_else(PoisonError::into_inner);
-                if channel::send(&mut *port, Kind::Alive, &[]).is_err() {
+                if channel::send(&mut *port, FrameKind::Alive, &[]).is_err() {
                     return;
                 }
             }
@@ -214,19 +214,19 @@ impl Guest {
         Ok(guest)
     }
 
-    fn send(&self, kind: Kind, content: &[u8]) -> Result<(), LabError> {
+    fn send(&self, kind: FrameKind, content: &[u8]) -> Result<(), LabError> {
         let mut port = self.port.lock().unwrap_or_else(PoisonError::into_inner);
         channel::send(&mut *port, kind, content).map_err(LabError::system("writing to the host"))
     }
 
     /// Writes to the host's standard output, without buffering.
     pub fn print(&self, text: impl AsRef<[u8]>) -> Result<(), LabError> {
-        self.send(Kind::Stdout, text.as_ref())
+        self.send(FrameKind::Stdout, text.as_ref())
     }
 
     /// Writes a line about the job's progress to the host's standard error, without buffering.
     pub fn say(&self, line: &str) -> Result<(), LabError> {
-        self.send(Kind::Stderr, format!("{line}\n").as_bytes())
+        self.send(FrameKind::Stderr, format!("{line}\n").as_bytes())
     }
 
     /// Returns a handle by which other threads write to the host's standard output and error.
@@ -248,10 +248,15 @@ impl Guest {
         &self,
         argv: impl IntoIterator<Item = S>,
         limit: Duration,
-    ) -> Task {
+    ) -> GuestTask {
         let mut env = self.environment();
         env.extend([("PATH", PATH), ("HOME", "/root"), ("LANG", "C.UTF-8")].map(pair));
-        Task { argv: argv.into_iter().map(Into::into).collect(), env, cwd: SCRATCH.into(), limit }
+        GuestTask {
+            argv: argv.into_iter().map(Into::into).collect(),
+            env,
+            cwd: SCRATCH.into(),
+            limit,
+        }
     }
 
     /// Returns the variables that describe the lab to programs.
@@ -307,7 +312,7 @@ pub fn with_lab_variables(
 pub struct Output(Arc<Mutex<File>>);
 
 impl Output {
-    pub fn send(&self, kind: Kind, content: &[u8]) -> std::io::Result<()> {
+    pub fn send(&self, kind: FrameKind, content: &[u8]) -> std::io::Result<()> {
         let mut port = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         channel::send(&mut *port, kind, content)
     }

@@ -1,11 +1,11 @@
 //! The commands to a guest and its answers.
 //!
 //! The host writes a [`GuestJob`] into the control folder before it starts the guest. The guest's
-//! job process reads it, sets up the network, runs the [`Job`] and writes an [`Answer`]. A boot
+//! job process reads it, sets up the network, runs the [`VmJob`] and writes a [`VmAnswer`]. A boot
 //! runs one job. A job that runs many programs is Rust code inside the guest, see
 //! [`super::guest::Guest`].
 //!
-//! A new kind of job needs a variant of [`Job`] with a serializable configuration, and an arm in
+//! A new kind of job needs a variant of [`VmJob`] with a serializable configuration, and an arm in
 //! [`run`].
 
 use std::path::PathBuf;
@@ -25,7 +25,7 @@ pub const GUEST_JOB_FILE: &str = "guest_job.json";
 pub const ANSWER_FILE: &str = "answer.json";
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub enum Job {
+pub enum VmJob {
     Exec(Exec),
     Verbs(Box<VerbsConfig>),
 }
@@ -47,7 +47,7 @@ pub struct GuestJob {
     pub modules: PathBuf,
     /// Release of the guest's kernel.
     pub release: String,
-    pub job: Job,
+    pub job: VmJob,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -69,17 +69,17 @@ pub struct Finished {
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub enum Answer {
+pub enum VmAnswer {
     Finished(Finished),
     /// The job could not be run, with the reason.
     Failed(String),
 }
 
 /// Runs a job and returns the exit code and the details of its [`Finished`].
-pub fn run(job: &Job, guest: &mut Guest) -> Result<(i32, serde_json::Value), LabError> {
+pub fn run(job: &VmJob, guest: &mut Guest) -> Result<(i32, serde_json::Value), LabError> {
     match job {
-        Job::Exec(config) => Ok((exec::run(config, guest)?, serde_json::Value::Null)),
-        Job::Verbs(config) => {
+        VmJob::Exec(config) => Ok((exec::run(config, guest)?, serde_json::Value::Null)),
+        VmJob::Verbs(config) => {
             let report = verbs::run(guest, config)?;
             Ok((i32::from(!report.passed()), serde_json::to_value(&report)?))
         }

@@ -34,7 +34,7 @@ pub struct Charge {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Ended {
+pub struct QemuExit {
     /// Exit status of QEMU, unless a signal ended it.
     pub code: Option<i32>,
     /// Signal that ended QEMU, if one did.
@@ -81,7 +81,7 @@ fn watch(charge: &Charge, mut caller_is_gone: impl FnMut() -> bool) -> Result<()
         .map_err(LabError::start(charge.program.display()))?;
     loop {
         if let Some(status) = qemu.try_wait().map_err(LabError::system("waiting for QEMU"))? {
-            let ended = Ended { code: status.code(), signal: status.signal() };
+            let ended = QemuExit { code: status.code(), signal: status.signal() };
             // A caller that does not read is no error.
             let _ = writeln!(std::io::stdout(), "{}", serde_json::to_string(&ended)?);
             return Ok(());
@@ -101,7 +101,7 @@ pub struct Keeper {
 }
 
 impl Keeper {
-    /// Starts a keeper. The returned output has one line, an [`Ended`], after QEMU ended.
+    /// Starts a keeper. The returned output has one line, a [`QemuExit`], after QEMU ended.
     pub fn start(charge: &Charge) -> Result<(Self, ChildStdout), LabError> {
         let start = || -> Result<(Self, ChildStdout), LabError> {
             let mut child = sandbox::internal("vm-keeper")

@@ -11,11 +11,11 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use super::channel::{self, CONTENT_BYTES_MAX, Kind};
+use super::channel::{self, CONTENT_BYTES_MAX, FrameKind};
 use super::failure::{self, VmError};
 use super::image;
-use super::job::{ANSWER_FILE, Answer, Facts, Finished, Job};
-use super::keeper::{Ended, Keeper};
+use super::job::{ANSWER_FILE, Facts, Finished, VmAnswer, VmJob};
+use super::keeper::{Keeper, QemuExit};
 use super::qemu::Farewell;
 use super::start::{QEMU, power_on};
 use crate::error::LabError;
@@ -66,10 +66,10 @@ pub fn lacks(config: &VmConfig) -> Vec<Lack> {
 }
 
 /// A message from the threads that wait for input.
-enum Event {
-    Frame(Kind, Vec<u8>),
+enum VmEvent {
+    Frame(FrameKind, Vec<u8>),
     ChannelClosed,
-    QemuEnded(Option<Ended>),
+    QemuEnded(Option<QemuExit>),
 }
 
 /// A guest that runs its job. Dropping this ends the guest.
@@ -78,7 +78,7 @@ pub struct Vm {
     /// The keeper ends QEMU when it is dropped with this.
     _keeper: Keeper,
     folder: PathBuf,
-    events: Receiver<Event>,
+    events: Receiver<VmEvent>,
     channel: UnixStream,
     started: Instant,
     boot_ms: u64,
@@ -89,7 +89,7 @@ pub struct Vm {
 /// Boots a guest, runs a job and returns its result. `output` gets the output of the job.
 pub fn run(
     config: &VmConfig,
-    job: &Job,
+    job: &VmJob,
     input: Input,
     output: &mut dyn FnMut(Stream, &[u8]) -> io::Result<()>,
 ) -> Result<VmReport, VmError> {
@@ -100,7 +100,7 @@ impl Vm {
     /// Boots a guest and returns when its network and devices are up and its job begins.
     ///
     /// The calling program must call [`crate::lab::internal_call`] first in `main`.
-    pub fn boot(config: &VmConfig, job: &Job) -> Result<Self, VmError> {
+    pub fn boot(config: &VmConfig, job: &VmJob) -> Result<Self, VmError> {
         config.network.validate()?;
         let lacking = lacks(config);
         if !lacking.is_empty() {
@@ -115,7 +115,7 @@ impl Vm {
         std::thread::spawn(move || {
             let mut line = String::new();
             let _ = BufReader::new(stdout).read_line(&mut line);
-            let _ = to_events.send(Event::QemuEnded(serde_json::from_str(&line).ok()));
+            let _ = to_events.send(VmEvent::QemuEnded(serde_json::from_str(&line).ok()));
         });
         let channel = connect(&folder, &events)?;
         let mut frames = channel
@@ -124,11 +124,11 @@ impl Vm {
             .map_err(VmError::Start)?;
         std::thread::spawn(move || {
             while let Ok((kind, content)) = channel::receive(&mut frames) {
-                if events_in.send(Event::Frame(kind, content)).is_err() {
+                if events_in.send(VmEvent::Frame(kind, content)).is_err() {
                     return;
                 }
             }
-            let _ = events_in.send(Event::ChannelClosed);
+            let _ = events_in.send(VmEvent::ChannelClosed);
         });
         let mut vm = Self {
             _keeper: keeper,
@@ -149,7 +149,7 @@ impl Vm {
         loop {
             let left = give_up.saturating_duration_since(Instant::now());
             match self.events.recv_timeout(left) {
-                Ok(Event::Frame(Kind::Ready, content)) => {
+                Ok(VmEvent::Frame(FrameKind::Ready, content)) => {
                     self.boot_ms = self.started.elapsed().as_millis() as u64;
                     self.facts = serde_json::from_slice(&content)
                         .map_err(|error| {
@@ -158,7 +158,7 @@ impl Vm {
                         .map_err(VmError::Start)?;
                     return Ok(());
                 }
-                Ok(Event::QemuEnded(ended)) => {
+                Ok(VmEvent::QemuEnded(ended)) => {
                     return Err(self
                         .verdict(ended)
                         .err()
@@ -196,17 +196,17 @@ impl Vm {
             }
             let until = give_up.map_or(silent, |give_up| give_up.min(silent));
             match self.events.recv_timeout(until.saturating_duration_since(now)) {
-                Ok(Event::Frame(kind, content)) => {
+                Ok(VmEvent::Frame(kind, content)) => {
                     match kind {
-                        Kind::Stdout => output(Stream::Stdout, &content),
-                        Kind::Stderr => output(Stream::Stderr, &content),
+                        FrameKind::Stdout => output(Stream::Stdout, &content),
+                        FrameKind::Stderr => output(Stream::Stderr, &content),
                         _ => Ok(()),
                     }
                     .map_err(VmError::Output)?;
                     heard = Instant::now();
                 }
-                Ok(Event::ChannelClosed) => open = false,
-                Ok(Event::QemuEnded(how)) => ended = Some(how),
+                Ok(VmEvent::ChannelClosed) => open = false,
+                Ok(VmEvent::QemuEnded(how)) => ended = Some(how),
                 Err(RecvTimeoutError::Timeout) if Instant::now() >= silent => {
                     return Err(VmError::Hung {
                         silent_s: self.config.silence_limit.as_secs(),
@@ -237,17 +237,17 @@ impl Vm {
             if input != Input::Empty {
                 let mut stdin = io::stdin().lock();
                 while let Ok(length @ 1..) = stdin.read(&mut buffer) {
-                    if channel::send(&mut channel, Kind::Stdin, &buffer[..length]).is_err() {
+                    if channel::send(&mut channel, FrameKind::Stdin, &buffer[..length]).is_err() {
                         return;
                     }
                 }
             }
-            let _ = channel::send(&mut channel, Kind::Stdin, &[]);
+            let _ = channel::send(&mut channel, FrameKind::Stdin, &[]);
         });
         Ok(())
     }
 
-    fn verdict(&self, ended: Option<Ended>) -> Result<Finished, VmError> {
+    fn verdict(&self, ended: Option<QemuExit>) -> Result<Finished, VmError> {
         let console = self.console();
         let code = ended.and_then(|ended| ended.code);
         match code.and_then(Farewell::of_status) {
@@ -263,8 +263,8 @@ impl Vm {
                 let said = fs::read_to_string(self.folder.join("qemu.log")).unwrap_or_default();
                 return Err(VmError::Qemu {
                     status: match ended {
-                        Some(Ended { code: Some(code), .. }) => format!("status {code}"),
-                        Some(Ended { signal: Some(signal), .. }) => format!("signal {signal}"),
+                        Some(QemuExit { code: Some(code), .. }) => format!("status {code}"),
+                        Some(QemuExit { signal: Some(signal), .. }) => format!("signal {signal}"),
                         _ => "an unknown status".into(),
                     },
                     said: said.trim().to_owned(),
@@ -277,8 +277,8 @@ impl Vm {
             .and_then(|bytes| Ok(serde_json::from_slice(&bytes)?))
             .map_err(|error| VmError::Failed(format!("the guest's answer: {error}")))?;
         match answer {
-            Answer::Finished(finished) => Ok(finished),
-            Answer::Failed(why) => Err(VmError::Failed(why)),
+            VmAnswer::Finished(finished) => Ok(finished),
+            VmAnswer::Failed(why) => Err(VmError::Failed(why)),
         }
     }
 
@@ -296,7 +296,7 @@ impl Drop for Vm {
 }
 
 /// Connects to the channel's socket. QEMU waits for this connection.
-fn connect(folder: &Path, events: &Receiver<Event>) -> Result<UnixStream, VmError> {
+fn connect(folder: &Path, events: &Receiver<VmEvent>) -> Result<UnixStream, VmError> {
     const LIMIT: Duration = Duration::from_secs(30);
     let give_up = Instant::now() + LIMIT;
     loop {
@@ -308,7 +308,7 @@ fn connect(folder: &Path, events: &Receiver<Event>) -> Result<UnixStream, VmErro
             }
             Err(_) => {}
         }
-        if let Ok(Event::QemuEnded(ended)) = events.recv_timeout(Duration::from_millis(5)) {
+        if let Ok(VmEvent::QemuEnded(ended)) = events.recv_timeout(Duration::from_millis(5)) {
             let said = fs::read_to_string(folder.join("qemu.log")).unwrap_or_default();
             return Err(VmError::Qemu {
                 status: format!("status {:?}", ended.and_then(|ended| ended.code)),

@@ -9,7 +9,7 @@
 //!
 //! The guest boots Debian's stock kernel ([`image`]) and runs this program as its first process
 //! ([`guest`]). That builds two RDMA devices with a router between them ([`network`]) and runs one
-//! [`job::Job`]. The guest ends with the caller ([`keeper`]).
+//! [`job::VmJob`]. The guest ends with the caller ([`keeper`]).
 
 pub mod channel;
 pub mod counters;
@@ -29,6 +29,6 @@ pub mod vmlinux;
 
 pub use counters::RouterCounters;
 pub use failure::VmError;
-pub use job::{Exec, Facts, Finished, Job};
+pub use job::{Exec, Facts, Finished, VmJob};
 pub use machine::{Input, Stream, Vm, VmConfig, VmReport, lacks, run};
 pub use network::NetworkConfig;

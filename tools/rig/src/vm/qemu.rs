@@ -45,7 +45,7 @@ pub struct Share {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Machine {
+pub struct QemuMachine {
     pub memory_mib: u32,
     pub processors: u32,
     pub console: PathBuf,
@@ -69,7 +69,7 @@ fn joined(parts: &[&dyn AsRef<OsStr>]) -> OsString {
     all
 }
 
-pub fn arguments(image: &Image, machine: &Machine) -> Vec<OsString> {
+pub fn arguments(image: &Image, machine: &QemuMachine) -> Vec<OsString> {
     let mut args: Vec<OsString> = [
         "-M",
         "q35",
@@ -135,7 +135,7 @@ mod tests {
             modules: "/c/lib".into(),
             release: "6".into(),
         };
-        let machine = Machine {
+        let machine = QemuMachine {
             memory_mib: 1024,
             processors: 3,
             console: "/t/console".into(),

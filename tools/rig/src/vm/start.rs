@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::image;
-use super::job::{GUEST_JOB_FILE, GuestJob, Job};
+use super::job::{GUEST_JOB_FILE, GuestJob, VmJob};
 use super::keeper::{Charge, Keeper};
 use super::network::NetworkConfig;
-use super::qemu::{self, Machine, Share};
+use super::qemu::{self, QemuMachine, Share};
 use crate::error::LabError;
 use crate::sandbox::{INTERNAL, find_program};
 
@@ -51,7 +51,7 @@ impl Default for VmConfig {
 pub(super) fn power_on(
     config: &VmConfig,
     image: &image::Image,
-    job: &Job,
+    job: &VmJob,
 ) -> Result<(Keeper, std::process::ChildStdout, PathBuf), LabError> {
     let program = std::env::current_exe().map_err(LabError::system("finding this program"))?;
     let shares: Vec<Share> = config
@@ -88,7 +88,7 @@ pub(super) fn power_on(
         .map_err(LabError::file("writing", &start))?;
     let mut all_shares = vec![Share { tag: "control".into(), folder: control }];
     all_shares.extend(shares);
-    let machine = Machine {
+    let machine = QemuMachine {
         memory_mib: config.memory_mib,
         processors: config.processors,
         console: folder.path().join("console"),

@@ -20,7 +20,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(5);
 const DRAIN: Duration = Duration::from_secs(2);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Task {
+pub struct GuestTask {
     pub argv: Vec<String>,
     pub env: Vec<(String, String)>,
     pub cwd: PathBuf,
@@ -83,15 +83,15 @@ pub fn shell_code(status: ExitStatus) -> i32 {
 }
 
 /// The bytes that a stream delivered so far.
-type Said = Arc<Mutex<Vec<u8>>>;
+type SharedOutput = Arc<Mutex<Vec<u8>>>;
 
-fn text(said: &Said) -> String {
+fn text(said: &SharedOutput) -> String {
     let bytes = said.lock().unwrap_or_else(PoisonError::into_inner);
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-fn listen(stream: Option<impl Read + Send + 'static>) -> (Said, JoinHandle<()>) {
-    let said = Said::default();
+fn listen(stream: Option<impl Read + Send + 'static>) -> (SharedOutput, JoinHandle<()>) {
+    let said = SharedOutput::default();
     let heard = Arc::clone(&said);
     let listener = std::thread::spawn(move || {
         let Some(mut stream) = stream else { return };
@@ -107,15 +107,15 @@ fn listen(stream: Option<impl Read + Send + 'static>) -> (Said, JoinHandle<()>) 
 /// A task in the background. Dropping this kills the task.
 #[derive(Debug)]
 pub struct Running {
-    task: Task,
+    task: GuestTask,
     child: Child,
     started: Instant,
-    stdout: Said,
-    stderr: Said,
+    stdout: SharedOutput,
+    stderr: SharedOutput,
     listeners: Vec<JoinHandle<()>>,
 }
 
-impl Task {
+impl GuestTask {
     pub fn start(self) -> Result<Running, TaskError> {
         let (program, args) = self.argv.split_first().ok_or_else(|| {
             let empty = std::io::Error::from(std::io::ErrorKind::InvalidInput);
@@ -246,7 +246,7 @@ mod tests {
     use super::*;
 
     fn sh(script: &str, limit: Duration) -> Running {
-        let task = Task {
+        let task = GuestTask {
             argv: ["sh", "-c", script].map(str::to_owned).into(),
             env: std::env::vars().filter(|(name, _)| name == "PATH").collect(),
             cwd: "/".into(),

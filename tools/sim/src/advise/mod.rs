@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use crate::plan::{Plan, PlanError};
 use crate::report::{Estimate, Report, Verdict, metric, paired};
-use crate::run::{self, Options, RunError, Simulate};
+use crate::run::{self, RunError, RunOptions, Simulate};
 
 /// Attainment without contention at the rate that is chosen, over that at the lowest rate.
 const BUSY: f64 = 0.95;
@@ -33,7 +33,7 @@ pub enum AdviseError {
 }
 
 #[derive(Clone, Debug, Serialize)]
-pub struct Served {
+pub struct PolicyResult {
     pub policy: String,
     pub attainment: Estimate,
     /// 99th percentile of TTFT, in milliseconds.
@@ -79,7 +79,7 @@ pub struct Advice {
     pub ttft_ms: f64,
     pub added_ms: Added,
     pub contends: Option<&'static str>,
-    pub served: Vec<Served>,
+    pub served: Vec<PolicyResult>,
     pub gain: Estimate,
     /// No contention less `two_class`, seed by seed: the most that a policy could gain.
     pub room: Estimate,
@@ -93,7 +93,7 @@ pub fn advise(
     plan: &Plan,
     rate: Option<f64>,
     simulate: &Simulate<'_>,
-    options: &Options<'_>,
+    options: &RunOptions<'_>,
 ) -> Result<Advice, AdviseError> {
     let rate = match rate {
         Some(rate) => rate,
@@ -120,7 +120,7 @@ fn alone(plan: &mut Plan) -> Result<(), PlanError> {
 fn busy_rate(
     plan: &Plan,
     simulate: &Simulate<'_>,
-    options: &Options<'_>,
+    options: &RunOptions<'_>,
 ) -> Result<f64, AdviseError> {
     let mut last: Option<(f64, f64)> = None;
     let mut asked = 0.0;
@@ -167,7 +167,7 @@ fn answer(rate: f64, compared: &Report, bound: &Report) -> Advice {
     let none = Estimate { mean: 0.0, half_width: None, count: 0 };
     let less = |other: Vec<(u64, f64)>| paired::difference(&other, &classes).unwrap_or(none);
     let (gain, room) = (less(values(compared, POLICIES.len() - 1)), less(values(bound, 0)));
-    let served = |report: &Report, variant, name: &str| Served {
+    let served = |report: &Report, variant, name: &str| PolicyResult {
         policy: name.to_owned(),
         attainment: report.estimate(0, variant, &metric::ATTAINMENT).unwrap_or(none),
         ttft_p99_ms: Estimate::of(
@@ -178,7 +178,7 @@ fn answer(rate: f64, compared: &Report, bound: &Report) -> Advice {
         )
         .unwrap_or(none),
     };
-    let mut all: Vec<Served> =
+    let mut all: Vec<PolicyResult> =
         POLICIES.iter().zip(0..).map(|(name, n)| served(compared, n, name)).collect();
     all.push(served(bound, 0, "no contention"));
     let added = |of: fn(&crate::outcome::Waiting) -> f64| {
@@ -257,14 +257,14 @@ mod tests {
 
     #[test]
     fn the_rate_is_where_computing_alone_begins_to_fail() {
-        let advice = advise(&plan(), None, &fake, &Options::default()).expect("it runs");
+        let advice = advise(&plan(), None, &fake, &RunOptions::default()).expect("it runs");
         // Between 1.5 and 2, a tenth of the way from all to half.
         assert!((advice.rate_per_gpu - 1.55).abs() < 1e-9, "{}", advice.rate_per_gpu);
     }
 
     #[test]
     fn the_advice_names_the_stage_the_gain_and_the_room() {
-        let advice = advise(&plan(), Some(1.0), &fake, &Options::default()).expect("it runs");
+        let advice = advise(&plan(), Some(1.0), &fake, &RunOptions::default()).expect("it runs");
         assert_eq!((advice.contends, advice.advised), (Some("P2D"), Advised::Schedule));
         assert!((advice.gain.mean - 0.148).abs() < 1e-9 && (advice.room.mean - 0.198).abs() < 1e-9);
         assert_eq!(advice.bytes, [0.1, 0.6, 0.3]);

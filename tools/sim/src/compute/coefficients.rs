@@ -12,20 +12,20 @@ use crate::model::{Document, FileError};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Coefficients {
-    pub gemm: Gemm,
+    pub gemm: GemmCoefficients,
     /// Coefficients of operators that only read and write.
     pub stream: Streams,
-    pub all_reduce: AllReduce,
+    pub all_reduce: AllReduceCoefficients,
     /// Coefficients of full attention. Based on published figures, not on profiles.
-    pub attention: Attention,
+    pub attention: AttentionCoefficients,
     /// Coefficients of Gated DeltaNet. Based on published figures, not on profiles.
-    pub linear_attention: LinearAttention,
+    pub linear_attention: LinearAttentionCoefficients,
 }
 
 /// Coefficients of a matrix product of `rows` × `depth` by `depth` × `columns`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Gemm {
+pub struct GemmCoefficients {
     /// Fixed time per product, in microseconds.
     pub overhead_us: f64,
     /// Share of the peak rate that large products reach.
@@ -43,7 +43,7 @@ pub struct Gemm {
 /// Coefficients of an operator that only reads and writes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Stream {
+pub struct StreamCoefficients {
     /// Fixed time per operator, in microseconds.
     pub overhead_us: f64,
     /// Share of the memory rate that the operator reaches.
@@ -54,17 +54,17 @@ pub struct Stream {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Streams {
-    pub embedding: Stream,
+    pub embedding: StreamCoefficients,
     /// Normalisation (`RMSNorm`).
-    pub norm: Stream,
-    pub rope: Stream,
-    pub activation: Stream,
-    pub add: Stream,
+    pub norm: StreamCoefficients,
+    pub rope: StreamCoefficients,
+    pub activation: StreamCoefficients,
+    pub add: StreamCoefficients,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct AllReduce {
+pub struct AllReduceCoefficients {
     pub small: Ring,
     pub large: Ring,
 }
@@ -82,7 +82,7 @@ pub struct Ring {
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Attention {
+pub struct AttentionCoefficients {
     /// Share of the peak rate that attention to long contexts reaches.
     pub compute: f64,
     pub context: f64,
@@ -90,7 +90,7 @@ pub struct Attention {
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct LinearAttention {
+pub struct LinearAttentionCoefficients {
     /// Fixed time per operator, in microseconds.
     pub overhead_us: f64,
     /// Time per token in nanoseconds, because chunks of a request run one after another.

@@ -23,7 +23,7 @@ pub struct Gpu {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct File {
+struct GpuFile {
     name: String,
     peak_tflops: f64,
     memory_gbytes: f64,
@@ -46,7 +46,7 @@ impl Gpu {
     /// Returns [`FileError`] if there is no such GPU, or its file cannot be read or is invalid.
     pub fn named(name: &str) -> Result<Self, FileError> {
         let document = Document::named("GPU", name, &BUILT_IN)?;
-        let file: File = document.parse()?;
+        let file: GpuFile = document.parse()?;
         for (field, value) in [
             ("peak_tflops", file.peak_tflops),
             ("memory_gbytes", file.memory_gbytes),
@@ -78,7 +78,7 @@ impl Gpu {
         if !Document::is_path(name) {
             return None;
         }
-        let file: File = Document::named("GPU", name, &[]).ok()?.parse().ok()?;
+        let file: GpuFile = Document::named("GPU", name, &[]).ok()?.parse().ok()?;
         Document::is_path(&file.fit).then(|| file.fit.into())
     }
 }

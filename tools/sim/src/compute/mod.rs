@@ -36,9 +36,9 @@ use operator::{AllReduce, Attention, Gemm, LinearCost};
 /// tokens takes no time.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Compute {
-    full: Block,
+    full: BlockCost,
     attention: Attention,
-    linear: Option<Block>,
+    linear: Option<BlockCost>,
     full_attention_every: u32,
     mlp: Mlp,
     experts: Experts,
@@ -47,7 +47,7 @@ pub struct Compute {
 }
 
 #[derive(Clone, Debug, PartialEq)]
-struct Block {
+struct BlockCost {
     first: Gemm,
     last: Gemm,
     router: Option<Gemm>,
@@ -55,7 +55,7 @@ struct Block {
     reduce: AllReduce,
 }
 
-impl Block {
+impl BlockCost {
     fn ns(&self, tokens: f64) -> f64 {
         let router = self.router.map_or(0.0, |router| router.ns(tokens, 1.0));
         self.first.ns(tokens, 1.0)
@@ -256,7 +256,7 @@ impl Parts<'_> {
         Gemm::new(of, self.gpu, columns, depth, self.model.bytes_per_value)
     }
 
-    fn stream(&self, of: &coefficients::Stream, values: f64) -> LinearCost {
+    fn stream(&self, of: &coefficients::StreamCoefficients, values: f64) -> LinearCost {
         LinearCost::stream(of, self.gpu, values * self.model.bytes_per_value)
     }
 
@@ -266,7 +266,7 @@ impl Parts<'_> {
         AllReduce::new(of, self.gpu, self.tp, bytes)
     }
 
-    fn block(&self, columns: f64, depth: f64, between: LinearCost) -> Block {
+    fn block(&self, columns: f64, depth: f64, between: LinearCost) -> BlockCost {
         let of = &self.gpu.coefficients.stream;
         let hidden = self.hidden();
         let norm = self.stream(&of.norm, 2.0 * hidden);
@@ -277,7 +277,7 @@ impl Parts<'_> {
             streams = streams.then(self.stream(&of.activation, 4.0 * experts));
             self.gemm(experts, hidden)
         });
-        Block {
+        BlockCost {
             first: self.gemm(columns, hidden),
             last: self.gemm(hidden, depth),
             router,
@@ -286,7 +286,7 @@ impl Parts<'_> {
         }
     }
 
-    fn full_attention(&self, heads: f64, kv_heads: f64, head_dim: f64) -> Block {
+    fn full_attention(&self, heads: f64, kv_heads: f64, head_dim: f64) -> BlockCost {
         let of = &self.gpu.coefficients.stream;
         let width = heads * head_dim;
         let turned = width + kv_heads * head_dim;
@@ -299,7 +299,7 @@ impl Parts<'_> {
         self.block(columns, width, between)
     }
 
-    fn linear_attention(&self, linear: &LinearAttention) -> Block {
+    fn linear_attention(&self, linear: &LinearAttention) -> BlockCost {
         let of = &self.gpu.coefficients;
         let tp = f64::from(self.tp);
         let heads = self.split(linear.value_heads);

@@ -53,14 +53,14 @@ pub(crate) struct LinearCost {
 }
 
 impl LinearCost {
-    pub(crate) fn stream(of: &of::Stream, gpu: &Gpu, bytes: f64) -> Self {
+    pub(crate) fn stream(of: &of::StreamCoefficients, gpu: &Gpu, bytes: f64) -> Self {
         Self {
             fixed: of.overhead_us * 1e3,
             per_row: bytes * 1e9 / (gpu.memory_bytes_per_second * of.memory),
         }
     }
 
-    pub(crate) fn delta_net(of: &of::LinearAttention, gpu: &Gpu, heads: f64) -> Self {
+    pub(crate) fn delta_net(of: &of::LinearAttentionCoefficients, gpu: &Gpu, heads: f64) -> Self {
         let bytes = heads * of.bytes_per_head;
         Self {
             fixed: of.overhead_us * 1e3,
@@ -87,7 +87,13 @@ pub(crate) struct Gemm {
 }
 
 impl Gemm {
-    pub(crate) fn new(of: &of::Gemm, gpu: &Gpu, columns: f64, depth: f64, bytes: f64) -> Self {
+    pub(crate) fn new(
+        of: &of::GemmCoefficients,
+        gpu: &Gpu,
+        columns: f64,
+        depth: f64,
+        bytes: f64,
+    ) -> Self {
         let flops_per_ns = gpu.peak_flops * of.compute / 1e9;
         let bytes_per_ns = gpu.memory_bytes_per_second * of.memory / 1e9;
         Self {
@@ -114,7 +120,7 @@ pub(crate) struct AllReduce {
 }
 
 impl AllReduce {
-    pub(crate) fn new(of: &of::AllReduce, gpu: &Gpu, gpus: u32, bytes: f64) -> Self {
+    pub(crate) fn new(of: &of::AllReduceCoefficients, gpu: &Gpu, gpus: u32, bytes: f64) -> Self {
         if gpus < 2 {
             return Self::default();
         }

@@ -6,7 +6,7 @@
 //! * *KV cache* ([`Model::kv_bytes_per_token`]): keys and values of all heads, what stage 1 fetches
 //!   and stage 3 sends (MFS §3.1).
 //! * *Hidden state* ([`Model::activation_bytes`]): what expert parallelism dispatches and combines
-//!   (stage 2), once per copy, see [`Routing`].
+//!   (stage 2), once per copy, see [`ExpertRouting`].
 //! * *State of linear attention* ([`Model::state_bytes`]): a Gated DeltaNet layer keeps no KV
 //!   cache. It keeps a matrix per value head and the last inputs of its convolution, whose size
 //!   does not depend on the prompt's length. Stage 3 sends this state once per request and layer. A
@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 pub(crate) use document::Document;
 pub use document::FileError;
 pub use linear::LinearAttention;
-pub use routing::Routing;
+pub use routing::ExpertRouting;
 
 /// Sizes of a decoder-only transformer. All MLPs and experts are gated (three matrices).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -27,7 +27,7 @@ use super::Model;
 
 /// Expected use of one layer's experts by the tokens of one unit.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Routing {
+pub struct ExpertRouting {
     /// Probability for each expert that a token is sent to it. The sum is `top_k`.
     chosen: Vec<f64>,
     /// First expert of each rank, followed by the number of experts.
@@ -40,7 +40,7 @@ pub struct Routing {
 /// Largest skew. No measured distribution is steeper, and weights stay representable.
 const MOST_SKEW: f64 = 8.0;
 
-impl Routing {
+impl ExpertRouting {
     /// Returns the expected use of the experts of `layer` by the tokens of `unit`, for `ranks`
     /// ranks. `skew` is Zipf's exponent, from 0 (even use) to 8.
     ///
@@ -208,11 +208,11 @@ mod tests {
     #[test]
     fn without_skew_ranks_are_reached_as_combinatorics_says() {
         // DBRX on 2 ranks has 1 − C(8, 4) / C(16, 4).
-        let two = Routing::new(&model("dbrx"), 2, 0.0, 1, 0, 0);
+        let two = ExpertRouting::new(&model("dbrx"), 2, 0.0, 1, 0, 0);
         assert!((two.expected_copies(0) - (1.0 - 70.0 / 1820.0)).abs() < 1e-12);
         assert!((two.expected_pairs(1) - 2.0).abs() < 1e-12);
         // On 16 ranks each has one expert, so pairs and copies are equal.
-        let sixteen = Routing::new(&model("dbrx"), 16, 0.0, 1, 0, 0);
+        let sixteen = ExpertRouting::new(&model("dbrx"), 16, 0.0, 1, 0, 0);
         for rank in 0..16 {
             assert!((sixteen.expected_copies(rank) - 0.25).abs() < 1e-12);
             assert!((sixteen.expected_pairs(rank) - 0.25).abs() < 1e-12);
@@ -223,7 +223,7 @@ mod tests {
     fn the_expectations_are_those_of_drawn_tokens() {
         // All sets of 2 out of 5, each with the product of its weights as its probability.
         let weights = [3.0, 1.0, 0.5, 2.0, 1.0];
-        let routing = Routing::from_weights(&weights, 2, 2);
+        let routing = ExpertRouting::from_weights(&weights, 2, 2);
         let (mut all, mut has_third, mut has_low) = (0.0, 0.0, 0.0);
         for a in 0..5 {
             for b in a + 1..5 {
@@ -241,7 +241,7 @@ mod tests {
     #[test]
     fn it_depends_on_seed_unit_and_layer_and_on_nothing_else() {
         let dbrx = model("dbrx");
-        let drawn = |seed, unit, layer| Routing::new(&dbrx, 16, 0.5, seed, unit, layer);
+        let drawn = |seed, unit, layer| ExpertRouting::new(&dbrx, 16, 0.5, seed, unit, layer);
         assert_eq!(drawn(1, 2, 3), drawn(1, 2, 3));
         for other in [drawn(2, 2, 3), drawn(1, 3, 3), drawn(1, 2, 4)] {
             assert_ne!(drawn(1, 2, 3), other);
@@ -250,7 +250,7 @@ mod tests {
 
     #[test]
     fn with_few_tokens_few_experts_are_active() {
-        let next = Routing::new(&model("qwen3-coder-next"), 8, 0.0, 1, 0, 0);
+        let next = ExpertRouting::new(&model("qwen3-coder-next"), 8, 0.0, 1, 0, 0);
         assert!((next.active_experts(0, 0)).abs() < 1e-12);
         // Ten of 512 experts are chosen, and 64 of the 512 are on this rank.
         assert!((next.active_experts(0, 1) - 1.25).abs() < 1e-9);
@@ -269,7 +269,7 @@ mod tests {
             let mut model = model("dbrx");
             model.experts = experts;
             model.top_k = top_k.min(experts);
-            let routing = Routing::new(&model, ranks, skew, seed, 0, 0);
+            let routing = ExpertRouting::new(&model, ranks, skew, seed, 0, 0);
             let k = f64::from(model.top_k);
             let sum: f64 = routing.chosen.iter().sum();
             prop_assert!((sum / k - 1.0).abs() < 1e-9, "{sum}");

@@ -5,7 +5,7 @@
 use laxity_policy::Time;
 
 use super::Network;
-use super::lane::State;
+use super::lane::LaneState;
 use super::share::DUST;
 use super::transfer::Stage;
 #[cfg(test)]
@@ -102,7 +102,7 @@ impl Network {
             if lane.port != port || lane.class != class {
                 return lists(port, "a lane is on the wrong port");
             }
-            if lane.state != State::default() {
+            if lane.state != LaneState::default() {
                 return lists(port, "something is left to be computed");
             }
             for (place, entry) in lane.iter().enumerate() {

@@ -16,7 +16,7 @@ const NS_PER_SECOND: f64 = 1e9;
 const ARITY: usize = 4;
 
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Entry {
+pub(super) struct LaneEntry {
     /// Value of `v` at which the transfer ends, if this lane bounds it.
     pub(super) target: f64,
     pub(super) weight: f64,
@@ -28,7 +28,7 @@ pub(super) struct Entry {
 /// Marker for several other lanes, which are found in the transfer.
 pub(super) const MANY: u32 = NONE - 1;
 
-impl Entry {
+impl LaneEntry {
     pub(super) fn transfer(&self) -> u32 {
         self.whose >> 2
     }
@@ -43,7 +43,7 @@ impl Entry {
 #[repr(C, align(64))]
 pub(super) struct PortClass {
     /// Entry 0. [`Self::get`] reads any entry.
-    first: Entry,
+    first: LaneEntry,
     /// Value of `v` at `since`.
     clock: f64,
     since_ns: u64,
@@ -55,19 +55,19 @@ pub(super) struct PortClass {
     /// Number of the [`ERA`] in which the clock was last set to zero.
     era: u16,
     pub(super) class: u8,
-    pub(super) state: State,
+    pub(super) state: LaneState,
     /// Sum of the weights, if there are several transfers.
     weight: f64,
     /// All entries except the first.
-    rest: Vec<Entry>,
+    rest: Vec<LaneEntry>,
 }
 
 const _: () = assert!(std::mem::offset_of!(PortClass, weight) == 64);
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct State(u8);
+pub(super) struct LaneState(u8);
 
-impl State {
+impl LaneState {
     /// The lane's rates must be computed.
     pub(super) const DIRTY: u8 = 1;
     pub(super) const FRESH: u8 = 2;
@@ -113,7 +113,7 @@ impl PortClass {
     }
 
     #[inline]
-    pub(super) fn get(&self, place: usize) -> &Entry {
+    pub(super) fn get(&self, place: usize) -> &LaneEntry {
         match place {
             0 => &self.first,
             _ => &self.rest[place - 1],
@@ -121,7 +121,7 @@ impl PortClass {
     }
 
     #[inline]
-    fn get_mut(&mut self, place: usize) -> &mut Entry {
+    fn get_mut(&mut self, place: usize) -> &mut LaneEntry {
         match place {
             0 => &mut self.first,
             _ => &mut self.rest[place - 1],
@@ -129,7 +129,7 @@ impl PortClass {
     }
 
     #[inline]
-    pub(super) fn parts(&self) -> [&[Entry]; 2] {
+    pub(super) fn parts(&self) -> [&[LaneEntry]; 2] {
         match self.count {
             0 => [&[], &[]],
             1 => [std::slice::from_ref(&self.first), &[]],
@@ -138,7 +138,7 @@ impl PortClass {
     }
 
     #[inline]
-    pub(super) fn iter(&self) -> impl Iterator<Item = &Entry> {
+    pub(super) fn iter(&self) -> impl Iterator<Item = &LaneEntry> {
         self.parts().into_iter().flatten()
     }
 
@@ -158,7 +158,7 @@ impl PortClass {
     }
 
     /// Adds a transfer that this lane does not bound, and returns its place.
-    pub(super) fn push(&mut self, entry: Entry) -> u32 {
+    pub(super) fn push(&mut self, entry: LaneEntry) -> u32 {
         let place = self.count;
         if place == 0 {
             self.first = entry;
@@ -284,7 +284,7 @@ impl PortClass {
         slab[entry.transfer()].places[entry.hop()] = place as u32;
     }
 
-    fn rise(&mut self, mut place: usize, entry: Entry, slab: &mut Slab) {
+    fn rise(&mut self, mut place: usize, entry: LaneEntry, slab: &mut Slab) {
         while place > 0 {
             let parent = (place - 1) / ARITY;
             if self.get(parent).target <= entry.target {
@@ -298,7 +298,7 @@ impl PortClass {
         self.note(place, slab);
     }
 
-    fn sink(&mut self, mut place: usize, entry: Entry, slab: &mut Slab) {
+    fn sink(&mut self, mut place: usize, entry: LaneEntry, slab: &mut Slab) {
         loop {
             // Entry `i` is at `rest[i - 1]`, so the children of `place` start there.
             let start = place * ARITY;

@@ -7,7 +7,7 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use super::lane::{Entry, PortClass, State};
+use super::lane::{LaneEntry, LaneState, PortClass};
 use super::transfer::{NONE, Slab};
 
 const NEAR: usize = 8;
@@ -175,7 +175,7 @@ impl Lanes {
     /// Releases a lane if nothing refers to it.
     pub(super) fn release(&mut self, lane: u32) {
         let gone = &self.lanes[lane as usize];
-        if gone.is_empty() && !gone.state.has(State::DIRTY | State::TOUCHED) {
+        if gone.is_empty() && !gone.state.has(LaneState::DIRTY | LaneState::TOUCHED) {
             let (port, class) = (gone.port, gone.class);
             *self.slot_mut(port, class) = NONE;
             self.free.push(lane);
@@ -256,10 +256,10 @@ impl Lanes {
 
     pub(super) fn mark(&mut self, number: u32) {
         let lane = &mut self.lanes[number as usize];
-        if lane.state.has(State::DIRTY | State::SEALED) {
+        if lane.state.has(LaneState::DIRTY | LaneState::SEALED) {
             return;
         }
-        lane.state.set(State::DIRTY);
+        lane.state.set(LaneState::DIRTY);
         // The lower bound is the lane's level or an even share of its room, whichever is less.
         let least = (lane.room / lane.weight()).min(self.levels[number as usize].level);
         let class = lane.class;
@@ -296,7 +296,7 @@ impl Lanes {
     }
 
     pub(super) fn touch(&mut self, number: u32) {
-        if !self.lanes[number as usize].state.set(State::TOUCHED) {
+        if !self.lanes[number as usize].state.set(LaneState::TOUCHED) {
             self.touched.push(number);
         }
     }
@@ -306,7 +306,7 @@ impl Lanes {
     }
 
     #[inline]
-    pub(super) fn bound_elsewhere(&self, entry: &Entry, lane: u32, slab: &Slab) -> f64 {
+    pub(super) fn bound_elsewhere(&self, entry: &LaneEntry, lane: u32, slab: &Slab) -> f64 {
         match self.levels.get(entry.other as usize) {
             Some(level) => level.level,
             None if entry.other == NONE => f64::INFINITY,
@@ -316,7 +316,7 @@ impl Lanes {
 
     #[cold]
     #[inline(never)]
-    fn bound_of_many(&self, entry: &Entry, lane: u32, slab: &Slab) -> f64 {
+    fn bound_of_many(&self, entry: &LaneEntry, lane: u32, slab: &Slab) -> f64 {
         let others = slab[entry.transfer()].path().filter(|path| path.1 != lane);
         let levels = others.map(|(_, other)| self.levels[other as usize].level);
         levels.fold(f64::INFINITY, f64::min)
@@ -325,7 +325,7 @@ impl Lanes {
     /// Reports whether no lane on the path of `entry` must be computed for a change to the level
     /// `to`. It may miss such cases.
     #[inline]
-    pub(super) fn is_ignored(&self, entry: &Entry, to: f64) -> bool {
+    pub(super) fn is_ignored(&self, entry: &LaneEntry, to: f64) -> bool {
         let other = self.levels.get(entry.other as usize);
         entry.other == NONE || other.is_some_and(|other| other.ignores(to))
     }

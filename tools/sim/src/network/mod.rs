@@ -51,7 +51,7 @@ pub use check::CheckError;
 pub use transfer::{PATH_MAX, TransferId};
 
 use events::Events;
-use lane::{Entry, MANY, State};
+use lane::{LaneEntry, LaneState, MANY};
 use lanes::{Care, Lanes, Level};
 use share::{Scratch, Sharing};
 use transfer::{NONE, Slab, Stage, Transfer};
@@ -248,7 +248,7 @@ impl Network {
 
     fn carried_in_class(&self, port: PortId, class: u8, now: Time) -> f64 {
         let now_ns = self.not_before(now);
-        let carried = |entry: &Entry| {
+        let carried = |entry: &LaneEntry| {
             let index = entry.transfer();
             self.slab[index].bytes as f64 - self.bytes_left(index, now_ns)
         };
@@ -256,7 +256,7 @@ impl Network {
         self.lanes.done(port.0, class) as f64 + under_way
     }
 
-    fn entries(&self, port: u32, class: u8) -> impl Iterator<Item = &Entry> {
+    fn entries(&self, port: u32, class: u8) -> impl Iterator<Item = &LaneEntry> {
         let lane = self.lanes.find(port, class);
         lane.into_iter().flat_map(|lane| self.lanes.lanes[lane as usize].iter())
     }
@@ -300,7 +300,7 @@ impl Network {
         }
         while let Some(number) = self.lanes.touched.pop() {
             let lane = &mut self.lanes.lanes[number as usize];
-            lane.state.clear(State::TOUCHED);
+            lane.state.clear(LaneState::TOUCHED);
             let level = self.lanes.levels[number as usize].level;
             self.events.set(number, lane.next_end_ns(level));
             if lane.is_empty() {
@@ -351,7 +351,7 @@ impl Network {
         }
         let mut places = [NONE; PATH_MAX];
         for hop in 0..path.len() {
-            places[hop] = self.lanes.lanes[lanes[hop] as usize].push(Entry {
+            places[hop] = self.lanes.lanes[lanes[hop] as usize].push(LaneEntry {
                 target: 0.0,
                 weight,
                 whose: index * PATH_MAX as u32 + hop as u32,
@@ -370,7 +370,7 @@ impl Network {
         }
         for (&lane, port) in lanes.iter().zip(path) {
             let here = &mut self.lanes.lanes[lane as usize];
-            here.state.set(State::FRESH);
+            here.state.set(LaneState::FRESH);
             let first = here.len() == 1;
             self.lanes.mark(lane);
             // The lane above did not track what it leaves while no lower class existed.
@@ -430,7 +430,7 @@ impl Network {
             self.lanes.count_out(number, carried);
             let lane = &mut self.lanes.lanes[number as usize];
             if lane.is_empty() {
-                lane.state.clear(State::FRESH);
+                lane.state.clear(LaneState::FRESH);
                 self.events.set(number, None);
                 self.lanes.levels[number as usize] = Level::OPEN;
                 self.lanes.release(number);

@@ -27,7 +27,7 @@
 //! ([`Network::guarantee`](super::Network::guarantee)) reduce the room of the highest class by it
 //! while they have transfers on the port, and get it in addition to that rest.
 
-use super::lane::{Entry, MANY, State};
+use super::lane::{LaneEntry, LaneState, MANY};
 use super::lanes::{Care, Lanes, Level};
 use super::transfer::{NONE, Slab, Stage};
 use super::water;
@@ -82,7 +82,7 @@ impl Sharing<'_> {
         while let Some(number) = self.lanes.pop_dirty() {
             let lane = &mut self.lanes.lanes[number as usize];
             if lane.is_empty() {
-                lane.state.clear(State::DIRTY);
+                lane.state.clear(LaneState::DIRTY);
                 self.lanes.release(number);
                 continue;
             }
@@ -109,9 +109,9 @@ impl Sharing<'_> {
         let room = self.room(number);
         let before = self.lanes.levels[number as usize].level;
         let lane = &mut self.lanes.lanes[number as usize];
-        if room == 0.0 && before == 0.0 && !lane.state.has(State::FRESH) {
+        if room == 0.0 && before == 0.0 && !lane.state.has(LaneState::FRESH) {
             // The lane stays without capacity, as before.
-            lane.state.clear(State::DIRTY);
+            lane.state.clear(LaneState::DIRTY);
             lane.room = 0.0;
             return true;
         }
@@ -212,13 +212,13 @@ impl Sharing<'_> {
         if changed {
             lane.settle(before, self.now_ns);
         }
-        if lane.state.has(State::VISITED) {
-            lane.state.set(State::SEALED);
+        if lane.state.has(LaneState::VISITED) {
+            lane.state.set(LaneState::SEALED);
         }
         lane.room = solution.room;
         lane.set_weight(solution.weight);
-        lane.state.clear(State::DIRTY);
-        let fresh = lane.state.clear(State::FRESH);
+        lane.state.clear(LaneState::DIRTY);
+        let fresh = lane.state.clear(LaneState::FRESH);
         let (port, class) = (lane.port, lane.class);
         if changed {
             self.lanes.touch(number);
@@ -249,7 +249,7 @@ impl Sharing<'_> {
             let bounds = &self.scratch.bounds[start..start + entries.len()];
             start += entries.len();
             let quiet = |entry| self.lanes.is_ignored(entry, level);
-            let stays = |(entry, bound): (&Entry, &f64)| {
+            let stays = |(entry, bound): (&LaneEntry, &f64)| {
                 level >= bound * (1.0 - SAME)
                     || (fresh && self.slab[entry.transfer()].stage == Stage::Fresh)
             };
@@ -291,7 +291,7 @@ impl Sharing<'_> {
         self.scratch.moves = moves;
     }
 
-    fn least(&self, entry: &Entry) -> (u32, u8) {
+    fn least(&self, entry: &LaneEntry) -> (u32, u8) {
         let mut least = (f64::INFINITY, entry.hop());
         for (hop, lane) in self.slab[entry.transfer()].path() {
             let level = self.lanes.levels[lane as usize].level;
@@ -302,7 +302,7 @@ impl Sharing<'_> {
         (entry.transfer(), least.1 as u8)
     }
 
-    fn tell_others(&mut self, entry: &Entry, number: u32, before: f64, now: f64) {
+    fn tell_others(&mut self, entry: &LaneEntry, number: u32, before: f64, now: f64) {
         if same_level(before, now) || entry.other == NONE {
             return;
         }
@@ -354,12 +354,12 @@ impl Sharing<'_> {
         self.lanes.drain_class(class, &mut component);
         component.retain(|&number| {
             let lane = &mut self.lanes.lanes[number as usize];
-            lane.state.clear(State::DIRTY);
+            lane.state.clear(LaneState::DIRTY);
             if lane.is_empty() {
                 self.lanes.release(number);
                 return false;
             }
-            !lane.state.set(State::VISITED)
+            !lane.state.set(LaneState::VISITED)
         });
         let mut next = 0;
         while let Some(&number) = component.get(next) {
@@ -368,7 +368,7 @@ impl Sharing<'_> {
                 let entry = *self.lanes.lanes[number as usize].get(place);
                 for (_, other) in self.slab[entry.transfer()].path() {
                     let lane = &mut self.lanes.lanes[other as usize];
-                    if !lane.state.set(State::VISITED) {
+                    if !lane.state.set(LaneState::VISITED) {
                         component.push(other);
                     }
                 }
@@ -385,7 +385,7 @@ impl Sharing<'_> {
     fn unseal(&mut self) {
         for number in self.scratch.component.drain(..) {
             let lane = &mut self.lanes.lanes[number as usize];
-            lane.state.clear(State::VISITED | State::SEALED);
+            lane.state.clear(LaneState::VISITED | LaneState::SEALED);
         }
     }
 }

@@ -66,7 +66,7 @@ impl Slab {
         if self.free == NONE {
             transfer.generation = 0;
             self.slots.push(transfer);
-            // `Entry` stores a place of the path in the low bits of the index.
+            // `LaneEntry` stores a place of the path in the low bits of the index.
             assert!(self.slots.len() < 1 << 30, "too many transfers at once");
             return self.slots.len() as u32 - 1;
         }

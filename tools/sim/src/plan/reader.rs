@@ -8,7 +8,7 @@ use toml::de::{DeArray, DeTable, DeValue};
 
 use super::place::{Places, PlanError, SourceLocation};
 use super::setting::{Setting, shown};
-use super::source::Draft;
+use super::source::PlanDraft;
 use super::{Axis, Choice, KIND, Variant, label};
 use crate::report::Metric;
 
@@ -78,8 +78,8 @@ impl<'a> Reader<'a> {
     pub(super) fn plan(
         &self,
         table: &DeTable<'_>,
-    ) -> Result<(Draft, Option<(String, SourceLocation)>), PlanError> {
-        let mut draft = Draft::default();
+    ) -> Result<(PlanDraft, Option<(String, SourceLocation)>), PlanError> {
+        let mut draft = PlanDraft::default();
         let mut parent = None;
         let (mut policies, mut variants) = (Vec::new(), Vec::new());
         for (key, node) in table {
@@ -333,7 +333,7 @@ impl<'a> Reader<'a> {
         Ok(Axis { label, field: None, values: choices })
     }
 
-    fn plot(&self, table: &DeTable<'_>, draft: &mut Draft) -> Result<(), PlanError> {
+    fn plot(&self, table: &DeTable<'_>, draft: &mut PlanDraft) -> Result<(), PlanError> {
         for (key, node) in table {
             match key.get_ref().as_ref() {
                 "x" => draft.x = Some((self.text(node, "plot.x")?, self.place(node))),

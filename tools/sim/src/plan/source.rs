@@ -12,14 +12,14 @@ use super::setting::{Setting, shown};
 use super::{Axis, KIND, Plan, Plot, Variant, built_in};
 use crate::report::Metric;
 
-struct Source {
+struct PlanSource {
     name: String,
     shown: String,
     text: String,
     folder: Option<PathBuf>,
 }
 
-impl Source {
+impl PlanSource {
     fn find(name: &str) -> Result<Self, PlanError> {
         let is_path = name.contains('/') || name.ends_with(".toml");
         if !is_path && let Some(source) = Self::built_in(name) {
@@ -74,7 +74,7 @@ impl Source {
 }
 
 #[derive(Default)]
-pub(super) struct Draft {
+pub(super) struct PlanDraft {
     pub(super) name: Option<String>,
     pub(super) title: Option<String>,
     pub(super) question: Option<String>,
@@ -88,7 +88,7 @@ pub(super) struct Draft {
     pub(super) at: Option<(String, SourceLocation)>,
 }
 
-impl Draft {
+impl PlanDraft {
     fn over(mut self, parent: Self) -> Self {
         let mut base = parent.base;
         base.append(&mut self.base);
@@ -172,13 +172,13 @@ impl Plan {
     /// Reads a built-in plan, or a file if `name` is a path.
     /// Returns the problem of the plan and its location.
     pub fn load(name: &str) -> Result<Self, PlanError> {
-        Self::of(&Source::find(name)?)
+        Self::of(&PlanSource::find(name)?)
     }
 
     /// Parses a plan. `shown` is its name in messages.
     /// Returns the problem of the plan and its location.
     pub fn parse(name: &str, shown: &str, text: &str) -> Result<Self, PlanError> {
-        Self::of(&Source {
+        Self::of(&PlanSource {
             name: name.to_owned(),
             shown: shown.to_owned(),
             text: text.to_owned(),
@@ -188,20 +188,20 @@ impl Plan {
 
     /// Returns a plan without axes.
     pub fn empty(name: &str, title: &str) -> Self {
-        let draft = Draft { title: Some(title.to_owned()), ..Draft::default() };
+        let draft = PlanDraft { title: Some(title.to_owned()), ..PlanDraft::default() };
         draft
             .finish(name.to_owned(), SourceLocation::whole(name))
             .expect("nothing in it can be wrong")
     }
 
-    fn of(source: &Source) -> Result<Self, PlanError> {
+    fn of(source: &PlanSource) -> Result<Self, PlanError> {
         let draft = read(source, &mut Vec::new())?;
         draft.finish(source.name.clone(), SourceLocation::whole(&source.shown))
     }
 }
 
 /// Reads a plan and its parents. `chain` has the names of the plans that inherit from it.
-fn read(source: &Source, chain: &mut Vec<String>) -> Result<Draft, PlanError> {
+fn read(source: &PlanSource, chain: &mut Vec<String>) -> Result<PlanDraft, PlanError> {
     let places = Places::of(&source.shown, &source.text);
     let table = DeTable::parse(&source.text).map_err(|error| {
         let place = error.span().map_or_else(|| places.whole(), |span| places.at(&span));

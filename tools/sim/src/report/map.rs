@@ -30,7 +30,7 @@ pub enum MapError {
 const AGAINST: &str = "two_class";
 
 #[derive(Clone, Debug, PartialEq)]
-struct Cell {
+struct MapCell {
     /// Difference in attainment to [`AGAINST`], seed by seed.
     gain: Estimate,
     /// Attainment of [`AGAINST`], and the share of the NICs' rate in use then.
@@ -95,7 +95,7 @@ fn cell(
     report: &Report,
     chosen: [(usize, usize); 2],
     (against, other): (usize, usize),
-) -> Option<Cell> {
+) -> Option<MapCell> {
     let attainment = |point| report.estimate(point, against, &metric::ATTAINMENT);
     let here = |point: &usize| {
         let choices = &report.points[*point].choices;
@@ -107,7 +107,7 @@ fn cell(
     let point =
         (0..report.points.len()).filter(here).min_by(|a, b| distance(a).total_cmp(&distance(b)))?;
     let values = |variant| report.values(point, variant, &metric::ATTAINMENT);
-    Some(Cell {
+    Some(MapCell {
         gain: difference(&values(other), &values(against))?,
         against: attainment(point)?.mean,
         busy: report.estimate(point, against, &metric::PORT_BUSY_MEAN)?.mean,
@@ -118,7 +118,7 @@ fn cell(
     })
 }
 
-fn draw(text: &mut String, (x, y): (usize, usize), cell: Option<&Cell>) {
+fn draw(text: &mut String, (x, y): (usize, usize), cell: Option<&MapCell>) {
     let (width, height) = (CELL.0 - 3, CELL.1 - 3);
     let Some(cell) = cell else {
         writeln!(
@@ -177,7 +177,7 @@ mod tests {
     use super::*;
     use crate::outcome::Outcome;
     use crate::plan::Plan;
-    use crate::run::{Options, run};
+    use crate::run::{RunOptions, run};
     use crate::scenario::Scenario;
 
     /// Static classes serve 95, 75 and 20 % of the requests at the three rates. `laxity` serves 10
@@ -201,7 +201,7 @@ mod tests {
             plan.vary(axis).expect("an axis");
         }
         plan.seeds = vec![1, 2];
-        run(&plan, &fake, &Options::default()).expect("it runs")
+        run(&plan, &fake, &RunOptions::default()).expect("it runs")
     }
 
     const AXES: [&str; 3] =

@@ -6,12 +6,12 @@ use crate::outcome::Outcome;
 pub struct Metric {
     pub key: &'static str,
     pub label: &'static str,
-    pub unit: Unit,
+    pub unit: MetricUnit,
     pub of: fn(&Outcome) -> f64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Unit {
+pub enum MetricUnit {
     /// A share from 0 to 1, shown in percent.
     Share,
     /// A duration in milliseconds.
@@ -21,7 +21,7 @@ pub enum Unit {
     Bytes,
 }
 
-impl Unit {
+impl MetricUnit {
     pub const fn scale(self) -> f64 {
         match self {
             Self::Share => 100.0,
@@ -87,7 +87,7 @@ macro_rules! metrics {
             pub static $constant: Metric = Metric {
                 key: $key,
                 label: $label,
-                unit: Unit::$unit,
+                unit: MetricUnit::$unit,
                 of: $of,
             };
         )*
@@ -152,12 +152,12 @@ mod tests {
 
     #[test]
     fn numbers_are_shown_with_the_decimals_that_their_size_deserves() {
-        assert_eq!(Unit::Share.shown(0.9123), "91.2");
-        assert_eq!(Unit::Millis.shown(1234.5), "1234");
-        assert_eq!(Unit::Millis.shown(12.34), "12.3");
-        assert_eq!(Unit::Millis.shown(0.0), "0.00");
-        assert_eq!(Unit::Millis.shown(-0.0), "0.00");
-        assert_eq!(Unit::Millis.shown(0.0123), "0.012");
-        assert_eq!(Unit::Bytes.shown(2.5e9), "2.50");
+        assert_eq!(MetricUnit::Share.shown(0.9123), "91.2");
+        assert_eq!(MetricUnit::Millis.shown(1234.5), "1234");
+        assert_eq!(MetricUnit::Millis.shown(12.34), "12.3");
+        assert_eq!(MetricUnit::Millis.shown(0.0), "0.00");
+        assert_eq!(MetricUnit::Millis.shown(-0.0), "0.00");
+        assert_eq!(MetricUnit::Millis.shown(0.0123), "0.012");
+        assert_eq!(MetricUnit::Bytes.shown(2.5e9), "2.50");
     }
 }

@@ -31,11 +31,11 @@ pub struct Finding {
     /// Value here of `laxity`. `None` if it was not run.
     pub laxity: Option<f64>,
     #[serde(skip)]
-    unit: Unit,
+    unit: ClaimUnit,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-enum Unit {
+enum ClaimUnit {
     #[default]
     #[serde(rename = "×")]
     Times,
@@ -45,7 +45,7 @@ enum Unit {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Claim {
+struct PlanClaim {
     plan: String,
     #[serde(default)]
     panel: String,
@@ -53,7 +53,7 @@ struct Claim {
     of: Option<String>,
     paper: Option<(f64, f64)>,
     #[serde(default)]
-    unit: Unit,
+    unit: ClaimUnit,
     here: String,
 }
 
@@ -61,20 +61,20 @@ impl Finding {
     pub fn shown(&self, value: Option<f64>) -> String {
         match (value, self.unit) {
             (None, _) => "–".to_owned(),
-            (Some(value), Unit::Percent) => {
+            (Some(value), ClaimUnit::Percent) => {
                 // Adding zero turns minus zero into zero.
                 let percent = (value * 100.0).round() + 0.0;
                 format!("{percent:.0} %")
             }
-            (Some(value), Unit::Times) => format!("{value:.2} ×"),
+            (Some(value), ClaimUnit::Times) => format!("{value:.2} ×"),
         }
     }
 
     /// Reports in words whether the claim holds: by the paper's least number, or in direction only.
     pub fn holds(&self) -> &'static str {
         let nothing = match self.unit {
-            Unit::Times => 1.0,
-            Unit::Percent => 0.0,
+            ClaimUnit::Times => 1.0,
+            ClaimUnit::Percent => 0.0,
         };
         let digits = |value: f64| (value * 100.0).round();
         match (self.here.map(digits), self.paper.map(|(low, _)| digits(low))) {
@@ -101,10 +101,10 @@ impl Finding {
 /// Does not panic, because tests evaluate each claim of the file.
 pub fn check(report: &Report) -> Vec<Finding> {
     #[derive(Deserialize)]
-    struct File {
-        claim: Vec<Claim>,
+    struct PlanClaims {
+        claim: Vec<PlanClaim>,
     }
-    let file: File = toml::from_str(CLAIMS).expect("claims/mfs.toml has claims");
+    let file: PlanClaims = toml::from_str(CLAIMS).expect("claims/mfs.toml has claims");
     let mut found = Vec::new();
     for claim in file.claim.iter().filter(|c| c.plan == report.plan.name) {
         for panel in report.panels() {
@@ -117,8 +117,8 @@ pub fn check(report: &Report) -> Vec<Finding> {
     found
 }
 
-fn beside(report: &Report, panel: &Panel, claim: &Claim) -> Finding {
-    let measured = Measured { report, panel };
+fn beside(report: &Report, panel: &Panel, claim: &PlanClaim) -> Finding {
+    let measured = MeasuredPanel { report, panel };
     let number = |policy: &str| {
         let mut scope = Scope::new(&measured);
         scope.set("policy", Value::from(policy));
@@ -138,12 +138,12 @@ fn beside(report: &Report, panel: &Panel, claim: &Claim) -> Finding {
 
 /// A panel of a report. Its numbers are NaN where a variant was not run or a rate lies outside of
 /// the plan's rates.
-struct Measured<'a> {
+struct MeasuredPanel<'a> {
     report: &'a Report,
     panel: &'a Panel,
 }
 
-impl Figures for Measured<'_> {
+impl Figures for MeasuredPanel<'_> {
     fn call(&self, function: &str, arguments: &[Value]) -> Option<Value> {
         let names: Option<Vec<&str>> = arguments
             .iter()
@@ -164,7 +164,7 @@ impl Figures for Measured<'_> {
     }
 }
 
-impl Measured<'_> {
+impl MeasuredPanel<'_> {
     fn variant(&self, name: &str) -> Option<usize> {
         let variants = &self.report.plan.variants;
         variants.iter().position(|variant| variant.name == name)

@@ -61,14 +61,14 @@ struct ClaimText {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct File {
+struct ClaimsFile {
     claim: Vec<ClaimText>,
 }
 
 /// Evaluates the claims of a file.
 /// Returns the first claim that cannot be evaluated.
 pub fn run(file: &str, figures: &dyn Figures) -> Result<Vec<Claim>, ClaimError> {
-    let file: File = toml::from_str(file)
+    let file: ClaimsFile = toml::from_str(file)
         .map_err(|error| ClaimError { says: String::new(), problem: error.to_string() })?;
     let mut found = Vec::new();
     for claim in &file.claim {

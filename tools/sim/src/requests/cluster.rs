@@ -10,16 +10,16 @@ mod elastic;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, HashMap, VecDeque};
 
-use laxity_requests::dispatch::{self, Dispatch, Role};
+use laxity_requests::dispatch::{Dispatch, DispatchDecision, DispatchEvent, Role};
 use laxity_requests::iteration::{Event, Plan};
 use laxity_requests::latency::Latency;
 use laxity_requests::replica::Replica;
 use laxity_requests::request::{InstanceId, RequestId, Spec};
-use laxity_requests::scaling::{Scaling, Window};
+use laxity_requests::scaling::{Scaling, ScalingWindow};
 use laxity_requests::{Span, Time};
 
 use super::link::Link;
-use super::outcome::{Outcome, Record};
+use super::outcome::{ClusterOutcome, Record};
 use super::workload::Asked;
 
 pub type Make<'a> = dyn Fn(InstanceId, Role) -> Replica + 'a;
@@ -85,7 +85,7 @@ struct Move {
     to: Option<InstanceId>,
 }
 
-struct Run<'a> {
+struct ClusterRun<'a> {
     config: Config<'a>,
     asked: &'a [Asked],
     now: Time,
@@ -98,9 +98,9 @@ struct Run<'a> {
     places: HashMap<RequestId, InstanceId>,
     moves: HashMap<RequestId, Move>,
     unplaced: HashMap<RequestId, Spec>,
-    window: Window,
+    window: ScalingWindow,
     wakes: Option<Time>,
-    outcome: Outcome,
+    outcome: ClusterOutcome,
 }
 
 /// Runs requests, given in order of arrival, through a cluster.
@@ -108,8 +108,8 @@ struct Run<'a> {
 /// # Panics
 /// Panics if two requests have the same id, or a policy decides something invalid, such as an
 /// unknown instance. Policies are the code under test.
-pub fn run(config: Config<'_>, asked: &[Asked]) -> Outcome {
-    let mut run = Run {
+pub fn run(config: Config<'_>, asked: &[Asked]) -> ClusterOutcome {
+    let mut run = ClusterRun {
         config,
         asked,
         now: Time::ZERO,
@@ -122,9 +122,9 @@ pub fn run(config: Config<'_>, asked: &[Asked]) -> Outcome {
         places: HashMap::new(),
         moves: HashMap::new(),
         unplaced: HashMap::new(),
-        window: Window::default(),
+        window: ScalingWindow::default(),
         wakes: None,
-        outcome: Outcome::default(),
+        outcome: ClusterOutcome::default(),
     };
     for (index, asked) in asked.iter().enumerate() {
         let before = run.index.insert(asked.spec.id, index);
@@ -133,13 +133,13 @@ pub fn run(config: Config<'_>, asked: &[Asked]) -> Outcome {
     run.all()
 }
 
-impl Run<'_> {
+impl ClusterRun<'_> {
     fn at(&mut self, time: Time, happens: Happens) {
         self.sequence += 1;
         self.events.push(Reverse((time, self.sequence, happens)));
     }
 
-    fn all(mut self) -> Outcome {
+    fn all(mut self) -> ClusterOutcome {
         for role in std::mem::take(&mut self.config.roles) {
             let instance = self.add(role);
             self.ready(instance);
@@ -178,7 +178,7 @@ impl Run<'_> {
                 }
                 self.window.arrived += 1;
                 self.unplaced.insert(spec.id, spec);
-                self.tell(&dispatch::Event::Arrived(spec));
+                self.tell(&DispatchEvent::Arrived(spec));
             }
             Happens::Computed(instance) => self.computed(instance),
             Happens::Landed(request) => self.landed(request),
@@ -188,7 +188,7 @@ impl Run<'_> {
         }
     }
 
-    fn tell(&mut self, event: &dispatch::Event) {
+    fn tell(&mut self, event: &DispatchEvent) {
         self.config.dispatch.handle(self.now, event);
     }
 
@@ -215,14 +215,14 @@ impl Run<'_> {
         };
         instance.ready = true;
         let role = instance.role;
-        self.tell(&dispatch::Event::Up { instance: id, role });
+        self.tell(&DispatchEvent::Up { instance: id, role });
     }
 
     fn decide(&mut self) {
         while let Some(decision) = self.config.dispatch.poll_decision(self.now) {
             match decision {
-                dispatch::Decision::Place { request, instance } => self.place(request, instance),
-                dispatch::Decision::Refuse(request) => {
+                DispatchDecision::Place { request, instance } => self.place(request, instance),
+                DispatchDecision::Refuse(request) => {
                     self.unplaced.remove(&request);
                     self.refuse(request);
                     if let Some(moved) = self.moves.remove(&request) {
@@ -321,7 +321,7 @@ impl Run<'_> {
         for request in refused {
             self.places.remove(&request);
             self.refuse(request);
-            self.tell(&dispatch::Event::Cancelled(request));
+            self.tell(&DispatchEvent::Cancelled(request));
         }
     }
 
@@ -393,12 +393,12 @@ impl Run<'_> {
             self.places.remove(&request);
             self.unplaced.insert(request, spec);
             finished.retain(|other| *other != request);
-            events.push(dispatch::Event::Prefilled { spec, instance: id });
+            events.push(DispatchEvent::Prefilled { spec, instance: id });
         }
         for request in finished {
             self.places.remove(&request);
             let record = &self.records[self.index[&request]];
-            events.push(dispatch::Event::Finished {
+            events.push(DispatchEvent::Finished {
                 request,
                 instance: id,
                 class: record.spec.class,
@@ -407,7 +407,7 @@ impl Run<'_> {
                 generated: record.generated,
             });
         }
-        events.push(dispatch::Event::Load {
+        events.push(DispatchEvent::Load {
             instance: id,
             load: instance.replica.load(),
             took: took.0,

@@ -4,7 +4,7 @@ use laxity_requests::baseline::{Fixed, LeastWork, LineOrder, RoundRobin};
 use laxity_requests::hyperflexis::Linear;
 use laxity_requests::kv::Pool;
 use laxity_requests::request::Slo;
-use laxity_requests::scaling;
+use laxity_requests::scaling::ScalingDecision;
 
 use super::*;
 use crate::compute::Gpu;
@@ -57,13 +57,18 @@ fn config<'a>(
     }
 }
 
-fn with(roles: &[Role], dispatch: Box<dyn Dispatch>, order: LineOrder, asked: &[Asked]) -> Outcome {
+fn with(
+    roles: &[Role],
+    dispatch: Box<dyn Dispatch>,
+    order: LineOrder,
+    asked: &[Asked],
+) -> ClusterOutcome {
     let make = |_: InstanceId, _: Role| replica(order);
     run(config(&roofline(), &make, roles, dispatch), asked)
 }
 
 /// Runs requests on one instance, to which a policy may add others.
-fn scaled(scaler: Scaler<'_>, link: Link, asked: &[Asked]) -> Outcome {
+fn scaled(scaler: Scaler<'_>, link: Link, asked: &[Asked]) -> ClusterOutcome {
     let make = |_: InstanceId, _: Role| replica(LineOrder::Fcfs);
     let clock = roofline();
     let alone = config(&clock, &make, &[Role::Whole], Box::new(RoundRobin::default()));
@@ -139,24 +144,24 @@ fn what_is_too_long_is_refused_and_counts_as_late() {
 
 /// A policy that starts an instance when many requests wait, and stops the last one when few do.
 struct Eager {
-    decisions: Vec<scaling::Decision>,
+    decisions: Vec<ScalingDecision>,
 }
 
 impl Scaling for Eager {
-    fn handle(&mut self, _: Time, window: &Window) {
+    fn handle(&mut self, _: Time, window: &ScalingWindow) {
         let backlog: u64 = window.instances.iter().map(|i| i.load.prefill_tokens).sum();
         if backlog > 20_000 && window.starting == 0 {
-            self.decisions.push(scaling::Decision::Start {
+            self.decisions.push(ScalingDecision::Start {
                 role: Role::Whole,
                 from: Some(window.instances[0].instance),
             });
         } else if backlog == 0 && window.instances.len() > 1 {
             let last = window.instances[window.instances.len() - 1].instance;
-            self.decisions.push(scaling::Decision::Stop(last));
+            self.decisions.push(ScalingDecision::Stop(last));
         }
     }
 
-    fn poll_decision(&mut self, _: Time) -> Option<scaling::Decision> {
+    fn poll_decision(&mut self, _: Time) -> Option<ScalingDecision> {
         self.decisions.pop()
     }
 }
@@ -189,12 +194,12 @@ fn instances_come_and_go_and_no_request_is_lost() {
     );
 }
 
-struct Once(Option<scaling::Decision>);
+struct Once(Option<ScalingDecision>);
 
 impl Scaling for Once {
-    fn handle(&mut self, _: Time, _: &Window) {}
+    fn handle(&mut self, _: Time, _: &ScalingWindow) {}
 
-    fn poll_decision(&mut self, _: Time) -> Option<scaling::Decision> {
+    fn poll_decision(&mut self, _: Time) -> Option<ScalingDecision> {
         self.0.take()
     }
 }
@@ -202,7 +207,7 @@ impl Scaling for Once {
 /// Returns the time of the first token on an instance that was started after a second, in seconds.
 fn first_token_of_a_started_one(from: Option<InstanceId>) -> f64 {
     let asked = recipe(12.0).requests(7);
-    let start = scaling::Decision::Start { role: Role::Whole, from };
+    let start = ScalingDecision::Start { role: Role::Whole, from };
     let scaler = Scaler {
         decides: Box::new(Once(Some(start))),
         window: Span(SECOND),

@@ -79,7 +79,7 @@ impl Record {
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Outcome {
+pub struct ClusterOutcome {
     pub records: Vec<Record>,
     pub ended: Time,
     pub instance_time: Span,
@@ -87,7 +87,7 @@ pub struct Outcome {
     pub drops: u64,
 }
 
-impl Outcome {
+impl ClusterOutcome {
     /// Returns the percentage of the selected requests that met their objective, or `None` if there
     /// are none.
     pub fn met(&self, of: impl Fn(&Record) -> bool) -> Option<f64> {

@@ -38,7 +38,7 @@ pub(super) struct JournalLine<'a> {
 }
 
 #[derive(Clone, Debug, Deserialize)]
-pub(super) struct Entry {
+pub(super) struct JournalEntry {
     pub(super) fingerprint: String,
     pub(super) scenario_id: String,
     pub(super) wall_s: f64,
@@ -54,7 +54,9 @@ pub(super) struct Journal {
 impl Journal {
     /// Opens the journal of a folder and creates the folder if necessary. Returns the runs by
     /// fingerprint. Later runs replace earlier ones with the same fingerprint.
-    pub(super) fn open(folder: &Path) -> Result<(Self, BTreeMap<String, Entry>), JournalError> {
+    pub(super) fn open(
+        folder: &Path,
+    ) -> Result<(Self, BTreeMap<String, JournalEntry>), JournalError> {
         let path = folder.join(NAME);
         let io = |cause| JournalError::Io { path: path.clone(), cause };
         fs::create_dir_all(folder).map_err(io)?;
@@ -83,7 +85,7 @@ impl Journal {
     }
 }
 
-pub(super) fn by_scenario(folder: &Path) -> Result<BTreeMap<String, Entry>, JournalError> {
+pub(super) fn by_scenario(folder: &Path) -> Result<BTreeMap<String, JournalEntry>, JournalError> {
     let path = folder.join(NAME);
     let io = |cause| JournalError::Io { path: path.clone(), cause };
     let file = File::open(&path).map_err(io)?;
@@ -93,7 +95,7 @@ pub(super) fn by_scenario(folder: &Path) -> Result<BTreeMap<String, Entry>, Jour
 
 /// Returns the entries, and the length of the file up to its last complete line. Lines of other
 /// versions are ignored and kept.
-fn read(file: &File) -> io::Result<(Vec<Entry>, u64)> {
+fn read(file: &File) -> io::Result<(Vec<JournalEntry>, u64)> {
     let mut reader = BufReader::new(file);
     let (mut entries, mut complete, mut line) = (Vec::new(), 0, Vec::new());
     loop {

@@ -28,20 +28,20 @@ use crate::plan::{Job, Plan, PlanError, Point};
 use crate::report::{Failure, Report, Run};
 use crate::scenario::Scenario;
 use fingerprint::{Fingerprints, scenario_id};
-use journal::{Entry, Journal, JournalLine};
+use journal::{Journal, JournalEntry, JournalLine};
 use progress::Progress;
 
 /// A function that simulates one scenario. Its result must depend on nothing else.
 pub type Simulate<'a> = dyn Fn(&Scenario) -> Result<Outcome, String> + Sync + 'a;
 
 #[derive(Clone, Copy, Debug)]
-pub struct Options<'a> {
+pub struct RunOptions<'a> {
     pub jobs: NonZeroUsize,
     pub out: Option<&'a Path>,
     pub progress: bool,
 }
 
-impl Default for Options<'_> {
+impl Default for RunOptions<'_> {
     /// Uses one thread per processor, without a journal or a progress bar.
     fn default() -> Self {
         Self {
@@ -68,7 +68,7 @@ const STACK_BYTES: usize = 8 << 20;
 pub fn run(
     plan: &Plan,
     simulate: &Simulate<'_>,
-    options: &Options<'_>,
+    options: &RunOptions<'_>,
 ) -> Result<Report, RunError> {
     let (start, points, jobs) = (Instant::now(), plan.points(), plan.jobs()?);
     let (journal, kept) = match options.out {
@@ -76,7 +76,7 @@ pub fn run(
         None => (None, BTreeMap::new()),
     };
     let mut fingerprints = Fingerprints::default();
-    let mut tasks: Vec<Task<'_>> = Vec::new();
+    let mut tasks: Vec<PendingRun<'_>> = Vec::new();
     let mut done: Vec<Option<Done>> = Vec::new();
     for (index, job) in jobs.iter().enumerate() {
         let fingerprint = fingerprints.of(&job.scenario);
@@ -84,7 +84,7 @@ pub fn run(
             Some(entry) => done.push(Some(Done::kept(entry))),
             None => {
                 done.push(None);
-                tasks.push(Task { index, job, fingerprint });
+                tasks.push(PendingRun { index, job, fingerprint });
             }
         }
     }
@@ -97,7 +97,7 @@ pub fn run(
         next: AtomicUsize::new(0),
         stop: AtomicBool::new(false),
         progress: Progress::new(jobs.len(), resumed, options.progress),
-        state: Mutex::new(State { done, journal, events: 0, failed: 0, broken: None }),
+        state: Mutex::new(RunState { done, journal, events: 0, failed: 0, broken: None }),
     };
     let threads = options.jobs.get().min(tasks.len());
     thread::scope(|scope| {
@@ -141,7 +141,7 @@ pub fn collect(plan: &Plan, folder: &Path) -> Result<Report, RunError> {
 }
 
 /// A run that is not in the journal yet.
-struct Task<'a> {
+struct PendingRun<'a> {
     index: usize,
     job: &'a Job,
     fingerprint: String,
@@ -154,7 +154,7 @@ struct Done {
 }
 
 impl Done {
-    fn kept(entry: &Entry) -> Self {
+    fn kept(entry: &JournalEntry) -> Self {
         Self { result: Ok(entry.outcome.clone()), wall_s: entry.wall_s, resumed: true }
     }
 }
@@ -163,16 +163,16 @@ struct Work<'a> {
     plan: &'a Plan,
     points: &'a [Point],
     simulate: &'a Simulate<'a>,
-    tasks: &'a [Task<'a>],
+    tasks: &'a [PendingRun<'a>],
     /// Index of the next task. No other data is published with it.
     next: AtomicUsize,
     /// Whether the journal failed, so that the threads must stop.
     stop: AtomicBool,
     progress: Progress,
-    state: Mutex<State>,
+    state: Mutex<RunState>,
 }
 
-struct State {
+struct RunState {
     done: Vec<Option<Done>>,
     journal: Option<Journal>,
     events: u64,
@@ -192,7 +192,7 @@ impl Work<'_> {
         }
     }
 
-    fn end(&self, task: &Task<'_>, result: Result<(Outcome, String), String>, wall_s: f64) {
+    fn end(&self, task: &PendingRun<'_>, result: Result<(Outcome, String), String>, wall_s: f64) {
         // No thread panics while it changes the state, so a poisoned state is consistent.
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let state = &mut *state;

@@ -4,7 +4,7 @@ use std::ops::{Index, IndexMut};
 
 use laxity_policy::{BatchId, BatchSpec, PortId, RequestId, Span, Time};
 
-use super::hosts::Progress;
+use super::hosts::BatchProgress;
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Member {
@@ -64,8 +64,8 @@ impl Batch {
         BatchId(self.id)
     }
 
-    pub(super) fn progress(&self, layers: u16) -> Progress {
-        Progress {
+    pub(super) fn progress(&self, layers: u16) -> BatchProgress {
+        BatchProgress {
             spec: BatchSpec { batch: self.policy_id(), layers, layer_time: Span(self.layer_ns) },
             layer: self.layer,
             started: self.started.is_some(),

@@ -8,7 +8,7 @@
 const NONE: u32 = u32::MAX;
 
 #[derive(Clone, Copy, Debug)]
-struct Entry {
+struct CacheEntry {
     block: u32,
     rank: u32,
     sibling: u32,
@@ -31,7 +31,7 @@ pub(super) struct Pinned(u32);
 #[derive(Debug)]
 pub(super) struct Caches {
     first: Vec<u32>,
-    entries: Vec<Entry>,
+    entries: Vec<CacheEntry>,
     free: Vec<u32>,
     shelves: Vec<Shelf>,
     blocks_max: u64,
@@ -116,7 +116,7 @@ impl Caches {
             }
             self.evict(unit);
         }
-        let entry = Entry {
+        let entry = CacheEntry {
             block,
             rank,
             readers: 0,
@@ -141,7 +141,7 @@ impl Caches {
 
     fn evict(&mut self, unit: u32) {
         let at = self.shelves[unit as usize].oldest;
-        let Entry { block, sibling, .. } = self.entries[at as usize];
+        let CacheEntry { block, sibling, .. } = self.entries[at as usize];
         self.unlink(unit, at);
         self.shelves[unit as usize].blocks -= 1;
         let mut before = self.first[block as usize];
@@ -157,7 +157,7 @@ impl Caches {
     }
 
     fn unlink(&mut self, unit: u32, at: u32) {
-        let Entry { newer, older, .. } = self.entries[at as usize];
+        let CacheEntry { newer, older, .. } = self.entries[at as usize];
         let shelf = &mut self.shelves[unit as usize];
         match newer {
             NONE => shelf.newest = older,

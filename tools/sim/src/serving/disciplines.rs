@@ -5,7 +5,7 @@ use laxity_policy::Span;
 use laxity_requests::baseline::{Fixed, LineOrder, Relegating};
 use laxity_requests::discipline::Discipline;
 use laxity_requests::latency::{Composition, Latency};
-use laxity_requests::qoserve::{Chunking, Options, QoServe};
+use laxity_requests::qoserve::{Chunking, QoServe, QoServeOptions};
 
 use super::batch::pairs;
 use super::setup::Setup;
@@ -65,7 +65,7 @@ pub(super) fn discipline(serving: &Serving, latency: &UnitLatency) -> Box<dyn Di
         RequestOrder::Qoserve => {
             // Without decodes there is no slack to fit chunks into. All have the budget's size.
             let chunking = Chunking::Fixed(serving.token_budget);
-            let options = Options { chunking, ..Options::default() };
+            let options = QoServeOptions { chunking, ..QoServeOptions::default() };
             Box::new(QoServe::new(options, latency.clone()))
         }
     }

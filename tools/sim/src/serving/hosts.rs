@@ -45,7 +45,7 @@ struct Told {
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Progress {
+pub(super) struct BatchProgress {
     pub(super) spec: BatchSpec,
     pub(super) layer: u16,
     pub(super) started: bool,
@@ -231,7 +231,7 @@ impl Hosts {
     }
 
     /// Sends a batch's changes to a link. Returns true if the batch was new to the link.
-    pub(super) fn tell(&mut self, host: u32, now: Time, progress: &Progress) -> bool {
+    pub(super) fn tell(&mut self, host: u32, now: Time, progress: &BatchProgress) -> bool {
         let without_layers = self.without_layers;
         let host = &mut self.hosts[host as usize];
         let id = progress.spec.batch;

@@ -26,7 +26,7 @@ use laxity_requests::request::{ApplicationId, ClassId, Importance, RequestId, Sl
 type WaitingKey = (Rank, Time, RequestId);
 
 /// The state that a discipline may read.
-struct State {
+struct LineState {
     jobs: BTreeMap<RequestId, (Job, Rank)>,
     /// Waiting requests that have not begun. `begun` holds those that have.
     line: BTreeSet<WaitingKey>,
@@ -43,7 +43,7 @@ pub(super) struct Cursor {
 
 pub(super) struct WaitingRequests {
     discipline: Box<dyn Discipline + Send>,
-    state: State,
+    state: LineState,
 }
 
 impl fmt::Debug for WaitingRequests {
@@ -54,7 +54,7 @@ impl fmt::Debug for WaitingRequests {
     }
 }
 
-impl View for State {
+impl View for LineState {
     fn decoding(&self) -> Box<dyn Iterator<Item = &Job> + '_> {
         Box::new(std::iter::empty())
     }
@@ -86,7 +86,7 @@ impl View for State {
     }
 }
 
-impl State {
+impl LineState {
     fn set_of(&mut self, job: &Job) -> &mut BTreeSet<WaitingKey> {
         match (job.relegated, job.phase) {
             (true, _) => &mut self.aside,
@@ -128,7 +128,7 @@ impl WaitingRequests {
     pub(super) fn new(discipline: Box<dyn Discipline + Send>) -> Self {
         Self {
             discipline,
-            state: State {
+            state: LineState {
                 jobs: BTreeMap::new(),
                 line: BTreeSet::new(),
                 begun: BTreeSet::new(),
@@ -151,7 +151,7 @@ impl WaitingRequests {
     }
 
     fn places(&self) -> impl Iterator<Item = &WaitingKey> {
-        let State { line, begun, aside, .. } = &self.state;
+        let LineState { line, begun, aside, .. } = &self.state;
         begun.iter().chain(line).chain(aside)
     }
 
@@ -215,7 +215,7 @@ impl WaitingRequests {
     }
 
     pub(super) fn first(&self) -> Option<u32> {
-        let State { line, begun, .. } = &self.state;
+        let LineState { line, begun, .. } = &self.state;
         let place = begun.first().into_iter().chain(line.first()).min()?;
         Some(place.2.0 as u32)
     }

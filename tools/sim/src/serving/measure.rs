@@ -6,7 +6,7 @@ use super::sketch::Sketch;
 use crate::outcome::{Distribution, Outcome, StageBytes, Waiting};
 
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Served {
+pub(super) struct ServedRequest {
     pub(super) arrival: Time,
     pub(super) deadline: Time,
     pub(super) own_objective: Span,
@@ -75,7 +75,7 @@ impl Measure {
         self.computed_ns += computed_ns;
     }
 
-    pub(super) fn served(&mut self, served: &Served) {
+    pub(super) fn served(&mut self, served: &ServedRequest) {
         self.served += 1;
         if served.arrival < self.from {
             return;

@@ -6,7 +6,7 @@ use super::setup::Setup;
 use crate::scenario::SloKind;
 
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Request {
+pub(super) struct RequestState {
     pub(super) arrival: Time,
     pub(super) deadline: Time,
     pub(super) own_objective: Span,
@@ -32,14 +32,14 @@ pub(super) struct Request {
     pub(super) sending_until: Time,
 }
 
-impl Request {
+impl RequestState {
     /// Returns the deadline of the first token for flow scheduling. A relegated request has none.
     pub(super) const fn due(&self) -> Time {
         if self.relegated { Time::NEVER } else { self.deadline }
     }
 }
 
-pub(super) fn all(setup: &Setup<'_>) -> Vec<Request> {
+pub(super) fn all(setup: &Setup<'_>) -> Vec<RequestState> {
     let requests = &setup.inputs.requests;
     let mut seen = vec![false; requests.distinct_blocks as usize];
     let slo = &setup.scenario.slo;
@@ -65,13 +65,13 @@ pub(super) fn all(setup: &Setup<'_>) -> Vec<Request> {
             };
             let least = slo.least_ms * 1e6;
             let own = (alone.0 as f64 * slo.factor).max(least);
-            Request {
+            RequestState {
                 arrival: request.arrival,
                 deadline: request.arrival + Span(objective.max(least) as u64),
                 own_objective: Span(own as u64),
                 prompt: request.prompt_tokens.max(1),
                 started: request.arrival,
-                ..Request::default()
+                ..RequestState::default()
             }
         })
         .collect()

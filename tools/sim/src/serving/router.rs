@@ -7,13 +7,13 @@ use crate::scenario::{Placement, Routing, Serving};
 use crate::workload::Requests;
 
 /// A rank that holds reusable tokens, and their number.
-pub(super) type Source = (u32, u32);
+pub(super) type PrefixSource = (u32, u32);
 
 #[derive(Clone, Debug, Default)]
 pub(super) struct Route {
     pub(super) rank: u32,
     /// Reusable tokens by the rank that holds them, including the request's own rank.
-    pub(super) sources: Vec<Source>,
+    pub(super) sources: Vec<PrefixSource>,
     pub(super) reused: u32,
     /// Reused blocks from first to last, each with the rank whose copy is used.
     pub(super) blocks: Vec<(u32, u32)>,
@@ -94,7 +94,7 @@ impl Router {
         for unit in self.touched.drain(..) {
             self.overlap[unit as usize] = 0;
         }
-        let mut sources: Vec<Source> = Vec::new();
+        let mut sources: Vec<PrefixSource> = Vec::new();
         let mut blocks = Vec::with_capacity(held.len());
         for &(block, more) in &held {
             let from = nearest(layout, caches, block, rank, number as u64);

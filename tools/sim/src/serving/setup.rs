@@ -5,10 +5,10 @@ use laxity_policy::{Granularity, PolicyKind, Span};
 use super::batch::Batch;
 use super::hosts::Regime;
 use super::layout::Layout;
-use super::router::{Route, Source};
+use super::router::{PrefixSource, Route};
 use super::{Inputs, SimError};
 use crate::compute::Compute;
-use crate::model::{Model, Routing as Experts};
+use crate::model::{ExpertRouting, Model};
 use crate::network::Network;
 use crate::scenario::{Mode, Part, Scenario};
 
@@ -18,7 +18,7 @@ pub(super) struct ExpertUse {
     worst: usize,
     pairs: f64,
     local: u32,
-    routing: Option<Experts>,
+    routing: Option<ExpertRouting>,
 }
 
 #[derive(Debug)]
@@ -107,7 +107,8 @@ impl<'a> Setup<'a> {
         let skew = self.scenario.model.expert_skew;
         for unit in 0..self.layout.units {
             for layer in 0..self.layers {
-                let routing = Experts::new(model, ranks, skew, self.scenario.seed, unit, layer);
+                let routing =
+                    ExpertRouting::new(model, ranks, skew, self.scenario.seed, unit, layer);
                 let (mut worst, mut pairs) = (0, 0.0);
                 for rank in 0..ranks as usize {
                     let here = routing.expected_pairs(rank);
@@ -138,7 +139,7 @@ impl<'a> Setup<'a> {
     pub(super) fn over_the_network(&self, route: &Route) -> u32 {
         let layout = &self.layout;
         let apart = |from, to| layout.server_of(from) != layout.server_of(to);
-        let of = |&(from, tokens): &Source| -> u32 {
+        let of = |&(from, tokens): &PrefixSource| -> u32 {
             if !self.striped {
                 return if apart(from, route.rank) { tokens } else { 0 };
             }

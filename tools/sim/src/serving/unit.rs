@@ -12,7 +12,7 @@ use super::line::WaitingRequests;
 use super::world::World;
 
 #[derive(Debug, Default)]
-pub(super) struct Unit {
+pub(super) struct PrefillUnit {
     /// Requests that no batch has room for yet, by rank. Rank 0 with sequence parallelism.
     pub(super) lines: Vec<WaitingRequests>,
     pub(super) current: Option<u32>,

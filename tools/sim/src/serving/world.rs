@@ -10,13 +10,13 @@ use super::flow::Flows;
 use super::grants::Receivers;
 use super::hosts::Hosts;
 use super::line::WaitingRequests;
-use super::measure::{Measure, Served};
+use super::measure::{Measure, ServedRequest};
 use super::order::Coordinator;
 use super::prefixes::Prefixes;
-use super::request::{self, Request};
-use super::router::{Router, Source};
+use super::request::{self, RequestState};
+use super::router::{PrefixSource, Router};
 use super::setup::Setup;
-use super::unit::Unit;
+use super::unit::PrefillUnit;
 use super::{Inputs, SimError};
 use crate::compute::Compute;
 use crate::network::{Network, PortId};
@@ -60,10 +60,10 @@ pub(super) struct World<'a> {
     pub(super) coordinator: Option<Coordinator>,
     pub(super) router: Router,
     pub(super) prefixes: Prefixes,
-    pub(super) units: Vec<Unit>,
+    pub(super) units: Vec<PrefillUnit>,
     pub(super) batches: Batches,
-    pub(super) requests: Vec<Request>,
-    pub(super) sources: Vec<Source>,
+    pub(super) requests: Vec<RequestState>,
+    pub(super) sources: Vec<PrefixSource>,
     pub(super) flows: Flows,
     pub(super) receivers: Receivers,
     pub(super) measure: Measure,
@@ -95,12 +95,12 @@ impl<'a> World<'a> {
         // single line.
         let lines = if setup.striped { 1 } else { layout.ranks_per_unit };
         let latency = UnitLatency::of(&setup);
-        let unit = || Unit {
+        let unit = || PrefillUnit {
             lines: (0..lines)
                 .map(|_| disciplines::discipline(&scenario.serving, &latency))
                 .map(WaitingRequests::new)
                 .collect(),
-            ..Unit::default()
+            ..PrefillUnit::default()
         };
         Ok(Self {
             now: Time::ZERO,
@@ -221,7 +221,7 @@ impl<'a> World<'a> {
         if let Some(coordinator) = &mut self.coordinator {
             coordinator.ended(self.now, RequestId(u64::from(number) + 1));
         }
-        self.measure.served(&Served {
+        self.measure.served(&ServedRequest {
             arrival: request.arrival,
             deadline: request.deadline,
             own_objective: request.own_objective,

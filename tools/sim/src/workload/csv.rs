@@ -14,18 +14,18 @@
 use std::path::Path;
 use std::time::UNIX_EPOCH;
 
-use super::draft::Draft;
+use super::draft::TraceDraft;
 use super::field::{count, nanoseconds, shown, unfit};
 use super::input::Lines;
 use super::{Requests, WorkloadError};
 
-pub(super) struct Format {
+pub(super) struct CsvFormat {
     columns: [&'static str; 3],
     /// Function that converts a time to nanoseconds.
     instant_ns: fn(&str, &str) -> Result<i64, String>,
 }
 
-pub(super) const AZURE: Format = Format {
+pub(super) const AZURE: CsvFormat = CsvFormat {
     columns: ["TIMESTAMP", "ContextTokens", "GeneratedTokens"],
     instant_ns: |field, found| {
         let instant = humantime::parse_rfc3339_weak(found.trim_end_matches("+00:00")).ok();
@@ -35,14 +35,14 @@ pub(super) const AZURE: Format = Format {
     },
 };
 
-pub(super) const BURSTGPT: Format = Format {
+pub(super) const BURSTGPT: CsvFormat = CsvFormat {
     columns: ["Timestamp", "Request tokens", "Response tokens"],
     instant_ns: |field, found| nanoseconds(field, found, 1.0),
 };
 
 /// Reads a trace. Arrivals are as recorded, counted from the first.
-pub(super) fn read(path: &Path, format: &Format) -> Result<Requests, WorkloadError> {
-    let mut draft = Draft::new(super::UNKNOWN_BLOCK_TOKENS);
+pub(super) fn read(path: &Path, format: &CsvFormat) -> Result<Requests, WorkloadError> {
+    let mut draft = TraceDraft::new(super::UNKNOWN_BLOCK_TOKENS);
     let mut lines = Lines::open(path)?;
     let Some(header) = lines.next()?.map(fields) else {
         return draft.finish(path);
@@ -75,7 +75,7 @@ fn take(
     row: &[&str],
     columns: usize,
     places: [usize; 3],
-    format: &Format,
+    format: &CsvFormat,
 ) -> Result<(i64, u32, u32), String> {
     if row.len() != columns {
         let found = row.len();

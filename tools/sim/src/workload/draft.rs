@@ -10,13 +10,13 @@ use laxity_policy::Time;
 
 use super::{MOST_BLOCKS, MOST_REQUESTS, Request, Requests, WorkloadError};
 
-pub(super) struct Draft {
+pub(super) struct TraceDraft {
     block_tokens: u32,
-    lines: Vec<TraceLine>,
+    lines: Vec<DraftLine>,
     hashes: Vec<u64>,
 }
 
-struct TraceLine {
+struct DraftLine {
     at_ns: i64,
     prompt_tokens: u32,
     output_tokens: u32,
@@ -25,7 +25,7 @@ struct TraceLine {
     hashes: Option<u32>,
 }
 
-impl Draft {
+impl TraceDraft {
     pub(super) fn new(block_tokens: u32) -> Self {
         Self { block_tokens, lines: Vec::new(), hashes: Vec::new() }
     }
@@ -53,7 +53,7 @@ impl Draft {
                 self.block_tokens
             ));
         }
-        self.lines.push(TraceLine {
+        self.lines.push(DraftLine {
             at_ns,
             prompt_tokens,
             output_tokens: output_tokens.max(1),

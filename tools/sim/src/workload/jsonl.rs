@@ -15,20 +15,20 @@ use std::path::Path;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::draft::Draft;
+use super::draft::TraceDraft;
 use super::field::{count, nanoseconds};
 use super::input::Lines;
 use super::{Requests, WorkloadError};
 
-pub(super) struct Format {
+pub(super) struct JsonlFormat {
     block_tokens: u32,
     /// Unit of `timestamp`, in seconds.
     unit_s: f64,
 }
 
-pub(super) const MOONCAKE: Format = Format { block_tokens: 512, unit_s: 1e-3 };
+pub(super) const MOONCAKE: JsonlFormat = JsonlFormat { block_tokens: 512, unit_s: 1e-3 };
 
-pub(super) const QWEN: Format = Format { block_tokens: 16, unit_s: 1.0 };
+pub(super) const QWEN: JsonlFormat = JsonlFormat { block_tokens: 16, unit_s: 1.0 };
 
 #[derive(Deserialize)]
 struct TraceLine {
@@ -39,8 +39,8 @@ struct TraceLine {
 }
 
 /// Reads a file. Arrivals are as recorded, counted from the first.
-pub(super) fn read(path: &Path, format: &Format) -> Result<Requests, WorkloadError> {
-    let mut draft = Draft::new(format.block_tokens);
+pub(super) fn read(path: &Path, format: &JsonlFormat) -> Result<Requests, WorkloadError> {
+    let mut draft = TraceDraft::new(format.block_tokens);
     let mut lines = Lines::open(path)?;
     while let Some(text) = lines.next()? {
         let pushed = push(text, format, &mut draft);
@@ -49,7 +49,7 @@ pub(super) fn read(path: &Path, format: &Format) -> Result<Requests, WorkloadErr
     draft.finish(path)
 }
 
-fn push(text: &str, format: &Format, draft: &mut Draft) -> Result<(), String> {
+fn push(text: &str, format: &JsonlFormat, draft: &mut TraceDraft) -> Result<(), String> {
     let line: TraceLine = serde_json::from_str(text).map_err(|error| {
         let reason = error.to_string().replace(" at line 1 column", " at column");
         format!(

@@ -65,32 +65,32 @@ struct Session {
 }
 
 /// A future event: the next turn of a session, or `None` if a session begins.
-struct Due {
+struct SessionEvent {
     at_s: f64,
     number: u64,
     session: Option<Session>,
 }
 
-impl Ord for Due {
+impl Ord for SessionEvent {
     fn cmp(&self, other: &Self) -> Ordering {
         let by_time = self.at_s.total_cmp(&other.at_s);
         by_time.then(self.number.cmp(&other.number))
     }
 }
 
-impl PartialOrd for Due {
+impl PartialOrd for SessionEvent {
     fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl PartialEq for Due {
+impl PartialEq for SessionEvent {
     fn eq(&self, other: &Self) -> bool {
         self.cmp(other).is_eq()
     }
 }
 
-impl Eq for Due {}
+impl Eq for SessionEvent {}
 
 struct Generator<'a> {
     shape: &'a Shape,
@@ -105,7 +105,7 @@ struct Generator<'a> {
     answer_s: f64,
     /// Shares of the sessions that have turns 2, 3, …
     shares: Vec<f64>,
-    due: BinaryHeap<Reverse<Due>>,
+    due: BinaryHeap<Reverse<SessionEvent>>,
     events: u64,
     next_id: u32,
     made: Requests,
@@ -186,7 +186,7 @@ impl<'a> Generator<'a> {
     }
 
     fn expect(&mut self, at_s: f64, session: Option<Session>) {
-        self.due.push(Reverse(Due { at_s, number: self.events, session }));
+        self.due.push(Reverse(SessionEvent { at_s, number: self.events, session }));
         self.events += 1;
     }
 

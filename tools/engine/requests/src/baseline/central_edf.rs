@@ -11,7 +11,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use crate::dispatch::{Decision, Dispatch, Event, Role};
+use crate::dispatch::{Dispatch, DispatchDecision, DispatchEvent, Role};
 use crate::hyperflexis::Linear;
 use crate::hyperflexis::budget::InstanceLoad;
 use crate::ledger::{InstanceTable, Row, Targets};
@@ -19,7 +19,7 @@ use crate::request::{InstanceId, RequestId, Spec};
 use crate::{Span, Time};
 
 /// The place in the queue: 0 if in time or 1 if late, then the deadline, then the id.
-type Key = (u8, Time, RequestId);
+type EdfKey = (u8, Time, RequestId);
 
 /// The policy with one EDF queue in front of all instances.
 #[derive(Clone, Debug)]
@@ -28,9 +28,9 @@ pub struct CentralEdf {
     batch: u32,
     block_tokens: u32,
     ledger: InstanceTable,
-    line: BTreeMap<Key, Spec>,
-    decode: BTreeMap<Key, Spec>,
-    keys: HashMap<RequestId, Key>,
+    line: BTreeMap<EdfKey, Spec>,
+    decode: BTreeMap<EdfKey, Spec>,
+    keys: HashMap<RequestId, EdfKey>,
     /// Whether an event came after which an instance may take more requests.
     stirred: bool,
 }
@@ -114,36 +114,36 @@ impl CentralEdf {
 }
 
 impl Dispatch for CentralEdf {
-    fn handle(&mut self, now: Time, event: &Event) {
+    fn handle(&mut self, now: Time, event: &DispatchEvent) {
         self.stirred = true;
         match event {
-            Event::Arrived(spec) => self.enqueue(spec),
-            Event::Prefilled { spec, .. } => {
+            DispatchEvent::Arrived(spec) => self.enqueue(spec),
+            DispatchEvent::Prefilled { spec, .. } => {
                 self.ledger.leave(spec.id);
                 let key = (0, spec.deadline(spec.generated), spec.id);
                 self.keys.insert(spec.id, key);
                 self.decode.insert(key, *spec);
             }
-            Event::Up { instance, role } => self.ledger.up(now, *instance, *role),
-            Event::Down { instance, lost } => {
+            DispatchEvent::Up { instance, role } => self.ledger.up(now, *instance, *role),
+            DispatchEvent::Down { instance, lost } => {
                 self.ledger.down(*instance, lost);
                 for spec in lost {
                     self.dequeue(spec.id);
                     self.enqueue(spec);
                 }
             }
-            Event::Load { instance, load, .. } => self.ledger.report(now, *instance, *load),
-            Event::Finished { request, .. } => {
+            DispatchEvent::Load { instance, load, .. } => self.ledger.report(now, *instance, *load),
+            DispatchEvent::Finished { request, .. } => {
                 self.ledger.leave(*request);
             }
-            Event::Cancelled(request) => {
+            DispatchEvent::Cancelled(request) => {
                 self.dequeue(*request);
                 self.ledger.leave(*request);
             }
         }
     }
 
-    fn poll_decision(&mut self, now: Time) -> Option<Decision> {
+    fn poll_decision(&mut self, now: Time) -> Option<DispatchDecision> {
         if !self.stirred {
             return None;
         }
@@ -158,7 +158,7 @@ impl Dispatch for CentralEdf {
                 self.dequeue(spec.id);
                 self.ledger.place(&spec, Targets::of(&spec).tpot, instance);
                 let request = spec.id;
-                return Some(Decision::Place { request, instance });
+                return Some(DispatchDecision::Place { request, instance });
             }
         }
         self.stirred = false;

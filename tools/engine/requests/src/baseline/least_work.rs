@@ -9,7 +9,7 @@
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use crate::Time;
-use crate::dispatch::{Decision, Dispatch, Event, Role};
+use crate::dispatch::{Dispatch, DispatchDecision, DispatchEvent, Role};
 use crate::hyperflexis::Linear;
 use crate::request::{ApplicationId, InstanceId, RequestId, Spec};
 
@@ -93,20 +93,20 @@ impl LeastWork {
 }
 
 impl Dispatch for LeastWork {
-    fn handle(&mut self, _: Time, event: &Event) {
+    fn handle(&mut self, _: Time, event: &DispatchEvent) {
         match event {
-            Event::Arrived(spec) => self.held.push_back((*spec, false)),
-            Event::Prefilled { spec, .. } => {
+            DispatchEvent::Arrived(spec) => self.held.push_back((*spec, false)),
+            DispatchEvent::Prefilled { spec, .. } => {
                 self.leave(spec.id);
                 self.held.push_back((*spec, true));
             }
-            Event::Up { instance, role } => {
+            DispatchEvent::Up { instance, role } => {
                 // An instance that changes its role still has requests of its former role.
                 let here = self.placed.values().filter(|placed| placed.instance == *instance);
                 let work = here.map(|placed| placed.work).sum();
                 self.work.insert(*instance, (*role, work));
             }
-            Event::Down { instance, lost } => {
+            DispatchEvent::Down { instance, lost } => {
                 self.work.remove(instance);
                 for spec in lost {
                     self.leave(spec.id);
@@ -114,22 +114,22 @@ impl Dispatch for LeastWork {
                     self.held.push_back((*spec, false));
                 }
             }
-            Event::Finished { request, generated, .. } => {
+            DispatchEvent::Finished { request, generated, .. } => {
                 if let Some(placed) = self.leave(*request) {
                     let history = self.history.entry(placed.application).or_default();
                     history.requests += 1.0;
                     history.tokens += f64::from(*generated);
                 }
             }
-            Event::Cancelled(request) => {
+            DispatchEvent::Cancelled(request) => {
                 self.leave(*request);
                 self.held.retain(|(other, _)| other.id != *request);
             }
-            Event::Load { .. } => (),
+            DispatchEvent::Load { .. } => (),
         }
     }
 
-    fn poll_decision(&mut self, _: Time) -> Option<Decision> {
+    fn poll_decision(&mut self, _: Time) -> Option<DispatchDecision> {
         let mut targets = [None, None];
         for decode in [false, true] {
             targets[usize::from(decode)] = self.least(decode);
@@ -145,7 +145,7 @@ impl Dispatch for LeastWork {
         let placed = Placed { instance, work, application: spec.application };
         self.placed.insert(spec.id, placed);
         let request = spec.id;
-        Some(Decision::Place { request, instance })
+        Some(DispatchDecision::Place { request, instance })
     }
 
     fn waiting(&self) -> usize {

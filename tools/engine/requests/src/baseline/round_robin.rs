@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use crate::Time;
-use crate::dispatch::{Decision, Dispatch, Event, Role};
+use crate::dispatch::{Dispatch, DispatchDecision, DispatchEvent, Role};
 use crate::request::{InstanceId, RequestId};
 
 /// The instances of one role, and the requests that wait because there is no such instance.
@@ -30,18 +30,18 @@ pub struct RoundRobin {
 }
 
 impl Dispatch for RoundRobin {
-    fn handle(&mut self, _: Time, event: &Event) {
+    fn handle(&mut self, _: Time, event: &DispatchEvent) {
         match event {
-            Event::Arrived(spec) => self.first.held.push_back(spec.id),
-            Event::Prefilled { spec, .. } => self.decode.held.push_back(spec.id),
-            Event::Up { instance, role } => {
+            DispatchEvent::Arrived(spec) => self.first.held.push_back(spec.id),
+            DispatchEvent::Prefilled { spec, .. } => self.decode.held.push_back(spec.id),
+            DispatchEvent::Up { instance, role } => {
                 let ring = match role {
                     Role::Decode => &mut self.decode,
                     Role::Whole | Role::Prefill => &mut self.first,
                 };
                 ring.instances.push(*instance);
             }
-            Event::Down { instance, lost } => {
+            DispatchEvent::Down { instance, lost } => {
                 for ring in [&mut self.first, &mut self.decode] {
                     let Some(at) = ring.instances.iter().position(|other| other == instance) else {
                         continue;
@@ -53,21 +53,21 @@ impl Dispatch for RoundRobin {
                 let again = lost.iter().map(|spec| spec.id);
                 self.first.held.extend(again);
             }
-            Event::Cancelled(request) => {
+            DispatchEvent::Cancelled(request) => {
                 for ring in [&mut self.first, &mut self.decode] {
                     ring.held.retain(|other| other != request);
                 }
             }
-            Event::Load { .. } | Event::Finished { .. } => (),
+            DispatchEvent::Load { .. } | DispatchEvent::Finished { .. } => (),
         }
     }
 
-    fn poll_decision(&mut self, _: Time) -> Option<Decision> {
+    fn poll_decision(&mut self, _: Time) -> Option<DispatchDecision> {
         [&mut self.first, &mut self.decode].into_iter().find_map(|ring| {
             ring.held.front()?;
             let instance = ring.turn()?;
             let request = ring.held.pop_front()?;
-            Some(Decision::Place { request, instance })
+            Some(DispatchDecision::Place { request, instance })
         })
     }
 

@@ -22,7 +22,7 @@ use super::Estimate;
 use super::cognition::Cognition;
 use super::journal::Journal;
 use super::pool::Kind;
-use super::statera::{self, Bound, Source, Statera};
+use super::statera::{Bound, Source, Statera, StateraConfig};
 use crate::Time;
 use crate::discipline::{Discipline, Rank, Reranked, View};
 use crate::iteration::Event;
@@ -37,12 +37,12 @@ pub struct Config {
     /// Least prompt tokens in an iteration, however many jobs decode.
     pub chunk_min: u32,
     /// The options of Statera. With `None`, only the KV pool limits requests.
-    pub statera: Option<statera::Config>,
+    pub statera: Option<StateraConfig>,
 }
 
 impl Default for Config {
     fn default() -> Self {
-        Self { chunk: 512, chunk_min: 64, statera: Some(statera::Config::default()) }
+        Self { chunk: 512, chunk_min: 64, statera: Some(StateraConfig::default()) }
     }
 }
 

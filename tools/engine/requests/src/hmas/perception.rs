@@ -9,7 +9,7 @@
 use std::collections::{HashMap, VecDeque};
 
 use crate::request::{ApplicationId, RequestId, Spec};
-use crate::trees::{FitError, Forest};
+use crate::trees::{Forest, TrainingError};
 use crate::{Span, Time};
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -117,7 +117,7 @@ pub struct Trained {
 impl Trained {
     /// Trains on pairs of a request and the number of tokens that it generated.
     /// Fails if there are no valid examples.
-    pub fn fit(examples: &[(Spec, u32)], seed: u64) -> Result<Self, FitError> {
+    pub fn fit(examples: &[(Spec, u32)], seed: u64) -> Result<Self, TrainingError> {
         let rows: Vec<Vec<f64>> = examples.iter().map(|(spec, _)| features(spec)).collect();
         let lengths = examples.iter().map(|(_, length)| f64::from((*length).max(1)).ln());
         let lengths: Vec<f64> = lengths.collect();

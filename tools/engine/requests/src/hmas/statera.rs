@@ -12,7 +12,7 @@ pub use conformal::{Bound, Calibration, Score, Source};
 /// The options of Statera. The paper has no values. These were chosen on the tuning seeds of
 /// `docs/requests/hmas.md`.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Config {
+pub struct StateraConfig {
     /// Share of answers that may exceed their bound, ε.
     pub epsilon: f64,
     /// Number of recent errors of a bucket that count.
@@ -29,7 +29,7 @@ pub struct Config {
     pub decodes: u32,
 }
 
-impl Default for Config {
+impl Default for StateraConfig {
     fn default() -> Self {
         Self {
             epsilon: 0.1,
@@ -45,12 +45,12 @@ impl Default for Config {
 
 #[derive(Clone, Debug)]
 pub struct Statera {
-    pub config: Config,
+    pub config: StateraConfig,
     calibration: Calibration,
 }
 
 impl Statera {
-    pub fn new(config: Config) -> Self {
+    pub fn new(config: StateraConfig) -> Self {
         Self { config, calibration: Calibration::new(config.epsilon, config.window, config.score) }
     }
 

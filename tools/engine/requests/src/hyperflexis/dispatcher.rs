@@ -19,10 +19,10 @@
 //!   after a dispatch.
 //! * *Corrections by the monitor*: a report moves the maturity time to the remaining time of the
 //!   prompts plus the time that recovers the pause. A dispatch waits for the end of a running step.
-//! * *Rare reports* ([`Options::monitor`]): a mature instance counts as having computed its
-//!   prompts.
+//! * *Rare reports* ([`DispatcherOptions::monitor`]): a mature instance counts as having computed
+//!   its prompts.
 //! * *The whole TTFT* in eq. 5 makes a request late that arrives right after a full dispatch.
-//!   [`Options::ttft_share`] reduces it.
+//!   [`DispatcherOptions::ttft_share`] reduces it.
 //! * *Resource utilization* in `calculate_p` is the larger of KV occupancy and `E_d / TPOT`.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -34,14 +34,14 @@ use super::latency::Linear;
 use super::migrator::{Judge, Migrator};
 use super::priority::{Mapping, Record};
 use super::scan::{Lately, Scan, Taken, Waiting};
-use crate::dispatch::{Decision, Dispatch, Event, Role};
+use crate::dispatch::{Dispatch, DispatchDecision, DispatchEvent, Role};
 use crate::ledger::{InstanceTable, Row, Targets};
 use crate::request::{InstanceId, RequestId, Spec};
 use crate::{Span, Time};
 
 /// The options of the dispatcher, with what the paper leaves open.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Options {
+pub struct DispatcherOptions {
     pub model: Linear,
     /// Least time between two reports of an instance that are used (§9.3). Zero uses each report.
     pub monitor: Span,
@@ -59,7 +59,7 @@ pub struct Options {
     pub scan_max: usize,
 }
 
-impl Options {
+impl DispatcherOptions {
     pub const fn new(model: Linear, block_tokens: u32) -> Self {
         Self {
             model,
@@ -84,7 +84,7 @@ struct Worker {
 
 #[derive(Clone, Debug)]
 pub struct HyperFlexis {
-    options: Options,
+    options: DispatcherOptions,
     ledger: InstanceTable,
     line: BTreeMap<Key, Waiting>,
     tail: BTreeMap<(Time, RequestId), Waiting>,
@@ -103,11 +103,11 @@ pub struct HyperFlexis {
     assigned: FxHashMap<RequestId, (Targets, u64)>,
     /// With a mapping: number of waiting requests, by priority.
     pending: BTreeMap<usize, usize>,
-    decisions: VecDeque<Decision>,
+    decisions: VecDeque<DispatchDecision>,
 }
 
 impl HyperFlexis {
-    pub fn new(options: Options) -> Self {
+    pub fn new(options: DispatcherOptions) -> Self {
         Self {
             options,
             ledger: InstanceTable::default(),
@@ -129,7 +129,7 @@ impl HyperFlexis {
 
     /// Creates a dispatcher for requests whose class is a priority, with 0 the highest. `mapping`
     /// assigns the objectives (§5.2).
-    pub fn with_priorities(options: Options, mapping: Mapping) -> Self {
+    pub fn with_priorities(options: DispatcherOptions, mapping: Mapping) -> Self {
         Self { mapping: Some(mapping), ..Self::new(options) }
     }
 
@@ -332,7 +332,7 @@ impl HyperFlexis {
             }
             self.ledger.place(&waiting.spec, waiting.targets.tpot, instance);
             let request = *request;
-            self.decisions.push_back(Decision::Place { request, instance });
+            self.decisions.push_back(DispatchDecision::Place { request, instance });
         }
         let after = residual + taken.standing.maturity_ns(&model);
         let mature = now + Span(after as u64);
@@ -345,11 +345,11 @@ impl HyperFlexis {
 }
 
 impl Dispatch for HyperFlexis {
-    fn handle(&mut self, now: Time, event: &Event) {
+    fn handle(&mut self, now: Time, event: &DispatchEvent) {
         match event {
-            Event::Arrived(spec) => self.enqueue(spec),
-            Event::Up { instance, role } => self.up(now, *instance, *role),
-            Event::Down { instance, lost } => {
+            DispatchEvent::Arrived(spec) => self.enqueue(spec),
+            DispatchEvent::Up { instance, role } => self.up(now, *instance, *role),
+            DispatchEvent::Down { instance, lost } => {
                 self.gone(*instance);
                 self.ledger.down(*instance, lost);
                 for spec in lost {
@@ -357,15 +357,15 @@ impl Dispatch for HyperFlexis {
                     self.enqueue(spec);
                 }
             }
-            Event::Load { instance, load, .. } => self.report(now, *instance, *load),
-            Event::Prefilled { spec, instance } => {
+            DispatchEvent::Load { instance, load, .. } => self.report(now, *instance, *load),
+            DispatchEvent::Prefilled { spec, instance } => {
                 self.ledger.leave(spec.id);
                 self.freed(now, *instance);
                 let assigned = self.assigned.get(&spec.id).map(|(targets, _)| *targets);
                 let targets = assigned.unwrap_or_else(|| Targets::of(spec));
                 self.migrator.push(spec, targets);
             }
-            Event::Finished { request, class, ttft, tpot, .. } => {
+            DispatchEvent::Finished { request, class, ttft, tpot, .. } => {
                 if let Some(instance) = self.ledger.leave(*request) {
                     self.freed(now, instance);
                 }
@@ -380,7 +380,7 @@ impl Dispatch for HyperFlexis {
                     });
                 }
             }
-            Event::Cancelled(request) => {
+            DispatchEvent::Cancelled(request) => {
                 self.assigned.remove(request);
                 self.migrator.remove(*request);
                 self.dequeue(*request);
@@ -391,7 +391,7 @@ impl Dispatch for HyperFlexis {
         }
     }
 
-    fn poll_decision(&mut self, now: Time) -> Option<Decision> {
+    fn poll_decision(&mut self, now: Time) -> Option<DispatchDecision> {
         if self.decisions.is_empty() {
             self.round(now);
         }
@@ -409,7 +409,7 @@ impl Dispatch for HyperFlexis {
                 let step = InstanceLoad::of_now(&self.ledger, instance, &self.options.model);
                 self.migrator.open(instance, now + Span(step as u64));
                 let request = spec.id;
-                self.decisions.push_back(Decision::Place { request, instance });
+                self.decisions.push_back(DispatchDecision::Place { request, instance });
             }
         }
         self.decisions.pop_front()

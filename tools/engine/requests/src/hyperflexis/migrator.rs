@@ -18,14 +18,14 @@ use crate::Time;
 use crate::ledger::{InstanceTable, Targets};
 use crate::request::{InstanceId, RequestId, Spec};
 
-type Key = (u64, Time, RequestId);
+type MigrationKey = (u64, Time, RequestId);
 
 #[derive(Clone, Debug, Default)]
 pub struct Migrator {
-    line: BTreeMap<Key, Spec>,
-    keys: BTreeMap<RequestId, Key>,
+    line: BTreeMap<MigrationKey, Spec>,
+    keys: BTreeMap<RequestId, MigrationKey>,
     /// Requests that arrived after all instances were asked.
-    fresh: VecDeque<Key>,
+    fresh: VecDeque<MigrationKey>,
     /// Instances to ask, by the end of their next step.
     open: BTreeSet<(Time, InstanceId)>,
     /// Instances that take none of the waiting requests until something changes there. They weren't
@@ -115,7 +115,7 @@ impl Migrator {
         None
     }
 
-    fn leave(&mut self, key: Key, instance: InstanceId) -> Option<(Spec, InstanceId)> {
+    fn leave(&mut self, key: MigrationKey, instance: InstanceId) -> Option<(Spec, InstanceId)> {
         self.keys.remove(&key.2);
         self.line.remove(&key).map(|spec| (spec, instance))
     }

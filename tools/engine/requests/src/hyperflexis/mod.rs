@@ -23,7 +23,7 @@ pub mod priority;
 pub mod scaler;
 mod scan;
 
-pub use dispatcher::{HyperFlexis, Options};
+pub use dispatcher::{DispatcherOptions, HyperFlexis};
 pub use latency::Linear;
 pub use priority::Mapping;
 pub use scaler::Scaler;

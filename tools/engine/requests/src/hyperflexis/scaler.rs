@@ -24,10 +24,10 @@ use super::latency::Linear;
 use crate::Time;
 use crate::dispatch::Role;
 use crate::request::InstanceId;
-use crate::scaling::{Decision, Instance, Scaling, Window};
+use crate::scaling::{Instance, Scaling, ScalingDecision, ScalingWindow};
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Options {
+pub struct ScalerOptions {
     /// Load above which instances are added (`ε_o`).
     pub upper: f64,
     /// Load below which instances are removed (`ε_i`).
@@ -46,7 +46,7 @@ pub struct Options {
     pub tpot: u64,
 }
 
-impl Options {
+impl ScalerOptions {
     /// Returns the paper's options: one second between decisions (§9.3). The paper has no values
     /// for thresholds.
     pub const fn new(model: Linear, ttft: u64, tpot: u64, most: u32) -> Self {
@@ -66,19 +66,19 @@ impl Options {
 
 #[derive(Clone, Debug)]
 pub struct Scaler {
-    options: Options,
+    options: ScalerOptions,
     decided: Option<Time>,
     /// Number of windows in a row below the lower threshold, by role.
     calm: [u32; 3],
     arrived: u64,
     finished: u64,
-    decisions: VecDeque<Decision>,
+    decisions: VecDeque<ScalingDecision>,
 }
 
 const ROLES: [Role; 3] = [Role::Whole, Role::Prefill, Role::Decode];
 
 impl Scaler {
-    pub const fn new(options: Options) -> Self {
+    pub const fn new(options: ScalerOptions) -> Self {
         Self {
             options,
             decided: None,
@@ -103,7 +103,7 @@ impl Scaler {
     }
 
     /// Returns the load of a role (`LoadMetric`) and the utilization of each of its instances.
-    fn load(&self, role: Role, window: &Window) -> Option<(f64, Vec<(InstanceId, f64)>)> {
+    fn load(&self, role: Role, window: &ScalingWindow) -> Option<(f64, Vec<(InstanceId, f64)>)> {
         let some: Vec<(InstanceId, f64)> = window
             .instances
             .iter()
@@ -121,13 +121,13 @@ impl Scaler {
         Some((mean.max(mean * growth).max(wait), some))
     }
 
-    fn start(&mut self, role: Role, window: &Window) {
+    fn start(&mut self, role: Role, window: &ScalingWindow) {
         let least = window
             .instances
             .iter()
             .min_by(|x, y| self.utilization(x).total_cmp(&self.utilization(y)));
         let from = least.map(|source| source.instance);
-        self.decisions.push_back(Decision::Start { role, from });
+        self.decisions.push_back(ScalingDecision::Start { role, from });
     }
 }
 
@@ -137,7 +137,7 @@ fn least(some: &[(InstanceId, f64)]) -> Option<InstanceId> {
 }
 
 impl Scaling for Scaler {
-    fn handle(&mut self, now: Time, window: &Window) {
+    fn handle(&mut self, now: Time, window: &ScalingWindow) {
         self.arrived += u64::from(window.arrived);
         self.finished += u64::from(window.finished);
         let due = self.decided.is_none_or(|before| now.since(before).0 >= self.options.interval);
@@ -171,7 +171,7 @@ impl Scaling for Scaler {
                     least(some).filter(|_| may)
                 });
                 if let Some(instance) = spare.filter(|_| role != Role::Whole) {
-                    self.decisions.push_back(Decision::Turn { instance, role });
+                    self.decisions.push_back(ScalingDecision::Turn { instance, role });
                     // Only one change in a window, because it changes the other role's load, too.
                     return;
                 }
@@ -190,7 +190,7 @@ impl Scaling for Scaler {
                     && let Some(instance) = least(some)
                 {
                     self.calm[at] = 0;
-                    self.decisions.push_back(Decision::Stop(instance));
+                    self.decisions.push_back(ScalingDecision::Stop(instance));
                 }
             } else {
                 self.calm[at] = 0;
@@ -198,7 +198,7 @@ impl Scaling for Scaler {
         }
     }
 
-    fn poll_decision(&mut self, _: Time) -> Option<Decision> {
+    fn poll_decision(&mut self, _: Time) -> Option<ScalingDecision> {
         self.decisions.pop_front()
     }
 }
@@ -212,7 +212,7 @@ mod tests {
     const SECOND: u64 = 1_000_000_000;
 
     fn scaler(most: u32) -> Scaler {
-        Scaler::new(Options::new(MODEL, 700_000_000, 50_000_000, most))
+        Scaler::new(ScalerOptions::new(MODEL, 700_000_000, 50_000_000, most))
     }
 
     fn instance(at: u32, role: Role, prefill_tokens: u64, decoding: u32) -> Instance {
@@ -235,13 +235,13 @@ mod tests {
         second: u64,
         instances: &[Instance],
         starting: u32,
-    ) -> Vec<Decision> {
-        let window = Window {
+    ) -> Vec<ScalingDecision> {
+        let window = ScalingWindow {
             instances: instances.to_vec(),
             starting,
             arrived: 10,
             finished: 10,
-            ..Window::default()
+            ..ScalingWindow::default()
         };
         let now = Time(second * SECOND);
         scaler.handle(now, &window);
@@ -251,7 +251,7 @@ mod tests {
     #[test]
     fn above_the_upper_threshold_one_is_added_with_weights_of_the_least_used() {
         let full = [instance(0, Role::Whole, 20_000, 40), instance(1, Role::Whole, 9_000, 40)];
-        let start = Decision::Start { role: Role::Whole, from: Some(InstanceId(1)) };
+        let start = ScalingDecision::Start { role: Role::Whole, from: Some(InstanceId(1)) };
         assert_eq!(run(&mut scaler(3), 0, &full, 0), [start]);
         // No instance starts at the limit, or while one starts that will suffice.
         assert_eq!(run(&mut scaler(2), 0, &full, 0), []);
@@ -266,7 +266,7 @@ mod tests {
         for second in 0..4 {
             assert_eq!(run(&mut scaler, second, &calm, 0), []);
         }
-        let stop = Decision::Stop(InstanceId(1));
+        let stop = ScalingDecision::Stop(InstanceId(1));
         assert_eq!(run(&mut scaler, 4, &calm, 0), [stop]);
         // The last instance never stops.
         for second in 5..20 {
@@ -279,7 +279,7 @@ mod tests {
         let full = [instance(0, Role::Whole, 20_000, 40)];
         let mut scaler = scaler(8);
         assert_eq!(run(&mut scaler, 1, &full, 0).len(), 1);
-        let window = Window { instances: full.to_vec(), ..Window::default() };
+        let window = ScalingWindow { instances: full.to_vec(), ..ScalingWindow::default() };
         scaler.handle(Time(SECOND + 1), &window);
         assert_eq!(scaler.poll_decision(Time(SECOND + 1)), None);
     }
@@ -291,22 +291,22 @@ mod tests {
             instance(1, Role::Decode, 0, 3),
             instance(2, Role::Decode, 0, 1),
         ];
-        let turn = Decision::Turn { instance: InstanceId(2), role: Role::Prefill };
+        let turn = ScalingDecision::Turn { instance: InstanceId(2), role: Role::Prefill };
         assert_eq!(run(&mut scaler(8), 0, &pools, 0), [turn]);
         // The only decode instance can't change its role, so a new instance starts.
-        let start = Decision::Start { role: Role::Prefill, from: Some(InstanceId(1)) };
+        let start = ScalingDecision::Start { role: Role::Prefill, from: Some(InstanceId(1)) };
         assert_eq!(run(&mut scaler(8), 0, &pools[..2], 0), [start]);
     }
 
     #[test]
     fn a_long_wait_is_load_though_instances_are_empty() {
-        let window = Window {
+        let window = ScalingWindow {
             instances: vec![instance(0, Role::Whole, 0, 1)],
             wait: 0.9,
-            ..Window::default()
+            ..ScalingWindow::default()
         };
         let mut scaler = scaler(2);
         scaler.handle(Time::ZERO, &window);
-        assert!(matches!(scaler.poll_decision(Time::ZERO), Some(Decision::Start { .. })));
+        assert!(matches!(scaler.poll_decision(Time::ZERO), Some(ScalingDecision::Start { .. })));
     }
 }

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use super::budget::{self, InstanceLoad};
-use super::dispatcher::Options;
+use super::dispatcher::DispatcherOptions;
 use crate::dispatch::Role;
 use crate::ledger::{Row, Targets};
 use crate::request::{RequestId, Spec};
@@ -62,7 +62,7 @@ impl Lately {
 
 /// The state of an instance in one step.
 pub(super) struct Scan<'a> {
-    options: &'a Options,
+    options: &'a DispatcherOptions,
     now: Time,
     pub(super) standing: InstanceLoad,
     room: f64,
@@ -95,7 +95,7 @@ impl Taken {
 }
 
 impl<'a> Scan<'a> {
-    pub(super) fn new(options: &'a Options, tightest: f64, now: Time, row: &Row) -> Self {
+    pub(super) fn new(options: &'a DispatcherOptions, tightest: f64, now: Time, row: &Row) -> Self {
         let standing = InstanceLoad { pauses: options.pauses, ..InstanceLoad::of(row) };
         let step = if row.role == Role::Prefill {
             0.0

@@ -1,40 +1,40 @@
 //! The expected cost of a stage and of the rest of its job (Maestro eq. 7), from a predictor of
 //! stages and profiles of workflows, or from the driver.
 
-use super::predict::Lengths;
+use super::predict::LengthPredictor;
 use super::profile::Profiles;
 use crate::Span;
-use crate::workflow::{Job, JobId, Outcome, Stage};
+use crate::workflow::{JobId, Outcome, Stage, WorkflowJob};
 
 /// Estimates the costs of stages and jobs, and learns from measured ones.
 pub trait Estimator {
     /// Returns the expected number of tokens that a stage generates.
-    fn ready(&mut self, job: &Job, stage: &Stage) -> f64;
+    fn ready(&mut self, job: &WorkflowJob, stage: &Stage) -> f64;
     /// Returns the time of what follows a stage in its job: `T_future` of eq. 8.
-    fn future(&self, job: &Job, stage: &Stage) -> Span;
+    fn future(&self, job: &WorkflowJob, stage: &Stage) -> Span;
     fn finished(&mut self, stage: &Stage, expected: f64, outcome: &Outcome);
     fn ended(&mut self, job: JobId);
 }
 
 /// Maestro's estimator: a predictor and rolling profiles.
-pub struct Learned {
-    predictor: Lengths,
+pub struct LearnedEstimator {
+    predictor: LengthPredictor,
     profiles: Profiles,
 }
 
-impl Learned {
-    pub fn new(predictor: Lengths) -> Self {
+impl LearnedEstimator {
+    pub fn new(predictor: LengthPredictor) -> Self {
         Self { predictor, profiles: Profiles::default() }
     }
 }
 
-impl Estimator for Learned {
-    fn ready(&mut self, job: &Job, stage: &Stage) -> f64 {
+impl Estimator for LearnedEstimator {
+    fn ready(&mut self, job: &WorkflowJob, stage: &Stage) -> f64 {
         self.profiles.ready(job, stage);
         self.predictor.predict(stage)
     }
 
-    fn future(&self, job: &Job, stage: &Stage) -> Span {
+    fn future(&self, job: &WorkflowJob, stage: &Stage) -> Span {
         self.profiles.future(job, stage)
     }
 

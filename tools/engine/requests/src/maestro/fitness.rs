@@ -15,7 +15,7 @@
 
 use std::collections::VecDeque;
 
-use super::node::Estimate;
+use super::node::NodeEstimate;
 use crate::Span;
 use crate::workflow::Class;
 
@@ -46,7 +46,7 @@ impl Mode {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Candidate {
     pub node: usize,
-    pub estimate: Estimate,
+    pub estimate: NodeEstimate,
     /// Round-trip time from the source of the job.
     pub rtt: Span,
     pub load: usize,
@@ -59,13 +59,13 @@ const REFRESH: u32 = 16;
 
 /// Percentile bounds of a metric over recent values.
 #[derive(Clone, Debug, Default)]
-struct Bounds {
+struct PercentileBounds {
     recent: VecDeque<f64>,
     low: f64,
     high: f64,
 }
 
-impl Bounds {
+impl PercentileBounds {
     fn push(&mut self, value: f64) {
         if self.recent.len() == WINDOW {
             self.recent.pop_front();
@@ -100,9 +100,9 @@ impl Bounds {
 #[derive(Clone, Debug)]
 pub struct Fitness {
     mode: Mode,
-    rtt: Bounds,
-    ready: Bounds,
-    degradation: Bounds,
+    rtt: PercentileBounds,
+    ready: PercentileBounds,
+    degradation: PercentileBounds,
     scratch: Vec<f64>,
     chosen: u32,
     /// Number of choices, by which equal candidates take turns.
@@ -117,9 +117,9 @@ impl Fitness {
     pub fn new(mode: Mode) -> Self {
         Self {
             mode,
-            rtt: Bounds::default(),
-            ready: Bounds::default(),
-            degradation: Bounds::default(),
+            rtt: PercentileBounds::default(),
+            ready: PercentileBounds::default(),
+            degradation: PercentileBounds::default(),
             scratch: Vec::new(),
             chosen: 0,
             turn: 0,
@@ -190,7 +190,7 @@ impl Fitness {
 
 /// The margin `ρ`: the share by which a stage's permitted KV exceeds its prediction.
 #[derive(Clone, Debug, Default)]
-pub struct Margin(Bounds);
+pub struct Margin(PercentileBounds);
 
 impl Margin {
     const WINDOW: usize = 256;
@@ -228,7 +228,7 @@ mod tests {
     fn candidate(node: usize, headroom: u64, rtt: u64, activation: u64) -> Candidate {
         Candidate {
             node,
-            estimate: Estimate {
+            estimate: NodeEstimate {
                 queue: Span::ZERO,
                 activation: Span::from_millis(activation),
                 degradation: 0,

@@ -50,7 +50,7 @@ pub struct Offer {
 }
 
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Plan {
+pub struct MemoryPlan {
     pub steps: Vec<Offer>,
     /// Total cost by eq. 4: `C_deg = Σ c(e, a) + 1[I_active] · c_int`, ns.
     pub cost: u64,
@@ -59,7 +59,12 @@ pub struct Plan {
 
 /// Chooses offers that free `needed` bytes, by Algorithm 2. Uses no level above `highest`.
 /// `interrupt` is `c_int` in ns. Returns `None` if all permitted offers free too little.
-pub fn plan(needed: u64, mut offers: Vec<Offer>, highest: Action, interrupt: u64) -> Option<Plan> {
+pub fn plan(
+    needed: u64,
+    mut offers: Vec<Offer>,
+    highest: Action,
+    interrupt: u64,
+) -> Option<MemoryPlan> {
     offers.retain(|offer| offer.frees > 0 && offer.action <= highest);
     // The cost per byte is compared without a division. Of equal offers the youngest stage is
     // first, so that the oldest finishes.
@@ -70,7 +75,7 @@ pub fn plan(needed: u64, mut offers: Vec<Offer>, highest: Action, interrupt: u64
             .then(per_byte(a, b).cmp(&per_byte(b, a)))
             .then(b.engine.cmp(&a.engine))
     });
-    let mut plan = Plan::default();
+    let mut plan = MemoryPlan::default();
     for offer in offers {
         if plan.frees >= needed {
             break;

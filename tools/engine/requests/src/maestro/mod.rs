@@ -31,6 +31,6 @@ pub mod residency;
 pub mod scheduler;
 mod transition;
 
-pub use estimate::{Estimator, Learned};
-pub use options::Options;
+pub use estimate::{Estimator, LearnedEstimator};
+pub use options::MaestroOptions;
 pub use scheduler::Scheduler;

@@ -15,7 +15,7 @@ mod room;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use super::memory::{self, Action, Plan};
+use super::memory::{self, Action, MemoryPlan};
 use super::residency::{Activation, Move, Residency};
 use super::transition::Leaving;
 use crate::workflow::{Class, ModelId, ModelSpec, NodeSpec, Readiness, StageId};
@@ -38,7 +38,7 @@ pub struct Ask {
 
 /// A node's estimate for a stage that needs a place.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Estimate {
+pub struct NodeEstimate {
     /// Time until a slot is free, `T_q`.
     pub queue: Span,
     /// Time until the model is on the GPU, `T_act`.
@@ -59,7 +59,7 @@ struct Held {
 /// The actions that [`Node::place`] takes to place a stage.
 #[derive(Clone, Debug, Default)]
 struct Prepared {
-    plan: Plan,
+    plan: MemoryPlan,
     activation: Activation,
     after: Option<Residency>,
     moves: Vec<Move>,
@@ -211,7 +211,7 @@ impl Node {
     }
 
     /// Returns the estimate for a stage, or `None` if the node can't take it now.
-    pub fn estimate(&self, ask: &Ask, table: &[ModelSpec], now: Time) -> Option<Estimate> {
+    pub fn estimate(&self, ask: &Ask, table: &[ModelSpec], now: Time) -> Option<NodeEstimate> {
         let prepared = self.prepare(ask, table, now)?;
         let takes = prepared.activation.takes;
         let leaves = self.leaves(&prepared.plan, table);
@@ -222,7 +222,7 @@ impl Node {
             _ if takes + leaves > Span::ZERO => self.link_free.since(now) + takes + leaves,
             _ => Span::ZERO,
         };
-        Some(Estimate {
+        Some(NodeEstimate {
             queue: self.queue_estimate(now),
             activation,
             degradation: prepared.plan.cost,

@@ -5,7 +5,7 @@ use super::queue::{Boundary, StageOrder};
 use crate::Span;
 
 #[derive(Clone, Debug, PartialEq)]
-pub struct Options {
+pub struct MaestroOptions {
     pub name: String,
     pub order: StageOrder,
     /// Rule for turns between the stages of a job.
@@ -16,7 +16,7 @@ pub struct Options {
     pub rtt: Vec<Vec<Span>>,
 }
 
-impl Options {
+impl MaestroOptions {
     /// Returns Maestro's options, with the paper's values where it has some.
     pub fn maestro() -> Self {
         Self {

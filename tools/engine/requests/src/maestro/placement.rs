@@ -16,8 +16,8 @@ use super::fitness::Candidate;
 use super::memory::Action;
 use super::node::{Ask, Node};
 use super::queue::Boundary;
-use super::scheduler::{Entry, INTERRUPT, Scheduler, StagePosition};
-use crate::workflow::{Class, Job, StageId};
+use super::scheduler::{INTERRUPT, Scheduler, StageEntry, StagePosition};
+use crate::workflow::{Class, StageId, WorkflowJob};
 use crate::{Span, Time};
 
 /// Number of queued stages that are tried in one pass.
@@ -27,7 +27,7 @@ const LOOKAHEAD: usize = 16;
 const PATIENCE: Span = Span::from_millis(5_000);
 
 impl Scheduler {
-    fn ask(&self, entry: &Entry, class: Class) -> Ask {
+    fn ask(&self, entry: &StageEntry, class: Class) -> Ask {
         let most = self
             .model(&entry.stage)
             .map_or(0, |model| model.kv(entry.stage.prompt, f64::from(entry.stage.output_max)));
@@ -78,7 +78,7 @@ impl Scheduler {
         chosen.is_some_and(|node| self.place(&ask, node, now))
     }
 
-    fn rtt(&self, job: &Job, node: &Node) -> Span {
+    fn rtt(&self, job: &WorkflowJob, node: &Node) -> Span {
         self.options
             .rtt
             .get(usize::from(job.source.0))

@@ -11,11 +11,11 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use crate::trees::{Boosted, FitError, Trees};
+use crate::trees::{Boosted, TrainingError, Trees};
 use crate::workflow::{RoleId, Stage};
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Record {
+pub struct StageRecord {
     pub stage: Stage,
     pub output: u32,
 }
@@ -42,38 +42,38 @@ fn features(stage: &Stage) -> Vec<f64> {
 
 /// The predictor of lengths. Clones share the trees, but not what they learn later.
 #[derive(Clone)]
-pub struct Lengths {
-    trained: Arc<Trained>,
+pub struct LengthPredictor {
+    trained: Arc<TrainedTrees>,
     /// Mean recent residual by role, in log tokens.
     drift: HashMap<RoleId, f64>,
 }
 
-struct Trained {
+struct TrainedTrees {
     roles: HashMap<RoleId, Boosted>,
     global: Boosted,
 }
 
-impl Lengths {
+impl LengthPredictor {
     /// Trains a predictor on records.
     /// Fails with fewer than 20 records or with values that aren't finite.
-    pub fn train(records: &[Record], trees: &Trees) -> Result<Self, FitError> {
+    pub fn train(records: &[StageRecord], trees: &Trees) -> Result<Self, TrainingError> {
         if records.len() < LEAST {
-            return Err(FitError::new(records.len(), &format!("at least {LEAST} are needed")));
+            return Err(TrainingError::new(records.len(), &format!("at least {LEAST} are needed")));
         }
-        let fit = |of: &[&Record]| {
+        let fit = |of: &[&StageRecord]| {
             let rows: Vec<_> = of.iter().map(|record| features(&record.stage)).collect();
             let lengths: Vec<_> = of.iter().map(|r| f64::from(r.output).ln_1p()).collect();
             Boosted::fit(&rows, &lengths, trees)
         };
-        let mut by_role: HashMap<RoleId, Vec<&Record>> = HashMap::new();
+        let mut by_role: HashMap<RoleId, Vec<&StageRecord>> = HashMap::new();
         for record in records {
             by_role.entry(record.stage.role).or_default().push(record);
         }
         by_role.retain(|_, of| of.len() >= OWN);
         let roles = by_role.into_iter().map(|(role, of)| Ok((role, fit(&of)?)));
-        let roles = roles.collect::<Result<_, FitError>>()?;
+        let roles = roles.collect::<Result<_, TrainingError>>()?;
         let global = fit(&records.iter().collect::<Vec<_>>())?;
-        Ok(Self { trained: Arc::new(Trained { roles, global }), drift: HashMap::new() })
+        Ok(Self { trained: Arc::new(TrainedTrees { roles, global }), drift: HashMap::new() })
     }
 
     /// Returns the predicted number of tokens that a stage generates.
@@ -100,12 +100,12 @@ mod tests {
 
     /// Returns a record that is short where it has tools and the meaning is positive. Otherwise its
     /// length is its role's.
-    fn record(i: u32) -> Record {
+    fn record(i: u32) -> StageRecord {
         let role = i % 2;
         let tools = u16::from(!i.is_multiple_of(3));
         let meaning = (i as f32 * 0.37).sin();
         let output = if tools > 0 && meaning > 0.0 { 20 } else { 300 + 500 * role } + i % 7;
-        Record {
+        StageRecord {
             stage: Stage {
                 id: StageId(u64::from(i)),
                 job: JobId(0),
@@ -123,10 +123,10 @@ mod tests {
         }
     }
 
-    fn trained() -> Lengths {
-        let records: Vec<Record> = (0..800).map(record).collect();
+    fn trained() -> LengthPredictor {
+        let records: Vec<StageRecord> = (0..800).map(record).collect();
         let trees = Trees { count: 30, ..Trees::default() };
-        Lengths::train(&records, &trees).unwrap()
+        LengthPredictor::train(&records, &trees).unwrap()
     }
 
     #[test]
@@ -154,7 +154,7 @@ mod tests {
 
     #[test]
     fn too_few_records_are_refused() {
-        let records: Vec<Record> = (0..5).map(record).collect();
-        assert!(Lengths::train(&records, &Trees::default()).is_err());
+        let records: Vec<StageRecord> = (0..5).map(record).collect();
+        assert!(LengthPredictor::train(&records, &Trees::default()).is_err());
     }
 }

@@ -15,7 +15,7 @@ use std::collections::HashMap;
 
 use crate::Span;
 use crate::window::Window;
-use crate::workflow::{Job, JobId, Stage, StageId, TemplateId};
+use crate::workflow::{JobId, Stage, StageId, TemplateId, WorkflowJob};
 
 /// Number of records of a state that are kept.
 const WINDOW: usize = 64;
@@ -24,15 +24,15 @@ const ENOUGH: usize = 5;
 const LOOPS: u16 = 4;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum State {
+enum ProfileKey {
     Fine { template: TemplateId, position: u16, role: u16, invocation: u16 },
     Place(TemplateId, u16),
     Template(TemplateId),
 }
 
-impl State {
+impl ProfileKey {
     /// Returns the states of a stage from fine to coarse.
-    fn of(job: &Job, stage: &Stage) -> [Self; 3] {
+    fn of(job: &WorkflowJob, stage: &Stage) -> [Self; 3] {
         [
             Self::Fine {
                 template: job.template,
@@ -49,21 +49,21 @@ impl State {
 #[derive(Clone, Debug)]
 struct Passed {
     stage: StageId,
-    states: [State; 3],
+    states: [ProfileKey; 3],
     ready: u32,
     ended: Option<(u32, u64)>,
 }
 
 #[derive(Clone, Debug, Default)]
 pub struct Profiles {
-    records: HashMap<State, Window<u64>>,
+    records: HashMap<ProfileKey, Window<u64>>,
     jobs: HashMap<JobId, (u32, Vec<Passed>)>,
 }
 
 impl Profiles {
     /// Returns the expected time after a stage in such a state, by eq. 8.
-    pub fn future(&self, job: &Job, stage: &Stage) -> Span {
-        State::of(job, stage)
+    pub fn future(&self, job: &WorkflowJob, stage: &Stage) -> Span {
+        ProfileKey::of(job, stage)
             .iter()
             .filter_map(|state| self.records.get(state))
             .map(Window::sorted)
@@ -71,12 +71,12 @@ impl Profiles {
             .map_or(Span::ZERO, |records| Span(records[(records.len() - 1) / 2]))
     }
 
-    pub fn ready(&mut self, job: &Job, stage: &Stage) {
+    pub fn ready(&mut self, job: &WorkflowJob, stage: &Stage) {
         let (clock, passed) = self.jobs.entry(job.id).or_default();
         *clock += 1;
         passed.push(Passed {
             stage: stage.id,
-            states: State::of(job, stage),
+            states: ProfileKey::of(job, stage),
             ready: *clock,
             ended: None,
         });
@@ -116,8 +116,8 @@ mod tests {
     use crate::Time;
     use crate::workflow::{Class, ClusterId, ModelId, RoleId};
 
-    fn job(id: u64) -> Job {
-        Job {
+    fn job(id: u64) -> WorkflowJob {
+        WorkflowJob {
             id: JobId(id),
             template: TemplateId(1),
             class: Class::Batch,

@@ -34,7 +34,7 @@ pub enum StageOrder {
 
 /// The properties of a stage that orders use.
 #[derive(Clone, Copy, Debug)]
-pub struct Rank {
+pub struct StageProperties {
     pub class: Class,
     pub arrival: Time,
     pub deadline: Time,
@@ -44,13 +44,13 @@ pub struct Rank {
     pub attained: Span,
 }
 
-type Key = (i64, Time, StageId);
+type StageKey = (i64, Time, StageId);
 
 #[derive(Clone, Debug)]
 pub struct Queue {
     order: StageOrder,
-    lanes: [BTreeMap<Key, ()>; 2],
-    keys: HashMap<StageId, (usize, Key)>,
+    lanes: [BTreeMap<StageKey, ()>; 2],
+    keys: HashMap<StageId, (usize, StageKey)>,
 }
 
 const fn lane(class: Class) -> usize {
@@ -81,7 +81,7 @@ impl Queue {
     }
 
     /// Adds a stage, or moves it if it already waits.
-    pub fn push(&mut self, stage: StageId, rank: &Rank, now: Time) {
+    pub fn push(&mut self, stage: StageId, rank: &StageProperties, now: Time) {
         let lane = lane(rank.class);
         let by = match self.order {
             StageOrder::Remaining { .. } | StageOrder::InteractiveRemaining => {
@@ -192,8 +192,8 @@ mod tests {
     const S: u64 = 1_000_000_000;
     const BATCH_AGES: StageOrder = StageOrder::Remaining { aging: 0.1, aging_interactive: 0.0 };
 
-    fn rank(class: Class, remaining: u64) -> Rank {
-        Rank {
+    fn rank(class: Class, remaining: u64) -> StageProperties {
+        StageProperties {
             class,
             arrival: Time::ZERO,
             deadline: Time(100 * S - remaining),

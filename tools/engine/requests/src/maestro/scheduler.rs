@@ -12,10 +12,11 @@ use rustc_hash::FxHashMap;
 use super::estimate::Estimator;
 use super::fitness::{Candidate, Fitness, Margin};
 use super::node::{Done, Node};
-use super::options::Options;
-use super::queue::{Boundary, Queue, Rank};
+use super::options::MaestroOptions;
+use super::queue::{Boundary, Queue, StageProperties};
 use crate::workflow::{
-    Class, Decision, Event, Job, JobId, ModelSpec, NodeId, NodeSpec, Outcome, Stage, StageId,
+    Class, JobId, ModelSpec, NodeId, NodeSpec, Outcome, Stage, StageId, WorkflowDecision,
+    WorkflowEvent, WorkflowJob,
 };
 use crate::{Span, Time};
 
@@ -30,7 +31,7 @@ pub(super) enum StagePosition {
 }
 
 #[derive(Clone, Debug)]
-pub(super) struct Entry {
+pub(super) struct StageEntry {
     pub(super) stage: Stage,
     pub(super) expected: f64,
     pub(super) execution: Span,
@@ -47,7 +48,7 @@ pub(super) struct Entry {
 
 #[derive(Clone, Debug)]
 pub(super) struct JobEntry {
-    pub(super) job: Job,
+    pub(super) job: WorkflowJob,
     pub(super) begun: bool,
     pub(super) attained: Span,
     pub(super) keeps_until: Time,
@@ -57,18 +58,18 @@ pub(super) struct JobEntry {
 pub(super) const INTERRUPT: Span = Span::from_millis(10_000);
 
 pub struct Scheduler {
-    pub(super) options: Options,
+    pub(super) options: MaestroOptions,
     estimator: Box<dyn Estimator>,
     pub(super) models: Vec<ModelSpec>,
     pub(super) nodes: Vec<Node>,
     pub(super) jobs: FxHashMap<JobId, JobEntry>,
-    pub(super) entries: FxHashMap<StageId, Entry>,
+    pub(super) entries: FxHashMap<StageId, StageEntry>,
     pub(super) queue: Queue,
     pub(super) turns: VecDeque<StageId>,
     pub(super) kept: BTreeMap<usize, StageId>,
     pub(super) fitness: Fitness,
     pub(super) margin: Margin,
-    decisions: VecDeque<Decision>,
+    decisions: VecDeque<WorkflowDecision>,
     changed: bool,
     pub(super) candidates: Vec<Candidate>,
     tried: Vec<StageId>,
@@ -77,7 +78,7 @@ pub struct Scheduler {
 impl Scheduler {
     /// Creates a scheduler for these nodes, all empty, and models.
     pub fn new(
-        options: Options,
+        options: MaestroOptions,
         estimator: impl Estimator + 'static,
         models: Vec<ModelSpec>,
         nodes: &[NodeSpec],
@@ -135,7 +136,7 @@ impl Scheduler {
         };
         let execution = model.execution(stage.prompt, expected);
         let predicted = model.kv(stage.prompt, expected);
-        let entry = Entry {
+        let entry = StageEntry {
             stage: *stage,
             expected,
             execution,
@@ -158,7 +159,7 @@ impl Scheduler {
     }
 
     /// Reports whether the job continues at once with its next stage, by the [`Boundary`] rule.
-    fn keeps_turn(&mut self, job: &Job, remaining: Span, now: Time) -> bool {
+    fn keeps_turn(&mut self, job: &WorkflowJob, remaining: Span, now: Time) -> bool {
         let Some(entry) = self.jobs.get(&job.id) else {
             return false;
         };
@@ -191,7 +192,7 @@ impl Scheduler {
             if let Some(entry) = self.jobs.get_mut(&job.id) {
                 entry.keeps_until = now + Boundary::COOLDOWN;
             }
-            self.decisions.push_back(Decision::Preempted(job.id));
+            self.decisions.push_back(WorkflowDecision::Preempted(job.id));
         }
         !gains
     }
@@ -206,7 +207,7 @@ impl Scheduler {
         let Some(job) = self.jobs.get(&entry.stage.job) else {
             return;
         };
-        let rank = Rank {
+        let rank = StageProperties {
             class: job.job.class,
             arrival: job.job.arrival,
             deadline: job.job.deadline,
@@ -237,7 +238,7 @@ impl Scheduler {
         self.estimator.finished(&entry.stage, entry.expected, &outcome);
     }
 
-    fn forget(&mut self, stage: StageId) -> Option<Entry> {
+    fn forget(&mut self, stage: StageId) -> Option<StageEntry> {
         let entry = self.entries.remove(&stage)?;
         match entry.place {
             StagePosition::Waits => {
@@ -268,7 +269,7 @@ impl Scheduler {
         let (refused, later) = (done.refused, done.later);
         self.apply(node, done, now);
         if !refused && !later {
-            self.decisions.push_back(Decision::Grow { stage, kv });
+            self.decisions.push_back(WorkflowDecision::Grow { stage, kv });
         }
     }
 
@@ -277,10 +278,10 @@ impl Scheduler {
             if let Some(entry) = self.entries.get_mut(&stage) {
                 entry.place = StagePosition::Swapped(node);
             }
-            self.decisions.push_back(Decision::SwapOut(stage));
+            self.decisions.push_back(WorkflowDecision::SwapOut(stage));
         }
         for stage in done.aborted {
-            self.decisions.push_back(Decision::Abort(stage));
+            self.decisions.push_back(WorkflowDecision::Abort(stage));
             self.enqueue(stage, now);
         }
         let id = NodeId(node as u32);
@@ -289,13 +290,13 @@ impl Scheduler {
             // Of several moves of a model, the first one takes the time.
             let at = leaving.iter().position(|(other, _)| *other == model);
             let takes = at.map_or(Span::ZERO, |at| leaving.swap_remove(at).1);
-            self.decisions.push_back(Decision::Demote { node: id, model, to, takes });
+            self.decisions.push_back(WorkflowDecision::Demote { node: id, model, to, takes });
         }
         for model in done.stopped {
-            self.decisions.push_back(Decision::StopTransition { node: id, model });
+            self.decisions.push_back(WorkflowDecision::StopTransition { node: id, model });
         }
         if let Some((model, takes)) = done.activate {
-            self.decisions.push_back(Decision::Activate { node: id, model, takes });
+            self.decisions.push_back(WorkflowDecision::Activate { node: id, model, takes });
         }
         self.changed = true;
     }
@@ -309,13 +310,14 @@ impl Scheduler {
                     job.begun = true;
                 }
             }
-            self.decisions.push_back(Decision::Start { stage, node: NodeId(node as u32), kv });
+            let node = NodeId(node as u32);
+            self.decisions.push_back(WorkflowDecision::Start { stage, node, kv });
         }
     }
 
     fn grown(&mut self, node: usize) {
         for (stage, kv) in self.nodes[node].grown(&self.models) {
-            self.decisions.push_back(Decision::Grow { stage, kv });
+            self.decisions.push_back(WorkflowDecision::Grow { stage, kv });
         }
     }
 
@@ -324,10 +326,10 @@ impl Scheduler {
         node.load() < node.spec().slots as usize
     }
 
-    pub fn handle(&mut self, now: Time, event: &Event) {
+    pub fn handle(&mut self, now: Time, event: &WorkflowEvent) {
         self.changed = true;
         match event {
-            Event::Submitted(job) => {
+            WorkflowEvent::Submitted(job) => {
                 let entry = JobEntry {
                     job: *job,
                     begun: false,
@@ -336,27 +338,27 @@ impl Scheduler {
                 };
                 self.jobs.insert(job.id, entry);
             }
-            Event::Ready(stage) => self.ready(stage, now),
-            Event::Activated { node, model } => {
+            WorkflowEvent::Ready(stage) => self.ready(stage, now),
+            WorkflowEvent::Activated { node, model } => {
                 if let Some(node) = self.nodes.get_mut(node.0 as usize) {
                     node.activated(*model);
                 }
             }
-            Event::Slept { node, model } => {
+            WorkflowEvent::Slept { node, model } => {
                 if let Some(node) = self.nodes.get_mut(node.0 as usize) {
                     node.slept(*model, now);
                 }
             }
-            Event::Finished { stage, outcome } => self.finished(*stage, outcome),
-            Event::Outgrew { stage, bytes } => self.outgrew(*stage, *bytes, now),
-            Event::Ended(job) => {
+            WorkflowEvent::Finished { stage, outcome } => self.finished(*stage, outcome),
+            WorkflowEvent::Outgrew { stage, bytes } => self.outgrew(*stage, *bytes, now),
+            WorkflowEvent::Ended(job) => {
                 self.jobs.remove(job);
                 self.estimator.ended(*job);
             }
         }
     }
 
-    pub fn poll_decision(&mut self, now: Time) -> Option<Decision> {
+    pub fn poll_decision(&mut self, now: Time) -> Option<WorkflowDecision> {
         if self.decisions.is_empty() && std::mem::take(&mut self.changed) {
             self.dispatch(now);
         }
@@ -364,6 +366,6 @@ impl Scheduler {
     }
 }
 
-fn job_class(jobs: &FxHashMap<JobId, JobEntry>, entry: &Entry) -> Class {
+fn job_class(jobs: &FxHashMap<JobId, JobEntry>, entry: &StageEntry) -> Class {
     jobs.get(&entry.stage.job).map_or(Class::Batch, |job| job.job.class)
 }

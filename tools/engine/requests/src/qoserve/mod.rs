@@ -5,9 +5,9 @@
 //!
 //! | part | paper | option |
 //! |---|---|---|
-//! | dynamic chunking | §3.3, `chunk` | [`Options::chunking`] |
-//! | hybrid priority, eq. 4 and 5 | §3.4 | [`Options::alpha`] |
-//! | eager relegation, with hints | §3.4 | [`Options::relegation`], [`Options::hints`] |
+//! | dynamic chunking | §3.3, `chunk` | [`QoServeOptions::chunking`] |
+//! | hybrid priority, eq. 4 and 5 | §3.4 | [`QoServeOptions::alpha`] |
+//! | eager relegation | §3.4 | [`QoServeOptions::relegation`], [`QoServeOptions::hints`] |
 //! | selective preemption | §3.4 | always |
 //!
 //! The paper contradicts itself or leaves open these points:
@@ -57,7 +57,7 @@ pub enum Relegation {
 
 /// The options of QoServe. The default has all parts.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Options {
+pub struct QoServeOptions {
     pub chunking: Chunking,
     /// Weight of a remaining token in ns of deadline (eq. 4 and 5). Zero means earliest deadline
     /// first.
@@ -70,7 +70,7 @@ pub struct Options {
     pub margin: f64,
 }
 
-impl Default for Options {
+impl Default for QoServeOptions {
     fn default() -> Self {
         Self {
             chunking: Chunking::default(),
@@ -82,7 +82,7 @@ impl Default for Options {
     }
 }
 
-impl Options {
+impl QoServeOptions {
     /// Returns options with dynamic chunking only, under EDF: "DC" of Table 5.
     pub fn chunking_only() -> Self {
         Self { alpha: 0, relegation: Relegation::Off, hints: None, ..Self::default() }
@@ -96,7 +96,7 @@ impl Options {
 
 #[derive(Debug)]
 pub struct QoServe<L> {
-    options: Options,
+    options: QoServeOptions,
     latency: L,
     lengths: Lengths,
     /// Time per prompt token, ns, in the last iteration that computed enough prompt tokens and used
@@ -112,7 +112,7 @@ pub struct QoServe<L> {
 
 impl<L: Latency> QoServe<L> {
     /// Creates a policy without measurements.
-    pub fn new(options: Options, latency: L) -> Self {
+    pub fn new(options: QoServeOptions, latency: L) -> Self {
         let most = match options.chunking {
             Chunking::Fixed(tokens) => tokens,
             Chunking::Dynamic { most, .. } => most,

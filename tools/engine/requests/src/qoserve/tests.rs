@@ -28,7 +28,7 @@ struct Bench {
 }
 
 impl Bench {
-    fn new(options: Options) -> Self {
+    fn new(options: QoServeOptions) -> Self {
         let policy = QoServe::new(options, Slow);
         Self {
             replica: Replica::new(Pool::new(20_000, 16), 0, Box::new(policy)),
@@ -78,7 +78,7 @@ impl Bench {
 
 #[test]
 fn without_decodes_a_chunk_is_the_largest_and_with_them_what_they_can_wait_for() {
-    let mut bench = Bench::new(Options::default());
+    let mut bench = Bench::new(QoServeOptions::default());
     let chat = bench.important(500, CHAT);
     bench.important(250_000, MINUTES);
     let plan = bench.step();
@@ -102,7 +102,7 @@ fn without_decodes_a_chunk_is_the_largest_and_with_them_what_they_can_wait_for()
 #[test]
 fn hybrid_priority_prefers_the_shorter_of_two_with_like_deadlines() {
     for (alpha, first) in [(0, 0), (8 * MS, 1)] {
-        let mut bench = Bench::new(Options { alpha, ..Options::default() });
+        let mut bench = Bench::new(QoServeOptions { alpha, ..QoServeOptions::default() });
         let long = bench.important(5_000, CHAT);
         bench.now = Time(100 * MS);
         let short = bench.important(100, CHAT);
@@ -113,7 +113,7 @@ fn hybrid_priority_prefers_the_shorter_of_two_with_like_deadlines() {
 #[test]
 fn who_cannot_make_it_is_given_up_before_more_is_spent_on_it_and_served_when_nothing_else_is_to_do()
 {
-    let mut bench = Bench::new(Options::default());
+    let mut bench = Bench::new(QoServeOptions::default());
     let lost = bench.important(1_000, CHAT);
     bench.now = Time(5_950 * MS);
     let fresh = bench.important(3_000, CHAT);
@@ -126,7 +126,8 @@ fn who_cannot_make_it_is_given_up_before_more_is_spent_on_it_and_served_when_not
     }
     assert!(served);
     // Under the strict rule a job isn't late 50 ms before its deadline.
-    let mut bench = Bench::new(Options { relegation: Relegation::Strict, ..Options::default() });
+    let mut bench =
+        Bench::new(QoServeOptions { relegation: Relegation::Strict, ..QoServeOptions::default() });
     let lost = bench.important(1_000, CHAT);
     // An iteration with the largest chunk takes 255 ms.
     bench.now = Time(5_700 * MS);
@@ -140,7 +141,7 @@ fn an_iteration_with_little_to_do_says_nothing_about_how_fast_prompts_are() {
     // With 5 ms and 100 µs per token, 7500 tokens take 765 ms in chunks of 2500. The result must
     // not depend on earlier small iterations.
     let given_up = |before: &[u32], waited_ms: u64| {
-        let mut bench = Bench::new(Options::default());
+        let mut bench = Bench::new(QoServeOptions::default());
         for tokens in before {
             bench.important(*tokens, MINUTES);
             bench.step();
@@ -159,7 +160,7 @@ fn an_iteration_with_little_to_do_says_nothing_about_how_fast_prompts_are() {
 #[test]
 fn with_hints_unimportant_ones_are_given_up_for_an_important_one_in_need() {
     for (hints, given_up) in [(Some(0.25), true), (None, false)] {
-        let mut bench = Bench::new(Options { hints, ..Options::default() });
+        let mut bench = Bench::new(QoServeOptions { hints, ..QoServeOptions::default() });
         let mut low = Vec::new();
         let important = bench.important(3_000, CHAT);
         for _ in 0..5 {
@@ -179,7 +180,7 @@ fn with_hints_unimportant_ones_are_given_up_for_an_important_one_in_need() {
 #[test]
 fn an_important_one_that_is_given_up_itself_asks_for_room_for_those_like_it() {
     for (importance, given_up) in [(Importance::Important, true), (Importance::Low, false)] {
-        let mut bench = Bench::new(Options::default());
+        let mut bench = Bench::new(QoServeOptions::default());
         let lost = bench.arrive(3_000, CHAT, importance);
         bench.now = Time(5_900 * MS);
         let low = bench.arrive(4_000, CHAT, Importance::Low);
@@ -191,7 +192,7 @@ fn an_important_one_that_is_given_up_itself_asks_for_room_for_those_like_it() {
 
 #[test]
 fn a_prompt_that_would_be_late_for_it_is_not_preempted() {
-    let mut bench = Bench::new(Options::default());
+    let mut bench = Bench::new(QoServeOptions::default());
     let long = bench.important(4_000, CHAT);
     bench.step();
     // 1500 tokens take 155 ms, so the long job has 45 ms to spare, less than an iteration. The
@@ -200,7 +201,7 @@ fn a_prompt_that_would_be_late_for_it_is_not_preempted() {
     bench.important(20, CHAT);
     assert_eq!(Bench::whose(&bench.step())[0], long);
     // With time to spare the long job is preempted.
-    let mut bench = Bench::new(Options::default());
+    let mut bench = Bench::new(QoServeOptions::default());
     bench.important(4_000, CHAT);
     bench.step();
     let short = bench.important(20, CHAT);

@@ -141,7 +141,7 @@ mod tests {
         Net {
             carrier: Carrier::start(options, here, taker).unwrap(),
             inbox: Arc::new(Inbox::default()),
-            peers: crate::apart::Peers::default(),
+            peers: crate::apart::PeerAddresses::default(),
             patience: Duration::from_secs(60),
             ask_patience: Duration::from_secs(60),
             reads: false,

@@ -38,7 +38,7 @@ use plugin::Plugin;
 
 /// A question for KV of a prompt's beginning.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Asked {
+pub struct PrefixQuery {
     /// Number of the request that needs the KV.
     pub request: u64,
     /// Hashes of the blocks, from the first missing one. A hash covers all tokens before it, too.
@@ -53,7 +53,7 @@ pub struct Asked {
     pub reads: bool,
 }
 
-impl Asked {
+impl PrefixQuery {
     /// Returns the batch number under which the giver of KV schedules it, in place of the batch
     /// that needs it. No batch or request has this number.
     pub const fn batch(request: u64) -> u64 {
@@ -126,9 +126,9 @@ pub enum Words {
         members: Vec<(u64, u64)>,
     },
     /// A question for KV of a prompt's beginning.
-    Ask(Asked),
+    Ask(PrefixQuery),
     /// The start of a layer, in the batch that is computed and in those that stand for requested KV
-    /// ([`Asked::batch`]).
+    /// ([`PrefixQuery::batch`]).
     Layer { layer: u16, batches: Vec<u64> },
     /// The end of batches, which were computed or are not wanted any more.
     Computed { batches: Vec<u64>, requests: Vec<u64> },
@@ -156,7 +156,7 @@ pub struct Destination {
 
 /// The addresses of other processes, by their purpose.
 #[derive(Clone, Debug, Default)]
-pub struct Peers {
+pub struct PeerAddresses {
     pub prefill: Vec<SocketAddr>,
     pub reuse: Vec<SocketAddr>,
     pub ranks: Ranks,
@@ -169,7 +169,7 @@ pub struct Net {
     pub carrier: Carrier,
     /// Payloads that arrived and are not used yet.
     pub inbox: Arc<Inbox>,
-    pub peers: Peers,
+    pub peers: PeerAddresses,
     /// Longest wait of a computation for another process.
     pub patience: Duration,
     /// Longest wait for one process to say whether it has KV.

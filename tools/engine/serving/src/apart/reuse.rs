@@ -15,7 +15,7 @@ use laxity_client::Hint;
 
 use super::between::kv_head;
 use super::inbox::Key;
-use super::{Asked, Net, Running, Words};
+use super::{Net, PrefixQuery, Running, Words};
 use crate::carry::Kind;
 use crate::clock;
 use crate::engine::{EngineCommand, Handle};
@@ -133,7 +133,7 @@ impl Reuse {
         let (request, first) = (wanted.request, wanted.first * size);
         let all = bytes * layers as u64;
         self.announce(request, *self.net.running(), wanted.deadline_ns, all);
-        let batch = Asked::batch(request);
+        let batch = PrefixQuery::batch(request);
         for layer in 0..layers {
             let head = kv_head(Kind::KvReuse, layer, batch, request, first);
             self.net.carrier.read(from, head, wanted.deadline_ns, bytes);
@@ -144,7 +144,7 @@ impl Reuse {
     /// on the asker's progress (MFS §4.4.1, RLI of a queued batch).
     fn announce(&self, request: u64, after: Running, deadline_ns: u64, bytes: u64) {
         let layers = self.model.shape().layers as u16;
-        let (batch, layer_time_ns) = (Asked::batch(request), after.layer_time_ns);
+        let (batch, layer_time_ns) = (PrefixQuery::batch(request), after.layer_time_ns);
         let begin = |batch| Hint::BatchBegin { batch, layers, layer_time_ns };
         let join = Hint::RequestJoin { batch, request, deadline_ns, bytes };
         let mut hints = vec![begin(batch), join];
@@ -181,7 +181,7 @@ impl Reuse {
             self.net.inbox.expect(key, at);
         }
         let running = *self.net.running();
-        let words = Words::Ask(Asked {
+        let words = Words::Ask(PrefixQuery {
             request,
             hashes: wanted.hashes.clone(),
             first: wanted.first,
@@ -229,7 +229,7 @@ impl Reuse {
     }
 
     /// Gives another process the KV that is here, as one flow for each layer.
-    fn give(&self, to: SocketAddr, asked: &Asked) {
+    fn give(&self, to: SocketAddr, asked: &PrefixQuery) {
         let (shape, size) = (self.model.shape(), self.model.kv().block_tokens());
         let (request, first) = (asked.request, asked.first);
         // More blocks than the model's context allows cannot belong to a prompt.
@@ -251,7 +251,7 @@ impl Reuse {
         if !asked.reads {
             self.announce(request, asked.after, deadline_ns, bytes as u64);
         }
-        let batch = Asked::batch(request);
+        let batch = PrefixQuery::batch(request);
         for layer in 0..shape.layers {
             match self.model.kv().export(layer, &found, 0, tokens) {
                 Ok(payload) => {

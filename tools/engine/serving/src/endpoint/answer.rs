@@ -5,9 +5,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value, json};
 
-use super::ask::Asked;
+use super::ask::CompletionRequest;
 use super::failed;
-use super::tokens::Decoder;
+use super::tokens::TextDecoder;
 use crate::engine::sequence::{Output, Reason};
 
 static ANSWERS: AtomicU64 = AtomicU64::new(1);
@@ -21,13 +21,13 @@ pub(super) struct Writer {
     usage: bool,
     /// Tokens since the last event, if the client asked for tokens.
     token_ids: Option<Vec<u32>>,
-    decoder: Decoder,
+    decoder: TextDecoder,
     text: String,
     reason: Option<Reason>,
 }
 
 impl Writer {
-    pub(super) fn new(model: &str, asked: &Asked) -> Self {
+    pub(super) fn new(model: &str, asked: &CompletionRequest) -> Self {
         let created = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let number = ANSWERS.fetch_add(1, Ordering::Relaxed);
         Self {
@@ -38,7 +38,7 @@ impl Writer {
             answer_tokens: 0,
             usage: asked.usage,
             token_ids: asked.token_ids.then(Vec::new),
-            decoder: Decoder::default(),
+            decoder: TextDecoder::default(),
             text: String::new(),
             reason: None,
         }

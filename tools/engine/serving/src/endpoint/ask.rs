@@ -86,7 +86,7 @@ struct Body {
 }
 
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Asked {
+pub(super) struct CompletionRequest {
     pub(super) prompt: Vec<u32>,
     pub(super) output_max: u32,
     pub(super) stream: bool,
@@ -95,7 +95,7 @@ pub(super) struct Asked {
     pub(super) token_ids: bool,
 }
 
-impl Asked {
+impl CompletionRequest {
     pub(super) fn read(body: &[u8], config: &Config) -> Result<Self, Objection> {
         let body: Body = serde_json::from_slice(body).map_err(|error| {
             let what = format!("the body is not the JSON that is wanted here: {error}");

@@ -34,7 +34,7 @@ use crate::config::{Config, Role};
 use crate::engine::sequence::{Failure, Output, Submission};
 use crate::engine::{EngineCommand, Handle};
 use answer::Writer;
-use ask::{Asked, Objection};
+use ask::{CompletionRequest, Objection};
 
 #[derive(Clone)]
 struct EndpointState {
@@ -175,14 +175,14 @@ async fn begin(
     state: &EndpointState,
     request: Request,
     arrival: laxity_requests::Time,
-) -> Result<(Asked, mpsc::Receiver<Output>), Objection> {
+) -> Result<(CompletionRequest, mpsc::Receiver<Output>), Objection> {
     let (head, body) = request.into_parts();
     let most = state.config.limits.body_bytes_max;
     let body = read(body, most).await?;
     let slo = ask::slo(&head.headers, &state.config.limits)?;
     let importance = ask::importance(&head.headers)?;
     let prefill = ask::prefill(&head.headers, &state.config)?;
-    let asked = Asked::read(&body, &state.config)?;
+    let asked = CompletionRequest::read(&body, &state.config)?;
     let gauges = state.engine.gauges();
     if gauges.open.load(Ordering::Relaxed) >= state.config.limits.requests_max {
         let what = format!(
@@ -276,7 +276,7 @@ fn vanished() -> Objection {
 
 async fn respond(
     state: &EndpointState,
-    asked: &Asked,
+    asked: &CompletionRequest,
     mut outputs: mpsc::Receiver<Output>,
     start: Instant,
 ) -> Result<Response, Objection> {

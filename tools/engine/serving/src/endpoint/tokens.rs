@@ -13,11 +13,11 @@ pub fn encode(text: &str) -> Vec<u32> {
 
 /// A converter of tokens to text. It returns a character when the last byte of it has arrived.
 #[derive(Debug, Default)]
-pub struct Decoder {
+pub struct TextDecoder {
     bytes: Vec<u8>,
 }
 
-impl Decoder {
+impl TextDecoder {
     /// Adds a token and returns the text that is complete.
     pub fn push(&mut self, token: u32) -> String {
         match token {
@@ -74,7 +74,7 @@ mod tests {
     proptest! {
         #[test]
         fn text_comes_back_as_it_was(text in any::<String>()) {
-            let mut decoder = Decoder::default();
+            let mut decoder = TextDecoder::default();
             let tokens = encode(&text).into_iter();
             let mut back: String = tokens.map(|token| decoder.push(token)).collect();
             back.push_str(&decoder.finish());
@@ -83,7 +83,7 @@ mod tests {
 
         #[test]
         fn any_tokens_give_some_text(tokens in prop::collection::vec(0..400_u32, 0..50)) {
-            let mut decoder = Decoder::default();
+            let mut decoder = TextDecoder::default();
             tokens.into_iter().for_each(|token| drop(decoder.push(token)));
             decoder.finish();
             prop_assert!(decoder.bytes.is_empty());
@@ -92,7 +92,7 @@ mod tests {
 
     #[test]
     fn half_a_character_waits_and_a_lone_half_is_replaced() {
-        let mut decoder = Decoder::default();
+        let mut decoder = TextDecoder::default();
         assert_eq!(decoder.push(0xc3), "");
         assert_eq!(decoder.push(0xa4), "ä");
         assert_eq!(decoder.push(0xc3), "");

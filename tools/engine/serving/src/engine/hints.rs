@@ -8,7 +8,7 @@ use laxity_requests::iteration::Plan;
 use laxity_requests::request::RequestId;
 
 use super::Engine;
-use crate::apart::Asked;
+use crate::apart::PrefixQuery;
 use crate::apart::between::Export;
 
 impl Engine {
@@ -61,7 +61,7 @@ impl Engine {
         for (request, import) in &self.imports {
             let batches = holders.entry(import.from).or_insert_with(|| vec![batch]);
             if imported.iter().any(|(now, _)| now == request) {
-                batches.push(Asked::batch(request.0));
+                batches.push(PrefixQuery::batch(request.0));
             }
         }
         holders.into_iter().collect()
@@ -78,7 +78,7 @@ impl Engine {
         }
         for (holder, batches) in holders {
             let requests = imported.iter().map(|(request, _)| request.0);
-            let gave = requests.filter(|request| batches.contains(&Asked::batch(*request)));
+            let gave = requests.filter(|request| batches.contains(&PrefixQuery::batch(*request)));
             let requests = gave.collect();
             self.say_computed(holder, batches, requests);
         }

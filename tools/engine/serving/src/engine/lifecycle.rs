@@ -11,7 +11,7 @@ use super::Engine;
 use super::sequence::{Failure, Outlet, Output, Sequence, Submission};
 use crate::apart::inbox::Key;
 use crate::apart::reuse::Call;
-use crate::apart::{Asked, Spent, Words};
+use crate::apart::{PrefixQuery, Spent, Words};
 use crate::clock;
 
 impl Engine {
@@ -104,7 +104,7 @@ impl Engine {
 
     pub(super) fn forget_import(&mut self, request: RequestId) {
         if let Some(import) = self.imports.remove(&request) {
-            self.say_computed(import.from, vec![Asked::batch(request.0)], vec![request.0]);
+            self.say_computed(import.from, vec![PrefixQuery::batch(request.0)], vec![request.0]);
             self.forget_reuse(request);
         }
     }

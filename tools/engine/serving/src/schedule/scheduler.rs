@@ -14,7 +14,7 @@ use laxity_requests::job::Job;
 use laxity_requests::kv::Pool;
 use laxity_requests::latency::Latency;
 use laxity_requests::learned::Learned;
-use laxity_requests::qoserve::{self, QoServe};
+use laxity_requests::qoserve::{QoServe, QoServeOptions};
 use laxity_requests::replica::Replica;
 use laxity_requests::request::RequestId;
 
@@ -31,9 +31,9 @@ pub(super) struct Scheduler {
 }
 
 /// A model of the time that iterations take.
-type Model = std::sync::Arc<dyn Latency + Send + Sync>;
+type LatencyModel = std::sync::Arc<dyn Latency + Send + Sync>;
 
-fn discipline(settings: &Settings, latency: Model) -> Box<dyn Discipline + Send> {
+fn discipline(settings: &Settings, latency: LatencyModel) -> Box<dyn Discipline + Send> {
     let fixed = |order| {
         let tokens = settings.tokens;
         Box::new(Fixed { order, tokens })
@@ -42,12 +42,12 @@ fn discipline(settings: &Settings, latency: Model) -> Box<dyn Discipline + Send>
         Policy::Fcfs => fixed(LineOrder::Fcfs),
         Policy::Edf => fixed(LineOrder::Edf),
         Policy::Srpf => fixed(LineOrder::Srpf),
-        Policy::Qoserve => Box::new(QoServe::new(qoserve::Options::default(), latency)),
+        Policy::Qoserve => Box::new(QoServe::new(QoServeOptions::default(), latency)),
         Policy::Hmas => Box::new(agent(settings, latency)),
     }
 }
 
-fn agent(settings: &Settings, latency: Model) -> Agent {
+fn agent(settings: &Settings, latency: LatencyModel) -> Agent {
     // Perception uses the lengths that applications generated so far, and answers at once. Nothing
     // else is known of a request here.
     let perception = Perception::new(perception::Rules::default(), Span::ZERO);
@@ -61,7 +61,7 @@ impl Scheduler {
     pub(super) fn new(settings: &Settings, room: Room) -> Self {
         let learned = settings.predicts().then(Learned::default);
         // Without `learned`, no policy uses this model.
-        let model: Model = std::sync::Arc::new(learned.clone().unwrap_or_default());
+        let model: LatencyModel = std::sync::Arc::new(learned.clone().unwrap_or_default());
         let pool = Pool::new(room.blocks, room.block_tokens);
         Self {
             replica: Replica::new(pool, settings.watermark, discipline(settings, model)),

@@ -4,8 +4,9 @@
 //! replicas with continuous batching.
 
 pub use laxity_requests::engine_policy::Policy;
+use laxity_requests::hmas;
 use laxity_requests::hmas::pool::Kind;
-use laxity_requests::hmas::{self, statera};
+use laxity_requests::hmas::statera::{Score, StateraConfig};
 use serde::{Deserialize, Serialize};
 
 use crate::config::{ConfigError, value};
@@ -42,11 +43,11 @@ impl Hmas {
         hmas::Config {
             chunk,
             chunk_min: hmas::Config::default().chunk_min.min(chunk),
-            statera: Some(statera::Config {
+            statera: Some(StateraConfig {
                 // With errors in tokens, as in the paper, the fence does not keep its guarantee
                 // (docs/requests/hmas.md).
-                score: statera::Score::Relative,
-                ..statera::Config::default()
+                score: Score::Relative,
+                ..StateraConfig::default()
             }),
         }
     }

@@ -39,11 +39,11 @@ fn config() -> String {
 
 /// A running daemon. Dropping this kills it.
 #[derive(Debug)]
-pub(super) struct Daemon {
+pub(super) struct GuestDaemon {
     running: Running,
 }
 
-impl Daemon {
+impl GuestDaemon {
     pub(super) fn start(lab: &Lab<'_>) -> Result<Self, LabError> {
         let path = Path::new(scratch!("laxityd.toml"));
         Self::start_with(lab.guest, lab.programs, CONTROL, path, &config())

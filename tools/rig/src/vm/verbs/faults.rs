@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use super::Lab;
 use super::case::{CaseReport, LibraryReport, read_report};
 use super::catalogue;
-use super::daemon::{Daemon, status};
+use super::daemon::{GuestDaemon, status};
 use super::pair::stated;
 use super::program::{Launch, Posted, Program, Side, Through, await_ready, task};
 use crate::error::LabError;
@@ -30,12 +30,12 @@ const SERVER_REPORT: &str = scratch!("report.fault.server");
 pub(super) fn run(
     name: &str,
     lab: &Lab<'_>,
-    daemon: &mut Option<Daemon>,
+    daemon: &mut Option<GuestDaemon>,
     case: &mut CaseReport,
 ) -> Result<(), LabError> {
     let running = match daemon.take() {
         Some(daemon) => daemon,
-        None => Daemon::start(lab)?,
+        None => GuestDaemon::start(lab)?,
     };
     let killed = match name {
         "daemon_killed_under_perftest" => Some(catalogue::long_write(lab.guest.facts.gid_index)),
@@ -85,10 +85,10 @@ fn preloaded(lab: &Lab<'_>, side: &Side, limit_s: u64) -> Result<TaskReport, Lab
 /// and returns it.
 fn daemon_killed(
     lab: &Lab<'_>,
-    daemon: Daemon,
+    daemon: GuestDaemon,
     program: &Program,
     case: &mut CaseReport,
-) -> Result<Option<Daemon>, LabError> {
+) -> Result<Option<GuestDaemon>, LabError> {
     const UNDER_WAY: u64 = 4 << 20;
     let (server, ready) = program.server.as_ref().ok_or_else(|| {
         LabError::Plan(format!("`{}` has no server for the daemon's end", program.name))
@@ -114,7 +114,7 @@ fn daemon_killed(
     daemon.kill();
     let was_running = client.is_running();
     std::thread::sleep(Duration::from_millis(500));
-    let next = Daemon::start(lab)?;
+    let next = GuestDaemon::start(lab)?;
     let client = client.wait();
     case.check_ended("the client", &client);
     case.check_ended("the server", &server.wait());
@@ -185,7 +185,7 @@ fn wait_for_no_client() -> Result<(), LabError> {
 /// Kills applications with SIGKILL many times while their work requests wait.
 fn applications_killed(
     lab: &Lab<'_>,
-    daemon: &Daemon,
+    daemon: &GuestDaemon,
     case: &mut CaseReport,
 ) -> Result<(), LabError> {
     const WARM_UP: u32 = 10;

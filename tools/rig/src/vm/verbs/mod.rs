@@ -39,7 +39,7 @@ use serde::{Deserialize, Serialize};
 use super::guest::Guest;
 use crate::error::LabError;
 pub use case::{CaseReport, LibraryReport};
-use daemon::Daemon;
+use daemon::GuestDaemon;
 pub use report::{ProgramReport, VerbsReport, table};
 
 /// Paths on the host of the programs that many cases use.
@@ -113,7 +113,7 @@ fn run_matrix(lab: &Lab<'_>, report: &mut VerbsReport) -> Result<(), LabError> {
             "no program or fault `{unknown}`; `laxity lab verbs --list` lists them"
         )));
     }
-    let mut daemon = Some(Daemon::start(lab)?);
+    let mut daemon = Some(GuestDaemon::start(lab)?);
     let nccl = lab.programs.nccl.as_ref();
     let plugin = nccl.map_or(&[][..], |_| &plugin::NAMES);
     let suite = lab.programs.pyverbs.as_ref();
@@ -124,7 +124,7 @@ fn run_matrix(lab: &Lab<'_>, report: &mut VerbsReport) -> Result<(), LabError> {
         && run_cases(lab, suite, &mut suites, |_, lab, case| pyverbs::run(lab, case))?;
     report.pyverbs = suites.pop();
     if report.failed() {
-        let log = daemon.as_ref().map(Daemon::log).unwrap_or_default();
+        let log = daemon.as_ref().map(GuestDaemon::log).unwrap_or_default();
         lab.guest.say(&format!("laxityd's log: {log}"))?;
         if !lab.matrix.keep_going {
             return Ok(());
@@ -164,7 +164,7 @@ fn run_programs(lab: &Lab<'_>, report: &mut VerbsReport) -> Result<bool, LabErro
     }
     let mut env = wanted.iter().flat_map(|program| &program.client.env);
     let is_tight = env.any(|(_, value)| value == daemon::TIGHT_SOCKET);
-    let _tight = is_tight.then(|| Daemon::start_tight(lab)).transpose()?;
+    let _tight = is_tight.then(|| GuestDaemon::start_tight(lab)).transpose()?;
     let mut capture = wire::Capture::start(lab.guest)?;
     let mut go_on = true;
     for program in wanted {

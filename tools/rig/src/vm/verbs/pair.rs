@@ -20,12 +20,12 @@ const SERVER_REPORT: &str = scratch!("report.server");
 const CLIENT_REPORT: &str = scratch!("report.client");
 
 /// The reports of both sides after their end.
-struct Ended {
+struct PairReports {
     server: Option<TaskReport>,
     client: TaskReport,
 }
 
-fn run_both(lab: &Lab<'_>, program: &Program) -> Result<Ended, LabError> {
+fn run_both(lab: &Lab<'_>, program: &Program) -> Result<PairReports, LabError> {
     let start = |side: &Side, report: &str| task(lab, side, program.launch, report).start();
     let _ = fs::remove_file(SERVER_REPORT);
     let mut server = None;
@@ -43,12 +43,12 @@ fn run_both(lab: &Lab<'_>, program: &Program) -> Result<Ended, LabError> {
             server.kill()
         }
     });
-    Ok(Ended { server, client })
+    Ok(PairReports { server, client })
 }
 
 /// Reports whether the device rejected the client because it did not listen yet, although it was
 /// reported as listening. Nothing was sent then.
-fn is_rejected(program: &Program, ended: &Ended) -> bool {
+fn is_rejected(program: &Program, ended: &PairReports) -> bool {
     let managed = matches!(program.server, Some((_, Ready::Management)));
     let client = &ended.client;
     let mut said = [&client.stdout, &client.stderr].into_iter();
@@ -87,7 +87,7 @@ pub(super) fn run(
 
 fn judge(
     program: &Program,
-    ended: &Ended,
+    ended: &PairReports,
     crossed: &Crossed,
     case: &mut CaseReport,
 ) -> Result<(), LabError> {

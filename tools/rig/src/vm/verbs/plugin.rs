@@ -12,8 +12,9 @@ use super::case::{CaseReport, ended};
 use super::daemon::COLLECTIVE;
 use super::program::patience;
 use super::wire::Capture;
+use crate::carriage::{ReportLine, Sends};
 use crate::error::LabError;
-use crate::vm::task::Task;
+use crate::vm::task::GuestTask;
 
 /// Paths of the plugin and of the programs that drive it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -87,7 +88,7 @@ fn text(path: &Path) -> String {
     path.display().to_string()
 }
 
-fn task(lab: &Lab<'_>, nccl: &Nccl, program: &str, line: &str) -> Task {
+fn task(lab: &Lab<'_>, nccl: &Nccl, program: &str, line: &str) -> GuestTask {
     let mut argv = vec![text(&nccl.checks.join(program)), "--plugin".into(), text(&nccl.plugin)];
     argv.extend(line.split_whitespace().map(str::to_owned));
     let mut task = lab.guest.task(argv, LIMIT);
@@ -146,31 +147,6 @@ fn check(lab: &Lab<'_>, nccl: &Nccl, group: &Group, case: &mut CaseReport) -> Re
     }
     case.seen = format!("{} of {} cases", case.cases, cases * versions);
     Ok(())
-}
-
-/// The plugin's counters of one kind of messages.
-#[derive(Debug, Default, Deserialize)]
-struct Sends {
-    dscp: u8,
-    messages: u64,
-    bytes: u64,
-    deferred: u64,
-    bypassed: u64,
-    overdue: u64,
-}
-
-/// A line of a report, which the plugin or the preload library writes.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct ReportLine {
-    library: String,
-    network: String,
-    received_bytes: u64,
-    unscheduled_ns: u64,
-    reattaches: u64,
-    sends: Vec<Sends>,
-    work_requests: u64,
-    passed_work_requests: u64,
 }
 
 /// Runs an all-to-all under the daemon. Every byte must be under a permit and in the class of

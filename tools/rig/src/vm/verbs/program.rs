@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::Lab;
 use crate::error::LabError;
-use crate::vm::task::{Running, Task};
+use crate::vm::task::{GuestTask, Running};
 
 /// The way in which the library is loaded into a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,7 +90,7 @@ pub(super) fn patience() -> [(String, String); 2] {
 }
 
 /// Returns the task of a side, with the library in it, which writes its report to a file.
-pub(super) fn task(lab: &Lab<'_>, side: &Side, launch: Launch, report: &str) -> Task {
+pub(super) fn task(lab: &Lab<'_>, side: &Side, launch: Launch, report: &str) -> GuestTask {
     let _ = fs::remove_file(report);
     let text = |path: &Path| path.display().to_string();
     let library = text(&lab.programs.library);

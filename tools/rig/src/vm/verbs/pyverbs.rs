@@ -10,7 +10,7 @@ use serde::Deserialize;
 
 use super::Lab;
 use super::case::{CaseReport, ended};
-use super::daemon::{Daemon, TIGHT_SOCKET};
+use super::daemon::{GuestDaemon, TIGHT_SOCKET};
 use super::program::patience;
 use crate::error::LabError;
 use crate::vm::network::DEVICES;
@@ -26,12 +26,12 @@ const PASSED_MIN: usize = 40;
 const AGAIN: usize = 2;
 
 #[derive(Debug, Default, Deserialize)]
-struct Ended {
+struct SuiteResults {
     ended: BTreeMap<String, String>,
     why: BTreeMap<String, String>,
 }
 
-impl Ended {
+impl SuiteResults {
     fn passed(&self) -> impl Iterator<Item = &str> {
         let passed = self.ended.iter().filter(|(_, how)| *how == "passed");
         passed.map(|(name, _)| name.as_str())
@@ -63,7 +63,7 @@ impl Under {
 }
 
 /// Runs the suite, or only the given tests of it.
-fn suite(lab: &Lab<'_>, under: Under, only: &[&str]) -> Result<Ended, LabError> {
+fn suite(lab: &Lab<'_>, under: Under, only: &[&str]) -> Result<SuiteResults, LabError> {
     let folder = lab
         .programs
         .pyverbs
@@ -99,7 +99,7 @@ fn suite(lab: &Lab<'_>, under: Under, only: &[&str]) -> Result<Ended, LabError> 
 /// Compares two runs. Adds a failure for each test that differs every time.
 fn compare(
     lab: &Lab<'_>,
-    before: &Ended,
+    before: &SuiteResults,
     under: Under,
     case: &mut CaseReport,
 ) -> Result<(), LabError> {
@@ -133,6 +133,6 @@ pub(super) fn run(lab: &Lab<'_>, case: &mut CaseReport) -> Result<(), LabError> 
         return Err(LabError::program("pyverbs' suite", how));
     }
     compare(lab, &before, Under::Daemon, case)?;
-    let _tight = Daemon::start_tight(lab)?;
+    let _tight = GuestDaemon::start_tight(lab)?;
     compare(lab, &before, Under::Tight, case)
 }

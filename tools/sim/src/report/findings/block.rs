@@ -18,7 +18,7 @@ const END: &str = "<!-- end -->";
 const FENCE: &str = "```";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Section {
+pub enum FindingsSection {
     Attainment,
     /// Request rates with 90 % and with 50 % attainment.
     Sustained,
@@ -32,7 +32,7 @@ pub enum Section {
     Speed,
 }
 
-impl Section {
+impl FindingsSection {
     const ALL: [(&'static str, Self); 9] = [
         ("attainment", Self::Attainment),
         ("sustained", Self::Sustained),
@@ -65,7 +65,7 @@ pub struct Block {
     pub line: usize,
     pub asked: String,
     pub plan: String,
-    pub section: Section,
+    pub section: FindingsSection,
     pub only: Vec<String>,
     pub panels: Vec<String>,
     /// Value of the horizontal axis. `None` selects the point where variants differ most.
@@ -120,8 +120,8 @@ fn parse(asked: &str, line: usize) -> Result<Block, String> {
     let (Some(plan), Some(name)) = (words.next(), words.next()) else {
         return Err("a marker names a plan and a section".to_owned());
     };
-    let section = Section::named(&name).ok_or_else(|| {
-        let known = Section::ALL.map(|s| s.0).join(", ");
+    let section = FindingsSection::named(&name).ok_or_else(|| {
+        let known = FindingsSection::ALL.map(|s| s.0).join(", ");
         format!("no section is called {name}; those are {known}")
     })?;
     let mut block = Block {
@@ -184,7 +184,7 @@ mod tests {
         assert_eq!(found.len(), 1);
         let block = &found[0];
         assert_eq!((block.line, block.plan.as_str()), (2, "smoke"));
-        assert_eq!(block.section, Section::Collectives);
+        assert_eq!(block.section, FindingsSection::Collectives);
         assert_eq!(block.only, ["mfs w/o RED", "fair"]);
         assert_eq!(block.at.as_deref(), Some("0.5"));
         assert_eq!(&page[block.content.clone()], "old\n");

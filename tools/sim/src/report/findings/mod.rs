@@ -2,14 +2,14 @@
 //! a page's numbers can be reproduced and checked.
 //!
 //! Text around the blocks is not changed. The same results give the same page, byte for byte,
-//! except for timings ([`Section::Speed`]).
+//! except for timings ([`FindingsSection::Speed`]).
 
 mod block;
 mod speed;
 
 use std::collections::BTreeMap;
 
-pub use block::{Block, Section, blocks};
+pub use block::{Block, FindingsSection, blocks};
 
 use super::sheet::Sheet;
 use super::view::View;
@@ -83,15 +83,15 @@ pub fn fill(
 fn content(block: &Block, results: &Results) -> Result<String, String> {
     let view = View::of(block, &results.report)?;
     let sheets = match block.section {
-        Section::Attainment => sheets::attainment(&view),
-        Section::Sustained => sheets::sustained(&view)?,
-        Section::Ttft => sheets::details(&view, &sheets::TTFT)?,
-        Section::Collectives => sheets::details(&view, &sheets::COLLECTIVES)?,
-        Section::Earliness => sheets::details(&view, &sheets::EARLINESS)?,
-        Section::Capacity => capacity::capacity(&view),
-        Section::Against => vec![sheets::against(&view)?],
-        Section::Paper => vec![sheets::paper(&results.report)?],
-        Section::Speed => vec![speed::speed(&results.report, results.took.as_ref())],
+        FindingsSection::Attainment => sheets::attainment(&view),
+        FindingsSection::Sustained => sheets::sustained(&view)?,
+        FindingsSection::Ttft => sheets::details(&view, &sheets::TTFT)?,
+        FindingsSection::Collectives => sheets::details(&view, &sheets::COLLECTIVES)?,
+        FindingsSection::Earliness => sheets::details(&view, &sheets::EARLINESS)?,
+        FindingsSection::Capacity => capacity::capacity(&view),
+        FindingsSection::Against => vec![sheets::against(&view)?],
+        FindingsSection::Paper => vec![sheets::paper(&results.report)?],
+        FindingsSection::Speed => vec![speed::speed(&results.report, results.took.as_ref())],
     };
     let text: Vec<String> = sheets.iter().map(Sheet::markdown).collect();
     let text = text.join("\n");

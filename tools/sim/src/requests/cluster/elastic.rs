@@ -1,12 +1,13 @@
-//! Starting, stopping and changing the role of instances in a [`super::Run`].
+//! Starting, stopping and changing the role of instances in a [`super::ClusterRun`].
 
-use laxity_requests::dispatch::{self, Role};
+use laxity_requests::Span;
+use laxity_requests::dispatch::{DispatchEvent, Role};
 use laxity_requests::request::{InstanceId, RequestId};
-use laxity_requests::{Span, scaling};
+use laxity_requests::scaling::{self, ScalingDecision};
 
-use super::{Happens, Run, Startup};
+use super::{ClusterRun, Happens, Startup};
 
-impl Run<'_> {
+impl ClusterRun<'_> {
     pub(super) fn leave(&mut self, id: InstanceId) {
         let Some(instance) = self.instances.get(&id) else {
             return;
@@ -71,9 +72,9 @@ impl Run<'_> {
         }
     }
 
-    fn scale(&mut self, decision: scaling::Decision, startup: &Startup, most: u32) {
+    fn scale(&mut self, decision: ScalingDecision, startup: &Startup, most: u32) {
         match decision {
-            scaling::Decision::Start { role, from } => {
+            ScalingDecision::Start { role, from } => {
                 if self.instances.len() as u32 >= most {
                     return;
                 }
@@ -84,8 +85,8 @@ impl Run<'_> {
                 };
                 self.at(loaded + startup.boot, Happens::Ready(id));
             }
-            scaling::Decision::Stop(id) => self.let_go(id, None),
-            scaling::Decision::Turn { instance, role } => self.let_go(instance, Some(role)),
+            ScalingDecision::Stop(id) => self.let_go(id, None),
+            ScalingDecision::Turn { instance, role } => self.let_go(instance, Some(role)),
         }
     }
 
@@ -104,9 +105,9 @@ impl Run<'_> {
                 moved.to = None;
                 let (spec, from) = (moved.spec, moved.from);
                 self.unplaced.insert(request, spec);
-                self.tell(&dispatch::Event::Prefilled { spec, instance: from });
+                self.tell(&DispatchEvent::Prefilled { spec, instance: from });
             }
         }
-        self.tell(&dispatch::Event::Down { instance: id, lost: Vec::new() });
+        self.tell(&DispatchEvent::Down { instance: id, lost: Vec::new() });
     }
 }

@@ -12,7 +12,8 @@ use laxity_requests::hmas::cognition::Cognition;
 use laxity_requests::hmas::perception::{self, Perception, Tagger, Tags};
 use laxity_requests::hmas::pool::Kind;
 use laxity_requests::hmas::prediction::Prediction;
-use laxity_requests::hmas::{Agent, Config, Log, statera};
+use laxity_requests::hmas::statera::StateraConfig;
+use laxity_requests::hmas::{Agent, Config, Log};
 use laxity_requests::kv::Pool;
 use laxity_requests::replica::Replica;
 use laxity_requests::request::{InstanceId, RequestId, Slo, Spec};
@@ -25,7 +26,7 @@ use crate::requests::cluster;
 use crate::requests::latency::Roofline;
 use crate::requests::link::Link;
 use crate::requests::measurements::Columns;
-use crate::requests::outcome::{Outcome, Record};
+use crate::requests::outcome::{ClusterOutcome, Record};
 use crate::requests::workload::Asked;
 
 pub(super) const BLOCK_TOKENS: u32 = 16;
@@ -49,25 +50,25 @@ pub(super) enum Sees {
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Setting {
+pub(super) struct HmasSetting {
     pub(super) kind: Kind,
     pub(super) sees: Sees,
-    pub(super) statera: Option<statera::Config>,
+    pub(super) statera: Option<StateraConfig>,
     pub(super) chunk: u32,
 }
 
-impl Setting {
+impl HmasSetting {
     pub(super) fn new(kind: Kind) -> Self {
         Self { kind, sees: Sees::Paper, statera: Some(super::tuned_statera()), chunk: 512 }
     }
 }
 
 /// Perception with the paper's accuracy, from the actual lengths with added noise.
-struct Oracle {
+struct OraclePerception {
     tags: HashMap<RequestId, Tags>,
 }
 
-impl Oracle {
+impl OraclePerception {
     fn new(asked: &[Asked], seed: u64, even: bool) -> Self {
         let mut rng = ChaCha12Rng::seed_from_u64(seed ^ 0x5ee5);
         // The mean of |e^(σz) − 1| is about 0.8 σ.
@@ -97,7 +98,7 @@ impl Oracle {
     }
 }
 
-impl Tagger for Oracle {
+impl Tagger for OraclePerception {
     fn tag(&mut self, spec: &Spec) -> Option<Tags> {
         self.tags.get(&spec.id).copied()
     }
@@ -106,7 +107,7 @@ impl Tagger for Oracle {
 const PERCEPTION: Span = Span::from_micros(1_640);
 
 fn cognition(
-    setting: &Setting,
+    setting: &HmasSetting,
     bed: &Bed,
     asked: &[Asked],
     trained: &[Asked],
@@ -116,8 +117,8 @@ fn cognition(
         Perception::new(tagger, PERCEPTION)
     }
     let perception = match setting.sees {
-        Sees::Paper => paced(Oracle::new(asked, seed, false)),
-        Sees::Even => paced(Oracle::new(asked, seed, true)),
+        Sees::Paper => paced(OraclePerception::new(asked, seed, false)),
+        Sees::Even => paced(OraclePerception::new(asked, seed, true)),
         Sees::Rules => paced(perception::Rules::default()),
         Sees::Nothing => paced(perception::Unknown),
         Sees::Forest => match forest(trained) {
@@ -135,7 +136,7 @@ pub(super) fn forest(on: &[Asked]) -> Option<perception::Trained> {
     perception::Trained::fit(&examples, 7).ok()
 }
 
-fn agent(setting: &Setting, bed: &Bed, asked: &[Asked], trained: &[Asked], seed: u64) -> Agent {
+fn agent(setting: &HmasSetting, bed: &Bed, asked: &[Asked], trained: &[Asked], seed: u64) -> Agent {
     let cognition = cognition(setting, bed, asked, trained, seed);
     let config = Config { chunk: setting.chunk, statera: setting.statera, ..Config::default() };
     Agent::new(setting.kind, config, cognition)
@@ -143,7 +144,7 @@ fn agent(setting: &Setting, bed: &Bed, asked: &[Asked], trained: &[Asked], seed:
 
 /// Runs requests under a setting. A forest may learn from the requests in `trained`.
 pub(super) fn run(
-    setting: &Setting,
+    setting: &HmasSetting,
     bed: &Bed,
     asked: &[Asked],
     trained: &[Asked],
@@ -155,7 +156,11 @@ pub(super) fn run(
     measured(&outcome, &journal.read())
 }
 
-pub(super) fn serve(discipline: Box<dyn Discipline + Send>, bed: &Bed, asked: &[Asked]) -> Outcome {
+pub(super) fn serve(
+    discipline: Box<dyn Discipline + Send>,
+    bed: &Bed,
+    asked: &[Asked],
+) -> ClusterOutcome {
     let slot = Mutex::new(Some(discipline));
     let make = |_: InstanceId, _: Role| {
         let mut slot = slot.lock().unwrap_or_else(PoisonError::into_inner);
@@ -193,7 +198,7 @@ fn percent(part: usize, of: usize) -> f64 {
 /// and the *mean* time between tokens (eq. 8). A request without a first token counts with its
 /// waiting time. *Service gain* is eq. 6 divided by its maximum. Phases are thirds of the requests,
 /// by arrival.
-fn measured(outcome: &Outcome, log: &Log) -> Columns {
+fn measured(outcome: &ClusterOutcome, log: &Log) -> Columns {
     let records = &outcome.records;
     let count = |of: &dyn Fn(&Record) -> bool| records.iter().filter(|r| of(r)).count();
     let (mut gain, mut most) = (0.0, 0.0);

@@ -12,7 +12,7 @@ mod bed;
 mod traffic;
 
 use laxity_requests::hmas::pool::Kind;
-use laxity_requests::hmas::statera::{self, Score};
+use laxity_requests::hmas::statera::{Score, StateraConfig};
 use laxity_requests::request::Spec;
 
 use super::PaperError;
@@ -21,7 +21,7 @@ use super::measurements::Measurements;
 use super::reproduction::{Options, Reproduction, Section};
 use super::workload::Asked;
 use crate::reproduce::runner;
-use bed::{BLOCK_TOKENS, Bed, Sees, Setting};
+use bed::{BLOCK_TOKENS, Bed, HmasSetting, Sees};
 use traffic::{Mix, Stretch};
 
 /// Highest rate that the machine serves of [`Mix::Complex`], in requests per second.
@@ -43,16 +43,16 @@ const fn weight(mix: Mix) -> f64 {
     }
 }
 
-fn tuned_statera() -> statera::Config {
-    statera::Config {
+fn tuned_statera() -> StateraConfig {
+    StateraConfig {
         // With the paper's absolute errors the fence does not keep its guarantee. A separate table
         // shows this.
         score: Score::Relative,
-        ..statera::Config::default()
+        ..StateraConfig::default()
     }
 }
 
-type Row = (String, Setting);
+type Row = (String, HmasSetting);
 
 struct Place<'a> {
     name: &'static str,
@@ -81,26 +81,26 @@ fn machine(ratio: f64) -> Result<Bed, PaperError> {
     Ok(Bed { clock, blocks })
 }
 
-fn with_statera(setting: Setting, with: impl FnOnce(&mut statera::Config)) -> Setting {
+fn with_statera(setting: HmasSetting, with: impl FnOnce(&mut StateraConfig)) -> HmasSetting {
     let mut config = tuned_statera();
     with(&mut config);
-    Setting { statera: Some(config), ..setting }
+    HmasSetting { statera: Some(config), ..setting }
 }
 
-fn row(name: &str, setting: Setting) -> Row {
+fn row(name: &str, setting: HmasSetting) -> Row {
     (name.to_owned(), setting)
 }
 
 fn structures() -> Vec<Row> {
-    let memory_only = Setting { statera: None, ..Setting::new(Kind::Fcfs) };
+    let memory_only = HmasSetting { statera: None, ..HmasSetting::new(Kind::Fcfs) };
     let mut rows = vec![row("fcfs, memory only (vLLM)", memory_only)];
-    rows.extend(Kind::ALL.map(|kind| row(kind.name(), Setting::new(kind))));
+    rows.extend(Kind::ALL.map(|kind| row(kind.name(), HmasSetting::new(kind))));
     rows
 }
 
 fn parts() -> Vec<Row> {
-    let main = Setting::new(Kind::Sjf);
-    let sees = |sees| Setting { sees, ..main };
+    let main = HmasSetting::new(Kind::Sjf);
+    let sees = |sees| HmasSetting { sees, ..main };
     // Without a memory bound, a fixed number of requests may run.
     let limited = with_statera(main, |config| {
         config.frozen = true;
@@ -109,10 +109,10 @@ fn parts() -> Vec<Row> {
     vec![
         row("sjf", main),
         row("bound frozen", with_statera(main, |config| config.frozen = true)),
-        row("no Statera: memory only", Setting { statera: None, ..main }),
+        row("no Statera: memory only", HmasSetting { statera: None, ..main }),
         row("static limit of 192", limited),
-        row("fcfs", Setting::new(Kind::Fcfs)),
-        row("srtf", Setting::new(Kind::Srtf)),
+        row("fcfs", HmasSetting::new(Kind::Fcfs)),
+        row("srtf", HmasSetting::new(Kind::Srtf)),
         row("perception: forest", sees(Sees::Forest)),
         row("perception: rules", sees(Sees::Rules)),
         row("perception: nothing", sees(Sees::Nothing)),
@@ -135,7 +135,7 @@ fn fences() -> Vec<Row> {
         (0.1, relative, Sees::Rules, sjf, "relative, lengths by rules"),
     ]
     .map(|(epsilon, score, sees, kind, name)| {
-        let setting = Setting { sees, ..Setting::new(kind) };
+        let setting = HmasSetting { sees, ..HmasSetting::new(kind) };
         let setting = with_statera(setting, |config| {
             config.epsilon = epsilon;
             config.score = score;

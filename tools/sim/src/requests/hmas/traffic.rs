@@ -14,7 +14,7 @@ use rand_distr::{Distribution as _, Exp1, LogNormal};
 
 use crate::requests::workload::Asked;
 
-pub(super) struct Task {
+pub(super) struct TaskType {
     /// Base objective of the first token, in milliseconds (table 6).
     ttft_ms: f64,
     /// Base objective of each later token, in milliseconds.
@@ -25,13 +25,13 @@ pub(super) struct Task {
     shares: [f64; 4],
 }
 
-const fn task(ttft_ms: f64, tpot_ms: f64, prompt: f64, output: f64, shares: [f64; 4]) -> Task {
-    Task { ttft_ms, tpot_ms, prompt, output, shares }
+const fn task(ttft_ms: f64, tpot_ms: f64, prompt: f64, output: f64, shares: [f64; 4]) -> TaskType {
+    TaskType { ttft_ms, tpot_ms, prompt, output, shares }
 }
 
 /// Tasks in the order of table 6: QA, dialogue, translation, extraction, paraphrasing, code,
 /// instructions, summaries, letters, mathematics, essays, long forms, research.
-pub(super) const TASKS: [Task; 13] = [
+pub(super) const TASKS: [TaskType; 13] = [
     task(4000.0, 70.0, 90.0, 120.0, [2.0, 5.0, 0.2, 2.0]),
     task(4000.0, 70.0, 200.0, 150.0, [3.0, 6.0, 0.2, 2.0]),
     task(4500.0, 80.0, 220.0, 230.0, [1.0, 2.0, 0.1, 1.0]),
@@ -47,7 +47,7 @@ pub(super) const TASKS: [Task; 13] = [
     task(13_000.0, 150.0, 1300.0, 1000.0, [1.0, 0.0, 2.0, 1.5]),
 ];
 
-/// A mix of tasks, by the shares in [`Task`].
+/// A mix of tasks, by the shares in [`TaskType`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Mix {
     Heavy,

@@ -4,15 +4,15 @@
 
 use laxity_requests::baseline::LineOrder;
 use laxity_requests::dispatch::Role;
+use laxity_requests::hyperflexis::DispatcherOptions;
 use laxity_requests::hyperflexis::Mapping;
-use laxity_requests::hyperflexis::dispatcher::Options as Dispatcher;
 use laxity_requests::hyperflexis::priority::Bounds;
 use laxity_requests::{Span, Time};
 
 use super::tasks::{self, FOUR, Stream, Task};
 use super::world::{self, Machine, System};
 use crate::requests::measurements::{Columns, Measurements};
-use crate::requests::outcome::{Outcome, Record};
+use crate::requests::outcome::{ClusterOutcome, Record};
 use crate::requests::reproduction::{Options, Section};
 use crate::requests::workload::Asked;
 
@@ -20,7 +20,7 @@ const SECOND: u64 = 1_000_000_000;
 const WHOLE: [Role; 2] = [Role::Whole; 2];
 const POOLS: [Role; 4] = [Role::Prefill, Role::Prefill, Role::Decode, Role::Decode];
 
-struct Row {
+struct SystemRow {
     name: String,
     system: System,
     roles: Vec<Role>,
@@ -28,19 +28,19 @@ struct Row {
     scales: Option<u32>,
 }
 
-fn row(system: System, roles: &[Role]) -> Row {
-    Row { name: system.name().to_owned(), system, roles: roles.to_vec(), scales: None }
+fn row(system: System, roles: &[Role]) -> SystemRow {
+    SystemRow { name: system.name().to_owned(), system, roles: roles.to_vec(), scales: None }
 }
 
-type Make<'a> = Box<dyn Fn(u64) -> Vec<Asked> + Sync + 'a>;
+type MakeRequests<'a> = Box<dyn Fn(u64) -> Vec<Asked> + Sync + 'a>;
 
 fn measure(
     into: &mut Measurements,
     machine: &Machine,
-    places: &[(String, Make<'_>)],
-    rows: &[Row],
+    places: &[(String, MakeRequests<'_>)],
+    rows: &[SystemRow],
     options: &Options,
-    of: impl Fn(&Outcome) -> Columns + Sync,
+    of: impl Fn(&ClusterOutcome) -> Columns + Sync,
 ) {
     let rows: Vec<_> = rows.iter().map(|row| (row.name.clone(), row)).collect();
     into.measure(places, &rows, options, |make, row, seed| {
@@ -48,7 +48,7 @@ fn measure(
     });
 }
 
-fn attained(outcome: &Outcome) -> Columns {
+fn attained(outcome: &ClusterOutcome) -> Columns {
     vec![
         ("attainment, %", world::attainment(outcome, |_| true)),
         ("every token in time, %", outcome.met(|_| true).unwrap_or(100.0)),
@@ -60,7 +60,7 @@ fn attained(outcome: &Outcome) -> Columns {
 }
 
 /// Returns the percentage of requests that are late in a way.
-fn late(outcome: &Outcome, is_late: impl Fn(&Record) -> bool) -> f64 {
+fn late(outcome: &ClusterOutcome, is_late: impl Fn(&Record) -> bool) -> f64 {
     let late = outcome.records.iter().filter(|record| is_late(record)).count();
     late as f64 / outcome.records.len().max(1) as f64 * 100.0
 }
@@ -69,7 +69,7 @@ const fn lasts(options: &Options) -> Span {
     Span::from_millis(if options.quick { 6_000 } else { 60_000 })
 }
 
-fn at_rate<'a>(tasks: &'a [Task], rate: f64, options: &Options) -> Make<'a> {
+fn at_rate<'a>(tasks: &'a [Task], rate: f64, options: &Options) -> MakeRequests<'a> {
     let lasts = lasts(options);
     Box::new(move |seed| tasks::requests(&tasks::together(tasks, rate, lasts), seed))
 }
@@ -136,7 +136,7 @@ fn mapping() -> Mapping {
     Mapping::new(bounds.to_vec(), 200)
 }
 
-fn in_time(outcome: &Outcome, all_there_from: Time) -> Columns {
+fn in_time(outcome: &ClusterOutcome, all_there_from: Time) -> Columns {
     let all_there = |r: &Record| r.spec.arrival >= all_there_from;
     let mut columns = Vec::new();
     for (class, column) in ["P0, %", "P1, %", "P2, %", "P3, %"].into_iter().enumerate() {
@@ -175,7 +175,7 @@ pub(super) fn staged(
         System::Priorities(machine.as_it_stands(), Box::new(mapping())),
         System::Priorities(machine.options(), Box::new(mapping())),
     ];
-    let rows: Vec<Row> = systems.into_iter().map(|system| row(system, &WHOLE)).collect();
+    let rows: Vec<SystemRow> = systems.into_iter().map(|system| row(system, &WHOLE)).collect();
     let step = if options.quick { 3 } else { 20 };
     let rates: &[u32] = if options.quick { &[26] } else { &[15, 24, 26, 28] };
     // The lowest priority starts first.
@@ -188,11 +188,11 @@ pub(super) fn staged(
     };
     let place = |rate: &u32| {
         let streams: Vec<Stream> = (0..4).map(|class| stream(class, *rate)).collect();
-        let make: Make<'_> = Box::new(move |seed| tasks::requests(&streams, seed));
+        let make: MakeRequests<'_> = Box::new(move |seed| tasks::requests(&streams, seed));
         (format!("staged: {rate}/s"), make)
     };
     let places: Vec<_> = rates.iter().map(place).collect();
-    let of = |outcome: &Outcome| in_time(outcome, Time(3 * step * SECOND));
+    let of = |outcome: &ClusterOutcome| in_time(outcome, Time(3 * step * SECOND));
     measure(into, machine, &places, &rows, options, of);
     let columns = ["P0, %", "P1, %", "P2, %", "P3, %", "P0, 95th percentile, ms", "attainment, %"];
     let notes = format!("P0 to P3 are {}.", FOUR.map(|task| task.name).join(", "));
@@ -240,11 +240,11 @@ pub(super) fn elastic(
     let robin = System::RoundRobin(LineOrder::Fcfs);
     let work = System::LeastWork(LineOrder::Fcfs);
     let eight = [POOLS, POOLS].concat();
-    let fixed = |system: &System, roles: &[Role]| Row {
+    let fixed = |system: &System, roles: &[Role]| SystemRow {
         name: format!("{}, {} instances", system.name(), roles.len()),
         ..row(system.clone(), roles)
     };
-    let scaled = |name: &str, system: &System, roles: &[Role], most| Row {
+    let scaled = |name: &str, system: &System, roles: &[Role], most| SystemRow {
         name: name.to_owned(),
         scales: Some(most),
         ..row(system.clone(), roles)
@@ -271,7 +271,7 @@ pub(super) fn elastic(
     for (place, rows, what) in
         [("wave", &rows[..], ""), ("pools", &pools[..], ", prefill and decode pools")]
     {
-        let make: Make<'_> = Box::new(|seed| wave(options.quick, seed));
+        let make: MakeRequests<'_> = Box::new(|seed| wave(options.quick, seed));
         measure(into, machine, &[(place.to_owned(), make)], rows, options, attained);
         let title = format!("Load that rises and falls{what}: attainment and cost");
         sections.push(into.table(&title, &[(place, "")], &columns, ""));
@@ -281,9 +281,9 @@ pub(super) fn elastic(
 
 pub(super) fn ablations(machine: &Machine, options: &Options, into: &mut Measurements) -> Section {
     let base = machine.options();
-    let monitor = |ms| Dispatcher { monitor: Span::from_millis(ms), ..base };
-    let quarter = Dispatcher { ttft_share: 0.25, ..base };
-    let cases: [(&str, Dispatcher); 6] = [
+    let monitor = |ms| DispatcherOptions { monitor: Span::from_millis(ms), ..base };
+    let quarter = DispatcherOptions { ttft_share: 0.25, ..base };
+    let cases: [(&str, DispatcherOptions); 6] = [
         ("defaults", base),
         ("all of the TTFT, eq. 5 as it stands", machine.as_it_stands()),
         ("a quarter of the TTFT", quarter),
@@ -291,7 +291,7 @@ pub(super) fn ablations(machine: &Machine, options: &Options, into: &mut Measure
         ("monitor every 1 s", monitor(1_000)),
         ("monitor every 5 s", monitor(5_000)),
     ];
-    let rows = cases.map(|(name, options)| Row {
+    let rows = cases.map(|(name, options)| SystemRow {
         name: name.to_owned(),
         ..row(System::HyperFlexis(options), &WHOLE)
     });

@@ -8,8 +8,8 @@
 use laxity_requests::baseline::{CentralEdf, Fixed, LeastWork, LineOrder, RoundRobin};
 use laxity_requests::discipline::{Discipline, Rank, View};
 use laxity_requests::dispatch::{Dispatch, Role};
-use laxity_requests::hyperflexis::dispatcher;
-use laxity_requests::hyperflexis::scaler;
+use laxity_requests::hyperflexis::DispatcherOptions;
+use laxity_requests::hyperflexis::scaler::ScalerOptions;
 use laxity_requests::hyperflexis::{HyperFlexis, Linear, Mapping, Scaler, latency};
 use laxity_requests::job::Job;
 use laxity_requests::kv::Pool;
@@ -21,7 +21,7 @@ use crate::requests::PaperError;
 use crate::requests::cluster::{self, Config, Startup};
 use crate::requests::latency::Roofline;
 use crate::requests::link::Link;
-use crate::requests::outcome::{Outcome, Record};
+use crate::requests::outcome::{ClusterOutcome, Record};
 use crate::requests::workload::Asked;
 
 pub(super) const BLOCK_TOKENS: u32 = 16;
@@ -90,20 +90,20 @@ impl Machine {
         Self { alone: true, ..self.clone() }
     }
 
-    pub(super) const fn options(&self) -> dispatcher::Options {
-        dispatcher::Options::new(self.model, BLOCK_TOKENS)
+    pub(super) const fn options(&self) -> DispatcherOptions {
+        DispatcherOptions::new(self.model, BLOCK_TOKENS)
     }
 
     /// Returns the dispatcher's options for an engine whose decodes go on while it computes
     /// prompts.
-    pub(super) const fn without_pauses(&self) -> dispatcher::Options {
-        dispatcher::Options { pauses: false, ..self.options() }
+    pub(super) const fn without_pauses(&self) -> DispatcherOptions {
+        DispatcherOptions { pauses: false, ..self.options() }
     }
 
     /// Returns the dispatcher's options with eq. 5 unmodified: an instance is mature again only
     /// after all of the tightest TTFT.
-    pub(super) const fn as_it_stands(&self) -> dispatcher::Options {
-        dispatcher::Options { ttft_share: 1.0, ..self.options() }
+    pub(super) const fn as_it_stands(&self) -> DispatcherOptions {
+        DispatcherOptions { ttft_share: 1.0, ..self.options() }
     }
 }
 
@@ -113,8 +113,8 @@ pub(super) enum System {
     LeastWork(LineOrder),
     SmallChunks,
     EdfAdmission,
-    HyperFlexis(dispatcher::Options),
-    Priorities(dispatcher::Options, Box<Mapping>),
+    HyperFlexis(DispatcherOptions),
+    Priorities(DispatcherOptions, Box<Mapping>),
 }
 
 impl System {
@@ -174,7 +174,7 @@ pub(super) fn run(
     roles: &[Role],
     scales: Option<u32>,
     asked: &[Asked],
-) -> Outcome {
+) -> ClusterOutcome {
     let order = system.order();
     let model = machine.model;
     let make = |_: InstanceId, _: Role| {
@@ -203,10 +203,8 @@ pub(super) fn run(
         });
         let (ttft, tpot) = objectives
             .fold((u64::MAX, u64::MAX), |least, one| (least.0.min(one.0), least.1.min(one.1)));
-        let options = scaler::Options {
-            interval: SCALING.0,
-            ..scaler::Options::new(model, ttft, tpot, most)
-        };
+        let options =
+            ScalerOptions { interval: SCALING.0, ..ScalerOptions::new(model, ttft, tpot, most) };
         cluster::Scaler {
             decides: Box::new(Scaler::new(options)),
             window: SCALING,
@@ -238,14 +236,14 @@ pub(super) fn attained(record: &Record) -> bool {
 }
 
 /// Returns the percentage of the selected requests that attained their objectives.
-pub(super) fn attainment(outcome: &Outcome, of: impl Fn(&Record) -> bool) -> f64 {
+pub(super) fn attainment(outcome: &ClusterOutcome, of: impl Fn(&Record) -> bool) -> f64 {
     let some: Vec<&Record> = outcome.records.iter().filter(|r| of(r)).collect();
     let good = some.iter().filter(|record| attained(record)).count();
     good as f64 / some.len().max(1) as f64 * 100.0
 }
 
 /// Returns the mean time from arrival to the last token, in seconds.
-pub(super) fn latency_s(outcome: &Outcome) -> f64 {
+pub(super) fn latency_s(outcome: &ClusterOutcome) -> f64 {
     let all: Vec<f64> = outcome
         .records
         .iter()
@@ -255,6 +253,6 @@ pub(super) fn latency_s(outcome: &Outcome) -> f64 {
 }
 
 /// Returns the cost of eq. 3 in units of 50 ms of an instance (§7.5), in thousands.
-pub(super) fn cost(outcome: &Outcome) -> f64 {
+pub(super) fn cost(outcome: &ClusterOutcome) -> f64 {
     outcome.instance_time.0 as f64 / 50e6 / 1e3
 }

@@ -9,7 +9,7 @@
 
 use laxity_requests::Time;
 use laxity_requests::workflow::{
-    Class, ClusterId, Job, JobId, ModelId, RoleId, Stage, StageId, TemplateId,
+    Class, ClusterId, JobId, ModelId, RoleId, Stage, StageId, TemplateId, WorkflowJob,
 };
 use rand::{RngExt as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
@@ -24,7 +24,7 @@ enum Times {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Step {
+struct AppStep {
     role: u16,
     model: u16,
     prompt: f64,
@@ -42,7 +42,7 @@ pub(super) struct App {
     pub(super) name: &'static str,
     class: Class,
     jobs: f64,
-    steps: &'static [Step],
+    steps: &'static [AppStep],
 }
 
 #[cfg(test)]
@@ -53,20 +53,20 @@ impl App {
     }
 }
 
-const fn step(role: u16, model: u16, prompt: f64, answer: f64) -> Step {
-    Step { role, model, prompt, tools: 0, answer, call: 0.0, thinking: 0.0, times: Times::Once }
+const fn step(role: u16, model: u16, prompt: f64, answer: f64) -> AppStep {
+    AppStep { role, model, prompt, tools: 0, answer, call: 0.0, thinking: 0.0, times: Times::Once }
 }
 
-const fn tools(of: Step, tools: u16, call: f64) -> Step {
-    Step { tools, call, ..of }
+const fn tools(of: AppStep, tools: u16, call: f64) -> AppStep {
+    AppStep { tools, call, ..of }
 }
 
-const fn thinks(of: Step, thinking: f64) -> Step {
-    Step { thinking, ..of }
+const fn thinks(of: AppStep, thinking: f64) -> AppStep {
+    AppStep { thinking, ..of }
 }
 
-const fn repeats(of: Step, times: Times) -> Step {
-    Step { times, ..of }
+const fn repeats(of: AppStep, times: Times) -> AppStep {
+    AppStep { times, ..of }
 }
 
 const PLANNER: u16 = 0;
@@ -191,8 +191,8 @@ pub(super) struct Planned {
 }
 
 #[derive(Clone, Debug)]
-pub(super) struct Workload {
-    pub(super) job: Job,
+pub(super) struct PlannedJob {
+    pub(super) job: WorkflowJob,
     pub(super) stages: Vec<Planned>,
 }
 
@@ -202,13 +202,13 @@ fn normal(rng: &mut ChaCha8Rng) -> f64 {
     StandardNormal.sample(rng)
 }
 
-pub(super) struct Source {
+pub(super) struct JobSource {
     rng: ChaCha8Rng,
     next: u64,
     rounds: u16,
 }
 
-impl Source {
+impl JobSource {
     pub(super) fn new(seed: u64) -> Self {
         Self { rng: ChaCha8Rng::seed_from_u64(seed ^ 0x6d61_6573_7472_6f00), next: 0, rounds: 1 }
     }
@@ -218,7 +218,7 @@ impl Source {
         self
     }
 
-    pub(super) fn job(&mut self, app: usize, arrival: Time) -> Workload {
+    pub(super) fn job(&mut self, app: usize, arrival: Time) -> PlannedJob {
         let id = JobId(self.next);
         self.next += 1;
         let of = &APPS[app];
@@ -257,8 +257,8 @@ impl Source {
                 before = (first..stages.len()).collect();
             }
         }
-        Workload {
-            job: Job {
+        PlannedJob {
+            job: WorkflowJob {
                 id,
                 template: TemplateId(app as u16),
                 class: of.class,
@@ -270,7 +270,7 @@ impl Source {
         }
     }
 
-    fn stage(&mut self, step: &Step, position: u16, round: u16) -> Planned {
+    fn stage(&mut self, step: &AppStep, position: u16, round: u16) -> Planned {
         let rng = &mut self.rng;
         let (hard, intent) = (normal(rng), normal(rng));
         let prompt = step.prompt * (0.5 * normal(rng)).exp();
@@ -331,7 +331,7 @@ impl Source {
 
     /// Returns jobs of a Poisson process with `rate` per second for `seconds`. `batch` is the share
     /// of batch jobs.
-    pub(super) fn jobs(&mut self, rate: f64, seconds: f64, batch: f64) -> Vec<Workload> {
+    pub(super) fn jobs(&mut self, rate: f64, seconds: f64, batch: f64) -> Vec<PlannedJob> {
         let gap = Exp::new(rate).expect("a rate above zero");
         let mut jobs = Vec::new();
         let mut at = 0.0;
@@ -347,7 +347,7 @@ impl Source {
     }
 
     /// Returns `count` jobs by the shares of the whole trace, all submitted at once.
-    pub(super) fn mixed(&mut self, count: usize) -> Vec<Workload> {
+    pub(super) fn mixed(&mut self, count: usize) -> Vec<PlannedJob> {
         let batch = 27_417.0 / 46_769.0;
         (0..count)
             .map(|_| {
@@ -365,7 +365,7 @@ mod tests {
 
     #[test]
     fn jobs_have_about_as_many_stages_as_in_the_trace() {
-        let jobs = Source::new(1).mixed(4000);
+        let jobs = JobSource::new(1).mixed(4000);
         let stages: usize = jobs.iter().map(|job| job.stages.len()).sum();
         let mean = stages as f64 / 4000.0;
         assert!((2.7..3.5).contains(&mean), "{mean}; the trace has 3.09");
@@ -373,7 +373,7 @@ mod tests {
 
     #[test]
     fn a_stage_comes_after_what_it_needs_and_numbers_are_not_used_twice() {
-        let jobs = Source::new(2).mixed(500);
+        let jobs = JobSource::new(2).mixed(500);
         let mut seen = std::collections::HashSet::new();
         for job in &jobs {
             for (index, planned) in job.stages.iter().enumerate() {
@@ -386,14 +386,14 @@ mod tests {
 
     #[test]
     fn the_same_seed_makes_the_same_jobs() {
-        let one = Source::new(3).jobs(2.0, 60.0, 0.5);
-        let two = Source::new(3).jobs(2.0, 60.0, 0.5);
+        let one = JobSource::new(3).jobs(2.0, 60.0, 0.5);
+        let two = JobSource::new(3).jobs(2.0, 60.0, 0.5);
         assert_eq!(format!("{one:?}"), format!("{two:?}"));
     }
 
     #[test]
     fn as_many_are_batch_as_is_asked() {
-        let jobs = Source::new(4).jobs(5.0, 1000.0, 0.8);
+        let jobs = JobSource::new(4).jobs(5.0, 1000.0, 0.8);
         let batch = jobs.iter().filter(|job| job.job.class == Batch).count();
         let share = batch as f64 / jobs.len() as f64;
         assert!((share - 0.8).abs() < 0.03, "{share}");

@@ -29,14 +29,14 @@ const QWEN3: [(&str, u16, u32, u32, u32, u64); 5] = [
 ];
 
 #[derive(Clone, Debug)]
-pub(super) struct Served {
+pub(super) struct ServedModel {
     pub(super) spec: ModelSpec,
     roofline: Roofline,
     /// Time of a decode iteration in nanoseconds, by the number of stages.
     decode: Vec<f64>,
 }
 
-impl Served {
+impl ServedModel {
     /// Returns the time of a prompt on an otherwise idle GPU, in nanoseconds.
     pub(super) fn prefill(&self, prompt: u32) -> f64 {
         let of = Composition::default().with_chunk(0, prompt);
@@ -63,7 +63,7 @@ fn gpu() -> Result<Gpu, PaperError> {
     Ok(gpu)
 }
 
-pub(super) fn models() -> Result<Vec<Served>, PaperError> {
+pub(super) fn models() -> Result<Vec<ServedModel>, PaperError> {
     let gpu = gpu()?;
     let served =
         |(name, layers, hidden, heads, ffn, context): (&'static str, u16, u32, u32, u32, u64)| {
@@ -95,7 +95,7 @@ pub(super) fn models() -> Result<Vec<Served>, PaperError> {
                 roofline.iteration(&of).0
             };
             let (one, many) = (prompt(1), prompt(2048));
-            Served {
+            ServedModel {
                 spec: ModelSpec {
                     weights: roofline.weights_bytes(),
                     context: context * 1_000_000,

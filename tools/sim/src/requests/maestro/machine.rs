@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 
 use laxity_requests::workflow::{ModelId, StageId};
 
-use super::catalogue::Served;
+use super::catalogue::ServedModel;
 
 #[derive(Clone, Debug)]
 pub(super) struct Running {
@@ -48,7 +48,7 @@ pub(super) enum Came {
 }
 
 #[derive(Clone, Debug, Default)]
-pub(super) struct Machine {
+pub(super) struct NodeState {
     pub(super) running: BTreeMap<StageId, Running>,
     /// Time up to which the node was advanced, in nanoseconds.
     at: f64,
@@ -60,7 +60,7 @@ pub(super) struct Machine {
 
 const NONE: f64 = 1e-6;
 
-impl Machine {
+impl NodeState {
     fn batches(&self, models: usize) -> (Vec<usize>, f64) {
         let mut batches = vec![0; models];
         for stage in self.running.values() {
@@ -73,7 +73,7 @@ impl Machine {
     }
 
     /// Advances to `now`. No event may lie in between.
-    pub(super) fn advance(&mut self, now: f64, models: &[Served]) {
+    pub(super) fn advance(&mut self, now: f64, models: &[ServedModel]) {
         let passed = now - self.at;
         self.at = now;
         if passed <= 0.0 || self.running.is_empty() {
@@ -99,7 +99,7 @@ impl Machine {
         }
     }
 
-    pub(super) fn next(&self, models: &[Served]) -> Option<f64> {
+    pub(super) fn next(&self, models: &[ServedModel]) -> Option<f64> {
         let (batches, active) = self.batches(models.len());
         self.running
             .values()
@@ -120,7 +120,7 @@ impl Machine {
             .map(|left| self.at + left)
     }
 
-    pub(super) fn came(&mut self, models: &[Served]) -> Vec<Came> {
+    pub(super) fn came(&mut self, models: &[ServedModel]) -> Vec<Came> {
         let mut came = Vec::new();
         for (id, stage) in &mut self.running {
             if stage.stopped || stage.delay > NONE || stage.prefill > NONE {
@@ -142,7 +142,7 @@ impl Machine {
         came
     }
 
-    pub(super) fn kv(&self, models: &[Served]) -> u64 {
+    pub(super) fn kv(&self, models: &[ServedModel]) -> u64 {
         let of = |stage: &Running| stage.kv(models[usize::from(stage.model.0)].spec.kv_per_token);
         self.running.values().map(of).sum()
     }

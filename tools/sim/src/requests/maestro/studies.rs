@@ -11,7 +11,7 @@ use super::super::PaperError;
 use super::super::measurements::Measurements;
 use super::super::reproduction::{Options, Section, each};
 use super::catalogue::{GB, node};
-use super::trial::{Kit, Measured, Policy, Trial};
+use super::trial::{Kit, Measured, Trial, TrialPolicy};
 
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -58,7 +58,7 @@ struct TableText {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct File {
+struct StudiesFile {
     study: Vec<Study>,
 }
 
@@ -67,7 +67,7 @@ fn one<T: From<u8>>() -> T {
 }
 
 impl Case {
-    fn trial(&self, policy: Policy, seed: u64, quick: bool) -> Trial {
+    fn trial(&self, policy: TrialPolicy, seed: u64, quick: bool) -> Trial {
         let own = NodeSpec {
             gpu: self.gpu.map_or(node(0).gpu, |gpu| gpu * GB),
             slots: self.slots.unwrap_or(node(0).slots),
@@ -115,7 +115,7 @@ pub(super) fn run(
     options: &Options,
     into: &mut Measurements,
 ) -> Result<Vec<Section>, PaperError> {
-    let file: File = toml::from_str(include_str!("studies.toml"))
+    let file: StudiesFile = toml::from_str(include_str!("studies.toml"))
         .map_err(|error| PaperError::BuiltIn(error.to_string()))?;
     let (mut sections, mut all) = (Vec::new(), Vec::new());
     for study in &file.study {
@@ -125,7 +125,7 @@ pub(super) fn run(
             seeds.flat_map(|seed| (0..more).map(move |k| seed + 1000 * k)).collect();
         let mut points = Vec::new();
         for name in &study.policies {
-            let policy = Policy::named(name)
+            let policy = TrialPolicy::named(name)
                 .ok_or_else(|| PaperError::BuiltIn(format!("no scheduler is called {name}")))?;
             for case in &study.cases {
                 let trial = |seed: &u64| case.trial(policy.clone(), *seed, options.quick);

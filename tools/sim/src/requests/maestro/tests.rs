@@ -5,14 +5,14 @@ use std::sync::Arc;
 use laxity_requests::maestro::queue::Boundary;
 
 use super::super::reproduction::Options;
-use super::apps::Source;
+use super::apps::JobSource;
 use super::catalogue::{self, node};
-use super::machine::{Came, Machine, Running};
-use super::trial::{Kit, Policy, Trial};
+use super::machine::{Came, NodeState, Running};
+use super::trial::{Kit, Trial, TrialPolicy};
 use super::*;
 use laxity_requests::workflow::{ModelId, StageId};
 
-fn trial(policy: Policy, rate: f64, seed: u64) -> Trial {
+fn trial(policy: TrialPolicy, rate: f64, seed: u64) -> Trial {
     Trial {
         policy,
         rate,
@@ -39,7 +39,7 @@ fn running(model: u16, output: u32) -> Running {
     }
 }
 
-fn end(machine: &mut Machine, models: &[catalogue::Served]) -> (f64, Vec<Came>) {
+fn end(machine: &mut NodeState, models: &[catalogue::ServedModel]) -> (f64, Vec<Came>) {
     let at = machine.next(models).expect("something runs");
     machine.advance(at, models);
     (at, machine.came(models))
@@ -49,7 +49,7 @@ fn end(machine: &mut Machine, models: &[catalogue::Served]) -> (f64, Vec<Came>) 
 fn models_share_a_gpu_in_time_and_stages_of_one_model_decode_together() {
     let models = catalogue::models().expect("built in");
     let time = |stages: &[(u16, u32)]| {
-        let mut machine = Machine::default();
+        let mut machine = NodeState::default();
         for (id, (model, output)) in stages.iter().enumerate() {
             machine.running.insert(StageId(id as u64), running(*model, *output));
         }
@@ -67,7 +67,7 @@ fn models_share_a_gpu_in_time_and_stages_of_one_model_decode_together() {
 fn a_stage_that_has_filled_what_it_was_promised_stops_and_asks() {
     let models = catalogue::models().expect("built in");
     let kv = models[2].spec.kv_per_token;
-    let mut machine = Machine::default();
+    let mut machine = NodeState::default();
     let stage = Running { promised: 30 * kv, ..running(2, 100) };
     machine.running.insert(StageId(7), stage);
     let (_, came) = end(&mut machine, &models);
@@ -79,7 +79,7 @@ fn a_stage_that_has_filled_what_it_was_promised_stops_and_asks() {
 #[test]
 fn every_job_ends_and_memory_holds_under_every_policy() {
     let kit = Kit::new(true).expect("kit");
-    for policy in Policy::all() {
+    for policy in TrialPolicy::all() {
         let of = trial(policy.clone(), 3.0, 5).run(&kit);
         let name = &policy.options.name;
         assert_eq!((of.lost, of.overflows), (0, 0), "{name}");
@@ -91,22 +91,22 @@ fn every_job_ends_and_memory_holds_under_every_policy() {
 #[test]
 fn the_same_seed_gives_the_same_run() {
     let kit = Kit::new(true).expect("kit");
-    let run = || format!("{:?}", trial(Policy::maestro(), 2.0, 9).run(&kit));
+    let run = || format!("{:?}", trial(TrialPolicy::maestro(), 2.0, 9).run(&kit));
     assert_eq!(run(), run());
 }
 
 #[test]
 fn alone_nobody_waits_but_for_weights() {
     let kit = Kit::new(true).expect("kit");
-    let of = trial(Policy::maestro(), 0.05, 3).run(&kit);
+    let of = trial(TrialPolicy::maestro(), 0.05, 3).run(&kit);
     assert!(of.delay < 40.0 && of.swapped == 0 && of.aborted == 0);
 }
 
 #[test]
 fn without_preemption_interactive_jobs_wait_longer() {
     let kit = Kit::new(true).expect("kit");
-    let with = trial(Policy::maestro(), 4.0, 2).run(&kit);
-    let without = trial(Policy::turned("w/o", Boundary::Hold), 4.0, 2).run(&kit);
+    let with = trial(TrialPolicy::maestro(), 4.0, 2).run(&kit);
+    let without = trial(TrialPolicy::turned("w/o", Boundary::Hold), 4.0, 2).run(&kit);
     assert!(with.preempted > 0 && without.preempted == 0);
     assert!(with.delay < without.delay, "{} against {}", with.delay, without.delay);
 }
@@ -123,7 +123,7 @@ fn a_quick_reproduction_has_all_tables_and_claims() {
 
 #[test]
 fn applications_have_the_shares_of_table_i() {
-    let jobs = Source::new(11).mixed(6000);
+    let jobs = JobSource::new(11).mixed(6000);
     for (index, app) in apps::APPS.iter().enumerate() {
         let here = jobs.iter().filter(|job| usize::from(job.job.template.0) == index).count();
         let share = here as f64 / 6000.0 - app.share();

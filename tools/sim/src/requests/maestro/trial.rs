@@ -10,18 +10,20 @@ use std::sync::Arc;
 
 use laxity_requests::maestro::estimate::Estimator;
 use laxity_requests::maestro::fitness::Mode;
-use laxity_requests::maestro::predict::{Lengths, Record};
+use laxity_requests::maestro::predict::{LengthPredictor, StageRecord};
 use laxity_requests::maestro::queue::{Boundary, StageOrder};
-use laxity_requests::maestro::{Learned, Options, Scheduler};
+use laxity_requests::maestro::{LearnedEstimator, MaestroOptions, Scheduler};
 use laxity_requests::trees::Trees;
-use laxity_requests::workflow::{Class, Job, JobId, ModelSpec, NodeSpec, Outcome, Stage, StageId};
+use laxity_requests::workflow::{
+    Class, JobId, ModelSpec, NodeSpec, Outcome, Stage, StageId, WorkflowJob,
+};
 use laxity_requests::{Span, Time};
 
 use super::super::PaperError;
 use super::super::measurements::Columns;
-use super::apps::{APPS, Source, Workload};
-use super::catalogue::{self, Served};
-use super::world::{Ran, World};
+use super::apps::{APPS, JobSource, PlannedJob};
+use super::catalogue::{self, ServedModel};
+use super::world::{MaestroWorld, Ran};
 
 /// Deadline of a batch job, as a multiple of the 95th percentile of isolated jobs of its
 /// application.
@@ -36,18 +38,18 @@ struct Promise {
 }
 
 pub(super) struct Kit {
-    pub(super) models: Vec<Served>,
+    pub(super) models: Vec<ServedModel>,
     promises: Vec<Promise>,
-    predictor: Lengths,
+    predictor: LengthPredictor,
 }
 
 const TRAINING: u64 = 1 << 62;
 const ISOLATED: u64 = TRAINING + 1;
 
-fn records(jobs: &[Workload]) -> Vec<Record> {
+fn records(jobs: &[PlannedJob]) -> Vec<StageRecord> {
     jobs.iter()
         .flat_map(|job| &job.stages)
-        .map(|planned| Record { stage: planned.stage, output: planned.output })
+        .map(|planned| StageRecord { stage: planned.stage, output: planned.output })
         .collect()
 }
 
@@ -60,7 +62,7 @@ fn trees(quick: bool) -> Trees {
 }
 
 /// Returns the longest path through a job with every stage alone, in nanoseconds.
-fn alone(job: &Workload, models: &[Served]) -> u64 {
+fn alone(job: &PlannedJob, models: &[ServedModel]) -> u64 {
     let mut ends: Vec<u64> = Vec::new();
     for planned in &job.stages {
         let ready = planned.after.iter().map(|at| ends[*at]).max().unwrap_or(0);
@@ -87,7 +89,7 @@ pub(super) fn mean(values: impl Iterator<Item = f64>) -> f64 {
 impl Kit {
     pub(super) fn new(quick: bool) -> Result<Self, PaperError> {
         let models = catalogue::models()?;
-        let mut source = Source::new(ISOLATED);
+        let mut source = JobSource::new(ISOLATED);
         let promises = (0..APPS.len())
             .map(|app| {
                 let mut took: Vec<f64> =
@@ -104,13 +106,13 @@ impl Kit {
                 }
             })
             .collect();
-        let jobs = Source::new(TRAINING).mixed(if quick { 250 } else { 1500 });
-        let predictor = Lengths::train(&records(&jobs), &trees(quick))
+        let jobs = JobSource::new(TRAINING).mixed(if quick { 250 } else { 1500 });
+        let predictor = LengthPredictor::train(&records(&jobs), &trees(quick))
             .map_err(|error| PaperError::BuiltIn(error.to_string()))?;
         Ok(Self { models, promises, predictor })
     }
 
-    pub(super) fn predictor(&self) -> Lengths {
+    pub(super) fn predictor(&self) -> LengthPredictor {
         self.predictor.clone()
     }
 
@@ -121,8 +123,8 @@ impl Kit {
         seconds: f64,
         batch: f64,
         rounds: u16,
-    ) -> Vec<Workload> {
-        let source = Source::new(seed).with_rounds(rounds);
+    ) -> Vec<PlannedJob> {
+        let source = JobSource::new(seed).with_rounds(rounds);
         // Batch jobs with more rounds arrive less often, so that the work is the same.
         let (interactive, batches) = (rate * (1.0 - batch), rate * batch / f64::from(rounds));
         let rate = interactive + batches;
@@ -136,13 +138,13 @@ impl Kit {
 }
 
 /// A predictor with perfect knowledge (the paper's Oracle-SRTF).
-pub(super) struct Oracle {
+pub(super) struct OracleEstimator {
     output: HashMap<StageId, f64>,
     future: HashMap<StageId, Span>,
 }
 
-impl Oracle {
-    pub(super) fn new(jobs: &[Workload], models: &[ModelSpec]) -> Self {
+impl OracleEstimator {
+    pub(super) fn new(jobs: &[PlannedJob], models: &[ModelSpec]) -> Self {
         let (mut output, mut future) = (HashMap::new(), HashMap::new());
         for job in jobs {
             // All direct and indirect successors of a stage.
@@ -173,12 +175,12 @@ impl Oracle {
     }
 }
 
-impl Estimator for Oracle {
-    fn ready(&mut self, _: &Job, stage: &Stage) -> f64 {
+impl Estimator for OracleEstimator {
+    fn ready(&mut self, _: &WorkflowJob, stage: &Stage) -> f64 {
         self.output.get(&stage.id).copied().unwrap_or_default()
     }
 
-    fn future(&self, _: &Job, stage: &Stage) -> Span {
+    fn future(&self, _: &WorkflowJob, stage: &Stage) -> Span {
         self.future.get(&stage.id).copied().unwrap_or_default()
     }
 
@@ -188,21 +190,21 @@ impl Estimator for Oracle {
 }
 
 #[derive(Clone, Debug)]
-pub(super) struct Policy {
-    pub(super) options: Options,
+pub(super) struct TrialPolicy {
+    pub(super) options: MaestroOptions,
     pub(super) oracle: bool,
 }
 
-impl Policy {
+impl TrialPolicy {
     pub(super) fn maestro() -> Self {
-        Self { options: Options::maestro(), oracle: false }
+        Self { options: MaestroOptions::maestro(), oracle: false }
     }
 
     pub(super) fn turned(name: &str, boundary: Boundary) -> Self {
         Self::changed(name, |options| options.boundary = boundary)
     }
 
-    fn changed(name: &str, change: impl FnOnce(&mut Options)) -> Self {
+    fn changed(name: &str, change: impl FnOnce(&mut MaestroOptions)) -> Self {
         let mut of = Self::maestro();
         name.clone_into(&mut of.options.name);
         change(&mut of.options);
@@ -213,7 +215,7 @@ impl Policy {
         let remaining =
             |aging, aging_interactive| StageOrder::Remaining { aging, aging_interactive };
         let ordered =
-            |name: &str, order| Self { options: Options::ordered(name, order), oracle: false };
+            |name, order| Self { options: MaestroOptions::ordered(name, order), oracle: false };
         let routed = |name: &str, mode| Self::changed(name, |options| options.mode = mode);
         let aged = |name: &str, aging, aging_interactive| {
             Self::changed(name, |options| {
@@ -262,7 +264,7 @@ impl Policy {
 
 #[derive(Clone, Debug)]
 pub(super) struct Trial {
-    pub(super) policy: Policy,
+    pub(super) policy: TrialPolicy,
     pub(super) rate: f64,
     pub(super) batch: f64,
     pub(super) seconds: f64,
@@ -312,7 +314,7 @@ impl Trial {
     pub(super) fn run(&self, kit: &Kit) -> Measured {
         let mut jobs = kit.jobs(self.seed, self.rate, self.seconds, self.batch, self.rounds);
         let set = kit.models.len() as u16;
-        let models: Vec<Served> =
+        let models: Vec<ServedModel> =
             (0..self.variants).flat_map(|_| kit.models.iter().cloned()).collect();
         for job in &mut jobs {
             let variant = job.job.template.0 % self.variants;
@@ -320,14 +322,14 @@ impl Trial {
                 planned.stage.model.0 += set * variant;
             }
         }
-        let options = Options { rtt: self.rtt.to_vec(), ..self.policy.options.clone() };
+        let options = MaestroOptions { rtt: self.rtt.to_vec(), ..self.policy.options.clone() };
         let specs: Vec<ModelSpec> = models.iter().map(|model| model.spec).collect();
-        let world = World::new(&models, &self.nodes, &jobs, &self.rtt);
+        let world = MaestroWorld::new(&models, &self.nodes, &jobs, &self.rtt);
         let ran = if self.policy.oracle {
-            let oracle = Oracle::new(&jobs, &specs);
+            let oracle = OracleEstimator::new(&jobs, &specs);
             world.run(&mut Scheduler::new(options, oracle, specs, &self.nodes))
         } else {
-            let learned = Learned::new(kit.predictor());
+            let learned = LearnedEstimator::new(kit.predictor());
             world.run(&mut Scheduler::new(options, learned, specs, &self.nodes))
         };
         // The first tenth of the jobs warms up weights, profiles and queues.
@@ -336,7 +338,7 @@ impl Trial {
 
     fn measure(ran: &Ran, kit: &Kit, from: f64) -> Measured {
         let jobs: Vec<_> = ran.jobs.iter().filter(|job| job.arrival >= from).collect();
-        let met = |job: &&&super::world::Job| {
+        let met = |job: &&&super::world::JobResult| {
             let promise = &kit.promises[usize::from(job.template)];
             match job.class {
                 Class::Interactive => job.waited <= promise.waits as f64 / 1e9,

@@ -9,16 +9,17 @@ use std::collections::{BTreeMap, BinaryHeap, HashMap};
 
 use laxity_requests::maestro::Scheduler;
 use laxity_requests::workflow::{
-    Class, Decision, Event, JobId, ModelId, NodeId, NodeSpec, Outcome, Readiness, StageId,
+    Class, JobId, ModelId, NodeId, NodeSpec, Outcome, Readiness, StageId, WorkflowDecision,
+    WorkflowEvent,
 };
 use laxity_requests::{Span, Time};
 
-use super::apps::{STAGES, Workload};
-use super::catalogue::Served;
-use super::machine::{Came, Machine, Running};
+use super::apps::{PlannedJob, STAGES};
+use super::catalogue::ServedModel;
+use super::machine::{Came, NodeState, Running};
 
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Job {
+pub(super) struct JobResult {
     pub(super) class: Class,
     pub(super) template: u16,
     pub(super) arrival: f64,
@@ -31,7 +32,7 @@ pub(super) struct Job {
 
 #[derive(Clone, Debug, Default)]
 pub(super) struct Ran {
-    pub(super) jobs: Vec<Job>,
+    pub(super) jobs: Vec<JobResult>,
     pub(super) lost: usize,
     pub(super) overflows: u64,
     /// Highest memory use, as a share of the capacity.
@@ -47,7 +48,7 @@ pub(super) struct Ran {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Due {
+enum DueEvent {
     Arrives(usize),
     Ready(StageId),
     Activated(NodeId, ModelId),
@@ -64,14 +65,14 @@ struct Open {
     waited: f64,
 }
 
-pub(super) struct World<'a> {
-    models: &'a [Served],
+pub(super) struct MaestroWorld<'a> {
+    models: &'a [ServedModel],
     specs: &'a [NodeSpec],
-    workload: &'a [Workload],
+    workload: &'a [PlannedJob],
     rtt: &'a [Vec<Span>],
-    due: BinaryHeap<Reverse<(u64, u64, Due)>>,
+    due: BinaryHeap<Reverse<(u64, u64, DueEvent)>>,
     clock: u64,
-    machines: Vec<Machine>,
+    machines: Vec<NodeState>,
     resident: Vec<BTreeMap<ModelId, Readiness>>,
     /// Weights on their way to host memory by node, with the time of arrival.
     leaving: Vec<BTreeMap<ModelId, u64>>,
@@ -86,11 +87,11 @@ pub(super) struct World<'a> {
     ran: Ran,
 }
 
-impl<'a> World<'a> {
+impl<'a> MaestroWorld<'a> {
     pub(super) fn new(
-        models: &'a [Served],
+        models: &'a [ServedModel],
         specs: &'a [NodeSpec],
-        workload: &'a [Workload],
+        workload: &'a [PlannedJob],
         rtt: &'a [Vec<Span>],
     ) -> Self {
         let mut world = Self {
@@ -100,7 +101,7 @@ impl<'a> World<'a> {
             rtt,
             due: BinaryHeap::new(),
             clock: 0,
-            machines: vec![Machine::default(); specs.len()],
+            machines: vec![NodeState::default(); specs.len()],
             resident: vec![BTreeMap::new(); specs.len()],
             leaving: vec![BTreeMap::new(); specs.len()],
             behind: vec![BTreeMap::new(); specs.len()],
@@ -114,12 +115,12 @@ impl<'a> World<'a> {
         };
         for (index, job) in workload.iter().enumerate() {
             world.by_id.insert(job.job.id, index);
-            world.push(job.job.arrival.0, Due::Arrives(index));
+            world.push(job.job.arrival.0, DueEvent::Arrives(index));
         }
         world
     }
 
-    fn push(&mut self, at: u64, due: Due) {
+    fn push(&mut self, at: u64, due: DueEvent) {
         self.clock += 1;
         self.due.push(Reverse((at, self.clock, due)));
     }
@@ -149,37 +150,37 @@ impl<'a> World<'a> {
         self.ran
     }
 
-    fn happens(&mut self, now: u64, due: Due, scheduler: &mut Scheduler) {
+    fn happens(&mut self, now: u64, due: DueEvent, scheduler: &mut Scheduler) {
         match due {
-            Due::Arrives(index) => self.arrives(now, index, scheduler),
-            Due::Ready(stage) => self.ready(now, stage, scheduler),
-            Due::Activated(node, model) => {
-                scheduler.handle(Time(now), &Event::Activated { node, model });
+            DueEvent::Arrives(index) => self.arrives(now, index, scheduler),
+            DueEvent::Ready(stage) => self.ready(now, stage, scheduler),
+            DueEvent::Activated(node, model) => {
+                scheduler.handle(Time(now), &WorkflowEvent::Activated { node, model });
             }
-            Due::Slept(node, model) => {
+            DueEvent::Slept(node, model) => {
                 let leaving = &mut self.leaving[node.0 as usize];
                 leaving.retain(|other, until| *other != model || *until > now);
-                scheduler.handle(Time(now), &Event::Slept { node, model });
+                scheduler.handle(Time(now), &WorkflowEvent::Slept { node, model });
             }
-            Due::Changes(node, epoch) if self.machines[node].epoch == epoch => {
+            DueEvent::Changes(node, epoch) if self.machines[node].epoch == epoch => {
                 self.machines[node].advance(now as f64, self.models);
                 for came in self.machines[node].came(self.models) {
                     match came {
                         Came::Finished(stage) => self.finished(now, node, stage, scheduler),
                         Came::Outgrew(stage, bytes) => {
-                            scheduler.handle(Time(now), &Event::Outgrew { stage, bytes });
+                            scheduler.handle(Time(now), &WorkflowEvent::Outgrew { stage, bytes });
                         }
                     }
                 }
                 self.foresee(now, node);
             }
-            Due::Changes(..) => {}
+            DueEvent::Changes(..) => {}
         }
     }
 
     fn arrives(&mut self, now: u64, index: usize, scheduler: &mut Scheduler) {
         let of = &self.workload[index];
-        scheduler.handle(Time(now), &Event::Submitted(of.job));
+        scheduler.handle(Time(now), &WorkflowEvent::Submitted(of.job));
         let blocked: Vec<usize> = of.stages.iter().map(|stage| stage.after.len()).collect();
         let free: Vec<StageId> = of
             .stages
@@ -202,7 +203,7 @@ impl<'a> World<'a> {
     fn ready(&mut self, now: u64, stage: StageId, scheduler: &mut Scheduler) {
         self.since.insert(stage, now);
         let planned = self.planned(stage);
-        scheduler.handle(Time(now), &Event::Ready(planned.stage));
+        scheduler.handle(Time(now), &WorkflowEvent::Ready(planned.stage));
     }
 
     fn finished(&mut self, now: u64, node: usize, stage: StageId, scheduler: &mut Scheduler) {
@@ -211,7 +212,7 @@ impl<'a> World<'a> {
         let planned = self.planned(stage);
         let started = self.started.remove(&stage).unwrap_or(now);
         let outcome = Outcome { output: planned.output, took: Span(now - started) };
-        scheduler.handle(Time(now), &Event::Finished { stage, outcome });
+        scheduler.handle(Time(now), &WorkflowEvent::Finished { stage, outcome });
         let job = planned.stage.job;
         let at = (stage.0 % STAGES) as usize;
         let Some(open) = self.open.get_mut(&job) else {
@@ -230,7 +231,7 @@ impl<'a> World<'a> {
         }
         if open.left == 0 {
             let arrival = of.job.arrival.0;
-            self.ran.jobs.push(Job {
+            self.ran.jobs.push(JobResult {
                 class: of.job.class,
                 template: of.job.template.0,
                 arrival: arrival as f64 / 1e9,
@@ -239,32 +240,32 @@ impl<'a> World<'a> {
                 stages: of.stages.len(),
             });
             self.open.remove(&job);
-            scheduler.handle(Time(now), &Event::Ended(job));
+            scheduler.handle(Time(now), &WorkflowEvent::Ended(job));
         }
         for (stage, delay) in next {
             if delay == 0 {
                 self.ready(now, stage, scheduler);
             } else {
-                self.push(now + delay, Due::Ready(stage));
+                self.push(now + delay, DueEvent::Ready(stage));
             }
         }
     }
 
-    fn does(&mut self, now: u64, decision: &Decision) {
+    fn does(&mut self, now: u64, decision: &WorkflowDecision) {
         match decision {
-            Decision::Demote { node, model, to, takes } => {
+            WorkflowDecision::Demote { node, model, to, takes } => {
                 let index = node.0 as usize;
                 self.resident[index].insert(*model, *to);
                 if *takes > Span::ZERO {
                     self.leaving[index].insert(*model, now + takes.0);
-                    self.push(now + takes.0, Due::Slept(*node, *model));
+                    self.push(now + takes.0, DueEvent::Slept(*node, *model));
                 }
             }
-            Decision::StopTransition { node, model } => {
+            WorkflowDecision::StopTransition { node, model } => {
                 self.ran.stopped += 1;
                 self.leaving[node.0 as usize].remove(model);
             }
-            Decision::Activate { node, model, takes, .. } => {
+            WorkflowDecision::Activate { node, model, takes, .. } => {
                 self.ran.activated += 1;
                 let index = node.0 as usize;
                 self.leaving[index].remove(model);
@@ -273,31 +274,31 @@ impl<'a> World<'a> {
                     self.behind[index].insert(*model, *from);
                 }
                 self.resident[node.0 as usize].insert(*model, Readiness::Running);
-                self.push(now + takes.0, Due::Activated(*node, *model));
+                self.push(now + takes.0, DueEvent::Activated(*node, *model));
             }
-            Decision::Start { stage, node, kv } => self.start(now, *stage, *node, *kv),
-            Decision::Grow { stage, kv } => {
+            WorkflowDecision::Start { stage, node, kv } => self.start(now, *stage, *node, *kv),
+            WorkflowDecision::Grow { stage, kv } => {
                 self.ran.grown += 1;
                 self.change(now, *stage, |running| {
                     running.promised = *kv;
                     running.stopped = false;
                 });
             }
-            Decision::SwapOut(stage) => {
+            WorkflowDecision::SwapOut(stage) => {
                 self.ran.swapped += 1;
                 if let Some(mut running) = self.stop(now, *stage) {
                     running.stopped = false;
                     self.parked.insert(*stage, running);
                 }
             }
-            Decision::Abort(stage) => {
+            WorkflowDecision::Abort(stage) => {
                 self.ran.aborted += 1;
                 // The stage must repeat the lost work.
                 let lost = self.started.remove(stage).map_or(0, |started| now - started);
                 self.wait(*stage, lost);
                 self.stop(now, *stage);
             }
-            Decision::Preempted(_) => self.ran.preempted += 1,
+            WorkflowDecision::Preempted(_) => self.ran.preempted += 1,
         }
     }
 
@@ -370,7 +371,7 @@ impl<'a> World<'a> {
         if let Some(next) = self.machines[node].next(self.models) {
             // Rounding up makes the event due at that time.
             let at = (next.ceil() as u64).max(now);
-            self.push(at, Due::Changes(node, epoch));
+            self.push(at, DueEvent::Changes(node, epoch));
         }
     }
 

@@ -19,13 +19,13 @@ use laxity_requests::request::Importance;
 
 use super::PaperError;
 use super::measurements::{Columns, Measurements};
-use super::outcome::{Outcome, Record};
+use super::outcome::{ClusterOutcome, Record};
 use super::reproduction::{Options, Reproduction, Section, each};
 use super::workload::Lengths;
 use crate::reproduce::runner;
 use setting::{
-    CALIBRATIONS, Policy, Setting, alphas, choices, classes, edf_relegating, late_after_prefill,
-    one, prefilling, recipe, steps, violations,
+    CALIBRATIONS, Calibration, ReplicaPolicy, alphas, choices, classes, edf_relegating,
+    late_after_prefill, one, prefilling, recipe, steps, violations,
 };
 
 /// Resolution of capacities, in requests per second.
@@ -47,7 +47,7 @@ const QUICK: Horizon = Horizon { capacity: 400, overload: 1_200, phase: 150 };
 
 struct Bench<'a> {
     options: &'a Options,
-    settings: Vec<Setting>,
+    settings: Vec<Calibration>,
     lengths: Lengths,
     horizon: Horizon,
     found: Measurements,
@@ -65,8 +65,8 @@ pub fn reproduce(options: &Options) -> Result<Reproduction, PaperError> {
         Some(path) => (Lengths::azure(&path)?, "azure_llm_2023_code"),
         None => (Lengths::like_azure_code(), "made up like the Azure code trace"),
     };
-    let settings: Result<Vec<Setting>, PaperError> =
-        each(&CALIBRATIONS, options, |calibration| Setting::new(*calibration))
+    let settings: Result<Vec<Calibration>, PaperError> =
+        each(&CALIBRATIONS, options, |calibration| Calibration::new(*calibration))
             .into_iter()
             .collect();
     let mut bench = Bench {
@@ -91,18 +91,18 @@ pub fn reproduce(options: &Options) -> Result<Reproduction, PaperError> {
     })
 }
 
-fn sarathi(chunks: &[u32]) -> Vec<(String, Policy)> {
+fn sarathi(chunks: &[u32]) -> Vec<(String, ReplicaPolicy)> {
     let orders = [("FCFS", LineOrder::Fcfs), ("EDF", LineOrder::Edf), ("SRPF", LineOrder::Srpf)];
     let mut all = Vec::new();
     for (name, order) in orders {
         for tokens in chunks {
-            all.push((format!("{name}-{tokens}"), Policy::Sarathi(order, *tokens)));
+            all.push((format!("{name}-{tokens}"), ReplicaPolicy::Sarathi(order, *tokens)));
         }
     }
     all
 }
 
-fn named(all: &[(&str, Policy)]) -> Vec<(String, Policy)> {
+fn named(all: &[(&str, ReplicaPolicy)]) -> Vec<(String, ReplicaPolicy)> {
     all.iter().map(|(name, policy)| ((*name).to_owned(), *policy)).collect()
 }
 
@@ -112,7 +112,7 @@ fn latency(record: &Record) -> Option<Span> {
     if record.spec.slo.is_interactive() { record.ttft() } else { record.ttlt() }
 }
 
-fn split(outcome: &Outcome) -> Columns {
+fn split(outcome: &ClusterOutcome) -> Columns {
     let important = |importance| violations(outcome, |r| r.spec.importance == importance);
     let mut columns = vec![
         ("all", violations(outcome, |_| true)),
@@ -134,10 +134,10 @@ impl Bench<'_> {
     fn all(
         &mut self,
         place: &str,
-        policies: &[(String, Policy)],
-        work: impl Fn(&Self, &Setting, Policy, u64) -> Columns + Sync,
+        policies: &[(String, ReplicaPolicy)],
+        work: impl Fn(&Self, &Calibration, ReplicaPolicy, u64) -> Columns + Sync,
     ) {
-        let of = |setting: &Setting| format!("{place}, {}", setting.name());
+        let of = |setting: &Calibration| format!("{place}, {}", setting.name());
         let places: Vec<_> = self.settings.iter().map(|it| (of(it), it)).collect();
         let mut found = Measurements::default();
         found.measure(&places, policies, self.options, |setting, policy, seed| {
@@ -167,7 +167,7 @@ impl Bench<'_> {
     }
 
     /// Returns fixed chunks, the paper's steps, and eager relegation under EDF.
-    fn policies(&self, chunks: &[u32]) -> Vec<(String, Policy)> {
+    fn policies(&self, chunks: &[u32]) -> Vec<(String, ReplicaPolicy)> {
         let mut policies = sarathi(chunks);
         policies.extend(named(&steps()[1..]));
         policies.push(("EDF-512+ER".to_owned(), edf_relegating(512)));
@@ -237,7 +237,7 @@ impl Bench<'_> {
         });
     }
 
-    fn variants(&self) -> Vec<(String, Policy)> {
+    fn variants(&self) -> Vec<(String, ReplicaPolicy)> {
         let all = choices().into_iter();
         all.filter(|(name, _)| !self.options.quick || *name == "no hints")
             .map(|(name, policy)| (format!("QoServe, {name}"), policy))
@@ -245,7 +245,7 @@ impl Bench<'_> {
     }
 
     fn section(&self, place: &str, title: &str, columns: &[&str], notes: &str) -> Section {
-        let names: Vec<String> = self.settings.iter().map(Setting::name).collect();
+        let names: Vec<String> = self.settings.iter().map(Calibration::name).collect();
         let places: Vec<String> = names.iter().map(|name| format!("{place}, {name}")).collect();
         let places = places.iter().zip(&names);
         let places: Vec<(&str, &str)> = places.map(|(p, n)| (p.as_str(), n.as_str())).collect();

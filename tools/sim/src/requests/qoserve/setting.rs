@@ -5,7 +5,7 @@ use laxity_requests::baseline::{Fixed, LineOrder, RoundRobin};
 use laxity_requests::discipline::Discipline;
 use laxity_requests::dispatch::Role;
 use laxity_requests::kv::Pool;
-use laxity_requests::qoserve::{Chunking, Options, QoServe, Relegation};
+use laxity_requests::qoserve::{Chunking, QoServe, QoServeOptions, Relegation};
 use laxity_requests::replica::Replica;
 use laxity_requests::request::{InstanceId, Slo};
 use laxity_requests::{Span, Time};
@@ -14,7 +14,7 @@ use crate::requests::PaperError;
 use crate::requests::cluster::{Config, run};
 use crate::requests::latency::{Roofline, Slowed};
 use crate::requests::link::Link;
-use crate::requests::outcome::Outcome;
+use crate::requests::outcome::ClusterOutcome;
 use crate::requests::workload::{Asked, Class, Lengths, Phase, Recipe};
 
 /// Calibrations. The first number is the throughput of prompts in chunks of 2500 divided by that of
@@ -28,14 +28,14 @@ const SECOND: u64 = 1_000_000_000;
 
 const BLOCK_TOKENS: u32 = 16;
 
-pub(super) struct Setting {
+pub(super) struct Calibration {
     /// Throughput of prompts in chunks of 2500 divided by that of 256.
     pub(super) ratio: f64,
     pub(super) clock: Slowed,
     pub(super) blocks: u32,
 }
 
-impl Setting {
+impl Calibration {
     pub(super) fn new((ratio, factor): (f64, f64)) -> Result<Self, PaperError> {
         let (gpu, roofline) = Roofline::llama(ratio)?;
         let clock = Slowed { roofline, factor };
@@ -48,32 +48,33 @@ impl Setting {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Policy {
+pub(super) enum ReplicaPolicy {
     Sarathi(LineOrder, u32),
     /// QoServe, which plans with the roofline itself and a margin.
-    QoServe(Options),
+    QoServe(QoServeOptions),
 }
 
-pub(super) fn edf_relegating(tokens: u32) -> Policy {
-    Policy::QoServe(Options { chunking: Chunking::Fixed(tokens), alpha: 0, ..Options::default() })
+pub(super) fn edf_relegating(tokens: u32) -> ReplicaPolicy {
+    let chunking = Chunking::Fixed(tokens);
+    ReplicaPolicy::QoServe(QoServeOptions { chunking, alpha: 0, ..QoServeOptions::default() })
 }
 
 /// Returns the paper's steps (table 5), from EDF to the full system.
-pub(super) fn steps() -> [(&'static str, Policy); 4] {
+pub(super) fn steps() -> [(&'static str, ReplicaPolicy); 4] {
     [
-        ("EDF-256", Policy::Sarathi(LineOrder::Edf, 256)),
-        ("DC", Policy::QoServe(Options::chunking_only())),
-        ("DC+ER", Policy::QoServe(Options::without_hybrid_priority())),
-        ("DC+ER+HP", Policy::QoServe(Options::default())),
+        ("EDF-256", ReplicaPolicy::Sarathi(LineOrder::Edf, 256)),
+        ("DC", ReplicaPolicy::QoServe(QoServeOptions::chunking_only())),
+        ("DC+ER", ReplicaPolicy::QoServe(QoServeOptions::without_hybrid_priority())),
+        ("DC+ER+HP", ReplicaPolicy::QoServe(QoServeOptions::default())),
     ]
 }
 
 /// Returns variants of choices that the paper leaves open, one at a time.
-pub(super) fn choices() -> Vec<(&'static str, Policy)> {
-    let with = |change: fn(&mut Options)| {
-        let mut options = Options::default();
+pub(super) fn choices() -> Vec<(&'static str, ReplicaPolicy)> {
+    let with = |change: fn(&mut QoServeOptions)| {
+        let mut options = QoServeOptions::default();
         change(&mut options);
-        Policy::QoServe(options)
+        ReplicaPolicy::QoServe(options)
     };
     vec![
         ("relegation only once late", with(|o| o.relegation = Relegation::Strict)),
@@ -88,31 +89,31 @@ pub(super) fn choices() -> Vec<(&'static str, Policy)> {
     ]
 }
 
-pub(super) fn alphas() -> [(String, Policy); 7] {
+pub(super) fn alphas() -> [(String, ReplicaPolicy); 7] {
     [0, 1, 2, 4, 8, 10, 16].map(|ms| {
-        let options = Options { alpha: ms * 1_000_000, ..Options::default() };
-        (format!("α = {ms} ms"), Policy::QoServe(options))
+        let options = QoServeOptions { alpha: ms * 1_000_000, ..QoServeOptions::default() };
+        (format!("α = {ms} ms"), ReplicaPolicy::QoServe(options))
     })
 }
 
 /// Chunk of prefill replicas, which have no TBT objective (§4.1.3).
 const PREFILL_CHUNK: u32 = 8192;
 
-pub(super) fn prefilling() -> Vec<(String, Policy)> {
+pub(super) fn prefilling() -> Vec<(String, ReplicaPolicy)> {
     let relegating = |alpha| {
-        Policy::QoServe(Options {
+        ReplicaPolicy::QoServe(QoServeOptions {
             chunking: Chunking::Fixed(PREFILL_CHUNK),
             alpha,
-            ..Options::default()
+            ..QoServeOptions::default()
         })
     };
-    let fixed = |order| Policy::Sarathi(order, PREFILL_CHUNK);
+    let fixed = |order| ReplicaPolicy::Sarathi(order, PREFILL_CHUNK);
     [
         ("FCFS-8192", fixed(LineOrder::Fcfs)),
         ("EDF-8192", fixed(LineOrder::Edf)),
         ("SRPF-8192", fixed(LineOrder::Srpf)),
         ("EDF-8192+ER", relegating(0)),
-        ("QoServe", relegating(Options::default().alpha)),
+        ("QoServe", relegating(QoServeOptions::default().alpha)),
     ]
     .map(|(name, policy)| (name.to_owned(), policy))
     .to_vec()
@@ -121,7 +122,11 @@ pub(super) fn prefilling() -> Vec<(String, Policy)> {
 /// Returns the percentage of late requests if one replica computes all prompts. Interactive
 /// requests are judged by their first token. Others add the time on decode replicas at the
 /// strictest TBT.
-pub(super) fn late_after_prefill(setting: &Setting, policy: Policy, asked: &[Asked]) -> f64 {
+pub(super) fn late_after_prefill(
+    setting: &Calibration,
+    policy: ReplicaPolicy,
+    asked: &[Asked],
+) -> f64 {
     let prompts: Vec<Asked> = asked.iter().map(|a| Asked { output: 1, ..*a }).collect();
     let outcome = one(setting, policy, &prompts);
     let late = outcome.records.iter().zip(asked).filter(|(record, asked)| {
@@ -158,14 +163,14 @@ pub(super) fn recipe(lengths: &Lengths, phases: &[(u64, f64)], low: f64) -> Reci
     }
 }
 
-fn discipline(policy: Policy, setting: &Setting) -> Box<dyn Discipline + Send> {
+fn discipline(policy: ReplicaPolicy, setting: &Calibration) -> Box<dyn Discipline + Send> {
     match policy {
-        Policy::Sarathi(order, tokens) => Box::new(Fixed { order, tokens }),
-        Policy::QoServe(options) => Box::new(QoServe::new(options, setting.clock.clone())),
+        ReplicaPolicy::Sarathi(order, tokens) => Box::new(Fixed { order, tokens }),
+        ReplicaPolicy::QoServe(options) => Box::new(QoServe::new(options, setting.clock.clone())),
     }
 }
 
-pub(super) fn one(setting: &Setting, policy: Policy, asked: &[Asked]) -> Outcome {
+pub(super) fn one(setting: &Calibration, policy: ReplicaPolicy, asked: &[Asked]) -> ClusterOutcome {
     let make = |_: InstanceId, _: Role| {
         // One percent of the blocks stays free for decodes, like vLLM's watermark.
         let pool = Pool::new(setting.blocks, BLOCK_TOKENS);
@@ -186,7 +191,7 @@ pub(super) fn one(setting: &Setting, policy: Policy, asked: &[Asked]) -> Outcome
 
 /// Returns the percentage of violations among the selected requests.
 pub(super) fn violations(
-    outcome: &Outcome,
+    outcome: &ClusterOutcome,
     of: impl Fn(&crate::requests::outcome::Record) -> bool,
 ) -> f64 {
     100.0 - outcome.met(of).unwrap_or(100.0)

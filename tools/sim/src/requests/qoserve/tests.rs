@@ -14,14 +14,14 @@ fn a_quick_reproduction_has_all_its_tables_and_claims_and_is_the_same_again() {
 
 #[test]
 fn under_overload_hints_keep_important_requests_in_time_at_the_cost_of_the_others() {
-    let setting = Setting::new(CALIBRATIONS[0]).expect("built in");
+    let setting = Calibration::new(CALIBRATIONS[0]).expect("built in");
     // Interactive requests only, at 1.5 times the replica's capacity.
     let mut recipe = recipe(&Lengths::like_azure_code(), &[(300, 4.0)], 0.3);
     recipe.classes.truncate(1);
     let asked = recipe.requests(7);
     let late = |hints| {
-        let options = laxity_requests::qoserve::Options { hints, ..Default::default() };
-        let outcome = one(&setting, Policy::QoServe(options), &asked);
+        let options = laxity_requests::qoserve::QoServeOptions { hints, ..Default::default() };
+        let outcome = one(&setting, ReplicaPolicy::QoServe(options), &asked);
         [Importance::Important, Importance::Low]
             .map(|importance| violations(&outcome, |r| r.spec.importance == importance))
     };

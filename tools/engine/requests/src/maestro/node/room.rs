@@ -1,7 +1,7 @@
 //! How a node makes room for a stage: which models and stages may leave, which do, and when their
 //! memory is free (Maestro §III-C, Algorithm 2).
 
-use super::super::memory::{self, Action, Engine, Offer, Plan};
+use super::super::memory::{self, Action, Engine, MemoryPlan, Offer};
 use super::super::residency::{Move, Residency};
 use super::{Ask, Done, Node, Prepared};
 use crate::workflow::{Class, ModelId, ModelSpec, Readiness, StageId};
@@ -39,7 +39,7 @@ impl Node {
     }
 
     /// Returns the time that the weights of a plan's sleeping models take to leave.
-    pub(super) fn leaves(&self, plan: &Plan, table: &[ModelSpec]) -> Span {
+    pub(super) fn leaves(&self, plan: &MemoryPlan, table: &[ModelSpec]) -> Span {
         plan.steps
             .iter()
             .filter(|step| step.action == Action::Sleep)
@@ -115,7 +115,7 @@ impl Node {
         offers
     }
 
-    pub(super) fn demoted(&self, plan: &Plan, table: &[ModelSpec]) -> (Residency, Vec<Move>) {
+    pub(super) fn demoted(&self, plan: &MemoryPlan, table: &[ModelSpec]) -> (Residency, Vec<Move>) {
         let (mut after, mut moves) = (self.residency.clone(), Vec::new());
         for step in &plan.steps {
             match (step.engine, step.action) {
@@ -135,7 +135,13 @@ impl Node {
     }
 
     /// Begins the transitions of a plan and ends those that it stops.
-    pub(super) fn transit(&mut self, plan: &Plan, table: &[ModelSpec], now: Time, done: &mut Done) {
+    pub(super) fn transit(
+        &mut self,
+        plan: &MemoryPlan,
+        table: &[ModelSpec],
+        now: Time,
+        done: &mut Done,
+    ) {
         for step in &plan.steps {
             match (step.engine, step.action) {
                 (Engine::Model(model), Action::Sleep) => {
@@ -171,7 +177,7 @@ impl Node {
         grown
     }
 
-    pub(super) fn interrupt(&mut self, plan: &Plan, table: &[ModelSpec], done: &mut Done) {
+    pub(super) fn interrupt(&mut self, plan: &MemoryPlan, table: &[ModelSpec], done: &mut Done) {
         for step in &plan.steps {
             let Engine::Stage(stage) = step.engine else {
                 continue;
