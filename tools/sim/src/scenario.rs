@@ -25,7 +25,7 @@ pub struct Scenario {
     pub slo: Slo,
     pub workload: Workload,
     /// How the network shares its capacity between transfers.
-    pub network: Network,
+    pub network: NetworkModel,
     pub policy: Policy,
     pub seed: u64,
 }
@@ -300,7 +300,7 @@ impl Default for Workload {
 /// How the network shares its capacity between transfers.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct Network {
+pub struct NetworkModel {
     pub mode: Mode,
     /// Number of classes in the fabric, including the scavenger's. Adjacent levels share a class.
     pub levels_on_wire: u8,
@@ -346,7 +346,7 @@ pub enum Mode {
     Exact,
 }
 
-impl Default for Network {
+impl Default for NetworkModel {
     fn default() -> Self {
         Self {
             mode: Mode::Fast,

@@ -9,8 +9,8 @@ use std::ops::RangeInclusive;
 use laxity_policy::{Level, PolicyKind};
 
 use super::{
-    Arrivals, Cluster, Grants, ModelChoice, Network, Part, Policy, Scenario, Serving, Slo, SloKind,
-    Source, Workload,
+    Arrivals, Cluster, Grants, ModelChoice, NetworkModel, Part, Policy, Scenario, Serving, Slo,
+    SloKind, Source, Workload,
 };
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -277,7 +277,7 @@ fn workload(w: &Workload) -> Checked {
     within("workload.longest", w.longest, 1..=TOKENS_MOST, " tokens")
 }
 
-fn network(n: &Network) -> Checked {
+fn network(n: &NetworkModel) -> Checked {
     let most = Level::COUNT_MAX + 1;
     let why = ": at least one class and the scavenger";
     within("network.levels_on_wire", n.levels_on_wire, 2..=most, why)?;
