@@ -12,7 +12,7 @@ use laxity_rig::faults::{self, Campaign, Plant, Report, Setting, page, table};
 use crate::error::CommandError;
 
 /// Times that `--replay` plays a schedule before it says that nothing is wrong any more.
-const REPLAYS: u32 = 5;
+const REPLAYS: u32 = 10;
 
 pub(crate) const HELP: &str = "\
 Each round starts a laxityd with a private socket, and workers that send numbered transfers whose
@@ -25,7 +25,7 @@ namespaces or RDMA devices are needed.
 
 If something is wrong, the command prints the seed and the round, drops faults while the rest still
 fails, and writes what is left into --failures. A schedule names times, and processes don't run
-alike twice, so --replay plays it up to five times.
+alike twice, so --replay plays it up to ten times.
 
 Exit status: 0 if nothing was wrong, 1 if something was or the campaign could not run.
 

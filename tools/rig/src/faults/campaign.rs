@@ -20,6 +20,8 @@ const SHRINK_BUDGET: u32 = 60;
 /// Times that a smaller schedule is played before it counts as one that does not fail. Processes
 /// don't run alike twice.
 const TRIES: u32 = 2;
+/// Times that a smaller schedule has to fail.
+const FAILURES: u32 = 2;
 
 #[derive(Clone, Debug)]
 pub struct Campaign {
@@ -199,19 +201,24 @@ fn shrunk(
 ) -> Result<(PathBuf, Failure), LabError> {
     let mut violations = outcome.violations;
     let mut failed = None;
-    let smallest = shrink(schedule, SHRINK_BUDGET, |fewer| {
-        for _ in 0..TRIES {
-            match round::play(&campaign.setting, fewer) {
-                Ok(outcome) if outcome.violations.is_empty() => {}
-                Ok(outcome) => {
-                    tell(&format!("still wrong with {} faults", fewer.faults.len()));
-                    violations = outcome.violations;
-                    return true;
-                }
-                Err(error) => failed = Some(error),
-            }
+    let mut fails_once = |fewer: &Schedule| match round::play(&campaign.setting, fewer) {
+        Ok(outcome) if outcome.violations.is_empty() => false,
+        Ok(outcome) => {
+            violations = outcome.violations;
+            true
         }
-        false
+        Err(error) => {
+            failed = Some(error);
+            false
+        }
+    };
+    let smallest = shrink(schedule, SHRINK_BUDGET, |fewer| {
+        // What fails only once in many times would not fail when it is played again.
+        let wrong = (0..FAILURES).all(|_| (0..TRIES).any(|_| fails_once(fewer)));
+        if wrong {
+            tell(&format!("still wrong with {} faults", fewer.faults.len()));
+        }
+        wrong
     });
     if let Some(error) = failed {
         return Err(error);
