@@ -136,7 +136,7 @@ fn peer_of(segment: &str) -> u8 {
 /// Opens a segment by a function of Mooncake's.
 ///
 /// # Safety
-/// As for `real`.
+/// `engine` is one of Mooncake's, and `name` is null or a C string.
 unsafe fn open_by(real: Option<OpenSegment>, engine: EnginePtr, name: *const c_char) -> i32 {
     let Some(real) = real else {
         return REFUSED;
