@@ -9,7 +9,7 @@ use core::fmt::Debug;
 use laxity_types::Level;
 
 use crate::event::FlowSpec;
-use crate::link::flows::{Flow, Index, Tie};
+use crate::link::flows::{Flow, SlotId, Tie};
 use crate::link::port::Port;
 use crate::link::queue::{Group, GroupBy, QueueId, Rank, SCAVENGER};
 use crate::time::Time;
@@ -70,9 +70,9 @@ pub(crate) struct UncontendedFlow<'a> {
     /// The flow's own deadline, or its request's.
     pub(crate) deadline: Time,
     /// The flow's batch, or [`NULL_BATCH`](crate::link::batch_table::NULL_BATCH) if unknown.
-    pub(crate) batch: Index,
+    pub(crate) batch: SlotId,
     /// The flow's request, or [`NONE`](crate::link::flows::NONE) if unknown.
-    pub(crate) request: Index,
+    pub(crate) request: SlotId,
 }
 
 impl UncontendedFlow<'_> {

@@ -80,7 +80,7 @@ use laxity_types::{Layer, Level, Stage};
 use crate::config::LinkConfig;
 use crate::discipline::{Discipline, Feasibility, QueuePosition, UncontendedFlow};
 use crate::link::batch_table::NULL_BATCH;
-use crate::link::flows::{Flow, Index, NONE};
+use crate::link::flows::{Flow, NONE, SlotId};
 use crate::link::port::Port;
 use crate::link::queue::{Group, GroupBy, QueueId, Rank};
 use crate::scavenger;
@@ -163,7 +163,7 @@ impl Laxity {
 
     /// Returns the key of the batch, or that of deadline `own` for a flow of no known batch or of a
     /// batch without deadlines. `now` only decides which members are doomed.
-    fn batch_key(port: &Port, now: Time, batch: Index, own: Time) -> u64 {
+    fn batch_key(port: &Port, now: Time, batch: SlotId, own: Time) -> u64 {
         if batch == NULL_BATCH {
             return Self::own_key(now, own, Span::ZERO);
         }
@@ -212,7 +212,7 @@ impl Laxity {
     }
 
     /// Returns the level of KV reuse on the wire.
-    fn reuse_level(&self, port: &Port, now: Time, batch: Index, layer: Layer, key: Time) -> Level {
+    fn reuse_level(&self, port: &Port, now: Time, batch: SlotId, layer: Layer, key: Time) -> Level {
         let known = batch != NULL_BATCH && port.batches.batch(batch).is_announced();
         match port.rli(batch, layer) {
             rli if !known || rli > NEAR_LAYERS => self.slack_level(now, key),

@@ -49,7 +49,7 @@ mod waiting;
 use std::collections::{BTreeSet, VecDeque};
 
 use batch_table::NULL_BATCH;
-use flows::{FlowPhase, Index, NONE};
+use flows::{FlowPhase, NONE, SlotId};
 use in_flight::{InFlight, Oversized};
 use peers::Peers;
 use port::Port;
@@ -92,7 +92,7 @@ pub struct Link {
     guarantee: Guarantee,
     starved: Starved,
     /// Batches with flows whose level must be checked, by the time of their first check.
-    due: BTreeSet<(Time, Index)>,
+    due: BTreeSet<(Time, SlotId)>,
     moved: VecDeque<Action>,
     waiting: usize,
     in_flight: InFlight,
@@ -439,7 +439,7 @@ impl Link {
     }
 
     /// Returns the flow's own deadline, or else that of its request.
-    fn deadline(&self, spec: &FlowSpec, request: Index) -> Time {
+    fn deadline(&self, spec: &FlowSpec, request: SlotId) -> Time {
         if spec.deadline == Time::NEVER && request != NONE {
             self.port.batches.request(request).deadline
         } else {

@@ -13,7 +13,7 @@
 use laxity_types::{Deadline, Stage};
 
 use crate::event::FlowSpec;
-use crate::link::flows::{Index, NONE};
+use crate::link::flows::{NONE, SlotId};
 use crate::link::port::Port;
 
 /// Reports whether a flow belongs in the scavenger regardless of its urgency. These flows do:
@@ -22,7 +22,7 @@ use crate::link::port::Port;
 /// * the last stage of a pruned or lost request;
 /// * KV reuse of a pruned request whose batch has not started. In a running batch it stays, because
 ///   the whole batch waits for it.
-pub(crate) fn claims(port: &Port, spec: &FlowSpec, batch: Index, request: Index) -> bool {
+pub(crate) fn claims(port: &Port, spec: &FlowSpec, batch: SlotId, request: SlotId) -> bool {
     match spec.stage {
         Stage::KvReuse => port.is_pruned(spec.request) && !port.batches.batch(batch).may_run(),
         stage => match stage.deadline() {

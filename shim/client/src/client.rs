@@ -25,6 +25,7 @@ use crate::lane::Lane;
 use crate::options::Options;
 use crate::session::Session;
 use crate::stats::{LaneCounters, Stats};
+use AttachPhase::{Asked, Attached, Detached};
 
 /// Time between two checks for the daemon's answer.
 const ANSWER_POLL_NS: u64 = 1_000_000;
@@ -47,7 +48,7 @@ const LOCK_PATIENCE_FORKED: Duration = Duration::from_millis(1);
 const LOCK_RETRY_NS: u64 = 10_000_000;
 
 #[derive(Debug)]
-enum Phase {
+enum AttachPhase {
     Detached,
     /// A greeting was sent. `pid` is the process that sent it, which differs in a forked child.
     Asked {
@@ -62,7 +63,7 @@ enum Phase {
 
 #[derive(Debug)]
 struct Attachment {
-    link: Phase,
+    phase: AttachPhase,
     /// The time since which there is no scheduler, or `None` while there is one.
     detached_ns: Option<u64>,
     /// Total length of earlier periods without a scheduler.
@@ -147,7 +148,7 @@ impl Client {
             pid: std::process::id(),
             generation: AtomicU64::new(0),
             attachment: RwLock::new(Attachment {
-                link: Phase::Detached,
+                phase: Detached,
                 detached_ns: Some(now),
                 unscheduled_ns: 0,
                 attached: 0,
@@ -202,9 +203,9 @@ impl Client {
         let now = now_ns();
         let attachment = read(&self.core.attachment);
         stats.reattaches = attachment.attached.saturating_sub(1);
-        let detached_ns = match &attachment.link {
+        let detached_ns = match &attachment.phase {
             // A process whose flows never wait may not have noticed the loss yet.
-            Phase::Attached(session) => session.check_hangup(),
+            Attached(session) => session.check_hangup(),
             _ => attachment.detached_ns,
         };
         stats.unscheduled_ns =
@@ -356,7 +357,7 @@ impl Core {
             let session = self.step(&mut attachment);
             let now = now_ns();
             let left = end.saturating_sub(now);
-            let Phase::Asked { ref socket, .. } = attachment.link else {
+            let Asked { ref socket, .. } = attachment.phase else {
                 if attachment.crowded == 0 || left == 0 {
                     return;
                 }
@@ -380,16 +381,16 @@ impl Core {
 impl Attachment {
     /// Returns the session, if there is one and it was not lost.
     fn live_session(&self) -> Option<Arc<Session>> {
-        match &self.link {
-            Phase::Attached(session) if session.lost_at().is_none() => Some(Arc::clone(session)),
+        match &self.phase {
+            Attached(session) if session.lost_at().is_none() => Some(Arc::clone(session)),
             _ => None,
         }
     }
 
     /// Returns the last session while its flows wait for the next daemon.
     fn inherited(&self) -> Option<Arc<Session>> {
-        let last = match &self.link {
-            Phase::Attached(session) => Some(session),
+        let last = match &self.phase {
+            Attached(session) => Some(session),
             _ => self.before.as_ref(),
         };
         last.filter(|session| session.has_successor()).cloned()
@@ -406,13 +407,13 @@ impl Attachment {
     fn advance(&mut self, options: &Options, now: u64) -> (Option<Arc<Session>>, u64) {
         let retry = now.saturating_add(options.reattach_every.as_nanos() as u64);
         let crowded = std::mem::take(&mut self.crowded);
-        if let Phase::Attached(session) = &self.link {
+        if let Attached(session) = &self.phase {
             match session.lost_at() {
                 None => return (Some(Arc::clone(session)), 0),
                 Some(since) => {
                     self.detached_ns = Some(since);
                     self.before = session.has_successor().then(|| Arc::clone(session));
-                    self.link = Phase::Detached;
+                    self.phase = Detached;
                 }
             }
         }
@@ -420,23 +421,23 @@ impl Attachment {
             self.before = None;
         }
         let retry = if self.before.is_some() { now + ENDED_RETRY_NS } else { retry };
-        if let Phase::Asked { since_ns, pid, .. } = self.link
+        if let Asked { since_ns, pid, .. } = self.phase
             && (pid != std::process::id() || now.saturating_sub(since_ns) > ANSWER_LIMIT_NS)
         {
-            self.link = Phase::Detached;
+            self.phase = Detached;
         }
-        match std::mem::replace(&mut self.link, Phase::Detached) {
+        match std::mem::replace(&mut self.phase, Detached) {
             // The guard is bound last, so it is dropped first.
-            Phase::Asked { socket, since_ns, pid, guard } => {
+            Asked { socket, since_ns, pid, guard } => {
                 match registration::receive_reply(socket.as_fd()) {
                     Ok(None) => {
-                        self.link = Phase::Asked { guard, socket, since_ns, pid };
+                        self.phase = Asked { guard, socket, since_ns, pid };
                         (None, now + ANSWER_POLL_NS)
                     }
                     Ok(Some(welcome)) => match Session::new(socket, welcome, guard) {
                         Some(session) => {
                             let session = Arc::new(session);
-                            self.link = Phase::Attached(Arc::clone(&session));
+                            self.phase = Attached(Arc::clone(&session));
                             self.attached += 1;
                             self.refusal = None;
                             self.before = None;
@@ -465,8 +466,7 @@ impl Attachment {
             }
             _ => match greet(options) {
                 Ok((socket, guard)) => {
-                    self.link =
-                        Phase::Asked { guard, socket, since_ns: now, pid: std::process::id() };
+                    self.phase = Asked { guard, socket, since_ns: now, pid: std::process::id() };
                     (None, now + ANSWER_POLL_NS)
                 }
                 Err(error) if is_backlog_full(&error) => {

@@ -9,7 +9,7 @@
 
 #![allow(clippy::missing_safety_doc, reason = "said above, once for all functions")]
 
-use core::ffi::c_int;
+use core::ffi::{c_int, c_void};
 
 use laxity_ibverbs::{ibv_context, ibv_pd, ibv_qp, ibv_qp_attr, verbs_context};
 use laxity_job::real;
@@ -29,12 +29,6 @@ static CMD_DESTROY_QP: Symbol = of_libibverbs(c"ibv_cmd_destroy_qp", None);
 #[repr(C)]
 #[derive(Debug)]
 pub struct VerbsContextOps {
-    _private: [u8; 0],
-}
-
-#[repr(C)]
-#[derive(Debug)]
-pub struct IbvCmd {
     _private: [u8; 0],
 }
 
@@ -74,12 +68,12 @@ pub unsafe extern "C" fn ibv_cmd_modify_qp(
     qp: *mut ibv_qp,
     attr: *mut ibv_qp_attr,
     mask: c_int,
-    command: *mut IbvCmd,
+    command: *mut c_void,
     bytes: usize,
 ) -> c_int {
     let Some(real) = real!(
         CMD_MODIFY_QP.address(),
-        fn(*mut ibv_qp, *mut ibv_qp_attr, c_int, *mut IbvCmd, usize) -> c_int
+        fn(*mut ibv_qp, *mut ibv_qp_attr, c_int, *mut c_void, usize) -> c_int
     ) else {
         return libc::ENOSYS;
     };
@@ -94,14 +88,14 @@ pub unsafe extern "C" fn ibv_cmd_modify_qp_ex(
     qp: *mut ibv_qp,
     attr: *mut ibv_qp_attr,
     mask: c_int,
-    command: *mut IbvCmd,
+    command: *mut c_void,
     bytes: usize,
-    response: *mut IbvCmd,
+    response: *mut c_void,
     response_bytes: usize,
 ) -> c_int {
     let Some(real) = real!(
         CMD_MODIFY_QP_EX.address(),
-        fn(*mut ibv_qp, *mut ibv_qp_attr, c_int, *mut IbvCmd, usize, *mut IbvCmd, usize) -> c_int
+        fn(*mut ibv_qp, *mut ibv_qp_attr, c_int, *mut c_void, usize, *mut c_void, usize) -> c_int
     ) else {
         return libc::ENOSYS;
     };
@@ -119,14 +113,14 @@ pub unsafe extern "C" fn ibv_cmd_modify_qp_ex(
 pub unsafe extern "C" fn ibv_cmd_alloc_pd(
     context: *mut ibv_context,
     pd: *mut ibv_pd,
-    command: *mut IbvCmd,
+    command: *mut c_void,
     bytes: usize,
-    response: *mut IbvCmd,
+    response: *mut c_void,
     response_bytes: usize,
 ) -> c_int {
     let Some(real) = real!(
         CMD_ALLOC_PD.address(),
-        fn(*mut ibv_context, *mut ibv_pd, *mut IbvCmd, usize, *mut IbvCmd, usize) -> c_int
+        fn(*mut ibv_context, *mut ibv_pd, *mut c_void, usize, *mut c_void, usize) -> c_int
     ) else {
         return libc::ENOSYS;
     };

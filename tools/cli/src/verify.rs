@@ -87,7 +87,7 @@ struct DaemonNic {
 }
 
 /// The daemon's and the NICs' counters at one moment.
-struct Sample {
+struct Observed {
     status: Status,
     counters: BTreeMap<String, Counters>,
 }
@@ -149,10 +149,10 @@ pub(crate) fn verify(args: &VerifyArgs) -> Result<ExitCode, VerifyError> {
     let mut daemon = args.endpoint.connect()?;
     let ports = fabric::ports(&root);
     let nics = nics(&root, &ports, &daemon.status()?, &query, &tool);
-    let mut look = || -> Result<Sample, ControlError> {
+    let mut look = || -> Result<Observed, ControlError> {
         let status = daemon.status()?;
         let of = |nic: &DaemonNic| (nic.name.clone(), counters(&root, nic, &tool));
-        Ok(Sample { status, counters: nics.iter().map(of).collect() })
+        Ok(Observed { status, counters: nics.iter().map(of).collect() })
     };
     let before = look()?;
     let engines_before = engines::look(&args.engines);
@@ -232,7 +232,7 @@ fn growth(before: &Counters, after: &Counters, names: &[&str], priority: u8) -> 
     })
 }
 
-fn compare(nics: &[DaemonNic], before: &Sample, after: &Sample, seconds: u64) -> VerifyReport {
+fn compare(nics: &[DaemonNic], before: &Observed, after: &Observed, seconds: u64) -> VerifyReport {
     let mut report = VerifyReport { seconds, ttft: None, nics: Vec::new(), findings: Vec::new() };
     report.findings.extend(unmarked(&after.status));
     let is_marked = report.findings.is_empty();
@@ -259,9 +259,10 @@ fn unmarked(status: &Status) -> Option<Finding> {
     Some(Finding::info("marking", found).action(action))
 }
 
-fn nic_report(nic: &DaemonNic, before: &Sample, after: &Sample) -> NicReport {
+fn nic_report(nic: &DaemonNic, before: &Observed, after: &Observed) -> NicReport {
     let none = Counters::new();
-    let counters = |seen: &'_ Sample| seen.counters.get(&nic.name).cloned().unwrap_or(none.clone());
+    let counters =
+        |seen: &'_ Observed| seen.counters.get(&nic.name).cloned().unwrap_or(none.clone());
     let (old, new) = (counters(before), counters(after));
     let levels = level_rows(nic, &before.status, &after.status);
     let dscps = after.status.ports.first().map(|port| &port.levels[..]).unwrap_or_default();

@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use laxity_types::{BatchId, Layer, RequestId};
 
-use super::flows::{Index, NONE};
+use super::flows::{NONE, SlotId};
 use super::named::IdTable;
 use crate::config::{BATCHES_MAX, REQUESTS_MAX};
 use crate::event::BatchSpec;
@@ -31,7 +31,7 @@ const PATIENCE_LAYERS: u64 = 16;
 const PATIENCE_PERIODS: u64 = 64;
 
 /// Slot of the batch that stands for all flows without a known batch.
-pub(crate) const NULL_BATCH: Index = 0;
+pub(crate) const NULL_BATCH: SlotId = 0;
 
 #[derive(Clone, Debug)]
 pub(crate) struct Batch {
@@ -51,8 +51,8 @@ pub(crate) struct Batch {
     pub(crate) compute_left: Span,
     /// Position in `σ`, `u32::MAX` if the batch is not in `σ`.
     pub(crate) sigma: u32,
-    ahead: Index,
-    followers: Vec<Index>,
+    ahead: SlotId,
+    followers: Vec<SlotId>,
     /// The batch's requests by deadline.
     pub(crate) members: BTreeSet<(Time, RequestId)>,
     /// Deadlines of waiting flows that no member has, with the flow's arrival number.
@@ -62,9 +62,9 @@ pub(crate) struct Batch {
     /// Number of the batch's waiting flows whose level follows its progress.
     pub(crate) climbing: u32,
     /// The batch's groups in the queue.
-    pub(crate) groups: Vec<Index>,
+    pub(crate) groups: Vec<SlotId>,
     /// The next checks of the batch's waiting flows: time, arrival number, slot.
-    pub(crate) checks: BTreeSet<(Time, u64, Index)>,
+    pub(crate) checks: BTreeSet<(Time, u64, SlotId)>,
     /// When the batch's first check is due, as registered with the port.
     pub(crate) due: Time,
     /// When the batch's current layer began.
@@ -147,14 +147,14 @@ impl Batch {
 pub(crate) struct RequestState {
     pub(crate) id: RequestId,
     /// The batch of which the request is a member, or [`NONE`].
-    pub(crate) batch: Index,
+    pub(crate) batch: SlotId,
     pub(crate) deadline: Time,
     /// Whether a hint named the request, so that it stays in the table without waiting flows.
     pub(crate) joined: bool,
     /// Whether the request cannot meet its deadline on this port.
     pub(crate) lost: bool,
     /// The first of the request's waiting flows, or [`NONE`].
-    pub(crate) first: Index,
+    pub(crate) first: SlotId,
 }
 
 /// The batches and requests of a port.
@@ -180,19 +180,19 @@ impl BatchTable {
         self.requests.max = requests.min(REQUESTS_MAX);
     }
 
-    pub(crate) fn batch(&self, slot: Index) -> &Batch {
+    pub(crate) fn batch(&self, slot: SlotId) -> &Batch {
         self.batches.get(slot)
     }
 
-    pub(crate) fn batch_mut(&mut self, slot: Index) -> &mut Batch {
+    pub(crate) fn batch_mut(&mut self, slot: SlotId) -> &mut Batch {
         self.batches.get_mut(slot)
     }
 
-    pub(crate) fn request(&self, slot: Index) -> &RequestState {
+    pub(crate) fn request(&self, slot: SlotId) -> &RequestState {
         self.requests.get(slot)
     }
 
-    pub(crate) fn request_mut(&mut self, slot: Index) -> &mut RequestState {
+    pub(crate) fn request_mut(&mut self, slot: SlotId) -> &mut RequestState {
         self.requests.get_mut(slot)
     }
 
@@ -205,16 +205,16 @@ impl BatchTable {
     }
 
     /// Returns the slot of a batch. The id 0 gives [`NULL_BATCH`].
-    pub(crate) fn find_batch(&self, id: BatchId) -> Option<Index> {
+    pub(crate) fn find_batch(&self, id: BatchId) -> Option<SlotId> {
         if id == BatchId(0) { Some(NULL_BATCH) } else { self.batches.find(id) }
     }
 
-    pub(crate) fn find_request(&self, id: RequestId) -> Option<Index> {
+    pub(crate) fn find_request(&self, id: RequestId) -> Option<SlotId> {
         self.requests.find(id)
     }
 
     /// Returns the slot of a batch, which is new if need be, or [`NULL_BATCH`] if there is no room.
-    pub(crate) fn enter_batch(&mut self, id: BatchId) -> Index {
+    pub(crate) fn enter_batch(&mut self, id: BatchId) -> SlotId {
         if let Some(slot) = self.find_batch(id) {
             return slot;
         }
@@ -229,7 +229,7 @@ impl BatchTable {
     }
 
     /// Returns the slot of a request, which is new if need be, or [`NONE`] if there is no room.
-    pub(crate) fn enter_request(&mut self, id: RequestId) -> Index {
+    pub(crate) fn enter_request(&mut self, id: RequestId) -> SlotId {
         if let Some(slot) = self.find_request(id) {
             return slot;
         }
@@ -254,7 +254,7 @@ impl BatchTable {
     }
 
     /// Records that a hint announced the batch. Returns [`NULL_BATCH`] if there is no room for it.
-    pub(crate) fn announce(&mut self, spec: &BatchSpec) -> Index {
+    pub(crate) fn announce(&mut self, spec: &BatchSpec) -> SlotId {
         let slot = self.enter_batch(spec.batch);
         if slot == NULL_BATCH {
             return slot;
@@ -267,7 +267,7 @@ impl BatchTable {
     }
 
     /// Makes `request` a member of `batch` with `deadline`. `hinted` says whether a hint said so.
-    pub(crate) fn join(&mut self, batch: Index, request: Index, deadline: Time, hinted: bool) {
+    pub(crate) fn join(&mut self, batch: SlotId, request: SlotId, deadline: Time, hinted: bool) {
         self.leave(request);
         let known = self.request_mut(request);
         known.joined |= hinted;
@@ -286,7 +286,7 @@ impl BatchTable {
     }
 
     /// Reports whether `request` is a member of `batch` whose deadline is no later than `deadline`.
-    pub(crate) fn speaks_for(&self, request: Index, batch: Index, deadline: Time) -> bool {
+    pub(crate) fn speaks_for(&self, request: SlotId, batch: SlotId, deadline: Time) -> bool {
         request != NONE && {
             let known = self.request(request);
             known.batch == batch && known.deadline <= deadline
@@ -294,7 +294,7 @@ impl BatchTable {
     }
 
     /// Removes the request from its batch.
-    pub(crate) fn leave(&mut self, request: Index) {
+    pub(crate) fn leave(&mut self, request: SlotId) {
         let known = self.request_mut(request);
         let (batch, member) = (known.batch, (known.deadline, known.id));
         known.batch = NONE;
@@ -304,7 +304,7 @@ impl BatchTable {
     }
 
     /// Ends the request, which stays in the table while its flows wait. Returns its batch.
-    pub(crate) fn end_request(&mut self, request: Index) -> Index {
+    pub(crate) fn end_request(&mut self, request: SlotId) -> SlotId {
         let batch = self.request(request).batch;
         self.leave(request);
         self.request_mut(request).joined = false;
@@ -313,7 +313,7 @@ impl BatchTable {
     }
 
     /// Removes a request that no hint and no waiting flow names.
-    pub(crate) fn tidy_request(&mut self, request: Index) {
+    pub(crate) fn tidy_request(&mut self, request: SlotId) {
         let known = self.request(request);
         if !known.joined && known.first == NONE {
             self.leave(request);
@@ -321,14 +321,14 @@ impl BatchTable {
         }
     }
 
-    fn drop_request(&mut self, request: Index) {
+    fn drop_request(&mut self, request: SlotId) {
         let id = self.request(request).id;
         self.requests.remove(id, request);
     }
 
     /// Ends the batch, which stays in the table while its flows wait. Returns the batches directly
     /// behind it, which no longer wait for it.
-    pub(crate) fn end_batch(&mut self, slot: Index) -> Vec<Index> {
+    pub(crate) fn end_batch(&mut self, slot: SlotId) -> Vec<SlotId> {
         let batch = self.batch_mut(slot);
         batch.announced = false;
         batch.finished = true;
@@ -341,14 +341,14 @@ impl BatchTable {
     }
 
     /// Removes a batch that no hint and no waiting flow names.
-    pub(crate) fn tidy_batch(&mut self, slot: Index) {
+    pub(crate) fn tidy_batch(&mut self, slot: SlotId) {
         let batch = self.batch(slot);
         if slot != NULL_BATCH && !batch.announced && batch.waiting == 0 {
             self.drop_batch(slot);
         }
     }
 
-    fn drop_batch(&mut self, slot: Index) {
+    fn drop_batch(&mut self, slot: SlotId) {
         self.detach(slot);
         let batch = self.batch_mut(slot);
         let id = batch.id;
@@ -368,7 +368,7 @@ impl BatchTable {
     }
 
     /// Queues `batch` behind `ahead`. Returns false if that is impossible, as for a running batch.
-    pub(crate) fn follow(&mut self, batch: Index, ahead: Index) -> bool {
+    pub(crate) fn follow(&mut self, batch: SlotId, ahead: SlotId) -> bool {
         let runs = self.batch(batch).started;
         if batch == ahead || batch == NULL_BATCH || ahead == NULL_BATCH || runs {
             return false;
@@ -392,7 +392,7 @@ impl BatchTable {
     }
 
     /// Takes `batch` out of the queue in which it waits.
-    fn detach(&mut self, batch: Index) {
+    fn detach(&mut self, batch: SlotId) {
         let ahead = core::mem::replace(&mut self.batch_mut(batch).ahead, NONE);
         if ahead != NONE {
             self.batch_mut(ahead).followers.retain(|&follower| follower != batch);
@@ -400,7 +400,7 @@ impl BatchTable {
     }
 
     /// Records that `layer` of the batch has begun. Returns false if it had begun before.
-    pub(crate) fn advance(&mut self, slot: Index, layer: Layer, now: Time) -> bool {
+    pub(crate) fn advance(&mut self, slot: SlotId, layer: Layer, now: Time) -> bool {
         let batch = self.batch_mut(slot);
         if slot == NULL_BATCH || (batch.started && layer <= batch.layer) {
             return false;
@@ -415,7 +415,7 @@ impl BatchTable {
     /// Updates progress and remaining computation of `slot` and of batches queued behind it.
     /// Returns each with its old progress. While levels of waiting flows follow the progress, it
     /// never falls (architecture §4.3: promotion is monotonic).
-    pub(crate) fn refresh(&mut self, slot: Index) -> Vec<(Index, i64)> {
+    pub(crate) fn refresh(&mut self, slot: SlotId) -> Vec<(SlotId, i64)> {
         let mut affected = vec![slot];
         let mut changed = Vec::new();
         let mut next = 0;
@@ -435,7 +435,7 @@ impl BatchTable {
         changed
     }
 
-    fn ahead_of(&self, slot: Index) -> (u64, Span) {
+    fn ahead_of(&self, slot: SlotId) -> (u64, Span) {
         let (mut layers, mut time) = (0, Span::ZERO);
         let mut ahead = self.batch(slot).ahead;
         for _ in 0..CHAIN_MAX {
@@ -451,7 +451,7 @@ impl BatchTable {
     }
 
     /// Replaces `σ`. Returns the batches of the table whose position changed.
-    pub(crate) fn set_sigma(&mut self, sigma: &[BatchId]) -> Vec<Index> {
+    pub(crate) fn set_sigma(&mut self, sigma: &[BatchId]) -> Vec<SlotId> {
         let old = core::mem::take(&mut self.sigma);
         for (&id, position) in sigma.iter().zip(0..u32::MAX) {
             self.sigma.entry(id).or_insert(position);

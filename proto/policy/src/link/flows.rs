@@ -12,10 +12,10 @@ use crate::event::FlowSpec;
 use crate::lookup::Lookup;
 use crate::time::Time;
 
-/// Index into one of the tables of a port.
-pub(crate) type Index = u32;
+/// A slot of one of the tables of a port: an index into it.
+pub(crate) type SlotId = u32;
 /// A slot number that stands for no entry.
-pub(crate) const NONE: Index = Index::MAX;
+pub(crate) const NONE: SlotId = SlotId::MAX;
 
 /// The order of members of a group with the same policy order. Arrival decides last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,8 +32,8 @@ pub(crate) struct Age {
     /// When the wait in the levels began, [`Time::NEVER`] if the flow does not wait there.
     pub(super) since: Time,
     pub(super) starved: bool,
-    pub(super) next: Index,
-    pub(super) previous: Index,
+    pub(super) next: SlotId,
+    pub(super) previous: SlotId,
 }
 
 impl Default for Age {
@@ -66,13 +66,13 @@ pub(crate) struct Flow {
     /// Level of the first permit, which the flow keeps on the wire.
     pub(crate) wire: Option<Level>,
     /// The flow's batch, or [`NULL_BATCH`](super::batch_table::NULL_BATCH) if unknown.
-    pub(crate) batch: Index,
+    pub(crate) batch: SlotId,
     /// The flow's request, [`NONE`] if it has none.
-    pub(crate) request: Index,
+    pub(crate) request: SlotId,
     /// Next and previous waiting flow of the same request.
-    pub(crate) siblings: (Index, Index),
+    pub(crate) siblings: (SlotId, SlotId),
     /// The group in which the flow waits, [`NONE`] while the flow is held.
-    pub(crate) group: Index,
+    pub(crate) group: SlotId,
     /// The order among the group's members: the policy's, then that of the tie rule.
     pub(crate) order: (u64, u64),
     /// The rule for members of the same policy order.
@@ -86,7 +86,7 @@ pub(crate) struct Flow {
 }
 
 impl Flow {
-    pub(crate) fn new(spec: FlowSpec, deadline: Time, batch: Index, request: Index) -> Self {
+    pub(crate) fn new(spec: FlowSpec, deadline: Time, batch: SlotId, request: SlotId) -> Self {
         Self {
             spec,
             seq: 0,
@@ -117,7 +117,7 @@ impl Flow {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum FlowPhase {
     /// The flow, which may be held, has bytes still to be permitted. The slot has its record.
-    Waits(Index),
+    Waits(SlotId),
     /// All bytes are permitted. This many are not completed, and were sent at this level to this
     /// peer.
     InFlight(u64, Level, PeerId),
@@ -126,7 +126,7 @@ pub(crate) enum FlowPhase {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct FlowTable {
     slots: Vec<Flow>,
-    free: Vec<Index>,
+    free: Vec<SlotId>,
     lives: Lookup<FlowId, FlowPhase>,
 }
 
@@ -136,7 +136,7 @@ impl FlowTable {
     }
 
     /// Adds a waiting flow. Returns `None` if its id is in use.
-    pub(crate) fn insert(&mut self, flow: Flow) -> Option<Index> {
+    pub(crate) fn insert(&mut self, flow: Flow) -> Option<SlotId> {
         let Entry::Vacant(life) = self.lives.entry(flow.spec.flow) else {
             return None;
         };
@@ -145,14 +145,14 @@ impl FlowTable {
             slot
         } else {
             self.slots.push(flow);
-            (self.slots.len() - 1) as Index
+            (self.slots.len() - 1) as SlotId
         };
         life.insert(FlowPhase::Waits(slot));
         Some(slot)
     }
 
     /// Replaces the record of a flow that had its last permit by its bytes in flight.
-    pub(crate) fn mark_in_flight(&mut self, slot: Index) {
+    pub(crate) fn mark_in_flight(&mut self, slot: SlotId) {
         let flow = &self.slots[slot as usize];
         let (id, bytes, peer) = (flow.spec.flow, flow.outstanding, flow.spec.peer);
         let level = flow.wire.unwrap_or(flow.level);
@@ -191,18 +191,18 @@ impl FlowTable {
         Some((done, level, peer))
     }
 
-    pub(crate) fn get(&self, slot: Index) -> &Flow {
+    pub(crate) fn get(&self, slot: SlotId) -> &Flow {
         &self.slots[slot as usize]
     }
 
-    pub(crate) fn get_mut(&mut self, slot: Index) -> &mut Flow {
+    pub(crate) fn get_mut(&mut self, slot: SlotId) -> &mut Flow {
         &mut self.slots[slot as usize]
     }
 
     /// Returns all flows that have bytes still to be permitted: first waiting flows, then held
     /// flows, each in the order of arrival.
-    pub(crate) fn by_arrival(&self) -> Vec<Index> {
-        let mut slots: Vec<Index> = self
+    pub(crate) fn by_arrival(&self) -> Vec<SlotId> {
+        let mut slots: Vec<SlotId> = self
             .lives
             .values()
             .filter_map(|life| match life {

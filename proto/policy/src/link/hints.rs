@@ -6,7 +6,7 @@ use laxity_types::{BatchId, Layer, RequestId, Stage};
 
 use super::Link;
 use super::batch_table::NULL_BATCH;
-use super::flows::{Index, NONE};
+use super::flows::{NONE, SlotId};
 use super::queue::SCAVENGER;
 use crate::discipline::QueuePosition;
 use crate::event::{BatchSpec, Order};
@@ -149,7 +149,7 @@ impl Link {
 
     /// Moves KV reuse of pruned requests out of the scavenger when their batch starts, because the
     /// batch would stall on it. The move is a promotion, so promotion stays monotonic.
-    fn rescue(&mut self, now: Time, batch: Index) {
+    fn rescue(&mut self, now: Time, batch: SlotId) {
         let members = self.port.batches.batch(batch).members.iter().map(|&(_, id)| id);
         let pruned: Vec<RequestId> = members.filter(|&id| self.port.is_pruned(id)).collect();
         for id in pruned {
@@ -170,7 +170,7 @@ impl Link {
     }
 
     /// Updates the ranks of the batch, and of batches queued behind it, after progress.
-    fn progressed(&mut self, now: Time, batch: Index) {
+    fn progressed(&mut self, now: Time, batch: SlotId) {
         for (slot, was) in self.port.batches.refresh(batch) {
             let batch = self.port.batches.batch(slot);
             if batch.climbing > 0 && batch.progress != was {
@@ -188,7 +188,7 @@ impl Link {
         }
     }
 
-    fn flows_of(&self, request: Index) -> Vec<Index> {
+    fn flows_of(&self, request: SlotId) -> Vec<SlotId> {
         let mut flows = Vec::new();
         let mut next = self.port.batches.request(request).first;
         while next != NONE {

@@ -21,7 +21,7 @@ use laxity_types::{Layer, Level, Stage};
 
 use super::Link;
 use super::batch_table::NULL_BATCH;
-use super::flows::Index;
+use super::flows::SlotId;
 use crate::laxity::needed_soon;
 use crate::time::{Span, Time};
 
@@ -35,7 +35,7 @@ const GUARD_LAYERS: u64 = 64;
 impl Link {
     /// Updates [`Port::reuse_late_until`](super::port::Port::reuse_late_until) before a permit for
     /// a flow of `stage`, which `layer` of `batch` needs.
-    pub(super) fn note_late_reuse(&mut self, now: Time, stage: Stage, batch: Index, layer: Layer) {
+    pub(super) fn note_late_reuse(&mut self, now: Time, stage: Stage, batch: SlotId, layer: Layer) {
         let Some(collective) = self.collective_level else {
             return;
         };

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use super::flows::Index;
+use super::flows::SlotId;
 
 /// Old records that are checked for an idle one, which bounds the cost of an insertion.
 pub(super) const FORGET_TRIES: usize = 16;
@@ -18,10 +18,10 @@ struct NamedEntry<T> {
 #[derive(Clone, Debug)]
 pub(super) struct IdTable<I, T> {
     entries: Vec<NamedEntry<T>>,
-    free: Vec<Index>,
-    by_id: BTreeMap<I, Index>,
+    free: Vec<SlotId>,
+    by_id: BTreeMap<I, SlotId>,
     /// Slots and record numbers, the oldest first. An entry is valid while `born` is the same.
-    ages: VecDeque<(Index, u64)>,
+    ages: VecDeque<(SlotId, u64)>,
     births: u64,
     pub(super) max: usize,
 }
@@ -40,15 +40,15 @@ impl<I: Copy + Ord, T> IdTable<I, T> {
         }
     }
 
-    pub(super) fn get(&self, slot: Index) -> &T {
+    pub(super) fn get(&self, slot: SlotId) -> &T {
         &self.entries[slot as usize].record
     }
 
-    pub(super) fn get_mut(&mut self, slot: Index) -> &mut T {
+    pub(super) fn get_mut(&mut self, slot: SlotId) -> &mut T {
         &mut self.entries[slot as usize].record
     }
 
-    pub(super) fn find(&self, id: I) -> Option<Index> {
+    pub(super) fn find(&self, id: I) -> Option<SlotId> {
         self.by_id.get(&id).copied()
     }
 
@@ -60,7 +60,7 @@ impl<I: Copy + Ord, T> IdTable<I, T> {
         self.by_id.len() >= self.max
     }
 
-    pub(super) fn insert(&mut self, id: I, record: T) -> Index {
+    pub(super) fn insert(&mut self, id: I, record: T) -> SlotId {
         self.births += 1;
         let born = self.births;
         let entry = NamedEntry { record, born };
@@ -69,7 +69,7 @@ impl<I: Copy + Ord, T> IdTable<I, T> {
             slot
         } else {
             self.entries.push(entry);
-            (self.entries.len() - 1) as Index
+            (self.entries.len() - 1) as SlotId
         };
         self.by_id.insert(id, slot);
         let (entries, ages) = (&self.entries, &mut self.ages);
@@ -81,7 +81,7 @@ impl<I: Copy + Ord, T> IdTable<I, T> {
     }
 
     /// Removes a record. Its slot may be used again.
-    pub(super) fn remove(&mut self, id: I, slot: Index) {
+    pub(super) fn remove(&mut self, id: I, slot: SlotId) {
         self.entries[slot as usize].born = 0;
         self.by_id.remove(&id);
         self.free.push(slot);
@@ -89,7 +89,7 @@ impl<I: Copy + Ord, T> IdTable<I, T> {
 
     /// Returns an idle record of the [`FORGET_TRIES`] oldest, for removal. Records that are in use
     /// move to the end of the list, so the next call checks others.
-    pub(super) fn oldest_idle(&mut self, is_idle: impl Fn(&T) -> bool) -> Option<Index> {
+    pub(super) fn oldest_idle(&mut self, is_idle: impl Fn(&T) -> bool) -> Option<SlotId> {
         let mut tries = 0;
         while tries < FORGET_TRIES
             && let Some((slot, born)) = self.ages.pop_front()

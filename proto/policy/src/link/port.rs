@@ -3,7 +3,7 @@
 use laxity_types::{Layer, RequestId};
 
 use super::batch_table::BatchTable;
-use super::flows::{Flow, FlowTable, Index};
+use super::flows::{Flow, FlowTable, SlotId};
 use super::piece_rate::PieceRate;
 use super::queue::Queues;
 use crate::config::LinkConfig;
@@ -81,7 +81,7 @@ impl Port {
     }
 
     /// Returns the `RLI` of an early-stage flow of the batch.
-    pub(crate) fn rli(&self, batch: Index, layer: Layer) -> u32 {
+    pub(crate) fn rli(&self, batch: SlotId, layer: Layer) -> u32 {
         self.batches.batch(batch).rli(layer)
     }
 }

@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use laxity_types::PeerId;
 
-use super::flows::{Index, NONE};
+use super::flows::{NONE, SlotId};
 use crate::lookup::Lookup;
 
 /// Number of a kind of group. A discipline chooses it below [`QUEUES_MAX`].
@@ -71,7 +71,7 @@ impl Tally {
 }
 
 /// The order of a flow in its group: the policy's order, the tie rule's, arrival, the flow's slot.
-pub(crate) type MemberOrder = (u64, u64, u64, Index);
+pub(crate) type MemberOrder = (u64, u64, u64, SlotId);
 
 #[derive(Clone, Debug)]
 pub(crate) struct Group {
@@ -81,7 +81,7 @@ pub(crate) struct Group {
     pub(crate) queue: QueueId,
     pub(crate) scope: GroupBy,
     /// The batch, if the scope is [`GroupBy::Batch`].
-    pub(crate) batch: Index,
+    pub(crate) batch: SlotId,
     pub(crate) members: BTreeSet<MemberOrder>,
     /// Bytes of the members that are not permitted yet.
     pub(crate) bytes: u64,
@@ -103,7 +103,7 @@ impl Group {
 
 #[derive(Clone, Debug, Default)]
 struct PeerQueue {
-    groups: BTreeMap<Rank, Index>,
+    groups: BTreeMap<Rank, SlotId>,
     /// The rank under which the peer is in the port's index, if it is.
     offered: Option<Rank>,
 }
@@ -111,13 +111,13 @@ struct PeerQueue {
 #[derive(Clone, Debug)]
 pub(crate) struct Queues {
     slots: Vec<Group>,
-    free: Vec<Index>,
-    by_key: Lookup<(u64, PeerId), Index>,
+    free: Vec<SlotId>,
+    by_key: Lookup<(u64, PeerId), SlotId>,
     peers: Vec<PeerQueue>,
     /// The peers that are not set aside, by the rank of their best group.
     index: BTreeMap<Rank, PeerId>,
     virtual_time: [u64; QUEUES_MAX],
-    scavenger: Index,
+    scavenger: SlotId,
 }
 
 impl Queues {
@@ -140,7 +140,7 @@ impl Queues {
         scope: GroupBy,
         name: u64,
         peer: PeerId,
-    ) -> (Index, bool) {
+    ) -> (SlotId, bool) {
         let key = name | u64::from(queue) << 56 | (scope as u64) << 52;
         if let Some(&slot) = self.by_key.get(&(key, peer)) {
             return (slot, false);
@@ -163,7 +163,7 @@ impl Queues {
             slot
         } else {
             self.slots.push(group);
-            (self.slots.len() - 1) as Index
+            (self.slots.len() - 1) as SlotId
         };
         if queue == SCAVENGER {
             self.scavenger = slot;
@@ -173,7 +173,7 @@ impl Queues {
     }
 
     /// Removes an empty group.
-    pub(crate) fn drop_group(&mut self, slot: Index) {
+    pub(crate) fn drop_group(&mut self, slot: SlotId) {
         self.set_rank(slot, None);
         let group = &self.slots[slot as usize];
         self.by_key.remove(&(group.key, group.peer));
@@ -184,7 +184,7 @@ impl Queues {
     }
 
     /// Moves the group to `rank` in the index. A group without a rank is not served.
-    pub(crate) fn set_rank(&mut self, slot: Index, rank: Option<Rank>) {
+    pub(crate) fn set_rank(&mut self, slot: SlotId, rank: Option<Rank>) {
         let group = &mut self.slots[slot as usize];
         if group.rank == rank {
             return;
@@ -225,7 +225,7 @@ impl Queues {
 
     /// Leaves the groups of a group's peer out of the port's index until the next
     /// [`Queues::offer`] of that peer, or until the rank of one of them changes.
-    pub(crate) fn set_aside(&mut self, slot: Index) {
+    pub(crate) fn set_aside(&mut self, slot: SlotId) {
         let peer = self.slots[slot as usize].peer;
         if let Some(old) = self.peers[usize::from(peer.0)].offered.take() {
             self.index.remove(&old);
@@ -233,7 +233,7 @@ impl Queues {
     }
 
     /// Charges `bytes` to a group and its queue. The served member's share was `share` before.
-    pub(crate) fn charge(&mut self, slot: Index, share: u64, bytes: u64) {
+    pub(crate) fn charge(&mut self, slot: SlotId, share: u64, bytes: u64) {
         let group = &mut self.slots[slot as usize];
         group.virtual_time = group.virtual_time.max(share);
         let queue = &mut self.virtual_time[usize::from(group.queue)];
@@ -241,27 +241,27 @@ impl Queues {
         group.share = group.share.saturating_add(bytes);
     }
 
-    pub(crate) fn get(&self, slot: Index) -> &Group {
+    pub(crate) fn get(&self, slot: SlotId) -> &Group {
         &self.slots[slot as usize]
     }
 
-    pub(crate) fn get_mut(&mut self, slot: Index) -> &mut Group {
+    pub(crate) fn get_mut(&mut self, slot: SlotId) -> &mut Group {
         &mut self.slots[slot as usize]
     }
 
     /// Returns the best rank and its group, among peers that are not set aside.
-    pub(crate) fn first(&self) -> Option<(Rank, Index)> {
+    pub(crate) fn first(&self) -> Option<(Rank, SlotId)> {
         let (_, &peer) = self.index.first_key_value()?;
         let best = self.peers[usize::from(peer.0)].groups.first_key_value();
         best.map(|(&rank, &slot)| (rank, slot))
     }
 
     /// Returns the group of scavenged work, if any waits.
-    pub(crate) fn scavenger(&self) -> Option<Index> {
+    pub(crate) fn scavenger(&self) -> Option<SlotId> {
         (self.scavenger != NONE).then_some(self.scavenger)
     }
 
-    pub(crate) fn ranked(&self) -> Vec<Index> {
+    pub(crate) fn ranked(&self) -> Vec<SlotId> {
         self.peers.iter().flat_map(|peer| peer.groups.values().copied()).collect()
     }
 

@@ -3,7 +3,7 @@
 use laxity_types::{Level, Stage};
 
 use super::Link;
-use super::flows::{Flow, Index, NONE};
+use super::flows::{Flow, NONE, SlotId};
 use super::queue::{Group, SCAVENGER};
 use super::waiting::tie_order;
 use crate::discipline::{Check, Feasibility, QueuePosition};
@@ -31,7 +31,7 @@ impl Link {
         })
     }
 
-    fn recheck(&mut self, slot: Index, at: Time) {
+    fn recheck(&mut self, slot: SlotId, at: Time) {
         let flow = self.port.flows.get_mut(slot);
         let (batch, old, seq) = (flow.batch, flow.check_at, flow.seq);
         flow.check_at = at;
@@ -143,7 +143,7 @@ impl Link {
 
     /// Returns the scavenger if its guaranteed share covers its next chunk, else the best group.
     /// The second value says whether the window may be exceeded.
-    fn next_group(&self, now: Time) -> Option<(Index, bool)> {
+    fn next_group(&self, now: Time) -> Option<(SlotId, bool)> {
         if let Some(scavenger) = self.port.queues.scavenger()
             && let Some((_, _, _, slot)) = self.port.queues.get(scavenger).head()
         {
@@ -166,7 +166,7 @@ impl Link {
         promoted(flow.level, self.discipline.level(&self.port, now, flow, entry))
     }
 
-    fn permit(&mut self, now: Time, slot: Index, level: Level, bytes: u64) -> Action {
+    fn permit(&mut self, now: Time, slot: SlotId, level: Level, bytes: u64) -> Action {
         let flow = self.port.flows.get(slot);
         let entry = self.port.queues.get(flow.group);
         if entry.queue != SCAVENGER {
@@ -189,7 +189,7 @@ impl Link {
     }
 
     /// Moves `bytes` of a waiting flow from waiting to in flight.
-    pub(super) fn serve(&mut self, now: Time, slot: Index, bytes: u64) {
+    pub(super) fn serve(&mut self, now: Time, slot: SlotId, bytes: u64) {
         let flow = self.port.flows.get(slot);
         let (group, spec, share) = (flow.group, flow.spec, flow.share);
         let (scavenged, whole) = (flow.level == Level::SCAVENGER, flow.remaining == bytes);
@@ -228,7 +228,7 @@ impl Link {
     }
 
     /// Takes permitted bytes off all counts of a flow that has bytes left.
-    fn shrink(&mut self, slot: Index, bytes: u64) {
+    fn shrink(&mut self, slot: SlotId, bytes: u64) {
         let flow = self.port.flows.get_mut(slot);
         flow.remaining -= bytes;
         flow.outstanding = flow.outstanding.saturating_add(bytes);
@@ -246,7 +246,7 @@ impl Link {
     }
 
     /// Updates the order among equal flows of a flow that was served.
-    fn reorder(&mut self, slot: Index) {
+    fn reorder(&mut self, slot: SlotId) {
         let flow = self.port.flows.get_mut(slot);
         let old = (flow.order.0, flow.order.1, flow.seq, slot);
         flow.order.1 = tie_order(flow);

@@ -17,7 +17,7 @@
 //!
 //! The queues are linked through the records of the flows, so each step is O(1).
 
-use super::flows::{Age, FlowTable, Index, NONE};
+use super::flows::{Age, FlowTable, NONE, SlotId};
 use crate::scavenger::Guarantee;
 use crate::time::{Span, Time};
 
@@ -31,14 +31,14 @@ const STARVED_PER_STEP: usize = 8;
 
 #[derive(Clone, Copy, Debug)]
 struct Fifo {
-    first: Index,
-    last: Index,
+    first: SlotId,
+    last: SlotId,
 }
 
 impl Fifo {
     const EMPTY: Self = Self { first: NONE, last: NONE };
 
-    fn push(&mut self, flows: &mut FlowTable, slot: Index) {
+    fn push(&mut self, flows: &mut FlowTable, slot: SlotId) {
         let age = &mut flows.get_mut(slot).age;
         (age.previous, age.next) = (self.last, NONE);
         if self.last == NONE {
@@ -49,7 +49,7 @@ impl Fifo {
         self.last = slot;
     }
 
-    fn remove(&mut self, flows: &mut FlowTable, slot: Index) {
+    fn remove(&mut self, flows: &mut FlowTable, slot: SlotId) {
         let Age { next, previous, .. } = flows.get(slot).age;
         if previous == NONE {
             self.first = next;
@@ -84,7 +84,7 @@ impl Starved {
     }
 
     /// Adds a flow that waits in the levels, unless it was added before.
-    pub(crate) fn enter(&mut self, flows: &mut FlowTable, slot: Index, now: Time) {
+    pub(crate) fn enter(&mut self, flows: &mut FlowTable, slot: SlotId, now: Time) {
         let age = &mut flows.get_mut(slot).age;
         if age.since == Time::NEVER {
             age.since = now;
@@ -93,7 +93,7 @@ impl Starved {
     }
 
     /// Removes a flow that no longer waits in the levels.
-    pub(crate) fn leave(&mut self, flows: &mut FlowTable, slot: Index) {
+    pub(crate) fn leave(&mut self, flows: &mut FlowTable, slot: SlotId) {
         let age = flows.get(slot).age;
         if age.since != Time::NEVER {
             self.fifo(age.starved).remove(flows, slot);
@@ -110,7 +110,7 @@ impl Starved {
     }
 
     /// Returns the starved flow whose turn it is.
-    pub(crate) fn next(&mut self, flows: &mut FlowTable, now: Time) -> Option<Index> {
+    pub(crate) fn next(&mut self, flows: &mut FlowTable, now: Time) -> Option<SlotId> {
         for _ in 0..STARVED_PER_STEP {
             let slot = self.fresh.first;
             if slot == NONE || now.since(flows.get(slot).age.since) < STARVED_AFTER {
@@ -129,13 +129,13 @@ impl Starved {
     }
 
     /// Charges `bytes` to the share and passes the turn from the flow at `slot` to the next one.
-    pub(crate) fn spend(&mut self, flows: &mut FlowTable, slot: Index, bytes: u64) {
+    pub(crate) fn spend(&mut self, flows: &mut FlowTable, slot: SlotId, bytes: u64) {
         self.guarantee.spend(bytes);
         self.pass(flows, slot);
     }
 
     /// Passes the turn from the flow at `slot` to the next one.
-    pub(crate) fn pass(&mut self, flows: &mut FlowTable, slot: Index) {
+    pub(crate) fn pass(&mut self, flows: &mut FlowTable, slot: SlotId) {
         self.starved.remove(flows, slot);
         self.starved.push(flows, slot);
     }

@@ -9,7 +9,7 @@ use laxity_types::{FlowId, Layer, Level, RequestId, Stage};
 
 use super::Link;
 use super::batch_table::NULL_BATCH;
-use super::flows::{Flow, FlowPhase, Index, NONE, Tie};
+use super::flows::{Flow, FlowPhase, NONE, SlotId, Tie};
 use super::queue::{Group, GroupBy, Rank, SCAVENGER};
 use crate::discipline::QueuePosition;
 use crate::event::{Action, FlowSpec};
@@ -18,7 +18,7 @@ use crate::time::Time;
 
 impl Link {
     /// Adds a flow and queues it. Returns `None` if its id is in use.
-    pub(super) fn arrive(&mut self, now: Time, spec: FlowSpec) -> Option<Index> {
+    pub(super) fn arrive(&mut self, now: Time, spec: FlowSpec) -> Option<SlotId> {
         if self.port.flows.life(spec.flow).is_some() {
             return None;
         }
@@ -38,7 +38,7 @@ impl Link {
     }
 
     /// Adds the flow to the batch and the request that its record names.
-    fn join(&mut self, now: Time, slot: Index) {
+    fn join(&mut self, now: Time, slot: SlotId) {
         let flow = self.port.flows.get(slot);
         let (batch, request, deadline) = (flow.batch, flow.request, flow.deadline);
         self.port.batches.batch_mut(batch).waiting += 1;
@@ -63,7 +63,7 @@ impl Link {
     }
 
     /// Adds the deadline of a flow to its batch, unless a member has one that is no later.
-    pub(super) fn note_deadline(&mut self, now: Time, slot: Index) {
+    pub(super) fn note_deadline(&mut self, now: Time, slot: SlotId) {
         let flow = self.port.flows.get(slot);
         let (batch, deadline, seq) = (flow.batch, flow.deadline, flow.seq);
         let spoken_for = self.port.batches.speaks_for(flow.request, batch, deadline);
@@ -76,7 +76,7 @@ impl Link {
     }
 
     /// Removes the deadline of a flow from its batch.
-    pub(super) fn forget_deadline(&mut self, slot: Index) {
+    pub(super) fn forget_deadline(&mut self, slot: SlotId) {
         let flow = self.port.flows.get(slot);
         let (batch, noted) = (flow.batch, (flow.deadline, flow.seq));
         self.port.batches.batch_mut(batch).flow_deadlines.remove(&noted);
@@ -129,7 +129,7 @@ impl Link {
     }
 
     /// Queues a flow that was queued before. The flow keeps its level.
-    pub(super) fn enqueue_again(&mut self, now: Time, slot: Index) {
+    pub(super) fn enqueue_again(&mut self, now: Time, slot: SlotId) {
         let flow = self.port.flows.get(slot);
         let floor = flow.level;
         let mut position = QueuePosition::scavenger();
@@ -143,7 +143,7 @@ impl Link {
     }
 
     /// Removes all references to the record of a flow that waits no more.
-    pub(super) fn depart(&mut self, slot: Index) {
+    pub(super) fn depart(&mut self, slot: SlotId) {
         self.starved.leave(&mut self.port.flows, slot);
         self.forget_deadline(slot);
         let flow = self.port.flows.get(slot);
@@ -164,7 +164,7 @@ impl Link {
     }
 
     /// Adds the flow to the queue at `position`.
-    pub(super) fn enqueue(&mut self, now: Time, slot: Index, position: QueuePosition) {
+    pub(super) fn enqueue(&mut self, now: Time, slot: SlotId, position: QueuePosition) {
         let flow = self.port.flows.get(slot);
         let name = match position.scope {
             GroupBy::Port => 0,
@@ -216,7 +216,7 @@ impl Link {
     }
 
     /// Removes the flow from its queue.
-    pub(super) fn dequeue(&mut self, now: Time, slot: Index) {
+    pub(super) fn dequeue(&mut self, now: Time, slot: SlotId) {
         let flow = self.port.flows.get(slot);
         let (batch, group, remaining) = (flow.batch, flow.group, flow.remaining);
         let (layer, stage, level) = (flow.spec.layer, flow.spec.stage, flow.level);
@@ -242,7 +242,7 @@ impl Link {
     }
 
     /// Updates the rank of a group, or removes the group if it is empty.
-    pub(super) fn rerank(&mut self, now: Time, group: Index) {
+    pub(super) fn rerank(&mut self, now: Time, group: SlotId) {
         let entry = self.port.queues.get(group);
         if entry.members.is_empty() {
             if entry.scope == GroupBy::Batch {
@@ -267,7 +267,7 @@ impl Link {
     pub(super) fn relocate(
         &mut self,
         now: Time,
-        slot: Index,
+        slot: SlotId,
         mut position: QueuePosition,
     ) -> Option<Action> {
         let flow = self.port.flows.get(slot);
@@ -294,7 +294,7 @@ impl Link {
     }
 
     /// Registers when the first check of `batch` is due.
-    pub(super) fn schedule(&mut self, batch: Index) {
+    pub(super) fn schedule(&mut self, batch: SlotId) {
         let gated = self.discipline.checks_at_boundaries();
         let known = self.port.batches.batch_mut(batch);
         let due = match known.checks.first() {
@@ -317,7 +317,7 @@ impl Link {
     }
 
     /// Updates the ranks of all groups of the batch.
-    pub(super) fn rerank_batch(&mut self, now: Time, batch: Index) {
+    pub(super) fn rerank_batch(&mut self, now: Time, batch: SlotId) {
         for i in 0..self.port.batches.batch(batch).groups.len() {
             let group = self.port.batches.batch(batch).groups[i];
             self.rerank(now, group);

@@ -28,9 +28,9 @@ fn nic() -> DaemonNic {
     DaemonNic { name: "eth0".into(), interface: Some("eth0".into()), device: None, map }
 }
 
-fn seen(permitted: u64, ethtool_says: &str) -> Sample {
+fn seen(permitted: u64, ethtool_says: &str) -> Observed {
     let counters = ethtool(&format!("NIC statistics:\n{ethtool_says}"));
-    Sample { status: status(permitted), counters: [("eth0".to_owned(), counters)].into() }
+    Observed { status: status(permitted), counters: [("eth0".to_owned(), counters)].into() }
 }
 
 /// Compares two moments. The second is `now` with this many permitted bytes.
