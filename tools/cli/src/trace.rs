@@ -1,6 +1,7 @@
 //! `laxity trace`: makes the daemon record what it does, and writes a file for Perfetto or Chrome.
 
 mod lives;
+mod parts;
 mod rows;
 mod why;
 
@@ -48,7 +49,9 @@ pub(crate) const HELP: &str = "\
 Open the file in https://ui.perfetto.dev, which keeps it on this machine, or in chrome://tracing. \
 Each port has rows by stage, layer and level. Each flow is a slice from its submission to its last \
 completion, and shows how long it waited for permits. Each permit says why it was given at that \
-time. Hints of the engine have their own rows: the layers of each batch, and each request.
+time. Hints of the engine have their own rows: the layers of each batch, and each request. A line, \
+and for each request the file, says how its time divides into queue, compute, and waits for permits \
+and network by stage.
 
 Ctrl-C, SIGTERM and SIGHUP end the trace early; what was recorded until then is written. SIGTERM \
 and SIGHUP are passed on to COMMAND, and laxity waits for it to end.
@@ -226,7 +229,8 @@ impl Recorded {
             return Err(TraceError::Nothing);
         }
         let lives = lives::lives(&self.events);
-        let picture = serde_json::to_vec(&rows::picture(&lives, nics, self.lost))
+        let parts = parts::parts(&lives);
+        let picture = serde_json::to_vec(&rows::picture(&lives, &parts, nics, self.lost))
             .map_err(OutputError::Json)?;
         output::replace(out, &picture)?;
         let permits: usize = lives.flows.iter().map(|life| life.permits.len()).sum();
@@ -243,6 +247,7 @@ impl Recorded {
                 self.lost
             ));
         }
+        said.extend(parts::line(&parts).map(|line| format!("\n{line}")));
         Ok(output::say(said)?)
     }
 }

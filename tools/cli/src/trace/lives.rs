@@ -47,6 +47,8 @@ pub(super) struct Spell {
     pub(super) begin_ns: u64,
     /// The end of the period, or of the trace if the period did not end.
     pub(super) end_ns: u64,
+    /// Whether it ended in the trace.
+    pub(super) has_ended: bool,
     pub(super) what: Spelled,
 }
 
@@ -125,6 +127,7 @@ pub(super) fn lives(events: &[TraceEvent]) -> Lives {
     all.spells.extend(left.into_iter().map(|(begin_ns, what)| Spell {
         begin_ns,
         end_ns: last_ns,
+        has_ended: false,
         what,
     }));
     all
@@ -170,7 +173,7 @@ fn spell(
         _ => return,
     };
     if let Some((begin_ns, what)) = open.remove(&key) {
-        spells.push(Spell { begin_ns, end_ns: at_ns, what });
+        spells.push(Spell { begin_ns, end_ns: at_ns, has_ended: true, what });
     }
     if let Some(what) = begins {
         open.insert(key, (at_ns, what));

@@ -13,6 +13,7 @@ use laxity_wire::trace::SubmitOutcome;
 use serde_json::{Value, json};
 
 use super::lives::{FlowEnd, Life, Lives, Spell, Spelled};
+use super::parts::{PARTS, Parts};
 use super::why::{PermittedByKind, level, us, why};
 
 /// The process number of the engine's rows. Ports have the numbers after it.
@@ -22,15 +23,25 @@ fn port_number(life: &Life) -> u64 {
     ENGINE + 1 + u64::from(life.flow.nic) * 2 + u64::from(life.flow.ingress)
 }
 
-/// Returns the trace as JSON. `nics` has the names of the NICs by number.
-pub(super) fn picture(lives: &Lives, nics: &[String], lost: u64) -> Value {
+/// Returns the trace as JSON, with the parts of requests in µs. `nics` has the names of the NICs by
+/// number.
+pub(super) fn picture(
+    lives: &Lives,
+    parts: &BTreeMap<u64, Parts>,
+    nics: &[String],
+    lost: u64,
+) -> Value {
     let mut events = Vec::new();
     engine(lives, &mut events);
     ports(lives, nics, &mut events);
+    let parts_of = |parts: Parts| PARTS.iter().zip(parts.map(us)).collect::<BTreeMap<_, _>>();
+    let requests: BTreeMap<_, _> =
+        parts.iter().map(|(request, parts)| (request.to_string(), parts_of(*parts))).collect();
     json!({
         "traceEvents": events,
         "displayTimeUnit": "ns",
         "otherData": {
+            "requests": requests,
             "source": "laxity trace",
             "lost_events": lost,
             "events_of_flows_submitted_before": lives.strays,
@@ -98,7 +109,7 @@ fn ports(lives: &Lives, nics: &[String], events: &mut Vec<Value>) {
             events.extend(named("process", process, 0, &format!("{name} {direction}"), process));
         }
         let standing = match number {
-            0 => "without leave".to_owned(),
+            0 => "without permit".to_owned(),
             number => level(number),
         };
         let name = format!("{} · layer {layer} · {standing}", flow.stage);
@@ -145,7 +156,7 @@ fn draw(lives: &Lives, ledger: &PermittedByKind, life: &Life, row: u64, events: 
         "why": match (life.permits.is_empty(), flow.standing) {
             (false, _) => why(ledger, life, 0),
             (true, SubmitOutcome::Observed) => "mode observe: nobody was asked".to_owned(),
-            (true, _) => "it had no leave before it ended, or the trace did".to_owned(),
+            (true, _) => "it had no permit before it ended, or the trace did".to_owned(),
         },
     });
     if flow.deadline_ns != 0 {

@@ -1,9 +1,12 @@
 //! Tests of a trace, from its events to the file.
 
+use std::collections::BTreeMap;
+
 use laxity_wire::trace::{SubmitOutcome, TraceEvent, TraceKind, TracedFlow};
 use serde_json::Value;
 
 use super::lives::{FlowEnd, lives};
+use super::parts::{line, parts};
 use super::rows::picture;
 use super::why::{PermittedByKind, why};
 
@@ -96,7 +99,7 @@ fn with<'a>(picture: &'a Value, key: &str, value: &str) -> Vec<&'a Value> {
 
 #[test]
 fn there_is_a_row_for_each_stage_layer_and_level_and_slices_lie_inside_each_other() {
-    let picture = picture(&lives(&story()), &["eth0".to_owned()], 4);
+    let picture = picture(&lives(&story()), &BTreeMap::new(), &["eth0".to_owned()], 4);
     let names: Vec<_> = with(&picture, "name", "thread_name")
         .iter()
         .map(|event| event["args"]["name"].as_str().expect("a name").to_owned())
@@ -132,6 +135,47 @@ fn what_did_not_end_lasts_until_the_trace_does_and_a_number_may_be_used_again() 
     assert_eq!(lives.flows[1].ended, None);
     assert_eq!(lives.flows[1].end_ns(lives.last_ns), 40);
     assert_eq!(lives.flows[2].ended, Some(FlowEnd::Complete(40)));
-    let picture = picture(&lives, &[], 0);
+    let picture = picture(&lives, &BTreeMap::new(), &[], 0);
     assert_eq!(with(&picture, "cat", "flow").len(), 3);
+}
+
+#[test]
+fn the_time_of_a_request_divides_into_what_it_waited_for() {
+    let of = |number, stage, layer, request| TracedFlow {
+        request,
+        layer,
+        ..flow(number, stage, 10, SubmitOutcome::BehindOthers)
+    };
+    let done = |flow| TraceKind::Completed { flow, bytes: 10 };
+    let layer = |layer| TraceKind::LayerBegin { batch: 7, layer };
+    let join = |batch, request| TraceKind::RequestJoin { batch, request, deadline_ns: 0 };
+    let events = [
+        at(0, join(0, 1)),
+        at(0, join(0, 2)),
+        at(100, TraceKind::Submitted(of(1, "kv_reuse", 0, 1))),
+        at(110, permit(1, 10, 3, true)),
+        at(130, done(1)),
+        at(140, TraceKind::Submitted(of(2, "kv_reuse", 1, 1))),
+        at(150, join(7, 1)),
+        at(150, permit(2, 10, 3, true)),
+        at(200, layer(0)),
+        // Both members of the batch wait for its collective, if it were not for layer 1's block.
+        at(250, TraceKind::Submitted(of(3, "collective", 0, 0))),
+        at(255, permit(3, 10, 1, true)),
+        at(280, done(3)),
+        at(300, layer(1)),
+        at(320, done(2)),
+        at(350, TraceKind::Submitted(of(4, "p2d", 0, 1))),
+        at(400, TraceKind::ComputeEnd { batch: 7 }),
+        at(430, permit(4, 10, 5, true)),
+        at(470, done(4)),
+        at(475, TraceKind::RequestEnd { request: 1 }),
+    ];
+    let parts = parts(&lives(&events));
+    // Request 2 did not end. Of the second block's time, 60 passed before the first layer.
+    let expected = [20 + 50 + 20, 10 + 10, 25, 5, 40, 30, 110, 150, 5];
+    assert_eq!(parts.into_iter().collect::<Vec<_>>(), [(1, expected)]);
+    assert_eq!(line(&BTreeMap::new()), None);
+    let line = line(&BTreeMap::from([(1, expected), (2, expected)])).expect("requests");
+    assert!(line.starts_with("2 requests of 0.0 ms on average: kv reuse network"), "{line}");
 }
