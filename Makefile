@@ -94,6 +94,9 @@ reproduction: lab ## simulate all plans that docs/reproduction.md shows and fill
 	done
 	$(TARGET)/release/laxity sim findings --results "$(REPRODUCTION_OUT)"
 
+# The crates with examples in their documentation. For all crates rustdoc takes minutes.
+WITH_EXAMPLES := laxity-client laxity-nccl-host laxity-shm
+
 # Tests that can't run here add a line each (tests/src/lib.rs).
 SKIPPED := $(abspath $(TARGET))/skipped-tests.txt
 
@@ -108,7 +111,7 @@ ifeq ($(NEXTEST),yes)
 else
 	$(CARGO) test --locked --workspace --no-fail-fast
 endif
-	$(CARGO) test --locked --workspace --doc
+	$(CARGO) test --locked --doc $(addprefix -p ,$(WITH_EXAMPLES))
 	RUSTFLAGS="--cfg loom" $(CARGO) test --locked --release --target-dir $(TARGET)/loom -p laxity-shm --test 'loom*'
 	@if [ -s "$(SKIPPED)" ]; then \
 		echo "test: passed, but these can't run here (LAXITY_REQUIRE=all makes them fail):"; \

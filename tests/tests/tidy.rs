@@ -314,3 +314,24 @@ fn every_file_says_what_it_is() {
     let unsaid: Vec<_> = unsaid.map(|(file, _)| file.display().to_string()).collect();
     none("files whose first line is no `//!` header", &unsaid);
 }
+
+/// Whether the documentation in a file has an example, which rustdoc compiles.
+fn has_example(text: &str) -> bool {
+    let lines = text.lines().filter_map(|line| line.trim_start().strip_prefix("//"));
+    let fences =
+        lines.filter_map(|line| line.trim_start_matches(['/', '!', ' ']).strip_prefix("```"));
+    fences.step_by(2).any(|kind| !["text", "toml"].contains(&kind))
+}
+
+#[test]
+fn make_test_runs_the_examples_of_each_crate_that_has_some() {
+    let makefile = text(root().join("Makefile"));
+    let named = makefile.lines().find_map(|line| line.strip_prefix("WITH_EXAMPLES := "));
+    let named: BTreeSet<_> = named.expect("a list").split(' ').map(str::to_owned).collect();
+    let with = packages().into_iter().filter(|(_, package)| {
+        sources().any(|(file, text)| {
+            root().join(file).starts_with(package.folder.join("src")) && has_example(&text)
+        })
+    });
+    assert_eq!(with.map(|(name, _)| name).collect::<BTreeSet<_>>(), named);
+}

@@ -1,0 +1,136 @@
+//! How a request's time divides: its turn, computing, and waits for its traffic by stage. A wait
+//! for permits differs from a wait for the network, which includes posting.
+
+use std::collections::BTreeMap;
+
+use laxity_shm::record::Stage;
+use laxity_wire::trace::SubmitOutcome;
+
+use super::lives::{Life, Lives, Spell, Spelled};
+
+/// The parts of a request's time. At each moment the first of them that applies counts. So compute
+/// is the time in layers without blocking KV reuse or collectives, and the rest, after the last
+/// layer, is without P2D.
+pub(super) const PARTS: [&str; 9] = [
+    "kv_reuse_network", "kv_reuse_permit", "collective_network", "collective_permit",
+    "p2d_network", "p2d_permit", "queue", "compute", "rest",
+];
+const QUEUE: usize = 6;
+const COMPUTE: usize = 7;
+const REST: usize = 8;
+
+/// Nanoseconds of each of [`PARTS`].
+pub(super) type Parts = [u64; PARTS.len()];
+
+/// A part that can count from a time until another.
+type PartSpan = (u64, u64, usize);
+
+/// Returns the parts of each request that began and ended in the trace, by its number. Their sum
+/// is the time from its first hint to its last.
+pub(super) fn parts(lives: &Lives) -> BTreeMap<u64, Parts> {
+    let mut requests: BTreeMap<u64, Vec<(&Spell, u64)>> = BTreeMap::new();
+    let mut layers: BTreeMap<u64, Vec<(&Spell, u16)>> = BTreeMap::new();
+    for spell in &lives.spells {
+        match spell.what {
+            Spelled::Request { batch, request, .. } => {
+                requests.entry(request).or_default().push((spell, batch));
+            }
+            Spelled::Layer { batch, layer } => {
+                layers.entry(batch).or_default().push((spell, layer))
+            }
+            Spelled::Queued { .. } => {}
+        }
+    }
+    // A flow that names no request is a flow of all members of its batch.
+    let mut flows: BTreeMap<(u64, u64), Vec<&Life>> = BTreeMap::new();
+    for life in &lives.flows {
+        let batch = if life.flow.request == 0 { life.flow.batch } else { 0 };
+        flows.entry((life.flow.request, batch)).or_default().push(life);
+    }
+    requests.retain(|_, spells| spells.iter().all(|(spell, _)| spell.has_ended));
+    requests
+        .into_iter()
+        .map(|(request, spells)| {
+            let batches = || spells.iter().map(|(_, batch)| *batch).filter(|batch| *batch != 0);
+            let keys = batches().map(|batch| (0, batch)).chain([(request, 0)]);
+            let flows = keys.filter_map(|key| flows.get(&key)).flatten().copied();
+            let layers: Vec<_> =
+                batches().filter_map(|batch| layers.get(&batch)).flatten().copied().collect();
+            let begin_ns = spells.iter().map(|(spell, _)| spell.begin_ns).min().unwrap_or(0);
+            let end_ns = spells.iter().map(|(spell, _)| spell.end_ns).max().unwrap_or(0);
+            (request, sum(&spans((begin_ns, end_ns), &layers, flows, lives.last_ns)))
+        })
+        .collect()
+}
+
+/// Returns the spans of all parts of a request, by the layers and the flows of its batches.
+fn spans<'a>(
+    (begin_ns, end_ns): (u64, u64),
+    layers: &[(&Spell, u16)],
+    flows: impl Iterator<Item = &'a Life>,
+    last_ns: u64,
+) -> Vec<PartSpan> {
+    let begins = |least: u16| {
+        let needing = layers.iter().filter(move |(_, layer)| *layer >= least);
+        needing.map(|(spell, _)| spell.begin_ns).min()
+    };
+    let first_ns = begins(0).unwrap_or(end_ns).max(begin_ns);
+    let computed_ns = layers.iter().map(|(spell, _)| spell.end_ns).max().unwrap_or(end_ns);
+    let mut spans =
+        vec![(0, first_ns, QUEUE), (first_ns, computed_ns, COMPUTE), (computed_ns, end_ns, REST)];
+    for life in flows {
+        // A block of a later layer delays the batch only from that layer on.
+        let (part, blocks) = match Stage::from_name(&life.flow.stage) {
+            Some(Stage::KvReuse) => {
+                let needed_ns = begins(life.flow.layer).unwrap_or(computed_ns);
+                (0, [(0, first_ns), (needed_ns, computed_ns)])
+            }
+            Some(Stage::Collective) => (2, [(first_ns, computed_ns), (0, 0)]),
+            Some(Stage::P2d) => (4, [(computed_ns, end_ns), (0, 0)]),
+            _ => continue,
+        };
+        let ended_ns = life.end_ns(last_ns);
+        let permitted_ns = match life.permits.first() {
+            _ if life.flow.standing == SubmitOutcome::Observed => life.submitted_ns,
+            Some(permit) => permit.at_ns,
+            None => ended_ns,
+        };
+        for (from_ns, to_ns) in blocks {
+            let within = |begin: u64, end: u64, part| (begin.max(from_ns), end.min(to_ns), part);
+            spans.push(within(permitted_ns, ended_ns, part));
+            spans.push(within(life.submitted_ns, permitted_ns, part + 1));
+        }
+    }
+    let within = |&(from, to, part): &PartSpan| (from.max(begin_ns), to.min(end_ns), part);
+    spans.iter().map(within).filter(|(from, to, _)| from < to).collect()
+}
+
+/// Adds up the spans. At each moment the span of the first part counts.
+fn sum(spans: &[PartSpan]) -> Parts {
+    let mut turns: Vec<(u64, i64, usize)> =
+        spans.iter().flat_map(|&(from, to, part)| [(from, 1, part), (to, -1, part)]).collect();
+    turns.sort_unstable();
+    let (mut parts, mut open, mut since_ns) = ([0; PARTS.len()], [0_i64; PARTS.len()], 0);
+    for (at_ns, change, part) in turns {
+        if let Some(first) = open.iter().position(|count| *count > 0) {
+            parts[first] += at_ns - since_ns;
+        }
+        open[part] += change;
+        since_ns = at_ns;
+    }
+    parts
+}
+
+/// Returns a line about all requests, or `None` without any.
+pub(super) fn line(parts: &BTreeMap<u64, Parts>) -> Option<String> {
+    let total = |index: usize| parts.values().map(|parts| parts[index]).sum::<u64>() as f64;
+    let whole = (0..PARTS.len()).map(total).sum::<f64>();
+    let named = PARTS.iter().enumerate().map(|(index, name)| {
+        format!("{} {:.0} %", name.replace('_', " "), 100.0 * total(index) / whole)
+    });
+    (whole > 0.0).then(|| {
+        let mean_ms = whole / parts.len() as f64 / 1e6;
+        let named = Vec::from_iter(named).join(", ");
+        format!("{} requests of {mean_ms:.1} ms on average: {named}", parts.len())
+    })
+}
