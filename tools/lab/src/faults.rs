@@ -53,6 +53,9 @@ pub(crate) struct FaultsArgs {
     /// Folder for the shrunk schedule of a round that went wrong
     #[arg(long, value_name = "FOLDER", default_value = "target/faults")]
     failures: PathBuf,
+    /// Smaller schedules to try on a round that went wrong. Each is played several times
+    #[arg(long, value_name = "N", default_value_t = 60)]
+    shrink: u32,
     /// Play the schedule of such a file instead of a campaign
     #[arg(long, value_name = "FILE", conflicts_with_all = ["faults", "seed", "state"])]
     replay: Option<PathBuf>,
@@ -99,6 +102,7 @@ pub(crate) fn run(args: &FaultsArgs) -> Result<ExitCode, CommandError> {
                 setting,
                 state: args.state.clone(),
                 failures: args.failures.clone(),
+                shrink: args.shrink,
             };
             let progress = !args.quiet && io::stderr().is_terminal();
             faults::run(&campaign, progress, |line| eprintln!("{line}"))?

@@ -16,7 +16,6 @@ use super::round::{self, Outcome};
 use super::schedule::{ROUND_FAULTS, Schedule, shrink};
 use crate::error::LabError;
 
-const SHRINK_BUDGET: u32 = 60;
 /// Times that a smaller schedule is played before it counts as one that does not fail. Processes
 /// don't run alike twice.
 const TRIES: u32 = 2;
@@ -32,6 +31,8 @@ pub struct Campaign {
     /// File that remembers finished rounds, so that a later call goes on.
     pub state: Option<PathBuf>,
     pub failures: PathBuf,
+    /// Maximum number of smaller schedules that are tried on a round that went wrong.
+    pub shrink: u32,
 }
 
 /// A round that went wrong, in a form that can be played again.
@@ -212,7 +213,7 @@ fn shrunk(
             false
         }
     };
-    let smallest = shrink(schedule, SHRINK_BUDGET, |fewer| {
+    let smallest = shrink(schedule, campaign.shrink, |fewer| {
         // What fails only once in many times would not fail when it is played again.
         let wrong = (0..FAILURES).all(|_| (0..TRIES).any(|_| fails_once(fewer)));
         if wrong {
