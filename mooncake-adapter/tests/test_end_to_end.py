@@ -93,7 +93,9 @@ def test_with_hints_the_daemon_knows_deadlines_and_layers_and_without_it_does_no
     assert all("deadline_us" in event["args"] for event in moved)
     parts = traces["on", "prefill"]["otherData"]["requests"]
     assert set(parts) == {str(request) for request in range(1, REQUESTS + 1)}
-    assert all(part["kv_reuse_network"] > 0 and part["compute"] > 0 for part in parts.values()), parts
+    assert all(part["compute"] > 0 for part in parts.values()), parts
+    for waited in "kv_reuse_network", "collective_network", "p2d_network":
+        assert any(part[waited] > 0 for part in parts.values()), (waited, parts)
 
 
 def test_the_trace_has_a_row_for_each_stage_and_layer(played):
