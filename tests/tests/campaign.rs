@@ -40,7 +40,7 @@ fn hundreds_of_faults_in_combination_lose_nothing_on_any_path() {
     }
 }
 
-/// Plays a campaign with a bug, and then the round that it wrote again. Returns that round's report.
+/// Plays a campaign with a bug, and its wrong round again. Returns the failure from the report.
 fn is_found(folder: &Path, plant: &str, what: &str, shrink: &str) -> Value {
     let mut arguments = vec!["--faults", "200", "--seed", "3", "--shrink", shrink];
     arguments.extend(["--plant", plant]);
