@@ -330,7 +330,8 @@ fn the_nccl_plugin_carries_collectives_and_the_daemons_schedule_it() {
     };
     assert!(high(sent) > 0.95 * sum(sent), "{plugin}");
     assert!(high(&plugin["permitted_bytes"]) > 0.95 * sum(sent), "{plugin}");
-    // The fabric is counted after the warm-up, as the payload is, and with headers.
+    // The fabric is counted after the warm-up, as the payload is. A part of it may be marked lower,
+    // as above.
     let carried = number(&plugin["payload_bytes"]);
     assert!(high(&laxity["fabric_bytes"]) > 0.95 * carried, "{plugin} {}", laxity["fabric_bytes"]);
 }

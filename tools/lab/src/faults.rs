@@ -50,14 +50,14 @@ pub(crate) struct FaultsArgs {
     /// Remember finished rounds in this file, and go on from it
     #[arg(long, value_name = "FILE")]
     state: Option<PathBuf>,
-    /// Folder for the shrunk schedule of a round that went wrong
+    /// Folder for the schedule of a round that went wrong
     #[arg(long, value_name = "FOLDER", default_value = "target/faults")]
     failures: PathBuf,
-    /// Smaller schedules to try on a round that went wrong. Each is played several times
+    /// Smaller schedules to try on a round that went wrong; with 0 its schedule stays whole
     #[arg(long, value_name = "N", default_value_t = 60)]
     shrink: u32,
     /// Play the schedule of such a file instead of a campaign
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["faults", "seed", "state"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["faults", "seed", "state", "shrink"])]
     replay: Option<PathBuf>,
     /// Daemon to run [default: the one beside this program, or in PATH]
     #[arg(long, value_name = "PATH")]

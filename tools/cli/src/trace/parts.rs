@@ -1,22 +1,23 @@
-//! How a request's time divides: its turn, computing, and waits for its traffic by stage. A wait
-//! for permits differs from a wait for the network, which includes posting.
+//! How a request's time divides: its turn, computing, and waits for its traffic by stage. Waiting
+//! for a flow's first permit and waiting for the network are apart. The network's part includes
+//! posting, and waits for further permits of a flow that is permitted in pieces.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use laxity_shm::record::Stage;
 use laxity_wire::trace::SubmitOutcome;
 
 use super::lives::{Life, Lives, Spell, Spelled};
 
-/// The parts of a request's time. At each moment the first of them that applies counts. So compute
-/// is the time in layers without blocking KV reuse or collectives, and the rest, after the last
-/// layer, is without P2D.
+/// The parts of a request's time. A moment counts for the first part that applies. `compute` is the
+/// time in layers of the request's batches, `queue` the other time until its last layer ended, and
+/// `rest` the time after it.
 pub(super) const PARTS: [&str; 9] = [
     "kv_reuse_network", "kv_reuse_permit", "collective_network", "collective_permit",
-    "p2d_network", "p2d_permit", "queue", "compute", "rest",
+    "p2d_network", "p2d_permit", "compute", "queue", "rest",
 ];
-const QUEUE: usize = 6;
-const COMPUTE: usize = 7;
+const COMPUTE: usize = 6;
+const QUEUE: usize = 7;
 const REST: usize = 8;
 
 /// Nanoseconds of each of [`PARTS`].
@@ -25,8 +26,8 @@ pub(super) type Parts = [u64; PARTS.len()];
 /// A part that can count from a time until another.
 type PartSpan = (u64, u64, usize);
 
-/// Returns the parts of each request that began and ended in the trace, by its number. Their sum
-/// is the time from its first hint to its last.
+/// Returns the parts of each request that ended in the trace, by its number. Their sum is the time
+/// from its first hint in the trace to its last.
 pub(super) fn parts(lives: &Lives) -> BTreeMap<u64, Parts> {
     let mut requests: BTreeMap<u64, Vec<(&Spell, u64)>> = BTreeMap::new();
     let mut layers: BTreeMap<u64, Vec<(&Spell, u16)>> = BTreeMap::new();
@@ -51,13 +52,16 @@ pub(super) fn parts(lives: &Lives) -> BTreeMap<u64, Parts> {
     requests
         .into_iter()
         .map(|(request, spells)| {
-            let batches = || spells.iter().map(|(_, batch)| *batch).filter(|batch| *batch != 0);
-            let keys = batches().map(|batch| (0, batch)).chain([(request, 0)]);
-            let flows = keys.filter_map(|key| flows.get(&key)).flatten().copied();
-            let layers: Vec<_> =
-                batches().filter_map(|batch| layers.get(&batch)).flatten().copied().collect();
             let begin_ns = spells.iter().map(|(spell, _)| spell.begin_ns).min().unwrap_or(0);
             let end_ns = spells.iter().map(|(spell, _)| spell.end_ns).max().unwrap_or(0);
+            let batches: BTreeSet<u64> = spells.iter().map(|(_, batch)| *batch).collect();
+            let batches = || batches.iter().copied().filter(|batch| *batch != 0);
+            let keys = batches().map(|batch| (0, batch)).chain([(request, 0)]);
+            let flows = keys.filter_map(|key| flows.get(&key)).flatten().copied();
+            let layers = batches().filter_map(|batch| layers.get(&batch)).flatten();
+            // A batch may have computed layers before the request joined it.
+            let shared = layers.filter(|(it, _)| it.end_ns > begin_ns && it.begin_ns < end_ns);
+            let layers: Vec<_> = shared.copied().collect();
             (request, sum(&spans((begin_ns, end_ns), &layers, flows, lives.last_ns)))
         })
         .collect()
@@ -70,23 +74,27 @@ fn spans<'a>(
     flows: impl Iterator<Item = &'a Life>,
     last_ns: u64,
 ) -> Vec<PartSpan> {
-    let begins = |least: u16| {
-        let needing = layers.iter().filter(move |(_, layer)| *layer >= least);
-        needing.map(|(spell, _)| spell.begin_ns).min()
-    };
-    let first_ns = begins(0).unwrap_or(end_ns).max(begin_ns);
+    let mut begins: BTreeMap<u16, u64> = BTreeMap::new();
+    for (spell, layer) in layers {
+        let begin = begins.entry(*layer).or_insert(spell.begin_ns);
+        *begin = spell.begin_ns.min(*begin);
+    }
+    let needed_ns = |least: u16| begins.range(least..).map(|(_, begin_ns)| *begin_ns).min();
+    let first_ns = needed_ns(0).unwrap_or(end_ns);
     let computed_ns = layers.iter().map(|(spell, _)| spell.end_ns).max().unwrap_or(end_ns);
-    let mut spans =
-        vec![(0, first_ns, QUEUE), (first_ns, computed_ns, COMPUTE), (computed_ns, end_ns, REST)];
+    // Without layers nothing says when a request was computed, so all of its flows count.
+    let p2d_ns = if layers.is_empty() { 0 } else { computed_ns };
+    let mut spans = vec![(0, computed_ns, QUEUE), (computed_ns, end_ns, REST)];
+    spans.extend(layers.iter().map(|(spell, _)| (spell.begin_ns, spell.end_ns, COMPUTE)));
     for life in flows {
         // A block of a later layer delays the batch only from that layer on.
         let (part, blocks) = match Stage::from_name(&life.flow.stage) {
             Some(Stage::KvReuse) => {
-                let needed_ns = begins(life.flow.layer).unwrap_or(computed_ns);
+                let needed_ns = needed_ns(life.flow.layer).unwrap_or(computed_ns);
                 (0, [(0, first_ns), (needed_ns, computed_ns)])
             }
             Some(Stage::Collective) => (2, [(first_ns, computed_ns), (0, 0)]),
-            Some(Stage::P2d) => (4, [(computed_ns, end_ns), (0, 0)]),
+            Some(Stage::P2d) => (4, [(p2d_ns, end_ns), (0, 0)]),
             _ => continue,
         };
         let ended_ns = life.end_ns(last_ns);

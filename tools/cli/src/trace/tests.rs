@@ -159,7 +159,7 @@ fn the_time_of_a_request_divides_into_what_it_waited_for() {
         at(150, join(7, 1)),
         at(150, permit(2, 10, 3, true)),
         at(200, layer(0)),
-        // Both members of the batch wait for its collective, if it were not for layer 1's block.
+        // The batch's collective names no request, so it counts for each member.
         at(250, TraceKind::Submitted(of(3, "collective", 0, 0))),
         at(255, permit(3, 10, 1, true)),
         at(280, done(3)),
@@ -173,9 +173,40 @@ fn the_time_of_a_request_divides_into_what_it_waited_for() {
     ];
     let parts = parts(&lives(&events));
     // Request 2 did not end. Of the second block's time, 60 passed before the first layer.
-    let expected = [20 + 50 + 20, 10 + 10, 25, 5, 40, 30, 110, 150, 5];
+    let expected = [20 + 50 + 20, 10 + 10, 25, 5, 40, 30, 150, 110, 5];
+    assert_eq!(expected.iter().sum::<u64>(), 475);
     assert_eq!(parts.into_iter().collect::<Vec<_>>(), [(1, expected)]);
     assert_eq!(line(&BTreeMap::new()), None);
-    let line = line(&BTreeMap::from([(1, expected), (2, expected)])).expect("requests");
-    assert!(line.starts_with("2 requests of 0.0 ms on average: kv reuse network"), "{line}");
+    let in_ms = [1_000_000, 0, 500_000, 0, 0, 0, 2_000_000, 500_000, 0];
+    assert_eq!(
+        line(&BTreeMap::from([(1, in_ms), (2, in_ms)])).as_deref(),
+        Some(
+            "2 requests of 4.0 ms on average: kv reuse network 25 %, kv reuse permit 0 %, \
+             collective network 12 %, collective permit 0 %, p2d network 0 %, p2d permit 0 %, \
+             compute 50 %, queue 12 %, rest 0 %"
+        )
+    );
+}
+
+#[test]
+fn a_request_in_two_batches_queues_between_them_and_one_without_layers_waits_for_all_its_flows() {
+    let join = |batch, request| TraceKind::RequestJoin { batch, request, deadline_ns: 0 };
+    let p2d = TracedFlow { request: 2, ..flow(1, "p2d", 10, SubmitOutcome::BehindOthers) };
+    let events = [
+        at(0, join(7, 1)),
+        at(10, TraceKind::LayerBegin { batch: 7, layer: 0 }),
+        at(10, join(0, 2)),
+        at(20, TraceKind::Submitted(p2d)),
+        at(30, TraceKind::ComputeEnd { batch: 7 }),
+        at(30, join(8, 1)),
+        at(40, permit(1, 10, 5, true)),
+        at(45, TraceKind::LayerBegin { batch: 8, layer: 0 }),
+        at(70, TraceKind::ComputeEnd { batch: 8 }),
+        at(75, TraceKind::RequestEnd { request: 1 }),
+        at(80, TraceKind::Completed { flow: 1, bytes: 10 }),
+        at(90, TraceKind::RequestEnd { request: 2 }),
+    ];
+    let parts = parts(&lives(&events));
+    assert_eq!(parts[&1], [0, 0, 0, 0, 0, 0, 20 + 25, 10 + 15, 5]);
+    assert_eq!(parts[&2], [0, 0, 0, 0, 40, 20, 0, 10 + 10, 0]);
 }
