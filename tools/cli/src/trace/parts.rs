@@ -37,7 +37,7 @@ pub(super) fn parts(lives: &Lives) -> BTreeMap<u64, Parts> {
                 requests.entry(request).or_default().push((spell, batch));
             }
             Spelled::Layer { batch, layer } => {
-                layers.entry(batch).or_default().push((spell, layer))
+                layers.entry(batch).or_default().push((spell, layer));
             }
             Spelled::Queued { .. } => {}
         }
