@@ -192,6 +192,7 @@ fn the_time_of_a_request_divides_into_what_it_waited_for() {
 fn a_request_in_two_batches_queues_between_them_and_one_without_layers_waits_for_all_its_flows() {
     let join = |batch, request| TraceKind::RequestJoin { batch, request, deadline_ns: 0 };
     let p2d = TracedFlow { request: 2, ..flow(1, "p2d", 10, SubmitOutcome::BehindOthers) };
+    let observed = TracedFlow { request: 3, ..flow(2, "p2d", 10, SubmitOutcome::Observed) };
     let events = [
         at(0, join(7, 1)),
         at(10, TraceKind::LayerBegin { batch: 7, layer: 0 }),
@@ -204,9 +205,15 @@ fn a_request_in_two_batches_queues_between_them_and_one_without_layers_waits_for
         at(70, TraceKind::ComputeEnd { batch: 8 }),
         at(75, TraceKind::RequestEnd { request: 1 }),
         at(80, TraceKind::Completed { flow: 1, bytes: 10 }),
+        // Request 3 joins after all layers of its batch, and nobody asks before its flow is sent.
+        at(82, join(7, 3)),
+        at(84, TraceKind::Submitted(observed)),
+        at(88, TraceKind::Completed { flow: 2, bytes: 10 }),
         at(90, TraceKind::RequestEnd { request: 2 }),
+        at(92, TraceKind::RequestEnd { request: 3 }),
     ];
     let parts = parts(&lives(&events));
     assert_eq!(parts[&1], [0, 0, 0, 0, 0, 0, 20 + 25, 10 + 15, 5]);
     assert_eq!(parts[&2], [0, 0, 0, 0, 40, 20, 0, 10 + 10, 0]);
+    assert_eq!(parts[&3], [0, 0, 0, 0, 4, 0, 0, 2 + 4, 0]);
 }
