@@ -7,6 +7,7 @@ its own (`run_python`), and says what it found in one line of JSON.
 import json
 import os
 import pathlib
+import random
 import signal
 import socket
 import subprocess
@@ -38,6 +39,15 @@ def eventually(what, holds):
         assert time.monotonic() < give_up, f"still not so after {PATIENCE_S} s: {what}"
         time.sleep(0.01)
     return found
+
+
+def free_port():
+    """A port below those that the kernel gives to whoever asks for any, so that nobody gets it by chance."""
+    while True:
+        port = random.randint(10_000, 32_000)
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) != 0:
+                return port
 
 
 class Daemon:

@@ -2,12 +2,11 @@
 
 import json
 import pathlib
-import socket
 import subprocess
 import sys
 
 import pytest
-from conftest import PATIENCE_S, environment, eventually
+from conftest import PATIENCE_S, environment, eventually, free_port
 
 pytest.importorskip("mooncake.engine", reason="Mooncake's Transfer Engine is not installed")
 
@@ -21,12 +20,6 @@ laxity.request_begin("r", slo_ttft_s=100)
 laxity.batch_begin("b", layers=64)
 laxity.batch_join("b", "r")
 """
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def program(tmp_path, old="", new="", before=""):

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import PATIENCE_S, environment, eventually
+from conftest import PATIENCE_S, environment, eventually, free_port
 
 pytest.importorskip("mooncake.store", reason="Mooncake's store is not installed")
 
@@ -45,22 +45,12 @@ os._exit(0)
 """
 
 
-def free_ports(count):
-    sockets = [socket.socket() for _ in range(count)]
-    for one in sockets:
-        one.bind(("127.0.0.1", 0))
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
-
-
 @pytest.fixture
 def master(tmp_path):
     script = shutil.which("mooncake_master", path=str(sys.prefix) + "/bin")
     if script is None:
         pytest.skip("mooncake_master is not installed")
-    rpc, metrics = free_ports(2)
+    rpc, metrics = free_port(), free_port()
     command = [script, f"-rpc_port={rpc}", f"-metrics_port={metrics}", "-enable_metric_reporting=false"]
     log = open(tmp_path / "master.log", "wb")
     process = subprocess.Popen(command, stdout=log, stderr=log)
@@ -80,7 +70,7 @@ def test_what_is_fetched_is_kv_reuse_and_what_is_put_there_stands_behind(daemon,
     processes = []
 
     def start(role):
-        name = f"127.0.0.1:{free_ports(1)[0]}"
+        name = f"127.0.0.1:{free_port()}"
         process = subprocess.Popen(
             [sys.executable, "-c", PROGRAM, role, name, master],
             env=environment(daemon),
