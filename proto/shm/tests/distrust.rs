@@ -92,7 +92,7 @@ proptest! {
         let flow = Flow {
             stage: Stage::from_number(stage).expect("1 to 5"),
             direction, nic, layer, bytes, batch: ids[0], request: ids[1], deadline_ns: ids[2],
-            whole, peer,
+            whole, peer, ..Flow::default()
         };
         for record in [Record::Submit(flow), Record::SubmitOnCredit { flow, observed }] {
             prop_assert_eq!(Record::decode(&record.encode().with_next(9)), Ok(record));

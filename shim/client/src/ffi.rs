@@ -139,6 +139,7 @@ impl LaxFlow {
             deadline_ns: self.deadline_ns,
             whole: self.whole != 0,
             peer: self.peer,
+            ..Flow::default()
         })
     }
 }

@@ -305,6 +305,7 @@ fn flow(hub: &HintHub, now: u64, asked: &Asked) -> Flow {
         batch: said.batch,
         request: said.request,
         deadline_ns: said.deadline_ns,
+        ..Flow::default()
     }
 }
 

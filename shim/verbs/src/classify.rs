@@ -66,5 +66,6 @@ pub(crate) unsafe fn flow(wr: &ibv_send_wr, peer: u8) -> Option<Flow> {
             }
             _ => said.deadline_ns,
         },
+        ..Flow::default()
     })
 }

@@ -229,12 +229,12 @@ impl Gate {
             direction: if read { Direction::Ingress } else { Direction::Egress },
             nic: self.nic,
             layer: head.layer,
-            whole: false,
             peer: peer_number(to),
             bytes: head.total,
             batch: head.batch,
             request: head.request,
             deadline_ns,
+            ..Flow::default()
         });
         let sending =
             Sending { ticket, to, stage, head, payload, class: None, permitted: 0, arrived: 0 };
