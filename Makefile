@@ -100,14 +100,24 @@ WITH_EXAMPLES := laxity-client laxity-nccl-host laxity-shm
 # Tests that can't run here add a line each (tests/src/lib.rs).
 SKIPPED := $(abspath $(TARGET))/skipped-tests.txt
 
-.PHONY: test
 # One build with the features of all: programs, libraries and tests apart would each build everything anew.
-test: export LAXITY_SKIPPED := $(SKIPPED)
-test: setup setup-verbs setup-cluster setup-python setup-kubernetes ## every test: units, properties, loom models, whole processes, real labs
-	@mkdir -p "$(TARGET)" && : >"$(SKIPPED)"
+.PHONY: test-build
+test-build: setup
 	$(CARGO) build --locked --workspace --lib --bins --tests
+
+# One after the other, because they share Debian's package manager.
+.PHONY: test-tools
+test-tools: setup
+	@for tools in verbs cluster python kubernetes; do $(MAKE) --no-print-directory setup-$$tools; done
+
+.PHONY: test
+# Downloads need no processor, so they run beside the build. Tests wait as much as they compute.
+test: export LAXITY_SKIPPED := $(SKIPPED)
+test: setup ## every test: units, properties, loom models, whole processes, real labs
+	@mkdir -p "$(TARGET)" && : >"$(SKIPPED)"
+	@$(MAKE) --no-print-directory -j2 test-build test-tools
 ifeq ($(NEXTEST),yes)
-	$(CARGO) nextest run --locked --workspace --no-fail-fast
+	$(CARGO) nextest run --locked --workspace --no-fail-fast --test-threads $$(( 2 * $$(nproc) ))
 else
 	$(CARGO) test --locked --workspace --no-fail-fast
 endif

@@ -58,7 +58,7 @@ fn is_found(folder: &Path, plant: &str, what: &str, shrink: &str) -> Value {
 #[test]
 fn a_transfer_that_completes_twice_is_found_and_shrunk() {
     let folder = folder();
-    let failure = is_found(folder.path(), "twice", "after it was complete", "60");
+    let failure = is_found(folder.path(), "twice", "after it was complete", "12");
     let left = failure[1]["schedule"]["faults"].as_array().map_or(usize::MAX, Vec::len);
     assert!(left <= 5, "{left} faults are left: {failure}");
     let file = failure[0].as_str().expect("a path");
