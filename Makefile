@@ -136,6 +136,7 @@ bench: release ## tables: hot path, policy cost and idle cost beside the machine
 	$(CARGO) bench --locked -p laxity-policy
 	$(CARGO) bench --locked -p laxity-requests
 	$(CARGO) run --release --locked -p laxity-bench --
+	@for row in producers-1 permits-closed; do tools/bench/daemon-instructions.sh $$row $(TARGET)/release; done
 	tests/verbs/cost/run.sh $(TARGET)/release
 	tests/nccl/bench.py $(TARGET)/release
 

@@ -85,7 +85,8 @@ impl PortCredit {
         consumer: &mut Consumer,
     ) -> bool {
         let share = link.config().window_bytes / 8;
-        self.refill_from(self.available(link, now) / 4, share, index, consumer)
+        let most = |credit: &Self| credit.available(link, now) / 4;
+        self.refill_from(most, share, index, consumer)
     }
 
     /// Gives credit to a lane whose flows may use it only while nothing waits here. Such a lane
@@ -114,13 +115,13 @@ impl PortCredit {
         // Programs choose the size of their work requests, and credit for less than one is useless.
         // So every lane gets a minimum, whatever others hold unused. It ends once something waits.
         let give = left.saturating_sub(self.outstanding) / 2;
-        self.refill_from(give.max(left.min(window / 16)), share, index, consumer);
+        self.refill_from(|_| give.max(left.min(window / 16)), share, index, consumer);
     }
 
     #[inline]
     fn refill_from(
         &mut self,
-        most: u64,
+        most: impl FnOnce(&Self) -> u64,
         share: u64,
         index: usize,
         consumer: &mut Consumer,
@@ -133,7 +134,7 @@ impl PortCredit {
         if held > share / 2 {
             return true;
         }
-        let give = (share - held).min(most);
+        let give = (share - held).min(most(self));
         if give == 0 {
             return false;
         }

@@ -149,7 +149,18 @@ impl SharedLink {
     }
 
     /// Returns the link of a domain, which is new if need be.
+    #[inline]
     fn enter(&mut self, domain: DomainId) -> &mut Share {
+        if usize::from(domain.0) >= self.shares.len() {
+            self.add_shares(domain);
+        }
+        let at = self.at(domain);
+        &mut self.shares[at]
+    }
+
+    /// Adds the links of a domain and of those before it, as far as there may be so many.
+    #[cold]
+    fn add_shares(&mut self, domain: DomainId) {
         let last = usize::from(domain.0).min(DOMAINS_MAX - 1);
         let known = self.shares.len();
         while self.shares.len() <= last
@@ -160,8 +171,6 @@ impl SharedLink {
         if self.shares.len() > known {
             self.divide();
         }
-        let at = self.at(domain);
-        &mut self.shares[at]
     }
 
     /// Replaces the link of a domain that is gone, for another domain with its number.
@@ -284,6 +293,7 @@ impl SharedLink {
     }
 
     /// See [`Link::peek_permit`]. Scavenged flows wait while others have work in the levels.
+    #[inline]
     #[must_use]
     pub fn peek_permit(&mut self, now: Time, domain: DomainId, spec: &FlowSpec) -> Option<Permit> {
         let permit = self.arrives(now, domain, spec.stage).peek_permit(now, spec)?;
@@ -292,13 +302,15 @@ impl SharedLink {
         (!yields && !self.rests(now, self.at(domain))).then_some(permit)
     }
 
-    /// See [`Link::commit_permit`].
+    /// See [`Link::commit_permit`]. The flow arrived with [`Self::peek_permit`].
+    #[inline]
     pub fn commit_permit(&mut self, now: Time, domain: DomainId, spec: &FlowSpec, permit: Permit) {
-        self.arrives(now, domain, spec.stage).commit_permit(now, spec, permit);
+        self.enter(domain).link.commit_permit(now, spec, permit);
         self.permitted(now, self.at(domain), permit.bytes);
     }
 
     /// Counts bytes that a domain sent without a permit of its link, and charges its share.
+    #[inline]
     pub fn add_in_flight(
         &mut self,
         now: Time,
@@ -312,6 +324,7 @@ impl SharedLink {
     }
 
     /// Removes delivered bytes from those that a domain has in flight.
+    #[inline]
     pub fn remove_in_flight(
         &mut self,
         now: Time,
@@ -416,6 +429,7 @@ impl SharedLink {
     }
 
     /// Returns the number of waiting flows of all domains.
+    #[inline]
     pub fn waiting_flows(&self) -> usize {
         self.shares.iter().map(|share| share.link.waiting_flows()).sum()
     }

@@ -211,6 +211,7 @@ impl Link {
     /// Otherwise it returns `None`, and the driver sends [`Event::FlowArrived`]. O(1), with the
     /// slow path's result. Changes nothing: call [`Link::commit_permit`] next, possibly after the
     /// permit was published.
+    #[inline]
     pub fn peek_permit(&self, now: Time, spec: &FlowSpec) -> Option<Permit> {
         let bytes = self.piece(spec, spec.bytes);
         if self.waiting != 0 {
@@ -250,6 +251,7 @@ impl Link {
 
     /// Counts bytes as in flight at `level` that the driver sends ahead of any permit, as for a
     /// flow on credit. [`Link::remove_in_flight`] ends the count.
+    #[inline]
     pub fn add_in_flight(
         &mut self,
         now: Time,
@@ -266,6 +268,7 @@ impl Link {
     }
 
     /// Removes bytes from those in flight, because they were delivered.
+    #[inline]
     pub fn remove_in_flight(&mut self, now: Time, peer: PeerId, level: Level, bytes: u64) {
         self.last_now = now;
         self.deliver(now, peer, level, bytes);
@@ -448,6 +451,7 @@ impl Link {
     }
 
     /// Counts bytes as in flight.
+    #[inline]
     fn account(&mut self, now: Time, stage: Stage, peer: PeerId, level: Level, bytes: u64) {
         self.in_flight.add(level, bytes);
         self.peers.add(peer, level, bytes);

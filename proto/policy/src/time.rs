@@ -60,6 +60,10 @@ impl Span {
         if bytes_per_second == 0 {
             return Self(u64::MAX);
         }
+        // Below 18 GB. A division of 128 bits takes ten times as long.
+        if let Some(product) = bytes.checked_mul(1_000_000_000) {
+            return Self(product.div_ceil(bytes_per_second));
+        }
         let ns = (bytes as u128 * 1_000_000_000).div_ceil(bytes_per_second as u128);
         if ns > u64::MAX as u128 { Self(u64::MAX) } else { Self(ns as u64) }
     }

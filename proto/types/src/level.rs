@@ -20,9 +20,11 @@ impl Level {
     pub const ROWS: usize = Self::COUNT_MAX as usize + 1;
 
     /// Returns the zero-based row in a table of [`Level::ROWS`]. The scavenger has the last row.
+    #[inline]
     #[must_use]
     pub const fn row(self) -> usize {
-        if self.0 >= 1 && self.0 <= Self::COUNT_MAX { self.0 as usize - 1 } else { Self::ROWS - 1 }
+        let row = self.0.wrapping_sub(1) as usize;
+        if row < Self::ROWS { row } else { Self::ROWS - 1 }
     }
 }
 

@@ -12,12 +12,14 @@ pub(super) struct InFlight {
 }
 
 impl InFlight {
+    #[inline]
     pub(super) fn add(&mut self, level: Level, bytes: u64) {
         self.all = self.all.saturating_add(bytes);
         let row = &mut self.by_level[level.row()];
         *row = row.saturating_add(bytes);
     }
 
+    #[inline]
     pub(super) fn remove(&mut self, level: Level, bytes: u64) {
         self.all = self.all.saturating_sub(bytes);
         let row = &mut self.by_level[level.row()];
@@ -49,10 +51,13 @@ impl Oversized {
     /// `bytes` completed at once, as a work request does, and is removed. If the pieces together
     /// still have more than `in_flight`, some completed in parts, and the oldest shrink. Returns
     /// when the removed piece was permitted, or `None` if no piece had this size.
+    #[inline]
     pub(super) fn remove(&mut self, bytes: u64, in_flight: u64, window: u64) -> Option<Time> {
-        if self.0.is_empty() {
-            return None;
-        }
+        if self.0.is_empty() { None } else { self.shrink(bytes, in_flight, window) }
+    }
+
+    #[cold]
+    fn shrink(&mut self, bytes: u64, in_flight: u64, window: u64) -> Option<Time> {
         let ended = self.0.iter().position(|&(_, size)| size == bytes);
         let permitted = ended.map(|at| self.0.remove(at).0);
         let mut excess = self.bytes().saturating_sub(in_flight);

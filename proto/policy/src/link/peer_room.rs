@@ -84,16 +84,20 @@ impl Link {
 
     /// Takes bytes off those in flight. Their peer may have room again. Returns when they were
     /// permitted, if they were one piece that exceeds the window.
+    #[inline]
     pub(super) fn settle(&mut self, peer: PeerId, level: Level, bytes: u64) -> Option<Time> {
         self.in_flight.remove(level, bytes);
         let window = self.port.config.window_bytes;
         let permitted = self.oversized.remove(bytes, self.in_flight.all, window);
         self.peers.remove(peer, level, bytes);
-        self.port.queues.offer(part(peer));
+        if self.waiting != 0 {
+            self.port.queues.offer(part(peer));
+        }
         permitted
     }
 
     /// Takes delivered bytes off those in flight.
+    #[inline]
     pub(super) fn deliver(&mut self, now: Time, peer: PeerId, level: Level, bytes: u64) {
         if let Some(permitted) = self.settle(peer, level, bytes) {
             let rate = self.port.config.rate;

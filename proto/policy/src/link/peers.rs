@@ -48,14 +48,21 @@ pub(super) const fn part(peer: PeerId) -> PeerId {
 }
 
 impl Peers {
+    #[inline]
     pub(super) fn add(&mut self, peer: PeerId, level: Level, bytes: u64) {
         let at = usize::from(counted(peer).0);
         if at >= self.in_flight.len() {
-            self.in_flight.resize(at + 1, InFlight::default());
+            self.add_peers(at);
         }
         self.in_flight[at].add(level, bytes);
     }
 
+    #[cold]
+    fn add_peers(&mut self, at: usize) {
+        self.in_flight.resize(at + 1, InFlight::default());
+    }
+
+    #[inline]
     pub(super) fn remove(&mut self, peer: PeerId, level: Level, bytes: u64) {
         if let Some(known) = self.in_flight.get_mut(usize::from(counted(peer).0)) {
             known.remove(level, bytes);
