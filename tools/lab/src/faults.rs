@@ -74,9 +74,12 @@ pub(crate) struct FaultsArgs {
     /// Show no progress
     #[arg(long, short)]
     quiet: bool,
-    /// Plant a bug, to test the oracle: twice, drop, swap or leak
+    /// Plant a bug, to test the oracle: twice, drop, swap, leak or leak_lane
     #[arg(long, hide = true, value_parser = plant)]
     plant: Option<Plant>,
+    /// Path that has the bug, unless it is a leak
+    #[arg(long, hide = true, default_value = "client")]
+    plant_on: String,
 }
 
 fn plant(name: &str) -> Result<Plant, String> {
@@ -87,7 +90,8 @@ pub(crate) fn run(args: &FaultsArgs) -> Result<ExitCode, CommandError> {
     for path in [&args.json, &args.report].into_iter().flatten().filter(|p| p.as_os_str() != "-") {
         output::check(path)?;
     }
-    let setting = Setting::find(args.laxityd.as_ref(), args.then.as_ref(), args.plant)
+    let plant = (args.plant, args.plant_on.as_str());
+    let setting = Setting::find(args.laxityd.as_ref(), args.then.as_ref(), plant)
         .map_err(LabError::CannotRun)?;
     for path in setting.left_out() {
         eprintln!("laxity: left out: {path}");

@@ -16,6 +16,7 @@ mod frame;
 mod hostile;
 mod nccl;
 mod oracle;
+mod plant;
 mod report;
 mod round;
 mod schedule;
@@ -28,9 +29,9 @@ use std::path::Path;
 pub use campaign::{Campaign, Failure, Report, replay, run};
 pub use cast::Setting;
 pub use oracle::TransferCounts;
+pub use plant::Plant;
 pub use report::{page, table};
 pub use schedule::{Fault, FaultKind, Schedule};
-pub use task::Plant;
 
 use crate::error::LabError;
 

@@ -3,6 +3,7 @@
 use std::io::{BufReader, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::Child;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -12,7 +13,8 @@ use nix::unistd::Pid;
 
 use super::frame::Frame;
 use super::oracle::Oracle;
-use super::task::{FINISH, Plant, Role, Task, command};
+use super::plant::{Plant, Reported};
+use super::task::{FINISH, Role, Task, command};
 use crate::config::LabConfig;
 use crate::error::LabError;
 use crate::probe::{CannotRun, find_daemon, find_library, find_nccl_plugin};
@@ -33,6 +35,8 @@ pub struct Setting {
     /// Path of the NCCL plugin, if there is one.
     pub nccl_plugin: Option<PathBuf>,
     pub plant: Option<Plant>,
+    /// Path whose workers have the planted bug.
+    pub plant_on: String,
 }
 
 impl Setting {
@@ -40,7 +44,7 @@ impl Setting {
     pub fn find(
         laxityd: Option<&PathBuf>,
         then: Option<&PathBuf>,
-        plant: Option<Plant>,
+        (plant, plant_on): (Option<Plant>, &str),
     ) -> Result<Self, CannotRun> {
         let has_python = find_program("python3").is_some();
         Ok(Self {
@@ -52,6 +56,7 @@ impl Setting {
             c_library: find_library("liblaxity_client.so").filter(|_| has_python),
             nccl_plugin: find_nccl_plugin(&LabConfig::default()).ok(),
             plant,
+            plant_on: plant_on.to_owned(),
         })
     }
 
@@ -70,12 +75,23 @@ struct Worker {
     reader: JoinHandle<()>,
 }
 
+impl Worker {
+    fn tell(&mut self, command: u8) {
+        if let Some(pipe) = &mut self.child.stdin {
+            // A worker that is gone is found at the end.
+            let _ = pipe.write_all(&[command]);
+        }
+    }
+}
+
 pub(super) struct Cast<'a> {
     setting: &'a Setting,
     socket: PathBuf,
     folder: PathBuf,
     seed: u64,
     started: u64,
+    /// Whether the planted bug may happen.
+    pub(super) armed: Arc<AtomicBool>,
     oracle: Arc<Mutex<Oracle>>,
     workers: Vec<Worker>,
     hostile: Vec<(u64, Child)>,
@@ -113,6 +129,7 @@ impl<'a> Cast<'a> {
             folder: folder.to_owned(),
             seed,
             started: 0,
+            armed: Arc::default(),
             oracle: Arc::clone(oracle),
             workers: Vec::new(),
             hostile: Vec::new(),
@@ -138,7 +155,7 @@ impl<'a> Cast<'a> {
             role,
             socket: self.socket.clone(),
             seed: self.seed.wrapping_add(self.started),
-            plant: self.setting.plant,
+            leaks_lanes: self.setting.plant == Some(Plant::LeakLane),
             library: library.clone().unwrap_or_default(),
             handle: self.folder.join("handle"),
         }
@@ -152,10 +169,16 @@ impl<'a> Cast<'a> {
         let pipe = child.stdout.take().ok_or_else(LabError::no_pipe)?;
         let mut pipe = BufReader::with_capacity(1 << 17, pipe);
         let oracle = Arc::clone(&self.oracle);
+        let has_bug = path == self.setting.plant_on && role != Role::NcclSender;
+        let mut reported = Reported::new(self.setting.plant.filter(|_| has_bug), &self.armed);
         let reader = std::thread::spawn(move || {
             loop {
                 match Frame::read(&mut pipe) {
-                    Ok(Some(frame)) => lock(&oracle).take(number, &frame),
+                    Ok(Some(frame)) => {
+                        for frame in reported.pass(frame) {
+                            lock(&oracle).take(number, &frame);
+                        }
+                    }
                     Ok(None) => return,
                     Err(error) => return lock(&oracle).blame(format!("{path}: {error}")),
                 }
@@ -222,14 +245,21 @@ impl<'a> Cast<'a> {
         }
     }
 
-    pub(super) fn tell(&mut self, choice: u64, command: u8) {
+    fn obedient(&mut self) -> Vec<&mut Worker> {
         let knows = |worker: &&mut Worker| matches!(worker.role, Role::Client | Role::C);
-        let mut all: Vec<_> = self.workers.iter_mut().filter(knows).collect();
+        self.workers.iter_mut().filter(knows).collect()
+    }
+
+    pub(super) fn tell(&mut self, choice: u64, command: u8) {
+        let mut all = self.obedient();
         let at = (choice % all.len().max(1) as u64) as usize;
-        if let Some(pipe) = all.get_mut(at).and_then(|worker| worker.child.stdin.as_mut()) {
-            // A worker that is gone is found at the end.
-            let _ = pipe.write_all(&[command]);
+        if let Some(worker) = all.get_mut(at) {
+            worker.tell(command);
         }
+    }
+
+    pub(super) fn tell_all(&mut self, command: u8) {
+        self.obedient().into_iter().for_each(|worker| worker.tell(command));
     }
 
     pub(super) fn add_hostile(&mut self, choice: u64) -> Result<u64, LabError> {
@@ -248,12 +278,7 @@ impl<'a> Cast<'a> {
     }
 
     pub(super) fn finish(&mut self) {
-        for worker in &mut self.workers {
-            if let Some(pipe) = &mut worker.child.stdin {
-                // A worker that is gone is found below.
-                let _ = pipe.write_all(&[FINISH]);
-            }
-        }
+        self.workers.iter_mut().for_each(|worker| worker.tell(FINISH));
         let give_up = Instant::now() + FINISH_MAX;
         for worker in std::mem::take(&mut self.workers) {
             let (number, path) = (worker.number, path_of(worker.role));

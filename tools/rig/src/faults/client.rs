@@ -16,9 +16,16 @@ use rand::{RngExt as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
 
 use super::frame::{Frame, content};
-use super::task::{FORK, LOSE_THREAD, Outlet, Plant, Starved, Task, obey};
+use super::task::{FORK, LOSE_THREAD, Outlet, Starved, Task, obey};
 use crate::error::LabError;
 
+/// Name of the worker for the daemon.
+pub(super) const NAME: &str = "worker";
+/// Maximum number of lanes that a worker needs: one for each queue, and one for the threads that
+/// end early.
+pub(super) const LANES: u32 = 3;
+/// Threads that end at one command, one after the other.
+const LOST_AT_ONCE: u32 = 3;
 const WIRE: Duration = Duration::from_millis(2);
 /// Transfers of the queue without order that are open at once.
 const DEPTH: usize = 6;
@@ -27,13 +34,11 @@ struct Sender {
     queue: u32,
     outlet: Outlet,
     starved: Starved,
-    client: Client,
     lane: Lane,
     rng: ChaCha8Rng,
     next: u64,
     stop: Arc<AtomicBool>,
-    plant: Option<Plant>,
-    kept: Vec<Frame>,
+    leaks_lanes: bool,
 }
 
 struct Open {
@@ -89,32 +94,13 @@ impl Sender {
         frames
     }
 
-    fn deliver(&mut self, mut frames: Vec<Frame>) {
-        let armed = self.client.generation() > 1;
-        let whole = matches!(frames.first(), Some(Frame::Bytes { offset: 0, .. }))
-            && matches!(frames.last(), Some(Frame::Done { .. }));
-        if let (Some(plant), true, true) = (self.plant, armed, whole) {
-            match plant {
-                Plant::Twice => frames.extend(frames.last().cloned()),
-                Plant::Drop => frames.clear(),
-                Plant::Swap if self.kept.is_empty() => std::mem::swap(&mut self.kept, &mut frames),
-                Plant::Swap => frames.append(&mut self.kept),
-                Plant::Leak => {}
-            }
-            if self.kept.is_empty() {
-                self.plant = None;
-            }
-        }
-        self.outlet.put(&frames);
-    }
-
     fn in_order(mut self) {
         while !self.stop.load(Ordering::Relaxed) {
             let mut open = self.submit(true);
             while !open.ticket.is_done() {
                 let permit = self.lane.wait(&mut open.ticket);
                 let frames = self.send(&mut open, permit.bytes);
-                self.deliver(frames);
+                self.outlet.put(&frames);
                 std::thread::sleep(WIRE);
                 self.lane.complete(&open.ticket, permit.bytes);
             }
@@ -157,14 +143,16 @@ impl Sender {
     fn be_lost(mut self) {
         let all: Vec<Open> = (0..DEPTH).map(|_| self.submit(false)).collect();
         self.outlet.put(&[Frame::Abandoned { queue: self.queue }]);
-        drop(self.lane);
+        if self.leaks_lanes {
+            std::mem::forget(self.lane);
+        } else {
+            drop(self.lane);
+        }
         drop(all);
     }
 
     fn end(self) {
-        let mut frames = self.kept;
-        frames.push(Frame::Ended { queue: self.queue, count: self.next });
-        self.outlet.put(&frames);
+        self.outlet.put(&[Frame::Ended { queue: self.queue, count: self.next }]);
     }
 }
 
@@ -173,7 +161,7 @@ pub(super) fn run(task: &Task, outlet: &Outlet, stop: &Arc<AtomicBool>) -> Resul
     let starved = Starved::watch();
     let client = Client::attach(Options {
         socket: task.socket.clone(),
-        name: "worker".to_owned(),
+        name: NAME.to_owned(),
         reattach_every: Duration::from_millis(20),
         ..Options::default()
     });
@@ -184,13 +172,11 @@ pub(super) fn run(task: &Task, outlet: &Outlet, stop: &Arc<AtomicBool>) -> Resul
             queue,
             outlet: outlet.clone(),
             starved: starved.clone(),
-            client: client.clone(),
             lane: client.lane(),
             rng,
             next: 0,
             stop: Arc::clone(stop),
-            plant: task.plant.filter(|_| queue == 0),
-            kept: Vec::new(),
+            leaks_lanes: task.leaks_lanes,
         }
     };
     let (first, second) = (sender(0), sender(1));
@@ -202,9 +188,16 @@ pub(super) fn run(task: &Task, outlet: &Outlet, stop: &Arc<AtomicBool>) -> Resul
     obey(stop, |command| match command {
         FORK => fork(),
         LOSE_THREAD => {
-            queue += 1;
-            let lost = sender(queue);
-            threads.push(std::thread::spawn(move || lost.be_lost()));
+            for _ in 0..LOST_AT_ONCE {
+                queue += 1;
+                let lost = sender(queue);
+                let lost = std::thread::spawn(move || lost.be_lost());
+                // The next one finds the lane that this one gave back.
+                while !lost.is_finished() {
+                    std::thread::sleep(WIRE);
+                }
+                threads.push(lost);
+            }
         }
         _ => {}
     });

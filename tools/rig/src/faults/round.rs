@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt as _;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -12,16 +13,21 @@ use laxity_wire::{ControlClient, ControlError, PortStatus};
 use nix::sys::signal::Signal;
 
 use super::cast::{Cast, Setting, lock};
+use super::client;
 use super::daemon::Daemon;
 use super::oracle::{Oracle, TransferCounts};
+use super::plant::Plant;
 use super::schedule::{Fault, FaultKind, Schedule};
-use super::task::{FORK, LOSE_THREAD, Plant};
+use super::task::{FORK, LOSE_THREAD};
 use crate::error::LabError;
 
 /// Longest time until the daemon has forgotten the clients that are gone.
 const FORGET_MAX: Duration = Duration::from_secs(3);
 /// Time until the daemon has closed the connection that asked for its status.
 const CLOSED_WITHIN: Duration = Duration::from_millis(5);
+/// Time until workers have found the daemon, and some threads have ended. If a worker needs more,
+/// a leak is found in another round.
+const THREADS_END: Duration = Duration::from_millis(60);
 /// Growth of the daemon's memory over a round that is no leak: buffers of its log and runtime.
 const GROWTH_KIB: u64 = 4096;
 const POLICIES: [&str; 5] = ["laxity", "mfs", "fair", "edf", "two_class"];
@@ -134,6 +140,10 @@ impl Scene<'_> {
         }
         self.bring_up()?;
         self.leak(outcome);
+        if !self.gives_lanes_back() {
+            // Flows in lost lanes would keep the others waiting.
+            return Ok(());
+        }
         self.cast.finish();
         let longest = lock(&self.oracle).judge_waits(&self.stops);
         outcome.longest_stall_ms = longest.as_millis() as u64;
@@ -182,6 +192,11 @@ impl Scene<'_> {
         if !matches!(fault.kind, FaultKind::DaemonKilled | FaultKind::DaemonStopped) {
             self.wait_ready();
         }
+        let ends = matches!(
+            fault.kind,
+            FaultKind::DaemonKilled | FaultKind::DaemonRestarted | FaultKind::LogFull
+        );
+        self.cast.armed.fetch_or(ends, Ordering::Relaxed);
         match fault.kind {
             FaultKind::DaemonKilled => {
                 self.daemon.signal(Signal::SIGKILL);
@@ -295,6 +310,26 @@ impl Scene<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Ends some threads of each worker, and checks that they gave their lanes back.
+    fn gives_lanes_back(&mut self) -> bool {
+        self.wait_ready();
+        self.cast.tell_all(LOSE_THREAD);
+        std::thread::sleep(THREADS_END);
+        let clients = match self.daemon.status() {
+            Ok(status) => status.clients,
+            Err(wrong) => {
+                self.blame(wrong);
+                return true;
+            }
+        };
+        let workers = clients.iter().filter(|client| client.name == client::NAME);
+        let lanes = workers.map(|worker| worker.lanes).max().unwrap_or(0);
+        if lanes > client::LANES {
+            self.blame(format!("a worker has {lanes} lanes, not at most {}", client::LANES));
+        }
+        lanes <= client::LANES
     }
 
     /// Checks that the daemon has forgotten all clients, and returned what it had for them.

@@ -27,18 +27,6 @@ pub(super) const FORK: u8 = b'f';
 pub(super) const LOSE_THREAD: u8 = b't';
 const C_WORKER: &str = include_str!("worker.py");
 
-/// A bug on purpose, by which a test finds out whether the oracle sees anything. It happens once,
-/// after the client has found a second daemon.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Plant {
-    Twice,
-    Drop,
-    Swap,
-    /// A client stays attached when the round is over.
-    Leak,
-}
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Role {
     Client,
@@ -53,7 +41,8 @@ pub(super) struct Task {
     pub(super) role: Role,
     pub(super) socket: PathBuf,
     pub(super) seed: u64,
-    pub(super) plant: Option<Plant>,
+    /// Whether threads end without giving their lanes back, see [`super::Plant::LeakLane`].
+    pub(super) leaks_lanes: bool,
     pub(super) library: PathBuf,
     pub(super) handle: PathBuf,
 }
