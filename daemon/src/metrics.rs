@@ -15,13 +15,14 @@ use std::time::Duration;
 use laxity_listen::http::{HttpLimits, HttpListener, rendered};
 use laxity_policy::{Level, Span, Stage, Tally, Time};
 use laxity_shm::sleep::now_ns;
+use laxity_wire::ClusterStatus;
 use metrics::{Counter, Gauge, Histogram, Key, KeyName, Label, Metadata, Recorder};
 use metrics_exporter_prometheus::{
     BuildError, Matcher, PrometheusBuilder, PrometheusHandle, PrometheusRecorder,
 };
 use parking_lot::Mutex;
 
-use crate::coordinator::exchange::{CoordinatorExchange, StreamView};
+use crate::coordinator::exchange::CoordinatorExchange;
 use crate::stats::{PortSnapshot, Snapshot, StageCounters, WAIT_BUCKETS, WaitHistogram};
 
 /// Wait samples per snapshot, over all ports and stages.
@@ -144,9 +145,9 @@ metrics! {
             "Time since the coordinator's order was last confirmed"
             |c| c.age.map_or(0.0, |age| age.0 as f64 / 1e9);
         Gauge laxity_cluster_order_term "Term of the coordinator's newest order"
-            |c| c.view.epoch.unwrap_or_default().term;
+            |c| c.view.term.unwrap_or_default();
         Gauge laxity_cluster_order_sequence "Sequence of the coordinator's newest order"
-            |c| c.view.epoch.unwrap_or_default().sequence;
+            |c| c.view.sequence.unwrap_or_default();
         Counter laxity_cluster_orders_total "Orders of the coordinator that were applied"
             |c| c.view.orders;
         Counter laxity_cluster_stale_orders_total "Orders refused because they were overtaken"
@@ -231,7 +232,7 @@ metrics! {
 /// The state of the stream to the coordinator. Without a coordinator, all values are zero.
 #[derive(Default)]
 struct ClusterView {
-    view: StreamView,
+    view: ClusterStatus,
     in_force: bool,
     age: Option<Span>,
 }

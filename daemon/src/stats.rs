@@ -11,10 +11,9 @@ use laxity_policy::residual::Capacity;
 use laxity_policy::{Level, PolicyKind, Span, Stage, Time};
 use laxity_shm::marking::Marking;
 use laxity_shm::registration::Release;
-use laxity_wire::PodStatus;
+use laxity_wire::{PodStatus, WouldStatus};
 
 use crate::config::Mode;
-use crate::driver::shadow_link::Minute;
 use crate::owner::Owner;
 
 /// The number of buckets of a [`WaitHistogram`]: powers of two from 1 ns to 9 minutes.
@@ -208,7 +207,7 @@ pub struct PortSnapshot {
     pub link: LinkSnapshot,
     pub counters: PortCounters,
     /// What enforcing would have done, by minute.
-    pub would: Vec<Minute>,
+    pub would: Vec<WouldStatus>,
 }
 
 #[derive(Clone, Debug)]

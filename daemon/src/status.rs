@@ -5,12 +5,11 @@ use laxity_shm::registration::Release;
 use laxity_shm::sleep::now_ns;
 use laxity_wire::{
     ClientStatus, ClusterStatus, DistrustedOwner, LevelStatus, PermittedBytes, PortStatus,
-    SchedulerStatus, StageStatus, Status, Totals, WaitStatus, WouldStatus,
+    SchedulerStatus, StageStatus, Status, Totals, WaitStatus,
 };
 
 use crate::config::AccessConfig;
 use crate::coordinator::exchange::CoordinatorExchange;
-use crate::driver::shadow_link::Minute;
 use crate::metrics::{level_name, rows};
 use crate::owner::Owner;
 use crate::refusals::Refusals;
@@ -76,27 +75,12 @@ pub fn status(
 }
 
 fn cluster(exchange: &CoordinatorExchange, snapshot: &Snapshot) -> ClusterStatus {
-    let view = exchange.view();
     let (in_force, age) = exchange.in_force(Time(now_ns()));
     ClusterStatus {
-        endpoint: view.endpoint,
-        host: view.host,
-        connected: view.connected,
-        coordinator: view.software,
-        drained: view.drained,
         order: if in_force { "cluster" } else { "own" }.to_owned(),
-        term: view.epoch.map(|epoch| epoch.term),
-        sequence: view.epoch.map(|epoch| epoch.sequence),
         age_ms: age.map(|age| age.0 / 1_000_000),
-        orders: view.orders,
-        stale_orders: view.stale_orders,
-        broken_orders: view.broken_orders,
-        connects: view.connects,
-        failures: view.failures,
-        reports: view.reports,
-        refused_events: view.refused_events,
         fetches: snapshot.fetches,
-        problem: view.problem,
+        ..exchange.view()
     }
 }
 
@@ -194,22 +178,7 @@ fn port(snapshot: &Snapshot, port: &PortSnapshot) -> PortStatus {
         permitted: permitted.collect(),
         promotions: link.promotions,
         demotions: link.demotions,
-        would: port.would.iter().map(|minute| would(snapshot, minute)).collect(),
-    }
-}
-
-fn would(snapshot: &Snapshot, minute: &Minute) -> WouldStatus {
-    WouldStatus {
-        minutes_ago: Minute::number_at(snapshot.at).saturating_sub(minute.number),
-        flows: minute.flows,
-        bytes: minute.bytes,
-        delayed_flows: minute.delayed_flows,
-        delayed_bytes: minute.delayed_bytes,
-        delay_ns: minute.delay_ns,
-        collectives_ahead: minute.collectives_ahead,
-        promotions: minute.promotions,
-        pruned_flows: minute.pruned_flows,
-        lost_flows: minute.lost_flows,
+        would: port.would.clone(),
     }
 }
 

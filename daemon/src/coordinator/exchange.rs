@@ -10,7 +10,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use laxity_policy::{Span, Time};
-use laxity_wire::v1::Epoch;
+use laxity_wire::ClusterStatus;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
@@ -32,7 +32,7 @@ pub struct CoordinatorExchange {
     events_max: AtomicUsize,
     /// Whether the links have the cluster order.
     in_force: AtomicBool,
-    view: Mutex<StreamView>,
+    view: Mutex<ClusterStatus>,
 }
 
 #[derive(Debug, Default)]
@@ -45,33 +45,6 @@ struct ExchangeState {
     has_more: bool,
     /// A change for the scheduler: a new cluster order, or the end of the last one.
     order: Option<Option<ClusterOrder>>,
-}
-
-/// The state of the stream, for operators.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct StreamView {
-    pub endpoint: String,
-    pub host: String,
-    pub connected: bool,
-    /// Whether an operator has drained this host.
-    pub drained: bool,
-    pub software: String,
-    /// The epoch of the newest order that was applied.
-    pub epoch: Option<Epoch>,
-    pub orders: u64,
-    /// Orders refused because of an older term or sequence.
-    pub stale_orders: u64,
-    /// Orders dropped because a piece was missing or invalid.
-    pub broken_orders: u64,
-    /// Streams that the coordinator welcomed.
-    pub connects: u64,
-    /// Attempts that failed, and streams that ended.
-    pub failures: u64,
-    pub reports: u64,
-    /// Events that the coordinator refused.
-    pub refused_events: u64,
-    /// Why the last attempt failed or the last stream ended.
-    pub problem: String,
 }
 
 /// The changes that the scheduler finds in the exchange.
@@ -106,10 +79,10 @@ impl CoordinatorExchange {
             age_max_ns: AtomicU64::new(u64::MAX),
             events_max: AtomicUsize::new(EVENTS_MAX),
             in_force: AtomicBool::new(false),
-            view: Mutex::new(StreamView {
+            view: Mutex::new(ClusterStatus {
                 endpoint: endpoint.to_owned(),
                 host: host.to_owned(),
-                ..StreamView::default()
+                ..ClusterStatus::default()
             }),
         }
     }
@@ -255,12 +228,12 @@ impl CoordinatorExchange {
     // Methods for operators:
 
     /// Changes the view of operators.
-    pub fn update_view(&self, change: impl FnOnce(&mut StreamView)) {
+    pub fn update_view(&self, change: impl FnOnce(&mut ClusterStatus)) {
         change(&mut self.view.lock());
     }
 
     /// Returns the view of operators.
-    pub fn view(&self) -> StreamView {
+    pub fn view(&self) -> ClusterStatus {
         self.view.lock().clone()
     }
 
@@ -277,7 +250,7 @@ impl CoordinatorExchange {
 mod tests {
     use super::*;
     use crate::mailbox::mailbox;
-    use laxity_wire::v1::SnapshotPiece;
+    use laxity_wire::v1::{Epoch, SnapshotPiece};
 
     fn report() -> OutgoingReport {
         OutgoingReport { at: Time(0), piece: SnapshotPiece::Unspecified, events: Vec::new() }

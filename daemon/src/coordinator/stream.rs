@@ -227,7 +227,7 @@ impl StreamTask {
             view.connected = true;
             view.drained = false;
             view.connects += 1;
-            view.software = shortened(&welcome.software);
+            view.coordinator = shortened(&welcome.software);
         });
         let limits = welcome.limits.unwrap_or_default();
         let events_max = match limits.events_per_report_max {
@@ -418,7 +418,8 @@ impl StreamTask {
                 stream.considered = considered;
                 stream.ack = Some(order.epoch);
                 self.exchange.update_view(|view| {
-                    view.epoch = Some(order.epoch);
+                    view.term = Some(order.epoch.term);
+                    view.sequence = Some(order.epoch.sequence);
                     view.orders += 1;
                 });
                 self.exchange.set_order(now(), order, is_new, &self.mailbox);

@@ -20,7 +20,7 @@ use laxity_policy::config::InvalidConfig;
 use laxity_policy::{
     BatchId, BatchSpec, DomainId, Event, Layer, Order, PortId, RequestId, Span, Time,
 };
-use laxity_shm::record::Record;
+use laxity_shm::record::Hint;
 
 use crate::config::Config;
 use crate::coordinator::exchange::CoordinatorExchange;
@@ -192,44 +192,42 @@ impl Hints {
     }
 
     /// Records a hint in the reports to the coordinator.
-    fn note(&mut self, now: Time, domain: DomainId, record: &Record) {
-        if !self.cluster.attends() || !self.id_owners.hint(domain, record) {
+    fn note(&mut self, now: Time, domain: DomainId, hint: &Hint) {
+        if !self.cluster.attends() || !self.id_owners.hint(domain, hint) {
             return;
         }
-        let deadline = match *record {
-            Record::RequestJoin { request, .. } => {
-                self.of(domain).requests.known(RequestId(request))
-            }
+        let deadline = match *hint {
+            Hint::RequestJoin { request, .. } => self.of(domain).requests.known(RequestId(request)),
             _ => Time::NEVER,
         };
         let reports = &mut self.cluster.reports;
-        match *record {
-            Record::BatchBegin { batch, layers, layer_time_ns } => {
+        match *hint {
+            Hint::BatchBegin { batch, layers, layer_time_ns } => {
                 reports.batch_began(batch, layers, Span(layer_time_ns));
             }
-            Record::RequestJoin { batch, request, bytes, .. } => {
+            Hint::RequestJoin { batch, request, bytes, .. } => {
                 reports.joined(batch, request, deadline, bytes);
             }
-            Record::RequestEnd { request } => reports.ended(request),
-            Record::BatchQueued { batch, ahead } => reports.queued(batch, ahead),
-            Record::LayerBegin { batch, layer } => reports.layer(now, batch, layer),
-            Record::BatchEnd { batch } => reports.batch_ended(batch),
-            _ => return,
+            Hint::RequestEnd { request } => reports.ended(request),
+            Hint::BatchQueued { batch, ahead } => reports.queued(batch, ahead),
+            Hint::LayerBegin { batch, layer } => reports.layer(now, batch, layer),
+            Hint::BatchEnd { batch } => reports.batch_ended(batch),
+            Hint::ComputeEnd { .. } => return,
         }
         self.cluster.noted(now);
     }
 
-    /// Applies a hint of a process of a domain. Other records are ignored.
+    /// Applies a hint of a process of a domain.
     pub fn take(
         &mut self,
         now: Time,
         domain: DomainId,
         pid: u32,
-        record: &Record,
+        hint: &Hint,
         ports: &mut [DriverPort],
     ) {
-        self.of(domain).take(now, domain, pid, record, ports);
-        self.note(now, domain, record);
+        self.of(domain).take(now, domain, pid, hint, ports);
+        self.note(now, domain, hint);
     }
 
     /// Runs the admission of one domain if it is due, and gives a new order to its links: the
@@ -306,29 +304,29 @@ impl DomainHints {
         now: Time,
         domain: DomainId,
         pid: u32,
-        record: &Record,
+        hint: &Hint,
         ports: &mut [DriverPort],
     ) {
-        match *record {
-            Record::LayerBegin { batch, layer } => {
+        match *hint {
+            Hint::LayerBegin { batch, layer } => {
                 self.running.layer_began(pid, BatchId(batch), Layer(layer));
             }
-            Record::ComputeEnd { batch } | Record::BatchEnd { batch } => {
+            Hint::ComputeEnd { batch } | Hint::BatchEnd { batch } => {
                 self.running.ended(BatchId(batch));
             }
             _ => {}
         }
-        self.pass_on(now, domain, record, ports);
+        self.pass_on(now, domain, hint, ports);
     }
 
-    fn pass_on(&mut self, now: Time, domain: DomainId, record: &Record, ports: &mut [DriverPort]) {
+    fn pass_on(&mut self, now: Time, domain: DomainId, hint: &Hint, ports: &mut [DriverPort]) {
         use AdmissionEvent as Between;
-        let (between, event) = match *record {
-            Record::RequestJoin { batch, request, deadline_ns, bytes } => {
+        let (between, event) = match *hint {
+            Hint::RequestJoin { batch, request, deadline_ns, bytes } => {
                 let member = (domain, BatchId(batch), RequestId(request));
                 return self.request_joined(now, member, deadline_ns, bytes, ports);
             }
-            Record::BatchBegin { batch, layers, layer_time_ns } => {
+            Hint::BatchBegin { batch, layers, layer_time_ns } => {
                 let (batch, layer_time) = (BatchId(batch), Span(layer_time_ns));
                 let arrived = Between::BatchArrived {
                     batch,
@@ -338,33 +336,32 @@ impl DomainHints {
                 let spec = BatchSpec { batch, layers, layer_time };
                 (Some(arrived), Event::BatchBegan(spec))
             }
-            Record::RequestEnd { request } => {
+            Hint::RequestEnd { request } => {
                 let request = RequestId(request);
                 self.requests.forget(request);
                 let ended = Between::RequestEnded { request };
                 (Some(ended), Event::RequestEnded { request })
             }
-            Record::BatchQueued { batch, ahead } => {
+            Hint::BatchQueued { batch, ahead } => {
                 let (batch, ahead) = (BatchId(batch), BatchId(ahead));
                 let queued = Between::BatchQueued { batch, ahead };
                 (Some(queued), Event::BatchQueued { batch, ahead })
             }
-            Record::LayerBegin { batch, layer } => {
+            Hint::LayerBegin { batch, layer } => {
                 let (batch, layer) = (BatchId(batch), Layer(layer));
                 let started = Between::BatchStarted { batch };
                 (Some(started), Event::LayerBegan { batch, layer })
             }
-            Record::ComputeEnd { batch } => {
+            Hint::ComputeEnd { batch } => {
                 let batch = BatchId(batch);
                 (None, Event::ComputeFinished { batch })
             }
-            Record::BatchEnd { batch } => {
+            Hint::BatchEnd { batch } => {
                 let batch = BatchId(batch);
                 self.requests.forget_batch(batch);
                 let departed = Between::BatchDeparted { batch };
                 (Some(departed), Event::BatchEnded { batch })
             }
-            _ => return,
         };
         if let Some(between) = between {
             self.admission.handle(now, between);
@@ -462,7 +459,7 @@ mod tests {
     fn admission_rests_for_a_multiple_of_what_it_took() {
         let config = Config::default();
         let mut hints = Hints::new(Time::ZERO, &config).expect("the defaults are valid");
-        let begin = Record::BatchBegin { batch: 1, layers: 1, layer_time_ns: 1 };
+        let begin = Hint::BatchBegin { batch: 1, layers: 1, layer_time_ns: 1 };
         let domain = DomainId::default();
         hints.take(Time::ZERO, domain, 1, &begin, &mut []);
         assert!(hints.due() < Time::NEVER);

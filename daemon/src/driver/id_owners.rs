@@ -8,7 +8,7 @@ use std::collections::{HashMap, VecDeque};
 
 use laxity_policy::domains::DOMAINS_MAX;
 use laxity_policy::{BatchId, DomainId, RequestId};
-use laxity_shm::record::Record;
+use laxity_shm::record::Hint;
 
 /// Maximum number of ids of one domain. Beyond that, its oldest ones are anybody's again.
 const IDS_MAX: usize = 1 << 16;
@@ -44,21 +44,21 @@ impl IdOwners {
     }
 
     /// Records a hint. Returns whether its domain may report it.
-    pub fn hint(&mut self, domain: DomainId, record: &Record) -> bool {
+    pub fn hint(&mut self, domain: DomainId, hint: &Hint) -> bool {
         let batch = |id| WorkId::Batch(BatchId(id));
         let request = |id| WorkId::Request(RequestId(id));
-        match *record {
-            Record::BatchBegin { batch: id, .. } => self.announce(domain, batch(id)),
-            Record::RequestJoin { batch: of, request: id, .. } => {
+        match *hint {
+            Hint::BatchBegin { batch: id, .. } => self.announce(domain, batch(id)),
+            Hint::RequestJoin { batch: of, request: id, .. } => {
                 self.may(domain, batch(of)) && self.announce(domain, request(id))
             }
-            Record::RequestEnd { request: id } => self.end(domain, request(id)),
-            Record::BatchEnd { batch: id } => self.end(domain, batch(id)),
-            Record::BatchQueued { batch: id, ahead } => {
+            Hint::RequestEnd { request: id } => self.end(domain, request(id)),
+            Hint::BatchEnd { batch: id } => self.end(domain, batch(id)),
+            Hint::BatchQueued { batch: id, ahead } => {
                 self.may(domain, batch(id)) && self.may(domain, batch(ahead))
             }
-            Record::LayerBegin { batch: id, .. } => self.may(domain, batch(id)),
-            _ => true,
+            Hint::LayerBegin { batch: id, .. } => self.may(domain, batch(id)),
+            Hint::ComputeEnd { .. } => true,
         }
     }
 
@@ -102,28 +102,28 @@ mod tests {
     fn only_the_domain_that_announced_an_id_reports_it_until_it_ends_it() {
         let mut id_owners = IdOwners::default();
         let (honest, hostile) = (DomainId(0), DomainId(1));
-        let begin = Record::BatchBegin { batch: 7, layers: 1, layer_time_ns: 1 };
-        let join = Record::RequestJoin { batch: 7, request: 70, deadline_ns: 1, bytes: 1 };
+        let begin = Hint::BatchBegin { batch: 7, layers: 1, layer_time_ns: 1 };
+        let join = Hint::RequestJoin { batch: 7, request: 70, deadline_ns: 1, bytes: 1 };
         assert!(id_owners.hint(honest, &begin) && id_owners.hint(honest, &join));
-        for record in [
+        for hint in [
             begin,
             join,
-            Record::RequestEnd { request: 70 },
-            Record::LayerBegin { batch: 7, layer: 9 },
-            Record::BatchQueued { batch: 7, ahead: 8 },
-            Record::BatchEnd { batch: 7 },
+            Hint::RequestEnd { request: 70 },
+            Hint::LayerBegin { batch: 7, layer: 9 },
+            Hint::BatchQueued { batch: 7, ahead: 8 },
+            Hint::BatchEnd { batch: 7 },
         ] {
-            assert!(!id_owners.hint(hostile, &record), "{record:?}");
+            assert!(!id_owners.hint(hostile, &hint), "{hint:?}");
         }
         assert!(id_owners.may(honest, WorkId::Request(RequestId(70))));
-        assert!(id_owners.hint(honest, &Record::BatchEnd { batch: 7 }));
+        assert!(id_owners.hint(honest, &Hint::BatchEnd { batch: 7 }));
         assert!(id_owners.hint(hostile, &begin), "it is anybody's again");
     }
 
     #[test]
     fn a_domain_with_too_many_ids_loses_its_own_oldest() {
         let mut id_owners = IdOwners::default();
-        let begin = |batch| Record::BatchBegin { batch, layers: 1, layer_time_ns: 1 };
+        let begin = |batch| Hint::BatchBegin { batch, layers: 1, layer_time_ns: 1 };
         assert!(id_owners.hint(DomainId(0), &begin(1)));
         for batch in 2..=IDS_MAX as u64 + 2 {
             id_owners.hint(DomainId(1), &begin(batch));

@@ -95,11 +95,13 @@ impl Sink for RecordSink<'_> {
                 let number = intake.peers.number(address);
                 from.state.introduce(peer, address, number);
             }
-            hint => {
+            Record::Hint(hint) => {
                 let (pid, domain) = (from.state.identity.pid, from.state.domain);
                 intake.hints.take(intake.now, domain, pid, &hint, &mut intake.ports);
                 intake.trace.note(intake.now, TracedEvent::Hint(hint));
             }
+            // These have calls of their own.
+            Record::Submit(_) | Record::SubmitOnCredit { .. } | Record::Completed { .. } => {}
         }
     }
 

@@ -17,6 +17,7 @@ use std::collections::{BTreeSet, HashMap, VecDeque};
 use laxity_policy::config::InvalidConfig;
 use laxity_policy::link::Link;
 use laxity_policy::{Action, Event, FlowId, FlowSpec, Level, LinkConfig, Span, Stage, Time};
+use laxity_wire::WouldStatus;
 
 const MINUTES_MAX: usize = 60;
 const MINUTE: u64 = 60_000_000_000;
@@ -32,31 +33,9 @@ const HINTED_FOR: Span = Span::from_millis(10_000);
 /// The shortest time between two looks at the link without an event.
 const LOOK_MIN: Span = Span::from_micros(10);
 
-/// What enforcing would have done in one minute.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Minute {
-    /// The number of the minute, from the clock's beginning.
-    pub number: u64,
-    pub flows: u64,
-    pub bytes: u64,
-    pub delayed_flows: u64,
-    pub delayed_bytes: u64,
-    /// The sum of their waits, in ns.
-    pub delay_ns: u64,
-    /// Collectives that would have overtaken flows of other stages.
-    pub collectives_ahead: u64,
-    /// Moves of a waiting flow to a higher level.
-    pub promotions: u64,
-    /// Flows of pruned requests, which would have been served last.
-    pub pruned_flows: u64,
-    /// Flows whose fate is unknown, because more waited than are simulated.
-    pub lost_flows: u64,
-}
-
-impl Minute {
-    pub const fn number_at(at: Time) -> u64 {
-        at.0 / MINUTE
-    }
+/// Returns the number of the minute of a time, from the clock's beginning.
+const fn minute_of(at: Time) -> u64 {
+    at.0 / MINUTE
 }
 
 /// A flow without a permit.
@@ -83,7 +62,8 @@ pub struct ShadowLink {
     seen: Time,
     /// Promotions before the latest minute.
     promotions: u64,
-    minutes: VecDeque<Minute>,
+    /// Minutes in which something happened, by number.
+    minutes: VecDeque<(u64, WouldStatus)>,
 }
 
 impl ShadowLink {
@@ -152,30 +132,33 @@ impl ShadowLink {
     }
 
     /// Returns the minutes in which something happened, the latest last.
-    pub fn minutes(&mut self, now: Time) -> Vec<Minute> {
+    pub fn minutes(&mut self, now: Time) -> Vec<WouldStatus> {
         self.advance(now);
-        let mut minutes: Vec<Minute> = self.minutes.iter().copied().collect();
+        let ago = |number| minute_of(now).saturating_sub(number);
+        let minutes = self.minutes.iter();
+        let minutes = minutes.map(|&(number, of)| WouldStatus { minutes_ago: ago(number), ..of });
+        let mut minutes: Vec<WouldStatus> = minutes.collect();
         if let Some(last) = minutes.last_mut() {
             last.promotions += self.link.snapshot().promotions - self.promotions;
         }
         minutes
     }
 
-    fn minute(&mut self, at: Time) -> &mut Minute {
-        let number = Minute::number_at(at);
-        if self.minutes.back().is_none_or(|minute| minute.number < number) {
+    fn minute(&mut self, at: Time) -> &mut WouldStatus {
+        let number = minute_of(at);
+        if self.minutes.back().is_none_or(|(last, _)| *last < number) {
             let promotions = self.link.snapshot().promotions;
-            if let Some(last) = self.minutes.back_mut() {
+            if let Some((_, last)) = self.minutes.back_mut() {
                 last.promotions += promotions - self.promotions;
             }
             self.promotions = promotions;
             if self.minutes.len() == MINUTES_MAX {
                 self.minutes.pop_front();
             }
-            self.minutes.push_back(Minute { number, ..Minute::default() });
+            self.minutes.push_back((number, WouldStatus::default()));
         }
         let last = self.minutes.len() - 1;
-        &mut self.minutes[last]
+        &mut self.minutes[last].1
     }
 
     /// Lets everything happen that is due before `now`. Begins anew if that is too much.
@@ -277,8 +260,8 @@ mod tests {
         FlowSpec::anonymous(FlowId(0), stage, bytes)
     }
 
-    fn sum(shadow: &mut ShadowLink) -> Minute {
-        let mut sum = Minute::default();
+    fn sum(shadow: &mut ShadowLink) -> WouldStatus {
+        let mut sum = WouldStatus::default();
         for minute in shadow.minutes(Time::ZERO) {
             sum.flows += minute.flows;
             sum.delayed_flows += minute.delayed_flows;
@@ -321,9 +304,9 @@ mod tests {
         for minute in 0..70 {
             shadow.flow(Time(minute * MINUTE), &spec(Stage::P2d, 1));
         }
-        let numbers: Vec<u64> =
-            shadow.minutes(Time::ZERO).iter().map(|minute| minute.number).collect();
-        assert_eq!((numbers.len(), numbers[0], numbers[59]), (MINUTES_MAX, 10, 69));
+        let minutes = shadow.minutes(Time(70 * MINUTE));
+        let ago = |at: usize| minutes[at].minutes_ago;
+        assert_eq!((minutes.len(), ago(0), ago(59)), (MINUTES_MAX, 60, 1));
         for _ in 0..WAITING_MAX + 100 {
             shadow.flow(Time(70 * MINUTE), &spec(Stage::P2d, MIB));
         }

@@ -6,7 +6,7 @@
 //! reader swaps the full memory for an empty one.
 
 use laxity_policy::{FlowSpec, Span, Time};
-use laxity_shm::record::Record;
+use laxity_shm::record::Hint;
 use laxity_wire::trace::{SubmitOutcome, TraceEvent, TraceKind, TracedFlow};
 use tokio::sync::oneshot;
 
@@ -65,7 +65,7 @@ pub enum TracedEvent {
     Completed(u64, u64),
     /// A flow ended without completing.
     Cancelled(u64),
-    Hint(Record),
+    Hint(Hint),
 }
 
 #[derive(Debug)]
@@ -157,15 +157,15 @@ fn over() -> TakenEvents {
 }
 
 impl TraceEntry {
-    /// Converts to the event on the wire. `None` if the event is not shown.
-    pub fn event(&self) -> Option<TraceEvent> {
-        self.seen.kind().map(|what| TraceEvent { at_ns: self.at.0, what })
+    /// Converts to the event on the wire.
+    pub fn event(&self) -> TraceEvent {
+        TraceEvent { at_ns: self.at.0, what: self.seen.kind() }
     }
 }
 
 impl TracedEvent {
-    fn kind(&self) -> Option<TraceKind> {
-        Some(match *self {
+    fn kind(&self) -> TraceKind {
+        match *self {
             Self::Submitted {
                 spec,
                 pid,
@@ -200,29 +200,23 @@ impl TracedEvent {
             }
             Self::Completed(flow, bytes) => TraceKind::Completed { flow, bytes },
             Self::Cancelled(flow) => TraceKind::Cancelled { flow },
-            Self::Hint(record) => return hint(record),
-        })
+            Self::Hint(said) => hint(said),
+        }
     }
 }
 
-fn hint(record: Record) -> Option<TraceKind> {
-    Some(match record {
-        Record::BatchBegin { batch, layers, .. } => TraceKind::BatchBegin { batch, layers },
-        Record::RequestJoin { batch, request, deadline_ns, .. } => {
+const fn hint(said: Hint) -> TraceKind {
+    match said {
+        Hint::BatchBegin { batch, layers, .. } => TraceKind::BatchBegin { batch, layers },
+        Hint::RequestJoin { batch, request, deadline_ns, .. } => {
             TraceKind::RequestJoin { batch, request, deadline_ns }
         }
-        Record::BatchQueued { batch, ahead } => TraceKind::BatchQueued { batch, ahead },
-        Record::LayerBegin { batch, layer } => TraceKind::LayerBegin { batch, layer },
-        Record::ComputeEnd { batch } => TraceKind::ComputeEnd { batch },
-        Record::BatchEnd { batch } => TraceKind::BatchEnd { batch },
-        Record::RequestEnd { request } => TraceKind::RequestEnd { request },
-        Record::Submit(_)
-        | Record::SubmitOnCredit { .. }
-        | Record::Completed { .. }
-        | Record::Cancelled { .. }
-        | Record::LaneReset
-        | Record::Peer { .. } => return None,
-    })
+        Hint::BatchQueued { batch, ahead } => TraceKind::BatchQueued { batch, ahead },
+        Hint::LayerBegin { batch, layer } => TraceKind::LayerBegin { batch, layer },
+        Hint::ComputeEnd { batch } => TraceKind::ComputeEnd { batch },
+        Hint::BatchEnd { batch } => TraceKind::BatchEnd { batch },
+        Hint::RequestEnd { request } => TraceKind::RequestEnd { request },
+    }
 }
 
 #[cfg(test)]
@@ -230,7 +224,7 @@ mod tests {
     use super::*;
 
     fn end(request: u64) -> TracedEvent {
-        TracedEvent::Hint(Record::RequestEnd { request })
+        TracedEvent::Hint(Hint::RequestEnd { request })
     }
 
     fn swap(tracer: &mut Tracer, now: Time, room: usize) -> TakenEvents {
@@ -250,7 +244,7 @@ mod tests {
         assert_eq!((taken.entries.len(), taken.lost, taken.is_over), (2, 3, false));
         assert_eq!(
             taken.entries[1].event(),
-            Some(TraceEvent { at_ns: 2, what: TraceKind::RequestEnd { request: 2 } })
+            TraceEvent { at_ns: 2, what: TraceKind::RequestEnd { request: 2 } }
         );
         trace.note(Time(99), end(6));
         trace.note(Time(101), end(7));

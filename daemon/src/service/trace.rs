@@ -170,7 +170,7 @@ impl Traces {
         let count = trace.unread.len().min(PAGE_EVENTS);
         let page: Vec<TraceEntry> = trace.unread.drain(..count).collect();
         let answer = TracePage {
-            events: page.iter().filter_map(TraceEntry::event).collect(),
+            events: page.iter().map(TraceEntry::event).collect(),
             lost: trace.lost,
             is_empty: trace.unread.is_empty(),
             is_over: trace.is_over && trace.unread.is_empty(),

@@ -45,6 +45,7 @@ compile_error!("laxity-shm needs Linux: memfd seals, futex, membarrier");
 
 pub mod consumer;
 mod header;
+mod hint;
 pub mod lane;
 pub mod layout;
 pub mod permit;

@@ -290,6 +290,7 @@ mod tests {
 
     use super::*;
     use crate::consumer::Consumer;
+    use crate::record::Hint;
 
     /// Asserts that a flow holds each slot or the circle has it once, with correct links both ways.
     fn assert_whole(free_list: &FreeList, held: usize) {
@@ -316,7 +317,7 @@ mod tests {
             let (mut gated, mut tags) = (Vec::new(), Vec::new());
             for (op, which) in ops {
                 match op {
-                    0 => drop(producer.publish(&Record::LayerBegin { batch: 1, layer: 2 })),
+                    0 => drop(producer.publish(&Record::Hint(Hint::LayerBegin { batch: 1, layer: 2 }))),
                     1 | 2 => gated.extend(producer.publish_gated(&Record::Submit(Flow::default()))),
                     3 if !gated.is_empty() => {
                         let at = gated[which % gated.len()];

@@ -18,6 +18,8 @@ use crate::permit::FLOW_BYTES_MAX;
 
 pub use laxity_types::Stage;
 
+pub use crate::hint::Hint;
+
 /// The direction of a flow through the NIC.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
@@ -129,55 +131,8 @@ pub enum Record {
     },
     /// The lane's owner has ended, and every flow of this lane is withdrawn.
     LaneReset,
-    /// A batch was formed.
-    BatchBegin {
-        /// The batch that was formed.
-        batch: u64,
-        /// Number of layers of the model.
-        layers: u16,
-        /// Expected time of a layer without contention, 0 if unknown.
-        layer_time_ns: u64,
-    },
-    /// A request is a member of a batch.
-    RequestJoin {
-        /// The batch that the request joined.
-        batch: u64,
-        /// The request that joined.
-        request: u64,
-        /// When the first token is due, absolute CLOCK_MONOTONIC nanoseconds; 0 if unknown.
-        deadline_ns: u64,
-        /// Bytes that the request will move, 0 if unknown.
-        bytes: u64,
-    },
-    /// The request has its first token, or was aborted.
-    RequestEnd {
-        /// The request that ended.
-        request: u64,
-    },
-    /// `batch` waits behind `ahead`.
-    BatchQueued {
-        /// The batch that waits.
-        batch: u64,
-        /// The batch that runs.
-        ahead: u64,
-    },
-    /// `batch` now computes `layer`.
-    LayerBegin {
-        /// The batch that began the layer.
-        batch: u64,
-        /// The layer that the batch now computes.
-        layer: u16,
-    },
-    /// `batch` has computed its last layer.
-    ComputeEnd {
-        /// The batch whose computation ended.
-        batch: u64,
-    },
-    /// `batch` has ended.
-    BatchEnd {
-        /// The batch that ended.
-        batch: u64,
-    },
+    /// The inference engine says something.
+    Hint(Hint),
     /// The address of a peer number, for the later flows of this lane ([`Flow::peer`]).
     Peer {
         /// The peer's number, not 0.
@@ -217,13 +172,6 @@ pub(crate) const OP_OBSERVED: u32 = 3;
 pub(crate) const OP_COMPLETED: u32 = 4;
 const OP_CANCELLED: u32 = 5;
 const OP_LANE_RESET: u32 = 6;
-const OP_BATCH_BEGIN: u32 = 16;
-const OP_REQUEST_JOIN: u32 = 17;
-const OP_REQUEST_END: u32 = 18;
-const OP_BATCH_QUEUED: u32 = 19;
-const OP_LAYER_BEGIN: u32 = 20;
-const OP_COMPUTE_END: u32 = 21;
-const OP_BATCH_END: u32 = 22;
 const OP_PEER: u32 = 23;
 
 /// Number of words of a descriptor that are used.
@@ -328,17 +276,7 @@ impl Record {
             Self::Completed { tag, bytes } => simple(OP_COMPLETED, 0, [bytes, tag, 0, 0]),
             Self::Cancelled { tag, permitted } => simple(OP_CANCELLED, 0, [permitted, tag, 0, 0]),
             Self::LaneReset => simple(OP_LANE_RESET, 0, [0; 4]),
-            Self::BatchBegin { batch, layers, layer_time_ns } => {
-                simple(OP_BATCH_BEGIN, layers, [layer_time_ns, batch, 0, 0])
-            }
-            Self::RequestJoin { batch, request, deadline_ns, bytes } => {
-                simple(OP_REQUEST_JOIN, 0, [bytes, batch, request, deadline_ns])
-            }
-            Self::RequestEnd { request } => simple(OP_REQUEST_END, 0, [0, 0, request, 0]),
-            Self::BatchQueued { batch, ahead } => simple(OP_BATCH_QUEUED, 0, [ahead, batch, 0, 0]),
-            Self::LayerBegin { batch, layer } => simple(OP_LAYER_BEGIN, layer, [0, batch, 0, 0]),
-            Self::ComputeEnd { batch } => simple(OP_COMPUTE_END, 0, [0, batch, 0, 0]),
-            Self::BatchEnd { batch } => simple(OP_BATCH_END, 0, [0, batch, 0, 0]),
+            Self::Hint(hint) => hint.encode(),
             Self::Peer { peer, address } => {
                 let address = u128::from_le_bytes(address);
                 let halves = [address as u64, (address >> 64) as u64];
@@ -372,23 +310,15 @@ impl Record {
     /// Decodes the infrequent records.
     #[cold]
     pub(crate) fn decode_rare(opcode: u32, descriptor: &Descriptor) -> Result<Self, Garbage> {
-        let [head, bytes, batch, request, deadline_ns, _] = descriptor.0;
-        let layer = (head >> 32) as u16;
+        let [head, bytes, batch, ..] = descriptor.0;
         let record = match opcode {
             OP_CANCELLED => Self::Cancelled { tag: batch, permitted: bytes },
             OP_LANE_RESET => Self::LaneReset,
-            OP_BATCH_BEGIN => Self::BatchBegin { batch, layers: layer, layer_time_ns: bytes },
-            OP_REQUEST_JOIN => Self::RequestJoin { batch, request, deadline_ns, bytes },
-            OP_REQUEST_END => Self::RequestEnd { request },
-            OP_BATCH_QUEUED => Self::BatchQueued { batch, ahead: bytes },
-            OP_LAYER_BEGIN => Self::LayerBegin { batch, layer },
-            OP_COMPUTE_END => Self::ComputeEnd { batch },
-            OP_BATCH_END => Self::BatchEnd { batch },
             OP_PEER => Self::Peer {
-                peer: layer as u8,
+                peer: (head >> 32) as u8,
                 address: (u128::from(bytes) | u128::from(batch) << 64).to_le_bytes(),
             },
-            other => return Err(Garbage::Opcode(other)),
+            other => Self::Hint(Hint::decode(other, descriptor).ok_or(Garbage::Opcode(other))?),
         };
         // One encoding per record: all unused bits must be zero.
         if record.encode() != descriptor.with_next(0) {
@@ -400,7 +330,7 @@ impl Record {
 
 /// Encodes a record without a flow.
 #[inline]
-const fn simple(opcode: u32, layer: u16, words: [u64; 4]) -> Descriptor {
+pub(crate) const fn simple(opcode: u32, layer: u16, words: [u64; 4]) -> Descriptor {
     let [a, b, c, d] = words;
     Descriptor([(layer as u64) << 32, a, b, c, d, tail(opcode, 0)])
 }

@@ -10,7 +10,7 @@ use laxity_shm::lane::LaneMemory;
 use laxity_shm::layout::{CREDIT_PORTS, Geometry};
 use laxity_shm::permit::published;
 use laxity_shm::producer::{Producer, SlotRef};
-use laxity_shm::record::{Descriptor, Direction, Flow, Garbage, Record, Stage};
+use laxity_shm::record::{Descriptor, Direction, Flow, Garbage, Hint, Record, Stage};
 use laxity_shm::served::RegionConsumer;
 use proptest::prelude::*;
 
@@ -105,13 +105,13 @@ proptest! {
             Record::Completed { tag: a, bytes: b },
             Record::Cancelled { tag: a, permitted: b },
             Record::LaneReset,
-            Record::BatchBegin { batch: a, layers: n, layer_time_ns: b },
-            Record::RequestJoin { batch: a, request: b, deadline_ns: c, bytes: d },
-            Record::RequestEnd { request: a },
-            Record::BatchQueued { batch: a, ahead: b },
-            Record::LayerBegin { batch: a, layer: n },
-            Record::ComputeEnd { batch: a },
-            Record::BatchEnd { batch: a },
+            Record::Hint(Hint::BatchBegin { batch: a, layers: n, layer_time_ns: b }),
+            Record::Hint(Hint::RequestJoin { batch: a, request: b, deadline_ns: c, bytes: d }),
+            Record::Hint(Hint::RequestEnd { request: a }),
+            Record::Hint(Hint::BatchQueued { batch: a, ahead: b }),
+            Record::Hint(Hint::LayerBegin { batch: a, layer: n }),
+            Record::Hint(Hint::ComputeEnd { batch: a }),
+            Record::Hint(Hint::BatchEnd { batch: a }),
             Record::Peer {
                 peer: n as u8,
                 address: (u128::from(a) << 64 | u128::from(b)).to_be_bytes(),

@@ -18,7 +18,7 @@ use laxity_shm::lane::LaneMemory;
 use laxity_shm::layout::{Header, attention};
 use laxity_shm::permit::{SlotState, decode};
 use laxity_shm::producer::Producer;
-use laxity_shm::record::{Flow, Record};
+use laxity_shm::record::{Flow, Hint, Record};
 use laxity_shm::sleep::Awaited;
 use laxity_shm::sync::heavy_fence;
 use loom::sync::Arc;
@@ -39,7 +39,7 @@ fn bounded(preemptions: usize, model: impl Fn() + Send + Sync + 'static) {
 
 /// Returns a record whose fields all depend on `n`, so that a torn or stale copy shows.
 fn hint(n: u64) -> Record {
-    Record::RequestJoin { batch: n, request: n << 8, deadline_ns: !n, bytes: n * 3 }
+    Record::Hint(Hint::RequestJoin { batch: n, request: n << 8, deadline_ns: !n, bytes: n * 3 })
 }
 
 fn flow(bytes: u64) -> Flow {

@@ -2,7 +2,7 @@
 //! versions. A change of the wire that such a build would not understand fails here.
 
 use laxity_shm::layout::{Geometry, Mode, VERSION, VERSION_OLDEST};
-use laxity_shm::record::{Flow, Record, Stage};
+use laxity_shm::record::{Flow, Hint, Record, Stage};
 use laxity_shm::registration::{
     Hello, NAME_MAX, Reason, RegistrationError, Release, Reply, Versions,
 };
@@ -118,18 +118,18 @@ fn records_are_written_as_in_version_two() {
         (Record::Cancelled { tag: 1, permitted: 2 }, [0, 2, 1, 0, 0, 5 << 16]),
         (Record::LaneReset, [0, 0, 0, 0, 0, 6 << 16]),
         (
-            Record::BatchBegin { batch: 1, layers: 2, layer_time_ns: 3 },
+            Record::Hint(Hint::BatchBegin { batch: 1, layers: 2, layer_time_ns: 3 }),
             [2 << 32, 3, 1, 0, 0, 16 << 16],
         ),
         (
-            Record::RequestJoin { batch: 1, request: 2, deadline_ns: 3, bytes: 4 },
+            Record::Hint(Hint::RequestJoin { batch: 1, request: 2, deadline_ns: 3, bytes: 4 }),
             [0, 4, 1, 2, 3, 17 << 16],
         ),
-        (Record::RequestEnd { request: 1 }, [0, 0, 0, 1, 0, 18 << 16]),
-        (Record::BatchQueued { batch: 1, ahead: 2 }, [0, 2, 1, 0, 0, 19 << 16]),
-        (Record::LayerBegin { batch: 1, layer: 2 }, [2 << 32, 0, 1, 0, 0, 20 << 16]),
-        (Record::ComputeEnd { batch: 1 }, [0, 0, 1, 0, 0, 21 << 16]),
-        (Record::BatchEnd { batch: 1 }, [0, 0, 1, 0, 0, 22 << 16]),
+        (Record::Hint(Hint::RequestEnd { request: 1 }), [0, 0, 0, 1, 0, 18 << 16]),
+        (Record::Hint(Hint::BatchQueued { batch: 1, ahead: 2 }), [0, 2, 1, 0, 0, 19 << 16]),
+        (Record::Hint(Hint::LayerBegin { batch: 1, layer: 2 }), [2 << 32, 0, 1, 0, 0, 20 << 16]),
+        (Record::Hint(Hint::ComputeEnd { batch: 1 }), [0, 0, 1, 0, 0, 21 << 16]),
+        (Record::Hint(Hint::BatchEnd { batch: 1 }), [0, 0, 1, 0, 0, 22 << 16]),
         (
             Record::Peer { peer: 1, address: [2; 16] },
             [1 << 32, 0x0202_0202_0202_0202, 0x0202_0202_0202_0202, 0, 0, 23 << 16],

@@ -12,7 +12,7 @@ use std::process::{Command, Output};
 use std::sync::atomic::Ordering;
 
 use daemon::{TestDaemon, eventually};
-use laxity_shm::record::Record;
+use laxity_shm::record::{Hint, Record};
 
 /// Returns the path of `liblaxity_client.a`, which is next to this test's directory or in it.
 fn library() -> PathBuf {
@@ -90,12 +90,12 @@ fn a_c_program_sends_under_the_scheduler_and_without_it() {
         matches!(
             hints[..],
             [
-                Record::BatchBegin { batch: 1, layers: 32, layer_time_ns: 2_000_000 },
-                Record::RequestJoin { batch: 1, request: 7, .. },
-                Record::LayerBegin { batch: 1, layer: 3 },
-                Record::ComputeEnd { batch: 1 },
-                Record::RequestEnd { request: 7 },
-                Record::BatchEnd { batch: 1 },
+                Record::Hint(Hint::BatchBegin { batch: 1, layers: 32, layer_time_ns: 2_000_000 }),
+                Record::Hint(Hint::RequestJoin { batch: 1, request: 7, .. }),
+                Record::Hint(Hint::LayerBegin { batch: 1, layer: 3 }),
+                Record::Hint(Hint::ComputeEnd { batch: 1 }),
+                Record::Hint(Hint::RequestEnd { request: 7 }),
+                Record::Hint(Hint::BatchEnd { batch: 1 }),
             ]
         )
     });
@@ -138,18 +138,18 @@ fn a_c_engine_says_what_it_knows_and_hears_what_makes_no_sense() {
         matches!(
             heard[..],
             [
-                Record::BatchBegin { batch: 1, layers: 32, layer_time_ns: 2_000_000 },
-                Record::RequestJoin {
+                Record::Hint(Hint::BatchBegin { batch: 1, layers: 32, layer_time_ns: 2_000_000 }),
+                Record::Hint(Hint::RequestJoin {
                     batch: 1,
                     request: 0xaf63_dc4c_8601_ec8c,
                     deadline_ns: 1..,
                     bytes: 4096
-                },
-                Record::BatchQueued { batch: 1, ahead: 9 },
-                Record::LayerBegin { batch: 1, layer: 3 },
-                Record::ComputeEnd { batch: 1 },
-                Record::RequestEnd { request: 0xaf63_dc4c_8601_ec8c },
-                Record::BatchEnd { batch: 1 },
+                }),
+                Record::Hint(Hint::BatchQueued { batch: 1, ahead: 9 }),
+                Record::Hint(Hint::LayerBegin { batch: 1, layer: 3 }),
+                Record::Hint(Hint::ComputeEnd { batch: 1 }),
+                Record::Hint(Hint::RequestEnd { request: 0xaf63_dc4c_8601_ec8c }),
+                Record::Hint(Hint::BatchEnd { batch: 1 }),
                 ..
             ]
         )

@@ -29,8 +29,8 @@ pub use hint_table::{BATCHES_MAX, Facts, HintCounts, HintError, REQUESTS_MAX, TE
 pub use outside::is_there as is_preloaded;
 pub use sights::FirstSights;
 
+use crate::Hint;
 use crate::client::Client;
-use crate::hint::Hint;
 use crate::lane::Lane;
 use crate::memory::{self, MemoryError};
 use crate::options::Options;

@@ -23,8 +23,8 @@ use handover::Handover;
 pub use loan::Loan;
 pub(crate) use unsent::Unsent;
 
+use crate::Hint;
 use crate::client::Core;
-use crate::hint::Hint;
 use crate::lane_binding::LaneBinding;
 use crate::peers;
 use crate::session::NoFreeLane;
@@ -284,7 +284,7 @@ impl Lane {
         {
             return;
         }
-        self.send_record(hint.record());
+        self.send_record(Record::Hint(hint));
     }
 
     /// Reports whether flows submitted now are scheduled (or, in mode `observe`, accounted for).

@@ -20,7 +20,6 @@
 
 mod client;
 pub mod ffi;
-mod hint;
 pub mod hints;
 mod lane;
 mod lane_binding;
@@ -34,11 +33,10 @@ mod ticket;
 mod wait;
 
 pub use client::Client;
-pub use hint::Hint;
 pub use lane::{Lane, Loan};
 pub use laxity_shm::layout::{LEVEL_SCAVENGER, Mode};
 pub use laxity_shm::marking::Verdict;
-pub use laxity_shm::record::{Direction, Flow, Stage};
+pub use laxity_shm::record::{Direction, Flow, Hint, Stage};
 pub use options::Options;
 pub use stats::Stats;
 pub use ticket::{Permit, Ticket};

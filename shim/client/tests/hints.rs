@@ -11,7 +11,7 @@ use laxity_client::hints::{self, Asked, Facts};
 use laxity_client::scope::Scope;
 use laxity_client::{Direction, Hint, Stage};
 use laxity_shm::layout::Geometry;
-use laxity_shm::record::Record;
+use laxity_shm::record::{Hint, Record};
 
 fn heard(daemon: &TestDaemon) -> Vec<Record> {
     let heard = daemon.knobs.heard.lock().expect("heard");
@@ -46,8 +46,9 @@ fn a_new_daemon_is_told_what_is_under_way_and_transfers_wait_for_it() {
     ] {
         hints::tell(hint).expect("it makes sense");
     }
-    let begin = Record::BatchBegin { batch: 1, layers: 32, layer_time_ns: 1000 };
-    let join = Record::RequestJoin { batch: 1, request: 4, deadline_ns: due, bytes: 77 };
+    let begin = Record::Hint(Hint::BatchBegin { batch: 1, layers: 32, layer_time_ns: 1000 });
+    let join =
+        Record::Hint(Hint::RequestJoin { batch: 1, request: 4, deadline_ns: due, bytes: 77 });
     eventually("all hints arrive", || heard(&first).len() == 5);
     assert_eq!(heard(&first)[..2], [begin, join]);
 
@@ -85,7 +86,7 @@ fn a_new_daemon_is_told_what_is_under_way_and_transfers_wait_for_it() {
         second.knobs.clients.load(Ordering::SeqCst) > 0 && !heard(&second).is_empty()
     });
     let again = heard(&second);
-    let layer = Record::LayerBegin { batch: 1, layer: 7 };
+    let layer = Record::Hint(Hint::LayerBegin { batch: 1, layer: 7 });
     assert_eq!(again[..3], [begin, join, layer], "{again:?}");
     assert_eq!(second.knobs.garbage.load(Ordering::SeqCst), 0);
     assert!(hints::client().stats().reattaches >= 1);

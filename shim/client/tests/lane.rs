@@ -10,7 +10,7 @@ use daemon::{TestDaemon, eventually};
 use lanes::{attached, drain, flow, is_scheduled_in_the_end, send};
 use laxity_client::{Client, Direction, Flow, Hint, Stage};
 use laxity_shm::layout::Geometry;
-use laxity_shm::record::Record;
+use laxity_shm::record::{Hint, Record};
 
 #[test]
 fn a_ticket_on_the_wrong_lane_is_bypassed_and_disturbs_nobody() {
@@ -108,7 +108,7 @@ fn a_full_lane_bypasses_counts_and_recovers() {
     lane.hint(Hint::LayerBegin { batch: 9, layer: 9 });
     eventually("the hint arrives", || {
         let heard = daemon.knobs.heard.lock().expect("heard");
-        heard.contains(&Record::LayerBegin { batch: 9, layer: 9 })
+        heard.contains(&Record::Hint(Hint::LayerBegin { batch: 9, layer: 9 }))
     });
     daemon.set(&daemon.knobs.hold, false);
     let total: u64 = tickets.iter_mut().map(|ticket| drain(&mut lane, ticket).0).sum();

@@ -14,7 +14,7 @@ use laxity_policy::{Span, Time};
 use laxity_shm::consumer::Wake;
 use laxity_shm::layout::{CREDIT_PORTS, Geometry, LINE_BYTES};
 use laxity_shm::permit::published;
-use laxity_shm::record::{Descriptor, Flow, Record, Stage, WORDS};
+use laxity_shm::record::{Descriptor, Flow, Hint, Record, Stage, WORDS};
 use laxity_shm::served::RegionConsumer;
 use laxity_wire::v1::{RefusalReason, Report, from_coordinator::Message};
 
@@ -143,16 +143,19 @@ impl Told {
     fn note(&mut self, record: Record) {
         let due = |ns| if ns == 0 { Time::NEVER } else { Time(ns) };
         match record {
-            Record::BatchBegin { batch, layers, layer_time_ns } => {
-                self.ledger.batch_began(batch, layers, Span(layer_time_ns));
-            }
-            Record::RequestJoin { batch, request, deadline_ns, bytes } => {
-                self.ledger.joined(batch, request, due(deadline_ns), bytes);
-            }
-            Record::RequestEnd { request } => self.ledger.ended(request),
-            Record::BatchQueued { batch, ahead } => self.ledger.queued(batch, ahead),
-            Record::LayerBegin { batch, layer } => self.ledger.layer(self.now, batch, layer),
-            Record::BatchEnd { batch } => self.ledger.batch_ended(batch),
+            Record::Hint(hint) => match hint {
+                Hint::BatchBegin { batch, layers, layer_time_ns } => {
+                    self.ledger.batch_began(batch, layers, Span(layer_time_ns));
+                }
+                Hint::RequestJoin { batch, request, deadline_ns, bytes } => {
+                    self.ledger.joined(batch, request, due(deadline_ns), bytes);
+                }
+                Hint::RequestEnd { request } => self.ledger.ended(request),
+                Hint::BatchQueued { batch, ahead } => self.ledger.queued(batch, ahead),
+                Hint::LayerBegin { batch, layer } => self.ledger.layer(self.now, batch, layer),
+                Hint::BatchEnd { batch } => self.ledger.batch_ended(batch),
+                Hint::ComputeEnd { .. } => {}
+            },
             Record::SubmitOnCredit { flow, .. } => {
                 self.ledger.completed(flow.request, 0, flow.bytes);
             }
@@ -229,26 +232,28 @@ pub fn run(bytes: &[u8]) {
 pub fn seeds() -> Vec<Vec<u8>> {
     let flow =
         Flow { stage: Stage::Collective, bytes: 4096, batch: 1, request: 11, ..Flow::default() };
-    let join = |request| Record::RequestJoin {
-        batch: 1,
-        request,
-        deadline_ns: (1 << 40) + 500_000_000,
-        bytes: 1 << 20,
+    let join = |request| {
+        Record::Hint(Hint::RequestJoin {
+            batch: 1,
+            request,
+            deadline_ns: (1 << 40) + 500_000_000,
+            bytes: 1 << 20,
+        })
     };
     let story = [
-        Record::BatchBegin { batch: 1, layers: 8, layer_time_ns: 1_000_000 },
+        Record::Hint(Hint::BatchBegin { batch: 1, layers: 8, layer_time_ns: 1_000_000 }),
         join(11),
         join(12),
-        Record::BatchBegin { batch: 2, layers: 8, layer_time_ns: 0 },
-        Record::BatchQueued { batch: 2, ahead: 1 },
-        Record::LayerBegin { batch: 1, layer: 4 },
+        Record::Hint(Hint::BatchBegin { batch: 2, layers: 8, layer_time_ns: 0 }),
+        Record::Hint(Hint::BatchQueued { batch: 2, ahead: 1 }),
+        Record::Hint(Hint::LayerBegin { batch: 1, layer: 4 }),
         Record::SubmitOnCredit { flow, observed: false },
         Record::Submit(flow),
         Record::Cancelled { tag: 8, permitted: 9 },
         Record::Completed { tag: 7, bytes: 64 },
-        Record::RequestEnd { request: 11 },
-        Record::ComputeEnd { batch: 1 },
-        Record::BatchEnd { batch: 1 },
+        Record::Hint(Hint::RequestEnd { request: 11 }),
+        Record::Hint(Hint::ComputeEnd { batch: 1 }),
+        Record::Hint(Hint::BatchEnd { batch: 1 }),
         Record::LaneReset,
     ];
     let written = |records: &[Record]| -> Vec<u8> {

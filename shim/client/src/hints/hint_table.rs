@@ -6,7 +6,7 @@
 //! their numbers. Unknown ids are therefore counted and passed on. A hint that no other process
 //! could make right is refused.
 
-use crate::hint::Hint;
+use crate::Hint;
 
 use super::bounded::Bounded;
 use super::sights::FirstSights;

@@ -90,14 +90,18 @@ const fn log_normal(median: f64, sigma: f64) -> LogNormal {
     LogNormal { median, sigma }
 }
 
+const fn text(typed: LogNormal, document: LogNormal, documents: f64) -> Text {
+    Text { typed, document, documents }
+}
+
 const CONVERSATION: Shape = Shape {
     block_tokens: 16,
     prefixes: 16,
     zipf: 1.0,
     prefix_mean: 260.0,
     prefix_sigma: 0.8,
-    first: Text { typed: log_normal(75.0, 1.2), document: log_normal(1430.0, 1.0), documents: 0.4 },
-    later: Text { typed: log_normal(45.0, 1.2), document: log_normal(790.0, 1.0), documents: 0.25 },
+    first: text(log_normal(75.0, 1.2), log_normal(1430.0, 1.0), 0.4),
+    later: text(log_normal(45.0, 1.2), log_normal(790.0, 1.0), 0.25),
     output: log_normal(230.0, 0.9),
     alpha: 1.2,
     beta: 3.2,
@@ -112,8 +116,8 @@ const AGENT: Shape = Shape {
     zipf: 1.0,
     prefix_mean: 645.0,
     prefix_sigma: 0.7,
-    first: Text { typed: log_normal(80.0, 1.2), document: log_normal(600.0, 1.0), documents: 0.2 },
-    later: Text { typed: log_normal(60.0, 1.0), document: log_normal(600.0, 1.0), documents: 0.2 },
+    first: text(log_normal(80.0, 1.2), log_normal(600.0, 1.0), 0.2),
+    later: text(log_normal(60.0, 1.0), log_normal(600.0, 1.0), 0.2),
     output: log_normal(60.0, 1.0),
     alpha: 0.08,
     beta: 3.0,
@@ -128,16 +132,8 @@ const LONG_CONVERSATION: Shape = Shape {
     zipf: 1.0,
     prefix_mean: 512.0,
     prefix_sigma: 0.0,
-    first: Text {
-        typed: log_normal(6500.0, 1.15),
-        document: log_normal(6500.0, 1.15),
-        documents: 0.0,
-    },
-    later: Text {
-        typed: log_normal(30.0, 1.5),
-        document: log_normal(3400.0, 1.0),
-        documents: 0.35,
-    },
+    first: text(log_normal(6500.0, 1.15), log_normal(6500.0, 1.15), 0.0),
+    later: text(log_normal(30.0, 1.5), log_normal(3400.0, 1.0), 0.35),
     output: log_normal(300.0, 0.6),
     alpha: 1.3,
     beta: 3.1,
@@ -152,16 +148,8 @@ const LONG_AGENT: Shape = Shape {
     zipf: 1.0,
     prefix_mean: 5200.0,
     prefix_sigma: 0.6,
-    first: Text {
-        typed: log_normal(600.0, 1.2),
-        document: log_normal(3400.0, 1.1),
-        documents: 0.4,
-    },
-    later: Text {
-        typed: log_normal(100.0, 1.2),
-        document: log_normal(2000.0, 1.0),
-        documents: 0.3,
-    },
+    first: text(log_normal(600.0, 1.2), log_normal(3400.0, 1.1), 0.4),
+    later: text(log_normal(100.0, 1.2), log_normal(2000.0, 1.0), 0.3),
     output: log_normal(120.0, 0.9),
     alpha: 0.5,
     beta: 3.0,

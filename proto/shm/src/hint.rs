@@ -1,6 +1,14 @@
-//! Hints of the inference engine, which the transfer library doesn't have.
+//! Hints of the inference engine, which the transfer library doesn't have, and their encoding.
 
-use laxity_shm::record::Record;
+use crate::record::{Descriptor, simple};
+
+const OP_BATCH_BEGIN: u32 = 16;
+const OP_REQUEST_JOIN: u32 = 17;
+const OP_REQUEST_END: u32 = 18;
+const OP_BATCH_QUEUED: u32 = 19;
+const OP_LAYER_BEGIN: u32 = 20;
+const OP_COMPUTE_END: u32 = 21;
+const OP_BATCH_END: u32 = 22;
 
 /// A hint. Ids are the application's own. 0 means "unknown" in a flow and is invalid here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,7 +66,8 @@ pub enum Hint {
 
 impl Hint {
     /// Returns the ids of the hint's requests and batches. A hint with one id returns it twice.
-    pub(crate) fn ids(self) -> [u64; 2] {
+    #[must_use]
+    pub const fn ids(self) -> [u64; 2] {
         match self {
             Self::RequestJoin { batch, request, .. } => [batch, request],
             Self::BatchQueued { batch, ahead } => [batch, ahead],
@@ -70,19 +79,37 @@ impl Hint {
         }
     }
 
-    pub(crate) fn record(self) -> Record {
+    #[inline]
+    pub(crate) const fn encode(self) -> Descriptor {
         match self {
             Self::BatchBegin { batch, layers, layer_time_ns } => {
-                Record::BatchBegin { batch, layers, layer_time_ns }
+                simple(OP_BATCH_BEGIN, layers, [layer_time_ns, batch, 0, 0])
             }
             Self::RequestJoin { batch, request, deadline_ns, bytes } => {
-                Record::RequestJoin { batch, request, deadline_ns, bytes }
+                simple(OP_REQUEST_JOIN, 0, [bytes, batch, request, deadline_ns])
             }
-            Self::RequestEnd { request } => Record::RequestEnd { request },
-            Self::BatchQueued { batch, ahead } => Record::BatchQueued { batch, ahead },
-            Self::LayerBegin { batch, layer } => Record::LayerBegin { batch, layer },
-            Self::ComputeEnd { batch } => Record::ComputeEnd { batch },
-            Self::BatchEnd { batch } => Record::BatchEnd { batch },
+            Self::RequestEnd { request } => simple(OP_REQUEST_END, 0, [0, 0, request, 0]),
+            Self::BatchQueued { batch, ahead } => simple(OP_BATCH_QUEUED, 0, [ahead, batch, 0, 0]),
+            Self::LayerBegin { batch, layer } => simple(OP_LAYER_BEGIN, layer, [0, batch, 0, 0]),
+            Self::ComputeEnd { batch } => simple(OP_COMPUTE_END, 0, [0, batch, 0, 0]),
+            Self::BatchEnd { batch } => simple(OP_BATCH_END, 0, [0, batch, 0, 0]),
         }
+    }
+
+    /// Decodes the words of a hint, or returns `None` if the opcode is that of no hint. The caller
+    /// checks that all other bits are zero.
+    pub(crate) fn decode(opcode: u32, descriptor: &Descriptor) -> Option<Self> {
+        let [head, bytes, batch, request, deadline_ns, _] = descriptor.0;
+        let layer = (head >> 32) as u16;
+        Some(match opcode {
+            OP_BATCH_BEGIN => Self::BatchBegin { batch, layers: layer, layer_time_ns: bytes },
+            OP_REQUEST_JOIN => Self::RequestJoin { batch, request, deadline_ns, bytes },
+            OP_REQUEST_END => Self::RequestEnd { request },
+            OP_BATCH_QUEUED => Self::BatchQueued { batch, ahead: bytes },
+            OP_LAYER_BEGIN => Self::LayerBegin { batch, layer },
+            OP_COMPUTE_END => Self::ComputeEnd { batch },
+            OP_BATCH_END => Self::BatchEnd { batch },
+            _ => return None,
+        })
     }
 }
