@@ -105,17 +105,21 @@ SKIPPED := $(abspath $(TARGET))/skipped-tests.txt
 test-build: setup
 	$(CARGO) build --locked --workspace --lib --bins --tests
 
-# One after the other, because they share Debian's package manager.
+# In sequence, because apt takes a lock.
 .PHONY: test-tools
 test-tools: setup
 	@for tools in verbs cluster python kubernetes; do $(MAKE) --no-print-directory setup-$$tools; done
 
+# Downloads need no processor, so they run beside the build. Tests wait for about half of their time, so nextest runs
+# two per processor.
 .PHONY: test
-# Downloads need no processor, so they run beside the build. Tests wait as much as they compute.
 test: export LAXITY_SKIPPED := $(SKIPPED)
 test: setup ## every test: units, properties, loom models, whole processes, real labs
 	@mkdir -p "$(TARGET)" && : >"$(SKIPPED)"
-	@$(MAKE) --no-print-directory -j2 test-build test-tools
+	@echo "test: installing tools beside the build, see $(TARGET)/test-tools.log"
+	@$(MAKE) --no-print-directory test-tools >"$(TARGET)/test-tools.log" 2>&1 & tools=$$!; \
+	$(MAKE) --no-print-directory test-build || { kill $$tools; exit 1; }; \
+	wait $$tools; grep "not all could be installed" "$(TARGET)/test-tools.log" || true
 ifeq ($(NEXTEST),yes)
 	$(CARGO) nextest run --locked --workspace --no-fail-fast --test-threads $$(( 2 * $$(nproc) ))
 else

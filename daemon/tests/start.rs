@@ -75,7 +75,10 @@ fn what_is_taken_by_another_daemon_is_named_once_with_what_to_do() {
 
 #[test]
 fn a_taken_metrics_address_stops_no_daemon_and_is_served_once_it_is_free() {
-    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    // Nobody gets a port below the range of the kernel's choice by chance while it is free.
+    let first = 10_000 + std::process::id() as u16 % 20_000;
+    let mut ports = (first..32_000).map(|port| std::net::TcpListener::bind(("127.0.0.1", port)));
+    let taken = ports.find_map(Result::ok).expect("a free port");
     let address = taken.local_addr().unwrap();
     let folder = tempfile::tempdir().unwrap();
     let control = folder.path().join("control");

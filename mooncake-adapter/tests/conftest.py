@@ -41,13 +41,22 @@ def eventually(what, holds):
     return found
 
 
+PORTS_GIVEN = set()
+
+
 def free_port():
     """A port below those that the kernel gives to whoever asks for any, so that nobody gets it by chance."""
+    lowest_given = int(pathlib.Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     while True:
-        port = random.randint(10_000, 32_000)
+        port = random.randint(1024, lowest_given - 1)
         with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) != 0:
-                return port
+            try:
+                probe.bind(("", port))
+            except OSError:
+                continue
+        if port not in PORTS_GIVEN:
+            PORTS_GIVEN.add(port)
+            return port
 
 
 class Daemon:

@@ -28,6 +28,8 @@ fn hundreds_of_faults_in_combination_lose_nothing_on_any_path() {
     let report = said.good().json();
     assert_eq!((report["faults"].as_u64(), report["violations"].as_u64()), (Some(1500), Some(0)));
     assert!(report["by_kind"].as_object().is_some_and(|kinds| kinds.len() == 15), "{report}");
+    let looked = report["rounds_with_lanes"].as_u64();
+    assert!(looked > Some(20), "lanes were seen in few of 30 rounds: {report}");
     for (path, counts) in report["by_path"].as_object().expect("paths") {
         let of = |name: &str| counts[name].as_u64().unwrap_or(0);
         assert!(of("transfers") > 1000 && of("bytes") > 1 << 20, "{path}: {counts}");
@@ -77,9 +79,11 @@ fn a_transfer_that_is_lost_or_changes_places_or_completes_twice_is_found_on_each
             skip(Need::Machine, &lacks);
             continue;
         }
-        for (plant, what) in
-            [("drop", "transfer"), ("swap", "before transfer"), ("twice", "after it was complete")]
-        {
+        for (plant, what) in [
+            ("drop", "before transfer"),
+            ("swap", "before transfer"),
+            ("twice", "after it was complete"),
+        ] {
             is_found(folder().path(), [plant, path], what, "0");
         }
     }

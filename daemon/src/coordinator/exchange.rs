@@ -232,7 +232,7 @@ impl CoordinatorExchange {
         change(&mut self.view.lock());
     }
 
-    /// Returns the view of operators.
+    /// Returns the view of operators, without `order`, `age_ms` and `fetches`.
     pub fn view(&self) -> ClusterStatus {
         self.view.lock().clone()
     }

@@ -158,7 +158,7 @@ impl SharedLink {
         &mut self.shares[at]
     }
 
-    /// Adds the links of a domain and of those before it, as far as there may be so many.
+    /// Adds links up to that of a domain, at most [`DOMAINS_MAX`].
     #[cold]
     fn add_shares(&mut self, domain: DomainId) {
         let last = usize::from(domain.0).min(DOMAINS_MAX - 1);
@@ -305,7 +305,9 @@ impl SharedLink {
     /// See [`Link::commit_permit`]. The flow arrived with [`Self::peek_permit`].
     #[inline]
     pub fn commit_permit(&mut self, now: Time, domain: DomainId, spec: &FlowSpec, permit: Permit) {
-        self.enter(domain).link.commit_permit(now, spec, permit);
+        let share = self.enter(domain);
+        debug_assert!(share.is_active || spec.stage.deadline() == Deadline::None);
+        share.link.commit_permit(now, spec, permit);
         self.permitted(now, self.at(domain), permit.bytes);
     }
 

@@ -10,7 +10,8 @@ const OP_LAYER_BEGIN: u32 = 20;
 const OP_COMPUTE_END: u32 = 21;
 const OP_BATCH_END: u32 = 22;
 
-/// A hint. Ids are the application's own. 0 means "unknown" in a flow and is invalid here.
+/// A hint. Ids are the application's own. 0 means "unknown" in a flow. The client library sends no
+/// hint with it, and decoding accepts it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hint {
     /// A batch was formed.
@@ -96,8 +97,8 @@ impl Hint {
         }
     }
 
-    /// Decodes the words of a hint, or returns `None` if the opcode is that of no hint. The caller
-    /// checks that all other bits are zero.
+    /// Decodes the words of a hint, or returns `None` if the opcode is that of no hint.
+    /// `Record::decode_rare` checks that all other bits are zero.
     pub(crate) fn decode(opcode: u32, descriptor: &Descriptor) -> Option<Self> {
         let [head, bytes, batch, request, deadline_ns, _] = descriptor.0;
         let layer = (head >> 32) as u16;

@@ -317,7 +317,7 @@ mod tests {
             let (mut gated, mut tags) = (Vec::new(), Vec::new());
             for (op, which) in ops {
                 match op {
-                    0 => drop(producer.publish(&Record::Hint(Hint::LayerBegin { batch: 1, layer: 2 }))),
+                    0 => drop(producer.publish(&Record::Hint(Hint::RequestEnd { request: 1 }))),
                     1 | 2 => gated.extend(producer.publish_gated(&Record::Submit(Flow::default()))),
                     3 if !gated.is_empty() => {
                         let at = gated[which % gated.len()];

@@ -62,8 +62,8 @@ pub struct Flow {
     pub deadline_ns: u64,
 }
 
-/// The byte of a [`Flow`] that has no meaning: zero. As padding it would keep the eight small fields
-/// from being read in one load, and a submit on credit would take 20 instructions more.
+/// The byte of a [`Flow`] that has no meaning: zero. As padding it would keep the eight small
+/// fields from being read in one load, and a submit on credit would take 19 instructions more.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(transparent)]
 pub struct Reserved(u8);
@@ -72,7 +72,8 @@ pub struct Reserved(u8);
 pub const WHOLE: u64 = 1 << 48;
 /// Bits of [`Flow::head`] that are [`Flow::layer`].
 const LAYER: u64 = 0xffff << 32;
-/// Bit of a flow's word 0 that decoding ignores.
+/// Bit of a flow's word 0 that earlier builds of this version set if the flow's receiver was the
+/// bottleneck. Decoding clears it.
 const EARLIER_FLAG: u64 = 1 << 24;
 
 impl Flow {
@@ -131,7 +132,7 @@ pub enum Record {
     },
     /// The lane's owner has ended, and every flow of this lane is withdrawn.
     LaneReset,
-    /// The inference engine says something.
+    /// A hint of the inference engine.
     Hint(Hint),
     /// The address of a peer number, for the later flows of this lane ([`Flow::peer`]).
     Peer {
@@ -234,7 +235,7 @@ pub(crate) fn decode_flow(descriptor: &Descriptor) -> Result<Flow, Garbage> {
     }
     // SAFETY: `Flow` is `repr(C)` and has these five words (asserted below). Its first bytes are
     // those of `head`, little-endian: a stage that `from_number` accepts, a direction and a bool
-    // that are 0 or 1. Every other field may have any bits.
+    // that are 0 or 1, and a reserved byte that is 0. Every other field may have any bits.
     // Decoding each field took a third of the consumer's instructions.
     Ok(unsafe {
         core::mem::transmute::<[u64; 5], Flow>([head, bytes, batch, request, deadline_ns])

@@ -11,7 +11,7 @@ use laxity_client::hints::{self, Asked, Facts};
 use laxity_client::scope::Scope;
 use laxity_client::{Direction, Hint, Stage};
 use laxity_shm::layout::Geometry;
-use laxity_shm::record::{Hint, Record};
+use laxity_shm::record::Record;
 
 fn heard(daemon: &TestDaemon) -> Vec<Record> {
     let heard = daemon.knobs.heard.lock().expect("heard");

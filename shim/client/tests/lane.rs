@@ -10,7 +10,7 @@ use daemon::{TestDaemon, eventually};
 use lanes::{attached, drain, flow, is_scheduled_in_the_end, send};
 use laxity_client::{Client, Direction, Flow, Hint, Stage};
 use laxity_shm::layout::Geometry;
-use laxity_shm::record::{Hint, Record};
+use laxity_shm::record::Record;
 
 #[test]
 fn a_ticket_on_the_wrong_lane_is_bypassed_and_disturbs_nobody() {

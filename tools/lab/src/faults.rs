@@ -78,7 +78,7 @@ pub(crate) struct FaultsArgs {
     #[arg(long, hide = true, value_parser = plant)]
     plant: Option<Plant>,
     /// Path that has the bug, unless it is a leak
-    #[arg(long, hide = true, default_value = "client")]
+    #[arg(long, hide = true, default_value = "client", value_parser = ["client", "c", "nccl"])]
     plant_on: String,
 }
 

@@ -90,6 +90,7 @@ impl Link {
         let window = self.port.config.window_bytes;
         let permitted = self.oversized.remove(bytes, self.in_flight.all, window);
         self.peers.remove(peer, level, bytes);
+        // Without waiting flows nobody has a group that could be offered.
         if self.waiting != 0 {
             self.port.queues.offer(part(peer));
         }

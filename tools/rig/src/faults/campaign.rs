@@ -60,6 +60,9 @@ pub struct Report {
     pub transfers: u64,
     pub seconds: f64,
     pub rounds: u64,
+    /// Rounds in which a worker was seen with all the lanes that it may have.
+    #[serde(default)]
+    pub rounds_with_lanes: u64,
     /// Number of the first round that no job has taken. One that was cut off is not played again.
     pub next_round: u64,
     pub failures: Vec<(PathBuf, Failure)>,
@@ -68,6 +71,7 @@ pub struct Report {
 impl Report {
     fn add(&mut self, outcome: &Outcome) {
         self.rounds += 1;
+        self.rounds_with_lanes += u64::from(outcome.saw_lanes);
         for (kind, number) in &outcome.by_kind {
             *self.by_kind.entry(kind.clone()).or_default() += number;
             self.faults += number;

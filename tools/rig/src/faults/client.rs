@@ -144,7 +144,7 @@ impl Sender {
         let all: Vec<Open> = (0..DEPTH).map(|_| self.submit(false)).collect();
         self.outlet.put(&[Frame::Abandoned { queue: self.queue }]);
         if self.leaks_lanes {
-            std::mem::forget(self.lane);
+            Box::leak(Box::new(self.lane));
         } else {
             drop(self.lane);
         }

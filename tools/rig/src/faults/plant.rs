@@ -7,7 +7,8 @@ use serde::{Deserialize, Serialize};
 
 use super::frame::Frame;
 
-/// A bug. It comes after the first fault that costs workers their daemon.
+/// A bug. The first three come once for each worker of the path, after the first fault that costs
+/// workers their daemon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Plant {
@@ -17,9 +18,9 @@ pub enum Plant {
     Drop,
     /// Two transfers of an ordered queue change places.
     Swap,
-    /// A client stays attached when the round is over.
+    /// A client stays attached when the round is over, if a daemon was killed.
     Leak,
-    /// Threads of the Rust worker end without giving their lanes back.
+    /// Threads of the Rust worker end without giving their lanes back, always.
     LeakLane,
 }
 

@@ -25,9 +25,9 @@ use crate::error::LabError;
 const FORGET_MAX: Duration = Duration::from_secs(3);
 /// Time until the daemon has closed the connection that asked for its status.
 const CLOSED_WITHIN: Duration = Duration::from_millis(5);
-/// Time until workers have found the daemon, and some threads have ended. If a worker needs more,
-/// a leak is found in another round.
-const THREADS_END: Duration = Duration::from_millis(60);
+/// Time until workers have found the daemon, and some threads have ended. If they need more, a leak
+/// is found in another round.
+const THREADS_END: Duration = Duration::from_secs(1);
 /// Growth of the daemon's memory over a round that is no leak: buffers of its log and runtime.
 const GROWTH_KIB: u64 = 4096;
 const POLICIES: [&str; 5] = ["laxity", "mfs", "fair", "edf", "two_class"];
@@ -40,6 +40,8 @@ pub(super) struct Outcome {
     /// The longest wait for a permit in milliseconds, apart from time in which the worker did not
     /// run.
     pub(super) longest_stall_ms: u64,
+    /// Whether a worker was seen with all the lanes that it may have.
+    pub(super) saw_lanes: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -140,9 +142,13 @@ impl Scene<'_> {
         }
         self.bring_up()?;
         self.leak(outcome);
-        if !self.gives_lanes_back() {
-            // Flows in lost lanes would keep the others waiting.
-            return Ok(());
+        match self.most_lanes() {
+            Some(lanes) if lanes > client::LANES => {
+                self.blame(format!("a worker has {lanes} lanes, not at most {}", client::LANES));
+                // Flows in lost lanes would keep the others waiting.
+                return Ok(());
+            }
+            lanes => outcome.saw_lanes = lanes == Some(client::LANES),
         }
         self.cast.finish();
         let longest = lock(&self.oracle).judge_waits(&self.stops);
@@ -312,24 +318,26 @@ impl Scene<'_> {
         Ok(())
     }
 
-    /// Ends some threads of each worker, and checks that they gave their lanes back.
-    fn gives_lanes_back(&mut self) -> bool {
+    /// Ends threads of the workers, and returns how many lanes a Rust worker has then at most.
+    fn most_lanes(&mut self) -> Option<u32> {
         self.wait_ready();
         self.cast.tell_all(LOSE_THREAD);
-        std::thread::sleep(THREADS_END);
-        let clients = match self.daemon.status() {
-            Ok(status) => status.clients,
-            Err(wrong) => {
-                self.blame(wrong);
-                return true;
+        let give_up = Instant::now() + THREADS_END;
+        loop {
+            std::thread::sleep(CLOSED_WITHIN);
+            let status = match self.daemon.status() {
+                Ok(status) => status,
+                Err(wrong) => {
+                    self.blame(wrong);
+                    return None;
+                }
+            };
+            let workers = status.clients.iter().filter(|client| client.name == client::NAME);
+            let most = workers.map(|worker| worker.lanes).max();
+            if most >= Some(client::LANES) || Instant::now() > give_up {
+                return most;
             }
-        };
-        let workers = clients.iter().filter(|client| client.name == client::NAME);
-        let lanes = workers.map(|worker| worker.lanes).max().unwrap_or(0);
-        if lanes > client::LANES {
-            self.blame(format!("a worker has {lanes} lanes, not at most {}", client::LANES));
         }
-        lanes <= client::LANES
     }
 
     /// Checks that the daemon has forgotten all clients, and returned what it had for them.

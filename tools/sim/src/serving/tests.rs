@@ -292,7 +292,7 @@ fn idle_ranks_take_turns() {
 /// on the network then, and nothing ends.
 #[test]
 fn exact_mode_survives_experts_that_nobody_uses() {
-    for skew in [3.0, 4.0, 5.0, 6.0, 7.0, 8.0] {
+    for skew in [3.0, 5.0, 8.0] {
         for kind in PolicyKind::ALL {
             let mut scenario = small();
             scenario.cluster.servers = 8;

@@ -74,7 +74,7 @@ const fn app(name: &'static str, class: Class, jobs: f64) -> App {
 }
 
 impl App {
-    const fn of(self, steps: &'static [AppStep]) -> Self {
+    const fn with_steps(self, steps: &'static [AppStep]) -> Self {
         Self { steps, ..self }
     }
 }
@@ -102,42 +102,42 @@ use Class::{Batch, Interactive};
 use Times::{Fan, Loop};
 
 pub(super) const APPS: [App; 9] = [
-    app("Meeting Booking", Interactive, 8626.0).of(&[
+    app("Meeting Booking", Interactive, 8626.0).with_steps(&[
         repeats(tools(step(CALLER, B4, 700.0, 90.0), 4, 40.0), Loop(0.5, 4)),
         step(RESPONDER, B8, 900.0, 120.0),
     ]),
-    app("Document Writing", Batch, 8319.0).of(&[
+    app("Document Writing", Batch, 8319.0).with_steps(&[
         thinks(step(PLANNER, B8, 600.0, 350.0), 0.3),
         repeats(step(WRITER, B14, 1200.0, 800.0), Fan(1, 3)),
         step(EDITOR, B14, 3000.0, 700.0),
     ]),
-    app("News Collection", Batch, 6616.0).of(&[
+    app("News Collection", Batch, 6616.0).with_steps(&[
         repeats(tools(step(COLLECTOR, B4, 1500.0, 250.0), 3, 50.0), Loop(0.6, 5)),
         step(WRITER, B8, 3500.0, 500.0),
     ]),
-    app("Performance", Batch, 6548.0).of(&[
+    app("Performance", Batch, 6548.0).with_steps(&[
         tools(thinks(step(ANALYST, B8, 2500.0, 500.0), 0.4), 2, 60.0),
         step(WRITER, B14, 3000.0, 700.0),
     ]),
-    app("QA Assistant", Interactive, 5849.0).of(&[
+    app("QA Assistant", Interactive, 5849.0).with_steps(&[
         step(ROUTER, B06, 400.0, 12.0),
         thinks(step(SOLVER, B8, 700.0, 180.0), 0.35),
         step(RESPONDER, B4, 800.0, 110.0),
     ]),
-    app("Text Translation", Batch, 5124.0).of(&[
+    app("Text Translation", Batch, 5124.0).with_steps(&[
         step(ROUTER, B17, 1800.0, 20.0),
         repeats(step(TRANSLATOR, B8, 1800.0, 1100.0), Fan(1, 2)),
     ]),
-    app("Food Assistant", Interactive, 3334.0).of(&[
+    app("Food Assistant", Interactive, 3334.0).with_steps(&[
         repeats(tools(step(CALLER, B4, 600.0, 100.0), 3, 35.0), Loop(0.3, 3)),
         step(RESPONDER, B4, 800.0, 140.0),
     ]),
-    app("Travel Assistant", Interactive, 1543.0).of(&[
+    app("Travel Assistant", Interactive, 1543.0).with_steps(&[
         thinks(step(PLANNER, B8, 800.0, 250.0), 0.3),
         repeats(tools(step(CALLER, B4, 900.0, 120.0), 5, 45.0), Fan(2, 3)),
         step(RESPONDER, B8, 1600.0, 250.0),
     ]),
-    app("Code Refactoring", Batch, 810.0).of(&[
+    app("Code Refactoring", Batch, 810.0).with_steps(&[
         thinks(step(PLANNER, B14, 9000.0, 600.0), 0.5),
         repeats(step(CODER, B14, 6000.0, 1200.0), Fan(2, 3)),
         step(REVIEWER, B8, 7000.0, 400.0),
