@@ -16,8 +16,6 @@ need make make
 need ip iproute2
 need tc iproute2
 if [ "${1:-base}" = bench ]; then
-    # iceoryx2 generates its bindings with it.
-    compgen -G '/usr/lib/llvm-*/lib/libclang-[0-9]*.so*' >/dev/null || wanted[libclang-dev]=1
     need valgrind valgrind
     need strace strace
     need iperf3 iperf3
