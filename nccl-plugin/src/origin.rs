@@ -129,7 +129,7 @@ impl Function {
     }
 }
 
-/// The question of `isend`, whose address travels through NCCL.
+/// What `isend` asks `startEvent`, which NCCL calls meanwhile and gives this address.
 #[derive(Debug)]
 pub struct Question {
     /// [`QUESTION_MAGIC`], which marks the memory as a question.

@@ -1,9 +1,9 @@
 //! The events of the scheduler, for `laxity trace`.
 //!
-//! Events are kept only during a trace, in memory of fixed size from another thread. Without a
-//! trace, the cost is one look at a pointer per record. With one, an event is a copy of some words.
-//! An event without room is counted and lost. The scheduler thread neither allocates nor frees: the
-//! reader swaps the full memory for an empty one.
+//! Events are kept only during a trace, in memory of fixed size that another thread allocates.
+//! Without a trace, the cost is one look at a pointer per record. With one, an event is a copy of
+//! some words. An event without room is counted and lost. The scheduler thread neither allocates
+//! nor frees: the reader swaps the full memory for an empty one.
 
 use laxity_policy::{FlowSpec, Span, Time};
 use laxity_shm::record::Hint;

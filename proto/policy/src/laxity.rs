@@ -89,7 +89,7 @@ use crate::time::{Span, Time};
 const COLLECTIVE: QueueId = 0;
 const REUSE: QueueId = 1;
 const LAST_STAGE: QueueId = 2;
-/// KV reuse of no known batch and last-stage flows, without a deadline.
+/// Flows without a deadline: P2D, and KV reuse of no known batch.
 const UNDATED: QueueId = 3;
 
 /// Key of a batch or flow without a known deadline. It comes after all keys with one.
@@ -101,7 +101,8 @@ const NO_LAYER: u64 = u64::MAX;
 /// Comes after every RLI of a layer.
 const AFTER_LAYERS: u64 = 1 << 32;
 
-/// Times of its own at the port's rate for which smaller flows overtake one without a deadline.
+/// A flow without a deadline is overtaken only by smaller flows that arrive within this many times
+/// its own time (its size by the port's rate).
 const OVERTAKEN_TIMES: u64 = 32;
 
 /// Promotion periods of slack below which a flow of rule 2 has the highest level of that rule.

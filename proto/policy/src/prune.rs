@@ -105,7 +105,7 @@ pub struct Turn {
     pub limit: Time,
     /// The earliest deadline among the batch's requests.
     pub first_due: Time,
-    /// The budget that pays for what is pruned for the batch, as an index of
+    /// The budget of requests that may be pruned for the batch, as an index of
     /// [`PruneLimits::drops`].
     pub budget: u16,
 }
@@ -113,7 +113,7 @@ pub struct Turn {
 /// `F̂_i` as its parts, so that only [`Estimate::finish`] needs a division.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Estimate {
-    /// When the batch has computed, see [`Turn::ready`].
+    /// When the computation of the batch ends, see [`Turn::ready`].
     pub ready: Time,
     /// The port `u*` at which the batch waits longest, `None` if it loads none.
     pub bottleneck: Option<PortId>,

@@ -180,7 +180,7 @@ impl RegionConsumer {
         self.sweep_into(budget, &mut sink)
     }
 
-    /// Does the same as [`RegionConsumer::sweep`] for a scheduler: see [`Sink`].
+    /// Does the same as [`RegionConsumer::sweep`], with a method of [`Sink`] per kind of record.
     pub fn sweep_into(&mut self, budget: usize, sink: &mut impl Sink) -> usize {
         self.refresh();
         let mut total = 0;

@@ -141,8 +141,7 @@ impl Verdict {
 /// 1. [`Marking::Off`] keeps every class.
 /// 2. [`Marking::Levels`] changes every class.
 /// 3. A chosen class stays, with all eight bits.
-/// 4. Without `marking`, the daemon is of a release that knows no treatments. The class changes, as
-///    clients of that release change it.
+/// 4. Without `marking`, the daemon is older than treatments. The class changes, as in its release.
 /// 5. The class changes if `treatments` has both DSCPs as alike.
 ///
 /// The bits of ECN stay, because they belong to the network.

@@ -241,8 +241,8 @@ impl Client {
     }
 
     /// Decides about the class of a queue pair or connection for transfers of a stage. `class` is
-    /// what the program gave it, and `is_chosen` says that somebody chose that. Returns `None`
-    /// where [`Client::dscp_of`] returns 0: nothing changes then.
+    /// what the program gave it, and `is_chosen` says that its operator or the program set it.
+    /// Returns `None` where [`Client::dscp_of`] returns 0: nothing changes then.
     #[must_use]
     pub fn class_of(&self, stage: Stage, class: u8, is_chosen: bool) -> Option<Verdict> {
         let dscp = Some(self.dscp_of(stage)).filter(|dscp| *dscp != 0)?;

@@ -277,8 +277,8 @@ impl Lane {
     }
 
     /// Calls [`Lane::notice_hangup`] from time to time, for a lane whose flows all go out on
-    /// credit. Calls are counted, since reading the clock each time is too slow. The slots of a
-    /// lane limit the flows that go to a daemon that is gone.
+    /// credit. Calls are counted, since reading the clock each time is too slow. Between two looks,
+    /// at most as many flows as a lane has slots go to a daemon that has ended.
     #[inline]
     pub(crate) fn notice_hangup_sometimes(&mut self) {
         self.spin.said += 1;

@@ -77,7 +77,7 @@ pub(crate) struct Flow {
     pub(crate) order: (u64, u64),
     /// The rule for members of the same policy order.
     pub(crate) tie: Tie,
-    /// Bytes that the flow has had of a shared queue, in virtual time.
+    /// Bytes that the flow was permitted in a shared queue, in virtual time.
     pub(crate) share: u64,
     /// When to check the flow's level again, [`Time::NEVER`] if not at all.
     pub(crate) check_at: Time,

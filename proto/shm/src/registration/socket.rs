@@ -65,8 +65,8 @@ pub fn lock_path(path: &Path) -> PathBuf {
 /// Daemon: claims the right to listen at `path`, for as long as the descriptor is open. Without the
 /// claim, two daemons that start together could each take the other's socket for a stale one. It is
 /// a lock on a file of its own beside the socket ([`lock_path`]). That file stays, because its
-/// removal could remove a file that another daemon has just locked. If it is removed anyway, the
-/// lock on the file that has the name is valid.
+/// removal could remove a file that another daemon has just locked. If somebody removes it, the
+/// function tries again until the file that it locked is the one at that path.
 ///
 /// # Errors
 /// [`RegistrationError::System`]; `AddrInUse` means that another daemon runs.

@@ -1,9 +1,9 @@
 //! A lane: the transfers of one class on one port, and the clock that determines their ends.
 //!
-//! All transfers that a lane bounds have its level `λ` (bytes per second and unit of weight). While
+//! All transfers that a lane bounds have its fair rate `λ` (bytes/s and unit of weight). While
 //! `λ(t)` changes, `v(t) = ∫ λ dt` is the number of bytes per unit of weight that each has sent. A
 //! transfer of `b` bytes and weight `w` that joins at `v₀` ends when `v` reaches its target `v₀ + b
-//! / w`. Targets do not depend on `λ`, so the cost of a change of level does not depend on the
+//! / w`. Targets do not depend on `λ`, so the cost of a change of rate does not depend on the
 //! number of transfers. A lane has one event, for its least target. (This is virtual time as in
 //! weighted fair queueing.)
 
