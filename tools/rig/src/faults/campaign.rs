@@ -60,7 +60,7 @@ pub struct Report {
     pub transfers: u64,
     pub seconds: f64,
     pub rounds: u64,
-    /// Rounds in which a worker was seen with all the lanes that it may have.
+    /// Rounds in which a worker was seen with the lanes of its queues.
     #[serde(default)]
     pub rounds_with_lanes: u64,
     /// Number of the first round that no job has taken. One that was cut off is not played again.

@@ -21,9 +21,11 @@ use crate::error::LabError;
 
 /// Name of the worker for the daemon.
 pub(super) const NAME: &str = "worker";
-/// Maximum number of lanes that a worker needs: one for each queue, and one for the threads that
+/// Queues of a worker, each with a lane.
+pub(super) const QUEUES: u32 = 2;
+/// Maximum number of lanes that a worker needs: those of its queues, and one for the threads that
 /// end early.
-pub(super) const LANES: u32 = 3;
+pub(super) const LANES: u32 = QUEUES + 1;
 /// Threads that end at one command, one after the other.
 const LOST_AT_ONCE: u32 = 3;
 const WIRE: Duration = Duration::from_millis(2);

@@ -25,9 +25,11 @@ use crate::error::LabError;
 const FORGET_MAX: Duration = Duration::from_secs(3);
 /// Time until the daemon has closed the connection that asked for its status.
 const CLOSED_WITHIN: Duration = Duration::from_millis(5);
-/// Time until workers have found the daemon, and some threads have ended. If they need more, a leak
-/// is found in another round.
-const THREADS_END: Duration = Duration::from_secs(1);
+/// Time until a worker has found the daemon.
+const ATTACHED_WITHIN: Duration = Duration::from_secs(1);
+/// Time until some threads of the workers have ended. If they need more, a leak is found in another
+/// round.
+const THREADS_END: Duration = Duration::from_millis(60);
 /// Growth of the daemon's memory over a round that is no leak: buffers of its log and runtime.
 const GROWTH_KIB: u64 = 4096;
 const POLICIES: [&str; 5] = ["laxity", "mfs", "fair", "edf", "two_class"];
@@ -40,7 +42,7 @@ pub(super) struct Outcome {
     /// The longest wait for a permit in milliseconds, apart from time in which the worker did not
     /// run.
     pub(super) longest_stall_ms: u64,
-    /// Whether a worker was seen with all the lanes that it may have.
+    /// Whether a worker was seen with the lanes of its queues.
     pub(super) saw_lanes: bool,
 }
 
@@ -148,7 +150,7 @@ impl Scene<'_> {
                 // Flows in lost lanes would keep the others waiting.
                 return Ok(());
             }
-            lanes => outcome.saw_lanes = lanes == Some(client::LANES),
+            lanes => outcome.saw_lanes = lanes >= Some(client::QUEUES),
         }
         self.cast.finish();
         let longest = lock(&self.oracle).judge_waits(&self.stops);
@@ -321,21 +323,25 @@ impl Scene<'_> {
     /// Ends threads of the workers, and returns how many lanes a Rust worker has then at most.
     fn most_lanes(&mut self) -> Option<u32> {
         self.wait_ready();
-        self.cast.tell_all(LOSE_THREAD);
-        let give_up = Instant::now() + THREADS_END;
-        loop {
+        let give_up = Instant::now() + ATTACHED_WITHIN;
+        while self.lanes() < Some(client::QUEUES) && Instant::now() < give_up {
             std::thread::sleep(CLOSED_WITHIN);
-            let status = match self.daemon.status() {
-                Ok(status) => status,
-                Err(wrong) => {
-                    self.blame(wrong);
-                    return None;
-                }
-            };
-            let workers = status.clients.iter().filter(|client| client.name == client::NAME);
-            let most = workers.map(|worker| worker.lanes).max();
-            if most >= Some(client::LANES) || Instant::now() > give_up {
-                return most;
+        }
+        self.cast.tell_all(LOSE_THREAD);
+        std::thread::sleep(THREADS_END);
+        self.lanes()
+    }
+
+    /// Returns how many lanes a Rust worker has at most, or `None` if none is attached.
+    fn lanes(&mut self) -> Option<u32> {
+        match self.daemon.status() {
+            Ok(status) => {
+                let workers = status.clients.iter().filter(|client| client.name == client::NAME);
+                workers.map(|worker| worker.lanes).max()
+            }
+            Err(wrong) => {
+                self.blame(wrong);
+                None
             }
         }
     }
