@@ -150,3 +150,17 @@ fn a_flag_of_an_old_client_is_ignored() {
         assert_eq!(Record::decode(&descriptor), Ok(record));
     }
 }
+
+#[test]
+fn flows_that_differ_in_layer_bytes_and_ids_alone_share_credit() {
+    let flow = Flow { stage: Stage::Collective, nic: 1, layer: 3, bytes: 9, ..Flow::default() };
+    assert_eq!(Flow { layer: 4, bytes: 8, batch: 7, request: 6, ..flow }.key(), flow.key());
+    for other in [
+        Flow { stage: Stage::P2d, ..flow },
+        Flow { nic: 2, ..flow },
+        Flow { whole: true, ..flow },
+        Flow { peer: 5, ..flow },
+    ] {
+        assert_ne!(other.key(), flow.key(), "{other:?}");
+    }
+}
