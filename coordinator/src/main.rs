@@ -3,7 +3,7 @@
 
 mod manual;
 
-use std::io::{ErrorKind, IsTerminal, Write};
+use std::io::IsTerminal;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -13,6 +13,7 @@ use anyhow::Context;
 use clap::Parser;
 use laxity_coordinator::config::{Config, LogFormat};
 use laxity_coordinator::server::{Coordinator, CoordinatorHandle};
+use laxity_files::print;
 use sd_notify::NotifyState;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing::{debug, info, warn};
@@ -95,30 +96,19 @@ fn main() -> ExitCode {
     }
 }
 
-/// Writes to standard output. It is no error if the reader has closed the pipe.
-fn print(text: impl AsRef<[u8]>) -> anyhow::Result<()> {
-    let mut out = std::io::stdout();
-    match out.write_all(text.as_ref()).and_then(|()| out.flush()) {
-        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
-            Err(error).context("cannot write to standard output")
-        }
-        _ => Ok(()),
-    }
-}
-
 fn run(arguments: &Arguments) -> anyhow::Result<()> {
     if let Some(page) = arguments.manual {
-        return print(manual::page(page)?);
+        return Ok(print(manual::page(page)?)?);
     }
     if let Some(shell) = arguments.completions {
-        return print(manual::completions(shell));
+        return Ok(print(manual::completions(shell))?);
     }
     if let Some(parent) = arguments.parent {
         end_with(parent)?;
     }
     let config = arguments.load()?;
     if arguments.show_config {
-        return print(config.to_toml());
+        return Ok(print(config.to_toml())?);
     }
     if arguments.check {
         for key in &config.retired {
@@ -127,7 +117,7 @@ fn run(arguments: &Arguments) -> anyhow::Result<()> {
             );
         }
         config.check_files()?;
-        return print("the configuration is valid\n");
+        return Ok(print("the configuration is valid\n")?);
     }
     let set_log = start_log(&config)?;
     for key in &config.retired {

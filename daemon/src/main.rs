@@ -3,7 +3,7 @@
 
 mod manual;
 
-use std::io::{ErrorKind, IsTerminal, Write};
+use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -12,6 +12,7 @@ use clap::Parser;
 use laxity_daemon::config::{Config, LogFormat};
 use laxity_daemon::daemon::Daemon;
 use laxity_daemon::service::{SetLog, Source};
+use laxity_files::print;
 use tracing::warn;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
@@ -91,34 +92,24 @@ fn main() -> ExitCode {
     }
 }
 
-/// Writes to standard output. A reader that has closed its end is no error.
-fn print(text: impl AsRef<[u8]>) -> anyhow::Result<()> {
-    match std::io::stdout().write_all(text.as_ref()) {
-        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
-            Err(error).context("cannot write to standard output")
-        }
-        _ => Ok(()),
-    }
-}
-
 fn run(arguments: &Arguments) -> anyhow::Result<()> {
     if let Some(page) = arguments.manual {
-        return print(manual::page(page)?);
+        return Ok(print(manual::page(page)?)?);
     }
     if let Some(shell) = arguments.completions {
-        return print(manual::completions(shell));
+        return Ok(print(manual::completions(shell))?);
     }
     let source = Source { file: arguments.config.clone(), sets: arguments.sets() };
     let config = Config::load(source.file.as_deref(), &source.sets)?;
     if arguments.show_config {
-        return print(config.to_toml());
+        return Ok(print(config.to_toml())?);
     }
     if arguments.check_config {
         for warning in config.warnings() {
             eprintln!("laxityd: warning: {warning}");
         }
         config.check_files(source.file.as_deref(), &source.sets)?;
-        return print("the configuration is valid\n");
+        return Ok(print("the configuration is valid\n")?);
     }
     let set_log = start_log(&config)?;
     for warning in config.warnings() {

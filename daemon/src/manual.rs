@@ -3,6 +3,7 @@
 use std::io;
 
 use clap::{CommandFactory, ValueEnum};
+use laxity_files::manual::configuration_page;
 
 use crate::Arguments;
 
@@ -36,30 +37,14 @@ pub(crate) fn page(page: Page) -> io::Result<Vec<u8>> {
             text.extend_from_slice(FILES.as_bytes());
             Ok(text)
         }
-        Page::Configuration => Ok(format!(
-            ".TH laxityd.toml 5 \"\" \"laxityd {}\"\n\
-             .SH NAME\nlaxityd.toml \\- configuration of laxityd\n\
-             .SH SYNOPSIS\n/etc/laxity/laxityd.toml\n\
-             .SH DESCRIPTION\nA TOML file; optional, as every key in it. \
-             This is all of it, with the defaults:\n.PP\n.nf\n{}.fi\n\
-             .SH \"SEE ALSO\"\nlaxityd(8), laxity(1)\n",
-            env!("CARGO_PKG_VERSION"),
-            verbatim(SAMPLE)
-        )
-        .into_bytes()),
+        Page::Configuration => {
+            let version = env!("CARGO_PKG_VERSION");
+            let see = "laxityd(8), laxity(1)";
+            let page =
+                configuration_page("laxityd", version, "/etc/laxity/laxityd.toml", SAMPLE, see);
+            Ok(page.into_bytes())
+        }
     }
-}
-
-/// Escapes text so that roff shows it unchanged.
-fn verbatim(text: &str) -> String {
-    text.lines()
-        .map(|line| {
-            let line = line.replace('\\', "\\e").replace('-', "\\-");
-            // `\&` keeps roff from taking the line for a roff request.
-            let mark = if line.starts_with(['.', '\'']) { "\\&" } else { "" };
-            format!("{mark}{line}\n")
-        })
-        .collect()
 }
 
 /// Returns the completion script of `shell`.

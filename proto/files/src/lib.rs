@@ -5,10 +5,14 @@
 //! therefore never waits and accepts only regular files, also through a link. [`read`] fails above
 //! the caller's limit. A few kilobytes of gzip unpack to gigabytes, so [`limited`] bounds the
 //! output of a decoder, and [`lines`] a single line.
+//!
+//! It also has what programs with such a configuration share: [`print`] and [`manual`].
 #![forbid(unsafe_code)]
 
+pub mod manual;
+
 use std::fs::{File, OpenOptions};
-use std::io::{self, BufRead, Read};
+use std::io::{self, BufRead, ErrorKind, Read, Write};
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 
@@ -44,7 +48,7 @@ pub enum ReadError {
 
 impl ReadError {
     /// Returns the kind of the operating system's error. A caller may accept a missing file.
-    pub fn io_kind(&self) -> Option<io::ErrorKind> {
+    pub fn io_kind(&self) -> Option<ErrorKind> {
         match self {
             Self::Io(cause) => Some(cause.kind()),
             _ => None,
@@ -103,6 +107,20 @@ pub fn read(path: &Path, limit: u64) -> Result<Vec<u8>, ReadError> {
 pub fn read_to_string(path: &Path, limit: u64) -> Result<String, ReadError> {
     String::from_utf8(read(path, limit)?)
         .map_err(|error| ReadError::NotText { at: error.utf8_error().valid_up_to() })
+}
+
+/// Writes to standard output. It is no error if the reader has closed the pipe.
+///
+/// # Errors
+/// The operating system's error, in a text that names standard output.
+pub fn print(text: impl AsRef<[u8]>) -> io::Result<()> {
+    let mut out = io::stdout();
+    match out.write_all(text.as_ref()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
+            Err(io::Error::new(error.kind(), format!("cannot write to standard output: {error}")))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Creates a reader that fails beyond `limit` bytes instead of ending there. It is for content

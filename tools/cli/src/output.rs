@@ -15,7 +15,7 @@ use thiserror::Error;
 #[derive(Debug, Error)]
 pub enum OutputError {
     /// Standard output does not take it. A closed pipe is no error.
-    #[error("cannot write to standard output: {0}")]
+    #[error("{0}")]
     Stdout(io::Error),
     /// The file or folder cannot be written: name another one, or make room.
     #[error("cannot write {path}: {cause}", path = .path.display())]
@@ -57,11 +57,7 @@ pub fn put(bytes: &[u8]) -> Result<(), OutputError> {
         print!("{}", String::from_utf8_lossy(bytes));
         return Ok(());
     }
-    let mut out = io::stdout();
-    match out.write_all(bytes).and_then(|()| out.flush()) {
-        Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(OutputError::Stdout(error)),
-        _ => Ok(()),
-    }
+    laxity_files::print(bytes).map_err(OutputError::Stdout)
 }
 
 /// Checks that `path` can be written later, without a change to its content.
