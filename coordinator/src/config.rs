@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
+use laxity_listen::LogFormat;
 use laxity_policy::Span;
 use laxity_quantity::Nanos;
 use laxity_wire::v1;
@@ -53,17 +54,6 @@ pub enum ConfigError {
         /// The key and the problem.
         nonsense: Nonsense,
     },
-}
-
-/// The format of log lines.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
-#[serde(rename_all = "snake_case")]
-pub enum LogFormat {
-    /// Plain lines for a person or the journal.
-    #[default]
-    Text,
-    /// One JSON object per line.
-    Json,
 }
 
 /// The configuration of a coordinator.
@@ -205,11 +195,7 @@ impl Config {
             let problem = format!("`{}` is no address; write 127.0.0.1:9472", self.metrics);
             return Err(Nonsense::new("metrics", problem));
         }
-        let filter = tracing_subscriber::EnvFilter::try_new(&self.log);
-        if let Err(error) = filter {
-            let problem = format!("`{}` is no filter: {error}", self.log);
-            return Err(Nonsense::new("log", problem));
-        }
+        laxity_listen::check_filter(&self.log).map_err(|problem| Nonsense::new("log", problem))?;
         if !self.listen.ip().is_loopback() && !self.insecure && self.tls.is_none() {
             let problem = format!(
                 "{} is reachable from other hosts, and there is no [tls]; write it, listen on \

@@ -3,7 +3,6 @@
 
 mod manual;
 
-use std::io::IsTerminal;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -11,15 +10,13 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
 use clap::Parser;
-use laxity_coordinator::config::{Config, LogFormat};
+use laxity_coordinator::config::Config;
 use laxity_coordinator::server::{Coordinator, CoordinatorHandle};
 use laxity_files::print;
+use laxity_listen::{SetLog, start_log};
 use sd_notify::NotifyState;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing::{debug, info, warn};
-use tracing_subscriber::layer::SubscriberExt;
-use tracing_subscriber::util::SubscriberInitExt;
-use tracing_subscriber::{EnvFilter, Layer, reload};
 
 /// Orders batches across the hosts of a cluster.
 ///
@@ -119,7 +116,7 @@ fn run(arguments: &Arguments) -> anyhow::Result<()> {
         config.check_files()?;
         return Ok(print("the configuration is valid\n")?);
     }
-    let set_log = start_log(&config)?;
+    let set_log = start_log(&config.log, config.log_format)?;
     for key in &config.retired {
         warn!("{key}: this release has no such key, so it does nothing; remove it");
     }
@@ -231,24 +228,4 @@ fn notify(state: &[NotifyState<'_>]) {
     if let Err(error) = sd_notify::notify(state) {
         debug!(%error, "cannot notify the service manager");
     }
-}
-
-type SetLog = Box<dyn Fn(&str) + Send + Sync>;
-
-/// Starts logging to standard error. Returns a function that changes the filter.
-fn start_log(config: &Config) -> anyhow::Result<SetLog> {
-    let (filter, handle) = reload::Layer::new(EnvFilter::try_new(&config.log)?);
-    let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
-    let lines = match config.log_format {
-        LogFormat::Text => {
-            lines.with_target(false).with_ansi(std::io::stderr().is_terminal()).boxed()
-        }
-        LogFormat::Json => lines.json().flatten_event(true).boxed(),
-    };
-    tracing_subscriber::registry().with(filter).with(lines).try_init()?;
-    Ok(Box::new(move |text| {
-        if let Ok(filter) = EnvFilter::try_new(text) {
-            let _ = handle.reload(filter);
-        }
-    }))
 }

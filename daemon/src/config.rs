@@ -17,6 +17,7 @@ mod residual;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+use laxity_listen::LogFormat;
 use laxity_policy::config::Granularity;
 use laxity_policy::{LinkConfig, PolicyKind, Span};
 use laxity_quantity::{Bytes, Nanos};
@@ -34,17 +35,6 @@ pub use self::residual::{ResidualConfig, ResidualMode};
 
 /// Maximum number of NICs. A record has one byte for the NIC, and clients index tables by it.
 pub const NICS_MAX: usize = 64;
-
-/// The format of log lines.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
-#[serde(rename_all = "snake_case")]
-pub enum LogFormat {
-    /// Text for people and the journal.
-    #[default]
-    Text,
-    /// JSON, with one object per line.
-    Json,
-}
 
 /// The daemon's configuration.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

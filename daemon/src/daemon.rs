@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use laxity_listen::SetLog;
 use laxity_listen::http::HttpListener;
 use sd_notify::NotifyState;
 use thiserror::Error;
@@ -27,7 +28,7 @@ use crate::descriptors::TooFew;
 use crate::driver::{Driver, DriverError};
 use crate::mailbox::{LOOK_EVERY, LOOKS_MAX, Mailbox, SchedulerCommand, SnapshotSlot, mailbox};
 use crate::metrics::Exporter;
-use crate::service::{SchedulerHandle, Service, SetLog, Source};
+use crate::service::{SchedulerHandle, Service, Source};
 use crate::sockets::{self, BindError, Bound};
 use crate::stats::Snapshot;
 use crate::watched::{Watched, watch};

@@ -3,20 +3,17 @@
 
 mod manual;
 
-use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::Parser;
-use laxity_daemon::config::{Config, LogFormat};
+use laxity_daemon::config::Config;
 use laxity_daemon::daemon::Daemon;
-use laxity_daemon::service::{SetLog, Source};
+use laxity_daemon::service::Source;
 use laxity_files::print;
+use laxity_listen::{LogFormat, start_log};
 use tracing::warn;
-use tracing_subscriber::layer::SubscriberExt;
-use tracing_subscriber::util::SubscriberInitExt;
-use tracing_subscriber::{EnvFilter, Layer, reload};
 
 /// Schedules the network traffic of LLM inference on this host.
 ///
@@ -111,7 +108,7 @@ fn run(arguments: &Arguments) -> anyhow::Result<()> {
         config.check_files(source.file.as_deref(), &source.sets)?;
         return Ok(print("the configuration is valid\n")?);
     }
-    let set_log = start_log(&config)?;
+    let set_log = start_log(&config.log, config.log_format)?;
     for warning in config.warnings() {
         warn!("{warning}");
     }
@@ -122,22 +119,4 @@ fn run(arguments: &Arguments) -> anyhow::Result<()> {
         .context("cannot start the runtime")?;
     runtime.block_on(async { Daemon::bind(config, source, set_log)?.run().await })?;
     Ok(())
-}
-
-/// Starts the log on standard error, and returns a function that changes its filter.
-fn start_log(config: &Config) -> anyhow::Result<SetLog> {
-    let (filter, handle) = reload::Layer::new(EnvFilter::try_new(&config.log)?);
-    let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
-    let lines = match config.log_format {
-        LogFormat::Text => {
-            lines.with_target(false).with_ansi(std::io::stderr().is_terminal()).boxed()
-        }
-        LogFormat::Json => lines.json().flatten_event(true).boxed(),
-    };
-    tracing_subscriber::registry().with(filter).with(lines).try_init()?;
-    Ok(Box::new(move |text| {
-        if let Ok(filter) = EnvFilter::try_new(text) {
-            let _ = handle.reload(filter);
-        }
-    }))
 }

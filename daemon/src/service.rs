@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use laxity_listen::SetLog;
 use laxity_shm::layout::attention;
 use laxity_shm::region::Region;
 use laxity_shm::sleep::now_ns;
@@ -44,9 +45,6 @@ impl Source {
         self.file.as_deref().unwrap_or_else(|| Path::new(FILE_DEFAULT))
     }
 }
-
-/// A function that changes the log filter. Its argument is `log` of the configuration.
-pub type SetLog = Box<dyn Fn(&str) + Send + Sync>;
 
 #[derive(Clone, Debug)]
 pub struct SchedulerHandle {

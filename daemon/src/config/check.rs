@@ -100,7 +100,8 @@ impl Config {
             })?;
         }
         ensure(self.socket != self.control, "control", || "must be another path than `socket`")?;
-        check_log(&self.log).or_else(|problem| ensure(false, "log", || problem))?;
+        laxity_listen::check_filter(&self.log)
+            .or_else(|problem| ensure(false, "log", || problem))?;
         self.check_scheduler()?;
         for (key, mode) in [
             ("access.socket_mode", self.access.socket_mode),
@@ -333,28 +334,4 @@ impl Config {
             problem: invalid.problem,
         })
     }
-}
-
-/// Words that are a level by themselves. `EnvFilter` takes any other word for the name of a target
-/// and logs only that target. So a misspelt level would silence the daemon.
-const LOG_LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
-
-fn check_log(filter: &str) -> Result<(), String> {
-    let known = LOG_LEVELS.join(", ");
-    let bare = |part: &str| !part.contains(['=', '[']);
-    if filter.trim().is_empty() {
-        return Err(format!("is empty; the levels are {known}"));
-    }
-    for part in filter.split(',').map(str::trim).filter(|p| bare(p)) {
-        let level = LOG_LEVELS.iter().any(|l| l.eq_ignore_ascii_case(part));
-        if !level && !part.is_empty() {
-            return Err(format!(
-                "`{part}` is not a level; they are {known}. For a part of the daemon write \
-                 TARGET=LEVEL"
-            ));
-        }
-    }
-    tracing_subscriber::EnvFilter::try_new(filter)
-        .map(drop)
-        .map_err(|error| format!("`{filter}`: {error}; the levels are {known}"))
 }
