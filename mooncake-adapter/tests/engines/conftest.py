@@ -212,6 +212,13 @@ class WithDefault:
         self._permits.any_news.clear()
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items):
+    # The agents of these tests are kept, and each has a thread that spins. Whatever ran after them would have to
+    # share the processors with ten such threads.
+    items.sort(key=lambda item: "real" in getattr(item, "fixturenames", ()))
+
+
 def pytest_sessionfinish(session, exitstatus):
     leaving.status = int(exitstatus)
 
