@@ -346,7 +346,7 @@ fn vandalise(daemon_socket: &Path, seed: &mut u64) {
             _ => next(seed) % 256,
         };
         write(at, word);
-        registration::ring(welcome.eventfd.as_fd());
+        registration::wake(welcome.eventfd.as_fd());
     }
 }
 

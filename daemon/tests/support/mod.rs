@@ -18,7 +18,7 @@ use laxity_shm::producer::Producer;
 use laxity_shm::record::Record;
 use laxity_shm::region::Region;
 use laxity_shm::registration::{
-    Hello, RegistrationError, Welcome, connect, receive_reply, ring, send_hello, wait_readable,
+    Hello, RegistrationError, Welcome, connect, receive_reply, send_hello, wait_readable, wake,
 };
 use laxity_tests::{Need, skip};
 use laxity_wire::{ControlClient, Status};
@@ -110,7 +110,7 @@ impl ByHand {
         for record in records {
             self.producer.publish_gated(record).unwrap();
         }
-        ring(self.eventfd.as_fd());
+        wake(self.eventfd.as_fd());
     }
 
     pub(crate) fn is_released(&self) -> bool {

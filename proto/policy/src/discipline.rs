@@ -23,8 +23,8 @@ pub(crate) struct QueuePosition {
     pub(crate) order: u64,
     pub(crate) tie: Tie,
     pub(crate) level: Level,
-    /// Whether the level follows the batch's progress, as [`Discipline::climb`] computes it.
-    pub(crate) climbs: bool,
+    /// Whether the level follows the batch's progress, as [`Discipline::level_by_rli`] computes it.
+    pub(crate) promotable: bool,
     /// When to call [`Discipline::check`], or [`Time::NEVER`].
     pub(crate) check_at: Time,
 }
@@ -32,7 +32,15 @@ pub(crate) struct QueuePosition {
 impl QueuePosition {
     /// Returns a position in `queue` with a fixed level, where equal flows are served by arrival.
     pub(crate) const fn new(queue: QueueId, scope: GroupBy, order: u64, level: Level) -> Self {
-        Self { queue, scope, order, tie: Tie::Arrival, level, climbs: false, check_at: Time::NEVER }
+        Self {
+            queue,
+            scope,
+            order,
+            tie: Tie::Arrival,
+            level,
+            promotable: false,
+            check_at: Time::NEVER,
+        }
     }
 
     /// Returns a position in the scavenger, in the order of arrival.
@@ -98,7 +106,7 @@ pub(crate) trait Discipline: Debug + Send + Sync {
     }
 
     /// Returns the level at this RLI of a flow whose level follows its batch's progress.
-    fn climb(&self, _port: &Port, _rli: u32) -> Level {
+    fn level_by_rli(&self, _port: &Port, _rli: u32) -> Level {
         Level::SCAVENGER
     }
 

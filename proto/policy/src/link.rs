@@ -337,10 +337,11 @@ impl Link {
     /// with the number of waiting groups, not flows. Ten calls per second are fine.
     pub fn snapshot(&self) -> LinkSnapshot {
         let mut waiting_by_level = self.by_level;
-        for group in self.port.queues.climbing() {
+        for group in self.port.queues.promotable() {
             for (&layer, tally) in &group.layers {
                 let rli = self.port.rli(group.batch, Layer(layer));
-                let row = &mut waiting_by_level[self.discipline.climb(&self.port, rli).row()];
+                let row =
+                    &mut waiting_by_level[self.discipline.level_by_rli(&self.port, rli).row()];
                 row.flows += tally.flows;
                 row.bytes = row.bytes.saturating_add(tally.bytes);
             }

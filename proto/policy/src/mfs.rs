@@ -97,7 +97,7 @@ impl Discipline for Mfs {
                 let level = port.ladder.early(port.rli(flow.batch, flow.spec.layer));
                 let order = u64::from(flow.spec.layer.0);
                 QueuePosition {
-                    climbs: true,
+                    promotable: true,
                     ..QueuePosition::new(REUSE, GroupBy::Batch, order, level)
                 }
             }
@@ -143,7 +143,7 @@ impl Discipline for Mfs {
         }
     }
 
-    fn climb(&self, port: &Port, rli: u32) -> Level {
+    fn level_by_rli(&self, port: &Port, rli: u32) -> Level {
         port.ladder.early(rli)
     }
 

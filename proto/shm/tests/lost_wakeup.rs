@@ -183,7 +183,7 @@ fn a_client_process_of_the_stress() {
             let at = producer.publish_gated(&record).expect("room");
             let seen = region.header().after_publish();
             if seen != 0 && region.header().answer(0, seen) {
-                registration::ring(welcome.eventfd.as_fd());
+                registration::wake(welcome.eventfd.as_fd());
             }
             disorder.pause();
             await_all(&mut producer, at, &mut turn, &mut disorder);

@@ -129,7 +129,7 @@ fn a_client_registers_and_gets_a_region_and_an_eventfd() {
     assert_eq!(welcome.geometry, SMALL);
     let region = Region::map(welcome.memfd, welcome.geometry).expect("maps");
     assert_eq!(region.header().daemon_pid(), std::process::id());
-    registration::ring(welcome.eventfd.as_fd());
+    registration::wake(welcome.eventfd.as_fd());
     assert!(registration::wait_readable(served.eventfd(), Duration::from_secs(5)));
     registration::drain(served.eventfd());
     assert!(!registration::wait_readable(served.eventfd(), Duration::ZERO));

@@ -265,7 +265,7 @@ impl LaneBinding {
         let header = &self.header;
         let seen = header.after_publish();
         if seen != 0 && header.answer(self.index, seen) {
-            self.session.ring();
+            self.session.wake_daemon();
         }
     }
 }

@@ -155,8 +155,8 @@ impl Session {
     }
 
     /// Wakes the daemon.
-    pub(crate) fn ring(&self) {
-        registration::ring(self.eventfd.as_fd());
+    pub(crate) fn wake_daemon(&self) {
+        registration::wake(self.eventfd.as_fd());
     }
 
     /// Takes a free lane. Blocks no longer than [`LOCK_PATIENCE`]. A forked child has another
@@ -204,7 +204,7 @@ impl Session {
         } else {
             let seen = self.header().after_publish();
             if seen != 0 && self.header().answer(seat.index, seen) {
-                self.ring();
+                self.wake_daemon();
             }
         }
         // The lane stays claimed, since the daemon may not have read all records. The next owner

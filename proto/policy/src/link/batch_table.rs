@@ -60,7 +60,7 @@ pub(crate) struct Batch {
     /// Number of the batch's waiting flows.
     pub(crate) waiting: u32,
     /// Number of the batch's waiting flows whose level follows its progress.
-    pub(crate) climbing: u32,
+    pub(crate) promotable: u32,
     /// The batch's groups in the queue.
     pub(crate) groups: Vec<SlotId>,
     /// The next checks of the batch's waiting flows: time, arrival number, slot.
@@ -89,7 +89,7 @@ impl Batch {
             members: BTreeSet::new(),
             flow_deadlines: BTreeSet::new(),
             waiting: 0,
-            climbing: 0,
+            promotable: 0,
             groups: Vec::new(),
             checks: BTreeSet::new(),
             due: Time::NEVER,
@@ -426,7 +426,7 @@ impl BatchTable {
             let batch = self.batch_mut(slot);
             let was = batch.progress;
             let is = rli::progress(batch.layer, layers_ahead);
-            batch.progress = if batch.climbing > 0 { was.max(is) } else { is };
+            batch.progress = if batch.promotable > 0 { was.max(is) } else { is };
             batch.compute_left = batch.layer_time.times(batch.layers_left()) + time_ahead;
             changed.push((slot, was));
             let room = AFFECTED_MAX.saturating_sub(affected.len());

@@ -173,11 +173,13 @@ impl Link {
     fn progressed(&mut self, now: Time, batch: SlotId) {
         for (slot, was) in self.port.batches.refresh(batch) {
             let batch = self.port.batches.batch(slot);
-            if batch.climbing > 0 && batch.progress != was {
+            if batch.promotable > 0 && batch.progress != was {
                 for &group in &batch.groups {
                     for (&layer, tally) in &self.port.queues.get(group).layers {
-                        let before = self.discipline.climb(&self.port, rli::rli(Layer(layer), was));
-                        let after = self.discipline.climb(&self.port, batch.rli(Layer(layer)));
+                        let before =
+                            self.discipline.level_by_rli(&self.port, rli::rli(Layer(layer), was));
+                        let after =
+                            self.discipline.level_by_rli(&self.port, batch.rli(Layer(layer)));
                         if after < before {
                             self.promotions += tally.flows;
                         }

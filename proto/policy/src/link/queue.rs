@@ -266,7 +266,7 @@ impl Queues {
     }
 
     /// Returns the groups whose levels follow the progress of their batch.
-    pub(crate) fn climbing(&self) -> impl Iterator<Item = &Group> {
+    pub(crate) fn promotable(&self) -> impl Iterator<Item = &Group> {
         let groups = self.peers.iter().flat_map(|peer| peer.groups.values());
         groups.map(|&slot| self.get(slot)).filter(|group| !group.layers.is_empty())
     }

@@ -170,8 +170,8 @@ impl Link {
         let flow = self.port.flows.get(slot);
         let entry = self.port.queues.get(flow.group);
         if entry.queue != SCAVENGER {
-            let climbs = !entry.layers.is_empty();
-            if level != flow.level && !climbs {
+            let promotable = !entry.layers.is_empty();
+            if level != flow.level && !promotable {
                 let (from, remaining) = (flow.level, flow.remaining);
                 self.by_level[from.row()].remove(remaining);
                 self.by_level[level.row()].add(remaining);

@@ -193,14 +193,14 @@ impl Link {
         let (remaining, layer, stage) = (flow.remaining, flow.spec.layer, flow.spec.stage);
         entry.members.insert((flow.order.0, flow.order.1, flow.seq, slot));
         entry.bytes = entry.bytes.saturating_add(remaining);
-        if position.climbs {
+        if position.promotable {
             entry.layers.entry(layer.0).or_default().add(remaining);
         } else {
             self.by_level[flow.level.row()].add(remaining);
         }
         let (check_at, seq) = (flow.check_at, flow.seq);
         let known = self.port.batches.batch_mut(batch);
-        known.climbing += u32::from(position.climbs);
+        known.promotable += u32::from(position.promotable);
         if check_at != Time::NEVER {
             known.checks.insert((check_at, seq, slot));
             self.schedule(batch);
@@ -226,12 +226,12 @@ impl Link {
         let entry = self.port.queues.get_mut(group);
         entry.members.remove(&member);
         entry.bytes = entry.bytes.saturating_sub(remaining);
-        let climbs = take_layer(entry, layer, remaining);
-        if !climbs {
+        let promotable = take_layer(entry, layer, remaining);
+        if !promotable {
             self.by_level[level.row()].remove(remaining);
         }
         let known = self.port.batches.batch_mut(batch);
-        known.climbing -= u32::from(climbs);
+        known.promotable -= u32::from(promotable);
         if check.0 != Time::NEVER {
             known.checks.remove(&check);
             self.schedule(batch);
@@ -274,7 +274,7 @@ impl Link {
         let (id, mut from) = (flow.spec.flow, flow.level);
         if self.port.queues.get(flow.group).layers.contains_key(&flow.spec.layer.0) {
             let rli = self.port.rli(flow.batch, flow.spec.layer);
-            from = promoted(from, self.discipline.climb(&self.port, rli));
+            from = promoted(from, self.discipline.level_by_rli(&self.port, rli));
         }
         if position.queue != SCAVENGER && from != Level::SCAVENGER {
             position.level = promoted(from, position.level);

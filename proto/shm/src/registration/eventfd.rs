@@ -20,7 +20,7 @@ pub fn eventfd() -> Result<OwnedFd, RegistrationError> {
 }
 
 /// Client: wakes the daemon. With a full counter the daemon is being woken already.
-pub fn ring(eventfd: BorrowedFd<'_>) {
+pub fn wake(eventfd: BorrowedFd<'_>) {
     let one = 1_u64;
     // SAFETY: eight bytes are read from `one`. The result does not matter: EAGAIN is a full
     // counter, and any other error a daemon that has ended, which the waiting side detects.

@@ -93,7 +93,7 @@ fn vandalise(socket: &Path, rng: &mut ChaCha8Rng) -> Result<(), RegistrationErro
             _ => rng.random_range(0..256),
         };
         write(rng.random_range(0..length / 8) * 8, word);
-        registration::ring(welcome.eventfd.as_fd());
+        registration::wake(welcome.eventfd.as_fd());
     }
     Ok(())
 }

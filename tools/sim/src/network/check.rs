@@ -5,7 +5,7 @@
 use laxity_policy::Time;
 
 use super::Network;
-use super::lane::LaneState;
+use super::band::BandState;
 use super::share::DUST;
 use super::transfer::Stage;
 #[cfg(test)]
@@ -33,7 +33,7 @@ impl Network {
     /// after [`Network::next_end`].
     /// Returns the first inconsistency.
     pub fn check(&self) -> Result<(), CheckError> {
-        for port in 0..self.lanes.ports.len() as u32 {
+        for port in 0..self.bands.ports.len() as u32 {
             self.check_lists(port)?;
             self.check_capacity(port)?;
         }
@@ -44,10 +44,10 @@ impl Network {
             self.check_remainder(index)?;
             let rate = self.rate_of(index);
             let level = self.level_of(index, usize::from(bottleneck));
-            let bounded = transfer.path().any(|(_, lane)| {
-                let port = self.lanes.lanes[lane as usize].port;
+            let bounded = transfer.path().any(|(_, band)| {
+                let port = self.bands.bands[band as usize].port;
                 self.is_used_up(port, transfer.class)
-                    && self.top_of(lane) <= level * (1.0 + ROUNDING)
+                    && self.top_of(band) <= level * (1.0 + ROUNDING)
             });
             if !bounded {
                 let order = transfer.order;
@@ -63,7 +63,7 @@ impl Network {
         self.audit.dedup();
         while let Some(port) = self.audit.pop() {
             let result = self.check_capacity(port).and_then(|()| {
-                for class in 0..self.lanes.classes() {
+                for class in 0..self.bands.classes() {
                     for entry in self.entries(port, class) {
                         self.check_remainder(entry.transfer())?;
                     }
@@ -74,12 +74,12 @@ impl Network {
         }
     }
 
-    /// Checks that a lane with a finite level and the lanes above it use the port up.
+    /// Checks that a band with a finite level and the bands above it use the port up.
     #[cfg(debug_assertions)]
     fn check_use(&self, port: u32) -> Result<(), CheckError> {
-        for class in 0..self.lanes.classes() {
-            let lane = self.lanes.find(port, class);
-            if lane.is_some_and(|lane| self.lanes.levels[lane as usize].level.is_finite())
+        for class in 0..self.bands.classes() {
+            let band = self.bands.find(port, class);
+            if band.is_some_and(|band| self.bands.levels[band as usize].level.is_finite())
                 && !self.is_used_up(port, class)
             {
                 return lists(port, "has room, and a level");
@@ -90,44 +90,44 @@ impl Network {
 
     fn check_lists(&self, port: u32) -> Result<(), CheckError> {
         let mut count = 0;
-        for class in 0..self.lanes.classes() {
-            let Some(number) = self.lanes.find(port, class) else {
+        for class in 0..self.bands.classes() {
+            let Some(number) = self.bands.find(port, class) else {
                 continue;
             };
-            let lane = &self.lanes.lanes[number as usize];
-            count += lane.len();
-            if lane.is_empty() {
-                return lists(port, "an empty lane is kept");
+            let band = &self.bands.bands[number as usize];
+            count += band.len();
+            if band.is_empty() {
+                return lists(port, "an empty band is kept");
             }
-            if lane.port != port || lane.class != class {
-                return lists(port, "a lane is on the wrong port");
+            if band.port != port || band.class != class {
+                return lists(port, "a band is on the wrong port");
             }
-            if lane.state != LaneState::default() {
+            if band.state != BandState::default() {
                 return lists(port, "something is left to be computed");
             }
-            for (place, entry) in lane.iter().enumerate() {
+            for (place, entry) in band.iter().enumerate() {
                 let transfer = &self.slab[entry.transfer()];
                 if transfer.places[entry.hop()] != place as u32
-                    || transfer.lanes[entry.hop()] != number
+                    || transfer.bands[entry.hop()] != number
                     || transfer.class != class
                 {
                     return lists(port, "a transfer and its entry do not agree");
                 }
                 let here = transfer.stage == Stage::Bound(entry.hop() as u8);
-                if here != (place < lane.bound()) {
+                if here != (place < band.bound()) {
                     return lists(port, "a transfer is on the wrong side");
                 }
             }
         }
-        if count != self.lanes.ports[port as usize].count as usize {
+        if count != self.bands.ports[port as usize].count as usize {
             return lists(port, "the count of transfers is wrong");
         }
         Ok(())
     }
 
     fn check_capacity(&self, port: u32) -> Result<(), CheckError> {
-        let capacity = self.lanes.ports[port as usize].capacity;
-        let rate = capacity - self.left_by(port, self.lanes.classes());
+        let capacity = self.bands.ports[port as usize].capacity;
+        let rate = capacity - self.left_by(port, self.bands.classes());
         if rate > capacity * (1.0 + ROUNDING) {
             return Err(CheckError::Capacity { port, rate, capacity });
         }
@@ -139,13 +139,13 @@ impl Network {
         let Stage::Bound(hop) = transfer.stage else {
             return Ok(());
         };
-        let number = transfer.lanes[usize::from(hop)] as usize;
-        let lane = &self.lanes.lanes[number];
-        let entry = lane.get(transfer.places[usize::from(hop)] as usize);
-        let level = self.lanes.levels[number].level;
-        let bytes = (entry.target - lane.clock(level, self.now_ns)) * entry.weight;
+        let number = transfer.bands[usize::from(hop)] as usize;
+        let band = &self.bands.bands[number];
+        let entry = band.get(transfer.places[usize::from(hop)] as usize);
+        let level = self.bands.levels[number].level;
+        let bytes = (entry.target - band.clock(level, self.now_ns)) * entry.weight;
         // A transfer may be late by less than a nanosecond before it ends.
-        let slip = level.min(self.lanes.ports[lane.port as usize].capacity) * entry.weight * 1e-9;
+        let slip = level.min(self.bands.ports[band.port as usize].capacity) * entry.weight * 1e-9;
         if bytes < -slip - 1e-3 || bytes > transfer.bytes as f64 * (1.0 + ROUNDING) + 1e-3 {
             let order = transfer.order;
             return Err(CheckError::Remainder { order, bytes });
@@ -159,16 +159,16 @@ impl Network {
             .flat_map(|class| self.entries(port, class))
             .map(|entry| self.rate_of(entry.transfer()))
             .sum();
-        self.lanes.ports[port as usize].capacity - used
+        self.bands.ports[port as usize].capacity - used
     }
 
     fn is_used_up(&self, port: u32, class: u8) -> bool {
-        let capacity = self.lanes.ports[port as usize].capacity;
-        self.left_by(port, class) <= capacity * 2.0 * DUST + self.lanes.kept(port, class)
+        let capacity = self.bands.ports[port as usize].capacity;
+        self.left_by(port, class) <= capacity * 2.0 * DUST + self.bands.kept(port, class)
     }
 
-    fn top_of(&self, lane: u32) -> f64 {
-        self.lanes.lanes[lane as usize]
+    fn top_of(&self, band: u32) -> f64 {
+        self.bands.bands[band as usize]
             .iter()
             .map(|entry| self.rate_of(entry.transfer()) / entry.weight)
             .fold(0.0, f64::max)
@@ -176,8 +176,8 @@ impl Network {
 
     fn level_of(&self, index: u32, hop: usize) -> f64 {
         let transfer = &self.slab[index];
-        let lane = &self.lanes.lanes[transfer.lanes[hop] as usize];
-        self.rate_of(index) / lane.get(transfer.places[hop] as usize).weight
+        let band = &self.bands.bands[transfer.bands[hop] as usize];
+        self.rate_of(index) / band.get(transfer.places[hop] as usize).weight
     }
 }
 

@@ -1,4 +1,4 @@
-//! The next end of a transfer in each lane: an indexed heap with at most one event per lane.
+//! The next end of a transfer in each band: an indexed heap with at most one event per band.
 
 use super::transfer::NONE;
 
@@ -7,30 +7,30 @@ const ARITY: usize = 4;
 #[derive(Clone, Copy, Debug)]
 struct Event {
     at_ns: u64,
-    lane: u32,
+    band: u32,
 }
 
 /// The heap of events. Events of the same time are in no particular order.
 #[derive(Debug, Default)]
 pub(super) struct Events {
     heap: Vec<Event>,
-    /// Position in the heap by lane, or [`NONE`].
+    /// Position in the heap by band, or [`NONE`].
     places: Vec<u32>,
 }
 
 impl Events {
     pub(super) fn first(&self) -> Option<(u64, u32)> {
-        self.heap.first().map(|event| (event.at_ns, event.lane))
+        self.heap.first().map(|event| (event.at_ns, event.band))
     }
 
-    pub(super) fn set(&mut self, lane: u32, at_ns: Option<u64>) {
-        if lane as usize >= self.places.len() {
-            self.places.resize(lane as usize + 1, NONE);
+    pub(super) fn set(&mut self, band: u32, at_ns: Option<u64>) {
+        if band as usize >= self.places.len() {
+            self.places.resize(band as usize + 1, NONE);
         }
-        let place = self.places[lane as usize];
+        let place = self.places[band as usize];
         match at_ns {
             Some(at_ns) if place == NONE => {
-                self.heap.push(Event { at_ns, lane });
+                self.heap.push(Event { at_ns, band });
                 self.rise(self.heap.len() - 1);
             }
             Some(at_ns) => {
@@ -44,7 +44,7 @@ impl Events {
             }
             None if place == NONE => {}
             None => {
-                self.places[lane as usize] = NONE;
+                self.places[band as usize] = NONE;
                 let place = place as usize;
                 let gone = self.heap.swap_remove(place);
                 if let Some(moved) = self.heap.get(place) {
@@ -60,7 +60,7 @@ impl Events {
 
     fn put(&mut self, place: usize, event: Event) {
         self.heap[place] = event;
-        self.places[event.lane as usize] = place as u32;
+        self.places[event.band as usize] = place as u32;
     }
 
     fn rise(&mut self, mut place: usize) {

@@ -19,26 +19,26 @@
 //! | file | concept |
 //! |---|---|
 //! | `transfer` | the slab of transfers |
-//! | `lane` | the transfers of a class on a port, and the clock of those that it bounds |
-//! | `lanes` | which lanes there are, and which are to be computed |
-//! | `water` | the level at which one lane is full |
-//! | `share` | the levels of all lanes |
-//! | `events` | which lane has the next end |
+//! | `band` | the transfers of a class on a port, and the clock of those that it bounds |
+//! | `bands` | which bands there are, and which are to be computed |
+//! | `water` | the level at which one band is full |
+//! | `share` | the levels of all bands |
+//! | `events` | which band has the next end |
 //! | `check` | the same from scratch, for tests |
 //!
 //! Cost: a transfer on otherwise idle ports takes O(1) and an operation on the heap of events.
 //! Otherwise a start or end takes two sweeps over the transfers of each port whose level changes.
-//! Ends of transfers follow from their lane's clock without further cost. Nothing is allocated once
+//! Ends of transfers follow from their band's clock without further cost. Nothing is allocated once
 //! the tables have reached their final size.
 //!
 //! Precision: an end is rounded up to whole nanoseconds and delivers exactly its bytes. The
 //! transfer's share is idle for the last fraction of a nanosecond. Capacity that higher classes
 //! leave is zero if it is less than 10⁻⁹ of the total. Other rates are exact to about 10⁻¹².
 
+mod band;
+mod bands;
 mod check;
 mod events;
-mod lane;
-mod lanes;
 mod share;
 #[cfg(test)]
 mod tests;
@@ -50,9 +50,9 @@ use laxity_policy::Time;
 pub use check::CheckError;
 pub use transfer::{PATH_MAX, TransferId};
 
+use band::{BandEntry, BandState, MANY};
+use bands::{Bands, Care, Level};
 use events::Events;
-use lane::{LaneEntry, LaneState, MANY};
-use lanes::{Care, Lanes, Level};
 use share::{Scratch, Sharing};
 use transfer::{NONE, Slab, Stage, Transfer};
 
@@ -75,7 +75,7 @@ struct Ended {
 #[derive(Debug)]
 pub struct Network {
     now_ns: u64,
-    lanes: Lanes,
+    bands: Bands,
     slab: Slab,
     events: Events,
     started: u64,
@@ -112,7 +112,7 @@ impl Network {
     pub fn new() -> Self {
         Self {
             now_ns: 0,
-            lanes: Lanes::default(),
+            bands: Bands::default(),
             slab: Slab::new(),
             events: Events::default(),
             started: 0,
@@ -135,7 +135,7 @@ impl Network {
             bytes_per_second.is_finite() && bytes_per_second >= 0.0,
             "a port cannot carry {bytes_per_second} B/s"
         );
-        PortId(self.lanes.add_port(bytes_per_second))
+        PortId(self.bands.add_port(bytes_per_second))
     }
 
     /// Guarantees the classes from `class` on a share of each port, as an arbiter by weights does.
@@ -147,7 +147,7 @@ impl Network {
     pub fn guarantee(&mut self, class: u8, share: f64) {
         assert!((0.0..1.0).contains(&share), "a share cannot be {share}");
         assert_eq!(self.started, 0, "shares are guaranteed before transfers start");
-        self.lanes.set_floor(class, share);
+        self.bands.set_floor(class, share);
     }
 
     /// Starts a transfer over the ports of `path`, 1 to [`PATH_MAX`] different ones in any order. A
@@ -173,7 +173,7 @@ impl Network {
         let order = self.started;
         self.started += 1;
         let transfer = Transfer {
-            lanes: [NONE; PATH_MAX],
+            bands: [NONE; PATH_MAX],
             places: [NONE; PATH_MAX],
             bytes,
             order,
@@ -190,7 +190,7 @@ impl Network {
             self.note_ended(order, id);
             return id;
         }
-        self.lanes.cover(class);
+        self.bands.cover(class);
         self.attach(index, path, weight);
         id
     }
@@ -233,38 +233,38 @@ impl Network {
 impl Network {
     /// Returns the capacity of a port, in bytes per second.
     pub fn capacity(&self, port: PortId) -> f64 {
-        self.lanes.ports[port.0 as usize].capacity
+        self.bands.ports[port.0 as usize].capacity
     }
 
     pub fn active(&self, port: PortId) -> usize {
-        self.lanes.ports[port.0 as usize].count as usize
+        self.bands.ports[port.0 as usize].count as usize
     }
 
     /// Returns the bytes that have passed a port by `now`. `now` must lie between the time of the
     /// last call and the result of [`Network::next_end`]. Visits all transfers of the port.
     pub fn carried(&self, port: PortId, now: Time) -> f64 {
-        (0..self.lanes.classes()).map(|class| self.carried_in_class(port, class, now)).sum()
+        (0..self.bands.classes()).map(|class| self.carried_in_class(port, class, now)).sum()
     }
 
     fn carried_in_class(&self, port: PortId, class: u8, now: Time) -> f64 {
         let now_ns = self.not_before(now);
-        let carried = |entry: &LaneEntry| {
+        let carried = |entry: &BandEntry| {
             let index = entry.transfer();
             self.slab[index].bytes as f64 - self.bytes_left(index, now_ns)
         };
         let under_way: f64 = self.entries(port.0, class).map(carried).sum();
-        self.lanes.done(port.0, class) as f64 + under_way
+        self.bands.done(port.0, class) as f64 + under_way
     }
 
-    fn entries(&self, port: u32, class: u8) -> impl Iterator<Item = &LaneEntry> {
-        let lane = self.lanes.find(port, class);
-        lane.into_iter().flat_map(|lane| self.lanes.lanes[lane as usize].iter())
+    fn entries(&self, port: u32, class: u8) -> impl Iterator<Item = &BandEntry> {
+        let band = self.bands.find(port, class);
+        band.into_iter().flat_map(|band| self.bands.bands[band as usize].iter())
     }
 
     fn not_before(&self, now: Time) -> u64 {
         debug_assert!(now.0 >= self.now_ns, "time goes forward");
         debug_assert!(
-            self.lanes.is_clean() || now.0 == self.now_ns,
+            self.bands.is_clean() || now.0 == self.now_ns,
             "rates are not known: next_end() has not been called"
         );
         now.0.max(self.now_ns)
@@ -286,10 +286,10 @@ impl Network {
 
     fn refresh(&mut self) {
         self.collect();
-        if !self.lanes.is_clean() {
+        if !self.bands.is_clean() {
             Sharing {
                 now_ns: self.now_ns,
-                lanes: &mut self.lanes,
+                bands: &mut self.bands,
                 slab: &mut self.slab,
                 scratch: &mut self.scratch,
                 patience: self.patience,
@@ -298,13 +298,13 @@ impl Network {
             }
             .run();
         }
-        while let Some(number) = self.lanes.touched.pop() {
-            let lane = &mut self.lanes.lanes[number as usize];
-            lane.state.clear(LaneState::TOUCHED);
-            let level = self.lanes.levels[number as usize].level;
-            self.events.set(number, lane.next_end_ns(level));
-            if lane.is_empty() {
-                self.lanes.release(number);
+        while let Some(number) = self.bands.touched.pop() {
+            let band = &mut self.bands.bands[number as usize];
+            band.state.clear(BandState::TOUCHED);
+            let level = self.bands.levels[number as usize].level;
+            self.events.set(number, band.next_end_ns(level));
+            if band.is_empty() {
+                self.bands.release(number);
             }
         }
         #[cfg(debug_assertions)]
@@ -317,19 +317,19 @@ impl Network {
         {
             self.events.set(number, None);
             loop {
-                let lane = &self.lanes.lanes[number as usize];
-                let level = self.lanes.levels[number as usize].level;
-                let next_ns = lane.next_end_ns(level);
+                let band = &self.bands.bands[number as usize];
+                let level = self.bands.levels[number as usize].level;
+                let next_ns = band.next_end_ns(level);
                 if next_ns.is_none_or(|at_ns| at_ns > self.now_ns) {
                     break;
                 }
-                let index = lane.get(0).transfer();
+                let index = band.get(0).transfer();
                 self.detach(index, self.slab[index].bytes);
                 self.slab[index].stage = Stage::Ended;
                 self.note_ended(self.slab[index].order, self.slab.id(index));
             }
-            if self.lanes.lanes[number as usize].bound() > 0 {
-                self.lanes.touch(number);
+            if self.bands.bands[number as usize].bound() > 0 {
+                self.bands.touch(number);
             }
         }
     }
@@ -341,47 +341,47 @@ impl Network {
 
     fn attach(&mut self, index: u32, path: &[PortId], weight: f64) {
         let class = self.slab[index].class;
-        let mut lanes = [NONE; PATH_MAX];
+        let mut bands = [NONE; PATH_MAX];
         let mut alone = true;
         for (hop, port) in path.iter().enumerate() {
-            alone &= self.lanes.count_in(port.0, class);
-            let lane = self.lanes.enter(port.0, class);
-            debug_assert!(!lanes.contains(&lane), "a path crosses a port once");
-            lanes[hop] = lane;
+            alone &= self.bands.count_in(port.0, class);
+            let band = self.bands.enter(port.0, class);
+            debug_assert!(!bands.contains(&band), "a path crosses a port once");
+            bands[hop] = band;
         }
         let mut places = [NONE; PATH_MAX];
         for hop in 0..path.len() {
-            places[hop] = self.lanes.lanes[lanes[hop] as usize].push(LaneEntry {
+            places[hop] = self.bands.bands[bands[hop] as usize].push(BandEntry {
                 target: 0.0,
                 weight,
                 whose: index * PATH_MAX as u32 + hop as u32,
                 other: match path.len() {
                     1 => NONE,
-                    2 => lanes[1 - hop],
+                    2 => bands[1 - hop],
                     _ => MANY,
                 },
             });
         }
-        self.slab[index].lanes = lanes;
+        self.slab[index].bands = bands;
         self.slab[index].places = places;
         if alone {
             self.bind_alone(index, weight);
             return;
         }
-        for (&lane, port) in lanes.iter().zip(path) {
-            let here = &mut self.lanes.lanes[lane as usize];
-            here.state.set(LaneState::FRESH);
+        for (&band, port) in bands.iter().zip(path) {
+            let here = &mut self.bands.bands[band as usize];
+            here.state.set(BandState::FRESH);
             let first = here.len() == 1;
-            self.lanes.mark(lane);
-            // The lane above did not track what it leaves while no lower class existed.
+            self.bands.mark(band);
+            // The band above did not track what it leaves while no lower class existed.
             if first
-                && let Some(above) = self.lanes.above(port.0, class)
-                && self.lanes.levels[above as usize].is_quiet()
+                && let Some(above) = self.bands.above(port.0, class)
+                && self.bands.levels[above as usize].is_quiet()
             {
-                self.lanes.mark(above);
+                self.bands.mark(above);
             }
             if first {
-                self.lanes.mark_guaranteed(port.0);
+                self.bands.mark_guaranteed(port.0);
             }
         }
     }
@@ -393,21 +393,21 @@ impl Network {
         let transfer = &self.slab[index];
         let bytes = transfer.bytes;
         for (hop, number) in transfer.path() {
-            let lane = &mut self.lanes.lanes[number as usize];
-            lane.room = self.lanes.ports[lane.port as usize].capacity;
-            self.lanes.levels[number as usize] =
-                Level { level: f64::INFINITY, care: Care::Above(lane.room / weight) };
-            if lane.room < rate {
-                (slowest, rate) = (hop, lane.room);
+            let band = &mut self.bands.bands[number as usize];
+            band.room = self.bands.ports[band.port as usize].capacity;
+            self.bands.levels[number as usize] =
+                Level { level: f64::INFINITY, care: Care::Above(band.room / weight) };
+            if band.room < rate {
+                (slowest, rate) = (hop, band.room);
             }
         }
-        let number = transfer.lanes[slowest];
-        let lane = &mut self.lanes.lanes[number as usize];
+        let number = transfer.bands[slowest];
+        let band = &mut self.bands.bands[number as usize];
         let level = rate / weight;
-        self.lanes.levels[number as usize] = Level::of(level);
-        lane.settle(0.0, self.now_ns);
-        lane.promote(0, bytes as f64 / weight, &mut self.slab);
-        self.events.set(number, lane.next_end_ns(level));
+        self.bands.levels[number as usize] = Level::of(level);
+        band.settle(0.0, self.now_ns);
+        band.promote(0, bytes as f64 / weight, &mut self.slab);
+        self.events.set(number, band.next_end_ns(level));
         self.slab[index].stage = Stage::Bound(slowest as u8);
     }
 
@@ -416,37 +416,37 @@ impl Network {
         let (path, places) = (transfer.path(), transfer.places);
         let (bottleneck, level) = match transfer.stage {
             Stage::Bound(hop) => {
-                let bottleneck = transfer.lanes[usize::from(hop)];
-                let level = self.lanes.levels[bottleneck as usize].level;
+                let bottleneck = transfer.bands[usize::from(hop)];
+                let level = self.bands.levels[bottleneck as usize].level;
                 (bottleneck, Some(level))
             }
             _ => (NONE, None),
         };
         for (hop, number) in path {
-            let lane = &mut self.lanes.lanes[number as usize];
-            let weight = lane.get(places[hop] as usize).weight;
-            lane.remove(places[hop], &mut self.slab);
-            let (port, class) = (lane.port, lane.class);
-            self.lanes.count_out(number, carried);
-            let lane = &mut self.lanes.lanes[number as usize];
-            if lane.is_empty() {
-                lane.state.clear(LaneState::FRESH);
+            let band = &mut self.bands.bands[number as usize];
+            let weight = band.get(places[hop] as usize).weight;
+            band.remove(places[hop], &mut self.slab);
+            let (port, class) = (band.port, band.class);
+            self.bands.count_out(number, carried);
+            let band = &mut self.bands.bands[number as usize];
+            if band.is_empty() {
+                band.state.clear(BandState::FRESH);
                 self.events.set(number, None);
-                self.lanes.levels[number as usize] = Level::OPEN;
-                self.lanes.release(number);
-                if let Some(below) = self.lanes.below(port, class) {
-                    self.lanes.mark(below);
+                self.bands.levels[number as usize] = Level::OPEN;
+                self.bands.release(number);
+                if let Some(below) = self.bands.below(port, class) {
+                    self.bands.mark(below);
                 }
-                self.lanes.mark_guaranteed(port);
+                self.bands.mark_guaranteed(port);
                 continue;
             }
-            // For the other lanes this equals a drop of the transfer's rate to zero.
-            let there = &mut self.lanes.levels[number as usize];
+            // For the other bands this equals a drop of the transfer's rate to zero.
+            let there = &mut self.bands.levels[number as usize];
             if level.is_none_or(|level| there.hear(0.0, -weight * level)) {
-                self.lanes.mark(number);
+                self.bands.mark(number);
             }
             if number == bottleneck {
-                self.lanes.touch(number);
+                self.bands.touch(number);
             }
         }
     }
@@ -456,10 +456,10 @@ impl Network {
         let Stage::Bound(hop) = transfer.stage else {
             return 0.0;
         };
-        let number = transfer.lanes[usize::from(hop)] as usize;
-        let lane = &self.lanes.lanes[number];
-        let entry = lane.get(transfer.places[usize::from(hop)] as usize);
-        self.lanes.levels[number].level * entry.weight
+        let number = transfer.bands[usize::from(hop)] as usize;
+        let band = &self.bands.bands[number];
+        let entry = band.get(transfer.places[usize::from(hop)] as usize);
+        self.bands.levels[number].level * entry.weight
     }
 
     fn bytes_left(&self, index: u32, now_ns: u64) -> f64 {
@@ -469,10 +469,10 @@ impl Network {
             Stage::Fresh => return transfer.bytes as f64,
             Stage::Ended | Stage::Free => return 0.0,
         };
-        let number = transfer.lanes[hop] as usize;
-        let lane = &self.lanes.lanes[number];
-        let entry = lane.get(transfer.places[hop] as usize);
-        let norm = entry.target - lane.clock(self.lanes.levels[number].level, now_ns);
+        let number = transfer.bands[hop] as usize;
+        let band = &self.bands.bands[number];
+        let entry = band.get(transfer.places[hop] as usize);
+        let norm = entry.target - band.clock(self.bands.levels[number].level, now_ns);
         (norm * entry.weight).clamp(0.0, transfer.bytes as f64)
     }
 }

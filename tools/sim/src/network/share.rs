@@ -27,8 +27,8 @@
 //! ([`Network::guarantee`](super::Network::guarantee)) reduce the room of the highest class by it
 //! while they have transfers on the port, and get it in addition to that rest.
 
-use super::lane::{LaneEntry, LaneState, MANY};
-use super::lanes::{Care, Lanes, Level};
+use super::band::{BandEntry, BandState, MANY};
+use super::bands::{Bands, Care, Level};
 use super::transfer::{NONE, Slab, Stage};
 use super::water;
 
@@ -46,7 +46,7 @@ fn same_level(a: f64, b: f64) -> bool {
 }
 
 struct Solution {
-    /// Room `R` of the lane, in bytes per second.
+    /// Room `R` of the band, in bytes per second.
     room: f64,
     left: f64,
     /// Sum of the weights, `Σ w`.
@@ -56,9 +56,9 @@ struct Solution {
 
 #[derive(Debug, Default)]
 pub(super) struct Scratch {
-    /// Bounds `b` of the lane that is being solved, by place.
+    /// Bounds `b` of the band that is being solved, by place.
     bounds: Vec<f64>,
-    /// Weights `w` of that lane's transfers, if there are several.
+    /// Weights `w` of that band's transfers, if there are several.
     weights: Vec<f64>,
     moves: Vec<(u32, u8)>,
     component: Vec<u32>,
@@ -66,7 +66,7 @@ pub(super) struct Scratch {
 
 pub(super) struct Sharing<'a> {
     pub(super) now_ns: u64,
-    pub(super) lanes: &'a mut Lanes,
+    pub(super) bands: &'a mut Bands,
     pub(super) slab: &'a mut Slab,
     pub(super) scratch: &'a mut Scratch,
     /// Number of visits per entry of a class before the component is filled from scratch.
@@ -79,21 +79,21 @@ impl Sharing<'_> {
     pub(super) fn run(&mut self) {
         let mut class = None;
         let (mut work, mut budget) = (0, 0);
-        while let Some(number) = self.lanes.pop_dirty() {
-            let lane = &mut self.lanes.lanes[number as usize];
-            if lane.is_empty() {
-                lane.state.clear(LaneState::DIRTY);
-                self.lanes.release(number);
+        while let Some(number) = self.bands.pop_dirty() {
+            let band = &mut self.bands.bands[number as usize];
+            if band.is_empty() {
+                band.state.clear(BandState::DIRTY);
+                self.bands.release(number);
                 continue;
             }
             #[cfg(debug_assertions)]
-            self.audit.push(lane.port);
-            let (here, count) = (lane.class, lane.len());
+            self.audit.push(band.port);
+            let (here, count) = (band.class, band.len());
             if class != Some(here) {
                 class = Some(here);
                 self.unseal();
                 work = 0;
-                budget = self.patience * (self.lanes.members[usize::from(here)] + 64);
+                budget = self.patience * (self.bands.members[usize::from(here)] + 64);
             }
             work += count;
             if self.step(number) && work > budget {
@@ -104,25 +104,25 @@ impl Sharing<'_> {
         self.unseal();
     }
 
-    /// Computes a lane. Returns false if it has to wait for others.
+    /// Computes a band. Returns false if it has to wait for others.
     fn step(&mut self, number: u32) -> bool {
         let room = self.room(number);
-        let before = self.lanes.levels[number as usize].level;
-        let lane = &mut self.lanes.lanes[number as usize];
-        if room == 0.0 && before == 0.0 && !lane.state.has(LaneState::FRESH) {
-            // The lane stays without capacity, as before.
-            lane.state.clear(LaneState::DIRTY);
-            lane.room = 0.0;
+        let before = self.bands.levels[number as usize].level;
+        let band = &mut self.bands.bands[number as usize];
+        if room == 0.0 && before == 0.0 && !band.state.has(BandState::FRESH) {
+            // The band stays without capacity, as before.
+            band.state.clear(BandState::DIRTY);
+            band.room = 0.0;
             return true;
         }
-        let class = lane.class;
+        let class = band.class;
         let solution = self.solve(number, room, before);
         let level = solution.level.level;
         if level < before
-            && let Some(least) = self.lanes.next_least(class)
+            && let Some(least) = self.bands.next_least(class)
             && level * (1.0 - SAME) > least
         {
-            self.lanes.requeue(number, class, level);
+            self.bands.requeue(number, class, level);
             return false;
         }
         self.commit(number, &solution);
@@ -130,50 +130,50 @@ impl Sharing<'_> {
     }
 
     fn room(&self, number: u32) -> f64 {
-        let lane = &self.lanes.lanes[number as usize];
-        match self.lanes.above(lane.port, lane.class) {
-            Some(above) => match self.lanes.levels[above as usize].care {
-                Care::Every(left) => self.lanes.left_to(above, lane.class, left),
-                _ => unreachable!("a lane with transfers below keeps account"),
+        let band = &self.bands.bands[number as usize];
+        match self.bands.above(band.port, band.class) {
+            Some(above) => match self.bands.levels[above as usize].care {
+                Care::Every(left) => self.bands.left_to(above, band.class, left),
+                _ => unreachable!("a band with transfers below keeps account"),
             },
             None => {
-                let kept = self.lanes.kept(lane.port, lane.class);
-                self.lanes.ports[lane.port as usize].capacity - kept
+                let kept = self.bands.kept(band.port, band.class);
+                self.bands.ports[band.port as usize].capacity - kept
             }
         }
     }
 
-    /// Writes the bounds of a lane's transfers by other ports into the scratch buffers. Returns `Σ
+    /// Writes the bounds of a band's transfers by other ports into the scratch buffers. Returns `Σ
     /// w·b` and `Σ w`.
     fn look(&mut self, number: u32) -> (f64, f64) {
         let Scratch { bounds, weights, .. } = &mut *self.scratch;
-        let lane = &self.lanes.lanes[number as usize];
-        bounds.resize(lane.len(), 0.0);
-        if let [entry] = lane.parts()[0]
-            && lane.len() == 1
+        let band = &self.bands.bands[number as usize];
+        bounds.resize(band.len(), 0.0);
+        if let [entry] = band.parts()[0]
+            && band.len() == 1
         {
-            bounds[0] = self.lanes.bound_elsewhere(entry, number, self.slab);
+            bounds[0] = self.bands.bound_elsewhere(entry, number, self.slab);
             return (bounds[0] * entry.weight, entry.weight);
         }
-        weights.resize(lane.len(), 0.0);
+        weights.resize(band.len(), 0.0);
         let mut start = 0;
-        for entries in lane.parts() {
+        for entries in band.parts() {
             let places = start..start + entries.len();
             start = places.end;
             let places = bounds[places.clone()].iter_mut().zip(&mut weights[places]);
             for (entry, (bound, weight)) in entries.iter().zip(places) {
                 *weight = entry.weight;
-                *bound = self.lanes.bound_elsewhere(entry, number, self.slab);
+                *bound = self.bands.bound_elsewhere(entry, number, self.slab);
             }
         }
         water::sums(bounds, weights)
     }
 
-    /// Solves the equation of a lane, given the levels of the others.
+    /// Solves the equation of a band, given the levels of the others.
     fn solve(&mut self, number: u32, room: f64, before: f64) -> Solution {
         let (need, weight) = self.look(number);
         let Scratch { bounds, weights, .. } = &*self.scratch;
-        let lane = &self.lanes.lanes[number as usize];
+        let band = &self.bands.bands[number as usize];
         if room <= 0.0 || need > room * (1.0 + SAME) {
             let level = match bounds.len() {
                 _ if room <= 0.0 => 0.0,
@@ -183,10 +183,10 @@ impl Sharing<'_> {
             return Solution { room, left: 0.0, weight, level: Level::of(level) };
         }
         let even = room / weight;
-        let dust = self.lanes.ports[lane.port as usize].capacity * DUST;
+        let dust = self.bands.ports[band.port as usize].capacity * DUST;
         let left = (room - need).max(0.0);
         let left = if left < dust { 0.0 } else { left };
-        let care = if self.lanes.below(lane.port, lane.class).is_some() {
+        let care = if self.bands.below(band.port, band.class).is_some() {
             Care::Every(left)
         } else if bounds.iter().all(|&bound| bound <= even) {
             Care::Above(even)
@@ -198,58 +198,58 @@ impl Sharing<'_> {
         Solution { room, left, weight, level: Level { level: f64::INFINITY, care } }
     }
 
-    /// Applies the solution to the lane. Transfers that the lane starts or stops to bound are
-    /// moved, and other lanes of transfers whose rate changes are queued.
+    /// Applies the solution to the band. Transfers that the band starts or stops to bound are
+    /// moved, and other bands of transfers whose rate changes are queued.
     fn commit(&mut self, number: u32, solution: &Solution) {
-        let level = &mut self.lanes.levels[number as usize];
+        let level = &mut self.bands.levels[number as usize];
         let (before, mut now) = (level.level, solution.level.level);
         let changed = !same_level(before, now);
         if !changed {
             now = before;
         }
         *level = Level { level: now, ..solution.level };
-        let lane = &mut self.lanes.lanes[number as usize];
+        let band = &mut self.bands.bands[number as usize];
         if changed {
-            lane.settle(before, self.now_ns);
+            band.settle(before, self.now_ns);
         }
-        if lane.state.has(LaneState::VISITED) {
-            lane.state.set(LaneState::SEALED);
+        if band.state.has(BandState::VISITED) {
+            band.state.set(BandState::SEALED);
         }
-        lane.room = solution.room;
-        lane.set_weight(solution.weight);
-        lane.state.clear(LaneState::DIRTY);
-        let fresh = lane.state.clear(LaneState::FRESH);
-        let (port, class) = (lane.port, lane.class);
+        band.room = solution.room;
+        band.set_weight(solution.weight);
+        band.state.clear(BandState::DIRTY);
+        let fresh = band.state.clear(BandState::FRESH);
+        let (port, class) = (band.port, band.class);
         if changed {
-            self.lanes.touch(number);
+            self.bands.touch(number);
         }
         if changed && !self.is_contained(number, now, fresh) {
             self.tell(number, before, now, 0, fresh);
         } else if fresh {
-            let from = self.lanes.lanes[number as usize].bound();
+            let from = self.bands.bands[number as usize].bound();
             self.tell(number, before, now, from, fresh);
         }
-        if let Some(below) = self.lanes.below(port, class) {
-            let capacity = self.lanes.ports[port as usize].capacity;
-            let lane = &self.lanes.lanes[below as usize];
-            let left = self.lanes.left_to(number, lane.class, solution.left);
-            if !same(lane.room, left, capacity) {
-                self.lanes.mark(below);
+        if let Some(below) = self.bands.below(port, class) {
+            let capacity = self.bands.ports[port as usize].capacity;
+            let band = &self.bands.bands[below as usize];
+            let left = self.bands.left_to(number, band.class, solution.left);
+            if !same(band.room, left, capacity) {
+                self.bands.mark(below);
             }
         }
     }
 
-    /// Reports whether the lane's new level affects no other lane: no transfer changes its
-    /// bottleneck, and no other lane must be computed for the changed rates.
+    /// Reports whether the band's new level affects no other band: no transfer changes its
+    /// bottleneck, and no other band must be computed for the changed rates.
     fn is_contained(&self, number: u32, level: f64, fresh: bool) -> bool {
-        let lane = &self.lanes.lanes[number as usize];
+        let band = &self.bands.bands[number as usize];
         let mut start = 0;
-        for entries in lane.parts() {
-            let ours = lane.bound().saturating_sub(start).min(entries.len());
+        for entries in band.parts() {
+            let ours = band.bound().saturating_sub(start).min(entries.len());
             let bounds = &self.scratch.bounds[start..start + entries.len()];
             start += entries.len();
-            let quiet = |entry| self.lanes.is_ignored(entry, level);
-            let stays = |(entry, bound): (&LaneEntry, &f64)| {
+            let quiet = |entry| self.bands.is_ignored(entry, level);
+            let stays = |(entry, bound): (&BandEntry, &f64)| {
                 level >= bound * (1.0 - SAME)
                     || (fresh && self.slab[entry.transfer()].stage == Stage::Fresh)
             };
@@ -261,13 +261,13 @@ impl Sharing<'_> {
         true
     }
 
-    /// Propagates a change of level from `before` to `now` to the lane's transfers past `from`.
+    /// Propagates a change of level from `before` to `now` to the band's transfers past `from`.
     fn tell(&mut self, number: u32, before: f64, now: f64, from: usize, fresh: bool) {
         let mut moves = std::mem::take(&mut self.scratch.moves);
-        let lane = &self.lanes.lanes[number as usize];
-        let (count, ours) = (lane.len(), lane.bound());
+        let band = &self.bands.bands[number as usize];
+        let (count, ours) = (band.len(), band.bound());
         for place in from..count {
-            let entry = *self.lanes.lanes[number as usize].get(place);
+            let entry = *self.bands.bands[number as usize].get(place);
             let bound = self.scratch.bounds[place];
             if place < ours {
                 let rate = if bound < now * (1.0 - SAME) {
@@ -278,7 +278,7 @@ impl Sharing<'_> {
                 };
                 self.tell_others(&entry, number, before, rate);
             } else if fresh && self.slab[entry.transfer()].stage == Stage::Fresh {
-                // All lanes of this transfer are queued already.
+                // All bands of this transfer are queued already.
                 moves.push(self.least(&entry));
             } else if now < bound * (1.0 - SAME) {
                 moves.push((entry.transfer(), entry.hop() as u8));
@@ -291,10 +291,10 @@ impl Sharing<'_> {
         self.scratch.moves = moves;
     }
 
-    fn least(&self, entry: &LaneEntry) -> (u32, u8) {
+    fn least(&self, entry: &BandEntry) -> (u32, u8) {
         let mut least = (f64::INFINITY, entry.hop());
-        for (hop, lane) in self.slab[entry.transfer()].path() {
-            let level = self.lanes.levels[lane as usize].level;
+        for (hop, band) in self.slab[entry.transfer()].path() {
+            let level = self.bands.levels[band as usize].level;
             if level < least.0 {
                 least = (level, hop);
             }
@@ -302,7 +302,7 @@ impl Sharing<'_> {
         (entry.transfer(), least.1 as u8)
     }
 
-    fn tell_others(&mut self, entry: &LaneEntry, number: u32, before: f64, now: f64) {
+    fn tell_others(&mut self, entry: &BandEntry, number: u32, before: f64, now: f64) {
         if same_level(before, now) || entry.other == NONE {
             return;
         }
@@ -318,8 +318,8 @@ impl Sharing<'_> {
     }
 
     fn tell_one(&mut self, number: u32, weight: f64, before: f64, now: f64) {
-        if self.lanes.levels[number as usize].hear(now, weight * (now - before)) {
-            self.lanes.mark(number);
+        if self.bands.levels[number as usize].hear(now, weight * (now - before)) {
+            self.bands.mark(number);
         }
     }
 
@@ -327,65 +327,65 @@ impl Sharing<'_> {
         let one = &self.slab[transfer];
         let bytes = one.bytes;
         let stage = one.stage;
-        let (to, place) = (one.lanes[usize::from(hop)], one.places[usize::from(hop)]);
+        let (to, place) = (one.bands[usize::from(hop)], one.places[usize::from(hop)]);
         let norm = match stage {
             Stage::Bound(old) if old == hop => return,
             Stage::Bound(old) => {
-                let from = one.lanes[usize::from(old)];
+                let from = one.bands[usize::from(old)];
                 let place = one.places[usize::from(old)];
-                self.lanes.settle(from, self.now_ns);
-                self.lanes.touch(from);
-                self.lanes.lanes[from as usize].demote(place, self.slab)
+                self.bands.settle(from, self.now_ns);
+                self.bands.touch(from);
+                self.bands.bands[from as usize].demote(place, self.slab)
             }
             Stage::Fresh => {
-                let lane = &self.lanes.lanes[to as usize];
-                bytes as f64 / lane.get(place as usize).weight
+                let band = &self.bands.bands[to as usize];
+                bytes as f64 / band.get(place as usize).weight
             }
-            Stage::Ended | Stage::Free => unreachable!("not in any lane"),
+            Stage::Ended | Stage::Free => unreachable!("not in any band"),
         };
-        self.lanes.settle(to, self.now_ns);
-        self.lanes.touch(to);
-        self.lanes.lanes[to as usize].promote(place, norm, self.slab);
+        self.bands.settle(to, self.now_ns);
+        self.bands.touch(to);
+        self.bands.bands[to as usize].promote(place, norm, self.slab);
         self.slab[transfer].stage = Stage::Bound(hop);
     }
 
     fn lift(&mut self, class: u8) {
         let mut component = std::mem::take(&mut self.scratch.component);
-        self.lanes.drain_class(class, &mut component);
+        self.bands.drain_class(class, &mut component);
         component.retain(|&number| {
-            let lane = &mut self.lanes.lanes[number as usize];
-            lane.state.clear(LaneState::DIRTY);
-            if lane.is_empty() {
-                self.lanes.release(number);
+            let band = &mut self.bands.bands[number as usize];
+            band.state.clear(BandState::DIRTY);
+            if band.is_empty() {
+                self.bands.release(number);
                 return false;
             }
-            !lane.state.set(LaneState::VISITED)
+            !band.state.set(BandState::VISITED)
         });
         let mut next = 0;
         while let Some(&number) = component.get(next) {
             next += 1;
-            for place in 0..self.lanes.lanes[number as usize].len() {
-                let entry = *self.lanes.lanes[number as usize].get(place);
+            for place in 0..self.bands.bands[number as usize].len() {
+                let entry = *self.bands.bands[number as usize].get(place);
                 for (_, other) in self.slab[entry.transfer()].path() {
-                    let lane = &mut self.lanes.lanes[other as usize];
-                    if !lane.state.set(LaneState::VISITED) {
+                    let band = &mut self.bands.bands[other as usize];
+                    if !band.state.set(BandState::VISITED) {
                         component.push(other);
                     }
                 }
             }
-            self.lanes.settle(number, self.now_ns);
-            self.lanes.touch(number);
-            self.lanes.levels[number as usize] = Level::OPEN;
-            self.lanes.lanes[number as usize].room = self.room(number);
-            self.lanes.mark(number);
+            self.bands.settle(number, self.now_ns);
+            self.bands.touch(number);
+            self.bands.levels[number as usize] = Level::OPEN;
+            self.bands.bands[number as usize].room = self.room(number);
+            self.bands.mark(number);
         }
         self.scratch.component = component;
     }
 
     fn unseal(&mut self) {
         for number in self.scratch.component.drain(..) {
-            let lane = &mut self.lanes.lanes[number as usize];
-            lane.state.clear(LaneState::VISITED | LaneState::SEALED);
+            let band = &mut self.bands.bands[number as usize];
+            band.state.clear(BandState::VISITED | BandState::SEALED);
         }
     }
 }

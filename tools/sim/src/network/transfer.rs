@@ -17,18 +17,18 @@ pub struct TransferId {
 pub(super) enum Stage {
     Free,
     Fresh,
-    /// The lane at this place of the path is the bottleneck and determines the rate.
+    /// The band at this place of the path is the bottleneck and determines the rate.
     Bound(u8),
     /// All bytes have passed, but the caller has not popped the transfer yet.
     Ended,
 }
 
-/// One transfer. It fills a cache line, because all of its lanes refer to it.
+/// One transfer. It fills a cache line, because all of its bands refer to it.
 #[derive(Clone, Debug)]
 #[repr(align(64))]
 pub(super) struct Transfer {
-    /// Lanes of the path, padded with [`NONE`].
-    pub(super) lanes: [u32; PATH_MAX],
+    /// Bands of the path, padded with [`NONE`].
+    pub(super) bands: [u32; PATH_MAX],
     pub(super) places: [u32; PATH_MAX],
     /// Size of the transfer, in bytes.
     pub(super) bytes: u64,
@@ -45,7 +45,7 @@ const _: () = assert!(size_of::<Transfer>() == 64);
 impl Transfer {
     pub(super) fn path(&self) -> impl Iterator<Item = (usize, u32)> + use<> {
         let hops = usize::from(self.hops);
-        self.lanes.into_iter().take(hops).enumerate()
+        self.bands.into_iter().take(hops).enumerate()
     }
 }
 
@@ -66,7 +66,7 @@ impl Slab {
         if self.free == NONE {
             transfer.generation = 0;
             self.slots.push(transfer);
-            // `LaneEntry` stores a place of the path in the low bits of the index.
+            // `BandEntry` stores a place of the path in the low bits of the index.
             assert!(self.slots.len() < 1 << 30, "too many transfers at once");
             return self.slots.len() as u32 - 1;
         }

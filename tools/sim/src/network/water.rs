@@ -1,7 +1,7 @@
-//! Water-filling at one lane: finds the level that uses all of the lane's room.
+//! Water-filling at one band: finds the level that uses all of the band's room.
 //!
 //! Transfer `i` has weight `w_i` and gets at most `w_i · b_i`, because of its other ports. The
-//! level of a lane with room `R` is the `λ` with
+//! level of a band with room `R` is the `λ` with
 //!
 //! ```text
 //! Σ min(w_i · b_i, w_i · λ) = R

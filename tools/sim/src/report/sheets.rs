@@ -240,7 +240,7 @@ pub(super) fn against(view: &View<'_>) -> Result<Sheet, String> {
         points.any(|&point| point == c.point) && view.variants.contains(&c.other)
     });
     let unknown = comparisons.iter().any(|c| c.difference.half_width.is_none());
-    let mut heading = vec!["against", "points better", "level", "worse"];
+    let mut heading = vec!["against", "points better", "equal", "worse"];
     if unknown {
         heading.push("one seed");
     }

@@ -1,10 +1,10 @@
-//! A lane: the transfers of one class on one port, and the clock that determines their ends.
+//! A band: the transfers of one class on one port, and the clock that determines their ends.
 //!
-//! All transfers that a lane bounds have its fair rate `λ` (bytes/s and unit of weight). While
+//! All transfers that a band bounds have its fair rate `λ` (bytes/s and unit of weight). While
 //! `λ(t)` changes, `v(t) = ∫ λ dt` is the number of bytes per unit of weight that each has sent. A
 //! transfer of `b` bytes and weight `w` that joins at `v₀` ends when `v` reaches its target `v₀ + b
 //! / w`. Targets do not depend on `λ`, so the cost of a change of rate does not depend on the
-//! number of transfers. A lane has one event, for its least target. (This is virtual time as in
+//! number of transfers. A band has one event, for its least target. (This is virtual time as in
 //! weighted fair queueing.)
 
 use super::transfer::{NONE, Slab};
@@ -16,19 +16,19 @@ const NS_PER_SECOND: f64 = 1e9;
 const ARITY: usize = 4;
 
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct LaneEntry {
-    /// Value of `v` at which the transfer ends, if this lane bounds it.
+pub(super) struct BandEntry {
+    /// Value of `v` at which the transfer ends, if this band bounds it.
     pub(super) target: f64,
     pub(super) weight: f64,
     pub(super) whose: u32,
-    /// The other lane of the path, [`NONE`] if there is none, or [`MANY`] for several.
+    /// The other band of the path, [`NONE`] if there is none, or [`MANY`] for several.
     pub(super) other: u32,
 }
 
-/// Marker for several other lanes, which are found in the transfer.
+/// Marker for several other bands, which are found in the transfer.
 pub(super) const MANY: u32 = NONE - 1;
 
-impl LaneEntry {
+impl BandEntry {
     pub(super) fn transfer(&self) -> u32 {
         self.whose >> 2
     }
@@ -38,12 +38,12 @@ impl LaneEntry {
     }
 }
 
-/// The transfers of one class on one port. A lane with one transfer fits one cache line.
+/// The transfers of one class on one port. A band with one transfer fits one cache line.
 #[derive(Clone, Debug, Default)]
 #[repr(C, align(64))]
 pub(super) struct PortClass {
     /// Entry 0. [`Self::get`] reads any entry.
-    first: LaneEntry,
+    first: BandEntry,
     /// Value of `v` at `since`.
     clock: f64,
     since_ns: u64,
@@ -55,23 +55,23 @@ pub(super) struct PortClass {
     /// Number of the [`ERA`] in which the clock was last set to zero.
     era: u16,
     pub(super) class: u8,
-    pub(super) state: LaneState,
+    pub(super) state: BandState,
     /// Sum of the weights, if there are several transfers.
     weight: f64,
     /// All entries except the first.
-    rest: Vec<LaneEntry>,
+    rest: Vec<BandEntry>,
 }
 
 const _: () = assert!(std::mem::offset_of!(PortClass, weight) == 64);
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct LaneState(u8);
+pub(super) struct BandState(u8);
 
-impl LaneState {
-    /// The lane's rates must be computed.
+impl BandState {
+    /// The band's rates must be computed.
     pub(super) const DIRTY: u8 = 1;
     pub(super) const FRESH: u8 = 2;
-    /// The lane's event must be set.
+    /// The band's event must be set.
     pub(super) const TOUCHED: u8 = 4;
     pub(super) const VISITED: u8 = 8;
     pub(super) const SEALED: u8 = 16;
@@ -107,13 +107,13 @@ impl PortClass {
         self.count == 0
     }
 
-    /// Returns the number of transfers that this lane bounds, a heap by target at the front.
+    /// Returns the number of transfers that this band bounds, a heap by target at the front.
     pub(super) fn bound(&self) -> usize {
         self.bound as usize
     }
 
     #[inline]
-    pub(super) fn get(&self, place: usize) -> &LaneEntry {
+    pub(super) fn get(&self, place: usize) -> &BandEntry {
         match place {
             0 => &self.first,
             _ => &self.rest[place - 1],
@@ -121,7 +121,7 @@ impl PortClass {
     }
 
     #[inline]
-    fn get_mut(&mut self, place: usize) -> &mut LaneEntry {
+    fn get_mut(&mut self, place: usize) -> &mut BandEntry {
         match place {
             0 => &mut self.first,
             _ => &mut self.rest[place - 1],
@@ -129,7 +129,7 @@ impl PortClass {
     }
 
     #[inline]
-    pub(super) fn parts(&self) -> [&[LaneEntry]; 2] {
+    pub(super) fn parts(&self) -> [&[BandEntry]; 2] {
         match self.count {
             0 => [&[], &[]],
             1 => [std::slice::from_ref(&self.first), &[]],
@@ -138,7 +138,7 @@ impl PortClass {
     }
 
     #[inline]
-    pub(super) fn iter(&self) -> impl Iterator<Item = &LaneEntry> {
+    pub(super) fn iter(&self) -> impl Iterator<Item = &BandEntry> {
         self.parts().into_iter().flatten()
     }
 
@@ -157,8 +157,8 @@ impl PortClass {
         }
     }
 
-    /// Adds a transfer that this lane does not bound, and returns its place.
-    pub(super) fn push(&mut self, entry: LaneEntry) -> u32 {
+    /// Adds a transfer that this band does not bound, and returns its place.
+    pub(super) fn push(&mut self, entry: BandEntry) -> u32 {
         let place = self.count;
         if place == 0 {
             self.first = entry;
@@ -179,7 +179,7 @@ impl PortClass {
         if self.bound == 0 {
             return;
         }
-        debug_assert!(level.is_finite(), "a lane without limit bounds nothing");
+        debug_assert!(level.is_finite(), "a band without limit bounds nothing");
         self.clock += level * passed_ns as f64 / NS_PER_SECOND;
         if self.era != (now_ns >> ERA) as u16 {
             self.era = (now_ns >> ERA) as u16;
@@ -198,8 +198,8 @@ impl PortClass {
         }
     }
 
-    /// Returns the time of the first end among the transfers that this lane bounds, rounded up to
-    /// nanoseconds. The lane must have been settled when its level last changed.
+    /// Returns the time of the first end among the transfers that this band bounds, rounded up to
+    /// nanoseconds. The band must have been settled when its level last changed.
     pub(super) fn next_end_ns(&self, level: f64) -> Option<u64> {
         if self.bound == 0 || level <= 0.0 {
             return None;
@@ -215,10 +215,10 @@ impl PortClass {
         Some(self.since_ns + whole + u64::from((whole as f64) < ns))
     }
 
-    /// Makes this lane bound the transfer at `place`. `norm` is what the transfer has left, in
-    /// bytes per unit of weight. The lane must be settled.
+    /// Makes this band bound the transfer at `place`. `norm` is what the transfer has left, in
+    /// bytes per unit of weight. The band must be settled.
     pub(super) fn promote(&mut self, place: u32, norm: f64, slab: &mut Slab) {
-        debug_assert!(place >= self.bound, "not bound by this lane yet");
+        debug_assert!(place >= self.bound, "not bound by this band yet");
         if self.bound == 0 {
             self.clock = 0.0;
             self.era = (self.since_ns >> ERA) as u16;
@@ -234,8 +234,8 @@ impl PortClass {
         self.rise(last, entry, slab);
     }
 
-    /// Makes this lane no longer bound the transfer at `place`. Returns what the transfer has left,
-    /// in bytes per unit of weight. The lane must be settled.
+    /// Makes this band no longer bound the transfer at `place`. Returns what the transfer has left,
+    /// in bytes per unit of weight. The band must be settled.
     pub(super) fn demote(&mut self, place: u32, slab: &mut Slab) -> f64 {
         let entry = *self.get(place as usize);
         let last = self.unheap(place as usize, slab);
@@ -265,7 +265,7 @@ impl PortClass {
 
     /// Closes the gap at `place` of the heap and returns the new position of the gap.
     fn unheap(&mut self, place: usize, slab: &mut Slab) -> usize {
-        debug_assert!(place < self.bound(), "bound by this lane");
+        debug_assert!(place < self.bound(), "bound by this band");
         self.bound -= 1;
         let last = self.bound();
         if place != last {
@@ -284,7 +284,7 @@ impl PortClass {
         slab[entry.transfer()].places[entry.hop()] = place as u32;
     }
 
-    fn rise(&mut self, mut place: usize, entry: LaneEntry, slab: &mut Slab) {
+    fn rise(&mut self, mut place: usize, entry: BandEntry, slab: &mut Slab) {
         while place > 0 {
             let parent = (place - 1) / ARITY;
             if self.get(parent).target <= entry.target {
@@ -298,7 +298,7 @@ impl PortClass {
         self.note(place, slab);
     }
 
-    fn sink(&mut self, mut place: usize, entry: LaneEntry, slab: &mut Slab) {
+    fn sink(&mut self, mut place: usize, entry: BandEntry, slab: &mut Slab) {
         loop {
             // Entry `i` is at `rest[i - 1]`, so the children of `place` start there.
             let start = place * ARITY;

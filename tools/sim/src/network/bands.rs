@@ -1,13 +1,13 @@
-//! All lanes: their ports and classes, their levels, and the queue of lanes to compute.
+//! All bands: their ports and classes, their levels, and the queue of bands to compute.
 //!
-//! A lane exists only while it has transfers. The lanes of thousands of ports and eight classes
+//! A band exists only while it has transfers. The bands of thousands of ports and eight classes
 //! would take megabytes, of which little is in use. They are therefore allocated from a slab, and
-//! the lane that was released last is reused first, which keeps the used memory in the cache.
+//! the band that was released last is reused first, which keeps the used memory in the cache.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use super::lane::{LaneEntry, LaneState, PortClass};
+use super::band::{BandEntry, BandState, PortClass};
 use super::transfer::{NONE, Slab};
 
 const NEAR: usize = 8;
@@ -20,13 +20,13 @@ pub(super) struct Port {
     pub(super) capacity: f64,
     active: u64,
     pub(super) count: u32,
-    /// Lanes of the first classes, or [`NONE`].
+    /// Bands of the first classes, or [`NONE`].
     near: [u32; NEAR],
 }
 
 const _: () = assert!(size_of::<Port>() == 64);
 
-/// The level of a lane. Levels are stored apart from lanes, so that many fit the cache.
+/// The level of a band. Levels are stored apart from bands, so that many fit the cache.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Level {
     /// Level in bytes per second and unit of weight. Infinite if the port is not used up.
@@ -34,10 +34,10 @@ pub(super) struct Level {
     pub(super) care: Care,
 }
 
-/// The changes of its transfers' rates that a lane must be computed for.
+/// The changes of its transfers' rates that a band must be computed for.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Care {
-    /// Every change. The lane leaves this rate to lower classes, in bytes per second.
+    /// Every change. The band leaves this rate to lower classes, in bytes per second.
     Every(f64),
     /// A rise above this level. All transfers are below it, and no lower class has transfers.
     Above(f64),
@@ -52,17 +52,17 @@ impl Level {
         Self { level, care: Care::Every(0.0) }
     }
 
-    /// Reports whether the lane does not track what it leaves to others.
+    /// Reports whether the band does not track what it leaves to others.
     pub(super) fn is_quiet(&self) -> bool {
         !matches!(self.care, Care::Every(_))
     }
 
-    /// Reports whether a transfer's change to the level `to` does not matter to the lane.
+    /// Reports whether a transfer's change to the level `to` does not matter to the band.
     pub(super) fn ignores(&self, to: f64) -> bool {
         matches!(self.care, Care::Above(limit) if to <= limit)
     }
 
-    /// Records that a transfer's rate changed by `more` to the level `to`. Reports whether the lane
+    /// Records that a transfer's rate changed by `more` to the level `to`. Reports whether the band
     /// must be computed.
     pub(super) fn hear(&mut self, to: f64, more: f64) -> bool {
         match &mut self.care {
@@ -76,27 +76,27 @@ impl Level {
     }
 }
 
-/// Ports and lanes. A lane is identified by its number.
+/// Ports and bands. A band is identified by its number.
 #[derive(Debug, Default)]
-pub(super) struct Lanes {
+pub(super) struct Bands {
     pub(super) ports: Vec<Port>,
-    pub(super) lanes: Vec<PortClass>,
+    pub(super) bands: Vec<PortClass>,
     pub(super) levels: Vec<Level>,
     free: Vec<u32>,
-    /// Lanes of the other classes by class and port, or [`NONE`].
+    /// Bands of the other classes by class and port, or [`NONE`].
     far: Vec<Vec<u32>>,
     done: Vec<Vec<u64>>,
-    /// Entries of all lanes, by class.
+    /// Entries of all bands, by class.
     pub(super) members: Vec<usize>,
-    /// Lanes to compute, as packed class, lower bound of the level, and lane number.
+    /// Bands to compute, as packed class, lower bound of the level, and band number.
     queue: BinaryHeap<Reverse<u128>>,
     /// The first class with a guaranteed share of each port, and that share.
     floor: Option<(u8, f64)>,
-    /// Lanes whose events must be set.
+    /// Bands whose events must be set.
     pub(super) touched: Vec<u32>,
 }
 
-impl Lanes {
+impl Bands {
     pub(super) fn add_port(&mut self, capacity: f64) -> u32 {
         self.ports.push(Port { capacity, active: 0, count: 0, near: [NONE; NEAR] });
         for far in &mut self.far {
@@ -143,42 +143,42 @@ impl Lanes {
         }
     }
 
-    /// Returns the lane of a port and class, if any.
+    /// Returns the band of a port and class, if any.
     pub(super) fn find(&self, port: u32, class: u8) -> Option<u32> {
         if class >= self.classes() {
             return None;
         }
-        let lane = self.slot(port, class);
-        (lane != NONE).then_some(lane)
+        let band = self.slot(port, class);
+        (band != NONE).then_some(band)
     }
 
-    /// Returns or creates the lane of a port and class. Call [`Self::cover`] before.
+    /// Returns or creates the band of a port and class. Call [`Self::cover`] before.
     pub(super) fn enter(&mut self, port: u32, class: u8) -> u32 {
         let found = self.slot(port, class);
         if found != NONE {
             return found;
         }
-        let lane = self.free.pop().unwrap_or_else(|| {
-            self.lanes.push(PortClass::default());
+        let band = self.free.pop().unwrap_or_else(|| {
+            self.bands.push(PortClass::default());
             self.levels.push(Level::OPEN);
-            self.lanes.len() as u32 - 1
+            self.bands.len() as u32 - 1
         });
-        *self.slot_mut(port, class) = lane;
-        let new = &mut self.lanes[lane as usize];
+        *self.slot_mut(port, class) = band;
+        let new = &mut self.bands[band as usize];
         new.port = port;
         new.class = class;
         new.room = 0.0;
-        self.levels[lane as usize] = Level::OPEN;
-        lane
+        self.levels[band as usize] = Level::OPEN;
+        band
     }
 
-    /// Releases a lane if nothing refers to it.
-    pub(super) fn release(&mut self, lane: u32) {
-        let gone = &self.lanes[lane as usize];
-        if gone.is_empty() && !gone.state.has(LaneState::DIRTY | LaneState::TOUCHED) {
+    /// Releases a band if nothing refers to it.
+    pub(super) fn release(&mut self, band: u32) {
+        let gone = &self.bands[band as usize];
+        if gone.is_empty() && !gone.state.has(BandState::DIRTY | BandState::TOUCHED) {
             let (port, class) = (gone.port, gone.class);
             *self.slot_mut(port, class) = NONE;
-            self.free.push(lane);
+            self.free.push(band);
         }
     }
 
@@ -192,16 +192,16 @@ impl Lanes {
         idle
     }
 
-    /// Removes a transfer, of which `carried` bytes have passed, from the count of its lane.
-    pub(super) fn count_out(&mut self, lane: u32, carried: u64) {
-        let lane = &self.lanes[lane as usize];
-        let here = &mut self.ports[lane.port as usize];
+    /// Removes a transfer, of which `carried` bytes have passed, from the count of its band.
+    pub(super) fn count_out(&mut self, band: u32, carried: u64) {
+        let band = &self.bands[band as usize];
+        let here = &mut self.ports[band.port as usize];
         here.count -= 1;
-        if lane.is_empty() {
-            here.active &= !(1 << lane.class);
+        if band.is_empty() {
+            here.active &= !(1 << band.class);
         }
-        self.members[usize::from(lane.class)] -= 1;
-        self.done[usize::from(lane.class)][lane.port as usize] += carried;
+        self.members[usize::from(band.class)] -= 1;
+        self.done[usize::from(band.class)][band.port as usize] += carried;
     }
 
     pub(super) fn done(&self, port: u32, class: u8) -> u64 {
@@ -237,10 +237,10 @@ impl Lanes {
         }
     }
 
-    /// Returns the rate that the lane `above` leaves to the next lower class `below` of its port.
-    /// `left` is the part of its own rate that the lane does not use.
+    /// Returns the rate that the band `above` leaves to the next lower class `below` of its port.
+    /// `left` is the part of its own rate that the band does not use.
     pub(super) fn left_to(&self, above: u32, below: u8, left: f64) -> f64 {
-        let above = &self.lanes[above as usize];
+        let above = &self.bands[above as usize];
         let kept = self.kept(above.port, above.class);
         left + if kept > self.kept(above.port, below) { kept } else { 0.0 }
     }
@@ -255,21 +255,21 @@ impl Lanes {
     }
 
     pub(super) fn mark(&mut self, number: u32) {
-        let lane = &mut self.lanes[number as usize];
-        if lane.state.has(LaneState::DIRTY | LaneState::SEALED) {
+        let band = &mut self.bands[number as usize];
+        if band.state.has(BandState::DIRTY | BandState::SEALED) {
             return;
         }
-        lane.state.set(LaneState::DIRTY);
-        // The lower bound is the lane's level or an even share of its room, whichever is less.
-        let least = (lane.room / lane.weight()).min(self.levels[number as usize].level);
-        let class = lane.class;
+        band.state.set(BandState::DIRTY);
+        // The lower bound is the band's level or an even share of its room, whichever is less.
+        let least = (band.room / band.weight()).min(self.levels[number as usize].level);
+        let class = band.class;
         self.requeue(number, class, least);
     }
 
-    pub(super) fn requeue(&mut self, lane: u32, class: u8, least: f64) {
+    pub(super) fn requeue(&mut self, band: u32, class: u8, least: f64) {
         // The bits of non-negative floats sort in the order of the floats.
         let bits = u128::from(least.max(0.0).to_bits());
-        let key = u128::from(class) << 96 | bits << 32 | u128::from(lane);
+        let key = u128::from(class) << 96 | bits << 32 | u128::from(band);
         self.queue.push(Reverse(key));
     }
 
@@ -277,7 +277,7 @@ impl Lanes {
         self.queue.pop().map(|Reverse(key)| key as u32)
     }
 
-    /// Returns the lower bound of the next queued lane, if it is of this class.
+    /// Returns the lower bound of the next queued band, if it is of this class.
     pub(super) fn next_least(&self, class: u8) -> Option<f64> {
         let &Reverse(key) = self.queue.peek()?;
         ((key >> 96) as u8 == class).then(|| f64::from_bits((key >> 32) as u64))
@@ -289,43 +289,43 @@ impl Lanes {
 
     pub(super) fn drain_class(&mut self, class: u8, into: &mut Vec<u32>) {
         while self.next_least(class).is_some()
-            && let Some(lane) = self.pop_dirty()
+            && let Some(band) = self.pop_dirty()
         {
-            into.push(lane);
+            into.push(band);
         }
     }
 
     pub(super) fn touch(&mut self, number: u32) {
-        if !self.lanes[number as usize].state.set(LaneState::TOUCHED) {
+        if !self.bands[number as usize].state.set(BandState::TOUCHED) {
             self.touched.push(number);
         }
     }
 
-    pub(super) fn settle(&mut self, lane: u32, now_ns: u64) {
-        self.lanes[lane as usize].settle(self.levels[lane as usize].level, now_ns);
+    pub(super) fn settle(&mut self, band: u32, now_ns: u64) {
+        self.bands[band as usize].settle(self.levels[band as usize].level, now_ns);
     }
 
     #[inline]
-    pub(super) fn bound_elsewhere(&self, entry: &LaneEntry, lane: u32, slab: &Slab) -> f64 {
+    pub(super) fn bound_elsewhere(&self, entry: &BandEntry, band: u32, slab: &Slab) -> f64 {
         match self.levels.get(entry.other as usize) {
             Some(level) => level.level,
             None if entry.other == NONE => f64::INFINITY,
-            None => self.bound_of_many(entry, lane, slab),
+            None => self.bound_of_many(entry, band, slab),
         }
     }
 
     #[cold]
     #[inline(never)]
-    fn bound_of_many(&self, entry: &LaneEntry, lane: u32, slab: &Slab) -> f64 {
-        let others = slab[entry.transfer()].path().filter(|path| path.1 != lane);
+    fn bound_of_many(&self, entry: &BandEntry, band: u32, slab: &Slab) -> f64 {
+        let others = slab[entry.transfer()].path().filter(|path| path.1 != band);
         let levels = others.map(|(_, other)| self.levels[other as usize].level);
         levels.fold(f64::INFINITY, f64::min)
     }
 
-    /// Reports whether no lane on the path of `entry` must be computed for a change to the level
+    /// Reports whether no band on the path of `entry` must be computed for a change to the level
     /// `to`. It may miss such cases.
     #[inline]
-    pub(super) fn is_ignored(&self, entry: &LaneEntry, to: f64) -> bool {
+    pub(super) fn is_ignored(&self, entry: &BandEntry, to: f64) -> bool {
         let other = self.levels.get(entry.other as usize);
         entry.other == NONE || other.is_some_and(|other| other.ignores(to))
     }
