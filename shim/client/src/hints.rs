@@ -20,7 +20,9 @@ mod sights;
 use core::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use laxity_job::Job;
 use laxity_job::fork::{PerProcess, epoch};
+use laxity_shm::layout::Mode;
 use laxity_shm::record::{Direction, Flow, Stage};
 use laxity_shm::sleep::now_ns;
 
@@ -312,6 +314,23 @@ fn flow(hub: &HintHub, now: u64, asked: &Asked) -> Flow {
 /// Returns the client for hints and transfers of this process.
 pub fn client() -> &'static Client {
     &hub().client
+}
+
+/// Prints that `what` go out unscheduled, and why, if no daemon is there or the daemon refuses this
+/// process. Prints nothing in mode `off`.
+pub fn warn_if_alone(what: &str) {
+    let client = client();
+    if Job::of_this_process().mode == Mode::Off || client.is_attached() {
+        return;
+    }
+    let why = client.refusal().unwrap_or_else(|| {
+        let socket = Options::from_env().socket;
+        format!("nobody answers at {}", socket.display())
+    });
+    eprintln!(
+        "laxity: {why}; {what} go out unscheduled until a daemon is there (`laxity doctor` says \
+         more)"
+    );
 }
 
 /// Sizes of the tables and counters.

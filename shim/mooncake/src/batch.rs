@@ -24,7 +24,7 @@ mod submit;
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicUsize, Ordering};
 use std::collections::VecDeque;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use laxity_client::hints::Transfer;
 use parking_lot::Mutex;
@@ -94,23 +94,6 @@ struct UnderWay {
     failed: bool,
 }
 
-/// Waits for the permits of a whole flow. Returns whether it was bypassed, or `None` after `limit`.
-fn wait_for_permits(transfer: &Transfer, limit: Duration) -> Option<bool> {
-    let end = Instant::now() + limit;
-    let mut bypassed = false;
-    loop {
-        let permit = if limit.is_zero() {
-            transfer.poll()
-        } else {
-            transfer.wait(Some(end.saturating_duration_since(Instant::now())))
-        };
-        bypassed |= permit?.bypassed;
-        if transfer.is_done() {
-            return Some(bypassed);
-        }
-    }
-}
-
 fn is_over(answer: &TransferStatus) -> bool {
     !matches!(answer.status, status::WAITING | status::PENDING)
 }
@@ -132,7 +115,7 @@ impl TransferBatch {
         {
             let run = group.run;
             let transfer = group.transfer.get_or_insert_with(|| hub.ask(self.engine(), &run));
-            match wait_for_permits(transfer, Duration::ZERO) {
+            match transfer.wait_whole(Duration::ZERO) {
                 None => break,
                 // No daemon schedules any more.
                 Some(true) => {

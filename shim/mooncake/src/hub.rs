@@ -72,9 +72,7 @@ pub(crate) fn make() -> &'static Hub {
         batch::forget_waiting();
         at_exit(report::end);
         let transfers = hints::transfers();
-        if Job::of_this_process().mode != Mode::Off {
-            say_if_alone();
-        }
+        hints::warn_if_alone("Mooncake's transfers");
         Hub {
             engines: RwLock::default(),
             batches: RwLock::default(),
@@ -84,21 +82,6 @@ pub(crate) fn make() -> &'static Hub {
             worker: Worker::default(),
         }
     })
-}
-
-fn say_if_alone() {
-    let client = hints::client();
-    if client.is_attached() {
-        return;
-    }
-    let why = client.refusal().unwrap_or_else(|| {
-        let socket = laxity_client::Options::from_env().socket;
-        format!("nobody answers at {}", socket.display())
-    });
-    eprintln!(
-        "laxity: {why}; Mooncake's transfers go out unscheduled until a daemon is there (`laxity \
-         doctor` says more)"
-    );
 }
 
 impl Hub {

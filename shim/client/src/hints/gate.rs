@@ -247,6 +247,24 @@ impl Transfer {
         }
     }
 
+    /// Waits for the permits of the whole transfer, for `limit` at most. Returns whether bytes of it
+    /// were bypassed, or `None` after `limit`.
+    pub fn wait_whole(&self, limit: Duration) -> Option<bool> {
+        let end = Instant::now() + limit;
+        let mut is_bypassed = false;
+        loop {
+            let permit = if limit.is_zero() {
+                self.poll()
+            } else {
+                self.wait(Some(end.saturating_duration_since(Instant::now())))
+            };
+            is_bypassed |= permit?.bypassed;
+            if self.is_done() {
+                return Some(is_bypassed);
+            }
+        }
+    }
+
     /// Reports that permitted `bytes` have left the wire.
     ///
     /// # Errors

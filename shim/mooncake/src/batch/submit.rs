@@ -4,7 +4,7 @@ use core::ffi::c_int;
 use core::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use super::{BatchState, Notification, TransferBatch, WAITING, WAITING_MAX, wait_for_permits};
+use super::{BatchState, Notification, TransferBatch, WAITING, WAITING_MAX};
 use crate::abi::NotifyMsg;
 use crate::calls::{Call, hand_on};
 use crate::hub::Hub;
@@ -74,7 +74,7 @@ impl TransferBatch {
             for run in rest.by_ref() {
                 let transfer = hub.ask(self.engine(), run);
                 let left = end.saturating_duration_since(Instant::now());
-                let Some(bypassed) = wait_for_permits(&transfer, left) else {
+                let Some(bypassed) = transfer.wait_whole(left) else {
                     asked = Some((run, transfer));
                     break;
                 };
