@@ -16,6 +16,7 @@ const MAY_BE_UNSAFE: &str = "
     job: fork handlers, dlsym, signal masks
     verbs: stands in for C functions, on the program's own structs
     mooncake: stands in for Mooncake's C functions, on the program's own structs
+    nixl: stands in for NIXL's C++ methods, on the program's own objects
     nccl: NCCL's C tables, sockets into memory that NCCL owns, ibverbs
     nccl-host: calls a plugin of NCCL's through its table of C functions
     bench: time-stamp counters and pinned threads
@@ -40,6 +41,7 @@ const MAY_DEPEND_ON: &str = "
     python: client job
     verbs: client ibverbs job shm
     mooncake: client job
+    nixl: client job
     nccl: client ibverbs job shm
     daemon: credentials files listen nic policy quantity shm wire
     coordinator: credentials files listen policy quantity wire
@@ -115,9 +117,9 @@ fn dependencies_between_crates_point_one_way() {
 }
 
 /// Crates that operators and applications run. They must not link any crate of the laboratory.
-const PRODUCT: [&str; 8] = [
+const PRODUCT: [&str; 9] = [
     "laxity-cli", "laxity-client-c", "laxity-coordinator", "laxity-daemon", "laxity-mooncake",
-    "laxity-nccl", "laxity-python", "laxity-verbs",
+    "laxity-nccl", "laxity-nixl", "laxity-python", "laxity-verbs",
 ];
 
 /// Reports whether a crate measures, simulates, plots or serves models.

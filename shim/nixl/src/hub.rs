@@ -1,0 +1,246 @@
+//! The agents, requests and prepared lists of a process, and the thread for agents that nobody
+//! calls.
+//!
+//! Locks are taken in this order: an agent's calls, a request's state, then any of the others.
+
+use core::sync::atomic::{AtomicBool, Ordering};
+use std::collections::HashMap;
+use std::sync::{Arc, OnceLock};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use laxity_client::hints::{self, Transfers};
+use laxity_job::exit::at_exit;
+use laxity_job::fork::PerProcess;
+use parking_lot::{Condvar, Mutex, RwLock};
+
+use crate::abi::{AgentPtr, ListPtr, OptionalArgs, RequestPtr, Status};
+use crate::agent::Agent;
+use crate::lists::PreparedList;
+use crate::report::{self, COUNTERS};
+use crate::request::{Load, TransferRequest};
+use crate::settings;
+
+/// Largest number of recorded requests, and of recorded lists. Transfers of others are unscheduled.
+const RECORDED_MAX: usize = 1 << 20;
+/// Time between two looks of the thread at agents with open requests.
+const LOOK_EVERY: Duration = Duration::from_millis(2);
+/// Longest wait for the thread at the process's end.
+const END_WITHIN: Duration = Duration::from_millis(100);
+
+#[derive(Debug)]
+pub(crate) struct Hub {
+    agents: RwLock<HashMap<usize, Arc<Agent>>>,
+    requests: RwLock<HashMap<usize, Arc<TransferRequest>>>,
+    lists: RwLock<HashMap<usize, (usize, Arc<PreparedList>)>>,
+    transfers: Transfers,
+    worker: Worker,
+}
+
+#[derive(Debug, Default)]
+struct Worker {
+    /// Agents with open requests.
+    list: Mutex<Vec<Arc<Agent>>>,
+    listed: Condvar,
+    start: OnceLock<()>,
+    /// Whether no thread could be started. The program's calls still post what is permitted.
+    ends: AtomicBool,
+    /// Whether the thread is in an agent, or about to be.
+    is_busy: AtomicBool,
+}
+
+static HUB: PerProcess<Hub> = PerProcess::none();
+
+/// Returns the state, or `None` if this process has created no request that waits for permits.
+pub(crate) fn known() -> Option<&'static Hub> {
+    HUB.get()
+}
+
+/// Returns the state, and creates it if there is none. Attaches to the daemon or warns. Returns
+/// `None` if no request of this process waits for permits.
+pub(crate) fn make() -> Option<&'static Hub> {
+    static WANTED: OnceLock<bool> = OnceLock::new();
+    let make = || {
+        at_exit(end);
+        let transfers = hints::transfers();
+        hints::warn_if_alone("NIXL's transfers");
+        Hub {
+            agents: RwLock::default(),
+            requests: RwLock::default(),
+            lists: RwLock::default(),
+            transfers,
+            worker: Worker::default(),
+        }
+    };
+    WANTED.get_or_init(settings::is_wanted).then(|| HUB.get_or_make(make))
+}
+
+/// Stops the thread and writes the report. It was registered after NIXL's library was loaded, so it
+/// runs before that library's objects are destroyed.
+fn end() {
+    if let Some(hub) = known() {
+        hub.stop();
+        report::write();
+    }
+}
+
+impl Hub {
+    pub(crate) fn agent(&self, address: AgentPtr) -> Option<Arc<Agent>> {
+        self.agents.read().get(&(address as usize)).cloned()
+    }
+
+    /// Returns a request of this agent.
+    pub(crate) fn request(
+        &self,
+        agent: AgentPtr,
+        handle: RequestPtr,
+    ) -> Option<(Arc<Agent>, Arc<TransferRequest>)> {
+        let request = self.requests.read().get(&(handle as usize)).cloned()?;
+        Some((self.agent(agent).filter(|agent| agent.address == request.agent)?, request))
+    }
+
+    /// Records a request that NIXL has created. An old one with this address was released without
+    /// this library.
+    pub(crate) fn created(&self, agent: AgentPtr, handle: RequestPtr, load: Load) {
+        let new = || Arc::new(Agent::new(agent));
+        self.agents.write().entry(agent as usize).or_insert_with(new);
+        let mut requests = self.requests.write();
+        if requests.len() < RECORDED_MAX || requests.contains_key(&(handle as usize)) {
+            let request = Arc::new(TransferRequest::new(agent, handle, load));
+            requests.insert(handle as usize, request);
+        }
+    }
+
+    /// Removes a request before it is released, since another may get its address at once.
+    pub(crate) fn forget(&self, handle: RequestPtr) -> Option<Arc<TransferRequest>> {
+        self.requests.write().remove(&(handle as usize))
+    }
+
+    /// Records a request again that could not be released.
+    pub(crate) fn remember(&self, handle: RequestPtr, request: Arc<TransferRequest>) {
+        self.requests.write().insert(handle as usize, request);
+    }
+
+    pub(crate) fn prepared(&self, agent: AgentPtr, handle: ListPtr, list: PreparedList) {
+        let mut lists = self.lists.write();
+        if lists.len() < RECORDED_MAX || lists.contains_key(&(handle as usize)) {
+            lists.insert(handle as usize, (agent as usize, Arc::new(list)));
+        }
+    }
+
+    pub(crate) fn list(&self, handle: *const core::ffi::c_void) -> Option<Arc<PreparedList>> {
+        self.lists.read().get(&(handle as usize)).map(|(_, list)| Arc::clone(list))
+    }
+
+    pub(crate) fn forget_list(&self, handle: ListPtr) {
+        self.lists.write().remove(&(handle as usize));
+    }
+
+    /// Forgets an agent before it is destroyed, and drops its deferred posts.
+    pub(crate) fn destroyed(&self, address: AgentPtr) {
+        let Some(agent) = self.agents.write().remove(&(address as usize)) else {
+            return;
+        };
+        agent.alone(|| {
+            self.requests.write().retain(|_, request| {
+                let is_theirs = request.agent == agent.address;
+                if is_theirs {
+                    request.state.lock().end();
+                }
+                !is_theirs
+            });
+            self.lists.write().retain(|_, (of, _)| *of != agent.address);
+        });
+    }
+
+    /// Posts a request of the program, or defers the post.
+    ///
+    /// # Safety
+    /// The conditions of `nixl.h` hold, and the caller is in the agent.
+    pub(crate) unsafe fn post(
+        &'static self,
+        agent: &Arc<Agent>,
+        request: &Arc<TransferRequest>,
+        extra: OptionalArgs,
+    ) -> Status {
+        let mut state = request.state.lock();
+        // SAFETY: upheld by the caller.
+        let code = unsafe { request.post(&mut state, &self.transfers, extra) };
+        if state.is_open() {
+            agent.list(request, &mut state);
+            drop(state);
+            self.attend(agent);
+        }
+        code
+    }
+
+    /// Adds an agent to the thread's list.
+    fn attend(&'static self, agent: &Arc<Agent>) {
+        let worker = &self.worker;
+        worker.start.get_or_init(|| self.start());
+        let mut list = worker.list.lock();
+        if !list.iter().any(|listed| Arc::ptr_eq(listed, agent)) {
+            list.push(Arc::clone(agent));
+            worker.listed.notify_one();
+        }
+    }
+
+    fn start(&'static self) {
+        let builder = thread::Builder::new().name(String::from("laxity-nixl"));
+        let started = laxity_job::thread::spawn(builder, move || self.work());
+        if let Err(error) = started {
+            eprintln!(
+                "laxity: cannot start a thread ({error}); only calls of a NIXL agent post what \
+                 waits in it"
+            );
+        }
+    }
+
+    fn work(&'static self) {
+        let worker = &self.worker;
+        loop {
+            let agents = {
+                let mut list = worker.list.lock();
+                while list.is_empty() {
+                    worker.listed.wait(&mut list);
+                }
+                list.clone()
+            };
+            thread::sleep(LOOK_EVERY);
+            for agent in agents {
+                // SeqCst, here and in `stop`, so that one of the two sees the other's store.
+                worker.is_busy.store(true, Ordering::SeqCst);
+                if worker.ends.load(Ordering::SeqCst) {
+                    worker.is_busy.store(false, Ordering::SeqCst);
+                    return;
+                }
+                if !agent.tend_if_quiet() {
+                    let mut list = worker.list.lock();
+                    // A post lists its request first and then takes this lock.
+                    list.retain(|listed| !Arc::ptr_eq(listed, &agent) || agent.has_open());
+                }
+                worker.is_busy.store(false, Ordering::SeqCst);
+            }
+        }
+    }
+
+    fn stop(&self) {
+        self.worker.ends.store(true, Ordering::SeqCst);
+        let end = Instant::now() + END_WITHIN;
+        while self.worker.is_busy.load(Ordering::SeqCst) && Instant::now() < end {
+            thread::sleep(Duration::from_micros(50));
+        }
+    }
+}
+
+/// Counts descriptors that can't be read here, and says so once.
+pub(crate) fn unknown() {
+    static SAID: AtomicBool = AtomicBool::new(false);
+    COUNTERS.unknown.add(1);
+    if !SAID.swap(true, Ordering::Relaxed) {
+        eprintln!(
+            "laxity: this release of NIXL describes transfers in an unknown way; they go out \
+             unscheduled"
+        );
+    }
+}

@@ -1,0 +1,109 @@
+//! NIXL's own functions, by their mangled names. They may throw, so their ABI is `C-unwind`.
+
+use core::ffi::{c_int, c_void};
+use core::sync::atomic::{AtomicBool, Ordering};
+
+use laxity_job::symbol::{Symbol, function_at};
+
+use crate::abi::{AgentPtr, OptionalArgs, RequestPtr, Status, status};
+
+/// Prints that no library has a function. The program was linked against one that has it.
+pub(crate) fn say_missing(symbol: &Symbol) {
+    static SAID: AtomicBool = AtomicBool::new(false);
+    if !SAID.swap(true, Ordering::Relaxed) {
+        eprintln!(
+            "laxity: {} was called, and no library of this process has it besides \
+             liblaxity_nixl.so: is libnixl.so older than what the program was built with? The call \
+             fails",
+            symbol.name().to_string_lossy()
+        );
+    }
+}
+
+/// Returns a function of NIXL with its type: `real!("name", fn(A) -> B)` is `Option<that
+/// function>`.
+macro_rules! real {
+    ($name:expr, fn($($argument:ty),* $(,)?) $(-> $result:ty)?) => {{
+        use laxity_job::symbol::{Symbol, function_at};
+        const NAME: &core::ffi::CStr =
+            match core::ffi::CStr::from_bytes_with_nul(concat!($name, "\0").as_bytes()) {
+                Ok(name) => name,
+                Err(_) => panic!("a name with a zero byte"),
+            };
+        static REAL: Symbol = Symbol::anywhere(NAME);
+        let found = REAL.address();
+        if found.is_none() {
+            $crate::real::say_missing(&REAL);
+        }
+        type Function = unsafe extern "C-unwind" fn($($argument),*) $(-> $result)?;
+        // SAFETY: the caller of the macro writes the type that belongs to the name.
+        found.map(|address| unsafe { function_at::<Function>(address) })
+    }};
+}
+pub(crate) use real;
+
+/// Calls NIXL's own `postXferReq`.
+///
+/// # Safety
+/// The conditions of `nixl.h` hold.
+pub(crate) unsafe fn post(agent: AgentPtr, request: RequestPtr, extra: OptionalArgs) -> Status {
+    let real = real!(
+        "_ZNK9nixlAgent11postXferReqEP12nixlXferReqHPK21nixlAgentOptionalArgs",
+        fn(AgentPtr, RequestPtr, OptionalArgs) -> Status
+    );
+    // SAFETY: upheld by the caller.
+    real.map_or(status::NOT_SUPPORTED, |real| unsafe { real(agent, request, extra) })
+}
+
+/// Calls NIXL's own `getXferStatus`.
+///
+/// # Safety
+/// The conditions of `nixl.h` hold.
+pub(crate) unsafe fn status_of(agent: AgentPtr, request: RequestPtr) -> Status {
+    let real =
+        real!("_ZNK9nixlAgent13getXferStatusEP12nixlXferReqH", fn(AgentPtr, RequestPtr) -> Status);
+    // SAFETY: upheld by the caller.
+    real.map_or(status::NOT_SUPPORTED, |real| unsafe { real(agent, request) })
+}
+
+/// Functions that read a `nixlDescList<D>`. NIXL instantiates them explicitly, so its libraries
+/// export them.
+#[derive(Debug)]
+pub(crate) struct DescFunctions {
+    count: Symbol,
+    begin: Symbol,
+    end: Symbol,
+}
+
+pub(crate) static BASIC: DescFunctions = DescFunctions {
+    count: Symbol::anywhere(c"_ZNK12nixlDescListI13nixlBasicDescE9descCountEv"),
+    begin: Symbol::anywhere(c"_ZNK12nixlDescListI13nixlBasicDescE5beginEv"),
+    end: Symbol::anywhere(c"_ZNK12nixlDescListI13nixlBasicDescE3endEv"),
+};
+pub(crate) static STRIDE: DescFunctions = DescFunctions {
+    count: Symbol::anywhere(c"_ZNK12nixlDescListI14nixlStrideDescE9descCountEv"),
+    begin: Symbol::anywhere(c"_ZNK12nixlDescListI14nixlStrideDescE5beginEv"),
+    end: Symbol::anywhere(c"_ZNK12nixlDescListI14nixlStrideDescE3endEv"),
+};
+
+impl DescFunctions {
+    /// Returns the number of elements of a list and its first and last address.
+    ///
+    /// # Safety
+    /// `list` is a list of the type to which the functions belong.
+    pub(crate) unsafe fn read(
+        &self,
+        list: *const c_void,
+    ) -> Option<(c_int, *const c_void, *const c_void)> {
+        type Edge = unsafe extern "C-unwind" fn(*const c_void) -> *const c_void;
+        type Count = unsafe extern "C-unwind" fn(*const c_void) -> c_int;
+        let (count, begin, end) =
+            (self.count.address()?, self.begin.address()?, self.end.address()?);
+        // SAFETY: the types are those of `nixl_descriptors.h`. An iterator of a vector is a class
+        // with one pointer, which is returned like a pointer. The caller upholds the rest.
+        unsafe {
+            let read = |edge| function_at::<Edge>(edge)(list);
+            Some((function_at::<Count>(count)(list), read(begin), read(end)))
+        }
+    }
+}
