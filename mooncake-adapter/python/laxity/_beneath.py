@@ -6,11 +6,12 @@ for. So a wrapper asks for a permit only if no library below it does.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import glob
 import os
 from collections.abc import Mapping
-from typing import Optional
+from typing import Any, Optional
 
 
 @functools.lru_cache(maxsize=1)
@@ -32,3 +33,20 @@ def verbs_of_ucx(environment: Optional[Mapping[str, str]] = None, sysfs: str = "
         return True
     devices = glob.glob(os.path.join(glob.escape(sysfs), "*"))
     return bool(devices) and not any(os.path.basename(device).startswith("mlx5") for device in devices)
+
+
+@functools.lru_cache(maxsize=1)
+def _nixl_exempt() -> Any:
+    try:
+        function = ctypes.PyDLL(None).laxity_nixl_exempt
+    except (OSError, AttributeError):
+        return None
+    function.argtypes, function.restype = (ctypes.c_void_p,), None
+    return function
+
+
+def exempt(handle: int) -> None:
+    """Makes ``liblaxity_nixl.so``, if it is preloaded, pass the posts of this request of NIXL through."""
+    function = _nixl_exempt()
+    if function is not None:
+        function(handle)

@@ -18,6 +18,9 @@ between releases than the Python class. NIXL refuses the same transfers as witho
 refusal is raised when the state of the transfer is asked for. A transfer that waits longer than :data:`PATIENCE_S` is
 posted without a permit.
 
+``liblaxity_nixl.so`` does the same for programs without Python, and for agents that this module does not wrap. It
+passes the transfers of wrapped agents through.
+
 In a process under ``liblaxity.so`` whose UCX uses verbs, ``liblaxity.so`` schedules the transfers, and this module
 only passes scopes on. ``LAXITY_NIXL=off`` switches the wrapper off. ``LAXITY_NIXL=gate`` switches it on in any case.
 """
@@ -281,7 +284,9 @@ class Gate:
 
     def _made(self, handle: Any, operation: Any, load: tuple[int, int]) -> None:
         nbytes, address = load
-        if not nbytes:
+        if nbytes:
+            _beneath.exempt(int(handle))
+        else:
             _tell.count("transfers whose size is not known")
         name = "WRITE" if operation == self._constants.NIXL_WRITE else "READ"
         with self._lock:

@@ -10,7 +10,7 @@ import os
 import sys
 import time
 
-BYTES, BLOCKS = 1 << 20, 16
+BYTES, BLOCKS, MANY = 1 << 20, 16, 4
 
 
 def compiled():
@@ -99,6 +99,17 @@ def main():
     wrapped.releaseXferReq(handle)
     size = BYTES // BLOCKS
     print("read", source.raw == (b"r" * size + b"x" * size) * (BLOCKS // 2))
+
+    # Several at once, of which most have to wait for permits on a slow port.
+    ctypes.memset(source, ord("m"), BYTES)
+    handles = []
+    for _ in range(MANY):
+        handles.append(wrapped.createXferReq(nixl.NIXL_WRITE, blocks(source), blocks(target), "there", b"", []))
+        wrapped.postXferReq(handles[-1], b"")
+    for handle in handles:
+        assert wait(wrapped, handle) == nixl.NIXL_SUCCESS
+        wrapped.releaseXferReq(handle)
+    print("many", target.raw == b"m" * BYTES)
 
     # Posted, and released without a question.
     handle = wrapped.createXferReq(nixl.NIXL_WRITE, blocks(source), blocks(target), "there", b"", [])
