@@ -44,7 +44,7 @@ wheel: setup-python ## the Python package with all libraries inside, in target/w
 	mooncake-adapter/wheel.sh
 
 # What operators run. The laboratory is apart.
-PRODUCT := -p laxity-daemon -p laxity-coordinator -p laxity-cli -p laxity-client-c -p laxity-verbs -p laxity-mooncake -p laxity-nccl
+PRODUCT := -p laxity-daemon -p laxity-coordinator -p laxity-cli -p laxity-client-c -p laxity-verbs -p laxity-mooncake -p laxity-nccl -p laxity-nixl
 
 .PHONY: core
 core: setup ## the product's programs and libraries, in target/release

@@ -12,4 +12,5 @@ bundle() {
 bundle laxity
 bundle liblaxity.so
 bundle liblaxity_mooncake.so
+bundle liblaxity_nixl.so
 bundle libnccl_net_laxity.so libnccl-net-laxity.so

@@ -6,7 +6,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 target="$(realpath "${CARGO_TARGET_DIR:-target}")"
 
-cargo build --release --locked -p laxity-cli -p laxity-verbs -p laxity-mooncake -p laxity-nccl
+cargo build --release --locked -p laxity-cli -p laxity-verbs -p laxity-mooncake -p laxity-nccl -p laxity-nixl
 mooncake-adapter/bundle.sh "$target/release"
 cd mooncake-adapter
 "$target/python/bin/maturin" build --release --locked --out "$target/wheels"

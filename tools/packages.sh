@@ -21,7 +21,7 @@ export SOURCE_DATE_EPOCH COMPRESSION
 
 # Hosts with an older C library can't load what needs a newer one. Only the laboratory may.
 glibc_most=2.34
-for built in laxityd laxity-coordinator laxity liblaxity{,_client,_mooncake}.so libnccl_net_laxity.so; do
+for built in laxityd laxity-coordinator laxity liblaxity{,_client,_mooncake,_nixl}.so libnccl_net_laxity.so; do
     needs="$(objdump -T "$TARGET/release/$built" | grep -o 'GLIBC_[0-9.]*' | sort -Vu | tail -n 1)"
     echo "$built needs ${needs/_/ }"
     if [ "$(printf '%s\n' "$glibc_most" "${needs#GLIBC_}" | sort -V | tail -n 1)" != "$glibc_most" ]; then

@@ -18,6 +18,7 @@ mod lab;
 mod mooncake;
 mod names;
 mod nccl;
+mod nixl;
 mod process;
 mod python;
 mod sender;

@@ -83,7 +83,7 @@ fn what_is_installed_can_be_read_by_all_whatever_the_umask_of_who_installs_it() 
     }
     for library in [
         "liblaxity_client.so", "liblaxity_client.a", "liblaxity.so", "liblaxity_mooncake.so",
-        "libnccl_net_laxity.so",
+        "liblaxity_nixl.so", "libnccl_net_laxity.so",
     ] {
         fs::write(release.join(library), "").expect("written");
     }

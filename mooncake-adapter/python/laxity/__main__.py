@@ -1,6 +1,7 @@
 """The command `laxity` of the wheel: `python -m laxity run -- COMMAND`, `python -m laxity doctor`.
 
-`python -m laxity libraries` prints the folder with `liblaxity.so`, `liblaxity_mooncake.so` and `libnccl-net-laxity.so`.
+`python -m laxity libraries` prints the folder with `liblaxity.so`, `liblaxity_mooncake.so`, `liblaxity_nixl.so` and
+`libnccl-net-laxity.so`.
 """
 
 import os

@@ -14,6 +14,7 @@ pub(crate) const BUILTIN: &[(&str, &str)] = &[
     ("default", include_str!("../profiles/default.toml")),
     ("mooncake", include_str!("../profiles/mooncake.toml")),
     ("nccl", include_str!("../profiles/nccl.toml")),
+    ("nixl", include_str!("../profiles/nixl.toml")),
     ("perftest", include_str!("../profiles/perftest.toml")),
     ("ucx", include_str!("../profiles/ucx.toml")),
     ("wide-ep", include_str!("../profiles/wide-ep.toml")),

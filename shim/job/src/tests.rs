@@ -18,7 +18,7 @@ fn error(text: &str) -> String {
 fn every_builtin_profile_parses_and_describes_itself() {
     let profiles = Profile::builtin();
     let names: Vec<&str> = profiles.iter().map(|p| p.name.as_str()).collect();
-    assert_eq!(names, ["default", "mooncake", "nccl", "perftest", "ucx", "wide-ep"]);
+    assert_eq!(names, ["default", "mooncake", "nccl", "nixl", "perftest", "ucx", "wide-ep"]);
     assert_eq!(profiles.len(), BUILTIN.len());
     assert!(profiles.iter().all(|p| !p.description.is_empty()));
 }
@@ -143,7 +143,8 @@ fn names_are_those_of_the_folders_and_the_builtin_ones() {
     fs::write(folder.path().join("nccl.toml"), "").unwrap();
     fs::write(folder.path().join("README"), "").unwrap();
     let names = Folders(vec![folder.path().into(), "/nowhere".into()]).names();
-    assert_eq!(names, ["default", "mooncake", "nccl", "ours", "perftest", "ucx", "wide-ep"]);
+    let expected = ["default", "mooncake", "nccl", "nixl", "ours", "perftest", "ucx", "wide-ep"];
+    assert_eq!(names, expected);
 }
 
 #[test]

@@ -19,15 +19,15 @@ pub(crate) type ListPtr = *mut c_void;
 /// `const nixlAgentOptionalArgs *`.
 pub(crate) type OptionalArgs = *const c_void;
 /// `nixl_status_t`.
-pub(crate) type Status = c_int;
+pub(crate) type NixlStatus = c_int;
 
 pub(crate) mod status {
-    use super::Status;
+    use super::NixlStatus;
 
-    pub(crate) const IN_PROG: Status = 1;
-    pub(crate) const SUCCESS: Status = 0;
-    pub(crate) const REPOST_ACTIVE: Status = -7;
-    pub(crate) const NOT_SUPPORTED: Status = -9;
+    pub(crate) const IN_PROG: NixlStatus = 1;
+    pub(crate) const SUCCESS: NixlStatus = 0;
+    pub(crate) const REPOST_ACTIVE: NixlStatus = -7;
+    pub(crate) const NOT_SUPPORTED: NixlStatus = -9;
 }
 
 /// `NIXL_WRITE` of `nixl_xfer_op_t`. The other value is `NIXL_READ`, 0.
@@ -81,7 +81,7 @@ pub(crate) unsafe fn is_empty(text: *const c_void) -> bool {
 /// Bytes at an address, repeated: `nixlBasicDesc` (without `devId`) is one row with a count of 1,
 /// and `nixlStrideDesc` is a row as it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Row {
+pub(crate) struct DescRow {
     pub(crate) address: u64,
     pub(crate) bytes: u64,
     pub(crate) stride: u64,
@@ -89,8 +89,8 @@ pub(crate) struct Row {
 }
 
 /// A descriptor that can be read here.
-pub(crate) trait Descriptor: Copy {
-    fn row(&self) -> Row;
+pub(crate) trait NixlDescriptor: Copy {
+    fn row(&self) -> DescRow;
 }
 
 /// `nixlBasicDesc`.
@@ -111,16 +111,16 @@ pub(crate) struct StrideDesc {
     count: u64,
 }
 
-impl Descriptor for BasicDesc {
-    fn row(&self) -> Row {
-        Row { address: self.address, bytes: self.bytes, stride: self.bytes, count: 1 }
+impl NixlDescriptor for BasicDesc {
+    fn row(&self) -> DescRow {
+        DescRow { address: self.address, bytes: self.bytes, stride: self.bytes, count: 1 }
     }
 }
 
-impl Descriptor for StrideDesc {
-    fn row(&self) -> Row {
+impl NixlDescriptor for StrideDesc {
+    fn row(&self) -> DescRow {
         let BasicDesc { address, bytes, .. } = self.basic;
-        Row { address, bytes, stride: self.stride, count: self.count }
+        DescRow { address, bytes, stride: self.stride, count: self.count }
     }
 }
 
@@ -128,7 +128,7 @@ impl Descriptor for StrideDesc {
 ///
 /// # Safety
 /// `list` is such a list, which lives and does not change as long as the result is used.
-pub(crate) unsafe fn descriptors<'a, D: Descriptor>(
+pub(crate) unsafe fn descriptors<'a, D: NixlDescriptor>(
     list: *const c_void,
     functions: &DescFunctions,
 ) -> Option<&'a [D]> {

@@ -10,7 +10,7 @@ use laxity_client::hints::now;
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 
 use crate::abi::AgentPtr;
-use crate::request::{RequestState, TransferRequest};
+use crate::request::{NixlRequest, PostState};
 
 /// Time without a call of the agent after which the thread posts its permitted requests. A program
 /// that asks for the state of its transfers calls more often, and posts them itself.
@@ -35,7 +35,7 @@ pub(crate) struct Agent {
     called_ns: AtomicU64,
     tended_ns: AtomicU64,
     /// Requests that wait for permits or are in flight.
-    open: Mutex<VecDeque<Arc<TransferRequest>>>,
+    open: Mutex<VecDeque<Arc<NixlRequest>>>,
 }
 
 /// A call of an agent, until it is dropped.
@@ -124,7 +124,7 @@ impl Agent {
     }
 
     /// Lists a request that was posted. Its state is locked.
-    pub(crate) fn list(&self, request: &Arc<TransferRequest>, state: &mut RequestState) {
+    pub(crate) fn list(&self, request: &Arc<NixlRequest>, state: &mut PostState) {
         if !core::mem::replace(&mut state.is_listed, true) {
             self.open.lock().push_back(Arc::clone(request));
         }

@@ -13,14 +13,14 @@ use core::ffi::{c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::abi::{
-    self, AgentPtr, BasicDesc, Descriptor, IndexSpan, IndexVector, ListPtr, OptionalArgs,
-    RequestPtr, Status, StrideDesc, status,
+    self, AgentPtr, BasicDesc, IndexSpan, IndexVector, ListPtr, NixlDescriptor, NixlStatus,
+    OptionalArgs, RequestPtr, StrideDesc, status,
 };
-use crate::hub::{self, Hub};
+use crate::hub::{self, NixlHub};
 use crate::lists::{self, PreparedList};
 use crate::real::{self, BASIC, DescFunctions, STRIDE};
 use crate::report::COUNTERS;
-use crate::request::{Load, TransferRequest};
+use crate::request::{NixlRequest, PostedLoad};
 
 /// Defines an interposed function: `"SYMBOL" fn name(arguments) |real| { body }`. In the body,
 /// `real` is NIXL's own function. A destructor and `releaseMemView` return nothing, so their result
@@ -29,8 +29,8 @@ macro_rules! interpose {
     ($($name:literal fn $function:ident($($argument:ident: $type:ty),*) |$real:ident| $body:block)*)
     => {$(
         #[unsafe(export_name = $name)]
-        pub unsafe extern "C-unwind" fn $function($($argument: $type),*) -> Status {
-            let Some($real) = $crate::real::real!($name, fn($($type),*) -> Status) else {
+        pub unsafe extern "C-unwind" fn $function($($argument: $type),*) -> NixlStatus {
+            let Some($real) = $crate::real::real!($name, fn($($type),*) -> NixlStatus) else {
                 return status::NOT_SUPPORTED;
             };
             $body
@@ -52,7 +52,7 @@ fn within<T>(agent: AgentPtr, tends: bool, call: impl FnOnce() -> T) -> T {
 
 /// Runs this library's part of a creation if that succeeded and transfers wait for permits. A panic
 /// in it must not reach C++.
-fn besides(code: Status, body: impl FnOnce(&'static Hub)) {
+fn besides(code: NixlStatus, body: impl FnOnce(&'static NixlHub)) {
     let body = AssertUnwindSafe(|| hub::make().map(body));
     if code == status::SUCCESS {
         let _ = catch_unwind(body);
@@ -64,7 +64,7 @@ fn besides(code: Status, body: impl FnOnce(&'static Hub)) {
 /// # Safety
 /// `created` points to the request.
 unsafe fn record(
-    hub: &Hub,
+    hub: &NixlHub,
     agent: AgentPtr,
     operation: c_int,
     local: Option<(u64, u64)>,
@@ -76,7 +76,9 @@ unsafe fn record(
     hub.forget(handle);
     match local {
         Some((0, _)) => {}
-        Some((bytes, address)) => hub.created(agent, handle, Load { operation, bytes, address }),
+        Some((bytes, address)) => {
+            hub.created(agent, handle, PostedLoad { operation, bytes, address })
+        }
         None => hub::unknown(),
     }
 }
@@ -86,8 +88,8 @@ unsafe fn record(
 ///
 /// # Safety
 /// `list` is a `nixlDescList<D>`, and `created` points to the prepared list.
-unsafe fn record_list<D: Descriptor>(
-    hub: &Hub,
+unsafe fn record_list<D: NixlDescriptor>(
+    hub: &NixlHub,
     agent: AgentPtr,
     list: *const c_void,
     functions: &DescFunctions,
@@ -231,7 +233,7 @@ interpose! {
         let code = within(agent, false, || unsafe { real(agent, handle, answer) });
         let known = hub::known().and_then(|hub| hub.request(agent, handle));
         // While a repost waits, NIXL has the telemetry of the post before.
-        let is_older = |it: &TransferRequest| it.state.lock().is_deferred();
+        let is_older = |it: &NixlRequest| it.state.lock().is_deferred();
         if code == status::SUCCESS && known.is_some_and(|(_, request)| is_older(&request)) {
             return status::IN_PROG;
         }
@@ -291,7 +293,7 @@ pub unsafe extern "C-unwind" fn post(
     agent: AgentPtr,
     handle: RequestPtr,
     extra: OptionalArgs,
-) -> Status {
+) -> NixlStatus {
     COUNTERS.posts.add(1);
     let known = hub::known().and_then(|hub| Some((hub, hub.request(agent, handle)?)));
     let Some((hub, (entered, request))) = known else {
@@ -305,7 +307,7 @@ pub unsafe extern "C-unwind" fn post(
 }
 
 #[unsafe(export_name = "_ZNK9nixlAgent13getXferStatusEP12nixlXferReqH")]
-pub unsafe extern "C-unwind" fn status_of(agent: AgentPtr, handle: RequestPtr) -> Status {
+pub unsafe extern "C-unwind" fn status_of(agent: AgentPtr, handle: RequestPtr) -> NixlStatus {
     let known = hub::known().and_then(|hub| hub.request(agent, handle));
     let Some((entered, request)) = known else {
         // SAFETY: upheld by the caller.

@@ -14,11 +14,11 @@ use laxity_job::exit::at_exit;
 use laxity_job::fork::PerProcess;
 use parking_lot::{Condvar, Mutex, RwLock};
 
-use crate::abi::{AgentPtr, ListPtr, OptionalArgs, RequestPtr, Status};
+use crate::abi::{AgentPtr, ListPtr, NixlStatus, OptionalArgs, RequestPtr};
 use crate::agent::Agent;
 use crate::lists::PreparedList;
 use crate::report::{self, COUNTERS};
-use crate::request::{Load, TransferRequest};
+use crate::request::{NixlRequest, PostedLoad};
 use crate::settings;
 
 /// Largest number of recorded requests, and of recorded lists. Transfers of others are unscheduled.
@@ -29,16 +29,16 @@ const LOOK_EVERY: Duration = Duration::from_millis(2);
 const END_WITHIN: Duration = Duration::from_millis(100);
 
 #[derive(Debug)]
-pub(crate) struct Hub {
+pub(crate) struct NixlHub {
     agents: RwLock<HashMap<usize, Arc<Agent>>>,
-    requests: RwLock<HashMap<usize, Arc<TransferRequest>>>,
+    requests: RwLock<HashMap<usize, Arc<NixlRequest>>>,
     lists: RwLock<HashMap<usize, (usize, Arc<PreparedList>)>>,
     transfers: Transfers,
-    worker: Worker,
+    worker: TendingThread,
 }
 
 #[derive(Debug, Default)]
-struct Worker {
+struct TendingThread {
     /// Agents with open requests.
     list: Mutex<Vec<Arc<Agent>>>,
     listed: Condvar,
@@ -49,27 +49,27 @@ struct Worker {
     is_busy: AtomicBool,
 }
 
-static HUB: PerProcess<Hub> = PerProcess::none();
+static HUB: PerProcess<NixlHub> = PerProcess::none();
 
 /// Returns the state, or `None` if this process has created no request that waits for permits.
-pub(crate) fn known() -> Option<&'static Hub> {
+pub(crate) fn known() -> Option<&'static NixlHub> {
     HUB.get()
 }
 
 /// Returns the state, and creates it if there is none. Attaches to the daemon or warns. Returns
 /// `None` if no request of this process waits for permits.
-pub(crate) fn make() -> Option<&'static Hub> {
+pub(crate) fn make() -> Option<&'static NixlHub> {
     static WANTED: OnceLock<bool> = OnceLock::new();
     let make = || {
         at_exit(end);
         let transfers = hints::transfers();
         hints::warn_if_alone("NIXL's transfers");
-        Hub {
+        NixlHub {
             agents: RwLock::default(),
             requests: RwLock::default(),
             lists: RwLock::default(),
             transfers,
-            worker: Worker::default(),
+            worker: TendingThread::default(),
         }
     };
     WANTED.get_or_init(settings::is_wanted).then(|| HUB.get_or_make(make))
@@ -84,7 +84,7 @@ fn end() {
     }
 }
 
-impl Hub {
+impl NixlHub {
     pub(crate) fn agent(&self, address: AgentPtr) -> Option<Arc<Agent>> {
         self.agents.read().get(&(address as usize)).cloned()
     }
@@ -94,30 +94,30 @@ impl Hub {
         &self,
         agent: AgentPtr,
         handle: RequestPtr,
-    ) -> Option<(Arc<Agent>, Arc<TransferRequest>)> {
+    ) -> Option<(Arc<Agent>, Arc<NixlRequest>)> {
         let request = self.requests.read().get(&(handle as usize)).cloned()?;
         Some((self.agent(agent).filter(|agent| agent.address == request.agent)?, request))
     }
 
     /// Records a request that NIXL has created. An old one with this address was released without
     /// this library.
-    pub(crate) fn created(&self, agent: AgentPtr, handle: RequestPtr, load: Load) {
+    pub(crate) fn created(&self, agent: AgentPtr, handle: RequestPtr, load: PostedLoad) {
         let new = || Arc::new(Agent::new(agent));
         self.agents.write().entry(agent as usize).or_insert_with(new);
         let mut requests = self.requests.write();
         if requests.len() < RECORDED_MAX || requests.contains_key(&(handle as usize)) {
-            let request = Arc::new(TransferRequest::new(agent, handle, load));
+            let request = Arc::new(NixlRequest::new(agent, handle, load));
             requests.insert(handle as usize, request);
         }
     }
 
     /// Removes a request before it is released, since another may get its address at once.
-    pub(crate) fn forget(&self, handle: RequestPtr) -> Option<Arc<TransferRequest>> {
+    pub(crate) fn forget(&self, handle: RequestPtr) -> Option<Arc<NixlRequest>> {
         self.requests.write().remove(&(handle as usize))
     }
 
     /// Records a request again that could not be released.
-    pub(crate) fn remember(&self, handle: RequestPtr, request: Arc<TransferRequest>) {
+    pub(crate) fn remember(&self, handle: RequestPtr, request: Arc<NixlRequest>) {
         self.requests.write().insert(handle as usize, request);
     }
 
@@ -160,9 +160,9 @@ impl Hub {
     pub(crate) unsafe fn post(
         &'static self,
         agent: &Arc<Agent>,
-        request: &Arc<TransferRequest>,
+        request: &Arc<NixlRequest>,
         extra: OptionalArgs,
-    ) -> Status {
+    ) -> NixlStatus {
         let mut state = request.state.lock();
         // SAFETY: upheld by the caller.
         let code = unsafe { request.post(&mut state, &self.transfers, extra) };

@@ -31,8 +31,8 @@
 //!
 //! # Not asked twice
 //! `laxity.nixl` (Python) waits for permits itself, and exempts its requests by
-//! [`exports::laxity_nixl_exempt`]. Under `liblaxity.so`, which sees UCX's work requests if UCX uses
-//! verbs, nothing is gated here, as in `laxity.nixl` ([`settings`]).
+//! [`exports::laxity_nixl_exempt`]. Under `liblaxity.so`, which sees UCX's work requests if UCX
+//! uses verbs, nothing is gated here, as in `laxity.nixl` ([`settings`]).
 //!
 //! Out of reach are transfers that a GPU starts, and a NIXL that is linked statically.
 #![allow(missing_docs, reason = "programs preload this library, and nobody links it")]

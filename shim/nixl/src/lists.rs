@@ -6,12 +6,12 @@
 
 use core::ffi::c_int;
 
-use crate::abi::{Descriptor, Row};
+use crate::abi::{DescRow, NixlDescriptor};
 
 /// Address and length of the descriptors of a prepared list.
 #[derive(Debug, Default)]
 pub(crate) struct PreparedList {
-    rows: Vec<Row>,
+    rows: Vec<DescRow>,
     /// Index of the first descriptor behind each row.
     ends: Vec<u64>,
     /// The length of every descriptor, if they are equal.
@@ -19,9 +19,9 @@ pub(crate) struct PreparedList {
 }
 
 impl PreparedList {
-    pub(crate) fn of<D: Descriptor>(descriptors: &[D]) -> Self {
+    pub(crate) fn of<D: NixlDescriptor>(descriptors: &[D]) -> Self {
         let mut list = Self::default();
-        for row in descriptors.iter().map(Descriptor::row).filter(|row| row.count > 0) {
+        for row in descriptors.iter().map(NixlDescriptor::row).filter(|row| row.count > 0) {
             match list.rows.last_mut() {
                 Some(last) if continues(last, &row) => {
                     last.stride = row.address.wrapping_sub(last.address);
@@ -58,7 +58,7 @@ impl PreparedList {
     }
 
     /// Returns the row of a descriptor, and its index in the row.
-    fn find(&self, index: c_int) -> Option<(&Row, u64)> {
+    fn find(&self, index: c_int) -> Option<(&DescRow, u64)> {
         let index = u64::try_from(index).ok()?;
         let at = self.ends.partition_point(|end| *end <= index);
         let row = self.rows.get(at)?;
@@ -67,7 +67,7 @@ impl PreparedList {
 }
 
 /// Reports whether a single descriptor continues a row.
-fn continues(row: &Row, next: &Row) -> bool {
+fn continues(row: &DescRow, next: &DescRow) -> bool {
     let distance = next.address.wrapping_sub(row.address);
     next.count == 1
         && next.bytes == row.bytes
@@ -79,10 +79,10 @@ fn continues(row: &Row, next: &Row) -> bool {
 }
 
 /// Returns the bytes of a list, and the address of its first descriptor.
-pub(crate) fn whole<D: Descriptor>(descriptors: &[D]) -> (u64, u64) {
+pub(crate) fn whole<D: NixlDescriptor>(descriptors: &[D]) -> (u64, u64) {
     let bytes = descriptors
         .iter()
-        .map(Descriptor::row)
+        .map(NixlDescriptor::row)
         .fold(0, |sum: u64, row| sum.saturating_add(row.bytes.saturating_mul(row.count)));
     (bytes, descriptors.first().map_or(0, |first| first.row().address))
 }
@@ -91,14 +91,14 @@ pub(crate) fn whole<D: Descriptor>(descriptors: &[D]) -> (u64, u64) {
 mod tests {
     use super::*;
 
-    impl Descriptor for (u64, u64) {
-        fn row(&self) -> Row {
-            Row { address: self.0, bytes: self.1, stride: self.1, count: 1 }
+    impl NixlDescriptor for (u64, u64) {
+        fn row(&self) -> DescRow {
+            DescRow { address: self.0, bytes: self.1, stride: self.1, count: 1 }
         }
     }
 
-    impl Descriptor for Row {
-        fn row(&self) -> Row {
+    impl NixlDescriptor for DescRow {
+        fn row(&self) -> DescRow {
             *self
         }
     }
@@ -135,7 +135,7 @@ mod tests {
 
     #[test]
     fn strided_rows_count_as_all_of_their_descriptors() {
-        let row = |address, count| Row { address, bytes: 8, stride: 100, count };
+        let row = |address, count| DescRow { address, bytes: 8, stride: 100, count };
         let rows = [row(1000, 3), row(5000, 2), row(9, 0)];
         let list = PreparedList::of(&rows);
         assert_eq!(list.chosen(&[2]), (8, 1200));

@@ -5,7 +5,7 @@ use core::sync::atomic::{AtomicBool, Ordering};
 
 use laxity_job::symbol::{Symbol, function_at};
 
-use crate::abi::{AgentPtr, OptionalArgs, RequestPtr, Status, status};
+use crate::abi::{AgentPtr, NixlStatus, OptionalArgs, RequestPtr, status};
 
 /// Prints that no library has a function. The program was linked against one that has it.
 pub(crate) fn say_missing(symbol: &Symbol) {
@@ -46,10 +46,10 @@ pub(crate) use real;
 ///
 /// # Safety
 /// The conditions of `nixl.h` hold.
-pub(crate) unsafe fn post(agent: AgentPtr, request: RequestPtr, extra: OptionalArgs) -> Status {
+pub(crate) unsafe fn post(agent: AgentPtr, request: RequestPtr, extra: OptionalArgs) -> NixlStatus {
     let real = real!(
         "_ZNK9nixlAgent11postXferReqEP12nixlXferReqHPK21nixlAgentOptionalArgs",
-        fn(AgentPtr, RequestPtr, OptionalArgs) -> Status
+        fn(AgentPtr, RequestPtr, OptionalArgs) -> NixlStatus
     );
     // SAFETY: upheld by the caller.
     real.map_or(status::NOT_SUPPORTED, |real| unsafe { real(agent, request, extra) })
@@ -59,9 +59,11 @@ pub(crate) unsafe fn post(agent: AgentPtr, request: RequestPtr, extra: OptionalA
 ///
 /// # Safety
 /// The conditions of `nixl.h` hold.
-pub(crate) unsafe fn status_of(agent: AgentPtr, request: RequestPtr) -> Status {
-    let real =
-        real!("_ZNK9nixlAgent13getXferStatusEP12nixlXferReqH", fn(AgentPtr, RequestPtr) -> Status);
+pub(crate) unsafe fn status_of(agent: AgentPtr, request: RequestPtr) -> NixlStatus {
+    let real = real!(
+        "_ZNK9nixlAgent13getXferStatusEP12nixlXferReqH",
+        fn(AgentPtr, RequestPtr) -> NixlStatus
+    );
     // SAFETY: upheld by the caller.
     real.map_or(status::NOT_SUPPORTED, |real| unsafe { real(agent, request) })
 }

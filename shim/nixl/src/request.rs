@@ -8,7 +8,7 @@ use laxity_client::hints::{Asked, Transfer, Transfers};
 use laxity_job::Job;
 use parking_lot::Mutex;
 
-use crate::abi::{AgentPtr, OptionalArgs, RequestPtr, Status, WRITE, status};
+use crate::abi::{AgentPtr, NixlStatus, OptionalArgs, RequestPtr, WRITE, status};
 use crate::real;
 use crate::report::COUNTERS;
 
@@ -22,7 +22,7 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
 /// What a request moves. A repost moves the same bytes again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Load {
+pub(crate) struct PostedLoad {
     pub(crate) operation: i32,
     pub(crate) bytes: u64,
     /// Address of the first descriptor in this process.
@@ -30,15 +30,15 @@ pub(crate) struct Load {
 }
 
 #[derive(Debug)]
-pub(crate) struct TransferRequest {
+pub(crate) struct NixlRequest {
     pub(crate) agent: usize,
     handle: usize,
-    load: Load,
-    pub(crate) state: Mutex<RequestState>,
+    load: PostedLoad,
+    pub(crate) state: Mutex<PostState>,
 }
 
 #[derive(Debug, Default)]
-pub(crate) struct RequestState {
+pub(crate) struct PostState {
     phase: Phase,
     /// Whether the request is in its agent's list of open requests.
     pub(crate) is_listed: bool,
@@ -55,10 +55,10 @@ enum Phase {
     InFlight(Transfer),
     /// NIXL's error for a deferred post. It stays until the next post, since NIXL itself may not
     /// know of the failed one.
-    Refused(Status),
+    Refused(NixlStatus),
 }
 
-impl RequestState {
+impl PostState {
     /// Reports whether the request waits for a permit, or its end is to be reported.
     pub(crate) fn is_open(&self) -> bool {
         matches!(self.phase, Phase::Deferred { .. } | Phase::InFlight(_))
@@ -83,7 +83,7 @@ impl RequestState {
     }
 
     /// Records NIXL's status of a transfer in flight, and reports its end to the daemon.
-    fn hear(&mut self, heard: Status) {
+    fn hear(&mut self, heard: NixlStatus) {
         if heard == status::IN_PROG {
             return;
         }
@@ -93,7 +93,7 @@ impl RequestState {
     }
 }
 
-fn report_end(transfer: &Transfer, heard: Status) {
+fn report_end(transfer: &Transfer, heard: NixlStatus) {
     if heard == status::SUCCESS {
         // All bytes were permitted before the post, so the number can't be too large.
         let _ = transfer.complete(transfer.permitted());
@@ -101,8 +101,8 @@ fn report_end(transfer: &Transfer, heard: Status) {
     transfer.cancel();
 }
 
-impl TransferRequest {
-    pub(crate) fn new(agent: AgentPtr, handle: RequestPtr, load: Load) -> Self {
+impl NixlRequest {
+    pub(crate) fn new(agent: AgentPtr, handle: RequestPtr, load: PostedLoad) -> Self {
         let state = Mutex::default();
         Self { agent: agent as usize, handle: handle as usize, load, state }
     }
@@ -119,7 +119,7 @@ impl TransferRequest {
     ///
     /// # Safety
     /// As for [`Self::post`].
-    unsafe fn ask(&self) -> Status {
+    unsafe fn ask(&self) -> NixlStatus {
         // SAFETY: upheld by the caller.
         unsafe { real::status_of(self.agent(), self.handle()) }
     }
@@ -150,10 +150,10 @@ impl TransferRequest {
     /// agent.
     pub(crate) unsafe fn post(
         &self,
-        state: &mut RequestState,
+        state: &mut PostState,
         transfers: &Transfers,
         extra: OptionalArgs,
-    ) -> Status {
+    ) -> NixlStatus {
         match state.phase {
             Phase::Deferred { .. } => return status::REPOST_ACTIVE,
             Phase::InFlight(_) => {
@@ -193,11 +193,11 @@ impl TransferRequest {
     /// As for [`Self::post`].
     unsafe fn hand_on(
         &self,
-        state: &mut RequestState,
+        state: &mut PostState,
         transfer: Transfer,
         extra: OptionalArgs,
         is_unscheduled: bool,
-    ) -> Status {
+    ) -> NixlStatus {
         state.phase = Phase::Theirs;
         // SAFETY: upheld by the caller.
         let code = unsafe { real::post(self.agent(), self.handle(), extra) };
@@ -216,7 +216,7 @@ impl TransferRequest {
     ///
     /// # Safety
     /// As for [`Self::post`].
-    unsafe fn advance(&self, state: &mut RequestState) {
+    unsafe fn advance(&self, state: &mut PostState) {
         let Phase::Deferred { transfer, since } = &state.phase else {
             return;
         };
@@ -243,7 +243,7 @@ impl TransferRequest {
     ///
     /// # Safety
     /// As for [`Self::post`].
-    pub(crate) unsafe fn status(&self, state: &mut RequestState) -> Status {
+    pub(crate) unsafe fn status(&self, state: &mut PostState) -> NixlStatus {
         // SAFETY: upheld by the caller.
         unsafe { self.advance(state) };
         match state.phase {

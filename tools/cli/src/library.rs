@@ -11,7 +11,11 @@ use crate::program::{Binary, FileKind, inspect};
 /// Environment variable with the path of the library, as `--library` has it.
 pub const LIBRARY_ENV: &str = "LAXITY_LIBRARY";
 const NAME: &str = "liblaxity.so";
-const MOONCAKE: &str = "liblaxity_mooncake.so";
+/// Further libraries for the jobs of a profile, in the order of LD_PRELOAD.
+const OF_PROFILES: [(&str, &[&str]); 2] = [
+    ("mooncake", &["liblaxity_mooncake.so", "liblaxity_nixl.so"]),
+    ("nixl", &["liblaxity_nixl.so"]),
+];
 
 /// The reason why there is no library to preload.
 #[derive(Debug, Error)]
@@ -91,10 +95,11 @@ fn places(executable: Option<&Path>) -> Vec<PathBuf> {
     places
 }
 
-/// Returns the library for programs that use Mooncake's C interface, if it is beside `library`.
-pub fn mooncake(library: &Path) -> Option<PathBuf> {
-    let beside = library.with_file_name(MOONCAKE);
-    beside.is_file().then_some(beside)
+/// Returns the further libraries for jobs of a profile that are beside `library`.
+pub fn of_profile(profile: &str, library: &Path) -> Vec<PathBuf> {
+    let names =
+        OF_PROFILES.iter().filter(|(name, _)| *name == profile).flat_map(|(_, names)| *names);
+    names.map(|name| library.with_file_name(name)).filter(|path| path.is_file()).collect()
 }
 
 /// Checks that the loader can preload the library. Returns the kind of its machine code.

@@ -24,8 +24,6 @@ use crate::registration;
 const EXIT_OWN: u8 = 125;
 const EXIT_NOT_EXECUTABLE: u8 = 126;
 const EXIT_NOT_FOUND: u8 = 127;
-/// Name of the profile for jobs that may use Mooncake's C interface.
-const MOONCAKE: &str = "mooncake";
 /// Longest name that fits into a registration, in bytes.
 const NAME_BYTES_MAX: usize = 32;
 
@@ -46,6 +44,9 @@ Examples:
   # a program that uses RDMA only through NCCL
   laxity run --profile nccl -- torchrun --nproc-per-node 8 serve.py
 
+  # a program in C++ or Rust that uses NIXL
+  laxity run --profile nixl -- ./program
+
   # only account for transfers and write a report; nothing is delayed or marked
   laxity run --profile mooncake --mode observe --report job.json -- ./serve.sh
 
@@ -59,8 +60,9 @@ Exit status: that of CMD; 125 if CMD was not started because of a wrong profile 
 because of --require; 126 if CMD can't be executed; 127 if CMD does not exist; 2 for wrong \
 arguments.
 
-With the profile `mooncake`, liblaxity_mooncake.so is preloaded as well if it is installed beside \
-liblaxity.so. Programs that use Mooncake's C interface need it.
+With the profiles `mooncake` and `nixl`, liblaxity_nixl.so is preloaded as well, and with \
+`mooncake` liblaxity_mooncake.so, if they are installed beside liblaxity.so. Programs need them \
+that use NIXL without Python, or Mooncake's C interface.
 
 laxity sets LD_PRELOAD and LAXITY_PROFILE for CMD; it keeps the libraries that LD_PRELOAD has \
 already. Options set LAXITY_MODE, LAXITY_SLO_TTFT, LAXITY_SOCKET, LAXITY_NAME and LAXITY_REPORT; \
@@ -284,12 +286,9 @@ fn preload(
     let path = absolute(&library::find(args.library.as_deref())?)?;
     let binary = library::check(&path)?;
     let mut present = set("LD_PRELOAD").map(|value| value.to_string_lossy().into_owned());
-    // Mooncake's library stands behind liblaxity.so, to which programs give their hints.
-    if profile.name == MOONCAKE
-        && let Some(second) = library::mooncake(&path)
-    {
-        let second = second.to_string_lossy().into_owned();
-        present = Some(library::preload(&second, present.as_deref()));
+    // These libraries stand behind liblaxity.so, to which programs give their hints.
+    for further in library::of_profile(&profile.name, &path).iter().rev() {
+        present = Some(library::preload(&further.to_string_lossy(), present.as_deref()));
     }
     command.env("LD_PRELOAD", library::preload(&path.to_string_lossy(), present.as_deref()));
 

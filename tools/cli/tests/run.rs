@@ -103,7 +103,7 @@ fn the_command_gets_the_library_and_the_options_as_variables() {
 }
 
 #[test]
-fn mooncakes_jobs_get_its_library_behind_the_other_where_there_is_one() {
+fn jobs_of_mooncake_and_nixl_get_their_libraries_behind_the_other_where_there_are_some() {
     let place = Place::new();
     let library = place.library().display().to_string();
     let preloaded = |profile: &str| {
@@ -115,7 +115,12 @@ fn mooncakes_jobs_get_its_library_behind_the_other_where_there_is_one() {
     let second = place.path("liblaxity_mooncake.so");
     fs::copy(place.library(), &second).expect("copied");
     let both = format!("{library}:{}", second.display());
-    assert_eq!(preloaded("mooncake"), Some(both));
+    assert_eq!(preloaded("mooncake"), Some(both.clone()));
+    assert_eq!(preloaded("nixl").as_ref(), Some(&library));
+    let third = place.path("liblaxity_nixl.so");
+    fs::copy(place.library(), &third).expect("copied");
+    assert_eq!(preloaded("mooncake"), Some(format!("{both}:{}", third.display())));
+    assert_eq!(preloaded("nixl"), Some(format!("{library}:{}", third.display())));
     assert_eq!(preloaded("nccl"), Some(library));
 }
 
@@ -295,7 +300,7 @@ fn profiles_are_listed_and_shown() {
         command.arg("profiles").args(arguments).output().unwrap()
     };
     let list = text(&laxity(&[]).stdout);
-    for name in ["default", "mooncake", "nccl", "perftest", "ucx", "wide-ep"] {
+    for name in ["default", "mooncake", "nccl", "nixl", "perftest", "ucx", "wide-ep"] {
         assert!(list.contains(name), "{list}");
     }
     assert!(text(&laxity(&["ucx"]).stdout).contains("default_traffic_class = 106"));

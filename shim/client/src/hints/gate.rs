@@ -247,8 +247,8 @@ impl Transfer {
         }
     }
 
-    /// Waits for the permits of the whole transfer, for `limit` at most. Returns whether bytes of it
-    /// were bypassed, or `None` after `limit`.
+    /// Waits for the permits of the whole transfer, for `limit` at most. Returns whether bytes were
+    /// bypassed, or `None` after `limit`.
     pub fn wait_whole(&self, limit: Duration) -> Option<bool> {
         let end = Instant::now() + limit;
         let mut is_bypassed = false;

@@ -4,7 +4,7 @@
 use core::ffi::c_void;
 
 use super::{interpose, within};
-use crate::abi::{AgentPtr, Status, status};
+use crate::abi::{AgentPtr, NixlStatus, status};
 
 /// An argument that is passed on. These functions have pointers and references only.
 type Argument = *const c_void;

@@ -175,8 +175,13 @@ fn ucx_and_nixl(process: &Process) -> Vec<DataPath> {
         () if can_verbs(process) => Some(posted(process, "libfabric")),
         () => None,
     };
-    let gated = process.has("_laxity.") && process.variable("LAXITY_NIXL") != Some("off");
-    let asks = gated.then_some(PACKAGE);
+    // The package waits for permits itself, also where the library is preloaded.
+    let asks = match () {
+        () if process.variable("LAXITY_NIXL") == Some("off") => None,
+        () if process.has("_laxity.") => Some(PACKAGE),
+        () if process.has("liblaxity_nixl") => Some("liblaxity_nixl.so"),
+        () => None,
+    };
     let Some(carrier) = carrier else {
         let own = DataPath { asks, ..DataPath::new(PathKind::Nixl, "UCX", false) };
         return asks.is_some().then_some(own).into_iter().collect();

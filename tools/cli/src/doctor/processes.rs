@@ -284,9 +284,10 @@ fn uncovered(process: &Process) -> Option<Finding> {
 /// Returns the profile that fits the process. Mooncake comes first: with NCCL's profile its
 /// transfers would count as collectives, which costs more than the opposite mistake.
 fn profile(process: &Process) -> &'static str {
-    const FITTING: [(&str, &str); 5] = [
+    const FITTING: [(&str, &str); 6] = [
         ("libtransfer_engine", "mooncake"),
         ("mooncake/", "mooncake"),
+        ("libnixl", "nixl"),
         ("libucp", "ucx"),
         ("libnccl", "nccl"),
         ("librccl", "nccl"),
