@@ -104,16 +104,22 @@ impl Agent {
     }
 
     fn tend(&self) {
-        let mut left = self.open.lock().len().min(TENDED);
-        while left > 0 {
-            left -= 1;
-            let Some(request) = self.open.lock().pop_front() else {
-                return;
+        let count = self.open.lock().len().min(TENDED);
+        for _ in 0..count {
+            // The request stays listed meanwhile, so that the thread goes on looking at the agent.
+            let next = {
+                let mut open = self.open.lock();
+                let next = open.pop_front();
+                open.extend(next.clone());
+                next
             };
+            let Some(request) = next else { return };
             // SAFETY: the calling thread is in the agent. A request is released in its agent, too,
             // and is not open afterwards.
-            if unsafe { request.tend() } {
-                self.open.lock().push_back(request);
+            if !unsafe { request.tend() } {
+                let mut open = self.open.lock();
+                let at = open.iter().rposition(|listed| Arc::ptr_eq(listed, &request));
+                at.map(|at| open.remove(at));
             }
         }
     }

@@ -77,7 +77,7 @@ unsafe fn record(
     match local {
         Some((0, _)) => {}
         Some((bytes, address)) => {
-            hub.created(agent, handle, PostedLoad { operation, bytes, address })
+            hub.created(agent, handle, PostedLoad { operation, bytes, address });
         }
         None => hub::unknown(),
     }

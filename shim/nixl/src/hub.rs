@@ -6,7 +6,6 @@
 use core::sync::atomic::{AtomicBool, Ordering};
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use laxity_client::hints::{self, Transfers};
@@ -34,7 +33,7 @@ pub(crate) struct NixlHub {
     requests: RwLock<HashMap<usize, Arc<NixlRequest>>>,
     lists: RwLock<HashMap<usize, (usize, Arc<PreparedList>)>>,
     transfers: Transfers,
-    worker: TendingThread,
+    thread: TendingThread,
 }
 
 #[derive(Debug, Default)]
@@ -43,7 +42,6 @@ struct TendingThread {
     list: Mutex<Vec<Arc<Agent>>>,
     listed: Condvar,
     start: OnceLock<()>,
-    /// Whether no thread could be started. The program's calls still post what is permitted.
     ends: AtomicBool,
     /// Whether the thread is in an agent, or about to be.
     is_busy: AtomicBool,
@@ -69,7 +67,7 @@ pub(crate) fn make() -> Option<&'static NixlHub> {
             requests: RwLock::default(),
             lists: RwLock::default(),
             transfers,
-            worker: TendingThread::default(),
+            thread: TendingThread::default(),
         }
     };
     WANTED.get_or_init(settings::is_wanted).then(|| HUB.get_or_make(make))
@@ -176,17 +174,17 @@ impl NixlHub {
 
     /// Adds an agent to the thread's list.
     fn attend(&'static self, agent: &Arc<Agent>) {
-        let worker = &self.worker;
-        worker.start.get_or_init(|| self.start());
-        let mut list = worker.list.lock();
+        let thread = &self.thread;
+        thread.start.get_or_init(|| self.start());
+        let mut list = thread.list.lock();
         if !list.iter().any(|listed| Arc::ptr_eq(listed, agent)) {
             list.push(Arc::clone(agent));
-            worker.listed.notify_one();
+            thread.listed.notify_one();
         }
     }
 
     fn start(&'static self) {
-        let builder = thread::Builder::new().name(String::from("laxity-nixl"));
+        let builder = std::thread::Builder::new().name(String::from("laxity-nixl"));
         let started = laxity_job::thread::spawn(builder, move || self.work());
         if let Err(error) = started {
             eprintln!(
@@ -197,38 +195,38 @@ impl NixlHub {
     }
 
     fn work(&'static self) {
-        let worker = &self.worker;
+        let thread = &self.thread;
         loop {
             let agents = {
-                let mut list = worker.list.lock();
+                let mut list = thread.list.lock();
                 while list.is_empty() {
-                    worker.listed.wait(&mut list);
+                    thread.listed.wait(&mut list);
                 }
                 list.clone()
             };
-            thread::sleep(LOOK_EVERY);
+            std::thread::sleep(LOOK_EVERY);
             for agent in agents {
                 // SeqCst, here and in `stop`, so that one of the two sees the other's store.
-                worker.is_busy.store(true, Ordering::SeqCst);
-                if worker.ends.load(Ordering::SeqCst) {
-                    worker.is_busy.store(false, Ordering::SeqCst);
+                thread.is_busy.store(true, Ordering::SeqCst);
+                if thread.ends.load(Ordering::SeqCst) {
+                    thread.is_busy.store(false, Ordering::SeqCst);
                     return;
                 }
                 if !agent.tend_if_quiet() {
-                    let mut list = worker.list.lock();
+                    let mut list = thread.list.lock();
                     // A post lists its request first and then takes this lock.
                     list.retain(|listed| !Arc::ptr_eq(listed, &agent) || agent.has_open());
                 }
-                worker.is_busy.store(false, Ordering::SeqCst);
+                thread.is_busy.store(false, Ordering::SeqCst);
             }
         }
     }
 
     fn stop(&self) {
-        self.worker.ends.store(true, Ordering::SeqCst);
+        self.thread.ends.store(true, Ordering::SeqCst);
         let end = Instant::now() + END_WITHIN;
-        while self.worker.is_busy.load(Ordering::SeqCst) && Instant::now() < end {
-            thread::sleep(Duration::from_micros(50));
+        while self.thread.is_busy.load(Ordering::SeqCst) && Instant::now() < end {
+            std::thread::sleep(Duration::from_micros(50));
         }
     }
 }

@@ -1,6 +1,6 @@
 //! NIXL's own functions, by their mangled names. They may throw, so their ABI is `C-unwind`.
 
-use core::ffi::{c_int, c_void};
+use core::ffi::{CStr, c_int, c_void};
 use core::sync::atomic::{AtomicBool, Ordering};
 
 use laxity_job::symbol::{Symbol, function_at};
@@ -72,23 +72,39 @@ pub(crate) unsafe fn status_of(agent: AgentPtr, request: RequestPtr) -> NixlStat
 /// export them.
 #[derive(Debug)]
 pub(crate) struct DescFunctions {
-    count: Symbol,
-    begin: Symbol,
-    end: Symbol,
+    /// `descCount`, `begin` and `end`, which are const.
+    symbols: [Symbol; 3],
+    /// Whether one was looked for in vain. A look goes through all libraries. Relaxed: a hint.
+    is_missing: AtomicBool,
 }
 
-pub(crate) static BASIC: DescFunctions = DescFunctions {
-    count: Symbol::anywhere(c"_ZNK12nixlDescListI13nixlBasicDescE9descCountEv"),
-    begin: Symbol::anywhere(c"_ZNK12nixlDescListI13nixlBasicDescE5beginEv"),
-    end: Symbol::anywhere(c"_ZNK12nixlDescListI13nixlBasicDescE3endEv"),
-};
-pub(crate) static STRIDE: DescFunctions = DescFunctions {
-    count: Symbol::anywhere(c"_ZNK12nixlDescListI14nixlStrideDescE9descCountEv"),
-    begin: Symbol::anywhere(c"_ZNK12nixlDescListI14nixlStrideDescE5beginEv"),
-    end: Symbol::anywhere(c"_ZNK12nixlDescListI14nixlStrideDescE3endEv"),
-};
+pub(crate) static BASIC: DescFunctions = DescFunctions::of([
+    c"_ZNK12nixlDescListI13nixlBasicDescE9descCountEv",
+    c"_ZNK12nixlDescListI13nixlBasicDescE5beginEv",
+    c"_ZNK12nixlDescListI13nixlBasicDescE3endEv",
+]);
+pub(crate) static STRIDE: DescFunctions = DescFunctions::of([
+    c"_ZNK12nixlDescListI14nixlStrideDescE9descCountEv",
+    c"_ZNK12nixlDescListI14nixlStrideDescE5beginEv",
+    c"_ZNK12nixlDescListI14nixlStrideDescE3endEv",
+]);
 
 impl DescFunctions {
+    const fn of([count, begin, end]: [&'static CStr; 3]) -> Self {
+        let symbols = [Symbol::anywhere(count), Symbol::anywhere(begin), Symbol::anywhere(end)];
+        Self { symbols, is_missing: AtomicBool::new(false) }
+    }
+
+    fn addresses(&self) -> Option<[*const c_void; 3]> {
+        if self.is_missing.load(Ordering::Relaxed) {
+            return None;
+        }
+        let [count, begin, end] = &self.symbols;
+        let found = (|| Some([count.address()?, begin.address()?, end.address()?]))();
+        self.is_missing.store(found.is_none(), Ordering::Relaxed);
+        found
+    }
+
     /// Returns the number of elements of a list and its first and last address.
     ///
     /// # Safety
@@ -99,8 +115,7 @@ impl DescFunctions {
     ) -> Option<(c_int, *const c_void, *const c_void)> {
         type Edge = unsafe extern "C-unwind" fn(*const c_void) -> *const c_void;
         type Count = unsafe extern "C-unwind" fn(*const c_void) -> c_int;
-        let (count, begin, end) =
-            (self.count.address()?, self.begin.address()?, self.end.address()?);
+        let [count, begin, end] = self.addresses()?;
         // SAFETY: the types are those of `nixl_descriptors.h`. An iterator of a vector is a class
         // with one pointer, which is returned like a pointer. The caller upholds the rest.
         unsafe {

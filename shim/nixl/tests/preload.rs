@@ -278,6 +278,14 @@ fn a_program_that_never_asks_for_the_state_does_not_wait_for_ever() {
 }
 
 #[test]
+fn the_thread_stays_out_of_an_agent_that_a_call_is_in() {
+    let daemon = TestDaemon::start();
+    let done = Job::new("busy").held(&daemon, BYTES);
+    // `Job::end` looks for two threads in the log.
+    assert_eq!((done.said("arrived"), done.log.as_str()), (vec![1], "post 1\ndestroy 0\n"));
+}
+
+#[test]
 fn a_post_with_arguments_waits_in_the_call_for_a_moment_only() {
     let daemon = TestDaemon::start();
     daemon.set(&daemon.knobs.hold, true);

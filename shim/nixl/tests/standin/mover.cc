@@ -115,6 +115,9 @@ extern "C" int run(const char *named) {
             nixl_notifs_t found;
             await(0, BLOCKS, [&] { agent->getNotifs(found); });
             for (int i = 0; i < 200; i++) agent->getNotifs(found), usleep(100);
+        } else if (way == "busy") {
+            nixl_notifs_t found;
+            for (int i = 0; i < 5; i++) agent->getNotifs(found, &extra);
         } else if (way == "release") {
             say("release", agent->releaseXferReq(request));
         } else if (way == "destroy") {

@@ -135,8 +135,9 @@ nixl_status_t nixlAgent::releasedDlistH(nixlDlistH *list) const {
     return NIXL_SUCCESS;
 }
 
-nixl_status_t nixlAgent::getNotifs(nixl_notifs_t &, const nixl_opt_args_t *) {
+// Takes long with arguments.
+nixl_status_t nixlAgent::getNotifs(nixl_notifs_t &, const nixl_opt_args_t *extra) {
     Alone alone(*data);
-    usleep(100);
+    usleep(extra ? 60000 : 100);
     return NIXL_SUCCESS;
 }
