@@ -13,7 +13,7 @@ import types
 import pytest
 
 import laxity
-from laxity import _measured, nixl
+from laxity import _beneath, _measured, nixl
 
 from . import leaving
 from .conftest import FAKE
@@ -136,6 +136,13 @@ def test_a_transfer_is_submitted_whole_with_its_bytes_and_direction(gate, permit
     assert read.said["otherwise"] is laxity.Stage.KV_REUSE
     assert write.said["address"] == 4096
     assert binding.posted == [(1, b"n"), (2, b"")]
+
+
+def test_a_preloaded_library_is_told_which_requests_the_gate_asks_for(gate, permits, monkeypatch):
+    exempt = []
+    monkeypatch.setattr(_beneath, "_nixl_exempt", lambda: exempt.append)
+    known, _ = create(gate, 100), create(gate)
+    assert exempt == [known], "the gate asks for no permit for a transfer of unknown size"
 
 
 def test_it_is_complete_when_nixl_says_so_and_once(gate, permits, binding):

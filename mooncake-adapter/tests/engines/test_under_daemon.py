@@ -1,8 +1,13 @@
 """The wrappers under a real laxityd: what they say arrives there, and its order is theirs. See ``tests/conftest.py`` for what is needed."""
 
+import importlib.util
+import json
 import pathlib
+import subprocess
+import sys
 
 import pytest
+from conftest import PATIENCE_S, binary, environment
 
 from .conftest import FAKE
 
@@ -114,6 +119,30 @@ print(json.dumps([[at[2] - at[1], at[3] - at[2]], laxity.stats()]))
     assert all(gap > 0.15 for gap in posted), posted
     assert stats["scheduled_bytes"] == 24 << 20 and stats["bypassed_bytes"] == 0
     eventually(lambda: slow_daemon.stage("p2d", "egress")["completed_bytes"] == 24 << 20)
+
+
+def test_nixls_gate_and_the_preloaded_library_do_not_both_ask(slow_daemon, tmp_path):
+    """Real agents. shim/nixl tests the library alone."""
+    if not any(importlib.util.find_spec(name) for name in ("nixl_cu12", "nixl_cu13")):
+        pytest.skip("NIXL is not installed (pip install nixl)")
+    pytest.importorskip("numpy")
+    mover = pathlib.Path(HERE).parents[2] / "shim/nixl/tests/wheel/mover.py"
+    report = tmp_path / "report"
+    library = {"LD_PRELOAD": str(binary("liblaxity_nixl.so")), "LAXITY_REPORT": str(report)}
+    done = subprocess.run(
+        [sys.executable, str(mover), "gate"],
+        env=environment(slow_daemon, UCX_TLS="tcp,self", **library),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+    # The wheel's libnl crashes when the process ends, with Laxity and without it.
+    assert done.stdout.endswith("destroyed\n"), done.stdout + done.stderr
+    lines = [json.loads(line) for line in report.read_text().splitlines()]
+    (line,) = [line for line in lines if line["library"] == "liblaxity_nixl"]
+    # The last transfer may be released before its post.
+    assert line["posts"] in (8, 9) and (line["exempt"], line["scheduled_bytes"]) == (7, 0)
+    assert slow_daemon.status()["totals"]["flows"] == 9
 
 
 LMCACHE = """
