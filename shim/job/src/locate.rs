@@ -12,6 +12,7 @@ use crate::{FILE_BYTES_MAX, FOLDER, FOLDER_ENV, Origin, Profile, ProfileError};
 /// The built-in profiles, ordered by name.
 pub(crate) const BUILTIN: &[(&str, &str)] = &[
     ("default", include_str!("../profiles/default.toml")),
+    ("dynamo", include_str!("../profiles/dynamo.toml")),
     ("mooncake", include_str!("../profiles/mooncake.toml")),
     ("nccl", include_str!("../profiles/nccl.toml")),
     ("nixl", include_str!("../profiles/nixl.toml")),

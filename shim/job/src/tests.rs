@@ -18,7 +18,8 @@ fn error(text: &str) -> String {
 fn every_builtin_profile_parses_and_describes_itself() {
     let profiles = Profile::builtin();
     let names: Vec<&str> = profiles.iter().map(|p| p.name.as_str()).collect();
-    assert_eq!(names, ["default", "mooncake", "nccl", "nixl", "perftest", "ucx", "wide-ep"]);
+    let expected = ["default", "dynamo", "mooncake", "nccl", "nixl", "perftest", "ucx", "wide-ep"];
+    assert_eq!(names, expected);
     assert_eq!(profiles.len(), BUILTIN.len());
     assert!(profiles.iter().all(|p| !p.description.is_empty()));
 }
@@ -43,6 +44,8 @@ fn profiles_classify_as_documented() {
     let all = [nccl.stage.write, nccl.stage.read, nccl.stage.send, nccl.stage.atomic];
     assert_eq!(all, [Stage::Collective; 4]);
     assert_eq!(nccl.qp.stage, Stage::Collective);
+    assert_eq!(profile("dynamo").stage.read, Stage::P2d);
+    assert_eq!(profile("nixl").stage.read, Stage::KvReuse);
     assert_eq!(profile("ucx").qp.default_traffic_class, 106);
     assert_eq!(profile("perftest").stage.send, Stage::Collective);
     let sets_classes = profiles.iter().filter(|profile| profile.class_variables);
@@ -143,7 +146,8 @@ fn names_are_those_of_the_folders_and_the_builtin_ones() {
     fs::write(folder.path().join("nccl.toml"), "").unwrap();
     fs::write(folder.path().join("README"), "").unwrap();
     let names = Folders(vec![folder.path().into(), "/nowhere".into()]).names();
-    let expected = ["default", "mooncake", "nccl", "nixl", "ours", "perftest", "ucx", "wide-ep"];
+    let expected =
+        ["default", "dynamo", "mooncake", "nccl", "nixl", "ours", "perftest", "ucx", "wide-ep"];
     assert_eq!(names, expected);
 }
 

@@ -12,7 +12,8 @@ use crate::program::{Binary, FileKind, inspect};
 pub const LIBRARY_ENV: &str = "LAXITY_LIBRARY";
 const NAME: &str = "liblaxity.so";
 /// Further libraries for the jobs of a profile, in the order of LD_PRELOAD.
-const OF_PROFILES: [(&str, &[&str]); 2] = [
+const OF_PROFILES: [(&str, &[&str]); 3] = [
+    ("dynamo", &["liblaxity_nixl.so"]),
     ("mooncake", &["liblaxity_mooncake.so", "liblaxity_nixl.so"]),
     ("nixl", &["liblaxity_nixl.so"]),
 ];

@@ -120,7 +120,9 @@ fn jobs_of_mooncake_and_nixl_get_their_libraries_behind_the_other_where_there_ar
     let third = place.path("liblaxity_nixl.so");
     fs::copy(place.library(), &third).expect("copied");
     assert_eq!(preloaded("mooncake"), Some(format!("{both}:{}", third.display())));
-    assert_eq!(preloaded("nixl"), Some(format!("{library}:{}", third.display())));
+    let with_third = Some(format!("{library}:{}", third.display()));
+    assert_eq!(preloaded("nixl"), with_third);
+    assert_eq!(preloaded("dynamo"), with_third);
     assert_eq!(preloaded("nccl"), Some(library));
 }
 
@@ -300,7 +302,7 @@ fn profiles_are_listed_and_shown() {
         command.arg("profiles").args(arguments).output().unwrap()
     };
     let list = text(&laxity(&[]).stdout);
-    for name in ["default", "mooncake", "nccl", "nixl", "perftest", "ucx", "wide-ep"] {
+    for name in ["default", "dynamo", "mooncake", "nccl", "nixl", "perftest", "ucx", "wide-ep"] {
         assert!(list.contains(name), "{list}");
     }
     assert!(text(&laxity(&["ucx"]).stdout).contains("default_traffic_class = 106"));
