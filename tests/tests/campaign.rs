@@ -43,8 +43,8 @@ fn hundreds_of_faults_in_combination_lose_nothing_on_any_path() {
 }
 
 /// Plays a campaign with a bug on a path, and its wrong round again. Returns the failure from the
-/// report.
-fn is_found(folder: &Path, [plant, path]: [&str; 2], what: &str, shrink: &str) -> Value {
+/// report. It has one of these texts.
+fn is_found(folder: &Path, [plant, path]: [&str; 2], texts: &[&str], shrink: &str) -> Value {
     let bug = ["--plant", plant, "--plant-on", path];
     let said = campaign(
         folder,
@@ -53,7 +53,7 @@ fn is_found(folder: &Path, [plant, path]: [&str; 2], what: &str, shrink: &str) -
     assert_eq!(said.status.code(), Some(1), "{bug:?}: {}", said.all());
     let failure = said.json()["failures"][0].clone();
     let violations = failure[1]["violations"].to_string();
-    assert!(violations.contains(what), "{bug:?}: {violations}");
+    assert!(texts.iter().any(|text| violations.contains(text)), "{bug:?}: {violations}");
     let file = failure[0].as_str().expect("a path");
     let again = campaign(folder, &[&["--replay", file], &bug[..]].concat());
     assert_eq!(again.status.code(), Some(1), "{bug:?} again: {}", again.all());
@@ -63,7 +63,7 @@ fn is_found(folder: &Path, [plant, path]: [&str; 2], what: &str, shrink: &str) -
 #[test]
 fn a_transfer_that_completes_twice_is_found_and_shrunk() {
     let folder = folder();
-    let failure = is_found(folder.path(), ["twice", "client"], "after it was complete", "12");
+    let failure = is_found(folder.path(), ["twice", "client"], &["after it was complete"], "12");
     let left = failure[1]["schedule"]["faults"].as_array().map_or(usize::MAX, Vec::len);
     assert!(left <= 5, "{left} faults are left: {failure}");
     let file = failure[0].as_str().expect("a path");
@@ -79,18 +79,19 @@ fn a_transfer_that_is_lost_or_changes_places_or_completes_twice_is_found_on_each
             skip(Need::Machine, &lacks);
             continue;
         }
-        for (plant, what) in [
-            ("drop", "before transfer"),
-            ("swap", "before transfer"),
-            ("twice", "after it was complete"),
+        for (plant, texts) in [
+            // Whether a transfer comes after the lost one is a matter of time.
+            ("drop", &["before transfer", "never completed"][..]),
+            ("swap", &["before transfer"]),
+            ("twice", &["after it was complete"]),
         ] {
-            is_found(folder().path(), [plant, path], what, "0");
+            is_found(folder().path(), [plant, path], texts, "0");
         }
     }
 }
 
 #[test]
 fn a_client_or_a_lane_that_is_left_behind_is_found() {
-    is_found(folder().path(), ["leak", "client"], "the daemon has 1 clients", "0");
-    is_found(folder().path(), ["leak_lane", "client"], "lanes, not at most 3", "0");
+    is_found(folder().path(), ["leak", "client"], &["the daemon has 1 clients"], "0");
+    is_found(folder().path(), ["leak_lane", "client"], &["lanes, not at most 3"], "0");
 }
