@@ -109,16 +109,19 @@ pub fn read_to_string(path: &Path, limit: u64) -> Result<String, ReadError> {
         .map_err(|error| ReadError::NotText { at: error.utf8_error().valid_up_to() })
 }
 
+/// The operating system's error of a write to standard output.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot write to standard output: {0}")]
+pub struct PrintError(pub io::Error);
+
 /// Writes to standard output. It is no error if the reader has closed the pipe.
 ///
 /// # Errors
-/// The operating system's error, in a text that names standard output.
-pub fn print(text: impl AsRef<[u8]>) -> io::Result<()> {
+/// Standard output does not take it.
+pub fn print(text: impl AsRef<[u8]>) -> Result<(), PrintError> {
     let mut out = io::stdout();
     match out.write_all(text.as_ref()).and_then(|()| out.flush()) {
-        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
-            Err(io::Error::new(error.kind(), format!("cannot write to standard output: {error}")))
-        }
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(PrintError(error)),
         _ => Ok(()),
     }
 }

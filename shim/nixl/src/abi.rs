@@ -124,6 +124,18 @@ impl NixlDescriptor for StrideDesc {
     }
 }
 
+/// Reports whether a list describes memory of hosts or GPUs. Others describe blocks, objects and
+/// files, which a disk or a store moves. A release without `getType` counts as memory.
+///
+/// # Safety
+/// `list` is a list of the type to which the functions belong.
+pub(crate) unsafe fn is_memory(list: *const c_void, functions: &DescFunctions) -> bool {
+    /// `DRAM_SEG` and `VRAM_SEG` of `nixl_mem_t`.
+    const MEMORY: [c_int; 2] = [0, 1];
+    // SAFETY: upheld by the caller.
+    unsafe { functions.kind(list) }.is_none_or(|kind| MEMORY.contains(&kind))
+}
+
 /// Returns the descriptors of a `nixlDescList<D>`, or `None` if this release has other ones.
 ///
 /// # Safety

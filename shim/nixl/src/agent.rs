@@ -38,6 +38,11 @@ pub(crate) struct Agent {
     open: Mutex<VecDeque<Arc<NixlRequest>>>,
 }
 
+/// Reports whether this thread is in a call of an agent, so that a call comes from NIXL itself.
+pub(crate) fn is_nested() -> bool {
+    DEPTH.with(Cell::get) > 0
+}
+
 /// A call of an agent, until it is dropped.
 pub(crate) struct Inside<'a> {
     agent: Option<(&'a Agent, RwLockReadGuard<'a, ()>)>,
@@ -83,8 +88,7 @@ impl Agent {
 
     /// Waits until no thread is in the agent, and keeps all out of it during `body`.
     pub(crate) fn alone(&self, body: impl FnOnce()) {
-        let is_nested = DEPTH.with(Cell::get) > 0;
-        let _all = (!is_nested).then(|| self.calls.write());
+        let _all = (!is_nested()).then(|| self.calls.write());
         self.open.lock().clear();
         body();
     }
@@ -116,11 +120,7 @@ impl Agent {
             let Some(request) = next else { return };
             // SAFETY: the calling thread is in the agent. A request is released in its agent, too,
             // and is not open afterwards.
-            if !unsafe { request.tend() } {
-                let mut open = self.open.lock();
-                let at = open.iter().rposition(|listed| Arc::ptr_eq(listed, &request));
-                at.map(|at| open.remove(at));
-            }
+            unsafe { request.tend(self) };
         }
     }
 
@@ -133,6 +133,16 @@ impl Agent {
     pub(crate) fn list(&self, request: &Arc<NixlRequest>, state: &mut PostState) {
         if !core::mem::replace(&mut state.is_listed, true) {
             self.open.lock().push_back(Arc::clone(request));
+        }
+    }
+
+    /// Takes a request off the list once it is not open. Its state is locked, so that a post by
+    /// another thread can't list it meanwhile.
+    pub(crate) fn unlist(&self, request: &NixlRequest, state: &mut PostState) {
+        if !state.is_open() && core::mem::take(&mut state.is_listed) {
+            let mut open = self.open.lock();
+            let at = open.iter().rposition(|listed| core::ptr::eq(&raw const **listed, request));
+            at.map(|at| open.remove(at));
         }
     }
 }

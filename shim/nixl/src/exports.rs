@@ -16,6 +16,7 @@ use crate::abi::{
     self, AgentPtr, BasicDesc, IndexSpan, IndexVector, ListPtr, NixlDescriptor, NixlStatus,
     OptionalArgs, RequestPtr, StrideDesc, status,
 };
+use crate::agent;
 use crate::hub::{self, NixlHub};
 use crate::lists::{self, PreparedList};
 use crate::real::{self, BASIC, DescFunctions, STRIDE};
@@ -54,7 +55,8 @@ fn within<T>(agent: AgentPtr, tends: bool, call: impl FnOnce() -> T) -> T {
 /// in it must not reach C++.
 fn besides(code: NixlStatus, body: impl FnOnce(&'static NixlHub)) {
     let body = AssertUnwindSafe(|| hub::make().map(body));
-    if code == status::SUCCESS {
+    // NIXL's functions create for each other. The outermost call records.
+    if code == status::SUCCESS && !agent::is_nested() {
         let _ = catch_unwind(body);
     }
 }
@@ -73,7 +75,9 @@ unsafe fn record(
     // SAFETY: upheld by the caller.
     let handle = unsafe { created.read() };
     // An old request with this address was released without this library.
-    hub.forget(handle);
+    if let Some(old) = hub.forget(handle) {
+        old.state.lock().end();
+    }
     match local {
         Some((0, _)) => {}
         Some((bytes, address)) => {
@@ -83,23 +87,49 @@ unsafe fn record(
     }
 }
 
-/// Records a prepared list. Only this side's lists are used: the local side of a transfer has as
-/// many bytes as the remote one.
+/// Records a request of two prepared lists. `chosen` are the local descriptors.
+///
+/// # Safety
+/// `created` points to the request.
+unsafe fn record_made(
+    hub: &NixlHub,
+    agent: AgentPtr,
+    operation: c_int,
+    (local, remote): (*const c_void, *const c_void),
+    chosen: &[c_int],
+    created: *const RequestPtr,
+) {
+    let (local, remote) = (hub.list(local), hub.list(remote));
+    let moved = if [&local, &remote].iter().any(|it| it.as_ref().is_some_and(|it| it.is_storage)) {
+        Some((0, 0))
+    } else {
+        local.map(|list| list.chosen(chosen))
+    };
+    // SAFETY: upheld by the caller.
+    unsafe { record(hub, agent, operation, moved, created) };
+}
+
+/// Records a prepared list. Of the other side's lists only those of storage are used, since the
+/// local side of a transfer has as many bytes as the remote one.
 ///
 /// # Safety
 /// `list` is a `nixlDescList<D>`, and `created` points to the prepared list.
 unsafe fn record_list<D: NixlDescriptor>(
     hub: &NixlHub,
     agent: AgentPtr,
-    list: *const c_void,
+    (list, is_local): (*const c_void, bool),
     functions: &DescFunctions,
     created: *const ListPtr,
 ) {
     // SAFETY: upheld by the caller.
-    let (handle, found) = unsafe { (created.read(), abi::descriptors::<D>(list, functions)) };
+    let (handle, is_memory) = unsafe { (created.read(), abi::is_memory(list, functions)) };
     hub.forget_list(handle);
-    // Without its list, a request counts as unknown.
-    if let Some(found) = found {
+    if !is_memory {
+        hub.prepared(agent, handle, PreparedList::storage());
+    } else if is_local
+        // SAFETY: upheld by the caller. Without its list, a request counts as unknown.
+        && let Some(found) = unsafe { abi::descriptors::<D>(list, functions) }
+    {
         hub.prepared(agent, handle, PreparedList::of(found));
     }
 }
@@ -115,8 +145,13 @@ interpose! {
         let code = within(agent, true, call);
         // SAFETY: upheld by the caller. NIXL has created the request.
         besides(code, |hub| unsafe {
-            let local = abi::descriptors::<BasicDesc>(local, &BASIC).map(lists::whole);
-            record(hub, agent, *operation, local, created);
+            let is_memory = [local, remote].iter().all(|list| abi::is_memory(*list, &BASIC));
+            let moved = match is_memory {
+                true => abi::descriptors::<BasicDesc>(local, &BASIC).map(lists::whole),
+                // A disk or a store moves the bytes, and no NIC.
+                false => Some((0, 0)),
+            };
+            record(hub, agent, *operation, moved, created);
         });
         code
     }
@@ -133,8 +168,9 @@ interpose! {
         });
         // SAFETY: upheld by the caller. NIXL has created the request.
         besides(code, |hub| unsafe {
-            let local = hub.list(local).map(|list| list.chosen((*chosen).span().indices()));
-            record(hub, agent, *operation, local, created);
+            let chosen = (*chosen).span();
+            let chosen = chosen.indices();
+            record_made(hub, agent, *operation, (local, remote), chosen, created);
         });
         code
     }
@@ -151,8 +187,8 @@ interpose! {
         });
         // SAFETY: upheld by the caller. NIXL has created the request.
         besides(code, |hub| unsafe {
-            let local = hub.list(local).map(|list| list.chosen(chosen.indices()));
-            record(hub, agent, operation, local, created);
+            let chosen = chosen.indices();
+            record_made(hub, agent, operation, (local, remote), chosen, created);
         });
         code
     }
@@ -166,9 +202,7 @@ interpose! {
         let code = within(agent, false, || unsafe { real(agent, name, list, created, extra) });
         // SAFETY: upheld by the caller. NIXL has created the list.
         besides(code, |hub| unsafe {
-            if abi::is_empty(name) {
-                record_list::<BasicDesc>(hub, agent, list, &BASIC, created);
-            }
+            record_list::<BasicDesc>(hub, agent, (list, abi::is_empty(name)), &BASIC, created);
         });
         code
     }
@@ -182,9 +216,7 @@ interpose! {
         let code = within(agent, false, || unsafe { real(agent, name, list, created, extra) });
         // SAFETY: upheld by the caller. NIXL has created the list.
         besides(code, |hub| unsafe {
-            if abi::is_empty(name) {
-                record_list::<StrideDesc>(hub, agent, list, &STRIDE, created);
-            }
+            record_list::<StrideDesc>(hub, agent, (list, abi::is_empty(name)), &STRIDE, created);
         });
         code
     }
@@ -197,7 +229,7 @@ interpose! {
         let code = within(agent, false, || unsafe { real(agent, list, created, extra) });
         // SAFETY: upheld by the caller. NIXL has created the list.
         besides(code, |hub| unsafe {
-            record_list::<BasicDesc>(hub, agent, list, &BASIC, created);
+            record_list::<BasicDesc>(hub, agent, (list, true), &BASIC, created);
         });
         code
     }
@@ -211,7 +243,7 @@ interpose! {
         let code = within(agent, false, || unsafe { real(agent, list, created, extra) });
         // SAFETY: upheld by the caller. NIXL has created the list.
         besides(code, |hub| unsafe {
-            record_list::<StrideDesc>(hub, agent, list, &STRIDE, created);
+            record_list::<StrideDesc>(hub, agent, (list, true), &STRIDE, created);
         });
         code
     }
@@ -231,7 +263,8 @@ interpose! {
     |real| {
         // SAFETY: upheld by the caller.
         let code = within(agent, false, || unsafe { real(agent, handle, answer) });
-        let known = hub::known().and_then(|hub| hub.request(agent, handle));
+        let known = hub::known().filter(|_| !agent::is_nested());
+        let known = known.and_then(|hub| hub.request(agent, handle));
         // While a repost waits, NIXL has the telemetry of the post before.
         let is_older = |it: &NixlRequest| it.state.lock().is_deferred();
         if code == status::SUCCESS && known.is_some_and(|(_, request)| is_older(&request)) {
@@ -243,8 +276,11 @@ interpose! {
     "_ZNK9nixlAgent14releaseXferReqEP12nixlXferReqH"
     fn release(agent: AgentPtr, handle: RequestPtr)
     |real| {
-        within(agent, true, || {
-            let known = hub::known().and_then(|hub| Some((hub, hub.forget(handle)?)));
+        let is_nested = agent::is_nested();
+        // What is permitted is not posted before, since this request may be permitted by now.
+        within(agent, false, || {
+            let known = hub::known().filter(|_| !is_nested);
+            let known = known.and_then(|hub| Some((hub, hub.forget(handle)?)));
             let Some((hub, request)) = known else {
                 // SAFETY: upheld by the caller.
                 return unsafe { real(agent, handle) };
@@ -294,6 +330,10 @@ pub unsafe extern "C-unwind" fn post(
     handle: RequestPtr,
     extra: OptionalArgs,
 ) -> NixlStatus {
+    if agent::is_nested() {
+        // SAFETY: upheld by the caller.
+        return unsafe { real::post(agent, handle, extra) };
+    }
     COUNTERS.posts.add(1);
     let known = hub::known().and_then(|hub| Some((hub, hub.request(agent, handle)?)));
     let Some((hub, (entered, request))) = known else {
@@ -308,6 +348,10 @@ pub unsafe extern "C-unwind" fn post(
 
 #[unsafe(export_name = "_ZNK9nixlAgent13getXferStatusEP12nixlXferReqH")]
 pub unsafe extern "C-unwind" fn status_of(agent: AgentPtr, handle: RequestPtr) -> NixlStatus {
+    if agent::is_nested() {
+        // SAFETY: upheld by the caller.
+        return unsafe { real::status_of(agent, handle) };
+    }
     let known = hub::known().and_then(|hub| hub.request(agent, handle));
     let Some((entered, request)) = known else {
         // SAFETY: upheld by the caller.
@@ -325,9 +369,12 @@ pub unsafe extern "C-unwind" fn status_of(agent: AgentPtr, handle: RequestPtr) -
 /// `dlsym(RTLD_DEFAULT, "laxity_nixl_exempt")`.
 #[unsafe(no_mangle)]
 pub extern "C" fn laxity_nixl_exempt(handle: RequestPtr) {
-    if let Some(hub) = hub::known()
-        && hub.forget(handle).is_some()
-    {
+    let known = hub::known().and_then(|hub| Some((hub, hub.forget(handle)?)));
+    let Some((hub, request)) = known else { return };
+    if request.state.lock().is_open() {
+        // It was posted before, and what was posted must not be lost.
+        hub.remember(handle, request);
+    } else {
         COUNTERS.exempt.add(1);
     }
 }

@@ -140,13 +140,13 @@ impl NixlHub {
             return;
         };
         agent.alone(|| {
-            self.requests.write().retain(|_, request| {
-                let is_theirs = request.agent == agent.address;
-                if is_theirs {
-                    request.state.lock().end();
-                }
-                !is_theirs
-            });
+            let is_theirs = |request: &Arc<NixlRequest>| request.agent == agent.address;
+            let mut requests = self.requests.write();
+            let theirs: Vec<_> = requests.extract_if(|_, it| is_theirs(it)).collect();
+            drop(requests);
+            for (_, request) in theirs {
+                request.state.lock().end();
+            }
             self.lists.write().retain(|_, (of, _)| *of != agent.address);
         });
     }
@@ -161,6 +161,12 @@ impl NixlHub {
         request: &Arc<NixlRequest>,
         extra: OptionalArgs,
     ) -> NixlStatus {
+        if self.thread.ends.load(Ordering::SeqCst) {
+            // Without the thread, a program that waits for its peer would wait for ever.
+            COUNTERS.passed.add(1);
+            // SAFETY: upheld by the caller.
+            return unsafe { request.pass(extra) };
+        }
         let mut state = request.state.lock();
         // SAFETY: upheld by the caller.
         let code = unsafe { request.post(&mut state, &self.transfers, extra) };
@@ -188,9 +194,9 @@ impl NixlHub {
         let started = laxity_job::thread::spawn(builder, move || self.work());
         if let Err(error) = started {
             eprintln!(
-                "laxity: cannot start a thread ({error}); only calls of a NIXL agent post what \
-                 waits in it"
+                "laxity: cannot start a thread ({error}); NIXL's transfers go out unscheduled"
             );
+            self.thread.ends.store(true, Ordering::SeqCst);
         }
     }
 
@@ -237,8 +243,8 @@ pub(crate) fn unknown() {
     COUNTERS.unknown.add(1);
     if !SAID.swap(true, Ordering::Relaxed) {
         eprintln!(
-            "laxity: this release of NIXL describes transfers in an unknown way; they go out \
-             unscheduled"
+            "laxity: the bytes of a transfer are not known (a release of NIXL with other \
+             descriptors, or a list from before a fork); such transfers go out unscheduled"
         );
     }
 }

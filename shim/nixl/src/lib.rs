@@ -26,8 +26,9 @@
 //! waits inside the call, for [`request::ARGUMENTS_WAIT`] at most, and then goes without a permit.
 //!
 //! # What it must not change
-//! Each post reaches NIXL once, with the program's arguments. The program gets NIXL's answers; that
-//! of a deferred post comes from `getXferStatus`. Without a live daemon every post goes at once.
+//! Each post that is not dropped reaches NIXL once, with the program's arguments. The program gets
+//! NIXL's answers; that of a deferred post comes from `getXferStatus`. Without a live daemon every
+//! post goes at once.
 //!
 //! # Not asked twice
 //! `laxity.nixl` (Python) waits for permits itself, and exempts its requests by

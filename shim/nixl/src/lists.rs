@@ -16,9 +16,16 @@ pub(crate) struct PreparedList {
     ends: Vec<u64>,
     /// The length of every descriptor, if they are equal.
     each: Option<u64>,
+    /// Whether the list describes no memory, but blocks, objects or files.
+    pub(crate) is_storage: bool,
 }
 
 impl PreparedList {
+    /// Makes a list of blocks, objects or files. Their transfers don't wait for permits.
+    pub(crate) fn storage() -> Self {
+        Self { is_storage: true, ..Self::default() }
+    }
+
     pub(crate) fn of<D: NixlDescriptor>(descriptors: &[D]) -> Self {
         let mut list = Self::default();
         for row in descriptors.iter().map(NixlDescriptor::row).filter(|row| row.count > 0) {

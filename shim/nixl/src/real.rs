@@ -74,6 +74,8 @@ pub(crate) unsafe fn status_of(agent: AgentPtr, request: RequestPtr) -> NixlStat
 pub(crate) struct DescFunctions {
     /// `descCount`, `begin` and `end`, which are const.
     symbols: [Symbol; 3],
+    /// `getType`, const as well.
+    kind: Symbol,
     /// Whether one was looked for in vain. A look goes through all libraries. Relaxed: a hint.
     is_missing: AtomicBool,
 }
@@ -82,17 +84,19 @@ pub(crate) static BASIC: DescFunctions = DescFunctions::of([
     c"_ZNK12nixlDescListI13nixlBasicDescE9descCountEv",
     c"_ZNK12nixlDescListI13nixlBasicDescE5beginEv",
     c"_ZNK12nixlDescListI13nixlBasicDescE3endEv",
+    c"_ZNK12nixlDescListI13nixlBasicDescE7getTypeEv",
 ]);
 pub(crate) static STRIDE: DescFunctions = DescFunctions::of([
     c"_ZNK12nixlDescListI14nixlStrideDescE9descCountEv",
     c"_ZNK12nixlDescListI14nixlStrideDescE5beginEv",
     c"_ZNK12nixlDescListI14nixlStrideDescE3endEv",
+    c"_ZNK12nixlDescListI14nixlStrideDescE7getTypeEv",
 ]);
 
 impl DescFunctions {
-    const fn of([count, begin, end]: [&'static CStr; 3]) -> Self {
+    const fn of([count, begin, end, kind]: [&'static CStr; 4]) -> Self {
         let symbols = [Symbol::anywhere(count), Symbol::anywhere(begin), Symbol::anywhere(end)];
-        Self { symbols, is_missing: AtomicBool::new(false) }
+        Self { symbols, kind: Symbol::anywhere(kind), is_missing: AtomicBool::new(false) }
     }
 
     fn addresses(&self) -> Option<[*const c_void; 3]> {
@@ -103,6 +107,18 @@ impl DescFunctions {
         let found = (|| Some([count.address()?, begin.address()?, end.address()?]))();
         self.is_missing.store(found.is_none(), Ordering::Relaxed);
         found
+    }
+
+    /// Returns the `nixl_mem_t` of a list.
+    ///
+    /// # Safety
+    /// As for [`Self::read`].
+    pub(crate) unsafe fn kind(&self, list: *const c_void) -> Option<c_int> {
+        type Kind = unsafe extern "C-unwind" fn(*const c_void) -> c_int;
+        // Where the others are missing, a look would be in vain, too.
+        self.addresses()?;
+        // SAFETY: the type is that of `nixl_descriptors.h`. The caller upholds the rest.
+        self.kind.address().map(|kind| unsafe { function_at::<Kind>(kind)(list) })
     }
 
     /// Returns the number of elements of a list and its first and last address.

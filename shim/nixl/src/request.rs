@@ -9,6 +9,7 @@ use laxity_job::Job;
 use parking_lot::Mutex;
 
 use crate::abi::{AgentPtr, NixlStatus, OptionalArgs, RequestPtr, WRITE, status};
+use crate::agent::Agent;
 use crate::real;
 use crate::report::COUNTERS;
 
@@ -122,6 +123,15 @@ impl NixlRequest {
     unsafe fn ask(&self) -> NixlStatus {
         // SAFETY: upheld by the caller.
         unsafe { real::status_of(self.agent(), self.handle()) }
+    }
+
+    /// Hands a post to NIXL without a flow.
+    ///
+    /// # Safety
+    /// As for [`Self::post`].
+    pub(crate) unsafe fn pass(&self, extra: OptionalArgs) -> NixlStatus {
+        // SAFETY: upheld by the caller.
+        unsafe { real::post(self.agent(), self.handle(), extra) }
     }
 
     /// Submits the flow of a post. Never blocks.
@@ -258,21 +268,20 @@ impl NixlRequest {
         }
     }
 
-    /// Does what the program's next call for this request would do. Reports whether the request
-    /// stays in its agent's list.
+    /// Does what the program's next call for this request would do. Afterwards the request is in
+    /// its agent's list only if it is open.
     ///
     /// # Safety
     /// The request is not released, and the caller is in its agent.
-    pub(crate) unsafe fn tend(&self) -> bool {
+    pub(crate) unsafe fn tend(&self, agent: &Agent) {
         // A thread that has the lock handles the request.
         let Some(mut state) = self.state.try_lock() else {
-            return true;
+            return;
         };
         if state.is_open() {
             // SAFETY: upheld by the caller.
             unsafe { self.status(&mut state) };
         }
-        state.is_listed = state.is_open();
-        state.is_listed
+        agent.unlist(self, &mut state);
     }
 }

@@ -319,6 +319,15 @@ fn a_request_whose_owner_asks_for_permits_itself_is_not_asked_for_again() {
 }
 
 #[test]
+fn transfers_to_files_wait_for_no_permit_however_they_are_created() {
+    let daemon = TestDaemon::start();
+    daemon.set(&daemon.knobs.hold, true);
+    let done = Job::new("storage").under(&daemon).run();
+    assert_eq!((done.said("wait"), done.said("arrived")), (vec![0, 0], vec![1]));
+    assert_eq!((submitted(&daemon), done.count("unknown"), done.count("posts")), (0, 0, 2));
+}
+
+#[test]
 fn a_release_that_describes_transfers_otherwise_goes_unscheduled_and_one_line_says_so() {
     let daemon = TestDaemon::start();
     daemon.set(&daemon.knobs.hold, true);
@@ -326,7 +335,7 @@ fn a_release_that_describes_transfers_otherwise_goes_unscheduled_and_one_line_sa
         let done = Job::of("larger/mover", way).under(&daemon).run();
         assert_eq!(done.said("arrived"), [1], "{way}");
         assert_eq!((submitted(&daemon), done.errors.lines().count()), (0, 1), "{}", done.errors);
-        assert!(done.errors.contains("unknown way"), "{}", done.errors);
+        assert!(done.errors.contains("are not known"), "{}", done.errors);
         assert!(done.count("unknown") > 0, "{way}");
     }
 }

@@ -15,7 +15,7 @@ use thiserror::Error;
 #[derive(Debug, Error)]
 pub enum OutputError {
     /// Standard output does not take it. A closed pipe is no error.
-    #[error("{0}")]
+    #[error("cannot write to standard output: {0}")]
     Stdout(io::Error),
     /// The file or folder cannot be written: name another one, or make room.
     #[error("cannot write {path}: {cause}", path = .path.display())]
@@ -57,7 +57,7 @@ pub fn put(bytes: &[u8]) -> Result<(), OutputError> {
         print!("{}", String::from_utf8_lossy(bytes));
         return Ok(());
     }
-    laxity_files::print(bytes).map_err(OutputError::Stdout)
+    laxity_files::print(bytes).map_err(|error| OutputError::Stdout(error.0))
 }
 
 /// Checks that `path` can be written later, without a change to its content.

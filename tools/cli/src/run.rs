@@ -61,8 +61,8 @@ because of --require; 126 if CMD can't be executed; 127 if CMD does not exist; 2
 arguments.
 
 With the profiles `nixl`, `dynamo` and `mooncake`, liblaxity_nixl.so is preloaded as well, and \
-with `mooncake` liblaxity_mooncake.so, if they are installed beside liblaxity.so. Programs need \
-them that use NIXL without Python, or Mooncake's C interface.
+with `mooncake` liblaxity_mooncake.so, if they are installed beside liblaxity.so. Programs that \
+use NIXL without Python, or Mooncake's C interface, need them.
 
 laxity sets LD_PRELOAD and LAXITY_PROFILE for CMD; it keeps the libraries that LD_PRELOAD has \
 already. Options set LAXITY_MODE, LAXITY_SLO_TTFT, LAXITY_SOCKET, LAXITY_NAME and LAXITY_REPORT; \

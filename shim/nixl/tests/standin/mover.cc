@@ -64,6 +64,26 @@ void order(nixlAgent &agent) {
     for (auto *request : requests) agent.releaseXferReq(request);
 }
 
+// A request that is created with a list of files, and a prepared one.
+void storage(nixlAgent &agent) {
+    nixl_xfer_dlist_t files(FILE_SEG);
+    for (const auto &desc : blocks(there, 0, BLOCKS)) files.addDesc(desc);
+    nixlXferReqH *requests[2] = {};
+    agent.createXferReq(NIXL_WRITE, blocks(here, 0, BLOCKS), files, "here", requests[0]);
+    nixlDlistH *local = nullptr, *remote = nullptr;
+    agent.prepXferDlist("", blocks(here, 0, BLOCKS), local);
+    agent.prepXferDlist("here", files, remote);
+    const std::vector<int> some{0, 2};
+    agent.makeXferReq(NIXL_WRITE, local, some, remote, some, requests[1]);
+    for (auto *request : requests) {
+        say("post", agent.postXferReq(request));
+        say("wait", wait(agent, request));
+        agent.releaseXferReq(request);
+    }
+    say("arrived", arrived(0, BLOCKS));
+    for (auto *list : {local, remote}) agent.releasedDlistH(list);
+}
+
 void prepared(nixlAgent &agent) {
     nixlDlistH *local = nullptr, *remote = nullptr, *strided = nullptr;
     agent.prepXferDlist("", blocks(here, 0, BLOCKS), local);
@@ -99,6 +119,8 @@ extern "C" int run(const char *named) {
         order(*agent);
     } else if (way == "prepared") {
         prepared(*agent);
+    } else if (way == "storage") {
+        storage(*agent);
     } else {
         auto *request = create(*agent, 0, BLOCKS, way == "late" ? "gone" : "there");
         if (way == "exempt") {

@@ -44,6 +44,7 @@ protected:
 public:
     explicit nixlDescList(const nixl_mem_t &type) : type(type) {}
     virtual ~nixlDescList() = default;
+    nixl_mem_t getType() const { return type; }
     int descCount() const { return int(descs.size()); }
     typename std::vector<T>::const_iterator begin() const { return descs.begin(); }
     typename std::vector<T>::const_iterator end() const { return descs.end(); }
