@@ -8,7 +8,7 @@ mod daemon;
 mod preloaded;
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering;
@@ -23,31 +23,38 @@ const BYTES: u64 = 8 * SIZE;
 const PATIENCE: Duration = Duration::from_secs(60);
 const LIBRARY: &str = "liblaxity_nixl.so";
 
-/// Returns the folder with the stand-in and the programs, which are built once. Its folder `larger`
-/// has those of a release that describes transfers in an unknown way.
+/// Returns the folder with the stand-in and the programs. The processes of all tests share it, and
+/// the first builds it. Its folder `larger` has those of a release with unknown descriptors.
 fn built() -> &'static Path {
-    static FOLDER: OnceLock<tempfile::TempDir> = OnceLock::new();
-    FOLDER
-        .get_or_init(|| {
-            let folder = tempfile::tempdir().expect("a folder");
-            let sources = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/standin");
-            let script = format!(
-                "set -e; mkdir larger
-                 build() {{
-                     c++ -std=c++20 -O1 -Wall -Wextra -Werror $1 -shared -fPIC -o $2/libnixl.so \
-                         {sources}/nixl.cc
-                     c++ -std=c++20 -O1 -Wall -Wextra -Werror $1 $3 -o $2/$4 {sources}/mover.cc \
-                         -L$2 -lnixl -ldl -Wl,-rpath,$PWD/$2
-                 }}
-                 build '' . '-shared -fPIC' mover.so
-                 build '' . -DMAIN mover
-                 build -DLARGER larger -DMAIN mover
-                 cc -O1 -Wall -Wextra -Werror -o loader {sources}/loader.c -ldl"
-            );
+    static FOLDER: OnceLock<PathBuf> = OnceLock::new();
+    FOLDER.get_or_init(|| {
+        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("nixl-standin");
+        fs::create_dir_all(folder.join("larger")).expect("a folder");
+        let sources = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/standin");
+        let script = format!(
+            "set -e
+             build() {{
+                 c++ -std=c++20 -O1 -Wall -Wextra -Werror $1 -shared -fPIC -o $2/libnixl.so \
+                     {sources}/nixl.cc
+                 c++ -std=c++20 -O1 -Wall -Wextra -Werror $1 $3 -o $2/$4 {sources}/mover.cc \
+                     -L$2 -lnixl -ldl -Wl,-rpath,$PWD/$2
+             }}
+             build '' . '-shared -fPIC' mover.so
+             build '' . -DMAIN mover
+             build -DLARGER larger -DMAIN mover
+             cc -O1 -Wall -Wextra -Werror -o loader {sources}/loader.c -ldl"
+        );
+        let names = ["nixl.cc", "mover.cc", "nixl_facts.h", "loader.c"];
+        let read = |name| fs::read_to_string(Path::new(sources).join(name)).expect("a source");
+        let wanted = script.clone() + &names.map(read).concat();
+        let lock = fs::File::create(folder.join("lock")).expect("a file");
+        lock.lock().expect("a lock");
+        if fs::read_to_string(folder.join("built")).ok().as_ref() != Some(&wanted) {
             output(Command::new("sh").args(["-c", &script]).current_dir(&folder));
-            folder
-        })
-        .path()
+            fs::write(folder.join("built"), wanted).expect("a file");
+        }
+        folder
+    })
 }
 
 /// A program that moves bytes.
