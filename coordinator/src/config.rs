@@ -364,6 +364,7 @@ mod tests {
     fn nonsense_is_named_with_its_key() {
         for (text, key) in [
             ("metrics = \"x\"", "metrics"),
+            ("log = \"inf\"", "log"),
             ("heartbeat = \"1ms\"", "heartbeat"),
             ("[web]\nlisten = \"0.0.0.0:1\"", "web.listen"),
             ("[policy]\nname = \"edf\"", "policy.name"),

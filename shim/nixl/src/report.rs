@@ -38,7 +38,7 @@ pub(crate) static COUNTERS: PostCounters = PostCounters {
     failed_late: Count::new(),
 };
 
-/// Appends the report.
+/// Appends the line of this library to the report, if `LAXITY_REPORT` names a file.
 pub(crate) fn write() {
     let mut line = ReportLine::of("liblaxity_nixl");
     line.counts([

@@ -250,13 +250,13 @@ impl Transfer {
     /// Waits for the permits of the whole transfer, for `limit` at most. Returns whether bytes were
     /// bypassed, or `None` after `limit`.
     pub fn wait_whole(&self, limit: Duration) -> Option<bool> {
-        let end = Instant::now() + limit;
+        let end = Instant::now().checked_add(limit);
         let mut is_bypassed = false;
         loop {
             let permit = if limit.is_zero() {
                 self.poll()
             } else {
-                self.wait(Some(end.saturating_duration_since(Instant::now())))
+                self.wait(end.map(|end| end.saturating_duration_since(Instant::now())))
             };
             is_bypassed |= permit?.bypassed;
             if self.is_done() {
