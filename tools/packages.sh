@@ -19,16 +19,10 @@ SOURCE_DATE_EPOCH="${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null ||
 COMPRESSION="${COMPRESSION:-xz}"
 export SOURCE_DATE_EPOCH COMPRESSION
 
-# Hosts with an older C library can't load what needs a newer one. Only the laboratory may.
-glibc_most=2.34
-for built in laxityd laxity-coordinator laxity liblaxity{,_client,_mooncake,_nixl}.so libnccl_net_laxity.so; do
-    needs="$(objdump -T "$TARGET/release/$built" | grep -o 'GLIBC_[0-9.]*' | sort -Vu | tail -n 1)"
-    echo "$built needs ${needs/_/ }"
-    if [ "$(printf '%s\n' "$glibc_most" "${needs#GLIBC_}" | sort -V | tail -n 1)" != "$glibc_most" ]; then
-        echo "packages: more than glibc $glibc_most; build on an older distribution, such as Debian 12" >&2
-        exit 1
-    fi
-done
+# Debian 12 and current enterprise distributions have it. Only the laboratory may need a newer one.
+tools/check-glibc.sh 2.34 "$TARGET/release/"{laxityd,laxity-coordinator,laxity} \
+    "$TARGET/release/"lib{laxity,laxity_client,laxity_mooncake,laxity_nixl,nccl_net_laxity}.so \
+    || { echo "packages: build on an older distribution, such as Debian 12" >&2; exit 1; }
 
 rm -rf "$out/build" && mkdir "$out/build"
 cp -r dist/debian "$out/build/debian"

@@ -1,0 +1,14 @@
+#!/usr/bin/env bash
+# check-glibc.sh VERSION FILE...: prints which version of glibc each program or library needs, and fails if one needs a
+# newer one than VERSION. Hosts with an older C library can't load what needs a newer one.
+set -euo pipefail
+most="$1"
+shift
+for built; do
+    needs="$(objdump -T "$built" | grep -o 'GLIBC_[0-9.]*' | sort -Vu | tail -n 1)"
+    echo "$(basename "$built") needs ${needs/_/ }"
+    if [ "$(printf '%s\n' "$most" "${needs#GLIBC_}" | sort -V | tail -n 1)" != "$most" ]; then
+        echo "check-glibc: $built needs more than glibc $most" >&2
+        exit 1
+    fi
+done
