@@ -78,6 +78,7 @@ impl Cluster {
             load_permille: port.load.load_permille,
             queued_level_bytes: port.load.queued_level_bytes.clone(),
             queued_stage_bytes: port.load.queued_stage_bytes.clone(),
+            foreign_bytes_per_s: port.load.foreign_bytes_per_s,
         };
         v1::HostStatus {
             host: host.name.clone(),

@@ -281,6 +281,7 @@ function ports(host) {
   const shown = table("", [
     ["Port", (port) => `${port.port} ${port.direction}`],
     ["Rate", (port) => bytes(port.rate_bytes_per_s) + "/s", true],
+    ["Others send", (port) => (port.foreign_bytes_per_s ? bytes(port.foreign_bytes_per_s) + "/s" : "–"), true],
     ["Load", (port) => (port.load_permille / 10).toFixed(0) + " %", true],
     ["Waiting", (port) => bytes(port.queued_bytes), true],
     ["By level", (port) => split(port.queued_by_level, {})],

@@ -81,6 +81,7 @@ impl PortLoads {
                 queued_stage_bytes: bytes(&link.waiting_by_stage),
                 completed_flows: completed.saturating_sub(before.0),
                 missed_flows: missed.saturating_sub(before.1),
+                foreign_bytes_per_s: port.residual.map_or(0, |it| it.capacity.foreign_rate),
             });
             Event { event: Some(load) }
         };

@@ -10,8 +10,9 @@ mod support;
 mod tls;
 
 use std::io::{Read, Write};
-use std::net::TcpListener;
-use std::sync::atomic::Ordering;
+use std::net::{TcpListener, UdpSocket};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use fake::Fake;
 use laxity_client::{Client, Hint, Stage};
@@ -24,10 +25,15 @@ use support::{Laxityd, SMALL, eventually, flow, until};
 
 /// Starts a daemon with a coordinator at `endpoint`. Its orders expire after `age_limit_ms`.
 pub(crate) fn attending(endpoint: &str, host: &str, age_limit_ms: u64) -> Laxityd {
+    attending_on(endpoint, host, age_limit_ms, SMALL)
+}
+
+/// Starts a daemon like [`attending`], with the NICs of the configuration `nics`.
+fn attending_on(endpoint: &str, host: &str, age_limit_ms: u64, nics: &str) -> Laxityd {
     Laxityd::start(&format!(
         "[coordinator]\nendpoint = \"{endpoint}\"\nhost = \"{host}\"\n\
          order_age_limit = \"{age_limit_ms}ms\"\nbackoff_min = \"10ms\"\nbackoff_max \
-         = \"50ms\"\n{SMALL}"
+         = \"50ms\"\n{nics}"
     ))
 }
 
@@ -174,6 +180,36 @@ fn the_coordinator_learns_how_the_host_is_configured_and_each_change_of_that() {
     assert_eq!(said().mode, "observe");
     daemon.control().bypass(true).unwrap();
     assert!(said().bypass);
+}
+
+#[test]
+fn the_coordinator_learns_how_much_passes_a_port_without_a_permit() {
+    let fake = Fake::start();
+    let endpoint = format!("http://{}", fake.address);
+    let slow = SMALL.replace("eth0", "lo").replace("1Gbit", "10Mbit");
+    let _daemon = attending_on(&endpoint, "host-a", 60_000, &slow);
+    let peer = fake.welcomed(5);
+    let ended = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let [from, to] = [(); 2].map(|()| UdpSocket::bind("127.0.0.1:0").unwrap());
+            let to = to.local_addr().unwrap();
+            // For a minute at most, so that a test that fails ends.
+            for _ in 0..6000 {
+                if ended.load(Ordering::Relaxed) {
+                    break;
+                }
+                from.send_to(&[0; 16_384], to).unwrap();
+                std::thread::sleep(Duration::from_millis(10));
+            }
+        });
+        let told = peer.event("a share of the port", |kind| match kind {
+            Kind::PortLoad(load) if load.foreign_bytes_per_s > 125_000 => Some(load.port),
+            _ => None,
+        });
+        ended.store(true, Ordering::Relaxed);
+        assert!(told < 2, "a direction of the only NIC");
+    });
 }
 
 #[test]

@@ -260,6 +260,7 @@ fn numbers_as_large_as_they_come_break_no_sum() {
         completed_flows: u64::MAX,
         missed_flows: u64::MAX,
         queued_bytes: u64::MAX,
+        foreign_bytes_per_s: u64::MAX,
         load_permille: u32::MAX,
         queued_level_bytes: vec![u64::MAX; 5000],
         ..v1::PortLoad::default()

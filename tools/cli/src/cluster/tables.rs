@@ -193,11 +193,16 @@ pub(crate) fn host(host: &HostStatus) -> String {
         host.missed_flows,
         host.completed_flows,
     ));
-    let mut table = table(&["port", "rate", "load", "waiting", "by level", "by stage"]);
+    let mut table =
+        table(&["port", "rate", "others send", "load", "waiting", "by level", "by stage"]);
     for port in &host.ports {
         table.add_row(vec![
             port_name(port),
             format!("{}/s", bytes(port.rate_bytes_per_s)),
+            match port.foreign_bytes_per_s {
+                0 => "-".into(),
+                rate => format!("{}/s", bytes(rate)),
+            },
             load(port),
             bytes(port.queued_bytes),
             split(&by_level(&port.queued_level_bytes)),

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use laxity_wire::v1::{HostSettings, HostStatus, ListHostsRequest};
+use laxity_wire::view::direction;
 
 use super::finding::Finding;
 use crate::cluster::client::CoordinatorArgs;
@@ -10,6 +11,8 @@ use crate::cluster::error::ClusterError;
 
 /// A clock that differs by more than this, in seconds, makes logs and certificates misleading.
 const CLOCK_S_MAX: f64 = 1.0;
+/// Share of a port, in percent, from which traffic without permits is worth a look.
+const FOREIGN_PERCENT_MIN: u64 = 10;
 const NAMES_MAX: usize = 8;
 
 /// Asks the coordinator, and compares its hosts with each other and with those in `expect`.
@@ -40,6 +43,7 @@ fn compared(hosts: &[HostStatus], expect: &[String]) -> Vec<Finding> {
     found.push(classes(said()));
     found.push(unmarked(said()));
     found.push(clocks(said()));
+    found.push(foreign(&connected));
     let mute: Vec<&str> = connected
         .iter()
         .filter(|host| host.settings.is_none() && !host.drained)
@@ -134,6 +138,26 @@ fn clocks<'a>(said: impl Iterator<Item = Said<'a>>) -> Finding {
         .action("check chrony or systemd-timesyncd there")
 }
 
+/// Finds ports that carry much that no daemon permits. A port's rate is already lower by it.
+fn foreign(connected: &[&HostStatus]) -> Finding {
+    let ports = connected.iter().flat_map(|host| host.ports.iter().map(move |port| (host, port)));
+    let shares = ports.filter_map(|(host, port)| {
+        let others = port.foreign_bytes_per_s;
+        let all = others.saturating_add(port.rate_bytes_per_s).max(1);
+        let percent = (u128::from(others) * 100 / u128::from(all)) as u64;
+        let name = format!("{} {}", port.port, direction(port.direction));
+        (percent >= FOREIGN_PERCENT_MIN).then(|| format!("{percent} % of {name} of {}", host.host))
+    });
+    let shares: Vec<String> = shares.collect();
+    if shares.is_empty() {
+        let well = format!("below {FOREIGN_PERCENT_MIN} % of each port");
+        return Finding::ok("foreign traffic", well);
+    }
+    Finding::warn("foreign traffic", names(&shares))
+        .because("its bytes pass without a permit, so Laxity only makes room for them")
+        .action("`laxity doctor` there says which process sends past Laxity, and by which path")
+}
+
 fn grouped<'a>(
     pairs: impl Iterator<Item = (String, &'a HostStatus)>,
 ) -> BTreeMap<String, Vec<&'a str>> {
@@ -167,6 +191,8 @@ fn names<'a>(hosts: impl IntoIterator<Item = &'a (impl AsRef<str> + ?Sized + 'a)
 
 #[cfg(test)]
 mod tests {
+    use laxity_wire::v1::PortStatus;
+
     use super::super::finding::Severity;
     use super::*;
 
@@ -212,6 +238,12 @@ mod tests {
         let gone = HostStatus { host: "gone".into(), ..HostStatus::default() };
         let mut silent = host("silent");
         silent.reports = 0;
+        let shared = PortStatus {
+            port: "mlx5_0".into(),
+            rate_bytes_per_s: 7_500_000_000,
+            foreign_bytes_per_s: 5_000_000_000,
+            ..PortStatus::default()
+        };
         let hosts = [
             host("a"),
             host("b"),
@@ -223,6 +255,7 @@ mod tests {
             changed("plain", |it| it.marking = "off".into()),
             changed("open", |it| it.bypass = true),
             changed("late", |it| it.clock_ahead_ns = -90_000_000_000),
+            HostStatus { ports: vec![shared], ..host("shared") },
             HostStatus { settings: None, ..host("mute") },
         ];
         let found = compared(&hosts, &["never".into()]);
@@ -237,6 +270,7 @@ mod tests {
                 &["observe on watcher", "off\" on plain", "bypassed on open"],
             ),
             ("clocks", Severity::Warn, &["late by -90.0 s"]),
+            ("foreign traffic", Severity::Warn, &["40 % of mlx5_0", "of shared"]),
             ("settings", Severity::Info, &["mute"]),
         ] {
             let finding = worst(&found, id);
