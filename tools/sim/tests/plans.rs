@@ -253,8 +253,10 @@ fn every_built_in_plan_reads_validates_and_can_be_shown() {
     fs::create_dir_all(&pages).expect("a folder");
     for built_in in built_in() {
         let mut plan = Plan::load(built_in.name).unwrap_or_else(|error| panic!("{error}"));
-        plan.jobs().unwrap_or_else(|error| panic!("{error}"));
+        // Seeds differ in nothing else, and two are enough for an interval.
+        plan.seeds.truncate(2);
         if built_in.is_part {
+            plan.jobs().unwrap_or_else(|error| panic!("{error}"));
             continue;
         }
         assert!(plan.question.ends_with('?'), "{}", plan.name);
@@ -265,8 +267,6 @@ fn every_built_in_plan_reads_validates_and_can_be_shown() {
             jobs.into_iter().map(|job| job.scenario).collect()
         };
         assert_eq!(scenarios(&plan), scenarios(&written), "{}", plan.name);
-        // A few seeds are enough for tables.
-        plan.seeds.truncate(3);
         let report = report(&plan);
         let page = page::page(&report, false);
         let text = table::table(&report);
