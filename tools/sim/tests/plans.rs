@@ -294,7 +294,8 @@ fn every_file_of_plans_is_built_in() {
 #[test]
 fn a_figure_of_the_paper_is_set_beside_what_the_paper_says() {
     for figure in reproduce::FIGURES {
-        let plan = Plan::load(&format!("mfs-figure-{figure}")).expect("built in");
+        let mut plan = Plan::load(&format!("mfs-figure-{figure}")).expect("built in");
+        plan.seeds.truncate(2);
         let report = report(&plan);
         let findings = reproduce::check(&report);
         assert!(!findings.is_empty(), "{figure}");
