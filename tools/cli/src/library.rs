@@ -96,11 +96,11 @@ fn places(executable: Option<&Path>) -> Vec<PathBuf> {
     places
 }
 
-/// Returns the further libraries for jobs of a profile that are beside `library`.
+/// Returns the further libraries for jobs of a profile. They belong beside `library`.
 pub fn of_profile(profile: &str, library: &Path) -> Vec<PathBuf> {
     let names =
         OF_PROFILES.iter().filter(|(name, _)| *name == profile).flat_map(|(_, names)| *names);
-    names.map(|name| library.with_file_name(name)).filter(|path| path.is_file()).collect()
+    names.map(|name| library.with_file_name(name)).collect()
 }
 
 /// Checks that the loader can preload the library. Returns the kind of its machine code.

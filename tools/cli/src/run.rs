@@ -61,7 +61,7 @@ because of --require; 126 if CMD can't be executed; 127 if CMD does not exist; 2
 arguments.
 
 With the profiles `nixl`, `dynamo` and `mooncake`, liblaxity_nixl.so is preloaded as well, and \
-with `mooncake` liblaxity_mooncake.so, if they are installed beside liblaxity.so. Programs that \
+with `mooncake` liblaxity_mooncake.so. They have to be beside liblaxity.so. Programs that \
 use NIXL without Python, or Mooncake's C interface, need them.
 
 laxity sets LD_PRELOAD and LAXITY_PROFILE for CMD; it keeps the libraries that LD_PRELOAD has \
@@ -288,6 +288,14 @@ fn preload(
     let mut present = set("LD_PRELOAD").map(|value| value.to_string_lossy().into_owned());
     // These libraries stand behind liblaxity.so, to which programs give their hints.
     for further in library::of_profile(&profile.name, &path).iter().rev() {
+        if !further.is_file() {
+            warnings.push(format!(
+                "{} is not there: what the job sends by the library that it intercepts goes out \
+                 unscheduled; install Laxity's libraries together",
+                further.display()
+            ));
+            continue;
+        }
         present = Some(library::preload(&further.to_string_lossy(), present.as_deref()));
     }
     command.env("LD_PRELOAD", library::preload(&path.to_string_lossy(), present.as_deref()));

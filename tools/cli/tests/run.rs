@@ -108,7 +108,13 @@ fn jobs_of_mooncake_and_nixl_get_their_libraries_behind_the_other_where_there_ar
     let library = place.library().display().to_string();
     let preloaded = |profile: &str| {
         let seen = place.output(&["--profile", profile, "--", "env"]);
-        assert!(seen.status.success(), "{}", text(&seen.stderr));
+        let said = text(&seen.stderr);
+        assert!(seen.status.success(), "{said}");
+        for name in ["liblaxity_mooncake.so", "liblaxity_nixl.so"] {
+            let lacks = profile != "nccl" && !place.path(name).exists();
+            let wants = lacks && (profile == "mooncake" || name == "liblaxity_nixl.so");
+            assert_eq!(said.contains(&format!("{name} is not there")), wants, "{profile}: {said}");
+        }
         value(&seen, "LD_PRELOAD")
     };
     assert_eq!(preloaded("mooncake").as_ref(), Some(&library));
