@@ -15,7 +15,7 @@ pub const REQUESTS_MAX: usize = 262_144;
 /// The policy that arbitrates a port. All policies run behind the same interface.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum PolicyKind {
-    /// Collectives first, then KV reuse and P2D together, by least laxity.
+    /// Collectives first, then KV reuse and P2D together, by laxity and deadline.
     #[default]
     Laxity,
     /// The policy of the paper without changes.

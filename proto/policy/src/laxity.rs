@@ -1,26 +1,31 @@
-//! The default policy: the paper's structure, with least laxity wherever laxity is known.
+//! The default policy: the paper's structure, with laxity wherever it is known.
 //!
 //! architecture §4.2; builds on MFS §3.2 (defer and promote), §4.4.1 (RLI) and §4.4.2 (doomed work
 //! must not make a batch urgent). Rules, in order:
 //!
 //! 1. collectives, by the laxity of their batch. The last stage is never promoted above them: it
 //!    would help one request, and the delayed collectives would harm all members of their batches;
-//! 2. KV reuse and the last stage together, the least laxity first, KV reuse first among equals. KV
+//! 2. KV reuse and the last stage together, the smallest key first, KV reuse first among equals. KV
 //!    reuse has the laxity of its batch, and inside a batch RLI decides. The last stage has the
-//!    laxity of its request;
+//!    deadline of its request. Its laxity decides about its level, and whether it goes at all;
 //! 3. the scavenger.
 //!
 //! Laxity at time `t` is time left minus work left. In a comparison at the same `t`, `t` cancels:
 //!
 //! ```text
 //! batch    key = min{ D_r : D_r ≥ t + C } − C       C = layers left · layer time  [ns]
-//! request  key = D_r − S_r / B                      S_r = its last-stage bytes waiting here
+//! request  key = D_r
+//!          begins by  D_r − S_r / B                 S_r = its last-stage bytes waiting here
 //! ```
 //!
 //! so a key stays valid between events. Members that cannot meet their deadline (`D_r < t + C`) do
 //! not count, so that doomed work never makes a batch urgent. A batch whose members are all doomed
-//! comes after all others of its kind. A request with `key < t` is doomed too: its last stage goes
-//! to the scavenger as a whole, since a first token needs all of it.
+//! comes after all others of its kind. A request that had to begin before `t` is doomed too: its last
+//! stage goes to the scavenger as a whole, since a first token needs all of it.
+//!
+//! The last stage had the key `D_r − S_r / B` before. With every chunk that was served, `S_r` fell
+//! and the request went behind others of equal laxity. So these took turns, and where the port gave
+//! less than `B`, all of them were late (docs/notes/whole-transfers.md).
 //!
 //! A flow's own deadline always counts. If no member of the batch has that deadline, the batch has
 //! it while the flow waits. A flow of no known batch has the key `D`. Once `D` has passed, such a
@@ -232,7 +237,7 @@ impl Laxity {
         }
         let level = self.last_level(port, now, flow, latest);
         if flow.request == NONE {
-            QueuePosition::new(LAST_STAGE, GroupBy::Port, latest.0, level)
+            QueuePosition::new(LAST_STAGE, GroupBy::Port, flow.deadline.0, level)
         } else {
             QueuePosition::new(LAST_STAGE, GroupBy::Request, 0, level)
         }
@@ -261,15 +266,15 @@ impl Laxity {
         }
     }
 
-    fn last_stage_key(port: &Port, group: &Group) -> Time {
-        let Some((order, _, _, slot)) = group.head() else {
+    /// Returns when the group must begin at the latest, from which its level and its feasibility
+    /// follow.
+    fn last_stage_latest(port: &Port, group: &Group) -> Time {
+        let Some((_, _, _, slot)) = group.head() else {
             return Time::NEVER;
         };
-        if group.scope == GroupBy::Request {
-            Self::latest_start(port, port.flows.get(slot).deadline, group.bytes)
-        } else {
-            Time(order)
-        }
+        let flow = port.flows.get(slot);
+        let bytes = if group.scope == GroupBy::Request { group.bytes } else { flow.remaining };
+        Self::latest_start(port, flow.deadline, bytes)
     }
 }
 
@@ -326,7 +331,7 @@ impl Discipline for Laxity {
             REUSE if lone => (2, order, if order < UNKNOWN { 0 } else { NO_LAYER }),
             UNDATED => (2, UNKNOWN, order.saturating_add(AFTER_LAYERS)),
             REUSE => (2, batch_key(), u64::from(port.rli(group.batch, flow.spec.layer))),
-            _ => (2, Self::last_stage_key(port, group).0, NO_LAYER),
+            _ => (2, flow.deadline.0, NO_LAYER),
         };
         Some(Rank { tier, major, minor, seq })
     }
@@ -337,25 +342,13 @@ impl Discipline for Laxity {
                 let key = Self::batch_key(port, now, flow.batch, flow.deadline);
                 self.reuse_level(port, now, flow.batch, flow.spec.layer, Time(key))
             }
-            LAST_STAGE => self.last_level(port, now, flow, Self::last_stage_key(port, group)),
+            LAST_STAGE => self.last_level(port, now, flow, Self::last_stage_latest(port, group)),
             _ => flow.level,
         }
     }
 
     fn collective_level(&self) -> Option<Level> {
         Some(self.collective)
-    }
-
-    fn served(&self, port: &Port, now: Time, flow: &Flow, _bytes: u64) -> Option<QueuePosition> {
-        // In a request's group arrival decides, and the group's key follows its bytes. Service
-        // changes the key only of flows without a request.
-        let undated = flow.deadline == Time::NEVER;
-        if flow.spec.stage != Stage::P2d || undated || flow.request != NONE {
-            return None;
-        }
-        let latest = Self::latest_start(port, flow.deadline, flow.remaining);
-        let level = self.slack_level(now, latest);
-        Some(QueuePosition::new(LAST_STAGE, GroupBy::Port, latest.0, level))
     }
 
     fn feasibility(&self, port: &Port, now: Time, flow: &Flow, group: &Group) -> Feasibility {
@@ -377,7 +370,7 @@ impl Discipline for Laxity {
         }
         let until = |key| Self::feasible_until(port, flow, key);
         match group.queue {
-            LAST_STAGE if until(Self::last_stage_key(port, group)) < now => {
+            LAST_STAGE if until(Self::last_stage_latest(port, group)) < now => {
                 Feasibility::RequestLost
             }
             _ => Feasibility::Alive,

@@ -7,10 +7,13 @@ use laxity_policy::{
 };
 use random_events::{CHUNK, WINDOW, config};
 
-fn last_stage(flow: u64, bytes: u64, deadline: u64) -> FlowSpec {
+/// When the flows of a test arrive.
+const NOW: Time = Time(1_000_000);
+
+fn last_stage(flow: u64, bytes: u64, due_in: u64) -> FlowSpec {
     FlowSpec {
         request: RequestId(flow),
-        deadline: Time(deadline),
+        deadline: NOW + Span(due_in),
         ..FlowSpec::anonymous(FlowId(flow), Stage::P2d, bytes)
     }
 }
@@ -31,22 +34,16 @@ fn order(mut link: Link, now: Time) -> Vec<u64> {
 }
 
 #[test]
-fn a_lower_rate_changes_who_is_urgent_among_flows_that_wait() {
-    // 40 kB due at 280 µs have to begin after 8 kB due at 200 µs if the rate is 1 byte per ns, and
-    // before them if it is a quarter.
-    let flows = [last_stage(1, 8_000, 200_000), last_stage(2, 40_000, 280_000)];
+fn a_lower_rate_changes_who_can_be_in_time_among_flows_that_wait() {
+    // 40 kB due at 100 µs go before 8 kB due at 200 µs if the rate is 1 byte per ns. At a quarter of
+    // it they can't be in time, and go behind.
+    let flows = [last_stage(1, 40_000, 100_000), last_stage(2, 8_000, 200_000)];
     let filled = |config: LinkConfig| {
         let mut link = Link::new(config).expect("valid");
         let blocker = FlowSpec::anonymous(FlowId(9), Stage::Collective, WINDOW);
-        link.add_in_flight(
-            Time::ZERO,
-            blocker.stage,
-            blocker.peer,
-            link.credit_level(Time::ZERO),
-            WINDOW,
-        );
+        link.add_in_flight(NOW, blocker.stage, blocker.peer, link.credit_level(NOW), WINDOW);
         for spec in flows {
-            link.handle(Time::ZERO, Event::FlowArrived(spec));
+            link.handle(NOW, Event::FlowArrived(spec));
         }
         link
     };
@@ -54,19 +51,19 @@ fn a_lower_rate_changes_who_is_urgent_among_flows_that_wait() {
     let (rate, window) = (fast.rate / 4, WINDOW / 2);
     let slow = LinkConfig { rate, window_bytes: window, ..fast.clone() };
     let land = |mut link: Link| {
-        let level = link.credit_level(Time::ZERO);
-        link.remove_in_flight(Time::ZERO, laxity_policy::PeerId(0), level, WINDOW);
-        order(link, Time::ZERO)
+        let level = link.credit_level(NOW);
+        link.remove_in_flight(NOW, laxity_policy::PeerId(0), level, WINDOW);
+        order(link, NOW)
     };
     let mut changed = filled(fast.clone());
-    changed.set_capacity(Time::ZERO, rate, window);
+    changed.set_capacity(NOW, rate, window);
     assert_eq!((changed.config().rate, changed.config().window_bytes), (rate, window));
     assert_eq!(land(filled(fast.clone())), [1, 2]);
     assert_eq!(land(filled(slow)), [2, 1]);
     assert_eq!(land(changed), [2, 1], "as if the port had always been that slow");
     let mut back = filled(fast);
-    back.set_capacity(Time::ZERO, rate, window);
-    back.set_capacity(Time::ZERO, 1_000_000_000, WINDOW);
+    back.set_capacity(NOW, rate, window);
+    back.set_capacity(NOW, 1_000_000_000, WINDOW);
     assert_eq!(land(back), [1, 2]);
 }
 

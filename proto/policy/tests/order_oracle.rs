@@ -322,7 +322,7 @@ impl Model {
                 [2, key, u64::from(key >= NO_DEADLINE), 0, 0]
             }
             Stage::KvReuse => [2, self.batch_key(spec), 0, self.rli(spec), 0],
-            _ => [2, spec.deadline.0.saturating_sub(Self::ns(self.with_request(flow))), 1, 0, 0],
+            _ => [2, spec.deadline.0, 1, 0, 0],
         }
     }
 
@@ -635,7 +635,7 @@ proptest! {
     }
 
     #[test]
-    fn laxity_serves_by_least_laxity(
+    fn laxity_serves_batches_by_least_laxity_and_the_last_stage_by_deadline(
         setting in setting(PolicyKind::Laxity),
         steps in prop::collection::vec(step(), 1..150),
     ) {

@@ -1,4 +1,4 @@
-//! Transfers that exceed the window and go in one piece, on a port of which a lone transfer reaches
+//! Transfers that exceed the window, in one piece or cut into chunks, on a port of which they reach
 //! a share only (docs/notes/whole-transfers.md).
 //!
 //! The model is that of `tools/sim/fits/whole_transfers.py`, but the subject is a real [`Link`].
@@ -6,9 +6,12 @@
 //! port, and none gets more than the share `s`. A transfer begins `L` after its permit. A request
 //! is in time if its transfer ends by its deadline. That is three times the request's time alone
 //! after the request's arrival, less the time of a first token. `--nocapture` prints the note's
-//! table.
+//! tables.
+//!
+//! Cut transfers have half of the arrivals, and all of them together get the share `s`, as on one of
+//! two hosts that write to the same port.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::f64::consts::TAU;
 
 use laxity_policy::{
@@ -57,6 +60,24 @@ impl SplitMix {
 struct Wire {
     share: f64,
     begin_s: f64,
+    is_cut: bool,
+}
+
+impl Wire {
+    fn arrivals(self) -> f64 {
+        if self.is_cut { ARRIVALS / 2.0 } else { ARRIVALS }
+    }
+
+    /// Returns the bytes per second that a lone transfer reaches.
+    fn alone(self) -> f64 {
+        if self.is_cut { GOODPUT } else { GOODPUT * self.share }
+    }
+
+    /// Returns the bytes per second of each of so many transfers.
+    fn speed(self, moving: usize) -> f64 {
+        let equal = 1.0 / moving.max(1) as f64;
+        GOODPUT * if self.is_cut { self.share * equal } else { self.share.min(equal) }
+    }
 }
 
 /// A request's transfer: when it is ready, its bytes, and when it has to end.
@@ -69,14 +90,14 @@ struct Transfer {
 
 fn transfers(seed: u64, wire: Wire) -> Vec<Transfer> {
     let mut draw = SplitMix(seed);
-    let (mut at, mut made) = (draw.exponential(ARRIVALS), Vec::new());
+    let (mut at, mut made) = (draw.exponential(wire.arrivals()), Vec::new());
     while at <= SPAN_S {
         let tokens = (5.4 + 0.6 * draw.normal()).exp().clamp(64.0, 768.0);
         let bytes = ((tokens / 128.0).floor() + 1.0) * BLOCK_BYTES;
-        let alone = PREFILL_S + bytes / (wire.share * GOODPUT) + wire.begin_s;
+        let alone = PREFILL_S + bytes / wire.alone() + wire.begin_s;
         let ready = at + PREFILL_S * (0.8 + 1.2 * draw.next());
         made.push(Transfer { ready, bytes, due: at + 3.0 * alone - TOKEN_S });
-        at += draw.exponential(ARRIVALS);
+        at += draw.exponential(wire.arrivals());
     }
     made.sort_by(|a, b| a.ready.total_cmp(&b.ready));
     made
@@ -86,21 +107,34 @@ fn time(seconds: f64) -> Time {
     Time((seconds * 1e9).ceil() as u64)
 }
 
-fn port(rate: f64) -> Link {
+fn port(rate: f64, window_bytes: u64) -> Link {
     let config = LinkConfig {
         rate: rate as u64,
         chunk_bytes: 64 << 10,
-        window_bytes: 128 << 10,
+        window_bytes,
         policy: PolicyKind::Laxity,
         ..LinkConfig::default()
     };
     Link::new(config).expect("a valid configuration")
 }
 
-/// A transfer in flight: when its bytes begin to flow, and how many are left.
+/// A transfer with permits: when its bytes begin to flow, and what is left of each permit.
 struct Flight {
     begins: f64,
+    left: VecDeque<Permitted>,
+}
+
+/// The bytes of a permit, and those of them that are left.
+struct Permitted {
+    bytes: u64,
     left: f64,
+}
+
+impl Flight {
+    /// Returns what moves next.
+    fn moves(&self, now: f64) -> Option<&Permitted> {
+        self.left.front().filter(|_| self.begins <= now)
+    }
 }
 
 struct Run {
@@ -108,57 +142,71 @@ struct Run {
     wire: Wire,
     now: f64,
     flights: BTreeMap<u64, Flight>,
+    /// Bytes of each transfer that arrived.
+    arrived: BTreeMap<u64, u64>,
     ends: BTreeMap<u64, f64>,
 }
 
 impl Run {
     fn new(wire: Wire) -> Self {
-        let (flights, ends) = (BTreeMap::new(), BTreeMap::new());
-        Self { link: port(RATE), wire, now: 0.0, flights, ends }
+        let (flights, arrived, ends) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        let window_bytes = if wire.is_cut { 1 << 20 } else { 128 << 10 };
+        Self { link: port(RATE, window_bytes), wire, now: 0.0, flights, arrived, ends }
     }
 
     fn submit(&mut self, id: u64, transfer: &Transfer, stage: Stage, hinted: bool) {
         let spec = FlowSpec {
             request: RequestId(id),
             deadline: if hinted { time(transfer.due) } else { Time::NEVER },
-            whole: true,
+            whole: !self.wire.is_cut,
             ..FlowSpec::anonymous(FlowId(id), stage, transfer.bytes as u64)
         };
         self.link.handle(time(self.now), Event::FlowArrived(spec));
     }
 
     fn poll(&mut self) {
+        let begins = self.now + self.wire.begin_s;
         while let Some(action) = self.link.poll_action(time(self.now)) {
             if let Action::Permit { flow, bytes, .. } = action {
-                let begins = self.now + self.wire.begin_s;
-                self.flights.insert(flow.0, Flight { begins, left: bytes as f64 });
+                let none = || Flight { begins, left: VecDeque::new() };
+                let flight = self.flights.entry(flow.0).or_insert_with(none);
+                flight.left.push_back(Permitted { bytes, left: bytes as f64 });
             }
         }
     }
 
-    /// Lets time pass until `until`, a timer, or the end or beginning of a transfer.
+    /// Lets time pass until `until`, a timer, or the end or beginning of a permitted piece.
     fn step(&mut self, until: f64, sizes: &[Transfer]) {
         self.poll();
         let now = self.now;
-        let moving = self.flights.values().filter(|flight| flight.begins <= now).count();
-        let speed = GOODPUT * self.wire.share.min(1.0 / moving.max(1) as f64);
+        let moving = self.flights.values().filter(|flight| flight.moves(now).is_some()).count();
+        let speed = self.wire.speed(moving);
         let timer = self.link.next_deadline().map(|at| (at.0 as f64 / 1e9).max(now + 1e-9));
-        let ends = self.flights.values().map(|flight| match flight.begins > now {
-            true => flight.begins,
-            false => now + flight.left / speed,
+        let ends = self.flights.values().filter_map(|flight| match flight.begins > now {
+            true => Some(flight.begins),
+            false => flight.moves(now).map(|piece| now + piece.left / speed),
         });
         let then = ends.chain(timer).fold(until, f64::min);
-        for flight in self.flights.values_mut().filter(|flight| flight.begins <= now) {
-            flight.left -= speed * (then - now);
+        let mut done = Vec::new();
+        for (&id, flight) in self.flights.iter_mut().filter(|(_, flight)| flight.begins <= now) {
+            let Some(piece) = flight.left.front_mut() else { continue };
+            piece.left -= speed * (then - now);
+            if piece.left <= 1.0 {
+                done.push((id, piece.bytes));
+                flight.left.pop_front();
+            }
         }
         self.now = then;
-        let done = self.flights.iter().filter(|(_, flight)| flight.left <= 1.0);
-        for id in done.map(|(&id, _)| id).collect::<Vec<_>>() {
-            self.flights.remove(&id);
-            self.ends.insert(id, then);
-            let bytes = sizes[id as usize - 1].bytes as u64;
+        for (id, bytes) in done {
+            let arrived = self.arrived.entry(id).or_default();
+            *arrived += bytes;
+            let is_over = *arrived >= sizes[id as usize - 1].bytes as u64;
             self.link.handle(time(then), Event::BytesCompleted { flow: FlowId(id), bytes });
-            self.link.handle(time(then), Event::RequestEnded { request: RequestId(id) });
+            if is_over {
+                self.flights.remove(&id);
+                self.ends.insert(id, then);
+                self.link.handle(time(then), Event::RequestEnded { request: RequestId(id) });
+            }
         }
     }
 }
@@ -182,9 +230,9 @@ fn in_time(wire: Wire, stage: Stage, hinted: bool, seed: u64) -> f64 {
 }
 
 /// Returns the percentage in time for each `L`, mean of all seeds.
-fn percent(share: f64, stage: Stage, hinted: bool) -> Vec<f64> {
+fn percent(share: f64, is_cut: bool, stage: Stage, hinted: bool) -> Vec<f64> {
     let mean = |begin_s| {
-        let wire = Wire { share, begin_s };
+        let wire = Wire { share, begin_s, is_cut };
         let runs = (0..SEEDS).map(|seed| in_time(wire, stage, hinted, seed));
         runs.sum::<f64>() / SEEDS as f64 * 100.0
     };
@@ -195,11 +243,23 @@ fn percent(share: f64, stage: Stage, hinted: bool) -> Vec<f64> {
 fn deadlines_gain_whatever_share_of_the_port_a_lone_transfer_reaches() {
     for stage in [Stage::P2d, Stage::KvReuse] {
         for share in [1.0, 0.75, 0.5, 0.25] {
-            let (off, on) = (percent(share, stage, false), percent(share, stage, true));
+            let [off, on] = [false, true].map(|hinted| percent(share, false, stage, hinted));
             println!("{stage:?}, s = {share}: hints off {off:.0?}, hints on {on:.0?}");
             for (off, on) in off.iter().zip(&on) {
                 assert!(on > &(off + 1.0), "{stage:?}, s = {share}: {on} after {off}");
             }
+        }
+    }
+}
+
+/// Least laxity would take turns among transfers of equal laxity, and all of them would be late.
+#[test]
+fn deadlines_do_not_make_cut_transfers_take_turns() {
+    for share in [1.0, 0.75, 0.6, 0.5] {
+        let [off, on] = [false, true].map(|hinted| percent(share, true, Stage::P2d, hinted));
+        println!("cut, s = {share}: hints off {off:.0?}, hints on {on:.0?}");
+        for (off, on) in off.iter().zip(&on) {
+            assert!(on > &(off - 3.0), "s = {share}: {on} after {off}");
         }
     }
 }
@@ -213,7 +273,7 @@ struct Pieces {
 
 impl Pieces {
     fn new() -> Self {
-        Self { link: port(RATE), now: Time(1), next: 1 }
+        Self { link: port(RATE, 128 << 10), now: Time(1), next: 1 }
     }
 
     /// Returns a piece of the last stage with these bytes, due after `slack`.
