@@ -16,7 +16,7 @@
 
 use std::any::Any;
 use std::ffi::CString;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use smallvec::SmallVec;
 
@@ -143,6 +143,12 @@ pub trait Backend: Send + Sync {
 
     /// Returns the usable NICs in the order of their numbers. There is at least one.
     fn devices(&self) -> &[Device];
+
+    /// Returns the address at which groups of ranks meet for one-sided operations of a NIC, if this
+    /// network has such operations.
+    fn one_sided_at(&self, _device: usize) -> Option<SocketAddr> {
+        None
+    }
 
     /// Listens for connections. Returns the listener and the handle by which senders find it.
     ///

@@ -12,7 +12,7 @@ mod inlet;
 mod outlet;
 mod receiver;
 mod sender;
-mod socket;
+pub(crate) mod socket;
 
 use std::collections::HashMap;
 use std::io::{self, Read as _, Write as _};
@@ -69,6 +69,10 @@ impl Backend for Tcp {
 
     fn devices(&self) -> &[Device] {
         &self.devices
+    }
+
+    fn one_sided_at(&self, device: usize) -> Option<SocketAddr> {
+        self.addresses.get(device).copied()
     }
 
     fn listen(&self, device: usize) -> Result<(Box<dyn Listener>, Handle)> {

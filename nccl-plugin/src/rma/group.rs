@@ -1,0 +1,294 @@
+//! A group of ranks with windows of memory: connecting all to all, and registering.
+
+use std::io::{Read as _, Write as _};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+use super::frame::{HELLO_BYTES, RmaHello};
+use super::mesh::Mesh;
+use super::window::Window;
+use crate::backend::POINTER_HOST;
+use crate::fault::{Fault, Result};
+use crate::handle::{Carrier, HANDLE_BYTES, Handle, word};
+use crate::log;
+use crate::socket::{accept, is_connected, listen, peer, random};
+use crate::tcp::socket;
+
+/// Longest wait of a connect for all ranks.
+const CONNECT_WITHIN: Duration = Duration::from_secs(120);
+/// Longest wait for the hello of a connection.
+const HELLO_WITHIN: Duration = Duration::from_secs(10);
+/// Pause between two looks at connections that are being made.
+const PAUSE: Duration = Duration::from_millis(1);
+
+/// A listener, as NCCL holds it.
+#[derive(Debug)]
+pub struct RmaListener {
+    socket: TcpListener,
+    handle: Handle,
+    /// The NIC's number.
+    pub device: usize,
+    /// The address of the NIC, from which connections go out.
+    address: SocketAddr,
+    /// The class of the group's connections, as a DSCP.
+    dscp: u8,
+}
+
+/// A group of ranks, as NCCL holds it.
+pub struct Group {
+    mesh: Arc<Mesh>,
+    /// Held during a collective call, since all ranks have to make them in one order.
+    collective: Mutex<()>,
+    /// The NIC's number.
+    pub device: usize,
+}
+
+impl RmaListener {
+    /// Listens at an address of this host.
+    ///
+    /// # Errors
+    /// The operating system refused.
+    pub fn new(device: usize, address: SocketAddr, dscp: u8) -> Result<Self> {
+        let socket = listen(address)?;
+        let at =
+            socket.local_addr().map_err(|error| Fault::system("the listener's address", error))?;
+        let handle = Handle { carrier: Carrier::Tcp, address: at, nonce: random() };
+        Ok(Self { socket, handle, device, address, dscp })
+    }
+
+    /// Returns the bytes by which other ranks find this one.
+    pub fn handle(&self) -> [u8; HANDLE_BYTES] {
+        self.handle.encode()
+    }
+
+    /// Connects to the ranks before this one, and accepts those behind it.
+    fn connect(&self, handles: &[Handle], rank: usize) -> Result<Vec<Option<TcpStream>>> {
+        let give_up = Instant::now() + CONNECT_WITHIN;
+        let late = |missing: usize| {
+            let wait = CONNECT_WITHIN.as_secs();
+            Fault::Remote(format!("rank {missing} did not connect within {wait} s"))
+        };
+        let ranks = handles.len();
+        let mut streams: Vec<Option<TcpStream>> = (0..ranks).map(|_| None).collect();
+        for (to, handle) in handles[..rank].iter().enumerate() {
+            let mut stream = socket::connect(self.address, handle.address, self.dscp)?;
+            while !is_connected(&stream, handle.address)? {
+                if Instant::now() > give_up {
+                    return Err(late(to));
+                }
+                thread::sleep(PAUSE);
+            }
+            let hello = RmaHello { nonce: handle.nonce, rank: rank as u32, ranks: ranks as u32 };
+            // An empty socket buffer holds a hello.
+            stream
+                .write_all(&hello.encode())
+                .map_err(|error| Fault::Remote(format!("rank {to} hung up: {error}")))?;
+            streams[to] = Some(stream);
+        }
+        let mut strangers: Vec<Stranger> = Vec::new();
+        while let Some(missing) = (rank + 1..ranks).find(|behind| streams[*behind].is_none()) {
+            while let Some(stream) = accept(&self.socket)? {
+                strangers.push(Stranger {
+                    stream,
+                    hello: [0; HELLO_BYTES],
+                    filled: 0,
+                    since: Instant::now(),
+                });
+            }
+            strangers.retain_mut(|stranger| match stranger.hello() {
+                Ok(None) => true,
+                Ok(Some(hello)) => {
+                    let behind = hello.rank as usize;
+                    let is_right = hello.nonce == self.handle.nonce
+                        && hello.ranks as usize == ranks
+                        && (rank + 1..ranks).contains(&behind)
+                        && streams[behind].is_none();
+                    match stranger.stream.try_clone() {
+                        Ok(stream) if is_right => {
+                            socket::notice_silence(&stream);
+                            socket::mark(&stream, self.address.is_ipv4(), self.dscp);
+                            streams[behind] = Some(stream);
+                        }
+                        _ => stranger.refuse("is of another group"),
+                    }
+                    false
+                }
+                Err(problem) => {
+                    stranger.refuse(&problem);
+                    false
+                }
+            });
+            if Instant::now() > give_up {
+                return Err(late(missing));
+            }
+            thread::sleep(PAUSE);
+        }
+        Ok(streams)
+    }
+}
+
+/// An incoming connection whose hello is not complete.
+struct Stranger {
+    stream: TcpStream,
+    hello: [u8; HELLO_BYTES],
+    filled: usize,
+    since: Instant,
+}
+
+impl Stranger {
+    /// Reads what is there of the hello, and nothing behind it.
+    fn hello(&mut self) -> core::result::Result<Option<RmaHello>, String> {
+        while self.filled < HELLO_BYTES {
+            match self.stream.read(&mut self.hello[self.filled..]) {
+                Ok(0) => return Err(String::from("hung up without a word")),
+                Ok(count) => self.filled += count,
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
+                    let is_late = self.since.elapsed() > HELLO_WITHIN;
+                    return if is_late { Err(String::from("said nothing")) } else { Ok(None) };
+                }
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error.to_string()),
+            }
+        }
+        RmaHello::decode(&self.hello).map(Some)
+    }
+
+    fn refuse(&self, problem: &str) {
+        let peer = peer(&self.stream);
+        log::info(&format!("a connection from {peer} was dropped: it {problem}"));
+    }
+}
+
+/// A rank's contribution to a registration.
+struct Registration {
+    id: u32,
+    /// Whether this rank can't register its part.
+    refused: bool,
+    bytes: u64,
+}
+
+impl Registration {
+    fn encode(&self) -> [u8; 16] {
+        let mut data = [0; 16];
+        data[..4].copy_from_slice(&self.id.to_le_bytes());
+        data[4] = self.refused.into();
+        data[8..].copy_from_slice(&self.bytes.to_le_bytes());
+        data
+    }
+
+    fn decode(data: &[u8]) -> Option<Self> {
+        let [flag] = word(data, 4);
+        let bytes = u64::from_le_bytes(word(data, 8));
+        (data.len() == 16).then(|| Self {
+            id: u32::from_le_bytes(word(data, 0)),
+            refused: flag != 0,
+            bytes,
+        })
+    }
+}
+
+impl Group {
+    /// Connects all ranks. Blocks until all have called it.
+    ///
+    /// # Errors
+    /// A handle is not of this plugin, or a rank can't be reached.
+    pub fn connect(
+        listener: &RmaListener,
+        handles: &[[u8; HANDLE_BYTES]],
+        rank: usize,
+    ) -> Result<Arc<Self>> {
+        let handles: Vec<Handle> = handles.iter().map(Handle::decode).collect::<Result<_>>()?;
+        if handles.get(rank) != Some(&listener.handle) {
+            return Err(Fault::Argument(format!("rank {rank}'s handle is not its listener's")));
+        }
+        let streams = listener.connect(&handles, rank)?;
+        let mesh = Mesh::start(rank, streams)?;
+        Ok(Arc::new(Self { mesh, collective: Mutex::new(()), device: listener.device }))
+    }
+
+    pub fn rank(&self) -> usize {
+        self.mesh.rank
+    }
+
+    pub fn ranks(&self) -> usize {
+        self.mesh.ranks()
+    }
+
+    pub(super) fn wire(&self) -> &Mesh {
+        &self.mesh
+    }
+
+    /// Returns the reason why a rank is lost.
+    pub fn fault(&self, rank: usize) -> Option<Fault> {
+        self.mesh.fault(rank)
+    }
+
+    /// Registers this rank's part of a window. Blocks until all ranks have called it.
+    ///
+    /// # Errors
+    /// A rank can't register its part, or is lost.
+    pub fn register(&self, address: usize, bytes: usize, kind: i32) -> Result<Arc<Window>> {
+        let _collective = self.collective.lock();
+        let mut windows = self.mesh.windows.write();
+        let id = windows.len() as u32;
+        let window = Arc::new(Window::new(id, address, bytes as u64));
+        let refused = kind != POINTER_HOST;
+        // Another rank may use the window before this one knows that all have registered it.
+        windows.push((!refused).then(|| Arc::clone(&window)));
+        drop(windows);
+        let own = Registration { id, refused, bytes: bytes as u64 };
+        let registered = self.mesh.exchange(&own.encode()).and_then(|all| {
+            let mut sizes = Vec::with_capacity(all.len());
+            for (rank, data) in all.iter().enumerate() {
+                match Registration::decode(data) {
+                    Some(theirs) if theirs.id == id && !theirs.refused => sizes.push(theirs.bytes),
+                    Some(theirs) if theirs.refused => {
+                        return Err(Fault::Usage(format!(
+                            "rank {rank} can't register its part of a window: over TCP, only the \
+                             host's memory can be used"
+                        )));
+                    }
+                    _ => {
+                        return Err(Fault::Argument(format!(
+                            "rank {rank} registers windows in another order"
+                        )));
+                    }
+                }
+            }
+            Ok(sizes)
+        });
+        match registered {
+            Ok(sizes) => {
+                let _ = window.sizes.set(sizes);
+                Ok(window)
+            }
+            Err(fault) => {
+                self.deregister(&window);
+                Err(fault)
+            }
+        }
+    }
+
+    /// Ends a registration. The memory is not touched afterwards.
+    pub fn deregister(&self, window: &Window) {
+        if let Some(entry) = self.mesh.windows.write().get_mut(window.id as usize) {
+            *entry = None;
+        }
+        window.end();
+    }
+
+    /// Ends the group. Waits briefly until the other ranks have what is done.
+    pub fn close(&self) {
+        self.mesh.close();
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        self.mesh.close();
+    }
+}

@@ -1,0 +1,127 @@
+//! A window: a region of memory that every rank of a group has registered.
+//!
+//! The service thread reads and writes windows at any time. It does so only under the window's
+//! lock, so memory that was deregistered is not touched any more.
+
+use std::sync::{Arc, OnceLock};
+
+use parking_lot::RwLock;
+
+use crate::fault::{Fault, Result};
+
+/// A rank's part of a window.
+#[derive(Debug)]
+pub struct Window {
+    /// The window's number, the same on all ranks.
+    pub(super) id: u32,
+    /// Address of this rank's part.
+    base: usize,
+    bytes: u64,
+    /// Sizes of all ranks' parts in bytes, once they are known.
+    pub(super) sizes: OnceLock<Vec<u64>>,
+    is_registered: RwLock<bool>,
+}
+
+/// A place in this rank's part of a window.
+#[derive(Clone, Debug)]
+pub(super) struct Place {
+    window: Arc<Window>,
+    address: usize,
+}
+
+/// A place in another rank's part of a window, or in this rank's own as a target.
+#[derive(Clone, Debug)]
+pub(super) struct Far {
+    pub(super) window: Arc<Window>,
+    pub(super) offset: u64,
+}
+
+impl Window {
+    pub(super) fn new(id: u32, base: usize, bytes: u64) -> Self {
+        Self { id, base, bytes, sizes: OnceLock::new(), is_registered: RwLock::new(true) }
+    }
+
+    /// Returns the place of `bytes` at `offset`.
+    ///
+    /// # Errors
+    /// They are not within this rank's part.
+    pub(super) fn place(self: &Arc<Self>, offset: u64, bytes: u64) -> Result<Place> {
+        self.check(self.bytes, offset, bytes)?;
+        Ok(Place { window: Arc::clone(self), address: self.base + offset as usize })
+    }
+
+    /// Checks that `bytes` at `offset` are within a rank's part.
+    ///
+    /// # Errors
+    /// They are not.
+    pub(super) fn check_remote(&self, rank: usize, offset: u64, bytes: u64) -> Result<()> {
+        let size = self.sizes.get().and_then(|sizes| sizes.get(rank)).copied().unwrap_or(0);
+        self.check(size, offset, bytes)
+    }
+
+    fn check(&self, size: u64, offset: u64, bytes: u64) -> Result<()> {
+        if offset.checked_add(bytes).is_some_and(|end| end <= size) {
+            return Ok(());
+        }
+        Err(Fault::Argument(format!(
+            "{bytes} bytes at {offset} are outside of window {}, which has {size} bytes there",
+            self.id
+        )))
+    }
+
+    /// Ends the registration, after the current access to the memory.
+    pub(super) fn end(&self) {
+        *self.is_registered.write() = false;
+    }
+}
+
+impl Place {
+    /// Calls `access` with the address `skip` bytes behind this place. Returns `None` if the window
+    /// was deregistered.
+    pub(super) fn with<T>(&self, skip: u64, access: impl FnOnce(usize) -> T) -> Option<T> {
+        // Recursive, since a copy holds two locks, and a writer between them must not stop it.
+        let is_registered = self.window.is_registered.read_recursive();
+        is_registered.then(|| access(self.address + skip as usize))
+    }
+
+    /// Returns the place `skip` bytes behind this one.
+    pub(super) fn behind(&self, skip: u64) -> Self {
+        Self { window: Arc::clone(&self.window), address: self.address + skip as usize }
+    }
+
+    /// Adds to the 64-bit word at this place, after all that was written before.
+    ///
+    /// # Errors
+    /// The word is not aligned.
+    pub(super) fn add(&self, value: u64) -> Result<()> {
+        let at = self.address;
+        if !at.is_multiple_of(8) {
+            return Err(Fault::Argument(format!("a signal at {at:#x} is not aligned")));
+        }
+        self.with(0, |address| {
+            // SAFETY: the word is within a registered window, aligned, and shared only by atomic
+            // access and by GPUs. Release, so that whoever sees the signal sees the data.
+            let word = unsafe { core::sync::atomic::AtomicU64::from_ptr(address as *mut u64) };
+            word.fetch_add(value, core::sync::atomic::Ordering::Release);
+        });
+        Ok(())
+    }
+
+    /// Copies `bytes` from this place to another one of this process. Reports whether both windows
+    /// are registered.
+    pub(super) fn copy_to(&self, to: &Self, bytes: u64) -> bool {
+        let copied = self.with(0, |from| {
+            // SAFETY: `Window::place` checked both ranges, and the locks keep them registered.
+            // They may overlap.
+            let copy = |to| unsafe {
+                core::ptr::copy(from as *const u8, to as *mut u8, bytes as usize);
+            };
+            if Arc::ptr_eq(&self.window, &to.window) {
+                copy(to.address);
+                return true;
+            }
+            to.with(0, copy).is_some()
+        });
+        copied == Some(true)
+    }
+}
