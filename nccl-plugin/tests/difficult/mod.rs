@@ -60,6 +60,12 @@ impl Difficult {
         }
     }
 
+    /// Returns the number of flows that were ever submitted.
+    #[allow(dead_code, reason = "not all tests count flows")]
+    pub(crate) fn submitted(&self) -> u64 {
+        self.next.load(Ordering::Relaxed) - 1
+    }
+
     /// Permits what the window has room for, strictly in order. A chunk that doesn't fit delays all
     /// flows after it.
     fn decide(&self) {
