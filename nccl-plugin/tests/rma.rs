@@ -11,7 +11,7 @@ use std::sync::Once;
 use std::sync::atomic::Ordering::{Acquire, Release};
 use std::thread;
 
-use nccl_net_laxity::abi::rma::{
+use nccl_net_laxity::abi::rma_table::{
     Rma, RmaConfig, RmaProperties, V14, V15, V16, Version, ncclRmaPlugin_v14, ncclRmaPlugin_v15,
     ncclRmaPlugin_v16,
 };
@@ -25,7 +25,7 @@ type Opaque = *mut c_void;
 const INC: u32 = 1;
 const ADD: u32 = 2;
 const HOST: i32 = 1;
-/// Words by which a rank's part of a window holds the data of each rank.
+/// Words by which a rank's part of a region holds the data of each rank.
 const SHARE: usize = 2000;
 
 /// A table with the calls of v15.
@@ -33,10 +33,10 @@ trait Api: Version + Sized {
     const TABLE: &'static Rma<Self>;
 
     /// # Safety
-    /// The windows' memory is alive until the request is done.
+    /// The regions' memory is alive until the request is done.
     unsafe fn put(to: &Target, from: (u64, Opaque), bytes: usize, request: *mut Opaque) -> i32;
     /// # Safety
-    /// The windows' memory is alive until the request is done.
+    /// The regions' memory is alive until the request is done.
     unsafe fn put_signal(
         to: &Target,
         from: (u64, Opaque),
@@ -45,7 +45,7 @@ trait Api: Version + Sized {
         request: *mut Opaque,
     ) -> i32;
     /// # Safety
-    /// The windows' memory is alive until the request is done.
+    /// The regions' memory is alive until the request is done.
     unsafe fn get(from: &Target, bytes: usize, to: (u64, Opaque), request: *mut Opaque) -> i32;
 }
 
@@ -75,14 +75,14 @@ macro_rules! api {
                 to: &Target,
                 from: (u64, Opaque),
                 bytes: usize,
-                (offset, window, value, op, strong): (u64, Opaque, u64, u32, bool),
+                (offset, region, value, op, strong): (u64, Opaque, u64, u32, bool),
                 out: *mut Opaque,
             ) -> i32 {
                 let Target { rma, context, rank, at } = *to;
                 // SAFETY: upheld by the caller.
                 unsafe {
                     ($table.iput_signal)(
-                        rma, context, from.0, from.1, bytes, at.0, at.1, rank, offset, window,
+                        rma, context, from.0, from.1, bytes, at.0, at.1, rank, offset, region,
                         value, op, strong, $($flags,)? out,
                     )
                 }
@@ -152,8 +152,8 @@ impl Rank {
         made(|out| unsafe { (V::TABLE.reg_mr_sym)(self.comm, data, bytes, HOST, 0, out) })
     }
 
-    fn at(&self, context: i32, rank: usize, word: usize, window: Opaque) -> Target {
-        Target { rma: self.rma, context, rank: rank as u32, at: (word as u64 * 8, window) }
+    fn at(&self, context: i32, rank: usize, word: usize, region: Opaque) -> Target {
+        Target { rma: self.rma, context, rank: rank as u32, at: (word as u64 * 8, region) }
     }
 
     /// Tests requests until all are done, as NCCL's thread does.
@@ -248,7 +248,7 @@ fn everything<V: Api>() {
             let half = SHARE / 2 * 8;
             let second = own.at(context, rank, own.rank * SHARE + SHARE / 2, to);
             let nothing = Target { at: (0, null_mut()), ..place };
-            // SAFETY: all windows are alive until the requests are done.
+            // SAFETY: all regions are alive until the requests are done.
             requests.extend(unsafe {
                 [
                     made(|out| V::put(&place, (0, from), half, out)),
@@ -293,7 +293,7 @@ fn everything<V: Api>() {
         let gets = (0..own.ranks).map(|rank| {
             let place = own.at(1, rank, own.rank * SHARE, to);
             let offset = (rank * SHARE * 8) as u64;
-            // SAFETY: all windows are alive until the request is done.
+            // SAFETY: all regions are alive until the request is done.
             made(|out| unsafe { V::get(&place, SHARE * 8, (offset, read), out) })
         });
         own.finish::<V>(gets.collect());
@@ -307,9 +307,9 @@ fn everything<V: Api>() {
             }
         }
         barrier::<V>(own, counts, &signals);
-        for window in [from, to, read, counts] {
-            // SAFETY: the window is not used again.
-            assert_eq!(unsafe { (V::TABLE.dereg_mr_sym)(own.comm, window) }, 0);
+        for region in [from, to, read, counts] {
+            // SAFETY: the region is not used again.
+            assert_eq!(unsafe { (V::TABLE.dereg_mr_sym)(own.comm, region) }, 0);
         }
         own.close::<V>();
     });
@@ -320,7 +320,7 @@ fn barrier<V: Api>(own: &Rank, counts: Opaque, signals: &Words) {
     let one = |rank| {
         let nothing = Target { at: (0, null_mut()), ..own.at(0, rank, 0, null_mut()) };
         let signal = (7 * 8, counts, 0, INC, true);
-        // SAFETY: the window is alive until the request is done.
+        // SAFETY: the region is alive until the request is done.
         made(|out| unsafe { V::put_signal(&nothing, (0, null_mut()), 0, signal, out) })
     };
     own.finish::<V>((0..own.ranks).map(one).collect());
@@ -354,7 +354,7 @@ fn properties_are_those_of_a_proxy_and_a_signal_flushes_its_own_rank_only() {
 }
 
 #[test]
-fn windows_are_registered_while_puts_are_under_way() {
+fn regions_are_registered_while_puts_are_under_way() {
     with_ranks::<V15>(2, |own| {
         let (source, target, signals) = (words(1000), words(1000), words(8));
         let [from, to, counts] =
@@ -363,15 +363,15 @@ fn windows_are_registered_while_puts_are_under_way() {
             scope.spawn(|| {
                 for _ in 0..20 {
                     let memory = words(100);
-                    let window = own.register::<V15>(&memory);
-                    // SAFETY: the window is not used again.
-                    assert_eq!(unsafe { (V15::TABLE.dereg_mr_sym)(own.comm, window) }, 0);
+                    let region = own.register::<V15>(&memory);
+                    // SAFETY: the region is not used again.
+                    assert_eq!(unsafe { (V15::TABLE.dereg_mr_sym)(own.comm, region) }, 0);
                 }
             });
             for _ in 0..200 {
                 let place = own.at(0, 1 - own.rank, 0, to);
                 let signal = (0, counts, 0, INC, true);
-                // SAFETY: the windows are alive until the request is done.
+                // SAFETY: the regions are alive until the request is done.
                 let put = |out| unsafe { V15::put_signal(&place, (0, from), 8000, signal, out) };
                 own.finish::<V15>(vec![made(put)]);
             }
@@ -386,12 +386,12 @@ fn windows_are_registered_while_puts_are_under_way() {
 fn a_context_is_destroyed_with_requests_outstanding_and_its_memory_is_left_alone() {
     with_ranks::<V16>(2, |own| {
         let (big, signals) = (words(1 << 20), words(8));
-        let [window, counts] = [&big, &signals].map(|memory| own.register::<V16>(memory));
+        let [region, counts] = [&big, &signals].map(|memory| own.register::<V16>(memory));
         barrier::<V16>(own, counts, &signals);
-        let place = own.at(0, 1 - own.rank, 0, window);
+        let place = own.at(0, 1 - own.rank, 0, region);
         let put = || {
-            // SAFETY: the memory stays until its window is deregistered.
-            made(|out| unsafe { V16::put(&place, (0, window), 8 << 20, out) })
+            // SAFETY: the memory stays until its region is deregistered.
+            made(|out| unsafe { V16::put(&place, (0, region), 8 << 20, out) })
         };
         let requests: Vec<Opaque> = (0..8).map(|_| put()).collect();
         // SAFETY: nothing is used afterwards, but to see that it is unknown.
@@ -400,7 +400,7 @@ fn a_context_is_destroyed_with_requests_outstanding_and_its_memory_is_left_alone
             let mut done = 7;
             assert_ne!((V16::TABLE.test)(own.comm, requests[0], &raw mut done), 0);
             assert_ne!((V16::TABLE.rma_progress)(own.rma), 0);
-            let _ = (V16::TABLE.dereg_mr_sym)(own.comm, window);
+            let _ = (V16::TABLE.dereg_mr_sym)(own.comm, region);
             drop(big);
             assert_eq!((V16::TABLE.close_coll)(own.comm), 0);
         }
@@ -408,27 +408,27 @@ fn a_context_is_destroyed_with_requests_outstanding_and_its_memory_is_left_alone
 }
 
 #[test]
-fn calls_outside_of_a_window_and_unknown_signals_are_errors_and_change_nothing() {
+fn calls_outside_of_a_region_and_unknown_signals_are_errors_and_change_nothing() {
     with_ranks::<V16>(2, |own| {
         let (memory, signals) = (words(100), words(8));
-        let [window, counts] = [&memory, &signals].map(|memory| own.register::<V16>(memory));
-        let place = own.at(0, 1 - own.rank, 0, window);
-        let far = own.at(0, 1 - own.rank, 99, window);
+        let [region, counts] = [&memory, &signals].map(|memory| own.register::<V16>(memory));
+        let place = own.at(0, 1 - own.rank, 0, region);
+        let far = own.at(0, 1 - own.rank, 99, region);
         let (third, fifth) = (Target { rank: 2, ..place }, Target { context: 4, ..place });
         let nowhere = Target { at: (0, null_mut()), ..place };
         let mut out = null_mut();
-        // SAFETY: the windows are alive.
+        // SAFETY: the regions are alive.
         let codes = unsafe {
             [
-                V16::put(&far, (0, window), 16, &raw mut out),
-                V16::put(&place, (u64::MAX, window), 16, &raw mut out),
-                V16::put(&place, (0, window), 808, &raw mut out),
-                V16::put(&third, (0, window), 8, &raw mut out),
-                V16::put(&fifth, (0, window), 8, &raw mut out),
-                V16::put(&nowhere, (0, window), 8, &raw mut out),
-                V16::get(&far, 16, (0, window), &raw mut out),
-                V16::put_signal(&place, (0, window), 8, (64, counts, 1, INC, true), &raw mut out),
-                V16::put_signal(&place, (0, window), 8, (0, counts, 1, 3, true), &raw mut out),
+                V16::put(&far, (0, region), 16, &raw mut out),
+                V16::put(&place, (u64::MAX, region), 16, &raw mut out),
+                V16::put(&place, (0, region), 808, &raw mut out),
+                V16::put(&third, (0, region), 8, &raw mut out),
+                V16::put(&fifth, (0, region), 8, &raw mut out),
+                V16::put(&nowhere, (0, region), 8, &raw mut out),
+                V16::get(&far, 16, (0, region), &raw mut out),
+                V16::put_signal(&place, (0, region), 8, (64, counts, 1, INC, true), &raw mut out),
+                V16::put_signal(&place, (0, region), 8, (0, counts, 1, 3, true), &raw mut out),
             ]
         };
         assert!(codes.iter().all(|code| *code == 4) && out.is_null(), "{codes:?}");
@@ -463,7 +463,7 @@ fn registration(bytes: u64) -> Vec<u8> {
     data
 }
 
-/// Sends frames to a rank with a window in the middle of its memory. Returns whether it hung up.
+/// Sends frames to a rank with a region in the middle of its memory. Returns whether it hung up.
 fn attacked(frames: &[u8]) -> bool {
     let memory = words(96);
     let before = words(96);
@@ -479,23 +479,23 @@ fn attacked(frames: &[u8]) -> bool {
         },
         |group| {
             let middle = memory[32..].as_ptr() as usize;
-            let window = group.register(middle, 256, HOST).expect("registered");
+            let region = group.register(middle, 256, HOST).expect("registered");
             until("the end of the stranger", || group.fault(1).is_some());
             let text = group.fault(1).expect("a fault").to_string();
             refused = text.contains("garbled");
-            group.deregister(&window);
+            group.deregister(&region);
         },
     );
     for at in (0..32).chain(64..96) {
-        assert_eq!(memory[at].load(Acquire), before[at].load(Acquire), "beyond the window");
+        assert_eq!(memory[at].load(Acquire), before[at].load(Acquire), "beyond the region");
     }
     refused
 }
 
 #[test]
-fn hostile_frames_are_refused_and_nothing_beyond_the_window_is_written() {
-    let put = |window, offset, bytes| {
-        let mut frame = Frame::Put { window, offset, bytes }.encode().to_vec();
+fn hostile_frames_are_refused_and_nothing_beyond_the_region_is_written() {
+    let put = |region, offset, bytes| {
+        let mut frame = Frame::Put { region, offset, bytes }.encode().to_vec();
         frame.extend([0xff; 512]);
         frame
     };
@@ -508,29 +508,29 @@ fn hostile_frames_are_refused_and_nothing_beyond_the_window_is_written() {
         put(0, 1, u64::MAX),
         put(1, 0, 1),
         far,
-        Frame::Signal { window: 0, offset: 252, value: 1 }.encode().to_vec(),
-        Frame::Signal { window: 0, offset: 4, value: 1 }.encode().to_vec(),
-        Frame::Signal { window: 7, offset: 0, value: 1 }.encode().to_vec(),
-        Frame::Get { window: 0, offset: 0, bytes: 257, number: 0 }.encode().to_vec(),
+        Frame::Signal { region: 0, offset: 252, value: 1 }.encode().to_vec(),
+        Frame::Signal { region: 0, offset: 4, value: 1 }.encode().to_vec(),
+        Frame::Signal { region: 7, offset: 0, value: 1 }.encode().to_vec(),
+        Frame::Get { region: 0, offset: 0, bytes: 257, number: 0 }.encode().to_vec(),
         Frame::Reply { number: 0, bytes: 1 }.encode().to_vec(),
         Frame::Exchange { number: 5, bytes: 0 }.encode().to_vec(),
         [Frame::Bye.encode(), Frame::Bye.encode()].concat(),
     ] {
         assert!(attacked(&frame), "{:?}", &frame[..HEAD_BYTES]);
     }
-    assert!(!attacked(&Frame::Signal { window: 0, offset: 248, value: 1 }.encode()));
+    assert!(!attacked(&Frame::Signal { region: 0, offset: 248, value: 1 }.encode()));
 }
 
 proptest! {
     #![proptest_config(Config { cases: 32, ..Config::default() })]
 
     #[test]
-    fn arbitrary_bytes_of_a_peer_write_nothing_beyond_the_window(
+    fn arbitrary_bytes_of_a_peer_write_nothing_beyond_the_region(
         frames in prop::collection::vec((0..8_u8, 0..3_u32, 0..300_u64, 0..300_u64, 0..3_u64), 1..9),
     ) {
         let mut bytes = Vec::new();
-        for (kind, window, offset, length, number) in frames {
-            let mut head = Frame::Put { window, offset, bytes: length }.encode();
+        for (kind, region, offset, length, number) in frames {
+            let mut head = Frame::Put { region, offset, bytes: length }.encode();
             head[0] = kind;
             head[24] = number as u8;
             bytes.extend(head);
@@ -566,11 +566,11 @@ fn a_rank_that_dies_is_an_error_of_its_requests_and_of_query_last_error() {
         let rma = made(|out| (table.create_context)(comm, &raw mut config, out));
         let rank = Rank { rank: 0, ranks: 2, comm, rma };
         let memory = words(1 << 20);
-        let window = rank.register::<V16>(&memory);
-        let place = rank.at(0, 1, 0, window);
+        let region = rank.register::<V16>(&memory);
+        let place = rank.at(0, 1, 0, region);
         // More than the sockets' buffers hold, so the peer's end is noticed before this is done.
-        let puts = [(); 16].map(|()| made(|out| V16::put(&place, (0, window), 8 << 20, out)));
-        let get = made(|out| V16::get(&place, 64, (0, window), out));
+        let puts = [(); 16].map(|()| made(|out| V16::put(&place, (0, region), 8 << 20, out)));
+        let get = made(|out| V16::get(&place, 64, (0, region), out));
         other.join().expect("no panic");
         for request in puts.into_iter().skip(8).chain([get]) {
             let mut done = 0;
@@ -581,7 +581,7 @@ fn a_rank_that_dies_is_an_error_of_its_requests_and_of_query_last_error() {
         assert_eq!((table.query_last_error)(rma, &raw mut failed), 0);
         assert!(failed);
         // Nothing hangs afterwards: the operation passes the gate, and fails.
-        let late = made(|out| V16::put(&place, (0, window), 4096, out));
+        let late = made(|out| V16::put(&place, (0, region), 4096, out));
         let mut done = 0;
         assert_eq!((table.test)(comm, late, &raw mut done), 6);
         let mut other = null_mut();

@@ -2,7 +2,7 @@
 
 use std::ptr::null_mut;
 
-use nccl_net_laxity::abi::rma::{ncclRmaPlugin_v14, ncclRmaPlugin_v15, ncclRmaPlugin_v16};
+use nccl_net_laxity::abi::rma_table::{ncclRmaPlugin_v14, ncclRmaPlugin_v15, ncclRmaPlugin_v16};
 
 #[test]
 fn without_the_variable_init_is_refused_and_there_is_no_device() {

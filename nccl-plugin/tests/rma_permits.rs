@@ -22,7 +22,7 @@ use laxity_client::{Stage, Stats};
 use nccl_net_laxity::handle::Handle;
 use nccl_net_laxity::report::Report;
 use nccl_net_laxity::rma::{
-    Around, Frame, Group, HEAD_BYTES, Origin, Put, RmaContext, RmaHello, RmaListener, Side, Window,
+    Around, Frame, Group, HEAD_BYTES, Origin, Put, Region, RmaContext, RmaHello, RmaListener, Side,
     test_request,
 };
 use proptest::prelude::*;
@@ -94,7 +94,7 @@ struct Rank {
     /// What gets read from, which never changes.
     stock: Words,
     signals: Words,
-    windows: Vec<Arc<Window>>,
+    regions: Vec<Arc<Region>>,
     queues: Vec<Queue>,
 }
 
@@ -122,12 +122,12 @@ impl Cluster {
         arbiter: Difficult,
         wait_max: Duration,
     ) -> Self {
-        Self::of(groups(programs.len()), programs, contexts, arbiter, wait_max)
+        Self::of(&groups(programs.len()), programs, contexts, arbiter, wait_max)
     }
 
     /// Returns a cluster of the first ranks of a group.
     fn of(
-        groups: Vec<Arc<Group>>,
+        groups: &[Arc<Group>],
         programs: &[Vec<Planned>],
         contexts: usize,
         arbiter: Difficult,
@@ -156,14 +156,14 @@ impl Cluster {
                 let (address, bytes) = (memory.as_ptr() as usize, memory.len() * 8);
                 group.register(address, bytes, HOST).expect("registered")
             };
-            let windows = [&source, &target, &stock_words, &signals].map(register).into();
+            let regions = [&source, &target, &stock_words, &signals].map(register).into();
             let mut queues: Vec<Queue> = Vec::new();
             queues.resize_with(groups.len() * contexts, Queue::default);
             for (number, planned) in programs[rank].iter().enumerate() {
                 let queue = planned.target * contexts + planned.context;
                 queues[queue].program.push_back((number, *planned));
             }
-            Rank { context, group, source, target, stock: stock_words, signals, windows, queues }
+            Rank { context, group, source, target, stock: stock_words, signals, regions, queues }
         });
         Self { arbiter, report, ranks, contexts, programs: programs.to_vec() }
     }
@@ -176,8 +176,8 @@ impl Cluster {
 
     fn call(&self, rank: usize, number: usize, planned: Planned) -> *mut c_void {
         let own = &self.ranks[rank];
-        let side = |window: usize, word: usize| Side {
-            window: Arc::clone(&own.windows[window]),
+        let side = |region: usize, word: usize| Side {
+            region: Arc::clone(&own.regions[region]),
             offset: word as u64 * 8,
         };
         let (context, target) = (planned.context as i32, planned.target as u32);
@@ -412,7 +412,7 @@ fn dispatch(ranks: usize, tokens: usize, contexts: usize) -> Vec<Vec<Planned>> {
         let put = move |at: usize| Planned {
             context: at % contexts,
             target: (rank + 1 + at % (ranks - 1)) % ranks,
-            kind: if at % 17 == 0 { Kind::PutSignal } else { Kind::Put },
+            kind: if at.is_multiple_of(17) { Kind::PutSignal } else { Kind::Put },
             words: 896 + at % 2 * 896,
         };
         let barrier = move |at: usize| Planned {
@@ -524,7 +524,7 @@ fn everything_passes_once_a_rank_is_lost() {
     let programs = [vec![planned; 40], Vec::new()];
     let (end, mortal) = channel();
     let groups = two_and_a_mortal(mortal);
-    let cluster = Cluster::of(groups, &programs, 1, arbiter, Duration::from_secs(60));
+    let cluster = Cluster::of(&groups, &programs, 1, arbiter, Duration::from_secs(60));
     let held: Vec<*mut c_void> = (0..40).map(|at| cluster.call(0, at, planned)).collect();
     cluster.ranks[0].context.progress();
     assert!(held.iter().all(|request| !test_request(*request).expect("no fault")));

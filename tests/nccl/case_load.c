@@ -15,7 +15,8 @@
 static const char *const expected_symbols[] = {
     "ncclNetPlugin_v7",  "ncclNetPlugin_v8",  "ncclNetPlugin_v9", "ncclNetPlugin_v10",
     "ncclNetPlugin_v11", "ncclNetPlugin_v12", "ncclProfiler_v3",  "ncclProfiler_v4",
-    "ncclProfiler_v5",   "ncclProfiler_v6"};
+    "ncclProfiler_v5",   "ncclProfiler_v6",   "ncclRmaPlugin_v14", "ncclRmaPlugin_v15",
+    "ncclRmaPlugin_v16"};
 
 /* What the file's dynamic symbol table defines for others, against the list above. */
 static bool symbols(void) {

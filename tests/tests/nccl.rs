@@ -16,10 +16,11 @@ use crate::process::{Daemon, Said, binary, eventually, words};
 
 const SOURCES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/nccl");
 
-const SYMBOLS: [&str; 10] = [
+const SYMBOLS: [&str; 13] = [
     "ncclNetPlugin_v10", "ncclNetPlugin_v11", "ncclNetPlugin_v12", "ncclNetPlugin_v7",
     "ncclNetPlugin_v8", "ncclNetPlugin_v9", "ncclProfiler_v3", "ncclProfiler_v4",
-    "ncclProfiler_v5", "ncclProfiler_v6",
+    "ncclProfiler_v5", "ncclProfiler_v6", "ncclRmaPlugin_v14", "ncclRmaPlugin_v15",
+    "ncclRmaPlugin_v16",
 ];
 
 /// Builds the harness once for all tests and processes, and returns its folder.

@@ -10,9 +10,9 @@ use parking_lot::Mutex;
 
 use super::gate::{Around, Call, Gate, Transfer, Wire as _};
 use super::group::Group;
+use super::region::{Far, Region};
 use super::registry::Registry;
 use super::request::{Request, RequestState};
-use super::window::{Far, Window};
 use crate::fault::{Fault, Result};
 
 /// Largest number of ordering domains. NCCL asks for up to a few hundred.
@@ -22,17 +22,17 @@ const LOOK_NS: u64 = 1_000_000;
 
 static REQUESTS: Registry<Request> = Registry::new("request");
 
-/// A place in a window, as NCCL names it.
+/// A place in a region, as NCCL names it.
 #[derive(Clone, Debug)]
 pub struct Side {
-    pub window: Arc<Window>,
+    pub region: Arc<Region>,
     pub offset: u64,
 }
 
 /// The two ends of a put or a get.
 #[derive(Clone, Debug)]
 pub struct Origin {
-    /// The place in this rank's part of the window.
+    /// The place in this rank's part of the region.
     pub near: Side,
     /// The place in the other rank's part.
     pub far: Side,
@@ -87,14 +87,14 @@ impl RmaContext {
     /// Takes a put, a signal, or both. Returns the request.
     ///
     /// # Errors
-    /// A place is outside of its window, or there is no such context or rank.
+    /// A place is outside of its region, or there is no such context or rank.
     pub fn put(&self, context: i32, rank: u32, put: Put) -> Result<*mut c_void> {
         let ends = put.ends.filter(|_| put.bytes > 0);
         if ends.is_none() && put.bytes > 0 {
-            return Err(Fault::Argument(String::from("a put of bytes without a window")));
+            return Err(Fault::Argument(String::from("a put of bytes without a region")));
         }
         if let Some((side, _)) = &put.signal {
-            side.window.check_remote(rank as usize, side.offset, 8)?;
+            side.region.check_remote(rank as usize, side.offset, 8)?;
         }
         let signal = put.signal.map(|(side, value)| (side.far(), value));
         self.call(context, rank, false, ends.as_ref(), put.bytes, signal)
@@ -112,7 +112,7 @@ impl RmaContext {
         bytes: u64,
     ) -> Result<*mut c_void> {
         if ends.is_none() && bytes > 0 {
-            return Err(Fault::Argument(String::from("a get of bytes without a window")));
+            return Err(Fault::Argument(String::from("a get of bytes without a region")));
         }
         self.call(context, rank, true, ends.filter(|_| bytes > 0), bytes, None)
     }
@@ -136,8 +136,8 @@ impl RmaContext {
             )));
         };
         let transfer = |ends: &Origin| {
-            ends.far.window.check_remote(rank, ends.far.offset, bytes)?;
-            let near = ends.near.window.place(ends.near.offset, bytes)?;
+            ends.far.region.check_remote(rank, ends.far.offset, bytes)?;
+            let near = ends.near.region.place(ends.near.offset, bytes)?;
             Ok(Transfer { near, far: ends.far.far(), bytes })
         };
         let transfer = ends.map(transfer).transpose()?;
@@ -192,7 +192,7 @@ impl RmaContext {
 
 impl Side {
     fn far(&self) -> Far {
-        Far { window: Arc::clone(&self.window), offset: self.offset }
+        Far { region: Arc::clone(&self.region), offset: self.offset }
     }
 }
 
@@ -218,7 +218,7 @@ pub fn test_request(number: *mut c_void) -> Result<bool> {
             let fault = context.and_then(|context| context.group.fault(request.rank));
             Err(fault.unwrap_or_else(|| {
                 Fault::Argument(format!(
-                    "an operation for rank {} failed: its window was deregistered",
+                    "an operation for rank {} failed: its region was deregistered",
                     request.rank
                 ))
             }))

@@ -4,8 +4,8 @@
 //! | bytes of a head | |
 //! |---|---|
 //! | 0 | 1 exchange, 2 put, 3 signal, 4 get, 5 reply, 6 bye |
-//! | 4–7 | number of the window |
-//! | 8–15 | offset in the receiver's part of the window |
+//! | 4–7 | number of the region |
+//! | 8–15 | offset in the receiver's part of the region |
 //! | 16–23 | bytes of data; the value that a signal adds |
 //! | 24–31 | number of the exchange or of the get |
 //!
@@ -38,17 +38,17 @@ pub enum Frame {
         bytes: u64,
     },
     Put {
-        window: u32,
+        region: u32,
         offset: u64,
         bytes: u64,
     },
     Signal {
-        window: u32,
+        region: u32,
         offset: u64,
         value: u64,
     },
     Get {
-        window: u32,
+        region: u32,
         offset: u64,
         bytes: u64,
         number: u64,
@@ -95,17 +95,17 @@ impl RmaHello {
 
 impl Frame {
     pub fn encode(&self) -> [u8; HEAD_BYTES] {
-        let (kind, window, offset, bytes, number) = match *self {
+        let (kind, region, offset, bytes, number) = match *self {
             Self::Exchange { number, bytes } => (1, 0, 0, bytes, number),
-            Self::Put { window, offset, bytes } => (2, window, offset, bytes, 0),
-            Self::Signal { window, offset, value } => (3, window, offset, value, 0),
-            Self::Get { window, offset, bytes, number } => (4, window, offset, bytes, number),
+            Self::Put { region, offset, bytes } => (2, region, offset, bytes, 0),
+            Self::Signal { region, offset, value } => (3, region, offset, value, 0),
+            Self::Get { region, offset, bytes, number } => (4, region, offset, bytes, number),
             Self::Reply { number, bytes } => (5, 0, 0, bytes, number),
             Self::Bye => (6, 0, 0, 0, 0),
         };
         let mut head = [0; HEAD_BYTES];
         head[0] = kind;
-        head[4..8].copy_from_slice(&window.to_le_bytes());
+        head[4..8].copy_from_slice(&region.to_le_bytes());
         head[8..16].copy_from_slice(&offset.to_le_bytes());
         head[16..24].copy_from_slice(&bytes.to_le_bytes());
         head[24..32].copy_from_slice(&number.to_le_bytes());
@@ -117,14 +117,14 @@ impl Frame {
     /// # Errors
     /// A text that says what is wrong with it.
     pub fn decode(head: &[u8; HEAD_BYTES]) -> Result<Self, String> {
-        let window = u32::from_le_bytes(word(head, 4));
+        let region = u32::from_le_bytes(word(head, 4));
         let [offset, bytes, number] = [8, 16, 24].map(|at| u64::from_le_bytes(word(head, at)));
         Ok(match head[0] {
             1 if bytes <= EXCHANGE_BYTES_MAX => Self::Exchange { number, bytes },
             1 => return Err(format!("an exchange of {bytes} bytes")),
-            2 => Self::Put { window, offset, bytes },
-            3 => Self::Signal { window, offset, value: bytes },
-            4 => Self::Get { window, offset, bytes, number },
+            2 => Self::Put { region, offset, bytes },
+            3 => Self::Signal { region, offset, value: bytes },
+            4 => Self::Get { region, offset, bytes, number },
             5 => Self::Reply { number, bytes },
             6 => Self::Bye,
             kind => return Err(format!("a frame of kind {kind}")),
@@ -140,13 +140,13 @@ mod tests {
     proptest! {
         #[test]
         fn frames_come_back_as_they_were(
-            window: u32, offset: u64, bytes: u64, number: u64, size in 0..=EXCHANGE_BYTES_MAX,
+            region: u32, offset: u64, bytes: u64, number: u64, size in 0..=EXCHANGE_BYTES_MAX,
         ) {
             for frame in [
                 Frame::Exchange { number, bytes: size },
-                Frame::Put { window, offset, bytes },
-                Frame::Signal { window, offset, value: bytes },
-                Frame::Get { window, offset, bytes, number },
+                Frame::Put { region, offset, bytes },
+                Frame::Signal { region, offset, value: bytes },
+                Frame::Get { region, offset, bytes, number },
                 Frame::Reply { number, bytes },
                 Frame::Bye,
             ] {

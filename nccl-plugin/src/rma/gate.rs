@@ -19,8 +19,8 @@ use std::time::Duration;
 use laxity_client::{Direction, Flow, Stage};
 use laxity_shm::sleep::now_ns;
 
+use super::region::{Far, Place};
 use super::request::Part;
-use super::window::{Far, Place};
 use crate::arbiter::{Arbiter, SubmittedFlow};
 use crate::report::Report;
 
@@ -39,7 +39,7 @@ pub struct Around {
     pub stage: Stage,
 }
 
-/// Bytes that move between this rank's window and another rank's.
+/// Bytes that move between this rank's region and another rank's.
 #[derive(Debug)]
 pub(super) struct Transfer {
     pub(super) near: Place,

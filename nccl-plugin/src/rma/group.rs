@@ -1,4 +1,4 @@
-//! A group of ranks with windows of memory: connecting all to all, and registering.
+//! A group of ranks with regions of memory: connecting all to all, and registering.
 
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 
 use super::frame::{HELLO_BYTES, RmaHello};
 use super::mesh::Mesh;
-use super::window::Window;
+use super::region::Region;
 use crate::backend::POINTER_HOST;
 use crate::fault::{Fault, Result};
 use crate::handle::{Carrier, HANDLE_BYTES, Handle, word};
@@ -227,19 +227,19 @@ impl Group {
         self.mesh.fault(rank)
     }
 
-    /// Registers this rank's part of a window. Blocks until all ranks have called it.
+    /// Registers this rank's part of a region. Blocks until all ranks have called it.
     ///
     /// # Errors
     /// A rank can't register its part, or is lost.
-    pub fn register(&self, address: usize, bytes: usize, kind: i32) -> Result<Arc<Window>> {
+    pub fn register(&self, address: usize, bytes: usize, kind: i32) -> Result<Arc<Region>> {
         let _collective = self.collective.lock();
-        let mut windows = self.mesh.windows.write();
-        let id = windows.len() as u32;
-        let window = Arc::new(Window::new(id, address, bytes as u64));
+        let mut regions = self.mesh.regions.write();
+        let id = regions.len() as u32;
+        let region = Arc::new(Region::new(id, address, bytes as u64));
         let refused = kind != POINTER_HOST;
-        // Another rank may use the window before this one knows that all have registered it.
-        windows.push((!refused).then(|| Arc::clone(&window)));
-        drop(windows);
+        // Another rank may use the region before this one knows that all have registered it.
+        regions.push((!refused).then(|| Arc::clone(&region)));
+        drop(regions);
         let own = Registration { id, refused, bytes: bytes as u64 };
         let registered = self.mesh.exchange(&own.encode()).and_then(|all| {
             let mut sizes = Vec::with_capacity(all.len());
@@ -248,13 +248,13 @@ impl Group {
                     Some(theirs) if theirs.id == id && !theirs.refused => sizes.push(theirs.bytes),
                     Some(theirs) if theirs.refused => {
                         return Err(Fault::Usage(format!(
-                            "rank {rank} can't register its part of a window: over TCP, only the \
+                            "rank {rank} can't register its part of a region: over TCP, only the \
                              host's memory can be used"
                         )));
                     }
                     _ => {
                         return Err(Fault::Argument(format!(
-                            "rank {rank} registers windows in another order"
+                            "rank {rank} registers regions in another order"
                         )));
                     }
                 }
@@ -263,22 +263,22 @@ impl Group {
         });
         match registered {
             Ok(sizes) => {
-                let _ = window.sizes.set(sizes);
-                Ok(window)
+                let _ = region.sizes.set(sizes);
+                Ok(region)
             }
             Err(fault) => {
-                self.deregister(&window);
+                self.deregister(&region);
                 Err(fault)
             }
         }
     }
 
     /// Ends a registration. The memory is not touched afterwards.
-    pub fn deregister(&self, window: &Window) {
-        if let Some(entry) = self.mesh.windows.write().get_mut(window.id as usize) {
+    pub fn deregister(&self, region: &Region) {
+        if let Some(entry) = self.mesh.regions.write().get_mut(region.id as usize) {
             *entry = None;
         }
-        window.end();
+        region.end();
     }
 
     /// Ends the group. Waits briefly until the other ranks have what is done.

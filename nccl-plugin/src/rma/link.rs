@@ -1,5 +1,5 @@
 //! One control connection, as the service thread moves it: operations of this rank go out, and
-//! those of the peer are performed in this rank's windows.
+//! those of the peer are performed in this rank's regions.
 
 use core::ffi::c_void;
 use std::collections::{HashMap, VecDeque};
@@ -9,8 +9,8 @@ use std::os::fd::AsRawFd as _;
 use super::frame::{Frame, HEAD_BYTES};
 use super::gate::Operation;
 use super::mesh::Mesh;
+use super::region::Place;
 use super::request::Part;
-use super::window::Place;
 use crate::fault::{Fault, Result};
 use crate::socket::peer;
 use crate::tcp::socket;
@@ -40,7 +40,7 @@ struct Item {
 enum Body {
     None,
     Owned(Vec<u8>),
-    Window(Place),
+    Region(Place),
 }
 
 /// Where the data of a frame go.
@@ -50,8 +50,8 @@ enum Sink {
         data: Vec<u8>,
         filled: usize,
     },
-    /// Without a place, the data are dropped: the window was deregistered.
-    Window {
+    /// Without a place, the data are dropped: the region was deregistered.
+    Region {
         place: Option<Place>,
         bytes: u64,
         filled: u64,
@@ -136,22 +136,22 @@ impl Link {
             }
             Outgoing::Bye => (Frame::Bye, Body::None, 0, None),
             Outgoing::Operation(Operation::Put(put), part) => {
-                let (window, offset, bytes) = (put.far.window.id, put.far.offset, put.bytes);
-                (Frame::Put { window, offset, bytes }, Body::Window(put.near), bytes, Some(part))
+                let (region, offset, bytes) = (put.far.region.id, put.far.offset, put.bytes);
+                (Frame::Put { region, offset, bytes }, Body::Region(put.near), bytes, Some(part))
             }
             Outgoing::Operation(Operation::Signal(far, value), part) => {
-                let (window, offset) = (far.window.id, far.offset);
-                (Frame::Signal { window, offset, value }, Body::None, 0, Some(part))
+                let (region, offset) = (far.region.id, far.offset);
+                (Frame::Signal { region, offset, value }, Body::None, 0, Some(part))
             }
             get @ Outgoing::Operation(Operation::Get(_), _) if self.gets.len() >= GETS_MAX => {
                 return self.later.push_back(get);
             }
             Outgoing::Operation(Operation::Get(get), part) => {
-                let (window, offset, bytes) = (get.far.window.id, get.far.offset, get.bytes);
+                let (region, offset, bytes) = (get.far.region.id, get.far.offset, get.bytes);
                 let number = self.next_get;
                 self.next_get += 1;
                 self.gets.insert(number, PendingGet { to: get.near, bytes, part });
-                (Frame::Get { window, offset, bytes, number }, Body::None, 0, None)
+                (Frame::Get { region, offset, bytes, number }, Body::None, 0, None)
             }
         };
         self.out.push_back(Item { head: frame.encode(), body, bytes, part, is_reply: false });
@@ -172,14 +172,14 @@ impl Link {
                 };
                 let body = piece(address as *const u8, item.bytes - skip);
                 let pieces = [piece(head.as_ptr(), head.len() as u64), body];
-                // SAFETY: the head is borrowed. The body is owned by the item, or within a window
+                // SAFETY: the head is borrowed. The body is owned by the item, or within a region
                 // whose lock is held during the call.
                 unsafe { socket::send(self.stream.as_raw_fd(), &pieces, 0) }
             };
             let sent = match &item.body {
                 Body::None => Some(send(0)),
                 Body::Owned(data) => Some(send(data.as_ptr() as usize + skip as usize)),
-                Body::Window(place) => place.with(skip, send),
+                Body::Region(place) => place.with(skip, send),
             };
             match sent {
                 Some(Ok(None)) => return Ok(()),
@@ -189,7 +189,7 @@ impl Link {
                 None if self.written == 0 && !item.is_reply => drop(self.out.pop_front()),
                 None => {
                     return Err(Fault::Argument(String::from(
-                        "a window was deregistered while its memory was sent",
+                        "a region was deregistered while its memory was sent",
                     )));
                 }
             }
@@ -223,7 +223,7 @@ impl Link {
             turn += count;
             match &mut self.sink {
                 Some(Sink::Exchange { filled, .. }) => *filled += count,
-                Some(Sink::Window { filled, .. }) => *filled += count as u64,
+                Some(Sink::Region { filled, .. }) => *filled += count as u64,
                 None => {
                     self.head_filled += count;
                     if self.head_filled == HEAD_BYTES {
@@ -243,7 +243,7 @@ impl Link {
     fn receive(&mut self) -> std::io::Result<Option<usize>> {
         let fd = self.stream.as_raw_fd();
         let read = |address: usize, bytes: u64| {
-            // SAFETY: the memory is borrowed mutably, or within a window whose lock is held during
+            // SAFETY: the memory is borrowed mutably, or within a region whose lock is held during
             // the call.
             unsafe { socket::receive(fd, address as *mut u8, bytes as usize) }
         };
@@ -251,7 +251,7 @@ impl Link {
         match &mut self.sink {
             None => slice(&mut self.head[self.head_filled..]),
             Some(Sink::Exchange { data, filled, .. }) => slice(&mut data[*filled..]),
-            Some(Sink::Window { place, bytes, filled, .. }) => {
+            Some(Sink::Region { place, bytes, filled, .. }) => {
                 let rest = *bytes - *filled;
                 let within = |place: &Place| place.with(*filled, |address| read(address, rest));
                 if let Some(count) = place.as_ref().and_then(within) {
@@ -269,9 +269,9 @@ impl Link {
         if self.has_left {
             return Err(self.garbled("more than its end"));
         }
-        let window = |id, offset, bytes| {
-            let found = mesh.window(id).map_err(|what| self.garbled(what))?;
-            let place = found.map(|window| window.place(offset, bytes)).transpose();
+        let region = |id, offset, bytes| {
+            let found = mesh.region(id).map_err(|what| self.garbled(what))?;
+            let place = found.map(|region| region.place(offset, bytes)).transpose();
             place.map_err(|fault| self.garbled(&fault.to_string()))
         };
         match frame {
@@ -279,31 +279,31 @@ impl Link {
                 self.sink =
                     Some(Sink::Exchange { number, data: vec![0; bytes as usize], filled: 0 });
             }
-            Frame::Put { window: id, offset, bytes } => {
-                let place = window(id, offset, bytes)?;
-                self.sink = Some(Sink::Window { place, bytes, filled: 0, part: None });
+            Frame::Put { region: id, offset, bytes } => {
+                let place = region(id, offset, bytes)?;
+                self.sink = Some(Sink::Region { place, bytes, filled: 0, part: None });
             }
-            Frame::Signal { window: id, offset, value } => {
-                if let Some(place) = window(id, offset, 8)? {
+            Frame::Signal { region: id, offset, value } => {
+                if let Some(place) = region(id, offset, 8)? {
                     place.add(value).map_err(|fault| self.garbled(&fault.to_string()))?;
                 }
             }
-            Frame::Get { window: id, offset, bytes, number } => {
-                let place = window(id, offset, bytes)?;
-                let place = place.ok_or_else(|| self.garbled("a get of a window that is gone"))?;
+            Frame::Get { region: id, offset, bytes, number } => {
+                let place = region(id, offset, bytes)?;
+                let place = place.ok_or_else(|| self.garbled("a get of a region that is gone"))?;
                 self.replies += 1;
                 if self.replies > GETS_MAX {
                     return Err(self.garbled("too many gets"));
                 }
                 let head = Frame::Reply { number, bytes }.encode();
-                let body = Body::Window(place);
+                let body = Body::Region(place);
                 self.out.push_back(Item { head, body, bytes, part: None, is_reply: true });
             }
             Frame::Reply { number, bytes } => {
                 let pending = self.gets.remove(&number).filter(|get| get.bytes == bytes);
                 let get = pending.ok_or_else(|| self.garbled("a reply that nobody asked for"))?;
                 let (place, part) = (Some(get.to), Some(get.part));
-                self.sink = Some(Sink::Window { place, bytes, filled: 0, part });
+                self.sink = Some(Sink::Region { place, bytes, filled: 0, part });
             }
             Frame::Bye => self.has_left = true,
         }
@@ -314,14 +314,14 @@ impl Link {
     fn finish(&mut self, mesh: &Mesh) -> Result<()> {
         match &self.sink {
             Some(Sink::Exchange { data, filled, .. }) if *filled == data.len() => {}
-            Some(Sink::Window { bytes, filled, .. }) if filled == bytes => {}
+            Some(Sink::Region { bytes, filled, .. }) if filled == bytes => {}
             _ => return Ok(()),
         }
         match self.sink.take() {
             Some(Sink::Exchange { number, data, .. }) => {
                 mesh.contributed(self.rank, number, data).map_err(|what| self.garbled(what))
             }
-            Some(Sink::Window { place, part: Some(part), .. }) => {
+            Some(Sink::Region { place, part: Some(part), .. }) => {
                 if place.is_some() {
                     part.succeed();
                 }

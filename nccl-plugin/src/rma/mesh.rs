@@ -18,8 +18,8 @@ use parking_lot::{Condvar, Mutex, RwLock};
 
 use super::gate::{Operation, Wire};
 use super::link::{Link, Outgoing};
+use super::region::Region;
 use super::request::Part;
-use super::window::Window;
 use crate::fault::{Fault, Result};
 
 /// Longest wait of a close for what is in flight.
@@ -48,8 +48,8 @@ struct Exchanges {
 pub(super) struct Mesh {
     pub(super) rank: usize,
     peers: Vec<Peer>,
-    /// All windows by number. `None` stands for one that was deregistered.
-    pub(super) windows: RwLock<Vec<Option<Arc<Window>>>>,
+    /// All regions by number. `None` stands for one that was deregistered.
+    pub(super) regions: RwLock<Vec<Option<Arc<Region>>>>,
     exchanges: Mutex<Exchanges>,
     changed: Condvar,
     waker: EventFd,
@@ -76,7 +76,7 @@ impl Mesh {
         let mesh = Arc::new(Self {
             rank,
             peers: streams.iter().map(peer).collect(),
-            windows: RwLock::default(),
+            regions: RwLock::default(),
             exchanges: Mutex::new(exchanges),
             changed: Condvar::new(),
             waker: waker.map_err(|error| Fault::system("no eventfd can be made", error))?,
@@ -102,13 +102,13 @@ impl Mesh {
         self.peers.get(rank)?.fault.get().cloned()
     }
 
-    /// Returns the window of a number, or `None` if it was deregistered.
-    pub(super) fn window(
+    /// Returns the region of a number, or `None` if it was deregistered.
+    pub(super) fn region(
         &self,
         id: u32,
-    ) -> core::result::Result<Option<Arc<Window>>, &'static str> {
-        let windows = self.windows.read();
-        windows.get(id as usize).cloned().ok_or("the number of no window")
+    ) -> core::result::Result<Option<Arc<Region>>, &'static str> {
+        let regions = self.regions.read();
+        regions.get(id as usize).cloned().ok_or("the number of no region")
     }
 
     /// Queues something for a peer. It is dropped if the peer is lost.
@@ -315,15 +315,15 @@ impl Wire for Mesh {
         }
         let done = match operation {
             Operation::Put(put) => {
-                let to = put.far.window.place(put.far.offset, put.bytes);
+                let to = put.far.region.place(put.far.offset, put.bytes);
                 to.is_ok_and(|to| put.near.copy_to(&to, put.bytes))
             }
             Operation::Get(get) => {
-                let from = get.far.window.place(get.far.offset, get.bytes);
+                let from = get.far.region.place(get.far.offset, get.bytes);
                 from.is_ok_and(|from| from.copy_to(&get.near, get.bytes))
             }
             Operation::Signal(far, value) => {
-                far.window.place(far.offset, 8).and_then(|word| word.add(value)).is_ok()
+                far.region.place(far.offset, 8).and_then(|word| word.add(value)).is_ok()
             }
         };
         if done {

@@ -23,15 +23,15 @@ mod gate;
 mod group;
 mod link;
 mod mesh;
+mod region;
 pub(crate) mod registry;
 mod request;
-mod window;
 
 pub use context::{Origin, Put, RmaContext, Side, test_request};
 pub use frame::{Frame, HEAD_BYTES, HELLO_BYTES, RmaHello};
 pub use gate::Around;
 pub use group::{Group, RmaListener};
-pub use window::Window;
+pub use region::Region;
 
 /// Number of operations that NCCL may have unfinished per context and rank is 32 times this. The
 /// plugin itself has no limit.

@@ -1,6 +1,6 @@
-//! A window: a region of memory that every rank of a group has registered.
+//! A region: a region of memory that every rank of a group has registered.
 //!
-//! The service thread reads and writes windows at any time. It does so only under the window's
+//! The service thread reads and writes regions at any time. It does so only under the region's
 //! lock, so memory that was deregistered is not touched any more.
 
 use std::sync::{Arc, OnceLock};
@@ -9,10 +9,10 @@ use parking_lot::RwLock;
 
 use crate::fault::{Fault, Result};
 
-/// A rank's part of a window.
+/// A rank's part of a region.
 #[derive(Debug)]
-pub struct Window {
-    /// The window's number, the same on all ranks.
+pub struct Region {
+    /// The region's number, the same on all ranks.
     pub(super) id: u32,
     /// Address of this rank's part.
     base: usize,
@@ -22,21 +22,21 @@ pub struct Window {
     is_registered: RwLock<bool>,
 }
 
-/// A place in this rank's part of a window.
+/// A place in this rank's part of a region.
 #[derive(Clone, Debug)]
 pub(super) struct Place {
-    window: Arc<Window>,
+    region: Arc<Region>,
     address: usize,
 }
 
-/// A place in another rank's part of a window, or in this rank's own as a target.
+/// A place in another rank's part of a region, or in this rank's own as a target.
 #[derive(Clone, Debug)]
 pub(super) struct Far {
-    pub(super) window: Arc<Window>,
+    pub(super) region: Arc<Region>,
     pub(super) offset: u64,
 }
 
-impl Window {
+impl Region {
     pub(super) fn new(id: u32, base: usize, bytes: u64) -> Self {
         Self { id, base, bytes, sizes: OnceLock::new(), is_registered: RwLock::new(true) }
     }
@@ -47,7 +47,7 @@ impl Window {
     /// They are not within this rank's part.
     pub(super) fn place(self: &Arc<Self>, offset: u64, bytes: u64) -> Result<Place> {
         self.check(self.bytes, offset, bytes)?;
-        Ok(Place { window: Arc::clone(self), address: self.base + offset as usize })
+        Ok(Place { region: Arc::clone(self), address: self.base + offset as usize })
     }
 
     /// Checks that `bytes` at `offset` are within a rank's part.
@@ -64,7 +64,7 @@ impl Window {
             return Ok(());
         }
         Err(Fault::Argument(format!(
-            "{bytes} bytes at {offset} are outside of window {}, which has {size} bytes there",
+            "{bytes} bytes at {offset} are outside of region {}, which has {size} bytes there",
             self.id
         )))
     }
@@ -76,17 +76,17 @@ impl Window {
 }
 
 impl Place {
-    /// Calls `access` with the address `skip` bytes behind this place. Returns `None` if the window
+    /// Calls `access` with the address `skip` bytes behind this place. Returns `None` if the region
     /// was deregistered.
     pub(super) fn with<T>(&self, skip: u64, access: impl FnOnce(usize) -> T) -> Option<T> {
         // Recursive, since a copy holds two locks, and a writer between them must not stop it.
-        let is_registered = self.window.is_registered.read_recursive();
+        let is_registered = self.region.is_registered.read_recursive();
         is_registered.then(|| access(self.address + skip as usize))
     }
 
     /// Returns the place `skip` bytes behind this one.
     pub(super) fn behind(&self, skip: u64) -> Self {
-        Self { window: Arc::clone(&self.window), address: self.address + skip as usize }
+        Self { region: Arc::clone(&self.region), address: self.address + skip as usize }
     }
 
     /// Adds to the 64-bit word at this place, after all that was written before.
@@ -99,7 +99,7 @@ impl Place {
             return Err(Fault::Argument(format!("a signal at {at:#x} is not aligned")));
         }
         self.with(0, |address| {
-            // SAFETY: the word is within a registered window, aligned, and shared only by atomic
+            // SAFETY: the word is within a registered region, aligned, and shared only by atomic
             // access and by GPUs. Release, so that whoever sees the signal sees the data.
             let word = unsafe { core::sync::atomic::AtomicU64::from_ptr(address as *mut u64) };
             word.fetch_add(value, core::sync::atomic::Ordering::Release);
@@ -107,16 +107,16 @@ impl Place {
         Ok(())
     }
 
-    /// Copies `bytes` from this place to another one of this process. Reports whether both windows
+    /// Copies `bytes` from this place to another one of this process. Reports whether both regions
     /// are registered.
     pub(super) fn copy_to(&self, to: &Self, bytes: u64) -> bool {
         let copied = self.with(0, |from| {
-            // SAFETY: `Window::place` checked both ranges, and the locks keep them registered.
+            // SAFETY: `Region::place` checked both ranges, and the locks keep them registered.
             // They may overlap.
             let copy = |to| unsafe {
                 core::ptr::copy(from as *const u8, to as *mut u8, bytes as usize);
             };
-            if Arc::ptr_eq(&self.window, &to.window) {
+            if Arc::ptr_eq(&self.region, &to.region) {
                 copy(to.address);
                 return true;
             }
