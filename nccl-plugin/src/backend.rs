@@ -22,6 +22,7 @@ use smallvec::SmallVec;
 
 use crate::fault::Result;
 use crate::handle::Handle;
+use crate::verbs::RdmaPort;
 
 /// Memory of the host, `NCCL_PTR_HOST`.
 pub const POINTER_HOST: i32 = 1;
@@ -144,9 +145,9 @@ pub trait Backend: Send + Sync {
     /// Returns the usable NICs in the order of their numbers. There is at least one.
     fn devices(&self) -> &[Device];
 
-    /// Returns the address at which groups of ranks meet for one-sided operations of a NIC, if this
-    /// network has such operations.
-    fn one_sided_at(&self, _device: usize) -> Option<SocketAddr> {
+    /// Returns the address at which groups of ranks meet for one-sided operations of a NIC, and the
+    /// device port if they use RDMA. Returns `None` if the NIC has no such operations.
+    fn one_sided_at(&self, _device: usize) -> Option<(SocketAddr, Option<RdmaPort>)> {
         None
     }
 

@@ -327,9 +327,10 @@ impl Plugin {
         }))
     }
 
-    /// Returns the number of NICs for one-sided operations.
+    /// Returns the number of NICs for one-sided operations: all or none, since NCCL numbers them.
     pub fn one_sided_devices(&self) -> usize {
-        (0..self.devices().len()).filter(|at| self.backend.one_sided_at(*at).is_some()).count()
+        let mut all = 0..self.devices().len();
+        if all.all(|at| self.backend.one_sided_at(at).is_some()) { self.devices().len() } else { 0 }
     }
 
     /// Listens for the ranks of a group, at a NIC.
@@ -340,16 +341,23 @@ impl Plugin {
         self.device(device)?;
         let at = self.backend.one_sided_at(device as usize);
         let Some(at) = at.filter(|_| settings().one_sided) else {
-            return Err(Fault::Usage(String::from("LAXITY_RMA is off, or needs LAXITY_NET=tcp")));
+            let text = "LAXITY_RMA is off, or the device has no atomic operations";
+            return Err(Fault::Usage(text.to_owned()));
         };
-        RmaListener::new(device as usize, at, self.classes(context)[0])
+        RmaListener::over(device as usize, at, self.classes(context)[0])
     }
 
     /// Returns the parts of the process that one-sided operations at a NIC use.
     ///
     /// # Errors
     /// There is no such NIC.
-    pub fn around_one_sided(&self, context: &Context, device: usize) -> Result<Around> {
+    pub fn around_one_sided(
+        &self,
+        context: &Context,
+        traffic_class: i32,
+        device: usize,
+    ) -> Result<Around> {
+        let context = context.with_class(traffic_class);
         let nic = self.device(device as i32)?.name.to_string_lossy().into_owned();
         Ok(Around {
             arbiter: Arc::clone(&self.arbiter),
@@ -357,6 +365,8 @@ impl Plugin {
             wait_max: settings().wait_max,
             nic,
             stage: context.stage(),
+            dscp: self.classes(&context)[0],
+            service_level: self.arbiter.service_level(context.stage()),
         })
     }
 

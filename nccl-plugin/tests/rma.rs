@@ -2,11 +2,13 @@
 //! loopback. No daemon runs, so nothing is held: `rma_permits.rs` has the permits.
 
 mod ranks;
+mod standin;
 
 use core::ffi::c_void;
 use core::ptr::null_mut;
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
+use std::process::Command;
 use std::sync::Once;
 use std::sync::atomic::Ordering::{Acquire, Release};
 use std::thread;
@@ -15,11 +17,13 @@ use nccl_net_laxity::abi::rma_table::{
     Rma, RmaConfig, RmaProperties, V14, V15, V16, Version, ncclRmaPlugin_v14, ncclRmaPlugin_v15,
     ncclRmaPlugin_v16,
 };
+use nccl_net_laxity::backend::Memory;
 use nccl_net_laxity::handle::{HANDLE_BYTES, Handle};
 use nccl_net_laxity::rma::{Frame, Group, HEAD_BYTES, RmaHello, RmaListener};
 use proptest::prelude::*;
 use proptest::test_runner::Config;
 use ranks::{Words, lo, until, words};
+use standin::built;
 
 type Opaque = *mut c_void;
 const INC: u32 = 1;
@@ -27,6 +31,8 @@ const ADD: u32 = 2;
 const HOST: i32 = 1;
 /// Words by which a rank's part of a region holds the data of each rank.
 const SHARE: usize = 2000;
+/// Bytes of a rank's contribution to a registration.
+const REGISTRATION_BYTES: usize = 28;
 
 /// A table with the calls of v15.
 trait Api: Version + Sized {
@@ -131,8 +137,10 @@ fn switch_on() {
             ("NCCL_SOCKET_IFNAME", "lo"),
             ("LAXITY_SOCKET", "/nonexistent/laxityd.sock"),
         ] {
-            // SAFETY: every test calls this first, and nothing reads the environment before.
-            unsafe { std::env::set_var(name, value) };
+            if std::env::var_os(name).is_none() {
+                // SAFETY: every test calls this first, and nothing reads the environment before.
+                unsafe { std::env::set_var(name, value) };
+            }
         }
     });
 }
@@ -457,9 +465,11 @@ fn with_stranger(other: impl FnOnce(TcpStream) + Send, own: impl FnOnce(&Group))
 
 /// Returns a rank's contribution to its first registration.
 fn registration(bytes: u64) -> Vec<u8> {
-    let mut data = Frame::Exchange { number: 0, bytes: 16 }.encode().to_vec();
+    let size = REGISTRATION_BYTES as u64;
+    let mut data = Frame::Exchange { number: 0, bytes: size }.encode().to_vec();
     data.extend([0; 8]);
     data.extend(bytes.to_le_bytes());
+    data.extend([0; 12]);
     data
 }
 
@@ -471,15 +481,16 @@ fn attacked(frames: &[u8]) -> bool {
     with_stranger(
         |mut stream| {
             stream.write_all(&registration(256)).expect("sent");
-            let mut theirs = [0; HEAD_BYTES + 16];
+            let mut theirs = [0; HEAD_BYTES + REGISTRATION_BYTES];
             stream.read_exact(&mut theirs).expect("a contribution");
             let _ = stream.write_all(frames);
             let _ = stream.shutdown(std::net::Shutdown::Write);
             let _ = stream.read_to_end(&mut Vec::new());
         },
         |group| {
-            let middle = memory[32..].as_ptr() as usize;
-            let region = group.register(middle, 256, HOST).expect("registered");
+            let address = memory[32..].as_ptr() as usize;
+            let middle = Memory { address, bytes: 256, kind: HOST, dma_buf: None };
+            let region = group.register(middle).expect("registered");
             until("the end of the stranger", || group.fault(1).is_some());
             let text = group.fault(1).expect("a fault").to_string();
             refused = text.contains("garbled");
@@ -556,7 +567,7 @@ fn a_rank_that_dies_is_an_error_of_its_requests_and_of_query_last_error() {
             let hello = RmaHello { nonce: there.nonce, rank: 1, ranks: 2 };
             stream.write_all(&hello.encode()).expect("sent");
             stream.write_all(&registration(8 << 20)).expect("sent");
-            let mut theirs = [0; HEAD_BYTES + 16];
+            let mut theirs = [0; HEAD_BYTES + REGISTRATION_BYTES];
             stream.read_exact(&mut theirs).expect("a contribution");
         });
         let mut handles = [at, at];
@@ -622,4 +633,56 @@ fn a_strangers_connection_does_not_get_in_and_the_group_connects_without_it() {
     until("the end of the rank", || group.fault(1).is_some());
     assert!(group.fault(1).expect("a fault").to_string().contains("has closed its group"));
     drop(strangers);
+}
+
+#[test]
+fn an_operation_for_a_rank_that_has_left_is_an_error() {
+    with_ranks::<V15>(2, |own| {
+        let memory = words(1024);
+        let region = own.register::<V15>(&memory);
+        if own.rank == 1 {
+            return own.close::<V15>();
+        }
+        let place = own.at(3, 1, 0, region);
+        until("the operation fails", || {
+            let mut done = 0;
+            // SAFETY: the memory is alive until the region's group is closed.
+            unsafe {
+                let request = made(|out| V15::put(&place, (0, region), 4096, out));
+                let mut code = 0;
+                until("the request ends", || {
+                    code = (V15::TABLE.test)(own.comm, request, &raw mut done);
+                    code != 0 || done != 0
+                });
+                code == 6
+            }
+        });
+        own.close::<V15>();
+    });
+}
+
+/// Runs the tests above once more in a process with a stand-in for libibverbs.
+#[test]
+fn all_of_it_holds_over_rdma() {
+    let folder = tempfile::tempdir().expect("a folder");
+    if !built(folder.path()) {
+        return;
+    }
+    let tests = [
+        "puts_gets_and_signals_of_every_version_arrive_at_all_ranks_and_at_the_own",
+        "regions_are_registered_while_puts_are_under_way",
+        "a_context_is_destroyed_with_requests_outstanding_and_its_memory_is_left_alone",
+        "calls_outside_of_a_region_and_unknown_signals_are_errors_and_change_nothing",
+        "an_operation_for_a_rank_that_has_left_is_an_error",
+    ];
+    let output = Command::new(std::env::current_exe().expect("this program"))
+        .args(tests)
+        .arg("--exact")
+        .envs([("LAXITY_NET", "verbs"), ("LAXITY_RMA", "1")])
+        .env("LD_LIBRARY_PATH", folder.path())
+        .output()
+        .expect("it runs");
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
+    assert!(text.contains("5 passed"), "{text}");
 }

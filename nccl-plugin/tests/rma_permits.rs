@@ -19,6 +19,7 @@ use std::time::Duration;
 
 use difficult::{Difficult, Temper, any_temper};
 use laxity_client::{Stage, Stats};
+use nccl_net_laxity::backend::{Memory, POINTER_HOST};
 use nccl_net_laxity::handle::Handle;
 use nccl_net_laxity::report::Report;
 use nccl_net_laxity::rma::{
@@ -33,7 +34,8 @@ use ranks::{Words, lo, until, words};
 const QUEUE: usize = 32;
 /// Number of operations that a tick takes of each queue.
 const POLL_BATCH: usize = 4;
-const HOST: i32 = 1;
+/// Bytes of a rank's contribution to a registration.
+const REGISTRATION_BYTES: usize = 28;
 /// Words of a slot, which the longest operation fills.
 const SLOT: usize = 2048;
 
@@ -143,6 +145,8 @@ impl Cluster {
                 wait_max,
                 nic: String::from("lo"),
                 stage: Stage::Collective,
+                dscp: 0,
+                service_level: 0,
             };
             let context = RmaContext::new(&group, contexts as i32, around).expect("contexts");
             let source = words(longest * SLOT);
@@ -154,7 +158,8 @@ impl Cluster {
             let signals = words(groups.len() * contexts);
             let register = |memory: &Words| {
                 let (address, bytes) = (memory.as_ptr() as usize, memory.len() * 8);
-                group.register(address, bytes, HOST).expect("registered")
+                let memory = Memory { address, bytes, kind: POINTER_HOST, dma_buf: None };
+                group.register(memory).expect("registered")
             };
             let regions = [&source, &target, &stock_words, &signals].map(register).into();
             let mut queues: Vec<Queue> = Vec::new();
@@ -505,11 +510,14 @@ fn two_and_a_mortal(end: Receiver<()>) -> Vec<Arc<Group>> {
         // Of each exchange, one more can be sent than was received.
         for number in 0..4_u32 {
             for mut stream in &streams {
-                let head = Frame::Exchange { number: number.into(), bytes: 16 }.encode();
-                let (id, mut data) = (number.to_le_bytes(), [0; 16]);
+                let size = REGISTRATION_BYTES as u64;
+                let head = Frame::Exchange { number: number.into(), bytes: size }.encode();
+                let (id, mut data) = (number.to_le_bytes(), [0; REGISTRATION_BYTES]);
                 data[..4].copy_from_slice(&id);
                 stream.write_all(&[head.as_slice(), &data].concat()).expect("sent");
-                stream.read_exact(&mut [0; HEAD_BYTES + 16]).expect("a contribution");
+                stream
+                    .read_exact(&mut [0; HEAD_BYTES + REGISTRATION_BYTES])
+                    .expect("a contribution");
             }
         }
         let _ = end.recv();

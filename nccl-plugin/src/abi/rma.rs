@@ -14,13 +14,14 @@ use super::rma_table::{Opaque, OpaqueOut, RmaConfig, RmaProperties, SignalCall, 
 use super::table::Properties;
 use super::v11::V12;
 use super::{Code, guarded, not_null};
+use crate::backend::{Memory, POINTER_DMABUF};
 use crate::context::{Context, TRAFFIC_CLASS_UNSET};
 use crate::fault::{Fault, Result};
 use crate::handle::HANDLE_BYTES;
 use crate::log::{self, Logger};
 use crate::plugin;
 use crate::rma::registry::Registry;
-use crate::rma::{Around, Group, Origin, Put, Region, RmaContext, RmaListener, Side, test_request};
+use crate::rma::{Group, Origin, Put, Region, RmaContext, RmaListener, Side, test_request};
 
 /// The code by which `init` steps aside, `ncclInvalidUsage`.
 const ASIDE: Code = 5;
@@ -37,10 +38,10 @@ static GROUPS: Registry<Communicator> = Registry::new("collComm");
 static CONTEXTS: Registry<RmaContext> = Registry::new("context");
 static REGIONS: Registry<Region> = Registry::new("mhandle");
 
-/// A group with the parts of the process that its contexts use.
+/// A group with its communicator.
 struct Communicator {
     group: Arc<Group>,
-    around: Around,
+    context: Arc<Context>,
 }
 
 /// Returns the communicator's context, or one for all if the number is not this interface's.
@@ -181,10 +182,9 @@ pub(super) unsafe extern "C" fn connect(
             not_null(handle, "a handle").map(|handle| unsafe { handle.read() })
         };
         let all: Vec<_> = (0..ranks as usize).map(handle).collect::<Result<_>>()?;
-        let listener = LISTENERS.get(listen_comm)?;
-        let around = plugin::get()?.around_one_sided(&*communicator(context)?, listener.device)?;
-        let group = Group::connect(&listener, &all, rank as usize)?;
-        Ok(GROUPS.add(Arc::new(Communicator { group, around })))
+        let context = communicator(context)?;
+        let group = Group::connect(&*LISTENERS.get(listen_comm)?, &all, rank as usize)?;
+        Ok(GROUPS.add(Arc::new(Communicator { group, context })))
     };
     // SAFETY: upheld by the caller.
     unsafe { returning("connect", comm, made) }
@@ -203,14 +203,27 @@ pub(super) unsafe extern "C" fn create_context(
         let config = not_null(config, "the configuration")?;
         let of = GROUPS.get(comm)?;
         // SAFETY: upheld by the caller.
-        let contexts = unsafe { (*config).contexts };
-        RmaContext::new(&of.group, contexts, of.around.clone()).map(|made| CONTEXTS.add(made))
+        let config = unsafe { config.read() };
+        let around =
+            plugin::get()?.around_one_sided(&of.context, config.traffic_class, of.group.device)?;
+        RmaContext::new(&of.group, config.contexts, around).map(|made| CONTEXTS.add(made))
     };
     // SAFETY: upheld by the caller.
     unsafe { returning("createContext", context, made) }
 }
 
-/// Implements `regMrSym`. Blocks until all ranks have called it.
+/// Registers memory and writes its handle.
+///
+/// # Safety
+/// `handle` is null or can be written.
+unsafe fn register(comm: Opaque, memory: Memory, handle: OpaqueOut) -> Code {
+    let made = || GROUPS.get(comm)?.group.register(memory).map(|region| REGIONS.add(region));
+    // SAFETY: upheld by the caller.
+    unsafe { returning("regMrSym", handle, made) }
+}
+
+/// Implements `regMrSym`. Blocks until all ranks have called it. Every registration is strictly
+/// ordered, so the flags change nothing.
 ///
 /// # Safety
 /// `data` has `size` bytes until it is deregistered. `handle` is null or can be written.
@@ -222,15 +235,12 @@ pub(super) unsafe extern "C" fn reg_mr_sym(
     _flags: u64,
     handle: OpaqueOut,
 ) -> Code {
-    let made = || {
-        let registered = GROUPS.get(comm)?.group.register(data as usize, size, kind);
-        registered.map(|region| REGIONS.add(region))
-    };
+    let memory = Memory { address: data as usize, bytes: size, kind, dma_buf: None };
     // SAFETY: upheld by the caller.
-    unsafe { returning("regMrSym", handle, made) }
+    unsafe { register(comm, memory, handle) }
 }
 
-/// Implements `regMrSymDmaBuf`. The properties offer no DMA-BUFs, so this fails on all ranks.
+/// Implements `regMrSymDmaBuf`.
 ///
 /// # Safety
 /// The conditions of [`reg_mr_sym`] hold.
@@ -239,14 +249,15 @@ pub(super) unsafe extern "C" fn reg_mr_sym_dma_buf(
     data: Opaque,
     size: usize,
     _kind: c_int,
-    _offset: u64,
-    _descriptor: c_int,
-    flags: u64,
+    offset: u64,
+    descriptor: c_int,
+    _flags: u64,
     handle: OpaqueOut,
 ) -> Code {
-    let kind = crate::backend::POINTER_DMABUF;
+    let (address, dma_buf) = (data as usize, Some((descriptor, offset)));
+    let memory = Memory { address, bytes: size, kind: POINTER_DMABUF, dma_buf };
     // SAFETY: upheld by the caller.
-    unsafe { reg_mr_sym(comm, data, size, kind, flags, handle) }
+    unsafe { register(comm, memory, handle) }
 }
 
 /// Implements `deregMrSym`. The memory is not touched afterwards.
@@ -330,19 +341,18 @@ pub(super) unsafe fn get(
     unsafe { returning("iget", request, taken) }
 }
 
-/// Implements `iflush`. The CPU writes the data of a get, so they are visible when it is done. A
-/// null request is done.
+/// Implements `iflush`. A null request is done: a CPU sees the data of a get that is done.
 ///
 /// # Safety
 /// `request` is null or can be written.
 pub(super) unsafe extern "C" fn iflush(
     context: Opaque,
-    _number: c_int,
-    _handle: Opaque,
+    domain: c_int,
+    handle: Opaque,
     _rank: u32,
     request: OpaqueOut,
 ) -> Code {
-    let taken = || CONTEXTS.get(context).map(|_| ptr::null_mut());
+    let taken = || CONTEXTS.get(context)?.flush(domain, &REGIONS.get(handle)?);
     // SAFETY: upheld by the caller.
     unsafe { returning("iflush", request, taken) }
 }

@@ -4,7 +4,7 @@ use core::ffi::{c_char, c_int, c_void};
 use core::ptr;
 
 use super::{Code, NAME, Name, connections as calls, transfers};
-use crate::backend::{Device, POINTER_HOST};
+use crate::backend::Device;
 use crate::log::Logger;
 use crate::origin::Callback;
 
@@ -293,10 +293,9 @@ impl<V: Version> Properties<V> {
 }
 
 impl<V: Version> Properties<V> {
-    /// Returns a device's properties for one-sided operations on the host's memory.
+    /// Returns a device's properties for one-sided operations.
     pub(super) fn one_sided(device: &Device, number: c_int) -> Self {
         Self {
-            ptr_support: POINTER_HOST,
             max_recvs: crate::rma::RECEIVES_MAX,
             net_device_type: DEVICE_PROXY,
             net_device_version: DEVICE_PROXY_VERSION,

@@ -8,11 +8,12 @@ use laxity_client::Direction;
 use laxity_shm::sleep::now_ns;
 use parking_lot::Mutex;
 
-use super::gate::{Around, Call, Gate, Transfer, Wire as _};
+use super::gate::{Around, Call, Gate, Operation, Transfer, Wire};
 use super::group::Group;
 use super::region::{Far, Region};
 use super::registry::Registry;
 use super::request::{Request, RequestState};
+use crate::backend::POINTER_HOST;
 use crate::fault::{Fault, Result};
 
 /// Largest number of ordering domains. NCCL asks for up to a few hundred.
@@ -49,6 +50,7 @@ pub struct Put {
 
 pub struct RmaContext {
     group: Arc<Group>,
+    wire: Arc<dyn Wire>,
     around: Around,
     contexts: usize,
     /// Two gates for each rank: of puts and signals, and of gets.
@@ -73,12 +75,15 @@ impl RmaContext {
             [Direction::Egress, Direction::Ingress]
                 .map(|direction| Mutex::new(Gate::new(rank, direction, count)))
         });
+        let gates = gates.collect();
+        let wire = group.open(count, &around)?;
         Ok(Arc::new_cyclic(|this| Self {
+            wire,
             group: Arc::clone(group),
             passes: AtomicBool::new(!around.arbiter.is_attached()),
             around,
             contexts: count,
-            gates: gates.collect(),
+            gates,
             this: Weak::clone(this),
             looked_ns: AtomicU64::new(0),
         }))
@@ -145,8 +150,26 @@ impl RmaContext {
         // The gate of this rank itself holds nothing.
         let passes = rank == self.group.rank() || self.passes.load(Ordering::Relaxed);
         let call = Call { context, transfer, signal, part };
-        let wire = self.group.wire();
-        self.gate(rank, reads).lock().offer(call, passes, &self.around, wire);
+        self.gate(rank, reads).lock().offer(call, passes, &self.around, &*self.wire);
+        Ok(REQUESTS.add(request))
+    }
+
+    /// Makes data of gets that are done visible in this rank's part of a region. Returns the
+    /// request, or a null pointer if they are visible already.
+    ///
+    /// # Errors
+    /// There is no such domain.
+    pub fn flush(&self, context: i32, region: &Arc<Region>) -> Result<*mut c_void> {
+        let domain = usize::try_from(context).ok().filter(|domain| *domain < self.contexts);
+        let domain = domain.ok_or_else(|| Fault::Argument(format!("context {context}")))?;
+        let is_seen = !self.wire.flushes() || region.memory.kind == POINTER_HOST;
+        if is_seen || region.memory.bytes == 0 {
+            return Ok(core::ptr::null_mut());
+        }
+        let rank = self.group.rank();
+        let (request, part) = Request::new(Weak::clone(&self.this), rank, true);
+        let far = Far { region: Arc::clone(region), offset: 0 };
+        self.wire.post(domain, rank, Operation::Flush(far), part);
         Ok(REQUESTS.add(request))
     }
 
@@ -163,6 +186,7 @@ impl RmaContext {
             let _ = self.around.arbiter.generation();
             self.passes.store(!self.around.arbiter.is_attached(), Ordering::Relaxed);
         }
+        self.wire.progress();
         for gate in &self.gates {
             self.tick(&mut gate.lock());
         }
@@ -171,14 +195,14 @@ impl RmaContext {
     fn tick(&self, gate: &mut Gate) {
         if !gate.is_idle() {
             let passes = self.passes.load(Ordering::Relaxed);
-            gate.tick(passes, &self.around, self.group.wire());
+            gate.tick(passes, &self.around, &*self.wire);
         }
     }
 
     /// Reports whether a rank was lost.
     #[must_use]
     pub fn has_failed(&self) -> bool {
-        self.group.wire().has_failed()
+        self.wire.has_failed()
     }
 
     /// Ends the context. Requests that are not done are forgotten.
@@ -206,6 +230,7 @@ pub fn test_request(number: *mut c_void) -> Result<bool> {
     if request.state() == RequestState::Pending
         && let Some(context) = &context
     {
+        context.wire.progress();
         context.tick(&mut context.gate(request.rank, request.reads).lock());
     }
     match request.state() {

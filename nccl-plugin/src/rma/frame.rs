@@ -16,7 +16,7 @@ use crate::handle::{VERSION, word};
 pub const HEAD_BYTES: usize = 32;
 pub const HELLO_BYTES: usize = 32;
 /// Largest contribution to an exchange, in bytes.
-pub(super) const EXCHANGE_BYTES_MAX: u64 = 4096;
+pub(super) const EXCHANGE_BYTES_MAX: u64 = 1 << 16;
 
 const HELLO_MAGIC: [u8; 8] = *b"LAXRMA\r\n";
 

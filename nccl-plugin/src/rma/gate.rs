@@ -37,31 +37,42 @@ pub struct Around {
     /// The NIC's name in the daemon's configuration.
     pub nic: String,
     pub stage: Stage,
+    /// The class of queue pairs as a DSCP, and their service level on InfiniBand.
+    pub dscp: u8,
+    pub service_level: u8,
 }
 
 /// Bytes that move between this rank's region and another rank's.
 #[derive(Debug)]
-pub(super) struct Transfer {
-    pub(super) near: Place,
-    pub(super) far: Far,
-    pub(super) bytes: u64,
+pub(crate) struct Transfer {
+    pub(crate) near: Place,
+    pub(crate) far: Far,
+    pub(crate) bytes: u64,
 }
 
 /// An operation as a network performs it.
 #[derive(Debug)]
-pub(super) enum Operation {
+pub(crate) enum Operation {
     Put(Transfer),
     Get(Transfer),
     /// Adds a value to a word of the rank, behind all earlier puts and signals of the context.
     Signal(Far, u64),
+    /// Makes data of gets that are done visible, at the rank itself.
+    Flush(Far),
 }
 
 /// A network that performs operations. It keeps the order of puts and signals of a context and
 /// rank. Never blocks.
-pub(super) trait Wire: Send + Sync {
+pub(crate) trait Wire: Send + Sync {
     fn post(&self, context: usize, rank: usize, operation: Operation, part: Part);
+    /// Handles what is complete.
+    fn progress(&self) {}
     /// Whether a rank of the group is lost.
     fn has_failed(&self) -> bool;
+    /// Whether the data of a get that is done need a flush.
+    fn flushes(&self) -> bool {
+        false
+    }
 }
 
 /// An operation as NCCL calls it.

@@ -9,14 +9,16 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use super::frame::{HELLO_BYTES, RmaHello};
+use super::gate::{Around, Wire};
 use super::mesh::Mesh;
-use super::region::Region;
-use crate::backend::POINTER_HOST;
+use super::region::{Region, RemotePart};
+use crate::backend::{Memory, POINTER_HOST};
 use crate::fault::{Fault, Result};
 use crate::handle::{Carrier, HANDLE_BYTES, Handle, word};
 use crate::log;
 use crate::socket::{accept, is_connected, listen, peer, random};
 use crate::tcp::socket;
+use crate::verbs::{RdmaPort, RegionKeys};
 
 /// Longest wait of a connect for all ranks.
 const CONNECT_WITHIN: Duration = Duration::from_secs(120);
@@ -24,6 +26,7 @@ const CONNECT_WITHIN: Duration = Duration::from_secs(120);
 const HELLO_WITHIN: Duration = Duration::from_secs(10);
 /// Pause between two looks at connections that are being made.
 const PAUSE: Duration = Duration::from_millis(1);
+const REGISTRATION_BYTES: usize = 28;
 
 /// A listener, as NCCL holds it.
 #[derive(Debug)]
@@ -36,6 +39,8 @@ pub struct RmaListener {
     address: SocketAddr,
     /// The class of the group's connections, as a DSCP.
     dscp: u8,
+    /// The device port, if operations use RDMA.
+    rdma: Option<RdmaPort>,
 }
 
 /// A group of ranks, as NCCL holds it.
@@ -45,19 +50,33 @@ pub struct Group {
     collective: Mutex<()>,
     /// The NIC's number.
     pub device: usize,
+    rdma: Option<RdmaPort>,
 }
 
 impl RmaListener {
-    /// Listens at an address of this host.
+    /// Listens at an address of this host, for operations over TCP.
     ///
     /// # Errors
     /// The operating system refused.
     pub fn new(device: usize, address: SocketAddr, dscp: u8) -> Result<Self> {
+        Self::over(device, (address, None), dscp)
+    }
+
+    /// Listens at an address of this host, for operations by a device port or over TCP.
+    ///
+    /// # Errors
+    /// The operating system refused.
+    pub(crate) fn over(
+        device: usize,
+        (address, rdma): (SocketAddr, Option<RdmaPort>),
+        dscp: u8,
+    ) -> Result<Self> {
         let socket = listen(address)?;
         let at =
             socket.local_addr().map_err(|error| Fault::system("the listener's address", error))?;
-        let handle = Handle { carrier: Carrier::Tcp, address: at, nonce: random() };
-        Ok(Self { socket, handle, device, address, dscp })
+        let carrier = if rdma.is_some() { Carrier::Verbs } else { Carrier::Tcp };
+        let handle = Handle { carrier, address: at, nonce: random() };
+        Ok(Self { socket, handle, device, address, dscp, rdma })
     }
 
     /// Returns the bytes by which other ranks find this one.
@@ -163,31 +182,34 @@ impl Stranger {
     }
 }
 
-/// A rank's contribution to a registration.
+/// A rank's contribution to a registration: the region's number, whether the rank can register its
+/// part, and the part.
 struct Registration {
     id: u32,
-    /// Whether this rank can't register its part.
     refused: bool,
-    bytes: u64,
+    part: RemotePart,
 }
 
 impl Registration {
-    fn encode(&self) -> [u8; 16] {
-        let mut data = [0; 16];
-        data[..4].copy_from_slice(&self.id.to_le_bytes());
-        data[4] = self.refused.into();
-        data[8..].copy_from_slice(&self.bytes.to_le_bytes());
+    fn encode(&self) -> Vec<u8> {
+        let mut data = Vec::with_capacity(REGISTRATION_BYTES);
+        data.extend(self.id.to_le_bytes());
+        data.extend(u32::from(self.refused).to_le_bytes());
+        data.extend(self.part.bytes.to_le_bytes());
+        data.extend(self.part.address.to_le_bytes());
+        data.extend(self.part.key.to_le_bytes());
         data
     }
 
     fn decode(data: &[u8]) -> Option<Self> {
-        let [flag] = word(data, 4);
-        let bytes = u64::from_le_bytes(word(data, 8));
-        (data.len() == 16).then(|| Self {
-            id: u32::from_le_bytes(word(data, 0)),
-            refused: flag != 0,
-            bytes,
-        })
+        let part = RemotePart {
+            bytes: u64::from_le_bytes(word(data, 8)),
+            address: u64::from_le_bytes(word(data, 16)),
+            key: u32::from_le_bytes(word(data, 24)),
+        };
+        let refused = word::<4>(data, 4) != [0; 4];
+        let id = u32::from_le_bytes(word(data, 0));
+        (data.len() == REGISTRATION_BYTES).then_some(Self { id, refused, part })
     }
 }
 
@@ -202,12 +224,21 @@ impl Group {
         rank: usize,
     ) -> Result<Arc<Self>> {
         let handles: Vec<Handle> = handles.iter().map(Handle::decode).collect::<Result<_>>()?;
+        let carrier = listener.handle.carrier;
+        if let Some(other) = handles.iter().position(|handle| handle.carrier != carrier) {
+            return Err(Fault::Usage(format!(
+                "rank {other} uses {:?}, this one {carrier:?}: set LAXITY_NET to the same on all \
+                 nodes",
+                handles[other].carrier
+            )));
+        }
         if handles.get(rank) != Some(&listener.handle) {
             return Err(Fault::Argument(format!("rank {rank}'s handle is not its listener's")));
         }
         let streams = listener.connect(&handles, rank)?;
         let mesh = Mesh::start(rank, streams)?;
-        Ok(Arc::new(Self { mesh, collective: Mutex::new(()), device: listener.device }))
+        let (device, rdma) = (listener.device, listener.rdma.clone());
+        Ok(Arc::new(Self { mesh, collective: Mutex::new(()), device, rdma }))
     }
 
     pub fn rank(&self) -> usize {
@@ -218,8 +249,17 @@ impl Group {
         self.mesh.ranks()
     }
 
-    pub(super) fn wire(&self) -> &Mesh {
-        &self.mesh
+    /// Returns the network of a new context. With RDMA, all ranks have to call this.
+    ///
+    /// # Errors
+    /// The device refused, or a rank is lost.
+    pub(super) fn open(&self, domains: usize, around: &Around) -> Result<Arc<dyn Wire>> {
+        let Some(port) = &self.rdma else {
+            return Ok(Arc::clone(&self.mesh) as Arc<dyn Wire>);
+        };
+        let _collective = self.collective.lock();
+        let wire = port.open(&self.mesh, domains, around.dscp, around.service_level)?;
+        Ok(Arc::new(wire))
     }
 
     /// Returns the reason why a rank is lost.
@@ -231,44 +271,38 @@ impl Group {
     ///
     /// # Errors
     /// A rank can't register its part, or is lost.
-    pub fn register(&self, address: usize, bytes: usize, kind: i32) -> Result<Arc<Region>> {
+    pub fn register(&self, memory: Memory) -> Result<Arc<Region>> {
         let _collective = self.collective.lock();
+        let mut problem = None;
+        let keys = match &self.rdma {
+            Some(port) => port.register(memory).map_err(|fault| problem = Some(fault)).ok(),
+            None => {
+                if memory.kind != POINTER_HOST {
+                    let text = "over TCP, only the host's memory can be used";
+                    problem = Some(Fault::Usage(text.to_owned()));
+                }
+                None
+            }
+        };
+        let key = keys.as_ref().map_or(0, RegionKeys::remote);
+        let part = RemotePart { bytes: memory.bytes as u64, address: memory.address as u64, key };
         let mut regions = self.mesh.regions.write();
         let id = regions.len() as u32;
-        let region = Arc::new(Region::new(id, address, bytes as u64));
-        let refused = kind != POINTER_HOST;
-        // Another rank may use the region before this one knows that all have registered it.
-        regions.push((!refused).then(|| Arc::clone(&region)));
+        let region = Arc::new(Region::new(id, memory, keys));
+        // Another rank may use the region before this one knows that all have registered it. With
+        // RDMA, the control connections carry no operations.
+        let is_served = problem.is_none() && self.rdma.is_none();
+        regions.push(is_served.then(|| Arc::clone(&region)));
         drop(regions);
-        let own = Registration { id, refused, bytes: bytes as u64 };
-        let registered = self.mesh.exchange(&own.encode()).and_then(|all| {
-            let mut sizes = Vec::with_capacity(all.len());
-            for (rank, data) in all.iter().enumerate() {
-                match Registration::decode(data) {
-                    Some(theirs) if theirs.id == id && !theirs.refused => sizes.push(theirs.bytes),
-                    Some(theirs) if theirs.refused => {
-                        return Err(Fault::Usage(format!(
-                            "rank {rank} can't register its part of a region: over TCP, only the \
-                             host's memory can be used"
-                        )));
-                    }
-                    _ => {
-                        return Err(Fault::Argument(format!(
-                            "rank {rank} registers regions in another order"
-                        )));
-                    }
-                }
-            }
-            Ok(sizes)
-        });
-        match registered {
-            Ok(sizes) => {
-                let _ = region.sizes.set(sizes);
+        let own = Registration { id, refused: problem.is_some(), part };
+        match self.mesh.exchange(&own.encode()).and_then(|all| agreed(id, &all)) {
+            Ok(parts) => {
+                let _ = region.parts.set(parts);
                 Ok(region)
             }
             Err(fault) => {
                 self.deregister(&region);
-                Err(fault)
+                Err(problem.unwrap_or(fault))
             }
         }
     }
@@ -291,4 +325,19 @@ impl Drop for Group {
     fn drop(&mut self) {
         self.mesh.close();
     }
+}
+
+/// Returns the parts of all ranks.
+///
+/// # Errors
+/// A rank can't register its part, or registers another region.
+fn agreed(id: u32, all: &[Vec<u8>]) -> Result<Vec<RemotePart>> {
+    let part = |(rank, data): (usize, &Vec<u8>)| match Registration::decode(data) {
+        Some(theirs) if theirs.refused => Err(Fault::Remote(format!(
+            "rank {rank} can't register its part of a region; the log there says why"
+        ))),
+        Some(theirs) if theirs.id == id => Ok(theirs.part),
+        _ => Err(Fault::Argument(format!("rank {rank} registers regions in another order"))),
+    };
+    all.iter().enumerate().map(part).collect()
 }

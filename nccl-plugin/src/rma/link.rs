@@ -135,6 +135,8 @@ impl Link {
                 (Frame::Exchange { number, bytes }, Body::Owned(data), bytes, None)
             }
             Outgoing::Bye => (Frame::Bye, Body::None, 0, None),
+            // Only the rank itself flushes.
+            Outgoing::Operation(Operation::Flush(_), part) => return part.succeed(),
             Outgoing::Operation(Operation::Put(put), part) => {
                 let (region, offset, bytes) = (put.far.region.id, put.far.offset, put.bytes);
                 (Frame::Put { region, offset, bytes }, Body::Region(put.near), bytes, Some(part))

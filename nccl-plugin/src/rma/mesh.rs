@@ -3,7 +3,7 @@
 //! A thread of its own serves the connections, because the target of an operation need not call
 //! anything. It sleeps while nothing moves.
 
-use core::sync::atomic::{AtomicBool, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::collections::VecDeque;
 use std::net::TcpStream;
 use std::os::fd::AsFd as _;
@@ -45,8 +45,8 @@ struct Exchanges {
     has_ended: bool,
 }
 
-pub(super) struct Mesh {
-    pub(super) rank: usize,
+pub(crate) struct Mesh {
+    pub(crate) rank: usize,
     peers: Vec<Peer>,
     /// All regions by number. `None` stands for one that was deregistered.
     pub(super) regions: RwLock<Vec<Option<Arc<Region>>>>,
@@ -57,6 +57,8 @@ pub(super) struct Mesh {
     sleeping: AtomicBool,
     closing: AtomicBool,
     failed: AtomicBool,
+    /// Number of ranks that are lost or have left.
+    lost: AtomicUsize,
 }
 
 impl Mesh {
@@ -83,6 +85,7 @@ impl Mesh {
             sleeping: AtomicBool::new(false),
             closing: AtomicBool::new(false),
             failed: AtomicBool::new(false),
+            lost: AtomicUsize::new(0),
         });
         let link = |(rank, stream): (usize, Option<TcpStream>)| Some(Link::new(stream?, rank));
         let links: Vec<Link> = streams.into_iter().enumerate().filter_map(link).collect();
@@ -93,13 +96,35 @@ impl Mesh {
         Ok(mesh)
     }
 
-    pub(super) fn ranks(&self) -> usize {
+    pub(crate) fn ranks(&self) -> usize {
         self.peers.len()
     }
 
     /// Returns the reason why a rank is lost.
-    pub(super) fn fault(&self, rank: usize) -> Option<Fault> {
+    pub(crate) fn fault(&self, rank: usize) -> Option<Fault> {
         self.peers.get(rank)?.fault.get().cloned()
+    }
+
+    /// Returns the number of ranks that are lost or have left. It only grows.
+    pub(crate) fn lost(&self) -> usize {
+        // Acquire pairs with the release in `end`: the faults of so many ranks are set.
+        self.lost.load(Ordering::Acquire)
+    }
+
+    /// Records that a rank is lost, unless that is known.
+    pub(crate) fn lose(&self, rank: usize, fault: Fault) {
+        if self.peers[rank].fault.get().is_none() {
+            self.failed.store(true, Ordering::Release);
+            self.end(rank, fault);
+        }
+    }
+
+    fn end(&self, rank: usize, fault: Fault) {
+        let _ = self.peers[rank].fault.set(fault);
+        self.lost.fetch_add(1, Ordering::Release);
+        *self.peers[rank].inbox.lock() = None;
+        let _exchanges = self.exchanges.lock();
+        self.changed.notify_all();
     }
 
     /// Returns the region of a number, or `None` if it was deregistered.
@@ -134,7 +159,7 @@ impl Mesh {
     ///
     /// # Errors
     /// A rank is lost, or has left.
-    pub(super) fn exchange(&self, data: &[u8]) -> Result<Vec<Vec<u8>>> {
+    pub(crate) fn exchange(&self, data: &[u8]) -> Result<Vec<Vec<u8>>> {
         let mut exchanges = self.exchanges.lock();
         let number = exchanges.begun;
         exchanges.begun += 1;
@@ -273,10 +298,7 @@ impl Mesh {
                 self.failed.store(true, Ordering::Release);
             }
             // The fault is set before the requests fail, which is when the link is dropped.
-            let _ = self.peers[link.rank].fault.set(fault);
-            *self.peers[link.rank].inbox.lock() = None;
-            let _exchanges = self.exchanges.lock();
-            self.changed.notify_all();
+            self.end(link.rank, fault);
             false
         });
     }
@@ -325,6 +347,7 @@ impl Wire for Mesh {
             Operation::Signal(far, value) => {
                 far.region.place(far.offset, 8).and_then(|word| word.add(value)).is_ok()
             }
+            Operation::Flush(_) => true,
         };
         if done {
             part.succeed();

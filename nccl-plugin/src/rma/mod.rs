@@ -6,8 +6,9 @@
 //!                                                      │
 //!                                   gate.rs: held until the bytes of its batch are permitted
 //!                                                      ▼
-//!                                   mesh.rs: the group's control connections, all to all
-//!                                   link.rs: one-sided operations over such a connection
+//!                                   verbs/one_sided.rs, or over TCP link.rs
+//!
+//! group.rs, mesh.rs: the ranks' control connections, all to all; registering memory
 //! ```
 //!
 //! NCCL never repeats a call here: each operation is taken at once. One that needs a permit is held
@@ -26,6 +27,14 @@ mod mesh;
 mod region;
 pub(crate) mod registry;
 mod request;
+
+/// What a network beneath a group uses.
+pub(crate) mod wire {
+    pub(crate) use super::gate::{Operation, Wire};
+    pub(crate) use super::mesh::Mesh;
+    pub(crate) use super::region::Far;
+    pub(crate) use super::request::Part;
+}
 
 pub use context::{Origin, Put, RmaContext, Side, test_request};
 pub use frame::{Frame, HEAD_BYTES, HELLO_BYTES, RmaHello};

@@ -1,44 +1,70 @@
-//! A region: a region of memory that every rank of a group has registered.
+//! A region: memory that every rank of a group has registered.
 //!
 //! The service thread reads and writes regions at any time. It does so only under the region's
 //! lock, so memory that was deregistered is not touched any more.
 
 use std::sync::{Arc, OnceLock};
 
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 
+use crate::backend::Memory;
 use crate::fault::{Fault, Result};
+use crate::verbs::RegionKeys;
 
-/// A rank's part of a region.
+/// A rank's part of a region, as all ranks know it.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct RemotePart {
+    pub(super) bytes: u64,
+    /// Address and key for RDMA. Without RDMA they mean nothing.
+    pub(super) address: u64,
+    pub(super) key: u32,
+}
+
+/// A region with this rank's part of it.
 #[derive(Debug)]
 pub struct Region {
     /// The region's number, the same on all ranks.
     pub(super) id: u32,
-    /// Address of this rank's part.
-    base: usize,
-    bytes: u64,
-    /// Sizes of all ranks' parts in bytes, once they are known.
-    pub(super) sizes: OnceLock<Vec<u64>>,
+    /// This rank's part.
+    pub(super) memory: Memory,
+    /// The key for this host's work requests. 0 without RDMA.
+    local_key: u32,
+    /// The registration for RDMA, until it ends.
+    keys: Mutex<Option<RegionKeys>>,
+    /// All ranks' parts, once they are known.
+    pub(super) parts: OnceLock<Vec<RemotePart>>,
     is_registered: RwLock<bool>,
 }
 
 /// A place in this rank's part of a region.
 #[derive(Clone, Debug)]
-pub(super) struct Place {
+pub(crate) struct Place {
     region: Arc<Region>,
     address: usize,
 }
 
 /// A place in another rank's part of a region, or in this rank's own as a target.
 #[derive(Clone, Debug)]
-pub(super) struct Far {
+pub(crate) struct Far {
     pub(super) region: Arc<Region>,
     pub(super) offset: u64,
 }
 
 impl Region {
-    pub(super) fn new(id: u32, base: usize, bytes: u64) -> Self {
-        Self { id, base, bytes, sizes: OnceLock::new(), is_registered: RwLock::new(true) }
+    pub(super) fn new(id: u32, memory: Memory, keys: Option<RegionKeys>) -> Self {
+        Self {
+            id,
+            memory,
+            local_key: keys.as_ref().map_or(0, RegionKeys::local),
+            keys: Mutex::new(keys),
+            parts: OnceLock::new(),
+            is_registered: RwLock::new(true),
+        }
+    }
+
+    fn part(&self, rank: usize) -> RemotePart {
+        let parts = self.parts.get();
+        parts.and_then(|parts| parts.get(rank)).copied().unwrap_or_default()
     }
 
     /// Returns the place of `bytes` at `offset`.
@@ -46,8 +72,9 @@ impl Region {
     /// # Errors
     /// They are not within this rank's part.
     pub(super) fn place(self: &Arc<Self>, offset: u64, bytes: u64) -> Result<Place> {
-        self.check(self.bytes, offset, bytes)?;
-        Ok(Place { region: Arc::clone(self), address: self.base + offset as usize })
+        self.check(self.memory.bytes as u64, offset, bytes)?;
+        let address = self.memory.address + offset as usize;
+        Ok(Place { region: Arc::clone(self), address })
     }
 
     /// Checks that `bytes` at `offset` are within a rank's part.
@@ -55,8 +82,7 @@ impl Region {
     /// # Errors
     /// They are not.
     pub(super) fn check_remote(&self, rank: usize, offset: u64, bytes: u64) -> Result<()> {
-        let size = self.sizes.get().and_then(|sizes| sizes.get(rank)).copied().unwrap_or(0);
-        self.check(size, offset, bytes)
+        self.check(self.part(rank).bytes, offset, bytes)
     }
 
     fn check(&self, size: u64, offset: u64, bytes: u64) -> Result<()> {
@@ -72,10 +98,26 @@ impl Region {
     /// Ends the registration, after the current access to the memory.
     pub(super) fn end(&self) {
         *self.is_registered.write() = false;
+        drop(self.keys.lock().take());
+    }
+}
+
+impl Far {
+    /// Returns the address and the key at that rank.
+    pub(crate) fn remote(&self, rank: usize) -> (u64, u32) {
+        let part = self.region.part(rank);
+        (part.address.wrapping_add(self.offset), part.key)
     }
 }
 
 impl Place {
+    /// Returns the address, its key and the memory's kind. Returns `None` if the region was
+    /// deregistered.
+    pub(crate) fn registered(&self) -> Option<(u64, u32, i32)> {
+        let (key, kind) = (self.region.local_key, self.region.memory.kind);
+        self.with(0, |address| (address as u64, key, kind))
+    }
+
     /// Calls `access` with the address `skip` bytes behind this place. Returns `None` if the region
     /// was deregistered.
     pub(super) fn with<T>(&self, skip: u64, access: impl FnOnce(usize) -> T) -> Option<T> {

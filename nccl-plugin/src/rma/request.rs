@@ -50,7 +50,7 @@ impl Request {
 
 /// The token of a part of a request. A token that is dropped before [`Part::succeed`] fails the
 /// request, so no request is forgotten.
-pub(super) struct Part {
+pub(crate) struct Part {
     request: Arc<Request>,
     /// Where the completion of the bytes is counted.
     account: Option<Arc<AtomicU64>>,
@@ -68,7 +68,7 @@ impl Part {
     }
 
     /// Reports that the part is complete.
-    pub(super) fn succeed(mut self) {
+    pub(crate) fn succeed(mut self) {
         self.fine = true;
     }
 }

@@ -28,6 +28,7 @@ use crate::interfaces;
 use crate::log;
 use crate::settings::{Settings, ZeroCopy};
 use crate::socket::{accept, is_connected, listen, peer, random};
+use crate::verbs::RdmaPort;
 use receiver::TcpReceiver;
 use sender::TcpSender;
 
@@ -71,8 +72,8 @@ impl Backend for Tcp {
         &self.devices
     }
 
-    fn one_sided_at(&self, device: usize) -> Option<SocketAddr> {
-        self.addresses.get(device).copied()
+    fn one_sided_at(&self, device: usize) -> Option<(SocketAddr, Option<RdmaPort>)> {
+        self.addresses.get(device).map(|address| (*address, None))
     }
 
     fn listen(&self, device: usize) -> Result<(Box<dyn Listener>, Handle)> {
