@@ -6,29 +6,32 @@
 
 mod difficult;
 mod ranks;
+mod standin;
 
 use core::ffi::c_void;
 use std::collections::VecDeque;
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
-use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::Duration;
 
 use difficult::{Difficult, Temper, any_temper};
 use laxity_client::{Stage, Stats};
-use nccl_net_laxity::backend::{Memory, POINTER_HOST};
+use nccl_net_laxity::backend::{Backend as _, Memory, POINTER_HOST};
 use nccl_net_laxity::handle::Handle;
 use nccl_net_laxity::report::Report;
 use nccl_net_laxity::rma::{
     Around, Frame, Group, HEAD_BYTES, Origin, Put, Region, RmaContext, RmaHello, RmaListener, Side,
     test_request,
 };
+use nccl_net_laxity::verbs::{Verbs, VerbsOptions};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestCaseResult};
 use ranks::{Words, lo, until, words};
+use standin::passes_over_rdma;
 
 /// Number of operations of a rank and context that may be unfinished.
 const QUEUE: usize = 32;
@@ -67,10 +70,21 @@ struct Queue {
     unfinished: VecDeque<Option<(usize, usize, Planned)>>,
 }
 
+/// Listens, over RDMA if the environment says so.
+fn listener() -> RmaListener {
+    static VERBS: OnceLock<Verbs> = OnceLock::new();
+    if std::env::var_os("LAXITY_NET").is_none_or(|net| net != "verbs") {
+        return RmaListener::new(0, lo(), 0).expect("a port");
+    }
+    let verbs = VERBS.get_or_init(|| {
+        Verbs::open(&VerbsOptions::default(), Some(lo())).expect("the stand-in's devices")
+    });
+    RmaListener::over(0, verbs.one_sided_at(0).expect("it has atomics"), 0).expect("a port")
+}
+
 /// Connects a group of ranks.
 fn groups(ranks: usize) -> Vec<Arc<Group>> {
-    let listeners: Vec<RmaListener> =
-        (0..ranks).map(|_| RmaListener::new(0, lo(), 0).expect("a port")).collect();
+    let listeners: Vec<RmaListener> = (0..ranks).map(|_| listener()).collect();
     let handles: Vec<_> = listeners.iter().map(RmaListener::handle).collect();
     each(ranks, |rank| Group::connect(&listeners[rank], &handles, rank).expect("connects"))
 }
@@ -544,4 +558,13 @@ fn everything_passes_once_a_rank_is_lost() {
     assert!(cluster.arbiter.flows.lock().is_empty());
     until("all signals", || cluster.ranks[1].signals[0].load(Acquire) == 40);
     each(2, |rank| cluster.ranks[rank].group.close());
+}
+
+#[test]
+fn permits_in_any_order_end_over_rdma_too() {
+    passes_over_rdma(&[
+        "every_program_ends_as_the_model_says_whatever_the_order_of_permits",
+        "thousands_of_operations_end_and_a_tick_asks_once_per_rank",
+        "small_operations_pass_unless_one_of_their_context_is_held_before_them",
+    ]);
 }

@@ -66,7 +66,7 @@ impl RmaListener {
     ///
     /// # Errors
     /// The operating system refused.
-    pub(crate) fn over(
+    pub fn over(
         device: usize,
         (address, rdma): (SocketAddr, Option<RdmaPort>),
         dscp: u8,
