@@ -72,7 +72,9 @@ macro_rules! api {
                 let Target { rma, context, rank, at } = *to;
                 // SAFETY: upheld by the caller.
                 unsafe {
-                    ($table.iput)(rma, context, from.0, from.1, bytes, at.0, at.1, rank, $($flags,)? out)
+                    ($table.iput)(
+                        rma, context, from.0, from.1, bytes, at.0, at.1, rank, $($flags,)? out,
+                    )
                 }
             }
 
@@ -97,7 +99,9 @@ macro_rules! api {
                 let Target { rma, context, rank, at } = *from;
                 // SAFETY: upheld by the caller.
                 unsafe {
-                    ($table.iget)(rma, context, at.0, at.1, bytes, to.0, to.1, rank, $($flags,)? out)
+                    ($table.iget)(
+                        rma, context, at.0, at.1, bytes, to.0, to.1, rank, $($flags,)? out,
+                    )
                 }
             }
         }
@@ -546,7 +550,9 @@ proptest! {
 
     #[test]
     fn arbitrary_bytes_of_a_peer_write_nothing_beyond_the_region(
-        frames in prop::collection::vec((0..8_u8, 0..3_u32, 0..300_u64, 0..300_u64, 0..3_u64), 1..9),
+        frames in prop::collection::vec(
+            (0..8_u8, 0..3_u32, 0..300_u64, 0..300_u64, 0..3_u64), 1..9,
+        ),
     ) {
         let mut bytes = Vec::new();
         for (kind, region, offset, length, number) in frames {

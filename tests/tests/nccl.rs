@@ -164,6 +164,11 @@ fn a_gigabyte_is_one_nccl_message() {
 }
 
 #[test]
+fn nccls_one_sided_operations_work_between_processes_in_every_version() {
+    passes(check(&plugin(), &[NEWEST], &["one_sided_14", "one_sided_15", "one_sided_16"]), 3);
+}
+
+#[test]
 fn nccl_comms_close_with_requests_in_flight_and_dead_peers_are_errors_of_test() {
     every_version(&["close_in_flight", "memory_after_close", "closed_by_sender"]);
     every_version(&["closed_by_receiver", "sender_killed", "receiver_killed"]);

@@ -97,30 +97,45 @@ impl RdmaPort {
         let count = mesh.ranks() * lanes;
         let most = nic.completions_max as usize / count;
         let room = most.min(nic.work_requests_max.min(WORK_REQUESTS) as usize).max(1);
-        let completions = Completions::new(nic, (count * room) as u32)?;
-        let scratch = Pinned::new(nic, 8, false)?;
-        let make = |_| OwnedQueuePair::one_sided(nic, &completions, room as u32);
-        let pairs: Vec<OwnedQueuePair> = (0..count).map(make).collect::<Result<_>>()?;
+        let make = || {
+            let completions = Completions::new(nic, (count * room) as u32)?;
+            let scratch = Pinned::new(nic, 8, false)?;
+            let make = |_| OwnedQueuePair::one_sided(nic, &completions, room as u32);
+            let pairs = (0..count).map(make).collect::<Result<Vec<_>>>()?;
+            Ok((pairs, completions, scratch))
+        };
         let describe = |qp: &OwnedQueuePair| ClassQueuePair {
             dscp,
             service_level,
             number: qp.number(),
             first_packet: first_packet(),
         };
-        let ours = end(nic, 0, 0, pairs.iter().map(describe));
+        // A rank that fails contributes what nobody can use, so no rank waits for it.
+        let made: Result<_> = make();
         let mut data = Vec::new();
+        let pairs = made.as_ref().map_or(&[][..], |(pairs, ..)| pairs);
+        let ours = end(nic, 0, 0, pairs.iter().map(describe));
         ours.encode(&mut data);
-        for (rank, theirs) in mesh.exchange(&data)?.iter().enumerate() {
-            let theirs = End::decode(theirs, count)
-                .map_err(|why| Fault::Remote(format!("rank {rank}'s queue pairs: {why}")))?;
-            nic.check_link(&theirs)?;
-            for lane in 0..lanes {
-                let (own, other) = (rank * lanes + lane, mesh.rank * lanes + lane);
-                pairs[own].connect(&ours.lanes[own], &theirs.lanes[other], &theirs)?;
-            }
-        }
+        let all = mesh.exchange(&data);
+        let (pairs, completions, scratch) = made?;
+        let connected = all.and_then(|all| {
+            let mut ranks = all.iter().enumerate();
+            ranks.try_for_each(|(rank, theirs)| {
+                let theirs = End::decode(theirs, count)
+                    .map_err(|why| Fault::Remote(format!("rank {rank}'s queue pairs: {why}")))?;
+                nic.check_link(&theirs)?;
+                let mut lanes = (0..lanes).map(|at| (rank * lanes + at, mesh.rank * lanes + at));
+                lanes.try_for_each(|(own, other)| {
+                    pairs[own].connect(&ours.lanes[own], &theirs.lanes[other], &theirs)
+                })
+            })
+        });
         // Nobody sends before all queue pairs can receive. A retry would take seconds.
-        mesh.exchange(&[])?;
+        let all = mesh.exchange(&[u8::from(connected.is_err())]);
+        connected?;
+        if let Some(rank) = all?.iter().position(|refused| refused != &[0]) {
+            return Err(Fault::Remote(format!("rank {rank} can't connect its queue pairs")));
+        }
         let by_number = pairs.iter().enumerate().map(|(at, qp)| (qp.number(), at)).collect();
         let lane = |qp| Some(Lane { qp, in_flight: VecDeque::new(), waiting: VecDeque::new() });
         let all = pairs.into_iter().map(lane).collect();

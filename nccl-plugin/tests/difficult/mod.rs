@@ -1,5 +1,5 @@
-//! A difficult arbiter for tests. It has a window of bytes in flight, like a port. It permits within
-//! that window in the order that its temper defines, and never goes beyond.
+//! A difficult arbiter for tests. It has a window of bytes in flight, like a port. It permits
+//! within that window in the order that its temper defines, and never goes beyond.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
