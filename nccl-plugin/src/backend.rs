@@ -22,7 +22,7 @@ use smallvec::SmallVec;
 
 use crate::fault::Result;
 use crate::handle::Handle;
-use crate::verbs::RdmaPort;
+use crate::verbs::OneSidedPort;
 
 /// Memory of the host, `NCCL_PTR_HOST`.
 pub const POINTER_HOST: i32 = 1;
@@ -147,7 +147,7 @@ pub trait Backend: Send + Sync {
 
     /// Returns the address at which groups of ranks meet for one-sided operations of a NIC, and the
     /// device port if they use RDMA. Returns `None` if the NIC has no such operations.
-    fn one_sided_at(&self, _device: usize) -> Option<(SocketAddr, Option<RdmaPort>)> {
+    fn one_sided_at(&self, _device: usize) -> Option<(SocketAddr, Option<OneSidedPort>)> {
         None
     }
 

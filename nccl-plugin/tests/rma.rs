@@ -13,12 +13,12 @@ use std::sync::atomic::Ordering::{Acquire, Release};
 use std::thread;
 
 use nccl_net_laxity::abi::rma_table::{
-    Rma, RmaConfig, RmaProperties, V14, V15, V16, Version, ncclRmaPlugin_v14, ncclRmaPlugin_v15,
+    Rma, RmaConfig, RmaProperties, RmaVersion, V14, V15, V16, ncclRmaPlugin_v14, ncclRmaPlugin_v15,
     ncclRmaPlugin_v16,
 };
 use nccl_net_laxity::backend::Memory;
 use nccl_net_laxity::handle::{HANDLE_BYTES, Handle};
-use nccl_net_laxity::rma::{Frame, Group, HEAD_BYTES, RmaHello, RmaListener};
+use nccl_net_laxity::rma::{Frame, HEAD_BYTES, RmaGroup, RmaHello, RmaListener};
 use proptest::prelude::*;
 use proptest::test_runner::Config;
 use ranks::{Words, lo, until, words};
@@ -34,7 +34,7 @@ const SHARE: usize = 2000;
 const REGISTRATION_BYTES: usize = 28;
 
 /// A table with the calls of v15.
-trait Api: Version + Sized {
+trait Api: RmaVersion + Sized {
     const TABLE: &'static Rma<Self>;
 
     /// # Safety
@@ -459,7 +459,7 @@ fn calls_outside_of_a_region_and_unknown_signals_are_errors_and_change_nothing()
 }
 
 /// A group of two, of which the second rank is `other`, by a socket of its own.
-fn with_stranger(other: impl FnOnce(TcpStream) + Send, own: impl FnOnce(&Group)) {
+fn with_stranger(other: impl FnOnce(TcpStream) + Send, own: impl FnOnce(&RmaGroup)) {
     let listener = RmaListener::new(0, lo(), 0).expect("a port");
     let handle = listener.handle();
     thread::scope(|scope| {
@@ -470,7 +470,7 @@ fn with_stranger(other: impl FnOnce(TcpStream) + Send, own: impl FnOnce(&Group))
             stream.write_all(&hello.encode()).expect("sent");
             other(stream);
         });
-        let group = Group::connect(&listener, &[handle, handle], 0).expect("connects");
+        let group = RmaGroup::connect(&listener, &[handle, handle], 0).expect("connects");
         own(&group);
         group.close();
     });
@@ -643,7 +643,7 @@ fn a_strangers_connection_does_not_get_in_and_the_group_connects_without_it() {
             stream.write_all(&hello.encode()).expect("sent");
             stream.write_all(&Frame::Bye.encode()).expect("sent");
         });
-        Group::connect(&listener, &[handle, handle], 0).expect("connects")
+        RmaGroup::connect(&listener, &[handle, handle], 0).expect("connects")
     });
     until("the end of the rank", || group.fault(1).is_some());
     assert!(group.fault(1).expect("a fault").to_string().contains("has closed its group"));

@@ -24,8 +24,8 @@ use nccl_net_laxity::backend::{Backend as _, Memory, POINTER_HOST};
 use nccl_net_laxity::handle::Handle;
 use nccl_net_laxity::report::Report;
 use nccl_net_laxity::rma::{
-    Around, Frame, Group, HEAD_BYTES, Origin, Put, Region, RmaContext, RmaHello, RmaListener, Side,
-    test_request,
+    Around, Frame, HEAD_BYTES, Put, RegionSide, RmaContext, RmaGroup, RmaHello, RmaListener,
+    RmaRegion, TransferEnds, test_request,
 };
 use nccl_net_laxity::verbs::{Verbs, VerbsOptions};
 use proptest::prelude::*;
@@ -83,10 +83,10 @@ fn listener() -> RmaListener {
 }
 
 /// Connects a group of ranks.
-fn groups(ranks: usize) -> Vec<Arc<Group>> {
+fn groups(ranks: usize) -> Vec<Arc<RmaGroup>> {
     let listeners: Vec<RmaListener> = (0..ranks).map(|_| listener()).collect();
     let handles: Vec<_> = listeners.iter().map(RmaListener::handle).collect();
-    each(ranks, |rank| Group::connect(&listeners[rank], &handles, rank).expect("connects"))
+    each(ranks, |rank| RmaGroup::connect(&listeners[rank], &handles, rank).expect("connects"))
 }
 
 /// Calls `run` for each of `0..count` in a thread of its own. Returns the results in order.
@@ -104,13 +104,13 @@ fn each<T: Send>(count: usize, run: impl Fn(usize) -> T + Sync) -> Vec<T> {
 /// A rank with its memory. Each operation has a slot of its own in each kind of memory.
 struct Rank {
     context: Arc<RmaContext>,
-    group: Arc<Group>,
+    group: Arc<RmaGroup>,
     source: Words,
     target: Words,
     /// What gets read from, which never changes.
     stock: Words,
     signals: Words,
-    regions: Vec<Arc<Region>>,
+    regions: Vec<Arc<RmaRegion>>,
     queues: Vec<Queue>,
 }
 
@@ -143,7 +143,7 @@ impl Cluster {
 
     /// Returns a cluster of the first ranks of a group.
     fn of(
-        groups: &[Arc<Group>],
+        groups: &[Arc<RmaGroup>],
         programs: &[Vec<Planned>],
         contexts: usize,
         arbiter: Difficult,
@@ -195,7 +195,7 @@ impl Cluster {
 
     fn call(&self, rank: usize, number: usize, planned: Planned) -> *mut c_void {
         let own = &self.ranks[rank];
-        let side = |region: usize, word: usize| Side {
+        let side = |region: usize, word: usize| RegionSide {
             region: Arc::clone(&own.regions[region]),
             offset: word as u64 * 8,
         };
@@ -203,7 +203,7 @@ impl Cluster {
         let bytes = planned.words as u64 * 8;
         let near = side(0, number * SLOT);
         if matches!(planned.kind, Kind::Get) {
-            let ends = Origin { near, far: side(2, 0) };
+            let ends = TransferEnds { near, far: side(2, 0) };
             return own.context.get(context, target, Some(&ends), bytes).expect("taken");
         }
         for word in 0..planned.words {
@@ -211,7 +211,7 @@ impl Cluster {
         }
         let signal = side(3, rank * self.contexts + planned.context);
         let put = Put {
-            ends: Some(Origin { near, far: side(1, self.slot(rank, number)) })
+            ends: Some(TransferEnds { near, far: side(1, self.slot(rank, number)) })
                 .filter(|_| !matches!(planned.kind, Kind::Signal)),
             bytes: if matches!(planned.kind, Kind::Signal) { 0 } else { bytes },
             signal: (!matches!(planned.kind, Kind::Put)).then_some((signal, 1)),
@@ -510,7 +510,7 @@ fn small_operations_pass_unless_one_of_their_context_is_held_before_them() {
 
 /// Connects two ranks of a group of three. The third is a thread that registers nothing of its own,
 /// and dies when `end` does.
-fn two_and_a_mortal(end: Receiver<()>) -> Vec<Arc<Group>> {
+fn two_and_a_mortal(end: Receiver<()>) -> Vec<Arc<RmaGroup>> {
     let listeners = [(); 2].map(|()| RmaListener::new(0, lo(), 0).expect("a port"));
     let handles = [&listeners[0], &listeners[1], &listeners[0]].map(RmaListener::handle);
     thread::spawn(move || {
@@ -536,7 +536,7 @@ fn two_and_a_mortal(end: Receiver<()>) -> Vec<Arc<Group>> {
         }
         let _ = end.recv();
     });
-    each(2, |rank| Group::connect(&listeners[rank], &handles, rank).expect("connects"))
+    each(2, |rank| RmaGroup::connect(&listeners[rank], &handles, rank).expect("connects"))
 }
 
 #[test]

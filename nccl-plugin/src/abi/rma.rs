@@ -10,7 +10,7 @@ use core::ptr;
 use std::sync::Arc;
 
 use super::rma_table::RegionPlace;
-use super::rma_table::{Opaque, OpaqueOut, RmaConfig, RmaProperties, SignalCall, Target};
+use super::rma_table::{Opaque, OpaqueOut, RmaConfig, RmaProperties, RmaTarget, SignalCall};
 use super::table::Properties;
 use super::v11::V12;
 use super::{Code, guarded, not_null};
@@ -20,8 +20,10 @@ use crate::fault::{Fault, Result};
 use crate::handle::HANDLE_BYTES;
 use crate::log::{self, Logger};
 use crate::plugin;
-use crate::rma::registry::Registry;
-use crate::rma::{Group, Origin, Put, Region, RmaContext, RmaListener, Side, test_request};
+use crate::rma::registry::NumberedObjects;
+use crate::rma::{
+    Put, RegionSide, RmaContext, RmaGroup, RmaListener, RmaRegion, TransferEnds, test_request,
+};
 
 /// The code by which `init` steps aside, `ncclInvalidUsage`.
 const ASIDE: Code = 5;
@@ -32,15 +34,15 @@ const SIGNAL_ADD: u32 = 2;
 /// More ranks than any communicator has.
 const RANKS_MAX: c_int = 1 << 20;
 
-static COMMUNICATORS: Registry<Context> = Registry::new("communicator");
-static LISTENERS: Registry<RmaListener> = Registry::new("listenComm");
-static GROUPS: Registry<Communicator> = Registry::new("collComm");
-static CONTEXTS: Registry<RmaContext> = Registry::new("context");
-static REGIONS: Registry<Region> = Registry::new("mhandle");
+static COMMUNICATORS: NumberedObjects<Context> = NumberedObjects::new("communicator");
+static LISTENERS: NumberedObjects<RmaListener> = NumberedObjects::new("listenComm");
+static GROUPS: NumberedObjects<Communicator> = NumberedObjects::new("collComm");
+static CONTEXTS: NumberedObjects<RmaContext> = NumberedObjects::new("context");
+static REGIONS: NumberedObjects<RmaRegion> = NumberedObjects::new("mhandle");
 
 /// A group with its communicator.
 struct Communicator {
-    group: Arc<Group>,
+    group: Arc<RmaGroup>,
     context: Arc<Context>,
 }
 
@@ -183,7 +185,7 @@ pub(super) unsafe extern "C" fn connect(
         };
         let all: Vec<_> = (0..ranks as usize).map(handle).collect::<Result<_>>()?;
         let context = communicator(context)?;
-        let group = Group::connect(&*LISTENERS.get(listen_comm)?, &all, rank as usize)?;
+        let group = RmaGroup::connect(&*LISTENERS.get(listen_comm)?, &all, rank as usize)?;
         Ok(GROUPS.add(Arc::new(Communicator { group, context })))
     };
     // SAFETY: upheld by the caller.
@@ -285,15 +287,15 @@ pub(super) unsafe extern "C" fn close_listen(listen_comm: Opaque) -> Code {
 }
 
 /// Returns both ends of a transfer, unless it has no bytes.
-fn ends(near: RegionPlace, far: RegionPlace, bytes: usize) -> Result<Option<Origin>> {
+fn ends(near: RegionPlace, far: RegionPlace, bytes: usize) -> Result<Option<TransferEnds>> {
     if bytes == 0 {
         return Ok(None);
     }
-    Ok(Some(Origin { near: side(near)?, far: side(far)? }))
+    Ok(Some(TransferEnds { near: side(near)?, far: side(far)? }))
 }
 
-fn side((handle, offset): RegionPlace) -> Result<Side> {
-    Ok(Side { region: REGIONS.get(handle)?, offset })
+fn side((handle, offset): RegionPlace) -> Result<RegionSide> {
+    Ok(RegionSide { region: REGIONS.get(handle)?, offset })
 }
 
 /// Implements `iput` and `iputSignal`. Every signal is strong, because operations of a domain and
@@ -302,7 +304,7 @@ fn side((handle, offset): RegionPlace) -> Result<Side> {
 /// # Safety
 /// `request` is null or can be written.
 pub(super) unsafe fn put(
-    (context, domain, rank): Target,
+    (context, domain, rank): RmaTarget,
     near: RegionPlace,
     far: RegionPlace,
     bytes: usize,
@@ -327,7 +329,7 @@ pub(super) unsafe fn put(
 /// # Safety
 /// `request` is null or can be written.
 pub(super) unsafe fn get(
-    (context, domain, rank): Target,
+    (context, domain, rank): RmaTarget,
     near: RegionPlace,
     far: RegionPlace,
     bytes: usize,

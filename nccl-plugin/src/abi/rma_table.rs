@@ -23,7 +23,7 @@ pub(super) type OpaqueOut = *mut *mut c_void;
 pub type GetRmaProperties = unsafe extern "C" fn(comm: Opaque, *mut RmaProperties) -> Code;
 
 /// The parts of a table that differ between versions.
-pub trait Version: 'static {
+pub trait RmaVersion: 'static {
     /// The type of the slot between `devices` and `getProperties`.
     type Query;
     /// The type of the slots `iput` and `iget`.
@@ -38,7 +38,7 @@ pub trait Version: 'static {
 
 /// A table of one-sided operations, `ncclRma_vN_t`.
 #[repr(C)]
-pub struct Rma<V: Version> {
+pub struct Rma<V: RmaVersion> {
     pub name: Name,
     pub init: unsafe extern "C" fn(context: OpaqueOut, comm_id: u64, Option<Logger>) -> Code,
     pub devices: unsafe extern "C" fn(count: *mut c_int) -> Code,
@@ -86,7 +86,7 @@ pub struct Rma<V: Version> {
     pub finalize: unsafe extern "C" fn(Opaque) -> Code,
 }
 
-impl<V: Version> Rma<V> {
+impl<V: RmaVersion> Rma<V> {
     pub const TABLE: Self = Self {
         name: NAME,
         init: calls::init,
@@ -130,7 +130,7 @@ pub struct RmaProperties {
 }
 
 /// The context, the number of the ordering domain, and the rank of an operation.
-pub(super) type Target = (Opaque, c_int, u32);
+pub(super) type RmaTarget = (Opaque, c_int, u32);
 /// A place in a region: its handle and the offset.
 pub(super) type RegionPlace = (Opaque, u64);
 /// The place of a signal's word, the value and the operation.
@@ -139,7 +139,7 @@ pub(super) type SignalCall = (RegionPlace, u64, u32);
 /// Defines a version. `$flags` is the type of the argument that v15 added before the request.
 macro_rules! version {
     ($version:ident, $query:ty = $query_value:expr $(, $flags:ty)?) => {
-        impl Version for $version {
+        impl RmaVersion for $version {
             type Query = $query;
             type Iput = unsafe extern "C" fn(
                 Opaque, c_int, u64, Opaque, usize, u64, Opaque, u32, $($flags,)? OpaqueOut,

@@ -8,11 +8,11 @@ use laxity_client::Direction;
 use laxity_shm::sleep::now_ns;
 use parking_lot::Mutex;
 
-use super::gate::{Around, Call, Gate, Operation, Transfer, Wire};
-use super::group::Group;
-use super::region::{Far, Region};
-use super::registry::Registry;
-use super::request::{Request, RequestState};
+use super::gate::{Around, Gate, OneSidedCall, RmaOperation, RmaTransfer, Wire};
+use super::group::RmaGroup;
+use super::region::{Far, RmaRegion};
+use super::registry::NumberedObjects;
+use super::request::{RmaRequest, RmaRequestState};
 use crate::backend::POINTER_HOST;
 use crate::fault::{Fault, Result};
 
@@ -21,35 +21,35 @@ const CONTEXTS_MAX: usize = 1 << 16;
 /// Time between two checks whether a daemon is attached, since a check is a system call.
 const LOOK_NS: u64 = 1_000_000;
 
-static REQUESTS: Registry<Request> = Registry::new("request");
+static REQUESTS: NumberedObjects<RmaRequest> = NumberedObjects::new("request");
 
 /// A place in a region, as NCCL names it.
 #[derive(Clone, Debug)]
-pub struct Side {
-    pub region: Arc<Region>,
+pub struct RegionSide {
+    pub region: Arc<RmaRegion>,
     pub offset: u64,
 }
 
 /// The two ends of a put or a get.
 #[derive(Clone, Debug)]
-pub struct Origin {
+pub struct TransferEnds {
     /// The place in this rank's part of the region.
-    pub near: Side,
+    pub near: RegionSide,
     /// The place in the other rank's part.
-    pub far: Side,
+    pub far: RegionSide,
 }
 
 /// A put with a signal behind it. Either may be missing.
 #[derive(Clone, Debug, Default)]
 pub struct Put {
-    pub ends: Option<Origin>,
+    pub ends: Option<TransferEnds>,
     pub bytes: u64,
     /// The word to add to, and the value.
-    pub signal: Option<(Side, u64)>,
+    pub signal: Option<(RegionSide, u64)>,
 }
 
 pub struct RmaContext {
-    group: Arc<Group>,
+    group: Arc<RmaGroup>,
     wire: Arc<dyn Wire>,
     around: Around,
     contexts: usize,
@@ -66,7 +66,7 @@ impl RmaContext {
     ///
     /// # Errors
     /// The number makes no sense.
-    pub fn new(group: &Arc<Group>, contexts: i32, around: Around) -> Result<Arc<Self>> {
+    pub fn new(group: &Arc<RmaGroup>, contexts: i32, around: Around) -> Result<Arc<Self>> {
         let count = usize::try_from(contexts).unwrap_or(0);
         if !(1..=CONTEXTS_MAX).contains(&count) {
             return Err(Fault::Argument(format!("{contexts} contexts")));
@@ -113,7 +113,7 @@ impl RmaContext {
         &self,
         context: i32,
         rank: u32,
-        ends: Option<&Origin>,
+        ends: Option<&TransferEnds>,
         bytes: u64,
     ) -> Result<*mut c_void> {
         if ends.is_none() && bytes > 0 {
@@ -127,7 +127,7 @@ impl RmaContext {
         context: i32,
         rank: u32,
         reads: bool,
-        ends: Option<&Origin>,
+        ends: Option<&TransferEnds>,
         bytes: u64,
         signal: Option<(Far, u64)>,
     ) -> Result<*mut c_void> {
@@ -140,16 +140,16 @@ impl RmaContext {
                 self.contexts
             )));
         };
-        let transfer = |ends: &Origin| {
+        let transfer = |ends: &TransferEnds| {
             ends.far.region.check_remote(rank, ends.far.offset, bytes)?;
             let near = ends.near.region.place(ends.near.offset, bytes)?;
-            Ok(Transfer { near, far: ends.far.far(), bytes })
+            Ok(RmaTransfer { near, far: ends.far.far(), bytes })
         };
         let transfer = ends.map(transfer).transpose()?;
-        let (request, part) = Request::new(Weak::clone(&self.this), rank, reads);
+        let (request, part) = RmaRequest::new(Weak::clone(&self.this), rank, reads);
         // The gate of this rank itself holds nothing.
         let passes = rank == self.group.rank() || self.passes.load(Ordering::Relaxed);
-        let call = Call { context, transfer, signal, part };
+        let call = OneSidedCall { context, transfer, signal, part };
         self.gate(rank, reads).lock().offer(call, passes, &self.around, &*self.wire);
         Ok(REQUESTS.add(request))
     }
@@ -159,7 +159,7 @@ impl RmaContext {
     ///
     /// # Errors
     /// There is no such domain.
-    pub fn flush(&self, context: i32, region: &Arc<Region>) -> Result<*mut c_void> {
+    pub fn flush(&self, context: i32, region: &Arc<RmaRegion>) -> Result<*mut c_void> {
         let domain = usize::try_from(context).ok().filter(|domain| *domain < self.contexts);
         let domain = domain.ok_or_else(|| Fault::Argument(format!("context {context}")))?;
         let is_seen = !self.wire.flushes() || region.memory.kind == POINTER_HOST;
@@ -167,9 +167,9 @@ impl RmaContext {
             return Ok(core::ptr::null_mut());
         }
         let rank = self.group.rank();
-        let (request, part) = Request::new(Weak::clone(&self.this), rank, true);
+        let (request, part) = RmaRequest::new(Weak::clone(&self.this), rank, true);
         let far = Far { region: Arc::clone(region), offset: 0 };
-        self.wire.post(domain, rank, Operation::Flush(far), part);
+        self.wire.post(domain, rank, RmaOperation::Flush(far), part);
         Ok(REQUESTS.add(request))
     }
 
@@ -214,7 +214,7 @@ impl RmaContext {
     }
 }
 
-impl Side {
+impl RegionSide {
     fn far(&self) -> Far {
         Far { region: Arc::clone(&self.region), offset: self.offset }
     }
@@ -227,19 +227,19 @@ impl Side {
 pub fn test_request(number: *mut c_void) -> Result<bool> {
     let request = REQUESTS.get(number)?;
     let context = request.context.upgrade();
-    if request.state() == RequestState::Pending
+    if request.state() == RmaRequestState::Pending
         && let Some(context) = &context
     {
         context.wire.progress();
         context.tick(&mut context.gate(request.rank, request.reads).lock());
     }
     match request.state() {
-        RequestState::Pending => Ok(false),
-        RequestState::Done => {
+        RmaRequestState::Pending => Ok(false),
+        RmaRequestState::Done => {
             REQUESTS.remove(number)?;
             Ok(true)
         }
-        RequestState::Failed => {
+        RmaRequestState::Failed => {
             let fault = context.and_then(|context| context.group.fault(request.rank));
             Err(fault.unwrap_or_else(|| {
                 Fault::Argument(format!(

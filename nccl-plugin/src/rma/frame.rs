@@ -11,7 +11,7 @@
 //!
 //! The data of an exchange, a put or a reply follow their head.
 
-use crate::handle::{VERSION, word};
+use crate::handle::{VERSION, check_hello, word};
 
 pub const HEAD_BYTES: usize = 32;
 pub const HELLO_BYTES: usize = 32;
@@ -78,13 +78,7 @@ impl RmaHello {
     /// # Errors
     /// A text that says what is wrong with it.
     pub fn decode(bytes: &[u8; HELLO_BYTES]) -> Result<Self, String> {
-        if word::<8>(bytes, 0) != HELLO_MAGIC {
-            return Err(String::from("what connected does not speak Laxity's protocol"));
-        }
-        let version = u16::from_le_bytes(word(bytes, 8));
-        if version != VERSION {
-            return Err(format!("the peer's plugin speaks version {version}, this one {VERSION}"));
-        }
+        check_hello(bytes, HELLO_MAGIC)?;
         Ok(Self {
             rank: u32::from_le_bytes(word(bytes, 12)),
             ranks: u32::from_le_bytes(word(bytes, 16)),

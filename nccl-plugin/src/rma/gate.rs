@@ -20,7 +20,7 @@ use laxity_client::{Direction, Flow, Stage};
 use laxity_shm::sleep::now_ns;
 
 use super::region::{Far, Place};
-use super::request::Part;
+use super::request::RequestPart;
 use crate::arbiter::{Arbiter, SubmittedFlow};
 use crate::report::Report;
 
@@ -44,7 +44,7 @@ pub struct Around {
 
 /// Bytes that move between this rank's region and another rank's.
 #[derive(Debug)]
-pub(crate) struct Transfer {
+pub(crate) struct RmaTransfer {
     pub(crate) near: Place,
     pub(crate) far: Far,
     pub(crate) bytes: u64,
@@ -52,9 +52,9 @@ pub(crate) struct Transfer {
 
 /// An operation as a network performs it.
 #[derive(Debug)]
-pub(crate) enum Operation {
-    Put(Transfer),
-    Get(Transfer),
+pub(crate) enum RmaOperation {
+    Put(RmaTransfer),
+    Get(RmaTransfer),
     /// Adds a value to a word of the rank, behind all earlier puts and signals of the context.
     Signal(Far, u64),
     /// Makes data of gets that are done visible, at the rank itself.
@@ -64,7 +64,7 @@ pub(crate) enum Operation {
 /// A network that performs operations. It keeps the order of puts and signals of a context and
 /// rank. Never blocks.
 pub(crate) trait Wire: Send + Sync {
-    fn post(&self, context: usize, rank: usize, operation: Operation, part: Part);
+    fn post(&self, context: usize, rank: usize, operation: RmaOperation, part: RequestPart);
     /// Handles what is complete.
     fn progress(&self) {}
     /// Whether a rank of the group is lost.
@@ -76,29 +76,29 @@ pub(crate) trait Wire: Send + Sync {
 }
 
 /// An operation as NCCL calls it.
-pub(super) struct Call {
+pub(super) struct OneSidedCall {
     pub(super) context: usize,
     /// The bytes, unless there are none.
-    pub(super) transfer: Option<Transfer>,
+    pub(super) transfer: Option<RmaTransfer>,
     pub(super) signal: Option<(Far, u64)>,
     /// The token of the call itself. It ends when everything is posted.
-    pub(super) part: Part,
+    pub(super) part: RequestPart,
 }
 
-impl Call {
+impl OneSidedCall {
     fn bytes(&self) -> u64 {
         self.transfer.as_ref().map_or(0, |transfer| transfer.bytes)
     }
 }
 
 struct Held {
-    call: Call,
+    call: OneSidedCall,
     since_ns: u64,
 }
 
 /// Operations that were submitted together. The default is a batch without a flow.
 #[derive(Default)]
-struct Batch {
+struct HeldBatch {
     /// The flow, unless the batch was cancelled.
     flow: Option<SubmittedFlow>,
     bytes: u64,
@@ -114,14 +114,14 @@ pub(super) struct Gate {
     /// Number of held operations by context.
     counts: Vec<u32>,
     /// The batch of the first operations, with their number and the bytes permitted and not posted.
-    asked: Option<(Batch, usize, u64)>,
+    asked: Option<(HeldBatch, usize, u64)>,
     /// Batches that are posted and not complete.
-    posted: Vec<Batch>,
+    posted: Vec<HeldBatch>,
     /// The daemon's generation and its number of the NIC.
     nic: Option<(u64, u8)>,
 }
 
-impl Batch {
+impl HeldBatch {
     /// Reports to the arbiter what is complete. Returns whether something is outstanding.
     fn settle(&mut self, arbiter: &dyn Arbiter) -> bool {
         let complete = self.complete.load(Ordering::Relaxed);
@@ -144,7 +144,13 @@ impl Gate {
     }
 
     /// Takes an operation. It goes at once, or is held.
-    pub(super) fn offer(&mut self, call: Call, passes: bool, around: &Around, wire: &dyn Wire) {
+    pub(super) fn offer(
+        &mut self,
+        call: OneSidedCall,
+        passes: bool,
+        around: &Around,
+        wire: &dyn Wire,
+    ) {
         around.report.one_sided.operations.add(1);
         around.report.one_sided.bytes.add(call.bytes());
         if self.counts[call.context] == 0 && (passes || call.bytes() <= SMALL_BYTES_MAX) {
@@ -160,15 +166,21 @@ impl Gate {
     }
 
     /// Posts the next `bytes` of an operation, and its signal if these are the last.
-    fn post(&self, call: &mut Call, bytes: u64, account: Option<&Arc<AtomicU64>>, wire: &dyn Wire) {
+    fn post(
+        &self,
+        call: &mut OneSidedCall,
+        bytes: u64,
+        account: Option<&Arc<AtomicU64>>,
+        wire: &dyn Wire,
+    ) {
         if let Some(rest) = &mut call.transfer {
-            let piece = Transfer { near: rest.near.clone(), far: rest.far.clone(), bytes };
+            let piece = RmaTransfer { near: rest.near.clone(), far: rest.far.clone(), bytes };
             rest.near = rest.near.behind(bytes);
             rest.far.offset += bytes;
             rest.bytes -= bytes;
             let operation = match self.direction {
-                Direction::Egress => Operation::Put(piece),
-                Direction::Ingress => Operation::Get(piece),
+                Direction::Egress => RmaOperation::Put(piece),
+                Direction::Ingress => RmaOperation::Get(piece),
             };
             wire.post(call.context, self.rank, operation, call.part.another(bytes, account));
             if rest.bytes > 0 {
@@ -177,7 +189,7 @@ impl Gate {
         }
         if let Some((far, value)) = call.signal.take() {
             let part = call.part.another(0, None);
-            wire.post(call.context, self.rank, Operation::Signal(far, value), part);
+            wire.post(call.context, self.rank, RmaOperation::Signal(far, value), part);
         }
     }
 
@@ -195,7 +207,7 @@ impl Gate {
             }
             let (mut batch, count, mut permitted) = match self.asked.take() {
                 Some(asked) => asked,
-                None if passes => (Batch::default(), self.held.len(), 0),
+                None if passes => (HeldBatch::default(), self.held.len(), 0),
                 None => (self.submit(around), self.held.len(), 0),
             };
             if let Some(flow) = &mut batch.flow {
@@ -231,7 +243,7 @@ impl Gate {
         })
     }
 
-    fn submit(&mut self, around: &Around) -> Batch {
+    fn submit(&mut self, around: &Around) -> HeldBatch {
         let generation = around.arbiter.generation();
         let nic = match self.nic {
             Some((known, nic)) if known == generation => nic,
@@ -242,14 +254,14 @@ impl Gate {
         let (stage, direction) = (around.stage, self.direction);
         let flow = Flow { stage, direction, nic, bytes, ..Flow::default() };
         let flow = (bytes > 0).then(|| around.arbiter.submit(&flow));
-        Batch { flow, bytes, ..Batch::default() }
+        HeldBatch { flow, bytes, ..HeldBatch::default() }
     }
 
     /// Posts the first `count` operations as far as they are permitted. Returns how many are left.
     fn release(
         &mut self,
         mut count: usize,
-        batch: &Batch,
+        batch: &HeldBatch,
         permitted: &mut u64,
         wire: &dyn Wire,
     ) -> usize {

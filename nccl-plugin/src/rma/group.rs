@@ -11,14 +11,14 @@ use parking_lot::Mutex;
 use super::frame::{HELLO_BYTES, RmaHello};
 use super::gate::{Around, Wire};
 use super::mesh::Mesh;
-use super::region::{Region, RemotePart};
+use super::region::{RemotePart, RmaRegion};
 use crate::backend::{Memory, POINTER_HOST};
 use crate::fault::{Fault, Result};
 use crate::handle::{Carrier, HANDLE_BYTES, Handle, word};
 use crate::log;
 use crate::socket::{accept, is_connected, listen, peer, random};
 use crate::tcp::socket;
-use crate::verbs::{RdmaPort, RegionKeys};
+use crate::verbs::{OneSidedPort, RegionKeys};
 
 /// Longest wait of a connect for all ranks.
 const CONNECT_WITHIN: Duration = Duration::from_secs(120);
@@ -40,17 +40,17 @@ pub struct RmaListener {
     /// The class of the group's connections, as a DSCP.
     dscp: u8,
     /// The device port, if operations use RDMA.
-    rdma: Option<RdmaPort>,
+    rdma: Option<OneSidedPort>,
 }
 
 /// A group of ranks, as NCCL holds it.
-pub struct Group {
+pub struct RmaGroup {
     mesh: Arc<Mesh>,
     /// Held during a collective call, since all ranks have to make them in one order.
     collective: Mutex<()>,
     /// The NIC's number.
     pub device: usize,
-    rdma: Option<RdmaPort>,
+    rdma: Option<OneSidedPort>,
 }
 
 impl RmaListener {
@@ -68,7 +68,7 @@ impl RmaListener {
     /// The operating system refused.
     pub fn over(
         device: usize,
-        (address, rdma): (SocketAddr, Option<RdmaPort>),
+        (address, rdma): (SocketAddr, Option<OneSidedPort>),
         dscp: u8,
     ) -> Result<Self> {
         let socket = listen(address)?;
@@ -213,7 +213,7 @@ impl Registration {
     }
 }
 
-impl Group {
+impl RmaGroup {
     /// Connects all ranks. Blocks until all have called it.
     ///
     /// # Errors
@@ -271,7 +271,7 @@ impl Group {
     ///
     /// # Errors
     /// A rank can't register its part, or is lost.
-    pub fn register(&self, memory: Memory) -> Result<Arc<Region>> {
+    pub fn register(&self, memory: Memory) -> Result<Arc<RmaRegion>> {
         let _collective = self.collective.lock();
         let mut problem = None;
         let keys = match &self.rdma {
@@ -288,7 +288,7 @@ impl Group {
         let part = RemotePart { bytes: memory.bytes as u64, address: memory.address as u64, key };
         let mut regions = self.mesh.regions.write();
         let id = regions.len() as u32;
-        let region = Arc::new(Region::new(id, memory, keys));
+        let region = Arc::new(RmaRegion::new(id, memory, keys));
         // Another rank may use the region before this one knows that all have registered it. With
         // RDMA, the control connections carry no operations.
         let is_served = problem.is_none() && self.rdma.is_none();
@@ -308,7 +308,7 @@ impl Group {
     }
 
     /// Ends a registration. The memory is not touched afterwards.
-    pub fn deregister(&self, region: &Region) {
+    pub fn deregister(&self, region: &RmaRegion) {
         if let Some(entry) = self.mesh.regions.write().get_mut(region.id as usize) {
             *entry = None;
         }
@@ -321,7 +321,7 @@ impl Group {
     }
 }
 
-impl Drop for Group {
+impl Drop for RmaGroup {
     fn drop(&mut self) {
         self.mesh.close();
     }

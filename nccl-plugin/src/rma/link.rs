@@ -7,10 +7,10 @@ use std::net::{Shutdown, TcpStream};
 use std::os::fd::AsRawFd as _;
 
 use super::frame::{Frame, HEAD_BYTES};
-use super::gate::Operation;
+use super::gate::RmaOperation;
 use super::mesh::Mesh;
 use super::region::Place;
-use super::request::Part;
+use super::request::RequestPart;
 use crate::fault::{Fault, Result};
 use crate::socket::peer;
 use crate::tcp::socket;
@@ -24,7 +24,7 @@ const GETS_MAX: usize = 256;
 pub(super) enum Outgoing {
     /// This rank's contribution to an exchange, with its number.
     Exchange(u64, Vec<u8>),
-    Operation(Operation, Part),
+    RmaOperation(RmaOperation, RequestPart),
     Bye,
 }
 
@@ -33,29 +33,29 @@ struct Item {
     head: [u8; HEAD_BYTES],
     body: Body,
     bytes: u64,
-    part: Option<Part>,
+    part: Option<RequestPart>,
     is_reply: bool,
 }
 
 enum Body {
     None,
     Owned(Vec<u8>),
-    Region(Place),
+    RmaRegion(Place),
 }
 
 /// Where the data of a frame go.
-enum Sink {
+enum FrameSink {
     Exchange {
         number: u64,
         data: Vec<u8>,
         filled: usize,
     },
     /// Without a place, the data are dropped: the region was deregistered.
-    Region {
+    RmaRegion {
         place: Option<Place>,
         bytes: u64,
         filled: u64,
-        part: Option<Part>,
+        part: Option<RequestPart>,
     },
 }
 
@@ -63,10 +63,10 @@ enum Sink {
 struct PendingGet {
     to: Place,
     bytes: u64,
-    part: Part,
+    part: RequestPart,
 }
 
-pub(super) struct Link {
+pub(super) struct RankLink {
     pub(super) stream: TcpStream,
     pub(super) rank: usize,
     out: VecDeque<Item>,
@@ -79,12 +79,12 @@ pub(super) struct Link {
     replies: usize,
     head: [u8; HEAD_BYTES],
     head_filled: usize,
-    sink: Option<Sink>,
+    sink: Option<FrameSink>,
     /// Whether the peer closes its group.
     has_left: bool,
 }
 
-impl Link {
+impl RankLink {
     pub(super) fn new(stream: TcpStream, rank: usize) -> Self {
         Self {
             stream,
@@ -136,19 +136,21 @@ impl Link {
             }
             Outgoing::Bye => (Frame::Bye, Body::None, 0, None),
             // Only the rank itself flushes.
-            Outgoing::Operation(Operation::Flush(_), part) => return part.succeed(),
-            Outgoing::Operation(Operation::Put(put), part) => {
+            Outgoing::RmaOperation(RmaOperation::Flush(_), part) => return part.succeed(),
+            Outgoing::RmaOperation(RmaOperation::Put(put), part) => {
                 let (region, offset, bytes) = (put.far.region.id, put.far.offset, put.bytes);
-                (Frame::Put { region, offset, bytes }, Body::Region(put.near), bytes, Some(part))
+                (Frame::Put { region, offset, bytes }, Body::RmaRegion(put.near), bytes, Some(part))
             }
-            Outgoing::Operation(Operation::Signal(far, value), part) => {
+            Outgoing::RmaOperation(RmaOperation::Signal(far, value), part) => {
                 let (region, offset) = (far.region.id, far.offset);
                 (Frame::Signal { region, offset, value }, Body::None, 0, Some(part))
             }
-            get @ Outgoing::Operation(Operation::Get(_), _) if self.gets.len() >= GETS_MAX => {
+            get @ Outgoing::RmaOperation(RmaOperation::Get(_), _)
+                if self.gets.len() >= GETS_MAX =>
+            {
                 return self.later.push_back(get);
             }
-            Outgoing::Operation(Operation::Get(get), part) => {
+            Outgoing::RmaOperation(RmaOperation::Get(get), part) => {
                 let (region, offset, bytes) = (get.far.region.id, get.far.offset, get.bytes);
                 let number = self.next_get;
                 self.next_get += 1;
@@ -181,7 +183,7 @@ impl Link {
             let sent = match &item.body {
                 Body::None => Some(send(0)),
                 Body::Owned(data) => Some(send(data.as_ptr() as usize + skip as usize)),
-                Body::Region(place) => place.with(skip, send),
+                Body::RmaRegion(place) => place.with(skip, send),
             };
             match sent {
                 Some(Ok(None)) => return Ok(()),
@@ -224,8 +226,8 @@ impl Link {
             };
             turn += count;
             match &mut self.sink {
-                Some(Sink::Exchange { filled, .. }) => *filled += count,
-                Some(Sink::Region { filled, .. }) => *filled += count as u64,
+                Some(FrameSink::Exchange { filled, .. }) => *filled += count,
+                Some(FrameSink::RmaRegion { filled, .. }) => *filled += count as u64,
                 None => {
                     self.head_filled += count;
                     if self.head_filled == HEAD_BYTES {
@@ -252,8 +254,8 @@ impl Link {
         let slice = |room: &mut [u8]| read(room.as_mut_ptr() as usize, room.len() as u64);
         match &mut self.sink {
             None => slice(&mut self.head[self.head_filled..]),
-            Some(Sink::Exchange { data, filled, .. }) => slice(&mut data[*filled..]),
-            Some(Sink::Region { place, bytes, filled, .. }) => {
+            Some(FrameSink::Exchange { data, filled, .. }) => slice(&mut data[*filled..]),
+            Some(FrameSink::RmaRegion { place, bytes, filled, .. }) => {
                 let rest = *bytes - *filled;
                 let within = |place: &Place| place.with(*filled, |address| read(address, rest));
                 if let Some(count) = place.as_ref().and_then(within) {
@@ -279,11 +281,11 @@ impl Link {
         match frame {
             Frame::Exchange { number, bytes } => {
                 self.sink =
-                    Some(Sink::Exchange { number, data: vec![0; bytes as usize], filled: 0 });
+                    Some(FrameSink::Exchange { number, data: vec![0; bytes as usize], filled: 0 });
             }
             Frame::Put { region: id, offset, bytes } => {
                 let place = region(id, offset, bytes)?;
-                self.sink = Some(Sink::Region { place, bytes, filled: 0, part: None });
+                self.sink = Some(FrameSink::RmaRegion { place, bytes, filled: 0, part: None });
             }
             Frame::Signal { region: id, offset, value } => {
                 if let Some(place) = region(id, offset, 8)? {
@@ -298,14 +300,14 @@ impl Link {
                     return Err(self.garbled("too many gets"));
                 }
                 let head = Frame::Reply { number, bytes }.encode();
-                let body = Body::Region(place);
+                let body = Body::RmaRegion(place);
                 self.out.push_back(Item { head, body, bytes, part: None, is_reply: true });
             }
             Frame::Reply { number, bytes } => {
                 let pending = self.gets.remove(&number).filter(|get| get.bytes == bytes);
                 let get = pending.ok_or_else(|| self.garbled("a reply that nobody asked for"))?;
                 let (place, part) = (Some(get.to), Some(get.part));
-                self.sink = Some(Sink::Region { place, bytes, filled: 0, part });
+                self.sink = Some(FrameSink::RmaRegion { place, bytes, filled: 0, part });
             }
             Frame::Bye => self.has_left = true,
         }
@@ -315,15 +317,15 @@ impl Link {
     /// Ends the current frame if all of its data have come.
     fn finish(&mut self, mesh: &Mesh) -> Result<()> {
         match &self.sink {
-            Some(Sink::Exchange { data, filled, .. }) if *filled == data.len() => {}
-            Some(Sink::Region { bytes, filled, .. }) if filled == bytes => {}
+            Some(FrameSink::Exchange { data, filled, .. }) if *filled == data.len() => {}
+            Some(FrameSink::RmaRegion { bytes, filled, .. }) if filled == bytes => {}
             _ => return Ok(()),
         }
         match self.sink.take() {
-            Some(Sink::Exchange { number, data, .. }) => {
+            Some(FrameSink::Exchange { number, data, .. }) => {
                 mesh.contributed(self.rank, number, data).map_err(|what| self.garbled(what))
             }
-            Some(Sink::Region { place, part: Some(part), .. }) => {
+            Some(FrameSink::RmaRegion { place, part: Some(part), .. }) => {
                 if place.is_some() {
                     part.succeed();
                 }
@@ -342,7 +344,7 @@ impl Link {
     }
 }
 
-impl Drop for Link {
+impl Drop for RankLink {
     fn drop(&mut self) {
         // A forked child may have the socket, too, so closing it here wouldn't end the connection.
         let _ = self.stream.shutdown(Shutdown::Both);

@@ -16,10 +16,10 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use parking_lot::{Condvar, Mutex, RwLock};
 
-use super::gate::{Operation, Wire};
-use super::link::{Link, Outgoing};
-use super::region::Region;
-use super::request::Part;
+use super::gate::{RmaOperation, Wire};
+use super::link::{Outgoing, RankLink};
+use super::region::RmaRegion;
+use super::request::RequestPart;
 use crate::fault::{Fault, Result};
 
 /// Longest wait of a close for what is in flight.
@@ -27,7 +27,7 @@ const CLOSE_WAIT: Duration = Duration::from_secs(2);
 
 /// A peer, as other threads see it.
 #[derive(Default)]
-struct Peer {
+struct MeshPeer {
     /// What the service thread has not taken yet. `None` once the connection is over.
     inbox: Mutex<Option<Vec<Outgoing>>>,
     /// The reason why the connection is over.
@@ -47,9 +47,9 @@ struct Exchanges {
 
 pub(crate) struct Mesh {
     pub(crate) rank: usize,
-    peers: Vec<Peer>,
+    peers: Vec<MeshPeer>,
     /// All regions by number. `None` stands for one that was deregistered.
-    pub(super) regions: RwLock<Vec<Option<Arc<Region>>>>,
+    pub(super) regions: RwLock<Vec<Option<Arc<RmaRegion>>>>,
     exchanges: Mutex<Exchanges>,
     changed: Condvar,
     waker: EventFd,
@@ -69,7 +69,7 @@ impl Mesh {
     pub(super) fn start(rank: usize, streams: Vec<Option<TcpStream>>) -> Result<Arc<Self>> {
         let flags = EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC;
         let waker = EventFd::from_value_and_flags(0, flags);
-        let peer = |stream: &Option<TcpStream>| Peer {
+        let peer = |stream: &Option<TcpStream>| MeshPeer {
             inbox: Mutex::new(stream.is_some().then(Vec::new)),
             fault: OnceLock::new(),
         };
@@ -87,8 +87,8 @@ impl Mesh {
             failed: AtomicBool::new(false),
             lost: AtomicUsize::new(0),
         });
-        let link = |(rank, stream): (usize, Option<TcpStream>)| Some(Link::new(stream?, rank));
-        let links: Vec<Link> = streams.into_iter().enumerate().filter_map(link).collect();
+        let link = |(rank, stream): (usize, Option<TcpStream>)| Some(RankLink::new(stream?, rank));
+        let links: Vec<RankLink> = streams.into_iter().enumerate().filter_map(link).collect();
         let served = Arc::clone(&mesh);
         let builder = thread::Builder::new().name(String::from("laxity-rma"));
         laxity_job::thread::spawn(builder, move || served.run(links))
@@ -131,7 +131,7 @@ impl Mesh {
     pub(super) fn region(
         &self,
         id: u32,
-    ) -> core::result::Result<Option<Arc<Region>>, &'static str> {
+    ) -> core::result::Result<Option<Arc<RmaRegion>>, &'static str> {
         let regions = self.regions.read();
         regions.get(id as usize).cloned().ok_or("the number of no region")
     }
@@ -214,7 +214,7 @@ impl Mesh {
     }
 
     /// The service thread.
-    fn run(&self, links: Vec<Link>) {
+    fn run(&self, links: Vec<RankLink>) {
         let served = catch_unwind(AssertUnwindSafe(|| self.serve(links)));
         for peer in &self.peers {
             if served.is_err() {
@@ -228,7 +228,7 @@ impl Mesh {
         self.changed.notify_all();
     }
 
-    fn serve(&self, mut links: Vec<Link>) {
+    fn serve(&self, mut links: Vec<RankLink>) {
         let mut give_up = None;
         loop {
             self.move_out(&mut links);
@@ -250,7 +250,7 @@ impl Mesh {
                 }
             }
             self.sleeping.store(true, Ordering::SeqCst);
-            let has_mail = |link: &Link| {
+            let has_mail = |link: &RankLink| {
                 let inbox = self.peers[link.rank].inbox.lock();
                 inbox.as_ref().is_some_and(|inbox| !inbox.is_empty())
             };
@@ -264,7 +264,7 @@ impl Mesh {
     }
 
     /// Takes what was queued, and sends it.
-    fn move_out(&self, links: &mut Vec<Link>) {
+    fn move_out(&self, links: &mut Vec<RankLink>) {
         self.serve_each(links, |link| {
             let mail = self.peers[link.rank].inbox.lock().as_mut().map(core::mem::take);
             for outgoing in mail.into_iter().flatten() {
@@ -274,14 +274,18 @@ impl Mesh {
         });
     }
 
-    fn move_in(&self, links: &mut Vec<Link>, readable: &[usize]) {
+    fn move_in(&self, links: &mut Vec<RankLink>, readable: &[usize]) {
         self.serve_each(links, |link| {
             if readable.contains(&link.rank) { link.read(self) } else { Ok(true) }
         });
     }
 
     /// Serves all connections. Ends those that are over or broken.
-    fn serve_each(&self, links: &mut Vec<Link>, mut serve: impl FnMut(&mut Link) -> Result<bool>) {
+    fn serve_each(
+        &self,
+        links: &mut Vec<RankLink>,
+        mut serve: impl FnMut(&mut RankLink) -> Result<bool>,
+    ) {
         links.retain_mut(|link| {
             let fault = match serve(link) {
                 Ok(true) => return true,
@@ -304,8 +308,8 @@ impl Mesh {
     }
 
     /// Waits until something can be moved. Returns the ranks from which something has arrived.
-    fn sleep(&self, links: &[Link], busy: bool, closing: bool) -> Vec<usize> {
-        let interest = |link: &Link| {
+    fn sleep(&self, links: &[RankLink], busy: bool, closing: bool) -> Vec<usize> {
+        let interest = |link: &RankLink| {
             let output = if link.has_output() { PollFlags::POLLOUT } else { PollFlags::empty() };
             PollFlags::POLLIN | output
         };
@@ -331,23 +335,23 @@ impl Mesh {
 }
 
 impl Wire for Mesh {
-    fn post(&self, _context: usize, rank: usize, operation: Operation, part: Part) {
+    fn post(&self, _context: usize, rank: usize, operation: RmaOperation, part: RequestPart) {
         if rank != self.rank {
-            return self.push(rank, Outgoing::Operation(operation, part));
+            return self.push(rank, Outgoing::RmaOperation(operation, part));
         }
         let done = match operation {
-            Operation::Put(put) => {
+            RmaOperation::Put(put) => {
                 let to = put.far.region.place(put.far.offset, put.bytes);
                 to.is_ok_and(|to| put.near.copy_to(&to, put.bytes))
             }
-            Operation::Get(get) => {
+            RmaOperation::Get(get) => {
                 let from = get.far.region.place(get.far.offset, get.bytes);
                 from.is_ok_and(|from| from.copy_to(&get.near, get.bytes))
             }
-            Operation::Signal(far, value) => {
+            RmaOperation::Signal(far, value) => {
                 far.region.place(far.offset, 8).and_then(|word| word.add(value)).is_ok()
             }
-            Operation::Flush(_) => true,
+            RmaOperation::Flush(_) => true,
         };
         if done {
             part.succeed();

@@ -30,17 +30,17 @@ mod request;
 
 /// What a network beneath a group uses.
 pub(crate) mod wire {
-    pub(crate) use super::gate::{Operation, Wire};
+    pub(crate) use super::gate::{RmaOperation, Wire};
     pub(crate) use super::mesh::Mesh;
     pub(crate) use super::region::Far;
-    pub(crate) use super::request::Part;
+    pub(crate) use super::request::RequestPart;
 }
 
-pub use context::{Origin, Put, RmaContext, Side, test_request};
+pub use context::{Put, RegionSide, RmaContext, TransferEnds, test_request};
 pub use frame::{Frame, HEAD_BYTES, HELLO_BYTES, RmaHello};
 pub use gate::Around;
-pub use group::{Group, RmaListener};
-pub use region::Region;
+pub use group::{RmaGroup, RmaListener};
+pub use region::RmaRegion;
 
 /// Number of operations that NCCL may have unfinished per context and rank is 32 times this. The
 /// plugin itself has no limit.

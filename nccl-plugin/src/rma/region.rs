@@ -22,7 +22,7 @@ pub(super) struct RemotePart {
 
 /// A region with this rank's part of it.
 #[derive(Debug)]
-pub struct Region {
+pub struct RmaRegion {
     /// The region's number, the same on all ranks.
     pub(super) id: u32,
     /// This rank's part.
@@ -39,18 +39,18 @@ pub struct Region {
 /// A place in this rank's part of a region.
 #[derive(Clone, Debug)]
 pub(crate) struct Place {
-    region: Arc<Region>,
+    region: Arc<RmaRegion>,
     address: usize,
 }
 
 /// A place in another rank's part of a region, or in this rank's own as a target.
 #[derive(Clone, Debug)]
 pub(crate) struct Far {
-    pub(super) region: Arc<Region>,
+    pub(super) region: Arc<RmaRegion>,
     pub(super) offset: u64,
 }
 
-impl Region {
+impl RmaRegion {
     pub(super) fn new(id: u32, memory: Memory, keys: Option<RegionKeys>) -> Self {
         Self {
             id,

@@ -14,13 +14,13 @@ use crate::fault::{Fault, Result};
 static NEXT: AtomicUsize = AtomicUsize::new(0x4c58_0000_0001);
 
 #[derive(Debug)]
-pub(crate) struct Registry<T> {
+pub(crate) struct NumberedObjects<T> {
     entries: OnceLock<RwLock<HashMap<usize, Arc<T>>>>,
     /// The kind of objects, for messages.
     what: &'static str,
 }
 
-impl<T> Registry<T> {
+impl<T> NumberedObjects<T> {
     pub(crate) const fn new(what: &'static str) -> Self {
         Self { entries: OnceLock::new(), what }
     }
@@ -71,7 +71,7 @@ mod tests {
 
     #[test]
     fn a_number_is_found_until_it_is_removed_and_by_its_own_registry_only() {
-        let (ones, others) = (Registry::new("one"), Registry::<u8>::new("other"));
+        let (ones, others) = (NumberedObjects::new("one"), NumberedObjects::<u8>::new("other"));
         let number = ones.add(Arc::new(1_u8));
         assert_eq!(*ones.get(number).expect("added"), 1);
         assert!(others.get(number).unwrap_err().to_string().contains("no other of"));

@@ -6,7 +6,7 @@ use std::sync::{Arc, Weak};
 use super::context::RmaContext;
 
 /// An operation as NCCL tests it. It is done when all its parts are.
-pub(super) struct Request {
+pub(super) struct RmaRequest {
     pub(super) context: Weak<RmaContext>,
     pub(super) rank: usize,
     /// Whether the operation reads, and is in the gate of reads.
@@ -18,15 +18,19 @@ pub(super) struct Request {
 
 /// The progress of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum RequestState {
+pub(super) enum RmaRequestState {
     Pending,
     Done,
     Failed,
 }
 
-impl Request {
+impl RmaRequest {
     /// Returns a request, and the token of its first part.
-    pub(super) fn new(context: Weak<RmaContext>, rank: usize, reads: bool) -> (Arc<Self>, Part) {
+    pub(super) fn new(
+        context: Weak<RmaContext>,
+        rank: usize,
+        reads: bool,
+    ) -> (Arc<Self>, RequestPart) {
         let request = Arc::new(Self {
             context,
             rank,
@@ -34,31 +38,32 @@ impl Request {
             parts: AtomicU32::new(1),
             failed: AtomicBool::new(false),
         });
-        let part = Part { request: Arc::clone(&request), account: None, bytes: 0, fine: false };
+        let part =
+            RequestPart { request: Arc::clone(&request), account: None, bytes: 0, fine: false };
         (request, part)
     }
 
-    pub(super) fn state(&self) -> RequestState {
+    pub(super) fn state(&self) -> RmaRequestState {
         // Acquire pairs with the release in `Part::drop`: what the parts wrote is visible.
         match (self.parts.load(Ordering::Acquire), self.failed.load(Ordering::Relaxed)) {
-            (0, false) => RequestState::Done,
-            (0, true) => RequestState::Failed,
-            _ => RequestState::Pending,
+            (0, false) => RmaRequestState::Done,
+            (0, true) => RmaRequestState::Failed,
+            _ => RmaRequestState::Pending,
         }
     }
 }
 
-/// The token of a part of a request. A token that is dropped before [`Part::succeed`] fails the
-/// request, so no request is forgotten.
-pub(crate) struct Part {
-    request: Arc<Request>,
+/// The token of a part of a request. A token that is dropped before [`RequestPart::succeed`] fails
+/// the request, so no request is forgotten.
+pub(crate) struct RequestPart {
+    request: Arc<RmaRequest>,
     /// Where the completion of the bytes is counted.
     account: Option<Arc<AtomicU64>>,
     bytes: u64,
     fine: bool,
 }
 
-impl Part {
+impl RequestPart {
     /// Returns the token of a further part. Its bytes are added to `account` when it ends.
     pub(super) fn another(&self, bytes: u64, account: Option<&Arc<AtomicU64>>) -> Self {
         // Relaxed, because this part is not complete, so the count isn't 0.
@@ -73,7 +78,7 @@ impl Part {
     }
 }
 
-impl Drop for Part {
+impl Drop for RequestPart {
     fn drop(&mut self) {
         if let Some(account) = &self.account {
             // Relaxed, because the gate only counts with it.

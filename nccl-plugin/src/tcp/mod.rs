@@ -28,7 +28,7 @@ use crate::interfaces;
 use crate::log;
 use crate::settings::{Settings, ZeroCopy};
 use crate::socket::{accept, is_connected, listen, peer, random};
-use crate::verbs::RdmaPort;
+use crate::verbs::OneSidedPort;
 use receiver::TcpReceiver;
 use sender::TcpSender;
 
@@ -72,7 +72,7 @@ impl Backend for Tcp {
         &self.devices
     }
 
-    fn one_sided_at(&self, device: usize) -> Option<(SocketAddr, Option<RdmaPort>)> {
+    fn one_sided_at(&self, device: usize) -> Option<(SocketAddr, Option<OneSidedPort>)> {
         self.addresses.get(device).map(|address| (*address, None))
     }
 

@@ -52,7 +52,7 @@ use crate::log;
 use crate::settings::Settings;
 use nic::Nic;
 pub(crate) use nic::RegionKeys;
-pub use one_sided::RdmaPort;
+pub use one_sided::OneSidedPort;
 pub use options::VerbsOptions;
 
 /// Opens the RDMA devices of this host. Connections are negotiated over TCP at the interface that
@@ -122,8 +122,8 @@ impl Backend for Verbs {
         &self.devices
     }
 
-    fn one_sided_at(&self, device: usize) -> Option<(SocketAddr, Option<RdmaPort>)> {
-        let (port, at) = RdmaPort::of(self.nics.get(device)?, self.meet_at)?;
+    fn one_sided_at(&self, device: usize) -> Option<(SocketAddr, Option<OneSidedPort>)> {
+        let (port, at) = OneSidedPort::of(self.nics.get(device)?, self.meet_at)?;
         Some((at, Some(port)))
     }
 

@@ -23,7 +23,7 @@ use super::pinned::Pinned;
 use super::queue_pair::{OwnedQueuePair, PostCount, Work, WorkRequest, failure};
 use crate::backend::{Memory, POINTER_HOST};
 use crate::fault::{Fault, Result};
-use crate::rma::wire::{Far, Mesh, Operation, Part, Wire};
+use crate::rma::wire::{Far, Mesh, RequestPart, RmaOperation, Wire};
 
 /// Largest number of queue pairs to a rank.
 const LANES_MAX: usize = 4;
@@ -34,20 +34,20 @@ const LOOK_NS: u64 = 20_000_000;
 
 /// A device port on which groups are made.
 #[derive(Clone, Debug)]
-pub struct RdmaPort(pub(super) Arc<Nic>);
+pub struct OneSidedPort(pub(super) Arc<Nic>);
 
 /// A queue pair to a rank.
-struct Lane {
+struct RankQueuePair {
     qp: OwnedQueuePair,
     /// The parts of posted work requests. Only the last work request of a part has it.
-    in_flight: VecDeque<Option<Part>>,
-    waiting: VecDeque<(WorkRequest, Option<Part>)>,
+    in_flight: VecDeque<Option<RequestPart>>,
+    waiting: VecDeque<(WorkRequest, Option<RequestPart>)>,
 }
 
 /// What the threads of a context share. Fields are dropped in order: queue pairs first.
-struct Queues {
+struct ContextQueuePairs {
     /// The queue pairs, [`RdmaWire::lanes`] for each rank. `None` stands for a lost rank's.
-    lanes: Vec<Option<Lane>>,
+    lanes: Vec<Option<RankQueuePair>>,
     by_number: HashMap<u32, usize>,
     completions: Completions,
     /// Where the device writes what nobody reads.
@@ -62,11 +62,11 @@ pub(crate) struct RdmaWire {
     nic: Arc<Nic>,
     lanes: usize,
     room: usize,
-    queues: Mutex<Queues>,
+    queues: Mutex<ContextQueuePairs>,
     looked_ns: AtomicU64,
 }
 
-impl RdmaPort {
+impl OneSidedPort {
     /// Returns the device port and the address at which groups meet, if it can do all operations.
     pub(super) fn of(nic: &Arc<Nic>, meet_at: Option<SocketAddr>) -> Option<(Self, SocketAddr)> {
         let at = meet_at.unwrap_or_else(|| SocketAddr::new(nic.device().address, 0));
@@ -137,9 +137,10 @@ impl RdmaPort {
             return Err(Fault::Remote(format!("rank {rank} can't connect its queue pairs")));
         }
         let by_number = pairs.iter().enumerate().map(|(at, qp)| (qp.number(), at)).collect();
-        let lane = |qp| Some(Lane { qp, in_flight: VecDeque::new(), waiting: VecDeque::new() });
+        let lane =
+            |qp| Some(RankQueuePair { qp, in_flight: VecDeque::new(), waiting: VecDeque::new() });
         let all = pairs.into_iter().map(lane).collect();
-        let queues = Queues { lanes: all, by_number, completions, scratch, lost: 0 };
+        let queues = ContextQueuePairs { lanes: all, by_number, completions, scratch, lost: 0 };
         Ok(RdmaWire {
             mesh: Arc::clone(mesh),
             nic: Arc::clone(nic),
@@ -151,7 +152,7 @@ impl RdmaPort {
     }
 }
 
-impl Lane {
+impl RankQueuePair {
     /// Posts waiting work requests, as far as there is room.
     fn post(&mut self, room: usize) -> Result<()> {
         while !self.waiting.is_empty() && self.in_flight.len() < room {
@@ -176,7 +177,7 @@ impl Lane {
 
 impl RdmaWire {
     /// Fails everything for a rank.
-    fn lose(&self, queues: &mut Queues, rank: usize, fault: Fault) {
+    fn lose(&self, queues: &mut ContextQueuePairs, rank: usize, fault: Fault) {
         self.mesh.lose(rank, fault);
         // The queue pairs go before the parts, so the device is done with their memory.
         for lane in &mut queues.lanes[rank * self.lanes..][..self.lanes] {
@@ -185,7 +186,7 @@ impl RdmaWire {
     }
 
     /// Handles completions, and posts what waits.
-    fn move_on(&self, queues: &mut Queues) -> Result<()> {
+    fn move_on(&self, queues: &mut ContextQueuePairs) -> Result<()> {
         let mut found = [Completion::NONE; BATCH];
         loop {
             let count = queues.completions.poll(&mut found)?;
@@ -231,7 +232,7 @@ impl RdmaWire {
 }
 
 impl Wire for RdmaWire {
-    fn post(&self, domain: usize, rank: usize, operation: Operation, part: Part) {
+    fn post(&self, domain: usize, rank: usize, operation: RmaOperation, part: RequestPart) {
         let queues = &mut *self.queues.lock();
         let (local, lkey) = (queues.scratch.address(), queues.scratch.lkey);
         let Some(lane) = &mut queues.lanes[rank * self.lanes + domain % self.lanes] else {
@@ -243,13 +244,13 @@ impl Wire for RdmaWire {
             WorkRequest { id: 0, work, local, lkey, remote, rkey, bytes, signaled, readable }
         };
         let (work, transfer) = match operation {
-            Operation::Put(put) => (Work::Write, put),
-            Operation::Get(get) => (Work::Read, get),
-            Operation::Signal(far, value) => {
+            RmaOperation::Put(put) => (Work::Write, put),
+            RmaOperation::Get(get) => (Work::Read, get),
+            RmaOperation::Signal(far, value) => {
                 lane.waiting.push_back((request(Work::Add(value), &far, 8), Some(part)));
                 return self.moved(queues);
             }
-            Operation::Flush(far) => {
+            RmaOperation::Flush(far) => {
                 lane.waiting.push_back((request(Work::Read, &far, 1), Some(part)));
                 return self.moved(queues);
             }
@@ -295,13 +296,13 @@ impl Wire for RdmaWire {
 }
 
 impl RdmaWire {
-    fn moved(&self, queues: &mut Queues) {
+    fn moved(&self, queues: &mut ContextQueuePairs) {
         if let Err(fault) = self.move_on(queues) {
             self.lose_all(queues, &fault);
         }
     }
 
-    fn lose_all(&self, queues: &mut Queues, fault: &Fault) {
+    fn lose_all(&self, queues: &mut ContextQueuePairs, fault: &Fault) {
         for rank in 0..self.mesh.ranks() {
             self.lose(queues, rank, fault.clone());
         }
