@@ -45,7 +45,10 @@ static bool symbols(void) {
             seen[k] = true;
         }
     }
-    for (size_t k = 0; k < COUNT(seen); k++) CHECK(seen[k], "lacks %s", expected_symbols[k]);
+    /* A plugin may leave out the tables of one-sided operations. */
+    for (size_t k = 0; k < COUNT(seen); k++)
+        CHECK(seen[k] || strncmp(expected_symbols[k], "ncclRma", 7) == 0, "lacks %s",
+              expected_symbols[k]);
     munmap((void *)file, (size_t)stat.st_size);
     close(fd);
 
