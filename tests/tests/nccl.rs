@@ -225,7 +225,8 @@ fn the_nccl_plugin_learns_from_the_profiler_which_collective_each_send_belongs_t
 fn nccl_collectives_run_under_a_daemon_that_permits_their_bytes() {
     let folder = tempfile::tempdir().expect("a folder");
     let daemon = Daemon::start(folder.path(), "");
-    let cases = ["all_reduce_4", "all_to_all_4", "in_order", "forks", "sender_killed"];
+    let cases =
+        ["all_reduce_4", "all_to_all_4", "in_order", "forks", "sender_killed", "one_sided_16"];
     let mut command = check(&plugin(), &ENDS, &cases);
     command.env("LAXITY_SOCKET", daemon.socket());
     passes(command, 2 * cases.len());

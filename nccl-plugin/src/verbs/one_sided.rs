@@ -97,36 +97,30 @@ impl OneSidedPort {
         let count = mesh.ranks() * lanes;
         let most = nic.completions_max as usize / count;
         let room = most.min(nic.work_requests_max.min(WORK_REQUESTS) as usize).max(1);
-        let make = || {
-            let completions = Completions::new(nic, (count * room) as u32)?;
-            let scratch = Pinned::new(nic, 8, false)?;
-            let make = |_| OwnedQueuePair::one_sided(nic, &completions, room as u32);
-            let pairs = (0..count).map(make).collect::<Result<Vec<_>>>()?;
-            Ok((pairs, completions, scratch))
-        };
-        let describe = |qp: &OwnedQueuePair| ClassQueuePair {
+        let made = ContextQueuePairs::new(nic, count, room);
+        let describe = |lane: &RankQueuePair| ClassQueuePair {
             dscp,
             service_level,
-            number: qp.number(),
+            number: lane.qp.number(),
             first_packet: first_packet(),
         };
         // A rank that fails contributes what nobody can use, so no rank waits for it.
-        let made: Result<_> = make();
+        let pairs = made.as_ref().map_or(&[][..], |queues| &queues.lanes);
+        let ours = end(nic, 0, 0, pairs.iter().flatten().map(describe));
         let mut data = Vec::new();
-        let pairs = made.as_ref().map_or(&[][..], |(pairs, ..)| pairs);
-        let ours = end(nic, 0, 0, pairs.iter().map(describe));
         ours.encode(&mut data);
         let all = mesh.exchange(&data);
-        let (pairs, completions, scratch) = made?;
+        let queues = made?;
         let connected = all.and_then(|all| {
             let mut ranks = all.iter().enumerate();
             ranks.try_for_each(|(rank, theirs)| {
                 let theirs = End::decode(theirs, count)
                     .map_err(|why| Fault::Remote(format!("rank {rank}'s queue pairs: {why}")))?;
                 nic.check_link(&theirs)?;
-                let mut lanes = (0..lanes).map(|at| (rank * lanes + at, mesh.rank * lanes + at));
-                lanes.try_for_each(|(own, other)| {
-                    pairs[own].connect(&ours.lanes[own], &theirs.lanes[other], &theirs)
+                let own = &queues.lanes[rank * lanes..][..lanes];
+                own.iter().flatten().enumerate().try_for_each(|(at, lane)| {
+                    let (own, other) = (rank * lanes + at, mesh.rank * lanes + at);
+                    lane.qp.connect(&ours.lanes[own], &theirs.lanes[other], &theirs)
                 })
             })
         });
@@ -136,11 +130,6 @@ impl OneSidedPort {
         if let Some(rank) = all?.iter().position(|refused| refused != &[0]) {
             return Err(Fault::Remote(format!("rank {rank} can't connect its queue pairs")));
         }
-        let by_number = pairs.iter().enumerate().map(|(at, qp)| (qp.number(), at)).collect();
-        let lane =
-            |qp| Some(RankQueuePair { qp, in_flight: VecDeque::new(), waiting: VecDeque::new() });
-        let all = pairs.into_iter().map(lane).collect();
-        let queues = ContextQueuePairs { lanes: all, by_number, completions, scratch, lost: 0 };
         Ok(RdmaWire {
             mesh: Arc::clone(mesh),
             nic: Arc::clone(nic),
@@ -149,6 +138,23 @@ impl OneSidedPort {
             queues: Mutex::new(queues),
             looked_ns: AtomicU64::new(0),
         })
+    }
+}
+
+impl ContextQueuePairs {
+    /// Creates `count` queue pairs with room for `room` work requests each.
+    fn new(nic: &Arc<Nic>, count: usize, room: usize) -> Result<Self> {
+        let completions = Completions::new(nic, (count * room) as u32)?;
+        let scratch = Pinned::new(nic, 8, false)?;
+        let lane = |_| {
+            let qp = OwnedQueuePair::one_sided(nic, &completions, room as u32)?;
+            Ok(Some(RankQueuePair { qp, in_flight: VecDeque::new(), waiting: VecDeque::new() }))
+        };
+        let lanes: Vec<Option<RankQueuePair>> = (0..count).map(lane).collect::<Result<_>>()?;
+        let number =
+            |(at, lane): (usize, &Option<RankQueuePair>)| Some((lane.as_ref()?.qp.number(), at));
+        let by_number = lanes.iter().enumerate().filter_map(number).collect();
+        Ok(Self { lanes, by_number, completions, scratch, lost: 0 })
     }
 }
 
