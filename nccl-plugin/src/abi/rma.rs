@@ -343,7 +343,7 @@ pub(super) unsafe fn get(
     unsafe { returning("iget", request, taken) }
 }
 
-/// Implements `iflush`. A null request is done: a CPU sees the data of a get that is done.
+/// Implements `iflush`. NCCL passes the signals' region.
 ///
 /// # Safety
 /// `request` is null or can be written.

@@ -13,7 +13,6 @@ use super::group::RmaGroup;
 use super::region::{Far, RmaRegion};
 use super::registry::NumberedObjects;
 use super::request::{RmaRequest, RmaRequestState};
-use crate::backend::POINTER_HOST;
 use crate::fault::{Fault, Result};
 
 /// Largest number of ordering domains. NCCL asks for up to a few hundred.
@@ -154,22 +153,22 @@ impl RmaContext {
         Ok(REQUESTS.add(request))
     }
 
-    /// Makes data of gets that are done visible in this rank's part of a region. Returns the
-    /// request, or a null pointer if they are visible already.
+    /// Makes data of gets that are done visible at this rank. `region` is any region of the memory
+    /// that the gets wrote to. Returns the request, since some releases of NCCL test a null one.
     ///
     /// # Errors
-    /// There is no such domain.
+    /// There is no such context.
     pub fn flush(&self, context: i32, region: &Arc<RmaRegion>) -> Result<*mut c_void> {
-        let domain = usize::try_from(context).ok().filter(|domain| *domain < self.contexts);
-        let domain = domain.ok_or_else(|| Fault::Argument(format!("context {context}")))?;
-        let is_seen = !self.wire.flushes() || region.memory.kind == POINTER_HOST;
-        if is_seen || region.memory.bytes == 0 {
-            return Ok(core::ptr::null_mut());
-        }
+        let found = usize::try_from(context).ok().filter(|context| *context < self.contexts);
+        let context = found.ok_or_else(|| Fault::Argument(format!("context {context}")))?;
         let rank = self.group.rank();
         let (request, part) = RmaRequest::new(Weak::clone(&self.this), rank, true);
-        let far = Far { region: Arc::clone(region), offset: 0 };
-        self.wire.post(domain, rank, RmaOperation::Flush(far), part);
+        if self.wire.flushes() && region.memory.bytes > 0 {
+            let far = Far { region: Arc::clone(region), offset: 0 };
+            self.wire.post(context, rank, RmaOperation::Flush(far), part);
+        } else {
+            part.succeed();
+        }
         Ok(REQUESTS.add(request))
     }
 
