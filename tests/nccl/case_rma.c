@@ -3,6 +3,7 @@
 #include "wire.h"
 
 #include <dlfcn.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -44,6 +45,7 @@ typedef int get_15(void *, int, uint64_t, void *, size_t, uint64_t, void *, uint
                    void **);
 
 static int version;
+static bool dies; /* rank 1 does */
 static struct table table;
 static uint64_t out[WORDS], in[RANKS][WORDS], back[WORDS];
 static _Atomic uint64_t signals[2];
@@ -132,6 +134,29 @@ static bool talk(void *comm, void *context, int rank, int ranks) {
     return true;
 }
 
+/* Puts to rank 1, which dies: the requests fail, and the context has an error. */
+static bool outlive(void *comm, void *context, int rank, int ranks) {
+    void *from, *to, *counts, *request;
+    OK(table.reg(comm, out, sizeof out, HOST, 0, &from));
+    OK(table.reg(comm, in, sizeof in, HOST, 0, &to));
+    OK(table.reg(comm, (void *)signals, sizeof signals, HOST, 1, &counts));
+    DO(meet("rma_dies", rank, ranks));
+    if (rank == 1) raise(SIGKILL);
+    const uint64_t end = now_ns() + 6 * patience_ns();
+    for (int code = 0; !code;) {
+        DO(put(context, 0, from, sizeof out, to, 1, rank, 0, counts, &request));
+        for (int done = 0; !done && !code; rest()) {
+            code = table.test(comm, request, &done);
+            CHECK(!code || code == 6, "test: result %d", code);
+            CHECK(now_ns() < end, "no error of a rank that died");
+        }
+    }
+    bool failed = false;
+    OK(table.last_error(context, &failed));
+    CHECK(failed, "no error of the context");
+    return true;
+}
+
 static bool part(int rank, int ranks) {
     uint8_t handles[RANKS][HANDLE];
     void *pointers[RANKS], *ctx, *listener, *comm, *context;
@@ -149,11 +174,15 @@ static bool part(int rank, int ranks) {
     OK(table.close_listen(listener));
     struct config config = {.contexts = CONTEXTS, .traffic_class = -1, .rank_stride = 1};
     OK(table.create_context(comm, &config, &context));
-    DO(talk(comm, context, rank, ranks));
-    DO(meet("rma_over", rank, ranks));
-    bool failed = true;
-    OK(table.last_error(context, &failed));
-    CHECK(!failed, "an error of a rank");
+    if (dies) {
+        DO(outlive(comm, context, rank, ranks));
+    } else {
+        DO(talk(comm, context, rank, ranks));
+        DO(meet("rma_over", rank, ranks));
+        bool failed = true;
+        OK(table.last_error(context, &failed));
+        CHECK(!failed, "an error of a rank");
+    }
     OK(table.destroy_context(context));
     OK(table.close(comm));
     OK(table.finalize(ctx));
@@ -166,15 +195,20 @@ static bool one_sided(int of) {
     CHECK(library, "%s", dlerror());
     if (!dlsym(library, "ncclRmaPlugin_v14")) return skip("no one-sided operations");
     setenv("LAXITY_RMA", "1", 1);
-    return ranks_run(RANKS, part, 0);
+    return ranks_run(RANKS, part, dies ? 1 << 1 : 0);
 }
 
 static bool one_sided_14(void) { return one_sided(14); }
 static bool one_sided_15(void) { return one_sided(15); }
 static bool one_sided_16(void) { return one_sided(16); }
+static bool one_sided_killed(void) {
+    dies = true;
+    return one_sided(16);
+}
 
 const struct check rma_checks[] = {
     {"one_sided_14", one_sided_14, 60, 0, RANKS_2, "puts, signals and gets, ncclRmaPlugin_v14"},
     {"one_sided_15", one_sided_15, 60, 0, RANKS_2, "puts, signals and gets, ncclRmaPlugin_v15"},
     {"one_sided_16", one_sided_16, 60, 0, RANKS_2, "puts, signals and gets, ncclRmaPlugin_v16"},
+    {"one_sided_killed", one_sided_killed, 60, 0, RANKS_2, "puts to a rank that is killed"},
     {0}};

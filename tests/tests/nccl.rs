@@ -165,7 +165,8 @@ fn a_gigabyte_is_one_nccl_message() {
 
 #[test]
 fn nccls_one_sided_operations_work_between_processes_in_every_version() {
-    passes(check(&plugin(), &[NEWEST], &["one_sided_14", "one_sided_15", "one_sided_16"]), 3);
+    let cases = ["one_sided_14", "one_sided_15", "one_sided_16", "one_sided_killed"];
+    passes(check(&plugin(), &[NEWEST], &cases), 4);
 }
 
 #[test]

@@ -65,7 +65,7 @@ const GROUPS: [Group; 6] = [
     Group {
         name: "nccl_one_sided",
         versions: &["12"],
-        cases: "one_sided_14 one_sided_15 one_sided_16",
+        cases: "one_sided_14 one_sided_15 one_sided_16 one_sided_killed",
         scheduled: false,
     },
     Group {
