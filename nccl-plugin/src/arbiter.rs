@@ -47,6 +47,10 @@ pub trait Arbiter: Send + Sync {
     fn overrides_pins(&self, _stage: Stage) -> bool {
         false
     }
+    /// Reports whether there is a daemon, whatever its mode.
+    fn is_attached(&self) -> bool {
+        true
+    }
     /// Returns a number that changes when the results of `nic` and `classes` may have changed.
     fn generation(&self) -> u64;
     /// Returns the client library's statistics. An arbiter without statistics returns zeros.
@@ -175,6 +179,10 @@ impl Arbiter for DaemonArbiter {
     fn overrides_pins(&self, stage: Stage) -> bool {
         let verdict = self.client.class_of(stage, 0, true);
         matches!(verdict, Some(Verdict::Change(_)))
+    }
+
+    fn is_attached(&self) -> bool {
+        self.client.is_attached()
     }
 
     fn generation(&self) -> u64 {

@@ -16,12 +16,13 @@
 
 use std::any::Any;
 use std::ffi::CString;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use smallvec::SmallVec;
 
 use crate::fault::Result;
 use crate::handle::Handle;
+use crate::verbs::OneSidedPort;
 
 /// Memory of the host, `NCCL_PTR_HOST`.
 pub const POINTER_HOST: i32 = 1;
@@ -143,6 +144,12 @@ pub trait Backend: Send + Sync {
 
     /// Returns the usable NICs in the order of their numbers. There is at least one.
     fn devices(&self) -> &[Device];
+
+    /// Returns the address at which groups of ranks meet for one-sided operations of a NIC, and the
+    /// device port if they use RDMA. Returns `None` if the NIC has no such operations.
+    fn one_sided_at(&self, _device: usize) -> Option<(SocketAddr, Option<OneSidedPort>)> {
+        None
+    }
 
     /// Listens for connections. Returns the listener and the handle by which senders find it.
     ///

@@ -75,6 +75,12 @@ impl Context {
         Self { communicator, traffic_class, attribute: AtomicU32::new(0), names }
     }
 
+    /// Returns the communicator's context with another traffic class.
+    #[must_use]
+    pub fn with_class(&self, traffic_class: i32) -> Self {
+        Self::new(self.communicator, traffic_class, Arc::clone(&self.names))
+    }
+
     /// Returns the class that the application chose for the communicator, as a DSCP.
     #[must_use]
     pub fn pinned_dscp(&self) -> Option<u8> {

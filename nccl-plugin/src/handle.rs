@@ -58,6 +58,24 @@ pub(crate) fn word<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
     found.copied().unwrap_or([0; N])
 }
 
+/// Checks the magic number and the version with which a hello begins.
+///
+/// # Errors
+/// A text that says what is wrong with it.
+pub(crate) fn check_hello(bytes: &[u8], magic: [u8; 8]) -> Result<(), String> {
+    if word(bytes, 0) != magic {
+        return Err(String::from("what connected does not speak Laxity's protocol"));
+    }
+    let version = u16::from_le_bytes(word(bytes, 8));
+    if version != VERSION {
+        return Err(format!(
+            "the peer's plugin speaks version {version}, this one version {VERSION}: install the \
+             same release on all nodes"
+        ));
+    }
+    Ok(())
+}
+
 impl Handle {
     /// Returns the bytes that NCCL carries to the sender.
     pub fn encode(&self) -> [u8; HANDLE_BYTES] {

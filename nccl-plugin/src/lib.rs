@@ -8,6 +8,8 @@
 //!                                   arbiter.rs: a flow; may it go, in which class?
 //!                                               ▼
 //!                                   backend.rs: tcp/ or verbs/
+//!
+//! NCCL ── ncclRmaPlugin_v14 … v16 ──▶ rma/   one-sided operations of a group of ranks
 //! ```
 //!
 //! A message that has no permit yet is not taken: `isend` returns a null request, and NCCL asks
@@ -27,6 +29,7 @@ mod log;
 pub mod origin;
 pub mod plugin;
 pub mod report;
+pub mod rma;
 pub mod settings;
 mod socket;
 pub mod tcp;

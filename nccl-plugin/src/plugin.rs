@@ -27,6 +27,7 @@ use crate::handle::{self, Carrier, HANDLE_BYTES, Handle};
 use crate::log;
 use crate::origin::ProfilerEvents;
 use crate::report::Report;
+use crate::rma::{Around, RmaListener};
 use crate::settings::{Network, Settings};
 use crate::tcp::Tcp;
 
@@ -324,6 +325,49 @@ impl Plugin {
             let side = ReceiveSide::new(receiver, Arc::clone(&self.report));
             Comm::new(CommSide::Receive(Box::new(Mutex::new(side))))
         }))
+    }
+
+    /// Returns the number of NICs for one-sided operations: all or none, since NCCL numbers them.
+    pub fn one_sided_devices(&self) -> usize {
+        let mut all = 0..self.devices().len();
+        if all.all(|at| self.backend.one_sided_at(at).is_some()) { self.devices().len() } else { 0 }
+    }
+
+    /// Listens for the ranks of a group, at a NIC.
+    ///
+    /// # Errors
+    /// The operating system refused.
+    pub fn listen_one_sided(&self, context: &Context, device: i32) -> Result<RmaListener> {
+        self.device(device)?;
+        let at = self.backend.one_sided_at(device as usize);
+        let Some(at) = at.filter(|_| settings().one_sided) else {
+            let text = "LAXITY_RMA is off, or the device has no atomic operations";
+            return Err(Fault::Usage(text.to_owned()));
+        };
+        RmaListener::over(device as usize, at, self.classes(context)[0])
+    }
+
+    /// Returns the parts of the process that one-sided operations at a NIC use.
+    ///
+    /// # Errors
+    /// There is no such NIC.
+    pub fn around_one_sided(
+        &self,
+        context: &Context,
+        traffic_class: i32,
+        device: usize,
+    ) -> Result<Around> {
+        let context = context.with_class(traffic_class);
+        let nic = self.device(device as i32)?.name.to_string_lossy().into_owned();
+        Ok(Around {
+            arbiter: Arc::clone(&self.arbiter),
+            report: Arc::clone(&self.report),
+            wait_max: settings().wait_max,
+            nic,
+            stage: context.stage(),
+            dscp: self.classes(&context)[0],
+            service_level: self.arbiter.service_level(context.stage()),
+        })
     }
 
     /// Makes the sweeper drive connections for which [`SendSide::lingers`] holds.

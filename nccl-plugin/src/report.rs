@@ -29,6 +29,18 @@ pub struct Report {
     received: Count,
     overdue: Count,
     origins_known: Count,
+    pub one_sided: OneSidedCounts,
+}
+
+/// Counters of one-sided operations.
+#[derive(Debug, Default)]
+pub struct OneSidedCounts {
+    pub operations: Count,
+    pub bytes: Count,
+    /// Operations that waited for a permit.
+    pub held: Count,
+    /// Operations that waited longer than is allowed, and went unscheduled.
+    pub overdue: Count,
 }
 
 /// The attributes of one message that was begun.
@@ -78,7 +90,8 @@ impl Report {
 
     /// Reports whether nothing was counted.
     pub fn is_empty(&self) -> bool {
-        self.rows.lock().is_empty() && self.received.get() == 0
+        let is_two_sided = self.received.get() > 0 || !self.rows.lock().is_empty();
+        !is_two_sided && self.one_sided.operations.get() == 0
     }
 
     /// Returns the report's line. `network` is the backend's name, `stats` the client's count.
@@ -89,6 +102,10 @@ impl Report {
             ("received_bytes", self.received.get()),
             ("overdue_rest_bytes", self.overdue.get()),
             ("origins_known", self.origins_known.get()),
+            ("rma_operations", self.one_sided.operations.get()),
+            ("rma_bytes", self.one_sided.bytes.get()),
+            ("rma_held", self.one_sided.held.get()),
+            ("rma_overdue", self.one_sided.overdue.get()),
         ]);
         line.counts(stats.reported());
         let mut sends = String::from("[");

@@ -78,6 +78,8 @@ pub struct Settings {
     /// `LAXITY_NCCL_EVENTS`: whether to ask NCCL's profiler interface which collective each send
     /// belongs to.
     pub events: bool,
+    /// `LAXITY_RMA`: whether NCCL's one-sided operations use this plugin.
+    pub one_sided: bool,
 }
 
 impl Default for Settings {
@@ -94,6 +96,7 @@ impl Default for Settings {
             verbs_disabled: false,
             rdma: VerbsOptions::default(),
             events: true,
+            one_sided: false,
         }
     }
 }
@@ -139,6 +142,7 @@ impl Settings {
         let modes = [("auto", ZeroCopy::Auto), ("off", ZeroCopy::Off), ("0", ZeroCopy::Off)];
         let networks = [("auto", Network::Auto), ("tcp", Network::Tcp), ("verbs", Network::Verbs)];
         let switch = [("on", true), ("1", true), ("off", false), ("0", false)];
+        let off_or_on = [("off", false), ("0", false), ("on", true), ("1", true)];
         Self {
             network: from.choice("LAXITY_NET", &networks),
             sockets: sockets.map_or(otherwise.sockets, |sockets| {
@@ -159,6 +163,7 @@ impl Settings {
             verbs_disabled: disable.is_some_and(|value| value != 0),
             rdma: VerbsOptions::from(|name| from.text(name)),
             events: from.choice("LAXITY_NCCL_EVENTS", &switch),
+            one_sided: from.choice("LAXITY_RMA", &off_or_on),
         }
     }
 }
@@ -185,14 +190,15 @@ mod tests {
     fn what_cannot_be_used_is_said_and_the_default_holds() {
         let names = [
             "NCCL_SOCKET_NTHREADS", "LAXITY_NSOCKS", "LAXITY_NCCL_WAIT_MS", "LAXITY_NET",
-            "LAXITY_ZEROCOPY", "LAXITY_NCCL_STAGES", "LAXITY_NCCL_EVENTS",
+            "LAXITY_ZEROCOPY", "LAXITY_NCCL_STAGES", "LAXITY_NCCL_EVENTS", "LAXITY_RMA",
         ];
         let (settings, problems) = said_of(&names.map(|name| (name, "what")));
         assert_eq!(problems.len(), names.len(), "{problems:?}");
         for (problem, name) in problems.iter().zip(names) {
             assert!(problem.starts_with(&format!("{name} is `what`: ")), "{problem}");
         }
-        assert!(settings.events && settings.network == Network::Auto);
+        assert!(settings.events && !settings.one_sided && settings.network == Network::Auto);
+        assert!(of(&[("LAXITY_RMA", "1")]).one_sided);
     }
 
     #[test]

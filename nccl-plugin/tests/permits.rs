@@ -5,14 +5,17 @@
 //! flow's permit, a window full of such flows would stay full, and the ring below would stop.
 //! Therefore no flow may be overdue.
 
-use std::collections::{HashMap, VecDeque};
+mod difficult;
+
+use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use laxity_client::{Flow, Permit, Stage};
-use nccl_net_laxity::arbiter::{Arbiter, SubmittedFlow};
-use nccl_net_laxity::backend::{Backend as _, Buffer, TrafficClasses};
+use difficult::{Difficult, Temper, any_temper};
+use laxity_client::Stage;
+use nccl_net_laxity::arbiter::Arbiter;
+use nccl_net_laxity::backend::{Backend as _, Buffer};
 use nccl_net_laxity::comm::{
     Comm, CommSide, ReceiveSide, SendRequest, SendSide, Surroundings, TestOutcome,
 };
@@ -20,152 +23,8 @@ use nccl_net_laxity::context::{Context, TRAFFIC_CLASS_UNSET};
 use nccl_net_laxity::report::Report;
 use nccl_net_laxity::settings::Settings;
 use nccl_net_laxity::tcp::Tcp;
-use parking_lot::Mutex;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestCaseResult};
-
-/// The order in which an arbiter permits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Temper {
-    /// The newest flow comes first.
-    Newest,
-    /// The largest flow comes first.
-    Largest,
-    /// A hash of the flow's id and this seed decides.
-    Random(u64),
-    /// No flow gets a permit.
-    Never,
-    /// Each flow gets one chunk and nothing more.
-    Begins,
-}
-
-#[derive(Debug)]
-struct Submitted {
-    bytes: u64,
-    permitted: u64,
-    complete: u64,
-    rank: u64,
-}
-
-#[derive(Debug)]
-struct Difficult {
-    temper: Temper,
-    window: u64,
-    chunk: u64,
-    next: AtomicU64,
-    flows: Mutex<HashMap<u64, Submitted>>,
-    /// Permitted bytes that have not been collected, by flow.
-    permitted: Mutex<HashMap<u64, u64>>,
-    most_in_flight: AtomicU64,
-    completed: AtomicU64,
-}
-
-impl Difficult {
-    fn new(temper: Temper, window: u64, chunk: u64) -> Self {
-        Self {
-            temper,
-            window,
-            chunk,
-            next: AtomicU64::new(1),
-            flows: Mutex::default(),
-            permitted: Mutex::default(),
-            most_in_flight: AtomicU64::new(0),
-            completed: AtomicU64::new(0),
-        }
-    }
-
-    /// Permits what the window has room for, strictly in order. A chunk that doesn't fit delays all
-    /// flows after it.
-    fn decide(&self) {
-        if self.temper == Temper::Never {
-            return;
-        }
-        let mut flows = self.flows.lock();
-        let open = flows.values().map(|flow| flow.permitted - flow.complete);
-        let mut in_flight: u64 = open.sum();
-        let mut waiting: Vec<u64> = flows
-            .iter()
-            .filter(|(_, flow)| flow.permitted < flow.bytes)
-            .map(|(id, _)| *id)
-            .collect();
-        waiting.sort_by_key(|id| (flows[id].rank, *id));
-        for id in waiting {
-            let flow = flows.get_mut(&id).expect("listed");
-            if self.temper == Temper::Begins && flow.permitted > 0 {
-                continue;
-            }
-            let chunk = self.chunk.min(flow.bytes - flow.permitted);
-            if in_flight > 0 && in_flight + chunk > self.window {
-                break;
-            }
-            in_flight += chunk;
-            flow.permitted += chunk;
-            *self.permitted.lock().entry(id).or_default() += chunk;
-        }
-        self.most_in_flight.fetch_max(in_flight, Ordering::Relaxed);
-    }
-}
-
-impl Arbiter for Difficult {
-    fn submit(&self, flow: &Flow) -> SubmittedFlow {
-        let id = self.next.fetch_add(1, Ordering::Relaxed);
-        let rank = match self.temper {
-            Temper::Newest => u64::MAX - id,
-            Temper::Largest => u64::MAX - flow.bytes,
-            Temper::Random(seed) => (id ^ seed).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 20,
-            Temper::Never | Temper::Begins => 0,
-        };
-        let submitted = Submitted { bytes: flow.bytes, permitted: 0, complete: 0, rank };
-        self.flows.lock().insert(id, submitted);
-        let mut pass = SubmittedFlow::default();
-        pass.id = id;
-        pass
-    }
-
-    fn poll(&self, pass: &mut SubmittedFlow) -> Option<Permit> {
-        self.decide();
-        let bytes = self.permitted.lock().remove(&pass.id)?;
-        let flows = self.flows.lock();
-        let flow = flows.get(&pass.id).expect("submitted");
-        Some(Permit {
-            bytes,
-            level: 2,
-            dscp: 34,
-            last: flow.permitted == flow.bytes,
-            bypassed: false,
-        })
-    }
-
-    fn complete(&self, pass: &SubmittedFlow, bytes: u64) {
-        let mut flows = self.flows.lock();
-        let Some(flow) = flows.get_mut(&pass.id) else {
-            return;
-        };
-        flow.complete += bytes;
-        assert!(flow.complete <= flow.permitted, "more than was permitted");
-        self.completed.fetch_add(bytes, Ordering::Relaxed);
-        if flow.complete == flow.bytes {
-            flows.remove(&pass.id);
-        }
-    }
-
-    fn cancel(&self, pass: SubmittedFlow) {
-        self.flows.lock().remove(&pass.id);
-        self.permitted.lock().remove(&pass.id);
-    }
-
-    fn nic(&self, _name: &str) -> u8 {
-        0
-    }
-
-    fn classes(&self, _stage: Stage) -> TrafficClasses {
-        TrafficClasses::from_slice(&[34, 10, 0])
-    }
-
-    fn generation(&self) -> u64 {
-        1
-    }
-}
 
 /// Ranks in a ring, all in this process. Connection `r` goes from rank `r` to rank `r + 1`.
 struct Ring {
@@ -301,10 +160,6 @@ fn close(ring: &Ring) {
     for comm in &ring.into {
         comm.receive_side().expect("its end").lock().close();
     }
-}
-
-fn any_temper() -> impl Strategy<Value = Temper> {
-    prop_oneof![Just(Temper::Newest), Just(Temper::Largest), any::<u64>().prop_map(Temper::Random),]
 }
 
 fn any_size() -> impl Strategy<Value = usize> {

@@ -5,26 +5,15 @@
 mod daemon;
 #[path = "../../shim/job/tests/preloaded/mod.rs"]
 mod preloaded;
+mod standin;
 
 use std::path::Path;
 use std::process::Command;
 
 use daemon::TestDaemon;
 use laxity_shm::marking::{Marking, Treatments};
-use laxity_tests::{Need, skip};
 use preloaded::{library, output, text};
-
-/// Builds the stand-in and its program. Returns false if this machine has no header of libibverbs.
-fn built(folder: &Path) -> bool {
-    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/standin/build.sh");
-    let status = Command::new("sh").arg(script).current_dir(folder).status().expect("sh runs");
-    if status.code() == Some(77) {
-        skip(Need::Machine, "no infiniband/verbs.h, which is in libibverbs-dev");
-        return false;
-    }
-    assert!(status.success(), "the stand-in can be built");
-    true
-}
+use standin::built;
 
 /// Returns the service levels of both ends by InfiniBand, and by Ethernet.
 fn told(folder: &Path, daemon: &TestDaemon, own: &[(&str, &str)]) -> Vec<String> {

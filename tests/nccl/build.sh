@@ -25,7 +25,7 @@ build() { # build PROGRAM SOURCE...
 }
 
 build nccl_check check.c frame.c driver.c wire.c case_load.c case_connect.c case_transfer.c \
-    case_abort.c case_thread.c case_collective.c case_profiler.c
+    case_abort.c case_thread.c case_collective.c case_profiler.c case_rma.c
 build nccl_perf perf.c frame.c driver.c wire.c
 build nccl_rounds rounds.c frame.c driver.c wire.c
 for extra in "" -DEXTRA_SYMBOL; do

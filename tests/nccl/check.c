@@ -11,7 +11,7 @@
 
 static const struct check *const groups[] = {load_checks,   connect_checks,    transfer_checks,
                                              abort_checks,  thread_checks,     collective_checks,
-                                             profiler_checks};
+                                             profiler_checks, rma_checks};
 
 static int usage(const char *name, int status) {
     fprintf(status ? stderr : stdout,

@@ -91,6 +91,6 @@ struct check {
 bool case_run(const struct check *check, bool *skipped);
 
 extern const struct check load_checks[], connect_checks[], transfer_checks[], abort_checks[],
-    thread_checks[], collective_checks[], profiler_checks[];
+    thread_checks[], collective_checks[], profiler_checks[], rma_checks[];
 
 #endif

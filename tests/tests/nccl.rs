@@ -16,10 +16,11 @@ use crate::process::{Daemon, Said, binary, eventually, words};
 
 const SOURCES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/nccl");
 
-const SYMBOLS: [&str; 10] = [
+const SYMBOLS: [&str; 13] = [
     "ncclNetPlugin_v10", "ncclNetPlugin_v11", "ncclNetPlugin_v12", "ncclNetPlugin_v7",
     "ncclNetPlugin_v8", "ncclNetPlugin_v9", "ncclProfiler_v3", "ncclProfiler_v4",
-    "ncclProfiler_v5", "ncclProfiler_v6",
+    "ncclProfiler_v5", "ncclProfiler_v6", "ncclRmaPlugin_v14", "ncclRmaPlugin_v15",
+    "ncclRmaPlugin_v16",
 ];
 
 /// Builds the harness once for all tests and processes, and returns its folder.
@@ -163,6 +164,12 @@ fn a_gigabyte_is_one_nccl_message() {
 }
 
 #[test]
+fn nccls_one_sided_operations_work_between_processes_in_every_version() {
+    let cases = ["one_sided_14", "one_sided_15", "one_sided_16", "one_sided_killed"];
+    passes(check(&plugin(), &[NEWEST], &cases), 4);
+}
+
+#[test]
 fn nccl_comms_close_with_requests_in_flight_and_dead_peers_are_errors_of_test() {
     every_version(&["close_in_flight", "memory_after_close", "closed_by_sender"]);
     every_version(&["closed_by_receiver", "sender_killed", "receiver_killed"]);
@@ -219,7 +226,8 @@ fn the_nccl_plugin_learns_from_the_profiler_which_collective_each_send_belongs_t
 fn nccl_collectives_run_under_a_daemon_that_permits_their_bytes() {
     let folder = tempfile::tempdir().expect("a folder");
     let daemon = Daemon::start(folder.path(), "");
-    let cases = ["all_reduce_4", "all_to_all_4", "in_order", "forks", "sender_killed"];
+    let cases =
+        ["all_reduce_4", "all_to_all_4", "in_order", "forks", "sender_killed", "one_sided_16"];
     let mut command = check(&plugin(), &ENDS, &cases);
     command.env("LAXITY_SOCKET", daemon.socket());
     passes(command, 2 * cases.len());

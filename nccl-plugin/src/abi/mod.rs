@@ -13,12 +13,16 @@
 //! | v11 | 2.28, 2.29 | a context per communicator, `setNetAttr`, `finalize` |
 //! | v12 | 2.30–2.32 | eight devices per virtual one, rails |
 //!
+//! [`rma_table`] has the tables of one-sided operations, and [`profiler`] those of the profiler.
+//!
 //! No panic crosses into C: each function catches it and returns an internal error. The code trusts
 //! NCCL to keep its own rules: a pointer is null or valid, and arrays have the stated length. Input
 //! from a peer is not trusted.
 
 mod connections;
 pub mod profiler;
+mod rma;
+pub mod rma_table;
 pub mod table;
 mod transfers;
 pub mod v10;

@@ -12,6 +12,10 @@ use crate::origin::Callback;
 const DEVICE_HOST: c_int = 0;
 /// The version of a device without GPU offload, `NCCL_NET_DEVICE_INVALID_VERSION`.
 const DEVICE_VERSION: c_int = 0;
+/// The device type whose operations a GPU starts by way of a thread, `NCCL_NET_DEVICE_GIN_PROXY`.
+const DEVICE_PROXY: c_int = 2;
+/// The version of such a device, `NCCL_GIN_PROXY_VERSION`.
+const DEVICE_PROXY_VERSION: c_int = 100;
 
 /// A slot that this plugin leaves empty.
 pub type Empty = Option<unsafe extern "C" fn()>;
@@ -259,8 +263,8 @@ pub struct Properties<V: Version> {
     port: c_int,
     pub(super) latency_us: f32,
     max_comms: c_int,
-    max_recvs: c_int,
-    net_device_type: c_int,
+    pub(super) max_recvs: c_int,
+    pub(super) net_device_type: c_int,
     net_device_version: c_int,
     pub(super) rest: V::ExtraFields,
 }
@@ -284,6 +288,18 @@ impl<V: Version> Properties<V> {
             net_device_type: DEVICE_HOST,
             net_device_version: DEVICE_VERSION,
             rest: V::ExtraFields::of(device, number),
+        }
+    }
+}
+
+impl<V: Version> Properties<V> {
+    /// Returns a device's properties for one-sided operations.
+    pub(super) fn one_sided(device: &Device, number: c_int) -> Self {
+        Self {
+            max_recvs: crate::rma::RECEIVES_MAX,
+            net_device_type: DEVICE_PROXY,
+            net_device_version: DEVICE_PROXY_VERSION,
+            ..Self::new(device, number)
         }
     }
 }

@@ -14,7 +14,7 @@
 //! | 24–31 | offset of the part in the message |
 //! | 32–39 | bytes of the part, which follow |
 
-use crate::handle::{VERSION, word};
+use crate::handle::{VERSION, check_hello, word};
 
 pub const HEAD_BYTES: usize = 40;
 pub const HELLO_BYTES: usize = 48;
@@ -75,16 +75,7 @@ impl StreamHello {
     /// # Errors
     /// A text that says what is wrong with it.
     pub fn decode(bytes: &[u8; HELLO_BYTES]) -> Result<Self, String> {
-        if word::<8>(bytes, 0) != HELLO_MAGIC {
-            return Err(String::from("what connected does not speak Laxity's protocol"));
-        }
-        let version = u16::from_le_bytes(word(bytes, 8));
-        if version != VERSION {
-            return Err(format!(
-                "the peer's plugin speaks version {version}, this one version {VERSION}: install \
-                 the same release on all nodes"
-            ));
-        }
+        check_hello(bytes, HELLO_MAGIC)?;
         let hello = Self {
             index: u16::from_le_bytes(word(bytes, 10)),
             streams: u16::from_le_bytes(word(bytes, 12)),

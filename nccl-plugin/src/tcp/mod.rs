@@ -12,7 +12,7 @@ mod inlet;
 mod outlet;
 mod receiver;
 mod sender;
-mod socket;
+pub(crate) mod socket;
 
 use std::collections::HashMap;
 use std::io::{self, Read as _, Write as _};
@@ -28,6 +28,7 @@ use crate::interfaces;
 use crate::log;
 use crate::settings::{Settings, ZeroCopy};
 use crate::socket::{accept, is_connected, listen, peer, random};
+use crate::verbs::OneSidedPort;
 use receiver::TcpReceiver;
 use sender::TcpSender;
 
@@ -69,6 +70,10 @@ impl Backend for Tcp {
 
     fn devices(&self) -> &[Device] {
         &self.devices
+    }
+
+    fn one_sided_at(&self, device: usize) -> Option<(SocketAddr, Option<OneSidedPort>)> {
+        self.addresses.get(device).map(|address| (*address, None))
     }
 
     fn listen(&self, device: usize) -> Result<(Box<dyn Listener>, Handle)> {

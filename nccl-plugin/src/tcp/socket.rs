@@ -12,7 +12,7 @@ use crate::socket::{self, KeepAlive};
 
 /// Sets the class of all packets that a socket sends, acknowledgements included. A failure is
 /// ignored, because the socket works without the class.
-pub(super) fn mark(stream: &TcpStream, is_v4: bool, dscp: u8) {
+pub(crate) fn mark(stream: &TcpStream, is_v4: bool, dscp: u8) {
     let class = i32::from(dscp) << 2;
     let _ = if is_v4 {
         setsockopt(stream, sockopt::Ipv4Tos, &class)
@@ -22,7 +22,7 @@ pub(super) fn mark(stream: &TcpStream, is_v4: bool, dscp: u8) {
 }
 
 /// Begins to connect from an address of this host, in a class.
-pub(super) fn connect(from: SocketAddr, to: SocketAddr, dscp: u8) -> Result<TcpStream> {
+pub(crate) fn connect(from: SocketAddr, to: SocketAddr, dscp: u8) -> Result<TcpStream> {
     socket::connect(to, |stream| {
         // Messages for a NIC thus leave by that NIC. From loopback, only this host can be reached.
         if from.is_ipv4() == to.is_ipv4() && !from.ip().is_loopback() {
@@ -56,7 +56,7 @@ fn set(socket: &impl AsRawFd, level: c_int, name: c_int, value: c_int) -> bool {
 
 /// Makes the kernel probe the peer's host, also while nothing is in flight. The times are long,
 /// because a low class may be silent for long.
-pub(super) fn notice_silence(stream: &TcpStream) {
+pub(crate) fn notice_silence(stream: &TcpStream) {
     let keep_alive = KeepAlive { idle_s: 30, every_s: 10, times: 9 };
     keep_alive.set(stream);
     set(stream, libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, 120_000);
@@ -81,7 +81,7 @@ fn unless_blocked(mut call: impl FnMut() -> isize) -> io::Result<Option<usize>> 
 ///
 /// # Safety
 /// `length` bytes at `address` can be written, and nobody else writes them.
-pub(super) unsafe fn receive(
+pub(crate) unsafe fn receive(
     socket: RawFd,
     address: *mut u8,
     length: usize,
@@ -96,7 +96,7 @@ pub(super) unsafe fn receive(
 /// # Safety
 /// The pieces of memory can be read. With `MSG_ZEROCOPY` they stay until the socket's error queue
 /// releases them.
-pub(super) unsafe fn send(
+pub(crate) unsafe fn send(
     socket: RawFd,
     pieces: &[libc::iovec],
     flags: c_int,

@@ -142,7 +142,7 @@ impl HelloHead {
 }
 
 impl End {
-    fn encode(&self, into: &mut Vec<u8>) {
+    pub(super) fn encode(&self, into: &mut Vec<u8>) {
         into.extend(self.gid);
         into.extend(self.lid.to_le_bytes());
         into.push(self.mtu as u8);
@@ -159,7 +159,11 @@ impl End {
         }
     }
 
-    fn decode(body: &[u8], lanes: usize) -> Result<Self, Garbled> {
+    /// Decodes a description with that many queue pairs.
+    pub(super) fn decode(body: &[u8], lanes: usize) -> Result<Self, Garbled> {
+        if body.len() != END_BYTES + lanes * LANE_BYTES {
+            return Err(Garbled::Nonsense("length"));
+        }
         let depth = u16::from_le_bytes(word(body, 32));
         let group = u16::from_le_bytes(word(body, 34));
         if (usize::from(depth), usize::from(group)) != (DEPTH, GROUP_MAX) {

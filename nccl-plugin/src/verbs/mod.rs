@@ -18,6 +18,7 @@
 //!   stays open, so that this end notices when the peer is gone.
 //! * `cts.rs`, `pinned.rs`, `completions.rs`, `queue_pair.rs`, `outgoing.rs`, `sender.rs`,
 //!   `receiver.rs`: messages.
+//! * `one_sided.rs`: operations of a group of ranks (`rma/`).
 //!
 //! Unlike NCCL's own transport (`net_ib`), this one doesn't spread a message over several queue
 //! pairs, or over the ports of a card.
@@ -31,6 +32,7 @@ mod hello;
 mod library;
 mod memory;
 mod nic;
+mod one_sided;
 mod open;
 mod options;
 mod outgoing;
@@ -49,6 +51,8 @@ use crate::interfaces;
 use crate::log;
 use crate::settings::Settings;
 use nic::Nic;
+pub(crate) use nic::RegionKeys;
+pub use one_sided::OneSidedPort;
 pub use options::VerbsOptions;
 
 /// Opens the RDMA devices of this host. Connections are negotiated over TCP at the interface that
@@ -116,6 +120,11 @@ impl Backend for Verbs {
 
     fn devices(&self) -> &[Device] {
         &self.devices
+    }
+
+    fn one_sided_at(&self, device: usize) -> Option<(SocketAddr, Option<OneSidedPort>)> {
+        let (port, at) = OneSidedPort::of(self.nics.get(device)?, self.meet_at)?;
+        Some((at, Some(port)))
     }
 
     fn listen(&self, device: usize) -> Result<(Box<dyn Listener>, Handle)> {

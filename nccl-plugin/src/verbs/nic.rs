@@ -2,6 +2,7 @@
 
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
 
 use laxity_ibverbs::{ibv_access_flags as access, ibv_context, ibv_mr, ibv_pd};
 use parking_lot::Mutex;
@@ -19,6 +20,7 @@ pub(super) const INFINIBAND: u8 = 1;
 /// `IBV_EVENT_DEVICE_FATAL` and `IBV_EVENT_PORT_ERR`, which are the same in all releases.
 const DEVICE_FATAL: c_int = 8;
 const PORT_ERROR: c_int = 10;
+const RELAXED: access::Type = access::IBV_ACCESS_RELAXED_ORDERING;
 
 #[derive(Clone, Copy, Debug)]
 struct Keys {
@@ -49,6 +51,33 @@ pub(super) fn registered(region: &MemoryRegistration) -> Result<&Registered> {
     })
 }
 
+/// A registration for one-sided operations, which ends with this value.
+#[derive(Debug)]
+pub(crate) struct RegionKeys {
+    keys: Keys,
+    nic: Arc<Nic>,
+}
+
+impl RegionKeys {
+    /// Returns the key for work requests of this host.
+    pub(crate) fn local(&self) -> u32 {
+        self.keys.local
+    }
+
+    /// Returns the key for other hosts' work requests.
+    pub(crate) fn remote(&self) -> u32 {
+        self.keys.remote
+    }
+}
+
+impl Drop for RegionKeys {
+    fn drop(&mut self) {
+        if let Err(fault) = self.nic.unpin(self.keys) {
+            log::info(&fault.to_string());
+        }
+    }
+}
+
 /// An open port of an RDMA device.
 #[derive(Debug)]
 pub(super) struct Nic {
@@ -69,6 +98,9 @@ pub(super) struct Nic {
     pub(super) mtu: u32,
     /// Largest work request in bytes.
     pub(super) piece_max: usize,
+    /// Largest number of reads and atomic operations in flight on a queue pair. 0 if the device
+    /// knows no atomic operations.
+    pub(super) atomics: u8,
     /// Largest number of work requests of a queue pair, and of entries of a completion queue.
     pub(super) work_requests_max: u32,
     pub(super) completions_max: u32,
@@ -106,6 +138,8 @@ unsafe impl Sync for Nic {}
 
 // SAFETY: only libibverbs follows the pointer, in any thread.
 unsafe impl Send for Keys {}
+// SAFETY: nothing changes the keys.
+unsafe impl Sync for Keys {}
 
 /// Returns the size of the host's memory pages in bytes.
 fn page_bytes() -> usize {
@@ -149,11 +183,7 @@ impl Nic {
         self.state.process == std::process::id()
     }
 
-    /// Registers memory.
-    ///
-    /// # Errors
-    /// The device can't register this memory.
-    pub(super) fn register(&self, memory: Memory) -> Result<Registered> {
+    fn check_kind(&self, memory: Memory) -> Result<()> {
         if memory.kind & self.device.pointers == 0 {
             let what = match memory.kind {
                 POINTER_CUDA => {
@@ -164,28 +194,53 @@ impl Nic {
             };
             return Err(Fault::System(format!("{} can't register {what}", self.name)));
         }
+        Ok(())
+    }
+
+    /// Registers memory.
+    ///
+    /// # Errors
+    /// The device can't register this memory.
+    pub(super) fn register(&self, memory: Memory) -> Result<Registered> {
+        self.check_kind(memory)?;
         let span = PageRange::of(memory, page_bytes())?;
-        let (id, keys) = self.state.cache.lock().take(span, |span| self.pin(span))?;
+        let pin = |span: &PageRange| {
+            let extra = if self.options.relaxed_ordering { RELAXED } else { 0 };
+            self.pin(span, extra)
+        };
+        let (id, keys) = self.state.cache.lock().take(span, pin)?;
         Ok(Registered { id, lkey: keys.local, rkey: keys.remote, kind: memory.kind })
     }
 
-    fn pin(&self, span: &PageRange) -> Result<Keys> {
+    /// Registers memory for one-sided operations. Ordering is strict, so that a signal is behind
+    /// the data of the puts before it.
+    ///
+    /// # Errors
+    /// The device can't register this memory.
+    pub(super) fn register_region(self: &Arc<Self>, memory: Memory) -> Result<RegionKeys> {
+        self.check_kind(memory)?;
+        let span = PageRange::of(memory, page_bytes())?;
+        let keys = self.pin(&span, access::IBV_ACCESS_REMOTE_ATOMIC)?;
+        Ok(RegionKeys { keys, nic: Arc::clone(self) })
+    }
+
+    fn pin(&self, span: &PageRange, extra: access::Type) -> Result<Keys> {
         let flags = access::IBV_ACCESS_LOCAL_WRITE
             | access::IBV_ACCESS_REMOTE_WRITE
-            | access::IBV_ACCESS_REMOTE_READ;
-        let relaxed = access::IBV_ACCESS_RELAXED_ORDERING;
+            | access::IBV_ACCESS_REMOTE_READ
+            | extra;
         let start = span.start as *mut c_void;
         // SAFETY: the domain is this port's own. The kernel checks whether the memory exists.
         let mr = unsafe {
             match (span.dma_buf, self.library.reg_dmabuf_mr, self.library.reg_mr_iova2) {
                 (Some((fd, offset)), Some(register), _) => {
-                    let flags = if self.options.relaxed_ordering { flags | relaxed } else { flags };
                     register(self.pd, offset, span.bytes, span.start as u64, fd, flags as c_int)
                 }
-                (None, _, Some(register)) if self.options.relaxed_ordering => {
-                    register(self.pd, start, span.bytes, span.start as u64, flags | relaxed)
+                (None, _, Some(register)) if flags & RELAXED != 0 => {
+                    register(self.pd, start, span.bytes, span.start as u64, flags)
                 }
-                _ => (self.library.reg_mr)(self.pd, start, span.bytes, flags as c_int),
+                // Older libraries know no relaxed ordering.
+                _ => (self.library.reg_mr)(self.pd, start, span.bytes, (flags & !RELAXED) as c_int),
             }
         };
         if mr.is_null() {

@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use laxity_ibverbs::{
-    ibv_context, ibv_device_attr, ibv_gid, ibv_mtu, ibv_pd, ibv_port_attr, ibv_port_state,
+    ibv_atomic_cap, ibv_context, ibv_device_attr, ibv_gid, ibv_mtu, ibv_pd, ibv_port_attr,
+    ibv_port_state,
 };
 
 use super::choose::{self, Gid, GidKind};
@@ -23,6 +24,8 @@ const ETHERNET: u8 = 2;
 const MESSAGE_MAX: usize = 1 << 40;
 /// Largest work request in bytes, even if the port allows more.
 const PIECE_MAX: usize = 1 << 30;
+/// Largest number of reads and atomic operations in flight, even if the device allows more.
+const ATOMICS_MAX: c_int = 16;
 /// Files that exist if the kernel can give a GPU's memory to a NIC by its address.
 const PEER_MEMORY: [&str; 3] = [
     "/sys/kernel/mm/memory_peers/nv_mem/version",
@@ -187,6 +190,12 @@ impl Nic {
             link: state.link_layer,
             mtu: state.active_mtu.clamp(ibv_mtu::IBV_MTU_256, ibv_mtu::IBV_MTU_4096),
             piece_max: (state.max_msg_sz as usize).clamp(4096, PIECE_MAX),
+            atomics: if attr.atomic_cap == ibv_atomic_cap::IBV_ATOMIC_NONE {
+                0
+            } else {
+                let both = attr.max_qp_rd_atom.min(attr.max_qp_init_rd_atom);
+                both.clamp(1, ATOMICS_MAX) as u8
+            },
             work_requests_max: u32::try_from(attr.max_qp_wr).unwrap_or(0).max(16),
             completions_max: u32::try_from(attr.max_cqe).unwrap_or(0).max(16),
             options: options.clone(),

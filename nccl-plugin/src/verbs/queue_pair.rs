@@ -6,8 +6,8 @@ use core::ptr;
 use std::sync::Arc;
 
 use laxity_ibverbs::{
-    ibv_access_flags as access, ibv_ah_attr, ibv_gid, ibv_global_route, ibv_qp, ibv_qp_attr,
-    ibv_qp_attr_mask as mask, ibv_qp_cap, ibv_qp_init_attr, ibv_qp_state, ibv_qp_type,
+    atomic_t, ibv_access_flags as access, ibv_ah_attr, ibv_gid, ibv_global_route, ibv_qp,
+    ibv_qp_attr, ibv_qp_attr_mask as mask, ibv_qp_cap, ibv_qp_init_attr, ibv_qp_state, ibv_qp_type,
     ibv_send_flags as send, ibv_send_wr, ibv_sge, ibv_wc_status, ibv_wr_opcode,
 };
 
@@ -20,7 +20,7 @@ use crate::fault::{Fault, Result};
 /// Inline bytes of a work request that a queue pair is asked for. A fifo entry and small messages
 /// fit.
 pub(super) const INLINE_BYTES: usize = 64;
-/// Largest number of RDMA READs in flight, in each direction. Only flushes use them.
+/// Largest number of RDMA READs in flight, in each direction, where only flushes use them.
 const READS: u8 = 1;
 /// The code for 0.64 ms, the sender's wait if the receiver has no buffer, which it always has.
 const RECEIVER_NOT_READY: u8 = 12;
@@ -35,6 +35,8 @@ pub(super) enum Work {
     Announce(u32),
     /// A read from the peer's memory.
     Read,
+    /// An addition to a word of the peer's memory. The word's earlier value is read.
+    Add(u64),
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -64,6 +66,8 @@ pub(super) enum PostCount {
 pub(super) struct OwnedQueuePair {
     qp: *mut ibv_qp,
     inline: usize,
+    /// Largest number of reads and atomic operations in flight, in each direction.
+    reads: u8,
     nic: Arc<Nic>,
 }
 
@@ -81,9 +85,41 @@ impl OwnedQueuePair {
         shared: Option<&SharedReceive>,
         work_requests: u32,
     ) -> Result<Self> {
+        Self::ready(nic, completions, shared, work_requests, 0)
+    }
+
+    /// Creates a queue pair for one-sided operations in both directions.
+    ///
+    /// # Errors
+    /// The device refused.
+    pub(super) fn one_sided(
+        nic: &Arc<Nic>,
+        completions: &Completions,
+        work_requests: u32,
+    ) -> Result<Self> {
+        let extra = access::IBV_ACCESS_REMOTE_ATOMIC;
+        let mut made = Self::ready(nic, completions, None, work_requests, extra)?;
+        made.reads = nic.atomics;
+        Ok(made)
+    }
+
+    fn ready(
+        nic: &Arc<Nic>,
+        completions: &Completions,
+        shared: Option<&SharedReceive>,
+        work_requests: u32,
+        extra: access::Type,
+    ) -> Result<Self> {
         let made = Self::make(nic, completions, shared, work_requests, INLINE_BYTES);
         // A device may support no inline data.
         let made = made.or_else(|_| Self::make(nic, completions, shared, work_requests, 0))?;
+        made.initialize(extra)?;
+        Ok(made)
+    }
+
+    /// Makes the queue pair ready to be connected.
+    fn initialize(&self, extra: access::Type) -> Result<()> {
+        let nic = &self.nic;
         // SAFETY: plain data that may be zero.
         let mut attr: ibv_qp_attr = unsafe { mem::zeroed() };
         attr.qp_state = ibv_qp_state::IBV_QPS_INIT;
@@ -91,13 +127,13 @@ impl OwnedQueuePair {
         attr.port_num = nic.port;
         attr.qp_access_flags = access::IBV_ACCESS_LOCAL_WRITE
             | access::IBV_ACCESS_REMOTE_WRITE
-            | access::IBV_ACCESS_REMOTE_READ;
+            | access::IBV_ACCESS_REMOTE_READ
+            | extra;
         let change = mask::IBV_QP_STATE
             | mask::IBV_QP_PKEY_INDEX
             | mask::IBV_QP_PORT
             | mask::IBV_QP_ACCESS_FLAGS;
-        made.modify(&mut attr, change, "can't initialize a queue pair (NCCL_IB_PKEY?)")?;
-        Ok(made)
+        self.modify(&mut attr, change, "can't initialize a queue pair (NCCL_IB_PKEY?)")
     }
 
     fn make(
@@ -127,7 +163,8 @@ impl OwnedQueuePair {
         if qp.is_null() {
             return Err(nic.refused("gives no queue pair", os_error()));
         }
-        Ok(Self { qp, inline: attr.cap.max_inline_data as usize, nic: Arc::clone(nic) })
+        let inline = attr.cap.max_inline_data as usize;
+        Ok(Self { qp, inline, reads: READS, nic: Arc::clone(nic) })
     }
 
     pub(super) fn number(&self) -> u32 {
@@ -164,7 +201,7 @@ impl OwnedQueuePair {
         attr.path_mtu = nic.mtu.min(end.mtu);
         attr.dest_qp_num = theirs.number;
         attr.rq_psn = theirs.first_packet;
-        attr.max_dest_rd_atomic = READS;
+        attr.max_dest_rd_atomic = self.reads;
         attr.min_rnr_timer = RECEIVER_NOT_READY;
         // Within one InfiniBand subnet, LIDs route packets. Otherwise a global header does, which
         // carries the class.
@@ -201,7 +238,7 @@ impl OwnedQueuePair {
         attr.timeout = nic.options.timeout;
         attr.retry_cnt = nic.options.retries;
         attr.rnr_retry = RECEIVER_NOT_READY_RETRIES;
-        attr.max_rd_atomic = READS;
+        attr.max_rd_atomic = self.reads;
         let change = mask::IBV_QP_STATE
             | mask::IBV_QP_SQ_PSN
             | mask::IBV_QP_TIMEOUT
@@ -242,6 +279,7 @@ impl OwnedQueuePair {
                     ibv_wr_opcode::IBV_WR_RDMA_WRITE_WITH_IMM
                 }
                 Work::Read => ibv_wr_opcode::IBV_WR_RDMA_READ,
+                Work::Add(_) => ibv_wr_opcode::IBV_WR_ATOMIC_FETCH_AND_ADD,
             };
             if request.signaled {
                 entry.send_flags |= send::IBV_SEND_SIGNALED;
@@ -249,8 +287,13 @@ impl OwnedQueuePair {
             if request.readable && request.bytes > 0 && request.bytes as usize <= self.inline {
                 entry.send_flags |= send::IBV_SEND_INLINE;
             }
-            entry.wr.rdma.remote_addr = request.remote;
-            entry.wr.rdma.rkey = request.rkey;
+            if let Work::Add(compare_add) = request.work {
+                let (remote_addr, rkey) = (request.remote, request.rkey);
+                entry.wr.atomic = atomic_t { remote_addr, compare_add, swap: 0, rkey };
+            } else {
+                entry.wr.rdma.remote_addr = request.remote;
+                entry.wr.rdma.rkey = request.rkey;
+            }
         }
         let first = list.as_mut_ptr();
         let mut bad = ptr::null_mut();

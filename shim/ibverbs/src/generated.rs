@@ -11,6 +11,7 @@ pub mod ibv_transport_type {
 }
 pub mod ibv_atomic_cap {
     pub type Type = core::ffi::c_uint;
+    pub const IBV_ATOMIC_NONE: Type = 0;
 }
 #[repr(C)]
 pub struct ibv_device_attr {
@@ -118,6 +119,7 @@ pub mod ibv_access_flags {
     pub const IBV_ACCESS_LOCAL_WRITE: Type = 1;
     pub const IBV_ACCESS_REMOTE_WRITE: Type = 2;
     pub const IBV_ACCESS_REMOTE_READ: Type = 4;
+    pub const IBV_ACCESS_REMOTE_ATOMIC: Type = 8;
     pub const IBV_ACCESS_RELAXED_ORDERING: Type = 1048576;
 }
 #[repr(C)]

@@ -32,7 +32,7 @@ struct Group {
 
 /// Cases of `nccl_check` that concern a network, by topic. One version of the interface is enough
 /// unless a group says otherwise. Cases that need no guest (symbols, profilers) are tested outside.
-const GROUPS: [Group; 5] = [
+const GROUPS: [Group; 6] = [
     Group {
         name: "nccl_versions",
         versions: &["all"],
@@ -63,16 +63,22 @@ const GROUPS: [Group; 5] = [
         scheduled: false,
     },
     Group {
+        name: "nccl_one_sided",
+        versions: &["12"],
+        cases: "one_sided_14 one_sided_15 one_sided_16 one_sided_killed",
+        scheduled: false,
+    },
+    Group {
         name: "nccl_under_daemon",
         versions: &["8", "12"],
         cases: "sizes in_order thirty_two refused all_reduce_4 all_to_all_4 closed_by_receiver \
-            sender_killed receiver_killed",
+            sender_killed receiver_killed one_sided_16",
         scheduled: true,
     },
 ];
 
-pub(super) const NAMES: [&str; 7] = [
-    GROUPS[0].name, GROUPS[1].name, GROUPS[2].name, GROUPS[3].name, GROUPS[4].name,
+pub(super) const NAMES: [&str; 8] = [
+    GROUPS[0].name, GROUPS[1].name, GROUPS[2].name, GROUPS[3].name, GROUPS[4].name, GROUPS[5].name,
     "nccl_scheduled", "nccl_preloaded",
 ];
 
