@@ -90,6 +90,7 @@ fn progress() -> Vec<(u8, Kind)> {
                 queued_stage_bytes: vec![3],
                 completed_flows: 4,
                 missed_flows: 1,
+                foreign_bytes_per_s: 5,
             }),
         ),
         (1, Kind::FetchFinished(v1::FetchFinished { fetch: 5 })),
