@@ -124,28 +124,32 @@ fn observe_accounts_for_bytes_and_delays_none() {
     let daemon = Laxityd::start(&format!("mode = \"observe\"\n{SMALL}"));
     let client = daemon.attach("worker");
     let mut lane = client.lane();
-    // The flow is much larger than the window, completes nothing, and still goes out.
-    let mut ticket = lane.submit(&flow(Stage::P2d, 300 << 20));
-    let permit = lane.poll(&mut ticket).unwrap();
-    assert_eq!((permit.bytes, permit.last, permit.bypassed), (300 << 20, true, false));
+    // The first flow is much larger than the window, completes nothing, and still goes out. At 1
+    // Gbit/s it takes a quarter of a second. The others would have waited meanwhile, and the
+    // collective would have gone ahead of those that still wait then.
+    let first = (Stage::P2d, 30 << 20);
+    let others = [(Stage::P2d, 1 << 20); 16].into_iter().chain([(Stage::Collective, 1 << 16)]);
+    let mut tickets = Vec::new();
+    for (stage, bytes) in [first].into_iter().chain(others) {
+        let mut ticket = lane.submit(&flow(stage, bytes));
+        let permit = lane.poll(&mut ticket).unwrap();
+        assert_eq!((permit.bytes, permit.last, permit.bypassed), (bytes, true, false));
+        tickets.push((ticket, bytes));
+    }
+    let all: u64 = tickets.iter().map(|(_, bytes)| bytes).sum();
     until("it is accounted", || {
         let totals = daemon.status().totals;
-        totals.submitted_bytes == 300 << 20 && totals.permitted_bytes == 0
+        totals.submitted_bytes == all && totals.permitted_bytes == 0
     });
-    lane.complete(&ticket, 300 << 20);
-    until("so is its completion", || daemon.status().totals.completed_bytes == 300 << 20);
-    // At 1 Gbit/s the flow takes 2.5 s. What comes meanwhile would have waited, and the collective
-    // would not have waited for the other flow.
-    for (stage, bytes) in [(Stage::P2d, 1 << 20), (Stage::Collective, 1 << 16)] {
-        let mut ticket = lane.submit(&flow(stage, bytes));
-        assert!(lane.poll(&mut ticket).is_some_and(|permit| permit.last));
-        lane.complete(&ticket, bytes);
+    for (ticket, bytes) in &tickets {
+        lane.complete(ticket, *bytes);
     }
+    until("so is its completion", || daemon.status().totals.completed_bytes == all);
     until("the daemon says what enforcing would have done", || {
         let port = &daemon.status().ports[0];
         let would = |value: fn(&WouldStatus) -> u64| port.would.iter().map(value).sum::<u64>();
         let seen = (would(|it| it.flows), would(|it| it.delayed_flows));
-        seen == (3, 1) && would(|it| it.collectives_ahead) == 1
+        seen == (18, 16) && would(|it| it.collectives_ahead) == 1
     });
 }
 

@@ -20,8 +20,8 @@
 //!
 //! so a key stays valid between events. Members that cannot meet their deadline (`D_r < t + C`) do
 //! not count, so that doomed work never makes a batch urgent. A batch whose members are all doomed
-//! comes after all others of its kind. A request that had to begin before `t` is doomed too: its last
-//! stage goes to the scavenger as a whole, since a first token needs all of it.
+//! comes after all others of its kind. A request that had to begin before `t` is doomed too: its
+//! last stage goes to the scavenger as a whole, since a first token needs all of it.
 //!
 //! The last stage had the key `D_r − S_r / B` before. With every chunk that was served, `S_r` fell
 //! and the request went behind others of equal laxity. So these took turns, and where the port gave

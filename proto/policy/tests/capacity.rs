@@ -35,8 +35,8 @@ fn order(mut link: Link, now: Time) -> Vec<u64> {
 
 #[test]
 fn a_lower_rate_changes_who_can_be_in_time_among_flows_that_wait() {
-    // 40 kB due at 100 µs go before 8 kB due at 200 µs if the rate is 1 byte per ns. At a quarter of
-    // it they can't be in time, and go behind.
+    // 40 kB due at 100 µs go before 8 kB due at 200 µs if the rate is 1 byte per ns. At a quarter
+    // of it they can't be in time, and go behind.
     let flows = [last_stage(1, 40_000, 100_000), last_stage(2, 8_000, 200_000)];
     let filled = |config: LinkConfig| {
         let mut link = Link::new(config).expect("valid");

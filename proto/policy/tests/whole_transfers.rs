@@ -8,8 +8,8 @@
 //! after the request's arrival, less the time of a first token. `--nocapture` prints the note's
 //! tables.
 //!
-//! Cut transfers have half of the arrivals, and all of them together get the share `s`, as on one of
-//! two hosts that write to the same port.
+//! Cut transfers have half of the arrivals, and all of them together get the share `s`, as on one
+//! of two hosts that write to the same port.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::f64::consts::TAU;
