@@ -11,6 +11,7 @@ use std::net::TcpStream;
 use std::sync::Once;
 use std::sync::atomic::Ordering::{Acquire, Release};
 use std::thread;
+use std::time::Duration;
 
 use nccl_net_laxity::abi::rma_table::{
     Rma, RmaConfig, RmaProperties, RmaVersion, V14, V15, V16, ncclRmaPlugin_v14, ncclRmaPlugin_v15,
@@ -399,6 +400,25 @@ fn regions_are_registered_while_puts_are_under_way() {
         until("all signals are here", || signals[0].load(Acquire) == 200);
         barrier::<V15>(own, counts, &signals);
         own.close::<V15>();
+    });
+}
+
+#[test]
+fn gets_that_are_called_while_hundreds_wait_for_their_data_are_answered_too() {
+    with_ranks::<V16>(2, |own| {
+        let (stock, back, signals) = (words(1 << 16), words(1 << 16), words(8));
+        let [from, to, counts] =
+            [&stock, &back, &signals].map(|memory| own.register::<V16>(memory));
+        let place = own.at(0, 1 - own.rank, 0, from);
+        let get = |at: usize| {
+            // Later ones come while data arrive.
+            thread::sleep(Duration::from_micros(if at < 300 { 0 } else { 100 }));
+            // SAFETY: the regions are alive until the request is done.
+            made(|out| unsafe { V16::get(&place, 1 << 19, (0, to), out) })
+        };
+        own.finish::<V16>((0..900).map(get).collect());
+        barrier::<V16>(own, counts, &signals);
+        own.close::<V16>();
     });
 }
 

@@ -127,6 +127,13 @@ impl RankLink {
         ))
     }
 
+    /// Returns the number of gets for which the peer keeps a reply. It keeps that of a get whose data
+    /// arrive until it has sent all of them.
+    fn open_gets(&self) -> usize {
+        let arriving = matches!(self.sink, Some(FrameSink::RmaRegion { part: Some(_), .. }));
+        self.gets.len() + usize::from(arriving)
+    }
+
     /// Queues a frame.
     pub(super) fn push(&mut self, outgoing: Outgoing) {
         let (frame, body, bytes, part) = match outgoing {
@@ -146,7 +153,7 @@ impl RankLink {
                 (Frame::Signal { region, offset, value }, Body::None, 0, Some(part))
             }
             get @ Outgoing::RmaOperation(RmaOperation::Get(_), _)
-                if self.gets.len() >= GETS_MAX =>
+                if self.open_gets() >= GETS_MAX =>
             {
                 return self.later.push_back(get);
             }
