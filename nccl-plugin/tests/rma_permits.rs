@@ -508,6 +508,35 @@ fn small_operations_pass_unless_one_of_their_context_is_held_before_them() {
     each(2, |rank| cluster.ranks[rank].group.close());
 }
 
+/// Some releases of NCCL only test requests and never call `rmaProgress`.
+#[test]
+fn tests_alone_report_all_bytes_and_notice_a_daemon_that_comes() {
+    let planned = Planned { context: 0, target: 1, kind: Kind::PutSignal, words: 100 };
+    let arbiter = Difficult::new(Temper::Newest, 1 << 20, 1 << 20);
+    arbiter.is_gone.store(true, Relaxed);
+    let programs = [vec![planned; 4], Vec::new()];
+    let cluster = Cluster::new(&programs, 1, arbiter, Duration::from_secs(60));
+    let call = |at: usize| cluster.call(0, at, planned);
+    let done = |request| test_request(request).expect("no fault");
+    let first = call(0);
+    cluster.arbiter.is_gone.store(false, Relaxed);
+    thread::sleep(Duration::from_millis(2));
+    until("the first is done", || done(first));
+    assert_eq!(cluster.count("rma_held"), 0);
+    let held = [1, 2, 3].map(call);
+    assert_eq!(cluster.count("rma_held"), 3);
+    let was_done = done(held[0]);
+    until("all signals", || {
+        cluster.ranks[1].context.progress();
+        cluster.ranks[1].signals[0].load(Acquire) == 4 || done(held[2])
+    });
+    thread::sleep(Duration::from_millis(20));
+    assert!(was_done || done(held[0]));
+    until("the second is done", || done(held[1]));
+    assert!(cluster.arbiter.flows.lock().is_empty(), "{:?}", cluster.arbiter.flows.lock());
+    each(2, |rank| cluster.ranks[rank].group.close());
+}
+
 /// Connects two ranks of a group of three. The third is a thread that registers nothing of its own,
 /// and dies when `end` does.
 fn two_and_a_mortal(end: Receiver<()>) -> Vec<Arc<RmaGroup>> {
@@ -566,5 +595,6 @@ fn permits_in_any_order_end_over_rdma_too() {
         "every_program_ends_as_the_model_says_whatever_the_order_of_permits",
         "thousands_of_operations_end_and_a_tick_asks_once_per_rank",
         "small_operations_pass_unless_one_of_their_context_is_held_before_them",
+        "tests_alone_report_all_bytes_and_notice_a_daemon_that_comes",
     ]);
 }

@@ -176,8 +176,17 @@ impl RmaContext {
         &self.gates[2 * rank + usize::from(reads)]
     }
 
-    /// Submits what is held, and posts what is permitted.
+    /// Submits what is held, posts what is permitted, and reports what is complete.
     pub fn progress(&self) {
+        self.look();
+        self.wire.progress();
+        for gate in &self.gates {
+            self.tick(gate);
+        }
+    }
+
+    /// Looks from time to time whether a daemon is attached.
+    fn look(&self) {
         let now = now_ns();
         // Relaxed, because it doesn't matter which of several threads looks.
         if now.saturating_sub(self.looked_ns.load(Ordering::Relaxed)) > LOOK_NS {
@@ -185,13 +194,10 @@ impl RmaContext {
             let _ = self.around.arbiter.generation();
             self.passes.store(!self.around.arbiter.is_attached(), Ordering::Relaxed);
         }
-        self.wire.progress();
-        for gate in &self.gates {
-            self.tick(&mut gate.lock());
-        }
     }
 
-    fn tick(&self, gate: &mut Gate) {
+    fn tick(&self, gate: &Mutex<Gate>) {
+        let mut gate = gate.lock();
         if !gate.is_idle() {
             let passes = self.passes.load(Ordering::Relaxed);
             gate.tick(passes, &self.around, &*self.wire);
@@ -226,11 +232,14 @@ impl RegionSide {
 pub fn test_request(number: *mut c_void) -> Result<bool> {
     let request = REQUESTS.get(number)?;
     let context = request.context.upgrade();
-    if request.state() == RmaRequestState::Pending
-        && let Some(context) = &context
-    {
-        context.wire.progress();
-        context.tick(&mut context.gate(request.rank, request.reads).lock());
+    if let Some(context) = &context {
+        context.look();
+        if request.state() == RmaRequestState::Pending {
+            context.wire.progress();
+        }
+        // Also if the request is done: NCCL 2.30 calls nothing else after `ncclPutSignal`, so this
+        // reports the bytes.
+        context.tick(context.gate(request.rank, request.reads));
     }
     match request.state() {
         RmaRequestState::Pending => Ok(false),

@@ -2,7 +2,7 @@
 //! within that window in the order that its temper defines, and never goes beyond.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use laxity_client::{Flow, Permit, Stage};
 use nccl_net_laxity::arbiter::{Arbiter, SubmittedFlow};
@@ -44,6 +44,8 @@ pub(crate) struct Difficult {
     permitted: Mutex<HashMap<u64, u64>>,
     pub(crate) most_in_flight: AtomicU64,
     pub(crate) completed: AtomicU64,
+    /// Whether there is no daemon.
+    pub(crate) is_gone: AtomicBool,
 }
 
 impl Difficult {
@@ -57,6 +59,7 @@ impl Difficult {
             permitted: Mutex::default(),
             most_in_flight: AtomicU64::new(0),
             completed: AtomicU64::new(0),
+            is_gone: AtomicBool::new(false),
         }
     }
 
@@ -152,6 +155,10 @@ impl Arbiter for Difficult {
 
     fn classes(&self, _stage: Stage) -> TrafficClasses {
         TrafficClasses::from_slice(&[34, 10, 0])
+    }
+
+    fn is_attached(&self) -> bool {
+        !self.is_gone.load(Ordering::Relaxed)
     }
 
     fn generation(&self) -> u64 {
