@@ -31,7 +31,7 @@ use nccl_net_laxity::verbs::{Verbs, VerbsOptions};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestCaseResult};
 use ranks::{Words, lo, until, words};
-use standin::passes_over_rdma;
+use standin::{passes_over, passes_over_rdma};
 
 /// Number of operations of a rank and context that may be unfinished.
 const QUEUE: usize = 32;
@@ -153,15 +153,7 @@ impl Cluster {
         let longest = programs.iter().map(Vec::len).max().unwrap_or(0).max(1);
         let ranks = each(groups.len(), |rank| {
             let group = Arc::clone(&groups[rank]);
-            let around = Around {
-                arbiter: arbiter.clone(),
-                report: Arc::clone(&report),
-                wait_max,
-                nic: String::from("lo"),
-                stage: Stage::Collective,
-                dscp: 0,
-                service_level: 0,
-            };
+            let around = around(&arbiter, &report, wait_max);
             let context = RmaContext::new(&group, contexts as i32, around).expect("contexts");
             let source = words(longest * SLOT);
             let target = words(groups.len() * longest * SLOT);
@@ -587,6 +579,56 @@ fn everything_passes_once_a_rank_is_lost() {
     assert!(cluster.arbiter.flows.lock().is_empty());
     until("all signals", || cluster.ranks[1].signals[0].load(Acquire) == 40);
     each(2, |rank| cluster.ranks[rank].group.close());
+}
+
+/// Returns what a context needs.
+fn around(arbiter: &Arc<Difficult>, report: &Arc<Report>, wait_max: Duration) -> Around {
+    Around {
+        arbiter: arbiter.clone(),
+        report: Arc::clone(report),
+        wait_max,
+        nic: String::from("lo"),
+        stage: Stage::Collective,
+        dscp: 0,
+        service_level: 0,
+    }
+}
+
+#[test]
+fn a_rank_that_can_make_no_queue_pairs_tells_the_others() {
+    if std::env::var_os("STANDIN_NO_QUEUE_PAIRS").is_none() {
+        let this = "a_rank_that_can_make_no_queue_pairs_tells_the_others";
+        return passes_over(&[this], &[("STANDIN_NO_QUEUE_PAIRS", "1")]);
+    }
+    let listener = listener();
+    let there = listener.handle();
+    let other = thread::spawn(move || {
+        let there = Handle::decode(&there).expect("a handle");
+        let mut stream = TcpStream::connect(there.address).expect("connects");
+        let hello = RmaHello { nonce: there.nonce, rank: 1, ranks: 2 };
+        stream.write_all(&hello.encode()).expect("sent");
+        // What this rank contributes doesn't matter. The other one has to contribute twice.
+        stream.set_read_timeout(Some(Duration::from_secs(20))).expect("set");
+        [0, 1].map(|number| {
+            stream.write_all(&Frame::Exchange { number, bytes: 1 }.encode()).expect("sent");
+            stream.write_all(&[0]).expect("sent");
+            let mut head = [0; HEAD_BYTES];
+            stream.read_exact(&mut head).expect("a contribution");
+            let Ok(Frame::Exchange { bytes, .. }) = Frame::decode(&head) else {
+                panic!("{head:?}");
+            };
+            let mut data = vec![0; bytes as usize];
+            stream.read_exact(&mut data).expect("the contribution");
+            data
+        })
+    });
+    let group = RmaGroup::connect(&listener, &[there, there], 0).expect("connects");
+    let arbiter = Arc::new(Difficult::new(Temper::Never, 1, 1));
+    let around = around(&arbiter, &Arc::default(), Duration::ZERO);
+    let fault = RmaContext::new(&group, 1, around).err().expect("no queue pairs");
+    assert!(fault.to_string().contains("queue pair"), "{fault}");
+    assert_eq!(other.join().expect("no panic")[1], [1]);
+    group.close();
 }
 
 #[test]

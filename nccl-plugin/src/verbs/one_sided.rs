@@ -110,23 +110,23 @@ impl OneSidedPort {
         let mut data = Vec::new();
         ours.encode(&mut data);
         let all = mesh.exchange(&data);
-        let queues = made?;
-        let connected = all.and_then(|all| {
-            let mut ranks = all.iter().enumerate();
-            ranks.try_for_each(|(rank, theirs)| {
+        let connected = made.and_then(|queues| {
+            for (rank, theirs) in all?.iter().enumerate() {
                 let theirs = End::decode(theirs, count)
                     .map_err(|why| Fault::Remote(format!("rank {rank}'s queue pairs: {why}")))?;
                 nic.check_link(&theirs)?;
                 let own = &queues.lanes[rank * lanes..][..lanes];
-                own.iter().flatten().enumerate().try_for_each(|(at, lane)| {
+                for (at, lane) in own.iter().flatten().enumerate() {
                     let (own, other) = (rank * lanes + at, mesh.rank * lanes + at);
-                    lane.qp.connect(&ours.lanes[own], &theirs.lanes[other], &theirs)
-                })
-            })
+                    lane.qp.connect(&ours.lanes[own], &theirs.lanes[other], &theirs)?;
+                }
+            }
+            Ok(queues)
         });
-        // Nobody sends before all queue pairs can receive. A retry would take seconds.
+        // Nobody sends before all queue pairs can receive. A retry would take seconds. A rank that
+        // has failed says so, because the others wait for it.
         let all = mesh.exchange(&[u8::from(connected.is_err())]);
-        connected?;
+        let queues = connected?;
         if let Some(rank) = all?.iter().position(|refused| refused != &[0]) {
             return Err(Fault::Remote(format!("rank {rank} can't connect its queue pairs")));
         }

@@ -20,6 +20,12 @@ pub(crate) fn built(folder: &Path) -> bool {
 /// Runs tests of this program once more in a process with the stand-in.
 #[allow(dead_code, reason = "the service levels have a program of their own")]
 pub(crate) fn passes_over_rdma(tests: &[&str]) {
+    passes_over(tests, &[]);
+}
+
+/// Does the same with more variables of the environment.
+#[allow(dead_code, reason = "most tests need no other variables")]
+pub(crate) fn passes_over(tests: &[&str], variables: &[(&str, &str)]) {
     let folder = tempfile::tempdir().expect("a folder");
     if !built(folder.path()) {
         return;
@@ -29,6 +35,7 @@ pub(crate) fn passes_over_rdma(tests: &[&str]) {
         .arg("--exact")
         .envs([("LAXITY_NET", "verbs"), ("LAXITY_RMA", "1"), ("NCCL_SOCKET_IFNAME", "lo")])
         .env("LD_LIBRARY_PATH", folder.path())
+        .envs(variables.iter().copied())
         .output()
         .expect("it runs");
     let text = String::from_utf8_lossy(&output.stdout);
