@@ -549,6 +549,7 @@ fn two_and_a_mortal(end: Receiver<()>) -> Vec<Arc<RmaGroup>> {
                 let head = Frame::Exchange { number: number.into(), bytes: size }.encode();
                 let (id, mut data) = (number.to_le_bytes(), [0; REGISTRATION_BYTES]);
                 data[..4].copy_from_slice(&id);
+                data[8..16].copy_from_slice(&(1_u64 << 40).to_le_bytes());
                 stream.write_all(&[head.as_slice(), &data].concat()).expect("sent");
                 stream
                     .read_exact(&mut [0; HEAD_BYTES + REGISTRATION_BYTES])
@@ -561,23 +562,30 @@ fn two_and_a_mortal(end: Receiver<()>) -> Vec<Arc<RmaGroup>> {
 }
 
 #[test]
-fn everything_passes_once_a_rank_is_lost() {
+fn what_is_held_for_a_lost_rank_fails_and_the_rest_stays_scheduled() {
     let arbiter = Difficult::new(Temper::Never, 1 << 20, 4096);
-    let planned = Planned { context: 0, target: 1, kind: Kind::PutSignal, words: 100 };
-    let programs = [vec![planned; 40], Vec::new()];
+    let planned = |target| Planned { context: 0, target, kind: Kind::PutSignal, words: 100 };
+    let programs = [vec![planned(1); 40], Vec::new()];
     let (end, mortal) = channel();
     let groups = two_and_a_mortal(mortal);
     let cluster = Cluster::of(&groups, &programs, 1, arbiter, Duration::from_secs(60));
-    let held: Vec<*mut c_void> = (0..40).map(|at| cluster.call(0, at, planned)).collect();
+    let [of_lost, others] = [2, 1].map(|rank| {
+        let calls = (0..20).map(|at| cluster.call(0, 20 * (rank - 1) + at, planned(rank)));
+        calls.collect::<Vec<_>>()
+    });
     cluster.ranks[0].context.progress();
-    assert!(held.iter().all(|request| !test_request(*request).expect("no fault")));
+    let is_held = |request: &*mut c_void| !test_request(*request).expect("no fault");
+    assert!(of_lost.iter().chain(&others).all(is_held));
     drop(end);
     until("the loss is noticed", || cluster.ranks[0].context.has_failed());
-    for request in held {
-        until("it is done", || test_request(request).expect("its rank is there"));
+    for request in of_lost {
+        until("it fails", || test_request(request).is_err());
     }
+    cluster.ranks[0].context.progress();
+    assert!(others.iter().all(is_held));
+    assert_eq!(cluster.arbiter.flows.lock().len(), 1);
+    cluster.ranks[0].context.close();
     assert!(cluster.arbiter.flows.lock().is_empty());
-    until("all signals", || cluster.ranks[1].signals[0].load(Acquire) == 40);
     each(2, |rank| cluster.ranks[rank].group.close());
 }
 

@@ -6,7 +6,7 @@
 //!
 //! An operation passes without a permit if it has 8 bytes or fewer and nothing of its context is
 //! held: barriers and counts delay GPUs and cost nothing. Everything passes without a daemon, and
-//! after a failure. The batch of an operation that is held for too long goes out unscheduled.
+//! once the rank is lost. The batch of an operation that is held for too long goes out unscheduled.
 //!
 //! No order of permits causes a deadlock: the target posts no buffer, so permitted bytes leave
 //! without any other operation.
@@ -67,8 +67,10 @@ pub(crate) trait Wire: Send + Sync {
     fn post(&self, context: usize, rank: usize, operation: RmaOperation, part: RequestPart);
     /// Handles what is complete.
     fn progress(&self) {}
-    /// Whether a rank of the group is lost.
+    /// Whether a rank of the group was lost.
     fn has_failed(&self) -> bool;
+    /// Whether this rank is lost or has left, so that its operations fail.
+    fn is_over(&self, rank: usize) -> bool;
     /// Whether the data of a get that is done need a flush.
     fn flushes(&self) -> bool {
         false
@@ -201,7 +203,7 @@ impl Gate {
         }
         let now = if self.held.is_empty() { 0 } else { now_ns() };
         while !self.held.is_empty() {
-            let passes = passes || wire.has_failed();
+            let passes = passes || wire.is_over(self.rank);
             if passes {
                 self.withdraw(around);
             }

@@ -363,4 +363,8 @@ impl Wire for Mesh {
         // be.
         self.failed.load(Ordering::Acquire)
     }
+
+    fn is_over(&self, rank: usize) -> bool {
+        self.fault(rank).is_some()
+    }
 }

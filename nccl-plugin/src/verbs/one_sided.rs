@@ -296,6 +296,10 @@ impl Wire for RdmaWire {
         self.mesh.has_failed()
     }
 
+    fn is_over(&self, rank: usize) -> bool {
+        self.mesh.fault(rank).is_some()
+    }
+
     fn flushes(&self) -> bool {
         true
     }
