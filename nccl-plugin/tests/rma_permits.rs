@@ -500,6 +500,21 @@ fn small_operations_pass_unless_one_of_their_context_is_held_before_them() {
     each(2, |rank| cluster.ranks[rank].group.close());
 }
 
+#[test]
+fn no_signal_goes_out_behind_a_put_whose_source_was_deregistered() {
+    let arbiter = Difficult::new(Temper::Never, 1 << 20, 4096);
+    let planned = Planned { context: 0, target: 1, kind: Kind::PutSignal, words: 100 };
+    let programs = [vec![planned], Vec::new()];
+    let cluster = Cluster::new(&programs, 1, arbiter, Duration::from_millis(1));
+    let held = cluster.call(0, 0, planned);
+    cluster.ranks[0].group.deregister(&cluster.ranks[0].regions[0]);
+    until("it fails", || test_request(held).is_err());
+    thread::sleep(Duration::from_millis(20));
+    cluster.ranks[1].context.progress();
+    assert_eq!(cluster.ranks[1].signals[0].load(Acquire), 0);
+    each(2, |rank| cluster.ranks[rank].group.close());
+}
+
 /// Some releases of NCCL only test requests and never call `rmaProgress`.
 #[test]
 fn tests_alone_report_all_bytes_and_notice_a_daemon_that_comes() {
@@ -645,6 +660,7 @@ fn permits_in_any_order_end_over_rdma_too() {
         "every_program_ends_as_the_model_says_whatever_the_order_of_permits",
         "thousands_of_operations_end_and_a_tick_asks_once_per_rank",
         "small_operations_pass_unless_one_of_their_context_is_held_before_them",
+        "no_signal_goes_out_behind_a_put_whose_source_was_deregistered",
         "tests_alone_report_all_bytes_and_notice_a_daemon_that_comes",
     ]);
 }

@@ -196,8 +196,7 @@ impl RankLink {
                 Some(Ok(None)) => return Ok(()),
                 Some(Ok(Some(count))) => self.written += count as u64,
                 Some(Err(error)) => return Err(self.broken(&error)),
-                // Nothing of it went out. Its request fails, and the connection goes on.
-                None if self.written == 0 && !item.is_reply => drop(self.out.pop_front()),
+                // Nothing may follow: a later signal would announce bytes that never came.
                 None => {
                     return Err(Fault::Argument(String::from(
                         "a region was deregistered while its memory was sent",

@@ -262,7 +262,9 @@ impl Wire for RdmaWire {
             }
         };
         let Some((local, lkey, kind)) = transfer.near.registered() else {
-            return;
+            // Nothing may follow: a later signal would announce bytes that never came.
+            let text = "a region was deregistered before its memory was sent";
+            return self.lose(queues, rank, Fault::Argument(text.to_owned()));
         };
         let (mut part, mut done) = (Some(part), 0);
         while done < transfer.bytes {
