@@ -9,6 +9,7 @@ use core::ptr::null_mut;
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::sync::Once;
+use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Acquire, Release};
 use std::thread;
 use std::time::Duration;
@@ -696,6 +697,39 @@ fn an_operation_for_a_rank_that_has_left_is_an_error() {
 }
 
 #[test]
+fn a_rank_that_another_one_lost_learns_that() {
+    if std::env::var_os("LAXITY_NET").is_none_or(|net| net != "verbs") {
+        return;
+    }
+    let learned = AtomicBool::new(false);
+    with_ranks::<V16>(2, |own| {
+        let (memory, signals) = (words(64), words(8));
+        let [region, counts] = [&memory, &signals].map(|memory| own.register::<V16>(memory));
+        if own.rank == 1 {
+            // SAFETY: the region is not used again here.
+            assert_eq!(unsafe { (V16::TABLE.dereg_mr_sym)(own.comm, region) }, 0);
+        }
+        barrier::<V16>(own, counts, &signals);
+        if own.rank == 0 {
+            let place = own.at(0, 1, 0, region);
+            // SAFETY: the source is alive until the request has failed.
+            let put = made(|out| unsafe { V16::put(&place, (0, region), 512, out) });
+            let mut done = 0;
+            // SAFETY: the request is not done.
+            until("it fails", || unsafe { (V16::TABLE.test)(own.comm, put, &raw mut done) != 0 });
+            until("the other rank learns it", || learned.load(Acquire));
+        } else {
+            let (mut out, data) = (null_mut(), memory.as_ptr().cast_mut().cast());
+            // SAFETY: the memory is alive.
+            let code = unsafe { (V16::TABLE.reg_mr_sym)(own.comm, data, 8, HOST, 0, &raw mut out) };
+            assert_eq!(code, 6);
+            learned.store(true, Release);
+        }
+        own.close::<V16>();
+    });
+}
+
+#[test]
 fn all_of_it_holds_over_rdma() {
     passes_over_rdma(&[
         "puts_gets_and_signals_of_every_version_arrive_at_all_ranks_and_at_the_own",
@@ -703,5 +737,6 @@ fn all_of_it_holds_over_rdma() {
         "a_context_is_destroyed_with_requests_outstanding_and_its_memory_is_left_alone",
         "calls_outside_of_a_region_and_unknown_signals_are_errors_and_change_nothing",
         "an_operation_for_a_rank_that_has_left_is_an_error",
+        "a_rank_that_another_one_lost_learns_that",
     ]);
 }

@@ -123,8 +123,9 @@ impl Mesh {
         let _ = self.peers[rank].fault.set(fault);
         self.lost.fetch_add(1, Ordering::Release);
         *self.peers[rank].inbox.lock() = None;
-        let _exchanges = self.exchanges.lock();
+        drop(self.exchanges.lock());
         self.changed.notify_all();
+        self.wake();
     }
 
     /// Returns the region of a number, or `None` if it was deregistered.
@@ -266,6 +267,10 @@ impl Mesh {
     /// Takes what was queued, and sends it.
     fn move_out(&self, links: &mut Vec<RankLink>) {
         self.serve_each(links, |link| {
+            // A device has lost the rank. The end of the connection tells the rank.
+            if let Some(fault) = self.fault(link.rank) {
+                return Err(fault);
+            }
             let mail = self.peers[link.rank].inbox.lock().as_mut().map(core::mem::take);
             for outgoing in mail.into_iter().flatten() {
                 link.push(outgoing);
