@@ -141,7 +141,10 @@ impl RankLink {
                 let bytes = data.len() as u64;
                 (Frame::Exchange { number, bytes }, Body::Owned(data), bytes, None)
             }
-            Outgoing::Bye => (Frame::Bye, Body::None, 0, None),
+            Outgoing::Bye => {
+                self.later.clear();
+                (Frame::Bye, Body::None, 0, None)
+            }
             // Only the rank itself flushes.
             Outgoing::RmaOperation(RmaOperation::Flush(_), part) => return part.succeed(),
             Outgoing::RmaOperation(RmaOperation::Put(put), part) => {

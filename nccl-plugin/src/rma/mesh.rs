@@ -232,8 +232,10 @@ impl Mesh {
     fn serve(&self, mut links: Vec<RankLink>) {
         let mut give_up = None;
         loop {
+            // Read before the inboxes, so that what was posted before the close goes out.
+            let is_closing = self.closing.load(Ordering::SeqCst);
             self.move_out(&mut links);
-            if self.closing.load(Ordering::SeqCst) {
+            if is_closing {
                 let now = Instant::now();
                 let Some(give_up) = give_up else {
                     give_up = Some(now + CLOSE_WAIT);
