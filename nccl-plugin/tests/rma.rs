@@ -12,7 +12,7 @@ use std::sync::Once;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Acquire, Release};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nccl_net_laxity::abi::rma_table::{
     Rma, RmaConfig, RmaProperties, RmaVersion, V14, V15, V16, ncclRmaPlugin_v14, ncclRmaPlugin_v15,
@@ -730,6 +730,48 @@ fn a_rank_that_another_one_lost_learns_that() {
 }
 
 #[test]
+fn a_region_ends_after_its_group_and_nothing_ends_twice() {
+    with_ranks::<V16>(2, |own| {
+        let (memory, signals) = (words(64), words(8));
+        let [region, counts] = [&memory, &signals].map(|memory| own.register::<V16>(memory));
+        barrier::<V16>(own, counts, &signals);
+        own.close::<V16>();
+        let table = V16::TABLE;
+        // SAFETY: the plugin refuses what was closed.
+        unsafe {
+            assert_eq!((table.dereg_mr_sym)(own.comm, region), 0);
+            assert_eq!((table.dereg_mr_sym)(own.comm, region), 4);
+            assert_eq!((table.destroy_context)(own.rma), 4);
+            assert_eq!((table.close_coll)(own.comm), 4);
+            assert_eq!((table.rma_progress)(own.rma), 4);
+        }
+    });
+}
+
+#[test]
+fn closing_the_listener_ends_a_connect_that_waits_for_a_rank() {
+    switch_on();
+    let table = V16::TABLE;
+    // SAFETY: the arguments are this function's own.
+    unsafe {
+        let mut handle = [0_u8; HANDLE_BYTES];
+        let at = handle.as_mut_ptr().cast();
+        let context = made(|out| (table.init)(out, 7, None));
+        let listener = made(|out| (table.listen)(context, 0, at, out)) as usize;
+        let closing = thread::spawn(move || {
+            thread::sleep(Duration::from_millis(50));
+            (table.close_listen)(listener as Opaque)
+        });
+        let (mut handles, mut comm) = ([at, at], null_mut());
+        let all = handles.as_mut_ptr();
+        let began = Instant::now();
+        assert_eq!((table.connect)(context, all, 2, 0, listener as Opaque, &raw mut comm), 4);
+        assert!(began.elapsed() < Duration::from_secs(20) && comm.is_null());
+        assert_eq!(closing.join().expect("no panic"), 0);
+    }
+}
+
+#[test]
 fn all_of_it_holds_over_rdma() {
     passes_over_rdma(&[
         "puts_gets_and_signals_of_every_version_arrive_at_all_ranks_and_at_the_own",
@@ -738,5 +780,6 @@ fn all_of_it_holds_over_rdma() {
         "calls_outside_of_a_region_and_unknown_signals_are_errors_and_change_nothing",
         "an_operation_for_a_rank_that_has_left_is_an_error",
         "a_rank_that_another_one_lost_learns_that",
+        "a_region_ends_after_its_group_and_nothing_ends_twice",
     ]);
 }

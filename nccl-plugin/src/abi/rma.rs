@@ -91,8 +91,10 @@ pub(super) unsafe extern "C" fn init(
 
 /// Implements `finalize`. A communicator that was split off may still use the context.
 pub(super) unsafe extern "C" fn finalize(context: Opaque) -> Code {
-    let _ = COMMUNICATORS.remove(context);
-    super::SUCCESS
+    guarded("finalize", || {
+        let _ = COMMUNICATORS.remove(context);
+        Ok(())
+    })
 }
 
 /// Implements `devices`.
@@ -266,7 +268,11 @@ pub(super) unsafe extern "C" fn reg_mr_sym_dma_buf(
 pub(super) unsafe extern "C" fn dereg_mr_sym(comm: Opaque, handle: Opaque) -> Code {
     guarded("deregMrSym", || {
         let region = REGIONS.remove(handle)?;
-        GROUPS.get(comm)?.group.deregister(&region);
+        match GROUPS.get(comm) {
+            Ok(of) => of.group.deregister(&region),
+            // The group may be closed already.
+            Err(_) => region.end(),
+        }
         Ok(())
     })
 }
@@ -283,7 +289,7 @@ pub(super) unsafe extern "C" fn close_coll(comm: Opaque) -> Code {
 
 /// Implements `closeListen`.
 pub(super) unsafe extern "C" fn close_listen(listen_comm: Opaque) -> Code {
-    guarded("closeListen", || LISTENERS.remove(listen_comm).map(drop))
+    guarded("closeListen", || LISTENERS.remove(listen_comm).map(|listener| listener.close()))
 }
 
 /// Returns both ends of a transfer, unless it has no bytes.

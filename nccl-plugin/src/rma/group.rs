@@ -1,5 +1,6 @@
 //! A group of ranks with regions of memory: connecting all to all, and registering.
 
+use core::sync::atomic::{AtomicBool, Ordering};
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
@@ -24,6 +25,8 @@ use crate::verbs::{OneSidedPort, RegionKeys};
 const CONNECT_WITHIN: Duration = Duration::from_secs(120);
 /// Longest wait for the hello of a connection.
 const HELLO_WITHIN: Duration = Duration::from_secs(10);
+/// Largest number of connections without a complete hello.
+const STRANGERS_MAX: usize = 4096;
 /// Pause between two looks at connections that are being made.
 const PAUSE: Duration = Duration::from_millis(1);
 const REGISTRATION_BYTES: usize = 28;
@@ -41,6 +44,7 @@ pub struct RmaListener {
     dscp: u8,
     /// The device port, if operations use RDMA.
     rdma: Option<OneSidedPort>,
+    is_closed: AtomicBool,
 }
 
 /// A group of ranks, as NCCL holds it.
@@ -76,7 +80,8 @@ impl RmaListener {
             socket.local_addr().map_err(|error| Fault::system("the listener's address", error))?;
         let carrier = if rdma.is_some() { Carrier::Verbs } else { Carrier::Tcp };
         let handle = Handle { carrier, address: at, nonce: random() };
-        Ok(Self { socket, handle, device, address, dscp, rdma })
+        let is_closed = AtomicBool::new(false);
+        Ok(Self { socket, handle, device, address, dscp, rdma, is_closed })
     }
 
     /// Returns the bytes by which other ranks find this one.
@@ -84,22 +89,37 @@ impl RmaListener {
         self.handle.encode()
     }
 
+    /// Ends a connect that another thread waits for.
+    pub fn close(&self) {
+        // Relaxed, because nothing else depends on it.
+        self.is_closed.store(true, Ordering::Relaxed);
+    }
+
+    /// Waits a little for a rank.
+    ///
+    /// # Errors
+    /// It is too late, or the listener was closed.
+    fn pause(&self, give_up: Instant, rank: usize) -> Result<()> {
+        if self.is_closed.load(Ordering::Relaxed) {
+            return Err(Fault::Argument(String::from("the listener was closed")));
+        }
+        if Instant::now() > give_up {
+            let wait = CONNECT_WITHIN.as_secs();
+            return Err(Fault::Remote(format!("rank {rank} did not connect within {wait} s")));
+        }
+        thread::sleep(PAUSE);
+        Ok(())
+    }
+
     /// Connects to the ranks before this one, and accepts those behind it.
     fn connect(&self, handles: &[Handle], rank: usize) -> Result<Vec<Option<TcpStream>>> {
         let give_up = Instant::now() + CONNECT_WITHIN;
-        let late = |missing: usize| {
-            let wait = CONNECT_WITHIN.as_secs();
-            Fault::Remote(format!("rank {missing} did not connect within {wait} s"))
-        };
         let ranks = handles.len();
         let mut streams: Vec<Option<TcpStream>> = (0..ranks).map(|_| None).collect();
         for (to, handle) in handles[..rank].iter().enumerate() {
             let mut stream = socket::connect(self.address, handle.address, self.dscp)?;
             while !is_connected(&stream, handle.address)? {
-                if Instant::now() > give_up {
-                    return Err(late(to));
-                }
-                thread::sleep(PAUSE);
+                self.pause(give_up, to)?;
             }
             let hello = RmaHello { nonce: handle.nonce, rank: rank as u32, ranks: ranks as u32 };
             // An empty socket buffer holds a hello.
@@ -110,7 +130,9 @@ impl RmaListener {
         }
         let mut strangers: Vec<Stranger> = Vec::new();
         while let Some(missing) = (rank + 1..ranks).find(|behind| streams[*behind].is_none()) {
-            while let Some(stream) = accept(&self.socket)? {
+            while strangers.len() < STRANGERS_MAX
+                && let Some(stream) = accept(&self.socket)?
+            {
                 strangers.push(Stranger {
                     stream,
                     hello: [0; HELLO_BYTES],
@@ -141,10 +163,7 @@ impl RmaListener {
                     false
                 }
             });
-            if Instant::now() > give_up {
-                return Err(late(missing));
-            }
-            thread::sleep(PAUSE);
+            self.pause(give_up, missing)?;
         }
         Ok(streams)
     }

@@ -96,7 +96,7 @@ impl RmaRegion {
     }
 
     /// Ends the registration, after the current access to the memory.
-    pub(super) fn end(&self) {
+    pub(crate) fn end(&self) {
         *self.is_registered.write() = false;
         drop(self.keys.lock().take());
     }
