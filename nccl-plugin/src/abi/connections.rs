@@ -14,13 +14,13 @@ use crate::log::{self, Logger};
 use crate::origin::Callback;
 use crate::plugin::{self, Listening};
 
-/// Implements `init` up to v9.
+/// Opens the network, up to v9.
 pub(super) unsafe extern "C" fn init(logger: Option<Logger>) -> Code {
     // SAFETY: NCCL's argument is passed on unchanged.
     unsafe { init_profiled(logger, None) }
 }
 
-/// Implements `init` of v10.
+/// Opens the network, and keeps the profiler's callback, in v10.
 pub(super) unsafe extern "C" fn init_profiled(
     logger: Option<Logger>,
     callback: Option<Callback>,
@@ -30,7 +30,7 @@ pub(super) unsafe extern "C" fn init_profiled(
     guarded("init", || plugin::get_or_make().map(drop))
 }
 
-/// Implements `init` since v11.
+/// Opens the network, and makes a communicator's context, since v11.
 ///
 /// # Safety
 /// `context` is null or can be written. `config` is null or valid.
@@ -77,7 +77,7 @@ unsafe fn context_at(context: *mut c_void) -> Result<Arc<Context>> {
     }
 }
 
-/// Implements `finalize`.
+/// Ends a communicator's context. Its connections keep what they need of it.
 ///
 /// # Safety
 /// `context` is null, or came from [`init_context`] and is not used again.
@@ -91,7 +91,7 @@ pub(super) unsafe extern "C" fn finalize(context: *mut c_void) -> Code {
     })
 }
 
-/// Implements `devices`.
+/// Writes the number of NICs, at least 1.
 ///
 /// # Safety
 /// `count` is null or can be written.
@@ -105,7 +105,7 @@ pub(super) unsafe extern "C" fn devices(count: *mut c_int) -> Code {
     })
 }
 
-/// Implements `getProperties`.
+/// Writes a NIC's properties in the layout of the version.
 ///
 /// # Safety
 /// `properties` is null or can be written.
@@ -122,7 +122,7 @@ pub(super) unsafe extern "C" fn get_properties<V: Version>(
     })
 }
 
-/// Implements `setNetAttr`.
+/// Keeps the operation of the communicator's next sends. Other attributes change nothing.
 ///
 /// # Safety
 /// The conditions of [`context_at`] hold. `attributes` is null or valid.
@@ -142,7 +142,7 @@ pub(super) unsafe extern "C" fn set_attributes(
     })
 }
 
-/// Implements `listen` up to v10.
+/// Listens at a NIC, up to v10. Writes the handle that NCCL carries to the sender.
 ///
 /// # Safety
 /// `handle` is null or has [`HANDLE_BYTES`]. `listen_comm` is null or can be written.
@@ -164,7 +164,7 @@ pub(super) unsafe extern "C" fn listen(
     })
 }
 
-/// Implements `listen` since v11.
+/// Listens at a NIC, whatever the context, since v11.
 ///
 /// # Safety
 /// The conditions of [`listen`] hold.
@@ -206,7 +206,7 @@ unsafe fn connect_by(
     })
 }
 
-/// Implements `connect` up to v9. All communicators share one context.
+/// Connects, up to v9. All communicators share one context.
 ///
 /// # Safety
 /// The conditions of [`connect_by`] hold.
@@ -220,7 +220,7 @@ pub(super) unsafe extern "C" fn connect(
     unsafe { connect_config(device, ptr::null_mut(), handle, send_comm, device_comm) }
 }
 
-/// Implements `connect` of v10. Communicators differ in their traffic class only.
+/// Connects, in v10. Communicators differ in their traffic class only.
 ///
 /// # Safety
 /// The conditions of [`connect_by`] hold. `config` is null or valid.
@@ -244,7 +244,7 @@ pub(super) unsafe extern "C" fn connect_config(
     unsafe { connect_by(context, device, handle, send_comm) }
 }
 
-/// Implements `connect` since v11.
+/// Connects in a communicator's context, since v11.
 ///
 /// # Safety
 /// The conditions of [`connect_by`] and [`context_at`] hold.
@@ -261,7 +261,7 @@ pub(super) unsafe extern "C" fn connect_context(
     unsafe { connect_by(context, device, handle, send_comm) }
 }
 
-/// Implements `accept`.
+/// Writes the next connection, or null while there is none. Never blocks.
 ///
 /// # Safety
 /// `listen_comm` came from `listen`. `receive_comm` is null or can be written.
@@ -284,7 +284,7 @@ pub(super) unsafe extern "C" fn accept(
     })
 }
 
-/// Implements `closeSend`.
+/// Ends a sending connection. The receiver still gets messages that are done.
 ///
 /// # Safety
 /// `comm` came from `connect` and is not used again.
@@ -299,7 +299,7 @@ pub(super) unsafe extern "C" fn close_send(comm: *mut c_void) -> Code {
     })
 }
 
-/// Implements `closeRecv`.
+/// Ends a receiving connection. Messages that did not arrive are lost.
 ///
 /// # Safety
 /// `comm` came from `accept` and is not used again.
@@ -314,7 +314,7 @@ pub(super) unsafe extern "C" fn close_receive(comm: *mut c_void) -> Code {
     })
 }
 
-/// Implements `closeListen`.
+/// Ends a listener. Connections that were accepted stay.
 ///
 /// # Safety
 /// `listen_comm` came from `listen` and is not used again.

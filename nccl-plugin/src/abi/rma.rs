@@ -64,7 +64,7 @@ unsafe fn returning<T>(name: &str, out: *mut T, body: impl FnOnce() -> Result<T>
     })
 }
 
-/// Implements `init`. Without `LAXITY_RMA`, NCCL goes on with its own backend.
+/// Makes a communicator. Without `LAXITY_RMA`, refuses, and NCCL goes on with its own backend.
 ///
 /// # Safety
 /// `context` is null or can be written.
@@ -89,7 +89,7 @@ pub(super) unsafe extern "C" fn init(
     if is_on { code } else { ASIDE }
 }
 
-/// Implements `finalize`. A communicator that was split off may still use the context.
+/// Forgets a communicator. One that was split off may still pass its number, which then means none.
 pub(super) unsafe extern "C" fn finalize(context: Opaque) -> Code {
     guarded("finalize", || {
         let _ = COMMUNICATORS.remove(context);
@@ -97,7 +97,7 @@ pub(super) unsafe extern "C" fn finalize(context: Opaque) -> Code {
     })
 }
 
-/// Implements `devices`.
+/// Writes the number of NICs. It is 0 if `LAXITY_RMA` is off or a NIC lacks atomic operations.
 ///
 /// # Safety
 /// `count` is null or can be written.
@@ -112,7 +112,7 @@ pub(super) unsafe extern "C" fn devices(count: *mut c_int) -> Code {
     unsafe { returning("devices", count, number) }
 }
 
-/// Implements `getProperties`.
+/// Writes a NIC's properties. They name a proxy, and have the layout of network v12.
 ///
 /// # Safety
 /// `properties` is null or can be written.
@@ -125,7 +125,7 @@ pub(super) unsafe extern "C" fn get_properties(
     unsafe { returning("getProperties", properties, found) }
 }
 
-/// Implements `getRmaProperties`.
+/// Writes a group's properties.
 ///
 /// # Safety
 /// `properties` is null or can be written.
@@ -140,7 +140,7 @@ pub(super) unsafe extern "C" fn get_rma_properties(
     unsafe { returning("getRmaProperties", properties, found) }
 }
 
-/// Implements `listen`.
+/// Listens for the ranks of a group. Writes the handle that NCCL carries to them.
 ///
 /// # Safety
 /// `handle` is null or has 128 bytes. `listen_comm` is null or can be written.
@@ -161,7 +161,7 @@ pub(super) unsafe extern "C" fn listen(
     unsafe { returning("listen", listen_comm, made) }
 }
 
-/// Implements `connect`. Blocks until all ranks have called it.
+/// Connects a group. Blocks until all ranks have called it, for 120 s or until `closeListen`.
 ///
 /// # Safety
 /// `handles` is null, or has a handle of 128 bytes for each of `ranks` ranks. `comm` is null or can
@@ -194,7 +194,7 @@ pub(super) unsafe extern "C" fn connect(
     unsafe { returning("connect", comm, made) }
 }
 
-/// Implements `createContext`.
+/// Makes a context. Over RDMA, blocks until all ranks have called it, and fails for all or none.
 ///
 /// # Safety
 /// `config` is null or valid. `context` is null or can be written.
@@ -226,7 +226,7 @@ unsafe fn register(comm: Opaque, memory: Memory, handle: OpaqueOut) -> Code {
     unsafe { returning("regMrSym", handle, made) }
 }
 
-/// Implements `regMrSym`. Blocks until all ranks have called it. Every registration is strictly
+/// Registers `size` bytes. Blocks until all ranks have called it. Every registration is strictly
 /// ordered, so the flags change nothing.
 ///
 /// # Safety
@@ -244,7 +244,7 @@ pub(super) unsafe extern "C" fn reg_mr_sym(
     unsafe { register(comm, memory, handle) }
 }
 
-/// Implements `regMrSymDmaBuf`.
+/// Registers `size` bytes of a GPU, from `offset` bytes of the DMA-BUF `descriptor`.
 ///
 /// # Safety
 /// The conditions of [`reg_mr_sym`] hold.
@@ -264,7 +264,7 @@ pub(super) unsafe extern "C" fn reg_mr_sym_dma_buf(
     unsafe { register(comm, memory, handle) }
 }
 
-/// Implements `deregMrSym`. The memory is not touched afterwards.
+/// Ends a registration, also after its group. The memory is not touched afterwards.
 pub(super) unsafe extern "C" fn dereg_mr_sym(comm: Opaque, handle: Opaque) -> Code {
     guarded("deregMrSym", || {
         let region = REGIONS.remove(handle)?;
@@ -277,17 +277,17 @@ pub(super) unsafe extern "C" fn dereg_mr_sym(comm: Opaque, handle: Opaque) -> Co
     })
 }
 
-/// Implements `destroyContext`. Requests may be outstanding.
+/// Ends a context. Requests that are not done are forgotten.
 pub(super) unsafe extern "C" fn destroy_context(context: Opaque) -> Code {
     guarded("destroyContext", || CONTEXTS.remove(context).map(|context| context.close()))
 }
 
-/// Implements `closeColl`.
+/// Ends a group, and any collective call that waits. Takes up to 2 s to send what was posted.
 pub(super) unsafe extern "C" fn close_coll(comm: Opaque) -> Code {
     guarded("closeColl", || GROUPS.remove(comm).map(|comm| comm.group.close()))
 }
 
-/// Implements `closeListen`.
+/// Ends a listener, and a `connect` that waits on it.
 pub(super) unsafe extern "C" fn close_listen(listen_comm: Opaque) -> Code {
     guarded("closeListen", || LISTENERS.remove(listen_comm).map(|listener| listener.close()))
 }
@@ -304,8 +304,8 @@ fn side((handle, offset): RegionPlace) -> Result<RegionSide> {
     Ok(RegionSide { region: REGIONS.get(handle)?, offset })
 }
 
-/// Implements `iput` and `iputSignal`. Every signal is strong, because operations of a domain and
-/// rank keep their order.
+/// Takes a put of `bytes`, a signal, or both. Never blocks. Every signal is strong, because
+/// operations of a domain and rank keep their order.
 ///
 /// # Safety
 /// `request` is null or can be written.
@@ -330,7 +330,7 @@ pub(super) unsafe fn put(
     unsafe { returning("iput", request, taken) }
 }
 
-/// Implements `iget`.
+/// Takes a get of `bytes`. Never blocks.
 ///
 /// # Safety
 /// `request` is null or can be written.
@@ -349,7 +349,7 @@ pub(super) unsafe fn get(
     unsafe { returning("iget", request, taken) }
 }
 
-/// Implements `iflush`. NCCL passes the signals' region.
+/// Makes gets that are done visible to GPUs. Any rank will do; NCCL passes the signals' region.
 ///
 /// # Safety
 /// `request` is null or can be written.
@@ -365,7 +365,7 @@ pub(super) unsafe extern "C" fn iflush(
     unsafe { returning("iflush", request, taken) }
 }
 
-/// Implements `test`.
+/// Writes 1 if the request is done. It ends then. A failed request stays an error, with the reason.
 ///
 /// # Safety
 /// `done` is null or can be written.
@@ -374,12 +374,12 @@ pub(super) unsafe extern "C" fn test(_comm: Opaque, request: Opaque, done: *mut 
     unsafe { returning("test", done, || test_request(request).map(c_int::from)) }
 }
 
-/// Implements `rmaProgress`.
+/// Moves what is held and reports what is complete. Not all releases of NCCL call it.
 pub(super) unsafe extern "C" fn rma_progress(context: Opaque) -> Code {
     guarded("rmaProgress", || CONTEXTS.get(context).map(|context| context.progress()))
 }
 
-/// Implements `queryLastError`.
+/// Writes whether a rank was lost. A rank that closed its group is not.
 ///
 /// # Safety
 /// `failed` is null or can be written.

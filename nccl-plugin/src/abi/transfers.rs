@@ -50,7 +50,7 @@ fn bytes(size: impl TryInto<usize>) -> usize {
     size.try_into().unwrap_or(0)
 }
 
-/// Implements `regMr`.
+/// Registers `size` bytes for a connection.
 ///
 /// # Safety
 /// The conditions of [`register`] hold.
@@ -66,7 +66,7 @@ pub(super) unsafe extern "C" fn reg_mr<Size: TryInto<usize>>(
     unsafe { register(comm, memory, handle) }
 }
 
-/// Implements `regMrDmaBuf`.
+/// Registers `size` bytes of a GPU, from `offset` bytes of the DMA-BUF `descriptor`.
 ///
 /// # Safety
 /// The conditions of [`register`] hold.
@@ -89,7 +89,7 @@ pub(super) unsafe extern "C" fn reg_mr_dma_buf(
     unsafe { register(comm, memory, handle) }
 }
 
-/// Implements `deregMr`.
+/// Ends a registration. No request may still use it.
 ///
 /// # Safety
 /// `comm` is a live connection. `handle` came from registering and is not used again.
@@ -101,7 +101,7 @@ pub(super) unsafe extern "C" fn dereg_mr(comm: *mut c_void, handle: *mut c_void)
     })
 }
 
-/// Implements `isend` since v10.
+/// Begins to send `size` bytes, since v10. Writes a null request if NCCL has to call again.
 ///
 /// # Safety
 /// `comm` is a live sending connection. `data` has `size` bytes until the request is done. `memory`
@@ -144,7 +144,7 @@ pub(super) unsafe extern "C" fn isend_profiled(
     })
 }
 
-/// Implements `isend` up to v9, which has no profiler.
+/// Does the same without a profiler, up to v9.
 ///
 /// # Safety
 /// The conditions of [`isend_profiled`] hold.
@@ -198,9 +198,9 @@ unsafe fn buffers<'a, Size: TryInto<usize>>(
     Ok((0..count).map(buffer).collect())
 }
 
-/// Implements `irecv` up to v9. NCCL may allow early completion in `*request`
-/// (`NCCL_NET_OPTIONAL_RECV_COMPLETION`). The plugin ignores this: over TCP, bytes of a request
-/// move only while NCCL tests it.
+/// Posts a group of buffers, up to v9. Writes a null request if NCCL has to call again. NCCL may
+/// allow early completion in `*request` (`NCCL_NET_OPTIONAL_RECV_COMPLETION`). The plugin ignores
+/// this: over TCP, bytes of a request move only while NCCL tests it.
 ///
 /// # Safety
 /// The conditions of [`buffers`] hold. `comm` is a live receiving connection. The buffers stay
@@ -230,7 +230,7 @@ pub(super) unsafe extern "C" fn irecv<Size: TryInto<usize>>(
     })
 }
 
-/// Implements `irecv` since v10. Receives don't use the profiler.
+/// Does the same since v10. Receives don't use the profiler.
 ///
 /// # Safety
 /// The conditions of [`irecv`] hold.
@@ -248,7 +248,7 @@ pub(super) unsafe extern "C" fn irecv_profiled(
     unsafe { irecv(comm, count, data, sizes, tags, memory, request) }
 }
 
-/// Implements `iflush`.
+/// Makes received data visible to GPUs. Writes a null request if nothing is needed.
 ///
 /// # Safety
 /// The conditions of [`irecv`] hold.
@@ -276,7 +276,7 @@ pub(super) unsafe extern "C" fn iflush(
     })
 }
 
-/// Implements `test`.
+/// Writes 1 if a request is done, and the bytes of each buffer. The request ends then.
 ///
 /// # Safety
 /// `request` came from `isend`, `irecv` or `iflush` of a live connection. `done` is null or can be
