@@ -1,9 +1,10 @@
 //! TCP connections: establishing them, whichever network carries the messages afterwards. Nothing
 //! here blocks.
 
-use std::io;
+use std::io::{self, Read as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::sys::socket::{
@@ -136,6 +137,44 @@ impl KeepAlive {
     }
 }
 
+/// An incoming connection whose hello of `N` bytes is not complete.
+pub(crate) struct Stranger<const N: usize> {
+    pub(crate) stream: TcpStream,
+    hello: [u8; N],
+    got: usize,
+    since: Instant,
+}
+
+impl<const N: usize> Stranger<N> {
+    pub(crate) fn new(stream: TcpStream) -> Self {
+        Self { stream, hello: [0; N], got: 0, since: Instant::now() }
+    }
+
+    /// Reads what is there of the hello, and nothing behind it. Returns it once it is complete.
+    ///
+    /// # Errors
+    /// A text that says why there is no hello.
+    pub(crate) fn hear(
+        &mut self,
+        within: Duration,
+    ) -> core::result::Result<Option<[u8; N]>, String> {
+        while self.got < N {
+            match self.stream.read(&mut self.hello[self.got..]) {
+                Ok(0) => return Err(String::from("hung up without a word")),
+                Ok(count) => self.got += count,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    let is_late = self.since.elapsed() > within;
+                    let problem = || format!("said nothing for {} s", within.as_secs());
+                    return if is_late { Err(problem()) } else { Ok(None) };
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error.to_string()),
+            }
+        }
+        Ok(Some(self.hello))
+    }
+}
+
 /// Returns the peer's address for messages.
 pub(crate) fn peer(stream: &TcpStream) -> String {
     stream.peer_addr().map_or_else(|_| String::from("a peer that is gone"), |peer| peer.to_string())
@@ -144,7 +183,6 @@ pub(crate) fn peer(stream: &TcpStream) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::{Duration, Instant};
 
     #[test]
     fn nobody_at_an_address_is_a_fault_that_names_it() {

@@ -1,7 +1,7 @@
 //! A group of ranks with regions of memory: connecting all to all, and registering.
 
 use core::sync::atomic::{AtomicBool, Ordering};
-use std::io::{Read as _, Write as _};
+use std::io::Write as _;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::thread;
@@ -17,7 +17,7 @@ use crate::backend::{Memory, POINTER_HOST};
 use crate::fault::{Fault, Result};
 use crate::handle::{Carrier, HANDLE_BYTES, Handle, word};
 use crate::log;
-use crate::socket::{accept, is_connected, listen, peer, random};
+use crate::socket::{Stranger, accept, is_connected, listen, peer, random};
 use crate::tcp::socket;
 use crate::verbs::{OneSidedPort, RegionKeys};
 
@@ -128,40 +128,39 @@ impl RmaListener {
                 .map_err(|error| Fault::Remote(format!("rank {to} hung up: {error}")))?;
             streams[to] = Some(stream);
         }
-        let mut strangers: Vec<Stranger> = Vec::new();
+        let mut strangers: Vec<Stranger<HELLO_BYTES>> = Vec::new();
         while let Some(missing) = (rank + 1..ranks).find(|behind| streams[*behind].is_none()) {
             while strangers.len() < STRANGERS_MAX
                 && let Some(stream) = accept(&self.socket)?
             {
-                strangers.push(Stranger {
-                    stream,
-                    hello: [0; HELLO_BYTES],
-                    filled: 0,
-                    since: Instant::now(),
-                });
+                strangers.push(Stranger::new(stream));
             }
-            strangers.retain_mut(|stranger| match stranger.hello() {
-                Ok(None) => true,
-                Ok(Some(hello)) => {
-                    let behind = hello.rank as usize;
-                    let is_right = hello.nonce == self.handle.nonce
-                        && hello.ranks as usize == ranks
-                        && (rank + 1..ranks).contains(&behind)
-                        && streams[behind].is_none();
-                    match stranger.stream.try_clone() {
-                        Ok(stream) if is_right => {
-                            socket::notice_silence(&stream);
-                            socket::mark(&stream, self.address.is_ipv4(), self.dscp);
-                            streams[behind] = Some(stream);
-                        }
-                        _ => stranger.refuse("is of another group"),
+            strangers.retain_mut(|stranger| {
+                let heard = stranger.hear(HELLO_WITHIN);
+                let hello = match heard
+                    .and_then(|hello| hello.map(|bytes| RmaHello::decode(&bytes)).transpose())
+                {
+                    Ok(None) => return true,
+                    Ok(Some(hello)) => hello,
+                    Err(problem) => {
+                        refuse(&stranger.stream, &problem);
+                        return false;
                     }
-                    false
+                };
+                let behind = hello.rank as usize;
+                let is_right = hello.nonce == self.handle.nonce
+                    && hello.ranks as usize == ranks
+                    && (rank + 1..ranks).contains(&behind)
+                    && streams[behind].is_none();
+                match stranger.stream.try_clone() {
+                    Ok(stream) if is_right => {
+                        socket::notice_silence(&stream);
+                        socket::mark(&stream, self.address.is_ipv4(), self.dscp);
+                        streams[behind] = Some(stream);
+                    }
+                    _ => refuse(&stranger.stream, "is of another group"),
                 }
-                Err(problem) => {
-                    stranger.refuse(&problem);
-                    false
-                }
+                false
             });
             self.pause(give_up, missing)?;
         }
@@ -169,36 +168,8 @@ impl RmaListener {
     }
 }
 
-/// An incoming connection whose hello is not complete.
-struct Stranger {
-    stream: TcpStream,
-    hello: [u8; HELLO_BYTES],
-    filled: usize,
-    since: Instant,
-}
-
-impl Stranger {
-    /// Reads what is there of the hello, and nothing behind it.
-    fn hello(&mut self) -> core::result::Result<Option<RmaHello>, String> {
-        while self.filled < HELLO_BYTES {
-            match self.stream.read(&mut self.hello[self.filled..]) {
-                Ok(0) => return Err(String::from("hung up without a word")),
-                Ok(count) => self.filled += count,
-                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
-                    let is_late = self.since.elapsed() > HELLO_WITHIN;
-                    return if is_late { Err(String::from("said nothing")) } else { Ok(None) };
-                }
-                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(error.to_string()),
-            }
-        }
-        RmaHello::decode(&self.hello).map(Some)
-    }
-
-    fn refuse(&self, problem: &str) {
-        let peer = peer(&self.stream);
-        log::info(&format!("a connection from {peer} was dropped: it {problem}"));
-    }
+fn refuse(stream: &TcpStream, problem: &str) {
+    log::info(&format!("a connection from {} was dropped: it {problem}", peer(stream)));
 }
 
 /// A rank's contribution to a registration: the region's number, whether the rank can register its

@@ -15,9 +15,9 @@ mod sender;
 pub(crate) mod socket;
 
 use std::collections::HashMap;
-use std::io::{self, Read as _, Write as _};
+use std::io::{self, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 pub use frame::{HEAD_BYTES, HELLO_BYTES, Head, Part, StreamHello};
 
@@ -27,7 +27,7 @@ use crate::handle::{Carrier, Handle};
 use crate::interfaces;
 use crate::log;
 use crate::settings::{Settings, ZeroCopy};
-use crate::socket::{accept, is_connected, listen, peer, random};
+use crate::socket::{Stranger, accept, is_connected, listen, peer, random};
 use crate::verbs::OneSidedPort;
 use receiver::TcpReceiver;
 use sender::TcpSender;
@@ -164,21 +164,13 @@ impl Connecting for Dialing {
     }
 }
 
-/// An incoming socket whose hello is not complete.
-struct Unknown {
-    stream: TcpStream,
-    hello: [u8; HELLO_BYTES],
-    got: usize,
-    since: Instant,
-}
-
 /// The sockets of one connection, as far as they have arrived.
 type PartialConnection = Vec<Option<TcpStream>>;
 
 struct Accepting {
     listener: TcpListener,
     nonce: u64,
-    unknown: Vec<Unknown>,
+    unknown: Vec<Stranger<HELLO_BYTES>>,
     partial: HashMap<u128, PartialConnection>,
     warned: bool,
 }
@@ -190,12 +182,7 @@ impl Accepting {
             && let Some(stream) = accept(&self.listener)?
         {
             socket::notice_silence(&stream);
-            self.unknown.push(Unknown {
-                stream,
-                hello: [0; HELLO_BYTES],
-                got: 0,
-                since: Instant::now(),
-            });
+            self.unknown.push(Stranger::new(stream));
         }
         Ok(())
     }
@@ -205,13 +192,14 @@ impl Accepting {
         let mut complete = None;
         let mut at = 0;
         while at < self.unknown.len() && complete.is_none() {
-            let read = read_hello(&mut self.unknown[at]);
-            let verdict = match read {
-                Ok(None) if self.unknown[at].since.elapsed() < HELLO_WITHIN => {
+            let heard = self.unknown[at].hear(HELLO_WITHIN);
+            let verdict = match heard
+                .and_then(|hello| hello.map(|bytes| StreamHello::decode(&bytes)).transpose())
+            {
+                Ok(None) => {
                     at += 1;
                     continue;
                 }
-                Ok(None) => Err(format!("said nothing for {} s", HELLO_WITHIN.as_secs())),
                 Ok(Some(hello)) if hello.nonce != self.nonce => {
                     Err(String::from("means another listener"))
                 }
@@ -265,20 +253,6 @@ impl Accepting {
             log::warn(&text);
         }
     }
-}
-
-/// Reads what is there of a hello. Returns an error if the bytes are no hello.
-fn read_hello(unknown: &mut Unknown) -> core::result::Result<Option<StreamHello>, String> {
-    while unknown.got < HELLO_BYTES {
-        match unknown.stream.read(&mut unknown.hello[unknown.got..]) {
-            Ok(0) => return Err(String::from("hung up without a word")),
-            Ok(count) => unknown.got += count,
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error.to_string()),
-        }
-    }
-    StreamHello::decode(&unknown.hello).map(Some)
 }
 
 impl Listener for Accepting {
