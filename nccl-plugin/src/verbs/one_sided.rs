@@ -165,9 +165,9 @@ impl RankQueuePair {
             let count = BATCH.min(room - self.in_flight.len()).min(self.waiting.len());
             let requests: SmallVec<[WorkRequest; BATCH]> =
                 self.waiting.iter().take(count).map(|(request, _)| *request).collect();
-            // SAFETY: the memory is registered by a region, which refuses no access once it is
-            // deregistered: the device then fails the work request. The queue pair is dropped
-            // before the scratch memory.
+            // SAFETY: the memory belongs to a region, and NCCL leaves it alone until the request is
+            // done. If the region ends before, its key does, too, and the device fails the work
+            // request. The queue pair is dropped before the scratch memory.
             let taken = match unsafe { self.qp.post(&requests) }? {
                 PostCount::All => count,
                 PostCount::Some(taken) => taken,
@@ -254,11 +254,11 @@ impl Wire for RdmaWire {
             RmaOperation::Get(get) => (Work::Read, get),
             RmaOperation::Signal(far, value) => {
                 lane.waiting.push_back((request(Work::Add(value), &far, 8), Some(part)));
-                return self.moved(queues);
+                return self.post_waiting(queues, rank, domain);
             }
             RmaOperation::Flush(far) => {
                 lane.waiting.push_back((request(Work::Read, &far, 1), Some(part)));
-                return self.moved(queues);
+                return self.post_waiting(queues, rank, domain);
             }
         };
         let Some((local, lkey, kind)) = transfer.near.registered() else {
@@ -278,7 +278,7 @@ impl Wire for RdmaWire {
             let last = if done == transfer.bytes { part.take() } else { None };
             lane.waiting.push_back((request, last));
         }
-        self.moved(queues);
+        self.post_waiting(queues, rank, domain);
     }
 
     fn progress(&self) {
@@ -308,6 +308,15 @@ impl Wire for RdmaWire {
 }
 
 impl RdmaWire {
+    /// Posts what waits on one queue pair. Completions come with the next progress.
+    fn post_waiting(&self, queues: &mut ContextQueuePairs, rank: usize, domain: usize) {
+        if let Some(lane) = &mut queues.lanes[rank * self.lanes + domain % self.lanes]
+            && let Err(fault) = lane.post(self.room)
+        {
+            self.lose(queues, rank, fault);
+        }
+    }
+
     fn moved(&self, queues: &mut ContextQueuePairs) {
         if let Err(fault) = self.move_on(queues) {
             self.lose_all(queues, &fault);
