@@ -15,8 +15,8 @@ use crate::handle::{VERSION, check_hello, word};
 
 pub const HEAD_BYTES: usize = 32;
 pub const HELLO_BYTES: usize = 32;
-/// Largest contribution to an exchange, in bytes. Queue pairs need 48 for each rank, so this does for
-/// more ranks than a group has. A peer has at most three of them in memory.
+/// Largest contribution to an exchange, in bytes. Queue pairs need 48 for each rank, so this does
+/// for more ranks than a group has. At most three contributions of a peer are in memory.
 pub(super) const EXCHANGE_BYTES_MAX: u64 = 1 << 20;
 
 const HELLO_MAGIC: [u8; 8] = *b"LAXRMA\r\n";

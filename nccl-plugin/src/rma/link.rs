@@ -127,8 +127,8 @@ impl RankLink {
         ))
     }
 
-    /// Returns the number of gets for which the peer keeps a reply. It keeps that of a get whose data
-    /// arrive until it has sent all of them.
+    /// Returns the number of gets for which the peer keeps a reply. It keeps the reply until it has
+    /// sent all of the data.
     fn open_gets(&self) -> usize {
         let arriving = matches!(self.sink, Some(FrameSink::RmaRegion { part: Some(_), .. }));
         self.gets.len() + usize::from(arriving)
