@@ -62,6 +62,7 @@ impl DataPath {
 }
 
 const PACKAGE: &str = "the Python package laxity";
+const NCCL_PLUGIN: &str = "the NCCL plugin";
 
 pub(crate) fn data_paths(process: &Process) -> Vec<DataPath> {
     let mut paths: Vec<DataPath> = nccl(process).into_iter().collect();
@@ -87,17 +88,19 @@ fn posted(process: &Process, library: &str) -> DataPath {
     }
 }
 
+fn has_nccl_plugin(process: &Process) -> bool {
+    process.has("libnccl-net-laxity") || process.has("libnccl_net_laxity")
+}
+
 fn nccl(process: &Process) -> Option<DataPath> {
     if !process.has("libnccl") && !process.has("librccl") {
         return None;
     }
     let net = process.variable("NCCL_NET");
     let named = |name: &str| net.is_none_or(|net| net.eq_ignore_ascii_case(name));
-    let has_laxity = process.has("libnccl-net-laxity") || process.has("libnccl_net_laxity");
-    if has_laxity && named("Laxity") {
-        let mut path = DataPath::new(PathKind::NcclNet, "NCCL", false);
-        path.asks = Some("the NCCL plugin");
-        return Some(path);
+    if has_nccl_plugin(process) && named("Laxity") {
+        let asks = Some(NCCL_PLUGIN);
+        return Some(DataPath { asks, ..DataPath::new(PathKind::NcclNet, "NCCL", false) });
     }
     if !can_verbs(process) {
         return None;
@@ -116,7 +119,8 @@ fn nccl(process: &Process) -> Option<DataPath> {
 }
 
 /// NCCL's one-sided path. Left alone, NCCL lets GPUs ring the doorbells of mlx5 NICs, and a thread
-/// posts elsewhere. Only DeepEP V2, a variable or that thread shows that a job uses the path.
+/// posts elsewhere. Only DeepEP V2, a variable or that thread shows that a job uses the path. What
+/// the thread posts is ordered by our plugin if `LAXITY_RMA` gives it to the plugin.
 fn gin(process: &Process) -> Option<DataPath> {
     let is_deepep = process.has("deep_ep/_C");
     let has_nccl = process.has("libnccl") || process.has("librccl") || is_deepep;
@@ -132,9 +136,18 @@ fn gin(process: &Process) -> Option<DataPath> {
         _ if is_deepep => PathKind::GinProxy,
         _ => return None,
     };
-    let verbs = kind == PathKind::GinProxy && process.nic != NicKind::Efa;
     let library = if is_deepep { "DeepEP V2" } else { "NCCL GIN" };
-    Some(DataPath::new(kind, library, verbs))
+    let is_proxy = kind == PathKind::GinProxy;
+    if is_proxy && has_one_sided_plugin(process) {
+        return Some(DataPath { asks: Some(NCCL_PLUGIN), ..DataPath::new(kind, library, false) });
+    }
+    Some(DataPath::new(kind, library, is_proxy && process.nic != NicKind::Efa))
+}
+
+fn has_one_sided_plugin(process: &Process) -> bool {
+    let is_on = matches!(process.variable("LAXITY_RMA"), Some("1" | "on"));
+    let named = process.variable("NCCL_RMA_PLUGIN").is_none_or(|names| names.contains("laxity"));
+    is_on && named && has_nccl_plugin(process)
 }
 
 /// NVSHMEM's transports are libraries of their own. Without any, GPUs are taken to ring doorbells.

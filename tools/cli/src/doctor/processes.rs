@@ -20,9 +20,9 @@ const LIBRARIES: [&str; 16] = [
     "nvshmem_transport_",
 ];
 
-const CHOICES: [&str; 8] = [
-    "FI_PROVIDER", "LAXITY_NIXL", "NCCL_GIN_ENABLE", "NCCL_GIN_TYPE", "NCCL_IB_DISABLE",
-    "NCCL_NET", "NVSHMEM_IB_ENABLE_IBGDA", "UCX_TLS",
+const CHOICES: [&str; 10] = [
+    "FI_PROVIDER", "LAXITY_NIXL", "LAXITY_RMA", "NCCL_GIN_ENABLE", "NCCL_GIN_TYPE",
+    "NCCL_IB_DISABLE", "NCCL_NET", "NCCL_RMA_PLUGIN", "NVSHMEM_IB_ENABLE_IBGDA", "UCX_TLS",
 ];
 
 /// The kind of NIC that a process uses, as far as it decides about the way of its transfers.

@@ -149,6 +149,19 @@ fn gin_and_ibgda_are_told_from_what_a_cpu_posts() {
     let thread = only(&thread, DaemonReply::Answers(&status));
     assert_eq!(short(&thread.paths[1]), (GinProxy, "NCCL GIN", Some(0), Reach::Measured));
 
+    let by_plugin = |variables: &[&str]| {
+        let libraries = ["libnccl.so.2", "libibverbs.so.1", "libnccl-net-laxity.so"];
+        let variables = [&["NCCL_GIN_TYPE=2", "NCCL_NET=Laxity"], variables].concat();
+        let host = mlx5().process(10, &libraries, &variables, true);
+        only(&host, DaemonReply::Answers(&status)).paths.swap_remove(1)
+    };
+    let one_sided = by_plugin(&["LAXITY_RMA=1"]);
+    assert_eq!(short(&one_sided), (GinProxy, "NCCL GIN", Some(0), Reach::Ordered));
+    assert_eq!(one_sided.why, "by the NCCL plugin");
+    assert_eq!(by_plugin(&[]).laxity, Reach::Measured, "NCCL's own backend");
+    let other = by_plugin(&["LAXITY_RMA=on", "NCCL_RMA_PLUGIN=other"]);
+    assert_eq!(other.laxity, Reach::Measured, "another plugin");
+
     let v1 = ["libnvshmem_host.so.3", "nvshmem_transport_ibgda.so.3", "deep_ep_cpp.so"];
     let ibgda = seen(&v1, &[]);
     assert_eq!(shorts(&ibgda), [(Ibgda, "NVSHMEM", Some(0), Reach::Measured)]);
