@@ -87,7 +87,7 @@ demo-vllm: setup-vllm lab wheel ## the same with vLLM, prefill and decode apart:
 REPRODUCTION_OUT ?= target/reproduction
 
 .PHONY: reproduction
-reproduction: lab ## simulate all plans that docs/reproduction.md shows and fill in its tables; goes on where it was cut off
+reproduction: lab ## simulate all plans that docs/reproduction-tables.md shows and fill in its tables; goes on where it was cut off
 	@plans="$$($(TARGET)/release/laxity sim findings --plans)"; \
 	for plan in $$plans; do \
 		$(TARGET)/release/laxity sim run "$$plan" --out "$(REPRODUCTION_OUT)/$$plan" >/dev/null; \

@@ -261,7 +261,7 @@ fn what_a_plan_does_not_have_is_a_mistake_of_the_page() {
 
 #[test]
 fn the_page_of_this_repository_asks_for_what_its_plans_have() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/reproduction.md");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/reproduction-tables.md");
     let page = fs::read_to_string(path).expect("the page");
     let asked = blocks(&page).expect("markers");
     assert!(asked.len() > 10);
@@ -269,7 +269,7 @@ fn the_page_of_this_repository_asks_for_what_its_plans_have() {
     assert!(new.missing.is_empty(), "{:?}", new.missing);
     tables(&new.text);
     // The file is kept for manual inspection.
-    let kept = Path::new(env!("CARGO_TARGET_TMPDIR")).join("reproduction.md");
+    let kept = Path::new(env!("CARGO_TARGET_TMPDIR")).join("reproduction-tables.md");
     fs::write(kept, new.text).expect("written");
 }
 
@@ -288,7 +288,7 @@ fn quoted(page: &str) -> Vec<Vec<String>> {
 /// has no results of have no rows on it.
 #[test]
 fn the_page_of_this_repository_quotes_the_paper_as_the_claims_do() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/reproduction.md");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/reproduction-tables.md");
     let page = fs::read_to_string(path).expect("the page");
     let quotes = quoted(&page);
     assert!(quotes.len() > 20, "{quotes:?}");

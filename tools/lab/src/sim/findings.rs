@@ -40,7 +40,7 @@ is out of date. The section speed is never out of date, because it depends on th
 Examples:
   laxity sim run mfs-figure-13 --out target/reproduction/mfs-figure-13
   laxity sim findings
-  laxity sim findings --results target/reproduction --page docs/reproduction.md --check";
+  laxity sim findings --results target/reproduction --page docs/reproduction-tables.md --check";
 
 /// Arguments of `laxity sim findings`.
 #[derive(Args)]
@@ -49,7 +49,7 @@ pub(crate) struct FindingsArgs {
     #[arg(long, value_name = "DIR", default_value = "target/reproduction")]
     results: PathBuf,
     /// Page to fill
-    #[arg(long, value_name = "FILE", default_value = "docs/reproduction.md")]
+    #[arg(long, value_name = "FILE", default_value = "docs/reproduction-tables.md")]
     page: PathBuf,
     /// Change nothing, and print which blocks would change
     #[arg(long)]
