@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use laxity_listen::LogFormat;
+use laxity_listen::page::WebConfig;
 use laxity_policy::Span;
 use laxity_quantity::Nanos;
 use laxity_wire::v1;
@@ -16,7 +17,6 @@ use crate::limits::Limits;
 pub use crate::nonsense::Nonsense;
 use crate::tenants::{TenantConfig, Tenants};
 use crate::tls::{TlsConfig, TlsError};
-use crate::web::config::WebConfig;
 
 /// The file that is read if no other is named. It may be missing.
 pub const FILE_DEFAULT: &str = "/etc/laxity/coordinator.toml";
@@ -217,7 +217,7 @@ impl Config {
         if let Some(etcd) = &self.etcd {
             etcd.check().map_err(|(key, problem)| Nonsense::new(key, problem))?;
         }
-        self.web.check()?;
+        self.web.check("127.0.0.1:7473").map_err(|problem| Nonsense::new("web.listen", problem))?;
         self.limits.check()?;
         Tenants::check(&self.tenant)?;
         self.cluster_policy().map(|_| ())

@@ -1,58 +1,37 @@
-//! The coordinator's web page: read-only, on its own port, without content from other sites.
+//! The coordinator's web page: read-only, on its own port, without content from other sites
+//! ([`laxity_listen::page`]).
 //!
-//! * *Untrusted text.* Names of hosts and ports come from daemons. They never become HTML: the page
-//!   is three fixed files, data is JSON, and the script sets text only. A Content-Security-Policy
-//!   without inline code and with Trusted Types is the second defence.
-//! * *Readers* are all who reach the address, so it is loopback unless `insecure` is set. The
-//!   `Host` of a request has to be an address, `localhost` or one of `names`. So a foreign site
-//!   reads nothing by DNS rebinding.
-//! * *Cost.* The coordinator's thread serves the page. So the state is built at most once a second
-//!   and within [`SHARE`], explanations have a budget, and connections are limited.
+//! The coordinator's thread serves the page. So the state is built at most once a second and within
+//! [`SHARE`], explanations have a budget, and connections are limited.
 
-pub mod config;
 mod history;
 mod state;
 
+use std::future::ready;
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
-use hyper::header::{HOST, HeaderValue};
-use hyper::http::uri::Authority;
-use hyper::{Method, Request, Response, StatusCode, header};
-use laxity_listen::http::{Answer, HttpLimits, HttpListener};
+use hyper::{Request, StatusCode};
+use laxity_listen::http::{Answer, HttpListener};
+use laxity_listen::page::{self, Page};
 use laxity_wire::v1;
 use serde::Serialize;
 
 use self::history::History;
 use crate::shared::Shared;
 
-const PAGE: &str = include_str!("web/page.html");
-const STYLE: &str = include_str!("web/page.css");
-const SCRIPT: &str = include_str!("web/page.js");
+const PAGE: Page =
+    Page { html: include_str!("web/page.html"), script: include_str!("web/page.js") };
 
-/// Limits of the browsers' connections. A browser whose connection is closed opens a new one.
-const LIMITS: HttpLimits = HttpLimits {
-    connections_max: 64,
-    head_max: Duration::from_secs(10),
-    connection_max: Duration::from_secs(120),
-    keep_alive: true,
-};
 /// Shortest time between two builds of the state.
 const STATE_AGE_MIN: Duration = Duration::from_secs(1);
 /// A build of the state is followed by a pause of this many times its duration.
 const SHARE: u32 = 50;
 /// Maximum number of explanations per second, for all readers together.
 const EXPLAIN_PER_S: u32 = 20;
-
-/// Forbids content from other sites, inline code, text as markup, frames and forms.
-const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; \
-    connect-src 'self'; \
-img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; \
-require-trusted-types-for 'script'; trusted-types 'none'";
 
 /// The web page's bound address.
 pub(crate) struct Web {
@@ -80,8 +59,8 @@ impl Web {
             history: Mutex::new(History::new()),
         });
         let _sampler = Aborted(tokio::spawn(sample(Arc::clone(&site))));
-        let answer = move |request: &Request<Incoming>| site.answer(request);
-        self.listener.serve("the page", LIMITS, answer).await;
+        let answer = move |request: &Request<Incoming>| ready(site.answer(request));
+        self.listener.serve("the page", page::LIMITS, answer).await;
     }
 }
 
@@ -140,38 +119,8 @@ struct Site {
     history: Mutex<History>,
 }
 
-fn answer(status: StatusCode, kind: &'static str, body: impl Into<Bytes>) -> Answer {
-    let mut answer = Response::new(Full::new(body.into()));
-    *answer.status_mut() = status;
-    let headers = answer.headers_mut();
-    for (name, value) in [
-        (header::CONTENT_TYPE, kind),
-        (header::CACHE_CONTROL, "no-store"),
-        (header::CONTENT_SECURITY_POLICY, CONTENT_SECURITY_POLICY),
-        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
-        (header::X_FRAME_OPTIONS, "DENY"),
-        (header::REFERRER_POLICY, "no-referrer"),
-    ] {
-        headers.insert(name, HeaderValue::from_static(value));
-    }
-    for (name, value) in [
-        ("cross-origin-opener-policy", "same-origin"),
-        ("cross-origin-resource-policy", "same-origin"),
-    ] {
-        headers.insert(name, HeaderValue::from_static(value));
-    }
-    answer
-}
-
 fn json(status: StatusCode, body: &impl Serialize) -> Answer {
-    match serde_json::to_vec(body) {
-        Ok(bytes) => answer(status, "application/json", bytes),
-        Err(error) => plain(StatusCode::INTERNAL_SERVER_ERROR, &error.to_string()),
-    }
-}
-
-fn plain(status: StatusCode, text: &str) -> Answer {
-    answer(status, "text/plain; charset=utf-8", format!("{text}\n"))
+    page::json(status, serde_json::to_vec(body).unwrap_or_default())
 }
 
 #[derive(Serialize)]
@@ -186,28 +135,11 @@ fn problem(status: StatusCode, error: impl Into<String>) -> Answer {
 
 impl Site {
     fn answer(&self, request: &Request<Incoming>) -> Answer {
-        let host = request.headers().get(HOST).and_then(|it| it.to_str().ok());
-        if !host.is_some_and(|host| is_asked_for_by(host, &self.names)) {
-            return plain(
-                StatusCode::MISDIRECTED_REQUEST,
-                "this name is not one of the coordinator's page: ask for its address, or add the \
-                 name to web.names",
-            );
-        }
-        if !matches!(*request.method(), Method::GET | Method::HEAD) {
-            let mut refused = plain(StatusCode::METHOD_NOT_ALLOWED, "this page only shows");
-            refused.headers_mut().insert(header::ALLOW, HeaderValue::from_static("GET, HEAD"));
-            return refused;
-        }
-        let query = request.uri().query().unwrap_or_default();
-        match request.uri().path() {
-            "/" => answer(StatusCode::OK, "text/html; charset=utf-8", PAGE),
-            "/page.css" => answer(StatusCode::OK, "text/css; charset=utf-8", STYLE),
-            "/page.js" => answer(StatusCode::OK, "text/javascript; charset=utf-8", SCRIPT),
-            "/api/state" => answer(StatusCode::OK, "application/json", self.state()),
-            "/api/explain" => self.explain(query),
-            _ => plain(StatusCode::NOT_FOUND, "there is nothing here; the page is at /"),
-        }
+        PAGE.answer(request, &self.names).unwrap_or_else(|| match request.uri().path() {
+            "/api/state" => page::json(StatusCode::OK, self.state()),
+            "/api/explain" => self.explain(request.uri().query().unwrap_or_default()),
+            _ => page::not_found(),
+        })
     }
 
     fn state(&self) -> Bytes {
@@ -246,17 +178,6 @@ impl Site {
             Err(error) => problem(StatusCode::NOT_FOUND, error),
         }
     }
-}
-
-/// Reports whether a `Host` header names an address, `localhost` or one of `names`.
-fn is_asked_for_by(host: &str, names: &[String]) -> bool {
-    let Ok(authority) = host.parse::<Authority>() else {
-        return false;
-    };
-    let name = authority.host().trim_matches(['[', ']']);
-    name.eq_ignore_ascii_case("localhost")
-        || name.parse::<IpAddr>().is_ok()
-        || names.iter().any(|known| known.eq_ignore_ascii_case(name))
 }
 
 /// Parses `batch=ID&tenant=NAME`.
@@ -298,22 +219,6 @@ fn unescaped(text: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_name_that_is_not_known_reads_nothing() {
-        let names = ["laxity.example".to_owned()];
-        for known in [
-            "127.0.0.1:7473", "[::1]:7473", "10.0.0.7", "localhost:1", "LOCALHOST",
-            "laxity.example:443",
-        ] {
-            assert!(is_asked_for_by(known, &names), "{known}");
-        }
-        for foreign in
-            ["evil.example:7473", "127.0.0.1.evil.example", "localhost.evil.example", "", "a b"]
-        {
-            assert!(!is_asked_for_by(foreign, &names), "{foreign}");
-        }
-    }
 
     #[test]
     fn a_query_is_read_or_refused_and_never_guessed() {

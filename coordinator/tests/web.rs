@@ -5,11 +5,10 @@
 mod support;
 
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use laxity_coordinator::config::Config;
-use laxity_tests::{Need, skip};
+use laxity_tests::browser::{browse, part};
 use laxity_wire::v1::event::Event as Kind;
 use laxity_wire::v1::operator_client::OperatorClient;
 use laxity_wire::v1::{
@@ -19,9 +18,6 @@ use laxity_wire::v1::{
 use tonic::transport::Endpoint;
 
 use self::support::{Fixture, Script, batch, config};
-
-/// Longest time that Chromium may take for a page.
-const BROWSER_MAX: Duration = Duration::from_secs(120);
 
 fn ended(request: u64) -> Kind {
     Kind::RequestEnded(RequestEnded { request })
@@ -70,70 +66,9 @@ fn busy() -> Fixture {
     fixture
 }
 
-fn chromium() -> Option<PathBuf> {
-    let path = std::env::var_os("PATH")?;
-    let found = std::env::split_paths(&path)
-        .flat_map(|folder| {
-            ["chromium", "chromium-browser", "google-chrome"].map(|it| folder.join(it))
-        })
-        .find(|file| file.is_file());
-    if found.is_none() {
-        skip(Need::Machine, "there is no Chromium here; `apt-get install chromium`");
-    }
-    found
-}
-
-/// Runs Chromium until it ends, and returns its standard output.
-fn browse(arguments: &[String], url: &str) -> Option<String> {
-    let program = chromium()?;
-    let profile = tempfile::tempdir().expect("a folder");
-    let out = profile.path().join("stdout");
-    let mut child = Command::new(program)
-        .args([
-            "--headless",
-            "--no-sandbox",
-            "--disable-gpu",
-            "--disable-quic",
-            "--no-first-run",
-            "--disable-background-networking",
-            "--disable-component-update",
-            "--disable-sync",
-            "--disable-dev-shm-usage",
-            "--hide-scrollbars",
-            "--virtual-time-budget=5000",
-        ])
-        .arg(format!("--user-data-dir={}", profile.path().display()))
-        .args(arguments)
-        .arg(url)
-        .stdin(Stdio::null())
-        .stdout(std::fs::File::create(&out).expect("a file"))
-        .stderr(Stdio::null())
-        .spawn()
-        .expect("Chromium starts");
-    let begun = Instant::now();
-    loop {
-        if child.try_wait().expect("it is ours").is_some() {
-            return Some(std::fs::read_to_string(&out).expect("text"));
-        }
-        if begun.elapsed() > BROWSER_MAX {
-            let _ = child.kill();
-            let _ = child.wait();
-            panic!("Chromium took more than {BROWSER_MAX:?} for {url}");
-        }
-        std::thread::sleep(Duration::from_millis(50));
-    }
-}
-
 fn dom(fixture: &Fixture, view: &str) -> Option<String> {
     let web = fixture.web.expect("a page");
     browse(&["--dump-dom".into()], &format!("http://{web}/{view}"))
-}
-
-/// Returns the text from the element with this id to the end of its section.
-fn part<'a>(dom: &'a str, id: &str) -> &'a str {
-    let from = dom.find(&format!("id=\"{id}\"")).unwrap_or_else(|| panic!("no {id} in {dom}"));
-    let rest = &dom[from..];
-    &rest[..rest.find("</section>").unwrap_or(rest.len())]
 }
 
 #[test]
@@ -260,7 +195,7 @@ fn names_from_daemons_are_text_whatever_they_hold() {
         };
         assert!(dom.contains("<title>Laxity coordinator</title>"), "{dom}");
         assert!(!dom.contains("<img") && !dom.contains("<b>"), "{dom}");
-        assert_eq!(dom.matches("<script").count(), 1, "{dom}");
+        assert_eq!(dom.matches("<script").count(), 2, "{dom}");
         assert!(part(&dom, "hosts").contains("&lt;img src=x onerror="), "{dom}");
         assert!(dom.contains("\\u{202e}") && !dom.contains('\u{202e}'), "{dom}");
     }
@@ -272,6 +207,7 @@ fn what_the_server_sends_forbids_what_the_page_does_not_need() {
     for (path, kind) in [
         ("/", "text/html"),
         ("/page.js", "text/javascript"),
+        ("/kit.js", "text/javascript"),
         ("/page.css", "text/css"),
         ("/api/state", "application/json"),
         ("/api/explain?batch=1", "application/json"),

@@ -18,6 +18,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use laxity_listen::LogFormat;
+use laxity_listen::page::WebConfig;
 use laxity_policy::config::Granularity;
 use laxity_policy::{LinkConfig, PolicyKind, Span};
 use laxity_quantity::{Bytes, Nanos};
@@ -73,6 +74,8 @@ pub struct Config {
     pub tuning: TuningConfig,
     /// What happens about traffic that the daemon does not permit.
     pub residual: ResidualConfig,
+    /// The web page.
+    pub web: WebConfig,
     /// The connection to the coordinator.
     pub coordinator: CoordinatorConfig,
     /// The NICs. Clients use the index in this list as the number of a NIC.
@@ -250,6 +253,7 @@ impl Default for Config {
             levels: LevelsConfig::default(),
             tuning: TuningConfig::default(),
             residual: ResidualConfig::default(),
+            web: WebConfig::default(),
             coordinator: CoordinatorConfig::default(),
             nic: vec![NicConfig {
                 name: "default".into(),

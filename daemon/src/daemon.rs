@@ -32,7 +32,7 @@ use crate::service::{SchedulerHandle, Service, Source};
 use crate::sockets::{self, BindError, Bound};
 use crate::stats::Snapshot;
 use crate::watched::{Watched, watch};
-use crate::{control, descriptors, registration, residual, treatments};
+use crate::{control, descriptors, registration, residual, treatments, web};
 
 /// Why the daemon did not start, or ended. The text contains the cause. So there is no `source`,
 /// which would print the cause twice.
@@ -81,7 +81,8 @@ pub struct Daemon {
     registration_path: Bound,
     control: UnixListener,
     control_path: Bound,
-    exporter: Option<Exporting>,
+    exporter: Option<(Exporter, Endpoint)>,
+    web: Option<Endpoint>,
     driver: Driver,
     attendant: Option<StreamTask>,
     signals: Signals,
@@ -106,47 +107,51 @@ impl Signals {
     }
 }
 
-struct Exporting {
-    exporter: Exporter,
+/// An HTTP address. One that is taken keeps nothing from being scheduled: the daemon warns, and
+/// binds it later.
+#[derive(Debug)]
+struct Endpoint {
+    /// What is served, for the log.
+    what: &'static str,
     address: SocketAddr,
     /// `None` while something else has the address.
     listener: Option<HttpListener>,
 }
 
-/// The time between attempts to bind the metrics address.
+/// The time between attempts to bind an address.
 const BIND_EVERY: Duration = Duration::from_secs(5);
 
-/// Makes the metrics endpoint. An address that is taken keeps nothing from being scheduled: the
-/// daemon warns, and binds it later.
-fn exporting(address: SocketAddr) -> Result<Exporting, DaemonError> {
-    let exporter = Exporter::new().map_err(|error| io::Error::other(error.to_string()))?;
-    let bound = HttpListener::bind(address).inspect_err(|cause| {
-        let remedy = sockets::way_out(cause, "set another address, or \"\" for none");
-        warn!(
-            "cannot serve metrics at {address}: {cause}; {remedy} (`metrics` in the \
-             configuration). Everything else goes on, and this is tried again"
-        );
-    });
-    Ok(Exporting { exporter, address, listener: bound.ok() })
-}
-
-/// Returns the listener as soon as its address is free.
-async fn bound(address: SocketAddr, listener: Option<HttpListener>) -> HttpListener {
-    if let Some(listener) = listener {
-        return listener;
+impl Endpoint {
+    /// `key` is the setting that has the address.
+    fn bind(what: &'static str, key: &str, address: SocketAddr) -> Self {
+        let bound = HttpListener::bind(address).inspect_err(|cause| {
+            let remedy = sockets::way_out(cause, "set another address, or \"\" for none");
+            warn!(
+                "cannot serve {what} at {address}: {cause}; {remedy} (`{key}` in the \
+                 configuration). Everything else goes on, and this is tried again"
+            );
+        });
+        Self { what, address, listener: bound.ok() }
     }
-    loop {
-        tokio::time::sleep(BIND_EVERY).await;
-        if let Ok(listener) = HttpListener::bind(address) {
-            info!(%address, "metrics are served now");
+
+    /// Returns the address that is served, or nothing.
+    fn served(this: Option<&Self>) -> io::Result<String> {
+        let listener = this.and_then(|this| this.listener.as_ref());
+        listener.map_or(Ok(String::new()), |listener| Ok(listener.local_addr()?.to_string()))
+    }
+
+    /// Returns the listener as soon as its address is free.
+    async fn listener(self) -> HttpListener {
+        if let Some(listener) = self.listener {
             return listener;
         }
-    }
-}
-
-impl std::fmt::Debug for Exporting {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        self.exporter.fmt(f)
+        loop {
+            tokio::time::sleep(BIND_EVERY).await;
+            if let Ok(listener) = HttpListener::bind(self.address) {
+                info!(address = %self.address, "{} are served now", self.what);
+                return listener;
+            }
+        }
     }
 }
 
@@ -180,7 +185,13 @@ impl Daemon {
                 .map_err(fail("control", &config.control))?;
         // Metrics come after the sockets, so that a second daemon fails with the name of the socket
         // in use.
-        let exporter = config.metrics_address().map(exporting).transpose()?;
+        let exporter = config.metrics_address().map(|address| {
+            let exporter = Exporter::new().map_err(|error| io::Error::other(error.to_string()))?;
+            Ok::<_, io::Error>((exporter, Endpoint::bind("metrics", "metrics", address)))
+        });
+        let exporter = exporter.transpose()?;
+        let web = config.web.address();
+        let web = web.map(|address| Endpoint::bind("pages", "web.listen", address));
         let (snapshots, seen) = watch::channel(None);
         let scheduler = SchedulerHandle { mailbox: mailbox.clone(), snapshots: seen, exchange };
         let attendant = StreamTask::new(&config, &scheduler);
@@ -201,6 +212,7 @@ impl Daemon {
             control,
             control_path,
             exporter,
+            web,
             driver,
             attendant,
             signals,
@@ -219,27 +231,27 @@ impl Daemon {
         })?;
         let _residuals = residual::watch(&self.config, self.mailbox.clone())?;
         let (scheduler, died) = start(self.driver)?;
-        let listener = self.exporter.as_ref().and_then(|exporting| exporting.listener.as_ref());
-        let metrics = match listener {
-            Some(listener) => listener.local_addr()?.to_string(),
-            None => String::new(),
-        };
+        let metrics = Endpoint::served(self.exporter.as_ref().map(|(_, endpoint)| endpoint))?;
+        let page = Endpoint::served(self.web.as_ref())?;
         let config = self.config;
         let mut tasks = vec![
             tokio::spawn(publish(
                 Arc::clone(&self.snapshot_slot),
                 self.snapshots,
                 Arc::clone(&self.service),
-                self.exporter.map(|exporting| {
-                    let listener = bound(exporting.address, exporting.listener);
-                    tokio::spawn(exporting.exporter.serve(listener));
-                    exporting.exporter
+                self.exporter.map(|(exporter, endpoint)| {
+                    tokio::spawn(exporter.serve(endpoint.listener()));
+                    exporter
                 }),
             )),
             tokio::spawn(registration::serve(self.registration, Arc::clone(&self.service))),
             tokio::spawn(control::serve(self.control, Arc::clone(&self.service))),
             tokio::spawn(reload_on(hangup, Arc::clone(&self.service))),
         ];
+        if let Some(web) = self.web {
+            let (names, service) = (config.web.names.clone(), Arc::clone(&self.service));
+            tasks.push(tokio::spawn(web::serve(web.listener(), names, service)));
+        }
         if let Some(attendant) = self.attendant {
             tasks.push(tokio::spawn(attendant.attend()));
         }
@@ -251,7 +263,7 @@ impl Daemon {
             version = env!("CARGO_PKG_VERSION"), policy = %config.policy,
             mode = config.mode.name(), socket = %config.socket.display(),
             control = %config.control.display(), metrics = %metrics,
-            nics = config.nic.len(), "laxityd is ready"
+            page = %page, nics = config.nic.len(), "laxityd is ready"
         );
         if self.client_room < config.scheduler.clients_max {
             warn!(

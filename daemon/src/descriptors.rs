@@ -4,7 +4,7 @@
 //! opens (a configuration, a marker). So everything that takes descriptors is bounded, and the sum
 //! of the bounds is below the limit of open files.
 
-use laxity_listen::{descriptors_max, http::HttpLimits};
+use laxity_listen::{descriptors_max, http::HttpLimits, page};
 
 use crate::{control, registration};
 
@@ -23,7 +23,10 @@ pub struct TooFew {
 
 /// Returns the number of descriptors that are not for attached clients.
 fn reserve() -> usize {
-    OWN + control::CONNECTIONS_MAX + HttpLimits::METRICS.connections_max + registration::PENDING_MAX
+    OWN + control::CONNECTIONS_MAX
+        + HttpLimits::METRICS.connections_max
+        + page::LIMITS.connections_max
+        + registration::PENDING_MAX
 }
 
 /// Raises the limit of open files as far as possible and returns the number of clients it allows.

@@ -31,3 +31,4 @@ pub mod stats;
 pub mod status;
 mod treatments;
 pub mod watched;
+mod web;

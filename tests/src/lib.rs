@@ -9,6 +9,8 @@
 //!   With `LAXITY_REQUIRE=vllm` those fail, too. With `LAXITY_REQUIRE=machine`, tests that lack
 //!   the recorded traces may also be skipped. The traces are not part of this repository.
 
+pub mod browser;
+
 use std::fmt::Display;
 use std::fs::OpenOptions;
 use std::io::Write as _;

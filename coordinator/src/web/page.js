@@ -1,194 +1,36 @@
-// Asks for the state every two seconds and shows it. All text that comes from the server is set as text, never as markup.
+// The coordinator's page. kit.js, which is loaded before, has what it shares with the daemon's.
 "use strict";
-
-const POLL_MS = 2000;
-const BARS = 60;
-const SVG = "http://www.w3.org/2000/svg";
-const STAGES = {
-  kv_reuse: "KV reuse", collective: "collective", p2d: "prefill→decode",
-  weights: "weights", background: "background",
-};
-
-const at = (id) => document.getElementById(id);
-
-/** An element with text and children. */
-function make(name, attributes, ...children) {
-  const element = document.createElement(name);
-  for (const [key, value] of Object.entries(attributes || {})) {
-    if (value !== null && value !== undefined) element.setAttribute(key, value);
-  }
-  element.append(...children.map((child) => (child instanceof Node ? child : printable(String(child)))));
-  return element;
-}
-
-function put(id, ...children) { at(id).replaceChildren(...children); }
-
-/** Control and direction characters made visible: a name must not rearrange what is beside it. */
-function printable(text) {
-  return text.replace(/[\p{Cc}\p{Cf}\p{Zl}\p{Zp}]/gu, (c) => "\\u{" + c.codePointAt(0).toString(16) + "}");
-}
-
-function bytes(count) {
-  if (count < 1000) return count + " B";
-  let value = count;
-  for (const unit of ["KiB", "MiB", "GiB", "TiB", "PiB"]) {
-    value /= 1024;
-    if (value < 1000 || unit === "PiB") {
-      return value.toFixed(value < 10 ? 2 : value < 100 ? 1 : 0) + " " + unit;
-    }
-  }
-}
-
-function span(ns) {
-  const sign = ns < 0 ? "−" : "";
-  const ms = Math.abs(ns) / 1e6;
-  if (ms < 1) return sign + ms.toFixed(2) + " ms";
-  if (ms < 1000) return sign + ms.toFixed(ms < 10 ? 1 : 0) + " ms";
-  const s = ms / 1000;
-  if (s < 120) return sign + s.toFixed(s < 10 ? 1 : 0) + " s";
-  if (s < 7200) return sign + Math.round(s / 60) + " min";
-  if (s < 172800) return sign + Math.round(s / 3600) + " h";
-  return sign + Math.round(s / 86400) + " days";
-}
-
-const until = (ns) => (ns === null ? "none" : ns < 0 ? span(-ns) + " ago" : "in " + span(ns));
-const count = (n, one, many) => n.toLocaleString("en") + " " + (n === 1 ? one : many || one + "s");
-const percent = (part, whole) => (whole === 0 ? "–" : (100 * part / whole).toFixed(part === whole ? 0 : 1) + " %");
-
-/** What to show, kept in the address so that it can be shared: ?find=WORDS&tenant=NAME&TABLE=COLUMN. */
-const view = new URLSearchParams(location.search);
-
-function look(key, value) {
-  if (value) view.set(key, value); else view.delete(key);
-  history.replaceState(null, "", (view.size ? "?" + view : location.pathname) + location.hash);
-  if (last) show(last);
-}
-
-/** Whether a row is of the tenant and has all words that are looked for. */
-function passes(tenant, ...texts) {
-  const said = texts.join("\n").toLowerCase(), of = view.get("tenant");
-  const words = (view.get("find") || "").toLowerCase().split(/\s+/);
-  return (!of || of === tenant) && words.every((word) => said.includes(word));
-}
-
-/** A link to the same page with a filter. */
-const only = (key, value) => make("a", { href: "?" + new URLSearchParams({ [key]: value }) + "#hosts-title" }, value);
-
-/** Rows by the column that was clicked on, or as the coordinator has them. */
-function sorted(id, columns, rows) {
-  const wanted = view.get(id) || "", down = wanted.startsWith("-");
-  const column = columns.find(([name, , , key]) => key && name === wanted.slice(down));
-  if (!column) return rows;
-  const compare = (a, b) => (a < b ? -1 : a > b ? 1 : 0) * (down ? -1 : 1);
-  return [...rows].sort((a, b) => compare(column[3](a), column[3](b)));
-}
-
-function heading(id, [name, , number, key]) {
-  const now = view.get(id), orders = number ? ["-" + name, name, null] : [name, "-" + name, null];
-  const sort = key && now === name ? "ascending" : key && now === "-" + name ? "descending" : null;
-  const cell = make("th", { scope: "col", class: number ? "number" : null, "aria-sort": sort }, key ? "" : name);
-  if (key) {
-    const button = make("button", { type: "button", "data-sort": id + " " + name }, name);
-    button.addEventListener("click", () => look(id, orders[(orders.indexOf(now) + 1) % 3]));
-    cell.append(button);
-  }
-  return cell;
-}
-
-/** A table that small screens show as cards. Columns: [heading, cell(row), is a number, sorting key(row)]. */
-function table(caption, columns, rows, id) {
-  const head = make("tr", {}, ...columns.map((column) => heading(id, column)));
-  const cells = (row) => columns.map(([name, cell, number]) => {
-    const content = cell(row);
-    const empty = content === "" || content === null;
-    const kind = [number ? "number" : "", empty ? "empty" : ""].join(" ").trim();
-    return make("td", { "data-label": name, class: kind || null }, make("span", {}, empty ? "" : content));
-  });
-  const made = make("table", {},
-    make("thead", {}, head), make("tbody", {}, ...sorted(id, columns, rows).map((row) => make("tr", {}, ...cells(row)))));
-  if (caption) made.prepend(make("caption", {}, caption));
-  return made;
-}
 
 function totals(state) {
   const { totals: sums, attainment } = state;
   const ended = attainment.in_time + attainment.late;
-  const item = (name, value, note) =>
-    make("div", {}, make("dt", {}, name), make("dd", {}, value, note ? make("small", {}, note) : ""));
   const gone = sums.hosts - sums.connected;
   put("totals",
-    item("Hosts", sums.connected.toLocaleString("en"),
+    total("Hosts", sums.connected.toLocaleString("en"),
       [gone ? gone + " not connected" : "", sums.drained ? sums.drained + " drained" : ""].filter(Boolean).join(", ")),
-    item("Batches", sums.batches.toLocaleString("en")),
-    item("Requests", sums.requests.toLocaleString("en"), sums.pruned ? sums.pruned + " pruned" : ""),
-    item("Waiting", bytes(state.queues.bytes)),
-    item("In time", percent(attainment.in_time, ended), ended ? "of " + ended.toLocaleString("en") : "none ended yet"));
+    total("Batches", sums.batches.toLocaleString("en")),
+    total("Requests", sums.requests.toLocaleString("en"), sums.pruned ? sums.pruned + " pruned" : ""),
+    total("Waiting", bytes(state.queues.bytes)),
+    total("In time", percent(attainment.in_time, ended), ended ? "of " + ended.toLocaleString("en") : "none ended yet"));
 }
 
-let period = 1;
-
-function chart(state) {
-  const { buckets, bucket_s: bucket } = state.attainment;
-  // Whole bars from the newest bucket backwards.
-  const bars = [];
-  for (let end = buckets.length; end > 0 && bars.length < BARS; end -= period) {
-    const part = buckets.slice(Math.max(0, end - period), end);
-    bars.push(part.reduce(([a, b], [c, d]) => [a + c, b + d], [0, 0]));
-  }
-  const width = Math.max(280, at("chart").clientWidth || 600), height = 144, left = 36, bottom = 18, top = 6;
-  const svg = document.createElementNS(SVG, "svg");
-  const draw = (name, attributes, text) => {
-    const shape = document.createElementNS(SVG, name);
-    for (const [key, value] of Object.entries(attributes)) shape.setAttribute(key, value);
-    if (text !== undefined) shape.textContent = text;
-    svg.append(shape);
-    return shape;
-  };
-  svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
-  svg.setAttribute("role", "img");
-  const plot = height - bottom - top;
-  for (const share of [0, 0.5, 1]) {
-    const y = top + plot * (1 - share);
-    draw("line", { x1: left, x2: width, y1: y, y2: y });
-    draw("text", { x: left - 5, y: y + 4, "text-anchor": "end" }, 100 * share + "%");
-  }
-  const step = (width - left) / BARS;
+function attainment(state) {
+  const { buckets, bucket_s: bucket, late_pruned: pruned, undated } = state.attainment;
   let ended = 0, inTime = 0;
-  bars.forEach(([good, late], index) => {
+  const bars = grouped(buckets).map(([good, late], index) => {
     const all = good + late;
-    if (all === 0) return;
+    if (all === 0) return null;
     ended += all;
     inTime += good;
-    const x = width - (index + 1) * step, tall = plot * good / all;
-    const bar = (kind, y, h) => {
-      const shape = draw("rect", { class: kind, x: x + step * 0.1, y, width: step * 0.8, height: h });
-      const title = document.createElementNS(SVG, "title");
-      const ago = span(index * period * bucket * 1e9);
-      title.textContent = `${good} of ${all} in time` + (index ? `, ${ago} ago` : ", now");
-      shape.append(title);
-    };
-    if (late > 0) bar("late", top, plot - tall);
-    if (good > 0) bar("in-time", top + plot - tall, tall);
+    const ago = span(index * period * bucket * 1e9);
+    return { parts: [["in-time", good / all], ["late", late / all]], title: `${good} of ${all} in time` + (index ? `, ${ago} ago` : ", now") };
   });
-  const reach = BARS * period * bucket;
-  draw("text", { x: left, y: height - 4 }, `${reach / 60} min ago`);
-  draw("text", { x: width, y: height - 4, "text-anchor": "end" }, "now");
-  const said = `${percent(inTime, ended)} of ${count(ended, "request")} with a deadline that ended in the last ${reach / 60} minutes were in time.`;
-  svg.setAttribute("aria-label", said);
-  put("chart", svg);
-  const { late_pruned: pruned, undated } = state.attainment;
+  const minutes = BARS * period * bucket / 60;
+  const said = `${percent(inTime, ended)} of ${count(ended, "request")} with a deadline that ended in the last ${minutes} minutes were in time.`;
+  chart(bars, [0, 0.5, 1].map((share) => [share, 100 * share + "%"]), minutes, said);
   const more = [pruned ? `${pruned} of those late had been pruned since the start` : "", undated ? `${undated} had no deadline` : ""];
   put("attainment", ended ? said : "No request with a deadline has ended in this period.",
     make("span", { class: "faint" }, more.some(Boolean) ? " " + more.filter(Boolean).join("; ") + "." : ""));
-}
-
-function bars(id, queues, names) {
-  const most = Math.max(1, ...queues.map((queue) => queue.bytes));
-  put(id, ...queues.map((queue) => {
-    const name = names[queue.name] || queue.name;
-    return make("li", {}, make("span", {}, name),
-      make("progress", { max: most, value: queue.bytes, "aria-label": name }), make("span", {}, bytes(queue.bytes)));
-  }));
 }
 
 function queues(state) {
@@ -219,7 +61,6 @@ function progress(batch) {
   return batch.layers ? `layer ${batch.layer} of ${batch.layers}` : "computes";
 }
 
-const never = (ns) => (ns === null ? Infinity : ns);
 const BATCH = [
   ["Place", (batch) => (batch.rank === null ? "–" : batch.rank), true, (batch) => never(batch.rank)],
   ["Batch", link, false, (batch) => batch.batch.padStart(20)],
@@ -237,16 +78,9 @@ const BATCH = [
 const tenantsToo = (state, columns) => (state.tenants.length < 2 ? columns
   : columns.toSpliced(2, 0, ["Tenant", (row) => (row.tenant ? only("tenant", row.tenant) : ""), false, (row) => row.tenant]));
 
-function listed(id, state, columns, rows, shown, caption, none) {
-  const hidden = rows.length - shown.length;
-  const note = hidden ? make("p", { class: "faint" }, `The filter hides ${hidden} of the ${rows.length} here.`) : "";
-  const empty = hidden ? "" : make("p", { class: "faint" }, none);
-  put(id, shown.length ? table(caption, tenantsToo(state, columns), shown, id) : empty, note);
-}
-
 function batches(state) {
-  const show = (id, rows, caption, none) => listed(id, state, BATCH, rows,
-    rows.filter((batch) => passes(batch.tenant, batch.batch, ...batch.hosts)), caption, none);
+  const show = (id, rows, caption, none) => listed(id, tenantsToo(state, BATCH), rows,
+    rows.filter((batch) => passes("tenant", batch.tenant, batch.batch, ...batch.hosts)), caption, none);
   const { batches: all } = state.totals;
   show("order", state.batches,
     state.batches.length < all ? `The first ${state.batches.length} of ${all.toLocaleString("en")}.` : "", "No batch is active.");
@@ -254,14 +88,7 @@ function batches(state) {
 }
 
 function tenants(state) {
-  const names = state.tenants.map((tenant) => tenant.tenant);
-  const picked = view.get("tenant") || "", choices = ["", ...names];
-  if (!choices.includes(picked)) choices.push(picked);
-  if (choices.join("\n") !== [...at("tenant").options].map((option) => option.value).join("\n")) {
-    put("tenant", ...choices.map((name) => make("option", { value: name }, name || "all")));
-  }
-  at("tenant").value = picked;
-  put("filtered", picked || view.get("find") ? make("a", { href: location.pathname }, "Show all") : "");
+  choices("tenant", state.tenants.map((tenant) => tenant.tenant));
   put("tenants", table("", [
     ["Tenant", (tenant) => only("tenant", tenant.tenant), false, (tenant) => tenant.tenant],
     ["Hosts", (tenant) => tenant.hosts, true, (tenant) => tenant.hosts],
@@ -288,15 +115,8 @@ function ports(host) {
     ["By stage", (port) => split(port.queued_by_stage, STAGES)],
   ], host.ports);
   const summary = `${count(host.ports.length, "port")}, busiest ${busiest.port} ${busiest.direction} ${(busiest.load_permille / 10).toFixed(0)} %`;
-  const details = make("details", { "data-host": host.host }, make("summary", {}, summary), shown);
-  details.open = opened.has(host.host);
-  details.addEventListener("toggle", () => {
-    if (details.open) opened.add(host.host); else opened.delete(host.host);
-  });
-  return details;
+  return folded(host.host, summary, shown);
 }
-
-const opened = new Set();
 
 function standing(host) {
   if (host.drained) {
@@ -327,7 +147,7 @@ function hosts(state) {
   const caption = state.hosts.length < all
     ? `${state.hosts.length} of ${all.toLocaleString("en")}: those in trouble first, then those where most waits. laxity cluster hosts lists all.` : "";
   const names = (host) => [host.host, ...host.ports.map((port) => port.port)];
-  listed("hosts", state, HOST, state.hosts, state.hosts.filter((host) => passes(host.tenant, ...names(host))), caption,
+  listed("hosts", tenantsToo(state, HOST), state.hosts, state.hosts.filter((host) => passes("tenant", host.tenant, ...names(host))), caption,
     "No daemon has come yet. Name this coordinator in the daemons' configuration.");
 }
 
@@ -409,65 +229,12 @@ async function explain() {
   explained = batch;
 }
 
-let last = null;
-
-function show(state) {
-  last = state;
-  const headline = at("headline");
-  headline.className = "";
-  headline.textContent = `laxity-coordinator ${state.version}, ${state.leading ? "leading" : "standing by"}, up ${span(state.up_ns)}, `
+function draw(state) {
+  at("headline").textContent = `laxity-coordinator ${state.version}, ${state.leading ? "leading" : "standing by"}, up ${span(state.up_ns)}, `
     + `term ${state.term}, ${count(state.runs, "run")} of admission`;
-  keepingFocus(() => {
-    for (const part of [totals, chart, queues, tenants, batches, hosts, policy]) part(state);
-  });
+  for (const part of [totals, attainment, queues, tenants, batches, hosts, policy]) part(state);
 }
 
-/** What has the focus is made anew: it goes to its successor. */
-function keepingFocus(work) {
-  const before = document.activeElement;
-  const section = before && before.closest("section");
-  const key = (element) => element.getAttribute("href")
-    || element.getAttribute("data-sort")
-    || (element.tagName === "SUMMARY" ? element.parentElement.getAttribute("data-host") : null);
-  const known = section && key(before);
-  work();
-  if (!known || before.isConnected) return;
-  const heir = [...section.querySelectorAll("a, summary, button")].find((element) => key(element) === known);
-  if (heir) heir.focus({ preventScroll: true });
-}
-
-async function poll() {
-  try {
-    const answer = await fetch("api/state", { cache: "no-store" });
-    if (!answer.ok) throw new Error((await answer.text()).trim());
-    show(await answer.json());
-    if (explained) await explain();
-  } catch (error) {
-    const headline = at("headline");
-    headline.className = "stale";
-    headline.textContent = `No answer from the coordinator (${error.message})` + (last ? "; what is below is old." : ".");
-  }
-  // Nobody looks: nothing is asked.
-  if (document.hidden) {
-    document.addEventListener("visibilitychange", () => poll(), { once: true });
-  } else {
-    setTimeout(poll, POLL_MS);
-  }
-}
-
-function choose(buckets, chosen, other) {
-  period = buckets;
-  at(chosen).setAttribute("aria-pressed", "true");
-  at(other).setAttribute("aria-pressed", "false");
-  if (last) chart(last);
-}
-
-at("short").addEventListener("click", () => choose(1, "short", "long"));
-at("long").addEventListener("click", () => choose(6, "long", "short"));
-at("find").value = view.get("find") || "";
-at("find").addEventListener("input", () => look("find", at("find").value.trim()));
-at("tenant").addEventListener("change", () => look("tenant", at("tenant").value));
 addEventListener("hashchange", explain);
-addEventListener("resize", () => { if (last) chart(last); });
 explain();
-poll();
+begin("the coordinator", "tenant", async () => { if (explained) await explain(); });

@@ -90,6 +90,9 @@ impl Config {
         ensure(metrics.is_empty() || self.metrics_address().is_some(), "metrics", || {
             format!("`{metrics}` is not ADDRESS:PORT; use \"\" for none")
         })?;
+        self.web
+            .check("127.0.0.1:7476")
+            .or_else(|problem| ensure(false, "web.listen", || problem))?;
         for (key, path) in [("socket", &self.socket), ("control", &self.control)] {
             let length = path.as_os_str().len();
             ensure((1..=SOCKET_PATH_MAX).contains(&length), key, || {

@@ -15,6 +15,7 @@ impl Config {
         differs("socket", self.socket != running.socket);
         differs("control", self.control != running.control);
         differs("metrics", self.metrics != running.metrics);
+        differs("web", self.web != running.web);
         differs("log_format", self.log_format != running.log_format);
         differs("scheduler.cpu", self.scheduler.cpu != running.scheduler.cpu);
         differs("access.socket_mode", self.access.socket_mode != running.access.socket_mode);
@@ -40,6 +41,7 @@ impl Config {
             socket: running.socket.clone(),
             control: running.control.clone(),
             metrics: running.metrics.clone(),
+            web: running.web.clone(),
             log_format: running.log_format,
             scheduler: SchedulerConfig { cpu: running.scheduler.cpu, ..self.scheduler.clone() },
             access: AccessConfig {

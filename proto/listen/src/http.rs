@@ -6,6 +6,7 @@
 //! made on the runtime's thread. They must be cheap, as those of [`rendered`] are.
 
 use std::convert::Infallible;
+use std::future::{Ready, ready};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -78,9 +79,10 @@ impl HttpListener {
 
     /// Serves until the future is dropped, which ends all connections. `what` is the name for the
     /// log.
-    pub async fn serve<A>(self, what: &'static str, limits: HttpLimits, answer: A)
+    pub async fn serve<A, F>(self, what: &'static str, limits: HttpLimits, answer: A)
     where
-        A: Fn(&Request<Incoming>) -> Answer + Send + Sync + 'static,
+        A: Fn(&Request<Incoming>) -> F + Send + Sync + 'static,
+        F: Future<Output = Answer> + Send + 'static,
     {
         let answer = Arc::new(answer);
         let mut errors = AcceptErrors::new(what);
@@ -107,20 +109,21 @@ impl HttpListener {
     }
 }
 
-async fn connection<A>(
+async fn connection<A, F>(
     stream: TcpStream,
     mut slot: ConnectionSlot<IpAddr>,
     slots: ConnectionSlots<IpAddr>,
     limits: HttpLimits,
     answer: Arc<A>,
 ) where
-    A: Fn(&Request<Incoming>) -> Answer + Send + Sync + 'static,
+    A: Fn(&Request<Incoming>) -> F + Send + Sync + 'static,
+    F: Future<Output = Answer> + Send + 'static,
 {
     let number = slot.number();
     let service = service_fn(move |request| {
         slots.renew(number);
         let response = answer(&request);
-        async move { Ok::<_, Infallible>(response) }
+        async move { Ok::<_, Infallible>(response.await) }
     });
     let served = http1::Builder::new()
         .timer(TokioTimer::new())
@@ -145,24 +148,24 @@ const TEXT_AGE_MAX: Duration = Duration::from_millis(100);
 /// rendered at most ten times a second.
 pub fn rendered(
     render: impl Fn() -> String + Send + Sync + 'static,
-) -> impl Fn(&Request<Incoming>) -> Answer + Send + Sync + 'static {
+) -> impl Fn(&Request<Incoming>) -> Ready<Answer> + Send + Sync + 'static {
     let last: Mutex<Option<(Instant, Bytes)>> = Mutex::new(None);
     move |request| {
         if request.method() != Method::GET {
-            return text(StatusCode::METHOD_NOT_ALLOWED, Bytes::from("use GET\n"));
+            return ready(text(StatusCode::METHOD_NOT_ALLOWED, Bytes::from("use GET\n")));
         }
         if request.uri().path() == "/health" {
-            return text(StatusCode::OK, Bytes::from("OK"));
+            return ready(text(StatusCode::OK, Bytes::from("OK")));
         }
         let mut last = last.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((made, body)) = &*last
             && made.elapsed() < TEXT_AGE_MAX
         {
-            return text(StatusCode::OK, body.clone());
+            return ready(text(StatusCode::OK, body.clone()));
         }
         let body = Bytes::from(render());
         *last = Some((Instant::now(), body.clone()));
-        text(StatusCode::OK, body)
+        ready(text(StatusCode::OK, body))
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! [`ConnectionSlots`] bounds connections by holder and in total: a new connection is served, and
 //! the holder with the most connections loses its oldest one. [`http`] serves HTTP/1 with such
-//! slots and time limits. [`LineLimit`] bounds log lines that others cause, and [`descriptors_max`]
+//! slots and time limits, and [`page`] web pages over it. [`LineLimit`] bounds log lines that others cause, and [`descriptors_max`]
 //! is the bound that the system sets. [`start_log`] starts the log.
 #![forbid(unsafe_code)]
 
@@ -10,6 +10,7 @@ mod descriptors;
 pub mod http;
 mod lines;
 mod log;
+pub mod page;
 mod slots;
 
 pub use descriptors::descriptors_max;

@@ -1,0 +1,168 @@
+//! The host's web page: read-only, and only if the configuration names an address
+//! ([`laxity_listen::page`]).
+//!
+//! It shows the status, as `laxity status` does, and what was permitted in the last hour. The
+//! scheduler is asked at most once a second, however many browsers there are.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hyper::body::{Bytes, Incoming};
+use hyper::{Request, StatusCode};
+use laxity_listen::http::{Answer, HttpListener};
+use laxity_listen::page::{self, Page};
+use laxity_policy::Stage;
+use laxity_wire::Status;
+use parking_lot::Mutex;
+use serde::Serialize;
+use tokio::time::{Instant, MissedTickBehavior, interval};
+
+use crate::service::Service;
+
+const PAGE: Page =
+    Page { html: include_str!("web/page.html"), script: include_str!("web/page.js") };
+
+/// How long a state is shown.
+const STATE_AGE_MAX: Duration = Duration::from_secs(1);
+/// The time of one bucket of the history.
+const BUCKET: Duration = Duration::from_secs(10);
+/// Maximum number of complete buckets: an hour.
+const BUCKETS_MAX: usize = 360;
+
+/// Bytes permitted by stage, then bytes that went out unscheduled and flows that missed their
+/// deadline.
+type Sums = [u64; Stage::ALL.len() + 2];
+
+fn sums(status: &Status) -> Sums {
+    let mut sums = Sums::default();
+    for port in &status.ports {
+        for (sum, stage) in sums.iter_mut().zip(&port.stages) {
+            *sum += stage.permitted_bytes;
+        }
+    }
+    sums[Stage::ALL.len()] = status.totals.bypassed_bytes;
+    sums[Stage::ALL.len() + 1] = status.totals.deadline_misses;
+    sums
+}
+
+/// What happened in each [`BUCKET`], newest last.
+#[derive(Debug, Default)]
+struct History {
+    buckets: VecDeque<Sums>,
+    before: Sums,
+}
+
+impl History {
+    fn since(&self, now: &Sums) -> Sums {
+        std::array::from_fn(|index| now[index].saturating_sub(self.before[index]))
+    }
+
+    fn close(&mut self, now: Sums) {
+        self.buckets.push_back(self.since(&now));
+        if self.buckets.len() > BUCKETS_MAX {
+            self.buckets.pop_front();
+        }
+        self.before = now;
+    }
+
+    /// Returns all buckets. The last one is not complete.
+    fn buckets(&self, now: &Sums) -> Vec<Sums> {
+        self.buckets.iter().copied().chain([self.since(now)]).collect()
+    }
+}
+
+/// The page's data: `GET /api/state`.
+#[derive(Serialize)]
+struct HostState<'a> {
+    status: &'a Status,
+    bucket_s: u64,
+    buckets: Vec<Sums>,
+}
+
+struct Site {
+    names: Vec<String>,
+    service: Arc<Service>,
+    history: Mutex<History>,
+    /// The newest state and the instant at which it was made.
+    state: tokio::sync::Mutex<Option<(Instant, Bytes)>>,
+}
+
+/// Serves the page at `listener`, once there is one, while the future is polled. `names` are those
+/// by which browsers may ask for it.
+pub(crate) async fn serve(
+    listener: impl Future<Output = HttpListener>,
+    names: Vec<String>,
+    service: Arc<Service>,
+) {
+    let (history, state) = (Mutex::default(), tokio::sync::Mutex::default());
+    let site = Arc::new(Site { names, service, history, state });
+    let asked = Arc::clone(&site);
+    let answer = move |request: &Request<Incoming>| {
+        let known = PAGE.answer(request, &asked.names);
+        let is_state = request.uri().path() == "/api/state";
+        let site = Arc::clone(&asked);
+        async move {
+            match known {
+                Some(answer) => answer,
+                None if is_state => site.state().await,
+                None => page::not_found(),
+            }
+        }
+    };
+    tokio::select! {
+        () = async { listener.await.serve("the page", page::LIMITS, answer).await } => {}
+        () = site.remember() => {}
+    }
+}
+
+impl Site {
+    /// Closes the buckets of the history.
+    async fn remember(&self) {
+        let mut ticks = interval(BUCKET);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        ticks.tick().await;
+        loop {
+            ticks.tick().await;
+            if let Ok(status) = self.service.status().await {
+                self.history.lock().close(sums(&status));
+            }
+        }
+    }
+
+    async fn state(&self) -> Answer {
+        let mut last = self.state.lock().await;
+        if let Some((made, body)) = &*last
+            && made.elapsed() < STATE_AGE_MAX
+        {
+            return page::json(StatusCode::OK, body.clone());
+        }
+        let status = match self.service.status().await {
+            Ok(status) => status,
+            Err(problem) => return page::plain(StatusCode::SERVICE_UNAVAILABLE, &problem),
+        };
+        let buckets = self.history.lock().buckets(&sums(&status));
+        let state = HostState { status: &status, bucket_s: BUCKET.as_secs(), buckets };
+        let body = Bytes::from(serde_json::to_vec(&state).unwrap_or_default());
+        *last = Some((Instant::now(), body.clone()));
+        page::json(StatusCode::OK, body)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bucket_has_what_came_since_the_one_before_and_an_hour_is_kept() {
+        let now = |bytes: u64| [bytes; Stage::ALL.len() + 2];
+        let mut history = History::default();
+        assert_eq!(history.buckets(&now(3)), [now(3)]);
+        history.close(now(5));
+        assert_eq!(history.buckets(&now(9)), [now(5), now(4)]);
+        for n in 0..1000 {
+            history.close(now(n));
+        }
+        assert_eq!(history.buckets(&now(0)).len(), BUCKETS_MAX + 1);
+    }
+}
