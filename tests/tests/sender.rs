@@ -183,6 +183,7 @@ fn send(completion: Completion) {
     for batch in 1..=FLOWS / 8 + 1 {
         lane.hint(Hint::BatchBegin { batch, layers: 8, layer_time_ns: 1_000_000 });
     }
+    lane.hint(Hint::RequestJoin { batch: 1, request: 1, deadline_ns: 0, bytes: 0 });
     let mut tickets: Vec<_> = (0..FLOWS).map(|n| lane.submit(&flow(n))).collect();
     let mut word = 0_u64;
     let mut write = |bytes: u64| {
@@ -219,6 +220,7 @@ fn send(completion: Completion) {
             }
         }
     }
+    lane.hint(Hint::RequestEnd { request: 1 });
     drop(sink);
     report(&client);
 }

@@ -21,7 +21,9 @@ fn a_trace_shows_each_flow_of_a_sender_and_why_it_waited() {
     let control = daemon.control().display().to_string();
     let out = folder.path().join("trace.json");
     let out = out.to_str().expect("UTF-8");
-    let arguments = ["trace", "--control", &control, "--for", "60s", "--out", out];
+    let otlp = folder.path().join("otlp.json");
+    let otlp = otlp.to_str().expect("UTF-8");
+    let arguments = ["trace", "--control", &control, "--for", "60s", "--out", out, "--otlp", otlp];
 
     let nobody = format!("trace --control {control} --for 200ms --out {out}");
     let nobody = laxity(&words(&nobody));
@@ -78,6 +80,14 @@ fn a_trace_shows_each_flow_of_a_sender_and_why_it_waited() {
         assert!(names.any(|name| name.starts_with(start)), "{named:?}");
     }
     assert_eq!(picture["otherData"]["lost_events"], 0);
+    let json = std::fs::read_to_string(otlp).expect("spans");
+    let spans: serde_json::Value = serde_json::from_str(&json).expect("JSON");
+    let scope = &spans["resourceSpans"][0]["scopeSpans"][0];
+    let spans = scope["spans"].as_array().expect("spans");
+    let count = |name: &str| spans.iter().filter(|span| span["name"] == name).count();
+    assert_eq!(count("request"), 1, "the request that joined and ended: {json}");
+    let flows = ["p2d", "kv_reuse", "collective"].map(count).iter().sum::<usize>();
+    assert_eq!(flows, 4, "its flows: {json}");
 }
 
 #[test]

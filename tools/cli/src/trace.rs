@@ -1,6 +1,7 @@
 //! `laxity trace`: makes the daemon record what it does, and writes a file for Perfetto or Chrome.
 
 mod lives;
+mod otlp;
 mod parts;
 mod rows;
 mod why;
@@ -74,12 +75,15 @@ pub(crate) struct TraceArgs {
     /// File to write
     #[arg(long, value_name = "FILE", default_value = "laxity-trace.json")]
     out: PathBuf,
+    /// File to write the life of each request to, as spans for an OpenTelemetry collector
+    #[arg(long, value_name = "FILE")]
+    otlp: Option<PathBuf>,
     /// Maximum number of events that the daemon keeps until they are read. Further events are only
     /// counted
     #[arg(long, value_name = "N", default_value_t = 1 << 18)]
     events: u64,
     /// End a trace that another process began, and write nothing
-    #[arg(long, conflicts_with_all = ["length", "out", "command"])]
+    #[arg(long, conflicts_with_all = ["length", "out", "otlp", "command"])]
     stop: bool,
     /// Command to run while the daemon is traced
     #[arg(last = true, value_name = "COMMAND")]
@@ -93,6 +97,7 @@ pub(crate) fn trace(args: &TraceArgs) -> Result<ExitCode, TraceError> {
         return Ok(ExitCode::SUCCESS);
     }
     output::check(&args.out)?;
+    args.otlp.as_deref().map_or(Ok(()), output::check)?;
     let nics = nics(&mut daemon)?;
     let endings = Endings::receive()?;
     let length = Duration::from(args.length);
@@ -104,7 +109,7 @@ pub(crate) fn trace(args: &TraceArgs) -> Result<ExitCode, TraceError> {
     let followed = recorded.follow(&mut daemon, length, &endings, &mut command);
     // Even after an error, the daemon must stop recording, and events that were read are written.
     let finished = recorded.finish(&mut daemon);
-    let written = recorded.write(&args.out, &nics);
+    let written = recorded.write(&args.out, args.otlp.as_deref(), &nics);
     let ended = command.as_mut().map(|command| wait(command, &endings));
     followed?;
     finished?;
@@ -224,15 +229,23 @@ impl Recorded {
         Ok(page)
     }
 
-    fn write(&self, out: &Path, nics: &[String]) -> Result<(), TraceError> {
+    fn write(&self, out: &Path, otlp: Option<&Path>, nics: &[String]) -> Result<(), TraceError> {
         if self.events.is_empty() {
             return Err(TraceError::Nothing);
         }
         let lives = lives::lives(&self.events);
-        let parts = parts::parts(&lives);
+        let ended = parts::ended(&lives);
+        let parts = (ended.iter())
+            .map(|ended| (ended.request, parts::parts(ended, lives.last_ns)))
+            .collect();
         let picture = serde_json::to_vec(&rows::picture(&lives, &parts, nics, self.lost))
             .map_err(OutputError::Json)?;
         output::replace(out, &picture)?;
+        if let Some(otlp) = otlp {
+            let spans = otlp::spans(&lives, &ended, &parts, nics, otlp::epoch_ns());
+            let spans = serde_json::to_vec(&spans).map_err(OutputError::Json)?;
+            output::replace(otlp, &spans)?;
+        }
         let permits: usize = lives.flows.iter().map(|life| life.permits.len()).sum();
         let mut said = format!(
             "{} flows, {permits} permits, {} events in {:.3} s: {}",

@@ -26,15 +26,29 @@ pub(super) type Parts = [u64; PARTS.len()];
 /// A part that can count from a time until another.
 type PartSpan = (u64, u64, usize);
 
-/// Returns the parts of each request that ended in the trace, by its number. Their sum is the time
-/// from its first hint in the trace to its last.
-pub(super) fn parts(lives: &Lives) -> BTreeMap<u64, Parts> {
-    let mut requests: BTreeMap<u64, Vec<(&Spell, u64)>> = BTreeMap::new();
+/// A request that ended in the trace, with the layers and flows that it waited for.
+pub(super) struct Ended<'a> {
+    pub(super) request: u64,
+    /// The request's first hint in the trace.
+    pub(super) begin_ns: u64,
+    /// The request's last hint in the trace.
+    pub(super) end_ns: u64,
+    /// 0 if the request has no deadline.
+    pub(super) deadline_ns: u64,
+    /// The layers of its batches between the two, with their numbers.
+    pub(super) layers: Vec<(&'a Spell, u16)>,
+    /// Its own flows, and the flows of its batches that name no request.
+    pub(super) flows: Vec<&'a Life>,
+}
+
+/// Returns the requests that ended in the trace, by their numbers.
+pub(super) fn ended(lives: &Lives) -> Vec<Ended<'_>> {
+    let mut requests: BTreeMap<u64, Vec<(&Spell, u64, u64)>> = BTreeMap::new();
     let mut layers: BTreeMap<u64, Vec<(&Spell, u16)>> = BTreeMap::new();
     for spell in &lives.spells {
         match spell.what {
-            Spelled::Request { batch, request, .. } => {
-                requests.entry(request).or_default().push((spell, batch));
+            Spelled::Request { batch, request, deadline_ns } => {
+                requests.entry(request).or_default().push((spell, batch, deadline_ns));
             }
             Spelled::Layer { batch, layer } => {
                 layers.entry(batch).or_default().push((spell, layer));
@@ -42,36 +56,40 @@ pub(super) fn parts(lives: &Lives) -> BTreeMap<u64, Parts> {
             Spelled::Queued { .. } => {}
         }
     }
-    // A flow that names no request is a flow of all members of its batch.
     let mut flows: BTreeMap<(u64, u64), Vec<&Life>> = BTreeMap::new();
     for life in &lives.flows {
         let batch = if life.flow.request == 0 { life.flow.batch } else { 0 };
         flows.entry((life.flow.request, batch)).or_default().push(life);
     }
-    requests.retain(|_, spells| spells.iter().all(|(spell, _)| spell.has_ended));
-    requests
-        .into_iter()
-        .map(|(request, spells)| {
-            let begin_ns = spells.iter().map(|(spell, _)| spell.begin_ns).min().unwrap_or(0);
-            let end_ns = spells.iter().map(|(spell, _)| spell.end_ns).max().unwrap_or(0);
-            let batches: BTreeSet<u64> = spells.iter().map(|(_, batch)| *batch).collect();
-            let batches = || batches.iter().copied().filter(|batch| *batch != 0);
-            let keys = batches().map(|batch| (0, batch)).chain([(request, 0)]);
-            let flows = keys.filter_map(|key| flows.get(&key)).flatten().copied();
-            let layers = batches().filter_map(|batch| layers.get(&batch)).flatten();
-            // A batch may have computed layers before the request joined it.
-            let shared = layers.filter(|(it, _)| it.end_ns > begin_ns && it.begin_ns < end_ns);
-            let layers: Vec<_> = shared.copied().collect();
-            (request, sum(&spans((begin_ns, end_ns), &layers, flows, lives.last_ns)))
-        })
-        .collect()
+    requests.retain(|_, spells| spells.iter().all(|(spell, ..)| spell.has_ended));
+    let ended = requests.into_iter().map(|(request, spells)| {
+        let begin_ns = spells.iter().map(|(spell, ..)| spell.begin_ns).min().unwrap_or(0);
+        let end_ns = spells.iter().map(|(spell, ..)| spell.end_ns).max().unwrap_or(0);
+        let deadline_ns = spells.iter().map(|(.., deadline_ns)| *deadline_ns).max().unwrap_or(0);
+        let batches: BTreeSet<u64> = spells.iter().map(|(_, batch, _)| *batch).collect();
+        let batches = || batches.iter().copied().filter(|batch| *batch != 0);
+        let keys = batches().map(|batch| (0, batch)).chain([(request, 0)]);
+        let flows = keys.filter_map(|key| flows.get(&key)).flatten().copied().collect();
+        let layers = batches().filter_map(|batch| layers.get(&batch)).flatten();
+        // A batch may have computed layers before the request joined it.
+        let shared = layers.filter(|(it, _)| it.end_ns > begin_ns && it.begin_ns < end_ns);
+        let layers = shared.copied().collect();
+        Ended { request, begin_ns, end_ns, deadline_ns, layers, flows }
+    });
+    ended.collect()
+}
+
+/// Returns the parts of a request. Their sum is the time from its first hint in the trace to its
+/// last.
+pub(super) fn parts(of: &Ended<'_>, last_ns: u64) -> Parts {
+    sum(&spans((of.begin_ns, of.end_ns), &of.layers, &of.flows, last_ns))
 }
 
 /// Returns the spans of all parts of a request, by the layers and the flows of its batches.
-fn spans<'a>(
+fn spans(
     (begin_ns, end_ns): (u64, u64),
     layers: &[(&Spell, u16)],
-    flows: impl Iterator<Item = &'a Life>,
+    flows: &[&Life],
     last_ns: u64,
 ) -> Vec<PartSpan> {
     let mut begins: BTreeMap<u16, u64> = BTreeMap::new();

@@ -6,7 +6,8 @@ use laxity_wire::trace::{SubmitOutcome, TraceEvent, TraceKind, TracedFlow};
 use serde_json::Value;
 
 use super::lives::{FlowEnd, lives};
-use super::parts::{line, parts};
+use super::otlp::spans;
+use super::parts::{Parts, ended, line, parts};
 use super::rows::picture;
 use super::why::{PermittedByKind, why};
 
@@ -92,6 +93,12 @@ fn a_permit_says_what_went_in_its_place() {
     assert_eq!(why(&ledger, &lives.flows[1], 0), "nothing was in its way");
 }
 
+/// Returns the parts of each request.
+fn parts_of(events: &[TraceEvent]) -> BTreeMap<u64, Parts> {
+    let lives = lives(events);
+    ended(&lives).iter().map(|ended| (ended.request, parts(ended, lives.last_ns))).collect()
+}
+
 fn with<'a>(picture: &'a Value, key: &str, value: &str) -> Vec<&'a Value> {
     let events = picture["traceEvents"].as_array().expect("events");
     events.iter().filter(|event| event[key] == value).collect()
@@ -171,7 +178,7 @@ fn the_time_of_a_request_divides_into_what_it_waited_for() {
         at(470, done(4)),
         at(475, TraceKind::RequestEnd { request: 1 }),
     ];
-    let parts = parts(&lives(&events));
+    let parts = parts_of(&events);
     // Request 2 did not end. Of the second block's time, 60 passed before the first layer.
     let expected = [20 + 50 + 20, 10 + 10, 25, 5, 40, 30, 150, 110, 5];
     assert_eq!(expected.iter().sum::<u64>(), 475);
@@ -212,8 +219,38 @@ fn a_request_in_two_batches_queues_between_them_and_one_without_layers_waits_for
         at(90, TraceKind::RequestEnd { request: 2 }),
         at(92, TraceKind::RequestEnd { request: 3 }),
     ];
-    let parts = parts(&lives(&events));
+    let parts = parts_of(&events);
     assert_eq!(parts[&1], [0, 0, 0, 0, 0, 0, 20 + 25, 10 + 15, 5]);
     assert_eq!(parts[&2], [0, 0, 0, 0, 40, 20, 0, 10 + 10, 0]);
     assert_eq!(parts[&3], [0, 0, 0, 0, 4, 0, 0, 2 + 4, 0]);
+}
+
+#[test]
+fn a_request_is_a_trace_with_its_layers_and_flows_below_it_and_each_permit_says_why() {
+    let mut events = story();
+    events.push(at(9_700, TraceKind::RequestEnd { request: 1 }));
+    let lives = lives(&events);
+    let (ended, parts) = (ended(&lives), parts_of(&events));
+    let otlp = spans(&lives, &ended, &parts, &["eth0".to_owned()], 1_000_000);
+    let spans = otlp["resourceSpans"][0]["scopeSpans"][0]["spans"].as_array().expect("spans");
+    let names: Vec<_> = spans.iter().map(|span| span["name"].as_str().expect("a name")).collect();
+    assert_eq!(names, ["request", "layer", "layer", "p2d"]);
+    let (root, p2d) = (&spans[0], &spans[3]);
+    assert_eq!(root["traceId"], format!("{:016x}{:016x}", 1_000_500, 1));
+    assert_eq!(root["startTimeUnixNano"], "1000500");
+    assert_eq!(root["endTimeUnixNano"], "1009700");
+    assert_eq!(root["status"]["code"], 2, "its deadline was 8000");
+    let of = |span: &Value, key: &str| {
+        let attributes = span["attributes"].as_array().expect("attributes").clone();
+        attributes.into_iter().find(|one| one["key"] == key).expect("it is there")["value"].clone()
+    };
+    assert_eq!(of(root, "laxity.request")["intValue"], "1");
+    let whole: u64 = parts[&1].iter().sum();
+    assert_eq!((whole, &of(root, "laxity.queue_ns")["intValue"]), (9_200, &"100".into()));
+    assert!(root["parentSpanId"].is_null() && p2d["parentSpanId"] == root["spanId"]);
+    assert_eq!(of(p2d, "laxity.port")["stringValue"], "eth0 egress");
+    assert_eq!(of(p2d, "laxity.waited_ns")["intValue"], "3000");
+    let permits = p2d["events"].as_array().expect("events");
+    assert_eq!((permits.len(), &permits[1]["timeUnixNano"]), (2, &"1006000".into()));
+    assert!(permits[0]["attributes"].to_string().contains("2 KiB of collective at P2"));
 }

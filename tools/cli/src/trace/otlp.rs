@@ -1,0 +1,147 @@
+//! The life of each request as OpenTelemetry spans, in the JSON of OTLP
+//! (opentelemetry-proto, `trace.proto`; numbers of 64 bits are text).
+//!
+//! A request is a trace of its own. Its root span lasts from the request's first hint to its last
+//! and has the parts of its time. Below it are a span for each layer of its batches and for each
+//! flow that it waited for. Each permit of a flow is an event of the flow's span.
+
+use std::collections::BTreeMap;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use laxity_shm::sleep::now_ns;
+use serde_json::{Value, json};
+
+use super::lives::{Life, Lives};
+use super::parts::{Ended, PARTS, Parts};
+use super::why::{PermittedByKind, level, why};
+
+/// `Span.kind`: an operation inside one process.
+const INTERNAL: u8 = 1;
+/// `Status.code` of what went wrong.
+const ERROR: u8 = 2;
+
+/// Returns the Unix time at which CLOCK_MONOTONIC was zero, in nanoseconds.
+pub(super) fn epoch_ns() -> u64 {
+    let unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    (unix.as_nanos() as u64).saturating_sub(now_ns())
+}
+
+fn text(key: &str, value: impl Into<String>) -> Value {
+    json!({"key": key, "value": {"stringValue": value.into()}})
+}
+
+fn number(key: &str, value: u64) -> Value {
+    json!({"key": key, "value": {"intValue": value.to_string()}})
+}
+
+/// The spans of one request.
+struct Trace<'a> {
+    lives: &'a Lives,
+    permitted: &'a PermittedByKind,
+    nics: &'a [String],
+    epoch_ns: u64,
+    trace_id: String,
+    spans: Vec<Value>,
+}
+
+impl Trace<'_> {
+    fn unix(&self, at_ns: u64) -> String {
+        (self.epoch_ns + at_ns).to_string()
+    }
+
+    /// Adds a span below the root, which is the first span.
+    fn span(&mut self, name: &str, (begin_ns, end_ns): (u64, u64), attributes: Vec<Value>) {
+        let mut span = json!({
+            "traceId": self.trace_id, "spanId": format!("{:016x}", self.spans.len() + 1),
+            "name": name, "kind": INTERNAL, "attributes": attributes,
+            "startTimeUnixNano": self.unix(begin_ns), "endTimeUnixNano": self.unix(end_ns),
+        });
+        if !self.spans.is_empty() {
+            span["parentSpanId"] = json!(format!("{:016x}", 1));
+        }
+        self.spans.push(span);
+    }
+
+    /// Marks the last span as late, if what it shows ended after its deadline.
+    fn judge(&mut self, deadline_ns: u64, end_ns: u64) {
+        if let Some(span) = self.spans.last_mut()
+            && deadline_ns != 0
+            && end_ns > deadline_ns
+        {
+            span["status"] = json!({"code": ERROR, "message": "after its deadline"});
+        }
+    }
+
+    fn flow(&mut self, life: &Life) {
+        let flow = &life.flow;
+        let end_ns = life.end_ns(self.lives.last_ns);
+        let permitted_ns = life.permits.first().map_or(end_ns, |permit| permit.at_ns);
+        let nic = self.nics.get(usize::from(flow.nic)).cloned().unwrap_or_default();
+        let direction = if flow.ingress { "ingress" } else { "egress" };
+        let attributes = vec![
+            text("laxity.stage", &flow.stage),
+            text("laxity.port", format!("{nic} {direction}")),
+            text("laxity.level", level(life.level())),
+            number("laxity.layer", flow.layer.into()),
+            number("laxity.bytes", flow.bytes),
+            number("laxity.waited_ns", permitted_ns.saturating_sub(life.submitted_ns)),
+            number("process.pid", flow.pid.into()),
+        ];
+        self.span(&flow.stage, (life.submitted_ns, end_ns), attributes);
+        let permits = life.permits.iter().enumerate().map(|(index, permit)| {
+            json!({
+                "name": "permit", "timeUnixNano": self.unix(permit.at_ns),
+                "attributes": [
+                    number("laxity.bytes", permit.bytes),
+                    text("laxity.level", level(permit.level)),
+                    text("laxity.why", why(self.permitted, life, index)),
+                ],
+            })
+        });
+        let permits: Vec<Value> = permits.collect();
+        if let Some(span) = self.spans.last_mut() {
+            span["events"] = json!(permits);
+        }
+        self.judge(flow.deadline_ns, end_ns);
+    }
+}
+
+/// Returns the spans of the requests that ended in the trace. `nics` has the names of the NICs by
+/// number.
+pub(super) fn spans(
+    lives: &Lives,
+    ended: &[Ended<'_>],
+    parts: &BTreeMap<u64, Parts>,
+    nics: &[String],
+    epoch_ns: u64,
+) -> Value {
+    let permitted = PermittedByKind::of(lives);
+    let mut spans = Vec::new();
+    for request in ended {
+        let (begin_ns, end_ns) = (request.begin_ns, request.end_ns);
+        // Requests of different times can have the same number.
+        let trace_id = format!("{:016x}{:016x}", epoch_ns + begin_ns, request.request);
+        let spans_of = Vec::new();
+        let mut trace =
+            Trace { lives, permitted: &permitted, nics, epoch_ns, trace_id, spans: spans_of };
+        let mut attributes = vec![number("laxity.request", request.request)];
+        let parts = parts.get(&request.request).into_iter().flatten();
+        let name = |part| format!("laxity.{part}_ns");
+        attributes.extend(PARTS.iter().zip(parts).map(|(part, ns)| number(&name(part), *ns)));
+        trace.span("request", (begin_ns, end_ns), attributes);
+        trace.judge(request.deadline_ns, end_ns);
+        for (spell, layer) in &request.layers {
+            let attributes = vec![number("laxity.layer", (*layer).into())];
+            trace.span("layer", (spell.begin_ns, spell.end_ns), attributes);
+        }
+        request.flows.iter().for_each(|life| trace.flow(life));
+        spans.append(&mut trace.spans);
+    }
+    json!({"resourceSpans": [{
+        "resource": {"attributes": [text("service.name", "laxity")]},
+        "scopeSpans": [{
+            "scope": {"name": "laxity trace", "version": env!("CARGO_PKG_VERSION")},
+            "spans": spans,
+        }],
+    }]})
+}
