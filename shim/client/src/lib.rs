@@ -24,6 +24,7 @@ pub mod hints;
 mod lane;
 mod lane_binding;
 pub mod memory;
+mod nics;
 mod options;
 pub mod peers;
 pub mod scope;

@@ -50,7 +50,7 @@ impl Trace<'_> {
     }
 
     /// Adds a span below the root, which is the first span.
-    fn span(&mut self, name: &str, (begin_ns, end_ns): (u64, u64), attributes: Vec<Value>) {
+    fn span(&mut self, name: &str, (begin_ns, end_ns): (u64, u64), attributes: &[Value]) {
         let mut span = json!({
             "traceId": self.trace_id, "spanId": format!("{:016x}", self.spans.len() + 1),
             "name": name, "kind": INTERNAL, "attributes": attributes,
@@ -78,7 +78,7 @@ impl Trace<'_> {
         let permitted_ns = life.permits.first().map_or(end_ns, |permit| permit.at_ns);
         let nic = self.nics.get(usize::from(flow.nic)).cloned().unwrap_or_default();
         let direction = if flow.ingress { "ingress" } else { "egress" };
-        let attributes = vec![
+        let attributes = [
             text("laxity.stage", &flow.stage),
             text("laxity.port", format!("{nic} {direction}")),
             text("laxity.level", level(life.level())),
@@ -87,7 +87,7 @@ impl Trace<'_> {
             number("laxity.waited_ns", permitted_ns.saturating_sub(life.submitted_ns)),
             number("process.pid", flow.pid.into()),
         ];
-        self.span(&flow.stage, (life.submitted_ns, end_ns), attributes);
+        self.span(&flow.stage, (life.submitted_ns, end_ns), &attributes);
         let permits = life.permits.iter().enumerate().map(|(index, permit)| {
             json!({
                 "name": "permit", "timeUnixNano": self.unix(permit.at_ns),
@@ -121,18 +121,17 @@ pub(super) fn spans(
         let (begin_ns, end_ns) = (request.begin_ns, request.end_ns);
         // Requests of different times can have the same number.
         let trace_id = format!("{:016x}{:016x}", epoch_ns + begin_ns, request.request);
-        let spans_of = Vec::new();
-        let mut trace =
-            Trace { lives, permitted: &permitted, nics, epoch_ns, trace_id, spans: spans_of };
+        let (permitted, of_request) = (&permitted, Vec::new());
+        let mut trace = Trace { lives, permitted, nics, epoch_ns, trace_id, spans: of_request };
         let mut attributes = vec![number("laxity.request", request.request)];
         let parts = parts.get(&request.request).into_iter().flatten();
         let name = |part| format!("laxity.{part}_ns");
         attributes.extend(PARTS.iter().zip(parts).map(|(part, ns)| number(&name(part), *ns)));
-        trace.span("request", (begin_ns, end_ns), attributes);
+        trace.span("request", (begin_ns, end_ns), &attributes);
         trace.judge(request.deadline_ns, end_ns);
         for (spell, layer) in &request.layers {
-            let attributes = vec![number("laxity.layer", (*layer).into())];
-            trace.span("layer", (spell.begin_ns, spell.end_ns), attributes);
+            let attributes = [number("laxity.layer", (*layer).into())];
+            trace.span("layer", (spell.begin_ns, spell.end_ns), &attributes);
         }
         request.flows.iter().for_each(|life| trace.flow(life));
         spans.append(&mut trace.spans);
