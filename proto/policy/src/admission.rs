@@ -292,14 +292,9 @@ impl Admission {
         request: RequestId,
         act: impl FnOnce(&mut Self, MemberSlot),
     ) -> bool {
-        let slot = self.requests.get(&request).copied();
-        match slot {
-            Some(slot) => {
-                act(self, slot);
-                true
-            }
-            None => false,
-        }
+        let Some(&slot) = self.requests.get(&request) else { return false };
+        act(self, slot);
+        true
     }
 
     fn batch_mut(&mut self, slot: BatchSlot) -> &mut AdmissionBatch {

@@ -52,13 +52,16 @@ fn interactive() -> Slo {
     Slo::Interactive { ttft: 2_000_000_000, tbt: 200_000_000 }
 }
 
-/// Perception takes an hour for each request.
+/// Perception takes an hour for each request, and some clients go away before.
 #[test]
 fn nobody_waits_for_perception() {
     let agent = Agent::new(Kind::Sjf, Config::default(), cognition(Span::from_millis(3_600_000)));
     let mut driver = driver(agent);
-    for _ in 0..100 {
+    for number in 0..100 {
         arrive(&mut driver, 20, 5, interactive());
+        if number % 7 == 6 {
+            driver.cancel(number);
+        }
         driver.compute(BLOCKS);
     }
     driver.finish();
