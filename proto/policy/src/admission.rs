@@ -261,18 +261,14 @@ impl Admission {
     }
 
     fn request_joined(&mut self, now: Time, batch: BatchId, load: &RequestLoad) -> bool {
-        let Some(&slot) = self.batch_slots.get(&batch) else {
-            return false;
-        };
+        let Some(&slot) = self.batch_slots.get(&batch) else { return false };
         self.join(slot, load);
         self.trigger(now);
         true
     }
 
     fn batch_started(&mut self, now: Time, batch: BatchId) -> bool {
-        let Some(&slot) = self.batch_slots.get(&batch) else {
-            return false;
-        };
+        let Some(&slot) = self.batch_slots.get(&batch) else { return false };
         let state = self.batch_mut(slot);
         state.started.get_or_insert(now);
         state.ahead = None;
@@ -284,9 +280,7 @@ impl Admission {
     }
 
     fn batch_departed(&mut self, now: Time, batch: BatchId) -> bool {
-        let Some(&slot) = self.batch_slots.get(&batch) else {
-            return false;
-        };
+        let Some(&slot) = self.batch_slots.get(&batch) else { return false };
         self.observe_pace(now, slot);
         self.close(slot);
         self.trigger(now);
@@ -298,14 +292,9 @@ impl Admission {
         request: RequestId,
         act: impl FnOnce(&mut Self, MemberSlot),
     ) -> bool {
-        let slot = self.requests.get(&request).copied();
-        match slot {
-            Some(slot) => {
-                act(self, slot);
-                true
-            }
-            None => false,
-        }
+        let Some(&slot) = self.requests.get(&request) else { return false };
+        act(self, slot);
+        true
     }
 
     fn batch_mut(&mut self, slot: BatchSlot) -> &mut AdmissionBatch {
@@ -330,9 +319,7 @@ impl Admission {
     }
 
     fn close(&mut self, slot: BatchSlot) {
-        let Some(batch) = self.batches[slot as usize].take() else {
-            return;
-        };
+        let Some(batch) = self.batches[slot as usize].take() else { return };
         self.batch_slots.remove(&batch.id);
         self.arrivals.remove(&batch.arrival);
         for &member in self.traffic.members_of(slot) {

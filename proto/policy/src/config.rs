@@ -12,71 +12,55 @@ pub const BATCHES_MAX: usize = 65_536;
 /// Maximum number of requests that a link knows.
 pub const REQUESTS_MAX: usize = 262_144;
 
-/// The policy that arbitrates a port. All policies run behind the same interface.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum PolicyKind {
-    /// Collectives first, then KV reuse and P2D together, by laxity and deadline.
-    #[default]
-    Laxity,
-    /// The policy of the paper without changes.
-    Mfs,
-    /// Max-min fairness between flows: what a network does by itself.
-    Fair,
-    /// Shortest job first.
-    Sjf,
-    /// Earliest deadline first. Flows with an implicit deadline share what is left (MFS §6.3).
-    Edf,
-    /// Earliest deadline first, but with flows of an explicit deadline *below* implicit ones.
-    EdfLow,
-    /// Karuna: minimal rate for flows with a deadline, the others by size.
-    Karuna,
-    /// Karuna that gives idle time to deadline flows.
-    KarunaWc,
-    /// Static classes, with collectives above KV traffic: what operators configure today.
-    TwoClass,
-    /// Priority, then deadline, with promotion on slack: as Mooncake's TENT first ordered traffic.
-    TentEdf,
-    /// Two classes weighted 99 : 1, collectives over all other traffic, as in DualPath.
-    TwoClass99,
-    /// Priority, then predicted MLU, and doomed transfers scavenged: as Mooncake's TENT does now.
-    Tent,
+macro_rules! policies {
+    ($($(#[$attribute:meta])* $kind:ident = $name:literal,)*) => {
+        /// The policy that arbitrates a port. All policies run behind the same interface.
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub enum PolicyKind {
+            $($(#[$attribute])* $kind,)*
+        }
+
+        impl PolicyKind {
+            /// All policies, in the order in which tables show them.
+            pub const ALL: [Self; [$($name),*].len()] = [$(Self::$kind),*];
+
+            /// Returns the name used in configuration and reports.
+            #[must_use]
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Self::$kind => $name,)*
+                }
+            }
+        }
+    };
 }
 
-impl PolicyKind {
-    /// All policies, in the order in which tables show them.
-    pub const ALL: [Self; 12] = [
-        Self::Fair,
-        Self::Sjf,
-        Self::Edf,
-        Self::EdfLow,
-        Self::Karuna,
-        Self::KarunaWc,
-        Self::TwoClass,
-        Self::TwoClass99,
-        Self::TentEdf,
-        Self::Tent,
-        Self::Mfs,
-        Self::Laxity,
-    ];
-
-    /// Returns the name used in configuration and reports.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Laxity => "laxity",
-            Self::Mfs => "mfs",
-            Self::Fair => "fair",
-            Self::Sjf => "sjf",
-            Self::Edf => "edf",
-            Self::EdfLow => "edf_low",
-            Self::Karuna => "karuna",
-            Self::KarunaWc => "karuna_wc",
-            Self::TwoClass => "two_class",
-            Self::TwoClass99 => "two_class_99",
-            Self::TentEdf => "tent_edf",
-            Self::Tent => "tent",
-        }
-    }
+policies! {
+    /// Max-min fairness between flows: what a network does by itself.
+    Fair = "fair",
+    /// Shortest job first.
+    Sjf = "sjf",
+    /// Earliest deadline first. Flows with an implicit deadline share what is left (MFS §6.3).
+    Edf = "edf",
+    /// Earliest deadline first, but with flows of an explicit deadline *below* implicit ones.
+    EdfLow = "edf_low",
+    /// Karuna: minimal rate for flows with a deadline, the others by size.
+    Karuna = "karuna",
+    /// Karuna that gives idle time to deadline flows.
+    KarunaWc = "karuna_wc",
+    /// Static classes, with collectives above KV traffic: what operators configure today.
+    TwoClass = "two_class",
+    /// Two classes weighted 99 : 1, collectives over all other traffic, as in DualPath.
+    TwoClass99 = "two_class_99",
+    /// Priority, then deadline, with promotion on slack: as Mooncake's TENT first ordered traffic.
+    TentEdf = "tent_edf",
+    /// Priority, then predicted MLU, and doomed transfers scavenged: as Mooncake's TENT does now.
+    Tent = "tent",
+    /// The policy of the paper without changes.
+    Mfs = "mfs",
+    /// Collectives first, then KV reuse and P2D together, by laxity and deadline.
+    #[default]
+    Laxity = "laxity",
 }
 
 impl fmt::Display for PolicyKind {
@@ -91,11 +75,8 @@ pub struct UnknownPolicy(pub String);
 
 impl fmt::Display for UnknownPolicy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "unknown policy `{}`; known are", self.0)?;
-        for (i, kind) in PolicyKind::ALL.iter().enumerate() {
-            write!(f, "{} {kind}", if i == 0 { "" } else { "," })?;
-        }
-        Ok(())
+        let known = PolicyKind::ALL.map(PolicyKind::name).join(", ");
+        write!(f, "unknown policy `{}`; known are {known}", self.0)
     }
 }
 
@@ -210,46 +191,25 @@ impl LinkConfig {
     /// Returns the first field that is out of range. Show the error to the author of the
     /// configuration.
     pub fn validate(&self) -> Result<(), InvalidConfig> {
-        let fail = |field, problem: String| Err(InvalidConfig { field, problem });
-        if self.rate == 0 {
-            return fail("rate", "must be greater than zero bytes per second".into());
-        }
-        if self.chunk_bytes == 0 {
-            return fail("chunk_bytes", "must be at least 1".into());
-        }
-        if self.window_bytes < self.chunk_bytes {
-            return fail(
-                "window_bytes",
-                format!(
-                    "{} bytes are less than a chunk, {} bytes",
-                    self.window_bytes, self.chunk_bytes
-                ),
-            );
-        }
-        if self.overcommit == 0 {
-            return fail("overcommit", "must be at least 1".into());
-        }
-        if self.peer_window_bytes != 0 && self.peer_window_bytes < self.chunk_bytes {
-            return fail(
-                "peer_window_bytes",
-                format!(
-                    "{} bytes are less than a chunk, {} bytes",
-                    self.peer_window_bytes, self.chunk_bytes
-                ),
-            );
-        }
-        if self.levels < 2 || self.levels > Level::COUNT_MAX {
-            return fail("levels", format!("{} is not in 2..={}", self.levels, Level::COUNT_MAX));
-        }
-        if !(self.threshold_base.is_finite() && self.threshold_base > 1.0) {
-            return fail("threshold_base", format!("{} is not above 1", self.threshold_base));
-        }
-        if !(self.threshold_scale.is_finite() && self.threshold_scale > 0.0) {
-            return fail("threshold_scale", format!("{} is not above 0", self.threshold_scale));
-        }
-        if self.scavenger_permille > 1000 {
-            return fail("scavenger_permille", format!("{} exceeds 1000", self.scavenger_permille));
-        }
-        Ok(())
+        let (chunk, window, peers) = (self.chunk_bytes, self.window_bytes, self.peer_window_bytes);
+        let (levels, most) = (self.levels, Level::COUNT_MAX);
+        let (base, scale) = (self.threshold_base, self.threshold_scale);
+        let permille = self.scavenger_permille;
+        let less = |bytes| format!("{bytes} bytes are less than a chunk, {chunk} bytes");
+        let at_least_one = || "must be at least 1".to_owned();
+        let is_above = |number: f64, least| number.is_finite() && number > least;
+        let checks = [
+            ("rate", self.rate > 0, "must be greater than zero bytes per second".to_owned()),
+            ("chunk_bytes", chunk > 0, at_least_one()),
+            ("window_bytes", window >= chunk, less(window)),
+            ("overcommit", self.overcommit > 0, at_least_one()),
+            ("peer_window_bytes", peers == 0 || peers >= chunk, less(peers)),
+            ("levels", (2..=most).contains(&levels), format!("{levels} is not in 2..={most}")),
+            ("threshold_base", is_above(base, 1.0), format!("{base} is not above 1")),
+            ("threshold_scale", is_above(scale, 0.0), format!("{scale} is not above 0")),
+            ("scavenger_permille", permille <= 1000, format!("{permille} exceeds 1000")),
+        ];
+        let wrong = checks.into_iter().find(|(_, is_valid, _)| !is_valid);
+        wrong.map_or(Ok(()), |(field, _, problem)| Err(InvalidConfig { field, problem }))
     }
 }

@@ -213,8 +213,7 @@ impl SharedLink {
     fn expire(&mut self, now: Time) {
         let mut changed = false;
         for share in &mut self.shares {
-            let idle = share.link.waiting_flows() == 0 && share.link.in_flight_bytes() == 0;
-            if share.is_active && idle && now.since(share.used) >= ACTIVE_FOR {
+            if share.is_active && !share.is_busy() && now.since(share.used) >= ACTIVE_FOR {
                 share.is_active = false;
                 changed = true;
             }
@@ -357,13 +356,6 @@ impl SharedLink {
             _ => &mut self.enter(domain).link,
         };
         link.handle(now, event);
-    }
-
-    /// Updates the state of whichever domain has the flow of the event.
-    pub fn handle_any(&mut self, now: Time, event: &Event) {
-        for share in &mut self.shares {
-            share.link.handle(now, event.clone());
-        }
     }
 
     /// Returns the next action. Call it until it returns `None`.

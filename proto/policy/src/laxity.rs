@@ -269,9 +269,7 @@ impl Laxity {
     /// Returns when the group must begin at the latest, from which its level and its feasibility
     /// follow.
     fn last_stage_latest(port: &Port, group: &Group) -> Time {
-        let Some((_, _, _, slot)) = group.head() else {
-            return Time::NEVER;
-        };
+        let Some((_, _, _, slot)) = group.head() else { return Time::NEVER };
         let flow = port.flows.get(slot);
         let bytes = if group.scope == GroupBy::Request { group.bytes } else { flow.remaining };
         Self::latest_start(port, flow.deadline, bytes)

@@ -241,9 +241,7 @@ impl Link {
             }
             return;
         }
-        let Some(slot) = self.arrive(now, *spec) else {
-            return;
-        };
+        let Some(slot) = self.arrive(now, *spec) else { return };
         let flow = self.port.flows.get_mut(slot);
         flow.wire = Some(permit.level);
         self.serve(now, slot, permit.bytes);

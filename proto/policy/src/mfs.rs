@@ -10,7 +10,7 @@
 //! With the thresholds that §4.3 recommends (`U = 0.5, E = 4`, so `Q_1 = 0.125`) a flow enters
 //! `P_1` once it needs an eighth of the port. That is far before the last safe moment of §3: with
 //! the numbers of Table 1, C is promoted at once and B misses
-//! (`table_1_mfs_with_default_thresholds_misses_b`).
+//! (`tests/paper_examples.rs`).
 //!
 //! Departure: under these rules alone, work above them can starve a last stage without a deadline
 //! and KV reuse of a distant layer. As in `laxity`, starved flows take turns on a small share of
@@ -73,9 +73,7 @@ impl Mfs {
         let crossing = port.ladder.leaves_at(level).and_then(|threshold| {
             mlu::crossing(flow.remaining, flow.deadline, rate, rho, threshold)
         });
-        let Some(crossing) = crossing else {
-            return Time::NEVER;
-        };
+        let Some(crossing) = crossing else { return Time::NEVER };
         let period = port.config.promotion_period;
         let at_boundaries = now < port.batches.batch(flow.batch).periodic_from(period);
         // A boundary promotes the flows that crossed before it, so it needs the exact instant.

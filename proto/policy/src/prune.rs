@@ -257,12 +257,8 @@ impl Pruner {
             let mut estimate = estimate(traffic, turn, worst, limits);
             let in_vain = set_aside && turn.limit < turn.ready;
             while !in_vain && self.drops_left[budget] > 0 && estimate.is_later_than(turn.limit) {
-                let Some(Worst { port, .. }) = worst else {
-                    break;
-                };
-                let Some(member) = self.heaviest(traffic, port, position) else {
-                    break;
-                };
+                let Some(Worst { port, .. }) = worst else { break };
+                let Some(member) = self.heaviest(traffic, port, position) else { break };
                 self.prune(traffic, member, position, Some(port));
                 self.drops_left[budget] -= 1;
                 worst = self.worst(traffic, turn.batch);

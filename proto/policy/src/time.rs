@@ -30,13 +30,13 @@ impl Time {
     /// Returns the nanoseconds from `now` to `self`, negative if `self` has passed.
     #[must_use]
     pub const fn remaining_ns(self, now: Self) -> i64 {
-        let clamp = i64::MAX as u64;
-        if self.0 >= now.0 {
-            let left = self.0 - now.0;
-            if left > clamp { i64::MAX } else { left as i64 }
+        let left = self.0 as i128 - now.0 as i128;
+        if left > i64::MAX as i128 {
+            i64::MAX
+        } else if left < -(i64::MAX as i128) {
+            i64::MIN
         } else {
-            let late = now.0 - self.0;
-            if late > clamp { i64::MIN } else { -(late as i64) }
+            left as i64
         }
     }
 }

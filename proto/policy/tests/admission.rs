@@ -76,17 +76,6 @@ fn issued(admission: &mut Admission, now: u64) -> (Vec<u64>, Vec<u64>) {
 }
 
 #[test]
-fn batches_are_ordered_by_red_and_not_by_their_most_urgent_member() {
-    let mut admission = admission(config());
-    // Batch 1 has one request due at 10 among nine due at 1000 (RED 901). Batch 2 is due at 500.
-    let mut piggyback = vec![(1, 10, 0)];
-    piggyback.extend((2..=10).map(|id| (id, 1000, 0)));
-    admission.handle(Time(0), arrival(1, &piggyback));
-    admission.handle(Time(0), arrival(2, &[(20, 500, 0)]));
-    assert_eq!(issued(&mut admission, 0).0, [2, 1]);
-}
-
-#[test]
 fn the_ranking_has_the_red_of_each_batch_and_nobody_that_left_or_came_since_the_run() {
     let mut admission = admission(config());
     admission.handle(Time(0), arrival(1, &[(11, 900, 0)]));
@@ -132,28 +121,6 @@ fn an_earlier_batch_that_loses_a_request_is_estimated_again() {
 }
 
 #[test]
-fn the_bottleneck_is_the_port_that_takes_longest_not_the_one_with_most_bytes() {
-    let mut admission = admission(config());
-    let slow = AdmissionEvent::PortRate { port: PortId(2), bytes_per_second: 100_000_000 };
-    admission.handle(Time(0), slow);
-    admission.handle(Time(0), arrived(1, 50, vec![load(1, 5000, &[(1, 400), (2, 100)])]));
-    order(&mut admission, 7).expect("a batch arrived");
-    let said = decision(&admission, 1);
-    assert_eq!(said.estimate.bottleneck, Some(PortId(2)));
-    assert_eq!(said.estimate.finish(), Time(7 + 50 + 1000));
-}
-
-#[test]
-fn of_equal_loads_one_that_does_not_compute_yet_goes_first() {
-    let mut admission = admission(config());
-    let mut computing = load(9, 100, &[(PORT, 80)]);
-    computing.started = true;
-    let requests = vec![load(1, 100, &[(PORT, 80)]), computing];
-    admission.handle(Time(0), arrived(1, 0, requests));
-    assert_eq!(issued(&mut admission, 0).1, [1]);
-}
-
-#[test]
 fn the_paper_prunes_innocents_for_a_lost_batch_and_setting_aside_does_not() {
     let tell = |doomed| {
         let mut admission = admission(AdmissionConfig { doomed, ..config() });
@@ -167,34 +134,6 @@ fn the_paper_prunes_innocents_for_a_lost_batch_and_setting_aside_does_not() {
     assert_eq!(tell(Doomed::SetAside), (vec![2], None));
 }
 
-#[test]
-fn doomed_work_does_not_set_its_batchs_urgency() {
-    let mut admission = admission(config());
-    // Request 1 is late already. The rest of batch 1 has more time than batch 2.
-    admission.handle(Time(100), arrival(1, &[(1, 50, 10), (2, 5000, 10)]));
-    admission.handle(Time(100), arrival(2, &[(3, 4000, 10)]));
-    let first = order(&mut admission, 100).expect("batches arrived");
-    assert_eq!(ids(&first), (vec![1, 2], vec![1]), "RED 2525 before 4000");
-    admission.handle(Time(200), arrival(3, &[]));
-    let second = order(&mut admission, 200).expect("a batch arrived");
-    assert_eq!(ids(&second).0, [2, 1, 3], "RED 5000 after 4000");
-}
-
-#[test]
-fn the_computing_that_remains_shrinks_while_a_batch_runs() {
-    let mut admission = admission(config());
-    let batch = BatchId(1);
-    admission.handle(Time(0), arrived(1, 1000, vec![load(1, 9000, &[])]));
-    admission.handle(Time(100), AdmissionEvent::BatchStarted { batch });
-    for (now, finish) in [(400, 1100), (5000, 5000)] {
-        admission.handle(Time(now), departure(99));
-        admission.handle(Time(now), arrival(2, &[]));
-        admission.poll_action(Time(now));
-        let said = decision(&admission, batch.0);
-        assert_eq!(said.estimate.finish(), Time(finish));
-    }
-}
-
 fn queued(batch: u64, ahead: u64) -> AdmissionEvent {
     AdmissionEvent::BatchQueued { batch: BatchId(batch), ahead: BatchId(ahead) }
 }
@@ -205,39 +144,6 @@ fn ready(admission: &mut Admission, now: u64, batch: u64) -> u64 {
     order(admission, now);
     let said = decision(admission, batch);
     said.estimate.ready.0
-}
-
-#[test]
-fn a_batch_that_waits_behind_others_computes_after_what_is_left_of_them() {
-    let mut admission = admission(config());
-    for (batch, compute) in [(1, 100), (2, 30), (3, 7), (4, 1000)] {
-        admission.handle(Time(0), computing(batch, compute, &[(batch, 5000, 1)]));
-    }
-    let started = |batch| AdmissionEvent::BatchStarted { batch: BatchId(batch) };
-    admission.handle(Time(0), started(1));
-    admission.handle(Time(0), started(4)); // on another unit: delays nobody here
-    admission.handle(Time(0), queued(2, 1));
-    admission.handle(Time(0), queued(3, 2));
-    assert_eq!(ready(&mut admission, 40, 3), 40 + (60 + 30 + 7));
-    assert_eq!(ready(&mut admission, 40, 1), 40 + 60);
-    assert_eq!(ready(&mut admission, 150, 3), 150 + 37, "1 takes longer than it said");
-    admission.handle(Time(150), started(2));
-    admission.handle(Time(150), queued(2, 1)); // too late: it computes
-    assert_eq!(ready(&mut admission, 160, 3), 160 + (20 + 7));
-    admission.handle(Time(160), departure(2));
-    admission.handle(Time(160), computing(2, 500, &[])); // another batch of that name
-    assert_eq!(ready(&mut admission, 160, 3), 160 + 7);
-}
-
-#[test]
-fn a_request_that_the_queue_alone_makes_late_is_doomed_and_prunes_nobody_else() {
-    let mut admission = admission(config());
-    admission.handle(Time(0), computing(1, 800, &[(1, 5000, 100)]));
-    admission.handle(Time(0), computing(2, 300, &[(2, 1000, 100)]));
-    admission.handle(Time(0), queued(2, 1));
-    assert_eq!(issued(&mut admission, 0).1, [2]);
-    let cause = admission.prune_cause(RequestId(2)).expect("it is pruned");
-    assert_eq!(cause.port, None);
 }
 
 #[test]
@@ -293,27 +199,6 @@ fn a_pruned_request_stays_pruned_until_it_ends_and_then_frees_the_budget() {
     assert_eq!(order(&mut admission, 0), None, "an end triggers nothing");
     admission.handle(Time(0), arrival(4, &[]));
     assert_eq!(issued(&mut admission, 0).1, [3]);
-}
-
-#[test]
-fn a_tenants_budget_is_its_own_and_the_others_share_theirs() {
-    let tenant_drop_budgets = vec![None, Some(2), Some(0), None];
-    let config = AdmissionConfig { drop_budget: 3, tenant_drop_budgets, ..config() };
-    let mut admission = admission(config);
-    for (batch, tenant) in [(1, 0), (2, 1), (3, 2), (4, 3), (5, 9)] {
-        let doomed = [1, 2, 3, 4].map(|request| (10 * batch + request, 5, 0));
-        admission.handle(Time(0), computing(batch, 10, &doomed));
-        let tenant = AdmissionEvent::BatchTenant { batch: BatchId(batch), tenant };
-        admission.handle(Time(0), tenant);
-    }
-    let pruned = vec![11, 12, 13, 21, 22];
-    assert_eq!(issued(&mut admission, 0).1, pruned);
-    // A run later nothing has been freed, and the end of a request frees its own budget only.
-    admission.handle(Time(0), arrival(6, &[]));
-    assert_eq!(issued(&mut admission, 0).1, pruned);
-    admission.handle(Time(0), ended(21));
-    admission.handle(Time(0), arrival(7, &[]));
-    assert_eq!(issued(&mut admission, 0).1, [11, 12, 13, 22, 23]);
 }
 
 #[test]

@@ -134,37 +134,6 @@ proptest! {
     }
 
     #[test]
-    fn a_run_frees_every_bottleneck_or_says_why_it_stopped(
-        story in story(), budget in 0..8_usize, doomed in doomed(),
-    ) {
-        let mut subject = admission(budget, doomed);
-        let mut oracle = Naive::new(budget, doomed == Doomed::SetAside, RATE);
-        oracle.own_budgets = own_budgets();
-        let mut now = 0;
-        for (passed, event, poll) in story {
-            now += passed;
-            oracle.handle(now, &event);
-            subject.handle(Time(now), event);
-            if !poll || subject.next_deadline().is_none() {
-                continue;
-            }
-            let verdicts = oracle.run(now);
-            subject.poll_action(Time(now));
-            let sigma = subject.order().sigma.iter();
-            for &batch in sigma.filter(|batch| oracle.has_drops_left(batch.0)) {
-                let said = subject.last_decision(batch).expect("it is active");
-                let in_vain =
-                    doomed == Doomed::SetAside && said.estimate.ready > said.red.loose;
-                let relieved = said
-                    .estimate
-                    .bottleneck
-                    .is_none_or(|u| !oracle.has_candidate(&verdicts, batch.0, u.0 as usize));
-                prop_assert!(said.feasible || in_vain || relieved, "{:?}", said);
-            }
-        }
-    }
-
-    #[test]
     fn the_order_in_which_one_windows_events_come_in_does_not_matter(
         arrivals in proptest::collection::btree_map(
             1..9_u64,
@@ -193,22 +162,5 @@ proptest! {
             events.reverse();
         }
         prop_assert_eq!(&outcomes[0], &outcomes[1]);
-    }
-
-    #[test]
-    fn the_same_events_give_the_same_orders(
-        story in story(), budget in 0..8_usize, doomed in doomed(),
-    ) {
-        let tell = || {
-            let mut subject = admission(budget, doomed);
-            let (mut now, mut said) = (0, Vec::new());
-            for (passed, event, poll) in story.clone() {
-                now += passed;
-                subject.handle(Time(now), event);
-                said.extend(poll.then(|| subject.poll_action(Time(now))));
-            }
-            (said, format!("{:?}", subject.counters()))
-        };
-        prop_assert_eq!(tell(), tell());
     }
 }

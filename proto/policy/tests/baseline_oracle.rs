@@ -283,11 +283,7 @@ impl Model {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig {
-        cases: 1000,
-        failure_persistence: None,
-        ..ProptestConfig::default()
-    })]
+    #![proptest_config(ProptestConfig::with_cases(1000))]
 
     #[test]
     fn every_baseline_serves_the_smallest_key(steps in prop::collection::vec(step(), 1..150)) {

@@ -5,7 +5,7 @@ mod virtual_time;
 use laxity_policy::{
     BatchId, FlowSpec, Granularity, Layer, Level, LinkConfig, PolicyKind, Span, Stage,
 };
-use virtual_time::{Port, TICK, at, batch_ended, flow, fluid};
+use virtual_time::{Port, TICK, at, flow, fluid};
 
 fn due(id: u64, units: f64, deadline: f64) -> FlowSpec {
     FlowSpec { deadline: at(deadline), ..flow(id, Stage::P2d, units) }
@@ -71,109 +71,104 @@ fn fair_between_coflows_does_not_reward_many_flows() {
     assert!(near(port.finish(8), 4.0), "{}", port.finish(8));
 }
 
-#[test]
-fn sjf_preempts_for_what_is_shorter_than_the_rest_of_what_runs() {
-    let mut port = virtual_time::port(PolicyKind::Sjf);
-    port.submit(flow(1, Stage::KvReuse, 3.0));
-    port.run_until(at(0.5)); // 2.5 left
-    port.submit(flow(2, Stage::Collective, 1.0));
-    port.submit(flow(3, Stage::P2d, 2.7));
-    port.run_out();
-    assert!(near(port.finish(2), 1.5) && near(port.finish(1), 4.0) && near(port.finish(3), 6.7));
+/// Flows as `(arrival, flow)`, and when each finishes.
+type Case = (PolicyKind, Vec<(f64, FlowSpec)>, Vec<f64>);
+
+fn cases() -> Vec<Case> {
+    let now = |specs: Vec<FlowSpec>| specs.into_iter().map(|spec| (0.0, spec)).collect::<Vec<_>>();
+    let reuse = |id, units| flow(id, Stage::KvReuse, units);
+    let collective = |id, units| flow(id, Stage::Collective, units);
+    let background = flow(4, Stage::Background, 1.0);
+    let dated_reuse = FlowSpec { deadline: at(1.0), ..reuse(3, 2.0) };
+    vec![
+        // At 0.5 the flow that runs has 2.5 left.
+        (
+            PolicyKind::Sjf,
+            vec![(0.0, reuse(1, 3.0)), (0.5, collective(2, 1.0)), (0.5, flow(3, Stage::P2d, 2.7))],
+            vec![4.0, 1.5, 6.7],
+        ),
+        // A last stage without a deadline is not explicit.
+        (
+            PolicyKind::Edf,
+            now(vec![
+                collective(1, 1.0),
+                due(2, 1.0, 90.0),
+                due(3, 1.0, 80.0),
+                reuse(4, 1.0),
+                flow(5, Stage::P2d, 1.0),
+            ]),
+            vec![5.0, 2.0, 1.0, 5.0, 5.0],
+        ),
+        (
+            PolicyKind::EdfLow,
+            now(vec![due(1, 1.0, 90.0), due(2, 1.0, 2.0), collective(3, 1.0)]),
+            vec![3.0, 2.0, 1.0],
+        ),
+        // A flow with a deadline finishes just in time, though the port is idle.
+        (PolicyKind::Karuna, now(vec![due(1, 2.0, 10.0)]), vec![9.9]),
+        // It needs half of the port. The rest is for the shortest.
+        (
+            PolicyKind::Karuna,
+            now(vec![due(1, 2.0, 4.0), reuse(2, 3.0), collective(3, 1.0)]),
+            vec![3.9, 6.0, 2.0],
+        ),
+        // It gets what nobody else wants.
+        (PolicyKind::KarunaWc, now(vec![due(1, 2.0, 10.0)]), vec![2.0]),
+        // A hopeless deadline does not hold the port.
+        (PolicyKind::Karuna, now(vec![due(1, 5.0, 1.0), collective(2, 1.0)]), vec![6.0, 2.0]),
+        (PolicyKind::KarunaWc, now(vec![due(1, 5.0, 1.0), collective(2, 1.0)]), vec![6.0, 2.0]),
+        // Flows share inside a class, and classes don't share.
+        (
+            PolicyKind::TwoClass,
+            now(vec![reuse(1, 1.0), due(2, 1.0, 1.0), collective(3, 1.0), collective(4, 1.0)]),
+            vec![4.0, 4.0, 2.0, 2.0],
+        ),
+        // Ten parts in a thousand of the collective's time go to the others.
+        (
+            PolicyKind::TwoClass99,
+            now(vec![reuse(1, 1.0), due(2, 1.0, 1.0), collective(3, 2.0), background]),
+            vec![5.0, 5.0, 2.02, 5.0],
+        ),
+        // A last stage that cannot be in time is dropped, and no other flow is.
+        (
+            PolicyKind::Tent,
+            now(vec![due(1, 5.0, 4.0), due(2, 1.0, 9.0), dated_reuse]),
+            vec![8.0, 3.0, 2.0],
+        ),
+        (
+            PolicyKind::TentEdf,
+            now(vec![due(1, 1.0, 90.0), due(2, 1.0, 80.0), reuse(3, 1.0)]),
+            vec![3.0, 2.0, 1.0],
+        ),
+    ]
 }
 
 #[test]
-fn edf_serves_explicit_deadlines_in_their_order_and_lets_the_rest_share() {
-    let mut port = virtual_time::port(PolicyKind::Edf);
-    port.submit(flow(1, Stage::Collective, 1.0));
-    port.submit(due(2, 1.0, 90.0));
-    port.submit(due(3, 1.0, 80.0));
-    port.submit(flow(4, Stage::KvReuse, 1.0));
-    port.submit(flow(5, Stage::P2d, 1.0)); // a last stage without a deadline is not explicit
-    port.run_out();
-    let finish: Vec<f64> = (1..=5).map(|id| port.finish(id)).collect();
-    assert!(near(finish[2], 1.0) && near(finish[1], 2.0), "{finish:?}");
-    assert!(near(finish[0], 5.0) && near(finish[3], 5.0) && near(finish[4], 5.0), "{finish:?}");
-}
-
-#[test]
-fn edf_low_is_edf_upside_down() {
-    let mut port = virtual_time::port(PolicyKind::EdfLow);
-    port.submit(due(1, 1.0, 90.0));
-    port.submit(due(2, 1.0, 2.0));
-    port.submit(flow(3, Stage::Collective, 1.0));
-    port.run_out();
-    assert!(near(port.finish(3), 1.0) && near(port.finish(2), 2.0) && near(port.finish(1), 3.0));
-}
-
-#[test]
-fn karuna_finishes_a_deadline_flow_just_in_time_though_the_port_is_idle() {
-    let mut port = virtual_time::port(PolicyKind::Karuna);
-    port.submit(due(1, 2.0, 10.0));
-    port.run_out();
-    let finish = port.finish(1);
-    assert!((9.8..=10.0).contains(&finish), "{finish}");
-}
-
-#[test]
-fn karuna_meets_deadlines_under_load_and_gives_the_rest_to_the_shortest() {
-    let mut port = virtual_time::port(PolicyKind::Karuna);
-    port.submit(due(1, 2.0, 4.0)); // half of the port
-    port.submit(flow(2, Stage::KvReuse, 3.0));
-    port.submit(flow(3, Stage::Collective, 1.0));
-    port.run_out();
-    assert!((3.8..=4.0).contains(&port.finish(1)), "{}", port.finish(1));
-    assert!(near(port.finish(3), 2.0) && near(port.finish(2), 6.0), "{}", port.finish(2));
-}
-
-#[test]
-fn karuna_wc_gives_deadline_flows_what_nobody_else_wants() {
-    let mut port = virtual_time::port(PolicyKind::KarunaWc);
-    port.submit(due(1, 2.0, 10.0));
-    port.run_out();
-    assert!(near(port.finish(1), 2.0));
-}
-
-#[test]
-fn karuna_with_a_hopeless_deadline_does_not_hold_the_port() {
-    for policy in [PolicyKind::Karuna, PolicyKind::KarunaWc] {
+fn each_baseline_serves_as_it_is_defined() {
+    for (policy, flows, finishes) in cases() {
         let mut port = virtual_time::port(policy);
-        port.submit(due(1, 5.0, 1.0));
-        port.submit(flow(2, Stage::Collective, 1.0));
+        for (arrival, spec) in &flows {
+            port.run_until(at(*arrival));
+            port.submit(*spec);
+        }
         port.run_out();
-        assert!(near(port.finish(2), 2.0), "{policy}: {}", port.finish(2));
+        for ((_, spec), want) in flows.iter().zip(finishes) {
+            let got = port.finish(spec.flow.0);
+            // Karuna's pace ends up to two chunks before the deadline.
+            let grain = if policy == PolicyKind::Karuna { 0.11 } else { 0.05 };
+            assert!((got - want).abs() < grain, "{policy}: {spec:?} finishes at {got}, not {want}");
+        }
+        let levels: Vec<Level> = port.bytes_by_level.keys().copied().collect();
+        match policy {
+            PolicyKind::TwoClass => assert_eq!(levels, [Level(2), Level(8)]),
+            PolicyKind::TwoClass99 => assert_eq!(levels, [Level(2), Level::SCAVENGER]),
+            PolicyKind::Tent => {
+                let dropped = port.bytes_by_level.get(&Level::SCAVENGER);
+                assert_eq!(dropped, Some(&flows[0].1.bytes));
+            }
+            _ => {}
+        }
     }
-}
-
-#[test]
-fn two_class_shares_inside_a_class_and_nothing_between() {
-    let mut port = virtual_time::port(PolicyKind::TwoClass);
-    port.submit(flow(1, Stage::KvReuse, 1.0));
-    port.submit(due(2, 1.0, 1.0));
-    port.submit(flow(3, Stage::Collective, 1.0));
-    port.submit(flow(4, Stage::Collective, 1.0));
-    port.run_out();
-    let finish: Vec<f64> = (1..=4).map(|id| port.finish(id)).collect();
-    assert!(near(finish[2], 2.0) && near(finish[3], 2.0), "{finish:?}");
-    assert!(near(finish[0], 4.0) && near(finish[1], 4.0), "{finish:?}");
-    let levels: Vec<Level> = port.bytes_by_level.keys().copied().collect();
-    assert_eq!(levels, [Level(2), Level(8)]);
-}
-
-#[test]
-fn two_class_99_leaves_one_hundredth_to_all_that_is_no_collective() {
-    let mut port = virtual_time::port(PolicyKind::TwoClass99);
-    port.submit(flow(1, Stage::KvReuse, 1.0));
-    port.submit(due(2, 1.0, 1.0));
-    port.submit(flow(3, Stage::Collective, 2.0));
-    port.submit(flow(4, Stage::Background, 1.0));
-    port.run_out();
-    let finish: Vec<f64> = (1..=4).map(|id| port.finish(id)).collect();
-    // Ten parts in a thousand of the collective's time went to the others.
-    assert!(near(finish[2], 2.02), "{finish:?}");
-    assert!(near(finish[0], 5.0) && near(finish[1], 5.0) && near(finish[3], 5.0), "{finish:?}");
-    let levels: Vec<Level> = port.bytes_by_level.keys().copied().collect();
-    assert_eq!(levels, [Level(2), Level::SCAVENGER]);
 }
 
 #[test]
@@ -199,19 +194,6 @@ fn tent_serves_what_needs_most_of_its_time_left_and_not_who_is_due_first() {
     assert!(port.finish(1) > 1.0, "{}", port.finish(1));
     assert!(port.finish(1) <= 4.0 && port.finish(2) <= 6.0);
     assert_eq!(port.link.snapshot().demotions, 0);
-}
-
-#[test]
-fn tent_drops_what_cannot_be_in_time_and_only_of_the_last_stage() {
-    let mut port = virtual_time::port(PolicyKind::Tent);
-    port.submit(due(1, 5.0, 4.0));
-    port.submit(due(2, 1.0, 9.0));
-    port.submit(FlowSpec { deadline: at(1.0), ..flow(3, Stage::KvReuse, 2.0) });
-    port.run_out();
-    assert!(near(port.finish(3), 2.0) && near(port.finish(2), 3.0), "{}", port.finish(2));
-    assert!(near(port.finish(1), 8.0), "{}", port.finish(1));
-    let dropped = port.bytes_by_level.get(&Level::SCAVENGER);
-    assert_eq!(dropped, Some(&flow(1, Stage::P2d, 5.0).bytes));
 }
 
 #[test]
@@ -249,16 +231,6 @@ fn tent_edf_promotes_when_slack_falls_below_the_threshold() {
 }
 
 #[test]
-fn tent_edf_orders_a_stage_by_deadline() {
-    let mut port = virtual_time::port(PolicyKind::TentEdf);
-    port.submit(due(1, 1.0, 90.0));
-    port.submit(due(2, 1.0, 80.0));
-    port.submit(flow(3, Stage::KvReuse, 1.0));
-    port.run_out();
-    assert!(near(port.finish(3), 1.0) && near(port.finish(2), 2.0) && near(port.finish(1), 3.0));
-}
-
-#[test]
 fn a_change_of_policy_takes_effect_on_what_waits() {
     let mut port = virtual_time::port(PolicyKind::Fair);
     port.submit(flow(1, Stage::KvReuse, 2.0));
@@ -270,13 +242,4 @@ fn a_change_of_policy_takes_effect_on_what_waits() {
     assert!(near(port.finish(2), 2.5) && near(port.finish(1), 4.0));
     assert!(port.link.set_config(port.now, LinkConfig { rate: 0, ..fluid() }).is_err());
     assert_eq!(port.link.config().policy, PolicyKind::TwoClass);
-}
-
-#[test]
-fn a_forgotten_batch_does_not_matter_to_a_baseline() {
-    let mut port = virtual_time::port(PolicyKind::Sjf);
-    port.tell(batch_ended(7));
-    port.submit(FlowSpec { batch: BatchId(7), ..flow(1, Stage::KvReuse, 1.0) });
-    port.run_out();
-    assert!(near(port.finish(1), 1.0));
 }

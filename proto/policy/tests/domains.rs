@@ -307,7 +307,8 @@ fn background_work_of_one_domain_yields_to_the_levels_of_another_but_not_for_eve
         if let Some(Action::Permit { flow, bytes, .. }) = link.poll_action(now) {
             sent[usize::from(flow.0 != 1)] += bytes;
             now = now + Span::transfer(bytes, config().rate);
-            link.handle_any(now, &Event::BytesCompleted { flow, bytes });
+            let domain = if flow.0 == 1 { HONEST } else { DomainId(1) };
+            link.handle(now, domain, Event::BytesCompleted { flow, bytes });
         }
     }
     // Nothing completes any more. Once both windows are full, no turn is due.

@@ -17,6 +17,20 @@ fn ms(n: u64) -> Time {
     Time(n * 1_000_000)
 }
 
+/// Takes all actions. Returns the flow, the bytes and the last flag of each permit.
+fn permits(link: &mut Link, now: Time) -> Vec<(u64, u64, bool)> {
+    std::iter::from_fn(|| link.poll_action(now))
+        .filter_map(|action| match action {
+            Action::Permit { flow, bytes, last, .. } => Some((flow.0, bytes, last)),
+            Action::Moved { .. } => None,
+        })
+        .collect()
+}
+
+fn permitted(link: &mut Link, now: Time) -> Vec<u64> {
+    permits(link, now).into_iter().map(|(flow, ..)| flow).collect()
+}
+
 fn mfs() -> Port {
     let mut port = virtual_time::port(PolicyKind::Mfs);
     // A chunk in flight fills the window, so that later flows wait.
@@ -370,14 +384,7 @@ fn bytes_stuck_in_a_lower_class_do_not_hold_up_a_collective() {
         assert_eq!(link.in_flight_bytes(), 4 * CHUNK, "{policy}");
         // A collective to an idle receiver is sent anyway, within a window of its own.
         link.handle(Time(2), Event::FlowArrived(spec(2, Stage::Collective, 100 * CHUNK)));
-        let mut permitted = 0;
-        while let Some(action) = link.poll_action(Time(2)) {
-            if let Action::Permit { flow, bytes, .. } = action {
-                assert_eq!(flow, FlowId(2), "{policy}");
-                permitted += bytes;
-            }
-        }
-        assert_eq!(permitted, 4 * CHUNK, "{policy}");
+        assert_eq!(permits(&mut link, Time(2)), [(2, CHUNK, false); 4], "{policy}");
         // The lower class gets no more permits until the bytes above it have completed.
         link.handle(Time(3), completed(1, CHUNK));
         assert_eq!(link.poll_action(Time(3)), None, "{policy}");
@@ -512,24 +519,14 @@ fn what_cannot_be_cut_goes_in_one_piece_when_a_chunk_would_fit() {
     // The flow is larger than the window but permitted, because nothing is in flight.
     link.handle(Time(1), Event::FlowArrived(spec(1, 10 * CHUNK, true)));
     link.handle(Time(1), Event::FlowArrived(spec(2, 10 * CHUNK, true)));
-    let permitted = |link: &mut Link, now| {
-        let mut got = Vec::new();
-        while let Some(action) = link.poll_action(Time(now)) {
-            if let Action::Permit { flow, bytes, last, .. } = action {
-                got.push((flow.0, bytes, last));
-            }
-        }
-        got
-    };
-    assert_eq!(permitted(&mut link, 1), [(1, 10 * CHUNK, true)]);
+    assert_eq!(permits(&mut link, Time(1)), [(1, 10 * CHUNK, true)]);
     assert_eq!(link.idle_allowance(), 0, "something waits");
-    let done = |flow, bytes| Event::BytesCompleted { flow: FlowId(flow), bytes };
-    link.handle(Time(2), done(1, 6 * CHUNK));
-    assert_eq!(permitted(&mut link, 2), [], "the window is full");
-    link.handle(Time(3), done(1, CHUNK));
-    assert_eq!(permitted(&mut link, 3), [(2, 10 * CHUNK, true)]);
-    link.handle(Time(4), done(1, 3 * CHUNK));
-    link.handle(Time(4), done(2, 7 * CHUNK));
+    link.handle(Time(2), completed(1, 6 * CHUNK));
+    assert_eq!(permits(&mut link, Time(2)), [], "the window is full");
+    link.handle(Time(3), completed(1, CHUNK));
+    assert_eq!(permits(&mut link, Time(3)), [(2, 10 * CHUNK, true)]);
+    link.handle(Time(4), completed(1, 3 * CHUNK));
+    link.handle(Time(4), completed(2, 7 * CHUNK));
     assert_eq!(link.idle_allowance(), CHUNK);
     // The fast path, where no flow waits, gives the same permit.
     let piece = link.peek_permit(Time(5), &spec(3, 2 * CHUNK, true));
@@ -551,13 +548,11 @@ fn a_piece_that_exceeds_the_window_is_not_joined_by_one_with_less_slack() {
         ..FlowSpec::anonymous(FlowId(id), Stage::P2d, 10 * CHUNK)
     };
     link.handle(Time(1), Event::FlowArrived(piece(1, 1000)));
-    let first = link.poll_action(Time(1));
-    assert!(matches!(first, Some(Action::Permit { flow: FlowId(1), .. })), "{first:?}");
+    assert_eq!(permitted(&mut link, Time(1)), [1]);
     link.handle(Time(2), Event::FlowArrived(piece(2, 2)));
     assert_eq!(link.poll_action(Time(2)), None);
-    link.handle(Time(3), Event::BytesCompleted { flow: FlowId(1), bytes: 10 * CHUNK });
-    let second = link.poll_action(Time(3));
-    assert!(matches!(second, Some(Action::Permit { flow: FlowId(2), .. })), "{second:?}");
+    link.handle(Time(3), completed(1, 10 * CHUNK));
+    assert_eq!(permitted(&mut link, Time(3)), [2]);
 }
 
 /// Returns a port at which flows wait that cannot be cut, in flight in this order, and their sizes
@@ -578,19 +573,10 @@ fn port_of_pieces(sizes: &[u64]) -> Link {
     link
 }
 
-fn permitted(link: &mut Link, now: Time) -> Vec<u64> {
-    std::iter::from_fn(|| link.poll_action(now))
-        .filter_map(|action| match action {
-            Action::Permit { flow, .. } => Some(flow.0),
-            _ => None,
-        })
-        .collect()
-}
-
 #[test]
 fn behind_a_piece_that_exceeds_the_window_others_go_at_the_pace_of_the_port() {
     let mut link = port_of_pieces(&[10; 7]);
-    let done = |flow| Event::BytesCompleted { flow: FlowId(flow), bytes: 10 * CHUNK };
+    let done = |flow| completed(flow, 10 * CHUNK);
     assert_eq!(permitted(&mut link, ms(0)), [1]);
     // Nothing of the first completes, but it has had the time to leave but for a chunk. The same
     // holds for the next ones. Each that is not complete then shows that the port has room.
@@ -635,11 +621,10 @@ fn a_piece_that_exceeded_the_window_leaves_no_room_behind() {
     for _ in 0..2 {
         link.add_in_flight(Time(1), Stage::P2d, PeerId(0), Level(1), 3 * CHUNK);
     }
-    link.handle(Time(2), Event::BytesCompleted { flow: FlowId(1), bytes: 100 * CHUNK });
+    link.handle(Time(2), completed(1, 100 * CHUNK));
     link.handle(Time(2), Event::FlowArrived(FlowSpec { flow: FlowId(2), ..piece }));
     let paced = Time(2) + Span::transfer(200 * CHUNK, link.config().rate);
-    let mut actions = std::iter::from_fn(|| link.poll_action(paced));
-    assert_eq!(actions.find(|action| matches!(action, Action::Permit { .. })), None);
+    assert_eq!(permitted(&mut link, paced), [0; 0]);
 }
 
 /// Returns a port on which every new flow waits.

@@ -199,9 +199,7 @@ impl Model {
     /// Computes `ρ` from the permits alone: each past step of an eighth of the time constant moves
     /// the average by an eighth towards the load of the step.
     fn measure(&mut self) {
-        let Some(tau) = self.setting.tau_ns else {
-            return;
-        };
+        let Some(tau) = self.setting.tau_ns else { return };
         let step = tau / 8;
         let capacity = RATE as f64 * step as f64 / 1e9;
         self.rho = (0..self.now / step).fold(0.0, |average, k| {
@@ -367,9 +365,7 @@ impl Model {
     /// Checks that the scavenger comes last, except for its share, and serves by arrival.
     fn check_share(&mut self, flow: &Waiting, bytes: u64) {
         let permille = self.setting.scavenger_permille;
-        let Some(head) = self.scavenger_head() else {
-            return;
-        };
+        let Some(head) = self.scavenger_head() else { return };
         if flow.scavenged {
             assert_eq!(flow.seq, head.seq, "not the first that was scavenged");
             let by_right = self.is_due(bytes.min(random_events::CHUNK));
@@ -611,11 +607,7 @@ fn setting(policy: PolicyKind) -> impl Strategy<Value = Setting> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig {
-        cases: 1500,
-        failure_persistence: None,
-        ..ProptestConfig::default()
-    })]
+    #![proptest_config(ProptestConfig::with_cases(1500))]
 
     #[test]
     fn mfs_serves_by_the_rules_of_section_4_5(

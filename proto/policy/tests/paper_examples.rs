@@ -72,53 +72,32 @@ fn near(got: f64, want: f64) -> bool {
 }
 
 #[test]
-fn table_1_fair_sharing_fails_to_protect_the_urgent_flow() {
-    let finish = table_1(config(PolicyKind::Fair));
-    // All three share until A is done at 6; then B and C until C is done at 8.
-    assert!(near(finish[0], 6.0) && near(finish[1], 9.0) && near(finish[2], 8.0), "{finish:?}");
-    assert_eq!(met(finish), [true, false, false]);
-}
-
-#[test]
-fn table_1_shortest_job_first_fails_to_protect_the_urgent_flow() {
-    let finish = table_1(config(PolicyKind::Sjf));
-    // The order is A, then C, then B.
-    assert!(near(finish[0], 2.0) && near(finish[1], 9.0) && near(finish[2], 5.0), "{finish:?}");
-    assert_eq!(met(finish), [true, false, true]);
-}
-
-#[test]
-fn table_1_edf_completes_the_explicit_deadline_unnecessarily_early() {
-    let finish = table_1(config(PolicyKind::Edf));
-    // C is first although it has until 7; then A and B share.
-    assert!(near(finish[0], 7.0) && near(finish[1], 9.0) && near(finish[2], 3.0), "{finish:?}");
-    assert_eq!(met(finish), [true, false, true]);
-}
-
-#[test]
-fn table_1_defer_and_promote_meets_every_deadline_just_in_time() {
-    let finish = table_1(defer_and_promote());
-    // B starts at once, C at its last safe moment, 4. A has the remaining time.
-    assert!(near(finish[0], 9.0) && near(finish[1], 4.0) && near(finish[2], 7.0), "{finish:?}");
-    assert_eq!(met(finish), [true, true, true]);
-}
-
-/// The ideal of §3 promotes at the last safe moment. The thresholds of §4.3 (`U = 0.5, E = 4`)
-/// promote to the reserved `P_1` from an eighth of the port on. C needs 3 of its 7 ticks, so it has
-/// `mlu = 0.43` and is first at once, as under EDF, and B misses.
-#[test]
-fn table_1_mfs_with_default_thresholds_misses_b() {
-    let finish = table_1(config(PolicyKind::Mfs));
-    assert!(near(finish[0], 9.0) && near(finish[1], 7.0) && near(finish[2], 3.0), "{finish:?}");
-    assert_eq!(met(finish), [true, false, true]);
-}
-
-#[test]
-fn table_1_laxity_meets_every_deadline_with_its_defaults() {
-    // B, which blocks a computation, is first. Then C, with a laxity of 4, precedes A, with 8.
-    let finish = table_1(config(PolicyKind::Laxity));
-    assert!(near(finish[0], 9.0) && near(finish[1], 4.0) && near(finish[2], 7.0), "{finish:?}");
-    assert_eq!(met(finish), [true, true, true]);
+fn table_1_is_met_by_defer_and_promote_and_by_laxity_alone() {
+    let cases = [
+        // All three share until A is done at 6; then B and C until C is done at 8.
+        (config(PolicyKind::Fair), [6.0, 9.0, 8.0], [true, false, false]),
+        // The order is A, then C, then B.
+        (config(PolicyKind::Sjf), [2.0, 9.0, 5.0], [true, false, true]),
+        // C is first although it has until 7; then A and B share.
+        (config(PolicyKind::Edf), [7.0, 9.0, 3.0], [true, false, true]),
+        // B starts at once, C at its last safe moment, 4. A has the remaining time.
+        (defer_and_promote(), [9.0, 4.0, 7.0], [true, true, true]),
+        // The ideal of §3 promotes at the last safe moment. The thresholds of §4.3 (`U = 0.5,
+        // E = 4`) promote to the reserved `P_1` from an eighth of the port on. C needs 3 of its 7
+        // ticks, so it has `mlu = 0.43` and is first at once, as under EDF, and B misses.
+        (config(PolicyKind::Mfs), [9.0, 7.0, 3.0], [true, false, true]),
+        // B, which blocks a computation, is first. Then C, with a laxity of 4, precedes A, with 8.
+        (config(PolicyKind::Laxity), [9.0, 4.0, 7.0], [true, true, true]),
+    ];
+    for (config, want, in_time) in cases {
+        let policy = config.policy;
+        let finish = table_1(config);
+        assert!(
+            finish.iter().zip(want).all(|(&got, want)| near(got, want)),
+            "{policy}: {finish:?}"
+        );
+        assert_eq!(met(finish), in_time, "{policy}");
+    }
 }
 
 /// Submits a collective that blocks the computation together with a KV transfer that does not.
@@ -138,37 +117,28 @@ fn collective_beside(config: LinkConfig, collective: f64, kv: FlowSpec) -> f64 {
 /// says that EDF over-prioritises stage 3 here, and of both figures that the KV flow is smaller.
 /// Assumed: the collective of layer 1 has 2 units (the 2 of the best case, in which no other flow
 /// is served), the stage-3 flow 1 unit (the difference), with a loose deadline.
-#[test]
-fn figure_6_the_next_layer_starts_at_2_instead_of_3() {
-    let kv = FlowSpec {
-        batch: BatchId(1),
-        request: RequestId(1),
-        deadline: at(100.0),
-        ..flow(B, Stage::P2d, 1.0)
-    };
-    for policy in [PolicyKind::Fair, PolicyKind::Sjf, PolicyKind::Edf] {
-        let start = collective_beside(config(policy), 2.0, kv);
-        assert!(near(start, 3.0), "{policy}: {start}");
-    }
-    for config in [defer_and_promote(), config(PolicyKind::Mfs), config(PolicyKind::Laxity)] {
-        let start = collective_beside(config.clone(), 2.0, kv);
-        assert!(near(start, 2.0), "{}: {start}", config.policy);
-    }
-}
-
+///
 /// Figure 7: layer 2 ends at 4 under FS, SJF and EDF, at 3 under Defer-and-Promote (−25 %). §3.2
 /// says that EDF degenerates into fair sharing here because deadlines are implicit. So the KV flow
 /// is stage 1: blocks that another unit fetches from this one, for a layer further on. Assumed:
 /// collective 3 units, KV flow 1 unit.
 #[test]
-fn figure_7_the_layer_ends_at_3_instead_of_4() {
-    let kv = FlowSpec { layer: Layer(5), ..flow(B, Stage::KvReuse, 1.0) };
-    for policy in [PolicyKind::Fair, PolicyKind::Sjf, PolicyKind::Edf] {
-        let end = collective_beside(config(policy), 3.0, kv);
-        assert!(near(end, 4.0), "{policy}: {end}");
-    }
-    for config in [defer_and_promote(), config(PolicyKind::Mfs), config(PolicyKind::Laxity)] {
-        let end = collective_beside(config.clone(), 3.0, kv);
-        assert!(near(end, 3.0), "{}: {end}", config.policy);
+fn figures_6_and_7_a_layer_waits_for_its_collective_and_not_for_kv() {
+    let last_stage = FlowSpec {
+        batch: BatchId(1),
+        request: RequestId(1),
+        deadline: at(100.0),
+        ..flow(B, Stage::P2d, 1.0)
+    };
+    let reuse = FlowSpec { layer: Layer(5), ..flow(B, Stage::KvReuse, 1.0) };
+    for (collective, kv) in [(2.0, last_stage), (3.0, reuse)] {
+        for policy in [PolicyKind::Fair, PolicyKind::Sjf, PolicyKind::Edf] {
+            let done = collective_beside(config(policy), collective, kv);
+            assert!(near(done, collective + 1.0), "{policy}: {done}");
+        }
+        for config in [defer_and_promote(), config(PolicyKind::Mfs), config(PolicyKind::Laxity)] {
+            let done = collective_beside(config.clone(), collective, kv);
+            assert!(near(done, collective), "{}: {done}", config.policy);
+        }
     }
 }

@@ -31,11 +31,7 @@ fn permits(actions: &[Action]) -> Vec<Action> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig {
-        cases: 256,
-        failure_persistence: None,
-        ..ProptestConfig::default()
-    })]
+    #![proptest_config(ProptestConfig::with_cases(256))]
 
     #[test]
     fn every_byte_is_permitted_once_within_the_window_and_no_port_idles(

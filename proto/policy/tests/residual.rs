@@ -121,8 +121,6 @@ fn demand() -> impl Strategy<Value = Vec<f64>> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
-
     #[test]
     fn without_foreign_traffic_the_rate_is_exactly_the_full_one(
         own in demand(), headers in 0.0..0.08,

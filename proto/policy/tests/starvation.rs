@@ -62,6 +62,13 @@ struct Kind {
     layer: u16,
 }
 
+impl Kind {
+    /// A flow of which nothing else is known.
+    const fn lone(stage: Stage, deadline_s: Option<i64>, layer: u16) -> Self {
+        Self { stage, batch: Known::Nothing, request: Known::Nothing, deadline_s, layer }
+    }
+}
+
 /// Returns every kind of flow with these deadlines.
 fn kinds(deadlines: &[Option<i64>]) -> Vec<Kind> {
     let mut kinds = Vec::new();
@@ -192,13 +199,7 @@ fn small_pieces_of_others_do_not_keep_a_chunk_out_for_ever() {
         let limit_s = bound_s(policy);
         for load in loads() {
             for stage in Stage::ALL {
-                let kind = Kind {
-                    stage,
-                    batch: Known::Nothing,
-                    request: Known::Nothing,
-                    deadline_s: None,
-                    layer: 7,
-                };
+                let kind = Kind::lone(stage, None, 7);
                 let done = finishes_after(policy, kind, (load, CHUNK / 8), limit_s);
                 assert!(done.is_some(), "{policy}: {kind:?} starves beside {load:?}");
             }
@@ -281,15 +282,8 @@ fn a_feasible_deadline_is_met_whatever_else_is_known_of_the_flow() {
 /// The example of `laxity.h`: KV reuse with only a deadline, beside a last stage that is in time.
 #[test]
 fn kv_reuse_with_a_deadline_and_no_batch_is_in_time_beside_the_last_stage() {
-    let of = |stage, deadline_s| Kind {
-        stage,
-        batch: Known::Nothing,
-        request: Known::Nothing,
-        deadline_s,
-        layer: 3,
-    };
-    let reuse = of(Stage::KvReuse, Some(1));
-    let last = of(Stage::P2d, Some(2));
+    let reuse = Kind::lone(Stage::KvReuse, Some(1), 3);
+    let last = Kind::lone(Stage::P2d, Some(2), 3);
     let done = finishes_after(PolicyKind::Laxity, reuse, (last, CHUNK), 1.0);
     assert!(done.is_some_and(|s| s < 0.1), "{done:?}");
 }
@@ -330,13 +324,7 @@ fn the_deadline_of_one_flow_counts_for_its_batch_whatever_the_others_have() {
 /// waits for those that arrive within 32 times its own time.
 #[test]
 fn kv_reuse_and_the_last_stage_without_a_deadline_go_by_size_within_a_bound() {
-    let of = |stage| Kind {
-        stage,
-        batch: Known::Nothing,
-        request: Known::Nothing,
-        deadline_s: None,
-        layer: 5,
-    };
+    let of = |stage| Kind::lone(stage, None, 5);
     for (subject, load) in [(Stage::P2d, Stage::KvReuse), (Stage::KvReuse, Stage::P2d)] {
         let after = |bytes| {
             let done = finishes_after(PolicyKind::Laxity, of(subject), (of(load), bytes), 1.0);

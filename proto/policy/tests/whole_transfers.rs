@@ -345,8 +345,6 @@ fn own(bytes: u64, times: u64) -> Span {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
-
     /// The oracle is the equation in `link/piece_rate.rs`.
     #[test]
     fn a_deadline_is_feasible_at_the_mean_rate_of_earlier_pieces(

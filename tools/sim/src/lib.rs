@@ -7,6 +7,7 @@
 #![allow(missing_docs, reason = "what a name of the laboratory says is not said twice")]
 
 pub mod advise;
+mod agenda;
 pub mod compute;
 pub mod model;
 pub mod network;

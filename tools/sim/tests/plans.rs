@@ -54,13 +54,14 @@ fn kept() -> (tempfile::TempDir, Report) {
     (folder, report)
 }
 
-fn resumed(folder: &Path) -> (usize, Report) {
+/// Runs a plan with the journal of a folder. Returns the number of simulations, and the report.
+fn resumed(plan: &Plan, folder: &Path) -> (usize, Report) {
     let count = AtomicUsize::new(0);
     let counted = |scenario: &_| {
         count.fetch_add(1, Ordering::Relaxed);
         fake::simulate(scenario)
     };
-    let report = run(&plan(), &counted, &options(2, Some(folder))).expect("it runs");
+    let report = run(plan, &counted, &options(2, Some(folder))).expect("it runs");
     (count.into_inner(), report)
 }
 
@@ -82,16 +83,16 @@ fn a_run_that_was_cut_off_goes_on_where_it_was() {
     let bytes = fs::read(&journal).expect("a journal");
     let lines = bytes.iter().filter(|&&b| b == b'\n').count();
     assert_eq!(lines, whole.runs.len());
-    let (count, again) = resumed(folder.path());
+    let (count, again) = resumed(&plan(), folder.path());
     assert_eq!(count, 0, "nothing is left to do");
     assert!(json::json(&whole, false) == json::json(&again, false), "the same bytes");
     // The run was killed while it wrote a line.
     let tenth = bytes.split_inclusive(|&b| b == b'\n').take(10).map(<[u8]>::len).sum::<usize>();
     fs::write(&journal, &bytes[..tenth + 100]).expect("written");
-    let (count, again) = resumed(folder.path());
+    let (count, again) = resumed(&plan(), folder.path());
     assert_eq!(count, whole.runs.len() - 10);
     assert!(json::json(&whole, false) == json::json(&again, false), "the same bytes");
-    let (count, _) = resumed(folder.path());
+    let (count, _) = resumed(&plan(), folder.path());
     assert_eq!(count, 0, "what followed the torn line was kept, too");
 }
 
@@ -100,20 +101,14 @@ fn results_of_other_scenarios_or_other_code_are_not_taken_over() {
     let (folder, whole) = kept();
     let mut other = plan();
     other.set("workload.seconds=61").expect("a field");
-    let count = AtomicUsize::new(0);
-    let counted = |scenario: &_| {
-        count.fetch_add(1, Ordering::Relaxed);
-        fake::simulate(scenario)
-    };
-    run(&other, &counted, &options(2, Some(folder.path()))).expect("it runs");
-    assert_eq!(count.into_inner(), whole.runs.len());
+    assert_eq!(resumed(&other, folder.path()).0, whole.runs.len());
     // Replaces the fingerprints, as if another version had written them.
     let journal = folder.path().join("results.jsonl");
     let text = fs::read_to_string(&journal).expect("a journal");
     let stale = text.replace("{\"fingerprint\":\"", "{\"fingerprint\":\"x");
     fs::write(&journal, stale + "no line of ours\n").expect("written");
-    assert_eq!(resumed(folder.path()).0, whole.runs.len());
-    assert_eq!(resumed(folder.path()).0, 0);
+    assert_eq!(resumed(&plan(), folder.path()).0, whole.runs.len());
+    assert_eq!(resumed(&plan(), folder.path()).0, 0);
 }
 
 #[test]

@@ -19,9 +19,7 @@ impl Admission {
         unforecast.sort_unstable();
         unforecast.dedup();
         unforecast.retain(|&slot| {
-            let Some(batch) = &mut self.batches[slot as usize] else {
-                return false;
-            };
+            let Some(batch) = &mut self.batches[slot as usize] else { return false };
             let estimate = self.pruner.estimates()[self.ranks[slot as usize] as usize];
             if estimate.bytes > 0 {
                 batch.forecast.get_or_insert((estimate.ready, estimate.communication()));
@@ -37,9 +35,7 @@ impl Admission {
         if !self.traffic.members_of(slot).is_empty() {
             return;
         }
-        let Some((ready, Span(forecast_ns @ 1..))) = self.batch_mut(slot).forecast else {
-            return;
-        };
+        let Some((ready, Span(forecast_ns @ 1..))) = self.batch_mut(slot).forecast else { return };
         let observed_ns = now.since(ready).0;
         let ratio = u128::from(observed_ns) * u128::from(PACE_UNIT) / u128::from(forecast_ns);
         let sample = u64::try_from(ratio).unwrap_or(u64::MAX);

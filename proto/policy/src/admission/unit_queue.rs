@@ -9,9 +9,7 @@ use crate::time::{Span, Time};
 impl Admission {
     pub(super) fn batch_queued(&mut self, now: Time, batch: BatchId, ahead: BatchId) -> bool {
         let known = |id| self.batch_slots.get(id).copied();
-        let (Some(slot), Some(before)) = (known(&batch), known(&ahead)) else {
-            return false;
-        };
+        let (Some(slot), Some(before)) = (known(&batch), known(&ahead)) else { return false };
         let starts_a_ring = slot == before || self.ahead_of(before).any(|other| other == slot);
         if starts_a_ring || self.batch_mut(slot).started.is_some() {
             return false;

@@ -33,7 +33,7 @@ const PATIENCE_PERIODS: u64 = 64;
 /// Slot of the batch that stands for all flows without a known batch.
 pub(crate) const NULL_BATCH: SlotId = 0;
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Batch {
     pub(crate) id: BatchId,
     /// Whether a hint announced the batch, so that it stays in the table without waiting flows.
@@ -73,28 +73,7 @@ pub(crate) struct Batch {
 
 impl Batch {
     fn new(id: BatchId, sigma: u32) -> Self {
-        Self {
-            id,
-            announced: false,
-            layers: 0,
-            layer_time: Span::ZERO,
-            layer: Layer(0),
-            started: false,
-            finished: false,
-            progress: 0,
-            compute_left: Span::ZERO,
-            sigma,
-            ahead: NONE,
-            followers: Vec::new(),
-            members: BTreeSet::new(),
-            flow_deadlines: BTreeSet::new(),
-            waiting: 0,
-            promotable: 0,
-            groups: Vec::new(),
-            checks: BTreeSet::new(),
-            due: Time::NEVER,
-            boundary: Time::ZERO,
-        }
+        Self { id, sigma, ahead: NONE, due: Time::NEVER, ..Self::default() }
     }
 
     /// Returns the number of layers that are not computed yet, including the current one.
@@ -458,9 +437,7 @@ impl BatchTable {
         }
         let mut moved = Vec::new();
         for &id in old.keys().chain(self.sigma.keys()) {
-            let Some(slot) = self.batches.find(id) else {
-                continue;
-            };
+            let Some(slot) = self.batches.find(id) else { continue };
             let position = self.sigma.get(&id).copied().unwrap_or(u32::MAX);
             let batch = self.batches.get_mut(slot);
             if batch.sigma != position {

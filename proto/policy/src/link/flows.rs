@@ -137,9 +137,7 @@ impl FlowTable {
 
     /// Adds a waiting flow. Returns `None` if its id is in use.
     pub(crate) fn insert(&mut self, flow: Flow) -> Option<SlotId> {
-        let Entry::Vacant(life) = self.lives.entry(flow.spec.flow) else {
-            return None;
-        };
+        let Entry::Vacant(life) = self.lives.entry(flow.spec.flow) else { return None };
         let slot = if let Some(slot) = self.free.pop() {
             self.slots[slot as usize] = flow;
             slot
@@ -173,9 +171,7 @@ impl FlowTable {
     /// Takes up to `bytes` off the bytes that `id` has in flight. Returns the number taken off, the
     /// level at which they were sent, and the peer.
     pub(crate) fn complete(&mut self, id: FlowId, bytes: u64) -> Option<(u64, Level, PeerId)> {
-        let Entry::Occupied(mut entry) = self.lives.entry(id) else {
-            return None;
-        };
+        let Entry::Occupied(mut entry) = self.lives.entry(id) else { return None };
         let (outstanding, level, peer) = match entry.get_mut() {
             FlowPhase::Waits(slot) => {
                 let flow = &mut self.slots[*slot as usize];

@@ -58,9 +58,7 @@ impl Link {
     }
 
     pub(super) fn request_ended(&mut self, now: Time, request: RequestId) {
-        let Some(slot) = self.port.batches.find_request(request) else {
-            return;
-        };
+        let Some(slot) = self.port.batches.find_request(request) else { return };
         let batch = self.port.batches.end_request(slot);
         if batch != NONE {
             self.rerank_batch(now, batch);
@@ -79,9 +77,7 @@ impl Link {
     }
 
     pub(super) fn layer_began(&mut self, now: Time, batch: BatchId, layer: Layer) {
-        let Some(slot) = self.port.batches.find_batch(batch) else {
-            return;
-        };
+        let Some(slot) = self.port.batches.find_batch(batch) else { return };
         let ran = self.port.batches.batch(slot).may_run();
         if !self.port.batches.advance(slot, layer, now) {
             return;
@@ -94,9 +90,7 @@ impl Link {
     }
 
     pub(super) fn compute_finished(&mut self, now: Time, batch: BatchId) {
-        let Some(slot) = self.port.batches.find_batch(batch) else {
-            return;
-        };
+        let Some(slot) = self.port.batches.find_batch(batch) else { return };
         if slot != NULL_BATCH {
             self.port.batches.batch_mut(slot).finished = true;
             self.schedule(slot);
@@ -105,9 +99,7 @@ impl Link {
     }
 
     pub(super) fn batch_ended(&mut self, now: Time, batch: BatchId) {
-        let Some(slot) = self.port.batches.find_batch(batch) else {
-            return;
-        };
+        let Some(slot) = self.port.batches.find_batch(batch) else { return };
         if slot == NULL_BATCH {
             return;
         }
@@ -153,9 +145,7 @@ impl Link {
         let members = self.port.batches.batch(batch).members.iter().map(|&(_, id)| id);
         let pruned: Vec<RequestId> = members.filter(|&id| self.port.is_pruned(id)).collect();
         for id in pruned {
-            let Some(request) = self.port.batches.find_request(id) else {
-                continue;
-            };
+            let Some(request) = self.port.batches.find_request(id) else { continue };
             for slot in self.flows_of(request) {
                 let flow = self.port.flows.get(slot);
                 if flow.spec.stage == Stage::KvReuse

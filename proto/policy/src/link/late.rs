@@ -36,9 +36,7 @@ impl Link {
     /// Updates [`Port::reuse_late_until`](super::port::Port::reuse_late_until) before a permit for
     /// a flow of `stage`, which `layer` of `batch` needs.
     pub(super) fn note_late_reuse(&mut self, now: Time, stage: Stage, batch: SlotId, layer: Layer) {
-        let Some(collective) = self.collective_level else {
-            return;
-        };
+        let Some(collective) = self.collective_level else { return };
         if stage != Stage::KvReuse || batch == NULL_BATCH || now <= self.drained {
             return;
         }

@@ -108,7 +108,7 @@ struct PeerQueue {
     offered: Option<Rank>,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Queues {
     slots: Vec<Group>,
     free: Vec<SlotId>,
@@ -122,15 +122,7 @@ pub(crate) struct Queues {
 
 impl Queues {
     pub(crate) fn new() -> Self {
-        Self {
-            slots: Vec::new(),
-            free: Vec::new(),
-            by_key: Lookup::default(),
-            peers: vec![PeerQueue::default()],
-            index: BTreeMap::new(),
-            virtual_time: [0; QUEUES_MAX],
-            scavenger: NONE,
-        }
+        Self { peers: vec![PeerQueue::default()], scavenger: NONE, ..Self::default() }
     }
 
     /// Returns the group `name` of `queue` for `peer`, and whether this call created it.
@@ -207,9 +199,7 @@ impl Queues {
 
     /// Puts a peer into the port's index by its best group, or takes it out if it has none.
     pub(crate) fn offer(&mut self, peer: PeerId) {
-        let Some(queue) = self.peers.get_mut(usize::from(peer.0)) else {
-            return;
-        };
+        let Some(queue) = self.peers.get_mut(usize::from(peer.0)) else { return };
         let best = queue.groups.first_key_value().map(|(&rank, _)| rank);
         if queue.offered == best {
             return;

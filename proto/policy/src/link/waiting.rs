@@ -84,9 +84,7 @@ impl Link {
 
     /// Holds a waiting flow: takes it out of its queue and keeps its record.
     pub(super) fn hold(&mut self, now: Time, id: FlowId) {
-        let Some(FlowPhase::Waits(slot)) = self.port.flows.life(id) else {
-            return;
-        };
+        let Some(FlowPhase::Waits(slot)) = self.port.flows.life(id) else { return };
         if self.port.flows.get(slot).is_held() {
             return;
         }
@@ -100,9 +98,7 @@ impl Link {
 
     /// Ends the hold of a flow, which keeps its level and its position among equals.
     pub(super) fn release(&mut self, now: Time, id: FlowId) {
-        let Some(FlowPhase::Waits(slot)) = self.port.flows.life(id) else {
-            return;
-        };
+        let Some(FlowPhase::Waits(slot)) = self.port.flows.life(id) else { return };
         let flow = self.port.flows.get(slot);
         if !flow.is_held() {
             return;
@@ -334,9 +330,7 @@ pub(super) fn tie_order(flow: &Flow) -> u64 {
 
 /// Removes a flow from the tallies by layer. Returns false if the group keeps none.
 fn take_layer(group: &mut Group, layer: Layer, bytes: u64) -> bool {
-    let Some(tally) = group.layers.get_mut(&layer.0) else {
-        return false;
-    };
+    let Some(tally) = group.layers.get_mut(&layer.0) else { return false };
     tally.remove(bytes);
     if tally.flows == 0 {
         group.layers.remove(&layer.0);

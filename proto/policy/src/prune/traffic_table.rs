@@ -108,7 +108,7 @@ struct BatchEntry {
 }
 
 /// Traffic of all active batches.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct TrafficTable {
     default_rate: u64,
     ports_max: usize,
@@ -128,19 +128,7 @@ impl TrafficTable {
     /// Creates a table for at most `ports_max` ports at a time. A port whose rate was not reported
     /// has `default_rate` bytes per second.
     pub fn new(default_rate: u64, ports_max: usize) -> Self {
-        Self {
-            default_rate: default_rate.min(RATE_MAX),
-            ports_max,
-            port_slots: BTreeMap::new(),
-            ports: Vec::new(),
-            rates: Vec::new(),
-            free_ports: Vec::new(),
-            batches: Vec::new(),
-            free_batches: Vec::new(),
-            members: Vec::new(),
-            free_members: Vec::new(),
-            load_count: 0,
-        }
+        Self { default_rate: default_rate.min(RATE_MAX), ports_max, ..Self::default() }
     }
 
     /// Changes the values of [`TrafficTable::new`]. Ports beyond a smaller `ports_max` stay.
@@ -249,13 +237,9 @@ impl TrafficTable {
 
     /// Takes `bytes` of the request off its load on `port`, because they have passed the port.
     pub fn moved(&mut self, slot: MemberSlot, port: PortId, bytes: u64) {
-        let Some(&port) = self.port_slots.get(&port) else {
-            return;
-        };
+        let Some(&port) = self.port_slots.get(&port) else { return };
         let entry = &mut self.members[slot as usize];
-        let Ok(index) = entry.loads.binary_search_by_key(&port, |load| load.port) else {
-            return;
-        };
+        let Ok(index) = entry.loads.binary_search_by_key(&port, |load| load.port) else { return };
         let load = &mut entry.loads[index];
         let gone = bytes.min(load.bytes);
         load.bytes -= gone;
@@ -278,9 +262,7 @@ impl TrafficTable {
 
     /// Sets the rate of a port in bytes per second. Returns false if the table of ports is full.
     pub fn set_rate(&mut self, port: PortId, rate: u64) -> bool {
-        let Some(slot) = self.intern(port) else {
-            return false;
-        };
+        let Some(slot) = self.intern(port) else { return false };
         self.ports[slot as usize].reported = true;
         self.rates[slot as usize] = rate.min(RATE_MAX);
         true

@@ -34,7 +34,7 @@ pub(crate) struct Verdict {
     pub(crate) pruned: Vec<u64>,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Naive {
     pub(crate) budget: usize,
     /// Budgets of tenants, the first of tenant 0.
@@ -52,16 +52,7 @@ pub(crate) struct Naive {
 
 impl Naive {
     pub(crate) fn new(budget: usize, set_aside: bool, rate: u64) -> Self {
-        Self {
-            budget,
-            own_budgets: Vec::new(),
-            paid_by: BTreeMap::new(),
-            set_aside,
-            rates: [rate; PORTS],
-            batches: BTreeMap::new(),
-            queued: BTreeSet::new(),
-            pruned: BTreeSet::new(),
-        }
+        Self { budget, set_aside, rates: [rate; PORTS], ..Self::default() }
     }
 
     pub(crate) fn handle(&mut self, now: u64, event: &AdmissionEvent) {
@@ -221,22 +212,13 @@ impl Naive {
         (worst, u64::try_from(ns).unwrap_or(u64::MAX))
     }
 
-    /// Returns whose budget pays for what is pruned for `batch`, and whether there is some left.
-    fn payer(&self, batch: u64) -> (Option<u16>, bool) {
+    /// Prunes a request for `batch`, or returns false if the budget that pays for it is spent.
+    fn prune(&mut self, batch: u64, request: u64) -> bool {
         let tenant = self.batches[&batch].tenant;
         let own = self.own_budgets.get(usize::from(tenant)).copied().flatten();
         let payer = own.map(|_| tenant);
         let spent = self.pruned.iter().filter(|id| self.paid_by[id] == payer).count();
-        (payer, spent < own.unwrap_or(self.budget))
-    }
-
-    pub(crate) fn has_drops_left(&self, batch: u64) -> bool {
-        self.payer(batch).1
-    }
-
-    /// Prunes a request for `batch`, or returns false if the budget is spent.
-    fn prune(&mut self, batch: u64, request: u64) -> bool {
-        let (payer, has_room) = self.payer(batch);
+        let has_room = spent < own.unwrap_or(self.budget);
         if has_room {
             self.pruned.insert(request);
             self.paid_by.insert(request, payer);
@@ -280,7 +262,7 @@ impl Naive {
                 }
             }
             loop {
-                let (_, u, finish) = self.estimate(&sorted, &ready, i);
+                let (u, finish) = self.estimate(&sorted, &ready, i);
                 if finish <= limit {
                     break;
                 }
@@ -299,7 +281,7 @@ impl Naive {
 
         (0..sigma.len())
             .map(|i| {
-                let (_, bottleneck, finish) = self.estimate(&sorted, &ready, i);
+                let (bottleneck, finish) = self.estimate(&sorted, &ready, i);
                 let mut pruned: Vec<u64> = sorted[i].requests.iter().map(|r| r.id).collect();
                 pruned.retain(|id| self.pruned.contains(id));
                 pruned.sort_unstable();
@@ -308,13 +290,8 @@ impl Naive {
             .collect()
     }
 
-    /// Returns `S` before batch `i`, the batch's bottleneck and `F̂_i` for the present `H`.
-    fn estimate(
-        &self,
-        sorted: &[Batch],
-        ready: &[u64],
-        i: usize,
-    ) -> ([u64; PORTS], Option<usize>, u64) {
+    /// Returns the bottleneck and `F̂_i` of batch `i` for the present `H`.
+    fn estimate(&self, sorted: &[Batch], ready: &[u64], i: usize) -> (Option<usize>, u64) {
         let mut before = [0; PORTS];
         for batch in &sorted[..i] {
             for (sum, bytes) in before.iter_mut().zip(self.dense_load(batch)) {
@@ -322,13 +299,6 @@ impl Naive {
             }
         }
         let (u, ns) = self.bottleneck(&before, &self.dense_load(&sorted[i]));
-        (before, u, ready[i].saturating_add(ns))
-    }
-
-    /// Reports whether port `u` is loaded by a request that is not pruned and whose batch comes no
-    /// later than `batch` in `verdicts`.
-    pub(crate) fn has_candidate(&self, verdicts: &[Verdict], batch: u64, u: usize) -> bool {
-        let last = verdicts.iter().position(|v| v.batch == batch).expect("it has a verdict");
-        verdicts[..=last].iter().any(|v| self.dense_load(&self.batches[&v.batch])[u] > 0)
+        (u, ready[i].saturating_add(ns))
     }
 }

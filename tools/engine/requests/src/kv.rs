@@ -14,6 +14,12 @@ pub struct Pool {
     held: FxHashMap<RequestId, u32>,
 }
 
+impl Default for Pool {
+    fn default() -> Self {
+        Self::new(0, 1)
+    }
+}
+
 impl Pool {
     /// Creates a pool of `capacity` blocks of `block_tokens` tokens (at least 1).
     pub fn new(capacity: u32, block_tokens: u32) -> Self {

@@ -79,7 +79,7 @@ struct Home {
     reports: u64,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Row {
     /// The part of a request that the instance computes.
     pub role: Role,
@@ -96,30 +96,8 @@ pub struct Row {
 }
 
 impl Row {
-    const fn new(role: Role, at: Time) -> Self {
-        let load = Load {
-            waiting: 0,
-            relegated: 0,
-            running: 0,
-            decoding: 0,
-            prefill_tokens: 0,
-            decode_context: 0,
-            blocks: 0,
-            blocks_free: 0,
-        };
-        let placed = Prompts { requests: 0.0, tokens: 0.0, squares: 0.0 };
-        Self {
-            role,
-            load,
-            at,
-            reported: false,
-            placed,
-            tpots: BTreeMap::new(),
-            requests: 0,
-            tokens: 0,
-            reports: 0,
-            foreign: 0,
-        }
+    fn new(role: Role, at: Time) -> Self {
+        Self { role, at, ..Self::default() }
     }
 
     /// Returns the prompts that wait for computation. Reports contain the sum of tokens but no
@@ -237,9 +215,7 @@ impl InstanceTable {
 
     pub fn place(&mut self, spec: &Spec, tpot: u64, instance: InstanceId) {
         self.leave(spec.id);
-        let Some(row) = self.rows.get_mut(&instance) else {
-            return;
-        };
+        let Some(row) = self.rows.get_mut(&instance) else { return };
         let tokens = spec.prompt.saturating_add(spec.generated);
         let left = tokens.saturating_sub(spec.ready).max(1);
         if row.role != Role::Decode {

@@ -60,7 +60,7 @@ pub enum Class {
     Batch,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WorkflowJob {
     pub id: JobId,
     pub template: TemplateId,
@@ -74,7 +74,7 @@ pub struct WorkflowJob {
 /// the driver reduces them to this number.
 pub const SEMANTICS: usize = 4;
 
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Stage {
     pub id: StageId,
     pub job: JobId,
@@ -103,7 +103,7 @@ pub struct Outcome {
 }
 
 /// A model with costs from microbenchmarks: bytes and ns.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ModelSpec {
     pub weights: u64,
     /// GPU bytes that stay while the model sleeps: CUDA graphs, compiled kernels, buffers.
@@ -136,7 +136,7 @@ impl ModelSpec {
 }
 
 /// A node: bytes of memory, and rates in bytes per second.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NodeSpec {
     pub cluster: ClusterId,
     pub gpu: u64,

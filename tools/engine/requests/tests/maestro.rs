@@ -139,9 +139,7 @@ impl World {
     }
 
     fn next(&mut self, index: usize) {
-        let Some((next, open)) = self.jobs.get_mut(&index) else {
-            return;
-        };
+        let Some((next, open)) = self.jobs.get_mut(&index) else { return };
         let at = *next;
         if at == self.scripts[index].stages.len() {
             if *open == 0 {
@@ -160,12 +158,10 @@ impl World {
             model: ModelId(model),
             role: RoleId(model),
             position: at as u16,
-            invocation: 0,
             tools: 1,
-            thinking: false,
             prompt,
             output_max: output.max(2) * 2,
-            semantics: [0.0; 4],
+            ..Stage::default()
         }));
     }
 

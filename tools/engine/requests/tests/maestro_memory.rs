@@ -3,9 +3,7 @@
 
 use laxity_requests::maestro::memory::Action;
 use laxity_requests::maestro::node::{Ask, Node};
-use laxity_requests::workflow::{
-    Class, ClusterId, ModelId, ModelSpec, NodeSpec, Readiness, StageId,
-};
+use laxity_requests::workflow::{Class, ModelId, ModelSpec, NodeSpec, Readiness, StageId};
 use laxity_requests::{Span, Time};
 
 const GB: u64 = 1_000_000_000;
@@ -19,10 +17,8 @@ fn table() -> Vec<ModelSpec> {
             weights: weights * GB,
             context: GB / 4,
             kv_per_token: 1,
-            prefill_base: 0,
-            prefill_per_token: 0,
-            decode_per_token: 0,
             context_start: S,
+            ..ModelSpec::default()
         })
         .to_vec()
 }
@@ -46,27 +42,25 @@ fn ask(stage: u64, model: ModelId, class: Class, gigabytes: u64) -> Ask {
 /// 1 GB.
 fn node() -> Node {
     let spec = NodeSpec {
-        cluster: ClusterId(0),
         gpu: 40 * GB,
-        other: 0,
         host: 100 * GB,
         disk: 100 * GB,
         host_rate: 25 * GB,
         disk_rate: 5 * GB,
         remote_rate: GB,
         slots: 8,
+        ..NodeSpec::default()
     };
-    let table = table();
-    let mut node = Node::new(spec, &table);
+    let mut node = Node::new(spec, table().into());
     for (stage, model) in [(1, LARGE), (2, SMALL)] {
         let now = Time(stage * 20 * S);
         let class = Class::Interactive;
-        node.place(&ask(stage, model, class, 1), &table, now).expect("there is room");
+        node.place(&ask(stage, model, class, 1), now).expect("there is room");
         node.activated(model);
-        assert_eq!(node.start(&table, now), Some((StageId(stage), GB)));
+        assert_eq!(node.start(now), Some((StageId(stage), GB)));
     }
     node.remove(StageId(1));
-    assert_eq!(node.headroom(&table), 8 * GB + GB / 2);
+    assert_eq!(node.headroom(), 8 * GB + GB / 2);
     node
 }
 
@@ -74,74 +68,71 @@ const NOW: Time = Time(100 * S);
 
 #[test]
 fn who_is_promised_memory_of_weights_that_leave_starts_when_they_have_left() {
-    let (table, mut node) = (table(), node());
-    let estimate = node.estimate(&ask(3, SMALL, Class::Batch, 10), &table, NOW);
+    let mut node = node();
+    let estimate = node.estimate(&ask(3, SMALL, Class::Batch, 10), NOW);
     assert_eq!(estimate.expect("possible").activation, Span(S));
-    let done =
-        node.place(&ask(3, SMALL, Class::Batch, 10), &table, NOW).expect("the large one can sleep");
+    let done = node.place(&ask(3, SMALL, Class::Batch, 10), NOW).expect("the large one can sleep");
     assert_eq!(done.moves, [(LARGE, Readiness::Sleeping)]);
     assert_eq!(done.leaving, [(LARGE, Span(S))]);
-    assert_eq!(node.start(&table, NOW), None);
-    assert!(node.is_safe(&table));
+    assert_eq!(node.start(NOW), None);
+    assert!(node.is_safe());
     // An event of an earlier transition has no effect.
     node.slept(LARGE, Time(NOW.0 + S / 2));
-    assert_eq!(node.start(&table, NOW), None);
+    assert_eq!(node.start(NOW), None);
     node.slept(LARGE, Time(NOW.0 + S));
-    let started = node.start(&table, Time(NOW.0 + S));
+    let started = node.start(Time(NOW.0 + S));
     assert_eq!(started, Some((StageId(3), 10 * GB)));
-    assert!(node.is_safe(&table));
+    assert!(node.is_safe());
 }
 
 #[test]
 fn an_interactive_stage_stops_a_transition_that_it_would_have_to_wait_for_and_a_batch_stage_waits()
 {
-    let (table, mut node) = (table(), node());
-    node.place(&ask(3, SMALL, Class::Batch, 10), &table, NOW).expect("the large one can sleep");
+    let mut node = node();
+    node.place(&ask(3, SMALL, Class::Batch, 10), NOW).expect("the large one can sleep");
     // Without the large model 33.5 GB are free later. The stage may use 10 GB of them, so 23.5 GB
     // are left.
-    assert_eq!(node.headroom(&table), 0);
+    assert_eq!(node.headroom(), 0);
     let batch = ask(4, SMALL, Class::Batch, 12);
-    assert!(node.estimate(&batch, &table, NOW).is_none());
+    assert!(node.estimate(&batch, NOW).is_none());
     let urgent = ask(5, SMALL, Class::Interactive, 12);
-    let estimate = node.estimate(&urgent, &table, NOW).expect("possible");
+    let estimate = node.estimate(&urgent, NOW).expect("possible");
     // The cost is a restore from disk (5 s) with a new context (1 s). No stage is interrupted.
     assert_eq!(estimate.degradation, S + 6 * S);
-    let done = node.place(&urgent, &table, NOW).expect("possible");
+    let done = node.place(&urgent, NOW).expect("possible");
     assert_eq!(done.stopped, [LARGE]);
     assert_eq!(done.moves.last(), Some(&(LARGE, Readiness::Disk)));
     assert!(done.swapped.is_empty() && done.aborted.is_empty());
     // The memory is free at once for both stages.
-    assert_eq!(node.start(&table, NOW), Some((StageId(3), 10 * GB)));
-    assert_eq!(node.start(&table, NOW), Some((StageId(5), 12 * GB)));
-    assert!(node.is_safe(&table));
+    assert_eq!(node.start(NOW), Some((StageId(3), 10 * GB)));
+    assert_eq!(node.start(NOW), Some((StageId(5), 12 * GB)));
+    assert!(node.is_safe());
 }
 
 #[test]
 fn a_stage_that_grows_into_memory_of_weights_that_leave_goes_on_when_they_have_left() {
-    let (table, mut node) = (table(), node());
-    let (kv, done) = node.grow(StageId(2), (15 * GB, 15 * GB), 0, &table, NOW);
+    let mut node = node();
+    let (kv, done) = node.grow(StageId(2), (15 * GB, 15 * GB), 0, NOW);
     assert_eq!((kv, done.later), (15 * GB, true));
     assert_eq!(done.leaving, [(LARGE, Span(S))]);
-    assert!(node.is_safe(&table) && node.grown(&table).is_empty());
+    assert!(node.is_safe() && node.grown().is_empty());
     node.slept(LARGE, Time(NOW.0 + S));
-    assert_eq!(node.grown(&table), [(StageId(2), 15 * GB)]);
-    assert!(node.grown(&table).is_empty());
+    assert_eq!(node.grown(), [(StageId(2), 15 * GB)]);
+    assert!(node.grown().is_empty());
 }
 
 #[test]
 fn a_model_that_is_wanted_again_while_it_leaves_is_counted_once() {
-    let (table, mut node) = (table(), node());
-    node.place(&ask(3, SMALL, Class::Batch, 10), &table, NOW).expect("the large one can sleep");
+    let mut node = node();
+    node.place(&ask(3, SMALL, Class::Batch, 10), NOW).expect("the large one can sleep");
     node.remove(StageId(3));
-    let done = node
-        .place(&ask(6, LARGE, Class::Interactive, 1), &table, NOW)
-        .expect("there is room again");
+    let done = node.place(&ask(6, LARGE, Class::Interactive, 1), NOW).expect("there is room again");
     assert!(done.activate.is_some());
-    assert!(node.is_safe(&table));
+    assert!(node.is_safe());
     // The announced end of the transition has no effect.
     node.slept(LARGE, Time(NOW.0 + S));
-    assert!(node.is_safe(&table));
-    assert_eq!(node.headroom(&table), 7 * GB + GB / 2);
+    assert!(node.is_safe());
+    assert_eq!(node.headroom(), 7 * GB + GB / 2);
 }
 
 /// Weights that leave for a stage go behind those that already leave, and the wait counts once.
@@ -150,12 +141,12 @@ fn an_estimate_says_when_what_has_to_leave_has_left() {
     const MIDDLE: ModelId = ModelId(2);
     let (mut table, spec) = (table(), *node().spec());
     table.push(ModelSpec { weights: 6 * GB, ..table[1] });
-    let mut node = Node::new(spec, &table);
+    let mut node = Node::new(spec, table.into());
     for (stage, model) in [(1, LARGE), (2, MIDDLE), (3, SMALL)] {
         let now = Time(stage * 20 * S);
-        node.place(&ask(stage, model, Class::Interactive, 1), &table, now).expect("there is room");
+        node.place(&ask(stage, model, Class::Interactive, 1), now).expect("there is room");
         node.activated(model);
-        assert_eq!(node.start(&table, now), Some((StageId(stage), GB)));
+        assert_eq!(node.start(now), Some((StageId(stage), GB)));
     }
     node.remove(StageId(1));
     node.remove(StageId(2));
@@ -163,8 +154,8 @@ fn an_estimate_says_when_what_has_to_leave_has_left() {
     // leaves for the first stage, the large one for the second.
     for (stage, gigabytes, model, takes) in [(4, 4, MIDDLE, S * 6 / 25), (5, 10, LARGE, S)] {
         let asked = ask(stage, SMALL, Class::Batch, gigabytes);
-        let estimate = node.estimate(&asked, &table, NOW).expect("possible");
-        let done = node.place(&asked, &table, NOW).expect("possible");
+        let estimate = node.estimate(&asked, NOW).expect("possible");
+        let done = node.place(&asked, NOW).expect("possible");
         let [(left, after)] = done.leaving[..] else {
             panic!("one leaves: {done:?}");
         };

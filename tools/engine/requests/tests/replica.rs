@@ -1,54 +1,77 @@
-//! Properties of a replica under random events: no request is lost, sums of blocks agree, memory is
-//! never exceeded, and each request that isn't refused ends.
+//! Properties of a replica under random events, with every discipline: no request is lost, sums of
+//! blocks agree, memory is never exceeded, and each request that isn't refused ends.
 
 mod driver;
 
 use driver::Driver;
 use laxity_requests::baseline::{Fixed, LineOrder, Relegating};
 use laxity_requests::discipline::{Discipline, Rank, View};
+use laxity_requests::hmas::cognition::Cognition;
+use laxity_requests::hmas::perception::{Perception, Tagger, Tags};
+use laxity_requests::hmas::pool::Kind;
+use laxity_requests::hmas::prediction::Prediction;
+use laxity_requests::hmas::statera::StateraConfig;
+use laxity_requests::hmas::{Agent, Config};
 use laxity_requests::iteration::Event;
 use laxity_requests::job::Job;
 use laxity_requests::latency::{Composition, Latency};
+use laxity_requests::learned::Learned;
 use laxity_requests::qoserve::{Chunking, QoServe, QoServeOptions, Relegation};
 use laxity_requests::request::{ApplicationId, Importance, Slo, Spec};
 use laxity_requests::{Span, Time};
 use proptest::prelude::*;
 
-const BLOCKS: u32 = 24;
+const BLOCKS: u32 = 32;
 const BLOCK_TOKENS: u32 = 4;
 
 #[derive(Clone, Debug)]
 enum Step {
-    Arrive { prompt: u32, output: u32, ready: u32, slo: u64, interactive: bool, important: bool },
+    Arrive {
+        prompt: u32,
+        output: u32,
+        ready: u32,
+        slo: u64,
+        interactive: bool,
+        important: bool,
+    },
     Cancel(usize),
-    Compute,
+    /// A number of iterations.
+    Compute(u8),
+    Idle,
     Capacity(u32),
 }
 
 fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
-        4 => (1..60_u32, 1..30_u32, 0..70_u32, 1..100_u64, any::<bool>(), any::<bool>()).prop_map(
+        5 => (1..90_u32, 1..40_u32, 0..70_u32, 1..100_u64, any::<bool>(), any::<bool>()).prop_map(
             |(prompt, output, ready, slo, interactive, important)| {
                 Step::Arrive { prompt, output, ready, slo, interactive, important }
             }
         ),
         1 => any::<usize>().prop_map(Step::Cancel),
-        6 => Just(Step::Compute),
+        7 => (1..12_u8).prop_map(Step::Compute),
+        1 => Just(Step::Idle),
         1 => (BLOCKS / 2..=BLOCKS).prop_map(Step::Capacity),
     ]
 }
 
 /// A discipline that a failed test prints with its options.
-struct Chosen(String, Box<dyn Discipline + Send>);
+struct Chosen {
+    options: String,
+    discipline: Box<dyn Discipline + Send>,
+    /// Time of an iteration.
+    tick: Span,
+}
 
 impl std::fmt::Debug for Chosen {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&self.0)
+        f.write_str(&self.options)
     }
 }
 
 fn chosen(settings: impl std::fmt::Debug, discipline: impl Discipline + Send + 'static) -> Chosen {
-    Chosen(format!("{settings:?}"), Box::new(discipline))
+    let options = format!("{settings:?}");
+    Chosen { options, discipline: Box::new(discipline), tick: Span(10) }
 }
 
 fn fixed() -> impl Strategy<Value = Chosen> {
@@ -97,8 +120,45 @@ fn qoserve() -> impl Strategy<Value = Chosen> {
     )
 }
 
+/// A tagger with invalid tags for every third request and none for every fifth.
+struct Unreliable;
+
+impl Tagger for Unreliable {
+    fn tag(&mut self, spec: &Spec) -> Option<Tags> {
+        let length = match spec.id.0 % 3 {
+            0 => [f64::NAN, -4.0, 1e12][spec.id.0 as usize / 3 % 3],
+            _ => f64::from(spec.output_max / 2 + 1),
+        };
+        let task = (spec.id.0 % 4) as u16;
+        (!spec.id.0.is_multiple_of(5)).then_some(Tags { task, length })
+    }
+}
+
+/// H-MAS under every structure, with tags that cannot be relied on.
+fn hmas() -> impl Strategy<Value = Chosen> {
+    let statera = (any::<bool>(), 0.01..0.9_f64, 1..20_u32, 1..20_u32).prop_map(
+        |(frozen, epsilon, concurrency, decodes)| StateraConfig {
+            frozen,
+            epsilon,
+            concurrency,
+            decodes,
+            ..StateraConfig::default()
+        },
+    );
+    let kind = prop::sample::select(&Kind::ALL);
+    (prop::option::of(statera), kind, 1..60_u32, 0..300_u64).prop_map(
+        |(statera, kind, chunk, service)| {
+            let config = Config { statera, chunk, chunk_min: 1 };
+            let perception = Perception::new(Unreliable, Span::from_millis(service));
+            let cognition = Cognition::new(perception, Prediction::new(Learned::default(), 256));
+            let agent = Agent::new(kind, config, cognition);
+            Chosen { tick: Span::from_millis(40), ..chosen((kind, config, service), agent) }
+        },
+    )
+}
+
 fn discipline() -> impl Strategy<Value = Chosen> {
-    prop_oneof![fixed(), relegating(), qoserve()]
+    prop_oneof![fixed(), relegating(), qoserve(), hmas()]
 }
 
 fn driver(discipline: Box<dyn Discipline + Send>) -> Driver {
@@ -126,22 +186,27 @@ proptest! {
     fn nobody_is_lost_and_blocks_are_balanced(
         discipline in discipline(), steps in prop::collection::vec(step(), 1..120),
     ) {
-        let mut driver = driver(discipline.1);
+        let tick = discipline.tick;
+        let mut driver = Driver::new(discipline.discipline, (BLOCKS, BLOCK_TOKENS), tick);
         let mut capacity = BLOCKS;
         for step in steps {
             match step {
                 Step::Arrive { prompt, output, ready, slo, interactive, important } => {
+                    let ns = slo * tick.0 / 10;
                     let slo = if interactive {
-                        Slo::Interactive { ttft: slo * 7, tbt: slo }
+                        Slo::Interactive { ttft: ns * 7, tbt: ns }
                     } else {
-                        Slo::Batch { ttlt: slo * 90 }
+                        Slo::Batch { ttlt: ns * 90 }
                     };
                     arrive(&mut driver, prompt, output, ready, slo, important);
                 }
                 Step::Cancel(at) => driver.cancel(at),
-                Step::Compute => {
-                    driver.compute(capacity);
+                Step::Compute(times) => {
+                    for _ in 0..times {
+                        driver.compute(capacity);
+                    }
                 }
+                Step::Idle => driver.now = driver.now + tick.times(40),
                 Step::Capacity(blocks) => {
                     capacity = blocks;
                     driver.replica.handle(driver.now, &Event::Capacity(blocks));
@@ -215,7 +280,7 @@ fn who_may_not_start_keeps_nobody_who_has_begun_from_going_on() {
 
 #[test]
 fn two_that_do_not_fit_together_do_not_take_each_others_blocks_for_ever() {
-    // Each would hold more than half of the 96 tokens.
+    // Each would hold more than half of the 128 tokens.
     let drops = prompts(Box::new(Laxity), &[80, 79, 78]);
     assert!((1..12).contains(&drops), "{drops}");
 }

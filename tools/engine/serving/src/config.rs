@@ -228,9 +228,7 @@ impl Config {
     }
 
     pub fn net_peers(&self) -> PeerAddresses {
-        let Some(peers) = &self.peers else {
-            return PeerAddresses::default();
-        };
+        let Some(peers) = &self.peers else { return PeerAddresses::default() };
         let own = peers.experts.iter().position(|address| *address == peers.listen);
         PeerAddresses {
             prefill: peers.prefill.clone(),

@@ -40,12 +40,13 @@ pub struct Compute {
     attention: Attention,
     linear: Option<BlockCost>,
     full_attention_every: u32,
-    mlp: Mlp,
+    mlp: BlockCost,
     experts: Experts,
-    shared: Option<Mlp>,
+    shared: Option<BlockCost>,
     ends: Ends,
 }
 
+/// The cost of two matrix products with what comes before, between and after them.
 #[derive(Clone, Debug, PartialEq)]
 struct BlockCost {
     first: Gemm,
@@ -57,35 +58,24 @@ struct BlockCost {
 
 impl BlockCost {
     fn ns(&self, tokens: f64) -> f64 {
-        let router = self.router.map_or(0.0, |router| router.ns(tokens, 1.0));
-        self.first.ns(tokens, 1.0)
-            + self.last.ns(tokens, 1.0)
-            + router
-            + self.streams.ns(tokens)
-            + self.reduce.ns(tokens)
+        self.grouped_ns(tokens, 1.0, tokens)
     }
-}
 
-#[derive(Clone, Debug, PartialEq)]
-struct Mlp {
-    up: Gemm,
-    down: Gemm,
-    streams: LinearCost,
-    reduce: AllReduce,
-}
-
-impl Mlp {
-    fn ns(&self, tokens: f64) -> f64 {
-        self.up.ns(tokens, 1.0)
-            + self.down.ns(tokens, 1.0)
-            + self.streams.ns(tokens)
-            + self.reduce.ns(tokens)
+    /// Returns the time of `rows` rows over `groups` matrices of weights, of which `reduced` rows
+    /// are left after the sum.
+    fn grouped_ns(&self, rows: f64, groups: f64, reduced: f64) -> f64 {
+        let router = self.router.map_or(0.0, |router| router.ns(rows, 1.0));
+        self.first.ns(rows, groups)
+            + self.last.ns(rows, groups)
+            + router
+            + self.streams.ns(rows)
+            + self.reduce.ns(reduced)
     }
 }
 
 #[derive(Clone, Debug, PartialEq)]
 struct Experts {
-    mlp: Mlp,
+    mlp: BlockCost,
     /// Tokens per (token, expert) pair on a rank. Element `i` is for `i + 1` used experts.
     copies_per_pair: Vec<f64>,
 }
@@ -130,15 +120,7 @@ impl Compute {
     /// tokens of this rank attend to `pairs` tokens in total (`n (n + 1) / 2` for a prompt of `n`).
     /// Linear attention ignores `pairs`.
     pub fn attention_ns(&self, tokens: u64, pairs: u64, layer: u16) -> u64 {
-        if tokens == 0 {
-            return 0;
-        }
-        let rows = tokens as f64;
-        let full = (u32::from(layer) + 1).is_multiple_of(self.full_attention_every);
-        whole(match &self.linear {
-            Some(linear) if !full => linear.ns(rows),
-            _ => self.full.ns(rows) + self.attention.ns(rows, pairs as f64),
-        })
+        self.mixed_attention_ns((tokens, pairs), (0, 0), layer)
     }
 
     /// Returns the time of [`Self::attention_ns`] for an iteration of continuous batching. In
@@ -181,12 +163,7 @@ impl Compute {
         let Experts { mlp, copies_per_pair } = &self.experts;
         let used = (experts as usize).clamp(1, copies_per_pair.len());
         let (rows, groups) = (tokens as f64, used as f64);
-        whole(
-            mlp.up.ns(rows, groups)
-                + mlp.down.ns(rows, groups)
-                + mlp.streams.ns(rows)
-                + mlp.reduce.ns(rows * copies_per_pair[used - 1]),
-        )
+        whole(mlp.grouped_ns(rows, groups, rows * copies_per_pair[used - 1]))
     }
 
     /// Returns the time of the shared experts for a rank's tokens, or 0 if there are none. They
@@ -312,23 +289,24 @@ impl Parts<'_> {
         self.block(linear.projected_width() as f64 / tp, width, between)
     }
 
-    fn mlp(&self, ffn: u32) -> Mlp {
+    fn mlp(&self, ffn: u32) -> BlockCost {
         let of = &self.gpu.coefficients.stream;
         let inner = self.split(ffn);
         let activation = self.stream(&of.activation, 3.0 * inner);
-        Mlp {
-            up: self.gemm(2.0 * inner, self.hidden()),
-            down: self.gemm(self.hidden(), inner),
+        BlockCost {
+            first: self.gemm(2.0 * inner, self.hidden()),
+            last: self.gemm(self.hidden(), inner),
+            router: None,
             streams: activation.then(self.stream(&of.add, 3.0 * self.hidden())),
             reduce: self.reduce(),
         }
     }
 
-    fn experts(&self) -> Mlp {
+    fn experts(&self) -> BlockCost {
         let of = &self.gpu.coefficients.stream;
         let moved = self.stream(&of.add, 2.0 * self.hidden());
         let mlp = self.mlp(self.model.ffn);
-        Mlp { streams: mlp.streams.then(moved), ..mlp }
+        BlockCost { streams: mlp.streams.then(moved), ..mlp }
     }
 
     fn ends(&self) -> Ends {

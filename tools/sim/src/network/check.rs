@@ -38,9 +38,7 @@ impl Network {
             self.check_capacity(port)?;
         }
         for (index, transfer) in self.slab.iter() {
-            let Stage::Bound(bottleneck) = transfer.stage else {
-                continue;
-            };
+            let Stage::Bound(bottleneck) = transfer.stage else { continue };
             self.check_remainder(index)?;
             let rate = self.rate_of(index);
             let level = self.level_of(index, usize::from(bottleneck));
@@ -91,9 +89,7 @@ impl Network {
     fn check_lists(&self, port: u32) -> Result<(), CheckError> {
         let mut count = 0;
         for class in 0..self.bands.classes() {
-            let Some(number) = self.bands.find(port, class) else {
-                continue;
-            };
+            let Some(number) = self.bands.find(port, class) else { continue };
             let band = &self.bands.bands[number as usize];
             count += band.len();
             if band.is_empty() {
@@ -136,9 +132,7 @@ impl Network {
 
     fn check_remainder(&self, index: u32) -> Result<(), CheckError> {
         let transfer = &self.slab[index];
-        let Stage::Bound(hop) = transfer.stage else {
-            return Ok(());
-        };
+        let Stage::Bound(hop) = transfer.stage else { return Ok(()) };
         let number = transfer.bands[usize::from(hop)] as usize;
         let band = &self.bands.bands[number];
         let entry = band.get(transfer.places[usize::from(hop)] as usize);

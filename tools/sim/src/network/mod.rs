@@ -90,8 +90,22 @@ pub struct Network {
 }
 
 impl Default for Network {
+    /// Creates a network without ports.
     fn default() -> Self {
-        Self::new()
+        Self {
+            now_ns: 0,
+            bands: Bands::default(),
+            slab: Slab::new(),
+            events: Events::default(),
+            started: 0,
+            ended: Vec::new(),
+            told: 0,
+            sorted: true,
+            scratch: Scratch::default(),
+            patience: PATIENCE,
+            #[cfg(debug_assertions)]
+            audit: Vec::new(),
+        }
     }
 }
 
@@ -108,24 +122,6 @@ pub struct NewTransfer {
 }
 
 impl Network {
-    /// Creates a network without ports.
-    pub fn new() -> Self {
-        Self {
-            now_ns: 0,
-            bands: Bands::default(),
-            slab: Slab::new(),
-            events: Events::default(),
-            started: 0,
-            ended: Vec::new(),
-            told: 0,
-            sorted: true,
-            scratch: Scratch::default(),
-            patience: PATIENCE,
-            #[cfg(debug_assertions)]
-            audit: Vec::new(),
-        }
-    }
-
     /// Adds a port with a capacity of `bytes_per_second`.
     ///
     /// # Panics
@@ -453,9 +449,7 @@ impl Network {
 
     fn rate_of(&self, index: u32) -> f64 {
         let transfer = &self.slab[index];
-        let Stage::Bound(hop) = transfer.stage else {
-            return 0.0;
-        };
+        let Stage::Bound(hop) = transfer.stage else { return 0.0 };
         let number = transfer.bands[usize::from(hop)] as usize;
         let band = &self.bands.bands[number];
         let entry = band.get(transfer.places[usize::from(hop)] as usize);

@@ -1,7 +1,5 @@
 //! Formats a plan as TOML, including everything that it inherited or that the command line changed.
 
-use std::fmt::Write as _;
-
 use toml::Value;
 
 use super::{Axis, Plan, Setting};
@@ -9,75 +7,68 @@ use super::{Axis, Plan, Setting};
 impl Plan {
     pub fn to_toml(&self) -> String {
         let mut text = String::new();
-        let mut line = |key: &str, value: Value| {
-            writeln!(text, "{key} = {value}").expect("a String takes all");
-        };
-        line("name", Value::from(self.name.as_str()));
-        line("title", Value::from(self.title.as_str()));
-        line("question", Value::from(self.question.as_str()));
-        line("seeds", integers(&self.seeds));
+        line(&mut text, "name", self.name.as_str());
+        line(&mut text, "title", self.title.as_str());
+        line(&mut text, "question", self.question.as_str());
+        line(&mut text, "seeds", integers(&self.seeds));
         if let Some(reference) = &self.reference
             && self.variants.iter().any(|v| v.name == *reference)
         {
-            line("reference", Value::from(reference.as_str()));
+            line(&mut text, "reference", reference.as_str());
         }
         if !self.base.is_empty() {
             text += "\n[base]\n";
-            for setting in self.base.values() {
-                writeln!(text, "{}", assignment(setting)).expect("a String takes all");
-            }
+            settings(&mut text, self.base.values());
         }
         for axis in &self.axes {
-            text += &axis_text(axis);
+            axis_text(&mut text, axis);
         }
         for variant in &self.variants {
-            writeln!(text, "\n[[variant]]\nname = {}", Value::from(variant.name.as_str()))
-                .expect("a String takes all");
-            for setting in &variant.settings {
-                writeln!(text, "{}", assignment(setting)).expect("a String takes all");
-            }
+            text += "\n[[variant]]\n";
+            line(&mut text, "name", variant.name.as_str());
+            settings(&mut text, &variant.settings);
         }
         text += "\n[plot]\n";
         if let Some(x) = self.x() {
-            writeln!(text, "x = {}", Value::from(self.axes[x].key())).expect("a String takes all");
+            line(&mut text, "x", self.axes[x].key());
         }
         if let Some(at) = &self.plot.at {
-            writeln!(text, "at = {}", Value::from(at.as_str())).expect("a String takes all");
+            line(&mut text, "at", at.as_str());
         }
         let metrics: Vec<&str> = self.plot.metrics.iter().map(|m| m.key).collect();
-        writeln!(text, "metrics = {}", Value::from(metrics)).expect("a String takes all");
+        line(&mut text, "metrics", metrics);
         text
     }
 }
 
-fn axis_text(axis: &Axis) -> String {
-    let mut text = format!("\n[[axis]]\nlabel = {}\n", Value::from(axis.label.as_str()));
-    let names: Vec<&str> = axis.values.iter().map(|v| v.name.as_str()).collect();
-    match &axis.field {
-        Some(field) => {
-            let values: Vec<Value> = axis
-                .values
-                .iter()
-                .flat_map(|choice| choice.settings.iter().map(|s| s.value.clone()))
-                .collect();
-            writeln!(text, "field = {}", Value::from(field.as_str())).expect("a String takes all");
-            writeln!(text, "values = {}", Value::Array(values)).expect("a String takes all");
-            writeln!(text, "names = {}", Value::from(names)).expect("a String takes all");
-        }
-        None => {
-            text += "settings = [\n";
-            for choice in &axis.values {
-                write!(text, "  {{ name = {}", Value::from(choice.name.as_str()))
-                    .expect("a String takes all");
-                for setting in &choice.settings {
-                    write!(text, ", {}", assignment(setting)).expect("a String takes all");
-                }
-                text += " },\n";
-            }
-            text += "]\n";
-        }
+fn line(text: &mut String, key: &str, value: impl Into<Value>) {
+    *text += &format!("{key} = {}\n", value.into());
+}
+
+fn settings<'a>(text: &mut String, settings: impl IntoIterator<Item = &'a Setting>) {
+    for setting in settings {
+        *text += &format!("{}\n", assignment(setting));
     }
-    text
+}
+
+fn axis_text(text: &mut String, axis: &Axis) {
+    *text += "\n[[axis]]\n";
+    line(text, "label", axis.label.as_str());
+    if let Some(field) = &axis.field {
+        let choices = axis.values.iter();
+        let values = choices.flat_map(|choice| choice.settings.iter().map(|s| s.value.clone()));
+        line(text, "field", field.as_str());
+        line(text, "values", values.collect::<Vec<Value>>());
+        line(text, "names", axis.values.iter().map(|v| v.name.as_str()).collect::<Vec<_>>());
+        return;
+    }
+    *text += "settings = [\n";
+    for choice in &axis.values {
+        let name = format!("name = {}", Value::from(choice.name.as_str()));
+        let parts = [name].into_iter().chain(choice.settings.iter().map(assignment));
+        *text += &format!("  {{ {} }},\n", parts.collect::<Vec<_>>().join(", "));
+    }
+    *text += "]\n";
 }
 
 fn assignment(setting: &Setting) -> String {

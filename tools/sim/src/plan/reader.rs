@@ -253,10 +253,7 @@ impl<'a> Reader<'a> {
                 );
             }
         }
-        let label = match table.get("label") {
-            Some(node) => Some(self.text(node, "axis.label")?),
-            None => None,
-        };
+        let label = table.get("label").map(|node| self.text(node, "axis.label")).transpose()?;
         let axis = match (table.get("field"), table.get("values"), table.get("settings")) {
             (Some(field), Some(values), None) => {
                 let names = table.get("names");

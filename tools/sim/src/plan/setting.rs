@@ -48,58 +48,28 @@ impl Setting {
     }
 
     fn check_name(&self, key: &SourceLocation) -> Result<(), PlanError> {
-        if self.field == "seed" {
-            return Err(PlanError::new(
-                key,
-                &self.field,
-                "seeds are said by `seeds`, not as a setting",
-            ));
-        }
-        let (mut group, mut group_name) = (&*EVERY_FIELD, String::new());
-        let mut parts = self.field.split('.').peekable();
-        while let Some(part) = parts.next() {
-            match (group.get(part), parts.peek()) {
-                (Some(Value::Table(inner)), Some(_)) => {
-                    group = inner;
-                    if !group_name.is_empty() {
-                        group_name.push('.');
-                    }
-                    group_name.push_str(part);
-                }
-                (Some(Value::Table(inner)), None) => {
-                    return Err(PlanError::new(
-                        key,
-                        &self.field,
-                        format!("is a group, not a field; it has {}", names(inner)),
-                    ));
-                }
-                (Some(_), None) => return Ok(()),
-                (Some(_), Some(_)) | (None, _) => {
-                    return Err(PlanError::new(
-                        key,
-                        &self.field,
-                        unknown(&self.field, group, &group_name),
-                    ));
-                }
-            }
-        }
-        unreachable!("splitting gives at least one part")
+        let (group, name) = match self.field.split_once('.') {
+            Some((group, name)) => (group, Some(name)),
+            None => (self.field.as_str(), None),
+        };
+        let problem = match (EVERY_FIELD.get(group).and_then(Value::as_table), name) {
+            _ if self.field == "seed" => "seeds are said by `seeds`, not as a setting".to_owned(),
+            (Some(inner), Some(name)) if inner.contains_key(name) => return Ok(()),
+            (Some(inner), None) => format!("is a group, not a field; it has {}", names(inner)),
+            (Some(inner), _) => unknown(&self.field, inner, group),
+            (None, _) => unknown(&self.field, &EVERY_FIELD, ""),
+        };
+        Err(PlanError::new(key, &self.field, problem))
     }
 
     /// Applies the setting to a scenario's tree. The name must have been checked.
     pub(super) fn apply(&self, tree: &mut Table) {
-        let mut group = tree;
-        let mut parts = self.field.split('.').peekable();
-        while let Some(part) = parts.next() {
-            if parts.peek().is_none() {
-                group.insert(part.to_owned(), self.value.clone());
-                return;
-            }
-            let Some(Value::Table(inner)) = group.get_mut(part) else {
-                unreachable!("the name has been checked");
-            };
-            group = inner;
-        }
+        let known = self.field.split_once('.');
+        let group = known.and_then(|(group, name)| Some((tree.get_mut(group)?, name)));
+        let Some((Value::Table(group), name)) = group else {
+            unreachable!("the name has been checked");
+        };
+        group.insert(name.to_owned(), self.value.clone());
     }
 }
 
@@ -119,9 +89,7 @@ pub struct Field {
 pub fn fields() -> Vec<Field> {
     let mut found = Vec::new();
     for (group, inner) in EVERY_FIELD.iter() {
-        let Some(inner) = inner.as_table() else {
-            continue;
-        };
+        let Some(inner) = inner.as_table() else { continue };
         for (name, value) in inner {
             let default = DEFAULTS.get(group).and_then(|group| group.get(name));
             let name = format!("{group}.{name}");
@@ -149,9 +117,7 @@ fn words(field: &str, value: &Value) -> Vec<String> {
     let setting =
         Setting { field: field.to_owned(), value: wrong, place: SourceLocation::whole("") };
     setting.apply(&mut tree);
-    let Err(problem) = scenario_of(tree) else {
-        return Vec::new();
-    };
+    let Err(problem) = scenario_of(tree) else { return Vec::new() };
     if let Some((_, known)) = problem.split_once("known are ") {
         return known.split(", ").map(str::to_owned).collect();
     }

@@ -208,9 +208,7 @@ fn read(source: &PlanSource, chain: &mut Vec<String>) -> Result<PlanDraft, PlanE
         PlanError::new(&place, "", error.message())
     })?;
     let (draft, parent) = Reader::of(places).plan(table.get_ref())?;
-    let Some((parent, place)) = parent else {
-        return Ok(draft);
-    };
+    let Some((parent, place)) = parent else { return Ok(draft) };
     chain.push(source.shown.clone());
     let parent = source.parent(&parent).unwrap_or_else(|| {
         Err(PlanError::new(

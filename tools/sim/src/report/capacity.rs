@@ -77,9 +77,7 @@ fn bound(report: &Report) -> Option<usize> {
 /// Returns a warning for each panel with points at which even the bound is below the asked
 /// attainment.
 pub(super) fn warnings(report: &Report) -> Vec<String> {
-    let Some(bound) = bound(report) else {
-        return Vec::new();
-    };
+    let Some(bound) = bound(report) else { return Vec::new() };
     report.panels().iter().filter_map(|panel| warning(report, panel, bound)).collect()
 }
 

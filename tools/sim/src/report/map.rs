@@ -5,8 +5,6 @@
 //! serve nearest to [`TELLING`] of the requests in time. No other policy has a say in that choice,
 //! so noise in the others does not choose the cells that flatter them.
 
-use std::fmt::Write as _;
-
 use super::paired::{Verdict, difference};
 use super::{Estimate, Report, metric};
 
@@ -45,9 +43,7 @@ struct MapCell {
 pub fn map(report: &Report) -> Result<String, MapError> {
     let (axes, rate) = (&report.plan.axes, report.plan.rate_axis());
     let sides: Vec<usize> = (0..axes.len()).filter(|&axis| Some(axis) != rate).collect();
-    let &[rows, columns] = &sides[..] else {
-        return Err(MapError::Axes(sides.len()));
-    };
+    let &[rows, columns] = &sides[..] else { return Err(MapError::Axes(sides.len())) };
     let variants = &report.plan.variants;
     let against = variants.iter().position(|variant| variant.name == AGAINST);
     let others: Vec<usize> = (0..variants.len())
@@ -120,27 +116,18 @@ fn cell(
 
 fn draw(text: &mut String, (x, y): (usize, usize), cell: Option<&MapCell>) {
     let (width, height) = (CELL.0 - 3, CELL.1 - 3);
+    let rect = format!("<rect x=\"{x}\" y=\"{y}\" width=\"{width}\" height=\"{height}\"");
     let Some(cell) = cell else {
-        writeln!(
-            text,
-            "<rect x=\"{x}\" y=\"{y}\" width=\"{width}\" height=\"{height}\" fill=\"#eeeeee\"/>"
-        )
-        .expect("a String takes all");
+        *text += &format!("{rect} fill=\"#eeeeee\"/>\n");
         return;
     };
     let Estimate { mean, half_width, .. } = cell.gain;
     let told = half_width.map_or(String::new(), |half| format!(" ± {:.1}", 100.0 * half));
     let certain = matches!(Verdict::of(&cell.gain), Verdict::Above | Verdict::Below);
-    writeln!(
-        text,
-        "<rect x=\"{x}\" y=\"{y}\" width=\"{width}\" height=\"{height}\" fill=\"{}\">\
-         <title>{:+.1}{told} points</title></rect>",
-        colour(mean),
-        100.0 * mean,
-    )
-    .expect("a String takes all");
-    let weight = if certain { "bold" } else { "normal" };
     let shown = format!("{:+.1}{told}", 100.0 * mean);
+    let colour = colour(mean);
+    *text += &format!("{rect} fill=\"{colour}\"><title>{shown} points</title></rect>\n");
+    let weight = if certain { "bold" } else { "normal" };
     label(text, (x + width / 2, y + 13), "middle", weight, &shown);
     let of = |share: f64| format!("{:.0}", 100.0 * share);
     let bound = cell.bound.map_or(String::new(), |bound| format!(" of {}", of(bound)));
@@ -157,11 +144,10 @@ fn draw(text: &mut String, (x, y): (usize, usize), cell: Option<&MapCell>) {
 
 fn label(text: &mut String, (x, y): (usize, usize), anchor: &str, weight: &str, what: &str) {
     let what = what.replace('&', "&amp;").replace('<', "&lt;");
-    writeln!(
-        text,
-        "<text x=\"{x}\" y=\"{y}\" text-anchor=\"{anchor}\" font-weight=\"{weight}\">{what}</text>"
-    )
-    .expect("a String takes all");
+    *text += &format!(
+        "<text x=\"{x}\" y=\"{y}\" text-anchor=\"{anchor}\" \
+         font-weight=\"{weight}\">{what}</text>\n"
+    );
 }
 
 /// Returns a colour between white and a strong one: red above zero, blue below.

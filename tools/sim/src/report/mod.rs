@@ -166,13 +166,9 @@ impl Report {
                 .collect();
             means.iter().copied().fold(0.0, f64::max) - means.iter().copied().fold(1.0, f64::min)
         };
-        let mut best = panel.points[0];
-        for &point in &panel.points {
-            if spread(point) > spread(best) {
-                best = point;
-            }
-        }
-        best
+        // Of equal points the first counts.
+        let points = panel.points.iter().copied().rev();
+        points.max_by(|&a, &b| spread(a).total_cmp(&spread(b))).unwrap_or(panel.points[0])
     }
 
     /// Reports whether a variant is the bound without contention rather than a policy.

@@ -63,11 +63,9 @@ impl Sheet {
 
     /// Returns a title such as `**DBRX**, WHAT:` and the table as Markdown, one line per row.
     pub(super) fn markdown(&self) -> String {
-        let caption = match (self.of.as_str(), self.caption.as_str()) {
-            ("", "") => String::new(),
-            ("", caption) => format!("{caption}:\n\n"),
-            (of, "") => format!("**{}**:\n\n", plain(of)),
-            (of, caption) => format!("**{}**, {caption}:\n\n", plain(of)),
+        let caption = match self.title(|of| format!("**{}**", plain(of))) {
+            title if title.is_empty() => title,
+            title => format!("{title}:\n\n"),
         };
         let rules = (0..self.heading.len())
             .map(|column| if column < self.names { "---" } else { "---:" })
@@ -91,17 +89,17 @@ impl Sheet {
         for column in table.column_iter_mut().skip(self.names) {
             column.set_cell_alignment(CellAlignment::Right);
         }
-        match self.title() {
+        match self.title(str::to_owned) {
             title if title.is_empty() => format!("{table}\n"),
             title => format!("{title}\n{table}\n"),
         }
     }
 
-    fn title(&self) -> String {
+    fn title(&self, shown: impl Fn(&str) -> String) -> String {
         match (self.of.as_str(), self.caption.as_str()) {
             ("", caption) => caption.to_owned(),
-            (of, "") => of.to_owned(),
-            (of, caption) => format!("{of}, {caption}"),
+            (of, "") => shown(of),
+            (of, caption) => format!("{}, {caption}", shown(of)),
         }
     }
 }

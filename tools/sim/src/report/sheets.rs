@@ -65,9 +65,7 @@ pub(super) fn attainment(view: &View<'_>) -> Vec<Sheet> {
 /// Returns a table of a metric for each panel, or none without a horizontal axis.
 pub(super) fn over_x(view: &View<'_>, metric: &Metric) -> Vec<Sheet> {
     let report = view.report;
-    let Some(x) = report.plan.x() else {
-        return Vec::new();
-    };
+    let Some(x) = report.plan.x() else { return Vec::new() };
     let column = |point: usize| {
         if metric.key == ATTAINMENT.key {
             return shares(view, point);
@@ -149,9 +147,7 @@ fn shares(view: &View<'_>, point: usize) -> Vec<Cell> {
 }
 
 fn with_interval(estimate: Option<Estimate>, metric: &Metric) -> String {
-    let Some(estimate) = estimate else {
-        return "–".to_owned();
-    };
+    let Some(estimate) = estimate else { return "–".to_owned() };
     let mean = metric.unit.shown(estimate.mean);
     match estimate.half_width {
         None => mean,
@@ -219,9 +215,7 @@ pub(super) fn sustained(view: &View<'_>) -> Result<Vec<Sheet>, String> {
 /// Returns the ratio of two rates, or a bound where one lies outside of the plan's rates.
 fn ratio(own: Option<&Sustained>, other: Option<&Sustained>) -> String {
     use Sustained::{AboveHighest as Above, At, BelowLowest as Below};
-    let (Some(own), Some(other)) = (own, other) else {
-        return "–".to_owned();
-    };
+    let (Some(own), Some(other)) = (own, other) else { return "–".to_owned() };
     let sign = match (own, other) {
         (At(_), At(_)) => "",
         (Above(_), At(_) | Below(_)) | (At(_), Below(_)) => "> ",

@@ -75,9 +75,7 @@ impl Report {
 
     /// Compares the reference with every other variant at every point. Empty without a reference.
     pub fn comparisons(&self) -> Vec<Comparison> {
-        let Some(reference) = self.plan.reference() else {
-            return Vec::new();
-        };
+        let Some(reference) = self.plan.reference() else { return Vec::new() };
         let mut found = Vec::new();
         for point in 0..self.points.len() {
             let ours = self.values(point, reference, &ATTAINMENT);

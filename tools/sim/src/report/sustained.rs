@@ -88,9 +88,7 @@ fn crossing(asked: f64, curve: &[(f64, f64)]) -> Option<Sustained> {
 }
 
 fn mean_curve(curves: &[&Vec<(f64, f64)>]) -> Vec<(f64, f64)> {
-    let Some(first) = curves.first() else {
-        return Vec::new();
-    };
+    let Some(first) = curves.first() else { return Vec::new() };
     first
         .iter()
         .filter_map(|&(rate, _)| {

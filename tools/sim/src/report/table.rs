@@ -1,7 +1,5 @@
 //! The report as tables for a terminal.
 
-use std::fmt::Write as _;
-
 use super::sheet::Sheet;
 use super::view::View;
 use super::{Report, capacity, sheets};
@@ -17,7 +15,7 @@ pub fn table(report: &Report) -> String {
             text += &format!("\n{}", sheet.terminal());
         }
         for warning in capacity::warnings(report) {
-            writeln!(text, "{warning}").expect("a String takes all");
+            text += &format!("{warning}\n");
         }
     }
     text += &failures(report);
@@ -46,18 +44,11 @@ fn failures(report: &Report) -> String {
     for (failure, count) in report.kinds_of_failures() {
         let runs = if count == 1 { "run" } else { "runs" };
         let scenario = serde_json::to_string(&failure.scenario).expect("a scenario is JSON");
-        writeln!(
-            text,
-            "{count} {runs} failed: {}\n  first {}: {scenario}",
-            failure.problem,
-            report.failure_name(failure)
-        )
-        .expect("a String takes all");
+        let (problem, first) = (&failure.problem, report.failure_name(failure));
+        text += &format!("{count} {runs} failed: {problem}\n  first {first}: {scenario}\n");
     }
     if report.missing > 0 {
-        let missing = report.missing;
-        writeln!(text, "{missing} runs of this plan have not been run")
-            .expect("a String takes all");
+        text += &format!("{} runs of this plan have not been run\n", report.missing);
     }
     text
 }

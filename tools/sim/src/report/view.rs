@@ -26,7 +26,7 @@ impl<'a> View<'a> {
         let named: Vec<&str> = variants.map(|v| v.name.as_str()).collect();
         let mut panels = report.panels();
         let names: Vec<&str> = panels.iter().map(|panel| panel.name.as_str()).collect();
-        let kept = chosen_panels(&block.panels, &names)?;
+        let kept = chosen(&block.panels, &names, "panel")?;
         let mut index = 0;
         panels.retain(|_| {
             index += 1;
@@ -52,9 +52,7 @@ impl<'a> View<'a> {
     }
 
     pub(super) fn point(&self, panel: &Panel) -> Result<usize, String> {
-        let Some(at) = self.at else {
-            return Ok(self.report.telling(panel));
-        };
+        let Some(at) = self.at else { return Ok(self.report.telling(panel)) };
         let name = |&point: &usize| self.report.x_name(point);
         let found = panel.points.iter().find(|point| name(point) == at);
         found.copied().ok_or_else(|| {
@@ -65,9 +63,7 @@ impl<'a> View<'a> {
 
     /// Returns a text such as `at request rate 0.2/s`, or an empty one without horizontal axis.
     pub(super) fn at(&self, point: usize) -> String {
-        let Some(axis) = self.report.plan.x() else {
-            return String::new();
-        };
+        let Some(axis) = self.report.plan.x() else { return String::new() };
         let (label, value) = (&self.report.plan.axes[axis].label, self.report.x_name(point));
         match label.split_once(", ") {
             Some((label, unit)) => match unit.strip_prefix("1/") {
@@ -79,21 +75,15 @@ impl<'a> View<'a> {
     }
 }
 
-/// Returns indices of the panels that are named, or that have a part of this name, or of all if
-/// none is wanted.
-fn chosen_panels(wanted: &[String], names: &[&str]) -> Result<Vec<usize>, String> {
-    let has = |name: &str, part: &str| name == part || name.split(" · ").any(|own| own == part);
-    if let Some(strange) = wanted.iter().find(|part| !names.iter().any(|name| has(name, part))) {
-        return Err(format!("no panel is called {strange}; there are {}", names.join(", ")));
-    }
-    let is_wanted = |name: &str| wanted.is_empty() || wanted.iter().any(|part| has(name, part));
-    Ok((0..names.len()).filter(|&index| is_wanted(names[index])).collect())
-}
-
+/// Returns indices of the names that are wanted, or of all if none is. A part of a panel's name
+/// stands for the panel, too.
 fn chosen(wanted: &[String], names: &[&str], what: &str) -> Result<Vec<usize>, String> {
-    if let Some(strange) = wanted.iter().find(|w| !names.contains(&w.as_str())) {
+    let has = |name: &str, part: &str| {
+        name == part || what == "panel" && name.split(" · ").any(|own| own == part)
+    };
+    if let Some(strange) = wanted.iter().find(|part| !names.iter().any(|name| has(name, part))) {
         return Err(format!("no {what} is called {strange}; there are {}", names.join(", ")));
     }
-    let is_wanted = |name: &str| wanted.is_empty() || wanted.iter().any(|w| w == name);
+    let is_wanted = |name: &str| wanted.is_empty() || wanted.iter().any(|part| has(name, part));
     Ok((0..names.len()).filter(|&index| is_wanted(names[index])).collect())
 }

@@ -157,10 +157,8 @@ impl Context for Scope<'_> {
             one => std::slice::from_ref(one),
         };
         let pair = |at: usize| {
-            let one = arguments.get(at).ok_or_else(|| {
-                EvalexprError::CustomMessage(format!("{function} lacks an argument"))
-            })?;
-            Ok::<_, EvalexprError>(one)
+            let lacks = || EvalexprError::CustomMessage(format!("{function} lacks an argument"));
+            arguments.get(at).ok_or_else(lacks)
         };
         let fold = |by: fn(f64, f64) -> f64| Ok(numbers(argument)?.into_iter().fold(f64::NAN, by));
         Ok(match function {
@@ -170,14 +168,12 @@ impl Context for Scope<'_> {
             }
             "least" => Value::Float(fold(f64::min)?),
             "most" => Value::Float(fold(f64::max)?),
-            "ratio" => {
+            "ratio" | "below" => {
                 let (one, other) = (numbers(pair(0)?)?, numbers(pair(1)?)?);
-                let ratios = one.iter().zip(other).map(|(one, other)| one / other);
-                list(ratios)
-            }
-            "below" => {
-                let (one, other) = (numbers(pair(0)?)?, numbers(pair(1)?)?);
-                Value::from(one.iter().all(|one| other.iter().all(|other| one < other)))
+                match function {
+                    "ratio" => list(one.iter().zip(other).map(|(one, other)| one / other)),
+                    _ => Value::from(one.iter().all(|one| other.iter().all(|other| one < other))),
+                }
             }
             "spread" => Value::from(spread(&numbers(argument)?)),
             "fixed" | "signed" => {
@@ -210,7 +206,7 @@ pub fn list(values: impl IntoIterator<Item = f64>) -> Value {
     Value::Tuple(values.into_iter().map(Value::Float).collect())
 }
 
-fn numbers(value: &Value) -> EvalexprResult<Vec<f64>> {
+pub(crate) fn numbers(value: &Value) -> EvalexprResult<Vec<f64>> {
     match value {
         Value::Tuple(values) => values.iter().map(Value::as_number).collect(),
         one => Ok(vec![one.as_number()?]),

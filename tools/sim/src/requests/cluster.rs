@@ -7,9 +7,9 @@
 
 mod elastic;
 
-use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 
+use laxity_requests::baseline::RoundRobin;
 use laxity_requests::dispatch::{Dispatch, DispatchDecision, DispatchEvent, Role};
 use laxity_requests::iteration::{Event, Plan};
 use laxity_requests::latency::Latency;
@@ -21,6 +21,7 @@ use laxity_requests::{Span, Time};
 use super::link::Link;
 use super::outcome::{ClusterOutcome, Record};
 use super::workload::Asked;
+use crate::agenda::Agenda;
 
 pub type Make<'a> = dyn Fn(InstanceId, Role) -> Replica + 'a;
 
@@ -53,6 +54,22 @@ pub struct Config<'a> {
     pub link: Link,
     pub kv_bytes_per_token: u64,
     pub ends: Time,
+}
+
+impl<'a> Config<'a> {
+    /// Returns a cluster of one instance, without a scaler.
+    pub fn single(make: &'a Make<'a>, clock: &'a Clock<'a>, kv_bytes_per_token: u64) -> Self {
+        Self {
+            roles: vec![Role::Whole],
+            make,
+            clock,
+            dispatch: Box::new(RoundRobin::default()),
+            scaler: None,
+            link: Link::new(12_500_000_000, Span::from_micros(20)),
+            kv_bytes_per_token,
+            ends: Time::NEVER,
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -89,8 +106,7 @@ struct ClusterRun<'a> {
     config: Config<'a>,
     asked: &'a [Asked],
     now: Time,
-    events: BinaryHeap<Reverse<(Time, u64, Happens)>>,
-    sequence: u64,
+    events: Agenda<Happens>,
     instances: BTreeMap<InstanceId, Instance>,
     next_instance: u32,
     records: Vec<Record>,
@@ -113,8 +129,7 @@ pub fn run(config: Config<'_>, asked: &[Asked]) -> ClusterOutcome {
         config,
         asked,
         now: Time::ZERO,
-        events: BinaryHeap::new(),
-        sequence: 0,
+        events: Agenda::default(),
         instances: BTreeMap::new(),
         next_instance: 0,
         records: asked.iter().map(|a| Record::new(a.spec, a.output)).collect(),
@@ -134,29 +149,21 @@ pub fn run(config: Config<'_>, asked: &[Asked]) -> ClusterOutcome {
 }
 
 impl ClusterRun<'_> {
-    fn at(&mut self, time: Time, happens: Happens) {
-        self.sequence += 1;
-        self.events.push(Reverse((time, self.sequence, happens)));
-    }
-
     fn all(mut self) -> ClusterOutcome {
         for role in std::mem::take(&mut self.config.roles) {
             let instance = self.add(role);
             self.ready(instance);
         }
         if !self.asked.is_empty() {
-            self.at(self.asked[0].spec.arrival, Happens::Arrives(0));
+            self.events.push(self.asked[0].spec.arrival, Happens::Arrives(0));
         }
         if let Some(scaler) = &self.config.scaler {
             let first = Time::ZERO + scaler.window;
-            self.at(first, Happens::Looks);
+            self.events.push(first, Happens::Looks);
         }
-        while let Some(Reverse((time, _, happens))) = self.events.pop() {
-            if time > self.config.ends {
-                self.now = self.config.ends;
-                break;
-            }
-            self.now = time;
+        while let Some(time) = self.events.next() {
+            self.now = time.min(self.config.ends);
+            let Some(happens) = self.events.pop(self.now) else { break };
             self.happens(happens);
             self.decide();
         }
@@ -174,7 +181,7 @@ impl ClusterRun<'_> {
             Happens::Arrives(index) => {
                 let spec = self.asked[index].spec;
                 if let Some(next) = self.asked.get(index + 1) {
-                    self.at(next.spec.arrival, Happens::Arrives(index + 1));
+                    self.events.push(next.spec.arrival, Happens::Arrives(index + 1));
                 }
                 self.window.arrived += 1;
                 self.unplaced.insert(spec.id, spec);
@@ -210,9 +217,7 @@ impl ClusterRun<'_> {
     }
 
     fn ready(&mut self, id: InstanceId) {
-        let Some(instance) = self.instances.get_mut(&id) else {
-            return;
-        };
+        let Some(instance) = self.instances.get_mut(&id) else { return };
         instance.ready = true;
         let role = instance.role;
         self.tell(&DispatchEvent::Up { instance: id, role });
@@ -239,7 +244,7 @@ impl ClusterRun<'_> {
             let next = next.max(Time(self.now.0 + 1));
             if self.wakes.is_none_or(|wakes| next < wakes) {
                 self.wakes = Some(next);
-                self.at(next, Happens::Wakes);
+                self.events.push(next, Happens::Wakes);
             }
         }
     }
@@ -272,9 +277,7 @@ impl ClusterRun<'_> {
 
     fn admit(&mut self, to: InstanceId) {
         while let Some(instance) = self.instances.get_mut(&to) {
-            let Some(request) = instance.incoming.front().copied() else {
-                return;
-            };
+            let Some(request) = instance.incoming.front().copied() else { return };
             let Some(moved) = self.moves.get(&request).copied() else {
                 instance.incoming.pop_front();
                 continue;
@@ -294,14 +297,12 @@ impl ClusterRun<'_> {
             instance.incoming.pop_front();
             let bytes = u64::from(moved.spec.ready) * self.config.kv_bytes_per_token;
             let lands = self.config.link.transfer(self.now, moved.from, to, bytes);
-            self.at(lands, Happens::Landed(request));
+            self.events.push(lands, Happens::Landed(request));
         }
     }
 
     fn landed(&mut self, request: RequestId) {
-        let Some(moved) = self.moves.remove(&request) else {
-            return;
-        };
+        let Some(moved) = self.moves.remove(&request) else { return };
         self.cancel_at(moved.from, request);
         if let Some(to) = moved.to
             && let Some(instance) = self.instances.get_mut(&to)
@@ -327,9 +328,7 @@ impl ClusterRun<'_> {
 
     fn start(&mut self, id: InstanceId) {
         let now = self.now;
-        let Some(instance) = self.instances.get_mut(&id) else {
-            return;
-        };
+        let Some(instance) = self.instances.get_mut(&id) else { return };
         if instance.plan.is_some() || !instance.ready {
             return;
         }
@@ -338,7 +337,7 @@ impl ClusterRun<'_> {
             self.outcome.drops += plan.drops.len() as u64;
             instance.busy = instance.busy + took;
             instance.plan = Some((plan, now));
-            self.at(now + took, Happens::Computed(id));
+            self.events.push(now + took, Happens::Computed(id));
             self.refusals(id);
         } else {
             self.leave(id);
@@ -347,12 +346,8 @@ impl ClusterRun<'_> {
 
     fn computed(&mut self, id: InstanceId) {
         let now = self.now;
-        let Some(instance) = self.instances.get_mut(&id) else {
-            return;
-        };
-        let Some((plan, since)) = instance.plan.take() else {
-            return;
-        };
+        let Some(instance) = self.instances.get_mut(&id) else { return };
+        let Some((plan, since)) = instance.plan.take() else { return };
         self.outcome.iterations += 1;
         let chunks = plan.chunks.iter().filter(|chunk| chunk.last);
         let gave: Vec<RequestId> = chunks

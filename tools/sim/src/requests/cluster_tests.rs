@@ -1,6 +1,6 @@
 //! Tests of the driver with baselines: properties that hold for any policy.
 
-use laxity_requests::baseline::{Fixed, LeastWork, LineOrder, RoundRobin};
+use laxity_requests::baseline::{Fixed, LeastWork, LineOrder};
 use laxity_requests::hyperflexis::Linear;
 use laxity_requests::kv::Pool;
 use laxity_requests::request::Slo;
@@ -47,13 +47,8 @@ fn config<'a>(
 ) -> Config<'a> {
     Config {
         roles: roles.to_vec(),
-        make,
-        clock,
         dispatch,
-        scaler: None,
-        link: Link::new(12_500_000_000, Span::from_micros(20)),
-        kv_bytes_per_token: clock.kv_bytes_per_token(),
-        ends: Time::NEVER,
+        ..Config::single(make, clock, clock.kv_bytes_per_token())
     }
 }
 

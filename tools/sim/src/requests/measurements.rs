@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use evalexpr::Value;
 
 use super::reproduction::{Options, Section, each, spread};
-use crate::reproduce::runner::{Figures, list};
+use crate::reproduce::runner::{Figures, list, numbers};
 
 pub(crate) type Columns = Vec<(&'static str, f64)>;
 
@@ -100,13 +100,6 @@ fn mean(values: &[f64]) -> f64 {
     values.iter().sum::<f64>() / values.len().max(1) as f64
 }
 
-fn numbers(value: &Value) -> Option<Vec<f64>> {
-    let Value::Tuple(values) = value else {
-        return Some(vec![value.as_number().ok()?]);
-    };
-    values.iter().map(|value| value.as_number().ok()).collect()
-}
-
 impl Figures for Measurements {
     /// Evaluates a claim's function. `of(PLACE, ROW, COLUMN)` is a value for each seed.
     ///
@@ -122,6 +115,7 @@ impl Figures for Measurements {
     /// among rows whose names start with `START` and have no `+`.
     fn call(&self, function: &str, arguments: &[Value]) -> Option<Value> {
         let text = |at: usize| arguments.get(at)?.as_string().ok();
+        let numbers = |at: usize| numbers(arguments.get(at)?).ok();
         match function {
             "of" => {
                 let values = self.find(&text(0)?, &text(1)?, &text(2)?)?;
@@ -135,14 +129,13 @@ impl Figures for Measurements {
                 Some(list(rows.map(|(place, row)| mean(self.of(place, row, &column)))))
             }
             "interval" => {
-                let requests: f64 = numbers(arguments.first()?)?.iter().sum();
+                let requests: f64 = numbers(0)?.iter().sum();
                 let part = arguments.get(1)?.as_number().ok()? / 100.0;
                 let half = 196.0 * (part * (1.0 - part) / requests.max(1.0)).sqrt();
                 Some(Value::Float(half))
             }
             "difference" | "past" => {
-                let (one, other) = (numbers(arguments.first()?)?, numbers(arguments.get(1)?)?);
-                let pairs = one.into_iter().zip(other);
+                let pairs = numbers(0)?.into_iter().zip(numbers(1)?);
                 Some(if function == "past" {
                     list(pairs.filter(|(_, by)| *by < 90.0).map(|(value, _)| value))
                 } else {

@@ -3,7 +3,7 @@
 use laxity_requests::request::{Slo, Spec};
 use laxity_requests::{Span, Time};
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Record {
     pub spec: Spec,
     pub output: u32,
@@ -18,17 +18,8 @@ pub struct Record {
 }
 
 impl Record {
-    pub const fn new(spec: Spec, output: u32) -> Self {
-        Self {
-            spec,
-            output,
-            generated: 0,
-            first: None,
-            last: None,
-            late_tokens: 0,
-            refused: false,
-            instances: [None; 2],
-        }
+    pub fn new(spec: Spec, output: u32) -> Self {
+        Self { spec, output, ..Self::default() }
     }
 
     pub fn token(&mut self, now: Time, instance: u32) {

@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 use std::num::NonZero;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use comfy_table::{CellAlignment, Table, presets};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -175,30 +176,23 @@ pub fn each<P: Sync, R: Send>(
         ProgressStyle::with_template("{bar:30} {pos}/{len} runs, {elapsed} so far, {eta} to go")
             .expect("a correct template"),
     );
-    let next = AtomicUsize::new(0);
-    let workers = options.jobs.get().min(points.len()).max(1);
-    let mut results: Vec<(usize, R)> = std::thread::scope(|scope| {
+    let (next, results) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+    std::thread::scope(|scope| {
         let worker = || {
-            let mut mine = Vec::new();
-            loop {
-                let at = next.fetch_add(1, Ordering::Relaxed);
-                let Some(point) = points.get(at) else {
-                    return mine;
-                };
-                mine.push((at, work(point)));
+            while let at = next.fetch_add(1, Ordering::Relaxed)
+                && let Some(point) = points.get(at)
+            {
+                let result = work(point);
+                results.lock().unwrap_or_else(PoisonError::into_inner).push((at, result));
                 bar.inc(1);
             }
         };
-        let threads: Vec<_> = (0..workers).map(|_| scope.spawn(worker)).collect();
-        threads
-            .into_iter()
-            .flat_map(|thread| match thread.join() {
-                Ok(mine) => mine,
-                Err(panic) => std::panic::resume_unwind(panic),
-            })
-            .collect()
+        for _ in 0..options.jobs.get().min(points.len()) {
+            scope.spawn(worker);
+        }
     });
     bar.finish_and_clear();
+    let mut results = results.into_inner().unwrap_or_else(PoisonError::into_inner);
     results.sort_by_key(|(at, _)| *at);
     results.into_iter().map(|(_, result)| result).collect()
 }

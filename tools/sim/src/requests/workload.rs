@@ -125,14 +125,13 @@ impl Recipe {
                         arrival: now,
                         prompt,
                         output_max: self.output_max,
-                        ready: 0,
-                        generated: 0,
                         class: ClassId(class as u16),
                         application: ApplicationId(
                             class as u32 * self.applications.max(1) + application,
                         ),
                         importance: if low { Importance::Low } else { Importance::Important },
                         slo: self.classes[class].slo,
+                        ..Spec::default()
                     },
                     output,
                 });

@@ -13,20 +13,13 @@ use super::{
     SloKind, Source, Workload,
 };
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{field}: {problem}")]
 pub struct Invalid {
     /// The field as a plan names it, such as `model.tp`.
     pub field: &'static str,
     pub problem: String,
 }
-
-impl fmt::Display for Invalid {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.field, self.problem)
-    }
-}
-
-impl std::error::Error for Invalid {}
 
 type Checked = Result<(), Invalid>;
 
@@ -334,114 +327,81 @@ fn policy(p: &Policy) -> Checked {
 mod tests {
     use super::*;
 
-    fn problem_of(change: impl FnOnce(&mut Scenario)) -> Invalid {
-        let mut scenario = Scenario::default();
-        change(&mut scenario);
-        scenario.validate().expect_err("it makes no sense")
-    }
-
     #[test]
     fn the_defaults_are_valid() {
         Scenario::default().validate().expect("the paper's set-up");
+        let mut fixed = Scenario::default();
+        (fixed.slo.kind, fixed.slo.fixed_ms) = (SloKind::Fixed, 1.0);
+        fixed.validate().expect("one millisecond is one");
     }
+
+    /// The field of each error, if it is not that of the first setting, behind `!`.
+    const WRONG: &str = "
+cluster.servers=1
+cluster.gpus_per_server=0
+cluster.prefill_share=1.0
+cluster.prefill_share=0.001
+cluster.prefill_share=nan
+cluster.gpu=''
+cluster.nic_gbps=0.0
+cluster.nvlink_gbytes=inf
+cluster.servers_per_rack=0
+cluster.oversubscription=-1.0
+model.name=''
+model.tp=3
+model.tp=16
+cluster.servers=20 !model.tp
+cluster.servers=24 model.ep=6 !model.tp
+serving.overlap_weight=-1.0
+network.overcommit=0
+model.ep=0
+model.sp=2
+model.dp=2
+model.expert_skew=-0.1
+model.kv_bytes_per_value=9.0
+serving.token_budget=0
+serving.requests_per_batch=0
+serving.decode_tp=0
+slo.factor=0.0
+slo.least_ms=-1.0
+slo.fixed_ms=0.0 slo.kind='fixed'
+workload.file='x'
+workload.source='mooncake' !workload.file
+workload.rate_per_gpu=0.0
+workload.arrivals='recorded'
+workload.warm_up=1.0
+network.levels_on_wire=1
+network.window_bytes=1
+network.collective_weight=0.0
+network.p2d_weight=-1.0
+network.latency_us=-1.0
+policy.grants='shortest'
+network.ungoverned_share=1.0
+network.ungoverned_period_ms=0.0
+policy.levels=17
+policy.threshold_base=1.0
+policy.without=['red'] policy.kind='fair'
+policy.without=['red','red']";
 
     #[test]
     fn each_field_has_its_range() {
-        type Change = fn(&mut Scenario);
-        let cases: [(&str, Change); 44] = [
-            ("cluster.servers", |s| s.cluster.servers = 1),
-            ("cluster.gpus_per_server", |s| s.cluster.gpus_per_server = 0),
-            ("cluster.prefill_share", |s| s.cluster.prefill_share = 1.0),
-            ("cluster.prefill_share", |s| s.cluster.prefill_share = 0.001),
-            ("cluster.prefill_share", |s| {
-                s.cluster.prefill_share = f64::NAN;
-            }),
-            ("cluster.gpu", |s| s.cluster.gpu.clear()),
-            ("cluster.nic_gbps", |s| s.cluster.nic_gbps = 0.0),
-            ("cluster.nvlink_gbytes", |s| {
-                s.cluster.nvlink_gbytes = f64::INFINITY;
-            }),
-            ("cluster.servers_per_rack", |s| {
-                s.cluster.servers_per_rack = 0;
-            }),
-            ("cluster.oversubscription", |s| {
-                s.cluster.oversubscription = -1.0;
-            }),
-            ("model.name", |s| s.model.name.clear()),
-            ("model.tp", |s| s.model.tp = 3),
-            ("model.tp", |s| s.model.tp = 16),
-            ("model.tp", |s| s.cluster.servers = 20),
-            ("model.tp", |s| {
-                s.cluster.servers = 24;
-                s.model.ep = 6;
-            }),
-            ("serving.overlap_weight", |s| {
-                s.serving.overlap_weight = -1.0;
-            }),
-            ("network.overcommit", |s| s.network.overcommit = 0),
-            ("model.ep", |s| s.model.ep = 0),
-            ("model.sp", |s| s.model.sp = 2),
-            ("model.dp", |s| s.model.dp = 2),
-            ("model.expert_skew", |s| s.model.expert_skew = -0.1),
-            ("model.kv_bytes_per_value", |s| s.model.kv_bytes_per_value = 9.0),
-            ("serving.token_budget", |s| s.serving.token_budget = 0),
-            ("serving.requests_per_batch", |s| {
-                s.serving.requests_per_batch = 0;
-            }),
-            ("serving.decode_tp", |s| s.serving.decode_tp = 0),
-            ("slo.factor", |s| s.slo.factor = 0.0),
-            ("slo.least_ms", |s| s.slo.least_ms = -1.0),
-            ("workload.file", |s| s.workload.source = Source::Mooncake),
-            ("workload.file", |s| s.workload.file = Some("x".into())),
-            ("workload.rate_per_gpu", |s| s.workload.rate_per_gpu = 0.0),
-            ("workload.arrivals", |s| {
-                s.workload.arrivals = Arrivals::Recorded;
-            }),
-            ("workload.warm_up", |s| s.workload.warm_up = 1.0),
-            ("network.levels_on_wire", |s| s.network.levels_on_wire = 1),
-            ("network.window_bytes", |s| s.network.window_bytes = 1),
-            ("network.collective_weight", |s| {
-                s.network.collective_weight = 0.0;
-            }),
-            ("network.p2d_weight", |s| s.network.p2d_weight = -1.0),
-            ("network.latency_us", |s| s.network.latency_us = -1.0),
-            ("policy.grants", |s| s.policy.grants = Grants::Shortest),
-            ("network.ungoverned_share", |s| s.network.ungoverned_share = 1.0),
-            ("network.ungoverned_period_ms", |s| s.network.ungoverned_period_ms = 0.0),
-            ("policy.levels", |s| s.policy.levels = 17),
-            ("policy.threshold_base", |s| s.policy.threshold_base = 1.0),
-            ("policy.without", |s| {
-                s.policy.kind = PolicyKind::Fair;
-                s.policy.without = vec![Part::Red];
-            }),
-            ("policy.without", |s| {
-                s.policy.without = vec![Part::Red, Part::Red];
-            }),
-        ];
-        for (number, (field, change)) in cases.into_iter().enumerate() {
-            let found = problem_of(change);
-            assert_eq!(found.field, field, "case {number}: {found}");
+        for row in WRONG.trim().lines() {
+            let (settings, other) = row.split_once('!').unwrap_or((row, ""));
+            let first = settings.split('=').next().unwrap_or_default();
+            let field = if other.is_empty() { first } else { other };
+            let scenario: Scenario = toml::from_str(&settings.trim().replace(' ', "\n"))
+                .unwrap_or_else(|error| panic!("{row}: {error}"));
+            let found = scenario.validate().expect_err("it makes no sense");
+            assert_eq!(found.field, field, "{row}: {found}");
         }
     }
 
     #[test]
     fn a_unit_that_does_not_fill_the_prefill_servers_is_told_the_numbers() {
-        let found = problem_of(|s| s.cluster.servers = 20);
+        let mut scenario = Scenario::default();
+        scenario.cluster.servers = 20;
+        let found = scenario.validate().expect_err("80 is no multiple of 32");
         assert!(found.problem.contains("32 GPUs"), "{found}");
         assert!(found.problem.contains("80 prefill GPUs"), "{found}");
-    }
-
-    #[test]
-    fn a_fixed_objective_needs_its_milliseconds() {
-        let fixed = |ms| {
-            move |s: &mut Scenario| {
-                s.slo.kind = SloKind::Fixed;
-                s.slo.fixed_ms = ms;
-            }
-        };
-        assert_eq!(problem_of(fixed(0.0)).field, "slo.fixed_ms");
-        let mut scenario = Scenario::default();
-        fixed(1.0)(&mut scenario);
-        scenario.validate().expect("one millisecond is one");
     }
 }

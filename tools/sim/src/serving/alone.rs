@@ -13,9 +13,8 @@ impl Setup<'_> {
     /// Returns the TTFT of a request with `reused` of its `prompt` tokens on another unit.
     pub(super) fn alone(&self, prompt: u32, reused: u32) -> Span {
         let serving = &self.scenario.serving;
-        let ranks = u64::from(self.layout.ranks_per_unit);
-        let stripes = if self.striped { ranks } else { 1 };
-        let share = |n: u64| n.div_ceil(stripes);
+        let stripes = self.stripes();
+        let share = |n| self.share(n);
         let seconds = |bytes: f64, rate: f64| bytes / rate * 1e9;
         let to_decode = (self.layout.rank_rate * stripes as f64).min(self.layout.decode_rate);
         let latency = self.latency.0 as f64;
@@ -61,9 +60,7 @@ impl Setup<'_> {
     /// Returns the time to compute `tokens` with `attended` pairs on an otherwise idle unit,
     /// including the exchanges of the layers.
     pub(super) fn computing_alone(&self, tokens: u64, attended: u64) -> f64 {
-        let ranks = u64::from(self.layout.ranks_per_unit);
-        let stripes = if self.striped { ranks } else { 1 };
-        let share = |n: u64| n.div_ceil(stripes);
+        let share = |n| self.share(n);
         let (exchange, rest) = self.layer_alone(tokens, tokens);
         let context = attended.div_ceil(tokens.max(1));
         let attention = |layer: u16| {
@@ -103,7 +100,7 @@ impl Setup<'_> {
     /// `most` tokens, and all ranks have `all`. With sequence parallelism both are the unit's.
     pub(super) fn layer_alone(&self, most: u64, all: u64) -> (f64, f64) {
         let ranks = u64::from(self.layout.ranks_per_unit);
-        let share = |n: u64| if self.striped { n.div_ceil(ranks) } else { n };
+        let share = |n| self.share(n);
         if self.model.experts <= 1 {
             return (0.0, self.compute.mlp_ns(share(most)) as f64);
         }

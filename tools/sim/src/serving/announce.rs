@@ -1,18 +1,14 @@
 //! Messages to the coordinator about a batch: its load and its progress.
 
-use laxity_policy::admission::AdmissionEvent;
+use laxity_policy::admission::{AdmissionEvent, RequestLoad};
 use laxity_policy::{PortId, RequestId, Span};
 
-use super::order;
 use super::world::World;
 
 impl World<'_> {
     pub(super) fn estimate(&mut self, slot: u32) {
-        let ranks = u64::from(self.setup.layout.ranks_per_unit);
         let batch = &self.batches[slot];
-        let share = |n: u64| {
-            if self.setup.striped { n.div_ceil(ranks) } else { n }
-        };
+        let share = |n| self.setup.share(n);
         let mut attention = [0; 2];
         for (&tokens, &pairs) in batch.tokens.iter().zip(&batch.pairs) {
             if tokens == 0 {
@@ -25,9 +21,8 @@ impl World<'_> {
             }
         }
         // The estimate assumes no contention, and includes the layer's exchange.
-        let most = batch.tokens.iter().copied().max().unwrap_or(0);
         let all = batch.tokens.iter().sum();
-        let (exchange, rest) = self.setup.layer_alone(most, all);
+        let (exchange, rest) = self.setup.layer_alone(batch.most_tokens(), all);
         let layer = self.setup.layer_of_kind[0];
         let attended = self.setup.attention_alone(attention[0] as f64, batch.context, layer);
         let layer_ns = attended + exchange + rest;
@@ -37,9 +32,7 @@ impl World<'_> {
     }
 
     pub(super) fn announce(&mut self, slot: u32) {
-        let Some(coordinator) = &mut self.coordinator else {
-            return;
-        };
+        let Some(coordinator) = &mut self.coordinator else { return };
         let now = self.now;
         let batch = &mut self.batches[slot];
         let per_token = self.setup.collective_bytes_per_token;
@@ -51,27 +44,21 @@ impl World<'_> {
             let last_stage = u64::from(all) * self.setup.kv_bytes_all_layers;
             let reuse = if member.first { request.fetched } else { 0 };
             let reuse = u64::from(reuse) * self.setup.kv_bytes_all_layers;
-            let ranks = u64::from(self.setup.layout.ranks_per_unit);
-            let stripes = if self.setup.striped { ranks } else { 1 };
+            let stripes = self.setup.stripes();
             let collective = if self.setup.striped {
                 // A rank at the edge of its server passes on the shards of all others.
                 let inside = u64::from(self.setup.layout.ranks_per_server);
                 let context = u64::from(member.before + member.tokens);
-                let passed = if ranks > inside { ranks - 1 } else { 0 };
+                let passed = if stripes > inside { stripes - 1 } else { 0 };
                 // With experts, its share of the tokens goes to their ranks, too.
                 (context * self.setup.kv_bytes_all_layers * passed
                     + u64::from(member.tokens) * per_token)
-                    / ranks
+                    / stripes
             } else {
                 u64::from(member.tokens) * per_token
             };
-            let senders = if self.setup.striped {
-                self.setup.layout.ranks_of(self.setup.layout.unit_of(rank))
-            } else {
-                rank..rank + 1
-            };
             let mut ports = vec![(PortId(self.setup.layout.decode_ingress(decode).0), last_stage)];
-            for rank in senders {
+            for rank in self.setup.ranks_for(rank) {
                 let egress = PortId(self.setup.layout.egress(rank).0);
                 ports.push((egress, last_stage / stripes + collective));
                 if reuse > 0 {
@@ -83,7 +70,8 @@ impl World<'_> {
             batch.loads.extend(load);
             // Relegated requests never make a batch urgent.
             let deadline = request.due();
-            loads.push(order::load(id, deadline, ports, batch.started.is_some()));
+            let started = batch.started.is_some();
+            loads.push(RequestLoad { request: id, deadline, ports, started });
         }
         batch.announced = batch.members.len();
         coordinator.handle(
@@ -104,9 +92,7 @@ impl World<'_> {
     /// Reports progress to the coordinator four times in a batch's life. Each report subtracts a
     /// quarter of the load of each request.
     pub(super) fn report_quarter(&mut self, slot: u32) {
-        let Some(coordinator) = &mut self.coordinator else {
-            return;
-        };
+        let Some(coordinator) = &mut self.coordinator else { return };
         for (request, port, bytes) in &self.batches[slot].loads {
             coordinator.handle(
                 self.now,

@@ -64,6 +64,11 @@ impl Batch {
         BatchId(self.id)
     }
 
+    /// Returns the tokens of the line that has most of them.
+    pub(super) fn most_tokens(&self) -> u64 {
+        self.tokens.iter().copied().max().unwrap_or(0)
+    }
+
     pub(super) fn progress(&self, layers: u16) -> BatchProgress {
         BatchProgress {
             spec: BatchSpec { batch: self.policy_id(), layers, layer_time: Span(self.layer_ns) },
@@ -75,36 +80,30 @@ impl Batch {
     }
 
     fn reset(&mut self, id: u64, unit: u32, ranks: usize, layers: u16) {
-        let mut fresh = Self {
+        fn filled<T: Clone>(list: &mut Vec<T>, count: usize, value: T) -> Vec<T> {
+            let mut list = core::mem::take(list);
+            list.clear();
+            list.resize(count, value);
+            list
+        }
+        let layers = usize::from(layers);
+        self.members.clear();
+        self.hosts.clear();
+        self.loads.clear();
+        *self = Self {
             id,
             unit,
             members: core::mem::take(&mut self.members),
-            tokens: core::mem::take(&mut self.tokens),
-            pairs: core::mem::take(&mut self.pairs),
-            seats: core::mem::take(&mut self.seats),
-            budgets: core::mem::take(&mut self.budgets),
-            reuse_left: core::mem::take(&mut self.reuse_left),
-            reuse_complete: core::mem::take(&mut self.reuse_complete),
+            tokens: filled(&mut self.tokens, ranks, 0),
+            pairs: filled(&mut self.pairs, ranks, 0),
+            seats: filled(&mut self.seats, ranks, 0),
+            budgets: filled(&mut self.budgets, ranks, None),
+            reuse_left: filled(&mut self.reuse_left, layers, 0),
+            reuse_complete: filled(&mut self.reuse_complete, layers, Time::ZERO),
             hosts: core::mem::take(&mut self.hosts),
             loads: core::mem::take(&mut self.loads),
             ..Self::default()
         };
-        fresh.members.clear();
-        fresh.hosts.clear();
-        fresh.loads.clear();
-        for list in [&mut fresh.tokens, &mut fresh.pairs] {
-            list.clear();
-            list.resize(ranks, 0);
-        }
-        fresh.seats.clear();
-        fresh.seats.resize(ranks, 0);
-        fresh.budgets.clear();
-        fresh.budgets.resize(ranks, None);
-        fresh.reuse_left.clear();
-        fresh.reuse_left.resize(usize::from(layers), 0);
-        fresh.reuse_complete.clear();
-        fresh.reuse_complete.resize(usize::from(layers), Time::ZERO);
-        *self = fresh;
     }
 }
 

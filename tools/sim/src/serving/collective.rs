@@ -6,9 +6,7 @@
 //! such a port, its aggregate *materialises* with its remaining bytes. In the exact mode a flow for
 //! each pair of ranks is put on the network at once.
 
-use laxity_policy::{
-    BatchId, Event, FlowId, FlowSpec, Layer, Level, PeerId, RequestId, Span, Stage, Time,
-};
+use laxity_policy::{Event, FlowId, FlowSpec, Layer, Level, Span, Stage, Time};
 
 use super::event::Happening;
 use super::exchange::Exchange;
@@ -133,22 +131,15 @@ impl World<'_> {
     /// Submits a rank's egress to its host, because something waits at the host already.
     fn submit_collective(&mut self, unit: u32, rank: usize, bytes: u64) {
         let global = self.setup.layout.ranks_of(unit).start + rank as u32;
-        let Some(slot) = self.units[unit as usize].current else {
-            return;
-        };
+        let Some(slot) = self.units[unit as usize].current else { return };
         let host = Hosts::egress(global);
         self.tell(host, slot);
         let batch = &self.batches[slot];
         let spec = FlowSpec {
-            flow: collective_flow(global),
-            stage: Stage::Collective,
             batch: batch.policy_id(),
-            request: RequestId(0),
             layer: Layer(batch.layer),
-            bytes,
-            deadline: Time::NEVER,
-            peer: PeerId(0),
             whole: true,
+            ..FlowSpec::anonymous(collective_flow(global), Stage::Collective, bytes)
         };
         let collective = &mut self.units[unit as usize].collective;
         collective.pieces[2 * rank] = Piece::Waits;
@@ -268,9 +259,7 @@ impl World<'_> {
     /// ports.
     pub(super) fn make_room_for(&mut self, ports: &[PortId], except: Option<u32>) {
         for &port in ports {
-            let Some(rank) = self.setup.layout.rank_of_port(port) else {
-                continue;
-            };
+            let Some(rank) = self.setup.layout.rank_of_port(port) else { continue };
             let unit = self.setup.layout.unit_of(rank);
             if self.units[unit as usize].collective.active && except != Some(unit) {
                 self.materialise(unit, port);
@@ -327,10 +316,7 @@ impl World<'_> {
             collective.ended = now;
             self.schedule_end(unit, now);
         }
-        if !drained {
-            return;
-        }
-        if book != LinkAccounting::Unknown {
+        if drained && book != LinkAccounting::Unknown {
             self.settle(rank, book);
             self.poll(Hosts::egress(rank));
         }
@@ -386,18 +372,7 @@ impl World<'_> {
     }
 
     pub(super) fn static_level(&self, stage: Stage) -> Level {
-        let spec = FlowSpec {
-            flow: FlowId(0),
-            stage,
-            batch: BatchId(0),
-            request: RequestId(0),
-            layer: Layer(0),
-            bytes: 1,
-            deadline: Time::NEVER,
-            peer: PeerId(0),
-            whole: false,
-        };
-        self.hosts.level_alone(0, Time::ZERO, &spec)
+        self.hosts.level_alone(0, Time::ZERO, &FlowSpec::anonymous(FlowId(0), stage, 1))
     }
 
     pub(super) fn schedule_step(&mut self, unit: u32, at: Time) {

@@ -43,19 +43,19 @@ impl Exchange {
     ) {
         self.pattern = Some(pattern);
         self.per_server = layout.ranks_per_server as usize;
-        let fill = |to: &mut Vec<f64>,
-                    of_server: &mut Vec<f64>,
-                    from: &mut dyn Iterator<Item = f64>| {
-            to.clear();
-            to.extend(from);
+        self.source.clear();
+        self.source.extend(source);
+        self.sink.clear();
+        self.sink.extend(sink);
+        for (list, of_server) in [
+            (&mut self.source, &mut self.source_of_server),
+            (&mut self.sink, &mut self.sink_of_server),
+        ] {
             of_server.clear();
-            of_server
-                .extend(to.chunks(layout.ranks_per_server as usize).map(|c| c.iter().sum::<f64>()));
-            of_server.iter().sum()
-        };
-        let (mut source, mut sink) = (source, sink);
-        self.sources = fill(&mut self.source, &mut self.source_of_server, &mut source);
-        self.sinks = fill(&mut self.sink, &mut self.sink_of_server, &mut sink);
+            of_server.extend(list.chunks(self.per_server).map(|ranks| ranks.iter().sum::<f64>()));
+        }
+        self.sources = self.source_of_server.iter().sum();
+        self.sinks = self.sink_of_server.iter().sum();
         self.add_up(pattern);
     }
 
@@ -127,16 +127,10 @@ impl Exchange {
 
     pub(super) fn nvlink(&self) -> f64 {
         let inside = |rank: usize| {
-            let server = rank / self.per_server;
+            let (server, to) = (rank / self.per_server, (rank + 1) % self.ranks());
             match self.pattern {
-                Some(Pattern::Ring) => {
-                    let to = (rank + 1) % self.ranks();
-                    if server == to / self.per_server && self.ranks() > 1 {
-                        self.sources - self.source[to]
-                    } else {
-                        0.0
-                    }
-                }
+                Some(Pattern::Ring) if server != to / self.per_server || to == rank => 0.0,
+                Some(Pattern::Ring) => self.sources - self.source[to],
                 _ => {
                     let out = self.source[rank] * (self.sink_of_server[server] - self.sink[rank]);
                     let back =

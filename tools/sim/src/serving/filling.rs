@@ -32,9 +32,7 @@ impl World<'_> {
     }
 
     fn next_start(&self, unit: u32) -> Time {
-        let Some(current) = self.units[unit as usize].current else {
-            return self.now;
-        };
+        let Some(current) = self.units[unit as usize].current else { return self.now };
         let batch = &self.batches[current];
         let computes = Span(batch.layer_ns * u64::from(self.setup.layers));
         batch.started.map_or(self.now, |at| at + computes).max(self.now)
@@ -52,9 +50,7 @@ impl World<'_> {
             let mut cursor = Cursor::default();
             while let Some(request) = self.units[unit as usize].lines[seat].next(start, &mut cursor)
             {
-                let Some(member) = self.part((unit, slot), seat, request, start) else {
-                    break;
-                };
+                let Some(member) = self.part((unit, slot), seat, request, start) else { break };
                 self.take((unit, slot), seat, member);
                 changed = true;
                 if !member.last {
@@ -77,9 +73,7 @@ impl World<'_> {
         }
         let mut changed = false;
         for seat in 0..self.units[unit as usize].lines.len() {
-            let Some(request) = self.units[unit as usize].lines[seat].first() else {
-                continue;
-            };
+            let Some(request) = self.units[unit as usize].lines[seat].first() else { continue };
             self.batches[slot].budgets[seat] = Some(self.setup.scenario.serving.token_budget);
             if let Some(member) = self.part((unit, slot), seat, request, self.now) {
                 self.take((unit, slot), seat, member);
@@ -100,9 +94,7 @@ impl World<'_> {
                 else {
                     break;
                 };
-                let Some(member) = self.part((unit, slot), seat, request, self.now) else {
-                    break;
-                };
+                let Some(member) = self.part((unit, slot), seat, request, self.now) else { break };
                 self.take((unit, slot), seat, member);
                 changed = true;
                 if !member.last {

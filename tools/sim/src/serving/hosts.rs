@@ -9,7 +9,7 @@
 
 use laxity_policy::{
     Action, BatchId, BatchSpec, Event, FlowId, FlowSpec, Layer, Level, Link, LinkConfig, Order,
-    PeerId, Permit, PolicyKind, RequestId, Span, Stage, Time,
+    PeerId, Permit, PolicyKind, Span, Stage, Time,
 };
 
 use super::SimError;
@@ -99,8 +99,7 @@ pub(super) fn classes(levels: u8, on_wire: u8) -> [u8; Level::ROWS] {
     let mut table = [last; Level::ROWS];
     for level in 1..=levels {
         table[Level(level).row()] = match last {
-            1 => u8::from(level > 2),
-            2 => u8::from(level > 2),
+            1 | 2 => u8::from(level > 2),
             _ => (level - 1).min(last - 1),
         };
     }
@@ -111,17 +110,10 @@ impl Hosts {
     pub(super) fn new(scenario: &Scenario, ranks: u32, rate: f64) -> Result<Self, SimError> {
         let config = link_config(scenario, rate);
         let links = if Regime::of(scenario) == Regime::Daemons { 2 * ranks } else { 1 };
-        let hosts = (0..links)
-            .map(|_| {
-                Ok(Host {
-                    link: Link::new(config.clone())?,
-                    told: Vec::new(),
-                    order_epoch: 0,
-                    wake: Time::NEVER,
-                })
-            })
-            .collect::<Result<Vec<_>, laxity_policy::config::InvalidConfig>>()
-            .map_err(|cause| SimError::Policy(cause.to_string()))?;
+        let host = |link| Host { link, told: Vec::new(), order_epoch: 0, wake: Time::NEVER };
+        let hosts: Result<Vec<Host>, _> =
+            (0..links).map(|_| Link::new(config.clone()).map(host)).collect();
+        let hosts = hosts.map_err(|cause| SimError::Policy(cause.to_string()))?;
         Ok(Self {
             waiting: vec![0; hosts.len()],
             hosts,
@@ -147,18 +139,8 @@ impl Hosts {
     }
 
     pub(super) fn collective_level(&self, host: u32, now: Time, bytes: u64) -> Level {
-        let spec = FlowSpec {
-            flow: FlowId(u64::MAX),
-            stage: Stage::Collective,
-            batch: BatchId(0),
-            request: RequestId(0),
-            layer: Layer(0),
-            bytes,
-            deadline: Time::NEVER,
-            peer: PeerId(0),
-            whole: true,
-        };
-        self.level_alone(host, now, &spec)
+        let spec = FlowSpec::anonymous(FlowId(u64::MAX), Stage::Collective, bytes);
+        self.level_alone(host, now, &FlowSpec { whole: true, ..spec })
     }
 
     pub(super) fn waits(&self, host: u32) -> bool {
@@ -286,9 +268,7 @@ impl Hosts {
 
     pub(super) fn forget(&mut self, host: u32, now: Time, batch: BatchId) -> bool {
         let host = &mut self.hosts[host as usize];
-        let Some(at) = host.told.iter().position(|told| told.batch == batch) else {
-            return false;
-        };
+        let Some(at) = host.told.iter().position(|told| told.batch == batch) else { return false };
         host.told.swap_remove(at);
         host.link.handle(now, Event::BatchEnded { batch });
         true

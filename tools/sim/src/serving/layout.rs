@@ -135,9 +135,7 @@ impl Layout {
     }
 
     pub(super) fn crosses_racks(&self, unit: u32) -> bool {
-        let Some(leaves) = &self.leaves else {
-            return false;
-        };
+        let Some(leaves) = &self.leaves else { return false };
         let ranks = self.ranks_of(unit);
         let rack = |rank| self.server_of(rank) / leaves.servers_per_rack;
         rack(ranks.start) != rack(ranks.end - 1)
@@ -155,9 +153,7 @@ impl Layout {
 
     fn path(&self, from: PortId, to: PortId, servers: (u32, u32)) -> Path {
         let mut ports = [from, to, PortId(0), PortId(0)];
-        let Some(leaves) = &self.leaves else {
-            return (ports, 2);
-        };
+        let Some(leaves) = &self.leaves else { return (ports, 2) };
         let racks = (servers.0 / leaves.servers_per_rack, servers.1 / leaves.servers_per_rack);
         if racks.0 == racks.1 {
             return (ports, 2);

@@ -26,6 +26,7 @@ use laxity_requests::request::{ApplicationId, ClassId, Importance, RequestId, Sl
 type WaitingKey = (Rank, Time, RequestId);
 
 /// The state that a discipline may read.
+#[derive(Default)]
 struct LineState {
     jobs: BTreeMap<RequestId, (Job, Rank)>,
     /// Waiting requests that have not begun. `begun` holds those that have.
@@ -128,13 +129,7 @@ impl WaitingRequests {
     pub(super) fn new(discipline: Box<dyn Discipline + Send>) -> Self {
         Self {
             discipline,
-            state: LineState {
-                jobs: BTreeMap::new(),
-                line: BTreeSet::new(),
-                begun: BTreeSet::new(),
-                aside: BTreeSet::new(),
-                pool: Pool::new(u32::MAX, 16),
-            },
+            state: LineState { pool: Pool::new(u32::MAX, 16), ..LineState::default() },
         }
     }
 
@@ -229,9 +224,7 @@ impl WaitingRequests {
 
     /// Records that a batch takes `tokens` of a request, which may be `all` that are left.
     pub(super) fn took(&mut self, request: u32, tokens: u32, all: bool) {
-        let Some(mut job) = self.state.withdraw(RequestId(u64::from(request))) else {
-            return;
-        };
+        let Some(mut job) = self.state.withdraw(RequestId(u64::from(request))) else { return };
         job.context += tokens;
         job.phase = Phase::Prefilling;
         let rank = self.discipline.rank(&job);
@@ -247,9 +240,7 @@ impl WaitingRequests {
         let finished = finished.iter().map(|&n| RequestId(u64::from(n))).collect();
         let event = Event::Done { took, finished };
         self.observe(now, &event);
-        let Event::Done { finished, .. } = event else {
-            return;
-        };
+        let Event::Done { finished, .. } = event else { return };
         for request in finished {
             if let Some((mut job, _)) = self.state.jobs.remove(&request) {
                 job.phase = Phase::Decoding;

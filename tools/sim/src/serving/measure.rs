@@ -2,25 +2,9 @@
 
 use laxity_policy::{Span, Time};
 
+use super::request::RequestState;
 use super::sketch::Sketch;
 use crate::outcome::{Distribution, Outcome, StageBytes, Waiting};
-
-#[derive(Clone, Copy, Debug)]
-pub(super) struct ServedRequest {
-    pub(super) arrival: Time,
-    pub(super) deadline: Time,
-    pub(super) own_objective: Span,
-    pub(super) started: Time,
-    pub(super) prefilled: Time,
-    pub(super) first_token: Time,
-    pub(super) stalled_ns: u64,
-    pub(super) collective_ns: u64,
-    pub(super) computed_ns: u64,
-    pub(super) prompt: u32,
-    pub(super) reused: u32,
-    pub(super) fetched: u32,
-    pub(super) pruned: bool,
-}
 
 #[derive(Debug, Default)]
 pub(super) struct Measure {
@@ -75,32 +59,33 @@ impl Measure {
         self.computed_ns += computed_ns;
     }
 
-    pub(super) fn served(&mut self, served: &ServedRequest) {
+    /// Counts a request whose prefill and first token ended at these times.
+    pub(super) fn served(&mut self, request: &RequestState, prefilled: Time, first_token: Time) {
         self.served += 1;
-        if served.arrival < self.from {
+        if request.arrival < self.from {
             return;
         }
         let ms = |span: Span| span.0 as f64 / 1e6;
-        let ttft = served.first_token.since(served.arrival);
-        let slo = served.deadline.since(served.arrival);
+        let ttft = first_token.since(request.arrival);
+        let slo = request.deadline.since(request.arrival);
         self.ttft_ms.push(ms(ttft));
-        self.in_own_time += u64::from(ttft <= served.own_objective);
+        self.in_own_time += u64::from(ttft <= request.own_objective);
         self.over_slo.push(ttft.0 as f64 / slo.0.max(1) as f64);
         if ttft <= slo {
             self.earliness_ms.push(ms(Span(slo.0 - ttft.0)));
         } else {
             self.lateness_ms.push(ms(Span(ttft.0 - slo.0)));
         }
-        self.waiting.queue += ms(served.started.since(served.arrival));
-        self.waiting.kv_reuse += ms(Span(served.stalled_ns));
-        self.waiting.collective += ms(Span(served.collective_ns));
-        self.waiting.compute += ms(Span(served.computed_ns));
-        self.waiting.p2d += ms(served.first_token.since(served.prefilled));
-        self.reused += f64::from(served.reused) / f64::from(served.prompt);
-        self.prompts += u64::from(served.prompt);
-        self.reused_tokens += u64::from(served.reused);
-        self.fetched_tokens += u64::from(served.fetched);
-        self.pruned += u64::from(served.pruned);
+        self.waiting.queue += ms(request.started.since(request.arrival));
+        self.waiting.kv_reuse += ms(Span(request.stalled_ns));
+        self.waiting.collective += ms(Span(request.collective_ns));
+        self.waiting.compute += ms(Span(request.computed_ns));
+        self.waiting.p2d += ms(first_token.since(prefilled));
+        self.reused += f64::from(request.reused) / f64::from(request.prompt);
+        self.prompts += u64::from(request.prompt);
+        self.reused_tokens += u64::from(request.reused);
+        self.fetched_tokens += u64::from(request.fetched);
+        self.pruned += u64::from(request.pruned);
     }
 
     pub(super) fn outcome(&self, units: u32, virtual_ns: u64) -> Outcome {

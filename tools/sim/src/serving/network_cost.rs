@@ -39,9 +39,7 @@ impl World<'_> {
 mod tests {
     use laxity_policy::Time;
 
-    use super::super::tests::{inputs, small};
-    use super::World;
-    use crate::compute::Compute;
+    use super::super::tests::{inputs, small, world};
     use crate::network::{NewTransfer, PortId};
     use crate::scenario::Placement;
 
@@ -53,8 +51,7 @@ mod tests {
         // Racks of one server: every path to decode crosses two uplinks.
         (scenario.cluster.servers_per_rack, scenario.cluster.oversubscription) = (1, 2.0);
         let inputs = inputs(&scenario, &[(0, 100, 0)]);
-        let compute = Compute::new(&inputs.gpu, &inputs.model, scenario.model.tp);
-        let mut world = World::new(&scenario, &inputs, compute).expect("it makes sense");
+        let mut world = world(&scenario, &inputs);
         let decodes = world.setup.layout.decodes;
         // All are idle, so they take turns.
         let turns: Vec<u32> = (0..decodes).map(|_| world.cheapest_decode(0, 0)).collect();
@@ -69,11 +66,8 @@ mod tests {
         let (path, _) = world.setup.layout.to_decode(0, decodes - 1);
         let downlink: PortId = path[3];
         for _ in 0..40 {
-            world.network.start(
-                Time::ZERO,
-                &[downlink],
-                NewTransfer { bytes: GBYTE, class: 6, weight: 1.0, tag: 0 },
-            );
+            let transfer = NewTransfer { bytes: GBYTE, class: 6, weight: 1.0, tag: 0 };
+            world.network.start(Time::ZERO, &[downlink], transfer);
         }
         let chosen = world.cheapest_decode(0, GBYTE);
         let (other, _) = world.setup.layout.to_decode(0, chosen);

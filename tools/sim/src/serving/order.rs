@@ -2,9 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use laxity_policy::admission::{
-    Admission, AdmissionAction, AdmissionConfig, AdmissionEvent, RequestLoad,
-};
+use laxity_policy::admission::{Admission, AdmissionAction, AdmissionConfig, AdmissionEvent};
 use laxity_policy::{BatchId, Order, PolicyKind, PortId, RequestId, Span, Time};
 
 use super::SimError;
@@ -121,13 +119,4 @@ impl Coordinator {
             pruned,
         }
     }
-}
-
-pub(super) fn load(
-    request: RequestId,
-    deadline: Time,
-    ports: Vec<(PortId, u64)>,
-    started: bool,
-) -> RequestLoad {
-    RequestLoad { request, deadline, ports, started }
 }

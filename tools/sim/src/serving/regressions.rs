@@ -3,21 +3,12 @@
 
 use laxity_policy::{Granularity, PolicyKind};
 
-use super::tests::{inputs, run, small};
-use super::world::World;
-use super::{Inputs, simulate_with};
-use crate::compute::Compute;
+use super::simulate_with;
+use super::tests::{inputs, run, small, small_of, world};
 use crate::scenario::{Mode, Routing, Scenario};
 
-fn world<'a>(scenario: &'a Scenario, inputs: &'a Inputs) -> World<'a> {
-    let compute = Compute::new(&inputs.gpu, &inputs.model, scenario.model.tp);
-    World::new(scenario, inputs, compute).expect("makes sense")
-}
-
 fn long() -> Scenario {
-    let mut scenario = small();
-    scenario.model.name = "llama-3-8b".into();
-    (scenario.model.tp, scenario.model.ep, scenario.model.sp) = (4, 1, 4);
+    let mut scenario = small_of("llama-3-8b", 4, 1, 4);
     scenario.serving.decode_tp = 4;
     scenario
 }
@@ -104,9 +95,7 @@ fn layer_time_that_the_policy_is_told_is_what_a_layer_takes() {
 /// An expert-parallel unit inside one server exchanges over NVLink only.
 #[test]
 fn coordinator_is_told_only_of_bytes_on_the_network() {
-    let mut scenario = small();
-    scenario.model.name = "mixtral-8x7b".into();
-    (scenario.model.tp, scenario.model.ep) = (1, 8);
+    let scenario = small_of("mixtral-8x7b", 1, 8, 1);
     let inputs = inputs(&scenario, &[(0, 4_000, 0)]);
     let mut world = world(&scenario, &inputs);
     let told = world.setup.collective_bytes_per_token * 4_000;
@@ -135,10 +124,8 @@ fn coordinator_is_told_of_what_leaves_a_server() {
 /// them over NVLink.
 #[test]
 fn blocks_over_nvlink_are_not_counted_as_fetched_by_striped_units() {
-    let mut scenario = small();
+    let mut scenario = small_of("llama-3-8b", 2, 1, 2);
     scenario.cluster.servers = 2;
-    scenario.model.name = "llama-3-8b".into();
-    (scenario.model.tp, scenario.model.ep, scenario.model.sp) = (2, 1, 2);
     scenario.serving.routing = Routing::RoundRobin;
     let outcome = run(&scenario, &[(0, 1600, 0), (5_000, 1600, 0)]);
     assert_eq!(outcome.bytes.kv_reuse, 0, "one server: NVLink");
@@ -148,9 +135,7 @@ fn blocks_over_nvlink_are_not_counted_as_fetched_by_striped_units() {
 /// Each rank of a sequence-parallel unit computes the shared expert for its own tokens.
 #[test]
 fn shared_experts_of_striped_units_are_shared_out() {
-    let mut scenario = small();
-    scenario.model.name = "grok-2".into();
-    (scenario.model.tp, scenario.model.ep, scenario.model.sp) = (2, 1, 4);
+    let mut scenario = small_of("grok-2", 2, 1, 4);
     scenario.policy.no_contention = true;
     scenario.model.expert_skew = 0.0;
     scenario.slo.factor = 1.0;
@@ -234,12 +219,10 @@ fn fetched_blocks_are_there() {
 /// between.
 #[test]
 fn a_fetch_is_complete_latency_after_its_last_byte() {
-    let mut scenario = small();
+    let mut scenario = small_of("llama-3-8b", 2, 1, 1);
     scenario.serving.routing = Routing::RoundRobin;
     scenario.slo.factor = 1.0;
     scenario.policy.kind = PolicyKind::TwoClass;
-    scenario.model.name = "llama-3-8b".into();
-    (scenario.model.tp, scenario.model.ep, scenario.model.dp) = (2, 1, 1);
     scenario.network.latency_us = 100_000.0;
     let list = [(0, 20_000, 0), (60_000, 20_000, 0)];
     scenario.serving.lookahead_layers = 4;
@@ -259,7 +242,7 @@ fn a_partial_rack_is_oversubscribed_too() {
     scenario.cluster.servers_per_rack = 16;
     scenario.cluster.oversubscription = 4.0;
     scenario.validate().expect("valid");
-    let mut network = Network::new();
+    let mut network = Network::default();
     let layout = super::layout::Layout::new(&scenario, 1e12, &mut network);
     let (path, count) = layout.to_decode(0, 0);
     assert_eq!(count, 4);
@@ -327,11 +310,9 @@ fn coordinator_is_told_of_all_ports_of_a_striped_unit() {
 /// members come one by one, and each shares with those before: 1 + 1/2 + 1/3 + 1/4, not 4.
 #[test]
 fn a_coflow_of_reuse_weighs_one_at_its_reader() {
-    let mut scenario = small();
+    let mut scenario = small_of("llama-3-8b", 8, 1, 1);
     scenario.policy.kind = PolicyKind::Fair;
     scenario.policy.granularity = Granularity::Coflow;
-    scenario.model.name = "llama-3-8b".into();
-    (scenario.model.tp, scenario.model.ep) = (8, 1);
     scenario.cluster.nic_gbps = 10.0;
     scenario.serving.routing = Routing::RoundRobin;
     // Four units have one rank each. Families 1 to 3 are computed once, then a batch at one unit

@@ -2,9 +2,7 @@
 //! over the ranks of expert parallelism.
 
 use super::simulate_with;
-use super::tests::{inputs, run, small};
-use super::world::World;
-use crate::compute::Compute;
+use super::tests::{inputs, run, small, world};
 use crate::model::Model;
 use crate::outcome::Outcome;
 use crate::scenario::{Routing, Scenario, SloKind, Source};
@@ -44,8 +42,7 @@ fn a_unit_with_one_busy_rank_is_not_as_good_as_an_idle_one() {
         let mut scenario = small();
         scenario.serving.routing = routing;
         let inputs = inputs(&scenario, &[(0, 1_000, 0)]);
-        let compute = Compute::new(&inputs.gpu, &inputs.model, scenario.model.tp);
-        let mut world = World::new(&scenario, &inputs, compute).expect("makes sense");
+        let mut world = world(&scenario, &inputs);
         world.router.queued[0] = 60_000;
         for turn in 0..3 {
             let (layout, requests) = (&world.setup.layout, &world.setup.inputs.requests);

@@ -112,9 +112,7 @@ impl Router {
     /// ones. A longer queue behind that step holds up nobody else.
     fn queued_before(&self, layout: &Layout, unit: u32, new: u64) -> u64 {
         let queued = || layout.ranks_of(unit).map(|rank| self.queued[rank as usize]);
-        let Some(step) = self.step_tokens else {
-            return queued().sum();
-        };
+        let Some(step) = self.step_tokens else { return queued().sum() };
         let own = queued().min().unwrap_or(0) + new;
         // One more step is already computing.
         let last = (own.div_ceil(step) + 1) * step;
@@ -182,14 +180,16 @@ impl Router {
     /// Returns the decode rank with the least cost, for `bytes` of a request. Among equals the next
     /// in turn is chosen.
     pub(super) fn place_cheapest(&mut self, bytes: u64, costs: &[f64]) -> u32 {
-        let count = costs.len() as u32;
-        let first = self.decode_turn;
-        self.decode_turn = (self.decode_turn + 1) % count;
-        let in_turn = (0..count).map(|n| (first + n) % count);
         let cost = |decode: &u32| costs[*decode as usize];
-        let best = in_turn.min_by(|a, b| cost(a).total_cmp(&cost(b))).unwrap_or(0);
+        let best = self.decodes_in_turn().min_by(|a, b| cost(a).total_cmp(&cost(b))).unwrap_or(0);
         self.decode_load[best as usize] += bytes;
         best
+    }
+
+    fn decodes_in_turn(&mut self) -> impl Iterator<Item = u32> + use<> {
+        let (count, first) = (self.decode_load.len() as u32, self.decode_turn);
+        self.decode_turn = (first + 1) % count;
+        (0..count).map(move |n| (first + n) % count)
     }
 
     pub(super) fn place(&mut self, number: usize, bytes: u64) -> u32 {
@@ -202,9 +202,7 @@ impl Router {
             }
             // `cheapest_decode` chooses by the network's state, which the router does not know.
             Placement::LeastLoaded | Placement::NetworkCost => {
-                let first = self.decode_turn;
-                self.decode_turn = (self.decode_turn + 1) % count;
-                let in_turn = (0..count).map(|n| (first + n) % count);
+                let in_turn = self.decodes_in_turn();
                 in_turn.min_by_key(|&decode| self.decode_load[decode as usize]).unwrap_or(0)
             }
         };

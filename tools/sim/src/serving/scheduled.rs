@@ -5,24 +5,14 @@ use std::collections::BTreeSet;
 
 use laxity_policy::{Level, PolicyKind, Stage, Time};
 
-use super::Inputs;
-use super::tests::{inputs, run, small};
-use super::world::World;
-use crate::compute::Compute;
+use super::tests::{inputs, run, small_of, world};
 use crate::scenario::{RequestOrder, Scenario};
-
-fn world<'a>(scenario: &'a Scenario, inputs: &'a Inputs) -> World<'a> {
-    let compute = Compute::new(&inputs.gpu, &inputs.model, scenario.model.tp);
-    World::new(scenario, inputs, compute).expect("makes sense")
-}
 
 /// Returns a scenario of one unit that computes single prompts in chunks of 2 000 tokens.
 fn queue(order: RequestOrder, kind: PolicyKind) -> Scenario {
-    let mut scenario = small();
+    let mut scenario = small_of("llama-3-8b", 4, 1, 2);
     scenario.cluster.servers = 4;
     scenario.cluster.prefill_share = 0.25;
-    scenario.model.name = "llama-3-8b".into();
-    (scenario.model.tp, scenario.model.ep, scenario.model.sp) = (4, 1, 2);
     scenario.serving.decode_tp = 4;
     scenario.serving.token_budget = 2_000;
     scenario.serving.requests = order;

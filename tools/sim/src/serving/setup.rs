@@ -1,5 +1,7 @@
 //! The constants of a run: the scenario, its inputs, and values derived from both.
 
+use std::ops::Range;
+
 use laxity_policy::{Granularity, PolicyKind, Span};
 
 use super::batch::Batch;
@@ -136,19 +138,29 @@ impl<'a> Setup<'a> {
         self.collective_bytes_per_token = (per_layer * f64::from(self.layers)) as u64;
     }
 
+    /// Returns the number of ranks that compute a request together.
+    pub(super) fn stripes(&self) -> u64 {
+        if self.striped { u64::from(self.layout.ranks_per_unit) } else { 1 }
+    }
+
+    /// Returns the ranks that compute a request which was routed to `rank`.
+    pub(super) fn ranks_for(&self, rank: u32) -> Range<u32> {
+        if self.striped { self.layout.ranks_of(self.layout.unit_of(rank)) } else { rank..rank + 1 }
+    }
+
+    /// Returns the part of a request's tokens or pairs that one rank computes.
+    pub(super) fn share(&self, all: u64) -> u64 {
+        all.div_ceil(self.stripes())
+    }
+
     pub(super) fn over_the_network(&self, route: &Route) -> u32 {
         let layout = &self.layout;
         let apart = |from, to| layout.server_of(from) != layout.server_of(to);
         let of = |&(from, tokens): &PrefixSource| -> u32 {
-            if !self.striped {
-                return if apart(from, route.rank) { tokens } else { 0 };
-            }
-            // Each rank fetches its share from the rank of the same index. Inside the unit nothing
-            // is fetched.
-            let (home, unit) = (layout.unit_of(from), layout.unit_of(route.rank));
-            let pairs = layout.ranks_of(home).zip(layout.ranks_of(unit));
-            let far = pairs.filter(|&(from, to)| home != unit && apart(from, to));
-            (u64::from(tokens) * far.count() as u64 / u64::from(layout.ranks_per_unit)) as u32
+            // Each rank fetches its share from the rank of the same index.
+            let pairs = self.ranks_for(from).zip(self.ranks_for(route.rank));
+            let far = pairs.filter(|&(from, to)| apart(from, to)).count();
+            (u64::from(tokens) * far as u64 / self.stripes()) as u32
         };
         route.sources.iter().map(of).sum()
     }
@@ -166,15 +178,12 @@ impl<'a> Setup<'a> {
 
     /// Returns the time of the experts of a batch's current layer on the slowest rank.
     pub(super) fn experts_ns(&self, batch: &Batch) -> u64 {
-        let ranks = u64::from(self.layout.ranks_per_unit);
         // Expert parallelism combines the tokens of all ranks. Otherwise each rank computes its own
         // tokens.
         let tokens = if self.scenario.model.ep > 1 {
             batch.tokens.iter().sum()
-        } else if self.striped {
-            batch.tokens.iter().sum::<u64>().div_ceil(ranks)
         } else {
-            batch.tokens.iter().copied().max().unwrap_or(0)
+            self.share(batch.most_tokens())
         };
         self.experts_of(self.expert_use(batch.unit, batch.layer), tokens)
     }

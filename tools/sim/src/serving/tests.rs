@@ -3,7 +3,8 @@
 use laxity_policy::{PolicyKind, Time};
 use proptest::prelude::*;
 
-use super::{Inputs, simulate_with, world};
+use super::world::World;
+use super::{Inputs, simulate_with};
 use crate::compute::{Compute, Gpu};
 use crate::model::Model;
 use crate::outcome::Outcome;
@@ -16,6 +17,14 @@ pub(super) fn small() -> Scenario {
     scenario.cluster.servers = 8;
     scenario.model.ep = 8;
     scenario.workload.warm_up = 0.0;
+    scenario
+}
+
+/// Returns the scenario of [`small`] with a model and its tensor, expert and sequence parallelism.
+pub(super) fn small_of(model: &str, tp: u32, ep: u32, sp: u32) -> Scenario {
+    let mut scenario = small();
+    scenario.model.name = model.into();
+    (scenario.model.tp, scenario.model.ep, scenario.model.sp) = (tp, ep, sp);
     scenario
 }
 
@@ -61,6 +70,11 @@ pub(super) fn inputs(scenario: &Scenario, list: &[(u64, u32, u32)]) -> Inputs {
     }
 }
 
+pub(super) fn world<'a>(scenario: &'a Scenario, inputs: &'a Inputs) -> World<'a> {
+    let compute = Compute::new(&inputs.gpu, &inputs.model, scenario.model.tp);
+    World::new(scenario, inputs, compute).expect("makes sense")
+}
+
 pub(super) fn run(scenario: &Scenario, list: &[(u64, u32, u32)]) -> Outcome {
     simulate_with(scenario, &inputs(scenario, list)).expect("a scenario that makes sense")
 }
@@ -76,10 +90,8 @@ fn a_request_that_is_alone_takes_what_its_objective_is_measured_by() {
     for kind in policies() {
         for (model, tp, ep, sp) in [("dbrx", 2, 8, 1), ("dbrx", 2, 8, 8), ("llama-3-8b", 4, 1, 4)] {
             for tokens in [300, 5_000, 20_000] {
-                let mut scenario = small();
+                let mut scenario = small_of(model, tp, ep, sp);
                 scenario.policy.kind = kind;
-                scenario.model.name = model.into();
-                (scenario.model.tp, scenario.model.ep, scenario.model.sp) = (tp, ep, sp);
                 scenario.model.expert_skew = 0.0;
                 scenario.slo.factor = 1.0;
                 let outcome = run(&scenario, &[(0, tokens, 0)]);
@@ -230,9 +242,8 @@ fn reuse_survives_a_cache_that_is_a_little_too_small() {
 /// long as one.
 #[test]
 fn data_parallel_ranks_do_not_compute_each_others_experts() {
-    let mut scenario = small();
-    scenario.model.name = "mixtral-8x7b".into();
-    (scenario.model.tp, scenario.model.ep, scenario.model.dp) = (2, 1, 4);
+    let mut scenario = small_of("mixtral-8x7b", 2, 1, 1);
+    scenario.model.dp = 4;
     scenario.cluster.servers = 2;
     scenario.serving.routing = Routing::RoundRobin;
     scenario.policy.no_contention = true;
@@ -247,9 +258,7 @@ fn data_parallel_ranks_do_not_compute_each_others_experts() {
 /// With a ring inside a server, on NVLink, a TTFT alone equals its objective at factor 1.
 #[test]
 fn objectives_know_that_a_ring_inside_a_server_is_on_nvlink() {
-    let mut scenario = small();
-    scenario.model.name = "llama-3-8b".into();
-    (scenario.model.tp, scenario.model.ep, scenario.model.sp) = (2, 1, 4);
+    let mut scenario = small_of("llama-3-8b", 2, 1, 4);
     scenario.cluster.nic_gbps = 50.0;
     scenario.policy.no_contention = true;
     scenario.slo.factor = 1.0;
@@ -279,8 +288,7 @@ fn idle_ranks_take_turns() {
     let inputs = inputs(&scenario, &list);
     for routing in [Routing::KvAware, Routing::LeastLoaded, Routing::RoundRobin] {
         scenario.serving.routing = routing;
-        let compute = Compute::new(&inputs.gpu, &inputs.model, scenario.model.tp);
-        let mut world = world::World::new(&scenario, &inputs, compute).expect("makes sense");
+        let mut world = world(&scenario, &inputs);
         world.run();
         let ranks: std::collections::BTreeSet<u32> =
             world.requests.iter().map(|request| request.rank).collect();
@@ -294,10 +302,7 @@ fn idle_ranks_take_turns() {
 fn exact_mode_survives_experts_that_nobody_uses() {
     for skew in [3.0, 5.0, 8.0] {
         for kind in PolicyKind::ALL {
-            let mut scenario = small();
-            scenario.cluster.servers = 8;
-            scenario.model.name = "qwen3-coder-next".into();
-            (scenario.model.tp, scenario.model.ep) = (1, 16);
+            let mut scenario = small_of("qwen3-coder-next", 1, 16, 1);
             scenario.model.expert_skew = skew;
             scenario.network.mode = Mode::Exact;
             scenario.cluster.nic_gbps = 50.0;
@@ -310,11 +315,7 @@ fn exact_mode_survives_experts_that_nobody_uses() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig {
-        cases: 48,
-        failure_persistence: None,
-        ..ProptestConfig::default()
-    })]
+    #![proptest_config(ProptestConfig::with_cases(48))]
 
     /// Every request is served in random scenarios. Debug builds also check that bytes are
     /// conserved and that no port exceeds its rate.
@@ -337,7 +338,7 @@ proptest! {
     ) {
         let mut list = list;
         list.sort_unstable();
-        let mut scenario = small();
+        let mut scenario = small_of(shape.0, shape.1, shape.2, shape.3);
         scenario.policy.kind = kind;
         scenario.cluster.nic_gbps = gbps;
         scenario.cluster.oversubscription = oversubscription;
@@ -356,9 +357,7 @@ proptest! {
         if exact {
             scenario.network.mode = Mode::Exact;
         }
-        let model = &mut scenario.model;
-        model.name = shape.0.into();
-        (model.tp, model.ep, model.sp, model.dp) = (shape.1, shape.2, shape.3, shape.4);
+        scenario.model.dp = shape.4;
         let outcome = run(&scenario, &list);
         prop_assert_eq!(outcome.requests_in_all, list.len() as u64);
     }

@@ -42,15 +42,11 @@ impl World<'_> {
             generation: 0,
         };
         let slot = self.flows.add(flow);
-        let inside = match to {
-            To::Rank(reader) => {
-                self.setup.layout.server_of(from) == self.setup.layout.server_of(reader)
-            }
-            To::Decode(_) => false,
-        };
+        let layout = &self.setup.layout;
+        let inside = matches!(to, To::Rank(at) if layout.server_of(from) == layout.server_of(at));
         if inside || self.setup.regime == Regime::Alone {
             let at = if inside {
-                let takes = bytes as f64 / self.setup.layout.nvlink_rate * 1e9;
+                let takes = bytes as f64 / layout.nvlink_rate * 1e9;
                 self.now + Span(takes.ceil() as u64)
             } else {
                 self.alone_until(request, to, bytes)
@@ -62,15 +58,15 @@ impl World<'_> {
             Stage::KvReuse => self.measure.bytes.kv_reuse += bytes,
             _ => self.measure.bytes.p2d += bytes,
         }
-        if self.setup.regime == Regime::Static {
-            let level = self.static_level(stage);
-            let flow = self.flows.get_mut(slot);
-            (flow.level, flow.unsent) = (level, bytes);
-            self.send(slot);
-        } else if self.setup.regime == Regime::Grants {
-            self.open(slot);
-        } else {
-            self.ask(slot);
+        match self.setup.regime {
+            Regime::Static => {
+                let level = self.static_level(stage);
+                let flow = self.flows.get_mut(slot);
+                (flow.level, flow.unsent) = (level, bytes);
+                self.send(slot);
+            }
+            Regime::Grants => self.open(slot),
+            _ => self.ask(slot),
         }
     }
 
@@ -89,9 +85,7 @@ impl World<'_> {
 
     /// Returns when `bytes` of a request arrive if they contend only with the same request.
     fn alone_until(&mut self, request: u32, to: To, bytes: u64) -> Time {
-        let stripes =
-            if self.setup.striped { f64::from(self.setup.layout.ranks_per_unit) } else { 1.0 };
-        let all = self.setup.layout.rank_rate * stripes;
+        let all = self.setup.layout.rank_rate * self.setup.stripes() as f64;
         let request = &mut self.requests[request as usize];
         let (busy, rate) = match to {
             To::Rank(_) => (&mut request.fetching_until, all),
@@ -223,9 +217,7 @@ impl World<'_> {
         let now = self.now;
         self.tell_order(host);
         while let Some(action) = self.hosts.poll(host, now) {
-            let Action::Permit { flow, bytes, level, .. } = action else {
-                continue;
-            };
+            let Action::Permit { flow, bytes, level, .. } = action else { continue };
             if let Some(rank) = rank_of_flow(flow) {
                 self.permitted_collective(rank, level, bytes);
                 continue;
@@ -275,9 +267,7 @@ impl World<'_> {
     }
 
     fn tell_order(&mut self, host: u32) {
-        let Some(coordinator) = &self.coordinator else {
-            return;
-        };
+        let Some(coordinator) = &self.coordinator else { return };
         if self.hosts.lacks_order(host, coordinator.epoch()) {
             let order = coordinator.order_for(self.hosts.batches(host));
             self.hosts.tell_order(host, self.now, order);
@@ -286,12 +276,8 @@ impl World<'_> {
 
     pub(super) fn run_order(&mut self) {
         let now = self.now;
-        let Some(coordinator) = &mut self.coordinator else {
-            return;
-        };
-        let Some(pruned) = coordinator.run(now) else {
-            return;
-        };
+        let Some(coordinator) = &mut self.coordinator else { return };
+        let Some(pruned) = coordinator.run(now) else { return };
         for request in pruned {
             self.requests[request.0 as usize - 1].pruned = true;
         }

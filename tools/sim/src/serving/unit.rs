@@ -54,23 +54,14 @@ impl World<'_> {
             if bytes == 0 {
                 continue;
             }
-            if !self.setup.striped {
-                if from != rank {
-                    self.batches[slot].reuse_left[usize::from(layer)] += 1;
-                    self.submit((request, slot, layer), from, To::Rank(rank), bytes, alike);
-                }
+            let (readers, holders) = (self.setup.ranks_for(rank), self.setup.ranks_for(from));
+            if readers == holders {
                 continue;
             }
-            let (unit, home) = (self.setup.layout.unit_of(rank), self.setup.layout.unit_of(from));
-            if unit == home {
-                continue;
-            }
-            let stripes = self.setup.layout.ranks_per_unit;
-            for n in 0..stripes {
-                let from = self.setup.layout.ranks_of(home).start + n;
-                let to = To::Rank(self.setup.layout.ranks_of(unit).start + n);
+            let bytes = bytes / self.setup.stripes();
+            for (from, to) in holders.zip(readers) {
                 self.batches[slot].reuse_left[usize::from(layer)] += 1;
-                self.submit((request, slot, layer), from, to, bytes / u64::from(stripes), alike);
+                self.submit((request, slot, layer), from, To::Rank(to), bytes, alike);
             }
         }
     }
@@ -101,9 +92,7 @@ impl World<'_> {
         if self.measure.relegated > 0 {
             self.fill_up(unit);
         }
-        let Some(slot) = self.units[unit as usize].next else {
-            return;
-        };
+        let Some(slot) = self.units[unit as usize].next else { return };
         if self.batches[slot].members.is_empty() {
             return;
         }
@@ -114,12 +103,8 @@ impl World<'_> {
         batch.started = Some(now);
         let id = batch.policy_id();
         self.measure.batch(batch.members.len());
-        for index in 0..batch.members.len() {
-            let member = self.batches[slot].members[index];
-            let request = &mut self.requests[member.request as usize];
-            if member.first {
-                request.started = now;
-            }
+        for member in batch.members.iter().filter(|member| member.first) {
+            self.requests[member.request as usize].started = now;
         }
         if let Some(coordinator) = &mut self.coordinator {
             coordinator.handle(now, AdmissionEvent::BatchStarted { batch: id });
@@ -168,9 +153,7 @@ impl World<'_> {
         let kind = usize::from(self.setup.kv_bytes[usize::from(batch.layer)] == 0);
         let mut takes = batch.attention_ns[kind];
         if batch.layer == 0 {
-            let requests = batch.members.len() as u64;
-            let most = batch.tokens.iter().copied().max().unwrap_or(0);
-            takes += self.setup.compute.ends_ns(most, requests) / 2;
+            takes += self.ends_ns(slot) / 2;
         }
         let per_token = self.setup.kv_bytes[usize::from(batch.layer)];
         if !self.setup.striped || self.setup.layout.ranks_per_unit == 1 || per_token == 0 {
@@ -209,38 +192,26 @@ impl World<'_> {
     fn after_attention(&mut self, unit: u32) {
         let slot = self.running(unit);
         let batch = &self.batches[slot];
-        if self.setup.model.experts <= 1 {
-            self.units[unit as usize].step = Step::Mlp;
-            let most = batch.tokens.iter().copied().max().unwrap_or(0);
-            let ranks = u64::from(self.setup.layout.ranks_per_unit);
-            let takes = self.setup.compute.mlp_ns(if self.setup.striped {
-                most.div_ceil(ranks)
-            } else {
-                most
-            });
-            self.batches[slot].computed_ns += takes;
-            self.schedule_step(unit, self.now + Span(takes));
-        } else if self.setup.scenario.model.ep == 1 {
-            self.units[unit as usize].step = Step::Mlp;
-            let takes = self.setup.experts_ns(&self.batches[slot]) + self.shared_ns(slot);
-            self.batches[slot].computed_ns += takes;
-            self.schedule_step(unit, self.now + Span(takes));
-        } else {
+        let (setup, tokens) = (&self.setup, self.setup.share(batch.most_tokens()));
+        let has_experts = setup.model.experts > 1;
+        let shared = if has_experts { setup.compute.shared_ns(tokens) } else { 0 };
+        let own = if has_experts { setup.experts_ns(batch) } else { setup.compute.mlp_ns(tokens) };
+        if has_experts && setup.scenario.model.ep > 1 {
             self.units[unit as usize].step = Step::Experts;
             self.set_exchange(unit, slot, Pattern::Dispatch);
             // The shared expert needs no exchange, so it computes while tokens are sent.
-            let shared = Span(self.shared_ns(slot));
-            let takes = Span(self.setup.experts_ns(&self.batches[slot]));
-            self.start_collective(unit, shared, takes);
+            self.start_collective(unit, Span(shared), Span(own));
+        } else {
+            self.units[unit as usize].step = Step::Mlp;
+            self.batches[slot].computed_ns += own + shared;
+            self.schedule_step(unit, self.now + Span(own + shared));
         }
         self.send_layer(slot);
     }
 
-    fn shared_ns(&self, slot: u32) -> u64 {
-        let most = self.batches[slot].tokens.iter().copied().max();
-        let most = most.unwrap_or(0);
-        let ranks = u64::from(self.setup.layout.ranks_per_unit);
-        self.setup.compute.shared_ns(if self.setup.striped { most.div_ceil(ranks) } else { most })
+    fn ends_ns(&self, slot: u32) -> u64 {
+        let batch = &self.batches[slot];
+        self.setup.compute.ends_ns(batch.most_tokens(), batch.members.len() as u64)
     }
 
     fn send_layer(&mut self, slot: u32) {
@@ -256,18 +227,11 @@ impl World<'_> {
             }
             let (rank, to) = (request.rank, To::Decode(request.decode));
             let alike = batch.seats[self.seat(member.request)];
-            let stripes = if self.setup.striped { self.setup.layout.ranks_per_unit } else { 1 };
-            let unit = self.setup.layout.unit_of(rank);
-            for n in 0..stripes {
-                let from = if self.setup.striped {
-                    self.setup.layout.ranks_of(unit).start + n
-                } else {
-                    rank
-                };
+            for from in self.setup.ranks_for(rank) {
                 self.requests[member.request as usize].last_stage_left += 1;
                 self.batches[slot].last_stage_left += 1;
                 let id = (member.request, slot, layer);
-                self.submit(id, from, to, bytes / u64::from(stripes), alike);
+                self.submit(id, from, to, bytes / self.setup.stripes(), alike);
             }
         }
     }
@@ -284,10 +248,8 @@ impl World<'_> {
             return;
         }
         batch.layer = self.setup.layers - 1;
-        let requests = batch.members.len() as u64;
-        let most = batch.tokens.iter().copied().max().unwrap_or(0);
-        let takes = self.setup.compute.ends_ns(most, requests) / 2;
-        batch.computed_ns += takes;
+        let takes = self.ends_ns(slot) / 2;
+        self.batches[slot].computed_ns += takes;
         self.units[unit as usize].step = Step::Head;
         self.schedule_step(unit, self.now + Span(takes));
     }

@@ -5,12 +5,12 @@ use laxity_policy::{LinkConfig, PolicyKind, RequestId, Time};
 
 use super::batch::Batches;
 use super::disciplines::{self, UnitLatency};
-use super::event::{Agenda, Happening};
+use super::event::Happening;
 use super::flow::Flows;
 use super::grants::Receivers;
 use super::hosts::Hosts;
 use super::line::WaitingRequests;
-use super::measure::{Measure, ServedRequest};
+use super::measure::Measure;
 use super::order::Coordinator;
 use super::prefixes::Prefixes;
 use super::request::{self, RequestState};
@@ -18,6 +18,7 @@ use super::router::{PrefixSource, Router};
 use super::setup::Setup;
 use super::unit::PrefillUnit;
 use super::{Inputs, SimError};
+use crate::agenda::Agenda;
 use crate::compute::Compute;
 use crate::network::{Network, PortId};
 use crate::outcome::Outcome;
@@ -52,7 +53,7 @@ impl Tag {
 pub(super) struct World<'a> {
     pub(super) setup: Setup<'a>,
     pub(super) now: Time,
-    pub(super) agenda: Agenda,
+    pub(super) agenda: Agenda<Happening>,
     pub(super) network: Network,
     /// Bytes of collectives that drained without the network, by port.
     pub(super) counted: Vec<u64>,
@@ -77,7 +78,7 @@ impl<'a> World<'a> {
         compute: Compute,
     ) -> Result<Self, SimError> {
         let list = &inputs.requests.list;
-        let mut network = Network::new();
+        let mut network = Network::default();
         let setup = Setup::new(scenario, inputs, compute, &mut network)?;
         if scenario.policy.kind == PolicyKind::TwoClass99 {
             let share = f64::from(LinkConfig::default().scavenger_permille) / 1000.0;
@@ -206,9 +207,7 @@ impl<'a> World<'a> {
 
     pub(super) fn try_end(&mut self, number: u32) {
         let request = self.requests[number as usize];
-        let Some(prefilled) = request.prefilled else {
-            return;
-        };
+        let Some(prefilled) = request.prefilled else { return };
         if request.last_stage_left > 0 {
             return;
         }
@@ -221,21 +220,7 @@ impl<'a> World<'a> {
         if let Some(coordinator) = &mut self.coordinator {
             coordinator.ended(self.now, RequestId(u64::from(number) + 1));
         }
-        self.measure.served(&ServedRequest {
-            arrival: request.arrival,
-            deadline: request.deadline,
-            own_objective: request.own_objective,
-            started: request.started,
-            prefilled,
-            first_token,
-            stalled_ns: request.stalled_ns,
-            collective_ns: request.collective_ns,
-            computed_ns: request.computed_ns,
-            prompt: request.prompt,
-            reused: request.reused,
-            fetched: request.fetched,
-            pruned: request.pruned,
-        });
+        self.measure.served(&request, prefilled, first_token);
     }
 
     pub(super) fn outcome(&self) -> Outcome {

@@ -143,6 +143,7 @@ pub(super) fn retimed(mut from: Requests, times: &[Time]) -> Result<Requests, Wo
 
 #[cfg(test)]
 mod tests {
+    use super::super::tests::requests;
     use super::super::{Purpose, random};
     use super::*;
 
@@ -189,22 +190,8 @@ mod tests {
 
     /// Returns requests at the given seconds. Request `i` has the blocks 0 and `i + 1`.
     fn recording(at_s: &[u64]) -> Requests {
-        let mut requests = Requests {
-            block_tokens: 16,
-            distinct_blocks: at_s.len() as u32 + 1,
-            ..Requests::default()
-        };
-        for (i, at_s) in at_s.iter().enumerate() {
-            requests.list.push(Request {
-                arrival: Time(at_s * 1_000_000_000),
-                prompt_tokens: 32,
-                output_tokens: 1,
-                first_block: requests.blocks.len() as u32,
-                blocks: 2,
-            });
-            requests.blocks.extend([0, i as u32 + 1]);
-        }
-        requests
+        let blocks: Vec<[u32; 2]> = (1..=at_s.len() as u32).map(|own| [0, own]).collect();
+        requests(at_s.iter().zip(&blocks).map(|(&at_s, blocks)| (at_s, 32, &blocks[..])))
     }
 
     #[test]

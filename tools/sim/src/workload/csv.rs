@@ -44,9 +44,7 @@ pub(super) const BURSTGPT: CsvFormat = CsvFormat {
 pub(super) fn read(path: &Path, format: &CsvFormat) -> Result<Requests, WorkloadError> {
     let mut draft = TraceDraft::new(super::UNKNOWN_BLOCK_TOKENS);
     let mut lines = Lines::open(path)?;
-    let Some(header) = lines.next()?.map(fields) else {
-        return draft.finish(path);
-    };
+    let Some(header) = lines.next()?.map(fields) else { return draft.finish(path) };
     let header: Vec<String> = header.into_iter().map(str::to_owned).collect();
     let mut places = [0; 3];
     for (place, column) in places.iter_mut().zip(format.columns) {

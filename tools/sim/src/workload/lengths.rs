@@ -60,26 +60,12 @@ const ROUNDING: f64 = 1e-6;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::workload::Request;
 
-    /// Returns prompts of whole and partial blocks of 16 tokens. `prompts` are (tokens, ids).
-    fn requests(prompts: &[(u32, &[u32])]) -> Requests {
-        let mut requests = Requests { block_tokens: 16, ..Requests::default() };
-        for (prompt_tokens, ids) in prompts {
-            requests.list.push(Request {
-                arrival: laxity_policy::Time::ZERO,
-                prompt_tokens: *prompt_tokens,
-                output_tokens: 1,
-                first_block: requests.blocks.len() as u32,
-                blocks: ids.len() as u32,
-            });
-            requests.blocks.extend_from_slice(ids);
-            let most = ids.iter().max().map_or(0, |id| id + 1);
-            requests.distinct_blocks = requests.distinct_blocks.max(most);
-        }
-        requests
+    fn requests(prompts: &[(u32, &'static [u32])]) -> Requests {
+        super::super::tests::requests(prompts.iter().map(|&(tokens, ids)| (0, tokens, ids)))
     }
 
+    /// Prompts of whole and partial blocks: tokens and ids.
     const PROMPTS: [(u32, &[u32]); 3] =
         [(64, &[0, 1, 2, 3]), (72, &[0, 1, 2, 3, 4]), (50, &[0, 1, 5, 6])];
 

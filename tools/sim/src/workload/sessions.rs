@@ -17,8 +17,7 @@
 //! multiplied by `seconds / recorded_s` (at most 1). The time of the preceding answer is added:
 //! [`ANSWER_S`], which is shortened only if `seconds` is less than 20 times as long.
 
-use std::cmp::{Ordering, Reverse};
-use std::collections::BinaryHeap;
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 use laxity_policy::Time;
@@ -64,34 +63,6 @@ struct Session {
     seen: Option<Range<usize>>,
 }
 
-/// A future event: the next turn of a session, or `None` if a session begins.
-struct SessionEvent {
-    at_s: f64,
-    number: u64,
-    session: Option<Session>,
-}
-
-impl Ord for SessionEvent {
-    fn cmp(&self, other: &Self) -> Ordering {
-        let by_time = self.at_s.total_cmp(&other.at_s);
-        by_time.then(self.number.cmp(&other.number))
-    }
-}
-
-impl PartialOrd for SessionEvent {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl PartialEq for SessionEvent {
-    fn eq(&self, other: &Self) -> bool {
-        self.cmp(other).is_eq()
-    }
-}
-
-impl Eq for SessionEvent {}
-
 struct Generator<'a> {
     shape: &'a Shape,
     scale: f64,
@@ -105,7 +76,9 @@ struct Generator<'a> {
     answer_s: f64,
     /// Shares of the sessions that have turns 2, 3, …
     shares: Vec<f64>,
-    due: BinaryHeap<Reverse<SessionEvent>>,
+    /// The next turns of sessions, and `None` where a session begins, by the bits of their time in
+    /// seconds and a number. The bits of positive times sort as the times do.
+    due: BTreeMap<(u64, u64), Option<Session>>,
     events: u64,
     next_id: u32,
     made: Requests,
@@ -133,7 +106,7 @@ impl<'a> Generator<'a> {
             think_s: shape.think_mean_s * faster,
             answer_s: ANSWER_S.min(workload.seconds / 20.0),
             shares,
-            due: BinaryHeap::new(),
+            due: BTreeMap::new(),
             events: 0,
             next_id: 0,
             made: Requests { block_tokens: shape.block_tokens, ..Requests::default() },
@@ -161,21 +134,22 @@ impl<'a> Generator<'a> {
     }
 
     fn turn(&mut self, rng: &mut impl Rng) -> Result<(), WorkloadError> {
-        let Reverse(due) = self.due.pop().expect("the next start is always due");
-        let mut session = match due.session {
+        let ((bits, _), before) = self.due.pop_first().expect("the next start is always due");
+        let at_s = f64::from_bits(bits);
+        let mut session = match before {
             Some(before) => self.next(before, rng),
             None => {
-                self.expect_start(due.at_s, rng);
+                self.expect_start(at_s, rng);
                 self.first(rng)
             }
         };
-        session.seen = Some(self.emit(due.at_s, &session)?);
+        session.seen = Some(self.emit(at_s, &session)?);
         let goes_on = session.turns < MOST_TURNS
             && session.prompt < self.longest
             && rng.random::<f64>() < going_on(self.shape, session.turns);
         if goes_on {
-            let at_s = due.at_s + self.gap(false, rng);
-            self.expect(at_s, Some(session));
+            let gap_s = self.gap(false, rng);
+            self.expect(at_s + gap_s, Some(session));
         }
         Ok(())
     }
@@ -186,7 +160,7 @@ impl<'a> Generator<'a> {
     }
 
     fn expect(&mut self, at_s: f64, session: Option<Session>) {
-        self.due.push(Reverse(SessionEvent { at_s, number: self.events, session }));
+        self.due.insert((at_s.to_bits(), self.events), session);
         self.events += 1;
     }
 

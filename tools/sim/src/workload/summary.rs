@@ -88,9 +88,7 @@ fn seconds(ns: u64) -> f64 {
 
 /// Returns the smallest value that at least the share `part` of the values does not exceed.
 fn percentile(values: &mut [u32], part: f64) -> u32 {
-    let Some(last) = values.len().checked_sub(1) else {
-        return 0;
-    };
+    let Some(last) = values.len().checked_sub(1) else { return 0 };
     let rank = (values.len() as f64 * part).ceil() as usize;
     *values.select_nth_unstable(rank.saturating_sub(1).min(last)).1
 }
@@ -109,9 +107,8 @@ fn hottest_tenth(uses: &mut [u32]) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use super::super::tests::requests;
     use super::*;
-    use crate::workload::Request;
-    use laxity_policy::Time;
 
     #[test]
     fn an_empty_workload_has_a_summary() {
@@ -122,18 +119,7 @@ mod tests {
     fn reuse_is_what_an_unbounded_cache_finds() {
         let prompts: [(u64, u32, &[u32]); 4] =
             [(0, 40, &[0, 1, 2]), (1, 40, &[0, 1, 2]), (2, 64, &[0, 1, 3, 4]), (6, 16, &[5])];
-        let mut requests = Requests { block_tokens: 16, distinct_blocks: 6, ..Requests::default() };
-        for (at_s, prompt_tokens, blocks) in prompts {
-            requests.list.push(Request {
-                arrival: Time(at_s * 1_000_000_000),
-                prompt_tokens,
-                output_tokens: 2,
-                first_block: requests.blocks.len() as u32,
-                blocks: blocks.len() as u32,
-            });
-            requests.blocks.extend_from_slice(blocks);
-        }
-        let summary = Summary::of(&requests);
+        let summary = Summary::of(&requests(prompts));
         // The second prompt is reused as a whole, and of the third two blocks.
         assert_eq!(summary.reuse, (40.0 + 32.0) / 160.0);
         assert_eq!(summary.reuse_per_request, (1.0 + 0.5) / 4.0);

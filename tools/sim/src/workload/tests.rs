@@ -12,6 +12,23 @@ use super::*;
 
 type Reader = fn(&Path) -> Result<Requests, WorkloadError>;
 
+/// Returns requests of these seconds, tokens and block ids. A block has 16 tokens.
+pub(super) fn requests<'a>(list: impl IntoIterator<Item = (u64, u32, &'a [u32])>) -> Requests {
+    let mut requests = Requests { block_tokens: 16, ..Requests::default() };
+    for (at_s, prompt_tokens, blocks) in list {
+        requests.list.push(Request {
+            arrival: Time(at_s * 1_000_000_000),
+            prompt_tokens,
+            output_tokens: 2,
+            first_block: requests.blocks.len() as u32,
+            blocks: blocks.len() as u32,
+        });
+        requests.blocks.extend(blocks);
+    }
+    requests.distinct_blocks = requests.blocks.iter().max().map_or(0, |id| id + 1);
+    requests
+}
+
 pub(super) fn reading(reader: Reader, content: &[u8]) -> Result<Requests, WorkloadError> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("trace");
@@ -385,9 +402,7 @@ fn real(name: &str) -> Option<PathBuf> {
 
 #[test]
 fn the_published_mooncake_trace_is_read_whole() {
-    let Some(path) = real("mooncake_conversation.jsonl.gz") else {
-        return;
-    };
+    let Some(path) = real("mooncake_conversation.jsonl.gz") else { return };
     let requests = mooncake(&path).unwrap();
     assert_sound(&requests);
     let summary = Summary::of(&requests);
@@ -409,9 +424,7 @@ fn the_published_mooncake_trace_is_read_whole() {
 
 #[test]
 fn the_published_azure_trace_is_read_whole() {
-    let Some(path) = real("azure_llm_2023_code.csv.gz") else {
-        return;
-    };
+    let Some(path) = real("azure_llm_2023_code.csv.gz") else { return };
     let requests = azure(&path).unwrap();
     assert_sound(&requests);
     let summary = Summary::of(&requests);

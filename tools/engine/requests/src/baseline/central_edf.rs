@@ -22,7 +22,7 @@ use crate::{Span, Time};
 type EdfKey = (u8, Time, RequestId);
 
 /// The policy with one EDF queue in front of all instances.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct CentralEdf {
     model: Linear,
     batch: u32,
@@ -38,16 +38,7 @@ pub struct CentralEdf {
 impl CentralEdf {
     /// Creates the policy. An instance with `batch` or more prompt tokens to compute gets no more.
     pub fn new(model: Linear, batch: u32, block_tokens: u32) -> Self {
-        Self {
-            model,
-            batch,
-            block_tokens,
-            ledger: InstanceTable::default(),
-            line: BTreeMap::new(),
-            decode: BTreeMap::new(),
-            keys: HashMap::new(),
-            stirred: false,
-        }
+        Self { model, batch, block_tokens, ..Self::default() }
     }
 
     fn enqueue(&mut self, spec: &Spec) {
@@ -150,9 +141,7 @@ impl Dispatch for CentralEdf {
         self.sort_out(now);
         for decode in [true, false] {
             let line = if decode { &self.decode } else { &self.line };
-            let Some(spec) = line.values().next().copied() else {
-                continue;
-            };
+            let Some(spec) = line.values().next().copied() else { continue };
             // The first request waits for room. Later ones don't overtake it.
             if let Some(instance) = self.pick(&spec, decode) {
                 self.dequeue(spec.id);

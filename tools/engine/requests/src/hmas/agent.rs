@@ -131,9 +131,7 @@ impl Agent {
 
     /// Marks a request as running, so that the memory limit counts it.
     fn run(&mut self, request: RequestId, held: u32) {
-        let Some(known) = self.jobs.get(&request).copied() else {
-            return;
-        };
+        let Some(known) = self.jobs.get(&request).copied() else { return };
         if known.promised.is_some() {
             return;
         }
@@ -151,9 +149,7 @@ impl Agent {
     /// Raises the bound of a request that needs more tokens than the memory limit counts for it.
     fn outlived(&mut self, job: &Job, promised: u32) {
         let request = job.id();
-        let Some(known) = self.jobs.get_mut(&request) else {
-            return;
-        };
+        let Some(known) = self.jobs.get_mut(&request) else { return };
         let more = (known.bound.tokens / 2).max(self.block_tokens);
         let tokens = promised.saturating_add(more).min(known.spec.tokens_max());
         let tokens = tokens.max(job.context);
@@ -165,14 +161,10 @@ impl Agent {
 
     fn perceive(&mut self, now: Time) {
         while let Some((request, tags)) = self.cognition.poll(now) {
-            let Some(known) = self.jobs.get_mut(&request) else {
-                continue;
-            };
+            let Some(known) = self.jobs.get_mut(&request) else { continue };
             let understood =
                 tags.and_then(|tags| self.cognition.understood(&known.spec, &tags, self.running));
-            let Some(estimate) = understood else {
-                continue;
-            };
+            let Some(estimate) = understood else { continue };
             // A request that runs keeps its counted tokens.
             if known.promised.is_none() {
                 known.estimate = estimate;
@@ -232,12 +224,8 @@ impl Discipline for Agent {
     }
 
     fn dropped(&mut self, job: &Job) {
-        let Some(known) = self.jobs.get_mut(&job.id()) else {
-            return;
-        };
-        let Some(tokens) = known.promised.take() else {
-            return;
-        };
+        let Some(known) = self.jobs.get_mut(&job.id()) else { return };
+        let Some(tokens) = known.promised.take() else { return };
         self.promises.remove(&job.id());
         self.running -= 1;
         self.promised_blocks -= self.blocks(tokens);
@@ -259,14 +247,10 @@ impl Discipline for Agent {
     }
 
     fn finished(&mut self, _: Time, job: &Job) {
-        let Some(known) = self.forget(job.id()) else {
-            return;
-        };
+        let Some(known) = self.forget(job.id()) else { return };
         let real = job.generated;
         self.cognition.finished(&job.spec, known.estimate.task, real);
-        let Some(statera) = &mut self.statera else {
-            return;
-        };
+        let Some(statera) = &mut self.statera else { return };
         statera.complete(job.spec.prompt, known.estimate.length, real);
         let above = u64::from(real > known.bound.tokens);
         self.journal.note(|log| {

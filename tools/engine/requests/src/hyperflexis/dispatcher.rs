@@ -210,9 +210,7 @@ impl HyperFlexis {
         worker.synced = now;
         let (before, begun) = (worker.mature, worker.begun);
         self.ledger.report(now, instance, load);
-        let Some(row) = self.ledger.row(instance) else {
-            return;
-        };
+        let Some(row) = self.ledger.row(instance) else { return };
         let standing = InstanceLoad { pauses: self.options.pauses, ..InstanceLoad::of(row) };
         let mut mature = before;
         let mut under_way = begun;
@@ -255,9 +253,7 @@ impl HyperFlexis {
             }
         }
         while let Some(key) = self.fresh.pop_front() {
-            let Some(waiting) = self.line.get(&key).copied() else {
-                continue;
-            };
+            let Some(waiting) = self.line.get(&key).copied() else { continue };
             let full: Vec<InstanceId> = self.full.iter().map(|(_, at)| *at).collect();
             for instance in full {
                 if self.ask(now, instance, Some(&waiting)) {
@@ -273,9 +269,7 @@ impl HyperFlexis {
             // The instance is mature, so its prompts are computed even if no report shows it.
             self.ledger.computed(instance);
         }
-        let Some(row) = self.ledger.row(instance) else {
-            return false;
-        };
+        let Some(row) = self.ledger.row(instance) else { return false };
         let scan = Scan::new(&self.options, self.lately.tightest(), now, row);
         let mut taken = Taken::new(scan.standing);
         let mut hopeless = Vec::new();
@@ -324,9 +318,7 @@ impl HyperFlexis {
         }
         let model = self.options.model;
         for request in &taken.requests {
-            let Some(waiting) = self.dequeue(*request) else {
-                continue;
-            };
+            let Some(waiting) = self.dequeue(*request) else { continue };
             if let Some(assigned) = self.assigned.get_mut(request) {
                 assigned.1 = now.since(waiting.spec.arrival).0;
             }

@@ -32,7 +32,7 @@ pub struct Sample {
 }
 
 /// The coefficients of the model: ns, ns per token, and ns per squared token or per request.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Linear {
     /// `a`, `b` and `c` of eq. 1.
     pub prefill: [f64; 3],

@@ -45,9 +45,7 @@ pub(super) struct Judge<'a> {
 
 impl Judge<'_> {
     fn takes(&self, instance: InstanceId, tpot: u64, spec: &Spec) -> bool {
-        let Some(row) = self.ledger.row(instance) else {
-            return false;
-        };
+        let Some(row) = self.ledger.row(instance) else { return false };
         let tokens = spec.prompt.saturating_add(spec.generated);
         let with = InstanceLoad::of(row).with_decode(tokens, tpot);
         let room = row.room(self.block_tokens, self.headroom) >= f64::from(tokens);

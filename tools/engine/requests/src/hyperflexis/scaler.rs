@@ -151,9 +151,7 @@ impl Scaling for Scaler {
         let all = window.instances.len() as u32 + window.starting;
         let options = self.options;
         for (at, role) in ROLES.into_iter().enumerate() {
-            let Some((load, some)) = &loads[at] else {
-                continue;
-            };
+            let Some((load, some)) = &loads[at] else { continue };
             let count = some.len() as f64;
             // The expected load after all starts. The window has no roles of starting instances, so
             // all count for each role.

@@ -147,9 +147,7 @@ impl<'a> Scan<'a> {
         let own = waiting.targets.ttft as f64;
         let share = self.options.ttft_share;
         let ttft = self.ttft.min(taken.ttft.min(own) * share);
-        let Some(with) = self.fits(taken, waiting, ttft) else {
-            return;
-        };
+        let Some(with) = self.fits(taken, waiting, ttft) else { return };
         let expected = self.residual + with.prefill_ns(&self.options.model);
         let remaining = waiting.deadline().remaining_ns(self.now) as f64 - expected;
         let p = budget::probability(remaining, own, self.utilization);

@@ -14,6 +14,7 @@
 mod room;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
 
 use super::memory::{self, Action, MemoryPlan};
 use super::residency::{Activation, Move, Residency};
@@ -86,6 +87,7 @@ pub struct Done {
 #[derive(Clone, Debug)]
 pub struct Node {
     spec: NodeSpec,
+    table: Arc<[ModelSpec]>,
     residency: Residency,
     /// Models that are being loaded, and until when.
     loading: BTreeMap<ModelId, Time>,
@@ -101,10 +103,11 @@ pub struct Node {
 }
 
 impl Node {
-    pub fn new(spec: NodeSpec, table: &[ModelSpec]) -> Self {
+    pub fn new(spec: NodeSpec, table: Arc<[ModelSpec]>) -> Self {
         Self {
-            residency: Residency::new(&spec, table),
+            residency: Residency::new(spec, Arc::clone(&table)),
             spec,
+            table,
             loading: BTreeMap::new(),
             link_free: Time::ZERO,
             leaving: Leaving::default(),
@@ -147,24 +150,24 @@ impl Node {
 
     /// Returns the bytes of KV that no stage may use yet, `R_head`. Weights that are leaving don't
     /// count as free.
-    pub fn headroom(&self, table: &[ModelSpec]) -> u64 {
-        self.promisable(table).saturating_sub(self.leaving.bytes(table))
+    pub fn headroom(&self) -> u64 {
+        self.promisable().saturating_sub(self.leaving.bytes(&self.table))
     }
 
     /// Returns the free bytes once all leaving weights are gone.
-    fn promisable(&self, table: &[ModelSpec]) -> u64 {
-        let used = self.residency.on_gpu(table) + self.kv + self.spec.other;
+    fn promisable(&self) -> u64 {
+        let used = self.residency.on_gpu() + self.kv + self.spec.other;
         self.spec.gpu.saturating_sub(used)
     }
 
     /// Reports whether running stages could use `more` bytes at this moment, while weights are
     /// still leaving.
-    fn is_there(&self, more: u64, table: &[ModelSpec]) -> bool {
+    fn is_there(&self, more: u64) -> bool {
         if self.leaving.is_empty() {
             return true;
         }
         let promised: u64 = self.running.values().map(|held| held.ask.kv).sum();
-        let fixed = self.residency.on_gpu(table) + self.leaving.bytes(table) + self.spec.other;
+        let fixed = self.residency.on_gpu() + self.leaving.bytes(&self.table) + self.spec.other;
         let fixed = fixed.saturating_sub(self.leaving.to_come());
         fixed + promised.saturating_sub(self.leaving.owed()) + more <= self.spec.gpu
     }
@@ -176,15 +179,15 @@ impl Node {
     }
 
     /// Reports whether permitted memory fits on the node and all sums agree.
-    pub fn is_safe(&self, table: &[ModelSpec]) -> bool {
+    pub fn is_safe(&self) -> bool {
         let promised: u64 = self.running.values().map(|held| held.ask.kv).sum::<u64>()
             + self.queue.iter().map(|ask| ask.kv).sum::<u64>();
-        let used = self.residency.on_gpu(table) + self.kv + self.spec.other;
+        let used = self.residency.on_gpu() + self.kv + self.spec.other;
         promised == self.kv
             && used <= self.spec.gpu
-            && self.is_there(0, table)
-            && self.residency.in_host(table) <= self.spec.host
-            && self.residency.on_disk(table) <= self.spec.disk
+            && self.is_there(0)
+            && self.residency.in_host() <= self.spec.host
+            && self.residency.on_disk() <= self.spec.disk
             && self.running.len() <= self.spec.slots as usize
             && self.running.len() == self.ends.len()
             && self.running.values().all(|held| self.is_warm(held.ask.model))
@@ -193,9 +196,7 @@ impl Node {
     /// Returns the present `T_q`, not smoothed: the time until enough stages have ended.
     fn queue_now(&self, now: Time) -> Span {
         let ahead = self.load();
-        let Some(over) = ahead.checked_sub(self.spec.slots as usize) else {
-            return Span::ZERO;
-        };
+        let Some(over) = ahead.checked_sub(self.spec.slots as usize) else { return Span::ZERO };
         let end = self.ends.iter().nth(over).or(self.ends.last());
         end.map_or(Span::ZERO, |(end, _)| end.since(now))
     }
@@ -211,10 +212,10 @@ impl Node {
     }
 
     /// Returns the estimate for a stage, or `None` if the node can't take it now.
-    pub fn estimate(&self, ask: &Ask, table: &[ModelSpec], now: Time) -> Option<NodeEstimate> {
-        let prepared = self.prepare(ask, table, now)?;
+    pub fn estimate(&self, ask: &Ask, now: Time) -> Option<NodeEstimate> {
+        let prepared = self.prepare(ask, now)?;
         let takes = prepared.activation.takes;
-        let leaves = self.leaves(&prepared.plan, table);
+        let leaves = self.leaves(&prepared.plan);
         // All transfers share one link and go one after another. Leaving weights go behind all
         // earlier transfers, which may include this model's own.
         let activation = match self.loading.get(&ask.model) {
@@ -226,19 +227,19 @@ impl Node {
             queue: self.queue_estimate(now),
             activation,
             degradation: prepared.plan.cost,
-            headroom: self.headroom(table),
+            headroom: self.headroom(),
         })
     }
 
     /// Places a stage in the node's queue. Returns `None` if the node can't take it.
-    pub fn place(&mut self, ask: &Ask, table: &[ModelSpec], now: Time) -> Option<Done> {
-        let prepared = self.prepare(ask, table, now)?;
+    pub fn place(&mut self, ask: &Ask, now: Time) -> Option<Done> {
+        let prepared = self.prepare(ask, now)?;
         let mut done = Done::default();
         if let Some(after) = prepared.after {
             self.residency = after;
         }
-        self.transit(&prepared.plan, table, now, &mut done);
-        self.interrupt(&prepared.plan, table, &mut done);
+        self.transit(&prepared.plan, now, &mut done);
+        self.interrupt(&prepared.plan, &mut done);
         done.moves = prepared.moves;
         done.moves.extend(prepared.activation.moves);
         if let Some(from) = prepared.activation.from {
@@ -246,7 +247,7 @@ impl Node {
             self.leaving.end(ask.model);
             // Transfers go one after another on the link.
             let from_then = now.max(self.link_free);
-            let of = &table[usize::from(ask.model.0)];
+            let of = &self.table[usize::from(ask.model.0)];
             let context = if from == Readiness::Sleeping { 0 } else { of.context };
             self.leaving.load_behind(ask.model, from_then, of.weights + context);
             let until = from_then + prepared.activation.takes;
@@ -280,12 +281,11 @@ impl Node {
 
     /// Starts the first queued stage whose model is loaded, if a slot is free. Returns the stage
     /// and the KV that it may use.
-    pub fn start(&mut self, table: &[ModelSpec], now: Time) -> Option<(StageId, u64)> {
+    pub fn start(&mut self, now: Time) -> Option<(StageId, u64)> {
         if self.running.len() >= self.spec.slots as usize {
             return None;
         }
-        let ready =
-            |ask: &Ask| !self.loading.contains_key(&ask.model) && self.is_there(ask.kv, table);
+        let ready = |ask: &Ask| !self.loading.contains_key(&ask.model) && self.is_there(ask.kv);
         let at = self.queue.iter().position(ready)?;
         let ask = self.queue.remove(at)?;
         let ends = now + ask.execution;
@@ -302,35 +302,30 @@ impl Node {
         stage: StageId,
         (bytes, wished): (u64, u64),
         interrupt: u64,
-        table: &[ModelSpec],
         now: Time,
     ) -> (u64, Done) {
         let mut done = Done::default();
-        let Some(held) = self.running.get(&stage).copied() else {
-            return (0, done);
-        };
+        let Some(held) = self.running.get(&stage).copied() else { return (0, done) };
         let more = bytes.saturating_sub(held.ask.kv);
-        let headroom = self.headroom(table);
+        let headroom = self.headroom();
         if more > headroom {
             let ask = Ask { highest: Action::Abort, interrupt, ..held.ask };
-            let offers = self.offers(&ask, table, now);
+            let offers = self.offers(&ask, now);
             match memory::plan(more - headroom, offers, Action::Abort, interrupt) {
                 Some(plan) => {
-                    let (after, moves) = self.demoted(&plan, table);
+                    let (after, moves) = self.demoted(&plan);
                     self.residency = after;
                     done.moves = moves;
-                    self.transit(&plan, table, now, &mut done);
-                    self.interrupt(&plan, table, &mut done);
+                    self.transit(&plan, now, &mut done);
+                    self.interrupt(&plan, &mut done);
                 }
-                None => self.give_way(stage, bytes, table, &mut done),
+                None => self.give_way(stage, bytes, &mut done),
             }
         }
-        let headroom = self.headroom(table);
-        let Some(had) = self.running.get(&stage).map(|held| held.ask.kv) else {
-            return (0, done);
-        };
+        let headroom = self.headroom();
+        let Some(had) = self.running.get(&stage).map(|held| held.ask.kv) else { return (0, done) };
         let granted = had + wished.saturating_sub(had).min(headroom).max(more);
-        if !self.is_there(granted - had, table) {
+        if !self.is_there(granted - had) {
             self.leaving.grows(stage, granted - had);
             done.later = true;
         }
@@ -343,9 +338,9 @@ impl Node {
 
     /// Swaps the stage itself out until there is room for `bytes`, or aborts it if host memory is
     /// full. Used if no other action frees enough.
-    fn give_way(&mut self, stage: StageId, bytes: u64, table: &[ModelSpec], done: &mut Done) {
+    fn give_way(&mut self, stage: StageId, bytes: u64, done: &mut Done) {
         done.refused = true;
-        let room = self.spec.host.saturating_sub(self.residency.in_host(table));
+        let room = self.spec.host.saturating_sub(self.residency.in_host());
         if bytes <= room {
             self.swap_out(stage);
             if let Some(ask) = self.swapped.get_mut(&stage) {

@@ -48,9 +48,7 @@ impl Scheduler {
 
     /// Places a stage by Algorithm 3. Returns whether it has a place now.
     pub(super) fn try_place(&mut self, stage: StageId, only: Option<usize>, now: Time) -> bool {
-        let Some(entry) = self.entries.get(&stage) else {
-            return false;
-        };
+        let Some(entry) = self.entries.get(&stage) else { return false };
         let Some(job) = self.jobs.get(&entry.stage.job).map(|entry| entry.job) else {
             return false;
         };
@@ -63,7 +61,7 @@ impl Scheduler {
             if elsewhere || kept || !self.is_open(index) {
                 continue;
             }
-            if let Some(estimate) = node.estimate(&ask, &self.models, now) {
+            if let Some(estimate) = node.estimate(&ask, now) {
                 candidates.push(Candidate {
                     node: index,
                     estimate,
@@ -88,9 +86,7 @@ impl Scheduler {
     }
 
     fn place(&mut self, ask: &Ask, node: usize, now: Time) -> bool {
-        let Some(done) = self.nodes[node].place(ask, &self.models, now) else {
-            return false;
-        };
+        let Some(done) = self.nodes[node].place(ask, now) else { return false };
         self.queue.remove(ask.stage);
         self.turns.retain(|other| *other != ask.stage);
         self.kept.retain(|_, other| *other != ask.stage);
@@ -139,9 +135,7 @@ impl Scheduler {
         }
         let slots = self.nodes[node].spec().slots as usize;
         while self.nodes[node].load() < slots {
-            let Some(ask) = self.nodes[node].swapped().next() else {
-                return;
-            };
+            let Some(ask) = self.nodes[node].swapped().next() else { return };
             let ask = Ask { highest: Action::Evict, ..ask };
             if !self.place(&ask, node, now) {
                 return;
@@ -173,9 +167,7 @@ impl Scheduler {
     /// Records that a later stage got a place before these.
     fn overtaken(&mut self, failed: &[StageId], now: Time) {
         for stage in failed {
-            let Some(entry) = self.entries.get_mut(stage) else {
-                continue;
-            };
+            let Some(entry) = self.entries.get_mut(stage) else { continue };
             let since = *entry.overtaken.get_or_insert(now);
             if now.since(since) > PATIENCE {
                 self.keep(*stage, now);
@@ -188,12 +180,8 @@ impl Scheduler {
         if self.kept.values().any(|other| *other == stage) {
             return;
         }
-        let Some(entry) = self.entries.get(&stage) else {
-            return;
-        };
-        let Some(model) = self.model(&entry.stage) else {
-            return;
-        };
+        let Some(entry) = self.entries.get(&stage) else { return };
+        let Some(model) = self.model(&entry.stage) else { return };
         let most = model.kv(entry.stage.prompt, f64::from(entry.stage.output_max));
         let first = (0..self.nodes.len())
             .filter(|node| !self.kept.contains_key(node))

@@ -96,7 +96,7 @@ impl LengthPredictor {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::workflow::{JobId, ModelId, StageId};
+    use crate::workflow::StageId;
 
     /// Returns a record that is short where it has tools and the meaning is positive. Otherwise its
     /// length is its role's.
@@ -108,16 +108,12 @@ mod tests {
         StageRecord {
             stage: Stage {
                 id: StageId(u64::from(i)),
-                job: JobId(0),
-                model: ModelId(0),
                 role: RoleId(role as u16),
-                position: 0,
-                invocation: 0,
                 tools,
-                thinking: false,
                 prompt: 100 + i % 50,
                 output_max: 4096,
                 semantics: [meaning, 0.0, 0.0, 0.0],
+                ..Stage::default()
             },
             output,
         }

@@ -93,9 +93,7 @@ impl Profiles {
 
     /// Adds the futures of a completed job's stages to the records.
     pub fn ended(&mut self, job: JobId) {
-        let Some((_, passed)) = self.jobs.remove(&job) else {
-            return;
-        };
+        let Some((_, passed)) = self.jobs.remove(&job) else { return };
         for one in &passed {
             let Some((end, _)) = one.ended else { continue };
             let future = passed
@@ -113,34 +111,20 @@ impl Profiles {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Time;
-    use crate::workflow::{Class, ClusterId, ModelId, RoleId};
+    use crate::workflow::Class;
 
     fn job(id: u64) -> WorkflowJob {
         WorkflowJob {
             id: JobId(id),
             template: TemplateId(1),
             class: Class::Batch,
-            arrival: Time::ZERO,
-            deadline: Time::NEVER,
-            source: ClusterId(0),
+            ..WorkflowJob::default()
         }
     }
 
     fn stage(job: u64, position: u16) -> Stage {
-        Stage {
-            id: StageId(job * 10 + u64::from(position)),
-            job: JobId(job),
-            model: ModelId(0),
-            role: RoleId(0),
-            position,
-            invocation: 0,
-            tools: 0,
-            thinking: false,
-            prompt: 1,
-            output_max: 1,
-            semantics: [0.0; 4],
-        }
+        let id = StageId(job * 10 + u64::from(position));
+        Stage { id, job: JobId(job), position, prompt: 1, output_max: 1, ..Stage::default() }
     }
 
     fn run(profiles: &mut Profiles, id: u64, took: &[u64]) {

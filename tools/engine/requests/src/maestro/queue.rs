@@ -99,9 +99,7 @@ impl Queue {
     }
 
     pub fn remove(&mut self, stage: StageId) -> bool {
-        let Some((lane, key)) = self.keys.remove(&stage) else {
-            return false;
-        };
+        let Some((lane, key)) = self.keys.remove(&stage) else { return false };
         self.lanes[lane].remove(&key);
         true
     }

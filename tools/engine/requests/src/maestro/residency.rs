@@ -16,6 +16,8 @@
 //!   slowest tier's rate (§III-C), plus the context's if it is missing. The listing offloads before
 //!   it loads.
 
+use std::sync::Arc;
+
 use crate::Span;
 use crate::workflow::{ModelId, ModelSpec, NodeSpec, Readiness};
 
@@ -40,6 +42,8 @@ struct WeightsEntry {
 
 #[derive(Clone, Debug)]
 pub struct Residency {
+    spec: NodeSpec,
+    table: Arc<[ModelSpec]>,
     models: Vec<WeightsEntry>,
     clock: u64,
     /// Bytes of host memory that KV uses.
@@ -49,7 +53,7 @@ pub struct Residency {
 impl Residency {
     /// Creates the state of an empty node. Models are on disk while there is room, in the order of
     /// the table, and then remote.
-    pub fn new(spec: &NodeSpec, table: &[ModelSpec]) -> Self {
+    pub fn new(spec: NodeSpec, table: Arc<[ModelSpec]>) -> Self {
         let mut left = spec.disk;
         let models = table
             .iter()
@@ -63,7 +67,7 @@ impl Residency {
                 WeightsEntry { at, used: 0, users: 0 }
             })
             .collect();
-        Self { models, clock: 0, host_kv: 0 }
+        Self { spec, table, models, clock: 0, host_kv: 0 }
     }
 
     pub fn at(&self, model: ModelId) -> Readiness {
@@ -96,8 +100,8 @@ impl Residency {
 
     /// Returns the bytes on the GPU: `M_res` of §III-C without `M_other`. The paper's `M_ctx` of a
     /// running model has to contain its weights, or its rule isn't safe.
-    pub fn on_gpu(&self, table: &[ModelSpec]) -> u64 {
-        self.sum(table, |at, model| match at {
+    pub fn on_gpu(&self) -> u64 {
+        self.sum(|at, model| match at {
             Readiness::Running => model.weights + model.context,
             Readiness::Sleeping => model.context,
             _ => 0,
@@ -105,20 +109,20 @@ impl Residency {
     }
 
     /// Returns the bytes in host memory, KV included.
-    pub fn in_host(&self, table: &[ModelSpec]) -> u64 {
+    pub fn in_host(&self) -> u64 {
         self.host_kv
-            + self.sum(table, |at, model| match at {
+            + self.sum(|at, model| match at {
                 Readiness::Sleeping | Readiness::Host => model.weights,
                 _ => 0,
             })
     }
 
-    pub fn on_disk(&self, table: &[ModelSpec]) -> u64 {
-        self.sum(table, |at, model| if at == Readiness::Disk { model.weights } else { 0 })
+    pub fn on_disk(&self) -> u64 {
+        self.sum(|at, model| if at == Readiness::Disk { model.weights } else { 0 })
     }
 
-    fn sum(&self, table: &[ModelSpec], of: impl Fn(Readiness, &ModelSpec) -> u64) -> u64 {
-        self.models.iter().zip(table).map(|(place, model)| of(place.at, model)).sum()
+    fn sum(&self, of: impl Fn(Readiness, &ModelSpec) -> u64) -> u64 {
+        self.models.iter().zip(&*self.table).map(|(place, model)| of(place.at, model)).sum()
     }
 
     /// Returns the least recently used idle model for which `is` holds, other than `but`.
@@ -141,71 +145,44 @@ impl Residency {
     }
 
     /// Makes room for `bytes` in host memory. Returns whether there is enough.
-    fn host_room(
-        &mut self,
-        bytes: u64,
-        but: ModelId,
-        spec: &NodeSpec,
-        table: &[ModelSpec],
-        moves: &mut Vec<Move>,
-    ) -> bool {
-        if self.host_kv.saturating_add(bytes) > spec.host {
+    fn host_room(&mut self, bytes: u64, but: ModelId, moves: &mut Vec<Move>) -> bool {
+        if self.host_kv.saturating_add(bytes) > self.spec.host {
             return false;
         }
-        while self.in_host(table) + bytes > spec.host {
+        while self.in_host() + bytes > self.spec.host {
             let in_host = |at| matches!(at, Readiness::Sleeping | Readiness::Host);
-            let Some(victim) = self.oldest(but, in_host) else {
-                return false;
-            };
-            self.drop_to_disk(victim, spec, table, moves);
+            let Some(victim) = self.oldest(but, in_host) else { return false };
+            self.drop_to_disk(victim, moves);
         }
         true
     }
 
     /// Moves a model to disk, or deletes it if the disk is full.
-    fn drop_to_disk(
-        &mut self,
-        victim: ModelId,
-        spec: &NodeSpec,
-        table: &[ModelSpec],
-        moves: &mut Vec<Move>,
-    ) {
-        let size = table[usize::from(victim.0)].weights;
-        let fits = self.on_disk(table) + size <= spec.disk;
+    fn drop_to_disk(&mut self, victim: ModelId, moves: &mut Vec<Move>) {
+        let size = self.table[usize::from(victim.0)].weights;
+        let fits = self.on_disk() + size <= self.spec.disk;
         let to = if fits { Readiness::Disk } else { Readiness::Remote };
         self.put(victim, to, moves);
     }
 
     /// Moves an idle model's weights to host memory, or to disk without its context if there is no
     /// room. Returns the time that the weights take to leave.
-    pub fn sleep(
-        &mut self,
-        victim: ModelId,
-        spec: &NodeSpec,
-        table: &[ModelSpec],
-        moves: &mut Vec<Move>,
-    ) -> Span {
-        let size = table[usize::from(victim.0)].weights;
-        if self.host_room(size, victim, spec, table, moves) {
+    pub fn sleep(&mut self, victim: ModelId, moves: &mut Vec<Move>) -> Span {
+        let size = self.table[usize::from(victim.0)].weights;
+        if self.host_room(size, victim, moves) {
             self.put(victim, Readiness::Sleeping, moves);
         } else {
-            self.drop_to_disk(victim, spec, table, moves);
+            self.drop_to_disk(victim, moves);
         }
-        Span::transfer(size, spec.host_rate)
+        Span::transfer(size, self.spec.host_rate)
     }
 
     /// Drops the weights of a model that was moving to host memory. They are then on disk if there
     /// is room, else remote.
-    pub fn stop(
-        &mut self,
-        victim: ModelId,
-        spec: &NodeSpec,
-        table: &[ModelSpec],
-        moves: &mut Vec<Move>,
-    ) {
+    pub fn stop(&mut self, victim: ModelId, moves: &mut Vec<Move>) {
         // Without room in host memory it was moving to disk, and there is nothing to drop.
         if matches!(self.at(victim), Readiness::Sleeping | Readiness::Host) {
-            self.drop_to_disk(victim, spec, table, moves);
+            self.drop_to_disk(victim, moves);
         }
     }
 
@@ -215,15 +192,13 @@ impl Residency {
     }
 
     /// Returns the time to load a model onto a GPU with room (§III-C: `T_act ≈ Size / BW_tier`).
-    pub fn loading(&self, model: ModelId, spec: &NodeSpec, table: &[ModelSpec]) -> Span {
-        let Some(of) = table.get(usize::from(model.0)) else {
-            return Span::ZERO;
-        };
+    pub fn loading(&self, model: ModelId) -> Span {
+        let Some(of) = self.table.get(usize::from(model.0)) else { return Span::ZERO };
         let rate = match self.at(model) {
             Readiness::Running => return Span::ZERO,
-            Readiness::Sleeping | Readiness::Host => spec.host_rate,
-            Readiness::Disk => spec.disk_rate.min(spec.host_rate),
-            Readiness::Remote => spec.remote_rate.min(spec.host_rate),
+            Readiness::Sleeping | Readiness::Host => self.spec.host_rate,
+            Readiness::Disk => self.spec.disk_rate.min(self.spec.host_rate),
+            Readiness::Remote => self.spec.remote_rate.min(self.spec.host_rate),
         };
         let context =
             if self.at(model) == Readiness::Sleeping { Span::ZERO } else { Span(of.context_start) };
@@ -232,41 +207,23 @@ impl Residency {
 
     /// Activates a model by Algorithm 1. KV uses `kv` bytes of the GPU. Returns the bytes that are
     /// lacking if too little memory can be freed. Nothing has moved then.
-    pub fn activate(
-        &mut self,
-        model: ModelId,
-        kv: u64,
-        spec: &NodeSpec,
-        table: &[ModelSpec],
-    ) -> Result<Activation, u64> {
+    pub fn activate(&mut self, model: ModelId, kv: u64) -> Result<Activation, u64> {
         let before = self.models.clone();
         // The model counts as used, so that models that leave the GPU don't push it out of host
         // memory.
         if let Some(place) = self.models.get_mut(usize::from(model.0)) {
             place.users += 1;
         }
-        match self.try_activate(model, kv, spec, table) {
-            Ok(activation) => {
-                self.release(model);
-                Ok(activation)
-            }
-            Err(lacking) => {
-                self.models = before;
-                Err(lacking)
-            }
+        let activation = self.try_activate(model, kv);
+        match activation {
+            Ok(_) => self.release(model),
+            Err(_) => self.models = before,
         }
+        activation
     }
 
-    fn try_activate(
-        &mut self,
-        model: ModelId,
-        kv: u64,
-        spec: &NodeSpec,
-        table: &[ModelSpec],
-    ) -> Result<Activation, u64> {
-        let Some(of) = table.get(usize::from(model.0)) else {
-            return Err(u64::MAX);
-        };
+    fn try_activate(&mut self, model: ModelId, kv: u64) -> Result<Activation, u64> {
+        let Some(&of) = self.table.get(usize::from(model.0)) else { return Err(u64::MAX) };
         let from = self.at(model);
         let mut moves = Vec::new();
         let mut leaving = Span::ZERO;
@@ -276,23 +233,23 @@ impl Residency {
             _ => of.weights + of.context,
         };
         loop {
-            let wanted = self.on_gpu(table) + new + kv + spec.other;
-            if wanted <= spec.gpu {
+            let wanted = self.on_gpu() + new + kv + self.spec.other;
+            if wanted <= self.spec.gpu {
                 break;
             }
             if let Some(victim) = self.oldest(model, |at| at == Readiness::Running) {
-                leaving = leaving + self.sleep(victim, spec, table, &mut moves);
+                leaving = leaving + self.sleep(victim, &mut moves);
             } else if let Some(victim) = self.oldest(model, |at| at == Readiness::Sleeping) {
                 self.evict(victim, &mut moves);
             } else {
-                return Err(wanted - spec.gpu);
+                return Err(wanted - self.spec.gpu);
             }
         }
         if matches!(from, Readiness::Disk | Readiness::Remote) {
             // The weights go through host memory if there is room, and directly otherwise.
-            let _through = self.host_room(of.weights, model, spec, table, &mut moves);
+            let _through = self.host_room(of.weights, model, &mut moves);
         }
-        let takes = leaving + self.loading(model, spec, table);
+        let takes = leaving + self.loading(model);
         self.clock += 1;
         let clock = self.clock;
         if let Some(place) = self.models.get_mut(usize::from(model.0)) {
@@ -306,24 +263,15 @@ impl Residency {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::workflow::ClusterId;
     use proptest::prelude::*;
 
-    const fn model(weights: u64) -> ModelSpec {
-        ModelSpec {
-            weights,
-            context: 1,
-            kv_per_token: 1,
-            prefill_base: 0,
-            prefill_per_token: 0,
-            decode_per_token: 0,
-            context_start: 100,
-        }
+    fn model(weights: u64) -> ModelSpec {
+        let (context, kv_per_token) = (1, 1);
+        ModelSpec { weights, context, kv_per_token, context_start: 100, ..ModelSpec::default() }
     }
 
-    const fn node(gpu: u64, host: u64, disk: u64) -> NodeSpec {
+    fn node(gpu: u64, host: u64, disk: u64) -> NodeSpec {
         NodeSpec {
-            cluster: ClusterId(0),
             gpu,
             other: 2,
             host,
@@ -332,6 +280,7 @@ mod tests {
             disk_rate: 100_000_000,
             remote_rate: 10_000_000,
             slots: 1,
+            ..NodeSpec::default()
         }
     }
 
@@ -341,27 +290,25 @@ mod tests {
 
     #[test]
     fn the_least_recently_used_model_leaves_for_host_memory_and_comes_back_fast() {
-        let (spec, table) = (node(30, 100, 100), [model(10), model(12), model(14)]);
-        let mut of = Residency::new(&spec, &table);
+        let mut of = Residency::new(node(30, 100, 100), [10, 12, 14].map(model).into());
         // 10 bytes from disk at 0.1 bytes per ns take 100 ns, and the context takes 100 ns.
-        assert_eq!(of.activate(A, 0, &spec, &table).unwrap().takes, Span(200));
-        of.activate(B, 0, &spec, &table).unwrap();
-        let third = of.activate(C, 0, &spec, &table).unwrap();
+        assert_eq!(of.activate(A, 0).unwrap().takes, Span(200));
+        of.activate(B, 0).unwrap();
+        let third = of.activate(C, 0).unwrap();
         // A leaves in 10 ns, then B in 12 ns, because 2 + 1 + 1 + 15 + 13 > 30.
         assert_eq!(third.moves[0], (A, Readiness::Sleeping));
         assert_eq!(of.at(C), Readiness::Running);
-        let back = of.activate(A, 0, &spec, &table).unwrap();
+        let back = of.activate(A, 0).unwrap();
         assert_eq!(back.from, Some(Readiness::Sleeping));
         assert!(back.takes < Span(100), "{:?}", back.takes);
     }
 
     #[test]
     fn without_room_in_host_memory_the_cascade_goes_to_disk_and_beyond() {
-        let (spec, table) = (node(20, 12, 11), [model(10), model(11), model(12)]);
-        let mut of = Residency::new(&spec, &table);
+        let mut of = Residency::new(node(20, 12, 11), [10, 11, 12].map(model).into());
         assert_eq!([of.at(A), of.at(B)], [Readiness::Disk, Readiness::Remote]);
         for model in [A, B, C] {
-            of.activate(model, 0, &spec, &table).unwrap();
+            of.activate(model, 0).unwrap();
         }
         // B moved to host memory, and A moved from there to disk.
         assert_eq!(of.at(C), Readiness::Running);
@@ -371,15 +318,14 @@ mod tests {
 
     #[test]
     fn a_model_in_use_stays_and_a_refusal_moves_nothing() {
-        let (spec, table) = (node(20, 100, 100), [model(10), model(12), model(1)]);
-        let mut of = Residency::new(&spec, &table);
-        of.activate(A, 0, &spec, &table).unwrap();
+        let mut of = Residency::new(node(20, 100, 100), [10, 12, 1].map(model).into());
+        of.activate(A, 0).unwrap();
         of.acquire(A);
-        let refused = of.activate(B, 0, &spec, &table).unwrap_err();
+        let refused = of.activate(B, 0).unwrap_err();
         assert_eq!(refused, 2 + 11 + 13 - 20);
         assert_eq!([of.at(A), of.at(B)], [Readiness::Running, Readiness::Disk]);
         of.release(A);
-        assert!(of.activate(B, 0, &spec, &table).is_ok());
+        assert!(of.activate(B, 0).is_ok());
     }
 
     proptest! {
@@ -389,18 +335,17 @@ mod tests {
             (gpu, host, disk) in (10u64..80, 0u64..80, 0u64..80),
             wants in prop::collection::vec((0usize..6, 0u64..30, prop::bool::ANY), 0..40),
         ) {
-            let table: Vec<ModelSpec> = sizes.iter().map(|size| model(*size)).collect();
             let spec = node(gpu, host, disk);
-            let mut of = Residency::new(&spec, &table);
+            let mut of = Residency::new(spec, sizes.iter().map(|size| model(*size)).collect());
             let mut held: Vec<ModelId> = Vec::new();
             for (want, kv, hold) in wants {
-                let want = ModelId((want % table.len()) as u16);
-                let models = || (0..table.len()).map(|m| ModelId(m as u16));
+                let want = ModelId((want % sizes.len()) as u16);
+                let models = || (0..sizes.len()).map(|m| ModelId(m as u16));
                 let before: Vec<Readiness> = models().map(|m| of.at(m)).collect();
-                match of.activate(want, kv, &spec, &table) {
+                match of.activate(want, kv) {
                     Ok(_) => {
                         prop_assert_eq!(of.at(want), Readiness::Running);
-                        prop_assert!(of.on_gpu(&table) + kv + spec.other <= spec.gpu);
+                        prop_assert!(of.on_gpu() + kv + spec.other <= spec.gpu);
                         if hold {
                             of.acquire(want);
                             held.push(want);
@@ -415,8 +360,8 @@ mod tests {
                     }
                 }
                 prop_assert!(held.iter().all(|model| of.at(*model) == Readiness::Running));
-                prop_assert!(of.in_host(&table) <= spec.host);
-                prop_assert!(of.on_disk(&table) <= spec.disk);
+                prop_assert!(of.in_host() <= spec.host);
+                prop_assert!(of.on_disk() <= spec.disk);
             }
         }
     }

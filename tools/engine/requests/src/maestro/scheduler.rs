@@ -6,6 +6,7 @@
 //! options.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 
@@ -60,7 +61,7 @@ pub(super) const INTERRUPT: Span = Span::from_millis(10_000);
 pub struct Scheduler {
     pub(super) options: MaestroOptions,
     estimator: Box<dyn Estimator>,
-    pub(super) models: Vec<ModelSpec>,
+    pub(super) models: Arc<[ModelSpec]>,
     pub(super) nodes: Vec<Node>,
     pub(super) jobs: FxHashMap<JobId, JobEntry>,
     pub(super) entries: FxHashMap<StageId, StageEntry>,
@@ -83,12 +84,14 @@ impl Scheduler {
         models: Vec<ModelSpec>,
         nodes: &[NodeSpec],
     ) -> Self {
+        let models: Arc<[ModelSpec]> = models.into();
+        let nodes = nodes.iter().map(|node| Node::new(*node, Arc::clone(&models))).collect();
         Self {
             queue: Queue::new(options.order),
             fitness: Fitness::new(options.mode),
             options,
             estimator: Box::new(estimator),
-            nodes: nodes.iter().map(|node| Node::new(*node, &models)).collect(),
+            nodes,
             models,
             jobs: FxHashMap::default(),
             entries: FxHashMap::default(),
@@ -117,7 +120,7 @@ impl Scheduler {
         waits == self.queue.len() + self.turns.len()
             && on == load
             && self.entries.len() == waits + on + swapped
-            && self.nodes.iter().all(|node| node.is_safe(&self.models))
+            && self.nodes.iter().all(Node::is_safe)
     }
 
     pub(super) fn model(&self, stage: &Stage) -> Option<&ModelSpec> {
@@ -125,15 +128,11 @@ impl Scheduler {
     }
 
     fn ready(&mut self, stage: &Stage, now: Time) {
-        let Some(entry) = self.jobs.get(&stage.job) else {
-            return;
-        };
+        let Some(entry) = self.jobs.get(&stage.job) else { return };
         let job = entry.job;
         let expected = self.estimator.ready(&job, stage);
         let future = self.estimator.future(&job, stage);
-        let Some(model) = self.model(stage) else {
-            return;
-        };
+        let Some(model) = self.model(stage) else { return };
         let execution = model.execution(stage.prompt, expected);
         let predicted = model.kv(stage.prompt, expected);
         let entry = StageEntry {
@@ -160,9 +159,7 @@ impl Scheduler {
 
     /// Reports whether the job continues at once with its next stage, by the [`Boundary`] rule.
     fn keeps_turn(&mut self, job: &WorkflowJob, remaining: Span, now: Time) -> bool {
-        let Some(entry) = self.jobs.get(&job.id) else {
-            return false;
-        };
+        let Some(entry) = self.jobs.get(&job.id) else { return false };
         if !entry.begun {
             return false;
         }
@@ -198,15 +195,11 @@ impl Scheduler {
     }
 
     pub(super) fn enqueue(&mut self, stage: StageId, now: Time) {
-        let Some(entry) = self.entries.get_mut(&stage) else {
-            return;
-        };
+        let Some(entry) = self.entries.get_mut(&stage) else { return };
         entry.place = StagePosition::Waits;
         entry.started = false;
         entry.queued = Some(now);
-        let Some(job) = self.jobs.get(&entry.stage.job) else {
-            return;
-        };
+        let Some(job) = self.jobs.get(&entry.stage.job) else { return };
         let rank = StageProperties {
             class: job.job.class,
             arrival: job.job.arrival,
@@ -218,12 +211,8 @@ impl Scheduler {
     }
 
     fn finished(&mut self, stage: StageId, outcome: &Outcome) {
-        let Some(entry) = self.forget(stage) else {
-            return;
-        };
-        let Some(job) = self.jobs.get_mut(&entry.stage.job) else {
-            return;
-        };
+        let Some(entry) = self.forget(stage) else { return };
+        let Some(job) = self.jobs.get_mut(&entry.stage.job) else { return };
         job.attained = job.attained + outcome.took;
         if let Some(model) = self.model(&entry.stage) {
             let needed = model.kv(entry.stage.prompt, f64::from(outcome.output));
@@ -254,18 +243,13 @@ impl Scheduler {
     }
 
     fn outgrew(&mut self, stage: StageId, bytes: u64, now: Time) {
-        let Some(entry) = self.entries.get_mut(&stage) else {
-            return;
-        };
-        let StagePosition::On(node) = entry.place else {
-            return;
-        };
+        let Some(entry) = self.entries.get_mut(&stage) else { return };
+        let StagePosition::On(node) = entry.place else { return };
         // An aborted stage would need the same amount again, so later attempts get it at once.
         entry.least = entry.least.max(bytes);
         // The extra quarter of the prediction keeps the stage from asking for every page.
         let wished = bytes.saturating_add(entry.predicted / 4);
-        let (kv, done) =
-            self.nodes[node].grow(stage, (bytes, wished), INTERRUPT.0, &self.models, now);
+        let (kv, done) = self.nodes[node].grow(stage, (bytes, wished), INTERRUPT.0, now);
         let (refused, later) = (done.refused, done.later);
         self.apply(node, done, now);
         if !refused && !later {
@@ -303,7 +287,7 @@ impl Scheduler {
 
     pub(super) fn start(&mut self, node: usize, now: Time) {
         self.grown(node);
-        while let Some((stage, kv)) = self.nodes[node].start(&self.models, now) {
+        while let Some((stage, kv)) = self.nodes[node].start(now) {
             if let Some(entry) = self.entries.get_mut(&stage) {
                 entry.started = true;
                 if let Some(job) = self.jobs.get_mut(&entry.stage.job) {
@@ -316,7 +300,7 @@ impl Scheduler {
     }
 
     fn grown(&mut self, node: usize) {
-        for (stage, kv) in self.nodes[node].grown(&self.models) {
+        for (stage, kv) in self.nodes[node].grown() {
             self.decisions.push_back(WorkflowDecision::Grow { stage, kv });
         }
     }

@@ -148,9 +148,7 @@ impl Replica {
             }
         }
         for of in computed.drain(..) {
-            let Some(entry) = state.still_at(of.slot, of.request) else {
-                continue;
-            };
+            let Some(entry) = state.still_at(of.slot, of.request) else { continue };
             let ends = entry.ends;
             let decodes = entry.job.phase == Phase::Decoding;
             let mut last = false;

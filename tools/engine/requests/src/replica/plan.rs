@@ -64,9 +64,7 @@ impl Replica {
 
     fn give_up(&mut self, now: Time, plan: &mut Plan) {
         for request in self.discipline.relegate(now, &self.state) {
-            let Some(slot) = self.state.slot(request) else {
-                continue;
-            };
+            let Some(slot) = self.state.slot(request) else { continue };
             let job = &self.state.at(slot).job;
             if job.relegated || job.phase == Phase::Decoding {
                 continue;

@@ -43,7 +43,7 @@ pub(super) struct Entry {
 }
 
 /// The jobs of a replica and their queues.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct State {
     pub(super) pool: Pool,
     /// Number of blocks that a starting prompt must leave free for decoding jobs.
@@ -66,7 +66,7 @@ pub(super) struct State {
     pub(super) backlog: u64,
     aside_backlog: u64,
     /// Number of jobs in `aside` without computed tokens.
-    aside_waiting: usize,
+    aside_waiting: u64,
     context: u64,
     /// Slots of the jobs that decode in the iteration that is being planned, by rank.
     pub(super) seen: Vec<usize>,
@@ -77,27 +77,7 @@ pub(super) struct State {
 
 impl State {
     pub(super) fn new(pool: Pool, watermark: u32) -> Self {
-        Self {
-            pool,
-            watermark,
-            entries: Vec::new(),
-            vacant: Vec::new(),
-            slots: FxHashMap::default(),
-            line: BTreeSet::new(),
-            begun: BTreeSet::new(),
-            aside: BTreeSet::new(),
-            holders: BTreeSet::new(),
-            aside_holders: BTreeSet::new(),
-            decoding: Vec::new(),
-            joined: 0,
-            backlog: 0,
-            aside_backlog: 0,
-            aside_waiting: 0,
-            context: 0,
-            seen: Vec::new(),
-            turns: Vec::new(),
-            decodes: Composition::default(),
-        }
+        Self { pool, watermark, ..Self::default() }
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -142,23 +122,7 @@ impl State {
             self.context += u64::from(job.context);
             return;
         }
-        let left = u64::from(job.prefill_left());
-        let holders = if job.relegated {
-            self.aside.insert(place);
-            self.aside_backlog += left;
-            self.aside_waiting += usize::from(job.phase == Phase::Waiting);
-            &mut self.aside_holders
-        } else {
-            self.line.insert(place);
-            if job.phase == Phase::Prefilling {
-                self.begun.insert(place);
-            }
-            self.backlog += left;
-            &mut self.holders
-        };
-        if held > 0 {
-            holders.insert(place);
-        }
+        self.list(place, &job, held, true);
     }
 
     /// Removes a job from the queue into which [`Self::enter`] put it.
@@ -173,22 +137,33 @@ impl State {
             self.context -= u64::from(job.context);
             return;
         }
-        let left = u64::from(job.prefill_left());
-        let holders = if job.relegated {
-            self.aside.remove(&place);
-            self.aside_backlog -= left;
-            self.aside_waiting -= usize::from(job.phase == Phase::Waiting);
-            &mut self.aside_holders
-        } else {
-            self.line.remove(&place);
-            if job.phase == Phase::Prefilling {
-                self.begun.remove(&place);
-            }
-            self.backlog -= left;
-            &mut self.holders
+        self.list(place, &job, held, false);
+    }
+
+    /// Adds a prompt to the lists and sums of its queue, or takes it out.
+    fn list(&mut self, place: WaitingKey, job: &Job, held: u32, enters: bool) {
+        let put = |list: &mut BTreeSet<WaitingKey>| {
+            if enters {
+                list.insert(place)
+            } else {
+                list.remove(&place)
+            };
         };
+        let sum = |was: u64, part: u64| if enters { was + part } else { was - part };
+        let left = u64::from(job.prefill_left());
+        if job.relegated {
+            put(&mut self.aside);
+            self.aside_backlog = sum(self.aside_backlog, left);
+            self.aside_waiting = sum(self.aside_waiting, u64::from(job.phase == Phase::Waiting));
+        } else {
+            put(&mut self.line);
+            if job.phase == Phase::Prefilling {
+                put(&mut self.begun);
+            }
+            self.backlog = sum(self.backlog, left);
+        }
         if held > 0 {
-            holders.remove(&place);
+            put(if job.relegated { &mut self.aside_holders } else { &mut self.holders });
         }
     }
 
@@ -407,7 +382,7 @@ impl State {
     }
 
     pub(super) fn load(&self) -> Load {
-        let waiting = self.line.len() - self.begun.len() + self.aside_waiting;
+        let waiting = self.line.len() - self.begun.len() + self.aside_waiting as usize;
         Load {
             waiting: waiting as u32,
             relegated: self.aside_waiting as u32,
@@ -425,9 +400,7 @@ impl State {
         let mut again = Self::new(self.pool.clone(), self.watermark);
         for (slot, entry) in self.entries.iter().enumerate() {
             again.entries.push(*entry);
-            let Some(Entry { job, held, .. }) = entry else {
-                continue;
-            };
+            let Some(Entry { job, held, .. }) = entry else { continue };
             if *held != self.pool.held(job.id()) || self.slot(job.id()) != Some(slot) {
                 return false;
             }

@@ -53,9 +53,7 @@ pub struct Between<'a> {
 
 impl Watch for Between<'_> {
     fn before_layer(&mut self, layer: usize, kv: &dyn KvCache) -> Result<()> {
-        let Some(net) = self.net else {
-            return Ok(());
-        };
+        let Some(net) = self.net else { return Ok(()) };
         (self.meanwhile)();
         if self.hints {
             let (batch, layer) = (self.batch, layer as u16);
@@ -83,9 +81,7 @@ impl Watch for Between<'_> {
     }
 
     fn after_layer(&mut self, layer: usize, kv: &dyn KvCache) -> Result<()> {
-        let Some(net) = self.net else {
-            return Ok(());
-        };
+        let Some(net) = self.net else { return Ok(()) };
         for export in self.exports.iter().filter(|export| export.tokens > 0) {
             let payload = kv.export(layer, &export.blocks, export.first, export.tokens)?;
             let head = kv_head(Kind::P2d, layer, self.batch, export.request, export.first);
@@ -130,13 +126,8 @@ mod tests {
     use crate::schedule::Room;
 
     fn net(taker: crate::carry::Taker) -> Net {
-        let options = Options {
-            socket: None,
-            name: "test".to_owned(),
-            nic: 0,
-            stall: Duration::from_millis(400),
-            words_dscp: 0,
-        };
+        let stall = Duration::from_millis(400);
+        let options = Options { name: "test".to_owned(), stall, ..Options::default() };
         let here = "127.0.0.1:1".parse().unwrap();
         Net {
             carrier: Carrier::start(options, here, taker).unwrap(),

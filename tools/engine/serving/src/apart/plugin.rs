@@ -16,7 +16,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
 use laxity_nccl_host::{Context, HANDLE_BYTES, Handle, HostError};
@@ -144,24 +144,16 @@ fn serve(
     listening(handles);
     loop {
         let mut next = if all.iter().any(Peer::is_busy) {
-            match orders.recv_timeout(POLL_EVERY) {
-                Ok(order) => Some(order),
-                Err(RecvTimeoutError::Timeout) => None,
-                Err(RecvTimeoutError::Disconnected) => return Ok(()),
-            }
+            orders.recv_timeout(POLL_EVERY)
         } else {
-            match orders.recv() {
-                Ok(order) => Some(order),
-                Err(_) => return Ok(()),
-            }
+            orders.recv().map_err(RecvTimeoutError::from)
         };
-        while let Some(order) = next {
+        while let Ok(order) = next {
             take(order, &context, &mut all)?;
-            next = match orders.try_recv() {
-                Ok(order) => Some(order),
-                Err(TryRecvError::Empty) => None,
-                Err(TryRecvError::Disconnected) => return Ok(()),
-            };
+            next = orders.recv_timeout(Duration::ZERO);
+        }
+        if matches!(next, Err(RecvTimeoutError::Disconnected)) {
+            return Ok(());
         }
         for peer in &mut all {
             peer.turn(inbox).map_err(|cause| PluginError::Exchange { rank: peer.rank, cause })?;

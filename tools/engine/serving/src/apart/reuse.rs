@@ -84,7 +84,7 @@ impl Reuse {
     fn run(mut self, calls: &Receiver<Call>) {
         loop {
             let call = if self.questions.is_empty() {
-                calls.recv().map_err(|_| RecvTimeoutError::Disconnected)
+                calls.recv().map_err(RecvTimeoutError::from)
             } else {
                 calls.recv_timeout(LOOK_EVERY)
             };
@@ -174,9 +174,7 @@ impl Reuse {
     /// Asks the next process, or reports to the engine that none has the KV.
     fn ask(&mut self, wanted: Wanted, mut left: VecDeque<SocketAddr>) {
         let request = wanted.request;
-        let Some(at) = left.pop_front() else {
-            return self.tell(request, None);
-        };
+        let Some(at) = left.pop_front() else { return self.tell(request, None) };
         for key in self.keys(request) {
             self.net.inbox.expect(key, at);
         }
@@ -212,9 +210,7 @@ impl Reuse {
 
     fn answered(&mut self, from: SocketAddr, request: u64, blocks: usize) {
         let asked = self.questions.get(&request).filter(|asked| asked.at == from);
-        let Some(most) = asked.map(|asked| asked.wanted.hashes.len()) else {
-            return;
-        };
+        let Some(most) = asked.map(|asked| asked.wanted.hashes.len()) else { return };
         // The other process may send any number, so it is compared with the question.
         if (1..=most).contains(&blocks) {
             if let Some(question) = self.questions.remove(&request)

@@ -32,7 +32,7 @@ impl Parcel {
     }
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Options {
     /// Path of the daemon's socket. Without it nothing is scheduled.
     pub socket: Option<PathBuf>,

@@ -7,7 +7,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
+use std::sync::mpsc::{Receiver, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -45,6 +45,36 @@ struct Open {
     ended: bool,
 }
 
+/// Batches or requests by number, until they have no flow in progress. The next flow adds one
+/// again. Methods return true when the daemon gets the hint that one has ended.
+#[derive(Default)]
+struct OpenSet(HashMap<u64, Open>);
+
+impl OpenSet {
+    fn add_flow(&mut self, number: u64) {
+        if number != 0 {
+            self.0.entry(number).or_default().flows += 1;
+        }
+    }
+
+    fn close_flow(&mut self, number: u64) -> bool {
+        if let Some(open) = self.0.get_mut(&number) {
+            open.flows = open.flows.saturating_sub(1);
+        }
+        self.settle(number)
+    }
+
+    fn end(&mut self, number: u64) -> bool {
+        self.0.entry(number).or_default().ended = true;
+        self.settle(number)
+    }
+
+    fn settle(&mut self, number: u64) -> bool {
+        let is_idle = self.0.get(&number).is_some_and(|open| open.flows == 0);
+        is_idle && self.0.remove(&number).is_some_and(|open| open.ended)
+    }
+}
+
 /// The head and payload of a parcel that its receiver may read.
 type Offered = (Head, Arc<Vec<u8>>);
 
@@ -61,8 +91,8 @@ pub(super) struct Gate {
     sending: HashMap<u64, Sending>,
     waiting: Vec<u64>,
     backlog: VecDeque<Parcel>,
-    batches: HashMap<u64, Open>,
-    requests: HashMap<u64, Open>,
+    batches: OpenSet,
+    requests: OpenSet,
     /// Parcels that others may read, by receiver, request and layer.
     offers: HashMap<(SocketAddr, u64, u16), Offered>,
     flows: u64,
@@ -102,8 +132,8 @@ impl Gate {
             sending: HashMap::new(),
             waiting: Vec::new(),
             backlog: VecDeque::new(),
-            batches: HashMap::new(),
-            requests: HashMap::new(),
+            batches: OpenSet::default(),
+            requests: OpenSet::default(),
             offers: HashMap::new(),
             flows: 0,
             made: 0,
@@ -112,23 +142,13 @@ impl Gate {
 
     pub(super) fn serve(mut self, orders: &Receiver<GateCommand>) {
         loop {
-            let first = if self.waiting.is_empty() {
-                orders.recv().map_err(|_| RecvTimeoutError::Disconnected)
-            } else {
-                match orders.try_recv() {
-                    Ok(order) => Ok(order),
-                    Err(_) => {
-                        self.lane.wait_any(LOOK_EVERY);
-                        Err(RecvTimeoutError::Timeout)
-                    }
-                }
-            };
-            match first {
-                Ok(GateCommand::Stop) | Err(RecvTimeoutError::Disconnected) => return,
-                Ok(order) => self.take(order),
-                Err(RecvTimeoutError::Timeout) => {}
+            // The queue never closes, because the gate has a sender of its own.
+            let first = if self.waiting.is_empty() { orders.recv().ok() } else { None };
+            let first = first.or_else(|| orders.try_recv().ok());
+            if first.is_none() {
+                self.lane.wait_any(LOOK_EVERY);
             }
-            while let Ok(order) = orders.try_recv() {
+            for order in first.into_iter().chain(orders.try_iter()) {
                 if matches!(order, GateCommand::Stop) {
                     return;
                 }
@@ -151,12 +171,14 @@ impl Gate {
             GateCommand::Words(to, line) => self.give(to, None, Load::Words(line)),
             GateCommand::Hint(hint) => self.lane.hint(hint),
             GateCommand::EndBatch(batch) => {
-                self.batches.entry(batch).or_default().ended = true;
-                self.close_batch(batch);
+                if self.batches.end(batch) {
+                    self.lane.hint(Hint::BatchEnd { batch });
+                }
             }
             GateCommand::EndRequest(request) => {
-                self.requests.entry(request).or_default().ended = true;
-                self.close_request(request);
+                if self.requests.end(request) {
+                    self.lane.hint(Hint::RequestEnd { request });
+                }
             }
             GateCommand::Offer(to, head, payload) => {
                 let key = (to, head.request, head.layer);
@@ -175,34 +197,10 @@ impl Gate {
         }
     }
 
-    /// Removes a batch that has no flow in progress. Its next flow adds it again. If the batch has
-    /// ended, sends the hint to the daemon.
-    fn close_batch(&mut self, batch: u64) {
-        if self.batches.get(&batch).is_some_and(|open| open.flows == 0)
-            && let Some(Open { ended: true, .. }) = self.batches.remove(&batch)
-        {
-            self.lane.hint(Hint::BatchEnd { batch });
-        }
-    }
-
-    /// Removes a request that has no flow in progress, as [`Self::close_batch`] does for a batch.
-    fn close_request(&mut self, request: u64) {
-        if self.requests.get(&request).is_some_and(|open| open.flows == 0)
-            && let Some(Open { ended: true, .. }) = self.requests.remove(&request)
-        {
-            self.lane.hint(Hint::RequestEnd { request });
-        }
-    }
-
     /// Adds a parcel's flow to its batch and request, and submits it or puts it into the backlog.
     fn enter(&mut self, parcel: Parcel) {
-        let head = &parcel.head;
-        if head.batch != 0 {
-            self.batches.entry(head.batch).or_default().flows += 1;
-        }
-        if head.request != 0 {
-            self.requests.entry(head.request).or_default().flows += 1;
-        }
+        self.batches.add_flow(parcel.head.batch);
+        self.requests.add_flow(parcel.head.request);
         self.count(|counts| counts.parcels += 1);
         if self.waiting.len() < WAITING_MAX && self.backlog.is_empty() {
             self.submit(parcel);
@@ -251,9 +249,7 @@ impl Gate {
         let (mut ready, mut asked) = (Vec::new(), Vec::new());
         let (lane, all) = (&mut self.lane, &mut self.sending);
         self.waiting.retain(|flow| {
-            let Some(sending) = all.get_mut(flow) else {
-                return false;
-            };
+            let Some(sending) = all.get_mut(flow) else { return false };
             let read = flow & READ != 0;
             while let Some(permit) = lane.poll(&mut sending.ticket) {
                 let class = *sending.class.get_or_insert(permit.dscp);
@@ -309,9 +305,7 @@ impl Gate {
     /// Sends a part of an offered parcel, in the class that a queue pair for KV reuse has here.
     fn give_part(&mut self, to: SocketAddr, part: ReadPart) {
         let key = (to, part.request, part.layer);
-        let Some((head, payload)) = self.offers.get(&key) else {
-            return;
-        };
+        let Some((head, payload)) = self.offers.get(&key) else { return };
         let total = payload.len() as u64;
         let end = part.offset.saturating_add(part.bytes);
         if end > total {
@@ -358,9 +352,7 @@ impl Gate {
     }
 
     fn arrived(&mut self, flow: u64, bytes: u64) {
-        let Some(sending) = self.sending.get_mut(&flow) else {
-            return;
-        };
+        let Some(sending) = self.sending.get_mut(&flow) else { return };
         sending.arrived += bytes;
         self.lane.complete(&sending.ticket, bytes);
         if sending.arrived >= sending.head.total
@@ -371,14 +363,13 @@ impl Gate {
     }
 
     fn close(&mut self, head: &Head) {
-        if let Some(open) = self.batches.get_mut(&head.batch) {
-            open.flows = open.flows.saturating_sub(1);
+        let Head { batch, request, .. } = *head;
+        if self.batches.close_flow(batch) {
+            self.lane.hint(Hint::BatchEnd { batch });
         }
-        self.close_batch(head.batch);
-        if let Some(open) = self.requests.get_mut(&head.request) {
-            open.flows = open.flows.saturating_sub(1);
+        if self.requests.close_flow(request) {
+            self.lane.hint(Hint::RequestEnd { request });
         }
-        self.close_request(head.request);
     }
 
     /// Handles the loss of a receiver. Withdraws its flows, so that the daemon does not count them

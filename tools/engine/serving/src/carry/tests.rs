@@ -19,11 +19,9 @@ fn taker() -> (Taker, Receiver<Incoming>) {
 
 fn carrier(taker: Taker) -> Carrier {
     let options = Options {
-        socket: None,
         name: "test".to_owned(),
-        nic: 0,
-        stall: std::time::Duration::from_millis(400),
-        words_dscp: 0,
+        stall: Duration::from_millis(400),
+        ..Options::default()
     };
     Carrier::start(options, "127.0.0.1:3".parse().unwrap(), taker).unwrap()
 }
@@ -83,9 +81,13 @@ fn a_peer_that_is_not_there_is_said_to_be_lost() {
         Incoming::Lost(peer, _) => assert_eq!(peer, nobody),
         other => panic!("{other:?}"),
     }
+    until_one_is_lost(&carrier);
+}
+
+fn until_one_is_lost(carrier: &Carrier) {
     let start = Instant::now();
     while carrier.counts().lost != 1 {
-        assert!(start.elapsed() < PATIENCE);
+        assert!(start.elapsed() < PATIENCE, "what was lost counts as arrived");
         std::thread::sleep(Duration::from_millis(5));
     }
 }
@@ -108,9 +110,5 @@ fn bytes_that_are_given_do_not_count_for_an_own_read_of_the_same_number() {
     std::thread::sleep(Duration::from_millis(100));
     // The holder goes without an answer, so the read is still open and gets lost.
     drop(asked);
-    let start = Instant::now();
-    while carrier.counts().lost != 1 {
-        assert!(start.elapsed() < PATIENCE, "the read counts as arrived");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    until_one_is_lost(&carrier);
 }

@@ -274,9 +274,7 @@ pub(super) fn slo(headers: &HeaderMap, limits: &Limits) -> Result<Slo, Objection
 /// Returns the importance in the headers. Less important requests are relegated first.
 pub(super) fn importance(headers: &HeaderMap) -> Result<Importance, Objection> {
     const NAME: &str = "x-laxity-importance";
-    let Some(given) = headers.get(NAME) else {
-        return Ok(Importance::default());
-    };
+    let Some(given) = headers.get(NAME) else { return Ok(Importance::default()) };
     match given.to_str().unwrap_or("(no text)").trim() {
         "paid" => Ok(Importance::Important),
         "free" => Ok(Importance::Low),
@@ -291,9 +289,7 @@ pub(super) fn importance(headers: &HeaderMap) -> Result<Importance, Objection> {
 /// Returns the index of the prefill process that a router chose for this prompt.
 pub(super) fn prefill(headers: &HeaderMap, config: &Config) -> Result<Option<usize>, Objection> {
     const NAME: &str = "x-laxity-prefill";
-    let Some(given) = headers.get(NAME) else {
-        return Ok(None);
-    };
+    let Some(given) = headers.get(NAME) else { return Ok(None) };
     let text = given.to_str().unwrap_or("(no text)").trim();
     let count = config.peers.as_ref().map_or(0, |peers| peers.prefill.len());
     match text.parse() {

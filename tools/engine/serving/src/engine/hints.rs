@@ -14,9 +14,7 @@ use crate::apart::between::Export;
 impl Engine {
     /// Sends the daemon hints about the batch that is about to be computed.
     pub(super) fn begin_batch_hints(&self, plan: &Plan, batch: u64, exports: &[Export]) {
-        let Some(net) = &self.net else {
-            return;
-        };
+        let Some(net) = &self.net else { return };
         let layers = self.model.shape().layers;
         net.carrier.hint(Hint::BatchBegin {
             batch,
@@ -24,9 +22,7 @@ impl Engine {
             layer_time_ns: self.layer_time_ns,
         });
         for chunk in &plan.chunks {
-            let Some(sequence) = self.sequences.get(&chunk.request) else {
-                continue;
-            };
+            let Some(sequence) = self.sequences.get(&chunk.request) else { continue };
             // A relegated request must not make its batch urgent.
             if self.schedulers.is_relegated(chunk.request) {
                 continue;

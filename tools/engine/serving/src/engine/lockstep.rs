@@ -82,9 +82,7 @@ impl Engine {
     }
 
     pub(super) fn hear_step(&mut self, step: u64, members: Vec<(u64, u64)>) {
-        let Some(lockstep) = self.lockstep.as_mut() else {
-            return;
-        };
+        let Some(lockstep) = self.lockstep.as_mut() else { return };
         lockstep.called = lockstep.called.max(step);
         let now = clock::now().0;
         let due = |(request, left): (u64, u64)| (request, now.saturating_add(left));
@@ -115,9 +113,7 @@ impl Engine {
     }
 
     pub(super) fn end_step(&mut self) {
-        let Some(lockstep) = self.lockstep.as_mut() else {
-            return;
-        };
+        let Some(lockstep) = self.lockstep.as_mut() else { return };
         let others = lockstep.others.remove(&lockstep.step);
         lockstep.step += 1;
         lockstep.running = None;
@@ -131,9 +127,7 @@ impl Engine {
 
 /// Adds other ranks' requests to a batch by hints. This host sends nothing for these requests.
 fn join(net: Option<&Net>, batch: u64, members: &[Other]) {
-    let Some(net) = net else {
-        return;
-    };
+    let Some(net) = net else { return };
     for &(request, deadline_ns) in members {
         net.carrier.hint(Hint::RequestJoin { batch, request, deadline_ns, bytes: 0 });
     }

@@ -31,7 +31,7 @@ use crate::clock;
 use crate::error::StartError;
 use crate::kv::SharedBlocks;
 use crate::model::Model;
-use crate::schedule::{Room, Schedulers, Settings};
+use crate::schedule::{Room, Scheduler, Settings};
 use lockstep::Lockstep;
 use remote::Remote;
 use sequence::Sequence;
@@ -63,7 +63,7 @@ pub(crate) struct Engine {
     model: Arc<dyn Model>,
     blocks: SharedBlocks,
     keep_fetched: bool,
-    schedulers: Schedulers,
+    schedulers: Scheduler,
     net: Option<Arc<Net>>,
     reuse: Option<Sender<Call>>,
     requests_max: usize,
@@ -100,7 +100,7 @@ pub fn start(parts: Parts, commands: EngineCommands) -> Result<Handle, StartErro
     let Parts { model, blocks, keep_fetched, room, settings, lockstep, net, reuse, requests_max } =
         parts;
     let (handle, incoming) = commands;
-    let schedulers = Schedulers::new(&settings, room);
+    let schedulers = Scheduler::new(&settings, room);
     let ranks = net.as_ref().map_or(&[][..], |net| net.peers.ranks.all());
     let lockstep = ranks.first().filter(|_| lockstep).map(|first| Lockstep::new(*first));
     let listens = net.as_ref().map(|net| net.carrier.listens());
@@ -165,7 +165,7 @@ impl Engine {
                 let next = if waits {
                     self.commands.recv_timeout(LOOK_EVERY)
                 } else {
-                    self.commands.recv().map_err(|_| RecvTimeoutError::Disconnected)
+                    self.commands.recv().map_err(RecvTimeoutError::from)
                 };
                 match next {
                     Ok(command) => self.take(command),

@@ -183,9 +183,7 @@ impl Engine {
     /// Asks other processes for KV of a sequence's beginning. Returns the sequence if there is no
     /// process or no block to ask for.
     pub(super) fn ask(&mut self, mut sequence: Sequence) -> Option<Sequence> {
-        let (Some(net), Some(reuse)) = (&self.net, &self.reuse) else {
-            return Some(sequence);
-        };
+        let (Some(net), Some(reuse)) = (&self.net, &self.reuse) else { return Some(sequence) };
         let size = self.model.kv().block_tokens();
         let (first, count) = (sequence.computed / size, sequence.reusable(size));
         if net.peers.reuse.is_empty() || first >= count {
@@ -240,9 +238,7 @@ impl Engine {
 
     pub(super) fn import(&mut self, arrival: &Arrival) {
         let head = &arrival.head;
-        let Some(remote) = self.remote.get_mut(&RequestId(head.request)) else {
-            return;
-        };
+        let Some(remote) = self.remote.get_mut(&RequestId(head.request)) else { return };
         let (layer, first) = (head.layer as usize, head.place as usize);
         let end = first.saturating_add(arrival.payload.len() / self.model.kv().token_bytes());
         let imported = if remote.at != arrival.from || end > remote.sequence.prompt {
@@ -274,9 +270,7 @@ impl Engine {
         let Some((token, spent, said)) = self.remote.get(&request).and_then(complete) else {
             return;
         };
-        let Some(Remote { mut sequence, .. }) = self.remote.remove(&request) else {
-            return;
-        };
+        let Some(Remote { mut sequence, .. }) = self.remote.remove(&request) else { return };
         show_parts(&sequence, spent, said);
         metrics::counter!("laxity_engine_prefilled_elsewhere_total").increment(1);
         if sequence.output_max > 1 {
@@ -304,9 +298,7 @@ impl Engine {
 
     /// Computes a prompt here that another process should have computed.
     fn fall_back(&mut self, request: RequestId) {
-        let Some(Remote { mut sequence, .. }) = self.remote.remove(&request) else {
-            return;
-        };
+        let Some(Remote { mut sequence, .. }) = self.remote.remove(&request) else { return };
         self.schedulers.handle(clock::now(), &Event::Cancelled(request));
         self.let_go(&mut sequence);
         self.compute_after_all(sequence);
@@ -314,9 +306,7 @@ impl Engine {
 
     /// Computes prompts here for which nothing came for too long.
     pub(super) fn give_up_waiting(&mut self, now: Instant) {
-        let Some(patience) = self.net.as_ref().map(|net| net.patience) else {
-            return;
-        };
+        let Some(patience) = self.net.as_ref().map(|net| net.patience) else { return };
         let late: Vec<RequestId> = self
             .remote
             .values()

@@ -171,9 +171,7 @@ impl Engine {
     /// Returns the deadline of the KV of tokens `sent` to `end` of a prompt, in ns.
     fn due_ns(&self, sequence: &Sequence, end: usize, sent: usize) -> u64 {
         let deadline = sequence.deadline_ns();
-        let Some(net) = &self.net else {
-            return deadline;
-        };
+        let Some(net) = &self.net else { return deadline };
         let token = self.model.kv().token_bytes() * self.model.shape().layers;
         let after = net.wire_ns(sequence.prompt.saturating_sub(end) * token);
         let own = net.wire_ns(end.saturating_sub(sent) * token);
@@ -183,9 +181,7 @@ impl Engine {
     fn exports(&self, members: &[Member]) -> Vec<Export> {
         let mut exports = Vec::new();
         for member in members {
-            let Some(sequence) = self.sequences.get(&member.request) else {
-                continue;
-            };
+            let Some(sequence) = self.sequences.get(&member.request) else { continue };
             if let Outlet::Away(to) = &sequence.outlet
                 && to.wants_kv
             {
@@ -332,17 +328,13 @@ impl Engine {
         let mut finished = Vec::new();
         for member in members {
             let output = member.wants_output.then(|| outputs.next()).flatten();
-            let Some(sequence) = self.sequences.get_mut(&member.request) else {
-                continue;
-            };
+            let Some(sequence) = self.sequences.get_mut(&member.request) else { continue };
             sequence.computed = member.end;
             publish(&self.blocks, sequence, size, &model);
             if let Outlet::Away(to) = &mut sequence.outlet {
                 to.sent = to.sent.max(member.end);
             }
-            let Some(output) = output else {
-                continue;
-            };
+            let Some(output) = output else { continue };
             let token = greedy(output);
             let reason = sequence.push(token);
             sequence.tell(Output::Token(token));
@@ -372,9 +364,7 @@ impl Engine {
         // Without the lost experts another attempt would fail, too.
         let hopeless = self.lost_rank().is_some();
         for request in members {
-            let Some(mut sequence) = self.sequences.remove(&request) else {
-                continue;
-            };
+            let Some(mut sequence) = self.sequences.remove(&request) else { continue };
             self.let_go(&mut sequence);
             sequence.failures += 1;
             if hopeless || sequence.failures >= FAILURES_MAX {

@@ -108,9 +108,7 @@ impl Blocks {
     pub fn find(&mut self, hashes: &[BlockHash]) -> Vec<u32> {
         let mut found = Vec::new();
         for hash in hashes {
-            let Some(&block) = self.published.get(hash) else {
-                break;
-            };
+            let Some(&block) = self.published.get(hash) else { break };
             self.retain(block);
             found.push(block);
         }

@@ -120,25 +120,21 @@ fn check_pieces(shape: &ModelShape, pieces: &[Piece]) -> Result<()> {
 pub trait Watch {
     /// Called before a layer is computed. Returns when the KV that the layer reads is there.
     /// Fails if the KV will never arrive.
-    fn before_layer(&mut self, layer: usize, kv: &dyn KvCache) -> Result<()>;
+    fn before_layer(&mut self, _layer: usize, _kv: &dyn KvCache) -> Result<()> {
+        Ok(())
+    }
 
     /// Called after a layer was computed, with the KV of the batch's tokens in place.
     /// Fails if the batch has to be given up.
-    fn after_layer(&mut self, layer: usize, kv: &dyn KvCache) -> Result<()>;
+    fn after_layer(&mut self, _layer: usize, _kv: &dyn KvCache) -> Result<()> {
+        Ok(())
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
 pub struct Unwatched;
 
-impl Watch for Unwatched {
-    fn before_layer(&mut self, _layer: usize, _kv: &dyn KvCache) -> Result<()> {
-        Ok(())
-    }
-
-    fn after_layer(&mut self, _layer: usize, _kv: &dyn KvCache) -> Result<()> {
-        Ok(())
-    }
-}
+impl Watch for Unwatched {}
 
 /// Rows for one expert on their way to the process that holds it, or their outputs on the way back.
 #[derive(Clone, Debug, PartialEq)]

@@ -121,24 +121,20 @@ impl ModelShape {
             ("vocab", self.vocab),
             ("context", self.context),
         ];
-        if let Some((name, _)) = sizes.into_iter().find(|(_, size)| *size == 0) {
+        let experts =
+            self.moe.map(|moe| [("moe.experts", moe.experts), ("moe.per_token", moe.per_token)]);
+        let mut sizes = sizes.into_iter().chain(experts.into_iter().flatten());
+        if let Some((name, _)) = sizes.find(|(_, size)| *size == 0) {
             return Err(ShapeError::Zero(name));
         }
-        if self.head_dim.is_none() && !self.hidden.is_multiple_of(self.heads) {
-            return Err(ShapeError::NoMultiple {
-                what: "hidden",
-                value: self.hidden,
-                of: "heads",
-                by: self.heads,
-            });
+        let (heads, kv_heads) = (self.heads, self.kv_heads());
+        if self.head_dim.is_none() && !self.hidden.is_multiple_of(heads) {
+            let (what, value, of, by) = ("hidden", self.hidden, "heads", heads);
+            return Err(ShapeError::NoMultiple { what, value, of, by });
         }
-        if !self.heads.is_multiple_of(self.kv_heads()) {
-            return Err(ShapeError::NoMultiple {
-                what: "heads",
-                value: self.heads,
-                of: "kv_heads",
-                by: self.kv_heads(),
-            });
+        if !heads.is_multiple_of(kv_heads) {
+            let (what, value, of, by) = ("heads", heads, "kv_heads", kv_heads);
+            return Err(ShapeError::NoMultiple { what, value, of, by });
         }
         if self.head_dim() == 0 || !self.head_dim().is_multiple_of(2) {
             return Err(ShapeError::OddHead(self.head_dim()));
@@ -148,22 +144,12 @@ impl ModelShape {
                 return Err(ShapeError::NotPositive(name, value));
             }
         }
-        if let Some(moe) = self.moe {
-            if moe.experts == 0 || moe.per_token == 0 {
-                return Err(ShapeError::Zero(if moe.experts == 0 {
-                    "moe.experts"
-                } else {
-                    "moe.per_token"
-                }));
+        match self.moe {
+            Some(Moe { experts, per_token }) if per_token > experts => {
+                Err(ShapeError::TooManyExperts { per_token, experts })
             }
-            if moe.per_token > moe.experts {
-                return Err(ShapeError::TooManyExperts {
-                    per_token: moe.per_token,
-                    experts: moe.experts,
-                });
-            }
+            _ => Ok(()),
         }
-        Ok(())
     }
 }
 

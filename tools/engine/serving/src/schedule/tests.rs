@@ -42,7 +42,7 @@ struct Ran {
 }
 
 /// Runs requests in waves, more than are served in time. Some clients give up.
-fn run(schedulers: &mut Schedulers, requests: u64) -> Ran {
+fn run(schedulers: &mut Scheduler, requests: u64) -> Ran {
     let mut ran = Ran::default();
     let (mut now, mut next, mut open) = (Time::ZERO, 0, std::collections::BTreeMap::new());
     let mut relegated = std::collections::BTreeSet::new();
@@ -118,7 +118,7 @@ fn every_policy_decides_the_same_again_and_otherwise_than_the_others() {
     let mut plans = Vec::new();
     for settings in every_setting() {
         settings.check().unwrap();
-        let run = || run(&mut Schedulers::new(&settings, ROOM), 150);
+        let run = || run(&mut Scheduler::new(&settings, ROOM), 150);
         let ran = run();
         assert!(ran.ended > 100, "{settings:?}: {}", ran.ended);
         assert_eq!(run(), ran, "{settings:?}");
@@ -141,7 +141,7 @@ fn every_policy_decides_the_same_again_and_otherwise_than_the_others() {
 fn how_long_iterations_take_is_learned_where_a_policy_asks_for_it() {
     let settings = |policy| Settings { policy, tokens: 64, ..Settings::default() };
     for (policy, learns) in [(Policy::Fcfs, false), (Policy::Qoserve, true), (Policy::Hmas, true)] {
-        let mut schedulers = Schedulers::new(&settings(policy), ROOM);
+        let mut schedulers = Scheduler::new(&settings(policy), ROOM);
         let ran = run(&mut schedulers, 20);
         let expected = if learns { ran.plans.len() } else { 0 };
         assert_eq!(schedulers.learned(), expected as u64, "{policy:?}");
@@ -151,7 +151,7 @@ fn how_long_iterations_take_is_learned_where_a_policy_asks_for_it() {
 #[test]
 fn an_iteration_that_failed_teaches_nothing() {
     let settings = Settings { policy: Policy::Qoserve, ..Settings::default() };
-    let mut schedulers = Schedulers::new(&settings, ROOM);
+    let mut schedulers = Scheduler::new(&settings, ROOM);
     schedulers.handle(Time(1), &Event::Arrived(spec(3, Time(1))));
     assert!(schedulers.plan(Time(2)).is_some());
     schedulers.handle(Time(3), &Event::Cancelled(RequestId(3)));
@@ -162,7 +162,7 @@ fn an_iteration_that_failed_teaches_nothing() {
 
 #[test]
 fn whoever_waits_is_asked_for_again_though_nothing_happens() {
-    let mut schedulers = Schedulers::new(&Settings::default(), ROOM);
+    let mut schedulers = Scheduler::new(&Settings::default(), ROOM);
     let other = RequestId(900);
     assert!(schedulers.reserve(other, ROOM.blocks * ROOM.block_tokens));
     schedulers.handle(Time(1), &Event::Arrived(spec(3, Time(1))));

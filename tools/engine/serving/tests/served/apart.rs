@@ -73,33 +73,42 @@ impl Cluster {
         experts_apart: bool,
         chunk: u32,
     ) -> Self {
-        let (ranks, front) = ([address(), address()], address());
         let common = format!(
-            "schedule = {{ tokens = {chunk} }}\nkv = {{ blocks = 64, block_tokens = 8 }}\n{}",
-            laxity(socket)
-        );
-        let prefill = ranks
-            .iter()
-            .enumerate()
-            .map(|(rank, here)| {
-                let experts = if experts_apart { list(&ranks) } else { "[]".to_owned() };
-                let reuse = list(&[ranks[1 - rank]]);
-                let config = format!(
-                    "role = \"prefill\"\npeers = {{ listen = \"{here}\", \
-                    experts = {experts}, reuse = {reuse} }}\n{common}{}",
-                    model(moe)
-                );
-                Running::start(folder, &format!("prefill{rank}"), &config)
-            })
-            .collect();
-        let config = format!(
-            "role = \"decode\"\npeers = {{ listen = \"{front}\", prefill = {}, patience_ms = 20000 \
-             }}\n{common}{}",
-            list(&ranks),
+            "schedule = {{ tokens = {chunk} }}\nkv = {{ blocks = 64, block_tokens = 8 }}\n{}{}",
+            laxity(socket),
             model(moe)
         );
+        Self::with(folder, experts_apart, "", |_| common.clone())
+    }
+
+    /// Starts all with configurations `of` the prefill processes 0 and 1, and of the decode process
+    /// 2. `peers` are further settings of the prefill processes' peers.
+    pub(crate) fn with(
+        folder: &Path,
+        experts_apart: bool,
+        peers: &str,
+        of: impl Fn(usize) -> String,
+    ) -> Self {
+        let (ranks, front) = ([address(), address()], address());
+        let experts = if experts_apart { list(&ranks) } else { "[]".to_owned() };
+        let prefill = [0, 1].map(|rank| {
+            let config = format!(
+                "role = \"prefill\"\npeers = {{ listen = \"{}\", experts = {experts}, reuse = \
+                 {}{peers} }}\n{}",
+                ranks[rank],
+                list(&[ranks[1 - rank]]),
+                of(rank)
+            );
+            Running::start(folder, &format!("prefill{rank}"), &config)
+        });
+        let config = format!(
+            "role = \"decode\"\npeers = {{ listen = \"{front}\", prefill = {}, patience_ms = 20000 \
+             }}\n{}",
+            list(&ranks),
+            of(2)
+        );
         let decode = Running::start(folder, "decode", &config);
-        Self { decode, prefill }
+        Self { decode, prefill: prefill.into() }
     }
 
     pub(crate) fn sum(&self, metric: &str) -> f64 {
@@ -152,6 +161,9 @@ fn prefill_and_decode_apart_answer_as_one_process_does_with_and_without_a_daemon
         compare(&cluster, &alone, &format!("daemon: {}", socket.is_some()));
         let elsewhere = cluster.decode.metric("laxity_engine_prefilled_elsewhere_total");
         assert_eq!(elsewhere, 16.0, "all prompts\n{}", cluster.logs());
+        for engine in &cluster.prefill {
+            assert!(engine.metric("laxity_engine_prompt_tokens_total") > 0.0, "shared out");
+        }
         assert!(cluster.sum("laxity_engine_sent_bytes_total{stage=\"p2d\"") > 0.0);
         let scheduled = cluster.sum("laxity_engine_scheduled_bytes_total");
         let bypassed = cluster.sum("laxity_engine_bypassed_bytes_total");
@@ -165,6 +177,7 @@ fn prefill_and_decode_apart_answer_as_one_process_does_with_and_without_a_daemon
                 "scheduled {scheduled}, bypassed {bypassed}"
             );
         }
+        assert!(cluster.decode.terminate());
     }
 }
 

@@ -13,38 +13,8 @@ use laxity_engine::model::{Model as _, ModelShape};
 use laxity_engine::schedule::Room;
 use laxity_requests::request::Importance;
 
-use crate::apart::{Daemon, laxity, list};
-use crate::running::{PATIENCE, Running, address, alone, eventually, model, prompt};
-
-#[test]
-fn prompts_are_shared_out_and_answered_as_by_one_process() {
-    let folder = tempfile::tempdir().unwrap();
-    let prompts: Vec<Vec<u32>> =
-        (0..6).map(|number| prompt(number, 30 + 17 * number as usize)).collect();
-    let alone = alone(folder.path(), &model(false), &prompts, 6);
-    let common = format!(
-        "schedule = {{ tokens = 32 }}\nkv = {{ blocks = 64, block_tokens = 8 }}\n{}",
-        model(false)
-    );
-    let ranks = [address(), address()];
-    let prefill = ranks.map(|here| {
-        let config = format!("role = \"prefill\"\npeers = {{ listen = \"{here}\" }}\n{common}");
-        Running::start(folder.path(), &format!("prefill-{}", here.port()), &config)
-    });
-    let config = format!(
-        "role = \"decode\"\npeers = {{ listen = \"{}\", prefill = {} }}\n{common}",
-        address(),
-        list(&ranks)
-    );
-    let decode = Running::start(folder.path(), "decode", &config);
-    assert_eq!(decode.complete_all(&prompts, 6), alone, "{}", decode.explain());
-    let elsewhere = decode.metric("laxity_engine_prefilled_elsewhere_total");
-    assert_eq!(elsewhere, 6.0, "{}", decode.explain());
-    let tokens = prefill.each_ref().map(|at| at.metric("laxity_engine_prompt_tokens_total"));
-    assert!(tokens.iter().all(|tokens| *tokens > 0.0), "{tokens:?}");
-    eventually("nothing waits for a place", || decode.health()["requests"] == 0);
-    assert!(decode.terminate());
-}
+use crate::apart::{Daemon, laxity};
+use crate::running::{PATIENCE, Running, address, eventually, model, prompt};
 
 /// A decode process of a test's own: it speaks to a prefill process and keeps what that says and
 /// sends.
@@ -60,13 +30,8 @@ impl Asker {
         let (said, heard) = channel();
         let here = address();
         listen(here, Arc::new(move |incoming| drop(said.send(incoming)))).expect("listens");
-        let options = Options {
-            socket: None,
-            name: "asker".to_owned(),
-            nic: 0,
-            stall: std::time::Duration::from_secs(5),
-            words_dscp: 0,
-        };
+        let stall = std::time::Duration::from_secs(5);
+        let options = Options { name: "asker".to_owned(), stall, ..Options::default() };
         let carrier = Carrier::start(options, here, Arc::new(|_| {})).expect("a carrier");
         let text = model(false).replace("[model]\n", "");
         let shape: ModelShape = toml::from_str(&text).expect("a model");

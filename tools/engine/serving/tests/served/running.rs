@@ -94,9 +94,7 @@ impl Running {
         let address = text
             .split_once("on http://")
             .and_then(|(_, after)| after.lines().next()?.trim().parse().ok());
-        let Some(address) = address else {
-            return false;
-        };
+        let Some(address) = address else { return false };
         self.http = address;
         self.try_get("/health").is_some()
     }

@@ -1,7 +1,7 @@
 //! Processes that take the time of computing instead of computing.
 
-use crate::apart::{Daemon, laxity, list};
-use crate::running::{Running, address, alone, eventually, model, prompt};
+use crate::apart::{Cluster, Daemon, laxity};
+use crate::running::{Running, alone, eventually, model, prompt};
 
 const TIMING: &str = "layer_us = 300.0, token_us = 2.0, expert_us = 200.0, row_us = 1.0";
 
@@ -21,30 +21,16 @@ fn timed_processes_apart_or_in_step_answer_as_one_does_and_fetch_the_kv_that_one
     std::fs::write(&holds, serde_json::to_string(&[prompt(9, 64)]).unwrap()).unwrap();
     let ways = [(None, false), (Some(socket.as_path()), false), (Some(socket.as_path()), true)];
     for (socket, lockstep) in ways {
-        let (ranks, front) = ([address(), address()], address());
         let common = format!(
-            "kv = {{ blocks = 64, block_tokens = 8, keep_fetched = false }}\n{}",
+            "kv = {{ blocks = 64, block_tokens = 8, keep_fetched = false }}\n{}{shape}",
             laxity(socket)
         );
-        let prefill = [0, 1].map(|rank| {
-            let held = [format!(", holds = {holds:?}"), String::new()];
-            let config = format!(
-                "role = \"prefill\"\npeers = {{ listen = \"{}\", experts = {}, reuse = {}, \
-                 lockstep = {lockstep}, reads = {lockstep} }}\n\
-                 timing = {{ {TIMING}{} }}\n{common}{shape}",
-                ranks[rank],
-                list(&ranks),
-                list(&[ranks[1 - rank]]),
-                held[rank],
-            );
-            Running::start(folder.path(), &format!("prefill{rank}"), &config)
+        let peers = format!(", lockstep = {lockstep}, reads = {lockstep}");
+        let cluster = Cluster::with(folder.path(), true, &peers, |process| {
+            let held = if process == 0 { format!(", holds = {holds:?}") } else { String::new() };
+            format!("timing = {{ {TIMING}{held} }}\n{common}")
         });
-        let config = format!(
-            "role = \"decode\"\npeers = {{ listen = \"{front}\", prefill = {} }}\n\
-             timing = {{ {TIMING} }}\n{common}{shape}",
-            list(&ranks),
-        );
-        let decode = Running::start(folder.path(), "decode", &config);
+        let Cluster { decode, prefill } = &cluster;
         for (prompt, expected) in prompts().iter().zip(&expected) {
             assert_eq!(&decode.complete(prompt, 6), expected, "{}", decode.log_text());
         }
@@ -52,10 +38,8 @@ fn timed_processes_apart_or_in_step_answer_as_one_does_and_fetch_the_kv_that_one
         assert_eq!(fetched(&prefill[0]), 0.0);
         // Prompts take turns. What was fetched is not kept.
         assert_eq!(fetched(&prefill[1]), 3.0 * 64.0);
-        let sent = |stage| {
-            let name = format!("laxity_engine_sent_bytes_total{{stage=\"{stage}\"");
-            prefill.iter().map(|engine| engine.metric(&name)).sum::<f64>()
-        };
+        let sent =
+            |stage| cluster.sum(&format!("laxity_engine_sent_bytes_total{{stage=\"{stage}\""));
         // Three layers, keys and values of two heads of sixteen numbers.
         assert_eq!(sent("kv_reuse"), 3.0 * 64.0 * 3.0 * 256.0);
         let tokens: usize = prompts().iter().map(Vec::len).sum();
@@ -69,8 +53,9 @@ fn timed_processes_apart_or_in_step_answer_as_one_does_and_fetch_the_kv_that_one
         // own or without.
         if lockstep {
             let exchanges = "laxity_engine_exchange_seconds_count";
-            let counts = prefill.each_ref().map(|engine| engine.metric(exchanges));
-            assert_eq!(counts, [6.0 * 3.0 * 2.0; 2]);
+            for engine in prefill {
+                assert_eq!(engine.metric(exchanges), 6.0 * 3.0 * 2.0);
+            }
         }
         let scheduled = prefill[0].metric("laxity_engine_scheduled_bytes_total");
         assert_eq!(scheduled > 0.0, socket.is_some(), "scheduled {scheduled}");

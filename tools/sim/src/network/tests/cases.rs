@@ -8,7 +8,7 @@ use super::super::{CLASSES_MAX, Network, NewTransfer, PortId, TransferId};
 const GBYTE: f64 = 1e9;
 
 fn network<const COUNT: usize>() -> (Network, [PortId; COUNT]) {
-    let mut network = Network::new();
+    let mut network = Network::default();
     let ports = [0; COUNT].map(|_| network.add_port(GBYTE));
     (network, ports)
 }
@@ -33,7 +33,7 @@ fn ends(net: &mut Network, now_ns: u64) -> Vec<(u64, TransferId)> {
 
 #[test]
 fn one_that_waits_for_ever_has_no_end() {
-    let mut net = Network::new();
+    let mut net = Network::default();
     let (dead, port) = (net.add_port(0.0), net.add_port(GBYTE));
     start(&mut net, 0, &[port, dead], 10, 0);
     assert_eq!(net.next_end(Time(0)), None);
@@ -44,7 +44,7 @@ fn one_that_waits_for_ever_has_no_end() {
 
 #[test]
 fn dust_is_not_given_away() {
-    let mut net = Network::new();
+    let mut net = Network::default();
     let port = net.add_port(GBYTE);
     let nearly = net.add_port(GBYTE * (1.0 - 1e-11));
     start(&mut net, 0, &[port, nearly], 1000, 0);
@@ -97,7 +97,7 @@ fn all_classes_there_are_come_one_after_the_other() {
 
 #[test]
 fn five_hundred_on_one_port_end_when_they_should() {
-    let mut net = Network::new();
+    let mut net = Network::default();
     let hot = net.add_port(GBYTE);
     let count = 500;
     let mut ids = Vec::new();

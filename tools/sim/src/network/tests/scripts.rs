@@ -47,8 +47,7 @@ struct Pair {
 impl Pair {
     fn new(script: &Script) -> Self {
         let capacities = &script.capacities;
-        let mut network = Network::new();
-        network.patience = script.patience;
+        let mut network = Network { patience: script.patience, ..Network::default() };
         if let Some((class, share)) = script.floor {
             network.guarantee(class, share);
         }

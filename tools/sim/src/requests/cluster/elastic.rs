@@ -9,20 +9,14 @@ use super::{ClusterRun, Happens, Startup};
 
 impl ClusterRun<'_> {
     pub(super) fn leave(&mut self, id: InstanceId) {
-        let Some(instance) = self.instances.get(&id) else {
-            return;
-        };
-        let Some(then) = instance.leaves else {
-            return;
-        };
+        let Some(instance) = self.instances.get(&id) else { return };
+        let Some(then) = instance.leaves else { return };
         let load = instance.replica.load();
         let expected = self.moves.values().any(|m| m.to == Some(id) || m.from == id);
         if load.waiting + load.running > 0 || expected {
             return;
         }
-        let Some(instance) = self.instances.remove(&id) else {
-            return;
-        };
+        let Some(instance) = self.instances.remove(&id) else { return };
         let up = self.now.since(instance.up);
         self.outcome.instance_time = self.outcome.instance_time + up;
         if let Some(role) = then {
@@ -33,9 +27,7 @@ impl ClusterRun<'_> {
     }
 
     pub(super) fn look(&mut self) {
-        let Some(scaler) = &mut self.config.scaler else {
-            return;
-        };
+        let Some(scaler) = &mut self.config.scaler else { return };
         let mut window = std::mem::take(&mut self.window);
         for (id, instance) in &mut self.instances {
             if !instance.ready {
@@ -67,8 +59,8 @@ impl ClusterRun<'_> {
             self.scale(decision, &startup, most);
         }
         // Without further arrivals or iterations no decision is needed.
-        if !self.events.is_empty() {
-            self.at(again, Happens::Looks);
+        if self.events.next().is_some() {
+            self.events.push(again, Happens::Looks);
         }
     }
 
@@ -83,7 +75,7 @@ impl ClusterRun<'_> {
                     Some(peer) => self.config.link.transfer(self.now, peer, id, startup.weights),
                     None => self.now + Span::transfer(startup.weights, startup.disk),
                 };
-                self.at(loaded + startup.boot, Happens::Ready(id));
+                self.events.push(loaded + startup.boot, Happens::Ready(id));
             }
             ScalingDecision::Stop(id) => self.let_go(id, None),
             ScalingDecision::Turn { instance, role } => self.let_go(instance, Some(role)),
@@ -91,9 +83,7 @@ impl ClusterRun<'_> {
     }
 
     fn let_go(&mut self, id: InstanceId, then: Option<Role>) {
-        let Some(instance) = self.instances.get_mut(&id) else {
-            return;
-        };
+        let Some(instance) = self.instances.get_mut(&id) else { return };
         if instance.leaves.is_some() {
             return;
         }

@@ -5,7 +5,6 @@ use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 
 use laxity_requests::Span;
-use laxity_requests::baseline::RoundRobin;
 use laxity_requests::discipline::Discipline;
 use laxity_requests::dispatch::Role;
 use laxity_requests::hmas::cognition::Cognition;
@@ -24,7 +23,6 @@ use rand_distr::{Distribution as _, LogNormal};
 use super::traffic::{TASKS, ends};
 use crate::requests::cluster;
 use crate::requests::latency::Roofline;
-use crate::requests::link::Link;
 use crate::requests::measurements::Columns;
 use crate::requests::outcome::{ClusterOutcome, Record};
 use crate::requests::workload::Asked;
@@ -167,23 +165,12 @@ pub(super) fn serve(
         let discipline = slot.take().expect("there is one instance");
         Replica::new(Pool::new(bed.blocks, BLOCK_TOKENS), bed.blocks / 100, discipline)
     };
-    let config = cluster::Config {
-        roles: vec![Role::Whole],
-        make: &make,
-        clock: &bed.clock,
-        dispatch: Box::new(RoundRobin::default()),
-        scaler: None,
-        link: Link::new(12_500_000_000, Span::from_micros(20)),
-        kv_bytes_per_token: bed.clock.kv_bytes_per_token(),
-        ends: ends(asked),
-    };
-    cluster::run(config, asked)
+    let alone = cluster::Config::single(&make, &bed.clock, bed.clock.kv_bytes_per_token());
+    cluster::run(cluster::Config { ends: ends(asked), ..alone }, asked)
 }
 
 fn is_good(record: &Record) -> bool {
-    let Slo::Interactive { tbt, .. } = record.spec.slo else {
-        return false;
-    };
+    let Slo::Interactive { tbt, .. } = record.spec.slo else { return false };
     let slow = record.tpot().is_some_and(|tpot| tpot.0 > tbt);
     record.complete() && record.met_first() && !slow
 }

@@ -112,12 +112,11 @@ fn one(rng: &mut ChaCha12Rng, id: u64, at: f64, mix: Mix) -> Asked {
         arrival: Time((at * 1e9) as u64),
         prompt,
         output_max: OUTPUT_MAX,
-        ready: 0,
-        generated: 0,
         class: ClassId(index as u16),
         application: ApplicationId(if tenant < TENANTS { 0 } else { tenant - TENANTS + 1 }),
         importance: if importance < 0.7 { Importance::Low } else { Importance::Important },
         slo: Slo::Interactive { ttft: ns(task.ttft_ms), tbt: ns(task.tpot_ms) },
+        ..Spec::default()
     };
     Asked { spec, output }
 }

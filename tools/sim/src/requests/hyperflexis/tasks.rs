@@ -5,7 +5,7 @@
 //! moments, because table 1 gives no more. The requests of each task are a Poisson process (§7.3),
 //! and all tasks have the same rate.
 
-use laxity_requests::request::{ApplicationId, ClassId, Importance, RequestId, Slo, Spec};
+use laxity_requests::request::{ApplicationId, ClassId, RequestId, Slo, Spec};
 use laxity_requests::{Span, Time};
 use rand::SeedableRng as _;
 use rand_chacha::ChaCha12Rng;
@@ -102,19 +102,16 @@ pub(super) fn requests(streams: &[Stream], seed: u64) -> Vec<Asked> {
             let task = &stream.task;
             asked.push(Asked {
                 spec: Spec {
-                    id: RequestId(0),
                     arrival: now,
                     prompt: tokens(task.input, TOKENS_MAX, &mut rng),
                     output_max: OUTPUT_MAX,
-                    ready: 0,
-                    generated: 0,
                     class: ClassId(stream.class),
                     application: ApplicationId(u32::from(stream.class)),
-                    importance: Importance::Important,
                     slo: Slo::Interactive {
                         ttft: task.ttft * 1_000_000,
                         tbt: task.tpot * 1_000_000,
                     },
+                    ..Spec::default()
                 },
                 output: tokens(task.output, OUTPUT_MAX, &mut rng),
             });

@@ -214,13 +214,10 @@ pub(super) fn run(
     });
     let config = Config {
         roles: roles.to_vec(),
-        make: &make,
-        clock: &machine.clock,
         dispatch,
         scaler,
         link: Link::new(LINK, Span::from_micros(20)),
-        kv_bytes_per_token: machine.clock.kv_bytes_per_token(),
-        ends: Time::NEVER,
+        ..Config::single(&make, &machine.clock, machine.clock.kv_bytes_per_token())
     };
     cluster::run(config, asked)
 }
@@ -228,9 +225,7 @@ pub(super) fn run(
 /// Reports whether the first token and the mean time per token met their objectives (eq. 4).
 /// (`Record::met` requires it of each token.)
 pub(super) fn attained(record: &Record) -> bool {
-    let Slo::Interactive { tbt, .. } = record.spec.slo else {
-        return record.met();
-    };
+    let Slo::Interactive { tbt, .. } = record.spec.slo else { return record.met() };
     let tpot = record.tpot().is_none_or(|tpot| tpot.0 <= tbt);
     record.complete() && record.met_first() && tpot
 }

@@ -9,7 +9,7 @@
 
 use laxity_requests::Time;
 use laxity_requests::workflow::{
-    Class, ClusterId, JobId, ModelId, RoleId, Stage, StageId, TemplateId, WorkflowJob,
+    Class, JobId, ModelId, RoleId, Stage, StageId, TemplateId, WorkflowJob,
 };
 use rand::{RngExt as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
@@ -229,7 +229,7 @@ impl JobSource {
                 class: of.class,
                 arrival,
                 deadline: Time::NEVER,
-                source: ClusterId(0),
+                ..WorkflowJob::default()
             },
             stages,
         }
@@ -260,8 +260,6 @@ impl JobSource {
         ];
         Planned {
             stage: Stage {
-                id: StageId(0),
-                job: JobId(0),
                 model: ModelId(step.model),
                 role: RoleId(step.role),
                 position,
@@ -271,6 +269,7 @@ impl JobSource {
                 prompt: (prompt as u32).clamp(16, 24_000),
                 output_max,
                 semantics,
+                ..Stage::default()
             },
             output: (length as u32).clamp(1, output_max),
             tool,

@@ -12,6 +12,7 @@ use super::super::measurements::Measurements;
 use super::super::reproduction::{Options, Section, each};
 use super::catalogue::{GB, node};
 use super::trial::{Kit, Measured, Trial, TrialPolicy};
+use super::world::Ran;
 
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -91,8 +92,8 @@ impl Case {
 }
 
 fn memory(into: &mut Measurements, ran: &[Measured]) -> Section {
-    let sum = |of: fn(&Measured) -> u64| ran.iter().map(of).sum::<u64>() as f64;
-    let fullest = ran.iter().map(|of| of.fullest).fold(0.0, f64::max);
+    let sum = |of: fn(&Ran) -> u64| ran.iter().map(|run| of(&run.ran)).sum::<u64>() as f64;
+    let fullest = ran.iter().map(|of| of.ran.fullest).fold(0.0, f64::max);
     let rows = [
         ("runs", ran.len() as f64),
         ("instants with more in use than there is", sum(|of| of.overflows)),

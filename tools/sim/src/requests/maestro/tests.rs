@@ -82,8 +82,8 @@ fn every_job_ends_and_memory_holds_under_every_policy() {
     for policy in TrialPolicy::all() {
         let of = trial(policy.clone(), 3.0, 5).run(&kit);
         let name = &policy.options.name;
-        assert_eq!((of.lost, of.overflows), (0, 0), "{name}");
-        assert!(of.fullest <= 1.0 && of.fullest > 0.5, "{name}: {}", of.fullest);
+        assert_eq!((of.ran.lost, of.ran.overflows), (0, 0), "{name}");
+        assert!(of.ran.fullest <= 1.0 && of.ran.fullest > 0.5, "{name}: {}", of.ran.fullest);
         assert!((0.0..=100.0).contains(&of.met));
     }
 }
@@ -99,7 +99,7 @@ fn the_same_seed_gives_the_same_run() {
 fn alone_nobody_waits_but_for_weights() {
     let kit = Kit::new(true).expect("kit");
     let of = trial(TrialPolicy::maestro(), 0.05, 3).run(&kit);
-    assert!(of.delay < 40.0 && of.swapped == 0 && of.aborted == 0);
+    assert!(of.delay < 40.0 && of.ran.swapped == 0 && of.ran.aborted == 0);
 }
 
 #[test]
@@ -107,7 +107,7 @@ fn without_preemption_interactive_jobs_wait_longer() {
     let kit = Kit::new(true).expect("kit");
     let with = trial(TrialPolicy::maestro(), 4.0, 2).run(&kit);
     let without = trial(TrialPolicy::turned("w/o", Boundary::Hold), 4.0, 2).run(&kit);
-    assert!(with.preempted > 0 && without.preempted == 0);
+    assert!(with.ran.preempted > 0 && without.ran.preempted == 0);
     assert!(with.delay < without.delay, "{} against {}", with.delay, without.delay);
 }
 

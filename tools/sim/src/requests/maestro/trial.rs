@@ -275,7 +275,7 @@ pub(super) struct Trial {
     pub(super) variants: u16,
 }
 
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Measured {
     pub(super) met: f64,
     /// Mean duration of jobs, in seconds.
@@ -284,17 +284,8 @@ pub(super) struct Measured {
     pub(super) delay: f64,
     /// Mean wait of a stage of an interactive job, in seconds.
     pub(super) stage_delay: f64,
-    pub(super) overflows: u64,
-    pub(super) fullest: f64,
-    pub(super) busy: f64,
-    pub(super) grown: u64,
-    pub(super) swapped: u64,
-    pub(super) aborted: u64,
-    pub(super) stopped: u64,
-    #[cfg_attr(not(test), expect(dead_code, reason = "tests ask for it"))]
-    pub(super) preempted: u64,
-    pub(super) activated: u64,
-    pub(super) lost: usize,
+    /// The counts of the run, without its jobs.
+    pub(super) ran: Ran,
 }
 
 impl Measured {
@@ -304,8 +295,8 @@ impl Measured {
             ("time of a job, s", self.latency),
             ("wait of a job, s", self.delay),
             ("wait of a stage, s", self.stage_delay),
-            ("activations", self.activated as f64),
-            ("busy, %", 100.0 * self.busy),
+            ("activations", self.ran.activated as f64),
+            ("busy, %", 100.0 * self.ran.busy),
         ]
     }
 }
@@ -356,16 +347,7 @@ impl Trial {
             latency: mean(jobs.iter().map(|job| job.took)),
             delay: mean(interactive.iter().copied()),
             stage_delay: interactive.iter().sum::<f64>() / stages.max(1) as f64,
-            overflows: ran.overflows,
-            fullest: ran.fullest,
-            busy: ran.busy,
-            grown: ran.grown,
-            swapped: ran.swapped,
-            aborted: ran.aborted,
-            stopped: ran.stopped,
-            preempted: ran.preempted,
-            activated: ran.activated,
-            lost: ran.lost,
+            ran: Ran { jobs: Vec::new(), ..*ran },
         }
     }
 }

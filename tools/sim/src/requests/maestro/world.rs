@@ -4,8 +4,7 @@
 //! The driver accounts for GPU memory itself (weights and written KV cache), so that it detects
 //! overflows independently of the scheduler.
 
-use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap, HashMap};
+use std::collections::{BTreeMap, HashMap};
 
 use laxity_requests::maestro::Scheduler;
 use laxity_requests::workflow::{
@@ -17,6 +16,7 @@ use laxity_requests::{Span, Time};
 use super::apps::{PlannedJob, STAGES};
 use super::catalogue::ServedModel;
 use super::machine::{Came, NodeState, Running};
+use crate::agenda::Agenda;
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct JobResult {
@@ -65,13 +65,13 @@ struct Open {
     waited: f64,
 }
 
+#[derive(Default)]
 pub(super) struct MaestroWorld<'a> {
     models: &'a [ServedModel],
     specs: &'a [NodeSpec],
     workload: &'a [PlannedJob],
     rtt: &'a [Vec<Span>],
-    due: BinaryHeap<Reverse<(u64, u64, DueEvent)>>,
-    clock: u64,
+    due: Agenda<DueEvent>,
     machines: Vec<NodeState>,
     resident: Vec<BTreeMap<ModelId, Readiness>>,
     /// Weights on their way to host memory by node, with the time of arrival.
@@ -99,45 +99,26 @@ impl<'a> MaestroWorld<'a> {
             specs,
             workload,
             rtt,
-            due: BinaryHeap::new(),
-            clock: 0,
             machines: vec![NodeState::default(); specs.len()],
             resident: vec![BTreeMap::new(); specs.len()],
             leaving: vec![BTreeMap::new(); specs.len()],
             behind: vec![BTreeMap::new(); specs.len()],
-            open: HashMap::new(),
-            by_id: HashMap::new(),
-            on: HashMap::new(),
-            since: HashMap::new(),
-            started: HashMap::new(),
-            parked: HashMap::new(),
-            ran: Ran::default(),
+            ..Self::default()
         };
         for (index, job) in workload.iter().enumerate() {
             world.by_id.insert(job.job.id, index);
-            world.push(job.job.arrival.0, DueEvent::Arrives(index));
+            world.due.push(job.job.arrival, DueEvent::Arrives(index));
         }
         world
     }
 
-    fn push(&mut self, at: u64, due: DueEvent) {
-        self.clock += 1;
-        self.due.push(Reverse((at, self.clock, due)));
-    }
-
     pub(super) fn run(mut self, scheduler: &mut Scheduler) -> Ran {
         let mut last = 0;
-        while let Some(Reverse((now, _, first))) = self.due.pop() {
+        while let Some(Time(now)) = self.due.next() {
             last = now;
-            self.happens(now, first, scheduler);
             // All events of this time are handled before the scheduler decides.
-            while let Some(Reverse((at, _, _))) = self.due.peek() {
-                if *at > now {
-                    break;
-                }
-                if let Some(Reverse((_, _, due))) = self.due.pop() {
-                    self.happens(now, due, scheduler);
-                }
+            while let Some(due) = self.due.pop(Time(now)) {
+                self.happens(now, due, scheduler);
             }
             while let Some(decision) = scheduler.poll_decision(Time(now)) {
                 self.does(now, &decision);
@@ -215,9 +196,7 @@ impl<'a> MaestroWorld<'a> {
         scheduler.handle(Time(now), &WorkflowEvent::Finished { stage, outcome });
         let job = planned.stage.job;
         let at = (stage.0 % STAGES) as usize;
-        let Some(open) = self.open.get_mut(&job) else {
-            return;
-        };
+        let Some(open) = self.open.get_mut(&job) else { return };
         open.left -= 1;
         let of = &self.workload[open.index];
         let mut next = Vec::new();
@@ -246,7 +225,7 @@ impl<'a> MaestroWorld<'a> {
             if delay == 0 {
                 self.ready(now, stage, scheduler);
             } else {
-                self.push(now + delay, DueEvent::Ready(stage));
+                self.due.push(Time(now + delay), DueEvent::Ready(stage));
             }
         }
     }
@@ -258,7 +237,7 @@ impl<'a> MaestroWorld<'a> {
                 self.resident[index].insert(*model, *to);
                 if *takes > Span::ZERO {
                     self.leaving[index].insert(*model, now + takes.0);
-                    self.push(now + takes.0, DueEvent::Slept(*node, *model));
+                    self.due.push(Time(now + takes.0), DueEvent::Slept(*node, *model));
                 }
             }
             WorkflowDecision::StopTransition { node, model } => {
@@ -274,7 +253,7 @@ impl<'a> MaestroWorld<'a> {
                     self.behind[index].insert(*model, *from);
                 }
                 self.resident[node.0 as usize].insert(*model, Readiness::Running);
-                self.push(now + takes.0, DueEvent::Activated(*node, *model));
+                self.due.push(Time(now + takes.0), DueEvent::Activated(*node, *model));
             }
             WorkflowDecision::Start { stage, node, kv } => self.start(now, *stage, *node, *kv),
             WorkflowDecision::Grow { stage, kv } => {
@@ -345,9 +324,7 @@ impl<'a> MaestroWorld<'a> {
     }
 
     fn change(&mut self, now: u64, stage: StageId, with: impl FnOnce(&mut Running)) {
-        let Some(node) = self.on.get(&stage).copied() else {
-            return;
-        };
+        let Some(node) = self.on.get(&stage).copied() else { return };
         self.machines[node].advance(now as f64, self.models);
         if let Some(running) = self.machines[node].running.get_mut(&stage) {
             with(running);
@@ -371,7 +348,7 @@ impl<'a> MaestroWorld<'a> {
         if let Some(next) = self.machines[node].next(self.models) {
             // Rounding up makes the event due at that time.
             let at = (next.ceil() as u64).max(now);
-            self.push(at, DueEvent::Changes(node, epoch));
+            self.due.push(Time(at), DueEvent::Changes(node, epoch));
         }
     }
 

@@ -1,19 +1,18 @@
 //! The setting of QoServe's figures: Llama-3-8B on an A100, the classes of table 3, lengths of
 //! Azure's code trace, and the compared policies.
 
-use laxity_requests::baseline::{Fixed, LineOrder, RoundRobin};
+use laxity_requests::Span;
+use laxity_requests::baseline::{Fixed, LineOrder};
 use laxity_requests::discipline::Discipline;
 use laxity_requests::dispatch::Role;
 use laxity_requests::kv::Pool;
 use laxity_requests::qoserve::{Chunking, QoServe, QoServeOptions, Relegation};
 use laxity_requests::replica::Replica;
 use laxity_requests::request::{InstanceId, Slo};
-use laxity_requests::{Span, Time};
 
 use crate::requests::PaperError;
 use crate::requests::cluster::{Config, run};
 use crate::requests::latency::{Roofline, Slowed};
-use crate::requests::link::Link;
 use crate::requests::outcome::ClusterOutcome;
 use crate::requests::workload::{Asked, Class, Lengths, Phase, Recipe};
 
@@ -176,17 +175,8 @@ pub(super) fn one(setting: &Calibration, policy: ReplicaPolicy, asked: &[Asked])
         let pool = Pool::new(setting.blocks, BLOCK_TOKENS);
         Replica::new(pool, setting.blocks / 100, discipline(policy, setting))
     };
-    let config = Config {
-        roles: vec![Role::Whole],
-        make: &make,
-        clock: &setting.clock,
-        dispatch: Box::new(RoundRobin::default()),
-        scaler: None,
-        link: Link::new(12_500_000_000, Span::from_micros(20)),
-        kv_bytes_per_token: setting.clock.roofline.kv_bytes_per_token(),
-        ends: Time::NEVER,
-    };
-    run(config, asked)
+    let kv_bytes = setting.clock.roofline.kv_bytes_per_token();
+    run(Config::single(&make, &setting.clock, kv_bytes), asked)
 }
 
 /// Returns the percentage of violations among the selected requests.

@@ -4,34 +4,34 @@
 use super::super::memory::{self, Action, Engine, MemoryPlan, Offer};
 use super::super::residency::{Move, Residency};
 use super::{Ask, Done, Node, Prepared};
-use crate::workflow::{Class, ModelId, ModelSpec, Readiness, StageId};
+use crate::workflow::{Class, ModelId, Readiness, StageId};
 use crate::{Span, Time};
 
 impl Node {
-    pub(super) fn prepare(&self, ask: &Ask, table: &[ModelSpec], now: Time) -> Option<Prepared> {
+    pub(super) fn prepare(&self, ask: &Ask, now: Time) -> Option<Prepared> {
         if self.at(ask.model) == Readiness::Running {
-            let headroom = self.headroom(table);
+            let headroom = self.headroom();
             if ask.kv <= headroom {
                 return Some(Prepared::default());
             }
-            let offers = self.offers(ask, table, now);
+            let offers = self.offers(ask, now);
             let plan = memory::plan(ask.kv - headroom, offers, ask.highest, ask.interrupt)?;
-            let (after, moves) = self.demoted(&plan, table);
+            let (after, moves) = self.demoted(&plan);
             return Some(Prepared { plan, after: Some(after), moves, ..Prepared::default() });
         }
         let mut after = self.residency.clone();
-        match after.activate(ask.model, self.kv + ask.kv, &self.spec, table) {
+        match after.activate(ask.model, self.kv + ask.kv) {
             Ok(activation) => {
                 Some(Prepared { activation, after: Some(after), ..Prepared::default() })
             }
             Err(lacking) if ask.highest.is_interrupting() => {
                 // `activate` has tried all idle models, so only stages remain. Their models stay,
                 // because other stages may need them.
-                let mut offers = self.offers(ask, table, now);
+                let mut offers = self.offers(ask, now);
                 offers.retain(|offer| offer.action.is_interrupting());
                 let plan = memory::plan(lacking, offers, ask.highest, ask.interrupt)?;
                 let kv = (self.kv + ask.kv).saturating_sub(plan.frees);
-                let activation = after.activate(ask.model, kv, &self.spec, table).ok()?;
+                let activation = after.activate(ask.model, kv).ok()?;
                 Some(Prepared { plan, activation, after: Some(after), ..Prepared::default() })
             }
             Err(_) => None,
@@ -39,21 +39,21 @@ impl Node {
     }
 
     /// Returns the time that the weights of a plan's sleeping models take to leave.
-    pub(super) fn leaves(&self, plan: &MemoryPlan, table: &[ModelSpec]) -> Span {
+    pub(super) fn leaves(&self, plan: &MemoryPlan) -> Span {
         plan.steps
             .iter()
             .filter(|step| step.action == Action::Sleep)
             .filter_map(|step| match step.engine {
-                Engine::Model(model) => table.get(usize::from(model.0)),
+                Engine::Model(model) => self.table.get(usize::from(model.0)),
                 Engine::Stage(_) => None,
             })
             .fold(Span::ZERO, |sum, model| sum + Span::transfer(model.weights, self.spec.host_rate))
     }
 
     /// Returns the possible actions for a stage, by Algorithm 2's states: idle, sleeping, active.
-    pub(super) fn offers(&self, ask: &Ask, table: &[ModelSpec], now: Time) -> Vec<Offer> {
+    pub(super) fn offers(&self, ask: &Ask, now: Time) -> Vec<Offer> {
         let mut offers = Vec::new();
-        for (index, model) in table.iter().enumerate() {
+        for (index, model) in self.table.iter().enumerate() {
             let id = ModelId(index as u16);
             let (at, used) = (self.at(id), self.residency.is_used(id) || id == ask.model);
             if at == Readiness::Running && !used {
@@ -74,9 +74,9 @@ impl Node {
             }
         }
         // Stages already count on a part of the leaving weights. A stop frees that much less.
-        let claimed = self.leaving.bytes(table).saturating_sub(self.promisable(table));
+        let claimed = self.leaving.bytes(&self.table).saturating_sub(self.promisable());
         for id in self.leaving.models() {
-            let model = &table[usize::from(id.0)];
+            let model = &self.table[usize::from(id.0)];
             offers.push(Offer {
                 engine: Engine::Model(id),
                 action: Action::StopTransition,
@@ -85,15 +85,15 @@ impl Node {
             });
         }
         if ask.highest.is_interrupting() {
-            offers.extend(self.stage_offers(ask, table, now));
+            offers.extend(self.stage_offers(ask, now));
         }
         offers
     }
 
     /// Returns offers of running batch stages. For another batch stage only younger ones count, so
     /// that the oldest finishes.
-    fn stage_offers(&self, ask: &Ask, table: &[ModelSpec], now: Time) -> Vec<Offer> {
-        let host_free = self.spec.host.saturating_sub(self.residency.in_host(table));
+    fn stage_offers(&self, ask: &Ask, now: Time) -> Vec<Offer> {
+        let host_free = self.spec.host.saturating_sub(self.residency.in_host());
         let mut offers = Vec::new();
         for (stage, held) in &self.running {
             let other = *stage != ask.stage && held.ask.class == Class::Batch;
@@ -115,18 +115,18 @@ impl Node {
         offers
     }
 
-    pub(super) fn demoted(&self, plan: &MemoryPlan, table: &[ModelSpec]) -> (Residency, Vec<Move>) {
+    pub(super) fn demoted(&self, plan: &MemoryPlan) -> (Residency, Vec<Move>) {
         let (mut after, mut moves) = (self.residency.clone(), Vec::new());
         for step in &plan.steps {
             match (step.engine, step.action) {
                 (Engine::Model(model), Action::Sleep) => {
-                    after.sleep(model, &self.spec, table, &mut moves);
+                    after.sleep(model, &mut moves);
                 }
                 (Engine::Model(model), Action::Evict) if after.at(model) == Readiness::Sleeping => {
                     after.evict(model, &mut moves);
                 }
                 (Engine::Model(model), Action::StopTransition) => {
-                    after.stop(model, &self.spec, table, &mut moves);
+                    after.stop(model, &mut moves);
                 }
                 _ => {}
             }
@@ -135,17 +135,11 @@ impl Node {
     }
 
     /// Begins the transitions of a plan and ends those that it stops.
-    pub(super) fn transit(
-        &mut self,
-        plan: &MemoryPlan,
-        table: &[ModelSpec],
-        now: Time,
-        done: &mut Done,
-    ) {
+    pub(super) fn transit(&mut self, plan: &MemoryPlan, now: Time, done: &mut Done) {
         for step in &plan.steps {
             match (step.engine, step.action) {
                 (Engine::Model(model), Action::Sleep) => {
-                    let weights = table[usize::from(model.0)].weights;
+                    let weights = self.table[usize::from(model.0)].weights;
                     let takes = Span::transfer(weights, self.spec.host_rate);
                     self.link_free = self.leaving.begin(model, now.max(self.link_free), takes);
                     done.leaving.push((model, self.link_free.since(now)));
@@ -165,11 +159,11 @@ impl Node {
 
     /// Returns the stages that waited for leaving weights and can grow now, with their new KV
     /// limits.
-    pub fn grown(&mut self, table: &[ModelSpec]) -> Vec<(StageId, u64)> {
+    pub fn grown(&mut self) -> Vec<(StageId, u64)> {
         let mut grown = Vec::new();
         let waiting: Vec<(StageId, u64)> = self.leaving.growing().collect();
         for (stage, bytes) in waiting {
-            if self.is_there(bytes, table) {
+            if self.is_there(bytes) {
                 self.leaving.forget(stage);
                 grown.extend(self.running.get(&stage).map(|held| (stage, held.ask.kv)));
             }
@@ -177,12 +171,10 @@ impl Node {
         grown
     }
 
-    pub(super) fn interrupt(&mut self, plan: &MemoryPlan, table: &[ModelSpec], done: &mut Done) {
+    pub(super) fn interrupt(&mut self, plan: &MemoryPlan, done: &mut Done) {
         for step in &plan.steps {
-            let Engine::Stage(stage) = step.engine else {
-                continue;
-            };
-            let room = self.spec.host.saturating_sub(self.residency.in_host(table));
+            let Engine::Stage(stage) = step.engine else { continue };
+            let room = self.spec.host.saturating_sub(self.residency.in_host());
             let fits = self.running.get(&stage).is_some_and(|held| held.ask.kv <= room);
             if step.action == Action::SwapOut && fits {
                 self.swap_out(stage);

@@ -43,9 +43,7 @@ struct Inbound {
 
 /// Returns the bytes of a parcel with its length, or `None` until the length has arrived.
 fn wire_bytes(so_far: &[u8]) -> Result<Option<usize>, ExchangeError> {
-    let Some(length) = so_far.first_chunk::<LENGTH_BYTES>() else {
-        return Ok(None);
-    };
+    let Some(length) = so_far.first_chunk::<LENGTH_BYTES>() else { return Ok(None) };
     let length = u64::from_le_bytes(*length);
     if length > PARCEL_BYTES_MAX {
         return Err(ExchangeError::TooLong(length));
@@ -133,9 +131,7 @@ impl Peer {
     }
 
     fn send(&mut self) -> Result<(), HostError> {
-        let Some(comm) = &self.send else {
-            return Ok(());
-        };
+        let Some(comm) = &self.send else { return Ok(()) };
         while self.sending.len() < UNDER_WAY_MAX {
             let (region, length) = if let Some(filled) = self.filled.take() {
                 filled
@@ -192,9 +188,7 @@ impl Peer {
                 }
             }
         }
-        let Some(request) = self.receiving.take() else {
-            return Ok(false);
-        };
+        let Some(request) = self.receiving.take() else { return Ok(false) };
         match request.test()? {
             Tested::Pending(request) => {
                 self.receiving = Some(request);

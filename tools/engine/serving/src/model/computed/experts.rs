@@ -134,9 +134,7 @@ impl Router {
         shape: &ModelShape,
         device: &Device,
     ) -> Result<Option<Self>> {
-        let Some(moe) = shape.moe else {
-            return Ok(None);
-        };
+        let Some(moe) = shape.moe else { return Ok(None) };
         let name = format!("model.layers.{layer}.block_sparse_moe.gate.weight");
         let gate = weights.matrix(&name, moe.experts, shape.hidden, device)?;
         Ok(Some(Self { gate: Linear::new(gate), per_token: moe.per_token }))

@@ -44,9 +44,7 @@ pub fn row(seed: u64, hidden: usize) -> impl Iterator<Item = u32> {
 
 /// Returns the seed of a row, or `None` if the row is damaged.
 pub fn row_seed(numbers: &[u32]) -> Option<u64> {
-    let [low, high, ..] = *numbers else {
-        return None;
-    };
+    let [low, high, ..] = *numbers else { return None };
     let seed = u64::from(high) << 32 | u64::from(low);
     row(seed, numbers.len()).eq(numbers.iter().copied()).then_some(seed)
 }
