@@ -17,7 +17,6 @@ need ip iproute2
 need tc iproute2
 if [ "${1:-base}" = bench ]; then
     need valgrind valgrind
-    need strace strace
     need iperf3 iperf3
     need python3 python3
 fi

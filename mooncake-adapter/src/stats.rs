@@ -53,7 +53,7 @@ pub(crate) fn stats(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
         ("lane_full", flows.lane_full),
         ("requests", said.requests as u64),
         ("batches", said.batches as u64),
-        ("hints", counts.hints),
+        ("hints", said.hints),
         ("requests_evicted", counts.requests_evicted),
         ("batches_evicted", counts.batches_evicted),
         ("requests_begun_twice", counts.requests_begun_twice),

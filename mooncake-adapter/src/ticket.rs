@@ -1,6 +1,5 @@
 //! Permits for transfers that no other part of Laxity sees.
 
-use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use laxity_client::hints::{self, Asked, Transfer, Transfers};
@@ -174,7 +173,7 @@ impl PyTransfers {
                 otherwise: Some(otherwise.0),
                 address,
                 direction: self::direction(direction)?,
-                peer: peer.map_or(0, self::peer),
+                peer: peer.map_or(0, peers::named),
                 whole,
                 objective_ns: objective_ns(),
                 ..Asked::default()
@@ -197,18 +196,6 @@ fn direction(name: &str) -> PyResult<Direction> {
             "{other:?} is no direction; it is \"egress\" (out of this host) or \"ingress\""
         ))),
     }
-}
-
-/// Returns the number of a peer by its address. Returns 0, unknown, for a name, without a look-up.
-fn peer(address: &str) -> u8 {
-    let Ok(address) = address.parse::<IpAddr>() else {
-        return 0;
-    };
-    let octets = match address {
-        IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
-        IpAddr::V6(v6) => v6.octets(),
-    };
-    peers::number(octets)
 }
 
 #[pyfunction]
@@ -251,7 +238,7 @@ pub(crate) fn submit(
             address: address.unwrap_or(0),
             direction: self::direction(direction)?,
             nic: nic.map_or(0, |name| hints::client().nic(name)),
-            peer: peer.map_or(0, self::peer),
+            peer: peer.map_or(0, peers::named),
             whole,
             ..Asked::default()
         }),

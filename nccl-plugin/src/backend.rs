@@ -4,7 +4,8 @@
 //! (`tcp/`, `verbs/`), its bytes go out in the permit's class. The rules are:
 //!
 //! * Messages of a connection are numbered in the order in which they begin. They match posted
-//!   buffers in order. A tag only selects among the buffers of one grouped receive.
+//!   buffers in order. NCCL's tags and grouped receives of several buffers aren't used, because the
+//!   plugin advertises one buffer: a message that waits for its permit would delay its group.
 //! * A message whose receiver has not posted is kept above this interface.
 //! * A message begins only when [`Sender::clear`] allows it. Either its receiver has posted for it,
 //!   or it is so small that the network buffers it. A message that began therefore leaves the wire
@@ -30,10 +31,6 @@ pub const POINTER_HOST: i32 = 1;
 pub const POINTER_CUDA: i32 = 2;
 /// Memory of a GPU, identified by a file descriptor (`NCCL_PTR_DMABUF`).
 pub const POINTER_DMABUF: i32 = 4;
-
-/// Largest number of buffers in one grouped receive. NCCL allows 8. The plugin advertises one,
-/// because a tag that waits for a permit would delay its group.
-pub const GROUP_MAX: usize = 8;
 
 /// A NIC, as `getProperties` describes it.
 #[derive(Clone, Debug)]
@@ -82,28 +79,21 @@ pub type MemoryRegistration = Box<dyn Any + Send + Sync>;
 
 #[derive(Clone, Copy, Debug)]
 pub struct Message<'a> {
-    /// Address of the message's bytes, which stay valid until `Sent::done`.
-    pub address: usize,
-    /// The message's size in bytes.
-    pub bytes: usize,
-    /// The tag that selects a buffer of a grouped receive.
-    pub tag: i32,
-    /// Registration of the memory. Only messages of no bytes have none.
-    pub region: Option<&'a MemoryRegistration>,
+    /// The message's bytes, which stay valid until `Sent::done`.
+    pub buffer: Buffer<'a>,
     /// Index into the connection's classes.
     pub class: usize,
     /// Whether `Sent::left` has to be exact. Otherwise bytes are sent once the network took them.
     pub accounted: bool,
 }
 
+/// Memory of a message, at either end.
 #[derive(Clone, Copy, Debug)]
 pub struct Buffer<'a> {
     pub address: usize,
     /// The buffer's size in bytes.
     pub bytes: usize,
-    /// The tag that selects this buffer, as in [`Message::tag`].
-    pub tag: i32,
-    /// Registration of the memory, as in [`Message::region`].
+    /// Registration of the memory. Only buffers of no bytes have none.
     pub region: Option<&'a MemoryRegistration>,
 }
 
@@ -117,24 +107,13 @@ pub struct Sent {
     pub done: bool,
 }
 
-/// A grouped receive or a flush that is complete.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// A receive or a flush that is complete.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Received {
     /// The number that `post` or `flush` returned.
     pub post: u64,
-    /// Bytes that arrived, by buffer.
-    pub sizes: SmallVec<[usize; GROUP_MAX]>,
-}
-
-/// Whether a message may begin.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Clear {
-    /// The message may begin now.
-    Yes,
-    /// The receiver has not posted yet. The caller asks again.
-    NotYet,
-    /// The next grouped receive has no buffer left for this tag. Messages of other tags go first.
-    OthersFirst,
+    /// Bytes that arrived. `None` for a flush.
+    pub bytes: Option<usize>,
 }
 
 /// A network that carries messages, such as TCP.
@@ -200,11 +179,12 @@ pub trait Sender: Send {
     /// The device refused.
     fn deregister(&mut self, region: MemoryRegistration) -> Result<()>;
 
-    /// Returns whether the next message, of `bytes` with `tag`, may begin.
+    /// Reports whether the next message, of `bytes`, may begin. If its receiver has not posted yet,
+    /// the caller asks again.
     ///
     /// # Errors
-    /// The message fits in no posted buffer.
-    fn clear(&mut self, bytes: usize, tag: i32) -> Result<Clear>;
+    /// The message doesn't fit in the posted buffer.
+    fn clear(&mut self, bytes: usize) -> Result<bool>;
 
     /// Begins the message for which [`Sender::clear`] was called, and returns its consecutive
     /// number.
@@ -243,13 +223,11 @@ pub trait Receiver: Send {
     /// The device refused.
     fn deregister(&mut self, region: MemoryRegistration) -> Result<()>;
 
-    /// Posts the buffers of one grouped receive, at most [`GROUP_MAX`]. Returns its number, or
-    /// `None` if the connection can't take it now.
-    fn post(&mut self, buffers: &[Buffer<'_>]) -> Option<u64>;
+    /// Posts a buffer. Returns its number, or `None` if the connection can't take it now.
+    fn post(&mut self, buffer: Buffer<'_>) -> Option<u64>;
 
-    /// Begins to make received data in these buffers visible to a GPU. Returns `None` if not
-    /// needed.
-    fn flush(&mut self, buffers: &[Buffer<'_>]) -> Option<u64>;
+    /// Begins to make received data in this buffer visible to a GPU. Returns `None` if not needed.
+    fn flush(&mut self, buffer: Buffer<'_>) -> Option<u64>;
 
     /// Moves what can be moved, and appends what is complete to `received`.
     ///

@@ -107,13 +107,14 @@ impl Handle {
     /// [`Fault::Usage`] if the other end has no Laxity plugin, or one of another version.
     pub fn decode(bytes: &[u8; HANDLE_BYTES]) -> Result<Self, Fault> {
         if word(bytes, 0) != MAGIC {
-            return Err(Fault::Usage(String::from(
+            return Err(Fault::Usage(
                 "the peer's handle is not Laxity's: NCCL there uses another network. Set \
                  NCCL_NET_PLUGIN=laxity on all \
                  nodes, see that libnccl-net-laxity.so is on the library path there \
                  (NCCL_DEBUG=INFO tells), and set \
-                 NCCL_NET=Laxity so that a node that can't load it stops at once",
-            )));
+                 NCCL_NET=Laxity so that a node that can't load it stops at once"
+                    .into(),
+            ));
         }
         let version = u16::from_le_bytes(word(bytes, 8));
         if version != VERSION {
@@ -123,14 +124,13 @@ impl Handle {
             )));
         }
         if u64::from_le_bytes(word(bytes, SUM_AT)) != checksum(&bytes[..SUM_AT]) {
-            return Err(Fault::Argument(String::from(
-                "the peer's handle was damaged on its way: its checksum is wrong",
-            )));
+            return Err(Fault::Argument(
+                "the peer's handle was damaged on its way: its checksum is wrong".into(),
+            ));
         }
         let port = u16::from_le_bytes(word(bytes, 12));
-        let damaged = || {
-            Fault::Argument(String::from("the peer's handle has a field that no version writes"))
-        };
+        let damaged =
+            || Fault::Argument("the peer's handle has a field that no version writes".into());
         let address = match bytes[11] {
             4 => SocketAddr::new(IpAddr::V4(Ipv4Addr::from(word::<4>(bytes, 16))), port),
             6 => SocketAddr::V6(SocketAddrV6::new(

@@ -51,26 +51,17 @@ pub struct Operation {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Function {
-    /// A function that is not known.
     #[default]
     Unknown,
-    /// The function `ncclAllReduce`.
     AllReduce,
-    /// The function `ncclAllGather`.
     AllGather,
-    /// The function `ncclReduceScatter`.
     ReduceScatter,
-    /// The function `ncclBroadcast`.
     Broadcast,
-    /// The function `ncclReduce`.
     Reduce,
-    /// The function `ncclAlltoAll`.
     AllToAll,
-    /// The functions `ncclGather` and `ncclScatter`.
+    /// `ncclGather` and `ncclScatter`.
     GatherScatter,
-    /// The function `ncclSend`.
     Send,
-    /// The function `ncclRecv`.
     Receive,
 }
 
@@ -97,19 +88,13 @@ impl Function {
         if !op.is_power_of_two() {
             return Self::Unknown;
         }
-        match op.trailing_zeros() {
-            0 => Self::Broadcast,
-            1 => Self::Reduce,
-            2 => Self::AllGather,
-            3 => Self::ReduceScatter,
-            4 => Self::AllReduce,
-            5 | 6 => Self::Send,
-            7 => Self::Receive,
-            8 => Self::AllToAll,
-            9 | 10 => Self::GatherScatter,
-            11 => Self::AllGather,
-            _ => Self::Unknown,
-        }
+        use Function::{AllGather, AllReduce, AllToAll, Broadcast, GatherScatter};
+        use Function::{Receive, Reduce, ReduceScatter, Send};
+        const BY_BIT: [Function; 12] = [
+            Broadcast, Reduce, AllGather, ReduceScatter, AllReduce, Send, Send, Receive, AllToAll,
+            GatherScatter, GatherScatter, AllGather,
+        ];
+        BY_BIT.get(op.trailing_zeros() as usize).copied().unwrap_or_default()
     }
 
     #[must_use]

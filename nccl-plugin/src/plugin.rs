@@ -112,7 +112,7 @@ fn write_report() {
 pub fn get() -> Result<&'static Plugin> {
     PLUGIN
         .get()
-        .ok_or_else(|| Fault::Usage(String::from("init was not called in this process, or failed")))
+        .ok_or_else(|| Fault::Usage("init was not called in this process, or failed".into()))
 }
 
 /// Returns the network that the settings ask for, or the first one that works.
@@ -318,7 +318,7 @@ impl Plugin {
     pub fn accept(&self, listening: &Listening) -> Result<Option<Arc<Comm>>> {
         let mut listener = listening.listener.lock();
         let Some(listener) = listener.as_mut() else {
-            return Err(Fault::Argument(String::from("the listener was closed")));
+            return Err(Fault::Argument("the listener was closed".into()));
         };
         let receiver = listener.accept()?;
         Ok(receiver.map(|receiver| {

@@ -84,20 +84,7 @@ pub struct Settings {
 
 impl Default for Settings {
     fn default() -> Self {
-        Self {
-            network: Network::Auto,
-            sockets: 1,
-            zero_copy: ZeroCopy::Auto,
-            wait_max: Duration::from_millis(200),
-            stages: Vec::new(),
-            interfaces: None,
-            family: None,
-            comm_id: None,
-            verbs_disabled: false,
-            rdma: VerbsOptions::default(),
-            events: true,
-            one_sided: false,
-        }
+        Self::read(&mut Environment::new(&|_| None))
     }
 }
 
@@ -131,7 +118,6 @@ impl Settings {
     }
 
     fn read(from: &mut Environment<'_>) -> Self {
-        let otherwise = Self::default();
         let mut number = |name, holds| from.number::<u64>(name, "at least 0", holds);
         let threads = number("NCCL_SOCKET_NTHREADS", "1 socket");
         let each = number("NCCL_NSOCKS_PERTHREAD", "1 socket");
@@ -145,11 +131,10 @@ impl Settings {
         let off_or_on = [("off", false), ("0", false), ("on", true), ("1", true)];
         Self {
             network: from.choice("LAXITY_NET", &networks),
-            sockets: sockets.map_or(otherwise.sockets, |sockets| {
-                usize::try_from(sockets).unwrap_or(SOCKETS_MAX).clamp(1, SOCKETS_MAX)
-            }),
+            sockets: usize::try_from(sockets.unwrap_or(1))
+                .map_or(SOCKETS_MAX, |sockets| sockets.clamp(1, SOCKETS_MAX)),
             zero_copy: from.choice("LAXITY_ZEROCOPY", &modes),
-            wait_max: wait_ms.map_or(otherwise.wait_max, Duration::from_millis),
+            wait_max: Duration::from_millis(wait_ms.unwrap_or(200)),
             stages: from
                 .parsed("LAXITY_NCCL_STAGES", "no declared communicators", stage_rules)
                 .unwrap_or_default(),

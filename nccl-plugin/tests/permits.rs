@@ -16,9 +16,7 @@ use difficult::{Difficult, Temper, any_temper};
 use laxity_client::Stage;
 use nccl_net_laxity::arbiter::Arbiter;
 use nccl_net_laxity::backend::{Backend as _, Buffer};
-use nccl_net_laxity::comm::{
-    Comm, CommSide, ReceiveSide, SendRequest, SendSide, Surroundings, TestOutcome,
-};
+use nccl_net_laxity::comm::{Comm, CommSide, ReceiveSide, SendSide, Surroundings, TestOutcome};
 use nccl_net_laxity::context::{Context, TRAFFIC_CLASS_UNSET};
 use nccl_net_laxity::report::Report;
 use nccl_net_laxity::settings::Settings;
@@ -81,16 +79,15 @@ fn pattern(rank: usize, step: usize, bytes: usize) -> Vec<u8> {
 
 fn offer(comm: &Comm, bytes: &[u8]) -> Option<u16> {
     let send_request =
-        SendRequest { address: bytes.as_ptr() as usize, bytes: bytes.len(), tag: 0, region: None };
+        Buffer { address: bytes.as_ptr() as usize, bytes: bytes.len(), region: None };
     let side = comm.send_side().expect("its end");
     side.lock().offer(send_request, || None)
 }
 
 fn post(comm: &Comm, room: &mut [u8]) -> Option<u16> {
-    let buffer =
-        Buffer { address: room.as_mut_ptr() as usize, bytes: room.len(), tag: 0, region: None };
+    let buffer = Buffer { address: room.as_mut_ptr() as usize, bytes: room.len(), region: None };
     let side = comm.receive_side().expect("its end");
-    side.lock().post(&[buffer]).expect("fits")
+    side.lock().post(buffer).expect("fits")
 }
 
 /// Sends messages around the ring. A rank sends step s only when it has received step s − `ahead`
@@ -139,11 +136,11 @@ fn pass_around(ring: &Ring, sizes: &[usize], ahead: usize, depth: usize) -> Test
                 sending[at].pop_front();
             }
             if let Some((index, step, room)) = posted[at].front()
-                && let TestOutcome::Done(of) = ring.into[at].test(*index).expect("no fault")
+                && let TestOutcome::Done(Some(size)) = ring.into[at].test(*index).expect("no fault")
             {
-                let (message, beyond) = room.split_at(of[0]);
+                let (message, beyond) = room.split_at(size);
                 prop_assert_eq!(message.len(), sizes[*step]);
-                prop_assert!(message == pattern(at, *step, of[0]), "other bytes");
+                prop_assert!(message == pattern(at, *step, size), "other bytes");
                 prop_assert!(beyond.iter().all(|byte| *byte == 0), "bytes beyond");
                 posted[at].pop_front();
                 received[at] += 1;

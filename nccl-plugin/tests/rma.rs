@@ -23,7 +23,7 @@ use nccl_net_laxity::handle::{HANDLE_BYTES, Handle};
 use nccl_net_laxity::rma::{Frame, HEAD_BYTES, RmaGroup, RmaHello, RmaListener};
 use proptest::prelude::*;
 use proptest::test_runner::Config;
-use ranks::{Words, lo, until, words};
+use ranks::{REGISTRATION_BYTES, Words, lo, stranger, until, words};
 use standin::passes_over_rdma;
 
 type Opaque = *mut c_void;
@@ -32,8 +32,6 @@ const ADD: u32 = 2;
 const HOST: i32 = 1;
 /// Words by which a rank's part of a region holds the data of each rank.
 const SHARE: usize = 2000;
-/// Bytes of a rank's contribution to a registration.
-const REGISTRATION_BYTES: usize = 28;
 
 /// A table with the calls of v15.
 trait Api: RmaVersion + Sized {
@@ -340,7 +338,7 @@ fn everything<V: Api>() {
 /// Waits until all ranks have called it. Word 7 of the signals counts them.
 fn barrier<V: Api>(own: &Rank, counts: Opaque, signals: &Words) {
     let one = |rank| {
-        let nothing = Target { at: (0, null_mut()), ..own.at(0, rank, 0, null_mut()) };
+        let nothing = own.at(0, rank, 0, null_mut());
         let signal = (7 * 8, counts, 0, INC, true);
         // SAFETY: the region is alive until the request is done.
         made(|out| unsafe { V::put_signal(&nothing, (0, null_mut()), 0, signal, out) })
@@ -483,13 +481,7 @@ fn with_stranger(other: impl FnOnce(TcpStream) + Send, own: impl FnOnce(&RmaGrou
     let listener = RmaListener::new(0, lo(), 0).expect("a port");
     let handle = listener.handle();
     thread::scope(|scope| {
-        scope.spawn(move || {
-            let there = Handle::decode(&handle).expect("its own");
-            let mut stream = TcpStream::connect(there.address).expect("connects");
-            let hello = RmaHello { nonce: there.nonce, rank: 1, ranks: 2 };
-            stream.write_all(&hello.encode()).expect("sent");
-            other(stream);
-        });
+        scope.spawn(move || other(stranger(&handle, 1, 2)));
         let group = RmaGroup::connect(&listener, &[handle, handle], 0).expect("connects");
         own(&group);
         group.close();
@@ -596,11 +588,8 @@ fn a_rank_that_dies_is_an_error_of_its_requests_and_of_query_last_error() {
         let at = handle.as_mut_ptr().cast();
         let context = made(|out| (table.init)(out, 7, None));
         let listener = made(|out| (table.listen)(context, 0, at, out));
-        let there = Handle::decode(&handle).expect("its own");
         let other = thread::spawn(move || {
-            let mut stream = TcpStream::connect(there.address).expect("connects");
-            let hello = RmaHello { nonce: there.nonce, rank: 1, ranks: 2 };
-            stream.write_all(&hello.encode()).expect("sent");
+            let mut stream = stranger(&handle, 1, 2);
             stream.write_all(&registration(8 << 20)).expect("sent");
             let mut theirs = [0; HEAD_BYTES + REGISTRATION_BYTES];
             stream.read_exact(&mut theirs).expect("a contribution");
@@ -658,10 +647,7 @@ fn a_strangers_connection_does_not_get_in_and_the_group_connects_without_it() {
     .collect();
     let group = thread::scope(|scope| {
         scope.spawn(move || {
-            let mut stream = TcpStream::connect(there.address).expect("connects");
-            let hello = RmaHello { nonce: there.nonce, rank: 1, ranks: 2 };
-            stream.write_all(&hello.encode()).expect("sent");
-            stream.write_all(&Frame::Bye.encode()).expect("sent");
+            stranger(&handle, 1, 2).write_all(&Frame::Bye.encode()).expect("sent");
         });
         RmaGroup::connect(&listener, &[handle, handle], 0).expect("connects")
     });

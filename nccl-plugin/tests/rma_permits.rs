@@ -11,7 +11,6 @@ mod standin;
 use core::ffi::c_void;
 use std::collections::VecDeque;
 use std::io::{Read as _, Write as _};
-use std::net::TcpStream;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, OnceLock};
@@ -21,24 +20,21 @@ use std::time::Duration;
 use difficult::{Difficult, Temper, any_temper};
 use laxity_client::{Stage, Stats};
 use nccl_net_laxity::backend::{Backend as _, Memory, POINTER_HOST};
-use nccl_net_laxity::handle::Handle;
 use nccl_net_laxity::report::Report;
 use nccl_net_laxity::rma::{
-    Around, Frame, HEAD_BYTES, Put, RegionSide, RmaContext, RmaGroup, RmaHello, RmaListener,
-    RmaRegion, TransferEnds, test_request,
+    Around, Frame, HEAD_BYTES, Put, RegionSide, RmaContext, RmaGroup, RmaListener, RmaRegion,
+    TransferEnds, test_request,
 };
 use nccl_net_laxity::verbs::{Verbs, VerbsOptions};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestCaseResult};
-use ranks::{Words, lo, until, words};
+use ranks::{REGISTRATION_BYTES, Words, lo, stranger, until, words};
 use standin::{passes_over, passes_over_rdma};
 
 /// Number of operations of a rank and context that may be unfinished.
 const QUEUE: usize = 32;
 /// Number of operations that a tick takes of each queue.
 const POLL_BATCH: usize = 4;
-/// Bytes of a rank's contribution to a registration.
-const REGISTRATION_BYTES: usize = 28;
 /// Words of a slot, which the longest operation fills.
 const SLOT: usize = 2048;
 
@@ -352,6 +348,10 @@ impl Cluster {
             self.arbiter.flows.lock().is_empty()
         });
         self.ranks.iter().for_each(|rank| rank.context.close());
+        self.close_groups();
+    }
+
+    fn close_groups(&self) {
         each(self.ranks.len(), |rank| self.ranks[rank].group.close());
     }
 
@@ -497,7 +497,7 @@ fn small_operations_pass_unless_one_of_their_context_is_held_before_them() {
     // A context that is destroyed gives back what it holds.
     cluster.ranks[0].context.close();
     assert!(cluster.arbiter.flows.lock().is_empty() && test_request(requests[2]).is_err());
-    each(2, |rank| cluster.ranks[rank].group.close());
+    cluster.close_groups();
 }
 
 #[test]
@@ -512,7 +512,7 @@ fn no_signal_goes_out_behind_a_put_whose_source_was_deregistered() {
     thread::sleep(Duration::from_millis(20));
     cluster.ranks[1].context.progress();
     assert_eq!(cluster.ranks[1].signals[0].load(Acquire), 0);
-    each(2, |rank| cluster.ranks[rank].group.close());
+    cluster.close_groups();
 }
 
 /// Some releases of NCCL only test requests and never call `rmaProgress`.
@@ -541,7 +541,7 @@ fn tests_alone_report_all_bytes_and_notice_a_daemon_that_comes() {
     assert!(was_done || done(held[0]));
     until("the second is done", || done(held[1]));
     assert!(cluster.arbiter.flows.lock().is_empty(), "{:?}", cluster.arbiter.flows.lock());
-    each(2, |rank| cluster.ranks[rank].group.close());
+    cluster.close_groups();
 }
 
 /// Connects two ranks of a group of three. The third is a thread that registers nothing of its own,
@@ -550,13 +550,7 @@ fn two_and_a_mortal(end: Receiver<()>) -> Vec<Arc<RmaGroup>> {
     let listeners = [(); 2].map(|()| RmaListener::new(0, lo(), 0).expect("a port"));
     let handles = [&listeners[0], &listeners[1], &listeners[0]].map(RmaListener::handle);
     thread::spawn(move || {
-        let streams = [0, 1].map(|rank| {
-            let there = Handle::decode(&handles[rank]).expect("a handle");
-            let mut stream = TcpStream::connect(there.address).expect("connects");
-            let hello = RmaHello { nonce: there.nonce, rank: 2, ranks: 3 };
-            stream.write_all(&hello.encode()).expect("sent");
-            stream
-        });
+        let streams = [0, 1].map(|rank| stranger(&handles[rank], 2, 3));
         // Of each exchange, one more can be sent than was received.
         for number in 0..4_u32 {
             for mut stream in &streams {
@@ -601,7 +595,7 @@ fn what_is_held_for_a_lost_rank_fails_and_the_rest_stays_scheduled() {
     assert_eq!(cluster.arbiter.flows.lock().len(), 1);
     cluster.ranks[0].context.close();
     assert!(cluster.arbiter.flows.lock().is_empty());
-    each(2, |rank| cluster.ranks[rank].group.close());
+    cluster.close_groups();
 }
 
 /// Returns what a context needs.
@@ -626,10 +620,7 @@ fn a_rank_that_can_make_no_queue_pairs_tells_the_others() {
     let listener = listener();
     let there = listener.handle();
     let other = thread::spawn(move || {
-        let there = Handle::decode(&there).expect("a handle");
-        let mut stream = TcpStream::connect(there.address).expect("connects");
-        let hello = RmaHello { nonce: there.nonce, rank: 1, ranks: 2 };
-        stream.write_all(&hello.encode()).expect("sent");
+        let mut stream = stranger(&there, 1, 2);
         // What this rank contributes doesn't matter. The other one has to contribute twice.
         stream.set_read_timeout(Some(Duration::from_secs(20))).expect("set");
         [0, 1].map(|number| {

@@ -229,7 +229,7 @@ fn every_path_of_the_repository_that_a_page_names_exists() {
                 let Some((top, _)) = span.split_once('/') else {
                     continue;
                 };
-                // A capital letter stands for a placeholder, as in `abi/vN.rs`.
+                // A capital letter stands for a placeholder, as in `baseline/NAME.rs`.
                 let path_like = span
                     .chars()
                     .all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || "/._-{},".contains(c));

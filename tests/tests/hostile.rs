@@ -5,7 +5,6 @@
 //! simulated wire. So its rate hardly depends on the load of the machine. The same process measures
 //! both phases, alone and beside the hostile client, and the result is their ratio.
 
-use std::fmt::Write as _;
 use std::fs::Permissions;
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::PermissionsExt;
@@ -21,6 +20,7 @@ use laxity_tests::{Need, skip};
 use laxity_wire::ClientStatus;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, Uid, geteuid, setresuid};
+use serde::{Deserialize, Serialize};
 
 use crate::process::{Daemon, PATIENCE, child, eventually, laxity, role, wait_bounded};
 
@@ -119,7 +119,7 @@ impl Starved {
 }
 
 /// What the honest client measured in one window.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 struct Window {
     end_ns: u64,
     length_ns: u64,
@@ -165,16 +165,7 @@ fn honest() {
             }
         }
     }
-    let mut text = String::new();
-    for one in windows {
-        writeln!(
-            text,
-            "WINDOW {} {} {} {} {} {}",
-            one.end_ns, one.length_ns, one.flows, one.unscheduled, one.wait_max_ns, one.starved_ns
-        )
-        .expect("a string");
-    }
-    println!("\n{text}");
+    println!("\nWINDOWS {}", serde_json::to_string(&windows).expect("JSON"));
 }
 
 /// A client that submits collectives and never completes what it is permitted.
@@ -358,7 +349,8 @@ impl Scene {
         std::fs::write(self.folder.path().join("stop"), "").expect("written");
         let (status, output) = wait_bounded(self.honest.take().expect("judged once"));
         assert!(status.success(), "{output}");
-        let windows = parse(&output);
+        let windows = output.lines().find_map(|line| line.strip_prefix("WINDOWS "));
+        let windows: Vec<Window> = serde_json::from_str(windows.expect("windows")).expect("JSON");
         let within = |from: u64, until: u64| -> Vec<Window> {
             let inside = |one: &&Window| one.end_ns - one.length_ns >= from && one.end_ns <= until;
             windows.iter().filter(inside).copied().collect()
@@ -449,24 +441,6 @@ fn status_text(daemon: &Daemon) -> String {
 fn is_blamed(text: &str, name: &str) -> bool {
     let mut lines = text.lines().filter(|line| line.contains(name));
     lines.any(|line| BLAME.iter().any(|word| line.contains(word)))
-}
-
-fn parse(output: &str) -> Vec<Window> {
-    let lines = output.lines().filter_map(|line| line.strip_prefix("WINDOW "));
-    lines
-        .map(|line| {
-            let mut numbers = line.split(' ').map(|word| word.parse().expect("a number"));
-            let mut next = || numbers.next().expect("six numbers");
-            Window {
-                end_ns: next(),
-                length_ns: next(),
-                flows: next(),
-                unscheduled: next(),
-                wait_max_ns: next(),
-                starved_ns: next(),
-            }
-        })
-        .collect()
 }
 
 /// Returns flows per second over all of `windows`.

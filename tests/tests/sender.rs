@@ -8,6 +8,7 @@ use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
 use laxity_client::{Client, Direction, Flow, Hint, Mode, Options, Stage};
+use serde::{Deserialize, Serialize};
 
 use crate::process::{Daemon, PATIENCE, child, child_under, role, wait_bounded};
 
@@ -16,7 +17,7 @@ pub(crate) const FLOW_BYTES: u64 = 96 * 1024;
 pub(crate) const TOTAL_BYTES: u64 = FLOWS * FLOW_BYTES;
 
 /// The summary that a sender prints at its end.
-#[derive(Debug, Default, PartialEq, Eq)]
+#[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Summary {
     pub(crate) scheduled_bytes: u64,
     pub(crate) bypassed_bytes: u64,
@@ -79,20 +80,8 @@ pub(crate) fn finish(child: Child) -> Summary {
     assert!(status.success(), "the sender failed: {output}");
     // The test harness prints on the same line before the summary.
     let at = output.find(MARK).unwrap_or_else(|| panic!("no summary in: {output}"));
-    let numbers: Vec<u64> = output[at + MARK.len()..]
-        .lines()
-        .next()
-        .unwrap_or_default()
-        .split_whitespace()
-        .map(|word| word.parse().expect("a number"))
-        .collect();
-    Summary {
-        scheduled_bytes: numbers[0],
-        bypassed_bytes: numbers[1],
-        unscheduled_ns: numbers[2],
-        reattaches: numbers[3],
-        observed_bytes: numbers[4],
-    }
+    let line = output[at + MARK.len()..].lines().next().unwrap_or_default();
+    serde_json::from_str(line).expect("a summary")
 }
 
 /// Runs a sender that completes each flow, and checks that every byte was scheduled and arrived at
@@ -226,15 +215,10 @@ fn send(completion: Completion) {
 }
 
 fn report(client: &Client) {
-    let stats = client.stats();
-    println!(
-        "\n{MARK}{} {} {} {} {}",
-        stats.scheduled_bytes,
-        stats.bypassed_bytes,
-        stats.unscheduled_ns,
-        stats.reattaches,
-        stats.observed_bytes
+    let stats = serde_json::Map::from_iter(
+        client.stats().reported().map(|(name, count)| (name.to_owned(), count.into())),
     );
+    println!("\n{MARK}{}", serde_json::Value::from(stats));
 }
 
 /// Sends and completes collectives of one word, and never waits for a permit: late permits are

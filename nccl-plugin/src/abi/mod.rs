@@ -1,8 +1,8 @@
 //! NCCL's network interface, versions 7 to 12, over one implementation.
 //!
 //! [`table`] lists the slots of a version's table as the `ext-net` headers of NCCL 2.30.7 declare
-//! them. Each `vN.rs` defines what differs between versions ([`table::Version`]): contexts, the
-//! width of sizes, and properties. It asserts sizes and offsets, and exports the table.
+//! them. [`versions`] defines what differs ([`table::Version`]): contexts, the width of sizes, and
+//! properties. It asserts sizes and offsets, and exports the tables.
 //!
 //! | table | NCCL | added by this version |
 //! |---|---|---|
@@ -25,11 +25,7 @@ mod rma;
 pub mod rma_table;
 pub mod table;
 mod transfers;
-pub mod v10;
-pub mod v11;
-pub mod v7;
-pub mod v8;
-pub mod v9;
+pub mod versions;
 
 use core::ffi::{c_char, c_int};
 use std::panic::{AssertUnwindSafe, catch_unwind};

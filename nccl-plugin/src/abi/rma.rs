@@ -12,7 +12,7 @@ use std::sync::Arc;
 use super::rma_table::RegionPlace;
 use super::rma_table::{Opaque, OpaqueOut, RmaConfig, RmaProperties, RmaTarget, SignalCall};
 use super::table::Properties;
-use super::v11::V12;
+use super::versions::V12;
 use super::{Code, guarded, not_null};
 use crate::backend::{Memory, POINTER_DMABUF};
 use crate::context::{Context, TRAFFIC_CLASS_UNSET};

@@ -12,7 +12,7 @@ use core::ffi::{c_int, c_void};
 
 use super::rma as calls;
 use super::table::Properties;
-use super::v11::V12;
+use super::versions::V12;
 use super::{Code, NAME, Name};
 use crate::log::Logger;
 

@@ -117,17 +117,11 @@ pub type IrecvProfiled = unsafe extern "C" fn(
 /// The parts of a table that differ between versions: types and functions of some slots, and fields
 /// of the properties.
 pub trait Version: 'static {
-    /// The type of the slot `init`.
     type Init;
-    /// The type of the slot `listen`.
     type Listen;
-    /// The type of the slot `connect`.
     type Connect;
-    /// The type of the slot `regMr`.
     type RegMr;
-    /// The type of the slot `isend`.
     type Isend;
-    /// The type of the slot `irecv`.
     type Irecv;
     /// The type of the slots after `irecvConsumed`.
     type Last;
@@ -136,25 +130,17 @@ pub trait Version: 'static {
     /// Fields of the properties after `netDeviceVersion`.
     type ExtraFields: Fields;
 
-    /// The function in the slot `init`.
     const INIT: Self::Init;
-    /// The function in the slot `listen`.
     const LISTEN: Self::Listen;
-    /// The function in the slot `connect`.
     const CONNECT: Self::Connect;
-    /// The function in the slot `regMr`.
     const REG_MR: Self::RegMr;
-    /// The function in the slot `isend`.
     const ISEND: Self::Isend;
-    /// The function in the slot `irecv`.
     const IRECV: Self::Irecv;
-    /// The functions in the slots after `irecvConsumed`.
     const LAST: Self::Last;
 }
 
 /// Fields of the properties that not all versions have.
 pub trait Fields {
-    /// Returns the values of these fields for the device `device`, which has the number `number`.
     fn of(device: &Device, number: c_int) -> Self;
 }
 
@@ -242,7 +228,6 @@ pub struct ContextSlots {
 }
 
 impl ContextSlots {
-    /// The functions in these slots.
     pub const ALL: Self = Self {
         make_virtual_device: None,
         finalize: calls::finalize,
@@ -270,7 +255,6 @@ pub struct Properties<V: Version> {
 }
 
 impl<V: Version> Properties<V> {
-    /// Returns the properties of the device `device`, which has the number `number`.
     pub(super) fn new(device: &Device, number: c_int) -> Self {
         let pci_path = device.pci_path.as_ref();
         Self {
@@ -290,9 +274,7 @@ impl<V: Version> Properties<V> {
             rest: V::ExtraFields::of(device, number),
         }
     }
-}
 
-impl<V: Version> Properties<V> {
     /// Returns a device's properties for one-sided operations.
     pub(super) fn one_sided(device: &Device, number: c_int) -> Self {
         Self {

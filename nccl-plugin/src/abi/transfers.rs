@@ -4,11 +4,9 @@ use core::ffi::{c_int, c_void};
 use core::ptr;
 use core::sync::atomic::{AtomicPtr, Ordering};
 
-use smallvec::SmallVec;
-
 use super::{Code, guarded, not_null};
-use crate::backend::{Buffer, GROUP_MAX, Memory, POINTER_DMABUF};
-use crate::comm::{Comm, CommRequest, CommSide, MemoryHandle, SendRequest, TestOutcome};
+use crate::backend::{Buffer, Memory, POINTER_DMABUF};
+use crate::comm::{Comm, CommRequest, CommSide, MemoryHandle, TestOutcome};
 use crate::fault::{Fault, Result};
 use crate::origin::{self, Callback};
 use crate::plugin;
@@ -110,7 +108,7 @@ pub(super) unsafe extern "C" fn isend_profiled(
     comm: *mut c_void,
     data: *mut c_void,
     size: usize,
-    tag: c_int,
+    _tag: c_int,
     memory: *mut c_void,
     profiler: *mut c_void,
     request: *mut *mut c_void,
@@ -122,15 +120,11 @@ pub(super) unsafe extern "C" fn isend_profiled(
             request.write(ptr::null_mut());
             let comm = Comm::at(comm)?;
             let region = memory.cast::<MemoryHandle>().as_ref();
-            let send_request = SendRequest {
-                address: data as usize,
-                bytes: size,
-                tag,
-                region: region.map(|handle| &handle.region),
-            };
+            let region = region.map(|handle| &handle.region);
+            let buffer = Buffer { address: data as usize, bytes: size, region };
             let origin = || callback().and_then(|callback| origin::ask(callback, profiler));
             let mut side = comm.send_side()?.lock();
-            let taken = side.offer(send_request, origin);
+            let taken = side.offer(buffer, origin);
             let lingers = side.lingers();
             drop(side);
             if lingers {
@@ -160,57 +154,42 @@ pub(super) unsafe extern "C" fn isend<Size: TryInto<usize>>(
     unsafe { isend_profiled(comm, data, bytes(size), tag, memory, ptr::null_mut(), request) }
 }
 
-/// Returns the buffers of a grouped receive or flush. NCCL's arrays are invalid after the call.
+/// Returns the buffer of a receive or flush. NCCL's arrays are invalid after the call. They have
+/// one entry, because the properties say so (`maxRecvs`).
 ///
 /// # Safety
-/// The arrays have `count` entries, and `tags` and `memory` may be null. Memory handles are null or
-/// valid.
-unsafe fn buffers<'a, Size: TryInto<usize>>(
+/// The arrays have `count` entries, and `memory` may be null. Memory handles are null or valid.
+unsafe fn buffer<'a, Size: TryInto<usize>>(
     count: c_int,
     data: *mut *mut c_void,
     sizes: *mut Size,
-    tags: *mut c_int,
     memory: *mut *mut c_void,
-) -> Result<SmallVec<[Buffer<'a>; GROUP_MAX]>> {
-    let count = usize::try_from(count).unwrap_or(0);
-    if count == 0 || count > GROUP_MAX {
-        return Err(Fault::Argument(format!(
-            "{count} buffers in a group: 1 to {GROUP_MAX} are possible"
-        )));
+) -> Result<Buffer<'a>> {
+    if count != 1 {
+        return Err(Fault::Argument(format!("{count} buffers in a receive: 1 is possible")));
     }
     let data = not_null(data, "the array of buffers")?;
-    let buffer = |at: usize| {
-        // SAFETY: upheld by the caller.
-        unsafe {
-            let region = if memory.is_null() {
-                None
-            } else {
-                memory.add(at).read().cast::<MemoryHandle>().as_ref()
-            };
-            Buffer {
-                address: data.add(at).read() as usize,
-                bytes: bytes(sizes.add(at).read()),
-                tag: if tags.is_null() { 0 } else { tags.add(at).read() },
-                region: region.map(|handle| &handle.region),
-            }
-        }
-    };
-    Ok((0..count).map(buffer).collect())
+    // SAFETY: upheld by the caller.
+    unsafe {
+        let handle = memory.as_ref().and_then(|memory| memory.cast::<MemoryHandle>().as_ref());
+        let region = handle.map(|handle| &handle.region);
+        Ok(Buffer { address: data.read() as usize, bytes: bytes(sizes.read()), region })
+    }
 }
 
-/// Posts a group of buffers, up to v9. Writes a null request if NCCL has to call again. NCCL may
+/// Posts a buffer, up to v9. Writes a null request if NCCL has to call again. NCCL may
 /// allow early completion in `*request` (`NCCL_NET_OPTIONAL_RECV_COMPLETION`). The plugin ignores
 /// this: over TCP, bytes of a request move only while NCCL tests it.
 ///
 /// # Safety
-/// The conditions of [`buffers`] hold. `comm` is a live receiving connection. The buffers stay
-/// until the request is done. `request` is null or can be written.
+/// The conditions of [`buffer`] hold. `comm` is a live receiving connection. The buffer stays until
+/// the request is done. `request` is null or can be written.
 pub(super) unsafe extern "C" fn irecv<Size: TryInto<usize>>(
     comm: *mut c_void,
     count: c_int,
     data: *mut *mut c_void,
     sizes: *mut Size,
-    tags: *mut c_int,
+    _tags: *mut c_int,
     memory: *mut *mut c_void,
     request: *mut *mut c_void,
 ) -> Code {
@@ -220,8 +199,8 @@ pub(super) unsafe extern "C" fn irecv<Size: TryInto<usize>>(
         unsafe {
             request.write(ptr::null_mut());
             let comm = Comm::at(comm)?;
-            let buffers = buffers(count, data, sizes, tags, memory)?;
-            let posted = comm.receive_side()?.lock().post(&buffers)?;
+            let buffer = buffer(count, data, sizes, memory)?;
+            let posted = comm.receive_side()?.lock().post(buffer)?;
             if let Some(index) = posted {
                 request.write(comm.request(index));
             }
@@ -266,8 +245,8 @@ pub(super) unsafe extern "C" fn iflush(
         unsafe {
             request.write(ptr::null_mut());
             let comm = Comm::at(comm)?;
-            let buffers = buffers(count, data, sizes, ptr::null_mut(), memory)?;
-            let begun = comm.receive_side()?.lock().flush(&buffers)?;
+            let buffer = buffer(count, data, sizes, memory)?;
+            let begun = comm.receive_side()?.lock().flush(buffer)?;
             if let Some(index) = begun {
                 request.write(comm.request(index));
             }
@@ -276,11 +255,11 @@ pub(super) unsafe extern "C" fn iflush(
     })
 }
 
-/// Writes 1 if a request is done, and the bytes of each buffer. The request ends then.
+/// Writes 1 if a request is done, and the bytes of its message. The request ends then.
 ///
 /// # Safety
 /// `request` came from `isend`, `irecv` or `iflush` of a live connection. `done` is null or can be
-/// written. `sizes` is null or has an entry for each buffer of the request.
+/// written. `sizes` is null or can be written.
 pub(super) unsafe extern "C" fn test(
     request: *mut c_void,
     done: *mut c_int,
@@ -292,11 +271,9 @@ pub(super) unsafe extern "C" fn test(
         unsafe {
             done.write(0);
             let (comm, index) = CommRequest::at(request)?;
-            if let TestOutcome::Done(of) = comm.test(index)? {
-                if !sizes.is_null() {
-                    for (at, size) in of.iter().enumerate() {
-                        sizes.add(at).write(c_int::try_from(*size).unwrap_or(c_int::MAX));
-                    }
+            if let TestOutcome::Done(bytes) = comm.test(index)? {
+                if let Some(bytes) = bytes.filter(|_| !sizes.is_null()) {
+                    sizes.write(c_int::try_from(bytes).unwrap_or(c_int::MAX));
                 }
                 done.write(1);
                 if let CommSide::Send(side) = &comm.side

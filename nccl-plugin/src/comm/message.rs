@@ -5,28 +5,15 @@ use core::ptr::NonNull;
 use laxity_client::Permit;
 
 use crate::arbiter::SubmittedFlow;
-use crate::backend::MemoryRegistration;
+use crate::backend::{Buffer, MemoryRegistration};
 use crate::context::Purpose;
 use crate::origin::Operation;
-
-/// A message that NCCL wants to send.
-#[derive(Clone, Copy)]
-pub struct SendRequest<'a> {
-    /// Address of the message's bytes.
-    pub address: usize,
-    /// The message's size in bytes.
-    pub bytes: usize,
-    /// The tag that selects a buffer of a grouped receive.
-    pub tag: i32,
-    pub region: Option<&'a MemoryRegistration>,
-}
 
 /// A message that waits for its first permit.
 #[derive(Debug)]
 pub(super) struct PendingSend {
     pub(super) flow: SubmittedFlow,
     pub(super) bytes: u64,
-    pub(super) tag: i32,
     pub(super) since_ns: u64,
     pub(super) purpose: Purpose,
     pub(super) known: bool,
@@ -36,9 +23,8 @@ pub(super) struct PendingSend {
 #[derive(Debug)]
 pub(super) struct EarlyMessage {
     pub(super) slot: u16,
-    pub(super) address: usize,
-    pub(super) bytes: usize,
-    pub(super) tag: i32,
+    address: usize,
+    bytes: usize,
     /// Registration of the memory. NCCL keeps it until the request is done.
     region: Option<RegionPointer>,
     pub(super) origin: Option<Operation>,
@@ -52,22 +38,20 @@ struct RegionPointer(NonNull<MemoryRegistration>);
 unsafe impl Send for RegionPointer {}
 
 impl EarlyMessage {
-    pub(super) fn new(slot: u16, send_request: SendRequest<'_>, origin: Option<Operation>) -> Self {
+    pub(super) fn new(slot: u16, buffer: Buffer<'_>, origin: Option<Operation>) -> Self {
         Self {
             slot,
-            address: send_request.address,
-            bytes: send_request.bytes,
-            tag: send_request.tag,
-            region: send_request.region.map(|region| RegionPointer(region.into())),
+            address: buffer.address,
+            bytes: buffer.bytes,
+            region: buffer.region.map(|region| RegionPointer(region.into())),
             origin,
         }
     }
 
-    pub(super) fn send_request(&self) -> SendRequest<'_> {
-        SendRequest {
+    pub(super) fn buffer(&self) -> Buffer<'_> {
+        Buffer {
             address: self.address,
             bytes: self.bytes,
-            tag: self.tag,
             // SAFETY: NCCL ends a registration only when the requests that use it are done.
             region: self.region.map(|region| unsafe { region.0.as_ref() }),
         }

@@ -15,17 +15,15 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-pub use message::SendRequest;
 pub use receive::ReceiveSide;
 pub use send::SendSide;
 pub use surroundings::Surroundings;
 
-use crate::backend::{GROUP_MAX, Memory, MemoryRegistration};
+use crate::backend::{Memory, MemoryRegistration};
 use crate::fault::{Fault, Result};
 
-/// Largest number of requests of one connection. NCCL has 32 (`NCCL_NET_MAX_REQUESTS`) of up to
-/// [`GROUP_MAX`] messages.
-pub const REQUESTS: usize = 32 * GROUP_MAX;
+/// Largest number of requests of one connection, more than NCCL's 32 (`NCCL_NET_MAX_REQUESTS`).
+pub const REQUESTS: usize = 256;
 
 /// The first word of a live `Comm`, which distinguishes it from other memory.
 const MAGIC: u64 = 0x4c41_5849_5459_434f;
@@ -64,8 +62,8 @@ unsafe impl Sync for CommRequest {}
 pub enum TestOutcome {
     /// The request is not complete.
     Pending,
-    /// The request is complete, with these sizes.
-    Done(smallvec::SmallVec<[usize; GROUP_MAX]>),
+    /// The request is complete, with the message's bytes. A flush has none.
+    Done(Option<usize>),
 }
 
 /// A registration, as NCCL holds it.
@@ -93,16 +91,14 @@ impl Comm {
     pub unsafe fn at<'a>(pointer: *const core::ffi::c_void) -> Result<&'a Self> {
         let comm = pointer.cast::<Self>();
         if pointer.is_null() || !comm.is_aligned() {
-            return Err(Fault::Argument(String::from(
-                "the connection is a null pointer or none of ours",
-            )));
+            return Err(Fault::Argument("the connection is a null pointer or none of ours".into()));
         }
         // SAFETY: upheld by the caller. The bytes of this field can be read.
         let magic = unsafe { (&raw const (*comm).magic).read() };
         if magic != MAGIC {
-            return Err(Fault::Argument(String::from(
-                "the connection is none of this plugin's, or was closed",
-            )));
+            return Err(Fault::Argument(
+                "the connection is none of this plugin's, or was closed".into(),
+            ));
         }
         // SAFETY: upheld by the caller.
         Ok(unsafe { &*comm })
@@ -115,9 +111,9 @@ impl Comm {
     pub fn send_side(&self) -> Result<&Mutex<SendSide>> {
         match &self.side {
             CommSide::Send(side) => Ok(side),
-            CommSide::Receive(_) => Err(Fault::Argument(String::from(
-                "a receiving connection was given where a sending one belongs",
-            ))),
+            CommSide::Receive(_) => Err(Fault::Argument(
+                "a receiving connection was given where a sending one belongs".into(),
+            )),
         }
     }
 
@@ -128,9 +124,9 @@ impl Comm {
     pub fn receive_side(&self) -> Result<&Mutex<ReceiveSide>> {
         match &self.side {
             CommSide::Receive(side) => Ok(side),
-            CommSide::Send(_) => Err(Fault::Argument(String::from(
-                "a sending connection was given where a receiving one belongs",
-            ))),
+            CommSide::Send(_) => Err(Fault::Argument(
+                "a sending connection was given where a receiving one belongs".into(),
+            )),
         }
     }
 
@@ -181,9 +177,7 @@ impl CommRequest {
     pub unsafe fn at<'a>(pointer: *const core::ffi::c_void) -> Result<(&'a Comm, u16)> {
         let request = pointer.cast::<Self>();
         if pointer.is_null() || !request.is_aligned() {
-            return Err(Fault::Argument(String::from(
-                "the request is a null pointer or none of ours",
-            )));
+            return Err(Fault::Argument("the request is a null pointer or none of ours".into()));
         }
         // SAFETY: upheld by the caller.
         let request = unsafe { &*request };

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::TestOutcome;
 use super::slots::{RequestSlot, Slots};
-use crate::backend::{Buffer, GROUP_MAX, Memory, MemoryRegistration, Received, Receiver};
+use crate::backend::{Buffer, Memory, MemoryRegistration, Received, Receiver};
 use crate::fault::{Fault, Result};
 use crate::report::Report;
 
@@ -36,7 +36,7 @@ impl ReceiveSide {
     }
 
     fn receiver(&mut self) -> Result<&mut Box<dyn Receiver>> {
-        let closed = || Fault::Argument(String::from("the connection was closed"));
+        let closed = || Fault::Argument("the connection was closed".into());
         self.receiver.as_mut().ok_or_else(closed)
     }
 
@@ -48,18 +48,11 @@ impl ReceiveSide {
         self.receiver()?.deregister(region)
     }
 
-    /// Posts the buffers of one grouped receive. Returns the request's index, or `None` if NCCL has
-    /// to ask again.
+    /// Posts a buffer. Returns the request's index, or `None` if NCCL has to ask again.
     ///
     /// # Errors
-    /// There are too many buffers.
-    pub fn post(&mut self, buffers: &[Buffer<'_>]) -> Result<Option<u16>> {
-        if buffers.is_empty() || buffers.len() > GROUP_MAX {
-            return Err(Fault::Argument(format!(
-                "a grouped receive of {} buffers: 1 to {GROUP_MAX} are possible",
-                buffers.len()
-            )));
-        }
+    /// The connection was closed.
+    pub fn post(&mut self, buffer: Buffer<'_>) -> Result<Option<u16>> {
         let Some(slot) = self.slots.free() else {
             return Ok(None);
         };
@@ -67,7 +60,7 @@ impl ReceiveSide {
             // `test` returns the fault.
             Some(u64::MAX)
         } else {
-            self.receiver()?.post(buffers)
+            self.receiver()?.post(buffer)
         };
         Ok(post.map(|post| {
             self.slots.set(slot, RequestSlot::Pending(post));
@@ -75,18 +68,15 @@ impl ReceiveSide {
         }))
     }
 
-    /// Flushes the buffers. Returns the request's index, or `None` if no flush is needed.
+    /// Flushes a buffer. Returns the request's index, or `None` if no flush is needed.
     ///
     /// # Errors
-    /// There are too many buffers, or no request is free.
-    pub fn flush(&mut self, buffers: &[Buffer<'_>]) -> Result<Option<u16>> {
-        if buffers.len() > GROUP_MAX {
-            return Err(Fault::Argument(String::from("too many buffers to flush")));
-        }
+    /// The connection was closed, or no request is free.
+    pub fn flush(&mut self, buffer: Buffer<'_>) -> Result<Option<u16>> {
         let Some(slot) = self.slots.free() else {
-            return Err(Fault::Internal(String::from("no request is free for a flush")));
+            return Err(Fault::Internal("no request is free for a flush".into()));
         };
-        let post = self.receiver()?.flush(buffers);
+        let post = self.receiver()?.flush(buffer);
         Ok(post.map(|post| {
             self.slots.set(slot, RequestSlot::Pending(post));
             slot
@@ -99,9 +89,9 @@ impl ReceiveSide {
             Some(receiver) => receiver.progress(&mut received),
             None => Ok(()),
         };
-        for Received { post, sizes } in received.drain(..) {
-            self.report.received(sizes.iter().sum::<usize>() as u64);
-            self.slots.complete(post, sizes);
+        for Received { post, bytes } in received.drain(..) {
+            self.report.received(bytes.unwrap_or(0) as u64);
+            self.slots.complete(post, bytes);
         }
         self.received = received;
         if let Err(fault) = result {

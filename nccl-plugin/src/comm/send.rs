@@ -21,14 +21,13 @@ use std::time::Duration;
 
 use laxity_client::{Direction, Flow, Permit};
 use laxity_shm::sleep::now_ns;
-use smallvec::smallvec;
 
 use super::TestOutcome;
-use super::message::{EarlyMessage, FirstPermit, InFlightMessage, PendingSend, SendRequest};
+use super::message::{EarlyMessage, FirstPermit, InFlightMessage, PendingSend};
 use super::slots::{RequestSlot, Slots};
 use super::surroundings::Surroundings;
 use crate::arbiter::SubmittedFlow;
-use crate::backend::{Clear, Memory, MemoryRegistration, Message, Sender, Sent};
+use crate::backend::{Buffer, Memory, MemoryRegistration, Message, Sender, Sent};
 use crate::fault::{Fault, Result};
 use crate::origin::Operation;
 use crate::report::SentMessage;
@@ -49,8 +48,6 @@ enum BeginVerdict {
     Wait,
     /// The receiver of the message has not posted.
     NotPosted,
-    /// The receiver has not come to the message's tag.
-    OthersFirst,
 }
 
 pub struct SendSide {
@@ -97,7 +94,7 @@ impl SendSide {
     }
 
     fn sender(&mut self) -> Result<&mut Box<dyn Sender>> {
-        let closed = || Fault::Argument(String::from("the connection was closed"));
+        let closed = || Fault::Argument("the connection was closed".into());
         self.sender.as_mut().ok_or_else(closed)
     }
 
@@ -116,7 +113,7 @@ impl SendSide {
     /// has to ask again.
     pub fn offer(
         &mut self,
-        send_request: SendRequest<'_>,
+        buffer: Buffer<'_>,
         origin: impl Fn() -> Option<Operation>,
     ) -> Option<u16> {
         let slot = self.slots.free()?;
@@ -131,17 +128,17 @@ impl SendSide {
             return Some(slot);
         }
         if !self.early.is_empty() {
-            self.keep(slot, send_request, origin());
+            self.keep(slot, buffer, origin());
             self.release();
             return Some(slot);
         }
-        match self.try_begin(slot, send_request, &origin) {
+        match self.try_begin(slot, buffer, &origin) {
             Ok(BeginVerdict::Begun) => Some(slot),
             Ok(BeginVerdict::NotPosted) => {
-                self.keep(slot, send_request, origin());
+                self.keep(slot, buffer, origin());
                 Some(slot)
             }
-            Ok(BeginVerdict::Wait | BeginVerdict::OthersFirst) => None,
+            Ok(BeginVerdict::Wait) => None,
             Err(fault) => {
                 self.slots.set(slot, RequestSlot::Refused(fault));
                 Some(slot)
@@ -149,30 +146,22 @@ impl SendSide {
         }
     }
 
-    fn keep(&mut self, slot: u16, send_request: SendRequest<'_>, origin: Option<Operation>) {
+    fn keep(&mut self, slot: u16, buffer: Buffer<'_>, origin: Option<Operation>) {
         self.slots.set(slot, RequestSlot::Pending(0));
-        self.early.push_back(EarlyMessage::new(slot, send_request, origin));
+        self.early.push_back(EarlyMessage::new(slot, buffer, origin));
     }
 
-    /// Begins kept messages whose receivers have posted and that are permitted. A message whose tag
-    /// is not in the next group doesn't stop the messages after it.
+    /// Begins kept messages whose receivers have posted and that are permitted.
     fn release(&mut self) {
-        let mut at = 0;
-        while let Some(early) = self.early.remove(at) {
-            let verdict = self.try_begin(early.slot, early.send_request(), || early.origin);
-            match verdict {
+        while let Some(early) = self.early.pop_front() {
+            match self.try_begin(early.slot, early.buffer(), || early.origin) {
                 Ok(BeginVerdict::Begun) => {
                     if let Some(begun) = self.in_flight.back_mut() {
                         begun.was_kept = true;
                     }
-                    at = 0;
-                }
-                Ok(BeginVerdict::OthersFirst) => {
-                    self.early.insert(at, early);
-                    at += 1;
                 }
                 Ok(BeginVerdict::Wait | BeginVerdict::NotPosted) => {
-                    self.early.insert(at, early);
+                    self.early.push_front(early);
                     return;
                 }
                 Err(fault) => self.slots.set(early.slot, RequestSlot::Refused(fault)),
@@ -184,32 +173,28 @@ impl SendSide {
     fn try_begin(
         &mut self,
         slot: u16,
-        send_request: SendRequest<'_>,
+        buffer: Buffer<'_>,
         origin: impl FnOnce() -> Option<Operation>,
     ) -> Result<BeginVerdict> {
         let newest_waits = |newest: &InFlightMessage| newest.pushed < newest.bytes;
         if self.in_flight.back().is_some_and(newest_waits) {
             return Ok(BeginVerdict::Wait);
         }
-        let bytes = send_request.bytes as u64;
+        let bytes = buffer.bytes as u64;
         let pending = self.pending.take();
         // NCCL repeats a call with the same arguments. Different arguments mean another message.
         let mut pending = match pending {
-            Some(pending) if pending.bytes == bytes && pending.tag == send_request.tag => pending,
+            Some(pending) if pending.bytes == bytes => pending,
             other => {
-                let clear = self.sender()?.clear(send_request.bytes, send_request.tag)?;
-                if clear != Clear::Yes {
+                if !self.sender()?.clear(buffer.bytes)? {
                     // The flow of another message may be waiting, so its offer stays.
                     self.pending = other;
-                    return Ok(match clear {
-                        Clear::NotYet => BeginVerdict::NotPosted,
-                        _ => BeginVerdict::OthersFirst,
-                    });
+                    return Ok(BeginVerdict::NotPosted);
                 }
                 if let Some(other) = other {
                     self.around.arbiter.cancel(other.flow);
                 }
-                self.submit(bytes, send_request.tag, origin())
+                self.submit(bytes, origin())
             }
         };
         let permit = if bytes == 0 {
@@ -238,11 +223,11 @@ impl SendSide {
             }
         };
         let decision = FirstPermit { permit, waited_ns, overdue };
-        self.begin(slot, send_request, pending, decision)?;
+        self.begin(slot, buffer, pending, decision)?;
         Ok(BeginVerdict::Begun)
     }
 
-    fn submit(&mut self, bytes: u64, tag: i32, origin: Option<Operation>) -> PendingSend {
+    fn submit(&mut self, bytes: u64, origin: Option<Operation>) -> PendingSend {
         let generation = self.around.arbiter.generation();
         if self.nic.0 != generation {
             self.nic = (generation, self.around.arbiter.nic(&self.around.nic));
@@ -257,13 +242,13 @@ impl SendSide {
         };
         let flow =
             if bytes == 0 { SubmittedFlow::default() } else { self.around.arbiter.submit(&asked) };
-        PendingSend { flow, bytes, tag, since_ns: 0, purpose, known: origin.is_some() }
+        PendingSend { flow, bytes, since_ns: 0, purpose, known: origin.is_some() }
     }
 
     fn begin(
         &mut self,
         slot: u16,
-        send_request: SendRequest<'_>,
+        buffer: Buffer<'_>,
         pending: PendingSend,
         decision: FirstPermit,
     ) -> Result<()> {
@@ -280,16 +265,7 @@ impl SendSide {
             overdue: decision.overdue,
             known: pending.known,
         });
-        let message = Message {
-            address: send_request.address,
-            bytes: send_request.bytes,
-            tag: send_request.tag,
-            region: send_request.region,
-            class,
-            accounted,
-        };
-        let sender = self.sender()?;
-        let number = sender.begin(message);
+        let number = self.sender()?.begin(Message { buffer, class, accounted });
         self.slots.set(slot, RequestSlot::Pending(0));
         self.in_flight.push_back(InFlightMessage {
             number,
@@ -392,8 +368,7 @@ impl SendSide {
         };
         if sent.done {
             entry.done = true;
-            let sizes = smallvec![entry.bytes as usize];
-            self.slots.set(entry.slot, RequestSlot::Done(sizes));
+            self.slots.set(entry.slot, RequestSlot::Done(Some(entry.bytes as usize)));
         }
         // The bytes of a message without exact accounting count as sent when it is done.
         let rest = entry.pushed - entry.left;

@@ -1,9 +1,6 @@
 //! The requests of one end of a connection, by their index in NCCL's table.
 
-use smallvec::SmallVec;
-
 use super::{REQUESTS, TestOutcome};
-use crate::backend::GROUP_MAX;
 use crate::fault::{Fault, Result};
 
 #[derive(Clone, Debug)]
@@ -12,8 +9,8 @@ pub(super) enum RequestSlot {
     Free,
     /// The request is in progress. At the receiving end, the number is that of the post.
     Pending(u64),
-    /// The request is complete, with these sizes.
-    Done(SmallVec<[usize; GROUP_MAX]>),
+    /// The request is complete, with the message's bytes. A flush has none.
+    Done(Option<usize>),
     /// The request was refused when it was offered.
     Refused(Fault),
 }
@@ -45,11 +42,11 @@ impl Slots {
         matches!(self.slots[usize::from(at)], RequestSlot::Pending(_))
     }
 
-    pub(super) fn complete(&mut self, post: u64, sizes: SmallVec<[usize; GROUP_MAX]>) {
+    pub(super) fn complete(&mut self, post: u64, bytes: Option<usize>) {
         let waits =
             |slot: &&mut RequestSlot| matches!(slot, RequestSlot::Pending(at) if *at == post);
         if let Some(slot) = self.slots.iter_mut().find(waits) {
-            *slot = RequestSlot::Done(sizes);
+            *slot = RequestSlot::Done(bytes);
         }
     }
 
@@ -59,12 +56,12 @@ impl Slots {
             return Ok(TestOutcome::Pending);
         }
         match core::mem::replace(&mut self.slots[usize::from(at)], RequestSlot::Free) {
-            RequestSlot::Done(sizes) => Ok(TestOutcome::Done(sizes)),
+            RequestSlot::Done(bytes) => Ok(TestOutcome::Done(bytes)),
             RequestSlot::Refused(fault) => Err(fault),
             RequestSlot::Pending(_) => fault.cloned().map_or(Ok(TestOutcome::Pending), Err),
-            RequestSlot::Free => Err(Fault::Argument(String::from(
-                "a request was tested that is not in use: it was done before",
-            ))),
+            RequestSlot::Free => Err(Fault::Argument(
+                "a request was tested that is not in use: it was done before".into(),
+            )),
         }
     }
 }

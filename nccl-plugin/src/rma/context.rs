@@ -95,7 +95,7 @@ impl RmaContext {
     pub fn put(&self, context: i32, rank: u32, put: Put) -> Result<*mut c_void> {
         let ends = put.ends.filter(|_| put.bytes > 0);
         if ends.is_none() && put.bytes > 0 {
-            return Err(Fault::Argument(String::from("a put of bytes without a region")));
+            return Err(Fault::Argument("a put of bytes without a region".into()));
         }
         if let Some((side, _)) = &put.signal {
             side.region.check_remote(rank as usize, side.offset, 8)?;
@@ -116,7 +116,7 @@ impl RmaContext {
         bytes: u64,
     ) -> Result<*mut c_void> {
         if ends.is_none() && bytes > 0 {
-            return Err(Fault::Argument(String::from("a get of bytes without a region")));
+            return Err(Fault::Argument("a get of bytes without a region".into()));
         }
         self.call(context, rank, true, ends.filter(|_| bytes > 0), bytes, None)
     }

@@ -101,7 +101,7 @@ impl RmaListener {
     /// It is too late, or the listener was closed.
     fn pause(&self, give_up: Instant, rank: usize) -> Result<()> {
         if self.is_closed.load(Ordering::Relaxed) {
-            return Err(Fault::Argument(String::from("the listener was closed")));
+            return Err(Fault::Argument("the listener was closed".into()));
         }
         if Instant::now() > give_up {
             let wait = CONNECT_WITHIN.as_secs();

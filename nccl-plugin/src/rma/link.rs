@@ -201,9 +201,9 @@ impl RankLink {
                 Some(Err(error)) => return Err(self.broken(&error)),
                 // Nothing may follow: a later signal would announce bytes that never came.
                 None => {
-                    return Err(Fault::Argument(String::from(
-                        "a region was deregistered while its memory was sent",
-                    )));
+                    return Err(Fault::Argument(
+                        "a region was deregistered while its memory was sent".into(),
+                    ));
                 }
             }
             let is_whole = |item: &Item| self.written == HEAD_BYTES as u64 + item.bytes;

@@ -173,7 +173,7 @@ impl Mesh {
                 return Err(fault);
             }
             if exchanges.has_ended {
-                return Err(Fault::Argument(String::from("the group was closed")));
+                return Err(Fault::Argument("the group was closed".into()));
             }
             self.changed.wait(&mut exchanges);
         }

@@ -8,7 +8,6 @@
 //! | bytes of a head | |
 //! |---|---|
 //! | 0 | 1: part of a message; 2: buffers posted, with nothing after the head |
-//! | 4–7 | tag |
 //! | 8–15 | number of the message; number of buffers posted |
 //! | 16–23 | bytes of the whole message |
 //! | 24–31 | offset of the part in the message |
@@ -49,7 +48,6 @@ pub enum Head {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Part {
     pub message: u64,
-    pub tag: i32,
     /// The message's size in bytes.
     pub total: u64,
     pub offset: u64,
@@ -99,7 +97,6 @@ impl Head {
         match self {
             Self::Part(part) => {
                 bytes[0] = PART;
-                bytes[4..8].copy_from_slice(&part.tag.to_le_bytes());
                 bytes[8..16].copy_from_slice(&part.message.to_le_bytes());
                 bytes[16..24].copy_from_slice(&part.total.to_le_bytes());
                 bytes[24..32].copy_from_slice(&part.offset.to_le_bytes());
@@ -122,7 +119,6 @@ impl Head {
         match bytes[0] {
             PART => {
                 let part = Part {
-                    tag: i32::from_le_bytes(word(bytes, 4)),
                     message: number(8),
                     total: number(16),
                     offset: number(24),
@@ -159,9 +155,9 @@ mod tests {
 
         #[test]
         fn parts_come_back_as_they_were(
-            message: u64, tag: i32, offset in 0..1_u64 << 60, length in 0..1_u64 << 60,
+            message: u64, offset in 0..1_u64 << 60, length in 0..1_u64 << 60,
         ) {
-            let part = Head::Part(Part { message, tag, total: offset + length, offset, length });
+            let part = Head::Part(Part { message, total: offset + length, offset, length });
             prop_assert_eq!(Head::decode(&part.encode()).unwrap(), part);
             let posted = Head::Posted(message);
             prop_assert_eq!(Head::decode(&posted.encode()).unwrap(), posted);
@@ -169,7 +165,7 @@ mod tests {
 
         #[test]
         fn a_part_beyond_its_message_is_refused(total in 0..1_u64 << 60, offset: u64, length: u64) {
-            let part = Part { message: 0, tag: 0, total, offset, length };
+            let part = Part { message: 0, total, offset, length };
             let fits = offset.checked_add(length).is_some_and(|end| end <= total);
             prop_assert_eq!(Head::decode(&Head::Part(part).encode()).is_ok(), fits);
         }

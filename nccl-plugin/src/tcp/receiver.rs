@@ -10,7 +10,7 @@ use super::frame::{Head, Part};
 use super::inlet::{BufferSource, ReceiveSocket};
 use super::sender::register;
 use super::socket;
-use crate::backend::{Buffer, GROUP_MAX, Memory, MemoryRegistration, Received, Receiver};
+use crate::backend::{Buffer, Memory, MemoryRegistration, Received, Receiver};
 use crate::fault::{Fault, Result};
 use crate::socket::peer;
 
@@ -27,129 +27,75 @@ const UNTOLD_MAX: u64 = 7;
 /// Number of turns after which a socket is read that had no data lately.
 const COLD_TURNS: u32 = 8;
 
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 struct Target {
     address: usize,
-    bytes: usize,
-    tag: i32,
-    /// The message for this buffer, once its first part has arrived.
-    message: Option<u64>,
-    size: usize,
+    /// The buffer's size in bytes.
+    room: usize,
+    /// The message's size in bytes, once its first part has arrived.
+    size: Option<usize>,
     got: usize,
+    is_filled: bool,
 }
 
-#[derive(Clone, Debug)]
-struct ReceiveGroup {
-    post: u64,
-    targets: SmallVec<[Target; 1]>,
-    left: usize,
-}
-
-/// Posted buffers, by the numbers of their messages.
+/// Posted buffers, in the order of their messages. A buffer has the number of its message.
 #[derive(Debug, Default)]
 struct PostedReceives {
-    groups: VecDeque<ReceiveGroup>,
-    /// Number of the first group's first message.
+    targets: VecDeque<Target>,
+    /// Number of the first buffer.
     first: u64,
-    /// Number of the first message without a buffer.
-    next: u64,
-    posts: u64,
     complete: Vec<Received>,
 }
 
 impl PostedReceives {
-    fn push(&mut self, buffers: &[Buffer<'_>]) -> u64 {
-        let target = |buffer: &Buffer<'_>| Target {
-            address: buffer.address,
-            bytes: buffer.bytes,
-            tag: buffer.tag,
-            message: None,
-            size: 0,
-            got: 0,
-        };
-        let post = self.posts;
-        self.posts += 1;
-        self.next += buffers.len() as u64;
-        self.groups.push_back(ReceiveGroup {
-            post,
-            targets: buffers.iter().map(target).collect(),
-            left: buffers.len(),
-        });
-        post
+    /// Returns the number of the first message without a buffer.
+    fn next(&self) -> u64 {
+        self.first + self.targets.len() as u64
     }
 
-    /// Returns the index of the message's group, and of its buffer in the group.
-    fn find(&mut self, part: &Part) -> Result<Option<(usize, usize)>> {
-        if part.message >= self.next {
-            return Ok(None);
-        }
-        let garbled = |what: &str| Fault::Remote(format!("message {} {what}", part.message));
-        let mut begin = self.first;
-        for (at, group) in self.groups.iter().enumerate() {
-            let end = begin + group.targets.len() as u64;
-            if (begin..end).contains(&part.message) {
-                let own = |target: &Target| target.message == Some(part.message);
-                let free = |target: &Target| target.message.is_none() && target.tag == part.tag;
-                let alone = |_: &Target| group.targets.len() == 1;
-                let place = group
-                    .targets
-                    .iter()
-                    .position(own)
-                    .or_else(|| group.targets.iter().position(free))
-                    .or_else(|| group.targets.iter().position(alone));
-                let place = place.ok_or_else(|| {
-                    garbled(&format!("has tag {}, which no buffer of its group has", part.tag))
-                })?;
-                let room = group.targets[place].bytes;
-                if part.total > room as u64 {
-                    return Err(Fault::Argument(format!(
-                        "message {} has {} bytes, its buffer room for {room}",
-                        part.message, part.total
-                    )));
-                }
-                return Ok(Some((at, place)));
-            }
-            begin = end;
-        }
-        Err(garbled("came again: the connection is garbled"))
+    fn push(&mut self, buffer: &Buffer<'_>) -> u64 {
+        let post = self.next();
+        let (address, room) = (buffer.address, buffer.bytes);
+        self.targets.push_back(Target { address, room, size: None, got: 0, is_filled: false });
+        post
     }
 }
 
 impl BufferSource for PostedReceives {
     fn place(&mut self, part: &Part) -> Result<Option<usize>> {
-        let Some((group, place)) = self.find(part)? else {
+        if part.message >= self.next() {
             return Ok(None);
-        };
-        let target = &mut self.groups[group].targets[place];
-        if target.message.is_none() {
-            target.message = Some(part.message);
-            target.size = part.total as usize;
         }
-        if target.size as u64 != part.total || target.got as u64 >= part.total.max(1) {
-            return Err(Fault::Remote(format!(
-                "message {} changed its size: the connection is garbled",
-                part.message
+        let garbled = |what: &str| {
+            let message = part.message;
+            Fault::Remote(format!("message {message} {what}: the connection is garbled"))
+        };
+        let at = part.message.checked_sub(self.first).ok_or_else(|| garbled("came again"))?;
+        let target = &mut self.targets[at as usize];
+        if part.total > target.room as u64 {
+            return Err(Fault::Argument(format!(
+                "message {} has {} bytes, its buffer room for {}",
+                part.message, part.total, target.room
             )));
+        }
+        if *target.size.get_or_insert(part.total as usize) as u64 != part.total || target.is_filled
+        {
+            return Err(garbled("changed its size"));
         }
         Ok(Some(target.address))
     }
 
     fn arrived(&mut self, part: &Part, bytes: usize) {
-        let Ok(Some((group, place))) = self.find(part) else {
+        let at = part.message.wrapping_sub(self.first) as usize;
+        let Some(target) = self.targets.get_mut(at) else {
             return;
         };
-        let group = &mut self.groups[group];
-        let target = &mut group.targets[place];
         target.got += bytes;
-        if target.got >= target.size {
-            group.left -= 1;
-        }
-        while let Some(first) = self.groups.front().filter(|first| first.left == 0) {
-            self.first += first.targets.len() as u64;
-            let sizes: SmallVec<[usize; GROUP_MAX]> =
-                first.targets.iter().map(|target| target.size).collect();
-            self.complete.push(Received { post: first.post, sizes });
-            self.groups.pop_front();
+        target.is_filled = target.size.is_some_and(|size| target.got >= size);
+        while let Some(first) = self.targets.front().filter(|first| first.is_filled) {
+            self.complete.push(Received { post: self.first, bytes: first.size });
+            self.targets.pop_front();
+            self.first += 1;
         }
     }
 }
@@ -184,10 +130,10 @@ impl TcpReceiver {
     /// Announces posted buffers to the sender. If the sender is gone, the next read notices.
     fn tell(&mut self) {
         if self.control.is_empty() {
-            if self.told == self.posted.next {
+            if self.told == self.posted.next() {
                 return;
             }
-            self.told = self.posted.next;
+            self.told = self.posted.next();
             self.control = Head::Posted(self.told).encode().as_slice().into();
         }
         let piece = libc::iovec {
@@ -229,16 +175,15 @@ impl Receiver for TcpReceiver {
         Ok(())
     }
 
-    fn post(&mut self, buffers: &[Buffer<'_>]) -> Option<u64> {
-        let post = self.posted.push(buffers);
-        let large = buffers.iter().any(|buffer| buffer.bytes > QUIET_BYTES);
-        if large || self.posted.next - self.told > UNTOLD_MAX {
+    fn post(&mut self, buffer: Buffer<'_>) -> Option<u64> {
+        let post = self.posted.push(&buffer);
+        if buffer.bytes > QUIET_BYTES || self.posted.next() - self.told > UNTOLD_MAX {
             self.tell();
         }
         Some(post)
     }
 
-    fn flush(&mut self, _buffers: &[Buffer<'_>]) -> Option<u64> {
+    fn flush(&mut self, _buffer: Buffer<'_>) -> Option<u64> {
         None
     }
 
@@ -262,7 +207,7 @@ impl Receiver for TcpReceiver {
         received.append(&mut self.posted.complete);
         if moved == 0
             && received.is_empty()
-            && !self.posted.groups.is_empty()
+            && !self.posted.targets.is_empty()
             && self.inlets.iter().any(ReceiveSocket::is_closed)
         {
             return Err(Fault::Remote(format!(
@@ -275,7 +220,7 @@ impl Receiver for TcpReceiver {
     }
 
     fn close(self: Box<Self>) {
-        if !self.posted.groups.is_empty() {
+        if !self.posted.targets.is_empty() {
             // A receive is incomplete, so the sender has to notice at once.
             for inlet in &self.inlets {
                 socket::reset_on_close(inlet.stream());

@@ -17,7 +17,7 @@ use laxity_shm::sleep::now_ns;
 use super::frame::{HEAD_BYTES, Head, Part};
 use super::outlet::{OutgoingPart, PartOutcome, SendSocket};
 use super::socket;
-use crate::backend::{Clear, Memory, MemoryRegistration, Message, POINTER_HOST, Sender, Sent};
+use crate::backend::{Memory, MemoryRegistration, Message, POINTER_HOST, Sender, Sent};
 use crate::fault::{Fault, Result};
 use crate::socket::peer;
 
@@ -41,7 +41,6 @@ struct BegunMessage {
     number: u64,
     address: usize,
     bytes: usize,
-    tag: i32,
     class: usize,
     accounted: bool,
     pushed: usize,
@@ -183,32 +182,30 @@ impl Sender for TcpSender {
         Ok(())
     }
 
-    fn clear(&mut self, bytes: usize, _tag: i32) -> Result<Clear> {
+    fn clear(&mut self, bytes: usize) -> Result<bool> {
         let bytes = bytes as u64;
         if !self.may_go(bytes) {
             self.listen()?;
         }
-        if self.may_go(bytes) {
-            Ok(Clear::Yes)
-        } else if self.closed {
-            Err(self.gone())
-        } else {
-            Ok(Clear::NotYet)
+        let may_go = self.may_go(bytes);
+        if !may_go && self.closed {
+            return Err(self.gone());
         }
+        Ok(may_go)
     }
 
     fn begin(&mut self, message: Message<'_>) -> u64 {
         let number = self.next;
         self.next += 1;
         if number >= self.posted {
-            self.ahead.push_back((number, message.bytes as u64));
-            self.ahead_bytes += message.bytes as u64;
+            let bytes = message.buffer.bytes as u64;
+            self.ahead.push_back((number, bytes));
+            self.ahead_bytes += bytes;
         }
         self.begun.push_back(BegunMessage {
             number,
-            address: message.address,
-            bytes: message.bytes,
-            tag: message.tag,
+            address: message.buffer.address,
+            bytes: message.buffer.bytes,
             class: message.class,
             accounted: message.accounted,
             pushed: 0,
@@ -230,7 +227,6 @@ impl Sender for TcpSender {
             left -= length;
             let part = Part {
                 message: newest.number,
-                tag: newest.tag,
                 total: newest.bytes as u64,
                 offset: newest.pushed as u64,
                 length: length as u64,

@@ -61,7 +61,7 @@ impl Completions {
         // SAFETY: the queue is alive, with its table of operations. The array has `BATCH` entries.
         let count = unsafe {
             let Some(poll) = (*(*self.cq).context).ops.poll_cq else {
-                return Err(Fault::Internal(String::from("the provider can't poll")));
+                return Err(Fault::Internal("the provider can't poll".into()));
             };
             poll(self.cq, BATCH as c_int, found.as_mut_ptr())
         };
@@ -137,7 +137,7 @@ impl SharedReceive {
         // request before it returns.
         let result = unsafe {
             let Some(post) = (*(*self.srq).context).ops.post_srq_recv else {
-                return Err(Fault::Internal(String::from("the provider can't receive")));
+                return Err(Fault::Internal("the provider can't receive".into()));
             };
             post(self.srq, &mut request, &mut bad)
         };

@@ -242,7 +242,7 @@ impl VerbsConnecting {
             _ => return Err(self.lost(&ReceiveError::Closed)),
         };
         let Some(greeting) = self.greeting.take() else {
-            return Err(Fault::Internal(String::from("greeted twice")));
+            return Err(Fault::Internal("greeted twice".into()));
         };
         match greeting.connect(&theirs) {
             Ok(sender) => {

@@ -11,26 +11,29 @@
 //!
 //! | bits | |
 //! |---|---|
-//! | 0–4 | index of the grouped receive: its number modulo [`DEPTH`] |
-//! | 5–7 | index of the buffer in the grouped receive |
+//! | 0–7 | index of the buffer: its number modulo [`DEPTH`] |
 //! | 8 | the size is in the table of sizes, not here |
 //! | 9–31 | size |
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use crate::backend::GROUP_MAX;
-
-/// Largest number of grouped receives that are posted at a time. NCCL has as many requests.
+/// Largest number of buffers that are posted at a time. NCCL has as many requests.
 pub(super) const DEPTH: usize = 32;
+/// Distance of two buffers in the memories, in entries. Only the first entry of each is used. The
+/// others would be for grouped receives of several buffers.
+pub(super) const STRIDE: usize = 8;
 pub(super) const WORDS: usize = 8;
 pub(super) const ENTRY_BYTES: usize = WORDS * 8;
-pub(super) const FIFO_BYTES: usize = DEPTH * GROUP_MAX * ENTRY_BYTES;
-pub(super) const TABLE_BYTES: usize = DEPTH * GROUP_MAX * 8;
+pub(super) const FIFO_BYTES: usize = DEPTH * STRIDE * ENTRY_BYTES;
+pub(super) const TABLE_BYTES: usize = DEPTH * STRIDE * 8;
 
 const SIZE_BITS: u32 = 23;
 const IN_TABLE: u32 = 1 << 8;
 
-const _: () = assert!(DEPTH <= 1 << 5 && GROUP_MAX <= 1 << 3);
+/// The word of an entry that says which buffer of how many it is: the first of one.
+const ALONE: u64 = 1 << 32;
+
+const _: () = assert!(DEPTH <= 1 << 8);
 
 /// A buffer that the sender may write.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -40,10 +43,6 @@ pub(super) struct CtsEntry {
     pub(super) bytes: u64,
     /// Remote key of the buffer's memory.
     pub(super) rkey: u32,
-    /// Tag that selects the buffer in its group.
-    pub(super) tag: i32,
-    pub(super) buffers: u32,
-    pub(super) index: u32,
 }
 
 /// Returns a checksum of words (the finalizer of splitmix64). It detects accidents, not attacks.
@@ -59,87 +58,51 @@ fn seal(words: &[u64; WORDS - 1]) -> u64 {
 impl CtsEntry {
     /// Returns the entry's words on the wire.
     pub(super) fn encode(&self) -> [u64; WORDS] {
-        let words = [
-            self.post,
-            self.address,
-            self.bytes,
-            u64::from(self.rkey) << 32 | u64::from(self.tag as u32),
-            u64::from(self.buffers) << 32 | u64::from(self.index),
-            0,
-            0,
-        ];
+        let words = [self.post, self.address, self.bytes, u64::from(self.rkey) << 32, ALONE, 0, 0];
         let mut all = [0; WORDS];
         all[..WORDS - 1].copy_from_slice(&words);
         all[WORDS - 1] = seal(&words);
         all.map(u64::to_le)
     }
 
-    /// Decodes an entry. Returns `None` unless it is complete and belongs to this group and index.
-    fn decode(words: [u64; WORDS], post: u64, index: usize) -> Option<Self> {
+    /// Decodes an entry. Returns `None` unless it is complete and belongs to this buffer.
+    fn decode(words: [u64; WORDS], post: u64) -> Option<Self> {
         let words = words.map(u64::from_le);
         let (body, last) = words.split_last_chunk::<1>()?;
         let body: &[u64; WORDS - 1] = body.try_into().ok()?;
-        let entry = Self {
-            post: body[0],
-            address: body[1],
-            bytes: body[2],
-            rkey: (body[3] >> 32) as u32,
-            tag: body[3] as u32 as i32,
-            buffers: (body[4] >> 32) as u32,
-            index: body[4] as u32,
-        };
-        let here = entry.post == post && entry.index as usize == index;
-        let sane = (1..=GROUP_MAX as u32).contains(&entry.buffers) && entry.index < entry.buffers;
-        (here && sane && last[0] == seal(body)).then_some(entry)
+        let rkey = (body[3] >> 32) as u32;
+        let entry = Self { post: body[0], address: body[1], bytes: body[2], rkey };
+        let is_here = entry.post == post && body[4] == ALONE;
+        (is_here && last[0] == seal(body)).then_some(entry)
     }
 }
 
 /// Returns the index of a buffer's size in the tables, in words.
-pub(super) fn size_place(entry: &CtsEntry) -> usize {
-    entry.post as usize % DEPTH * GROUP_MAX + entry.index as usize
+pub(super) fn size_place(post: u64) -> usize {
+    post as usize % DEPTH * STRIDE
 }
 
 /// Returns the index of an entry in the memory, in words.
-pub(super) fn place(post: u64, index: usize) -> usize {
-    (post as usize % DEPTH * GROUP_MAX + index) * WORDS
+pub(super) fn place(post: u64) -> usize {
+    post as usize % DEPTH * STRIDE * WORDS
 }
 
-fn read(memory: &[AtomicU64], post: u64, index: usize) -> Option<CtsEntry> {
-    let at = place(post, index);
+/// Reads the entry of a buffer, if it is there.
+pub(super) fn read(memory: &[AtomicU64], post: u64) -> Option<CtsEntry> {
+    let at = place(post);
     let mut copy = [0; WORDS];
     // Acquire, last word first, so that no later access moves before it. The NIC has no atomics to
     // pair with. The checksum detects words that the NIC has not written yet.
     for (nth, word) in copy.iter_mut().enumerate().rev() {
         *word = memory.get(at + nth)?.load(Ordering::Acquire);
     }
-    CtsEntry::decode(copy, post, index)
-}
-
-/// Reads the buffers of a grouped receive into `into`. Reports whether all of them are there.
-pub(super) fn read_group(memory: &[AtomicU64], post: u64, into: &mut Vec<CtsEntry>) -> bool {
-    into.clear();
-    let Some(first) = read(memory, post, 0) else {
-        return false;
-    };
-    into.push(first);
-    for index in 1..first.buffers as usize {
-        match read(memory, post, index) {
-            Some(entry) if entry.buffers == first.buffers => into.push(entry),
-            _ => {
-                into.clear();
-                return false;
-            }
-        }
-    }
-    true
+    CtsEntry::decode(copy, post)
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Arrival {
-    /// Index of the grouped receive.
+    /// Index of the buffer, which may be too large.
     pub(super) slot: usize,
-    /// Index of the buffer in the grouped receive.
-    pub(super) index: usize,
     /// The message's size in bytes. With `None` it is in the table.
     pub(super) bytes: Option<u64>,
 }
@@ -147,8 +110,8 @@ pub(super) struct Arrival {
 impl Arrival {
     /// Returns the immediate data of a message into a buffer, and whether its size goes into the
     /// table.
-    pub(super) fn encode(entry: &CtsEntry, bytes: u64) -> (u32, bool) {
-        let at = (entry.post as usize % DEPTH) as u32 | entry.index << 5;
+    pub(super) fn encode(post: u64, bytes: u64) -> (u32, bool) {
+        let at = (post as usize % DEPTH) as u32;
         if bytes < 1 << SIZE_BITS {
             (at | (bytes as u32) << 9, false)
         } else {
@@ -156,12 +119,11 @@ impl Arrival {
         }
     }
 
-    /// Decodes immediate data. All values are valid here, and the receiver checks them.
+    /// Decodes immediate data. The receiver checks the values.
     pub(super) fn decode(immediate: u32) -> Self {
         let in_table = immediate & IN_TABLE != 0;
         Self {
-            slot: (immediate & 0x1f) as usize,
-            index: (immediate >> 5 & 7) as usize,
+            slot: (immediate & 0xff) as usize,
             bytes: (!in_table).then_some(u64::from(immediate >> 9)),
         }
     }
@@ -177,43 +139,26 @@ mod tests {
     }
 
     fn write(memory: &[AtomicU64], entry: &CtsEntry, words: core::ops::Range<usize>) {
-        let at = place(entry.post, entry.index as usize);
         for (nth, word) in entry.encode().into_iter().enumerate() {
             if words.contains(&nth) {
-                memory[at + nth].store(word, Ordering::Relaxed);
+                memory[place(entry.post) + nth].store(word, Ordering::Relaxed);
             }
         }
     }
 
-    fn entry(post: u64, index: u32, buffers: u32) -> CtsEntry {
-        CtsEntry {
-            post,
-            address: 0x7f00_0000_1000 + u64::from(index),
-            bytes: 1 << 20,
-            rkey: 0xdead_beef,
-            tag: -7,
-            buffers,
-            index,
-        }
+    fn entry(post: u64) -> CtsEntry {
+        CtsEntry { post, address: 0x7f00_0000_1000, bytes: 1 << 20, rkey: 0xdead_beef }
     }
 
     #[test]
-    fn a_group_is_seen_when_all_of_it_is_written_in_whatever_order() {
+    fn an_entry_is_seen_in_its_own_round_only() {
         let memory = memory();
-        let mut group = Vec::new();
-        for index in [2, 0, 1] {
-            assert!(!read_group(&memory, 33, &mut group));
-            write(&memory, &entry(33, index, 3), 0..WORDS);
-        }
-        assert!(read_group(&memory, 33, &mut group));
-        assert_eq!(group, [0, 1, 2].map(|index| entry(33, index, 3)));
+        assert_eq!(read(&memory, 0), None, "an untouched fifo holds not even number nought");
+        write(&memory, &entry(33), 0..WORDS);
+        assert_eq!(read(&memory, 33), Some(entry(33)));
         // An entry of the next round at the same index is not this one, and the reverse.
-        assert!(!read_group(&memory, 65, &mut group) && group.is_empty());
-    }
-
-    #[test]
-    fn an_untouched_fifo_holds_nothing_not_even_post_number_nought() {
-        assert!(!read_group(&memory(), 0, &mut Vec::new()));
+        assert_eq!(read(&memory, 65), None);
+        assert_eq!(read(&memory, 1), None);
     }
 
     #[test]
@@ -221,12 +166,10 @@ mod tests {
         for (bytes, in_table) in
             [(0, false), (1, false), ((8 << 20) - 1, false), (8 << 20, true), (1 << 30, true)]
         {
-            let entry = entry(37, 6, 8);
-            let (immediate, table) = Arrival::encode(&entry, bytes);
+            let (immediate, table) = Arrival::encode(37, bytes);
             assert_eq!(table, in_table);
             let arrival = Arrival::decode(immediate);
-            assert_eq!((arrival.slot, arrival.index), (5, 6));
-            assert_eq!(arrival.bytes, (!table).then_some(bytes));
+            assert_eq!(arrival, Arrival { slot: 5, bytes: (!table).then_some(bytes) });
         }
     }
 
@@ -237,27 +180,20 @@ mod tests {
             low in any::<bool>(),
         ) {
             let memory = memory();
-            let before = CtsEntry { address: old, ..entry(5, 0, 1) };
+            let before = CtsEntry { address: old, ..entry(5) };
             write(&memory, &before, 0..WORDS);
-            let after = CtsEntry { address, bytes, ..entry(5 + DEPTH as u64, 0, 1) };
+            let after = CtsEntry { address, bytes, ..entry(5 + DEPTH as u64) };
             write(&memory, &after, if low { 0..cut } else { cut..WORDS });
-            let mut group = Vec::new();
             let whole = if low { cut == WORDS } else { cut == 0 };
-            prop_assert_eq!(read_group(&memory, after.post, &mut group), whole);
+            prop_assert_eq!(read(&memory, after.post), whole.then_some(after));
         }
 
         #[test]
         fn garbage_is_not_believed(
             words in prop::array::uniform8(any::<u64>()), post in any::<u64>(),
         ) {
-            prop_assert_eq!(CtsEntry::decode(words, post, 0), None);
-            prop_assert_eq!(CtsEntry::decode(words, words[0], 0), None);
-        }
-
-        #[test]
-        fn any_immediate_data_name_a_place(immediate in any::<u32>()) {
-            let arrival = Arrival::decode(immediate);
-            prop_assert!(arrival.slot < DEPTH && arrival.index < GROUP_MAX);
+            prop_assert_eq!(CtsEntry::decode(words, post), None);
+            prop_assert_eq!(CtsEntry::decode(words, words[0]), None);
         }
     }
 }

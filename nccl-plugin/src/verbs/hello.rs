@@ -26,15 +26,14 @@
 //! | 19 | link layer |
 //! | 20–23 | key of the memory |
 //! | 24–31 | address of the memory: the sender's fifo, the receiver's table |
-//! | 32–33 | number of grouped receives in the memory |
-//! | 34–35 | buffers of a grouped receive |
+//! | 32–33 | number of buffers in the memory |
+//! | 34–35 | entries of the memory per buffer |
 //! | 40 … | 12 for each class: DSCP, service level, 2 zeros, number of the queue pair, its first packet's number |
 
 use smallvec::SmallVec;
 use thiserror::Error;
 
-use super::cts::DEPTH;
-use crate::backend::GROUP_MAX;
+use super::cts::{DEPTH, STRIDE};
 use crate::handle::{VERSION, word};
 
 const MAGIC: [u8; 8] = *b"LAXVERBS";
@@ -150,7 +149,7 @@ impl End {
         into.extend(self.rkey.to_le_bytes());
         into.extend(self.address.to_le_bytes());
         into.extend((DEPTH as u16).to_le_bytes());
-        into.extend((GROUP_MAX as u16).to_le_bytes());
+        into.extend((STRIDE as u16).to_le_bytes());
         into.extend([0; 4]);
         for lane in &self.lanes {
             into.extend([lane.dscp, lane.service_level, 0, 0]);
@@ -166,7 +165,7 @@ impl End {
         }
         let depth = u16::from_le_bytes(word(body, 32));
         let group = u16::from_le_bytes(word(body, 34));
-        if (usize::from(depth), usize::from(group)) != (DEPTH, GROUP_MAX) {
+        if (usize::from(depth), usize::from(group)) != (DEPTH, STRIDE) {
             return Err(Garbled::Nonsense("room for receives"));
         }
         let mtu = u32::from(body[18]);

@@ -11,7 +11,7 @@ use laxity_ibverbs::{
     ibv_qp, ibv_qp_attr, ibv_qp_init_attr, ibv_srq, ibv_srq_init_attr,
 };
 use laxity_job::real;
-use laxity_job::symbol::{find, function_at};
+use laxity_job::symbol::{c_name, find, function_at};
 
 /// `struct ibv_async_event`, with the kind as a plain number, since the kinds depend on the
 /// release.
@@ -109,11 +109,7 @@ impl Library {
     fn find(handle: *mut c_void) -> Result<Self, &'static str> {
         macro_rules! need {
             ($name:literal) => {{
-                const NAME: &CStr = match CStr::from_bytes_with_nul(concat!($name, "\0").as_bytes())
-                {
-                    Ok(name) => name,
-                    Err(_) => panic!("a name has no zero inside"),
-                };
+                const NAME: &CStr = c_name(concat!($name, "\0"));
                 look_up(handle, NAME, FIRST).ok_or($name)?
             }};
         }

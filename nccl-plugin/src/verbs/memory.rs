@@ -115,9 +115,10 @@ impl<H: Copy> Cache<H> {
         deregister: impl FnOnce(H) -> Result<()>,
     ) -> Result<()> {
         let Some(at) = self.entries.iter().position(|entry| entry.id == id) else {
-            return Err(Fault::Argument(String::from(
-                "a memory registration is given back that there isn't; it was given back before",
-            )));
+            return Err(Fault::Argument(
+                "a memory registration is given back that there isn't; it was given back before"
+                    .into(),
+            ));
         };
         self.entries[at].users -= 1;
         if self.entries[at].users > 0 {

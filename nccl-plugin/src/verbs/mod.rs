@@ -2,7 +2,7 @@
 //! one for each traffic class.
 //!
 //! ```text
-//! receiver  posts a buffer ──── entry: address, key, size, tag (RDMA WRITE) ────▶ fifo in the sender's memory
+//! receiver  posts a buffer ──── entry: address, key, size (RDMA WRITE) ────▶ fifo in the sender's memory
 //! sender    clear, begin, push ── the bytes, by the queue pair of the message's class (RDMA WRITE) ──▶ the buffer
 //!           the last piece carries 32 bits that say which buffer is filled, and how far ──▶ completion at the receiver
 //! ```

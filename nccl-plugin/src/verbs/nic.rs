@@ -47,7 +47,7 @@ pub(super) struct Registered {
 /// The registration is of another network.
 pub(super) fn registered(region: &MemoryRegistration) -> Result<&Registered> {
     (**region).downcast_ref().ok_or_else(|| {
-        Fault::Argument(String::from("a memory registration of another network was passed"))
+        Fault::Argument("a memory registration of another network was passed".into())
     })
 }
 

@@ -29,24 +29,13 @@ pub struct VerbsOptions {
 
 impl Default for VerbsOptions {
     fn default() -> Self {
-        Self {
-            wanted: Wanted::default(),
-            hca: None,
-            gid_index: None,
-            timeout: 20,
-            retries: 7,
-            service_level: None,
-            traffic_class: None,
-            pkey_index: 0,
-            relaxed_ordering: true,
-        }
+        Self::from(|_| None)
     }
 }
 
 impl VerbsOptions {
     /// Returns the options. `get` returns the value of each variable.
     pub fn from(get: impl Fn(&str) -> Option<String>) -> Self {
-        let mut options = Self::default();
         let number = |name: &str, max: i64, default: i64| -> i64 {
             let Some(text) = get(name) else {
                 return default;
@@ -63,22 +52,22 @@ impl VerbsOptions {
                 }
             }
         };
-        if let Some(hca) = get("NCCL_IB_HCA") {
-            let (wanted, problems) = Wanted::parse(&hca);
-            for problem in problems {
-                log::warn(&format!("NCCL_IB_HCA: {problem}"));
-            }
-            options.wanted = wanted;
-            options.hca = Some(hca);
+        let hca = get("NCCL_IB_HCA");
+        let (wanted, problems) = hca.as_deref().map(Wanted::parse).unwrap_or_default();
+        for problem in problems {
+            log::warn(&format!("NCCL_IB_HCA: {problem}"));
         }
-        options.gid_index = u8::try_from(number("NCCL_IB_GID_INDEX", 255, -1)).ok();
-        options.timeout = number("NCCL_IB_TIMEOUT", 31, 20) as u8;
-        options.retries = number("NCCL_IB_RETRY_CNT", 7, 7) as u8;
-        options.service_level = u8::try_from(number("NCCL_IB_SL", 15, -1)).ok();
-        options.traffic_class = u8::try_from(number("NCCL_IB_TC", 255, -1)).ok();
-        options.pkey_index = number("NCCL_IB_PKEY", 65535, 0) as u16;
-        options.relaxed_ordering = number("NCCL_IB_PCI_RELAXED_ORDERING", 2, 2) != 0;
-        options
+        Self {
+            wanted,
+            hca,
+            gid_index: u8::try_from(number("NCCL_IB_GID_INDEX", 255, -1)).ok(),
+            timeout: number("NCCL_IB_TIMEOUT", 31, 20) as u8,
+            retries: number("NCCL_IB_RETRY_CNT", 7, 7) as u8,
+            service_level: u8::try_from(number("NCCL_IB_SL", 15, -1)).ok(),
+            traffic_class: u8::try_from(number("NCCL_IB_TC", 255, -1)).ok(),
+            pkey_index: number("NCCL_IB_PKEY", 65535, 0) as u16,
+            relaxed_ordering: number("NCCL_IB_PCI_RELAXED_ORDERING", 2, 2) != 0,
+        }
     }
 
     /// Returns the DSCP of all connections, if an operator pinned one. It stays unchanged, because

@@ -72,7 +72,7 @@ impl Newest {
         let (local, bytes, remote, rkey) = match table {
             None => (0, 0, self.entry.address, self.entry.rkey),
             Some((address, rkey)) => {
-                let at = cts::size_place(&self.entry);
+                let at = cts::size_place(self.entry.post);
                 // Relaxed, because the post that follows makes the word visible to the NIC, and the
                 // provider's barriers order the post.
                 sizes.words()[at].store((self.bytes as u64).to_le(), Ordering::Relaxed);

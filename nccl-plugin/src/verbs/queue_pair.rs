@@ -305,7 +305,7 @@ impl OwnedQueuePair {
                 (*first.add(at)).next = first.add(at + 1);
             }
             let Some(post) = (*(*self.qp).context).ops.post_send else {
-                return Err(Fault::Internal(String::from("the provider can't send")));
+                return Err(Fault::Internal("the provider can't send".into()));
             };
             post(self.qp, first, &mut bad)
         };

@@ -19,12 +19,12 @@ use super::nic::{Nic, registered};
 use super::pinned::Pinned;
 use super::queue_pair::{OwnedQueuePair, PostCount, Work, WorkRequest, failure};
 use crate::backend::{
-    self, Buffer, GROUP_MAX, Memory, MemoryRegistration, POINTER_CUDA, POINTER_DMABUF, Received,
+    self, Buffer, Memory, MemoryRegistration, POINTER_CUDA, POINTER_DMABUF, Received,
 };
 use crate::fault::{Fault, Result};
 
-/// Largest number of arrivals, which is that of all buffers of all grouped receives.
-const ARRIVALS: u32 = (DEPTH * GROUP_MAX) as u32;
+/// Largest number of arrivals, which is that of posted buffers.
+const ARRIVALS: u32 = DEPTH as u32;
 /// Work requests of the queue pair that announces buffers, and of the one for flushes.
 const ANNOUNCEMENTS: u32 = 64;
 const FLUSHES: u32 = 64;
@@ -32,7 +32,7 @@ const FLUSHES: u32 = 64;
 const FEW: u32 = 1;
 /// Number of announcements per reported completion. It also completes those before it.
 const SIGNAL_EVERY: usize = 8;
-/// Bit that distinguishes numbers of flushes from those of grouped receives.
+/// Bit that distinguishes numbers of flushes from those of buffers.
 const FLUSH: u64 = 1 << 63;
 /// The bit `IBV_WC_RECV`, which is in the opcodes of all arrivals.
 const ARRIVED: u32 = 128;
@@ -86,16 +86,8 @@ impl Welcoming {
     }
 }
 
-/// A grouped receive that is posted.
-#[derive(Debug, Default)]
-struct ReceiveSlot {
-    post: u64,
-    /// Sizes of the group's buffers. Empty if this entry is free.
-    rooms: SmallVec<[usize; GROUP_MAX]>,
-    sizes: SmallVec<[usize; GROUP_MAX]>,
-    /// Bit mask of the buffers that are filled.
-    filled: u32,
-}
+/// A buffer that is posted: its number, and its size in bytes.
+type PostedBuffer = (u64, usize);
 
 /// The receiving end of a connection. The queue pairs come first, so that they are dropped before
 /// what they use.
@@ -113,7 +105,7 @@ pub(super) struct VerbsReceiver {
     fifo: (u64, u32),
     watch: PeerWatch,
     next: u64,
-    slots: [ReceiveSlot; DEPTH],
+    slots: [Option<PostedBuffer>; DEPTH],
     /// Announcements in flight, and how many of them follow the last one with a completion.
     announcements: usize,
     untold: usize,
@@ -146,7 +138,7 @@ impl VerbsReceiver {
             fifo: welcoming.fifo,
             watch,
             next: 0,
-            slots: Default::default(),
+            slots: [None; DEPTH],
             announcements: 0,
             untold: 0,
             flushes: VecDeque::new(),
@@ -159,53 +151,42 @@ impl VerbsReceiver {
         self.fault.get_or_insert(fault);
     }
 
-    /// Announces a grouped receive in the sender's fifo.
-    fn offer_buffers(&mut self, post: u64, buffers: &[Buffer<'_>]) -> Result<()> {
-        let first = cts::place(post, 0);
-        for (index, buffer) in buffers.iter().enumerate() {
-            let rkey = match buffer.region {
-                Some(region) => registered(region)?.rkey,
-                None if buffer.bytes == 0 => 0,
-                None => {
-                    return Err(Fault::Argument(format!(
-                        "a buffer of {} bytes has no memory registration",
-                        buffer.bytes
-                    )));
-                }
-            };
-            let entry = CtsEntry {
-                post,
-                address: buffer.address as u64,
-                bytes: buffer.bytes as u64,
-                rkey,
-                tag: buffer.tag,
-                buffers: buffers.len() as u32,
-                index: index as u32,
-            };
-            let words = &self.shadow.words()[cts::place(post, index)..];
-            for (word, value) in words.iter().zip(entry.encode()) {
-                // Relaxed, because the post that follows makes the word visible to the NIC.
-                word.store(value, Ordering::Relaxed);
+    /// Announces a buffer in the sender's fifo.
+    fn offer_buffer(&mut self, post: u64, buffer: Buffer<'_>) -> Result<()> {
+        let at = cts::place(post);
+        let Buffer { address, bytes, region } = buffer;
+        let rkey = match region {
+            Some(region) => registered(region)?.rkey,
+            None if bytes == 0 => 0,
+            None => {
+                return Err(Fault::Argument(format!(
+                    "a buffer of {bytes} bytes has no memory registration"
+                )));
             }
-            self.shared.post()?;
+        };
+        let entry = CtsEntry { post, address: address as u64, bytes: bytes as u64, rkey };
+        for (word, value) in self.shadow.words()[at..].iter().zip(entry.encode()) {
+            // Relaxed, because the post that follows makes the word visible to the NIC.
+            word.store(value, Ordering::Relaxed);
         }
+        self.shared.post()?;
         let told = self.untold + 1 >= SIGNAL_EVERY;
         let request = WorkRequest {
             id: self.untold as u64 + 1,
             work: Work::Write,
-            local: self.shadow.address() + first as u64 * 8,
+            local: self.shadow.address() + at as u64 * 8,
             lkey: self.shadow.lkey,
-            remote: self.fifo.0.wrapping_add(first as u64 * 8),
+            remote: self.fifo.0.wrapping_add(at as u64 * 8),
             rkey: self.fifo.1,
-            bytes: (buffers.len() * ENTRY_BYTES) as u32,
+            bytes: ENTRY_BYTES as u32,
             signaled: told,
             readable: true,
         };
         // SAFETY: `shadow` is owned here and dropped after the queue pair. Its part is written
-        // again only after all messages of the group arrived, when the sender has read it.
+        // again only after the buffer's message arrived, when the sender has read it.
         let posted = unsafe { self.lanes[0].post(&[request]) }?;
         if posted != PostCount::All {
-            return Err(Fault::Internal(String::from("the queue for announcements is full")));
+            return Err(Fault::Internal("the queue for announcements is full".into()));
         }
         self.announcements += 1;
         self.untold = if told { 0 } else { self.untold + 1 };
@@ -226,9 +207,7 @@ impl VerbsReceiver {
             let target = Pinned::new(&self.nic, 8, false)?;
             self.flusher = Some((qp, target));
         }
-        self.flusher
-            .as_ref()
-            .ok_or_else(|| Fault::Internal(String::from("no queue pair for flushes")))
+        self.flusher.as_ref().ok_or_else(|| Fault::Internal("no queue pair for flushes".into()))
     }
 
     fn read_back(&mut self, number: u64, address: usize, rkey: u32) -> Result<()> {
@@ -247,7 +226,7 @@ impl VerbsReceiver {
         // SAFETY: the byte that is written is owned here, and nobody reads it.
         match unsafe { qp.post(&[request]) }? {
             PostCount::All => Ok(()),
-            PostCount::Some(_) => Err(Fault::Internal(String::from("too many flushes at a time"))),
+            PostCount::Some(_) => Err(Fault::Internal("too many flushes at a time".into())),
         }
     }
 
@@ -259,27 +238,19 @@ impl VerbsReceiver {
         let nonsense = |what: &str| {
             Fault::Remote(format!("the sender at {} announces {what}", self.watch.peer()))
         };
-        let slot = &mut self.slots[arrival.slot];
-        let Some(room) = slot.rooms.get(arrival.index).copied() else {
+        let posted = self.slots.get_mut(arrival.slot).and_then(Option::take);
+        let Some((post, room)) = posted else {
             return Err(nonsense("a message for a buffer that is not posted"));
         };
-        if slot.filled & 1 << arrival.index != 0 {
-            return Err(nonsense("two messages for one buffer"));
-        }
         let bytes = arrival.bytes.unwrap_or_else(|| {
             // Acquire, because the polled completion comes after the NIC's write.
-            let word = &self.table.words()[arrival.slot * GROUP_MAX + arrival.index];
+            let word = &self.table.words()[cts::size_place(post)];
             u64::from_le(word.load(Ordering::Acquire))
         });
         let Some(bytes) = usize::try_from(bytes).ok().filter(|bytes| *bytes <= room) else {
             return Err(nonsense("a message that is larger than its buffer"));
         };
-        slot.sizes[arrival.index] = bytes;
-        slot.filled |= 1 << arrival.index;
-        if slot.filled.count_ones() as usize == slot.rooms.len() {
-            let slot = core::mem::take(slot);
-            received.push(Received { post: slot.post, sizes: slot.sizes });
-        }
+        received.push(Received { post, bytes: Some(bytes) });
         Ok(())
     }
 
@@ -292,7 +263,7 @@ impl VerbsReceiver {
         }
         if completion.id & FLUSH != 0 {
             self.flushes.retain(|flush| *flush != completion.id);
-            received.push(Received { post: completion.id, sizes: SmallVec::new() });
+            received.push(Received { post: completion.id, bytes: None });
             return Ok(());
         }
         self.announcements = self.announcements.saturating_sub(completion.id as usize);
@@ -348,25 +319,15 @@ impl backend::Receiver for VerbsReceiver {
         self.nic.deregister(registered(&region)?)
     }
 
-    fn post(&mut self, buffers: &[Buffer<'_>]) -> Option<u64> {
+    fn post(&mut self, buffer: Buffer<'_>) -> Option<u64> {
         let post = self.next;
         let slot = &mut self.slots[post as usize % DEPTH];
-        if buffers.is_empty() || buffers.len() > GROUP_MAX {
-            self.break_with(Fault::Argument(format!(
-                "a grouped receive of {} buffers; 1 to {GROUP_MAX} can be taken",
-                buffers.len()
-            )));
-        } else if self.fault.is_none() {
-            if !slot.rooms.is_empty() || self.announcements >= ANNOUNCEMENTS as usize {
+        if self.fault.is_none() {
+            if slot.is_some() || self.announcements >= ANNOUNCEMENTS as usize {
                 return None;
             }
-            *slot = ReceiveSlot {
-                post,
-                rooms: buffers.iter().map(|buffer| buffer.bytes).collect(),
-                sizes: buffers.iter().map(|_| 0).collect(),
-                filled: 0,
-            };
-            if let Err(fault) = self.offer_buffers(post, buffers) {
+            *slot = Some((post, buffer.bytes));
+            if let Err(fault) = self.offer_buffer(post, buffer) {
                 self.break_with(fault);
             }
         }
@@ -375,17 +336,16 @@ impl backend::Receiver for VerbsReceiver {
         Some(post)
     }
 
-    fn flush(&mut self, buffers: &[Buffer<'_>]) -> Option<u64> {
-        let last = buffers.iter().rev().filter(|buffer| buffer.bytes > 0).find_map(|buffer| {
-            let registered = registered(buffer.region?).ok()?;
-            is_gpu(registered.kind).then_some((buffer.address, registered.rkey))
-        });
-        let (address, rkey) = last?;
+    fn flush(&mut self, buffer: Buffer<'_>) -> Option<u64> {
+        let registered = registered(buffer.region?).ok()?;
+        if buffer.bytes == 0 || !is_gpu(registered.kind) {
+            return None;
+        }
         let number = FLUSH | self.flushed;
         self.flushed += 1;
         if self.fault.is_none() {
             self.flushes.push_back(number);
-            if let Err(fault) = self.read_back(number, address, rkey) {
+            if let Err(fault) = self.read_back(number, buffer.address, registered.rkey) {
                 self.break_with(fault);
             }
         }

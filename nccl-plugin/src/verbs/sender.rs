@@ -22,7 +22,7 @@ use super::outgoing::{Newest, OutgoingQueue};
 use super::pinned::Pinned;
 use super::queue_pair::{OwnedQueuePair, Work, failure};
 use crate::backend::{
-    self, Clear, GROUP_MAX, Memory, MemoryRegistration, Message, POINTER_HOST, Sent, TrafficClasses,
+    self, Buffer, Memory, MemoryRegistration, Message, POINTER_HOST, Sent, TrafficClasses,
 };
 use crate::fault::{Fault, Result};
 
@@ -53,13 +53,10 @@ pub(super) struct VerbsSender {
     /// Address and key of the receiver's table of sizes.
     table: (u64, u32),
     watch: Option<PeerWatch>,
-    /// Number of the next grouped receive, its buffers once they are known, and the bit mask of
-    /// those that are taken.
+    /// Number of the next buffer.
     head: u64,
-    group: Vec<CtsEntry>,
-    taken: u32,
-    /// Index of the buffer that `clear` found for the next message.
-    matched: Option<usize>,
+    /// The buffer that `clear` found for the next message.
+    matched: Option<CtsEntry>,
     begun: u64,
     newest: Option<Newest>,
     /// Messages that were seen as done outside of `progress`. The next `progress` returns them.
@@ -107,7 +104,7 @@ impl Greeting {
     pub(super) fn connect(self, theirs: &End) -> Result<VerbsSender> {
         self.nic.check_link(theirs)?;
         if theirs.lanes.len() != self.lanes.len() {
-            return Err(Fault::Remote(String::from("the receiver has another number of classes")));
+            return Err(Fault::Remote("the receiver has another number of classes".into()));
         }
         for ((qp, ours), theirs_lane) in self.lanes.iter().zip(&theirs.lanes) {
             qp.connect(ours, theirs_lane, theirs)?;
@@ -129,8 +126,6 @@ impl Greeting {
             table: (theirs.address, theirs.rkey),
             watch: None,
             head: 0,
-            group: Vec::with_capacity(GROUP_MAX),
-            taken: 0,
             matched: None,
             begun: 0,
             newest: None,
@@ -181,8 +176,7 @@ impl VerbsSender {
                     Some(Ok(())) => {}
                     Some(Err(fault)) => return self.break_with(fault),
                     None => {
-                        return self
-                            .break_with(Fault::Internal(String::from("a completion of nothing")));
+                        return self.break_with(Fault::Internal("a completion of nothing".into()));
                     }
                 }
             }
@@ -228,16 +222,6 @@ impl VerbsSender {
         }
     }
 
-    /// Returns the index of the buffer in the current group for a message with this tag.
-    fn match_buffer(&self, tag: i32) -> Option<usize> {
-        // Messages match in order. A tag only selects inside a group.
-        let alone = self.group.len() == 1;
-        self.group
-            .iter()
-            .enumerate()
-            .position(|(at, entry)| self.taken & 1 << at == 0 && (alone || entry.tag == tag))
-    }
-
     /// Queues work requests for the next bytes of the newest message.
     fn queue(&mut self, bytes: usize) -> Option<usize> {
         let apart = self.nic.link == INFINIBAND;
@@ -247,7 +231,7 @@ impl VerbsSender {
         let bytes = bytes.min(newest.bytes - newest.pushed);
         let end = newest.pushed + bytes;
         let over = end == newest.bytes;
-        let (immediate, in_table) = Arrival::encode(&newest.entry, newest.bytes as u64);
+        let (immediate, in_table) = Arrival::encode(newest.entry.post, newest.bytes as u64);
         let announced_apart = in_table || (apart && newest.bytes > ANNOUNCED_APART);
         loop {
             let count = (end - newest.pushed).min(piece_max);
@@ -285,59 +269,48 @@ impl backend::Sender for VerbsSender {
         self.nic.deregister(registered(&region)?)
     }
 
-    fn clear(&mut self, bytes: usize, tag: i32) -> Result<Clear> {
+    fn clear(&mut self, bytes: usize) -> Result<bool> {
         if let Some(fault) = &self.fault {
             return Err(fault.clone());
         }
-        self.matched = None;
-        if self.group.is_empty() && !cts::read_group(self.fifo.words(), self.head, &mut self.group)
-        {
+        self.matched = cts::read(self.fifo.words(), self.head);
+        let Some(CtsEntry { bytes: room, .. }) = self.matched else {
             // A receiver that is gone never posts. Without bytes in flight, only this check
             // notices.
             let mut seen = core::mem::take(&mut self.seen);
             self.look(&mut seen);
             self.seen = seen;
-            return self.fault.clone().map_or(Ok(Clear::NotYet), Err);
-        }
-        let Some(at) = self.match_buffer(tag) else {
-            return Ok(Clear::OthersFirst);
+            return self.fault.clone().map_or(Ok(false), Err);
         };
-        let room = self.group[at].bytes;
         if bytes as u64 > room {
+            self.matched = None;
             return Err(Fault::Argument(format!(
                 "a message of {bytes} bytes was sent to {} where a buffer of {room} was posted",
                 self.peer()
             )));
         }
-        self.matched = Some(at);
-        Ok(Clear::Yes)
+        Ok(true)
     }
 
     fn begin(&mut self, message: Message<'_>) -> u64 {
         let number = self.begun;
         self.begun += 1;
-        let Some(at) = self.matched.take() else {
-            self.break_with(Fault::Internal(String::from("a message was begun before it might")));
+        let Some(entry) = self.matched.take() else {
+            self.break_with(Fault::Internal("a message was begun before it might".into()));
             return number;
         };
-        let entry = self.group[at];
-        self.taken |= 1 << at;
-        if self.taken.count_ones() as usize == self.group.len() {
-            self.group.clear();
-            self.taken = 0;
-            self.head += 1;
-        }
-        let keys = match message.region.map(registered) {
+        self.head += 1;
+        let Buffer { address, bytes, region } = message.buffer;
+        let keys = match region.map(registered) {
             Some(Ok(registered)) => Some((registered.lkey, registered.kind)),
-            None if message.bytes == 0 => Some((0, POINTER_HOST)),
+            None if bytes == 0 => Some((0, POINTER_HOST)),
             Some(Err(fault)) => {
                 self.break_with(fault);
                 None
             }
             None => {
                 self.break_with(Fault::Argument(format!(
-                    "a message of {} bytes has no memory registration",
-                    message.bytes
+                    "a message of {bytes} bytes has no memory registration"
                 )));
                 None
             }
@@ -346,9 +319,9 @@ impl backend::Sender for VerbsSender {
             message: number,
             class: if message.class < self.lanes.len() { message.class } else { 0 },
             entry,
-            address: message.address,
+            address,
             lkey,
-            bytes: message.bytes,
+            bytes,
             pushed: 0,
             readable: kind == POINTER_HOST,
             accounted: message.accounted,

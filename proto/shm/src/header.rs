@@ -48,7 +48,7 @@ const STAGES_MAX: usize = 7;
 
 /// Values that the daemon writes once, before it hands the region over.
 #[repr(C, align(64))]
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct IdentityLine {
     pub(crate) magic: AtomicU64,
     pub(crate) version: AtomicU32,
@@ -61,7 +61,7 @@ pub(crate) struct IdentityLine {
 
 /// The heartbeat. The daemon writes it many times a second, so it has its own line.
 #[repr(C, align(64))]
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct HeartbeatLine {
     /// CLOCK_MONOTONIC of the daemon's last heartbeat.
     pub(crate) heartbeat_ns: AtomicU64,
@@ -91,7 +91,7 @@ pub(crate) struct AttentionLine {
 /// Bits of the lanes that the client uses. They are untrusted but harmless: a wrong bit makes the
 /// daemon poll an empty lane or miss one of the client's lanes.
 #[repr(C, align(64))]
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct ClaimLines {
     pub(crate) claimed: [AtomicU64; LANES_MAX as usize / 64],
 }
@@ -147,16 +147,8 @@ impl Header {
     /// Creates a header in ordinary memory, for tests and models.
     pub fn new() -> Self {
         Self {
-            identity: IdentityLine {
-                magic: AtomicU64::new(0),
-                version: AtomicU32::new(0),
-                lanes: AtomicU16::new(0),
-                slots: AtomicU16::new(0),
-                region_bytes: AtomicU64::new(0),
-                colour: AtomicU8::new(0),
-                daemon_pid: AtomicU32::new(0),
-            },
-            heartbeat: HeartbeatLine { heartbeat_ns: AtomicU64::new(0) },
+            identity: IdentityLine::default(),
+            heartbeat: HeartbeatLine::default(),
             attention: AttentionLine {
                 attention: AtomicU32::new(0),
                 daemon_cpu: AtomicU32::new(u32::MAX),
@@ -167,7 +159,7 @@ impl Header {
                 stage_sl: core::array::from_fn(|_| AtomicU8::new(0)),
                 marking: AtomicU8::new(0),
             },
-            claims: ClaimLines { claimed: core::array::from_fn(|_| AtomicU64::new(0)) },
+            claims: ClaimLines::default(),
             doorbells: DoorbellLines { rings: core::array::from_fn(|_| AtomicU16::new(0)) },
             nics: NicLines {
                 names: core::array::from_fn(|_| core::array::from_fn(|_| AtomicU64::new(0))),

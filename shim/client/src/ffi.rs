@@ -21,7 +21,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::ticket::TicketState;
-use crate::{Client, Direction, Flow, Lane, Mode, Options, Permit, Stage, Ticket};
+use crate::{Client, Direction, Flow, Lane, Mode, Options, Permit, Stage, Stats, Ticket};
 
 pub(crate) const ABI_VERSION: u32 = 1;
 const INVALID: c_int = -libc::EINVAL;
@@ -85,13 +85,7 @@ pub struct LaxPermit {
 pub struct LaxStats {
     size: u32,
     scheduled: u32,
-    scheduled_bytes: u64,
-    bypassed_bytes: u64,
-    bypassed_flows: u64,
-    observed_bytes: u64,
-    unscheduled_ns: u64,
-    reattaches: u64,
-    lane_full: u64,
+    stats: Stats,
 }
 
 const _: () = {
@@ -110,14 +104,8 @@ impl LaxTicket {
 
 impl LaxPermit {
     fn of(permit: Permit) -> Self {
-        Self {
-            bytes: permit.bytes,
-            level: permit.level,
-            dscp: permit.dscp,
-            last: u8::from(permit.last),
-            bypassed: u8::from(permit.bypassed),
-            reserved: [0; 4],
-        }
+        let Permit { bytes, level, dscp, last, bypassed } = permit;
+        Self { bytes, level, dscp, last: last.into(), bypassed: bypassed.into(), reserved: [0; 4] }
     }
 }
 
@@ -265,18 +253,8 @@ pub unsafe extern "C" fn lax_get_stats(client: *const Client, stats: *mut LaxSta
         let Some((client, stats)) = given else {
             return INVALID;
         };
-        let now = client.stats();
-        *stats = LaxStats {
-            size: stats.size,
-            scheduled: client.is_scheduled().into(),
-            scheduled_bytes: now.scheduled_bytes,
-            bypassed_bytes: now.bypassed_bytes,
-            bypassed_flows: now.bypassed_flows,
-            observed_bytes: now.observed_bytes,
-            unscheduled_ns: now.unscheduled_ns,
-            reattaches: now.reattaches,
-            lane_full: now.lane_full,
-        };
+        let (size, scheduled) = (stats.size, client.is_scheduled().into());
+        *stats = LaxStats { size, scheduled, stats: client.stats() };
         0
     })
 }

@@ -340,6 +340,8 @@ pub struct HintStats {
     pub requests: usize,
     /// Number of remembered batches.
     pub batches: usize,
+    /// Number of hints that were taken.
+    pub hints: u64,
     /// Counters of hints.
     pub counts: HintCounts,
     /// Number of transfers that were dropped before they were sent or cancelled completely.
@@ -354,6 +356,7 @@ pub fn stats() -> HintStats {
     HintStats {
         requests,
         batches,
+        hints: channel.table.taken,
         counts: channel.table.counts,
         tickets_dropped: hub.dropped.load(Ordering::Relaxed),
     }

@@ -10,6 +10,7 @@
 //! [`Flow::peer`]: laxity_shm::record::Flow::peer
 
 use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::net::IpAddr;
 
 /// Largest number of peers with a number. Further ones are unknown.
 pub const PEERS_MAX: usize = 255;
@@ -51,6 +52,16 @@ impl PeerEntry {
         self.halves[1].store((whole >> 64) as u64, Ordering::Relaxed);
         self.state.store(SHOWN, Ordering::Release);
         true
+    }
+}
+
+/// Returns the number of the peer with this IP address. Returns 0, "unknown", for a name, which is
+/// not looked up.
+pub fn named(address: &str) -> u8 {
+    match address.parse() {
+        Ok(IpAddr::V4(v4)) => number(v4.to_ipv6_mapped().octets()),
+        Ok(IpAddr::V6(v6)) => number(v6.octets()),
+        Err(_) => 0,
     }
 }
 

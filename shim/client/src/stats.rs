@@ -3,7 +3,9 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Counters of a client since it attached, over all past and present lanes.
+/// Counters of a client since it attached, over all past and present lanes. The layout is that of
+/// the end of `lax_stats`.
+#[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
     /// Bytes permitted by the daemon, by permit or credit.

@@ -33,6 +33,31 @@ impl Count {
     }
 }
 
+/// Defines the counters of a library: a struct of [`Count`]s, and a static with its value. Its
+/// method `reported` returns all of them by name.
+#[macro_export]
+macro_rules! counters {
+    (
+        $(#[$of_type:meta])*
+        $type:ident, $static:ident { $($(#[$doc:meta])* $counter:ident,)* }
+    ) => {
+        $(#[$of_type])*
+        #[derive(Debug, Default)]
+        pub(crate) struct $type {
+            $($(#[$doc])* pub(crate) $counter: $crate::report::Count,)*
+        }
+
+        pub(crate) static $static: $type =
+            $type { $($counter: $crate::report::Count::new(),)* };
+
+        impl $type {
+            fn reported(&self) -> impl IntoIterator<Item = (&'static str, u64)> {
+                [$((stringify!($counter), self.$counter.get()),)*]
+            }
+        }
+    };
+}
+
 /// A line of a report that is being built.
 #[derive(Debug)]
 pub struct ReportLine(String);

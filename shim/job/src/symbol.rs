@@ -1,8 +1,19 @@
 //! Functions of other libraries, found by name at run time.
 
 use core::ffi::{CStr, c_char, c_int, c_void};
-use core::sync::atomic::{AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::ffi::CString;
+
+/// Converts a name that ends with a zero byte.
+///
+/// # Panics
+/// Panics if another byte is zero, or the last is not.
+pub const fn c_name(name: &str) -> &CStr {
+    match CStr::from_bytes_with_nul(name.as_bytes()) {
+        Ok(name) => name,
+        Err(_) => panic!("a name with a zero byte inside"),
+    }
+}
 
 /// A function that a library of Laxity interposes.
 #[derive(Debug)]
@@ -31,11 +42,6 @@ impl Symbol {
         Self { name, version, library, address: AtomicUsize::new(0) }
     }
 
-    /// Returns the function's name.
-    pub fn name(&self) -> &'static CStr {
-        self.name
-    }
-
     /// Returns the address, or `None` if no library in this process has the function.
     #[inline]
     pub fn address(&self) -> Option<*const c_void> {
@@ -43,6 +49,21 @@ impl Symbol {
             0 => self.find(),
             known => Some(known as *const c_void),
         }
+    }
+
+    /// Returns the address. If no library has the function, prints that, with `advice`, once for
+    /// each process. The program was linked against a library that has it, besides `own`.
+    pub fn address_or_say(&self, own: &str, advice: &str) -> Option<*const c_void> {
+        static SAID: AtomicBool = AtomicBool::new(false);
+        let found = self.address();
+        if found.is_none() && !SAID.swap(true, Ordering::Relaxed) {
+            eprintln!(
+                "laxity: {} was called, and no library of this process has it besides {own}: \
+                 {advice}",
+                self.name.to_string_lossy()
+            );
+        }
+        found
     }
 
     #[cold]

@@ -4,6 +4,7 @@ use core::ffi::c_int;
 use std::ffi::{CStr, CString};
 
 use crate::abi::{EnginePtr, NotifyMsg, TransferRequest, TransferStatus};
+use crate::exports::array;
 use crate::real::real;
 
 /// Mooncake's result for a failed call.
@@ -43,11 +44,8 @@ impl Call {
     /// # Safety
     /// `entries` is null or has `count` requests, for as long as the result is used.
     pub(crate) unsafe fn requests(&self) -> &[TransferRequest] {
-        if self.entries.is_null() {
-            return &[];
-        }
         // SAFETY: upheld by the caller.
-        unsafe { core::slice::from_raw_parts(self.entries, self.count) }
+        unsafe { array(self.entries, self.count) }
     }
 }
 
@@ -66,15 +64,13 @@ pub(crate) unsafe fn hand_on(
     unsafe {
         match notify {
             None => {
-                let real = real!(
-                    c"submitTransfer",
-                    fn(EnginePtr, u64, *mut TransferRequest, usize) -> c_int
-                );
+                let real =
+                    real!(submitTransfer, fn(EnginePtr, u64, *mut TransferRequest, usize) -> c_int);
                 real.map_or(REFUSED, |real| real(engine, batch, entries, count))
             }
             Some(notify) => {
                 let real = real!(
-                    c"submitTransferWithNotify",
+                    submitTransferWithNotify,
                     fn(EnginePtr, u64, *mut TransferRequest, usize, NotifyMsg) -> c_int
                 );
                 real.map_or(REFUSED, |real| real(engine, batch, entries, count, notify))
@@ -93,7 +89,7 @@ pub(crate) unsafe fn ask_after(
     task: usize,
     answer: *mut TransferStatus,
 ) -> c_int {
-    let real = real!(c"getTransferStatus", fn(EnginePtr, u64, usize, *mut TransferStatus) -> c_int);
+    let real = real!(getTransferStatus, fn(EnginePtr, u64, usize, *mut TransferStatus) -> c_int);
     // SAFETY: upheld by the caller. The type is that of `transfer_engine_c.h`.
     real.map_or(REFUSED, |real| unsafe { real(engine, batch, task, answer) })
 }

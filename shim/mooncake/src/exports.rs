@@ -7,8 +7,8 @@
 #![allow(clippy::missing_safety_doc, missing_docs, reason = "said above, once for all functions")]
 
 use core::ffi::{CStr, c_char, c_int, c_void};
+use core::ptr;
 use core::sync::atomic::{AtomicBool, Ordering};
-use std::net::IpAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use laxity_client::{hints, peers};
@@ -19,7 +19,7 @@ use crate::abi::{
 use crate::calls::{Call, REFUSED, ask_after, hand_on};
 use crate::engines::{EngineEnv, Handling};
 use crate::hub::{self, Hub};
-use crate::real::real;
+use crate::real::interpose;
 use crate::report::COUNTERS;
 
 /// Runs this library's part of a call. A panic in it must not reach C.
@@ -32,6 +32,18 @@ fn guarded<T>(otherwise: T, body: impl FnOnce() -> T) -> T {
     catch_unwind(AssertUnwindSafe(body)).unwrap_or(otherwise)
 }
 
+/// Runs this library's part of a call in a process that has made an engine.
+fn on_hub(body: impl FnOnce(&'static Hub)) {
+    besides(|| hub::known().map_or((), body));
+}
+
+/// # Safety
+/// `array` is null or has `count` entries, for as long as the result is used.
+pub(crate) unsafe fn array<'a, T>(array: *const T, count: usize) -> &'a [T] {
+    // SAFETY: upheld by the caller, since the pointer is not null.
+    if array.is_null() { &[] } else { unsafe { core::slice::from_raw_parts(array, count) } }
+}
+
 /// # Safety
 /// `text` is null or a C string.
 unsafe fn text<'a>(text: *const c_char) -> Option<&'a str> {
@@ -39,219 +51,154 @@ unsafe fn text<'a>(text: *const c_char) -> Option<&'a str> {
     (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) }.to_str().ok())?
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn createTransferEngine(
-    metadata: *const c_char,
-    local: *const c_char,
-    host: *const c_char,
-    port: u64,
-    auto_discover: c_int,
-) -> EnginePtr {
-    let real = real!(
-        c"createTransferEngine",
-        fn(*const c_char, *const c_char, *const c_char, u64, c_int) -> EnginePtr
-    );
-    let Some(real) = real else {
-        return core::ptr::null_mut();
-    };
-    // SAFETY: upheld by the caller.
-    let engine = unsafe { real(metadata, local, host, port, auto_discover) };
-    if !engine.is_null() {
-        besides(|| {
-            let around = EngineEnv::here();
-            let mut engines = hub::make().engines.write();
-            engines.made(engine, auto_discover != 0, &around);
-        });
-    }
-    engine
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn destroyTransferEngine(engine: EnginePtr) {
-    besides(|| {
-        if let Some(hub) = hub::known() {
-            hub.leave_engine(engine);
-        }
-    });
-    if let Some(real) = real!(c"destroyTransferEngine", fn(EnginePtr)) {
+interpose! {
+    fn createTransferEngine(metadata: *const c_char, local: *const c_char, host: *const c_char,
+        port: u64, auto_discover: c_int) -> EnginePtr, ptr::null_mut(),
+    |real| {
         // SAFETY: upheld by the caller.
-        unsafe { real(engine) };
+        let engine = unsafe { real(metadata, local, host, port, auto_discover) };
+        if !engine.is_null() {
+            besides(|| {
+                let around = EngineEnv::here();
+                hub::make().engines.write().made(engine, auto_discover != 0, &around);
+            });
+        }
+        engine
     }
-}
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn installTransport(
-    engine: EnginePtr,
-    protocol: *const c_char,
-    args: *mut *mut c_void,
-) -> EnginePtr {
-    let real =
-        real!(c"installTransport", fn(EnginePtr, *const c_char, *mut *mut c_void) -> EnginePtr);
-    let Some(real) = real else {
-        return core::ptr::null_mut();
-    };
-    // SAFETY: upheld by the caller.
-    let transport = unsafe { real(engine, protocol, args) };
-    if !transport.is_null() {
-        besides(|| {
-            // SAFETY: upheld by the caller.
-            if let (Some(hub), Some(protocol)) = (hub::known(), unsafe { text(protocol) }) {
-                hub.engines.write().installed(engine, protocol);
-            }
-        });
+    fn destroyTransferEngine(engine: EnginePtr)
+    |real| {
+        on_hub(|hub| hub.leave_engine(engine));
+        // SAFETY: upheld by the caller.
+        unsafe { real(engine) }
     }
-    transport
-}
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn uninstallTransport(engine: EnginePtr, protocol: *const c_char) -> c_int {
-    let Some(real) = real!(c"uninstallTransport", fn(EnginePtr, *const c_char) -> c_int) else {
-        return REFUSED;
-    };
-    // SAFETY: upheld by the caller.
-    let code = unsafe { real(engine, protocol) };
-    if code == 0 {
-        besides(|| {
-            // SAFETY: upheld by the caller.
-            if let (Some(hub), Some(protocol)) = (hub::known(), unsafe { text(protocol) }) {
-                hub.engines.write().uninstalled(engine, protocol);
-            }
-        });
+    fn installTransport(engine: EnginePtr, protocol: *const c_char, args: *mut *mut c_void)
+        -> EnginePtr, ptr::null_mut(),
+    |real| {
+        // SAFETY: upheld by the caller.
+        let (transport, name) = unsafe { (real(engine, protocol, args), text(protocol)) };
+        if let Some(name) = name.filter(|_| !transport.is_null()) {
+            on_hub(|hub| hub.engines.write().installed(engine, name));
+        }
+        transport
     }
-    code
+
+    fn uninstallTransport(engine: EnginePtr, protocol: *const c_char) -> c_int, REFUSED,
+    |real| {
+        // SAFETY: upheld by the caller.
+        let (code, name) = unsafe { (real(engine, protocol), text(protocol)) };
+        if let Some(name) = name.filter(|_| code == 0) {
+            on_hub(|hub| hub.engines.write().uninstalled(engine, name));
+        }
+        code
+    }
+
+    fn openSegment(engine: EnginePtr, name: *const c_char) -> i32, REFUSED,
+    |real| {
+        // SAFETY: upheld by the caller.
+        unsafe { opened(engine, real(engine, name), name) }
+    }
+
+    fn openSegmentNoCache(engine: EnginePtr, name: *const c_char) -> i32, REFUSED,
+    |real| {
+        // SAFETY: upheld by the caller.
+        unsafe { opened(engine, real(engine, name), name) }
+    }
+
+    fn registerLocalMemory(engine: EnginePtr, address: *mut c_void, length: usize,
+        location: *const c_char, remote_accessible: c_int) -> c_int, REFUSED,
+    |real| {
+        // SAFETY: upheld by the caller.
+        let code = unsafe { real(engine, address, length, location, remote_accessible) };
+        if code == 0 {
+            on_hub(|hub| hub.engines.write().registered(engine, address, length));
+        }
+        code
+    }
+
+    fn registerLocalMemoryBatch(engine: EnginePtr, buffers: *mut BufferEntry, count: usize,
+        location: *const c_char) -> c_int, REFUSED,
+    |real| {
+        // SAFETY: upheld by the caller.
+        let code = unsafe { real(engine, buffers, count, location) };
+        if code == 0 {
+            on_hub(|hub| {
+                let mut engines = hub.engines.write();
+                // SAFETY: upheld by the caller. Mooncake has just read all of them.
+                for buffer in unsafe { array(buffers, count) } {
+                    engines.registered(engine, buffer.addr, buffer.length);
+                }
+            });
+        }
+        code
+    }
+
+    fn unregisterLocalMemory(engine: EnginePtr, address: *mut c_void) -> c_int, REFUSED,
+    |real| {
+        disown(engine, &[address]);
+        // SAFETY: upheld by the caller.
+        unsafe { real(engine, address) }
+    }
+
+    fn unregisterLocalMemoryBatch(engine: EnginePtr, addresses: *mut *mut c_void, count: usize)
+        -> c_int, REFUSED,
+    |real| {
+        // SAFETY: upheld by the caller.
+        unsafe {
+            disown(engine, array(addresses, count));
+            real(engine, addresses, count)
+        }
+    }
+
+    fn allocateBatchID(engine: EnginePtr, size: usize) -> u64, INVALID_BATCH,
+    |real| {
+        // SAFETY: upheld by the caller.
+        let batch = unsafe { real(engine, size) };
+        if batch != INVALID_BATCH {
+            on_hub(|hub| hub.allocated(engine, batch, size));
+        }
+        batch
+    }
+
+    fn freeBatchID(engine: EnginePtr, id: u64) -> c_int, REFUSED,
+    |real| {
+        if let Some(hub) = hub::known()
+            && let Some(batch) = guarded(None, || hub.batch(engine, id))
+        {
+            return guarded(REFUSED, || {
+                let mut state = batch.state.lock();
+                hub.forget(&batch);
+                // SAFETY: upheld by the caller.
+                let code = batch.free(&mut state, || unsafe { real(engine, id) });
+                if code != 0 {
+                    hub.remember(&batch);
+                }
+                code
+            });
+        }
+        // SAFETY: upheld by the caller.
+        unsafe { real(engine, id) }
+    }
 }
 
 /// Returns the number of the peer whose segment has this name, `HOST:PORT`. Returns 0, unknown, for
 /// a name without an address. Names are not looked up, which could take long.
 fn peer_of(segment: &str) -> u8 {
     let host = segment.rsplit_once(':').map_or(segment, |(host, _)| host);
-    let host = host.trim_start_matches('[').trim_end_matches(']');
-    match host.parse() {
-        Ok(IpAddr::V4(v4)) => peers::number(v4.to_ipv6_mapped().octets()),
-        Ok(IpAddr::V6(v6)) => peers::number(v6.octets()),
-        Err(_) => 0,
-    }
+    peers::named(host.trim_start_matches('[').trim_end_matches(']'))
 }
 
-/// Opens a segment by a function of Mooncake's.
+/// Records the peer of a segment if it was opened. Returns the segment.
 ///
 /// # Safety
-/// `engine` is one of Mooncake's, and `name` is null or a C string.
-unsafe fn open_by(real: Option<OpenSegment>, engine: EnginePtr, name: *const c_char) -> i32 {
-    let Some(real) = real else {
-        return REFUSED;
-    };
+/// `name` is null or a C string.
+unsafe fn opened(engine: EnginePtr, segment: i32, name: *const c_char) -> i32 {
     // SAFETY: upheld by the caller.
-    let segment = unsafe { real(engine, name) };
-    if segment >= 0 {
-        besides(|| {
-            // SAFETY: upheld by the caller.
-            if let (Some(hub), Some(name)) = (hub::known(), unsafe { text(name) }) {
-                hub.engines.write().opened(engine, segment, peer_of(name));
-            }
-        });
+    if let Some(name) = unsafe { text(name) }.filter(|_| segment >= 0) {
+        on_hub(|hub| hub.engines.write().opened(engine, segment, peer_of(name)));
     }
     segment
-}
-
-type OpenSegment = unsafe extern "C" fn(EnginePtr, *const c_char) -> i32;
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn openSegment(engine: EnginePtr, name: *const c_char) -> i32 {
-    let real = real!(c"openSegment", fn(EnginePtr, *const c_char) -> i32);
-    // SAFETY: upheld by the caller.
-    unsafe { open_by(real, engine, name) }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn openSegmentNoCache(engine: EnginePtr, name: *const c_char) -> i32 {
-    let real = real!(c"openSegmentNoCache", fn(EnginePtr, *const c_char) -> i32);
-    // SAFETY: upheld by the caller.
-    unsafe { open_by(real, engine, name) }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn registerLocalMemory(
-    engine: EnginePtr,
-    address: *mut c_void,
-    length: usize,
-    location: *const c_char,
-    remote_accessible: c_int,
-) -> c_int {
-    let real = real!(
-        c"registerLocalMemory",
-        fn(EnginePtr, *mut c_void, usize, *const c_char, c_int) -> c_int
-    );
-    let Some(real) = real else { return REFUSED };
-    // SAFETY: upheld by the caller.
-    let code = unsafe { real(engine, address, length, location, remote_accessible) };
-    if code == 0 {
-        besides(|| registered(engine, &[(address, length)]));
-    }
-    code
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn registerLocalMemoryBatch(
-    engine: EnginePtr,
-    buffers: *mut BufferEntry,
-    count: usize,
-    location: *const c_char,
-) -> c_int {
-    let real = real!(
-        c"registerLocalMemoryBatch",
-        fn(EnginePtr, *mut BufferEntry, usize, *const c_char) -> c_int
-    );
-    let Some(real) = real else { return REFUSED };
-    // SAFETY: upheld by the caller.
-    let code = unsafe { real(engine, buffers, count, location) };
-    if code == 0 && !buffers.is_null() {
-        besides(|| {
-            // SAFETY: upheld by the caller. Mooncake has just read all of them.
-            let buffers = unsafe { core::slice::from_raw_parts(buffers, count) };
-            let known: Vec<_> = buffers.iter().map(|b| (b.addr, b.length)).collect();
-            registered(engine, &known);
-        });
-    }
-    code
-}
-
-fn registered(engine: EnginePtr, buffers: &[(*mut c_void, usize)]) {
-    if let Some(hub) = hub::known() {
-        let mut engines = hub.engines.write();
-        for (address, length) in buffers {
-            engines.registered(engine, *address, *length);
-        }
-    }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn unregisterLocalMemory(engine: EnginePtr, address: *mut c_void) -> c_int {
-    let Some(real) = real!(c"unregisterLocalMemory", fn(EnginePtr, *mut c_void) -> c_int) else {
-        return REFUSED;
-    };
-    besides(|| disown(engine, &[address]));
-    // SAFETY: upheld by the caller.
-    unsafe { real(engine, address) }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn unregisterLocalMemoryBatch(
-    engine: EnginePtr,
-    addresses: *mut *mut c_void,
-    count: usize,
-) -> c_int {
-    let real =
-        real!(c"unregisterLocalMemoryBatch", fn(EnginePtr, *mut *mut c_void, usize) -> c_int);
-    let Some(real) = real else { return REFUSED };
-    if !addresses.is_null() {
-        besides(|| {
-            // SAFETY: upheld by the caller.
-            disown(engine, unsafe { core::slice::from_raw_parts(addresses, count) });
-        });
-    }
-    // SAFETY: upheld by the caller.
-    unsafe { real(engine, addresses, count) }
 }
 
 /// Whether [`own`] recorded any memory. Relaxed: a thread that unregisters memory while another
@@ -275,34 +222,18 @@ pub(crate) fn own(places: impl Iterator<Item = (u64, u64)>) {
 
 /// Removes the memory owner of memory that is unregistered, if [`own`] recorded it.
 fn disown(engine: EnginePtr, addresses: &[*mut c_void]) {
-    let Some(hub) = hub::known() else { return };
-    for address in addresses {
-        let length = hub.engines.write().unregistered(engine, *address);
-        if let Some(length) = length
-            && OWNED.load(Ordering::Relaxed)
-        {
-            let nobody = laxity_client::scope::Scope::default();
-            // An empty buffer has no memory owner.
-            let _ = hints::memory_owner(*address as u64, length as u64, nobody);
-        }
-    }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn allocateBatchID(engine: EnginePtr, size: usize) -> u64 {
-    let Some(real) = real!(c"allocateBatchID", fn(EnginePtr, usize) -> u64) else {
-        return INVALID_BATCH;
-    };
-    // SAFETY: upheld by the caller.
-    let batch = unsafe { real(engine, size) };
-    if batch != INVALID_BATCH {
-        besides(|| {
-            if let Some(hub) = hub::known() {
-                hub.allocated(engine, batch, size);
+    on_hub(|hub| {
+        for address in addresses {
+            let length = hub.engines.write().unregistered(engine, *address);
+            if let Some(length) = length
+                && OWNED.load(Ordering::Relaxed)
+            {
+                let nobody = laxity_client::scope::Scope::default();
+                // An empty buffer has no memory owner.
+                let _ = hints::memory_owner(*address as u64, length as u64, nobody);
             }
-        });
-    }
-    batch
+        }
+    });
 }
 
 /// # Safety
@@ -337,7 +268,7 @@ unsafe fn note(hub: Option<&Hub>, engine: EnginePtr, call: &Call) {
         return;
     }
     // SAFETY: upheld by the caller.
-    let requests = unsafe { core::slice::from_raw_parts(call.entries, call.count) };
+    let requests = unsafe { call.requests() };
     COUNTERS.calls.add(1);
     COUNTERS.transfers.add(call.count as u64);
     COUNTERS.bytes.add(requests.iter().fold(0, |sum: u64, r| sum.wrapping_add(r.length)));
@@ -389,29 +320,6 @@ pub unsafe extern "C" fn getTransferStatus(
     }
     // SAFETY: upheld by the caller.
     unsafe { ask_after(engine, id, task, status) }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn freeBatchID(engine: EnginePtr, id: u64) -> c_int {
-    let Some(real) = real!(c"freeBatchID", fn(EnginePtr, u64) -> c_int) else {
-        return REFUSED;
-    };
-    if let Some(hub) = hub::known()
-        && let Some(batch) = guarded(None, || hub.batch(engine, id))
-    {
-        return guarded(REFUSED, || {
-            let mut state = batch.state.lock();
-            hub.forget(&batch);
-            // SAFETY: upheld by the caller.
-            let code = batch.free(&mut state, || unsafe { real(engine, id) });
-            if code != 0 {
-                hub.remember(&batch);
-            }
-            code
-        });
-    }
-    // SAFETY: upheld by the caller.
-    unsafe { real(engine, id) }
 }
 
 #[cfg(test)]

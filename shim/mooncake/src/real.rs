@@ -1,33 +1,34 @@
 //! Mooncake's own functions, which this library interposes.
 
-use core::sync::atomic::{AtomicBool, Ordering};
+/// Printed after the name of a function that no library has.
+pub(crate) const ADVICE: &str =
+    "is libtransfer_engine.so missing from what the program links? The call fails";
 
-use laxity_job::symbol::Symbol;
-
-/// Prints that no library has a function. The program was linked against one that has it.
-pub(crate) fn say_missing(symbol: &Symbol) {
-    static SAID: AtomicBool = AtomicBool::new(false);
-    if !SAID.swap(true, Ordering::Relaxed) {
-        eprintln!(
-            "laxity: {} was called, and no library of this process has it besides \
-             liblaxity_mooncake.so: is libtransfer_engine.so missing from what the program links? \
-             The call fails",
-            symbol.name().to_string_lossy()
-        );
-    }
-}
-
-/// Returns a function of Mooncake with its type: `real!("name", fn(A) -> B)` is `Option<that
+/// Returns a function of Mooncake with its type: `real!(name, fn(A) -> B)` is `Option<that
 /// function>`.
 macro_rules! real {
-    ($name:literal, $($type:tt)*) => {{
-        use laxity_job::symbol::Symbol;
-        static REAL: Symbol = Symbol::anywhere($name);
-        let found = REAL.address();
-        if found.is_none() {
-            $crate::real::say_missing(&REAL);
-        }
-        laxity_job::real!(found, $($type)*)
+    ($name:ident, $($type:tt)*) => {{
+        use laxity_job::symbol::{Symbol, c_name};
+        static REAL: Symbol = Symbol::anywhere(c_name(concat!(stringify!($name), "\0")));
+        let address = REAL.address_or_say("liblaxity_mooncake.so", $crate::real::ADVICE);
+        laxity_job::real!(address, $($type)*)
     }};
 }
 pub(crate) use real;
+
+/// Defines interposed functions: `fn name(arguments) -> result, otherwise, |real| { body }`. In the
+/// body, `real` is Mooncake's own function. Without it the function returns `otherwise`.
+macro_rules! interpose {
+    ($(fn $name:ident($($argument:ident: $type:ty),*) $(-> $result:ty, $otherwise:expr,)?
+        |$real:ident| $body:block)*)
+    => {$(
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name($($argument: $type),*) $(-> $result)? {
+            let Some($real) = $crate::real::real!($name, fn($($type),*) $(-> $result)?) else {
+                return $($otherwise)?;
+            };
+            $body
+        }
+    )*};
+}
+pub(crate) use interpose;

@@ -33,7 +33,7 @@ use laxity_job::symbol::Symbol;
 use crate::abi::EnginePtr;
 use crate::calls::REFUSED;
 use crate::exports::{besides, own};
-use crate::real::real;
+use crate::real::interpose;
 use crate::report::COUNTERS;
 
 /// A request, `struct tent_request`, since 0.3.11.post1.
@@ -116,42 +116,27 @@ unsafe fn prepare(entries: *mut TentRequest, count: usize) -> Option<Vec<TentReq
     instead
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn tent_submit(
-    engine: EnginePtr,
-    batch: u64,
-    entries: *mut TentRequest,
-    count: usize,
-) -> c_int {
-    let real = real!(c"tent_submit", fn(EnginePtr, u64, *mut TentRequest, usize) -> c_int);
-    let Some(real) = real else { return REFUSED };
-    // SAFETY: upheld by the caller. TENT reads the array during the call only.
-    unsafe {
-        let mut instead = prepare(entries, count);
-        let entries = instead.as_mut().map_or(entries, Vec::as_mut_ptr);
-        real(engine, batch, entries, count)
+interpose! {
+    fn tent_submit(engine: EnginePtr, batch: u64, entries: *mut TentRequest, count: usize)
+        -> c_int, REFUSED,
+    |real| {
+        // SAFETY: upheld by the caller. TENT reads the array during the call only.
+        unsafe {
+            let mut instead = prepare(entries, count);
+            let entries = instead.as_mut().map_or(entries, Vec::as_mut_ptr);
+            real(engine, batch, entries, count)
+        }
     }
-}
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn tent_submit_notif(
-    engine: EnginePtr,
-    batch: u64,
-    entries: *mut TentRequest,
-    count: usize,
-    name: *const c_char,
-    message: *const c_char,
-) -> c_int {
-    let real = real!(
-        c"tent_submit_notif",
-        fn(EnginePtr, u64, *mut TentRequest, usize, *const c_char, *const c_char) -> c_int
-    );
-    let Some(real) = real else { return REFUSED };
-    // SAFETY: upheld by the caller. TENT reads the array during the call only.
-    unsafe {
-        let mut instead = prepare(entries, count);
-        let entries = instead.as_mut().map_or(entries, Vec::as_mut_ptr);
-        real(engine, batch, entries, count, name, message)
+    fn tent_submit_notif(engine: EnginePtr, batch: u64, entries: *mut TentRequest, count: usize,
+        name: *const c_char, message: *const c_char) -> c_int, REFUSED,
+    |real| {
+        // SAFETY: upheld by the caller. TENT reads the array during the call only.
+        unsafe {
+            let mut instead = prepare(entries, count);
+            let entries = instead.as_mut().map_or(entries, Vec::as_mut_ptr);
+            real(engine, batch, entries, count, name, message)
+        }
     }
 }
 

@@ -12,17 +12,15 @@ use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
-use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use daemon::{TestDaemon, eventually};
+use daemon::{TestDaemon, completed, eventually, submitted};
 use laxity_client::{Direction, Stage};
-use preloaded::{a_process_does_not_notice, exported, library, output, text};
+use preloaded::{Done, Job, a_process_does_not_notice, exported, library, output};
 
 const COUNT: usize = 8;
 const LENGTH: usize = 40_000;
 const BYTES: u64 = (COUNT * LENGTH) as u64;
-const PATIENCE: Duration = Duration::from_secs(60);
 
 const LIBRARY: &str = "liblaxity_mooncake.so";
 
@@ -85,125 +83,39 @@ impl Drop for Peer {
     }
 }
 
-/// A program that moves bytes, with or without the library.
-struct Job {
-    folder: tempfile::TempDir,
-    command: Command,
+/// Returns a program that moves bytes, without the library.
+fn job_of(program: &str, way: &str, peer: &Peer, protocol: &str, count: usize) -> Job {
+    let mut command = Command::new(built().join(program));
+    command.args([way, &peer.port, protocol, &count.to_string(), &LENGTH.to_string()]);
+    Job::of(command)
 }
 
-struct Done {
-    lines: Vec<String>,
-    errors: String,
-    log: String,
-    report: String,
+/// Returns a program that moves bytes under a daemon.
+fn under(daemon: &TestDaemon, program: &str, way: &str, peer: &Peer, protocol: &str) -> Job {
+    job_of(program, way, peer, protocol, COUNT).preloaded(LIBRARY).under(&daemon.socket)
 }
 
-impl Job {
-    fn new(program: &str, way: &str, peer: &Peer, protocol: &str, count: usize) -> Self {
-        let folder = tempfile::tempdir().expect("a folder");
-        let mut command = Command::new(built().join(program));
-        command
-            .args([way, &peer.port, protocol, &count.to_string(), &LENGTH.to_string()])
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .env("STANDIN_LOG", folder.path().join("log"))
-            .env("LAXITY_REPORT", folder.path().join("report"))
-            .env("LAXITY_SOCKET", folder.path().join("nowhere.sock"))
-            // A busy machine may answer slowly.
-            .env("LAXITY_ATTACH_MS", "20000")
-            .env("LAXITY_STALL_MS", "20000");
-        Self { folder, command }
-    }
-
-    fn preloaded(mut self) -> Self {
-        self.command.env("LD_PRELOAD", library(LIBRARY));
-        self
-    }
-
-    fn under(mut self, daemon: &TestDaemon) -> Self {
-        self.command.env("LAXITY_SOCKET", &daemon.socket);
-        self.preloaded()
-    }
-
-    fn log(&self) -> String {
-        fs::read_to_string(self.folder.path().join("log")).unwrap_or_default()
-    }
-
-    fn start(&mut self) -> Child {
-        self.command.spawn().expect("the program starts")
-    }
-
-    fn end(self, mut child: Child) -> Done {
-        let end = Instant::now() + PATIENCE;
-        while child.try_wait().expect("wait").is_none() {
-            if Instant::now() > end {
-                let _ = child.kill();
-                let log = self.log();
-                panic!(
-                    "it hangs: {:?}; {} lines, the last: {:?}",
-                    self.command,
-                    log.lines().count(),
-                    log.lines().last()
-                );
-            }
-            std::thread::sleep(Duration::from_millis(2));
-        }
-        let output = child.wait_with_output().expect("its output");
-        let errors = text(&output.stderr);
-        assert!(output.status.success(), "{:?}: {errors}{}", self.command, self.log());
-        let report = fs::read_to_string(self.folder.path().join("report")).unwrap_or_default();
-        Done {
-            lines: text(&output.stdout).lines().map(str::to_owned).collect(),
-            errors,
-            log: self.log(),
-            report,
-        }
-    }
-
-    fn run(mut self) -> Done {
-        let child = self.start();
-        self.end(child)
-    }
+fn checksum(done: &Done) -> &str {
+    done.lines.last().expect("its checksum")
 }
 
-impl Done {
-    fn checksum(&self) -> &str {
-        self.lines.last().expect("its checksum")
-    }
-
-    /// Returns the transfers that the stand-in took, in its order, as it logged them.
-    fn taken(&self) -> Vec<String> {
-        let mut taken = Vec::new();
-        let mut is_taken = false;
-        for line in self.log.lines() {
-            match line.strip_prefix("submit ") {
-                Some(call) => is_taken = call.contains("-> 0"),
-                None if line.starts_with("  ") && is_taken => taken.push(line.to_owned()),
-                None => {}
-            }
+/// Returns the transfers that the stand-in took, in its order, as it logged them.
+fn taken(done: &Done) -> Vec<String> {
+    let mut taken = Vec::new();
+    let mut is_taken = false;
+    for line in done.log.lines() {
+        match line.strip_prefix("submit ") {
+            Some(call) => is_taken = call.contains("-> 0"),
+            None if line.starts_with("  ") && is_taken => taken.push(line.to_owned()),
+            None => {}
         }
-        taken
     }
-
-    fn count(&self, name: &str) -> u64 {
-        let key = format!("\"{name}\":");
-        let at = self.report.find(&key).unwrap_or_else(|| panic!("{name} in {:?}", self.report));
-        let digits = self.report[at + key.len()..].split([',', '}']).next();
-        digits.and_then(|digits| digits.parse().ok()).expect("a number")
-    }
+    taken
 }
 
 fn expected(opcode: u8) -> Vec<String> {
     let one = |i| format!("  {opcode} {0} 0 {0} {LENGTH}", i * LENGTH);
     (0..COUNT).map(one).collect()
-}
-
-fn completed(daemon: &TestDaemon) -> u64 {
-    daemon.knobs.completed_bytes.load(Ordering::SeqCst)
-}
-
-fn submitted(daemon: &TestDaemon) -> u64 {
-    daemon.knobs.submitted_bytes.load(Ordering::SeqCst)
 }
 
 #[test]
@@ -227,11 +139,11 @@ fn a_process_without_mooncake_does_not_notice_it() {
 fn without_a_daemon_mooncake_gets_every_call_as_the_program_made_it_and_one_warning_says_so() {
     for (way, opcode) in [("write", 1), ("read", 0), ("notify", 1), ("threads", 1), ("free", 1)] {
         let mut peer = Peer::start(BYTES);
-        let alone = Job::new("mover", way, &peer, "tcp", COUNT).run();
-        let without = Job::new("mover", way, &peer, "tcp", COUNT).preloaded().run();
+        let alone = job_of("mover", way, &peer, "tcp", COUNT).run();
+        let without = job_of("mover", way, &peer, "tcp", COUNT).preloaded(LIBRARY).run();
         assert_eq!(without.log, alone.log, "{way}");
-        assert_eq!(without.taken(), expected(opcode), "{way}");
-        assert_eq!(without.checksum(), peer.checksum(), "{way}");
+        assert_eq!(taken(&without), expected(opcode), "{way}");
+        assert_eq!(checksum(&without), peer.checksum(), "{way}");
         let warnings = without.errors.lines().filter(|line| line.starts_with("laxity: "));
         assert_eq!(warnings.count(), 1, "{way}: {}", without.errors);
         assert!(without.errors.contains("nowhere.sock"), "{}", without.errors);
@@ -246,7 +158,7 @@ fn bytes_that_waited_for_leave_arrive_once_each_and_the_daemon_knows_of_all_of_t
         let daemon = TestDaemon::start();
         daemon.set(&daemon.knobs.hold, true);
         let mut peer = Peer::start(BYTES);
-        let mut job = Job::new("mover", way, &peer, "tcp", COUNT).under(&daemon);
+        let mut job = under(&daemon, "mover", way, &peer, "tcp");
         let child = job.start();
         eventually("it asks for leave", || submitted(&daemon) > 0);
         // The program's calls return although nothing is permitted.
@@ -254,8 +166,8 @@ fn bytes_that_waited_for_leave_arrive_once_each_and_the_daemon_knows_of_all_of_t
         assert!(!job.log().contains("submit"), "{way}: {}", job.log());
         daemon.set(&daemon.knobs.hold, false);
         let done = job.end(child);
-        assert_eq!(done.taken(), expected(opcode), "{way}");
-        assert_eq!(done.checksum(), peer.checksum(), "{way}");
+        assert_eq!(taken(&done), expected(opcode), "{way}");
+        assert_eq!(checksum(&done), peer.checksum(), "{way}");
         eventually("all is complete", || completed(&daemon) == BYTES);
         assert_eq!(submitted(&daemon), BYTES, "{way}: nothing is told twice");
         assert!(done.errors.is_empty(), "{way}: {}", done.errors);
@@ -275,13 +187,13 @@ fn a_daemon_that_dies_lets_go_of_what_waits() {
     let daemon = TestDaemon::start();
     daemon.set(&daemon.knobs.hold, true);
     let mut peer = Peer::start(BYTES);
-    let mut job = Job::new("mover", "write", &peer, "tcp", COUNT).under(&daemon);
+    let mut job = under(&daemon, "mover", "write", &peer, "tcp");
     let child = job.start();
     eventually("it asks for leave", || submitted(&daemon) > 0);
     daemon.kill();
     let done = job.end(child);
-    assert_eq!(done.taken(), expected(1));
-    assert_eq!(done.checksum(), peer.checksum());
+    assert_eq!(taken(&done), expected(1));
+    assert_eq!(checksum(&done), peer.checksum());
 }
 
 #[test]
@@ -289,10 +201,10 @@ fn a_batch_that_waits_is_busy_and_what_waited_is_handed_on() {
     let daemon = TestDaemon::start();
     daemon.set(&daemon.knobs.hold, true);
     let mut peer = Peer::start(BYTES);
-    let done = Job::new("mover", "free", &peer, "tcp", COUNT).under(&daemon).run();
+    let done = under(&daemon, "mover", "free", &peer, "tcp").run();
     assert!(done.lines.contains(&String::from("busy 4")), "{:?}", done.lines);
-    assert_eq!(done.taken(), expected(1));
-    assert_eq!(done.checksum(), peer.checksum());
+    assert_eq!(taken(&done), expected(1));
+    assert_eq!(checksum(&done), peer.checksum());
 }
 
 #[test]
@@ -300,8 +212,8 @@ fn an_engine_that_goes_takes_nothing_along_that_was_submitted() {
     let daemon = TestDaemon::start();
     daemon.set(&daemon.knobs.hold, true);
     let peer = Peer::start(BYTES);
-    let done = Job::new("mover", "unplug", &peer, "tcp", COUNT).under(&daemon).run();
-    assert_eq!(done.taken(), expected(1));
+    let done = under(&daemon, "mover", "unplug", &peer, "tcp").run();
+    assert_eq!(taken(&done), expected(1));
     assert!(done.log.ends_with("destroy\n"), "{}", done.log);
 }
 
@@ -310,19 +222,19 @@ fn what_mooncake_refuses_late_fails_when_it_is_asked_after() {
     let daemon = TestDaemon::start();
     daemon.set(&daemon.knobs.hold, true);
     let peer = Peer::start(BYTES);
-    let mut job = Job::new("mover", "refused", &peer, "tcp", COUNT).under(&daemon);
+    let mut job = under(&daemon, "mover", "refused", &peer, "tcp");
     let child = job.start();
     eventually("it asks for leave", || submitted(&daemon) > 0);
     std::thread::sleep(Duration::from_millis(30));
     daemon.set(&daemon.knobs.hold, false);
     let done = job.end(child);
-    assert_eq!(done.taken(), expected(1)[..COUNT / 2]);
+    assert_eq!(taken(&done), expected(1)[..COUNT / 2]);
     let is = |i, status| done.lines.contains(&format!("{i}: 0 {status}"));
     assert!((0..COUNT / 2).all(|i| is(i, 4)), "{:?}", done.lines);
     assert!((COUNT / 2..COUNT).all(|i| is(i, 6)), "{:?}", done.lines);
     assert!(done.errors.contains("refused a transfer (1)"), "{}", done.errors);
     // Where nothing waits, the call returns the error at once, as without the library.
-    let without = Job::new("mover", "refused", &peer, "tcp", COUNT).preloaded().run();
+    let without = job_of("mover", "refused", &peer, "tcp", COUNT).preloaded(LIBRARY).run();
     assert!(without.lines.contains(&String::from("refused 1")), "{:?}", without.lines);
 }
 
@@ -331,8 +243,8 @@ fn what_the_engine_says_of_the_memory_goes_with_the_flow() {
     let daemon = TestDaemon::start();
     *daemon.knobs.flows.lock().expect("flows") = Some(Vec::new());
     let mut peer = Peer::start(BYTES);
-    let done = Job::new("sayer", "read", &peer, "tcp", COUNT).under(&daemon).run();
-    assert_eq!(done.checksum(), peer.checksum());
+    let done = under(&daemon, "sayer", "read", &peer, "tcp").run();
+    assert_eq!(checksum(&done), peer.checksum());
     eventually("all is complete", || completed(&daemon) == BYTES);
     let flows = daemon.knobs.flows.lock().expect("flows").take().expect("kept");
     assert_eq!(flows.len(), 8, "a flow for each layer: {flows:?}");
@@ -350,8 +262,8 @@ fn what_no_port_carries_passes_and_rdma_that_no_library_sees_waits_here() {
         let daemon = TestDaemon::start();
         daemon.set(&daemon.knobs.hold, hold);
         let mut peer = Peer::start(BYTES);
-        let done = Job::new("mover", "write", &peer, protocol, COUNT).under(&daemon).run();
-        assert_eq!(done.checksum(), peer.checksum(), "{protocol}");
+        let done = under(&daemon, "mover", "write", &peer, protocol).run();
+        assert_eq!(checksum(&done), peer.checksum(), "{protocol}");
         assert_eq!(submitted(&daemon), waits, "{protocol}");
     }
 }
@@ -360,11 +272,12 @@ fn what_no_port_carries_passes_and_rdma_that_no_library_sees_waits_here() {
 fn batch_after_batch_nothing_grows() {
     let daemon = TestDaemon::start();
     let peer = Peer::start(BYTES);
-    let done = Job::new("mover", "many", &peer, "tcp", 2).under(&daemon).run();
+    let done =
+        job_of("mover", "many", &peer, "tcp", 2).preloaded(LIBRARY).under(&daemon.socket).run();
     let grew = done.lines.iter().find_map(|line| line.strip_prefix("grew "));
     let grew: i64 = grew.expect("a line").parse().expect("a number");
     assert!(grew < 1 << 20, "{grew} bytes in 2500 batches");
-    assert_eq!(done.taken().len(), 6000);
+    assert_eq!(taken(&done).len(), 6000);
     eventually("all is complete", || completed(&daemon) == 6000 * LENGTH as u64);
 }
 

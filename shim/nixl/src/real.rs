@@ -7,35 +7,18 @@ use laxity_job::symbol::{Symbol, function_at};
 
 use crate::abi::{AgentPtr, NixlStatus, OptionalArgs, RequestPtr, status};
 
-/// Prints that no library has a function. The program was linked against one that has it.
-pub(crate) fn say_missing(symbol: &Symbol) {
-    static SAID: AtomicBool = AtomicBool::new(false);
-    if !SAID.swap(true, Ordering::Relaxed) {
-        eprintln!(
-            "laxity: {} was called, and no library of this process has it besides \
-             liblaxity_nixl.so: is libnixl.so older than what the program was built with? The call \
-             fails",
-            symbol.name().to_string_lossy()
-        );
-    }
-}
+/// Printed after the name of a function that no library has.
+pub(crate) const ADVICE: &str =
+    "is libnixl.so older than what the program was built with? The call fails";
 
 /// Returns a function of NIXL with its type: `real!("name", fn(A) -> B)` is `Option<that
 /// function>`.
 macro_rules! real {
     ($name:expr, fn($($argument:ty),* $(,)?) $(-> $result:ty)?) => {{
-        use laxity_job::symbol::{Symbol, function_at};
-        const NAME: &core::ffi::CStr =
-            match core::ffi::CStr::from_bytes_with_nul(concat!($name, "\0").as_bytes()) {
-                Ok(name) => name,
-                Err(_) => panic!("a name with a zero byte"),
-            };
-        static REAL: Symbol = Symbol::anywhere(NAME);
-        let found = REAL.address();
-        if found.is_none() {
-            $crate::real::say_missing(&REAL);
-        }
+        use laxity_job::symbol::{Symbol, c_name, function_at};
+        static REAL: Symbol = Symbol::anywhere(c_name(concat!($name, "\0")));
         type Function = unsafe extern "C-unwind" fn($($argument),*) $(-> $result)?;
+        let found = REAL.address_or_say("liblaxity_nixl.so", $crate::real::ADVICE);
         // SAFETY: the caller of the macro writes the type that belongs to the name.
         found.map(|address| unsafe { function_at::<Function>(address) })
     }};

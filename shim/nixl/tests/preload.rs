@@ -9,18 +9,16 @@ mod preloaded;
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command};
 use std::sync::OnceLock;
-use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use daemon::{TestDaemon, eventually};
+use daemon::{TestDaemon, completed, eventually, submitted};
 use laxity_client::{Direction, Stage};
-use preloaded::{a_process_does_not_notice, exported, library, output, text};
+use preloaded::{Done, Job, a_process_does_not_notice, exported, output};
 
 const SIZE: u64 = 40_000;
 const BYTES: u64 = 8 * SIZE;
-const PATIENCE: Duration = Duration::from_secs(60);
 const LIBRARY: &str = "liblaxity_nixl.so";
 
 /// Returns the folder with the stand-in and the programs. The processes of all tests share it, and
@@ -57,115 +55,48 @@ fn built() -> &'static Path {
     })
 }
 
-/// A program that moves bytes.
-struct Job {
-    folder: tempfile::TempDir,
-    command: Command,
+/// Returns a program that moves bytes, with the library.
+fn job_of(program: &str, way: &str) -> Job {
+    let mut command = Command::new(built().join(program));
+    command.arg(way).arg(built().join("mover.so"));
+    Job::of(command).preloaded(LIBRARY)
 }
 
-struct Done {
-    lines: Vec<String>,
-    errors: String,
-    log: String,
-    report: String,
+fn job(way: &str) -> Job {
+    job_of("mover", way)
 }
 
-impl Job {
-    fn of(program: &str, way: &str) -> Self {
-        let folder = tempfile::tempdir().expect("a folder");
-        let mut command = Command::new(built().join(program));
-        command
-            .arg(way)
-            .arg(built().join("mover.so"))
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .env("LD_PRELOAD", library(LIBRARY))
-            .env("STANDIN_LOG", folder.path().join("log"))
-            .env("LAXITY_REPORT", folder.path().join("report"))
-            .env("LAXITY_SOCKET", folder.path().join("nowhere.sock"))
-            // A busy machine may answer slowly.
-            .env("LAXITY_ATTACH_MS", "20000")
-            .env("LAXITY_STALL_MS", "20000");
-        Self { folder, command }
-    }
-
-    fn new(way: &str) -> Self {
-        Self::of("mover", way)
-    }
-
-    fn under(mut self, daemon: &TestDaemon) -> Self {
-        self.command.env("LAXITY_SOCKET", &daemon.socket);
-        self
-    }
-
-    fn log(&self) -> String {
-        fs::read_to_string(self.folder.path().join("log")).unwrap_or_default()
-    }
-
-    fn start(&mut self) -> Child {
-        self.command.spawn().expect("the program starts")
-    }
-
-    fn end(self, mut child: Child) -> Done {
-        let end = Instant::now() + PATIENCE;
-        while child.try_wait().expect("wait").is_none() {
-            if Instant::now() > end {
-                let _ = child.kill();
-                panic!("it hangs: {:?}: {}", self.command, self.log());
-            }
-            std::thread::sleep(Duration::from_millis(2));
-        }
-        let output = child.wait_with_output().expect("its output");
-        let errors = text(&output.stderr);
-        assert!(output.status.success(), "{:?}: {errors}{}", self.command, self.log());
-        let log = self.log();
-        assert!(!log.contains("two threads"), "{:?}: {log}", self.command);
-        let report = fs::read_to_string(self.folder.path().join("report")).unwrap_or_default();
-        let lines: Vec<_> = text(&output.stdout).lines().map(str::to_owned).collect();
-        assert_eq!(lines.last().map(String::as_str), Some("over 0"), "{:?}", self.command);
-        Done { lines, errors, log, report }
-    }
-
-    fn run(mut self) -> Done {
-        let child = self.start();
-        self.end(child)
-    }
-
-    /// Starts the program under a daemon that holds its flows, and permits them later. Nothing may
-    /// reach NIXL before.
-    fn held(mut self, daemon: &TestDaemon, flows: u64) -> Done {
-        daemon.set(&daemon.knobs.hold, true);
-        self = self.under(daemon);
-        let child = self.start();
-        eventually("it asks for permits", || submitted(daemon) >= flows);
-        std::thread::sleep(Duration::from_millis(40));
-        assert_eq!(self.log(), "", "nothing is posted without a permit");
-        daemon.set(&daemon.knobs.hold, false);
-        self.end(child)
-    }
+/// Waits for the end of a program, which must have gone well also by its own account.
+fn end(job: Job, child: Child) -> Done {
+    let what = format!("{:?}", job.command);
+    let done = job.end(child);
+    assert!(!done.log.contains("two threads"), "{what}: {}", done.log);
+    assert_eq!(done.lines.last().map(String::as_str), Some("over 0"), "{what}");
+    done
 }
 
-impl Done {
-    fn count(&self, name: &str) -> u64 {
-        let key = format!("\"{name}\":");
-        let at = self.report.find(&key).unwrap_or_else(|| panic!("{name} in {:?}", self.report));
-        let digits = self.report[at + key.len()..].split([',', '}']).next();
-        digits.and_then(|digits| digits.parse().ok()).expect("a number")
-    }
-
-    /// Returns the numbers that the program printed for `what`.
-    fn said(&self, what: &str) -> Vec<i64> {
-        let number = |line: &String| line.strip_prefix(what)?.trim().parse().ok();
-        self.lines.iter().filter_map(number).collect()
-    }
+fn run(mut job: Job) -> Done {
+    let child = job.start();
+    end(job, child)
 }
 
-fn completed(daemon: &TestDaemon) -> u64 {
-    daemon.knobs.completed_bytes.load(Ordering::SeqCst)
+/// Runs a program under a daemon that holds its flows, and permits them later. Nothing may reach
+/// NIXL before.
+fn held(job: Job, daemon: &TestDaemon, flows: u64) -> Done {
+    daemon.set(&daemon.knobs.hold, true);
+    let mut job = job.under(&daemon.socket);
+    let child = job.start();
+    eventually("it asks for permits", || submitted(daemon) >= flows);
+    std::thread::sleep(Duration::from_millis(40));
+    assert_eq!(job.log(), "", "nothing is posted without a permit");
+    daemon.set(&daemon.knobs.hold, false);
+    end(job, child)
 }
 
-fn submitted(daemon: &TestDaemon) -> u64 {
-    daemon.knobs.submitted_bytes.load(Ordering::SeqCst)
+/// Returns the numbers that a program printed for `what`.
+fn said(done: &Done, what: &str) -> Vec<i64> {
+    let number = |line: &String| line.strip_prefix(what)?.trim().parse().ok();
+    done.lines.iter().filter_map(number).collect()
 }
 
 #[test]
@@ -187,17 +118,17 @@ fn a_process_without_nixl_does_not_notice_it() {
 #[test]
 fn without_a_daemon_nixl_gets_every_post_at_once_and_one_warning_says_so() {
     for way in ["order", "prepared", "poll", "arguments", "late", "silent", "notified"] {
-        let mut alone = Job::new(way);
+        let mut alone = job(way);
         alone.command.env_remove("LD_PRELOAD");
-        let alone = alone.run();
-        let without = Job::new(way).run();
+        let alone = run(alone);
+        let without = run(job(way));
         assert_eq!((&without.log, &without.lines), (&alone.log, &alone.lines), "{way}");
         assert_eq!(without.errors.lines().count(), 1, "{way}: {}", without.errors);
         assert!(without.errors.contains("nowhere.sock"), "{}", without.errors);
         assert_eq!((without.count("deferred"), without.count("scheduled_bytes")), (0, 0), "{way}");
-        let mut off = Job::new(way);
+        let mut off = job(way);
         off.command.env("LAXITY_NIXL", "off");
-        let off = off.run();
+        let off = run(off);
         assert_eq!((off.log, off.errors.as_str()), (alone.log, ""), "{way}");
     }
 }
@@ -207,10 +138,10 @@ fn a_post_waits_for_its_permit_and_the_daemon_knows_of_its_bytes() {
     for program in ["mover", "loader"] {
         let daemon = TestDaemon::start();
         *daemon.knobs.flows.lock().expect("flows") = Some(Vec::new());
-        let done = Job::of(program, "poll").held(&daemon, BYTES);
+        let done = held(job_of(program, "poll"), &daemon, BYTES);
         assert_eq!(done.log, "post 1\ndestroy 0\n", "{program}");
-        assert_eq!((done.said("post"), done.said("wait")), (vec![1], vec![0, 0]), "{program}");
-        assert_eq!(done.said("arrived"), [1], "{program}");
+        assert_eq!((said(&done, "post"), said(&done, "wait")), (vec![1], vec![0, 0]), "{program}");
+        assert_eq!(said(&done, "arrived"), [1], "{program}");
         eventually("all is complete", || completed(&daemon) == BYTES);
         assert_eq!((done.count("deferred"), done.count("scheduled_bytes")), (1, BYTES));
         assert!(done.errors.is_empty(), "{program}: {}", done.errors);
@@ -224,11 +155,11 @@ fn a_post_waits_for_its_permit_and_the_daemon_knows_of_its_bytes() {
 #[test]
 fn posts_keep_their_order_and_a_second_one_is_refused_as_by_nixl() {
     let daemon = TestDaemon::start();
-    let done = Job::new("order").held(&daemon, 6 * SIZE);
-    assert_eq!(done.said("post"), [1, 1, 1]);
-    assert_eq!((done.said("again"), done.said("telemetry")), (vec![-7], vec![-1]));
-    assert_eq!((done.said("wait"), done.said("repost")), (vec![0; 4], vec![1]));
-    assert_eq!(done.said("arrived"), [1]);
+    let done = held(job("order"), &daemon, 6 * SIZE);
+    assert_eq!(said(&done, "post"), [1, 1, 1]);
+    assert_eq!((said(&done, "again"), said(&done, "telemetry")), (vec![-7], vec![-1]));
+    assert_eq!((said(&done, "wait"), said(&done, "repost")), (vec![0; 4], vec![1]));
+    assert_eq!(said(&done, "arrived"), [1]);
     let releases = "release 1\nrelease 2\nrelease 3\ndestroy 0\n";
     assert_eq!(done.log, format!("post 1\npost 2\npost 3\npost 2\n{releases}"));
     eventually("all is complete", || completed(&daemon) == 8 * SIZE);
@@ -240,8 +171,8 @@ fn posts_keep_their_order_and_a_second_one_is_refused_as_by_nixl() {
 fn chosen_blocks_of_prepared_lists_are_flows_of_their_bytes() {
     let daemon = TestDaemon::start();
     *daemon.knobs.flows.lock().expect("flows") = Some(Vec::new());
-    let done = Job::new("prepared").under(&daemon).run();
-    assert_eq!((done.said("wait"), done.said("arrived")), (vec![0; 3], vec![1]));
+    let done = run(job("prepared").under(&daemon.socket));
+    assert_eq!((said(&done, "wait"), said(&done, "arrived")), (vec![0; 3], vec![1]));
     let flows = daemon.knobs.flows.lock().expect("flows").take().expect("kept");
     let bytes: Vec<_> = flows.iter().map(|flow| flow.bytes).collect();
     assert_eq!(bytes, [3 * SIZE, 3 * SIZE, 2 * SIZE]);
@@ -255,20 +186,20 @@ fn a_deferred_post_is_dropped_with_its_request_or_its_agent() {
     for (way, log) in [("release", "release 1\ndestroy 0\n"), ("destroy", "destroy 0\n")] {
         let daemon = TestDaemon::start();
         daemon.set(&daemon.knobs.hold, true);
-        let done = Job::new(way).under(&daemon).run();
-        assert_eq!((done.log.as_str(), done.said("arrived")), (log, vec![0]), "{way}");
+        let done = run(job(way).under(&daemon.socket));
+        assert_eq!((done.log.as_str(), said(&done, "arrived")), (log, vec![0]), "{way}");
         assert_eq!(done.count("dropped"), 1, "{way}");
-        assert_eq!(done.said("release"), vec![0; usize::from(way == "release")]);
+        assert_eq!(said(&done, "release"), vec![0; usize::from(way == "release")]);
     }
 }
 
 #[test]
 fn a_late_refusal_is_the_status_until_the_next_post() {
     let daemon = TestDaemon::start();
-    let done = Job::new("late").held(&daemon, BYTES);
-    assert_eq!((done.said("post"), done.said("wait")), (vec![1], vec![-4, -4]));
+    let done = held(job("late"), &daemon, BYTES);
+    assert_eq!((said(&done, "post"), said(&done, "wait")), (vec![1], vec![-4, -4]));
     // The repost is permitted at once, and returns NIXL's error itself.
-    assert_eq!(done.said("repost"), [-4]);
+    assert_eq!(said(&done, "repost"), [-4]);
     assert_eq!((done.count("failed_late"), done.count("deferred")), (1, 1));
     assert_eq!(done.log, "post 1\npost 1\ndestroy 0\n");
 }
@@ -277,8 +208,8 @@ fn a_late_refusal_is_the_status_until_the_next_post() {
 fn a_program_that_never_asks_for_the_state_does_not_wait_for_ever() {
     for way in ["silent", "notified"] {
         let daemon = TestDaemon::start();
-        let done = Job::new(way).held(&daemon, BYTES);
-        assert_eq!((done.said("arrived"), done.log.as_str()), (vec![1], "post 1\ndestroy 0\n"));
+        let done = held(job(way), &daemon, BYTES);
+        assert_eq!((said(&done, "arrived"), done.log.as_str()), (vec![1], "post 1\ndestroy 0\n"));
         eventually("its end is known", || completed(&daemon) == BYTES);
         assert_eq!(done.count("deferred"), 1, "{way}");
     }
@@ -287,20 +218,20 @@ fn a_program_that_never_asks_for_the_state_does_not_wait_for_ever() {
 #[test]
 fn the_thread_stays_out_of_an_agent_that_a_call_is_in() {
     let daemon = TestDaemon::start();
-    let done = Job::new("busy").held(&daemon, BYTES);
-    // `Job::end` looks for two threads in the log.
-    assert_eq!((done.said("arrived"), done.log.as_str()), (vec![1], "post 1\ndestroy 0\n"));
+    let done = held(job("busy"), &daemon, BYTES);
+    // `end` looks for two threads in the log.
+    assert_eq!((said(&done, "arrived"), done.log.as_str()), (vec![1], "post 1\ndestroy 0\n"));
 }
 
 #[test]
 fn a_post_with_arguments_waits_in_the_call_for_a_moment_only() {
     let daemon = TestDaemon::start();
     daemon.set(&daemon.knobs.hold, true);
-    let done = Job::new("arguments").under(&daemon).run();
+    let done = run(job("arguments").under(&daemon.socket));
     assert_eq!(done.log, "post with arguments 1\ndestroy 0\n");
     assert_eq!((done.count("deferred"), done.count("expired")), (0, 1));
     daemon.set(&daemon.knobs.hold, false);
-    let done = Job::new("arguments").under(&daemon).run();
+    let done = run(job("arguments").under(&daemon.socket));
     assert_eq!((done.count("expired"), done.count("scheduled_bytes")), (0, BYTES));
 }
 
@@ -308,20 +239,20 @@ fn a_post_with_arguments_waits_in_the_call_for_a_moment_only() {
 fn a_daemon_that_dies_lets_go_of_what_waits() {
     let daemon = TestDaemon::start();
     daemon.set(&daemon.knobs.hold, true);
-    let mut job = Job::new("poll").under(&daemon);
+    let mut job = job("poll").under(&daemon.socket);
     let child = job.start();
     eventually("it asks for permits", || submitted(&daemon) == BYTES);
     daemon.kill();
-    let done = job.end(child);
-    assert_eq!((done.said("wait"), done.said("arrived")), (vec![0, 0], vec![1]));
+    let done = end(job, child);
+    assert_eq!((said(&done, "wait"), said(&done, "arrived")), (vec![0, 0], vec![1]));
 }
 
 #[test]
 fn a_request_whose_owner_asks_for_permits_itself_is_not_asked_for_again() {
     let daemon = TestDaemon::start();
     daemon.set(&daemon.knobs.hold, true);
-    let done = Job::new("exempt").under(&daemon).run();
-    assert_eq!((done.said("wait"), done.log.as_str()), (vec![0, 0], "post 1\ndestroy 0\n"));
+    let done = run(job("exempt").under(&daemon.socket));
+    assert_eq!((said(&done, "wait"), done.log.as_str()), (vec![0, 0], "post 1\ndestroy 0\n"));
     assert_eq!((submitted(&daemon), done.count("exempt"), done.count("posts")), (0, 1, 1));
 }
 
@@ -329,8 +260,8 @@ fn a_request_whose_owner_asks_for_permits_itself_is_not_asked_for_again() {
 fn transfers_to_files_wait_for_no_permit_however_they_are_created() {
     let daemon = TestDaemon::start();
     daemon.set(&daemon.knobs.hold, true);
-    let done = Job::new("storage").under(&daemon).run();
-    assert_eq!((done.said("wait"), done.said("arrived")), (vec![0, 0], vec![1]));
+    let done = run(job("storage").under(&daemon.socket));
+    assert_eq!((said(&done, "wait"), said(&done, "arrived")), (vec![0, 0], vec![1]));
     assert_eq!((submitted(&daemon), done.count("unknown"), done.count("posts")), (0, 0, 2));
 }
 
@@ -339,8 +270,8 @@ fn a_release_that_describes_transfers_otherwise_goes_unscheduled_and_one_line_sa
     let daemon = TestDaemon::start();
     daemon.set(&daemon.knobs.hold, true);
     for way in ["poll", "order", "prepared"] {
-        let done = Job::of("larger/mover", way).under(&daemon).run();
-        assert_eq!(done.said("arrived"), [1], "{way}");
+        let done = run(job_of("larger/mover", way).under(&daemon.socket));
+        assert_eq!(said(&done, "arrived"), [1], "{way}");
         assert_eq!((submitted(&daemon), done.errors.lines().count()), (0, 1), "{}", done.errors);
         assert!(done.errors.contains("are not known"), "{}", done.errors);
         assert!(done.count("unknown") > 0, "{way}");

@@ -49,11 +49,7 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
             return qp;
         }
         let attr = &*attr;
-        let limits = SendLimits {
-            work_requests: attr.cap.max_send_wr as usize,
-            sges: attr.cap.max_send_sge,
-            inline_bytes: attr.cap.max_inline_data,
-        };
+        let limits = SendLimits::of(&attr.cap);
         // The wrapper around this call sets the queue pair's context only after the call.
         let queue_pair = context.queue_pairs.make((*qp).qp_num);
         queue_pair.open(context, qp, Some((limits, attr.sq_sig_all != 0)));

@@ -17,8 +17,7 @@ use laxity_ibverbs::{
     ibv_context, ibv_device, ibv_pd, ibv_qp, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_init_attr,
     ibv_qp_state,
 };
-use laxity_job::real;
-use laxity_job::symbol::Symbol;
+use laxity_job::symbol::{Symbol, c_name};
 
 use crate::class;
 use crate::contexts;
@@ -26,46 +25,100 @@ use crate::exempt;
 use crate::queue_pair::QueuePair;
 use crate::work::SendLimits;
 
-static OPEN_DEVICE: Symbol = of_libibverbs(c"ibv_open_device", Some(c"IBVERBS_1.1"));
-static CLOSE_DEVICE: Symbol = of_libibverbs(c"ibv_close_device", Some(c"IBVERBS_1.1"));
-static IMPORT_DEVICE: Symbol = of_libibverbs(c"ibv_import_device", Some(c"IBVERBS_1.10"));
-static CREATE_QP: Symbol = of_libibverbs(c"ibv_create_qp", Some(c"IBVERBS_1.1"));
-static MODIFY_QP: Symbol = of_libibverbs(c"ibv_modify_qp", Some(c"IBVERBS_1.1"));
-static DESTROY_QP: Symbol = of_libibverbs(c"ibv_destroy_qp", Some(c"IBVERBS_1.1"));
-
-/// Returns the symbol of a function of libibverbs. Private functions are looked up without a
-/// version, because it differs between releases.
-pub(crate) const fn of_libibverbs(name: &'static CStr, version: Option<&'static CStr>) -> Symbol {
-    Symbol::new(name, version, Some(c"libibverbs.so.1"))
+/// Returns the symbol of a function of libibverbs, whose name ends with a zero byte. Private
+/// functions are looked up without a version, because it differs between releases.
+pub(crate) const fn of_libibverbs(name: &'static str, version: Option<&'static CStr>) -> Symbol {
+    Symbol::new(c_name(name), version, Some(c"libibverbs.so.1"))
 }
 
-type ModifyQp = unsafe extern "C" fn(*mut ibv_qp, *mut ibv_qp_attr, c_int) -> c_int;
+/// Defines functions in front of libibverbs': `fn name(arguments) -> result, otherwise, |real| {
+/// body }`, in this version or in any. In the body, `real` is the library's own function. Without
+/// it the function returns `otherwise`.
+macro_rules! interpose {
+    ($version:expr; $(
+        $(#[$doc:meta])*
+        fn $name:ident($($argument:ident: $type:ty),*) $(-> $result:ty, $otherwise:expr,)?
+        |$real:ident| $body:block
+    )*) => {$(
+        $(#[$doc])*
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name($($argument: $type),*) $(-> $result)? {
+            static REAL: laxity_job::symbol::Symbol =
+                $crate::exports::of_libibverbs(concat!(stringify!($name), "\0"), $version);
+            let real = laxity_job::real!(REAL.address(), fn($($type),*) $(-> $result)?);
+            let Some($real) = real else {
+                return $($otherwise)?;
+            };
+            $body
+        }
+    )*};
+}
+pub(crate) use interpose;
 
-fn set_errno(error: c_int) {
+/// Returns null with the error of a missing function.
+fn missing<T>() -> *mut T {
     // SAFETY: errno belongs to the calling thread.
-    unsafe { *libc::__errno_location() = error };
+    unsafe { *libc::__errno_location() = libc::ENOSYS };
+    ptr::null_mut()
 }
 
-/// Opens a device like `ibv_open_device`, and hooks its context.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_context {
-    let Some(open) = real!(OPEN_DEVICE.address(), fn(*mut ibv_device) -> *mut ibv_context) else {
-        set_errno(libc::ENOSYS);
-        return ptr::null_mut();
-    };
-    // SAFETY: upheld by the caller.
-    unsafe { hooked(open(device)) }
+interpose! { Some(c"IBVERBS_1.1");
+    /// Opens a device like `ibv_open_device`, and hooks its context.
+    fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_context, missing(), |open| {
+        // SAFETY: upheld by the caller.
+        unsafe { hooked(open(device)) }
+    }
+
+    /// Closes a device like `ibv_close_device`, and removes its context here.
+    fn ibv_close_device(ibv: *mut ibv_context) -> c_int, libc::ENOSYS, |close| {
+        contexts::let_go(ibv);
+        exempt::forget(ibv);
+        // SAFETY: upheld by the caller.
+        unsafe { close(ibv) }
+    }
+
+    /// Creates a queue pair like `ibv_create_qp`, and records it.
+    fn ibv_create_qp(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr) -> *mut ibv_qp, missing(),
+    |create| {
+        // SAFETY: upheld by the caller. The call has written the queue pair's real limits to
+        // `attr`.
+        unsafe {
+            let qp = create(pd, attr);
+            if !qp.is_null()
+                && let Some(context) = contexts::find((*qp).context)
+                && context.is_ours()
+            {
+                let queue_pair = context.queue_pairs.make((*qp).qp_num);
+                let limits = SendLimits::of(&(*attr).cap);
+                queue_pair.open(context, qp, Some((limits, (*attr).sq_sig_all != 0)));
+            }
+            qp
+        }
+    }
+
+    /// Changes a queue pair like `ibv_modify_qp`, and sets its class.
+    fn ibv_modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) -> c_int, libc::ENOSYS,
+    |real| {
+        // SAFETY: upheld by the caller.
+        unsafe { modify(qp, attr, mask, |attr| real(qp, attr, mask)) }
+    }
+
+    /// Destroys a queue pair like `ibv_destroy_qp`, and removes it here.
+    fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int, libc::ENOSYS, |destroy| {
+        // SAFETY: upheld by the caller.
+        unsafe {
+            forget(qp);
+            destroy(qp)
+        }
+    }
 }
 
-/// Imports a device like `ibv_import_device`, and hooks its context.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn ibv_import_device(cmd_fd: c_int) -> *mut ibv_context {
-    let Some(import) = real!(IMPORT_DEVICE.address(), fn(c_int) -> *mut ibv_context) else {
-        set_errno(libc::ENOSYS);
-        return ptr::null_mut();
-    };
-    // SAFETY: upheld by the caller.
-    unsafe { hooked(import(cmd_fd)) }
+interpose! { Some(c"IBVERBS_1.10");
+    /// Imports a device like `ibv_import_device`, and hooks its context.
+    fn ibv_import_device(cmd_fd: c_int) -> *mut ibv_context, missing(), |import| {
+        // SAFETY: upheld by the caller.
+        unsafe { hooked(import(cmd_fd)) }
+    }
 }
 
 /// # Safety
@@ -76,81 +129,6 @@ unsafe fn hooked(ibv: *mut ibv_context) -> *mut ibv_context {
         unsafe { contexts::hook(ibv) };
     }
     ibv
-}
-
-/// Closes a device like `ibv_close_device`, and removes its context here.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn ibv_close_device(ibv: *mut ibv_context) -> c_int {
-    let Some(close) = real!(CLOSE_DEVICE.address(), fn(*mut ibv_context) -> c_int) else {
-        return libc::ENOSYS;
-    };
-    contexts::let_go(ibv);
-    exempt::forget(ibv);
-    // SAFETY: upheld by the caller.
-    unsafe { close(ibv) }
-}
-
-/// Creates a queue pair like `ibv_create_qp`, and records it.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn ibv_create_qp(
-    pd: *mut ibv_pd,
-    attr: *mut ibv_qp_init_attr,
-) -> *mut ibv_qp {
-    let Some(create) =
-        real!(CREATE_QP.address(), fn(*mut ibv_pd, *mut ibv_qp_init_attr) -> *mut ibv_qp)
-    else {
-        set_errno(libc::ENOSYS);
-        return ptr::null_mut();
-    };
-    // SAFETY: upheld by the caller. The call has written the queue pair's real limits to `attr`.
-    unsafe {
-        let qp = create(pd, attr);
-        if !qp.is_null()
-            && let Some(context) = contexts::find((*qp).context)
-            && context.is_ours()
-        {
-            let cap = &(*attr).cap;
-            let limits = SendLimits {
-                work_requests: cap.max_send_wr as usize,
-                sges: cap.max_send_sge,
-                inline_bytes: cap.max_inline_data,
-            };
-            let queue_pair = context.queue_pairs.make((*qp).qp_num);
-            queue_pair.open(context, qp, Some((limits, (*attr).sq_sig_all != 0)));
-        }
-        qp
-    }
-}
-
-/// Changes a queue pair like `ibv_modify_qp`, and sets its class.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn ibv_modify_qp(
-    qp: *mut ibv_qp,
-    attr: *mut ibv_qp_attr,
-    mask: c_int,
-) -> c_int {
-    let Some(real) = real_modify() else {
-        return libc::ENOSYS;
-    };
-    // SAFETY: upheld by the caller.
-    unsafe { modify(qp, attr, mask, |attr| real(qp, attr, mask)) }
-}
-
-fn real_modify() -> Option<ModifyQp> {
-    real!(MODIFY_QP.address(), fn(*mut ibv_qp, *mut ibv_qp_attr, c_int) -> c_int)
-}
-
-/// Destroys a queue pair like `ibv_destroy_qp`, and removes it here.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
-    let Some(destroy) = real!(DESTROY_QP.address(), fn(*mut ibv_qp) -> c_int) else {
-        return libc::ENOSYS;
-    };
-    // SAFETY: upheld by the caller.
-    unsafe {
-        forget(qp);
-        destroy(qp)
-    }
 }
 
 /// Closes and removes a queue pair before it is destroyed.
@@ -215,14 +193,13 @@ pub(crate) unsafe fn modify(
 
 /// Puts a queue pair into the error state, because one of its work requests can't be posted.
 pub(crate) fn break_queue_pair(qp: *mut ibv_qp) {
-    let Some(real) = real_modify() else { return };
     WITHIN.set(true);
-    // SAFETY: a live queue pair and plain data. If the call fails, the queue pair is in error
-    // already or worse.
+    // SAFETY: a live queue pair and plain data. Within a change, the function only calls the real
+    // one. If the call fails, the queue pair is in error already or worse.
     unsafe {
         let mut attr = core::mem::zeroed::<ibv_qp_attr>();
         attr.qp_state = ibv_qp_state::IBV_QPS_ERR;
-        real(qp, &mut attr, ibv_qp_attr_mask::IBV_QP_STATE as c_int);
+        ibv_modify_qp(qp, &mut attr, ibv_qp_attr_mask::IBV_QP_STATE as c_int);
     }
     WITHIN.set(false);
 }

@@ -91,7 +91,7 @@ pub(crate) unsafe fn pass(real: PostSend, ibv: *mut ibv_qp, list: *mut ibv_send_
         bytes += work::length(unsafe { work::sges(wr) });
         at = wr.next;
     }
-    COUNTERS.passed.add(count);
+    COUNTERS.passed_work_requests.add(count);
     COUNTERS.passed_bytes.add(bytes);
     result
 }

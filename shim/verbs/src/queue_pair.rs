@@ -54,7 +54,7 @@ const AHEAD: usize = 32;
 /// polls past this library exceeds it.
 const IN_FLIGHT_MAX: usize = 1 << 16;
 
-static QUERY_QP: Symbol = of_libibverbs(c"ibv_query_qp", Some(c"IBVERBS_1.1"));
+static QUERY_QP: Symbol = of_libibverbs("ibv_query_qp\0", Some(c"IBVERBS_1.1"));
 
 /// Whether the program may post.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -3,7 +3,7 @@
 use core::ptr;
 use core::slice;
 
-use laxity_ibverbs::{ibv_send_flags, ibv_send_wr, ibv_sge, ibv_wr_opcode};
+use laxity_ibverbs::{ibv_qp_cap, ibv_send_flags, ibv_send_wr, ibv_sge, ibv_wr_opcode};
 use smallvec::SmallVec;
 
 const SIGNALED: u32 = ibv_send_flags::IBV_SEND_SIGNALED;
@@ -42,6 +42,13 @@ pub(crate) struct SendLimits {
     pub(crate) work_requests: usize,
     pub(crate) sges: u32,
     pub(crate) inline_bytes: u32,
+}
+
+impl SendLimits {
+    pub(crate) fn of(cap: &ibv_qp_cap) -> Self {
+        let (sges, inline_bytes) = (cap.max_send_sge, cap.max_inline_data);
+        Self { work_requests: cap.max_send_wr as usize, sges, inline_bytes }
+    }
 }
 
 /// Reports whether the provider accepts a work request. If not, the program gets an error at once.

@@ -31,7 +31,6 @@ pub(crate) struct Bench {
     pub(crate) clock: Clock,
     pub(crate) cores: Cores,
     pub(crate) effort: Effort,
-    pub(crate) p1: Vec<Percentiles>,
     pub(crate) p: Vec<Percentiles>,
     pub(crate) figures: Vec<Figure>,
     /// Parts of names of the rows to measure. If empty, all rows are measured.
@@ -84,21 +83,21 @@ impl Bench {
         self.cores.far.ok_or_else(|| BenchError::Skip("needs two cores".to_owned()))
     }
 
-    /// Repeats a round trip with P1 and P before and after each repetition. If these differ much,
-    /// the machine changed and the repetition is discarded.
+    /// Repeats a round trip with P before and after each repetition. If these differ much, the
+    /// machine changed and the repetition is discarded.
     pub(crate) fn latencies(
         &mut self,
         mut repetition: impl FnMut(&Self) -> Result<Percentiles, BenchError>,
     ) -> Result<Summary, BenchError> {
         let mut all = Vec::with_capacity(self.effort.repetitions);
-        let mut before = self.references_now()?;
+        let mut before = self.reference_now()?;
         let mut patience = 2 * self.effort.repetitions;
         while all.len() < self.effort.repetitions {
             let percentiles = repetition(self).map_err(BenchError::repetition(all.len() + 1))?;
-            let after = self.references_now()?;
-            if patience == 0 || before.agrees_with(after) {
-                let beside = before.between(after);
-                all.push(Paired { percentiles, p: beside.p, p1: beside.p1 });
+            let after = self.reference_now()?;
+            if patience == 0 || agree(before, after) {
+                let p = before.zip(after).map(|(before, after)| f64::midpoint(before, after));
+                all.push(Paired { percentiles, p });
             } else {
                 patience -= 1;
             }
@@ -107,65 +106,36 @@ impl Bench {
         Ok(Summary::of_paired(&all))
     }
 
-    /// Repeats a latency measurement that uses one core only.
-    pub(crate) fn latencies_alone(
-        &mut self,
-        mut repetition: impl FnMut(&Self) -> Result<Percentiles, BenchError>,
-    ) -> Result<Summary, BenchError> {
-        let all = (0..self.effort.repetitions)
-            .map(|i| repetition(self).map_err(BenchError::repetition(i + 1)))
-            .collect::<Result<Vec<_>, BenchError>>()?;
-        Ok(Summary::of_latencies(&all))
-    }
-
     /// Repeats a measurement with a single number, and remarks the range of P meanwhile.
     pub(crate) fn numbers(
         &mut self,
         mut repetition: impl FnMut(&Self) -> Result<f64, BenchError>,
     ) -> Result<Measured, BenchError> {
         let mut all = Vec::with_capacity(self.effort.repetitions);
-        let mut beside = vec![self.references_now()?];
+        let mut beside = vec![self.reference_now()?];
         for i in 0..self.effort.repetitions {
             all.push(repetition(self).map_err(BenchError::repetition(i + 1))?);
-            beside.push(self.references_now()?);
+            beside.push(self.reference_now()?);
         }
-        let p = || beside.iter().filter_map(|beside| beside.p);
+        let p = || beside.iter().flatten().copied();
         let (least, most) = (p().fold(f64::MAX, f64::min), p().fold(0.0, f64::max));
         let remark = format!("P was {least:.0} to {most:.0} ns meanwhile.");
         Ok(Measured { summary: Summary::of_numbers(all), remark: Some(remark) })
     }
 
-    /// Measures P1 and P once more if there are two cores. Returns their medians.
-    pub(crate) fn references_now(&mut self) -> Result<Beside, BenchError> {
+    /// Measures P once more if there are two cores. Returns its median.
+    pub(crate) fn reference_now(&mut self) -> Result<Option<f64>, BenchError> {
         let Some(far) = self.cores.far else {
-            return Ok(Beside::default());
+            return Ok(None);
         };
-        let round_trips = self.effort.round_trips / 4;
-        let p1 = reference::one_line(self.clock, far, round_trips)?;
-        let p = reference::two_lines(self.clock, far, round_trips)?;
-        self.p1.push(p1);
+        let p = reference::round_trips(self.clock, far, self.effort.round_trips / 4)?;
         self.p.push(p);
-        Ok(Beside { p: Some(p.p50), p1: Some(p1.p50) })
+        Ok(Some(p.p50))
     }
 }
 
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Beside {
-    p: Option<f64>,
-    p1: Option<f64>,
-}
-
-impl Beside {
-    fn agrees_with(self, other: Self) -> bool {
-        let close = |a: Option<f64>, b: Option<f64>| match (a, b) {
-            (Some(a), Some(b)) => (a - b).abs() <= 0.15 * a.max(b),
-            _ => true,
-        };
-        close(self.p, other.p) && close(self.p1, other.p1)
-    }
-
-    fn between(self, other: Self) -> Self {
-        let middle = |a: Option<f64>, b: Option<f64>| Some(f64::midpoint(a?, b?));
-        Self { p: middle(self.p, other.p), p1: middle(self.p1, other.p1) }
-    }
+/// Reports whether two values of P are so close that the machine didn't change between them.
+fn agree(before: Option<f64>, after: Option<f64>) -> bool {
+    let close = |(a, b): (f64, f64)| (a - b).abs() <= 0.15 * a.max(b);
+    before.zip(after).is_none_or(close)
 }

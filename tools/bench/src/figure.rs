@@ -1,7 +1,7 @@
 //! A figure: the measured numbers, the gates that it has to pass, and the verdict.
 //!
 //! Gates come from the design. They are absolute numbers, or ratios to P (request line and reply
-//! line) or P1 (one bouncing cache line) of the same run.
+//! line) of the same run.
 
 use serde::Serialize;
 
@@ -15,7 +15,6 @@ pub(crate) enum Unit {
     PerSecond,
     Instructions,
     PercentOfCore,
-    PerMillion,
 }
 
 /// The number of a figure that a gate checks.
@@ -31,7 +30,6 @@ pub(crate) enum Quantile {
 #[serde(rename_all = "snake_case", tag = "of", content = "value")]
 pub(crate) enum Limit {
     TimesP(f64),
-    TimesP1(f64),
     Value(f64),
 }
 
@@ -47,64 +45,34 @@ pub(crate) struct Gate {
     pub(crate) quantile: Quantile,
     pub(crate) side: Side,
     pub(crate) limit: Limit,
-    pub(crate) excellent: Option<Limit>,
 }
 
 impl Gate {
     /// Creates a gate whose quantile may not exceed `limit`.
     pub(crate) const fn at_most(quantile: Quantile, limit: Limit) -> Self {
-        Self { quantile, side: Side::AtMost, limit, excellent: None }
+        Self { quantile, side: Side::AtMost, limit }
     }
 
     /// Creates a gate whose median may not be below `limit`.
     pub(crate) const fn at_least(limit: Limit) -> Self {
-        Self { quantile: Quantile::P50, side: Side::AtLeast, limit, excellent: None }
+        Self { quantile: Quantile::P50, side: Side::AtLeast, limit }
     }
 
-    pub(crate) const fn excellent(mut self, limit: Limit) -> Self {
-        self.excellent = Some(limit);
-        self
-    }
-
-    fn judge(&self, summary: &Summary) -> Verdict {
-        let verdict = |limit: Limit| {
-            let (value, limit) = limit.compare(self.quantile, summary)?;
-            Some(match self.side {
-                Side::AtMost => value <= limit,
-                Side::AtLeast => value >= limit,
-            })
-        };
-        match (verdict(self.limit), self.excellent.and_then(verdict)) {
-            (None, _) => Verdict::None,
-            (Some(false), _) => Verdict::Missed,
-            (Some(true), Some(true)) => Verdict::Excellent,
-            (Some(true), _) => Verdict::Ok,
-        }
-    }
-}
-
-impl Limit {
-    /// Returns the values to compare, or `None` if the figure or its reference lacks one.
-    fn compare(self, quantile: Quantile, summary: &Summary) -> Option<(f64, f64)> {
-        let of = |ratios: Option<Ratios>| {
-            ratios.map(|ratios| match quantile {
-                Quantile::P50 => ratios.p50,
-                Quantile::P99 => ratios.p99,
-                Quantile::P999 => ratios.p999,
-            })
-        };
-        match self {
-            Self::TimesP(limit) => Some((of(summary.of_p)?, limit)),
-            Self::TimesP1(limit) => Some((of(summary.of_p1)?, limit)),
-            Self::Value(limit) => {
-                let value = match quantile {
-                    Quantile::P50 => Some(summary.p50),
-                    Quantile::P99 => summary.p99,
-                    Quantile::P999 => summary.p999,
-                };
-                Some((value?, limit))
+    /// Reports whether the figure passes, or `None` if it lacks the number or its reference.
+    fn passes(&self, summary: &Summary) -> Option<bool> {
+        let Summary { p50, p99, p999, of_p, .. } = *summary;
+        let (numbers, limit) = match self.limit {
+            Limit::TimesP(limit) => {
+                let Ratios { p50, p99, p999 } = of_p?;
+                ([Some(p50), Some(p99), Some(p999)], limit)
             }
-        }
+            Limit::Value(limit) => ([Some(p50), p99, p999], limit),
+        };
+        let value = numbers[self.quantile as usize]?;
+        Some(match self.side {
+            Side::AtMost => value <= limit,
+            Side::AtLeast => value >= limit,
+        })
     }
 }
 
@@ -114,7 +82,6 @@ pub(crate) enum Verdict {
     /// The figure has no gate, or none that can be judged.
     None,
     Ok,
-    Excellent,
     Missed,
     /// This machine can't measure the figure. The figure contains the reason.
     Skipped,
@@ -170,20 +137,18 @@ pub(crate) enum Outcome {
 }
 
 impl Figure {
-    /// Returns the worst verdict of the gates. It is `excellent` if all gates pass and at least one
-    /// reaches its limit for that.
+    /// Returns the worst verdict of the gates.
     pub(crate) fn verdict(&self) -> Verdict {
         let summary = match &self.outcome {
             Outcome::Measured(summary) => summary,
             Outcome::Skipped(_) => return Verdict::Skipped,
             Outcome::Failed(_) => return Verdict::Failed,
         };
-        let verdicts: Vec<Verdict> =
-            self.row.gates.iter().map(|gate| gate.judge(summary)).collect();
-        [Verdict::Missed, Verdict::Excellent, Verdict::Ok]
-            .into_iter()
-            .find(|verdict| verdicts.contains(verdict))
-            .unwrap_or(Verdict::None)
+        match self.row.gates.iter().filter_map(|gate| gate.passes(summary)).min() {
+            None => Verdict::None,
+            Some(true) => Verdict::Ok,
+            Some(false) => Verdict::Missed,
+        }
     }
 }
 
@@ -191,37 +156,35 @@ impl Figure {
 mod tests {
     use super::*;
 
-    fn figure(p50: f64, p99: f64, p: f64, p1: f64) -> Figure {
-        let ratios = |ns| Ratios { p50: p50 / ns, p99: p99 / ns, p999: 0.0 };
+    fn figure(p50: f64, p99: f64, p: f64) -> Figure {
         Figure {
             row: Row::latency("x", "x").gates([
-                Gate::at_most(Quantile::P50, Limit::TimesP(1.15)).excellent(Limit::TimesP1(1.05)),
+                Gate::at_most(Quantile::P50, Limit::TimesP(1.15)),
                 Gate::at_most(Quantile::P99, Limit::TimesP(1.4)),
             ]),
             outcome: Outcome::Measured(Summary {
                 p50,
                 p99: Some(p99),
-                of_p: Some(ratios(p)),
-                of_p1: Some(ratios(p1)),
+                of_p: Some(Ratios { p50: p50 / p, p99: p99 / p, p999: 0.0 }),
                 ..Summary::default()
             }),
         }
     }
 
     #[test]
-    fn the_worst_gate_decides_and_excellence_needs_all_gates_passed() {
+    fn the_worst_gate_decides() {
         for (p50, p99, verdict) in [
             (200.0, 900.0, Verdict::Missed),
-            (230.0, 300.0, Verdict::Excellent),
             (300.0, 300.0, Verdict::Ok),
+            (330.0, 300.0, Verdict::Missed),
         ] {
-            assert_eq!(figure(p50, p99, 280.0, 220.0).verdict(), verdict, "{p50}");
+            assert_eq!(figure(p50, p99, 280.0).verdict(), verdict, "{p50}");
         }
     }
 
     #[test]
     fn without_a_reference_no_ratio_is_judged() {
-        let mut figure = figure(230.0, 300.0, 1.0, 1.0);
+        let mut figure = figure(230.0, 300.0, 1.0);
         figure.outcome = Outcome::Measured(Summary { p50: 230.0, ..Summary::default() });
         assert_eq!(figure.verdict(), Verdict::None);
     }

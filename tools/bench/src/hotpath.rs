@@ -38,7 +38,7 @@ pub(crate) fn rows(bench: &mut Bench) {
 fn round_trips(bench: &mut Bench) {
     let gates = || {
         vec![
-            Gate::at_most(Quantile::P50, Limit::TimesP(1.15)).excellent(Limit::TimesP1(1.05)),
+            Gate::at_most(Quantile::P50, Limit::TimesP(1.15)),
             Gate::at_most(Quantile::P99, Limit::TimesP(1.4)),
             Gate::at_most(Quantile::P999, Limit::TimesP(2.5)),
         ]
@@ -205,7 +205,7 @@ fn credited_bursts(
 
 fn throughput(bench: &mut Bench) {
     let row = Row::counting("producers-1", "records, 1 producer", Unit::PerSecond)
-        .gates([Gate::at_least(Limit::Value(20e6)).excellent(Limit::Value(100e6))])
+        .gates([Gate::at_least(Limit::Value(20e6))])
         .note("credited submits and their completions, both counted.");
     bench.measure(row, records_per_second);
     let row = Row::counting(
@@ -213,7 +213,7 @@ fn throughput(bench: &mut Bench) {
         format!("permits, closed loop, window {WINDOW}"),
         Unit::PerSecond,
     )
-    .gates([Gate::at_least(Limit::Value(15e6)).excellent(Limit::Value(60e6))])
+    .gates([Gate::at_least(Limit::Value(15e6))])
     .note("each flow is submitted, permitted and completed.");
     bench.measure(row, |bench| {
         let far = bench.far_core()?;

@@ -5,18 +5,17 @@
 //! a generated configuration, and no daemon code is linked into this program.
 
 mod bench;
-mod calls;
 mod clock;
 mod error;
 mod figure;
 mod hotpath;
+mod idle;
 mod instructions;
 mod machine;
 mod peer;
 mod reference;
 mod sample;
 mod service;
-mod sleepers;
 mod table;
 
 use std::path::PathBuf;
@@ -26,7 +25,7 @@ use crate::bench::{Bench, Effort};
 use crate::clock::Clock;
 use crate::figure::{Figure, Outcome, Row, Verdict};
 use crate::machine::{Cores, Machine};
-use crate::sample::Summary;
+use crate::sample::{Percentiles, Summary};
 use anyhow::Context;
 use clap::{Args, Parser, Subcommand};
 
@@ -100,8 +99,7 @@ fn main() -> ExitCode {
 fn serve(peer: &PeerArguments) -> anyhow::Result<()> {
     peer::settle(peer.core)?;
     match peer.role.as_str() {
-        reference::BOUNCE_ROLE | reference::ANSWER_ROLE => reference::serve(&peer.role)?,
-        calls::PERMITS_ROLE => calls::serve(&peer.name)?,
+        reference::ANSWER_ROLE => reference::serve()?,
         instructions::CREDIT_ROLE => instructions::serve(&peer.name, peer.count)?,
         other => anyhow::bail!("unknown role `{other}`"),
     }
@@ -123,21 +121,19 @@ fn run(arguments: &RunArguments) -> anyhow::Result<bool> {
         clock,
         cores,
         effort,
-        p1: Vec::new(),
         p: Vec::new(),
         figures: Vec::new(),
         only: arguments.only.clone(),
     };
 
     for _ in 0..effort.repetitions {
-        bench.references_now()?;
+        bench.reference_now()?;
     }
     hotpath::rows(&mut bench);
     instructions::rows(&mut bench);
-    calls::rows(&mut bench);
-    sleepers::rows(&mut bench);
+    idle::rows(&mut bench);
 
-    let mut figures = reference_figures(&bench);
+    let mut figures = vec![reference_figure(&bench.p)];
     figures.append(&mut bench.figures);
     report(arguments, &machine, &bench, &figures)?;
     let failed = figures
@@ -147,18 +143,14 @@ fn run(arguments: &RunArguments) -> anyhow::Result<bool> {
     Ok(!(arguments.strict && failed))
 }
 
-fn reference_figures(bench: &Bench) -> Vec<Figure> {
-    let figure = |name, title, repetitions: &[_]| Figure {
-        row: Row::latency(name, title),
+fn reference_figure(repetitions: &[Percentiles]) -> Figure {
+    Figure {
+        row: Row::latency("p", "P: a request line and a reply line"),
         outcome: match repetitions {
             [] => Outcome::Skipped("needs two cores".to_owned()),
             repetitions => Outcome::Measured(Summary::of_latencies(repetitions)),
         },
-    };
-    vec![
-        figure("p1", "P1: one cache line bouncing", &bench.p1),
-        figure("p", "P: a request line and a reply line", &bench.p),
-    ]
+    }
 }
 
 fn report(

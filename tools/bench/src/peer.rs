@@ -11,7 +11,6 @@ use std::time::{Duration, Instant};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
 use nix::sys::signal::Signal;
-use nix::unistd::Pid;
 
 use crate::error::BenchError;
 use crate::machine::pin_thread;
@@ -37,10 +36,6 @@ impl Peer {
             .spawn()
             .map_err(BenchError::system(format!("start the {role} peer")))?;
         Ok(Self { child })
-    }
-
-    pub(crate) fn pid(&self) -> Pid {
-        Pid::from_raw(self.child.id().cast_signed())
     }
 }
 

@@ -1,7 +1,5 @@
-//! The machine's round trips between two cores, which are a lower bound for permits:
-//!
-//! * **P1**: one cache line bounces, and each side writes what the other waits for.
-//! * **P**: a request line and a reply line, each written by one side only.
+//! P, the machine's round trip between two cores, which is a lower bound for permits: a request
+//! line and a reply line, each written by one side only.
 //!
 //! Two processes share a memfd. Neither uses `pause`, which only delays the detection of a new
 //! value when each has its own core.
@@ -13,7 +11,6 @@ use crate::error::BenchError;
 use crate::peer::{Peer, SharedPage, medium};
 use crate::sample::{Percentiles, Recorder};
 
-pub(crate) const BOUNCE_ROLE: &str = "bounce";
 pub(crate) const ANSWER_ROLE: &str = "answer";
 const REQUEST: usize = 0;
 const REPLY: usize = 2;
@@ -32,44 +29,25 @@ fn spin_until(word: &AtomicU64, value: u64) -> bool {
     false
 }
 
-pub(crate) fn one_line(
+pub(crate) fn round_trips(
     clock: Clock,
     far: usize,
     round_trips: usize,
-) -> Result<Percentiles, BenchError> {
-    round_trip(clock, far, round_trips, BOUNCE_ROLE, REQUEST)
-}
-
-pub(crate) fn two_lines(
-    clock: Clock,
-    far: usize,
-    round_trips: usize,
-) -> Result<Percentiles, BenchError> {
-    round_trip(clock, far, round_trips, ANSWER_ROLE, REPLY)
-}
-
-fn round_trip(
-    clock: Clock,
-    far: usize,
-    round_trips: usize,
-    role: &str,
-    reply_line: usize,
 ) -> Result<Percentiles, BenchError> {
     let (page, memory) = SharedPage::create()?;
-    let peer = Peer::spawn(role, far, Some(memory), &[])?;
+    let peer = Peer::spawn(ANSWER_ROLE, far, Some(memory), &[])?;
     page.await_peer()?;
-    let (request, reply) = (page.word(REQUEST), page.word(reply_line));
+    let (request, reply) = (page.word(REQUEST), page.word(REPLY));
     let mut recorder = Recorder::with_room_for(round_trips);
     let warm_up = round_trips / 10;
     for i in 0..warm_up + round_trips {
-        // Requests are odd and replies even, because P1 has two writers of one word.
-        let asked = 2 * i as u64 + 1;
+        let asked = i as u64 + 1;
         let begin = clock.begin();
         request.store(asked, Ordering::Release);
-        let answered = spin_until(reply, asked + 1);
+        let answered = spin_until(reply, asked);
         let end = clock.end();
         if !answered {
-            return Err(BenchError::Process(format!("the {role} peer stopped answering")));
+            return Err(BenchError::Process("the peer stopped answering".to_owned()));
         }
         if i >= warm_up {
             recorder.note(begin, end);
@@ -80,18 +58,17 @@ fn round_trip(
     Ok(recorder.finish(clock))
 }
 
-pub(crate) fn serve(role: &str) -> Result<(), BenchError> {
+pub(crate) fn serve() -> Result<(), BenchError> {
     let page = SharedPage::map(&medium()?)?;
-    let request = page.word(REQUEST);
-    let reply = page.word(if role == BOUNCE_ROLE { REQUEST } else { REPLY });
+    let (request, reply) = (page.word(REQUEST), page.word(REPLY));
     page.announce();
     let mut expected = 1;
     loop {
         match request.load(Ordering::Acquire) {
             STOP => return Ok(()),
             asked if asked == expected => {
-                reply.store(asked + 1, Ordering::Release);
-                expected += 2;
+                reply.store(asked, Ordering::Release);
+                expected += 1;
             }
             _ => {}
         }

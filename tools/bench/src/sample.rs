@@ -40,7 +40,6 @@ pub(crate) struct Percentiles {
     pub(crate) p99: f64,
     pub(crate) p999: f64,
     pub(crate) mean: f64,
-    pub(crate) max: f64,
 }
 
 impl Percentiles {
@@ -66,33 +65,28 @@ impl Percentiles {
             p99: rank(0.99),
             p999: rank(0.999),
             mean: values.iter().sum::<f64>() / values.len() as f64,
-            max: values[values.len() - 1],
         }
     }
-}
 
-impl Percentiles {
     pub(crate) fn divided_by(self, count: f64) -> Self {
         Self {
             p50: self.p50 / count,
             p99: self.p99 / count,
             p999: self.p999 / count,
             mean: self.mean / count,
-            max: self.max / count,
         }
     }
 }
 
-/// The statistics of one repetition of a round trip, with P and P1 measured next to it.
+/// The statistics of one repetition of a round trip, with P measured next to it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Paired {
     pub(crate) percentiles: Percentiles,
-    /// Medians of P and P1, or `None` on a machine with one core.
+    /// Median of P, or `None` on a machine with one core.
     pub(crate) p: Option<f64>,
-    pub(crate) p1: Option<f64>,
 }
 
-/// Medians of the ratios to P and P1, which are measured next to each repetition. The cores of a
+/// Medians of the ratios to P, which is measured next to each repetition. The cores of a
 /// virtual machine may be hyper-threads of one core now and far apart later. P varied between 100
 /// and 480 ns, so a ratio of two medians would compare different machines.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -103,11 +97,11 @@ pub(crate) struct Ratios {
 }
 
 impl Ratios {
-    fn of(repetitions: &[Paired], reference: fn(&Paired) -> Option<f64>) -> Option<Self> {
+    fn of(repetitions: &[Paired]) -> Option<Self> {
         let ratios = |of: fn(&Percentiles) -> f64| {
             repetitions
                 .iter()
-                .map(|r| Some(of(&r.percentiles) / reference(r).filter(|ns| *ns > 0.0)?))
+                .map(|r| Some(of(&r.percentiles) / r.p.filter(|ns| *ns > 0.0)?))
                 .collect::<Option<Vec<f64>>>()
                 .map(|ratios| median(ratios).0)
         };
@@ -123,7 +117,6 @@ pub(crate) struct Summary {
     pub(crate) p999: Option<f64>,
     pub(crate) mean: Option<f64>,
     pub(crate) of_p: Option<Ratios>,
-    pub(crate) of_p1: Option<Ratios>,
     pub(crate) spread: (f64, f64),
     pub(crate) repetitions: usize,
 }
@@ -145,11 +138,7 @@ impl Summary {
 
     pub(crate) fn of_paired(repetitions: &[Paired]) -> Self {
         let percentiles: Vec<Percentiles> = repetitions.iter().map(|r| r.percentiles).collect();
-        Self {
-            of_p: Ratios::of(repetitions, |r| r.p),
-            of_p1: Ratios::of(repetitions, |r| r.p1),
-            ..Self::of_latencies(&percentiles)
-        }
+        Self { of_p: Ratios::of(repetitions), ..Self::of_latencies(&percentiles) }
     }
 
     pub(crate) fn of_numbers(values: Vec<f64>) -> Self {
@@ -180,7 +169,7 @@ mod tests {
     fn percentiles_are_nearest_ranks() {
         let mut values: Vec<f64> = (1..=1000).rev().map(f64::from).collect();
         let p = Percentiles::of(&mut values, 1.0);
-        assert_eq!((p.p50, p.p99, p.p999, p.max), (500.0, 990.0, 999.0, 1000.0));
+        assert_eq!((p.p50, p.p99, p.p999), (500.0, 990.0, 999.0));
         assert_eq!(Percentiles::of(&mut [], 1.0), Percentiles::default());
     }
 
@@ -197,13 +186,11 @@ mod tests {
         let pair = |p50, p| Paired {
             percentiles: Percentiles { p50, p99: 2.0 * p50, ..Percentiles::default() },
             p: Some(p),
-            p1: None,
         };
         let summary =
             Summary::of_paired(&[pair(100.0, 100.0), pair(400.0, 400.0), pair(90.0, 100.0)]);
         let ratios = summary.of_p.expect("P was measured");
         assert_eq!((ratios.p50, ratios.p99), (1.0, 2.0));
-        assert_eq!(summary.of_p1, None);
     }
 
     #[test]

@@ -129,35 +129,6 @@ impl Laxityd {
             .map_err(BenchError::system("CPU time of laxityd"))?
             .into())
     }
-
-    /// Returns the threads and the CPU time of each in nanoseconds.
-    fn threads(&self) -> Result<Vec<(Pid, u64)>, BenchError> {
-        let mut threads = Vec::new();
-        let tasks = fs::read_dir(format!("/proc/{}/task", self.pid()));
-        for entry in tasks.map_err(BenchError::system("list the threads of laxityd"))?.flatten() {
-            // The kernel names these folders by number.
-            let Ok(tid) = entry.file_name().to_string_lossy().parse::<i32>() else {
-                continue;
-            };
-            let stat = fs::read_to_string(entry.path().join("schedstat")).unwrap_or_default();
-            let ns = stat.split_whitespace().next().and_then(|n| n.parse().ok()).unwrap_or(0);
-            threads.push((Pid::from_raw(tid), ns));
-        }
-        Ok(threads)
-    }
-
-    pub(crate) fn scheduler_thread(&self) -> Result<Pid, BenchError> {
-        let before = self.threads()?;
-        std::thread::sleep(Duration::from_millis(30));
-        self.threads()?
-            .into_iter()
-            .max_by_key(|(tid, ns)| {
-                let earlier = before.iter().find(|(t, _)| t == tid).map_or(0, |(_, ns)| *ns);
-                ns - earlier
-            })
-            .map(|(tid, _)| tid)
-            .ok_or_else(|| BenchError::Process("laxityd has no threads".to_owned()))
-    }
 }
 
 impl Drop for Laxityd {

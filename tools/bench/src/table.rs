@@ -7,14 +7,13 @@ use serde_json::{Value, json};
 
 use crate::figure::{Figure, Gate, Limit, Outcome, Quantile, Side, Unit, Verdict};
 use crate::machine::{Cores, Machine};
-use crate::sample::Ratios;
 
 pub(crate) fn render(figures: &[Figure]) -> String {
     let mut table = Table::new();
     table.load_style(presets::UTF8_FULL_CONDENSED);
     table.set_content_arrangement(ContentArrangement::Disabled);
     table.set_header([
-        "figure", "p50", "p99", "p99.9", "mean", "min–max of p50", "× P", "× P1", "gate", "verdict",
+        "figure", "p50", "p99", "p99.9", "mean", "min–max of p50", "× P", "gate", "verdict",
     ]);
     let mut notes: Vec<String> = Vec::new();
     for figure in figures {
@@ -53,11 +52,10 @@ pub(crate) fn render(figures: &[Figure]) -> String {
 fn numbers(figure: &Figure) -> Vec<String> {
     let dash = || "–".to_owned();
     let Outcome::Measured(summary) = &figure.outcome else {
-        return vec![dash(); 7];
+        return vec![dash(); 6];
     };
     let optional =
         |value: Option<f64>| value.map_or_else(dash, |value| show(value, figure.row.unit));
-    let ratio = |ratios: Option<Ratios>| ratios.map_or_else(dash, |r| format!("{:.2}", r.p50));
     vec![
         show(summary.p50, figure.row.unit),
         optional(summary.p99),
@@ -68,8 +66,7 @@ fn numbers(figure: &Figure) -> Vec<String> {
             show(summary.spread.0, figure.row.unit),
             show(summary.spread.1, figure.row.unit)
         ),
-        ratio(summary.of_p),
-        ratio(summary.of_p1),
+        summary.of_p.map_or_else(dash, |ratios| format!("{:.2}", ratios.p50)),
     ]
 }
 
@@ -82,7 +79,6 @@ fn show(value: f64, unit: Unit) -> String {
         Unit::PerSecond => format!("{:.2} M/s", value / 1e6),
         Unit::Instructions => format!("{value:.1} instr"),
         Unit::PercentOfCore => format!("{value:.3} %"),
-        Unit::PerMillion => format!("{value:.1} /M"),
     }
 }
 
@@ -96,31 +92,25 @@ fn show_gate(gate: &Gate, unit: Unit) -> String {
         Quantile::P99 => "p99 ",
         Quantile::P999 => "p99.9 ",
     };
-    let limit = |limit: Limit| match limit {
+    let limit = match gate.limit {
         Limit::TimesP(ratio) => format!("{ratio:.2} P"),
-        Limit::TimesP1(ratio) => format!("{ratio:.2} P1"),
         Limit::Value(value) => show(value, unit),
     };
-    let mut text = format!("{quantile}{side} {}", limit(gate.limit));
-    if let Some(excellent) = gate.excellent {
-        let _ = write!(text, " (excellent {})", limit(excellent));
-    }
-    text
+    format!("{quantile}{side} {limit}")
 }
 
 fn show_verdict(verdict: Verdict) -> &'static str {
     match verdict {
         Verdict::None => "",
         Verdict::Ok => "ok",
-        Verdict::Excellent => "excellent",
         Verdict::Missed => "MISSED",
         Verdict::Skipped => "skipped",
         Verdict::Failed => "FAILED",
     }
 }
 
-/// Returns the report as JSON. Values are in nanoseconds, events per second, instructions, percent
-/// of a core or calls per million permits. `unit` names which.
+/// Returns the report as JSON. Values are in nanoseconds, events per second, instructions or
+/// percent of a core. `unit` names which.
 pub(crate) fn json(
     machine: &Machine,
     cores: &Cores,

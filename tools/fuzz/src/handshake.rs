@@ -11,7 +11,7 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use nccl_net_laxity::backend::{
-    Backend as _, Buffer, Clear, Listener, Message, Receiver, Sender, Sent, TrafficClasses,
+    Backend as _, Buffer, Listener, Message, Receiver, Sender, Sent, TrafficClasses,
 };
 use nccl_net_laxity::handle::{HANDLE_BYTES, Handle};
 use nccl_net_laxity::settings::Settings;
@@ -76,8 +76,8 @@ fn accepted(
 /// that nothing is written beyond the buffer.
 fn receive(receiver: &mut dyn Receiver, steps: usize) -> (Vec<usize>, [u8; ROOM]) {
     let mut room = [UNTOUCHED; 2 * ROOM];
-    let buffer = Buffer { address: room.as_mut_ptr() as usize, bytes: ROOM, tag: 0, region: None };
-    receiver.post(&[buffer]);
+    let buffer = Buffer { address: room.as_mut_ptr() as usize, bytes: ROOM, region: None };
+    receiver.post(buffer);
     let mut received = Vec::new();
     let mut left = steps;
     while left > 0 && receiver.progress(&mut received).is_ok() {
@@ -87,7 +87,7 @@ fn receive(receiver: &mut dyn Receiver, steps: usize) -> (Vec<usize>, [u8; ROOM]
             left = left.min(AFTER);
         }
     }
-    let sizes: Vec<usize> = received.iter().flat_map(|done| done.sizes.to_vec()).collect();
+    let sizes: Vec<usize> = received.iter().filter_map(|done| done.bytes).collect();
     assert!(sizes.iter().all(|size| *size <= ROOM));
     let (inside, beyond) = room.split_at(ROOM);
     assert!(beyond.iter().all(|byte| *byte == UNTOUCHED), "beyond the buffer");
@@ -105,15 +105,9 @@ fn converse(listener: &mut dyn Listener, handle: &Handle) {
         assert!(Instant::now() < end, "no connection");
     };
     let bytes = [7_u8; MESSAGE];
-    assert_eq!(sender.clear(MESSAGE, 0).expect("no fault"), Clear::Yes);
-    sender.begin(Message {
-        address: bytes.as_ptr() as usize,
-        bytes: MESSAGE,
-        tag: 0,
-        region: None,
-        class: 0,
-        accounted: false,
-    });
+    assert!(sender.clear(MESSAGE).expect("no fault"));
+    let buffer = Buffer { address: bytes.as_ptr() as usize, bytes: MESSAGE, region: None };
+    sender.begin(Message { buffer, class: 0, accounted: false });
     sender.push(MESSAGE);
     let mut sent = Vec::<Sent>::new();
     while !sent.iter().any(|sent| sent.done) {
@@ -165,7 +159,7 @@ pub fn seeds() -> Vec<Vec<u8>> {
     let of = |carrier| Handle { carrier, address, nonce: 7 };
     let with = |kind: u8, rest: &[u8]| [&[kind], rest].concat();
     let part = |message, offset, length| {
-        let part = Part { message, tag: 0, total: 60, offset, length };
+        let part = Part { message, total: 60, offset, length };
         let mut bytes = Head::Part(part).encode().to_vec();
         bytes.resize(HEAD_BYTES + length as usize, 9);
         bytes

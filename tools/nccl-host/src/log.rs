@@ -10,6 +10,18 @@ const LINES_MAX: usize = 256;
 const SHOWN_MAX: usize = 3;
 const WARN: c_int = 2;
 
+unsafe extern "C" {
+    /// The logger of `logger.c`, which formats a line and passes it to [`laxity_nccl_host_note`].
+    pub(crate) fn laxity_nccl_host_logger(
+        level: c_int,
+        subsystems: std::ffi::c_ulong,
+        file: *const c_char,
+        line: c_int,
+        format: *const c_char,
+        ...
+    );
+}
+
 static LINES: Mutex<VecDeque<String>> = Mutex::new(VecDeque::new());
 
 fn all() -> MutexGuard<'static, VecDeque<String>> {
@@ -74,17 +86,6 @@ unsafe extern "C" fn laxity_nccl_host_note(
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    unsafe extern "C" {
-        fn laxity_nccl_host_logger(
-            level: c_int,
-            subsystems: std::ffi::c_ulong,
-            file: *const c_char,
-            line: c_int,
-            format: *const c_char,
-            ...
-        );
-    }
 
     #[test]
     fn a_line_is_formatted_as_printf_does_and_kept_with_its_place_until_newer_ones_need_the_room() {

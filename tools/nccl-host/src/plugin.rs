@@ -1,6 +1,6 @@
 //! A loaded plugin and its contexts, one per communicator of NCCL.
 
-use std::ffi::{c_char, c_int, c_void};
+use std::ffi::{c_int, c_void};
 use std::path::Path;
 use std::ptr;
 use std::rc::Rc;
@@ -11,17 +11,6 @@ use crate::abi::{self, CommConfig, NetTable, SLOTS, SYMBOL};
 use crate::comm::{Connecting, Handle, Listener};
 use crate::error::{HostError, checked};
 use crate::log::{self, text_of};
-
-unsafe extern "C" {
-    fn laxity_nccl_host_logger(
-        level: c_int,
-        subsystems: std::ffi::c_ulong,
-        file: *const c_char,
-        line: c_int,
-        format: *const c_char,
-        ...
-    );
-}
 
 /// The callback of a host without a profiler. It keeps no event.
 unsafe extern "C" fn no_profiler(
@@ -106,7 +95,11 @@ impl Plugin {
         // thread and at any time.
         let returned = unsafe {
             (self.0.calls.init)(
-                &raw mut raw, comm_id, &raw mut config, laxity_nccl_host_logger, no_profiler,
+                &raw mut raw,
+                comm_id,
+                &raw mut config,
+                log::laxity_nccl_host_logger,
+                no_profiler,
             )
         };
         checked("init", returned)?;

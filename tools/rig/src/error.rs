@@ -15,7 +15,7 @@ use crate::config::InvalidLab;
 use crate::probe::CannotRun;
 use crate::trace::TraceError;
 use crate::vm::network::BadNetwork;
-use crate::vm::task::{TaskError, TaskReport};
+use crate::vm::task::TaskError;
 
 /// The reason why a part of the lab failed.
 #[derive(Debug, Error)]
@@ -39,8 +39,6 @@ pub enum LabError {
     /// A program failed, or did not do its part.
     #[error("{program} {how}")]
     Program { program: String, how: String },
-    #[error("{active}\nits peer: {passive}")]
-    Pair { active: Box<TaskReport>, passive: Box<TaskReport> },
     #[error(transparent)]
     Task(#[from] TaskError),
     /// The daemon did not tell its status.

@@ -3,7 +3,7 @@
 use core::ffi::{c_char, c_int};
 
 use super::{INVALID, guarded, on_lane, sized, text};
-use crate::hints::{self, Facts, HintError};
+use crate::hints::{self, Facts, HintCounts, HintError};
 use crate::{Hint, Lane};
 
 /// Facts about a request, `lax_request`.
@@ -26,16 +26,7 @@ pub struct LaxHintStats {
     hints: u64,
     requests: u64,
     batches: u64,
-    requests_evicted: u64,
-    batches_evicted: u64,
-    requests_begun_twice: u64,
-    requests_ended_twice: u64,
-    requests_unknown: u64,
-    batches_begun_twice: u64,
-    batches_unknown: u64,
-    layers_unknown: u64,
-    layers_backwards: u64,
-    deadlines_passed: u64,
+    counts: HintCounts,
 }
 
 const _: () = {
@@ -154,23 +145,13 @@ pub unsafe extern "C" fn lax_get_hint_stats(stats: *mut LaxHintStats) -> c_int {
     };
     guarded(INVALID, || {
         let now = hints::stats();
-        let counts = now.counts;
         *stats = LaxHintStats {
             size: stats.size,
             reserved: 0,
-            hints: counts.hints,
+            hints: now.hints,
             requests: now.requests as u64,
             batches: now.batches as u64,
-            requests_evicted: counts.requests_evicted,
-            batches_evicted: counts.batches_evicted,
-            requests_begun_twice: counts.requests_begun_twice,
-            requests_ended_twice: counts.requests_ended_twice,
-            requests_unknown: counts.requests_unknown,
-            batches_begun_twice: counts.batches_begun_twice,
-            batches_unknown: counts.batches_unknown,
-            layers_unknown: counts.layers_unknown,
-            layers_backwards: counts.layers_backwards,
-            deadlines_passed: counts.deadlines_passed,
+            counts: now.counts,
         };
         0
     })

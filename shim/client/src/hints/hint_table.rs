@@ -92,17 +92,18 @@ struct HintedBatch {
     computed: bool,
 }
 
-/// Counters of hints.
+/// Counters of hints. The layout is that of the end of `lax_hint_stats`.
+#[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HintCounts {
-    /// Number of hints that were taken.
-    pub hints: u64,
     /// Requests removed for lack of room.
     pub requests_evicted: u64,
     /// Batches removed for lack of room.
     pub batches_evicted: u64,
     /// Requests that began again before their end.
     pub requests_begun_twice: u64,
+    /// Requests that ended twice.
+    pub requests_ended_twice: u64,
     /// Unknown requests that ended.
     pub requests_unknown: u64,
     /// Batches that began again before their end.
@@ -115,8 +116,6 @@ pub struct HintCounts {
     pub layers_backwards: u64,
     /// Deadlines in the past, refused in requests or left out of transfers.
     pub deadlines_passed: u64,
-    /// Requests that ended twice.
-    pub requests_ended_twice: u64,
 }
 
 /// The requests and batches of this process.
@@ -125,6 +124,8 @@ pub(super) struct HintTable {
     requests: Bounded<HintedRequest>,
     batches: Bounded<HintedBatch>,
     pub(super) sights: FirstSights,
+    /// Number of hints that were taken.
+    pub(super) taken: u64,
     pub(super) counts: HintCounts,
 }
 
@@ -138,6 +139,7 @@ impl HintTable {
             requests: Bounded::new(requests),
             batches: Bounded::new(batches),
             sights: FirstSights::new(requests),
+            taken: 0,
             counts: HintCounts::default(),
         }
     }
@@ -165,7 +167,7 @@ impl HintTable {
             let end = (0..=TENANT_MAX).rfind(|&end| facts.tenant.is_char_boundary(end));
             facts.tenant = facts.tenant[..end.unwrap_or(0)].into();
         }
-        self.counts.hints += 1;
+        self.taken += 1;
         let mut batch = 0;
         if let Some(before) = self.requests.get(request).filter(|r| !r.ended) {
             self.counts.requests_begun_twice += 1;
@@ -227,7 +229,7 @@ impl HintTable {
                 self.batches.remove(*batch);
             }
         }
-        self.counts.hints += 1;
+        self.taken += 1;
         say(hint);
         Ok(())
     }

@@ -412,3 +412,11 @@ fn doze(knobs: &Knobs, listener: &OwnedFd, clients: &mut [Attached]) {
         client.served.header().lower(attention::SLEEPING);
     }
 }
+
+pub(crate) fn completed(daemon: &TestDaemon) -> u64 {
+    daemon.knobs.completed_bytes.load(Ordering::SeqCst)
+}
+
+pub(crate) fn submitted(daemon: &TestDaemon) -> u64 {
+    daemon.knobs.submitted_bytes.load(Ordering::SeqCst)
+}

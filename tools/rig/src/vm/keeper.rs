@@ -33,14 +33,6 @@ pub struct Charge {
     pub folder: PathBuf,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct QemuExit {
-    /// Exit status of QEMU, unless a signal ended it.
-    pub code: Option<i32>,
-    /// Signal that ended QEMU, if one did.
-    pub signal: Option<i32>,
-}
-
 /// *vm-keeper*: runs QEMU as the first line of standard input says, until that input ends.
 pub fn keep() -> Result<(), LabError> {
     let mut stdin = std::io::stdin().lock();
@@ -81,9 +73,8 @@ fn watch(charge: &Charge, mut caller_is_gone: impl FnMut() -> bool) -> Result<()
         .map_err(LabError::start(charge.program.display()))?;
     loop {
         if let Some(status) = qemu.try_wait().map_err(LabError::system("waiting for QEMU"))? {
-            let ended = QemuExit { code: status.code(), signal: status.signal() };
             // A caller that does not read is no error.
-            let _ = writeln!(std::io::stdout(), "{}", serde_json::to_string(&ended)?);
+            let _ = writeln!(std::io::stdout(), "{}", status.into_raw());
             return Ok(());
         }
         if caller_is_gone() {
@@ -101,7 +92,8 @@ pub struct Keeper {
 }
 
 impl Keeper {
-    /// Starts a keeper. The returned output has one line, a [`QemuExit`], after QEMU ended.
+    /// Starts a keeper. The returned output has one line after QEMU ended: its status, as the
+    /// kernel encodes it.
     pub fn start(charge: &Charge) -> Result<(Self, ChildStdout), LabError> {
         let start = || -> Result<(Self, ChildStdout), LabError> {
             let mut child = sandbox::internal("vm-keeper")

@@ -5,7 +5,9 @@ use std::fs;
 use std::io::{self, BufRead as _, BufReader, Read as _};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
+use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
+use std::process::ExitStatus;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::{Duration, Instant};
 
@@ -15,7 +17,7 @@ use super::channel::{self, CONTENT_BYTES_MAX, FrameKind};
 use super::failure::{self, VmError};
 use super::image;
 use super::job::{ANSWER_FILE, Facts, Finished, VmAnswer, VmJob};
-use super::keeper::{Keeper, QemuExit};
+use super::keeper::Keeper;
 use super::qemu::Farewell;
 use super::start::{QEMU, power_on};
 use crate::error::LabError;
@@ -69,7 +71,7 @@ pub fn lacks(config: &VmConfig) -> Vec<Lack> {
 enum VmEvent {
     Frame(FrameKind, Vec<u8>),
     ChannelClosed,
-    QemuEnded(Option<QemuExit>),
+    QemuEnded(Option<ExitStatus>),
 }
 
 /// A guest that runs its job. Dropping this ends the guest.
@@ -115,7 +117,8 @@ impl Vm {
         std::thread::spawn(move || {
             let mut line = String::new();
             let _ = BufReader::new(stdout).read_line(&mut line);
-            let _ = to_events.send(VmEvent::QemuEnded(serde_json::from_str(&line).ok()));
+            let _ = to_events
+                .send(VmEvent::QemuEnded(line.trim().parse().ok().map(ExitStatus::from_raw)));
         });
         let channel = connect(&folder, &events)?;
         let mut frames = channel
@@ -247,9 +250,9 @@ impl Vm {
         Ok(())
     }
 
-    fn verdict(&self, ended: Option<QemuExit>) -> Result<Finished, VmError> {
+    fn verdict(&self, ended: Option<ExitStatus>) -> Result<Finished, VmError> {
         let console = self.console();
-        let code = ended.and_then(|ended| ended.code);
+        let code = ended.and_then(|ended| ended.code());
         match code.and_then(Farewell::of_status) {
             Some(Farewell::Finished) => {}
             Some(Farewell::Lost) => return Err(VmError::Lost { console }),
@@ -259,17 +262,7 @@ impl Vm {
             }
             None if console.contains(failure::PANIC) => return Err(VmError::Panicked { console }),
             None if code == Some(0) => return Err(VmError::WentDown { console }),
-            None => {
-                let said = fs::read_to_string(self.folder.join("qemu.log")).unwrap_or_default();
-                return Err(VmError::Qemu {
-                    status: match ended {
-                        Some(QemuExit { code: Some(code), .. }) => format!("status {code}"),
-                        Some(QemuExit { signal: Some(signal), .. }) => format!("signal {signal}"),
-                        _ => "an unknown status".into(),
-                    },
-                    said: said.trim().to_owned(),
-                });
-            }
+            None => return Err(qemu_failed(&self.folder, ended)),
         }
         let path = self.folder.join("control").join(ANSWER_FILE);
         let answer = fs::read(&path)
@@ -309,11 +302,13 @@ fn connect(folder: &Path, events: &Receiver<VmEvent>) -> Result<UnixStream, VmEr
             Err(_) => {}
         }
         if let Ok(VmEvent::QemuEnded(ended)) = events.recv_timeout(Duration::from_millis(5)) {
-            let said = fs::read_to_string(folder.join("qemu.log")).unwrap_or_default();
-            return Err(VmError::Qemu {
-                status: format!("status {:?}", ended.and_then(|ended| ended.code)),
-                said: said.trim().to_owned(),
-            });
+            return Err(qemu_failed(folder, ended));
         }
     }
+}
+
+fn qemu_failed(folder: &Path, ended: Option<ExitStatus>) -> VmError {
+    let said = fs::read_to_string(folder.join("qemu.log")).unwrap_or_default();
+    let status = ended.map_or("an unknown status".into(), |ended| ended.to_string());
+    VmError::Qemu { status, said: said.trim().to_owned() }
 }

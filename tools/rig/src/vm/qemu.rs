@@ -70,30 +70,12 @@ fn joined(parts: &[&dyn AsRef<OsStr>]) -> OsString {
 }
 
 pub fn arguments(image: &Image, machine: &QemuMachine) -> Vec<OsString> {
-    let mut args: Vec<OsString> = [
-        "-M",
-        "q35",
-        "-accel",
-        "tcg,thread=multi",
-        "-cpu",
-        "max,-erms",
-        "-nodefaults",
-        "-no-user-config",
-        "-display",
-        "none",
-        "-no-reboot",
-        "-append",
-        "console=ttyS0 quiet panic=-1 mitigations=off",
-        "-device",
-        "isa-debug-exit,iobase=0xf4,iosize=0x4",
-        "-device",
-        "virtio-serial-pci",
-        "-device",
-        "virtserialport,chardev=channel,name=laxity",
-    ]
-    .map(OsString::from)
-    .into();
+    let fixed = "-M q35 -accel tcg,thread=multi -cpu max,-erms -nodefaults -no-user-config \
+                 -display none -no-reboot -device isa-debug-exit,iobase=0xf4,iosize=0x4 \
+                 -device virtio-serial-pci -device virtserialport,chardev=channel,name=laxity";
+    let mut args: Vec<OsString> = fixed.split(' ').map(OsString::from).collect();
     let mut option = |name: &str, value: OsString| args.extend([OsString::from(name), value]);
+    option("-append", "console=ttyS0 quiet panic=-1 mitigations=off".into());
     option("-smp", machine.processors.to_string().into());
     option("-m", machine.memory_mib.to_string().into());
     option("-kernel", image.kernel.clone().into());

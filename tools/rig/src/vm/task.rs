@@ -14,7 +14,6 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
-use serde::{Deserialize, Serialize};
 
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 const DRAIN: Duration = Duration::from_secs(2);
@@ -44,37 +43,35 @@ pub enum TaskError {
     },
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TaskReport {
-    pub argv: Vec<String>,
-    /// Exit code, unless a signal ended the program.
-    pub code: Option<i32>,
-    /// Signal that ended the program, if one did.
-    pub signal: Option<i32>,
+    /// How the program ended, if that is known.
+    pub status: Option<ExitStatus>,
     pub timed_out: bool,
     /// Standard output of the program. Bytes that are not UTF-8 are replaced.
     pub stdout: String,
     pub stderr: String,
-    pub wall_ms: u64,
 }
 
 impl TaskReport {
     /// Reports whether the program ended by itself with 0.
     pub fn succeeded(&self) -> bool {
-        self.code == Some(0) && !self.timed_out
+        self.status.is_some_and(|status| status.success()) && !self.timed_out
     }
 }
 
 impl std::fmt::Display for TaskReport {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "`{}` ", self.argv.join(" "))?;
-        match (self.timed_out, self.code, self.signal) {
-            (true, _, _) => write!(f, "was killed after {} ms", self.wall_ms)?,
-            (_, Some(code), _) => write!(f, "ended with {code}")?,
-            (_, _, Some(signal)) => write!(f, "was ended by signal {signal}")?,
-            _ => write!(f, "ended")?,
-        }
-        write!(f, "; it said: {}{}", self.stdout, self.stderr)
+        let how = match self.status {
+            _ if self.timed_out => "was killed at its time limit".into(),
+            Some(status) => format!("ended with {status}"),
+            None => "ended".to_owned(),
+        };
+        let last = |text: &str| {
+            let lines: Vec<&str> = text.trim_end().lines().collect();
+            lines[lines.len().saturating_sub(12)..].join("\n")
+        };
+        write!(f, "{how} and said: {}\n{}", last(&self.stdout), last(&self.stderr))
     }
 }
 
@@ -206,7 +203,6 @@ impl Running {
     }
 
     fn end(&mut self, timed_out: bool) -> TaskReport {
-        let wall_ms = self.started.elapsed().as_millis() as u64;
         // The kill also ends processes that the program left, which may hold its streams open.
         let drained = Instant::now() + DRAIN;
         if !self.is_running() {
@@ -220,15 +216,7 @@ impl Running {
         while Instant::now() < drained && !self.listeners.iter().all(JoinHandle::is_finished) {
             std::thread::sleep(LOOK_EVERY);
         }
-        TaskReport {
-            argv: self.task.argv.clone(),
-            code: status.and_then(|status| status.code()),
-            signal: status.and_then(|status| status.signal()),
-            timed_out,
-            stdout: self.stdout(),
-            stderr: self.stderr(),
-            wall_ms,
-        }
+        TaskReport { status, timed_out, stdout: self.stdout(), stderr: self.stderr() }
     }
 }
 
@@ -261,10 +249,10 @@ mod tests {
     fn what_a_task_says_and_how_it_ends_is_reported() {
         let report = sh("echo out; echo err >&2; exit 3", LONG).wait();
         assert_eq!((&*report.stdout, &*report.stderr), ("out\n", "err\n"));
-        assert_eq!((report.code, report.timed_out), (Some(3), false));
-        assert!(!report.succeeded());
+        assert!(report.to_string().starts_with("ended with exit status: 3"), "{report}");
+        assert!(!report.succeeded() && !report.timed_out);
         let report = sh("kill -9 $$", LONG).wait();
-        assert_eq!((report.code, report.signal), (None, Some(9)));
+        assert_eq!(report.status.and_then(|status| status.signal()), Some(9));
     }
 
     #[test]
@@ -273,7 +261,7 @@ mod tests {
         task.wait_for("\n", LONG).expect("a process id");
         let left: u32 = task.stdout().trim().parse().expect("a process id");
         let report = task.wait();
-        assert!(report.timed_out && report.signal == Some(9), "{report}");
+        assert!(report.timed_out && report.to_string().starts_with("was killed"), "{report}");
         // The kernel closes the streams of a killed process, for which `wait` waits, before it
         // shows the process as dead.
         let began = Instant::now();

@@ -103,20 +103,7 @@ impl CaseReport {
     /// Adds a failure unless the task ended with 0 by itself.
     pub(super) fn check_ended(&mut self, what: &str, task: &TaskReport) {
         if !task.succeeded() {
-            self.fail(format!("{what} {}", ended(task)));
+            self.fail(format!("{what} {task}"));
         }
     }
-}
-
-pub(super) fn ended(task: &TaskReport) -> String {
-    let how = match (task.timed_out, task.code) {
-        (true, _) => "was killed at its time limit".into(),
-        (_, Some(code)) => format!("ended with {code}"),
-        _ => format!("was ended by signal {}", task.signal.unwrap_or(0)),
-    };
-    let last = |text: &str| {
-        let lines: Vec<&str> = text.trim_end().lines().collect();
-        lines[lines.len().saturating_sub(12)..].join("\n")
-    };
-    format!("{how} and said: {}\n{}", last(&task.stdout), last(&task.stderr))
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::Lab;
-use super::case::{CaseReport, ended};
+use super::case::CaseReport;
 use super::daemon::COLLECTIVE;
 use super::program::patience;
 use super::wire::Capture;
@@ -147,8 +147,7 @@ fn check(lab: &Lab<'_>, nccl: &Nccl, group: &Group, case: &mut CaseReport) -> Re
         versions => versions.len(),
     };
     if case.failures.is_empty() && (!report.succeeded() || case.cases < cases) {
-        let (passed, how) = (case.cases, ended(&report));
-        let how = format!("{how}; {passed} of {cases} cases passed");
+        let how = format!("{report}; {} of {cases} cases passed", case.cases);
         return Err(LabError::program("nccl_check", how));
     }
     case.seen = format!("{} of {} cases", case.cases, cases * versions);

@@ -9,7 +9,7 @@ use std::time::Duration;
 use serde::Deserialize;
 
 use super::Lab;
-use super::case::{CaseReport, ended};
+use super::case::CaseReport;
 use super::daemon::{GuestDaemon, TIGHT_SOCKET};
 use super::program::patience;
 use crate::error::LabError;
@@ -89,7 +89,7 @@ fn suite(lab: &Lab<'_>, under: Under, only: &[&str]) -> Result<SuiteResults, Lab
     let report = task.start()?.wait();
     let line = report.stdout.lines().rfind(|line| line.starts_with("{\""));
     let Some(line) = line else {
-        let how = format!("{} {}", under.name(), ended(&report));
+        let how = format!("{} {report}", under.name());
         return Err(LabError::program("pyverbs' suite", how));
     };
     serde_json::from_str(line)
