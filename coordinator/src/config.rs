@@ -27,12 +27,10 @@ pub enum ConfigError {
     /// The file cannot be read. Create it, fix its permissions, or start without `--config`.
     #[error("cannot read {path}: {cause}", path = .path.display())]
     Read {
-        /// Path of the file.
         path: PathBuf,
         /// The kernel's error, or what the path is instead of a file. The text includes it.
         cause: laxity_files::ReadError,
     },
-    /// The file has a syntax error or an unknown key.
     #[error("{origin}: {problem}\nfix it, then test with `laxity-coordinator --check`")]
     Text {
         /// Path of the file.
@@ -40,13 +38,10 @@ pub enum ConfigError {
         /// The problem, with its line or key.
         problem: String,
     },
-    /// A certificate or key cannot be used.
     #[error(transparent)]
     Tls(#[from] TlsError),
-    /// A file of `[etcd]` cannot be used.
     #[error("{0}; fix the file, or name another one")]
     Etcd(laxity_credentials::Unusable),
-    /// A value is invalid.
     #[error("{origin}: {nonsense}; fix it, then test with `laxity-coordinator --check`")]
     Nonsense {
         /// The file or the command line.
@@ -369,6 +364,8 @@ mod tests {
             ("[web]\nlisten = \"0.0.0.0:1\"", "web.listen"),
             ("[policy]\nname = \"edf\"", "policy.name"),
             ("[limits]\nhosts_max = 0", "limits.hosts_max"),
+            ("[etcd]\nendpoints = []\nadvertise = \"a\"", "etcd.endpoints"),
+            ("[etcd]\nendpoints = [\"http://a\"]\nadvertise = \"a\"\nttl = \"1s\"", "etcd.ttl"),
             ("[[tenant]]\nname = \"a\"\nhosts = []", "tenant.0.hosts"),
             (
                 "[[tenant]]\nname = \"a\"\nhosts = [\"*\"]\ndrop_budget = 9999999",

@@ -48,7 +48,6 @@ pub(crate) fn page(page: Page) -> io::Result<Vec<u8>> {
     }
 }
 
-/// Returns the completion script of `shell`.
 pub(crate) fn completions(shell: clap_complete::Shell) -> Vec<u8> {
     let mut script = Vec::new();
     let program = "laxity-coordinator";

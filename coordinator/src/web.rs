@@ -13,9 +13,8 @@ pub mod config;
 mod history;
 mod state;
 
-use std::io;
-use std::net::{IpAddr, SocketAddr};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::net::IpAddr;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use http_body_util::Full;
@@ -25,9 +24,11 @@ use hyper::http::uri::Authority;
 use hyper::{Method, Request, Response, StatusCode, header};
 use laxity_listen::http::{Answer, HttpLimits, HttpListener};
 use laxity_wire::v1;
+use parking_lot::Mutex;
 use serde::Serialize;
 
 use self::history::History;
+use crate::pace::Pace;
 use crate::shared::Shared;
 
 const PAGE: &str = include_str!("web/page.html");
@@ -54,44 +55,18 @@ const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; script-src 'self'; st
 img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; \
 require-trusted-types-for 'script'; trusted-types 'none'";
 
-/// The web page's bound address.
-pub(crate) struct Web {
-    listener: HttpListener,
-}
-
-impl Web {
-    pub(crate) fn bind(address: SocketAddr) -> io::Result<Self> {
-        let listener = HttpListener::bind(address)?;
-        Ok(Self { listener })
-    }
-
-    pub(crate) fn address(&self) -> io::Result<SocketAddr> {
-        self.listener.local_addr()
-    }
-
-    /// Serves until the task is aborted.
-    pub(crate) async fn serve(self, shared: Arc<Shared>) {
-        let names = shared.config().web.names.clone();
-        let site = Arc::new(Site {
-            shared,
-            names,
-            state: Mutex::default(),
-            budget: Mutex::new(ExplanationBudget::new(Instant::now())),
-            history: Mutex::new(History::new()),
-        });
-        let _sampler = Aborted(tokio::spawn(sample(Arc::clone(&site))));
-        let answer = move |request: &Request<Incoming>| site.answer(request);
-        self.listener.serve("the page", LIMITS, answer).await;
-    }
-}
-
-/// A task that is aborted when this value is dropped.
-struct Aborted(tokio::task::JoinHandle<()>);
-
-impl Drop for Aborted {
-    fn drop(&mut self) {
-        self.0.abort();
-    }
+/// Serves the page at `listener` until the task is aborted.
+pub(crate) async fn serve(listener: HttpListener, shared: Arc<Shared>) {
+    let site = Arc::new(Site {
+        names: shared.config().web.names.clone(),
+        shared,
+        state: Mutex::default(),
+        explanations: Mutex::default(),
+        history: Mutex::default(),
+    });
+    let asked = Arc::clone(&site);
+    let answer = move |request: &Request<Incoming>| asked.answer(request);
+    tokio::join!(listener.serve("the page", LIMITS, answer), sample(site));
 }
 
 async fn sample(site: Arc<Site>) {
@@ -100,28 +75,7 @@ async fn sample(site: Arc<Site>) {
     loop {
         ticks.tick().await;
         let (counters, _) = site.shared.cluster().counters();
-        let mut history = site.history.lock().unwrap_or_else(PoisonError::into_inner);
-        history.close(counters.ended);
-    }
-}
-
-struct ExplanationBudget {
-    left: u32,
-    since: Instant,
-}
-
-impl ExplanationBudget {
-    const fn new(now: Instant) -> Self {
-        Self { left: EXPLAIN_PER_S, since: now }
-    }
-
-    fn take(&mut self, now: Instant) -> bool {
-        if now.duration_since(self.since) >= Duration::from_secs(1) {
-            *self = Self::new(now);
-        }
-        let more = self.left > 0;
-        self.left = self.left.saturating_sub(1);
-        more
+        site.history.lock().close(counters.ended);
     }
 }
 
@@ -136,7 +90,7 @@ struct Site {
     shared: Arc<Shared>,
     names: Vec<String>,
     state: Mutex<Cached>,
-    budget: Mutex<ExplanationBudget>,
+    explanations: Mutex<Pace>,
     history: Mutex<History>,
 }
 
@@ -145,16 +99,12 @@ fn answer(status: StatusCode, kind: &'static str, body: impl Into<Bytes>) -> Ans
     *answer.status_mut() = status;
     let headers = answer.headers_mut();
     for (name, value) in [
-        (header::CONTENT_TYPE, kind),
-        (header::CACHE_CONTROL, "no-store"),
-        (header::CONTENT_SECURITY_POLICY, CONTENT_SECURITY_POLICY),
-        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
-        (header::X_FRAME_OPTIONS, "DENY"),
-        (header::REFERRER_POLICY, "no-referrer"),
-    ] {
-        headers.insert(name, HeaderValue::from_static(value));
-    }
-    for (name, value) in [
+        ("content-type", kind),
+        ("cache-control", "no-store"),
+        ("content-security-policy", CONTENT_SECURITY_POLICY),
+        ("x-content-type-options", "nosniff"),
+        ("x-frame-options", "DENY"),
+        ("referrer-policy", "no-referrer"),
         ("cross-origin-opener-policy", "same-origin"),
         ("cross-origin-resource-policy", "same-origin"),
     ] {
@@ -174,14 +124,8 @@ fn plain(status: StatusCode, text: &str) -> Answer {
     answer(status, "text/plain; charset=utf-8", format!("{text}\n"))
 }
 
-#[derive(Serialize)]
-struct Problem {
-    error: String,
-}
-
-fn problem(status: StatusCode, error: impl Into<String>) -> Answer {
-    let error = error.into();
-    json(status, &Problem { error })
+fn problem(status: StatusCode, error: &str) -> Answer {
+    json(status, &serde_json::json!({ "error": error }))
 }
 
 impl Site {
@@ -211,7 +155,7 @@ impl Site {
     }
 
     fn state(&self) -> Bytes {
-        let mut cached = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut cached = self.state.lock();
         let begun = Instant::now();
         if cached.until.is_none_or(|until| begun >= until) {
             let made = state::state(&self.shared, &self.history);
@@ -229,30 +173,24 @@ impl Site {
                 "ask with ?batch=ID, and &tenant=NAME where two tenants use the same id",
             );
         };
-        let exhausted = {
-            let mut budget = self.budget.lock().unwrap_or_else(PoisonError::into_inner);
-            !budget.take(Instant::now())
-        };
-        if exhausted {
+        let now = self.shared.now();
+        if !self.explanations.lock().admits(now, EXPLAIN_PER_S) {
             return problem(
                 StatusCode::TOO_MANY_REQUESTS,
                 "too many explanations are asked for; try again in a second",
             );
         }
-        let now = self.shared.now();
         let told = self.shared.cluster().explain(now, &wanted);
         match told {
             Ok(told) => json(StatusCode::OK, &told),
-            Err(error) => problem(StatusCode::NOT_FOUND, error),
+            Err(error) => problem(StatusCode::NOT_FOUND, &error),
         }
     }
 }
 
 /// Reports whether a `Host` header names an address, `localhost` or one of `names`.
 fn is_asked_for_by(host: &str, names: &[String]) -> bool {
-    let Ok(authority) = host.parse::<Authority>() else {
-        return false;
-    };
+    let Ok(authority) = host.parse::<Authority>() else { return false };
     let name = authority.host().trim_matches(['[', ']']);
     name.eq_ignore_ascii_case("localhost")
         || name.parse::<IpAddr>().is_ok()
@@ -326,15 +264,6 @@ mod tests {
         ] {
             assert_eq!(read(wrong), None, "{wrong}");
         }
-    }
-
-    #[test]
-    fn explanations_are_rationed_by_the_second() {
-        let start = Instant::now();
-        let mut budget = ExplanationBudget::new(start);
-        let granted = (0..100).filter(|_| budget.take(start)).count();
-        assert_eq!(granted, EXPLAIN_PER_S as usize);
-        assert!(budget.take(start + Duration::from_secs(1)));
     }
 
     #[test]

@@ -25,7 +25,6 @@ pub enum PolicyError {
         /// What is wrong and what would be right.
         problem: String,
     },
-    /// Somebody else changed the policy. Read it and try again.
     #[error(
         "the policy is at revision {current}, not {expected}: somebody changed it; read it again"
     )]

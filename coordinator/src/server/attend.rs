@@ -196,7 +196,7 @@ async fn read(
     inbound: &mut Streaming<FromDaemon>,
     mut era: watch::Receiver<u64>,
 ) -> Option<Goodbye> {
-    let mut pace = Pace::new();
+    let mut pace = Pace::default();
     let mut fenced = false;
     let mut stopping = shared.stopping.clone();
     // A second receiver, so that the first one still sees a change that this one has seen.
@@ -316,9 +316,7 @@ async fn write(
         let heartbeat = Duration::from(shared.config().heartbeat);
         let woken = tokio::time::timeout(heartbeat, woken.notified()).await;
         // Reserve room before taking messages, so that these are the newest when they are sent.
-        let Ok(mut room) = sender.reserve().await else {
-            return;
-        };
+        let Ok(mut room) = sender.reserve().await else { return };
         if !shared.lead.holds() {
             return;
         }
