@@ -26,7 +26,6 @@ use crate::signals::{Endings, SignalsError};
 /// The reason why there is no trace, or not all of it.
 #[derive(Debug, Error)]
 pub(crate) enum TraceError {
-    /// The daemon did not record.
     #[error(transparent)]
     Daemon(#[from] ControlError),
     #[error(transparent)]
@@ -37,10 +36,8 @@ pub(crate) enum TraceError {
     Start { program: String, cause: io::Error },
     #[error("cannot wait for the command: {0}")]
     Wait(io::Error),
-    /// No program under the scheduler was active meanwhile.
     #[error(
-        "laxityd saw no flow and no hint in that time; `laxity status` lists the attached \
-        clients"
+        "laxityd saw no flow and no hint in that time; `laxity status` lists the attached clients"
     )]
     Nothing,
 }
@@ -63,7 +60,6 @@ Examples:
 /// Interval at which recorded events are read.
 const READ_EVERY: Duration = Duration::from_millis(100);
 
-/// Arguments of `laxity trace`.
 #[derive(Args)]
 pub(crate) struct TraceArgs {
     #[command(flatten)]
@@ -109,9 +105,7 @@ pub(crate) fn trace(args: &TraceArgs) -> Result<ExitCode, TraceError> {
     followed?;
     finished?;
     written?;
-    let Some(ended) = ended.transpose()? else {
-        return Ok(ExitCode::SUCCESS);
-    };
+    let Some(ended) = ended.transpose()? else { return Ok(ExitCode::SUCCESS) };
     // If a signal ended the command, the exit code is that of a shell.
     let signal = ended.signal().map(|signal| 128 + signal);
     let code = ended.code().or(signal).unwrap_or(1);
@@ -131,11 +125,8 @@ fn nics(daemon: &mut ControlClient) -> Result<Vec<String>, ControlError> {
     Ok(names)
 }
 
-/// Starts the command to trace, if there is one.
 fn start(command: &[String]) -> Result<Option<Child>, TraceError> {
-    let Some((program, arguments)) = command.split_first() else {
-        return Ok(None);
-    };
+    let Some((program, arguments)) = command.split_first() else { return Ok(None) };
     let child = Command::new(program).args(arguments).spawn();
     let program = program.clone();
     child.map(Some).map_err(|cause| TraceError::Start { program, cause })

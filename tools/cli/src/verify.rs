@@ -45,7 +45,6 @@ Exit status: 0 if nothing contradicts, 1 if something does or the daemon does no
 /// Fewer permitted bytes than this say nothing, because other traffic is as large.
 const BYTES_MIN: u64 = 1 << 20;
 
-/// Arguments of `laxity verify`.
 #[derive(Args)]
 pub(crate) struct VerifyArgs {
     #[command(flatten)]
@@ -66,12 +65,10 @@ pub(crate) struct VerifyArgs {
 
 #[derive(Debug, Error)]
 pub(crate) enum VerifyError {
-    /// The daemon does not answer.
     #[error(transparent)]
     Daemon(#[from] ControlError),
     #[error("laxityd restarted during the measurement; run `laxity verify` again")]
     Restarted,
-    /// The result could not be printed.
     #[error(transparent)]
     Output(#[from] OutputError),
 }

@@ -36,7 +36,6 @@ Examples:
   laxity lab faults --faults 100000 --seed 7 --state target/faults.json --json report.json
   laxity lab faults --replay target/faults/faults-7-12.json";
 
-/// Arguments of `laxity lab faults`.
 #[derive(Args)]
 pub(crate) struct FaultsArgs {
     /// Number of faults
