@@ -199,7 +199,6 @@ impl Cluster {
         self.settings.order_age_max = order_age_max;
     }
 
-    #[must_use]
     pub fn policy_history(&self, now: Time, most: u32) -> v1::GetPolicyResponse {
         let older = self.revisions.older().take(most as usize);
         v1::GetPolicyResponse {

@@ -165,9 +165,6 @@ impl Config {
     }
 
     /// Parses and checks `text`. Errors name it `origin`.
-    ///
-    /// # Errors
-    /// Returns [`ConfigError::Text`] or [`ConfigError::Nonsense`].
     pub fn parse(text: &str, origin: &str) -> Result<Self, ConfigError> {
         let (known, retired) = laxity_files::without_retired(text, &RETIRED);
         let mut config: Self = toml::from_str(&known).map_err(|error| ConfigError::Text {
@@ -182,9 +179,6 @@ impl Config {
     }
 
     /// Checks every value.
-    ///
-    /// # Errors
-    /// Returns the first invalid value.
     pub fn check(&self) -> Result<(), Nonsense> {
         if !self.metrics.is_empty() && self.metrics_address().is_none() {
             let problem = format!("`{}` is no address; write 127.0.0.1:9472", self.metrics);
@@ -219,9 +213,6 @@ impl Config {
     }
 
     /// Reads and checks the certificates, as peers will check them. [`Config::check`] does not.
-    ///
-    /// # Errors
-    /// Returns [`ConfigError::Tls`] or [`ConfigError::Etcd`].
     pub fn check_files(&self) -> Result<(), ConfigError> {
         if let Some(tls) = &self.tls {
             tls.check(&self.tls_names())?;
@@ -244,9 +235,6 @@ impl Config {
     }
 
     /// Returns the initial policy.
-    ///
-    /// # Errors
-    /// Returns the first invalid field.
     pub fn cluster_policy(&self) -> Result<ClusterPolicy, Nonsense> {
         let number = |value: usize| u32::try_from(value).unwrap_or(u32::MAX);
         let named = v1::Policy {
@@ -268,7 +256,6 @@ impl Config {
     }
 
     /// Returns the settings that the cluster model gets.
-    #[must_use]
     pub fn settings(&self) -> ClusterSettings {
         ClusterSettings {
             limits: self.limits.clone(),
@@ -300,7 +287,6 @@ impl Config {
     }
 
     /// Returns the configuration as the text of a TOML file.
-    #[must_use]
     pub fn to_toml(&self) -> String {
         toml::to_string(self).unwrap_or_else(|error| format!("# cannot be shown: {error}\n"))
     }

@@ -171,9 +171,6 @@ impl Coordinator {
     }
 
     /// Returns the address at which daemons and operators connect.
-    ///
-    /// # Errors
-    /// Returns the kernel's error.
     pub fn address(&self) -> io::Result<SocketAddr> {
         self.listener.local_addr()
     }
@@ -194,9 +191,6 @@ impl Coordinator {
     }
 
     /// Serves until [`CoordinatorHandle::stop`].
-    ///
-    /// # Errors
-    /// Returns [`ServerError::Serve`] or [`ServerError::Reflection`].
     pub async fn run(self) -> Result<(), ServerError> {
         let shared = self.shared;
         let config = shared.config();

@@ -48,9 +48,6 @@ impl From<Unusable> for TlsError {
 
 impl TlsConfig {
     /// Reads the files.
-    ///
-    /// # Errors
-    /// Returns [`TlsError`].
     pub fn load(&self) -> Result<Arc<ServerConfig>, TlsError> {
         let cert = Certificates::read("tls.cert", &self.cert)?;
         let key = laxity_credentials::read("tls.key", &self.key)?;

@@ -62,9 +62,6 @@ impl Cluster {
     }
 
     /// Checks whether `host` can be the name of a host.
-    ///
-    /// # Errors
-    /// Returns what is wrong with the name.
     pub fn check_name(host: &str) -> Result<(), &'static str> {
         if host.is_empty() || host.len() > 253 {
             return Err("a host name has 1 to 253 bytes");

@@ -256,7 +256,7 @@ impl ReportIntake<'_> {
         };
         let Some((victim, rate)) = self.victim(said)? else { return Ok(()) };
         let wanted = (batch, said.request, victim);
-        if let Some(fetch) = self.fetches.get_mut(self.id, said.fetch) {
+        if let Some(fetch) = self.fetches.0.get_mut(&(self.id, said.fetch)) {
             if (fetch.batch, fetch.request, fetch.victim) == wanted {
                 fetch.mark = self.mark;
                 return Ok(());
@@ -271,7 +271,7 @@ impl ReportIntake<'_> {
         });
         self.hosts.charge(self.id, Charge::Fetch)?;
         let fetch = ClusterFetch { mark: self.mark, batch, request: said.request, victim };
-        self.fetches.open(self.id, said.fetch, fetch);
+        self.fetches.0.insert((self.id, said.fetch), fetch);
         let load = ReportedLoad {
             port: victim,
             by: self.id,

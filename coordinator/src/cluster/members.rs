@@ -190,7 +190,7 @@ impl ReportIntake<'_> {
 
     /// Removes a fetch that has ended or whose victim port is gone.
     pub(super) fn close_fetch(&mut self, id: HostId, number: u64) {
-        let Some(fetch) = self.fetches.close(id, number) else { return };
+        let Some(fetch) = self.fetches.0.remove(&(id, number)) else { return };
         self.hosts.refund(id, Charge::Fetch);
         let mut others = self.fetches.of_host(id);
         let same = others.any(|(_, it)| (it.request, it.victim) == (fetch.request, fetch.victim));
