@@ -109,7 +109,6 @@ pub struct ClusterCounters {
     pub reports: u64,
     /// Events in these reports, including refused ones.
     pub events: u64,
-    /// Events that were refused.
     pub refused_events: u64,
     pub orders: u64,
     /// Orders that were merged into a later one because the host had not read them.
@@ -200,8 +199,6 @@ impl Cluster {
         self.settings.order_age_max = order_age_max;
     }
 
-    /// Returns the policy and its history, for operators.
-    #[must_use]
     pub fn policy_history(&self, now: Time, most: u32) -> v1::GetPolicyResponse {
         let older = self.revisions.older().take(most as usize);
         v1::GetPolicyResponse {
@@ -261,9 +258,7 @@ impl Cluster {
             self.publish_pruned();
         }
         for id in core::mem::take(&mut self.hosts.unconsidered) {
-            let Some(host) = self.hosts.get_mut(id) else {
-                continue;
-            };
+            let Some(host) = self.hosts.get_mut(id) else { continue };
             host.considered = host.reported;
             if core::mem::take(&mut host.owed) && host.gets_orders() {
                 if host.outbox.answer {

@@ -27,12 +27,10 @@ pub enum ConfigError {
     /// The file cannot be read. Create it, fix its permissions, or start without `--config`.
     #[error("cannot read {path}: {cause}", path = .path.display())]
     Read {
-        /// Path of the file.
         path: PathBuf,
         /// The kernel's error, or what the path is instead of a file. The text includes it.
         cause: laxity_files::ReadError,
     },
-    /// The file has a syntax error or an unknown key.
     #[error("{origin}: {problem}\nfix it, then test with `laxity-coordinator --check`")]
     Text {
         /// Path of the file.
@@ -40,13 +38,10 @@ pub enum ConfigError {
         /// The problem, with its line or key.
         problem: String,
     },
-    /// A certificate or key cannot be used.
     #[error(transparent)]
     Tls(#[from] TlsError),
-    /// A file of `[etcd]` cannot be used.
     #[error("{0}; fix the file, or name another one")]
     Etcd(laxity_credentials::Unusable),
-    /// A value is invalid.
     #[error("{origin}: {nonsense}; fix it, then test with `laxity-coordinator --check`")]
     Nonsense {
         /// The file or the command line.
@@ -170,9 +165,6 @@ impl Config {
     }
 
     /// Parses and checks `text`. Errors name it `origin`.
-    ///
-    /// # Errors
-    /// Returns [`ConfigError::Text`] or [`ConfigError::Nonsense`].
     pub fn parse(text: &str, origin: &str) -> Result<Self, ConfigError> {
         let (known, retired) = laxity_files::without_retired(text, &RETIRED);
         let mut config: Self = toml::from_str(&known).map_err(|error| ConfigError::Text {
@@ -187,9 +179,6 @@ impl Config {
     }
 
     /// Checks every value.
-    ///
-    /// # Errors
-    /// Returns the first invalid value.
     pub fn check(&self) -> Result<(), Nonsense> {
         if !self.metrics.is_empty() && self.metrics_address().is_none() {
             let problem = format!("`{}` is no address; write 127.0.0.1:9472", self.metrics);
@@ -224,9 +213,6 @@ impl Config {
     }
 
     /// Reads and checks the certificates, as peers will check them. [`Config::check`] does not.
-    ///
-    /// # Errors
-    /// Returns [`ConfigError::Tls`] or [`ConfigError::Etcd`].
     pub fn check_files(&self) -> Result<(), ConfigError> {
         if let Some(tls) = &self.tls {
             tls.check(&self.tls_names())?;
@@ -249,9 +235,6 @@ impl Config {
     }
 
     /// Returns the initial policy.
-    ///
-    /// # Errors
-    /// Returns the first invalid field.
     pub fn cluster_policy(&self) -> Result<ClusterPolicy, Nonsense> {
         let number = |value: usize| u32::try_from(value).unwrap_or(u32::MAX);
         let named = v1::Policy {
@@ -273,7 +256,6 @@ impl Config {
     }
 
     /// Returns the settings that the cluster model gets.
-    #[must_use]
     pub fn settings(&self) -> ClusterSettings {
         ClusterSettings {
             limits: self.limits.clone(),
@@ -305,7 +287,6 @@ impl Config {
     }
 
     /// Returns the configuration as the text of a TOML file.
-    #[must_use]
     pub fn to_toml(&self) -> String {
         toml::to_string(self).unwrap_or_else(|error| format!("# cannot be shown: {error}\n"))
     }
@@ -369,6 +350,8 @@ mod tests {
             ("[web]\nlisten = \"0.0.0.0:1\"", "web.listen"),
             ("[policy]\nname = \"edf\"", "policy.name"),
             ("[limits]\nhosts_max = 0", "limits.hosts_max"),
+            ("[etcd]\nendpoints = []\nadvertise = \"a\"", "etcd.endpoints"),
+            ("[etcd]\nendpoints = [\"http://a\"]\nadvertise = \"a\"\nttl = \"1s\"", "etcd.ttl"),
             ("[[tenant]]\nname = \"a\"\nhosts = []", "tenant.0.hosts"),
             (
                 "[[tenant]]\nname = \"a\"\nhosts = [\"*\"]\ndrop_budget = 9999999",

@@ -8,10 +8,10 @@
 //! A process may be stopped between the check and the send. Against that the daemons have a rule:
 //! they refuse an order of an older term than the largest that they saw.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use nix::time::{ClockId, clock_gettime};
+use parking_lot::Mutex;
 use tokio::sync::watch;
 
 /// Returns the current time of a clock that goes on while the machine sleeps.
@@ -54,13 +54,9 @@ impl Lead {
         Self { leadership: Mutex::new(leadership), era: watch::channel(0).0 }
     }
 
-    fn leadership(&self) -> MutexGuard<'_, Leadership> {
-        self.leadership.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Reports whether this coordinator leads now.
     pub(crate) fn holds(&self) -> bool {
-        match *self.leadership() {
+        match *self.leadership.lock() {
             Leadership::Leads { until: None } => true,
             Leadership::Leads { until: Some(until) } => boottime() < until,
             Leadership::Follows { .. } => false,
@@ -70,7 +66,7 @@ impl Lead {
     /// Returns the address of the leader. It is empty if it is unknown or if this coordinator
     /// leads.
     pub(crate) fn leader(&self) -> String {
-        match &*self.leadership() {
+        match &*self.leadership.lock() {
             Leadership::Leads { .. } => String::new(),
             Leadership::Follows { leader } => leader.clone(),
         }
@@ -83,20 +79,20 @@ impl Lead {
 
     /// Begins leadership, which holds until `until`.
     pub(crate) fn begin(&self, until: Duration) {
-        *self.leadership() = Leadership::Leads { until: Some(until) };
+        *self.leadership.lock() = Leadership::Leads { until: Some(until) };
         self.era.send_modify(|era| *era += 1);
     }
 
     /// Extends leadership to the instant `later`.
     pub(crate) fn extend(&self, later: Duration) {
-        if let Leadership::Leads { until: Some(until) } = &mut *self.leadership() {
+        if let Leadership::Leads { until: Some(until) } = &mut *self.leadership.lock() {
             *until = later.max(*until);
         }
     }
 
     /// Ends leadership. `now_leads` is the new leader's address, or empty if it is unknown.
     pub(crate) fn follow(&self, now_leads: &str) {
-        let mut leadership = self.leadership();
+        let mut leadership = self.leadership.lock();
         let led = matches!(*leadership, Leadership::Leads { .. });
         *leadership = Leadership::Follows { leader: now_leads.to_owned() };
         drop(leadership);

@@ -91,9 +91,6 @@ impl Limits {
     }
 
     /// Checks the range of every limit.
-    ///
-    /// # Errors
-    /// Returns the first limit that is out of range.
     pub(crate) fn check(&self) -> Result<(), Nonsense> {
         for (key, value, most) in [
             ("limits.hosts_max", self.hosts_max, 1 << 16),

@@ -1,19 +1,17 @@
 //! The program `laxity-coordinator`: arguments, log, runtime and signals around the library.
 #![forbid(unsafe_code)]
 
-mod manual;
-
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
-use clap::Parser;
+use clap::{CommandFactory as _, Parser};
 use laxity_coordinator::config::Config;
 use laxity_coordinator::server::{Coordinator, CoordinatorHandle};
 use laxity_files::print;
-use laxity_listen::{SetLog, start_log};
+use laxity_listen::{InstallArgs, ServicePages, SetLog, start_log};
 use sd_notify::NotifyState;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing::{debug, info, warn};
@@ -53,13 +51,19 @@ struct Arguments {
     /// Process id of the parent. Exits when the parent exits (for `laxity cluster load`)
     #[arg(long, value_name = "PID", hide = true)]
     parent: Option<i32>,
-    /// Prints a manual page and exits (for installing)
-    #[arg(long, value_name = "PAGE", hide = true)]
-    manual: Option<manual::Page>,
-    /// Prints a shell's completion script and exits (for installing)
-    #[arg(long, value_name = "SHELL", hide = true)]
-    completions: Option<clap_complete::Shell>,
+    #[command(flatten)]
+    install: InstallArgs,
 }
+
+const PAGES: ServicePages = ServicePages {
+    end: concat!(
+        ".SH FILES\n.TP\n/etc/laxity/coordinator.toml\nconfiguration; optional\n",
+        ".SH \"SEE ALSO\"\nlaxity-coordinator.toml(5), laxity(1), laxityd(8)\n",
+    ),
+    path: "/etc/laxity/coordinator.toml",
+    sample: include_str!("../../dist/laxity-coordinator.toml"),
+    see: "laxity-coordinator(8), laxity(1)",
+};
 
 impl Arguments {
     /// Reads the configuration and applies the command line to it.
@@ -94,11 +98,8 @@ fn main() -> ExitCode {
 }
 
 fn run(arguments: &Arguments) -> anyhow::Result<()> {
-    if let Some(page) = arguments.manual {
-        return Ok(print(manual::page(page)?)?);
-    }
-    if let Some(shell) = arguments.completions {
-        return Ok(print(manual::completions(shell))?);
+    if let Some(text) = arguments.install.text(Arguments::command(), &PAGES)? {
+        return Ok(print(text)?);
     }
     if let Some(parent) = arguments.parent {
         end_with(parent)?;

@@ -19,6 +19,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use laxity_listen::http::HttpListener;
 use laxity_policy::config::InvalidConfig;
 use laxity_policy::{Span, Time};
 use laxity_wire::v1::coordination_server::CoordinationServer;
@@ -39,7 +40,7 @@ use crate::metrics::{self, MetricsEndpoint};
 use crate::nonsense::Nonsense;
 use crate::shared::Shared;
 use crate::tls::{ServerTls, TlsError};
-use crate::web::Web;
+use crate::web;
 
 /// Interval at which counters go to the metrics endpoint and to watchers.
 const PUBLISH_EVERY: Duration = Duration::from_secs(1);
@@ -60,10 +61,8 @@ pub enum ServerError {
         /// The kernel's error.
         cause: io::Error,
     },
-    /// A certificate or key cannot be used.
     #[error(transparent)]
     Tls(#[from] TlsError),
-    /// A value of `[etcd]` cannot be used.
     #[error("{0}")]
     Election(String),
     /// The configuration is invalid. Its check finds this first.
@@ -73,7 +72,6 @@ pub enum ServerError {
     Invalid(InvalidConfig),
     #[error("serving failed: {0}; report this with the log")]
     Serve(#[from] tonic::transport::Error),
-    /// The descriptors for reflection are invalid, so the build is broken.
     #[error("the service descriptions are broken: {0}")]
     Reflection(#[from] tonic_reflection::server::Error),
 }
@@ -94,7 +92,7 @@ pub struct Coordinator {
     stop: watch::Sender<bool>,
     listener: TcpListener,
     exporter: Option<MetricsEndpoint>,
-    web: Option<Web>,
+    web: Option<HttpListener>,
 }
 
 /// Controls a coordinator that runs.
@@ -165,7 +163,7 @@ impl Coordinator {
         let web = config
             .web
             .address()
-            .map(|address| Web::bind(address).map_err(taken("web.listen", address)));
+            .map(|address| HttpListener::bind(address).map_err(taken("web.listen", address)));
         let web = web.transpose()?;
         let (stop, stopping) = watch::channel(false);
         let shared = Arc::new(Shared::new(cluster, lead, store, tls, stopping, config));
@@ -173,16 +171,13 @@ impl Coordinator {
     }
 
     /// Returns the address at which daemons and operators connect.
-    ///
-    /// # Errors
-    /// Returns the kernel's error.
     pub fn address(&self) -> io::Result<SocketAddr> {
         self.listener.local_addr()
     }
 
     /// Returns the address of the web page, if there is one.
     pub fn web_address(&self) -> Option<SocketAddr> {
-        self.web.as_ref()?.address().ok()
+        self.web.as_ref()?.local_addr().ok()
     }
 
     /// Returns the address of the metrics endpoint, if there is one.
@@ -196,9 +191,6 @@ impl Coordinator {
     }
 
     /// Serves until [`CoordinatorHandle::stop`].
-    ///
-    /// # Errors
-    /// Returns [`ServerError::Serve`] or [`ServerError::Reflection`].
     pub async fn run(self) -> Result<(), ServerError> {
         let shared = self.shared;
         let config = shared.config();
@@ -235,7 +227,7 @@ impl Coordinator {
                 }
             }),
         ];
-        let page = self.web.map(|web| tokio::spawn(web.serve(Arc::clone(&shared))));
+        let page = self.web.map(|web| tokio::spawn(web::serve(web, Arc::clone(&shared))));
         let mut stopping = shared.stopping.clone();
         let mut stopped = shared.stopping.clone();
         let serving = Server::builder()

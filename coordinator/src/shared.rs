@@ -1,11 +1,12 @@
 //! State that the tasks of a coordinator share.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Instant;
 
 use laxity_policy::Time;
 use laxity_wire::v1;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{Notify, broadcast, watch};
 
 use crate::cluster::Cluster;
@@ -62,21 +63,19 @@ impl Shared {
     }
 
     pub(crate) fn cluster(&self) -> MutexGuard<'_, Cluster> {
-        self.cluster.lock().unwrap_or_else(PoisonError::into_inner)
+        self.cluster.lock()
     }
 
     pub(crate) fn writers(&self) -> MutexGuard<'_, HashMap<u64, Arc<Notify>>> {
-        self.writers.lock().unwrap_or_else(PoisonError::into_inner)
+        self.writers.lock()
     }
 
     pub(crate) fn config(&self) -> Arc<Config> {
-        let config = self.config.lock().unwrap_or_else(PoisonError::into_inner);
-        Arc::clone(&config)
+        Arc::clone(&self.config.lock())
     }
 
     pub(crate) fn set_config(&self, config: Config) {
-        let mut held = self.config.lock().unwrap_or_else(PoisonError::into_inner);
-        *held = Arc::new(config);
+        *self.config.lock() = Arc::new(config);
     }
 
     /// Wakes the driver because a report or a command may have made something due.

@@ -92,28 +92,14 @@ impl Tenants {
     }
 }
 
-/// Reports whether `pattern` matches `name`. `*` stands for any characters. The time is quadratic
-/// at worst, because of retries after a star. Host names are short.
-fn matches(pattern: &str, name: &str) -> bool {
-    let (pattern, name) = (pattern.as_bytes(), name.as_bytes());
-    let (mut p, mut n) = (0, 0);
-    let mut star: Option<(usize, usize)> = None;
-    while n < name.len() {
-        if p < pattern.len() && pattern[p] == b'*' {
-            star = Some((p, n));
-            p += 1;
-        } else if p < pattern.len() && pattern[p] == name[n] {
-            p += 1;
-            n += 1;
-        } else if let Some((at, from)) = star {
-            star = Some((at, from + 1));
-            p = at + 1;
-            n = from + 1;
-        } else {
-            return false;
-        }
-    }
-    pattern[p..].iter().all(|&byte| byte == b'*')
+/// Reports whether `pattern` matches `name`. `*` stands for any characters.
+fn matches<'a>(pattern: &str, name: &'a str) -> bool {
+    let Some((start, parts)) = pattern.split_once('*') else { return pattern == name };
+    let (middle, end) = parts.rsplit_once('*').unwrap_or(("", parts));
+    // The first place of each part leaves the most for the next one.
+    let after = |rest: &'a str, part: &str| Some(&rest[rest.find(part)? + part.len()..]);
+    let rest = name.strip_prefix(start).and_then(|rest| middle.split('*').try_fold(rest, after));
+    rest.is_some_and(|rest| rest.ends_with(end))
 }
 
 #[cfg(test)]

@@ -7,9 +7,10 @@
 //! it. `--check` and a reload are stricter: they refuse what daemons would refuse.
 
 use std::path::PathBuf;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 
 use laxity_credentials::{Certificates, Side, Unusable, private_key};
+use parking_lot::RwLock;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use tokio_rustls::rustls::crypto::ring::default_provider;
@@ -32,11 +33,8 @@ pub struct TlsConfig {
 /// An error with the certificates. If there are old ones, they stay in use.
 #[derive(Debug, Error)]
 pub enum TlsError {
-    /// A file cannot be read, holds no such object, or peers would refuse it. Fix it or create one
-    /// with `laxity certs`.
     #[error("{0}; fix the file, or make one with `laxity certs`")]
     File(Unusable),
-    /// The certificate and the key do not belong together.
     #[error("tls: {0}; `cert` and `key` must belong together")]
     Pair(#[from] rustls::Error),
 }
@@ -50,9 +48,6 @@ impl From<Unusable> for TlsError {
 
 impl TlsConfig {
     /// Reads the files.
-    ///
-    /// # Errors
-    /// Returns [`TlsError`].
     pub fn load(&self) -> Result<Arc<ServerConfig>, TlsError> {
         let cert = Certificates::read("tls.cert", &self.cert)?;
         let key = laxity_credentials::read("tls.key", &self.key)?;
@@ -93,14 +88,13 @@ impl ServerTls {
     }
 
     pub(crate) fn current(&self) -> Arc<ServerConfig> {
-        Arc::clone(&self.0.read().unwrap_or_else(PoisonError::into_inner))
+        Arc::clone(&self.0.read())
     }
 
     /// Reads the files again. If they cannot be used, the old ones stay in use.
     pub(crate) fn reload(&self, config: &TlsConfig, names: &[&str]) -> Result<(), TlsError> {
         config.check(names)?;
-        let read = config.load()?;
-        *self.0.write().unwrap_or_else(PoisonError::into_inner) = read;
+        *self.0.write() = config.load()?;
         Ok(())
     }
 }

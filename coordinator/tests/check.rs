@@ -92,6 +92,8 @@ fn certificates_that_peers_would_refuse_are_not_valid() {
             ["tls.cert: ", "sent to `coord1`"],
         ),
         (good.replace("coordinator-coord1.key", "fifo"), ["tls.key: ", "it is a FIFO"]),
+        (good.replace("PLACE/coordinator-coord1.crt", "/none"), ["tls.cert: ", "cannot be read"]),
+        ("heartbeat = \"1ms\"".to_owned(), ["coordinator.toml: ", "heartbeat: "]),
         (good.replace("PLACE/ca.crt", "/dev/zero"), ["tls.client_ca: ", "it is a device"]),
         (etcd("coord1:7471", "ca = \"PLACE/fifo\"\n"), ["etcd.ca: ", "it is a FIFO"]),
         (

@@ -27,9 +27,7 @@ fn coordinator(arguments: &[&str]) -> (bool, String) {
 }
 
 #[test]
-fn the_sample_is_accepted_and_is_the_defaults() {
-    let config = Config::parse(SAMPLE, "sample").expect("valid");
-    assert_eq!(config, Config::default());
+fn the_sample_is_accepted() {
     let path = dist("laxity-coordinator.toml");
     let (accepted, said) = coordinator(&["--check", "--config", &path.to_string_lossy()]);
     assert!(accepted && said.contains("valid"), "{said}");

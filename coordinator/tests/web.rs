@@ -164,9 +164,7 @@ fn a_browser_filters_sorts_and_shows_tenants_and_who_changed_the_policy() {
 #[test]
 fn a_link_to_a_batch_explains_it_and_one_to_a_batch_that_is_gone_says_so() {
     let fixture = busy();
-    let Some(told) = dom(&fixture, "#batch=103&tenant=default") else {
-        return;
-    };
+    let Some(told) = dom(&fixture, "#batch=103&tenant=default") else { return };
     let explain = part(&told, "explain");
     for word in [
         "Why is batch 103", "Place ", "pruned", "this one", "mlx5_0 egress of ", "?find=prefill-0#",
@@ -190,9 +188,7 @@ fn names_from_daemons_are_text_whatever_they_hold() {
         fixture.state(|state| state["totals"]["batches"] == 1 && state["runs"].as_u64() > Some(0));
     assert_eq!(state["hosts"][0]["host"], evil, "unchanged, in JSON");
     for hash in ["", "#batch=7", "#batch=%3Cimg%20src=x%20onerror=alert(1)%3E"] {
-        let Some(dom) = dom(&fixture, hash) else {
-            return;
-        };
+        let Some(dom) = dom(&fixture, hash) else { return };
         assert!(dom.contains("<title>Laxity coordinator</title>"), "{dom}");
         assert!(!dom.contains("<img") && !dom.contains("<b>"), "{dom}");
         assert_eq!(dom.matches("<script").count(), 2, "{dom}");

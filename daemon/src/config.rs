@@ -214,7 +214,6 @@ pub struct NicConfig {
 
 impl NicConfig {
     /// Returns the configured or default chunk, in bytes.
-    #[must_use]
     pub fn chunk_bytes(&self) -> u64 {
         self.chunk.map_or_else(
             || {

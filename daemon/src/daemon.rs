@@ -38,20 +38,16 @@ use crate::{control, descriptors, registration, residual, treatments, web};
 /// which would print the cause twice.
 #[derive(Debug, Error)]
 pub enum DaemonError {
-    /// A socket can't be made.
     #[error("cannot listen at {path}: {cause} (`{key}` in the \
         configuration)", path = .path.display())]
     Listen { path: PathBuf, key: &'static str, cause: BindError },
-    /// The limit of open files is too low for any client.
     #[error(
         "the limit of open files is {}, and laxityd needs {} at least; raise `LimitNOFILE` of the \
          unit (`ulimit -n`)", .0.limit, .0.needed
     )]
     Descriptors(TooFew),
-    /// The scheduler can't be made.
     #[error(transparent)]
     Driver(#[from] DriverError),
-    /// A basic system call failed.
     #[error("cannot start: {0}")]
     System(io::Error),
     /// The scheduler thread died, which is a bug. Its clients were released.
@@ -356,9 +352,7 @@ async fn publish(
                 continue;
             }
         };
-        let Ok(mut ready) = readable else {
-            return;
-        };
+        let Ok(mut ready) = readable else { return };
         // The flag is cleared before the read, so that a wake-up after the read sets it again.
         ready.clear_ready();
         drop(ready);

@@ -30,9 +30,6 @@ fn reserve() -> usize {
 }
 
 /// Raises the limit of open files as far as possible and returns the number of clients it allows.
-///
-/// # Errors
-/// The limit leaves no room for one client.
 pub fn room_for_clients() -> Result<usize, TooFew> {
     room_within(descriptors_max())
 }

@@ -62,7 +62,6 @@ impl std::fmt::Display for Domain {
     }
 }
 
-/// A domain with a number.
 #[derive(Clone, Copy, Debug)]
 struct KnownDomain {
     domain: Domain,
@@ -118,7 +117,6 @@ impl Domains {
         self.known.get(usize::from(domain.0)).map_or(0, |known| known.clients)
     }
 
-    /// Returns the domain with a number.
     pub fn get(&self, domain: DomainId) -> Domain {
         self.known.get(usize::from(domain.0)).map_or(Domain::Host, |known| known.domain)
     }

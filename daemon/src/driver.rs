@@ -88,7 +88,6 @@ const WAITING_SLEEP_MAX: Span = Span::from_millis(20);
 /// Why the scheduler can't be made.
 #[derive(Debug, thiserror::Error)]
 pub enum DriverError {
-    /// A field of the configuration is out of range for the policy.
     #[error(transparent)]
     Config(#[from] InvalidConfig),
     #[error("cannot make the scheduler's epoll: {0}")]
@@ -150,9 +149,6 @@ impl SleepRule {
 
 impl Driver {
     /// Makes a scheduler without clients.
-    ///
-    /// # Errors
-    /// See [`DriverError`].
     pub fn new(
         inbox: Inbox,
         slot: Arc<SnapshotSlot>,

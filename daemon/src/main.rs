@@ -1,18 +1,16 @@
 //! The `laxityd` program: arguments, log and runtime. The library has everything else.
 #![forbid(unsafe_code)]
 
-mod manual;
-
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Context;
-use clap::Parser;
+use clap::{CommandFactory as _, Parser};
 use laxity_daemon::config::Config;
 use laxity_daemon::daemon::Daemon;
 use laxity_daemon::service::Source;
 use laxity_files::print;
-use laxity_listen::{LogFormat, start_log};
+use laxity_listen::{InstallArgs, LogFormat, ServicePages, start_log};
 use tracing::warn;
 
 /// Schedules the network traffic of LLM inference on this host.
@@ -46,35 +44,35 @@ struct Arguments {
     /// Overrides one key of the configuration, such as scheduler.spin_us=0 or nic.0.rate=25Gbit
     #[arg(long = "set", value_name = "KEY=VALUE")]
     sets: Vec<String>,
-    /// Prints a manual page and exits (for installing)
-    #[arg(long, value_name = "PAGE", hide = true)]
-    manual: Option<manual::Page>,
-    /// Prints a shell's completion script and exits (for installing)
-    #[arg(long, value_name = "SHELL", hide = true)]
-    completions: Option<clap_complete::Shell>,
+    #[command(flatten)]
+    install: InstallArgs,
 }
+
+const PAGES: ServicePages = ServicePages {
+    end: concat!(
+        ".SH FILES\n.TP\n/etc/laxity/laxityd.toml\nconfiguration; optional\n",
+        ".TP\n/run/laxity/\nsockets, and the marker of a bypass that is on\n",
+        ".SH \"SEE ALSO\"\nlaxityd.toml(5), laxity(1)\n",
+    ),
+    path: "/etc/laxity/laxityd.toml",
+    sample: include_str!("../../dist/laxityd.toml"),
+    see: "laxityd(8), laxity(1)",
+};
 
 impl Arguments {
     /// Returns all overrides as `key=value`. The last one wins.
     fn sets(&self) -> Vec<String> {
-        let quoted = |text: &str| toml::Value::String(text.to_owned()).to_string();
-        let mut sets = Vec::new();
-        if let Some(path) = &self.socket {
-            sets.push(format!("socket={}", quoted(&path.to_string_lossy())));
-        }
-        if let Some(path) = &self.control {
-            sets.push(format!("control={}", quoted(&path.to_string_lossy())));
-        }
-        if let Some(format) = self.log_format {
-            let name = if format == LogFormat::Json { "json" } else { "text" };
-            sets.push(format!("log_format={}", quoted(name)));
-        }
-        // An empty variable counts as unset.
-        if let Some(filter) = self.log.as_ref().filter(|filter| !filter.is_empty()) {
-            sets.push(format!("log={}", quoted(filter)));
-        }
-        sets.extend(self.sets.iter().cloned());
-        sets
+        let path = |path: &Option<PathBuf>| Some(path.as_ref()?.to_string_lossy().into_owned());
+        let format = |format| if format == LogFormat::Json { "json" } else { "text" };
+        let named = [
+            ("socket", path(&self.socket)),
+            ("control", path(&self.control)),
+            ("log_format", self.log_format.map(|it| format(it).to_owned())),
+            // An empty variable counts as unset.
+            ("log", self.log.clone().filter(|filter| !filter.is_empty())),
+        ];
+        let set = |(key, text)| Some(format!("{key}={}", toml::Value::String(text?)));
+        named.into_iter().filter_map(set).chain(self.sets.iter().cloned()).collect()
     }
 }
 
@@ -90,11 +88,8 @@ fn main() -> ExitCode {
 }
 
 fn run(arguments: &Arguments) -> anyhow::Result<()> {
-    if let Some(page) = arguments.manual {
-        return Ok(print(manual::page(page)?)?);
-    }
-    if let Some(shell) = arguments.completions {
-        return Ok(print(manual::completions(shell))?);
+    if let Some(text) = arguments.install.text(Arguments::command(), &PAGES)? {
+        return Ok(print(text)?);
     }
     let source = Source { file: arguments.config.clone(), sets: arguments.sets() };
     let config = Config::load(source.file.as_deref(), &source.sets)?;

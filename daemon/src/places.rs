@@ -13,19 +13,16 @@ use crate::config::SchedulerConfig;
 /// Why there is no place, as text for the operator.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum NoFreeSlot {
-    /// `clients_max` clients are attached.
     #[error(
         "{attached} clients are attached, which is the maximum; raise `clients_max` of [scheduler] \
          in the configuration, then run `laxity reload`"
     )]
     Full { attached: usize },
-    /// The limit of open files allows no more clients.
     #[error(
         "{attached} clients are attached, and the limit of open files allows no more; raise \
          `LimitNOFILE` of the unit (`ulimit -n`), then restart laxityd"
     )]
     Descriptors { attached: usize },
-    /// The user has its share of places.
     #[error(
         "user {uid} has {attached} clients attached, the maximum for one user; raise \
          `clients_per_uid_max` of [scheduler] in the configuration, then run `laxity reload`"
@@ -35,7 +32,6 @@ pub enum NoFreeSlot {
         /// The number of the user's clients.
         attached: usize,
     },
-    /// The remaining places are reserved for root.
     #[error(
         "{attached} clients are attached, and the last {reserve} places are reserved for root; \
          raise `clients_max` of [scheduler] in the configuration, then run `laxity reload`"
@@ -90,7 +86,6 @@ impl ClientSlots {
         Ok(id)
     }
 
-    /// Frees the place of client `id`.
     pub fn free(&mut self, id: ClientId) {
         self.taken.remove(&id);
     }

@@ -321,9 +321,7 @@ impl RegistrationContext {
     }
 
     fn say_attached(&self, identity: &Identity) {
-        let Some(left_out) = due(&self.lines.attached) else {
-            return;
-        };
+        let Some(left_out) = due(&self.lines.attached) else { return };
         let mode = self.service.config().mode.min(identity.mode);
         info!(
             client = %identity.name, id = identity.id.0, pid = identity.pid,
@@ -333,9 +331,7 @@ impl RegistrationContext {
     }
 
     fn say_left(&self, leaving: &Leaving) {
-        let Some(left_out) = due(&self.lines.left) else {
-            return;
-        };
+        let Some(left_out) = due(&self.lines.left) else { return };
         let (identity, counters) = (&leaving.identity, leaving.counters);
         info!(
             client = %identity.name, id = identity.id.0, pid = identity.pid,
@@ -353,9 +349,7 @@ impl RegistrationContext {
 /// client counts as gone.
 async fn hangup(socket: &Watched) {
     loop {
-        let Ok(mut ready) = socket.readable().await else {
-            return;
-        };
+        let Ok(mut ready) = socket.readable().await else { return };
         match receive_hello(socket.get_ref().as_fd()) {
             Ok(None) => ready.clear_ready(),
             Ok(Some(_)) | Err(_) => return,

@@ -32,14 +32,11 @@ use tracing::debug;
 /// Why the daemon can't listen at a path, and the remedy.
 #[derive(Debug, Error)]
 pub enum BindError {
-    /// The folder can't be made.
     #[error("its folder cannot be made: {0}; make it, and let the daemon's user write to it")]
     Folder(io::Error),
-    /// The lock beside the socket can't be taken.
     #[error("its lock file {path} cannot be opened: {cause}; \
         {}", way_out_of_lock(.cause), path = .path.display())]
     Lock { path: PathBuf, cause: io::Error },
-    /// The socket can't be made, or another daemon has it.
     #[error("{cause}; {}", way_out_of_socket(.cause))]
     Socket { cause: io::Error },
 }
@@ -112,9 +109,7 @@ impl PassedSockets {
         {
             return Ok(None);
         }
-        let Some(at) = self.0.iter().position(listens) else {
-            return Ok(None);
-        };
+        let Some(at) = self.0.iter().position(listens) else { return Ok(None) };
         let listener = self.0.swap_remove(at);
         fcntl(&listener, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
         Ok(Some(listener))
@@ -208,9 +203,6 @@ pub fn bind_registration(
 }
 
 /// Binds the socket that operators use.
-///
-/// # Errors
-/// Returns the errors of [`bind_registration`].
 pub fn bind_control(
     path: &Path,
     mode: u32,

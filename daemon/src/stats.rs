@@ -47,13 +47,11 @@ impl WaitHistogram {
     }
 
     /// Returns the mean wait in ns, or zero if there are none.
-    #[must_use]
     pub fn mean_ns(&self) -> u64 {
         self.sums_ns.iter().sum::<u64>().checked_div(self.count()).unwrap_or(0)
     }
 
     /// Returns the upper edge in ns of the bucket that holds the `permille`-th wait, or zero.
-    #[must_use]
     pub fn quantile_ns(&self, permille: u64) -> u64 {
         let rank = (self.count() * permille).div_ceil(1000);
         let mut seen = 0;
@@ -106,7 +104,6 @@ impl StageCounters {
     }
 }
 
-/// Counters of one port, by [`Stage::index`].
 #[derive(Clone, Debug, Default)]
 pub struct PortCounters {
     pub stages: [StageCounters; Stage::ALL.len()],

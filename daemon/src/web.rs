@@ -165,4 +165,9 @@ mod tests {
         }
         assert_eq!(history.buckets(&now(0)).len(), BUCKETS_MAX + 1);
     }
+
+    #[test]
+    fn the_page_has_nothing_inline_and_nothing_from_elsewhere() {
+        laxity_tests::browser::assert_own_content(PAGE.html, PAGE.script);
+    }
 }

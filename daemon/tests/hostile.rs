@@ -27,9 +27,7 @@ const PROMPT: Duration = Duration::from_secs(4);
 /// Not a test by itself: plays the hostile processes, and never ends.
 #[test]
 fn stranger_role() {
-    let Some(role) = role() else {
-        return;
-    };
+    let Some(role) = role() else { return };
     let socket = PathBuf::from(std::env::var_os("SOCKET").unwrap());
     match role.as_str() {
         "refused" => hold_connections(&socket),

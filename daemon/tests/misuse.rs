@@ -53,8 +53,7 @@ fn a_flow_whose_client_went_silent_gets_the_window_once_and_not_chunk_after_chun
 #[test]
 fn a_client_that_never_completes_is_not_scheduled_for_a_while() {
     let daemon = Laxityd::start(&format!("[tuning]\ncompletion_timeout = \"1s\"\n{SMALL}"));
-    let dead = daemon.client("dead");
-    let mut lane = dead.lane();
+    let (_dead, mut lane) = daemon.worker("dead");
     let mut waiting: Vec<_> = (0..8).map(|_| lane.submit(&flow(Stage::P2d, WINDOW))).collect();
     let mut told = 0;
     // All of the client's flows go out at the first loss, not one per timeout.
@@ -86,8 +85,7 @@ fn a_client_that_never_completes_is_not_scheduled_for_a_while() {
 #[test]
 fn completions_of_nothing_do_not_put_the_write_off_off() {
     let daemon = Laxityd::start(&format!("[tuning]\ncompletion_timeout = \"100ms\"\n{SMALL}"));
-    let sly = daemon.client("sly");
-    let mut lane = sly.lane();
+    let (_sly, mut lane) = daemon.worker("sly");
     let mut ticket = lane.submit(&flow(Stage::P2d, WINDOW));
     while !lane.wait(&mut ticket).last {}
     until("it is written off", || {
@@ -112,8 +110,7 @@ fn a_client_that_only_wants_to_be_observed_does_not_fill_the_window_of_the_other
     assert!(lane.wait(&mut ticket).last);
     until("it is booked", || daemon.status().totals.submitted_bytes == 100 << 20);
     assert_eq!(in_flight(&daemon), 0);
-    let enforced = daemon.client("enforced");
-    let mut other = enforced.lane();
+    let (_enforced, mut other) = daemon.worker("enforced");
     let mut urgent = other.submit(&flow(Stage::P2d, 64 << 10));
     let permit = other.wait(&mut urgent);
     assert_eq!((permit.bytes, permit.last), (64 << 10, true));
@@ -138,8 +135,7 @@ fn a_client_that_is_to_be_scheduled_cannot_say_that_it_was_only_observed() {
 #[test]
 fn flows_that_wait_when_the_mode_becomes_off_go_out_once_and_are_scheduled_again_later() {
     let daemon = Laxityd::start(SMALL);
-    let client = daemon.client("worker");
-    let mut lane = client.lane();
+    let (client, mut lane) = daemon.worker("worker");
     for round in 0..20 {
         // The number is low enough that the lane has slots for all completions at once.
         let mut tickets: Vec<_> =
@@ -176,8 +172,7 @@ fn flows_that_wait_when_the_mode_becomes_off_go_out_once_and_are_scheduled_again
 #[test]
 fn credit_that_is_spent_on_flows_beyond_the_limit_returns_to_the_port() {
     let daemon = Laxityd::start(&format!("[scheduler]\nflows_per_client_max = 1\n{SMALL}"));
-    let client = daemon.client("rank");
-    let mut lane = client.lane();
+    let (_client, mut lane) = daemon.worker("rank");
     let credited = || daemon.status().totals.credited_bytes;
     let mut prime = || {
         until("credit is handed out", || {
@@ -283,8 +278,7 @@ fn a_daemon_that_ends_removes_its_own_sockets_only() {
 fn whatever_ends_a_flow_takes_its_bytes_off_the_wire() {
     const CHUNK: u64 = 64 << 10;
     let daemon = Laxityd::start(SMALL);
-    let client = daemon.client("client");
-    let mut lane = client.lane();
+    let (client, mut lane) = daemon.worker("client");
     let flying = |bytes| {
         let what = format!("{bytes} bytes in flight");
         until(&what, || in_flight(&daemon) == bytes);
@@ -399,8 +393,7 @@ fn one_slow_moment_on_all_ports_does_not_make_an_owner_suspect() {
     let nics = ["eth0", "eth1", "eth2", "eth3"];
     let config: String = nics.iter().map(|nic| SMALL.replace("eth0", nic)).collect();
     let daemon = Laxityd::start(&config);
-    let honest = daemon.client("honest");
-    let mut lane = honest.lane();
+    let (_honest, mut lane) = daemon.worker("honest");
     let on = |nic: u8, bytes| Flow { nic, ..flow(Stage::P2d, bytes) };
     let slow: Vec<_> = nics.iter().map(|nic| daemon.client(nic)).collect();
     let mut lanes: Vec<_> = slow.iter().map(laxity_client::Client::lane).collect();
@@ -447,8 +440,7 @@ fn a_flow_that_owes_a_part_goes_on_in_order_when_that_is_complete() {
 #[test]
 fn what_attaches_anew_after_it_held_the_window_goes_unscheduled() {
     let mut daemon = Laxityd::start(SMALL);
-    let honest = daemon.client("honest");
-    let mut lane = honest.lane();
+    let (_honest, mut lane) = daemon.worker("honest");
     let hostile = daemon.attach("hostile");
     let mut hostile_lane = hostile.lane();
     let held = grab(&mut hostile_lane, Stage::Collective);

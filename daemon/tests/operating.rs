@@ -99,8 +99,7 @@ fn every_documented_metric_is_served_and_nothing_else() {
 #[test]
 fn bypass_lets_everything_out_at_once_and_new_clients_too_until_it_is_switched_off() {
     let daemon = Laxityd::start(SMALL);
-    let client = daemon.client("worker");
-    let mut lane = client.lane();
+    let (_client, mut lane) = daemon.worker("worker");
     let mut ticket = lane.submit(&flow(Stage::P2d, 1 << 20));
     let got = take(&mut lane, &mut ticket, 256 << 10);
     assert!(lane.poll(&mut ticket).is_none());
@@ -173,8 +172,7 @@ fn clients_are_told_the_dscp_of_levels_and_stages_and_changed_ones_after_a_reloa
 #[test]
 fn sigterm_releases_the_clients_and_leaves_nothing_behind() {
     let mut daemon = Laxityd::start(SMALL);
-    let client = daemon.client("worker");
-    let mut lane = client.lane();
+    let (_client, mut lane) = daemon.worker("worker");
     let mut ticket = lane.submit(&flow(Stage::P2d, 1 << 20));
     let mut got = take(&mut lane, &mut ticket, 256 << 10);
     daemon.signal(Signal::SIGTERM);

@@ -14,8 +14,7 @@ use support::{ByHand, Laxityd, SMALL, SOON, eventually, flow, goes_scheduled, se
 #[test]
 fn a_flow_is_permitted_in_chunks_each_byte_once_and_status_and_metrics_say_so() {
     let daemon = Laxityd::start(SMALL);
-    let client = daemon.client("worker");
-    let mut lane = client.lane();
+    let (_client, mut lane) = daemon.worker("worker");
     let permits = send(&mut lane, &flow(Stage::P2d, 1 << 20));
     assert_eq!(permits.iter().map(|g| g.bytes).sum::<u64>(), 1 << 20);
     assert!(permits.len() >= 4, "a window of four chunks allows no fewer permits than {permits:?}");
@@ -53,8 +52,7 @@ fn a_flow_is_permitted_in_chunks_each_byte_once_and_status_and_metrics_say_so() 
 #[test]
 fn collectives_of_an_idle_port_go_out_on_credit_after_the_first() {
     let daemon = Laxityd::start(SMALL);
-    let client = daemon.client("rank");
-    let mut lane = client.lane();
+    let (_client, mut lane) = daemon.worker("rank");
     for _ in 0..200 {
         send(&mut lane, &flow(Stage::Collective, 1000));
         std::thread::sleep(Duration::from_micros(50));
@@ -156,16 +154,14 @@ fn observe_accounts_for_bytes_and_delays_none() {
 #[test]
 fn a_client_that_ends_leaves_no_descriptor_no_mapping_and_no_flow() {
     let daemon = Laxityd::start(SMALL);
-    let waiting = daemon.client("waiting");
-    let mut waiting_lane = waiting.lane();
+    let (_waiting, mut waiting_lane) = daemon.worker("waiting");
     let before = eventually("the daemon has settled", || {
         let first = daemon.holdings();
         std::thread::sleep(Duration::from_millis(20));
         (first == daemon.holdings() && daemon.status().clients.len() == 1).then_some(first)
     });
     for round in 0..100 {
-        let client = daemon.client("short-lived");
-        let mut lane = client.lane();
+        let (_client, mut lane) = daemon.worker("short-lived");
         // A whole window is permitted and never completed. It must be free again after the client's
         // end.
         let mut ticket = lane.submit(&flow(Stage::P2d, 1 << 20));
@@ -188,8 +184,7 @@ fn a_client_that_ends_leaves_no_descriptor_no_mapping_and_no_flow() {
 #[test]
 fn a_client_whose_memory_holds_garbage_is_released_and_nobody_else_notices() {
     let mut daemon = Laxityd::start(SMALL);
-    let honest = daemon.client("honest");
-    let mut lane = honest.lane();
+    let (_honest, mut lane) = daemon.worker("honest");
     send(&mut lane, &flow(Stage::P2d, 10));
 
     let mut hostile = ByHand::attach(&daemon, "hostile");
@@ -240,8 +235,7 @@ fn clients_beyond_the_limit_are_refused_and_served_once_there_is_room() {
 #[test]
 fn flows_beyond_the_limit_of_a_client_and_of_unknown_nics_go_out_unscheduled() {
     let daemon = Laxityd::start(&format!("[scheduler]\nflows_per_client_max = 2\n{SMALL}"));
-    let client = daemon.client("greedy");
-    let mut lane = client.lane();
+    let (_client, mut lane) = daemon.worker("greedy");
     let mut tickets: Vec<_> = (0..3).map(|_| lane.submit(&flow(Stage::P2d, 1 << 20))).collect();
     let third = lane.wait(&mut tickets[2]);
     assert_eq!((third.bytes, third.last), (1 << 20, true));
@@ -262,8 +256,7 @@ fn flows_beyond_the_limit_of_a_client_and_of_unknown_nics_go_out_unscheduled() {
 #[test]
 fn hints_reach_admission_and_deadlines_are_judged() {
     let daemon = Laxityd::start(&format!("slo_ttft = \"1ns\"\n{SMALL}"));
-    let client = daemon.client("engine");
-    let mut lane = client.lane();
+    let (_client, mut lane) = daemon.worker("engine");
     lane.hint(Hint::BatchBegin { batch: 1, layers: 4, layer_time_ns: 1_000_000 });
     lane.hint(Hint::RequestJoin { batch: 1, request: 11, deadline_ns: 0, bytes: 1000 });
     lane.hint(Hint::LayerBegin { batch: 1, layer: 0 });
@@ -323,8 +316,7 @@ fn went_on_credit(lane: &mut Lane, flow: &Flow) -> bool {
 #[test]
 fn a_work_request_larger_than_the_window_is_permitted_in_one_piece() {
     let daemon = Laxityd::start(SMALL);
-    let client = daemon.client("worker");
-    let mut lane = client.lane();
+    let (_client, mut lane) = daemon.worker("worker");
     // A deadline makes the flow an ordered one.
     let mut large = work_request(Stage::P2d, 64 << 20);
     large.deadline_ns = u64::MAX / 2;

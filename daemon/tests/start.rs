@@ -6,26 +6,24 @@ mod support;
 
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use laxity_daemon::sockets;
 use nix::sys::signal::Signal;
 use support::{Laxityd, PLAYS, Role, SMALL, SOON, STRANGER, is_root, role, until};
 
-/// Starts a daemon with these sockets and this metrics address. Returns the error of its refusal.
+/// Starts a daemon with these sockets and this metrics address.
+fn spawn(socket: &Path, control: &Path, metrics: &str) -> Child {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_laxityd"));
+    command.arg("--socket").arg(socket).arg("--control").arg(control);
+    command.arg(format!("--set=metrics={metrics:?}")).stderr(Stdio::piped());
+    command.env_remove("LAXITY_CONFIG").env_remove("LAXITY_LOG").spawn().unwrap()
+}
+
+/// Returns the error of a daemon that does not start.
 fn refused(socket: &Path, control: &Path, metrics: &str) -> String {
-    let mut child = Command::new(env!("CARGO_BIN_EXE_laxityd"))
-        .arg("--socket")
-        .arg(socket)
-        .arg("--control")
-        .arg(control)
-        .arg(format!("--set=metrics={metrics:?}"))
-        .env_remove("LAXITY_CONFIG")
-        .env_remove("LAXITY_LOG")
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
+    let mut child = spawn(socket, control, metrics);
     let end = Instant::now() + SOON;
     while child.try_wait().unwrap().is_none() && Instant::now() < end {
         std::thread::sleep(Duration::from_millis(5));
@@ -82,17 +80,7 @@ fn a_taken_metrics_address_stops_no_daemon_and_is_served_once_it_is_free() {
     let address = taken.local_addr().unwrap();
     let folder = tempfile::tempdir().unwrap();
     let control = folder.path().join("control");
-    let mut child = Command::new(env!("CARGO_BIN_EXE_laxityd"))
-        .arg("--socket")
-        .arg(folder.path().join("socket"))
-        .arg("--control")
-        .arg(&control)
-        .arg(format!("--set=metrics=\"{address}\""))
-        .env_remove("LAXITY_CONFIG")
-        .env_remove("LAXITY_LOG")
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
+    let mut child = spawn(&folder.path().join("socket"), &control, &address.to_string());
     until("it serves operators", || {
         let client = laxity_wire::ControlClient::connect(&control, SOON);
         client.and_then(|mut client| client.status()).is_ok()
@@ -212,25 +200,25 @@ fn locks_and_sockets_that_are_roots_and_nobodys_do_not_keep_the_service_from_sta
     }
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name);
+    let only_root = |name: &str| {
+        std::fs::set_permissions(path(name), std::fs::Permissions::from_mode(0o600)).unwrap();
+    };
     chown(folder.path(), Some(STRANGER), Some(STRANGER)).unwrap();
     // An older version that was killed left a lock that only root may open.
-    let lock = path("laxityd.sock.lock");
-    std::fs::write(&lock, "").unwrap();
-    std::fs::set_permissions(&lock, std::fs::Permissions::from_mode(0o600)).unwrap();
+    std::fs::write(path("laxityd.sock.lock"), "").unwrap();
+    only_root("laxityd.sock.lock");
     // It also left a socket that only root may connect to.
     drop(std::os::unix::net::UnixListener::bind(path("control.sock")).unwrap());
-    let only = std::fs::Permissions::from_mode(0o600);
-    std::fs::set_permissions(path("control.sock"), only).unwrap();
+    only_root("control.sock");
     let said = service(folder.path());
     assert!(said.contains("bound"), "{said}");
 
     // A lock that may be in use is left alone and named in the error.
     std::fs::write(path("control.sock.lock"), "").unwrap();
     chown(path("control.sock.lock"), Some(0), Some(0)).unwrap();
-    let only = std::fs::Permissions::from_mode(0o600);
-    std::fs::set_permissions(path("control.sock.lock"), only.clone()).unwrap();
+    only_root("control.sock.lock");
     drop(std::os::unix::net::UnixListener::bind(path("control.sock")).unwrap());
-    std::fs::set_permissions(path("control.sock"), only).unwrap();
+    only_root("control.sock");
     let said = service(folder.path());
     assert!(said.contains("its lock file") && said.contains("root"), "{said}");
 }

@@ -78,3 +78,17 @@ pub fn part<'a>(dom: &'a str, id: &str) -> &'a str {
     let rest = &dom[from..];
     &rest[..rest.find("</section>").unwrap_or(rest.len())]
 }
+
+/// Checks that a page has no inline code and nothing from other sites, and that its script sets text
+/// only.
+///
+/// # Panics
+/// Panics with what it found.
+pub fn assert_own_content(page: &str, script: &str) {
+    for forbidden in ["<style", "style=", "onclick", "onload", "http:", "https:", "//cdn"] {
+        assert!(!page.contains(forbidden), "{forbidden}");
+    }
+    for forbidden in ["innerHTML", "outerHTML", "insertAdjacent", "document.write", "eval("] {
+        assert!(!script.contains(forbidden), "{forbidden}");
+    }
+}

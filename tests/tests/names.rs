@@ -7,12 +7,11 @@ use crate::sources::{files, none, text};
 use crate::tidy::{is_generated, is_test};
 
 /// Names that several parts of the product define, with the reasons.
-const MAY_REPEAT: [(&str, &str); 6] = [
+const MAY_REPEAT: [(&str, &str); 5] = [
     ("Arguments", "a program's command line"),
     ("Config", "a service's configuration"),
     ("ConfigError", "why a service can't use its configuration"),
     ("Flow", "a transfer, as a client submits it and as a link schedules it"),
-    ("Page", "a manual page of a service"),
     ("Permit", "a link's decision, and what the application sees of it (docs/glossary.md)"),
 ];
 

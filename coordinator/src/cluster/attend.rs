@@ -1,7 +1,7 @@
 //! Beginning and end of streams, and ports of hosts.
 
+use laxity_policy::Time;
 use laxity_policy::admission::AdmissionEvent;
-use laxity_policy::{Span, Time};
 use laxity_wire::v1::{self, Hello, Welcome, from_coordinator::Message};
 
 use super::Cluster;
@@ -34,13 +34,11 @@ impl Cluster {
             Some(&id) => id,
             None => self.admit(now, hello, tenant)?,
         };
-        if let Some(host) = self.hosts.get_mut(id) {
-            let mut hellos = host.hellos;
-            if hellos.took(now, 1, HELLOS_PER_S) > Span::ZERO {
-                host.counters.refused_hellos += 1;
-                return Err(goodbye(v1::GoodbyeReason::Protocol, TOO_OFTEN));
-            }
-            host.hellos = hellos;
+        if let Some(host) = self.hosts.get_mut(id)
+            && !host.hellos.admits(now, HELLOS_PER_S)
+        {
+            host.counters.refused_hellos += 1;
+            return Err(goodbye(v1::GoodbyeReason::Protocol, TOO_OFTEN));
         }
         let has_same_ports = self.hosts.get(id).is_some_and(|host| {
             let known = host.ports.iter().map(|port| &port.info);
@@ -64,9 +62,6 @@ impl Cluster {
     }
 
     /// Checks whether `host` can be the name of a host.
-    ///
-    /// # Errors
-    /// Returns what is wrong with the name.
     pub fn check_name(host: &str) -> Result<(), &'static str> {
         if host.is_empty() || host.len() > 253 {
             return Err("a host name has 1 to 253 bytes");
@@ -145,9 +140,7 @@ impl Cluster {
     }
 
     fn set_rates(&mut self, now: Time, id: HostId, infos: &[v1::PortInfo]) {
-        let Some(host) = self.hosts.get_mut(id) else {
-            return;
-        };
+        let Some(host) = self.hosts.get_mut(id) else { return };
         for (port, info) in host.ports.iter_mut().zip(infos) {
             port.info.rate_bytes_per_s = info.rate_bytes_per_s;
             let event =

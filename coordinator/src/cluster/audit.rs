@@ -94,6 +94,6 @@ impl Cluster {
         let known = (work.requests.len(), work.request_names.len());
         agree(known == (requests, requests), || "a request is in no batch".into())?;
         let fetches: usize = hosts.iter().map(|(id, _)| self.fetches.of_host(id).count()).sum();
-        agree(self.fetches.len() == fetches, || "a fetch is nobody's".into())
+        agree(self.fetches.0.len() == fetches, || "a fetch is nobody's".into())
     }
 }

@@ -9,7 +9,7 @@ use super::host::{HostId, Tenant};
 use super::table::Key;
 
 /// A batch that one or more hosts take part in.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct ClusterBatch {
     /// The id that hosts use for the batch.
     pub(super) name: u64,
@@ -30,18 +30,7 @@ pub(super) struct ClusterBatch {
 impl ClusterBatch {
     /// Creates a batch of which only the announcer is known.
     pub(super) fn new(name: u64, tenant: Tenant, owner: HostId, now: Time) -> Self {
-        Self {
-            name,
-            tenant,
-            members: vec![owner],
-            invited: Vec::new(),
-            requests: BTreeSet::new(),
-            arrived: now,
-            started: None,
-            layer: 0,
-            layers: 0,
-            sort_key: None,
-        }
+        Self { name, tenant, members: vec![owner], arrived: now, ..Self::default() }
     }
 
     pub(super) fn owner(&self) -> Option<HostId> {

@@ -88,9 +88,7 @@ impl Cluster {
             Some(note) => self.hosts.drained.insert(name.to_owned(), note),
             None => self.hosts.drained.remove(name),
         };
-        let Some(&id) = self.hosts.names.get(name) else {
-            return 0;
-        };
+        let Some(&id) = self.hosts.names.get(name) else { return 0 };
         let batches = self.hosts.get(id).map_or(0, |host| host.batches.len());
         if drain {
             self.forget_reports(now, id);

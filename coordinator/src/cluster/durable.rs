@@ -68,7 +68,6 @@ impl SavedNote {
 
 impl Cluster {
     /// Returns the state that the next leader needs, after `change`.
-    #[must_use]
     pub fn durable(&self, now: Time, change: Option<&Change>) -> Durable {
         let saved = |(host, note): (&String, &Note)| (host.clone(), SavedNote::of(now, note));
         let mut drains: BTreeMap<_, _> = self.hosts.drained.iter().map(saved).collect();

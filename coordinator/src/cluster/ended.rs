@@ -6,11 +6,12 @@
 //! milliseconds at most, so this is slightly stricter than what users saw.
 
 use laxity_policy::Time;
+use serde::Serialize;
 
 use super::batch::ClusterRequest;
 
 /// Requests that ended since the coordinator started.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct EndedRequests {
     /// Requests that ended by their deadline.
     pub in_time: u64,

@@ -55,10 +55,6 @@ impl ReportIntake<'_> {
         Ok(())
     }
 
-    pub(super) fn batch_started(&mut self, key: Key) {
-        if self.workload.start(self.now, key) {}
-    }
-
     pub(super) fn batch_finished(&mut self, name: u64) -> IntakeResult {
         let key = match self.batch_of(name) {
             // The announcer's report came first, since hosts don't wait for each other.
@@ -92,7 +88,7 @@ impl ReportIntake<'_> {
             }
         }
         if is_owner && said.started {
-            self.batch_started(key);
+            self.workload.start(self.now, key);
         }
         // A host that joins a batch with a rank needs the rank.
         if has_joined && let Some(batch) = self.workload.batches.get(key) {
@@ -208,9 +204,7 @@ impl ReportIntake<'_> {
 
     pub(super) fn port_load(&mut self, mut said: v1::PortLoad) -> Result<(), Refused> {
         let id = self.port(said.port)?;
-        let Some(host) = self.hosts.get_mut(self.id) else {
-            return Ok(());
-        };
+        let Some(host) = self.hosts.get_mut(self.id) else { return Ok(()) };
         said.queued_level_bytes.truncate(laxity_policy::Level::ROWS);
         said.queued_stage_bytes.truncate(laxity_policy::Stage::ALL.len());
         said.load_permille = said.load_permille.min(1000);
@@ -260,11 +254,9 @@ impl ReportIntake<'_> {
             Err((RefusalReason::Unknown, _)) => return Ok(()),
             known => known?,
         };
-        let Some((victim, rate)) = self.victim(said)? else {
-            return Ok(());
-        };
+        let Some((victim, rate)) = self.victim(said)? else { return Ok(()) };
         let wanted = (batch, said.request, victim);
-        if let Some(fetch) = self.fetches.get_mut(self.id, said.fetch) {
+        if let Some(fetch) = self.fetches.0.get_mut(&(self.id, said.fetch)) {
             if (fetch.batch, fetch.request, fetch.victim) == wanted {
                 fetch.mark = self.mark;
                 return Ok(());
@@ -279,7 +271,7 @@ impl ReportIntake<'_> {
         });
         self.hosts.charge(self.id, Charge::Fetch)?;
         let fetch = ClusterFetch { mark: self.mark, batch, request: said.request, victim };
-        self.fetches.open(self.id, said.fetch, fetch);
+        self.fetches.0.insert((self.id, said.fetch), fetch);
         let load = ReportedLoad {
             port: victim,
             by: self.id,

@@ -341,17 +341,9 @@ fn sentences(decision: &Decision, told: &v1::ExplainResponse) -> Vec<String> {
             Rate(told.bottleneck_rate_bytes_per_s).about(),
         )),
     }
-    if decision.feasible {
-        text.push(format!(
-            "It should make it: {} more would have fitted.",
-            Bytes(told.room_bytes.unsigned_abs()).about()
-        ));
-    } else {
-        text.push(format!(
-            "It should be late: {} less would have fitted.",
-            Bytes(told.room_bytes.unsigned_abs()).about()
-        ));
-    }
+    let room = Bytes(told.room_bytes.unsigned_abs()).about();
+    let (end, room_is) = if decision.feasible { ("make it", "more") } else { ("be late", "less") };
+    text.push(format!("It should {end}: {room} {room_is} would have fitted."));
     for pruned in &told.pruned {
         text.push(match &pruned.port {
             None => format!("Request {} is pruned: computing alone makes it late.", pruned.request),

@@ -22,17 +22,9 @@ pub(super) struct ClusterFetch {
 type FetchId = (HostId, u64);
 
 #[derive(Debug, Default)]
-pub(super) struct ClusterFetches(BTreeMap<FetchId, ClusterFetch>);
+pub(super) struct ClusterFetches(pub(super) BTreeMap<FetchId, ClusterFetch>);
 
 impl ClusterFetches {
-    pub(super) fn len(&self) -> usize {
-        self.0.len()
-    }
-
-    pub(super) fn get_mut(&mut self, id: HostId, number: u64) -> Option<&mut ClusterFetch> {
-        self.0.get_mut(&(id, number))
-    }
-
     /// Returns the fetches of a host with their numbers.
     pub(super) fn of_host(&self, id: HostId) -> impl Iterator<Item = (u64, &ClusterFetch)> {
         let open = self.0.range((id, 0)..=(id, u64::MAX));
@@ -43,13 +35,5 @@ impl ClusterFetches {
     pub(super) fn at_ports(&self, ports: &BTreeSet<PortId>) -> Vec<FetchId> {
         let from = self.0.iter().filter(|(_, fetch)| ports.contains(&fetch.victim));
         from.map(|(&id, _)| id).collect()
-    }
-
-    pub(super) fn open(&mut self, id: HostId, number: u64, fetch: ClusterFetch) {
-        self.0.insert((id, number), fetch);
-    }
-
-    pub(super) fn close(&mut self, id: HostId, number: u64) -> Option<ClusterFetch> {
-        self.0.remove(&(id, number))
     }
 }

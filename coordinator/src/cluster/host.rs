@@ -72,7 +72,7 @@ impl HostCounters {
 }
 
 /// A host with its ports, its stream and its outbox.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Host {
     pub(super) name: String,
     pub(super) tenant: Tenant,
@@ -110,31 +110,7 @@ pub(super) struct Host {
 impl Host {
     /// Creates a host without a stream or reports.
     pub(super) fn new(name: &str, tenant: Tenant) -> Self {
-        Self {
-            name: name.to_owned(),
-            tenant,
-            software: String::new(),
-            settings: None,
-            ports: Vec::new(),
-            stream: None,
-            lost_at: Time::ZERO,
-            heard_at: Time::ZERO,
-            hellos: Pace::new(),
-            capabilities: Vec::new(),
-            drained: false,
-            batches: BTreeMap::new(),
-            usage: Usage::default(),
-            mark: 0,
-            in_snapshot: false,
-            complete: false,
-            reported: 0,
-            considered: 0,
-            owed: false,
-            applied: None,
-            outbox: Outbox::default(),
-            told: false,
-            counters: HostCounters::default(),
-        }
+        Self { name: name.to_owned(), tenant, ..Self::default() }
     }
 
     /// Makes `stream` the host's current stream and resets what belonged to the one before.

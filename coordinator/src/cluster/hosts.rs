@@ -13,7 +13,7 @@ use super::quota::Quota;
 use super::refusal::{Refused, over_limit, unknown};
 use crate::limits::Limits;
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Hosts {
     slots: Vec<Option<Host>>,
     pub(super) names: HashMap<String, HostId>,
@@ -51,22 +51,13 @@ impl Hosts {
     pub(super) fn new(limits: &Limits) -> Self {
         let quota = |total, host_max| Quota::new(total, limits.hosts_max, host_max);
         Self {
-            slots: Vec::new(),
-            names: HashMap::new(),
-            lost: BTreeSet::new(),
-            drained: BTreeMap::new(),
-            port_hosts: Vec::new(),
-            addresses: HashMap::new(),
             quotas: [
                 quota(limits.batches_max, limits.batches_per_host_max),
                 quota(limits.requests_max, limits.requests_per_host_max),
                 quota(limits.loads_max, limits.loads_per_host_max),
                 quota(limits.fetches_max, limits.fetches_per_host_max),
             ],
-            unconsidered: BTreeSet::new(),
-            ready: Vec::new(),
-            streams: 0,
-            past: HostCounters::default(),
+            ..Self::default()
         }
     }
 
@@ -78,7 +69,6 @@ impl Hosts {
         self.slots.get_mut(id.0 as usize)?.as_mut()
     }
 
-    /// Returns the host if `stream` is its current stream.
     pub(super) fn speaking(&mut self, id: HostId, stream: u64) -> Option<&mut Host> {
         self.get_mut(id).filter(|host| host.stream == Some(stream))
     }
@@ -122,9 +112,7 @@ impl Hosts {
 
     /// Removes a host. The caller has undone what it reported.
     pub(super) fn remove(&mut self, id: HostId) {
-        let Some(host) = self.slots.get_mut(id.0 as usize).and_then(Option::take) else {
-            return;
-        };
+        let Some(host) = self.slots.get_mut(id.0 as usize).and_then(Option::take) else { return };
         self.lost.remove(&(host.lost_at, id));
         self.names.remove(&host.name);
         self.unconsidered.remove(&id);
@@ -150,7 +138,6 @@ impl Hosts {
         }
     }
 
-    /// Begins a new stream of the host and returns its number.
     pub(super) fn begin_stream(&mut self, now: Time, id: HostId, hello: &v1::Hello) -> u64 {
         self.streams += 1;
         let stream = self.streams;
@@ -164,7 +151,6 @@ impl Hosts {
         stream
     }
 
-    /// Charges the host for one more `what`.
     pub(super) fn charge(&mut self, id: HostId, what: Charge) -> Result<(), Refused> {
         let host = self.slots.get_mut(id.0 as usize).and_then(Option::as_mut);
         let held = &mut host.ok_or_else(|| unknown("host", 0))?.usage[what as usize];

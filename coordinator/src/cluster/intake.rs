@@ -160,9 +160,7 @@ impl Cluster {
 
     /// Processes the events of a report. Returns whether they need an order as an answer.
     fn take_events(&mut self, now: Time, id: HostId, report: Report, is_end: bool) -> bool {
-        let Some(mut intake) = self.intake(now, id) else {
-            return false;
-        };
+        let Some(mut intake) = self.intake(now, id) else { return false };
         let mut refusal: Option<v1::Refusal> = None;
         let mut owed = is_end;
         for (index, event) in report.events.into_iter().enumerate() {
@@ -189,9 +187,7 @@ impl Cluster {
             }
         }
         self.hosts.unconsidered.insert(id);
-        let Some(host) = self.hosts.get_mut(id) else {
-            return owed;
-        };
+        let Some(host) = self.hosts.get_mut(id) else { return owed };
         if is_end {
             host.in_snapshot = false;
             host.complete = true;
@@ -235,12 +231,12 @@ impl ReportIntake<'_> {
             }
             Event::BatchStarted(said) => {
                 if let Some(key) = self.owned_batch(said.batch)? {
-                    self.batch_started(key);
+                    self.workload.start(self.now, key);
                 }
             }
             Event::BatchProgress(said) => {
                 if let Some(key) = self.owned_batch(said.batch)? {
-                    self.batch_started(key);
+                    self.workload.start(self.now, key);
                     if let Some(batch) = self.workload.batches.get_mut(key) {
                         batch.layer = said.layer;
                     }

@@ -118,9 +118,7 @@ impl ReportIntake<'_> {
         }
         let is_foreign = |load: &ReportedLoad| !members.contains(&load.by);
         self.workload.drop_loads(self.hosts, key, |_, load| is_foreign(load));
-        let Some(request) = self.workload.requests.get_mut(key) else {
-            return Ok(());
-        };
+        let Some(request) = self.workload.requests.get_mut(key) else { return Ok(()) };
         request.batch = to;
         let (name, is_pruned) = (request.name, request.pruned);
         for batch in [from, to].into_iter().filter(|_| is_pruned) {
@@ -139,9 +137,7 @@ impl ReportIntake<'_> {
     pub(super) fn leave_batch(&mut self, key: Key) {
         let id = self.id;
         let batch = self.workload.batches.get_mut(key);
-        let Some(batch) = batch.filter(|batch| batch.members.contains(&id)) else {
-            return;
-        };
+        let Some(batch) = batch.filter(|batch| batch.members.contains(&id)) else { return };
         let Some(heir) = batch.members.iter().copied().find(|&other| other != id) else {
             return self.end_batch(key);
         };
@@ -179,9 +175,7 @@ impl ReportIntake<'_> {
         let (now, id) = (self.now, self.id);
         let (workload, hosts) = (&mut *self.workload, &mut *self.hosts);
         let gone = workload.drop_loads(hosts, key, |_, load| load.by == id);
-        let Some(request) = workload.requests.get(key) else {
-            return;
-        };
+        let Some(request) = workload.requests.get(key) else { return };
         if request.by == id {
             let heir = request.loads.first().map(|load| load.by);
             let has_heir = heir.is_some_and(|heir| workload.take_over(hosts, heir, key).is_ok());
@@ -196,9 +190,7 @@ impl ReportIntake<'_> {
 
     /// Removes a fetch that has ended or whose victim port is gone.
     pub(super) fn close_fetch(&mut self, id: HostId, number: u64) {
-        let Some(fetch) = self.fetches.close(id, number) else {
-            return;
-        };
+        let Some(fetch) = self.fetches.0.remove(&(id, number)) else { return };
         self.hosts.refund(id, Charge::Fetch);
         let mut others = self.fetches.of_host(id);
         let same = others.any(|(_, it)| (it.request, it.victim) == (fetch.request, fetch.victim));
@@ -217,9 +209,7 @@ impl ReportIntake<'_> {
     /// Removes what the host's snapshot, which has just ended, did not mention.
     pub(super) fn sweep(&mut self) {
         let (id, mark) = (self.id, self.mark);
-        let Some(host) = self.hosts.get(id) else {
-            return;
-        };
+        let Some(host) = self.hosts.get(id) else { return };
         let batches: Vec<(Key, bool)> =
             host.batches.iter().map(|(&key, &said)| (key, said == mark)).collect();
         let fetches = self.fetches.of_host(id);
@@ -233,9 +223,7 @@ impl ReportIntake<'_> {
             }
         }
         for (key, _) in batches {
-            let Some(batch) = self.workload.batches.get(key) else {
-                continue;
-            };
+            let Some(batch) = self.workload.batches.get(key) else { continue };
             let requests = batch.requests.clone();
             for &request in &requests {
                 let known = self.workload.requests.get(request);
@@ -261,9 +249,7 @@ impl ReportIntake<'_> {
 
     /// Undoes everything that the host reported.
     pub(super) fn forget_reports(&mut self) {
-        let Some(host) = self.hosts.get(self.id) else {
-            return;
-        };
+        let Some(host) = self.hosts.get(self.id) else { return };
         let batches: Vec<Key> = host.batches.keys().copied().collect();
         let ports: BTreeSet<PortId> = host.ports.iter().map(|port| port.id).collect();
         let own = self.fetches.of_host(self.id);

@@ -25,7 +25,6 @@ pub enum PolicyError {
         /// What is wrong and what would be right.
         problem: String,
     },
-    /// Somebody else changed the policy. Read it and try again.
     #[error(
         "the policy is at revision {current}, not {expected}: somebody changed it; read it again"
     )]
@@ -65,9 +64,6 @@ impl Default for ClusterPolicy {
 
 impl ClusterPolicy {
     /// Checks the range of every field.
-    ///
-    /// # Errors
-    /// Returns [`PolicyError::Invalid`] for the first invalid field.
     pub fn validate(&self) -> Result<(), PolicyError> {
         let fail = |field, problem| Err(PolicyError::Invalid { field, problem });
         if !matches!(self.policy, PolicyKind::Mfs | PolicyKind::Laxity) {
@@ -92,9 +88,6 @@ impl ClusterPolicy {
     }
 
     /// Returns this policy with the fields that `change` sets.
-    ///
-    /// # Errors
-    /// Returns [`PolicyError::Invalid`].
     pub fn with(mut self, change: &v1::Policy) -> Result<Self, PolicyError> {
         if let Some(name) = &change.policy {
             self.policy = name.parse().map_err(|unknown: UnknownPolicy| PolicyError::Invalid {
@@ -119,7 +112,6 @@ impl ClusterPolicy {
     }
 
     /// Returns the policy as operators get it, with every field.
-    #[must_use]
     pub fn to_wire(&self) -> v1::Policy {
         v1::Policy {
             policy: Some(self.policy.to_string()),

@@ -15,9 +15,7 @@ impl Cluster {
         let mut changed = Vec::new();
         // No other REDs changed in the last run.
         for (batch, red) in self.workload.admission.rescored() {
-            let Some(known) = self.workload.batches.get_mut(batch.0) else {
-                continue;
-            };
+            let Some(known) = self.workload.batches.get_mut(batch.0) else { continue };
             let key = rank::follow(known.sort_key, red, margin);
             if known.sort_key != Some(key) {
                 known.sort_key = Some(key);
@@ -60,9 +58,7 @@ impl Cluster {
 
     /// Takes the messages that wait for a host, with at most one order.
     pub fn take(&mut self, id: HostId, stream: u64) -> Taken {
-        let Some(host) = self.hosts.speaking(id, stream) else {
-            return Taken::Replaced;
-        };
+        let Some(host) = self.hosts.speaking(id, stream) else { return Taken::Replaced };
         let mut frames: Vec<FromCoordinator> = host.outbox.take_letters().collect();
         if !host.gets_orders() || !host.outbox.wants_order() {
             return Taken::Frames(frames);
@@ -77,9 +73,7 @@ impl Cluster {
         }
         let notes = host.outbox.take_notes();
         let contents = self.contents(id, &notes);
-        let Some(host) = self.hosts.get_mut(id) else {
-            return Taken::Replaced;
-        };
+        let Some(host) = self.hosts.get_mut(id) else { return Taken::Replaced };
         let base = if host.outbox.full { None } else { host.outbox.sent };
         host.outbox.full = false;
         host.outbox.answer = false;
@@ -94,14 +88,10 @@ impl Cluster {
     /// Builds the current contents of an order from the notes of a host's outbox.
     fn contents(&self, id: HostId, notes: &Outbox) -> Contents {
         let mut contents = Contents::default();
-        let Some(host) = self.hosts.get(id) else {
-            return contents;
-        };
+        let Some(host) = self.hosts.get(id) else { return contents };
         if notes.full {
             for &key in host.batches.keys() {
-                let Some(batch) = self.workload.batches.get(key) else {
-                    continue;
-                };
+                let Some(batch) = self.workload.batches.get(key) else { continue };
                 let rank = |sort_key| v1::Rank { batch: batch.name, sort_key };
                 contents.ranks.extend(batch.sort_key.map(rank));
                 let requests = batch.requests.iter();

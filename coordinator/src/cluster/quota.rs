@@ -2,7 +2,7 @@
 //! a cap. So memory is bounded, and no host can use up the part of another.
 
 /// Parts of a total that hosts take and give back.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Quota {
     reserved: usize,
     /// Maximum number of entries of one host, shared ones included.
@@ -45,9 +45,7 @@ impl Quota {
         }
         *held -= 1;
     }
-}
 
-impl Quota {
     /// Reports whether the shared part is what hosts hold beyond their reserved parts.
     pub(super) fn is_shared_by(&self, held: impl Iterator<Item = usize>) -> bool {
         let beyond = held.map(|held| held.saturating_sub(self.reserved));

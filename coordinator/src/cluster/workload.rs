@@ -96,22 +96,18 @@ impl Workload {
         }
     }
 
-    /// Records that the batch starts to compute. Returns false if it had started before.
-    pub(super) fn start(&mut self, now: Time, key: Key) -> bool {
-        let Some(batch) = self.batches.get_mut(key).filter(|it| it.started.is_none()) else {
-            return false;
-        };
-        batch.started = Some(now);
-        let batch = BatchId(key);
-        self.admission.handle(now, AdmissionEvent::BatchStarted { batch });
-        true
+    /// Records that the batch starts to compute, unless it had started before.
+    pub(super) fn start(&mut self, now: Time, key: Key) {
+        if let Some(batch) = self.batches.get_mut(key).filter(|it| it.started.is_none()) {
+            batch.started = Some(now);
+            let batch = BatchId(key);
+            self.admission.handle(now, AdmissionEvent::BatchStarted { batch });
+        }
     }
 
     /// Ends a batch with all its requests. Its members get an order in which it has no rank.
     pub(super) fn end_batch(&mut self, now: Time, hosts: &mut Hosts, key: Key) {
-        let Some(batch) = self.batches.get(key) else {
-            return;
-        };
+        let Some(batch) = self.batches.get(key) else { return };
         let (name, pruned) = (batch.name, self.pruned_of(batch));
         let requests = batch.requests.clone();
         self.tell_members(hosts, key, |outbox| {
@@ -123,9 +119,7 @@ impl Workload {
         }
         let event = AdmissionEvent::BatchDeparted { batch: BatchId(key) };
         self.admission.handle(now, event);
-        let Some(batch) = self.batches.remove(key) else {
-            return;
-        };
+        let Some(batch) = self.batches.remove(key) else { return };
         self.batch_names.remove(&(batch.tenant, batch.name));
         if let Some(owner) = batch.owner() {
             hosts.refund(owner, Charge::Batch);
@@ -176,9 +170,7 @@ impl Workload {
         id: HostId,
         key: Key,
     ) -> Result<(), Refused> {
-        let Some(request) = self.requests.get_mut(key) else {
-            return Ok(());
-        };
+        let Some(request) = self.requests.get_mut(key) else { return Ok(()) };
         hosts.charge(id, Charge::Request)?;
         let before = core::mem::replace(&mut request.by, id);
         request.mark = hosts.get(id).map_or(0, |host| host.mark);
@@ -197,9 +189,7 @@ impl Workload {
         let own =
             |hosts: &Hosts, load: &ReportedLoad| load.by == id && hosts.owns_port(id, load.port);
         self.drop_loads(hosts, key, own);
-        let Some(request) = self.requests.get_mut(key) else {
-            return Ok(());
-        };
+        let Some(request) = self.requests.get_mut(key) else { return Ok(()) };
         for (index, load) in loads.iter().enumerate() {
             if load.bytes == 0 || loads[..index].iter().any(|other| other.port == load.port) {
                 continue;
@@ -213,9 +203,7 @@ impl Workload {
     /// Adds the load of a fetch for a request on another host's port. Returns false if there is no
     /// room.
     pub(super) fn add_load(&mut self, hosts: &mut Hosts, key: Key, load: ReportedLoad) -> bool {
-        let Some(request) = self.requests.get_mut(key) else {
-            return false;
-        };
+        let Some(request) = self.requests.get_mut(key) else { return false };
         let same = |other: &&mut ReportedLoad| (other.by, other.port) == (load.by, load.port);
         if let Some(known) = request.loads.iter_mut().find(same) {
             known.bytes = known.bytes.saturating_add(load.bytes);
@@ -235,9 +223,7 @@ impl Workload {
         key: Key,
         goes: impl Fn(&Hosts, &ReportedLoad) -> bool,
     ) -> usize {
-        let Some(request) = self.requests.get_mut(key) else {
-            return 0;
-        };
+        let Some(request) = self.requests.get_mut(key) else { return 0 };
         let before = request.loads.len();
         request.loads.retain(|load| {
             let goes = goes(hosts, load);
@@ -251,9 +237,7 @@ impl Workload {
 
     /// Passes a request's current state to admission.
     pub(super) fn tell_admission(&mut self, now: Time, hosts: &Hosts, key: Key) {
-        let Some(request) = self.requests.get(key) else {
-            return;
-        };
+        let Some(request) = self.requests.get(key) else { return };
         let owns = |by: HostId, port: PortId| hosts.owns_port(by, port);
         let event = AdmissionEvent::RequestJoined {
             batch: BatchId(request.batch),
@@ -266,9 +250,7 @@ impl Workload {
         let request = RequestId(key);
         let ended = AdmissionEvent::RequestEnded { request };
         self.admission.handle(now, ended);
-        let Some(request) = self.remove_request(hosts, key) else {
-            return;
-        };
+        let Some(request) = self.remove_request(hosts, key) else { return };
         if let Some(batch) = self.batches.get_mut(request.batch) {
             batch.requests.remove(&key);
         }

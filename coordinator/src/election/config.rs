@@ -65,9 +65,6 @@ impl EtcdConfig {
     }
 
     /// Reads the files in the same way as a connection to etcd does.
-    ///
-    /// # Errors
-    /// Returns the first file that cannot be used.
     pub(crate) fn check_files(&self) -> Result<(), Unusable> {
         self.tls().map(|_| ())
     }

@@ -25,16 +25,12 @@ pub(super) mod pb {
     tonic::include_proto!("etcdserverpb");
 }
 
-/// An error of a call to etcd.
 #[derive(Debug, Error)]
 pub(crate) enum EtcdError {
-    /// An endpoint is no URL, or the TLS settings are invalid.
     #[error("etcd.{key}: {problem}; fix the configuration")]
     Setup { key: &'static str, problem: String },
-    /// A file of `[etcd]` cannot be used.
     #[error("{0}; fix the file, or name another one")]
     File(laxity_credentials::Unusable),
-    /// No endpoint answered.
     #[error(
         "etcd at {endpoints}: {status}; is it running and reachable (etcdctl endpoint health)?"
     )]

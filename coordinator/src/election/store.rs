@@ -31,7 +31,6 @@ pub(crate) trait LeaderState: Send + Sync + 'static {
 /// What a save builds on.
 #[derive(Debug, Default)]
 struct Chain {
-    /// The term of this leadership.
     term: u64,
     /// etcd's revision at which the state was written last. 0: never.
     revision: i64,
@@ -54,7 +53,6 @@ pub(crate) enum SaveError {
     /// Another coordinator leads. etcd may have executed the save before that.
     #[error("another coordinator leads now; ask that one")]
     Fenced,
-    /// etcd did not answer.
     #[error("{0}")]
     Etcd(#[from] EtcdError),
 }

@@ -137,11 +137,11 @@ async fn serve(
     let (id, stream) = match attended {
         Ok(attended) => attended,
         Err(refused) => {
+            let detail = &refused.detail;
             // A host that tries without end must not fill the log.
-            if refused.detail == TOO_OFTEN {
-                debug!(host = %hello.host, detail = TOO_OFTEN, "a daemon was not let in");
-            } else {
-                warn!(host = %hello.host, detail = %refused.detail, "a daemon was not let in");
+            match detail == TOO_OFTEN {
+                true => debug!(host = %hello.host, %detail, "a daemon was not let in"),
+                false => warn!(host = %hello.host, %detail, "a daemon was not let in"),
             }
             return part(&sender, refused).await;
         }
@@ -196,7 +196,7 @@ async fn read(
     inbound: &mut Streaming<FromDaemon>,
     mut era: watch::Receiver<u64>,
 ) -> Option<Goodbye> {
-    let mut pace = Pace::new();
+    let mut pace = Pace::default();
     let mut fenced = false;
     let mut stopping = shared.stopping.clone();
     // A second receiver, so that the first one still sees a change that this one has seen.
@@ -316,9 +316,7 @@ async fn write(
         let heartbeat = Duration::from(shared.config().heartbeat);
         let woken = tokio::time::timeout(heartbeat, woken.notified()).await;
         // Reserve room before taking messages, so that these are the newest when they are sent.
-        let Ok(mut room) = sender.reserve().await else {
-            return;
-        };
+        let Ok(room) = sender.reserve().await else { return };
         if !shared.lead.holds() {
             return;
         }
@@ -338,10 +336,7 @@ async fn write(
             None => continue,
         }
         for frame in frames {
-            room = match sender.reserve().await {
-                Ok(room) => room,
-                Err(_) => return,
-            };
+            let Ok(room) = sender.reserve().await else { return };
             room.send(Ok(frame));
         }
     }

@@ -12,11 +12,12 @@ use std::future::poll_fn;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use laxity_listen::{AcceptErrors, ConnectionSlot, ConnectionSlots, LineLimit, descriptors_max};
+use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
@@ -102,9 +103,7 @@ impl Connection {
     /// Counts bytes of the preface and fails when the time limit is over. After the preface, HTTP/2
     /// has its own limits.
     fn poll_preface(&mut self, cx: &mut Context<'_>, read: usize) -> Poll<io::Result<()>> {
-        let Some((missing, late)) = &mut self.preface else {
-            return Poll::Ready(Ok(()));
-        };
+        let Some((missing, late)) = &mut self.preface else { return Poll::Ready(Ok(())) };
         *missing = missing.saturating_sub(read);
         if *missing == 0 {
             self.preface = None;
@@ -265,10 +264,7 @@ async fn greet(
     let stream = match accepted {
         Ok(Ok(stream)) => stream,
         Ok(Err((error, stream))) => {
-            let line = {
-                let mut refusals = refusals.lock().unwrap_or_else(PoisonError::into_inner);
-                refusals.take(Instant::now())
-            };
+            let line = refusals.lock().take(Instant::now());
             if let Some(left_out) = line {
                 warn!(%address, %error, left_out, "a connection was refused: no valid certificate");
             }

@@ -1,8 +1,6 @@
 //! The service `laxity.v1.Operator`, for people and tools.
 
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 
 use laxity_policy::Time;
 use laxity_wire::v1::operator_server::Operator;
@@ -14,7 +12,6 @@ use laxity_wire::v1::{
 };
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::mpsc;
-use tokio_stream::Stream;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 use tracing::info;
@@ -29,7 +26,6 @@ use crate::shared::Shared;
 /// Maximum number of streams of `Watch` at a time.
 const WATCHERS_MAX: usize = 256;
 
-/// The `Operator` service.
 pub(crate) struct OperatorService {
     shared: Arc<Shared>,
 }
@@ -74,9 +70,7 @@ impl OperatorService {
             let (mut cluster, now) = (self.shared.cluster(), self.shared.now());
             (cluster.apply(now, change), read(&cluster, now))
         };
-        let Some(store) = &self.shared.store else {
-            return Ok(apply(self.planned(&plan)?));
-        };
+        let Some(store) = &self.shared.store else { return Ok(apply(self.planned(&plan)?)) };
         let prepare = || {
             let change = self.planned(&plan)?;
             let state = saved(&self.shared.cluster(), self.shared.now(), Some(&change));
@@ -95,15 +89,7 @@ impl From<SaveError> for Status {
     }
 }
 
-pub(crate) struct WatchEvents(ReceiverStream<Result<WatchEvent, Status>>);
-
-impl Stream for WatchEvents {
-    type Item = Result<WatchEvent, Status>;
-
-    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        Pin::new(&mut self.0).poll_next(cx)
-    }
-}
+type WatchEvents = ReceiverStream<Result<WatchEvent, Status>>;
 
 #[tonic::async_trait]
 impl Operator for OperatorService {
@@ -238,7 +224,7 @@ impl Operator for OperatorService {
                 }
             }
         });
-        Ok(Response::new(WatchEvents(ReceiverStream::new(receiver))))
+        Ok(Response::new(ReceiverStream::new(receiver)))
     }
 }
 

@@ -18,10 +18,6 @@ pub(super) struct History {
 }
 
 impl History {
-    pub(super) fn new() -> Self {
-        Self::default()
-    }
-
     fn since(&self, sums: EndedRequests) -> [u64; 2] {
         [
             sums.in_time.saturating_sub(self.before.in_time),
@@ -55,7 +51,7 @@ mod tests {
 
     #[test]
     fn a_bucket_has_what_ended_since_the_one_before_and_the_open_one_shows_at_once() {
-        let mut history = History::new();
+        let mut history = History::default();
         assert_eq!(history.buckets(sums(3, 1)), [[3, 1]]);
         history.close(sums(5, 1));
         assert_eq!(history.buckets(sums(5, 4)), [[5, 1], [0, 3]]);
@@ -63,7 +59,7 @@ mod tests {
 
     #[test]
     fn an_hour_is_kept() {
-        let mut history = History::new();
+        let mut history = History::default();
         for n in 0..1000 {
             history.close(sums(n, 0));
         }

@@ -1,13 +1,13 @@
 //! The page's data as one JSON document: `GET /api/state`. Its size is bounded for any cluster: it
 //! has sums over everything, and the hosts and batches that matter most.
 
-use std::sync::{Mutex, PoisonError};
-
 use laxity_wire::v1::{self, BatchStatus, HostStatus, PolicyRevision, TenantStatus};
 use laxity_wire::view::{self, Queue};
+use parking_lot::Mutex;
 use serde::Serialize;
 
 use super::history::{EVERY, History};
+use crate::cluster::EndedRequests;
 use crate::shared::Shared;
 
 /// Maximum number of hosts that are listed.
@@ -60,11 +60,8 @@ struct QueueTotals {
 
 #[derive(Debug, Serialize)]
 struct Attainment {
-    /// Requests that ended by their deadline since the coordinator started.
-    in_time: u64,
-    late: u64,
-    late_pruned: u64,
-    undated: u64,
+    #[serde(flatten)]
+    ended: EndedRequests,
     bucket_s: u64,
     /// (in time, late) of each bucket, newest last. The last one is not complete.
     buckets: Vec<[u64; 2]>,
@@ -89,7 +86,6 @@ pub(super) fn state(shared: &Shared, history: &Mutex<History>) -> WebState {
             known.counters(),
         )
     };
-    let history = history.lock().unwrap_or_else(PoisonError::into_inner);
     let ended = cluster.ended;
     WebState {
         version: env!("CARGO_PKG_VERSION"),
@@ -110,12 +106,9 @@ pub(super) fn state(shared: &Shared, history: &Mutex<History>) -> WebState {
         },
         queues: queues(&hosts.hosts),
         attainment: Attainment {
-            in_time: ended.in_time,
-            late: ended.late,
-            late_pruned: ended.late_pruned,
-            undated: ended.undated,
+            ended,
             bucket_s: EVERY.as_secs(),
-            buckets: history.buckets(ended),
+            buckets: history.lock().buckets(ended),
         },
         hosts: first(hosts.hosts),
         batches: batches.batches,
@@ -175,18 +168,13 @@ mod tests {
     #[test]
     fn queues_of_hosts_with_different_numbers_of_levels_add_up() {
         let hosts = [host("a", true, &[1, 10]), host("b", true, &[2, 3, u64::MAX])];
-        let sums = queues(&hosts[..1]);
-        assert_eq!(sums.bytes, 1);
-        let sums = {
-            let mut sums = QueueTotals::default();
-            for host in &hosts {
-                add(&mut sums.by_level, view::by_level(&host.ports[0].queued_level_bytes));
-            }
-            sums
-        };
-        let told: Vec<(&str, u64)> =
-            sums.by_level.iter().map(|queue| (queue.name.as_str(), queue.bytes)).collect();
-        assert_eq!(told, [("P1", 3), ("P2", 3), ("scavenger", u64::MAX)]);
+        assert_eq!(queues(&hosts[..1]).bytes, 1);
+        let mut by_level = Vec::new();
+        for host in &hosts {
+            add(&mut by_level, view::by_level(&host.ports[0].queued_level_bytes));
+        }
+        let told = by_level.iter().map(|queue| (queue.name.as_str(), queue.bytes));
+        assert_eq!(told.collect::<Vec<_>>(), [("P1", 3), ("P2", 3), ("scavenger", u64::MAX)]);
     }
 
     #[test]

@@ -29,9 +29,7 @@ use crate::proxy;
 
 /// Sets the drop budget at coordinator `nth`. Returns whether it was set and saved.
 pub(crate) async fn set_drop_budget(group: &Group, nth: usize, budget: u32) -> bool {
-    let Some(channel) = group.channel(nth).await else {
-        return false;
-    };
+    let Some(channel) = group.channel(nth).await else { return false };
     let asked = SetPolicyRequest {
         change: Some(Policy { drop_budget: Some(budget), ..Policy::default() }),
         ..SetPolicyRequest::default()
@@ -51,9 +49,7 @@ pub(crate) async fn drop_budget(group: &Group, nth: usize) -> (Option<u32>, usiz
 
 #[tokio::test]
 async fn one_leads_others_say_who_and_its_successor_knows_policy_and_fences() {
-    let Some(mut group) = Group::start(2) else {
-        return;
-    };
+    let Some(mut group) = Group::start(2) else { return };
     let (leader, term) = group.leader().await;
     let other = 1 - leader;
     let mut turned_away = group.members[other].daemon("a").await.expect("answered");
@@ -80,9 +76,7 @@ async fn one_leads_others_say_who_and_its_successor_knows_policy_and_fences() {
 
 #[tokio::test]
 async fn a_leader_that_was_paused_sends_no_order_when_it_goes_on() {
-    let Some(group) = Group::start(2) else {
-        return;
-    };
+    let Some(group) = Group::start(2) else { return };
     let fence = Fence::default();
     let (first, mut old) = ordered(&group, &fence, 1).await;
     group.members[first].signal(Signal::SIGSTOP);
@@ -109,9 +103,7 @@ async fn a_leader_that_was_paused_sends_no_order_when_it_goes_on() {
 
 #[tokio::test]
 async fn without_etcd_nobody_leads_for_longer_than_the_lease_and_with_it_somebody_does_again() {
-    let Some(group) = Group::start(1) else {
-        return;
-    };
+    let Some(group) = Group::start(1) else { return };
     let fence = Fence::default();
     let (_, mut stream) = ordered(&group, &fence, 1).await;
     let term = fence.largest();
@@ -169,9 +161,7 @@ async fn no_order_of_a_fenced_leader_is_in_force_and_operators_hear_one_story_wh
         text.and_then(|text| text.parse().ok()).unwrap_or(default)
     };
     let (faults, seed) = (number("LAXITY_HA_FAULTS", 9), number("LAXITY_HA_SEED", 1));
-    let Some(mut group) = Group::delayed(3, 3, &proxy::at_random(seed)) else {
-        return;
-    };
+    let Some(mut group) = Group::delayed(3, 3, &proxy::at_random(seed)) else { return };
     let kinds = if group.net.is_some() { 9 } else { 5 };
     println!("LAXITY_HA_FAULTS={faults}, of {kinds} kinds in turn");
     let (operators, mut operating) = (Operators::new(&group), JoinSet::new());

@@ -37,7 +37,6 @@ struct EtcdMember {
     peer: String,
 }
 
-/// An etcd with one member or several.
 pub(crate) struct Etcd {
     members: Vec<EtcdMember>,
     folder: tempfile::TempDir,

@@ -101,9 +101,7 @@ fn search(entries: &[Entry]) -> Result<(), String> {
         let open: Vec<usize> = (0..entries.len()).filter(open).collect();
         // What happens next was called before the first answer that is still to come.
         let first = open.first().and_then(|&nth| Some((nth, entries[nth].1?)));
-        let Some((first, limit)) = first else {
-            return Ok(());
-        };
+        let Some((first, limit)) = first else { return Ok(()) };
         let answered = open.iter().map(|&nth| entries[nth]).filter(|entry| entry.1.is_some());
         let revision_max = answered.map(|entry| entry.2.revision_max()).min();
         let callable: Vec<usize> =
@@ -111,9 +109,7 @@ fn search(entries: &[Entry]) -> Result<(), String> {
         let (mut next, mut unknown) = (Vec::new(), Vec::new());
         for &nth in &callable {
             let (_, answered, operation) = entries[nth];
-            let Some(after) = operation.step(state) else {
-                continue;
-            };
+            let Some(after) = operation.step(state) else { continue };
             let mut node = (happened.clone(), after, None);
             node.0[nth / 64] |= 1 << (nth % 64);
             if answered.is_none() {

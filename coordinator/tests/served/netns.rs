@@ -27,9 +27,7 @@ pub(crate) const ETCD_HOST: &str = "198.18.0.1";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Link {
-    /// The link to etcd.
     Etcd,
-    /// The link to the daemons.
     Hosts,
 }
 
@@ -100,7 +98,6 @@ impl Net {
         setns(hub, CloneFlags::CLONE_NEWNET).map_err(|error| format!("setns: {error}"))
     }
 
-    /// Returns the namespace of coordinator `nth`.
     pub(crate) fn namespace(&self, nth: usize) -> String {
         format!("{}-{nth}", self.name)
     }

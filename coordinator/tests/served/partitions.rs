@@ -76,9 +76,7 @@ async fn stands_by(group: &Group, fence: &Fence, old: usize, then: u64) {
 #[tokio::test]
 async fn a_leader_that_is_cut_off_from_etcd_makes_no_order_when_another_leads_and_stands_by_later()
 {
-    let Some(group) = Group::apart(2) else {
-        return;
-    };
+    let Some(group) = Group::apart(2) else { return };
     let fence = Fence::default();
     for cut in [Cut::Near, Cut::Far] {
         let (first, mut old) = ordered(&group, &fence, 1).await;
@@ -103,9 +101,7 @@ async fn a_leader_that_is_cut_off_from_etcd_makes_no_order_when_another_leads_an
 
 #[tokio::test]
 async fn a_leader_that_is_cut_off_from_daemons_leads_on_and_they_come_back_to_it() {
-    let Some(group) = Group::apart(2) else {
-        return;
-    };
+    let Some(group) = Group::apart(2) else { return };
     let fence = Fence::default();
     for cut in [Cut::Near, Cut::Far] {
         // Try again if the lease ended, as may happen on a busy machine.

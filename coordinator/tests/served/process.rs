@@ -1,9 +1,9 @@
-//! Tests of `laxity-coordinator` as a process: its check and its signals.
+//! Tests of `laxity-coordinator` as a process: its signals.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, Command, Stdio};
 
 use laxity_wire::v1::from_coordinator::Message;
 use nix::sys::signal::{Signal, kill};
@@ -66,35 +66,6 @@ impl Drop for Process {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
-    }
-}
-
-fn check(text: &str) -> Output {
-    let folder = tempfile::tempdir().expect("a folder");
-    let path = folder.path().join("coordinator.toml");
-    fs::write(&path, text).expect("written");
-    let mut command = Command::new(PROGRAM);
-    command.arg("--check").arg("--config").arg(&path);
-    command.output().expect("built")
-}
-
-#[test]
-fn the_check_says_whether_a_configuration_can_be_used_and_what_is_wrong() {
-    let good = check("heartbeat = \"2s\"");
-    assert!(good.status.success(), "{good:?}");
-    for (text, word) in [
-        ("heartbeat = \"1ms\"", "heartbeat"),
-        ("listen = \"0.0.0.0:7471\"", "[tls]"),
-        (
-            "[tls]\ncert = \"/none\"\nkey = \"/none\"\nclient_ca = \"/none\"",
-            "tls.cert: /none: cannot be read",
-        ),
-        ("[etcd]\nendpoints = []\nadvertise = \"a\"", "etcd.endpoints"),
-        ("[etcd]\nendpoints = [\"http://a\"]\nadvertise = \"a\"\nttl = \"1s\"", "etcd.ttl"),
-    ] {
-        let bad = check(text);
-        let said = String::from_utf8_lossy(&bad.stderr);
-        assert!(!bad.status.success() && said.contains(word), "{text}: {said}");
     }
 }
 

@@ -31,9 +31,7 @@ async fn inherited(mut group: Group) -> (Option<u32>, usize) {
 
 #[tokio::test]
 async fn a_save_that_arrives_late_does_not_undo_a_later_one() {
-    let Some(group) = leader(&[[LATE_MS, 0]]).await else {
-        return;
-    };
+    let Some(group) = leader(&[[LATE_MS, 0]]).await else { return };
     assert!(set_drop_budget(&group, 0, 11).await, "the second endpoint answers");
     assert!(set_drop_budget(&group, 0, 12).await);
     assert_eq!(inherited(group).await, (Some(12), 2));
@@ -41,9 +39,7 @@ async fn a_save_that_arrives_late_does_not_undo_a_later_one() {
 
 #[tokio::test]
 async fn a_change_that_was_not_saved_in_time_is_never_in_force() {
-    let Some(group) = leader(&[[LATE_MS, 0], [LATE_MS, 0]]).await else {
-        return;
-    };
+    let Some(group) = leader(&[[LATE_MS, 0], [LATE_MS, 0]]).await else { return };
     let before = drop_budget(&group, 0).await.0;
     assert!(!set_drop_budget(&group, 0, 11).await);
     assert_eq!(drop_budget(&group, 0).await, (before, 0));
@@ -52,9 +48,7 @@ async fn a_change_that_was_not_saved_in_time_is_never_in_force() {
 
 #[tokio::test]
 async fn a_change_that_was_saved_without_an_answer_comes_into_force() {
-    let Some(group) = leader(&[[0, LATE_MS], [0, LATE_MS]]).await else {
-        return;
-    };
+    let Some(group) = leader(&[[0, LATE_MS], [0, LATE_MS]]).await else { return };
     assert!(!set_drop_budget(&group, 0, 11).await);
     let known = async {
         while drop_budget(&group, 0).await != (Some(11), 1) {

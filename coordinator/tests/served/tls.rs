@@ -69,9 +69,7 @@ async fn connect(
 /// Reports whether a connection answers requests. In TLS 1.3 a client learns only from the first
 /// read that it was refused.
 async fn works(served: &Served, trust: &Path, certificate: Option<(&Path, &str)>) -> bool {
-    let Ok(channel) = connect(served, trust, certificate).await else {
-        return false;
-    };
+    let Ok(channel) = connect(served, trust, certificate).await else { return false };
     let asked = OperatorClient::new(channel).list_hosts(ListHostsRequest {}).await;
     match asked {
         Ok(_) => true,

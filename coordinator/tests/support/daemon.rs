@@ -12,7 +12,7 @@ use laxity_wire::v1::coordination_client::CoordinationClient;
 use laxity_wire::v1::operator_client::OperatorClient;
 use laxity_wire::v1::{
     self, Ack, BatchArrived, Capability, Direction, Epoch, Event, FromCoordinator, FromDaemon,
-    Goodbye, Hello, Order, PortBytes, PortInfo, Refusal, Report, RequestLoad, SnapshotPiece,
+    Goodbye, Hello, Order, PortBytes, PortInfo, Report, RequestLoad, SnapshotPiece,
     event::Event as Kind, from_coordinator::Message, from_daemon,
 };
 use tokio::sync::mpsc;
@@ -245,14 +245,6 @@ impl Daemon {
             _ => None,
         };
         self.until(order).await
-    }
-
-    pub(crate) async fn refusal(&mut self) -> Refusal {
-        let refusal = |message: &Message| match message {
-            Message::Refusal(refusal) => Some(refusal.clone()),
-            _ => None,
-        };
-        self.until(refusal).await
     }
 
     pub(crate) async fn goodbye(&mut self) -> Goodbye {

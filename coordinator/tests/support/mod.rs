@@ -19,7 +19,6 @@ use tonic::transport::Endpoint;
 pub(crate) use self::daemon::PATIENCE;
 use self::daemon::{Daemon, hello};
 
-/// The name and reports of a daemon.
 #[derive(Clone, Debug)]
 pub(crate) struct Script {
     /// The name of its host, which may contain any characters.

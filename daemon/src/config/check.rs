@@ -208,9 +208,7 @@ impl Config {
     /// Checks the files that `[coordinator]` names, as the coordinator does.
     pub(super) fn check_certificates(&self) -> Checked {
         let coordinator = &self.coordinator;
-        let Ok(place) = channel::place(&coordinator.endpoint) else {
-            return Ok(());
-        };
+        let Ok(place) = channel::place(&coordinator.endpoint) else { return Ok(()) };
         if place.scheme == Scheme::Http {
             return Ok(());
         }
@@ -221,9 +219,7 @@ impl Config {
     /// Adds warnings about values of `[coordinator]` that are unsafe or have no effect.
     fn warn_of_coordinator(&self, warnings: &mut Vec<String>) {
         let coordinator = &self.coordinator;
-        let Ok(place) = channel::place(&coordinator.endpoint) else {
-            return;
-        };
+        let Ok(place) = channel::place(&coordinator.endpoint) else { return };
         if place.scheme == Scheme::Http {
             if !place.is_here && coordinator.insecure {
                 warnings.push(format!(

@@ -37,9 +37,7 @@ impl Config {
     /// `default`, which stands for all devices. Beside several, `default` is for traffic that names
     /// none of them, such as that of programs that name the network interface of an RDMA device.
     pub(super) fn discover(&mut self, root: &Path) {
-        let [own] = self.nic.as_slice() else {
-            return;
-        };
+        let [own] = self.nic.as_slice() else { return };
         let found = laxity_nic::nics(root);
         if *own != Self::default().nic[0] || found.len() < 2 {
             return;

@@ -11,24 +11,19 @@ pub const FILE_DEFAULT: &str = "/etc/laxity/laxityd.toml";
 /// A configuration that can't be used. The text names the file, the line and the remedy.
 #[derive(Debug, Error)]
 pub enum ConfigError {
-    /// The file can't be read.
     #[error("cannot read {path}: {cause}", path = .path.display())]
     Read {
-        /// The path of the file.
         path: PathBuf,
         /// The cause. It is no `source`, because the text contains it.
         cause: ReadError,
     },
-    /// Reading the file does not end, as on a network file system without its server.
     #[error("cannot read {path}: no answer within {waited:?}; nothing has changed. Is the file on \
         a network file system?", path = .path.display())]
     Slow {
-        /// The path of the file.
         path: PathBuf,
         /// How long the daemon waited.
         waited: std::time::Duration,
     },
-    /// A line of the file is wrong.
     #[error(
         "{origin}:{line}: {problem}\n{excerpt}  fix it, then test with `laxityd --check-config`; \
          `laxityd --show-config` lists every key"
@@ -38,17 +33,10 @@ pub enum ConfigError {
         origin: String,
         /// The number of the line, from 1.
         line: usize,
-        /// The problem.
         problem: String,
         /// The line as written.
         excerpt: String,
     },
-    /// A `--set` on the command line is wrong.
     #[error("--set {assignment}: {problem}")]
-    Set {
-        /// The assignment as given.
-        assignment: String,
-        /// The problem.
-        problem: String,
-    },
+    Set { assignment: String, problem: String },
 }

@@ -46,9 +46,7 @@ impl Config {
     /// # Errors
     /// The first file that can't be used, and where it is named.
     pub fn check_files(&self, path: Option<&Path>, sets: &[String]) -> Result<(), ConfigError> {
-        let Err(nonsense) = self.check_certificates() else {
-            return Ok(());
-        };
+        let Err(nonsense) = self.check_certificates() else { return Ok(()) };
         let problem = format!("{}: {}", nonsense.key, nonsense.problem);
         let names = |set: &&String| {
             let key = set.split('=').next().unwrap_or_default();
@@ -64,9 +62,6 @@ impl Config {
     }
 
     /// Parses and checks `text`. Errors name `origin`.
-    ///
-    /// # Errors
-    /// [`ConfigError::File`].
     pub fn parse(text: &str, origin: &str) -> Result<Self, ConfigError> {
         let fail = |problem, offset| at(text, origin, problem, offset);
         let (known, retired) = laxity_files::without_retired(text, &RETIRED);
@@ -113,7 +108,6 @@ impl Config {
 
     /// Returns a file that gives this configuration when read. Keys without a value are comments
     /// with the value in force.
-    #[must_use]
     pub fn to_toml(&self) -> String {
         let text = match toml::to_string(self) {
             Ok(text) => text,
@@ -203,9 +197,7 @@ fn place<'v>(root: &'v mut toml::Value, key: &str) -> Option<&'v mut toml::Value
 /// Returns the offset in `text` of the dotted `key`, or of its deepest part that is there.
 fn locate(text: &str, key: &str) -> usize {
     use toml::de::{DeTable, DeValue};
-    let Ok(root) = DeTable::parse(text) else {
-        return 0;
-    };
+    let Ok(root) = DeTable::parse(text) else { return 0 };
     let mut found = 0;
     let mut at = &DeValue::Table(root.into_inner());
     for part in key.split('.') {

@@ -1,6 +1,10 @@
 //! Names in files for values of other crates, as modules for `#[serde(with = …)]`. The policy crate
 //! has no dependencies, so it has no serde names itself.
 
+use laxity_policy::config::Granularity;
+use laxity_shm::layout::Mode;
+use laxity_shm::marking::Marking;
+
 pub(super) mod policy_name {
     //! The names of [`PolicyKind`](laxity_policy::PolicyKind) come from its own methods.
     use laxity_policy::PolicyKind;
@@ -15,35 +19,12 @@ pub(super) mod policy_name {
     }
 }
 
-/// Defines a module for `#[serde(with = …)]` with the names that come from a type's own methods.
-macro_rules! own_names {
-    ($module:ident, $type:ty, $($name:literal),+) => {
-        pub(super) mod $module {
-            //! Names in files, which come from the type's own methods.
-            use serde::{Deserialize, Deserializer, Serializer, de::Error};
-
-            pub(crate) fn serialize<S: Serializer>(value: &$type, s: S) -> Result<S::Ok, S::Error> {
-                s.serialize_str(value.name())
-            }
-
-            pub(crate) fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<$type, D::Error> {
-                let name = String::deserialize(d)?;
-                let unknown = || D::Error::unknown_variant(&name, &[$($name),+]);
-                <$type>::from_name(&name).ok_or_else(unknown)
-            }
-        }
-    };
-}
-
-own_names!(marking_name, laxity_shm::marking::Marking, "preserve", "levels", "off");
-own_names!(mode_name, laxity_shm::layout::Mode, "off", "observe", "enforce");
-
-/// Defines a module for `#[serde(with = …)]` with the names of a policy enum.
+/// Defines a module for `#[serde(with = …)]` with the names of an enum.
 macro_rules! names {
     ($module:ident, $type:ident, $($name:literal = $variant:ident),+) => {
         pub(super) mod $module {
-            //! Names in files for a policy enum.
-            use laxity_policy::config::$type;
+            //! Names in files for an enum of another crate.
+            use super::$type;
             use serde::{Deserialize, Deserializer, Serializer, de::Error};
 
             pub(crate) fn serialize<S: Serializer>(value: &$type, s: S) -> Result<S::Ok, S::Error> {
@@ -61,6 +42,8 @@ macro_rules! names {
 }
 
 names!(granularity_name, Granularity, "flow" = Flow, "coflow" = Coflow);
+names!(marking_name, Marking, "preserve" = Preserve, "levels" = Levels, "off" = Off);
+names!(mode_name, Mode, "off" = Off, "observe" = Observe, "enforce" = Enforce);
 
 pub(super) mod octal {
     //! File modes as octal text, because TOML would show `0o660` as 432.

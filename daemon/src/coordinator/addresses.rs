@@ -69,9 +69,7 @@ const fn mapped(address: &IpAddr) -> Ipv6Addr {
 }
 
 fn of_network_devices(name: &str) -> Vec<Ipv6Addr> {
-    let Ok(all) = nix::ifaddrs::getifaddrs() else {
-        return Vec::new();
-    };
+    let Ok(all) = nix::ifaddrs::getifaddrs() else { return Vec::new() };
     let ours = all.filter(|one| name == ALL_DEVICES || one.interface_name == name);
     let addresses = ours.filter_map(|one| {
         let address = one.address?;

@@ -40,7 +40,6 @@ pub enum Assembled {
     EndStream(String),
 }
 
-/// Counts of refused orders.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RefusedOrders {
     /// Orders with an outdated term or sequence.
@@ -65,7 +64,7 @@ pub struct OrderAssembler {
 }
 
 /// An order of which some pieces are missing.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct IncompleteOrder {
     epoch: Epoch,
     base: Option<Epoch>,
@@ -102,7 +101,6 @@ impl OrderAssembler {
         Arc::clone(&self.content)
     }
 
-    /// Returns the counts of refused orders.
     pub const fn refused(&self) -> RefusedOrders {
         self.refused
     }
@@ -126,9 +124,7 @@ impl OrderAssembler {
     }
 
     pub fn take(&mut self, piece: &Order) -> Assembled {
-        let Some(epoch) = piece.epoch else {
-            return self.broken("an order has no epoch");
-        };
+        let Some(epoch) = piece.epoch else { return self.broken("an order has no epoch") };
         if epoch.term < self.term_max {
             self.refused.stale += 1;
             return Assembled::Reply(Message::Nack(Nack {
@@ -181,15 +177,7 @@ impl OrderAssembler {
         } else if piece.base != self.base {
             return Err(self.broken("a delta builds on another order"));
         }
-        Ok(IncompleteOrder {
-            epoch,
-            base: piece.base,
-            next: 0,
-            ranks: Vec::new(),
-            unranked: Vec::new(),
-            pruned: Vec::new(),
-            unpruned: Vec::new(),
-        })
+        Ok(IncompleteOrder { epoch, base: piece.base, ..IncompleteOrder::default() })
     }
 
     fn apply(&mut self, whole: &IncompleteOrder, considered: u64) -> Assembled {
@@ -277,9 +265,7 @@ mod tests {
 
     /// Returns the order of the batches, if the piece completed an order.
     fn sigma(assembled: &Assembled) -> Option<Vec<u64>> {
-        let Assembled::Whole { order, .. } = assembled else {
-            return None;
-        };
+        let Assembled::Whole { order, .. } = assembled else { return None };
         let order = order.content.merged_with(&event::Order::default(), |_| BatchId(0));
         Some(order.sigma.iter().map(|batch| batch.0).collect())
     }
@@ -313,9 +299,7 @@ mod tests {
         assert_eq!(considered, 3);
         assert!(!order.content.ranks(BatchId(2)) && order.content.ranks(BatchId(9)));
         let again = assembler.take(&piece(epoch(5, 5), Some(epoch(5, 4)), 0, true, &[]));
-        let Assembled::Whole { order: next, .. } = again else {
-            panic!("not whole");
-        };
+        let Assembled::Whole { order: next, .. } = again else { panic!("not whole") };
         assert!(Arc::ptr_eq(&order.content, &next.content));
     }
 
@@ -350,9 +334,7 @@ mod tests {
         let mut assembler = begun(5);
         assembler.take(&piece(epoch(5, 1), None, 0, true, &[1]));
         let old = assembler.take(&piece(epoch(4, 9), None, 0, true, &[2]));
-        let Assembled::Reply(Message::Nack(nack)) = old else {
-            panic!("{old:?}");
-        };
+        let Assembled::Reply(Message::Nack(nack)) = old else { panic!("{old:?}") };
         assert_eq!(nack.reason(), NackReason::Fenced);
         assert!(!assembler.begin(4));
         assert!(assembler.begin(5));

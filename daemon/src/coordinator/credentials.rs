@@ -17,9 +17,6 @@ pub fn is_server_name(name: &str) -> bool {
 }
 
 /// Reads the TLS configuration for a coordinator that is reached as `host`.
-///
-/// # Errors
-/// The first file that can't be read or used.
 pub fn read(config: &CoordinatorConfig, host: &str) -> Result<ClientTlsConfig, Unusable> {
     let name = match config.server_name.as_str() {
         "" => host,

@@ -105,9 +105,7 @@ impl CoordinatorExchange {
     }
 
     pub fn put(&self, stream: u64, report: OutgoingReport) -> PutOutcome {
-        let Some(mut state) = self.state.try_lock() else {
-            return PutOutcome::Busy(report);
-        };
+        let Some(mut state) = self.state.try_lock() else { return PutOutcome::Busy(report) };
         if !state.connected || state.stream != stream {
             return PutOutcome::StreamEnded;
         }
@@ -130,7 +128,6 @@ impl CoordinatorExchange {
     }
 
     /// Returns until when the cluster order is valid: at most `limit` after its last confirmation.
-    #[must_use]
     pub fn holds_until(&self, limit: Span) -> Time {
         let limit = limit.0.min(self.age_max_ns.load(Ordering::Relaxed));
         Time(self.confirmed_ns.load(Ordering::Acquire)) + Span(limit)
@@ -227,7 +224,6 @@ impl CoordinatorExchange {
 
     // Methods for operators:
 
-    /// Changes the view of operators.
     pub fn update_view(&self, change: impl FnOnce(&mut ClusterStatus)) {
         change(&mut self.view.lock());
     }
@@ -238,7 +234,6 @@ impl CoordinatorExchange {
     }
 
     /// Returns whether the cluster order is in force, and the time since its last confirmation.
-    #[must_use]
     pub fn in_force(&self, now: Time) -> (bool, Option<Span>) {
         let confirmed = self.confirmed_ns.load(Ordering::Acquire);
         let age = (confirmed > 0).then(|| now.since(Time(confirmed)));

@@ -20,7 +20,6 @@ pub struct OrderContent {
     sigma: Vec<BatchId>,
     /// The index of each batch in `sigma`.
     ranks: HashMap<BatchId, usize>,
-    /// The pruned requests, ascending.
     pruned: Vec<RequestId>,
 }
 
@@ -57,8 +56,7 @@ impl OrderContent {
     ///
     /// *Ranks.* Ranked batches keep the coordinator's order. An unranked batch goes directly before
     /// the first ranked batch that it precedes in the local order, or to the end. If the two orders
-    /// disagree, the unranked batch gets the better rank. Unranked batches keep their local
-    /// order.
+    /// disagree, the unranked batch gets the better rank. Unranked batches keep their local order.
     ///
     /// The simpler rule, to put unranked batches last, is wrong if the coordinator has a problem.
     /// Usually a batch is unranked for milliseconds, until its announcement arrives. If the

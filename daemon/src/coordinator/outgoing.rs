@@ -12,7 +12,6 @@ const REQUESTS_MAX: usize = 1024;
 pub struct OutgoingReport {
     /// When the report was made. Spans in the report count from this time.
     pub at: Time,
-    /// Whether the report is part of a snapshot.
     pub piece: SnapshotPiece,
     /// The events, in the order in which they happened.
     pub events: Vec<Event>,

@@ -48,7 +48,6 @@ struct ReportedBatch {
     layer: u16,
     behind: u64,
     requests: BTreeSet<u64>,
-    /// Whether the batch was reported.
     told: bool,
     /// Whether the batch has to be announced, perhaps again.
     changed: bool,
@@ -159,9 +158,7 @@ impl ReportState {
 
     /// Adds a request to a batch, with `bytes` bytes to move.
     pub fn joined(&mut self, batch: u64, request: u64, deadline: Time, bytes: u64) {
-        let Some(&arrival) = self.names.get(&batch) else {
-            return;
-        };
+        let Some(&arrival) = self.names.get(&batch) else { return };
         if request == 0 {
             return;
         }
@@ -204,12 +201,8 @@ impl ReportState {
     }
 
     pub fn layer(&mut self, now: Time, batch: u64, layer: u16) {
-        let Some(&arrival) = self.names.get(&batch) else {
-            return;
-        };
-        let Some(batch) = self.batches.get_mut(&arrival) else {
-            return;
-        };
+        let Some(&arrival) = self.names.get(&batch) else { return };
+        let Some(batch) = self.batches.get_mut(&arrival) else { return };
         batch.layer = layer;
         if batch.started.is_none() {
             batch.started = Some(now);
@@ -231,9 +224,7 @@ impl ReportState {
         if port != self.port {
             return;
         }
-        let Some(known) = self.requests.get_mut(&request) else {
-            return;
-        };
+        let Some(known) = self.requests.get_mut(&request) else { return };
         let bytes = bytes.min(known.left);
         if bytes == 0 {
             return;
@@ -314,9 +305,7 @@ impl ReportState {
     /// Adds one batch to `draft`, which has room for at least one event and one request. Returns
     /// whether all of the batch fits.
     fn tell(&mut self, now: Time, arrival: u64, draft: &mut Draft) -> bool {
-        let Some(batch) = self.batches.get_mut(&arrival) else {
-            return true;
-        };
+        let Some(batch) = self.batches.get_mut(&arrival) else { return true };
         if batch.changed || !batch.fresh.is_empty() {
             let waits = batch.behind != 0 && batch.started.is_none();
             let waits = waits && self.names.contains_key(&batch.behind);
@@ -387,9 +376,7 @@ impl ReportState {
     }
 
     fn close(&mut self, arrival: u64) {
-        let Some(batch) = self.batches.remove(&arrival) else {
-            return;
-        };
+        let Some(batch) = self.batches.remove(&arrival) else { return };
         self.names.remove(&batch.id);
         self.stirred.remove(&arrival);
         let mut ends = Vec::new();

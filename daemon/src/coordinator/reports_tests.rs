@@ -36,9 +36,7 @@ fn an_arrival_is_one_event_with_its_requests_and_deadlines_are_what_remains() {
     state.joined(7, 72, Time(1_000), 5);
     assert_eq!(state.urgency(), Urgency::Now);
     let mut told = state.next_report(Time(2_000), 100).unwrap();
-    let [Kind::BatchArrived(batch)] = &kinds(&told)[..] else {
-        panic!("{told:?}");
-    };
+    let [Kind::BatchArrived(batch)] = &kinds(&told)[..] else { panic!("{told:?}") };
     assert_eq!((batch.batch, batch.compute_ns, batch.layers), (7, 8_000_000, 8));
     let left: Vec<_> = batch.requests.iter().map(|r| r.remaining_ns).collect();
     assert_eq!(left, [Some(3_000), None, Some(-1_000)]);
@@ -48,9 +46,7 @@ fn an_arrival_is_one_event_with_its_requests_and_deadlines_are_what_remains() {
     assert_eq!(state.next_report(Time(2_000), 100), None);
 
     told.age_to(Time(2_500));
-    let [Kind::BatchArrived(batch)] = &kinds(&told)[..] else {
-        panic!("{told:?}");
-    };
+    let [Kind::BatchArrived(batch)] = &kinds(&told)[..] else { panic!("{told:?}") };
     assert_eq!(batch.requests[0].remaining_ns, Some(2_500));
     assert_eq!(batch.compute_ns, 8_000_000, "it does not compute yet");
 }

@@ -113,16 +113,13 @@ impl ClusterState {
             return false;
         }
         let name = FetchName { batch: spec.batch.0, request: spec.request.0, peer };
-        let Some(number) = self.fetches.joined(name, spec.flow) else {
-            return false;
-        };
+        let Some(number) = self.fetches.joined(name, spec.flow) else { return false };
         self.reports.fetches(number, name, spec.bytes);
         self.noted(now);
         true
     }
 
     /// Returns when [`ClusterState::poll`] is due.
-    #[must_use]
     pub fn due(&self) -> Time {
         let mut due = self.look_at.min(self.fetches.due());
         if self.in_force {

@@ -170,9 +170,7 @@ impl Driver {
     /// Releases the client of a lane with garbage.
     #[cold]
     pub(super) fn quarantine(&mut self, index: u32, lane: u16, problem: &dyn Display) {
-        let Some(client) = self.clients[index as usize].as_mut() else {
-            return;
-        };
+        let Some(client) = self.clients[index as usize].as_mut() else { return };
         client.state.counters.garbage_records += 1;
         client.state.quarantined_lanes += 1;
         client.release(false);

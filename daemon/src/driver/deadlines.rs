@@ -35,9 +35,7 @@ impl Deadlines {
         if let Some(known) = self.known.get(&request) {
             return known.deadline;
         }
-        let Some(slo) = self.slo else {
-            return Time::NEVER;
-        };
+        let Some(slo) = self.slo else { return Time::NEVER };
         self.remember(request, BatchId(0), now + slo);
         now + slo
     }

@@ -16,9 +16,7 @@ impl Intake {
         let domain = from.state.domain;
         let state = &mut *from.state;
         let flows = &mut state.lanes.at(from.lane).flows;
-        let Some(flow) = flows.get_mut(tag) else {
-            return;
-        };
+        let Some(flow) = flows.get_mut(tag) else { return };
         // No more than the permitted bytes can have been sent. Any excess is the client's error.
         let outstanding = flow.outstanding();
         let bytes = bytes.min(outstanding);
@@ -86,9 +84,7 @@ impl Intake {
         let (now, id) = (self.now, flow_id(client, lane, seq));
         let domain = state.domain;
         let flows = &mut state.lanes.at(lane).flows;
-        let Some(flow) = flows.get_mut(seq) else {
-            return;
-        };
+        let Some(flow) = flows.get_mut(seq) else { return };
         state.waiting -= usize::from(flow.waits());
         let port = &mut self.ports[usize::from(flow.port())];
         match flow.accounting {

@@ -18,7 +18,6 @@ pub struct FetchName {
     /// The id of the request's batch.
     pub batch: u64,
     pub request: u64,
-    /// The address of the peer.
     pub peer: [u8; 16],
 }
 
@@ -66,9 +65,7 @@ impl Fetches {
 
     /// Removes a flow that is completed or gone.
     pub fn left(&mut self, now: Time, flow: FlowId) {
-        let Some(number) = self.of_flow.remove(&flow) else {
-            return;
-        };
+        let Some(number) = self.of_flow.remove(&flow) else { return };
         if let Some(fetch) = self.open.get_mut(&number) {
             fetch.flows -= 1;
             if fetch.flows == 0 {

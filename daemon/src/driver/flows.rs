@@ -112,14 +112,12 @@ impl FlowState {
     }
 
     /// Returns the peer, as links know it.
-    #[must_use]
     #[inline]
     pub const fn peer(&self) -> PeerId {
         PeerId(self.peer as u16)
     }
 
     /// Returns the bytes that are permitted and not completed.
-    #[must_use]
     #[inline]
     pub const fn outstanding(&self) -> u64 {
         self.permitted.saturating_sub(self.completed)

@@ -71,9 +71,6 @@ pub struct DomainHints {
 
 impl Hints {
     /// Makes a state without batches and requests.
-    ///
-    /// # Errors
-    /// A field of the admission's configuration is out of range.
     pub fn new(now: Time, config: &Config) -> Result<Self, InvalidConfig> {
         let mut hints = Self {
             domains: Vec::new(),
@@ -266,7 +263,6 @@ impl Hints {
     }
 
     /// Returns when [`Self::decide`] is due.
-    #[must_use]
     pub fn due(&self) -> Time {
         let due = self.domains.iter().map(DomainHints::due).min().unwrap_or(Time::NEVER);
         due.max(self.paused_until)

@@ -303,9 +303,7 @@ impl Intake {
         flow: &record::Flow,
     ) {
         let room = from.state.flows < from.state.room;
-        let Some(index) = self.port(flow) else {
-            return unscheduled(from.state, flow, room);
-        };
+        let Some(index) = self.port(flow) else { return unscheduled(from.state, flow, room) };
         let spec = self.spec(from, at, flow);
         let (now, domain) = (self.now, from.state.domain);
         let is_quiet = self.credit.is_idle() && spec.whole && spec.stage != Stage::Collective;

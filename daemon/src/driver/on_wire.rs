@@ -50,7 +50,6 @@ impl WireClass {
 }
 
 impl OnWire {
-    #[must_use]
     pub const fn owed(&self) -> u64 {
         self.owed[0].saturating_add(self.owed[1])
     }

@@ -102,9 +102,7 @@ impl Intake {
 
     /// Ends a flow in the driver and in its link. Its client gets a permit for the rest.
     fn bypass_rest(&mut self, index: u32, client: &mut AttachedClient, lane: u16, seq: u64) {
-        let Some(flow) = client.state.lanes.at(lane).flows.get_mut(seq).copied() else {
-            return;
-        };
+        let Some(flow) = client.state.lanes.at(lane).flows.get_mut(seq).copied() else { return };
         if flow.waits() {
             let at = SlotRef { slot: flow.slot, tag: flow.seq };
             client.state.counters.bypassed_bytes += flow.bytes - flow.permitted;
@@ -161,9 +159,7 @@ impl Driver {
     /// Updates which clients are suspected.
     pub(super) fn suspect(&mut self) {
         for index in 0..self.clients.len() {
-            let Some(client) = self.clients[index].as_ref() else {
-                continue;
-            };
+            let Some(client) = self.clients[index].as_ref() else { continue };
             let state = &client.state;
             let since = self.intake.now - LATELY;
             let suspected = state.completed < since && self.suspects(&state.identity.owner);

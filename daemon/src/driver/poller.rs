@@ -36,7 +36,6 @@ impl Poller {
         Ok(Self { epoll, timer })
     }
 
-    /// Watches the eventfd of the client with index `client`.
     pub(crate) fn watch(&self, client: u32, eventfd: BorrowedFd<'_>) -> nix::Result<()> {
         let flags = EpollFlags::EPOLLIN | EpollFlags::EPOLLET;
         self.epoll.add(eventfd, EpollEvent::new(flags, u64::from(client)))

@@ -49,9 +49,6 @@ const fn is_anonymous(spec: &FlowSpec) -> bool {
 }
 
 /// Makes the ports of a configuration.
-///
-/// # Errors
-/// A field of the link's configuration is out of range.
 pub fn ports(config: &Config) -> Result<Vec<DriverPort>, InvalidConfig> {
     let mut ports = Vec::new();
     for (index, nic) in config.nic.iter().enumerate() {
@@ -248,9 +245,7 @@ impl DriverPort {
     ) {
         let mut fed = false;
         for _ in 0..REFILLS.min(self.credit.lanes_without_credit.len()) {
-            let Some((client, lane)) = self.credit.lanes_without_credit.pop_front() else {
-                return;
-            };
+            let Some((client, lane)) = self.credit.lanes_without_credit.pop_front() else { return };
             let Some(AttachedClient { state, served, .. }) =
                 clients.get_mut(client as usize).and_then(Option::as_mut)
             else {

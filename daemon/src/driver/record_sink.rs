@@ -11,14 +11,12 @@ use crate::clients::{ClientState, RecordOrigin};
 /// A protocol violation, for which the client is released.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 pub(super) enum ProtocolViolation {
-    /// A record that does not decode.
     #[error("{problem}; {record}")]
     Garbage {
         /// What is wrong with the record.
         problem: Garbage,
         record: GarbageRecord,
     },
-    /// A record that the client may not send.
     #[error("a flow sent without a permit by a client that was never in mode observe")]
     Forbidden,
 }

@@ -76,9 +76,7 @@ impl Driver {
     }
 
     fn scan_cold(&mut self) -> usize {
-        let Some(index) = self.order.take_cold() else {
-            return 0;
-        };
+        let Some(index) = self.order.take_cold() else { return 0 };
         let taken = self.scan(index);
         if taken > 0 {
             self.order.warm(index);
@@ -89,9 +87,7 @@ impl Driver {
     /// Reads records of one client.
     #[inline]
     pub(super) fn scan(&mut self, index: u32) -> usize {
-        let Some(client) = self.clients[index as usize].as_mut() else {
-            return 0;
-        };
+        let Some(client) = self.clients[index as usize].as_mut() else { return 0 };
         let AttachedClient { state, served, idle_scans, budget, .. } = client;
         if state.released {
             return 0;
@@ -179,9 +175,7 @@ impl Driver {
     /// Scans every lane of one client. Returns the number of records, which is `BUDGET` or more if
     /// there may be others.
     fn sweep(&mut self, index: u32) -> usize {
-        let Some(client) = self.clients[index as usize].as_mut() else {
-            return 0;
-        };
+        let Some(client) = self.clients[index as usize].as_mut() else { return 0 };
         if client.state.released {
             return 0;
         }
@@ -197,9 +191,7 @@ impl Driver {
 
     /// Reads all remaining records of a client that has left, so that late completions count.
     pub(super) fn sweep_up(&mut self, index: u32) {
-        let Some(client) = self.clients[index as usize].as_mut() else {
-            return;
-        };
+        let Some(client) = self.clients[index as usize].as_mut() else { return };
         client.refresh();
         // The number is bounded, because another process may share the memory and go on writing.
         let slots = usize::from(client.served.region().geometry().slots);

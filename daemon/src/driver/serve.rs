@@ -51,14 +51,10 @@ impl Intake {
     fn permit(&mut self, clients: &mut [Option<AttachedClient>], id: FlowId, permit: Permit) {
         let Permit { bytes, level, last } = permit;
         let (index, lane, seq) = split_flow_id(id);
-        let Some(client) = clients.get_mut(index as usize).and_then(Option::as_mut) else {
-            return;
-        };
+        let Some(client) = clients.get_mut(index as usize).and_then(Option::as_mut) else { return };
         let state = &mut client.state;
         let flows = &mut state.lanes.at(lane).flows;
-        let Some(flow) = flows.get_mut(seq) else {
-            return;
-        };
+        let Some(flow) = flows.get_mut(seq) else { return };
         let first = flow.level == 0;
         let waited = self.now.since(flow.touched);
         if first {
@@ -68,9 +64,7 @@ impl Intake {
         flow.touched = self.now;
         state.waiting -= usize::from(!flow.waits());
         let at = SlotRef { slot: flow.slot, tag: flow.seq };
-        let Some(consumer) = client.served.consumer(lane) else {
-            return;
-        };
+        let Some(consumer) = client.served.consumer(lane) else { return };
         match consumer.permit(at, flow.permitted, flow.level, last) {
             Ok(Wake::Needed) => self.wakes.push((index, lane)),
             Ok(Wake::NotNeeded) => {}

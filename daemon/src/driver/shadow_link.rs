@@ -68,9 +68,6 @@ pub struct ShadowLink {
 
 impl ShadowLink {
     /// Makes a simulation of a port without flows.
-    ///
-    /// # Errors
-    /// A field of the configuration is out of range.
     pub fn new(config: LinkConfig) -> Result<Self, InvalidConfig> {
         Ok(Self {
             link: Link::new(config)?,
@@ -94,7 +91,6 @@ impl ShadowLink {
     }
 
     /// Reports whether hints are of use: flows wait, or some came lately.
-    #[must_use]
     pub fn is_hinted(&self, now: Time) -> bool {
         self.ahead > 0 || now.since(self.last) < HINTED_FOR
     }

@@ -47,14 +47,10 @@ impl Intake {
                     && matches!(flow.accounting, Accounting::Link | Accounting::Driver)
                     && flow.touched <= since
             };
-            let Some(flows) = state.lanes.get(lane).map(|lane| &lane.flows) else {
-                continue;
-            };
+            let Some(flows) = state.lanes.get(lane).map(|lane| &lane.flows) else { continue };
             let seqs: Vec<u64> = flows.iter().filter(wanted).map(|flow| flow.seq).collect();
             for seq in seqs {
-                let Some(flow) = state.lanes.at(lane).flows.get_mut(seq) else {
-                    continue;
-                };
+                let Some(flow) = state.lanes.at(lane).flows.get_mut(seq) else { continue };
                 let (bytes, stage) = (flow.outstanding(), flow.stage);
                 let id = flow_id(index, lane, seq);
                 flow.accounting =
@@ -77,9 +73,7 @@ impl Intake {
             state.ports[usize::from(port)].held[class as usize] = hold;
             self.holding |= hold;
             for lane in 0..state.lanes.count() {
-                let Some(lane_state) = state.lanes.get(lane) else {
-                    continue;
-                };
+                let Some(lane_state) = state.lanes.get(lane) else { continue };
                 let waits = |flow: &&FlowState| {
                     flow.port() == port
                         && flow.waits()

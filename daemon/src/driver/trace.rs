@@ -35,7 +35,6 @@ pub struct TakenEvents {
     pub entries: Vec<TraceEntry>,
     /// Events that were lost for lack of room since the trace began.
     pub lost: u64,
-    /// Whether the trace is over.
     pub is_over: bool,
 }
 
@@ -114,7 +113,6 @@ impl Recorder {
 pub struct Tracer(Option<Box<Recorder>>);
 
 impl Tracer {
-    /// Reports whether a trace is running.
     #[inline]
     pub const fn is_on(&self) -> bool {
         self.0.is_some()

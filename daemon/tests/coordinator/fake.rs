@@ -220,9 +220,7 @@ impl Peer {
     /// Returns the first event that `wanted` accepts.
     pub(crate) fn event<T>(&self, what: &str, mut wanted: impl FnMut(&Kind) -> Option<T>) -> T {
         self.hear(what, |message| {
-            let from_daemon::Message::Report(report) = message else {
-                return None;
-            };
+            let from_daemon::Message::Report(report) = message else { return None };
             let kinds = report.events.iter();
             kinds.filter_map(|event: &Event| event.event.as_ref()).find_map(&mut wanted)
         })

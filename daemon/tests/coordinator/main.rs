@@ -101,9 +101,7 @@ fn a_daemon_reports_what_it_knows_and_applies_an_order_whole() {
     begin(&client, 7, &[(70, 1 << 20), (71, 0)]);
     let mut seen = Vec::new();
     peer.event("both requests", |kind| {
-        let Kind::BatchArrived(batch) = kind else {
-            return None;
-        };
+        let Kind::BatchArrived(batch) = kind else { return None };
         assert_eq!((batch.batch, batch.layers), (7, 8));
         for load in &batch.requests {
             let left = load.remaining_ns.expect("a deadline");

@@ -72,8 +72,7 @@ fn url(real: &Real) -> String {
 /// Checks that the daemon schedules without a coordinator.
 fn goes_on(daemon: &Laxityd) {
     assert_eq!(cluster(daemon).order, "own");
-    let client = daemon.client("worker");
-    let mut lane = client.lane();
+    let (_client, mut lane) = daemon.worker("worker");
     let mut ticket = lane.submit(&flow(Stage::P2d, 1000));
     let permit = lane.wait(&mut ticket);
     assert!(permit.last && !permit.bypassed, "{permit:?}");

@@ -256,6 +256,13 @@ impl Laxityd {
         client
     }
 
+    /// Attaches a client with a lane.
+    pub(crate) fn worker(&self, name: &str) -> (Client, Lane) {
+        let client = self.client(name);
+        let lane = client.lane();
+        (client, lane)
+    }
+
     /// Attaches a client to this daemon. The client may be unscheduled.
     pub(crate) fn attach(&self, name: &str) -> Client {
         Client::attach(Options {

@@ -80,10 +80,8 @@ pub fn check(
             Rejection::Tls(TlsError::InvalidCertificate(CertificateError::UnknownIssuer)) => {
                 format!(
                     "was signed by `{}`, which is not in {} ({}: `{}`), nor behind the certificate \
-                     in this file; \
-                     take a certificate of that authority. If {} names another authority on \
-                     purpose, \
-                     append its certificate to this file",
+                     in this file; take a certificate of that authority. If {} names another \
+                     authority on purpose, append its certificate to this file",
                     leaf.issuer(),
                     trusted.key,
                     trusted.path.display(),
@@ -91,10 +89,9 @@ pub fn check(
                     side.peers_setting(),
                 )
             }
-            Rejection::Tls(error) => format!(
-                "peers will refuse it: {error}; take another \
-                certificate"
-            ),
+            Rejection::Tls(error) => {
+                format!("peers will refuse it: {error}; take another certificate")
+            }
             Rejection::Name(name, error) => format!(
                 "daemons that are sent to `{name}` will refuse it: {error}; make one with that name"
             ),
@@ -147,8 +144,7 @@ fn check_purpose(leaf: &X509Certificate<'_>, side: Side<'_>) -> Result<(), Strin
     if leaf.is_ca() {
         return Err(format!(
             "begins with the certificate of an authority (CA), `{}`; give the {role}'s own \
-             certificate, \
-             with those that lead to its authority behind it",
+             certificate, with those that lead to its authority behind it",
             leaf.subject()
         ));
     }

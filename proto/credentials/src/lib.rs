@@ -71,9 +71,6 @@ impl<'a> Certificates<'a> {
     }
 
     /// Returns the certificates as authorities that a peer's certificate must come from.
-    ///
-    /// # Errors
-    /// A certificate is invalid.
     pub fn roots(&self) -> Result<RootCertStore, Unusable> {
         let mut roots = RootCertStore::empty();
         for authority in &self.all {
@@ -90,9 +87,6 @@ impl<'a> Certificates<'a> {
 }
 
 /// Reads a private key from the text of a PEM file.
-///
-/// # Errors
-/// The text holds no private key that can be used.
 pub fn private_key(
     key: &'static str,
     path: &Path,

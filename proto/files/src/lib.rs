@@ -6,10 +6,8 @@
 //! the caller's limit. A few kilobytes of gzip unpack to gigabytes, so [`limited`] bounds the
 //! output of a decoder, and [`lines`] a single line.
 //!
-//! It also has what programs with such a configuration share: [`print`] and [`manual`].
+//! [`print`] writes to standard output.
 #![forbid(unsafe_code)]
-
-pub mod manual;
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, ErrorKind, Read, Write};
@@ -115,9 +113,6 @@ pub fn read_to_string(path: &Path, limit: u64) -> Result<String, ReadError> {
 pub struct PrintError(pub io::Error);
 
 /// Writes to standard output. It is no error if the reader has closed the pipe.
-///
-/// # Errors
-/// Standard output does not take it.
 pub fn print(text: impl AsRef<[u8]>) -> Result<(), PrintError> {
     let mut out = io::stdout();
     match out.write_all(text.as_ref()).and_then(|()| out.flush()) {

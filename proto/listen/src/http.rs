@@ -70,9 +70,6 @@ impl HttpListener {
     }
 
     /// Returns the address, with the port that the kernel chose for port 0.
-    ///
-    /// # Errors
-    /// The kernel's error.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         self.tcp.local_addr()
     }
@@ -98,9 +95,7 @@ impl HttpListener {
                 }
             };
             while connections.try_join_next().is_some() {}
-            let Some(slot) = slots.take(from.ip(), false) else {
-                continue;
-            };
+            let Some(slot) = slots.take(from.ip(), false) else { continue };
             let (slots, answer) = (slots.clone(), Arc::clone(&answer));
             connections.spawn(connection(stream, slot, slots, limits, answer));
             // A connection that lost its slot closes before the next one is accepted.

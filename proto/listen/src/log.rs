@@ -62,9 +62,6 @@ pub fn check_filter(filter: &str) -> Result<(), String> {
 }
 
 /// Starts the log. `filter` is a level, or directives such as `info,laxity_daemon::driver=debug`.
-///
-/// # Errors
-/// The filter is invalid, or the process has a log already.
 pub fn start_log(filter: &str, format: LogFormat) -> Result<SetLog, LogError> {
     let (filter, handle) = reload::Layer::new(EnvFilter::try_new(filter)?);
     let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);

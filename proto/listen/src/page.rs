@@ -194,4 +194,12 @@ mod tests {
         assert!(error.contains("web.insecure = true"), "{error}");
         assert!(check("nonsense", false).is_err_and(|error| error.contains("127.0.0.1:7473")));
     }
+
+    #[test]
+    fn what_pages_share_sets_text_only_and_loads_nothing() {
+        for forbidden in ["innerHTML", "outerHTML", "insertAdjacent", "document.write", "eval("] {
+            assert!(!KIT.contains(forbidden), "{forbidden}");
+        }
+        assert!(!STYLE.contains("url(") && !STYLE.contains("@import"));
+    }
 }

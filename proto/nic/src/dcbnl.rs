@@ -78,18 +78,12 @@ impl From<Errno> for DcbError {
 }
 
 /// Asks the kernel for the settings of a network interface.
-///
-/// # Errors
-/// [`DcbError`]: the settings are unknown.
 pub fn query(interface: &str) -> Result<PriorityMap, DcbError> {
     Ok(map(ieee(&ask(interface)?)?))
 }
 
 /// Asks the kernel for the PFC frames that a network interface received, over all priorities. Each
 /// one pauses a priority there, or lets it go on.
-///
-/// # Errors
-/// [`DcbError`]: the number is unknown.
 pub fn pauses(interface: &str) -> Result<u64, DcbError> {
     received(ieee(&ask(interface)?)?).ok_or(DcbError::Unsupported)
 }

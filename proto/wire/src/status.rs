@@ -1,5 +1,6 @@
 //! The answer to `status`. The names of numbers end in their unit. Counters count from the daemon's
-//! start. Other values are those at the time of the snapshot.
+//! start. Other values are those at the time of the snapshot. What an older daemon does not know is
+//! empty.
 
 use std::fmt;
 
@@ -7,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 /// The state of a daemon at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Status {
     /// The release of the daemon.
     pub version: String,
@@ -20,7 +22,6 @@ pub struct Status {
     pub mode: String,
     /// What clients do to traffic classes: `preserve`, `levels` or `off`. Empty for a daemon that
     /// has no such setting.
-    #[serde(default)]
     pub marking: String,
     /// Whether an operator has ordered a bypass.
     pub bypass: bool,
@@ -29,15 +30,14 @@ pub struct Status {
     /// The ports: both directions of every NIC, in the order of the configuration.
     pub ports: Vec<PortStatus>,
     /// The distrusted owners, in order.
-    #[serde(default)]
     pub distrusted: Vec<DistrustedOwner>,
     /// Users whose processes were refused, the latest first. The number of users is limited.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub refused: Vec<RefusalStatus>,
     /// Sums over ports and clients, with clients that are gone.
     pub totals: Totals,
     /// The daemon's state in the cluster. `None` without a coordinator.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub cluster: Option<ClusterStatus>,
     /// The state of the scheduler thread.
     pub scheduler: SchedulerStatus,
@@ -45,6 +45,7 @@ pub struct Status {
 
 /// The daemon's state in the cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct ClusterStatus {
     /// The URL of the coordinator.
     pub endpoint: String,
@@ -79,7 +80,6 @@ pub struct ClusterStatus {
     /// Events that the coordinator refused.
     pub refused_events: u64,
     /// Fetches from other hosts that the coordinator knows of.
-    #[serde(default)]
     pub fetches: u64,
     /// Why the last stream ended or failed. Empty if none did.
     pub problem: String,
@@ -87,6 +87,7 @@ pub struct ClusterStatus {
 
 /// An attached client.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct ClientStatus {
     /// The number of the attachment, which increases and is never used twice.
     pub id: u64,
@@ -97,10 +98,8 @@ pub struct ClientStatus {
     /// The name that the client gave.
     pub name: String,
     /// The release of the client's library, or `unknown`.
-    #[serde(default)]
     pub library: String,
     /// Whether the client's library is older than the daemon.
-    #[serde(default)]
     pub library_is_older: bool,
     /// The mode that the client is in: the more lenient of its own and the daemon's.
     pub mode: String,
@@ -121,7 +120,6 @@ pub struct ClientStatus {
     /// Bytes that the client reported to have sent unscheduled.
     pub bypassed_bytes: u64,
     /// Flows of NICs that the daemon does not have. They went out unscheduled.
-    #[serde(default)]
     pub unknown_nic_flows: u64,
     /// Records that did not decode.
     pub garbage_records: u64,
@@ -129,20 +127,16 @@ pub struct ClientStatus {
     pub quarantined_lanes: u32,
     /// Permitted bytes that the client did not complete while others waited. They do not count in
     /// the windows of the ports.
-    #[serde(default)]
     pub owed_bytes: u64,
     /// Whether flows of the client are held until it completes its owed bytes.
-    #[serde(default)]
     pub held: bool,
     /// Whether the client is unscheduled, because clients of its owner lost permitted bytes.
-    #[serde(default)]
     pub distrusted: bool,
     /// Whether flows of the client wait because its trust domain has no more than its part of a
     /// port's window, while other domains use the port.
-    #[serde(default)]
     pub limited: bool,
     /// The container of Kubernetes that the client runs in, if it runs in one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub pod: Option<PodStatus>,
 }
 
@@ -183,6 +177,7 @@ pub struct DistrustedOwner {
 
 /// A user whose processes were refused.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct RefusalStatus {
     /// The user id, as the kernel reports it.
     pub uid: u32,
@@ -196,12 +191,13 @@ pub struct RefusalStatus {
     pub why: String,
     /// The line of the daemon's configuration that would admit this user and all others who are not
     /// admitted. Empty if that is not why.
-    #[serde(default, skip_serializing_if = "String::is_empty")]
+    #[serde(skip_serializing_if = "String::is_empty")]
     pub setting: String,
 }
 
 /// A port: one direction of one NIC.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct PortStatus {
     /// The index of the NIC in the configuration.
     pub nic: u8,
@@ -212,26 +208,19 @@ pub struct PortStatus {
     /// The configured rate `B` in bytes per second.
     pub rate_bytes_per_s: u64,
     /// The rate that is left for scheduled traffic. 0 from a daemon that does not know.
-    #[serde(default)]
     pub rate_in_force_bytes_per_s: u64,
     /// The source of the port's counters: `netdev`, `pma`, `hw_counters` or `irdma`. `None` if the
     /// traffic of others is not measured.
-    #[serde(default)]
     pub counters: Option<String>,
     /// Whether the counters stand still although scheduled bytes pass the port.
-    #[serde(default)]
     pub counters_stale: bool,
     /// Bytes that passed the port without a permit.
-    #[serde(default)]
     pub foreign_bytes: u64,
     /// The rate of such bytes, averaged over 200 ms.
-    #[serde(default)]
     pub foreign_bytes_per_s: u64,
     /// The rate that congestion in the network takes, averaged over 200 ms.
-    #[serde(default)]
     pub congestion_bytes_per_s: u64,
     /// Signals of congestion: CNPs, marked packets and PFC pauses.
-    #[serde(default)]
     pub congestion_signals: u64,
     /// The policy of this port.
     pub policy: String,
@@ -246,10 +235,8 @@ pub struct PortStatus {
     /// Bytes that are not yet permitted.
     pub waiting_bytes: u64,
     /// Held flows, because other readers of the same host come first.
-    #[serde(default)]
     pub held_flows: u64,
     /// Bytes of held flows that are not yet permitted.
-    #[serde(default)]
     pub held_bytes: u64,
     /// The levels from the highest: `P1` … `PK` and `scavenger`.
     pub levels: Vec<LevelStatus>,
@@ -263,7 +250,7 @@ pub struct PortStatus {
     pub demotions: u64,
     /// What enforcing would have done to flows that were only observed: the minutes with such
     /// flows of the last hour, the latest last.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub would: Vec<WouldStatus>,
 }
 
@@ -301,7 +288,7 @@ pub struct LevelStatus {
     /// The DSCP of the level's traffic.
     pub dscp: u8,
     /// The level's service level on InfiniBand, if the configuration names one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub sl: Option<u8>,
     /// Flows that wait in the level.
     pub waiting_flows: u64,
@@ -358,6 +345,7 @@ pub struct PermittedBytes {
 
 /// Sums since the daemon started, with clients that are gone.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Totals {
     /// Clients that are attached now.
     pub attached_clients: u64,
@@ -380,11 +368,9 @@ pub struct Totals {
     /// Bytes completed.
     pub completed_bytes: u64,
     /// Permitted bytes that were not completed in time and were written off.
-    #[serde(default)]
     pub written_off_bytes: u64,
     /// Permitted bytes that stopped counting in a port's window, because their client completed
     /// nothing while others waited.
-    #[serde(default)]
     pub set_aside_bytes: u64,
     /// Bytes that clients reported to have sent unscheduled.
     pub bypassed_bytes: u64,
@@ -399,7 +385,6 @@ pub struct Totals {
     /// Orders issued by admission.
     pub orders: u64,
     /// Flows of NICs that the daemon does not have. They went out unscheduled.
-    #[serde(default)]
     pub unknown_nic_flows: u64,
     /// Records that did not decode.
     pub garbage_records: u64,
@@ -407,6 +392,7 @@ pub struct Totals {
 
 /// The load and the sleeps of the scheduler thread.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct SchedulerStatus {
     /// Rounds of scanning the lanes.
     pub rounds: u64,
@@ -415,7 +401,6 @@ pub struct SchedulerStatus {
     /// Permits published.
     pub permits: u64,
     /// Permits published on the fast path, before any accounting. `permits` includes them.
-    #[serde(default)]
     pub permits_at_once: u64,
     /// Times that the thread went to sleep.
     pub sleeps: u64,

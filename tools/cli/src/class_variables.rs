@@ -61,7 +61,6 @@ enum LinkLayer {
     Infiniband,
 }
 
-/// Arguments of `laxity env`.
 #[derive(Args)]
 pub(crate) struct EnvArgs {
     /// Job profile: a name, or a path with a `/` in it
@@ -99,7 +98,6 @@ pub(crate) enum EnvError {
          `class_variables = true`"
     )]
     NoClasses(String),
-    /// The variables could not be printed.
     #[error(transparent)]
     Output(#[from] OutputError),
 }

@@ -66,7 +66,6 @@ pub(crate) enum ClusterCommand {
     Load(external::ExternalArguments),
 }
 
-/// Arguments of `laxity cluster hosts`.
 #[derive(Debug, Args)]
 pub(crate) struct HostsArgs {
     /// Show only these hosts, with the queues of each port
@@ -75,7 +74,6 @@ pub(crate) struct HostsArgs {
     coordinator: CoordinatorArgs,
 }
 
-/// Arguments of `laxity cluster batches`.
 #[derive(Debug, Args)]
 pub(crate) struct BatchesArgs {
     /// List only batches that this host takes part in
@@ -97,7 +95,6 @@ pub(crate) struct BatchesArgs {
     coordinator: CoordinatorArgs,
 }
 
-/// Arguments of `laxity cluster explain`.
 #[derive(Debug, Args)]
 pub(crate) struct ExplainArgs {
     /// Id of the batch, as `laxity cluster batches` shows it
@@ -109,7 +106,6 @@ pub(crate) struct ExplainArgs {
     coordinator: CoordinatorArgs,
 }
 
-/// Arguments of `laxity cluster drain`.
 #[derive(Debug, Args)]
 pub(crate) struct DrainArgs {
     /// Name of the host, as `laxity cluster hosts` shows it. It need not be connected

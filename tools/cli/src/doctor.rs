@@ -55,7 +55,6 @@ that send no reports. The coordinator does not know a host that never connected,
 
 Exit status: 0 if there is no error (there may be warnings), 1 if there is an error.";
 
-/// Arguments of `laxity doctor`.
 #[derive(Args)]
 pub(crate) struct DoctorArgs {
     /// Compare the hosts that the coordinator knows, instead of checking this host

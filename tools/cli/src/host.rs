@@ -18,13 +18,10 @@ use crate::doctor::root::Root;
 /// The reason why a command for the daemon failed.
 #[derive(Debug, Error)]
 pub(crate) enum HostError {
-    /// The daemon did not do it.
     #[error(transparent)]
     Daemon(#[from] ControlError),
-    /// The daemon has no such NIC.
     #[error("the daemon has no NIC `{name}`; its NICs are {known}")]
     NoNic { name: String, known: String },
-    /// The answer could not be printed.
     #[error(transparent)]
     Output(#[from] OutputError),
 }
@@ -55,7 +52,6 @@ impl Endpoint {
     }
 }
 
-/// Arguments of `laxity status`.
 #[derive(Args)]
 pub(crate) struct StatusArgs {
     #[command(flatten)]
@@ -84,7 +80,6 @@ struct Overview<'a> {
     processes: &'a [Row],
 }
 
-/// Arguments of `laxity bypass`.
 #[derive(Args)]
 pub(crate) struct BypassArgs {
     /// `on` sends all traffic unscheduled from now on; `off` schedules it again
@@ -93,7 +88,6 @@ pub(crate) struct BypassArgs {
     endpoint: Endpoint,
 }
 
-/// Arguments of `laxity enforce`.
 #[derive(Args)]
 pub(crate) struct EnforceArgs {
     /// `on` makes clients wait for permits from now on; `off` only observes them

@@ -18,7 +18,6 @@ pub(crate) type NamedLevel = (String, u8);
 pub(crate) enum LevelsError {
     #[error("{path}: {cause}", path = .path.display())]
     Read { path: PathBuf, cause: ReadError },
-    /// The file is not a configuration that the daemon would take.
     #[error("{path}: {problem}; `laxityd --check-config --config {path}` says more",
         path = .path.display())]
     Invalid { path: PathBuf, problem: String },

@@ -27,8 +27,7 @@ pub enum LibraryError {
     NotAFile(PathBuf),
     /// None of the usual folders, which the text lists, has it. Name it, or install it.
     #[error(
-        "{NAME} is in none of {0}; name it with --library PATH or ${LIBRARY_ENV}, or install \
-        it"
+        "{NAME} is in none of {0}; name it with --library PATH or ${LIBRARY_ENV}, or install it"
     )]
     Missing(String),
     /// LD_PRELOAD can't name the path. A link to the library elsewhere helps.

@@ -8,9 +8,6 @@ use clap::Command;
 use crate::output::{OutputError, put};
 
 /// Writes the completion script of `shell` to standard output.
-///
-/// # Errors
-/// Returns an error if standard output cannot be written.
 pub fn completions(mut command: Command, shell: clap_complete::Shell) -> Result<(), OutputError> {
     let name = command.get_name().to_owned();
     let mut script = Vec::new();
@@ -19,9 +16,6 @@ pub fn completions(mut command: Command, shell: clap_complete::Shell) -> Result<
 }
 
 /// Writes the program's page to standard output, or one page per command into `folder`.
-///
-/// # Errors
-/// Returns an error if standard output or the folder cannot be written.
 pub fn pages(command: Command, folder: Option<&Path>) -> Result<(), OutputError> {
     match folder {
         None => {

@@ -27,7 +27,6 @@ pub(crate) enum ObserveCommand {
     Report(ReportArgs),
 }
 
-/// Arguments of `laxity observe report`.
 #[derive(Args)]
 pub(crate) struct ReportArgs {
     #[command(flatten)]

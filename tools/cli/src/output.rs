@@ -43,9 +43,6 @@ pub fn say(line: impl Display) -> Result<(), OutputError> {
 }
 
 /// Returns a value as JSON that people can read.
-///
-/// # Errors
-/// Returns an error if the value has no form in JSON.
 pub fn json(value: &impl Serialize) -> Result<String, OutputError> {
     serde_json::to_string_pretty(value).map_err(OutputError::Json)
 }

@@ -13,12 +13,10 @@ pub(crate) enum ProfilesError {
     Profile(#[from] ProfileError),
     #[error("{0}")]
     Broken(String),
-    /// The list could not be printed.
     #[error(transparent)]
     Output(#[from] OutputError),
 }
 
-/// Arguments of `laxity profiles`.
 #[derive(Args)]
 pub(crate) struct ProfilesArgs {
     /// Print this profile, which you can copy and change [default: list all profiles]

@@ -117,16 +117,6 @@ enum RunMode {
     Off,
 }
 
-impl RunMode {
-    const fn name(self) -> &'static str {
-        match self {
-            Self::Observe => "observe",
-            Self::Enforce => "enforce",
-            Self::Off => "off",
-        }
-    }
-}
-
 /// The reason why the command is not started. Each is a mistake in the options or the environment,
 /// except [`Self::NotAdmitted`].
 #[derive(Debug, Error)]
@@ -198,8 +188,8 @@ fn plan(args: &RunArgs) -> Result<LaunchPlan, RunError> {
     }
 
     let mode = mode(args)?;
-    if let Some(mode) = mode {
-        command.env("LAXITY_MODE", mode.name());
+    if let Some(name) = mode.and_then(|mode| mode.to_possible_value()) {
+        command.env("LAXITY_MODE", name.get_name());
     }
     if let Some(objective) = objective(args)? {
         command.env("LAXITY_SLO_TTFT", objective.to_string());
@@ -328,9 +318,7 @@ fn preload(
 fn daemon(args: &RunArgs, warnings: &mut Vec<String>) -> Result<(), RunError> {
     let socket = args.socket.clone();
     let socket = socket.unwrap_or_else(laxity_shm::registration::socket_path);
-    let Err(error) = registration::attach(&socket, "laxity run") else {
-        return Ok(());
-    };
+    let Err(error) = registration::attach(&socket, "laxity run") else { return Ok(()) };
     let problem = format!("laxityd at {} does not admit this job: {error}", socket.display());
     if args.require {
         return Err(RunError::NotAdmitted(problem));

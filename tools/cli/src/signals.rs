@@ -50,7 +50,6 @@ impl Endings {
         Ok(Self { received })
     }
 
-    /// Waits for a signal for at most `limit`.
     pub(crate) fn wait(&self, limit: Duration) -> Option<Signal> {
         match self.received.recv_timeout(limit) {
             Ok(signal) => Some(signal),

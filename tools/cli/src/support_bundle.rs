@@ -44,7 +44,6 @@ const PROGRAM_MAX: Duration = Duration::from_secs(20);
 const PART_BYTES_MAX: usize = 16 << 20;
 const JOURNAL_LINES: &str = "5000";
 
-/// Arguments of `laxity support-bundle`.
 #[derive(Args)]
 pub(crate) struct SupportBundleArgs {
     /// The archive to write [default: laxity-support-SECONDS.tar.gz in this folder]
@@ -67,7 +66,6 @@ pub(crate) struct SupportBundleArgs {
 pub(crate) enum BundleError {
     #[error(transparent)]
     Output(#[from] OutputError),
-    /// The archive could not be made in memory.
     #[error("cannot make the archive: {0}")]
     Archive(#[from] std::io::Error),
 }
@@ -109,24 +107,20 @@ struct Bundle {
 impl Bundle {
     /// Adds a part, or the reason why it could not be had.
     fn add(&mut self, name: &str, source: &str, part: Result<String, String>) {
-        let text = match part {
-            Ok(text) => tail(&text).to_owned(),
+        let added = part.and_then(|text| {
+            let text = self.redaction.text(tail(&text));
+            let appended = self.append(name, text.as_bytes());
+            appended.map(|()| text.len()).map_err(|error| error.to_string())
+        });
+        let name = name.to_owned();
+        match added {
+            Ok(bytes) => {
+                let source = self.redaction.text(source);
+                self.manifest.files.push(Listed { name, bytes, source });
+            }
             Err(why) => {
                 let why = self.redaction.text(&why);
-                return self.manifest.missing.push(Missing { name: name.to_owned(), why });
-            }
-        };
-        let text = self.redaction.text(&text);
-        match self.append(name, text.as_bytes()) {
-            Ok(()) => self.manifest.files.push(Listed {
-                name: name.to_owned(),
-                bytes: text.len(),
-                source: self.redaction.text(source),
-            }),
-            Err(error) => {
-                self.manifest
-                    .missing
-                    .push(Missing { name: name.to_owned(), why: error.to_string() });
+                self.manifest.missing.push(Missing { name, why });
             }
         }
     }

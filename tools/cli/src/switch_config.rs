@@ -60,7 +60,6 @@ const CONTROL_DSCP_MIN: u8 = 48;
 const UNMARKED: &str = "unmarked";
 const DSCPS: u8 = 64;
 
-/// Arguments of `laxity switch-config`.
 #[derive(Args)]
 pub(crate) struct SwitchConfigArgs {
     /// The software of the switch or NIC that the configuration is for
@@ -109,15 +108,12 @@ enum Vendor {
 pub(crate) enum SwitchConfigError {
     #[error(transparent)]
     Levels(#[from] LevelsError),
-    /// A queue for PFC is not among the queues.
     #[error("--pfc {0}: the queues are 0 to {1}")]
     Queue(u8, usize),
     #[error("--pfc is for Ethernet; InfiniBand loses no packets without it")]
     Lossless,
-    /// InfiniBand has no DSCP.
     #[error("{0} has no service levels; set `[levels] sl` of laxityd, one for each level")]
     NoServiceLevels(String),
-    /// The configuration could not be printed.
     #[error(transparent)]
     Output(#[from] OutputError),
 }

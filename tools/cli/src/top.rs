@@ -11,7 +11,7 @@ mod tests;
 use std::io::{self, IsTerminal as _};
 use std::time::{Duration, Instant};
 
-use clap::Args;
+use clap::{Args, ValueEnum as _};
 use laxity_cli::output::{OutputError, say};
 use laxity_wire::{ControlError, Status};
 use ratatui::Terminal;
@@ -19,7 +19,7 @@ use ratatui::backend::TestBackend;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 use thiserror::Error;
 
-use self::rows::{Rows, View};
+use self::rows::{Line, View, arrange, rows};
 use crate::host::Endpoint;
 
 pub(crate) const HELP: &str = "\
@@ -34,7 +34,6 @@ text; + and - change the interval; p pauses; q ends.
 
 const INTERVAL_S: std::ops::RangeInclusive<u64> = 1..=60;
 
-/// Arguments of `laxity top`.
 #[derive(Args)]
 pub(crate) struct TopArgs {
     #[command(flatten)]
@@ -43,7 +42,7 @@ pub(crate) struct TopArgs {
     #[arg(long, short, value_name = "N", default_value_t = 1)]
     interval: u64,
     /// The first view
-    #[arg(long, value_enum, default_value_t = View::Clients)]
+    #[arg(long, value_enum, default_value_t)]
     view: View,
     /// Print one screen and exit
     #[arg(long)]
@@ -55,19 +54,17 @@ pub(crate) struct TopArgs {
 
 #[derive(Debug, Error)]
 pub(crate) enum TopError {
-    /// The daemon does not answer at the start.
     #[error(transparent)]
     Daemon(#[from] ControlError),
     #[error("`laxity top` needs a terminal; `laxity top --once` prints one screen without")]
     NoTerminal,
     #[error("the terminal failed: {0}")]
     Terminal(#[from] io::Error),
-    /// The screen could not be printed.
     #[error(transparent)]
     Output(#[from] OutputError),
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Top {
     view: View,
     /// The column that rows are sorted by, and whether the smallest comes first.
@@ -89,20 +86,7 @@ struct Top {
 impl Top {
     fn new(view: View, interval_s: u64, now: Status) -> Self {
         let interval_s = interval_s.clamp(*INTERVAL_S.start(), *INTERVAL_S.end());
-        Self {
-            view,
-            sort: view.first_sort(),
-            ascending: false,
-            filter: String::new(),
-            typing: false,
-            selected: 0,
-            detail: None,
-            paused: false,
-            interval_s,
-            now,
-            before: None,
-            problem: None,
-        }
+        Self { view, sort: view.first_sort(), interval_s, now, ..Self::default() }
     }
 
     fn take(&mut self, answer: Result<Status, ControlError>, elapsed: Duration) {
@@ -117,9 +101,9 @@ impl Top {
         }
     }
 
-    fn rows(&self) -> Rows {
-        let mut rows = Rows::of(self.view, &self.now, self.before.as_ref());
-        rows.arrange(&self.filter, self.sort, self.ascending);
+    fn rows(&self) -> Vec<Line> {
+        let mut rows = rows(self.view, &self.now, self.before.as_ref());
+        arrange(&mut rows, &self.filter, self.sort, self.ascending);
         rows
     }
 
@@ -147,11 +131,11 @@ impl Top {
             self.selected = 0;
             return true;
         }
-        let last = self.rows().lines.len().saturating_sub(1);
+        let last = self.rows().len().saturating_sub(1);
         match key.code {
             KeyCode::Char('q') => return false,
             KeyCode::Char(digit @ '1'..='5') => {
-                self.show(View::ALL[digit as usize - '1' as usize]);
+                self.show(View::value_variants()[digit as usize - '1' as usize]);
             }
             KeyCode::Tab => self.show(self.view.next()),
             KeyCode::Down => self.selected = (self.selected + 1).min(last),
@@ -173,7 +157,7 @@ impl Top {
     /// Opens the selected row: a job's clients, or the details of a client or a port.
     fn open(&mut self) {
         let rows = self.rows();
-        let Some(line) = rows.lines.get(self.selected) else { return };
+        let Some(line) = rows.get(self.selected) else { return };
         match self.view {
             View::Jobs => {
                 let job = line.key.clone();

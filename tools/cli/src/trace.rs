@@ -27,7 +27,6 @@ use crate::signals::{Endings, SignalsError};
 /// The reason why there is no trace, or not all of it.
 #[derive(Debug, Error)]
 pub(crate) enum TraceError {
-    /// The daemon did not record.
     #[error(transparent)]
     Daemon(#[from] ControlError),
     #[error(transparent)]
@@ -38,10 +37,8 @@ pub(crate) enum TraceError {
     Start { program: String, cause: io::Error },
     #[error("cannot wait for the command: {0}")]
     Wait(io::Error),
-    /// No program under the scheduler was active meanwhile.
     #[error(
-        "laxityd saw no flow and no hint in that time; `laxity status` lists the attached \
-        clients"
+        "laxityd saw no flow and no hint in that time; `laxity status` lists the attached clients"
     )]
     Nothing,
 }
@@ -64,7 +61,6 @@ Examples:
 /// Interval at which recorded events are read.
 const READ_EVERY: Duration = Duration::from_millis(100);
 
-/// Arguments of `laxity trace`.
 #[derive(Args)]
 pub(crate) struct TraceArgs {
     #[command(flatten)]
@@ -114,9 +110,7 @@ pub(crate) fn trace(args: &TraceArgs) -> Result<ExitCode, TraceError> {
     followed?;
     finished?;
     written?;
-    let Some(ended) = ended.transpose()? else {
-        return Ok(ExitCode::SUCCESS);
-    };
+    let Some(ended) = ended.transpose()? else { return Ok(ExitCode::SUCCESS) };
     // If a signal ended the command, the exit code is that of a shell.
     let signal = ended.signal().map(|signal| 128 + signal);
     let code = ended.code().or(signal).unwrap_or(1);
@@ -136,11 +130,8 @@ fn nics(daemon: &mut ControlClient) -> Result<Vec<String>, ControlError> {
     Ok(names)
 }
 
-/// Starts the command to trace, if there is one.
 fn start(command: &[String]) -> Result<Option<Child>, TraceError> {
-    let Some((program, arguments)) = command.split_first() else {
-        return Ok(None);
-    };
+    let Some((program, arguments)) = command.split_first() else { return Ok(None) };
     let child = Command::new(program).args(arguments).spawn();
     let program = program.clone();
     child.map(Some).map_err(|cause| TraceError::Start { program, cause })

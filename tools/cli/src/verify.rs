@@ -19,7 +19,7 @@ use clap::Args;
 use laxity_cli::output::{OutputError, json, say};
 use laxity_cli::table::{align_numbers, bytes, table};
 use laxity_nic::{DcbError, PRIORITIES, PriorityMap};
-use laxity_wire::{ControlError, Status};
+use laxity_wire::{ControlError, PermittedBytes, PortStatus, Status};
 use serde::Serialize;
 use thiserror::Error;
 
@@ -45,7 +45,6 @@ Exit status: 0 if nothing contradicts, 1 if something does or the daemon does no
 /// Fewer permitted bytes than this say nothing, because other traffic is as large.
 const BYTES_MIN: u64 = 1 << 20;
 
-/// Arguments of `laxity verify`.
 #[derive(Args)]
 pub(crate) struct VerifyArgs {
     #[command(flatten)]
@@ -66,12 +65,10 @@ pub(crate) struct VerifyArgs {
 
 #[derive(Debug, Error)]
 pub(crate) enum VerifyError {
-    /// The daemon does not answer.
     #[error(transparent)]
     Daemon(#[from] ControlError),
     #[error("laxityd restarted during the measurement; run `laxity verify` again")]
     Restarted,
-    /// The result could not be printed.
     #[error(transparent)]
     Output(#[from] OutputError),
 }
@@ -224,6 +221,14 @@ fn ethtool(text: &str) -> Counters {
     pairs.filter_map(|(name, value)| Some((name.to_owned(), value.trim().parse().ok()?))).collect()
 }
 
+// The names of a priority's counters by driver.
+const SENT: [&str; 2] = ["tx_prio#_bytes", "tx_bytes_pri#"];
+const PAUSES_RECEIVED: [&str; 3] =
+    ["rx_prio#_pause", "rx_pfc_ena_frames_pri#", "rx_priority_#_xoff.nic"];
+const PAUSES_SENT: [&str; 3] =
+    ["tx_prio#_pause", "tx_pfc_ena_frames_pri#", "tx_priority_#_xoff.nic"];
+const DISCARDED: [&str; 2] = ["rx_prio#_discards", "rx_prio#_buf_discard"];
+
 /// How much a counter grew that has one of these names for a priority. `#` stands for the number.
 fn growth(before: &Counters, after: &Counters, names: &[&str], priority: u8) -> Option<u64> {
     names.iter().find_map(|name| {
@@ -260,9 +265,7 @@ fn unmarked(status: &Status) -> Option<Finding> {
 }
 
 fn nic_report(nic: &DaemonNic, before: &Observed, after: &Observed) -> NicReport {
-    let none = Counters::new();
-    let counters =
-        |seen: &'_ Observed| seen.counters.get(&nic.name).cloned().unwrap_or(none.clone());
+    let counters = |seen: &Observed| seen.counters.get(&nic.name).cloned().unwrap_or_default();
     let (old, new) = (counters(before), counters(after));
     let levels = level_rows(nic, &before.status, &after.status);
     let dscps = after.status.ports.first().map(|port| &port.levels[..]).unwrap_or_default();
@@ -276,20 +279,10 @@ fn nic_report(nic: &DaemonNic, before: &Observed, after: &Observed) -> NicReport
         permitted_bytes: (levels.iter().filter(|row| row.priority == Some(priority)))
             .map(|row| row.permitted_bytes)
             .sum(),
-        sent_bytes: growth(&old, &new, &["tx_prio#_bytes", "tx_bytes_pri#"], priority),
-        pauses_received: growth(
-            &old,
-            &new,
-            &["rx_prio#_pause", "rx_pfc_ena_frames_pri#", "rx_priority_#_xoff.nic"],
-            priority,
-        ),
-        pauses_sent: growth(
-            &old,
-            &new,
-            &["tx_prio#_pause", "tx_pfc_ena_frames_pri#", "tx_priority_#_xoff.nic"],
-            priority,
-        ),
-        discarded: growth(&old, &new, &["rx_prio#_discards", "rx_prio#_buf_discard"], priority),
+        sent_bytes: growth(&old, &new, &SENT, priority),
+        pauses_received: growth(&old, &new, &PAUSES_RECEIVED, priority),
+        pauses_sent: growth(&old, &new, &PAUSES_SENT, priority),
+        discarded: growth(&old, &new, &DISCARDED, priority),
     };
     let priorities = (0..PRIORITIES as u8).map(row);
     let is_shown = |row: &PriorityRow| {
@@ -307,15 +300,13 @@ fn nic_report(nic: &DaemonNic, before: &Observed, after: &Observed) -> NicReport
 }
 
 fn level_rows(nic: &DaemonNic, before: &Status, after: &Status) -> Vec<LevelRow> {
-    let port = |status: &'_ Status| {
-        let is_it =
-            |port: &&laxity_wire::PortStatus| port.direction == "egress" && port.name == nic.name;
+    let port = |status: &Status| {
+        let is_it = |port: &&PortStatus| port.direction == "egress" && port.name == nic.name;
         status.ports.iter().find(is_it).cloned().unwrap_or_default()
     };
     let (old, new) = (port(before), port(after));
-    let row = |now: &laxity_wire::PermittedBytes| {
-        let is_same =
-            |was: &&laxity_wire::PermittedBytes| was.stage == now.stage && was.level == now.level;
+    let row = |now: &PermittedBytes| {
+        let is_same = |was: &&PermittedBytes| was.stage == now.stage && was.level == now.level;
         let earlier = old.permitted.iter().find(is_same).map_or(0, |was| was.bytes);
         let level = new.levels.iter().find(|level| level.level == now.level);
         let dscp = level.map_or(0, |level| level.dscp);

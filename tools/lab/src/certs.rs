@@ -36,7 +36,6 @@ Examples:
 
 Exit status: 0 on success, 1 if nothing was made (the message says why), 2 for wrong arguments.";
 
-/// Arguments of `laxity certs`.
 #[derive(Debug, Args)]
 #[command(group(ArgGroup::new("whom").required(true).multiple(true)))]
 pub(crate) struct CertsArgs {

@@ -10,7 +10,6 @@ use laxity_cli::output::{self, check, put, replace, say};
 
 use crate::error::CommandError;
 
-/// Arguments of `laxity cluster load`.
 #[derive(Debug, Args)]
 pub(crate) struct LoadArgs {
     /// Number of daemons

@@ -10,6 +10,7 @@ use laxity_rig::error::LabError;
 use laxity_rig::faults::{self, Campaign, Plant, Report, Setting, page, table};
 
 use crate::error::CommandError;
+use crate::lab::named;
 
 /// Times that `--replay` plays a schedule before it says that nothing is wrong any more.
 const REPLAYS: u32 = 10;
@@ -35,7 +36,6 @@ Examples:
   laxity lab faults --faults 100000 --seed 7 --state target/faults.json --json report.json
   laxity lab faults --replay target/faults/faults-7-12.json";
 
-/// Arguments of `laxity lab faults`.
 #[derive(Args)]
 pub(crate) struct FaultsArgs {
     /// Number of faults
@@ -75,15 +75,11 @@ pub(crate) struct FaultsArgs {
     #[arg(long, short)]
     quiet: bool,
     /// Plant a bug, to test the oracle: twice, drop, swap, leak or leak_lane
-    #[arg(long, hide = true, value_parser = plant)]
+    #[arg(long, hide = true, value_parser = named::<Plant>)]
     plant: Option<Plant>,
     /// Path that has the bug, unless it is a leak
     #[arg(long, hide = true, default_value = "client", value_parser = ["client", "c", "nccl"])]
     plant_on: String,
-}
-
-fn plant(name: &str) -> Result<Plant, String> {
-    serde_json::from_value(name.into()).map_err(|error| error.to_string())
 }
 
 pub(crate) fn run(args: &FaultsArgs) -> Result<ExitCode, CommandError> {

@@ -9,6 +9,7 @@ use laxity_rig::config::{Collectives, Engine, LabConfig, WorkloadSource};
 use laxity_rig::lab::{self, LabReport};
 use laxity_rig::report;
 use laxity_rig::vllm::Connector;
+use serde::de::DeserializeOwned;
 
 use crate::error::CommandError;
 use crate::{faults, verbs, vm};
@@ -73,11 +74,11 @@ of requests and layers.";
 pub(crate) struct RunArgs {
     /// Whether laxity-engine computes the model (real) or only takes the time of it (timed), or
     /// vLLM computes it
-    #[arg(long, value_name = "timed|real|vllm", value_parser = engine)]
+    #[arg(long, value_name = "timed|real|vllm", value_parser = named::<Engine>)]
     engine: Option<Engine>,
     /// Connector by which vLLM moves KV: nixl (decode hosts read it) or mooncake (prefill hosts
     /// write it)
-    #[arg(long, value_name = "nixl|mooncake", value_parser = connector)]
+    #[arg(long, value_name = "nixl|mooncake", value_parser = named::<Connector>)]
     connector: Option<Connector>,
     /// Policies to compare; each runs on the same arrivals
     #[arg(long, value_delimiter = ',', value_name = "NAME,…")]
@@ -124,7 +125,7 @@ pub(crate) struct RunArgs {
     reads: bool,
     /// Transport of the exchanges with experts: the engine's own connections, or the NCCL net
     /// plugin, which each prefill host's engine loads as NCCL does
-    #[arg(long, value_name = "sockets|nccl-plugin", value_parser = collectives)]
+    #[arg(long, value_name = "sockets|nccl-plugin", value_parser = named::<Collectives>)]
     collectives: Option<Collectives>,
     /// Path of the NCCL plugin [default: beside this program, or where it is installed]
     #[arg(long, value_name = "PATH")]
@@ -220,9 +221,7 @@ impl RunArgs {
             Engine::Timed => LabConfig::timed(),
             Engine::Vllm => LabConfig::vllm(),
         };
-        let Some(path) = &self.config else {
-            return Ok(defaults(self.engine.unwrap_or_default()));
-        };
+        let Some(path) = &self.config else { return Ok(defaults(self.engine.unwrap_or_default())) };
         let text = laxity_files::read_to_string(path, laxity_files::CONFIG_BYTES_MAX)
             .map_err(|cause| CommandError::Read { path: path.clone(), cause })?;
         let wrong = |cause| CommandError::NotAConfig { path: path.clone(), cause };
@@ -268,29 +267,9 @@ impl RunArgs {
     }
 }
 
-fn engine(name: &str) -> Result<Engine, String> {
-    match name {
-        "real" => Ok(Engine::Real),
-        "timed" => Ok(Engine::Timed),
-        "vllm" => Ok(Engine::Vllm),
-        _ => Err("it is `timed`, `real` or `vllm`".to_owned()),
-    }
-}
-
-fn connector(name: &str) -> Result<Connector, String> {
-    match name {
-        "nixl" => Ok(Connector::Nixl),
-        "mooncake" => Ok(Connector::Mooncake),
-        _ => Err("it is `nixl` or `mooncake`".to_owned()),
-    }
-}
-
-fn collectives(name: &str) -> Result<Collectives, String> {
-    match name {
-        "sockets" => Ok(Collectives::Sockets),
-        "nccl-plugin" => Ok(Collectives::NcclPlugin),
-        _ => Err("it is `sockets` or `nccl-plugin`".to_owned()),
-    }
+/// Parses a value by its name in the configuration.
+pub(crate) fn named<T: DeserializeOwned>(name: &str) -> Result<T, String> {
+    serde_json::from_value(name.into()).map_err(|error| error.to_string())
 }
 
 fn on_or_off(name: &str) -> Result<bool, String> {

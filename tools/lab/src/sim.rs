@@ -104,7 +104,6 @@ Examples:
   laxity sim reproduce mfs --figure all --out mfs --jobs 8 --seeds 5
   laxity sim reproduce mfs --figure 13,14 --set cluster.servers=256";
 
-/// Arguments of `laxity sim run`.
 #[derive(Args)]
 pub(crate) struct SimRunArgs {
     /// Name of a built-in plan, or path of a TOML file
@@ -120,7 +119,6 @@ pub(crate) struct SimRunArgs {
     destinations: Destinations,
 }
 
-/// Arguments of `laxity sim sweep`.
 #[derive(Args)]
 pub(crate) struct SweepArgs {
     /// Plan to start from [default: the default of every field]
@@ -136,7 +134,6 @@ pub(crate) struct SweepArgs {
     destinations: Destinations,
 }
 
-/// Arguments of `laxity sim reproduce`.
 #[derive(Args)]
 pub(crate) struct ReproduceArgs {
     #[command(subcommand)]
@@ -159,7 +156,6 @@ enum Paper {
     Maestro(claims::ClaimsArgs),
 }
 
-/// Arguments of `laxity sim reproduce mfs`.
 #[derive(Args)]
 pub(crate) struct MfsArgs {
     /// Figures to repeat: 5, 9, 10, 11, 12, 13, 14, or all
@@ -174,7 +170,6 @@ pub(crate) struct MfsArgs {
     out: PathBuf,
 }
 
-/// Arguments of `laxity sim plans`.
 #[derive(Args)]
 pub(crate) struct PlansArgs {
     /// Print this plan, which you can copy and change [default: list all plans]
@@ -182,7 +177,6 @@ pub(crate) struct PlansArgs {
     show: Option<String>,
 }
 
-/// Arguments of `laxity sim fields`.
 #[derive(Args)]
 pub(crate) struct FieldsArgs {
     /// List only fields whose name contains this, such as serving or requests
@@ -190,7 +184,6 @@ pub(crate) struct FieldsArgs {
     part: Option<String>,
 }
 
-/// Arguments of `laxity sim page`.
 #[derive(Args)]
 pub(crate) struct PageArgs {
     /// Folder that was given to a run by --out

@@ -34,7 +34,6 @@ Examples:
   laxity lab verbs --only applications_killed --cycles 1000
   laxity lab verbs --only nccl_versions,nccl_collectives";
 
-/// Arguments of `laxity lab verbs`.
 #[derive(Args)]
 pub(crate) struct VerbsArgs {
     /// Write the report as JSON. With `-` it goes to standard output, and nothing else does

@@ -34,7 +34,6 @@ Examples:
   laxity lab exec --rate-mbit 24 --json - -- sh -c '
       ib_write_bw -d rxe0 -x 1 & sleep 1; ib_write_bw -d rxe1 -x 1 --tclass=184 10.77.0.1; wait'";
 
-/// Arguments of `laxity lab exec`.
 #[derive(Args)]
 pub(crate) struct ExecArgs {
     /// Rate of each port of the router, in Mbit/s [default: not limited]

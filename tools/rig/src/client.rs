@@ -147,14 +147,12 @@ enum RequestError {
     Connect(std::io::Error),
     #[error("making the request: {0}")]
     Make(hyper::http::Error),
-    /// The connection broke, or does not carry HTTP.
     #[error("{}{}", .0, .0.source().map_or_else(String::new, |cause| format!(": {cause}")))]
     Http(hyper::Error),
     #[error("{status}: {said}")]
     Refused { status: StatusCode, said: String },
     #[error("{0}")]
     Reported(String),
-    /// An event of the stream does not have the format of OpenAI's API.
     #[error("{0}")]
     Event(String),
     #[error("the stream ended without [DONE]")]
@@ -273,9 +271,7 @@ async fn stream(question: Question, answer: &mut Answer) -> Result<(), RequestEr
     }
     let mut events = Events::default();
     while let Some(frame) = body.frame().await {
-        let Ok(bytes) = frame.map_err(RequestError::Http)?.into_data() else {
-            continue;
-        };
+        let Ok(bytes) = frame.map_err(RequestError::Http)?.into_data() else { continue };
         for event in events.push(&bytes) {
             let tokens = tokens(&event)?;
             if !tokens.is_empty() && answer.first_ns.is_none() {

@@ -474,9 +474,7 @@ fn process_jiffies(stat: &str) -> u64 {
 
 fn busy_jiffies() -> u64 {
     let stat = fs::read_to_string("/proc/stat").unwrap_or_default();
-    let Some(line) = stat.lines().next() else {
-        return 0;
-    };
+    let Some(line) = stat.lines().next() else { return 0 };
     let columns: Vec<u64> =
         line.split_whitespace().skip(1).filter_map(|column| column.parse().ok()).collect();
     // user nice system idle iowait irq softirq steal. Later columns are contained in user and nice.

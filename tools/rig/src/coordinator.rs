@@ -27,7 +27,6 @@ pub struct CoordinatorRecord {
     pub orders: u64,
     pub refused_orders: u64,
     pub reports: u64,
-    /// Events that the coordinator refused.
     pub refused_events: u64,
     pub fetches: u64,
 }

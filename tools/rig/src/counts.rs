@@ -30,15 +30,11 @@ impl Counts {
     pub fn read(text: &str) -> Self {
         let mut counts = Self::default();
         for line in text.lines() {
-            let Some((series, value)) = line.rsplit_once(' ') else {
-                continue;
-            };
+            let Some((series, value)) = line.rsplit_once(' ') else { continue };
             let ours = series.strip_prefix(OURS);
             let series = ours
                 .or_else(|| VLLM.iter().any(|prefix| series.starts_with(prefix)).then_some(series));
-            let (Some(series), Ok(value)) = (series, value.parse::<f64>()) else {
-                continue;
-            };
+            let (Some(series), Ok(value)) = (series, value.parse::<f64>()) else { continue };
             let (name, labels) = series.split_once('{').unwrap_or((series, ""));
             let labels = labels.trim_end_matches('}');
             // Quantiles cannot be summed.
@@ -62,7 +58,6 @@ impl Counts {
         self.of.get(name).copied().unwrap_or(0.0)
     }
 
-    /// Returns the mean of a histogram, or 0 if it is empty.
     pub fn mean(&self, histogram: &str) -> f64 {
         let count = self.get(&format!("{histogram}_count"));
         if count > 0.0 { self.get(&format!("{histogram}_sum")) / count } else { 0.0 }

@@ -232,9 +232,7 @@ fn supervise(
 
 pub fn tail(log: &Path) -> String {
     const LINES: usize = 15;
-    let Ok(text) = fs::read(log) else {
-        return String::new();
-    };
+    let Ok(text) = fs::read(log) else { return String::new() };
     let text = String::from_utf8_lossy(&text);
     let lines: Vec<&str> = text.lines().collect();
     let last = &lines[lines.len().saturating_sub(LINES)..];

@@ -31,17 +31,14 @@ pub enum LabError {
     /// What was asked for does not exist, or does not fit the rest. The text says what to change.
     #[error("{0}")]
     Plan(String),
-    /// A program or a file that this part needs is not there.
     #[error("{what} is missing; {next_step}")]
     Missing { what: String, next_step: &'static str },
     #[error("starting {program}: {cause}")]
     Start { program: String, cause: io::Error },
-    /// A program failed, or did not do its part.
     #[error("{program} {how}")]
     Program { program: String, how: String },
     #[error(transparent)]
     Task(#[from] TaskError),
-    /// The daemon did not tell its status.
     #[error(transparent)]
     Control(#[from] ControlError),
     /// Something did not happen in time.
@@ -57,7 +54,6 @@ pub enum LabError {
     File { doing: &'static str, path: PathBuf, cause: io::Error },
     #[error("{doing}: {cause}")]
     System { doing: &'static str, cause: io::Error },
-    /// A device of the guest does not work.
     #[error("{device} {problem}")]
     Device { device: String, problem: String },
     /// The output of a program, or a message between processes, is not what it should be.

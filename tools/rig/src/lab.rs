@@ -142,9 +142,7 @@ fn play(spec: &LabSpec, runs: &[Shown], bar: &ProgressBar) -> Result<Vec<RunReco
 }
 
 fn show(bar: &ProgressBar, runs: &[Shown], run: usize, finished: usize, elapsed_s: f64) {
-    let Some(shown) = runs.get(run) else {
-        return;
-    };
+    let Some(shown) = runs.get(run) else { return };
     let share = (elapsed_s / (shown.last_s + 1.0)).min(1.0);
     let of_all = (run as f64 + share) / runs.len() as f64;
     bar.set_prefix(shown.label.clone());

@@ -84,9 +84,7 @@ pub fn moved(counts: &Counts) -> u64 {
 /// Adds what each host's daemon counted of its clients to the counters of the host.
 pub fn add_daemons(folder: &Path, counts: &mut [Counts]) {
     for (host, counts) in counts.iter_mut().enumerate() {
-        let Some(status) = daemons::status(folder, host) else {
-            continue;
-        };
+        let Some(status) = daemons::status(folder, host) else { continue };
         let mut add = |name: &str, bytes: u64| {
             *counts.of.entry(format!("laxityd_{name}_bytes")).or_default() += bytes as f64;
         };

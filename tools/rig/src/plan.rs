@@ -215,9 +215,7 @@ fn holders(requests: &[Request], config: &LabConfig) -> BTreeMap<u64, usize> {
 /// prefix. It uses its own estimate of the hosts' backlog instead of feedback. With feedback a slow
 /// policy would get another placement, and runs would not be comparable.
 fn place(config: &LabConfig, asking: &mut Asking) {
-    let Some(ideal) = Ideal::new(config) else {
-        return;
-    };
+    let Some(ideal) = Ideal::new(config) else { return };
     let holders = holders(&asking.requests, config);
     let mut idle_at_ns = vec![0_u64; config.units * config.ranks];
     for request in &mut asking.asked {

@@ -93,9 +93,7 @@ impl Client {
         // From here on, dropping the client kills the process, also if it does not read its job.
         let mut client = Self { host, child, owes: job.answers(), log };
         let pipes = (client.child.stdin.take(), client.child.stdout.take());
-        let (Some(mut orders), Some(said)) = pipes else {
-            return Err(LabError::no_pipe());
-        };
+        let (Some(mut orders), Some(said)) = pipes else { return Err(LabError::no_pipe()) };
         orders
             .write_all(&message::line(job))
             .map_err(LabError::system("telling a client its job"))?;

@@ -20,14 +20,12 @@ use crate::workload::Request;
 /// A request file that cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
-    /// The file cannot be opened or read.
     #[error("cannot read {path}: {cause}")]
     Read {
         path: PathBuf,
         /// The error of the read. It is no source because the text includes it.
         cause: ReadError,
     },
-    /// A line does not have the format.
     #[error("{path}, line {line}: {problem}")]
     Line {
         path: PathBuf,

@@ -55,14 +55,14 @@ fn an_address_that_nobody_named_is_nobodys_and_one_is_the_first_hosts() {
     let mut a = world.join("a");
     world.report(&mut a, [arrived(1, [request(10, 900, 0)]), reads(1, 1, 0)]);
     world.settle_and_read(&mut [&mut a]);
-    assert_eq!(world.cluster.fetches.len(), 0);
+    assert_eq!(world.cluster.fetches.0.len(), 0);
     assert!(a.replica.refusals.is_empty(), "{:?}", a.replica.refusals);
     let victim = world.join("victim");
     let mut thief = hello("thief");
     thief.ports[0].addresses = vec![ADDRESS.to_vec()];
     let (thief, _) = world.cluster.attend(world.now, &thief).expect("welcome");
     world.report(&mut a, [reads(2, 1, 0)]);
-    assert_eq!(world.cluster.fetches.len(), 1);
+    assert_eq!(world.cluster.fetches.0.len(), 1);
     let first = world.cluster.hosts.addresses[&(0, ADDRESS)];
     assert_eq!(world.cluster.hosts.port_hosts[first.0 as usize], Some(victim.id));
     assert_ne!(victim.id, thief);

@@ -126,6 +126,14 @@ impl CoordinatorArgs {
         })
     }
 
+    /// Asks one question.
+    pub(crate) fn ask<T>(
+        &self,
+        question: impl AsyncFnOnce(&mut OperatorClient<Channel>) -> Result<Response<T>, Status>,
+    ) -> Result<T, ClusterError> {
+        self.run(async |client| client.answer(question(&mut client.operator.clone())).await)
+    }
+
     fn unreachable(&self, error: &tonic::transport::Error) -> ClusterError {
         let cause = explain::cause(error, &SETTINGS);
         let hint = match (cause.hint, self.url().starts_with("https:")) {

@@ -23,8 +23,7 @@ pub(crate) enum ClusterError {
     )]
     NotAnEndpoint(String),
     #[error(
-        "http:// does not use certificates; write https:// in --endpoint or \
-        $LAXITY_COORDINATOR"
+        "http:// does not use certificates; write https:// in --endpoint or $LAXITY_COORDINATOR"
     )]
     PlainWithCertificates,
     #[error("https:// needs --ca FILE (or $LAXITY_CA): the authority of the cluster")]
@@ -35,7 +34,6 @@ pub(crate) enum ClusterError {
     Certificates(String),
     #[error("cannot start the runtime: {0}")]
     Runtime(io::Error),
-    /// No connection was made. The hint says what to check.
     #[error("cannot reach the coordinator at {url}: {cause}; {hint}")]
     Unreachable { url: String, cause: String, hint: String },
     #[error("the coordinator refused the connection: {cause}; {hint}")]

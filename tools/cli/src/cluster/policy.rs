@@ -36,14 +36,12 @@ Examples:
   laxity cluster policy set drop_budget=32 --dry-run
   laxity cluster policy set policy=mfs --comment 'as in the paper' --expect 3";
 
-/// Arguments of `laxity cluster policy get`.
 #[derive(Debug, Args)]
 pub(crate) struct GetArgs {
     #[command(flatten)]
     coordinator: CoordinatorArgs,
 }
 
-/// Arguments of `laxity cluster policy set`.
 #[derive(Debug, Args)]
 pub(crate) struct SetArgs {
     /// Keys with their new values; --help lists the keys
@@ -62,7 +60,6 @@ pub(crate) struct SetArgs {
     coordinator: CoordinatorArgs,
 }
 
-/// Arguments of `laxity cluster policy history`.
 #[derive(Debug, Args)]
 pub(crate) struct HistoryArgs {
     /// Maximum number of revisions
@@ -81,10 +78,7 @@ pub(super) fn run(command: &PolicyCommand) -> Result<(), ClusterError> {
 }
 
 fn ask(coordinator: &CoordinatorArgs, history: u32) -> Result<GetPolicyResponse, ClusterError> {
-    coordinator.run(async |client| {
-        let mut operator = client.operator.clone();
-        client.answer(operator.get_policy(GetPolicyRequest { history })).await
-    })
+    coordinator.ask(async |operator| operator.get_policy(GetPolicyRequest { history }).await)
 }
 
 fn get(args: &GetArgs) -> Result<(), ClusterError> {
@@ -117,10 +111,7 @@ fn set(args: &SetArgs) -> Result<(), ClusterError> {
         expected_revision: args.expect,
         dry_run: args.dry_run,
     };
-    let told = args.coordinator.run(async |client| {
-        let mut operator = client.operator.clone();
-        client.answer(operator.set_policy(wanted)).await
-    })?;
+    let told = args.coordinator.ask(async |operator| operator.set_policy(wanted).await)?;
     let current = told.current.ok_or(ClusterError::NoPolicy)?;
     match (args.coordinator.json, args.dry_run) {
         (true, _) => json(&current),

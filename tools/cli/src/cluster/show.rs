@@ -12,10 +12,8 @@ pub(super) fn json(value: &impl Serialize) -> Result<(), ClusterError> {
 }
 
 pub(super) fn hosts(args: &HostsArgs) -> Result<(), ClusterError> {
-    let mut told = args.coordinator.run(async |client| {
-        let mut operator = client.operator.clone();
-        client.answer(operator.list_hosts(ListHostsRequest {})).await
-    })?;
+    let mut told =
+        args.coordinator.ask(async |operator| operator.list_hosts(ListHostsRequest {}).await)?;
     for wanted in &args.hosts {
         if !told.hosts.iter().any(|host| host.host == *wanted) {
             return Err(ClusterError::NoHost(wanted.clone()));
@@ -41,10 +39,7 @@ pub(super) fn batches(args: &BatchesArgs) -> Result<(), ClusterError> {
         in_trouble: args.in_trouble,
         limit: args.limit,
     };
-    let told = args.coordinator.run(async |client| {
-        let mut operator = client.operator.clone();
-        client.answer(operator.list_batches(wanted)).await
-    })?;
+    let told = args.coordinator.ask(async |operator| operator.list_batches(wanted).await)?;
     if args.coordinator.json {
         return json(&told);
     }
@@ -55,10 +50,7 @@ pub(super) fn batches(args: &BatchesArgs) -> Result<(), ClusterError> {
 pub(super) fn explain(args: &ExplainArgs) -> Result<(), ClusterError> {
     let wanted =
         ExplainRequest { batch: args.batch, tenant: args.tenant.clone().unwrap_or_default() };
-    let told = args.coordinator.run(async |client| {
-        let mut operator = client.operator.clone();
-        client.answer(operator.explain(wanted)).await
-    });
+    let told = args.coordinator.ask(async |operator| operator.explain(wanted).await);
     let told = told.map_err(|error| match error {
         ClusterError::Refused(said) => ClusterError::NotExplained(said),
         other => other,
@@ -85,10 +77,8 @@ pub(super) fn drain(args: &DrainArgs) -> Result<(), ClusterError> {
     let (told, known) = args.coordinator.run(async |client| {
         let mut operator = client.operator.clone();
         let told = client.answer(operator.drain(wanted)).await?;
-        let hosts = client.answer(operator.list_hosts(ListHostsRequest {})).await?;
-        let mut hosts = hosts.hosts.iter();
-        let known = hosts.any(|host| host.host == args.host && host.connected);
-        Ok((told, known))
+        let hosts = client.answer(operator.list_hosts(ListHostsRequest {})).await?.hosts;
+        Ok((told, hosts.iter().any(|host| host.host == args.host && host.connected)))
     })?;
     if args.coordinator.json {
         return json(&Drained { host: &args.host, drained: !args.undo, batches: told.batches });

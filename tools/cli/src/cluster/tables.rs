@@ -270,9 +270,7 @@ pub(crate) fn explanation(told: &ExplainResponse) -> String {
         lines.push(String::new());
     }
     lines.extend(told.text.iter().map(|line| format!("  {}", clean(line))));
-    let Some(batch) = &told.status else {
-        return lines.join("\n");
-    };
+    let Some(batch) = &told.status else { return lines.join("\n") };
     let mut order = table(&["batch", "due (RED)", ""]);
     let row = |other: &Neighbour, mark: &str| {
         vec![other.batch.to_string(), until(other.red_remaining_ns), mark.to_owned()]

@@ -12,7 +12,6 @@ use super::client::CoordinatorArgs;
 use super::error::ClusterError;
 use super::tables;
 
-/// Arguments of `laxity cluster watch`.
 #[derive(Debug, Args)]
 pub(crate) struct WatchArgs {
     /// Print only these kinds of events, separated by commas [default: all]

@@ -20,17 +20,12 @@ pub(super) fn examine(
     coordinator: &CoordinatorArgs,
     expect: &[String],
 ) -> Result<Vec<Finding>, ClusterError> {
-    let told = coordinator.run(async |client| {
-        let mut operator = client.operator.clone();
-        client.answer(operator.list_hosts(ListHostsRequest {})).await
-    })?;
+    let told = coordinator.ask(async |operator| operator.list_hosts(ListHostsRequest {}).await)?;
     let mut found = compared(&told.hosts, expect);
     if !told.leading {
-        found.insert(
-            0,
-            Finding::warn("leader", "this coordinator does not lead, so it knows no hosts")
-                .action("ask the leader: its address is in the log of any coordinator"),
-        );
+        let what = "this coordinator does not lead, so it knows no hosts";
+        let action = "ask the leader: its address is in the log of any coordinator";
+        found.insert(0, Finding::warn("leader", what).action(action));
     }
     Ok(found)
 }

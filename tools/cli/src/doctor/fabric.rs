@@ -121,16 +121,11 @@ fn service_levels(port: &NicPort, status: Option<&Status>) -> Finding {
 /// Checks the state of each port, and whether the daemon has a NIC for it with its rate.
 pub(crate) fn devices(ports: &[NicPort], status: Option<&Status>) -> Vec<Finding> {
     if ports.is_empty() {
-        let none = Finding::info("device", "no RDMA device")
-            .because(
-                "the preload library has nothing to do here; clients of laxity.h send over \
-                whatever they like",
-            )
-            .action(
-                "rdma link; modprobe the NIC's driver, or rdma link add rxe0 type rxe netdev \
-                eth0 to try it in software",
-            );
-        return vec![none];
+        let why = "the preload library has nothing to do here; clients of laxity.h send over \
+            whatever they like";
+        let action = "rdma link; modprobe the NIC's driver, or rdma link add rxe0 type rxe netdev \
+            eth0 to try it in software";
+        return vec![Finding::info("device", "no RDMA device").because(why).action(action)];
     }
     let mut findings = Vec::new();
     for port in ports {
@@ -173,42 +168,32 @@ fn configured(ports: &[NicPort], status: &Status) -> Vec<Finding> {
         // With one NIC and one port, they belong together whatever their names are.
         let only = nics.first().filter(|_| nics.len() == 1 && active.len() == 1);
         let Some(nic) = named.or(only) else {
-            let missing = Finding::warn(
-                "nic",
-                "the daemon has no NIC of this device's or \
-                interface's name",
-            )
-            .about(port.subject())
-            .because(
-                "its traffic counts on another NIC's port, whose rate and queue are not \
-                    its own",
-            )
-            .action(format!(
-                "add [[nic]] name = \"{}\" with its rate to /etc/laxity/laxityd.toml; \
-                     systemctl restart laxityd",
+            let missing = "the daemon has no NIC of this device's or interface's name";
+            let why =
+                "its traffic counts on another NIC's port, whose rate and queue are not its own";
+            let action = format!(
+                "add [[nic]] name = \"{}\" with its rate to /etc/laxity/laxityd.toml; systemctl \
+                 restart laxityd",
                 port.device
-            ));
-            findings.push(missing);
+            );
+            let finding = Finding::warn("nic", missing).about(port.subject());
+            findings.push(finding.because(why).action(action));
             continue;
         };
         let Some(real) = port.rate_gbit else { continue };
         let believed = nic.rate_bytes_per_s as f64 * 8.0 / 1e9;
         if (believed - real).abs() > 0.05 * real {
-            let wrong = Finding::warn(
-                "nic",
-                format!(
-                    "the daemon takes it for {believed} Gbit/s, the port runs at {real} \
-                    Gbit/s"
-                ),
-            )
-            .about(port.subject())
-            .because("deadlines are judged, and bytes in flight bounded, by the wrong rate")
-            .action(format!(
+            let wrong = format!(
+                "the daemon takes it for {believed} Gbit/s, the port runs at {real} Gbit/s"
+            );
+            let action = format!(
                 "set rate = \"{real}Gbit\" of [[nic]] \"{}\" in /etc/laxity/laxityd.toml; \
                  systemctl reload laxityd",
                 nic.name
-            ));
-            findings.push(wrong);
+            );
+            let why = "deadlines are judged, and bytes in flight bounded, by the wrong rate";
+            let finding = Finding::warn("nic", wrong).about(port.subject());
+            findings.push(finding.because(why).action(action));
         } else {
             let right = format!("NIC {} of the daemon, {believed} Gbit/s", nic.nic);
             findings.push(Finding::ok("nic", right).about(port.subject()));
@@ -226,9 +211,7 @@ pub(crate) fn gids(root: &Root, ports: &[NicPort]) -> Vec<Finding> {
 fn gid(root: &Root, port: &NicPort) -> Finding {
     let (mut mapped, mut other_v2, mut v1) = (Vec::new(), Vec::new(), Vec::new());
     for index in root.names(&port.path("gids")) {
-        let Some(gid) = root.text(&port.path(&format!("gids/{index}"))) else {
-            continue;
-        };
+        let Some(gid) = root.text(&port.path(&format!("gids/{index}"))) else { continue };
         let kind = root.text(&port.path(&format!("gid_attrs/types/{index}")));
         if gid.bytes().all(|b| b == b'0' || b == b':') {
             continue;
@@ -276,39 +259,26 @@ pub(crate) fn forced_class(root: &Root, ports: &[NicPort]) -> Vec<Finding> {
     for port in ports {
         let file = forced_file(port);
         if let Some(class) = forced(root, port) {
-            let finding = Finding::error(
-                "forced-class",
-                format!("{file} forces class {class} on every queue pair"),
-            )
-            .about(port.subject())
-            .because("neither Laxity's classes nor a job's own reach the wire")
-            .action(format!("echo -1 > {file}"));
+            let found = format!("{file} forces class {class} on every queue pair");
+            let finding = Finding::error("forced-class", found)
+                .about(port.subject())
+                .because("neither Laxity's classes nor a job's own reach the wire")
+                .action(format!("echo -1 > {file}"));
             findings.push(finding);
         }
         let cm = format!(
             "/sys/kernel/config/rdma_cm/{}/ports/{}/default_roce_tos",
             port.device, port.number
         );
-        match root.text(&cm).and_then(|text| number_in(&text)) {
-            Some(tos) if tos != 0 => findings.push(
-                Finding::info(
-                    "default-tos",
-                    format!(
-                        "connections of librdmacm begin with ToS \
-                    {tos}"
-                    ),
-                )
-                .about(port.subject())
-                .because(
-                    "a program that connects through rdma_cm and sets nothing has this \
-                        class; a profile whose default_traffic_class differs takes it for a pin",
-                )
-                .action(format!(
-                    "echo 0 > {cm}, or set default_traffic_class = {tos} in the \
-                        job's profile"
-                )),
-            ),
-            _ => {}
+        if let Some(tos) = root.text(&cm).and_then(|text| number_in(&text)).filter(|tos| *tos != 0)
+        {
+            let found = format!("connections of librdmacm begin with ToS {tos}");
+            let why = "a program that connects through rdma_cm and sets nothing has this class; a \
+                profile whose default_traffic_class differs takes it for a pin";
+            let action =
+                format!("echo 0 > {cm}, or set default_traffic_class = {tos} in the job's profile");
+            let finding = Finding::info("default-tos", found).about(port.subject());
+            findings.push(finding.because(why).action(action));
         }
     }
     findings

@@ -5,9 +5,10 @@ use std::fmt::Write as _;
 use serde::Serialize;
 
 /// The severity of a finding. Only an error makes `laxity doctor` fail.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Severity {
+    #[default]
     Ok,
     /// Information, or something that could not be found out.
     Info,
@@ -17,7 +18,7 @@ pub(crate) enum Severity {
     Error,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Finding {
     /// The name of the check, such as `gid`. It stays the same, for scripts.
     pub(crate) id: &'static str,
@@ -33,14 +34,7 @@ pub(crate) struct Finding {
 
 impl Finding {
     pub(crate) fn new(id: &'static str, severity: Severity, found: impl Into<String>) -> Self {
-        Self {
-            id,
-            severity,
-            subject: String::new(),
-            found: found.into(),
-            why: String::new(),
-            action: String::new(),
-        }
+        Self { id, severity, found: found.into(), ..Self::default() }
     }
 
     pub(crate) fn ok(id: &'static str, found: impl Into<String>) -> Self {

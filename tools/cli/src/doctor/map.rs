@@ -51,16 +51,10 @@ pub(crate) enum Reach {
     Idle,
 }
 
-impl Reach {
-    const fn name(self) -> &'static str {
-        match self {
-            Self::Ordered => "ordered",
-            Self::Marked => "marked",
-            Self::Measured => "measured",
-            Self::Unseen => "unseen",
-            Self::Idle => "idle",
-        }
-    }
+/// Returns the name that a kind has in JSON.
+fn word(kind: impl Serialize) -> String {
+    let json = serde_json::to_value(kind).unwrap_or_default();
+    json.as_str().unwrap_or_default().to_owned()
 }
 
 /// A path of a process, as it is shown.
@@ -132,12 +126,9 @@ pub(crate) fn rows(sources: &Sources<'_>, seen: &ProcessScan) -> Vec<Row> {
     let unreadable = seen.unreadable.iter().map(|(pid, name)| Row {
         pid: *pid,
         name: name.clone(),
-        readable: false,
-        devices: Vec::new(),
-        libraries: Vec::new(),
         queue_pairs: queue_pairs(*pid),
-        paths: Vec::new(),
         next_step: NEXT_STEP,
+        ..Row::default()
     });
     readable.filter(|row| !row.paths.is_empty()).chain(unreadable).collect()
 }
@@ -304,10 +295,10 @@ pub(crate) fn page(rows: &[Row]) -> String {
         for flow in &row.paths {
             let line = format!(
                 "    {:<9}  {:<10}  {:<29}  {:<8}  {}",
-                flow.path.name(),
+                word(flow.path),
                 flow.library,
                 class_words(flow),
-                flow.laxity.name(),
+                word(flow.laxity),
                 flow.why
             );
             let _ = writeln!(page, "{}", printable(&line));
@@ -332,9 +323,9 @@ pub(crate) fn page(rows: &[Row]) -> String {
 
 /// Returns one line: how many processes and paths there are, by what Laxity has to do with them.
 pub(crate) fn summary(rows: &[Row]) -> String {
-    let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+    let mut counts: BTreeMap<String, usize> = BTreeMap::new();
     for flow in rows.iter().flat_map(|row| &row.paths) {
-        *counts.entry(flow.laxity.name()).or_default() += 1;
+        *counts.entry(word(flow.laxity)).or_default() += 1;
     }
     let unreadable = rows.iter().filter(|row| !row.readable).count();
     let mut words = vec![format!("{} RDMA processes", rows.len() - unreadable)];

@@ -31,21 +31,6 @@ pub(crate) enum PathKind {
     Efa,
 }
 
-impl PathKind {
-    pub(crate) const fn name(self) -> &'static str {
-        match self {
-            Self::Verbs => "verbs",
-            Self::NcclNet => "ncclNet",
-            Self::GinProxy => "GIN proxy",
-            Self::GinGdaki => "GIN GDAKI",
-            Self::Ibgda => "IBGDA",
-            Self::Devx => "DEVX",
-            Self::Nixl => "NIXL",
-            Self::Efa => "EFA",
-        }
-    }
-}
-
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct DataPath {
     pub(crate) kind: PathKind,

@@ -59,7 +59,6 @@ impl Process {
         self.libraries.iter().any(|file| file.starts_with(beginning))
     }
 
-    /// Returns the value of a variable, if it is set.
     pub(crate) fn variable(&self, name: &str) -> Option<&str> {
         self.variables.get(name).map(String::as_str)
     }
@@ -228,17 +227,14 @@ pub(crate) fn coverage(seen: &ProcessScan, status: Option<&Status>) -> Vec<Findi
         if !process.preloaded && attached != Some(true) {
             findings.extend(uncovered(process));
         } else if process.uses_rdma && attached == Some(false) {
-            let detached = Finding::warn(
-                "coverage",
-                "liblaxity.so is in it, but it is not \
-                attached",
-            )
-            .about(process.subject())
-            .because("its traffic goes out unscheduled")
-            .action(
-                "look for lines of laxity on its standard error, and see the findings \
+            let detached =
+                Finding::warn("coverage", "liblaxity.so is in it, but it is not attached")
+                    .about(process.subject())
+                    .because("its traffic goes out unscheduled")
+                    .action(
+                        "look for lines of laxity on its standard error, and see the findings \
                     about the daemon",
-            );
+                    );
             findings.push(detached);
         } else {
             covered += 1;

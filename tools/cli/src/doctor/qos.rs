@@ -141,7 +141,7 @@ fn mask(text: &str) -> Option<u8> {
     if bits.len() != PRIORITIES || bits.iter().any(|bit| !matches!(*bit, "0" | "1")) {
         return None;
     }
-    Some(bits.iter().enumerate().fold(0, |mask, (at, bit)| mask | u8::from(*bit == "1") << at))
+    Some(bits.iter().rev().fold(0, |mask, bit| mask << 1 | u8::from(*bit == "1")))
 }
 
 fn small(text: &str) -> Option<u8> {
@@ -180,12 +180,8 @@ pub(crate) fn dcb_output(text: &str) -> PriorityMap {
                 });
             }
             "prio-pfc" => {
-                let bits = table(values, |value| Some(matches!(value, "on" | "true")));
-                let mask = |bits: [bool; PRIORITIES]| {
-                    let bits = bits.iter().enumerate();
-                    bits.fold(0, |mask, (at, on)| mask | u8::from(*on) << at)
-                };
-                map.pfc = bits.map(mask);
+                let bits = table(values, |value| Some(u8::from(matches!(value, "on" | "true"))));
+                map.pfc = bits.map(|bits| bits.iter().rev().fold(0, |mask, bit| mask << 1 | bit));
             }
             _ => {}
         }

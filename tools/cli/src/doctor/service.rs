@@ -31,25 +31,21 @@ pub(crate) fn daemon(answer: &Result<Status, ControlError>) -> Vec<Finding> {
             if cause.kind() == std::io::ErrorKind::PermissionDenied =>
         {
             let found = format!("this user may not ask {}", path.display());
-            let finding = Finding::info("daemon", found)
-                .because(
-                    "mode, bypass and clients stay unknown here; jobs register elsewhere and \
-                    are not affected",
-                )
-                .action("sudo laxity doctor");
-            vec![finding]
-        }
-        Err(error @ ControlError::Connect { .. }) => {
-            let finding = Finding::error("daemon", error.to_string())
-                .because("without a daemon everything goes out unscheduled")
-                .action(START);
-            vec![finding]
+            let why = "mode, bypass and clients stay unknown here; jobs register elsewhere and are \
+                not affected";
+            vec![Finding::info("daemon", found).because(why).action("sudo laxity doctor")]
         }
         Err(error) => {
-            let finding = Finding::error("daemon", error.to_string())
-                .because("an operator can neither look at it nor switch it off")
-                .action("systemctl restart laxityd (jobs go on unscheduled meanwhile)");
-            vec![finding]
+            let (why, action) = match error {
+                ControlError::Connect { .. } => {
+                    ("without a daemon everything goes out unscheduled", START)
+                }
+                _ => (
+                    "an operator can neither look at it nor switch it off",
+                    "systemctl restart laxityd (jobs go on unscheduled meanwhile)",
+                ),
+            };
+            vec![Finding::error("daemon", error.to_string()).because(why).action(action)]
         }
     }
 }
@@ -81,9 +77,8 @@ fn switched(status: &Status) -> Finding {
 
 fn clients(status: &Status) -> Vec<Finding> {
     if status.clients.is_empty() {
-        let finding = Finding::info("clients", "no client is attached")
-            .action("laxity run --profile NAME -- COMMAND");
-        return vec![finding];
+        let none = Finding::info("clients", "no client is attached");
+        return vec![none.action("laxity run --profile NAME -- COMMAND")];
     }
     let mut names: Vec<&str> = status.clients.iter().map(|c| c.name.as_str()).collect();
     names.sort_unstable();

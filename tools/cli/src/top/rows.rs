@@ -9,11 +9,12 @@ use laxity_cli::table::bytes;
 use laxity_wire::{ClientStatus, PortStatus, Status};
 
 /// What the rows stand for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(super) enum View {
     /// Jobs: all clients with the same name
     Jobs,
     /// Attached processes
+    #[default]
     Clients,
     /// Stages, over all ports
     Stages,
@@ -24,21 +25,13 @@ pub(super) enum View {
 }
 
 impl View {
-    pub(super) const ALL: [Self; 5] =
-        [Self::Jobs, Self::Clients, Self::Stages, Self::Levels, Self::Ports];
-
-    pub(super) const fn name(self) -> &'static str {
-        match self {
-            Self::Jobs => "jobs",
-            Self::Clients => "clients",
-            Self::Stages => "stages",
-            Self::Levels => "levels",
-            Self::Ports => "ports",
-        }
+    pub(super) fn name(self) -> String {
+        self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
     }
 
     pub(super) fn next(self) -> Self {
-        Self::ALL[(self as usize + 1) % Self::ALL.len()]
+        let all = Self::value_variants();
+        all[(self as usize + 1) % all.len()]
     }
 
     pub(super) const fn header(self) -> &'static [&'static str] {
@@ -108,37 +101,27 @@ pub(super) struct Line {
     pub(super) cells: Vec<Cell>,
 }
 
-#[derive(Debug, PartialEq)]
-pub(super) struct Rows {
-    pub(super) lines: Vec<Line>,
-}
-
 /// The earlier answer and the time since.
 type EarlierStatus = (Status, Duration);
 
-impl Rows {
-    pub(super) fn of(view: View, now: &Status, before: Option<&EarlierStatus>) -> Self {
-        let lines = match view {
-            View::Jobs => jobs(now, before),
-            View::Clients => clients(now, before),
-            View::Stages => stages(now, before),
-            View::Levels => levels(now, before),
-            View::Ports => ports(now, before),
-        };
-        Self { lines }
+pub(super) fn rows(view: View, now: &Status, before: Option<&EarlierStatus>) -> Vec<Line> {
+    match view {
+        View::Jobs => jobs(now, before),
+        View::Clients => clients(now, before),
+        View::Stages => stages(now, before),
+        View::Levels => levels(now, before),
+        View::Ports => ports(now, before),
     }
+}
 
-    /// Keeps the rows with `filter` in a cell, and sorts them. Equal rows stay in order.
-    pub(super) fn arrange(&mut self, filter: &str, sort: usize, ascending: bool) {
-        let filter = filter.to_lowercase();
-        self.lines.retain(|line| {
-            line.cells.iter().any(|cell| cell.text.to_lowercase().contains(&filter))
-        });
-        self.lines.sort_by(|one, other| {
-            let order = one.cells[sort].compare(&other.cells[sort]);
-            if ascending { order } else { order.reverse() }
-        });
-    }
+/// Keeps the rows with `filter` in a cell, and sorts them. Equal rows stay in order.
+pub(super) fn arrange(rows: &mut Vec<Line>, filter: &str, sort: usize, ascending: bool) {
+    let filter = filter.to_lowercase();
+    rows.retain(|row| row.cells.iter().any(|it| it.text.to_lowercase().contains(&filter)));
+    rows.sort_by(|one, other| {
+        let order = one.cells[sort].compare(&other.cells[sort]);
+        if ascending { order } else { order.reverse() }
+    });
 }
 
 /// Returns the bytes per second between two values of a counter.

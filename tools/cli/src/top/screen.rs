@@ -1,5 +1,6 @@
 //! Draws the screen of `laxity top`: the daemon's state, the views, the rows, and the keys.
 
+use clap::ValueEnum as _;
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout};
 use ratatui::style::{Modifier, Style};
@@ -43,8 +44,8 @@ pub(super) fn draw(frame: &mut Frame<'_>, top: &Top) {
 
 fn views_line(top: &Top) -> Text<'static> {
     let mut spans = Vec::new();
-    for (at, view) in View::ALL.into_iter().enumerate() {
-        let name = match view == top.view {
+    for (at, view) in View::value_variants().iter().enumerate() {
+        let name = match *view == top.view {
             true => format!("[{} {}]", at + 1, view.name()),
             false => format!(" {} {} ", at + 1, view.name()),
         };
@@ -68,7 +69,7 @@ fn keys(top: &Top) -> Text<'static> {
         () => "Tab view  ↑↓ select  Enter open  s sort  r reverse  / filter  +- time  q quit",
     };
     let rows = top.rows();
-    let selected = rows.lines.get(top.selected.min(rows.lines.len().saturating_sub(1)));
+    let selected = rows.get(top.selected.min(rows.len().saturating_sub(1)));
     let why = selected.and_then(|line| line.cells.last()).map(|cell| cell.text.clone());
     let is_shown = top.detail.is_none() && top.view != View::Stages;
     let why = why.filter(|why| is_shown && !why.is_empty()).map(|why| format!("why: {why}"));
@@ -85,7 +86,7 @@ fn table(frame: &mut Frame<'_>, top: &Top, area: ratatui::layout::Rect) {
             (true, false) => format!("{name}↓"),
         })
         .collect();
-    if rows.lines.is_empty() {
+    if rows.is_empty() {
         let why = match top.filter.is_empty() {
             true => "Nothing is attached. `laxity doctor` says what stands in the way.",
             false => "No row has this text. Esc clears the filter.",
@@ -94,7 +95,7 @@ fn table(frame: &mut Frame<'_>, top: &Top, area: ratatui::layout::Rect) {
     }
     let last = header.len() - 1;
     let width = |at: usize| {
-        let cells = rows.lines.iter().map(|line| line.cells[at].text.chars().count());
+        let cells = rows.iter().map(|line| line.cells[at].text.chars().count());
         cells.chain([header[at].chars().count()]).max().unwrap_or(0) as u16
     };
     let widths = (0..=last).map(|at| match at {
@@ -108,7 +109,7 @@ fn table(frame: &mut Frame<'_>, top: &Top, area: ratatui::layout::Rect) {
         let line = Line::from(text);
         Cell::from(if is_number(at) && at != last { line.right_aligned() } else { line })
     };
-    let body = rows.lines.iter().map(|line| {
+    let body = rows.iter().map(|line| {
         let texts = line.cells.iter().map(|cell| cell.text.clone());
         Row::new(texts.enumerate().map(cell))
     });
@@ -118,7 +119,7 @@ fn table(frame: &mut Frame<'_>, top: &Top, area: ratatui::layout::Rect) {
         .column_spacing(GAP)
         .row_highlight_style(Style::new().add_modifier(Modifier::REVERSED))
         .highlight_symbol("> ");
-    let selected = top.selected.min(rows.lines.len() - 1);
+    let selected = top.selected.min(rows.len() - 1);
     let mut state = TableState::new().with_selected(selected);
     frame.render_stateful_widget(table, area, &mut state);
 }

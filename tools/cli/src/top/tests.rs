@@ -118,7 +118,7 @@ fn press(top: &mut Top, keys: &[KeyCode]) {
 
 #[test]
 fn every_view_fits_a_small_terminal() {
-    for view in View::ALL {
+    for &view in View::value_variants() {
         insta::assert_snapshot!(format!("80x24_{}", view.name()), once(&top(view), 80, 24));
     }
 }
@@ -145,7 +145,7 @@ fn a_job_opens_its_clients_and_a_client_its_details() {
     press(&mut top, &[KeyCode::Enter]);
     assert_eq!((top.view, top.filter.as_str()), (View::Clients, "prefill"));
     let pids = |top: &Top| -> Vec<String> {
-        top.rows().lines.iter().map(|line| line.cells[1].text.clone()).collect()
+        top.rows().iter().map(|line| line.cells[1].text.clone()).collect()
     };
     assert_eq!(pids(&top), ["4001", "4002"], "the one that waits comes first");
     press(&mut top, &[KeyCode::Down, KeyCode::Enter]);
@@ -158,7 +158,7 @@ fn a_job_opens_its_clients_and_a_client_its_details() {
 #[test]
 fn rows_are_sorted_and_filtered_by_keys() {
     let mut top = top(View::Clients);
-    let first = |top: &Top| top.rows().lines[0].cells[1].text.clone();
+    let first = |top: &Top| top.rows()[0].cells[1].text.clone();
     assert_eq!(first(&top), "4001", "most bytes wait there");
     press(&mut top, &[KeyCode::Char('r')]);
     assert_eq!(first(&top), "4002");
@@ -167,10 +167,10 @@ fn rows_are_sorted_and_filtered_by_keys() {
     assert_eq!(first(&top), "4001", "{:?}", top.rows());
     let keys: Vec<KeyCode> = "/owes".chars().map(KeyCode::Char).collect();
     press(&mut top, &keys);
-    assert_eq!(top.rows().lines.len(), 1);
+    assert_eq!(top.rows().len(), 1);
     assert_eq!(first(&top), "4003");
     press(&mut top, &[KeyCode::Char('q'), KeyCode::Esc]);
-    assert_eq!(top.rows().lines.len(), 3, "a letter of a filter does not end it");
+    assert_eq!(top.rows().len(), 3, "a letter of a filter does not end it");
     assert!(!top.key(KeyEvent::new(KeyCode::Char('q'), KeyModifiers::NONE)));
     assert!(!top.key(KeyEvent::new(KeyCode::Char('c'), KeyModifiers::CONTROL)));
 }
@@ -178,9 +178,9 @@ fn rows_are_sorted_and_filtered_by_keys() {
 #[test]
 fn rates_are_those_since_the_last_answer_of_the_same_daemon() {
     let mut top = top(View::Ports);
-    let shown = |top: &Top| top.rows().lines[0].cells[5].text.clone();
+    let shown = |top: &Top| top.rows()[0].cells[5].text.clone();
     assert_eq!(shown(&top), "0.98 GiB", "2000 MiB in two seconds");
-    assert_eq!(top.rows().lines[0].cells[1].text, "2 %");
+    assert_eq!(top.rows()[0].cells[1].text, "2 %");
     let other = Status { pid: 78, ..status(1) };
     top.take(Ok(other), Duration::from_secs(1));
     assert_eq!(shown(&top), "–");

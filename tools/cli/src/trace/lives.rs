@@ -47,7 +47,6 @@ pub(super) struct Spell {
     pub(super) begin_ns: u64,
     /// The end of the period, or of the trace if the period did not end.
     pub(super) end_ns: u64,
-    /// Whether it ended in the trace.
     pub(super) has_ended: bool,
     pub(super) what: Spelled,
 }

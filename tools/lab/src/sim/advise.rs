@@ -36,7 +36,6 @@ Examples:
 /// GPUs of a server, as the simulator's default has it.
 const SERVER: u32 = 8;
 
-/// Arguments of `laxity sim advise`.
 #[derive(Args)]
 pub(crate) struct AdviseArgs {
     /// Name of a model (`laxity sim models` lists them), or path of a TOML file

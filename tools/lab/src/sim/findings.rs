@@ -42,7 +42,6 @@ Examples:
   laxity sim findings
   laxity sim findings --results target/reproduction --page docs/reproduction-tables.md --check";
 
-/// Arguments of `laxity sim findings`.
 #[derive(Args)]
 pub(crate) struct FindingsArgs {
     /// Folder with one folder of results for each plan, named like the plan

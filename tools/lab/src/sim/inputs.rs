@@ -11,7 +11,6 @@ use laxity_cli::output::{self, say};
 use laxity_cli::table;
 use laxity_sim::plan::Plan;
 
-/// Arguments of `laxity sim models`.
 #[derive(Args)]
 pub(crate) struct ModelsArgs {
     /// Name of a model, or path of a TOML file [default: list the built-in models]
@@ -22,7 +21,6 @@ pub(crate) struct ModelsArgs {
     json: bool,
 }
 
-/// Arguments of `laxity sim workload`.
 #[derive(Args)]
 pub(crate) struct WorkloadArgs {
     /// Plan whose workloads are shown [default: the default of every field]

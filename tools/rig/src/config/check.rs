@@ -126,8 +126,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_defaults_are_valid() {
-        LabConfig::default().validate().unwrap();
+    fn the_defaults_of_each_engine_are_valid_and_come_back_from_their_own_toml() {
+        for config in
+            [LabConfig::default(), LabConfig::timed(), LabConfig::real(), LabConfig::vllm()]
+        {
+            config.validate().unwrap();
+            let again: LabConfig = toml::from_str(&config.to_toml().unwrap()).unwrap();
+            assert_eq!(again, config);
+        }
     }
 
     #[test]

@@ -124,9 +124,7 @@ impl Scene<'_> {
         while lock(&self.oracle).violations.is_empty() {
             let fault_at = faults.peek().map(|fault| fault.at_ms);
             let undo_at = self.undo.first().map(|(at, _)| *at);
-            let Some(at_ms) = fault_at.into_iter().chain(undo_at).min() else {
-                break;
-            };
+            let Some(at_ms) = fault_at.into_iter().chain(undo_at).min() else { break };
             std::thread::sleep(Duration::from_millis(at_ms).saturating_sub(begin.elapsed()));
             let wrong = self.daemon.look();
             self.note(wrong);

@@ -103,7 +103,6 @@ impl Schedule {
         Self { seed: rng.random(), faults }
     }
 
-    /// Returns the schedule without the faults `from..to`.
     pub fn without(&self, from: usize, to: usize) -> Self {
         let kept = self.faults.iter().enumerate().filter(|(at, _)| !(from..to).contains(at));
         Self { seed: self.seed, faults: kept.map(|(_, fault)| fault.clone()).collect() }

@@ -177,7 +177,6 @@ pub struct Stages {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Machine {
     pub cores: usize,
-    /// Release of the kernel.
     pub kernel: String,
     pub model: String,
 }

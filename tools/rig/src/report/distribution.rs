@@ -2,7 +2,6 @@
 
 use serde::Serialize;
 
-/// A sorted sample.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Sample(Vec<f64>);
 
@@ -14,7 +13,6 @@ impl Sample {
         Self(values)
     }
 
-    /// Returns the mean, or 0 of an empty sample.
     pub fn mean(&self) -> f64 {
         if self.0.is_empty() { 0.0 } else { self.0.iter().sum::<f64>() / self.0.len() as f64 }
     }
@@ -29,7 +27,6 @@ impl Sample {
         self.0.len()
     }
 
-    /// Reports whether the sample is empty.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

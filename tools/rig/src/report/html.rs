@@ -26,11 +26,14 @@ div.wide { overflow-x: auto; }
 details { margin-top: 1.5rem; } pre { overflow-x: auto; font-size: .85rem; }
 ";
 
-fn legend<'a>(names: impl IntoIterator<Item = &'a str>) -> Markup {
+fn legend(report: &LabReport) -> Markup {
     html! {
         div.legend {
-            @for (number, name) in names.into_iter().enumerate() {
-                span { i style=(format!("background:{}", plot::css_colour(number))) {} (name) }
+            @for (number, run) in report.runs.iter().enumerate() {
+                span {
+                    i style=(format!("background:{}", plot::css_colour(number))) {}
+                    (run.policy)
+                }
             }
         }
     }
@@ -41,13 +44,8 @@ fn cumulative(percentiles: &[f64]) -> Vec<(f64, f64)> {
     percentiles.iter().enumerate().map(|(i, &value)| (value, i as f64 / 100.0)).collect()
 }
 
-fn figure(title: &str, explanation: &str, legend: &Markup, svg: String) -> Markup {
-    html! {
-        section { h2 { (title) } p { (explanation) } (legend) (PreEscaped(svg)) }
-    }
-}
-
-fn page(title: &str, lead: &str, body: &Markup) -> String {
+pub fn html(report: &LabReport) -> String {
+    let title = format!("Laxity lab, {} engine", report.engine);
     let page = html! {
         (DOCTYPE)
         html lang="en" {
@@ -59,33 +57,22 @@ fn page(title: &str, lead: &str, body: &Markup) -> String {
             }
             body {
                 h1 { (title) }
-                p.lead { (lead) }
-                (body)
+                p.lead { (lead(report)) }
+                (numbers(report))
+                div.plots { (figures(report)) }
+                (background(report))
             }
         }
     };
     page.into_string()
 }
 
-pub fn html(report: &LabReport) -> String {
-    page(
-        &format!("Laxity lab, {} engine", report.engine),
-        &lead(report),
-        &html! {
-            (numbers(report))
-            div.plots { (figures(report)) }
-            (background(report))
-        },
-    )
-}
-
 fn lead(report: &LabReport) -> String {
     let (config, workload) = (&report.config, &report.workload);
     format!(
         "{} requests over {:.0} s, asked of the {} engine on {} prefill unit(s) of {} hosts and {} \
-         decode hosts, the same for every policy \
-         (seed {}, arrivals {}). A request is in time if its first token comes within {} × what it \
-         took alone, {:.0} ms on average.",
+         decode hosts, the same for every policy (seed {}, arrivals {}). A request is in time if \
+         its first token comes within {} × what it took alone, {:.0} ms on average.",
         workload.statistics.requests,
         config.duration_s,
         report.engine,
@@ -137,104 +124,35 @@ fn numbers(report: &LabReport) -> Markup {
     }
 }
 
-fn policies(report: &LabReport) -> Markup {
-    legend(report.runs.iter().map(|run| run.policy.as_str()))
-}
-
 fn figures(report: &LabReport) -> Markup {
-    let names: Vec<String> = report.runs.iter().map(|run| run.policy.clone()).collect();
-    let attainment = vec![report.runs.iter().map(|run| run.ttft_slo_attainment).collect()];
-    let series = |of: fn(&PolicyRun) -> &Vec<f64>| -> Vec<Vec<(f64, f64)>> {
-        report.runs.iter().map(|run| cumulative(of(run))).collect()
+    let figure = |title, explanation, horizontal, range, mark, of: fn(&PolicyRun) -> &Vec<f64>| {
+        let series: Vec<_> = report.runs.iter().map(|run| cumulative(of(run))).collect();
+        let svg = plot::shares(horizontal, "requests", range, mark, &series);
+        html! { section { h2 { (title) } p { (explanation) } (legend(report)) (PreEscaped(svg)) } }
     };
     let end = |of: fn(&PolicyRun) -> f64| report.runs.iter().map(of).fold(0.0, f64::max);
     let scale = report.config.slo_scale;
     let slowest = (2.0 * scale).min(end(|run| run.slowdown.p99)).max(scale + 1.0);
     html! {
         (figure(
-            "Requests in time",
-            "Share of all requests whose first token came before its deadline.",
-            &html! {},
-            plot::bars("requests", &names, &attainment, false),
-        ))
-        (figure(
             "Time to first token",
             "From when a request was due to its first token at the client; cumulative.",
-            &policies(report),
-            plot::shares("TTFT, ms", "requests", (0.0, end(|run| run.ttft_ms.p99)), None,
-                &series(|run| &run.percentiles.ttft_ms)),
+            "TTFT, ms", (0.0, end(|run| run.ttft_ms.p99)), None, |run| &run.percentiles.ttft_ms,
         ))
         (figure(
             "Slowdown",
             "Time to first token over that of the same request alone; right of the line the \
              deadline was missed. Cumulative.",
-            &policies(report),
-            plot::shares("× alone", "requests", (0.0, slowest), Some(scale),
-                &series(|run| &run.percentiles.slowdown)),
+            "× alone", (0.0, slowest), Some(scale), |run| &run.percentiles.slowdown,
         ))
         (figure(
             "Earliness",
             "Time left at the first token over the objective; left of 0 the deadline was missed. \
              Cumulative.",
-            &policies(report),
-            plot::shares("(deadline − first token) / objective", "requests", (-2.0, 1.0), Some(0.0),
-                &series(|run| &run.percentiles.earliness)),
+            "(deadline − first token) / objective", (-2.0, 1.0), Some(0.0),
+            |run| &run.percentiles.earliness,
         ))
-        (by_class(report, &names, "kv_reuse", "KV reuse"))
-        (by_class(report, &names, "collective", "Experts' tokens"))
-        (by_class(report, &names, "p2d", "Prefill to decode"))
-        (by_host(report))
     }
-}
-
-/// Returns a plot of the bytes of a stage that the engines sent under each policy, by class.
-fn by_class(report: &LabReport, names: &[String], stage: &str, title: &str) -> Markup {
-    let mut dscps: Vec<u8> = report.config.level_dscp.clone();
-    dscps.dedup();
-    dscps.extend([report.config.scavenger_dscp, 0]);
-    let labels: Vec<String> = dscps
-        .iter()
-        .map(|dscp| match dscp {
-            0 => "unmarked".to_owned(),
-            dscp if *dscp == report.config.scavenger_dscp => format!("{dscp} (scavenger)"),
-            dscp => dscp.to_string(),
-        })
-        .collect();
-    let share = |run: &PolicyRun, dscp: u8| {
-        let by_dscp = run.stage_bytes.get(stage);
-        let total = by_dscp.map_or(0, |by_dscp| by_dscp.values().sum::<u64>());
-        let bytes = by_dscp.and_then(|by_dscp| by_dscp.get(&dscp)).unwrap_or(&0);
-        *bytes as f64 / total.max(1) as f64
-    };
-    let values: Vec<Vec<f64>> = dscps
-        .iter()
-        .map(|&dscp| report.runs.iter().map(|run| share(run, dscp)).collect())
-        .collect();
-    figure(
-        title,
-        "Payload by DSCP, as the engines counted it.",
-        &legend(labels.iter().map(String::as_str)),
-        plot::bars("bytes", names, &values, true),
-    )
-}
-
-fn by_host(report: &LabReport) -> Markup {
-    let hosts: Vec<String> = report
-        .runs
-        .first()
-        .map(|run| run.hosts.iter().map(|host| host.host.clone()).collect())
-        .unwrap_or_default();
-    let values: Vec<Vec<f64>> = report
-        .runs
-        .iter()
-        .map(|run| run.hosts.iter().map(|host| host.egress.max(host.ingress)).collect())
-        .collect();
-    figure(
-        "Utilisation by host",
-        "The busier direction of each host's link over the whole run.",
-        &policies(report),
-        plot::bars("of the rate", &hosts, &values, false),
-    )
 }
 
 fn background(report: &LabReport) -> Markup {
@@ -277,7 +195,7 @@ mod tests {
     fn the_page_needs_nothing_from_elsewhere_and_shows_every_plot() {
         let page = html(&example());
         assert!(page.starts_with("<!DOCTYPE html>"));
-        assert_eq!(page.matches("<svg").count(), 8);
+        assert_eq!(page.matches("<svg").count(), 3);
         assert!(!page.contains("<script") && !page.contains("src=") && !page.contains("@import"));
         assert!(!page.contains("no plot"), "every plot could be drawn");
         assert!(page.contains("1 of 2"), "answers that differ are counted");

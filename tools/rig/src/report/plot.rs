@@ -5,7 +5,6 @@
 
 use plotters::coord::Shift;
 use plotters::prelude::*;
-use plotters::style::text_anchor::{HPos, Pos, VPos};
 
 const SIZE: (u32, u32) = (620, 320);
 const INK: RGBColor = RGBColor(1, 2, 3);
@@ -96,61 +95,6 @@ pub fn shares(
     })
 }
 
-pub fn bars(vertical: &str, groups: &[String], values: &[Vec<f64>], stacked: bool) -> String {
-    let width = if stacked { 0.6 } else { 0.8 / values.len().max(1) as f64 };
-    let top = 1.0_f64.max(if stacked {
-        0.0
-    } else {
-        values.iter().flatten().copied().fold(0.0, f64::max)
-    });
-    svg(|area| {
-        let mut chart = ChartBuilder::on(area)
-            .margin(8)
-            .x_label_area_size(32)
-            .y_label_area_size(64)
-            .build_cartesian_2d(0.0..groups.len().max(1) as f64, 0.0..top)?;
-        chart
-            .configure_mesh()
-            .disable_x_mesh()
-            .disable_x_axis()
-            .y_desc(vertical)
-            .axis_style(INK)
-            .bold_line_style(GRID)
-            .light_line_style(TRANSPARENT)
-            .label_style(ink(13))
-            .axis_desc_style(ink(14))
-            .y_label_formatter(&|share| format!("{:.0} %", share * 100.0))
-            .draw()?;
-        for (group, name) in groups.iter().enumerate() {
-            let left = group as f64;
-            let mut below = 0.0;
-            for (number, heights) in values.iter().enumerate() {
-                let height = heights.get(group).copied().unwrap_or(0.0);
-                let (start, base) = if stacked {
-                    (left + 0.2, below)
-                } else {
-                    (left + 0.1 + width * number as f64, 0.0)
-                };
-                let corners = [(start, base), (start + width * 0.94, base + height)];
-                // A single series has a bar per policy, in the policy's colour.
-                let fill = colour(if values.len() == 1 { group } else { number });
-                chart.draw_series([Rectangle::new(corners, fill.filled())])?;
-                below += height;
-                if values.len() == 1 {
-                    let place = chart.backend_coord(&(start + width * 0.47, base + height));
-                    let above = ink(14).pos(Pos::new(HPos::Center, VPos::Bottom));
-                    let label = format!("{:.1} %", height * 100.0);
-                    area.draw(&Text::new(label, (place.0, (place.1 - 3).max(14)), above))?;
-                }
-            }
-            let (x, y) = chart.backend_coord(&(left + 0.5, 0.0));
-            let under = ink(13).pos(Pos::new(HPos::Center, VPos::Top));
-            area.draw(&Text::new(name.clone(), (x, y + 6), under))?;
-        }
-        Ok(())
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -159,17 +103,10 @@ mod tests {
     fn a_plot_is_svg_that_follows_the_theme() {
         let lines =
             shares("ms", "requests", (0.0, 10.0), Some(5.0), &[vec![(0.0, 0.0), (20.0, 1.0)]]);
-        let bars = bars("share", &["a".into(), "b".into()], &[vec![0.5, 0.25]], false);
-        for text in [lines, bars] {
-            assert!(text.contains("<svg") && text.contains("</svg>"));
-            assert!(text.contains("currentColor") && !text.contains("#010203"));
-            assert!(!text.contains("width=\"620\""), "it scales with the page");
-        }
-    }
-
-    #[test]
-    fn an_empty_plot_is_drawn_all_the_same() {
-        assert!(shares("ms", "requests", (0.0, 0.0), None, &[]).contains("</svg>"));
-        assert!(bars("share", &[], &[], true).contains("</svg>"));
+        assert!(lines.contains("<svg") && lines.contains("</svg>"));
+        assert!(lines.contains("currentColor") && !lines.contains("#010203"));
+        assert!(!lines.contains("width=\"620\""), "it scales with the page");
+        let empty = shares("ms", "requests", (0.0, 0.0), None, &[]);
+        assert!(empty.contains("</svg>"), "it is drawn all the same");
     }
 }

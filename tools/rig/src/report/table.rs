@@ -24,9 +24,7 @@ fn megabytes(bytes: u64) -> String {
 
 /// Returns the bytes of a stage by DSCP, largest first. `unmarked` stands for DSCP 0.
 fn stage(run: &PolicyRun, stage: &str) -> String {
-    let Some(by_dscp) = run.stage_bytes.get(stage) else {
-        return "0".to_owned();
-    };
+    let Some(by_dscp) = run.stage_bytes.get(stage) else { return "0".to_owned() };
     let mut by_dscp: Vec<(u8, u64)> = by_dscp.iter().map(|(d, b)| (*d, *b)).collect();
     by_dscp.sort_by_key(|&(dscp, bytes)| (std::cmp::Reverse(bytes), dscp));
     let total: u64 = by_dscp.iter().map(|(_, bytes)| bytes).sum();

@@ -160,14 +160,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_defaults_are_valid_and_come_back_from_their_own_toml() {
-        let config = LabConfig::vllm();
-        config.validate().unwrap();
-        let again: LabConfig = toml::from_str(&config.to_toml().unwrap()).unwrap();
-        assert_eq!(again, config);
-    }
-
-    #[test]
     fn what_vllm_cannot_serve_or_has_no_use_for_is_refused_by_name() {
         let refused = |change: fn(&mut LabConfig)| {
             let mut config = LabConfig::vllm();
