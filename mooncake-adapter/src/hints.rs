@@ -198,9 +198,7 @@ pub(crate) fn memory_runs(addresses: Vec<u64>) -> Vec<usize> {
 #[pyfunction]
 #[pyo3(name = "_memory_own")]
 pub(crate) fn memory_own(addresses: Vec<u64>, lengths: Vec<u64>) -> PyResult<()> {
-    let Some(open) = scope::current() else {
-        return Ok(());
-    };
+    let Some(open) = scope::current() else { return Ok(()) };
     if open.batch == 0 && open.request == 0 && open.deadline_ns == 0 {
         return Ok(());
     }

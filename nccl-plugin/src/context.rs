@@ -30,9 +30,7 @@ pub struct Names {
 impl Names {
     /// Records the stage that a rule declares for the communicator of this name.
     pub fn tell(&self, communicator: u64, name: &str, settings: &Settings) {
-        let Some(rule) = settings.stages.iter().find(|rule| rule.fits(name)) else {
-            return;
-        };
+        let Some(rule) = settings.stages.iter().find(|rule| rule.fits(name)) else { return };
         let mut stages = self.stages.lock();
         if stages.len() < NAMES_MAX {
             stages.insert(communicator, rule.stage);

@@ -92,9 +92,7 @@ fn running() -> Result<Vec<Interface>> {
         .map_err(|error| Fault::system("the network interfaces can't be listed", error))?;
     let mut found = Vec::new();
     for entry in list.filter(|entry| entry.flags.contains(InterfaceFlags::IFF_RUNNING)) {
-        let Some(address) = entry.address else {
-            continue;
-        };
+        let Some(address) = entry.address else { continue };
         let address = if let Some(v4) = address.as_sockaddr_in() {
             SocketAddr::from((v4.ip(), 0))
         } else if let Some(v6) = address.as_sockaddr_in6() {

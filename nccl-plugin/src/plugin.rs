@@ -449,9 +449,7 @@ impl Sweeper {
         };
         let mut found = false;
         for comm in comms {
-            let CommSide::Send(side) = &comm.side else {
-                continue;
-            };
+            let CommSide::Send(side) = &comm.side else { continue };
             match side.try_lock() {
                 Some(mut side) if side.lingers() => {
                     side.sweep();

@@ -236,9 +236,7 @@ impl Cluster {
         for queue in 0..self.ranks[rank].queues.len() {
             for _ in 0..POLL_BATCH {
                 let next = self.ranks[rank].queues[queue].written.pop_front();
-                let Some((number, planned)) = next else {
-                    break;
-                };
+                let Some((number, planned)) = next else { break };
                 let request = self.call(rank, number, planned);
                 let entry = Some((request as usize, number, planned));
                 self.ranks[rank].queues[queue].unfinished.push_back(entry);

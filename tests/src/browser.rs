@@ -79,7 +79,7 @@ pub fn part<'a>(dom: &'a str, id: &str) -> &'a str {
     &rest[..rest.find("</section>").unwrap_or(rest.len())]
 }
 
-/// Checks that a page has no inline code and nothing from other sites, and that its script sets text
+/// Checks that a page has no inline code and nothing of other sites, and that its script sets text
 /// only.
 ///
 /// # Panics

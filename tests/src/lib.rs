@@ -40,9 +40,7 @@ pub fn skip(need: Need, why: impl Display) {
     );
     let test = test_name();
     println!("skipped: {test}: {why}");
-    let Some(file) = std::env::var_os("LAXITY_SKIPPED") else {
-        return;
-    };
+    let Some(file) = std::env::var_os("LAXITY_SKIPPED") else { return };
     // Each line is written with one call, since tests in other processes append to the same file.
     let line = format!("{test}: {}\n", why.to_string().trim().replace('\n', " "));
     let mut file = OpenOptions::new()

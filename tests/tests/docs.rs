@@ -203,12 +203,8 @@ fn normal(path: &Path) -> PathBuf {
 }
 
 fn alternatives(path: &str) -> Vec<String> {
-    let Some((before, rest)) = path.split_once('{') else {
-        return vec![path.to_owned()];
-    };
-    let Some((inside, after)) = rest.split_once('}') else {
-        return vec![path.to_owned()];
-    };
+    let Some((before, rest)) = path.split_once('{') else { return vec![path.to_owned()] };
+    let Some((inside, after)) = rest.split_once('}') else { return vec![path.to_owned()] };
     inside.split(',').flat_map(|choice| alternatives(&format!("{before}{choice}{after}"))).collect()
 }
 
@@ -226,9 +222,7 @@ fn every_path_of_the_repository_that_a_page_names_exists() {
         }
         for (number, line) in prose(&page.text) {
             for span in line.split('`').skip(1).step_by(2) {
-                let Some((top, _)) = span.split_once('/') else {
-                    continue;
-                };
+                let Some((top, _)) = span.split_once('/') else { continue };
                 // A capital letter stands for a placeholder, as in `baseline/NAME.rs`.
                 let path_like = span
                     .chars()

@@ -78,9 +78,7 @@ fn dscp_bytes(run: &Value, stage: &str, dscp: &[&str]) -> f64 {
 fn a_scheduled_run_marks_each_stage_and_loses_no_byte() {
     let _alone = alone();
     let arguments = ["--policies", "none,two_class,mfs,laxity", "--duration", "3", "--seed", "5"];
-    let Some(report) = run(&arguments) else {
-        return;
-    };
+    let Some(report) = run(&arguments) else { return };
     let runs = report["runs"].as_array().expect("runs");
     let names: Vec<_> = runs.iter().map(|run| run["policy"].as_str().expect("name")).collect();
     assert_eq!(names, ["none", "two_class", "mfs", "laxity"]);
@@ -135,9 +133,7 @@ fn a_scheduled_run_marks_each_stage_and_loses_no_byte() {
 fn a_daemon_killed_in_the_middle_costs_no_byte_and_is_reported() {
     let _alone = alone();
     let arguments = ["--policies", "laxity", "--duration", "4", "--kill-daemon-at", "1.5"];
-    let Some(report) = run(&arguments) else {
-        return;
-    };
+    let Some(report) = run(&arguments) else { return };
     let run = &report["runs"][0];
     nothing_lost(run);
     assert!(number(&run["unscheduled_ms"]) > 0.0, "{run}");
@@ -149,9 +145,7 @@ fn a_daemon_killed_in_the_middle_costs_no_byte_and_is_reported() {
 fn daemons_measure_a_foreign_sender_leave_it_room_and_have_the_full_rate_after_it() {
     let _alone = alone();
     let arguments = "--policies laxity --duration 4 --load 0.3 --foreign 0.4 --residual on";
-    let Some(report) = run(&arguments.split(' ').collect::<Vec<_>>()) else {
-        return;
-    };
+    let Some(report) = run(&arguments.split(' ').collect::<Vec<_>>()) else { return };
     let (run, foreign) = (&report["runs"][0], &report["runs"][0]["foreign"]);
     nothing_lost(run);
     let measured = number(&foreign["measured_bytes_per_s"]);
@@ -170,9 +164,7 @@ const READS: [&str; 14] = [
 #[test]
 fn the_coordinator_learns_of_what_is_read_from_a_victim() {
     let _alone = alone();
-    let Some(report) = run(&READS) else {
-        return;
-    };
+    let Some(report) = run(&READS) else { return };
     let run = &report["runs"][0];
     nothing_lost(run);
     let said = &run["coordinator"];
@@ -186,9 +178,7 @@ fn the_coordinator_learns_of_what_is_read_from_a_victim() {
 #[test]
 fn a_coordinator_killed_in_the_middle_costs_no_byte() {
     let _alone = alone();
-    let Some(report) = run(&[&READS[..], &["--kill-coordinator-at", "2"]].concat()) else {
-        return;
-    };
+    let Some(report) = run(&[&READS[..], &["--kill-coordinator-at", "2"]].concat()) else { return };
     let run = &report["runs"][0];
     nothing_lost(run);
     assert_eq!(run["coordinator"]["killed"], true);
@@ -269,15 +259,11 @@ fn a_lab_that_is_killed_leaves_neither_namespace_nor_process() {
 #[test]
 fn recorded_requests_are_replayed() {
     let _alone = alone();
-    let Some(folder) = recorded_data() else {
-        return;
-    };
+    let Some(folder) = recorded_data() else { return };
     for trace in ["mooncake_conversation.jsonl.gz", "azure_llm_2023_code.csv.gz"] {
         let trace = folder.join("traces").join(trace).display().to_string();
         let arguments = ["--policies", "laxity", "--duration", "2", "--workload", &trace];
-        let Some(report) = run(&arguments) else {
-            return;
-        };
+        let Some(report) = run(&arguments) else { return };
         nothing_lost(&report["runs"][0]);
     }
 }
@@ -296,9 +282,7 @@ fn the_nccl_plugin_carries_collectives_and_the_daemons_schedule_it() {
         "--collectives", "nccl-plugin", "--nccl-plugin", path, "--policies", "none,laxity",
         "--duration", "3", "--seed", "5",
     ];
-    let Some(report) = run(&arguments) else {
-        return;
-    };
+    let Some(report) = run(&arguments) else { return };
     assert_eq!(report["config"]["collectives"], "nccl-plugin");
     for run in report["runs"].as_array().expect("runs") {
         nothing_lost(run);
@@ -384,9 +368,7 @@ fn the_real_engine_answers_the_same_under_every_policy_and_all_that_it_sends_is_
     let [config, page, engine] =
         [&config, &page, &engine].map(|path| path.to_str().expect("a path"));
     let arguments = ["--config", config, "--laxity-engine", engine, "--html", page, "--seed", "5"];
-    let Some(report) = run(&arguments) else {
-        return;
-    };
+    let Some(report) = run(&arguments) else { return };
     assert_eq!(report["engine"], "real");
     assert!(number(&report["alone"]["ttft_ms"]["p50"]) > 0.0, "{report}");
     assert!(number(&report["workload"]["prefix_tokens"]) > 0.0, "{report}");

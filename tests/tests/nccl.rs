@@ -294,9 +294,7 @@ fn nccl_collectives_run_between_network_namespaces() {
         command.arg("--plugin").arg(plugin()).args(["-f", shared]);
         command.args(["-v", NEWEST, "-r", "{rank}", "-n", "{ranks}"]);
         command.args(cases);
-        let Some(text) = unless_skipped(&mut command) else {
-            return;
-        };
+        let Some(text) = unless_skipped(&mut command) else { return };
         let ranks: usize = ranks.parse().expect("a number");
         assert_eq!(passed(&text), cases.len() * ranks);
     }

@@ -186,9 +186,7 @@ fn scheduling_pays_where_links_are_contended() {
 
 #[test]
 fn the_published_mooncake_trace_is_replayed_with_its_reuse() {
-    let Some(data) = recorded_data() else {
-        return;
-    };
+    let Some(data) = recorded_data() else { return };
     let file = data.join("traces/mooncake_conversation.jsonl.gz");
     let file = format!("workload.file={}", file.display());
     let folder = folder();

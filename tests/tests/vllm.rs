@@ -25,9 +25,7 @@ fn vllm_python() -> Option<PathBuf> {
 
 #[test]
 fn vllm_answers_alike_under_every_policy_and_no_byte_of_kv_is_lost() {
-    let Some(vllm) = vllm_python() else {
-        return;
-    };
+    let Some(vllm) = vllm_python() else { return };
     let builder = match python::builder() {
         Ok(builder) => builder,
         Err(reason) => return skip(Need::Machine, reason),

@@ -53,9 +53,7 @@ impl ReceiveSide {
     /// # Errors
     /// The connection was closed.
     pub fn post(&mut self, buffer: Buffer<'_>) -> Result<Option<u16>> {
-        let Some(slot) = self.slots.free() else {
-            return Ok(None);
-        };
+        let Some(slot) = self.slots.free() else { return Ok(None) };
         let post = if self.fault.is_some() {
             // `test` returns the fault.
             Some(u64::MAX)

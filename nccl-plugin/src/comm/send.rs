@@ -288,9 +288,7 @@ impl SendSide {
 
     /// Permits more bytes of the newest message.
     fn push(&mut self, bytes: u64) {
-        let Some(newest) = self.in_flight.back_mut() else {
-            return;
-        };
+        let Some(newest) = self.in_flight.back_mut() else { return };
         let bytes = bytes.min(newest.bytes - newest.pushed);
         newest.pushed += bytes;
         if let Some(sender) = &mut self.sender {
@@ -359,13 +357,9 @@ impl SendSide {
     }
 
     fn account(&mut self, sent: Sent) {
-        let Some(first) = self.in_flight.front().map(|first| first.number) else {
-            return;
-        };
+        let Some(first) = self.in_flight.front().map(|first| first.number) else { return };
         let at = usize::try_from(sent.message.wrapping_sub(first)).unwrap_or(usize::MAX);
-        let Some(entry) = self.in_flight.get_mut(at) else {
-            return;
-        };
+        let Some(entry) = self.in_flight.get_mut(at) else { return };
         if sent.done {
             entry.done = true;
             self.slots.set(entry.slot, RequestSlot::Done(Some(entry.bytes as usize)));

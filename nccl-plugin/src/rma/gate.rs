@@ -127,9 +127,7 @@ impl HeldBatch {
     /// Reports to the arbiter what is complete. Returns whether something is outstanding.
     fn settle(&mut self, arbiter: &dyn Arbiter) -> bool {
         let complete = self.complete.load(Ordering::Relaxed);
-        let Some(flow) = &self.flow else {
-            return false;
-        };
+        let Some(flow) = &self.flow else { return false };
         if complete > self.reported {
             arbiter.complete(flow, complete - self.reported);
             self.reported = complete;

@@ -244,9 +244,7 @@ impl RmaGroup {
     /// # Errors
     /// The device refused, or a rank is lost.
     pub(super) fn open(&self, domains: usize, around: &Around) -> Result<Arc<dyn Wire>> {
-        let Some(port) = &self.rdma else {
-            return Ok(Arc::clone(&self.mesh) as Arc<dyn Wire>);
-        };
+        let Some(port) = &self.rdma else { return Ok(Arc::clone(&self.mesh) as Arc<dyn Wire>) };
         let _collective = self.collective.lock();
         let wire = port.open(&self.mesh, domains, around.dscp, around.service_level)?;
         Ok(Arc::new(wire))

@@ -83,9 +83,7 @@ impl ReceiveSocket {
                     moved += 1;
                 }
                 Some((part, done)) => {
-                    let Some(base) = shelf.place(&part)? else {
-                        break;
-                    };
+                    let Some(base) = shelf.place(&part)? else { break };
                     let count = self.take_body(&part, done, base)?;
                     let Some(count) = count else { break };
                     moved += count;

@@ -167,9 +167,7 @@ impl SendSocket {
 
     /// Sends the first part. Its head is copied, since it moves in memory. Its bytes are not.
     fn send_without_copy(&mut self) -> std::io::Result<Option<usize>> {
-        let Some(part) = self.queue.front() else {
-            return Ok(None);
-        };
+        let Some(part) = self.queue.front() else { return Ok(None) };
         let fd = self.stream.as_raw_fd();
         if self.sent < HEAD_BYTES {
             let piece = libc::iovec {
@@ -232,9 +230,7 @@ impl SendSocket {
     /// Asks the kernel which memory it no longer reads from.
     fn release(&mut self, fates: &mut Vec<PartOutcome>) {
         while !self.held.is_empty() {
-            let Some(told) = socket::released(&self.stream) else {
-                return;
-            };
+            let Some(told) = socket::released(&self.stream) else { return };
             self.released(told, fates);
         }
     }

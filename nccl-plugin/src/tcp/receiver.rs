@@ -87,9 +87,7 @@ impl BufferSource for PostedReceives {
 
     fn arrived(&mut self, part: &Part, bytes: usize) {
         let at = part.message.wrapping_sub(self.first) as usize;
-        let Some(target) = self.targets.get_mut(at) else {
-            return;
-        };
+        let Some(target) = self.targets.get_mut(at) else { return };
         target.got += bytes;
         target.is_filled = target.size.is_some_and(|size| target.got >= size);
         while let Some(first) = self.targets.front().filter(|first| first.is_filled) {

@@ -150,9 +150,7 @@ impl TcpSender {
             match fate {
                 PartOutcome::Taken { message, bytes } => {
                     let at = usize::try_from(message.wrapping_sub(first)).unwrap_or(usize::MAX);
-                    let Some(begun) = self.begun.get_mut(at) else {
-                        continue;
-                    };
+                    let Some(begun) = self.begun.get_mut(at) else { continue };
                     begun.taken += bytes;
                     if !begun.accounted && bytes > 0 {
                         sent.push(Sent { message, left: bytes, done: false });
@@ -216,9 +214,7 @@ impl Sender for TcpSender {
     }
 
     fn push(&mut self, bytes: usize) {
-        let Some(newest) = self.begun.back_mut() else {
-            return;
-        };
+        let Some(newest) = self.begun.back_mut() else { return };
         let class = newest.class.min(self.outlets.len() / self.sockets - 1);
         let parts = (bytes / STRIPE_BYTES_MIN).clamp(1, self.sockets);
         let mut left = bytes.min(newest.bytes - newest.pushed);

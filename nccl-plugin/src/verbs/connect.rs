@@ -268,9 +268,7 @@ impl backend::Connecting for VerbsConnecting {
                 Some(stream) => is_connected(stream, self.to)?,
                 None => false,
             };
-            let Some(stream) = stream.take_if(|_| there) else {
-                return Ok(None);
-            };
+            let Some(stream) = stream.take_if(|_| there) else { return Ok(None) };
             let mut control = ControlConnection::new(stream, self.nonce);
             if let Some(greeting) = &self.greeting {
                 control.say(&ControlMessage::Hello(greeting.end()));

@@ -197,12 +197,8 @@ impl RdmaWire {
         loop {
             let count = queues.completions.poll(&mut found)?;
             for completion in &found[..count] {
-                let Some(at) = queues.by_number.get(&completion.number).copied() else {
-                    continue;
-                };
-                let Some(lane) = &mut queues.lanes[at] else {
-                    continue;
-                };
+                let Some(at) = queues.by_number.get(&completion.number).copied() else { continue };
+                let Some(lane) = &mut queues.lanes[at] else { continue };
                 if completion.status == ibv_wc_status::IBV_WC_SUCCESS {
                     if let Some(Some(part)) = lane.in_flight.pop_front() {
                         part.succeed();
@@ -241,9 +237,7 @@ impl Wire for RdmaWire {
     fn post(&self, domain: usize, rank: usize, operation: RmaOperation, part: RequestPart) {
         let queues = &mut *self.queues.lock();
         let (local, lkey) = (queues.scratch.address(), queues.scratch.lkey);
-        let Some(lane) = &mut queues.lanes[rank * self.lanes + domain % self.lanes] else {
-            return;
-        };
+        let Some(lane) = &mut queues.lanes[rank * self.lanes + domain % self.lanes] else { return };
         let request = |work, far: &Far, bytes| {
             let (remote, rkey) = far.remote(rank);
             let (signaled, readable) = (true, false);

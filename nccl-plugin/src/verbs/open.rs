@@ -314,9 +314,7 @@ unsafe fn gid(
 /// # Safety
 /// `pd` is alive.
 unsafe fn takes_dma_buf(library: &Library, pd: *mut ibv_pd) -> bool {
-    let Some(register) = library.reg_dmabuf_mr else {
-        return false;
-    };
+    let Some(register) = library.reg_dmabuf_mr else { return false };
     // SAFETY: upheld by the caller. File descriptor -1 doesn't exist, so nothing is registered.
     let mr = unsafe { register(pd, 0, 0, 0, -1, 0) };
     let error = os_error().raw_os_error();

@@ -37,9 +37,7 @@ impl VerbsOptions {
     /// Returns the options. `get` returns the value of each variable.
     pub fn from(get: impl Fn(&str) -> Option<String>) -> Self {
         let number = |name: &str, max: i64, default: i64| -> i64 {
-            let Some(text) = get(name) else {
-                return default;
-            };
+            let Some(text) = get(name) else { return default };
             match text.trim().parse::<i64>() {
                 // In NCCL, -1 means the default.
                 Ok(-1) => default,

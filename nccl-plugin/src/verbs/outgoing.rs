@@ -124,9 +124,7 @@ impl OutgoingQueue {
 
     /// Completes the oldest piece. Returns false if there was none.
     pub(super) fn complete_oldest(&mut self, sent: &mut Vec<Sent>) -> bool {
-        let Some(piece) = self.in_flight.pop_front() else {
-            return false;
-        };
+        let Some(piece) = self.in_flight.pop_front() else { return false };
         self.done += u64::from(piece.last);
         let left = if piece.accounted { piece.bytes } else { 0 };
         if piece.last || left > 0 {

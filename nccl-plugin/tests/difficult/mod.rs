@@ -133,9 +133,7 @@ impl Arbiter for Difficult {
 
     fn complete(&self, pass: &SubmittedFlow, bytes: u64) {
         let mut flows = self.flows.lock();
-        let Some(flow) = flows.get_mut(&pass.id) else {
-            return;
-        };
+        let Some(flow) = flows.get_mut(&pass.id) else { return };
         flow.complete += bytes;
         assert!(flow.complete <= flow.permitted, "more than was permitted");
         self.completed.fetch_add(bytes, Ordering::Relaxed);

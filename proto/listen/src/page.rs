@@ -152,9 +152,7 @@ fn answer(status: StatusCode, kind: &'static str, body: impl Into<Bytes>) -> Ans
 
 /// Reports whether a `Host` header names an address, `localhost` or one of `names`.
 fn is_asked_for_by(host: &str, names: &[String]) -> bool {
-    let Ok(authority) = host.parse::<Authority>() else {
-        return false;
-    };
+    let Ok(authority) = host.parse::<Authority>() else { return false };
     let name = authority.host().trim_matches(['[', ']']);
     name.eq_ignore_ascii_case("localhost")
         || name.parse::<IpAddr>().is_ok()

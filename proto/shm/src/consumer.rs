@@ -269,9 +269,7 @@ impl Consumer {
     /// Returns the port whose credit the flow uses, and the port's spent credit including the flow.
     #[inline(always)]
     fn spend(&self, flow: &Flow) -> Result<(usize, u64), Garbage> {
-        let Some(port) = flow.credit_port() else {
-            return Err(Garbage::Overdraft(flow.bytes));
-        };
+        let Some(port) = flow.credit_port() else { return Err(Garbage::Overdraft(flow.bytes)) };
         let spent = self.spent[port].saturating_add(flow.bytes);
         if spent > self.permitted[port] {
             return Err(Garbage::Overdraft(spent - self.permitted[port]));

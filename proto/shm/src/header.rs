@@ -346,9 +346,7 @@ impl Header {
     /// Client: claims a lane before the first record, or gives it up after all its records were
     /// consumed.
     pub fn set_claimed(&self, lane: u16, claimed: bool) {
-        let Some(word) = self.claims.claimed.get(usize::from(lane) / 64) else {
-            return;
-        };
+        let Some(word) = self.claims.claimed.get(usize::from(lane) / 64) else { return };
         let bit = 1 << (lane % 64);
         // Release: a daemon that sees the bit also sees the lane as its last owner left it.
         if claimed {

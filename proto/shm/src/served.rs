@@ -129,9 +129,7 @@ impl RegionConsumer {
             self.lanes[usize::from(at)].claimed = true;
             return;
         }
-        let Some(memory) = LaneMemory::mapped(&self.region, index) else {
-            return;
-        };
+        let Some(memory) = LaneMemory::mapped(&self.region, index) else { return };
         self.by_index[usize::from(index)] = Some(self.lanes.len() as u16);
         // One less, so that the first poll with a doorbell does not skip the lane.
         let rings = self.region.header().rings(index).wrapping_sub(1);

@@ -160,9 +160,7 @@ fn permit_first(
 
 #[test]
 fn a_client_process_of_the_stress() {
-    let Some(path) = std::env::var_os(SOCKET) else {
-        return;
-    };
+    let Some(path) = std::env::var_os(SOCKET) else { return };
     assert!(sleep::register());
     let socket = registration::connect(path.as_ref()).expect("connects");
     registration::send_hello(socket.as_fd(), &Hello::new("stress", Mode::Enforce, false))

@@ -250,9 +250,7 @@ pub unsafe extern "C" fn lax_get_stats(client: *const Client, stats: *mut LaxSta
     guarded(INVALID, || {
         // SAFETY: upheld by the caller.
         let given = unsafe { client.as_ref().zip(sized(stats).map(|stats| &mut *stats)) };
-        let Some((client, stats)) = given else {
-            return INVALID;
-        };
+        let Some((client, stats)) = given else { return INVALID };
         let (size, scheduled) = (stats.size, client.is_scheduled().into());
         *stats = LaxStats { size, scheduled, stats: client.stats() };
         0
@@ -319,9 +317,7 @@ unsafe fn permit(
 ) -> c_int {
     // SAFETY: upheld by the caller.
     let (lane, ticket, permit) = unsafe { (lane.as_mut(), ticket.as_mut(), permit.as_mut()) };
-    let (Some(ticket), Some(permit)) = (ticket, permit) else {
-        return INVALID;
-    };
+    let (Some(ticket), Some(permit)) = (ticket, permit) else { return INVALID };
     let ticket = &mut ticket.ticket;
     let result = match lane {
         _ if ticket.is_done() => None,
@@ -364,9 +360,7 @@ pub unsafe extern "C" fn lax_wait(
 /// `lane` is null or came from `lax_lane_open` and no other thread uses it.
 unsafe fn on_lane(lane: *mut Lane, body: impl FnOnce(&mut Lane) -> c_int) -> c_int {
     // SAFETY: upheld by the caller.
-    let Some(lane) = (unsafe { lane.as_mut() }) else {
-        return INVALID;
-    };
+    let Some(lane) = (unsafe { lane.as_mut() }) else { return INVALID };
     guarded(INVALID, || body(lane))
 }
 
@@ -385,9 +379,7 @@ pub unsafe extern "C" fn lax_complete(
     bytes: u64,
 ) -> c_int {
     // SAFETY: upheld by the caller.
-    let Some(ticket) = (unsafe { ticket.as_ref() }) else {
-        return INVALID;
-    };
+    let Some(ticket) = (unsafe { ticket.as_ref() }) else { return INVALID };
     // SAFETY: upheld by the caller.
     unsafe {
         on_lane(lane, |lane| {
@@ -401,9 +393,7 @@ pub unsafe extern "C" fn lax_complete(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lax_cancel(lane: *mut Lane, ticket: *mut LaxTicket) -> c_int {
     // SAFETY: upheld by the caller.
-    let Some(ticket) = (unsafe { ticket.as_mut() }) else {
-        return INVALID;
-    };
+    let Some(ticket) = (unsafe { ticket.as_mut() }) else { return INVALID };
     let ticket = core::mem::replace(
         &mut ticket.ticket,
         Ticket { state: TicketState::DONE, ..Ticket::bypassed(0) },

@@ -171,9 +171,7 @@ impl Lane {
         if flow.peer != 0 {
             self.introduce(flow.peer);
         }
-        let Some(binding) = &mut self.binding else {
-            return self.submit_unbound(flow);
-        };
+        let Some(binding) = &mut self.binding else { return self.submit_unbound(flow) };
         let seen = binding.header.attention();
         if seen & attention::NOT_ENFORCED != 0 || !self.unsent.is_empty() {
             return self.submit_slow_path(flow);
@@ -208,9 +206,7 @@ impl Lane {
 
     /// Submits on credit that was just found. The lane may be full.
     fn submit_on_credit(&mut self, flow: &Flow) -> Option<Ticket> {
-        let Some(binding) = &mut self.binding else {
-            return Some(self.bypassed(flow.bytes));
-        };
+        let Some(binding) = &mut self.binding else { return Some(self.bypassed(flow.bytes)) };
         let record = Record::SubmitOnCredit { flow: *flow, observed: false };
         let at = binding.producer.publish(&record).ok()?;
         binding.credit.left -= flow.bytes;
@@ -225,9 +221,7 @@ impl Lane {
     #[cold]
     #[inline(never)]
     fn attend(&mut self, ticket: &mut Ticket) {
-        let Some(binding) = &mut self.binding else {
-            return;
-        };
+        let Some(binding) = &mut self.binding else { return };
         if !binding.can_notify_later() {
             binding.notify();
         }
@@ -336,9 +330,7 @@ impl Lane {
     #[cold]
     fn submit_slow_path(&mut self, flow: &Flow) -> Option<Ticket> {
         self.notice_hangup();
-        let Some(binding) = &mut self.binding else {
-            return Some(self.submit_to_next(flow));
-        };
+        let Some(binding) = &mut self.binding else { return Some(self.submit_to_next(flow)) };
         let seen = binding.header.attention();
         if seen & attention::GONE != 0 || binding.session.lost_at().is_some() {
             self.lose_binding();
@@ -388,9 +380,7 @@ impl Lane {
     /// Takes a seat if there is a daemon, or does one step towards finding one.
     #[cold]
     pub(crate) fn find_binding(&mut self) {
-        let Some(session) = self.core.session() else {
-            return self.inherit();
-        };
+        let Some(session) = self.core.session() else { return self.inherit() };
         let seat = match session.claim_lane() {
             Ok(seat) => seat,
             Err(why) => {

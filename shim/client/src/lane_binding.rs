@@ -193,9 +193,7 @@ impl LaneBinding {
 
     /// Reports whether there is credit for this flow, and makes it the credit at hand.
     pub(crate) fn find_credit(&mut self, flow: &Flow) -> bool {
-        let Some(port) = flow.credit_port() else {
-            return false;
-        };
+        let Some(port) = flow.credit_port() else { return false };
         self.credit.switch(port, self.producer.credit(port));
         let enough = self.credit.left >= flow.bytes;
         self.credit.key = if enough { flow.key() } else { 0 };

@@ -217,9 +217,7 @@ impl Lane {
     /// Checks for signs of life. Gives up the daemon if there are none.
     #[cold]
     fn is_daemon_alive(&mut self, now: u64) -> bool {
-        let Some(binding) = &self.binding else {
-            return false;
-        };
+        let Some(binding) = &self.binding else { return false };
         if binding.session.lost_at().is_some() {
             return false;
         }
@@ -240,9 +238,7 @@ impl Lane {
     #[cold]
     pub(crate) fn will_have_room(&mut self) -> bool {
         let now = now_ns();
-        let Some(binding) = &self.binding else {
-            return false;
-        };
+        let Some(binding) = &self.binding else { return false };
         // The daemon has records to read, so it is woken if it sleeps.
         binding.notify();
         // A caller that finds the lane full tries again soon. If the last time is long ago, the
@@ -315,9 +311,7 @@ impl Lane {
     /// Polls for as long as an immediate answer takes, without any other check.
     #[inline]
     fn poll_once(&self, slot: u16) -> bool {
-        let Some(binding) = &self.binding else {
-            return false;
-        };
+        let Some(binding) = &self.binding else { return false };
         let seen = binding.pending.seen(slot);
         (0..GLANCES).any(|_| {
             core::hint::spin_loop();
@@ -370,9 +364,7 @@ impl Lane {
         if self.has_unsent() {
             self.send_unsent();
         }
-        let Some(binding) = &mut self.binding else {
-            return;
-        };
+        let Some(binding) = &mut self.binding else { return };
         if binding.session.lost_at().is_some() {
             // Empty pages may have replaced the region.
             self.spin.misses = MISSES;

@@ -139,9 +139,7 @@ impl TransferBatch {
     }
 
     fn hand_on_first(&self, state: &mut BatchState) {
-        let Some(mut group) = state.waiting.pop_front() else {
-            return;
-        };
+        let Some(mut group) = state.waiting.pop_front() else { return };
         let count = group.requests.len();
         WAITING.fetch_sub(count, Ordering::Relaxed);
         // A notification belongs to the only group and is never split.

@@ -136,9 +136,7 @@ impl NixlHub {
 
     /// Forgets an agent before it is destroyed, and drops its deferred posts.
     pub(crate) fn destroyed(&self, address: AgentPtr) {
-        let Some(agent) = self.agents.write().remove(&(address as usize)) else {
-            return;
-        };
+        let Some(agent) = self.agents.write().remove(&(address as usize)) else { return };
         agent.alone(|| {
             let is_theirs = |request: &Arc<NixlRequest>| request.agent == agent.address;
             let mut requests = self.requests.write();

@@ -227,9 +227,7 @@ impl NixlRequest {
     /// # Safety
     /// As for [`Self::post`].
     unsafe fn advance(&self, state: &mut PostState) {
-        let Phase::Deferred { transfer, since } = &state.phase else {
-            return;
-        };
+        let Phase::Deferred { transfer, since } = &state.phase else { return };
         let is_unscheduled = match transfer.wait_whole(Duration::ZERO) {
             Some(is_bypassed) => is_bypassed,
             None if since.elapsed() < PATIENCE => return,
@@ -238,9 +236,7 @@ impl NixlRequest {
                 true
             }
         };
-        let Phase::Deferred { transfer, .. } = core::mem::take(&mut state.phase) else {
-            return;
-        };
+        let Phase::Deferred { transfer, .. } = core::mem::take(&mut state.phase) else { return };
         // SAFETY: upheld by the caller. The post had no optional arguments.
         let code = unsafe { self.hand_on(state, transfer, core::ptr::null(), is_unscheduled) };
         if code < 0 {
@@ -275,9 +271,7 @@ impl NixlRequest {
     /// The request is not released, and the caller is in its agent.
     pub(crate) unsafe fn tend(&self, agent: &Agent) {
         // A thread that has the lock handles the request.
-        let Some(mut state) = self.state.try_lock() else {
-            return;
-        };
+        let Some(mut state) = self.state.try_lock() else { return };
         if state.is_open() {
             // SAFETY: upheld by the caller.
             unsafe { self.status(&mut state) };

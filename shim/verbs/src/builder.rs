@@ -128,9 +128,7 @@ unsafe extern "C" fn abort(qp: *mut ibv_qp_ex) {
 unsafe extern "C" fn complete(qp: *mut ibv_qp_ex) -> c_int {
     // SAFETY: upheld by the program, which called `start` before in this thread.
     unsafe {
-        let Some((context, queue_pair)) = of(qp) else {
-            return libc::EINVAL;
-        };
+        let Some((context, queue_pair)) = of(qp) else { return libc::EINVAL };
         let works = &mut (*queue_pair.builder.data_ptr()).works;
         let result = post(context, queue_pair, qp, works);
         works.clear();
@@ -147,9 +145,7 @@ unsafe fn post(
     qp: *mut ibv_qp_ex,
     works: &mut [DeferredRequest],
 ) -> c_int {
-    let Some(real) = context.post_send() else {
-        return libc::EINVAL;
-    };
+    let Some(real) = context.post_send() else { return libc::EINVAL };
     let mut next = ptr::null_mut();
     for work in works.iter_mut().rev() {
         let request = work.request();

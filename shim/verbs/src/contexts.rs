@@ -146,9 +146,7 @@ pub(crate) unsafe fn hook(ibv: *mut ibv_context) {
     at_exit(report::end);
     // A fork may have left the lock locked. An unhooked context is better than a process that
     // hangs.
-    let Some(_change) = CHANGE.try_lock_for(PATIENCE) else {
-        return;
-    };
+    let Some(_change) = CHANGE.try_lock_for(PATIENCE) else { return };
     let context = match find(ibv) {
         Some(context) => context,
         None => {
@@ -156,9 +154,7 @@ pub(crate) unsafe fn hook(ibv: *mut ibv_context) {
             let free = TABLE[..used]
                 .iter()
                 .position(|context| context.ibv.load(Ordering::Relaxed).is_null());
-            let Some(context) = TABLE.get(free.unwrap_or(used)) else {
-                return;
-            };
+            let Some(context) = TABLE.get(free.unwrap_or(used)) else { return };
             USED.store(used.max(free.unwrap_or(used) + 1), Ordering::Release);
             context
         }

@@ -46,9 +46,7 @@ macro_rules! interpose {
             static REAL: laxity_job::symbol::Symbol =
                 $crate::exports::of_libibverbs(concat!(stringify!($name), "\0"), $version);
             let real = laxity_job::real!(REAL.address(), fn($($type),*) $(-> $result)?);
-            let Some($real) = real else {
-                return $($otherwise)?;
-            };
+            let Some($real) = real else { return $($otherwise)? };
             $body
         }
     )*};

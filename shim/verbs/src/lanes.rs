@@ -119,9 +119,7 @@ pub(crate) fn settle_all() {
     let Some(all) = ALL.get() else { return };
     let give_up = Instant::now() + SETTLE_WITHIN;
     let settled = |shard: &LaneShard| {
-        let Some(mut lane) = shard.lane.try_lock() else {
-            return true;
-        };
+        let Some(mut lane) = shard.lane.try_lock() else { return true };
         lane.as_mut().is_none_or(|lane| {
             lane.flush_unsent();
             !lane.has_unsent()

@@ -14,12 +14,8 @@ use crate::lanes;
 pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, entries: c_int, wc: *mut ibv_wc) -> c_int {
     // SAFETY: upheld by the caller.
     unsafe {
-        let Some(context) = contexts::find((*cq).context) else {
-            return -libc::EINVAL;
-        };
-        let Some(real) = context.poll_cq() else {
-            return -libc::EINVAL;
-        };
+        let Some(context) = contexts::find((*cq).context) else { return -libc::EINVAL };
+        let Some(real) = context.poll_cq() else { return -libc::EINVAL };
         if !context.is_ours() {
             return real(cq, entries, wc);
         }

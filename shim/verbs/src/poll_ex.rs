@@ -95,9 +95,7 @@ fn before(cq: *mut ibv_cq_ex) -> Option<OriginalPoll> {
 /// # Safety
 /// The conditions of `ibv_start_poll` hold.
 unsafe extern "C" fn start(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int {
-    let Some(before) = before(cq) else {
-        return libc::EINVAL;
-    };
+    let Some(before) = before(cq) else { return libc::EINVAL };
     if before.context.is_ours() {
         before.context.note_poll(cq.cast());
         lanes::pump_all();
@@ -124,9 +122,7 @@ unsafe extern "C" fn end(cq: *mut ibv_cq_ex) {
 /// # Safety
 /// The conditions of `ibv_next_poll` hold.
 unsafe extern "C" fn next(cq: *mut ibv_cq_ex) -> c_int {
-    let Some(before) = before(cq) else {
-        return libc::EINVAL;
-    };
+    let Some(before) = before(cq) else { return libc::EINVAL };
     // SAFETY: upheld by the caller.
     unsafe {
         let result = (before.next_poll)(cq);
@@ -145,9 +141,7 @@ unsafe fn account(cq: *mut ibv_cq_ex, before: &OriginalPoll, result: c_int) {
     unsafe {
         let success = (*cq).status == ibv_wc_status::IBV_WC_SUCCESS;
         let received = success && (*cq).read_opcode.is_some_and(|read| poll::is_receive(read(cq)));
-        let Some(number) = (*cq).read_qp_num.map(|read| read(cq)) else {
-            return;
-        };
+        let Some(number) = (*cq).read_qp_num.map(|read| read(cq)) else { return };
         let Some(queue_pair) = before.context.queue_pairs.find(number).filter(|_| !received) else {
             return;
         };

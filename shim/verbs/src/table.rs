@@ -93,9 +93,7 @@ impl QueuePairTable {
 
     /// Removes the closed queue pair with this number.
     pub(crate) fn remove(&self, number: u32) {
-        let Some(entry) = self.entry(number) else {
-            return;
-        };
+        let Some(entry) = self.entry(number) else { return };
         let gone = entry.swap(ptr::null_mut(), Ordering::AcqRel);
         // SAFETY: the pointer is null or leads to a queue pair, which is never freed.
         if let Some(gone) = unsafe { gone.as_ref() } {

@@ -125,9 +125,7 @@ impl Bench {
 
     /// Measures P once more if there are two cores. Returns its median.
     pub(crate) fn reference_now(&mut self) -> Result<Option<f64>, BenchError> {
-        let Some(far) = self.cores.far else {
-            return Ok(None);
-        };
+        let Some(far) = self.cores.far else { return Ok(None) };
         let p = reference::round_trips(self.clock, far, self.effort.round_trips / 4)?;
         self.p.push(p);
         Ok(Some(p.p50))

@@ -143,12 +143,8 @@ fn counter_is_usable() -> bool {
     if !cfg!(target_arch = "x86_64") {
         return false;
     }
-    let Ok(cpuinfo) = fs::read_to_string("/proc/cpuinfo") else {
-        return false;
-    };
-    let Some(flags) = cpuinfo.lines().find(|line| line.starts_with("flags")) else {
-        return false;
-    };
+    let Ok(cpuinfo) = fs::read_to_string("/proc/cpuinfo") else { return false };
+    let Some(flags) = cpuinfo.lines().find(|line| line.starts_with("flags")) else { return false };
     ["rdtscp", "constant_tsc", "nonstop_tsc"]
         .iter()
         .all(|wanted| flags.split_whitespace().any(|flag| flag == *wanted))

@@ -51,9 +51,7 @@ pub(crate) fn render(figures: &[Figure]) -> String {
 
 fn numbers(figure: &Figure) -> Vec<String> {
     let dash = || "–".to_owned();
-    let Outcome::Measured(summary) = &figure.outcome else {
-        return vec![dash(); 6];
-    };
+    let Outcome::Measured(summary) = &figure.outcome else { return vec![dash(); 6] };
     let optional =
         |value: Option<f64>| value.map_or_else(dash, |value| show(value, figure.row.unit));
     vec![

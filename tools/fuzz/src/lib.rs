@@ -27,9 +27,7 @@ pub const CORPUS: &str = "LAXITY_FUZZ_CORPUS";
 /// # Panics
 /// Panics if the seeds can't be written.
 pub fn write_seeds(target: &str) {
-    let Some(folder) = std::env::var_os(CORPUS) else {
-        return;
-    };
+    let Some(folder) = std::env::var_os(CORPUS) else { return };
     let folder = Path::new(&folder);
     fs::create_dir_all(folder).expect("the corpus can be made");
     for (_, seeds) in seeds().iter().filter(|(name, _)| *name == target) {

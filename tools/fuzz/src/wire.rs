@@ -177,9 +177,7 @@ impl World {
 
     fn read(&mut self, host: usize) {
         while self.cluster.poll_ready().is_some() {}
-        let Some((id, stream)) = self.daemons[host].stream else {
-            return;
-        };
+        let Some((id, stream)) = self.daemons[host].stream else { return };
         let Taken::Frames(frames) = self.cluster.take(id, stream) else {
             self.daemons[host].stream = None;
             return;
@@ -318,9 +316,7 @@ impl World {
             self.read(host);
             let by_deltas = self.daemons[host].assembler.content();
             let orders = self.daemons[host].assembler.applied();
-            let Some((id, stream)) = self.daemons[host].stream else {
-                continue;
-            };
+            let Some((id, stream)) = self.daemons[host].stream else { continue };
             self.cluster.resync(id, stream);
             self.read(host);
             let daemon = &self.daemons[host];

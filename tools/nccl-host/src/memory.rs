@@ -63,9 +63,7 @@ pub struct Region {
 
 impl Region {
     pub fn into_vec(mut self) -> Result<Vec<u8>, HostError> {
-        let Some(memory) = self.memory.take() else {
-            return Ok(Vec::new());
-        };
+        let Some(memory) = self.memory.take() else { return Ok(Vec::new()) };
         match self.comm.deregister(&memory) {
             Ok(()) => Ok(memory.into_vec()),
             Err(error) => {
@@ -108,9 +106,7 @@ impl DerefMut for Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        let Some(memory) = self.memory.take() else {
-            return;
-        };
+        let Some(memory) = self.memory.take() else { return };
         if let Err(error) = self.comm.deregister(&memory) {
             crate::log::note(error.to_string());
             self.comm.park(memory);

@@ -125,9 +125,7 @@ impl ContextInner {
 
 impl Drop for ContextInner {
     fn drop(&mut self) {
-        let Some(finalize) = self.loaded.calls.finalize else {
-            return;
-        };
+        let Some(finalize) = self.loaded.calls.finalize else { return };
         // SAFETY: `raw` is a context of this plugin, and it is finalised once. Everything made from
         // it holds a reference, so nothing of it is left.
         if let Err(error) = checked("finalize", unsafe { finalize(self.raw) }) {

@@ -164,9 +164,7 @@ pub struct Welcome {
 /// # Errors
 /// Every [`RegistrationError`]: run unscheduled.
 pub fn receive_reply(socket: BorrowedFd<'_>) -> Result<Option<Welcome>, RegistrationError> {
-    let Some(packet) = receive(socket, true)? else {
-        return Ok(None);
-    };
+    let Some(packet) = receive(socket, true)? else { return Ok(None) };
     let geometry = Reply::parse(&packet.bytes[..packet.length])?;
     let mut rights = packet.rights.into_iter();
     match (rights.next(), rights.next(), rights.next()) {

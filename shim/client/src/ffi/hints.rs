@@ -140,9 +140,7 @@ pub extern "C" fn lax_batch_join(batch: u64, request: u64) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lax_get_hint_stats(stats: *mut LaxHintStats) -> c_int {
     // SAFETY: upheld by the caller.
-    let Some(stats) = (unsafe { sized(stats).map(|stats| &mut *stats) }) else {
-        return INVALID;
-    };
+    let Some(stats) = (unsafe { sized(stats).map(|stats| &mut *stats) }) else { return INVALID };
     guarded(INVALID, || {
         let now = hints::stats();
         *stats = LaxHintStats {

@@ -78,9 +78,7 @@ pub unsafe extern "C" fn lax_scope_push(scope: *const LaxScope) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lax_scope_of(address: *const c_void, said: *mut LaxScope) -> c_int {
     // SAFETY: upheld by the caller.
-    let Some(said) = (unsafe { sized(said).map(|said| &mut *said) }) else {
-        return INVALID;
-    };
+    let Some(said) = (unsafe { sized(said).map(|said| &mut *said) }) else { return INVALID };
     guarded(INVALID, || {
         let found = scope::said_of(address as u64);
         *said = LaxScope { size: said.size, ..LaxScope::of(&found) };
@@ -111,9 +109,7 @@ pub extern "C" fn lax_memory_layer(
     layer: u16,
     stage_number: u8,
 ) -> c_int {
-    let Some(stage) = stage(stage_number) else {
-        return INVALID;
-    };
+    let Some(stage) = stage(stage_number) else { return INVALID };
     guarded(INVALID, || answer(memory::set_layer(address as u64, bytes, layer, stage)))
 }
 

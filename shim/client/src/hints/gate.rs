@@ -171,9 +171,7 @@ impl Transfer {
 
     /// Returns a permit for further bytes, or `None`. Blocks only while another thread polls.
     pub fn poll(&self) -> Option<Permit> {
-        let Some(mut state) = self.lock() else {
-            return Some(OVER);
-        };
+        let Some(mut state) = self.lock() else { return Some(OVER) };
         if self.is_foreign() {
             return (!state.ticket.is_done()).then(|| state.ticket.rest());
         }
@@ -182,9 +180,7 @@ impl Transfer {
     }
 
     fn look(&self) -> Look {
-        let Some(mut state) = self.lock() else {
-            return Look::Permitted(OVER);
-        };
+        let Some(mut state) = self.lock() else { return Look::Permitted(OVER) };
         if state.ticket.is_done() {
             return Look::Permitted(OVER);
         }
@@ -270,9 +266,7 @@ impl Transfer {
     /// # Errors
     /// [`Excess`]. Nothing was reported then.
     pub fn complete(&self, bytes: u64) -> Result<(), Excess> {
-        let Some(mut state) = self.lock() else {
-            return Ok(());
-        };
+        let Some(mut state) = self.lock() else { return Ok(()) };
         if state.over.is_some() {
             // The transfer was cancelled, so the daemon expects no completions.
             return Ok(());
@@ -291,9 +285,7 @@ impl Transfer {
 
     /// Cancels what was not permitted or not sent. Reports whether there was any.
     pub fn cancel(&self) -> bool {
-        let Some(mut state) = self.lock() else {
-            return false;
-        };
+        let Some(mut state) = self.lock() else { return false };
         if state.over.is_some() {
             return false;
         }

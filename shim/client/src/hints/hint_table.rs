@@ -274,9 +274,7 @@ impl HintTable {
     }
 
     fn layer_begin(&mut self, batch: u64, layer: u16) -> Result<(), HintError> {
-        let Some(known) = self.look_up(batch) else {
-            return Ok(());
-        };
+        let Some(known) = self.look_up(batch) else { return Ok(()) };
         let layers = known.layers;
         if layer >= layers {
             self.counts.layers_unknown += 1;

@@ -37,9 +37,7 @@ impl Lane {
         if !self.unsent.is_empty() {
             self.send_unsent();
         }
-        let Some(binding) = &mut self.binding else {
-            return;
-        };
+        let Some(binding) = &mut self.binding else { return };
         if binding.header.attention() & attention::GONE != 0 {
             if binding.session.lost_at().is_some() {
                 self.lose_binding();
@@ -85,16 +83,12 @@ impl Lane {
     /// Sends waiting records, as far as there are slots.
     #[cold]
     pub(crate) fn send_unsent(&mut self) {
-        let Some(binding) = &mut self.binding else {
-            return self.unsent.clear();
-        };
+        let Some(binding) = &mut self.binding else { return self.unsent.clear() };
         let (mut moved, mut urgent) = (false, false);
         while let Some(message) = self.unsent.front_mut() {
             if let Unsent::Repay(flow) = *message {
                 let record = Record::SubmitOnCredit { flow, observed: false };
-                let Ok(at) = binding.producer.publish(&record) else {
-                    break;
-                };
+                let Ok(at) = binding.producer.publish(&record) else { break };
                 *message = Unsent::Record(Record::Completed { tag: at.tag, bytes: flow.bytes });
             } else {
                 if !binding.publish(*message) {

@@ -368,12 +368,8 @@ fn permit(knobs: &Knobs, served: &mut RegionConsumer, waiting: &mut Vec<Waiting>
         let more = chunk.min(flow.flow.bytes - flow.permitted);
         let permitted = flow.permitted + more;
         let last = permitted == flow.flow.bytes;
-        let Some(consumer) = served.consumer(flow.lane) else {
-            return false;
-        };
-        let Ok(wake) = consumer.permit(flow.at, permitted, 3, last) else {
-            return false;
-        };
+        let Some(consumer) = served.consumer(flow.lane) else { return false };
+        let Ok(wake) = consumer.permit(flow.at, permitted, 3, last) else { return false };
         knobs.permitted_bytes.fetch_add(more, Ordering::Relaxed);
         flow.permitted = permitted;
         if wake == Wake::Needed {

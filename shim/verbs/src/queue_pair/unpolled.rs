@@ -29,9 +29,7 @@ impl QueuePair {
     /// no more checks are needed.
     pub(crate) fn check_in_flight(&'static self) -> bool {
         // The thread that holds the lock handles them.
-        let Some(mut state) = self.state.try_lock() else {
-            return true;
-        };
+        let Some(mut state) = self.state.try_lock() else { return true };
         self.settle_unpolled(&mut state);
         state.watched = state.in_flight.iter().any(|flight| flight.ticket.is_known());
         state.watched
@@ -41,9 +39,7 @@ impl QueuePair {
     pub(super) fn settle_unpolled(&self, state: &mut QueuePairState) {
         let now = lanes::tick();
         let passed = |since: u32| now.wrapping_sub(since) >= UNPOLLED_TICKS;
-        let Some(context) = state.context.filter(|_| passed(state.progress)) else {
-            return;
-        };
+        let Some(context) = state.context.filter(|_| passed(state.progress)) else { return };
         // SAFETY: the queue pair is alive, because `close` comes before its end.
         let cq = unsafe { (*state.ibv.0).send_cq };
         let polled = context.last_polled(cq);

@@ -145,9 +145,7 @@ impl QueuePair {
             }
             permitted = Some(index);
         }
-        let Some(permitted) = permitted else {
-            return false;
-        };
+        let Some(permitted) = permitted else { return false };
         for waits in state.waiting.range_mut(..permitted) {
             if waits.pull(&mut lane) {
                 COUNTERS.pulled.add(1);
@@ -158,13 +156,9 @@ impl QueuePair {
 
     /// Posts the first waiting work request, which may go. Returns false if it still waits.
     fn post_front(&'static self, state: &mut QueuePairState) -> bool {
-        let Some(real) = state.context.and_then(HookedContext::post_send) else {
-            return false;
-        };
+        let Some(real) = state.context.and_then(HookedContext::post_send) else { return false };
         let ibv = state.ibv.0;
-        let Some(front) = state.waiting.front_mut() else {
-            return false;
-        };
+        let Some(front) = state.waiting.front_mut() else { return false };
         // SAFETY: the work request is this library's copy. The queue pair is not destroyed, because
         // `close` comes before that.
         let mut failed = match unsafe { call(real, ibv, front.work.request()) } {
@@ -189,9 +183,7 @@ impl QueuePair {
             failed = true;
         }
         let first = state.in_flight.len();
-        let Some(gone) = state.waiting.pop_front() else {
-            return false;
-        };
+        let Some(gone) = state.waiting.pop_front() else { return false };
         state.submitted = state.submitted.saturating_sub(1);
         let ticket = match gone.permit {
             PermitState::Waits(ticket) | PermitState::Permitted(ticket) => ticket,

@@ -86,9 +86,7 @@ impl Report {
     }
 
     fn read(path: &Path, seed: u64) -> Result<Self, LabError> {
-        let Ok(text) = std::fs::read(path) else {
-            return Ok(Self { seed, ..Self::default() });
-        };
+        let Ok(text) = std::fs::read(path) else { return Ok(Self { seed, ..Self::default() }) };
         let report: Self = serde_json::from_slice(&text)
             .map_err(|error| LabError::unreadable(path.display().to_string(), error))?;
         if report.seed != seed {

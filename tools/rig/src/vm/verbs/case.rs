@@ -46,9 +46,7 @@ impl AddAssign for LibraryReport {
 
 /// Returns the sum of a report's lines, or `None` if there is no report.
 pub(super) fn read_report(path: &str) -> Result<Option<LibraryReport>, LabError> {
-    let Ok(text) = fs::read_to_string(path) else {
-        return Ok(None);
-    };
+    let Ok(text) = fs::read_to_string(path) else { return Ok(None) };
     let mut sum = LibraryReport::default();
     for line in text.lines() {
         sum += serde_json::from_str(line)

@@ -135,9 +135,7 @@ fn account(bytes: &[u8]) -> Result<(Crossed, usize), LabError> {
         if length > 65_535 {
             return Err(LabError::unreadable("the capture", format!("damaged at byte {at}")));
         }
-        let Some(packet) = bytes.get(at + 16..at + 16 + length) else {
-            break;
-        };
+        let Some(packet) = bytes.get(at + 16..at + 16 + length) else { break };
         // A truncated packet or one of another kind is not counted.
         let _ = count(packet, &mut flows, &mut crossed);
         at += 16 + length;

@@ -111,9 +111,7 @@ impl Calibration {
             Some(error) => (Some(error), Source::Bucket),
             None => (pooled(), Source::Pooled),
         };
-        let Some(error) = error else {
-            return Bound { tokens: output_max, source: Source::Limit };
-        };
+        let Some(error) = error else { return Bound { tokens: output_max, source: Source::Limit } };
         let error = self.score.tokens(predicted, error);
         let tokens = (i64::from(predicted) + error).clamp(1, i64::from(output_max.max(1)));
         Bound { tokens: tokens as u32, source }
