@@ -158,7 +158,8 @@ impl Daemon {
     /// See [`DaemonError`]. An error leaves nothing behind.
     pub fn bind(config: Config, source: Source, set_log: SetLog) -> Result<Self, DaemonError> {
         let signals = Signals::handle()?;
-        let room = descriptors::room_for_clients().map_err(DaemonError::Descriptors)?;
+        let room = descriptors::room_for_clients(config.web.address().is_some())
+            .map_err(DaemonError::Descriptors)?;
         let config = Arc::new(config);
         let (mailbox, inbox) = mailbox().map_err(io::Error::from)?;
         let snapshot_slot = Arc::new(SnapshotSlot::new().map_err(io::Error::from)?);

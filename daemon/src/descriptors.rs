@@ -22,21 +22,27 @@ pub struct TooFew {
 }
 
 /// Returns the number of descriptors that are not for attached clients.
-fn reserve() -> usize {
+fn reserve(has_page: bool) -> usize {
+    let page = if has_page { page::LIMITS.connections_max } else { 0 };
     OWN + control::CONNECTIONS_MAX
         + HttpLimits::METRICS.connections_max
-        + page::LIMITS.connections_max
+        + page
         + registration::PENDING_MAX
 }
 
-/// Raises the limit of open files as far as possible and returns the number of clients it allows.
-pub fn room_for_clients() -> Result<usize, TooFew> {
-    room_within(descriptors_max())
+/// Raises the limit of open files as far as possible and returns the number of clients it allows
+/// beside the web page, if there is one.
+///
+/// # Errors
+/// The limit leaves no room for one client.
+pub fn room_for_clients(has_page: bool) -> Result<usize, TooFew> {
+    room_within(descriptors_max(), has_page)
 }
 
-fn room_within(limit: usize) -> Result<usize, TooFew> {
-    match limit.saturating_sub(reserve()) / PER_CLIENT {
-        0 => Err(TooFew { limit, needed: reserve() + PER_CLIENT }),
+fn room_within(limit: usize, has_page: bool) -> Result<usize, TooFew> {
+    let reserve = reserve(has_page);
+    match limit.saturating_sub(reserve) / PER_CLIENT {
+        0 => Err(TooFew { limit, needed: reserve + PER_CLIENT }),
         room => Ok(room),
     }
 }
@@ -49,10 +55,12 @@ mod tests {
     fn the_default_number_of_clients_fits_the_limit_that_linux_has_for_services() {
         // The kernel's soft default is 1024, and its hard one 4096. systemd's hard one is far
         // higher.
-        assert!(room_within(4096).is_ok_and(|room| room > 1000));
-        assert!(room_within(1024).is_ok_and(|room| room >= 256));
-        let too_few = room_within(64).expect_err("not even for itself");
-        assert!(room_within(too_few.needed).is_ok_and(|room| room == 1));
-        assert!(room_within(too_few.needed - 1).is_err());
+        assert!(room_within(4096, true).is_ok_and(|room| room > 1000));
+        assert!(room_within(1024, false).is_ok_and(|room| room >= 256));
+        for has_page in [false, true] {
+            let too_few = room_within(64, has_page).expect_err("not even for itself");
+            assert!(room_within(too_few.needed, has_page).is_ok_and(|room| room == 1));
+            assert!(room_within(too_few.needed - 1, has_page).is_err());
+        }
     }
 }
