@@ -84,8 +84,8 @@ struct Site {
     names: Vec<String>,
     service: Arc<Service>,
     history: Mutex<History>,
-    /// The newest state and the instant at which it was made.
-    state: tokio::sync::Mutex<Option<(Instant, Bytes)>>,
+    /// The newest answer and the instant at which it was made.
+    state: tokio::sync::Mutex<Option<(Instant, Result<Bytes, String>)>>,
 }
 
 /// Serves the page at `listener`, once there is one, while the future is polled. `names` are those
@@ -132,20 +132,26 @@ impl Site {
 
     async fn state(&self) -> Answer {
         let mut last = self.state.lock().await;
-        if let Some((made, body)) = &*last
-            && made.elapsed() < STATE_AGE_MAX
-        {
-            return page::json(StatusCode::OK, body.clone());
-        }
-        let status = match self.service.status().await {
-            Ok(status) => status,
-            Err(problem) => return page::plain(StatusCode::SERVICE_UNAVAILABLE, &problem),
+        let fresh = last.take().filter(|(made, _)| made.elapsed() < STATE_AGE_MAX);
+        // Readers that queued while the scheduler hung get the same problem, and don't ask again.
+        let (made, told) = match fresh {
+            Some(fresh) => fresh,
+            None => {
+                let told = self.service.status().await.map(|status| self.told(&status));
+                (Instant::now(), told)
+            }
         };
-        let buckets = self.history.lock().buckets(&sums(&status));
-        let state = HostState { status: &status, bucket_s: BUCKET.as_secs(), buckets };
-        let body = Bytes::from(serde_json::to_vec(&state).unwrap_or_default());
-        *last = Some((Instant::now(), body.clone()));
-        page::json(StatusCode::OK, body)
+        *last = Some((made, told.clone()));
+        match told {
+            Ok(body) => page::json(StatusCode::OK, body),
+            Err(problem) => page::plain(StatusCode::SERVICE_UNAVAILABLE, &problem),
+        }
+    }
+
+    fn told(&self, status: &Status) -> Bytes {
+        let buckets = self.history.lock().buckets(&sums(status));
+        let state = HostState { status, bucket_s: BUCKET.as_secs(), buckets };
+        serde_json::to_vec(&state).unwrap_or_default().into()
     }
 }
 

@@ -15,7 +15,7 @@ use crate::config::{ALL_DEVICES, CoordinatorConfig, NicConfig};
 /// Maximum number of addresses of one NIC that are reported.
 const ADDRESSES_MAX: usize = 64;
 /// The folder in which the kernel lists RDMA devices.
-const RDMA_DEVICES: &str = "sys/class/infiniband";
+const RDMA_DEVICES: &str = "/sys/class/infiniband";
 
 /// Returns the configured name of this host, or the kernel's host name.
 pub fn own_host(config: &CoordinatorConfig) -> String {
@@ -46,7 +46,7 @@ pub(super) fn ports(nics: &[NicConfig]) -> Vec<PortInfo> {
 fn of(nic: &NicConfig) -> Vec<Vec<u8>> {
     let mut addresses: Vec<Ipv6Addr> = if nic.addresses.is_empty() {
         let mut found = of_network_devices(&nic.name);
-        found.extend(of_rdma_devices(Path::new("/"), &nic.name));
+        found.extend(of_rdma_devices(Path::new(RDMA_DEVICES), &nic.name));
         found
     } else {
         nic.addresses.iter().map(mapped).collect()
@@ -79,19 +79,16 @@ fn of_network_devices(name: &str) -> Vec<Ipv6Addr> {
     addresses.collect()
 }
 
-/// Returns GIDs of a device and of the functions that share its port, from
-/// `DEVICE/ports/PORT/gids/INDEX`. `root` stands for `/`.
+/// Returns GIDs under `root`, from `DEVICE/ports/PORT/gids/INDEX`.
 fn of_rdma_devices(root: &Path, name: &str) -> Vec<Ipv6Addr> {
     let entries = |path: &Path| {
         let read = fs::read_dir(path).into_iter().flatten().flatten();
         read.map(|entry| entry.path()).collect::<Vec<_>>()
     };
     let is_ours = |device: &&std::path::PathBuf| {
-        let file = device.file_name().unwrap_or_default().to_string_lossy();
-        let is_owner = || laxity_nic::physical(root, &file).is_some_and(|owner| owner == name);
-        name == ALL_DEVICES || file == name || is_owner()
+        name == ALL_DEVICES || device.file_name().is_some_and(|file| file == name)
     };
-    let devices = entries(&root.join(RDMA_DEVICES));
+    let devices = entries(root);
     let ports = devices.iter().filter(is_ours).flat_map(|device| entries(&device.join("ports")));
     let gids = ports.flat_map(|port| entries(&port.join("gids")));
     // A GID that is not set reads as zeroes or can't be read.
@@ -125,22 +122,18 @@ mod tests {
     }
 
     #[test]
-    fn gids_of_an_rdma_device_and_of_its_functions_are_found() {
+    fn gids_of_an_rdma_device_are_found() {
         let root = std::env::temp_dir().join(format!("laxity-gids-{}", std::process::id()));
-        let devices = root.join(RDMA_DEVICES);
-        let gids = devices.join("mlx5_9/ports/1/gids");
+        let gids = root.join("mlx5_0/ports/1/gids");
         fs::create_dir_all(&gids).expect("a folder");
-        let owner = devices.join("mlx5_9/device/physfn/infiniband/mlx5_0");
-        fs::create_dir_all(owner).expect("a folder");
         let write = |index: &str, gid: &str| fs::write(gids.join(index), gid).expect("a file");
         write("0", "0000:0000:0000:0000:0000:0000:0000:0000\n");
         write("1", "0000:0000:0000:0000:0000:ffff:0a00:0102\n");
         let found = of_rdma_devices(&root, "mlx5_0");
-        let own = of_rdma_devices(&root, "mlx5_9");
         let others = of_rdma_devices(&root, "mlx5_1");
         let all = of_rdma_devices(&root, ALL_DEVICES);
         fs::remove_dir_all(&root).expect("removed");
         let v4: Ipv6Addr = "::ffff:10.0.1.2".parse().expect("an address");
-        assert!(found.contains(&v4) && own == found && others.is_empty() && all.contains(&v4));
+        assert!(found.contains(&v4) && others.is_empty() && all.contains(&v4));
     }
 }

@@ -15,5 +15,5 @@ mod rates;
 pub use counters::{CounterSource, DirectionCounts, NicCounts, Pauses, counters_of};
 pub use dcbnl::{DcbError, pauses, query};
 pub use map::{PRIORITIES, PriorityMap, Selection, Trust};
-pub use ports::{RdmaPort, ecn, map_of, physical, rdma_ports, treatments};
+pub use ports::{RdmaPort, ecn, map_of, rdma_ports, treatments};
 pub use rates::{nics, rate};

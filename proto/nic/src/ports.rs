@@ -70,19 +70,6 @@ pub fn rdma_ports(root: &Path) -> Vec<RdmaPort> {
     ports
 }
 
-/// Returns the RDMA device whose port a virtual function or a subfunction uses (`physfn` of the
-/// kernel's Documentation/ABI/testing/sysfs-bus-pci). `None` if this network namespace lacks it.
-pub fn physical(root: &Path, device: &str) -> Option<String> {
-    owner(&root.join(RDMA_DEVICES).join(device), "infiniband")
-}
-
-/// Returns what the PCI function has in its folder `class` that owns the function of a device. A
-/// subfunction is a device of its owner's.
-pub(crate) fn owner(device: &Path, class: &str) -> Option<String> {
-    let owners = ["device/physfn", "device/.."].map(|owner| device.join(owner).join(class));
-    owners.iter().flat_map(|owner| names(owner)).next()
-}
-
 /// Returns the priorities of an interface on which ECN holds for RoCE, as notification point and as
 /// reaction point. Drivers of OFED say it, others don't.
 pub fn ecn(root: &Path, interface: &str) -> Option<u8> {

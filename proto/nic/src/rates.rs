@@ -5,15 +5,14 @@
 
 use std::path::Path;
 
-use crate::ports::{INTERFACES, RDMA_DEVICES, RdmaPort, names, owner, physical, rdma_ports, text};
+use crate::ports::{INTERFACES, RDMA_DEVICES, RdmaPort, names, rdma_ports, text};
 
 /// A rate of 1 Mbit/s, in bytes per second.
 const MBIT: u64 = 125_000;
 
 /// Returns the names of RDMA devices, whether their links are up yet or not: hardware, or else
 /// software with an active port. Without any, those of network interfaces that are up: hardware and
-/// bonds, but not the interfaces below a bond. A virtual function is not a NIC beside the device
-/// whose port it uses.
+/// bonds, but not the interfaces below a bond.
 pub fn nics(root: &Path) -> Vec<String> {
     let ports = rdma_ports(root);
     let devices = |is_ours: &dyn Fn(&RdmaPort) -> bool| {
@@ -22,10 +21,7 @@ pub fn nics(root: &Path) -> Vec<String> {
         found.dedup();
         found
     };
-    let hardware = devices(&|port| {
-        let owner = physical(root, &port.device);
-        !port.is_software && !ports.iter().any(|other| Some(&other.device) == owner.as_ref())
-    });
+    let hardware = devices(&|port| !port.is_software);
     let found = if hardware.is_empty() { devices(&|p| is_active(root, p)) } else { hardware };
     if !found.is_empty() {
         return found;
@@ -35,8 +31,7 @@ pub fn nics(root: &Path) -> Vec<String> {
         let folder = interfaces.join(name);
         let is_nic = folder.join("device").exists() || folder.join("bonding").exists();
         let is_up = text(&folder.join("operstate")).is_some_and(|state| state == "up");
-        let is_alone = owner(&folder, "net").is_none_or(|it| !interfaces.join(it).exists());
-        is_nic && is_up && is_alone && folder.join("master").symlink_metadata().is_err()
+        is_nic && is_up && folder.join("master").symlink_metadata().is_err()
     };
     names(&interfaces).into_iter().filter(is_ours).collect()
 }
@@ -120,40 +115,6 @@ mod tests {
         assert_eq!(rate("rxe0"), Some(3_125_000_000), "of the interface below");
         assert_eq!(rate("eth0"), Some(3_125_000_000));
         assert_eq!(rate("eth9"), None);
-    }
-
-    #[test]
-    fn functions_that_share_a_port_are_one_nic_where_its_owner_is_seen() {
-        let of = |files: &[&str]| {
-            let files: Vec<_> = files.iter().map(|file| (*file, "4: ACTIVE\n")).collect();
-            host(&files)
-        };
-        let state = "ports/1/state";
-        // mlx5_2 is a virtual function and mlx5_3 a subfunction of mlx5_0.
-        let seen = of(&[
-            &format!("infiniband/mlx5_0/{state}"),
-            &format!("infiniband/mlx5_1/{state}"),
-            &format!("infiniband/mlx5_2/{state}"),
-            "infiniband/mlx5_2/device/physfn/infiniband/mlx5_0/dev",
-            &format!("infiniband/mlx5_3/{state}"),
-            "infiniband/mlx5_3/device/vendor",
-            "infiniband/mlx5_3/infiniband/mlx5_0/dev",
-        ]);
-        assert_eq!(nics(seen.path()), ["mlx5_0", "mlx5_1"]);
-        assert_eq!(physical(seen.path(), "mlx5_2").as_deref(), Some("mlx5_0"));
-        assert_eq!(physical(seen.path(), "mlx5_1"), None);
-        let alone = of(&[
-            &format!("infiniband/mlx5_2/{state}"),
-            "infiniband/mlx5_2/device/physfn/infiniband/mlx5_0/dev",
-        ]);
-        assert_eq!(nics(alone.path()), ["mlx5_2"], "the owner is in another namespace");
-        let interfaces = host(&[
-            ("net/eth0/operstate", "up\n"),
-            ("net/eth0/device/vendor", "x"),
-            ("net/eth1/operstate", "up\n"),
-            ("net/eth1/device/physfn/net/eth0/mtu", "1500\n"),
-        ]);
-        assert_eq!(nics(interfaces.path()), ["eth0"]);
     }
 
     #[test]

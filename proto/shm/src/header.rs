@@ -316,14 +316,19 @@ impl Header {
         }
     }
 
-    /// Returns the number of the NIC of this name, if there is one.
+    /// Returns the number of the NIC of this name, else of the NIC named `default`.
     pub fn nic(&self, name: &str) -> Option<u8> {
-        let wanted = nic_name(name);
-        let is = |cells: &[AtomicU64; NIC_NAME_BYTES / 8]| {
-            cells.iter().zip(wanted).all(|(cell, word)| cell.load(Ordering::Relaxed) == word)
+        let find = |name| {
+            let wanted = nic_name(name);
+            let is = |cells: &[AtomicU64; NIC_NAME_BYTES / 8]| {
+                cells.iter().zip(wanted).all(|(cell, word)| cell.load(Ordering::Relaxed) == word)
+            };
+            self.nics.names.iter().position(is)
         };
-        let found = self.nics.names.iter().position(is)?;
-        (!name.is_empty()).then_some(found as u8)
+        if name.is_empty() {
+            return None;
+        }
+        find(name).or_else(|| find("default")).map(|at| at as u8)
     }
 
     /// Returns the number of the NIC that the daemon of `before` calls `number`. A number to which
@@ -422,7 +427,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nics_are_found_by_name() {
+    fn nics_are_found_by_name_and_by_default() {
         let h = Header::new();
         assert_eq!(h.nic("mlx5_0"), None);
         h.set_nics(["mlx5_0", "mlx5_bond_1_and_more"].into_iter());
@@ -430,6 +435,8 @@ mod tests {
         assert_eq!(h.nic("mlx5_bond_1_and_more"), Some(1));
         assert_eq!(h.nic("mlx5"), None);
         assert_eq!(h.nic(""), None);
+        h.set_nics(["rxe0", "default"].into_iter());
+        assert_eq!((h.nic("rxe0"), h.nic("rxe1")), (Some(0), Some(1)));
     }
 
     #[test]

@@ -22,7 +22,6 @@ use laxity_shm::registration::{self, Hello, Reason, RegistrationError};
 use laxity_shm::sleep::{self, lately_ns, now_ns};
 
 use crate::lane::Lane;
-use crate::nics;
 use crate::options::Options;
 use crate::session::Session;
 use crate::stats::{LaneCounters, Stats};
@@ -214,12 +213,11 @@ impl Client {
         stats
     }
 
-    /// Returns the number of a NIC in the daemon's configuration, for use in flows: of that name,
-    /// else of the device whose port it uses, else named `default`. Without one, returns a number
-    /// that no daemon knows. Such flows go out unscheduled, and the daemon counts them.
+    /// Returns the number of a NIC in the daemon's configuration, for use in flows. If no NIC has
+    /// this name, returns that of the NIC named `default`. Otherwise, or without a daemon, returns
+    /// a number that no daemon knows. Such flows go out unscheduled, and the daemon counts them.
     pub fn nic(&self, name: &str) -> u8 {
-        let session = self.core.latest().filter(|_| !name.is_empty());
-        session.and_then(|it| nics::number(|name| it.header().nic(name), name)).unwrap_or(u8::MAX)
+        self.core.latest().and_then(|session| session.header().nic(name)).unwrap_or(u8::MAX)
     }
 
     /// Returns the number of daemons found so far. Values from a daemon, such as [`Client::nic`],
@@ -436,14 +434,16 @@ impl Attachment {
                         self.phase = Asked { guard, socket, since_ns, pid };
                         (None, now + ANSWER_POLL_NS)
                     }
-                    Ok(Some(welcome)) => match Session::new(socket, welcome, guard).map(Arc::new) {
+                    Ok(Some(welcome)) => match Session::new(socket, welcome, guard) {
                         Some(session) => {
+                            let session = Arc::new(session);
                             self.phase = Attached(Arc::clone(&session));
                             self.attached += 1;
-                            (self.refusal, self.before) = (None, None);
-                            let detached_ns = self.detached_ns.take();
-                            self.unscheduled_ns +=
-                                detached_ns.map_or(0, |since| now.saturating_sub(since));
+                            self.refusal = None;
+                            self.before = None;
+                            if let Some(since) = self.detached_ns.take() {
+                                self.unscheduled_ns += now.saturating_sub(since);
+                            }
                             (Some(session), 0)
                         }
                         None => (None, retry),

@@ -24,7 +24,6 @@ pub mod hints;
 mod lane;
 mod lane_binding;
 pub mod memory;
-mod nics;
 mod options;
 pub mod peers;
 pub mod scope;

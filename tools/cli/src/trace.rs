@@ -37,6 +37,8 @@ pub(crate) enum TraceError {
     Start { program: String, cause: io::Error },
     #[error("cannot wait for the command: {0}")]
     Wait(io::Error),
+    #[error("--out and --otlp name the same file, {path}; name two", path = .0.display())]
+    SameFile(PathBuf),
     #[error(
         "laxityd saw no flow and no hint in that time; `laxity status` lists the attached clients"
     )]
@@ -93,7 +95,12 @@ pub(crate) fn trace(args: &TraceArgs) -> Result<ExitCode, TraceError> {
         return Ok(ExitCode::SUCCESS);
     }
     output::check(&args.out)?;
-    args.otlp.as_deref().map_or(Ok(()), output::check)?;
+    if let Some(otlp) = &args.otlp {
+        if *otlp == args.out {
+            return Err(TraceError::SameFile(otlp.clone()));
+        }
+        output::check(otlp)?;
+    }
     let nics = nics(&mut daemon)?;
     let endings = Endings::receive()?;
     let length = Duration::from(args.length);

@@ -215,9 +215,12 @@ function folded(name, summary, shown) {
 let last = null;
 
 function redraw(state) {
+  const { className, textContent } = at("headline"), isNews = state !== last;
   last = state;
-  at("headline").className = "";
   keepingFocus(() => draw(state));
+  // That nobody answers is said until somebody does.
+  if (isNews) at("headline").className = "";
+  else if (className) at("headline").textContent = textContent;
 }
 
 /** What has the focus is made anew: it goes to its successor. */

@@ -18,8 +18,6 @@ pub(crate) struct NicPort {
     pub(crate) number: String,
     /// The network interface, if there is one.
     pub(crate) netdev: Option<String>,
-    /// The device whose port this one uses, as a virtual function does.
-    owner: Option<String>,
     /// Whether the port is RoCE, rather than InfiniBand.
     pub(crate) ethernet: bool,
     pub(crate) link_layer: String,
@@ -50,7 +48,6 @@ pub(crate) fn ports(root: &Root) -> Vec<NicPort> {
             let state = read("state").unwrap_or_else(|| "unknown".to_owned());
             ports.push(NicPort {
                 netdev: netdev(root, &device, &number),
-                owner: laxity_nic::physical(root.path(), &device),
                 ethernet: link_layer == "Ethernet",
                 link_layer,
                 active: state.contains("ACTIVE"),
@@ -159,12 +156,6 @@ fn configured(ports: &[NicPort], status: &Status) -> Vec<Finding> {
         let named = nics
             .iter()
             .find(|nic| nic.name == port.device || Some(&nic.name) == port.netdev.as_ref());
-        let of_owner = nics.iter().find(|nic| Some(&nic.name) == port.owner.as_ref());
-        if let (None, Some(nic)) = (named, of_owner) {
-            let shared = format!("shares the port of the daemon's NIC {}", nic.name);
-            findings.push(Finding::ok("nic", shared).about(port.subject()));
-            continue;
-        }
         // With one NIC and one port, they belong together whatever their names are.
         let only = nics.first().filter(|_| nics.len() == 1 && active.len() == 1);
         let Some(nic) = named.or(only) else {

@@ -154,14 +154,6 @@ fn a_port_that_is_down_faster_than_believed_or_unknown_to_the_daemon_is_a_warnin
     assert_eq!(nics[0].severity, Severity::Warn, "mlx5_0 is nobody's");
     assert!(nics[0].action.contains("name = \"mlx5_0\""));
     assert_eq!(nics[1].severity, Severity::Ok, "mlx5_1 is eth1");
-
-    let owner = "sys/class/infiniband/mlx5_2/device/physfn/infiniband/mlx5_0/dev";
-    let shared =
-        Host::new().roce("mlx5_0", "eth0", &[]).roce("mlx5_2", "eth2", &[]).file(owner, "231:0");
-    known.ports[0].name = "mlx5_0".into();
-    let findings = fabric::devices(&fabric::ports(&shared.root()), Some(&known));
-    assert!(findings.iter().all(|finding| finding.severity == Severity::Ok), "{findings:?}");
-    assert!(text(&findings).contains("shares the port of the daemon's NIC mlx5_0"));
 }
 
 #[test]

@@ -3,9 +3,10 @@
 //!
 //! A request is a trace of its own. Its root span lasts from the request's first hint to its last
 //! and has the parts of its time. Below it are a span for each layer of its batches and for each
-//! flow that it waited for. Each permit of a flow is an event of the flow's span.
+//! flow that it waited for. Each permit of a flow is an event of the flow's span. A flow of a whole
+//! batch is written once, for the first of its requests: copies would fill memory.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use laxity_shm::sleep::now_ns;
@@ -116,7 +117,7 @@ pub(super) fn spans(
     epoch_ns: u64,
 ) -> Value {
     let permitted = PermittedByKind::of(lives);
-    let mut spans = Vec::new();
+    let (mut spans, mut written) = (Vec::new(), HashSet::new());
     for request in ended {
         let (begin_ns, end_ns) = (request.begin_ns, request.end_ns);
         // Requests of different times can have the same number.
@@ -133,7 +134,11 @@ pub(super) fn spans(
             let attributes = [number("laxity.layer", (*layer).into())];
             trace.span("layer", (spell.begin_ns, spell.end_ns), &attributes);
         }
-        request.flows.iter().for_each(|life| trace.flow(life));
+        for life in &request.flows {
+            if written.insert(std::ptr::from_ref(*life)) {
+                trace.flow(life);
+            }
+        }
         spans.append(&mut trace.spans);
     }
     json!({"resourceSpans": [{
