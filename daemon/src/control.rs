@@ -125,19 +125,28 @@ async fn answer<'a>(
             Err(problem) => Response::error(problem),
         },
         Request::Bypass { on } => Response::done(service.bypass(on)),
+        Request::SetPolicy { policy } => or_error(service.set_policy(&policy)),
         Request::SetMode { mode } => or_error(service.set_mode(&mode)),
         Request::Reload => match service.reload().await {
-            Ok(keys) if keys.is_empty() => Response::done("the configuration was read again"),
-            Ok(keys) => Response::done(format!(
-                "the configuration was read again; restart laxityd for {}",
-                keys.join(", ")
-            )),
+            Ok(needs_restart) => Response::Done {
+                message: if needs_restart.is_empty() {
+                    "the configuration was read again".to_owned()
+                } else {
+                    format!(
+                        "the configuration was read again; restart laxityd for {}",
+                        needs_restart.join(", ")
+                    )
+                },
+                needs_restart: needs_restart.into_iter().map(str::to_owned).collect(),
+            },
             Err(error) => Response::error(error.to_string()),
         },
-        Request::TraceStart { seconds, events } => {
-            or_error(service.traces().start(seconds, events).map(|(begun, message)| {
-                *trace = Some(begun);
-                message
+        Request::TraceStart { seconds, events, attended } => {
+            or_error(service.traces().start(seconds, events).map(|begun| {
+                if attended {
+                    *trace = Some(service.traces().attend(&begun));
+                }
+                begun.message
             }))
         }
         Request::TraceRead => match service.traces().read().await {
@@ -145,6 +154,10 @@ async fn answer<'a>(
             Err(problem) => Response::error(problem),
         },
         Request::TraceStop => or_error(service.traces().stop().await),
+        Request::Version => Response::Version {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            pid: std::process::id(),
+        },
     }
 }
 

@@ -77,8 +77,8 @@ pub struct Daemon {
     registration_path: Bound,
     control: UnixListener,
     control_path: Bound,
-    exporter: Option<(Exporter, Endpoint)>,
-    web: Option<Endpoint>,
+    exporter: Option<(Exporter, HttpEndpoint)>,
+    web: Option<HttpEndpoint>,
     driver: Driver,
     attendant: Option<StreamTask>,
     signals: Signals,
@@ -106,7 +106,7 @@ impl Signals {
 /// An HTTP address. One that is taken keeps nothing from being scheduled: the daemon warns, and
 /// binds it later.
 #[derive(Debug)]
-struct Endpoint {
+struct HttpEndpoint {
     /// What is served, for the log.
     what: &'static str,
     address: SocketAddr,
@@ -117,7 +117,7 @@ struct Endpoint {
 /// The time between attempts to bind an address.
 const BIND_EVERY: Duration = Duration::from_secs(5);
 
-impl Endpoint {
+impl HttpEndpoint {
     /// `key` is the setting that has the address.
     fn bind(what: &'static str, key: &str, address: SocketAddr) -> Self {
         let bound = HttpListener::bind(address).inspect_err(|cause| {
@@ -184,11 +184,11 @@ impl Daemon {
         // in use.
         let exporter = config.metrics_address().map(|address| {
             let exporter = Exporter::new().map_err(|error| io::Error::other(error.to_string()))?;
-            Ok::<_, io::Error>((exporter, Endpoint::bind("metrics", "metrics", address)))
+            Ok::<_, io::Error>((exporter, HttpEndpoint::bind("metrics", "metrics", address)))
         });
         let exporter = exporter.transpose()?;
         let web = config.web.address();
-        let web = web.map(|address| Endpoint::bind("pages", "web.listen", address));
+        let web = web.map(|address| HttpEndpoint::bind("pages", "web.listen", address));
         let (snapshots, seen) = watch::channel(None);
         let scheduler = SchedulerHandle { mailbox: mailbox.clone(), snapshots: seen, exchange };
         let attendant = StreamTask::new(&config, &scheduler);
@@ -228,8 +228,8 @@ impl Daemon {
         })?;
         let _residuals = residual::watch(&self.config, self.mailbox.clone())?;
         let (scheduler, died) = start(self.driver)?;
-        let metrics = Endpoint::served(self.exporter.as_ref().map(|(_, endpoint)| endpoint))?;
-        let page = Endpoint::served(self.web.as_ref())?;
+        let metrics = HttpEndpoint::served(self.exporter.as_ref().map(|(_, endpoint)| endpoint))?;
+        let page = HttpEndpoint::served(self.web.as_ref())?;
         let config = self.config;
         let mut tasks = vec![
             tokio::spawn(publish(

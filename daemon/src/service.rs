@@ -196,12 +196,18 @@ impl Service {
     }
 
     fn mark_bypass(&self, on: bool) -> io::Result<()> {
-        // `create_new` does not follow a symbolic link. An existing marker is as good.
-        let (marked, as_good) = match on {
-            true => (File::create_new(&self.marker).map(drop), io::ErrorKind::AlreadyExists),
-            false => (fs::remove_file(&self.marker), io::ErrorKind::NotFound),
-        };
-        marked.or_else(|error| if error.kind() == as_good { Ok(()) } else { Err(error) })
+        if on {
+            // `create_new` does not follow a symbolic link. An existing marker is as good.
+            match File::create_new(&self.marker) {
+                Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
+                _ => Ok(()),
+            }
+        } else {
+            match fs::remove_file(&self.marker) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+                _ => Ok(()),
+            }
+        }
     }
 
     /// Turns the bypass on or off and returns the result as text for the operator.
@@ -234,6 +240,19 @@ impl Service {
         };
         let said = if on { "on: everything goes out unscheduled" } else { "off" };
         format!("bypass is {said}{lasts} ({clients} clients attached)")
+    }
+
+    /// Changes the policy until the next reload.
+    ///
+    /// # Errors
+    /// There is no such policy. The error is text for the operator.
+    pub fn set_policy(&self, policy: &str) -> Result<String, String> {
+        let policy: laxity_policy::PolicyKind = policy
+            .parse()
+            .map_err(|error: laxity_policy::config::UnknownPolicy| error.to_string())?;
+        self.change(|config| config.policy = policy);
+        info!(%policy, "policy changed by an operator");
+        Ok(format!("the policy is {policy} until the next reload or restart"))
     }
 
     /// Changes the mode until the next reload.

@@ -32,10 +32,10 @@ const BUCKETS_MAX: usize = 360;
 
 /// Bytes permitted by stage, then bytes that went out unscheduled and flows that missed their
 /// deadline.
-type Sums = [u64; Stage::ALL.len() + 2];
+type BucketSums = [u64; Stage::ALL.len() + 2];
 
-fn sums(status: &Status) -> Sums {
-    let mut sums = Sums::default();
+fn sums(status: &Status) -> BucketSums {
+    let mut sums = BucketSums::default();
     for port in &status.ports {
         for (sum, stage) in sums.iter_mut().zip(&port.stages) {
             *sum += stage.permitted_bytes;
@@ -48,17 +48,17 @@ fn sums(status: &Status) -> Sums {
 
 /// What happened in each [`BUCKET`], newest last.
 #[derive(Debug, Default)]
-struct History {
-    buckets: VecDeque<Sums>,
-    before: Sums,
+struct PermitHistory {
+    buckets: VecDeque<BucketSums>,
+    before: BucketSums,
 }
 
-impl History {
-    fn since(&self, now: &Sums) -> Sums {
+impl PermitHistory {
+    fn since(&self, now: &BucketSums) -> BucketSums {
         std::array::from_fn(|index| now[index].saturating_sub(self.before[index]))
     }
 
-    fn close(&mut self, now: Sums) {
+    fn close(&mut self, now: BucketSums) {
         self.buckets.push_back(self.since(&now));
         if self.buckets.len() > BUCKETS_MAX {
             self.buckets.pop_front();
@@ -67,7 +67,7 @@ impl History {
     }
 
     /// Returns all buckets. The last one is not complete.
-    fn buckets(&self, now: &Sums) -> Vec<Sums> {
+    fn buckets(&self, now: &BucketSums) -> Vec<BucketSums> {
         self.buckets.iter().copied().chain([self.since(now)]).collect()
     }
 }
@@ -77,13 +77,13 @@ impl History {
 struct HostState<'a> {
     status: &'a Status,
     bucket_s: u64,
-    buckets: Vec<Sums>,
+    buckets: Vec<BucketSums>,
 }
 
-struct Site {
+struct HostPage {
     names: Vec<String>,
     service: Arc<Service>,
-    history: Mutex<History>,
+    history: Mutex<PermitHistory>,
     /// The newest answer and the instant at which it was made.
     state: tokio::sync::Mutex<Option<(Instant, Result<Bytes, String>)>>,
 }
@@ -96,7 +96,7 @@ pub(crate) async fn serve(
     service: Arc<Service>,
 ) {
     let (history, state) = (Mutex::default(), tokio::sync::Mutex::default());
-    let site = Arc::new(Site { names, service, history, state });
+    let site = Arc::new(HostPage { names, service, history, state });
     let asked = Arc::clone(&site);
     let answer = move |request: &Request<Incoming>| {
         let known = PAGE.answer(request, &asked.names);
@@ -116,7 +116,7 @@ pub(crate) async fn serve(
     }
 }
 
-impl Site {
+impl HostPage {
     /// Closes the buckets of the history.
     async fn remember(&self) {
         let mut ticks = interval(BUCKET);
@@ -162,7 +162,7 @@ mod tests {
     #[test]
     fn a_bucket_has_what_came_since_the_one_before_and_an_hour_is_kept() {
         let now = |bytes: u64| [bytes; Stage::ALL.len() + 2];
-        let mut history = History::default();
+        let mut history = PermitHistory::default();
         assert_eq!(history.buckets(&now(3)), [now(3)]);
         history.close(now(5));
         assert_eq!(history.buckets(&now(9)), [now(5), now(4)]);

@@ -42,6 +42,12 @@ struct Trace {
     is_over: bool,
 }
 
+#[derive(Debug)]
+pub struct BegunTrace {
+    pub message: String,
+    number: u64,
+}
+
 /// A guard that ends its trace when dropped. It is dropped with the connection that began the
 /// trace, since nobody else reads it.
 #[derive(Debug)]
@@ -70,11 +76,11 @@ impl Traces {
         Self { mailbox, latest: Mutex::default() }
     }
 
-    /// Begins a trace. Returns its guard, and text for the operator.
+    /// Begins a trace.
     ///
     /// # Errors
     /// A trace is running, or a number is out of range. The error is text for the operator.
-    pub fn start(&self, seconds: u64, events: u64) -> Result<(AttendedTrace<'_>, String), String> {
+    pub fn start(&self, seconds: u64, events: u64) -> Result<BegunTrace, String> {
         if !(1..=SECONDS_MAX).contains(&seconds) {
             return Err(format!("a trace takes 1 to {SECONDS_MAX} seconds, not {seconds}"));
         }
@@ -112,7 +118,12 @@ impl Traces {
         let message = format!(
             "a trace of {seconds} s begins, with room for {events} events that wait to be read"
         );
-        Ok((AttendedTrace { traces: self, number }, message))
+        Ok(BegunTrace { message, number })
+    }
+
+    /// Returns a guard that ends the trace when dropped.
+    pub fn attend(&self, begun: &BegunTrace) -> AttendedTrace<'_> {
+        AttendedTrace { traces: self, number: begun.number }
     }
 
     /// Ends trace `number` if it is still the current one, and drops its unread events.

@@ -67,7 +67,7 @@ fn way_in(cause: &std::io::Error) -> String {
     }
 }
 
-/// A connection to a daemon's control socket. Every request returns the errors of [`Self::call`].
+/// A connection to a daemon's control socket.
 #[derive(Debug)]
 pub struct ControlClient {
     path: PathBuf,
@@ -84,6 +84,9 @@ impl ControlClient {
     }
 
     /// Connects to the daemon at `path`. Each later call may take `timeout`.
+    ///
+    /// # Errors
+    /// [`ControlError::Connect`].
     pub fn connect(path: impl AsRef<Path>, timeout: Duration) -> Result<Self, ControlError> {
         let path = path.as_ref().to_owned();
         let open = || {
@@ -127,6 +130,9 @@ impl ControlClient {
     }
 
     /// Returns the daemon's state.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Self::call`].
     pub fn status(&mut self) -> Result<Status, ControlError> {
         match self.call(&Request::Status)? {
             Response::Status(status) => Ok(*status),
@@ -135,27 +141,42 @@ impl ControlClient {
     }
 
     /// Turns the bypass on or off and returns the daemon's text about it.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Self::call`].
     pub fn bypass(&mut self, on: bool) -> Result<String, ControlError> {
         self.message(&Request::Bypass { on })
     }
 
     /// Changes the mode until the next reload or restart, and returns the daemon's text about it.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Self::call`].
     pub fn set_mode(&mut self, mode: &str) -> Result<String, ControlError> {
         self.message(&Request::SetMode { mode: mode.to_owned() })
     }
 
     /// Makes the daemon read its configuration again and returns the daemon's text about it.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Self::call`].
     pub fn reload(&mut self) -> Result<String, ControlError> {
         self.message(&Request::Reload)
     }
 
     /// Begins a trace for `seconds`, with room for `events` events that wait to be read. The trace
     /// ends when this connection is closed.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Self::call`].
     pub fn trace_start(&mut self, seconds: u64, events: u64) -> Result<String, ControlError> {
-        self.message(&Request::TraceStart { seconds, events })
+        self.message(&Request::TraceStart { seconds, events, attended: true })
     }
 
     /// Returns the next part of the trace.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Self::call`].
     pub fn trace_read(&mut self) -> Result<TracePage, ControlError> {
         match self.call(&Request::TraceRead)? {
             Response::Trace(page) => Ok(*page),
@@ -164,13 +185,16 @@ impl ControlClient {
     }
 
     /// Ends the trace, whose events can still be read.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Self::call`].
     pub fn trace_stop(&mut self) -> Result<String, ControlError> {
         self.message(&Request::TraceStop)
     }
 
     fn message(&mut self, request: &Request) -> Result<String, ControlError> {
         match self.call(request)? {
-            Response::Done { message } => Ok(message),
+            Response::Done { message, .. } => Ok(message),
             other => Err(self.malformed(format!("{other:?} is no answer to {request:?}"))),
         }
     }

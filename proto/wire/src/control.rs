@@ -62,6 +62,11 @@ pub enum Request {
         /// Whether to turn the bypass on.
         on: bool,
     },
+    /// Change the policy of every port until the next reload or restart.
+    SetPolicy {
+        /// The name of the policy, such as `laxity` or `two_class`.
+        policy: String,
+    },
     /// Change the mode until the next reload or restart.
     SetMode {
         /// The mode: `off`, `observe` or `enforce`.
@@ -69,17 +74,23 @@ pub enum Request {
     },
     /// Read the configuration file again, as after SIGHUP.
     Reload,
-    /// Begin a trace of the scheduler, which ends with this connection.
+    /// Begin a trace of the scheduler.
     TraceStart {
         /// The length of the trace in seconds.
         seconds: u64,
         /// Maximum number of events that may wait to be read. Further events are lost and counted.
         events: u64,
+        /// Whether the trace ends with this connection, so that a killed reader leaves no trace
+        /// running.
+        #[serde(default)]
+        attended: bool,
     },
     /// Return some events of the trace as [`Response::Trace`]. Repeat this until the trace is over.
     TraceRead,
     /// End the trace, whose events can still be read.
     TraceStop,
+    /// Return the release as [`Response::Version`].
+    Version,
 }
 
 /// An answer of the daemon.
@@ -92,9 +103,19 @@ pub enum Response {
     Done {
         /// A text for people about what happened.
         message: String,
+        /// Keys of the configuration that changed and need a restart. Only after a reload.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        needs_restart: Vec<String>,
     },
     /// The answer to [`Request::TraceRead`].
     Trace(Box<TracePage>),
+    /// The answer to [`Request::Version`].
+    Version {
+        /// The release of the daemon.
+        version: String,
+        /// The process id of the daemon.
+        pid: u32,
+    },
     /// The request was not carried out, and nothing has changed.
     Error {
         /// The problem and its remedy.
@@ -105,7 +126,7 @@ pub enum Response {
 impl Response {
     /// Makes an answer that says what happened.
     pub fn done(message: impl Into<String>) -> Self {
-        Self::Done { message: message.into() }
+        Self::Done { message: message.into(), needs_restart: Vec::new() }
     }
 
     /// Makes an answer that says what was wrong.
@@ -154,11 +175,13 @@ mod tests {
         for request in [
             Request::Status,
             Request::Bypass { on: false },
+            Request::SetPolicy { policy: "mfs".into() },
             Request::SetMode { mode: "observe".into() },
             Request::Reload,
-            Request::TraceStart { seconds: 10, events: 1000 },
+            Request::TraceStart { seconds: 10, events: 1000, attended: true },
             Request::TraceRead,
             Request::TraceStop,
+            Request::Version,
         ] {
             let line = serde_json::to_vec(&Envelope::new(request.clone())).unwrap();
             assert_eq!(parse_request(&line), Ok(request));

@@ -36,7 +36,7 @@ fn number(key: &str, value: u64) -> Value {
 }
 
 /// The spans of one request.
-struct Trace<'a> {
+struct RequestSpans<'a> {
     lives: &'a Lives,
     permitted: &'a PermittedByKind,
     nics: &'a [String],
@@ -45,7 +45,7 @@ struct Trace<'a> {
     spans: Vec<Value>,
 }
 
-impl Trace<'_> {
+impl RequestSpans<'_> {
     fn unix(&self, at_ns: u64) -> String {
         (self.epoch_ns + at_ns).to_string()
     }
@@ -123,7 +123,8 @@ pub(super) fn spans(
         // Requests of different times can have the same number.
         let trace_id = format!("{:016x}{:016x}", epoch_ns + begin_ns, request.request);
         let (permitted, of_request) = (&permitted, Vec::new());
-        let mut trace = Trace { lives, permitted, nics, epoch_ns, trace_id, spans: of_request };
+        let mut trace =
+            RequestSpans { lives, permitted, nics, epoch_ns, trace_id, spans: of_request };
         let mut attributes = vec![number("laxity.request", request.request)];
         let parts = parts.get(&request.request).into_iter().flatten();
         let name = |part| format!("laxity.{part}_ns");
