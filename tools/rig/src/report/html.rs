@@ -16,7 +16,7 @@ section { border: 1px solid var(--soft); border-radius: .6rem; padding: 1rem; ov
 section p { margin: .2rem 0 .6rem; font-size: .9rem; opacity: .8; }
 svg { width: 100%; height: auto; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; margin: 1rem 0; }
-th, td { padding: .25rem .7rem; text-align: right; border-bottom: 1px solid var(--soft); }
+th, td { padding: .25rem .45rem; text-align: right; border-bottom: 1px solid var(--soft); }
 th:first-child, td:first-child { text-align: left; } tr.best td { font-weight: 600; } td { \
 white-space: nowrap; }
 .legend { display: flex; flex-wrap: wrap; gap: .2rem 1.2rem; margin: .4rem 0; font-size: .9rem; }
