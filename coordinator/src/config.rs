@@ -74,7 +74,7 @@ pub struct Config {
     pub order_age_max: Nanos,
     /// The initial policy. `laxity cluster policy` can change it while the coordinator runs.
     pub policy: PolicyConfig,
-    /// The web page.
+    /// The web page for people: its address, and who may ask for it.
     pub web: WebConfig,
     /// Limits of the coordinator.
     pub limits: Limits,

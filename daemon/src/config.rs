@@ -74,7 +74,7 @@ pub struct Config {
     pub tuning: TuningConfig,
     /// What happens about traffic that the daemon does not permit.
     pub residual: ResidualConfig,
-    /// The web page.
+    /// The web page for people: its address, and who may ask for it.
     pub web: WebConfig,
     /// The connection to the coordinator.
     pub coordinator: CoordinatorConfig,

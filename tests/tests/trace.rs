@@ -30,6 +30,10 @@ fn a_trace_shows_each_flow_of_a_sender_and_why_it_waited() {
     assert!(!nobody.status.success());
     assert!(nobody.stderr.contains("saw no flow"), "{nobody:?}");
 
+    let same = format!("trace --control {control} --out {out} --otlp {out}");
+    let same = laxity(&words(&same));
+    assert!(same.stderr.contains("name the same file"), "{same:?}");
+
     // The traced command waits for a file that appears when the sender has ended.
     let done = folder.path().join("done");
     let wait = format!("while [ ! -e {} ]; do sleep 0.05; done", done.display());

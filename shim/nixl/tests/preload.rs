@@ -81,7 +81,7 @@ fn run(mut job: Job) -> Done {
 }
 
 /// Runs a program under a daemon that holds its flows, and permits them later. Nothing may reach
-/// NIXL before.
+/// NIXL before that.
 fn held(job: Job, daemon: &TestDaemon, flows: u64) -> Done {
     daemon.set(&daemon.knobs.hold, true);
     let mut job = job.under(&daemon.socket);

@@ -126,7 +126,7 @@ impl CoordinatorArgs {
         })
     }
 
-    /// Asks one question.
+    /// Connects to the coordinator, makes one call, and returns the answer.
     pub(crate) fn ask<T>(
         &self,
         question: impl AsyncFnOnce(&mut OperatorClient<Channel>) -> Result<Response<T>, Status>,

@@ -254,3 +254,22 @@ fn a_request_is_a_trace_with_its_layers_and_flows_below_it_and_each_permit_says_
     assert_eq!((permits.len(), &permits[1]["timeUnixNano"]), (2, &"1006000".into()));
     assert!(permits[0]["attributes"].to_string().contains("2 KiB of collective at P2"));
 }
+
+#[test]
+fn a_flow_of_a_whole_batch_is_written_once_however_many_requests_waited_for_it() {
+    let join = |request| TraceKind::RequestJoin { batch: 7, request, deadline_ns: 0 };
+    let shared = TracedFlow { request: 0, ..flow(9, "collective", 10, SubmitOutcome::AtOnce) };
+    let events = [
+        at(0, join(1)),
+        at(0, join(2)),
+        at(10, TraceKind::Submitted(shared)),
+        at(20, TraceKind::Completed { flow: 9, bytes: 10 }),
+        at(30, TraceKind::RequestEnd { request: 1 }),
+        at(30, TraceKind::RequestEnd { request: 2 }),
+    ];
+    let lives = lives(&events);
+    let otlp = spans(&lives, &ended(&lives), &parts_of(&events), &[], 0);
+    let written = otlp["resourceSpans"][0]["scopeSpans"][0]["spans"].as_array().expect("spans");
+    let names: Vec<_> = written.iter().map(|span| span["name"].as_str().expect("name")).collect();
+    assert_eq!(names, ["request", "collective", "request"]);
+}
