@@ -15,6 +15,7 @@
 //! * *Distrust.* The first record that does not decode releases its client, whose memory is
 //!   corrupt. Its flows go out unscheduled, and other clients are not affected.
 
+mod clock;
 pub mod cluster;
 mod commands;
 pub mod credit;
@@ -40,25 +41,24 @@ mod scan_order;
 mod serve;
 pub mod shadow_link;
 pub mod silence;
+mod sleeping;
 pub mod trace;
 pub mod trust;
 mod watches;
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use laxity_policy::config::InvalidConfig;
 use laxity_policy::{Span, Time};
-use laxity_shm::layout::attention;
 use laxity_shm::marking::Treatments;
-use laxity_shm::sleep::{current_cpu, now_ns};
-use laxity_shm::sync::heavy_fence;
+use laxity_shm::sleep::current_cpu;
 use tracing::{debug, info, warn};
 
 use crate::clients::{AttachedClient, BUDGET};
 use crate::config::Config;
 use crate::coordinator::exchange::CoordinatorExchange;
 use crate::domains::Domains;
+pub use crate::driver::clock::SchedulerClock;
 use crate::driver::credit::CreditConditions;
 use crate::driver::hints::Hints;
 use crate::driver::intake::Intake;
@@ -66,6 +66,7 @@ use crate::driver::peers::PeerNumbers;
 use crate::driver::poller::Poller;
 use crate::driver::publisher::Publisher;
 use crate::driver::scan_order::{DomainRecords, ScanOrder};
+use crate::driver::sleeping::Asleep;
 use crate::driver::trace::Tracer;
 use crate::driver::watches::{OverdueWatch, SilenceWatch};
 use crate::mailbox::{Inbox, SnapshotSlot};
@@ -101,7 +102,23 @@ impl From<nix::Error> for DriverError {
     }
 }
 
-/// The scheduler. Any thread may make it, and [`Driver::run`] needs its own thread.
+/// What the caller of [`Driver::step`] does next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NextStep {
+    /// Run another step.
+    Turn,
+    /// Run another step after a pause, because nothing was to be done.
+    Spin,
+    /// Run another step after other threads ran. A client that was woken may share this core.
+    Yield,
+    /// Wait for this time at most with [`Driver::wait`], then run another step.
+    Wait(Span),
+    /// Call [`Driver::finish`].
+    Stop,
+}
+
+/// The scheduler. It is a state machine: [`Driver::step`] does what is to be done and never waits.
+/// Any thread may make it, and [`Driver::run`] needs its own thread.
 #[derive(Debug)]
 pub struct Driver {
     inbox: Inbox,
@@ -115,6 +132,11 @@ pub struct Driver {
     domain_records: DomainRecords,
     publisher: Publisher,
     poller: Poller,
+    clock: SchedulerClock,
+    /// The sleep between two steps, if the last one ended in a wait.
+    asleep: Option<Asleep>,
+    /// The clients that ended the last wait.
+    rung: Vec<u32>,
     spin: SleepRule,
     silence: SilenceWatch,
     overdue: OverdueWatch,
@@ -154,7 +176,17 @@ impl Driver {
         slot: Arc<SnapshotSlot>,
         config: &Arc<Config>,
     ) -> Result<Self, DriverError> {
-        let now = Time(now_ns());
+        Self::by(SchedulerClock::SYSTEM, inbox, slot, config)
+    }
+
+    /// Does the same as [`Driver::new`] with other clocks, for tests in virtual time.
+    pub fn by(
+        clock: SchedulerClock,
+        inbox: Inbox,
+        slot: Arc<SnapshotSlot>,
+        config: &Arc<Config>,
+    ) -> Result<Self, DriverError> {
+        let now = clock.now();
         let poller = Poller::new(inbox.fd())?;
         let mut driver = Self {
             inbox,
@@ -180,6 +212,9 @@ impl Driver {
             domain_records: DomainRecords::new(),
             publisher: Publisher::new(slot),
             poller,
+            clock,
+            asleep: None,
+            rung: Vec::new(),
             spin: SleepRule { span: Span::ZERO, active: now, woke_client: Time::ZERO },
             silence: SilenceWatch::new(now),
             overdue: OverdueWatch::new(now),
@@ -203,7 +238,31 @@ impl Driver {
         if let Some(cpu) = self.config.scheduler.cpu {
             pin(cpu);
         }
-        while self.run_turn() {}
+        loop {
+            match self.step() {
+                NextStep::Turn => {}
+                NextStep::Spin => std::hint::spin_loop(),
+                NextStep::Yield => std::thread::yield_now(),
+                NextStep::Wait(limit) => {
+                    self.wait(limit);
+                }
+                NextStep::Stop => break,
+            }
+        }
+        self.finish();
+    }
+
+    /// Does what is to be done now: a turn, or the end of a sleep. Never waits.
+    #[inline]
+    pub fn step(&mut self) -> NextStep {
+        match self.asleep {
+            Some(asleep) => self.sleep_on(asleep),
+            None => self.run_turn(),
+        }
+    }
+
+    /// Releases all clients after [`NextStep::Stop`]. The next daemon may take them over.
+    pub fn finish(mut self) {
         for client in self.clients.iter_mut().flatten() {
             client.release(self.hands_over);
         }
@@ -211,10 +270,10 @@ impl Driver {
         info!("the scheduler has released its clients and ends");
     }
 
-    /// Runs the rounds of a turn, then the due work. Returns false to stop the thread.
-    fn run_turn(&mut self) -> bool {
+    /// Runs the rounds of a turn, then the due work.
+    fn run_turn(&mut self) -> NextStep {
         if self.inbox.is_pending() && !self.run_commands() {
-            return false;
+            return NextStep::Stop;
         }
         // The loop only scans lanes, because a submit waits half of its length on average.
         let mut records = 0;
@@ -229,23 +288,22 @@ impl Driver {
         }
         records += self.between_turns();
         self.serve_and_wake();
-        self.intake.now = Time(now_ns());
+        self.intake.now = self.clock.now();
         // Records that no client waits on don't keep the thread awake, which may take a core from
         // their senders.
         let asked = self.is_asked(records, quiet);
         self.run_due_work();
         self.announce_idle_ports();
-        if !asked {
-            let now = self.intake.now;
-            if self.spin.is_over(now) || self.clients.is_empty() {
-                self.sleep();
-            } else if self.spin.woke_lately(now) {
-                std::thread::yield_now();
-            } else {
-                std::hint::spin_loop();
-            }
+        let now = self.intake.now;
+        if asked {
+            NextStep::Turn
+        } else if self.spin.is_over(now) || self.clients.is_empty() {
+            self.fall_asleep()
+        } else if self.spin.woke_lately(now) {
+            NextStep::Yield
+        } else {
+            NextStep::Spin
         }
-        true
     }
 
     fn rounds(&self) -> usize {
@@ -280,7 +338,7 @@ impl Driver {
             {
                 self.intake.counters.client_wakes += 1;
                 // The clock is read again, because a client on the same core has run meanwhile.
-                self.spin.woke_client = Time(now_ns());
+                self.spin.woke_client = self.clock.now();
                 woken = true;
             }
         }
@@ -299,7 +357,7 @@ impl Driver {
         }
         if self.intake.hints.due() <= now {
             let intake = &mut self.intake;
-            let decided = intake.hints.decide(now, &mut intake.ports, processor_time);
+            let decided = intake.hints.decide(now, &mut intake.ports, self.clock.processor_time);
             if let Some(pruned) = decided {
                 intake.counters.orders += 1;
                 intake.counters.pruned_requests = pruned as u64;
@@ -352,65 +410,6 @@ impl Driver {
         }
     }
 
-    /// Sleeps until there may be work. [`laxity_shm::sleep`] explains why no wake-up is lost.
-    fn sleep(&mut self) {
-        for client in self.clients.iter().flatten() {
-            client.served.header().raise(attention::SLEEPING);
-        }
-        let ordered = self.clients.is_empty() || heavy_fence();
-        // The clients see one long sleep, even if the thread wakes for records that none waits on.
-        // So it needs no new fence, which would interrupt all clients.
-        while self.sleep_once(ordered) {}
-        for client in self.clients.iter().flatten() {
-            client.served.header().lower(attention::SLEEPING);
-        }
-        self.intake.now = Time(now_ns());
-        self.intake.serve(&mut self.clients);
-        self.wake_clients();
-        self.beat();
-    }
-
-    /// Sleeps once, unless there is work. Returns whether to sleep on.
-    fn sleep_once(&mut self, ordered: bool) -> bool {
-        // Commands come first, because records that answer a command must be read after it.
-        if self.inbox.is_pending() {
-            return false;
-        }
-        let before = self.intake.quiet;
-        let swept = self.sweep_lanes();
-        if self.is_asked(swept.records, before) || self.inbox.is_pending() {
-            return false;
-        }
-        // Work that this scan or the last round left is due before the sleep.
-        self.intake.serve(&mut self.clients);
-        self.wake_clients();
-        self.intake.now = Time(now_ns());
-        self.run_due_work();
-        self.announce_idle_ports();
-        if !swept.is_all {
-            return true;
-        }
-        let limit = self.sleep_limit(ordered);
-        if limit == Span::ZERO {
-            return false;
-        }
-        self.beat();
-        self.intake.counters.sleeps += 1;
-        let woken = self.poller.sleep(limit);
-        self.intake.now = Time(now_ns());
-        if self.inbox.is_pending() {
-            return false;
-        }
-        // The clients that woke the thread come first. If they sent nothing, it scans all.
-        let before = self.intake.quiet;
-        let mut records = 0;
-        for index in woken {
-            self.warm(index);
-            records += self.scan(index);
-        }
-        !self.is_asked(records, before) && ordered && !self.clients.is_empty()
-    }
-
     /// Reports whether a client waits for an answer to any of the last `records` records. `quiet`
     /// is the number of records without a waiting client that were read before these.
     fn is_asked(&mut self, records: usize, quiet: u64) -> bool {
@@ -422,23 +421,6 @@ impl Driver {
             self.spin.active = self.intake.now;
         }
         asked
-    }
-
-    fn sleep_limit(&self, ordered: bool) -> Span {
-        let now = self.intake.now;
-        let ports = &self.intake.ports;
-        let due = [self.intake.hints.due(), self.intake.hints.cluster.due(), self.publisher.due()];
-        let ports_due = ports.iter().map(|port| port.due);
-        let mut until = ports_due.chain(due).min().unwrap_or(Time::NEVER);
-        // A waiting client looks for heartbeats, even if its flows are held.
-        let waits = ports.iter().any(|port| port.link.waiting_flows() > 0);
-        if waits {
-            until = until.min(self.silence.due());
-        }
-        if self.intake.holding || !ordered {
-            until = until.min(now + WAITING_SLEEP_MAX);
-        }
-        until.since(now)
     }
 }
 
@@ -460,11 +442,4 @@ fn pin(cpu: usize) {
         Ok(()) => debug!(cpu, "the scheduler is pinned"),
         Err(error) => warn!(cpu, %error, "cannot pin the scheduler; check scheduler.cpu"),
     }
-}
-
-/// Returns the processor time of this thread. Time while it was preempted does not count.
-fn processor_time() -> Time {
-    let clock = nix::time::ClockId::CLOCK_THREAD_CPUTIME_ID;
-    let used = nix::time::clock_gettime(clock).map_or(Duration::ZERO, Duration::from);
-    Time(used.as_nanos() as u64)
 }

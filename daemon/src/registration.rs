@@ -15,12 +15,13 @@ use laxity_shm::registration::{
     self, HELLO_FENCED, Hello, Peer, Reason, RegistrationError, Versions, accept, peer,
     peer_groups, receive_hello, send_reject,
 };
+use laxity_shm::served::ServeError;
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 use tracing::{debug, info, warn};
 
-use crate::clients::{Identity, Leaving, PendingClient};
-use crate::config::AccessConfig;
+use crate::clients::{ClientId, Identity, Leaving, PendingClient};
+use crate::config::{AccessConfig, Config};
 use crate::mailbox::SchedulerCommand;
 use crate::owner::Owner;
 use crate::pod;
@@ -211,6 +212,22 @@ fn register(hello: &Hello, from: Peer, service: &Service) -> Result<PendingClien
     let config = service.config();
     let id = service.admit(from.uid).map_err(|error| full(error.to_string()))?;
     service.refusals().admitted(from.uid);
+    newcomer(hello, from, id, &config).map_err(|error| {
+        service.departed(id);
+        full(error.to_string())
+    })
+}
+
+/// Makes the identity and the memory of a process that greeted and has a place.
+///
+/// # Errors
+/// The system is out of memory or descriptors. The caller refuses the client.
+pub fn newcomer(
+    hello: &Hello,
+    from: Peer,
+    id: ClientId,
+    config: &Config,
+) -> Result<PendingClient, ServeError> {
     let identity = Identity {
         id,
         pid: if from.pid == 0 { hello.pid } else { from.pid },
@@ -228,11 +245,7 @@ fn register(hello: &Hello, from: Peer, service: &Service) -> Result<PendingClien
         slots: config.scheduler.slots,
         colour: (id.0 % u64::from(laxity_shm::layout::COLOURS)) as u8,
     };
-    let fenced = hello.flags & HELLO_FENCED != 0;
-    PendingClient::new(identity, geometry, fenced).map_err(|error| {
-        service.departed(id);
-        full(error.to_string())
-    })
+    PendingClient::new(identity, geometry, hello.flags & HELLO_FENCED != 0)
 }
 
 async fn greeting(socket: &Watched) -> Result<Hello, RegistrationError> {

@@ -5,8 +5,8 @@ use std::fmt::Display;
 use std::sync::Arc;
 
 use laxity_policy::config::InvalidConfig;
-use laxity_policy::{DomainId, Span, Time};
-use laxity_shm::sleep::{current_cpu, now_ns};
+use laxity_policy::{DomainId, Span};
+use laxity_shm::sleep::current_cpu;
 use nix::unistd::{SysconfVar, sysconf};
 use tracing::{debug, warn};
 
@@ -22,7 +22,7 @@ const WARN_EVERY: Span = Span::from_millis(1000);
 impl Driver {
     /// Runs the commands from the mailbox. Returns false to stop.
     pub(super) fn run_commands(&mut self) -> bool {
-        self.intake.now = Time(now_ns());
+        self.intake.now = self.clock.now();
         self.publisher.note_change();
         for command in self.inbox.take() {
             match command {

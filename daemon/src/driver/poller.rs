@@ -49,16 +49,17 @@ impl Poller {
     /// Sleeps for at most `limit`. Returns the clients whose doorbell woke it.
     pub(crate) fn sleep(&self, limit: Span) -> Vec<u32> {
         let mut events = [EpollEvent::empty(); 64];
-        let forever = limit.0 > 1 << 60;
-        if !forever {
-            let at =
-                TimeSpec::from_duration(Duration::from_nanos(limit.0).max(Duration::from_nanos(1)));
+        // Without a limit the timer stays off, and with none left the look doesn't need it.
+        let timed = limit > Span::ZERO && limit.0 <= 1 << 60;
+        if timed {
+            let at = TimeSpec::from_duration(Duration::from_nanos(limit.0));
             let _ = self.timer.set(Expiration::OneShot(at), TimerSetTimeFlags::empty());
         }
         // An interrupted or failed wait counts as an early wake-up, after which the caller scans
         // all.
-        let count = self.epoll.wait(&mut events, EpollTimeout::NONE).unwrap_or(0);
-        if !forever {
+        let timeout = if limit == Span::ZERO { EpollTimeout::ZERO } else { EpollTimeout::NONE };
+        let count = self.epoll.wait(&mut events, timeout).unwrap_or(0);
+        if timed {
             let _ = self.timer.unset();
         }
         events[..count]

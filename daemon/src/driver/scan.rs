@@ -5,8 +5,7 @@
 //! scan delays the others. A bitmap of each client shows newly claimed lanes and is read now and
 //! then. With very many lanes, the clients use doorbells instead.
 
-use laxity_policy::{DomainId, Time};
-use laxity_shm::sleep::now_ns;
+use laxity_policy::DomainId;
 use laxity_shm::sync::heavy_fence;
 
 use super::record_sink::RecordSink;
@@ -203,7 +202,7 @@ impl Driver {
                 some => taken += some,
             }
             // A long sweep must not look like a stall to other clients.
-            self.intake.now = Time(now_ns());
+            self.intake.now = self.clock.now();
             if self.intake.now.since(self.last_heartbeat) >= BEAT {
                 self.beat();
             }

@@ -118,8 +118,37 @@ impl WaiterLine {
 
 #[cfg(not(loom))]
 pub use system::{current_cpu, lately_ns, membarrier, now_ns, register};
+
 #[cfg(not(loom))]
 use system::{futex_wait, futex_wake_all};
+
+/// The clock of a client or of a scheduler, in nanoseconds. A test may give a virtual one.
+#[cfg(not(loom))]
+#[derive(Clone, Copy, Debug)]
+pub struct Clock {
+    /// Returns the time, which never goes back.
+    pub now_ns: fn() -> u64,
+    /// Returns a time up to 10 ms before `now_ns`, at a lower cost.
+    pub lately_ns: fn() -> u64,
+}
+
+#[cfg(not(loom))]
+impl Clock {
+    /// The system's clock: [`now_ns`] and [`lately_ns`].
+    pub const SYSTEM: Self = Self { now_ns, lately_ns };
+
+    /// Returns the time.
+    #[inline]
+    pub fn now_ns(self) -> u64 {
+        (self.now_ns)()
+    }
+
+    /// Returns a time up to 10 ms ago.
+    #[inline]
+    pub fn lately_ns(self) -> u64 {
+        (self.lately_ns)()
+    }
+}
 
 #[cfg(not(loom))]
 impl WaiterLine {

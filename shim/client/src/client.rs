@@ -18,12 +18,12 @@ use laxity_shm::fork::ForkGuard;
 use laxity_shm::layout::{Mode, attention};
 use laxity_shm::marking::{Verdict, decide};
 use laxity_shm::record::Stage;
-use laxity_shm::registration::{self, Hello, Reason, RegistrationError};
-use laxity_shm::sleep::{self, lately_ns, now_ns};
+use laxity_shm::registration::{self, Reason, RegistrationError};
+use laxity_shm::sleep::Clock;
 
 use crate::lane::Lane;
 use crate::options::Options;
-use crate::session::Session;
+use crate::session::{Session, greet};
 use crate::stats::{LaneCounters, Stats};
 use AttachPhase::{Asked, Attached, Detached};
 
@@ -80,6 +80,7 @@ struct Attachment {
 #[derive(Debug)]
 pub(crate) struct Core {
     pub(crate) options: Options,
+    pub(crate) clock: Clock,
     /// The process that attached, which differs in a forked child.
     pid: u32,
     /// Number of daemons found so far. Relaxed, as a hint.
@@ -140,11 +141,17 @@ impl Client {
     /// Attaches to a daemon. Never fails. Without a daemon that answers within `attach_timeout` and
     /// accepts this version, all flows are bypassed, and lanes look for a daemon from time to time.
     pub fn attach(options: Options) -> Self {
-        let now = now_ns();
+        Self::attach_by(Clock::SYSTEM, options)
+    }
+
+    /// Does the same as [`Client::attach`] with another clock, for tests in virtual time.
+    pub fn attach_by(clock: Clock, options: Options) -> Self {
+        let now = clock.now_ns();
         let limit = options.attach_timeout;
         let off = options.mode == Mode::Off;
         let core = Arc::new(Core {
             options,
+            clock,
             pid: std::process::id(),
             generation: AtomicU64::new(0),
             attachment: RwLock::new(Attachment {
@@ -200,7 +207,7 @@ impl Client {
             lane.add_to(&mut stats);
         }
         drop(registry);
-        let now = now_ns();
+        let now = self.core.clock.now_ns();
         let attachment = read(&self.core.attachment);
         stats.reattaches = attachment.attached.saturating_sub(1);
         let detached_ns = match &attachment.phase {
@@ -294,7 +301,7 @@ impl Core {
             return None;
         }
         // A process without a daemon gets here with each of its flows.
-        if lately_ns() < next {
+        if self.clock.lately_ns() < next {
             return None;
         }
         let patience = || {
@@ -317,7 +324,7 @@ impl Core {
 
     /// Does one step towards a session.
     fn step(&self, attachment: &mut Attachment) -> Option<Arc<Session>> {
-        let (session, next) = attachment.advance(&self.options, now_ns());
+        let (session, next) = attachment.advance(&self.options, self.clock);
         self.generation.store(attachment.attached, Ordering::Relaxed);
         self.next_ns.store(next, Ordering::Relaxed);
         self.awaits.store(attachment.before.is_some(), Ordering::Relaxed);
@@ -338,7 +345,7 @@ impl Core {
         } else {
             LOCK_RETRY_NS
         };
-        let later = now_ns().saturating_add(after_ns);
+        let later = self.clock.now_ns().saturating_add(after_ns);
         let _ = self.next_ns.compare_exchange(seen, later, Ordering::Relaxed, Ordering::Relaxed);
     }
 
@@ -350,12 +357,12 @@ impl Core {
     }
 
     fn attach_within(&self, limit: Duration) {
-        let end = now_ns().saturating_add(limit.as_nanos() as u64);
+        let end = self.clock.now_ns().saturating_add(limit.as_nanos() as u64);
         let attachment = self.attachment.write();
         let mut attachment = attachment.unwrap_or_else(PoisonError::into_inner);
         loop {
             let session = self.step(&mut attachment);
-            let now = now_ns();
+            let now = self.clock.now_ns();
             let left = end.saturating_sub(now);
             let Asked { ref socket, .. } = attachment.phase else {
                 if attachment.crowded == 0 || left == 0 {
@@ -404,7 +411,8 @@ impl Attachment {
     }
 
     /// Does one step. Returns the session, if there is one, and the earliest time of the next step.
-    fn advance(&mut self, options: &Options, now: u64) -> (Option<Arc<Session>>, u64) {
+    fn advance(&mut self, options: &Options, clock: Clock) -> (Option<Arc<Session>>, u64) {
+        let now = clock.now_ns();
         let retry = now.saturating_add(options.reattach_every.as_nanos() as u64);
         let crowded = std::mem::take(&mut self.crowded);
         if let Attached(session) = &self.phase {
@@ -434,7 +442,7 @@ impl Attachment {
                         self.phase = Asked { guard, socket, since_ns, pid };
                         (None, now + ANSWER_POLL_NS)
                     }
-                    Ok(Some(welcome)) => match Session::new(socket, welcome, guard) {
+                    Ok(Some(welcome)) => match Session::new(clock, socket, welcome, guard) {
                         Some(session) => {
                             let session = Arc::new(session);
                             self.phase = Attached(Arc::clone(&session));
@@ -489,12 +497,4 @@ fn is_backlog_full(error: &RegistrationError) -> bool {
         error,
         RegistrationError::System { source, .. } if source.kind() == ErrorKind::WouldBlock
     )
-}
-
-fn greet(options: &Options) -> Result<(OwnedFd, ForkGuard), RegistrationError> {
-    let socket = registration::connect(&options.socket)?;
-    let guard = ForkGuard::socket(socket.as_fd()).map_err(|_| RegistrationError::NoAnswer)?;
-    let hello = Hello::new(&options.name, options.mode, !sleep::register());
-    registration::send_hello(socket.as_fd(), &hello)?;
-    Ok((socket, guard))
 }

@@ -17,7 +17,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use laxity_shm::layout::{CREDIT_WHOLE, attention};
 use laxity_shm::permit::FLOW_BYTES_MAX;
 use laxity_shm::record::{Flow, Record, Stage};
-use laxity_shm::sleep::now_ns;
 
 use handover::Handover;
 pub use loan::Loan;
@@ -384,7 +383,7 @@ impl Lane {
         let seat = match session.claim_lane() {
             Ok(seat) => seat,
             Err(why) => {
-                self.core.look_again(now_ns() + SEAT_RETRY_NS);
+                self.core.look_again(self.core.clock.now_ns() + SEAT_RETRY_NS);
                 let full = why == NoFreeLane::AllTaken;
                 self.counters.lane_full.add(full.into());
                 return;

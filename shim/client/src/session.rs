@@ -9,10 +9,11 @@ use laxity_shm::lane::LaneMemory;
 use laxity_shm::layout::{CREDIT_PORTS, Header, attention};
 use laxity_shm::producer::{Producer, SlotRef};
 use laxity_shm::region::Region;
-use laxity_shm::registration::{self, Welcome};
-use laxity_shm::sleep::now_ns;
+use laxity_shm::registration::{self, Hello, RegistrationError, Welcome};
+use laxity_shm::sleep::{Clock, register};
 
 use crate::client::{LOCK_PATIENCE, shortly};
+use crate::options::Options;
 
 /// Longest time that flows wait for the next daemon after one that handed its clients over.
 const HANDOVER_NS: u64 = 1_000_000_000;
@@ -31,6 +32,7 @@ pub(crate) struct Session {
     /// Whether no other daemon takes this session over. Relaxed, because a late look is harmless.
     has_no_successor: AtomicBool,
     seats: Mutex<Seats>,
+    clock: Clock,
 }
 
 #[derive(Debug, Default)]
@@ -73,10 +75,24 @@ impl Seat {
     }
 }
 
+/// Connects to the daemon's socket and greets. The answer comes later.
+pub(crate) fn greet(options: &Options) -> Result<(OwnedFd, ForkGuard), RegistrationError> {
+    let socket = registration::connect(&options.socket)?;
+    let guard = ForkGuard::socket(socket.as_fd()).map_err(|_| RegistrationError::NoAnswer)?;
+    let hello = Hello::new(&options.name, options.mode, !register());
+    registration::send_hello(socket.as_fd(), &hello)?;
+    Ok((socket, guard))
+}
+
 impl Session {
     /// Maps the region that the daemon sent. Returns `None` if it can't be used. `asked` has
     /// guarded the socket so far. It is the last parameter, so it is dropped before the socket.
-    pub(crate) fn new(socket: OwnedFd, welcome: Welcome, asked: ForkGuard) -> Option<Self> {
+    pub(crate) fn new(
+        clock: Clock,
+        socket: OwnedFd,
+        welcome: Welcome,
+        asked: ForkGuard,
+    ) -> Option<Self> {
         let region = Region::map(welcome.memfd, welcome.geometry).ok()?;
         let guard = ForkGuard::new(&region, socket.as_fd(), welcome.eventfd.as_fd()).ok()?;
         // The socket is guarded twice for a moment rather than not at all.
@@ -90,6 +106,7 @@ impl Session {
             lost_ns: AtomicU64::new(0),
             has_no_successor: AtomicBool::new(false),
             seats: Mutex::default(),
+            clock,
         })
     }
 
@@ -115,7 +132,7 @@ impl Session {
             return;
         }
         // If two threads get here, the later time counts. Both are nearly equal.
-        self.lost_ns.store(now_ns(), Ordering::Relaxed);
+        self.lost_ns.store(self.clock.now_ns(), Ordering::Relaxed);
         self.lost.store(true, Ordering::Release);
         self.header().raise(attention::LOST);
         // A daemon that is still alive notices the loss now, and not when the last lane is dropped.
@@ -134,7 +151,8 @@ impl Session {
     pub(crate) fn has_successor(&self) -> bool {
         self.is_handed_over()
             && !self.has_no_successor.load(Ordering::Relaxed)
-            && now_ns() < self.lost_ns.load(Ordering::Relaxed).saturating_add(HANDOVER_NS)
+            && self.clock.now_ns()
+                < self.lost_ns.load(Ordering::Relaxed).saturating_add(HANDOVER_NS)
     }
 
     /// Ends the wait for the next daemon, because nobody listens or this process is refused.
@@ -231,7 +249,7 @@ mod tests {
         let welcome =
             Welcome { geometry, memfd: owned(region.memfd()), eventfd: owned(other.as_fd()) };
         let guard = ForkGuard::socket(socket.as_fd()).expect("room in the table");
-        Session::new(socket.into(), welcome, guard).expect("a session")
+        Session::new(Clock::SYSTEM, socket.into(), welcome, guard).expect("a session")
     }
 
     #[test]

@@ -21,7 +21,7 @@ use std::time::Duration;
 
 use laxity_shm::layout::attention;
 use laxity_shm::permit::{self, SlotState};
-use laxity_shm::sleep::{Awaited, current_cpu, now_ns};
+use laxity_shm::sleep::{Awaited, current_cpu};
 
 pub use sleep::Sleep;
 
@@ -159,7 +159,7 @@ impl Lane {
                     return None;
                 }
                 self.spin.misses = 0;
-                if self.is_daemon_alive(now_ns()) {
+                if self.is_daemon_alive(self.core.clock.now_ns()) {
                     return None;
                 }
             }
@@ -237,7 +237,7 @@ impl Lane {
     /// Reports whether a full lane will have room again. Gives up the daemon if it is gone.
     #[cold]
     pub(crate) fn will_have_room(&mut self) -> bool {
-        let now = now_ns();
+        let now = self.core.clock.now_ns();
         let Some(binding) = &self.binding else { return false };
         // The daemon has records to read, so it is woken if it sleeps.
         binding.notify();
@@ -259,7 +259,7 @@ impl Lane {
     /// observed, on credit, past a full lane. Usually it only reads the clock.
     #[cold]
     pub(crate) fn notice_hangup(&mut self) {
-        self.notice_hangup_at(now_ns());
+        self.notice_hangup_at(self.core.clock.now_ns());
     }
 
     /// Does the same as [`Lane::notice_hangup`] at the time `now`.
@@ -322,9 +322,11 @@ impl Lane {
     /// Sleeps until a ticket of this lane may have a permit, or `timeout` has passed. Returns false
     /// after the timeout. Returns at once if no ticket waits for a permit.
     pub fn wait_any(&mut self, timeout: Duration) -> bool {
-        let end = now_ns().saturating_add(u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX));
+        let clock = self.core.clock;
+        let timeout_ns = u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX);
+        let end = clock.now_ns().saturating_add(timeout_ns);
         while self.waits_for_next() {
-            let left = end.saturating_sub(now_ns());
+            let left = end.saturating_sub(clock.now_ns());
             if left == 0 {
                 return false;
             }
@@ -343,7 +345,7 @@ impl Lane {
                     }
                 }
             }
-            let now = now_ns();
+            let now = clock.now_ns();
             if !self.is_daemon_alive(now) {
                 return true;
             }
@@ -379,7 +381,8 @@ impl Lane {
             _ => true,
         };
         if elsewhere {
-            let began = now_ns();
+            let clock = self.core.clock;
+            let began = clock.now_ns();
             let until = self.spin.limit_ns().min(limit.as_nanos() as u64);
             loop {
                 for _ in 0..LOOKS {
@@ -389,7 +392,7 @@ impl Lane {
                     }
                     core::hint::spin_loop();
                 }
-                if now_ns().saturating_sub(began) >= until {
+                if clock.now_ns().saturating_sub(began) >= until {
                     break;
                 }
             }

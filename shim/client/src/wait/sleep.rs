@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use laxity_shm::lane::LaneMemory;
 use laxity_shm::layout::attention;
-use laxity_shm::sleep::{Announced, Awaited, now_ns};
+use laxity_shm::sleep::{Announced, Awaited};
 
 use super::{MISSES, SLICE, SLICE_UNORDERED, any_news};
 use crate::lane::Lane;
@@ -25,6 +25,19 @@ impl Sleep {
     /// [`Lane::slept`] after it.
     pub fn sleep(self) {
         self.sleep_within(SLICE);
+    }
+
+    /// Returns how long the sleep lasts at most.
+    pub fn limit(&self) -> Duration {
+        self.slice
+    }
+
+    /// Reports whether a wake-up came, so that the sleep would end at once.
+    pub fn is_over(&self) -> bool {
+        let woken = |(lane, announced): &(LaneMemory, Announced)| {
+            lane.header().waiter.woken_since(*announced)
+        };
+        self.announced.as_ref().is_some_and(woken)
     }
 
     /// Sleeps like [`Sleep::sleep`], but no longer than `limit`.
@@ -48,7 +61,7 @@ impl Lane {
         if self.waits_for_next() {
             return Some(Sleep { announced: None, slice: LOOK_EVERY });
         }
-        if self.has_moved() || !self.is_daemon_alive(now_ns()) {
+        if self.has_moved() || !self.is_daemon_alive(self.core.clock.now_ns()) {
             return None;
         }
         self.spin.misses = MISSES;
