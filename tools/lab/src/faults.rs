@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use clap::Args;
 use laxity_cli::output::{self, say};
 use laxity_rig::error::LabError;
-use laxity_rig::faults::{self, Campaign, Plant, Report, Setting, page, table};
+use laxity_rig::faults::{self, Campaign, Failure, Plant, Player, Report, Setting, page, table};
 
 use crate::error::CommandError;
 use crate::lab::named;
@@ -28,11 +28,15 @@ If something is wrong, the command prints the seed and the round, drops faults w
 fails, and writes what is left into --failures. A schedule names times, and processes don't run
 alike twice, so --replay plays it up to ten times.
 
+With --virtual, the scheduler, its clients and a port run in one thread and in virtual time, without
+processes. A seed gives the same events each time, so a schedule that fails does so in a debugger.
+
 Exit status: 0 if nothing was wrong, 1 if something was or the campaign could not run.
 
 Examples:
   laxity lab faults
   laxity lab faults --laxityd old/laxityd --then new/laxityd
+  laxity lab faults --virtual --faults 100000 --json report.json
   laxity lab faults --faults 100000 --seed 7 --state target/faults.json --json report.json
   laxity lab faults --replay target/faults/faults-7-12.json";
 
@@ -56,6 +60,10 @@ pub(crate) struct FaultsArgs {
     /// Smaller schedules to try on a round that went wrong; with 0 its schedule stays whole
     #[arg(long, value_name = "N", default_value_t = 60)]
     shrink: u32,
+    /// Run all of it in one thread and in virtual time: thousands of faults a minute, and each seed
+    /// gives the same events again
+    #[arg(long = "virtual", conflicts_with_all = ["laxityd", "then", "plant_on"])]
+    in_virtual_time: bool,
     /// Play the schedule of such a file instead of a campaign
     #[arg(long, value_name = "FILE", conflicts_with_all = ["faults", "seed", "state", "shrink"])]
     replay: Option<PathBuf>,
@@ -86,20 +94,19 @@ pub(crate) fn run(args: &FaultsArgs) -> Result<ExitCode, CommandError> {
     for path in [&args.json, &args.report].into_iter().flatten().filter(|p| p.as_os_str() != "-") {
         output::check(path)?;
     }
-    let plant = (args.plant, args.plant_on.as_str());
-    let setting = Setting::find(args.laxityd.as_ref(), args.then.as_ref(), plant)
-        .map_err(LabError::CannotRun)?;
-    for path in setting.left_out() {
-        eprintln!("laxity: left out: {path}");
-    }
     let report = match &args.replay {
-        Some(file) => faults::replay(&setting, file, REPLAYS)?,
+        Some(file) => {
+            let failure = Failure::read(file)?;
+            let player = player(args, failure.in_virtual_time)?;
+            let times = if failure.in_virtual_time { 1 } else { REPLAYS };
+            faults::replay(&player, file, failure, times)?
+        }
         None => {
             let campaign = Campaign {
                 seed: args.seed,
                 faults: args.faults,
                 jobs: args.jobs,
-                setting,
+                player: player(args, args.in_virtual_time)?,
                 state: args.state.clone(),
                 failures: args.failures.clone(),
                 shrink: args.shrink,
@@ -110,6 +117,20 @@ pub(crate) fn run(args: &FaultsArgs) -> Result<ExitCode, CommandError> {
     };
     publish(args, &report)?;
     Ok(if report.violations == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Returns what plays the rounds: a virtual world, or processes of the programs that it finds.
+fn player(args: &FaultsArgs, in_virtual_time: bool) -> Result<Player, CommandError> {
+    if in_virtual_time {
+        return Ok(Player::VirtualTime(args.plant));
+    }
+    let plant = (args.plant, args.plant_on.as_str());
+    let setting = Setting::find(args.laxityd.as_ref(), args.then.as_ref(), plant)
+        .map_err(LabError::CannotRun)?;
+    for path in setting.left_out() {
+        eprintln!("laxity: left out: {path}");
+    }
+    Ok(Player::Processes(setting))
 }
 
 fn publish(args: &FaultsArgs, report: &Report) -> Result<(), CommandError> {

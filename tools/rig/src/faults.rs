@@ -21,12 +21,13 @@ mod report;
 mod round;
 mod schedule;
 mod task;
+mod virtual_time;
 mod worker;
 
 use std::ffi::OsString;
 use std::path::Path;
 
-pub use campaign::{Campaign, Failure, Report, replay, run};
+pub use campaign::{Campaign, Failure, Player, Report, replay, run};
 pub use cast::Setting;
 pub use oracle::TransferCounts;
 pub use plant::Plant;

@@ -12,8 +12,10 @@ use serde::{Deserialize, Serialize};
 
 use super::cast::Setting;
 use super::oracle::TransferCounts;
+use super::plant::Plant;
 use super::round::{self, Outcome};
-use super::schedule::{ROUND_FAULTS, Schedule, shrink};
+use super::schedule::{FaultKind, ROUND_FAULTS, Schedule, shrink};
+use super::virtual_time;
 use crate::error::LabError;
 
 /// Times that a smaller schedule is played before it counts as one that does not fail. Processes
@@ -22,12 +24,41 @@ const TRIES: u32 = 2;
 /// Times that a smaller schedule has to fail.
 const FAILURES: u32 = 2;
 
+/// What plays the rounds.
+#[derive(Clone, Debug)]
+pub enum Player {
+    /// Processes, in the time of this machine.
+    Processes(Setting),
+    /// One thread, in virtual time.
+    VirtualTime(Option<Plant>),
+}
+
+impl Player {
+    const fn is_virtual(&self) -> bool {
+        matches!(self, Self::VirtualTime(_))
+    }
+
+    fn draw(&self, seed: u64, round: u64, count: u64) -> Schedule {
+        match self {
+            Self::Processes(_) => Schedule::draw(seed, round, count),
+            Self::VirtualTime(_) => Schedule::draw_of(&FaultKind::VIRTUAL, seed, round, count),
+        }
+    }
+
+    fn play(&self, schedule: &Schedule) -> Result<Outcome, LabError> {
+        match self {
+            Self::Processes(setting) => round::play(setting, schedule),
+            Self::VirtualTime(plant) => virtual_time::play(schedule, *plant),
+        }
+    }
+}
+
 #[derive(Clone, Debug)]
 pub struct Campaign {
     pub seed: u64,
     pub faults: u64,
     pub jobs: usize,
-    pub setting: Setting,
+    pub player: Player,
     /// File that remembers finished rounds, so that a later call goes on.
     pub state: Option<PathBuf>,
     pub failures: PathBuf,
@@ -44,6 +75,18 @@ pub struct Failure {
     pub violations: Vec<String>,
     pub faults_before: usize,
     pub schedule: Schedule,
+    /// Whether it is played in virtual time.
+    #[serde(default)]
+    pub in_virtual_time: bool,
+}
+
+impl Failure {
+    /// Reads a file that a campaign wrote.
+    pub fn read(file: &Path) -> Result<Self, LabError> {
+        let text = std::fs::read(file).map_err(LabError::file("reading", file))?;
+        serde_json::from_slice(&text)
+            .map_err(|error| LabError::unreadable(file.display().to_string(), error))
+    }
 }
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -66,11 +109,17 @@ pub struct Report {
     /// Number of the first round that no job has taken. One that was cut off is not played again.
     pub next_round: u64,
     pub failures: Vec<(PathBuf, Failure)>,
+    #[serde(default)]
+    pub in_virtual_time: bool,
+    /// Events of all rounds in virtual time.
+    #[serde(default)]
+    pub events: u64,
 }
 
 impl Report {
     fn add(&mut self, outcome: &Outcome) {
         self.rounds += 1;
+        self.events += outcome.events;
         self.rounds_with_lanes += u64::from(outcome.saw_lanes);
         for (kind, number) in &outcome.by_kind {
             *self.by_kind.entry(kind.clone()).or_default() += number;
@@ -85,8 +134,12 @@ impl Report {
         self.longest_stall_ms = self.longest_stall_ms.max(outcome.longest_stall_ms);
     }
 
-    fn read(path: &Path, seed: u64) -> Result<Self, LabError> {
-        let Ok(text) = std::fs::read(path) else { return Ok(Self { seed, ..Self::default() }) };
+    fn new(seed: u64, in_virtual_time: bool) -> Self {
+        Self { seed, in_virtual_time, ..Self::default() }
+    }
+
+    fn read(path: &Path, seed: u64, in_virtual_time: bool) -> Result<Self, LabError> {
+        let Ok(text) = std::fs::read(path) else { return Ok(Self::new(seed, in_virtual_time)) };
         let report: Self = serde_json::from_slice(&text)
             .map_err(|error| LabError::unreadable(path.display().to_string(), error))?;
         if report.seed != seed {
@@ -94,6 +147,12 @@ impl Report {
                 "{} is the state of seed {}: give that seed, or another file",
                 path.display(),
                 report.seed
+            )));
+        }
+        if report.in_virtual_time != in_virtual_time {
+            return Err(LabError::Plan(format!(
+                "{} is the state of a campaign with --virtual, or this one is: give another file",
+                path.display()
             )));
         }
         Ok(report)
@@ -133,8 +192,8 @@ pub fn run(
     tell: impl Fn(&str) + Sync,
 ) -> Result<Report, LabError> {
     let mut report = match &campaign.state {
-        Some(path) => Report::read(path, campaign.seed)?,
-        None => Report { seed: campaign.seed, ..Report::default() },
+        Some(path) => Report::read(path, campaign.seed, campaign.player.is_virtual())?,
+        None => Report::new(campaign.seed, campaign.player.is_virtual()),
     };
     let bar = bar(progress, campaign.faults);
     bar.set_position(report.faults);
@@ -154,8 +213,8 @@ pub fn run(
                 return Ok(());
             }
             let number = next.fetch_add(1, Ordering::Relaxed);
-            let schedule = Schedule::draw(campaign.seed, number, count);
-            let outcome = round::play(&campaign.setting, &schedule)?;
+            let schedule = campaign.player.draw(campaign.seed, number, count);
+            let outcome = campaign.player.play(&schedule)?;
             let mut report = lock(&shared);
             report.add(&outcome);
             report.next_round = report.next_round.max(number + 1);
@@ -202,9 +261,10 @@ fn shrunk(
     outcome: Outcome,
     tell: &impl Fn(&str),
 ) -> Result<(PathBuf, Failure), LabError> {
+    let in_virtual_time = campaign.player.is_virtual();
     let mut violations = outcome.violations;
     let mut failed = None;
-    let mut fails_once = |fewer: &Schedule| match round::play(&campaign.setting, fewer) {
+    let mut fails_once = |fewer: &Schedule| match campaign.player.play(fewer) {
         Ok(outcome) if outcome.violations.is_empty() => false,
         Ok(outcome) => {
             violations = outcome.violations;
@@ -217,7 +277,8 @@ fn shrunk(
     };
     let smallest = shrink(schedule, campaign.shrink, |fewer| {
         // What fails only once in many times would not fail when it is played again.
-        let wrong = (0..FAILURES).all(|_| (0..TRIES).any(|_| fails_once(fewer)));
+        let (failures, tries) = if in_virtual_time { (1, 1) } else { (FAILURES, TRIES) };
+        let wrong = (0..failures).all(|_| (0..tries).any(|_| fails_once(fewer)));
         if wrong {
             tell(&format!("still wrong with {} faults", fewer.faults.len()));
         }
@@ -228,7 +289,8 @@ fn shrunk(
     }
     let faults_before = schedule.faults.len();
     let seed = campaign.seed;
-    let failure = Failure { seed, round, violations, faults_before, schedule: smallest };
+    let failure =
+        Failure { seed, round, violations, faults_before, schedule: smallest, in_virtual_time };
     let path = campaign.failures.join(format!("faults-{seed}-{round}.json"));
     std::fs::create_dir_all(&campaign.failures)
         .and_then(|()| std::fs::write(&path, serde_json::to_vec_pretty(&failure)?))
@@ -236,14 +298,17 @@ fn shrunk(
     Ok((path, failure))
 }
 
-/// Plays the schedule of a [`Failure`] again, up to `times` times, until something is wrong.
-pub fn replay(setting: &Setting, file: &Path, times: u32) -> Result<Report, LabError> {
-    let text = std::fs::read(file).map_err(LabError::file("reading", file))?;
-    let failure: Failure = serde_json::from_slice(&text)
-        .map_err(|error| LabError::unreadable(file.display().to_string(), error))?;
-    let mut report = Report { seed: failure.seed, ..Report::default() };
+/// Plays the schedule of a [`Failure`] in `file` again, up to `times` times, until something is
+/// wrong.
+pub fn replay(
+    player: &Player,
+    file: &Path,
+    failure: Failure,
+    times: u32,
+) -> Result<Report, LabError> {
+    let mut report = Report::new(failure.seed, player.is_virtual());
     for _ in 0..times {
-        let outcome = round::play(setting, &failure.schedule)?;
+        let outcome = player.play(&failure.schedule)?;
         report.add(&outcome);
         if !outcome.violations.is_empty() {
             report.violations = 1;

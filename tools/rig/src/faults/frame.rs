@@ -29,6 +29,13 @@ pub(super) enum Frame {
         offset: u64,
         payload: Vec<u8>,
     },
+    /// Bytes of which only the place is known, because a virtual wire carries no content.
+    Sent {
+        queue: u32,
+        number: u64,
+        offset: u64,
+        bytes: u64,
+    },
     Done {
         queue: u32,
         number: u64,
@@ -72,6 +79,8 @@ impl Frame {
                 header(b'B', 0, 0, *queue, [*number, *offset, payload.len() as u64]);
                 out.extend(payload);
             }
+            // No worker process sends this frame.
+            Self::Sent { .. } => {}
             Self::Done { queue, number } => header(b'D', 0, 0, *queue, [*number, 0, 0]),
             Self::Waited { queue, begin_ns, end_ns, starved_ms } => {
                 header(b'W', 0, *starved_ms, *queue, [*begin_ns, *end_ns, 0]);

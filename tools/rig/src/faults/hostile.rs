@@ -11,7 +11,7 @@ use laxity_client::{Client, Direction, Flow, Hint, Lane, Options, Stage, Ticket}
 use laxity_shm::layout::{LaneHeader, Mode};
 use laxity_shm::permit::published;
 use laxity_shm::region::Region;
-use laxity_shm::registration::{self, Hello, RegistrationError};
+use laxity_shm::registration::{self, Hello, RegistrationError, Welcome};
 use laxity_shm::sleep::now_ns;
 use nix::unistd::{Uid, geteuid, setresuid};
 use rand::{RngExt as _, SeedableRng as _};
@@ -58,6 +58,14 @@ fn vandalise(socket: &Path, rng: &mut ChaCha8Rng) -> Result<(), RegistrationErro
     let Some(welcome) = registration::receive_reply(socket.as_fd())? else {
         return Err(RegistrationError::NoAnswer);
     };
+    write_garbage(welcome, rng)
+}
+
+/// Writes garbage into the memory of a welcome.
+pub(super) fn write_garbage(
+    welcome: Welcome,
+    rng: &mut ChaCha8Rng,
+) -> Result<(), RegistrationError> {
     let refused = |_| RegistrationError::NoAnswer;
     let file = File::from(welcome.memfd.try_clone().map_err(refused)?);
     let length = file.metadata().map_err(refused)?.len();
@@ -114,22 +122,31 @@ fn flow(stage: Stage, bytes: u64) -> Flow {
 }
 
 /// Takes all permits that there are, completes nothing, and attaches again when it is found out.
-fn hoard(socket: &Path, start: Instant) {
-    let mut held: Vec<(Client, Lane, Vec<Ticket>)> = Vec::new();
-    while start.elapsed() < LIFE {
-        if held.len() < 8 {
-            let (client, mut lane) = attach(socket);
+#[derive(Default)]
+pub(super) struct Hoard(Vec<(Client, Lane, Vec<Ticket>)>);
+
+impl Hoard {
+    pub(super) fn step(&mut self, attach: impl FnOnce() -> (Client, Lane)) {
+        if self.0.len() < 8 {
+            let (client, mut lane) = attach();
             let whole = Flow { whole: true, ..flow(Stage::P2d, 64 << 10) };
             let collective = flow(Stage::Collective, 64 << 10);
             let flows = [&whole, &collective].into_iter().cycle().take(32);
             let tickets = flows.map(|flow| lane.submit(flow)).collect();
-            held.push((client, lane, tickets));
+            self.0.push((client, lane, tickets));
         }
-        for (_, lane, tickets) in &mut held {
+        for (_, lane, tickets) in &mut self.0 {
             for ticket in tickets {
                 let _ = lane.poll(ticket);
             }
         }
+    }
+}
+
+fn hoard(socket: &Path, start: Instant) {
+    let mut hoard = Hoard::default();
+    while start.elapsed() < LIFE {
+        hoard.step(|| attach(socket));
         std::thread::sleep(Duration::from_millis(1));
     }
 }
@@ -137,25 +154,30 @@ fn hoard(socket: &Path, start: Instant) {
 fn lie(socket: &Path, start: Instant, rng: &mut ChaCha8Rng) {
     let (_client, mut lane) = attach(socket);
     while start.elapsed() < LIFE {
-        let batch = rng.random_range(1..64);
-        lane.hint(Hint::BatchBegin { batch, layers: rng.random(), layer_time_ns: rng.random() });
-        lane.hint(Hint::BatchQueued { batch, ahead: rng.random() });
-        let tickets: Vec<Ticket> = (0..32)
-            .map(|_| {
-                let stage = [Stage::Collective, Stage::KvReuse, Stage::P2d][rng.random_range(0..3)];
-                lane.submit(&Flow {
-                    batch,
-                    request: rng.random_range(0..64),
-                    layer: rng.random(),
-                    deadline_ns: now_ns() + rng.random_range(0..1000),
-                    ..flow(stage, 1 << rng.random_range(3..30))
-                })
-            })
-            .collect();
-        for ticket in &tickets {
-            lane.complete(ticket, rng.random::<u64>() >> rng.random_range(0..64));
-        }
-        lane.hint(Hint::BatchEnd { batch });
+        lie_once(&mut lane, now_ns(), rng);
         std::thread::sleep(Duration::from_millis(2));
     }
+}
+
+/// Sends false hints, flows of any size, and completions of bytes that were not sent.
+pub(super) fn lie_once(lane: &mut Lane, now_ns: u64, rng: &mut ChaCha8Rng) {
+    let batch = rng.random_range(1..64);
+    lane.hint(Hint::BatchBegin { batch, layers: rng.random(), layer_time_ns: rng.random() });
+    lane.hint(Hint::BatchQueued { batch, ahead: rng.random() });
+    let tickets: Vec<Ticket> = (0..32)
+        .map(|_| {
+            let stage = [Stage::Collective, Stage::KvReuse, Stage::P2d][rng.random_range(0..3)];
+            lane.submit(&Flow {
+                batch,
+                request: rng.random_range(0..64),
+                layer: rng.random(),
+                deadline_ns: now_ns + rng.random_range(0..1000),
+                ..flow(stage, 1 << rng.random_range(3..30))
+            })
+        })
+        .collect();
+    for ticket in &tickets {
+        lane.complete(ticket, rng.random::<u64>() >> rng.random_range(0..64));
+    }
+    lane.hint(Hint::BatchEnd { batch });
 }

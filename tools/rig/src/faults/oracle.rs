@@ -71,6 +71,19 @@ impl TransferQueue {
         })
     }
 
+    /// Takes the next `length` bytes of a transfer.
+    fn sends(&mut self, number: u64, offset: u64, length: u64) -> Result<(), String> {
+        let (bytes, came) = self.turn(number, "sends")?;
+        if offset != *came || *came + length > *bytes {
+            let to = offset + length;
+            return Err(format!(
+                "transfer {number} sends bytes {offset} to {to} after {came} of {bytes}"
+            ));
+        }
+        *came += length;
+        Ok(())
+    }
+
     fn take(&mut self, frame: &Frame) -> Result<u64, String> {
         if self.ended {
             return Err(format!("{frame:?} after the end of its queue")
@@ -89,18 +102,15 @@ impl TransferQueue {
             }
             Frame::Bytes { queue, number, offset, payload } => {
                 let length = payload.len() as u64;
-                let (bytes, came) = self.turn(*number, "sends")?;
-                if offset != came || *came + length > *bytes {
-                    let to = offset + length;
-                    return Err(format!(
-                        "transfer {number} sends bytes {offset} to {to} after {came} of {bytes}"
-                    ));
-                }
-                *came += length;
+                self.sends(*number, *offset, length)?;
                 if !is_content(*queue, *number, *offset, payload) {
                     return Err(format!("transfer {number} has other bytes from {offset} on"));
                 }
                 return Ok(length);
+            }
+            Frame::Sent { number, offset, bytes, .. } => {
+                self.sends(*number, *offset, *bytes)?;
+                return Ok(*bytes);
             }
             Frame::Done { number, .. } => {
                 let (bytes, came) = *self.turn(*number, "completes")?;
@@ -176,13 +186,14 @@ impl Oracle {
             }
             Frame::Submitted { queue, .. }
             | Frame::Bytes { queue, .. }
+            | Frame::Sent { queue, .. }
             | Frame::Done { queue, .. }
             | Frame::Ended { queue, .. }
             | Frame::Abandoned { queue } => queue,
         };
         match self.queues.entry((worker, queue)).or_default().take(frame) {
             Ok(number) => match frame {
-                Frame::Bytes { .. } => counts.bytes += number,
+                Frame::Bytes { .. } | Frame::Sent { .. } => counts.bytes += number,
                 Frame::Done { .. } => counts.transfers += 1,
                 Frame::Abandoned { .. } => counts.ended_by_fault += number,
                 _ => {}

@@ -42,7 +42,8 @@ impl Reported {
     /// Returns what the oracle hears when the worker says `frame`.
     pub(super) fn pass(&mut self, frame: Frame) -> Vec<Frame> {
         let (number, begins, ends) = match frame {
-            Frame::Bytes { queue: 0, number, offset, .. } => (number, offset == 0, false),
+            Frame::Bytes { queue: 0, number, offset, .. }
+            | Frame::Sent { queue: 0, number, offset, .. } => (number, offset == 0, false),
             Frame::Done { queue: 0, number } => (number, false, true),
             Frame::Ended { queue: 0, .. } => {
                 let mut all = std::mem::take(&mut self.kept);

@@ -60,6 +60,11 @@ pub fn table(report: &Report) -> String {
         report.longest_stall_ms,
         report.violations
     );
+    if report.in_virtual_time {
+        let a_minute = report.events as f64 / report.seconds.max(0.001) * 60.0 / 1e6;
+        // Writing to a string can't fail.
+        let _ = write!(text, ", {} events ({a_minute:.1} million a minute)", report.events);
+    }
     for (path, failure) in &report.failures {
         // Writing to a string can't fail.
         let _ = write!(
@@ -95,12 +100,13 @@ pub fn page(report: &Report) -> String {
         }),
     };
     format!(
-        "# A fault campaign\n\nThis page is the output of\n\n```sh\nlaxity lab faults --faults {} \
+        "# A fault campaign\n\nThis page is the output of\n\n```sh\nlaxity lab faults {}--faults {} \
          --seed {} --report docs/results/faults.md\n```\n\n[faults.md](../faults.md) says what is \
          done and checked. The campaign did **{} faults** in {} rounds\nand {:.1} minutes. {} \
          transfers completed. {} MiB were compared with the expected bytes. **{} rounds\nfailed**. \
          The longest wait for a permit was {} ms.\n\n## What was found\n\n{}\n\n\
          ## Faults\n\n{}\n## Paths\n\n{}",
+        if report.in_virtual_time { "--virtual " } else { "" },
         report.faults,
         report.seed,
         report.faults,

@@ -44,6 +44,9 @@ pub(super) struct Outcome {
     pub(super) longest_stall_ms: u64,
     /// Whether a worker was seen with the lanes of its queues.
     pub(super) saw_lanes: bool,
+    /// Events of a round in virtual time, and a digest of them.
+    pub(super) events: u64,
+    pub(super) digest: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -259,7 +262,12 @@ impl Scene<'_> {
             | FaultKind::ClientStopped
             | FaultKind::ClientForked
             | FaultKind::ThreadLost
-            | FaultKind::Hostile => {}
+            | FaultKind::Hostile
+            // In virtual time only:
+            | FaultKind::LaneFilled
+            | FaultKind::PortStalled
+            | FaultKind::RateChanged
+            | FaultKind::ClockStepped => {}
         }
         Ok(())
     }

@@ -39,6 +39,14 @@ pub enum FaultKind {
     DescriptorsTaken,
     /// SIGTERM of the daemon. The log of the next one is on a full disk.
     LogFull,
+    /// A thread submits more at once than its lane has slots.
+    LaneFilled,
+    /// The port carries nothing for `for_ms`.
+    PortStalled,
+    /// The port and its configuration have another rate.
+    RateChanged,
+    /// Nothing runs for `for_ms`, as in a virtual machine that is paused.
+    ClockStepped,
 }
 
 impl FaultKind {
@@ -58,6 +66,25 @@ impl FaultKind {
         Self::Hostile,
         Self::DescriptorsTaken,
         Self::LogFull,
+    ];
+
+    /// The kinds of a campaign in virtual time.
+    pub const VIRTUAL: [Self; 15] = [
+        Self::DaemonKilled,
+        Self::DaemonStopped,
+        Self::DaemonRestarted,
+        Self::ClientKilled,
+        Self::ClientStopped,
+        Self::ThreadLost,
+        Self::Reloaded,
+        Self::PolicyChanged,
+        Self::ModeChanged,
+        Self::Bypassed,
+        Self::Hostile,
+        Self::LaneFilled,
+        Self::PortStalled,
+        Self::RateChanged,
+        Self::ClockStepped,
     ];
 
     pub fn name(self) -> String {
@@ -84,9 +111,14 @@ pub struct Schedule {
 
 impl Schedule {
     pub fn draw(seed: u64, round: u64, count: u64) -> Self {
+        Self::draw_of(&FaultKind::ALL, seed, round, count)
+    }
+
+    /// Draws `count` faults of some of these kinds.
+    pub fn draw_of(all: &[FaultKind], seed: u64, round: u64, count: u64) -> Self {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
         rng.set_stream(round);
-        let mut kinds = FaultKind::ALL;
+        let mut kinds = all.to_vec();
         kinds.shuffle(&mut rng);
         let kinds = &kinds[..rng.random_range(1..=KINDS_MAX.min(kinds.len()))];
         let mut at_ms = 0.0;

@@ -1,0 +1,24 @@
+//! Fault campaigns in virtual time: a daemon, its clients and a port in one thread, from a seed.
+//!
+//! The scheduler, its policies, the records in shared memory, the client library, registration and
+//! its packets are those of the product. Time, the port's wire and the processes are not: a queue of
+//! events replaces them. So a round takes milliseconds, and a seed gives the same events each time.
+//!
+//! ```text
+//! world ─ next event ─▶ process: client library ─lane─▶ host: scheduler, one step
+//!   ▲                      │ permitted bytes                      │ wait of at most …
+//!   └──────────────────── port: bytes at a rate ◀─────────────────┘
+//! ```
+
+mod chaos;
+mod clock;
+mod host;
+mod process;
+mod queue;
+mod settings;
+mod world;
+
+#[cfg(test)]
+mod tests;
+
+pub(super) use world::play;

@@ -1,0 +1,198 @@
+//! The faults of a virtual world, and their ends.
+
+use std::sync::atomic::Ordering;
+
+use laxity_client::{Flow, Stage};
+use laxity_daemon::config::Mode;
+
+use super::process::QUEUES;
+use super::settings;
+use super::world::{Event, VirtualWorld};
+use crate::error::LabError;
+use crate::faults::frame::Frame;
+use crate::faults::plant::Plant;
+use crate::faults::schedule::{Fault, FaultKind};
+
+/// Queues of threads that a fault ends have numbers from here on.
+const LOST_QUEUES: u32 = 1000;
+/// Threads that end at one fault, one after the other.
+const LOST_AT_ONCE: u64 = 3;
+const LOST_TRANSFERS: u64 = 6;
+/// A longer stop is excused in parts of this length, each as a whole.
+const STOP_PART_NS: u64 = 100_000_000;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) enum Undo {
+    Launch,
+    ContinueDaemon,
+    ContinueProcess(usize),
+    EndHostile(usize),
+    EndBypass,
+    Enforce,
+}
+
+impl VirtualWorld<'_> {
+    fn later(&mut self, fault: &Fault, undo: Undo) {
+        self.planned += 1;
+        self.plan(fault.for_ms * 1_000_000, Event::Undo(undo));
+    }
+
+    pub(super) fn apply(&mut self, fault: &Fault) -> Result<(), LabError> {
+        let (choice, for_ns) = (fault.choice, fault.for_ms * 1_000_000);
+        match fault.kind {
+            FaultKind::DaemonKilled => {
+                self.arm();
+                self.continue_daemon();
+                self.host.kill();
+                self.later(fault, Undo::Launch);
+            }
+            FaultKind::DaemonStopped => {
+                self.stopped_ns.get_or_insert(self.now_ns);
+                self.later(fault, Undo::ContinueDaemon);
+            }
+            FaultKind::DaemonRestarted => {
+                self.arm();
+                self.continue_daemon();
+                self.host.stop(choice.is_multiple_of(2))?;
+                self.later(fault, Undo::Launch);
+            }
+            FaultKind::ClientKilled => {
+                if let Some(process) = self.application(choice) {
+                    self.kill_process(process);
+                    self.start_application();
+                }
+            }
+            FaultKind::ClientStopped => {
+                if let Some(process) = self.application(choice)
+                    && !self.processes[process].stopped
+                {
+                    self.processes[process].stopped = true;
+                    self.processes[process].starved_ns += for_ns;
+                    self.later(fault, Undo::ContinueProcess(process));
+                }
+            }
+            FaultKind::ThreadLost => self.lose_threads(choice),
+            FaultKind::LaneFilled => {
+                if let Some(process) = self.application(choice) {
+                    let transfers = u32::from(settings::SLOTS) + (choice % 32) as u32;
+                    self.processes[process].queues[QUEUES - 1].fill(transfers);
+                    self.wake_up(process);
+                }
+            }
+            FaultKind::Hostile => {
+                let process = self.start_hostile(choice);
+                self.later(fault, Undo::EndHostile(process));
+            }
+            FaultKind::PortStalled => {
+                for free_ns in &mut self.port.free_ns {
+                    *free_ns = self.now_ns.max(*free_ns) + for_ns;
+                }
+                let parts =
+                    (0..=for_ns / STOP_PART_NS).map(|part| self.now_ns + part * STOP_PART_NS);
+                self.stops.extend(parts.map(|begin| (begin, begin + STOP_PART_NS)));
+            }
+            FaultKind::ClockStepped => {
+                self.now_ns += for_ns;
+                self.starved_ns += for_ns;
+            }
+            _ => self.reconfigure(fault),
+        }
+        Ok(())
+    }
+
+    fn reconfigure(&mut self, fault: &Fault) {
+        let choice = fault.choice;
+        match fault.kind {
+            FaultKind::PolicyChanged => {
+                settings::change_policy(&mut self.host.config, &mut self.rng);
+            }
+            FaultKind::RateChanged => {
+                self.port.bytes_per_s = settings::change_rate(&mut self.host.config, choice);
+            }
+            FaultKind::ModeChanged => {
+                settings::change_mode(&mut self.host.config, choice);
+                self.later(fault, Undo::Enforce);
+            }
+            FaultKind::Bypassed => {
+                self.later(fault, Undo::EndBypass);
+                return self.host.set_bypass(true);
+            }
+            _ => settings::change(&mut self.host.config, choice),
+        }
+        self.host.configure();
+    }
+
+    pub(super) fn end_of(&mut self, undo: Undo) -> Result<(), LabError> {
+        match undo {
+            Undo::Launch => self.launch()?,
+            Undo::ContinueDaemon => self.continue_daemon(),
+            Undo::ContinueProcess(process) => {
+                self.processes[process].stopped = false;
+                self.wake_up(process);
+            }
+            Undo::EndHostile(process) => self.kill_process(process),
+            Undo::EndBypass => self.host.set_bypass(false),
+            Undo::Enforce => {
+                self.host.config.mode = Mode::Enforce;
+                self.host.configure();
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends what the faults left, so that everything runs.
+    pub(super) fn recover(&mut self) -> Result<(), LabError> {
+        self.continue_daemon();
+        self.launch()
+    }
+
+    pub(super) fn launch(&mut self) -> Result<(), LabError> {
+        if !self.host.is_up() {
+            self.host.launch()?;
+            self.step_in(0);
+        }
+        Ok(())
+    }
+
+    fn continue_daemon(&mut self) {
+        if let Some(since) = self.stopped_ns.take() {
+            self.stops.push((since, self.now_ns));
+            self.step_in(0);
+        }
+    }
+
+    /// Lets the planted bug happen, after a fault that costs processes their daemon.
+    fn arm(&self) {
+        self.armed.store(true, Ordering::Relaxed);
+    }
+
+    fn kill_process(&mut self, process: usize) {
+        self.host.cut_off(self.processes[process].number);
+        if self.processes[process].is_application() {
+            self.oracle.killed(self.processes[process].worker);
+        }
+        self.processes[process].die();
+    }
+
+    /// Ends threads one after the other whose lanes have flows. The lanes withdraw them.
+    fn lose_threads(&mut self, choice: u64) {
+        let Some(index) = self.application(choice) else { return };
+        for thread in 0..LOST_AT_ONCE {
+            let Some(client) = self.processes[index].client.clone() else { return };
+            let queue =
+                LOST_QUEUES + (choice % 1_000_000) as u32 * LOST_AT_ONCE as u32 + thread as u32;
+            let mut lane = client.lane();
+            for number in 0..LOST_TRANSFERS {
+                let bytes = 8 << (number % 12);
+                let in_order = false;
+                self.tell(index, Frame::Submitted { queue, number, bytes, in_order });
+                let ticket = lane.submit(&Flow { stage: Stage::P2d, bytes, ..Flow::default() });
+                drop(ticket);
+            }
+            self.tell(index, Frame::Abandoned { queue });
+            if self.plant == Some(Plant::LeakLane) {
+                self.leaked_lanes.push(lane);
+            }
+        }
+    }
+}
