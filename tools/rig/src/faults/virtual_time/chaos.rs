@@ -71,7 +71,11 @@ impl VirtualWorld<'_> {
                     self.later(fault, Undo::ContinueProcess(process));
                 }
             }
-            FaultKind::ThreadLost => self.lose_threads(choice),
+            FaultKind::ThreadLost => {
+                if let Some(process) = self.application(choice) {
+                    self.lose_threads(process, 1 + choice % 1_000_000);
+                }
+            }
             FaultKind::LaneFilled => {
                 if let Some(process) = self.application(choice) {
                     let transfers = u32::from(settings::SLOTS) + (choice % 32) as u32;
@@ -84,6 +88,8 @@ impl VirtualWorld<'_> {
                 self.later(fault, Undo::EndHostile(process));
             }
             FaultKind::PortStalled => {
+                // A port that never rests would hide all else.
+                let for_ns = for_ns / 4;
                 for free_ns in &mut self.port.free_ns {
                     *free_ns = self.now_ns.max(*free_ns) + for_ns;
                 }
@@ -91,10 +97,7 @@ impl VirtualWorld<'_> {
                     (0..=for_ns / STOP_PART_NS).map(|part| self.now_ns + part * STOP_PART_NS);
                 self.stops.extend(parts.map(|begin| (begin, begin + STOP_PART_NS)));
             }
-            FaultKind::ClockStepped => {
-                self.now_ns += for_ns;
-                self.starved_ns += for_ns;
-            }
+            FaultKind::ClockStepped => self.pause(for_ns),
             _ => self.reconfigure(fault),
         }
         Ok(())
@@ -169,18 +172,18 @@ impl VirtualWorld<'_> {
     fn kill_process(&mut self, process: usize) {
         self.host.cut_off(self.processes[process].number);
         if self.processes[process].is_application() {
+            self.count(process);
             self.oracle.killed(self.processes[process].worker);
         }
         self.processes[process].die();
     }
 
     /// Ends threads one after the other whose lanes have flows. The lanes withdraw them.
-    fn lose_threads(&mut self, choice: u64) {
-        let Some(index) = self.application(choice) else { return };
+    /// `turn` tells their queues from those of other faults.
+    pub(super) fn lose_threads(&mut self, index: usize, turn: u64) {
         for thread in 0..LOST_AT_ONCE {
             let Some(client) = self.processes[index].client.clone() else { return };
-            let queue =
-                LOST_QUEUES + (choice % 1_000_000) as u32 * LOST_AT_ONCE as u32 + thread as u32;
+            let queue = LOST_QUEUES + (turn * LOST_AT_ONCE + thread) as u32;
             let mut lane = client.lane();
             for number in 0..LOST_TRANSFERS {
                 let bytes = 8 << (number % 12);

@@ -86,6 +86,12 @@ impl VirtualHost {
         self.running.is_some()
     }
 
+    /// Reports whether the daemon has no connection and nothing to do.
+    pub(super) fn is_idle(&self) -> bool {
+        let idle = |running: &Running| running.asleep && running.connections.is_empty();
+        self.running.as_ref().is_some_and(idle)
+    }
+
     pub(super) fn launch(&mut self) -> Result<(), LabError> {
         if self.is_up() {
             return Ok(());

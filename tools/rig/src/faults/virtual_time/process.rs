@@ -100,7 +100,7 @@ impl VirtualProcess {
         for queue in 0..QUEUES {
             let style = Style { in_order: queue == 0, whole };
             let seed = seed.wrapping_add(u64::from(number));
-            process.queues.push(VirtualQueue::new(&client, queue as u32, style, seed));
+            process.queues.push(VirtualQueue::new(&client, (number, queue as u32), style, seed));
             process.plans.push(0);
         }
         process.client = Some(client);
@@ -119,10 +119,6 @@ impl VirtualProcess {
 
     pub(super) fn is_application(&self) -> bool {
         self.client.is_some()
-    }
-
-    pub(super) fn own_ns(&self) -> u64 {
-        clock::OF_PROCESSES[self.clock].now_ns()
     }
 
     /// Drops everything that the process has. Its connection is cut off before.

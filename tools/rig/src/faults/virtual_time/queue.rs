@@ -11,7 +11,7 @@ use crate::faults::frame::Frame;
 const DEPTH_IN_ORDER: usize = 4;
 const DEPTH: usize = 6;
 /// Mean time between the end of a submit and the next one.
-const PAUSE_NS: f64 = 2_500_000.0;
+const PAUSE_NS: f64 = 3_000_000.0;
 /// Time before a full lane is tried again.
 const FULL_NS: u64 = 50_000;
 /// Time of a submit or a poll.
@@ -56,6 +56,8 @@ struct Open {
 pub(super) struct VirtualQueue {
     queue: u32,
     style: Style,
+    /// The first id of the queue's batches and requests.
+    ids: u64,
     lane: Lane,
     rng: ChaCha8Rng,
     next: u64,
@@ -71,12 +73,18 @@ pub(super) struct VirtualQueue {
 }
 
 impl VirtualQueue {
-    pub(super) fn new(client: &Client, queue: u32, style: Style, seed: u64) -> Self {
+    pub(super) fn new(
+        client: &Client,
+        (process, queue): (u32, u32),
+        style: Style,
+        seed: u64,
+    ) -> Self {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
         rng.set_stream(u64::from(queue));
         Self {
             queue,
             style,
+            ids: u64::from(process + 1) << 40 | u64::from(queue) << 32,
             lane: client.lane(),
             rng,
             next: 0,
@@ -103,12 +111,25 @@ impl VirtualQueue {
         self.ended
     }
 
-    /// Polls, submits, and goes to sleep. Returns when to act again at the latest. `now_ns` is the
-    /// time of the world, and `own_ns` that of the process.
+    /// Returns what keeps the queue from its end.
+    pub(super) fn open(&self) -> Option<String> {
+        if self.ended {
+            return None;
+        }
+        let (queue, deferred) = (self.queue, self.deferred.is_some());
+        let first = self.open.first().map(|first| {
+            let Open { number, bytes, posted, completed, .. } = first;
+            format!("transfer {number} has posted {posted} and completed {completed} of {bytes}")
+        });
+        Some(format!("queue {queue} defers one: {deferred}, {}", first.unwrap_or_default()))
+    }
+
+    /// Polls, submits, and goes to sleep. Returns when to act again at the latest. `starved_ns` is
+    /// the time in which the process did not run so far.
     pub(super) fn act(
         &mut self,
         client: &Client,
-        (now_ns, own_ns, starved_ns): (u64, u64, u64),
+        (now_ns, starved_ns): (u64, u64),
         done: &mut Vec<Done>,
     ) -> Option<u64> {
         if self.sleep.take().is_some() {
@@ -116,7 +137,7 @@ impl VirtualQueue {
         }
         self.poll(now_ns, starved_ns, done);
         while self.may_submit(now_ns) {
-            if !self.submit(client, (now_ns, own_ns, starved_ns), done) {
+            if !self.submit(client, (now_ns, starved_ns), done) {
                 return Some(now_ns + FULL_NS);
             }
             self.poll(now_ns, starved_ns, done);
@@ -132,11 +153,8 @@ impl VirtualQueue {
             // A thread that waits may have more to submit.
             return Some(if self.has_more() { until.min(self.pause_until_ns) } else { until });
         }
-        Some(if self.has_more() {
-            self.pause_until_ns.max(now_ns + POLL_NS)
-        } else {
-            now_ns + FULL_NS
-        })
+        // Otherwise it acts when bytes have arrived.
+        self.has_more().then(|| self.pause_until_ns.max(now_ns + POLL_NS))
     }
 
     fn has_more(&self) -> bool {
@@ -187,14 +205,14 @@ impl VirtualQueue {
     fn submit(
         &mut self,
         client: &Client,
-        (now_ns, own_ns, starved_ns): (u64, u64, u64),
+        (now_ns, starved_ns): (u64, u64),
         done: &mut Vec<Done>,
     ) -> bool {
         let (queue, number) = (self.queue, self.next);
         let mut flow = match self.deferred.take() {
             Some(flow) => flow,
             None => {
-                let flow = self.draw(own_ns);
+                let flow = self.draw(now_ns);
                 let (bytes, in_order) = (flow.bytes, self.style.in_order);
                 done.push(Done::Frame(Frame::Submitted { queue, number, bytes, in_order }));
                 flow
@@ -229,7 +247,7 @@ impl VirtualQueue {
         true
     }
 
-    fn draw(&mut self, own_ns: u64) -> Flow {
+    fn draw(&mut self, now_ns: u64) -> Flow {
         let rng = &mut self.rng;
         let bytes = match (self.burst, rng.random_range(0..4)) {
             (1.., _) => rng.random_range(1..=8),
@@ -238,12 +256,12 @@ impl VirtualQueue {
         };
         let stages =
             [Stage::P2d, Stage::Collective, Stage::KvReuse, Stage::Weights, Stage::Background];
-        let ids = u64::from(self.queue + 1) << 32;
+        let ids = self.ids;
         let batch = ids + self.next / TRANSFERS_PER_BATCH;
         let request = ids + self.next / 4;
         if self.next.is_multiple_of(TRANSFERS_PER_BATCH) {
             for request in [request, request + 1] {
-                let deadline_ns = own_ns + rng.random_range(1_000_000..100_000_000);
+                let deadline_ns = now_ns + rng.random_range(1_000_000..100_000_000);
                 self.lane.hint(Hint::BatchBegin { batch, layers: 8, layer_time_ns: 500_000 });
                 self.lane.hint(Hint::RequestJoin { batch, request, deadline_ns, bytes: 1 << 20 });
             }

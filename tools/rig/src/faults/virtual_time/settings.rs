@@ -21,7 +21,7 @@ pub(super) fn draw(rng: &mut ChaCha8Rng) -> Config {
     let mut config = Config::default();
     config.scheduler.lanes = LANES;
     config.scheduler.slots = SLOTS;
-    config.scheduler.spin_us = [0, 20][rng.random_range(0..2)];
+    config.scheduler.spin_us = [0, 5][rng.random_range(0..2)];
     let trust = [TrustScope::Uid, TrustScope::Process, TrustScope::Group, TrustScope::Host];
     config.access.trust = trust[rng.random_range(0..trust.len())];
     config.residual.mode = ResidualMode::Off;

@@ -1,16 +1,62 @@
 //! Tests of campaigns in virtual time.
 
-use super::play;
-use crate::faults::schedule::{FaultKind, Schedule};
+use std::path::Path;
 
-fn schedule(seed: u64, round: u64) -> Schedule {
-    Schedule::draw_of(&FaultKind::VIRTUAL, seed, round, 50)
+use super::play;
+use crate::faults::plant::Plant;
+use crate::faults::schedule::{FaultKind, Schedule};
+use crate::faults::{Campaign, Failure, Player, Report, replay, run};
+
+fn campaign(seed: u64, faults: u64, plant: Option<Plant>, failures: &Path) -> Report {
+    let campaign = Campaign {
+        seed,
+        faults,
+        jobs: 2,
+        player: Player::VirtualTime(plant),
+        state: None,
+        failures: failures.to_owned(),
+        shrink: 60,
+    };
+    run(&campaign, false, |line| println!("{line}")).expect("a campaign")
 }
 
 #[test]
 fn a_seed_gives_the_same_events_each_time() {
-    let one = schedule(7, 0);
-    let (first, second) = (play(&one, None).unwrap(), play(&one, None).unwrap());
-    assert_eq!((first.events, first.digest), (second.events, second.digest));
-    assert_ne!(first.digest, play(&schedule(7, 1), None).unwrap().digest);
+    let schedule = |round| Schedule::draw_of(&FaultKind::VIRTUAL, 7, round, 50);
+    let digests = [0; 2].map(|_| {
+        (0..6).map(|round| play(&schedule(round), None).expect("a round").digest).collect()
+    });
+    let [first, second]: [Vec<u64>; 2] = digests;
+    assert_eq!(first, second);
+    assert!(first.windows(2).all(|pair| pair[0] != pair[1]), "{first:?}");
+}
+
+#[test]
+fn a_campaign_finds_nothing_and_has_all_kinds_of_faults() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let report = campaign(1, 2000, None, folder.path());
+    assert_eq!(report.violations, 0, "{:?}", report.failures);
+    for kind in FaultKind::VIRTUAL {
+        assert!(report.by_kind.contains_key(&kind.name()), "{kind:?}");
+    }
+    for (path, counts) in &report.by_path {
+        let sent = counts.scheduled_bytes + counts.bypassed_bytes;
+        assert!(counts.scheduled_bytes > sent / 2, "{path}: {counts:?}");
+        assert!(counts.bypassed_bytes > 0 && counts.ended_by_fault > 0, "{path}: {counts:?}");
+    }
+    assert_eq!(report.faults, 2000);
+}
+
+#[test]
+fn each_planted_bug_is_found_and_found_again_by_a_replay() {
+    let folder = tempfile::tempdir().expect("a folder");
+    for plant in [Plant::Twice, Plant::Drop, Plant::Swap, Plant::Leak, Plant::LeakLane] {
+        let report = campaign(3, 200, Some(plant), folder.path());
+        let (path, failure) = report.failures.first().unwrap_or_else(|| panic!("{plant:?}"));
+        assert!(failure.schedule.faults.len() <= 5, "{plant:?}: {failure:?}");
+        let read = Failure::read(path).expect("a failure");
+        assert!(read.in_virtual_time);
+        let again = replay(&Player::VirtualTime(Some(plant)), path, read, 1).expect("a replay");
+        assert_eq!(again.failures[0].1.violations, failure.violations, "{plant:?}");
+    }
 }

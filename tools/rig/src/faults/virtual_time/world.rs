@@ -13,7 +13,7 @@ use rand_chacha::ChaCha8Rng;
 
 use super::host::VirtualHost;
 use super::process::{QUEUES, VirtualProcess, path_of};
-use super::queue::Done;
+use super::queue::{Done, VirtualQueue};
 use super::{chaos, clock, settings};
 use crate::error::LabError;
 use crate::faults::frame::Frame;
@@ -25,11 +25,13 @@ use crate::faults::schedule::Schedule;
 /// Applications of a world at its begin.
 const APPLICATIONS: u32 = 4;
 /// Mean time between two looks of registration at its sockets.
-const SERVE_NS: u64 = 400_000;
+const SERVE_NS: u64 = 600_000;
 /// Time between two things that a hostile client does.
 const HARM_NS: u64 = 1_000_000;
 /// Time from the end of the wire to the application.
 const ARRIVAL_NS: u64 = 5_000;
+/// Time in which all processes find a daemon that is there.
+const ATTACHED_NS: u64 = 60_000_000;
 /// Time in which all transfers complete after the last fault.
 const FINISH_NS: u64 = 5_000_000_000;
 /// Time in which the daemon forgets all clients after their end.
@@ -153,11 +155,13 @@ impl VirtualWorld<'_> {
         }
         self.plan(0, Event::Serve);
         for (index, fault) in self.schedule.faults.iter().enumerate() {
-            let at_ns = self.now_ns + fault.at_ms * 1_000_000 + fault.choice % 1_000_000;
+            // Steps are short, so a round needs less time than one with processes.
+            let at_ns = self.now_ns + fault.at_ms * 500_000 + fault.choice % 500_000;
             self.push(at_ns, Event::Fault(index));
         }
         if self.run(u64::MAX, |world| world.planned == 0)? {
             self.recover()?;
+            self.run(self.now_ns + ATTACHED_NS, |_| false)?;
             self.finish()?;
         }
         Ok(())
@@ -166,6 +170,7 @@ impl VirtualWorld<'_> {
     /// Lets all queues and then all clients end, and checks that nothing is left.
     fn finish(&mut self) -> Result<(), LabError> {
         for process in self.applications() {
+            self.lose_threads(process, 0);
             for queue in 0..QUEUES {
                 self.processes[process].queues[queue].finish();
                 self.act_in(process, queue, 0);
@@ -182,6 +187,9 @@ impl VirtualWorld<'_> {
         if self.plant == Some(Plant::Leak) && self.outcome.by_kind.contains_key("daemon_killed") {
             self.leaked = self.processes.iter().find_map(|process| process.client.clone());
         }
+        for process in self.applications() {
+            self.count(process);
+        }
         for process in 0..self.processes.len() {
             let is_leaked = self.leaked.is_some() && self.processes[process].is_application();
             if !is_leaked {
@@ -189,16 +197,23 @@ impl VirtualWorld<'_> {
             }
             self.processes[process].die();
         }
-        self.run(self.now_ns + FORGET_NS, |_| false)?;
+        self.run(self.now_ns + FORGET_NS, |world| world.host.is_idle())?;
         self.check_accounts();
         let longest = self.oracle.judge_waits(&self.stops);
         self.outcome.longest_stall_ms = longest.as_millis() as u64;
         Ok(())
     }
 
+    /// Blames the daemon, or whatever it was, for transfers that are still open.
     fn blame_for_open(&mut self) {
         if self.oracle.violations.is_empty() {
-            self.blame("some transfers never complete");
+            let open = self.processes.iter().flat_map(|process| {
+                let path = path_of(process.number);
+                let open = process.queues.iter().filter_map(VirtualQueue::open);
+                open.map(move |what| format!("{path}, process {}: {what}", process.number))
+            });
+            let open: Vec<String> = open.collect();
+            self.blame(format!("never completed: {}", open.join("; ")));
         }
     }
 
@@ -223,6 +238,7 @@ impl VirtualWorld<'_> {
             flows += tallies.map(|tally| tally.flows as u64).sum::<u64>();
             bytes += port.link.in_flight_bytes;
         }
+        format!("{:?}", snapshot.ports).hash(&mut self.digest);
         let (clients, fetches) = (snapshot.clients.len(), snapshot.fetches);
         if clients > 0 || flows > 0 || bytes > 0 || fetches > 0 {
             self.blame(format!(
@@ -257,18 +273,36 @@ impl VirtualWorld<'_> {
         self.plan(after_ns, Event::Step(self.step));
     }
 
+    /// Stops everything for a time: timers are late, and the wire and later faults move.
+    pub(super) fn pause(&mut self, for_ns: u64) {
+        self.now_ns += for_ns;
+        self.starved_ns += for_ns;
+        for free_ns in &mut self.port.free_ns {
+            *free_ns += for_ns;
+        }
+        let events = std::mem::take(&mut self.events).into_iter();
+        let later = events.map(|Reverse((at_ns, number, event))| match event {
+            Event::Fault(_) | Event::Undo(_) | Event::Arrived { .. } => {
+                Reverse((at_ns + for_ns, number, event))
+            }
+            _ => Reverse((at_ns, number, event)),
+        });
+        self.events = later.collect();
+    }
+
     /// Plays events until `is_over`, or until `limit_ns` and then returns false.
     fn run(&mut self, limit_ns: u64, is_over: impl Fn(&Self) -> bool) -> Result<bool, LabError> {
         while !is_over(self) {
-            let Some(Reverse((at_ns, _, event))) = self.events.pop() else { return Ok(false) };
+            let Some(&Reverse((at_ns, _, event))) = self.events.peek() else { return Ok(false) };
             if at_ns > limit_ns || !self.oracle.violations.is_empty() {
                 return Ok(false);
             }
+            self.events.pop();
             self.outcome.events += 1;
             if self.outcome.events > EVENTS_MAX {
                 self.blame(format!("after {EVENTS_MAX} events something still runs"));
             }
-            // After a step of the clock, events are late.
+            // After a pause of everything, events are late.
             self.now_ns = self.now_ns.max(at_ns);
             clock::set(self.now_ns);
             (self.now_ns, event).hash(&mut self.digest);
@@ -357,7 +391,7 @@ impl VirtualWorld<'_> {
         let starved_ns = self.starved_ns + self.processes[index].starved_ns;
         let process = &mut self.processes[index];
         let Some(client) = process.client.as_ref().filter(|_| !process.stopped) else { return };
-        let times = (self.now_ns, process.own_ns(), starved_ns);
+        let times = (self.now_ns, starved_ns);
         let mut done = Vec::new();
         let at_ns = process.queues[queue].act(client, times, &mut done);
         for done in done {
@@ -381,6 +415,15 @@ impl VirtualWorld<'_> {
         }
     }
 
+    /// Tells the oracle what the library of a process has counted.
+    pub(super) fn count(&mut self, process: usize) {
+        let stats = self.processes[process].client.as_ref().map(Client::stats);
+        if let Some(stats) = stats {
+            let (scheduled, bypassed) = (stats.scheduled_bytes, stats.bypassed_bytes);
+            self.tell(process, Frame::Counted { scheduled, bypassed });
+        }
+    }
+
     fn arrive(&mut self, event: Event, index: usize, queue: usize, (number, bytes): (u64, u64)) {
         let process = &mut self.processes[index];
         if process.stopped {
@@ -392,6 +435,7 @@ impl VirtualWorld<'_> {
                 let path = path_of(process.number);
                 self.blame(format!("{path}, queue {queue}: {wrong}"));
             }
+            self.act_in(index, queue, 0);
         }
     }
 
