@@ -30,4 +30,4 @@ pub mod outgoing;
 mod port_loads;
 pub mod reports;
 pub mod stream;
-mod stream_state;
+pub mod stream_state;

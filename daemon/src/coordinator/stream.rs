@@ -9,7 +9,7 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
 use std::time::Duration;
 
-use laxity_policy::Time;
+use laxity_policy::{Span, Time};
 use laxity_shm::sleep::now_ns;
 use laxity_wire::v1::coordination_client::CoordinationClient;
 use laxity_wire::v1::{
@@ -34,10 +34,8 @@ use crate::service::SchedulerHandle;
 use crate::stats::Snapshot;
 
 const WELCOME_MAX: Duration = Duration::from_secs(5);
-/// Heartbeats without a message after which the coordinator counts as dead.
-const SILENCE_HEARTBEATS: u32 = 3;
 /// Shortest time between two snapshots on one stream.
-const SNAPSHOT_EVERY: Duration = Duration::from_secs(1);
+const SNAPSHOT_EVERY: Span = Span::from_millis(1000);
 /// Maximum number of messages that wait for the connection.
 const OUTBOUND: usize = 2;
 const MESSAGE_BYTES_MAX: usize = 4 * v1::MESSAGE_BYTES_MAX;
@@ -56,9 +54,10 @@ pub struct StreamTask {
     assembler: OrderAssembler,
 }
 
+/// Why a stream ended.
 #[derive(Debug, Default)]
-struct StreamEnd {
-    problem: String,
+pub struct StreamEnd {
+    pub problem: String,
     /// Whether an order came, so that the stream was useful.
     ordered: bool,
     /// Shortest wait before the next attempt.
@@ -75,6 +74,11 @@ impl StreamEnd {
 
 fn now() -> Time {
     Time(now_ns())
+}
+
+/// Returns the runtime's name of a time of CLOCK_MONOTONIC.
+fn instant(at: Time) -> Instant {
+    Instant::now() + Duration::from_nanos(at.since(now()).0)
 }
 
 /// Returns a random number: each `RandomState` has its own random keys.
@@ -167,10 +171,37 @@ impl StreamTask {
             Ok(Err(status)) => return StreamEnd::because(shortened(&channel::refusal(&status))),
             Err(_) => return StreamEnd::because("it does not welcome this host"),
         };
+        let mut stream = match self.welcome(now(), &welcome, url) {
+            Ok(stream) => stream,
+            Err((ended, answer)) => {
+                if let Some(answer) = answer {
+                    let _ = outbound.try_send(say(answer));
+                }
+                return ended;
+            }
+        };
+        let mut ended = match self.converse(&mut stream, &outbound, &mut inbound).await {
+            Ok(last) => self.parted(&last, url),
+            Err(problem) => StreamEnd::because(problem),
+        };
+        ended.ordered = stream.ordered;
+        ended
+    }
+
+    /// Begins a stream that the coordinator welcomed.
+    ///
+    /// # Errors
+    /// The coordinator is of no use. The stream ends, after the answer if there is one.
+    pub fn welcome(
+        &mut self,
+        now: Time,
+        welcome: &Welcome,
+        url: &str,
+    ) -> Result<StreamState, (StreamEnd, Option<Message>)> {
         let (ours, theirs) =
             ((v1::PROTOCOL, v1::PROTOCOL_MIN), (welcome.protocol, welcome.protocol_min));
         if v1::common_protocol(ours, theirs).is_none() {
-            return StreamEnd {
+            let ended = StreamEnd {
                 problem: format!(
                     "it speaks protocols {} to {}, this daemon {} to {}; bring them to releases \
                      that overlap",
@@ -179,6 +210,7 @@ impl StreamTask {
                 retry_after: self.config.backoff_max.into(),
                 ..StreamEnd::default()
             };
+            return Err((ended, None));
         }
         if !self.assembler.begin(welcome.term) {
             let refused = self.assembler.refused();
@@ -188,24 +220,19 @@ impl StreamTask {
                 reason: NackReason::Fenced as i32,
                 detail: "a later term was seen".into(),
             };
-            let _ = outbound.try_send(say(Message::Nack(nack)));
-            return StreamEnd::because(format!(
+            let ended = StreamEnd::because(format!(
                 "its term {} was overtaken by one that this daemon has seen; another coordinator \
                  leads. (If there is but one, its host's clock was set back: restart laxityd)",
                 welcome.term
             ));
+            return Err((ended, Some(Message::Nack(nack))));
         }
-        self.welcomed(&welcome, url);
-        let mut stream = StreamState::new(outbound, &welcome);
-        let mut ended = match self.converse(&mut stream, &mut inbound).await {
-            Ok(last) => self.parted(&last, url),
-            Err(problem) => StreamEnd::because(problem),
-        };
-        ended.ordered = stream.ordered;
-        ended
+        self.welcomed(welcome, url);
+        Ok(StreamState::new(now, welcome))
     }
 
-    fn hello(&self) -> Hello {
+    /// Returns the first message of a stream.
+    pub fn hello(&self) -> Hello {
         Hello {
             protocol: v1::PROTOCOL,
             protocol_min: v1::PROTOCOL_MIN,
@@ -265,14 +292,14 @@ impl StreamTask {
     async fn converse(
         &mut self,
         stream: &mut StreamState,
+        outbound: &mpsc::Sender<FromDaemon>,
         inbound: &mut Streaming<FromCoordinator>,
     ) -> Result<Goodbye, String> {
         let exchange = Arc::clone(&self.exchange);
         loop {
-            let silent_at = stream.heard + stream.heartbeat * SILENCE_HEARTBEATS;
-            let beat_at = stream.spoke + stream.heartbeat;
+            let (silent_at, beat_at) = (instant(stream.silent_at()), instant(stream.beat_at()));
             let pending =
-                stream.has_letters() || exchange.has_report() || Instant::now() >= beat_at;
+                stream.has_letters() || exchange.has_report() || now() >= stream.beat_at();
             tokio::select! {
                 read = timeout_at(silent_at, inbound.message()) => {
                     let frame = match read {
@@ -280,19 +307,18 @@ impl StreamTask {
                         Ok(Ok(None)) => return Err("it ended the stream".into()),
                         Ok(Err(status)) => return Err(shortened(&channel::refusal(&status))),
                         Err(_) => {
-                            let silence = stream.heartbeat * SILENCE_HEARTBEATS;
+                            let silence = stream.silent_at().since(stream.heard);
+                            let silence = Duration::from_nanos(silence.0);
                             return Err(format!("nothing was heard of it for {silence:?}"));
                         }
                     };
-                    stream.heard = Instant::now();
-                    if let Some(last) = self.hear(stream, frame)? {
+                    if let Some(last) = self.hear(now(), stream, frame)? {
                         return Ok(last);
                     }
                 }
-                room = stream.outbound.clone().reserve_owned(), if pending => match room {
+                room = outbound.reserve(), if pending => match room {
                     Ok(room) => {
-                        if let Some(message) = self.next(stream) {
-                            stream.spoke = Instant::now();
+                        if let Some(message) = self.next(now(), stream) {
                             room.send(say(message));
                         }
                     }
@@ -305,10 +331,16 @@ impl StreamTask {
     }
 
     /// Returns the next message to send. The stream has room for it.
-    fn next(&mut self, stream: &mut StreamState) -> Option<Message> {
-        if stream.snapshot_wanted && stream.snapshot_at.elapsed() >= SNAPSHOT_EVERY {
+    pub fn next(&mut self, now: Time, stream: &mut StreamState) -> Option<Message> {
+        let message = self.next_unless_silent(now, stream)?;
+        stream.spoke = now;
+        Some(message)
+    }
+
+    fn next_unless_silent(&mut self, now: Time, stream: &mut StreamState) -> Option<Message> {
+        if stream.snapshot_wanted && now.since(stream.snapshot_at) >= SNAPSHOT_EVERY {
             stream.snapshot_wanted = false;
-            stream.snapshot_at = Instant::now();
+            stream.snapshot_at = now;
             self.exchange.want_snapshot(&self.mailbox);
         }
         if let Some(letter) = stream.letter.take() {
@@ -317,10 +349,10 @@ impl StreamTask {
         if let Some(epoch) = stream.ack.take() {
             return Some(Message::Ack(Ack { epoch: Some(epoch) }));
         }
-        if let Some(dispatch) = self.exchange.take(now(), &self.mailbox) {
+        if let Some(dispatch) = self.exchange.take(now, &self.mailbox) {
             return Some(self.report(stream, dispatch.piece, dispatch.events));
         }
-        if stream.spoke.elapsed() < stream.heartbeat {
+        if now < stream.beat_at() {
             return None;
         }
         let seen = self.snapshots.borrow().clone();
@@ -355,13 +387,18 @@ impl StreamTask {
     }
 
     /// Processes a message. Returns the goodbye if it is one.
-    fn hear(
+    ///
+    /// # Errors
+    /// The coordinator breaks the protocol. The text says how.
+    pub fn hear(
         &mut self,
+        now: Time,
         stream: &mut StreamState,
         frame: FromCoordinator,
     ) -> Result<Option<Goodbye>, String> {
+        stream.heard = now;
         match frame.message {
-            Some(from_coordinator::Message::Order(order)) => self.order(stream, &order)?,
+            Some(from_coordinator::Message::Order(order)) => self.order(now, stream, &order)?,
             Some(from_coordinator::Message::Refusal(refusal)) => {
                 debug!(
                     events = refusal.count, detail = %shortened(&refusal.detail),
@@ -373,7 +410,7 @@ impl StreamTask {
             Some(from_coordinator::Message::SnapshotWanted(_)) => stream.snapshot_wanted = true,
             // The coordinator is alive and has considered all reports that may change its order.
             Some(from_coordinator::Message::Heartbeat(_)) if stream.is_up_to_date() => {
-                self.exchange.confirm(now());
+                self.exchange.confirm(now);
             }
             Some(from_coordinator::Message::Heartbeat(_)) => {}
             Some(from_coordinator::Message::Standing(standing)) => self.stand(stream, standing),
@@ -401,7 +438,12 @@ impl StreamTask {
         }
     }
 
-    fn order(&mut self, stream: &mut StreamState, order: &v1::Order) -> Result<(), String> {
+    fn order(
+        &mut self,
+        now: Time,
+        stream: &mut StreamState,
+        order: &v1::Order,
+    ) -> Result<(), String> {
         let before = self.assembler.content();
         let assembled = self.assembler.take(order);
         let refused = self.assembler.refused();
@@ -422,7 +464,7 @@ impl StreamTask {
                     view.sequence = Some(order.epoch.sequence);
                     view.orders += 1;
                 });
-                self.exchange.set_order(now(), order, is_new, &self.mailbox);
+                self.exchange.set_order(now, order, is_new, &self.mailbox);
             }
         }
         Ok(())

@@ -1,10 +1,9 @@
-//! The state of one stream to the coordinator.
+//! The state of one stream to the coordinator. Time comes in with each message.
 
 use std::time::Duration;
 
-use laxity_wire::v1::{self, Capability, FromDaemon, Welcome, from_daemon::Message};
-use tokio::sync::mpsc;
-use tokio::time::Instant;
+use laxity_policy::{Span, Time};
+use laxity_wire::v1::{self, Capability, Welcome, from_daemon::Message};
 
 use super::port_loads::PortLoads;
 
@@ -18,15 +17,17 @@ pub(super) const CAPABILITIES: [Capability; 4] = [
 /// Shortest heartbeat period that is accepted.
 const HEARTBEAT_MIN: Duration = Duration::from_millis(10);
 const HEARTBEAT_MAX: Duration = Duration::from_secs(60);
+/// Heartbeats without a message after which the coordinator counts as dead.
+const SILENCE_HEARTBEATS: u32 = 3;
 
+/// The state of a stream that the coordinator has welcomed.
 #[derive(Debug)]
-pub(super) struct StreamState {
-    pub(super) outbound: mpsc::Sender<FromDaemon>,
+pub struct StreamState {
     /// Whether the coordinator takes reports of fetches.
     pub(super) takes_fetches: bool,
     pub(super) heartbeat: Duration,
-    pub(super) heard: Instant,
-    pub(super) spoke: Instant,
+    pub(super) heard: Time,
+    pub(super) spoke: Time,
     pub(super) ack: Option<v1::Epoch>,
     pub(super) letter: Option<Message>,
     pub(super) reported: u64,
@@ -34,21 +35,19 @@ pub(super) struct StreamState {
     pub(super) owed: u64,
     pub(super) considered: u64,
     pub(super) ordered: bool,
-    pub(super) snapshot_at: Instant,
+    pub(super) snapshot_at: Time,
     pub(super) snapshot_wanted: bool,
     pub(super) port_loads: PortLoads,
 }
 
 impl StreamState {
-    pub(super) fn new(outbound: mpsc::Sender<FromDaemon>, welcome: &Welcome) -> Self {
+    pub(super) fn new(now: Time, welcome: &Welcome) -> Self {
         let heartbeat = match welcome.heartbeat_ns {
             0 => Duration::from_secs(1),
             ns => Duration::from_nanos(ns).clamp(HEARTBEAT_MIN, HEARTBEAT_MAX),
         };
-        let now = Instant::now();
         let both = v1::common_capabilities(&CAPABILITIES, &welcome.capabilities);
         Self {
-            outbound,
             takes_fetches: both.contains(&Capability::Fetches),
             heartbeat,
             heard: now,
@@ -68,6 +67,16 @@ impl StreamState {
     /// Reports whether the coordinator has considered every report that asks for an order.
     pub(super) const fn is_up_to_date(&self) -> bool {
         self.ordered && self.considered >= self.owed
+    }
+
+    /// Returns when the stream ends if nothing is heard of the coordinator.
+    pub fn silent_at(&self) -> Time {
+        self.heard + Span((self.heartbeat * SILENCE_HEARTBEATS).as_nanos() as u64)
+    }
+
+    /// Returns when a message is due though there is nothing to say.
+    pub fn beat_at(&self) -> Time {
+        self.spoke + Span(self.heartbeat.as_nanos() as u64)
     }
 
     pub(super) const fn has_letters(&self) -> bool {
