@@ -46,7 +46,7 @@ const MAY_DEPEND_ON: &str = "
     daemon: credentials files listen nic policy quantity shm wire
     coordinator: credentials files listen policy quantity wire
     nccl-host:
-    rig: client daemon files nccl-host policy quantity requests shm wire
+    rig: client coordinator daemon files nccl-host policy quantity requests shm wire
     cli: credentials files job nic quantity shm wire
     lab: cli files quantity rig sim trial
     trial: credentials files wire

@@ -47,6 +47,8 @@ pub(super) struct Outcome {
     /// Events of a round in virtual time, and a digest of them.
     pub(super) events: u64,
     pub(super) digest: u64,
+    /// Orders of the coordinator that daemons applied, in virtual time.
+    pub(super) orders: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -267,7 +269,11 @@ impl Scene<'_> {
             | FaultKind::LaneFilled
             | FaultKind::PortStalled
             | FaultKind::RateChanged
-            | FaultKind::ClockStepped => {}
+            | FaultKind::ClockStepped
+            | FaultKind::CoordinatorLost
+            | FaultKind::OrdersLost
+            | FaultKind::OrderRepeated
+            | FaultKind::LeaderChanged => {}
         }
         Ok(())
     }

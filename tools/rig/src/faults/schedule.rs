@@ -47,6 +47,13 @@ pub enum FaultKind {
     RateChanged,
     /// Nothing runs for `for_ms`, as in a virtual machine that is paused.
     ClockStepped,
+    CoordinatorLost,
+    /// The next orders of the coordinator are lost on the way.
+    OrdersLost,
+    /// The last order comes once more.
+    OrderRepeated,
+    /// Another coordinator leads, of a later term, or of an earlier one for `for_ms`.
+    LeaderChanged,
 }
 
 impl FaultKind {
@@ -69,7 +76,7 @@ impl FaultKind {
     ];
 
     /// The kinds of a campaign in virtual time.
-    pub const VIRTUAL: [Self; 15] = [
+    pub const VIRTUAL: [Self; 19] = [
         Self::DaemonKilled,
         Self::DaemonStopped,
         Self::DaemonRestarted,
@@ -85,6 +92,10 @@ impl FaultKind {
         Self::PortStalled,
         Self::RateChanged,
         Self::ClockStepped,
+        Self::CoordinatorLost,
+        Self::OrdersLost,
+        Self::OrderRepeated,
+        Self::LeaderChanged,
     ];
 
     pub fn name(self) -> String {

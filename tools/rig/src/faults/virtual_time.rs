@@ -12,6 +12,7 @@
 
 mod chaos;
 mod clock;
+mod cluster;
 mod host;
 mod process;
 mod queue;

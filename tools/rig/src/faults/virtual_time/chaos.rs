@@ -4,6 +4,7 @@ use std::sync::atomic::Ordering;
 
 use laxity_client::{Flow, Stage};
 use laxity_daemon::config::Mode;
+use laxity_policy::Time;
 
 use super::process::QUEUES;
 use super::settings;
@@ -29,6 +30,8 @@ pub(super) enum Undo {
     EndHostile(usize),
     EndBypass,
     Enforce,
+    FindCoordinator,
+    ChangeLeader,
 }
 
 impl VirtualWorld<'_> {
@@ -43,6 +46,7 @@ impl VirtualWorld<'_> {
             FaultKind::DaemonKilled => {
                 self.arm();
                 self.continue_daemon();
+                self.coordinator.daemon_ended(Time(self.now_ns));
                 self.host.kill();
                 self.later(fault, Undo::Launch);
             }
@@ -53,6 +57,7 @@ impl VirtualWorld<'_> {
             FaultKind::DaemonRestarted => {
                 self.arm();
                 self.continue_daemon();
+                self.coordinator.daemon_ended(Time(self.now_ns));
                 self.host.stop(choice.is_multiple_of(2))?;
                 self.later(fault, Undo::Launch);
             }
@@ -98,7 +103,35 @@ impl VirtualWorld<'_> {
                 self.stops.extend(parts.map(|begin| (begin, begin + STOP_PART_NS)));
             }
             FaultKind::ClockStepped => self.pause(for_ns),
+            FaultKind::CoordinatorLost
+            | FaultKind::OrdersLost
+            | FaultKind::OrderRepeated
+            | FaultKind::LeaderChanged => self.harm_coordinator(fault)?,
             _ => self.reconfigure(fault),
+        }
+        Ok(())
+    }
+
+    fn harm_coordinator(&mut self, fault: &Fault) -> Result<(), LabError> {
+        let (now, choice) = (Time(self.now_ns), fault.choice);
+        match fault.kind {
+            FaultKind::CoordinatorLost => {
+                self.coordinator.set_lost(true);
+                self.later(fault, Undo::FindCoordinator);
+            }
+            FaultKind::OrdersLost => self.coordinator.lose_orders(1 + choice % 4),
+            FaultKind::OrderRepeated => {
+                if let Some(daemon) = self.host.stream().filter(|_| self.stopped_ns.is_none()) {
+                    self.coordinator.repeat_order(now, daemon);
+                }
+            }
+            _ => {
+                let is_outdated = choice.is_multiple_of(2);
+                self.coordinator.change_leader(now, is_outdated)?;
+                if is_outdated {
+                    self.later(fault, Undo::ChangeLeader);
+                }
+            }
         }
         Ok(())
     }
@@ -134,6 +167,8 @@ impl VirtualWorld<'_> {
                 self.wake_up(process);
             }
             Undo::EndHostile(process) => self.kill_process(process),
+            Undo::FindCoordinator => self.coordinator.set_lost(false),
+            Undo::ChangeLeader => self.coordinator.change_leader(Time(self.now_ns), false)?,
             Undo::EndBypass => self.host.set_bypass(false),
             Undo::Enforce => {
                 self.host.config.mode = Mode::Enforce;

@@ -6,15 +6,18 @@ use std::sync::Arc;
 
 use laxity_daemon::clients::{ClientId, Leaving};
 use laxity_daemon::config::Config;
+use laxity_daemon::coordinator::exchange::CoordinatorExchange;
+use laxity_daemon::coordinator::stream::StreamTask;
 use laxity_daemon::driver::{Driver, NextStep};
 use laxity_daemon::mailbox::{Mailbox, SchedulerCommand, SnapshotSlot, mailbox};
 use laxity_daemon::registration::newcomer;
+use laxity_daemon::service::SchedulerHandle;
 use laxity_daemon::stats::Snapshot;
 use laxity_policy::Span;
 use laxity_shm::layout::attention;
 use laxity_shm::region::Region;
 use laxity_shm::registration::{self, Hello, Peer, RegistrationError};
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 
 use super::clock;
 use crate::error::LabError;
@@ -42,9 +45,18 @@ struct Connection {
     phase: Phase,
 }
 
+/// The daemon's end of the stream to the coordinator.
+pub(super) struct DaemonStream {
+    pub(super) task: StreamTask,
+    pub(super) exchange: Arc<CoordinatorExchange>,
+    pub(super) mailbox: Mailbox,
+    seen: watch::Sender<Option<Arc<Snapshot>>>,
+}
+
 struct Running {
     driver: Driver,
     mailbox: Mailbox,
+    stream: DaemonStream,
     snapshots: Arc<SnapshotSlot>,
     connections: Vec<Connection>,
     clients: u64,
@@ -99,8 +111,11 @@ impl VirtualHost {
         let (mailbox, inbox) = mailbox().map_err(broken)?;
         let snapshots = Arc::new(SnapshotSlot::new().map_err(broken)?);
         let config = Arc::new(self.config.clone());
+        let exchange = Arc::new(CoordinatorExchange::new("http://virtual", "virtual"));
         let driver = Driver::by(clock::OF_SCHEDULER, inbox, Arc::clone(&snapshots), &config)
-            .map_err(broken)?;
+            .map_err(broken)?
+            .attending(Arc::clone(&exchange));
+        let stream = DaemonStream::new(&config, &mailbox, exchange)?;
         if self.listener.is_none() {
             self.listener = Some(registration::listen(&self.socket).map_err(broken)?);
         }
@@ -108,8 +123,15 @@ impl VirtualHost {
             mailbox.send(SchedulerCommand::Bypass(true));
         }
         let connections = Vec::new();
-        self.running =
-            Some(Running { driver, mailbox, snapshots, connections, clients: 0, asleep: false });
+        self.running = Some(Running {
+            driver,
+            mailbox,
+            stream,
+            snapshots,
+            connections,
+            clients: 0,
+            asleep: false,
+        });
         Ok(())
     }
 
@@ -160,6 +182,15 @@ impl VirtualHost {
                 region.header().raise(attention::LOST);
             }
         }
+    }
+
+    /// Returns the daemon's end of the stream, with the latest snapshot of the scheduler.
+    pub(super) fn stream(&mut self) -> Option<&mut DaemonStream> {
+        let running = self.running.as_mut()?;
+        if let Some(snapshot) = running.snapshots.take() {
+            running.stream.seen.send_replace(Some(snapshot));
+        }
+        Some(&mut running.stream)
     }
 
     /// Accepts connections, and goes on with those that there are.
@@ -226,6 +257,25 @@ impl VirtualHost {
         running.mailbox.send(SchedulerCommand::Publish);
         running.carry_out();
         running.snapshots.take()
+    }
+}
+
+impl DaemonStream {
+    fn new(
+        config: &Config,
+        mailbox: &Mailbox,
+        exchange: Arc<CoordinatorExchange>,
+    ) -> Result<Self, LabError> {
+        let (seen, snapshots) = watch::channel(None);
+        let mailbox = mailbox.clone();
+        let scheduler = SchedulerHandle {
+            mailbox: mailbox.clone(),
+            snapshots,
+            exchange: Some(Arc::clone(&exchange)),
+        };
+        let task = StreamTask::new(config, &scheduler);
+        let task = task.ok_or_else(|| broken("there is no coordinator"))?;
+        Ok(Self { task, exchange, mailbox, seen })
     }
 }
 

@@ -1,9 +1,11 @@
 //! What a virtual daemon is configured with, and what a fault changes of it.
 
+use std::net::Ipv4Addr;
+
 use laxity_daemon::config::{Config, Mode, NicConfig, ResidualMode};
 use laxity_daemon::domains::TrustScope;
 use laxity_policy::PolicyKind;
-use laxity_quantity::{Bytes, Rate};
+use laxity_quantity::{Bytes, Nanos, Rate};
 use rand::RngExt as _;
 use rand::seq::IndexedRandom as _;
 use rand_chacha::ChaCha8Rng;
@@ -25,13 +27,14 @@ pub(super) fn draw(rng: &mut ChaCha8Rng) -> Config {
     let trust = [TrustScope::Uid, TrustScope::Process, TrustScope::Group, TrustScope::Host];
     config.access.trust = trust[rng.random_range(0..trust.len())];
     config.residual.mode = ResidualMode::Off;
+    config.coordinator.order_age_limit = Nanos(100_000_000);
     config.nic = vec![NicConfig {
         name: NIC.to_owned(),
         rate: Rate(RATE_MIN).into(),
         chunk: Some(Bytes(16 << 10)),
         window: Some(Bytes(64 << 10)),
         peer_window: None,
-        addresses: Vec::new(),
+        addresses: vec![Ipv4Addr::LOCALHOST.into()],
     }];
     change(&mut config, rng.random());
     change_policy(&mut config, rng);

@@ -8,9 +8,11 @@ use std::sync::atomic::AtomicBool;
 
 use laxity_client::{Client, Direction, Lane};
 use laxity_daemon::driver::NextStep;
+use laxity_policy::Time;
 use rand::{RngExt as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
 
+use super::cluster::VirtualCoordinator;
 use super::host::VirtualHost;
 use super::process::{QUEUES, VirtualProcess, path_of};
 use super::queue::{Done, VirtualQueue};
@@ -26,6 +28,8 @@ use crate::faults::schedule::Schedule;
 const APPLICATIONS: u32 = 4;
 /// Mean time between two looks of registration at its sockets.
 const SERVE_NS: u64 = 600_000;
+/// Mean time between two looks at the stream to the coordinator.
+const COORDINATE_NS: u64 = 2_000_000;
 /// Time between two things that a hostile client does.
 const HARM_NS: u64 = 1_000_000;
 /// Time from the end of the wire to the application.
@@ -60,6 +64,8 @@ pub(super) enum Event {
         bytes: u64,
     },
     Harm(usize),
+    /// Messages pass between the daemon and the coordinator.
+    Coordinate,
     Fault(usize),
     Undo(chaos::Undo),
 }
@@ -89,6 +95,7 @@ pub(super) struct VirtualWorld<'a> {
     pub(super) rng: ChaCha8Rng,
     pub(super) now_ns: u64,
     pub(super) host: VirtualHost,
+    pub(super) coordinator: VirtualCoordinator,
     pub(super) port: VirtualPort,
     pub(super) processes: Vec<VirtualProcess>,
     pub(super) oracle: Oracle,
@@ -124,6 +131,7 @@ pub(crate) fn play(schedule: &Schedule, plant: Option<Plant>) -> Result<Outcome,
         rng,
         now_ns,
         host: VirtualHost::new(folder.path(), config),
+        coordinator: VirtualCoordinator::new(Time(now_ns))?,
         port: VirtualPort { bytes_per_s, free_ns: [0; 2] },
         processes: Vec::new(),
         oracle: Oracle::default(),
@@ -154,6 +162,7 @@ impl VirtualWorld<'_> {
             self.start_application();
         }
         self.plan(0, Event::Serve);
+        self.plan(0, Event::Coordinate);
         for (index, fault) in self.schedule.faults.iter().enumerate() {
             // Steps are short, so a round needs less time than one with processes.
             let at_ns = self.now_ns + fault.at_ms * 500_000 + fault.choice % 500_000;
@@ -199,6 +208,10 @@ impl VirtualWorld<'_> {
         }
         self.run(self.now_ns + FORGET_NS, |world| world.host.is_idle())?;
         self.check_accounts();
+        if let Some(wrong) = self.coordinator.audit() {
+            self.blame(format!("coordinator: {wrong}"));
+        }
+        self.outcome.orders = self.coordinator.orders;
         let longest = self.oracle.judge_waits(&self.stops);
         self.outcome.longest_stall_ms = longest.as_millis() as u64;
         Ok(())
@@ -326,6 +339,11 @@ impl VirtualWorld<'_> {
                 let after_ns = self.rng.random_range(0..2 * SERVE_NS);
                 self.plan(after_ns, Event::Serve);
             }
+            Event::Coordinate => {
+                self.coordinate();
+                let after_ns = self.rng.random_range(0..2 * COORDINATE_NS);
+                self.plan(after_ns, Event::Coordinate);
+            }
             Event::Act { process, queue, plan } => {
                 if self.processes[process].plans.get(queue) == Some(&plan) {
                     self.act(process, queue);
@@ -351,6 +369,15 @@ impl VirtualWorld<'_> {
             }
         }
         Ok(())
+    }
+
+    fn coordinate(&mut self) {
+        if self.stopped_ns.is_none()
+            && let Some(daemon) = self.host.stream()
+            && let Some(wrong) = self.coordinator.look(Time(self.now_ns), daemon)
+        {
+            self.blame(format!("coordinator: {wrong}"));
+        }
     }
 
     fn step(&mut self) {
