@@ -66,7 +66,6 @@ use crate::driver::peers::PeerNumbers;
 use crate::driver::poller::Poller;
 use crate::driver::publisher::Publisher;
 use crate::driver::scan_order::{DomainRecords, ScanOrder};
-use crate::driver::sleeping::Asleep;
 use crate::driver::trace::Tracer;
 use crate::driver::watches::{OverdueWatch, SilenceWatch};
 use crate::mailbox::{Inbox, SnapshotSlot};
@@ -145,6 +144,13 @@ pub struct Driver {
     warned: Time,
     /// Whether the next daemon takes the clients over.
     hands_over: bool,
+}
+
+/// A sleep that has begun.
+#[derive(Clone, Copy, Debug)]
+struct Asleep {
+    /// Whether the fence before it took effect. If not, the sleep is short.
+    ordered: bool,
 }
 
 /// The rule by which the thread sleeps and yields its core.

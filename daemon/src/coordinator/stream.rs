@@ -173,7 +173,8 @@ impl StreamTask {
         };
         let mut stream = match self.welcome(now(), &welcome, url) {
             Ok(stream) => stream,
-            Err((ended, answer)) => {
+            Err(refused) => {
+                let (ended, answer) = *refused;
                 if let Some(answer) = answer {
                     let _ = outbound.try_send(say(answer));
                 }
@@ -197,7 +198,7 @@ impl StreamTask {
         now: Time,
         welcome: &Welcome,
         url: &str,
-    ) -> Result<StreamState, (StreamEnd, Option<Message>)> {
+    ) -> Result<StreamState, Box<(StreamEnd, Option<Message>)>> {
         let (ours, theirs) =
             ((v1::PROTOCOL, v1::PROTOCOL_MIN), (welcome.protocol, welcome.protocol_min));
         if v1::common_protocol(ours, theirs).is_none() {
@@ -210,7 +211,7 @@ impl StreamTask {
                 retry_after: self.config.backoff_max.into(),
                 ..StreamEnd::default()
             };
-            return Err((ended, None));
+            return Err(Box::new((ended, None)));
         }
         if !self.assembler.begin(welcome.term) {
             let refused = self.assembler.refused();
@@ -225,7 +226,7 @@ impl StreamTask {
                  leads. (If there is but one, its host's clock was set back: restart laxityd)",
                 welcome.term
             ));
-            return Err((ended, Some(Message::Nack(nack))));
+            return Err(Box::new((ended, Some(Message::Nack(nack)))));
         }
         self.welcomed(welcome, url);
         Ok(StreamState::new(now, welcome))

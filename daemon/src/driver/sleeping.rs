@@ -6,14 +6,7 @@ use laxity_policy::{Span, Time};
 use laxity_shm::layout::attention;
 use laxity_shm::sync::heavy_fence;
 
-use super::{Driver, NextStep, WAITING_SLEEP_MAX};
-
-/// A sleep that has begun.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Asleep {
-    /// Whether the fence before it took effect. If not, the sleep is short.
-    ordered: bool,
-}
+use super::{Asleep, Driver, NextStep, WAITING_SLEEP_MAX};
 
 impl Driver {
     /// Waits for `limit` at most. Returns early if a client or a command wakes the scheduler. The

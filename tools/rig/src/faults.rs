@@ -21,6 +21,7 @@ mod report;
 mod round;
 mod schedule;
 mod task;
+#[cfg(feature = "virtual-time")]
 mod virtual_time;
 mod worker;
 

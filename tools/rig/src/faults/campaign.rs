@@ -15,6 +15,7 @@ use super::oracle::TransferCounts;
 use super::plant::Plant;
 use super::round::{self, Outcome};
 use super::schedule::{FaultKind, ROUND_FAULTS, Schedule, shrink};
+#[cfg(feature = "virtual-time")]
 use super::virtual_time;
 use crate::error::LabError;
 
@@ -48,7 +49,12 @@ impl Player {
     fn play(&self, schedule: &Schedule) -> Result<Outcome, LabError> {
         match self {
             Self::Processes(setting) => round::play(setting, schedule),
+            #[cfg(feature = "virtual-time")]
             Self::VirtualTime(plant) => virtual_time::play(schedule, *plant),
+            #[cfg(not(feature = "virtual-time"))]
+            Self::VirtualTime(_) => {
+                Err(LabError::Plan("this build of laxity-lab has no virtual time".to_owned()))
+            }
         }
     }
 }
@@ -306,10 +312,12 @@ pub fn replay(
     failure: Failure,
     times: u32,
 ) -> Result<Report, LabError> {
+    let began = Instant::now();
     let mut report = Report::new(failure.seed, player.is_virtual());
     for _ in 0..times {
         let outcome = player.play(&failure.schedule)?;
         report.add(&outcome);
+        report.seconds = began.elapsed().as_secs_f64();
         if !outcome.violations.is_empty() {
             report.violations = 1;
             let failure = Failure { violations: outcome.violations, ..failure };

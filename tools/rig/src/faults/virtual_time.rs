@@ -14,6 +14,7 @@ mod chaos;
 mod clock;
 mod cluster;
 mod host;
+mod port;
 mod process;
 mod queue;
 mod settings;

@@ -8,7 +8,7 @@ use laxity_policy::Time;
 
 use super::process::QUEUES;
 use super::settings;
-use super::world::{Event, VirtualWorld};
+use super::world::{VirtualWorld, WorldEvent};
 use crate::error::LabError;
 use crate::faults::frame::Frame;
 use crate::faults::plant::Plant;
@@ -23,7 +23,7 @@ const LOST_TRANSFERS: u64 = 6;
 const STOP_PART_NS: u64 = 100_000_000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) enum Undo {
+pub(super) enum FaultEnd {
     Launch,
     ContinueDaemon,
     ContinueProcess(usize),
@@ -35,9 +35,9 @@ pub(super) enum Undo {
 }
 
 impl VirtualWorld<'_> {
-    fn later(&mut self, fault: &Fault, undo: Undo) {
+    fn later(&mut self, fault: &Fault, end: FaultEnd) {
         self.planned += 1;
-        self.plan(fault.for_ms * 1_000_000, Event::Undo(undo));
+        self.plan(fault.for_ms * 1_000_000, WorldEvent::Undo(end));
     }
 
     pub(super) fn apply(&mut self, fault: &Fault) -> Result<(), LabError> {
@@ -48,18 +48,18 @@ impl VirtualWorld<'_> {
                 self.continue_daemon();
                 self.coordinator.daemon_ended(Time(self.now_ns));
                 self.host.kill();
-                self.later(fault, Undo::Launch);
+                self.later(fault, FaultEnd::Launch);
             }
             FaultKind::DaemonStopped => {
                 self.stopped_ns.get_or_insert(self.now_ns);
-                self.later(fault, Undo::ContinueDaemon);
+                self.later(fault, FaultEnd::ContinueDaemon);
             }
             FaultKind::DaemonRestarted => {
                 self.arm();
                 self.continue_daemon();
                 self.coordinator.daemon_ended(Time(self.now_ns));
                 self.host.stop(choice.is_multiple_of(2))?;
-                self.later(fault, Undo::Launch);
+                self.later(fault, FaultEnd::Launch);
             }
             FaultKind::ClientKilled => {
                 if let Some(process) = self.application(choice) {
@@ -73,7 +73,7 @@ impl VirtualWorld<'_> {
                 {
                     self.processes[process].stopped = true;
                     self.processes[process].starved_ns += for_ns;
-                    self.later(fault, Undo::ContinueProcess(process));
+                    self.later(fault, FaultEnd::ContinueProcess(process));
                 }
             }
             FaultKind::ThreadLost => {
@@ -90,13 +90,13 @@ impl VirtualWorld<'_> {
             }
             FaultKind::Hostile => {
                 let process = self.start_hostile(choice);
-                self.later(fault, Undo::EndHostile(process));
+                self.later(fault, FaultEnd::EndHostile(process));
             }
             FaultKind::PortStalled => {
                 // A port that never rests would hide all else.
                 let for_ns = for_ns / 4;
                 for free_ns in &mut self.port.free_ns {
-                    *free_ns = self.now_ns.max(*free_ns) + for_ns;
+                    *free_ns = (*free_ns).max(self.now_ns + for_ns);
                 }
                 let parts =
                     (0..=for_ns / STOP_PART_NS).map(|part| self.now_ns + part * STOP_PART_NS);
@@ -117,7 +117,7 @@ impl VirtualWorld<'_> {
         match fault.kind {
             FaultKind::CoordinatorLost => {
                 self.coordinator.set_lost(true);
-                self.later(fault, Undo::FindCoordinator);
+                self.later(fault, FaultEnd::FindCoordinator);
             }
             FaultKind::OrdersLost => self.coordinator.lose_orders(1 + choice % 4),
             FaultKind::OrderRepeated => {
@@ -129,7 +129,7 @@ impl VirtualWorld<'_> {
                 let is_outdated = choice.is_multiple_of(2);
                 self.coordinator.change_leader(now, is_outdated)?;
                 if is_outdated {
-                    self.later(fault, Undo::ChangeLeader);
+                    self.later(fault, FaultEnd::ChangeLeader);
                 }
             }
         }
@@ -147,10 +147,10 @@ impl VirtualWorld<'_> {
             }
             FaultKind::ModeChanged => {
                 settings::change_mode(&mut self.host.config, choice);
-                self.later(fault, Undo::Enforce);
+                self.later(fault, FaultEnd::Enforce);
             }
             FaultKind::Bypassed => {
-                self.later(fault, Undo::EndBypass);
+                self.later(fault, FaultEnd::EndBypass);
                 return self.host.set_bypass(true);
             }
             _ => settings::change(&mut self.host.config, choice),
@@ -158,19 +158,19 @@ impl VirtualWorld<'_> {
         self.host.configure();
     }
 
-    pub(super) fn end_of(&mut self, undo: Undo) -> Result<(), LabError> {
-        match undo {
-            Undo::Launch => self.launch()?,
-            Undo::ContinueDaemon => self.continue_daemon(),
-            Undo::ContinueProcess(process) => {
+    pub(super) fn end_of(&mut self, end: FaultEnd) -> Result<(), LabError> {
+        match end {
+            FaultEnd::Launch => self.launch()?,
+            FaultEnd::ContinueDaemon => self.continue_daemon(),
+            FaultEnd::ContinueProcess(process) => {
                 self.processes[process].stopped = false;
                 self.wake_up(process);
             }
-            Undo::EndHostile(process) => self.kill_process(process),
-            Undo::FindCoordinator => self.coordinator.set_lost(false),
-            Undo::ChangeLeader => self.coordinator.change_leader(Time(self.now_ns), false)?,
-            Undo::EndBypass => self.host.set_bypass(false),
-            Undo::Enforce => {
+            FaultEnd::EndHostile(process) => self.kill_process(process),
+            FaultEnd::FindCoordinator => self.coordinator.set_lost(false),
+            FaultEnd::ChangeLeader => self.coordinator.change_leader(Time(self.now_ns), false)?,
+            FaultEnd::EndBypass => self.host.set_bypass(false),
+            FaultEnd::Enforce => {
                 self.host.config.mode = Mode::Enforce;
                 self.host.configure();
             }

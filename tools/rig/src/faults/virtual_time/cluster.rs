@@ -21,7 +21,7 @@ const MESSAGES_MAX: usize = 4;
 const LOOKS_MAX: u32 = 60;
 
 /// A stream that the coordinator has welcomed.
-struct Stream {
+struct WelcomedStream {
     host: HostId,
     number: u64,
     state: StreamState,
@@ -32,7 +32,7 @@ pub(super) struct VirtualCoordinator {
     cluster: Cluster,
     /// The highest term so far.
     term: u64,
-    stream: Option<Stream>,
+    stream: Option<WelcomedStream>,
     is_lost: bool,
     orders_to_lose: u64,
     last_order: Option<FromCoordinator>,
@@ -76,7 +76,7 @@ impl VirtualCoordinator {
     }
 
     fn end(&mut self, now: Time, daemon: Option<&DaemonStream>) {
-        if let Some(Stream { host, number, .. }) = self.stream.take() {
+        if let Some(WelcomedStream { host, number, .. }) = self.stream.take() {
             self.cluster.detach(now, host, number);
             if let Some(daemon) = daemon {
                 daemon.exchange.end(&daemon.mailbox);
@@ -137,11 +137,13 @@ impl VirtualCoordinator {
         };
         match daemon.task.welcome(now, &welcome, URL) {
             Ok(state) => {
-                let stream = Stream { host, number, state, beat: now };
+                let stream = WelcomedStream { host, number, state, beat: now };
                 self.hear(now, daemon, stream, frames.collect());
             }
             Err(_) if welcome.term < self.term => self.cluster.detach(now, host, number),
-            Err((end, _)) => return Some(format!("the daemon refuses a leader: {}", end.problem)),
+            Err(refused) => {
+                return Some(format!("the daemon refuses a leader: {}", refused.0.problem));
+            }
         }
         None
     }
@@ -150,7 +152,7 @@ impl VirtualCoordinator {
         &mut self,
         now: Time,
         daemon: &mut DaemonStream,
-        mut stream: Stream,
+        mut stream: WelcomedStream,
     ) -> Option<String> {
         let (host, number) = (stream.host, stream.number);
         if !self.cluster.speaks(host, number) || now >= stream.state.silent_at() {
@@ -189,7 +191,7 @@ impl VirtualCoordinator {
         &mut self,
         now: Time,
         daemon: &mut DaemonStream,
-        mut stream: Stream,
+        mut stream: WelcomedStream,
         frames: Vec<FromCoordinator>,
     ) {
         let mut ends = false;

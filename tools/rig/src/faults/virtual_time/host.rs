@@ -53,7 +53,7 @@ pub(super) struct DaemonStream {
     seen: watch::Sender<Option<Arc<Snapshot>>>,
 }
 
-struct Running {
+struct RunningDaemon {
     driver: Driver,
     mailbox: Mailbox,
     stream: DaemonStream,
@@ -70,7 +70,7 @@ pub(super) struct VirtualHost {
     pub(super) config: Config,
     pub(super) bypass: bool,
     listener: Option<OwnedFd>,
-    running: Option<Running>,
+    running: Option<RunningDaemon>,
 }
 
 /// Returns the name by which a process greets, from which its user follows.
@@ -100,7 +100,7 @@ impl VirtualHost {
 
     /// Reports whether the daemon has no connection and nothing to do.
     pub(super) fn is_idle(&self) -> bool {
-        let idle = |running: &Running| running.asleep && running.connections.is_empty();
+        let idle = |running: &RunningDaemon| running.asleep && running.connections.is_empty();
         self.running.as_ref().is_some_and(idle)
     }
 
@@ -123,7 +123,7 @@ impl VirtualHost {
             mailbox.send(SchedulerCommand::Bypass(true));
         }
         let connections = Vec::new();
-        self.running = Some(Running {
+        self.running = Some(RunningDaemon {
             driver,
             mailbox,
             stream,
@@ -279,7 +279,7 @@ impl DaemonStream {
     }
 }
 
-impl Running {
+impl RunningDaemon {
     /// Runs until all commands are carried out. Returns whether the last one was to stop.
     fn carry_out(&mut self) -> bool {
         for _ in 0..COMMAND_STEPS {

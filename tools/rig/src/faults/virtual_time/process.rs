@@ -28,7 +28,7 @@ enum Hostility {
     /// It writes garbage, on a new connection each time.
     Vandal(Option<OwnedFd>),
     Hoard(Hoard),
-    Lie(Lane),
+    Lie(Box<Lane>),
 }
 
 pub(super) struct VirtualProcess {
@@ -112,7 +112,7 @@ impl VirtualProcess {
         process.hostility = Some(match choice % 3 {
             0 => Hostility::Vandal(None),
             1 => Hostility::Hoard(Hoard::default()),
-            _ => Hostility::Lie(attach(number, process.clock, socket).lane()),
+            _ => Hostility::Lie(Box::new(attach(number, process.clock, socket).lane())),
         });
         process
     }

@@ -42,7 +42,7 @@ pub(super) struct Style {
     pub(super) whole: bool,
 }
 
-struct Open {
+struct OpenTransfer {
     number: u64,
     ticket: Ticket,
     bytes: u64,
@@ -61,7 +61,7 @@ pub(super) struct VirtualQueue {
     lane: Lane,
     rng: ChaCha8Rng,
     next: u64,
-    open: Vec<Open>,
+    open: Vec<OpenTransfer>,
     /// A work request that found the lane full.
     deferred: Option<Flow>,
     pub(super) sleep: Option<Sleep>,
@@ -118,7 +118,7 @@ impl VirtualQueue {
         }
         let (queue, deferred) = (self.queue, self.deferred.is_some());
         let first = self.open.first().map(|first| {
-            let Open { number, bytes, posted, completed, .. } = first;
+            let OpenTransfer { number, bytes, posted, completed, .. } = first;
             format!("transfer {number} has posted {posted} and completed {completed} of {bytes}")
         });
         Some(format!("queue {queue} defers one: {deferred}, {}", first.unwrap_or_default()))
@@ -234,7 +234,7 @@ impl VirtualQueue {
         self.pause_until_ns = now_ns + pause as u64;
         let (bytes, direction) = (flow.bytes, flow.direction);
         let (posted, completed, begin_ns) = (0, 0, now_ns);
-        self.open.push(Open {
+        self.open.push(OpenTransfer {
             number,
             ticket,
             bytes,

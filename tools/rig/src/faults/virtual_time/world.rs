@@ -6,7 +6,7 @@ use std::hash::{Hash as _, Hasher as _};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use laxity_client::{Client, Direction, Lane};
+use laxity_client::{Client, Lane, Sleep};
 use laxity_daemon::driver::NextStep;
 use laxity_policy::Time;
 use rand::{RngExt as _, SeedableRng as _};
@@ -14,6 +14,7 @@ use rand_chacha::ChaCha8Rng;
 
 use super::cluster::VirtualCoordinator;
 use super::host::VirtualHost;
+use super::port::VirtualPort;
 use super::process::{QUEUES, VirtualProcess, path_of};
 use super::queue::{Done, VirtualQueue};
 use super::{chaos, clock, settings};
@@ -32,8 +33,6 @@ const SERVE_NS: u64 = 600_000;
 const COORDINATE_NS: u64 = 2_000_000;
 /// Time between two things that a hostile client does.
 const HARM_NS: u64 = 1_000_000;
-/// Time from the end of the wire to the application.
-const ARRIVAL_NS: u64 = 5_000;
 /// Time in which all processes find a daemon that is there.
 const ATTACHED_NS: u64 = 60_000_000;
 /// Time in which all transfers complete after the last fault.
@@ -45,7 +44,7 @@ const EVENTS_MAX: u64 = 4_000_000;
 
 /// What happens next in a world. Equal times are in the order of their plans.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) enum Event {
+pub(super) enum WorldEvent {
     /// A step of the scheduler, unless another one was planned since.
     Step(u64),
     /// Registration looks at its sockets.
@@ -67,24 +66,7 @@ pub(super) enum Event {
     /// Messages pass between the daemon and the coordinator.
     Coordinate,
     Fault(usize),
-    Undo(chaos::Undo),
-}
-
-/// The wire of a port, both ways.
-#[derive(Debug)]
-pub(super) struct VirtualPort {
-    pub(super) bytes_per_s: u64,
-    /// When the last byte that was posted has left, by direction.
-    pub(super) free_ns: [u64; 2],
-}
-
-impl VirtualPort {
-    fn post(&mut self, now_ns: u64, direction: Direction, bytes: u64) -> u64 {
-        let free = &mut self.free_ns[direction as usize];
-        let takes = u128::from(bytes) * 1_000_000_000 / u128::from(self.bytes_per_s);
-        *free = now_ns.max(*free) + takes as u64;
-        *free + ARRIVAL_NS
-    }
+    Undo(chaos::FaultEnd),
 }
 
 pub(super) struct VirtualWorld<'a> {
@@ -111,7 +93,7 @@ pub(super) struct VirtualWorld<'a> {
     /// Lanes and a client that a planted bug leaves behind.
     pub(super) leaked_lanes: Vec<Lane>,
     leaked: Option<Client>,
-    events: BinaryHeap<Reverse<(u64, u64, Event)>>,
+    events: BinaryHeap<Reverse<(u64, u64, WorldEvent)>>,
     number: u64,
     step: u64,
     digest: std::hash::DefaultHasher,
@@ -161,12 +143,12 @@ impl VirtualWorld<'_> {
         for _ in 0..APPLICATIONS {
             self.start_application();
         }
-        self.plan(0, Event::Serve);
-        self.plan(0, Event::Coordinate);
+        self.plan(0, WorldEvent::Serve);
+        self.plan(0, WorldEvent::Coordinate);
         for (index, fault) in self.schedule.faults.iter().enumerate() {
             // Steps are short, so a round needs less time than one with processes.
             let at_ns = self.now_ns + fault.at_ms * 500_000 + fault.choice % 500_000;
-            self.push(at_ns, Event::Fault(index));
+            self.push(at_ns, WorldEvent::Fault(index));
         }
         if self.run(u64::MAX, |world| world.planned == 0)? {
             self.recover()?;
@@ -187,10 +169,11 @@ impl VirtualWorld<'_> {
         }
         let is_over = |world: &Self| {
             let queues = world.processes.iter().flat_map(|process| &process.queues);
-            queues.into_iter().all(|queue| queue.has_ended())
+            queues.into_iter().all(VirtualQueue::has_ended)
         };
         if !self.run(self.now_ns + FINISH_NS, is_over)? {
-            return Ok(self.blame_for_open());
+            self.blame_for_open();
+            return Ok(());
         }
         self.check_lanes();
         if self.plant == Some(Plant::Leak) && self.outcome.by_kind.contains_key("daemon_killed") {
@@ -248,7 +231,7 @@ impl VirtualWorld<'_> {
         let (mut flows, mut bytes) = (0, 0);
         for port in &snapshot.ports {
             let tallies = port.link.waiting_by_level.iter().chain([&port.link.held]);
-            flows += tallies.map(|tally| tally.flows as u64).sum::<u64>();
+            flows += tallies.map(|tally| tally.flows).sum::<u64>();
             bytes += port.link.in_flight_bytes;
         }
         format!("{:?}", snapshot.ports).hash(&mut self.digest);
@@ -265,12 +248,12 @@ impl VirtualWorld<'_> {
         self.oracle.blame(text);
     }
 
-    fn push(&mut self, at_ns: u64, event: Event) {
+    fn push(&mut self, at_ns: u64, event: WorldEvent) {
         self.number += 1;
         self.events.push(Reverse((at_ns, self.number, event)));
     }
 
-    pub(super) fn plan(&mut self, after_ns: u64, event: Event) {
+    pub(super) fn plan(&mut self, after_ns: u64, event: WorldEvent) {
         self.push(self.now_ns.saturating_add(after_ns), event);
     }
 
@@ -278,12 +261,12 @@ impl VirtualWorld<'_> {
         let plans = &mut self.processes[process].plans;
         plans[queue] += 1;
         let plan = plans[queue];
-        self.plan(after_ns, Event::Act { process, queue, plan });
+        self.plan(after_ns, WorldEvent::Act { process, queue, plan });
     }
 
     pub(super) fn step_in(&mut self, after_ns: u64) {
         self.step += 1;
-        self.plan(after_ns, Event::Step(self.step));
+        self.plan(after_ns, WorldEvent::Step(self.step));
     }
 
     /// Stops everything for a time: timers are late, and the wire and later faults move.
@@ -295,7 +278,7 @@ impl VirtualWorld<'_> {
         }
         let events = std::mem::take(&mut self.events).into_iter();
         let later = events.map(|Reverse((at_ns, number, event))| match event {
-            Event::Fault(_) | Event::Undo(_) | Event::Arrived { .. } => {
+            WorldEvent::Fault(_) | WorldEvent::Undo(_) | WorldEvent::Arrived { .. } => {
                 Reverse((at_ns + for_ns, number, event))
             }
             _ => Reverse((at_ns, number, event)),
@@ -328,44 +311,46 @@ impl VirtualWorld<'_> {
         Ok(true)
     }
 
-    fn happen(&mut self, event: Event) -> Result<(), LabError> {
+    fn happen(&mut self, event: WorldEvent) -> Result<(), LabError> {
         match event {
-            Event::Step(number) if number == self.step && self.stopped_ns.is_none() => self.step(),
-            Event::Step(_) => {}
-            Event::Serve => {
+            WorldEvent::Step(number) if number == self.step && self.stopped_ns.is_none() => {
+                self.step();
+            }
+            WorldEvent::Step(_) => {}
+            WorldEvent::Serve => {
                 if self.stopped_ns.is_none() {
                     self.host.serve()?;
                 }
                 let after_ns = self.rng.random_range(0..2 * SERVE_NS);
-                self.plan(after_ns, Event::Serve);
+                self.plan(after_ns, WorldEvent::Serve);
             }
-            Event::Coordinate => {
+            WorldEvent::Coordinate => {
                 self.coordinate();
                 let after_ns = self.rng.random_range(0..2 * COORDINATE_NS);
-                self.plan(after_ns, Event::Coordinate);
+                self.plan(after_ns, WorldEvent::Coordinate);
             }
-            Event::Act { process, queue, plan } => {
+            WorldEvent::Act { process, queue, plan } => {
                 if self.processes[process].plans.get(queue) == Some(&plan) {
                     self.act(process, queue);
                 }
             }
-            Event::Arrived { process, queue, number, bytes } => {
+            WorldEvent::Arrived { process, queue, number, bytes } => {
                 self.arrive(event, process, queue, (number, bytes));
             }
-            Event::Harm(process) => {
+            WorldEvent::Harm(process) => {
                 if self.processes[process].harm(&self.host.socket) {
-                    self.plan(HARM_NS, Event::Harm(process));
+                    self.plan(HARM_NS, WorldEvent::Harm(process));
                 }
             }
-            Event::Fault(index) => {
+            WorldEvent::Fault(index) => {
                 self.planned -= 1;
                 let fault = self.schedule.faults[index].clone();
                 *self.outcome.by_kind.entry(fault.kind.name()).or_default() += 1;
                 self.apply(&fault)?;
             }
-            Event::Undo(undo) => {
+            WorldEvent::Undo(end) => {
                 self.planned -= 1;
-                self.end_of(undo)?;
+                self.end_of(end)?;
             }
         }
         Ok(())
@@ -391,7 +376,7 @@ impl VirtualWorld<'_> {
                 // A scheduler without work waits for ever.
                 self.step += 1;
                 if limit.0 < 1 << 60 {
-                    self.plan(limit.0, Event::Step(self.step));
+                    self.plan(limit.0, WorldEvent::Step(self.step));
                 }
             }
             Some(NextStep::Stop) => self.blame("the scheduler stopped by itself"),
@@ -405,7 +390,7 @@ impl VirtualWorld<'_> {
         for process in 0..self.processes.len() {
             for queue in 0..self.processes[process].queues.len() {
                 let sleep = &mut self.processes[process].queues[queue].sleep;
-                if sleep.as_ref().is_some_and(|sleep| sleep.is_over()) {
+                if sleep.as_ref().is_some_and(Sleep::is_over) {
                     *sleep = None;
                     let after_ns = self.rng.random_range(2_000..40_000);
                     self.act_in(process, queue, after_ns);
@@ -426,7 +411,7 @@ impl VirtualWorld<'_> {
                 Done::Frame(frame) => self.tell(index, frame),
                 Done::Post { number, bytes, direction } => {
                     let at_ns = self.port.post(self.now_ns, direction, bytes);
-                    self.push(at_ns, Event::Arrived { process: index, queue, number, bytes });
+                    self.push(at_ns, WorldEvent::Arrived { process: index, queue, number, bytes });
                 }
             }
         }
@@ -451,7 +436,13 @@ impl VirtualWorld<'_> {
         }
     }
 
-    fn arrive(&mut self, event: Event, index: usize, queue: usize, (number, bytes): (u64, u64)) {
+    fn arrive(
+        &mut self,
+        event: WorldEvent,
+        index: usize,
+        queue: usize,
+        (number, bytes): (u64, u64),
+    ) {
         let process = &mut self.processes[index];
         if process.stopped {
             // The application sees it when it runs again.
@@ -497,7 +488,7 @@ impl VirtualWorld<'_> {
         let (index, number) = (self.processes.len(), self.processes.len() as u32);
         let (seed, socket) = (self.schedule.seed, &self.host.socket);
         self.processes.push(VirtualProcess::hostile(number, seed, socket, choice));
-        self.plan(0, Event::Harm(index));
+        self.plan(0, WorldEvent::Harm(index));
         index
     }
 }
