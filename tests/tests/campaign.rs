@@ -95,3 +95,23 @@ fn a_client_or_a_lane_that_is_left_behind_is_found() {
     is_found(folder().path(), ["leak", "client"], &["the daemon has 1 clients"], "0");
     is_found(folder().path(), ["leak_lane", "client"], &["lanes, not at most 3"], "0");
 }
+
+#[test]
+fn in_virtual_time_a_seed_gives_the_same_report_and_a_failure_its_replay() {
+    let folder = folder();
+    let arguments = ["--virtual", "--faults", "200", "--seed", "3"];
+    let [first, second] = [0; 2].map(|_| {
+        let report = campaign(folder.path(), &arguments).good().json();
+        ["events", "faults", "longest_stall_ms", "bytes_checked"].map(|name| report[name].clone())
+    });
+    assert_eq!(first, second);
+    let bug = ["--plant", "swap"];
+    let said = campaign(folder.path(), &[&arguments[..], &bug].concat());
+    assert_eq!(said.status.code(), Some(1), "{}", said.all());
+    let failure = said.json()["failures"][0].clone();
+    let file = failure[0].as_str().expect("a path");
+    let again = campaign(folder.path(), &[&["--replay", file], &bug[..]].concat());
+    assert_eq!(again.json()["failures"][0][1]["violations"], failure[1]["violations"]);
+    let honest = campaign(folder.path(), &["--replay", file]).good().json();
+    assert_eq!(honest["failures"], Value::Array(Vec::new()), "without the bug nothing is wrong");
+}

@@ -100,11 +100,11 @@ pub fn page(report: &Report) -> String {
         }),
     };
     format!(
-        "# A fault campaign\n\nThis page is the output of\n\n```sh\nlaxity lab faults {}--faults {} \
-         --seed {} --report docs/results/faults.md\n```\n\n[faults.md](../faults.md) says what is \
-         done and checked. The campaign did **{} faults** in {} rounds\nand {:.1} minutes. {} \
-         transfers completed. {} MiB were compared with the expected bytes. **{} rounds\nfailed**. \
-         The longest wait for a permit was {} ms.\n\n## What was found\n\n{}\n\n\
+        "# A fault campaign\n\nThis page is the output of\n\n```sh\nlaxity lab faults {}--faults \
+         {} --seed {} --report docs/results/faults.md\n```\n\n[faults.md](../faults.md) says \
+         what is done and checked. The campaign did **{} faults** in {} rounds\nand {:.1} \
+         minutes. {} transfers completed. {} MiB were compared with the expected bytes. **{} \
+         rounds\nfailed**. The longest wait for a permit was {} ms.\n\n## What was found\n\n{}\n\n\
          ## Faults\n\n{}\n## Paths\n\n{}",
         if report.in_virtual_time { "--virtual " } else { "" },
         report.faults,

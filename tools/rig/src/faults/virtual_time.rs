@@ -1,8 +1,9 @@
 //! Fault campaigns in virtual time: a daemon, its clients and a port in one thread, from a seed.
 //!
 //! The scheduler, its policies, the records in shared memory, the client library, registration and
-//! its packets are those of the product. Time, the port's wire and the processes are not: a queue of
-//! events replaces them. So a round takes milliseconds, and a seed gives the same events each time.
+//! its packets, and the coordinator's stream are those of the product. A queue of events replaces
+//! time, the port's wire and the processes. So a round is short, and a seed gives the same events
+//! each time.
 //!
 //! ```text
 //! world ─ next event ─▶ process: client library ─lane─▶ host: scheduler, one step

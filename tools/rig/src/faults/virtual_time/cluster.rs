@@ -186,7 +186,7 @@ impl VirtualCoordinator {
         None
     }
 
-    /// Delivers messages to the daemon, unless they are lost. The stream ends if the daemon ends it.
+    /// Delivers messages to the daemon, unless they are lost. The daemon may end the stream.
     fn hear(
         &mut self,
         now: Time,
