@@ -211,10 +211,11 @@ impl Driver {
                     true => 0,
                     false => client.state.waiting,
                 };
-                // Others of its domain wait for its bytes, or its domain holds more than its part
-                // while flows of other domains wait.
+                // Others of its domain wait for its bytes, or scavenged flows of other domains do,
+                // or its domain holds more than its part while flows of other domains wait.
                 let domain = client.state.domain;
-                let waits = waiting[usize::from(domain.0)] > own && !state.link.is_idle(domain);
+                let waits = waiting[usize::from(domain.0)] > own && !state.link.is_idle(domain)
+                    || state.link.keeps_scavengers_waiting(domain);
                 let keeps_domains = state.link.keeps_others_waiting(domain);
                 let keeps_others = on_wire.outstanding > 0 && (waits || keeps_domains);
                 let silent = keeps_others && on_wire.is_silent(now, |bytes| state.patience(bytes));

@@ -246,6 +246,19 @@ impl SharedLink {
             && self.shares.iter().enumerate().any(waits)
     }
 
+    /// Reports whether scavenged work of another domain waits behind work of this one in the levels,
+    /// which itself waits for bytes in flight. Both wait for ever if these never complete.
+    #[must_use]
+    pub fn keeps_scavengers_waiting(&self, domain: DomainId) -> bool {
+        let (at, link) = (self.at(domain), self.link(domain));
+        let waits = |(other, share): (usize, &Share)| {
+            other != at && share.scavenges(true) && share.link.waiting_flows() > 0
+        };
+        link.waits_in_levels()
+            && link.in_flight_bytes() > 0
+            && self.shares.iter().enumerate().any(waits)
+    }
+
     /// Reports whether flows of a domain wait while others have a part of the window.
     pub fn is_limited(&self, domain: DomainId) -> bool {
         self.link(domain).waiting_flows() > 0 && self.has_others(domain)

@@ -348,3 +348,23 @@ fn domains_beyond_the_last_number_share_it() {
     assert_eq!(link.link(DomainId(DOMAINS_MAX as u8 - 1)).waiting_flows(), 1);
     assert_eq!(link.waiting_flows(), 1);
 }
+
+#[test]
+fn work_in_the_levels_that_waits_for_completions_keeps_scavenged_work_of_others_waiting() {
+    let mut link = SharedLink::new(config()).expect("a valid configuration");
+    let (now, hostile) = (Time::ZERO, DomainId(1));
+    let arrives =
+        |flow, stage, bytes| Event::FlowArrived(FlowSpec::anonymous(FlowId(flow), stage, bytes));
+    link.handle(now, hostile, arrives(1, Stage::Collective, 64 * CHUNK));
+    while link.poll_action(now).is_some() {}
+    assert!(!link.keeps_scavengers_waiting(hostile), "nobody else waits");
+    link.handle(now, HONEST, arrives(2, Stage::Background, 64 * CHUNK));
+    while link.poll_action(now).is_some() {}
+    assert!(link.keeps_scavengers_waiting(hostile));
+    assert!(!link.keeps_scavengers_waiting(HONEST));
+    let bytes = link.link(hostile).in_flight_bytes();
+    link.handle(now, hostile, Event::BytesWrittenOff { flow: FlowId(1), bytes });
+    link.handle(now, hostile, Event::FlowHeld { flow: FlowId(1) });
+    assert!(!link.keeps_scavengers_waiting(hostile), "its flow is held");
+    assert!(link.poll_action(now).is_some(), "the scavenged work goes");
+}
