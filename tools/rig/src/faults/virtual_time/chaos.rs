@@ -48,6 +48,8 @@ impl VirtualWorld<'_> {
                 self.continue_daemon();
                 self.coordinator.daemon_ended(Time(self.now_ns));
                 self.host.kill();
+                // A daemon may die after a permit and before the wake-up.
+                self.forget_sleeps();
                 self.later(fault, FaultEnd::Launch);
             }
             FaultKind::DaemonStopped => {
@@ -182,6 +184,13 @@ impl VirtualWorld<'_> {
     pub(super) fn recover(&mut self) -> Result<(), LabError> {
         self.continue_daemon();
         self.launch()
+    }
+
+    /// Expects no wake-ups of threads that sleep now.
+    fn forget_sleeps(&mut self) {
+        for queue in self.processes.iter_mut().flat_map(|process| &mut process.queues) {
+            queue.sleep = None;
+        }
     }
 
     pub(super) fn launch(&mut self) -> Result<(), LabError> {

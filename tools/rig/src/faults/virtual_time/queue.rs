@@ -1,5 +1,7 @@
 //! A queue of transfers of a virtual process: a thread of an application, on one lane.
 
+use std::time::Duration;
+
 use laxity_client::{Client, Direction, Flow, Hint, Lane, Sleep, Stage, Ticket};
 use rand::{RngExt as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
@@ -19,6 +21,8 @@ const POLL_NS: u64 = 1_000;
 /// Waits that are shorter are not reported.
 const REPORTED_NS: u64 = 2_000_000;
 const TRANSFERS_PER_BATCH: u64 = 8;
+/// Longest sleep of which the scheduler knows nothing. No wake-up ends such a sleep.
+const UNANNOUNCED: Duration = Duration::from_millis(1);
 
 /// What a queue did.
 pub(super) enum Done {
@@ -28,7 +32,16 @@ pub(super) enum Done {
         number: u64,
         bytes: u64,
         direction: Direction,
+        bypassed: bool,
     },
+    Wrong(&'static str),
+}
+
+impl Done {
+    /// Reports whether the scheduler permitted bytes.
+    fn is_permit(&self) -> bool {
+        matches!(self, Self::Post { bypassed: false, .. })
+    }
 }
 
 /// How a queue uses the library.
@@ -132,10 +145,15 @@ impl VirtualQueue {
         (now_ns, starved_ns): (u64, u64),
         done: &mut Vec<Done>,
     ) -> Option<u64> {
-        if self.sleep.take().is_some() {
+        let mut unwoken = false;
+        if let Some(sleep) = self.sleep.take() {
+            unwoken = sleep.limit() > UNANNOUNCED && !sleep.is_over();
             self.lane.slept();
         }
         self.poll(now_ns, starved_ns, done);
+        if unwoken && done.iter().any(Done::is_permit) {
+            done.push(Done::Wrong("a permit came without a wake-up"));
+        }
         while self.may_submit(now_ns) {
             if !self.submit(client, (now_ns, starved_ns), done) {
                 return Some(now_ns + FULL_NS);
@@ -191,7 +209,8 @@ impl VirtualQueue {
                 if bytes > 0 {
                     let offset = open.posted;
                     done.push(Done::Frame(Frame::Sent { queue, number, offset, bytes }));
-                    done.push(Done::Post { number, bytes, direction: open.direction });
+                    let (direction, bypassed) = (open.direction, permit.bypassed);
+                    done.push(Done::Post { number, bytes, direction, bypassed });
                 }
                 open.posted += bytes;
                 if open.ticket.is_done() {

@@ -5,7 +5,7 @@ use std::path::Path;
 use super::play;
 use crate::faults::plant::Plant;
 use crate::faults::round::Outcome;
-use crate::faults::schedule::{FaultKind, Schedule};
+use crate::faults::schedule::{Fault, FaultKind, Schedule};
 use crate::faults::{Campaign, Failure, Player, Report, replay, run};
 
 fn campaign(seed: u64, faults: u64, plant: Option<Plant>, failures: &Path) -> Report {
@@ -62,4 +62,19 @@ fn each_planted_bug_is_found_and_found_again_by_a_replay() {
         let again = replay(&Player::VirtualTime(Some(plant)), path, read, 1).expect("a replay");
         assert_eq!(again.failures[0].1.violations, failure.violations, "{plant:?}");
     }
+}
+
+/// Clients that complete nothing of what they hold in the levels, while others have scavenged work
+/// only: without [`laxity_policy::SharedLink::keeps_scavengers_waiting`], others wait for 512 ms.
+#[test]
+fn a_liar_that_holds_its_part_does_not_keep_scavenged_flows_of_others_waiting() {
+    let lies = [
+        (277, 247, 11_702_522_002_090_630_172),
+        (738, 143, 7_736_580_345_591_588_044),
+        (994, 157, 11_942_499_609_960_555_167),
+    ];
+    let lie = |(at_ms, for_ms, choice)| Fault { at_ms, kind: FaultKind::Hostile, for_ms, choice };
+    let schedule = Schedule { seed: 3_466_111_755_378_735_320, faults: lies.map(lie).to_vec() };
+    let outcome = play(&schedule, None).expect("a round");
+    assert!(outcome.longest_stall_ms < 100, "{outcome:?}");
 }

@@ -409,7 +409,11 @@ impl VirtualWorld<'_> {
         for done in done {
             match done {
                 Done::Frame(frame) => self.tell(index, frame),
-                Done::Post { number, bytes, direction } => {
+                Done::Wrong(wrong) => {
+                    let path = path_of(self.processes[index].number);
+                    self.blame(format!("{path}, queue {queue}: {wrong}"));
+                }
+                Done::Post { number, bytes, direction, .. } => {
                     let at_ns = self.port.post(self.now_ns, direction, bytes);
                     self.push(at_ns, WorldEvent::Arrived { process: index, queue, number, bytes });
                 }
