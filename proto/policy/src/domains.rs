@@ -246,7 +246,7 @@ impl SharedLink {
             && self.shares.iter().enumerate().any(waits)
     }
 
-    /// Reports whether scavenged work of another domain waits behind work of this one in the levels,
+    /// Reports whether scavenged work of another domain waits for work of this one in the levels,
     /// which itself waits for bytes in flight. Both wait for ever if these never complete.
     #[must_use]
     pub fn keeps_scavengers_waiting(&self, domain: DomainId) -> bool {
