@@ -44,10 +44,13 @@ pub(super) struct Outcome {
     pub(super) longest_stall_ms: u64,
     /// Whether a worker was seen with the lanes of its queues.
     pub(super) saw_lanes: bool,
-    /// Events of a round in virtual time, and a digest of them.
+    /// Events of a round in virtual time.
     pub(super) events: u64,
+    /// A digest of these events.
+    #[cfg(feature = "virtual-time")]
     pub(super) digest: u64,
     /// Orders of the coordinator that daemons applied, in virtual time.
+    #[cfg(feature = "virtual-time")]
     pub(super) orders: u64,
 }
 
