@@ -3,6 +3,7 @@
 //! `ports/*/rate` of an RDMA device is in Gbit/s and `speed` of a network interface in Mbit/s
 //! (the kernel's Documentation/ABI/stable/sysfs-class-infiniband and testing/sysfs-class-net).
 
+use std::io;
 use std::path::Path;
 
 use crate::ports::{INTERFACES, RDMA_DEVICES, RdmaPort, names, rdma_ports, text};
@@ -34,6 +35,15 @@ pub fn nics(root: &Path) -> Vec<String> {
         is_nic && is_up && folder.join("master").symlink_metadata().is_err()
     };
     names(&interfaces).into_iter().filter(is_ours).collect()
+}
+
+/// Reports whether the kernel has an RDMA device or a network interface of this name, whatever the
+/// state of its link. If it can't be asked, it counts as having it.
+pub fn exists(root: &Path, name: &str) -> bool {
+    [RDMA_DEVICES, INTERFACES].iter().any(|folder| {
+        let entry = root.join(folder).join(name).symlink_metadata();
+        entry.map_or_else(|error| error.kind() != io::ErrorKind::NotFound, |_| true)
+    })
 }
 
 /// Returns the rate of an RDMA device or network interface, in bytes per second. It is unknown
@@ -115,6 +125,8 @@ mod tests {
         assert_eq!(rate("rxe0"), Some(3_125_000_000), "of the interface below");
         assert_eq!(rate("eth0"), Some(3_125_000_000));
         assert_eq!(rate("eth9"), None);
+        let known = ["mlx5_1", "eth0", "eth9"].map(|name| exists(host.path(), name));
+        assert_eq!(known, [true, true, false], "a link that is down is there");
     }
 
     #[test]
