@@ -1,8 +1,10 @@
 //! A coordinator learns of NICs that come and go while the daemon runs.
 
+use laxity_client::{Flow, Stage};
+
 use crate::fake::{Fake, Peer};
 use crate::support::host::FakeHost;
-use crate::support::until;
+use crate::support::{flow, send, until};
 use crate::{cluster, in_force, lines, pruning};
 
 fn names(peer: &Peer) -> Vec<&str> {
@@ -29,4 +31,9 @@ fn a_daemon_with_another_nic_greets_the_coordinator_again_and_keeps_its_order() 
     until("it is connected", || cluster(&daemon).connected);
     let after = cluster(&daemon);
     assert_eq!((after.failures, after.order.as_str()), (0, "cluster"), "nothing failed");
+
+    // The link of the new NIC has the order that the others had before.
+    let mut lane = daemon.client("engine").lane();
+    let pruned = Flow { nic: 1, batch: 7, request: 70, ..flow(Stage::P2d, 1000) };
+    assert_eq!(send(&mut lane, &pruned)[0].level, laxity_policy::Level::SCAVENGER.0);
 }
