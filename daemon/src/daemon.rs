@@ -225,8 +225,7 @@ impl Daemon {
     pub async fn run(self) -> Result<(), DaemonError> {
         let Signals { mut terminate, mut interrupt, hangup } = self.signals;
         let service = Arc::clone(&self.service);
-        let in_force = Arc::clone(&self.config);
-        let _nics = treatments::watch(in_force, self.mailbox.clone(), move || {
+        let _nics = treatments::watch(Arc::clone(&self.config), self.mailbox.clone(), move || {
             service.follow_nics(Path::new("/"));
         })?;
         let _residuals = residual::watch(Arc::clone(&self.config), self.mailbox.clone())?;
