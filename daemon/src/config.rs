@@ -32,6 +32,7 @@ use crate::domains::TrustScope;
 pub use laxity_shm::layout::Mode;
 
 pub use self::coordinator::CoordinatorConfig;
+pub use self::discover::DiscoveredNics;
 pub use self::error::{ConfigError, FILE_DEFAULT};
 pub use self::rate::{ALL_DEVICES, NicRate};
 pub use self::residual::{ResidualConfig, ResidualMode};
@@ -85,10 +86,9 @@ pub struct Config {
     pub coordinator: CoordinatorConfig,
     /// The NICs. Clients use the index in this list as the number of a NIC.
     pub nic: Vec<NicConfig>,
-    /// The NICs of the host at the last look that found any, if the file names none. `nic` then
-    /// follows what the kernel has.
+    /// What was discovered, if the file names no NIC. `nic` then follows what the kernel has.
     #[serde(skip)]
-    pub discovered: Option<Vec<String>>,
+    pub discovered: Option<DiscoveredNics>,
     /// Keys of the file that only older releases knew.
     #[serde(skip)]
     pub retired: Vec<String>,

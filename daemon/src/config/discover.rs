@@ -13,6 +13,15 @@ use super::{Config, NICS_MAX, NicConfig};
 /// The slowest likely rate of a NIC, in bytes per second: 10 Mbit/s.
 const LIKELY_MIN: u64 = 1_250_000;
 
+/// The NICs of the host at the last look that found any.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DiscoveredNics {
+    names: Vec<String>,
+    /// Whether they are RDMA devices. Then their network interfaces are no NICs, even while the
+    /// driver of the RDMA devices is reloaded.
+    are_rdma: bool,
+}
+
 impl NicConfig {
     /// Returns a warning if nothing runs at this rate, or nobody knows it.
     pub(super) fn warn_of_rate(&self, index: usize) -> Option<String> {
@@ -39,7 +48,7 @@ impl Config {
     /// Names the NICs of the host below `root`, if the file names none.
     pub(super) fn discover(&mut self, root: &Path) {
         if self.nic == Self::default().nic {
-            self.discovered = Some(Vec::new());
+            self.discovered = Some(DiscoveredNics::default());
             self.find_nics(root);
         }
     }
@@ -51,11 +60,15 @@ impl Config {
     /// interface of an RDMA device. So the NIC that was alone then gets its own name, at its index.
     pub(crate) fn find_nics(&mut self, root: &Path) {
         let Some(before) = self.discovered.clone() else { return };
-        let found = laxity_nic::nics(root);
+        let mut found = laxity_nic::nics(root);
+        let are_rdma = found.iter().any(|name| laxity_nic::is_rdma(root, name));
+        if before.are_rdma && !are_rdma {
+            found.clear();
+        }
         let mut all_devices = None;
         if self.nic.len() == 1
             && found.len() > 1
-            && let Some(first) = before.iter().chain(&found).find(|name| found.contains(name))
+            && let Some(first) = before.names.iter().chain(&found).find(|name| found.contains(name))
         {
             self.nic[0].name.clone_from(first);
             all_devices = Some(NicConfig::new(ALL_DEVICES));
@@ -68,11 +81,14 @@ impl Config {
             }
         }
         self.nic.extend(all_devices);
-        let latest = if found.is_empty() { before } else { found };
+        let latest = match found.is_empty() {
+            true => before,
+            false => DiscoveredNics { names: found, are_rdma },
+        };
         let is_gone = |name: &String| !laxity_nic::exists(root, name);
         for nic in &mut self.nic {
             nic.absent = match nic.name.as_str() {
-                ALL_DEVICES => !latest.is_empty() && latest.iter().all(is_gone),
+                ALL_DEVICES => !latest.names.is_empty() && latest.names.iter().all(is_gone),
                 _ => is_gone(&nic.name),
             };
         }
@@ -215,6 +231,17 @@ mod tests {
         assert_eq!(look(&mut none, host.path(), &[]), "default", "there never was any");
         assert_eq!(look(&mut none, host.path(), &["rxe0"]), "default");
         assert_eq!(look(&mut none, host.path(), &[]), "(default)");
+        for interface in ["eth0", "eth1"] {
+            let folder = host.path().join("sys/class/net").join(interface);
+            fs::create_dir_all(folder.join("device")).expect("created");
+            fs::write(folder.join("operstate"), "up").expect("written");
+        }
+        assert_eq!(look(&mut none, host.path(), &[]), "(default)", "RDMA comes back");
+        assert_eq!(look(&mut none, host.path(), &["rxe0", "rxe1"]), "rxe0 rxe1 default");
+        let mut early = Config::default();
+        fs::remove_dir_all(host.path().join("sys/class/infiniband")).expect("removed");
+        early.discover(host.path());
+        assert_eq!(look(&mut early, host.path(), &["rxe0"]), "eth0 eth1 default rxe0");
     }
 
     #[test]

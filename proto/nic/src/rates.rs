@@ -46,6 +46,11 @@ pub fn exists(root: &Path, name: &str) -> bool {
     })
 }
 
+/// Reports whether the kernel has an RDMA device of this name.
+pub fn is_rdma(root: &Path, name: &str) -> bool {
+    root.join(RDMA_DEVICES).join(name).exists()
+}
+
 /// Returns the rate of an RDMA device or network interface, in bytes per second. It is unknown
 /// while no port is active, and for most virtual interfaces.
 pub fn rate(root: &Path, name: &str) -> Option<u64> {
