@@ -32,7 +32,6 @@ use crate::domains::TrustScope;
 pub use laxity_shm::layout::Mode;
 
 pub use self::coordinator::CoordinatorConfig;
-pub use self::discover::DiscoveredNics;
 pub use self::error::{ConfigError, FILE_DEFAULT};
 pub use self::rate::{ALL_DEVICES, NicRate};
 pub use self::residual::{ResidualConfig, ResidualMode};
@@ -92,6 +91,15 @@ pub struct Config {
     /// Keys of the file that only older releases knew.
     #[serde(skip)]
     pub retired: Vec<String>,
+}
+
+/// The NICs of the host at the last look that found any.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DiscoveredNics {
+    names: Vec<String>,
+    /// Whether they are RDMA devices. Then their network interfaces are no NICs, even while the
+    /// driver of the RDMA devices is reloaded.
+    are_rdma: bool,
 }
 
 /// Settings of the scheduler thread, of client memory and of client limits.

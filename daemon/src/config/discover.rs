@@ -8,19 +8,10 @@ use std::path::Path;
 use laxity_quantity::Rate;
 
 use super::rate::{ALL_DEVICES, NicRate, RateOrigin};
-use super::{Config, NICS_MAX, NicConfig};
+use super::{Config, DiscoveredNics, NICS_MAX, NicConfig};
 
 /// The slowest likely rate of a NIC, in bytes per second: 10 Mbit/s.
 const LIKELY_MIN: u64 = 1_250_000;
-
-/// The NICs of the host at the last look that found any.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct DiscoveredNics {
-    names: Vec<String>,
-    /// Whether they are RDMA devices. Then their network interfaces are no NICs, even while the
-    /// driver of the RDMA devices is reloaded.
-    are_rdma: bool,
-}
 
 impl NicConfig {
     /// Returns a warning if nothing runs at this rate, or nobody knows it.
