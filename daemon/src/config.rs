@@ -14,6 +14,7 @@ mod rate;
 mod reload;
 mod residual;
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -97,6 +98,9 @@ pub struct Config {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DiscoveredNics {
     names: Vec<String>,
+    /// The bus devices of all NICs that were ever found. While one has a driver, its NIC is not
+    /// gone, but has moved to the network namespace of a pod.
+    bus_devices: BTreeMap<String, PathBuf>,
     /// Whether they are RDMA devices. Then their network interfaces are no NICs, even while the
     /// driver of the RDMA devices is reloaded.
     are_rdma: bool,

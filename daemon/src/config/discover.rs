@@ -72,11 +72,17 @@ impl Config {
             }
         }
         self.nic.extend(all_devices);
-        let latest = match found.is_empty() {
-            true => before,
-            false => DiscoveredNics { names: found, are_rdma },
+        let mut latest = before;
+        let bus_device = |name: &String| Some((name.clone(), laxity_nic::bus_device(root, name)?));
+        latest.bus_devices.extend(found.iter().filter_map(bus_device));
+        if !found.is_empty() {
+            (latest.names, latest.are_rdma) = (found, are_rdma);
+        }
+        let is_gone = |name: &String| {
+            let device = latest.bus_devices.get(name);
+            let has_driver = device.is_some_and(|device| device.join("driver").exists());
+            !has_driver && !laxity_nic::exists(root, name)
         };
-        let is_gone = |name: &String| !laxity_nic::exists(root, name);
         for nic in &mut self.nic {
             nic.absent = match nic.name.as_str() {
                 ALL_DEVICES => !latest.names.is_empty() && latest.names.iter().all(is_gone),
@@ -210,6 +216,20 @@ mod tests {
         let many: Vec<String> = (0..2 * NICS_MAX).map(|index| format!("many{index}")).collect();
         look(&many.iter().map(String::as_str).collect::<Vec<_>>());
         assert_eq!(config.nic.len(), NICS_MAX);
+    }
+
+    #[test]
+    fn a_nic_that_moves_to_the_network_namespace_of_a_pod_is_not_gone() {
+        let host = host(&[("mlx5_0", 100), ("mlx5_1", 100)]);
+        let driver = host.path().join("sys/devices/pci0/0000:03:00.2/driver");
+        fs::create_dir_all(&driver).expect("created");
+        let device = host.path().join("sys/class/infiniband/mlx5_0/device");
+        let function = driver.parent().expect("a folder");
+        std::os::unix::fs::symlink(function, device).expect("linked");
+        let mut config = on(host.path(), "");
+        assert_eq!(look(&mut config, host.path(), &[]), "mlx5_0 (mlx5_1) default");
+        fs::remove_dir(driver).expect("removed");
+        assert_eq!(look(&mut config, host.path(), &[]), "(mlx5_0) (mlx5_1) (default)");
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! (the kernel's Documentation/ABI/stable/sysfs-class-infiniband and testing/sysfs-class-net).
 
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::ports::{INTERFACES, RDMA_DEVICES, RdmaPort, names, rdma_ports, text};
 
@@ -44,6 +44,13 @@ pub fn exists(root: &Path, name: &str) -> bool {
         let entry = root.join(folder).join(name).symlink_metadata();
         entry.map_or_else(|error| error.kind() != io::ErrorKind::NotFound, |_| true)
     })
+}
+
+/// Returns the directory of the bus device, such as a PCI function, that has an RDMA device or a
+/// network interface of this name. It stays when the latter moves to another network namespace.
+pub fn bus_device(root: &Path, name: &str) -> Option<PathBuf> {
+    let device = |folder| root.join(folder).join(name).join("device").canonicalize().ok();
+    [RDMA_DEVICES, INTERFACES].into_iter().find_map(device)
 }
 
 /// Reports whether the kernel has an RDMA device of this name.
