@@ -110,7 +110,7 @@ pub struct ClientState {
     /// When the client last completed bytes.
     pub completed: Time,
     /// The client's bytes in flight on each port.
-    pub ports: Box<[OnWire]>,
+    pub ports: Vec<OnWire>,
     /// Whether the client was ever in mode `observe`, so that observed records may still arrive.
     pub may_observe: bool,
     pub lanes: ClientLanes,
@@ -243,7 +243,7 @@ impl AttachedClient {
                 distrusted: false,
                 suspected: false,
                 completed: Time::ZERO,
-                ports: vec![OnWire::default(); ports].into(),
+                ports: vec![OnWire::default(); ports],
                 may_observe: false,
                 lanes: ClientLanes { lanes: Vec::new(), slots },
                 waiting: 0,

@@ -14,9 +14,12 @@ mod rate;
 mod reload;
 mod residual;
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 
+use arc_swap::ArcSwap;
 use laxity_listen::LogFormat;
 use laxity_listen::page::WebConfig;
 use laxity_policy::config::Granularity;
@@ -36,6 +39,9 @@ pub use self::residual::{ResidualConfig, ResidualMode};
 
 /// Maximum number of NICs. A record has one byte for the NIC, and clients index tables by it.
 pub const NICS_MAX: usize = 64;
+
+/// The configuration in force, for those that follow it.
+pub type ConfigInForce = Arc<ArcSwap<Config>>;
 
 /// The daemon's configuration.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -80,9 +86,24 @@ pub struct Config {
     pub coordinator: CoordinatorConfig,
     /// The NICs. Clients use the index in this list as the number of a NIC.
     pub nic: Vec<NicConfig>,
+    /// What was discovered, if the file names no NIC. `nic` then follows what the kernel has.
+    #[serde(skip)]
+    pub discovered: Option<DiscoveredNics>,
     /// Keys of the file that only older releases knew.
     #[serde(skip)]
     pub retired: Vec<String>,
+}
+
+/// The NICs of the host at the last look that found any.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DiscoveredNics {
+    names: Vec<String>,
+    /// The bus devices of all NICs that were ever found. While one has a driver, its NIC is not
+    /// gone, but has moved to the network namespace of a pod.
+    bus_devices: BTreeMap<String, PathBuf>,
+    /// Whether they are RDMA devices. Then their network interfaces are no NICs, even while the
+    /// driver of the RDMA devices is reloaded.
+    are_rdma: bool,
 }
 
 /// Settings of the scheduler thread, of client memory and of client limits.
@@ -210,9 +231,25 @@ pub struct NicConfig {
     /// Addresses of the NIC for other hosts. Default: the kernel's, or all for the name `default`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub addresses: Vec<std::net::IpAddr>,
+    /// Whether the NIC was discovered, and the kernel does not have it now.
+    #[serde(skip)]
+    pub absent: bool,
 }
 
 impl NicConfig {
+    /// Makes a NIC whose settings are the defaults.
+    fn new(name: &str) -> Self {
+        Self {
+            name: name.to_owned(),
+            rate: NicRate::AUTO,
+            chunk: None,
+            window: None,
+            peer_window: None,
+            addresses: Vec::new(),
+            absent: false,
+        }
+    }
+
     /// Returns the configured or default chunk, in bytes.
     pub fn chunk_bytes(&self) -> u64 {
         self.chunk.map_or_else(
@@ -254,14 +291,8 @@ impl Default for Config {
             residual: ResidualConfig::default(),
             web: WebConfig::default(),
             coordinator: CoordinatorConfig::default(),
-            nic: vec![NicConfig {
-                name: "default".into(),
-                rate: NicRate::AUTO,
-                chunk: None,
-                window: None,
-                peer_window: None,
-                addresses: Vec::new(),
-            }],
+            nic: vec![NicConfig::new(ALL_DEVICES)],
+            discovered: None,
             retired: Vec::new(),
         }
     }

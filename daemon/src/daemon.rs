@@ -20,7 +20,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{oneshot, watch};
 use tracing::{debug, error, info, warn};
 
-use crate::config::Config;
+use crate::config::{Config, ConfigInForce};
 use crate::coordinator::addresses::own_host;
 use crate::coordinator::exchange::CoordinatorExchange;
 use crate::coordinator::stream::StreamTask;
@@ -67,7 +67,7 @@ impl From<io::Error> for DaemonError {
 /// A daemon that has bound its sockets and does not serve yet.
 #[derive(Debug)]
 pub struct Daemon {
-    config: Arc<Config>,
+    config: ConfigInForce,
     client_room: usize,
     service: Arc<Service>,
     mailbox: Mailbox,
@@ -160,7 +160,8 @@ impl Daemon {
         let signals = Signals::handle()?;
         let room = descriptors::room_for_clients(config.web.address().is_some())
             .map_err(DaemonError::Descriptors)?;
-        let config = Arc::new(config);
+        let in_force = config.into_force();
+        let config = in_force.load_full();
         let (mailbox, inbox) = mailbox().map_err(io::Error::from)?;
         let snapshot_slot = Arc::new(SnapshotSlot::new().map_err(io::Error::from)?);
         let exchange = exchange(&config).map(Arc::new);
@@ -191,14 +192,14 @@ impl Daemon {
         let web = web.map(|address| HttpEndpoint::bind("pages", "web.listen", address));
         let (snapshots, seen) = watch::channel(None);
         let scheduler = SchedulerHandle { mailbox: mailbox.clone(), snapshots: seen, exchange };
-        let attendant = StreamTask::new(&config, &scheduler);
-        let config_in_force = Arc::clone(&config);
-        let service = Arc::new(Service::new(config_in_force, source, set_log, scheduler, room));
+        let attendant = StreamTask::new(&in_force, &scheduler);
+        let service = Service::new(Arc::clone(&in_force), source, set_log, scheduler, room);
+        let service = Arc::new(service);
         if service.is_bypassed() {
             mailbox.send(SchedulerCommand::Bypass(true));
         }
         Ok(Self {
-            config,
+            config: in_force,
             client_room: room,
             service,
             mailbox,
@@ -223,14 +224,14 @@ impl Daemon {
     pub async fn run(self) -> Result<(), DaemonError> {
         let Signals { mut terminate, mut interrupt, hangup } = self.signals;
         let service = Arc::clone(&self.service);
-        let _nics = treatments::watch(self.config.nic.clone(), self.mailbox.clone(), move || {
-            service.follow_rates(Path::new("/"));
+        let _nics = treatments::watch(Arc::clone(&self.config), self.mailbox.clone(), move || {
+            service.follow_nics(Path::new("/"));
         })?;
-        let _residuals = residual::watch(&self.config, self.mailbox.clone())?;
+        let _residuals = residual::watch(Arc::clone(&self.config), self.mailbox.clone())?;
         let (scheduler, died) = start(self.driver)?;
         let metrics = HttpEndpoint::served(self.exporter.as_ref().map(|(_, endpoint)| endpoint))?;
         let page = HttpEndpoint::served(self.web.as_ref())?;
-        let config = self.config;
+        let config = self.config.load_full();
         let mut tasks = vec![
             tokio::spawn(publish(
                 Arc::clone(&self.snapshot_slot),

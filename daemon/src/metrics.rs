@@ -69,6 +69,8 @@ metrics! {
             |p| p.link.in_flight_bytes;
         Gauge laxity_port_load_ratio "Load that precedes the lowest level (rho), 0 to 1"
             |p| p.link.rho;
+        Gauge laxity_port_present "1, or 0 while the host does not have the NIC"
+            |p| u64::from(!p.is_absent);
         Gauge laxity_port_rate_bytes_per_second "Configured rate of the port" |p| p.rate;
         Gauge laxity_port_rate_in_force_bytes_per_second
             "Rate that is left for scheduled traffic" |p| p.rate_in_force;
@@ -208,7 +210,7 @@ metrics! {
         Counter laxity_bypassed_bytes_total "Bytes known to have gone out unscheduled"
             |s| s.all_clients.bypassed_bytes;
         Counter laxity_unknown_nic_flows_total
-            "Flows of NICs that the configuration does not have, permitted unscheduled"
+            "Flows of NICs that the daemon does not have, permitted unscheduled"
             |s| s.all_clients.unknown_nic_flows;
         Counter laxity_garbage_records_total "Records of clients that made no sense"
             |s| s.all_clients.garbage_records;

@@ -16,7 +16,7 @@ use laxity_policy::residual::{Capacity, PortRate, Reading, Residual};
 use laxity_shm::sleep::now_ns;
 use tracing::{info, warn};
 
-use crate::config::{Config, ResidualConfig, ResidualMode};
+use crate::config::{ConfigInForce, NicConfig, ResidualConfig, ResidualMode};
 use crate::mailbox::{ANSWER_MAX, Mailbox, SchedulerCommand};
 use crate::stats::{PortResidual, PortUse};
 
@@ -33,13 +33,13 @@ const QUIET_SHARE: u64 = 256;
 ///
 /// # Errors
 /// There is no room for a thread.
-pub(crate) fn watch(config: &Config, mailbox: Mailbox) -> io::Result<mpsc::Sender<()>> {
+pub(crate) fn watch(config: ConfigInForce, mailbox: Mailbox) -> io::Result<mpsc::Sender<()>> {
     let (alive, ended) = mpsc::channel();
-    let names: Vec<String> = config.nic.iter().map(|nic| nic.name.clone()).collect();
-    let mut watch = Watch::new("/".into(), &names, config.residual, mailbox);
+    let mut watch = Watch::new("/".into(), config.load().residual, mailbox);
     std::thread::Builder::new().name("counters".into()).spawn(move || {
         let mut pause = Duration::ZERO;
         while ended.recv_timeout(pause) == Err(RecvTimeoutError::Timeout) {
+            watch.follow(&config.load().nic);
             match watch.look(Time(now_ns())) {
                 Some(next) => pause = next,
                 None => return,
@@ -126,9 +126,19 @@ struct Watch {
 }
 
 impl Watch {
-    fn new(root: PathBuf, names: &[String], config: ResidualConfig, mailbox: Mailbox) -> Self {
-        let nics = names.iter().map(|name| WatchedNic::new(name)).collect();
-        Self { root, mailbox, config, nics, uses: Vec::new(), sent: Vec::new() }
+    fn new(root: PathBuf, config: ResidualConfig, mailbox: Mailbox) -> Self {
+        Self { root, mailbox, config, nics: Vec::new(), uses: Vec::new(), sent: Vec::new() }
+    }
+
+    /// Watches NICs that were added, and those that got another name, which count anew.
+    fn follow(&mut self, nics: &[NicConfig]) {
+        for (index, nic) in nics.iter().enumerate() {
+            match self.nics.get_mut(index) {
+                Some(watched) if watched.name == nic.name => {}
+                Some(watched) => *watched = WatchedNic::new(&nic.name),
+                None => self.nics.push(WatchedNic::new(&nic.name)),
+            }
+        }
     }
 
     /// Reads all counters and tells the scheduler. Returns when to look again, or `None` if the

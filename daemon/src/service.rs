@@ -1,6 +1,7 @@
 //! The service behind operators and registrations: the configuration in force, the attached clients
 //! and the way to the scheduler. It runs on the tokio thread.
 
+mod nics;
 pub mod trace;
 
 use std::collections::BTreeMap;
@@ -20,7 +21,7 @@ use tokio::sync::{oneshot, watch};
 use tracing::{info, warn};
 
 use crate::clients::ClientId;
-use crate::config::{Config, ConfigError, FILE_DEFAULT, Mode};
+use crate::config::{Config, ConfigError, ConfigInForce, FILE_DEFAULT, Mode};
 use crate::coordinator::exchange::CoordinatorExchange;
 use crate::mailbox::{ANSWER_MAX, Mailbox, SchedulerCommand};
 use crate::places::{ClientSlots, NoFreeSlot};
@@ -67,12 +68,13 @@ pub struct Service {
     /// the daemon. It is beside the control socket, where no file survives a reboot.
     marker: PathBuf,
     state: Mutex<ServiceState>,
+    /// The configuration in force. It changes only while `state` is locked.
+    config: ConfigInForce,
     traces: Traces,
 }
 
 #[derive(Debug)]
 struct ServiceState {
-    config: Arc<Config>,
     bypass: bool,
     places: ClientSlots,
     /// The memory of each client, so that a bypass works even if the scheduler hangs.
@@ -89,13 +91,13 @@ impl Service {
     /// Makes a service in front of the scheduler, for at most `client_room` clients whatever the
     /// configuration allows.
     pub fn new(
-        config: Arc<Config>,
+        config: ConfigInForce,
         source: Source,
         set_log: SetLog,
         scheduler: SchedulerHandle,
         client_room: usize,
     ) -> Self {
-        let mut marker = config.control.as_os_str().to_owned();
+        let mut marker = config.load().control.as_os_str().to_owned();
         marker.push(".bypass");
         let marker = PathBuf::from(marker);
         let bypass = marker.symlink_metadata().is_ok();
@@ -107,11 +109,11 @@ impl Service {
             reading: Arc::default(),
             marker,
             state: Mutex::new(ServiceState {
-                config,
                 bypass,
                 places: ClientSlots::new(client_room),
                 regions: BTreeMap::new(),
             }),
+            config,
             traces: Traces::new(scheduler.mailbox.clone()),
             scheduler,
         }
@@ -122,7 +124,7 @@ impl Service {
     }
 
     pub fn config(&self) -> Arc<Config> {
-        Arc::clone(&self.state.lock().config)
+        self.config.load_full()
     }
 
     pub fn exchange(&self) -> Option<&CoordinatorExchange> {
@@ -139,9 +141,7 @@ impl Service {
     /// # Errors
     /// There is no place. The caller refuses the client.
     pub fn admit(&self, uid: u32) -> Result<ClientId, NoFreeSlot> {
-        let mut state = self.state.lock();
-        let config = Arc::clone(&state.config);
-        state.places.take(uid, &config.scheduler)
+        self.state.lock().places.take(uid, &self.config.load().scheduler)
     }
 
     /// Stores the memory of an admitted client.
@@ -267,34 +267,18 @@ impl Service {
         Ok(format!("the mode is {} until the next reload or restart", mode.name()))
     }
 
-    /// Reads the rates that the configuration leaves to the kernel, and applies those that changed.
-    pub(crate) fn follow_rates(&self, root: &Path) {
-        let before = self.config();
-        let mut read = Config::clone(&before);
-        // A driver may take long to answer, so the lock is not held.
-        if !read.read_rates(root) {
-            return;
-        }
-        for (nic, _) in read.nic.iter().zip(&before.nic).filter(|(nic, before)| nic != before) {
-            info!(nic = nic.name, bytes_per_s = nic.rate.bytes_per_s, "the rate of a NIC changed");
-        }
-        self.change(|config| {
-            for (nic, read) in config.nic.iter_mut().zip(read.nic) {
-                if nic.name == read.name && nic.rate.is_auto() {
-                    nic.rate = read.rate;
-                }
-            }
-        });
+    fn change(&self, change: impl FnOnce(&mut Config)) {
+        let _state = self.state.lock();
+        let mut config = Config::clone(&self.config());
+        change(&mut config);
+        self.put_in_force(Arc::new(config));
     }
 
-    fn change(&self, change: impl FnOnce(&mut Config)) {
-        let mut state = self.state.lock();
-        let mut config = Config::clone(&state.config);
-        change(&mut config);
-        state.config = Arc::new(config);
-        let config = Arc::clone(&state.config);
-        drop(state);
-        self.send(SchedulerCommand::Configure(config));
+    /// Puts `config` in force, while `state` is locked. The scheduler has the command before others
+    /// see the configuration, so it knows all NICs that they may ask it about.
+    fn put_in_force(&self, config: Arc<Config>) {
+        self.send(SchedulerCommand::Configure(Arc::clone(&config)));
+        self.config.store(config);
     }
 
     /// Reads the configuration again and returns the changed keys that need a restart. Dropping the
@@ -343,12 +327,12 @@ impl Service {
 
     /// Applies the reloadable keys of `file` and returns the others that changed.
     fn take(&self, file: &Config, warnings: &[String]) -> Vec<&'static str> {
-        let mut state = self.state.lock();
-        let running = Arc::clone(&state.config);
+        let state = self.state.lock();
+        let running = self.config();
         let needs_restart = file.needs_restart(&running);
         let effective = Arc::new(file.reloaded_over(&running));
         let changed = effective != running;
-        state.config = Arc::clone(&effective);
+        self.put_in_force(Arc::clone(&effective));
         drop(state);
         (self.set_log)(&effective.log);
         info!(
@@ -361,7 +345,6 @@ impl Service {
         for key in &needs_restart {
             warn!(key, "changed in the configuration; takes effect after a restart only");
         }
-        self.send(SchedulerCommand::Configure(effective));
         needs_restart
     }
 }

@@ -194,6 +194,8 @@ pub struct PortSnapshot {
     pub name: Arc<str>,
     /// The direction: `egress` or `ingress`.
     pub direction: &'static str,
+    /// Whether the kernel does not have the NIC now.
+    pub is_absent: bool,
     /// The configured rate in bytes per second.
     pub rate: u64,
     pub rate_in_force: u64,

@@ -157,6 +157,7 @@ fn port(snapshot: &Snapshot, port: &PortSnapshot) -> PortStatus {
         nic: port.nic,
         name: port.name.to_string(),
         direction: port.direction.to_owned(),
+        absent: port.is_absent,
         rate_bytes_per_s: port.rate,
         rate_in_force_bytes_per_s: port.rate_in_force,
         counters: port.residual.map(|it| it.source.to_owned()),

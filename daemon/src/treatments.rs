@@ -1,5 +1,5 @@
 //! Watches which DSCPs the host's NICs treat alike, for clients that mark their traffic
-//! ([`laxity_shm::marking`]), and the rates of NICs.
+//! ([`laxity_shm::marking`]). The same thread looks for changes of NICs.
 //!
 //! A driver may take long to answer, so a thread of its own asks. It asks again every
 //! [`READ_EVERY`], because tools such as `mlnx_qos` often set PFC after the daemon's start.
@@ -13,26 +13,26 @@ use laxity_nic::RdmaPort;
 use laxity_shm::marking::Treatments;
 use tracing::info;
 
-use crate::config::{ALL_DEVICES, NicConfig};
+use crate::config::{ALL_DEVICES, ConfigInForce, NicConfig};
 use crate::mailbox::{Mailbox, SchedulerCommand};
 
 const READ_EVERY: Duration = Duration::from_secs(5);
 
 /// Starts a watch, which sends each reading that differs from the one before. The first is sent
 /// before the return, so that the scheduler knows it before its first client. The watch ends when
-/// the returned end of a channel is dropped. After each later reading it calls `then`.
+/// the returned end of a channel is dropped. Before each later reading it calls `follow_nics`.
 ///
 /// # Errors
 /// There is no room for a thread.
 pub(crate) fn watch(
-    nics: Vec<NicConfig>,
+    config: ConfigInForce,
     mailbox: Mailbox,
-    then: impl Fn() + Send + 'static,
+    follow_nics: impl Fn() + Send + 'static,
 ) -> io::Result<mpsc::Sender<()>> {
     let (alive, ended) = mpsc::channel();
     let mut last = Treatments::UNKNOWN;
     let mut read = move || {
-        let read = of_host(Path::new("/"), &nics);
+        let read = of_host(Path::new("/"), &config.load().nic);
         if read == last {
             return true;
         }
@@ -42,8 +42,11 @@ pub(crate) fn watch(
     };
     read();
     std::thread::Builder::new().name("nics".into()).spawn(move || {
-        while ended.recv_timeout(READ_EVERY) == Err(RecvTimeoutError::Timeout) && read() {
-            then();
+        while ended.recv_timeout(READ_EVERY) == Err(RecvTimeoutError::Timeout) {
+            follow_nics();
+            if !read() {
+                return;
+            }
         }
     })?;
     Ok(alive)

@@ -81,7 +81,7 @@ impl Config {
         if sets.is_empty() {
             return Ok(self);
         }
-        let retired = self.retired.clone();
+        let before = self.clone();
         let mut config = self;
         for assignment in sets {
             let fail =
@@ -103,7 +103,9 @@ impl Config {
             })?;
             config.check().map_err(|e| fail(format!("{}: {}", e.key, e.problem)))?;
         }
-        Ok(Self { retired, ..config })
+        // Assignments to NICs configure them.
+        let discovered = before.discovered.filter(|_| config.nic == before.nic);
+        Ok(Self { retired: before.retired, discovered, ..config })
     }
 
     /// Returns a file that gives this configuration when read. Keys without a value are comments

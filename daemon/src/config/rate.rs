@@ -33,6 +33,12 @@ impl NicRate {
     /// `"auto"`, before the kernel was asked.
     pub const AUTO: Self = Self { bytes_per_s: ASSUMED, origin: RateOrigin::Open };
 
+    /// Reports whether anybody said the rate, so that it is not just assumed.
+    #[must_use]
+    pub fn is_known(self) -> bool {
+        matches!(self.origin, RateOrigin::File | RateOrigin::Kernel)
+    }
+
     /// Reports whether the kernel decides.
     #[must_use]
     pub fn is_auto(self) -> bool {

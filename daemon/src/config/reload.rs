@@ -1,9 +1,16 @@
 //! The keys that a reload changes, and those that need a restart: what is bound, mapped or counted
 //! by name at the start.
 
-use super::{AccessConfig, Config, CoordinatorConfig, NicConfig, SchedulerConfig};
+use arc_swap::ArcSwap;
+
+use super::{AccessConfig, Config, ConfigInForce, CoordinatorConfig, NicConfig, SchedulerConfig};
 
 impl Config {
+    /// Puts this configuration in force, for those that follow it.
+    pub fn into_force(self) -> ConfigInForce {
+        ConfigInForce::new(ArcSwap::from_pointee(self))
+    }
+
     /// Returns the keys that differ from `running` and need a restart.
     pub fn needs_restart(&self, running: &Self) -> Vec<&'static str> {
         let mut keys = Vec::new();
@@ -25,7 +32,7 @@ impl Config {
             ..config.coordinator.clone()
         };
         differs("coordinator (all but order_age_limit)", dialled(self) != dialled(running));
-        differs("nic (names, addresses and their number)", !self.has_nics_of(running));
+        differs("nic (names, addresses and their number)", !self.keeps_nics_of(running));
         keys
     }
 
@@ -34,9 +41,22 @@ impl Config {
         self.nic.iter().map(what).eq(other.nic.iter().map(what))
     }
 
+    /// Reports whether this configuration has all NICs of `running`, or leaves them to discovery
+    /// as `running` does.
+    fn keeps_nics_of(&self, running: &Self) -> bool {
+        self.is_discovered_like(running) || self.has_nics_of(running)
+    }
+
+    const fn is_discovered_like(&self, running: &Self) -> bool {
+        self.discovered.is_some() && running.discovered.is_some()
+    }
+
     /// Returns the configuration after a reload: this one, with `running`'s values of keys that
     /// need a restart.
     pub fn reloaded_over(&self, running: &Self) -> Self {
+        // NICs that were discovered keep their order, which may differ from that of a new start.
+        let is_own = self.has_nics_of(running) && !self.is_discovered_like(running);
+        let nics = if is_own { self } else { running };
         Self {
             socket: running.socket.clone(),
             control: running.control.clone(),
@@ -53,7 +73,8 @@ impl Config {
                 order_age_limit: self.coordinator.order_age_limit,
                 ..running.coordinator.clone()
             },
-            nic: if self.has_nics_of(running) { self.nic.clone() } else { running.nic.clone() },
+            nic: nics.nic.clone(),
+            discovered: nics.discovered.clone(),
             ..self.clone()
         }
     }

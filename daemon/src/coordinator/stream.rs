@@ -28,7 +28,7 @@ use super::backoff::Backoff;
 use super::exchange::CoordinatorExchange;
 use super::stream_state::{CAPABILITIES, StreamState};
 use super::{addresses, channel};
-use crate::config::{Config, CoordinatorConfig, NicConfig};
+use crate::config::{ConfigInForce, CoordinatorConfig, NicConfig};
 use crate::mailbox::Mailbox;
 use crate::service::SchedulerHandle;
 use crate::stats::Snapshot;
@@ -46,6 +46,9 @@ const TEXT_MAX: usize = 300;
 pub struct StreamTask {
     config: CoordinatorConfig,
     host: String,
+    /// The configuration in force, for its NICs. A change of `config` needs a restart.
+    in_force: ConfigInForce,
+    /// The NICs of the last Hello.
     nics: Vec<NicConfig>,
     instance: u64,
     exchange: Arc<CoordinatorExchange>,
@@ -91,13 +94,14 @@ fn shortened(text: &str) -> String {
 }
 
 impl StreamTask {
-    /// Makes the task for the coordinator that `config` names, if it names one.
-    pub fn new(config: &Config, scheduler: &SchedulerHandle) -> Option<Self> {
+    /// Makes the task for the coordinator that the configuration names, if it names one.
+    pub fn new(in_force: &ConfigInForce, scheduler: &SchedulerHandle) -> Option<Self> {
         let exchange = scheduler.exchange.clone()?;
         Some(Self {
-            config: config.coordinator.clone(),
+            config: in_force.load().coordinator.clone(),
             host: exchange.view().host,
-            nics: config.nic.clone(),
+            in_force: Arc::clone(in_force),
+            nics: in_force.load().nic.clone(),
             instance: random(),
             exchange,
             mailbox: scheduler.mailbox.clone(),
@@ -118,6 +122,11 @@ impl StreamTask {
             let connects = self.exchange.view().connects;
             let ended = self.once(&url).await;
             self.exchange.end(&self.mailbox);
+            if self.have_nics_changed() {
+                info!(coordinator = %url, "connects again, because the NICs of this host changed");
+                elsewhere = Some(url);
+                continue;
+            }
             let is_there = self.exchange.view().connects > connects;
             self.exchange.update_view(|view| {
                 view.connected = false;
@@ -147,6 +156,7 @@ impl StreamTask {
     }
 
     async fn once(&mut self, url: &str) -> StreamEnd {
+        self.nics.clone_from(&self.in_force.load().nic);
         let channel = match channel::connect(url, &self.config).await {
             Ok(channel) => channel,
             Err(problem) => return StreamEnd::because(problem),
@@ -232,6 +242,13 @@ impl StreamTask {
         Ok(StreamState::new(now, welcome))
     }
 
+    /// Reports whether the NICs differ from those of the last Hello. Another rate is reported with
+    /// the load of its port. A NIC whose rate was unknown may have had no address.
+    fn have_nics_changed(&self) -> bool {
+        let key = |nic: &NicConfig| (nic.name.clone(), nic.absent, nic.rate.is_known());
+        !self.in_force.load().nic.iter().map(key).eq(self.nics.iter().map(key))
+    }
+
     /// Returns the first message of a stream.
     pub fn hello(&self) -> Hello {
         Hello {
@@ -298,6 +315,9 @@ impl StreamTask {
     ) -> Result<Goodbye, String> {
         let exchange = Arc::clone(&self.exchange);
         loop {
+            if self.have_nics_changed() {
+                return Err("the NICs of this host changed".into());
+            }
             let (silent_at, beat_at) = (instant(stream.silent_at()), instant(stream.beat_at()));
             let pending =
                 stream.has_letters() || exchange.has_report() || now() >= stream.beat_at();

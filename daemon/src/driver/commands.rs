@@ -10,8 +10,8 @@ use laxity_shm::sleep::current_cpu;
 use nix::unistd::{SysconfVar, sysconf};
 use tracing::{debug, warn};
 
-use super::Driver;
-use super::ports::DriverPort;
+use super::ports::{self, DriverPort};
+use super::{Driver, on_wire::OnWire};
 use crate::clients::{AttachedClient, ClientId, Identity, Leaving, PendingClient};
 use crate::config::{Config, Mode};
 use crate::domains::Domain;
@@ -102,13 +102,8 @@ impl Driver {
             // The client is still served, since sleeps are bounded.
             warn!(%error, client = %client.state.identity.name, "cannot watch a client's eventfd");
         }
+        self.describe(&client);
         let header = client.served.header();
-        header.set_dscp(&self.config.dscp_of_region());
-        header.set_dscp_of_stages(self.config.dscp_of_stages(self.intake.credit.level));
-        header.set_sl_of_stages(self.config.sl_of_stages(self.intake.credit.level));
-        header.set_marking(self.config.marking, &self.treatments);
-        header.set_nics(self.config.nic.iter().map(|nic| nic.name.as_str()));
-        header.set_credit_class(self.intake.credit.stages(), self.intake.credit.level.0);
         header.set_daemon_cpu(current_cpu());
         header.beat(now.0);
         client.served.set_doorbell(self.order.doorbells());
@@ -119,6 +114,18 @@ impl Driver {
         self.divide_flows(domain);
         self.order.add(index as u32);
         self.spin.active = now;
+    }
+
+    /// Tells a client what it needs of the configuration.
+    fn describe(&self, client: &AttachedClient) {
+        let header = client.served.header();
+        let (config, level) = (&self.config, self.intake.credit.level);
+        header.set_dscp(&config.dscp_of_region());
+        header.set_dscp_of_stages(config.dscp_of_stages(level));
+        header.set_sl_of_stages(config.sl_of_stages(level));
+        header.set_marking(config.marking, &self.treatments);
+        header.set_nics(config.nic.iter().map(|nic| nic.name.as_str()));
+        header.set_credit_class(self.intake.credit.stages(), level.0);
     }
 
     /// Counts a client into its trust domain and returns the domain's number.
@@ -189,12 +196,12 @@ impl Driver {
 
     pub(super) fn configure(&mut self, config: &Arc<Config>) -> Result<(), InvalidConfig> {
         let now = self.intake.now;
-        for (index, port) in self.intake.ports.iter_mut().enumerate() {
-            if let Some(nic) = config.nic.get(index / 2) {
-                port.configure(now, config.link(nic))?;
-            }
-        }
+        let known = self.intake.ports.len();
+        ports::configure(&mut self.intake.ports, now, config)?;
         self.intake.hints.configure(now, config)?;
+        if self.intake.ports.len() > known {
+            self.intake.hints.give_order_again();
+        }
         self.follow(config);
         self.config = Arc::clone(config);
         self.intake.trust.timeout = Span(config.tuning.completion_timeout.0);
@@ -206,17 +213,16 @@ impl Driver {
         if let Some(port) = self.intake.ports.first() {
             self.intake.credit.level = port.link.link(DomainId::default()).credit_level(now);
         }
-        let stages = self.intake.credit.stages();
         for domain in self.domains.numbers() {
             self.divide_flows(domain);
         }
-        for client in self.clients.iter_mut().flatten() {
-            let header = client.served.header();
-            header.set_dscp(&config.dscp_of_region());
-            header.set_dscp_of_stages(config.dscp_of_stages(self.intake.credit.level));
-            header.set_sl_of_stages(config.sl_of_stages(self.intake.credit.level));
-            header.set_marking(config.marking, &self.treatments);
-            header.set_credit_class(stages, self.intake.credit.level.0);
+        for (index, client) in self.clients.iter_mut().enumerate() {
+            let Some(client) = client else { continue };
+            client.state.ports.resize(self.intake.ports.len(), OnWire::default());
+            self.intake.release_absent(index as u32, client);
+        }
+        for client in self.clients.iter().flatten() {
+            self.describe(client);
         }
         self.apply_modes(false);
         Ok(())

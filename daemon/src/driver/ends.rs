@@ -109,10 +109,11 @@ impl Intake {
         state.counters.cancelled_flows += 1;
         state.flows -= usize::from(flows.remove(seq));
         if owed {
-            // Owed bytes that will not complete are a loss.
-            let window = self.ports[usize::from(index)].window_bytes();
-            let timeout = self.trust.timeout;
-            state.lost.add(now, outstanding, window, timeout);
+            // Owed bytes that will not complete are a loss, unless their NIC is gone.
+            let port = &self.ports[usize::from(index)];
+            if !port.is_absent {
+                state.lost.add(now, outstanding, port.window_bytes(), self.trust.timeout);
+            }
             self.paid(id, state, index, stage, outstanding);
         }
         self.trace.note(now, TracedEvent::Cancelled(id.0));

@@ -155,6 +155,14 @@ impl Hints {
         }
     }
 
+    /// Gives each domain's order to the links again, because a new link has none.
+    pub fn give_order_again(&mut self) {
+        for domain in &mut self.domains {
+            domain.changed = true;
+            (domain.given.sigma, domain.given.pruned) = Default::default();
+        }
+    }
+
     /// Joins the cluster of the coordinator behind `exchange`.
     pub fn attend(&mut self, exchange: Arc<CoordinatorExchange>, config: &Config) {
         self.cluster = ClusterState::new(exchange, REQUEST_PORT as u32, config);

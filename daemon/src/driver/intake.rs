@@ -1,7 +1,8 @@
 //! Submitted flows: from shared memory into the links, and permits back.
 //!
 //! Every field of a record is untrusted. A flow with an unknown NIC is counted and goes out
-//! unscheduled, so that an honest client with a wrong configuration still works.
+//! unscheduled, so that an honest client with a wrong configuration still works. So does a flow of
+//! a NIC that is gone.
 //! A record that does not decode releases its client ([`crate::driver`]). [`super::ends`] ends
 //! flows, and [`super::serve`] permits those that wait.
 
@@ -85,6 +86,11 @@ impl Intake {
     }
 
     #[inline(always)]
+    fn is_absent(&self, port: u16) -> bool {
+        self.ports[usize::from(port)].is_absent
+    }
+
+    #[inline(always)]
     fn spec(&mut self, from: &RecordOrigin<'_>, at: SlotRef, flow: &record::Flow) -> FlowSpec {
         let (mut batch, mut layer) = (BatchId(flow.batch), Layer(flow.layer));
         let hints = self.hints.of(from.state.domain);
@@ -116,7 +122,7 @@ impl Intake {
     #[inline]
     pub(super) fn submit(&mut self, from: &mut RecordOrigin<'_>, at: SlotRef, flow: &record::Flow) {
         let room = from.state.flows < from.state.room;
-        let Some(index) = self.port(flow).filter(|_| room) else {
+        let Some(index) = self.port(flow).filter(|&index| room && !self.is_absent(index)) else {
             return self.bypass_flow(from, at, flow, room);
         };
         let spec = self.spec(from, at, flow);
@@ -277,8 +283,8 @@ impl Intake {
         from.state.lanes.at(from.lane).flows.insert(flow);
     }
 
-    /// Sends a flow unscheduled, because its client has too many flows or its NIC is not
-    /// configured.
+    /// Sends a flow unscheduled, because its client has too many flows, or its NIC is not
+    /// configured or gone.
     #[cold]
     fn bypass_flow(
         &mut self,
@@ -307,6 +313,7 @@ impl Intake {
         let spec = self.spec(from, at, flow);
         let (now, domain) = (self.now, from.state.domain);
         let is_quiet = self.credit.is_idle() && spec.whole && spec.stage != Stage::Collective;
+        let is_scheduled = room && !self.is_absent(index);
         self.quiet += u64::from(is_quiet);
         let port = &mut self.ports[usize::from(index)];
         port.credit.take_back(flow.bytes);
@@ -315,14 +322,14 @@ impl Intake {
             Stage::Collective => self.credit.level,
             _ => port.link.link(domain).level_alone(now, &spec),
         };
-        if room {
+        if is_scheduled {
             port.link.add_in_flight(now, domain, (spec.stage, spec.peer), level, spec.bytes);
             port.dirty = true;
         }
         if self.credit.is_given {
             port.refill(now, from, index, &spec);
         }
-        if !room {
+        if !is_scheduled {
             return unscheduled(from.state, flow, room);
         }
         let counted = &mut port.counters.stages[spec.stage.index()];
@@ -343,7 +350,7 @@ impl Intake {
         flow: &record::Flow,
     ) {
         let room = from.state.flows < from.state.room;
-        let Some(index) = self.port(flow).filter(|_| room) else {
+        let Some(index) = self.port(flow).filter(|&index| room && !self.is_absent(index)) else {
             return unscheduled(from.state, flow, room);
         };
         let spec = self.spec(from, at, flow);

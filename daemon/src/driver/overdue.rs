@@ -88,11 +88,26 @@ impl Intake {
     /// Takes a client that is no longer scheduled out of the links, so that its waiting flows go
     /// out. Flows that are fully permitted stay until completion, unless the mode is `off`.
     pub fn release_flows(&mut self, index: u32, client: &mut AttachedClient) {
+        let off = client.mode == Mode::Off;
+        self.release_those(index, client, |flow| off || flow.waits());
+    }
+
+    /// Takes a client's flows out of the links of NICs that are gone. Those that wait go out, and
+    /// nothing can complete the others.
+    pub fn release_absent(&mut self, index: u32, client: &mut AttachedClient) {
+        let absent: Vec<bool> = self.ports.iter().map(|port| port.is_absent).collect();
+        self.release_those(index, client, |flow| absent[usize::from(flow.port())]);
+    }
+
+    fn release_those(
+        &mut self,
+        index: u32,
+        client: &mut AttachedClient,
+        wanted: impl Fn(&FlowState) -> bool,
+    ) {
         for lane in 0..client.state.lanes.count() {
-            let off = client.mode == Mode::Off;
-            let wanted = |flow: &&FlowState| off || flow.waits();
-            let flows = &client.state.lanes.at(lane).flows;
-            let mut seqs: Vec<u64> = flows.iter().filter(wanted).map(|flow| flow.seq).collect();
+            let flows = client.state.lanes.at(lane).flows.iter().filter(|flow| wanted(flow));
+            let mut seqs: Vec<u64> = flows.map(|flow| flow.seq).collect();
             seqs.sort_unstable();
             for seq in seqs {
                 self.bypass_rest(index, client, lane, seq);

@@ -8,7 +8,7 @@ use laxity_policy::{DomainId, Event, FlowSpec, LinkConfig, Permit, SharedLink, S
 use super::credit::{PortCredit, alone_bytes};
 use super::shadow_link::ShadowLink;
 use crate::clients::{AttachedClient, RecordOrigin};
-use crate::config::Config;
+use crate::config::{ALL_DEVICES, Config};
 use crate::stats::{PortCounters, PortResidual, PortSnapshot, PortUse};
 
 /// A port. Egress has an even index, ingress an odd one.
@@ -31,6 +31,8 @@ pub struct DriverPort {
     configured: (u64, u64),
     /// What others leave of the port, if its NIC counts bytes.
     pub residual: Option<PortResidual>,
+    /// Whether the kernel does not have the NIC now. Its flows go out unscheduled.
+    pub is_absent: bool,
     nic: u8,
     name: Arc<str>,
     direction: &'static str,
@@ -48,16 +50,37 @@ const fn is_anonymous(spec: &FlowSpec) -> bool {
     spec.whole && spec.batch.0 == 0 && spec.request.0 == 0 && spec.deadline.0 == Time::NEVER.0
 }
 
-/// Makes the ports of a configuration.
-pub fn ports(config: &Config) -> Result<Vec<DriverPort>, InvalidConfig> {
-    let mut ports = Vec::new();
-    for (index, nic) in config.nic.iter().enumerate() {
+/// Applies `config` to its ports: those in `ports`, and those of NICs that were added.
+///
+/// # Errors
+/// A field is out of range. The old configuration stays in force.
+pub fn configure(
+    ports: &mut Vec<DriverPort>,
+    now: Time,
+    config: &Config,
+) -> Result<(), InvalidConfig> {
+    let mut counted = [PortCounters::default(), PortCounters::default()];
+    for (at, port) in ports.iter_mut().enumerate() {
+        let Some(nic) = config.nic.get(at / 2) else { break };
+        port.configure(now, config.link(nic))?;
+        port.is_absent = nic.absent;
+        // A NIC that `default` stood for has its own name now. What was counted stays `default`'s.
+        if *port.name != *nic.name {
+            port.name = nic.name.as_str().into();
+            core::mem::swap(&mut port.counters, &mut counted[at % 2]);
+        }
+    }
+    for (index, nic) in config.nic.iter().enumerate().skip(ports.len() / 2) {
         let name: Arc<str> = nic.name.as_str().into();
-        for direction in ["egress", "ingress"] {
+        for (side, direction) in ["egress", "ingress"].into_iter().enumerate() {
+            let counters = match &*name {
+                ALL_DEVICES => core::mem::take(&mut counted[side]),
+                _ => PortCounters::default(),
+            };
             ports.push(DriverPort {
                 link: SharedLink::new(config.link(nic))?,
                 shadow: None,
-                counters: PortCounters::default(),
+                counters,
                 dirty: false,
                 due: Time::NEVER,
                 credit: PortCredit::default(),
@@ -66,13 +89,14 @@ pub fn ports(config: &Config) -> Result<Vec<DriverPort>, InvalidConfig> {
                 shared: None,
                 configured: (nic.rate.bytes_per_s, nic.window_bytes()),
                 residual: None,
+                is_absent: nic.absent,
                 nic: index as u8,
                 name: Arc::clone(&name),
                 direction,
             });
         }
     }
-    Ok(ports)
+    Ok(())
 }
 
 impl DriverPort {
@@ -89,11 +113,7 @@ impl DriverPort {
         self.link.config().window_bytes
     }
 
-    /// Applies a new configuration.
-    ///
-    /// # Errors
-    /// A field is out of range. The old configuration stays in force.
-    pub fn configure(&mut self, now: Time, config: LinkConfig) -> Result<(), InvalidConfig> {
+    fn configure(&mut self, now: Time, config: LinkConfig) -> Result<(), InvalidConfig> {
         self.dirty = true;
         let (rate, window_bytes) = self.configured;
         if (LinkConfig { rate, window_bytes, ..self.link.config().clone() }) != config {
@@ -211,8 +231,9 @@ impl DriverPort {
     #[inline]
     pub fn refill(&mut self, now: Time, from: &mut RecordOrigin<'_>, index: u16, spec: &FlowSpec) {
         let at = usize::from(index);
-        if from.state.room == 0 || from.state.ports[at].is_held() {
-            // The client is unscheduled or its flows are held, and credit would let it send.
+        if from.state.room == 0 || from.state.ports[at].is_held() || self.is_absent {
+            // The client is unscheduled or its flows are held, and credit would let it send. Or it
+            // would spend credit on a NIC that is gone.
         } else if spec.stage == Stage::Collective {
             self.refill_collectives(now, from, at);
         } else if spec.whole {
@@ -258,7 +279,10 @@ impl DriverPort {
             }
             fed = true;
             state.lanes.at(lane).lacks_credit[index] = false;
-            let feeds = !state.released && state.room > 0 && !state.ports[index].is_held();
+            let feeds = !state.released
+                && !self.is_absent
+                && state.room > 0
+                && !state.ports[index].is_held();
             if let Some(consumer) = served.consumer(lane).filter(|_| feeds) {
                 let mut from = RecordOrigin { client, state, lane, consumer };
                 self.refill_collectives(now, &mut from, index);
@@ -280,6 +304,7 @@ impl DriverPort {
             residual: self.residual,
             window_bytes: config.window_bytes,
             levels: config.levels,
+            is_absent: self.is_absent,
             link: self.link.snapshot(),
             counters: self.counters.clone(),
             would: self.shadow.as_mut().map(|shadow| shadow.minutes(now)).unwrap_or_default(),

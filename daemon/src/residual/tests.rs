@@ -20,10 +20,20 @@ impl Host {
     fn new(nic: &str) -> Self {
         let root = tempfile::tempdir().expect("a folder");
         let (mailbox, inbox) = mailbox().expect("descriptors");
-        let watch = Watch::new(root.path().into(), &[nic.to_owned()], FOLLOW, mailbox);
-        let host = Self { root, inbox, watch, at_ms: 1, sent: 0 };
+        let watch = Watch::new(root.path().into(), FOLLOW, mailbox);
+        let mut host = Self { root, inbox, watch, at_ms: 1, sent: 0 };
         fs::create_dir_all(host.root.path().join("proc/net")).expect("created");
+        host.follow(&[nic]);
         host
+    }
+
+    fn follow(&mut self, names: &[&str]) {
+        let nic = |name: &&str| {
+            let mut nic = crate::config::Config::default().nic.remove(0);
+            nic.name = (*name).to_owned();
+            nic
+        };
+        self.watch.follow(&names.iter().map(nic).collect::<Vec<_>>());
     }
 
     /// Lets 20 ms pass, in which `bytes` leave. Returns the pause and what the scheduler was told.
@@ -32,6 +42,7 @@ impl Host {
         self.at_ms += 20;
         let row = format!("eth0: 0 0 0 0 0 0 0 0 {} 0 0 0 0 0 0 0\n", self.sent);
         fs::write(self.root.path().join("proc/net/dev"), row).expect("written");
+        let watched = self.watch.nics.len();
         let (watch, inbox, at) = (&mut self.watch, &self.inbox, Time(self.at_ms * 1_000_000));
         std::thread::scope(|scope| {
             let looks = scope.spawn(|| watch.look(at));
@@ -41,7 +52,8 @@ impl Host {
                     let SchedulerCommand::Residual { residuals, usage } = command else { continue };
                     told = Some(residuals);
                     let port = PortUse { rate: RATE, ..PortUse::default() };
-                    usage.send((config, vec![port; 2])).expect("the watch waits");
+                    let ports = 2 * watched;
+                    usage.send((config, vec![port; ports])).expect("the watch waits");
                 }
                 std::thread::yield_now();
             }
@@ -79,6 +91,21 @@ fn the_scheduler_is_told_what_others_leave_and_is_left_alone_while_nothing_passe
         }
     }
     panic!("no rest after six seconds");
+}
+
+#[test]
+fn a_nic_that_was_added_is_watched_and_one_with_another_name_counts_anew() {
+    let mut host = Host::new("default");
+    assert!(host.step(0, FOLLOW).1.is_none(), "there are no counters");
+    host.follow(&["eth1", "eth0", "default"]);
+    let mut told = None;
+    for _ in 0..100 {
+        told = host.step(RATE / 100, FOLLOW).1.or(told);
+    }
+    let counted: Vec<bool> = told.expect("told").iter().map(Option::is_some).collect();
+    assert_eq!(counted, [false, false, true, true, false, false]);
+    host.follow(&["eth0", "default"]);
+    assert!(host.watch.nics[..2].iter().all(|nic| nic.source.is_none()), "other NICs");
 }
 
 #[test]

@@ -46,12 +46,15 @@ function problems({ status }) {
         "Restart it, and report this with ", code("laxity support-bundle"), ".");
     }
     if (client.unknown_nic_flows) {
-      say("warn", `${name} sent ${count(client.unknown_nic_flows, "flow")} by NICs that are not configured, unscheduled.`,
+      say("warn", `${name} sent ${count(client.unknown_nic_flows, "flow")} by NICs that the daemon does not have, unscheduled.`,
         code("laxity doctor"), " names them.");
     }
     if (client.library_is_older) say("warn", `${name} has an older library, ${client.library}.`, "Restart it with this release.");
   }
   for (const port of status.ports) {
+    if (port.absent && port.direction === "egress") {
+      say("warn", `The host has no ${port.name} now.`, "Its flows go unscheduled until it returns.");
+    }
     if (port.counters_stale) {
       say("warn", `The counters of ${port.name} ${port.direction} stand still.`, "Traffic of others is not seen there.");
     }

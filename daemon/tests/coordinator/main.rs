@@ -4,6 +4,7 @@
 
 mod fake;
 mod fetches;
+mod nics;
 mod real;
 #[path = "../support/mod.rs"]
 mod support;
@@ -30,11 +31,16 @@ pub(crate) fn attending(endpoint: &str, host: &str, age_limit_ms: u64) -> Laxity
 
 /// Starts a daemon like [`attending`], with the NICs of the configuration `nics`.
 fn attending_on(endpoint: &str, host: &str, age_limit_ms: u64, nics: &str) -> Laxityd {
-    Laxityd::start(&format!(
+    Laxityd::start(&(lines(endpoint, host, age_limit_ms) + nics))
+}
+
+/// Returns the configuration of a daemon like that of [`attending`], without NICs.
+pub(crate) fn lines(endpoint: &str, host: &str, age_limit_ms: u64) -> String {
+    format!(
         "[coordinator]\nendpoint = \"{endpoint}\"\nhost = \"{host}\"\n\
          order_age_limit = \"{age_limit_ms}ms\"\nbackoff_min = \"10ms\"\nbackoff_max \
-         = \"50ms\"\n{nics}"
-    ))
+         = \"50ms\"\n"
+    )
 }
 
 fn of(fake: &Fake, age_limit_ms: u64) -> Laxityd {

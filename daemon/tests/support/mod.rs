@@ -2,6 +2,8 @@
 
 #![allow(dead_code, reason = "each test binary uses a part")]
 
+pub(crate) mod host;
+
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -26,6 +28,9 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
 /// Longest wait for expected events. It is long because test machines are busy.
 pub(crate) const SOON: Duration = Duration::from_secs(20);
+
+/// How a shell starts the program that its arguments name, in its place.
+pub(crate) const EXEC: &str = "exec \"$0\" \"$@\"";
 
 /// A configuration with one NIC and a small window (4 chunks of 64 KiB), so that flows wait.
 pub(crate) const SMALL: &str = r#"
@@ -163,11 +168,21 @@ pub(crate) fn until(what: &str, mut holds: impl FnMut() -> bool) {
 impl Laxityd {
     /// Starts a daemon with the given lines at the head of its configuration.
     pub(crate) fn start(lines: &str) -> Self {
-        Self::start_within(lines, None)
+        Self::start_by(lines, &[])
     }
 
     /// Starts a daemon with these lines and a limit of open files.
     pub(crate) fn start_within(lines: &str, descriptors: Option<u32>) -> Self {
+        match descriptors {
+            None => Self::start(lines),
+            Some(limit) => {
+                Self::start_by(lines, &["sh", "-c", &format!("ulimit -n {limit}; {EXEC}")])
+            }
+        }
+    }
+
+    /// Starts a daemon with these lines by a command whose shell ends with [`EXEC`], if not empty.
+    pub(crate) fn start_by(lines: &str, command: &[&str]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let config = format!(
             "socket = {:?}\ncontrol = {:?}\nmetrics = \"127.0.0.1:0\"\nlog = \"debug\"\n{lines}\n",
@@ -175,25 +190,18 @@ impl Laxityd {
             folder.path().join("control.sock"),
         );
         std::fs::write(folder.path().join("laxityd.toml"), config).unwrap();
-        Self::spawn(Arc::new(folder), descriptors)
+        Self::spawn(Arc::new(folder), command)
     }
 
     /// Starts another daemon in the same folder, once the first has ended.
     pub(crate) fn again(&self) -> Self {
-        Self::spawn(Arc::clone(&self.folder), None)
+        Self::spawn(Arc::clone(&self.folder), &[])
     }
 
-    fn spawn(folder: Arc<tempfile::TempDir>, descriptors: Option<u32>) -> Self {
-        let program = env!("CARGO_BIN_EXE_laxityd");
-        let mut command = match descriptors {
-            None => Command::new(program),
-            Some(limit) => {
-                let mut shell = Command::new("sh");
-                let script = format!("ulimit -n {limit}; exec \"$0\" \"$@\"");
-                shell.args(["-c", &script, program]);
-                shell
-            }
-        };
+    fn spawn(folder: Arc<tempfile::TempDir>, command: &[&str]) -> Self {
+        let words = [command, &[env!("CARGO_BIN_EXE_laxityd")]].concat();
+        let mut command = Command::new(words[0]);
+        command.args(&words[1..]);
         let mut child = command
             .arg("--config")
             .arg(folder.path().join("laxityd.toml"))

@@ -3,7 +3,8 @@
 //! `ports/*/rate` of an RDMA device is in Gbit/s and `speed` of a network interface in Mbit/s
 //! (the kernel's Documentation/ABI/stable/sysfs-class-infiniband and testing/sysfs-class-net).
 
-use std::path::Path;
+use std::io;
+use std::path::{Path, PathBuf};
 
 use crate::ports::{INTERFACES, RDMA_DEVICES, RdmaPort, names, rdma_ports, text};
 
@@ -34,6 +35,27 @@ pub fn nics(root: &Path) -> Vec<String> {
         is_nic && is_up && folder.join("master").symlink_metadata().is_err()
     };
     names(&interfaces).into_iter().filter(is_ours).collect()
+}
+
+/// Reports whether the kernel has an RDMA device or a network interface of this name, whatever the
+/// state of its link. If it can't be asked, it counts as having it.
+pub fn exists(root: &Path, name: &str) -> bool {
+    [RDMA_DEVICES, INTERFACES].iter().any(|folder| {
+        let entry = root.join(folder).join(name).symlink_metadata();
+        entry.map_or_else(|error| error.kind() != io::ErrorKind::NotFound, |_| true)
+    })
+}
+
+/// Returns the directory of the bus device, such as a PCI function, that has an RDMA device or a
+/// network interface of this name. It stays when the latter moves to another network namespace.
+pub fn bus_device(root: &Path, name: &str) -> Option<PathBuf> {
+    let device = |folder| root.join(folder).join(name).join("device").canonicalize().ok();
+    [RDMA_DEVICES, INTERFACES].into_iter().find_map(device)
+}
+
+/// Reports whether the kernel has an RDMA device of this name.
+pub fn is_rdma(root: &Path, name: &str) -> bool {
+    root.join(RDMA_DEVICES).join(name).exists()
 }
 
 /// Returns the rate of an RDMA device or network interface, in bytes per second. It is unknown
@@ -115,6 +137,8 @@ mod tests {
         assert_eq!(rate("rxe0"), Some(3_125_000_000), "of the interface below");
         assert_eq!(rate("eth0"), Some(3_125_000_000));
         assert_eq!(rate("eth9"), None);
+        let known = ["mlx5_1", "eth0", "eth9"].map(|name| exists(host.path(), name));
+        assert_eq!(known, [true, true, false], "a link that is down is there");
     }
 
     #[test]

@@ -52,7 +52,7 @@
 //!
 //! Levels express the same order on the wire: collectives have `P_2`, as under `mfs`, and the rest
 //! go by slack in steps of the threshold base, the first at [`SLACK_PERIODS`] promotion periods.
-//! Nothing has `P_1`, unless there are two levels: then collectives have it.
+//! Only KV reuse can have `P_1` (see below), unless there are two levels: then collectives have it.
 //!
 //! A flow that goes in one piece and exceeds the window has the first of these levels at once. Its
 //! piece takes long, and can't be promoted any more on its way. Otherwise several such pieces of
@@ -74,7 +74,8 @@
 //! * within [`BLOCKING_LAYERS`] layers it has the level of collectives: its batch waits for it now;
 //! * within [`NEAR_LAYERS`] layers it has a level of its own, `P_3`. The last stage begins at
 //!   `P_4`: it delays one request, and a block that is late stalls a batch;
-//! * the latter has the level of collectives, too, while KV reuse is late (`link/late.rs`).
+//! * the latter has the level of collectives, too, while KV reuse is late. If that is not enough,
+//!   both have `P_1` (`link/late.rs`).
 //!
 //! Earlier, all near KV reuse had the level of collectives. That made all-to-alls 1 to 3 % longer.
 //! Past the knee, this costs more than earlier blocks gain. docs/notes/never-below.md has the
@@ -118,7 +119,7 @@ const SLACK_PERIODS: u64 = 4;
 const BLOCKING_LAYERS: u32 = 1;
 
 /// Largest RLI at which KV reuse is above the last stage on the wire.
-const NEAR_LAYERS: u32 = 8;
+pub(crate) const NEAR_LAYERS: u32 = 8;
 
 /// Reports whether KV reuse with this RLI has a level that lateness decides.
 pub(crate) fn needed_soon(rli: u32) -> bool {
@@ -222,7 +223,8 @@ impl Laxity {
         let known = batch != NULL_BATCH && port.batches.batch(batch).is_announced();
         match port.rli(batch, layer) {
             rli if !known || rli > NEAR_LAYERS => self.slack_level(now, key),
-            rli if rli <= BLOCKING_LAYERS || now < port.reuse_late_until => self.collective,
+            _ if port.late_reuse.leads(now) => Level::HIGHEST,
+            rli if rli <= BLOCKING_LAYERS || port.late_reuse.shares(now) => self.collective,
             _ => self.near,
         }
     }

@@ -498,6 +498,36 @@ fn kv_reuse_that_stays_in_flight_raises_later_kv_reuse_to_the_level_of_collectiv
 }
 
 #[test]
+fn kv_reuse_that_is_late_beside_collectives_raises_later_kv_reuse_above_them() {
+    let config = LinkConfig { window_bytes: 1 << 30, ..LinkConfig::default() };
+    let mut link = at_layer_ten(&config, ms(0));
+    let collective = link.credit_level(ms(0));
+    let send = |link: &mut Link, now| {
+        let spec = FlowSpec { bytes: 1000, ..reuse(7, 1, 14) };
+        let permit = link.peek_permit(now, &spec).expect("there is room");
+        link.commit_permit(now, &spec, permit);
+        permit.level
+    };
+    // What is needed in four layers has four milliseconds, and nothing lands.
+    send(&mut link, ms(0));
+    send(&mut link, ms(2));
+    for now in [5, 8] {
+        assert_eq!(send(&mut link, ms(now)), collective, "sharing has not lasted for 8 layers");
+    }
+    let late = |link: &mut Link, now| {
+        send(link, now);
+        reuse_level(link, now, 1, 14)
+    };
+    assert_eq!(late(&mut link, ms(10)), collective, "this is late, but by less than a half");
+    assert_eq!(send(&mut link, ms(13)), collective, "the level of one does not change");
+    assert_eq!(reuse_level(&link, ms(13), 1, 14), Level::HIGHEST, "that of the next does");
+    assert_eq!(reuse_level(&link, ms(13), 1, 11), Level::HIGHEST, "the batch waits for this one");
+    assert!(reuse_level(&link, ms(13), 1, 30) > collective, "this one has time");
+    assert_eq!(reuse_level(&link, ms(4108), 1, 14), Level::HIGHEST);
+    assert!(reuse_level(&link, ms(4110), 1, 14) > collective, "4096 layer times have passed");
+}
+
+#[test]
 fn the_last_stage_that_stays_in_flight_does_not_make_kv_reuse_late() {
     let config = LinkConfig { window_bytes: 1 << 30, ..LinkConfig::default() };
     let mut link = at_layer_ten(&config, ms(0));

@@ -108,7 +108,8 @@ const NIC_NAME_BYTES: usize = 16;
 /// Number of NICs that a client can find by name.
 const NICS_NAMED: usize = 64;
 
-/// Names of the NICs by their number. The daemon writes them once, before it hands the region over.
+/// Names of the NICs by their number. The daemon writes them before it hands the region over, and
+/// again when it finds a NIC.
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub(crate) struct NicLines {
@@ -307,11 +308,16 @@ impl Header {
         self.attention.marking.store(marking as u8, Ordering::Relaxed);
     }
 
-    /// Daemon: sets the names of the NICs, in the order of their numbers.
-    pub fn set_nics<'a>(&self, names: impl Iterator<Item = &'a str>) {
-        for (cells, name) in self.nics.names.iter().zip(names) {
+    /// Daemon: sets the names of the NICs, in the order of their numbers. If `default` moves to a
+    /// higher number, a client finds it at one of the two at any time.
+    pub fn set_nics<'a>(
+        &self,
+        names: impl DoubleEndedIterator<Item = &'a str> + ExactSizeIterator,
+    ) {
+        for (cells, name) in self.nics.names.iter().zip(names).rev() {
             for (cell, word) in cells.iter().zip(nic_name(name)) {
-                cell.store(word, Ordering::Relaxed);
+                // Release: pairs with the loads of `nic`, which then find the names above.
+                cell.store(word, Ordering::Release);
             }
         }
     }
@@ -321,7 +327,7 @@ impl Header {
         let find = |name| {
             let wanted = nic_name(name);
             let is = |cells: &[AtomicU64; NIC_NAME_BYTES / 8]| {
-                cells.iter().zip(wanted).all(|(cell, word)| cell.load(Ordering::Relaxed) == word)
+                cells.iter().zip(wanted).all(|(cell, word)| cell.load(Ordering::Acquire) == word)
             };
             self.nics.names.iter().position(is)
         };
@@ -437,6 +443,8 @@ mod tests {
         assert_eq!(h.nic(""), None);
         h.set_nics(["rxe0", "default"].into_iter());
         assert_eq!((h.nic("rxe0"), h.nic("rxe1")), (Some(0), Some(1)));
+        h.set_nics(["rxe0", "rxe1", "default"].into_iter());
+        assert_eq!((h.nic("rxe1"), h.nic("rxe2")), (Some(1), Some(2)), "added while in use");
     }
 
     #[test]

@@ -205,6 +205,8 @@ pub struct PortStatus {
     pub name: String,
     /// The direction: `egress` or `ingress`.
     pub direction: String,
+    /// Whether the NIC is gone from the host. Its flows go out unscheduled until it returns.
+    pub absent: bool,
     /// The configured rate `B` in bytes per second.
     pub rate_bytes_per_s: u64,
     /// The rate that is left for scheduled traffic. 0 from a daemon that does not know.

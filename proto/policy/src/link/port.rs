@@ -4,12 +4,13 @@ use laxity_types::{Layer, RequestId};
 
 use super::batch_table::BatchTable;
 use super::flows::{Flow, FlowTable, SlotId};
+use super::late::LateReuse;
 use super::piece_rate::PieceRate;
 use super::queue::Queues;
 use crate::config::LinkConfig;
 use crate::mlu::LoadMeter;
 use crate::rmlq::Ladder;
-use crate::time::{Span, Time};
+use crate::time::Span;
 
 /// The state of a port that a discipline can read.
 #[derive(Debug)]
@@ -22,8 +23,8 @@ pub(crate) struct Port {
     pub(crate) queues: Queues,
     /// `H`: the pruned requests, in ascending order.
     pub(crate) pruned: Vec<RequestId>,
-    /// Until when KV reuse counts as late, because some was (`link/late.rs`).
-    pub(crate) reuse_late_until: Time,
+    /// Which level KV reuse has because some was late.
+    pub(crate) late_reuse: LateReuse,
     /// What pieces larger than the window reach.
     pub(super) piece_rate: PieceRate,
 }
@@ -40,7 +41,7 @@ impl Port {
             batches,
             queues: Queues::new(),
             pruned: Vec::new(),
-            reuse_late_until: Time::ZERO,
+            late_reuse: LateReuse::default(),
             piece_rate: PieceRate::default(),
         }
     }

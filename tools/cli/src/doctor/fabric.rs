@@ -2,7 +2,7 @@
 //!
 //! The kernel's Documentation/ABI/stable/sysfs-class-infiniband describes `/sys/class/infiniband`.
 
-use laxity_wire::{LevelStatus, Status};
+use laxity_wire::{LevelStatus, PortStatus, Status};
 
 use super::finding::Finding;
 use super::root::Root;
@@ -117,14 +117,15 @@ fn service_levels(port: &NicPort, status: Option<&Status>) -> Finding {
 
 /// Checks the state of each port, and whether the daemon has a NIC for it with its rate.
 pub(crate) fn devices(ports: &[NicPort], status: Option<&Status>) -> Vec<Finding> {
+    let mut findings = absent(status);
     if ports.is_empty() {
         let why = "the preload library has nothing to do here; clients of laxity.h send over \
             whatever they like";
         let action = "rdma link; modprobe the NIC's driver, or rdma link add rxe0 type rxe netdev \
             eth0 to try it in software";
-        return vec![Finding::info("device", "no RDMA device").because(why).action(action)];
+        findings.push(Finding::info("device", "no RDMA device").because(why).action(action));
+        return findings;
     }
-    let mut findings = Vec::new();
     for port in ports {
         let layer = if port.ethernet { "RoCE" } else { &port.link_layer };
         let rate = port.rate_gbit.map_or("rate unknown".to_owned(), |r| format!("{r} Gbit/s"));
@@ -146,6 +147,19 @@ pub(crate) fn devices(ports: &[NicPort], status: Option<&Status>) -> Vec<Finding
         findings.extend(configured(ports, status));
     }
     findings
+}
+
+/// Names the NICs that the daemon had found and the host no longer has.
+fn absent(status: Option<&Status>) -> Vec<Finding> {
+    let ports = status.into_iter().flat_map(|status| &status.ports);
+    let absent = ports.filter(|port| port.absent && port.direction == "egress");
+    let finding = |port: &PortStatus| {
+        Finding::warn("nic", "the daemon had found this NIC, and it is gone")
+            .about(&port.name)
+            .because("its flows go out unscheduled until it returns, which the daemon notices")
+            .action("rdma link; ip link; dmesg; restart laxityd if the NIC was removed for good")
+    };
+    absent.map(finding).collect()
 }
 
 fn configured(ports: &[NicPort], status: &Status) -> Vec<Finding> {

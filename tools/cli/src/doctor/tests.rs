@@ -157,6 +157,17 @@ fn a_port_that_is_down_faster_than_believed_or_unknown_to_the_daemon_is_a_warnin
 }
 
 #[test]
+fn a_nic_that_the_daemon_had_found_and_that_is_gone_is_a_warning_with_or_without_other_nics() {
+    let mut known = status();
+    (known.ports[0].name, known.ports[0].absent) = ("mlx5_7".into(), true);
+    for host in [Host::new(), Host::new().roce("mlx5_7", "eth0", &[])] {
+        let findings = fabric::devices(&fabric::ports(&host.root()), Some(&known));
+        let gone: Vec<_> = findings.iter().filter(|f| f.subject == "mlx5_7").collect();
+        assert!(gone[0].found.contains("gone") && gone[0].severity == Severity::Warn, "{gone:?}");
+    }
+}
+
+#[test]
 fn other_fabrics_than_ethernet_are_told_how_their_levels_are_kept_apart() {
     let marking = |layer: &str, status: Option<&Status>| {
         let host = Host::new()

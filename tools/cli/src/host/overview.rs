@@ -163,11 +163,12 @@ fn problems(status: &Status) -> Vec<String> {
     let mut problems = refused(status);
     if totals.unknown_nic_flows > 0 {
         problems.push(format!(
-            "{} flows named a NIC that the configuration doesn't have and went out unscheduled; \
-             add its [[nic]]",
+            "{} flows named a NIC that the daemon doesn't have and went out unscheduled; add its \
+             [[nic]] unless the NIC was gone",
             totals.unknown_nic_flows
         ));
     }
+    problems.extend(absent(status));
     problems.extend(taken_by_others(status));
     problems.extend(misbehaviour(status));
     if totals.garbage_records > 0 {
@@ -233,6 +234,14 @@ pub(crate) fn older_clients(status: &Status) -> impl Iterator<Item = String> {
     older.map(|client| format!("{} (pid {}, {})", client.name, client.pid, client.library))
 }
 
+/// Returns a line about the NICs that are gone, if there are any.
+fn absent(status: &Status) -> Option<String> {
+    let absent = status.ports.iter().filter(|port| port.absent && port.direction == "egress");
+    let names: Vec<&str> = absent.map(|port| port.name.as_str()).collect();
+    let what = "gone; flows of such a NIC go out unscheduled until it returns";
+    (!names.is_empty()).then(|| format!("{}: {what}", names.join(", ")))
+}
+
 /// Returns a line about the port of which others take the most, if there is one.
 fn taken_by_others(status: &Status) -> Option<String> {
     let short = || status.ports.iter().filter(|port| !left_by_others(port).is_empty());
@@ -285,6 +294,7 @@ fn nics(status: &Status) -> String {
             ports.iter().map(value).collect::<Vec<_>>().join("/")
         };
         let rate = |port: &PortStatus| match port.rate_in_force_bytes_per_s {
+            _ if port.absent => "–".to_owned(),
             0 => short(port.rate_bytes_per_s),
             left => short(left),
         };

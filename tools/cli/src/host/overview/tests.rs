@@ -80,6 +80,20 @@ fn a_port_says_what_others_leave_and_nothing_beside_none() {
 }
 
 #[test]
+fn nics_that_are_gone_are_named_once() {
+    let port = |name: &str, direction: &str, absent| PortStatus {
+        name: name.into(),
+        direction: direction.into(),
+        absent,
+        ..PortStatus::default()
+    };
+    let nic = |name, absent| [port(name, "egress", absent), port(name, "ingress", absent)];
+    let ports = [nic("mlx5_0", false), nic("mlx5_1", true), nic("mlx5_2", true)].concat();
+    let page = shown(&Status { ports, ..Status::default() });
+    assert!(page.contains("mlx5_1, mlx5_2: gone") && page.contains("–/–"), "{page}");
+}
+
+#[test]
 fn clients_with_an_older_library_are_named_and_others_are_not() {
     let client = |name: &str, library_is_older| ClientStatus {
         name: name.into(),

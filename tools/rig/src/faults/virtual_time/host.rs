@@ -273,7 +273,7 @@ impl DaemonStream {
             snapshots,
             exchange: Some(Arc::clone(&exchange)),
         };
-        let task = StreamTask::new(config, &scheduler);
+        let task = StreamTask::new(&config.clone().into_force(), &scheduler);
         let task = task.ok_or_else(|| broken("there is no coordinator"))?;
         Ok(Self { task, exchange, mailbox, seen })
     }

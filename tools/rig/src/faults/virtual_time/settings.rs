@@ -35,6 +35,7 @@ pub(super) fn draw(rng: &mut ChaCha8Rng) -> Config {
         window: Some(Bytes(64 << 10)),
         peer_window: None,
         addresses: vec![Ipv4Addr::LOCALHOST.into()],
+        absent: false,
     }];
     change(&mut config, rng.random());
     change_policy(&mut config, rng);

@@ -1,0 +1,39 @@
+//! A coordinator learns of NICs that come and go while the daemon runs.
+
+use laxity_client::{Flow, Stage};
+
+use crate::fake::{Fake, Peer};
+use crate::support::host::FakeHost;
+use crate::support::{flow, send, until};
+use crate::{cluster, in_force, lines, pruning};
+
+fn names(peer: &Peer) -> Vec<&str> {
+    peer.hello.ports.iter().step_by(2).map(|port| port.name.as_str()).collect()
+}
+
+#[test]
+fn a_daemon_with_another_nic_greets_the_coordinator_again_and_keeps_its_order() {
+    let Some(host) = FakeHost::new() else { return };
+    host.plug("mlx5_0", 100);
+    let fake = Fake::start();
+    let endpoint = format!("http://{}", fake.address);
+    let mut daemon = host.start(&lines(&endpoint, "host-a", 600_000));
+    let peer = fake.welcomed(5);
+    assert_eq!(names(&peer), ["default"]);
+    peer.order(pruning(5, 9, &[70]));
+    in_force(&daemon, 9);
+
+    host.plug("mlx5_1", 200);
+    let again = fake.welcomed(5);
+    assert_eq!(names(&again), ["mlx5_0", "mlx5_1", "default"]);
+    assert_eq!(again.hello.ports[2].rate_bytes_per_s, 25_000_000_000);
+    daemon.await_log("connects again");
+    until("it is connected", || cluster(&daemon).connected);
+    let after = cluster(&daemon);
+    assert_eq!((after.failures, after.order.as_str()), (0, "cluster"), "nothing failed");
+
+    // The link of the new NIC has the order that the others had before.
+    let mut lane = daemon.client("engine").lane();
+    let pruned = Flow { nic: 1, batch: 7, request: 70, ..flow(Stage::P2d, 1000) };
+    assert_eq!(send(&mut lane, &pruned)[0].level, laxity_policy::Level::SCAVENGER.0);
+}
