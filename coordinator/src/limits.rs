@@ -50,7 +50,7 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             hosts_max: 4096,
-            ports_per_host_max: 32,
+            ports_per_host_max: 128,
             batches_max: 1 << 15,
             batches_per_host_max: 2048,
             requests_max: 1 << 18,

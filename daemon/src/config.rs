@@ -98,9 +98,9 @@ pub struct Config {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DiscoveredNics {
     names: Vec<String>,
-    /// The bus devices of all NICs that were ever found. While one has a driver, its NIC is not
+    /// The kernel's folders of NICs. While the folder of a NIC is there and empty, the NIC is not
     /// gone, but has moved to the network namespace of a pod.
-    bus_devices: BTreeMap<String, PathBuf>,
+    folders: BTreeMap<String, PathBuf>,
     /// Whether they are RDMA devices. Then their network interfaces are no NICs, even while the
     /// driver of the RDMA devices is reloaded.
     are_rdma: bool,

@@ -52,16 +52,16 @@ impl Config {
     pub(crate) fn find_nics(&mut self, root: &Path) {
         let Some(before) = self.discovered.clone() else { return };
         let mut found = laxity_nic::nics(root);
+        let has_none = found.is_empty();
         let are_rdma = found.iter().any(|name| laxity_nic::is_rdma(root, name));
         if before.are_rdma && !are_rdma {
             found.clear();
         }
         let mut all_devices = None;
-        if self.nic.len() == 1
-            && found.len() > 1
-            && let Some(first) = before.names.iter().chain(&found).find(|name| found.contains(name))
-        {
-            self.nic[0].name.clone_from(first);
+        if self.nic.len() == 1 && found.len() > 1 {
+            let is_here = |name: &&String| found.contains(name);
+            let first = before.names.iter().find(is_here).or(before.names.first());
+            self.nic[0].name.clone_from(first.unwrap_or(&found[0]));
             all_devices = Some(NicConfig::new(ALL_DEVICES));
         }
         let is_alone = self.nic.len() == 1 && found.len() < 2;
@@ -73,19 +73,22 @@ impl Config {
         }
         self.nic.extend(all_devices);
         let mut latest = before;
-        let bus_device = |name: &String| Some((name.clone(), laxity_nic::bus_device(root, name)?));
-        latest.bus_devices.extend(found.iter().filter_map(bus_device));
+        let folder = |name: &String| Some((name.clone(), laxity_nic::folder_of(root, name)?));
+        latest.folders.extend(found.iter().filter_map(folder));
+        latest.folders.retain(|name, _| is_alone || self.nic.iter().any(|nic| nic.name == *name));
         if !found.is_empty() {
             (latest.names, latest.are_rdma) = (found, are_rdma);
         }
         let is_gone = |name: &String| {
-            let device = latest.bus_devices.get(name);
-            let has_driver = device.is_some_and(|device| device.join("driver").exists());
-            !has_driver && !laxity_nic::exists(root, name)
+            let entries = latest.folders.get(name).and_then(|folder| folder.read_dir().ok());
+            let has_moved = entries.is_some_and(|mut entries| entries.next().is_none());
+            !has_moved && !laxity_nic::exists(root, name)
         };
         for nic in &mut self.nic {
             nic.absent = match nic.name.as_str() {
-                ALL_DEVICES => !latest.names.is_empty() && latest.names.iter().all(is_gone),
+                ALL_DEVICES => {
+                    has_none && !latest.names.is_empty() && latest.names.iter().all(is_gone)
+                }
                 _ => is_gone(&nic.name),
             };
         }
@@ -220,15 +223,18 @@ mod tests {
 
     #[test]
     fn a_nic_that_moves_to_the_network_namespace_of_a_pod_is_not_gone() {
-        let host = host(&[("mlx5_0", 100), ("mlx5_1", 100)]);
-        let driver = host.path().join("sys/devices/pci0/0000:03:00.2/driver");
-        fs::create_dir_all(&driver).expect("created");
-        let device = host.path().join("sys/class/infiniband/mlx5_0/device");
-        let function = driver.parent().expect("a folder");
-        std::os::unix::fs::symlink(function, device).expect("linked");
+        let host = host(&[("mlx5_1", 100)]);
+        let folder = host.path().join("sys/devices/pci0/0000:03:00.2/infiniband");
+        let device = folder.join("mlx5_0");
+        fs::create_dir_all(device.join("ports/1")).expect("created");
+        let link = host.path().join("sys/class/infiniband/mlx5_0");
+        std::os::unix::fs::symlink(&device, link).expect("linked");
         let mut config = on(host.path(), "");
+        fs::remove_dir_all(device).expect("removed");
         assert_eq!(look(&mut config, host.path(), &[]), "mlx5_0 (mlx5_1) default");
-        fs::remove_dir(driver).expect("removed");
+        fs::create_dir(folder.join("renamed")).expect("created");
+        assert_eq!(look(&mut config, host.path(), &[]), "(mlx5_0) (mlx5_1) (default)");
+        fs::remove_dir_all(folder).expect("removed");
         assert_eq!(look(&mut config, host.path(), &[]), "(mlx5_0) (mlx5_1) (default)");
     }
 
@@ -247,12 +253,18 @@ mod tests {
             fs::create_dir_all(folder.join("device")).expect("created");
             fs::write(folder.join("operstate"), "up").expect("written");
         }
-        assert_eq!(look(&mut none, host.path(), &[]), "(default)", "RDMA comes back");
+        assert_eq!(look(&mut none, host.path(), &[]), "default", "RDMA comes back");
         assert_eq!(look(&mut none, host.path(), &["rxe0", "rxe1"]), "rxe0 rxe1 default");
         let mut early = Config::default();
         fs::remove_dir_all(host.path().join("sys/class/infiniband")).expect("removed");
         early.discover(host.path());
         assert_eq!(look(&mut early, host.path(), &["rxe0"]), "eth0 eth1 default rxe0");
+        let mut alone = Config::default();
+        fs::remove_dir_all(host.path().join("sys/class/infiniband")).expect("removed");
+        fs::write(host.path().join("sys/class/net/eth1/operstate"), "down").expect("written");
+        alone.discover(host.path());
+        let named = look(&mut alone, host.path(), &["rxe0", "rxe1"]);
+        assert_eq!(named, "eth0 rxe0 rxe1 default", "the first is the one that was alone");
     }
 
     #[test]

@@ -14,7 +14,7 @@ pub(super) struct PortLoads {
     /// The time of the last reported snapshot.
     at: Time,
     /// One entry for each port, in the order of the daemon's ports.
-    told: Vec<Told>,
+    told: Vec<Option<Told>>,
     /// The settings that were reported last, without the clock. `None` if the coordinator does not
     /// take settings.
     settings: Option<HostSettings>,
@@ -22,7 +22,7 @@ pub(super) struct PortLoads {
 
 /// What was reported last of a port: the flows that completed, those that missed their deadline,
 /// and the rate.
-type Told = (u64, u64, Option<u64>);
+type Told = (u64, u64, u64);
 
 impl PortLoads {
     /// Starts a stream's reports.
@@ -59,9 +59,9 @@ impl PortLoads {
             return Vec::new();
         }
         self.at = snapshot.at;
-        self.told.resize(snapshot.ports.len(), (0, 0, None));
+        self.told.resize(snapshot.ports.len(), None);
         let ports = snapshot.ports.iter().zip(&mut self.told);
-        let load = |(index, (port, told)): (usize, (&PortSnapshot, &mut Told))| {
+        let load = |(index, (port, told)): (usize, (&PortSnapshot, &mut Option<Told>))| {
             let link = &port.link;
             let bytes = |tallies: &[Tally]| tallies.iter().map(|tally| tally.bytes).collect();
             let configured = nics.get(index / 2).map(|nic| nic.rate.bytes_per_s);
@@ -70,8 +70,10 @@ impl PortLoads {
             let missed: u64 = counted().map(|stage| stage.deadline_misses).sum();
             // The coordinator has the configured rate until another one was reported.
             let rate = port.rate_in_force;
-            let is_news = configured != Some(rate) || told.2.is_some_and(|told| told != rate);
-            let before = core::mem::replace(told, (completed, missed, Some(rate)));
+            let is_news = configured != Some(rate) || told.is_some_and(|(.., told)| told != rate);
+            // What was counted before the stream is not news: an earlier stream has reported it.
+            let before =
+                told.replace((completed, missed, rate)).unwrap_or((completed, missed, rate));
             let load = Kind::PortLoad(PortLoad {
                 port: index as u32,
                 rate_bytes_per_s: is_news.then_some(rate),

@@ -96,6 +96,9 @@ impl Intake {
     /// nothing can complete the others.
     pub fn release_absent(&mut self, index: u32, client: &mut AttachedClient) {
         let absent: Vec<bool> = self.ports.iter().map(|port| port.is_absent).collect();
+        if !absent.contains(&true) {
+            return;
+        }
         self.release_those(index, client, |flow| absent[usize::from(flow.port())]);
     }
 

@@ -59,6 +59,9 @@ pub fn configure(
     now: Time,
     config: &Config,
 ) -> Result<(), InvalidConfig> {
+    for nic in &config.nic {
+        config.link(nic).validate()?;
+    }
     let mut counted = [PortCounters::default(), PortCounters::default()];
     for (at, port) in ports.iter_mut().enumerate() {
         let Some(nic) = config.nic.get(at / 2) else { break };

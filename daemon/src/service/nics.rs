@@ -22,6 +22,10 @@ impl Service {
         if read == *before || !Arc::ptr_eq(&before, &self.config()) {
             return;
         }
+        if read.nic == before.nic {
+            self.config.store(Arc::new(read));
+            return;
+        }
         self.put_in_force(Arc::new(read.clone()));
         drop(state);
         let mut known = before.nic.iter();
@@ -34,7 +38,10 @@ impl Service {
 fn log_change(before: Option<&NicConfig>, now: &NicConfig) {
     let (nic, bytes_per_s) = (&now.name, now.rate.bytes_per_s);
     match before {
-        None => info!(nic, bytes_per_s, is_known = now.rate.is_known(), "a NIC was added"),
+        None if !now.rate.is_known() => {
+            warn!(nic, bytes_per_s, "a NIC was added; the kernel does not know its rate yet");
+        }
+        None => info!(nic, bytes_per_s, "a NIC was added"),
         Some(before) if before.name != *nic => {
             info!(nic, before = before.name, bytes_per_s, "a NIC has its own name now");
         }

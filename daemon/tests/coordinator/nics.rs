@@ -1,6 +1,7 @@
 //! A coordinator learns of NICs that come and go while the daemon runs.
 
 use laxity_client::{Flow, Stage};
+use laxity_wire::v1::event::Event as Kind;
 
 use crate::fake::{Fake, Peer};
 use crate::support::host::FakeHost;
@@ -9,6 +10,14 @@ use crate::{cluster, in_force, lines, pruning};
 
 fn names(peer: &Peer) -> Vec<&str> {
     peer.hello.ports.iter().step_by(2).map(|port| port.name.as_str()).collect()
+}
+
+/// Waits for a report of a port's load. Returns how many flows it says have completed.
+fn completed(peer: &Peer, port: u32) -> u64 {
+    peer.event("a load", |kind| match kind {
+        Kind::PortLoad(load) if load.port == port => Some(load.completed_flows),
+        _ => None,
+    })
 }
 
 #[test]
@@ -22,10 +31,16 @@ fn a_daemon_with_another_nic_greets_the_coordinator_again_and_keeps_its_order() 
     assert_eq!(names(&peer), ["default"]);
     peer.order(pruning(5, 9, &[70]));
     in_force(&daemon, 9);
+    let mut old = daemon.client("old").lane();
+    until("a flow is reported", || {
+        send(&mut old, &flow(Stage::P2d, 1000));
+        completed(&peer, 0) > 0
+    });
 
     host.plug("mlx5_1", 200);
     let again = fake.welcomed(5);
     assert_eq!(names(&again), ["mlx5_0", "mlx5_1", "default"]);
+    assert_eq!(completed(&again, 4), 0, "`default` has flows, but the stream before reported them");
     assert_eq!(again.hello.ports[2].rate_bytes_per_s, 25_000_000_000);
     daemon.await_log("connects again");
     until("it is connected", || cluster(&daemon).connected);

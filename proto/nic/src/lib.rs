@@ -16,4 +16,4 @@ pub use counters::{CounterSource, DirectionCounts, NicCounts, Pauses, counters_o
 pub use dcbnl::{DcbError, pauses, query};
 pub use map::{PRIORITIES, PriorityMap, Selection, Trust};
 pub use ports::{RdmaPort, ecn, map_of, rdma_ports, treatments};
-pub use rates::{bus_device, exists, is_rdma, nics, rate};
+pub use rates::{exists, folder_of, is_rdma, nics, rate};

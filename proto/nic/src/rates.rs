@@ -46,11 +46,14 @@ pub fn exists(root: &Path, name: &str) -> bool {
     })
 }
 
-/// Returns the directory of the bus device, such as a PCI function, that has an RDMA device or a
-/// network interface of this name. It stays when the latter moves to another network namespace.
-pub fn bus_device(root: &Path, name: &str) -> Option<PathBuf> {
-    let device = |folder| root.join(folder).join(name).join("device").canonicalize().ok();
-    [RDMA_DEVICES, INTERFACES].into_iter().find_map(device)
+/// Returns the folder, such as `infiniband` of a PCI function, in which the kernel has the RDMA
+/// device or network interface of this name. It is visibly empty while all of it has moved to other
+/// network namespaces, and is removed with the last device in it.
+pub fn folder_of(root: &Path, name: &str) -> Option<PathBuf> {
+    let is_linked = |link: &PathBuf| link.symlink_metadata().is_ok_and(|it| it.is_symlink());
+    let mut links = [RDMA_DEVICES, INTERFACES].iter().map(|class| root.join(class).join(name));
+    let device = links.find(is_linked)?.canonicalize().ok()?;
+    device.parent().map(Path::to_owned)
 }
 
 /// Reports whether the kernel has an RDMA device of this name.

@@ -8,7 +8,8 @@ use core::fmt;
 pub struct Level(pub u8);
 
 impl Level {
-    /// The highest level, `P_1`, reserved for urgent last-stage flows (MFS §4.5).
+    /// The highest level, `P_1`. MFS §4.5 reserves it for urgent last-stage flows, and `laxity` for
+    /// KV reuse that stays late beside collectives.
     pub const HIGHEST: Self = Self(1);
     /// The highest level that is not reserved, `P_2`. Collectives enter here.
     pub const FIRST_UNRESERVED: Self = Self(2);

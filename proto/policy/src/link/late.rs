@@ -82,10 +82,10 @@ impl LateReuse {
         if !self.shares(now) {
             self.since = now;
         }
-        self.until = now + layer_time.times(GUARD_LAYERS);
+        self.until = self.until.max(now + layer_time.times(GUARD_LAYERS));
         let has_shared = now.since(self.since) >= layer_time.times(u64::from(NEAR_LAYERS));
-        if has_shared && delay > Span(left.0 / VERY_LATE_SHARE) {
-            self.leads_until = now + layer_time.times(LEAD_LAYERS);
+        if (has_shared || self.leads(now)) && delay > Span(left.0 / VERY_LATE_SHARE) {
+            self.leads_until = self.leads_until.max(now + layer_time.times(LEAD_LAYERS));
         }
     }
 }
