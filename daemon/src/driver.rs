@@ -430,6 +430,13 @@ impl Driver {
     }
 }
 
+impl Driver {
+    /// Ends without a word to the clients, as SIGKILL does.
+    pub fn abandon(mut self) {
+        self.clients.clear();
+    }
+}
+
 impl Drop for Driver {
     /// Releases all clients, even after a panic: they must not wait for a dead thread.
     fn drop(&mut self) {

@@ -69,6 +69,9 @@ pub struct StreamEnd {
     leader: Option<String>,
 }
 
+/// The end of a stream whose Hello no longer says which NICs this host has.
+const NICS_CHANGED: &str = "the NICs of this host changed";
+
 impl StreamEnd {
     fn because(problem: impl Into<String>) -> Self {
         Self { problem: problem.into(), ..Self::default() }
@@ -122,19 +125,20 @@ impl StreamTask {
             let connects = self.exchange.view().connects;
             let ended = self.once(&url).await;
             self.exchange.end(&self.mailbox);
-            if self.have_nics_changed() {
-                info!(coordinator = %url, "connects again, because the NICs of this host changed");
-                elsewhere = Some(url);
-                continue;
-            }
             let is_there = self.exchange.view().connects > connects;
+            let by_nics = ended.problem == NICS_CHANGED;
             self.exchange.update_view(|view| {
                 view.connected = false;
-                view.failures += 1;
+                view.failures += u64::from(!by_nics);
                 view.problem.clone_from(&ended.problem);
             });
             if ended.ordered {
                 backoff.reset();
+            }
+            if by_nics {
+                info!(coordinator = %url, "connects again, because the NICs of this host changed");
+                elsewhere = Some(url);
+                continue;
             }
             elsewhere = ended.leader;
             let wait = backoff.wait(random()).max(ended.retry_after);
@@ -316,7 +320,7 @@ impl StreamTask {
         let exchange = Arc::clone(&self.exchange);
         loop {
             if self.have_nics_changed() {
-                return Err("the NICs of this host changed".into());
+                return Err(NICS_CHANGED.into());
             }
             let (silent_at, beat_at) = (instant(stream.silent_at()), instant(stream.beat_at()));
             let pending =

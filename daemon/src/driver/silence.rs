@@ -207,6 +207,9 @@ impl Driver {
                 };
                 let state = &self.intake.ports[port];
                 let on_wire = &mut client.state.ports[port];
+                if on_wire.outstanding == 0 {
+                    continue;
+                }
                 let own = match on_wire.is_held() {
                     true => 0,
                     false => client.state.waiting,
@@ -217,8 +220,8 @@ impl Driver {
                 let waits = waiting[usize::from(domain.0)] > own && !state.link.is_idle(domain)
                     || state.link.keeps_scavengers_waiting(domain);
                 let keeps_domains = state.link.keeps_others_waiting(domain);
-                let keeps_others = on_wire.outstanding > 0 && (waits || keeps_domains);
-                let silent = keeps_others && on_wire.is_silent(now, |bytes| state.patience(bytes));
+                let silent = (waits || keeps_domains)
+                    && on_wire.is_silent(now, |bytes| state.patience(bytes));
                 if silent && (keeps_domains || !state.awaits_piece(now, &client.state, port as u16))
                 {
                     // The client may have reported completions that were not read yet.

@@ -247,14 +247,16 @@ impl SharedLink {
     }
 
     /// Reports whether scavenged work of another domain waits for work of this one in the levels,
-    /// which itself waits for bytes in flight. Both wait for ever if these never complete.
+    /// which itself waits for bytes in flight. Both wait for ever if these never complete and the
+    /// scavenger has no share of the port.
     #[must_use]
     pub fn keeps_scavengers_waiting(&self, domain: DomainId) -> bool {
         let (at, link) = (self.at(domain), self.link(domain));
         let waits = |(other, share): (usize, &Share)| {
             other != at && share.scavenges(true) && share.link.waiting_flows() > 0
         };
-        link.waits_in_levels()
+        self.config.scavenger_permille == 0
+            && link.waits_in_levels()
             && link.in_flight_bytes() > 0
             && self.shares.iter().enumerate().any(waits)
     }

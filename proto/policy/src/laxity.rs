@@ -75,7 +75,7 @@
 //! * within [`NEAR_LAYERS`] layers it has a level of its own, `P_3`. The last stage begins at
 //!   `P_4`: it delays one request, and a block that is late stalls a batch;
 //! * the latter has the level of collectives, too, while KV reuse is late. If that is not enough,
-//!   both have `P_1` (`link/late.rs`).
+//!   both have `P_1` (`link/late_reuse.rs`).
 //!
 //! Earlier, all near KV reuse had the level of collectives. That made all-to-alls 1 to 3 % longer.
 //! Past the knee, this costs more than earlier blocks gain. docs/notes/never-below.md has the
@@ -89,6 +89,7 @@ use crate::link::batch_table::NULL_BATCH;
 use crate::link::flows::{Flow, NONE, SlotId};
 use crate::link::port::Port;
 use crate::link::queue::{Group, GroupBy, QueueId, Rank};
+use crate::rli::{BLOCKING_LAYERS, NEAR_LAYERS};
 use crate::scavenger;
 use crate::time::{Span, Time};
 
@@ -113,18 +114,6 @@ const OVERTAKEN_TIMES: u64 = 32;
 
 /// Promotion periods of slack below which a flow of rule 2 has the highest level of that rule.
 const SLACK_PERIODS: u64 = 4;
-
-/// Largest RLI at which KV reuse has the level of collectives: its batch waits for it, or will
-/// after the current layer.
-const BLOCKING_LAYERS: u32 = 1;
-
-/// Largest RLI at which KV reuse is above the last stage on the wire.
-pub(crate) const NEAR_LAYERS: u32 = 8;
-
-/// Reports whether KV reuse with this RLI has a level that lateness decides.
-pub(crate) fn needed_soon(rli: u32) -> bool {
-    rli > BLOCKING_LAYERS && rli <= NEAR_LAYERS
-}
 
 /// The `laxity` policy.
 #[derive(Debug)]

@@ -35,6 +35,7 @@ pub(crate) mod flows;
 mod hints;
 mod in_flight;
 mod late;
+mod late_reuse;
 mod named;
 mod peer_room;
 mod peers;

@@ -110,6 +110,8 @@ pub struct Residual {
     last: Option<Reading>,
     /// `A`: own bytes that passed the port, with headers.
     own_bytes: u64,
+    /// The bytes that were permitted when the counter moved last.
+    permitted_then: u64,
     foreign_rate: f64,
     lost_rate: f64,
     /// The largest sum of both in each part of [`HOLD`], the current part first.
@@ -148,8 +150,11 @@ impl Residual {
             return self.in_force(configured);
         }
         let passed = reading.at.since(last.at);
-        let ended = reading.ended_bytes() > last.ended_bytes();
-        let stands = reading.port_bytes == last.port_bytes && ended;
+        if reading.port_bytes != last.port_bytes {
+            self.permitted_then = reading.permitted_bytes;
+        }
+        // Bytes that were in flight then may have passed before, and complete later.
+        let stands = reading.ended_bytes() > self.permitted_then;
         if stands && passed >= STALE_AFTER {
             self.restart(reading);
             self.capacity.stale = true;
@@ -165,6 +170,7 @@ impl Residual {
         *self = Self {
             last: Some(reading),
             own_bytes: with_headers(reading.ended_bytes()),
+            permitted_then: reading.permitted_bytes,
             part_began: reading.at,
             capacity: Capacity { foreign_bytes, signals, stale, ..Capacity::default() },
             ..Self::default()

@@ -10,6 +10,18 @@
 
 use laxity_types::Layer;
 
+/// Largest RLI at which KV reuse has the level of collectives under `laxity`: its batch waits for
+/// it, or will after the current layer.
+pub(crate) const BLOCKING_LAYERS: u32 = 1;
+
+/// Largest RLI at which KV reuse is above the last stage on the wire under `laxity`.
+pub(crate) const NEAR_LAYERS: u32 = 8;
+
+/// Reports whether KV reuse with this RLI has a level that lateness decides.
+pub(crate) fn needed_soon(rli: u32) -> bool {
+    rli > BLOCKING_LAYERS && rli <= NEAR_LAYERS
+}
+
 /// Returns the progress of a batch at layer `current` that waits for `layers_ahead` other layers.
 pub fn progress(current: Layer, layers_ahead: u64) -> i64 {
     i64::from(current.0) - i64::try_from(layers_ahead).unwrap_or(i64::MAX / 2)

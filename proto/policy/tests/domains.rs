@@ -351,7 +351,8 @@ fn domains_beyond_the_last_number_share_it() {
 
 #[test]
 fn work_in_the_levels_that_waits_for_completions_keeps_scavenged_work_of_others_waiting() {
-    let mut link = SharedLink::new(config()).expect("a valid configuration");
+    let none_for_scavengers = LinkConfig { scavenger_permille: 0, ..config() };
+    let mut link = SharedLink::new(none_for_scavengers).expect("a valid configuration");
     let (now, hostile) = (Time::ZERO, DomainId(1));
     let arrives =
         |flow, stage, bytes| Event::FlowArrived(FlowSpec::anonymous(FlowId(flow), stage, bytes));
@@ -362,6 +363,9 @@ fn work_in_the_levels_that_waits_for_completions_keeps_scavenged_work_of_others_
     while link.poll_action(now).is_some() {}
     assert!(link.keeps_scavengers_waiting(hostile));
     assert!(!link.keeps_scavengers_waiting(HONEST));
+    link.set_config(now, LinkConfig { scavenger_permille: 1, ..config() }).expect("valid");
+    assert!(!link.keeps_scavengers_waiting(hostile), "the scavenger has a share");
+    link.set_config(now, LinkConfig { scavenger_permille: 0, ..config() }).expect("valid");
     let bytes = link.link(hostile).in_flight_bytes();
     link.handle(now, hostile, Event::BytesWrittenOff { flow: FlowId(1), bytes });
     link.handle(now, hostile, Event::FlowHeld { flow: FlowId(1) });

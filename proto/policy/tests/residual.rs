@@ -268,6 +268,18 @@ fn congestion_lowers_the_rate_by_half_at_most_and_only_while_own_bytes_are_in_fl
     assert_eq!(port.capacity.rate, RATE);
 }
 
+/// Found by `bursts_turn_the_rate_at_most_twice_a_second_and_the_full_rate_returns`.
+#[test]
+fn a_completion_after_the_last_byte_passed_does_not_make_the_counter_stand_still() {
+    let mut port = Port::new();
+    port.steps(2_000, |_| (3.0, 0.9));
+    assert!(port.in_flight > 1000.0);
+    // The counter has shown these bytes already. Their completion comes while nothing passes.
+    (port.waiting, port.in_flight, port.stands_at) = (0.0, 0.0, Some(port.port));
+    port.steps(RECOVERS_WITHIN.0 / 1_000_000, |_| (0.0, 0.0));
+    assert_eq!(port.capacity.rate, RATE);
+}
+
 #[test]
 fn an_elastic_sender_cannot_take_more_than_the_assured_share_leaves() {
     let mut port = Port { first: false, ..Port::new() };

@@ -4,7 +4,7 @@ use laxity_types::{Layer, RequestId};
 
 use super::batch_table::BatchTable;
 use super::flows::{Flow, FlowTable, SlotId};
-use super::late::LateReuse;
+use super::late_reuse::LateReuse;
 use super::piece_rate::PieceRate;
 use super::queue::Queues;
 use crate::config::LinkConfig;

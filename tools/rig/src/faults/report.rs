@@ -103,7 +103,7 @@ pub fn page(report: &Report) -> String {
         "# A fault campaign\n\nThis page is the output of\n\n```sh\nlaxity lab faults {}--faults \
          {} --seed {} --report docs/results/faults.md\n```\n\n[faults.md](../faults.md) says \
          what is done and checked. The campaign did **{} faults** in {} rounds\nand {:.1} \
-         minutes. {} transfers completed. {} MiB were compared with the expected bytes. **{} \
+         minutes. {} transfers completed. {} MiB were {}. **{} \
          rounds\nfailed**. The longest wait for a permit was {} ms.\n\n## What was found\n\n{}\n\n\
          ## Faults\n\n{}\n## Paths\n\n{}",
         if report.in_virtual_time { "--virtual " } else { "" },
@@ -114,6 +114,7 @@ pub fn page(report: &Report) -> String {
         report.seconds / 60.0,
         report.transfers,
         mib(report.bytes_checked),
+        if report.in_virtual_time { "posted at their place" } else { "compared" },
         report.violations,
         report.longest_stall_ms,
         found.trim_end(),

@@ -19,8 +19,6 @@ const LOST_QUEUES: u32 = 1000;
 /// Threads that end at one fault, one after the other.
 const LOST_AT_ONCE: u64 = 3;
 const LOST_TRANSFERS: u64 = 6;
-/// A longer stop is excused in parts of this length, each as a whole.
-const STOP_PART_NS: u64 = 100_000_000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum FaultEnd {
@@ -96,13 +94,7 @@ impl VirtualWorld<'_> {
             }
             FaultKind::PortStalled => {
                 // A port that never rests would hide all else.
-                let for_ns = for_ns / 4;
-                for free_ns in &mut self.port.free_ns {
-                    *free_ns = (*free_ns).max(self.now_ns + for_ns);
-                }
-                let parts =
-                    (0..=for_ns / STOP_PART_NS).map(|part| self.now_ns + part * STOP_PART_NS);
-                self.stops.extend(parts.map(|begin| (begin, begin + STOP_PART_NS)));
+                self.stops.extend(self.port.stall(self.now_ns, for_ns / 4));
             }
             FaultKind::ClockStepped => self.pause(for_ns),
             FaultKind::CoordinatorLost

@@ -221,17 +221,8 @@ impl VirtualHost {
 
     /// Ends the daemon like SIGKILL does: it writes nothing into the memory of its clients.
     pub(super) fn kill(&mut self) {
-        let Some(mut running) = self.running.take() else { return };
-        // A driver that is dropped releases its clients. So they are taken out of it first.
-        let ids: Vec<ClientId> = running.connections.iter().map(|it| it.id).collect();
-        let leaving = ids.into_iter().map(|client| {
-            let (leaving, left) = oneshot::channel();
-            running.mailbox.send(SchedulerCommand::Detach { client, leaving });
-            left
-        });
-        let left: Vec<_> = leaving.collect();
-        running.carry_out();
-        drop((running, left));
+        let Some(running) = self.running.take() else { return };
+        running.driver.abandon();
         self.listener = None;
     }
 

@@ -76,7 +76,7 @@ pub(super) struct VirtualQueue {
     next: u64,
     open: Vec<OpenTransfer>,
     /// A work request that found the lane full.
-    deferred: Option<Flow>,
+    deferred: Option<(Flow, u64)>,
     pub(super) sleep: Option<Sleep>,
     pause_until_ns: u64,
     /// Transfers to submit at once, whatever is open.
@@ -228,19 +228,19 @@ impl VirtualQueue {
         done: &mut Vec<Done>,
     ) -> bool {
         let (queue, number) = (self.queue, self.next);
-        let mut flow = match self.deferred.take() {
-            Some(flow) => flow,
+        let (mut flow, begin_ns) = match self.deferred.take() {
+            Some(deferred) => deferred,
             None => {
                 let flow = self.draw(now_ns);
                 let (bytes, in_order) = (flow.bytes, self.style.in_order);
                 done.push(Done::Frame(Frame::Submitted { queue, number, bytes, in_order }));
-                flow
+                (flow, now_ns)
             }
         };
         let mut ticket = Ticket::default();
         if self.style.whole {
             if !self.lane.submit_whole_into(&mut flow, || client.nic(NIC), &mut ticket) {
-                self.deferred = Some(flow);
+                self.deferred = Some((flow, begin_ns));
                 return false;
             }
         } else {
@@ -252,7 +252,7 @@ impl VirtualQueue {
         let pause = -PAUSE_NS * (1.0 - self.rng.random::<f64>()).ln();
         self.pause_until_ns = now_ns + pause as u64;
         let (bytes, direction) = (flow.bytes, flow.direction);
-        let (posted, completed, begin_ns) = (0, 0, now_ns);
+        let (posted, completed) = (0, 0);
         self.open.push(OpenTransfer {
             number,
             ticket,

@@ -3,6 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::hash::{Hash as _, Hasher as _};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
@@ -40,7 +41,7 @@ const FINISH_NS: u64 = 5_000_000_000;
 /// Time in which the daemon forgets all clients after their end.
 const FORGET_NS: u64 = 1_000_000_000;
 /// Events of a round, after which something runs without end.
-const EVENTS_MAX: u64 = 4_000_000;
+const EVENTS_MAX: u64 = 1_000_000;
 
 /// What happens next in a world. Equal times are in the order of their plans.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -99,8 +100,17 @@ pub(super) struct VirtualWorld<'a> {
     digest: std::hash::DefaultHasher,
 }
 
-/// Plays a schedule. Equal schedules give equal outcomes.
+/// Plays a schedule. Equal schedules give equal outcomes. A panic of the product is a violation.
 pub(crate) fn play(schedule: &Schedule, plant: Option<Plant>) -> Result<Outcome, LabError> {
+    let played = catch_unwind(AssertUnwindSafe(|| play_unguarded(schedule, plant)));
+    played.unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<String>().map(String::as_str);
+        let text = text.or(panic.downcast_ref::<&str>().copied()).unwrap_or("no text");
+        Ok(Outcome { violations: vec![format!("a panic: {text}")], ..Outcome::default() })
+    })
+}
+
+fn play_unguarded(schedule: &Schedule, plant: Option<Plant>) -> Result<Outcome, LabError> {
     let folder = tempfile::tempdir().map_err(LabError::system("making a folder"))?;
     let now_ns = clock::begin();
     let mut rng = ChaCha8Rng::seed_from_u64(schedule.seed);
@@ -114,7 +124,7 @@ pub(crate) fn play(schedule: &Schedule, plant: Option<Plant>) -> Result<Outcome,
         now_ns,
         host: VirtualHost::new(folder.path(), config),
         coordinator: VirtualCoordinator::new(Time(now_ns))?,
-        port: VirtualPort { bytes_per_s, free_ns: [0; 2] },
+        port: VirtualPort::new(bytes_per_s),
         processes: Vec::new(),
         oracle: Oracle::default(),
         outcome: Outcome::default(),
@@ -189,8 +199,11 @@ impl VirtualWorld<'_> {
             }
             self.processes[process].die();
         }
-        self.run(self.now_ns + FORGET_NS, |world| world.host.is_idle())?;
+        let is_idle = self.run(self.now_ns + FORGET_NS, |world| world.host.is_idle())?;
         self.check_accounts();
+        if !is_idle && self.oracle.violations.is_empty() && self.host.is_up() {
+            self.blame("the scheduler does not sleep, although all clients are gone");
+        }
         if let Some(wrong) = self.coordinator.audit() {
             self.blame(format!("coordinator: {wrong}"));
         }
