@@ -126,16 +126,15 @@ impl StreamTask {
             let ended = self.once(&url).await;
             self.exchange.end(&self.mailbox);
             let is_there = self.exchange.view().connects > connects;
-            let by_nics = ended.problem == NICS_CHANGED;
             self.exchange.update_view(|view| {
                 view.connected = false;
-                view.failures += u64::from(!by_nics);
+                view.failures += u64::from(ended.problem != NICS_CHANGED);
                 view.problem.clone_from(&ended.problem);
             });
             if ended.ordered {
                 backoff.reset();
             }
-            if by_nics {
+            if ended.problem == NICS_CHANGED {
                 info!(coordinator = %url, "connects again, because the NICs of this host changed");
                 elsewhere = Some(url);
                 continue;

@@ -24,4 +24,19 @@ mod world;
 #[cfg(test)]
 mod tests;
 
-pub(super) use world::play;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use super::plant::Plant;
+use super::round::Outcome;
+use super::schedule::Schedule;
+use crate::error::LabError;
+
+/// Plays a schedule. Equal schedules give equal outcomes. A panic of the product is a violation.
+pub(super) fn play(schedule: &Schedule, plant: Option<Plant>) -> Result<Outcome, LabError> {
+    let played = catch_unwind(AssertUnwindSafe(|| world::play(schedule, plant)));
+    played.unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<String>().map(String::as_str);
+        let text = text.or(panic.downcast_ref::<&str>().copied()).unwrap_or("no text");
+        Ok(Outcome { violations: vec![format!("a panic: {text}")], ..Outcome::default() })
+    })
+}

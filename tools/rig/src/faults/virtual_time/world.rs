@@ -3,7 +3,6 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::hash::{Hash as _, Hasher as _};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
@@ -100,17 +99,7 @@ pub(super) struct VirtualWorld<'a> {
     digest: std::hash::DefaultHasher,
 }
 
-/// Plays a schedule. Equal schedules give equal outcomes. A panic of the product is a violation.
-pub(crate) fn play(schedule: &Schedule, plant: Option<Plant>) -> Result<Outcome, LabError> {
-    let played = catch_unwind(AssertUnwindSafe(|| play_unguarded(schedule, plant)));
-    played.unwrap_or_else(|panic| {
-        let text = panic.downcast_ref::<String>().map(String::as_str);
-        let text = text.or(panic.downcast_ref::<&str>().copied()).unwrap_or("no text");
-        Ok(Outcome { violations: vec![format!("a panic: {text}")], ..Outcome::default() })
-    })
-}
-
-fn play_unguarded(schedule: &Schedule, plant: Option<Plant>) -> Result<Outcome, LabError> {
+pub(super) fn play(schedule: &Schedule, plant: Option<Plant>) -> Result<Outcome, LabError> {
     let folder = tempfile::tempdir().map_err(LabError::system("making a folder"))?;
     let now_ns = clock::begin();
     let mut rng = ChaCha8Rng::seed_from_u64(schedule.seed);
