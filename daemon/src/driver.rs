@@ -104,7 +104,7 @@ impl From<nix::Error> for DriverError {
 /// What the caller of [`Driver::step`] does next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NextStep {
-    /// Run another step.
+    /// There may be more records, so the next step follows at once.
     Turn,
     /// Run another step after a pause, because nothing was to be done.
     Spin,
@@ -112,7 +112,7 @@ pub enum NextStep {
     Yield,
     /// Wait for this time at most with [`Driver::wait`], then run another step.
     Wait(Span),
-    /// Call [`Driver::finish`].
+    /// A command ended the scheduler. [`Driver::finish`] then releases its clients.
     Stop,
 }
 
@@ -428,9 +428,7 @@ impl Driver {
         }
         asked
     }
-}
 
-impl Driver {
     /// Ends without a word to the clients, as SIGKILL does.
     pub fn abandon(mut self) {
         self.clients.clear();

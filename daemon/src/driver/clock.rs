@@ -15,7 +15,7 @@ pub struct SchedulerClock {
 }
 
 impl SchedulerClock {
-    /// The system's clocks.
+    /// CLOCK_MONOTONIC, and the processor time of the calling thread.
     pub const SYSTEM: Self = Self { now_ns, processor_time };
 
     #[inline]

@@ -268,7 +268,7 @@ fn congestion_lowers_the_rate_by_half_at_most_and_only_while_own_bytes_are_in_fl
     assert_eq!(port.capacity.rate, RATE);
 }
 
-/// Found by `bursts_turn_the_rate_at_most_twice_a_second_and_the_full_rate_returns`.
+/// The counter then looked dead, and the low rate stayed for five seconds.
 #[test]
 fn a_completion_after_the_last_byte_passed_does_not_make_the_counter_stand_still() {
     let mut port = Port::new();

@@ -137,7 +137,7 @@ impl Clock {
     /// The system's clock: [`now_ns`] and [`lately_ns`].
     pub const SYSTEM: Self = Self { now_ns, lately_ns };
 
-    /// Returns the time.
+    /// Returns the time in nanoseconds, which never goes back.
     #[inline]
     pub fn now_ns(self) -> u64 {
         (self.now_ns)()
