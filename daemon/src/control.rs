@@ -54,7 +54,7 @@ pub async fn serve(listener: UnixListener, service: Arc<Service>) {
             tokio::select! {
                 // `biased`: a command that was carried out is answered before its connection ends.
                 biased;
-                ended = converse(stream, &service, || places.renew(number)) => {
+                ended = converse(stream, uid, &service, || places.renew(number)) => {
                     if let Err(error) = ended {
                         debug!(%error, "a control connection ended");
                     }
@@ -67,7 +67,12 @@ pub async fn serve(listener: UnixListener, service: Arc<Service>) {
     }
 }
 
-async fn converse(stream: UnixStream, service: &Service, asked: impl Fn()) -> std::io::Result<()> {
+async fn converse(
+    stream: UnixStream,
+    uid: u32,
+    service: &Service,
+    asked: impl Fn(),
+) -> std::io::Result<()> {
     let mut stream = BufReader::new(stream);
     let mut line = Vec::new();
     let mut trace = None;
@@ -89,7 +94,14 @@ async fn converse(stream: UnixStream, service: &Service, asked: impl Fn()) -> st
             Response::error(format!("a request has at most {REQUEST_BYTES_MAX} bytes"))
         } else {
             match parse_request(&line) {
-                Ok(request) => answer(service, request, &mut trace).await,
+                Ok(request) => {
+                    let is_change = changes(&request);
+                    let response = answer(service, request, &mut trace).await;
+                    if let (true, Response::Done { message, .. }) = (is_change, &response) {
+                        service.changed(Some(uid), message);
+                    }
+                    response
+                }
                 Err(problem) => Response::Error { message: problem },
             }
         };
@@ -111,6 +123,12 @@ fn is_gone(stream: &UnixStream) -> bool {
     let mut fds = [PollFd::new(stream.as_fd(), PollFlags::empty())];
     let hangup = |fd: &PollFd<'_>| fd.revents().is_some_and(|r| r.contains(PollFlags::POLLHUP));
     poll(&mut fds, PollTimeout::ZERO).is_ok_and(|ready| ready > 0) && fds.iter().any(hangup)
+}
+
+/// Reports whether a request changes what the daemon does to traffic.
+const fn changes(request: &Request) -> bool {
+    use Request::{Bypass, Reload, SetMode, SetPolicy};
+    matches!(request, Bypass { .. } | SetPolicy { .. } | SetMode { .. } | Reload)
 }
 
 /// Carries out one request. `trace` is the trace that ends with this connection.

@@ -28,7 +28,7 @@ use crate::descriptors::TooFew;
 use crate::driver::{Driver, DriverError};
 use crate::mailbox::{LOOK_EVERY, LOOKS_MAX, Mailbox, SchedulerCommand, SnapshotSlot, mailbox};
 use crate::metrics::Exporter;
-use crate::service::{SchedulerHandle, Service, Source};
+use crate::service::{ModeOrder, SchedulerHandle, Service, Source};
 use crate::sockets::{self, BindError, Bound};
 use crate::stats::Snapshot;
 use crate::watched::{Watched, watch};
@@ -156,10 +156,12 @@ impl Daemon {
     ///
     /// # Errors
     /// See [`DaemonError`]. An error leaves nothing behind.
-    pub fn bind(config: Config, source: Source, set_log: SetLog) -> Result<Self, DaemonError> {
+    pub fn bind(mut config: Config, source: Source, set_log: SetLog) -> Result<Self, DaemonError> {
         let signals = Signals::handle()?;
         let room = descriptors::room_for_clients(config.web.address().is_some())
             .map_err(DaemonError::Descriptors)?;
+        let mode = ModeOrder::read(&config.control, config.mode);
+        config.mode = mode.mode();
         let in_force = config.into_force();
         let config = in_force.load_full();
         let (mailbox, inbox) = mailbox().map_err(io::Error::from)?;
@@ -193,7 +195,7 @@ impl Daemon {
         let (snapshots, seen) = watch::channel(None);
         let scheduler = SchedulerHandle { mailbox: mailbox.clone(), snapshots: seen, exchange };
         let attendant = StreamTask::new(&in_force, &scheduler);
-        let service = Service::new(Arc::clone(&in_force), source, set_log, scheduler, room);
+        let service = Service::new(Arc::clone(&in_force), mode, source, set_log, scheduler, room);
         let service = Arc::new(service);
         if service.is_bypassed() {
             mailbox.send(SchedulerCommand::Bypass(true));
@@ -401,7 +403,9 @@ async fn reload_on(mut hangup: Signal, service: Arc<Service>) {
             notify(&[NotifyState::Reloading, now]);
         }
         // `reload` has logged the error, and the old configuration stays in force.
-        let _ = service.reload().await;
+        if service.reload().await.is_ok() {
+            service.changed(None, "the configuration was read again");
+        }
         notify(&[NotifyState::Ready]);
     }
 }

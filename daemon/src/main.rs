@@ -52,6 +52,7 @@ const PAGES: ServicePages = ServicePages {
     end: concat!(
         ".SH FILES\n.TP\n/etc/laxity/laxityd.toml\nconfiguration; optional\n",
         ".TP\n/run/laxity/\nsockets, and the marker of a bypass that is on\n",
+        ".TP\n/var/lib/laxity/mode\nthe mode that laxity enforce ordered\n",
         ".SH \"SEE ALSO\"\nlaxityd.toml(5), laxity(1)\n",
     ),
     path: "/etc/laxity/laxityd.toml",

@@ -1,10 +1,11 @@
 //! The service behind operators and registrations: the configuration in force, the attached clients
 //! and the way to the scheduler. It runs on the tokio thread.
 
+mod mode_order;
 mod nics;
 pub mod trace;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -15,7 +16,7 @@ use laxity_listen::SetLog;
 use laxity_shm::layout::attention;
 use laxity_shm::region::Region;
 use laxity_shm::sleep::now_ns;
-use laxity_wire::Status;
+use laxity_wire::{OperatorChange, Status};
 use parking_lot::Mutex;
 use tokio::sync::{oneshot, watch};
 use tracing::{info, warn};
@@ -26,11 +27,13 @@ use crate::coordinator::exchange::CoordinatorExchange;
 use crate::mailbox::{ANSWER_MAX, Mailbox, SchedulerCommand};
 use crate::places::{ClientSlots, NoFreeSlot};
 use crate::refusals::Refusals;
+pub use crate::service::mode_order::ModeOrder;
 use crate::service::trace::Traces;
 use crate::stats::Snapshot;
 use crate::status::status;
 
 const READ_MAX: Duration = Duration::from_secs(2);
+const CHANGES_MAX: usize = 32;
 
 /// The origin of the configuration, for reading it again.
 #[derive(Clone, Debug, Default)]
@@ -76,9 +79,28 @@ pub struct Service {
 #[derive(Debug)]
 struct ServiceState {
     bypass: bool,
+    mode: ModeOrder,
     places: ClientSlots,
     /// The memory of each client, so that a bypass works even if the scheduler hangs.
     regions: BTreeMap<ClientId, Arc<Region>>,
+    /// The last [`CHANGES_MAX`] changes by operators, the latest first.
+    changes: VecDeque<(Instant, OperatorChange)>,
+}
+
+impl ServiceState {
+    /// Adds what the scheduler does not know.
+    fn add_to(&self, mut status: Status, config: &Config) -> Status {
+        status.configured_mode = self.mode.replaced().map_or("", Mode::name).to_owned();
+        status.changes.extend(self.changes.iter().map(|(at, change)| OperatorChange {
+            ago_ms: at.elapsed().as_millis() as u64,
+            ..change.clone()
+        }));
+        for port in &mut status.ports {
+            let nic = config.nic.get(usize::from(port.nic));
+            port.rate_assumed = nic.is_some_and(|nic| !nic.rate.is_known());
+        }
+        status
+    }
 }
 
 impl std::fmt::Debug for Service {
@@ -92,6 +114,7 @@ impl Service {
     /// configuration allows.
     pub fn new(
         config: ConfigInForce,
+        mode: ModeOrder,
         source: Source,
         set_log: SetLog,
         scheduler: SchedulerHandle,
@@ -110,8 +133,10 @@ impl Service {
             marker,
             state: Mutex::new(ServiceState {
                 bypass,
+                mode,
                 places: ClientSlots::new(client_room),
                 regions: BTreeMap::new(),
+                changes: VecDeque::new(),
             }),
             config,
             traces: Traces::new(scheduler.mailbox.clone()),
@@ -180,6 +205,7 @@ impl Service {
                 let refused = (&self.refusals, &config.access);
                 seen.as_ref()
                     .map(|snapshot| status(snapshot, uptime_ms, refused, self.exchange()))
+                    .map(|status| self.state.lock().add_to(status, &config))
                     .ok_or_else(|| "there is no snapshot yet; ask again".to_owned())
             }
             Ok(Err(_)) => Err("laxityd is stopping".to_owned()),
@@ -208,6 +234,15 @@ impl Service {
                 _ => Ok(()),
             }
         }
+    }
+
+    /// Stores a change that the operator `uid` ordered, or a signal, for `status` and the log.
+    pub fn changed(&self, uid: Option<u32>, what: &str) {
+        info!(uid, what, "changed by an operator");
+        let change = OperatorChange { ago_ms: 0, uid, what: what.to_owned() };
+        let mut state = self.state.lock();
+        state.changes.truncate(CHANGES_MAX - 1);
+        state.changes.push_front((Instant::now(), change));
     }
 
     /// Turns the bypass on or off and returns the result as text for the operator.
@@ -250,25 +285,36 @@ impl Service {
         let policy: laxity_policy::PolicyKind = policy
             .parse()
             .map_err(|error: laxity_policy::config::UnknownPolicy| error.to_string())?;
-        self.change(|config| config.policy = policy);
-        info!(%policy, "policy changed by an operator");
+        self.change(&self.state.lock(), |config| config.policy = policy);
         Ok(format!("the policy is {policy} until the next reload or restart"))
     }
 
-    /// Changes the mode until the next reload.
+    /// Changes the mode until another one is ordered or configured.
     ///
     /// # Errors
     /// There is no such mode. The error is text for the operator.
     pub fn set_mode(&self, mode: &str) -> Result<String, String> {
         let mode = Mode::from_name(mode)
             .ok_or_else(|| format!("unknown mode `{mode}`; known are off, observe, enforce"))?;
-        self.change(|config| config.mode = mode);
-        info!(mode = mode.name(), "mode changed by an operator");
-        Ok(format!("the mode is {} until the next reload or restart", mode.name()))
+        let mut state = self.state.lock();
+        let kept = state.mode.order(mode);
+        self.change(&state, |config| config.mode = mode);
+        let lasts = match (kept, state.mode.replaced()) {
+            (Err(error), _) => {
+                let file = state.mode.file().display();
+                warn!(%error, %file, "a restart of laxityd will not know of this");
+                format!("; a restart of laxityd will not know of this ({file}: {error})")
+            }
+            (Ok(()), None) => ", as configured".to_owned(),
+            (Ok(()), Some(configured)) => format!(
+                " until the configured mode, {}, changes; reloads and restarts keep it",
+                configured.name()
+            ),
+        };
+        Ok(format!("the mode is {}{lasts}", mode.name()))
     }
 
-    fn change(&self, change: impl FnOnce(&mut Config)) {
-        let _state = self.state.lock();
+    fn change(&self, _locked: &ServiceState, change: impl FnOnce(&mut Config)) {
         let mut config = Config::clone(&self.config());
         change(&mut config);
         self.put_in_force(Arc::new(config));
@@ -327,10 +373,11 @@ impl Service {
 
     /// Applies the reloadable keys of `file` and returns the others that changed.
     fn take(&self, file: &Config, warnings: &[String]) -> Vec<&'static str> {
-        let state = self.state.lock();
+        let mut state = self.state.lock();
         let running = self.config();
         let needs_restart = file.needs_restart(&running);
-        let effective = Arc::new(file.reloaded_over(&running));
+        let mode = state.mode.configure(file.mode);
+        let effective = Arc::new(Config { mode, ..file.reloaded_over(&running) });
         let changed = effective != running;
         self.put_in_force(Arc::clone(&effective));
         drop(state);

@@ -15,7 +15,8 @@ use crate::owner::Owner;
 use crate::refusals::Refusals;
 use crate::stats::{ClientSnapshot, PortSnapshot, Snapshot, WaitHistogram};
 
-/// Converts `snapshot` for an operator. The other arguments come from outside the scheduler.
+/// Converts `snapshot` for an operator. The other arguments come from outside the scheduler. The
+/// service adds what it knows itself.
 pub fn status(
     snapshot: &Snapshot,
     uptime_ms: u64,
@@ -71,6 +72,7 @@ pub fn status(
             client_wakes: scheduler.client_wakes,
             ring_depth_max: scheduler.ring_depth_max,
         },
+        ..Status::default()
     }
 }
 
@@ -180,6 +182,7 @@ fn port(snapshot: &Snapshot, port: &PortSnapshot) -> PortStatus {
         promotions: link.promotions,
         demotions: link.demotions,
         would: port.would.clone(),
+        ..PortStatus::default()
     }
 }
 

@@ -72,6 +72,31 @@ fn a_bypass_outlasts_the_death_of_the_daemon_and_is_not_hidden() {
 }
 
 #[test]
+fn an_ordered_mode_outlasts_reload_and_death_and_ends_with_the_configured_one() {
+    let observe = format!("mode = \"observe\"\n{SMALL}");
+    let mut daemon = Laxityd::start(&observe);
+    let said = daemon.control().set_mode("enforce").unwrap();
+    assert!(said.contains("until the configured mode, observe, changes"), "{said}");
+    daemon.control().reload().unwrap();
+    for _ in 0..2 {
+        let status = daemon.status();
+        assert_eq!((&*status.mode, &*status.configured_mode), ("enforce", "observe"));
+        assert!(daemon.client("worker").is_scheduled());
+        daemon.signal(Signal::SIGKILL);
+        daemon.end();
+        daemon = daemon.again();
+    }
+    let text = std::fs::read_to_string(daemon.config_file()).unwrap();
+    std::fs::write(daemon.config_file(), text.replace("\"observe\"", "\"off\"")).unwrap();
+    daemon.control().reload().unwrap();
+    let status = daemon.status();
+    assert_eq!((&*status.mode, &*status.configured_mode), ("off", ""));
+    let [change] = &status.changes[..] else { panic!("{:?}", status.changes) };
+    assert_eq!(change.uid, Some(nix::unistd::getuid().as_raw()));
+    assert!(change.what.contains("read again"), "{change:?}");
+}
+
+#[test]
 fn every_documented_metric_is_served_and_nothing_else() {
     let daemon = Laxityd::start(SMALL);
     let client = daemon.client("worker");

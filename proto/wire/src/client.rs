@@ -25,7 +25,9 @@ pub enum ControlError {
         cause: std::io::Error,
     },
     /// The daemon listens and does not answer. It may be stopped in a debugger, or hang.
-    #[error("laxityd at {path} did not answer within {timeout:?}", path = .path.display())]
+    #[error("laxityd at {path} did not answer within {timeout:?}, so it hangs or is stopped; see \
+        `systemctl status laxityd`, then `systemctl restart laxityd` (jobs go on unscheduled \
+        meanwhile)", path = .path.display())]
     Timeout {
         /// The path of the socket.
         path: PathBuf,
@@ -63,7 +65,10 @@ fn way_in(cause: &std::io::Error) -> String {
              group (see docs/operating.md)"
                 .to_owned()
         }
-        _ => format!("is it running, and is this its control socket (${SOCKET_ENV})?"),
+        _ => format!(
+            "is it running (`systemctl status laxityd`, `journalctl -u laxityd`), and is this its \
+             control socket (${SOCKET_ENV})?"
+        ),
     }
 }
 

@@ -16,7 +16,7 @@ pub mod view;
 pub use client::{ControlClient, ControlError};
 pub use control::{Envelope, Request, Response};
 pub use status::{
-    ClientStatus, ClusterStatus, DistrustedOwner, LevelStatus, PermittedBytes, PodStatus,
-    PortStatus, RefusalStatus, SchedulerStatus, StageStatus, Status, Totals, WaitStatus,
+    ClientStatus, ClusterStatus, DistrustedOwner, LevelStatus, OperatorChange, PermittedBytes,
+    PodStatus, PortStatus, RefusalStatus, SchedulerStatus, StageStatus, Status, Totals, WaitStatus,
     WouldStatus,
 };

@@ -20,11 +20,17 @@ pub struct Status {
     pub policy: String,
     /// The mode: `off`, `observe` or `enforce`.
     pub mode: String,
+    /// The mode of the configuration, if an operator has ordered another one.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub configured_mode: String,
     /// What clients do to traffic classes: `preserve`, `levels` or `off`. Empty for a daemon that
     /// has no such setting.
     pub marking: String,
     /// Whether an operator has ordered a bypass.
     pub bypass: bool,
+    /// The last changes that operators ordered, the latest first.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub changes: Vec<OperatorChange>,
     /// The attached clients, in order of attachment.
     pub clients: Vec<ClientStatus>,
     /// The ports: both directions of every NIC, in the order of the configuration.
@@ -41,6 +47,18 @@ pub struct Status {
     pub cluster: Option<ClusterStatus>,
     /// The state of the scheduler thread.
     pub scheduler: SchedulerStatus,
+}
+
+/// A change of a daemon that an operator ordered.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct OperatorChange {
+    /// Milliseconds since the change.
+    pub ago_ms: u64,
+    /// The user id of the operator, or `None` if it was a signal.
+    pub uid: Option<u32>,
+    /// The daemon's answer, which says what has changed.
+    pub what: String,
 }
 
 /// The daemon's state in the cluster.
@@ -209,6 +227,8 @@ pub struct PortStatus {
     pub absent: bool,
     /// The configured rate `B` in bytes per second.
     pub rate_bytes_per_s: u64,
+    /// Whether this rate is assumed, since the kernel knows none and the configuration has none.
+    pub rate_assumed: bool,
     /// The rate that is left for scheduled traffic. 0 from a daemon that does not know.
     pub rate_in_force_bytes_per_s: u64,
     /// The source of the port's counters: `netdev`, `pma`, `hw_counters` or `irdma`. `None` if the

@@ -90,7 +90,8 @@ pub(crate) struct BypassArgs {
 
 #[derive(Args)]
 pub(crate) struct EnforceArgs {
-    /// `on` makes clients wait for permits from now on; `off` only observes them
+    /// `on` makes clients wait for permits from now on; `off` only observes them. Reloads and
+    /// restarts keep it, until the mode in the configuration changes
     state: Switch,
     #[command(flatten)]
     endpoint: Endpoint,
@@ -126,7 +127,7 @@ pub(crate) fn bypass(args: &BypassArgs) -> Result<(), HostError> {
 pub(crate) fn enforce(args: &EnforceArgs) -> Result<(), HostError> {
     let mode = if args.state == Switch::On { "enforce" } else { "observe" };
     let words = args.endpoint.connect()?.set_mode(mode)?;
-    Ok(say(format!("{words}; to keep it, set mode = \"{mode}\" in the configuration of laxityd"))?)
+    Ok(say(words)?)
 }
 
 pub(crate) fn reload(endpoint: &Endpoint) -> Result<(), HostError> {

@@ -255,7 +255,7 @@ fn unmarked(status: &Status) -> Option<Finding> {
     let (why, action) = match () {
         () if status.bypass => ("the host is bypassed", "laxity bypass off"),
         () if status.mode != "enforce" => {
-            ("the mode is not enforce", "set mode = \"enforce\" when you want it to")
+            ("the mode is not enforce", "laxity enforce on, when you want it to")
         }
         () if status.marking == "off" => ("marking is off", "set marking = \"preserve\""),
         () => return None,

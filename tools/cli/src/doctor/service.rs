@@ -65,7 +65,7 @@ fn switched(status: &Status) -> Finding {
             .because("somebody ordered that all traffic goes out unscheduled")
             .action("laxity bypass off");
     }
-    let change = "set mode = \"enforce\" in /etc/laxity/laxityd.toml; systemctl reload laxityd";
+    let change = "laxity observe report, then laxity enforce on";
     match status.mode.as_str() {
         "enforce" => Finding::ok("mode", "enforce"),
         "observe" => Finding::info("mode", "observe")

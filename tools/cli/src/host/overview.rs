@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use laxity_cli::table::{bytes, table, without_rules};
 use laxity_wire::{
-    ClientStatus, ClusterStatus, DistrustedOwner, PortStatus, RefusalStatus, Status,
+    ClientStatus, ClusterStatus, DistrustedOwner, OperatorChange, PortStatus, RefusalStatus, Status,
 };
 
 use crate::doctor::fabric::{self, NicPort};
@@ -41,6 +41,7 @@ pub(super) fn page(status: &Status, host: &[NicPort], processes: &[Row], is_full
     parts.push(nics);
     if is_full {
         parts.extend(status.ports.iter().map(levels));
+        parts.extend(changes(status));
     }
     let taken = |parts: &[String]| parts.iter().map(|part| rows(part) + 1).sum::<usize>();
     if !status.clients.is_empty() {
@@ -99,8 +100,12 @@ fn headline(status: &Status) -> Vec<String> {
     let state = match status.mode.as_str() {
         _ if status.bypass => "BYPASSED: nothing is scheduled until `laxity bypass off`",
         "off" => "mode off: nothing is scheduled",
-        "observe" => "observe: nothing is delayed",
+        "observe" => "observe: nothing is delayed until `laxity enforce on`",
         mode => mode,
+    };
+    let configured = match status.configured_mode.as_str() {
+        "" => String::new(),
+        mode => format!(" (ordered; the configuration has {mode})"),
     };
     // Clients do not submit what they bypass, so it can't be counted.
     let bypassed = if status.bypass || status.mode == "off" {
@@ -110,7 +115,7 @@ fn headline(status: &Status) -> Vec<String> {
     };
     let mut lines = vec![
         format!(
-            "laxityd {} (pid {}), up {}, policy {}, {state}",
+            "laxityd {} (pid {}), up {}, policy {}, {state}{configured}",
             status.version,
             status.pid,
             duration(status.uptime_ms),
@@ -168,12 +173,19 @@ fn problems(status: &Status) -> Vec<String> {
             totals.unknown_nic_flows
         ));
     }
+    problems.extend(assumed(status));
     problems.extend(absent(status));
     problems.extend(taken_by_others(status));
     problems.extend(misbehaviour(status));
     if totals.garbage_records > 0 {
         let records = totals.garbage_records;
-        problems.push(format!("{records} records made no sense; see the daemon's log"));
+        problems.push(format!("{records} records made no sense; journalctl -u laxityd says whose"));
+    }
+    if totals.written_off_bytes > 0 {
+        problems.push(format!(
+            "{} permitted and never reported as completed; journalctl -u laxityd says whose",
+            bytes(totals.written_off_bytes)
+        ));
     }
     let older: Vec<String> = older_clients(status).collect();
     if !older.is_empty() {
@@ -209,20 +221,23 @@ fn misbehaviour(status: &Status) -> Vec<String> {
         };
         let left = duration(owner.for_ms);
         format!(
-            "uid {}{cgroup} is distrusted: what attaches of it is unscheduled for {left}",
+            "uid {}{cgroup} is distrusted: what attaches of it is unscheduled for {left}; restart \
+             what hangs",
             owner.uid
         )
     };
     let client = |client: &ClientStatus| {
         let owed = bytes(client.owed_bytes);
         let what = match client.owed_bytes {
-            _ if client.distrusted => "distrusted: it goes unscheduled".to_owned(),
-            1.. if client.held => format!("silent: owes {owed}, no permits until then"),
-            1.. => format!("silent: owes {owed} while others wait"),
-            0 if client.limited => "limited to its part, since others use the port".to_owned(),
+            _ if client.distrusted => "is distrusted: it goes unscheduled; restart it".to_owned(),
+            1.. if client.held => format!("owes {owed} and gets no permits: does it hang?"),
+            1.. => format!("owes {owed} while others wait: does it hang?"),
+            0 if client.limited => {
+                "is limited to its part, since others use the port (nothing to do)".to_owned()
+            }
             0 => return None,
         };
-        Some(format!("{} (pid {}, uid {}) is {what}", client.name, client.pid, client.uid))
+        Some(format!("{} (pid {}, uid {}) {what}", client.name, client.pid, client.uid))
     };
     let clients = status.clients.iter().filter_map(client);
     status.distrusted.iter().map(owner).chain(clients).collect()
@@ -234,11 +249,23 @@ pub(crate) fn older_clients(status: &Status) -> impl Iterator<Item = String> {
     older.map(|client| format!("{} (pid {}, {})", client.name, client.pid, client.library))
 }
 
+/// Returns a line about the NICs whose rate nobody knows, if there are any.
+fn assumed(status: &Status) -> Option<String> {
+    let assumed = |port: &&PortStatus| port.rate_assumed && port.direction == "egress";
+    let mut ports = status.ports.iter().filter(assumed).peekable();
+    let rate = bytes(ports.peek()?.rate_bytes_per_s);
+    let names: Vec<&str> = ports.map(|port| port.name.as_str()).collect();
+    Some(format!(
+        "{}: the kernel knows no rate, {rate}/s is assumed; set `rate` in its [[nic]]",
+        names.join(", ")
+    ))
+}
+
 /// Returns a line about the NICs that are gone, if there are any.
 fn absent(status: &Status) -> Option<String> {
     let absent = status.ports.iter().filter(|port| port.absent && port.direction == "egress");
     let names: Vec<&str> = absent.map(|port| port.name.as_str()).collect();
-    let what = "gone; flows of such a NIC go out unscheduled until it returns";
+    let what = "gone; its flows go out unscheduled until it returns; see dmesg";
     (!names.is_empty()).then(|| format!("{}: {what}", names.join(", ")))
 }
 
@@ -251,20 +278,19 @@ fn taken_by_others(status: &Status) -> Option<String> {
         0 => String::new(),
         others => format!("; {others} more ports are short"),
     };
-    Some(format!("{} {}: {rate}/s{left}{others}", port.name, port.direction))
+    Some(format!("{} {}: {rate}/s{left}{others}: laxity doctor", port.name, port.direction))
 }
 
 /// Returns what is left of a port for scheduled traffic, and why, if that is less than all.
 fn left_by_others(port: &PortStatus) -> String {
     let mut why = Vec::new();
     if port.counters_stale {
-        why.push("its counters stand still".to_owned());
+        why.push("its counters stand still: see laxity doctor".to_owned());
     }
     // Less than a hundredth is nothing to act on.
-    for (taken, who) in [
-        (port.foreign_bytes_per_s, "others send"),
-        (port.congestion_bytes_per_s, "congestion takes"),
-    ] {
+    for (taken, who) in
+        [(port.foreign_bytes_per_s, "others"), (port.congestion_bytes_per_s, "congestion")]
+    {
         if taken > port.rate_bytes_per_s / 100 {
             why.push(format!("{who} {}/s", bytes(taken)));
         }
@@ -368,6 +394,16 @@ fn jobs(status: &Status, room: usize) -> String {
         0..3 => format!("{} jobs: laxity status --full", jobs.len()),
         _ => fitting(&lines, room).join("\n"),
     }
+}
+
+/// Returns what operators changed, the latest first, if anything.
+fn changes(status: &Status) -> Option<String> {
+    let line = |change: &OperatorChange| {
+        let who = change.uid.map_or("a signal".to_owned(), |uid| format!("user {uid}"));
+        format!("{} ago, {who}: {}", duration(change.ago_ms), change.what)
+    };
+    let lines: Vec<String> = status.changes.iter().map(line).collect();
+    (!lines.is_empty()).then(|| format!("changes by operators\n{}", lines.join("\n")))
 }
 
 fn levels(port: &PortStatus) -> String {

@@ -74,7 +74,7 @@ fn a_port_says_what_others_leave_and_nothing_beside_none() {
     assert_eq!(left_by_others(&port), "", "from a daemon that does not know");
     port.rate_in_force_bytes_per_s = 500 << 20;
     port.foreign_bytes_per_s = 480 << 20;
-    assert_eq!(left_by_others(&port), ", 500 MiB/s left (others send 480 MiB/s)");
+    assert_eq!(left_by_others(&port), ", 500 MiB/s left (others 480 MiB/s)");
     port.counters_stale = true;
     assert!(left_by_others(&port).contains("stand still"));
 }
@@ -117,4 +117,62 @@ fn what_is_bypassed_is_not_shown_as_nothing() {
     // This client asked for it. The others are scheduled.
     status.clients[0].mode = "off".into();
     assert!(says(&status));
+}
+
+#[test]
+fn each_problem_says_what_to_do() {
+    let port = |direction: &str| PortStatus {
+        direction: direction.into(),
+        rate_bytes_per_s: 12_500_000_000,
+        rate_assumed: true,
+        ..PortStatus::default()
+    };
+    let absent = PortStatus { absent: true, ..port("egress") };
+    let foreign = PortStatus { foreign_bytes_per_s: 9_000_000_000, ..port("ingress") };
+    let client = ClientStatus::default;
+    let status = Status {
+        ports: vec![port("egress"), port("ingress"), absent, foreign],
+        distrusted: vec![DistrustedOwner::default()],
+        clients: vec![
+            ClientStatus { distrusted: true, ..client() },
+            ClientStatus { owed_bytes: 1, held: true, ..client() },
+            ClientStatus { owed_bytes: 1, ..client() },
+            ClientStatus { limited: true, ..client() },
+            ClientStatus { library_is_older: true, ..client() },
+        ],
+        totals: laxity_wire::Totals {
+            unknown_nic_flows: 1,
+            garbage_records: 1,
+            written_off_bytes: 1,
+            ..laxity_wire::Totals::default()
+        },
+        ..Status::default()
+    };
+    let problems = problems(&status);
+    assert_eq!(problems.len(), 12, "{problems:#?}");
+    let remedies = [
+        "add its [[nic]]", "set `rate`", "dmesg", "laxity doctor", "restart", "does it hang?",
+        "nothing to do", "journalctl",
+    ];
+    for line in &problems {
+        assert!(remedies.iter().any(|remedy| line.contains(remedy)), "no next step: {line}");
+    }
+}
+
+#[test]
+fn the_mode_says_if_it_was_ordered_and_the_full_page_who_ordered_what() {
+    let change = laxity_wire::OperatorChange {
+        ago_ms: 130_000,
+        uid: Some(1000),
+        what: "the mode is enforce".into(),
+    };
+    let status = Status {
+        mode: "enforce".into(),
+        configured_mode: "observe".into(),
+        changes: vec![change],
+        ..Status::default()
+    };
+    assert!(shown(&status).contains("enforce (ordered; the configuration has observe)"));
+    let full = page(&status, &[], &[], true);
+    assert!(full.contains("2 min ago, user 1000: the mode is enforce"), "{full}");
 }
