@@ -193,6 +193,13 @@ packages: release setup-packages ## Debian packages and RPMs of the programs, wi
 packages-check: packages ## install, upgrade, remove and purge them on Debian 12 and 13, booted in containers
 	tests/packages/check.sh $(TARGET)/packages bookworm trixie
 
+# Before the first release, the commit before this one is what there is to upgrade from.
+SINCE ?= $(shell git describe --tags --abbrev=0 2>/dev/null || git rev-parse HEAD~1)
+
+.PHONY: upgrade-check
+upgrade-check: test-build ## this build and that of the last release (SINCE=COMMIT) work together, and hosts upgrade under load
+	tests/upgrade.sh "$(SINCE)"
+
 .PHONY: image
 image: packages setup-kubernetes ## a container image of the packages, without a registry: target/packages/laxity-image.tar
 	@tools/setup.sh image

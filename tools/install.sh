@@ -109,6 +109,9 @@ put 644 dist/laxityd.toml "$to/share/doc/laxity/laxityd.toml"
 put 644 dist/laxity-coordinator.toml "$to/share/doc/laxity/laxity-coordinator.toml"
 put 644 dist/grafana/laxity.json "$to/share/doc/laxity/grafana-laxity.json"
 put 644 dist/prometheus/alerts.yaml "$to/share/doc/laxity/prometheus-alerts.yaml"
+# With it the daemon observes, until `laxity enforce on`.
+keep 644 dist/packaged/laxityd.toml "$root/etc/laxity/laxityd.toml"
+keep 644 dist/packaged/coordinator.toml "$root/etc/laxity/coordinator.toml"
 for profile in shim/job/profiles/*.toml; do
     keep 644 "$profile" "$root/etc/laxity/profiles/${profile##*/}"
 done

@@ -35,9 +35,14 @@ for file in man1/laxity.1 man5/laxityd.toml.5 man8/laxityd.8 man8/laxity-coordin
 done
 echo "installed: it runs, and delays nothing"
 
-sed -i 's/^mode = "observe"/mode = "enforce"/' "$conf"
+echo "# edited" >>"$conf"
+laxity observe report --minutes 1 >report
+laxity enforce on
 systemctl reload laxityd
-mode_is enforce
+ordered="enforce (ordered; the configuration has observe)"
+mode_is "$ordered"
+laxity top --once >top
+grep -q laxityd top
 was="$(pid)"
 sockets() { stat -c %i /run/laxity/laxityd.sock /run/laxity/control.sock; }
 kept="$(sockets)"
@@ -46,16 +51,17 @@ apt-get install -y ./new/*.deb >>apt.log 2>&1
 [ "$(pid)" != "$was" ]
 [ "$(sockets)" = "$kept" ]
 systemctl is-active --quiet laxityd
-mode_is enforce
-echo "upgraded: it was restarted, took over its sockets, and an edited configuration holds"
+mode_is "$ordered"
+tail -n 1 "$conf" | grep -qx "# edited"
+echo "upgraded: it was restarted, took over its sockets, and what was ordered or edited holds"
 
 apt-get remove -y 'laxity*' liblaxity-dev >>apt.log 2>&1
 [ ! -e /usr/sbin/laxityd ]
 [ "$(pid)" = 0 ]
-grep -q '^mode = "enforce"' "$conf"
 apt-get install -y ./new/*.deb >>apt.log 2>&1
-mode_is enforce
-echo "removed and installed again: an edited configuration holds"
+mode_is "$ordered"
+tail -n 1 "$conf" | grep -qx "# edited"
+echo "removed and installed again: what was ordered or edited holds"
 
 apt-get purge -y 'laxity*' liblaxity-dev >>apt.log 2>&1
 systemctl daemon-reload

@@ -8,7 +8,7 @@ use std::process::Command;
 
 use laxity_tests::{Need, skip};
 
-use crate::process::Said;
+use crate::process::{Said, binary};
 use crate::sources::{root, text};
 
 fn script(folder: &Path, name: &str, body: &str) {
@@ -104,7 +104,23 @@ fn what_is_installed_can_be_read_by_all_whatever_the_umask_of_who_installs_it() 
         assert_eq!(*mode, wanted, "{}: {mode:o}", path.display());
     }
 
+    for (program, check, file) in [
+        ("laxityd", "--check-config", "laxityd.toml"),
+        ("laxity-coordinator", "--check", "coordinator.toml"),
+    ] {
+        let file = into.join("etc/laxity").join(file);
+        Said::of(Command::new(binary(program)).arg(check).arg("--config").arg(&file)).good();
+    }
+    let config = into.join("etc/laxity/laxityd.toml");
+    let text = fs::read_to_string(&config).expect("installed");
+    assert!(text.contains("\nmode = \"observe\"\n"), "an installation delays nothing: {text}");
+    fs::write(&config, format!("{text}# edited\n")).expect("written");
+    install("install", &built, &into);
+    assert!(fs::read_to_string(&config).expect("kept").ends_with("# edited\n"));
+
     install("remove", &built, &into);
+    assert!(config.exists(), "an operator's configuration stays");
+    fs::remove_file(config).expect("ours");
     let left: Vec<_> = modes(&into).into_iter().filter(|(path, _)| !path.is_dir()).collect();
     assert!(left.is_empty(), "{left:?}");
 }
