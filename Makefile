@@ -126,7 +126,7 @@ else
 	$(CARGO) test --locked --workspace --no-fail-fast
 endif
 	$(CARGO) test --locked --doc $(addprefix -p ,$(WITH_EXAMPLES))
-	RUSTFLAGS="--cfg loom" $(CARGO) test --locked --release --target-dir $(TARGET)/loom -p laxity-shm --test 'loom*'
+	RUSTFLAGS="--cfg loom" CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16 $(CARGO) test --locked --release --target-dir $(TARGET)/loom -p laxity-shm --test 'loom*'
 	@if [ -s "$(SKIPPED)" ]; then \
 		echo "test: passed, but these can't run here (LAXITY_REQUIRE=all makes them fail):"; \
 		sort -u "$(SKIPPED)" | sed 's/^/  /'; \

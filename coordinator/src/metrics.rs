@@ -5,7 +5,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use laxity_listen::http::{HttpLimits, HttpListener, rendered};
+use laxity_listen::http::{HttpEndpoint, HttpLimits, rendered};
 use laxity_policy::admission::AdmissionCounters;
 use metrics::{counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
@@ -56,13 +56,13 @@ const UPKEEP_EVERY: Duration = Duration::from_secs(5);
 
 /// The HTTP endpoint of the metrics, bound and not yet served.
 pub(crate) struct MetricsEndpoint {
-    listener: HttpListener,
+    endpoint: HttpEndpoint,
     page: PrometheusHandle,
 }
 
 impl MetricsEndpoint {
     pub(crate) fn bind(address: SocketAddr) -> io::Result<Self> {
-        let listener = HttpListener::bind(address)?;
+        let endpoint = HttpEndpoint::bind("metrics", "metrics", address);
         let recorder = PrometheusBuilder::new()
             .set_buckets_for_metric(Matcher::Full(RUN_SECONDS.0.into()), &RUN_EDGES_S)
             .map_err(io::Error::other)?
@@ -71,18 +71,20 @@ impl MetricsEndpoint {
         // A second coordinator in the same process, as in tests, keeps the first recorder.
         let _ = metrics::set_global_recorder(recorder);
         describe();
-        Ok(Self { listener, page })
+        Ok(Self { endpoint, page })
     }
 
-    pub(crate) fn address(&self) -> io::Result<SocketAddr> {
-        self.listener.local_addr()
+    pub(crate) fn address(&self) -> Option<SocketAddr> {
+        self.endpoint.local_addr()
     }
 
     /// Serves until the task is aborted.
     pub(crate) async fn serve(self) {
         let page = self.page.clone();
-        let serving =
-            self.listener.serve("metrics", HttpLimits::METRICS, rendered(move || page.render()));
+        let rendered = rendered(move || page.render());
+        let serving = async {
+            self.endpoint.listener().await.serve("metrics", HttpLimits::METRICS, rendered).await;
+        };
         let upkeep = async {
             loop {
                 tokio::time::sleep(UPKEEP_EVERY).await;

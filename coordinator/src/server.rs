@@ -19,7 +19,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use laxity_listen::http::HttpListener;
+use laxity_listen::http::HttpEndpoint;
 use laxity_policy::config::InvalidConfig;
 use laxity_policy::{Span, Time};
 use laxity_wire::v1::coordination_server::CoordinationServer;
@@ -55,7 +55,7 @@ pub enum ServerError {
     /// An address is in use or not this host's. Change the setting that names it.
     #[error("cannot listen on {address} (`{setting}`): {cause}")]
     Listen {
-        /// The setting that names the address: `listen`, `metrics` or `web.listen`.
+        /// The setting that names the address.
         setting: &'static str,
         address: SocketAddr,
         /// The kernel's error.
@@ -92,7 +92,7 @@ pub struct Coordinator {
     stop: watch::Sender<bool>,
     listener: TcpListener,
     exporter: Option<MetricsEndpoint>,
-    web: Option<HttpListener>,
+    web: Option<HttpEndpoint>,
 }
 
 /// Controls a coordinator that runs.
@@ -160,11 +160,8 @@ impl Coordinator {
         };
         let address = config.listen;
         let listener = TcpListener::bind(address).await.map_err(taken("listen", address))?;
-        let web = config
-            .web
-            .address()
-            .map(|address| HttpListener::bind(address).map_err(taken("web.listen", address)));
-        let web = web.transpose()?;
+        let web = config.web.address();
+        let web = web.map(|address| HttpEndpoint::bind("pages", "web.listen", address));
         let (stop, stopping) = watch::channel(false);
         let shared = Arc::new(Shared::new(cluster, lead, store, tls, stopping, config));
         Ok(Self { shared, stop, listener, exporter, web })
@@ -177,12 +174,12 @@ impl Coordinator {
 
     /// Returns the address of the web page, if there is one.
     pub fn web_address(&self) -> Option<SocketAddr> {
-        self.web.as_ref()?.local_addr().ok()
+        self.web.as_ref()?.local_addr()
     }
 
     /// Returns the address of the metrics endpoint, if there is one.
     pub fn metrics_address(&self) -> Option<SocketAddr> {
-        self.exporter.as_ref()?.address().ok()
+        self.exporter.as_ref()?.address()
     }
 
     /// Returns a handle that stops the coordinator or changes its configuration.
@@ -227,7 +224,10 @@ impl Coordinator {
                 }
             }),
         ];
-        let page = self.web.map(|web| tokio::spawn(web::serve(web, Arc::clone(&shared))));
+        let page = self.web.map(|web| {
+            let shared = Arc::clone(&shared);
+            tokio::spawn(async move { web::serve(web.listener().await, shared).await })
+        });
         let mut stopping = shared.stopping.clone();
         let mut stopped = shared.stopping.clone();
         let serving = Server::builder()

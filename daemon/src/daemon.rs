@@ -5,14 +5,13 @@
 //! scheduler releases its clients, then the sockets are removed.
 
 use std::io;
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use laxity_listen::SetLog;
-use laxity_listen::http::HttpListener;
+use laxity_listen::http::HttpEndpoint;
 use sd_notify::NotifyState;
 use thiserror::Error;
 use tokio::net::UnixListener;
@@ -103,54 +102,6 @@ impl Signals {
     }
 }
 
-/// An HTTP address. One that is taken keeps nothing from being scheduled: the daemon warns, and
-/// binds it later.
-#[derive(Debug)]
-struct HttpEndpoint {
-    /// What is served, for the log.
-    what: &'static str,
-    address: SocketAddr,
-    /// `None` while something else has the address.
-    listener: Option<HttpListener>,
-}
-
-/// The time between attempts to bind an address.
-const BIND_EVERY: Duration = Duration::from_secs(5);
-
-impl HttpEndpoint {
-    /// `key` is the setting that has the address.
-    fn bind(what: &'static str, key: &str, address: SocketAddr) -> Self {
-        let bound = HttpListener::bind(address).inspect_err(|cause| {
-            let remedy = sockets::way_out(cause, "set another address, or \"\" for none");
-            warn!(
-                "cannot serve {what} at {address}: {cause}; {remedy} (`{key}` in the \
-                 configuration). Everything else goes on, and this is tried again"
-            );
-        });
-        Self { what, address, listener: bound.ok() }
-    }
-
-    /// Returns the address that is served, or nothing.
-    fn served(this: Option<&Self>) -> io::Result<String> {
-        let listener = this.and_then(|this| this.listener.as_ref());
-        listener.map_or(Ok(String::new()), |listener| Ok(listener.local_addr()?.to_string()))
-    }
-
-    /// Returns the listener as soon as its address is free.
-    async fn listener(self) -> HttpListener {
-        if let Some(listener) = self.listener {
-            return listener;
-        }
-        loop {
-            tokio::time::sleep(BIND_EVERY).await;
-            if let Ok(listener) = HttpListener::bind(self.address) {
-                info!(address = %self.address, "{} are served now", self.what);
-                return listener;
-            }
-        }
-    }
-}
-
 impl Daemon {
     /// Binds all sockets. The caller must be inside a tokio runtime.
     ///
@@ -231,8 +182,8 @@ impl Daemon {
         })?;
         let _residuals = residual::watch(Arc::clone(&self.config), self.mailbox.clone())?;
         let (scheduler, died) = start(self.driver)?;
-        let metrics = HttpEndpoint::served(self.exporter.as_ref().map(|(_, endpoint)| endpoint))?;
-        let page = HttpEndpoint::served(self.web.as_ref())?;
+        let metrics = shown(self.exporter.as_ref().map(|(_, endpoint)| endpoint));
+        let page = shown(self.web.as_ref());
         let config = self.config.load_full();
         let mut tasks = vec![
             tokio::spawn(publish(
@@ -408,6 +359,11 @@ async fn reload_on(mut hangup: Signal, service: Arc<Service>) {
         }
         notify(&[NotifyState::Ready]);
     }
+}
+
+/// Returns the address that is served for the log, or nothing.
+fn shown(endpoint: Option<&HttpEndpoint>) -> String {
+    endpoint.and_then(HttpEndpoint::local_addr).map_or(String::new(), |it| it.to_string())
 }
 
 /// Notifies systemd's watchdog for as long as the scheduler answers.

@@ -2,12 +2,14 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader};
+use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use laxity_wire::v1::from_coordinator::Message;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use tokio::net::TcpStream;
 use tonic::transport::Endpoint;
 
 use crate::daemon::{Daemon, PATIENCE, hello, in_time};
@@ -99,6 +101,28 @@ async fn a_hangup_rereads_the_configuration_and_a_bad_one_is_not_taken() {
     process.signal(Signal::SIGHUP);
     tokio::time::sleep(std::time::Duration::from_millis(200)).await;
     assert_eq!(heartbeat_ns().await, 700_000_000);
+}
+
+#[tokio::test]
+async fn a_taken_address_of_metrics_or_pages_stops_nothing_and_is_served_once_it_is_free() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("coordinator.toml");
+    let taken = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").expect("a port"));
+    let [metrics, web] = taken.each_ref().map(|one| one.local_addr().expect("bound"));
+    let text = "listen = \"127.0.0.1:0\"\nlog = \"error\"";
+    let text = format!("{text}\nmetrics = \"{metrics}\"\n[web]\nlisten = \"{web}\"\n");
+    fs::write(&path, text).expect("written");
+    let process = Process::start(&path);
+    assert!(process.daemon("a").await.is_some());
+    drop(taken);
+    for address in [metrics, web] {
+        let connected = async {
+            while TcpStream::connect(address).await.is_err() {
+                tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+            }
+        };
+        in_time(connected, "its address is served").await;
+    }
 }
 
 #[tokio::test]

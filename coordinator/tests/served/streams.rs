@@ -43,6 +43,22 @@ async fn a_full_order_answers_the_snapshot_and_deltas_follow() {
 }
 
 #[tokio::test]
+async fn a_daemon_with_more_events_than_are_allowed_is_read_later() {
+    let limits = Limits { events_per_s_max: 100, ..Limits::default() };
+    let served = Served::start(Config { limits, ..Config::default() }).await;
+    let mut daemon = served.settled("a", Vec::new()).await;
+    let begun = Instant::now();
+    for first in [0, 100] {
+        daemon.report((first..first + 100).map(|batch| arrived(batch, 900)).collect()).await;
+        daemon.settled().await;
+    }
+    daemon.report(vec![finished(1)]).await;
+    daemon.settled().await;
+    // 200 events at 100/s, of which half a second's worth comes at once.
+    assert!(begun.elapsed() > Duration::from_millis(900), "{:?}", begun.elapsed());
+}
+
+#[tokio::test]
 async fn a_daemon_that_lost_track_gets_everything_again_and_acks_are_seen() {
     let served = Served::start(Config::default()).await;
     let mut daemon = served.settled("a", vec![arrived(1, 900)]).await;

@@ -21,7 +21,7 @@ use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
-use tracing::debug;
+use tracing::{debug, info, warn};
 
 use crate::{AcceptErrors, ConnectionSlot, ConnectionSlots};
 
@@ -100,6 +100,52 @@ impl HttpListener {
             connections.spawn(connection(stream, slot, slots, limits, answer));
             // A connection that lost its slot closes before the next one is accepted.
             tokio::task::yield_now().await;
+        }
+    }
+}
+
+/// An HTTP address that may be taken. What else its owner does is not kept up by that: this warns,
+/// and binds the address later.
+#[derive(Debug)]
+pub struct HttpEndpoint {
+    /// What is served, for the log.
+    what: &'static str,
+    address: SocketAddr,
+    /// `None` while something else has the address.
+    listener: Option<HttpListener>,
+}
+
+/// The time between attempts to bind an address.
+const BIND_EVERY: Duration = Duration::from_secs(5);
+
+impl HttpEndpoint {
+    /// Binds `address`, which the setting `key` has. The caller must be inside a tokio runtime.
+    pub fn bind(what: &'static str, key: &str, address: SocketAddr) -> Self {
+        let bound = HttpListener::bind(address).inspect_err(|cause| {
+            warn!(
+                "cannot serve {what} at {address}: {cause}; set another address, or \"\" for none \
+                 (`{key}` in the configuration). Everything else goes on, and this is tried again"
+            );
+        });
+        Self { what, address, listener: bound.ok() }
+    }
+
+    /// Returns the address if it is bound, with the port that the kernel chose for port 0.
+    pub fn local_addr(&self) -> Option<SocketAddr> {
+        self.listener.as_ref()?.tcp.local_addr().ok()
+    }
+
+    /// Returns the listener as soon as its address is free.
+    pub async fn listener(self) -> HttpListener {
+        if let Some(listener) = self.listener {
+            return listener;
+        }
+        loop {
+            tokio::time::sleep(BIND_EVERY).await;
+            if let Ok(listener) = HttpListener::bind(self.address) {
+                info!(address = %self.address, "{} are served now", self.what);
+                return listener;
+            }
         }
     }
 }
