@@ -9,6 +9,7 @@ mod campaign;
 mod certificates;
 mod circles;
 mod command_line;
+mod dashboard;
 mod definitions;
 mod docs;
 mod faults;
