@@ -85,7 +85,7 @@ fn netdev(root: &Root, device: &str, port: &str) -> Option<String> {
 /// Returns how the levels are told apart on a port that is not Ethernet.
 pub(crate) fn marking(port: &NicPort, status: Option<&Status>) -> String {
     if port.link_layer != "InfiniBand" {
-        return "software order only: EFA has no classes".to_owned();
+        return "software order only: Laxity sets no class on EFA".to_owned();
     }
     let levels = status.and_then(|status| status.ports.first()).map_or(&[][..], |p| &p.levels);
     let run = |run: &[LevelStatus]| {
