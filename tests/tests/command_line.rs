@@ -4,6 +4,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+use laxity_client::{Client, Flow, Options, Stage};
 use nix::sys::stat::Mode;
 
 use crate::process::{Daemon, Said, binary, laxity, wait_bounded};
@@ -33,6 +34,43 @@ fn status_and_bypass_speak_to_the_daemon_of_the_named_socket() {
 
     laxity(&["bypass", "off", "--control", &control]).good();
     assert!(!daemon.status().bypass);
+}
+
+#[test]
+fn what_an_operator_does_with_a_host_works_with_a_real_daemon() {
+    let folder = tempfile::tempdir().unwrap();
+    let levels = "[levels]\ndscp = [46, 46, 26, 26, 26, 10, 10, 10]\nscavenger_dscp = 10\n";
+    let nic = "[[nic]]\nname = \"lo\"\nrate = \"1Gbit\"\n";
+    let daemon = Daemon::start(folder.path(), &format!("mode = \"observe\"\n{levels}{nic}"));
+    let control = daemon.control().display().to_string();
+    let ask = |words: &str| {
+        let words: Vec<&str> = words.split_whitespace().collect();
+        laxity(&[&words[..], &["--control", &control]].concat())
+    };
+    let options = Options { socket: daemon.socket(), name: "job".into(), ..Options::default() };
+    let client = Client::attach(options);
+    let mut lane = client.lane();
+    let ticket = lane.submit(&Flow { stage: Stage::P2d, bytes: 1000, ..Flow::default() });
+    lane.complete(&ticket, 1000);
+    let report = ask("observe report --minutes 1").good().stdout;
+    assert!(report.contains("0 of 1 flows would have waited"), "{report}");
+    assert!(ask("enforce on").good().stdout.contains("the mode is enforce until"));
+    ask("reload").good();
+    assert_eq!(daemon.status().mode, "enforce");
+    let page = ask("top --once").good().stdout;
+    assert!(page.contains("enforce") && page.contains("[1 jobs]"), "{page}");
+    // The queues are those of the levels in force, and not of the default ones.
+    let queues = ask("switch-config --vendor generic --queues 4").good().stdout;
+    assert!(queues.contains("46") && !queues.contains("34"), "{queues}");
+    let verified = ask("verify --seconds 1 --json").good().json();
+    assert_eq!(verified["nics"][0]["name"].as_str(), Some("lo"), "{verified}");
+    let bundle = folder.path().join("bundle.tar.gz");
+    let config = daemon.config().display().to_string();
+    ask(&format!("support-bundle --output {} --config {config}", bundle.display())).good();
+    let listed = Said::of(Command::new("tar").arg("-tzf").arg(&bundle)).good().stdout;
+    for part in ["manifest.json", "status", "doctor", "verify"] {
+        assert!(listed.contains(part), "{part} is not in: {listed}");
+    }
 }
 
 /// Returns a command for `laxity` in a folder without the laboratory, with this `PATH`.

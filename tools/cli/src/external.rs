@@ -29,7 +29,7 @@ pub(crate) fn lab(command: &str, arguments: &ExternalArguments) -> ExitCode {
     let Some(path) = find(OsStr::new(LAB)) else {
         eprintln!(
             "laxity: this command needs {LAB}, which is neither beside laxity nor in PATH; \
-             install it (`make install-lab` in Laxity's sources)"
+             install the package {LAB}, or run `make install-lab` in Laxity's sources"
         );
         return ExitCode::FAILURE;
     };
