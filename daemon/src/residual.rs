@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 
-use laxity_nic::{CounterSource, NicCounts, counters_of, pauses};
+use laxity_nic::{NicCounters, NicCounts, counters_of, pauses};
 use laxity_policy::Time;
 use laxity_policy::residual::{Capacity, PortRate, Reading, Residual};
 use laxity_shm::sleep::now_ns;
@@ -52,7 +52,7 @@ pub(crate) fn watch(config: ConfigInForce, mailbox: Mailbox) -> io::Result<mpsc:
 /// A NIC, its counters and the state of its ports: egress, ingress.
 struct WatchedNic {
     name: String,
-    source: Option<Box<dyn CounterSource>>,
+    source: Option<NicCounters>,
     looked: Option<Time>,
     states: [Residual; 2],
     /// What the scheduler was told last.
@@ -73,29 +73,39 @@ impl WatchedNic {
         }
     }
 
-    /// Reads the counters. Looks for some now and then if there are none.
-    fn read(&mut self, root: &Path, now: Time) -> Option<NicCounts> {
+    /// Reads the counters. Looks now and then for some if there are none, and for functions that
+    /// share the port with this one of all `nics`.
+    fn read(&mut self, root: &Path, nics: &[String], now: Time) -> Option<NicCounts> {
+        let is_due =
+            self.looked.is_none_or(|at| u128::from(now.since(at).0) >= LOOK_EVERY.as_nanos());
+        let first = self.looked.is_none();
+        if is_due {
+            self.looked = Some(now);
+        }
         if let Some(source) = &mut self.source {
+            if is_due {
+                source.look(nics);
+            }
             if let Some(counts) = source.read() {
                 return Some(counts);
             }
             warn!(nic = self.name, "the counters can't be read; traffic of others is not measured");
             (self.source, self.told, self.states) = (None, [None; 2], Default::default());
         }
-        let is_due =
-            self.looked.is_none_or(|at| u128::from(now.since(at).0) >= LOOK_EVERY.as_nanos());
         if is_due {
-            let first = self.looked.replace(now).is_none();
             self.source = counters_of(root, &self.name, pauses);
-            match &self.source {
-                Some(source) => info!(nic = self.name, source = source.name(), "reads counters"),
+            match &mut self.source {
+                Some(source) => {
+                    source.look(nics);
+                    info!(nic = self.name, source = source.name(), "reads counters");
+                }
                 None if first => {
                     info!(nic = self.name, "no counters found; traffic of others is not measured");
                 }
                 None => {}
             }
         }
-        self.source.as_mut().and_then(|source| source.read())
+        self.source.as_mut().and_then(NicCounters::read)
     }
 
     /// Reports whether little passed since the scheduler was asked, and everything is at rest.
@@ -150,7 +160,10 @@ impl Watch {
                 self.nics.iter_mut().for_each(|nic| *nic = WatchedNic::new(&nic.name));
                 vec![None; self.nics.len()]
             }
-            false => self.nics.iter_mut().map(|nic| nic.read(&self.root, now)).collect(),
+            false => {
+                let names: Vec<_> = self.nics.iter().map(|nic| nic.name.clone()).collect();
+                self.nics.iter_mut().map(|nic| nic.read(&self.root, &names, now)).collect()
+            }
         };
         let read = || self.nics.iter().zip(&counts).zip(self.uses.chunks(2));
         let has_any = counts.iter().any(Option::is_some);

@@ -10,6 +10,8 @@ use std::time::Duration;
 
 use laxity_client::{Flow, Permit, Stage, Ticket};
 use laxity_wire::{ClientStatus, PortStatus};
+use nix::sys::wait::{WaitStatus, waitpid};
+use nix::unistd::ForkResult;
 use support::host::FakeHost;
 use support::{Laxityd, eventually, flow, goes_scheduled, send, take, until};
 
@@ -93,6 +95,57 @@ fn a_nic_that_is_plugged_in_is_scheduled_and_the_flows_of_others_go_on() {
     assert!(!daemon.control().reload().unwrap().contains("restart"));
     assert!(order(&daemon).eq(before), "a reload keeps the NICs and their numbers");
     assert!(is_scheduled(&send(&mut lane, &of(1, 1 << 20))));
+}
+
+#[test]
+fn a_function_has_the_nic_of_its_ports_owner_also_if_it_comes_later_and_after_a_fork() {
+    let Some(host) = FakeHost::new() else { return };
+    host.plug("mlx5_0", 100);
+    host.plug("mlx5_1", 25);
+    host.plug_function("mlx5_2", "mlx5_1", 100, "fe80::2");
+    host.plug_function("mlx5_5", "mlx5_7", 50, "fe80::5");
+    let daemon = host.start("");
+    assert_eq!(nics(&daemon), "mlx5_0 mlx5_1 mlx5_5 default", "mlx5_7 is elsewhere");
+    host.enter();
+    let (client, mut lane) = daemon.worker("engine");
+    let numbers = |names: [&str; 4]| names.map(|name| client.nic(name));
+    assert_eq!(numbers(["mlx5_1", "mlx5_2", "mlx5_5", "eth9"]), [1, 1, 2, 3]);
+    assert!(is_scheduled(&send(&mut lane, &of(client.nic("mlx5_2"), 3 << 20))));
+    until("its owner has the bytes", || permitted(&daemon, "mlx5_1") == 3 << 20);
+
+    host.plug_function("mlx5_3", "mlx5_0", 100, "fe80::3");
+    assert_eq!(client.nic("mlx5_3"), 0, "at once");
+    // SAFETY: the child calls nothing but this library, and ends by _exit.
+    match unsafe { nix::unistd::fork() }.unwrap() {
+        ForkResult::Child => {
+            let mut lane = client.lane();
+            let is_attached = (0..2000).any(|_| {
+                std::thread::sleep(Duration::from_millis(10));
+                send(&mut lane, &of(0, 1)).iter().all(|permit| !permit.bypassed)
+            });
+            let found = [client.nic("mlx5_2"), client.nic("mlx5_3")];
+            // SAFETY: the call accesses no memory.
+            unsafe { nix::libc::_exit(i32::from(!is_attached || found != [1, 0])) };
+        }
+        ForkResult::Parent { child } => {
+            assert_eq!(waitpid(child, None).unwrap(), WaitStatus::Exited(child, 0));
+        }
+    }
+    std::thread::sleep(Duration::from_secs(6));
+    assert_eq!(nics(&daemon), "mlx5_0 mlx5_1 mlx5_5 default", "nor is it found later");
+}
+
+#[test]
+fn a_function_with_a_nic_in_the_configuration_has_that_one() {
+    let Some(host) = FakeHost::new() else { return };
+    host.plug("mlx5_0", 100);
+    host.plug_function("mlx5_1", "mlx5_0", 100, "fe80::1");
+    host.plug_function("mlx5_2", "mlx5_0", 100, "fe80::2");
+    let nic = |name, rate| format!("[[nic]]\nname = {name:?}\nrate = {rate:?}\n");
+    let daemon = host.start(&(nic("mlx5_1", "10Gbit") + &nic("mlx5_0", "auto")));
+    host.enter();
+    let client = daemon.client("engine");
+    assert_eq!(["mlx5_0", "mlx5_1", "mlx5_2"].map(|name| client.nic(name)), [1, 0, 1]);
 }
 
 #[test]

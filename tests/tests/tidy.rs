@@ -35,7 +35,7 @@ const MAY_DEPEND_ON: &str = "
     shm: types
     types:
     wire: types
-    client: job shm
+    client: job nic shm
     client-c: client
     job: files quantity shm
     python: client job

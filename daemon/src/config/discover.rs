@@ -222,6 +222,35 @@ mod tests {
     }
 
     #[test]
+    fn functions_of_a_nic_are_no_nics_unless_they_have_their_own() {
+        let host = host(&[("mlx5_0", 200)]);
+        let plug = |function: &str, owner: &str| {
+            let device = host.path().join("sys/class/infiniband").join(function);
+            fs::create_dir_all(device.join("ports/1")).expect("created");
+            fs::write(device.join("ports/1/state"), "4: ACTIVE").expect("written");
+            fs::write(device.join("ports/1/rate"), "400 Gb/sec (4X)").expect("written");
+            let owner = device.join("device/physfn/infiniband").join(owner);
+            fs::create_dir_all(owner).expect("created");
+        };
+        plug("mlx5_2", "mlx5_0");
+        let mut config = on(host.path(), "");
+        assert_eq!(nics(&config), [("default", 200)], "the owner is alone");
+        plug("mlx5_3", "mlx5_0");
+        config.find_nics(host.path());
+        assert_eq!(nics(&config), [("default", 200)], "one is hot-plugged");
+        let own = "[[nic]]\nname = \"mlx5_0\"\nrate = \"auto\"\n\
+                   [[nic]]\nname = \"mlx5_2\"\nrate = \"50Gbit\"\n";
+        assert_eq!(nics(&on(host.path(), own)), [("mlx5_0", 200), ("mlx5_2", 50)]);
+        fs::create_dir_all(host.path().join("sys/class/infiniband/mlx5_1/ports/1")).unwrap();
+        config.find_nics(host.path());
+        assert_eq!(nics(&config)[..2], [("mlx5_0", 200), ("mlx5_1", 100)]);
+        assert_eq!(config.nic.len(), 3, "with `default`");
+        plug("mlx5_4", "mlx5_9");
+        config.find_nics(host.path());
+        assert_eq!(config.nic[3].name, "mlx5_4", "its owner is in another namespace");
+    }
+
+    #[test]
     fn a_nic_that_moves_to_the_network_namespace_of_a_pod_is_not_gone() {
         let host = host(&[("mlx5_1", 100)]);
         let folder = host.path().join("sys/devices/pci0/0000:03:00.2/infiniband");

@@ -3,10 +3,11 @@
 //!
 //! Addresses have the form of GIDs in RoCE v2: 16 bytes, IPv6 or IPv4 mapped into it.
 
-use std::fs;
+use std::fs::{self, DirEntry};
 use std::net::{IpAddr, Ipv6Addr};
 use std::path::Path;
 
+use laxity_nic::{RdmaPort, is_called, owner, rdma_ports};
 use laxity_wire::v1::{Direction, PortInfo};
 use nix::sys::socket::SockaddrIn6;
 
@@ -14,8 +15,6 @@ use crate::config::{ALL_DEVICES, CoordinatorConfig, NicConfig};
 
 /// Maximum number of addresses of one NIC that are reported.
 const ADDRESSES_MAX: usize = 64;
-/// The folder in which the kernel lists RDMA devices.
-const RDMA_DEVICES: &str = "/sys/class/infiniband";
 
 /// Returns the configured name of this host, or the kernel's host name.
 pub fn own_host(config: &CoordinatorConfig) -> String {
@@ -30,8 +29,9 @@ pub fn own_host(config: &CoordinatorConfig) -> String {
 /// Returns the ports for the coordinator. Addresses are read at each call, because interfaces may
 /// come up late.
 pub(super) fn ports(nics: &[NicConfig]) -> Vec<PortInfo> {
+    let devices = devices(Path::new("/"), nics);
     let both = |nic: &NicConfig| {
-        let addresses = of(nic);
+        let addresses = of(&devices, nic);
         [Direction::Egress, Direction::Ingress].map(|direction| PortInfo {
             name: nic.name.clone(),
             direction: direction as i32,
@@ -42,23 +42,48 @@ pub(super) fn ports(nics: &[NicConfig]) -> Vec<PortInfo> {
     nics.iter().flat_map(both).collect()
 }
 
-/// Returns the configured addresses of a NIC, or those of the kernel's devices of its name.
-fn of(nic: &NicConfig) -> Vec<Vec<u8>> {
-    let mut addresses: Vec<Ipv6Addr> = if nic.addresses.is_empty() {
-        let mut found = of_network_devices(&nic.name);
-        found.extend(of_rdma_devices(Path::new(RDMA_DEVICES), &nic.name));
-        found
-    } else {
-        nic.addresses.iter().map(mapped).collect()
-    };
-    // Every host has the loopback addresses, so they identify none.
-    addresses.retain(|address| !address.is_loopback() && !address.is_unspecified());
-    addresses.retain(|address| address.to_ipv4_mapped().is_none_or(|v4| !v4.is_loopback()));
+/// A network interface or an RDMA device of the kernel's.
+struct KernelDevice {
+    name: String,
+    /// The device that owns the port, if this one is a function.
+    owner: Option<String>,
+    /// Whether this is a function with a NIC of its own.
+    has_nic: bool,
+    addresses: Vec<Ipv6Addr>,
+}
+
+impl KernelDevice {
+    /// Returns whether its addresses are told for a NIC, and whether as those of a function.
+    fn at(&self, nic: &str) -> Option<bool> {
+        if self.name == nic {
+            return Some(false);
+        }
+        let is_its = nic == ALL_DEVICES || self.owner.as_deref() == Some(nic);
+        (is_its && !self.has_nic).then_some(self.owner.is_some())
+    }
+}
+
+/// Returns the configured addresses of a NIC, or those of its devices. Those of functions come
+/// last, so that they don't displace the NIC's own.
+fn of(devices: &[KernelDevice], nic: &NicConfig) -> Vec<Vec<u8>> {
+    let mut addresses: Vec<(bool, Ipv6Addr)> =
+        nic.addresses.iter().map(|address| (false, mapped(address))).collect();
+    if addresses.is_empty() {
+        for device in devices {
+            let Some(is_function) = device.at(&nic.name) else { continue };
+            addresses.extend(device.addresses.iter().map(|address| (is_function, *address)));
+        }
+    }
     addresses.sort_unstable();
-    addresses.dedup();
-    addresses.truncate(ADDRESSES_MAX);
-    let bytes = addresses.iter().map(|address| address.octets().to_vec());
-    bytes.collect()
+    let mut told = Vec::new();
+    for (_, address) in addresses {
+        // Every host has the loopback addresses, so they identify none.
+        let is_loopback = address.to_canonical().is_loopback() || address.is_unspecified();
+        if !is_loopback && !told.contains(&address) && told.len() < ADDRESSES_MAX {
+            told.push(address);
+        }
+    }
+    told.iter().map(|address| address.octets().to_vec()).collect()
 }
 
 const fn mapped(address: &IpAddr) -> Ipv6Addr {
@@ -68,31 +93,37 @@ const fn mapped(address: &IpAddr) -> Ipv6Addr {
     }
 }
 
-fn of_network_devices(name: &str) -> Vec<Ipv6Addr> {
+/// Returns the devices of the host below `root`, and this machine's network interfaces.
+fn devices(root: &Path, nics: &[NicConfig]) -> Vec<KernelDevice> {
+    let ports = rdma_ports(root);
+    let device = |name: &str, owner: Option<String>, addresses| {
+        let is_nic = || nics.iter().any(|nic| is_called(&ports, name, &nic.name));
+        let has_nic = owner.is_some() && is_nic();
+        KernelDevice { name: name.to_owned(), owner, has_nic, addresses }
+    };
+    let interface = |(name, address): (String, _)| device(&name, owner(root, &name), vec![address]);
+    let rdma = |port: &RdmaPort| device(&port.device, port.owner.clone(), gids(root, port));
+    of_network_devices().into_iter().map(interface).chain(ports.iter().map(rdma)).collect()
+}
+
+fn of_network_devices() -> Vec<(String, Ipv6Addr)> {
     let Ok(all) = nix::ifaddrs::getifaddrs() else { return Vec::new() };
-    let ours = all.filter(|one| name == ALL_DEVICES || one.interface_name == name);
-    let addresses = ours.filter_map(|one| {
+    let addresses = all.filter_map(|one| {
         let address = one.address?;
         let v4 = address.as_sockaddr_in().map(|v4| v4.ip().to_ipv6_mapped());
-        v4.or_else(|| address.as_sockaddr_in6().map(SockaddrIn6::ip))
+        let v6 = || address.as_sockaddr_in6().map(SockaddrIn6::ip);
+        Some((one.interface_name, v4.or_else(v6)?))
     });
     addresses.collect()
 }
 
-/// Returns GIDs under `root`, from `DEVICE/ports/PORT/gids/INDEX`.
-fn of_rdma_devices(root: &Path, name: &str) -> Vec<Ipv6Addr> {
-    let entries = |path: &Path| {
-        let read = fs::read_dir(path).into_iter().flatten().flatten();
-        read.map(|entry| entry.path()).collect::<Vec<_>>()
-    };
-    let is_ours = |device: &&std::path::PathBuf| {
-        name == ALL_DEVICES || device.file_name().is_some_and(|file| file == name)
-    };
-    let devices = entries(root);
-    let ports = devices.iter().filter(is_ours).flat_map(|device| entries(&device.join("ports")));
-    let gids = ports.flat_map(|port| entries(&port.join("gids")));
+/// Returns the GIDs of an RDMA port, from `DEVICE/ports/PORT/gids/INDEX`.
+fn gids(root: &Path, port: &RdmaPort) -> Vec<Ipv6Addr> {
+    let folder = root.join("sys/class/infiniband").join(&port.device);
+    let gids = fs::read_dir(folder.join("ports").join(&port.number).join("gids"));
     // A GID that is not set reads as zeroes or can't be read.
-    gids.filter_map(|gid| fs::read_to_string(gid).ok()?.trim().parse().ok()).collect()
+    let read = |gid: DirEntry| fs::read_to_string(gid.path()).ok()?.trim().parse().ok();
+    gids.into_iter().flatten().flatten().filter_map(read).collect()
 }
 
 #[cfg(test)]
@@ -106,9 +137,13 @@ mod tests {
         nic
     }
 
+    fn told(nic: &NicConfig) -> Vec<Vec<u8>> {
+        ports(std::slice::from_ref(nic)).remove(0).addresses
+    }
+
     #[test]
     fn configured_addresses_are_told_in_the_form_of_gids() {
-        let told = of(&nic("eth0", &["10.1.2.3", "fd00::7", "10.1.2.3"]));
+        let told = told(&nic("eth0", &["10.1.2.3", "fd00::7", "10.1.2.3"]));
         let v4 = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 1, 2, 3];
         let v6 = "fd00::7".parse::<Ipv6Addr>().expect("an address").octets();
         assert_eq!(told, [v4.to_vec(), v6.to_vec()]);
@@ -116,24 +151,64 @@ mod tests {
 
     #[test]
     fn what_every_host_has_is_nobodys_address() {
-        assert!(of(&nic("lo", &[])).is_empty());
-        assert!(of(&nic("lo", &["127.0.0.1", "::1"])).is_empty());
-        assert!(of(&nic("none-of-that-name", &[])).is_empty());
+        assert!(told(&nic("lo", &[])).is_empty());
+        assert!(told(&nic("lo", &["127.0.0.1", "::1"])).is_empty());
+        assert!(told(&nic("none-of-that-name", &[])).is_empty());
+    }
+
+    fn plug(root: &Path, device: &str, owner: Option<&str>, gids: &[String]) {
+        let device = root.join("sys/class/infiniband").join(device);
+        let folder = device.join("ports/1/gids");
+        fs::create_dir_all(&folder).expect("a folder");
+        for (index, gid) in gids.iter().enumerate() {
+            fs::write(folder.join(index.to_string()), format!("{gid}\n")).expect("a file");
+        }
+        if let Some(owner) = owner {
+            let owner = device.join("device/physfn/infiniband").join(owner);
+            fs::create_dir_all(owner).expect("a folder");
+        }
+    }
+
+    /// Returns how the addresses of each NIC are told on this host.
+    fn of_all(root: &Path, names: &[&str]) -> Vec<Vec<Ipv6Addr>> {
+        let nics: Vec<_> = names.iter().map(|name| nic(name, &[])).collect();
+        let mut devices = devices(root, &nics);
+        // Those of this machine are none of the test's.
+        devices.retain(|device| device.name.starts_with("mlx5"));
+        let parsed = |octets: Vec<u8>| Ipv6Addr::from(<[u8; 16]>::try_from(octets).expect("16"));
+        let of = |nic| of(&devices, nic).into_iter().map(parsed).collect();
+        nics.iter().map(of).collect()
     }
 
     #[test]
     fn gids_of_an_rdma_device_are_found() {
-        let root = std::env::temp_dir().join(format!("laxity-gids-{}", std::process::id()));
-        let gids = root.join("mlx5_0/ports/1/gids");
-        fs::create_dir_all(&gids).expect("a folder");
-        let write = |index: &str, gid: &str| fs::write(gids.join(index), gid).expect("a file");
-        write("0", "0000:0000:0000:0000:0000:0000:0000:0000\n");
-        write("1", "0000:0000:0000:0000:0000:ffff:0a00:0102\n");
-        let found = of_rdma_devices(&root, "mlx5_0");
-        let others = of_rdma_devices(&root, "mlx5_1");
-        let all = of_rdma_devices(&root, ALL_DEVICES);
-        fs::remove_dir_all(&root).expect("removed");
+        let root = tempfile::tempdir().expect("a folder");
+        let gids = ["::".to_owned(), "0000:0000:0000:0000:0000:ffff:0a00:0102".to_owned()];
+        plug(root.path(), "mlx5_0", None, &gids);
         let v4: Ipv6Addr = "::ffff:10.0.1.2".parse().expect("an address");
-        assert!(found.contains(&v4) && others.is_empty() && all.contains(&v4));
+        let told = of_all(root.path(), &["mlx5_0", "mlx5_1", ALL_DEVICES]);
+        assert_eq!(told, [vec![v4], vec![], vec![v4]]);
+    }
+
+    #[test]
+    fn addresses_of_functions_are_their_owners_after_its_own() {
+        let root = tempfile::tempdir().expect("a folder");
+        let gid = |at: u16| format!("fe80::{at:x}");
+        let address = |at: u16| gid(at).parse::<Ipv6Addr>().expect("an address");
+        let some = |range: std::ops::Range<u16>| range.map(gid).collect::<Vec<_>>();
+        plug(root.path(), "mlx5_9", None, &some(100..110));
+        plug(root.path(), "mlx5_1", Some("mlx5_9"), &some(0..40));
+        plug(root.path(), "mlx5_2", Some("mlx5_9"), &some(200..240));
+        plug(root.path(), "mlx5_3", None, &some(300..301));
+        let both: Vec<_> = (100..110).chain(0..40).chain(200..214).map(address).collect();
+        let own = |range: std::ops::Range<u16>| range.map(address).collect::<Vec<_>>();
+        assert_eq!(of_all(root.path(), &["mlx5_9", "mlx5_3"]), [both, own(300..301)]);
+        // A function with a NIC of its own has its addresses there, and nowhere else.
+        let one: Vec<_> = (100..110).chain(0..40).map(address).collect();
+        let told = of_all(root.path(), &["mlx5_9", "mlx5_2"]);
+        assert_eq!(told, [one.clone(), own(200..240)]);
+        let told = of_all(root.path(), &[ALL_DEVICES, "mlx5_2"]);
+        let all: Vec<_> = (100..110).chain(300..301).chain(0..40).map(address).collect();
+        assert_eq!(told, [all, own(200..240)], "`default` stands for the rest");
     }
 }

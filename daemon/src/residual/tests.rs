@@ -14,6 +14,7 @@ struct Host {
     watch: Watch,
     at_ms: u64,
     sent: u64,
+    permitted: u64,
 }
 
 impl Host {
@@ -21,7 +22,7 @@ impl Host {
         let root = tempfile::tempdir().expect("a folder");
         let (mailbox, inbox) = mailbox().expect("descriptors");
         let watch = Watch::new(root.path().into(), FOLLOW, mailbox);
-        let mut host = Self { root, inbox, watch, at_ms: 1, sent: 0 };
+        let mut host = Self { root, inbox, watch, at_ms: 1, sent: 0, permitted: 0 };
         fs::create_dir_all(host.root.path().join("proc/net")).expect("created");
         host.follow(&[nic]);
         host
@@ -51,7 +52,8 @@ impl Host {
                 for command in inbox.take() {
                     let SchedulerCommand::Residual { residuals, usage } = command else { continue };
                     told = Some(residuals);
-                    let port = PortUse { rate: RATE, ..PortUse::default() };
+                    let permitted_bytes = self.permitted;
+                    let port = PortUse { rate: RATE, permitted_bytes, ..PortUse::default() };
                     let ports = 2 * watched;
                     usage.send((config, vec![port; ports])).expect("the watch waits");
                 }
@@ -106,6 +108,44 @@ fn a_nic_that_was_added_is_watched_and_one_with_another_name_counts_anew() {
     assert_eq!(counted, [false, false, true, true, false, false]);
     host.follow(&["eth0", "default"]);
     assert!(host.watch.nics[..2].iter().all(|nic| nic.source.is_none()), "other NICs");
+}
+
+#[test]
+fn bytes_that_were_permitted_to_a_function_are_not_foreign_nor_are_those_before_it_came() {
+    let mut host = Host::new("default");
+    let count = |host: &Host, device: &str, sent: u64| {
+        let folder = host.root.path().join("sys/class/infiniband").join(device);
+        let port = folder.join("ports/1/counters");
+        fs::create_dir_all(&port).expect("created");
+        fs::write(port.join("port_xmit_data"), (sent / 4).to_string()).expect("written");
+        fs::write(port.join("port_rcv_data"), "0").expect("written");
+        folder
+    };
+    count(&host, "mlx5_0", 0);
+    let mut foreign = 0;
+    let mut last = 0;
+    for step in 0..200 {
+        // It is plugged in after a second, and has sent much before.
+        if step >= 50 {
+            let function = count(&host, "mlx5_1", (1 << 34) + host.permitted);
+            let owner = function.join("device/physfn/infiniband/mlx5_0");
+            fs::create_dir_all(owner).expect("created");
+        }
+        // Once it is found, it sends what is permitted, and the owner what is not.
+        if step >= 110 {
+            host.permitted += RATE / 100;
+        }
+        if step >= 150 {
+            foreign += RATE / 100;
+            count(&host, "mlx5_0", foreign);
+        }
+        let Some(told) = host.step(0, FOLLOW).1 else { continue };
+        let Some(egress) = told[0] else { continue };
+        last = egress.capacity.foreign_bytes;
+        assert!(last <= foreign, "{last} of {foreign} in step {step}");
+        assert!(!egress.capacity.stale);
+    }
+    assert!(last > foreign / 2, "{last} of {foreign}");
 }
 
 #[test]

@@ -21,6 +21,21 @@ fn completed(peer: &Peer, port: u32) -> u64 {
 }
 
 #[test]
+fn the_addresses_of_a_function_are_those_of_its_ports_owner() {
+    let Some(host) = FakeHost::new() else { return };
+    host.plug("mlx5_0", 100);
+    host.plug("mlx5_1", 100);
+    host.plug_function("mlx5_2", "mlx5_1", 100, "fd00::2");
+    let fake = Fake::start();
+    let _daemon = host.start(&lines(&format!("http://{}", fake.address), "host-a", 600_000));
+    let peer = fake.welcomed(5);
+    assert_eq!(names(&peer), ["mlx5_0", "mlx5_1", "default"]);
+    let address: Vec<u8> = "fd00::2".parse::<std::net::Ipv6Addr>().unwrap().octets().into();
+    let tell = |port: &&laxity_wire::v1::PortInfo| port.addresses.contains(&address);
+    assert_eq!(peer.hello.ports.iter().find(tell).unwrap().name, "mlx5_1");
+}
+
+#[test]
 fn a_daemon_with_another_nic_greets_the_coordinator_again_and_keeps_its_order() {
     let Some(host) = FakeHost::new() else { return };
     host.plug("mlx5_0", 100);

@@ -4,6 +4,7 @@ use std::fs;
 use std::process::Command;
 
 use laxity_tests::{Need, skip};
+use nix::mount::MsFlags;
 
 use super::{EXEC, Laxityd};
 
@@ -46,6 +47,25 @@ impl FakeHost {
         fs::create_dir_all(&class).unwrap();
         // The daemon sees the whole device at once.
         fs::rename(self.sys.path().join(device), class.join(device)).unwrap();
+    }
+
+    /// Adds a virtual function that shares the port of `owner`, with an address.
+    pub(crate) fn plug_function(&self, device: &str, owner: &str, gbit: u32, gid: &str) {
+        let made = self.sys.path().join(device);
+        fs::create_dir_all(made.join("device/physfn/infiniband").join(owner)).unwrap();
+        fs::create_dir_all(made.join("ports/1/gids")).unwrap();
+        fs::write(made.join("ports/1/gids/0"), gid).unwrap();
+        self.plug(device, gbit);
+    }
+
+    /// Lets this thread see the host's devices, as the daemon does. Children that it forks see
+    /// them, too.
+    pub(crate) fn enter(&self) {
+        nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNS).unwrap();
+        let none = None::<&str>;
+        nix::mount::mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none).unwrap();
+        let sys = self.sys.path();
+        nix::mount::mount(Some(sys), "/sys", none, MsFlags::MS_BIND, none).unwrap();
     }
 
     pub(crate) fn unplug(&self, device: &str) {

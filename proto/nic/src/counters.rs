@@ -3,15 +3,14 @@
 //! A hardware RDMA device counts RDMA only, and its network interface counts the rest, so both are
 //! added. Software RDMA passes its network interface, which counts everything. Counters of the
 //! kernel's sysfs are described in its Documentation/ABI/stable/sysfs-class-infiniband, those of a
-//! driver in its source (`hw_stat_names` and the like). A virtual function counts its own traffic
-//! only.
+//! driver in its source (`hw_stat_names` and the like).
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use crate::dcbnl::DcbError;
-use crate::ports::{RdmaPort, rdma_ports};
+use crate::ports::{RDMA_DEVICES, RdmaPort, is_called, rdma_ports};
 use crate::rates::is_active;
 
 /// The NIC name that stands for all devices.
@@ -43,8 +42,19 @@ pub struct NicCounts {
     pub ingress: DirectionCounts,
 }
 
-/// A source of counters of one NIC. Each reading may cost a system call or a firmware command.
-pub trait CounterSource: Send {
+impl NicCounts {
+    /// Combines each counter with the same one of `other`.
+    pub(crate) fn with(self, other: Self, combine: impl Fn(u64, u64) -> u64) -> Self {
+        let side = |one: DirectionCounts, other: DirectionCounts| DirectionCounts {
+            bytes: combine(one.bytes, other.bytes),
+            signals: combine(one.signals, other.signals),
+        };
+        Self { egress: side(self.egress, other.egress), ingress: side(self.ingress, other.ingress) }
+    }
+}
+
+/// A source of counters of one device.
+pub(crate) trait CounterSource: Send {
     /// Returns the name of the source in reports.
     fn name(&self) -> &'static str;
 
@@ -113,6 +123,12 @@ fn number(path: &Path) -> Option<u64> {
 struct NetInterface {
     table: PathBuf,
     name: String,
+}
+
+impl NetInterface {
+    fn new(root: &Path, name: &str) -> Self {
+        Self { table: root.join(INTERFACES), name: name.to_owned() }
+    }
 }
 
 impl CounterSource for NetInterface {
@@ -195,33 +211,60 @@ impl CounterSource for DevicePort {
     }
 }
 
-/// Returns the source of a NIC that is named by its RDMA device or its network interface. The name
-/// `default` means the only RDMA device, if there is exactly one. `root` stands for `/`, and
-/// `pauses` for [`crate::pauses`].
-pub fn counters_of(root: &Path, nic: &str, pauses: Pauses) -> Option<Box<dyn CounterSource>> {
+/// Returns the name of a NIC's device. That of `default` is the only RDMA device that owns a port.
+pub(crate) fn owner_of<'a>(ports: &'a [RdmaPort], nic: &'a str) -> &'a str {
+    let mut owners = ports.iter().filter(|port| port.owner.is_none());
+    match owners.next() {
+        Some(first) if nic == ANY && owners.all(|port| port.device == first.device) => {
+            &first.device
+        }
+        _ => nic,
+    }
+}
+
+/// Returns the source of a NIC: its RDMA device and the network interface beside it, else its
+/// interface.
+pub(crate) fn source_of(root: &Path, nic: &str, pauses: Pauses) -> Option<Box<dyn CounterSource>> {
     let ports = rdma_ports(root);
-    let is_it = |port: &&RdmaPort| {
-        port.device == nic || port.interface.as_deref() == Some(nic) || nic == ANY
-    };
-    let is_only = ports.iter().all(|port| port.device == ports[0].device);
-    let mut of_nic = ports.iter().filter(is_it).filter(|_| nic != ANY || is_only);
+    let nic = owner_of(&ports, nic);
+    let mut of_nic = ports.iter().filter(|port| is_called(&ports, &port.device, nic));
     let active = of_nic.clone().find(|port| is_active(root, port));
     let port = active.or_else(|| of_nic.next());
-    let interface =
-        |name: &str| NetInterface { table: root.join(INTERFACES), name: name.to_owned() };
     let Some(port) = port.filter(|port| !port.is_software) else {
-        let name = port.and_then(|port| port.interface.as_deref()).unwrap_or(nic);
-        let mut found = interface(name);
-        return found.read().is_some().then(|| Box::new(found) as Box<dyn CounterSource>);
+        return interface(root, port.and_then(|port| port.interface.as_deref()).unwrap_or(nic));
     };
-    let device = root.join("sys/class/infiniband").join(&port.device);
-    let folders = [device.join("ports").join(&port.number), device];
     // IPoIB is RDMA, so an InfiniBand port has counted it.
     let beside = port.interface.as_deref().filter(|_| port.link_layer == "Ethernet");
+    device(root, port, beside, pauses)
+}
+
+/// Returns the source of the RDMA device of this name without its interface, or of the interface of
+/// this name.
+pub(crate) fn source_alone(root: &Path, name: &str) -> Option<Box<dyn CounterSource>> {
+    match rdma_ports(root).iter().find(|port| port.device == name) {
+        // PFC frames are the port's, which its owner counts.
+        Some(port) => device(root, port, None, |_| Err(DcbError::Unsupported)),
+        None => interface(root, name),
+    }
+}
+
+fn interface(root: &Path, name: &str) -> Option<Box<dyn CounterSource>> {
+    let mut found = NetInterface::new(root, name);
+    found.read().is_some().then(|| Box::new(found) as Box<dyn CounterSource>)
+}
+
+fn device(
+    root: &Path,
+    port: &RdmaPort,
+    beside: Option<&str>,
+    pauses: Pauses,
+) -> Option<Box<dyn CounterSource>> {
+    let device = root.join(RDMA_DEVICES).join(&port.device);
+    let folders = [device.join("ports").join(&port.number), device];
     let mut devices = FAMILIES.iter().map(|family| DevicePort {
         folders: folders.clone(),
         family,
-        interface: beside.map(interface),
+        interface: beside.map(|name| NetInterface::new(root, name)),
         pauses,
         paused: None,
     });

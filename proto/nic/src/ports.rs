@@ -29,6 +29,8 @@ pub struct RdmaPort {
     pub link_layer: String,
     /// Whether software implements the device (rxe, siw), so that no packet of it relies on PFC.
     pub is_software: bool,
+    /// The device that owns the port, if this one is a function: [`owner`].
+    pub owner: Option<String>,
 }
 
 pub(crate) fn text(path: &Path) -> Option<String> {
@@ -45,6 +47,31 @@ pub(crate) fn names(folder: &Path) -> Vec<String> {
     names
 }
 
+/// Returns the device that owns the port of a function: the RDMA device of an RDMA device, else the
+/// network interface of an interface, or the bond that has it. A virtual function (SR-IOV) links to
+/// its owner, and a subfunction lies in its owner's folder. Returns `None` for the owner itself,
+/// and if this network namespace lacks the owner. Only folders are read, so no driver is asked.
+pub fn owner(root: &Path, name: &str) -> Option<String> {
+    [(RDMA_DEVICES, "infiniband"), (INTERFACES, "net")].into_iter().find_map(|(class, kind)| {
+        let class = root.join(class);
+        let above = ["physfn", ".."].map(|up| class.join(name).join("device").join(up).join(kind));
+        let mut found = above.iter().flat_map(|folder| names(folder));
+        let owner = found.find(|found| found != name && class.join(found).exists())?;
+        let master = fs::read_link(class.join(&owner).join("master")).unwrap_or_default();
+        let bond = master.file_name().filter(|bond| class.join(bond).join("bonding").exists());
+        Some(bond.map_or(owner, |bond| bond.to_string_lossy().into_owned()))
+    })
+}
+
+/// Reports whether a device has a NIC's name: its own, or that of its interface or RDMA device.
+pub fn is_called(ports: &[RdmaPort], device: &str, nic: &str) -> bool {
+    let is_pair = |port: &RdmaPort, device, interface| {
+        port.device == device && port.interface.as_deref() == Some(interface)
+    };
+    let are_one = |port| is_pair(port, device, nic) || is_pair(port, nic, device);
+    device == nic || ports.iter().any(are_one)
+}
+
 /// Returns the ports of all RDMA devices.
 pub fn rdma_ports(root: &Path) -> Vec<RdmaPort> {
     let mut ports = Vec::new();
@@ -54,14 +81,19 @@ pub fn rdma_ports(root: &Path) -> Vec<RdmaPort> {
         let parent = text(&folder.join("parent"));
         let place = fs::canonicalize(&folder).unwrap_or_default();
         let is_virtual = place.to_string_lossy().contains("/devices/virtual/");
+        let is_software = parent.is_some() || is_virtual;
+        let owner = owner(root, &device).filter(|_| !is_software);
         for number in names(&folder.join("ports")) {
             let port = folder.join("ports").join(&number);
             ports.push(RdmaPort {
+                // A function's may be in a pod, and its name another interface's here.
                 interface: text(&port.join("gid_attrs/ndevs/0"))
+                    .filter(|_| owner.is_none())
                     .or_else(|| parent.clone())
                     .or_else(|| names(&folder.join("device/net")).pop()),
                 link_layer: text(&port.join("link_layer")).unwrap_or_default(),
-                is_software: parent.is_some() || is_virtual,
+                is_software,
+                owner: owner.clone(),
                 device: device.clone(),
                 number,
             });
@@ -119,15 +151,19 @@ pub fn map_of(
 /// selects. Without any, nothing relies on a lossless priority, so all are alike.
 ///
 /// A hardware port whose settings can't be read makes all unknown. Software RDMA needs no lossless
-/// priority, so its port counts only if its interface has settings.
+/// priority, so its port counts only if its interface has settings. Packets of a function leave by
+/// the port of its owner, which knows the settings.
 pub fn treatments(
     root: &Path,
     is_ours: impl Fn(&RdmaPort) -> bool,
     query: &dyn Fn(&str) -> Result<PriorityMap, DcbError>,
 ) -> Treatments {
-    let ports = rdma_ports(root).into_iter();
-    let ours = ports.filter(|port| port.link_layer == "Ethernet" && is_ours(port));
-    ours.fold(Treatments::ALL_ALIKE, |all, port| {
+    let mut ours = rdma_ports(root);
+    ours.retain(is_ours);
+    let has_owner =
+        |port: &&RdmaPort| ours.iter().any(|it| Some(&it.device) == port.owner.as_ref());
+    let roce = ours.iter().filter(|port| port.link_layer == "Ethernet" && !has_owner(port));
+    roce.fold(Treatments::ALL_ALIKE, |all, port| {
         let maps = match &port.interface {
             Some(interface) => map_of(root, interface, query),
             None => Err(DcbError::NoDevice(port.device.clone())),

@@ -6,14 +6,14 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::ports::{INTERFACES, RDMA_DEVICES, RdmaPort, names, rdma_ports, text};
+use crate::ports::{INTERFACES, RDMA_DEVICES, RdmaPort, names, owner, rdma_ports, text};
 
 /// A rate of 1 Mbit/s, in bytes per second.
 const MBIT: u64 = 125_000;
 
 /// Returns the names of RDMA devices, whether their links are up yet or not: hardware, or else
 /// software with an active port. Without any, those of network interfaces that are up: hardware and
-/// bonds, but not the interfaces below a bond.
+/// bonds, but not the interfaces below a bond. In place of a function is its [`owner`].
 pub fn nics(root: &Path) -> Vec<String> {
     let ports = rdma_ports(root);
     let devices = |is_ours: &dyn Fn(&RdmaPort) -> bool| {
@@ -22,19 +22,26 @@ pub fn nics(root: &Path) -> Vec<String> {
         found.dedup();
         found
     };
-    let hardware = devices(&|port| !port.is_software);
+    let hardware = devices(&|port| !port.is_software && port.owner.is_none());
     let found = if hardware.is_empty() { devices(&|p| is_active(root, p)) } else { hardware };
     if !found.is_empty() {
         return found;
     }
     let interfaces = root.join(INTERFACES);
-    let is_ours = |name: &String| {
+    let is_nic = |name: &String| {
         let folder = interfaces.join(name);
-        let is_nic = folder.join("device").exists() || folder.join("bonding").exists();
-        let is_up = text(&folder.join("operstate")).is_some_and(|state| state == "up");
-        is_nic && is_up && folder.join("master").symlink_metadata().is_err()
+        let is_whole = folder.join("master").symlink_metadata().is_err();
+        is_whole && (folder.join("device").exists() || folder.join("bonding").exists())
     };
-    names(&interfaces).into_iter().filter(is_ours).collect()
+    let is_up = |name: &String| {
+        text(&interfaces.join(name).join("operstate")).is_some_and(|state| state == "up")
+    };
+    let nic_of = |name: String| owner(root, &name).filter(is_nic).or(Some(name).filter(is_nic));
+    let up = names(&interfaces).into_iter().filter(is_up);
+    let mut found: Vec<String> = up.filter_map(nic_of).collect();
+    found.sort();
+    found.dedup();
+    found
 }
 
 /// Reports whether the kernel has an RDMA device or a network interface of this name, whatever the

@@ -322,9 +322,10 @@ impl Header {
         }
     }
 
-    /// Returns the number of the NIC of this name, else of the NIC named `default`.
-    pub fn nic(&self, name: &str) -> Option<u8> {
-        let find = |name| {
+    /// Returns the number of the NIC of this name, else of the owner of its port, else of the NIC
+    /// named `default`.
+    pub fn nic(&self, name: &str, owner: impl FnOnce() -> Option<String>) -> Option<u8> {
+        let find = |name: &str| {
             let wanted = nic_name(name);
             let is = |cells: &[AtomicU64; NIC_NAME_BYTES / 8]| {
                 cells.iter().zip(wanted).all(|(cell, word)| cell.load(Ordering::Acquire) == word)
@@ -334,7 +335,8 @@ impl Header {
         if name.is_empty() {
             return None;
         }
-        find(name).or_else(|| find("default")).map(|at| at as u8)
+        let of_owner = || owner().and_then(|owner| find(&owner));
+        find(name).or_else(of_owner).or_else(|| find("default")).map(|at| at as u8)
     }
 
     /// Returns the number of the NIC that the daemon of `before` calls `number`. A number to which
@@ -434,17 +436,23 @@ mod tests {
 
     #[test]
     fn nics_are_found_by_name_and_by_default() {
+        let nic = |h: &Header, name: &str| h.nic(name, || None);
         let h = Header::new();
-        assert_eq!(h.nic("mlx5_0"), None);
+        assert_eq!(nic(&h, "mlx5_0"), None);
         h.set_nics(["mlx5_0", "mlx5_bond_1_and_more"].into_iter());
-        assert_eq!(h.nic("mlx5_0"), Some(0));
-        assert_eq!(h.nic("mlx5_bond_1_and_more"), Some(1));
-        assert_eq!(h.nic("mlx5"), None);
-        assert_eq!(h.nic(""), None);
+        assert_eq!(nic(&h, "mlx5_0"), Some(0));
+        assert_eq!(nic(&h, "mlx5_bond_1_and_more"), Some(1));
+        assert_eq!(nic(&h, "mlx5"), None);
+        assert_eq!(nic(&h, ""), None);
         h.set_nics(["rxe0", "default"].into_iter());
-        assert_eq!((h.nic("rxe0"), h.nic("rxe1")), (Some(0), Some(1)));
+        assert_eq!((nic(&h, "rxe0"), nic(&h, "rxe1")), (Some(0), Some(1)));
         h.set_nics(["rxe0", "rxe1", "default"].into_iter());
-        assert_eq!((h.nic("rxe1"), h.nic("rxe2")), (Some(1), Some(2)), "added while in use");
+        assert_eq!((nic(&h, "rxe1"), nic(&h, "rxe2")), (Some(1), Some(2)), "added while in use");
+        let of = |name: &str, owner: &str| h.nic(name, || Some(owner.to_owned()));
+        assert_eq!(
+            (of("rxe1", "rxe0"), of("rxe9", "rxe0"), of("rxe9", "x")),
+            (Some(1), Some(0), Some(2))
+        );
     }
 
     #[test]

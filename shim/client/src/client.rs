@@ -220,11 +220,11 @@ impl Client {
         stats
     }
 
-    /// Returns the number of a NIC in the daemon's configuration, for use in flows. If no NIC has
-    /// this name, returns that of the NIC named `default`. Otherwise, or without a daemon, returns
-    /// a number that no daemon knows. Such flows go out unscheduled, and the daemon counts them.
+    /// Returns the daemon's number of the NIC of this name, else of its owner, else of `default`.
+    /// Otherwise no daemon knows the number: such flows go out unscheduled, and are counted.
     pub fn nic(&self, name: &str) -> u8 {
-        self.core.latest().and_then(|session| session.header().nic(name)).unwrap_or(u8::MAX)
+        let owner = || laxity_nic::owner("/".as_ref(), name);
+        self.core.latest().and_then(|it| it.header().nic(name, owner)).unwrap_or(u8::MAX)
     }
 
     /// Returns the number of daemons found so far. Values from a daemon, such as [`Client::nic`],

@@ -183,10 +183,11 @@ fn nics(
 ) -> Vec<DaemonNic> {
     let egress: Vec<_> = status.ports.iter().filter(|p| p.direction == "egress").collect();
     let nic = |name: &str| {
-        let is_it = |p: &&fabric::NicPort| p.device == name || p.netdev.as_deref() == Some(name);
-        let named = ports.iter().filter(is_it).max_by_key(|port| port.active);
+        let named = ports.iter().filter(|p| p.is_called(name)).max_by_key(|port| port.active);
         // With one NIC and one port, they belong together whatever their names are.
-        let port = named.or(ports.first().filter(|_| egress.len() == 1 && ports.len() == 1));
+        let mut owners = ports.iter().filter(|port| port.owner.is_none());
+        let only = owners.next().filter(|_| egress.len() == 1 && owners.next().is_none());
+        let port = named.or(only);
         let own = root.has(&format!("/sys/class/net/{name}")).then(|| name.to_owned());
         let interface = port.and_then(|port| port.netdev.clone()).or(own);
         let settings = interface.as_deref().map(|i| qos::settings(root, i, query, tool));

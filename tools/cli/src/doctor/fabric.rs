@@ -2,6 +2,7 @@
 //!
 //! The kernel's Documentation/ABI/stable/sysfs-class-infiniband describes `/sys/class/infiniband`.
 
+use laxity_nic::{RdmaPort, rdma_ports};
 use laxity_wire::{LevelStatus, PortStatus, Status};
 
 use super::finding::Finding;
@@ -18,6 +19,8 @@ pub(crate) struct NicPort {
     pub(crate) number: String,
     /// The network interface, if there is one.
     pub(crate) netdev: Option<String>,
+    /// The device that owns the port, if this one is a function.
+    pub(crate) owner: Option<String>,
     /// Whether the port is RoCE, rather than InfiniBand.
     pub(crate) ethernet: bool,
     pub(crate) link_layer: String,
@@ -31,6 +34,11 @@ impl NicPort {
         format!("{}/{}", self.device, self.number)
     }
 
+    /// Reports whether a NIC of the daemon has the name of this device or of its interface.
+    pub(crate) fn is_called(&self, nic: &str) -> bool {
+        nic == self.device || Some(nic) == self.netdev.as_deref()
+    }
+
     fn path(&self, rest: &str) -> String {
         format!("{CLASS}/{}/ports/{}/{rest}", self.device, self.number)
     }
@@ -40,25 +48,22 @@ impl NicPort {
 pub(crate) type Tool<'a> = &'a dyn Fn(&str, &[&str]) -> Option<String>;
 
 pub(crate) fn ports(root: &Root) -> Vec<NicPort> {
-    let mut ports = Vec::new();
-    for device in root.names(CLASS) {
-        for number in root.names(&format!("{CLASS}/{device}/ports")) {
-            let read = |file: &str| root.text(&format!("{CLASS}/{device}/ports/{number}/{file}"));
-            let link_layer = read("link_layer").unwrap_or_default();
-            let state = read("state").unwrap_or_else(|| "unknown".to_owned());
-            ports.push(NicPort {
-                netdev: netdev(root, &device, &number),
-                ethernet: link_layer == "Ethernet",
-                link_layer,
-                active: state.contains("ACTIVE"),
-                rate_gbit: read("rate").and_then(|rate| gbit(&rate)),
-                state,
-                device: device.clone(),
-                number,
-            });
+    let port = |port: RdmaPort| {
+        let folder = format!("{CLASS}/{}/ports/{}", port.device, port.number);
+        let state = root.text(&format!("{folder}/state")).unwrap_or_else(|| "unknown".to_owned());
+        NicPort {
+            netdev: port.interface,
+            owner: port.owner,
+            ethernet: port.link_layer == "Ethernet",
+            link_layer: port.link_layer,
+            active: state.contains("ACTIVE"),
+            rate_gbit: root.text(&format!("{folder}/rate")).and_then(|rate| gbit(&rate)),
+            state,
+            device: port.device,
+            number: port.number,
         }
-    }
-    ports
+    };
+    rdma_ports(root.path()).into_iter().map(port).collect()
 }
 
 /// Returns the link layers of a host's ports. A host without any may start containers for others,
@@ -72,14 +77,6 @@ pub(crate) fn layers(ports: &[NicPort]) -> Layers {
 fn gbit(rate: &str) -> Option<f64> {
     let (number, unit) = rate.split_once(' ')?;
     unit.starts_with("Gb/sec").then(|| number.parse().ok())?
-}
-
-fn netdev(root: &Root, device: &str, port: &str) -> Option<String> {
-    let of_gid = format!("{CLASS}/{device}/ports/{port}/gid_attrs/ndevs/0");
-    root.text(&of_gid)
-        .or_else(|| root.text(&format!("{CLASS}/{device}/parent")))
-        .or_else(|| root.names(&format!("{CLASS}/{device}/device/net")).pop())
-        .filter(|name| !name.is_empty())
 }
 
 /// Returns how the levels are told apart on a port that is not Ethernet.
@@ -163,13 +160,13 @@ fn absent(status: Option<&Status>) -> Vec<Finding> {
 }
 
 fn configured(ports: &[NicPort], status: &Status) -> Vec<Finding> {
-    let active: Vec<&NicPort> = ports.iter().filter(|port| port.active).collect();
     let nics: Vec<_> = status.ports.iter().filter(|p| p.direction == "egress").collect();
+    let is_nic = |port: &&NicPort| nics.iter().any(|nic| port.is_called(&nic.name));
+    let shares = |port: &&NicPort| port.owner.is_some() && !is_nic(port);
+    let active: Vec<_> = ports.iter().filter(|port| port.active && !shares(port)).collect();
     let mut findings = Vec::new();
     for port in &active {
-        let named = nics
-            .iter()
-            .find(|nic| nic.name == port.device || Some(&nic.name) == port.netdev.as_ref());
+        let named = nics.iter().find(|nic| port.is_called(&nic.name));
         // With one NIC and one port, they belong together whatever their names are.
         let only = nics.first().filter(|_| nics.len() == 1 && active.len() == 1);
         let Some(nic) = named.or(only) else {
@@ -200,7 +197,14 @@ fn configured(ports: &[NicPort], status: &Status) -> Vec<Finding> {
             let finding = Finding::warn("nic", wrong).about(port.subject());
             findings.push(finding.because(why).action(action));
         } else {
-            let right = format!("NIC {} of the daemon, {believed} Gbit/s", nic.nic);
+            let functions = ports.iter().filter(shares);
+            let functions = functions.filter(|it| it.owner.as_ref() == Some(&port.device)).count();
+            let shared = match functions {
+                0 => String::new(),
+                1 => ", shared by 1 function".to_owned(),
+                _ => format!(", shared by {functions} functions"),
+            };
+            let right = format!("NIC {} of the daemon, {believed} Gbit/s{shared}", nic.nic);
             findings.push(Finding::ok("nic", right).about(port.subject()));
         }
     }

@@ -20,7 +20,8 @@ pub(crate) fn priorities(
     tool: Tool<'_>,
 ) -> Vec<Finding> {
     let mut findings = Vec::new();
-    for port in ports.iter().filter(|port| port.ethernet) {
+    // Packets of a function leave by its owner, which knows the settings of the port.
+    for port in ports.iter().filter(|port| port.ethernet && port.owner.is_none()) {
         let Some(interface) = port.netdev.as_deref() else { continue };
         let settings = qos::settings(root, interface, query, tool);
         findings.push(trust(interface, &settings).about(interface));

@@ -239,10 +239,10 @@ fn counters(sources: &Sources<'_>, ports: &[&NicPort]) -> Option<String> {
             Some(source.name().to_owned())
         }
         DaemonReply::Answers(status) => {
-            let is_its = |name: &str| {
-                name == port.device || Some(name) == port.netdev.as_deref() || name == "default"
-            };
-            let mut own = status.ports.iter().filter(|known| is_its(&known.name));
+            let is_its = |name: &str| port.is_called(name) || name == "default";
+            let owner = |name: &str| Some(name) == port.owner.as_deref();
+            let known = status.ports.iter();
+            let mut own = known.filter(|known| is_its(&known.name) || owner(&known.name));
             own.find(|known| !known.counters_stale)?.counters.clone()
         }
     };

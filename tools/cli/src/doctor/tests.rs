@@ -157,6 +157,35 @@ fn a_port_that_is_down_faster_than_believed_or_unknown_to_the_daemon_is_a_warnin
 }
 
 #[test]
+fn functions_are_parts_of_the_port_that_they_share_unless_the_daemon_has_a_nic_of_them() {
+    let owner =
+        |device: &str| format!("sys/class/infiniband/{device}/device/physfn/infiniband/mlx5_0/dev");
+    let host = Host::new().roce("mlx5_0", "eth0", &[]).roce("mlx5_1", "eth1", &[]);
+    let host =
+        host.roce("mlx5_2", "eth2", &[]).file(&owner("mlx5_1"), "").file(&owner("mlx5_2"), "");
+    let ports = fabric::ports(&host.root());
+    let nics = |known: &Status| {
+        let findings = fabric::devices(&ports, Some(known));
+        assert!(findings.iter().all(|finding| finding.severity == Severity::Ok), "{findings:?}");
+        findings.into_iter().filter(|finding| finding.id == "nic").collect::<Vec<_>>()
+    };
+    let mut known = status();
+    for name in ["mlx5_0", "default"] {
+        known.ports[0].name = name.into();
+        let found = nics(&known);
+        assert_eq!(found.len(), 1);
+        assert_eq!(
+            (&*found[0].subject, found[0].found.contains("2 functions")),
+            ("mlx5_0/1", true)
+        );
+    }
+    known.ports.push(PortStatus { name: "mlx5_2".into(), ..known.ports[0].clone() });
+    known.ports[0].name = "mlx5_0".into();
+    let found = text(&nics(&known));
+    assert!(found.contains("shared by 1 function ") && found.contains("mlx5_2/1"), "{found}");
+}
+
+#[test]
 fn a_nic_that_the_daemon_had_found_and_that_is_gone_is_a_warning_with_or_without_other_nics() {
     let mut known = status();
     (known.ports[0].name, known.ports[0].absent) = ("mlx5_7".into(), true);

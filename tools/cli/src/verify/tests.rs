@@ -147,4 +147,13 @@ fn the_nic_of_a_daemon_is_the_device_or_the_interface_of_its_name_and_counters_a
     assert_eq!(nics[0].interface.as_deref(), Some("eth0"));
     assert_eq!(nics[0].map.priority(34), Some(4));
     assert_eq!(counters(&root, &nics[0], &tool), [("np_cnp_sent".to_owned(), 17)].into());
+
+    let function = folder.path().join("sys/class/infiniband/mlx5_1");
+    for made in ["ports/1", "device/physfn/infiniband/mlx5_0"] {
+        std::fs::create_dir_all(function.join(made)).expect("made");
+    }
+    status.ports[0].name = "default".into();
+    let nics = super::nics(&root, &fabric::ports(&root), &status, &query, &tool);
+    let device = nics[0].device.as_ref().map(|(device, _)| device.as_str());
+    assert_eq!(device, Some("mlx5_0"), "it is the only one that owns its port");
 }

@@ -76,6 +76,14 @@ fn vllm_with_nixl_goes_past_verbs_on_mlx5_unless_the_package_asks_for_it() {
     assert_eq!(shorts(&plain), both);
     assert_eq!(plain.paths[0].class_from.as_deref(), Some("default"));
 
+    let function = mlx5()
+        .roce("mlx5_7", "eth7", &[])
+        .file("sys/class/infiniband/mlx5_7/device/physfn/infiniband/mlx5_0/dev", "")
+        .file("sys/class/infiniband_verbs/uverbs0/ibdev", "mlx5_7\n")
+        .process(10, &NIXL, &[], true);
+    let function = only(&function, DaemonReply::Answers(&status));
+    assert_eq!(shorts(&function), both, "its owner's counters have its bytes");
+
     let gated = [&NIXL[..], &["laxity/_laxity.abi3.so"]].concat();
     let host = || mlx5().process(10, &gated, &[], true);
     let ordered = only(&host(), DaemonReply::Answers(&status));
