@@ -144,7 +144,7 @@ def initiator(device, port, what):
     if what == "long":
         layout = [(i * (1 << 20), i * (1 << 20), 1 << 20) for i in range(48)]
         good = True
-        for turn in range(4):
+        for turn in range(2):
             write = peer.batch(engine.batch_transfer_sync_write)
             good &= peer.run("long %d" % turn, layout, True, write)
         return good
