@@ -17,6 +17,7 @@ use tokio::sync::oneshot;
 
 use crate::clients::{ClientId, Leaving, PendingClient};
 use crate::config::{Config, ResidualConfig};
+use crate::driver::explain::ExplainCommand;
 use crate::driver::trace::TraceCommand;
 use crate::stats::{PortResidual, PortUse, Snapshot};
 
@@ -58,6 +59,8 @@ pub enum SchedulerCommand {
     Publish,
     /// Change or read the trace, for `laxity trace`.
     Trace(TraceCommand),
+    /// Look at the next flows, for `laxity explain`.
+    Explain(ExplainCommand),
     /// Release all clients and end the thread. With `handover`, the next daemon takes them over.
     Stop { handover: bool },
 }
@@ -108,6 +111,18 @@ impl Mailbox {
         self.doorbell.pending.store(true, Ordering::Release);
         let _ = self.doorbell.fd.write(1);
         true
+    }
+}
+
+/// Waits until the scheduler answers a command.
+///
+/// # Errors
+/// It does not answer in time. The error is text for the operator.
+pub async fn answer<T>(reply: oneshot::Receiver<T>) -> Result<T, String> {
+    match tokio::time::timeout(ANSWER_MAX, reply).await {
+        Ok(Ok(answer)) => Ok(answer),
+        Ok(Err(_)) => Err("laxityd is stopping".to_owned()),
+        Err(_) => Err(format!("the scheduler did not answer within {ANSWER_MAX:?}; ask again")),
     }
 }
 

@@ -61,6 +61,7 @@ impl Driver {
                 SchedulerCommand::Trace(command) => {
                     self.intake.trace.carry_out(self.intake.now, command);
                 }
+                SchedulerCommand::Explain(command) => self.explain(command),
                 SchedulerCommand::Stop { handover } => {
                     self.hands_over = handover;
                     return false;

@@ -121,6 +121,7 @@ fn there_is_a_row_for_each_stage_layer_and_level_and_slices_lie_inside_each_othe
     assert_eq!(flows.len(), 2);
     let p2d = flows.iter().find(|event| event["args"]["request"] == 1).expect("the p2d flow");
     assert_eq!((&p2d["ts"], &p2d["dur"]), (&0.5.into(), &8.0.into()));
+    assert_eq!(p2d["args"]["flow"], "1");
     assert_eq!(p2d["args"]["outcome"], "late");
     assert_eq!(p2d["args"]["waited_us"], 3.0);
     let waits = with(&picture, "cat", "wait");
