@@ -6,10 +6,10 @@ mod support;
 
 use std::time::{Duration, Instant};
 
-use laxity_client::{Flow, Stage};
+use laxity_client::{Flow, Hint, Stage};
 use laxity_shm::sleep::now_ns;
 use laxity_wire::explain::{EXPLAINED_MAX, FlowQuery};
-use laxity_wire::trace::SubmitOutcome;
+use laxity_wire::trace::{SubmitOutcome, TraceKind};
 use support::{Laxityd, SMALL, finish, flow, take, until};
 
 const WINDOW: u64 = 256 << 10;
@@ -116,4 +116,41 @@ fn many_flows_are_counted_and_the_oldest_are_explained_while_permits_go_on() {
         support::send(&mut other, &ingress);
     }
     assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
+}
+
+#[test]
+fn the_trace_of_a_request_is_in_explanations_traces_and_the_log() {
+    const TRACE: &str = "0af7651916cd43dd8448eb211c80319c";
+    let mut daemon = Laxityd::start(SMALL);
+    let client = daemon.client("decode");
+    let mut lane = client.lane();
+    let header = format!("00-{TRACE}-b7ad6b7169203331-01");
+    lane.hint(Hint::RequestJoin { batch: 3, request: 7, deadline_ns: 0, bytes: 0 });
+    lane.hint(Hint::of_traceparent(7, &header).unwrap());
+    let deadline_ns = now_ns() + 50_000_000;
+    let late = Flow { request: 7, deadline_ns, ..flow(Stage::P2d, 1000) };
+    let mut ticket = lane.submit(&late);
+    take(&mut lane, &mut ticket, 1000);
+    let of_request = FlowQuery { request: Some(7), ..FlowQuery::default() };
+    assert_eq!(explain(&daemon, of_request).flows[0].trace_id, TRACE);
+
+    // The trace begins after the hint.
+    let mut operator = daemon.control();
+    operator.trace_start(60, 1000).unwrap();
+    std::thread::sleep(Duration::from_millis(60));
+    lane.complete(&ticket, 1000);
+    lane.hint(Hint::RequestEnd { request: 7 });
+    let line = daemon.await_log("missed its deadline");
+    assert!(line.contains(TRACE) && line.contains("request=7"), "{line}");
+    let mut events = Vec::new();
+    until("the end is recorded", || {
+        events.extend(operator.trace_read().unwrap().events);
+        events.iter().any(|event| event.what == TraceKind::RequestEnd { request: 7 })
+    });
+    let span_id = "b7ad6b7169203331".to_owned();
+    let named = TraceKind::RequestTrace { request: 7, trace_id: TRACE.to_owned(), span_id };
+    assert!(events.iter().any(|event| event.what == named), "{events:?}");
+    let mut again = lane.submit(&Flow { deadline_ns: 0, ..late });
+    take(&mut lane, &mut again, 1000);
+    assert_eq!(explain(&daemon, of_request).flows[0].trace_id, "", "the request has ended");
 }

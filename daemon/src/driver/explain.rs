@@ -11,6 +11,7 @@ use laxity_wire::trace::{SubmitOutcome, TracedFlow};
 use tokio::sync::oneshot;
 
 use super::Driver;
+use super::deadlines::trace_id;
 use super::flows::{Accounting, FlowState, flow_id, split_flow_id};
 use crate::clients::ClientState;
 
@@ -137,6 +138,7 @@ impl Driver {
         Some(ExplainedFlow {
             flow: traced,
             client: state.identity.id.0,
+            trace_id: trace_id(self.intake.hints.trace_of(state.domain, flow.request)),
             completed_bytes: flow.completed,
             since_ns: flow.touched.0,
             wait: wait.map(|known| why(&known)),

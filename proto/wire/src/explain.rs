@@ -42,6 +42,9 @@ pub struct ExplainedFlow {
     pub flow: TracedFlow,
     /// The number of the client.
     pub client: u64,
+    /// The id of the trace that the request's engine named, or empty.
+    #[serde(default)]
+    pub trace_id: String,
     /// Bytes that have completed.
     pub completed_bytes: u64,
     /// When the flow was submitted, was permitted or completed bytes last.

@@ -132,6 +132,9 @@ fn sentences(
     if flow.batch != 0 {
         what.push_str(&format!(", layer {}", flow.layer));
     }
+    if !told.trace_id.is_empty() {
+        what.push_str(&format!(", trace {}", told.trace_id));
+    }
     let gone = || format!("process {}, which has left", flow.pid);
     let whose = client.map_or_else(gone, |client| {
         let pod = client.pod.as_ref().map_or_else(String::new, |pod| format!(", {pod}"));

@@ -69,6 +69,7 @@ fn flow(wait: Option<FlowWait>) -> ExplainedFlow {
             ahead: 3,
         },
         client: 4,
+        trace_id: "0af7651916cd43dd8448eb211c80319c".into(),
         completed_bytes: 128 << 10,
         since_ns: NOW_NS - 812_000_000,
         wait,
@@ -84,7 +85,7 @@ fn a_waiting_flow_is_told_in_sentences_from_its_owner_to_the_next_step() {
     let moved =
         FlowWait { moved_ns: NOW_NS - 40_000_000, moved_from: 5, ..wait("order", "laxity") };
     let expected = "\
-16 MiB of p2d on mlx5_0 egress, request 7, batch 3, layer 12.
+16 MiB of p2d on mlx5_0 egress, request 7, batch 3, layer 12, trace 0af7651916cd43dd8448eb211c80319c.
 It belongs to `decode` (client 4, process 8123, user 1000, serving/decode-0/main).
 256 KiB are permitted and 128 KiB have completed. The last change was 812 ms ago.
 It is due in 35 ms; its laxity is 12 ms.
