@@ -21,7 +21,7 @@ mod commands;
 pub mod credit;
 pub mod deadlines;
 mod ends;
-pub mod explain;
+mod explain;
 pub mod fetches;
 pub mod flows;
 pub mod hints;

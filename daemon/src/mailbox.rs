@@ -12,12 +12,12 @@ use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
 use laxity_shm::marking::Treatments;
+use laxity_wire::explain::{Explanation, FlowQuery};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use tokio::sync::oneshot;
 
 use crate::clients::{ClientId, Leaving, PendingClient};
 use crate::config::{Config, ResidualConfig};
-use crate::driver::explain::ExplainCommand;
 use crate::driver::trace::TraceCommand;
 use crate::stats::{PortResidual, PortUse, Snapshot};
 
@@ -63,6 +63,24 @@ pub enum SchedulerCommand {
     Explain(ExplainCommand),
     /// Release all clients and end the thread. With `handover`, the next daemon takes them over.
     Stop { handover: bool },
+}
+
+/// A lane, by the index of its client and its own number.
+pub type FlowPlace = (u32, u16);
+
+#[derive(Debug)]
+pub struct ExplainCommand {
+    pub wanted: FlowQuery,
+    /// The lane to begin with.
+    pub from: FlowPlace,
+    pub reply: oneshot::Sender<ExplainedPart>,
+}
+
+#[derive(Debug)]
+pub struct ExplainedPart {
+    pub told: Explanation,
+    /// The lane to continue with, if any is left.
+    pub next: Option<FlowPlace>,
 }
 
 /// The sending end. It is cheap to clone.

@@ -4,37 +4,19 @@
 //! [`PLACES`] entries of flows and says where the next command continues. It explains only the
 //! flows that have waited for longest.
 
-use laxity_policy::link::{Obstacle, WaitingFlow};
+use laxity_policy::link::explain::{Obstacle, WaitingFlow};
 use laxity_policy::{FlowId, Time};
 use laxity_wire::explain::{EXPLAINED_MAX, ExplainedFlow, Explanation, FlowQuery, FlowWait};
 use laxity_wire::trace::{SubmitOutcome, TracedFlow};
-use tokio::sync::oneshot;
 
 use super::Driver;
 use super::deadlines::trace_id;
 use super::flows::{Accounting, FlowState, flow_id, split_flow_id};
 use crate::clients::ClientState;
+use crate::mailbox::{ExplainCommand, ExplainedPart, FlowPlace};
 
 /// The number of flow entries after which a command ends.
 const PLACES: usize = 1024;
-
-/// A lane, by the index of its client and its own number.
-pub type FlowPlace = (u32, u16);
-
-#[derive(Debug)]
-pub struct ExplainCommand {
-    pub wanted: FlowQuery,
-    /// The lane to begin with.
-    pub from: FlowPlace,
-    pub reply: oneshot::Sender<ExplainedPart>,
-}
-
-#[derive(Debug)]
-pub struct ExplainedPart {
-    pub told: Explanation,
-    /// The lane to continue with, if any is left.
-    pub next: Option<FlowPlace>,
-}
 
 impl Driver {
     pub(super) fn explain(&self, ExplainCommand { wanted, from, reply }: ExplainCommand) {

@@ -5,8 +5,7 @@ use laxity_wire::explain::{EXPLAINED_MAX, Explanation, FlowQuery};
 use tokio::sync::oneshot;
 
 use super::Service;
-use crate::driver::explain::{ExplainCommand, FlowPlace};
-use crate::mailbox::{SchedulerCommand, answer};
+use crate::mailbox::{ExplainCommand, FlowPlace, SchedulerCommand, answer};
 
 impl Service {
     /// Returns what the scheduler knows about the flows of a query.

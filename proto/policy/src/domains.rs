@@ -28,7 +28,8 @@ use laxity_types::{Deadline, FlowId, Level, PeerId, Stage};
 
 use crate::config::{InvalidConfig, LinkConfig};
 use crate::event::{Action, Event, FlowSpec};
-use crate::link::{Link, LinkSnapshot, Obstacle, Permit, WaitingFlow};
+use crate::link::explain::{Obstacle, WaitingFlow};
+use crate::link::{Link, LinkSnapshot, Permit};
 use crate::time::{Span, Time};
 
 /// Maximum number of domains on a port. The driver numbers them from zero.

@@ -31,7 +31,7 @@
 //! that hints can create is bounded (`link/batch_table.rs`).
 
 pub(crate) mod batch_table;
-mod explain;
+pub mod explain;
 pub(crate) mod flows;
 mod hints;
 mod in_flight;
@@ -70,7 +70,6 @@ use crate::time::{Span, Time};
 pub use crate::config::{BATCHES_MAX, REQUESTS_MAX};
 pub use crate::discipline::LevelRule;
 pub use batch_table::FOLLOWERS_MAX;
-pub use explain::{AHEAD_MAX, Obstacle, WaitingFlow};
 pub use peers::{PEER_WINDOWS, PEERS_MAX};
 pub use queue::Tally;
 pub use snapshot::LinkSnapshot;

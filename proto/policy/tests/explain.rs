@@ -2,7 +2,8 @@
 
 mod virtual_time;
 
-use laxity_policy::link::{AHEAD_MAX, LevelRule, Obstacle, WaitingFlow};
+use laxity_policy::link::LevelRule;
+use laxity_policy::link::explain::{AHEAD_MAX, Obstacle, WaitingFlow};
 use laxity_policy::{
     BatchId, DomainId, Event, FlowId, FlowSpec, Layer, Level, Order, PolicyKind, RequestId,
     SharedLink, Stage, Time,

@@ -427,18 +427,15 @@ impl Default for Header {
 
 #[cfg(not(loom))]
 const _: () = {
+    use core::mem::offset_of;
+
     use crate::layout::{HEADER_BYTES, LINE_BYTES};
     assert!(size_of::<Header>() <= HEADER_BYTES);
-    assert!(core::mem::offset_of!(Header, heartbeat) == 64);
-    assert!(core::mem::offset_of!(Header, attention) == 128);
-    assert!(core::mem::offset_of!(Header, claims) == 192);
-    assert!(core::mem::offset_of!(Header, doorbells) == 320);
-    assert!(core::mem::offset_of!(AttentionLine, dscp) == 11);
-    assert!(core::mem::offset_of!(AttentionLine, stage_dscp) == 28);
-    assert!(core::mem::offset_of!(AttentionLine, marking) == 35);
-    assert!(core::mem::offset_of!(AttentionLine, stage_sl) == 36);
-    assert!(core::mem::offset_of!(AttentionLine, traces) == 43);
-    assert!(core::mem::offset_of!(Header, treatment) == 3392);
+    assert!(offset_of!(Header, heartbeat) == 64 && offset_of!(Header, attention) == 128);
+    assert!(offset_of!(Header, claims) == 192 && offset_of!(Header, doorbells) == 320);
+    assert!(offset_of!(AttentionLine, dscp) == 11 && offset_of!(AttentionLine, stage_dscp) == 28);
+    assert!(offset_of!(AttentionLine, marking) == 35 && offset_of!(AttentionLine, stage_sl) == 36);
+    assert!(offset_of!(AttentionLine, traces) == 43 && offset_of!(Header, treatment) == 3392);
     assert!(size_of::<AttentionLine>() == LINE_BYTES);
 };
 

@@ -85,14 +85,16 @@ fn a_waiting_flow_is_told_in_sentences_from_its_owner_to_the_next_step() {
     let moved =
         FlowWait { moved_ns: NOW_NS - 40_000_000, moved_from: 5, ..wait("order", "laxity") };
     let expected = "\
-16 MiB of p2d on mlx5_0 egress, request 7, batch 3, layer 12, trace 0af7651916cd43dd8448eb211c80319c.
+16 MiB of p2d on mlx5_0 egress, request 7, batch 3, layer 12, \
+trace 0af7651916cd43dd8448eb211c80319c.
 It belongs to `decode` (client 4, process 8123, user 1000, serving/decode-0/main).
 256 KiB are permitted and 128 KiB have completed. The last change was 812 ms ago.
 It is due in 35 ms; its laxity is 12 ms.
 It waits behind 3 flows (11.4 MiB). 256 KiB of a window of 256 KiB are in flight.
-Policy laxity gives it P4, by its laxity: the time that is left beyond its work. Until 40 ms ago it had P5.
-Next step: at the port's rate its last byte leaves in 28.5 ms; if it does not, run `laxity doctor`, \
-and `laxity bypass on` to send all traffic unscheduled.";
+Policy laxity gives it P4, by its laxity: the time that is left beyond its work. \
+Until 40 ms ago it had P5.
+Next step: at the port's rate its last byte leaves in 28.5 ms; if it does not, \
+run `laxity doctor`, and `laxity bypass on` to send all traffic unscheduled.";
     assert_eq!(told(&status(), &flow(Some(moved))), expected);
 }
 

@@ -151,7 +151,8 @@ fn draw(lives: &Lives, ledger: &PermittedByKind, life: &Life, row: u64, events: 
     let first_ns = life.permits.first().map(|permit| permit.at_ns);
     let mut args = json!({
         // As text: a browser's numbers have 53 bits.
-        "flow": flow.flow.to_string(), "bytes": flow.bytes, "batch": flow.batch, "request": flow.request, "process": flow.pid,
+        "flow": flow.flow.to_string(),
+        "bytes": flow.bytes, "batch": flow.batch, "request": flow.request, "process": flow.pid,
         "outcome": outcome,
         "waited_us": us(first_ns.unwrap_or(end_ns).saturating_sub(life.submitted_ns)),
         "why": match (life.permits.is_empty(), flow.standing) {
