@@ -171,6 +171,10 @@ async fn answer<'a>(
             Ok(page) => Response::Trace(Box::new(page)),
             Err(problem) => Response::error(problem),
         },
+        Request::Explain(wanted) => match service.explain(wanted).await {
+            Ok(told) => Response::Explanation(Box::new(told)),
+            Err(problem) => Response::error(problem),
+        },
         Request::TraceStop => or_error(service.traces().stop().await),
         Request::Version => Response::Version {
             version: env!("CARGO_PKG_VERSION").to_owned(),

@@ -21,6 +21,7 @@ mod commands;
 pub mod credit;
 pub mod deadlines;
 mod ends;
+mod explain;
 pub mod fetches;
 pub mod flows;
 pub mod hints;

@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
 use laxity_shm::marking::Treatments;
+use laxity_wire::explain::{Explanation, FlowQuery};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use tokio::sync::oneshot;
 
@@ -58,8 +59,28 @@ pub enum SchedulerCommand {
     Publish,
     /// Change or read the trace, for `laxity trace`.
     Trace(TraceCommand),
+    /// Look at the next flows, for `laxity explain`.
+    Explain(ExplainCommand),
     /// Release all clients and end the thread. With `handover`, the next daemon takes them over.
     Stop { handover: bool },
+}
+
+/// A lane, by the index of its client and its own number.
+pub type FlowPlace = (u32, u16);
+
+#[derive(Debug)]
+pub struct ExplainCommand {
+    pub wanted: FlowQuery,
+    /// The lane to begin with.
+    pub from: FlowPlace,
+    pub reply: oneshot::Sender<ExplainedPart>,
+}
+
+#[derive(Debug)]
+pub struct ExplainedPart {
+    pub told: Explanation,
+    /// The lane to continue with, if any is left.
+    pub next: Option<FlowPlace>,
 }
 
 /// The sending end. It is cheap to clone.
@@ -108,6 +129,18 @@ impl Mailbox {
         self.doorbell.pending.store(true, Ordering::Release);
         let _ = self.doorbell.fd.write(1);
         true
+    }
+}
+
+/// Waits until the scheduler answers a command.
+///
+/// # Errors
+/// It does not answer in time. The error is text for the operator.
+pub async fn answer<T>(reply: oneshot::Receiver<T>) -> Result<T, String> {
+    match tokio::time::timeout(ANSWER_MAX, reply).await {
+        Ok(Ok(answer)) => Ok(answer),
+        Ok(Err(_)) => Err("laxityd is stopping".to_owned()),
+        Err(_) => Err(format!("the scheduler did not answer within {ANSWER_MAX:?}; ask again")),
     }
 }
 

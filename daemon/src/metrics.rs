@@ -75,17 +75,17 @@ metrics! {
         Gauge laxity_port_rate_in_force_bytes_per_second
             "Rate that is left for scheduled traffic" |p| p.rate_in_force;
         Counter laxity_foreign_bytes_total "Bytes that passed the port without a permit"
-            |p| p.residual.map_or(0, |it| it.capacity.foreign_bytes);
+            |p| p.counters.foreign_bytes;
         Counter laxity_congestion_signals_total "CNPs, marked packets and PFC pauses"
-            |p| p.residual.map_or(0, |it| it.capacity.signals);
+            |p| p.counters.signals;
         Gauge laxity_held_bytes
             "Bytes of flows that are held back"
             |p| p.link.held.bytes;
         Gauge laxity_held_flows "Flows that are held back" |p| p.link.held.flows;
         Counter laxity_promotions_total "Times a waiting flow climbed a level"
-            |p| p.link.promotions;
+            |p| p.counters.promotions;
         Counter laxity_demotions_total "Times a waiting flow fell into the scavenger"
-            |p| p.link.demotions;
+            |p| p.counters.demotions;
     }
 }
 
@@ -472,7 +472,79 @@ fn with(labels: &[Label], more: Label) -> Vec<Label> {
 
 #[cfg(test)]
 mod tests {
+    use laxity_policy::residual::Capacity;
+    use laxity_policy::{DomainId, Event, FlowId, FlowSpec, Order, RequestId};
+
     use super::*;
+    use crate::config::{Config, NicConfig};
+    use crate::driver::ports::{DriverPort, configure};
+    use crate::stats::PortResidual;
+
+    const NOW: Time = Time(1_000_000_000);
+
+    /// Puts a waiting flow of a port into the scavenger, as one more pruned request.
+    fn demote(port: &mut DriverPort, request: u64) {
+        let spec = |id, bytes| FlowSpec::anonymous(FlowId(id), Stage::P2d, bytes);
+        let own = DomainId::default();
+        let waits = FlowSpec { request: RequestId(request), ..spec(2 * request, 1 << 30) };
+        for spec in [spec(2 * request + 1, 1 << 30), waits] {
+            port.link.handle(NOW, own, Event::FlowArrived(spec));
+            while port.link.poll_action(NOW).is_some() {}
+        }
+        let pruned = vec![RequestId(request)];
+        let order = Order { epoch: request, sigma: Vec::new(), pruned };
+        port.link.handle(NOW, own, Event::OrderChanged(order));
+        while port.link.poll_action(NOW).is_some() {}
+    }
+
+    fn told(foreign_bytes: u64) -> Option<PortResidual> {
+        let capacity =
+            Capacity { foreign_bytes, signals: foreign_bytes / 10, ..Capacity::default() };
+        Some(PortResidual { source: "test", capacity })
+    }
+
+    #[test]
+    fn what_grew_under_default_stays_its_own_when_the_nic_gets_its_own_name() {
+        let mut exporter = Exporter::new().expect("valid");
+        let mut shown = |ports: &mut Vec<DriverPort>, nic: &str| {
+            for port in ports {
+                exporter.publish_port(&port.snapshot(NOW));
+            }
+            let text = exporter.recorder.handle().render();
+            ["demotions", "foreign_bytes", "congestion_signals"].map(|name| {
+                let labels = format!("laxity_{name}_total{{nic=\"{nic}\",direction=\"egress\"}} ");
+                let line = text.lines().find_map(|line| line.strip_prefix(&labels));
+                line.expect("the metric").parse::<u64>().expect("a number")
+            })
+        };
+        let mut config = Config::default();
+        let mut ports = Vec::new();
+        configure(&mut ports, NOW, &config).expect("valid");
+        demote(&mut ports[0], 1);
+        ports[0].residual = told(100);
+        assert_eq!(shown(&mut ports, "default"), [1, 100, 10]);
+        demote(&mut ports[0], 2);
+        ports[0].residual = told(200);
+
+        let named = NicConfig { name: "mlx5_0".to_owned(), ..config.nic[0].clone() };
+        config.nic.insert(0, named);
+        configure(&mut ports, NOW, &config).expect("valid");
+        assert_eq!(ports[0].name(), "mlx5_0");
+        assert_eq!(shown(&mut ports, "default"), [2, 200, 20], "nothing is lost");
+        assert_eq!(shown(&mut ports, "mlx5_0"), [0, 0, 0], "nothing counts twice");
+        // The thread that reads counters may have told of `default` just before it began anew.
+        ports[0].residual = told(210);
+        shown(&mut ports, "mlx5_0");
+        for foreign_bytes in [0, 30] {
+            (ports[0].residual, ports[2].residual) = (told(foreign_bytes), told(2 * foreign_bytes));
+            shown(&mut ports, "mlx5_0");
+        }
+        demote(&mut ports[0], 3);
+        demote(&mut ports[2], 4);
+        demote(&mut ports[2], 5);
+        assert_eq!(shown(&mut ports, "mlx5_0"), [1, 40, 4]);
+        assert_eq!(shown(&mut ports, "default"), [4, 260, 26]);
+    }
 
     #[test]
     fn waits_are_thinned_only_above_the_limit_and_never_to_nothing() {

@@ -1,6 +1,7 @@
 //! The service behind operators and registrations: the configuration in force, the attached clients
 //! and the way to the scheduler. It runs on the tokio thread.
 
+mod explain;
 mod mode_order;
 mod nics;
 pub mod trace;

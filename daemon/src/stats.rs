@@ -107,6 +107,11 @@ impl StageCounters {
 #[derive(Clone, Debug, Default)]
 pub struct PortCounters {
     pub stages: [StageCounters; Stage::ALL.len()],
+    pub promotions: u64,
+    pub demotions: u64,
+    pub foreign_bytes: u64,
+    /// Signals of congestion.
+    pub signals: u64,
 }
 
 /// Counters of one client, or of all clients that are gone.

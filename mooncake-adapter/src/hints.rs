@@ -51,7 +51,7 @@ pub(crate) fn number(id: Id) -> u64 {
 
 #[pyfunction]
 #[pyo3(signature = (
-    request_id, *, deadline_s=None, slo_ttft_s=None, tenant="", priority=0, bytes=0
+    request_id, *, deadline_s=None, slo_ttft_s=None, tenant="", priority=0, bytes=0, traceparent=""
 ))]
 pub(crate) fn request_begin(
     request_id: Id,
@@ -60,6 +60,7 @@ pub(crate) fn request_begin(
     tenant: &str,
     priority: i32,
     bytes: u64,
+    traceparent: &str,
 ) -> PyResult<u64> {
     let deadline_ns = match deadline_s {
         Some(_) => moment("deadline_s", deadline_s)?,
@@ -67,6 +68,9 @@ pub(crate) fn request_begin(
     };
     let facts = Facts { deadline_ns, bytes, priority, tenant: tenant.into() };
     hints::request_begin(request_id.0, facts).map_err(of_hint)?;
+    if let Some(trace) = Hint::of_traceparent(request_id.0, traceparent) {
+        hints::tell(trace).map_err(of_hint)?;
+    }
     Ok(request_id.0)
 }
 

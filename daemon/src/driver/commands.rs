@@ -61,6 +61,7 @@ impl Driver {
                 SchedulerCommand::Trace(command) => {
                     self.intake.trace.carry_out(self.intake.now, command);
                 }
+                SchedulerCommand::Explain(command) => self.explain(command),
                 SchedulerCommand::Stop { handover } => {
                     self.hands_over = handover;
                     return false;
@@ -124,6 +125,7 @@ impl Driver {
         header.set_dscp_of_stages(config.dscp_of_stages(level));
         header.set_sl_of_stages(config.sl_of_stages(level));
         header.set_marking(config.marking, &self.treatments);
+        header.set_takes_traces();
         header.set_nics(config.nic.iter().map(|nic| nic.name.as_str()));
         header.set_credit_class(self.intake.credit.stages(), level.0);
     }

@@ -29,6 +29,39 @@ struct KnownDeadline {
     sight: u64,
 }
 
+/// The traces of requests: an id, its upper half first, and the span that called the engine.
+#[derive(Debug, Default)]
+pub struct RequestTraces {
+    new: HashMap<RequestId, TraceOfRequest>,
+    /// What `new` was until it was full, so that requests that never end are removed at last.
+    old: HashMap<RequestId, TraceOfRequest>,
+}
+
+pub type TraceOfRequest = ([u64; 2], u64);
+
+impl RequestTraces {
+    pub fn of(&self, request: RequestId) -> Option<TraceOfRequest> {
+        self.new.get(&request).or_else(|| self.old.get(&request)).copied()
+    }
+
+    pub fn remember(&mut self, request: RequestId, trace: TraceOfRequest) {
+        if self.new.len() >= REQUESTS_MAX / 2 {
+            self.old = core::mem::take(&mut self.new);
+        }
+        self.new.insert(request, trace);
+    }
+
+    pub fn forget(&mut self, request: RequestId) {
+        self.new.remove(&request);
+        self.old.remove(&request);
+    }
+}
+
+/// Returns the id of a trace as text, which is empty without one.
+pub fn trace_id(trace: Option<TraceOfRequest>) -> String {
+    trace.map_or_else(String::new, |([high, low], _)| format!("{high:016x}{low:016x}"))
+}
+
 impl Deadlines {
     /// Returns the deadline of a request, which may be new.
     pub fn of(&mut self, now: Time, request: RequestId) -> Time {
@@ -117,6 +150,20 @@ mod tests {
         deadlines.forget_batch(BatchId(3));
         assert_eq!(deadlines.of(later, member), later + SLO);
         assert!(deadlines.members.is_empty());
+    }
+
+    #[test]
+    fn traces_of_requests_are_forgotten_with_them_and_the_oldest_for_lack_of_room() {
+        let mut traces = RequestTraces::default();
+        for request in 1..=2 * REQUESTS_MAX as u64 {
+            traces.remember(RequestId(request), ([0xa, request], 3));
+            assert!(traces.new.len() + traces.old.len() <= REQUESTS_MAX);
+        }
+        let latest = RequestId(2 * REQUESTS_MAX as u64);
+        assert_eq!(trace_id(traces.of(latest)), "000000000000000a0000000000020000");
+        assert_eq!(trace_id(traces.of(RequestId(1))), "");
+        traces.forget(latest);
+        assert_eq!(traces.of(latest), None);
     }
 
     #[test]

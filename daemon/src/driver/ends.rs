@@ -55,7 +55,12 @@ impl Intake {
         counted.completed_bytes += bytes;
         if done {
             counted.completed_flows += 1;
-            counted.deadline_misses += u64::from(now > flow.deadline);
+            let is_late = now > flow.deadline;
+            counted.deadline_misses += u64::from(is_late);
+            if is_late {
+                let event = "a flow missed its deadline; not every one is logged";
+                self.hints.log(now, domain, flow.request, event);
+            }
             if flow.fetch {
                 self.hints.cluster.fetches.left(now, id);
             }

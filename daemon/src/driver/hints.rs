@@ -21,15 +21,19 @@ use laxity_policy::{
     BatchId, BatchSpec, DomainId, Event, Layer, Order, PortId, RequestId, Span, Time,
 };
 use laxity_shm::record::Hint;
+use tracing::debug;
 
 use crate::config::Config;
 use crate::coordinator::exchange::CoordinatorExchange;
 use crate::coordinator::order::OrderContent;
 use crate::driver::cluster::ClusterState;
-use crate::driver::deadlines::Deadlines;
+use crate::driver::deadlines::{Deadlines, RequestTraces, TraceOfRequest, trace_id};
 use crate::driver::id_owners::{IdOwners, WorkId};
 use crate::driver::ports::DriverPort;
 use crate::driver::running::Running;
+
+/// The time between two logged events of requests.
+const LOG_EVERY: Span = Span::from_millis(1000);
 
 /// The pause after a run of admission, in durations of that run.
 const DUTY: u64 = 20;
@@ -52,6 +56,8 @@ pub struct Hints {
     paused_until: Time,
     /// The domain whose admission is looked at first.
     turn: usize,
+    /// When an event of a request was logged last.
+    logged: Time,
     pub cluster: ClusterState,
 }
 
@@ -60,6 +66,7 @@ pub struct Hints {
 pub struct DomainHints {
     admission: Admission,
     requests: Deadlines,
+    traces: RequestTraces,
     /// Whether the links do not have the cluster order in force yet.
     changed: bool,
     /// The batch that each process computes now.
@@ -80,6 +87,7 @@ impl Hints {
             id_owners: IdOwners::default(),
             paused_until: Time::ZERO,
             turn: 0,
+            logged: Time::ZERO,
             cluster: ClusterState::alone(),
         };
         hints.domains.push(hints.domain(now)?);
@@ -98,6 +106,7 @@ impl Hints {
         Ok(DomainHints {
             admission,
             requests,
+            traces: RequestTraces::default(),
             changed: true,
             running: Running::default(),
             given: Order::default(),
@@ -196,6 +205,21 @@ impl Hints {
         }
     }
 
+    /// Returns the trace of a request, if its engine named one.
+    pub fn trace_of(&self, domain: DomainId, request: RequestId) -> Option<TraceOfRequest> {
+        self.domains.get(usize::from(domain.0))?.traces.of(request)
+    }
+
+    /// Logs an event of a request, once a second at most.
+    #[cold]
+    pub fn log(&mut self, now: Time, domain: DomainId, request: RequestId, event: &'static str) {
+        if now.since(self.logged) >= LOG_EVERY {
+            self.logged = now;
+            let trace_id = trace_id(self.trace_of(domain, request));
+            debug!(request = request.0, trace_id, "{event}");
+        }
+    }
+
     /// Records a hint in the reports to the coordinator.
     fn note(&mut self, now: Time, domain: DomainId, hint: &Hint) {
         if !self.cluster.attends() || !self.id_owners.hint(domain, hint) {
@@ -217,7 +241,7 @@ impl Hints {
             Hint::BatchQueued { batch, ahead } => reports.queued(batch, ahead),
             Hint::LayerBegin { batch, layer } => reports.layer(now, batch, layer),
             Hint::BatchEnd { batch } => reports.batch_ended(batch),
-            Hint::ComputeEnd { .. } => return,
+            Hint::ComputeEnd { .. } | Hint::RequestTrace { .. } => return,
         }
         self.cluster.noted(now);
     }
@@ -262,10 +286,14 @@ impl Hints {
             )
         });
         let state = &mut self.domains[at];
+        let before = state.given.pruned.clone();
         let order = state.decide(now, others.as_ref().or(content));
         self.pause(now, clock().since(began));
         let order = order?;
         let pruned = order.pruned.len();
+        if let Some(&new) = order.pruned.iter().find(|id| before.binary_search(id).is_err()) {
+            self.log(now, domain, new, "a request is pruned; not every one is logged");
+        }
         broadcast(now, domain, &Event::OrderChanged(order), ports);
         Some(pruned)
     }
@@ -326,6 +354,9 @@ impl DomainHints {
     fn pass_on(&mut self, now: Time, domain: DomainId, hint: &Hint, ports: &mut [DriverPort]) {
         use AdmissionEvent as Between;
         let (between, event) = match *hint {
+            Hint::RequestTrace { request, trace, span } => {
+                return self.traces.remember(RequestId(request), (trace, span));
+            }
             Hint::RequestJoin { batch, request, deadline_ns, bytes } => {
                 let member = (domain, BatchId(batch), RequestId(request));
                 return self.request_joined(now, member, deadline_ns, bytes, ports);
@@ -343,6 +374,7 @@ impl DomainHints {
             Hint::RequestEnd { request } => {
                 let request = RequestId(request);
                 self.requests.forget(request);
+                self.traces.forget(request);
                 let ended = Between::RequestEnded { request };
                 (Some(ended), Event::RequestEnded { request })
             }

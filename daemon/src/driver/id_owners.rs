@@ -58,7 +58,7 @@ impl IdOwners {
                 self.may(domain, batch(id)) && self.may(domain, batch(ahead))
             }
             Hint::LayerBegin { batch: id, .. } => self.may(domain, batch(id)),
-            Hint::ComputeEnd { .. } => true,
+            Hint::ComputeEnd { .. } | Hint::RequestTrace { .. } => true,
         }
     }
 

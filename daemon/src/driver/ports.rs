@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use laxity_policy::config::InvalidConfig;
-use laxity_policy::{DomainId, Event, FlowSpec, LinkConfig, Permit, SharedLink, Span, Stage, Time};
+use laxity_policy::{
+    DomainId, Event, FlowSpec, LinkConfig, LinkSnapshot, Permit, SharedLink, Span, Stage, Time,
+};
 
 use super::credit::{PortCredit, alone_bytes};
 use super::shadow_link::ShadowLink;
@@ -18,6 +20,8 @@ pub struct DriverPort {
     /// What enforcing would have done to observed flows, from the first of them on.
     shadow: Option<Box<ShadowLink>>,
     pub counters: PortCounters,
+    /// Promotions, demotions, foreign bytes and signals at the last [`DriverPort::count`].
+    seen: [u64; 4],
     /// Whether an event happened since `poll_action` returned `None`.
     pub dirty: bool,
     /// When to call `poll_action` without an event.
@@ -70,6 +74,7 @@ pub fn configure(
         // A NIC that `default` stood for has its own name now. What was counted stays `default`'s.
         if *port.name != *nic.name {
             port.name = nic.name.as_str().into();
+            port.count();
             core::mem::swap(&mut port.counters, &mut counted[at % 2]);
         }
     }
@@ -84,6 +89,7 @@ pub fn configure(
                 link: SharedLink::new(config.link(nic))?,
                 shadow: None,
                 counters,
+                seen: [0; 4],
                 dirty: false,
                 due: Time::NEVER,
                 credit: PortCredit::default(),
@@ -295,8 +301,24 @@ impl DriverPort {
         self.dirty |= fed && !self.credit.lanes_without_credit.is_empty();
     }
 
+    /// Counts what the link and the NIC's counters have had since the last call. They count by
+    /// themselves, and begin anew with a new link or a new reader.
+    fn count(&mut self) -> LinkSnapshot {
+        let link = self.link.snapshot();
+        let left = self.residual.map(|it| it.capacity).unwrap_or_default();
+        let now = [link.promotions, link.demotions, left.foreign_bytes, left.signals];
+        let PortCounters { promotions, demotions, foreign_bytes, signals, .. } = &mut self.counters;
+        let counts = [promotions, demotions, foreign_bytes, signals];
+        for ((count, now), seen) in counts.into_iter().zip(now).zip(self.seen) {
+            *count += now.saturating_sub(seen);
+        }
+        self.seen = now;
+        link
+    }
+
     #[must_use]
     pub fn snapshot(&mut self, now: Time) -> PortSnapshot {
+        let link = self.count();
         let config = self.link.config();
         PortSnapshot {
             nic: self.nic,
@@ -308,7 +330,7 @@ impl DriverPort {
             window_bytes: config.window_bytes,
             levels: config.levels,
             is_absent: self.is_absent,
-            link: self.link.snapshot(),
+            link,
             counters: self.counters.clone(),
             would: self.shadow.as_mut().map(|shadow| shadow.minutes(now)).unwrap_or_default(),
         }

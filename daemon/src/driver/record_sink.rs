@@ -1,8 +1,9 @@
 //! Passes the records of a client's lanes to the [`Intake`], one call per kind of record.
 
+use laxity_policy::RequestId;
 use laxity_shm::consumer::{Consumer, GarbageRecord, Sink};
 use laxity_shm::producer::SlotRef;
-use laxity_shm::record::{self, Garbage, Record};
+use laxity_shm::record::{self, Garbage, Hint, Record};
 
 use super::intake::Intake;
 use super::trace::TracedEvent;
@@ -95,6 +96,14 @@ impl Sink for RecordSink<'_> {
             }
             Record::Hint(hint) => {
                 let (pid, domain) = (from.state.identity.pid, from.state.domain);
+                // A trace that began later has the request's trace from its end.
+                if let Hint::RequestEnd { request } = hint
+                    && intake.trace.is_on()
+                    && let Some((trace, span)) = intake.hints.trace_of(domain, RequestId(request))
+                {
+                    let known = Hint::RequestTrace { request, trace, span };
+                    intake.trace.note(intake.now, TracedEvent::Hint(known));
+                }
                 intake.hints.take(intake.now, domain, pid, &hint, &mut intake.ports);
                 intake.trace.note(intake.now, TracedEvent::Hint(hint));
             }

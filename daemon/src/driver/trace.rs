@@ -10,6 +10,8 @@ use laxity_shm::record::Hint;
 use laxity_wire::trace::{SubmitOutcome, TraceEvent, TraceKind, TracedFlow};
 use tokio::sync::oneshot;
 
+use super::deadlines::trace_id;
+
 /// How long a trace that nobody reads is kept after its end.
 const KEPT: Span = Span(60_000_000_000);
 
@@ -203,7 +205,7 @@ impl TracedEvent {
     }
 }
 
-const fn hint(said: Hint) -> TraceKind {
+fn hint(said: Hint) -> TraceKind {
     match said {
         Hint::BatchBegin { batch, layers, .. } => TraceKind::BatchBegin { batch, layers },
         Hint::RequestJoin { batch, request, deadline_ns, .. } => {
@@ -214,6 +216,11 @@ const fn hint(said: Hint) -> TraceKind {
         Hint::ComputeEnd { batch } => TraceKind::ComputeEnd { batch },
         Hint::BatchEnd { batch } => TraceKind::BatchEnd { batch },
         Hint::RequestEnd { request } => TraceKind::RequestEnd { request },
+        Hint::RequestTrace { request, trace, span } => TraceKind::RequestTrace {
+            request,
+            trace_id: trace_id(Some((trace, span))),
+            span_id: format!("{span:016x}"),
+        },
     }
 }
 

@@ -12,7 +12,7 @@ use tokio::sync::oneshot;
 use tracing::info;
 
 use crate::driver::trace::{Recorder, TakenEvents, TraceCommand, TraceEntry};
-use crate::mailbox::{ANSWER_MAX, Mailbox, SchedulerCommand};
+use crate::mailbox::{Mailbox, SchedulerCommand, answer};
 
 /// Longest trace, in seconds.
 const SECONDS_MAX: u64 = 3600;
@@ -202,13 +202,8 @@ impl Traces {
         order: TraceCommand,
         taken: oneshot::Receiver<TakenEvents>,
     ) -> Result<TakenEvents, String> {
-        if !self.mailbox.send(SchedulerCommand::Trace(order)) {
-            return Err("the scheduler has ended; laxityd is stopping".to_owned());
-        }
-        match tokio::time::timeout(ANSWER_MAX, taken).await {
-            Ok(Ok(taken)) => Ok(taken),
-            Ok(Err(_)) => Err("laxityd is stopping".to_owned()),
-            Err(_) => Err(format!("the scheduler did not answer within {ANSWER_MAX:?}; ask again")),
-        }
+        // A command that the scheduler does not take is dropped with its `reply`.
+        self.mailbox.send(SchedulerCommand::Trace(order));
+        answer(taken).await
     }
 }

@@ -192,10 +192,12 @@ def request_begin(
     tenant: str = "",
     priority: int = 0,
     bytes: int = 0,
+    traceparent: str = "",
 ) -> int:
     """Begins a request and returns its number. ``deadline_s`` says in how many seconds its first token is due. Without
     it, the objective ``slo_ttft_s`` counts from now. Without both, the daemon's objective holds. ``bytes`` is the
-    number of bytes that the request will move, if known.
+    number of bytes that the request will move, if known. ``traceparent`` is the W3C header of the request's trace, whose
+    id Laxity's spans and logs then have. An invalid one is ignored.
 
     Raises :class:`DeadlinePassed`."""
 

@@ -80,7 +80,7 @@ _layers = {}
 _batches = {}
 
 
-def request_begin(request_id, *, deadline_s=None, slo_ttft_s=None, tenant="", priority=0, bytes=0):
+def request_begin(request_id, *, deadline_s=None, slo_ttft_s=None, tenant="", priority=0, bytes=0, traceparent=""):
     if deadline_s is not None and deadline_s <= 0:
         raise DeadlinePassed("deadline_s is not in the future")
     with _lock:

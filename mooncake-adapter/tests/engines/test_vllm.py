@@ -249,6 +249,22 @@ class Engine:
         return finished
 
 
+def test_the_trace_of_a_request_is_told_once_and_beside_the_requests():
+    """Needs no release of vLLM. Workers of an earlier release of laxity unpack five facts of a request."""
+    from laxity._telling import Teller
+    from laxity.objectives import Objectives
+    from laxity.vllm._scheduler import SchedulerHints
+
+    hints = SchedulerHints(Objectives(), None, "engine", Teller("test"))
+    for name, headers in [("r1", {"traceparent": "00-1-2-01"}), ("r2", None), ("r3", {}), ("r4", "wrong")]:
+        hints.saw(prompt(name, trace_headers=headers))
+    names = ["r1", "r2", "r3", "r4"]
+    step = hints.step(output(new=[(name, 40, 0, 20) for name in names]))
+    assert step["traces"] == {"r1": "00-1-2-01"}
+    assert [len(request) for request in step["requests"]] == [5] * 4
+    assert hints.step(output(cached=[(name, 20, 20) for name in names]))["traces"] == {}
+
+
 def test_a_request_through_a_prefill_instance(vllm, said):
     """From its arrival to the arrival of its KV cache at the decode instance."""
     engine = Engine(vllm, said)
@@ -259,7 +275,8 @@ def test_a_request_through_a_prefill_instance(vllm, said):
     said.clear()
 
     params = {"do_remote_decode": True, "laxity": {"slo_ttft_ms": 400, "tenant": "gold", "priority": 2}}
-    request = prompt("r1", params=params)
+    trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    request = prompt("r1", params=params, trace_headers={"traceparent": trace})
     engine.arrive(request)
     assert said.calls == [], "the scheduler's process says nothing itself"
     engine.step(output(new=[("r1", 40, 0, 40)]))
@@ -273,7 +290,7 @@ def test_a_request_through_a_prefill_instance(vllm, said):
     (begun,), named = said.of("request_begin")[0]
     assert begun == "r1"
     assert 0.3 < named["deadline_s"] <= 0.4
-    assert (named["tenant"], named["priority"]) == ("gold", 2)
+    assert (named["tenant"], named["priority"], named["traceparent"]) == ("gold", 2, trace)
     # 4 layers of 16 KiB for 8 blocks of 16 tokens: 512 bytes a token.
     assert named["bytes"] == 40 * 512
     (batch,), named = said.of("batch_begin")[0]

@@ -71,6 +71,31 @@ pub(crate) enum Feasibility {
     RequestLost,
 }
 
+/// The rule that gives a waiting flow its level.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LevelRule {
+    /// Any rule of the policy that is not listed here.
+    Policy,
+    /// Collectives have one level.
+    Collective,
+    /// The relative layer index of KV reuse (MFS §4.4.1).
+    Rli,
+    /// KV reuse is late although this port sent it in time (`link/late_reuse.rs`).
+    Late,
+    /// The laxity: time left minus work left.
+    Laxity,
+    /// The minimal link utilisation (MFS §4.3).
+    Mlu,
+    /// The flow goes in one piece, which exceeds the window.
+    Piece,
+    /// No request waits for flows of this stage, so they go to the scavenger.
+    Undated,
+    /// The order in force prunes the flow's request.
+    Pruned,
+    /// The flow, or its request, cannot make its deadline any more.
+    Lost,
+}
+
 /// A flow on a port where no other flow waits, and which need not wait itself.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct UncontendedFlow<'a> {
@@ -103,6 +128,12 @@ pub(crate) trait Discipline: Debug + Send + Sync {
     /// the higher of this level and the flow's current level.
     fn level(&self, _port: &Port, _now: Time, flow: &Flow, _group: &Group) -> Level {
         flow.level
+    }
+
+    /// Returns the rule that gives a flow in the levels its level, and when its work must begin,
+    /// [`Time::NEVER`] if unknown. It is for operators and decides nothing.
+    fn rule(&self, _port: &Port, _now: Time, _flow: &Flow, _group: &Group) -> (LevelRule, Time) {
+        (LevelRule::Policy, Time::NEVER)
     }
 
     /// Returns the level at this RLI of a flow whose level follows its batch's progress.

@@ -24,10 +24,11 @@
 //! what they hold. Ranks and levels of different domains are not compared in the host, but the
 //! levels on the wire are the same for all.
 
-use laxity_types::{Deadline, Level, PeerId, Stage};
+use laxity_types::{Deadline, FlowId, Level, PeerId, Stage};
 
 use crate::config::{InvalidConfig, LinkConfig};
 use crate::event::{Action, Event, FlowSpec};
+use crate::link::explain::{Obstacle, WaitingFlow};
 use crate::link::{Link, LinkSnapshot, Permit};
 use crate::time::{Span, Time};
 
@@ -221,6 +222,17 @@ impl SharedLink {
         if changed {
             self.divide();
         }
+    }
+
+    /// Explains a waiting flow, see [`Link::explain`].
+    pub fn explain(&self, now: Time, domain: DomainId, flow: FlowId) -> Option<WaitingFlow> {
+        let (at, mut known) = (self.at(domain), self.link(domain).explain(now, flow)?);
+        let free = matches!(known.obstacle, Obstacle::Nothing | Obstacle::Window);
+        let yields = self.shares[at].scavenges(self.levels_wait());
+        if free && (yields || self.rests(now, at)) {
+            known.obstacle = Obstacle::Turn;
+        }
+        Some(known)
     }
 
     /// Reports whether another domain than this one is active.

@@ -84,7 +84,7 @@
 use laxity_types::{Layer, Level, Stage};
 
 use crate::config::LinkConfig;
-use crate::discipline::{Discipline, Feasibility, QueuePosition, UncontendedFlow};
+use crate::discipline::{Discipline, Feasibility, LevelRule, QueuePosition, UncontendedFlow};
 use crate::link::batch_table::NULL_BATCH;
 use crate::link::flows::{Flow, NONE, SlotId};
 use crate::link::port::Port;
@@ -207,14 +207,22 @@ impl Laxity {
         Level(self.by_slack.0 + self.edges_ns.iter().filter(below).count() as u8)
     }
 
-    /// Returns the level of KV reuse on the wire.
-    fn reuse_level(&self, port: &Port, now: Time, batch: SlotId, layer: Layer, key: Time) -> Level {
+    /// Returns the level of KV reuse on the wire, and the rule that gives it.
+    fn reuse_level(
+        &self,
+        port: &Port,
+        now: Time,
+        batch: SlotId,
+        layer: Layer,
+        key: Time,
+    ) -> (Level, LevelRule) {
         let known = batch != NULL_BATCH && port.batches.batch(batch).is_announced();
         match port.rli(batch, layer) {
-            rli if !known || rli > NEAR_LAYERS => self.slack_level(now, key),
-            _ if port.late_reuse.leads(now) => Level::HIGHEST,
-            rli if rli <= BLOCKING_LAYERS || port.late_reuse.shares(now) => self.collective,
-            _ => self.near,
+            rli if !known || rli > NEAR_LAYERS => (self.slack_level(now, key), LevelRule::Laxity),
+            _ if port.late_reuse.leads(now) => (Level::HIGHEST, LevelRule::Late),
+            rli if rli <= BLOCKING_LAYERS => (self.collective, LevelRule::Rli),
+            _ if port.late_reuse.shares(now) => (self.collective, LevelRule::Late),
+            _ => (self.near, LevelRule::Rli),
         }
     }
 
@@ -286,7 +294,7 @@ impl Discipline for Laxity {
             Stage::Collective => QueuePosition::new(COLLECTIVE, GroupBy::Batch, 0, self.collective),
             Stage::KvReuse => {
                 let key = Self::batch_key(port, now, flow.batch, flow.deadline);
-                let level = self.reuse_level(port, now, flow.batch, flow.spec.layer, Time(key));
+                let level = self.reuse_level(port, now, flow.batch, flow.spec.layer, Time(key)).0;
                 if flow.batch == NULL_BATCH {
                     return match flow.deadline {
                         Time::NEVER => Self::place_undated(port, flow, level),
@@ -303,7 +311,7 @@ impl Discipline for Laxity {
     fn lone_level(&self, port: &Port, now: Time, flow: &UncontendedFlow<'_>) -> Level {
         if flow.spec.stage == Stage::KvReuse {
             let key = Time(Self::lone_key(port, now, flow));
-            self.reuse_level(port, now, flow.batch, flow.spec.layer, key)
+            self.reuse_level(port, now, flow.batch, flow.spec.layer, key).0
         } else {
             self.place(port, now, &flow.waiting()).level
         }
@@ -329,11 +337,22 @@ impl Discipline for Laxity {
         match group.queue {
             REUSE => {
                 let key = Self::batch_key(port, now, flow.batch, flow.deadline);
-                self.reuse_level(port, now, flow.batch, flow.spec.layer, Time(key))
+                self.reuse_level(port, now, flow.batch, flow.spec.layer, Time(key)).0
             }
             LAST_STAGE => self.last_level(port, now, flow, Self::last_stage_latest(port, group)),
             _ => flow.level,
         }
+    }
+
+    fn rule(&self, port: &Port, now: Time, flow: &Flow, group: &Group) -> (LevelRule, Time) {
+        let key = Time(Self::batch_key(port, now, flow.batch, flow.deadline));
+        let (rule, key) = match group.queue {
+            COLLECTIVE => (LevelRule::Collective, key),
+            _ if port.is_oversized(flow) && !flow.spec.stage.is_early() => (LevelRule::Piece, key),
+            LAST_STAGE => (LevelRule::Laxity, Self::last_stage_latest(port, group)),
+            _ => (self.reuse_level(port, now, flow.batch, flow.spec.layer, key).1, key),
+        };
+        (rule, if key.0 < UNKNOWN { key } else { Time::NEVER })
     }
 
     fn collective_level(&self) -> Option<Level> {

@@ -31,6 +31,7 @@
 //! that hints can create is bounded (`link/batch_table.rs`).
 
 pub(crate) mod batch_table;
+pub mod explain;
 pub(crate) mod flows;
 mod hints;
 mod in_flight;
@@ -67,6 +68,7 @@ use crate::scavenger::Guarantee;
 use crate::time::{Span, Time};
 
 pub use crate::config::{BATCHES_MAX, REQUESTS_MAX};
+pub use crate::discipline::LevelRule;
 pub use batch_table::FOLLOWERS_MAX;
 pub use peers::{PEER_WINDOWS, PEERS_MAX};
 pub use queue::Tally;

@@ -27,7 +27,9 @@
 
 use laxity_types::{Level, Stage};
 
-use crate::discipline::{Check, Discipline, Feasibility, QueuePosition, UncontendedFlow};
+use crate::discipline::{
+    Check, Discipline, Feasibility, LevelRule, QueuePosition, UncontendedFlow,
+};
 use crate::link::flows::Flow;
 use crate::link::port::Port;
 use crate::link::queue::{Group, GroupBy, QueueId, Rank};
@@ -139,6 +141,15 @@ impl Discipline for Mfs {
         } else {
             flow.level
         }
+    }
+
+    fn rule(&self, _: &Port, _: Time, _: &Flow, group: &Group) -> (LevelRule, Time) {
+        let rule = match group.queue {
+            REUSE => LevelRule::Rli,
+            COLLECTIVE => LevelRule::Collective,
+            _ => LevelRule::Mlu,
+        };
+        (rule, Time::NEVER)
     }
 
     fn level_by_rli(&self, port: &Port, rli: u32) -> Level {

@@ -9,6 +9,8 @@ const OP_BATCH_QUEUED: u32 = 19;
 const OP_LAYER_BEGIN: u32 = 20;
 const OP_COMPUTE_END: u32 = 21;
 const OP_BATCH_END: u32 = 22;
+// 23 is a record that is no hint.
+const OP_REQUEST_TRACE: u32 = 24;
 
 /// A hint. Ids are the application's own. 0 means "unknown" in a flow. The client library sends no
 /// hint with it, and decoding accepts it.
@@ -39,6 +41,18 @@ pub enum Hint {
         /// The request's id.
         request: u64,
     },
+    /// The trace of a request at its engine. A client sends it only if [`Header::takes_traces`]
+    /// says so, because an earlier daemon does not know it.
+    ///
+    /// [`Header::takes_traces`]: crate::layout::Header::takes_traces
+    RequestTrace {
+        /// The request's id.
+        request: u64,
+        /// The trace's id, its upper half first.
+        trace: [u64; 2],
+        /// The id of the span that called the engine.
+        span: u64,
+    },
     /// A batch waits until another one has run.
     BatchQueued {
         /// Id of the batch that waits.
@@ -66,13 +80,31 @@ pub enum Hint {
 }
 
 impl Hint {
+    /// Returns the hint of a request's `traceparent` header (W3C Trace Context, §3.2), or `None` if
+    /// the header is invalid.
+    #[must_use]
+    pub fn of_traceparent(request: u64, header: &str) -> Option<Self> {
+        let mut parts = header.trim().split('-');
+        let mut part = |length: usize| {
+            let is_digit = |byte: u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
+            parts.next().filter(|part| part.len() == length && part.bytes().all(is_digit))
+        };
+        let (version, trace, span, _flags) = (part(2)?, part(32)?, part(16)?, part(2)?);
+        let trace = u128::from_str_radix(trace, 16).ok().filter(|id| *id != 0)?;
+        let span = u64::from_str_radix(span, 16).ok().filter(|id| *id != 0)?;
+        // Later versions may have more parts. Version 255 is none.
+        let is_valid = version != "ff" && (version != "00" || parts.next().is_none());
+        let trace = [(trace >> 64) as u64, trace as u64];
+        is_valid.then_some(Self::RequestTrace { request, trace, span })
+    }
+
     /// Returns the ids of the hint's requests and batches. A hint with one id returns it twice.
     #[must_use]
     pub const fn ids(self) -> [u64; 2] {
         match self {
             Self::RequestJoin { batch, request, .. } => [batch, request],
             Self::BatchQueued { batch, ahead } => [batch, ahead],
-            Self::RequestEnd { request } => [request; 2],
+            Self::RequestEnd { request } | Self::RequestTrace { request, .. } => [request; 2],
             Self::BatchBegin { batch, .. }
             | Self::LayerBegin { batch, .. }
             | Self::ComputeEnd { batch }
@@ -90,6 +122,9 @@ impl Hint {
                 simple(OP_REQUEST_JOIN, 0, [bytes, batch, request, deadline_ns])
             }
             Self::RequestEnd { request } => simple(OP_REQUEST_END, 0, [0, 0, request, 0]),
+            Self::RequestTrace { request, trace: [high, low], span } => {
+                simple(OP_REQUEST_TRACE, 0, [high, low, request, span])
+            }
             Self::BatchQueued { batch, ahead } => simple(OP_BATCH_QUEUED, 0, [ahead, batch, 0, 0]),
             Self::LayerBegin { batch, layer } => simple(OP_LAYER_BEGIN, layer, [0, batch, 0, 0]),
             Self::ComputeEnd { batch } => simple(OP_COMPUTE_END, 0, [0, batch, 0, 0]),
@@ -106,6 +141,9 @@ impl Hint {
             OP_BATCH_BEGIN => Self::BatchBegin { batch, layers: layer, layer_time_ns: bytes },
             OP_REQUEST_JOIN => Self::RequestJoin { batch, request, deadline_ns, bytes },
             OP_REQUEST_END => Self::RequestEnd { request },
+            OP_REQUEST_TRACE => {
+                Self::RequestTrace { request, trace: [bytes, batch], span: deadline_ns }
+            }
             OP_BATCH_QUEUED => Self::BatchQueued { batch, ahead: bytes },
             OP_LAYER_BEGIN => Self::LayerBegin { batch, layer },
             OP_COMPUTE_END => Self::ComputeEnd { batch },

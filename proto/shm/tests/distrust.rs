@@ -108,6 +108,7 @@ proptest! {
             Record::Hint(Hint::BatchBegin { batch: a, layers: n, layer_time_ns: b }),
             Record::Hint(Hint::RequestJoin { batch: a, request: b, deadline_ns: c, bytes: d }),
             Record::Hint(Hint::RequestEnd { request: a }),
+            Record::Hint(Hint::RequestTrace { request: a, trace: [b, c], span: d }),
             Record::Hint(Hint::BatchQueued { batch: a, ahead: b }),
             Record::Hint(Hint::LayerBegin { batch: a, layer: n }),
             Record::Hint(Hint::ComputeEnd { batch: a }),

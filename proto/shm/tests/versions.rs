@@ -131,12 +131,43 @@ fn records_are_written_as_in_version_two() {
         (Record::Hint(Hint::ComputeEnd { batch: 1 }), [0, 0, 1, 0, 0, 21 << 16]),
         (Record::Hint(Hint::BatchEnd { batch: 1 }), [0, 0, 1, 0, 0, 22 << 16]),
         (
+            Record::Hint(Hint::RequestTrace { request: 1, trace: [2, 3], span: 4 }),
+            [0, 2, 3, 1, 4, 24 << 16],
+        ),
+        (
             Record::Peer { peer: 1, address: [2; 16] },
             [1 << 32, 0x0202_0202_0202_0202, 0x0202_0202_0202_0202, 0, 0, 23 << 16],
         ),
     ];
     for (record, words) in recorded {
         assert_eq!(record.encode().0, words, "{record:?}");
+    }
+}
+
+#[test]
+fn a_traceparent_is_read_as_the_w3c_says_and_any_other_is_none() {
+    const VALID: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+    let expected = Hint::RequestTrace {
+        request: 7,
+        trace: [0x0af7_6519_16cd_43dd, 0x8448_eb21_1c80_319c],
+        span: 0xb7ad_6b71_6920_3331,
+    };
+    assert_eq!(Hint::of_traceparent(7, VALID), Some(expected));
+    let later = format!("cc{}-what-else", &VALID[2..]);
+    assert_eq!(Hint::of_traceparent(7, &later), Some(expected), "a later version");
+    for wrong in [
+        String::new(),
+        format!("{VALID}-more"),
+        format!("ff{}", &VALID[2..]),
+        VALID.to_uppercase(),
+        VALID.replace('a', "+"),
+        VALID.replace('-', "_"),
+        VALID[..VALID.len() - 1].to_owned(),
+        format!("00-{:032}-b7ad6b7169203331-01", 0),
+        format!("00-0af7651916cd43dd8448eb211c80319c-{:016}-01", 0),
+        "ä".repeat(55),
+    ] {
+        assert_eq!(Hint::of_traceparent(7, &wrong), None, "{wrong}");
     }
 }
 

@@ -9,6 +9,7 @@ use std::time::Duration;
 use thiserror::Error;
 
 use crate::control::{Envelope, RESPONSE_BYTES_MAX, Request, Response, SOCKET_DEFAULT, SOCKET_ENV};
+use crate::explain::{Explanation, FlowQuery};
 use crate::status::Status;
 use crate::trace::TracePage;
 
@@ -195,6 +196,17 @@ impl ControlClient {
     /// Returns the errors of [`Self::call`].
     pub fn trace_stop(&mut self) -> Result<String, ControlError> {
         self.message(&Request::TraceStop)
+    }
+
+    /// Returns what the daemon knows about the flows of a query.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Self::call`].
+    pub fn explain(&mut self, wanted: FlowQuery) -> Result<Explanation, ControlError> {
+        match self.call(&Request::Explain(wanted))? {
+            Response::Explanation(told) => Ok(*told),
+            other => Err(self.malformed(format!("{other:?} is no answer to `explain`"))),
+        }
     }
 
     fn message(&mut self, request: &Request) -> Result<String, ControlError> {

@@ -14,6 +14,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::explain::{Explanation, FlowQuery};
 use crate::status::Status;
 use crate::trace::TracePage;
 
@@ -89,6 +90,8 @@ pub enum Request {
     TraceRead,
     /// End the trace, whose events can still be read.
     TraceStop,
+    /// Return what the scheduler knows about flows as [`Response::Explanation`].
+    Explain(FlowQuery),
     /// Return the release as [`Response::Version`].
     Version,
 }
@@ -109,6 +112,8 @@ pub enum Response {
     },
     /// The answer to [`Request::TraceRead`].
     Trace(Box<TracePage>),
+    /// The answer to [`Request::Explain`].
+    Explanation(Box<Explanation>),
     /// The answer to [`Request::Version`].
     Version {
         /// The release of the daemon.
@@ -181,6 +186,7 @@ mod tests {
             Request::TraceStart { seconds: 10, events: 1000, attended: true },
             Request::TraceRead,
             Request::TraceStop,
+            Request::Explain(FlowQuery { request: Some(7), ..FlowQuery::default() }),
             Request::Version,
         ] {
             let line = serde_json::to_vec(&Envelope::new(request.clone())).unwrap();

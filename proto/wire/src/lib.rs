@@ -8,6 +8,7 @@
 
 pub mod client;
 pub mod control;
+pub mod explain;
 mod status;
 pub mod trace;
 pub mod v1;

@@ -76,6 +76,15 @@ pub enum TraceKind {
         /// The id of the request.
         request: u64,
     },
+    /// The trace of a request at its engine, in the hexadecimal digits of W3C Trace Context.
+    RequestTrace {
+        /// The id of the request.
+        request: u64,
+        /// The id of the trace.
+        trace_id: String,
+        /// The id of the span that called the engine.
+        span_id: String,
+    },
     /// A batch waits behind another batch.
     BatchQueued {
         /// The id of the batch that waits.

@@ -42,6 +42,9 @@ int main(void) {
     taken[0] = lax_request_begin(request, &facts);
     taken[1] = lax_batch_begin(1, 32, 2000000);
     taken[2] = lax_batch_join(1, request);
+    /* The header traceparent of the request's HTTP call. One that is invalid is ignored. */
+    taken[2] |= lax_request_trace(request, "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01");
+    taken[2] |= lax_request_trace(request, "invalid") | lax_request_trace(request, NULL);
     taken[3] = lax_batch_queued(1, 9);
     taken[4] = lax_layer_begin(1, 3);
 

@@ -252,6 +252,9 @@ uint64_t lax_number(const char *id);
 
 /* Begins a request. `facts` is NULL if nothing is known of it. */
 int lax_request_begin(uint64_t request, const lax_request *facts);
+/* The request belongs to the trace of this W3C header, `traceparent`. Spans, explanations and logs about
+ * the request then have the trace's id. An invalid header is ignored. */
+int lax_request_trace(uint64_t request, const char *traceparent);
 /* Ends a request: it has its first token, or was aborted. */
 int lax_request_end(uint64_t request);
 int lax_batch_begin(uint64_t batch, uint16_t layers, uint64_t layer_time_ns);

@@ -127,7 +127,7 @@ fn a_c_engine_says_what_it_knows_and_hears_what_makes_no_sense() {
         "number 12638187200555641996",
         "taken 0 0 0 0 0 0 0 0",
         "refused ETIME EALREADY ERANGE EINVAL EINVAL EINVAL",
-        "counted hints 9 requests 2 batches 0 ended twice 1 layers unknown 2 deadlines passed 1",
+        "counted hints 10 requests 2 batches 0 ended twice 1 layers unknown 2 deadlines passed 1",
     ];
     assert_eq!(run(&program, &dir.path().join("none.sock")), said);
 
@@ -144,6 +144,11 @@ fn a_c_engine_says_what_it_knows_and_hears_what_makes_no_sense() {
                     request: 0xaf63_dc4c_8601_ec8c,
                     deadline_ns: 1..,
                     bytes: 4096
+                }),
+                Record::Hint(Hint::RequestTrace {
+                    request: 0xaf63_dc4c_8601_ec8c,
+                    trace: [0x0af7_6519_16cd_43dd, 0x8448_eb21_1c80_319c],
+                    span: 0xb7ad_6b71_6920_3331
                 }),
                 Record::Hint(Hint::BatchQueued { batch: 1, ahead: 9 }),
                 Record::Hint(Hint::LayerBegin { batch: 1, layer: 3 }),

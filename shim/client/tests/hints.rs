@@ -32,14 +32,18 @@ fn a_new_daemon_is_told_what_is_under_way_and_transfers_wait_for_it() {
         std::env::set_var("LAXITY_STALL_MS", "20000");
     }
     let first = TestDaemon::at(&socket, Geometry::default());
+    // A daemon of an earlier release would take the hint about a trace for garbage.
+    first.set(&first.knobs.no_traces, true);
     let due = hints::now() + 60_000_000_000;
     let facts = Facts { deadline_ns: due, bytes: 77, ..Facts::default() };
     let joins = |request| Hint::RequestJoin { batch: 1, request, deadline_ns: 0, bytes: 0 };
     hints::request_begin(4, facts).expect("new");
     hints::request_begin(5, Facts::default()).expect("new");
+    let trace = Hint::RequestTrace { request: 4, trace: [1, 2], span: 3 };
     for hint in [
         Hint::BatchBegin { batch: 1, layers: 32, layer_time_ns: 1000 },
         joins(4),
+        trace,
         joins(5),
         Hint::RequestEnd { request: 5 },
         Hint::LayerBegin { batch: 1, layer: 7 },
@@ -87,7 +91,7 @@ fn a_new_daemon_is_told_what_is_under_way_and_transfers_wait_for_it() {
     });
     let again = heard(&second);
     let layer = Record::Hint(Hint::LayerBegin { batch: 1, layer: 7 });
-    assert_eq!(again[..3], [begin, join, layer], "{again:?}");
+    assert_eq!(again[..4], [begin, join, Record::Hint(trace), layer], "{again:?}");
     assert_eq!(second.knobs.garbage.load(Ordering::SeqCst), 0);
     assert!(hints::client().stats().reattaches >= 1);
 }

@@ -9,6 +9,7 @@ mod class_table;
 mod class_variables;
 mod cluster;
 mod doctor;
+mod explain;
 mod external;
 mod host;
 mod levels;
@@ -67,6 +68,9 @@ enum Command {
     /// Show jobs, clients, stages, levels and ports on a live screen, and why their flows wait
     #[command(after_long_help = top::HELP)]
     Top(top::TopArgs),
+    /// Explain why a transfer waits: its level, its deadline, what is ahead of it, and what to do
+    #[command(after_long_help = explain::HELP)]
+    Explain(explain::ExplainFlowArgs),
     /// Compare permitted bytes with the NIC's counters: priorities, pauses, CNPs
     #[command(after_long_help = verify::HELP)]
     Verify(verify::VerifyArgs),
@@ -129,6 +133,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Profiles(args) => profiles::profiles(&args)?,
         Command::Cluster(command) => return Ok(cluster::run(&command)?),
         Command::Trace(args) => return Ok(trace::trace(&args)?),
+        Command::Explain(args) => explain::explain(&args)?,
         Command::Top(args) => top::top(&args)?,
         Command::Verify(args) => return Ok(verify::verify(&args)?),
         Command::SupportBundle(args) => support_bundle::support_bundle(&args)?,

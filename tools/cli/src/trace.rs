@@ -4,7 +4,7 @@ mod lives;
 mod otlp;
 mod parts;
 mod rows;
-mod why;
+pub(crate) mod why;
 
 use std::io;
 use std::os::unix::process::ExitStatusExt as _;

@@ -154,7 +154,7 @@ impl Told {
                 Hint::BatchQueued { batch, ahead } => self.ledger.queued(batch, ahead),
                 Hint::LayerBegin { batch, layer } => self.ledger.layer(self.now, batch, layer),
                 Hint::BatchEnd { batch } => self.ledger.batch_ended(batch),
-                Hint::ComputeEnd { .. } => {}
+                Hint::ComputeEnd { .. } | Hint::RequestTrace { .. } => {}
             },
             Record::SubmitOnCredit { flow, .. } => {
                 self.ledger.completed(flow.request, 0, flow.bytes);

@@ -49,6 +49,8 @@ class _Known:
     prompt_tokens: int
     #: Whether its KV cache goes to a decode instance.
     sends: bool
+    #: The W3C header of its trace, if its engine has one.
+    traceparent: str = ""
     #: Whether workers were told of it.
     announced: bool = False
     #: When it arrived, when its KV cache was first asked for elsewhere, and when its first step began; 0 before.
@@ -120,6 +122,11 @@ class SchedulerHints:
                     self._first_token(known)
                     self._forget(request_id)
             told = [*members, *self._loading]
+            traces = {
+                request_id: new.traceparent
+                for request_id in told
+                if (new := self._requests.get(request_id)) and new.traceparent and not new.announced
+            }
             requests = [self._announcement(request_id) for request_id in dict.fromkeys(told)]
             ended, self._ended = self._ended, []
             owned, self._owned = self._owned, []
@@ -131,6 +138,8 @@ class SchedulerHints:
             "batch": (self._base | (next(self._steps) & 0x7FFFFF)) or 1 if members else 0,
             "members": members,
             "requests": [request for request in requests if request is not None],
+            # Beside the requests, so that workers of an earlier release understand these.
+            "traces": traces,
             "ended": ended,
             "owned": owned,
         }
@@ -195,7 +204,10 @@ class SchedulerHints:
         arrived = time.monotonic() - (age if 0 < age < AGE_MAX_S else 0.0)
         due = None if objective.slo_ttft_s is None else arrived + objective.slo_ttft_s
         sends = isinstance(params, Mapping) and bool(params.get("do_remote_decode"))
-        known = _Known(objective, due, int(getattr(request, "num_prompt_tokens", 0) or 0), sends, arrived=arrived)
+        headers = getattr(request, "trace_headers", None)
+        trace = str(headers.get("traceparent") or "") if isinstance(headers, Mapping) else ""
+        tokens = int(getattr(request, "num_prompt_tokens", 0) or 0)
+        known = _Known(objective, due, tokens, sends, traceparent=trace, arrived=arrived)
         self._remember(request_id, known)
         return known
 

@@ -93,7 +93,8 @@ class WorkerHints:
             for request_id in step["ended"]:
                 self._end(request_id)
             for request_id, remains_s, tenant, priority, tokens in step["requests"]:
-                self._begin(request_id, remains_s, tenant, priority, tokens * self._token_bytes)
+                trace = step.get("traces", {}).get(request_id, "")
+                self._begin(request_id, remains_s, tenant, priority, tokens * self._token_bytes, trace)
             for request_id, groups in step["owned"]:
                 self._own(request_id, groups)
             if step["batch"] and self._layers:
@@ -154,7 +155,9 @@ class WorkerHints:
                 self._members.pop(batch, None)
                 self._tell(laxity.batch_end, batch)
 
-    def _begin(self, request_id: str, remains_s: Optional[float], tenant: str, priority: int, nbytes: int) -> None:
+    def _begin(
+        self, request_id: str, remains_s: Optional[float], tenant: str, priority: int, nbytes: int, trace: str
+    ) -> None:
         if request_id in self._requests:
             return
         self._requests[request_id] = 0
@@ -169,6 +172,7 @@ class WorkerHints:
             tenant=tenant,
             priority=priority,
             bytes=nbytes,
+            traceparent=trace,
         )
 
     def _end(self, request_id: str) -> None:

@@ -63,6 +63,8 @@ pub(crate) struct Flow {
     pub(crate) deadline: Time,
     /// Level in the host's queues. It only rises, except by demotion to the scavenger.
     pub(crate) level: Level,
+    /// When the level changed last, and from which level.
+    pub(crate) moved: Option<(Time, Level)>,
     /// Level of the first permit, which the flow keeps on the wire.
     pub(crate) wire: Option<Level>,
     /// The flow's batch, or [`NULL_BATCH`](super::batch_table::NULL_BATCH) if unknown.
@@ -95,6 +97,7 @@ impl Flow {
             arrived: Time::ZERO,
             deadline,
             level: Level(Level::COUNT_MAX),
+            moved: None,
             wire: None,
             batch,
             request,

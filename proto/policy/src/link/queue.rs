@@ -251,6 +251,13 @@ impl Queues {
         (self.scavenger != NONE).then_some(self.scavenger)
     }
 
+    /// Returns the groups that are served before `group`, in no order.
+    pub(crate) fn before(&self, group: &Group) -> impl Iterator<Item = &Group> {
+        let rank = group.rank.unwrap_or(Rank::LAST);
+        let groups = self.peers.iter().flat_map(move |peer| peer.groups.range(..rank));
+        groups.map(|(_, &slot)| self.get(slot))
+    }
+
     pub(crate) fn ranked(&self) -> Vec<SlotId> {
         self.peers.iter().flat_map(|peer| peer.groups.values().copied()).collect()
     }

@@ -159,7 +159,7 @@ impl Link {
     }
 
     /// Returns the level to which a permit raises `flow`, the head of the group.
-    fn level_now(&self, now: Time, flow: &Flow, entry: &Group) -> Level {
+    pub(super) fn level_now(&self, now: Time, flow: &Flow, entry: &Group) -> Level {
         if entry.queue == SCAVENGER {
             return flow.level;
         }
@@ -179,6 +179,9 @@ impl Link {
             }
         }
         let flow = self.port.flows.get_mut(slot);
+        if level != flow.level {
+            flow.moved = Some((now, flow.level));
+        }
         flow.level = level;
         let level = *flow.wire.get_or_insert(level);
         let (id, last) = (flow.spec.flow, flow.remaining == bytes);

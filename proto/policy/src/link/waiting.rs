@@ -277,10 +277,12 @@ impl Link {
         }
         self.dequeue(now, slot);
         self.enqueue(now, slot, position);
-        let to = self.port.flows.get(slot).level;
+        let flow = self.port.flows.get_mut(slot);
+        let to = flow.level;
         if to == from {
             return None;
         }
+        flow.moved = Some((now, from));
         if to == Level::SCAVENGER {
             self.demotions += 1;
         } else {

@@ -73,6 +73,15 @@ pub unsafe extern "C" fn lax_request_begin(request: u64, facts: *const LaxReques
     answer(|| hints::request_begin(request, facts))
 }
 
+/// Tells the trace of a request. An invalid header is ignored, as the W3C demands.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lax_request_trace(request: u64, traceparent: *const c_char) -> c_int {
+    // SAFETY: upheld by the caller.
+    let header = unsafe { text(traceparent) }.and_then(|header| header.to_str().ok());
+    let hint = header.and_then(|header| Hint::of_traceparent(request, header));
+    hint.map_or(0, |hint| answer(|| hints::tell(hint)))
+}
+
 /// Defines the functions for each hint: the first for a lane, the second for the process.
 macro_rules! hints {
     ($($in_lane:ident, $of_process:ident => $hint:ident { $($field:ident: $type:ty),* };)*) => {$(

@@ -79,6 +79,8 @@ struct HintedRequest {
     /// The batch that the request joined last, 0 if none.
     batch: u64,
     ended: bool,
+    /// The hint about its trace.
+    trace: Option<Hint>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -168,15 +170,15 @@ impl HintTable {
             facts.tenant = facts.tenant[..end.unwrap_or(0)].into();
         }
         self.taken += 1;
-        let mut batch = 0;
+        let (mut batch, mut trace) = (0, None);
         if let Some(before) = self.requests.get(request).filter(|r| !r.ended) {
             self.counts.requests_begun_twice += 1;
-            batch = before.batch;
+            (batch, trace) = (before.batch, before.trace);
             if batch != 0 {
                 say(join(batch, request, &facts));
             }
         }
-        self.put(request, HintedRequest { facts, batch, ended: false }, say);
+        self.put(request, HintedRequest { facts, batch, ended: false, trace }, say);
         Ok(())
     }
 
@@ -213,6 +215,11 @@ impl HintTable {
                 self.look_up(*batch);
             }
             Hint::RequestEnd { request } => self.request_end(*request, say)?,
+            Hint::RequestTrace { request, .. } => {
+                if let Some(known) = self.requests.get_mut(*request).filter(|known| !known.ended) {
+                    known.trace = Some(hint);
+                }
+            }
             Hint::BatchQueued { batch, ahead } => {
                 if let Some(known) = self.look_up(*batch) {
                     known.ahead = *ahead;
@@ -326,6 +333,7 @@ impl HintTable {
             if !known.ended && known.batch != 0 {
                 say(join(known.batch, request, &known.facts));
             }
+            known.trace.map(&mut *say);
         }
         for (batch, known) in batches {
             if known.ahead != 0 {

@@ -73,6 +73,8 @@ impl Spelled {
 pub(super) struct Lives {
     pub(super) flows: Vec<Life>,
     pub(super) spells: Vec<Spell>,
+    /// The trace and the calling span of requests, as their engines named them.
+    pub(super) traces: HashMap<u64, (String, String)>,
     pub(super) first_ns: u64,
     pub(super) last_ns: u64,
     /// Number of events of flows that were submitted before the trace began.
@@ -117,6 +119,9 @@ pub(super) fn lives(events: &[TraceEvent]) -> Lives {
                 Some(at) => all.flows[at].ended = Some(FlowEnd::Cancelled(at_ns)),
                 None => all.strays += 1,
             },
+            TraceKind::RequestTrace { request, trace_id, span_id } => {
+                all.traces.insert(*request, (trace_id.clone(), span_id.clone()));
+            }
             hint => spell(at_ns, hint, &mut open, &mut all.spells),
         }
     }

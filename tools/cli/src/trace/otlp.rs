@@ -1,10 +1,11 @@
 //! The life of each request as OpenTelemetry spans, in the JSON of OTLP
 //! (opentelemetry-proto, `trace.proto`; numbers of 64 bits are text).
 //!
-//! A request is a trace of its own. Its root span lasts from the request's first hint to its last
-//! and has the parts of its time. Below it are a span for each layer of its batches and for each
-//! flow that it waited for. Each permit of a flow is an event of the flow's span. A flow of a whole
-//! batch is written once, for the first of its requests: copies would fill memory.
+//! A request belongs to the trace that its engine named, else to one of its own. Its first span
+//! lasts from the request's first hint to its last and has the parts of its time. Below it are a
+//! span for each layer of its batches and for each flow that it waited for. Each permit of a flow
+//! is an event of the flow's span. A flow of a whole batch is written once, for the first of its
+//! requests: copies would fill memory.
 
 use std::collections::{BTreeMap, HashSet};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -42,6 +43,11 @@ struct RequestSpans<'a> {
     nics: &'a [String],
     epoch_ns: u64,
     trace_id: String,
+    /// The id of the first span, from which the others count. An engine's trace has spans of
+    /// several hosts.
+    span_id: u64,
+    /// The span of the engine that the first span is below, or empty.
+    parent: String,
     spans: Vec<Value>,
 }
 
@@ -50,15 +56,20 @@ impl RequestSpans<'_> {
         (self.epoch_ns + at_ns).to_string()
     }
 
+    fn id(&self, span: usize) -> String {
+        format!("{:016x}", self.span_id.wrapping_add(span as u64).max(1))
+    }
+
     /// Adds a span below the root, which is the first span.
     fn span(&mut self, name: &str, (begin_ns, end_ns): (u64, u64), attributes: &[Value]) {
         let mut span = json!({
-            "traceId": self.trace_id, "spanId": format!("{:016x}", self.spans.len() + 1),
+            "traceId": self.trace_id, "spanId": self.id(self.spans.len()),
             "name": name, "kind": INTERNAL, "attributes": attributes,
             "startTimeUnixNano": self.unix(begin_ns), "endTimeUnixNano": self.unix(end_ns),
         });
-        if !self.spans.is_empty() {
-            span["parentSpanId"] = json!(format!("{:016x}", 1));
+        let parent = if self.spans.is_empty() { self.parent.clone() } else { self.id(0) };
+        if !parent.is_empty() {
+            span["parentSpanId"] = json!(parent);
         }
         self.spans.push(span);
     }
@@ -121,10 +132,21 @@ pub(super) fn spans(
     for request in ended {
         let (begin_ns, end_ns) = (request.begin_ns, request.end_ns);
         // Requests of different times can have the same number.
-        let trace_id = format!("{:016x}{:016x}", epoch_ns + begin_ns, request.request);
-        let (permitted, of_request) = (&permitted, Vec::new());
-        let mut trace =
-            RequestSpans { lives, permitted, nics, epoch_ns, trace_id, spans: of_request };
+        let begun = epoch_ns + begin_ns;
+        let own = || (format!("{begun:016x}{:016x}", request.request), String::new());
+        let (trace_id, parent) = lives.traces.get(&request.request).cloned().unwrap_or_else(own);
+        // An odd factor keeps different times apart and spreads them.
+        let span_id = (begun ^ request.request).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let mut trace = RequestSpans {
+            lives,
+            permitted: &permitted,
+            nics,
+            epoch_ns,
+            trace_id,
+            span_id,
+            parent,
+            spans: Vec::new(),
+        };
         let mut attributes = vec![number("laxity.request", request.request)];
         let parts = parts.get(&request.request).into_iter().flatten();
         let name = |part| format!("laxity.{part}_ns");

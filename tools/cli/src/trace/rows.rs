@@ -150,6 +150,8 @@ fn draw(lives: &Lives, ledger: &PermittedByKind, life: &Life, row: u64, events: 
     };
     let first_ns = life.permits.first().map(|permit| permit.at_ns);
     let mut args = json!({
+        // As text: a browser's numbers have 53 bits.
+        "flow": flow.flow.to_string(),
         "bytes": flow.bytes, "batch": flow.batch, "request": flow.request, "process": flow.pid,
         "outcome": outcome,
         "waited_us": us(first_ns.unwrap_or(end_ns).saturating_sub(life.submitted_ns)),
@@ -199,6 +201,7 @@ fn engine(lives: &Lives, events: &mut Vec<Value>) {
         };
         rows.entry(key).or_default().push(spell);
     }
+    let trace_id = |request: u64| lives.traces.get(&request).map(|(id, _)| id);
     for (row, ((is_request, id), spells)) in rows.into_iter().enumerate() {
         let row = row as u64 + 1;
         let kind = if is_request { "request" } else { "batch" };
@@ -211,11 +214,12 @@ fn engine(lives: &Lives, events: &mut Vec<Value>) {
                 Spelled::Queued { batch, ahead } => {
                     (format!("waits for batch {ahead}"), json!({"batch": batch}))
                 }
-                Spelled::Request { batch, deadline_ns, .. } => (
+                Spelled::Request { batch, request, deadline_ns } => (
                     format!("in batch {batch}"),
                     match deadline_ns {
-                        0 => json!({"batch": batch}),
-                        due => json!({"batch": batch, "deadline_us": at(lives, due)}),
+                        0 => json!({"batch": batch, "trace_id": trace_id(request)}),
+                        due => json!({"batch": batch, "trace_id": trace_id(request),
+                            "deadline_us": at(lives, due)}),
                     },
                 ),
             };

@@ -1,6 +1,6 @@
 //! Tests of a trace, from its events to the file.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use laxity_wire::trace::{SubmitOutcome, TraceEvent, TraceKind, TracedFlow};
 use serde_json::Value;
@@ -121,6 +121,7 @@ fn there_is_a_row_for_each_stage_layer_and_level_and_slices_lie_inside_each_othe
     assert_eq!(flows.len(), 2);
     let p2d = flows.iter().find(|event| event["args"]["request"] == 1).expect("the p2d flow");
     assert_eq!((&p2d["ts"], &p2d["dur"]), (&0.5.into(), &8.0.into()));
+    assert_eq!(p2d["args"]["flow"], "1");
     assert_eq!(p2d["args"]["outcome"], "late");
     assert_eq!(p2d["args"]["waited_us"], 3.0);
     let waits = with(&picture, "cat", "wait");
@@ -253,6 +254,39 @@ fn a_request_is_a_trace_with_its_layers_and_flows_below_it_and_each_permit_says_
     let permits = p2d["events"].as_array().expect("events");
     assert_eq!((permits.len(), &permits[1]["timeUnixNano"]), (2, &"1006000".into()));
     assert!(permits[0]["attributes"].to_string().contains("2 KiB of collective at P2"));
+}
+
+#[test]
+fn a_request_of_an_engines_trace_is_below_the_span_that_called_the_engine() {
+    let mut events = story();
+    let trace_id = "0af7651916cd43dd8448eb211c80319c".to_owned();
+    let span_id = "b7ad6b7169203331".to_owned();
+    events.push(at(
+        9_600,
+        TraceKind::RequestTrace {
+            request: 1,
+            trace_id: trace_id.clone(),
+            span_id: span_id.clone(),
+        },
+    ));
+    events.push(at(9_700, TraceKind::RequestEnd { request: 1 }));
+    let lives = lives(&events);
+    let (ended, parts) = (ended(&lives), parts_of(&events));
+    let spans_from = |epoch_ns| {
+        let otlp = spans(&lives, &ended, &parts, &[], epoch_ns);
+        otlp["resourceSpans"][0]["scopeSpans"][0]["spans"].as_array().expect("spans").clone()
+    };
+    let here = spans_from(1_000_000);
+    assert!(here.iter().all(|span| span["traceId"] == trace_id.as_str()));
+    assert_eq!(here[0]["parentSpanId"], span_id.as_str());
+    assert!(here[1..].iter().all(|span| span["parentSpanId"] == here[0]["spanId"]));
+    let ids = |spans: &[Value]| -> BTreeSet<String> {
+        spans.iter().map(|span| span["spanId"].as_str().expect("an id").to_owned()).collect()
+    };
+    let (here, there) = (ids(&here), ids(&spans_from(1_000_001)));
+    assert!(here.len() == 4 && here.is_disjoint(&there), "another host's spans differ");
+    let picture = picture(&lives, &parts, &[], 0);
+    assert!(picture["traceEvents"].to_string().contains(&trace_id));
 }
 
 #[test]

@@ -61,12 +61,16 @@ impl PermittedByKind {
     }
 }
 
-pub(super) fn level(number: u8) -> String {
+pub(crate) fn level(number: u8) -> String {
     match number {
         0 => "none".to_owned(),
         255 => "scavenger".to_owned(),
         number => format!("P{number}"),
     }
+}
+
+pub(crate) fn flows(count: u64) -> String {
+    format!("{count} {}", if count == 1 { "flow" } else { "flows" })
 }
 
 pub(super) fn us(ns: u64) -> f64 {
@@ -87,10 +91,7 @@ pub(super) fn why(ledger: &PermittedByKind, life: &Life, index: usize) -> String
         (0, SubmitOutcome::Observed) => return "mode observe: nobody was asked".to_owned(),
         (0, SubmitOutcome::BehindOthers) => format!(
             "{waited:.0} µs: {} waited before it, {} of {} were in flight",
-            match flow.ahead {
-                1 => "1 flow".to_owned(),
-                many => format!("{many} flows"),
-            },
+            flows(flow.ahead),
             Bytes(flow.in_flight_bytes).about(),
             Bytes(flow.window_bytes).about()
         ),
