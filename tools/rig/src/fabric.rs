@@ -19,7 +19,6 @@
 //! because best effort is neither urgent nor scavenger traffic.
 
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
 
 use serde::{Deserialize, Serialize};
 
@@ -93,12 +92,10 @@ pub fn management_script(hosts: usize) -> String {
     );
     for host in 0..hosts {
         let ns = namespace(host);
-        writeln!(
-            script,
+        script += &format!(
             "link add mgmt{host} type veth peer name mgmt netns {ns}\n\
-             link set mgmt{host} addrgenmode none master mg0 up"
-        )
-        .expect("a String takes all");
+             link set mgmt{host} addrgenmode none master mg0 up\n"
+        );
     }
     script
 }
@@ -130,13 +127,11 @@ pub fn switch_script(hosts: usize) -> String {
     );
     for host in 0..hosts {
         let (port, ns, mac) = (switch_port(host), namespace(host), mac(host));
-        writeln!(
-            script,
+        script += &format!(
             "link add {port} mtu {MTU} gso_max_size {GSO_BYTES_MAX} type veth peer name \
              {HOST_PORT} mtu {MTU} address {mac} netns {ns}\n\
-             link set {port} addrgenmode none master sw0 gso_max_size {GSO_BYTES_MAX} up"
-        )
-        .expect("a String takes all");
+             link set {port} addrgenmode none master sw0 gso_max_size {GSO_BYTES_MAX} up\n"
+        );
     }
     script
 }
@@ -156,8 +151,7 @@ pub fn host_script(host: usize, hosts: usize, congestion_control: &str) -> Strin
     );
     for peer in (0..hosts).filter(|&peer| peer != host) {
         let (address, mac) = (self::address(peer), mac(peer));
-        writeln!(script, "neigh replace {address} lladdr {mac} dev {HOST_PORT} nud permanent")
-            .expect("a String takes all");
+        script += &format!("neigh replace {address} lladdr {mac} dev {HOST_PORT} nud permanent\n");
     }
     script
 }
@@ -173,31 +167,25 @@ pub fn shaping_script(device: &str, config: &LabConfig, classes: &[WireClass]) -
     );
     for (priority, class) in classes.iter().enumerate() {
         let minor = MINOR_FIRST as usize + priority;
-        writeln!(
-            script,
+        script += &format!(
             "class add dev {device} parent 1:1 classid 1:{minor:x} htb rate 8kbit ceil {rate} \
              prio {priority} quantum {GSO_BYTES_MAX} {bursts}\n\
-             qdisc add dev {device} parent 1:{minor:x} handle {minor:x}: bfifo limit {}",
+             qdisc add dev {device} parent 1:{minor:x} handle {minor:x}: bfifo limit {}\n",
             config.queue_bytes,
-        )
-        .expect("a String takes all");
+        );
         if class.dscp != 0 {
-            writeln!(
-                script,
+            script += &format!(
                 "filter add dev {device} parent 1: protocol ip prio 1 u32 match ip dsfield \
-                 {:#04x} 0xfc flowid 1:{minor:x}",
+                 {:#04x} 0xfc flowid 1:{minor:x}\n",
                 class.dscp << 2,
-            )
-            .expect("a String takes all");
+            );
         }
     }
     // An unexpected ARP request must not wait behind data.
-    writeln!(
-        script,
+    script += &format!(
         "filter add dev {device} parent 1: protocol arp prio 2 u32 match u32 0 0 flowid \
-         1:{MINOR_FIRST:x}"
-    )
-    .expect("a String takes all");
+         1:{MINOR_FIRST:x}\n"
+    );
     script
 }
 

@@ -1,6 +1,5 @@
 //! `laxity sim advise`: whether scheduling helps on a cluster, in plain words.
 
-use std::fmt::Write as _;
 use std::path::PathBuf;
 
 use clap::Args;
@@ -207,44 +206,31 @@ fn words(advice: &Advice, chosen: bool) -> String {
     }
     let [reuse, collective, p2d] = advice.bytes.map(percent);
     let (mean, most) = advice.nics_busy;
-    writeln!(
-        text,
+    text += &format!(
         "\nNICs      {} in use on average, the busiest {}; of the bytes {collective} are \
-         collectives, {reuse} KV reuse, {p2d} P2D\nUnits     compute {} of the time",
+         collectives, {reuse} KV reuse, {p2d} P2D\nUnits     compute {} of the time\n",
         percent(mean),
         percent(most),
         percent(advice.compute_busy),
-    )
-    .expect("a String takes all");
+    );
     let (stage, added) = advice.added_ms.most();
-    match advice.contends {
-        Some(_) => writeln!(
-            text,
-            "Contends  {stage}: {added:.1} ms of a mean TTFT of {:.1} ms, beyond an idle network",
-            advice.ttft_ms
-        ),
-        None => writeln!(
-            text,
-            "Contends  no stage: at most {added:.1} ms of a mean TTFT of {:.1} ms ({stage})",
-            advice.ttft_ms
-        ),
-    }
-    .expect("a String takes all");
+    let ttft = format!("{added:.1} ms of a mean TTFT of {:.1} ms", advice.ttft_ms);
+    text += &match advice.contends {
+        Some(_) => format!("Contends  {stage}: {ttft}, beyond an idle network\n"),
+        None => format!("Contends  no stage: at most {ttft} ({stage})\n"),
+    };
     text += "\nrequests in time, %         TTFT p99, ms\n";
     for served in &advice.served {
         let attainment = points(&served.attainment);
         let p99 = served.ttft_p99_ms.mean;
-        writeln!(text, "  {:<14}{attainment:<14}{p99:.0}", served.policy)
-            .expect("a String takes all");
+        text += &format!("  {:<14}{attainment:<14}{p99:.0}\n", served.policy);
     }
     let (gain, room) = (points(&advice.gain), points(&advice.room));
-    writeln!(
-        text,
+    text += &format!(
         "\nlaxity less two_class: {gain} points. No contention less two_class: {room}.\n\n\
-         Verdict   {}",
+         Verdict   {}\n",
         verdict(advice.advised)
-    )
-    .expect("a String takes all");
+    );
     text.trim_end().to_owned()
 }
 

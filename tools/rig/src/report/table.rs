@@ -1,7 +1,5 @@
 //! The report as a table for a terminal.
 
-use std::fmt::Write as _;
-
 use comfy_table::{Cell, CellAlignment, Table, presets};
 
 use super::measure::{LabReport, PolicyRun};
@@ -35,7 +33,7 @@ fn stage(run: &PolicyRun, stage: &str) -> String {
         .map(|(dscp, bytes)| format!("{dscp}:{:.0}%", bytes as f64 * 100.0 / total as f64))
         .collect();
     if !shares.is_empty() {
-        write!(text, " ({})", shares.join(" ")).expect("a String takes all");
+        text += &format!(" ({})", shares.join(" "));
     }
     text
 }
@@ -112,20 +110,17 @@ fn heading(report: &LabReport) -> String {
         ),
     };
     if let Some(check) = report.alone.ideal_check {
-        writeln!(
-            text,
-            "{} requests one by one: TTFT {:.2} × the computed one (at most {:.2})",
+        text += &format!(
+            "{} requests one by one: TTFT {:.2} × the computed one (at most {:.2})\n",
             check.requests, check.measured_over_computed, check.worst
-        )
-        .expect("a String takes all");
+        );
     }
     if let Some(fitting) = &workload.fitting {
-        writeln!(
-            text,
-            "recording: {} requests, the first {} warm the cache; prompts × {:.3}, times × {:.4}",
+        text += &format!(
+            "recording: {} requests, the first {} warm the cache; prompts × {:.3}, times × \
+             {:.4}\n",
             fitting.recorded, fitting.warm_up, fitting.token_factor, fitting.time_factor
-        )
-        .expect("a String takes all");
+        );
     }
     text.trim_end().to_owned()
 }
@@ -142,13 +137,13 @@ fn carried(plugin: &Carriage) -> String {
             0 => "unmarked".to_owned(),
             dscp => format!("DSCP {dscp}"),
         };
-        write!(text, ", {} MB {name}", megabytes(*bytes)).expect("a String takes all");
+        text += &format!(", {} MB {name}", megabytes(*bytes));
     }
     for (count, what) in
         [(plugin.deferred, "had to wait"), (plugin.overdue, "for as long as they may")]
     {
         if count > 0 {
-            write!(text, ", {count} {what}").expect("a String takes all");
+            text += &format!(", {count} {what}");
         }
     }
     text
@@ -170,14 +165,12 @@ fn moved(run: &PolicyRun, kv: &Ledger) -> String {
     let whole = stages.queued + stages.p2d_tail + stages.compute;
     if whole > 0.0 {
         let share = |part: f64| part / whole * 100.0;
-        write!(
-            text,
+        text += &format!(
             "; of the TTFT {:.0} % queueing, {:.0} % waiting for KV, {:.0} % computing",
             share(stages.queued),
             share(stages.p2d_tail),
             share(stages.compute)
-        )
-        .expect("a String takes all");
+        );
     }
     for (count, what) in [
         (kv.failed_transfers, "transfers failed"),
@@ -185,7 +178,7 @@ fn moved(run: &PolicyRun, kv: &Ledger) -> String {
         (run.bytes_lost, "BYTES ARE NOT ACCOUNTED FOR"),
     ] {
         if count > 0 {
-            write!(text, ", {count} {what}").expect("a String takes all");
+            text += &format!(", {count} {what}");
         }
     }
     text

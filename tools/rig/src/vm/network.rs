@@ -17,7 +17,6 @@
 //! A port is a TBF with a `prio` inside. The token bucket asks `prio` again for each packet, so
 //! priority is strict. A `clsact` hook before it counts by DSCP, with one hash look-up for all 64.
 
-use std::fmt::Write as _;
 use std::fs;
 use std::io::{self, Write as _};
 use std::process::{Command, Stdio};
@@ -100,8 +99,7 @@ fn hosts_script() -> String {
         let gateway = gateway(host);
         let (table, other) = (100 + host, ADDRESSES[1 - host]);
         // The neighbours are static, because an ARP request must not wait behind data.
-        write!(
-            script,
+        script += &format!(
             "link add {device} mtu {MTU} address {mac} type veth peer name {port} mtu {MTU} \
              address {gateway_mac} netns {ROUTER}\n\
              link set {device} addrgenmode none up\n\
@@ -112,8 +110,7 @@ fn hosts_script() -> String {
              rule add pref {} to {other} lookup {table}\n",
             100 + host,
             200 + host,
-        )
-        .expect("a String takes all");
+        );
     }
     script.push_str("rule add pref 500 lookup local\nrule del pref 0\n");
     script
@@ -128,13 +125,11 @@ fn router_script() -> String {
     for host in 0..2 {
         let (port, address, gateway) = (PORTS[host], ADDRESSES[host], gateway(host));
         let host_mac = mac(host, false);
-        write!(
-            script,
+        script += &format!(
             "link set {port} addrgenmode none up\n\
              addr add {gateway}/24 dev {port}\n\
              neigh replace {address} lladdr {host_mac} dev {port} nud permanent\n"
-        )
-        .expect("a String takes all");
+        );
     }
     script
 }
@@ -142,16 +137,14 @@ fn router_script() -> String {
 fn ports_script(config: &NetworkConfig) -> String {
     let mut script = String::new();
     for port in PORTS {
-        writeln!(script, "qdisc add dev {port} clsact").expect("a String takes all");
+        script += &format!("qdisc add dev {port} clsact\n");
         for dscp in 0..64 {
-            writeln!(
-                script,
+            script += &format!(
                 "filter add dev {port} egress protocol ip prio 1 handle {} flower ip_tos \
-                 {:#04x}/0xfc action continue",
+                 {:#04x}/0xfc action continue\n",
                 dscp + 1,
                 dscp << 2,
-            )
-            .expect("a String takes all");
+            );
         }
         if let Some(rate_mbit) = config.rate_mbit {
             script.push_str(&shaping_script(port, rate_mbit, config));
@@ -173,15 +166,13 @@ fn shaping_script(port: &str, rate_mbit: u32, config: &NetworkConfig) -> String 
     );
     for (band, dscp) in config.dscp_order.iter().enumerate() {
         let class = band + 1;
-        writeln!(
-            script,
+        script += &format!(
             "qdisc add dev {port} parent 2:{class:x} handle 1{class:x}: pfifo limit \
              {QUEUE_PACKETS}\n\
              filter add dev {port} parent 2: protocol ip prio 1 flower ip_tos {:#04x}/0xfc \
-             classid 2:{class:x}",
+             classid 2:{class:x}\n",
             dscp << 2,
-        )
-        .expect("a String takes all");
+        );
     }
     script
 }

@@ -24,12 +24,10 @@ pub use metric::Metric;
 pub use paired::Verdict;
 pub use sustained::Sustained;
 
-use std::fmt::Write as _;
-
 use toml::Value;
 
 use crate::outcome::Outcome;
-use crate::plan::{Plan, Point};
+use crate::plan::{Plan, Point, Setting};
 use crate::run::Timing;
 use crate::scenario::Scenario;
 
@@ -110,22 +108,15 @@ impl Report {
                 continue;
             }
             let choice = &axis.values[value];
-            let separator = if name.is_empty() { "" } else { " · " };
-            let speaks = choice
-                .settings
-                .first()
-                .is_none_or(|s| matches!(&s.value, Value::String(text) if *text == choice.name));
-            match (&axis.field, speaks) {
-                (Some(_), true) | (None, _) => write!(name, "{separator}{}", choice.name),
-                // The unit is placed behind the number.
-                (Some(_), false) => match axis.label.split_once(", ") {
-                    Some((label, unit)) => {
-                        write!(name, "{separator}{label} {} {unit}", choice.name)
-                    }
-                    None => write!(name, "{separator}{} {}", axis.label, choice.name),
-                },
-            }
-            .expect("a String takes all");
+            name += if name.is_empty() { "" } else { " · " };
+            let own = |s: &Setting| matches!(&s.value, Value::String(text) if *text == choice.name);
+            let speaks = axis.field.is_none() || choice.settings.first().is_none_or(own);
+            // The unit is placed behind the number.
+            name += &match axis.label.split_once(", ") {
+                _ if speaks => choice.name.clone(),
+                Some((label, unit)) => format!("{label} {} {unit}", choice.name),
+                None => format!("{} {}", axis.label, choice.name),
+            };
         }
         name
     }
@@ -195,7 +186,7 @@ impl Report {
         let mut name =
             format!("{}, seed {}", self.plan.variants[failure.variant].name, failure.scenario.seed);
         if self.points.len() > 1 {
-            write!(name, " ({})", self.point_name(failure.point)).expect("a String takes all");
+            name += &format!(" ({})", self.point_name(failure.point));
         }
         name
     }
