@@ -33,26 +33,19 @@ const HOST: i32 = 1;
 /// Words by which a rank's part of a region holds the data of each rank.
 const SHARE: usize = 2000;
 
-/// A table with the calls of v15.
+/// A table with the calls of v15. Tests keep the memory of regions until all requests are done.
 trait Api: RmaVersion + Sized {
     const TABLE: &'static Rma<Self>;
 
-    /// # Safety
-    /// The regions' memory is alive until the request is done.
-    unsafe fn put(to: &Target, from: (u64, Opaque), bytes: usize, request: *mut Opaque) -> i32;
-    /// # Safety
-    /// The regions' memory is alive until the request is done.
-    unsafe fn put_signal(
-        to: &Target,
-        from: (u64, Opaque),
-        bytes: usize,
-        signal: (u64, Opaque, u64, u32, bool),
-        request: *mut Opaque,
-    ) -> i32;
-    /// # Safety
-    /// The regions' memory is alive until the request is done.
-    unsafe fn get(from: &Target, bytes: usize, to: (u64, Opaque), request: *mut Opaque) -> i32;
+    fn put(to: &Target, from: (u64, Opaque), bytes: usize) -> Called;
+    fn put_signal(to: &Target, from: (u64, Opaque), bytes: usize, signal: Signal) -> Called;
+    fn get(from: &Target, bytes: usize, to: (u64, Opaque)) -> Called;
 }
+
+/// A request, or NCCL's code of an error.
+type Called = Result<Opaque, i32>;
+/// Offset and region of a signal, its value and operation, and whether it is strong.
+type Signal = (u64, Opaque, u64, u32, bool);
 
 /// A place at a rank, and the context by which it is reached.
 #[derive(Clone, Copy)]
@@ -68,41 +61,36 @@ macro_rules! api {
         impl Api for $version {
             const TABLE: &'static Rma<Self> = &$table;
 
-            unsafe fn put(to: &Target, from: (u64, Opaque), bytes: usize, out: *mut Opaque) -> i32 {
+            fn put(to: &Target, from: (u64, Opaque), bytes: usize) -> Called {
                 let Target { rma, context, rank, at } = *to;
-                // SAFETY: upheld by the caller.
-                unsafe {
+                // SAFETY: the regions' memory is alive until the request is done.
+                called(|out| unsafe {
                     ($table.iput)(
                         rma, context, from.0, from.1, bytes, at.0, at.1, rank, $($flags,)? out,
                     )
-                }
+                })
             }
 
-            unsafe fn put_signal(
-                to: &Target,
-                from: (u64, Opaque),
-                bytes: usize,
-                (offset, region, value, op, strong): (u64, Opaque, u64, u32, bool),
-                out: *mut Opaque,
-            ) -> i32 {
+            fn put_signal(to: &Target, from: (u64, Opaque), bytes: usize, by: Signal) -> Called {
                 let Target { rma, context, rank, at } = *to;
-                // SAFETY: upheld by the caller.
-                unsafe {
+                let (offset, region, value, op, strong) = by;
+                // SAFETY: the regions' memory is alive until the request is done.
+                called(|out| unsafe {
                     ($table.iput_signal)(
                         rma, context, from.0, from.1, bytes, at.0, at.1, rank, offset, region,
                         value, op, strong, $($flags,)? out,
                     )
-                }
+                })
             }
 
-            unsafe fn get(from: &Target, bytes: usize, to: (u64, Opaque), out: *mut Opaque) -> i32 {
+            fn get(from: &Target, bytes: usize, to: (u64, Opaque)) -> Called {
                 let Target { rma, context, rank, at } = *from;
-                // SAFETY: upheld by the caller.
-                unsafe {
+                // SAFETY: the regions' memory is alive until the request is done.
+                called(|out| unsafe {
                     ($table.iget)(
                         rma, context, at.0, at.1, bytes, to.0, to.1, rank, $($flags,)? out,
                     )
-                }
+                })
             }
         }
     };
@@ -158,19 +146,41 @@ fn switch_on() {
     });
 }
 
-fn made(make: impl FnOnce(*mut Opaque) -> i32) -> Opaque {
+fn called(call: impl FnOnce(*mut Opaque) -> i32) -> Called {
     let mut out = null_mut();
-    assert_eq!(make(&raw mut out), 0);
-    assert!(!out.is_null());
-    out
+    let code = call(&raw mut out);
+    assert_eq!(code == 0, !out.is_null(), "{code}");
+    if code == 0 { Ok(out) } else { Err(code) }
+}
+
+fn made(make: impl FnOnce(*mut Opaque) -> i32) -> Opaque {
+    called(make).expect("made")
 }
 
 impl Rank {
-    /// Registers memory. Blocks until all ranks have.
-    fn register<V: Api>(&self, memory: &Words) -> Opaque {
+    fn try_register<V: Api>(&self, memory: &Words) -> Called {
         let (data, bytes) = (memory.as_ptr().cast_mut().cast(), memory.len() * 8);
         // SAFETY: the memory is alive until it is deregistered.
-        made(|out| unsafe { (V::TABLE.reg_mr_sym)(self.comm, data, bytes, HOST, 0, out) })
+        called(|out| unsafe { (V::TABLE.reg_mr_sym)(self.comm, data, bytes, HOST, 0, out) })
+    }
+
+    /// Registers memory. Blocks until all ranks have.
+    fn register<V: Api>(&self, memory: &Words) -> Opaque {
+        self.try_register::<V>(memory).expect("registered")
+    }
+
+    /// Returns NCCL's code. The region is not used again.
+    fn deregister<V: Api>(&self, region: Opaque) -> i32 {
+        // SAFETY: the plugin refuses what is no region, or not any more.
+        unsafe { (V::TABLE.dereg_mr_sym)(self.comm, region) }
+    }
+
+    /// Returns whether a request is done.
+    fn test<V: Api>(&self, request: Opaque) -> Result<bool, i32> {
+        let mut done = 0;
+        // SAFETY: the plugin refuses what is no request, or not any more.
+        let code = unsafe { (V::TABLE.test)(self.comm, request, &raw mut done) };
+        if code == 0 { Ok(done != 0) } else { Err(code) }
     }
 
     fn at(&self, context: i32, rank: usize, word: usize, region: Opaque) -> Target {
@@ -180,12 +190,7 @@ impl Rank {
     /// Tests requests until all are done, as NCCL's thread does.
     fn finish<V: Api>(&self, mut requests: Vec<Opaque>) {
         until("all requests are done", || {
-            // SAFETY: the requests are not done.
-            requests.retain(|request| unsafe {
-                let mut done = 0;
-                assert_eq!((V::TABLE.test)(self.comm, *request, &raw mut done), 0);
-                done == 0
-            });
+            requests.retain(|request| !self.test::<V>(*request).expect("no error"));
             // SAFETY: the context is alive.
             assert_eq!(unsafe { (V::TABLE.rma_progress)(self.rma) }, 0);
             requests.is_empty()
@@ -269,36 +274,16 @@ fn everything<V: Api>() {
             let half = SHARE / 2 * 8;
             let second = own.at(context, rank, own.rank * SHARE + SHARE / 2, to);
             let nothing = Target { at: (0, null_mut()), ..place };
-            // SAFETY: all regions are alive until the requests are done.
-            requests.extend(unsafe {
-                [
-                    made(|out| V::put(&place, (0, from), half, out)),
-                    made(|out| {
-                        V::put_signal(
-                            &second,
-                            (half as u64, from),
-                            half,
-                            (0, counts, 0, INC, true),
-                            out,
-                        )
-                    }),
-                    made(|out| {
-                        V::put_signal(&place, (0, from), 16, (8, counts, 5, ADD, false), out)
-                    }),
-                    // A signal by address has no source and no target.
-                    made(|out| {
-                        V::put_signal(
-                            &nothing,
-                            (0, null_mut()),
-                            0,
-                            (16, counts, 1 << 40, ADD, true),
-                            out,
-                        )
-                    }),
-                    made(|out| V::put(&nothing, (0, null_mut()), 0, out)),
-                    made(|out| V::put(&place, (8, from), 0, out)),
-                ]
-            });
+            let calls = [
+                V::put(&place, (0, from), half),
+                V::put_signal(&second, (half as u64, from), half, (0, counts, 0, INC, true)),
+                V::put_signal(&place, (0, from), 16, (8, counts, 5, ADD, false)),
+                // A signal by address has no source and no target.
+                V::put_signal(&nothing, (0, null_mut()), 0, (16, counts, 1 << 40, ADD, true)),
+                V::put(&nothing, (0, null_mut()), 0),
+                V::put(&place, (8, from), 0),
+            ];
+            requests.extend(calls.map(|request| request.expect("taken")));
         }
         own.finish::<V>(requests);
         let n = own.ranks as u64;
@@ -313,9 +298,7 @@ fn everything<V: Api>() {
         }
         let gets = (0..own.ranks).map(|rank| {
             let place = own.at(1, rank, own.rank * SHARE, to);
-            let offset = (rank * SHARE * 8) as u64;
-            // SAFETY: all regions are alive until the request is done.
-            made(|out| unsafe { V::get(&place, SHARE * 8, (offset, read), out) })
+            V::get(&place, SHARE * 8, ((rank * SHARE * 8) as u64, read)).expect("taken")
         });
         own.finish::<V>(gets.collect());
         // SAFETY: the region is alive until the request is done.
@@ -327,10 +310,7 @@ fn everything<V: Api>() {
             }
         }
         barrier::<V>(own, counts, &signals);
-        for region in [from, to, read, counts] {
-            // SAFETY: the region is not used again.
-            assert_eq!(unsafe { (V::TABLE.dereg_mr_sym)(own.comm, region) }, 0);
-        }
+        assert_eq!([from, to, read, counts].map(|region| own.deregister::<V>(region)), [0; 4]);
         own.close::<V>();
     });
 }
@@ -340,8 +320,7 @@ fn barrier<V: Api>(own: &Rank, counts: Opaque, signals: &Words) {
     let one = |rank| {
         let nothing = own.at(0, rank, 0, null_mut());
         let signal = (7 * 8, counts, 0, INC, true);
-        // SAFETY: the region is alive until the request is done.
-        made(|out| unsafe { V::put_signal(&nothing, (0, null_mut()), 0, signal, out) })
+        V::put_signal(&nothing, (0, null_mut()), 0, signal).expect("taken")
     };
     own.finish::<V>((0..own.ranks).map(one).collect());
     until("all ranks are here", || signals[7].load(Acquire) >= own.ranks as u64);
@@ -384,16 +363,13 @@ fn regions_are_registered_while_puts_are_under_way() {
                 for _ in 0..20 {
                     let memory = words(100);
                     let region = own.register::<V15>(&memory);
-                    // SAFETY: the region is not used again.
-                    assert_eq!(unsafe { (V15::TABLE.dereg_mr_sym)(own.comm, region) }, 0);
+                    assert_eq!(own.deregister::<V15>(region), 0);
                 }
             });
             for _ in 0..200 {
                 let place = own.at(0, 1 - own.rank, 0, to);
-                let signal = (0, counts, 0, INC, true);
-                // SAFETY: the regions are alive until the request is done.
-                let put = |out| unsafe { V15::put_signal(&place, (0, from), 8000, signal, out) };
-                own.finish::<V15>(vec![made(put)]);
+                let put = V15::put_signal(&place, (0, from), 8000, (0, counts, 0, INC, true));
+                own.finish::<V15>(vec![put.expect("taken")]);
             }
         });
         until("all signals are here", || signals[0].load(Acquire) == 200);
@@ -412,8 +388,7 @@ fn gets_that_are_called_while_hundreds_wait_for_their_data_are_answered_too() {
         let get = |at: usize| {
             // Later ones come while data arrive.
             thread::sleep(Duration::from_micros(if at < 300 { 0 } else { 100 }));
-            // SAFETY: the regions are alive until the request is done.
-            made(|out| unsafe { V16::get(&place, 1 << 19, (0, to), out) })
+            V16::get(&place, 1 << 19, (0, to)).expect("taken")
         };
         own.finish::<V16>((0..900).map(get).collect());
         barrier::<V16>(own, counts, &signals);
@@ -428,18 +403,13 @@ fn a_context_is_destroyed_with_requests_outstanding_and_its_memory_is_left_alone
         let [region, counts] = [&big, &signals].map(|memory| own.register::<V16>(memory));
         barrier::<V16>(own, counts, &signals);
         let place = own.at(0, 1 - own.rank, 0, region);
-        let put = || {
-            // SAFETY: the memory stays until its region is deregistered.
-            made(|out| unsafe { V16::put(&place, (0, region), 8 << 20, out) })
-        };
-        let requests: Vec<Opaque> = (0..8).map(|_| put()).collect();
+        let requests = [(); 8].map(|()| V16::put(&place, (0, region), 8 << 20).expect("taken"));
         // SAFETY: nothing is used afterwards, but to see that it is unknown.
         unsafe {
             assert_eq!((V16::TABLE.destroy_context)(own.rma), 0);
-            let mut done = 7;
-            assert_ne!((V16::TABLE.test)(own.comm, requests[0], &raw mut done), 0);
+            own.test::<V16>(requests[0]).expect_err("unknown");
             assert_ne!((V16::TABLE.rma_progress)(own.rma), 0);
-            let _ = (V16::TABLE.dereg_mr_sym)(own.comm, region);
+            let _ = own.deregister::<V16>(region);
             drop(big);
             assert_eq!((V16::TABLE.close_coll)(own.comm), 0);
         }
@@ -455,22 +425,18 @@ fn calls_outside_of_a_region_and_unknown_signals_are_errors_and_change_nothing()
         let far = own.at(0, 1 - own.rank, 99, region);
         let (third, fifth) = (Target { rank: 2, ..place }, Target { context: 4, ..place });
         let nowhere = Target { at: (0, null_mut()), ..place };
-        let mut out = null_mut();
-        // SAFETY: the regions are alive.
-        let codes = unsafe {
-            [
-                V16::put(&far, (0, region), 16, &raw mut out),
-                V16::put(&place, (u64::MAX, region), 16, &raw mut out),
-                V16::put(&place, (0, region), 808, &raw mut out),
-                V16::put(&third, (0, region), 8, &raw mut out),
-                V16::put(&fifth, (0, region), 8, &raw mut out),
-                V16::put(&nowhere, (0, region), 8, &raw mut out),
-                V16::get(&far, 16, (0, region), &raw mut out),
-                V16::put_signal(&place, (0, region), 8, (64, counts, 1, INC, true), &raw mut out),
-                V16::put_signal(&place, (0, region), 8, (0, counts, 1, 3, true), &raw mut out),
-            ]
-        };
-        assert!(codes.iter().all(|code| *code == 4) && out.is_null(), "{codes:?}");
+        let calls = [
+            V16::put(&far, (0, region), 16),
+            V16::put(&place, (u64::MAX, region), 16),
+            V16::put(&place, (0, region), 808),
+            V16::put(&third, (0, region), 8),
+            V16::put(&fifth, (0, region), 8),
+            V16::put(&nowhere, (0, region), 8),
+            V16::get(&far, 16, (0, region)),
+            V16::put_signal(&place, (0, region), 8, (64, counts, 1, INC, true)),
+            V16::put_signal(&place, (0, region), 8, (0, counts, 1, 3, true)),
+        ];
+        assert_eq!(calls, [Err(4); 9]);
         barrier::<V16>(own, counts, &signals);
         own.close::<V16>();
     });
@@ -604,24 +570,24 @@ fn a_rank_that_dies_is_an_error_of_its_requests_and_of_query_last_error() {
         let region = rank.register::<V16>(&memory);
         let place = rank.at(0, 1, 0, region);
         // More than the sockets' buffers hold, so the peer's end is noticed before this is done.
-        let puts = [(); 16].map(|()| made(|out| V16::put(&place, (0, region), 8 << 20, out)));
-        let get = made(|out| V16::get(&place, 64, (0, region), out));
+        let puts = [(); 16].map(|()| V16::put(&place, (0, region), 8 << 20).expect("taken"));
+        let get = V16::get(&place, 64, (0, region)).expect("taken");
         other.join().expect("no panic");
         for request in puts.into_iter().skip(8).chain([get]) {
-            let mut done = 0;
-            until("the request fails", || (table.test)(comm, request, &raw mut done) == 6);
-            assert_eq!(done, 0);
+            let mut tested = Ok(false);
+            until("the request fails", || {
+                tested = rank.test::<V16>(request);
+                tested != Ok(false)
+            });
+            assert_eq!(tested, Err(6));
         }
         let mut failed = false;
         assert_eq!((table.query_last_error)(rma, &raw mut failed), 0);
         assert!(failed);
         // Nothing hangs afterwards: the operation passes the gate, and fails.
-        let late = made(|out| V16::put(&place, (0, region), 4096, out));
-        let mut done = 0;
-        assert_eq!((table.test)(comm, late, &raw mut done), 6);
-        let mut other = null_mut();
-        let data = memory.as_ptr().cast_mut().cast();
-        assert_ne!((table.reg_mr_sym)(comm, data, 8, HOST, 0, &raw mut other), 0);
+        let late = V16::put(&place, (0, region), 4096).expect("taken");
+        assert_eq!(rank.test::<V16>(late), Err(6));
+        rank.try_register::<V16>(&memory).expect_err("a rank is lost");
         rank.close::<V16>();
     }
 }
@@ -666,17 +632,13 @@ fn an_operation_for_a_rank_that_has_left_is_an_error() {
         }
         let place = own.at(3, 1, 0, region);
         until("the operation fails", || {
-            let mut done = 0;
-            // SAFETY: the memory is alive until the region's group is closed.
-            unsafe {
-                let request = made(|out| V15::put(&place, (0, region), 4096, out));
-                let mut code = 0;
-                until("the request ends", || {
-                    code = (V15::TABLE.test)(own.comm, request, &raw mut done);
-                    code != 0 || done != 0
-                });
-                code == 6
-            }
+            let request = V15::put(&place, (0, region), 4096).expect("taken");
+            let mut tested = Ok(false);
+            until("the request ends", || {
+                tested = own.test::<V15>(request);
+                tested != Ok(false)
+            });
+            tested == Err(6)
         });
         own.close::<V15>();
     });
@@ -692,23 +654,16 @@ fn a_rank_that_another_one_lost_learns_that() {
         let (memory, signals) = (words(64), words(8));
         let [region, counts] = [&memory, &signals].map(|memory| own.register::<V16>(memory));
         if own.rank == 1 {
-            // SAFETY: the region is not used again here.
-            assert_eq!(unsafe { (V16::TABLE.dereg_mr_sym)(own.comm, region) }, 0);
+            assert_eq!(own.deregister::<V16>(region), 0);
         }
         barrier::<V16>(own, counts, &signals);
         if own.rank == 0 {
             let place = own.at(0, 1, 0, region);
-            // SAFETY: the source is alive until the request has failed.
-            let put = made(|out| unsafe { V16::put(&place, (0, region), 512, out) });
-            let mut done = 0;
-            // SAFETY: the request is not done.
-            until("it fails", || unsafe { (V16::TABLE.test)(own.comm, put, &raw mut done) != 0 });
+            let put = V16::put(&place, (0, region), 512).expect("taken");
+            until("it fails", || own.test::<V16>(put).is_err());
             until("the other rank learns it", || learned.load(Acquire));
         } else {
-            let (mut out, data) = (null_mut(), memory.as_ptr().cast_mut().cast());
-            // SAFETY: the memory is alive.
-            let code = unsafe { (V16::TABLE.reg_mr_sym)(own.comm, data, 8, HOST, 0, &raw mut out) };
-            assert_eq!(code, 6);
+            assert_eq!(own.try_register::<V16>(&memory), Err(6));
             learned.store(true, Release);
         }
         own.close::<V16>();
@@ -725,8 +680,7 @@ fn a_region_ends_after_its_group_and_nothing_ends_twice() {
         let table = V16::TABLE;
         // SAFETY: the plugin refuses what was closed.
         unsafe {
-            assert_eq!((table.dereg_mr_sym)(own.comm, region), 0);
-            assert_eq!((table.dereg_mr_sym)(own.comm, region), 4);
+            assert_eq!([0, 1].map(|_| own.deregister::<V16>(region)), [0, 4]);
             assert_eq!((table.destroy_context)(own.rma), 4);
             assert_eq!((table.close_coll)(own.comm), 4);
             assert_eq!((table.rma_progress)(own.rma), 4);
