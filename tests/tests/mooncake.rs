@@ -3,12 +3,15 @@
 //! skipped if PyPI can't be reached. Others need transports that are missing here, and use the
 //! stand-in of `shim/mooncake/tests`.
 
-use std::io::{BufRead, BufReader, Write};
+#[path = "../../shim/mooncake/tests/peer/mod.rs"]
+mod peer;
+
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdout, Command, Stdio};
+use std::process::{Child, Command, Stdio};
 
 use laxity_tests::{Need, skip};
 use laxity_wire::Status;
+use peer::Peer;
 
 use crate::process::{Daemon, Said, binary, eventually, wait_bounded};
 
@@ -74,46 +77,6 @@ fn real(folder: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// The process with which the program exchanges bytes.
-struct Peer {
-    child: Child,
-    lines: std::io::Lines<BufReader<ChildStdout>>,
-    port: String,
-    base: String,
-}
-
-impl Peer {
-    fn start(folder: &Path) -> Self {
-        let mut child = Command::new(folder.join("mover"))
-            .args(["serve", &BYTES.to_string()])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()
-            .expect("the peer starts");
-        let mut lines = BufReader::new(child.stdout.take().expect("piped")).lines();
-        let mut next = |name: &str| {
-            let line = lines.next().expect("a line").expect("text");
-            line.strip_prefix(name).expect(name).to_owned()
-        };
-        let (port, base) = (next("port "), next("ready "));
-        Self { child, lines, port, base }
-    }
-
-    fn checksum(&mut self) -> String {
-        let stdin = self.child.stdin.as_mut().expect("piped");
-        stdin.write_all(b"?\n").expect("it listens");
-        self.lines.next().expect("a line").expect("text")
-    }
-}
-
-impl Drop for Peer {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
 /// Starts a program that moves bytes to or from the peer, with these libraries preloaded.
 fn start(folder: &Path, peer: &Peer, way: &str, protocol: &str, preload: &[&str]) -> Child {
     let preload: Vec<String> =
@@ -162,7 +125,7 @@ fn mooncakes_own_engine_moves_every_byte_once_by_the_daemons_permit_and_without_
     if let Err(reason) = real(folder) {
         return skip(Need::Machine, reason);
     }
-    let mut peer = Peer::start(folder);
+    let mut peer = Peer::start(folder, BYTES);
     let without = end(start(folder, &peer, "write", "tcp", &BOTH));
     assert_eq!(last(&without), peer.checksum(), "without a daemon");
 
@@ -186,7 +149,7 @@ fn a_scope_that_the_program_opens_goes_with_what_it_submits() {
     let folder = folder.path();
     standin(folder);
     let daemon = Daemon::start(folder, "");
-    let mut peer = Peer::start(folder);
+    let mut peer = Peer::start(folder, BYTES);
     let lines = end(start(folder, &peer, "own", "tcp", &BOTH));
     assert!(lines.contains(&peer.checksum()), "{lines:?}");
     let status = all_is_complete(&daemon, BYTES);
@@ -201,7 +164,7 @@ fn rdma_under_the_verbs_library_is_only_said_whose_it_is() {
     let folder = folder.path();
     standin(folder);
     let daemon = Daemon::start(folder, "");
-    let mut peer = Peer::start(folder);
+    let mut peer = Peer::start(folder, BYTES);
     let lines = end(start(folder, &peer, "own", "rdma", &BOTH));
     assert!(lines.contains(&String::from("owner 23")), "{lines:?}");
     assert_eq!(last(&lines), "after 0", "memory that is unregistered is nobody's");

@@ -4,18 +4,19 @@
 
 #[path = "../../client/tests/daemon/mod.rs"]
 mod daemon;
+mod peer;
 #[path = "../../job/tests/preloaded/mod.rs"]
 mod preloaded;
 
 use std::fs;
-use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::sync::OnceLock;
 use std::time::Duration;
 
 use daemon::{TestDaemon, completed, eventually, submitted};
 use laxity_client::{Direction, Stage};
+use peer::Peer;
 use preloaded::{Done, Job, a_process_does_not_notice, exported, library, output};
 
 const COUNT: usize = 8;
@@ -44,43 +45,6 @@ fn built() -> &'static Path {
             folder
         })
         .path()
-}
-
-/// The process at the other end. It serves its memory, and prints its checksum on request.
-struct Peer {
-    child: Child,
-    lines: std::io::Lines<BufReader<std::process::ChildStdout>>,
-    port: String,
-}
-
-impl Peer {
-    fn start(bytes: u64) -> Self {
-        let mut child = Command::new(built().join("mover"))
-            .args(["serve", &bytes.to_string()])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("the peer starts");
-        let mut lines = BufReader::new(child.stdout.take().expect("piped")).lines();
-        let first = lines.next().expect("a line").expect("text");
-        let port = first.strip_prefix("port ").expect("its port").to_owned();
-        let ready = lines.next().expect("a line").expect("text");
-        assert!(ready.starts_with("ready "), "{ready}");
-        Self { child, lines, port }
-    }
-
-    fn checksum(&mut self) -> String {
-        let stdin = self.child.stdin.as_mut().expect("piped");
-        stdin.write_all(b"?\n").expect("it listens");
-        self.lines.next().expect("a line").expect("text")
-    }
-}
-
-impl Drop for Peer {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
 }
 
 /// Returns a program that moves bytes, without the library.
@@ -138,7 +102,7 @@ fn a_process_without_mooncake_does_not_notice_it() {
 #[test]
 fn without_a_daemon_mooncake_gets_every_call_as_the_program_made_it_and_one_warning_says_so() {
     for (way, opcode) in [("write", 1), ("read", 0), ("notify", 1), ("threads", 1), ("free", 1)] {
-        let mut peer = Peer::start(BYTES);
+        let mut peer = Peer::start(built(), BYTES);
         let alone = job_of("mover", way, &peer, "tcp", COUNT).run();
         let without = job_of("mover", way, &peer, "tcp", COUNT).preloaded(LIBRARY).run();
         assert_eq!(without.log, alone.log, "{way}");
@@ -157,7 +121,7 @@ fn bytes_that_waited_for_leave_arrive_once_each_and_the_daemon_knows_of_all_of_t
     for (way, opcode) in [("write", 1), ("read", 0), ("threads", 1), ("notify", 1)] {
         let daemon = TestDaemon::start();
         daemon.set(&daemon.knobs.hold, true);
-        let mut peer = Peer::start(BYTES);
+        let mut peer = Peer::start(built(), BYTES);
         let mut job = under(&daemon, "mover", way, &peer, "tcp");
         let child = job.start();
         eventually("it asks for leave", || submitted(&daemon) > 0);
@@ -186,7 +150,7 @@ fn bytes_that_waited_for_leave_arrive_once_each_and_the_daemon_knows_of_all_of_t
 fn a_daemon_that_dies_lets_go_of_what_waits() {
     let daemon = TestDaemon::start();
     daemon.set(&daemon.knobs.hold, true);
-    let mut peer = Peer::start(BYTES);
+    let mut peer = Peer::start(built(), BYTES);
     let mut job = under(&daemon, "mover", "write", &peer, "tcp");
     let child = job.start();
     eventually("it asks for leave", || submitted(&daemon) > 0);
@@ -200,7 +164,7 @@ fn a_daemon_that_dies_lets_go_of_what_waits() {
 fn a_batch_that_waits_is_busy_and_what_waited_is_handed_on() {
     let daemon = TestDaemon::start();
     daemon.set(&daemon.knobs.hold, true);
-    let mut peer = Peer::start(BYTES);
+    let mut peer = Peer::start(built(), BYTES);
     let done = under(&daemon, "mover", "free", &peer, "tcp").run();
     assert!(done.lines.contains(&String::from("busy 4")), "{:?}", done.lines);
     assert_eq!(taken(&done), expected(1));
@@ -211,7 +175,7 @@ fn a_batch_that_waits_is_busy_and_what_waited_is_handed_on() {
 fn an_engine_that_goes_takes_nothing_along_that_was_submitted() {
     let daemon = TestDaemon::start();
     daemon.set(&daemon.knobs.hold, true);
-    let peer = Peer::start(BYTES);
+    let peer = Peer::start(built(), BYTES);
     let done = under(&daemon, "mover", "unplug", &peer, "tcp").run();
     assert_eq!(taken(&done), expected(1));
     assert!(done.log.ends_with("destroy\n"), "{}", done.log);
@@ -221,7 +185,7 @@ fn an_engine_that_goes_takes_nothing_along_that_was_submitted() {
 fn what_mooncake_refuses_late_fails_when_it_is_asked_after() {
     let daemon = TestDaemon::start();
     daemon.set(&daemon.knobs.hold, true);
-    let peer = Peer::start(BYTES);
+    let peer = Peer::start(built(), BYTES);
     let mut job = under(&daemon, "mover", "refused", &peer, "tcp");
     let child = job.start();
     eventually("it asks for leave", || submitted(&daemon) > 0);
@@ -242,7 +206,7 @@ fn what_mooncake_refuses_late_fails_when_it_is_asked_after() {
 fn what_the_engine_says_of_the_memory_goes_with_the_flow() {
     let daemon = TestDaemon::start();
     *daemon.knobs.flows.lock().expect("flows") = Some(Vec::new());
-    let mut peer = Peer::start(BYTES);
+    let mut peer = Peer::start(built(), BYTES);
     let done = under(&daemon, "sayer", "read", &peer, "tcp").run();
     assert_eq!(checksum(&done), peer.checksum());
     eventually("all is complete", || completed(&daemon) == BYTES);
@@ -261,7 +225,7 @@ fn what_no_port_carries_passes_and_rdma_that_no_library_sees_waits_here() {
     for (protocol, hold, waits) in [("nvlink", true, 0), ("rdma", false, BYTES)] {
         let daemon = TestDaemon::start();
         daemon.set(&daemon.knobs.hold, hold);
-        let mut peer = Peer::start(BYTES);
+        let mut peer = Peer::start(built(), BYTES);
         let done = under(&daemon, "mover", "write", &peer, protocol).run();
         assert_eq!(checksum(&done), peer.checksum(), "{protocol}");
         assert_eq!(submitted(&daemon), waits, "{protocol}");
@@ -271,7 +235,7 @@ fn what_no_port_carries_passes_and_rdma_that_no_library_sees_waits_here() {
 #[test]
 fn batch_after_batch_nothing_grows() {
     let daemon = TestDaemon::start();
-    let peer = Peer::start(BYTES);
+    let peer = Peer::start(built(), BYTES);
     let done =
         job_of("mover", "many", &peer, "tcp", 2).preloaded(LIBRARY).under(&daemon.socket).run();
     let grew = done.lines.iter().find_map(|line| line.strip_prefix("grew "));
