@@ -41,9 +41,17 @@ pub(crate) enum SimCommand {
     #[command(after_long_help = advise::HELP)]
     Advise(Box<advise::AdviseArgs>),
     /// List the built-in plans, or print one
-    Plans(PlansArgs),
+    Plans {
+        /// Print this plan, which you can copy and change [default: list all plans]
+        #[arg(value_name = "NAME")]
+        show: Option<String>,
+    },
     /// List the fields of a plan with their defaults and possible values
-    Fields(FieldsArgs),
+    Fields {
+        /// List only fields whose name contains this, such as serving or requests
+        #[arg(value_name = "PART")]
+        part: Option<String>,
+    },
     /// Show the results in a folder, even if the run was interrupted
     Page(PageArgs),
     /// Fill the tables of a page from results, or check that they are up to date
@@ -110,6 +118,13 @@ pub(crate) struct SimRunArgs {
     #[arg(value_name = "PLAN")]
     plan: String,
     #[command(flatten)]
+    run: RunOfPlan,
+}
+
+/// How a plan is changed and run, and what is kept of it.
+#[derive(Args)]
+struct RunOfPlan {
+    #[command(flatten)]
     changes: Changes,
     #[command(flatten)]
     execution: Execution,
@@ -125,13 +140,7 @@ pub(crate) struct SweepArgs {
     #[arg(value_name = "PLAN")]
     plan: Option<String>,
     #[command(flatten)]
-    changes: Changes,
-    #[command(flatten)]
-    execution: Execution,
-    #[command(flatten)]
-    keeping: Keeping,
-    #[command(flatten)]
-    destinations: Destinations,
+    run: RunOfPlan,
 }
 
 #[derive(Args)]
@@ -171,20 +180,6 @@ pub(crate) struct MfsArgs {
 }
 
 #[derive(Args)]
-pub(crate) struct PlansArgs {
-    /// Print this plan, which you can copy and change [default: list all plans]
-    #[arg(value_name = "NAME")]
-    show: Option<String>,
-}
-
-#[derive(Args)]
-pub(crate) struct FieldsArgs {
-    /// List only fields whose name contains this, such as serving or requests
-    #[arg(value_name = "PART")]
-    part: Option<String>,
-}
-
-#[derive(Args)]
 pub(crate) struct PageArgs {
     /// Folder that was given to a run by --out
     #[arg(value_name = "DIR")]
@@ -205,20 +200,20 @@ pub(crate) fn run(
     match command {
         SimCommand::Run(args) => {
             let mut plan = Plan::load(&args.plan)?;
-            args.changes.apply(&mut plan)?;
-            execute(&plan, simulate, &args.execution, &args.keeping, &args.destinations)
+            args.run.changes.apply(&mut plan)?;
+            execute(&plan, simulate, &args.run)
         }
         SimCommand::Sweep(args) => {
             let mut plan = match &args.plan {
                 Some(name) => Plan::load(name)?,
                 None => Plan::empty("sweep", "Sweep"),
             };
-            args.changes.apply(&mut plan)?;
+            args.run.changes.apply(&mut plan)?;
             if plan.axes.is_empty() {
                 let why = "nothing to vary: give --axis FIELD=VALUE,VALUE,…";
                 return Err(SimCommandError::Usage(why.to_owned()));
             }
-            execute(&plan, simulate, &args.execution, &args.keeping, &args.destinations)
+            execute(&plan, simulate, &args.run)
         }
         SimCommand::Reproduce(args) => match args.paper {
             Paper::Mfs(args) => reproduce(&args, simulate),
@@ -228,8 +223,8 @@ pub(crate) fn run(
             Paper::Maestro(args) => claims::run(&args, requests::maestro::reproduce),
         },
         SimCommand::Advise(args) => advise::run(&args, simulate).map(|()| ExitCode::SUCCESS),
-        SimCommand::Plans(args) => plans(&args).map(|()| ExitCode::SUCCESS),
-        SimCommand::Fields(args) => fields(&args).map(|()| ExitCode::SUCCESS),
+        SimCommand::Plans { show } => plans(show.as_deref()).map(|()| ExitCode::SUCCESS),
+        SimCommand::Fields { part } => fields(part.as_deref()).map(|()| ExitCode::SUCCESS),
         SimCommand::Page(args) => page(&args),
         SimCommand::Findings(args) => findings::run(&args),
         SimCommand::Models(args) => inputs::models(&args).map(|()| ExitCode::SUCCESS),
@@ -240,10 +235,9 @@ pub(crate) fn run(
 fn execute(
     plan: &Plan,
     simulate: &Simulate<'_>,
-    execution: &Execution,
-    keeping: &Keeping,
-    destinations: &Destinations,
+    run: &RunOfPlan,
 ) -> Result<ExitCode, SimCommandError> {
+    let RunOfPlan { execution, keeping, destinations, .. } = run;
     if execution.show_plan {
         put(plan.to_toml().as_bytes())?;
         return Ok(ExitCode::SUCCESS);
@@ -309,8 +303,8 @@ fn reproduce(args: &MfsArgs, simulate: &Simulate<'_>) -> Result<ExitCode, SimCom
     Ok(exit_code(whole))
 }
 
-fn plans(args: &PlansArgs) -> Result<(), SimCommandError> {
-    let Some(name) = &args.show else {
+fn plans(show: Option<&str>) -> Result<(), SimCommandError> {
+    let Some(name) = show else {
         let mut rows = new_table(&["plan", "runs", "question"]);
         for found in built_in().iter().filter(|plan| !plan.is_part) {
             let plan = Plan::load(found.name)?;
@@ -326,16 +320,16 @@ fn plans(args: &PlansArgs) -> Result<(), SimCommandError> {
     }
 }
 
-fn fields(args: &FieldsArgs) -> Result<(), SimCommandError> {
+fn fields(part: Option<&str>) -> Result<(), SimCommandError> {
     let mut rows = new_table(&["field", "default", "words"]);
     let mut any = false;
     for field in laxity_sim::plan::fields() {
-        if args.part.as_ref().is_none_or(|part| field.name.contains(part)) {
+        if part.is_none_or(|part| field.name.contains(part)) {
             rows.add_row([field.name, field.default, field.words.join(", ")]);
             any = true;
         }
     }
-    match &args.part {
+    match part {
         Some(part) if !any => {
             let why = format!("no field's name contains `{part}`; `laxity sim fields` lists all");
             Err(SimCommandError::Usage(why))

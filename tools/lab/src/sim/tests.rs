@@ -50,17 +50,8 @@ fn place(name: &str) -> (tempfile::TempDir, String) {
 fn a_run_leaves_its_report_in_files_and_a_folder_that_can_be_shown_again() {
     let (folder, out) = place("out");
     let json = folder.path().join("r.json");
-    let run = [
-        "run",
-        "smoke",
-        "--quiet",
-        "--seeds",
-        "3",
-        "--out",
-        &out,
-        "--json",
-        &json.display().to_string(),
-    ];
+    let json_path = json.display().to_string();
+    let run = ["run", "smoke", "--quiet", "--seeds", "3", "--out", &out, "--json", &json_path];
     let code = laxity(&run);
     assert_eq!(shown(&code), shown(&Ok(ExitCode::SUCCESS)));
     let text = fs::read_to_string(&json).expect("a report");
