@@ -9,6 +9,11 @@ use crate::{Need, skip};
 /// Longest time that Chromium may take for a page.
 const BROWSER_MAX: Duration = Duration::from_secs(120);
 
+/// Chromium without a window, a sandbox or a network of its own.
+const FLAGS: &str = "--headless --no-sandbox --disable-gpu --disable-quic \
+    --no-first-run --disable-background-networking --disable-component-update \
+    --disable-sync --disable-dev-shm-usage --hide-scrollbars --virtual-time-budget=5000";
+
 fn chromium() -> Option<PathBuf> {
     let path = std::env::var_os("PATH")?;
     let found = std::env::split_paths(&path)
@@ -33,19 +38,7 @@ pub fn browse(arguments: &[String], url: &str) -> Option<String> {
     let profile = tempfile::tempdir().expect("a folder");
     let out = profile.path().join("stdout");
     let mut child = Command::new(program)
-        .args([
-            "--headless",
-            "--no-sandbox",
-            "--disable-gpu",
-            "--disable-quic",
-            "--no-first-run",
-            "--disable-background-networking",
-            "--disable-component-update",
-            "--disable-sync",
-            "--disable-dev-shm-usage",
-            "--hide-scrollbars",
-            "--virtual-time-budget=5000",
-        ])
+        .args(FLAGS.split_whitespace())
         .arg(format!("--user-data-dir={}", profile.path().display()))
         .args(arguments)
         .arg(url)

@@ -74,22 +74,10 @@ fn value(environment: &Output, name: &str) -> Option<String> {
 fn the_command_gets_the_library_and_the_options_as_variables() {
     let place = Place::new();
     let report = place.path("report.json");
-    let seen = place.output(&[
-        "--profile",
-        "nccl",
-        "--slo-ttft",
-        "0.5s",
-        "--mode",
-        "observe",
-        "--name",
-        "job",
-        "--report",
-        report.to_str().unwrap(),
-        "--socket",
-        "relative.sock",
-        "--",
-        "env",
-    ]);
+    let line = "--profile nccl --slo-ttft 0.5s --mode observe --name job --socket relative.sock";
+    let words: Vec<&str> = line.split(' ').collect();
+    let rest = ["--report", report.to_str().unwrap(), "--", "env"];
+    let seen = place.output(&[&words[..], &rest].concat());
     assert!(seen.status.success(), "{}", text(&seen.stderr));
     let library = place.library().display().to_string();
     assert_eq!(value(&seen, "LD_PRELOAD"), Some(library));
