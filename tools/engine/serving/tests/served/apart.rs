@@ -151,53 +151,49 @@ fn compare(cluster: &Cluster, alone: &[String], what: &str) {
     eventually("all blocks are free", || cluster.is_idle());
 }
 
-#[test]
-fn prefill_and_decode_apart_answer_as_one_process_does_with_and_without_a_daemon() {
-    let folder = tempfile::tempdir().unwrap();
-    let alone = alone(folder.path(), &model(false), &prompts(), 10);
+/// Compares the answers of processes with those of one, with and without a daemon. `check` gets the
+/// bytes that went with a permit.
+fn apart(moe: bool, chunk: u32, check: impl Fn(&Cluster, f64)) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let alone = alone(folder.path(), &model(moe), &prompts(), 10);
     let (_daemon, socket) = Daemon::start(folder.path());
     for socket in [None, Some(socket.as_path())] {
-        let cluster = Cluster::start(folder.path(), false, socket, false, 37);
+        let cluster = Cluster::start(folder.path(), moe, socket, moe, chunk);
         compare(&cluster, &alone, &format!("daemon: {}", socket.is_some()));
         let elsewhere = cluster.decode.metric("laxity_engine_prefilled_elsewhere_total");
         assert_eq!(elsewhere, 16.0, "all prompts\n{}", cluster.logs());
-        for engine in &cluster.prefill {
-            assert!(engine.metric("laxity_engine_prompt_tokens_total") > 0.0, "shared out");
-        }
-        assert!(cluster.sum("laxity_engine_sent_bytes_total{stage=\"p2d\"") > 0.0);
         let scheduled = cluster.sum("laxity_engine_scheduled_bytes_total");
-        let bypassed = cluster.sum("laxity_engine_bypassed_bytes_total");
-        if socket.is_some() {
+        match socket {
             // A machine that is busy may keep the daemon from answering for longer than a flow
             // waits.
-            assert!(scheduled > 100_000.0, "scheduled {scheduled}, bypassed {bypassed}");
-        } else {
-            assert!(
-                scheduled == 0.0 && bypassed > 100_000.0,
-                "scheduled {scheduled}, bypassed {bypassed}"
-            );
+            Some(_) => assert!(scheduled > 100_000.0, "scheduled {scheduled}"),
+            None => assert_eq!(scheduled, 0.0),
         }
+        check(&cluster, scheduled);
         assert!(cluster.decode.terminate());
     }
 }
 
 #[test]
+fn prefill_and_decode_apart_answer_as_one_process_does_with_and_without_a_daemon() {
+    apart(false, 37, |cluster, scheduled| {
+        for engine in &cluster.prefill {
+            assert!(engine.metric("laxity_engine_prompt_tokens_total") > 0.0, "shared out");
+        }
+        assert!(cluster.sum("laxity_engine_sent_bytes_total{stage=\"p2d\"") > 0.0);
+        let bypassed = cluster.sum("laxity_engine_bypassed_bytes_total");
+        assert!(scheduled + bypassed > 100_000.0, "bypassed {bypassed}");
+    });
+}
+
+#[test]
 fn experts_in_two_processes_answer_as_those_in_one_with_and_without_a_daemon() {
-    let folder = tempfile::tempdir().unwrap();
-    let alone = alone(folder.path(), &model(true), &prompts(), 10);
-    let (_daemon, socket) = Daemon::start(folder.path());
-    for socket in [None, Some(socket.as_path())] {
-        let cluster = Cluster::start(folder.path(), true, socket, true, 64);
-        compare(&cluster, &alone, &format!("daemon: {}", socket.is_some()));
-        let elsewhere = cluster.decode.metric("laxity_engine_prefilled_elsewhere_total");
-        assert_eq!(elsewhere, 16.0, "all prompts\n{}", cluster.logs());
+    apart(true, 64, |cluster, _| {
         for engine in &cluster.prefill {
             let sent = engine.metric("laxity_engine_sent_bytes_total{stage=\"collective\"");
             assert!(sent > 10_000.0, "a rank sent {sent} bytes of collectives");
         }
-        let scheduled = cluster.sum("laxity_engine_scheduled_bytes_total");
-        assert_eq!(scheduled > 100_000.0, socket.is_some(), "scheduled {scheduled}");
-    }
+    });
 }
 
 /// Some prompts under way, then one prefill process dies, then the other.
