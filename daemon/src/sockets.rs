@@ -227,7 +227,7 @@ pub fn bind_control(
 
 /// Takes the lock for `path`.
 fn claim(path: &Path, kind: SockType) -> Result<OwnedFd, BindError> {
-    make_folder(path).map_err(BindError::Folder)?;
+    std::fs::create_dir_all(folder(path)).map_err(BindError::Folder)?;
     let lock = registration::lock_path(path);
     let claimed = match registration::claim(path).map_err(plain) {
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied && is_orphan(path, kind) => {
@@ -289,10 +289,6 @@ fn folder(path: &Path) -> &Path {
         Some(folder) if !folder.as_os_str().is_empty() => folder,
         _ => Path::new("."),
     }
-}
-
-fn make_folder(path: &Path) -> io::Result<()> {
-    std::fs::create_dir_all(folder(path))
 }
 
 #[cfg(test)]

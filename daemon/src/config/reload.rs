@@ -32,19 +32,14 @@ impl Config {
             ..config.coordinator.clone()
         };
         differs("coordinator (all but order_age_limit)", dialled(self) != dialled(running));
-        differs("nic (names, addresses and their number)", !self.keeps_nics_of(running));
+        let keeps_nics = self.is_discovered_like(running) || self.has_nics_of(running);
+        differs("nic (names, addresses and their number)", !keeps_nics);
         keys
     }
 
     fn has_nics_of(&self, other: &Self) -> bool {
         let what = |nic: &NicConfig| (nic.name.clone(), nic.addresses.clone());
         self.nic.iter().map(what).eq(other.nic.iter().map(what))
-    }
-
-    /// Reports whether this configuration has all NICs of `running`, or leaves them to discovery
-    /// as `running` does.
-    fn keeps_nics_of(&self, running: &Self) -> bool {
-        self.is_discovered_like(running) || self.has_nics_of(running)
     }
 
     const fn is_discovered_like(&self, running: &Self) -> bool {

@@ -139,6 +139,9 @@ pub(super) type SignalCall = (RegionPlace, u64, u32);
 /// Defines a version. `$flags` is the type of the argument that v15 added before the request.
 macro_rules! version {
     ($version:ident, $query:ty = $query_value:expr $(, $flags:ty)?) => {
+        #[derive(Debug)]
+        pub struct $version;
+
         impl RmaVersion for $version {
             type Query = $query;
             type Iput = unsafe extern "C" fn(
@@ -188,16 +191,6 @@ macro_rules! version {
         }
     };
 }
-
-/// Version 14 of the interface.
-#[derive(Debug)]
-pub struct V14;
-/// Version 15 of the interface.
-#[derive(Debug)]
-pub struct V15;
-/// Version 16 of the interface.
-#[derive(Debug)]
-pub struct V16;
 
 version!(V14, () = ());
 version!(V15, () = (), u32);

@@ -303,6 +303,14 @@ impl Pieces {
         self.link.handle(self.now, Event::BytesCompleted { flow, bytes });
     }
 
+    /// Sends pieces at a quarter of the port's rate until that is the mean rate.
+    fn slow_down(&mut self) {
+        for _ in 0..50 {
+            let slow = self.piece(MIB, None);
+            self.send(slow, own(MIB, 4));
+        }
+    }
+
     /// Sends a piece by the fast path. It ends after `took`, delivered or not.
     fn send_at_once(&mut self, spec: FlowSpec, took: Span, delivered: bool) {
         let permit = self.link.peek_permit(self.now, &spec).expect("nothing is in flight");
@@ -386,10 +394,7 @@ fn pieces_that_fit_the_window_or_never_end_say_nothing_about_the_rate() {
 #[test]
 fn a_flow_that_fits_the_window_is_feasible_at_the_rate_of_the_port() {
     let mut port = Pieces::new();
-    for _ in 0..50 {
-        let slow = port.piece(MIB, None);
-        port.send(slow, own(MIB, 4));
-    }
+    port.slow_down();
     assert!(!port.is_feasible(3.9));
     for whole in [false, true] {
         let bytes = if whole { 128 << 10 } else { MIB };
@@ -409,10 +414,7 @@ fn scavenged_pieces_raise_the_rate_and_never_lower_it() {
         port.send(slow, own(MIB, 50));
     }
     assert!(port.is_feasible(1.01));
-    for _ in 0..50 {
-        let slow = port.piece(MIB, None);
-        port.send(slow, own(MIB, 4));
-    }
+    port.slow_down();
     assert!(!port.is_feasible(3.9));
     for _ in 0..50 {
         let fast = doomed(&mut port);
@@ -424,10 +426,7 @@ fn scavenged_pieces_raise_the_rate_and_never_lower_it() {
 #[test]
 fn kv_reuse_that_pieces_are_too_slow_for_goes_behind_the_rest() {
     let mut port = Pieces::new();
-    for _ in 0..50 {
-        let slow = port.piece(MIB, None);
-        port.send(slow, own(MIB, 4));
-    }
+    port.slow_down();
     let first = port.piece(MIB, None);
     port.permit(first);
     let reuse = |spec| FlowSpec { stage: Stage::KvReuse, ..spec };

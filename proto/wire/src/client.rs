@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use thiserror::Error;
 
-use crate::control::{Envelope, RESPONSE_BYTES_MAX, Request, Response, SOCKET_DEFAULT, SOCKET_ENV};
+use crate::control::{Envelope, RESPONSE_BYTES_MAX, Request, Response, SOCKET_ENV};
 use crate::explain::{Explanation, FlowQuery};
 use crate::status::Status;
 use crate::trace::TracePage;
@@ -82,13 +82,6 @@ pub struct ControlClient {
 }
 
 impl ControlClient {
-    /// Returns the path in `$LAXITY_CONTROL`, or the default path.
-    pub fn default_path() -> PathBuf {
-        std::env::var_os(SOCKET_ENV)
-            .filter(|value| !value.is_empty())
-            .map_or_else(|| PathBuf::from(SOCKET_DEFAULT), PathBuf::from)
-    }
-
     /// Connects to the daemon at `path`. Each later call may take `timeout`.
     ///
     /// # Errors

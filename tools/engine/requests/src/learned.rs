@@ -146,10 +146,6 @@ impl Learned {
     pub fn iterations(&self) -> u64 {
         self.fit().iterations
     }
-
-    pub fn caution(&self) -> f64 {
-        self.fit().caution
-    }
 }
 
 impl Latency for Learned {

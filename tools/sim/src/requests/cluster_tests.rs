@@ -48,7 +48,7 @@ fn config<'a>(
     Config {
         roles: roles.to_vec(),
         dispatch,
-        ..Config::single(make, clock, clock.kv_bytes_per_token())
+        ..Config::single(make, clock, clock.kv_bytes_per_token)
     }
 }
 
@@ -170,7 +170,7 @@ fn instances_come_and_go_and_no_request_is_lost() {
         decides: Box::new(Eager { decisions: Vec::new() }),
         window: Span(5 * SECOND),
         startup: Startup {
-            weights: roofline().weights_bytes(),
+            weights: roofline().weights_bytes,
             disk: 2_000_000_000,
             boot: Span(SECOND),
         },

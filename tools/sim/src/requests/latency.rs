@@ -20,8 +20,8 @@ pub struct Roofline {
     experts: u32,
     top_k: u32,
     host_ns: u64,
-    kv_bytes_per_token: u64,
-    weights_bytes: u64,
+    pub kv_bytes_per_token: u64,
+    pub weights_bytes: u64,
 }
 
 impl Roofline {
@@ -66,14 +66,6 @@ impl Roofline {
             || PaperError::BuiltIn(format!("no host time makes chunks differ {ratio} times"));
         let roofline = Self::calibrated(&gpu, &model, 1, ratio).ok_or_else(none)?;
         Ok((gpu, roofline))
-    }
-
-    pub const fn kv_bytes_per_token(&self) -> u64 {
-        self.kv_bytes_per_token
-    }
-
-    pub const fn weights_bytes(&self) -> u64 {
-        self.weights_bytes
     }
 
     /// Returns the number of KV blocks of `block_tokens` tokens that fit beside the weights on `tp`

@@ -53,7 +53,7 @@ impl World<'_> {
         let now = self.now;
         let ranks = self.setup.layout.ranks_per_unit as usize;
         let collective = &mut self.units[unit as usize].collective;
-        let most = collective.exchange.most();
+        let most = collective.exchange.most;
         let network = Span((most as f64 / self.setup.layout.rank_rate * 1e9).ceil() as u64);
         let nvlink = collective.exchange.nvlink() / self.setup.layout.nvlink_rate * 1e9;
         let alone = network.max(Span(nvlink.ceil() as u64));
@@ -73,7 +73,7 @@ impl World<'_> {
         collective.sending.clear();
         collective.sending.resize(ranks, 0);
         if self.setup.regime != Regime::Alone {
-            self.measure.bytes.collective += collective.exchange.total();
+            self.measure.bytes.collective += collective.exchange.total;
         }
         if most > 0 && self.setup.regime != Regime::Alone {
             for rank in 0..ranks {

@@ -28,8 +28,8 @@ pub(super) struct Exchange {
     pattern: Option<Pattern>,
     /// Bytes through a rank's NICs: egress of rank `r` at `2r`, ingress at `2r + 1`.
     pieces: Vec<u64>,
-    most: u64,
-    total: u64,
+    pub(super) most: u64,
+    pub(super) total: u64,
 }
 
 impl Exchange {
@@ -101,14 +101,6 @@ impl Exchange {
     /// Returns the bytes through a rank's NICs: egress of rank `r` is piece `2r`, ingress `2r + 1`.
     pub(super) fn piece(&self, piece: usize) -> u64 {
         self.pieces[piece]
-    }
-
-    pub(super) const fn most(&self) -> u64 {
-        self.most
-    }
-
-    pub(super) const fn total(&self) -> u64 {
-        self.total
     }
 
     /// Returns the bytes from one rank to another over the network, or zero inside a server.

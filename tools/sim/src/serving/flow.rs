@@ -34,11 +34,6 @@ impl Flow {
     pub(super) const fn id(&self, slot: u32) -> FlowId {
         FlowId((self.generation as u64) << 32 | slot as u64)
     }
-
-    #[cfg(test)]
-    pub(super) const fn weight(&self) -> f32 {
-        self.weight
-    }
 }
 
 pub(super) const fn host_of(flow: &Flow) -> u32 {

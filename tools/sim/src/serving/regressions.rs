@@ -161,7 +161,7 @@ fn a_coflow_weighs_one_at_each_port() {
         for flow in world.flows.iter() {
             if flow.stage == laxity_policy::Stage::P2d {
                 *weights.entry((flow.batch, flow.from, flow.layer)).or_default() +=
-                    f64::from(flow.weight());
+                    f64::from(flow.weight);
             }
         }
         coflows += weights.len();
@@ -331,8 +331,7 @@ fn a_coflow_of_reuse_weighs_one_at_its_reader() {
             if let (laxity_policy::Stage::KvReuse, super::flow::To::Rank(to)) =
                 (flow.stage, flow.to)
             {
-                *weights.entry((flow.batch, to, flow.layer)).or_default() +=
-                    f64::from(flow.weight());
+                *weights.entry((flow.batch, to, flow.layer)).or_default() += f64::from(flow.weight);
             }
         }
         most = weights.values().copied().fold(most, f64::max);

@@ -165,7 +165,7 @@ pub(super) fn serve(
         let discipline = slot.take().expect("there is one instance");
         Replica::new(Pool::new(bed.blocks, BLOCK_TOKENS), bed.blocks / 100, discipline)
     };
-    let alone = cluster::Config::single(&make, &bed.clock, bed.clock.kv_bytes_per_token());
+    let alone = cluster::Config::single(&make, &bed.clock, bed.clock.kv_bytes_per_token);
     cluster::run(cluster::Config { ends: ends(asked), ..alone }, asked)
 }
 

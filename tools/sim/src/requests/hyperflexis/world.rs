@@ -208,7 +208,7 @@ pub(super) fn run(
         cluster::Scaler {
             decides: Box::new(Scaler::new(options)),
             window: SCALING,
-            startup: Startup { weights: machine.clock.weights_bytes(), disk: DISK, boot: BOOT },
+            startup: Startup { weights: machine.clock.weights_bytes, disk: DISK, boot: BOOT },
             most,
         }
     });
@@ -217,7 +217,7 @@ pub(super) fn run(
         dispatch,
         scaler,
         link: Link::new(LINK, Span::from_micros(20)),
-        ..Config::single(&make, &machine.clock, machine.clock.kv_bytes_per_token())
+        ..Config::single(&make, &machine.clock, machine.clock.kv_bytes_per_token)
     };
     cluster::run(config, asked)
 }

@@ -97,9 +97,9 @@ pub(super) fn models() -> Result<Vec<ServedModel>, PaperError> {
             let (one, many) = (prompt(1), prompt(2048));
             ServedModel {
                 spec: ModelSpec {
-                    weights: roofline.weights_bytes(),
+                    weights: roofline.weights_bytes,
                     context: context * 1_000_000,
-                    kv_per_token: roofline.kv_bytes_per_token(),
+                    kv_per_token: roofline.kv_bytes_per_token,
                     prefill_base: one,
                     prefill_per_token: many.saturating_sub(one) / 2047,
                     decode_per_token: decodes(BENCHMARK),

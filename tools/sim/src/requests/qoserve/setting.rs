@@ -175,7 +175,7 @@ pub(super) fn one(setting: &Calibration, policy: ReplicaPolicy, asked: &[Asked])
         let pool = Pool::new(setting.blocks, BLOCK_TOKENS);
         Replica::new(pool, setting.blocks / 100, discipline(policy, setting))
     };
-    let kv_bytes = setting.clock.roofline.kv_bytes_per_token();
+    let kv_bytes = setting.clock.roofline.kv_bytes_per_token;
     run(Config::single(&make, &setting.clock, kv_bytes), asked)
 }
 
