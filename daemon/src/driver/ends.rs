@@ -55,7 +55,9 @@ impl Intake {
         counted.completed_bytes += bytes;
         if done {
             counted.completed_flows += 1;
-            counted.deadline_misses += u64::from(now > flow.deadline);
+            let late = u64::from(now > flow.deadline);
+            counted.deadline_misses += late;
+            state.counters.deadline_misses += late;
             if flow.fetch {
                 self.hints.cluster.fetches.left(now, id);
             }
