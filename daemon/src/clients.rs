@@ -88,6 +88,8 @@ pub struct LaneState {
 #[derive(Debug)]
 pub struct ClientState {
     pub identity: Identity,
+    /// The number of the client's job, for metrics.
+    pub job: usize,
     /// The number of the client's trust domain.
     pub domain: DomainId,
     pub attached: Time,
@@ -232,6 +234,7 @@ impl AttachedClient {
         Self {
             state: ClientState {
                 identity,
+                job: 0,
                 domain: DomainId::default(),
                 attached: now,
                 counters: ClientCounters::default(),
@@ -309,6 +312,7 @@ impl AttachedClient {
             owner: identity.owner.clone(),
             pod: identity.pod.clone(),
             name: Arc::clone(&identity.name),
+            job: self.state.job,
             release: identity.release,
             mode: self.mode,
             attached: self.state.attached,

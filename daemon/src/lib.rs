@@ -17,6 +17,7 @@ pub mod daemon;
 pub mod descriptors;
 pub mod domains;
 pub mod driver;
+pub mod jobs;
 pub mod mailbox;
 pub mod metrics;
 pub mod owner;

@@ -7,6 +7,7 @@
 //! number.
 
 mod clients;
+mod jobs;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -252,7 +253,7 @@ pub struct Exporter {
     counters: BTreeMap<Key, Counter>,
     gauges: BTreeMap<Key, Gauge>,
     waits: BTreeMap<Key, (Histogram, WaitHistogram)>,
-    /// The lines of attached clients, as of the last snapshot.
+    /// The lines of attached clients and of jobs, as of the last snapshot.
     clients: Arc<Mutex<String>>,
 }
 
@@ -308,7 +309,7 @@ impl Exporter {
             counters: BTreeMap::new(),
             gauges: BTreeMap::new(),
             waits: BTreeMap::new(),
-            clients: Arc::new(Mutex::new(clients::rendered(&[]))),
+            clients: Arc::new(Mutex::new(clients::rendered(&[]) + &jobs::rendered(&[], &[]))),
         };
         let version = Label::from_static_parts("version", env!("CARGO_PKG_VERSION"));
         exporter.set(BUILD, &[version], &1);
@@ -358,7 +359,9 @@ impl Exporter {
             self.publish_port(port);
         }
         self.publish_waits(snapshot);
-        *self.clients.lock() = clients::rendered(&snapshot.clients);
+        let text = clients::rendered(&snapshot.clients)
+            + &jobs::rendered(&snapshot.jobs, &snapshot.clients);
+        *self.clients.lock() = text;
         self.set(DAEMON, &[], snapshot);
     }
 

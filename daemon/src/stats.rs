@@ -114,13 +114,15 @@ pub struct PortCounters {
     pub signals: u64,
 }
 
-/// Counters of one client, or of all clients that are gone.
+/// Counters of one client, or of several.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ClientCounters {
     pub flows: u64,
     pub submitted_bytes: u64,
     pub permitted_bytes: u64,
     pub completed_bytes: u64,
+    /// Flows that completed after their deadline.
+    pub deadline_misses: u64,
     /// Bytes of submitted flows that went out unscheduled: withdrawn under a bypass, or permitted
     /// without scheduling. The client itself counts bytes that it did not submit.
     pub bypassed_bytes: u64,
@@ -146,6 +148,7 @@ impl ClientCounters {
         self.submitted_bytes += other.submitted_bytes;
         self.permitted_bytes += other.permitted_bytes;
         self.completed_bytes += other.completed_bytes;
+        self.deadline_misses += other.deadline_misses;
         self.bypassed_bytes += other.bypassed_bytes;
         self.cancelled_flows += other.cancelled_flows;
         self.overflowed_flows += other.overflowed_flows;
@@ -222,6 +225,8 @@ pub struct ClientSnapshot {
     /// The container of Kubernetes that the process runs in.
     pub pod: Option<Arc<PodStatus>>,
     pub name: Arc<str>,
+    /// The number of the client's job in [`Snapshot::jobs`].
+    pub job: usize,
     /// The release of the client's library.
     pub release: Release,
     pub mode: Mode,
@@ -244,6 +249,24 @@ pub struct ClientSnapshot {
     pub counters: ClientCounters,
 }
 
+/// Whose a job is. A client can't choose it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum JobUser {
+    Several,
+    Uid(u32),
+    /// A namespace of Kubernetes.
+    Namespace(Arc<str>),
+}
+
+/// The clients of one user that have one name. See [`crate::jobs`].
+#[derive(Clone, Debug)]
+pub struct JobAccount {
+    pub name: Arc<str>,
+    pub user: JobUser,
+    /// The summed counters of its clients that are gone.
+    pub gone: ClientCounters,
+}
+
 /// The state of the daemon at one moment.
 #[derive(Clone, Debug)]
 pub struct Snapshot {
@@ -262,6 +285,8 @@ pub struct Snapshot {
     pub unlike_levels: usize,
     pub ports: Vec<PortSnapshot>,
     pub clients: Vec<ClientSnapshot>,
+    /// The jobs by number. The first has the clients of jobs that have no number of their own.
+    pub jobs: Arc<Vec<JobAccount>>,
     /// The sum over all clients, with those that are gone.
     pub all_clients: ClientCounters,
     pub scheduler: LoopCounters,

@@ -7,7 +7,7 @@ mod support;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-use laxity_client::{Client, LEVEL_SCAVENGER, Mode, Options, Stage};
+use laxity_client::{Client, Flow, LEVEL_SCAVENGER, Mode, Options, Stage};
 use laxity_shm::registration::{Hello, Reason, RegistrationError, connect};
 use nix::sys::signal::Signal;
 use support::{
@@ -119,6 +119,66 @@ fn every_documented_metric_is_served_and_nothing_else() {
         let name = line.split(' ').next().unwrap();
         assert!(documented.contains(&name), "{name} is served and not documented");
     }
+}
+
+#[test]
+fn a_job_keeps_its_sums_when_its_processes_leave_or_attach_anew() {
+    let daemon = Laxityd::start(SMALL);
+    let uid = nix::unistd::getuid();
+    let labels = format!("{{job=\"trainer\",uid=\"{uid}\"}}");
+    let sum = |of: &str| daemon.metric(&format!("laxity_job_{of}"), &labels);
+    let (first, mut lane) = daemon.worker("trainer");
+    let (mut seen, mut sent) = (0.0, 0.0);
+    // Most of these attach and leave between two snapshots.
+    for _ in 0..40 {
+        let client = daemon.client("trainer");
+        let late = Flow { deadline_ns: 1, ..flow(Stage::P2d, 1000) };
+        send(&mut client.lane(), &late);
+        sent += 1000.0;
+        let now = sum("permitted_bytes_total");
+        assert!(now >= seen, "{now} after {seen}");
+        seen = now;
+    }
+    send(&mut lane, &flow(Stage::KvReuse, 500));
+    until("all is counted", || {
+        let sums = ["permitted_bytes_total", "completed_bytes_total"].map(sum);
+        sums == [sent + 500.0; 2] && sum("deadline_misses_total") == 40.0
+    });
+    until("one is attached", || sum("clients") == 1.0);
+    drop((lane, first));
+    until("none is attached", || sum("clients") == 0.0);
+    let whole = daemon.metric("laxity_job_permitted_bytes_total", "");
+    assert_eq!((sum("permitted_bytes_total"), whole), (sent + 500.0, sent + 500.0));
+    let one_of_them = daemon.metric("laxity_client_permitted_bytes_total", "name=\"trainer\"");
+    assert_eq!(one_of_them, 0.0, "the metrics of a client end with it");
+
+    // A waiting flow of a client that bypasses is a bypassed one.
+    let (_client, mut lane) = daemon.worker("trainer");
+    let mut ticket = lane.submit(&flow(Stage::P2d, 1 << 20));
+    let got = take(&mut lane, &mut ticket, 256 << 10);
+    until("it waits", || sum("waiting_flows") == 1.0);
+    daemon.control().bypass(true).unwrap();
+    assert!(lane.wait(&mut ticket).bypassed);
+    let left = ((1 << 20) - got) as f64;
+    until("it is bypassed", || sum("bypassed_bytes_total") == left);
+}
+
+#[test]
+fn a_user_that_attaches_under_1000_names_has_16_jobs_and_no_name_breaks_a_line() {
+    let daemon = Laxityd::start(SMALL);
+    drop(daemon.client("a\\\"} 1\n"));
+    for number in 0..1000 {
+        let (_held, welcome) =
+            greet(&daemon, &Hello::new(&format!("{number}"), Mode::Observe, false));
+        welcome.unwrap();
+    }
+    let attached = || daemon.metric("laxity_attachments_total", "");
+    until("all are counted", || attached() == 1001.0);
+    let text = daemon.scrape();
+    let jobs = text.lines().filter(|line| line.starts_with("laxity_job_clients{"));
+    assert_eq!(jobs.count(), 17, "16 jobs, and the others");
+    assert!(text.contains(r#"laxity_job_clients{job="a\\\"} 1?",uid="#), "{text}");
+    assert!(text.contains("laxity_job_clients{job=\"other\"} "), "{text}");
 }
 
 #[test]

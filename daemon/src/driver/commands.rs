@@ -96,6 +96,7 @@ impl Driver {
             (self.config.scheduler.flows_per_client_max, self.intake.ports.len());
         let mut client = AttachedClient::new(newcomer, now, flows_max, ports);
         client.state.domain = self.enter_domain(&client.state.identity);
+        client.state.job = self.publisher.jobs.enter(&client.state.identity);
         let owner = &client.state.identity.owner;
         client.state.suspected = self.suspects(owner);
         client.state.distrusted = self.intake.trust.distrusts(owner);
@@ -167,7 +168,7 @@ impl Driver {
         self.intake.client_gone(index as u32, &mut client);
         self.domains.leave(client.state.domain);
         self.divide_flows(client.state.domain);
-        self.publisher.gone.add(&client.state.counters);
+        self.publisher.jobs.leave(client.state.job, &client.state.counters);
         while matches!(self.clients.last(), Some(None)) {
             self.clients.pop();
         }

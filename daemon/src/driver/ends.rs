@@ -57,6 +57,7 @@ impl Intake {
             counted.completed_flows += 1;
             let is_late = now > flow.deadline;
             counted.deadline_misses += u64::from(is_late);
+            state.counters.deadline_misses += u64::from(is_late);
             if is_late {
                 let event = "a flow missed its deadline; not every one is logged";
                 self.hints.log(now, domain, flow.request, event);

@@ -1,7 +1,7 @@
 //! Making and publishing a snapshot.
 
 use super::Driver;
-use crate::stats::{ClientSnapshot, Snapshot};
+use crate::stats::{ClientCounters, ClientSnapshot, Snapshot};
 use crate::treatments::unlike_levels;
 
 impl Driver {
@@ -10,7 +10,8 @@ impl Driver {
         let intake = &mut self.intake;
         let deepest = &mut intake.counters.ring_depth_max;
         *deepest = intake.counters.ring_depth.max(*deepest);
-        let mut all_clients = self.publisher.gone;
+        let mut all_clients = ClientCounters::default();
+        self.publisher.jobs.iter().for_each(|job| all_clients.add(&job.gone));
         let mut clients = Vec::new();
         for client in self.clients.iter().flatten() {
             all_clients.add(&client.state.counters);
@@ -32,6 +33,7 @@ impl Driver {
             unlike_levels: unlike_levels(&self.treatments, &self.config.dscp_by_row()),
             ports: intake.ports.iter_mut().map(|port| port.snapshot(now)).collect(),
             clients,
+            jobs: self.publisher.jobs.snapshot(),
             all_clients,
             scheduler: intake.counters,
             fetches: intake.hints.cluster.fetches.count(),

@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use laxity_policy::{Span, Time};
 
+use crate::jobs::Jobs;
 use crate::mailbox::{LOOK_EVERY, SnapshotSlot, WAKE_AFTER};
-use crate::stats::{ClientCounters, Snapshot};
+use crate::stats::Snapshot;
 
 /// The time between snapshots while the scheduler has work.
 const PUBLISH_EVERY: Span = Span(LOOK_EVERY.as_nanos() as u64);
@@ -14,8 +15,8 @@ const PUBLISH_EVERY: Span = Span(LOOK_EVERY.as_nanos() as u64);
 #[derive(Debug)]
 pub(super) struct Publisher {
     slot: Arc<SnapshotSlot>,
-    /// The summed counters of clients that are gone.
-    pub(super) gone: ClientCounters,
+    /// The jobs, with the summed counters of clients that are gone.
+    pub(super) jobs: Jobs,
     /// Whether anything has changed since the last snapshot.
     is_changed: bool,
     is_asked: bool,
@@ -26,7 +27,7 @@ impl Publisher {
     pub(super) fn new(slot: Arc<SnapshotSlot>) -> Self {
         Self {
             slot,
-            gone: ClientCounters::default(),
+            jobs: Jobs::default(),
             is_changed: true,
             is_asked: true,
             published: Time::ZERO,

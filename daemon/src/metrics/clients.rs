@@ -6,10 +6,10 @@ use std::fmt::Write;
 
 use crate::stats::ClientSnapshot;
 
-/// A metric: its name, its kind, its help text and its value.
-type ClientMetric = (&'static str, &'static str, &'static str, fn(&ClientSnapshot) -> u64);
+/// A metric of a `T`: its name, its kind, its help text and its value.
+pub(super) type TextMetric<T> = (&'static str, &'static str, &'static str, fn(&T) -> u64);
 
-const METRICS: [ClientMetric; 3] = [
+const METRICS: [TextMetric<ClientSnapshot>; 3] = [
     ("laxity_client_permitted_bytes_total", "counter", "Bytes permitted, by client", |client| {
         client.counters.permitted_bytes
     }),
@@ -20,12 +20,17 @@ const METRICS: [ClientMetric; 3] = [
 ];
 
 pub(super) fn rendered(clients: &[ClientSnapshot]) -> String {
+    let rows: Vec<_> = clients.iter().map(labels).zip(clients).collect();
+    table(&METRICS, &rows)
+}
+
+/// Returns the lines of `metrics`, for rows of labels and what has the values.
+pub(super) fn table<T>(metrics: &[TextMetric<T>], rows: &[(String, &T)]) -> String {
     let mut text = String::new();
-    let labels: Vec<String> = clients.iter().map(labels).collect();
-    for (name, kind, help, value) in METRICS {
+    for (name, kind, help, value) in metrics {
         let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}");
-        for (client, labels) in clients.iter().zip(&labels) {
-            let _ = writeln!(text, "{name}{{{labels}}} {}", value(client));
+        for (labels, from) in rows {
+            let _ = writeln!(text, "{name}{{{labels}}} {}", value(from));
         }
         text.push('\n');
     }
@@ -46,7 +51,7 @@ fn labels(client: &ClientSnapshot) -> String {
 }
 
 /// Returns a value as Prometheus' text format has it. A client chooses its name.
-fn escaped(value: &str) -> String {
+pub(super) fn escaped(value: &str) -> String {
     value.replace('\\', r"\\").replace('"', "\\\"").replace('\n', r"\n")
 }
 
