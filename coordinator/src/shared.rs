@@ -66,6 +66,15 @@ impl Shared {
         self.cluster.lock()
     }
 
+    /// Lists all hosts, and who leads.
+    pub(crate) fn list_hosts(&self) -> v1::ListHostsResponse {
+        let mut told = self.cluster().list_hosts(self.now());
+        // This comes second, so that what a leader of the past knows is not taken for the truth.
+        told.leading = self.lead.holds();
+        told.leader = self.lead.leader();
+        told
+    }
+
     pub(crate) fn writers(&self) -> MutexGuard<'_, HashMap<u64, Arc<Notify>>> {
         self.writers.lock()
     }

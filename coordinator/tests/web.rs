@@ -5,17 +5,18 @@
 mod support;
 
 use std::path::PathBuf;
-use std::time::Instant;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use laxity_coordinator::config::Config;
-use laxity_tests::browser::{browse, part};
+use laxity_tests::browser::{browse, copied, document_when_loaded, part};
 use laxity_wire::v1::event::Event as Kind;
 use laxity_wire::v1::operator_client::OperatorClient;
 use laxity_wire::v1::{
-    BatchFinished, BatchProgress, BatchStarted, Policy, PortLoad, RequestEnded, SetPolicyRequest,
+    BatchFinished, BatchProgress, BatchStarted, DrainRequest, HostSettings, Policy, PortLoad,
+    RequestEnded, SetPolicyRequest,
 };
 
-use tonic::transport::Endpoint;
+use tonic::transport::{Channel, Endpoint};
 
 use self::support::{Fixture, Script, batch, config};
 
@@ -66,6 +67,70 @@ fn busy() -> Fixture {
     fixture
 }
 
+fn operate(fixture: &Fixture, work: impl AsyncFnOnce(&mut OperatorClient<Channel>)) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    runtime.expect("a runtime").block_on(async {
+        let endpoint = Endpoint::new(format!("http://{}", fixture.address)).expect("a URL");
+        work(&mut OperatorClient::new(endpoint.connect_lazy())).await;
+    });
+}
+
+/// Returns what a daemon says of its configuration, with a change.
+fn settings(change: impl FnOnce(&mut HostSettings)) -> Kind {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("a clock");
+    let mut said = HostSettings {
+        level_dscp: vec![46, 34, 26, 8],
+        marking: "preserve".into(),
+        mode: "enforce".into(),
+        clock_ns: now.as_nanos() as u64,
+        ..HostSettings::default()
+    };
+    change(&mut said);
+    Kind::HostSettings(said)
+}
+
+/// Returns a cluster with each kind of trouble that its hosts can be in.
+fn troubled() -> Fixture {
+    let daemon = |host: &str, said| Script::new(host, vec![said]);
+    let mut old = daemon("old-0", settings(|_| {}));
+    old.software = "laxityd 0.0.9".into();
+    let mut owner = daemon("prefill-0", settings(|_| {}));
+    owner.events.push(batch(7, &[(1, 60_000, 1)]));
+    let daemons = vec![
+        owner,
+        daemon("meddler-0", settings(|_| {})),
+        daemon("prefill-1", settings(|_| {})),
+        old,
+        daemon("dscp-0", settings(|it| it.level_dscp[1] = 35)),
+        daemon("watcher-0", settings(|it| it.mode = "observe".into())),
+        daemon("open-0", settings(|it| it.bypass = true)),
+        daemon("late-0", settings(|it| it.clock_ns -= 90_000_000_000)),
+        daemon("gone-0", settings(|_| {})),
+        daemon("away-0", settings(|_| {})),
+    ];
+    let count = daemons.len();
+    let mut fixture = Fixture::start(config(), daemons);
+    fixture.state(|state| state["totals"]["connected"] == count && state["totals"]["batches"] == 1);
+    // The batch of another host has to be known before somebody meddles with it.
+    fixture.say("meddler-0", vec![Kind::BatchStarted(BatchStarted { batch: 7 })]);
+    fixture.leave("gone-0");
+    operate(&fixture, async |operator| {
+        let asked =
+            DrainRequest { host: "away-0".into(), drain: true, comment: "its NIC flaps".into() };
+        operator.drain(asked).await.expect("drained");
+    });
+    fixture.state(|state| {
+        let found = |id: &str| {
+            state["findings"].as_array().expect("a list").iter().any(|it| it["id"] == id)
+        };
+        state["totals"]["connected"] == count - 1
+            && found("refused")
+            && found("connected")
+            && found("drained")
+    });
+    fixture
+}
+
 fn dom(fixture: &Fixture, view: &str) -> Option<String> {
     let web = fixture.web.expect("a page");
     browse(&["--dump-dom".into()], &format!("http://{web}/{view}"))
@@ -111,11 +176,7 @@ fn shared() -> Fixture {
     let daemons =
         vec![Script::new("red-0", vec![late(9), late(10)]), Script::new("blue-0", vec![late(11)])];
     let fixture = Fixture::start(Config::parse(text, "test").expect("valid"), daemons);
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    runtime.expect("a runtime").block_on(async {
-        let endpoint = format!("http://{}", fixture.address);
-        let endpoint = Endpoint::new(endpoint).expect("a URL");
-        let mut operator = OperatorClient::new(endpoint.connect_lazy());
+    operate(&fixture, async |operator| {
         let asked = SetPolicyRequest {
             change: Some(Policy { drop_budget: Some(8), ..Policy::default() }),
             comment: "too many <b>".into(),
@@ -162,6 +223,97 @@ fn a_browser_filters_sorts_and_shows_tenants_and_who_changed_the_policy() {
 }
 
 #[test]
+fn the_head_says_what_is_wrong_and_what_to_do_the_worst_first() {
+    let fixture = troubled();
+    let Some(dom) = dom(&fixture, "") else { return };
+    let findings = part(&dom, "findings");
+    let mut before = 0;
+    for (word, remedy) in [
+        ("class=\"bad\">not connected: gone-0 (for ", "<code>systemctl status laxityd</code>"),
+        ("35, 26, 8] on dscp-0", "<code>[levels]</code>"),
+        (
+            "class=\"warn\">refused, some of it lately: 1 event of meddler-0",
+            "<code>[limits]</code>",
+        ),
+        ("laxityd 0.0.9 on old-0", "finish the upgrade"),
+        ("mode observe on watcher-0", "<code>laxity enforce on</code>"),
+        ("late-0 by -90.", "<code>chronyc tracking</code>"),
+        ("drained: away-0 (for ", "<code>laxity cluster drain HOST --undo</code>"),
+    ] {
+        let at = findings.find(word).unwrap_or_else(|| panic!("{word}: {findings}"));
+        assert!(at > before, "{word} is too early: {findings}");
+        assert!(findings[at..].contains(remedy), "{remedy}: {findings}");
+        before = at;
+    }
+    assert!(findings.contains("bypassed on open-0"), "{findings}");
+    if let Some(folder) = std::env::var_os("LAXITY_SCREENSHOTS").map(PathBuf::from) {
+        let url = format!("http://{}/", fixture.web.expect("a page"));
+        for (name, size) in [("troubled-desk", "1280,1400"), ("troubled-phone", "390,2000")] {
+            let picture =
+                format!("--screenshot={}", folder.join(name).with_extension("png").display());
+            let _ = browse(&[picture, format!("--window-size={size}")], &url);
+        }
+    }
+}
+
+#[test]
+fn the_head_of_a_calm_cluster_says_that_nothing_is_wrong() {
+    let daemon = |host: &str| Script::new(host, vec![settings(|_| {})]);
+    let fixture = Fixture::start(config(), vec![daemon("a"), daemon("b")]);
+    let state = fixture.state(|state| {
+        state["totals"]["connected"] == 2 && state["findings"].as_array().is_some_and(Vec::is_empty)
+    });
+    assert_eq!(state["leading"], true);
+    let Some(dom) = dom(&fixture, "") else { return };
+    assert!(part(&dom, "findings").contains("Nothing that the coordinator sees."), "{dom}");
+    assert!(!part(&dom, "findings").contains("<li>"), "{dom}");
+}
+
+#[test]
+fn a_standby_says_who_leads_and_links_to_the_leaders_page() {
+    // Nobody answers at the port of etcd, so nobody is elected.
+    let text = "listen = \"127.0.0.1:0\"\n[web]\nlisten = \"127.0.0.1:0\"\n[etcd]\n\
+        endpoints = [\"http://127.0.0.1:9\"]\nadvertise = \"127.0.0.1:7471\"\n";
+    let fixture = Fixture::start(Config::parse(text, "test").expect("valid"), Vec::new());
+    let state = fixture.state(|state| state["findings"].as_array().is_some_and(|it| it.len() == 1));
+    assert_eq!((&state["leading"], &state["findings"][0]["id"]), (&false.into(), &"leader".into()));
+    let Some(alone) = dom(&fixture, "") else { return };
+    assert!(part(&alone, "headline").contains("standing by"), "{alone}");
+    assert!(part(&alone, "findings").contains("no coordinator leads"), "{alone}");
+    assert!(!part(&alone, "findings").contains("<a "), "{alone}");
+    for (leader, host) in [
+        ("127.0.0.2:7471", Some("127.0.0.2")),
+        // This very host, so its page would be this one.
+        ("127.0.0.1:7481", None),
+        ("javascript:alert(1):7", Some("javascript:alert(1)")),
+    ] {
+        let change = |_: &str, body: String| {
+            Some(body.replace("\"leader\":\"\"", &format!("\"leader\":\"{leader}\"")))
+        };
+        let copy = copied(|path| fixture.get(path), change);
+        let dom = browse(&["--dump-dom".into()], &format!("http://{copy}/")).expect("Chromium");
+        let findings = part(&dom, "findings");
+        assert_eq!(findings.contains("href="), host.is_some(), "{leader}: {findings}");
+        let link = format!("href=\"http://{}:{}/\"", host.unwrap_or_default(), copy.port());
+        assert_eq!(findings.contains(&link), host.is_some(), "{leader}: {findings}");
+    }
+}
+
+#[test]
+fn a_coordinator_that_hangs_is_said_to_give_no_answer() {
+    let fixture = Fixture::start(config(), Vec::new());
+    // The page has loaded when the image has failed, which is after the page gave up waiting.
+    let change = |path: &str, body: String| match path {
+        "/api/state" => None,
+        _ => Some(body.replace("<main>", "<main><img src=\"none\">")),
+    };
+    let copy = copied(|path| fixture.get(path), change);
+    let Some(dom) = document_when_loaded(&format!("http://{copy}/")) else { return };
+    let headline = part(&dom, "headline");
+    assert!(headline.contains("No answer from the coordinator (signal timed out)"), "{dom}");
+}
+
+#[test]
 fn a_link_to_a_batch_explains_it_and_one_to_a_batch_that_is_gone_says_so() {
     let fixture = busy();
     let Some(told) = dom(&fixture, "#batch=103&tenant=default") else { return };
@@ -193,6 +345,7 @@ fn names_from_daemons_are_text_whatever_they_hold() {
         assert!(!dom.contains("<img") && !dom.contains("<b>"), "{dom}");
         assert_eq!(dom.matches("<script").count(), 2, "{dom}");
         assert!(part(&dom, "hosts").contains("&lt;img src=x onerror="), "{dom}");
+        assert!(part(&dom, "findings").contains("&lt;img src=x onerror="), "{dom}");
         assert!(dom.contains("\\u{202e}") && !dom.contains('\u{202e}'), "{dom}");
     }
 }

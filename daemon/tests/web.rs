@@ -8,9 +8,11 @@ mod support;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use laxity_client::{Flow, Stage};
-use laxity_tests::browser::{browse, part};
+use laxity_tests::browser::{browse, copied, document_when_loaded, part};
+use nix::sys::signal::Signal;
 
 use self::support::{Laxityd, SMALL, flow, send, until};
 
@@ -65,6 +67,54 @@ fn a_browser_shows_ports_clients_waits_and_what_is_wrong() {
     let only = browse(&["--dump-dom".into()], &format!("{url}?find=prefill")).expect("Chromium");
     assert!(part(&only, "clients-title").contains("The filter hides 1 of the 2 here."), "{only}");
     drop((waiting, evil));
+}
+
+#[test]
+fn a_browser_sorts_filters_by_user_and_explains_the_words() {
+    let (daemon, address) = daemon();
+    let jobs = [daemon.client("small"), daemon.client("large")];
+    let mut lanes = jobs.each_ref().map(|job| job.lane());
+    send(&mut lanes[0], &flow(Stage::P2d, 1 << 20));
+    send(&mut lanes[1], &flow(Stage::P2d, 2 << 20));
+    let dom = |view: &str| browse(&["--dump-dom".into()], &format!("http://{address}/{view}"));
+    let Some(most) = dom("?clients=-Permitted") else { return };
+    let place = |dom: &str, name: &str| part(dom, "clients").find(name).expect("a client");
+    assert!(place(&most, "large") < place(&most, "small"), "{most}");
+    assert!(part(&most, "clients").contains("aria-sort=\"descending\""), "{most}");
+    let least = dom("?clients=Permitted").expect("Chromium is here");
+    assert!(place(&least, "small") < place(&least, "large"), "{least}");
+    assert!(part(&least, "glossary-title").contains("Sent without a permit"), "{least}");
+
+    let own = dom(&format!("?user={}", nix::unistd::geteuid())).expect("Chromium is here");
+    assert!(!part(&own, "clients").contains("The filter hides"), "{own}");
+    assert!(part(&own, "filtered").contains("Show all"), "{own}");
+    let nobody = dom("?user=4294967").expect("Chromium is here");
+    assert!(part(&nobody, "clients").contains("The filter hides 2 of the 2 here."), "{nobody}");
+}
+
+#[test]
+fn a_daemon_that_hangs_is_said_to_give_no_answer() {
+    let (daemon, address) = daemon();
+    // What a browser has loaded before the daemon hangs. The image fails after the page gave up.
+    let get = |path: &str| {
+        let answer = get(&address, path, "localhost");
+        let (head, body) = answer.split_once("\r\n\r\n").expect("a head and a body");
+        (head.to_owned(), body.to_owned())
+    };
+    let copy = copied(get, |path, body| match path {
+        "/api/state" => None,
+        _ => Some(body.replace("<main>", "<main><img src=\"none\">")),
+    });
+    daemon.signal(Signal::SIGSTOP);
+    let mut stopped = TcpStream::connect(&address).expect("the kernel accepts");
+    stopped.set_read_timeout(Some(Duration::from_secs(1))).unwrap();
+    write!(stopped, "GET /api/state HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
+    assert!(stopped.read(&mut [0]).is_err(), "a stopped daemon is as silent as the copy");
+    let told = document_when_loaded(&format!("http://{copy}/"));
+    daemon.signal(Signal::SIGCONT);
+    let Some(dom) = told else { return };
+    let headline = part(&dom, "headline");
+    assert!(headline.contains("No answer from laxityd (signal timed out)"), "{dom}");
 }
 
 #[test]

@@ -1,5 +1,8 @@
 //! A real browser for tests of web pages.
 
+use std::collections::HashMap;
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -12,7 +15,10 @@ const BROWSER_MAX: Duration = Duration::from_secs(120);
 /// Chromium without a window, a sandbox or a network of its own.
 const FLAGS: &str = "--headless --no-sandbox --disable-gpu --disable-quic \
     --no-first-run --disable-background-networking --disable-component-update \
-    --disable-sync --disable-dev-shm-usage --hide-scrollbars --virtual-time-budget=5000";
+    --disable-sync --disable-dev-shm-usage --hide-scrollbars";
+
+/// How long [`copied`] leaves a path without an answer: longer than a page waits.
+const SILENCE: Duration = Duration::from_secs(9);
 
 fn chromium() -> Option<PathBuf> {
     let path = std::env::var_os("PATH")?;
@@ -34,11 +40,26 @@ fn chromium() -> Option<PathBuf> {
 /// Panics if Chromium takes more than two minutes.
 #[must_use]
 pub fn browse(arguments: &[String], url: &str) -> Option<String> {
+    run(&["--virtual-time-budget=5000"], arguments, url)
+}
+
+/// Returns the document once the page has loaded, without virtual time: that stands still while an
+/// answer is awaited.
+///
+/// # Panics
+/// Panics if Chromium takes more than two minutes.
+#[must_use]
+pub fn document_when_loaded(url: &str) -> Option<String> {
+    run(&["--dump-dom"], &[], url)
+}
+
+fn run(time: &[&str], arguments: &[String], url: &str) -> Option<String> {
     let program = chromium()?;
     let profile = tempfile::tempdir().expect("a folder");
     let out = profile.path().join("stdout");
     let mut child = Command::new(program)
         .args(FLAGS.split_whitespace())
+        .args(time)
         .arg(format!("--user-data-dir={}", profile.path().display()))
         .args(arguments)
         .arg(url)
@@ -59,6 +80,47 @@ pub fn browse(arguments: &[String], url: &str) -> Option<String> {
         }
         std::thread::sleep(Duration::from_millis(50));
     }
+}
+
+/// Serves a copy of a page, in which `change` may replace what a path holds. A path for which it
+/// returns `None` gets no answer, as of a program that hangs, and neither does any other path. Such
+/// connections end after [`SILENCE`]. Returns the address of the copy, which stays until the test
+/// ends.
+///
+/// `get` returns head and body of the page's own answer.
+///
+/// # Panics
+/// Panics if it can't listen, or if a head has no content type.
+pub fn copied(
+    get: impl Fn(&str) -> (String, String),
+    change: impl Fn(&str, String) -> Option<String>,
+) -> SocketAddr {
+    let answer = |path: &&str| {
+        let (head, body) = get(path);
+        let kind = head.lines().find(|line| line.to_ascii_lowercase().starts_with("content-type:"));
+        let kind = kind.expect("a content type");
+        let body = change(path, body)?;
+        let head = format!("HTTP/1.1 200 OK\r\n{kind}\r\nContent-Length: {}", body.len());
+        Some(((*path).to_owned(), format!("{head}\r\nConnection: close\r\n\r\n{body}")))
+    };
+    let paths = ["/", "/page.js", "/kit.js", "/page.css", "/api/state"];
+    let answers: HashMap<String, String> = paths.iter().filter_map(answer).collect();
+    let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a free port");
+    let address = listener.local_addr().expect("bound");
+    std::thread::spawn(move || {
+        for stream in listener.incoming().flatten() {
+            let mut line = String::new();
+            let _ = BufReader::new(&stream).read_line(&mut line);
+            match line.split(' ').nth(1).and_then(|path| answers.get(path)) {
+                Some(answer) => drop((&stream).write_all(answer.as_bytes())),
+                None => drop(std::thread::spawn(move || {
+                    std::thread::sleep(SILENCE);
+                    drop(stream);
+                })),
+            }
+        }
+    });
+    address
 }
 
 /// Returns the text of a page's document from the element with this id to the end of its section.

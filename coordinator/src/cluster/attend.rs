@@ -38,6 +38,7 @@ impl Cluster {
             && !host.hellos.admits(now, HELLOS_PER_S)
         {
             host.counters.refused_hellos += 1;
+            host.refused_at = Some(now);
             return Err(goodbye(v1::GoodbyeReason::Protocol, TOO_OFTEN));
         }
         let has_same_ports = self.hosts.get(id).is_some_and(|host| {

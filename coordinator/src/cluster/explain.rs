@@ -9,6 +9,7 @@ use laxity_wire::v1;
 use super::Cluster;
 use super::batch::ClusterBatch;
 use super::host::{Charge, Host};
+use super::hosts::MISSING_MAX_AGE;
 use super::table::Key;
 
 /// Maximum number of batches in one response.
@@ -22,7 +23,7 @@ fn remaining(now: Time, at: Time) -> Option<i64> {
 }
 
 impl Cluster {
-    /// Lists all hosts by name, including drained hosts that never attended.
+    /// Lists all hosts by name, including missing hosts and drained hosts that never attended.
     pub fn list_hosts(&self, now: Time) -> v1::ListHostsResponse {
         let known = self.hosts.iter();
         let mut hosts: Vec<v1::HostStatus> =
@@ -35,13 +36,24 @@ impl Cluster {
             drain: Some(drain.to_wire(now)),
             ..v1::HostStatus::default()
         }));
+        let missing = self.hosts.missing.iter().filter(|(name, (_, heard_at))| {
+            let is_recent = now.since(*heard_at) < MISSING_MAX_AGE;
+            is_recent && !self.hosts.drained.contains_key(*name)
+        });
+        hosts.extend(missing.map(|(name, &(tenant, heard_at))| v1::HostStatus {
+            host: name.clone(),
+            tenant: self.settings.tenants.name(tenant).to_owned(),
+            silent_ns: Some(now.since(heard_at).0),
+            ..v1::HostStatus::default()
+        }));
         hosts.sort_by(|one, other| one.host.cmp(&other.host));
         v1::ListHostsResponse {
             hosts,
             tenants: self.list_tenants(),
             term: self.term,
             run: self.workload.admission.counters().runs,
-            leading: true, // Without an election; the server knows better.
+            leading: true, // Without an election; `Shared` knows better.
+            leader: String::new(),
         }
     }
 
@@ -95,6 +107,8 @@ impl Cluster {
             reports: host.counters.reports,
             events: host.counters.events,
             refused_events: host.counters.refused_events,
+            refused_hellos: host.counters.refused_hellos,
+            refused_ns: host.refused_at.map(|at| now.since(at).0),
             orders: host.counters.orders,
             coalesced_orders: host.counters.coalesced_orders,
             applied: host.applied,

@@ -105,6 +105,8 @@ pub(super) struct Host {
     /// Whether the host got an order since the last [`Cluster::summary`](super::Cluster::summary).
     pub(super) told: bool,
     pub(super) counters: HostCounters,
+    /// When an event or a Hello of the host was last refused.
+    pub(super) refused_at: Option<Time>,
 }
 
 impl Host {

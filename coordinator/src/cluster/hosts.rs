@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use laxity_policy::{PortId, Time};
+use laxity_policy::{PortId, Span, Time};
 use laxity_wire::v1;
 
 use super::host::{Charge, Host, HostCounters, HostId, HostPort, Tenant};
@@ -13,12 +13,19 @@ use super::quota::Quota;
 use super::refusal::{Refused, over_limit, unknown};
 use crate::limits::Limits;
 
+/// How long a missing host is remembered.
+pub(super) const MISSING_MAX_AGE: Span = Span::from_millis(24 * 3600 * 1000);
+/// Maximum number of missing hosts that are remembered.
+const MISSING_MAX: usize = 1000;
+
 #[derive(Debug, Default)]
 pub(super) struct Hosts {
     slots: Vec<Option<Host>>,
     pub(super) names: HashMap<String, HostId>,
     /// Hosts without a stream, by the time at which they are forgotten.
     lost: BTreeSet<(Time, HostId)>,
+    /// Forgotten hosts that did not come back: tenant, and when they were last heard.
+    pub(super) missing: BTreeMap<String, (Tenant, Time)>,
     /// Hosts that operators took out of the cluster order.
     pub(super) drained: BTreeMap<String, Note>,
     pub(super) port_hosts: Vec<Option<HostId>>,
@@ -121,6 +128,20 @@ impl Hosts {
             self.forget_port(host.tenant, port);
         }
         self.past.add(&host.counters);
+        self.miss(host);
+    }
+
+    /// Notes that a forgotten host is missing. The one that is missing for longest makes room.
+    fn miss(&mut self, host: Host) {
+        let heard_at = host.heard_at;
+        self.missing.retain(|_, (_, at)| heard_at.since(*at) < MISSING_MAX_AGE);
+        if self.missing.len() >= MISSING_MAX {
+            let oldest = self.missing.iter().min_by_key(|(_, (_, at))| *at);
+            if let Some(name) = oldest.map(|(name, _)| name.clone()) {
+                self.missing.remove(&name);
+            }
+        }
+        self.missing.insert(host.name, (host.tenant, heard_at));
     }
 
     /// Returns the host that is forgotten next, and when.
@@ -141,6 +162,7 @@ impl Hosts {
     pub(super) fn begin_stream(&mut self, now: Time, id: HostId, hello: &v1::Hello) -> u64 {
         self.streams += 1;
         let stream = self.streams;
+        self.missing.remove(&hello.host);
         let drained = self.drained.contains_key(&hello.host);
         if let Some(host) = self.get_mut(id) {
             host.begin_stream(now, stream, hello);

@@ -196,6 +196,7 @@ impl Cluster {
         host.owed |= owed;
         if let Some(refusal) = refusal {
             host.counters.refused_events += u64::from(refusal.count);
+            host.refused_at = Some(now);
             host.outbox.write(Message::Refusal(refusal));
             self.hosts.list(id);
         }

@@ -163,6 +163,52 @@ fn a_lost_host_is_forgotten_after_its_grace_and_the_next_member_owns_its_batches
 }
 
 #[test]
+fn a_forgotten_host_is_listed_as_missing_for_a_day_unless_it_comes_back() {
+    let mut world = World::new();
+    let (a, b) = (world.join("a"), world.join("b"));
+    world.detach(&a);
+    world.detach(&b);
+    world.now = world.now + Span::from_millis(3_600_000);
+    world.cluster.poll(world.now);
+    assert_eq!(world.counters().hosts, 0);
+    let listed = |world: &World| world.cluster.list_hosts(world.now).hosts;
+    let hosts = listed(&world);
+    let missing = hosts.iter().map(|host| (host.host.as_str(), host.connected, host.silent_ns));
+    let hour_ns = Some(3_600_000_000_000);
+    assert!(missing.eq([("a", false, hour_ns), ("b", false, hour_ns)]), "{hosts:?}");
+    world.join("a");
+    assert_eq!(listed(&world).len(), 2);
+    world.now = world.now + Span::from_millis(23 * 3_600_000);
+    let hosts = listed(&world);
+    assert!(hosts.iter().map(|host| host.host.as_str()).eq(["a"]), "{hosts:?}");
+}
+
+#[test]
+fn of_many_missing_hosts_those_that_left_last_are_remembered() {
+    let mut world = World::new();
+    for n in 0..1100 {
+        let host = world.join(&format!("{n:04}"));
+        world.detach(&host);
+        world.now = world.now + Span::from_millis(200);
+        world.cluster.poll(world.now);
+    }
+    let hosts = world.cluster.list_hosts(world.now).hosts;
+    assert_eq!((hosts.len(), hosts[0].host.as_str()), (1000, "0100"));
+}
+
+#[test]
+fn a_refusal_is_listed_with_its_age() {
+    let mut world = World::new();
+    let (mut a, mut b) = (world.join("a"), world.join("b"));
+    world.report(&mut a, [arrived(1, [request(11, 900, 10)])]);
+    world.report(&mut b, [started(1)]);
+    world.now = world.now + Span::from_millis(5);
+    let hosts = world.cluster.list_hosts(world.now).hosts;
+    let refused = hosts.iter().map(|host| (host.refused_events, host.refused_ns));
+    assert!(refused.eq([(0, None), (1, Some(5_000_000))]), "{hosts:?}");
+}
+
+#[test]
 fn a_drained_host_is_out_of_the_order_until_it_is_taken_back() {
     let mut world = World::new();
     let mut a = world.join("a");

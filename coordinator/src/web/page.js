@@ -14,6 +14,26 @@ function totals(state) {
     total("In time", percent(attainment.in_time, ended), ended ? "of " + ended.toLocaleString("en") : "none ended yet"));
 }
 
+/** Text, in which what stands between backticks is a command or a key. */
+const commands = (text) => text.split("`").map((part, index) => (index % 2 ? make("code", {}, part) : part));
+
+/** A link to the leader's page. It is where this page is, if this one is asked for by the address that is advertised. */
+function leaderPage({ leader, advertise }) {
+  const [theirs, ours] = [leader, advertise].map((address) => address.slice(0, address.lastIndexOf(":")));
+  if (!theirs || theirs === ours || ours !== location.hostname) return "";
+  return make("a", { href: `${location.protocol}//${theirs}${location.port && ":" + location.port}/` }, "the leader's page");
+}
+
+const SEVERITY = { error: "bad", warn: "warn", info: "" };
+
+/** What an operator should know, the worst first, each with what to do. */
+function findings(state) {
+  const items = state.findings.map(({ id, severity, found, why, action }) => make("li", {},
+    make("span", { class: SEVERITY[severity] }, found), make("div", { class: "faint" }, "Why: ", why),
+    make("div", {}, "Do: ", ...commands(action), " ", id === "leader" ? leaderPage(state) : "")));
+  put("findings", items.length ? make("ul", {}, ...items) : make("p", { class: "faint" }, "Nothing that the coordinator sees."));
+}
+
 function attainment(state) {
   const { buckets, bucket_s: bucket, late_pruned: pruned, undated } = state.attainment;
   let ended = 0, inTime = 0;
@@ -218,7 +238,7 @@ async function explain() {
   put("explain-title", `Why is batch ${printable(batch)} where it is?`);
   let parts;
   try {
-    const answer = await fetch("api/explain?" + wanted, { cache: "no-store" });
+    const answer = await ask("api/explain?" + wanted);
     const told = await answer.json();
     parts = answer.ok ? explanation(told) : [make("p", { class: "notice" }, told.error)];
   } catch (error) {
@@ -232,7 +252,7 @@ async function explain() {
 function draw(state) {
   at("headline").textContent = `laxity-coordinator ${state.version}, ${state.leading ? "leading" : "standing by"}, up ${span(state.up_ns)}, `
     + `term ${state.term}, ${count(state.runs, "run")} of admission`;
-  for (const part of [totals, attainment, queues, tenants, batches, hosts, policy]) part(state);
+  for (const part of [totals, findings, attainment, queues, tenants, batches, hosts, policy]) part(state);
 }
 
 addEventListener("hashchange", explain);

@@ -1,6 +1,8 @@
 //! The page's data as one JSON document: `GET /api/state`. Its size is bounded for any cluster: it
 //! has sums over everything, and the hosts and batches that matter most.
 
+use laxity_wire::compare::compared;
+use laxity_wire::finding::{Finding, Severity};
 use laxity_wire::v1::{self, BatchStatus, HostStatus, PolicyRevision, TenantStatus};
 use laxity_wire::view::{self, Queue};
 use parking_lot::Mutex;
@@ -25,6 +27,11 @@ pub(super) struct WebState {
     term: u64,
     runs: u64,
     leading: bool,
+    /// Addresses of the leader and of this coordinator, HOST:PORT for daemons. Empty if unknown.
+    leader: String,
+    advertise: String,
+    /// What is wrong and what to do, the worst first.
+    findings: Vec<Finding>,
     up_ns: u64,
     policy: Option<PolicyRevision>,
     /// Older revisions of the policy, newest first.
@@ -69,7 +76,8 @@ struct Attainment {
 
 pub(super) fn state(shared: &Shared, history: &Mutex<History>) -> WebState {
     let now = shared.now();
-    let (hosts, batches, trouble, policy, (cluster, _)) = {
+    let hosts = shared.list_hosts();
+    let (batches, trouble, policy, (cluster, _)) = {
         let known = shared.cluster();
         let head =
             v1::ListBatchesRequest { limit: BATCHES_MAX, ..v1::ListBatchesRequest::default() };
@@ -79,7 +87,6 @@ pub(super) fn state(shared: &Shared, history: &Mutex<History>) -> WebState {
             ..v1::ListBatchesRequest::default()
         };
         (
-            known.list_hosts(now),
             known.list_batches(now, &head),
             known.list_batches(now, &worst),
             known.policy_history(now, REVISIONS_MAX),
@@ -87,11 +94,17 @@ pub(super) fn state(shared: &Shared, history: &Mutex<History>) -> WebState {
         )
     };
     let ended = cluster.ended;
+    let current = policy.current.as_ref().and_then(|current| current.policy.as_ref());
+    let findings = worst_first(compared(&hosts, current.and_then(|it| it.drop_budget), &[]));
+    let advertise = shared.config().etcd.as_ref().map(|etcd| etcd.advertise.clone());
     WebState {
         version: env!("CARGO_PKG_VERSION"),
         term: hosts.term,
         runs: hosts.run,
         leading: hosts.leading,
+        leader: hosts.leader,
+        advertise: advertise.unwrap_or_default(),
+        findings,
         up_ns: now.0,
         policy: policy.current,
         history: policy.history,
@@ -114,6 +127,12 @@ pub(super) fn state(shared: &Shared, history: &Mutex<History>) -> WebState {
         batches: batches.batches,
         trouble: trouble.batches,
     }
+}
+
+fn worst_first(mut found: Vec<Finding>) -> Vec<Finding> {
+    found.retain(|finding| finding.severity != Severity::Ok);
+    found.sort_by_key(|finding| core::cmp::Reverse(finding.severity));
+    found
 }
 
 fn first(mut hosts: Vec<HostStatus>) -> Vec<HostStatus> {
@@ -175,6 +194,18 @@ mod tests {
         }
         let told = by_level.iter().map(|queue| (queue.name.as_str(), queue.bytes));
         assert_eq!(told.collect::<Vec<_>>(), [("P1", 3), ("P2", 3), ("scavenger", u64::MAX)]);
+    }
+
+    #[test]
+    fn the_worst_comes_first_and_what_is_well_not_at_all() {
+        let found = vec![
+            Finding::ok("a", ""),
+            Finding::info("b", ""),
+            Finding::warn("c", ""),
+            Finding::error("d", ""),
+            Finding::warn("e", ""),
+        ];
+        assert!(worst_first(found).iter().map(|it| it.id).eq(["d", "c", "e", "b"]));
     }
 
     #[test]

@@ -98,6 +98,11 @@ impl Fixture {
         self.say[host].send(events).expect("it listens");
     }
 
+    /// Ends the stream of a daemon.
+    pub(crate) fn leave(&mut self, host: &str) {
+        self.say.remove(host).expect("it is there");
+    }
+
     /// Returns the head and the body of the web page's answer.
     pub(crate) fn get(&self, path: &str) -> (String, String) {
         self.ask("GET", path, "127.0.0.1")

@@ -3,6 +3,8 @@
 "use strict";
 
 const POLL_MS = 2000;
+/** After this wait a server counts as hung: a stopped process accepts connections and never answers. */
+const ANSWER_MS = 5000;
 const BARS = 60;
 const SVG = "http://www.w3.org/2000/svg";
 const STAGES = {
@@ -237,10 +239,12 @@ function keepingFocus(work) {
   if (heir) heir.focus({ preventScroll: true });
 }
 
+const ask = (path) => fetch(path, { cache: "no-store", signal: AbortSignal.timeout(ANSWER_MS) });
+
 /** Shows the state of `who`, and again every two seconds. `after` runs after each time. */
 async function poll(who, after) {
   try {
-    const answer = await fetch("api/state", { cache: "no-store" });
+    const answer = await ask("api/state");
     if (!answer.ok) throw new Error((await answer.text()).trim());
     redraw(await answer.json());
     await after();

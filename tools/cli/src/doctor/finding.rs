@@ -1,73 +1,8 @@
-//! The result of a check and its output.
+//! The output of findings.
 
 use std::fmt::Write as _;
 
-use serde::Serialize;
-
-/// The severity of a finding. Only an error makes `laxity doctor` fail.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum Severity {
-    #[default]
-    Ok,
-    /// Information, or something that could not be found out.
-    Info,
-    /// It works, but not as well as it could.
-    Warn,
-    /// It does not work.
-    Error,
-}
-
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub(crate) struct Finding {
-    /// The name of the check, such as `gid`. It stays the same, for scripts.
-    pub(crate) id: &'static str,
-    pub(crate) severity: Severity,
-    /// The device or process that the finding is about. Empty for the host.
-    pub(crate) subject: String,
-    pub(crate) found: String,
-    /// Why the finding matters. Empty if all is well.
-    pub(crate) why: String,
-    /// What to do: a command, where there is one. Empty if nothing is needed.
-    pub(crate) action: String,
-}
-
-impl Finding {
-    pub(crate) fn new(id: &'static str, severity: Severity, found: impl Into<String>) -> Self {
-        Self { id, severity, found: found.into(), ..Self::default() }
-    }
-
-    pub(crate) fn ok(id: &'static str, found: impl Into<String>) -> Self {
-        Self::new(id, Severity::Ok, found)
-    }
-
-    pub(crate) fn info(id: &'static str, found: impl Into<String>) -> Self {
-        Self::new(id, Severity::Info, found)
-    }
-
-    pub(crate) fn warn(id: &'static str, found: impl Into<String>) -> Self {
-        Self::new(id, Severity::Warn, found)
-    }
-
-    pub(crate) fn error(id: &'static str, found: impl Into<String>) -> Self {
-        Self::new(id, Severity::Error, found)
-    }
-
-    pub(crate) fn about(mut self, subject: impl Into<String>) -> Self {
-        self.subject = subject.into();
-        self
-    }
-
-    pub(crate) fn because(mut self, why: impl Into<String>) -> Self {
-        self.why = why.into();
-        self
-    }
-
-    pub(crate) fn action(mut self, action: impl Into<String>) -> Self {
-        self.action = action.into();
-        self
-    }
-}
+pub(crate) use laxity_wire::finding::{Finding, Severity};
 
 /// Returns all findings as text. The worst come last, where a terminal shows them.
 pub(crate) fn page(findings: &[Finding], coloured: bool) -> String {
