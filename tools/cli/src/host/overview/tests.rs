@@ -52,9 +52,9 @@ fn one_nic_has_its_levels_and_other_networks_say_what_tells_levels_apart() {
     let (status, ports) = (busy(), fabric::ports(&image));
     let page = page(&status, &ports, &[], false);
     assert!(page.contains("mlx5_0: InfiniBand: P2-P3 SL 1, scavenger SL 0"), "{page}");
-    assert!(page.contains("mlx5_1: software order only: EFA"), "{page}");
+    assert!(page.contains("mlx5_1: software order only: Laxity sets no class on EFA"), "{page}");
     let one = nic(&status, &ports, "mlx5_1").expect("known");
-    assert!(one.starts_with("mlx5_1: software order only: EFA"), "{one}");
+    assert!(one.starts_with("mlx5_1: software order only: Laxity sets no class on EFA"), "{one}");
     assert!(one.contains("mlx5_1 egress") && one.contains("mlx5_1 ingress"), "{one}");
     assert!(!one.contains("mlx5_0") && nic(&status, &ports, "mlx5_9").is_none());
 }
