@@ -73,7 +73,7 @@ fn a_browser_shows_ports_clients_waits_and_what_is_wrong() {
 fn a_browser_sorts_filters_by_user_and_explains_the_words() {
     let (daemon, address) = daemon();
     let jobs = [daemon.client("small"), daemon.client("large")];
-    let mut lanes = jobs.each_ref().map(|job| job.lane());
+    let mut lanes = jobs.each_ref().map(laxity_client::Client::lane);
     send(&mut lanes[0], &flow(Stage::P2d, 1 << 20));
     send(&mut lanes[1], &flow(Stage::P2d, 2 << 20));
     let dom = |view: &str| browse(&["--dump-dom".into()], &format!("http://{address}/{view}"));
