@@ -58,7 +58,8 @@ enum Command {
     Status(host::StatusArgs),
     /// Stop scheduling on this host at once (`on`), or start it again (`off`)
     Bypass(host::BypassArgs),
-    /// Delay and mark transfers (`on`), or only observe them (`off`), until a reload or restart
+    /// Delay and mark transfers (`on`), or only observe them (`off`), until the configured
+    /// mode changes
     Enforce(host::EnforceArgs),
     /// Show what enforcing would have done, while the daemon only observes
     #[command(subcommand, after_long_help = observe::HELP)]

@@ -101,7 +101,8 @@ pub(crate) fn marking(port: &NicPort, status: Option<&Status>) -> String {
 fn service_levels(port: &NicPort, status: Option<&Status>) -> Finding {
     let finding = Finding::info("marking", marking(port, status));
     if port.link_layer != "InfiniBand" {
-        return finding.because("EFA shows neither DSCP nor service level to applications");
+        return finding
+            .because("Laxity knows no way to set a DSCP on EFA, and sets no service level there");
     }
     finding
         .because("levels are not ordered where their service levels share a virtual lane")
