@@ -230,8 +230,8 @@ fn misbehaviour(status: &Status) -> Vec<String> {
         let owed = bytes(client.owed_bytes);
         let what = match client.owed_bytes {
             _ if client.distrusted => "is distrusted: it goes unscheduled; restart it".to_owned(),
-            1.. if client.held => format!("owes {owed} and gets no permits: does it hang?"),
-            1.. => format!("owes {owed} while others wait: does it hang?"),
+            1.. if client.held => format!("is silent: owes {owed}, no permits; does it hang?"),
+            1.. => format!("is silent: owes {owed} while others wait; does it hang?"),
             0 if client.limited => {
                 "is limited to its part, since others use the port (nothing to do)".to_owned()
             }
