@@ -77,6 +77,8 @@ if [ "$verb" = install-lab ]; then
     echo "next: laxity lab run"
     exit 0
 fi
+had=""
+[ ! -e "$to/sbin/laxityd" ] || had=1
 put 755 "$from/laxityd" "$to/sbin/laxityd"
 put 755 "$from/laxity-coordinator" "$to/sbin/laxity-coordinator"
 put 755 "$from/laxity" "$to/bin/laxity"
@@ -109,8 +111,10 @@ put 644 dist/laxityd.toml "$to/share/doc/laxity/laxityd.toml"
 put 644 dist/laxity-coordinator.toml "$to/share/doc/laxity/laxity-coordinator.toml"
 put 644 dist/grafana/laxity.json "$to/share/doc/laxity/grafana-laxity.json"
 put 644 dist/prometheus/alerts.yaml "$to/share/doc/laxity/prometheus-alerts.yaml"
-# With it the daemon observes, until `laxity enforce on`.
-keep 644 dist/packaged/laxityd.toml "$root/etc/laxity/laxityd.toml"
+# With it the daemon observes, until `laxity enforce on`. A daemon that ran without one goes on enforcing.
+if [ -z "$had" ] || [ -e "$root/etc/laxity/laxityd.toml" ]; then
+    keep 644 dist/packaged/laxityd.toml "$root/etc/laxity/laxityd.toml"
+fi
 keep 644 dist/packaged/coordinator.toml "$root/etc/laxity/coordinator.toml"
 for profile in shim/job/profiles/*.toml; do
     keep 644 "$profile" "$root/etc/laxity/profiles/${profile##*/}"

@@ -298,8 +298,9 @@ impl Service {
         let mode = Mode::from_name(mode)
             .ok_or_else(|| format!("unknown mode `{mode}`; known are off, observe, enforce"))?;
         let mut state = self.state.lock();
-        let kept = state.mode.order(mode);
+        // In force first: the file's disk may hang.
         self.change(&state, |config| config.mode = mode);
+        let kept = state.mode.order(mode);
         let lasts = match (kept, state.mode.replaced()) {
             (Err(error), _) => {
                 let file = state.mode.file().display();

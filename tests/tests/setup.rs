@@ -120,7 +120,12 @@ fn what_is_installed_can_be_read_by_all_whatever_the_umask_of_who_installs_it() 
 
     install("remove", &built, &into);
     assert!(config.exists(), "an operator's configuration stays");
-    fs::remove_file(config).expect("ours");
+    fs::remove_file(&config).expect("ours");
+    install("install", &built, &into);
+    fs::remove_file(&config).expect("installed");
+    install("install", &built, &into);
+    assert!(!config.exists(), "a daemon that enforced without a configuration goes on");
+    install("remove", &built, &into);
     let left: Vec<_> = modes(&into).into_iter().filter(|(path, _)| !path.is_dir()).collect();
     assert!(left.is_empty(), "{left:?}");
 }
