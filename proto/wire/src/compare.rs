@@ -24,7 +24,12 @@ pub fn compared(
     expect: &[String],
 ) -> Vec<Finding> {
     if !told.leading {
-        return vec![standby(&told.leader)];
+        // Whoever expects hosts, such as a script, must not take this for success.
+        let unseen = (!expect.is_empty()).then(|| {
+            Finding::error("connected", format!("not seen from here: {}", names(expect)))
+                .action("ask the leader")
+        });
+        return [standby(&told.leader)].into_iter().chain(unseen).collect();
     }
     let hosts = &told.hosts;
     let connected: Vec<&HostStatus> = hosts.iter().filter(|host| host.connected).collect();
@@ -443,6 +448,8 @@ mod tests {
         assert!(
             found[0].severity == Severity::Warn && found[0].found.contains("coord2:7471 leads")
         );
+        let found = compared(&all, None, &["a".to_owned()]);
+        assert_eq!(of(&found, "connected").severity, Severity::Error, "{found:?}");
         all.leader.clear();
         let found = compared(&all, None, &[]);
         assert!(found[0].severity == Severity::Error && found[0].action.contains("etcd"));
