@@ -110,7 +110,7 @@ pub struct PortCounters {
     pub promotions: u64,
     pub demotions: u64,
     pub foreign_bytes: u64,
-    /// Signals of congestion.
+    /// CNPs, PFC frames and ECN-marked packets in the NIC's counters.
     pub signals: u64,
 }
 

@@ -286,12 +286,13 @@ impl Hints {
             )
         });
         let state = &mut self.domains[at];
-        let before = state.given.pruned.clone();
+        let before = tracing::enabled!(tracing::Level::DEBUG).then(|| state.given.pruned.clone());
         let order = state.decide(now, others.as_ref().or(content));
         self.pause(now, clock().since(began));
         let order = order?;
         let pruned = order.pruned.len();
-        if let Some(&new) = order.pruned.iter().find(|id| before.binary_search(id).is_err()) {
+        let is_new = |id: &&_| before.as_ref().is_some_and(|old| old.binary_search(id).is_err());
+        if let Some(&new) = order.pruned.iter().find(is_new) {
             self.log(now, domain, new, "a request is pruned; not every one is logged");
         }
         broadcast(now, domain, &Event::OrderChanged(order), ports);

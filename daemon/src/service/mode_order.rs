@@ -75,7 +75,7 @@ impl ModeOrder {
         self.mode()
     }
 
-    /// Orders a mode.
+    /// Puts an ordered mode in force, and keeps it in the file.
     ///
     /// # Errors
     /// The file can't be written. The order is in force until a restart.

@@ -15,7 +15,7 @@ pub const AHEAD_MAX: usize = 256;
 /// What keeps a waiting flow from a permit now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Obstacle {
-    /// Nothing does.
+    /// No obstacle: it gets a permit at the next opportunity.
     Nothing,
     /// Its client owes completions.
     Held,
