@@ -144,7 +144,7 @@ async fn answer<'a>(
         },
         Request::Bypass { on } => Response::done(service.bypass(on)),
         Request::SetPolicy { policy } => or_error(service.set_policy(&policy)),
-        Request::SetMode { mode } => or_error(service.set_mode(&mode)),
+        Request::SetMode { mode } => or_error(service.set_mode(&mode).await),
         Request::Reload => match service.reload().await {
             Ok(needs_restart) => Response::Done {
                 message: if needs_restart.is_empty() {

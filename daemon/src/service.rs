@@ -33,7 +33,7 @@ use crate::service::trace::Traces;
 use crate::stats::Snapshot;
 use crate::status::status;
 
-const READ_MAX: Duration = Duration::from_secs(2);
+const FILE_WAIT_MAX: Duration = Duration::from_secs(2);
 const CHANGES_MAX: usize = 32;
 
 /// The origin of the configuration, for reading it again.
@@ -68,6 +68,8 @@ pub struct Service {
     refusals: Refusals,
     /// Held while the configuration is read.
     reading: Arc<tokio::sync::Mutex<()>>,
+    /// Held while the file of the ordered mode is written.
+    storing: Arc<tokio::sync::Mutex<()>>,
     /// A file that exists while bypass is on, so that bypass stays on after a crash and restart of
     /// the daemon. It is beside the control socket, where no file survives a reboot.
     marker: PathBuf,
@@ -131,6 +133,7 @@ impl Service {
             set_log,
             refusals: Refusals::default(),
             reading: Arc::default(),
+            storing: Arc::default(),
             marker,
             state: Mutex::new(ServiceState {
                 bypass,
@@ -294,18 +297,19 @@ impl Service {
     ///
     /// # Errors
     /// There is no such mode. The error is text for the operator.
-    pub fn set_mode(&self, mode: &str) -> Result<String, String> {
+    pub async fn set_mode(&self, mode: &str) -> Result<String, String> {
         let mode = Mode::from_name(mode)
             .ok_or_else(|| format!("unknown mode `{mode}`; known are off, observe, enforce"))?;
-        let mut state = self.state.lock();
-        // In force first: the file's disk may hang.
-        self.change(&state, |config| config.mode = mode);
-        let kept = state.mode.order(mode);
-        let lasts = match (kept, state.mode.replaced()) {
-            (Err(error), _) => {
-                let file = state.mode.file().display();
-                warn!(%error, %file, "a restart of laxityd will not know of this");
-                format!("; a restart of laxityd will not know of this ({file}: {error})")
+        let replaced = {
+            let mut state = self.state.lock();
+            state.mode.order(mode);
+            self.change(&state, |config| config.mode = mode);
+            state.mode.replaced()
+        };
+        // It is in force, whatever the file's disk does.
+        let lasts = match (self.store_mode().await, replaced) {
+            (Err(problem), _) => {
+                format!("; a restart of laxityd will not know of this ({problem})")
             }
             (Ok(()), None) => ", as configured".to_owned(),
             (Ok(()), Some(configured)) => format!(
@@ -314,6 +318,20 @@ impl Service {
             ),
         };
         Ok(format!("the mode is {}{lasts}", mode.name()))
+    }
+
+    /// Stores the ordered mode, or its end.
+    async fn store_mode(&self) -> Result<(), String> {
+        let file = self.state.lock().mode.file();
+        let store = Arc::clone(&file);
+        let stored = match on_thread(&self.storing, move || store.store()).await {
+            Some(Ok(())) => return Ok(()),
+            Some(Err(error)) => error.to_string(),
+            None => format!("not written within {FILE_WAIT_MAX:?}"),
+        };
+        let problem = format!("{}: {stored}", file.path().display());
+        warn!(problem, "a restart of laxityd will not know the mode that was ordered last");
+        Err(problem)
     }
 
     fn change(&self, _locked: &ServiceState, change: impl FnOnce(&mut Config)) {
@@ -336,7 +354,12 @@ impl Service {
     /// The new configuration is invalid or can't be read. The old one stays in force.
     pub async fn reload(&self) -> Result<Vec<&'static str>, ConfigError> {
         match self.read().await {
-            Ok((config, warnings)) => Ok(self.take(&config, &warnings)),
+            Ok((config, warnings)) => {
+                let needs_restart = self.take(&config, &warnings);
+                // A failure is in the log.
+                let _ = self.store_mode().await;
+                Ok(needs_restart)
+            }
             Err(error) => {
                 warn!(%error, "the configuration was not reloaded; the old one holds");
                 Err(error)
@@ -344,33 +367,17 @@ impl Service {
         }
     }
 
-    /// Reads the file on its own thread. A read that hangs delays neither operators nor the end of
-    /// the daemon, and its late result is dropped.
     async fn read(&self) -> Result<(Config, Vec<String>), ConfigError> {
-        let read = async {
-            // At most one thread hangs in a read.
-            let reading = Arc::clone(&self.reading).lock_owned().await;
-            let source = self.source.clone();
-            let (done, loaded) = oneshot::channel();
-            std::thread::Builder::new()
-                .name("configuration".into())
-                .spawn(move || {
-                    let loaded = Config::load(source.file.as_deref(), &source.sets);
-                    let _ = done.send(loaded.map(|config| {
-                        let warnings = config.warnings();
-                        (config, warnings)
-                    }));
-                    drop(reading);
-                })
-                .ok()?;
-            loaded.await.ok()
+        let source = self.source.clone();
+        let load = move || {
+            Config::load(source.file.as_deref(), &source.sets).map(|config| {
+                let warnings = config.warnings();
+                (config, warnings)
+            })
         };
-        match tokio::time::timeout(READ_MAX, read).await {
-            Ok(Some(loaded)) => loaded,
-            Ok(None) | Err(_) => {
-                Err(ConfigError::Slow { path: self.source.path().to_owned(), waited: READ_MAX })
-            }
-        }
+        on_thread(&self.reading, load).await.unwrap_or_else(|| {
+            Err(ConfigError::Slow { path: self.source.path().to_owned(), waited: FILE_WAIT_MAX })
+        })
     }
 
     /// Applies the reloadable keys of `file` and returns the others that changed.
@@ -396,4 +403,25 @@ impl Service {
         }
         needs_restart
     }
+}
+
+/// Does `work` with a file on a thread of its own, one at a time by `lock`. Work that hangs delays
+/// neither operators nor the end of the daemon: after [`FILE_WAIT_MAX`], its result is dropped.
+async fn on_thread<T: Send + 'static>(
+    lock: &Arc<tokio::sync::Mutex<()>>,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Option<T> {
+    let work = async {
+        let held = Arc::clone(lock).lock_owned().await;
+        let (done, result) = oneshot::channel();
+        std::thread::Builder::new()
+            .name("files".into())
+            .spawn(move || {
+                let _ = done.send(work());
+                drop(held);
+            })
+            .ok()?;
+        result.await.ok()
+    };
+    tokio::time::timeout(FILE_WAIT_MAX, work).await.ok().flatten()
 }

@@ -1,8 +1,8 @@
 //! What the scheduler knows about single flows, for `laxity explain`.
 //!
-//! There may be many flows, and permits must not wait for an operator. So a command visits about
-//! [`PLACES`] entries of flows and says where the next command continues. It explains only the
-//! flows that have waited for longest.
+//! There may be many flows, and permits must not wait for an operator. So a command visits the
+//! lanes with about [`PLACES`] entries of flows and says where the next command continues. It keeps
+//! and explains only the flows that have waited for longest.
 
 use laxity_policy::link::explain::{Obstacle, WaitingFlow};
 use laxity_policy::{FlowId, Time};
@@ -18,9 +18,30 @@ use crate::mailbox::{ExplainCommand, ExplainedPart, FlowPlace};
 /// The number of flow entries after which a command ends.
 const PLACES: usize = 1024;
 
+/// The wanted flows.
+#[derive(Default)]
+struct FoundFlows {
+    /// Those that are explained, the one that has waited for longest first.
+    first: Vec<(FlowState, FlowId)>,
+    count: u64,
+}
+
+impl FoundFlows {
+    fn add(&mut self, flow: FlowState, id: FlowId) {
+        self.count += 1;
+        let order = |(flow, id): &(FlowState, FlowId)| (!flow.waits(), flow.touched, id.0);
+        let found = (flow, id);
+        let place = self.first.partition_point(|known| order(known) < order(&found));
+        if place < EXPLAINED_MAX {
+            self.first.truncate(EXPLAINED_MAX - 1);
+            self.first.insert(place, found);
+        }
+    }
+}
+
 impl Driver {
     pub(super) fn explain(&self, ExplainCommand { wanted, from, reply }: ExplainCommand) {
-        let mut found = Vec::new();
+        let mut found = FoundFlows::default();
         let next = match wanted.flow.map(|flow| split_flow_id(FlowId(flow))) {
             Some((index, lane, _)) => {
                 self.look_for(&wanted, (index, lane), &mut found);
@@ -28,11 +49,8 @@ impl Driver {
             }
             None => self.look_on(&wanted, from, &mut found),
         };
-        let count = found.len() as u64;
-        found.sort_unstable_by_key(|(flow, id)| (!flow.waits(), flow.touched, id.0));
-        found.truncate(EXPLAINED_MAX);
-        let flows = found.iter().filter_map(|(flow, id)| self.explained(flow, *id)).collect();
-        let told = Explanation { now_ns: self.intake.now.0, flows, count };
+        let flows = found.first.iter().filter_map(|(flow, id)| self.explained(flow, *id)).collect();
+        let told = Explanation { now_ns: self.intake.now.0, flows, count: found.count };
         let _ = reply.send(ExplainedPart { told, next });
     }
 
@@ -41,7 +59,7 @@ impl Driver {
         &self,
         wanted: &FlowQuery,
         from: FlowPlace,
-        found: &mut Vec<(FlowState, FlowId)>,
+        found: &mut FoundFlows,
     ) -> Option<FlowPlace> {
         let (mut places, (first, mut lane)) = (0, from);
         for index in first..self.clients.len() as u32 {
@@ -68,21 +86,22 @@ impl Driver {
         &self,
         wanted: &FlowQuery,
         (index, lane): FlowPlace,
-        found: &mut Vec<(FlowState, FlowId)>,
+        found: &mut FoundFlows,
     ) -> usize {
         let client = self.clients.get(index as usize).and_then(Option::as_ref);
         let Some(state) = client.map(|client| &client.state) else { return 0 };
         let Some(flows) = state.lanes.get(lane).map(|lane| &lane.flows) else { return 0 };
         let named = *wanted != FlowQuery::default();
         let flows_by_id = flows.iter().map(|flow| (*flow, flow_id(index, lane, flow.seq)));
-        found.extend(flows_by_id.filter(|&(flow, id)| {
+        let wanted_flows = flows_by_id.filter(|&(flow, id)| {
             let link = self.intake.ports[usize::from(flow.port())].link.link(state.domain);
             wanted.flow.is_none_or(|flow| flow == id.0)
                 && wanted.request.is_none_or(|request| request == flow.request.0)
                 && wanted.pid.is_none_or(|pid| pid == state.identity.pid)
                 && wanted.batch.is_none_or(|batch| link.batch_of(id).is_some_and(|b| b.0 == batch))
                 && (named || flow.waits())
-        }));
+        });
+        wanted_flows.for_each(|(flow, id)| found.add(flow, id));
         flows.places()
     }
 

@@ -130,6 +130,9 @@ impl FlowState {
     }
 }
 
+/// Maximum number of entries for which an empty map of colliding flows keeps its memory.
+const SPILLED_KEPT: usize = 1024;
+
 /// The flows of a lane. Sequences are given in full or by their low 40 bits.
 #[derive(Debug)]
 pub struct Flows {
@@ -186,9 +189,18 @@ impl Flows {
             held.seq = FREE;
             true
         } else {
-            !self.spilled.is_empty() && self.spilled.remove(&(seq & SEQ_MASK)).is_some()
+            !self.spilled.is_empty() && self.remove_spilled(seq)
         };
         self.len -= usize::from(removed);
+        removed
+    }
+
+    fn remove_spilled(&mut self, seq: u64) -> bool {
+        let removed = self.spilled.remove(&(seq & SEQ_MASK)).is_some();
+        // One burst of a client must not keep memory for as long as the client lives.
+        if self.spilled.is_empty() && self.spilled.capacity() > SPILLED_KEPT {
+            self.spilled = HashMap::new();
+        }
         removed
     }
 
@@ -203,7 +215,7 @@ impl Flows {
 
     /// Returns the number of entries that [`Self::iter`] visits.
     pub fn places(&self) -> usize {
-        self.direct.len() + self.spilled.len()
+        self.direct.len() + self.spilled.capacity()
     }
 
     pub fn iter(&self) -> impl Iterator<Item = &FlowState> {
@@ -232,6 +244,18 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn a_burst_of_colliding_flows_leaves_no_memory_behind() {
+        let mut flows = Flows::new(8);
+        let burst = 4 * SPILLED_KEPT as u64;
+        (0..burst).for_each(|seq| flows.insert(FlowState { seq, ..FlowState::NONE }));
+        assert!(flows.places() >= burst as usize);
+        for seq in 0..burst {
+            assert!(flows.remove(seq));
+        }
+        assert!(flows.places() <= 16 + SPILLED_KEPT);
     }
 
     #[test]

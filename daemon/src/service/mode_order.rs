@@ -5,10 +5,12 @@
 //! order ends when the configured mode changes: the newest word of an operator counts.
 
 use std::env;
-use std::fs;
-use std::io;
+use std::fs::{self, File};
+use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use tracing::{info, warn};
 
 use crate::config::Mode;
@@ -20,7 +22,7 @@ const BYTES_MAX: u64 = 64;
 /// The configured mode and the ordered one.
 #[derive(Debug)]
 pub struct ModeOrder {
-    file: PathBuf,
+    file: Arc<OrderFile>,
     configured: Mode,
     ordered: Option<Mode>,
 }
@@ -40,18 +42,22 @@ impl ModeOrder {
         Self::from_file(file, configured)
     }
 
-    fn from_file(file: PathBuf, configured: Mode) -> Self {
-        let mut order = Self { file, configured, ordered: None };
-        match laxity_files::read_to_string(&order.file, BYTES_MAX) {
-            Ok(text) => match parsed(&text) {
-                Some((mode, instead_of)) if instead_of == configured => order.ordered = Some(mode),
-                Some(_) => order.end(),
-                None => warn!(file = %order.file.display(), "no mode is in it; it is ignored"),
-            },
-            Err(error) if error.io_kind() == Some(io::ErrorKind::NotFound) => {}
-            Err(error) => {
-                warn!(file = %order.file.display(), %error, "the ordered mode can't be read");
+    fn from_file(path: PathBuf, configured: Mode) -> Self {
+        let text = laxity_files::read_to_string(&path, BYTES_MAX);
+        let file = Arc::new(OrderFile { path, unstored: Mutex::default() });
+        let mut order = Self { file: Arc::clone(&file), configured, ordered: None };
+        let (path, file) = (file.path.display(), &file);
+        match text.as_deref().map(parsed) {
+            Ok(Some((mode, instead))) if instead == configured => order.ordered = Some(mode),
+            Ok(Some(_)) => {
+                order.end();
+                if let Err(error) = file.store() {
+                    warn!(file = %path, %error, "the ordered mode has ended; remove its file");
+                }
             }
+            Ok(None) => warn!(file = %path, "no mode is in it; it is ignored"),
+            Err(error) if error.io_kind() == Some(io::ErrorKind::NotFound) => {}
+            Err(error) => warn!(file = %path, %error, "the ordered mode can't be read"),
         }
         order
     }
@@ -66,7 +72,8 @@ impl ModeOrder {
         self.ordered.map(|_| self.configured)
     }
 
-    /// Takes the mode of a configuration that was read again, and returns the mode in force.
+    /// Takes the mode of a configuration that was read again, and returns the mode in force. The
+    /// caller stores the file afterwards.
     pub fn configure(&mut self, configured: Mode) -> Mode {
         if configured != self.configured {
             self.configured = configured;
@@ -75,34 +82,64 @@ impl ModeOrder {
         self.mode()
     }
 
-    /// Puts an ordered mode in force, and keeps it in the file.
-    ///
-    /// # Errors
-    /// The file can't be written. The order is in force until a restart.
-    pub fn order(&mut self, mode: Mode) -> io::Result<()> {
+    /// Puts an ordered mode in force. The caller stores the file afterwards.
+    pub fn order(&mut self, mode: Mode) {
         self.ordered = (mode != self.configured).then_some(mode);
-        if self.ordered.is_none() {
-            return removed(&self.file);
-        }
-        let text = format!("{} instead of {}\n", mode.name(), self.configured.name());
-        let new = self.file.with_extension("new");
-        removed(&new)?;
-        fs::write(&new, text)?;
-        fs::rename(&new, &self.file)
+        let text = |mode: Mode| format!("{} instead of {}\n", mode.name(), self.configured.name());
+        *self.file.unstored.lock() = Some(self.ordered.map(text));
     }
 
     fn end(&mut self) {
         self.ordered = None;
-        let (file, mode) = (self.file.display(), self.configured.name());
-        match removed(&self.file) {
-            Ok(()) => info!(mode, "the configured mode changed, so that of `laxity enforce` ended"),
-            Err(error) => warn!(%file, %error, "the ordered mode has ended; remove its file"),
-        }
+        *self.file.unstored.lock() = Some(None);
+        let mode = self.configured.name();
+        info!(mode, "the configured mode changed, and that of `laxity enforce` no longer holds");
     }
 
     /// Returns the file that keeps the order.
-    pub fn file(&self) -> &Path {
-        &self.file
+    pub fn file(&self) -> Arc<OrderFile> {
+        Arc::clone(&self.file)
+    }
+}
+
+/// The file that keeps an ordered mode.
+#[derive(Debug)]
+pub struct OrderFile {
+    path: PathBuf,
+    /// The text that is not in the file yet, or `Some(None)` if there should be no file.
+    unstored: Mutex<Option<Option<String>>>,
+}
+
+impl OrderFile {
+    /// Makes the file say what is in force, also after a loss of power. This may take as long as the
+    /// disk does.
+    pub fn store(&self) -> io::Result<()> {
+        let unstored = self.unstored.lock().clone();
+        let Some(wanted) = &unstored else { return Ok(()) };
+        match wanted {
+            Some(text) => self.write(text)?,
+            None => removed(&self.path)?,
+        }
+        let mut now = self.unstored.lock();
+        if *now == unstored {
+            *now = None;
+        }
+        Ok(())
+    }
+
+    fn write(&self, text: &str) -> io::Result<()> {
+        let new = self.path.with_extension("new");
+        removed(&new)?;
+        let mut file = File::create_new(&new)?;
+        file.write_all(text.as_bytes())?;
+        file.sync_all()?;
+        fs::rename(&new, &self.path)?;
+        let folder = self.path.parent().filter(|folder| !folder.as_os_str().is_empty());
+        File::open(folder.unwrap_or(Path::new(".")))?.sync_all()
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
     }
 }
 
@@ -122,6 +159,11 @@ fn removed(file: &Path) -> io::Result<()> {
 mod tests {
     use super::*;
 
+    fn ordered(order: &mut ModeOrder, mode: Mode) -> io::Result<()> {
+        order.order(mode);
+        order.file().store()
+    }
+
     #[test]
     fn an_order_lasts_until_the_configured_mode_changes_or_is_ordered() {
         let folder = tempfile::tempdir().expect("a folder");
@@ -129,19 +171,23 @@ mod tests {
         let read = |configured| ModeOrder::from_file(file.clone(), configured);
         let mut order = read(Mode::Observe);
         assert_eq!((order.mode(), order.replaced()), (Mode::Observe, None));
-        order.order(Mode::Enforce).expect("written");
+        ordered(&mut order, Mode::Enforce).expect("written");
         assert_eq!((order.mode(), order.replaced()), (Mode::Enforce, Some(Mode::Observe)));
         assert_eq!(order.configure(Mode::Observe), Mode::Enforce);
         assert_eq!(read(Mode::Observe).mode(), Mode::Enforce);
-        // The configured mode changed while the daemon ran, or before it started.
+        // The configured mode changed while the daemon ran.
         assert_eq!(order.configure(Mode::Off), Mode::Off);
+        order.file().store().expect("removed");
         assert_eq!(read(Mode::Observe).mode(), Mode::Observe);
-        read(Mode::Observe).order(Mode::Enforce).expect("written");
-        assert_eq!(read(Mode::Off).mode(), Mode::Off);
+        // It changed before the daemon started.
+        ordered(&mut read(Mode::Observe), Mode::Enforce).expect("written");
+        let order = read(Mode::Off);
+        assert_eq!(order.mode(), Mode::Off);
+        order.file().store().expect("removed");
         assert!(!file.exists(), "a later return to observe is not an order to enforce");
         let mut order = read(Mode::Observe);
-        order.order(Mode::Enforce).expect("written");
-        order.order(Mode::Observe).expect("removed");
+        ordered(&mut order, Mode::Enforce).expect("written");
+        ordered(&mut order, Mode::Observe).expect("removed");
         assert!(order.replaced().is_none() && !file.exists());
     }
 
@@ -154,9 +200,8 @@ mod tests {
             fs::write(&file, text).expect("written");
             assert_eq!(ModeOrder::from_file(file.clone(), Mode::Observe).mode(), Mode::Observe);
         }
-        let nowhere = folder.path().join("missing/mode");
-        let mut order = ModeOrder::from_file(nowhere, Mode::Observe);
-        assert!(order.order(Mode::Enforce).is_err());
+        let mut order = ModeOrder::from_file(folder.path().join("missing/mode"), Mode::Observe);
+        assert!(ordered(&mut order, Mode::Enforce).is_err());
         assert_eq!(order.mode(), Mode::Enforce, "it holds until a restart");
     }
 }

@@ -68,6 +68,23 @@ fn bytes_for_a_busy_receiver_do_not_hold_up_flows_to_an_idle_one() {
 }
 
 #[test]
+fn flows_to_a_busy_receiver_are_not_ahead_of_a_flow_to_an_idle_one() {
+    let mut link = link(true);
+    for (peer, id, ticks) in [(BUSY, 1, 500), (BUSY, 2, 501), (IDLE, 3, 600), (IDLE, 4, 900)] {
+        link.handle(Time(1), to(peer, id, Time(ticks * TICK)));
+    }
+    let ahead = |link: &Link, id| link.explain(Time(1), FlowId(id)).expect("it waits").ahead.flows;
+    assert_eq!((ahead(&link, 2), ahead(&link, 4)), (1, 3));
+    let mut sent = BTreeMap::new();
+    for _ in 0..2 {
+        link.poll_action(Time(1)).expect("a permit");
+    }
+    assert_eq!((ahead(&link, 2), ahead(&link, 4)), (1, 1), "two chunks are in flight to BUSY");
+    permit(&mut link, Time(1), &mut sent);
+    assert_eq!(sent.get(&3), Some(&(2 * CHUNK)));
+}
+
+#[test]
 fn a_flow_of_unknown_peer_has_no_bound_of_its_own() {
     for peer in [PeerId(0), PeerId(PEERS_MAX as u16), PeerId(u16::MAX)] {
         let mut link = link(true);

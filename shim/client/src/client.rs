@@ -8,6 +8,7 @@
 //! survive fork, inherits signal masks, and appears in thread counts. All calls are non-blocking,
 //! so they cost a few microseconds in a submit that would be bypassed anyway.
 
+use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -77,6 +78,9 @@ struct Attachment {
     crowded: u32,
 }
 
+/// Maximum number of NICs whose owners are remembered.
+const OWNERS_MAX: usize = 256;
+
 #[derive(Debug)]
 pub(crate) struct Core {
     pub(crate) options: Options,
@@ -92,6 +96,9 @@ pub(crate) struct Core {
     /// Whether there is a session [`Attachment::before`]. Relaxed, as a hint that saves a lock.
     awaits: AtomicBool,
     lanes: Mutex<Registry>,
+    /// The owners of ports by the names of NICs that share them. A look at sysfs costs more than a
+    /// submit.
+    owners: Mutex<BTreeMap<String, Option<String>>>,
 }
 
 #[derive(Debug, Default)]
@@ -166,6 +173,7 @@ impl Client {
             next_ns: AtomicU64::new(if off { u64::MAX } else { 0 }),
             awaits: AtomicBool::new(false),
             lanes: Mutex::default(),
+            owners: Mutex::default(),
         });
         if !off {
             core.attach_within(limit);
@@ -223,7 +231,7 @@ impl Client {
     /// Returns the daemon's number of the NIC of this name, else of its owner, else of `default`.
     /// Otherwise no daemon knows the number: such flows go out unscheduled, and are counted.
     pub fn nic(&self, name: &str) -> u8 {
-        let owner = || laxity_nic::owner("/".as_ref(), name);
+        let owner = || self.core.owner(name);
         self.core.latest().and_then(|it| it.header().nic(name, owner)).unwrap_or(u8::MAX)
     }
 
@@ -270,6 +278,23 @@ impl Client {
 }
 
 impl Core {
+    /// Returns the NIC whose port the NIC `name` shares, if it is a function of another one.
+    fn owner(&self, name: &str) -> Option<String> {
+        // Another thread may hold the lock forever in a forked child, so nobody waits for it.
+        if let Ok(known) = self.owners.try_lock()
+            && let Some(owner) = known.get(name)
+        {
+            return owner.clone();
+        }
+        let owner = laxity_nic::owner("/".as_ref(), name);
+        if let Ok(mut known) = self.owners.try_lock()
+            && known.len() < OWNERS_MAX
+        {
+            known.insert(name.to_owned(), owner.clone());
+        }
+        owner
+    }
+
     /// Returns the session, if there is one and it was not lost.
     fn live_session(&self) -> Option<Arc<Session>> {
         read(&self.attachment).live_session()

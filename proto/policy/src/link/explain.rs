@@ -4,6 +4,7 @@ use laxity_types::{BatchId, Deadline, FlowId, Level};
 
 use super::Link;
 use super::flows::{Flow, FlowPhase, NONE, SlotId};
+use super::peers::part;
 use super::queue::{Group, SCAVENGER, Tally};
 use crate::discipline::LevelRule;
 use crate::event::FlowSpec;
@@ -112,7 +113,21 @@ impl Link {
 
     fn ahead_of(&self, slot: SlotId, flow: &Flow, group: &Group) -> Tally {
         let own = (flow.order.0, flow.order.1, flow.seq, slot);
-        let before = self.port.queues.before(group).flat_map(|group| &group.members);
+        // Flows to another peer that has no room are passed over.
+        let is_ahead = |group: &&Group| {
+            let Some((_, _, _, head)) = group.head() else { return false };
+            let first = self.port.flows.get(head);
+            let bytes = self.piece(&first.spec, first.remaining);
+            part(first.spec.peer) == part(flow.spec.peer)
+                || self.peer_takes(
+                    group.queue,
+                    &first.spec,
+                    first.wire.unwrap_or(first.level),
+                    bytes,
+                )
+        };
+        let groups = self.port.queues.before(group).filter(is_ahead);
+        let before = groups.flat_map(|group| &group.members);
         let mut ahead = Tally::default();
         for &(_, _, _, slot) in group.members.range(..own).chain(before).take(AHEAD_MAX) {
             ahead.add(self.port.flows.get(slot).remaining);
