@@ -46,7 +46,7 @@
 //! request: across batches "RLI 0 of a loose batch" is not more urgent than "RLI 2 of a tight one",
 //! and blocks for a batch that waits in a queue are not more urgent than the last bytes of a
 //! request that is due. The present order is one of some dozen variants on instances of
-//! `tests/stages.rs`. On fresh ones (12 seeds, five mixes of stages, offered load 0.4, 0.6 and 0.8;
+//! `tests/policy/stages.rs`. On fresh ones (12 seeds, five mixes of stages, offered load 0.4, 0.6 and 0.8;
 //! one port, one request a batch) it met 4 % to 100 % more deadlines than the first design, in all
 //! fifteen cases.
 //!

@@ -1,16 +1,14 @@
 //! The edge cases of a port: queued batches, layer boundaries, credit, unknown ids, and unlimited
 //! hints.
 
-mod virtual_time;
-
+use crate::virtual_time::{
+    CHUNK, Port, TICK, at, batch, batch_ended, cancelled, completed, compute_finished, flow, fluid,
+    held, layer_began, queued, released, request_ended,
+};
 use laxity_policy::link::{BATCHES_MAX, FOLLOWERS_MAX, REQUESTS_MAX};
 use laxity_policy::{
     Action, BatchId, BatchSpec, Event, FlowId, FlowSpec, Layer, Level, Link, LinkConfig, PeerId,
     PolicyKind, RequestId, Span, Stage, Time,
-};
-use virtual_time::{
-    CHUNK, Port, TICK, at, batch, batch_ended, cancelled, completed, compute_finished, flow, fluid,
-    held, layer_began, queued, released, request_ended,
 };
 
 fn ms(n: u64) -> Time {
@@ -32,7 +30,7 @@ fn permitted(link: &mut Link, now: Time) -> Vec<u64> {
 }
 
 fn mfs() -> Port {
-    let mut port = virtual_time::port(PolicyKind::Mfs);
+    let mut port = crate::virtual_time::port(PolicyKind::Mfs);
     // A chunk in flight fills the window, so that later flows wait.
     port.submit(flow(1000, Stage::Collective, 100.0));
     port.poll();
@@ -245,7 +243,7 @@ fn credit_is_what_is_left_of_the_window_unless_something_waits_at_or_above() {
 #[test]
 fn a_name_that_is_taken_and_names_that_mean_nothing_are_ignored() {
     for policy in PolicyKind::ALL {
-        let mut port = virtual_time::port(policy);
+        let mut port = crate::virtual_time::port(policy);
         port.submit(flow(1, Stage::KvReuse, 1.0));
         port.poll();
         port.link.handle(port.now, Event::FlowArrived(flow(1, Stage::P2d, 9.0)));
@@ -659,7 +657,7 @@ fn a_piece_that_exceeded_the_window_leaves_no_room_behind() {
 
 /// Returns a port on which every new flow waits.
 fn busy() -> Port {
-    let mut port = virtual_time::port(PolicyKind::Laxity);
+    let mut port = crate::virtual_time::port(PolicyKind::Laxity);
     port.submit(flow(1000, Stage::Collective, 100.0));
     port.poll();
     port

@@ -3,7 +3,6 @@
 //! The wire serves permitted chunks one after the other at the port's rate. With a window of one
 //! small chunk it approaches the fluid, preemptive model of MFS Appendix A. Sizes are in units and
 //! times in ticks: one unit takes one tick.
-#![allow(dead_code, unreachable_pub, reason = "each test crate uses its part of the driver")]
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -12,24 +11,24 @@ use laxity_policy::{
     PolicyKind, RequestId, Span, Stage, Time,
 };
 
-pub const UNIT: u64 = 1_000_000;
+pub(crate) const UNIT: u64 = 1_000_000;
 /// Nanoseconds of one tick, short beside `STARVED_AFTER`, so that only tests of it reach it.
-pub const TICK: u64 = 1_000_000;
+pub(crate) const TICK: u64 = 1_000_000;
 /// Bytes of one chunk: a hundredth of a unit.
-pub const CHUNK: u64 = UNIT / 100;
+pub(crate) const CHUNK: u64 = UNIT / 100;
 
 /// Returns the time after `ticks`.
-pub fn at(ticks: f64) -> Time {
+pub(crate) fn at(ticks: f64) -> Time {
     Time((ticks * TICK as f64).round() as u64)
 }
 
 /// Returns the ticks at `time`.
-pub fn ticks(time: Time) -> f64 {
+pub(crate) fn ticks(time: Time) -> f64 {
     time.0 as f64 / TICK as f64
 }
 
 /// Returns a near-fluid configuration: one unit takes one tick, at most one chunk is in flight.
-pub fn fluid() -> LinkConfig {
+pub(crate) fn fluid() -> LinkConfig {
     LinkConfig {
         rate: UNIT * (1_000_000_000 / TICK),
         chunk_bytes: CHUNK,
@@ -42,13 +41,13 @@ pub fn fluid() -> LinkConfig {
 }
 
 /// Returns a flow of `units`, with no batch, request or deadline.
-pub fn flow(id: u64, stage: Stage, units: f64) -> FlowSpec {
+pub(crate) fn flow(id: u64, stage: Stage, units: f64) -> FlowSpec {
     let bytes = (units * UNIT as f64).round() as u64;
     FlowSpec::anonymous(FlowId(id), stage, bytes)
 }
 
 /// Returns the beginning of a batch of `layers` layers of `layer_ticks`.
-pub fn batch(id: u64, layers: u16, layer_ticks: f64) -> Event {
+pub(crate) fn batch(id: u64, layers: u16, layer_ticks: f64) -> Event {
     Event::BatchBegan(BatchSpec {
         batch: BatchId(id),
         layers,
@@ -56,75 +55,75 @@ pub fn batch(id: u64, layers: u16, layer_ticks: f64) -> Event {
     })
 }
 
-pub fn queued(batch: u64, ahead: u64) -> Event {
+pub(crate) fn queued(batch: u64, ahead: u64) -> Event {
     let (batch, ahead) = (BatchId(batch), BatchId(ahead));
     Event::BatchQueued { batch, ahead }
 }
 
-pub fn layer_began(batch: u64, layer: u16) -> Event {
+pub(crate) fn layer_began(batch: u64, layer: u16) -> Event {
     let (batch, layer) = (BatchId(batch), Layer(layer));
     Event::LayerBegan { batch, layer }
 }
 
-pub fn compute_finished(batch: u64) -> Event {
+pub(crate) fn compute_finished(batch: u64) -> Event {
     let batch = BatchId(batch);
     Event::ComputeFinished { batch }
 }
 
-pub fn batch_ended(batch: u64) -> Event {
+pub(crate) fn batch_ended(batch: u64) -> Event {
     let batch = BatchId(batch);
     Event::BatchEnded { batch }
 }
 
-pub fn request_ended(request: u64) -> Event {
+pub(crate) fn request_ended(request: u64) -> Event {
     let request = RequestId(request);
     Event::RequestEnded { request }
 }
 
 /// Returns the event that a request without announced bytes joins a batch.
-pub fn joined(batch: u64, request: u64, deadline: Time) -> Event {
+pub(crate) fn joined(batch: u64, request: u64, deadline: Time) -> Event {
     Event::RequestJoined { batch: BatchId(batch), request: RequestId(request), deadline, bytes: 0 }
 }
 
-pub fn completed(flow: u64, bytes: u64) -> Event {
+pub(crate) fn completed(flow: u64, bytes: u64) -> Event {
     let flow = FlowId(flow);
     Event::BytesCompleted { flow, bytes }
 }
 
-pub fn cancelled(flow: u64) -> Event {
+pub(crate) fn cancelled(flow: u64) -> Event {
     Event::FlowCancelled { flow: FlowId(flow) }
 }
 
-pub fn held(flow: u64) -> Event {
+pub(crate) fn held(flow: u64) -> Event {
     Event::FlowHeld { flow: FlowId(flow) }
 }
 
-pub fn released(flow: u64) -> Event {
+pub(crate) fn released(flow: u64) -> Event {
     Event::FlowReleased { flow: FlowId(flow) }
 }
 
-pub fn port(policy: PolicyKind) -> Port {
+pub(crate) fn port(policy: PolicyKind) -> Port {
     Port::new(LinkConfig { policy, ..fluid() })
 }
 
 /// A link with a simulated wire and clock.
-pub struct Port {
-    pub link: Link,
-    pub now: Time,
+pub(crate) struct Port {
+    pub(crate) link: Link,
+    pub(crate) now: Time,
     wire: VecDeque<(FlowId, u64)>,
     wire_free_at: Time,
     left: BTreeMap<FlowId, u64>,
-    pub latest: Option<FlowId>,
+    pub(crate) latest: Option<FlowId>,
     /// When the last byte of each flow left the wire.
-    pub finished: BTreeMap<FlowId, Time>,
+    pub(crate) finished: BTreeMap<FlowId, Time>,
     /// Every action, with its time.
-    pub actions: Vec<(Time, Action)>,
+    pub(crate) actions: Vec<(Time, Action)>,
     /// Bytes that left the wire by level.
-    pub bytes_by_level: BTreeMap<Level, u64>,
+    pub(crate) bytes_by_level: BTreeMap<Level, u64>,
 }
 
 impl Port {
-    pub fn new(config: LinkConfig) -> Self {
+    pub(crate) fn new(config: LinkConfig) -> Self {
         Self {
             link: Link::new(config).expect("a valid configuration"),
             now: Time::ZERO,
@@ -138,19 +137,19 @@ impl Port {
         }
     }
 
-    pub fn tell(&mut self, event: Event) {
+    pub(crate) fn tell(&mut self, event: Event) {
         if let Event::FlowArrived(spec) = &event {
             self.left.insert(spec.flow, spec.bytes);
         }
         self.link.handle(self.now, event);
     }
 
-    pub fn submit(&mut self, spec: FlowSpec) {
+    pub(crate) fn submit(&mut self, spec: FlowSpec) {
         self.tell(Event::FlowArrived(spec));
     }
 
     /// Takes every action that is possible now.
-    pub fn poll(&mut self) {
+    pub(crate) fn poll(&mut self) {
         while let Some(action) = self.link.poll_action(self.now) {
             self.actions.push((self.now, action));
             if let Action::Permit { flow, bytes, level, .. } = action {
@@ -168,14 +167,14 @@ impl Port {
     }
 
     /// Returns when the next timer or completion is due.
-    pub fn next_event(&self) -> Option<Time> {
+    pub(crate) fn next_event(&self) -> Option<Time> {
         let wire = (!self.wire.is_empty()).then_some(self.wire_free_at);
         let timer = self.link.next_deadline().map(|at| at.max(self.now));
         wire.into_iter().chain(timer).min()
     }
 
     /// Lets time pass until `until` or until a flow finishes. Returns whether a flow finished.
-    pub fn step(&mut self, until: Time) -> bool {
+    pub(crate) fn step(&mut self, until: Time) -> bool {
         loop {
             self.poll();
             let next = self.next_event().unwrap_or(Time::NEVER);
@@ -206,19 +205,19 @@ impl Port {
     }
 
     /// Lets time pass until `until`.
-    pub fn run_until(&mut self, until: Time) {
+    pub(crate) fn run_until(&mut self, until: Time) {
         while self.step(until) {}
     }
 
     /// Lets time pass until every flow has finished. Panics if that takes a million ticks.
-    pub fn run_out(&mut self) {
+    pub(crate) fn run_out(&mut self) {
         while self.finished.len() < self.left.len() {
             assert!(self.step(at(1e6)), "some flow never finishes");
         }
     }
 
     /// Returns when flow `id` finished, in ticks.
-    pub fn finish(&self, id: u64) -> f64 {
+    pub(crate) fn finish(&self, id: u64) -> f64 {
         ticks(self.finished[&FlowId(id)])
     }
 }

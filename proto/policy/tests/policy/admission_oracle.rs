@@ -1,14 +1,11 @@
 //! The admission state machine against a naive, dense Algorithm 1 (MFS Appendix B).
 
-#[path = "admission_naive/mod.rs"]
-mod naive;
-
+use crate::admission_naive::{Naive, PORTS};
 use laxity_policy::admission::{
     Admission, AdmissionAction, AdmissionConfig, AdmissionEvent, RequestLoad,
 };
 use laxity_policy::prune::Doomed;
 use laxity_policy::{BatchId, PortId, RequestId, Span, Time};
-use naive::{Naive, PORTS};
 use proptest::prelude::*;
 
 /// Rate at which a byte takes a nanosecond.

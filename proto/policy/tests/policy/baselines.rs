@@ -1,11 +1,9 @@
 //! Each baseline in virtual time, against results worked out by hand.
 
-mod virtual_time;
-
+use crate::virtual_time::{Port, TICK, at, flow, fluid};
 use laxity_policy::{
     BatchId, FlowSpec, Granularity, Layer, Level, LinkConfig, PolicyKind, Span, Stage,
 };
-use virtual_time::{Port, TICK, at, flow, fluid};
 
 fn due(id: u64, units: f64, deadline: f64) -> FlowSpec {
     FlowSpec { deadline: at(deadline), ..flow(id, Stage::P2d, units) }
@@ -44,7 +42,7 @@ fn fluid_fair(flows: &[(f64, f64)]) -> Vec<f64> {
 #[test]
 fn fair_is_max_min_as_flows_come_and_go() {
     let flows = [(0.0, 3.0), (0.0, 1.0), (0.5, 2.0), (2.25, 0.5), (6.0, 4.0), (20.0, 1.0)];
-    let mut port = virtual_time::port(PolicyKind::Fair);
+    let mut port = crate::virtual_time::port(PolicyKind::Fair);
     for (id, &(arrival, size)) in (0..).zip(&flows) {
         port.run_until(at(arrival));
         port.submit(flow(id, if id % 2 == 0 { Stage::KvReuse } else { Stage::P2d }, size));
@@ -146,7 +144,7 @@ fn cases() -> Vec<Case> {
 #[test]
 fn each_baseline_serves_as_it_is_defined() {
     for (policy, flows, finishes) in cases() {
-        let mut port = virtual_time::port(policy);
+        let mut port = crate::virtual_time::port(policy);
         for (arrival, spec) in &flows {
             port.run_until(at(*arrival));
             port.submit(*spec);
@@ -174,7 +172,7 @@ fn each_baseline_serves_as_it_is_defined() {
 #[test]
 fn two_class_99_never_starves_what_strict_classes_starve() {
     let sent_beside_collectives = |kind| {
-        let mut port = virtual_time::port(kind);
+        let mut port = crate::virtual_time::port(kind);
         port.submit(flow(1, Stage::KvReuse, 0.05));
         port.submit(flow(2, Stage::Collective, 20.0));
         port.run_out();
@@ -186,7 +184,7 @@ fn two_class_99_never_starves_what_strict_classes_starve() {
 
 #[test]
 fn tent_serves_what_needs_most_of_its_time_left_and_not_who_is_due_first() {
-    let mut port = virtual_time::port(PolicyKind::Tent);
+    let mut port = crate::virtual_time::port(PolicyKind::Tent);
     port.submit(due(1, 0.5, 4.0)); // an eighth of its time
     port.submit(due(2, 3.0, 6.0)); // half of its time
     port.run_out();
@@ -232,7 +230,7 @@ fn tent_edf_promotes_when_slack_falls_below_the_threshold() {
 
 #[test]
 fn a_change_of_policy_takes_effect_on_what_waits() {
-    let mut port = virtual_time::port(PolicyKind::Fair);
+    let mut port = crate::virtual_time::port(PolicyKind::Fair);
     port.submit(flow(1, Stage::KvReuse, 2.0));
     port.submit(flow(2, Stage::Collective, 2.0));
     port.run_until(at(1.0)); // half a unit of each

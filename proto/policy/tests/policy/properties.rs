@@ -1,10 +1,8 @@
 //! Properties of every policy under random events, against a shadow with the simplest accounts.
 
-mod random_events;
-
+use crate::random_events::{CHUNK, Op, Shadowed, config, op, op_or_reload};
 use laxity_policy::{Action, Granularity, LinkConfig, PolicyKind};
 use proptest::prelude::*;
-use random_events::{CHUNK, Op, Shadowed, config, op, op_or_reload};
 
 fn variants() -> Vec<LinkConfig> {
     let mut all: Vec<LinkConfig> = PolicyKind::ALL.map(config).to_vec();

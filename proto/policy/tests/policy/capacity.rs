@@ -1,11 +1,9 @@
 //! A port whose rate and window change while flows wait.
 
-mod random_events;
-
+use crate::random_events::{CHUNK, WINDOW, config};
 use laxity_policy::{
     Action, Event, FlowId, FlowSpec, Link, LinkConfig, PolicyKind, RequestId, Span, Stage, Time,
 };
-use random_events::{CHUNK, WINDOW, config};
 
 /// When the flows of a test arrive.
 const NOW: Time = Time(1_000_000);

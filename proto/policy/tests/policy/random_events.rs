@@ -1,5 +1,4 @@
 //! Random events, valid and invalid, and a shadow that keeps the simplest possible accounts.
-#![allow(dead_code, unreachable_pub, reason = "each test crate uses its part")]
 
 use std::collections::BTreeMap;
 
@@ -10,13 +9,13 @@ use laxity_policy::{
 };
 use proptest::prelude::*;
 
-pub const CHUNK: u64 = 1000;
-pub const WINDOW: u64 = 3500;
+pub(crate) const CHUNK: u64 = 1000;
+pub(crate) const WINDOW: u64 = 3500;
 /// Maximum windows in flight while receivers hold bytes up.
 const OVERCOMMIT: u32 = 3;
 
 /// Returns a configuration with small chunks and short periods, for many events in microseconds.
-pub fn config(policy: PolicyKind) -> LinkConfig {
+pub(crate) fn config(policy: PolicyKind) -> LinkConfig {
     LinkConfig {
         policy,
         rate: 1_000_000_000,
@@ -32,7 +31,7 @@ pub fn config(policy: PolicyKind) -> LinkConfig {
 
 /// A random operation. Its numbers are reduced to what exists when it is applied.
 #[derive(Clone, Debug)]
-pub enum Op {
+pub(crate) enum Op {
     Arrive { spec: FlowSpec, credit: bool },
     Complete { which: usize, bytes: u64 },
     Cancel { which: usize },
@@ -60,7 +59,7 @@ fn layer() -> impl Strategy<Value = Layer> {
 }
 
 /// Generates a random flow. It gets its id when it arrives.
-pub fn flow() -> impl Strategy<Value = FlowSpec> {
+pub(crate) fn flow() -> impl Strategy<Value = FlowSpec> {
     let bytes = prop_oneof![1 => Just(0u64), 5 => 1u64..1500, 4 => 1500u64..8000];
     let stage = (1u8..=5).prop_map(|n| Stage::from_number(n).expect("a stage"));
     (
@@ -117,7 +116,7 @@ fn policy() -> impl Strategy<Value = PolicyKind> {
 }
 
 /// Generates any operation but a change of the configuration.
-pub fn op() -> impl Strategy<Value = Op> {
+pub(crate) fn op() -> impl Strategy<Value = Op> {
     prop_oneof![
         10 => (flow(), prop::bool::weighted(0.1))
             .prop_map(|(spec, credit)| Op::Arrive { spec, credit }),
@@ -132,7 +131,7 @@ pub fn op() -> impl Strategy<Value = Op> {
 }
 
 /// Generates any operation, including changes of the configuration.
-pub fn op_or_reload() -> impl Strategy<Value = Op> {
+pub(crate) fn op_or_reload() -> impl Strategy<Value = Op> {
     prop_oneof![
         40 => op(),
         1 => (policy(), 2u8..=16).prop_map(|(policy, levels)| Op::Reconfigure { policy, levels }),
@@ -141,24 +140,24 @@ pub fn op_or_reload() -> impl Strategy<Value = Op> {
 
 /// The shadow's record of one flow.
 #[derive(Clone, Debug)]
-pub struct Account {
-    pub spec: FlowSpec,
-    pub permitted: u64,
-    pub in_flight: u64,
-    pub last: bool,
-    pub credit: bool,
+pub(crate) struct Account {
+    pub(crate) spec: FlowSpec,
+    pub(crate) permitted: u64,
+    pub(crate) in_flight: u64,
+    pub(crate) last: bool,
+    pub(crate) credit: bool,
     /// The level of a flow that was sent with `Link::add_in_flight`, which the link does not store.
-    pub launched: Option<Level>,
-    pub cancelled: bool,
-    pub held: bool,
+    pub(crate) launched: Option<Level>,
+    pub(crate) cancelled: bool,
+    pub(crate) held: bool,
     /// Whether the link queued the flow anew without an action, which may be in the scavenger.
-    pub requeued: bool,
-    pub wire: Option<Level>,
-    pub host: Option<Level>,
+    pub(crate) requeued: bool,
+    pub(crate) wire: Option<Level>,
+    pub(crate) host: Option<Level>,
 }
 
 impl Account {
-    pub fn waits(&self) -> bool {
+    pub(crate) fn waits(&self) -> bool {
         self.has_more() && !self.held
     }
 
@@ -169,15 +168,13 @@ impl Account {
 }
 
 /// A link with its shadow.
-pub struct Shadowed {
-    pub link: Link,
-    pub now: Time,
-    pub accounts: BTreeMap<FlowId, Account>,
-    pub actions: Vec<Action>,
+pub(crate) struct Shadowed {
+    pub(crate) link: Link,
+    pub(crate) now: Time,
+    pub(crate) accounts: BTreeMap<FlowId, Account>,
+    pub(crate) actions: Vec<Action>,
     /// Whether to use the fast path where the link offers it.
-    pub fast: bool,
-    /// Whether to skip the checks that differ between policies (see `check_rest`).
-    pub credit_in_flight: bool,
+    pub(crate) fast: bool,
     /// When the port has sent all permitted bytes, at its rate.
     drained: Time,
     /// Bytes of pieces above the window since the bytes in flight were within it.
@@ -186,14 +183,13 @@ pub struct Shadowed {
 }
 
 impl Shadowed {
-    pub fn new(config: LinkConfig) -> Self {
+    pub(crate) fn new(config: LinkConfig) -> Self {
         Self {
             link: Link::new(config).expect("a valid configuration"),
             now: Time::ZERO,
             accounts: BTreeMap::new(),
             actions: Vec::new(),
             fast: false,
-            credit_in_flight: false,
             drained: Time::ZERO,
             oversized: 0,
             arrivals: 0,
@@ -227,12 +223,12 @@ impl Shadowed {
         bounded.then_some(if known { config.peer_window_bytes } else { of_unknown })
     }
 
-    pub fn in_flight(&self) -> u64 {
+    pub(crate) fn in_flight(&self) -> u64 {
         self.accounts.values().map(|account| account.in_flight).sum()
     }
 
     /// Applies `op`, takes every action and checks the accounts.
-    pub fn apply(&mut self, op: &Op) {
+    pub(crate) fn apply(&mut self, op: &Op) {
         match op {
             Op::Arrive { spec, credit } => {
                 self.arrivals += 1;
@@ -298,7 +294,7 @@ impl Shadowed {
     }
 
     /// Reports `bytes` of `flow` as completed, which may be more than there are.
-    pub fn complete(&mut self, flow: FlowId, bytes: u64) {
+    pub(crate) fn complete(&mut self, flow: FlowId, bytes: u64) {
         let account = self.accounts.get_mut(&flow).expect("a flow that arrived");
         let landed = bytes.min(account.in_flight);
         account.in_flight -= landed;
@@ -360,7 +356,7 @@ impl Shadowed {
         }
     }
 
-    pub fn drain(&mut self) {
+    pub(crate) fn drain(&mut self) {
         while let Some(action) = self.link.poll_action(self.now) {
             self.note(action);
         }
@@ -439,7 +435,7 @@ impl Shadowed {
     }
 
     /// Checks the properties that hold when no action is left.
-    pub fn check_rest(&self) {
+    pub(crate) fn check_rest(&self) {
         let link = &self.link;
         assert_eq!(link.in_flight_bytes(), self.in_flight());
         let waiting: Vec<&Account> = self.accounts.values().filter(|a| a.waits()).collect();
@@ -475,7 +471,7 @@ impl Shadowed {
     }
 
     /// Completes all bytes and lets time pass as the link asks, until no flow waits.
-    pub fn run_out(&mut self) {
+    pub(crate) fn run_out(&mut self) {
         let held: Vec<FlowId> = self
             .accounts
             .iter()

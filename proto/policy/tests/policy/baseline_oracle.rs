@@ -3,16 +3,14 @@
 //! the arrival, so that flow is unique. `karuna` is not covered, because it delays flows by time
 //! and not by order; `baselines.rs` tests it.
 
-mod random_events;
-
 use std::collections::BTreeMap;
 
+use crate::random_events::{config, flow};
 use laxity_policy::{
     Action, BatchId, Event, FlowId, FlowSpec, Level, Link, LinkConfig, PolicyKind, RequestId, Span,
     Stage, Time,
 };
 use proptest::prelude::*;
-use random_events::{config, flow};
 
 const RATE: u64 = 1_000_000_000;
 const SLACK_NS: u64 = 5000;

@@ -1,14 +1,12 @@
 //! The bound of `laxity` on bytes in flight by peer (`link/peers.rs`).
 
-mod virtual_time;
-
 use std::collections::BTreeMap;
 
+use crate::virtual_time::{CHUNK, TICK, completed, flow, fluid};
 use laxity_policy::link::{PEER_WINDOWS, PEERS_MAX};
 use laxity_policy::{
     Action, Event, FlowId, FlowSpec, Link, LinkConfig, PeerId, PolicyKind, Span, Stage, Time,
 };
-use virtual_time::{CHUNK, TICK, completed, flow, fluid};
 
 const BUSY: PeerId = PeerId(1);
 const IDLE: PeerId = PeerId(2);

@@ -1,10 +1,8 @@
 //! A port with more waiting batches and requests than its batch table can hold.
 
-mod virtual_time;
-
+use crate::virtual_time::{CHUNK, at, flow, fluid};
 use laxity_policy::link::{BATCHES_MAX, REQUESTS_MAX};
 use laxity_policy::{Action, BatchId, Event, FlowSpec, Link, LinkConfig, RequestId, Stage, Time};
-use virtual_time::{CHUNK, at, flow, fluid};
 
 #[test]
 fn more_waiting_batches_than_can_be_known_are_all_served() {

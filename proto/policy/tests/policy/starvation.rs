@@ -6,16 +6,14 @@
 //! `edf_low` those with one, `sjf` the large, `karuna` the large without a deadline, `two_class`
 //! and `tent_edf` those of the last class.
 
-mod virtual_time;
-
 use std::collections::VecDeque;
 
+use crate::virtual_time::{Port, UNIT, batch, flow, request_ended};
 use laxity_policy::link::{STARVED_AFTER, STARVED_PERMILLE};
 use laxity_policy::{
     Action, BatchId, Event, FlowId, FlowSpec, Layer, LinkConfig, PeerId, PolicyKind, RequestId,
     Span, Stage, Time,
 };
-use virtual_time::{Port, UNIT, batch, flow, request_ended};
 
 const POLICIES: [PolicyKind; 2] = [PolicyKind::Laxity, PolicyKind::Mfs];
 const CHUNK: u64 = 1000;

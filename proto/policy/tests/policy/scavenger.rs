@@ -1,13 +1,11 @@
 //! Scavenged work: its flows, that it finishes, and its guaranteed share (MFS App. B step 3,
 //! architecture §4.3).
 
-mod virtual_time;
-
+use crate::virtual_time::{CHUNK, Port, TICK, UNIT, at, batch, flow, fluid, joined, layer_began};
 use laxity_policy::{
     Action, BatchId, Event, FlowId, FlowSpec, Layer, Level, LinkConfig, Order, PolicyKind,
     RequestId, Span, Stage, Time,
 };
-use virtual_time::{CHUNK, Port, TICK, UNIT, at, batch, flow, fluid, joined, layer_began};
 
 const OURS: [PolicyKind; 2] = [PolicyKind::Mfs, PolicyKind::Laxity];
 
@@ -66,7 +64,7 @@ fn scavenged_work_gets_its_share_of_a_port_that_never_idles_and_finishes() {
 #[test]
 fn scavenged_work_has_an_idle_port_to_itself() {
     for policy in OURS {
-        let mut port = virtual_time::port(policy);
+        let mut port = crate::virtual_time::port(policy);
         port.submit(flow(1, Stage::Background, 2.0));
         port.run_out();
         assert!((port.finish(1) - 2.0).abs() < 1e-6);
@@ -76,7 +74,7 @@ fn scavenged_work_has_an_idle_port_to_itself() {
 #[test]
 fn pruning_takes_the_last_stage_and_what_has_not_started_and_nothing_else() {
     for policy in OURS {
-        let mut port = virtual_time::port(policy);
+        let mut port = crate::virtual_time::port(policy);
         port.tell(batch(1, 8, 1.0));
         port.tell(batch(2, 8, 1.0));
         port.tell(layer_began(1, 0));
@@ -119,7 +117,7 @@ fn pruning_takes_the_last_stage_and_what_has_not_started_and_nothing_else() {
 #[test]
 fn a_pruned_request_whose_batch_runs_after_all_gets_its_blocks_back() {
     let policy = PolicyKind::Mfs;
-    let mut port = virtual_time::port(policy);
+    let mut port = crate::virtual_time::port(policy);
     port.tell(batch(1, 8, 1.0));
     port.tell(joined(1, 1, at(50.0)));
     port.submit(flow(9, Stage::Collective, 1.0));
@@ -136,7 +134,7 @@ fn a_pruned_request_whose_batch_runs_after_all_gets_its_blocks_back() {
 
 #[test]
 fn an_overtaken_order_is_ignored() {
-    let mut port = virtual_time::port(PolicyKind::Mfs);
+    let mut port = crate::virtual_time::port(PolicyKind::Mfs);
     port.tell(order(5, &[]));
     port.tell(order(4, &[1]));
     port.submit(of_request(flow(1, Stage::P2d, 1.0), 0, 1, 0));
@@ -147,7 +145,7 @@ fn an_overtaken_order_is_ignored() {
 #[test]
 fn a_lost_deadline_yields_at_once_to_one_that_can_be_met() {
     for policy in OURS {
-        let mut port = virtual_time::port(policy);
+        let mut port = crate::virtual_time::port(policy);
         port.now = at(10.0);
         let late = |id: u64, deadline: Time| FlowSpec {
             deadline,
@@ -166,7 +164,7 @@ fn a_lost_deadline_yields_at_once_to_one_that_can_be_met() {
 #[test]
 fn a_request_that_cannot_make_it_is_given_up_as_a_whole() {
     // Three flows of one request need 3 ticks and have 2. Another request needs 1 and has 2.
-    let mut port = virtual_time::port(PolicyKind::Laxity);
+    let mut port = crate::virtual_time::port(PolicyKind::Laxity);
     for (id, request) in [(1, 1), (2, 1), (3, 1), (4, 2)] {
         let spec = of_request(flow(id, Stage::P2d, 1.0), 0, request, id as u16);
         port.submit(FlowSpec { deadline: at(2.0), ..spec });
@@ -178,7 +176,7 @@ fn a_request_that_cannot_make_it_is_given_up_as_a_whole() {
 
 #[test]
 fn a_flow_that_fell_keeps_on_the_wire_the_level_of_its_first_permit() {
-    let mut port = virtual_time::port(PolicyKind::Mfs);
+    let mut port = crate::virtual_time::port(PolicyKind::Mfs);
     port.submit(FlowSpec { deadline: at(1.0), ..flow(1, Stage::P2d, 2.0) });
     port.run_out();
     let levels: Vec<Level> = port

@@ -1,17 +1,15 @@
 //! What a port tells an operator about a flow that waits.
 
-mod virtual_time;
-
+use crate::virtual_time::{CHUNK, Port, UNIT, at, batch, flow, fluid, held, joined, layer_began};
 use laxity_policy::link::LevelRule;
 use laxity_policy::link::explain::{AHEAD_MAX, Obstacle, WaitingFlow};
 use laxity_policy::{
     BatchId, DomainId, Event, FlowId, FlowSpec, Layer, Level, Order, PolicyKind, RequestId,
     SharedLink, Stage, Time,
 };
-use virtual_time::{CHUNK, Port, UNIT, at, batch, flow, fluid, held, joined, layer_began};
 
 fn busy(policy: PolicyKind) -> Port {
-    let mut port = virtual_time::port(policy);
+    let mut port = crate::virtual_time::port(policy);
     // A chunk in flight fills the window, so that later flows wait.
     port.submit(flow(1000, Stage::Collective, 0.01));
     port.poll();

@@ -5,16 +5,14 @@
 //! The model shares no code with the policies. Its only inputs are the events and, from the link,
 //! the level of a last-stage flow between two `Moved`s. It checks each `Moved`.
 
-mod random_events;
-
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::random_events::{config, flow};
 use laxity_policy::{
     Action, BatchId, BatchSpec, Event, FlowId, FlowSpec, Layer, Level, Link, LinkConfig, Order,
     PolicyKind, RequestId, Span, Stage, Time,
 };
 use proptest::prelude::*;
-use random_events::{config, flow};
 
 const BATCHES: u64 = 4;
 const LAYERS: u16 = 12;
@@ -231,7 +229,7 @@ impl Model {
     /// Returns how long a flow takes by itself: one in a piece that exceeds the window does not get
     /// the port's rate.
     fn own_ns(&self, flow: &Waiting) -> u64 {
-        let is_oversized = flow.spec.whole && flow.left > random_events::WINDOW;
+        let is_oversized = flow.spec.whole && flow.left > crate::random_events::WINDOW;
         let rate = if is_oversized { self.piece_rate } else { RATE };
         (flow.left * 1_000_000_000).div_ceil(rate)
     }
@@ -368,7 +366,7 @@ impl Model {
         let Some(head) = self.scavenger_head() else { return };
         if flow.scavenged {
             assert_eq!(flow.seq, head.seq, "not the first that was scavenged");
-            let by_right = self.is_due(bytes.min(random_events::CHUNK));
+            let by_right = self.is_due(bytes.min(crate::random_events::CHUNK));
             let idle = self.flows.values().all(|other| other.scavenged);
             assert!(by_right || idle, "scavenged work precedes the levels");
             let price = self.price(bytes);
@@ -377,15 +375,15 @@ impl Model {
             }
             self.credit = self.credit.saturating_sub(price);
         } else {
-            let chunk = head.left.min(random_events::CHUNK);
+            let chunk = head.left.min(crate::random_events::CHUNK);
             let flying: u64 = self.flying.values().sum();
-            let fits = chunk == 0 || flying + chunk <= random_events::WINDOW;
+            let fits = chunk == 0 || flying + chunk <= crate::random_events::WINDOW;
             let by_right = self.is_due(chunk) && fits;
             assert!(!by_right, "the scavenger was denied its share");
             let earned = bytes * permille;
             let paid = earned.min(self.debt);
             self.debt -= paid;
-            self.credit = (self.credit + earned - paid).min(random_events::CHUNK * 1000);
+            self.credit = (self.credit + earned - paid).min(crate::random_events::CHUNK * 1000);
         }
     }
 
@@ -404,7 +402,7 @@ impl Model {
         // KV reuse without a batch that was late by the rate of pieces stays behind, though the
         // rate may rise. `whole_transfers.rs` tests it.
         let lone = spec.stage == Stage::KvReuse && batch.0 == 0 && deadline != Time::NEVER;
-        let whole = spec.whole && !(lone && spec.bytes > random_events::WINDOW);
+        let whole = spec.whole && !(lone && spec.bytes > crate::random_events::WINDOW);
         let flow = FlowId(self.seq);
         let spec = FlowSpec { flow, batch, request, deadline, layer, whole, ..spec };
         let mut flow = Waiting {
@@ -456,7 +454,7 @@ impl Model {
                 }
                 assert!(flow.scavenged || flow.spec.stage != Stage::P2d || !self.hopeless(&flow));
                 *self.flying.entry(id).or_default() += bytes;
-                if bytes > random_events::WINDOW {
+                if bytes > crate::random_events::WINDOW {
                     self.pieces.push((self.now, bytes));
                 }
                 if level == Level::SCAVENGER {

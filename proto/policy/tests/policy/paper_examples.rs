@@ -6,10 +6,8 @@
 //! `Q_1 = U/E = 0.99` and `ρ = 0`, since chunks have 0.01 units and Table 1 has no slack at all.
 //! For the same reason deadlines are met to within [`GRAIN`].
 
-mod virtual_time;
-
+use crate::virtual_time::{Port, at, batch, compute_finished, flow, fluid, joined, layer_began};
 use laxity_policy::{BatchId, FlowSpec, Layer, LinkConfig, PolicyKind, RequestId, Stage};
-use virtual_time::{Port, at, batch, compute_finished, flow, fluid, joined, layer_began};
 
 /// Maximum error of a finishing time due to the chunks of the near-fluid wire, in ticks.
 const GRAIN: f64 = 0.05;

@@ -5,15 +5,13 @@
 //! instances that under `mfs` and `laxity` more requests make their deadlines than under `fair`,
 //! and that collectives finish sooner.
 
-mod virtual_time;
-
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+use crate::virtual_time::{
+    Port, TICK, at, batch, batch_ended, compute_finished, flow, fluid, layer_began, ticks,
+};
 use laxity_policy::{
     BatchId, Event, FlowId, FlowSpec, Layer, LinkConfig, PolicyKind, RequestId, Span, Stage, Time,
-};
-use virtual_time::{
-    Port, TICK, at, batch, batch_ended, compute_finished, flow, fluid, layer_began, ticks,
 };
 
 /// One batch, with one request.

@@ -1,0 +1,24 @@
+//! The policies as their users see them, in virtual time and against oracles.
+
+mod admission;
+mod admission_naive;
+mod admission_oracle;
+mod baseline_oracle;
+mod baselines;
+mod capacity;
+mod caps;
+mod explain;
+mod link;
+mod order_oracle;
+mod paper_examples;
+mod peers;
+mod properties;
+mod random_events;
+mod red;
+mod residual;
+mod scavenger;
+mod stages;
+mod starvation;
+mod urgency;
+mod virtual_time;
+mod whole_transfers;
