@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use crate::dcbnl::DcbError;
 use crate::ports::{RDMA_DEVICES, RdmaPort, is_called, rdma_ports};
-use crate::rates::is_active;
+use crate::rates::{is_active, nics};
 
 /// The NIC name that stands for all devices.
 const ANY: &str = "default";
@@ -211,27 +211,22 @@ impl CounterSource for DevicePort {
     }
 }
 
-/// Returns the name of a NIC's device. That of `default` is the only RDMA device that owns a port.
-pub(crate) fn owner_of<'a>(ports: &'a [RdmaPort], nic: &'a str) -> &'a str {
-    let mut owners = ports.iter().filter(|port| port.owner.is_none());
-    match owners.next() {
-        Some(first) if nic == ANY && owners.all(|port| port.device == first.device) => {
-            &first.device
-        }
-        _ => nic,
-    }
+/// Returns the name of a NIC's device. That of `default` is the only NIC of the host, if it has one.
+pub fn device_of(root: &Path, nic: &str) -> String {
+    let only = (nic == ANY).then(|| nics(root)).filter(|nics| nics.len() == 1);
+    only.and_then(|mut nics| nics.pop()).unwrap_or_else(|| nic.to_owned())
 }
 
 /// Returns the source of a NIC: its RDMA device and the network interface beside it, else its
 /// interface.
 pub(crate) fn source_of(root: &Path, nic: &str, pauses: Pauses) -> Option<Box<dyn CounterSource>> {
     let ports = rdma_ports(root);
-    let nic = owner_of(&ports, nic);
-    let mut of_nic = ports.iter().filter(|port| is_called(&ports, &port.device, nic));
+    let nic = device_of(root, nic);
+    let mut of_nic = ports.iter().filter(|port| is_called(&ports, &port.device, &nic));
     let active = of_nic.clone().find(|port| is_active(root, port));
     let port = active.or_else(|| of_nic.next());
     let Some(port) = port.filter(|port| !port.is_software) else {
-        return interface(root, port.and_then(|port| port.interface.as_deref()).unwrap_or(nic));
+        return interface(root, port.and_then(|port| port.interface.as_deref()).unwrap_or(&nic));
     };
     // IPoIB is RDMA, so an InfiniBand port has counted it.
     let beside = port.interface.as_deref().filter(|_| port.link_layer == "Ethernet");

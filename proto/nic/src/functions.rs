@@ -7,7 +7,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::counters::{CounterSource, NicCounts, Pauses, owner_of, source_alone, source_of};
+use crate::counters::{CounterSource, NicCounts, Pauses, device_of, source_alone, source_of};
 use crate::ports::{INTERFACES, RdmaPort, is_called, names, owner, rdma_ports, text};
 
 /// The `type` of a network interface over InfiniBand. Its bytes are RDMA, which its device counts.
@@ -80,9 +80,9 @@ impl NicCounters {
 /// interfaces.
 fn shared_by(root: &Path, nic: &str, nics: &[String]) -> Vec<String> {
     let ports = rdma_ports(root);
-    let nic = owner_of(&ports, nic);
+    let nic = device_of(root, nic);
     let is_shared = |name: &str, owner: Option<String>| {
-        owner.is_some_and(|owner| is_called(&ports, &owner, nic))
+        owner.is_some_and(|owner| is_called(&ports, &owner, &nic))
             && !nics.iter().any(|own| is_called(&ports, name, own))
     };
     let interfaces = root.join(INTERFACES);

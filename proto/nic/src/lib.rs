@@ -14,7 +14,7 @@ mod map;
 mod ports;
 mod rates;
 
-pub use counters::{DirectionCounts, NicCounts, Pauses};
+pub use counters::{DirectionCounts, NicCounts, Pauses, device_of};
 pub use dcbnl::{DcbError, pauses, query};
 pub use functions::{NicCounters, counters_of};
 pub use map::{PRIORITIES, PriorityMap, Selection, Trust};

@@ -76,6 +76,20 @@ fn an_interface_has_its_own_row_even_if_names_begin_alike() {
 }
 
 #[test]
+fn the_only_interface_of_a_host_without_rdma_is_what_default_stands_for() {
+    let host = Host::new();
+    let up = |name: &str| {
+        host.write(&format!("sys/class/net/{name}/operstate"), "up");
+        host.write(&format!("sys/class/net/{name}/device/vendor"), "0x15b3");
+    };
+    up("eth0");
+    assert_eq!(host.read("default"), host.read("eth0"));
+    assert!(host.read("default").is_some());
+    up("eth10");
+    assert_eq!(host.read("default"), None, "which of them?");
+}
+
+#[test]
 fn mlx5_counts_words_of_rdma_and_its_interface_counts_the_rest() {
     let mlx5 = [
         "counters/port_xmit_data=500",

@@ -183,12 +183,13 @@ fn nics(
 ) -> Vec<DaemonNic> {
     let egress: Vec<_> = status.ports.iter().filter(|p| p.direction == "egress").collect();
     let nic = |name: &str| {
-        let named = ports.iter().filter(|p| p.is_called(name)).max_by_key(|port| port.active);
+        let device = laxity_nic::device_of(root.path(), name);
+        let named = ports.iter().filter(|p| p.is_called(&device)).max_by_key(|port| port.active);
         // With one NIC and one port, they belong together whatever their names are.
         let mut owners = ports.iter().filter(|port| port.owner.is_none());
         let only = owners.next().filter(|_| egress.len() == 1 && owners.next().is_none());
         let port = named.or(only);
-        let own = root.has(&format!("/sys/class/net/{name}")).then(|| name.to_owned());
+        let own = root.has(&format!("/sys/class/net/{device}")).then_some(device);
         let interface = port.and_then(|port| port.netdev.clone()).or(own);
         let settings = interface.as_deref().map(|i| qos::settings(root, i, query, tool));
         let maps = settings.map(|settings| settings.maps).unwrap_or_default();

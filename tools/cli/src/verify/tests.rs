@@ -45,6 +45,19 @@ fn after(permitted: u64, was: &str, now: &str, nic: &DaemonNic) -> VerifyReport 
     report
 }
 
+#[test]
+fn default_is_the_only_interface_of_a_host_without_rdma() {
+    let host = tempfile::tempdir().expect("a folder");
+    let eth0 = host.path().join("sys/class/net/eth0");
+    std::fs::create_dir_all(eth0.join("device")).expect("created");
+    std::fs::write(eth0.join("operstate"), "up").expect("written");
+    let mut status = status(MIB);
+    status.ports[0].name = "default".into();
+    let root = Root::new(host.path());
+    let found = nics(&root, &[], &status, &|_| Err(DcbError::Unsupported), &|_, _| None);
+    assert_eq!(found[0].interface.as_deref(), Some("eth0"));
+}
+
 fn errors(report: &VerifyReport) -> Vec<&Finding> {
     report.findings.iter().filter(|finding| finding.severity == Severity::Error).collect()
 }
