@@ -5,6 +5,7 @@
 //! scheduler releases its clients, then the sockets are removed.
 
 use std::io;
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -28,7 +29,8 @@ use crate::driver::{Driver, DriverError};
 use crate::mailbox::{LOOK_EVERY, LOOKS_MAX, Mailbox, SchedulerCommand, SnapshotSlot, mailbox};
 use crate::metrics::Exporter;
 use crate::service::{ModeOrder, SchedulerHandle, Service, Source};
-use crate::sockets::{self, BindError, Bound};
+use crate::sockets::{self, BindError, Bound, PassedSockets};
+use crate::standby::StandbySocket;
 use crate::stats::Snapshot;
 use crate::watched::{Watched, watch};
 use crate::{control, descriptors, registration, residual, treatments, web};
@@ -76,6 +78,7 @@ pub struct Daemon {
     registration_path: Bound,
     control: UnixListener,
     control_path: Bound,
+    standby: Option<StandbySocket>,
     exporter: Option<(Exporter, HttpEndpoint)>,
     web: Option<HttpEndpoint>,
     driver: Driver,
@@ -103,11 +106,16 @@ impl Signals {
 }
 
 impl Daemon {
-    /// Binds all sockets. The caller must be inside a tokio runtime.
+    /// Binds all sockets, or takes those in `passed`. The caller must be inside a tokio runtime.
     ///
     /// # Errors
     /// See [`DaemonError`]. An error leaves nothing behind.
-    pub fn bind(mut config: Config, source: Source, set_log: SetLog) -> Result<Self, DaemonError> {
+    pub fn bind(
+        mut config: Config,
+        source: Source,
+        set_log: SetLog,
+        mut passed: PassedSockets,
+    ) -> Result<Self, DaemonError> {
         let signals = Signals::handle()?;
         let room = descriptors::room_for_clients(config.web.address().is_some())
             .map_err(DaemonError::Descriptors)?;
@@ -126,14 +134,15 @@ impl Daemon {
             let path = path.to_owned();
             move |cause| DaemonError::Listen { path, key, cause }
         };
-        let mut passed = sockets::PassedSockets::take();
         let (registration, registration_path) =
             sockets::bind_registration(&config.socket, config.access.socket_mode, &mut passed)
                 .map_err(fail("socket", &config.socket))?;
-        let registration = watch(registration)?;
         let (control, control_path) =
             sockets::bind_control(&config.control, config.access.control_mode, &mut passed)
                 .map_err(fail("control", &config.control))?;
+        let listeners = [registration.as_fd(), control.as_fd()];
+        let standby = StandbySocket::bind(&config.control, listeners);
+        let registration = watch(registration)?;
         // Metrics come after the sockets, so that a second daemon fails with the name of the socket
         // in use.
         let exporter = config.metrics_address().map(|address| {
@@ -162,6 +171,7 @@ impl Daemon {
             registration_path,
             control,
             control_path,
+            standby,
             exporter,
             web,
             driver,
@@ -174,7 +184,7 @@ impl Daemon {
     ///
     /// # Errors
     /// [`DaemonError::SchedulerDied`], or a system error at the start.
-    pub async fn run(self) -> Result<(), DaemonError> {
+    pub async fn run(mut self) -> Result<(), DaemonError> {
         let Signals { mut terminate, mut interrupt, hangup } = self.signals;
         let service = Arc::clone(&self.service);
         let _nics = treatments::watch(Arc::clone(&self.config), self.mailbox.clone(), move || {
@@ -237,7 +247,12 @@ impl Daemon {
             _ = interrupt.recv() => false,
             _ = died => true,
         };
-        notify(&[NotifyState::Stopping]); // Clients wait for the next daemon at a kept socket only.
+        notify(&[NotifyState::Stopping]);
+        if !died && self.standby.is_some_and(StandbySocket::pass_on) {
+            self.registration_path.keep_file();
+            self.control_path.keep_file();
+        }
+        // Clients wait for the next daemon at a kept socket only.
         let handover = self.registration_path.is_kept() && !died;
         info!(handover, "laxityd stops");
         // New clients are refused first, so that the scheduler releases all clients there are.

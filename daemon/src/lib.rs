@@ -28,6 +28,7 @@ pub mod registration;
 mod residual;
 pub mod service;
 pub mod sockets;
+pub mod standby;
 pub mod stats;
 pub mod status;
 mod treatments;

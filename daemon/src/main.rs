@@ -9,6 +9,8 @@ use clap::{CommandFactory as _, Parser};
 use laxity_daemon::config::Config;
 use laxity_daemon::daemon::Daemon;
 use laxity_daemon::service::Source;
+use laxity_daemon::sockets::PassedSockets;
+use laxity_daemon::standby;
 use laxity_files::print;
 use laxity_listen::{InstallArgs, LogFormat, ServicePages, start_log};
 use tracing::warn;
@@ -44,6 +46,9 @@ struct Arguments {
     /// Overrides one key of the configuration, such as scheduler.spin_us=0 or nic.0.rate=25Gbit
     #[arg(long = "set", value_name = "KEY=VALUE")]
     sets: Vec<String>,
+    /// Waits for the end of a laxityd that runs already, and takes over its sockets and clients
+    #[arg(long)]
+    standby: bool,
     #[command(flatten)]
     install: InstallArgs,
 }
@@ -93,7 +98,7 @@ fn run(arguments: &Arguments) -> anyhow::Result<()> {
         return Ok(print(text)?);
     }
     let source = Source { file: arguments.config.clone(), sets: arguments.sets() };
-    let config = Config::load(source.file.as_deref(), &source.sets)?;
+    let mut config = Config::load(source.file.as_deref(), &source.sets)?;
     if arguments.show_config {
         return Ok(print(config.to_toml())?);
     }
@@ -105,6 +110,12 @@ fn run(arguments: &Arguments) -> anyhow::Result<()> {
         return Ok(print("the configuration is valid\n")?);
     }
     let set_log = start_log(&config.log, config.log_format)?;
+    let mut passed = PassedSockets::take();
+    if arguments.standby {
+        passed = passed.with(standby::wait_for_turn(&config));
+        // The file may have changed meanwhile.
+        config = Config::load(source.file.as_deref(), &source.sets)?;
+    }
     for warning in config.warnings() {
         warn!("{warning}");
     }
@@ -113,6 +124,6 @@ fn run(arguments: &Arguments) -> anyhow::Result<()> {
         .max_blocking_threads(2)
         .build()
         .context("cannot start the runtime")?;
-    runtime.block_on(async { Daemon::bind(config, source, set_log)?.run().await })?;
+    runtime.block_on(async { Daemon::bind(config, source, set_log, passed)?.run().await })?;
     Ok(())
 }

@@ -86,14 +86,21 @@ pub fn way_out<'t>(cause: &io::Error, otherwise: &'t str) -> &'t str {
     }
 }
 
-/// Listening sockets that the service manager passed to this daemon.
+/// Listening sockets that the service manager or an earlier daemon passed to this daemon.
 #[derive(Debug)]
 pub struct PassedSockets(Vec<OwnedFd>);
 
 impl PassedSockets {
-    /// Returns the sockets that were passed, at the first call.
+    /// Returns the sockets that the service manager passed, at the first call.
     pub fn take() -> Self {
         Self(registration::passed())
+    }
+
+    /// Adds what [`crate::standby::wait_for_turn`] returned.
+    #[must_use]
+    pub fn with(mut self, sockets: Vec<OwnedFd>) -> Self {
+        self.0.extend(sockets);
+        self
     }
 
     /// Returns the socket that listens at `path`, if there is one.
@@ -122,8 +129,7 @@ fn same(one: &Path, other: &Path) -> bool {
     one == other || (real(one).is_some() && real(one) == real(other))
 }
 
-/// A socket file of this daemon, which is removed on drop unless the service manager keeps its
-/// socket.
+/// A socket file of this daemon, which is removed on drop unless its socket is kept.
 #[derive(Debug)]
 pub struct Bound {
     path: PathBuf,
@@ -146,9 +152,15 @@ impl Bound {
         Ok(bound)
     }
 
-    /// Reports whether the service manager keeps the socket when this daemon ends.
+    /// Reports whether the socket is kept when this daemon ends: by the service manager, or by a
+    /// daemon in standby.
     pub const fn is_kept(&self) -> bool {
         self.is_kept
+    }
+
+    /// Leaves the file to a daemon that has the socket now.
+    pub const fn keep_file(&mut self) {
+        self.is_kept = true;
     }
 
     /// Gives the service manager, if there is one, a copy of the listening socket under `name`, in

@@ -6,6 +6,7 @@
 use laxity_daemon::config::Config;
 use laxity_daemon::daemon::Daemon;
 use laxity_daemon::service::Source;
+use laxity_daemon::sockets::PassedSockets;
 use nix::sys::signal::{Signal, raise};
 
 #[tokio::test]
@@ -16,7 +17,9 @@ async fn a_signal_that_comes_before_the_daemon_serves_does_not_kill_it() {
     let sets =
         vec![set("socket", "laxityd.sock"), set("control", "control.sock"), "metrics=".to_owned()];
     let config = Config::load(None, &sets).unwrap();
-    let daemon = Daemon::bind(config, Source { file: None, sets }, Box::new(|_| {})).unwrap();
+    let daemon =
+        Daemon::bind(config, Source { file: None, sets }, Box::new(|_| {}), PassedSockets::take())
+            .unwrap();
     assert!(socket.exists(), "whoever looks for the daemon finds it");
     raise(Signal::SIGHUP).unwrap();
     raise(Signal::SIGTERM).unwrap();

@@ -80,6 +80,11 @@ def check_names(items: list[dict]) -> None:
         for container in spec["containers"] + spec.get("initContainers", []):
             used |= {mount["name"] for mount in container["volumeMounts"]}
             ports = {port["name"] for port in container.get("ports", [])}
+            if spec.get("hostNetwork"):
+                # With a port of the node, the next daemon could not be placed beside the running one.
+                assert not ports and owner["spec"]["updateStrategy"]["rollingUpdate"]["maxUnavailable"] == 0
+                found = (re.search(r":(\d+)$", argument) for argument in container.get("args", []))
+                ports = {int(match[1]) for match in found if match}
             for probe in ("livenessProbe", "readinessProbe"):
                 action = container.get(probe, {})
                 target = action.get("httpGet") or action.get("tcpSocket")

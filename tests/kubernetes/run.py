@@ -21,6 +21,7 @@ from render import DIST
 
 IMAGE = pathlib.Path(sys.argv[1]).resolve()
 POD, CONTAINER = "3f2504e0-4f89-41d3-9a0c-0305e82c3301", "0123456789abcdef" * 4
+FIRST = "laxity-check"
 FIELDS = {"status.hostIP": "127.0.0.1", "spec.nodeName": "node-1"}
 
 
@@ -125,31 +126,45 @@ def main() -> None:
         assert "liblaxity.so" in libraries and "libnccl-net-laxity.so" in libraries
 
         container = pod["containers"][0]
-        made = bundle(folder / "daemon", rootfs, container, paths)
         log = (folder / "log").open("w+")
-        daemon = subprocess.Popen(["runc", "run", "--bundle", made, "laxity-check"], stdout=log, stderr=log)
+
+        def start(name: str) -> subprocess.Popen:
+            made = bundle(folder / name, rootfs, container, paths)
+            return subprocess.Popen(["runc", "run", "--bundle", made, name], stdout=log, stderr=log)
+
+        def stop(name: str) -> None:
+            subprocess.run(["runc", "kill", name, "TERM"], check=False)
+            daemons[name].wait(10)
+
+        def upgrade() -> None:
+            """Does what a rolling update does: the next pod is ready before the first one ends."""
+            daemons["laxity-check-next"] = start("laxity-check-next")
+            wait_for(lambda: run("grep", "waiting for its end", folder / "log"))
+            stop(FIRST)
+
+        daemons = {FIRST: start(FIRST)}
         try:
-            check(container, paths)
+            check(container, paths, upgrade)
         except BaseException:
             log.seek(0)
             print(log.read(), file=sys.stderr)
             raise
         finally:
-            subprocess.run(["runc", "kill", "laxity-check", "TERM"], check=False)
-            daemon.wait(10)
+            for name in daemons:
+                stop(name)
 
 
-def check(container: dict, paths: dict) -> None:
-    """Asks the probes, and lets a client attach."""
+def check(container: dict, paths: dict, upgrade) -> None:
+    """Asks the probes, lets a client attach, and upgrades the daemon below it."""
     probe = container["readinessProbe"]["httpGet"]
-    url = f"http://127.0.0.1:{container['ports'][0]['containerPort']}"
+    url = f"http://127.0.0.1:{probe['port']}"
 
     def get(path: str) -> str:
         with urllib.request.urlopen(url + path, timeout=5) as answer:
             return answer.read().decode()
 
     wait_for(lambda: get(probe["path"]))
-    in_daemon = ["runc", "exec", "--env", "LAXITY_CONTROL=/run/laxity-control/control.sock", "laxity-check"]
+    in_daemon = ["runc", "exec", "--env", "LAXITY_CONTROL=/run/laxity-control/control.sock", FIRST]
     alive = container["livenessProbe"]["exec"]["command"]
     wait_for(lambda: run(*in_daemon, *alive))
     (paths["containers"] / f"prefill-0_team-a_engine-{CONTAINER}.log").touch()
@@ -171,6 +186,10 @@ def check(container: dict, paths: dict) -> None:
             assert labels in get("/metrics"), get("/metrics")
 
         wait_for(counted)
+        upgrade()
+        in_daemon[-1] = "laxity-check-next"
+        assert wait_for(seen)["name"] == "engine"
+        print("upgraded: the next daemon has the client")
     finally:
         client.stdin.close()
         client.wait(10)

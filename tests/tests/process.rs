@@ -124,7 +124,7 @@ impl Daemon {
         eventually("laxityd answers on its control socket", || self.ask().is_some());
     }
 
-    fn ask(&self) -> Option<laxity_wire::Status> {
+    pub(crate) fn ask(&self) -> Option<laxity_wire::Status> {
         ControlClient::connect(self.control(), Duration::from_secs(5)).ok()?.status().ok()
     }
 

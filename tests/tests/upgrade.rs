@@ -177,3 +177,52 @@ fn clients_that_come_while_the_daemon_restarts_are_all_served_by_the_next_one() 
         assert!(answer.is_some(), "no answer");
     }
 }
+
+/// Starts a daemon that waits for the end of the one that serves in `folder`.
+fn standby(folder: &Path) -> Daemon {
+    let mut next = Daemon::configured(folder, SMALL_WINDOW);
+    let waits = |daemon: &Daemon| daemon.log_text().matches("waiting for its end").count();
+    let before = waits(&next);
+    next.launch_by(Command::new(binary("laxityd")).arg("--standby"));
+    eventually("it waits", || waits(&next) > before);
+    next
+}
+
+/// Waits until `next` serves the client. Returns how long that took.
+fn takes_over(next: &Daemon) -> Duration {
+    let start = Instant::now();
+    let has_client = |status: laxity_wire::Status| {
+        status.pid == next.pid() && status.clients.iter().any(|client| client.name == "load")
+    };
+    eventually("the client has the next daemon", || next.ask().is_some_and(has_client));
+    start.elapsed()
+}
+
+#[test]
+fn a_daemon_in_standby_takes_over_each_client_where_nobody_keeps_the_sockets() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut first = Daemon::start(folder.path(), SMALL_WINDOW);
+    let stop = AtomicBool::new(false);
+    let (took, stats) = std::thread::scope(|scope| {
+        let (socket, stop) = (first.socket(), &stop);
+        let client = scope.spawn(move || load(socket, stop));
+        takes_over(&first);
+        let mut second = standby(folder.path());
+        assert_eq!(second.status().pid, first.pid(), "the first one serves");
+        first.signal(Signal::SIGTERM);
+        let took = takes_over(&second);
+        assert!(first.wait().success(), "{}", second.log_text());
+        std::thread::sleep(Duration::from_millis(200));
+        stop.store(true, Ordering::Relaxed);
+        let stats = client.join().expect("a client");
+
+        // A daemon that is killed passes nothing, and yet the next one serves.
+        let third = standby(folder.path());
+        second.kill();
+        eventually("the third one serves", || third.ask().is_some_and(|it| it.pid == third.pid()));
+        (took, stats)
+    });
+    assert_eq!(stats.reattaches, 1, "{stats:?}");
+    // A busy machine may take longer than clients wait.
+    assert!(stats.bypassed_bytes == 0 || took > HANDOVER, "{took:?}: {stats:?}");
+}

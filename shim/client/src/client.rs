@@ -8,7 +8,6 @@
 //! survive fork, inherits signal masks, and appears in thread counts. All calls are non-blocking,
 //! so they cost a few microseconds in a submit that would be bypassed anyway.
 
-use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -24,6 +23,7 @@ use laxity_shm::sleep::Clock;
 
 use crate::lane::Lane;
 use crate::options::Options;
+use crate::owners::PortOwners;
 use crate::session::{Session, greet};
 use crate::stats::{LaneCounters, Stats};
 use AttachPhase::{Asked, Attached, Detached};
@@ -78,9 +78,6 @@ struct Attachment {
     crowded: u32,
 }
 
-/// Maximum number of NICs whose owners are remembered.
-const OWNERS_MAX: usize = 256;
-
 #[derive(Debug)]
 pub(crate) struct Core {
     pub(crate) options: Options,
@@ -96,9 +93,7 @@ pub(crate) struct Core {
     /// Whether there is a session [`Attachment::before`]. Relaxed, as a hint that saves a lock.
     awaits: AtomicBool,
     lanes: Mutex<Registry>,
-    /// The owners of ports by the names of NICs that share them. A look at sysfs costs more than a
-    /// submit.
-    owners: Mutex<BTreeMap<String, Option<String>>>,
+    owners: PortOwners,
 }
 
 #[derive(Debug, Default)]
@@ -173,7 +168,7 @@ impl Client {
             next_ns: AtomicU64::new(if off { u64::MAX } else { 0 }),
             awaits: AtomicBool::new(false),
             lanes: Mutex::default(),
-            owners: Mutex::default(),
+            owners: PortOwners::default(),
         });
         if !off {
             core.attach_within(limit);
@@ -231,7 +226,7 @@ impl Client {
     /// Returns the daemon's number of the NIC of this name, else of its owner, else of `default`.
     /// Otherwise no daemon knows the number: such flows go out unscheduled, and are counted.
     pub fn nic(&self, name: &str) -> u8 {
-        let owner = || self.core.owner(name);
+        let owner = || self.core.owners.owner(name);
         self.core.latest().and_then(|it| it.header().nic(name, owner)).unwrap_or(u8::MAX)
     }
 
@@ -278,23 +273,6 @@ impl Client {
 }
 
 impl Core {
-    /// Returns the NIC whose port the NIC `name` shares, if it is a function of another one.
-    fn owner(&self, name: &str) -> Option<String> {
-        // Another thread may hold the lock forever in a forked child, so nobody waits for it.
-        if let Ok(known) = self.owners.try_lock()
-            && let Some(owner) = known.get(name)
-        {
-            return owner.clone();
-        }
-        let owner = laxity_nic::owner("/".as_ref(), name);
-        if let Ok(mut known) = self.owners.try_lock()
-            && known.len() < OWNERS_MAX
-        {
-            known.insert(name.to_owned(), owner.clone());
-        }
-        owner
-    }
-
     /// Returns the session, if there is one and it was not lost.
     fn live_session(&self) -> Option<Arc<Session>> {
         read(&self.attachment).live_session()

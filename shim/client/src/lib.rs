@@ -25,6 +25,7 @@ mod lane;
 mod lane_binding;
 pub mod memory;
 mod options;
+mod owners;
 pub mod peers;
 pub mod scope;
 mod session;

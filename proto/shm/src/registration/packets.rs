@@ -172,3 +172,32 @@ pub fn receive_reply(socket: BorrowedFd<'_>) -> Result<Option<Welcome>, Registra
         _ => Err(RegistrationError::Malformed(packet.length)),
     }
 }
+
+/// What a daemon says beside the sockets that it passes on.
+const LISTENERS: &[u8] = b"laxityd listens at these";
+
+/// Daemon: passes the sockets that it listens at to the next daemon.
+///
+/// # Errors
+/// [`RegistrationError::System`]: that daemon has ended already.
+pub fn send_listeners(
+    socket: BorrowedFd<'_>,
+    listeners: [BorrowedFd<'_>; RIGHTS],
+) -> Result<(), RegistrationError> {
+    send(socket, LISTENERS, Some(listeners))
+}
+
+/// Next daemon: receives the sockets at which the daemon before it listens, or returns `None` if
+/// they have not come yet.
+///
+/// # Errors
+/// Every [`RegistrationError`]: that daemon has ended without passing any.
+pub fn receive_listeners(
+    socket: BorrowedFd<'_>,
+) -> Result<Option<[OwnedFd; RIGHTS]>, RegistrationError> {
+    let Some(packet) = receive(socket, true)? else { return Ok(None) };
+    match <[OwnedFd; RIGHTS]>::try_from(packet.rights) {
+        Ok(listeners) if packet.bytes[..packet.length] == *LISTENERS => Ok(Some(listeners)),
+        _ => Err(RegistrationError::Malformed(packet.length)),
+    }
+}
