@@ -27,6 +27,7 @@ use crate::owners::PortOwners;
 use crate::session::{Session, greet};
 use crate::stats::{LaneCounters, Stats};
 use AttachPhase::{Asked, Attached, Detached};
+use RegistrationError::{NoAnswer, Rejected, Version};
 
 /// Time between two checks for the daemon's answer.
 const ANSWER_POLL_NS: u64 = 1_000_000;
@@ -226,8 +227,8 @@ impl Client {
     /// Returns the daemon's number of the NIC of this name, else of its owner, else of `default`.
     /// Otherwise no daemon knows the number: such flows go out unscheduled, and are counted.
     pub fn nic(&self, name: &str) -> u8 {
-        let owner = || self.core.owners.owner(name);
-        self.core.latest().and_then(|it| it.header().nic(name, owner)).unwrap_or(u8::MAX)
+        let Some(session) = self.core.latest() else { return u8::MAX };
+        session.header().nic(name, || self.core.owners.owner(name)).unwrap_or(u8::MAX)
     }
 
     /// Returns the number of daemons found so far. Values from a daemon, such as [`Client::nic`],
@@ -459,14 +460,10 @@ impl Attachment {
                         }
                         None => (None, retry),
                     },
-                    Err(
-                        RegistrationError::NoAnswer
-                        | RegistrationError::Rejected { reason: Reason::Stopping, .. },
-                    ) => (None, now + ENDED_RETRY_NS),
-                    Err(
-                        refusal @ (RegistrationError::Rejected { .. }
-                        | RegistrationError::Version(_)),
-                    ) => {
+                    Err(NoAnswer | Rejected { reason: Reason::Stopping, .. }) => {
+                        (None, now + ENDED_RETRY_NS)
+                    }
+                    Err(refusal @ (Rejected { .. } | Version(_))) => {
                         self.refusal = Some(refusal.to_string());
                         self.give_up_successor();
                         let every = options.reattach_every.as_nanos() as u64;
