@@ -196,6 +196,16 @@ pub struct PortUse {
     pub in_flight_bytes: u64,
 }
 
+/// The collectives of one job that would have gone ahead of other stages in one minute.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AheadCount {
+    pub minutes_ago: u64,
+    /// The number of the job in [`Snapshot::jobs`].
+    pub job: usize,
+    pub collectives: u64,
+    pub bytes: u64,
+}
+
 #[derive(Clone, Debug)]
 pub struct PortSnapshot {
     pub nic: u8,
@@ -215,6 +225,7 @@ pub struct PortSnapshot {
     pub counters: PortCounters,
     /// What enforcing would have done, by minute.
     pub would: Vec<WouldStatus>,
+    pub ahead: Vec<AheadCount>,
 }
 
 #[derive(Clone, Debug)]

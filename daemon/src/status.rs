@@ -4,8 +4,8 @@ use laxity_policy::{Level, Stage, Time};
 use laxity_shm::registration::Release;
 use laxity_shm::sleep::now_ns;
 use laxity_wire::{
-    ClientStatus, ClusterStatus, DistrustedOwner, LevelStatus, PermittedBytes, PortStatus,
-    SchedulerStatus, StageStatus, Status, Totals, WaitStatus,
+    AheadStatus, ClientStatus, ClusterStatus, DistrustedOwner, LevelStatus, PermittedBytes,
+    PortStatus, SchedulerStatus, StageStatus, Status, Totals, WaitStatus,
 };
 
 use crate::config::AccessConfig;
@@ -13,7 +13,7 @@ use crate::coordinator::exchange::CoordinatorExchange;
 use crate::metrics::{level_name, rows};
 use crate::owner::Owner;
 use crate::refusals::Refusals;
-use crate::stats::{ClientSnapshot, PortSnapshot, Snapshot, WaitHistogram};
+use crate::stats::{AheadCount, ClientSnapshot, JobUser, PortSnapshot, Snapshot, WaitHistogram};
 
 /// Converts `snapshot` for an operator. The other arguments come from outside the scheduler. The
 /// service adds what it knows itself.
@@ -182,7 +182,23 @@ fn port(snapshot: &Snapshot, port: &PortSnapshot) -> PortStatus {
         promotions: port.counters.promotions,
         demotions: port.counters.demotions,
         would: port.would.clone(),
+        would_ahead: port.ahead.iter().map(|count| ahead(snapshot, count)).collect(),
         ..PortStatus::default()
+    }
+}
+
+fn ahead(snapshot: &Snapshot, count: &AheadCount) -> AheadStatus {
+    let job = snapshot.jobs.get(count.job);
+    AheadStatus {
+        minutes_ago: count.minutes_ago,
+        job: job.map_or_else(String::new, |job| job.name.to_string()),
+        user: match job.map(|job| &job.user) {
+            Some(JobUser::Uid(uid)) => format!("uid {uid}"),
+            Some(JobUser::Namespace(name)) => format!("namespace {name}"),
+            Some(JobUser::Several) | None => String::new(),
+        },
+        collectives: count.collectives,
+        bytes: count.bytes,
     }
 }
 

@@ -177,13 +177,13 @@ impl DriverPort {
     }
 
     /// Counts what enforcing would have done to a flow that was sent without a permit.
-    pub fn observed(&mut self, now: Time, spec: &FlowSpec) {
+    pub fn observed(&mut self, now: Time, job: usize, spec: &FlowSpec) {
         if self.shadow.is_none() {
             // The link has the same configuration, so it is valid.
             self.shadow = ShadowLink::new(self.link.config().clone()).ok().map(Box::new);
         }
         if let Some(shadow) = &mut self.shadow {
-            shadow.flow(now, spec);
+            shadow.flow(now, job, spec);
         }
     }
 
@@ -319,6 +319,8 @@ impl DriverPort {
     #[must_use]
     pub fn snapshot(&mut self, now: Time) -> PortSnapshot {
         let link = self.count();
+        let would = self.shadow.as_mut().map(|shadow| shadow.minutes(now)).unwrap_or_default();
+        let ahead = self.shadow.as_ref().map(|shadow| shadow.ahead_by_job(now));
         let config = self.link.config();
         PortSnapshot {
             nic: self.nic,
@@ -332,7 +334,8 @@ impl DriverPort {
             is_absent: self.is_absent,
             link,
             counters: self.counters.clone(),
-            would: self.shadow.as_mut().map(|shadow| shadow.minutes(now)).unwrap_or_default(),
+            would,
+            ahead: ahead.unwrap_or_default(),
         }
     }
 }
