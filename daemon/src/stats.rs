@@ -214,6 +214,8 @@ pub struct PortSnapshot {
     pub direction: &'static str,
     /// Whether the kernel does not have the NIC now.
     pub is_absent: bool,
+    /// Whether neither the configuration nor the kernel has the rate.
+    pub is_rate_assumed: bool,
     /// The configured rate in bytes per second.
     pub rate: u64,
     pub rate_in_force: u64,

@@ -160,6 +160,7 @@ fn port(snapshot: &Snapshot, port: &PortSnapshot) -> PortStatus {
         name: port.name.to_string(),
         direction: port.direction.to_owned(),
         absent: port.is_absent,
+        rate_assumed: port.is_rate_assumed,
         rate_bytes_per_s: port.rate,
         rate_in_force_bytes_per_s: port.rate_in_force,
         counters: port.residual.map(|it| it.source.to_owned()),
