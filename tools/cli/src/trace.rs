@@ -60,6 +60,8 @@ Examples:
   laxity trace --for 5s --out trace.json
   laxity trace --out trace.json -- python serve_one_batch.py";
 
+/// The file that a trace is written to, unless the operator names another one.
+pub(crate) const OUT_DEFAULT: &str = "laxity-trace.json";
 /// Interval at which recorded events are read.
 const READ_EVERY: Duration = Duration::from_millis(100);
 
@@ -71,7 +73,7 @@ pub(crate) struct TraceArgs {
     #[arg(long = "for", value_name = "TIME", default_value = "10s")]
     length: Nanos,
     /// File to write
-    #[arg(long, value_name = "FILE", default_value = "laxity-trace.json")]
+    #[arg(long, value_name = "FILE", default_value = OUT_DEFAULT)]
     out: PathBuf,
     /// File to write the life of each request to, as spans for an OpenTelemetry collector
     #[arg(long, value_name = "FILE")]
