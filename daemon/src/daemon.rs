@@ -204,7 +204,7 @@ impl Daemon {
             let (names, service) = (config.web.names.clone(), Arc::clone(&self.service));
             tasks.push(tokio::spawn(web::serve(web.listener(), names, service)));
         }
-        let attendant = self.attendant.map(Attendant::start);
+        let attendant = Attendant::start(self.attendant);
         if let Some(period) = sd_notify::watchdog_enabled() {
             let (mailbox, snapshot_slot) = (self.mailbox.clone(), Arc::clone(&self.snapshot_slot));
             tasks.push(tokio::spawn(watch_over(mailbox, snapshot_slot, period)));
@@ -239,10 +239,7 @@ impl Daemon {
         notify(&[NotifyState::Stopping]); // Clients wait for the next daemon at a kept socket only.
         let handover = self.registration_path.is_kept() && !died;
         info!(handover, "laxityd stops");
-        // The coordinator hears of the end of a daemon that was told to stop, and misses others.
-        if let Some(attendant) = attendant.as_ref().filter(|_| !died) {
-            attendant.leave();
-        }
+        let attendant = attendant.leave(!died);
         // New clients are refused first, so that the scheduler releases all clients there are.
         for task in &tasks[1..] {
             task.abort();
@@ -252,9 +249,7 @@ impl Daemon {
         let joined = tokio::task::spawn_blocking(move || scheduler.join()).await;
         drop(self.control_path);
         tasks[0].abort();
-        if let Some(attendant) = attendant.filter(|_| !died) {
-            attendant.end().await;
-        }
+        attendant.end().await;
         match joined {
             Ok(Ok(())) if !died => Ok(()),
             _ => Err(DaemonError::SchedulerDied),

@@ -89,6 +89,10 @@ impl StreamTask {
         })
     }
 
+    pub fn exchange(&self) -> Arc<CoordinatorExchange> {
+        Arc::clone(&self.exchange)
+    }
+
     /// Returns what ends the stream, after a word to the coordinator.
     pub fn stop(&self) -> Arc<Notify> {
         Arc::clone(&self.stop)
