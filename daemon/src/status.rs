@@ -184,7 +184,6 @@ fn port(snapshot: &Snapshot, port: &PortSnapshot) -> PortStatus {
         demotions: port.counters.demotions,
         would: port.would.clone(),
         would_ahead: port.ahead.iter().map(|count| ahead(snapshot, count)).collect(),
-        ..PortStatus::default()
     }
 }
 

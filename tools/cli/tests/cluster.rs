@@ -165,7 +165,7 @@ fn the_policy_is_shown_changed_refused_and_remembered() {
 
 #[test]
 fn only_a_host_that_is_gone_is_forgotten() {
-    let cluster = Cluster::start(false);
+    let cluster = Cluster::start();
     let there = cluster.fails(&["forget", "prefill-0"]);
     assert!(there.contains("prefill-0 is connected; stop its daemon first"), "{there}");
     let unknown = cluster.fails(&["forget", "prefil-0"]);

@@ -272,7 +272,7 @@ fn a_client_opens_only_its_own_flows() {
     assert_eq!(list.owner, FlowsOwner::Client(3, "decode".into()));
     let own = ExplainedFlow { client: 3, ..waiting(5) };
     answer(&mut top, vec![waiting(0), own.clone()]);
-    assert_eq!(top.flows.as_ref().map(|list| list.flows()), Some(&[own][..]));
+    assert_eq!(top.flows.as_ref().map(FlowList::flows), Some(&[own][..]));
     let shown = once(&top, 80, 24);
     assert!(shown.contains("client decode (3): 2 of 4 flows wait"), "{shown}");
     top.take(Ok(Status::default()), Duration::from_secs(1));
