@@ -30,8 +30,8 @@ pub(crate) const HELP: &str = "\
 The archive has: doctor, status and verify as JSON, the configurations of laxityd and of the \
 coordinator (if this host has one), versions, the text of the metrics endpoint, the journal of \
 laxityd and laxity-coordinator, counters of RDMA ports, and a trace: the file that --trace names, \
-or laxity-trace.json in this folder, where `laxity trace` puts it. manifest.json lists these parts, \
-and those that could not be read.
+or laxity-trace.json in this folder, where `laxity trace` puts it. manifest.json lists these \
+parts, and those that could not be read.
 
 Values that look like secrets (passwords, tokens, keys) are removed. Addresses and names of hosts \
 are replaced by numbers unless --with-addresses is given. An address has the same number in all \

@@ -1,8 +1,8 @@
 //! `laxity top`: what this host's daemon does, as a screen that follows it.
 //!
 //! This file has the arguments, the terminal and the keys. [`rows`] turns two answers of the daemon
-//! into rows, [`flows`] has the flows of one job or client, and [`screen`] draws them. Only this file
-//! asks the daemon or reads a clock.
+//! into rows, [`flows`] has the flows of one job or client, and [`screen`] draws them. Only this
+//! file asks the daemon or reads a clock.
 
 mod flows;
 mod rows;
@@ -32,8 +32,8 @@ are those since the last refresh.
 
 Keys: 1 to 5 or Tab change the view; arrows select; Enter opens the flows of a job or a client, \
 with the explanation of the selected flow, or the details of a port; d shows a job's clients, or \
-the details of a client; Esc goes back; s sorts by the next column, r reverses the order; / filters \
-by text; + and - change the interval; p pauses; q ends.
+the details of a client; Esc goes back; s sorts by the next column, r reverses the order; / \
+filters by text; + and - change the interval; p pauses; q ends.
 
 `laxity top --once` prints one screen and exits, for scripts and logs.";
 
@@ -211,7 +211,7 @@ impl Top {
     }
 
     /// Asks about the flows that are shown, if any are.
-    fn ask_flows(&mut self, daemon: &mut Daemon<'_>) {
+    fn ask_flows(&mut self, daemon: &mut DaemonConnection<'_>) {
         let Some(flows) = &mut self.flows else { return };
         let answers: Result<Vec<Explanation>, ControlError> =
             (flows.queries(&self.now).into_iter())
@@ -225,12 +225,12 @@ impl Top {
 }
 
 /// The daemon of this host. It connects again after a failure.
-struct Daemon<'a> {
+struct DaemonConnection<'a> {
     endpoint: &'a Endpoint,
     client: Option<ControlClient>,
 }
 
-impl Daemon<'_> {
+impl DaemonConnection<'_> {
     fn ask<T>(
         &mut self,
         question: impl FnOnce(&mut ControlClient) -> Result<T, ControlError>,
@@ -247,7 +247,7 @@ impl Daemon<'_> {
 
 /// Shows the screen until somebody ends it.
 pub(crate) fn top(args: &TopArgs) -> Result<(), TopError> {
-    let mut daemon = Daemon { endpoint: &args.endpoint, client: None };
+    let mut daemon = DaemonConnection { endpoint: &args.endpoint, client: None };
     let mut top = Top::new(args.view, args.interval, daemon.ask(ControlClient::status)?);
     if args.once {
         let asked = Instant::now();

@@ -1,4 +1,5 @@
-//! `laxity cluster hosts`, `batches`, `explain`, `drain` and `forget`: one request and one answer each.
+//! `laxity cluster hosts`, `batches`, `explain`, `drain` and `forget`: one request and one answer
+//! each.
 
 use laxity_wire::v1::{
     DrainRequest, ExplainRequest, ForgetRequest, ListBatchesRequest, ListHostsRequest,

@@ -318,7 +318,7 @@ fn opened_flows_come_from_the_daemon_and_its_silence_is_said() {
     let mut top = top(View::Jobs);
     press(&mut top, &[KeyCode::Enter]);
     let endpoint = Endpoint::new(path, 2000);
-    let mut asker = Daemon { endpoint: &endpoint, client: None };
+    let mut asker = DaemonConnection { endpoint: &endpoint, client: None };
     top.ask_flows(&mut asker);
     let of = |pid| Request::Explain(FlowQuery { pid: Some(pid), ..FlowQuery::default() });
     assert_eq!(daemon.join().expect("it answered"), [of(4001), of(4002)]);
