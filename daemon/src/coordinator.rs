@@ -20,6 +20,7 @@
 
 pub mod addresses;
 pub mod assemble;
+pub mod attendant;
 pub mod backoff;
 pub mod channel;
 pub mod credentials;
@@ -30,4 +31,5 @@ pub mod outgoing;
 mod port_loads;
 pub mod reports;
 pub mod stream;
+pub mod stream_end;
 pub mod stream_state;

@@ -22,6 +22,7 @@ use tracing::{debug, error, info, warn};
 
 use crate::config::{Config, ConfigInForce};
 use crate::coordinator::addresses::own_host;
+use crate::coordinator::attendant::Attendant;
 use crate::coordinator::exchange::CoordinatorExchange;
 use crate::coordinator::stream::StreamTask;
 use crate::descriptors::TooFew;
@@ -213,9 +214,7 @@ impl Daemon {
             let (names, service) = (config.web.names.clone(), Arc::clone(&self.service));
             tasks.push(tokio::spawn(web::serve(web.listener(), names, service)));
         }
-        if let Some(attendant) = self.attendant {
-            tasks.push(tokio::spawn(attendant.attend()));
-        }
+        let attendant = Attendant::start(self.attendant);
         if let Some(period) = sd_notify::watchdog_enabled() {
             let (mailbox, snapshot_slot) = (self.mailbox.clone(), Arc::clone(&self.snapshot_slot));
             tasks.push(tokio::spawn(watch_over(mailbox, snapshot_slot, period)));
@@ -255,6 +254,7 @@ impl Daemon {
         // Clients wait for the next daemon at a kept socket only.
         let handover = self.registration_path.is_kept() && !died;
         info!(handover, "laxityd stops");
+        let attendant = attendant.leave(!died);
         // New clients are refused first, so that the scheduler releases all clients there are.
         for task in &tasks[1..] {
             task.abort();
@@ -264,6 +264,7 @@ impl Daemon {
         let joined = tokio::task::spawn_blocking(move || scheduler.join()).await;
         drop(self.control_path);
         tasks[0].abort();
+        attendant.end().await;
         match joined {
             Ok(Ok(())) if !died => Ok(()),
             _ => Err(DaemonError::SchedulerDied),

@@ -15,6 +15,7 @@
 //! * *Distrust.* The first record that does not decode releases its client, whose memory is
 //!   corrupt. Its flows go out unscheduled, and other clients are not affected.
 
+pub mod ahead;
 mod clock;
 pub mod cluster;
 mod commands;

@@ -21,7 +21,7 @@ const JOBS_MAX: usize = 64;
 /// a few users that take all they can leave something to those that come later.
 const JOBS_PER_USER_MAX: usize = 16;
 /// The number of the job that has the clients of all further jobs.
-const OTHER: usize = 0;
+pub const OTHER: usize = 0;
 
 /// The jobs by number.
 #[derive(Debug)]

@@ -72,6 +72,9 @@ metrics! {
             |p| p.link.rho;
         Gauge laxity_port_present "1, or 0 while the host does not have the NIC"
             |p| u64::from(!p.is_absent);
+        Gauge laxity_port_rate_assumed
+            "1 while the rate is assumed: neither the configuration nor the kernel has it"
+            |p| u64::from(p.is_rate_assumed);
         Gauge laxity_port_rate_bytes_per_second "Configured rate of the port" |p| p.rate;
         Gauge laxity_port_rate_in_force_bytes_per_second
             "Rate that is left for scheduled traffic" |p| p.rate_in_force;

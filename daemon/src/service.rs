@@ -92,16 +92,12 @@ struct ServiceState {
 
 impl ServiceState {
     /// Adds what the scheduler does not know.
-    fn add_to(&self, mut status: Status, config: &Config) -> Status {
+    fn add_to(&self, mut status: Status) -> Status {
         status.configured_mode = self.mode.replaced().map_or("", Mode::name).to_owned();
         status.changes.extend(self.changes.iter().map(|(at, change)| OperatorChange {
             ago_ms: at.elapsed().as_millis() as u64,
             ..change.clone()
         }));
-        for port in &mut status.ports {
-            let nic = config.nic.get(usize::from(port.nic));
-            port.rate_assumed = nic.is_some_and(|nic| !nic.rate.is_known());
-        }
         status
     }
 }
@@ -209,7 +205,7 @@ impl Service {
                 let refused = (&self.refusals, &config.access);
                 seen.as_ref()
                     .map(|snapshot| status(snapshot, uptime_ms, refused, self.exchange()))
-                    .map(|status| self.state.lock().add_to(status, &config))
+                    .map(|status| self.state.lock().add_to(status))
                     .ok_or_else(|| "there is no snapshot yet; ask again".to_owned())
             }
             Ok(Err(_)) => Err("laxityd is stopping".to_owned()),

@@ -196,6 +196,16 @@ pub struct PortUse {
     pub in_flight_bytes: u64,
 }
 
+/// The collectives of one job that would have gone ahead of other stages in one minute.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AheadCount {
+    pub minutes_ago: u64,
+    /// The number of the job in [`Snapshot::jobs`].
+    pub job: usize,
+    pub collectives: u64,
+    pub bytes: u64,
+}
+
 #[derive(Clone, Debug)]
 pub struct PortSnapshot {
     pub nic: u8,
@@ -204,6 +214,8 @@ pub struct PortSnapshot {
     pub direction: &'static str,
     /// Whether the kernel does not have the NIC now.
     pub is_absent: bool,
+    /// Whether neither the configuration nor the kernel has the rate.
+    pub is_rate_assumed: bool,
     /// The configured rate in bytes per second.
     pub rate: u64,
     pub rate_in_force: u64,
@@ -215,6 +227,7 @@ pub struct PortSnapshot {
     pub counters: PortCounters,
     /// What enforcing would have done, by minute.
     pub would: Vec<WouldStatus>,
+    pub ahead: Vec<AheadCount>,
 }
 
 #[derive(Clone, Debug)]

@@ -4,8 +4,8 @@ use laxity_policy::{Level, Stage, Time};
 use laxity_shm::registration::Release;
 use laxity_shm::sleep::now_ns;
 use laxity_wire::{
-    ClientStatus, ClusterStatus, DistrustedOwner, LevelStatus, PermittedBytes, PortStatus,
-    SchedulerStatus, StageStatus, Status, Totals, WaitStatus,
+    AheadStatus, ClientStatus, ClusterStatus, DistrustedOwner, LevelStatus, PermittedBytes,
+    PortStatus, SchedulerStatus, StageStatus, Status, Totals, WaitStatus,
 };
 
 use crate::config::AccessConfig;
@@ -13,7 +13,7 @@ use crate::coordinator::exchange::CoordinatorExchange;
 use crate::metrics::{level_name, rows};
 use crate::owner::Owner;
 use crate::refusals::Refusals;
-use crate::stats::{ClientSnapshot, PortSnapshot, Snapshot, WaitHistogram};
+use crate::stats::{AheadCount, ClientSnapshot, JobUser, PortSnapshot, Snapshot, WaitHistogram};
 
 /// Converts `snapshot` for an operator. The other arguments come from outside the scheduler. The
 /// service adds what it knows itself.
@@ -160,6 +160,7 @@ fn port(snapshot: &Snapshot, port: &PortSnapshot) -> PortStatus {
         name: port.name.to_string(),
         direction: port.direction.to_owned(),
         absent: port.is_absent,
+        rate_assumed: port.is_rate_assumed,
         rate_bytes_per_s: port.rate,
         rate_in_force_bytes_per_s: port.rate_in_force,
         counters: port.residual.map(|it| it.source.to_owned()),
@@ -182,7 +183,22 @@ fn port(snapshot: &Snapshot, port: &PortSnapshot) -> PortStatus {
         promotions: port.counters.promotions,
         demotions: port.counters.demotions,
         would: port.would.clone(),
-        ..PortStatus::default()
+        would_ahead: port.ahead.iter().map(|count| ahead(snapshot, count)).collect(),
+    }
+}
+
+fn ahead(snapshot: &Snapshot, count: &AheadCount) -> AheadStatus {
+    let job = snapshot.jobs.get(count.job);
+    AheadStatus {
+        minutes_ago: count.minutes_ago,
+        job: job.map_or_else(String::new, |job| job.name.to_string()),
+        user: match job.map(|job| &job.user) {
+            Some(JobUser::Uid(uid)) => format!("uid {uid}"),
+            Some(JobUser::Namespace(name)) => format!("namespace {name}"),
+            Some(JobUser::Several) | None => String::new(),
+        },
+        collectives: count.collectives,
+        bytes: count.bytes,
     }
 }
 

@@ -122,6 +122,24 @@ fn every_documented_metric_is_served_and_nothing_else() {
 }
 
 #[test]
+fn a_rate_that_nobody_knows_and_the_release_of_each_library_have_metrics() {
+    let unknown = "[[nic]]\nname = \"nosuch\"\nrate = \"auto\"\n";
+    let daemon = Laxityd::start(&format!("{SMALL}{unknown}"));
+    let _client = daemon.client("worker");
+    let assumed = |nic: &str| {
+        let labels = format!("nic=\"{nic}\",direction=\"egress\"");
+        daemon.metric("laxity_port_rate_assumed", &labels)
+    };
+    let libraries =
+        |side: &str| daemon.metric("laxity_client_libraries", &format!("library=\"{side}\""));
+    until("the client is counted", || libraries("same") >= 1.0);
+    assert_eq!((libraries("older"), libraries("newer")), (0.0, 0.0));
+    assert_eq!((assumed("eth0"), assumed("nosuch")), (0.0, 1.0));
+    let said: Vec<bool> = daemon.status().ports.iter().map(|port| port.rate_assumed).collect();
+    assert_eq!(said, [false, false, true, true]);
+}
+
+#[test]
 fn a_job_keeps_its_sums_when_its_processes_leave_or_attach_anew() {
     let daemon = Laxityd::start(SMALL);
     let uid = nix::unistd::getuid();

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use laxity_client::{Client, Direction, Flow, Hint, Lane, Options, Stage, Ticket};
 use laxity_shm::record::Record;
-use laxity_wire::WouldStatus;
+use laxity_wire::{AheadStatus, WouldStatus};
 use support::{ByHand, Laxityd, SMALL, SOON, eventually, flow, goes_scheduled, send, take, until};
 
 #[test]
@@ -149,6 +149,11 @@ fn observe_accounts_for_bytes_and_delays_none() {
         let seen = (would(|it| it.flows), would(|it| it.delayed_flows));
         seen == (18, 16) && would(|it| it.collectives_ahead) == 1
     });
+    let ahead = &daemon.status().ports[0].would_ahead;
+    let whose = |it: &AheadStatus| (it.job.clone(), it.user.clone(), it.collectives, it.bytes);
+    let uid = nix::unistd::getuid();
+    let expected = ("worker".to_owned(), format!("uid {uid}"), 1, 1 << 16);
+    assert_eq!(ahead.iter().map(whose).collect::<Vec<_>>(), [expected]);
 }
 
 #[test]

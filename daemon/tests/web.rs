@@ -54,6 +54,8 @@ fn a_browser_shows_ports_clients_waits_and_what_is_wrong() {
     for word in ["eth0 egress", "eth0 ingress", "119 MiB/s", "of 256 KiB", "prefill→decode"] {
         assert!(part(&dom, "ports-title").contains(word), "{word}: {dom}");
     }
+    let changes = part(&dom, "changes-title");
+    assert!(changes.contains("bypass is on: everything goes out unscheduled"), "{changes}");
     let clients = part(&dom, "clients-title");
     assert!(clients.contains("prefill") && clients.contains("&lt;img src=x&gt;"), "{clients}");
     assert!(!dom.contains("<img"), "names are text: {dom}");

@@ -30,6 +30,10 @@ fn a_trace_shows_each_flow_of_a_sender_and_why_it_waited() {
     assert!(!nobody.status.success());
     assert!(nobody.stderr.contains("saw no flow"), "{nobody:?}");
 
+    let nowhere = format!("trace --control {control} --out {out} --otlp http://127.0.0.1:9");
+    let nowhere = laxity(&words(&nowhere));
+    assert!(!nowhere.status.success() && nowhere.stderr.contains("--otlp FILE"), "{nowhere:?}");
+
     let same = format!("trace --control {control} --out {out} --otlp {out}");
     let same = laxity(&words(&same));
     assert!(same.stderr.contains("name the same file"), "{same:?}");

@@ -156,6 +156,39 @@ impl Cluster {
         self.hosts.lose(id, stream, until);
     }
 
+    /// Notes that the daemon of a stream stops on purpose.
+    pub fn leaves(&mut self, now: Time, id: HostId, stream: u64) {
+        if let Some(host) = self.hosts.speaking(id, stream) {
+            (host.heard_at, host.left) = (now, true);
+        }
+    }
+
+    /// Removes a host that is gone for good from the list. Its reports end at once.
+    ///
+    /// # Errors
+    /// The host is there, is drained, or is not known. The error is text for the operator.
+    pub fn forget(&mut self, now: Time, name: &str) -> Result<(), String> {
+        if self.hosts.drained.contains_key(name) {
+            return Err(format!(
+                "{name} is drained, which outlasts its daemon; take that back first: `laxity \
+                 cluster drain {name} --undo`"
+            ));
+        }
+        let known = self.hosts.names.get(name).copied();
+        if known.and_then(|id| self.hosts.get(id)).is_some_and(|host| host.stream.is_some()) {
+            return Err(format!("{name} is connected; stop its daemon first"));
+        }
+        if let Some(id) = known {
+            self.forget_host(now, id);
+        }
+        let was_missing = self.hosts.missing.remove(name).is_some();
+        if known.is_some() || was_missing {
+            Ok(())
+        } else {
+            Err(format!("no host {name} is known"))
+        }
+    }
+
     pub fn host_changed(&self, name: &str) -> v1::HostChanged {
         let host = self.hosts.named(name);
         v1::HostChanged {

@@ -36,14 +36,15 @@ impl Cluster {
             drain: Some(drain.to_wire(now)),
             ..v1::HostStatus::default()
         }));
-        let missing = self.hosts.missing.iter().filter(|(name, (_, heard_at))| {
-            let is_recent = now.since(*heard_at) < MISSING_MAX_AGE;
+        let missing = self.hosts.missing.iter().filter(|(name, host)| {
+            let is_recent = now.since(host.heard_at) < MISSING_MAX_AGE;
             is_recent && !self.hosts.drained.contains_key(*name)
         });
-        hosts.extend(missing.map(|(name, &(tenant, heard_at))| v1::HostStatus {
+        hosts.extend(missing.map(|(name, host)| v1::HostStatus {
             host: name.clone(),
-            tenant: self.settings.tenants.name(tenant).to_owned(),
-            silent_ns: Some(now.since(heard_at).0),
+            tenant: self.settings.tenants.name(host.tenant).to_owned(),
+            silent_ns: Some(now.since(host.heard_at).0),
+            left: host.left,
             ..v1::HostStatus::default()
         }));
         hosts.sort_by(|one, other| one.host.cmp(&other.host));
@@ -54,6 +55,7 @@ impl Cluster {
             run: self.workload.admission.counters().runs,
             leading: true, // Without an election; `Shared` knows better.
             leader: String::new(),
+            software: format!("laxity-coordinator {}", env!("CARGO_PKG_VERSION")),
         }
     }
 
@@ -115,6 +117,7 @@ impl Cluster {
             completed_flows: host.counters.completed_flows,
             missed_flows: host.counters.missed_flows,
             drain: (self.hosts.drained.get(&host.name)).map(|drain| drain.to_wire(now)),
+            left: host.left && host.stream.is_none(),
         }
     }
 

@@ -84,6 +84,8 @@ pub(super) struct Host {
     /// When the host is forgotten, if it has no stream.
     pub(super) lost_at: Time,
     pub(super) heard_at: Time,
+    /// Whether its daemon said that it stops, on the last stream.
+    pub(super) left: bool,
     /// The rate at which the host begins streams.
     pub(super) hellos: Pace,
     pub(super) capabilities: Vec<v1::Capability>,
@@ -119,6 +121,7 @@ impl Host {
     pub(super) fn begin_stream(&mut self, now: Time, stream: u64, hello: &v1::Hello) {
         self.stream = Some(stream);
         self.heard_at = now;
+        self.left = false;
         self.settings = None;
         self.software = hello.software.chars().take(64).collect();
         self.capabilities = v1::common_capabilities(&CAPABILITIES, &hello.capabilities);

@@ -18,14 +18,22 @@ pub(super) const MISSING_MAX_AGE: Span = Span::from_millis(24 * 3600 * 1000);
 /// Maximum number of missing hosts that are remembered.
 const MISSING_MAX: usize = 1000;
 
+/// What is left of a forgotten host.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct MissingHost {
+    pub(super) tenant: Tenant,
+    pub(super) heard_at: Time,
+    pub(super) left: bool,
+}
+
 #[derive(Debug, Default)]
 pub(super) struct Hosts {
     slots: Vec<Option<Host>>,
     pub(super) names: HashMap<String, HostId>,
     /// Hosts without a stream, by the time at which they are forgotten.
     lost: BTreeSet<(Time, HostId)>,
-    /// Forgotten hosts that did not come back: tenant, and when they were last heard.
-    pub(super) missing: BTreeMap<String, (Tenant, Time)>,
+    /// Forgotten hosts that did not come back.
+    pub(super) missing: BTreeMap<String, MissingHost>,
     /// Hosts that operators took out of the cluster order.
     pub(super) drained: BTreeMap<String, Note>,
     pub(super) port_hosts: Vec<Option<HostId>>,
@@ -133,15 +141,15 @@ impl Hosts {
 
     /// Notes that a forgotten host is missing. The one that is missing for longest makes room.
     fn miss(&mut self, host: Host) {
-        let heard_at = host.heard_at;
-        self.missing.retain(|_, (_, at)| heard_at.since(*at) < MISSING_MAX_AGE);
+        let Host { tenant, heard_at, left, .. } = host;
+        self.missing.retain(|_, other| heard_at.since(other.heard_at) < MISSING_MAX_AGE);
         if self.missing.len() >= MISSING_MAX {
-            let oldest = self.missing.iter().min_by_key(|(_, (_, at))| *at);
+            let oldest = self.missing.iter().min_by_key(|(_, other)| other.heard_at);
             if let Some(name) = oldest.map(|(name, _)| name.clone()) {
                 self.missing.remove(&name);
             }
         }
-        self.missing.insert(host.name, (host.tenant, heard_at));
+        self.missing.insert(host.name, MissingHost { tenant, heard_at, left });
     }
 
     /// Returns the host that is forgotten next, and when.

@@ -184,6 +184,52 @@ fn a_forgotten_host_is_listed_as_missing_for_a_day_unless_it_comes_back() {
 }
 
 #[test]
+fn a_host_whose_daemon_was_stopped_is_listed_so_until_it_comes_back() {
+    let mut world = World::new();
+    let (a, b) = (world.join("a"), world.join("b"));
+    for daemon in [&a, &b] {
+        world.cluster.leaves(world.now, daemon.id, daemon.stream);
+    }
+    world.detach(&a);
+    let left = |world: &World| -> Vec<bool> {
+        let hosts = world.cluster.list_hosts(world.now).hosts;
+        hosts.iter().map(|host| host.left).collect()
+    };
+    assert_eq!(left(&world), [true, false], "b has not ended its stream");
+    world.now = world.now + Span::from_millis(3_600_000);
+    world.cluster.poll(world.now);
+    assert_eq!((left(&world), world.counters().hosts), (vec![true, false], 1), "a is forgotten");
+    let again = world.join("a");
+    world.detach(&again);
+    assert_eq!(left(&world), [false, false], "this time it said nothing");
+}
+
+#[test]
+fn a_host_that_is_gone_can_be_taken_off_the_list_and_others_cannot() {
+    let mut world = World::new();
+    let mut lost = world.join("lost");
+    world.report(&mut lost, [arrived(1, [request(11, 900, 10)])]);
+    let missing = world.join("missing");
+    world.detach(&missing);
+    world.now = world.now + Span::from_millis(3_600_000);
+    world.cluster.poll(world.now);
+    world.detach(&lost);
+    world.join("there");
+    world.drain("drained", true).expect("it may");
+    for (name, why) in [("there", "connected"), ("drained", "--undo"), ("never", "known")] {
+        let refused = world.cluster.forget(world.now, name).expect_err(name);
+        assert!(refused.contains(why), "{refused}");
+    }
+    for name in ["lost", "missing"] {
+        world.cluster.forget(world.now, name).expect("it is gone");
+    }
+    world.cluster.audit().expect("no trace of its reports");
+    assert_eq!(world.counters().batches, 0);
+    let hosts = world.cluster.list_hosts(world.now).hosts;
+    assert!(hosts.iter().map(|host| host.host.as_str()).eq(["drained", "there"]), "{hosts:?}");
+}
+
+#[test]
 fn of_many_missing_hosts_those_that_left_last_are_remembered() {
     let mut world = World::new();
     for n in 0..1100 {

@@ -293,6 +293,10 @@ fn take(
             shared.cluster().resync(id, stream);
             shared.stir();
         }
+        Some(from_daemon::Message::Leaving(_)) => {
+            info!(host = %hello.host, "a daemon stops");
+            shared.cluster().leaves(now, id, stream);
+        }
         Some(from_daemon::Message::Hello(_)) => {
             let detail = "a stream has one Hello";
             return Some(goodbye(GoodbyeReason::Protocol, detail));

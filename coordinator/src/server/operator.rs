@@ -5,8 +5,8 @@ use std::sync::Arc;
 use laxity_policy::Time;
 use laxity_wire::v1::operator_server::Operator;
 use laxity_wire::v1::{
-    DrainRequest, DrainResponse, ExplainRequest, ExplainResponse, GetPolicyRequest,
-    GetPolicyResponse, ListBatchesRequest, ListBatchesResponse, ListHostsRequest,
+    DrainRequest, DrainResponse, ExplainRequest, ExplainResponse, ForgetRequest, ForgetResponse,
+    GetPolicyRequest, GetPolicyResponse, ListBatchesRequest, ListBatchesResponse, ListHostsRequest,
     ListHostsResponse, SetPolicyRequest, SetPolicyResponse, WatchEvent, WatchKind, WatchRequest,
     watch_event::Event,
 };
@@ -181,6 +181,25 @@ impl Operator for OperatorService {
         self.shared.stir();
         self.shared.tell_watchers(Event::Host(changed));
         Ok(Response::new(DrainResponse { batches }))
+    }
+
+    async fn forget(
+        &self,
+        request: Request<ForgetRequest>,
+    ) -> Result<Response<ForgetResponse>, Status> {
+        let author = ProvenPeer::operator(&request)?.name();
+        let host = &request.get_ref().host;
+        self.must_lead()?;
+        // The next leader does not know of hosts that are gone, so nothing is saved for it.
+        let changed = {
+            let mut cluster = self.shared.cluster();
+            cluster.forget(self.shared.now(), host).map_err(Status::failed_precondition)?;
+            cluster.host_changed(host)
+        };
+        info!(%author, %host, "a host that is gone was forgotten");
+        self.shared.stir();
+        self.shared.tell_watchers(Event::Host(changed));
+        Ok(Response::new(ForgetResponse {}))
     }
 
     async fn watch(&self, request: Request<WatchRequest>) -> Result<Response<WatchEvents>, Status> {

@@ -144,6 +144,7 @@ function standing(host) {
     const said = drain ? ` ${span(drain.age_ns)} ago${by}` + (drain.comment ? `: “${drain.comment}”` : "") : "";
     return make("span", {}, make("span", { class: "warn" }, "drained"), said);
   }
+  if (host.left) return make("span", { class: "faint" }, "stopped");
   return host.connected ? make("span", { class: "good" }, "connected") : make("span", { class: "bad" }, "not connected");
 }
 
@@ -151,7 +152,7 @@ const queued = (host) => host.ports.reduce((sum, port) => sum + port.queued_byte
 const lateness = (host) => (host.completed_flows ? host.missed_flows / host.completed_flows : -1);
 const HOST = [
   ["Host", (host) => only("find", host.host), false, (host) => host.host],
-  ["State", standing, false, (host) => 2 * host.drained + !host.connected],
+  ["State", standing, false, (host) => 4 * host.drained + 2 * (!host.connected && !host.left) + host.left],
   ["Waiting", (host) => bytes(queued(host)), true, queued],
   ["Batches", (host) => host.batches, true, (host) => host.batches],
   ["Requests", (host) => host.requests, true, (host) => host.requests],

@@ -1,7 +1,7 @@
 //! The page's data as one JSON document: `GET /api/state`. Its size is bounded for any cluster: it
 //! has sums over everything, and the hosts and batches that matter most.
 
-use laxity_wire::compare::compared;
+use laxity_wire::compare::{HostAbsence, compared};
 use laxity_wire::finding::{Finding, Severity};
 use laxity_wire::v1::{self, BatchStatus, HostStatus, PolicyRevision, TenantStatus};
 use laxity_wire::view::{self, Queue};
@@ -40,7 +40,8 @@ pub(super) struct WebState {
     totals: ClusterTotals,
     queues: QueueTotals,
     attainment: Attainment,
-    /// The first [`HOSTS_MAX`] hosts: drained and lost ones first, then by queued bytes.
+    /// The first [`HOSTS_MAX`] hosts: drained and lost ones first, then by queued bytes, and those
+    /// that were stopped or are long gone last.
     hosts: Vec<HostStatus>,
     batches: Vec<BatchStatus>,
     /// Batches that would be late or have pruned requests.
@@ -139,7 +140,12 @@ fn first(mut hosts: Vec<HostStatus>) -> Vec<HostStatus> {
     hosts.sort_by_key(|host| {
         let waits: u64 = host.ports.iter().map(|port| port.queued_bytes).sum();
         // The sort is stable, so equal hosts stay in the order of their names.
-        (!host.drained && host.connected, core::cmp::Reverse(waits))
+        let place = match HostAbsence::of(host) {
+            Some(HostAbsence::Lost) => 0,
+            Some(HostAbsence::LongGone | HostAbsence::Stopped) => 2,
+            None => usize::from(!host.drained),
+        };
+        (place, core::cmp::Reverse(waits))
     });
     hosts.truncate(HOSTS_MAX);
     hosts
@@ -215,8 +221,10 @@ mod tests {
             host("b", true, &[5]),
             host("c", false, &[0]),
             host("d", true, &[1]),
+            HostStatus { left: true, ..host("0", false, &[0]) },
+            HostStatus { silent_ns: Some(u64::MAX), ..host("1", false, &[0]) },
         ];
         let names: Vec<String> = first(hosts.into()).into_iter().map(|host| host.host).collect();
-        assert_eq!(names, ["c", "b", "a", "d"]);
+        assert_eq!(names, ["c", "b", "a", "d", "0", "1"]);
     }
 }

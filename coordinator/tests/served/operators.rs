@@ -2,8 +2,8 @@
 
 use laxity_coordinator::config::Config;
 use laxity_wire::v1::{
-    DrainRequest, ExplainRequest, GetPolicyRequest, ListBatchesRequest, Policy, SetPolicyRequest,
-    WatchKind, WatchRequest, from_coordinator::Message, watch_event,
+    DrainRequest, ExplainRequest, ForgetRequest, GetPolicyRequest, ListBatchesRequest, Policy,
+    SetPolicyRequest, WatchKind, WatchRequest, from_coordinator::Message, watch_event,
 };
 use tonic::Code;
 use tonic_health::pb::HealthCheckRequest;
@@ -83,6 +83,22 @@ async fn a_drained_host_is_told_and_forgotten_and_asked_again_when_it_is_back() 
     assert_eq!(daemon.served(), [1]);
     let again = operator.drain(drain(false)).await.expect_err("is not drained");
     assert_eq!(again.code(), Code::FailedPrecondition);
+}
+
+#[tokio::test]
+async fn a_daemon_that_stops_says_so_and_its_host_can_be_forgotten() {
+    let served = Served::start(Config::default()).await;
+    let daemon = served.settled("a", vec![arrived(1, 900)]).await;
+    let mut operator = served.operator().await;
+    let forget = || ForgetRequest { host: "a".into() };
+    let refused = operator.forget(forget()).await.expect_err("it is there");
+    assert_eq!(refused.code(), Code::FailedPrecondition);
+    daemon.leave().await;
+    let told = served.hosts().await;
+    assert_eq!((told.hosts[0].connected, told.hosts[0].left), (false, true), "{told:?}");
+    assert!(told.software.starts_with("laxity-coordinator "), "{told:?}");
+    operator.forget(forget()).await.expect("it is gone");
+    assert!(served.hosts().await.hosts.is_empty());
 }
 
 #[tokio::test]

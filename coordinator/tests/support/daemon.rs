@@ -158,6 +158,13 @@ impl Daemon {
         let _ = self.to.send(FromDaemon { message }).await;
     }
 
+    /// Ends as a daemon does that is told to stop.
+    pub(crate) async fn leave(mut self) {
+        self.say(from_daemon::Message::Leaving(v1::Leaving {})).await;
+        drop(self.to);
+        while let Ok(Some(_)) = self.from.message().await {}
+    }
+
     pub(crate) async fn report(&mut self, events: Vec<Kind>) {
         self.piece(SnapshotPiece::Unspecified, events).await;
     }

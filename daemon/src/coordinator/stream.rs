@@ -13,11 +13,10 @@ use laxity_policy::{Span, Time};
 use laxity_shm::sleep::now_ns;
 use laxity_wire::v1::coordination_client::CoordinationClient;
 use laxity_wire::v1::{
-    self, Ack, Event, FromCoordinator, FromDaemon, Goodbye, GoodbyeReason, Heartbeat, Hello, Nack,
-    NackReason, Report, SnapshotPiece, Welcome, event::Event as Kind, from_coordinator,
-    from_daemon::Message,
+    self, Ack, Event, FromCoordinator, FromDaemon, Goodbye, Heartbeat, Hello, Nack, NackReason,
+    Report, SnapshotPiece, Welcome, event::Event as Kind, from_coordinator, from_daemon::Message,
 };
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Notify, mpsc, watch};
 use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Streaming;
@@ -26,6 +25,7 @@ use tracing::{debug, info, warn};
 use super::assemble::{Assembled, OrderAssembler};
 use super::backoff::Backoff;
 use super::exchange::CoordinatorExchange;
+use super::stream_end::{NICS_CHANGED, STOPS, StreamEnd, leave, shortened};
 use super::stream_state::{CAPABILITIES, StreamState};
 use super::{addresses, channel};
 use crate::config::{ConfigInForce, CoordinatorConfig, NicConfig};
@@ -39,8 +39,6 @@ const SNAPSHOT_EVERY: Span = Span::from_millis(1000);
 /// Maximum number of messages that wait for the connection.
 const OUTBOUND: usize = 2;
 const MESSAGE_BYTES_MAX: usize = 4 * v1::MESSAGE_BYTES_MAX;
-/// Longest text of a coordinator that is shown, in characters.
-const TEXT_MAX: usize = 300;
 
 #[derive(Debug)]
 pub struct StreamTask {
@@ -55,27 +53,8 @@ pub struct StreamTask {
     mailbox: Mailbox,
     snapshots: watch::Receiver<Option<Arc<Snapshot>>>,
     assembler: OrderAssembler,
-}
-
-/// Why a stream ended.
-#[derive(Debug, Default)]
-pub struct StreamEnd {
-    pub problem: String,
-    /// Whether an order came, so that the stream was useful.
-    ordered: bool,
-    /// Shortest wait before the next attempt.
-    retry_after: Duration,
-    /// The coordinator to try instead.
-    leader: Option<String>,
-}
-
-/// The end of a stream whose Hello no longer says which NICs this host has.
-const NICS_CHANGED: &str = "the NICs of this host changed";
-
-impl StreamEnd {
-    fn because(problem: impl Into<String>) -> Self {
-        Self { problem: problem.into(), ..Self::default() }
-    }
+    /// Notified when the daemon stops.
+    stop: Arc<Notify>,
 }
 
 fn now() -> Time {
@@ -92,10 +71,6 @@ fn random() -> u64 {
     RandomState::new().build_hasher().finish()
 }
 
-fn shortened(text: &str) -> String {
-    text.chars().filter(|c| !c.is_control()).take(TEXT_MAX).collect()
-}
-
 impl StreamTask {
     /// Makes the task for the coordinator that the configuration names, if it names one.
     pub fn new(in_force: &ConfigInForce, scheduler: &SchedulerHandle) -> Option<Self> {
@@ -110,10 +85,20 @@ impl StreamTask {
             mailbox: scheduler.mailbox.clone(),
             snapshots: scheduler.snapshots.clone(),
             assembler: OrderAssembler::default(),
+            stop: Arc::default(),
         })
     }
 
-    /// Runs for as long as the daemon.
+    pub fn exchange(&self) -> Arc<CoordinatorExchange> {
+        Arc::clone(&self.exchange)
+    }
+
+    /// Returns what ends the stream, after a word to the coordinator.
+    pub fn stop(&self) -> Arc<Notify> {
+        Arc::clone(&self.stop)
+    }
+
+    /// Runs for as long as the daemon, or until it stops while there is a stream.
     pub async fn attend(mut self) {
         let mut backoff =
             Backoff::new(self.config.backoff_min.into(), self.config.backoff_max.into());
@@ -124,6 +109,9 @@ impl StreamTask {
             let url = elsewhere.take().unwrap_or_else(|| self.config.endpoint.clone());
             let connects = self.exchange.view().connects;
             let ended = self.once(&url).await;
+            if ended.problem == STOPS {
+                return;
+            }
             self.exchange.end(&self.mailbox);
             let is_there = self.exchange.view().connects > connects;
             self.exchange.update_view(|view| {
@@ -177,7 +165,9 @@ impl StreamTask {
         let welcome = match timeout(WELCOME_MAX, inbound.message()).await {
             Ok(Ok(Some(frame))) => match frame.message {
                 Some(from_coordinator::Message::Welcome(welcome)) => welcome,
-                Some(from_coordinator::Message::Goodbye(last)) => return self.parted(&last, url),
+                Some(from_coordinator::Message::Goodbye(last)) => {
+                    return StreamEnd::parted(&last, url, &self.config);
+                }
                 _ => return StreamEnd::because("it did not begin with a Welcome"),
             },
             Ok(Ok(None)) => return StreamEnd::because("it ended the stream"),
@@ -195,9 +185,12 @@ impl StreamTask {
             }
         };
         let mut ended = match self.converse(&mut stream, &outbound, &mut inbound).await {
-            Ok(last) => self.parted(&last, url),
+            Ok(last) => StreamEnd::parted(&last, url, &self.config),
             Err(problem) => StreamEnd::because(problem),
         };
+        if ended.problem == STOPS {
+            leave(outbound, &mut inbound).await;
+        }
         ended.ordered = stream.ordered;
         ended
     }
@@ -289,26 +282,6 @@ impl StreamTask {
         self.exchange.begin(&self.mailbox, events_max, age_max_ns);
     }
 
-    /// Converts a goodbye to the rules for coming back.
-    fn parted(&self, last: &Goodbye, url: &str) -> StreamEnd {
-        let most = Duration::from(self.config.backoff_max);
-        let detail = shortened(&last.detail);
-        let leader = match last.reason() {
-            GoodbyeReason::NotLeader => channel::redirection(url, &last.leader, &self.config),
-            _ => None,
-        };
-        StreamEnd {
-            problem: format!("it said goodbye ({:?}): {detail}", last.reason()),
-            retry_after: match last.reason() {
-                GoodbyeReason::Incompatible => most,
-                _ if leader.is_some() => Duration::ZERO,
-                _ => Duration::from_nanos(last.retry_after_ns).min(most),
-            },
-            leader,
-            ordered: false,
-        }
-    }
-
     /// Runs the stream until it ends, with a goodbye or for another reason.
     async fn converse(
         &mut self,
@@ -316,7 +289,7 @@ impl StreamTask {
         outbound: &mpsc::Sender<FromDaemon>,
         inbound: &mut Streaming<FromCoordinator>,
     ) -> Result<Goodbye, String> {
-        let exchange = Arc::clone(&self.exchange);
+        let (exchange, stop) = (Arc::clone(&self.exchange), self.stop());
         loop {
             if self.have_nics_changed() {
                 return Err(NICS_CHANGED.into());
@@ -348,6 +321,7 @@ impl StreamTask {
                     }
                     Err(_) => return Err("it ended the stream".into()),
                 },
+                () = stop.notified() => return Err(STOPS.into()),
                 () = exchange.report_ready(), if !pending => {}
                 () = sleep_until(beat_at), if !pending => {}
             }

@@ -356,7 +356,7 @@ impl Intake {
         let spec = self.spec(from, at, flow);
         let port = &mut self.ports[usize::from(index)];
         port.counters.stages[spec.stage.index()].on_credit(spec.bytes);
-        port.observed(self.now, &spec);
+        port.observed(self.now, from.state.job, &spec);
         let decision = SubmitDecision {
             outcome: SubmitOutcome::Observed,
             accounting: Accounting::Nobody,

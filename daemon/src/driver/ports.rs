@@ -37,6 +37,7 @@ pub struct DriverPort {
     pub residual: Option<PortResidual>,
     /// Whether the kernel does not have the NIC now. Its flows go out unscheduled.
     pub is_absent: bool,
+    is_rate_assumed: bool,
     nic: u8,
     name: Arc<str>,
     direction: &'static str,
@@ -71,6 +72,7 @@ pub fn configure(
         let Some(nic) = config.nic.get(at / 2) else { break };
         port.configure(now, config.link(nic))?;
         port.is_absent = nic.absent;
+        port.is_rate_assumed = !nic.rate.is_known();
         // A NIC that `default` stood for has its own name now. What was counted stays `default`'s.
         if *port.name != *nic.name {
             port.name = nic.name.as_str().into();
@@ -99,6 +101,7 @@ pub fn configure(
                 configured: (nic.rate.bytes_per_s, nic.window_bytes()),
                 residual: None,
                 is_absent: nic.absent,
+                is_rate_assumed: !nic.rate.is_known(),
                 nic: index as u8,
                 name: Arc::clone(&name),
                 direction,
@@ -177,13 +180,13 @@ impl DriverPort {
     }
 
     /// Counts what enforcing would have done to a flow that was sent without a permit.
-    pub fn observed(&mut self, now: Time, spec: &FlowSpec) {
+    pub fn observed(&mut self, now: Time, job: usize, spec: &FlowSpec) {
         if self.shadow.is_none() {
             // The link has the same configuration, so it is valid.
             self.shadow = ShadowLink::new(self.link.config().clone()).ok().map(Box::new);
         }
         if let Some(shadow) = &mut self.shadow {
-            shadow.flow(now, spec);
+            shadow.flow(now, job, spec);
         }
     }
 
@@ -319,6 +322,8 @@ impl DriverPort {
     #[must_use]
     pub fn snapshot(&mut self, now: Time) -> PortSnapshot {
         let link = self.count();
+        let would = self.shadow.as_mut().map(|shadow| shadow.minutes(now)).unwrap_or_default();
+        let ahead = self.shadow.as_ref().map(|shadow| shadow.ahead_by_job(now));
         let config = self.link.config();
         PortSnapshot {
             nic: self.nic,
@@ -330,9 +335,11 @@ impl DriverPort {
             window_bytes: config.window_bytes,
             levels: config.levels,
             is_absent: self.is_absent,
+            is_rate_assumed: self.is_rate_assumed,
             link,
             counters: self.counters.clone(),
-            would: self.shadow.as_mut().map(|shadow| shadow.minutes(now)).unwrap_or_default(),
+            would,
+            ahead: ahead.unwrap_or_default(),
         }
     }
 }

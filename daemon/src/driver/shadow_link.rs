@@ -19,6 +19,9 @@ use laxity_policy::link::Link;
 use laxity_policy::{Action, Event, FlowId, FlowSpec, Level, LinkConfig, Span, Stage, Time};
 use laxity_wire::WouldStatus;
 
+use super::ahead::AheadByJob;
+use crate::stats::AheadCount;
+
 const MINUTES_MAX: usize = 60;
 const MINUTE: u64 = 60_000_000_000;
 /// Maximum number of flows here. More means that the port is faster than its configured rate.
@@ -44,6 +47,8 @@ struct Waiting {
     since: Time,
     bytes: u64,
     stage: Stage,
+    /// The number of the job in [`crate::jobs`].
+    job: usize,
 }
 
 #[derive(Debug)]
@@ -64,6 +69,7 @@ pub struct ShadowLink {
     promotions: u64,
     /// Minutes in which something happened, by number.
     minutes: VecDeque<(u64, WouldStatus)>,
+    ahead_by_job: AheadByJob,
 }
 
 impl ShadowLink {
@@ -80,6 +86,7 @@ impl ShadowLink {
             seen: Time::ZERO,
             promotions: 0,
             minutes: VecDeque::new(),
+            ahead_by_job: AheadByJob::default(),
         })
     }
 
@@ -101,8 +108,8 @@ impl ShadowLink {
         self.serve(now);
     }
 
-    /// Takes a flow that was sent without a permit.
-    pub fn flow(&mut self, now: Time, spec: &FlowSpec) {
+    /// Takes a flow of a job that was sent without a permit.
+    pub fn flow(&mut self, now: Time, job: usize, spec: &FlowSpec) {
         self.advance(now);
         self.last = now;
         let ahead = self.ahead.saturating_add(spec.bytes);
@@ -119,7 +126,7 @@ impl ShadowLink {
         let flow = FlowId(self.next);
         self.next += 1;
         let (bytes, stage) = (spec.bytes, spec.stage);
-        self.waiting.insert(flow, Waiting { since: now, bytes, stage });
+        self.waiting.insert(flow, Waiting { since: now, bytes, stage, job });
         if stage != Stage::Collective {
             self.others.insert(flow);
         }
@@ -138,6 +145,12 @@ impl ShadowLink {
             last.promotions += self.link.snapshot().promotions - self.promotions;
         }
         minutes
+    }
+
+    /// Returns the collectives that would have gone ahead, by minute and job. Call
+    /// [`Self::minutes`] first.
+    pub fn ahead_by_job(&self, now: Time) -> Vec<AheadCount> {
+        self.ahead_by_job.counts(minute_of(now))
     }
 
     fn minute(&mut self, at: Time) -> &mut WouldStatus {
@@ -228,6 +241,9 @@ impl ShadowLink {
             minute.delayed_bytes += waited.bytes;
             minute.delay_ns += delay.0;
         }
+        if overtakes {
+            self.ahead_by_job.count(minute_of(at), waited.job, waited.bytes);
+        }
     }
 }
 
@@ -271,7 +287,7 @@ mod tests {
     fn flows_that_fit_the_window_would_not_have_waited() {
         let mut shadow = shadow();
         for ms in 0..50 {
-            shadow.flow(at_ms(ms * 10), &spec(Stage::P2d, MIB));
+            shadow.flow(at_ms(ms * 10), 1, &spec(Stage::P2d, MIB));
         }
         let sum = sum(&mut shadow);
         assert_eq!((sum.flows, sum.delayed_flows, sum.collectives_ahead), (50, 0, 0));
@@ -281,10 +297,13 @@ mod tests {
     fn a_collective_would_have_overtaken_what_waits_for_the_window() {
         let mut shadow = shadow();
         for _ in 0..40 {
-            shadow.flow(at_ms(1), &spec(Stage::P2d, MIB));
+            shadow.flow(at_ms(1), 1, &spec(Stage::P2d, MIB));
         }
-        shadow.flow(at_ms(2), &spec(Stage::Collective, MIB / 4));
+        shadow.flow(at_ms(2), 2, &spec(Stage::Collective, MIB / 4));
         shadow.advance(at_ms(1000));
+        let ahead = shadow.ahead_by_job(at_ms(1000));
+        let row = AheadCount { minutes_ago: 0, job: 2, collectives: 1, bytes: MIB / 4 };
+        assert_eq!(ahead, [row], "the job of the collective, not that of what it overtakes");
         let sum = sum(&mut shadow);
         assert_eq!((sum.flows, sum.collectives_ahead), (41, 1));
         assert!(sum.delayed_flows >= 36, "all beyond the window: {sum:?}");
@@ -298,13 +317,13 @@ mod tests {
     fn an_hour_is_remembered_and_what_waits_is_bounded() {
         let mut shadow = shadow();
         for minute in 0..70 {
-            shadow.flow(Time(minute * MINUTE), &spec(Stage::P2d, 1));
+            shadow.flow(Time(minute * MINUTE), 1, &spec(Stage::P2d, 1));
         }
         let minutes = shadow.minutes(Time(70 * MINUTE));
         let ago = |at: usize| minutes[at].minutes_ago;
         assert_eq!((minutes.len(), ago(0), ago(59)), (MINUTES_MAX, 60, 1));
         for _ in 0..WAITING_MAX + 100 {
-            shadow.flow(Time(70 * MINUTE), &spec(Stage::P2d, MIB));
+            shadow.flow(Time(70 * MINUTE), 1, &spec(Stage::P2d, MIB));
         }
         assert!(shadow.waiting.len() <= WAITING_MAX);
         assert!(shadow.minutes(Time::ZERO).last().is_some_and(|minute| minute.lost_flows > 0));
@@ -312,17 +331,17 @@ mod tests {
     #[test]
     fn a_flow_without_end_is_not_taken_and_one_that_takes_too_long_at_once_is_given_up() {
         let mut shadow = shadow();
-        shadow.flow(at_ms(1), &spec(Stage::P2d, 1 << 50));
+        shadow.flow(at_ms(1), 1, &spec(Stage::P2d, 1 << 50));
         assert!(shadow.waiting.is_empty() && shadow.ahead == 0);
-        shadow.flow(at_ms(1), &spec(Stage::P2d, 5 << 30));
-        shadow.flow(at_ms(1), &spec(Stage::P2d, MIB));
+        shadow.flow(at_ms(1), 1, &spec(Stage::P2d, 5 << 30));
+        shadow.flow(at_ms(1), 1, &spec(Stage::P2d, MIB));
         assert!(shadow.is_hinted(at_ms(60_000)));
         shadow.advance(at_ms(4000));
         assert!(shadow.waiting.is_empty() && shadow.wire.is_empty() && shadow.ahead == 0);
         assert!(!shadow.is_hinted(at_ms(60_000)), "it rests");
         let lost: u64 = shadow.minutes(Time::ZERO).iter().map(|minute| minute.lost_flows).sum();
         assert_eq!(lost, 1, "the endless one; the short one goes before the long one");
-        shadow.flow(at_ms(5000), &spec(Stage::P2d, MIB));
+        shadow.flow(at_ms(5000), 1, &spec(Stage::P2d, MIB));
         shadow.advance(at_ms(5100));
         assert_eq!((shadow.ahead, shadow.waiting.len()), (0, 0), "it goes on");
     }

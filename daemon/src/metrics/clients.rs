@@ -2,7 +2,10 @@
 //! client's lines end with the client, and the recorder keeps all that it ever had. There are at
 //! most `scheduler.clients_max` clients.
 
+use std::cmp::Ordering;
 use std::fmt::Write;
+
+use laxity_shm::registration::Release;
 
 use crate::stats::ClientSnapshot;
 
@@ -21,7 +24,24 @@ const METRICS: [TextMetric<ClientSnapshot>; 3] = [
 
 pub(super) fn rendered(clients: &[ClientSnapshot]) -> String {
     let rows: Vec<_> = clients.iter().map(labels).zip(clients).collect();
-    table(&METRICS, &rows)
+    table(&METRICS, &rows) + &libraries(clients.iter().map(|client| client.release))
+}
+
+/// Returns the number of clients by the release of their library, compared with the daemon's.
+fn libraries(releases: impl Iterator<Item = Release>) -> String {
+    let mut counts = [0_usize; 3];
+    for release in releases {
+        let side = match release.cmp(&Release::ours()) {
+            Ordering::Less => 0,
+            Ordering::Equal => 1,
+            Ordering::Greater => 2,
+        };
+        counts[side] += 1;
+    }
+    let rows = ["older", "same", "newer"].map(|side| format!("library=\"{side}\""));
+    let rows: Vec<_> = rows.into_iter().zip(&counts).collect();
+    let help = "Processes attached, by the release of their library compared with the daemon's";
+    table(&[("laxity_client_libraries", "gauge", help, |count| *count as u64)], &rows)
 }
 
 /// Returns the lines of `metrics`, for rows of labels and what has the values.
@@ -58,6 +78,18 @@ pub(super) fn escaped(value: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn libraries_of_other_releases_are_counted_apart() {
+        let unknown = Release::default();
+        let text = libraries([Release::ours(), unknown, Release([255; 3]), unknown].into_iter());
+        let value = |side| {
+            let start = format!("laxity_client_libraries{{library=\"{side}\"}} ");
+            text.lines().find_map(|line| line.strip_prefix(&start)).map(str::to_owned)
+        };
+        let values = ["older", "same", "newer"].map(value);
+        assert_eq!(values, ["2", "1", "1"].map(|count| Some(count.to_owned())), "{text}");
+    }
 
     #[test]
     fn a_name_ends_no_label_and_no_line() {

@@ -55,6 +55,10 @@ function problems({ status }) {
     if (port.absent && port.direction === "egress") {
       say("warn", `The host has no ${port.name} now.`, "Its flows go unscheduled until it returns.");
     }
+    if (port.rate_assumed && port.direction === "egress") {
+      say("warn", `The kernel knows no rate of ${port.name}: ${rate(port.rate_bytes_per_s)} is assumed.`,
+        "Set ", code("rate"), " in its ", code("[[nic]]"), ".");
+    }
     if (port.counters_stale) {
       say("warn", `The counters of ${port.name} ${port.direction} stand still.`, "Traffic of others is not seen there.");
     }
@@ -209,11 +213,20 @@ function cluster({ status: { cluster: seen } }) {
     ...facts.flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, value)])));
 }
 
+function changes({ status }) {
+  const rows = status.changes || [];
+  put("changes", rows.length ? table("", [
+    ["When", (change) => ago(change.ago_ms)],
+    ["User", (change) => (change.uid === null ? "a signal" : change.uid)],
+    ["Change", (change) => change.what],
+  ], rows) : make("p", { class: "faint" }, "None since this daemon started."));
+}
+
 function draw(state) {
   const { status } = state;
   at("headline").textContent = `laxityd ${status.version} (process ${status.pid}), up ${span(status.uptime_ms * 1e6)}, `
     + `policy ${status.policy}, ${status.mode}${status.bypass ? ", bypassed" : ""}`;
-  for (const part of [totals, trouble, permits, queues, users, ports, clients, cluster]) part(state);
+  for (const part of [totals, trouble, permits, queues, users, ports, clients, cluster, changes]) part(state);
 }
 
 begin("laxityd", "user");

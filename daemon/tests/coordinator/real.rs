@@ -4,6 +4,10 @@ use std::net::SocketAddr;
 
 use laxity_coordinator::config::Config;
 use laxity_coordinator::server::{Coordinator, CoordinatorHandle};
+use laxity_wire::v1::operator_client::OperatorClient;
+use laxity_wire::v1::{HostStatus, ListHostsRequest};
+use nix::sys::signal::Signal;
+use tonic::transport::Endpoint;
 
 use crate::support::{eventually, until};
 use crate::{attending, begin, cluster};
@@ -41,6 +45,37 @@ impl Drop for Real {
             runtime.shutdown_background();
         }
     }
+}
+
+#[test]
+fn a_daemon_that_is_stopped_leaves_in_order_and_one_that_is_killed_is_missed() {
+    let real = Real::start(SocketAddr::from(([127, 0, 0, 1], 0)), 5);
+    let endpoint = format!("http://{}", real.address);
+    let (mut one, mut two) = (attending(&endpoint, "one", 1500), attending(&endpoint, "two", 1500));
+    until("both attend", || cluster(&one).connected && cluster(&two).connected);
+    one.signal(Signal::SIGTERM);
+    let stopping = std::time::Instant::now();
+    assert!(one.end().success());
+    assert!(stopping.elapsed() < std::time::Duration::from_secs(2), "it does not wait for long");
+    two.signal(Signal::SIGKILL);
+    let _ = two.end();
+    let hosts = || {
+        let told = real.runtime.as_ref().unwrap().block_on(async {
+            let channel = Endpoint::new(endpoint.clone()).unwrap().connect().await.unwrap();
+            OperatorClient::new(channel).list_hosts(ListHostsRequest {}).await.unwrap()
+        });
+        let state = |host: HostStatus| (host.host, host.connected, host.left);
+        told.into_inner().hosts.into_iter().map(state).collect::<Vec<_>>()
+    };
+    let expected = [("one".to_owned(), false, true), ("two".to_owned(), false, false)];
+    until("the coordinator has noticed both", || hosts() == expected);
+
+    // Without a stream there is nobody to tell, so a restart is not delayed.
+    let mut alone = attending("http://127.0.0.1:9", "alone", 1500);
+    alone.signal(Signal::SIGTERM);
+    let stopping = std::time::Instant::now();
+    assert!(alone.end().success());
+    assert!(stopping.elapsed() < std::time::Duration::from_millis(500));
 }
 
 #[test]

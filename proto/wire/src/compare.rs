@@ -13,7 +13,33 @@ const CLOCK_S_MAX: f64 = 1.0;
 const FOREIGN_PERCENT_MIN: u64 = 10;
 /// Time after which a refusal is no news.
 const REFUSAL_NS_MAX: u64 = 600_000_000_000;
+/// Silence after which a host that said nothing of leaving is taken for one that is gone for good.
+const GONE_NS_MIN: u64 = 4 * 3600 * 1_000_000_000;
 const NAMES_MAX: usize = 8;
+
+/// Why a host that operators did not drain has no stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HostAbsence {
+    /// It ended without a word a short while ago: the daemon, the host or the network failed.
+    Lost,
+    /// It ended without a word, so long ago that somebody may have removed it.
+    LongGone,
+    /// Somebody stopped its daemon.
+    Stopped,
+}
+
+impl HostAbsence {
+    /// Returns why a host is away. `None` if it is connected or drained.
+    #[must_use]
+    pub fn of(host: &HostStatus) -> Option<Self> {
+        match host {
+            HostStatus { connected: true, .. } | HostStatus { drained: true, .. } => None,
+            HostStatus { left: true, .. } => Some(Self::Stopped),
+            HostStatus { silent_ns: Some(ns), .. } if *ns >= GONE_NS_MIN => Some(Self::LongGone),
+            _ => Some(Self::Lost),
+        }
+    }
+}
 
 /// Judges a coordinator's hosts and tenants. `shared_budget` is the policy's drop budget, if it is
 /// known, and `expect` names hosts that have to be connected.
@@ -29,7 +55,7 @@ pub fn compared(
             Finding::error("connected", format!("not seen from here: {}", names(expect)))
                 .action("ask the leader")
         });
-        return [standby(&told.leader)].into_iter().chain(unseen).collect();
+        return [standby(told)].into_iter().chain(unseen).collect();
     }
     let hosts = &told.hosts;
     let connected: Vec<&HostStatus> = hosts.iter().filter(|host| host.connected).collect();
@@ -55,7 +81,13 @@ pub fn compared(
     found
 }
 
-fn standby(leader: &str) -> Finding {
+fn standby(told: &ListHostsResponse) -> Finding {
+    let leader = &told.leader;
+    if leader.is_empty() && told.software.is_empty() {
+        return Finding::warn("leader", "this coordinator stands by, and does not say who leads")
+            .because("its release is older than this command's, and cannot say it")
+            .action("ask the other coordinators: `laxity cluster --endpoint`; upgrade this one");
+    }
     if leader.is_empty() {
         return Finding::error("leader", "no coordinator leads, as far as this one knows")
             .because("without a leader each host orders by itself")
@@ -72,8 +104,9 @@ fn standby(leader: &str) -> Finding {
 /// Returns findings about hosts that are gone, never came, or send no reports.
 fn missing(hosts: &[HostStatus], connected: &[&HostStatus], expect: &[String]) -> Vec<Finding> {
     let here: BTreeSet<&str> = connected.iter().map(|host| host.host.as_str()).collect();
-    let lost = hosts.iter().filter(|host| !host.connected && !host.drained);
-    let lost = lost.map(|host| (host.host.as_str(), since(&host.host, host.silent_ns)));
+    let away = |why| hosts.iter().filter(move |host| HostAbsence::of(host) == Some(why));
+    let named = |host: &HostStatus| since(&host.host, host.silent_ns);
+    let lost = away(HostAbsence::Lost).map(|host| (host.host.as_str(), named(host)));
     let wanted = expect.iter().map(String::as_str).filter(|name| !here.contains(name));
     let mut gone: BTreeMap<&str, String> = wanted.map(|name| (name, name.to_owned())).collect();
     gone.extend(lost);
@@ -87,6 +120,29 @@ fn missing(hosts: &[HostStatus], connected: &[&HostStatus], expect: &[String]) -
                 .action(
                     "`systemctl status laxityd` there; if it runs, the third line of `laxity \
                      status` says why",
+                ),
+        );
+    }
+    let is_wanted = |host: &&HostStatus| expect.contains(&host.host);
+    let of = |why| away(why).filter(|it| !is_wanted(it)).map(named).collect::<Vec<String>>();
+    let (long, stopped) = (of(HostAbsence::LongGone), of(HostAbsence::Stopped));
+    if !long.is_empty() {
+        found.push(
+            Finding::warn("gone", format!("gone for long: {}", names(&long)))
+                .because("their daemons ended without a word, and did not come back")
+                .action(
+                    "`laxity cluster forget HOST` if somebody removed the host; else \
+                     `systemctl status laxityd` there",
+                ),
+        );
+    }
+    if !stopped.is_empty() {
+        found.push(
+            Finding::warn("stopped", format!("stopped: {}", names(&stopped)))
+                .because("somebody stopped their daemons, so traffic there goes out unscheduled")
+                .action(
+                    "`systemctl start laxityd` there; `laxity cluster forget HOST` if somebody \
+                     removed the host",
                 ),
         );
     }
@@ -451,8 +507,42 @@ mod tests {
         let found = compared(&all, None, &["a".to_owned()]);
         assert_eq!(of(&found, "connected").severity, Severity::Error, "{found:?}");
         all.leader.clear();
+        all.software = "laxity-coordinator 0.1.0".into();
         let found = compared(&all, None, &[]);
         assert!(found[0].severity == Severity::Error && found[0].action.contains("etcd"));
+        // An older release says neither its own number nor who leads.
+        all.software.clear();
+        let found = compared(&all, None, &[]);
+        assert_eq!((found.len(), found[0].severity), (1, Severity::Warn), "{found:?}");
+        assert!(found[0].action.contains("upgrade this one"), "{found:?}");
+    }
+
+    #[test]
+    fn only_a_host_that_was_lost_lately_is_an_error() {
+        let away = |name: &str, left, minutes: u64| HostStatus {
+            connected: false,
+            left,
+            silent_ns: Some(minutes * MINUTE_NS),
+            ..host(name)
+        };
+        let hosts = vec![host("a"), away("stopped", true, 1), away("removed", false, 240)];
+        let found = compared(&told(hosts.clone()), None, &[]);
+        assert_eq!(of(&found, "connected").severity, Severity::Ok);
+        let stopped = of(&found, "stopped");
+        assert_eq!(stopped.severity, Severity::Warn, "{stopped:?}");
+        assert!(stopped.found.contains("stopped (for 60 s)"), "{stopped:?}");
+        let gone = of(&found, "gone");
+        assert_eq!(gone.severity, Severity::Warn);
+        assert!(gone.found.ends_with("removed (for 4 h)"), "{gone:?}");
+        assert!(gone.action.contains("laxity cluster forget"), "{gone:?}");
+
+        let lost = [hosts.clone(), vec![away("lost", false, 239)]].concat();
+        let found = compared(&told(lost), None, &[]);
+        let lost = of(&found, "connected");
+        assert_eq!((lost.severity, lost.found.contains("removed")), (Severity::Error, false));
+        let found = compared(&told(hosts), None, &["stopped".into(), "removed".into()]);
+        assert_eq!(of(&found, "connected").severity, Severity::Error, "they are expected");
+        assert!(found.iter().all(|it| !["stopped", "gone"].contains(&it.id)), "{found:?}");
     }
 
     #[test]

@@ -20,7 +20,7 @@ pub mod view;
 pub use client::{ControlClient, ControlError};
 pub use control::{Envelope, Request, Response};
 pub use status::{
-    ClientStatus, ClusterStatus, DistrustedOwner, LevelStatus, OperatorChange, PermittedBytes,
-    PodStatus, PortStatus, RefusalStatus, SchedulerStatus, StageStatus, Status, Totals, WaitStatus,
-    WouldStatus,
+    AheadStatus, ClientStatus, ClusterStatus, DistrustedOwner, LevelStatus, OperatorChange,
+    PermittedBytes, PodStatus, PortStatus, RefusalStatus, SchedulerStatus, StageStatus, Status,
+    Totals, WaitStatus, WouldStatus,
 };

@@ -274,6 +274,9 @@ pub struct PortStatus {
     /// flows of the last hour, the latest last.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub would: Vec<WouldStatus>,
+    /// Which collectives enforcing would have sent ahead of other stages, by minute and job.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub would_ahead: Vec<AheadStatus>,
 }
 
 /// What enforcing would have done to the flows of one minute, by a simulation with the port's
@@ -300,6 +303,21 @@ pub struct WouldStatus {
     pub pruned_flows: u64,
     /// Flows whose fate is unknown, because too many waited.
     pub lost_flows: u64,
+}
+
+/// The collectives of one job that enforcing would have sent ahead of other stages in one minute.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AheadStatus {
+    /// How many minutes ago the minute began, as in [`WouldStatus`].
+    pub minutes_ago: u64,
+    /// The name of the job, or `other` for the jobs that the minute does not name.
+    pub job: String,
+    /// Whose the job is: `uid N` or `namespace NAME`. Empty if it stands for several.
+    pub user: String,
+    /// The number of collectives, each the part of one process.
+    pub collectives: u64,
+    /// Their bytes.
+    pub bytes: u64,
 }
 
 /// The state of one level of one port.

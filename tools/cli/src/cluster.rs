@@ -34,6 +34,9 @@ Examples:
   laxity cluster drain prefill-3 --comment 'new NIC'
   laxity cluster drain prefill-3 --undo
 
+  # a host was removed for good: take it off the list
+  laxity cluster forget prefill-3
+
   # check a change, make it if nobody else changed the policy meanwhile, list all changes
   laxity cluster policy set drop_budget=32 --dry-run
   laxity cluster policy set drop_budget=32 debounce=2ms --expect 4 --comment 'fewer prunes'
@@ -59,6 +62,8 @@ pub(crate) enum ClusterCommand {
     Policy(policy::PolicyCommand),
     /// Take a host out of the cluster order, so that its daemon uses its own order, or put it back
     Drain(DrainArgs),
+    /// Take a host that was removed for good off the list. It is back if its daemon comes again
+    Forget(ForgetArgs),
     /// Print events as they happen, one per line, until interrupted
     Watch(watch::WatchArgs),
     /// Measure a coordinator under the load of thousands of daemons (needs laxity-lab)
@@ -120,6 +125,14 @@ pub(crate) struct DrainArgs {
     coordinator: CoordinatorArgs,
 }
 
+#[derive(Debug, Args)]
+pub(crate) struct ForgetArgs {
+    /// Name of the host, as `laxity cluster hosts` shows it. Its daemon must have ended
+    host: String,
+    #[command(flatten)]
+    coordinator: CoordinatorArgs,
+}
+
 pub(crate) fn run(command: &ClusterCommand) -> Result<ExitCode, ClusterError> {
     match command {
         ClusterCommand::Hosts(args) => show::hosts(args),
@@ -127,6 +140,7 @@ pub(crate) fn run(command: &ClusterCommand) -> Result<ExitCode, ClusterError> {
         ClusterCommand::Explain(args) => show::explain(args),
         ClusterCommand::Policy(command) => policy::run(command),
         ClusterCommand::Drain(args) => show::drain(args),
+        ClusterCommand::Forget(args) => show::forget(args),
         ClusterCommand::Watch(args) => watch::watch(args),
         ClusterCommand::Load(arguments) => return Ok(external::lab("cluster-load", arguments)),
     }

@@ -112,7 +112,8 @@ fn span(ns: u64) -> String {
     Nanos(ns).about()
 }
 
-fn sentences(
+/// Returns all that is known about a flow, in sentences from its owner to the next step.
+pub(crate) fn sentences(
     status: &Status,
     client: Option<&ClientStatus>,
     now_ns: u64,

@@ -2,6 +2,8 @@
 //!
 //! The daemon simulates it, by minute and port ([`laxity_wire::WouldStatus`]). This sums it up.
 
+use std::collections::BTreeMap;
+
 use clap::{Args, Subcommand};
 use laxity_cli::output::{json, say};
 use laxity_cli::table::{align_numbers, bytes, table};
@@ -18,6 +20,9 @@ hour is kept.
 The simulation is not exact. Senders would have sent later if they had waited. Receivers and \
 switches may be slower than the port. Hints from before the first observed flow are missing. So \
 times are an estimate; `laxity enforce on` shows the real ones.";
+
+/// Maximum number of jobs that the page names.
+const JOBS_MAX: usize = 8;
 
 /// What can be done with a daemon that observes.
 #[derive(Subcommand)]
@@ -47,6 +52,17 @@ struct ObserveReport {
     mode: String,
     pruned_requests: u64,
     ports: Vec<PortReport>,
+    /// The collectives that would have gone ahead of other stages, the job with the most first.
+    collectives_ahead: Vec<AheadReport>,
+}
+
+/// The collectives of one job on all ports.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+struct AheadReport {
+    job: String,
+    user: String,
+    collectives: u64,
+    bytes: u64,
 }
 
 #[derive(Debug, Serialize)]
@@ -95,7 +111,41 @@ fn report(status: &Status, minutes: u64) -> ObserveReport {
         mode: status.mode.clone(),
         pruned_requests: status.totals.pruned_requests,
         ports: status.ports.iter().map(port).filter(|port| port.flows > 0).collect(),
+        collectives_ahead: ahead(status, minutes),
     }
+}
+
+fn ahead(status: &Status, minutes: u64) -> Vec<AheadReport> {
+    let mut jobs = BTreeMap::<(&str, &str), AheadReport>::new();
+    let all = status.ports.iter().flat_map(|port| &port.would_ahead);
+    for one in all.filter(|one| one.minutes_ago < minutes) {
+        let (job, user) = (one.job.clone(), one.user.clone());
+        let sum = jobs.entry((&one.job, &one.user)).or_insert(AheadReport {
+            job,
+            user,
+            collectives: 0,
+            bytes: 0,
+        });
+        sum.collectives += one.collectives;
+        sum.bytes += one.bytes;
+    }
+    let mut jobs: Vec<AheadReport> = jobs.into_values().collect();
+    jobs.sort_by_key(|job| std::cmp::Reverse(job.collectives));
+    jobs
+}
+
+/// Says which collectives would have gone ahead, in one line for each of the first jobs.
+fn ahead_lines(jobs: &[AheadReport]) -> Vec<String> {
+    let line = |job: &AheadReport| {
+        let user = if job.user.is_empty() { String::new() } else { format!(" ({})", job.user) };
+        let (count, size) = (job.collectives, bytes(job.bytes));
+        format!("  {count} collectives ({size}) of {}{user}", job.job)
+    };
+    let mut lines: Vec<String> = jobs.iter().take(JOBS_MAX).map(line).collect();
+    if jobs.len() > JOBS_MAX {
+        lines.push(format!("  those of {} more jobs: see --json", jobs.len() - JOBS_MAX));
+    }
+    lines
 }
 
 fn page(report: &ObserveReport) -> String {
@@ -143,6 +193,10 @@ fn page(report: &ObserveReport) -> String {
             report.pruned_requests
         ),
     ];
+    if !report.collectives_ahead.is_empty() {
+        lines.push("Ahead of other stages would have gone:".to_owned());
+        lines.extend(ahead_lines(&report.collectives_ahead));
+    }
     let lost = sum(|port| port.lost_flows);
     if lost > 0 {
         lines.push(format!(
@@ -155,7 +209,7 @@ fn page(report: &ObserveReport) -> String {
 
 #[cfg(test)]
 mod tests {
-    use laxity_wire::PortStatus;
+    use laxity_wire::{AheadStatus, PortStatus};
 
     use super::*;
 
@@ -182,6 +236,30 @@ mod tests {
         assert!(said.contains("6 collectives would have gone ahead"), "{said}");
         assert!(said.contains("8 of 20 flows would have waited") && !said.contains("too low"));
         assert_eq!(report(&status, 60).ports[0].flows, 30);
+    }
+
+    #[test]
+    fn the_jobs_whose_collectives_would_have_gone_ahead_are_named() {
+        let ahead = |minutes_ago, job: &str, collectives| AheadStatus {
+            minutes_ago,
+            job: job.into(),
+            user: "uid 1000".into(),
+            collectives,
+            bytes: collectives << 20,
+        };
+        let minute = WouldStatus { flows: 9, collectives_ahead: 7, ..WouldStatus::default() };
+        let mut status = status("observe", vec![minute]);
+        status.ports[0].would_ahead =
+            vec![ahead(12, "train", 90), ahead(1, "decode", 2), ahead(0, "train", 3)];
+        status.ports[1].would_ahead = vec![ahead(0, "decode", 2)];
+        let said = page(&report(&status, 10));
+        let expected = "Ahead of other stages would have gone:\n  \
+                        4 collectives (4 MiB) of decode (uid 1000)\n  \
+                        3 collectives (3 MiB) of train (uid 1000)";
+        assert!(said.contains(expected), "{said}");
+        status.ports[0].would_ahead =
+            (0..12).map(|job| ahead(0, &format!("job-{job}"), 1)).collect();
+        assert!(page(&report(&status, 10)).contains("those of 5 more jobs"));
     }
 
     #[test]

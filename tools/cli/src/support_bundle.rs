@@ -24,13 +24,14 @@ use thiserror::Error;
 use self::redact::Redaction;
 use crate::external::find;
 use crate::host::Endpoint;
-use crate::scrape;
+use crate::{scrape, trace};
 
 pub(crate) const HELP: &str = "\
-The archive has: doctor, status and verify as JSON, the configuration in force, versions, the text \
-of the metrics endpoint, the journal of laxityd and laxity-coordinator, counters of RDMA ports, \
-and the trace that --trace names. manifest.json lists these parts, and those that could not be \
-read.
+The archive has: doctor, status and verify as JSON, the configurations of laxityd and of the \
+coordinator (if this host has one), versions, the text of the metrics endpoint, the journal of \
+laxityd and laxity-coordinator, counters of RDMA ports, and a trace: the file that --trace names, \
+or laxity-trace.json in this folder, where `laxity trace` puts it. manifest.json lists these \
+parts, and those that could not be read.
 
 Values that look like secrets (passwords, tokens, keys) are removed. Addresses and names of hosts \
 are replaced by numbers unless --with-addresses is given. An address has the same number in all \
@@ -43,6 +44,7 @@ const PROGRAM_MAX: Duration = Duration::from_secs(20);
 /// Maximum number of bytes of one file in the archive. Of more, the end is kept.
 const PART_BYTES_MAX: usize = 16 << 20;
 const JOURNAL_LINES: &str = "5000";
+const COORDINATOR_CONFIG: &str = "/etc/laxity/coordinator.toml";
 
 #[derive(Args)]
 pub(crate) struct SupportBundleArgs {
@@ -52,12 +54,16 @@ pub(crate) struct SupportBundleArgs {
     /// Keep addresses and names of hosts
     #[arg(long)]
     with_addresses: bool,
-    /// Include this output of `laxity trace`
+    /// Include this output of `laxity trace` [default: laxity-trace.json in this folder, if it is
+    /// there]
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
     /// Configuration of laxityd [default: $LAXITY_CONFIG, or the default of laxityd]
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
+    /// Configuration of laxity-coordinator [default: /etc/laxity/coordinator.toml, if it exists]
+    #[arg(long, value_name = "FILE", env = "LAXITY_COORDINATOR_CONFIG")]
+    coordinator_config: Option<PathBuf>,
     #[command(flatten)]
     endpoint: Endpoint,
 }
@@ -203,6 +209,9 @@ fn collect(args: &SupportBundleArgs, bundle: &mut Bundle) {
     let shown = program(&daemon, &words, false);
     let address = shown.as_deref().ok().and_then(metrics_address);
     bundle.add("laxityd.toml", &format!("laxityd {}", words.join(" ")), shown);
+    if let Some((source, config)) = coordinator_config(args.coordinator_config.as_deref()) {
+        bundle.add("coordinator.toml", &source, config);
+    }
     let metrics = match address {
         Some(address) => scrape::metrics(address),
         None => Err("the configuration has no address for metrics".to_owned()),
@@ -228,10 +237,37 @@ fn collect(args: &SupportBundleArgs, bundle: &mut Bundle) {
         bundle.add(&format!("journal-{unit}.txt"), &format!("journalctl --unit {unit}"), journal);
     }
     bundle.add("rdma.txt", "/sys/class/infiniband", rdma(Path::new("/sys/class/infiniband")));
-    if let Some(path) = &args.trace {
+    let last = Path::new(trace::OUT_DEFAULT);
+    if let Some(path) = args.trace.as_deref().or_else(|| last.exists().then_some(last)) {
         let trace = fs::read_to_string(path).map_err(|error| error.to_string());
-        bundle.add("trace.json", &path.display().to_string(), trace);
+        bundle.add("trace.json", &written(path, SystemTime::now()), trace);
     }
+}
+
+/// Returns the coordinator's configuration and where it comes from. `None` if this host has none.
+///
+/// A file that laxity-coordinator refuses is taken as it is, because the error may be what the
+/// operator asks about.
+fn coordinator_config(path: Option<&Path>) -> Option<(String, Result<String, String>)> {
+    let path = path.filter(|path| !path.as_os_str().is_empty());
+    let default = Path::new(COORDINATOR_CONFIG);
+    let path = path.or_else(|| default.exists().then_some(default))?;
+    let file = path.display().to_string();
+    let words = ["--show-config", "--config", &file];
+    let shown = find("laxity-coordinator".as_ref()).map(|it| program(&it, &words, false));
+    if let Some(Ok(shown)) = shown {
+        return Some((format!("laxity-coordinator {}", words.join(" ")), Ok(shown)));
+    }
+    let read = laxity_files::read_to_string(path, PART_BYTES_MAX as u64);
+    Some((file, read.map_err(|error| error.to_string())))
+}
+
+/// Returns the path of a file, with its age.
+fn written(path: &Path, now: SystemTime) -> String {
+    let at = fs::metadata(path).and_then(|file| file.modified());
+    let age = at.ok().and_then(|at| now.duration_since(at).ok());
+    let said = age.map(|age| format!(", written {} min ago", age.as_secs() / 60));
+    format!("{}{}", path.display(), said.unwrap_or_default())
 }
 
 /// Returns the output of a program, which may take [`PROGRAM_MAX`]. `any_status` accepts the output

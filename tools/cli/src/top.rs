@@ -1,8 +1,10 @@
 //! `laxity top`: what this host's daemon does, as a screen that follows it.
 //!
 //! This file has the arguments, the terminal and the keys. [`rows`] turns two answers of the daemon
-//! into rows, and [`screen`] draws them. Only this file asks the daemon or reads a clock.
+//! into rows, [`flows`] has the flows of one job or client, and [`screen`] draws them. Only this
+//! file asks the daemon or reads a clock.
 
+mod flows;
 mod rows;
 mod screen;
 #[cfg(test)]
@@ -13,12 +15,14 @@ use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum as _};
 use laxity_cli::output::{OutputError, say};
-use laxity_wire::{ControlError, Status};
+use laxity_wire::explain::Explanation;
+use laxity_wire::{ControlClient, ControlError, Status};
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 use thiserror::Error;
 
+use self::flows::{FlowList, FlowsOwner};
 use self::rows::{Line, View, arrange, rows};
 use crate::host::Endpoint;
 
@@ -26,9 +30,10 @@ pub(crate) const HELP: &str = "\
 Views: jobs, clients, stages, levels and ports. The column `why` says what a row waits for. Rates \
 are those since the last refresh.
 
-Keys: 1 to 5 or Tab change the view; arrows select; Enter opens a job's clients, or the details of \
-a client or a port; Esc goes back; s sorts by the next column, r reverses the order; / filters by \
-text; + and - change the interval; p pauses; q ends.
+Keys: 1 to 5 or Tab change the view; arrows select; Enter opens the flows of a job or a client, \
+with the explanation of the selected flow, or the details of a port; d shows a job's clients, or \
+the details of a client; Esc goes back; s sorts by the next column, r reverses the order; / \
+filters by text; + and - change the interval; p pauses; q ends.
 
 `laxity top --once` prints one screen and exits, for scripts and logs.";
 
@@ -74,6 +79,8 @@ struct Top {
     typing: bool,
     selected: usize,
     detail: Option<String>,
+    /// The flows of the row that was opened, in front of the view.
+    flows: Option<FlowList>,
     paused: bool,
     interval_s: u64,
     /// The last answer, the one before it, and the time between the two.
@@ -109,7 +116,7 @@ impl Top {
 
     fn show(&mut self, view: View) {
         (self.view, self.sort, self.ascending) = (view, view.first_sort(), false);
-        (self.selected, self.detail) = (0, None);
+        (self.selected, self.detail, self.flows) = (0, None, None);
     }
 
     /// Handles a key. Returns false if it ends the program.
@@ -131,6 +138,9 @@ impl Top {
             self.selected = 0;
             return true;
         }
+        if self.flow_key(key.code) {
+            return true;
+        }
         let last = self.rows().len().saturating_sub(1);
         match key.code {
             KeyCode::Char('q') => return false,
@@ -147,6 +157,7 @@ impl Top {
             KeyCode::Char('+') => self.interval_s = (self.interval_s + 1).min(*INTERVAL_S.end()),
             KeyCode::Char('-') => self.interval_s = (self.interval_s - 1).max(*INTERVAL_S.start()),
             KeyCode::Enter => self.open(),
+            KeyCode::Char('d') => self.open_details(),
             KeyCode::Esc if self.detail.is_some() => self.detail = None,
             KeyCode::Esc => self.filter.clear(),
             _ => {}
@@ -154,10 +165,40 @@ impl Top {
         true
     }
 
-    /// Opens the selected row: a job's clients, or the details of a client or a port.
+    /// Handles a key that means something else while flows are shown. Returns false for others.
+    fn flow_key(&mut self, code: KeyCode) -> bool {
+        let Some(flows) = &mut self.flows else { return false };
+        match code {
+            KeyCode::Down | KeyCode::Up => flows.step(code == KeyCode::Down),
+            KeyCode::Enter => flows.is_open = !flows.flows().is_empty(),
+            KeyCode::Esc if flows.is_open => flows.is_open = false,
+            KeyCode::Esc => self.flows = None,
+            // These act on the rows behind.
+            KeyCode::Char('s' | 'r' | '/' | 'd') => {}
+            _ => return false,
+        }
+        true
+    }
+
+    /// Opens the selected row: the flows of a job or a client, or the details of a port.
     fn open(&mut self) {
         let rows = self.rows();
-        let Some(line) = rows.get(self.selected) else { return };
+        let Some(line) = rows.get(self.selected.min(rows.len().saturating_sub(1))) else { return };
+        let owner = match self.view {
+            View::Jobs => FlowsOwner::Job(line.key.clone()),
+            View::Clients => {
+                FlowsOwner::Client(line.key.parse().unwrap_or(0), line.cells[0].text.clone())
+            }
+            View::Ports => return self.detail = Some(line.key.clone()),
+            View::Stages | View::Levels => return,
+        };
+        (self.detail, self.flows) = (None, Some(FlowList::new(owner)));
+    }
+
+    /// Opens more about the selected row: a job's clients, or the details of a client or a port.
+    fn open_details(&mut self) {
+        let rows = self.rows();
+        let Some(line) = rows.get(self.selected.min(rows.len().saturating_sub(1))) else { return };
         match self.view {
             View::Jobs => {
                 let job = line.key.clone();
@@ -168,25 +209,50 @@ impl Top {
             View::Stages | View::Levels => {}
         }
     }
+
+    /// Asks about the flows that are shown, if any are.
+    fn ask_flows(&mut self, daemon: &mut DaemonConnection<'_>) {
+        let Some(flows) = &mut self.flows else { return };
+        let answers: Result<Vec<Explanation>, ControlError> =
+            (flows.queries(&self.now).into_iter())
+                .map(|wanted| daemon.ask(|client| client.explain(wanted)))
+                .collect();
+        match answers {
+            Ok(answers) => flows.take(&self.now, answers),
+            Err(error) => self.problem = Some(error.to_string()),
+        }
+    }
+}
+
+/// The daemon of this host. It connects again after a failure.
+struct DaemonConnection<'a> {
+    endpoint: &'a Endpoint,
+    client: Option<ControlClient>,
+}
+
+impl DaemonConnection<'_> {
+    fn ask<T>(
+        &mut self,
+        question: impl FnOnce(&mut ControlClient) -> Result<T, ControlError>,
+    ) -> Result<T, ControlError> {
+        let mut client = match self.client.take() {
+            Some(client) => client,
+            None => self.endpoint.connect()?,
+        };
+        let answer = question(&mut client)?;
+        self.client = Some(client);
+        Ok(answer)
+    }
 }
 
 /// Shows the screen until somebody ends it.
 pub(crate) fn top(args: &TopArgs) -> Result<(), TopError> {
-    let mut daemon = Some(args.endpoint.connect()?);
-    let mut ask = || -> Result<Status, ControlError> {
-        let mut client = match daemon.take() {
-            Some(client) => client,
-            None => args.endpoint.connect()?,
-        };
-        let status = client.status()?;
-        daemon = Some(client);
-        Ok(status)
-    };
-    let mut top = Top::new(args.view, args.interval, ask()?);
+    let mut daemon = DaemonConnection { endpoint: &args.endpoint, client: None };
+    let mut top = Top::new(args.view, args.interval, daemon.ask(ControlClient::status)?);
     if args.once {
         let asked = Instant::now();
         std::thread::sleep(Duration::from_secs(top.interval_s));
-        top.take(ask(), asked.elapsed());
+        top.take(daemon.ask(ControlClient::status), asked.elapsed());
         return Ok(say(once(&top, args.size[0], args.size[1]))?);
     }
     if !io::stdout().is_terminal() {
@@ -199,16 +265,22 @@ pub(crate) fn top(args: &TopArgs) -> Result<(), TopError> {
             terminal.draw(|frame| screen::draw(frame, &top))?;
             let left = Duration::from_secs(top.interval_s).saturating_sub(asked.elapsed());
             if event::poll(left)? {
-                if let Event::Key(key) = event::read()?
-                    && !top.key(key)
-                {
-                    return Ok(());
+                if let Event::Key(key) = event::read()? {
+                    let showed = top.flows.is_some();
+                    if !top.key(key) {
+                        return Ok(());
+                    }
+                    if !showed {
+                        // The flows of a row that was just opened must not wait for a refresh.
+                        top.ask_flows(&mut daemon);
+                    }
                 }
             } else if top.paused {
                 asked = Instant::now();
             } else {
-                let answer = ask();
+                let answer = daemon.ask(ControlClient::status);
                 top.take(answer, asked.elapsed());
+                top.ask_flows(&mut daemon);
                 asked = Instant::now();
             }
         }

@@ -1,5 +1,6 @@
 //! `laxity trace`: makes the daemon record what it does, and writes a file for Perfetto or Chrome.
 
+mod collector;
 mod lives;
 mod otlp;
 mod parts;
@@ -21,6 +22,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use thiserror::Error;
 
+use self::collector::{CollectorError, SpansTarget};
 use crate::host::Endpoint;
 use crate::signals::{Endings, SignalsError};
 
@@ -31,6 +33,8 @@ pub(crate) enum TraceError {
     Daemon(#[from] ControlError),
     #[error(transparent)]
     Output(#[from] OutputError),
+    #[error(transparent)]
+    Collector(#[from] CollectorError),
     #[error(transparent)]
     Signals(#[from] SignalsError),
     #[error("cannot start {program}: {cause}")]
@@ -58,8 +62,11 @@ and SIGHUP are passed on to COMMAND, and laxity waits for it to end.
 
 Examples:
   laxity trace --for 5s --out trace.json
-  laxity trace --out trace.json -- python serve_one_batch.py";
+  laxity trace --out trace.json -- python serve_one_batch.py
+  laxity trace --for 5s --otlp http://127.0.0.1:4318";
 
+/// The file that a trace is written to, unless the operator names another one.
+pub(crate) const OUT_DEFAULT: &str = "laxity-trace.json";
 /// Interval at which recorded events are read.
 const READ_EVERY: Duration = Duration::from_millis(100);
 
@@ -71,11 +78,12 @@ pub(crate) struct TraceArgs {
     #[arg(long = "for", value_name = "TIME", default_value = "10s")]
     length: Nanos,
     /// File to write
-    #[arg(long, value_name = "FILE", default_value = "laxity-trace.json")]
+    #[arg(long, value_name = "FILE", default_value = OUT_DEFAULT)]
     out: PathBuf,
-    /// File to write the life of each request to, as spans for an OpenTelemetry collector
-    #[arg(long, value_name = "FILE")]
-    otlp: Option<PathBuf>,
+    /// File to write the life of each request to, as OpenTelemetry spans, or the http:// address of
+    /// a collector to send them to
+    #[arg(long, value_name = "FILE|URL")]
+    otlp: Option<SpansTarget>,
     /// Maximum number of events that the daemon keeps until they are read. Further events are only
     /// counted
     #[arg(long, value_name = "N", default_value_t = 1 << 18)]
@@ -96,10 +104,13 @@ pub(crate) fn trace(args: &TraceArgs) -> Result<ExitCode, TraceError> {
     }
     output::check(&args.out)?;
     if let Some(otlp) = &args.otlp {
-        if *otlp == args.out {
-            return Err(TraceError::SameFile(otlp.clone()));
+        if otlp.is(&args.out) {
+            return Err(TraceError::SameFile(args.out.clone()));
         }
-        output::check(otlp)?;
+        match otlp {
+            SpansTarget::File(path) => output::check(path)?,
+            SpansTarget::Collector(url) => collector::check(url)?,
+        }
     }
     let nics = nics(&mut daemon)?;
     let endings = Endings::receive()?;
@@ -112,7 +123,7 @@ pub(crate) fn trace(args: &TraceArgs) -> Result<ExitCode, TraceError> {
     let followed = recorded.follow(&mut daemon, length, &endings, &mut command);
     // Even after an error, the daemon must stop recording, and events that were read are written.
     let finished = recorded.finish(&mut daemon);
-    let written = recorded.write(&args.out, args.otlp.as_deref(), &nics);
+    let written = recorded.write(&args.out, args.otlp.as_ref(), &nics);
     let ended = command.as_mut().map(|command| wait(command, &endings));
     followed?;
     finished?;
@@ -227,7 +238,12 @@ impl Recorded {
         Ok(page)
     }
 
-    fn write(&self, out: &Path, otlp: Option<&Path>, nics: &[String]) -> Result<(), TraceError> {
+    fn write(
+        &self,
+        out: &Path,
+        otlp: Option<&SpansTarget>,
+        nics: &[String],
+    ) -> Result<(), TraceError> {
         if self.events.is_empty() {
             return Err(TraceError::Nothing);
         }
@@ -239,10 +255,19 @@ impl Recorded {
         let picture = serde_json::to_vec(&rows::picture(&lives, &parts, nics, self.lost))
             .map_err(OutputError::Json)?;
         output::replace(out, &picture)?;
+        let mut sent = String::new();
         if let Some(otlp) = otlp {
             let spans = otlp::spans(&lives, &ended, &parts, nics, otlp::epoch_ns());
-            let spans = serde_json::to_vec(&spans).map_err(OutputError::Json)?;
-            output::replace(otlp, &spans)?;
+            match otlp {
+                SpansTarget::File(path) => {
+                    let spans = serde_json::to_vec(&spans).map_err(OutputError::Json)?;
+                    output::replace(path, &spans)?;
+                }
+                SpansTarget::Collector(url) => {
+                    let count = collector::send(url, &spans)?;
+                    sent = format!("\n{count} spans sent to {url}");
+                }
+            }
         }
         let permits: usize = lives.flows.iter().map(|life| life.permits.len()).sum();
         let mut said = format!(
@@ -258,6 +283,7 @@ impl Recorded {
                 self.lost
             ));
         }
+        said.push_str(&sent);
         said.extend(parts::line(&parts).map(|line| format!("\n{line}")));
         Ok(output::say(said)?)
     }

@@ -164,6 +164,15 @@ fn the_policy_is_shown_changed_refused_and_remembered() {
 }
 
 #[test]
+fn only_a_host_that_is_gone_is_forgotten() {
+    let cluster = Cluster::start();
+    let there = cluster.fails(&["forget", "prefill-0"]);
+    assert!(there.contains("prefill-0 is connected; stop its daemon first"), "{there}");
+    let unknown = cluster.fails(&["forget", "prefil-0"]);
+    assert!(unknown.contains("no host prefil-0 is known"), "{unknown}");
+}
+
+#[test]
 fn a_host_is_drained_and_taken_back() {
     let cluster = Cluster::start();
     let drained = cluster.says(&["drain", "prefill-0", "--comment", "new NIC"]);

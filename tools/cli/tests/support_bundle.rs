@@ -19,17 +19,22 @@ fn script(folder: &Path, name: &str, text: &str) {
 /// Runs the command in a folder where `journalctl` has a secret. The copy of `laxity` has a
 /// `laxityd` beside it, which prints a configuration with a secret.
 fn bundle(folder: &Path, arguments: &[&str]) -> Output {
+    let trace = folder.join("trace.json");
+    std::fs::write(&trace, format!("{{\"password\": \"{SECRET}\"}}")).expect("written");
+    bundle_with(folder, &[&["--trace", "trace.json"], arguments].concat())
+}
+
+/// Runs the command with these arguments only.
+fn bundle_with(folder: &Path, arguments: &[&str]) -> Output {
     let copy = folder.join("laxity");
     std::fs::copy(env!("CARGO_BIN_EXE_laxity"), &copy).expect("a copy");
     let shown = format!("echo 'metrics = \"\"'; echo '# TOKEN={SECRET}'; echo 'x = \"{ADDRESS}\"'");
     script(folder, "laxityd", &shown);
     let journal = format!("echo \"laxityd: {ADDRESS} sent Authorization: Bearer {SECRET}\"");
     script(folder, "journalctl", &journal);
-    let trace = folder.join("trace.json");
-    std::fs::write(&trace, format!("{{\"password\": \"{SECRET}\"}}")).expect("written");
     let path = std::env::var("PATH").unwrap_or_default();
     Command::new(copy)
-        .args(["support-bundle", "-o", "bundle.tar.gz", "--trace", "trace.json"])
+        .args(["support-bundle", "-o", "bundle.tar.gz"])
         .args(["--control", "/nowhere/control.sock"])
         .args(arguments)
         .current_dir(folder)
@@ -82,6 +87,45 @@ fn the_archive_has_no_planted_secret_and_lists_what_is_in_it_and_what_is_not() {
     assert!(manifest["secrets_removed"].as_u64() >= Some(4), "{manifest}");
     let said = String::from_utf8_lossy(&seen.stdout);
     assert!(said.contains("not had: status.json: ") && said.contains("cannot reach"), "{said}");
+}
+
+#[test]
+fn the_coordinators_configuration_and_the_last_trace_are_in_it_where_they_exist() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path();
+    let etcd = format!("listen = \"{ADDRESS}:7471\"\n[etcd]\npassword = \"{SECRET}\"\n");
+    std::fs::write(path.join("coordinator.toml"), etcd).expect("written");
+    let named = ["--coordinator-config", "coordinator.toml"];
+    assert!(bundle(path, &named).status.success());
+    let files = unpacked(&path.join("bundle.tar.gz"));
+    let config = &files["coordinator.toml"];
+    assert!(config.contains("[etcd]") && config.contains(":7471"), "{config}");
+    assert!(files.values().all(|text| !text.contains(SECRET) && !text.contains(ADDRESS)));
+    let source = |files: &BTreeMap<String, String>, name: &str| -> Option<String> {
+        let manifest: serde_json::Value = serde_json::from_str(&files["manifest.json"]).ok()?;
+        let rows = manifest["files"].as_array()?.clone();
+        let row = rows.into_iter().find(|row| row["name"].as_str() == Some(name))?;
+        Some(row["source"].as_str()?.to_owned())
+    };
+    assert_eq!(source(&files, "coordinator.toml").as_deref(), Some("coordinator.toml"));
+
+    // The program knows its defaults, and checks the file.
+    script(path, "laxity-coordinator", &format!("echo \"# $*\"; echo 'listen = \"{ADDRESS}\"'"));
+    std::fs::write(path.join("laxity-trace.json"), "{\"traceEvents\": []}").expect("written");
+    let seen = bundle_with(path, &named);
+    assert!(seen.status.success(), "{}", String::from_utf8_lossy(&seen.stderr));
+    let files = unpacked(&path.join("bundle.tar.gz"));
+    let config = &files["coordinator.toml"];
+    assert!(config.starts_with("# --show-config --config coordinator.toml"), "{config}");
+    assert!(!config.contains(ADDRESS), "{config}");
+    assert_eq!(files["trace.json"], "{\"traceEvents\": []}");
+    let said = source(&files, "trace.json").expect("it is listed");
+    assert_eq!(said, "laxity-trace.json, written 0 min ago");
+    // Most hosts have no coordinator, and no trace was recorded: neither is missing.
+    script(path, "laxity-coordinator", "exit 1");
+    std::fs::remove_file(path.join("laxity-trace.json")).expect("it was there");
+    let said = String::from_utf8_lossy(&bundle_with(path, &[]).stdout).into_owned();
+    assert!(!said.contains("coordinator.toml") && !said.contains("trace"), "{said}");
 }
 
 #[test]

@@ -156,6 +156,7 @@ impl World {
             Message::Ack(ack) => self.cluster.acknowledged(id, stream, ack.epoch),
             Message::Nack(_) | Message::Resync(_) => self.cluster.resync(id, stream),
             Message::Heartbeat(_) => self.cluster.heard(self.now, id, stream),
+            Message::Leaving(_) => self.cluster.leaves(self.now, id, stream),
             Message::Hello(_) => self.detach(host),
         }
         self.cluster.take_work();

@@ -1,10 +1,13 @@
-//! `laxity cluster hosts`, `batches`, `explain` and `drain`: one request and one answer each.
+//! `laxity cluster hosts`, `batches`, `explain`, `drain` and `forget`: one request and one answer
+//! each.
 
-use laxity_wire::v1::{DrainRequest, ExplainRequest, ListBatchesRequest, ListHostsRequest};
+use laxity_wire::v1::{
+    DrainRequest, ExplainRequest, ForgetRequest, ListBatchesRequest, ListHostsRequest,
+};
 use serde::Serialize;
 
 use super::error::ClusterError;
-use super::{BatchesArgs, DrainArgs, ExplainArgs, HostsArgs, tables};
+use super::{BatchesArgs, DrainArgs, ExplainArgs, ForgetArgs, HostsArgs, tables};
 use laxity_cli::output::{self, say};
 
 pub(super) fn json(value: &impl Serialize) -> Result<(), ClusterError> {
@@ -97,4 +100,20 @@ pub(super) fn drain(args: &DrainArgs) -> Result<(), ClusterError> {
         text.push_str(" No such host is connected now: check the name.");
     }
     Ok(say(text)?)
+}
+
+#[derive(Serialize)]
+struct Forgotten<'a> {
+    host: &'a str,
+    forgotten: bool,
+}
+
+pub(super) fn forget(args: &ForgetArgs) -> Result<(), ClusterError> {
+    let host = args.host.clone();
+    args.coordinator.ask(async |operator| operator.forget(ForgetRequest { host }).await)?;
+    if args.coordinator.json {
+        return json(&Forgotten { host: &args.host, forgotten: true });
+    }
+    let host = tables::clean(&args.host);
+    Ok(say(format!("{host} is off the list. It is back as soon as its daemon comes again."))?)
 }

@@ -62,6 +62,7 @@ fn state(host: &HostStatus) -> &'static str {
         (true, true) => "drained",
         (true, false) => "drained, gone",
         (false, true) => "connected",
+        (false, false) if host.left => "stopped",
         (false, false) => "gone",
     }
 }

@@ -3,9 +3,10 @@
 use std::path::{Path, PathBuf};
 
 use laxity_cli::library::LibraryError;
+use laxity_cli::table::bytes;
 use laxity_job::Profile;
 use laxity_shm::registration::{Reason, RegistrationError};
-use laxity_wire::{ControlError, Status};
+use laxity_wire::{ControlError, PortStatus, Status};
 
 use super::finding::Finding;
 use crate::host::overview::older_clients;
@@ -23,6 +24,7 @@ pub(crate) fn daemon(answer: &Result<Status, ControlError>) -> Vec<Finding> {
             let mut findings = vec![Finding::ok("daemon", found)];
             findings.push(version(&status.version, env!("CARGO_PKG_VERSION")));
             findings.push(switched(status));
+            findings.extend(assumed_rates(status));
             findings.extend(clients(status));
             findings
         }
@@ -57,6 +59,22 @@ fn version(daemon: &str, cli: &str) -> Finding {
     Finding::warn("version", format!("the daemon is {daemon}, these tools are {cli}"))
         .because("clients of the release before or after are understood, others go unscheduled")
         .action("install one release everywhere; systemctl restart laxityd")
+}
+
+/// Returns a warning for each NIC whose rate nobody knows.
+fn assumed_rates(status: &Status) -> impl Iterator<Item = Finding> {
+    let is_assumed = |port: &&PortStatus| port.rate_assumed && port.direction == "egress";
+    status.ports.iter().filter(is_assumed).map(|port| {
+        let rate = bytes(port.rate_bytes_per_s);
+        Finding::warn("rate", format!("the kernel knows no rate, {rate}/s is assumed"))
+            .about(&port.name)
+            .because("permits may be far above or below what the NIC sends")
+            .action(format!(
+                "look whether its link is up; or set rate in the [[nic]] of {} in \
+                 /etc/laxity/laxityd.toml; systemctl reload laxityd",
+                port.name
+            ))
+    })
 }
 
 fn switched(status: &Status) -> Finding {

@@ -157,6 +157,21 @@ fn a_port_that_is_down_faster_than_believed_or_unknown_to_the_daemon_is_a_warnin
 }
 
 #[test]
+fn a_rate_that_is_only_assumed_is_a_warning_once_for_each_nic() {
+    let mut status = status();
+    let fine = service::daemon(&Ok(status.clone()));
+    assert!(fine.iter().all(|finding| finding.id != "rate"), "{fine:?}");
+    status.ports[0].rate_assumed = true;
+    let ingress = PortStatus { direction: "ingress".into(), ..status.ports[0].clone() };
+    status.ports.push(ingress);
+    let findings = service::daemon(&Ok(status));
+    let rates: Vec<_> = findings.iter().filter(|finding| finding.id == "rate").collect();
+    assert_eq!((rates.len(), rates[0].severity), (1, Severity::Warn));
+    assert!(rates[0].found.contains("11.6 GiB/s is assumed"), "{rates:?}");
+    assert!(rates[0].action.contains("rate in the [[nic]] of default"), "{rates:?}");
+}
+
+#[test]
 fn functions_are_parts_of_the_port_that_they_share_unless_the_daemon_has_a_nic_of_them() {
     let owner =
         |device: &str| format!("sys/class/infiniband/{device}/device/physfn/infiniband/mlx5_0/dev");

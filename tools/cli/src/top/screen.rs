@@ -2,12 +2,13 @@
 
 use clap::ValueEnum as _;
 use ratatui::Frame;
-use ratatui::layout::{Constraint, Layout};
+use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Modifier, Style};
 use ratatui::text::{Line, Span, Text};
-use ratatui::widgets::{Cell, Paragraph, Row, Table, TableState};
+use ratatui::widgets::{Cell, Paragraph, Row, Table, TableState, Wrap};
 
 use super::Top;
+use super::flows::{self, FlowList};
 use super::rows::{self, View};
 use crate::host::overview::summary;
 
@@ -30,14 +31,15 @@ pub(super) fn draw(frame: &mut Frame<'_>, top: &Top) {
     let [above, views, middle, below] = Layout::vertical(heights).areas(frame.area());
     frame.render_widget(Paragraph::new(Text::from(state.join("\n"))), above);
     frame.render_widget(Paragraph::new(views_line(top)), views);
-    match &top.detail {
-        Some(key) => {
+    match (&top.flows, &top.detail) {
+        (Some(list), _) => flow_list(frame, top, list, middle),
+        (None, Some(key)) => {
             let lines = rows::details(top.view, &top.now, key);
             let line = |(name, value): (String, String)| Line::from(format!("{name:<12} {value}"));
             let text: Vec<Line<'_>> = lines.into_iter().map(line).collect();
             frame.render_widget(Paragraph::new(text), middle);
         }
-        None => table(frame, top, middle),
+        (None, None) => table(frame, top, middle),
     }
     frame.render_widget(Paragraph::new(keys(top)), below);
 }
@@ -65,19 +67,54 @@ fn views_line(top: &Top) -> Text<'static> {
 fn keys(top: &Top) -> Text<'static> {
     let keys = match () {
         () if top.typing => "type to filter   Enter keep   Esc clear",
+        () if top.flows.as_ref().is_some_and(|list| list.is_open) => "Esc back   p pause   q quit",
+        () if top.flows.is_some() => "↑↓ select   Enter whole screen   Esc back   p pause   q quit",
         () if top.detail.is_some() => "Esc back   p pause   q quit",
-        () => "Tab view  ↑↓ select  Enter open  s sort  r reverse  / filter  +- time  q quit",
+        () => "Tab view  ↑↓ select  Enter open  d details  s sort  r reverse  / filter  q quit",
     };
     let rows = top.rows();
     let selected = rows.get(top.selected.min(rows.len().saturating_sub(1)));
     let why = selected.and_then(|line| line.cells.last()).map(|cell| cell.text.clone());
-    let is_shown = top.detail.is_none() && top.view != View::Stages;
+    let is_shown = top.flows.is_none() && top.detail.is_none() && top.view != View::Stages;
     let why = why.filter(|why| is_shown && !why.is_empty()).map(|why| format!("why: {why}"));
     let keys = Line::from(keys).style(Style::new().add_modifier(Modifier::DIM));
     Text::from(vec![Line::from(why.unwrap_or_default()), keys])
 }
 
-fn table(frame: &mut Frame<'_>, top: &Top, area: ratatui::layout::Rect) {
+/// Draws the flows of a job or a client, and below them the explanation of the selected one.
+fn flow_list(frame: &mut Frame<'_>, top: &Top, list: &FlowList, area: Rect) {
+    let rows = list.rows(&top.now);
+    let text: Vec<Line<'_>> = list.explanation(&top.now).into_iter().map(Line::from).collect();
+    let text = Paragraph::new(text).wrap(Wrap { trim: true });
+    // The explanation needs up to twelve lines of a small screen.
+    let lines = match list.is_open || rows.is_empty() {
+        true => 0,
+        false => (rows.len() as u16 + 1).min((area.height / 3).max(3)),
+    };
+    let heights = [Constraint::Length(1), Constraint::Length(lines), Constraint::Min(1)];
+    let [title, above, below] = Layout::vertical(heights).areas(area);
+    let bold = Style::new().add_modifier(Modifier::BOLD);
+    frame.render_widget(Paragraph::new(list.title(&top.now)).style(bold), title);
+    frame.render_widget(text, below);
+    let width = |at: usize| {
+        let texts = rows.iter().map(|row| row[at].chars().count());
+        texts.chain([flows::HEADER[at].chars().count()]).max().unwrap_or(0) as u16
+    };
+    let last = flows::HEADER.len() - 1;
+    let widths = (0..=last).map(|at| match at == last {
+        true => Constraint::Fill(1),
+        false => Constraint::Length(width(at)),
+    });
+    let table = Table::new(rows.iter().map(|row| Row::new(row.clone())), widths)
+        .header(Row::new(flows::HEADER).style(bold))
+        .column_spacing(GAP)
+        .row_highlight_style(Style::new().add_modifier(Modifier::REVERSED))
+        .highlight_symbol("> ");
+    let mut state = TableState::new().with_selected(list.selected);
+    frame.render_stateful_widget(table, above, &mut state);
+}
+
+fn table(frame: &mut Frame<'_>, top: &Top, area: Rect) {
     let rows = top.rows();
     let header: Vec<String> = (top.view.header().iter().enumerate())
         .map(|(at, name)| match (at == top.sort, top.ascending) {

@@ -1,5 +1,11 @@
 //! Tests of the screen, as snapshots at two sizes, and of the keys.
 
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::os::unix::net::UnixListener;
+
+use laxity_wire::control::{Envelope, Request, Response, parse_request};
+use laxity_wire::explain::{ExplainedFlow, FlowQuery, FlowWait};
+use laxity_wire::trace::{SubmitOutcome, TracedFlow};
 use laxity_wire::{
     ClientStatus, LevelStatus, PermittedBytes, PortStatus, StageStatus, Totals, WaitStatus,
 };
@@ -50,6 +56,7 @@ fn status(seconds: u64) -> Status {
         name: name.into(),
         direction: direction.into(),
         rate_bytes_per_s: 50_000_000_000,
+        rate_in_force_bytes_per_s: 50_000_000_000,
         in_flight_bytes: busy * 4 * MIB,
         window_bytes: 4 * MIB,
         load: 0.5,
@@ -140,15 +147,15 @@ fn details_of_a_port_say_which_stage_was_permitted_at_which_level() {
 }
 
 #[test]
-fn a_job_opens_its_clients_and_a_client_its_details() {
+fn d_opens_the_clients_of_a_job_and_the_details_of_a_client() {
     let mut top = top(View::Jobs);
-    press(&mut top, &[KeyCode::Enter]);
+    press(&mut top, &[KeyCode::Char('d')]);
     assert_eq!((top.view, top.filter.as_str()), (View::Clients, "prefill"));
     let pids = |top: &Top| -> Vec<String> {
         top.rows().iter().map(|line| line.cells[1].text.clone()).collect()
     };
     assert_eq!(pids(&top), ["4001", "4002"], "the one that waits comes first");
-    press(&mut top, &[KeyCode::Down, KeyCode::Enter]);
+    press(&mut top, &[KeyCode::Down, KeyCode::Char('d')]);
     let shown = once(&top, 80, 24);
     assert!(shown.contains("pid 4002, uid 1000"), "{shown}");
     top.take(Ok(Status::default()), Duration::from_secs(1));
@@ -186,4 +193,136 @@ fn rates_are_those_since_the_last_answer_of_the_same_daemon() {
     assert_eq!(shown(&top), "–");
     top.take(Err(ControlError::Refused("it stops".into())), Duration::from_secs(1));
     assert!(once(&top, 80, 24).starts_with("NO ANSWER, values are old: laxityd refused: it stops"));
+}
+
+/// A flow of client 1 that waits, the older the smaller its number.
+fn waiting(number: u64) -> ExplainedFlow {
+    ExplainedFlow {
+        flow: TracedFlow {
+            flow: 1_125_899_906_842_600 + number,
+            pid: 4001,
+            nic: 0,
+            ingress: false,
+            stage: "kv_reuse".into(),
+            layer: 3,
+            batch: 9,
+            request: 7,
+            bytes: 4 * MIB,
+            deadline_ns: 2_000_000_000,
+            standing: SubmitOutcome::BehindOthers,
+            granted: MIB,
+            level: 3,
+            in_flight_bytes: 4 * MIB,
+            window_bytes: 4 * MIB,
+            ahead: number,
+        },
+        client: 1,
+        trace_id: String::new(),
+        completed_bytes: 0,
+        since_ns: 1_000_000_000 + number * 1_000_000,
+        wait: Some(FlowWait {
+            obstacle: if number == 0 { "window" } else { "order" }.into(),
+            level: 3,
+            rule: "laxity".into(),
+            begin_by_ns: 1_950_000_000,
+            ahead_bytes: number * 3 * MIB,
+            ..FlowWait::default()
+        }),
+    }
+}
+
+fn told(flows: Vec<ExplainedFlow>) -> Explanation {
+    Explanation { now_ns: 1_900_000_000, count: flows.len() as u64, flows }
+}
+
+/// Lets the opened flows take what the daemon would answer.
+fn answer(top: &mut Top, flows: Vec<ExplainedFlow>) {
+    let status = top.now.clone();
+    let list = top.flows.as_mut().expect("flows are shown");
+    list.queries(&status);
+    list.take(&status, vec![told(flows)]);
+}
+
+#[test]
+fn a_job_opens_its_flows_with_the_explanation_of_the_selected_one() {
+    let mut top = top(View::Jobs);
+    press(&mut top, &[KeyCode::Enter]);
+    let status = top.now.clone();
+    let queries = top.flows.as_mut().expect("flows are shown").queries(&status);
+    let of = |pid| FlowQuery { pid: Some(pid), ..FlowQuery::default() };
+    assert_eq!(queries, [of(4001), of(4002)], "the process with the most waiting flows first");
+    let sent = ExplainedFlow { wait: None, since_ns: 1, ..waiting(9) };
+    answer(&mut top, vec![waiting(2), sent, waiting(0), waiting(1)]);
+    insta::assert_snapshot!("80x24_flows", once(&top, 80, 24));
+    press(&mut top, &[KeyCode::Down, KeyCode::Enter]);
+    insta::assert_snapshot!("80x24_flow", once(&top, 80, 24));
+    press(&mut top, &[KeyCode::Esc]);
+    assert!(once(&top, 80, 24).contains("to permit"), "back at the list");
+    press(&mut top, &[KeyCode::Esc]);
+    assert!(top.flows.is_none() && top.view == View::Jobs, "back at the jobs");
+}
+
+#[test]
+fn a_client_opens_only_its_own_flows() {
+    let mut top = top(View::Clients);
+    press(&mut top, &[KeyCode::Down, KeyCode::Enter]);
+    let status = top.now.clone();
+    let list = top.flows.as_mut().expect("flows are shown");
+    assert_eq!(list.queries(&status).len(), 1);
+    assert_eq!(list.owner, FlowsOwner::Client(3, "decode".into()));
+    let own = ExplainedFlow { client: 3, ..waiting(5) };
+    answer(&mut top, vec![waiting(0), own.clone()]);
+    assert_eq!(top.flows.as_ref().map(FlowList::flows), Some(&[own][..]));
+    let shown = once(&top, 80, 24);
+    assert!(shown.contains("client decode (3): 2 of 4 flows wait"), "{shown}");
+    top.take(Ok(Status::default()), Duration::from_secs(1));
+    answer(&mut top, Vec::new());
+    let shown = once(&top, 80, 24);
+    assert!(shown.contains("client decode (3) has left; Esc goes back"), "{shown}");
+}
+
+#[test]
+fn the_selected_flow_stays_selected_while_it_lasts() {
+    let mut top = top(View::Jobs);
+    press(&mut top, &[KeyCode::Enter]);
+    answer(&mut top, vec![waiting(0), waiting(1), waiting(2)]);
+    press(&mut top, &[KeyCode::Down, KeyCode::Enter]);
+    answer(&mut top, vec![waiting(1), waiting(2)]);
+    let list = top.flows.as_ref().expect("flows are shown");
+    assert_eq!((list.selected, list.is_open), (0, true), "its predecessor went");
+    answer(&mut top, vec![waiting(2)]);
+    let list = top.flows.as_ref().expect("flows are shown");
+    assert_eq!((list.selected, list.is_open), (0, false), "it ended, so the list is shown");
+}
+
+#[test]
+fn opened_flows_come_from_the_daemon_and_its_silence_is_said() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("control.sock");
+    let listener = UnixListener::bind(&path).expect("a socket");
+    let daemon = std::thread::spawn(move || {
+        let (stream, _) = listener.accept().expect("a client");
+        let mut stream = BufReader::new(stream);
+        let mut asked = Vec::new();
+        for number in 0..2 {
+            let mut line = Vec::new();
+            stream.read_until(b'\n', &mut line).expect("a request");
+            asked.push(parse_request(&line).expect("a request"));
+            let response = Response::Explanation(Box::new(told(vec![waiting(number)])));
+            let mut answer = serde_json::to_vec(&Envelope::new(response)).expect("JSON");
+            answer.push(b'\n');
+            stream.get_mut().write_all(&answer).expect("a reader");
+        }
+        asked
+    });
+    let mut top = top(View::Jobs);
+    press(&mut top, &[KeyCode::Enter]);
+    let endpoint = Endpoint::new(path, 2000);
+    let mut asker = DaemonConnection { endpoint: &endpoint, client: None };
+    top.ask_flows(&mut asker);
+    let of = |pid| Request::Explain(FlowQuery { pid: Some(pid), ..FlowQuery::default() });
+    assert_eq!(daemon.join().expect("it answered"), [of(4001), of(4002)]);
+    assert_eq!(top.flows.as_ref().map(|list| list.flows().len()), Some(2), "{:?}", top.problem);
+    top.ask_flows(&mut asker);
+    assert!(once(&top, 80, 24).starts_with("NO ANSWER, values are old"), "{:?}", top.problem);
 }

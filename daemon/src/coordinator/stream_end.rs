@@ -1,0 +1,83 @@
+//! Why a stream ends, when to come back, and how a daemon that stops says so.
+
+use std::time::Duration;
+
+use laxity_wire::v1::{
+    FromCoordinator, FromDaemon, Goodbye, GoodbyeReason, Leaving, from_daemon::Message,
+};
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+use tonic::Streaming;
+
+use super::channel;
+use crate::config::CoordinatorConfig;
+
+/// Longest text of a coordinator that is shown, in characters.
+const TEXT_MAX: usize = 300;
+/// Longest time that the end of the daemon waits for the coordinator.
+const LEAVE_MAX: Duration = Duration::from_millis(500);
+
+/// Why a stream ended.
+#[derive(Debug, Default)]
+pub struct StreamEnd {
+    pub problem: String,
+    /// Whether an order came, so that the stream was useful.
+    pub(super) ordered: bool,
+    /// Shortest wait before the next attempt.
+    pub(super) retry_after: Duration,
+    /// The coordinator to try instead.
+    pub(super) leader: Option<String>,
+}
+
+/// The end of a stream whose Hello no longer says which NICs this host has.
+pub(super) const NICS_CHANGED: &str = "the NICs of this host changed";
+/// The end of a stream whose daemon stops.
+pub(super) const STOPS: &str = "this daemon stops";
+
+impl StreamEnd {
+    pub(super) fn because(problem: impl Into<String>) -> Self {
+        Self { problem: problem.into(), ..Self::default() }
+    }
+
+    /// Converts a goodbye to the rules for coming back.
+    pub(super) fn parted(last: &Goodbye, url: &str, config: &CoordinatorConfig) -> Self {
+        let most = Duration::from(config.backoff_max);
+        let detail = shortened(&last.detail);
+        let leader = match last.reason() {
+            GoodbyeReason::NotLeader => channel::redirection(url, &last.leader, config),
+            _ => None,
+        };
+        Self {
+            problem: format!("it said goodbye ({:?}): {detail}", last.reason()),
+            retry_after: match last.reason() {
+                GoodbyeReason::Incompatible => most,
+                _ if leader.is_some() => Duration::ZERO,
+                _ => Duration::from_nanos(last.retry_after_ns).min(most),
+            },
+            leader,
+            ordered: false,
+        }
+    }
+}
+
+pub(super) fn shortened(text: &str) -> String {
+    text.chars().filter(|c| !c.is_control()).take(TEXT_MAX).collect()
+}
+
+/// Tells the coordinator that this host leaves on purpose, and waits for a moment until the
+/// coordinator has ended the stream. A coordinator that does not know this message takes it for a
+/// sign of life.
+pub(super) async fn leave(
+    outbound: mpsc::Sender<FromDaemon>,
+    inbound: &mut Streaming<FromCoordinator>,
+) {
+    let told = async {
+        let leaving = FromDaemon { message: Some(Message::Leaving(Leaving {})) };
+        if outbound.send(leaving).await.is_ok() {
+            // The stream ends in order only if this daemon's half ends first.
+            drop(outbound);
+            while let Ok(Some(_)) = inbound.message().await {}
+        }
+    };
+    let _ = timeout(LEAVE_MAX, told).await;
+}
