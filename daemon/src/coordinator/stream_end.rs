@@ -14,8 +14,9 @@ use crate::config::CoordinatorConfig;
 
 /// Longest text of a coordinator that is shown, in characters.
 const TEXT_MAX: usize = 300;
-/// Longest time that the end of the daemon waits for the coordinator.
-const LEAVE_MAX: Duration = Duration::from_millis(500);
+/// Longest time that the end of the daemon waits for the coordinator. Clients may wait for the next
+/// daemon meanwhile.
+const LEAVE_MAX: Duration = Duration::from_millis(100);
 
 /// Why a stream ended.
 #[derive(Debug, Default)]
