@@ -225,20 +225,7 @@ impl Daemon {
             control = %config.control.display(), metrics = %metrics,
             page = %page, nics = config.nic.len(), "laxityd is ready"
         );
-        if self.client_room < config.scheduler.clients_max {
-            warn!(
-                clients_max = config.scheduler.clients_max,
-                room = self.client_room,
-                "the limit of open files leaves room for fewer clients than scheduler.clients_max; \
-                 raise `LimitNOFILE` of the unit (`ulimit -n`)"
-            );
-        }
-        if self.service.is_bypassed() {
-            warn!(
-                "bypass is still on, from before this start: nothing is scheduled. `laxity bypass \
-                 off` ends it"
-            );
-        }
+        warn_at_start(&self.service, &config, self.client_room);
         notify(&[NotifyState::Ready]);
 
         let died = tokio::select! {
@@ -269,6 +256,24 @@ impl Daemon {
             Ok(Ok(())) if !died => Ok(()),
             _ => Err(DaemonError::SchedulerDied),
         }
+    }
+}
+
+/// Warns of what an operator should know at the start.
+fn warn_at_start(service: &Service, config: &Config, client_room: usize) {
+    if client_room < config.scheduler.clients_max {
+        warn!(
+            clients_max = config.scheduler.clients_max,
+            room = client_room,
+            "the limit of open files leaves room for fewer clients than scheduler.clients_max; \
+             raise `LimitNOFILE` of the unit (`ulimit -n`)"
+        );
+    }
+    if service.is_bypassed() {
+        warn!(
+            "bypass is still on, from before this start: nothing is scheduled. `laxity bypass \
+             off` ends it"
+        );
     }
 }
 

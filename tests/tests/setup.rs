@@ -38,12 +38,34 @@ fn setup_on_a_bare_machine_installs_all_that_is_missing() {
     }
 }
 
-fn install(verb: &str, built: &Path, into: &Path) {
+fn install(verb: &str, built: &Path, into: &Path, prefix: &str) {
     let script = root().join("tools/install.sh");
     let script = format!("umask 077; exec bash {} {verb}", script.display());
     let mut bash = Command::new("bash");
-    bash.args(["-c", &script]).env("TARGET", built).env("DESTDIR", into);
+    bash.args(["-c", &script]).env("TARGET", built).env("DESTDIR", into).env("PREFIX", prefix);
     Said::of(&mut bash).good();
+}
+
+/// Puts what stands for built programs and libraries into `folder`.
+fn build(folder: &Path) {
+    let release = folder.join("release");
+    fs::create_dir_all(&release).expect("a folder");
+    // `laxity man --out` writes pages into a folder.
+    for program in ["laxityd", "laxity-coordinator", "laxity-engine"] {
+        script(&release, program, "echo text");
+    }
+    for program in ["laxity", "laxity-lab"] {
+        let pages = format!(
+            "[ \"$1\" = man ] && mkdir -p \"$3\" && echo page >\"$3/{program}.1\" || echo text"
+        );
+        script(&release, program, &pages);
+    }
+    for library in [
+        "liblaxity_client.so", "liblaxity_client.a", "liblaxity.so", "liblaxity_mooncake.so",
+        "liblaxity_nixl.so", "libnccl_net_laxity.so",
+    ] {
+        fs::write(release.join(library), "").expect("written");
+    }
 }
 
 /// Returns all files and folders below `folder` with their modes.
@@ -66,32 +88,15 @@ fn modes(folder: &Path) -> Vec<(PathBuf, u32)> {
 fn what_is_installed_can_be_read_by_all_whatever_the_umask_of_who_installs_it() {
     let folder = tempfile::tempdir().expect("a folder");
     let (built, into) = (folder.path().join("built"), folder.path().join("into"));
-    let release = built.join("release");
-    for path in [&release, &into] {
-        fs::create_dir_all(path).expect("a folder");
-    }
+    fs::create_dir_all(&into).expect("a folder");
     fs::set_permissions(&into, fs::Permissions::from_mode(0o755)).expect("own folder");
-    // These scripts stand for built programs. `laxity man --out` writes pages into a folder.
-    for program in ["laxityd", "laxity-coordinator", "laxity-engine"] {
-        script(&release, program, "echo text");
-    }
-    for program in ["laxity", "laxity-lab"] {
-        let pages = format!(
-            "[ \"$1\" = man ] && mkdir -p \"$3\" && echo page >\"$3/{program}.1\" || echo text"
-        );
-        script(&release, program, &pages);
-    }
-    for library in [
-        "liblaxity_client.so", "liblaxity_client.a", "liblaxity.so", "liblaxity_mooncake.so",
-        "liblaxity_nixl.so", "libnccl_net_laxity.so",
-    ] {
-        fs::write(release.join(library), "").expect("written");
-    }
+    build(&built);
+    let install = |verb: &str| install(verb, &built, &into, "");
 
-    install("install", &built, &into);
+    install("install");
     let lab = into.join("usr/local/bin/laxity-lab");
     assert!(!lab.exists(), "an operator's host does without it");
-    install("install-lab", &built, &into);
+    install("install-lab");
     assert!(lab.exists());
     let found = modes(&into);
     let files = found.iter().filter(|(path, _)| path.is_file());
@@ -115,18 +120,43 @@ fn what_is_installed_can_be_read_by_all_whatever_the_umask_of_who_installs_it() 
     let text = fs::read_to_string(&config).expect("installed");
     assert!(text.contains("\nmode = \"observe\"\n"), "an installation delays nothing: {text}");
     fs::write(&config, format!("{text}# edited\n")).expect("written");
-    install("install", &built, &into);
+    install("install");
     assert!(fs::read_to_string(&config).expect("kept").ends_with("# edited\n"));
 
-    install("remove", &built, &into);
+    install("remove");
     assert!(config.exists(), "an operator's configuration stays");
     fs::remove_file(&config).expect("ours");
-    install("install", &built, &into);
+    install("install");
     fs::remove_file(&config).expect("installed");
-    install("install", &built, &into);
+    install("install");
     assert!(!config.exists(), "a daemon that enforced without a configuration goes on");
-    install("remove", &built, &into);
+    install("remove");
     let left: Vec<_> = modes(&into).into_iter().filter(|(path, _)| !path.is_dir()).collect();
+    assert!(left.is_empty(), "{left:?}");
+}
+
+#[test]
+fn a_prefix_moves_all_but_configuration_and_units_which_name_it() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (built, into) = (folder.path().join("built"), folder.path().join("into"));
+    fs::create_dir(&into).expect("a folder");
+    build(&built);
+    let install = |verb: &str| install(verb, &built, &into, "/opt/laxity");
+    install("install");
+    install("install-lab");
+    let is_ours =
+        |path: &Path| ["etc", "opt/laxity"].iter().any(|at| path.starts_with(into.join(at)));
+    let found: Vec<_> = modes(&into).into_iter().filter(|(path, _)| path.is_file()).collect();
+    let elsewhere: Vec<_> = found.iter().filter(|(path, _)| !is_ours(path)).collect();
+    // Where systemd looks for users and folders can't be moved.
+    let system = ["usr/lib/sysusers.d", "usr/lib/tmpfiles.d"].map(|at| into.join(at));
+    let is_system = |path: &Path| system.iter().any(|at| path.starts_with(at));
+    assert!(elsewhere.iter().all(|(path, _)| is_system(path)), "{elsewhere:?}");
+    let unit = into.join("etc/systemd/system/laxityd.service");
+    let unit = fs::read_to_string(unit).expect("installed");
+    assert!(unit.contains("=/opt/laxity/sbin/laxityd") && !unit.contains("/usr/local"), "{unit}");
+    install("remove");
+    let left: Vec<_> = modes(&into).into_iter().filter(|(path, _)| path.is_file()).collect();
     assert!(left.is_empty(), "{left:?}");
 }
 

@@ -1,17 +1,23 @@
 //! Tests of a coordinator from outside: gRPC, TLS, processes, and several coordinators.
 #![forbid(unsafe_code)]
 
-#[path = "../support/daemon.rs"]
-mod daemon;
+mod check;
 mod elections;
 mod group;
 mod history;
+mod hostile;
 mod netns;
 mod operate;
+mod operations;
 mod operators;
 mod partitions;
 mod process;
 mod proxy;
 mod saves;
 mod streams;
+#[path = "../support/mod.rs"]
+mod support;
 mod tls;
+mod web;
+
+use support::daemon;

@@ -1,7 +1,7 @@
 //! A real coordinator on its own thread, with daemons that report what a test wants, for tests of
 //! what operators see.
 
-mod daemon;
+pub(crate) mod daemon;
 
 use std::collections::HashMap;
 use std::io::{Read, Write};

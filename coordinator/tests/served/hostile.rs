@@ -1,8 +1,5 @@
 //! Tests of honest clients beside connections that send nothing, or send slowly.
 
-#[expect(dead_code, reason = "other tests use the rest")]
-mod support;
-
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -13,7 +10,7 @@ use laxity_wire::v1::ListHostsRequest;
 use laxity_wire::v1::operator_client::OperatorClient;
 use tonic::transport::Endpoint;
 
-use self::support::{Fixture, PATIENCE, config};
+use crate::support::{Fixture, PATIENCE, config};
 
 /// Number of slow connections. They fill the connection slots of any port several times.
 const SLOW: usize = 150;

@@ -1,9 +1,6 @@
 //! Tests of the web page with a real coordinator, daemons and Chromium. Without Chromium they are
 //! skipped. `LAXITY_SCREENSHOTS=FOLDER` keeps pictures.
 
-#[expect(dead_code, reason = "the tests of `laxity cluster` use the rest")]
-mod support;
-
 use std::path::PathBuf;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
@@ -18,7 +15,7 @@ use laxity_wire::v1::{
 
 use tonic::transport::{Channel, Endpoint};
 
-use self::support::{Fixture, Script, batch, config};
+use crate::support::{Fixture, Script, batch, config};
 
 fn ended(request: u64) -> Kind {
     Kind::RequestEnded(RequestEnded { request })
@@ -398,7 +395,7 @@ fn a_coordinator_stops_though_somebody_looks() {
     fixture.get("/api/state");
     let begun = Instant::now();
     drop(fixture);
-    assert!(begun.elapsed() < support::PATIENCE);
+    assert!(begun.elapsed() < crate::daemon::PATIENCE);
 }
 
 #[test]

@@ -7,9 +7,9 @@ use std::process::Command;
 use laxity_coordinator::config::Config;
 use laxity_tests::{Need, skip};
 
-const SAMPLE: &str = include_str!("../../dist/laxity-coordinator.toml");
-const UNIT: &str = include_str!("../../dist/laxity-coordinator.service");
-const DASHBOARD: &str = include_str!("../../dist/grafana/laxity.json");
+const SAMPLE: &str = include_str!("../../../dist/laxity-coordinator.toml");
+const UNIT: &str = include_str!("../../../dist/laxity-coordinator.service");
+const DASHBOARD: &str = include_str!("../../../dist/grafana/laxity.json");
 
 fn dist(name: &str) -> PathBuf {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent();
@@ -87,7 +87,8 @@ fn queried(value: &serde_json::Value, found: &mut BTreeSet<String>) {
 #[test]
 fn the_dashboard_and_the_alerts_ask_for_metrics_that_exist() {
     let dashboard: serde_json::Value = serde_json::from_str(DASHBOARD).expect("JSON");
-    let pages = [include_str!("../../docs/metrics.md"), include_str!("../../docs/coordinator.md")];
+    let pages =
+        [include_str!("../../../docs/metrics.md"), include_str!("../../../docs/coordinator.md")];
     // Other tests compare both pages with the code.
     let documented: BTreeSet<&str> = pages
         .iter()
@@ -96,7 +97,8 @@ fn the_dashboard_and_the_alerts_ask_for_metrics_that_exist() {
         .filter_map(|rest| rest.split_once('`').map(|(name, _)| name))
         .collect();
     let mut asked = BTreeSet::new();
-    let alerts = serde_json::json!({ "expr": include_str!("../../dist/prometheus/alerts.yaml") });
+    let alerts =
+        serde_json::json!({ "expr": include_str!("../../../dist/prometheus/alerts.yaml") });
     queried(&alerts, &mut asked);
     assert!(asked.len() >= 10, "{asked:?}");
     queried(&dashboard, &mut asked);
@@ -118,7 +120,7 @@ fn the_dashboard_and_the_alerts_ask_for_metrics_that_exist() {
 
 #[test]
 fn the_unit_is_as_hardened_as_that_of_laxityd() {
-    let of_laxityd = include_str!("../../dist/laxityd.service");
+    let of_laxityd = include_str!("../../../dist/laxityd.service");
     let hardening = [
         "Protect", "Private", "Restrict", "NoNew", "Capability", "Lock", "MemoryDeny", "SystemCall",
     ];
