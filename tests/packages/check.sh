@@ -39,7 +39,7 @@ make_root() { # make_root WHAT SUITE: a kept archive of a root. A mirror may be 
     mv "${tar%.tar}.part.tar" "$tar"
 }
 boots() { # boots ROOT: until the machine switches itself off
-    timeout --kill-after=5 300 systemd-nspawn --quiet --register=no --keep-unit --private-network \
+    SYSTEMD_NSPAWN_UNIFIED_HIERARCHY=1 timeout --kill-after=5 300 systemd-nspawn --quiet --register=no --keep-unit --private-network \
         --directory="$1" --boot </dev/null >"$work/console" 2>&1
 }
 for case in "$@"; do
