@@ -59,6 +59,17 @@ mode_is "$ordered"
 tail -n 1 "$conf" | grep -qx "# edited"
 echo "removed and installed again: what was ordered or edited holds"
 
+# README's quickstart of a host.
+laxity enforce off
+laxity run --name example -- laxity example-job --seconds 5 >example &
+job=$!
+sees "> example .* MiB .*observed, never delayed" laxity top --once
+sees "^example .*pid $job" laxity status
+wait "$job"
+sees " MiB only observed, 0 B unscheduled" cat example
+sees "flows would have waited" laxity observe report
+echo "as a new operator: a job is seen, and what scheduling would change"
+
 apt-get purge -y 'laxity*' liblaxity-dev >>install.log 2>&1
 systemctl daemon-reload
 left="$(find /etc /usr /var/lib /var/cache /run -xdev -name '*laxity*' -not -path '/run/systemd/*')"

@@ -187,3 +187,17 @@ fn rates_are_those_since_the_last_answer_of_the_same_daemon() {
     top.take(Err(ControlError::Refused("it stops".into())), Duration::from_secs(1));
     assert!(once(&top, 80, 24).starts_with("NO ANSWER, values are old: laxityd refused: it stops"));
 }
+
+#[test]
+fn observed_bytes_count_as_sent_and_not_as_waiting_for_a_permit() {
+    let observed = |status: Status, bytes: u64| {
+        let mut client = client(1, "job", 1, 0);
+        client.submitted_bytes += bytes;
+        client.observed_bytes = bytes;
+        Status { clients: vec![client], ..status }
+    };
+    let mut top = Top::new(View::Clients, 1, observed(status(1), 10 * MIB));
+    top.take(Ok(observed(status(2), 30 * MIB)), Duration::from_secs(2));
+    let cells = &top.rows()[0].cells;
+    assert_eq!((cells[4].text.as_str(), cells[5].text.as_str()), ("1 MiB", "10 MiB"));
+}
