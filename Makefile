@@ -190,8 +190,9 @@ packages: release setup-packages ## Debian packages and RPMs of the programs, wi
 	TARGET="$(TARGET)" tools/packages.sh
 
 .PHONY: packages-check
-packages-check: packages ## install, upgrade, remove and purge them on Debian 12 and 13, booted in containers
-	tests/packages/check.sh $(TARGET)/packages bookworm trixie
+packages-check: packages ## install, upgrade under load, remove and purge them in booted containers: Debian 12, 13 and testing; RPMs
+	TARGET="$(TARGET)" tests/packages/reproduce.sh $(TARGET)/packages
+	TARGET="$(TARGET)" tests/packages/check.sh $(TARGET)/packages deb/bookworm deb/trixie deb/testing rpm/bookworm
 
 # Before the first release, the commit before this one is what there is to upgrade from.
 SINCE ?= $(shell git describe --tags --abbrev=0 2>/dev/null || git rev-parse HEAD~1)

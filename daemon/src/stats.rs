@@ -120,6 +120,8 @@ pub struct ClientCounters {
     pub flows: u64,
     pub submitted_bytes: u64,
     pub permitted_bytes: u64,
+    /// Bytes that were sent without a permit in mode `observe`.
+    pub observed_bytes: u64,
     pub completed_bytes: u64,
     /// Flows that completed after their deadline.
     pub deadline_misses: u64,
@@ -147,6 +149,7 @@ impl ClientCounters {
         self.flows += other.flows;
         self.submitted_bytes += other.submitted_bytes;
         self.permitted_bytes += other.permitted_bytes;
+        self.observed_bytes += other.observed_bytes;
         self.completed_bytes += other.completed_bytes;
         self.deadline_misses += other.deadline_misses;
         self.bypassed_bytes += other.bypassed_bytes;

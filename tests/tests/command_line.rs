@@ -73,6 +73,22 @@ fn what_an_operator_does_with_a_host_works_with_a_real_daemon() {
     }
 }
 
+#[test]
+fn the_example_job_ends_well_only_if_a_daemon_scheduled_every_byte() {
+    let folder = tempfile::tempdir().unwrap();
+    let daemon = Daemon::start(folder.path(), "");
+    let job = |socket: &Path| {
+        let mut command = Command::new(binary("laxity"));
+        command.args(["example-job", "--seconds", "1"]).env("LAXITY_SOCKET", socket);
+        Said::of(&mut command)
+    };
+    let said = job(&daemon.socket()).good().stdout;
+    assert!(said.contains(" 0 B unscheduled"), "{said}");
+    let unscheduled = job(&folder.path().join("nobody.sock"));
+    assert_eq!(unscheduled.status.code(), Some(1), "{}", unscheduled.all());
+    assert!(unscheduled.stdout.contains("There is no daemon"), "{}", unscheduled.all());
+}
+
 /// Returns a command for `laxity` in a folder without the laboratory, with this `PATH`.
 fn alone(folder: &Path, path: &str) -> Command {
     let copy = folder.join("laxity");

@@ -47,7 +47,7 @@ const MAY_DEPEND_ON: &str = "
     coordinator: credentials files listen policy quantity wire
     nccl-host:
     rig: client coordinator daemon files nccl-host policy quantity requests shm wire
-    cli: credentials files job nic quantity shm wire
+    cli: client credentials files job nic quantity shm wire
     lab: cli files quantity rig sim trial
     trial: credentials files wire
     sim: files policy requests

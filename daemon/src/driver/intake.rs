@@ -357,6 +357,7 @@ impl Intake {
         let port = &mut self.ports[usize::from(index)];
         port.counters.stages[spec.stage.index()].on_credit(spec.bytes);
         port.observed(self.now, from.state.job, &spec);
+        from.state.counters.observed_bytes += spec.bytes;
         let decision = SubmitDecision {
             outcome: SubmitOutcome::Observed,
             accounting: Accounting::Nobody,

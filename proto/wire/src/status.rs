@@ -133,6 +133,8 @@ pub struct ClientStatus {
     pub submitted_bytes: u64,
     /// Bytes that were permitted, credit included.
     pub permitted_bytes: u64,
+    /// Bytes that were sent without a permit in mode `observe`.
+    pub observed_bytes: u64,
     /// Bytes that the client reported as completed.
     pub completed_bytes: u64,
     /// Bytes that the client reported to have sent unscheduled.
@@ -403,6 +405,8 @@ pub struct Totals {
     pub submitted_bytes: u64,
     /// Bytes permitted.
     pub permitted_bytes: u64,
+    /// Bytes that were sent without a permit in mode `observe`.
+    pub observed_bytes: u64,
     /// Bytes sent on credit, which `permitted_bytes` includes.
     pub credited_bytes: u64,
     /// Bytes completed.

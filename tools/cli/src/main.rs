@@ -9,6 +9,7 @@ mod class_table;
 mod class_variables;
 mod cluster;
 mod doctor;
+mod example_job;
 mod explain;
 mod external;
 mod host;
@@ -46,6 +47,9 @@ enum Command {
     /// Run a program with its RDMA traffic under the scheduler
     #[command(after_long_help = run::HELP)]
     Run(Box<run::RunArgs>),
+    /// Send over loopback, as a job to try a host with; needs no RDMA and no GPU
+    #[command(after_long_help = example_job::HELP)]
+    ExampleJob(example_job::ExampleJobArgs),
     /// Print the class variables that `run` sets for a profile
     #[command(after_long_help = class_variables::HELP)]
     Env(class_variables::EnvArgs),
@@ -129,6 +133,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Observe(command) => observe::observe(&command)?,
         Command::Reload(endpoint) => host::reload(&endpoint)?,
         Command::Run(args) => return Ok(run::run(&args)),
+        Command::ExampleJob(args) => return Ok(example_job::example_job(&args)?),
         Command::Doctor(args) => return Ok(doctor::doctor(&args)?),
         Command::Env(args) => class_variables::env(&args)?,
         Command::Profiles(args) => profiles::profiles(&args)?,

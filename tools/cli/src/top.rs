@@ -28,7 +28,7 @@ use crate::host::Endpoint;
 
 pub(crate) const HELP: &str = "\
 Views: jobs, clients, stages, levels and ports. The column `why` says what a row waits for. Rates \
-are those since the last refresh.
+are those since the last refresh. Those of jobs and clients include bytes that are only observed.
 
 Keys: 1 to 5 or Tab change the view; arrows select; Enter opens the flows of a job or a client, \
 with the explanation of the selected flow, or the details of a port; d shows a job's clients, or \

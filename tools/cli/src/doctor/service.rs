@@ -96,7 +96,9 @@ fn switched(status: &Status) -> Finding {
 fn clients(status: &Status) -> Vec<Finding> {
     if status.clients.is_empty() {
         let none = Finding::info("clients", "no client is attached");
-        return vec![none.action("laxity run --profile NAME -- COMMAND")];
+        return vec![
+            none.action("laxity run --profile NAME -- COMMAND; to try it: laxity example-job"),
+        ];
     }
     let mut names: Vec<&str> = status.clients.iter().map(|c| c.name.as_str()).collect();
     names.sort_unstable();

@@ -113,6 +113,10 @@ fn headline(status: &Status) -> Vec<String> {
     } else {
         format!("{} bypassed", bytes(totals.bypassed_bytes))
     };
+    let observed = match totals.observed_bytes {
+        0 => String::new(),
+        observed => format!("{} observed, ", bytes(observed)),
+    };
     let mut lines = vec![
         format!(
             "laxityd {} (pid {}), up {}, policy {}, {state}{configured}",
@@ -122,7 +126,7 @@ fn headline(status: &Status) -> Vec<String> {
             status.policy,
         ),
         format!(
-            "{} flows, {} permitted, {bypassed}, {} deadlines missed, {} pruned",
+            "{} flows, {} permitted, {observed}{bypassed}, {} deadlines missed, {} pruned",
             totals.flows,
             bytes(totals.permitted_bytes),
             totals.deadline_misses,
@@ -369,7 +373,11 @@ fn jobs(status: &Status, room: usize) -> String {
         |of: &[&ClientStatus], count: Count| of.iter().map(|client| count(client)).sum::<u64>();
     let mut jobs: Vec<_> = by_name.into_iter().collect();
     jobs.sort_by_key(|(_, clients)| Reverse(sum(clients, |client| client.waiting_flows)));
-    let header = ["job", "processes", "flows", "waiting", "permitted", "bypassed", "where"];
+    let is_observed = status.clients.iter().any(|client| client.observed_bytes > 0);
+    let mut header = vec!["job", "processes", "flows", "waiting", "permitted", "bypassed", "where"];
+    if is_observed {
+        header.insert(5, "observed");
+    }
     let mut table = table(&header);
     for ((name, pod), clients) in &jobs {
         let is_counted = !status.bypass && clients.iter().all(|client| client.mode != "off");
@@ -379,7 +387,7 @@ fn jobs(status: &Status, room: usize) -> String {
         if let Some(other) = clients.iter().find(|client| client.mode != status.mode) {
             place.push_str(&format!(", mode {}", other.mode));
         }
-        table.add_row([
+        let mut row = vec![
             (*name).to_owned(),
             clients.len().to_string(),
             sum(clients, |client| client.flows).to_string(),
@@ -387,9 +395,14 @@ fn jobs(status: &Status, room: usize) -> String {
             short(sum(clients, |client| client.permitted_bytes)),
             if is_counted { bypassed } else { "not counted".to_owned() },
             place,
-        ]);
+        ];
+        if is_observed {
+            row.insert(5, short(sum(clients, |client| client.observed_bytes)));
+        }
+        table.add_row(row);
     }
-    let lines: Vec<String> = without_rules(table, 1..6).lines().map(str::to_owned).collect();
+    let lines: Vec<String> =
+        without_rules(table, 1..header.len() - 1).lines().map(str::to_owned).collect();
     match room {
         0..3 => format!("{} jobs: laxity status --full", jobs.len()),
         _ => fitting(&lines, room).join("\n"),

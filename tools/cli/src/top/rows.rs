@@ -147,12 +147,17 @@ fn old_port<'b>(before: Option<&'b EarlierStatus>, port: &PortStatus) -> Option<
 }
 
 fn to_permit(client: &ClientStatus) -> u64 {
-    client.submitted_bytes.saturating_sub(client.permitted_bytes + client.bypassed_bytes)
+    client.submitted_bytes.saturating_sub(sent(client) + client.bypassed_bytes)
+}
+
+/// Returns the bytes that a client could send, with or without a permit of their own.
+fn sent(client: &ClientStatus) -> u64 {
+    client.permitted_bytes + client.observed_bytes
 }
 
 fn clients(now: &Status, before: Option<&EarlierStatus>) -> Vec<Line> {
     let line = |client: &ClientStatus| {
-        let old = old_client(before, client.id).map(|old| old.permitted_bytes);
+        let old = old_client(before, client.id).map(sent);
         Line {
             key: client.id.to_string(),
             cells: vec![
@@ -161,7 +166,7 @@ fn clients(now: &Status, before: Option<&EarlierStatus>) -> Vec<Line> {
                 Cell::count(client.flows),
                 Cell::count(client.waiting_flows),
                 Cell::bytes(if client.waiting_flows > 0 { to_permit(client) } else { 0 }),
-                rate(client.permitted_bytes, old, elapsed(before)),
+                rate(sent(client), old, elapsed(before)),
                 Cell::word(why_client(now, client)),
             ],
         }
@@ -176,7 +181,7 @@ fn jobs(now: &Status, before: Option<&EarlierStatus>) -> Vec<Line> {
     }
     let line = |(name, clients): (&str, Vec<&ClientStatus>)| {
         let sum = |value: fn(&ClientStatus) -> u64| clients.iter().map(|it| value(it)).sum::<u64>();
-        let old = |client: &&ClientStatus| Some(old_client(before, client.id)?.permitted_bytes);
+        let old = |client: &&ClientStatus| old_client(before, client.id).map(sent);
         let old = before.map(|_| clients.iter().filter_map(old).sum::<u64>());
         let whys = clients.iter().map(|client| why_client(now, client));
         let why = whys.filter(|why| !why.is_empty()).max();
@@ -188,7 +193,7 @@ fn jobs(now: &Status, before: Option<&EarlierStatus>) -> Vec<Line> {
                 Cell::count(sum(|client| client.flows)),
                 Cell::count(sum(|client| client.waiting_flows)),
                 Cell::bytes(sum(|it| if it.waiting_flows > 0 { to_permit(it) } else { 0 })),
-                rate(sum(|client| client.permitted_bytes), old, elapsed(before)),
+                rate(sum(sent), old, elapsed(before)),
                 Cell::word(why.unwrap_or_default()),
             ],
         }
@@ -340,6 +345,7 @@ pub(super) fn details(view: View, now: &Status, key: &str) -> Vec<(String, Strin
             pair("flows", format!("{}, {} waiting", client.flows, client.waiting_flows)),
             pair("submitted", bytes(client.submitted_bytes)),
             pair("permitted", bytes(client.permitted_bytes)),
+            pair("observed", bytes(client.observed_bytes)),
             pair("completed", bytes(client.completed_bytes)),
             pair("bypassed", bytes(client.bypassed_bytes)),
             pair("owed", bytes(client.owed_bytes)),

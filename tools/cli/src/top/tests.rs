@@ -326,3 +326,17 @@ fn opened_flows_come_from_the_daemon_and_its_silence_is_said() {
     top.ask_flows(&mut asker);
     assert!(once(&top, 80, 24).starts_with("NO ANSWER, values are old"), "{:?}", top.problem);
 }
+
+#[test]
+fn observed_bytes_count_as_sent_and_not_as_waiting_for_a_permit() {
+    let observed = |status: Status, bytes: u64| {
+        let mut client = client(1, "job", 1, 0);
+        client.submitted_bytes += bytes;
+        client.observed_bytes = bytes;
+        Status { clients: vec![client], ..status }
+    };
+    let mut top = Top::new(View::Clients, 1, observed(status(1), 10 * MIB));
+    top.take(Ok(observed(status(2), 30 * MIB)), Duration::from_secs(2));
+    let cells = &top.rows()[0].cells;
+    assert_eq!((cells[4].text.as_str(), cells[5].text.as_str()), ("1 MiB", "10 MiB"));
+}
