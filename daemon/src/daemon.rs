@@ -196,20 +196,24 @@ impl Daemon {
         let metrics = shown(self.exporter.as_ref().map(|(_, endpoint)| endpoint));
         let page = shown(self.web.as_ref());
         let config = self.config.load_full();
+        let (exporter, endpoint) = self.exporter.unzip();
+        let served = exporter
+            .as_ref()
+            .zip(endpoint)
+            .map(|(exporter, endpoint)| tokio::spawn(exporter.serve(endpoint.listener())));
         let mut tasks = vec![
             tokio::spawn(publish(
                 Arc::clone(&self.snapshot_slot),
                 self.snapshots,
                 Arc::clone(&self.service),
-                self.exporter.map(|(exporter, endpoint)| {
-                    tokio::spawn(exporter.serve(endpoint.listener()));
-                    exporter
-                }),
+                exporter,
             )),
             tokio::spawn(registration::serve(self.registration, Arc::clone(&self.service))),
             tokio::spawn(control::serve(self.control, Arc::clone(&self.service))),
             tokio::spawn(reload_on(hangup, Arc::clone(&self.service))),
+            tokio::spawn(store_mode(Arc::clone(&self.service))),
         ];
+        tasks.extend(served);
         if let Some(web) = self.web {
             let (names, service) = (config.web.names.clone(), Arc::clone(&self.service));
             tasks.push(tokio::spawn(web::serve(web.listener(), names, service)));
@@ -234,14 +238,15 @@ impl Daemon {
             _ = died => true,
         };
         notify(&[NotifyState::Stopping]);
-        if !died && self.standby.is_some_and(StandbySocket::pass_on) {
+        let taken_over = self.standby.is_some_and(|standby| !died && standby.pass_on());
+        if taken_over {
             self.registration_path.keep_file();
             self.control_path.keep_file();
         }
         // Clients wait for the next daemon at a kept socket only.
         let handover = self.registration_path.is_kept() && !died;
         info!(handover, "laxityd stops");
-        let attendant = attendant.leave(!died);
+        let attendant = attendant.leave(!died && !taken_over);
         // New clients are refused first, so that the scheduler releases all clients there are.
         for task in &tasks[1..] {
             task.abort();
@@ -367,6 +372,12 @@ async fn publish(
             }
         }
     }
+}
+
+/// Stores that the ordered mode ended before this start, if it did.
+async fn store_mode(service: Arc<Service>) {
+    // A failure is in the log.
+    let _ = service.store_mode().await;
 }
 
 async fn reload_on(mut hangup: Signal, service: Arc<Service>) {

@@ -110,20 +110,21 @@ fn run(arguments: &Arguments) -> anyhow::Result<()> {
         return Ok(print("the configuration is valid\n")?);
     }
     let set_log = start_log(&config.log, config.log_format)?;
-    let mut passed = PassedSockets::take();
-    if arguments.standby {
-        passed = passed.with(standby::wait_for_turn(&config));
-        // The file may have changed meanwhile.
-        config = Config::load(source.file.as_deref(), &source.sets)?;
-    }
-    for warning in config.warnings() {
-        warn!("{warning}");
-    }
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .max_blocking_threads(2)
         .build()
         .context("cannot start the runtime")?;
+    let mut passed = PassedSockets::take();
+    if arguments.standby {
+        let Some(turn) = runtime.block_on(standby::wait_for_turn(&config))? else { return Ok(()) };
+        passed = passed.with(turn);
+        config = config.at_turn(&source);
+        set_log(&config.log);
+    }
+    for warning in config.warnings() {
+        warn!("{warning}");
+    }
     runtime.block_on(async { Daemon::bind(config, source, set_log, passed)?.run().await })?;
     Ok(())
 }

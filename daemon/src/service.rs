@@ -317,7 +317,7 @@ impl Service {
     }
 
     /// Stores the ordered mode, or its end.
-    async fn store_mode(&self) -> Result<(), String> {
+    pub async fn store_mode(&self) -> Result<(), String> {
         let file = self.state.lock().mode.file();
         let store = Arc::clone(&file);
         let stored = match on_thread(&self.storing, move || store.store()).await {
@@ -344,7 +344,7 @@ impl Service {
     }
 
     /// Reads the configuration again and returns the changed keys that need a restart. Dropping the
-    /// future before it is ready changes nothing.
+    /// future while the file is read changes nothing.
     ///
     /// # Errors
     /// The new configuration is invalid or can't be read. The old one stays in force.

@@ -29,6 +29,8 @@ use thiserror::Error;
 use tokio::net::UnixListener;
 use tracing::debug;
 
+use crate::standby::Turn;
+
 /// Why the daemon can't listen at a path, and the remedy.
 #[derive(Debug, Error)]
 pub enum BindError {
@@ -86,25 +88,47 @@ pub fn way_out<'t>(cause: &io::Error, otherwise: &'t str) -> &'t str {
     }
 }
 
-/// Listening sockets that the service manager or an earlier daemon passed to this daemon.
-#[derive(Debug)]
-pub struct PassedSockets(Vec<OwnedFd>);
+/// What this daemon has of the sockets before it binds any.
+#[derive(Debug, Default)]
+pub struct PassedSockets {
+    /// Listening sockets from the service manager, which keeps copies.
+    kept: Vec<OwnedFd>,
+    /// Listening sockets from the daemon before this one.
+    handed: Vec<OwnedFd>,
+    /// Locks that this daemon holds already, by their sockets' paths.
+    claims: Vec<(PathBuf, OwnedFd)>,
+}
+
+/// A listening socket that was passed.
+struct PassedSocket {
+    listener: OwnedFd,
+    is_kept: bool,
+}
 
 impl PassedSockets {
     /// Returns the sockets that the service manager passed, at the first call.
     pub fn take() -> Self {
-        Self(registration::passed())
+        Self { kept: registration::passed(), ..Self::default() }
     }
 
-    /// Adds what [`crate::standby::wait_for_turn`] returned.
+    /// Adds what a daemon in standby waited for ([`crate::standby`]).
     #[must_use]
-    pub fn with(mut self, sockets: Vec<OwnedFd>) -> Self {
-        self.0.extend(sockets);
+    pub fn with(mut self, turn: Turn) -> Self {
+        self.handed = turn.sockets;
+        self.claims = turn.claims;
         self
     }
 
+    /// Returns the lock for `path`.
+    fn claim(&mut self, path: &Path) -> Result<OwnedFd, RegistrationError> {
+        match self.claims.iter().position(|(claimed, _)| claimed == path) {
+            Some(at) => Ok(self.claims.swap_remove(at).1),
+            None => registration::claim(path),
+        }
+    }
+
     /// Returns the socket that listens at `path`, if there is one.
-    fn at(&mut self, path: &Path, kind: SockType) -> io::Result<Option<OwnedFd>> {
+    fn at(&mut self, path: &Path, kind: SockType) -> io::Result<Option<PassedSocket>> {
         let listens = |fd: &OwnedFd| {
             let address = getsockname::<UnixAddr>(fd.as_raw_fd());
             getsockopt(fd, sockopt::AcceptConn) == Ok(true)
@@ -116,10 +140,16 @@ impl PassedSockets {
         {
             return Ok(None);
         }
-        let Some(at) = self.0.iter().position(listens) else { return Ok(None) };
-        let listener = self.0.swap_remove(at);
-        fcntl(&listener, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
-        Ok(Some(listener))
+        let mut found = None;
+        for (sockets, is_kept) in [(&mut self.handed, false), (&mut self.kept, true)] {
+            if let Some(at) = sockets.iter().position(listens) {
+                found = Some(PassedSocket { listener: sockets.swap_remove(at), is_kept });
+            }
+        }
+        if let Some(PassedSocket { listener, .. }) = &found {
+            fcntl(listener, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
+        }
+        Ok(found)
     }
 }
 
@@ -203,12 +233,12 @@ pub fn bind_registration(
     mode: u32,
     passed: &mut PassedSockets,
 ) -> Result<(OwnedFd, Bound), BindError> {
-    let claim = claim(path, SockType::SeqPacket)?;
-    let listener = passed.at(path, SockType::SeqPacket)?;
-    let is_kept = listener.is_some();
-    let listener = match listener {
-        Some(listener) => listener,
-        None => registration::listen(path).map_err(plain)?,
+    let claim = claim(path, SockType::SeqPacket, passed)?;
+    let PassedSocket { listener, is_kept } = match passed.at(path, SockType::SeqPacket)? {
+        Some(socket) => socket,
+        None => {
+            PassedSocket { listener: registration::listen(path).map_err(plain)?, is_kept: false }
+        }
     };
     let bound = Bound::new(path, mode, claim, is_kept)?.keep(listener.as_fd(), "registration");
     Ok((listener, bound))
@@ -220,9 +250,9 @@ pub fn bind_control(
     mode: u32,
     passed: &mut PassedSockets,
 ) -> Result<(UnixListener, Bound), BindError> {
-    let claim = claim(path, SockType::Stream)?;
-    if let Some(listener) = passed.at(path, SockType::Stream)? {
-        let bound = Bound::new(path, mode, claim, true)?.keep(listener.as_fd(), "control");
+    let claim = claim(path, SockType::Stream, passed)?;
+    if let Some(PassedSocket { listener, is_kept }) = passed.at(path, SockType::Stream)? {
+        let bound = Bound::new(path, mode, claim, is_kept)?.keep(listener.as_fd(), "control");
         return Ok((UnixListener::from_std(listener.into())?, bound));
     }
     if registration::is_socket(path)? {
@@ -238,10 +268,10 @@ pub fn bind_control(
 }
 
 /// Takes the lock for `path`.
-fn claim(path: &Path, kind: SockType) -> Result<OwnedFd, BindError> {
+fn claim(path: &Path, kind: SockType, passed: &mut PassedSockets) -> Result<OwnedFd, BindError> {
     std::fs::create_dir_all(folder(path)).map_err(BindError::Folder)?;
     let lock = registration::lock_path(path);
-    let claimed = match registration::claim(path).map_err(plain) {
+    let claimed = match passed.claim(path).map_err(plain) {
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied && is_orphan(path, kind) => {
             // The second attempt reports why this failed.
             let _ = std::fs::remove_file(&lock);
@@ -265,7 +295,7 @@ fn claim(path: &Path, kind: SockType) -> Result<OwnedFd, BindError> {
 }
 
 /// Returns who gets the files that root makes beside `path`: the folder's owner, unless it is root.
-fn heir(path: &Path) -> Option<(u32, u32)> {
+pub(crate) fn heir(path: &Path) -> Option<(u32, u32)> {
     if !nix::unistd::geteuid().is_root() {
         return None;
     }
@@ -310,7 +340,8 @@ mod tests {
     use super::*;
 
     fn passed(path: &Path) -> PassedSockets {
-        PassedSockets(vec![UnixListener::bind(path).unwrap().into()])
+        let kept = vec![UnixListener::bind(path).unwrap().into()];
+        PassedSockets { kept, ..PassedSockets::default() }
     }
 
     #[test]

@@ -6,25 +6,31 @@
 //! first daemon that waits there, and hands its clients over. So clients wait in the queue of a
 //! socket that never closes.
 //!
-//! Clients can't reach the folder of the control socket, so that they can't wait there themselves.
+//! Whoever gets the sockets can play the daemon to later clients. So they go only to root and to
+//! the daemon's own user, and in Kubernetes pods do not see the folder of the control socket.
 
 use std::fs::Permissions;
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{PermissionsExt, lchown};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use laxity_shm::registration;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::oneshot;
 use tracing::{info, warn};
 
 use crate::config::Config;
-use crate::sockets::plain;
+use crate::service::Source;
+use crate::sockets::{heir, plain};
 
 /// How often a daemon in standby looks whether the running one has ended.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// The same after the running daemon has passed its sockets, since clients wait.
 const ALMOST: Duration = Duration::from_millis(1);
+/// Longest time that clients wait for the owner of passed sockets. Later the sockets are of no use.
+const SOCKETS_LAST: Duration = Duration::from_secs(1);
 
 fn path_for(control: &Path) -> PathBuf {
     let mut path = control.as_os_str().to_owned();
@@ -32,32 +38,100 @@ fn path_for(control: &Path) -> PathBuf {
     path.into()
 }
 
-/// Waits until no other daemon listens at the sockets of `config`. Returns the sockets that the
-/// other daemon passed on, if there was one that did.
-pub fn wait_for_turn(config: &Config) -> Vec<OwnedFd> {
-    let is_held = |path: &PathBuf| {
-        let claimed = registration::claim(path).map_err(plain);
-        claimed.is_err_and(|error| error.kind() == ErrorKind::AddrInUse)
-    };
-    let mut passed = Vec::new();
+/// What a daemon has when its turn comes.
+#[derive(Debug, Default)]
+pub struct Turn {
+    /// The sockets at which the daemon before it listened, if it passed them.
+    pub sockets: Vec<OwnedFd>,
+    /// The locks of the sockets' paths, so that no other daemon takes this turn.
+    pub claims: Vec<(PathBuf, OwnedFd)>,
+}
+
+/// Waits until no other daemon listens at the sockets of `config`. `None` if SIGTERM or SIGINT came
+/// first. SIGHUP changes nothing, since the configuration is read again at the turn.
+///
+/// # Errors
+/// The signals can't be handled, or no thread starts.
+pub async fn wait_for_turn(config: &Config) -> io::Result<Option<Turn>> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let _ignored = signal(SignalKind::hangup())?;
+    let (socket, control) = (config.socket.clone(), config.control.clone());
+    let (done, turn) = oneshot::channel();
+    // The thread ends with the process.
+    std::thread::Builder::new().name("standby".into()).spawn(move || {
+        let _ = done.send(wait(&socket, &control));
+    })?;
+    tokio::select! {
+        turn = turn => turn.map(Some).map_err(io::Error::other),
+        _ = terminate.recv() => Ok(None),
+        _ = interrupt.recv() => Ok(None),
+    }
+}
+
+impl Config {
+    /// Returns the configuration that holds at the turn of a daemon in standby, which loaded `self`
+    /// before: the file may have changed meanwhile. What is wrong with it does not end a daemon
+    /// whose predecessor has gone, and clients find the daemon at the old paths.
+    #[must_use]
+    pub fn at_turn(self, source: &Source) -> Self {
+        let now = match Self::load(source.file.as_deref(), &source.sets) {
+            Ok(now) => now,
+            Err(error) => {
+                warn!(%error, "the configuration as it was before the wait holds");
+                return self;
+            }
+        };
+        if (&now.socket, &now.control) != (&self.socket, &self.control) {
+            warn!("`socket` and `control` changed; they take effect after a restart only");
+        }
+        Self { socket: self.socket, control: self.control, ..now }
+    }
+}
+
+fn wait(socket: &Path, control: &Path) -> Turn {
+    let mut sockets = Vec::new();
+    let mut had_them = Instant::now();
     let mut is_said = false;
-    // The other daemon releases them one after the other.
-    while [&config.socket, &config.control].into_iter().any(is_held) {
+    loop {
+        if let Some(claims) = claim(&[socket, control]) {
+            // If somebody listens, another daemon in standby has the sockets, and the turn.
+            if !sockets.is_empty() || registration::connect(socket).is_err() {
+                if is_said {
+                    info!(sockets = sockets.len(), "the other laxityd has ended; taking over");
+                }
+                return Turn { sockets, claims };
+            }
+        }
         if !is_said {
-            info!(socket = %config.socket.display(), "another laxityd serves; waiting for its end");
+            info!(socket = %socket.display(), "another laxityd serves; waiting for its end");
             is_said = true;
         }
-        if passed.is_empty()
-            && let Ok(socket) = registration::connect(&path_for(&config.control))
-        {
-            passed = receive(socket.as_fd());
+        if had_them.elapsed() > SOCKETS_LAST {
+            sockets.clear();
         }
-        std::thread::sleep(if passed.is_empty() { LOOK_EVERY } else { ALMOST });
+        if sockets.is_empty()
+            && let Ok(next) = registration::connect(&path_for(control))
+        {
+            sockets = receive(next.as_fd());
+            had_them = Instant::now();
+        }
+        std::thread::sleep(if sockets.is_empty() { LOOK_EVERY } else { ALMOST });
     }
-    if is_said {
-        info!(sockets = passed.len(), "the other laxityd has ended; taking over");
+}
+
+/// Takes all locks. `None` if another daemon holds one: it releases them one after the other. Of
+/// other errors, the daemon that binds the sockets says what to do.
+fn claim(paths: &[&Path]) -> Option<Vec<(PathBuf, OwnedFd)>> {
+    let mut claims = Vec::new();
+    for path in paths {
+        match registration::claim(path).map_err(plain) {
+            Ok(claim) => claims.push((path.to_path_buf(), claim)),
+            Err(error) if error.kind() == ErrorKind::AddrInUse => return None,
+            Err(_) => {}
+        }
     }
-    passed
+    Some(claims)
 }
 
 /// Waits until the running daemon passes its sockets or ends without doing so.
@@ -91,7 +165,10 @@ impl StandbySocket {
             let listeners = [first.try_clone_to_owned()?, second.try_clone_to_owned()?];
             let listener = registration::listen(&path).map_err(plain)?;
             std::fs::set_permissions(&path, Permissions::from_mode(0o600))?;
-            Ok::<_, std::io::Error>((listener, listeners))
+            if let Some((uid, gid)) = heir(&path) {
+                lchown(&path, Some(uid), Some(gid))?;
+            }
+            Ok::<_, io::Error>((listener, listeners))
         };
         match bound() {
             Ok((listener, listeners)) => Some(Self { path, listener, listeners }),
@@ -106,9 +183,15 @@ impl StandbySocket {
     /// Passes the listening sockets to the first daemon that waits. Returns whether one did.
     pub fn pass_on(self) -> bool {
         let [first, second] = &self.listeners;
+        let own = nix::unistd::geteuid().as_raw();
+        let heir = heir(&self.path).map(|(uid, _)| uid);
+        let is_trusted = |uid| [Some(0), Some(own), heir].contains(&Some(uid));
         while let Ok(Some(waiting)) = registration::accept(self.listener.as_fd()) {
+            let peer = registration::peer(waiting.as_fd());
             let listeners = [first.as_fd(), second.as_fd()];
-            if registration::send_listeners(waiting.as_fd(), listeners).is_ok() {
+            if peer.is_ok_and(|peer| is_trusted(peer.uid))
+                && registration::send_listeners(waiting.as_fd(), listeners).is_ok()
+            {
                 return true;
             }
         }

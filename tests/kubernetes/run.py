@@ -141,6 +141,7 @@ def main() -> None:
             daemons["laxity-check-next"] = start("laxity-check-next")
             wait_for(lambda: run("grep", "waiting for its end", folder / "log"))
             stop(FIRST)
+            wait_for(lambda: run("grep", "sockets=2", folder / "log"))
 
         daemons = {FIRST: start(FIRST)}
         try:
@@ -189,7 +190,8 @@ def check(container: dict, paths: dict, upgrade) -> None:
         upgrade()
         in_daemon[-1] = "laxity-check-next"
         assert wait_for(seen)["name"] == "engine"
-        print("upgraded: the next daemon has the client")
+        get(probe["path"])
+        print("upgraded: the next daemon has the client, and serves metrics at once")
     finally:
         client.stdin.close()
         client.wait(10)

@@ -188,41 +188,71 @@ fn standby(folder: &Path) -> Daemon {
     next
 }
 
-/// Waits until `next` serves the client. Returns how long that took.
-fn takes_over(next: &Daemon) -> Duration {
+/// Waits until a daemon other than the one with the process id `before` serves the client. Returns
+/// how long that took, and its process id.
+fn next_serves(daemon: &Daemon, before: Option<u32>) -> (Duration, u32) {
     let start = Instant::now();
-    let has_client = |status: laxity_wire::Status| {
-        status.pid == next.pid() && status.clients.iter().any(|client| client.name == "load")
-    };
-    eventually("the client has the next daemon", || next.ask().is_some_and(has_client));
-    start.elapsed()
+    let mut pid = 0;
+    eventually("the client has the next daemon", || {
+        let status = daemon.ask().unwrap_or_default();
+        pid = status.pid;
+        Some(pid) != before && status.clients.iter().any(|client| client.name == "load")
+    });
+    (start.elapsed(), pid)
 }
 
 #[test]
-fn a_daemon_in_standby_takes_over_each_client_where_nobody_keeps_the_sockets() {
+fn daemons_in_standby_take_turns_with_each_client_where_nobody_keeps_the_sockets() {
     let folder = tempfile::tempdir().expect("a folder");
     let mut first = Daemon::start(folder.path(), SMALL_WINDOW);
     let stop = AtomicBool::new(false);
-    let (took, stats) = std::thread::scope(|scope| {
+    let (took, stats, mut last) = std::thread::scope(|scope| {
         let (socket, stop) = (first.socket(), &stop);
         let client = scope.spawn(move || load(socket, stop));
-        takes_over(&first);
-        let mut second = standby(folder.path());
-        assert_eq!(second.status().pid, first.pid(), "the first one serves");
+        next_serves(&first, None);
+        let mut others = [standby(folder.path()), standby(folder.path())];
+        assert_eq!(first.status().pid, first.pid(), "the first one serves");
         first.signal(Signal::SIGTERM);
-        let took = takes_over(&second);
-        assert!(first.wait().success(), "{}", second.log_text());
+        let (took, pid) = next_serves(&first, Some(first.pid()));
+        assert!(first.wait().success(), "{}", first.log_text());
+        others.sort_by_key(|other| other.pid() != pid);
         std::thread::sleep(Duration::from_millis(200));
         stop.store(true, Ordering::Relaxed);
         let stats = client.join().expect("a client");
 
         // A daemon that is killed passes nothing, and yet the next one serves.
-        let third = standby(folder.path());
+        let [mut second, mut third] = others;
         second.kill();
-        eventually("the third one serves", || third.ask().is_some_and(|it| it.pid == third.pid()));
-        (took, stats)
+        let serves = |daemon: &Daemon| daemon.ask().is_some_and(|it| it.pid == daemon.pid());
+        eventually("the third one serves", || serves(&third));
+        let fourth = standby(folder.path());
+        third.signal(Signal::SIGTERM);
+        assert!(third.wait().success());
+        eventually("the fourth one serves", || serves(&fourth));
+        (took, stats, fourth)
     });
     assert_eq!(stats.reattaches, 1, "{stats:?}");
     // A busy machine may take longer than clients wait.
     assert!(stats.bypassed_bytes == 0 || took > HANDOVER, "{took:?}: {stats:?}");
+    last.signal(Signal::SIGTERM);
+    assert!(last.wait().success());
+    assert!(!last.socket().exists(), "nobody has the socket that was passed on");
+    assert!(last.log_text().lines().rev().any(|line| line.contains("handover=false")));
+}
+
+#[test]
+fn a_daemon_in_standby_ends_in_order_and_survives_a_broken_configuration() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut first = Daemon::start(folder.path(), SMALL_WINDOW);
+    let mut second = standby(folder.path());
+    second.signal(Signal::SIGHUP);
+    second.signal(Signal::SIGTERM);
+    assert!(second.wait().success(), "{}", second.log_text());
+    let second = standby(folder.path());
+    std::fs::write(second.config(), "socket = 7").expect("written");
+    first.signal(Signal::SIGTERM);
+    let serves = || second.ask().is_some_and(|status| status.pid == second.pid());
+    eventually("the second one serves", serves);
+    assert!(second.log_text().contains("as it was before the wait holds"), "{}", second.log_text());
+    assert!(first.wait().success());
 }

@@ -25,7 +25,7 @@ use tracing::{debug, info, warn};
 use super::assemble::{Assembled, OrderAssembler};
 use super::backoff::Backoff;
 use super::exchange::CoordinatorExchange;
-use super::stream_end::{NICS_CHANGED, STOPS, StreamEnd, leave, shortened};
+use super::stream_end::{OwnEnd, StreamEnd, leave, shortened};
 use super::stream_state::{CAPABILITIES, StreamState};
 use super::{addresses, channel};
 use crate::config::{ConfigInForce, CoordinatorConfig, NicConfig};
@@ -109,20 +109,20 @@ impl StreamTask {
             let url = elsewhere.take().unwrap_or_else(|| self.config.endpoint.clone());
             let connects = self.exchange.view().connects;
             let ended = self.once(&url).await;
-            if ended.problem == STOPS {
+            if ended.own == Some(OwnEnd::Stops) {
                 return;
             }
             self.exchange.end(&self.mailbox);
             let is_there = self.exchange.view().connects > connects;
             self.exchange.update_view(|view| {
                 view.connected = false;
-                view.failures += u64::from(ended.problem != NICS_CHANGED);
+                view.failures += u64::from(ended.own.is_none());
                 view.problem.clone_from(&ended.problem);
             });
             if ended.ordered {
                 backoff.reset();
             }
-            if ended.problem == NICS_CHANGED {
+            if ended.own == Some(OwnEnd::NicsChanged) {
                 info!(coordinator = %url, "connects again, because the NICs of this host changed");
                 elsewhere = Some(url);
                 continue;
@@ -142,7 +142,10 @@ impl StreamTask {
                 debug!(coordinator = %url, problem, wait_ms, "still no coordinator");
             }
             was_there = is_there;
-            sleep(wait).await;
+            tokio::select! {
+                () = sleep(wait) => {}
+                () = self.stop.notified() => return,
+            }
         }
     }
 
@@ -186,9 +189,9 @@ impl StreamTask {
         };
         let mut ended = match self.converse(&mut stream, &outbound, &mut inbound).await {
             Ok(last) => StreamEnd::parted(&last, url, &self.config),
-            Err(problem) => StreamEnd::because(problem),
+            Err(ended) => ended,
         };
-        if ended.problem == STOPS {
+        if ended.own == Some(OwnEnd::Stops) {
             leave(outbound, &mut inbound).await;
         }
         ended.ordered = stream.ordered;
@@ -288,11 +291,11 @@ impl StreamTask {
         stream: &mut StreamState,
         outbound: &mpsc::Sender<FromDaemon>,
         inbound: &mut Streaming<FromCoordinator>,
-    ) -> Result<Goodbye, String> {
+    ) -> Result<Goodbye, StreamEnd> {
         let (exchange, stop) = (Arc::clone(&self.exchange), self.stop());
         loop {
             if self.have_nics_changed() {
-                return Err(NICS_CHANGED.into());
+                return Err(OwnEnd::NicsChanged.into());
             }
             let (silent_at, beat_at) = (instant(stream.silent_at()), instant(stream.beat_at()));
             let pending =
@@ -301,12 +304,14 @@ impl StreamTask {
                 read = timeout_at(silent_at, inbound.message()) => {
                     let frame = match read {
                         Ok(Ok(Some(frame))) => frame,
-                        Ok(Ok(None)) => return Err("it ended the stream".into()),
-                        Ok(Err(status)) => return Err(shortened(&channel::refusal(&status))),
+                        Ok(Ok(None)) => return Err(StreamEnd::because("it ended the stream")),
+                        Ok(Err(status)) => {
+                            return Err(shortened(&channel::refusal(&status)).into());
+                        }
                         Err(_) => {
                             let silence = stream.silent_at().since(stream.heard);
                             let silence = Duration::from_nanos(silence.0);
-                            return Err(format!("nothing was heard of it for {silence:?}"));
+                            return Err(format!("nothing was heard of it for {silence:?}").into());
                         }
                     };
                     if let Some(last) = self.hear(now(), stream, frame)? {
@@ -319,9 +324,9 @@ impl StreamTask {
                             room.send(say(message));
                         }
                     }
-                    Err(_) => return Err("it ended the stream".into()),
+                    Err(_) => return Err(StreamEnd::because("it ended the stream")),
                 },
-                () = stop.notified() => return Err(STOPS.into()),
+                () = stop.notified() => return Err(OwnEnd::Stops.into()),
                 () = exchange.report_ready(), if !pending => {}
                 () = sleep_until(beat_at), if !pending => {}
             }

@@ -28,12 +28,34 @@ pub struct StreamEnd {
     pub(super) retry_after: Duration,
     /// The coordinator to try instead.
     pub(super) leader: Option<String>,
+    /// Why this daemon ended the stream, if the coordinator did not.
+    pub(super) own: Option<OwnEnd>,
 }
 
-/// The end of a stream whose Hello no longer says which NICs this host has.
-pub(super) const NICS_CHANGED: &str = "the NICs of this host changed";
-/// The end of a stream whose daemon stops.
-pub(super) const STOPS: &str = "this daemon stops";
+/// Why a daemon ends a stream that is in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum OwnEnd {
+    /// The Hello no longer says which NICs this host has.
+    NicsChanged,
+    /// The daemon stops.
+    Stops,
+}
+
+impl From<String> for StreamEnd {
+    fn from(problem: String) -> Self {
+        Self::because(problem)
+    }
+}
+
+impl From<OwnEnd> for StreamEnd {
+    fn from(own: OwnEnd) -> Self {
+        let problem = match own {
+            OwnEnd::NicsChanged => "the NICs of this host changed",
+            OwnEnd::Stops => "this daemon stops",
+        };
+        Self { own: Some(own), ..Self::because(problem) }
+    }
+}
 
 impl StreamEnd {
     pub(super) fn because(problem: impl Into<String>) -> Self {
@@ -56,7 +78,7 @@ impl StreamEnd {
                 _ => Duration::from_nanos(last.retry_after_ns).min(most),
             },
             leader,
-            ordered: false,
+            ..Self::default()
         }
     }
 }

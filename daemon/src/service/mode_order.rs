@@ -29,7 +29,8 @@ pub struct ModeOrder {
 
 impl ModeOrder {
     /// Reads the order that was given before this start, for a daemon with the control socket
-    /// `control` and the mode `configured`.
+    /// `control` and the mode `configured`. Whoever serves stores the file afterwards: a daemon that
+    /// finds another one running must not end that one's order.
     pub fn read(control: &Path, configured: Mode) -> Self {
         let file = match env::var_os(STATE_FOLDER).filter(|folder| !folder.is_empty()) {
             Some(folder) => PathBuf::from(folder).join("mode"),
@@ -46,15 +47,10 @@ impl ModeOrder {
         let text = laxity_files::read_to_string(&path, BYTES_MAX);
         let file = Arc::new(OrderFile { path, unstored: Mutex::default() });
         let mut order = Self { file: Arc::clone(&file), configured, ordered: None };
-        let (path, file) = (file.path.display(), &file);
+        let path = file.path.display();
         match text.as_deref().map(parsed) {
             Ok(Some((mode, instead))) if instead == configured => order.ordered = Some(mode),
-            Ok(Some(_)) => {
-                order.end();
-                if let Err(error) = file.store() {
-                    warn!(file = %path, %error, "the ordered mode has ended; remove its file");
-                }
-            }
+            Ok(Some(_)) => order.end(),
             Ok(None) => warn!(file = %path, "no mode is in it; it is ignored"),
             Err(error) if error.io_kind() == Some(io::ErrorKind::NotFound) => {}
             Err(error) => warn!(file = %path, %error, "the ordered mode can't be read"),
@@ -111,20 +107,23 @@ pub struct OrderFile {
 }
 
 impl OrderFile {
-    /// Makes the file say what is in force, also after a loss of power. This may take as long as the
-    /// disk does.
+    /// Makes the file say what is in force, also after a loss of power. It may take as long as the
+    /// disk does. What is ordered meanwhile is stored as well.
     pub fn store(&self) -> io::Result<()> {
-        let unstored = self.unstored.lock().clone();
-        let Some(wanted) = &unstored else { return Ok(()) };
-        match wanted {
-            Some(text) => self.write(text)?,
-            None => removed(&self.path)?,
+        loop {
+            let unstored = self.unstored.lock().clone();
+            let Some(wanted) = &unstored else { return Ok(()) };
+            match wanted {
+                Some(text) => self.write(text)?,
+                None => removed(&self.path)?,
+            }
+            let folder = self.path.parent().filter(|folder| !folder.as_os_str().is_empty());
+            File::open(folder.unwrap_or(Path::new(".")))?.sync_all()?;
+            let mut now = self.unstored.lock();
+            if *now == unstored {
+                *now = None;
+            }
         }
-        let mut now = self.unstored.lock();
-        if *now == unstored {
-            *now = None;
-        }
-        Ok(())
     }
 
     fn write(&self, text: &str) -> io::Result<()> {
@@ -133,9 +132,7 @@ impl OrderFile {
         let mut file = File::create_new(&new)?;
         file.write_all(text.as_bytes())?;
         file.sync_all()?;
-        fs::rename(&new, &self.path)?;
-        let folder = self.path.parent().filter(|folder| !folder.as_os_str().is_empty());
-        File::open(folder.unwrap_or(Path::new(".")))?.sync_all()
+        fs::rename(&new, &self.path)
     }
 
     pub fn path(&self) -> &Path {

@@ -211,7 +211,8 @@ impl CounterSource for DevicePort {
     }
 }
 
-/// Returns the name of a NIC's device. That of `default` is the only NIC of the host, if it has one.
+/// Returns the name of a NIC's device. That of `default` is the only NIC of the host, if there is
+/// only one.
 pub fn device_of(root: &Path, nic: &str) -> String {
     let only = (nic == ANY).then(|| nics(root)).filter(|nics| nics.len() == 1);
     only.and_then(|mut nics| nics.pop()).unwrap_or_else(|| nic.to_owned())

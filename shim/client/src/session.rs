@@ -205,8 +205,8 @@ impl Session {
             return Err(NoFreeLane::AllTaken);
         }
         drop(seats);
-        // Not `libc::gettid`, which needs glibc 2.30. std refers to it weakly, and a strong reference
-        // anywhere would make that of std strong, too.
+        // Not `libc::gettid`, which needs glibc 2.30. std refers to it weakly, and a strong
+        // reference anywhere would make that of std strong, too.
         // SAFETY: gettid has no arguments and cannot fail.
         let thread = unsafe { libc::syscall(libc::SYS_gettid) } as u32;
         seat.producer.memory().header().owner.set_thread(thread);

@@ -8,7 +8,7 @@ mod redact;
 
 use std::fs;
 use std::net::SocketAddr;
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::mpsc;
@@ -18,6 +18,7 @@ use clap::Args;
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use laxity_cli::output::{OutputError, check, json, replace, say};
+use nix::unistd::geteuid;
 use serde::Serialize;
 use thiserror::Error;
 
@@ -43,6 +44,8 @@ Run the command as root, so that it can read the journal and the control socket.
 const PROGRAM_MAX: Duration = Duration::from_secs(20);
 /// Maximum number of bytes of one file in the archive. Of more, the end is kept.
 const PART_BYTES_MAX: usize = 16 << 20;
+/// Longest trace that is read. Its end goes into the bundle.
+const TRACE_BYTES_MAX: u64 = 256 << 20;
 const JOURNAL_LINES: &str = "5000";
 const COORDINATOR_CONFIG: &str = "/etc/laxity/coordinator.toml";
 
@@ -239,7 +242,17 @@ fn collect(args: &SupportBundleArgs, bundle: &mut Bundle) {
     bundle.add("rdma.txt", "/sys/class/infiniband", rdma(Path::new("/sys/class/infiniband")));
     let last = Path::new(trace::OUT_DEFAULT);
     if let Some(path) = args.trace.as_deref().or_else(|| last.exists().then_some(last)) {
-        let trace = fs::read_to_string(path).map_err(|error| error.to_string());
+        let trace = laxity_files::read_to_string(path, TRACE_BYTES_MAX);
+        let trace = match fs::symlink_metadata(path) {
+            // Nobody asked for this file, and in a folder like /tmp it may be another user's.
+            Ok(file)
+                if args.trace.is_none()
+                    && (file.is_symlink() || file.uid() != geteuid().as_raw()) =>
+            {
+                Err("it is a link or another user's; name it with --trace if it is wanted".into())
+            }
+            _ => trace.map_err(|error| error.to_string()),
+        };
         bundle.add("trace.json", &written(path, SystemTime::now()), trace);
     }
 }

@@ -126,7 +126,7 @@ impl Link {
                     bytes,
                 )
         };
-        let groups = self.port.queues.before(group).filter(is_ahead);
+        let groups = self.port.queues.before(group).take(AHEAD_MAX).filter(is_ahead);
         let before = groups.flat_map(|group| &group.members);
         let mut ahead = Tally::default();
         for &(_, _, _, slot) in group.members.range(..own).chain(before).take(AHEAD_MAX) {
