@@ -189,13 +189,25 @@ docs: ## the documentation as a book, in target/book (builds mdbook where there 
 packages: release setup-packages ## Debian packages and RPMs of the programs, with debug symbols apart, in target/packages
 	TARGET="$(TARGET)" tools/packages.sh
 
+# What is tried on which distribution. `deb/noble` works, too, where Debian's tools have the keyring of Ubuntu.
+CASES ?= deb/bookworm deb/trixie deb/testing rpm/bookworm
+
 .PHONY: packages-check
 packages-check: packages ## install, upgrade under load, remove and purge them in booted containers: Debian 12, 13 and testing; RPMs
 	TARGET="$(TARGET)" tests/packages/reproduce.sh $(TARGET)/packages
-	TARGET="$(TARGET)" tests/packages/check.sh $(TARGET)/packages deb/bookworm deb/trixie deb/testing rpm/bookworm
+	TARGET="$(TARGET)" tests/packages/check.sh $(TARGET)/packages $(CASES)
 
 # Before the first release, the commit before this one is what there is to upgrade from.
 SINCE ?= $(shell git describe --tags --abbrev=0 2>/dev/null || git rev-parse HEAD~1)
+
+.PHONY: packages-upgrade-check
+packages-upgrade-check: packages ## the same on Debian 12, from packages of the last release (SINCE=COMMIT), which it builds
+	tests/packages/before.sh "$(SINCE)" $(TARGET)/before
+	OLD="$(abspath $(TARGET))/before/packages" tests/packages/check.sh $(TARGET)/packages deb/bookworm rpm/bookworm
+
+.PHONY: wheel-check
+wheel-check: wheel packages ## install the wheel without a compiler or a network, and use it with the daemon of the packages
+	tests/packages/check.sh $(TARGET)/packages wheel/bookworm
 
 .PHONY: upgrade-check
 upgrade-check: test-build ## this build and that of the last release (SINCE=COMMIT) work together, and hosts upgrade under load

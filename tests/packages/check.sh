@@ -2,8 +2,8 @@
 # Tries packages on machines that boot in containers: check.sh FOLDER WHAT/SUITE…. FOLDER is target/packages, and the
 # programs of the packages are in target/release, or in $TARGET/release. WHAT is deb, rpm or wheel: the script of that
 # name runs in the machine. SUITE is a release of Debian, also for RPMs, because no other distribution is needed to see
-# what they do. $OLD is a folder of packages to upgrade from; without it they are the same programs with a lower version.
-# The roots are kept in FOLDER/roots. Exits with 77 if this machine can't make or boot a container.
+# what they do. $OLD is a folder of packages to upgrade from. Without it they are the same programs with a lower
+# version. The roots are kept in FOLDER/roots. Exits with 77 if this machine can't make or boot a container.
 set -euo pipefail
 here="$(realpath "$(dirname "$0")")"
 packages="$(realpath "$1")"
@@ -39,8 +39,8 @@ make_root() { # make_root WHAT SUITE: a kept archive of a root. A mirror may be 
     mv "${tar%.tar}.part.tar" "$tar"
 }
 boots() { # boots ROOT: until the machine switches itself off
-    SYSTEMD_NSPAWN_UNIFIED_HIERARCHY=1 timeout --kill-after=5 300 systemd-nspawn --quiet --register=no --keep-unit --private-network \
-        --directory="$1" --boot </dev/null >"$work/console" 2>&1
+    SYSTEMD_NSPAWN_UNIFIED_HIERARCHY=1 timeout --kill-after=5 300 systemd-nspawn --quiet --register=no --keep-unit \
+        --private-network --directory="$1" --boot </dev/null >"$work/console" 2>&1
 }
 for case in "$@"; do
     what="${case%/*}"

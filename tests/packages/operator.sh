@@ -1,6 +1,11 @@
 # What all checks in this folder do on a machine that has just booted. They begin by `. ./operator.sh`.
 export DEBIAN_FRONTEND=noninteractive LC_ALL=C.UTF-8
-trap 'echo "failed in line $LINENO"; tail -n 30 install.log load 2>&1; journalctl --no-pager -n 200 -u "laxity*" | grep -v "Unknown key" | tail -n 30' ERR
+failed() { # failed LINE
+    echo "failed in line $1"
+    tail -n 30 install.log load 2>&1
+    journalctl --no-pager -n 200 -u 'laxity*' | grep -v "Unknown key" | tail -n 30
+}
+trap 'failed $LINENO' ERR
 
 sees() { # sees PATTERN COMMAND…: prints the first lines with the pattern that the command prints, within 5 s
     for _ in {1..50}; do
