@@ -16,7 +16,7 @@ function totals({ status, buckets, bucket_s: bucket }) {
   put("totals",
     total("Clients", status.clients.length.toLocaleString("en"), all.refusals ? all.refusals + " refused" : ""),
     total("Waiting", bytes(sum(ports, (port) => port.waiting_bytes)), count(sum(ports, (port) => port.waiting_flows), "flow")),
-    total("Permitted", rate(Math.round(latest)), bytes(all.permitted_bytes) + " in all"),
+    total("Permitted", rate(Math.round(latest)), bytes(all.permitted_bytes) + " in all" + (all.observed_bytes ? ", " + bytes(all.observed_bytes) + " only observed" : "")),
     total("Deadlines missed", all.deadline_misses.toLocaleString("en"), "of " + count(all.flows, "flow")),
     total("Unscheduled", bytes(all.bypassed_bytes)),
     total("Pruned now", count(all.pruned_requests, "request")));
@@ -171,6 +171,7 @@ const CLIENT = [
   ["Waiting", (client) => count(client.waiting_flows, "flow"), true, (client) => client.waiting_flows],
   ["Submitted", (client) => bytes(client.submitted_bytes), true, (client) => client.submitted_bytes],
   ["Permitted", (client) => bytes(client.permitted_bytes), true, (client) => client.permitted_bytes],
+  ["Observed", (client) => (client.observed_bytes ? bytes(client.observed_bytes) : ""), true, (client) => client.observed_bytes],
   ["Unscheduled", (client) => (client.bypassed_bytes ? bytes(client.bypassed_bytes) : ""), true, (client) => client.bypassed_bytes],
   ["Library", (client) => client.library],
   ["Attached", (client) => ago(client.attached_ms), true, (client) => client.attached_ms],
