@@ -29,8 +29,6 @@ use thiserror::Error;
 use tokio::net::UnixListener;
 use tracing::debug;
 
-use crate::standby::Turn;
-
 /// Why the daemon can't listen at a path, and the remedy.
 #[derive(Debug, Error)]
 pub enum BindError {
@@ -99,6 +97,15 @@ pub struct PassedSockets {
     claims: Vec<(PathBuf, OwnedFd)>,
 }
 
+/// What a daemon in standby has when its turn comes (`standby.rs`).
+#[derive(Debug, Default)]
+pub struct SocketTurn {
+    /// The sockets at which the daemon before it listened, if it passed them.
+    pub sockets: Vec<OwnedFd>,
+    /// The locks of the sockets' paths, so that no other daemon takes this turn.
+    pub claims: Vec<(PathBuf, OwnedFd)>,
+}
+
 /// A listening socket that was passed.
 struct PassedSocket {
     listener: OwnedFd,
@@ -111,9 +118,9 @@ impl PassedSockets {
         Self { kept: registration::passed(), ..Self::default() }
     }
 
-    /// Adds what a daemon in standby waited for ([`crate::standby`]).
+    /// Adds what a daemon in standby waited for.
     #[must_use]
-    pub fn with(mut self, turn: Turn) -> Self {
+    pub fn with(mut self, turn: SocketTurn) -> Self {
         self.handed = turn.sockets;
         self.claims = turn.claims;
         self

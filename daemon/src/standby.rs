@@ -23,7 +23,7 @@ use tracing::{info, warn};
 
 use crate::config::Config;
 use crate::service::Source;
-use crate::sockets::{heir, plain};
+use crate::sockets::{SocketTurn, heir, plain};
 
 /// How often a daemon in standby looks whether the running one has ended.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
@@ -38,21 +38,12 @@ fn path_for(control: &Path) -> PathBuf {
     path.into()
 }
 
-/// What a daemon has when its turn comes.
-#[derive(Debug, Default)]
-pub struct Turn {
-    /// The sockets at which the daemon before it listened, if it passed them.
-    pub sockets: Vec<OwnedFd>,
-    /// The locks of the sockets' paths, so that no other daemon takes this turn.
-    pub claims: Vec<(PathBuf, OwnedFd)>,
-}
-
 /// Waits until no other daemon listens at the sockets of `config`. `None` if SIGTERM or SIGINT came
 /// first. SIGHUP changes nothing, since the configuration is read again at the turn.
 ///
 /// # Errors
 /// The signals can't be handled, or no thread starts.
-pub async fn wait_for_turn(config: &Config) -> io::Result<Option<Turn>> {
+pub async fn wait_for_turn(config: &Config) -> io::Result<Option<SocketTurn>> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let _ignored = signal(SignalKind::hangup())?;
@@ -89,7 +80,7 @@ impl Config {
     }
 }
 
-fn wait(socket: &Path, control: &Path) -> Turn {
+fn wait(socket: &Path, control: &Path) -> SocketTurn {
     let mut sockets = Vec::new();
     let mut had_them = Instant::now();
     let mut is_said = false;
@@ -100,7 +91,7 @@ fn wait(socket: &Path, control: &Path) -> Turn {
                 if is_said {
                     info!(sockets = sockets.len(), "the other laxityd has ended; taking over");
                 }
-                return Turn { sockets, claims };
+                return SocketTurn { sockets, claims };
             }
         }
         if !is_said {

@@ -29,8 +29,8 @@ pub struct ModeOrder {
 
 impl ModeOrder {
     /// Reads the order that was given before this start, for a daemon with the control socket
-    /// `control` and the mode `configured`. Whoever serves stores the file afterwards: a daemon that
-    /// finds another one running must not end that one's order.
+    /// `control` and the mode `configured`. Whoever serves stores the file afterwards: a daemon
+    /// that finds another one running must not end that one's order.
     pub fn read(control: &Path, configured: Mode) -> Self {
         let file = match env::var_os(STATE_FOLDER).filter(|folder| !folder.is_empty()) {
             Some(folder) => PathBuf::from(folder).join("mode"),

@@ -47,8 +47,8 @@
 //! and blocks for a batch that waits in a queue are not more urgent than the last bytes of a
 //! request that is due. The present order is one of some dozen variants on instances of
 //! `tests/policy/stages.rs`. On fresh ones (12 seeds, five mixes of stages, offered load 0.4, 0.6
-//! and 0.8; one port, one request a batch) it met 4 % to 100 % more deadlines than the first design,
-//! in all fifteen cases.
+//! and 0.8; one port, one request a batch) it met 4 % to 100 % more deadlines than the first
+//! design, in all fifteen cases.
 //!
 //! Levels express the same order on the wire: collectives have `P_2`, as under `mfs`, and the rest
 //! go by slack in steps of the threshold base, the first at [`SLACK_PERIODS`] promotion periods.

@@ -72,7 +72,7 @@ pub(crate) fn example_job(args: &ExampleJobArgs) -> Result<ExitCode, ExampleJobE
     say(format!("Sending over loopback for {} s as process {pid}. {how}.", args.seconds))?;
     let start = Instant::now();
     let limit = Duration::from_secs(args.seconds);
-    let mut sender = Sender::new(client.lane())?;
+    let mut sender = LoopbackSender::new(client.lane())?;
     while start.elapsed() < limit && endings.wait(Duration::ZERO).is_none() {
         sender.submit();
         sender.send_permitted()?;
@@ -87,7 +87,7 @@ pub(crate) fn example_job(args: &ExampleJobArgs) -> Result<ExitCode, ExampleJobE
 }
 
 /// The sending end, with the transfers that are not completely sent.
-struct Sender {
+struct LoopbackSender {
     lane: Lane,
     waiting: VecDeque<Ticket>,
     submitted: u64,
@@ -97,7 +97,7 @@ struct Sender {
     sent: u64,
 }
 
-impl Sender {
+impl LoopbackSender {
     fn new(lane: Lane) -> io::Result<Self> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
         let stream = TcpStream::connect(listener.local_addr()?)?;
