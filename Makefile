@@ -28,7 +28,7 @@ setup-python: setup ## make the environment in which the Python package is built
 	@{ tools/setup.sh python && mooncake-adapter/setup.sh "$(abspath $(TARGET))/python"; } || echo "setup-python: not all could be installed; tests that need it are skipped"
 
 .PHONY: setup-packages
-setup-packages: setup ## install what makes and tests Debian packages; without it, their test is skipped and says so
+setup-packages: setup ## install what makes packages, and what packages-check tries them with
 	@tools/setup.sh packages || echo "setup-packages: not all could be installed; tests that need it are skipped"
 
 .PHONY: setup-kubernetes

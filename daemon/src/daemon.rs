@@ -12,7 +12,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use laxity_listen::SetLog;
-use laxity_listen::http::HttpEndpoint;
+use laxity_listen::http::{HttpEndpoint, HttpListener};
 use sd_notify::NotifyState;
 use thiserror::Error;
 use tokio::net::UnixListener;
@@ -29,6 +29,7 @@ use crate::descriptors::TooFew;
 use crate::driver::{Driver, DriverError};
 use crate::mailbox::{LOOK_EVERY, LOOKS_MAX, Mailbox, SchedulerCommand, SnapshotSlot, mailbox};
 use crate::metrics::Exporter;
+use crate::service::problems::{DaemonPart, RunningMarker};
 use crate::service::{ModeOrder, SchedulerHandle, Service, Source};
 use crate::sockets::{self, BindError, Bound, PassedSockets};
 use crate::standby::StandbySocket;
@@ -196,11 +197,12 @@ impl Daemon {
         let metrics = shown(self.exporter.as_ref().map(|(_, endpoint)| endpoint));
         let page = shown(self.web.as_ref());
         let config = self.config.load_full();
+        let running = RunningMarker::make(&config.control, self.service.problems());
+        let listener = |part, endpoint| bound(Arc::clone(&self.service), part, endpoint);
         let (exporter, endpoint) = self.exporter.unzip();
-        let served = exporter
-            .as_ref()
-            .zip(endpoint)
-            .map(|(exporter, endpoint)| tokio::spawn(exporter.serve(endpoint.listener())));
+        let served = exporter.as_ref().zip(endpoint).map(|(exporter, endpoint)| {
+            tokio::spawn(exporter.serve(listener(DaemonPart::Metrics, endpoint)))
+        });
         let mut tasks = vec![
             tokio::spawn(publish(
                 Arc::clone(&self.snapshot_slot),
@@ -216,7 +218,7 @@ impl Daemon {
         tasks.extend(served);
         if let Some(web) = self.web {
             let (names, service) = (config.web.names.clone(), Arc::clone(&self.service));
-            tasks.push(tokio::spawn(web::serve(web.listener(), names, service)));
+            tasks.push(tokio::spawn(web::serve(listener(DaemonPart::Page, web), names, service)));
         }
         let attendant = Attendant::start(self.attendant);
         if let Some(period) = sd_notify::watchdog_enabled() {
@@ -247,6 +249,7 @@ impl Daemon {
         let handover = self.registration_path.is_kept() && !died;
         info!(handover, "laxityd stops");
         let attendant = attendant.leave(!died && !taken_over);
+        running.remove_unless(died);
         // New clients are refused first, so that the scheduler releases all clients there are.
         for task in &tasks[1..] {
             task.abort();
@@ -371,6 +374,21 @@ async fn publish(
                 },
             }
         }
+    }
+}
+
+/// Returns the listener of an endpoint as soon as its address is free. Until then `laxity status`
+/// says why not.
+fn bound(
+    service: Arc<Service>,
+    part: DaemonPart,
+    endpoint: HttpEndpoint,
+) -> impl Future<Output = HttpListener> {
+    service.problems().set(part, endpoint.problem().map(str::to_owned));
+    async move {
+        let listener = endpoint.listener().await;
+        service.problems().set(part, None);
+        listener
     }
 }
 

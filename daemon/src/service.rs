@@ -4,6 +4,7 @@
 mod explain;
 mod mode_order;
 mod nics;
+pub mod problems;
 pub mod trace;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -29,6 +30,7 @@ use crate::mailbox::{ANSWER_MAX, Mailbox, SchedulerCommand};
 use crate::places::{ClientSlots, NoFreeSlot};
 use crate::refusals::Refusals;
 pub use crate::service::mode_order::ModeOrder;
+use crate::service::problems::{DaemonPart, Problems};
 use crate::service::trace::Traces;
 use crate::stats::Snapshot;
 use crate::status::status;
@@ -77,6 +79,7 @@ pub struct Service {
     /// The configuration in force. It changes only while `state` is locked.
     config: ConfigInForce,
     traces: Traces,
+    problems: Problems,
 }
 
 #[derive(Debug)]
@@ -140,12 +143,18 @@ impl Service {
             }),
             config,
             traces: Traces::new(scheduler.mailbox.clone()),
+            problems: Problems::default(),
             scheduler,
         }
     }
 
     pub const fn traces(&self) -> &Traces {
         &self.traces
+    }
+
+    /// Returns what is wrong with the daemon itself.
+    pub const fn problems(&self) -> &Problems {
+        &self.problems
     }
 
     pub fn config(&self) -> Arc<Config> {
@@ -206,6 +215,7 @@ impl Service {
                 seen.as_ref()
                     .map(|snapshot| status(snapshot, uptime_ms, refused, self.exchange()))
                     .map(|status| self.state.lock().add_to(status))
+                    .map(|status| Status { problems: self.problems.all(), ..status })
                     .ok_or_else(|| "there is no snapshot yet; ask again".to_owned())
             }
             Ok(Err(_)) => Err("laxityd is stopping".to_owned()),
@@ -352,12 +362,20 @@ impl Service {
         match self.read().await {
             Ok((config, warnings)) => {
                 let needs_restart = self.take(&config, &warnings);
+                self.problems.set(DaemonPart::Configuration, None);
                 // A failure is in the log.
                 let _ = self.store_mode().await;
                 Ok(needs_restart)
             }
             Err(error) => {
                 warn!(%error, "the configuration was not reloaded; the old one holds");
+                self.problems.set(
+                    DaemonPart::Configuration,
+                    Some(format!(
+                        "the configuration was not read again, and laxityd will not start with it: \
+                         {error}. Correct it, and `laxity reload`"
+                    )),
+                );
                 Err(error)
             }
         }

@@ -85,7 +85,13 @@ fn an_ordered_mode_outlasts_reload_and_death_and_ends_with_the_configured_one() 
         daemon.signal(Signal::SIGKILL);
         daemon.end();
         daemon = daemon.again();
+        let problems = daemon.status().problems;
+        assert!(problems[0].contains("crashed or was killed"), "{problems:?}");
     }
+    daemon.signal(Signal::SIGTERM);
+    daemon.end();
+    let daemon = daemon.again();
+    assert!(daemon.status().problems.is_empty(), "that one ended in order");
     let text = std::fs::read_to_string(daemon.config_file()).unwrap();
     std::fs::write(daemon.config_file(), text.replace("\"observe\"", "\"off\"")).unwrap();
     daemon.control().reload().unwrap();
@@ -253,7 +259,13 @@ fn sighup_changes_what_can_change_and_names_what_cannot() {
     std::fs::write(daemon.config_file(), "polciy = \"mfs\"\n").unwrap();
     let error = daemon.control().reload().unwrap_err().to_string();
     assert!(error.contains("laxityd.toml:1") && error.contains("polciy"), "{error}");
-    assert_eq!(daemon.status().policy, "mfs");
+    let status = daemon.status();
+    assert_eq!(status.policy, "mfs");
+    let [problem] = &status.problems[..] else { panic!("{:?}", status.problems) };
+    assert!(problem.contains("polciy") && problem.contains("will not start with it"), "{problem}");
+    std::fs::write(daemon.config_file(), old).unwrap();
+    daemon.control().reload().unwrap();
+    assert!(daemon.status().problems.is_empty());
 }
 
 #[test]

@@ -81,12 +81,16 @@ fn a_taken_metrics_address_stops_no_daemon_and_is_served_once_it_is_free() {
     let folder = tempfile::tempdir().unwrap();
     let control = folder.path().join("control");
     let mut child = spawn(&folder.path().join("socket"), &control, &address.to_string());
-    until("it serves operators", || {
+    let problems = || {
         let client = laxity_wire::ControlClient::connect(&control, SOON);
-        client.and_then(|mut client| client.status()).is_ok()
-    });
+        client.and_then(|mut client| client.status()).map(|status| status.problems)
+    };
+    until("it serves operators", || problems().is_ok());
+    let told = problems().unwrap();
+    assert!(told[0].contains(&format!("cannot serve metrics at {address}")), "{told:?}");
     drop(taken);
     until("it serves metrics", || std::net::TcpStream::connect(address).is_ok());
+    until("and says so", || problems().is_ok_and(|told| told.is_empty()));
     let _ = child.kill();
     let said = String::from_utf8(child.wait_with_output().unwrap().stderr).unwrap();
     assert!(said.contains(&format!("cannot serve metrics at {address}")), "{said}");

@@ -8,7 +8,7 @@ cd /packages
 # Debian's rpm refuses to install, since apt knows nothing of it.
 rpms() { rpm --force-debian --nodeps --dbpath /var/lib/rpm "$@" >>install.log 2>&1; }
 query() { rpm --dbpath /var/lib/rpm "$@"; }
-all=(laxity laxity-coordinator laxity-lab laxity-devel)
+all=(laxity laxity-coordinator laxity-lab laxity-devel laxity-debuginfo)
 conf=/etc/laxity/laxityd.toml
 # Enterprise distributions search it.
 echo /usr/lib64 >/etc/ld.so.conf.d/lib64.conf
@@ -27,6 +27,7 @@ for library in libnccl-net-laxity.so liblaxity_client.so.0; do
     ldconfig -p | grep "$library" >/dev/null
 done
 query --verify --nodeps "${all[@]}"
+[ "$(query --query --list laxity-debuginfo | grep -c 'build-id/../.*\.debug$')" -ge 10 ]
 for needed in $(query --query --requires laxity | sed -n 's/^\(lib[^(]*\).*/\1/p' | sort -u); do
     ldconfig -p | grep -q "$needed" || { echo "laxity needs $needed, which Debian does not have"; false; }
 done

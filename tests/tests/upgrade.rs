@@ -150,9 +150,13 @@ fn a_rolling_upgrade_loses_nothing_and_the_next_daemon_takes_over_each_client() 
     assert!(stats.iter().all(|it| it.reattaches == 1), "{stats:?}");
     assert!(took[HOSTS / 2] < HANDOVER, "{took:?}");
     if std::env::var_os("LAXITY_OLD_RELEASES").is_none() {
-        // A busy machine may take longer for some daemon than clients wait.
-        let in_time = upgrades.iter().filter(|(took, _)| *took < HANDOVER);
-        in_time.for_each(|it| assert_eq!(it.1.bypassed_bytes, 0, "unscheduled: {it:?}"));
+        let in_time: Vec<_> = upgrades.iter().filter(|(took, _)| *took < HANDOVER).collect();
+        println!("{} of {HOSTS} daemons were there before clients gave up", in_time.len());
+        // A busy machine may take longer for one daemon than clients wait.
+        assert!(in_time.len() + 1 >= HOSTS, "{took:?}");
+        for it in in_time {
+            assert_eq!(it.1.bypassed_bytes, 0, "unscheduled: {it:?}");
+        }
     }
 }
 

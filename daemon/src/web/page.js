@@ -38,6 +38,7 @@ function problems({ status }) {
   for (const one of status.distrusted) {
     say("bad", `User ${one.uid} lost permitted bytes: its new clients go unscheduled for ${span(one.for_ms * 1e6)}.`, one.cgroup);
   }
+  for (const problem of status.problems || []) say("bad", `The daemon: ${problem}.`, "");
   for (const client of status.clients) {
     const name = `${client.name} (process ${client.pid})`;
     if (client.held) say("bad", `${name} is held until it completes ${bytes(client.owed_bytes)}.`, "Look whether it hangs.");

@@ -111,8 +111,8 @@ pub struct HttpEndpoint {
     /// What is served, for the log.
     what: &'static str,
     address: SocketAddr,
-    /// `None` while something else has the address.
-    listener: Option<HttpListener>,
+    /// The listener, or why there is none.
+    listener: Result<HttpListener, String>,
 }
 
 /// The time between attempts to bind an address.
@@ -121,23 +121,30 @@ const BIND_EVERY: Duration = Duration::from_secs(5);
 impl HttpEndpoint {
     /// Binds `address`, which the setting `key` has. The caller must be inside a tokio runtime.
     pub fn bind(what: &'static str, key: &str, address: SocketAddr) -> Self {
-        let bound = HttpListener::bind(address).inspect_err(|cause| {
-            warn!(
+        let listener = HttpListener::bind(address).map_err(|cause| {
+            let problem = format!(
                 "cannot serve {what} at {address}: {cause}; set another address, or \"\" for none \
-                 (`{key}` in the configuration). Everything else goes on, and this is tried again"
+                 (`{key}` in the configuration)"
             );
+            warn!("{problem}. Everything else goes on, and this is tried again");
+            problem
         });
-        Self { what, address, listener: bound.ok() }
+        Self { what, address, listener }
+    }
+
+    /// Returns why nothing is served, and what to do.
+    pub fn problem(&self) -> Option<&str> {
+        self.listener.as_ref().err().map(String::as_str)
     }
 
     /// Returns the address if it is bound, with the port that the kernel chose for port 0.
     pub fn local_addr(&self) -> Option<SocketAddr> {
-        self.listener.as_ref()?.tcp.local_addr().ok()
+        self.listener.as_ref().ok()?.tcp.local_addr().ok()
     }
 
     /// Returns the listener as soon as its address is free.
     pub async fn listener(self) -> HttpListener {
-        if let Some(listener) = self.listener {
+        if let Ok(listener) = self.listener {
             return listener;
         }
         loop {

@@ -28,6 +28,10 @@ pub struct Status {
     pub marking: String,
     /// Whether an operator has ordered a bypass.
     pub bypass: bool,
+    /// What is wrong with the daemon itself, each with what to do. Other problems follow from other
+    /// fields.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub problems: Vec<String>,
     /// The last changes that operators ordered, the latest first.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub changes: Vec<OperatorChange>,

@@ -138,6 +138,7 @@ fn examine(args: &DoctorArgs) -> (Vec<Finding>, Vec<Row>) {
     };
     findings.extend(fabric::forced_class(&root, &ports));
     findings.extend(service::daemon(&answer));
+    findings.extend(root.is_real().then(service::configuration).flatten());
     let attached = registration::attach(&socket, "laxity doctor");
     findings.push(service::registration(&socket, attached.as_ref().err()));
     let treatments = || laxity_nic::treatments(root.path(), |_| true, &map);

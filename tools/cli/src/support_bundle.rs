@@ -7,6 +7,7 @@
 mod redact;
 
 use std::fs;
+use std::io::Write as _;
 use std::net::SocketAddr;
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
@@ -47,11 +48,13 @@ const PART_BYTES_MAX: usize = 16 << 20;
 /// Longest trace that is read. Its end goes into the bundle.
 const TRACE_BYTES_MAX: u64 = 256 << 20;
 const JOURNAL_LINES: &str = "5000";
+const DAEMON_CONFIG: &str = "/etc/laxity/laxityd.toml";
 const COORDINATOR_CONFIG: &str = "/etc/laxity/coordinator.toml";
 
 #[derive(Args)]
 pub(crate) struct SupportBundleArgs {
-    /// The archive to write [default: laxity-support-SECONDS.tar.gz in this folder]
+    /// The archive to write, `-` for standard output [default: laxity-support-SECONDS.tar.gz in
+    /// this folder]
     #[arg(long, short, value_name = "FILE")]
     output: Option<PathBuf>,
     /// Keep addresses and names of hosts
@@ -166,7 +169,10 @@ pub(crate) fn support_bundle(args: &SupportBundleArgs) -> Result<(), BundleError
     let now_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let path = args.output.clone();
     let path = path.unwrap_or_else(|| format!("laxity-support-{now_s}.tar.gz").into());
-    check(&path)?;
+    let is_piped = path.as_os_str() == "-";
+    if !is_piped {
+        check(&path)?;
+    }
     let host = fs::read_to_string("/proc/sys/kernel/hostname").ok();
     let host = host.map(|name| name.trim().to_owned());
     let mut bundle = Bundle {
@@ -180,18 +186,24 @@ pub(crate) fn support_bundle(args: &SupportBundleArgs) -> Result<(), BundleError
     };
     collect(args, &mut bundle);
     let (archive, manifest) = bundle.finish()?;
-    // Before it has content, because it may have what only root may read.
-    let private = || fs::OpenOptions::new().create(true).append(true).mode(0o600).open(&path);
-    private().map_err(|cause| OutputError::File { path: path.clone(), cause })?;
-    replace(&path, &archive)?;
     let lines = manifest.missing.iter().map(|it| format!("\n  not had: {}: {}", it.name, it.why));
-    Ok(say(format!(
+    let summary = format!(
         "{}: {} files, {} values removed that looked like secrets{}",
         path.display(),
         manifest.files.len() + 1,
         manifest.secrets_removed,
         lines.collect::<String>()
-    ))?)
+    );
+    if is_piped {
+        std::io::stdout().write_all(&archive)?;
+        eprintln!("{summary}");
+        return Ok(());
+    }
+    // Before it has content, because it may have what only root may read.
+    let private = || fs::OpenOptions::new().create(true).append(true).mode(0o600).open(&path);
+    private().map_err(|cause| OutputError::File { path: path.clone(), cause })?;
+    replace(&path, &archive)?;
+    Ok(say(summary)?)
 }
 
 fn collect(args: &SupportBundleArgs, bundle: &mut Bundle) {
@@ -211,7 +223,15 @@ fn collect(args: &SupportBundleArgs, bundle: &mut Bundle) {
     words.extend(config.iter().flat_map(|path| ["--config", path]));
     let shown = program(&daemon, &words, false);
     let address = shown.as_deref().ok().and_then(metrics_address);
+    let is_shown = shown.is_ok();
     bundle.add("laxityd.toml", &format!("laxityd {}", words.join(" ")), shown);
+    // A file that laxityd refuses may be what the operator asks about.
+    let named = config.or_else(|| std::env::var("LAXITY_CONFIG").ok());
+    let file = named.filter(|it| !it.is_empty()).unwrap_or_else(|| DAEMON_CONFIG.to_owned());
+    if !is_shown && Path::new(&file).exists() {
+        let read = laxity_files::read_to_string(Path::new(&file), PART_BYTES_MAX as u64);
+        bundle.add("laxityd-as-written.toml", &file, read.map_err(|error| error.to_string()));
+    }
     if let Some((source, config)) = coordinator_config(args.coordinator_config.as_deref()) {
         bundle.add("coordinator.toml", &source, config);
     }

@@ -136,3 +136,26 @@ fn addresses_stay_only_if_they_are_asked_for() {
     assert!(files["laxityd.toml"].contains(ADDRESS), "{files:?}");
     assert!(files.values().all(|text| !text.contains(SECRET)));
 }
+
+#[test]
+fn a_configuration_that_laxityd_refuses_is_taken_as_it_was_written_and_the_archive_can_be_piped() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("broken.toml");
+    std::fs::write(&file, format!("polciy = 7\npassword = \"{SECRET}\"\n")).expect("written");
+    bundle(folder.path(), &[]);
+    script(folder.path(), "laxityd", "echo 'laxityd: unknown key polciy' >&2; exit 1");
+    let output = Command::new(folder.path().join("laxity"))
+        .args(["support-bundle", "-o", "-", "--control", "/nowhere/control.sock", "--config"])
+        .arg(&file)
+        .current_dir(folder.path())
+        .env("PATH", format!("{}:/usr/bin:/bin", folder.path().display()))
+        .output()
+        .expect("laxity runs");
+    assert!(output.status.success(), "{output:?}");
+    let archive = folder.path().join("piped.tar.gz");
+    std::fs::write(&archive, &output.stdout).expect("written");
+    let parts = unpacked(&archive);
+    let written = &parts["laxityd-as-written.toml"];
+    assert!(written.contains("polciy = 7") && !written.contains(SECRET), "{written}");
+    assert!(parts["manifest.json"].contains("unknown key polciy"), "why it is not as shown");
+}

@@ -1,14 +1,17 @@
 //! Checks of the daemon: whether it runs, admits this user, has this release and schedules.
 
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 
 use laxity_cli::library::LibraryError;
 use laxity_cli::table::bytes;
 use laxity_job::Profile;
 use laxity_shm::registration::{Reason, RegistrationError};
 use laxity_wire::{ControlError, PortStatus, Status};
+use nix::unistd::geteuid;
 
 use super::finding::Finding;
+use crate::external::find;
 use crate::host::overview::older_clients;
 
 const START: &str =
@@ -50,6 +53,19 @@ pub(crate) fn daemon(answer: &Result<Status, ControlError>) -> Vec<Finding> {
             vec![Finding::error("daemon", error.to_string()).because(why).action(action)]
         }
     }
+}
+
+/// Checks the configuration that laxityd would start with. Only root can read all that it names.
+pub(crate) fn configuration() -> Option<Finding> {
+    let laxityd = find("laxityd".as_ref()).filter(|_| geteuid().is_root())?;
+    let checked = Command::new(laxityd).arg("--check-config").stdin(Stdio::null()).output().ok()?;
+    let said = String::from_utf8_lossy(&checked.stderr).trim().to_owned();
+    Some(match checked.status.success() {
+        true => Finding::ok("configuration", "laxityd would start with it"),
+        false => Finding::error("configuration", said)
+            .because("laxityd does not start with it; one that runs keeps what it read before")
+            .action("correct it; `laxityd --check-config` says when it is, then `laxity reload`"),
+    })
 }
 
 fn version(daemon: &str, cli: &str) -> Finding {

@@ -169,7 +169,8 @@ fn cluster_line(cluster: &ClusterStatus) -> String {
 /// Returns what is wrong, the worst first.
 fn problems(status: &Status) -> Vec<String> {
     let totals = &status.totals;
-    let mut problems = refused(status);
+    let mut problems = status.problems.clone();
+    problems.extend(refused(status));
     if totals.unknown_nic_flows > 0 {
         problems.push(format!(
             "{} flows named a NIC that the daemon doesn't have and went out unscheduled; add its \
