@@ -37,7 +37,7 @@ pub struct StreamEnd {
 pub(super) enum OwnEnd {
     /// The Hello no longer says which NICs this host has.
     NicsChanged,
-    /// The daemon stops.
+    /// The daemon was told to stop, and says goodbye.
     Stops,
 }
 

@@ -18,7 +18,7 @@ use crate::mailbox::{ExplainCommand, ExplainedPart, FlowPlace};
 /// The number of flow entries after which a command ends.
 const PLACES: usize = 1024;
 
-/// The wanted flows.
+/// The flows that an operator asked about, of which the first few are kept.
 #[derive(Default)]
 struct FoundFlows {
     /// Those that are explained, the one that has waited for longest first.

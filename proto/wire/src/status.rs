@@ -322,7 +322,7 @@ pub struct AheadStatus {
     pub user: String,
     /// The number of collectives, each the part of one process.
     pub collectives: u64,
-    /// Their bytes.
+    /// The bytes of these collectives.
     pub bytes: u64,
 }
 

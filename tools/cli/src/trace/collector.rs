@@ -39,7 +39,7 @@ pub(crate) enum CollectorError {
     Refused { url: String, said: String },
 }
 
-/// Where spans go.
+/// The target of spans: a file, or the URL of a collector.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum SpansTarget {
     File(PathBuf),
