@@ -48,7 +48,7 @@ use laxity_policy::{Span, Time};
 use laxity_wire::v1::{self, FromCoordinator};
 
 pub use self::ended::EndedRequests;
-pub use self::host::HostId;
+pub use self::host::{HostCounters, HostId};
 pub use self::policy::{ClusterPolicy, PolicyError};
 
 use self::fetches::ClusterFetches;
@@ -65,6 +65,7 @@ const REQUEST_WORK: usize = 4;
 /// Pause after a run, in durations of the run. With 1, admission takes at most half of a core.
 const REST: u64 = 1;
 
+/// The part of the configuration that a cluster needs, without its policy.
 #[derive(Clone, Debug, Default)]
 pub struct ClusterSettings {
     pub limits: Limits,
@@ -76,18 +77,6 @@ pub struct ClusterSettings {
     pub host_grace: Span,
     /// Age up to which daemons should apply an order.
     pub order_age_max: Span,
-}
-
-/// What a run of admission did, for metrics and watchers.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct RunReport {
-    pub batches: usize,
-    pub requests: usize,
-    pub pruned: usize,
-    /// Batches whose sort key changed.
-    pub ranks_changed: usize,
-    /// Hosts for which an order waits after the run.
-    pub hosts_told: usize,
 }
 
 /// The result of [`Cluster::take`].
@@ -106,14 +95,8 @@ pub struct ClusterCounters {
     pub batches: usize,
     pub requests: usize,
     pub pruned: usize,
-    pub reports: u64,
-    /// Events in these reports, including refused ones.
-    pub events: u64,
-    pub refused_events: u64,
-    pub orders: u64,
-    /// Orders that were merged into a later one because the host had not read them.
-    pub coalesced_orders: u64,
-    pub refused_hellos: u64,
+    /// The sums over all hosts, with those that were forgotten.
+    pub messages: HostCounters,
     pub ended: EndedRequests,
 }
 
@@ -227,18 +210,20 @@ impl Cluster {
         Some(due.max(self.rested_at))
     }
 
-    /// Does everything that is due. Returns a report if admission ran. The caller then passes the
+    /// Does everything that is due. Returns whether admission ran. The caller then passes the
     /// duration of the run to [`Cluster::rest`].
-    pub fn poll(&mut self, now: Time) -> Option<RunReport> {
+    pub fn poll(&mut self, now: Time) -> bool {
         while let Some((at, id)) = self.hosts.first_lost()
             && at <= now
         {
             self.forget_host(now, id);
         }
-        self.run_at().is_some_and(|at| at <= now).then(|| {
+        let is_due = self.run_at().is_some_and(|at| at <= now);
+        if is_due {
             self.settle_at = None;
-            self.run(now)
-        })
+            self.run(now);
+        }
+        is_due
     }
 
     /// Records that the run of the last [`Cluster::poll`] took `took` and ended at `now`.
@@ -247,14 +232,14 @@ impl Cluster {
         self.since.took = self.since.took + took;
     }
 
-    fn run(&mut self, now: Time) -> RunReport {
+    /// Runs admission, and queues its results for the hosts that they concern.
+    fn run(&mut self, now: Time) {
         let runs = self.workload.admission.counters().runs;
         let _ = self.workload.admission.poll_action(now);
-        let mut ranks_changed = 0;
         if self.workload.admission.counters().runs != runs {
-            ranks_changed = self.publish_ranks();
+            let changed = self.publish_ranks();
             let sum = &mut self.since.ranks_changed;
-            *sum = sum.saturating_add(ranks_changed as u32);
+            *sum = sum.saturating_add(changed as u32);
             self.publish_pruned();
         }
         for id in core::mem::take(&mut self.hosts.unconsidered) {
@@ -267,13 +252,6 @@ impl Cluster {
                 host.outbox.answer = true;
                 self.hosts.list(id);
             }
-        }
-        RunReport {
-            batches: self.workload.batches.len(),
-            requests: self.workload.requests.len(),
-            pruned: self.workload.pruned.len(),
-            ranks_changed,
-            hosts_told: self.hosts.ready_count(),
         }
     }
 }

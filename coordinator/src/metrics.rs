@@ -111,9 +111,10 @@ pub(crate) fn publish((cluster, admission): (ClusterCounters, AdmissionCounters)
     for ((name, _), value) in GAUGES.into_iter().zip(gauges) {
         gauge!(name).set(value as f64);
     }
+    let messages = &cluster.messages;
     let counters = [
-        cluster.reports, cluster.events, cluster.refused_events, cluster.orders,
-        cluster.coalesced_orders, cluster.refused_hellos, admission.runs,
+        messages.reports, messages.events, messages.refused_events, messages.orders,
+        messages.coalesced_orders, messages.refused_hellos, admission.runs,
         cluster.ended.late_pruned,
     ];
     for ((name, _), value) in COUNTERS.into_iter().zip(counters) {

@@ -288,7 +288,7 @@ async fn run_what_is_due(shared: Arc<Shared>) {
         let (due, ready) = {
             let mut cluster = shared.cluster();
             let begun = shared.now();
-            if cluster.poll(begun).is_some() {
+            if cluster.poll(begun) {
                 let ended = shared.now();
                 let took = ended.since(begun);
                 cluster.rest(ended, took);

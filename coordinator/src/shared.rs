@@ -28,7 +28,7 @@ pub(crate) struct Shared {
     writers: Mutex<HashMap<u64, Arc<Notify>>>,
     pub(crate) watchers: broadcast::Sender<v1::WatchEvent>,
     pub(crate) lead: Arc<Lead>,
-    /// Where state outlives this process, if there is an election.
+    /// The store in etcd for state that outlives this process, if there is an election.
     pub(crate) store: Option<Arc<Store>>,
     pub(crate) tls: Option<Arc<ServerTls>>,
     pub(crate) stopping: watch::Receiver<bool>,

@@ -79,6 +79,7 @@ impl TlsConfig {
     }
 }
 
+/// The TLS configuration for new connections, which a reload replaces.
 #[derive(Debug)]
 pub(crate) struct ServerTls(RwLock<Arc<ServerConfig>>);
 

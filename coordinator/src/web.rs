@@ -124,7 +124,7 @@ impl Site {
 }
 
 /// Parses `batch=ID&tenant=NAME`.
-fn wanted(query: &str) -> Option<v1::ExplainRequest> {
+pub fn wanted(query: &str) -> Option<v1::ExplainRequest> {
     let mut wanted = v1::ExplainRequest::default();
     let mut named = false;
     for pair in query.split('&') {

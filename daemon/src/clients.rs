@@ -30,6 +30,7 @@ const CLIENT_BUDGET: usize = 256;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ClientId(pub u64);
 
+/// The identity of a client, from the kernel and from its registration.
 #[derive(Clone, Debug)]
 pub struct Identity {
     pub id: ClientId,
@@ -203,6 +204,7 @@ impl ClientLanes {
     }
 }
 
+/// The client and the lane that a record came from.
 pub struct RecordOrigin<'a> {
     pub client: u32,
     pub state: &'a mut ClientState,

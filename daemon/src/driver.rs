@@ -344,7 +344,7 @@ impl Driver {
             if let Some(consumer) = client.and_then(|client| client.served.consumer(lane))
                 && consumer.wake()
             {
-                self.intake.counters.client_wakes += 1;
+                self.intake.counters.status.client_wakes += 1;
                 // The clock is read again, because a client on the same core has run meanwhile.
                 self.spin.woke_client = self.clock.now();
                 woken = true;

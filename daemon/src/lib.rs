@@ -33,4 +33,4 @@ pub mod stats;
 pub mod status;
 mod treatments;
 pub mod watched;
-mod web;
+pub mod web;

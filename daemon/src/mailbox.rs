@@ -68,6 +68,7 @@ pub enum SchedulerCommand {
 /// A lane, by the index of its client and its own number.
 pub type FlowPlace = (u32, u16);
 
+/// Asks for some of the flows that match a query, for `laxity explain`.
 #[derive(Debug)]
 pub struct ExplainCommand {
     pub wanted: FlowQuery,
@@ -76,6 +77,7 @@ pub struct ExplainCommand {
     pub reply: oneshot::Sender<ExplainedPart>,
 }
 
+/// The answer to an [`ExplainCommand`].
 #[derive(Debug)]
 pub struct ExplainedPart {
     pub told: Explanation,

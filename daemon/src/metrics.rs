@@ -11,7 +11,7 @@ mod jobs;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use laxity_listen::http::{HttpLimits, HttpListener, rendered};
 use laxity_policy::{Level, Span, Stage, Tally, Time};
@@ -179,6 +179,13 @@ metrics! {
 }
 
 metrics! {
+    /// When the daemon began to serve, which for one in standby is the end of its wait.
+    START: f64 {
+        Gauge laxity_start_time_seconds "Unix time at which the daemon began to serve" |at_s| *at_s;
+    }
+}
+
+metrics! {
     /// Refused registrations, which the scheduler thread does not see.
     REFUSED: u64 {
         Counter laxity_refused_clients_total "Registrations refused" |count| *count;
@@ -213,6 +220,8 @@ metrics! {
             |s| s.distrusted.len();
         Counter laxity_bypassed_bytes_total "Bytes known to have gone out unscheduled"
             |s| s.all_clients.bypassed_bytes;
+        Counter laxity_withdrawn_bytes_total "Bytes of cancelled flows that had no permit"
+            |s| s.all_clients.withdrawn_bytes;
         Counter laxity_unknown_nic_flows_total
             "Flows of NICs that the daemon does not have, permitted unscheduled"
             |s| s.all_clients.unknown_nic_flows;
@@ -227,11 +236,12 @@ metrics! {
         Gauge laxity_ring_depth "Most records found in one lane at once, since the last snapshot"
             |s| s.scheduler.ring_depth;
         Counter laxity_scheduler_rounds_total "Rounds of the scheduler over the lanes"
-            |s| s.scheduler.rounds;
-        Counter laxity_scheduler_records_total "Records consumed" |s| s.scheduler.records;
-        Counter laxity_scheduler_sleeps_total "Times the scheduler slept" |s| s.scheduler.sleeps;
+            |s| s.scheduler.status.rounds;
+        Counter laxity_scheduler_records_total "Records consumed" |s| s.scheduler.status.records;
+        Counter laxity_scheduler_sleeps_total "Times the scheduler slept"
+            |s| s.scheduler.status.sleeps;
         Counter laxity_scheduler_client_wakes_total "Sleeping clients woken"
-            |s| s.scheduler.client_wakes;
+            |s| s.scheduler.status.client_wakes;
     }
 }
 
@@ -303,6 +313,7 @@ impl Exporter {
         describe(&recorder, PERMITS);
         describe(&recorder, CLUSTER);
         describe(&recorder, BUILD);
+        describe(&recorder, START);
         describe(&recorder, REFUSED);
         describe(&recorder, DAEMON);
         let help = "Time from submit to first permit".into();
@@ -316,6 +327,8 @@ impl Exporter {
         };
         let version = Label::from_static_parts("version", env!("CARGO_PKG_VERSION"));
         exporter.set(BUILD, &[version], &1);
+        let at = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        exporter.set(START, &[], &at.as_secs_f64());
         Ok(exporter)
     }
 
@@ -390,38 +403,31 @@ impl Exporter {
 
     /// Exports the waits since the last snapshot, each as the mean of its bucket.
     fn publish_waits(&mut self, snapshot: &Snapshot) {
+        let mut waits = Vec::new();
         let mut new = 0;
-        for pass in 0..2 {
-            let mut fresh = 0;
-            for port in &snapshot.ports {
-                for stage in Stage::ALL {
-                    let stage_label = Label::from_static_parts("stage", stage.name());
-                    let labels = with(&labels(port), stage_label);
-                    let key = Key::from_parts(WAIT, labels);
-                    let recorder = &self.recorder;
-                    let (histogram, seen) = self.waits.entry(key.clone()).or_insert_with(|| {
-                        (recorder.register_histogram(&key, &METADATA), WaitHistogram::default())
-                    });
-                    let now = &port.counters.stages[stage.index()].wait;
-                    if pass == 0 {
-                        fresh += now.count() - seen.count();
-                        continue;
-                    }
-                    for bucket in 0..WAIT_BUCKETS {
-                        let count = now.counts[bucket] - seen.counts[bucket];
-                        if count > 0 {
-                            let sum = now.sums_ns[bucket] - seen.sums_ns[bucket];
-                            let mean_s = sum as f64 / count as f64 / 1e9;
-                            let kept = thinned(count, new);
-                            histogram.record_many(mean_s, kept as usize);
-                        }
-                    }
-                    *seen = now.clone();
+        for port in &snapshot.ports {
+            for stage in Stage::ALL {
+                let stage_label = Label::from_static_parts("stage", stage.name());
+                let key = Key::from_parts(WAIT, with(&labels(port), stage_label));
+                let now = &port.counters.stages[stage.index()].wait;
+                new += now.count() - self.waits.get(&key).map_or(0, |(_, seen)| seen.count());
+                waits.push((key, now));
+            }
+        }
+        let recorder = &self.recorder;
+        for (key, now) in waits {
+            let (histogram, seen) = self.waits.entry(key.clone()).or_insert_with(|| {
+                (recorder.register_histogram(&key, &METADATA), WaitHistogram::default())
+            });
+            for bucket in 0..WAIT_BUCKETS {
+                let count = now.counts[bucket] - seen.counts[bucket];
+                if count > 0 {
+                    let sum = now.sums_ns[bucket] - seen.sums_ns[bucket];
+                    let mean_s = sum as f64 / count as f64 / 1e9;
+                    histogram.record_many(mean_s, thinned(count, new) as usize);
                 }
             }
-            if pass == 0 {
-                new = fresh;
-            }
+            *seen = now.clone();
         }
     }
 

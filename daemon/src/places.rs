@@ -39,6 +39,7 @@ pub enum NoFreeSlot {
     Reserved { attached: usize, reserve: usize },
 }
 
+/// The places of clients: those that are taken, each with its user.
 #[derive(Debug)]
 pub struct ClientSlots {
     next: u64,

@@ -131,6 +131,13 @@ impl RegistrationContext {
         tokio::spawn(async move {
             match door.greet(&socket, from, place).await {
                 Ok(newcomer) => door.attend(&socket, newcomer).await,
+                // A daemon looked whether somebody listens, as this one does at passed sockets.
+                // That counts as no refusal.
+                Err(Refusal { reason: None, why, .. })
+                    if from.uid == nix::unistd::geteuid().as_raw() =>
+                {
+                    debug!(from.pid, from.uid, %why, "a connection ended before it attached");
+                }
                 Err(refusal) => door.refuse(socket.get_ref(), &refusal),
             }
         });

@@ -53,6 +53,7 @@ impl Source {
     }
 }
 
+/// The connections of the service to the scheduler thread.
 #[derive(Clone, Debug)]
 pub struct SchedulerHandle {
     /// Sends commands to the scheduler.

@@ -86,7 +86,7 @@ pub fn way_out<'t>(cause: &io::Error, otherwise: &'t str) -> &'t str {
     }
 }
 
-/// What this daemon has of the sockets before it binds any.
+/// The sockets and locks that this daemon got from others, before it binds a socket itself.
 #[derive(Debug, Default)]
 pub struct PassedSockets {
     /// Listening sockets from the service manager, which keeps copies.
@@ -97,7 +97,7 @@ pub struct PassedSockets {
     claims: Vec<(PathBuf, OwnedFd)>,
 }
 
-/// What a daemon in standby has when its turn comes (`standby.rs`).
+/// The sockets and locks that a daemon in standby gets when its turn comes (`standby.rs`).
 #[derive(Debug, Default)]
 pub struct SocketTurn {
     /// The sockets at which the daemon before it listened, if it passed them.
@@ -118,7 +118,7 @@ impl PassedSockets {
         Self { kept: registration::passed(), ..Self::default() }
     }
 
-    /// Adds what a daemon in standby waited for.
+    /// Adds the sockets and locks for which a daemon in standby waited.
     #[must_use]
     pub fn with(mut self, turn: SocketTurn) -> Self {
         self.handed = turn.sockets;

@@ -11,7 +11,7 @@ use laxity_policy::residual::Capacity;
 use laxity_policy::{Level, PolicyKind, Span, Stage, Time};
 use laxity_shm::marking::Marking;
 use laxity_shm::registration::Release;
-use laxity_wire::{PodStatus, WouldStatus};
+use laxity_wire::{PodStatus, SchedulerStatus, WouldStatus};
 
 use crate::config::Mode;
 use crate::owner::Owner;
@@ -65,15 +65,14 @@ impl WaitHistogram {
     }
 }
 
+/// Counters of the flows of one stage on one port.
 #[derive(Clone, Debug, Default)]
 pub struct StageCounters {
     /// Flows submitted, with those on credit.
     pub submitted_flows: u64,
     /// Bytes submitted, with those on credit.
     pub submitted_bytes: u64,
-    /// Flows sent on credit or only observed, i.e. without a permit of their own.
-    pub credited_flows: u64,
-    /// Bytes sent on credit or only observed.
+    /// Bytes sent on credit or only observed, i.e. without a permit of their own.
     pub credited_bytes: u64,
     /// Permits by [`Level::row`], credit included.
     pub permits: [u64; Level::ROWS],
@@ -99,7 +98,6 @@ impl StageCounters {
     pub const fn on_credit(&mut self, bytes: u64) {
         self.submitted_flows += 1;
         self.submitted_bytes += bytes;
-        self.credited_flows += 1;
         self.credited_bytes += bytes;
     }
 }
@@ -128,6 +126,9 @@ pub struct ClientCounters {
     /// Bytes of submitted flows that went out unscheduled: withdrawn under a bypass, or permitted
     /// without scheduling. The client itself counts bytes that it did not submit.
     pub bypassed_bytes: u64,
+    /// Bytes that were not permitted when their flow was cancelled, and are not bypassed. The
+    /// daemon does not know whether the client sent them.
+    pub withdrawn_bytes: u64,
     /// Flows cancelled by the client or by its end.
     pub cancelled_flows: u64,
     /// Flows beyond the client's limit, which were permitted without scheduling.
@@ -153,6 +154,7 @@ impl ClientCounters {
         self.completed_bytes += other.completed_bytes;
         self.deadline_misses += other.deadline_misses;
         self.bypassed_bytes += other.bypassed_bytes;
+        self.withdrawn_bytes += other.withdrawn_bytes;
         self.cancelled_flows += other.cancelled_flows;
         self.overflowed_flows += other.overflowed_flows;
         self.written_off_bytes += other.written_off_bytes;
@@ -162,18 +164,11 @@ impl ClientCounters {
     }
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// Counters of the scheduler thread's loop, over all ports.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct LoopCounters {
-    pub rounds: u64,
-    pub records: u64,
-    pub permits: u64,
-    /// Permits published on the fast path, before any accounting.
-    pub permits_at_once: u64,
-    /// Times that the thread slept.
-    pub sleeps: u64,
-    pub client_wakes: u64,
-    /// Maximum number of records consumed from one lane in a row, which shows how full lanes get.
-    pub ring_depth_max: u64,
+    /// The counters that operators see in `laxity status`.
+    pub status: SchedulerStatus,
     /// Maximum number of records consumed from one lane in a row since the last snapshot.
     pub ring_depth: u64,
     /// Clients that attached so far.
@@ -182,13 +177,15 @@ pub struct LoopCounters {
     pub pruned_requests: u64,
 }
 
-/// What others leave of a port.
+/// The capacity of a port that other traffic leaves.
 #[derive(Clone, Copy, Debug)]
 pub struct PortResidual {
+    /// The source of the NIC's counters, as `laxity status` names it.
     pub source: &'static str,
     pub capacity: Capacity,
 }
 
+/// How permits use a port, for comparison with the counters of its NIC.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PortUse {
     /// The configured rate in bytes per second.
@@ -265,7 +262,7 @@ pub struct ClientSnapshot {
     pub counters: ClientCounters,
 }
 
-/// Whose a job is. A client can't choose it.
+/// The user or namespace that a job belongs to. A client can't choose it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum JobUser {
     Several,

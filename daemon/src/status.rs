@@ -5,7 +5,7 @@ use laxity_shm::registration::Release;
 use laxity_shm::sleep::now_ns;
 use laxity_wire::{
     AheadStatus, ClientStatus, ClusterStatus, DistrustedOwner, LevelStatus, PermittedBytes,
-    PortStatus, SchedulerStatus, StageStatus, Status, Totals, WaitStatus,
+    PortStatus, StageStatus, Status, Totals, WaitStatus,
 };
 
 use crate::config::AccessConfig;
@@ -42,6 +42,7 @@ pub fn status(
         written_off_bytes: all.written_off_bytes,
         set_aside_bytes: all.set_aside_bytes,
         bypassed_bytes: all.bypassed_bytes,
+        withdrawn_bytes: all.withdrawn_bytes,
         deadline_misses: stages().map(|stage| stage.deadline_misses).sum(),
         promotions: snapshot.ports.iter().map(|port| port.counters.promotions).sum(),
         demotions: snapshot.ports.iter().map(|port| port.counters.demotions).sum(),
@@ -64,15 +65,7 @@ pub fn status(
         refused: refusals.latest(access),
         totals,
         cluster: exchange.map(|exchange| cluster(exchange, snapshot)),
-        scheduler: SchedulerStatus {
-            rounds: scheduler.rounds,
-            records: scheduler.records,
-            permits: scheduler.permits,
-            permits_at_once: scheduler.permits_at_once,
-            sleeps: scheduler.sleeps,
-            client_wakes: scheduler.client_wakes,
-            ring_depth_max: scheduler.ring_depth_max,
-        },
+        scheduler: scheduler.status,
         ..Status::default()
     }
 }

@@ -1,8 +1,9 @@
 //! The host's web page: read-only, and only if the configuration names an address
 //! ([`laxity_listen::page`]).
 //!
-//! It shows the status, as `laxity status` does, and what was permitted in the last hour. The
-//! scheduler is asked at most once a second, however many browsers there are.
+//! It shows the status, as `laxity status` does, what was permitted in the last hour, and why flows
+//! wait, as `laxity explain` does. However many browsers there are, the scheduler is asked for the
+//! page's state at most once a second, and to explain flows at most ten times.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -14,9 +15,11 @@ use laxity_listen::http::{Answer, HttpListener};
 use laxity_listen::page::{self, Page};
 use laxity_policy::Stage;
 use laxity_wire::Status;
+use laxity_wire::explain::FlowQuery;
+use laxity_wire::sentences::FlowReports;
 use parking_lot::Mutex;
 use serde::Serialize;
-use tokio::time::{Instant, MissedTickBehavior, interval};
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 
 use crate::service::Service;
 
@@ -25,6 +28,8 @@ const PAGE: Page =
 
 /// How long a state is shown.
 const STATE_AGE_MAX: Duration = Duration::from_secs(1);
+/// The least time between two questions about flows.
+const EXPLANATIONS_APART: Duration = Duration::from_millis(100);
 /// The time of one bucket of the history.
 const BUCKET: Duration = Duration::from_secs(10);
 /// Maximum number of complete buckets: an hour.
@@ -86,6 +91,8 @@ struct HostPage {
     history: Mutex<PermitHistory>,
     /// The newest answer and the instant at which it was made.
     state: tokio::sync::Mutex<Option<(Instant, Result<Bytes, String>)>>,
+    /// When the scheduler may be asked about flows again.
+    explanations: tokio::sync::Mutex<Instant>,
 }
 
 /// Serves the page at `listener`, once there is one, while the future is polled. `names` are those
@@ -96,17 +103,19 @@ pub(crate) async fn serve(
     service: Arc<Service>,
 ) {
     let (history, state) = (Mutex::default(), tokio::sync::Mutex::default());
-    let site = Arc::new(HostPage { names, service, history, state });
+    let explanations = tokio::sync::Mutex::new(Instant::now());
+    let site = Arc::new(HostPage { names, service, history, state, explanations });
     let asked = Arc::clone(&site);
     let answer = move |request: &Request<Incoming>| {
         let known = PAGE.answer(request, &asked.names);
-        let is_state = request.uri().path() == "/api/state";
+        let uri = request.uri().clone();
         let site = Arc::clone(&asked);
         async move {
-            match known {
-                Some(answer) => answer,
-                None if is_state => site.state().await,
-                None => page::not_found(),
+            match (known, uri.path()) {
+                (Some(answer), _) => answer,
+                (None, "/api/state") => site.state().await,
+                (None, "/api/explain") => site.explain(uri.query().unwrap_or_default()).await,
+                (None, _) => page::not_found(),
             }
         }
     };
@@ -148,6 +157,27 @@ impl HostPage {
         }
     }
 
+    async fn explain(&self, query: &str) -> Answer {
+        let Some(wanted) = wanted(query) else {
+            let how =
+                "ask with flow=NUMBER, request=ID, batch=ID or pid=PID, or for all that waits";
+            return page::plain(StatusCode::BAD_REQUEST, how);
+        };
+        let mut next = self.explanations.lock().await;
+        sleep_until(*next).await;
+        // A browser that hangs up ends this function at any `await`.
+        *next = Instant::now() + EXPLANATIONS_APART;
+        match (self.service.explain(wanted).await, self.service.status().await) {
+            (Ok(told), Ok(status)) => {
+                let reports = serde_json::to_value(FlowReports::of(&told, &status));
+                page::json(StatusCode::OK, for_browsers(reports.unwrap_or_default()))
+            }
+            (Err(problem), _) | (_, Err(problem)) => {
+                page::plain(StatusCode::SERVICE_UNAVAILABLE, &problem)
+            }
+        }
+    }
+
     fn told(&self, status: &Status) -> Bytes {
         let buckets = self.history.lock().buckets(&sums(status));
         let state = HostState { status, bucket_s: BUCKET.as_secs(), buckets };
@@ -155,9 +185,49 @@ impl HostPage {
     }
 }
 
+/// Returns reports as JSON whose flow numbers are text, because JavaScript rounds those of 2⁵³ and
+/// more.
+fn for_browsers(mut reports: serde_json::Value) -> Vec<u8> {
+    for flow in reports["flows"].as_array_mut().into_iter().flatten() {
+        flow["flow"] = flow["flow"].to_string().into();
+    }
+    reports.to_string().into_bytes()
+}
+
+/// Parses conditions such as `pid=12&batch=3`.
+pub fn wanted(query: &str) -> Option<FlowQuery> {
+    let mut wanted = FlowQuery::default();
+    for (name, value) in query.split('&').filter_map(|pair| pair.split_once('=')) {
+        match name {
+            "flow" => wanted.flow = Some(value.parse().ok()?),
+            "request" => wanted.request = Some(value.parse().ok()?),
+            "batch" => wanted.batch = Some(value.parse().ok()?),
+            "pid" => wanted.pid = Some(value.parse().ok()?),
+            _ => return None,
+        }
+    }
+    Some(wanted)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_browser_gets_every_digit_of_a_flow_number() {
+        let json = for_browsers(serde_json::json!({"flows": [{"flow": (9_u64 << 50) + 1}]}));
+        assert!(String::from_utf8_lossy(&json).contains(r#""flow":"10133099161583617""#));
+    }
+
+    #[test]
+    fn a_question_about_flows_has_the_conditions_of_the_address_and_no_others() {
+        let meant = FlowQuery { pid: Some(12), batch: Some(3), ..FlowQuery::default() };
+        assert_eq!(wanted("pid=12&batch=3"), Some(meant));
+        assert_eq!(wanted(""), Some(FlowQuery::default()));
+        for wrong in ["pid=-1", "flow=x", "bypass=on", "request="] {
+            assert_eq!(wanted(wrong), None, "{wrong}");
+        }
+    }
 
     #[test]
     fn a_bucket_has_what_came_since_the_one_before_and_an_hour_is_kept() {

@@ -12,14 +12,15 @@ use std::time::Duration;
 
 use laxity_client::{Flow, Stage};
 use laxity_tests::browser::{browse, copied, document_when_loaded, part};
+use laxity_wire::explain::FlowQuery;
 use nix::sys::signal::Signal;
 
-use self::support::{Laxityd, SMALL, flow, send, until};
+use self::support::{Laxityd, SMALL, flow, send, take, until};
 
-/// Starts a daemon with a page. Returns it and the page's address.
-fn daemon() -> (Laxityd, String) {
+/// Starts a daemon with a page and other settings. Returns it and the page's address.
+fn daemon(settings: &str) -> (Laxityd, String) {
     let page = "[web]\nlisten = \"127.0.0.1:0\"\nnames = [\"laxity.example\"]\n";
-    let mut daemon = Laxityd::start(&format!("mode = \"enforce\"\n{SMALL}{page}"));
+    let mut daemon = Laxityd::start(&format!("mode = \"enforce\"\n{SMALL}{page}{settings}"));
     let ready = daemon.await_log("laxityd is ready");
     let (_, rest) = ready.split_once("page=").expect("the page's address");
     let address = rest.split_whitespace().next().expect("an address").to_owned();
@@ -37,7 +38,7 @@ fn get(address: &str, path: &str, host: &str) -> String {
 
 #[test]
 fn a_browser_shows_ports_clients_waits_and_what_is_wrong() {
-    let (daemon, address) = daemon();
+    let (daemon, address) = daemon("");
     let evil = daemon.client("<img src=x>");
     let job = daemon.client("prefill");
     let mut lane = job.lane();
@@ -45,8 +46,8 @@ fn a_browser_shows_ports_clients_waits_and_what_is_wrong() {
     let behind = Flow { stage: Stage::P2d, bytes: 1 << 20, ..Flow::default() };
     let waiting = lane.submit(&behind);
     until("its second flow waits", || daemon.status().ports[0].waiting_flows == 1);
-    daemon.control().bypass(true).expect("an operator may");
     let url = format!("http://{address}/");
+    daemon.control().bypass(true).expect("an operator may");
     let Some(dom) = browse(&["--dump-dom".into()], &url) else { return };
     assert!(part(&dom, "headline").contains("policy laxity, enforce, bypassed"), "{dom}");
     let trouble = part(&dom, "trouble-title");
@@ -73,7 +74,7 @@ fn a_browser_shows_ports_clients_waits_and_what_is_wrong() {
 
 #[test]
 fn a_browser_sorts_filters_by_user_and_explains_the_words() {
-    let (daemon, address) = daemon();
+    let (daemon, address) = daemon("");
     let jobs = [daemon.client("small"), daemon.client("large")];
     let mut lanes = jobs.each_ref().map(laxity_client::Client::lane);
     send(&mut lanes[0], &flow(Stage::P2d, 1 << 20));
@@ -95,8 +96,35 @@ fn a_browser_sorts_filters_by_user_and_explains_the_words() {
 }
 
 #[test]
+fn a_browser_explains_the_flows_of_a_process() {
+    let (daemon, address) = daemon("[tuning]\ncompletion_timeout = \"10min\"\n");
+    let job = daemon.client("decode");
+    let mut lane = job.lane();
+    // The job completes nothing. On a busy machine the daemon can seem to hang, and then the bytes
+    // go unscheduled.
+    until("the daemon knows a flow", || {
+        let mut ticket = lane.submit(&Flow { request: 7, ..flow(Stage::P2d, 1000) });
+        take(&mut lane, &mut ticket, 1000);
+        let own = FlowQuery { request: Some(7), ..FlowQuery::default() };
+        daemon.control().explain(own).is_ok_and(|told| told.count > 0)
+    });
+    let dom = |view: &str| browse(&["--dump-dom".into()], &format!("http://{address}/{view}"));
+    let pid = format!("#pid={}", std::process::id());
+    let Some(of_process) = dom(&pid) else { return };
+    assert!(part(&of_process, "clients").contains(&pid), "the process is a link: {of_process}");
+    let told = part(&of_process, "explain-title");
+    for words in ["of p2d on eth0 egress, request 7", "belongs to `decode`", "has all permits"] {
+        assert!(told.contains(words), "{words}: {told}");
+    }
+    let gone = dom("#flow=999").expect("Chromium is here");
+    assert!(part(&gone, "explain-title").contains("No such flow is under way"), "{gone}");
+    let waits = dom("#waiting").expect("Chromium is here");
+    assert!(part(&waits, "explain-title").contains("No flow waits"), "{waits}");
+}
+
+#[test]
 fn a_daemon_that_hangs_is_said_to_give_no_answer() {
-    let (daemon, address) = daemon();
+    let (daemon, address) = daemon("");
     // What a browser has loaded before the daemon hangs. The image fails after the page gave up.
     let get = |path: &str| {
         let answer = get(&address, path, "localhost");
@@ -121,7 +149,7 @@ fn a_daemon_that_hangs_is_said_to_give_no_answer() {
 
 #[test]
 fn the_page_only_shows_and_only_to_those_who_ask_for_it_by_a_known_name() {
-    let (daemon, address) = daemon();
+    let (daemon, address) = daemon("");
     let state = get(&address, "/api/state", "localhost");
     let (head, body) = state.split_once("\r\n\r\n").expect("a head and a body");
     assert!(head.starts_with("HTTP/1.1 200") && head.contains("default-src 'none'"), "{head}");
@@ -130,4 +158,5 @@ fn the_page_only_shows_and_only_to_those_who_ask_for_it_by_a_known_name() {
     assert!(get(&address, "/", "laxity.example").starts_with("HTTP/1.1 200"));
     assert!(get(&address, "/", "evil.example").starts_with("HTTP/1.1 421"));
     assert!(get(&address, "/api/bypass", "localhost").starts_with("HTTP/1.1 404"));
+    assert!(get(&address, "/api/explain?flow=x", "localhost").starts_with("HTTP/1.1 400"));
 }

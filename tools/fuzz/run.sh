@@ -5,7 +5,7 @@ set -euo pipefail
 cd "$(dirname "$0")/../../fuzz"
 
 seconds=${FUZZ_SECONDS:-60}
-targets=${TARGETS:-wire registration records handshake}
+targets=${TARGETS:-wire registration records handshake control http texts hints}
 out=${OUT:-${CARGO_TARGET_DIR:-$PWD/../target}/fuzz}
 host=$(rustc -vV | sed -n 's/^host: //p')
 

@@ -49,13 +49,15 @@ pub(super) type Usage = [usize; 4];
 
 /// Counts of what a host sent and received.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct HostCounters {
-    pub(super) reports: u64,
-    pub(super) events: u64,
-    pub(super) refused_events: u64,
-    pub(super) orders: u64,
-    pub(super) coalesced_orders: u64,
-    pub(super) refused_hellos: u64,
+pub struct HostCounters {
+    pub reports: u64,
+    /// Events in these reports, including refused ones.
+    pub events: u64,
+    pub refused_events: u64,
+    pub orders: u64,
+    /// Orders that were merged into a later one because the host had not read them.
+    pub coalesced_orders: u64,
+    pub refused_hellos: u64,
     pub(super) completed_flows: u64,
     pub(super) missed_flows: u64,
 }

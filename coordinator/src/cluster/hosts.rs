@@ -18,7 +18,7 @@ pub(super) const MISSING_MAX_AGE: Span = Span::from_millis(24 * 3600 * 1000);
 /// Maximum number of missing hosts that are remembered.
 const MISSING_MAX: usize = 1000;
 
-/// What is left of a forgotten host.
+/// A host that was forgotten, as it was when it was last heard.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct MissingHost {
     pub(super) tenant: Tenant,
@@ -334,11 +334,6 @@ impl Hosts {
         {
             self.ready.push(id);
         }
-    }
-
-    /// Returns how many hosts have messages waiting.
-    pub(super) fn ready_count(&self) -> usize {
-        self.ready.len()
     }
 
     /// Removes and returns the next host with messages, and its stream.

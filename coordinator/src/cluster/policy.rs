@@ -35,6 +35,7 @@ pub enum PolicyError {
     },
 }
 
+/// The policy that operators can change while the coordinator runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClusterPolicy {
     /// The rule that orders batches: `mfs` or `laxity`.
@@ -123,6 +124,7 @@ impl ClusterPolicy {
     }
 }
 
+/// A version of the policy, with who made it and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Revision {
     pub(super) number: u64,

@@ -8,19 +8,13 @@ use super::{Cluster, ClusterCounters};
 impl Cluster {
     pub fn counters(&self) -> (ClusterCounters, AdmissionCounters) {
         let streams = self.hosts.iter().filter(|(_, host)| host.stream.is_some());
-        let sum = self.hosts.counters();
         let counters = ClusterCounters {
             hosts: self.hosts.len(),
             connected: streams.count(),
             batches: self.workload.batches.len(),
             requests: self.workload.requests.len(),
             pruned: self.workload.pruned.len(),
-            reports: sum.reports,
-            events: sum.events,
-            refused_events: sum.refused_events,
-            orders: sum.orders,
-            coalesced_orders: sum.coalesced_orders,
-            refused_hellos: sum.refused_hellos,
+            messages: self.hosts.counters(),
             ended: self.workload.ended,
         };
         (counters, *self.workload.admission.counters())

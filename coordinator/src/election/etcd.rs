@@ -25,6 +25,7 @@ pub(super) mod pb {
     tonic::include_proto!("etcdserverpb");
 }
 
+/// Why etcd could not be used. The texts say what to do.
 #[derive(Debug, Error)]
 pub(crate) enum EtcdError {
     #[error("etcd.{key}: {problem}; fix the configuration")]

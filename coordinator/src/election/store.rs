@@ -28,7 +28,8 @@ pub(crate) trait LeaderState: Send + Sync + 'static {
     fn adopt(&self, state: &[u8]);
 }
 
-/// What a save builds on.
+/// The version of the state in etcd that the next save replaces. etcd refuses the save if another
+/// one came between.
 #[derive(Debug, Default)]
 struct Chain {
     term: u64,

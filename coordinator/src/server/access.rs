@@ -41,6 +41,7 @@ pub(crate) fn roles(certificate_der: &[u8]) -> Vec<Role> {
     uris.iter().filter_map(|uri| Role::parse(uri)).collect()
 }
 
+/// The verified peer of a connection, which each request on it can read.
 #[derive(Clone, Debug)]
 pub(crate) struct ConnectInfo {
     pub(crate) peer: ProvenPeer,

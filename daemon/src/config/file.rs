@@ -77,7 +77,10 @@ impl Config {
 
     /// Applies `key=value` assignments. Keys are dotted, and elements of lists are numbers
     /// (`nic.0.rate=25Gbit`).
-    pub(super) fn with_assignments(self, sets: &[String]) -> Result<Self, ConfigError> {
+    ///
+    /// # Errors
+    /// The first assignment that can't be used.
+    pub fn with_assignments(self, sets: &[String]) -> Result<Self, ConfigError> {
         if sets.is_empty() {
             return Ok(self);
         }

@@ -40,6 +40,7 @@ pub enum Assembled {
     EndStream(String),
 }
 
+/// Counts of orders that were not applied.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RefusedOrders {
     /// Orders with an outdated term or sequence.
@@ -48,6 +49,7 @@ pub struct RefusedOrders {
     pub broken: u64,
 }
 
+/// Assembles cluster orders from their pieces, and applies deltas to the order before.
 #[derive(Debug, Default)]
 pub struct OrderAssembler {
     term_max: u64,

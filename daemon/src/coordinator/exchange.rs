@@ -58,6 +58,7 @@ pub struct Update {
     pub order: Option<Option<ClusterOrder>>,
 }
 
+/// What became of a report that the scheduler put into the exchange.
 #[derive(Debug, PartialEq)]
 pub enum PutOutcome {
     /// The report will be sent.

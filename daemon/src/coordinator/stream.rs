@@ -40,6 +40,7 @@ const SNAPSHOT_EVERY: Span = Span::from_millis(1000);
 const OUTBOUND: usize = 2;
 const MESSAGE_BYTES_MAX: usize = 4 * v1::MESSAGE_BYTES_MAX;
 
+/// The task that keeps a stream to the coordinator, and connects again if it ends.
 #[derive(Debug)]
 pub struct StreamTask {
     config: CoordinatorConfig,
@@ -61,7 +62,7 @@ fn now() -> Time {
     Time(now_ns())
 }
 
-/// Returns the runtime's name of a time of CLOCK_MONOTONIC.
+/// Converts a time of CLOCK_MONOTONIC that is to come into the runtime's [`Instant`].
 fn instant(at: Time) -> Instant {
     Instant::now() + Duration::from_nanos(at.since(now()).0)
 }

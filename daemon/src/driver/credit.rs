@@ -61,6 +61,7 @@ pub(super) fn alone_bytes(config: &LinkConfig) -> u64 {
     (config.rate / 100).min(16 << 20).max(config.window_bytes)
 }
 
+/// The credit of one port, over all lanes.
 #[derive(Debug, Default)]
 pub struct PortCredit {
     /// Credit that was given and not spent, in bytes, over all lanes.
@@ -77,15 +78,9 @@ impl PortCredit {
     /// left, of half a window in all. So later lanes get less, but always some. Credit can't be
     /// revoked, so it bounds how far a port may exceed its window.
     #[inline]
-    pub fn refill(
-        &mut self,
-        link: &Link,
-        now: Time,
-        index: usize,
-        consumer: &mut Consumer,
-    ) -> bool {
+    pub fn refill(&mut self, link: &Link, index: usize, consumer: &mut Consumer) -> bool {
         let share = link.config().window_bytes / 8;
-        let most = |credit: &Self| credit.available(link, now) / 4;
+        let most = |credit: &Self| credit.available(link) / 4;
         self.refill_from(most, share, index, consumer)
     }
 
@@ -144,15 +139,15 @@ impl PortCredit {
     }
 
     /// Returns the bytes of credit that may be given now, over all lanes.
-    fn available(&self, link: &Link, now: Time) -> u64 {
+    fn available(&self, link: &Link) -> u64 {
         let most = link.config().window_bytes / 2;
-        let allowance = link.credit_allowance(now).min(most);
+        let allowance = link.credit_allowance().min(most);
         allowance.saturating_sub(self.outstanding)
     }
 
     /// Reports whether [`Self::refill`] would give credit to a lane that has none.
-    pub fn is_available(&self, link: &Link, now: Time) -> bool {
-        self.available(link, now) >= 4
+    pub fn is_available(&self, link: &Link) -> bool {
+        self.available(link) >= 4
     }
 
     /// Returns the bytes of credit that were given and not spent.

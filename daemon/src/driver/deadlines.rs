@@ -29,14 +29,16 @@ struct KnownDeadline {
     sight: u64,
 }
 
-/// The traces of requests: an id, its upper half first, and the span that called the engine.
+/// The trace of each request.
 #[derive(Debug, Default)]
 pub struct RequestTraces {
     new: HashMap<RequestId, TraceOfRequest>,
-    /// What `new` was until it was full, so that requests that never end are removed at last.
+    /// The entries that `new` had when it was last full. The next time they are dropped, so that
+    /// requests that never end don't stay for ever.
     old: HashMap<RequestId, TraceOfRequest>,
 }
 
+/// The id of a trace, its upper half first, and the id of the span that called the engine.
 pub type TraceOfRequest = ([u64; 2], u64);
 
 impl RequestTraces {

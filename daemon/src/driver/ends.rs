@@ -8,6 +8,15 @@ use super::on_wire::TRICKLE_SHIFT;
 use super::trace::TracedEvent;
 use crate::clients::{AttachedClient, ClientState, RecordOrigin};
 
+/// What happens to the bytes of a cancelled flow that were not permitted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Rest {
+    /// They count as withdrawn.
+    Withdrawn,
+    /// They go out unscheduled, and count as such already.
+    Unscheduled,
+}
+
 impl Intake {
     /// Accounts for bytes of a flow that its client reported as completed.
     #[inline]
@@ -77,16 +86,26 @@ impl Intake {
     pub(super) fn cancelled(&mut self, from: &mut RecordOrigin<'_>, tag: u64, permitted: u64) {
         // During a bypass, the client sends the rest of the flow unscheduled. Otherwise it does not
         // send the rest at all.
-        if (self.bypass || from.state.told_to_bypass())
+        let rest = match self.bypass || from.state.told_to_bypass() {
+            true => Rest::Unscheduled,
+            false => Rest::Withdrawn,
+        };
+        if rest == Rest::Unscheduled
             && let Some(flow) = from.state.lanes.at(from.lane).flows.get_mut(tag)
         {
             from.state.counters.bypassed_bytes += flow.bytes.saturating_sub(permitted);
         }
-        self.cancel(from.client, from.state, from.lane, tag);
+        self.cancel(from.client, from.state, (from.lane, tag), rest);
     }
 
     /// Ends a flow that will not complete.
-    pub(super) fn cancel(&mut self, client: u32, state: &mut ClientState, lane: u16, seq: u64) {
+    pub(super) fn cancel(
+        &mut self,
+        client: u32,
+        state: &mut ClientState,
+        (lane, seq): (u16, u64),
+        rest: Rest,
+    ) {
         let (now, id) = (self.now, flow_id(client, lane, seq));
         let domain = state.domain;
         let flows = &mut state.lanes.at(lane).flows;
@@ -113,6 +132,9 @@ impl Intake {
             self.hints.cluster.fetches.left(now, id);
         }
         state.counters.cancelled_flows += 1;
+        if rest == Rest::Withdrawn {
+            state.counters.withdrawn_bytes += flow.bytes.saturating_sub(flow.permitted);
+        }
         state.flows -= usize::from(flows.remove(seq));
         if owed {
             // Owed bytes that will not complete are a loss, unless their NIC is gone.
@@ -128,7 +150,7 @@ impl Intake {
     /// Ends all flows of a lane whose owner is gone. The lane keeps its credit for its next owner.
     pub(super) fn lane_gone(&mut self, client: u32, state: &mut ClientState, lane: u16) {
         for seq in state.lanes.at(lane).flows.seqs() {
-            self.cancel(client, state, lane, seq);
+            self.cancel(client, state, (lane, seq), Rest::Withdrawn);
         }
     }
 

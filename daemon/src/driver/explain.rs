@@ -21,7 +21,7 @@ const PLACES: usize = 1024;
 /// The flows that an operator asked about, of which the first few are kept.
 #[derive(Default)]
 struct FoundFlows {
-    /// Those that are explained, the one that has waited for longest first.
+    /// The flows to explain, the one that waits longest first.
     first: Vec<(FlowState, FlowId)>,
     count: u64,
 }

@@ -13,6 +13,7 @@ pub const FETCHES_MAX: usize = 1024;
 /// How long a fetch lives without flows. Its flows may come one after the other.
 const LINGER: Span = Span::from_millis(3);
 
+/// The request and the peer that tell a fetch from others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FetchName {
     /// The id of the request's batch.

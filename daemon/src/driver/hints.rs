@@ -45,14 +45,16 @@ const REQUEST_PORT: usize = 0;
 /// The scheduler's state of the batches and requests of all domains.
 #[derive(Debug)]
 pub struct Hints {
-    /// By the number of the domain. The first one is always there.
+    /// The state of each domain, by its number. The first one is always there.
     domains: Vec<DomainHints>,
-    /// What a new domain begins with: admission, the rates of the ports, and the objective.
+    /// The configuration of admission, for new domains.
     admission: AdmissionConfig,
+    /// The rate of each port in bytes per second, for new domains.
     rates: Vec<u64>,
+    /// The objective of requests without a deadline of their own, for new domains.
     slo: Option<Span>,
     id_owners: IdOwners,
-    /// When admission may run again, for whichever domain.
+    /// The time until which admission runs for no domain.
     paused_until: Time,
     /// The domain whose admission is looked at first.
     turn: usize,

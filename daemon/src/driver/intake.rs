@@ -184,8 +184,8 @@ impl Intake {
         counted.wait.record(Span::ZERO);
         from.state.counters.permitted_bytes += permit.bytes;
         from.state.ports[usize::from(index)].sent(permit.bytes);
-        self.counters.permits += 1;
-        self.counters.permits_at_once += 1;
+        self.counters.status.permits += 1;
+        self.counters.status.permits_at_once += 1;
         SubmitDecision {
             outcome: SubmitOutcome::AtOnce,
             level: permit.level.0,

@@ -17,6 +17,7 @@ use laxity_shm::producer::SlotRef;
 use crate::clients::{AttachedClient, ClientState};
 use crate::config::Mode;
 use crate::driver::Driver;
+use crate::driver::ends::Rest;
 use crate::driver::flows::{Accounting, FlowState};
 use crate::driver::intake::Intake;
 use crate::driver::trust::{Loss, WINDOW, part};
@@ -133,7 +134,7 @@ impl Intake {
                 self.wakes.push((index, lane));
             }
         }
-        self.cancel(index, &mut client.state, lane, seq);
+        self.cancel(index, &mut client.state, (lane, seq), Rest::Unscheduled);
     }
 }
 

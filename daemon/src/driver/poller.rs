@@ -16,6 +16,7 @@ use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFl
 const DOORBELL: u64 = u64::MAX;
 const TIMER: u64 = u64::MAX - 1;
 
+/// The epoll and the timer by which the scheduler thread sleeps.
 #[derive(Debug)]
 pub(crate) struct Poller {
     epoll: Epoll,

@@ -247,7 +247,7 @@ impl DriverPort {
             // The client is unscheduled or its flows are held, and credit would let it send. Or it
             // would spend credit on a NIC that is gone.
         } else if spec.stage == Stage::Collective {
-            self.refill_collectives(now, from, at);
+            self.refill_collectives(from, at);
         } else if spec.whole {
             let is_alone = is_anonymous(spec) && self.has_one_user(now);
             let consumer = &mut *from.consumer;
@@ -258,9 +258,9 @@ impl DriverPort {
 
     /// Gives credit to a lane with collectives, or records that the lane needs some.
     #[inline]
-    fn refill_collectives(&mut self, now: Time, from: &mut RecordOrigin<'_>, index: usize) {
+    fn refill_collectives(&mut self, from: &mut RecordOrigin<'_>, index: usize) {
         let link = self.link.link(from.state.domain);
-        if !self.credit.refill(link, now, index, from.consumer) {
+        if !self.credit.refill(link, index, from.consumer) {
             let lacks_credit = &mut from.state.lanes.at(from.lane).lacks_credit[index];
             if !*lacks_credit {
                 *lacks_credit = true;
@@ -270,12 +270,7 @@ impl DriverPort {
     }
 
     /// Gives credit to some of the lanes that need it.
-    pub fn refill_waiting_lanes(
-        &mut self,
-        now: Time,
-        clients: &mut [Option<AttachedClient>],
-        index: usize,
-    ) {
+    pub fn refill_waiting_lanes(&mut self, clients: &mut [Option<AttachedClient>], index: usize) {
         let mut fed = false;
         for _ in 0..REFILLS.min(self.credit.lanes_without_credit.len()) {
             let Some((client, lane)) = self.credit.lanes_without_credit.pop_front() else { return };
@@ -284,7 +279,7 @@ impl DriverPort {
             else {
                 continue;
             };
-            if !self.credit.is_available(self.link.link(state.domain), now) {
+            if !self.credit.is_available(self.link.link(state.domain)) {
                 // Lanes of another domain may get some.
                 self.credit.lanes_without_credit.push_back((client, lane));
                 continue;
@@ -297,7 +292,7 @@ impl DriverPort {
                 && !state.ports[index].is_held();
             if let Some(consumer) = served.consumer(lane).filter(|_| feeds) {
                 let mut from = RecordOrigin { client, state, lane, consumer };
-                self.refill_collectives(now, &mut from, index);
+                self.refill_collectives(&mut from, index);
             }
         }
         // Other lanes get credit in the next round.

@@ -8,7 +8,7 @@ impl Driver {
     /// Publishes a snapshot of all ports and clients.
     pub(super) fn publish(&mut self) {
         let intake = &mut self.intake;
-        let deepest = &mut intake.counters.ring_depth_max;
+        let deepest = &mut intake.counters.status.ring_depth_max;
         *deepest = intake.counters.ring_depth.max(*deepest);
         let mut all_clients = ClientCounters::default();
         self.publisher.jobs.iter().for_each(|job| all_clients.add(&job.gone));

@@ -123,7 +123,7 @@ impl Sink for RecordSink<'_> {
     #[inline]
     fn drained(&mut self, _lane: u16, records: usize) {
         let counters = &mut self.intake.counters;
-        counters.records += records as u64;
+        counters.status.records += records as u64;
         counters.ring_depth = counters.ring_depth.max(records as u64);
     }
 }

@@ -33,9 +33,10 @@ impl Driver {
     /// Scans every hot client, and sometimes a cold one. Returns the number of records.
     #[inline]
     pub(super) fn round(&mut self) -> usize {
-        self.intake.counters.rounds += 1;
+        self.intake.counters.status.rounds += 1;
         let mut records = self.scan_hot();
-        if self.intake.counters.rounds.is_multiple_of(ROUNDS_PER_COLD) || self.order.hot.is_empty()
+        if self.intake.counters.status.rounds.is_multiple_of(ROUNDS_PER_COLD)
+            || self.order.hot.is_empty()
         {
             records += self.scan_cold();
         }

@@ -44,7 +44,7 @@ impl Intake {
             _ => port.link.next_deadline().unwrap_or(Time::NEVER).max(self.now + DUE_MIN),
         };
         if !port.credit.lanes_without_credit.is_empty() && self.credit.is_given {
-            port.refill_waiting_lanes(self.now, clients, index);
+            port.refill_waiting_lanes(clients, index);
         }
     }
 
@@ -70,7 +70,10 @@ impl Intake {
             Ok(Wake::NotNeeded) => {}
             // The client has withdrawn the flow. The record of that is in the lane and ends the
             // flow later.
-            Err(_) => return,
+            Err(_) => {
+                state.counters.withdrawn_bytes += bytes;
+                return;
+            }
         }
         let counted = &mut self.ports[usize::from(flow.port())].counters.stages[flow.stage.index()];
         counted.permit(Level(flow.level), bytes);
@@ -79,7 +82,7 @@ impl Intake {
         }
         state.counters.permitted_bytes += bytes;
         state.ports[usize::from(flow.port())].sent(bytes);
-        self.counters.permits += 1;
+        self.counters.status.permits += 1;
         let level = flow.level;
         if flow.bytes == 0 {
             counted.completed_flows += 1;

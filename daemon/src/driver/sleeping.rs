@@ -75,7 +75,7 @@ impl Driver {
             return self.wake_up();
         }
         self.beat();
-        self.intake.counters.sleeps += 1;
+        self.intake.counters.status.sleeps += 1;
         self.asleep = Some(asleep);
         NextStep::Wait(limit)
     }

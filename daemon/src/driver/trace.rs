@@ -15,6 +15,7 @@ use super::deadlines::trace_id;
 /// How long a trace that nobody reads is kept after its end.
 const KEPT: Span = Span(60_000_000_000);
 
+/// Begins, reads or ends the trace, for `laxity trace`.
 #[derive(Debug)]
 pub enum TraceCommand {
     Begin(Box<Recorder>),
@@ -111,6 +112,7 @@ impl Recorder {
     }
 }
 
+/// The scheduler's trace, if one was begun.
 #[derive(Debug, Default)]
 pub struct Tracer(Option<Box<Recorder>>);
 

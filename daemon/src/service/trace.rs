@@ -42,6 +42,7 @@ struct Trace {
     is_over: bool,
 }
 
+/// A trace that has begun: its number, and a message for the operator.
 #[derive(Debug)]
 pub struct BegunTrace {
     pub message: String,

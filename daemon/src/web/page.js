@@ -15,7 +15,8 @@ function totals({ status, buckets, bucket_s: bucket }) {
   const latest = buckets.length > 1 ? permitted(buckets.at(-2)) / bucket : 0;
   put("totals",
     total("Clients", status.clients.length.toLocaleString("en"), all.refusals ? all.refusals + " refused" : ""),
-    total("Waiting", bytes(sum(ports, (port) => port.waiting_bytes)), count(sum(ports, (port) => port.waiting_flows), "flow")),
+    total("Waiting", bytes(sum(ports, (port) => port.waiting_bytes)),
+      make("a", { href: "#waiting" }, count(sum(ports, (port) => port.waiting_flows), "flow"))),
     total("Permitted", rate(Math.round(latest)), bytes(all.permitted_bytes) + " in all" + (all.observed_bytes ? ", " + bytes(all.observed_bytes) + " only observed" : "")),
     total("Deadlines missed", all.deadline_misses.toLocaleString("en"), "of " + count(all.flows, "flow")),
     total("Unscheduled", bytes(all.bypassed_bytes)),
@@ -165,7 +166,7 @@ function condition(client, bypass) {
 
 const CLIENT = [
   ["Job", (client) => client.name, false, (client) => client.name],
-  ["Process", (client) => client.pid, true, (client) => client.pid],
+  ["Process", (client) => make("a", { href: "#pid=" + client.pid, title: "Explain its flows" }, client.pid), true, (client) => client.pid],
   ["User", (client) => only("user", client.uid, "clients-title"), true, (client) => client.uid],
   ["Pod", pod, false, pod],
   ["State", (client) => condition(client, last.status.bypass)],
@@ -231,4 +232,38 @@ function draw(state) {
   for (const part of [totals, trouble, permits, queues, users, ports, clients, cluster, changes]) part(state);
 }
 
-begin("laxityd", "user");
+/** One flow in sentences, and the numbers by which `laxity explain` takes it. */
+function flow(told) {
+  return make("li", {}, make("a", { href: "#flow=" + told.flow }, "Flow " + told.flow), ": ", ...told.text.flatMap((text) => [text, " "]));
+}
+
+let explained = "";
+
+/** Shows the flows that the address names: #waiting, or #flow=NUMBER, #request=ID, #batch=ID, #pid=PID. */
+async function explain() {
+  const wanted = location.hash.slice(1);
+  const conditions = /^(flow|request|batch|pid)=/.test(wanted) ? wanted : "";
+  at("explain").hidden = !conditions && wanted !== "waiting";
+  if (at("explain").hidden) { explained = ""; return; }
+  put("explain-title", conditions ? `Flows of ${printable(conditions)}` : "Why do flows wait?");
+  let parts;
+  try {
+    const answer = await ask("api/explain?" + conditions);
+    if (!answer.ok) throw new Error(await answer.text());
+    const { flows, count: all } = await answer.json();
+    if (location.hash.slice(1) !== wanted) return;
+    const none = conditions ? "No such flow is under way: it has ended, it went out unscheduled, or another host has it."
+      : "No flow waits for a permit.";
+    parts = [flows.length ? make("ul", {}, ...flows.map(flow)) : make("p", { class: "faint" }, none)];
+    if (all > flows.length) parts.push(make("p", { class: "faint" }, `${count(all - flows.length, "more flow")} are meant.`));
+  } catch (error) {
+    parts = [make("p", { class: "notice" }, "laxityd does not answer: " + error.message)];
+  }
+  put("explanation", ...parts);
+  if (explained !== wanted) at("explain").scrollIntoView({ block: "start" });
+  explained = wanted;
+}
+
+addEventListener("hashchange", explain);
+explain();
+begin("laxityd", "user", async () => { if (explained) await explain(); });

@@ -24,7 +24,7 @@
 //! what they hold. Ranks and levels of different domains are not compared in the host, but the
 //! levels on the wire are the same for all.
 
-use laxity_types::{Deadline, FlowId, Level, PeerId, Stage};
+use laxity_types::{FlowId, Level, PeerId, Stage};
 
 use crate::config::{InvalidConfig, LinkConfig};
 use crate::event::{Action, Event, FlowSpec};
@@ -149,7 +149,7 @@ impl SharedLink {
         &self.shares[self.at(domain)].link
     }
 
-    /// Returns the link of a domain, which is new if need be.
+    /// Returns the share of a domain, and creates it if it is missing.
     #[inline]
     fn enter(&mut self, domain: DomainId) -> &mut Share {
         if usize::from(domain.0) >= self.shares.len() {
@@ -159,7 +159,7 @@ impl SharedLink {
         &mut self.shares[at]
     }
 
-    /// Adds links up to that of a domain, at most [`DOMAINS_MAX`].
+    /// Creates the missing shares up to that of a domain, at most [`DOMAINS_MAX`].
     #[cold]
     fn add_shares(&mut self, domain: DomainId) {
         let last = usize::from(domain.0).min(DOMAINS_MAX - 1);
@@ -188,7 +188,7 @@ impl SharedLink {
     #[inline]
     fn arrives(&mut self, now: Time, domain: DomainId, stage: Stage) -> &mut Link {
         let share = self.enter(domain);
-        if stage.deadline() != Deadline::None {
+        if !stage.is_scavenged() {
             share.used = now;
             if !share.is_active {
                 share.is_active = true;
@@ -332,7 +332,7 @@ impl SharedLink {
     #[inline]
     pub fn commit_permit(&mut self, now: Time, domain: DomainId, spec: &FlowSpec, permit: Permit) {
         let share = self.enter(domain);
-        debug_assert!(share.is_active || spec.stage.deadline() == Deadline::None);
+        debug_assert!(share.is_active || spec.stage.is_scavenged());
         share.link.commit_permit(now, spec, permit);
         self.permitted(now, self.at(domain), permit.bytes);
     }

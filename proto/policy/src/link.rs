@@ -368,7 +368,7 @@ impl Link {
 
     /// Returns how many bytes of collectives the port can take ahead of any permit. This is the
     /// rest of the window, or zero while a flow of their rank or better, or a starved flow, waits.
-    pub fn credit_allowance(&self, _now: Time) -> u64 {
+    pub fn credit_allowance(&self) -> u64 {
         if !self.starved.is_empty() {
             return 0;
         }

@@ -383,16 +383,6 @@ impl Consumer {
         at.tag != 0 && self.live.get(usize::from(at.slot)) == Some(&at.tag)
     }
 
-    /// Returns the number of records consumed so far.
-    pub fn consumed(&self) -> u64 {
-        self.seq - 1
-    }
-
-    /// Reports whether garbage came out of this lane.
-    pub fn is_poisoned(&self) -> bool {
-        self.refused.is_some()
-    }
-
     /// Returns the garbage record for which the lane was given up.
     pub fn refused(&self) -> Option<&GarbageRecord> {
         self.refused.as_ref()

@@ -147,7 +147,8 @@ impl ControlClient {
         self.message(&Request::Bypass { on })
     }
 
-    /// Changes the mode until the next reload or restart, and returns the daemon's text about it.
+    /// Changes the mode until another one is ordered or the configured mode changes. Returns the
+    /// daemon's text about it.
     ///
     /// # Errors
     /// Returns the errors of [`Self::call`].

@@ -12,6 +12,7 @@ pub mod compare;
 pub mod control;
 pub mod explain;
 pub mod finding;
+pub mod sentences;
 mod status;
 pub mod trace;
 pub mod v1;

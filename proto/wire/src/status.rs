@@ -422,6 +422,8 @@ pub struct Totals {
     pub set_aside_bytes: u64,
     /// Bytes that clients reported to have sent unscheduled.
     pub bypassed_bytes: u64,
+    /// Bytes of cancelled flows that were not permitted and are not in `bypassed_bytes`.
+    pub withdrawn_bytes: u64,
     /// Flows that completed after their deadline.
     pub deadline_misses: u64,
     /// Promotions on all ports.

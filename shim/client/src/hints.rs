@@ -27,7 +27,9 @@ use laxity_shm::record::{Direction, Flow, Stage};
 use laxity_shm::sleep::now_ns;
 
 pub use gate::{Excess, Transfer, Transfers};
-pub use hint_table::{BATCHES_MAX, Facts, HintCounts, HintError, REQUESTS_MAX, TENANT_MAX};
+pub use hint_table::{
+    BATCHES_MAX, Facts, HintCounts, HintError, HintTable, REQUESTS_MAX, TENANT_MAX,
+};
 pub use outside::is_there as is_preloaded;
 pub use sights::FirstSights;
 
@@ -38,7 +40,6 @@ use crate::memory::{self, MemoryError};
 use crate::options::Options;
 use crate::scope::{self, Scope};
 use gate::Shard;
-use hint_table::HintTable;
 
 /// The hints of this process, and its connection to the daemon.
 #[derive(Debug)]

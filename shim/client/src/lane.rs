@@ -42,7 +42,7 @@ fn next_number() -> u64 {
     NUMBER.fetch_add(1, Ordering::Relaxed) % (SEATS - 1) + 1
 }
 
-/// One thread's connection to the daemon. `Send`, not `Sync`.
+/// A connection to the daemon. It may move to another thread, and has one user at a time.
 #[derive(Debug)]
 pub struct Lane {
     pub(crate) core: Arc<Core>,

@@ -61,7 +61,13 @@ impl Job {
         }
     }
 
-    fn read(mut from: Environment<'_>) -> Self {
+    /// Returns the unusable settings and their replacements.
+    pub fn problems(&self) -> &[String] {
+        &self.problems
+    }
+
+    /// Returns the job of an environment.
+    pub fn read(mut from: Environment<'_>) -> Self {
         let name = from.text(PROFILE_ENV);
         let profile = Profile::load(name.as_deref().unwrap_or("default")).unwrap_or_else(|error| {
             from.note(error, "the profile `default`");

@@ -15,7 +15,7 @@ counters! {
         deferred,
         /// Posts that went to NIXL unscheduled.
         passed,
-        /// Of these: posts whose permit didn't come in time.
+        /// Posts among the passed ones whose permit didn't come in time.
         expired,
         /// Requests that their owner exempted because it waits for permits itself.
         exempt,

@@ -198,9 +198,11 @@ fn a_late_refusal_is_the_status_until_the_next_post() {
     let daemon = TestDaemon::start();
     let done = held(job("late"), &daemon, BYTES);
     assert_eq!((said(&done, "post"), said(&done, "wait")), (vec![1], vec![-4, -4]));
-    // The repost is permitted at once, and returns NIXL's error itself.
+    // The repost returns NIXL's error itself, if the daemon answers within the time that a post
+    // waits for it. On a busy machine it may not, and then the repost fails late, too.
     assert_eq!(said(&done, "repost"), [-4]);
-    assert_eq!((done.count("failed_late"), done.count("deferred")), (1, 1));
+    assert!((1..=2).contains(&done.count("failed_late")));
+    assert_eq!(done.count("failed_late"), done.count("deferred"));
     assert_eq!(done.log, "post 1\npost 1\ndestroy 0\n");
 }
 

@@ -100,6 +100,8 @@ enum Vendor {
     Dcb,
     /// A host's NIC: a systemd unit that runs dcb whenever the interface appears
     Systemd,
+    /// The same with mlnx_qos
+    SystemdMlnxQos,
     /// InfiniBand: options of OpenSM, from the service levels of `[levels] sl`
     Opensm,
 }
@@ -248,6 +250,7 @@ pub(crate) fn switch_config(args: &SwitchConfigArgs) -> Result<(), SwitchConfigE
         Vendor::MlnxQos => nic::mlnx_qos(&plan, &port("eth0")),
         Vendor::Dcb => nic::dcb(&plan, &port("eth0")),
         Vendor::Systemd => nic::systemd(&plan, &port("eth0")),
+        Vendor::SystemdMlnxQos => nic::systemd_mlnx_qos(&plan, &port("eth0")),
         Vendor::Opensm => opensm::opensm(&services, args.queues),
     };
     eprintln!("laxity: levels of {origin}");

@@ -207,19 +207,23 @@ impl Nic {
 }
 
 fn mlnx_qos(text: &str) -> Switch {
+    let options = |line| str::strip_prefix(line, "mlnx_qos -i eth0 ").expect(line);
+    mlnx_qos_of(text.lines().map(options))
+}
+
+fn mlnx_qos_of<'a>(lines: impl Iterator<Item = &'a str>) -> Switch {
     let mut nic = Nic::default();
-    for line in text.lines() {
-        let words = line.strip_prefix("mlnx_qos -i eth0 ").expect(line);
+    for words in lines {
         for option in words.split(' ').collect::<Vec<_>>().chunks(2) {
             let set = option[1].strip_prefix("set,").map(|pair| pair.replace(',', ":"));
             match option[0] {
                 "--trust" => nic.set("order", option[1]),
-                "--dscp2prio" => nic.set("dscp-prio", &set.expect(line)),
+                "--dscp2prio" => nic.set("dscp-prio", &set.expect(words)),
                 "--prio_tc" => nic.set("prio-tc", option[1]),
                 "--tsa" => nic.set("tc-tsa", option[1]),
                 "--tcbw" => nic.set("tc-bw", option[1]),
                 "--pfc" => nic.set("prio-pfc", option[1]),
-                _ => panic!("no option of mlnx_qos: {line}"),
+                _ => panic!("no option of mlnx_qos: {words}"),
             }
         }
     }
@@ -255,18 +259,27 @@ fn dcb(text: &str) -> Switch {
     dcb_of(text.lines().map(|line| command(line).expect(line)), "eth0")
 }
 
-fn systemd(text: &str) -> Switch {
+/// Returns what a unit starts.
+fn starts(text: &str) -> impl Iterator<Item = &str> {
     for line in ["Type=oneshot", "WantedBy=sys-subsystem-net-devices-%i.device"] {
         assert!(text.lines().any(|it| it == line), "{line}: {text}");
     }
-    let starts = text.lines().filter_map(|line| line.strip_prefix("ExecStart="));
+    text.lines().filter_map(|line| line.strip_prefix("ExecStart="))
+}
+
+fn systemd(text: &str) -> Switch {
     let command = |line| str::trim_start_matches(line, '-').strip_prefix("/usr/sbin/dcb ");
-    dcb_of(starts.map(|line| command(line).expect(line)), "%I")
+    dcb_of(starts(text).map(|line| command(line).expect(line)), "%I")
+}
+
+fn systemd_mlnx_qos(text: &str) -> Switch {
+    let options = |line| str::strip_prefix(line, "/usr/bin/mlnx_qos -i %I ").expect(line);
+    mlnx_qos_of(starts(text).map(options))
 }
 
 type Parser = fn(&str) -> Switch;
 
-const VENDORS: [(&str, Parser); 7] = [
+const VENDORS: [(&str, Parser); 8] = [
     ("sonic", sonic),
     ("cumulus", cumulus),
     ("arista", arista),
@@ -274,6 +287,7 @@ const VENDORS: [(&str, Parser); 7] = [
     ("mlnx-qos", mlnx_qos),
     ("dcb", dcb),
     ("systemd", systemd),
+    ("systemd-mlnx-qos", systemd_mlnx_qos),
 ];
 
 fn read(vendor: &str, parse: Parser, arguments: &[&str]) -> Switch {

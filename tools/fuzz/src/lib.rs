@@ -8,10 +8,14 @@
 #![forbid(unsafe_code)]
 #![allow(missing_docs, reason = "what a name of the laboratory says is not said twice")]
 
+pub mod control;
 pub mod handshake;
+pub mod hints;
+pub mod http;
 mod input;
 pub mod records;
 pub mod registration;
+pub mod texts;
 pub mod wire;
 
 use std::fs;
@@ -45,5 +49,9 @@ pub fn seeds() -> Vec<(&'static str, Vec<Vec<u8>>)> {
         ("registration", registration::seeds()),
         ("records", records::seeds()),
         ("handshake", handshake::seeds()),
+        ("control", control::seeds()),
+        ("http", http::seeds()),
+        ("texts", texts::seeds()),
+        ("hints", hints::seeds()),
     ]
 }

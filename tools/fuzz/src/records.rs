@@ -74,7 +74,7 @@ impl Client {
         let (mut slot, mut sequence) = (self.slot, self.sequence);
         self.served.sweep(64, |lane, consumer, incoming| {
             let Ok(incoming) = incoming else {
-                assert!(consumer.is_poisoned());
+                assert!(consumer.refused().is_some());
                 return;
             };
             let again = Record::decode(&incoming.record.encode());

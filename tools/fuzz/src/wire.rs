@@ -167,7 +167,7 @@ impl World {
         let due = |cluster: &Cluster, now| cluster.next_deadline().is_some_and(|at| at <= now);
         let mut polls = 0;
         while due(&self.cluster, self.now) {
-            if self.cluster.poll(self.now).is_some() {
+            if self.cluster.poll(self.now) {
                 self.cluster.rest(self.now, Span(1));
                 self.now = self.now + Span(1);
             }

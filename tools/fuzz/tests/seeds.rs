@@ -73,3 +73,23 @@ fn records() {
 fn handshake() {
     all("handshake", laxity_fuzz::handshake::run);
 }
+
+#[test]
+fn control() {
+    all("control", laxity_fuzz::control::run);
+}
+
+#[test]
+fn http() {
+    all("http", laxity_fuzz::http::run);
+}
+
+#[test]
+fn texts() {
+    all("texts", laxity_fuzz::texts::run);
+}
+
+#[test]
+fn hints() {
+    all("hints", laxity_fuzz::hints::run);
+}

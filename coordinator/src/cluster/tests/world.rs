@@ -7,9 +7,7 @@ use laxity_wire::v1::{
 };
 
 use super::replica::Replica;
-use crate::cluster::{
-    Cluster, ClusterCounters, ClusterPolicy, ClusterSettings, HostId, RunReport, Taken,
-};
+use crate::cluster::{Cluster, ClusterCounters, ClusterPolicy, ClusterSettings, HostId, Taken};
 
 pub(super) const MS: u64 = 1_000_000;
 /// The rate of every port, in bytes per second.
@@ -167,14 +165,12 @@ impl World {
     }
 
     /// Lets the debounce pass and polls until nothing is due.
-    pub(super) fn settle(&mut self) -> Option<RunReport> {
+    pub(super) fn settle(&mut self) {
         self.now = self.now + Span(10 * MS);
-        let mut last = None;
         while self.cluster.next_deadline().is_some_and(|due| due <= self.now) {
-            last = self.cluster.poll(self.now).or(last);
+            self.cluster.poll(self.now);
         }
         assert_eq!(self.cluster.audit(), Ok(()));
-        last
     }
 
     /// Lets the daemon read everything that waits.

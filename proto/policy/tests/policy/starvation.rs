@@ -233,7 +233,7 @@ fn collectives_on_credit_do_not_keep_others_out_for_ever() {
             port.submit(flow(SUBJECT, stage, left as f64 / UNIT as f64));
             while left > 0 {
                 assert!(port.now < until, "{policy}: {stage} starves beside credit");
-                while port.link.credit_allowance(port.now) >= CHUNK {
+                while port.link.credit_allowance() >= CHUNK {
                     port.link.add_in_flight(port.now, Stage::Collective, PeerId(0), level, CHUNK);
                     wire.push_back(None);
                 }

@@ -122,7 +122,7 @@ pub struct HintCounts {
 
 /// The requests and batches of this process.
 #[derive(Debug)]
-pub(super) struct HintTable {
+pub struct HintTable {
     requests: Bounded<HintedRequest>,
     batches: Bounded<HintedBatch>,
     pub(super) sights: FirstSights,
@@ -131,8 +131,15 @@ pub(super) struct HintTable {
     pub(super) counts: HintCounts,
 }
 
+impl Default for HintTable {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl HintTable {
-    pub(super) fn new() -> Self {
+    /// Makes an empty table.
+    pub fn new() -> Self {
         Self::with(REQUESTS_MAX, BATCHES_MAX)
     }
 
@@ -147,11 +154,15 @@ impl HintTable {
     }
 
     /// Returns the numbers of remembered requests and batches.
-    pub(super) fn sizes(&self) -> (usize, usize) {
+    pub fn sizes(&self) -> (usize, usize) {
         (self.requests.len(), self.batches.len())
     }
 
-    pub(super) fn request_begin(
+    /// Takes a request at `now`, and passes what follows from it to `say`.
+    ///
+    /// # Errors
+    /// [`HintError::DeadlinePassed`], [`HintError::NoId`].
+    pub fn request_begin(
         &mut self,
         now: u64,
         request: u64,
@@ -192,11 +203,12 @@ impl HintTable {
     }
 
     /// Takes a hint and passes it to `say`, with the facts about a request that joins a batch.
-    pub(super) fn tell(
-        &mut self,
-        mut hint: Hint,
-        say: &mut dyn FnMut(Hint),
-    ) -> Result<(), HintError> {
+    ///
+    /// # Errors
+    /// The hint has no id ([`HintError::NoId`]), its request has ended
+    /// ([`HintError::RequestEnded`]), or its layer does not exist ([`HintError::UnknownLayer`],
+    /// [`HintError::NoLayers`]). A refused hint changes nothing.
+    pub fn tell(&mut self, mut hint: Hint, say: &mut dyn FnMut(Hint)) -> Result<(), HintError> {
         if hint.ids().contains(&0) {
             return Err(HintError::NoId);
         }
@@ -303,24 +315,24 @@ impl HintTable {
     }
 
     /// Returns the facts about a request that has not ended.
-    pub(super) fn facts(&self, request: u64) -> Option<&Facts> {
+    pub fn facts(&self, request: u64) -> Option<&Facts> {
         let known = self.requests.get(request).filter(|known| !known.ended);
         known.map(|known| &known.facts)
     }
 
     /// Returns the batch of a request, 0 if unknown.
-    pub(super) fn batch_of(&self, request: u64) -> u64 {
+    pub fn batch_of(&self, request: u64) -> u64 {
         let known = self.requests.get(request).filter(|known| !known.ended);
         known.map_or(0, |known| known.batch)
     }
 
     /// Returns the number of layers of a batch, and the layer that it computes.
-    pub(super) fn layers(&self, batch: u64) -> Option<(u16, Option<u16>)> {
+    pub fn layers(&self, batch: u64) -> Option<(u16, Option<u16>)> {
         self.batches.get(batch).map(|known| (known.layers, known.layer))
     }
 
     /// Passes all remembered requests and batches to `say`, for a new daemon.
-    pub(super) fn retell(&self, say: &mut dyn FnMut(Hint)) {
+    pub fn retell(&self, say: &mut dyn FnMut(Hint)) {
         let batches = self.batches.by_age();
         for &(batch, known) in &batches {
             say(Hint::BatchBegin {

@@ -148,7 +148,10 @@ extern "C" int run(const char *named) {
         } else {
             say("wait", wait(*agent, request));
             say("wait", wait(*agent, request));
-            if (way == "late") say("repost", agent->postXferReq(request));
+            if (way == "late") {
+                const auto again = agent->postXferReq(request);
+                say("repost", again == NIXL_IN_PROG ? wait(*agent, request) : again);
+            }
         }
         say("arrived", arrived(0, BLOCKS));
     }

@@ -1,5 +1,5 @@
 //! The queues of a host's NIC, which agree with those of the switches: commands of `mlnx_qos`
-//! (OFED) or `dcb` (iproute2), and a systemd unit that repeats the latter whenever the interface
+//! (OFED) or `dcb` (iproute2), and a systemd unit that repeats one of them whenever the interface
 //! appears.
 //!
 //! The number of a queue is the NIC's priority and its traffic class, too. So PFC frames name the
@@ -55,7 +55,8 @@ impl EtsRows {
     }
 }
 
-pub(super) fn mlnx_qos(plan: &QueuePlan, ports: &[String]) -> String {
+/// Returns the arguments of `mlnx_qos` behind the interface, a command a line.
+fn mlnx_qos_options(plan: &QueuePlan) -> Vec<String> {
     let rows = EtsRows::new(plan);
     let mut options = vec!["--trust dscp".to_owned()];
     for queue in &plan.0 {
@@ -68,6 +69,11 @@ pub(super) fn mlnx_qos(plan: &QueuePlan, ports: &[String]) -> String {
     if plan.0.iter().any(|queue| queue.pfc) {
         options.push(format!("--pfc {}", rows.list(|row| u8::from(row.pfc == "on"))));
     }
+    options
+}
+
+pub(super) fn mlnx_qos(plan: &QueuePlan, ports: &[String]) -> String {
+    let options = mlnx_qos_options(plan);
     let lines = ports.iter().flat_map(|port| {
         options.iter().map(move |option| format!("mlnx_qos -i {port} {option}\n"))
     });
@@ -104,15 +110,25 @@ pub(super) fn dcb(plan: &QueuePlan, ports: &[String]) -> String {
     ports.iter().flat_map(|port| dcb_commands(plan, port)).map(line).collect()
 }
 
-/// Returns a template of a unit. Its instances are named after interfaces.
 pub(super) fn systemd(plan: &QueuePlan, ports: &[String]) -> String {
-    let enable = ports
-        .iter()
-        .map(|port| format!("#   systemctl enable --now laxity-qos@$(systemd-escape {port})\n"));
     let start = |command: String| {
         let tolerant = if command.starts_with(TRUST) { "-" } else { "" };
         format!("ExecStart={tolerant}/usr/sbin/dcb {command}\n")
     };
+    unit(ports, &dcb_commands(plan, "%I").into_iter().map(start).collect::<String>())
+}
+
+pub(super) fn systemd_mlnx_qos(plan: &QueuePlan, ports: &[String]) -> String {
+    let start = |option: String| format!("ExecStart=/usr/bin/mlnx_qos -i %I {option}\n");
+    unit(ports, &mlnx_qos_options(plan).into_iter().map(start).collect::<String>())
+}
+
+/// Returns a template of a unit that runs the lines `starts`. Its instances are named after
+/// interfaces.
+fn unit(ports: &[String], starts: &str) -> String {
+    let enable = ports
+        .iter()
+        .map(|port| format!("#   systemctl enable --now laxity-qos@$(systemd-escape {port})\n"));
     format!(
         "# /etc/systemd/system/laxity-qos@.service, then:
 {}[Unit]
@@ -124,11 +140,10 @@ Before=laxityd.service
 [Service]
 Type=oneshot
 RemainAfterExit=yes
-{}
+{starts}
 [Install]
 WantedBy=sys-subsystem-net-devices-%i.device
 ",
         enable.collect::<String>(),
-        dcb_commands(plan, "%I").into_iter().map(start).collect::<String>()
     )
 }

@@ -5,9 +5,8 @@
 
 use laxity_cli::table::bytes;
 use laxity_wire::explain::{EXPLAINED_MAX, ExplainedFlow, Explanation, FlowQuery};
+use laxity_wire::sentences::sentences;
 use laxity_wire::{ClientStatus, PortStatus, Status};
-
-use crate::explain::sentences;
 
 /// Maximum number of processes that are asked for in one refresh: those with the most waiting
 /// flows.

@@ -37,6 +37,8 @@ pub(crate) enum CollectorError {
          file instead"
     )]
     Refused { url: String, said: String },
+    #[error("the collector at {url} refused {spans} spans: `{why}`. `--otlp FILE` writes a file")]
+    Partial { url: String, spans: u64, why: String },
 }
 
 /// The target of spans: a file, or the URL of a collector.
@@ -143,11 +145,34 @@ fn post(url: &str, body: &str) -> Result<(), CollectorError> {
     let answer = talk()
         .map_err(|error: io::Error| CollectorError::Unreachable(format!("{address}: {error}")))?;
     let said = answer.lines().next().unwrap_or_default();
-    if said.split(' ').nth(1).is_some_and(|code| code.starts_with('2')) {
-        return Ok(());
+    let (url, printable) = (url.to_owned(), |c: &char| !c.is_control());
+    if !said.split(' ').nth(1).is_some_and(|code| code.starts_with('2')) {
+        return Err(CollectorError::Refused {
+            url,
+            said: said.chars().filter(printable).collect(),
+        });
     }
-    let said: String = said.chars().filter(|c| !c.is_control()).collect();
-    Err(CollectorError::Refused { url: url.to_owned(), said })
+    match refused_spans(&answer) {
+        (0, _) => Ok(()),
+        (spans, why) => Err(CollectorError::Partial {
+            url,
+            spans,
+            why: why.chars().filter(printable).collect(),
+        }),
+    }
+}
+
+/// Returns how many spans an answer refuses, and why (OTLP/HTTP, *Partial Success*). The body may
+/// be chunked, so its JSON is looked for.
+fn refused_spans(answer: &str) -> (u64, String) {
+    let body = answer.split_once("\r\n\r\n").map_or("", |(_, body)| body);
+    let json = body.find('{').zip(body.rfind('}')).and_then(|(first, last)| body.get(first..=last));
+    let told: Value = json.and_then(|it| serde_json::from_str(it).ok()).unwrap_or_default();
+    let told = &told["partialSuccess"];
+    // JSON has 64-bit integers as strings in Protobuf's mapping.
+    let count = &told["rejectedSpans"];
+    let spans = count.as_u64().or_else(|| count.as_str()?.parse().ok()).unwrap_or(0);
+    (spans, told["errorMessage"].as_str().unwrap_or_default().to_owned())
 }
 
 #[cfg(test)]
@@ -218,6 +243,17 @@ mod tests {
         heard.join().expect("it heard");
         let gone = check(&url).expect_err("it has ended").to_string();
         assert!(gone.contains("4318") && gone.contains("--otlp FILE"), "{gone}");
+    }
+
+    #[test]
+    fn spans_that_a_collector_did_not_take_are_counted() {
+        let answer = |body: &str| refused_spans(&format!("HTTP/1.1 200 OK\r\n\r\n{body}"));
+        let told = r#"{"partialSuccess":{"rejectedSpans":"3","errorMessage":"too old"}}"#;
+        assert_eq!(answer(told), (3, "too old".to_owned()));
+        assert_eq!(answer(&format!("43\r\n{told}\r\n0\r\n\r\n")).0, 3);
+        for whole in ["{}", "", r#"{"partialSuccess":{}}"#, "}{"] {
+            assert_eq!(answer(whole).0, 0, "{whole}");
+        }
     }
 
     #[test]

@@ -11,11 +11,12 @@ use std::collections::{BTreeMap, HashSet};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use laxity_shm::sleep::now_ns;
+use laxity_wire::sentences::level;
 use serde_json::{Value, json};
 
 use super::lives::{Life, Lives};
 use super::parts::{Ended, PARTS, Parts};
-use super::why::{PermittedByKind, level, why};
+use super::why::{PermittedByKind, why};
 
 /// `Span.kind`: an operation inside one process.
 const INTERNAL: u8 = 1;

@@ -9,12 +9,13 @@ use std::collections::BTreeMap;
 
 use laxity_quantity::Bytes;
 use laxity_shm::record::Stage;
+use laxity_wire::sentences::level;
 use laxity_wire::trace::SubmitOutcome;
 use serde_json::{Value, json};
 
 use super::lives::{FlowEnd, Life, Lives, Spell, Spelled};
 use super::parts::{PARTS, Parts};
-use super::why::{PermittedByKind, level, us, why};
+use super::why::{PermittedByKind, us, why};
 
 /// The process number of the engine's rows. Ports have the numbers after it.
 const ENGINE: u64 = 1;

@@ -7,6 +7,7 @@
 use std::collections::BTreeMap;
 
 use laxity_quantity::Bytes;
+use laxity_wire::sentences::{flows, level};
 use laxity_wire::trace::SubmitOutcome;
 
 use super::lives::{Life, Lives};
@@ -59,18 +60,6 @@ impl PermittedByKind {
         found.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
         found
     }
-}
-
-pub(crate) fn level(number: u8) -> String {
-    match number {
-        0 => "none".to_owned(),
-        255 => "scavenger".to_owned(),
-        number => format!("P{number}"),
-    }
-}
-
-pub(crate) fn flows(count: u64) -> String {
-    format!("{count} {}", if count == 1 { "flow" } else { "flows" })
 }
 
 pub(super) fn us(ns: u64) -> f64 {

@@ -1,8 +1,8 @@
 //! Tests of the sentences about a flow.
 
-use laxity_wire::explain::{ExplainedFlow, FlowWait};
-use laxity_wire::trace::{SubmitOutcome, TracedFlow};
-use laxity_wire::{ClientStatus, ClusterStatus, PodStatus, PortStatus, Status};
+use crate::explain::{ExplainedFlow, FlowWait};
+use crate::trace::{SubmitOutcome, TracedFlow};
+use crate::{ClientStatus, ClusterStatus, PodStatus, PortStatus, Status};
 
 const NOW_NS: u64 = 1_000_000_000;
 
