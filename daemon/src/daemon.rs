@@ -18,7 +18,7 @@ use thiserror::Error;
 use tokio::net::UnixListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{oneshot, watch};
-use tracing::{debug, error, info, warn};
+use tracing::{debug, info, warn};
 
 use crate::config::{Config, ConfigInForce};
 use crate::coordinator::addresses::own_host;
@@ -75,6 +75,8 @@ pub struct Daemon {
     service: Arc<Service>,
     mailbox: Mailbox,
     snapshot_slot: Arc<SnapshotSlot>,
+    /// Becomes readable when the scheduler published a snapshot.
+    published: Watched,
     snapshots: watch::Sender<Option<Arc<Snapshot>>>,
     registration: Watched,
     registration_path: Bound,
@@ -127,6 +129,8 @@ impl Daemon {
         let config = in_force.load_full();
         let (mailbox, inbox) = mailbox().map_err(io::Error::from)?;
         let snapshot_slot = Arc::new(SnapshotSlot::new().map_err(io::Error::from)?);
+        // Later there may be no descriptor left, and the daemon would have no status.
+        let published = watch(snapshot_slot.fd()?)?;
         let exchange = exchange(&config).map(Arc::new);
         let mut driver = Driver::new(inbox, Arc::clone(&snapshot_slot), &config)?;
         if let Some(exchange) = &exchange {
@@ -168,6 +172,7 @@ impl Daemon {
             service,
             mailbox,
             snapshot_slot,
+            published,
             snapshots,
             registration,
             registration_path,
@@ -206,6 +211,7 @@ impl Daemon {
         let mut tasks = vec![
             tokio::spawn(publish(
                 Arc::clone(&self.snapshot_slot),
+                self.published,
                 self.snapshots,
                 Arc::clone(&self.service),
                 exporter,
@@ -310,14 +316,11 @@ const EXPORT_EVERY: Duration = Duration::from_secs(1);
 /// Passes snapshots from the scheduler to the tasks that wait for one, and to the metrics endpoint.
 async fn publish(
     snapshot_slot: Arc<SnapshotSlot>,
+    wake: Watched,
     snapshots: watch::Sender<Option<Arc<Snapshot>>>,
     service: Arc<Service>,
     mut exporter: Option<Exporter>,
 ) {
-    let wake = match snapshot_slot.fd().and_then(watch) {
-        Ok(wake) => wake,
-        Err(error) => return error!(%error, "cannot watch for snapshots; no status, no metrics"),
-    };
     let mut exported: Option<Instant> = None;
     let mut unexported = None;
     loop {

@@ -37,6 +37,9 @@ struct Arguments {
     /// Socket that operators use (`control` of the configuration)
     #[arg(long, value_name = "PATH", env = "LAXITY_CONTROL")]
     control: Option<PathBuf>,
+    /// Address that serves metrics (`metrics` of the configuration)
+    #[arg(long, value_name = "ADDRESS:PORT", env = "LAXITY_METRICS")]
+    metrics: Option<String>,
     /// Format of log lines (`log_format` of the configuration)
     #[arg(long, value_name = "FORMAT")]
     log_format: Option<LogFormat>,
@@ -70,12 +73,14 @@ impl Arguments {
     fn sets(&self) -> Vec<String> {
         let path = |path: &Option<PathBuf>| Some(path.as_ref()?.to_string_lossy().into_owned());
         let format = |format| if format == LogFormat::Json { "json" } else { "text" };
+        // An empty variable counts as unset.
+        let text = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
         let named = [
             ("socket", path(&self.socket)),
             ("control", path(&self.control)),
+            ("metrics", text(&self.metrics)),
             ("log_format", self.log_format.map(|it| format(it).to_owned())),
-            // An empty variable counts as unset.
-            ("log", self.log.clone().filter(|filter| !filter.is_empty())),
+            ("log", text(&self.log)),
         ];
         let set = |(key, text)| Some(format!("{key}={}", toml::Value::String(text?)));
         named.into_iter().filter_map(set).chain(self.sets.iter().cloned()).collect()

@@ -29,6 +29,21 @@ fn show_config_prints_a_file_that_check_config_accepts() {
 }
 
 #[test]
+fn the_environment_gives_the_address_of_metrics_below_the_command_line() {
+    let shown = |address: &str, arguments: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_laxityd"));
+        let command = command.arg("--show-config").args(arguments).env("LAXITY_METRICS", address);
+        let text = String::from_utf8(command.output().unwrap().stdout).unwrap();
+        text.lines().find(|line| line.starts_with("metrics = ")).map(str::to_owned)
+    };
+    let expected = |address: &str| Some(format!("metrics = \"{address}\""));
+    assert_eq!(shown("192.0.2.1:7475", &[]), expected("192.0.2.1:7475"));
+    let option = ["--metrics", "127.0.0.1:1"];
+    assert_eq!(shown("192.0.2.1:7475", &option), expected("127.0.0.1:1"));
+    assert_eq!(shown("", &[]), expected("127.0.0.1:7475"));
+}
+
+#[test]
 fn a_wrong_file_is_named_with_its_line_and_the_exit_code_is_not_zero() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("laxityd.toml");

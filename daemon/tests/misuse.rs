@@ -44,10 +44,25 @@ fn a_flow_whose_client_went_silent_gets_the_window_once_and_not_chunk_after_chun
     });
     assert_eq!(totals.written_off_bytes, WINDOW);
     assert_eq!(totals.bypassed_bytes, (1 << 30) - WINDOW);
-    assert_eq!(totals.cancelled_flows, 1);
+    assert_eq!((totals.cancelled_flows, totals.withdrawn_bytes), (1, 0));
     let status = daemon.status();
     assert!(status.clients.iter().all(|client| client.flows == 0));
     until("nothing is left of it", || in_flight(&daemon) == 0);
+}
+
+#[test]
+fn what_a_client_leaves_behind_without_a_permit_counts_as_withdrawn() {
+    let daemon = Laxityd::start(SMALL);
+    let gone = daemon.client("gone");
+    let mut lane = gone.lane();
+    drop(lane.submit(&flow(Stage::P2d, 1 << 20)));
+    until("it has the window", || in_flight(&daemon) == WINDOW);
+    drop((lane, gone));
+    until("it is gone", || in_flight(&daemon) == 0);
+    let totals = daemon.status().totals;
+    assert_eq!(totals.withdrawn_bytes, (1 << 20) - WINDOW);
+    let ways = [totals.permitted_bytes, totals.bypassed_bytes, totals.withdrawn_bytes];
+    assert_eq!(ways.iter().sum::<u64>(), totals.submitted_bytes);
 }
 
 #[test]
