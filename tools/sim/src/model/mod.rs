@@ -70,6 +70,9 @@ fn two() -> f64 {
     2.0
 }
 
+/// Largest number of weights: a thousand times those of the largest models.
+const WEIGHTS_MOST: u128 = 1_000_000_000_000_000;
+
 const BUILT_IN: [(&str, &str); 8] = [
     ("dbrx", include_str!("../../models/dbrx.toml")),
     ("grok-2", include_str!("../../models/grok-2.toml")),
@@ -113,7 +116,7 @@ impl Model {
             ("full_attention_every", u32::from(self.full_attention_every)),
         ];
         for (field, size) in sizes {
-            // Larger sizes are mistakes, and sums of smaller ones cannot overflow.
+            // Larger sizes are mistakes.
             if !(1..=1 << 24).contains(&size) {
                 return Err(document.wrong(field, "1 to 16777216"));
             }
@@ -144,6 +147,10 @@ impl Model {
                 return Err(document.wrong("full_attention_every", expected));
             }
             None => {}
+        }
+        if self.count(self.experts) > WEIGHTS_MOST {
+            let expected = format!("sizes with at most {WEIGHTS_MOST} weights together");
+            return Err(document.wrong("layers", &expected));
         }
         Ok(())
     }
@@ -184,29 +191,32 @@ impl Model {
 
     /// Returns the number of weights, without norms.
     pub fn parameters(&self) -> u64 {
-        self.count(self.experts)
+        self.count(self.experts) as u64
     }
 
     /// Returns the number of weights that are used for one token, without norms.
     pub fn active_parameters(&self) -> u64 {
-        self.count(self.top_k)
+        self.count(self.top_k) as u64
     }
 
-    fn count(&self, experts: u32) -> u64 {
-        let hidden = u64::from(self.hidden);
+    /// Returns the number of weights. It fits 64 bits in a model that was checked.
+    fn count(&self, experts: u32) -> u128 {
+        let hidden = u128::from(self.hidden);
         let attention = |layer| match &self.linear_attention {
-            Some(linear) if !self.is_full_attention(layer) => linear.parameters(hidden),
+            Some(linear) if !self.is_full_attention(layer) => {
+                u128::from(linear.parameters(u64::from(self.hidden)))
+            }
             _ => {
-                let queries = u64::from(self.heads) * (1 + u64::from(self.query_gate));
-                let columns = queries + 2 * u64::from(self.kv_heads) + u64::from(self.heads);
-                hidden * columns * u64::from(self.head_dim)
+                let queries = u128::from(self.heads) * (1 + u128::from(self.query_gate));
+                let columns = queries + 2 * u128::from(self.kv_heads) + u128::from(self.heads);
+                hidden * columns * u128::from(self.head_dim)
             }
         };
-        let inner = u64::from(experts) * u64::from(self.ffn) + u64::from(self.shared_ffn);
+        let inner = u128::from(experts) * u128::from(self.ffn) + u128::from(self.shared_ffn);
         let router = if self.has_experts() { self.experts } else { 0 };
-        let mlp = 3 * hidden * inner + hidden * u64::from(router);
-        let layers: u64 = (0..self.layers).map(|layer| attention(layer) + mlp).sum();
-        layers + 2 * u64::from(self.vocab) * hidden
+        let mlp = 3 * hidden * inner + hidden * u128::from(router);
+        let layers: u128 = (0..self.layers).map(|layer| attention(layer) + mlp).sum();
+        layers + 2 * u128::from(self.vocab) * hidden
     }
 }
 

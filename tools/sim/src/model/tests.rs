@@ -122,6 +122,14 @@ fn errors_say_file_line_field_and_what_was_expected() {
 }
 
 #[test]
+fn sizes_whose_product_is_too_large_are_refused() {
+    let large = "hidden = 16777216\nffn = 16777216\nexperts = 16777216\nheads = 4";
+    let text = MINE.replace("hidden = 64\nheads = 4", large).replace("ffn = 128\n", "");
+    let error = from_file(&text).unwrap_err();
+    assert!(error.contains("line 2: `layers`: expected sizes with at most 10000"), "{error}");
+}
+
+#[test]
 fn an_unknown_name_is_told_what_there_is() {
     let error = Model::named("gpt-7").unwrap_err().to_string();
     assert!(error.contains("dbrx, grok-2, llama-3-8b"), "{error}");

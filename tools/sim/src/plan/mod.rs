@@ -150,6 +150,20 @@ impl Plan {
                 ));
             }
         }
+        self.check_runs()
+    }
+
+    /// Checks that the runs fit into memory. A few axes have more combinations than that.
+    fn check_runs(&self) -> Result<(), PlanError> {
+        let axes = self.axes.iter().map(|axis| axis.values.len());
+        let factors = axes.chain([self.variants.len(), self.seeds.len()]);
+        let runs = factors.fold(1, usize::saturating_mul);
+        if runs > RUNS_MAX {
+            let problem = format!(
+                "{runs} runs are more than {RUNS_MAX}; take away values of axes, variants or seeds"
+            );
+            return Err(PlanError::new(&self.place, "", problem));
+        }
         Ok(())
     }
 
@@ -168,6 +182,9 @@ impl Plan {
             .or(Some(0))
     }
 }
+
+/// Largest number of runs: points times variants times seeds.
+const RUNS_MAX: usize = 100_000;
 
 const KIND: &str = "policy.kind";
 

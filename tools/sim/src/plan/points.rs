@@ -41,6 +41,8 @@ impl Plan {
     /// Returns all runs in the order of the results: by point, variant, seed.
     /// Returns the first invalid combination, with the field, its location and the axis values.
     pub fn jobs(&self) -> Result<Vec<Job>, PlanError> {
+        // The command line may have added seeds.
+        self.check_runs()?;
         let mut jobs = Vec::new();
         for (index, point) in self.points().iter().enumerate() {
             for (number, variant) in self.variants.iter().enumerate() {

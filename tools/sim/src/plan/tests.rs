@@ -137,6 +137,23 @@ names = ['low', 'middle', 'high']
 }
 
 #[test]
+fn more_runs_than_fit_into_memory_are_refused_before_they_are_made() {
+    let axis = |field: &str| {
+        let values: Vec<String> = (1..=30).map(|value| value.to_string()).collect();
+        format!("[[axis]]\nfield = \"{field}\"\nvalues = [{}]\n", values.join(", "))
+    };
+    let fields = ["cluster.servers", "model.tp", "model.ep", "slo.factor", "workload.seconds"];
+    let text: String = fields.map(axis).concat();
+    // It is refused when it is read, and not only when its runs are made.
+    let said = parse(&text).expect_err("too many runs").to_string();
+    assert!(said.contains("24300000 runs are more than 100000"), "{said}");
+    // Seeds may come from the command line.
+    let mut plan = parse(&fields.map(axis)[..3].concat()).expect("27000 runs");
+    plan.seeds = (1..=4).collect();
+    assert!(plan.jobs().is_err());
+}
+
+#[test]
 fn a_plan_inherits_and_replaces() {
     let folder = tempfile::tempdir().expect("a folder");
     let write = |name: &str, text: &str| {
