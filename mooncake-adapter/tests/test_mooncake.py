@@ -139,6 +139,41 @@ def test_the_memory_says_what_a_transfer_is(tmp_path, daemon):
     assert daemon.stage("p2d", "egress")["completed_bytes"] == (LAYERS - LAYERS // 2) * BYTES
 
 
+def test_an_asynchronous_call_is_complete_when_all_of_its_pieces_are(run_python):
+    """Mooncake's own ``transfer_check_status`` looks at the first piece only. Without a daemon, Mooncake gets all pieces
+    at once."""
+    early = run_python(
+        """
+import ctypes, json, mmap
+from laxity.mooncake import TransferEngine
+FIRST, SECOND = 8, 30 << 20
+def engine_with(byte):
+    engine = TransferEngine()
+    assert engine.initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", "") == 0
+    memory = mmap.mmap(-1, FIRST + SECOND)
+    memory[:] = byte * len(memory)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    assert engine.register_memory(address, len(memory)) == 0
+    return engine, memory, address
+peer, _, there = engine_with(b"x")
+engine, memory, here = engine_with(b".")
+lists = [here, here + FIRST], [there, there + FIRST], [FIRST, SECOND]
+def polled(number):
+    while (status := engine.transfer_check_status(number)) == 0:
+        pass
+    return status - 1
+early = []
+for wait in (polled, lambda number: engine.get_batch_transfer_status([number])) * 5:
+    memory[:] = b"." * len(memory)
+    number = engine.batch_transfer_async_read(f"127.0.0.1:{peer.get_rpc_port()}", *lists)
+    assert wait(number) == 0
+    early.append(memory[-1:] != b"x")
+print(json.dumps(early))
+"""
+    )
+    assert not any(early)
+
+
 def test_a_transfer_that_fails_fails_as_mooncakes_does_and_leaves_nothing_behind(daemon, run_python):
     found = run_python(
         """

@@ -137,10 +137,16 @@ class ObjectiveMiddleware:
         """Returns the body with the objective in it, or ``None`` if the body stays as it is. Proxies may call it.
 
         Raises :class:`~laxity.objectives.ObjectiveError`."""
-        headers = list(headers)
+        try:
+            return self._rewrite(list(headers), body, path)
+        except RecursionError:
+            # A body may be nested so deeply that it can be read, and not be written.
+            return None
+
+    def _rewrite(self, headers: list[tuple[bytes, bytes]], body: bytes, path: str) -> Optional[bytes]:
         try:
             request = json.loads(body)
-        except (ValueError, RecursionError):
+        except ValueError:
             return None
         holder = request
         for key in self._places.get(path, ()):
@@ -156,7 +162,8 @@ class ObjectiveMiddleware:
         kept = {**before, **said} if isinstance(before, dict) else said
         if SLO_FIELD not in request and kept == (before or {}):
             return None
-        if holder is request and self._field not in request and SLO_FIELD not in request:
+        is_utf8 = json.detect_encoding(body).startswith("utf-8")
+        if is_utf8 and holder is request and self._field not in request and SLO_FIELD not in request:
             # Appends to the body, so that the client's own bytes stay unchanged.
             head = body.rstrip()[:-1].rstrip()
             comma = b"" if head.endswith(b"{") else b","

@@ -3,10 +3,14 @@
 Mooncake's own numbers can't be returned to callers. A transfer that waits has none yet, and a transfer in several
 pieces has several. So callers get numbers of this module. A thread hands each piece to Mooncake when it is permitted,
 even if the caller never polls. The thread exists only while transfers are in progress.
+
+Mooncake's only call that polls without blocking looks at the first piece of a transfer. So each piece is a transfer of
+its own there, and an asynchronous call is complete when all of its pieces are.
 """
 
 from __future__ import annotations
 
+import collections
 import itertools
 import threading
 import time
@@ -26,6 +30,24 @@ ANSWER_S = 0.0005
 IDLE_S = 1.0
 
 
+class _Sent:
+    """The pieces of one permit, which Mooncake has."""
+
+    def __init__(self, numbers: list[int], ticket: Ticket | None, nbytes: int) -> None:
+        #: Mooncake's numbers of the pieces that were not seen to end yet.
+        self.numbers = collections.deque(numbers)
+        #: Where to report ``nbytes`` as complete when all pieces ended, unless one failed.
+        self.ticket = ticket
+        self.nbytes = nbytes
+        self.has_failed = False
+
+    def end(self) -> None:
+        if self.ticket is not None and self.has_failed:
+            self.ticket.cancel()
+        elif self.ticket is not None:
+            self.ticket.complete(self.nbytes)
+
+
 class _Pending:
     def __init__(self, gate: Gate | None, start: Callable[[Lists], int] | None) -> None:
         #: Held while this transfer is polled and its pieces are handed on. Each transfer has its own lock, because
@@ -33,8 +55,7 @@ class _Pending:
         self.lock = threading.Lock()
         self.gate = gate
         self.start = start
-        #: Mooncake's number of each piece, and the ticket and bytes to report when the piece is complete.
-        self.under_way: list[tuple[int, Ticket | None, int]] = []
+        self.under_way: list[_Sent] = []
         self.status = WAITING
         #: The status of a piece that failed, and what Mooncake returned for a piece that it refused.
         self.failure = 0
@@ -68,10 +89,16 @@ class Deferred:
     ) -> int:
         """Returns the transfer's number, or Mooncake's result if Mooncake refused it at once."""
         pending = _Pending(Gate(self._transfers, is_write, peer, pieces), start)
-        if not self._issue(pending) and not pending.is_issued:
-            # If the window has room, the permit comes sooner than the thread would notice it.
-            self._transfers.wait_any(ANSWER_S)
-            self._issue(pending)
+        try:
+            if not self._issue(pending) and not pending.is_issued:
+                # If the window has room, the permit comes sooner than the thread would notice it.
+                self._transfers.wait_any(ANSWER_S)
+                self._issue(pending)
+        except BaseException:
+            # The thread waits for the pieces that Mooncake has.
+            if pending.under_way:
+                self._enter(pending)
+            raise
         if pending.failure and not pending.under_way:
             return pending.refusal
         return self._enter(pending)
@@ -81,7 +108,7 @@ class Deferred:
         if number <= 0:
             return number
         pending = _Pending(None, None)
-        pending.under_way.append((number, None, 0))
+        pending.under_way.append(_Sent([number], None, 0))
         return self._enter(pending)
 
     def _enter(self, pending: _Pending) -> int:
@@ -132,40 +159,48 @@ class Deferred:
             return False
         while not pending.failure and (granted := gate.next()) is not None:
             ticket, nbytes, pieces = granted
-            try:
-                number = start(pieces)
-            except BaseException:
-                ticket.cancel()
-                pending.fail(FAILED)
-                raise
             issued = True
-            # Mooncake's numbers are addresses. It returns 0 or less for a transfer that it refuses.
-            if number <= 0:
-                ticket.cancel()
-                pending.refusal = number
-                pending.fail(FAILED)
-            else:
-                pending.under_way.append((number, ticket, nbytes))
+            sent = _Sent([], ticket, nbytes)
+            # From here on a failure has to wait for the pieces that Mooncake has.
+            pending.under_way.append(sent)
+            for here, there, length in zip(*pieces):
+                try:
+                    number = start(([here], [there], [length]))
+                except BaseException:
+                    self._give_up(pending, sent)
+                    raise
+                # Mooncake's numbers are addresses. It returns 0 or less for a transfer that it refuses.
+                if number <= 0:
+                    pending.refusal = number
+                    self._give_up(pending, sent)
+                    break
+                sent.numbers.append(number)
         return issued
+
+    @staticmethod
+    def _give_up(pending: _Pending, sent: _Sent) -> None:
+        """Sends no more pieces. The bytes of those that Mooncake has stay permitted until they end."""
+        sent.has_failed = True
+        pending.fail(FAILED)
+        if not sent.numbers:
+            pending.under_way.remove(sent)
+            sent.end()
 
     def _step(self, pending: _Pending) -> bool:
         """Polls one transfer. Returns whether its state changed. The caller holds the transfer's lock."""
         if pending.status != WAITING:
             return False
         happened = self._issue(pending)
-        for entry in list(pending.under_way):
-            number, ticket, nbytes = entry
-            status = self._check(number)
-            if status == WAITING:
-                continue
-            happened = True
-            pending.under_way.remove(entry)
-            if status != COMPLETED:
-                pending.fail(status)
-            if ticket is not None and status == COMPLETED:
-                ticket.complete(nbytes)
-            elif ticket is not None:
-                ticket.cancel()
+        for sent in list(pending.under_way):
+            while sent.numbers and (status := self._check(sent.numbers[0])) != WAITING:
+                happened = True
+                sent.numbers.popleft()
+                if status != COMPLETED:
+                    sent.has_failed = True
+                    pending.fail(status)
+            if not sent.numbers:
+                pending.under_way.remove(sent)
+                sent.end()
         # A failed transfer ends only when Mooncake no longer uses its memory.
         if not pending.under_way and (pending.is_issued or pending.failure):
             pending.status = pending.failure or COMPLETED

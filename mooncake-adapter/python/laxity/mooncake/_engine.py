@@ -5,7 +5,7 @@ This module relies on these facts about ``mooncake.engine.TransferEngine`` of mo
 * Synchronous calls release the GIL, and return 0 or a negative number.
 * Asynchronous calls return a positive number, or 0 or less if they refuse.
 * ``transfer_check_status`` returns 0 while a transfer is in progress, 1 when it is complete, and a negative number
-  when it failed. After the end of a transfer it may be called once.
+  when it failed. After the end of a transfer it may be called once. It looks only at the first piece of a transfer.
 * ``get_batch_transfer_status`` blocks, and returns 0 or a negative number.
 
 ``tests/test_mooncake_reflection.py`` compares methods and arguments with the installed package.
