@@ -32,7 +32,7 @@ use parking_lot::Mutex;
 use crate::abi::{EnginePtr, TransferRequest, TransferStatus, status};
 use crate::calls::{Notification, ask_after, hand_on};
 use crate::hub::Hub;
-use crate::report::COUNTERS;
+use crate::report::{COUNTERS, UNASKED_BYTES};
 use crate::runs::Run;
 
 /// Largest number of requests that wait in a process, 40 bytes each. Calls beyond that go
@@ -154,7 +154,10 @@ impl TransferBatch {
         if code == 0 {
             match group.transfer.take_if(|transfer| transfer.is_done()) {
                 Some(transfer) => state.handed_on(transfer, count),
-                None => state.handed_unseen(count),
+                None => {
+                    let permitted = group.transfer.as_ref().map_or(0, Transfer::permitted);
+                    state.handed_unseen(count, group.run.bytes.saturating_sub(permitted));
+                }
             }
         }
         if let Some(transfer) = group.transfer {
@@ -303,7 +306,9 @@ impl BatchState {
     }
 
     /// Counts transfers that were handed on unscheduled. Their end is not reported to the daemon.
-    fn handed_unseen(&mut self, count: usize) {
+    /// `unasked` is the number of their bytes that no flow of the client has counted.
+    fn handed_unseen(&mut self, count: usize, unasked: u64) {
+        UNASKED_BYTES.fetch_add(unasked, Ordering::Relaxed);
         self.handed += count;
         self.over.resize(self.handed, true);
     }

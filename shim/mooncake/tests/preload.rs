@@ -113,6 +113,7 @@ fn without_a_daemon_mooncake_gets_every_call_as_the_program_made_it_and_one_warn
         assert!(without.errors.contains("nowhere.sock"), "{}", without.errors);
         // The program submits one more transfer of one byte, for which the batch has no room.
         assert_eq!(without.count("bytes"), BYTES + u64::from(way == "write"), "{way}");
+        assert_eq!(without.count("bypassed_bytes"), BYTES, "{way}");
     }
 }
 
@@ -158,6 +159,7 @@ fn a_daemon_that_dies_lets_go_of_what_waits() {
     let done = job.end(child);
     assert_eq!(taken(&done), expected(1));
     assert_eq!(checksum(&done), peer.checksum());
+    assert_eq!(done.count("scheduled_bytes") + done.count("bypassed_bytes"), BYTES);
 }
 
 #[test]

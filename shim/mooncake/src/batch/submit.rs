@@ -48,7 +48,7 @@ impl TransferBatch {
         };
         if call.notify.is_some() {
             // A call with a notification is never split, whatever the hints are.
-            let bytes = runs.iter().fold(0_u64, |sum, run| sum.saturating_add(run.bytes));
+            let bytes = sum(runs.iter().map(|run| run.bytes));
             runs.truncate(1);
             runs[0].bytes = bytes;
             runs[0].count = call.count;
@@ -70,9 +70,11 @@ impl TransferBatch {
         let mut at = 0;
         let mut asked = None;
         let mut rest = runs.iter();
+        let mut unasked = sum(runs.iter().map(|run| run.bytes));
         if state.waiting.is_empty() {
             for run in rest.by_ref() {
                 let transfer = hub.ask(self.engine(), run);
+                unasked = unasked.saturating_sub(run.bytes);
                 let left = end.saturating_duration_since(Instant::now());
                 let Some(bypassed) = transfer.wait_whole(left) else {
                     asked = Some((run, transfer));
@@ -92,7 +94,7 @@ impl TransferBatch {
                 at += count;
                 if bypassed {
                     transfer.cancel();
-                    state.handed_unseen(count);
+                    state.handed_unseen(count, unasked);
                     break;
                 }
                 state.handed_on(transfer, count);
@@ -140,11 +142,18 @@ impl TransferBatch {
         if code == 0 {
             COUNTERS.passed.add(call.count as u64);
             state.submitted += call.count;
-            state.handed_unseen(call.count);
+            // SAFETY: upheld by the caller.
+            let requests = unsafe { call.requests() };
+            state.handed_unseen(call.count, sum(requests.iter().map(|request| request.length)));
         } else {
             // Mooncake may have taken a part of the call, and their number is unknown.
             state.passes = true;
         }
         code
     }
+}
+
+/// Adds lengths that a program wrote, whose sum may be too large.
+fn sum(lengths: impl Iterator<Item = u64>) -> u64 {
+    lengths.fold(0, u64::saturating_add)
 }

@@ -8,6 +8,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <map>
+#include <mutex>
 #include <new>
 #include <string>
 #include <vector>
@@ -68,6 +70,10 @@ using mooncake::Transport;
 
 enum { ROOM = 1 << 16 };
 
+// The sources of what each batch was given. Mooncake itself says "waiting" of a transfer that it moves.
+static std::mutex given_lock;
+static std::map<uint64_t, std::vector<void *>> given;
+
 static TransferEngine *of(void *engine) { return static_cast<TransferEngine *>(engine); }
 
 extern "C" {
@@ -122,7 +128,27 @@ int submitTransfer(void *engine, uint64_t batch, struct request *requests, size_
         all[i].offset = requests[i].offset;
         all[i].length = requests[i].length;
     }
-    return of(engine)->submitTransfer(batch, all).code;
+    {
+        // Before the call, since a transfer may end within it.
+        std::lock_guard<std::mutex> held(given_lock);
+        for (auto &request : all) given[batch].push_back(request.source);
+    }
+    int code = of(engine)->submitTransfer(batch, all).code;
+    if (code) {
+        std::lock_guard<std::mutex> held(given_lock);
+        given[batch].resize(given[batch].size() - count);
+    }
+    return code;
+}
+
+// Not of Mooncake: copies the sources of the first `most` transfers that a batch was given, and
+// returns the number of all.
+size_t givenSources(uint64_t batch, void **sources, size_t most) {
+    std::lock_guard<std::mutex> held(given_lock);
+    auto found = given.find(batch);
+    if (found == given.end()) return 0;
+    for (size_t i = 0; i < most && i < found->second.size(); i++) sources[i] = found->second[i];
+    return found->second.size();
 }
 
 // What a notification is in C++ is not written down here.
@@ -135,5 +161,11 @@ int getTransferStatus(void *engine, uint64_t batch, size_t task, struct status *
     return code;
 }
 
-int freeBatchID(void *engine, uint64_t batch) { return of(engine)->freeBatchID(batch).code; }
+int freeBatchID(void *engine, uint64_t batch) {
+    // Another batch may get the number at once.
+    std::lock_guard<std::mutex> held(given_lock);
+    int code = of(engine)->freeBatchID(batch).code;
+    if (code == 0) given.erase(batch);
+    return code;
+}
 }
