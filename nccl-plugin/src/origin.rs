@@ -114,7 +114,8 @@ impl Function {
     }
 }
 
-/// What `isend` asks `startEvent`, which NCCL calls meanwhile and gives this address.
+/// A question to the profiler of this plugin. `isend` passes its address to NCCL's callback, which
+/// calls that profiler's `startEvent` before it returns.
 #[derive(Debug)]
 pub struct Question {
     /// [`QUESTION_MAGIC`], which marks the memory as a question.

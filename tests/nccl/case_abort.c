@@ -117,6 +117,7 @@ static bool closed_by_sender(void) {
     for (int i = 0; i < 3; i++)
         DO(irecv_until(&net, wire.receive, wire.in.at + 4096 * i, 4096, 1, wire.in.memory,
                        &pending[i]));
+    DO(buffer_close(&net, &wire.out));
     OK(net_close_send(&net, wire.send));
     wire.send = NULL;
     OK(net_deregister(&net, wire.receive, wire.in.memory));
@@ -129,8 +130,6 @@ static bool closed_by_sender(void) {
                      &wire.in.memory, NULL, &late));
         if (late) DO(until_error(&net, late, false, "a receive posted afterwards", &result));
     }
-    wire.out.mapped = false; /* its comm is gone, and its registration with it */
-    munmap(wire.out.at, wire.out.len);
     DO(wire_close(&wire));
     note("result %d", result);
     return net_shut(&net);

@@ -138,7 +138,7 @@ pub(super) unsafe extern "C" fn isend_profiled(
     })
 }
 
-/// Does the same without a profiler, up to v9.
+/// Begins to send like [`isend_profiled`], without a profiler's handle, up to v9.
 ///
 /// # Safety
 /// The conditions of [`isend_profiled`] hold.
@@ -209,7 +209,7 @@ pub(super) unsafe extern "C" fn irecv<Size: TryInto<usize>>(
     })
 }
 
-/// Does the same since v10. Receives don't use the profiler.
+/// Posts a buffer like [`irecv`], since v10. Receives don't use the profiler's handles.
 ///
 /// # Safety
 /// The conditions of [`irecv`] hold.

@@ -20,7 +20,7 @@ const TURN_BYTES: usize = 4 << 20;
 /// Largest number of gets that wait for their data. The peer keeps a reply for each.
 const GETS_MAX: usize = 256;
 
-/// What goes to a peer.
+/// A message or an operation for a peer.
 pub(super) enum Outgoing {
     /// This rank's contribution to an exchange, with its number.
     Exchange(u64, Vec<u8>),
@@ -43,7 +43,7 @@ enum Body {
     RmaRegion(Place),
 }
 
-/// Where the data of a frame go.
+/// The destination of a frame's data.
 enum FrameSink {
     Exchange {
         number: u64,

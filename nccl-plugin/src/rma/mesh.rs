@@ -28,7 +28,8 @@ const CLOSE_WAIT: Duration = Duration::from_secs(2);
 /// A peer, as other threads see it.
 #[derive(Default)]
 struct MeshPeer {
-    /// What the service thread has not taken yet. `None` once the connection is over.
+    /// Messages and operations that the service thread has not taken yet. `None` once the
+    /// connection is over.
     inbox: Mutex<Option<Vec<Outgoing>>>,
     /// The reason why the connection is over.
     fault: OnceLock<Fault>,

@@ -44,13 +44,13 @@ struct RankQueuePair {
     waiting: VecDeque<(WorkRequest, Option<RequestPart>)>,
 }
 
-/// What the threads of a context share. Fields are dropped in order: queue pairs first.
+/// The state that the threads of a context share. Fields are dropped in order: queue pairs first.
 struct ContextQueuePairs {
     /// The queue pairs, [`RdmaWire::lanes`] for each rank. `None` stands for a lost rank's.
     lanes: Vec<Option<RankQueuePair>>,
     by_number: HashMap<u32, usize>,
     completions: Completions,
-    /// Where the device writes what nobody reads.
+    /// Memory for values that the device has to write and nobody reads.
     scratch: Pinned,
     /// Number of lost ranks whose queue pairs are gone.
     lost: usize,

@@ -56,9 +56,9 @@ pub(super) struct WorkRequest {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PostCount {
-    /// All work requests are taken.
+    /// The queue took all work requests.
     All,
-    /// The number of work requests that are taken. The queue is full.
+    /// The queue took this many work requests, and is full now.
     Some(usize),
 }
 
