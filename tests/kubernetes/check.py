@@ -1,24 +1,28 @@
 #!/usr/bin/env python3
 """Checks dist/kubernetes and dist/prometheus without a cluster: check.py PROGRAMS, the folder of the built programs.
 
-Schemas are Kubernetes' own and those of the Prometheus operator. CEL is parsed, and not evaluated. What schemas don't
-know is checked here: names that must match, and what the programs say of their arguments and configuration.
+Schemas are Kubernetes' own and those of the Prometheus operator. What schemas don't know is checked here: names that
+must match, what the programs say of their arguments and configuration, what kustomize makes of the manifests, and what
+comes of a pod under the admission policy.
 """
 
 import copy
 import json
+import os
 import pathlib
 import re
 import subprocess
 import sys
 import tempfile
 
-import celpy
 import kubernetes_validate
 import yaml
 from cloudcoil.models.prometheus_operator import v1 as operator
+from helm_python import lint
 from helm_python.errors import HelmError
+from injection import check_injection
 from render import DIST, rendered, variants
+from scrape import check_update
 
 PROMETHEUS = DIST.parent / "prometheus"
 # The oldest release that Chart.yaml names, the first with injection, and the newest that has a schema.
@@ -47,6 +51,12 @@ def refuses(item: dict) -> None:
     except Exception:
         return
     raise AssertionError(f"a mistake in {item['kind']} is accepted: the check checks nothing")
+
+
+def run(*command, **options) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, **options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
 
 
 def pods(items: list[dict]):
@@ -83,7 +93,7 @@ def check_names(items: list[dict]) -> None:
             if spec.get("hostNetwork"):
                 # With a port of the node, the next daemon could not be placed beside the running one.
                 assert not ports and owner["spec"]["updateStrategy"]["rollingUpdate"]["maxUnavailable"] == 0
-                found = (re.search(r":(\d+)$", argument) for argument in container.get("args", []))
+                found = (re.search(r":(\d+)$", each.get("value", "")) for each in container.get("env", []))
                 ports = {int(match[1]) for match in found if match}
             for probe in ("livenessProbe", "readinessProbe"):
                 action = container.get(probe, {})
@@ -97,67 +107,100 @@ def check_names(items: list[dict]) -> None:
             assert not config or ("ConfigMap", config["name"]) in names
 
 
+FIELDS = {"status.hostIP": "192.0.2.1", "spec.nodeName": "node-1", "metadata.name": "laxity-coordinator-2"}
+
+
+def expanded(text: str, environment: dict) -> str:
+    """Replaces $(NAME) as the kubelet does, which keeps unknown names."""
+    text = re.sub(r"\$\((\w+)\)", lambda match: environment.get(match[1], match[0]), text)
+    assert "$(" not in text, f"{text}: not in the environment before"
+    return text
+
+
 def check_programs(items: list[dict]) -> None:
     """Runs each program with the container's arguments and configuration, to show the configuration in effect."""
-    values = {"HOST_ADDRESS": "192.0.2.1", "NODE_NAME": "node-1", "POD_NAME": "laxity-coordinator-2"}
     configs = {item["metadata"]["name"]: item["data"] for item in items if item["kind"] == "ConfigMap"}
     for _, template in pods(items):
         container = template["spec"]["containers"][0]
-        given = {each["name"] for each in container["env"]}
         program = PROGRAMS / pathlib.PurePath(container["command"][0]).name
+        environment = {}
         with tempfile.TemporaryDirectory() as folder:
             for name, text in configs[program.name].items():
                 pathlib.Path(folder, name).write_text(text)
-            arguments = []
-            for argument in container["args"]:
-                for name in re.findall(r"\$\((\w+)\)", argument):
-                    assert name in given, f"{name} is not in the environment"
-                    argument = argument.replace(f"$({name})", values[name])
-                arguments.append(argument.replace("/etc/laxity/config", folder))
-            shown = subprocess.run([program, *arguments, "--show-config"], capture_output=True, text=True)
-        assert shown.returncode == 0, f"{program.name} {arguments}: {shown.stderr}"
+            for each in container["env"]:
+                value = each.get("value") or FIELDS[each["valueFrom"]["fieldRef"]["fieldPath"]]
+                environment[each["name"]] = expanded(value, environment).replace("/etc/laxity/config", folder)
+            arguments = [expanded(argument, environment).replace("/etc/laxity/config", folder)
+                         for argument in container["args"]]
+            shown = run(program, *arguments, "--show-config", env=environment)
+            # `laxity support-bundle` asks so, and then gets the metrics from the address.
+            by_environment = run(program, "--show-config", env=environment)
         expected = 'metrics = "192.0.2.1:7475"' if program.name == "laxityd" else "0.0.0.0:9472"
-        assert expected in shown.stdout, shown.stdout
-        if "[etcd]" in shown.stdout:
+        assert expected in shown, shown
+        assert program.name != "laxityd" or expected in by_environment, by_environment
+        if "[etcd]" in shown:
             advertised = 'advertise = "laxity-coordinator-2.laxity-coordinators.laxity.svc:7471"'
-            assert advertised in shown.stdout, shown.stdout
+            assert advertised in shown, shown
 
 
-def check_injection(items: list[dict]) -> None:
-    for item in items:
-        if item["kind"] == "MutatingAdmissionPolicy":
-            spec = item["spec"]
-            texts = [each["expression"] for each in spec["variables"]]
-            texts += [each["applyConfiguration"]["expression"] for each in spec["mutations"]]
-            for text in texts:
-                celpy.CELParser().parse(text)
+def by_name(items: list[dict]) -> dict:
+    return {(item["kind"], item["metadata"]["name"]): item for item in items}
 
 
-def promtool(*arguments: str) -> None:
-    done = subprocess.run(["promtool", *arguments], cwd=PROMETHEUS, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+def kustomized(folder: pathlib.Path) -> list[dict]:
+    return list(yaml.safe_load_all(run("kubectl", "kustomize", folder)))
+
+
+def check_kustomize(name: str, items: list[dict]) -> None:
+    """Builds a base, and an overlay of it that sets the image as docs/kubernetes.md says."""
+    assert by_name(kustomized(DIST / name)) == by_name(items), f"kustomize makes other objects of {name}"
+    version = json.loads(run("kubectl", "version", "--client", "--output=json"))["clientVersion"]
+    # Debian 12 has an old one, whose resources are files only.
+    folders = "bases" if int(version["minor"].rstrip("+")) < 21 else "resources"
+    with tempfile.TemporaryDirectory() as folder:
+        overlay = {
+            "apiVersion": "kustomize.config.k8s.io/v1beta1",
+            "kind": "Kustomization",
+            folders: [os.path.relpath(DIST / name, os.path.realpath(folder))],
+            "images": [{"name": "localhost/laxity", "newName": "registry.example/laxity", "newTag": "1.2.3"}],
+        }
+        pathlib.Path(folder, "kustomization.yaml").write_text(yaml.safe_dump(overlay))
+        built = kustomized(pathlib.Path(folder))
+    assert by_name(built).keys() == by_name(items).keys()
+    for item in built:
+        validate(item)
+    check_names(built)
+    check_programs(built)
+    for _, template in pods(built):
+        for container in template["spec"]["containers"] + template["spec"].get("initContainers", []):
+            assert container["image"] == "registry.example/laxity:1.2.3", container["image"]
 
 
 def main() -> None:
+    for values in ({}, yaml.safe_load((DIST / "full/values.yaml").read_text())):
+        # Helm wants an icon, which is of no use here.
+        said = [message for message in lint(DIST / "chart", values, namespace="laxity")["messages"]
+                if "icon is recommended" not in message["error"]]
+        assert not said, said
+    examples = {path.stem: yaml.safe_load(path.read_text()) for path in (DIST / "examples").glob("*.yaml")}
+    for item in examples.values():
+        validate(item)
     for name, text in variants().items():
         committed = (DIST / name / "laxity.yaml").read_text()
         assert committed == text, f"{name} is not what the chart gives: run `make kubernetes`"
-        listed = yaml.safe_load((DIST / name / "kustomization.yaml").read_text())["resources"]
-        assert listed == ["laxity.yaml"]
         items = list(yaml.safe_load_all(text))
         for item in items:
             validate(item)
             refuses({**copy.deepcopy(item), "speck": {}})
         check_names(items)
         check_programs(items)
-        check_injection(items)
+        policies = check_injection(items, examples["job"], examples["job-by-hand"], validate)
+        check_kustomize(name, items)
+        assert (policies, check_update(items)) == ((1, 1) if name == "full" else (0, 0)), f"{name}: {policies} policies"
         rules = [item["spec"] for item in items if item["kind"] == "PrometheusRule"]
         alerts = yaml.safe_load((PROMETHEUS / "alerts.yaml").read_text())
         assert rules == ([alerts] if name == "full" else []), "the chart has other rules than promtool tests"
         print(f"{name}: {len(items)} objects")
-    for path in sorted((DIST / "examples").glob("*.yaml")):
-        for item in yaml.safe_load_all(path.read_text()):
-            validate(item)
 
     # Without etcd, and without TLS.
     try:
@@ -174,8 +217,8 @@ def main() -> None:
     check_names(alone)
     check_programs(alone)
 
-    promtool("check", "rules", "alerts.yaml")
-    promtool("test", "rules", "alerts-test.yaml")
+    run("promtool", "check", "rules", "alerts.yaml", cwd=PROMETHEUS)
+    run("promtool", "test", "rules", "alerts-test.yaml", cwd=PROMETHEUS)
     tested = (PROMETHEUS / "alerts-test.yaml").read_text()
     for group in alerts["groups"]:
         for rule in group["rules"]:

@@ -7,11 +7,15 @@ group of a pod attaches by the library that the init container has put onto the 
 """
 
 import ctypes
+import io
 import json
 import os
 import pathlib
+import select
+import struct
 import subprocess
 import sys
+import tarfile
 import tempfile
 import time
 import urllib.request
@@ -57,12 +61,18 @@ def host_paths(pod: dict, items: list[dict], folder: pathlib.Path) -> dict[str, 
 
 def bundle(folder: pathlib.Path, rootfs: pathlib.Path, container: dict, paths: dict) -> pathlib.Path:
     """Writes runc's configuration of a container that has the host's network and process ids."""
-    values = {each["name"]: each.get("value") or FIELDS[each["valueFrom"]["fieldRef"]["fieldPath"]]
-              for each in container.get("env", [])}
-    arguments = container["command"] + container.get("args", [])
-    for name, value in values.items():
-        arguments = [argument.replace(f"$({name})", value) for argument in arguments]
+    values = {}
+
+    def expanded(text: str) -> str:
+        for name, value in values.items():
+            text = text.replace(f"$({name})", value)
+        return text
+
+    for each in container.get("env", []):
+        values[each["name"]] = expanded(each.get("value") or FIELDS[each["valueFrom"]["fieldRef"]["fieldPath"]])
+    arguments = [expanded(argument) for argument in container["command"] + container.get("args", [])]
     assert container["securityContext"]["capabilities"]["drop"] == ["ALL"]
+    image = json.loads((rootfs.parent / "config.json").read_text())
     mounts = [("/proc", "/proc", "rw"), ("/sys", "/sys", "ro"), ("/dev", "/dev", "rw")]
     mounts += [(str(paths[each["name"]]), each["mountPath"], "ro" if each.get("readOnly") else "rw")
                for each in container["volumeMounts"]]
@@ -71,14 +81,16 @@ def bundle(folder: pathlib.Path, rootfs: pathlib.Path, container: dict, paths: d
         "process": {
             "user": {"uid": 0, "gid": 0},
             "args": arguments,
-            "env": [f"{name}={value}" for name, value in values.items()],
+            # A runtime takes the image's environment, and adds PATH if the image has none. So does umoci.
+            "env": image["process"]["env"] + [f"{name}={value}" for name, value in values.items()],
             "cwd": "/",
             "noNewPrivileges": True,
         },
         "root": {"path": str(rootfs), "readonly": container["securityContext"]["readOnlyRootFilesystem"]},
         "mounts": [{"destination": to, "type": "bind", "source": source, "options": ["rbind", mode]}
                    for source, to, mode in mounts],
-        "linux": {"namespaces": [{"type": "mount"}], "cgroupsPath": f"/laxity-check/{container['name']}"},
+        # Of one group, runc would forget both containers as soon as one ends.
+        "linux": {"namespaces": [{"type": "mount"}], "cgroupsPath": f"/laxity-check/{folder.name}"},
     }
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config))
@@ -92,7 +104,10 @@ def group() -> pathlib.Path:
 
 
 def attach(library: pathlib.Path, socket: pathlib.Path) -> None:
-    """Attaches a client in the control group of a pod, and holds it until standard input ends."""
+    """Attaches a client in the control group of a pod. It sends until standard input ends.
+
+    A client that sends nothing does not look for the next daemon.
+    """
     group().mkdir(parents=True, exist_ok=True)
     (group() / "cgroup.procs").write_text(str(os.getpid()))
     os.environ.update(LAXITY_SOCKET=str(socket), LAXITY_NAME="engine", LAXITY_ATTACH_MS="5000")
@@ -101,7 +116,15 @@ def attach(library: pathlib.Path, socket: pathlib.Path) -> None:
     client.lax_attach.argtypes = [ctypes.c_void_p]
     attached = client.lax_attach(None)
     assert attached, "there is no client"
-    sys.stdin.read()
+    client.lax_lane_open.restype = ctypes.c_void_p
+    lane = ctypes.c_void_p(client.lax_lane_open(ctypes.c_void_p(attached)))
+    # lax_flow of background bytes, lax_ticket and lax_grant.
+    flow = struct.pack("=I2xB9xQ24x", 48, 5, 4096)
+    ticket, grant = ctypes.create_string_buffer(64), ctypes.create_string_buffer(16)
+    while not select.select([sys.stdin], [], [], 0.05)[0]:
+        client.lax_submit(lane, flow, ticket)
+        client.lax_wait(lane, ticket, grant)
+        client.lax_complete(lane, ticket, ctypes.c_uint64(4096))
 
 
 def main() -> None:
@@ -187,10 +210,13 @@ def check(container: dict, paths: dict, upgrade) -> None:
             assert labels in get("/metrics"), get("/metrics")
 
         wait_for(counted)
+        bundled = subprocess.run([*in_daemon, alive[0], "support-bundle", "-o", "-"], capture_output=True, check=True)
+        with tarfile.open(fileobj=io.BytesIO(bundled.stdout)) as archive:
+            assert b"laxity_build_info{" in archive.extractfile("laxity-support/metrics.txt").read()
         upgrade()
         in_daemon[-1] = "laxity-check-next"
         assert wait_for(seen)["name"] == "engine"
-        get(probe["path"])
+        assert "\nlaxity_refused_clients_total 0\n" in get("/metrics")
         print("upgraded: the next daemon has the client, and serves metrics at once")
     finally:
         client.stdin.close()

@@ -3,7 +3,9 @@
 set -euo pipefail
 folder="$1"
 here="$(realpath "$(dirname "$0")")"
-command -v promtool >/dev/null || { echo "there is no promtool (make setup-kubernetes)" >&2; exit 1; }
+for tool in promtool prometheus kubectl; do
+    command -v "$tool" >/dev/null || { echo "there is no $tool (make setup-kubernetes)" >&2; exit 1; }
+done
 cmp -s "$here/requirements.txt" "$folder/requirements.txt" && exit 0
 python3 -m venv "$folder"
 "$folder/bin/pip" install --quiet --disable-pip-version-check -r "$here/requirements.txt"

@@ -1,5 +1,5 @@
 //! Checks the Helm chart, the manifests for kustomize and the alerts, without a cluster
-//! (tests/kubernetes). Skipped if PyPI can't be reached or there is no promtool.
+//! (tests/kubernetes). Skipped if PyPI can't be reached, or without Prometheus or kubectl.
 
 use std::process::Command;
 
