@@ -19,8 +19,8 @@ SOURCE_DATE_EPOCH="${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null ||
 COMPRESSION="${COMPRESSION:-xz}"
 export SOURCE_DATE_EPOCH COMPRESSION
 
-# Debian 12 and current enterprise distributions have it. Only the laboratory may need a newer one.
-tools/check-glibc.sh 2.34 "$TARGET/release/"{laxityd,laxity-coordinator,laxity} \
+# Debian 12 and current enterprise distributions have it.
+tools/check-glibc.sh 2.34 "$TARGET/release/"{laxityd,laxity-coordinator,laxity,laxity-lab,laxity-engine} \
     "$TARGET/release/"lib{laxity,laxity_client,laxity_mooncake,laxity_nixl,nccl_net_laxity}.so \
     || { echo "packages: build on an older distribution, such as Debian 12" >&2; exit 1; }
 

@@ -8,18 +8,7 @@ version() { dpkg-query -W -f '${Version}' laxity; }
 conf=/etc/laxity/laxityd.toml
 
 apt-get install -y ./old/*.deb >install.log 2>&1
-for unit in laxityd laxity-coordinator; do
-    systemctl is-active --quiet "$unit"
-    systemctl is-enabled --quiet "$unit"
-done
-mode_is observe
-laxity doctor >doctor
-grep -q '^ok *library' doctor
-laxity run -- bash -c 'grep -q liblaxity.so /proc/self/maps'
-[ "$(stat -c %U:%a /run/laxity)" = laxity:755 ]
-for library in libnccl-net-laxity.so liblaxity_client.so.0; do
-    ldconfig -p | grep "$library" >/dev/null
-done
+is_installed_safely
 for file in man1/laxity.1 man5/laxityd.toml.5 man8/laxityd.8 man8/laxity-coordinator.8 man1/laxity-lab.1; do
     [ -e "/usr/share/man/$file.gz" ]
 done

@@ -18,6 +18,23 @@ sees() { # sees PATTERN COMMAND…: prints the first lines with the pattern that
 mode_is() { sees "policy laxity, $1" laxity status; }
 pid() { systemctl show --property MainPID --value laxityd; }
 
+# What holds after an installation, before anybody has configured anything.
+is_installed_safely() {
+    local unit library
+    for unit in laxityd laxity-coordinator; do
+        systemctl is-active --quiet "$unit"
+        systemctl is-enabled --quiet "$unit"
+    done
+    mode_is observe
+    laxity doctor >doctor
+    grep -q '^ok *library' doctor
+    laxity run -- bash -c 'grep -q liblaxity.so /proc/self/maps'
+    [ "$(stat -c %U:%a /run/laxity)" = laxity:755 ]
+    for library in libnccl-net-laxity.so liblaxity_client.so.0; do
+        ldconfig -p | grep "$library" >/dev/null
+    done
+}
+
 # A job that sends, until load_ends. `laxity`, or the program that $example names, has it.
 load_begins() {
     laxity run --require --name load -- "${example:-laxity}" example-job --seconds 600 >load 2>&1 &

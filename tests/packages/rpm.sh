@@ -14,18 +14,7 @@ conf=/etc/laxity/laxityd.toml
 echo /usr/lib64 >/etc/ld.so.conf.d/lib64.conf
 
 rpms --install ./old/*.rpm
-for unit in laxityd laxity-coordinator; do
-    systemctl is-active --quiet "$unit"
-    systemctl is-enabled --quiet "$unit"
-done
-mode_is observe
-laxity doctor >doctor
-grep -q '^ok *library' doctor
-laxity run -- bash -c 'grep -q liblaxity.so /proc/self/maps'
-[ "$(stat -c %U:%a /run/laxity)" = laxity:755 ]
-for library in libnccl-net-laxity.so liblaxity_client.so.0; do
-    ldconfig -p | grep "$library" >/dev/null
-done
+is_installed_safely
 query --verify --nodeps "${all[@]}"
 [ "$(query --query --list laxity-debuginfo | grep -c 'build-id/../.*\.debug$')" -ge 10 ]
 for needed in $(query --query --requires laxity | sed -n 's/^\(lib[^(]*\).*/\1/p' | sort -u); do
