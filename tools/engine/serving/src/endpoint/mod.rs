@@ -118,14 +118,16 @@ async fn health(State(state): State<EndpointState>) -> Response {
             "status": "ok",
             "role": state.config.role,
             "requests": gauges.open.load(Ordering::Relaxed),
-            "kv_blocks_used": gauges.blocks_used.load(Ordering::Relaxed),
+            "kv_blocks_used": gauges.blocks_used(),
             "kv_blocks": state.config.kv.blocks,
         }),
     )
 }
 
 async fn show_metrics(State(state): State<EndpointState>) -> Response {
-    if let Some(counts) = state.engine.gauges().counts() {
+    let gauges = state.engine.gauges();
+    metrics::gauge!("laxity_engine_kv_blocks_used").set(gauges.blocks_used() as f64);
+    if let Some(counts) = gauges.counts() {
         for ((stage, dscp), bytes) in counts.sent_bytes {
             let labels = [("stage", stage.to_string()), ("dscp", dscp.to_string())];
             metrics::counter!("laxity_engine_sent_bytes_total", &labels).absolute(bytes);

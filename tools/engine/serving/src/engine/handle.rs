@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use super::sequence::Submission;
 use crate::apart::Words;
 use crate::carry::{Arrival, Carrier, Counts};
+use crate::kv::SharedBlocks;
 
 #[derive(Debug)]
 pub enum EngineCommand {
@@ -31,12 +32,18 @@ pub enum EngineCommand {
 pub struct EngineGauges {
     /// Requests that were accepted and have not ended.
     pub open: AtomicUsize,
-    pub blocks_used: AtomicUsize,
     pub ended: AtomicBool,
     pub(super) carrier: OnceLock<Carrier>,
+    pub(super) blocks: OnceLock<SharedBlocks>,
 }
 
 impl EngineGauges {
+    /// Returns the number of blocks in use now. A thread that gives KV to others takes blocks, too,
+    /// so a number that the engine's thread kept would be wrong while that one sleeps.
+    pub fn blocks_used(&self) -> usize {
+        self.blocks.get().map_or(0, |blocks| blocks.lock().used())
+    }
+
     /// Returns the counters of the carrier, if there are other processes.
     pub fn counts(&self) -> Option<Counts> {
         self.carrier.get().map(Carrier::counts)
@@ -83,4 +90,46 @@ pub fn commands() -> EngineCommands {
     let (commands, incoming) = channel();
     let gauges = Arc::new(EngineGauges::default());
     (Handle { commands, gauges }, incoming)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+    use crate::engine::{Parts, start};
+    use crate::kv::Blocks;
+    use crate::model::TimedModel;
+
+    #[test]
+    fn blocks_that_another_thread_released_are_not_in_use_while_the_engine_sleeps() {
+        let config: Config = toml::from_str(
+            "timing = { layer_us = 1.0, token_us = 1.0, expert_us = 1.0, row_us = 1.0 }\n\
+             [model]\nname = \"tiny\"\nlayers = 1\nhidden = 4\nheads = 1\nffn = 4\nvocab = \
+             260\ncontext = 64\n",
+        )
+        .unwrap();
+        let blocks = SharedBlocks::new(Blocks::new(config.kv.blocks as usize));
+        let timing = config.timing.as_ref().unwrap();
+        let parts = Parts {
+            model: Arc::new(TimedModel::new(&config.model, timing, &|_| true, config.room())),
+            blocks: blocks.clone(),
+            keep_fetched: true,
+            room: config.room(),
+            settings: config.schedule.clone(),
+            lockstep: false,
+            net: None,
+            reuse: None,
+            requests_max: 1,
+        };
+        let engine = start(parts, commands()).unwrap();
+        let taken = blocks.lock().take(3).unwrap();
+        assert!(engine.command(EngineCommand::Found { request: 1, found: None }));
+        let give_up = Instant::now() + Duration::from_secs(30);
+        while engine.gauges().blocks_used() != 3 {
+            assert!(Instant::now() < give_up, "the engine does not see the blocks");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        blocks.lock().release(&taken);
+        assert_eq!(engine.gauges().blocks_used(), 0);
+    }
 }

@@ -108,6 +108,8 @@ pub fn start(parts: Parts, commands: EngineCommands) -> Result<Handle, StartErro
         // This is set only once, because each engine has a queue of its own.
         let _ = handle.gauges.carrier.set(net.carrier.clone());
     }
+    // Set only once, too.
+    let _ = handle.gauges.blocks.set(blocks.clone());
     let engine = Engine {
         model,
         blocks,
@@ -239,10 +241,7 @@ impl Engine {
     }
 
     fn show(&self) {
-        let used = self.blocks.lock().used();
-        self.gauges.blocks_used.store(used, Ordering::Relaxed);
         let load = self.schedulers.load();
-        metrics::gauge!("laxity_engine_kv_blocks_used").set(used as f64);
         metrics::gauge!("laxity_engine_requests_running").set(f64::from(load.running));
         metrics::gauge!("laxity_engine_requests_waiting")
             .set(f64::from(load.waiting) + self.outside.len() as f64);
