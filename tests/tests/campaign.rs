@@ -18,28 +18,95 @@ fn folder() -> tempfile::TempDir {
     tempfile::tempdir().expect("a folder")
 }
 
+/// Gets Mooncake from PyPI, and builds a library with its C interface. If that fails, campaigns
+/// leave its paths out, and say why.
+fn prepare() {
+    Said::of(Command::new(binary("laxity")).args(["lab", "faults", "--prepare"]));
+}
+
+#[test]
+fn rounds_take_turns_over_all_paths() {
+    prepare();
+    let folder = folder();
+    let said = campaign(folder.path(), &["--faults", "250", "--seed", "5"]);
+    if said.stderr.contains(": needs") {
+        return skip(Need::Machine, &said.stderr);
+    }
+    let report = said.good().json();
+    assert_eq!((report["faults"].as_u64(), report["violations"].as_u64()), (Some(250), Some(0)));
+    let paths = report["by_path"].as_object().map(|paths| paths.keys().cloned().collect());
+    let all = ["c", "client", "engine", "mooncake", "mooncake_c", "nccl"].map(str::to_owned);
+    assert_eq!(paths, Some(all.to_vec()), "{report}");
+}
+
 #[test]
 fn hundreds_of_faults_in_combination_lose_nothing_on_any_path() {
     let folder = folder();
-    let said = campaign(folder.path(), &["--faults", "1500", "--seed", "1"]);
-    if said.stderr.contains("left out") {
-        skip(Need::Machine, &said.stderr);
+    let paths = ["--paths", "client,c,nccl"];
+    let said =
+        campaign(folder.path(), &[&["--faults", "1500", "--seed", "1"], &paths[..]].concat());
+    if said.stderr.contains(": needs") {
+        return skip(Need::Machine, &said.stderr);
     }
     let report = said.good().json();
     assert_eq!((report["faults"].as_u64(), report["violations"].as_u64()), (Some(1500), Some(0)));
-    assert!(report["by_kind"].as_object().is_some_and(|kinds| kinds.len() == 15), "{report}");
+    assert!(report["by_kind"].as_object().is_some_and(|kinds| kinds.len() == 20), "{report}");
     let looked = report["rounds_with_lanes"].as_u64();
     assert!(looked > Some(20), "lanes were seen in few of 30 rounds: {report}");
     for (path, counts) in report["by_path"].as_object().expect("paths") {
         let of = |name: &str| counts[name].as_u64().unwrap_or(0);
         assert!(of("transfers") > 1000 && of("bytes") > 1 << 20, "{path}: {counts}");
-        // The plugin's workers count no bytes of the daemon.
         let scheduled = of("scheduled_bytes") > 1 << 20 && of("bypassed_bytes") > 0;
-        assert!(
-            path == "nccl" || scheduled,
-            "{path} was not scheduled, or never lost it: {counts}"
-        );
+        assert!(scheduled, "{path} was not scheduled, or never lost it: {counts}");
     }
+}
+
+/// Plays a campaign on a path of Mooncake. Python and Mooncake would take so much of the machine
+/// that other paths wait for them.
+fn mooncake_loses_nothing(path: &str, faults: u64, seed: &str) {
+    prepare();
+    let folder = folder();
+    let number = faults.to_string();
+    let arguments = ["--faults", &number, "--seed", seed, "--paths", path];
+    let said = campaign(folder.path(), &arguments);
+    if said.stderr.contains(": needs") {
+        return skip(Need::Machine, &said.stderr);
+    }
+    let report = said.good().json();
+    assert_eq!((report["faults"].as_u64(), report["violations"].as_u64()), (Some(faults), Some(0)));
+    let counts = &report["by_path"][path];
+    let of = |name: &str| counts[name].as_u64().unwrap_or(0);
+    assert!(of("transfers") > faults && of("bytes") > 1 << 20, "{counts}");
+    let part = (of("bytes") / 8).max(1 << 18);
+    assert!(of("scheduled_bytes") > part && of("bypassed_bytes") > 0, "{counts}");
+    assert!(of("ended_by_fault") > 0, "no peer was killed while it sent: {counts}");
+}
+
+#[test]
+fn hundreds_of_faults_in_combination_change_no_answer_of_engines() {
+    let folder = folder();
+    let arguments = ["--faults", "250", "--seed", "2", "--paths", "engine"];
+    let said = campaign(folder.path(), &arguments);
+    if said.stderr.contains(": needs") {
+        return skip(Need::Machine, &said.stderr);
+    }
+    let report = said.good().json();
+    assert_eq!((report["faults"].as_u64(), report["violations"].as_u64()), (Some(250), Some(0)));
+    let counts = &report["by_path"]["engine"];
+    let of = |name: &str| counts[name].as_u64().unwrap_or(0);
+    assert!(of("transfers") > 50, "{counts}");
+    assert!(of("scheduled_bytes") > 1 << 20 && of("bypassed_bytes") > 0, "{counts}");
+    assert!(of("ended_by_fault") > 0, "no client went away: {counts}");
+}
+
+#[test]
+fn hundreds_of_faults_in_combination_lose_nothing_of_mooncake() {
+    mooncake_loses_nothing("mooncake", 250, "1");
+}
+
+#[test]
+fn hundreds_of_faults_in_combination_lose_nothing_of_mooncakes_c_interface() {
+    mooncake_loses_nothing("mooncake_c", 100, "7");
 }
 
 /// Plays a campaign with a bug on a path, and its wrong round again. Returns the failure from the
@@ -48,7 +115,8 @@ fn is_found(folder: &Path, [plant, path]: [&str; 2], texts: &[&str], shrink: &st
     let bug = ["--plant", plant, "--plant-on", path];
     let said = campaign(
         folder,
-        &[&["--faults", "200", "--seed", "3", "--shrink", shrink], &bug[..]].concat(),
+        &[&["--faults", "200", "--seed", "3", "--shrink", shrink, "--paths", path], &bug[..]]
+            .concat(),
     );
     assert_eq!(said.status.code(), Some(1), "{bug:?}: {}", said.all());
     let failure = said.json()["failures"][0].clone();
@@ -73,8 +141,9 @@ fn a_transfer_that_completes_twice_is_found_and_shrunk() {
 
 #[test]
 fn a_transfer_that_is_lost_or_changes_places_or_completes_twice_is_found_on_each_path() {
+    prepare();
     let lacks = campaign(folder().path(), &["--faults", "0"]).stderr;
-    for path in ["client", "c", "nccl"] {
+    for path in ["client", "c", "nccl", "mooncake", "mooncake_c", "engine"] {
         if lacks.contains(&format!("left out: {path}:")) {
             skip(Need::Machine, &lacks);
             continue;
@@ -91,9 +160,54 @@ fn a_transfer_that_is_lost_or_changes_places_or_completes_twice_is_found_on_each
 }
 
 #[test]
+fn a_path_that_is_asked_for_and_cannot_run_is_an_error() {
+    // This copy has no libraries beside it, and no folder of programs is searched.
+    let folder = folder();
+    for name in ["laxity", "laxity-lab", "laxityd"] {
+        std::fs::copy(binary(name), folder.path().join(name)).expect("a copy");
+    }
+    let mut lab = Command::new(folder.path().join("laxity"));
+    let paths = ["--paths", "client,mooncake,mooncake_c"];
+    let said = Said::of(lab.args(["lab", "faults", "--faults", "50"]).args(paths));
+    assert_eq!(said.status.code(), Some(1), "{}", said.all());
+    for path in ["mooncake", "mooncake_c"] {
+        assert!(said.stderr.contains(&format!("{path}: needs")), "{}", said.all());
+    }
+}
+
+#[test]
 fn a_client_or_a_lane_that_is_left_behind_is_found() {
     is_found(folder().path(), ["leak", "client"], &["the daemon has 1 clients"], "0");
     is_found(folder().path(), ["leak_lane", "client"], &["lanes, not at most 3"], "0");
+}
+
+#[test]
+fn a_soak_finds_what_grows_and_nothing_grows_without_a_bug() {
+    let soak = |length: &str, bug: &[&str]| {
+        let mut command = Command::new(binary("laxity"));
+        command.args(["lab", "faults", "--quiet", "--json", "-", "--soak", length]).args(bug);
+        // Python's memory grows for longer than this test takes.
+        command.args(["--paths", "client,c,nccl"]);
+        Said::of(&mut command)
+    };
+    let said = soak("10s", &[]);
+    if said.stderr.contains(": needs") {
+        return skip(Need::Machine, &said.stderr);
+    }
+    let report = said.good().json();
+    assert!(report["workers_counted"].as_u64() > Some(2), "{report}");
+    assert!(report["changes"]["left"].as_u64() > Some(0), "{report}");
+    let counted = |name: &str| report["counters"][name].as_u64().unwrap_or(0);
+    let whole = ["permitted_bytes", "bypassed_bytes", "withdrawn_bytes"].map(counted);
+    assert_eq!(whole.iter().sum::<u64>(), counted("submitted_bytes"), "{report}");
+    assert!(counted("permitted_bytes") > counted("bypassed_bytes").max(1 << 20), "{report}");
+    for (plant, what) in [("leak_memory", "memory in KiB"), ("leak_descriptor", "descriptors")] {
+        let said = soak("6s", &["--plant", plant]);
+        assert_eq!(said.status.code(), Some(1), "{plant}: {}", said.all());
+        let violations = said.json()["violations"].to_string();
+        assert!(violations.contains(&format!(": {what}: ")), "{plant}: {violations}");
+        assert!(!violations.contains("laxityd"), "{plant}: {violations}");
+    }
 }
 
 #[test]

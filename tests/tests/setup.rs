@@ -205,3 +205,32 @@ fn the_units_bound_memory_and_addresses_and_show_no_proc_but_that_of_processes()
         }
     }
 }
+
+#[test]
+fn systemd_reads_the_units_that_configure_nics() {
+    let folder = tempfile::tempdir().expect("a folder");
+    for vendor in ["systemd", "systemd-mlnx-qos"] {
+        let sample = root().join("dist/laxityd.toml");
+        let printed = Command::new(binary("laxity"))
+            .args(["switch-config", "--vendor", vendor, "--pfc", "3", "--config"])
+            .arg(sample)
+            .output()
+            .expect("built");
+        let unit = String::from_utf8(printed.stdout).expect("text");
+        // systemd wants programs that are there.
+        let unit =
+            unit.replace("/usr/sbin/dcb", "/bin/true").replace("/usr/bin/mlnx_qos", "/bin/true");
+        assert!(unit.contains("ExecStart=/bin/true"), "{unit}");
+        let path = folder.path().join("laxity-qos@.service");
+        fs::write(&path, unit).expect("written");
+        let instance = folder.path().join("laxity-qos@eth0.service");
+        let verify = ["verify", "--man=no", "--recursive-errors=no"];
+        match Command::new("systemd-analyze").args(verify).arg(instance).output() {
+            Ok(output) => {
+                let said = String::from_utf8_lossy(&output.stderr);
+                assert!(output.status.success() && said.is_empty(), "{vendor}: {said}");
+            }
+            Err(why) => skip(Need::Machine, format!("systemd-analyze: {why}")),
+        }
+    }
+}

@@ -20,6 +20,7 @@ const MAY_BE_UNSAFE: &str = "
     nccl: NCCL's C tables, sockets into memory that NCCL owns, ibverbs
     nccl-host: calls a plugin of NCCL's through its table of C functions
     bench: time-stamp counters and pinned threads
+    lab: defines a function of C
 ";
 
 /// Workspace crates on which each crate may depend (docs/architecture.md). `laxity-` is added to
@@ -34,7 +35,7 @@ const MAY_DEPEND_ON: &str = "
     quantity:
     shm: types
     types:
-    wire: types
+    wire: quantity types
     client: job nic shm
     client-c: client
     job: files quantity shm
@@ -53,7 +54,7 @@ const MAY_DEPEND_ON: &str = "
     sim: files policy requests
     engine: client files nccl-host requests
     requests: policy
-    fuzz: coordinator daemon nccl policy shm wire
+    fuzz: client coordinator daemon job listen nccl policy quantity shm sim wire
     bench: client
     tests:
 ";

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # tests/verbs/build.sh OUTDIR: builds the verbs test programs (verbs_check, dlopen_check,
-# orphans; each has --help). They need two RDMA ports that reach each other.
+# orphans, campaign; each has --help). They need two RDMA ports that reach each other.
 # CC, CFLAGS and LDFLAGS as usual; SANITIZE=address (or thread, undefined) builds with that.
 set -euo pipefail
 
@@ -32,5 +32,6 @@ build verbs_check -libverbs verbs_check.c check_transfer.c check_queue.c check_c
     check_state.c check_threads.c check_api.c common.c
 build dlopen_check -ldl dlopen_check.c
 build orphans -libverbs orphans.c common.c
+build campaign -libverbs campaign.c common.c
 "$cc" "${flags[@]}" ${more[@]+"${more[@]}"} -shared -fPIC -o "$out/patient.so" "$here/patient.c" \
     -Wl,--version-script="$here/patient.map" -Wl,--no-as-needed ${link[@]+"${link[@]}"} -libverbs

@@ -150,6 +150,7 @@ struct path {
     uint8_t timeout;   /* 0: 18, about a second */
     uint8_t rnr_timer; /* 0: 12, 0.64 ms */
     uint8_t rnr_retry; /* 0: 7, for ever */
+    uint8_t retry_cnt; /* 0: 7, for ever with rxe */
 };
 
 #define PATH_TIMEOUT(path) ((path)->timeout ? (path)->timeout : 18)
@@ -217,7 +218,7 @@ static inline int attr_rts(struct ibv_qp_attr *attr, enum ibv_qp_type type, uint
     int mask = IBV_QP_STATE | IBV_QP_SQ_PSN;
     if (type == IBV_QPT_RC) {
         attr->timeout = PATH_TIMEOUT(path);
-        attr->retry_cnt = 7;
+        attr->retry_cnt = path->retry_cnt ? path->retry_cnt : 7;
         attr->rnr_retry = PATH_RNR_RETRY(path);
         attr->max_rd_atomic = 16;
         mask |= IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC;

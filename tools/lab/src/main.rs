@@ -4,7 +4,6 @@
 //! `laxity lab …`, `laxity sim …`, `laxity certs` and `laxity cluster load` start this program.
 //! Each command family has one file, and this file only parses and dispatches. Exit codes are those
 //! of `laxity`, except that `lab exec` returns the exit code of its command.
-#![forbid(unsafe_code)]
 
 #[cfg(feature = "clusters")]
 mod certs;
@@ -67,6 +66,14 @@ enum Command {
         #[arg(long, value_name = "FOLDER")]
         out: Option<PathBuf>,
     },
+}
+
+/// What charts and predictions call `hypot`. That of glibc is another symbol since 2.35, and hosts
+/// with an older one could not start this program.
+// SAFETY: it has the signature and the meaning of C's `hypot`.
+#[unsafe(no_mangle)]
+extern "C" fn hypot(x: f64, y: f64) -> f64 {
+    libm::hypot(x, y)
 }
 
 fn own_command() -> clap::Command {

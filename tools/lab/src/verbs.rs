@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use clap::Args;
 use laxity_rig::config::LabConfig;
+use laxity_rig::faults::Plant;
 use laxity_rig::probe::find_nccl_plugin;
 use laxity_rig::vm::verbs::plugin::Nccl;
 use laxity_rig::vm::verbs::{self, Matrix, Programs, VerbsConfig, VerbsReport, prepare};
@@ -16,14 +17,16 @@ use laxity_cli::library;
 use laxity_cli::output::{self, say};
 
 use crate::error::CommandError;
+use crate::lab::named;
 
 pub(crate) const HELP: &str = "\
 Boots the SoftRoCE lab once and runs each program unmodified, with the library preloaded on both
 sides. The daemon enforces a rate at which work requests have to wait. The command checks the
 program's exit codes and data, that the library counted every work request, that each work request
 is one message on the wire, that the DSCPs are those of the profile, and that nothing was bypassed.
-Then it kills daemons and applications. The test suite of pyverbs has to pass the same tests with
-the library as without it. The NCCL plugin is driven over verbs, with and without the daemon.
+Then it kills daemons and applications, and runs a campaign of faults in combination. The test suite
+of pyverbs has to pass the same tests with the library as without it. The NCCL plugin is
+driven over verbs, with and without the daemon.
 
 Exit status: 0 if all checks passed, 1 if not, 125 if the lab itself failed.
 
@@ -32,6 +35,7 @@ Examples:
   laxity lab verbs --keep-going --json report.json
   laxity lab verbs --only write_bw,mooncake
   laxity lab verbs --only applications_killed --cycles 1000
+  laxity lab verbs --only campaign --faults 2000 --seed 7 --timeout 3600
   laxity lab verbs --only nccl_versions,nccl_collectives";
 
 #[derive(Args)]
@@ -76,6 +80,15 @@ pub(crate) struct VerbsArgs {
     /// Number of applications that are killed while their work requests wait
     #[arg(long, value_name = "N", default_value_t = 100)]
     cycles: u32,
+    /// Number of faults of the case `campaign`, see `laxity lab faults`
+    #[arg(long, value_name = "N", default_value_t = 50)]
+    faults: u64,
+    /// Seed of the case `campaign`
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Plant a bug in the case `campaign`, to test its oracle: twice, drop or swap
+    #[arg(long, hide = true, value_parser = named::<Plant>)]
+    plant: Option<Plant>,
     /// Only prepare what the guest needs: kernel, check programs, Transfer Engine
     #[arg(long)]
     prepare: bool,
@@ -169,6 +182,9 @@ impl VerbsArgs {
             only: self.only.clone(),
             keep_going: self.keep_going,
             cycles: self.cycles,
+            faults: self.faults,
+            seed: self.seed,
+            plant: self.plant,
         };
         Ok(VerbsConfig { programs, matrix })
     }

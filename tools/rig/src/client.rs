@@ -142,9 +142,9 @@ fn say(said: &Said) {
 
 /// The reason why a request to the endpoint failed. The texts contain their causes.
 #[derive(Debug, thiserror::Error)]
-enum RequestError {
-    #[error("connecting to {ENDPOINT}: {0}")]
-    Connect(std::io::Error),
+pub(crate) enum RequestError {
+    #[error("connecting to {endpoint}: {cause}")]
+    Connect { endpoint: SocketAddr, cause: std::io::Error },
     #[error("making the request: {0}")]
     Make(hyper::http::Error),
     #[error("{}{}", .0, .0.source().map_or_else(String::new, |cause| format!(": {cause}")))]
@@ -163,9 +163,13 @@ enum RequestError {
     Task(tokio::task::JoinError),
 }
 
-async fn send(request: Request<Full<Bytes>>) -> Result<Response<Incoming>, RequestError> {
-    let stream = TcpStream::connect(ENDPOINT).await.map_err(RequestError::Connect)?;
-    stream.set_nodelay(true).map_err(RequestError::Connect)?;
+async fn send(
+    endpoint: SocketAddr,
+    request: Request<Full<Bytes>>,
+) -> Result<Response<Incoming>, RequestError> {
+    let failed = |cause| RequestError::Connect { endpoint, cause };
+    let stream = TcpStream::connect(endpoint).await.map_err(failed)?;
+    stream.set_nodelay(true).map_err(failed)?;
     let (mut sender, connection) =
         http1::handshake(TokioIo::new(stream)).await.map_err(RequestError::Http)?;
     // An end of the connection also ends the response, where the reader notices it.
@@ -173,8 +177,8 @@ async fn send(request: Request<Full<Bytes>>) -> Result<Response<Incoming>, Reque
     sender.send_request(request).await.map_err(RequestError::Http)
 }
 
-fn request(method: Method, path: &str) -> hyper::http::request::Builder {
-    Request::builder().method(method).uri(path).header(header::HOST, ENDPOINT.to_string())
+fn request(endpoint: SocketAddr, method: Method, path: &str) -> hyper::http::request::Builder {
+    Request::builder().method(method).uri(path).header(header::HOST, endpoint.to_string())
 }
 
 async fn text_of(body: Incoming) -> Result<String, RequestError> {
@@ -182,9 +186,10 @@ async fn text_of(body: Incoming) -> Result<String, RequestError> {
     Ok(String::from_utf8_lossy(&body).into_owned())
 }
 
-async fn get(path: &str) -> Result<String, RequestError> {
-    let request = request(Method::GET, path).body(Full::default()).map_err(RequestError::Make)?;
-    let response = send(request).await?;
+pub(crate) async fn get(endpoint: SocketAddr, path: &str) -> Result<String, RequestError> {
+    let request = request(endpoint, Method::GET, path);
+    let request = request.body(Full::default()).map_err(RequestError::Make)?;
+    let response = send(endpoint, request).await?;
     let status = response.status();
     let said = text_of(response.into_body()).await?;
     if status != StatusCode::OK {
@@ -198,7 +203,7 @@ fn clock_ns() -> Result<u64, RequestError> {
 }
 
 async fn there() -> Result<(), RequestError> {
-    while get("/health").await.is_err() {
+    while get(ENDPOINT, "/health").await.is_err() {
         sleep(LOOK_EVERY).await;
     }
     say(&Said::There);
@@ -206,14 +211,14 @@ async fn there() -> Result<(), RequestError> {
 }
 
 async fn metrics() -> Result<(), RequestError> {
-    say(&Said::Metrics(get("/metrics").await?));
+    say(&Said::Metrics(get(ENDPOINT, "/metrics").await?));
     Ok(())
 }
 
 async fn ask_all(questions: Vec<Question>, begin_ns: Option<u64>) -> Result<(), RequestError> {
     let Some(begin_ns) = begin_ns else {
         for question in questions {
-            say(&Said::Answered(ask(question, clock_ns()?).await));
+            say(&Said::Answered(ask(ENDPOINT, question, clock_ns()?, say_first).await));
         }
         return Ok(());
     };
@@ -223,7 +228,7 @@ async fn ask_all(questions: Vec<Question>, begin_ns: Option<u64>) -> Result<(), 
         tasks.spawn(async move {
             let now = now_ns().unwrap_or(due_ns);
             sleep(Duration::from_nanos(due_ns.saturating_sub(now))).await;
-            say(&Said::Answered(ask(question, due_ns).await));
+            say(&Said::Answered(ask(ENDPOINT, question, due_ns, say_first).await));
         });
     }
     while let Some(ended) = tasks.join_next().await {
@@ -232,10 +237,21 @@ async fn ask_all(questions: Vec<Question>, begin_ns: Option<u64>) -> Result<(), 
     Ok(())
 }
 
-async fn ask(question: Question, begin_ns: u64) -> Answer {
+fn say_first(id: u64, first_ns: u64) {
+    say(&Said::First { id, first_ns });
+}
+
+/// Sends a request that arrived at `begin_ns`, and returns its answer. `first` gets the number of
+/// the request and the time of its first token.
+pub(crate) async fn ask(
+    endpoint: SocketAddr,
+    question: Question,
+    begin_ns: u64,
+    first: fn(u64, u64),
+) -> Answer {
     let mut answer = Answer { id: question.id, begin_ns, ..Answer::default() };
     let wanted = question.output_tokens as usize;
-    if let Err(error) = stream(question, &mut answer).await {
+    if let Err(error) = stream(endpoint, question, &mut answer, first).await {
         answer.error = Some(error.to_string());
     } else if answer.tokens.len() != wanted {
         answer.error =
@@ -245,7 +261,12 @@ async fn ask(question: Question, begin_ns: u64) -> Answer {
     answer
 }
 
-async fn stream(question: Question, answer: &mut Answer) -> Result<(), RequestError> {
+async fn stream(
+    endpoint: SocketAddr,
+    question: Question,
+    answer: &mut Answer,
+    first: fn(u64, u64),
+) -> Result<(), RequestError> {
     let body = json!({
         "prompt": question.prompt,
         "max_tokens": question.output_tokens,
@@ -254,7 +275,7 @@ async fn stream(question: Question, answer: &mut Answer) -> Result<(), RequestEr
         "stream": true,
         "return_token_ids": true,
     });
-    let request = request(Method::POST, "/v1/completions")
+    let request = request(endpoint, Method::POST, "/v1/completions")
         .header(header::CONTENT_TYPE, "application/json")
         .header("x-llm-d-slo-ttft-ms", format!("{:.3}", question.ttft_ms));
     let request = match question.prefill {
@@ -263,7 +284,7 @@ async fn stream(question: Question, answer: &mut Answer) -> Result<(), RequestEr
         None => request,
     };
     let request = request.body(Full::from(body.to_string())).map_err(RequestError::Make)?;
-    let response = send(request).await?;
+    let response = send(endpoint, request).await?;
     let status = response.status();
     let mut body = response.into_body();
     if status != StatusCode::OK {
@@ -277,7 +298,7 @@ async fn stream(question: Question, answer: &mut Answer) -> Result<(), RequestEr
             if !tokens.is_empty() && answer.first_ns.is_none() {
                 let first_ns = clock_ns()?;
                 answer.first_ns = Some(first_ns);
-                say(&Said::First { id: answer.id, first_ns });
+                first(answer.id, first_ns);
             }
             answer.tokens.extend(tokens);
         }

@@ -11,7 +11,10 @@
 mod campaign;
 mod cast;
 mod client;
+mod coordinator;
 mod daemon;
+mod engine;
+mod engines;
 mod frame;
 mod hostile;
 mod nccl;
@@ -20,6 +23,8 @@ mod plant;
 mod report;
 mod round;
 mod schedule;
+mod setting;
+mod soak;
 mod task;
 #[cfg(feature = "virtual-time")]
 mod virtual_time;
@@ -29,11 +34,13 @@ use std::ffi::OsString;
 use std::path::Path;
 
 pub use campaign::{Campaign, Failure, Player, Report, replay, run};
-pub use cast::Setting;
 pub use oracle::TransferCounts;
 pub use plant::Plant;
+pub(crate) use report::tables;
 pub use report::{page, table};
 pub use schedule::{Fault, FaultKind, Schedule};
+pub use setting::{PATHS, Setting, VerbsPrograms};
+pub use soak::{SoakPlan, SoakReport, run as soak, soak_page, soak_table};
 
 use crate::error::LabError;
 

@@ -109,6 +109,14 @@ pub fn find_daemon(configured: Option<&PathBuf>) -> Result<PathBuf, Lack> {
     find_named("laxityd", "laxity-daemon", configured, LAXITYD_VARIABLE)
 }
 
+pub fn find_engine(configured: Option<&PathBuf>) -> Result<PathBuf, Lack> {
+    find_named(ENGINE, ENGINE, configured, ENGINE_VARIABLE)
+}
+
+pub fn find_coordinator() -> Option<PathBuf> {
+    find_own(COORDINATOR)
+}
+
 /// Finds the NCCL net plugin: the configured one, `LAXITY_NCCL_PLUGIN`, next to this program (cargo
 /// allows no hyphen in a library's name), or where `make install` or a package puts it.
 pub fn find_nccl_plugin(config: &LabConfig) -> Result<PathBuf, Lack> {
@@ -226,8 +234,7 @@ pub fn findings(config: &LabConfig) -> Findings {
     if config.engine == Engine::Vllm {
         findings.add(VLLM, vllm::find_python(config).map_err(|next_step| lack(VLLM, next_step)));
     } else {
-        let configured = config.laxity_engine.as_ref();
-        findings.add(ENGINE, find_named(ENGINE, ENGINE, configured, ENGINE_VARIABLE));
+        findings.add(ENGINE, find_engine(config.laxity_engine.as_ref()));
     }
     if config.coordinator {
         let build = "not next to this program nor in PATH; build it with `cargo build --release -p \

@@ -10,11 +10,11 @@ use std::time::{Duration, Instant};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::{Deserialize, Serialize};
 
-use super::cast::Setting;
 use super::oracle::TransferCounts;
 use super::plant::Plant;
 use super::round::{self, Outcome};
 use super::schedule::{FaultKind, ROUND_FAULTS, Schedule, shrink};
+use super::setting::Setting;
 #[cfg(feature = "virtual-time")]
 use super::virtual_time;
 use crate::error::LabError;
@@ -29,7 +29,7 @@ const FAILURES: u32 = 2;
 #[derive(Clone, Debug)]
 pub enum Player {
     /// Processes, in the time of this machine.
-    Processes(Setting),
+    Processes(Box<Setting>),
     /// One thread, in virtual time.
     VirtualTime(Option<Plant>),
 }
@@ -41,8 +41,16 @@ impl Player {
 
     fn draw(&self, seed: u64, round: u64, count: u64) -> Schedule {
         match self {
-            Self::Processes(_) => Schedule::draw(seed, round, count),
+            Self::Processes(setting) => Schedule::draw_of(&setting.kinds(), seed, round, count),
             Self::VirtualTime(_) => Schedule::draw_of(&FaultKind::VIRTUAL, seed, round, count),
+        }
+    }
+
+    /// Does what all rounds need, before the first.
+    fn prepare(&self) -> Result<(), LabError> {
+        match self {
+            Self::Processes(setting) => setting.prepare(),
+            Self::VirtualTime(_) => Ok(()),
         }
     }
 
@@ -84,6 +92,9 @@ pub struct Failure {
     /// Whether it is played in virtual time.
     #[serde(default)]
     pub in_virtual_time: bool,
+    /// Paths of the round, if processes played it.
+    #[serde(default)]
+    pub paths: Vec<String>,
 }
 
 impl Failure {
@@ -201,6 +212,7 @@ pub fn run(
         Some(path) => Report::read(path, campaign.seed, campaign.player.is_virtual())?,
         None => Report::new(campaign.seed, campaign.player.is_virtual()),
     };
+    campaign.player.prepare()?;
     let bar = bar(progress, campaign.faults);
     bar.set_position(report.faults);
     bar.reset_eta();
@@ -295,8 +307,13 @@ fn shrunk(
     }
     let faults_before = schedule.faults.len();
     let seed = campaign.seed;
+    let paths = match &campaign.player {
+        Player::Processes(setting) => setting.paths_of(schedule.seed),
+        Player::VirtualTime(_) => Vec::new(),
+    };
+    let schedule = smallest;
     let failure =
-        Failure { seed, round, violations, faults_before, schedule: smallest, in_virtual_time };
+        Failure { seed, round, violations, faults_before, schedule, in_virtual_time, paths };
     let path = campaign.failures.join(format!("faults-{seed}-{round}.json"));
     std::fs::create_dir_all(&campaign.failures)
         .and_then(|()| std::fs::write(&path, serde_json::to_vec_pretty(&failure)?))
@@ -312,6 +329,7 @@ pub fn replay(
     failure: Failure,
     times: u32,
 ) -> Result<Report, LabError> {
+    player.prepare()?;
     let began = Instant::now();
     let mut report = Report::new(failure.seed, player.is_virtual());
     for _ in 0..times {

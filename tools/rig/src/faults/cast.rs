@@ -2,71 +2,33 @@
 
 use std::io::{BufReader, Write as _};
 use std::path::{Path, PathBuf};
-use std::process::Child;
+use std::process::{Child, Command};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use laxity_shm::sleep::now_ns;
+use nix::sys::signal::{Signal, kill, killpg};
+use nix::unistd::{Pid, getpgid};
+use serde_json::Value;
 
+use super::engines::EngineProgram;
 use super::frame::Frame;
 use super::oracle::Oracle;
 use super::plant::{Plant, Reported};
-use super::task::{FINISH, Role, Task, command};
-use crate::config::LabConfig;
+use super::setting::Setting;
+use super::task::{FINISH, KILL_ENGINE, Role, Task, command};
 use crate::error::LabError;
-use crate::probe::{CannotRun, find_daemon, find_library, find_nccl_plugin};
-use crate::sandbox::find_program;
 
-/// Longest time until a worker that was told to finish has done so.
-const FINISH_MAX: Duration = Duration::from_secs(10);
-/// Longest time until a worker learns that its peer was killed.
-const PEER_MAX: Duration = Duration::from_secs(2);
-
-#[derive(Clone, Debug)]
-pub struct Setting {
-    pub laxityd: PathBuf,
-    /// Path of the `laxityd` that takes turns with it, such as another release's.
-    pub then: Option<PathBuf>,
-    /// Path of the C library, if this machine can run the worker that uses it.
-    pub c_library: Option<PathBuf>,
-    /// Path of the NCCL plugin, if there is one.
-    pub nccl_plugin: Option<PathBuf>,
-    pub plant: Option<Plant>,
-    /// Path whose workers have the planted bug.
-    pub plant_on: String,
-}
-
-impl Setting {
-    /// Finds the programs. Paths whose library or interpreter is missing are left out.
-    pub fn find(
-        laxityd: Option<&PathBuf>,
-        then: Option<&PathBuf>,
-        (plant, plant_on): (Option<Plant>, &str),
-    ) -> Result<Self, CannotRun> {
-        let has_python = find_program("python3").is_some();
-        Ok(Self {
-            laxityd: find_daemon(laxityd).map_err(|lack| CannotRun(vec![lack]))?,
-            then: match then {
-                Some(_) => Some(find_daemon(then).map_err(|lack| CannotRun(vec![lack]))?),
-                None => None,
-            },
-            c_library: find_library("liblaxity_client.so").filter(|_| has_python),
-            nccl_plugin: find_nccl_plugin(&LabConfig::default()).ok(),
-            plant,
-            plant_on: plant_on.to_owned(),
-        })
-    }
-
-    pub fn left_out(&self) -> Vec<&'static str> {
-        let c = "c: needs python3 and liblaxity_client.so (cargo build -p laxity-client-c)";
-        let nccl = "nccl: needs libnccl-net-laxity.so (cargo build -p laxity-nccl)";
-        let all = [(self.c_library.is_none(), c), (self.nccl_plugin.is_none(), nccl)];
-        all.into_iter().filter_map(|(lacks, why)| lacks.then_some(why)).collect()
-    }
-}
+/// Longest time until a worker that was told to finish has done so. Engines may need some seconds
+/// each for their answers, to forget them, and to end.
+const FINISH_MAX: Duration = Duration::from_secs(40);
+/// Longest wait for the first transfer of workers that first have to find each other.
+const BEGIN_MAX: Duration = Duration::from_secs(3);
+/// Longest time until a worker learns that its peer was killed. Mooncake connects again for a
+/// second before it says so.
+const PEER_MAX: Duration = Duration::from_secs(6);
 
 struct Worker {
     number: usize,
@@ -94,6 +56,8 @@ pub(super) struct Cast<'a> {
     pub(super) armed: Arc<AtomicBool>,
     oracle: Arc<Mutex<Oracle>>,
     workers: Vec<Worker>,
+    /// Workers whose peer was killed, and until when they have to end.
+    widowed: Vec<(Worker, Instant)>,
     hostile: Vec<(u64, Child)>,
 }
 
@@ -106,13 +70,40 @@ fn path_of(role: Role) -> &'static str {
         Role::Client => "client",
         Role::C => "c",
         Role::NcclSender | Role::NcclReceiver => "nccl",
+        Role::MooncakeInitiator | Role::MooncakeTarget => "mooncake",
+        Role::MooncakeCInitiator | Role::MooncakeCTarget => "mooncake_c",
+        Role::VerbsReceiver | Role::VerbsSender => "verbs",
+        Role::Engine => "engine",
         Role::Hostile => "hostile",
     }
 }
 
-fn signal(child: &Child, signal: Signal) {
+/// Returns the two workers of a path that needs two. The first receives, and tells the oracle of
+/// bytes.
+const fn pair_of(role: Role) -> Option<[Role; 2]> {
+    match role {
+        Role::NcclSender | Role::NcclReceiver => Some([Role::NcclReceiver, Role::NcclSender]),
+        Role::MooncakeInitiator | Role::MooncakeTarget => {
+            Some([Role::MooncakeTarget, Role::MooncakeInitiator])
+        }
+        Role::MooncakeCInitiator | Role::MooncakeCTarget => {
+            Some([Role::MooncakeCTarget, Role::MooncakeCInitiator])
+        }
+        Role::VerbsReceiver | Role::VerbsSender => Some([Role::VerbsReceiver, Role::VerbsSender]),
+        Role::Client | Role::C | Role::Engine | Role::Hostile => None,
+    }
+}
+
+/// Returns the worker of a role whose first transfer has to be awaited, because its processes meet.
+fn first_of(role: Role) -> Option<Role> {
+    if role == Role::Engine { Some(role) } else { pair_of(role).map(|[receiver, _]| receiver) }
+}
+
+fn signal(worker: &Worker, signal: Signal) {
     // The child is not reaped yet, so the id is its own.
-    let _ = kill(Pid::from_raw(child.id().cast_signed()), signal);
+    let id = Pid::from_raw(worker.child.id().cast_signed());
+    // Engines are in the group of their worker.
+    let _ = if worker.role == Role::Engine { killpg(id, signal) } else { kill(id, signal) };
 }
 
 impl<'a> Cast<'a> {
@@ -132,44 +123,107 @@ impl<'a> Cast<'a> {
             armed: Arc::default(),
             oracle: Arc::clone(oracle),
             workers: Vec::new(),
+            widowed: Vec::new(),
             hostile: Vec::new(),
         };
-        cast.add(Role::Client)?;
-        cast.add(Role::Client)?;
+        if setting.uses("client") {
+            cast.add(Role::Client)?;
+            cast.add(Role::Client)?;
+        }
         if setting.c_library.is_some() {
             cast.add(Role::C)?;
         }
         if setting.nccl_plugin.is_some() {
-            cast.add_pair()?;
+            cast.add_pair([Role::NcclReceiver, Role::NcclSender])?;
+        }
+        if setting.mooncake.is_some() {
+            cast.add_pair([Role::MooncakeTarget, Role::MooncakeInitiator])?;
+        }
+        if setting.engine.is_some() {
+            cast.add(Role::Engine)?;
+        }
+        if setting.mooncake_c.is_some() {
+            cast.add_pair([Role::MooncakeCTarget, Role::MooncakeCInitiator])?;
+        }
+        if setting.verbs.is_some() {
+            cast.add_pair([Role::VerbsReceiver, Role::VerbsSender])?;
         }
         Ok(cast)
     }
 
-    fn task(&mut self, role: Role) -> Task {
-        self.started += 1;
-        let library = match role {
-            Role::C => &self.setting.c_library,
-            _ => &self.setting.nccl_plugin,
-        };
-        Task {
-            role,
-            socket: self.socket.clone(),
-            seed: self.seed.wrapping_add(self.started),
-            leaks_lanes: self.setting.plant == Some(Plant::LeakLane),
-            library: library.clone().unwrap_or_default(),
-            handle: self.folder.join("handle"),
+    /// Waits until each pair and each engine transfers, so that faults meet transfers.
+    pub(super) fn await_pairs(&self) {
+        for worker in &self.workers {
+            self.await_begin(worker);
         }
     }
 
+    /// Waits until a worker of a pair, or one with engines, transfers, or for a limited time.
+    fn await_begin(&self, worker: &Worker) {
+        let Some(receiver) = first_of(worker.role) else { return };
+        let give_up = Instant::now() + self.setting.pace.slow(BEGIN_MAX);
+        let mut both = self.workers.iter();
+        let Some(receiver) = both.find(|other| other.role == receiver) else { return };
+        while !lock(&self.oracle).has_begun(receiver.number) && Instant::now() < give_up {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    fn handle(&self, role: Role) -> PathBuf {
+        self.folder.join(format!("handle-{}", path_of(role)))
+    }
+
+    fn task(&mut self, role: Role) -> Result<Task, LabError> {
+        self.started += 1;
+        let setting = self.setting;
+        let (mooncake_c, verbs) = (setting.mooncake_c.as_ref(), setting.verbs.as_ref());
+        let mooncake = setting.mooncake.as_ref().or(mooncake_c.map(|it| &it.mooncake));
+        let (program, library) = match role {
+            Role::C => (None, setting.c_library.as_ref()),
+            Role::MooncakeInitiator
+            | Role::MooncakeTarget
+            | Role::MooncakeCInitiator
+            | Role::MooncakeCTarget => mooncake.map(|it| (&it.python, &it.library)).unzip(),
+            Role::VerbsReceiver | Role::VerbsSender => {
+                verbs.map(|it| (&it.worker, &it.library)).unzip()
+            }
+            Role::Engine => (setting.engine.as_ref().map(|it| &it.program), None),
+            _ => (None, setting.nccl_plugin.as_ref()),
+        };
+        let engine = setting.engine.as_ref().filter(|_| role == Role::Engine);
+        Ok(Task {
+            role,
+            socket: self.socket.clone(),
+            seed: self.seed.wrapping_add(self.started),
+            leaks_lanes: setting.plant == Some(Plant::LeakLane),
+            leaks: setting.plant,
+            full_rate: setting.full_rate,
+            library: library.cloned().unwrap_or_default(),
+            program: program.cloned().unwrap_or_default(),
+            sources: mooncake.map(|it| it.sources.clone()).unwrap_or_default(),
+            alone: setting.has_only(&["mooncake_c", "nccl", "engine"]),
+            preload: mooncake_c.map(|it| it.preload.to_vec()).unwrap_or_default(),
+            gid_index: verbs.map_or(0, |it| it.gid_index),
+            device: setting.pace.nccl.device(role),
+            handle: self.handle(role),
+            answers: engine.map(EngineProgram::answers).transpose()?.unwrap_or_default(),
+        })
+    }
+
+    fn command(&self, task: &Task) -> Result<Command, LabError> {
+        command(task, self.setting.pace.nccl.settings)
+    }
+
     fn add(&mut self, role: Role) -> Result<(), LabError> {
-        let task = self.task(role);
-        let mut child = command(&task)?.spawn().map_err(LabError::start("a worker"))?;
+        let task = self.task(role)?;
+        let mut child = self.command(&task)?.spawn().map_err(LabError::start("a worker"))?;
         let path = path_of(role);
         let number = lock(&self.oracle).add(path);
         let pipe = child.stdout.take().ok_or_else(LabError::no_pipe)?;
         let mut pipe = BufReader::with_capacity(1 << 17, pipe);
         let oracle = Arc::clone(&self.oracle);
-        let has_bug = path == self.setting.plant_on && role != Role::NcclSender;
+        let receives = pair_of(role).is_none_or(|[first, _]| first == role);
+        let has_bug = path == self.setting.plant_on && receives;
         let mut reported = Reported::new(self.setting.plant.filter(|_| has_bug), &self.armed);
         let reader = std::thread::spawn(move || {
             loop {
@@ -188,11 +242,10 @@ impl<'a> Cast<'a> {
         Ok(())
     }
 
-    fn add_pair(&mut self) -> Result<(), LabError> {
+    fn add_pair(&mut self, pair: [Role; 2]) -> Result<(), LabError> {
         // The handle of an earlier pair, which leads nowhere.
-        let _ = std::fs::remove_file(self.folder.join("handle"));
-        self.add(Role::NcclReceiver)?;
-        self.add(Role::NcclSender)
+        let _ = std::fs::remove_file(self.handle(pair[0]));
+        pair.into_iter().try_for_each(|role| self.add(role))
     }
 
     fn chosen(&self, choice: u64) -> usize {
@@ -200,58 +253,73 @@ impl<'a> Cast<'a> {
     }
 
     /// Kills a worker and starts another one. Its peer, if it has one, has to learn of its death.
+    /// Of a worker with engines, mostly only one engine is killed.
     pub(super) fn kill(&mut self, choice: u64) -> Result<(), LabError> {
-        let mut worker = self.workers.remove(self.chosen(choice));
-        let _ = worker.child.kill();
+        self.await_begin(&self.workers[self.chosen(choice)]);
+        let (chosen, count) = (self.chosen(choice), self.workers.len().max(1) as u64);
+        if self.workers[chosen].role == Role::Engine && !(choice / count).is_multiple_of(4) {
+            self.workers[chosen].tell(KILL_ENGINE);
+            return Ok(());
+        }
+        let mut worker = self.workers.remove(chosen);
+        let killed_ns = now_ns();
+        signal(&worker, Signal::SIGKILL);
         let _ = worker.child.wait();
         let _ = worker.reader.join();
         lock(&self.oracle).killed(worker.number);
-        let peer = |other: &Worker| path_of(other.role) == "nccl";
-        match worker.role {
-            Role::NcclSender | Role::NcclReceiver => {
-                if let Some(at) = self.workers.iter().position(peer) {
-                    let mut peer = self.workers.remove(at);
-                    let (number, receiver) = (peer.number, peer.number.min(worker.number));
-                    // A worker that is not connected yet has no peer whose death it could see.
-                    let connected = lock(&self.oracle).has_begun(receiver);
-                    signal(&peer.child, Signal::SIGCONT);
-                    if !connected {
-                        let _ = peer.child.kill();
-                    }
-                    let how = end(peer, Instant::now() + PEER_MAX);
-                    let mut oracle = lock(&self.oracle);
-                    if let Some(how) = how.filter(|_| connected) {
-                        oracle.blame(format!("nccl: after the death of its peer, a worker {how}"));
-                    }
-                    oracle.killed(number);
-                }
-                self.add_pair()
+        let Some(pair) = pair_of(worker.role) else { return self.add(worker.role) };
+        if let Some(at) = self.workers.iter().position(|other| pair.contains(&other.role)) {
+            let mut peer = self.workers.remove(at);
+            lock(&self.oracle).peer_killed(peer.number, killed_ns);
+            let receiver = peer.number.min(worker.number);
+            signal(&peer, Signal::SIGCONT);
+            if lock(&self.oracle).has_begun(receiver) {
+                self.widowed.push((peer, Instant::now() + self.setting.pace.slow(PEER_MAX)));
+            } else {
+                // A worker that is not connected yet has no peer whose death it could see.
+                let number = peer.number;
+                let _ = peer.child.kill();
+                let _ = end(peer, Instant::now() + self.setting.pace.slow(PEER_MAX));
+                lock(&self.oracle).killed(number);
             }
-            role => self.add(role),
         }
+        self.add_pair(pair)
     }
 
     pub(super) fn stop(&self, choice: u64) -> usize {
         let worker = &self.workers[self.chosen(choice)];
-        signal(&worker.child, Signal::SIGSTOP);
+        signal(worker, Signal::SIGSTOP);
         worker.number
+    }
+
+    /// Returns the number of a worker.
+    pub(super) fn number(&self, choice: u64) -> usize {
+        self.workers[self.chosen(choice)].number
+    }
+
+    /// Stops the worker `number`, unless it was killed.
+    pub(super) fn stop_number(&self, number: usize) {
+        let mut same = self.workers.iter().filter(|worker| worker.number == number);
+        if let Some(worker) = same.next() {
+            signal(worker, Signal::SIGSTOP);
+        }
     }
 
     /// Continues the worker `number`, unless it was killed.
     pub(super) fn go_on(&self, number: usize) {
         let mut same = self.workers.iter().filter(|worker| worker.number == number);
         if let Some(worker) = same.next() {
-            signal(&worker.child, Signal::SIGCONT);
+            signal(worker, Signal::SIGCONT);
         }
     }
 
-    fn obedient(&mut self) -> Vec<&mut Worker> {
-        let knows = |worker: &&mut Worker| matches!(worker.role, Role::Client | Role::C);
-        self.workers.iter_mut().filter(knows).collect()
+    /// Returns the workers that know a command.
+    fn obedient(&mut self, command: u8) -> Vec<&mut Worker> {
+        self.workers.iter_mut().filter(|worker| worker.role.knows(command)).collect()
     }
 
     pub(super) fn tell(&mut self, choice: u64, command: u8) {
-        let mut all = self.obedient();
+        let mut all = self.obedient(command);
         let at = (choice % all.len().max(1) as u64) as usize;
         if let Some(worker) = all.get_mut(at) {
             worker.tell(command);
@@ -259,12 +327,12 @@ impl<'a> Cast<'a> {
     }
 
     pub(super) fn tell_all(&mut self, command: u8) {
-        self.obedient().into_iter().for_each(|worker| worker.tell(command));
+        self.obedient(command).into_iter().for_each(|worker| worker.tell(command));
     }
 
     pub(super) fn add_hostile(&mut self, choice: u64) -> Result<u64, LabError> {
-        let task = Task { seed: choice, ..self.task(Role::Hostile) };
-        let child = command(&task)?.spawn().map_err(LabError::start("a hostile client"))?;
+        let task = Task { seed: choice, ..self.task(Role::Hostile)? };
+        let child = self.command(&task)?.spawn().map_err(LabError::start("a hostile client"))?;
         self.hostile.push((self.started, child));
         Ok(self.started)
     }
@@ -277,9 +345,43 @@ impl<'a> Cast<'a> {
         }
     }
 
+    /// Returns the path of the worker that has a process, or whose process group has it.
+    pub(super) fn path_of_process(&self, pid: u32) -> Option<&'static str> {
+        let group = getpgid(Some(Pid::from_raw(pid.cast_signed()))).ok();
+        let has = |worker: &&Worker| {
+            let own = worker.child.id();
+            own == pid || group.is_some_and(|group| group.as_raw() == own.cast_signed())
+        };
+        self.workers.iter().find(has).map(|worker| path_of(worker.role))
+    }
+
+    /// Returns the number, the path and the process of each worker.
+    pub(super) fn processes(&self) -> Vec<(usize, &'static str, u32)> {
+        let of = |worker: &Worker| (worker.number, path_of(worker.role), worker.child.id());
+        self.workers.iter().map(of).collect()
+    }
+
+    /// Ends a worker in order, with its peer if it has one, and starts others in their place.
+    pub(super) fn leave(&mut self, choice: u64) -> Result<(), LabError> {
+        let chosen = self.chosen(choice);
+        let role = self.workers[chosen].role;
+        let pair = pair_of(role);
+        let goes = |role| pair.is_some_and(|pair| pair.contains(&role));
+        let all = std::mem::take(&mut self.workers).into_iter().enumerate();
+        let (leaving, staying): (Vec<_>, Vec<_>) =
+            all.partition(|(at, one)| *at == chosen || goes(one.role));
+        self.workers = leaving.into_iter().map(|(_, worker)| worker).collect();
+        self.finish();
+        self.workers = staying.into_iter().map(|(_, worker)| worker).collect();
+        match pair {
+            Some(pair) => self.add_pair(pair),
+            None => self.add(role),
+        }
+    }
+
     pub(super) fn finish(&mut self) {
         self.workers.iter_mut().for_each(|worker| worker.tell(FINISH));
-        let give_up = Instant::now() + FINISH_MAX;
+        let give_up = Instant::now() + self.setting.pace.slow(FINISH_MAX);
         for worker in std::mem::take(&mut self.workers) {
             let (number, path) = (worker.number, path_of(worker.role));
             let how = end(worker, give_up);
@@ -289,6 +391,33 @@ impl<'a> Cast<'a> {
             }
             oracle.ended(number);
         }
+        for (worker, give_up) in std::mem::take(&mut self.widowed) {
+            let (number, path) = (worker.number, path_of(worker.role));
+            let how = end(worker, give_up);
+            let mut oracle = lock(&self.oracle);
+            if let Some(how) = how {
+                oracle.blame(format!("{path}: after the death of its peer, a worker {how}"));
+            }
+            oracle.killed(number);
+        }
+        self.read_reports();
+    }
+
+    /// Adds what the libraries counted in workers that ended by themselves.
+    fn read_reports(&self) {
+        for role in [Role::NcclSender, Role::VerbsSender, Role::MooncakeCInitiator] {
+            let file = self.handle(role).with_extension("report");
+            let text = std::fs::read_to_string(&file).unwrap_or_default();
+            // A soak reads it again after each worker that leaves.
+            let _ = std::fs::remove_file(file);
+            for line in text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok()) {
+                // A process on Mooncake's C interface has a line of each preloaded library.
+                // liblaxity.so carries nothing there.
+                let of = |name: &str| line[name].as_u64().unwrap_or(0);
+                let (scheduled, bypassed) = (of("scheduled_bytes"), of("bypassed_bytes"));
+                lock(&self.oracle).counted(path_of(role), scheduled, bypassed);
+            }
+        }
     }
 }
 
@@ -297,7 +426,7 @@ fn end(mut worker: Worker, give_up: Instant) -> Option<String> {
         match worker.child.try_wait() {
             Ok(None) if Instant::now() < give_up => std::thread::sleep(Duration::from_millis(1)),
             Ok(None) => {
-                let _ = worker.child.kill();
+                signal(&worker, Signal::SIGKILL);
                 let _ = worker.child.wait();
                 break Some("waits forever".to_owned());
             }
@@ -312,7 +441,12 @@ fn end(mut worker: Worker, give_up: Instant) -> Option<String> {
 
 impl Drop for Cast<'_> {
     fn drop(&mut self) {
-        let workers = std::mem::take(&mut self.workers).into_iter().map(|worker| worker.child);
+        let widowed = std::mem::take(&mut self.widowed).into_iter().map(|(worker, _)| worker);
+        let workers = std::mem::take(&mut self.workers).into_iter().chain(widowed);
+        let workers = workers.map(|worker| {
+            signal(&worker, Signal::SIGKILL);
+            worker.child
+        });
         let hostile = std::mem::take(&mut self.hostile).into_iter().map(|(_, child)| child);
         for mut child in workers.chain(hostile) {
             let _ = child.kill();

@@ -16,6 +16,7 @@ use rand::{RngExt as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
 
 use super::frame::{Frame, content};
+use super::plant::Plant;
 use super::task::{FORK, LOSE_THREAD, Outlet, Starved, Task, obey};
 use crate::error::LabError;
 
@@ -29,6 +30,9 @@ pub(super) const LANES: u32 = QUEUES + 1;
 /// Threads that end at one command, one after the other.
 const LOST_AT_ONCE: u32 = 3;
 const WIRE: Duration = Duration::from_millis(2);
+/// Time between two leaks of a planted bug, and the size of one.
+const LEAK_EVERY: Duration = Duration::from_millis(20);
+const LEAK_BYTES: usize = 64 << 10;
 /// Transfers of the queue without order that are open at once.
 const DEPTH: usize = 6;
 
@@ -41,6 +45,7 @@ struct Sender {
     next: u64,
     stop: Arc<AtomicBool>,
     leaks_lanes: bool,
+    full_rate: bool,
 }
 
 struct Open {
@@ -79,6 +84,13 @@ impl Sender {
         Open { number, ticket, sent: 0, begin_ns: now_ns(), starved: self.starved.ns() }
     }
 
+    /// Waits as long as bytes take on a wire. At the full rate, the pipe alone is the wire.
+    fn take_time(&self) {
+        if !self.full_rate {
+            std::thread::sleep(WIRE);
+        }
+    }
+
     fn send(&self, open: &mut Open, bytes: u64) -> Vec<Frame> {
         let (queue, number, offset) = (self.queue, open.number, open.sent);
         open.sent += bytes;
@@ -103,7 +115,7 @@ impl Sender {
                 let permit = self.lane.wait(&mut open.ticket);
                 let frames = self.send(&mut open, permit.bytes);
                 self.outlet.put(&frames);
-                std::thread::sleep(WIRE);
+                self.take_time();
                 self.lane.complete(&open.ticket, permit.bytes);
             }
         }
@@ -133,7 +145,7 @@ impl Sender {
                 self.lane.wait_any(Duration::from_millis(20));
                 continue;
             }
-            std::thread::sleep(WIRE);
+            self.take_time();
             for (index, bytes) in permits {
                 self.lane.complete(&all[index].ticket, bytes);
             }
@@ -179,8 +191,12 @@ pub(super) fn run(task: &Task, outlet: &Outlet, stop: &Arc<AtomicBool>) -> Resul
             next: 0,
             stop: Arc::clone(stop),
             leaks_lanes: task.leaks_lanes,
+            full_rate: task.full_rate,
         }
     };
+    if let Some(leak @ (Plant::LeakMemory | Plant::LeakDescriptor)) = task.leaks {
+        std::thread::spawn(move || keep_leaking(leak));
+    }
     let (first, second) = (sender(0), sender(1));
     let mut threads = vec![
         std::thread::spawn(move || first.in_order()),
@@ -212,6 +228,17 @@ pub(super) fn run(task: &Task, outlet: &Outlet, stop: &Arc<AtomicBool>) -> Resul
     let (scheduled, bypassed) = (stats.scheduled_bytes, stats.bypassed_bytes);
     outlet.put(&[Frame::Counted { scheduled, bypassed }]);
     Ok(())
+}
+
+fn keep_leaking(leak: Plant) {
+    loop {
+        if leak == Plant::LeakMemory {
+            Box::leak(vec![1_u8; LEAK_BYTES].into_boxed_slice());
+        } else if let Ok(file) = std::fs::File::open("/dev/null") {
+            Box::leak(Box::new(file));
+        }
+        std::thread::sleep(LEAK_EVERY);
+    }
 }
 
 /// Forks beside threads that submit, and executes another program. A command that sets the group

@@ -1,21 +1,28 @@
 //! The daemon of a round: its configuration, its process, and its books.
 
 use std::fs::{self, File};
+use std::net::SocketAddr;
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use laxity_shm::sleep::now_ns;
 use laxity_wire::{ControlClient, ControlError, Status};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
+use super::setting::Pace;
 use crate::daemons::tail;
 use crate::error::LabError;
 use crate::sandbox;
 
 /// Longest time until a daemon that was started, stopped or asked answers.
-pub(super) const ANSWER_MAX: Duration = Duration::from_secs(5);
+const ANSWER_MAX: Duration = Duration::from_secs(5);
+
+/// Time until a daemon that aborts has ended, as a rule and on a busy machine.
+const ABORTED_WITHIN: Duration = Duration::from_millis(10);
+const ABORTED_WITHIN_MAX: Duration = Duration::from_secs(1);
 
 /// Executes the daemon so that it dies with the process that started it.
 pub(super) fn become_daemon(program: &Path, arguments: &[std::ffi::OsString]) -> LabError {
@@ -35,8 +42,18 @@ pub(super) struct Daemon {
     pub(super) policy: &'static str,
     pub(super) mode: &'static str,
     pub(super) window_kib: u64,
+    pub(super) rate: &'static str,
+    /// Where the coordinator is, if there is one.
+    pub(super) coordinator: Option<SocketAddr>,
     pub(super) log_is_full: bool,
     limit: Option<String>,
+    pace: Pace,
+    memory_is_short: bool,
+    had_no_memory: bool,
+    /// The process, and the run delay of its scheduler thread at the last look.
+    run_delay: (Option<u32>, u64),
+    /// Until when the process may abort, because it had no memory.
+    may_abort_until: Instant,
 }
 
 impl Daemon {
@@ -44,6 +61,7 @@ impl Daemon {
         program: &Path,
         then: Option<&PathBuf>,
         folder: &Path,
+        pace: Pace,
     ) -> Result<Self, LabError> {
         let daemon = Self {
             program: program.to_owned(),
@@ -54,8 +72,15 @@ impl Daemon {
             policy: "laxity",
             mode: "enforce",
             window_kib: 64,
+            rate: pace.rate,
+            coordinator: None,
             log_is_full: false,
             limit: None,
+            pace,
+            memory_is_short: false,
+            had_no_memory: false,
+            run_delay: (None, 0),
+            may_abort_until: Instant::now(),
         };
         daemon.configure()?;
         Ok(daemon)
@@ -63,6 +88,10 @@ impl Daemon {
 
     pub(super) fn socket(&self) -> PathBuf {
         self.folder.join("laxityd.sock")
+    }
+
+    fn answer_max(&self) -> Duration {
+        self.pace.slow(ANSWER_MAX)
     }
 
     fn control(&self) -> PathBuf {
@@ -78,16 +107,25 @@ impl Daemon {
     }
 
     fn text(&self) -> String {
+        let nic = |name: &&str| {
+            format!(
+                "[[nic]]\nname = {name:?}\nrate = {:?}\nchunk = \"16KiB\"\nwindow = \
+                 \"{}KiB\"\n",
+                self.rate, self.window_kib
+            )
+        };
+        let coordinator = self.coordinator.map_or_else(String::new, |address| {
+            format!("[coordinator]\nendpoint = \"http://{address}\"\nhost = \"this\"\n")
+        });
         format!(
             "socket = {:?}\ncontrol = {:?}\nmetrics = \"\"\nlog = \"warn\"\nmode = {:?}\n\
              policy = {:?}\n[access]\nanyone = true\n[scheduler]\nspin_us = 0\nlanes = 16\n\
-             slots = 64\n[[nic]]\nname = \"test\"\nrate = \"1Gbit\"\nchunk = \"16KiB\"\n\
-             window = \"{}KiB\"\n",
+             slots = 64\n{}{coordinator}",
             self.socket(),
             self.control(),
             self.mode,
             self.policy,
-            self.window_kib
+            self.pace.nics.iter().map(nic).collect::<String>()
         )
     }
 
@@ -101,7 +139,7 @@ impl Daemon {
         let broken = match choice % 4 {
             0 => text[..text.len() / 2].to_owned() + "\n[[nic",
             1 => format!("{text}rate = 7\n"),
-            2 => text.replace("1Gbit", "fast"),
+            2 => text.replace(self.rate, "fast"),
             _ => "\0".repeat(100),
         };
         fs::write(self.file(), broken).map_err(LabError::file("writing", &self.file()))
@@ -112,6 +150,7 @@ impl Daemon {
         let log = if self.log_is_full { PathBuf::from("/dev/full") } else { self.log() };
         self.log_is_full = false;
         self.limit = None;
+        self.memory_is_short = false;
         let open = File::options().create(true).append(true).open(&log);
         let log = open.map_err(LabError::file("opening", &log))?;
         let errors = log.try_clone().map_err(LabError::system("sharing the log of laxityd"))?;
@@ -151,7 +190,7 @@ impl Daemon {
         let status = self.child.as_mut()?.try_wait().ok()??;
         self.child = None;
         let killed = status.signal() == Some(Signal::SIGKILL as i32);
-        let fine = self.doomed && (killed || status.success());
+        let fine = self.may_abort() || (self.doomed && (killed || status.success()));
         (!fine).then(|| format!("laxityd ended by itself: {status}{}", tail(&self.log())))
     }
 
@@ -162,8 +201,8 @@ impl Daemon {
             if let Some(wrong) = self.look() {
                 return Some(wrong);
             }
-            if start.elapsed() > ANSWER_MAX {
-                return Some(format!("laxityd still runs {ANSWER_MAX:?} after SIGTERM"));
+            if start.elapsed() > self.answer_max() {
+                return Some(format!("laxityd still runs {:?} after SIGTERM", start.elapsed()));
             }
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -174,9 +213,9 @@ impl Daemon {
     pub(super) fn operator(&mut self) -> Result<ControlClient, String> {
         let start = Instant::now();
         loop {
-            match ControlClient::connect(self.control(), ANSWER_MAX) {
+            match ControlClient::connect(self.control(), self.answer_max()) {
                 Ok(client) => return Ok(client),
-                Err(error) if start.elapsed() > ANSWER_MAX => {
+                Err(error) if start.elapsed() > self.answer_max() => {
                     return Err(format!("no operator gets in: {error}{}", tail(&self.log())));
                 }
                 Err(_) => {}
@@ -184,16 +223,39 @@ impl Daemon {
             if let Some(wrong) = self.look() {
                 return Err(wrong);
             }
+            // It aborted for lack of memory just now.
+            if self.child.is_none() {
+                self.launch().map_err(|error| error.to_string())?;
+            }
             std::thread::sleep(Duration::from_millis(1));
         }
     }
 
     pub(super) fn ask<T>(
         &mut self,
-        what: impl FnOnce(&mut ControlClient) -> Result<T, ControlError>,
+        what: impl Fn(&mut ControlClient) -> Result<T, ControlError>,
     ) -> Result<T, String> {
-        let mut operator = self.operator()?;
-        what(&mut operator).map_err(|error| format!("laxityd does not answer: {error}"))
+        let give_up = Instant::now() + self.answer_max();
+        loop {
+            let mut operator = self.operator()?;
+            match what(&mut operator) {
+                Ok(answer) => return Ok(answer),
+                // A daemon that ends for lack of memory says that it stops, and another is started.
+                Err(_) if self.may_abort() && Instant::now() < give_up => {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                Err(error) => {
+                    let log = tail(&self.log());
+                    return Err(format!("laxityd does not answer: {error}{log}"));
+                }
+            }
+        }
+    }
+
+    /// Whether the daemon may end by itself. A program whose memory can't grow may abort, which is
+    /// no worse than a SIGKILL.
+    pub(super) fn may_abort(&self) -> bool {
+        self.memory_is_short || Instant::now() < self.may_abort_until
     }
 
     pub(super) fn status(&mut self) -> Result<Status, String> {
@@ -218,14 +280,71 @@ impl Daemon {
         }
     }
 
+    /// Takes all memory from the daemon that it does not have yet. Returns what is wrong.
+    pub(super) fn limit_memory(&mut self) -> Option<String> {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.pid()?)).ok()?;
+        let size = status.lines().find_map(|line| line.strip_prefix("VmSize:"))?;
+        let kib: u64 = size.split_whitespace().next()?.parse().ok()?;
+        self.memory_is_short = true;
+        self.had_no_memory = true;
+        self.prlimit(&format!("--as={}:", kib << 10))
+    }
+
+    pub(super) fn give_memory(&mut self) {
+        if self.memory_is_short {
+            // A daemon that has ended has no limit.
+            let _ = self.prlimit("--as=unlimited:");
+            self.memory_is_short = false;
+            self.may_abort_until = Instant::now() + ABORTED_WITHIN_MAX;
+            std::thread::sleep(ABORTED_WITHIN);
+        }
+    }
+
     fn set_limit(&self, limit: &str) -> Option<String> {
+        self.prlimit(&format!("--nofile={limit}:"))
+    }
+
+    fn prlimit(&self, limit: &str) -> Option<String> {
         let pid = self.pid()?.to_string();
-        let limit = format!("--nofile={limit}:");
-        let output = Command::new("prlimit").args(["--pid", &pid, &limit]).output();
+        let output = Command::new("prlimit").args(["--pid", &pid, limit]).output();
         match output {
             Ok(output) if output.status.success() => None,
             Ok(output) => Some(String::from_utf8_lossy(&output.stderr).into_owned()),
             Err(error) => Some(format!("prlimit (util-linux) can't be started: {error}")),
+        }
+    }
+
+    /// Returns how long the scheduler thread could run and had no processor, in nanoseconds.
+    fn run_delay_ns(&self) -> Option<u64> {
+        let tasks = fs::read_dir(format!("/proc/{}/task", self.pid()?)).ok()?;
+        let is_scheduler =
+            |task: &PathBuf| fs::read(task.join("comm")).is_ok_and(|comm| comm == b"scheduler\n");
+        let task = tasks.flatten().map(|entry| entry.path()).find(is_scheduler)?;
+        // Time on a processor, time in a run queue, and the number of times.
+        let text = fs::read_to_string(task.join("schedstat")).ok()?;
+        text.split_whitespace().nth(1)?.parse().ok()
+    }
+
+    /// Returns about when the scheduler thread had no processor since the last call.
+    pub(super) fn had_no_processor(&mut self) -> Option<(u64, u64)> {
+        let (pid, now, delay) = (self.pid(), now_ns(), self.run_delay_ns()?);
+        let (before, earlier) = std::mem::replace(&mut self.run_delay, (pid, delay));
+        let more = delay.saturating_sub(earlier);
+        (before == pid && more > 0).then(|| (now.saturating_sub(more), now))
+    }
+
+    /// Waits until the daemon answers, and has found the coordinator if there is one.
+    pub(super) fn await_coordinator(&mut self) -> Result<(), String> {
+        let start = Instant::now();
+        loop {
+            let status = self.status()?;
+            if self.coordinator.is_none() || status.cluster.is_some_and(|it| it.connected) {
+                return Ok(());
+            }
+            if start.elapsed() > ANSWER_MAX {
+                return Err(format!("{ANSWER_MAX:?} after its start laxityd has no coordinator"));
+            }
+            std::thread::sleep(Duration::from_millis(5));
         }
     }
 
@@ -238,7 +357,11 @@ impl Daemon {
         Some((descriptors, resident.split_whitespace().next()?.parse().ok()?))
     }
 
+    /// Returns the line of a panic. A daemon without memory may panic, such as for a new thread.
     pub(super) fn panicked(&self) -> Option<String> {
+        if self.had_no_memory {
+            return None;
+        }
         let text = fs::read(self.log()).ok()?;
         let text = String::from_utf8_lossy(&text);
         text.lines().find(|line| line.contains("panicked")).map(str::to_owned)

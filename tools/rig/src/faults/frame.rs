@@ -62,6 +62,10 @@ pub(super) enum Frame {
         scheduled: u64,
         bypassed: u64,
     },
+    /// What the worker itself found to be wrong.
+    Wrong {
+        why: String,
+    },
 }
 
 impl Frame {
@@ -90,6 +94,10 @@ impl Frame {
             Self::Abandoned { queue } => header(b'X', 0, 0, *queue, [0; 3]),
             Self::Counted { scheduled, bypassed } => {
                 header(b'C', 0, 0, 0, [*scheduled, *bypassed, 0]);
+            }
+            Self::Wrong { why } => {
+                header(b'!', 0, 0, 0, [0, 0, why.len() as u64]);
+                out.extend(why.as_bytes());
             }
         }
     }
@@ -130,6 +138,7 @@ impl Frame {
             b'E' => Self::Ended { queue, count: number },
             b'X' => Self::Abandoned { queue },
             b'C' => Self::Counted { scheduled: number, bypassed: value },
+            b'!' => Self::Wrong { why: String::from_utf8_lossy(&payload).into_owned() },
             _ => return Err(bad("an unknown kind of frame")),
         }))
     }
@@ -171,6 +180,7 @@ mod tests {
             Frame::Ended { queue, count: 8 },
             Frame::Abandoned { queue },
             Frame::Counted { scheduled: 1 << 50, bypassed: 3 },
+            Frame::Wrong { why: "an engine ended".to_owned() },
         ];
         let mut bytes = Vec::new();
         frames.iter().for_each(|frame| frame.put(&mut bytes));

@@ -1,9 +1,9 @@
-//! Workers of a fault campaign on the NCCL plugin, over TCP: a sender and a receiver, driven as
-//! NCCL drives them. The receiver tells the oracle what came. The last message names how many came
-//! before it, so a message that is lost at the end is found, too.
+//! Workers of a fault campaign on the NCCL plugin, over TCP or verbs: a sender and a receiver,
+//! driven as NCCL drives them. The receiver tells the oracle what came. The last message names how
+//! many came before it, so a message that is lost at the end is found, too.
 
 use std::collections::VecDeque;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -13,7 +13,7 @@ use rand::{RngExt as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
 
 use super::frame::{Frame, content};
-use super::task::Outlet;
+use super::task::{Outlet, Task};
 use crate::error::LabError;
 
 const MESSAGE_MAX: usize = 96 << 10;
@@ -23,30 +23,24 @@ const POLL: Duration = Duration::from_micros(500);
 /// The first word of the last message. No content begins with it.
 const LAST: [u8; 8] = [0xff; 8];
 
-/// Sends messages until `stop`, to the listener whose handle appears in `file`.
-pub(super) fn send(
-    plugin: &Path,
-    file: &Path,
-    seed: u64,
-    outlet: &Outlet,
-    stop: &Arc<AtomicBool>,
-) -> Result<(), LabError> {
-    let (_plugin, context) = context(plugin)?;
+/// Sends messages until `stop`, to the listener whose handle appears in the task's file.
+pub(super) fn send(task: &Task, outlet: &Outlet, stop: &Arc<AtomicBool>) -> Result<(), LabError> {
+    let (_plugin, context) = context(&task.library)?;
     let handle = loop {
-        if let Ok(bytes) = std::fs::read(file)
+        if let Ok(bytes) = std::fs::read(&task.handle)
             && let Ok(handle) = Handle::try_from(bytes.as_slice())
         {
             break handle;
         }
         std::thread::sleep(POLL);
     };
-    told(outlet, sending(&context, handle, seed, outlet, stop))
+    told(outlet, sending(&context, handle, task, outlet, stop))
 }
 
-/// Receives messages until the last one, and writes its handle to `file`.
-pub(super) fn receive(plugin: &Path, file: &Path, outlet: &Outlet) -> Result<(), LabError> {
-    let (_plugin, context) = context(plugin)?;
-    told(outlet, receiving(&context, file, outlet))
+/// Receives messages until the last one, and writes its handle to the task's file.
+pub(super) fn receive(task: &Task, outlet: &Outlet) -> Result<(), LabError> {
+    let (_plugin, context) = context(&task.library)?;
+    told(outlet, receiving(&context, task, outlet))
 }
 
 fn context(plugin: &Path) -> Result<(Plugin, Context), LabError> {
@@ -68,12 +62,12 @@ fn told(outlet: &Outlet, result: Result<(), HostError>) -> Result<(), LabError> 
 fn sending(
     context: &Context,
     handle: Handle,
-    seed: u64,
+    task: &Task,
     outlet: &Outlet,
     stop: &AtomicBool,
 ) -> Result<(), HostError> {
-    let mut rng = ChaCha8Rng::seed_from_u64(seed);
-    let mut connecting = context.connect(0, handle);
+    let mut rng = ChaCha8Rng::seed_from_u64(task.seed);
+    let mut connecting = context.connect(task.device, handle);
     let comm = loop {
         match connecting.poll()? {
             Some(comm) => break comm,
@@ -127,11 +121,11 @@ fn sending(
     Ok(())
 }
 
-fn receiving(context: &Context, file: &Path, outlet: &Outlet) -> Result<(), HostError> {
-    let (mut listener, handle) = context.listen(0)?;
-    let next = PathBuf::from(file).with_extension("next");
+fn receiving(context: &Context, task: &Task, outlet: &Outlet) -> Result<(), HostError> {
+    let (mut listener, handle) = context.listen(task.device)?;
+    let next = task.handle.with_extension("next");
     // If the handle can't be written, the sender waits in vain, and the round says so.
-    let _ = std::fs::write(&next, handle).and_then(|()| std::fs::rename(&next, file));
+    let _ = std::fs::write(&next, handle).and_then(|()| std::fs::rename(&next, &task.handle));
     let comm = loop {
         match listener.accept()? {
             Some(comm) => break comm,

@@ -3,7 +3,7 @@
 //! It holds a model of each queue: the transfers that are open, and how many bytes of each came.
 //! Each transfer must complete once, with all of its bytes in their places. In a queue that is in
 //! order, only the oldest open transfer may send or complete. A wait for a permit may not last
-//! longer than [`WAIT_MAX`], apart from the time in which the worker or the daemon was stopped.
+//! longer than its bound, apart from the time in which the worker or the daemon was stopped.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
@@ -46,6 +46,8 @@ struct TransferQueue {
     in_order: bool,
     next: u64,
     open: BTreeMap<u64, (u64, u64)>,
+    /// Bytes of all transfers that came.
+    came: u64,
     ended: bool,
     abandoned: bool,
 }
@@ -81,6 +83,7 @@ impl TransferQueue {
             ));
         }
         *came += length;
+        self.came += length;
         Ok(())
     }
 
@@ -137,10 +140,19 @@ impl TransferQueue {
                 self.abandoned = true;
                 return Ok(std::mem::take(&mut self.open).len() as u64);
             }
-            Frame::Waited { .. } | Frame::Counted { .. } => {}
+            Frame::Waited { .. } | Frame::Counted { .. } | Frame::Wrong { .. } => {}
         }
         Ok(0)
     }
+}
+
+/// What a worker counted that ended in order, and the bytes that came from it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct WorkerCount {
+    pub(super) path: &'static str,
+    pub(super) came: u64,
+    pub(super) scheduled: u64,
+    pub(super) bypassed: u64,
 }
 
 #[derive(Debug)]
@@ -157,6 +169,9 @@ pub(super) struct Oracle {
     queues: HashMap<(usize, u32), TransferQueue>,
     paths: Vec<&'static str>,
     waits: Vec<Wait>,
+    /// When the peers of workers were killed that did not end yet.
+    peer_killed_ns: BTreeMap<usize, u64>,
+    pub(super) worker_counts: Vec<WorkerCount>,
     pub(super) violations: Vec<String>,
     pub(super) counts: BTreeMap<String, TransferCounts>,
 }
@@ -176,14 +191,20 @@ impl Oracle {
         let counts = self.counts.entry(path.to_owned()).or_default();
         let queue = match *frame {
             Frame::Waited { begin_ns, end_ns, starved_ms, .. } => {
+                let last = self.peer_killed_ns.get(&worker).map_or(end_ns, |at| end_ns.min(*at));
+                // It may not have run at any time, so at most what was not cut off is excused.
                 let starved_ns = u64::from(starved_ms) * 1_000_000;
-                return self.waits.push(Wait { worker, begin_ns, end_ns, starved_ns });
+                let starved_ns = starved_ns.saturating_sub(end_ns - last);
+                return self.waits.push(Wait { worker, begin_ns, end_ns: last, starved_ns });
             }
             Frame::Counted { scheduled, bypassed } => {
                 counts.scheduled_bytes += scheduled;
                 counts.bypassed_bytes += bypassed;
-                return;
+                let own = self.queues.iter().filter(|((of, _), _)| *of == worker);
+                let came = own.map(|(_, queue)| queue.came).sum();
+                return self.worker_counts.push(WorkerCount { path, came, scheduled, bypassed });
             }
+            Frame::Wrong { ref why } => return self.violations.push(format!("{path}: {why}")),
             Frame::Submitted { queue, .. }
             | Frame::Bytes { queue, .. }
             | Frame::Sent { queue, .. }
@@ -206,7 +227,26 @@ impl Oracle {
         self.queues.keys().any(|(of, _)| *of == worker)
     }
 
+    /// Adds what workers without frames of their own counted.
+    pub(super) fn counted(&mut self, path: &str, scheduled: u64, bypassed: u64) {
+        let counts = self.counts.entry(path.to_owned()).or_default();
+        counts.scheduled_bytes += scheduled;
+        counts.bypassed_bytes += bypassed;
+    }
+
+    /// Excuses the waits of a worker from now on, because its peer was killed. What was permitted
+    /// before can't complete, and a client that owes bytes gets no permits on that port.
+    pub(super) fn peer_killed(&mut self, worker: usize, now_ns: u64) {
+        self.peer_killed_ns.insert(worker, now_ns);
+    }
+
+    /// Forgets workers that are gone, so that a long time does not fill the memory.
+    pub(super) fn keep_only(&mut self, workers: &[usize]) {
+        self.queues.retain(|(worker, _), _| workers.contains(worker));
+    }
+
     pub(super) fn killed(&mut self, worker: usize) {
+        self.peer_killed_ns.remove(&worker);
         let counts = self.counts.entry(self.paths[worker].to_owned()).or_default();
         for (_, queue) in self.queues.iter_mut().filter(|((of, _), _)| *of == worker) {
             counts.ended_by_fault += queue.open.len() as u64;
@@ -230,7 +270,7 @@ impl Oracle {
 
     /// Checks all waits, and returns the longest that is nobody's fault but the daemon's. `stops`
     /// are the periods in which the daemon was stopped, by their begin and end.
-    pub(super) fn judge_waits(&mut self, stops: &[(u64, u64)]) -> Duration {
+    pub(super) fn judge_waits(&mut self, stops: &[(u64, u64)], wait_max: Duration) -> Duration {
         let mut longest = 0;
         for wait in std::mem::take(&mut self.waits) {
             let whole = wait.end_ns.saturating_sub(wait.begin_ns);
@@ -240,7 +280,7 @@ impl Oracle {
             });
             let excused = stopped.sum::<u64>() + wait.starved_ns;
             longest = longest.max(whole.saturating_sub(wait.starved_ns));
-            if whole.saturating_sub(excused) > WAIT_MAX.as_nanos() as u64 {
+            if whole.saturating_sub(excused) > wait_max.as_nanos() as u64 {
                 let path = self.paths[wait.worker];
                 self.violations.push(format!(
                     "{path}: worker {} waited {} ms for a permit, {} ms of them excused",
@@ -304,19 +344,24 @@ mod tests {
     #[test]
     fn a_wait_is_excused_only_for_what_was_stopped() {
         let ms = |ms: u64| ms * 1_000_000;
-        let waited = |begin, end, starved_ms| {
+        let judged = |begin, end, starved_ms, peer_killed| {
             let mut oracle = Oracle::default();
             let worker = oracle.add("client");
+            oracle.peer_killed(worker, peer_killed);
             let (begin_ns, end_ns) = (ms(begin), ms(end));
             oracle.take(worker, &Frame::Waited { queue: 0, begin_ns, end_ns, starved_ms });
-            let longest = oracle.judge_waits(&[(ms(1000), ms(9000))]);
+            let longest = oracle.judge_waits(&[(ms(1000), ms(9000))], WAIT_MAX);
             (longest.as_millis(), oracle.violations.len())
         };
+        let waited = |begin, end, starved_ms| judged(begin, end, starved_ms, u64::MAX);
         assert_eq!(waited(0, 490, 0), (490, 0));
         assert_eq!(waited(0, 510, 0), (510, 1));
         assert_eq!(waited(0, 610, 150), (460, 0));
         assert_eq!(waited(900, 1500, 0), (600, 0), "the stop excuses 125 ms");
         assert_eq!(waited(900, 2500, 0), (1600, 1), "a stopped daemon has to be given up");
+        assert_eq!(judged(0, 800, 0, ms(490)), (490, 0), "without a peer nothing completes");
+        assert_eq!(judged(0, 800, 0, ms(510)), (510, 1));
+        assert_eq!(judged(0, 800, 290, ms(510)), (510, 1), "it may not have run after that");
     }
 
     #[test]

@@ -22,6 +22,10 @@ pub enum Plant {
     Leak,
     /// Threads of the Rust worker end without giving their lanes back, always.
     LeakLane,
+    /// The Rust workers leak memory all the time.
+    LeakMemory,
+    /// The Rust workers leak descriptors all the time.
+    LeakDescriptor,
 }
 
 /// What the oracle hears of a worker: what the worker says, but for one planted bug in its first

@@ -1,13 +1,15 @@
 //! The report of a fault campaign as a table for people.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use comfy_table::presets::UTF8_FULL_CONDENSED;
 use comfy_table::{CellAlignment, Table};
 
 use super::campaign::Report;
+use super::oracle::TransferCounts;
 
-fn grid(header: &[&str], rows: impl Iterator<Item = Vec<String>>) -> Table {
+pub(super) fn grid(header: &[&str], rows: impl Iterator<Item = Vec<String>>) -> Table {
     let mut table = Table::new();
     table.load_style(UTF8_FULL_CONDENSED).set_header(header.to_vec()).add_rows(rows);
     for column in table.column_iter_mut().skip(1) {
@@ -16,7 +18,7 @@ fn grid(header: &[&str], rows: impl Iterator<Item = Vec<String>>) -> Table {
     table
 }
 
-fn mib(bytes: u64) -> String {
+pub(super) fn mib(bytes: u64) -> String {
     format!("{:.1}", bytes as f64 / f64::from(1 << 20))
 }
 
@@ -25,32 +27,30 @@ fn kinds(report: &Report) -> Vec<Vec<String>> {
     report.by_kind.iter().map(row).collect()
 }
 
-const PATHS: [&str; 6] =
+pub(super) const PATHS: [&str; 6] =
     ["path", "transfers", "MiB checked", "MiB permitted", "MiB bypassed", "ended by a fault"];
 
-fn paths(report: &Report) -> Vec<Vec<String>> {
-    let rows = report.by_path.iter().map(|(path, counts)| {
-        // NCCL's workers don't tell what the plugin counted.
-        let is_counted = counts.scheduled_bytes + counts.bypassed_bytes > 0;
-        let counted = |bytes| if is_counted { mib(bytes) } else { "not counted".to_owned() };
+pub(super) fn paths(by_path: &BTreeMap<String, TransferCounts>) -> Vec<Vec<String>> {
+    let rows = by_path.iter().map(|(path, counts)| {
         vec![
             path.clone(),
             counts.transfers.to_string(),
             mib(counts.bytes),
-            counted(counts.scheduled_bytes),
-            counted(counts.bypassed_bytes),
+            mib(counts.scheduled_bytes),
+            mib(counts.bypassed_bytes),
             counts.ended_by_fault.to_string(),
         ]
     });
     rows.collect()
 }
 
-pub fn table(report: &Report) -> String {
+/// Returns the tables and the last line, without the failures.
+pub(crate) fn tables(report: &Report) -> String {
     let mut text = format!(
         "{}\n{}\n{} faults in {} rounds of seed {} ({:.1} a second), {} transfers, {} MiB \
          checked, longest wait {} ms, {} violations",
         grid(&["fault", "times"], kinds(report).into_iter()),
-        grid(&PATHS, paths(report).into_iter()),
+        grid(&PATHS, paths(&report.by_path).into_iter()),
         report.faults,
         report.rounds,
         report.seed,
@@ -65,6 +65,11 @@ pub fn table(report: &Report) -> String {
         // Writing to a string can't fail.
         let _ = write!(text, ", {} events ({a_minute:.1} million a minute)", report.events);
     }
+    text
+}
+
+pub fn table(report: &Report) -> String {
+    let mut text = tables(report);
     for (path, failure) in &report.failures {
         // Writing to a string can't fail.
         let _ = write!(
@@ -82,7 +87,7 @@ pub fn table(report: &Report) -> String {
     text
 }
 
-fn markdown_table(header: &[&str], rows: &[Vec<String>]) -> String {
+pub(super) fn markdown_table(header: &[&str], rows: &[Vec<String>]) -> String {
     let line = |cells: &[String]| format!("| {} |\n", cells.join(" | "));
     let header: Vec<String> = header.iter().map(|&cell| cell.to_owned()).collect();
     let rule = format!("|{}\n", "---|".repeat(header.len()));
@@ -119,6 +124,6 @@ pub fn page(report: &Report) -> String {
         report.longest_stall_ms,
         found.trim_end(),
         markdown_table(&["fault", "times"], &kinds(report)),
-        markdown_table(&PATHS, &paths(report)),
+        markdown_table(&PATHS, &paths(&report.by_path)),
     )
 }

@@ -1,5 +1,7 @@
 //! One round: a daemon, its workers, and the faults of a schedule.
 
+mod accounts;
+
 use std::collections::BTreeMap;
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt as _;
@@ -9,29 +11,30 @@ use std::time::{Duration, Instant};
 
 use laxity_client::{Client, Options};
 use laxity_shm::sleep::now_ns;
-use laxity_wire::{ControlClient, ControlError, PortStatus};
+use laxity_wire::{ControlClient, ControlError};
 use nix::sys::signal::Signal;
 
-use super::cast::{Cast, Setting, lock};
+use super::cast::{Cast, lock};
 use super::client;
+use super::coordinator::RoundCoordinator;
 use super::daemon::Daemon;
 use super::oracle::{Oracle, TransferCounts};
 use super::plant::Plant;
 use super::schedule::{Fault, FaultKind, Schedule};
-use super::task::{FORK, LOSE_THREAD};
+use super::setting::Setting;
+use super::task::{FAIL_QUEUE_PAIR, FORK, LOSE_THREAD};
 use crate::error::LabError;
+use crate::vm::network::{Disturbance, Disturber};
 
 /// Longest time until the daemon has forgotten the clients that are gone.
-const FORGET_MAX: Duration = Duration::from_secs(3);
+pub(super) const FORGET_MAX: Duration = Duration::from_secs(3);
 /// Time until the daemon has closed the connection that asked for its status.
-const CLOSED_WITHIN: Duration = Duration::from_millis(5);
-/// Time until a worker has found the daemon.
-const ATTACHED_WITHIN: Duration = Duration::from_secs(1);
-/// Time until some threads of the workers have ended. If they need more, a leak is found in another
-/// round.
-const THREADS_END: Duration = Duration::from_millis(60);
-/// Growth of the daemon's memory over a round that is no leak: buffers of its log and runtime.
-const GROWTH_KIB: u64 = 4096;
+pub(super) const CLOSED_WITHIN: Duration = Duration::from_millis(5);
+/// At a lower rate, waits for others that use the port may be longer than the bound.
+const RATES: [&str; 4] = ["1Gbit", "2Gbit", "5Gbit", "40Gbit"];
+/// What runs in little time runs for 5 ms of each 20 ms.
+const STARVED_PERIOD_MS: usize = 20;
+const STARVED_STOP_MS: u64 = 15;
 const POLICIES: [&str; 5] = ["laxity", "mfs", "fair", "edf", "two_class"];
 
 #[derive(Clone, Debug, Default)]
@@ -59,21 +62,30 @@ enum Undo {
     Launch,
     ContinueDaemon,
     ContinueWorker(usize),
+    StopDaemon,
+    StopWorker(usize),
+    GiveMemory,
+    LaunchCoordinator,
+    ContinueCoordinator,
     EndHostile(u64),
     GiveDescriptors,
     EndBypass,
     Enforce,
+    MendLink(usize),
 }
 
 struct Scene<'a> {
     setting: &'a Setting,
     cast: Cast<'a>,
     daemon: Daemon,
+    coordinator: Option<RoundCoordinator>,
     oracle: Arc<Mutex<Oracle>>,
     undo: Vec<(u64, Undo)>,
     stopped_ns: Option<u64>,
     stops: Vec<(u64, u64)>,
     leaked: Option<Client>,
+    /// The network of a campaign on verbs.
+    router: Option<Disturber>,
 }
 
 pub(super) fn play(setting: &Setting, schedule: &Schedule) -> Result<Outcome, LabError> {
@@ -81,10 +93,22 @@ pub(super) fn play(setting: &Setting, schedule: &Schedule) -> Result<Outcome, La
     let open = Permissions::from_mode(0o755);
     let folder = tempfile::Builder::new().prefix("laxity-faults").permissions(open).tempdir();
     let folder = folder.map_err(LabError::system("making a folder"))?;
+    let schedule = &schedule.slowed(setting.pace.slowness);
+    let setting = &setting.of_round(schedule.seed);
     let oracle = Arc::<Mutex<Oracle>>::default();
-    let mut daemon = Daemon::new(&setting.laxityd, setting.then.as_ref(), folder.path())?;
+    let mut daemon =
+        Daemon::new(&setting.laxityd, setting.then.as_ref(), folder.path(), setting.pace)?;
+    let coordinator = match &setting.coordinator {
+        Some(program) if schedule.faults.iter().any(|fault| fault.kind.needs_coordinator()) => {
+            let coordinator = RoundCoordinator::start(program, folder.path())?;
+            daemon.coordinator = Some(coordinator.address);
+            daemon.configure()?;
+            Some(coordinator)
+        }
+        _ => None,
+    };
     daemon.launch()?;
-    let before = daemon.status().map(|_| {
+    let before = daemon.await_coordinator().map(|()| {
         std::thread::sleep(CLOSED_WITHIN);
         daemon.size().unwrap_or_default()
     });
@@ -93,11 +117,13 @@ pub(super) fn play(setting: &Setting, schedule: &Schedule) -> Result<Outcome, La
         setting,
         cast,
         daemon,
+        coordinator,
         oracle,
         undo: Vec::new(),
         stopped_ns: None,
         stops: Vec::new(),
         leaked: None,
+        router: setting.verbs.as_ref().map(|_| Disturber::start()).transpose()?,
     };
     let mut outcome = Outcome::default();
     match before {
@@ -127,6 +153,7 @@ impl Scene<'_> {
         outcome: &mut Outcome,
         before: (usize, u64),
     ) -> Result<(), LabError> {
+        self.cast.await_pairs();
         let begin = Instant::now();
         let mut faults = schedule.faults.iter().peekable();
         while lock(&self.oracle).violations.is_empty() {
@@ -136,6 +163,9 @@ impl Scene<'_> {
             std::thread::sleep(Duration::from_millis(at_ms).saturating_sub(begin.elapsed()));
             let wrong = self.daemon.look();
             self.note(wrong);
+            let wrong = self.coordinator.as_mut().and_then(RoundCoordinator::look);
+            self.note(wrong);
+            self.stops.extend(self.daemon.had_no_processor());
             if undo_at == Some(at_ms) {
                 let (_, undo) = self.undo.remove(0);
                 self.end_of(undo)?;
@@ -158,8 +188,10 @@ impl Scene<'_> {
             }
             lanes => outcome.saw_lanes = lanes >= Some(client::QUEUES),
         }
+        self.check_nics();
         self.cast.finish();
-        let longest = lock(&self.oracle).judge_waits(&self.stops);
+        self.stops.extend(self.daemon.had_no_processor());
+        let longest = lock(&self.oracle).judge_waits(&self.stops, self.setting.pace.wait_max);
         outcome.longest_stall_ms = longest.as_millis() as u64;
         self.check_accounts(before);
         Ok(())
@@ -176,7 +208,24 @@ impl Scene<'_> {
     }
 
     fn later(&mut self, fault: &Fault, undo: Undo) {
-        let at = fault.at_ms + fault.for_ms;
+        self.do_at(fault.at_ms + fault.for_ms, undo);
+    }
+
+    /// Lets the daemon or a worker run in a small part of each period only, as `cpu.max` of a
+    /// control group does.
+    fn starve(&mut self, fault: &Fault) {
+        let worker = (fault.choice % 2 == 1).then(|| self.cast.number(fault.choice / 2));
+        let [stop, go_on] = match worker {
+            Some(number) => [Undo::StopWorker(number), Undo::ContinueWorker(number)],
+            None => [Undo::StopDaemon, Undo::ContinueDaemon],
+        };
+        for at_ms in (fault.at_ms..=fault.at_ms + fault.for_ms).step_by(STARVED_PERIOD_MS) {
+            self.do_at(at_ms, stop);
+            self.do_at(at_ms + STARVED_STOP_MS, go_on);
+        }
+    }
+
+    fn do_at(&mut self, at: u64, undo: Undo) {
         let place = self.undo.partition_point(|(other, _)| *other <= at);
         self.undo.insert(place, (at, undo));
     }
@@ -190,9 +239,30 @@ impl Scene<'_> {
             }
             FaultKind::ClientForked => self.cast.tell(fault.choice, FORK),
             FaultKind::ThreadLost => self.cast.tell(fault.choice, LOSE_THREAD),
+            FaultKind::QueuePairFailed => self.cast.tell(fault.choice, FAIL_QUEUE_PAIR),
+            FaultKind::PacketsLost | FaultKind::LinkDown => {
+                let port = (fault.choice % 2) as usize;
+                let what = match fault.kind {
+                    FaultKind::LinkDown => Disturbance::Down,
+                    _ => Disturbance::Loss,
+                };
+                if let Some(router) = &mut self.router {
+                    router.disturb(port, what)?;
+                }
+                self.later(fault, Undo::MendLink(port));
+            }
             FaultKind::Hostile => {
                 let number = self.cast.add_hostile(fault.choice)?;
                 self.later(fault, Undo::EndHostile(number));
+            }
+            FaultKind::CpuStarved => self.starve(fault),
+            FaultKind::CoordinatorKilled => {
+                self.coordinator.iter_mut().for_each(RoundCoordinator::kill);
+                self.later(fault, Undo::LaunchCoordinator);
+            }
+            FaultKind::CoordinatorStopped => {
+                self.coordinator.iter().for_each(|it| it.signal(Signal::SIGSTOP));
+                self.later(fault, Undo::ContinueCoordinator);
             }
             _ => {
                 self.bring_up()?;
@@ -234,16 +304,7 @@ impl Scene<'_> {
                 self.daemon.window_kib = 64 << (fault.choice % 3);
                 self.reload()?;
             }
-            FaultKind::ReloadedBroken => {
-                self.daemon.break_configuration(fault.choice)?;
-                let answer = self.daemon.ask(|operator| Ok(operator.reload()));
-                self.daemon.configure()?;
-                match answer {
-                    Ok(Err(ControlError::Refused(_))) => {}
-                    Ok(other) => self.blame(format!("a broken file was not refused: {other:?}")),
-                    Err(wrong) => self.blame(wrong),
-                }
-            }
+            FaultKind::ReloadedBroken => self.reload_broken(fault.choice)?,
             FaultKind::PolicyChanged => {
                 self.daemon.policy = POLICIES[(fault.choice % POLICIES.len() as u64) as usize];
                 self.reload()?;
@@ -263,20 +324,17 @@ impl Scene<'_> {
                 self.note(wrong);
                 self.later(fault, Undo::GiveDescriptors);
             }
-            FaultKind::ClientKilled
-            | FaultKind::ClientStopped
-            | FaultKind::ClientForked
-            | FaultKind::ThreadLost
-            | FaultKind::Hostile
-            // In virtual time only:
-            | FaultKind::LaneFilled
-            | FaultKind::PortStalled
-            | FaultKind::RateChanged
-            | FaultKind::ClockStepped
-            | FaultKind::CoordinatorLost
-            | FaultKind::OrdersLost
-            | FaultKind::OrderRepeated
-            | FaultKind::LeaderChanged => {}
+            FaultKind::MemoryExhausted => {
+                let wrong = self.daemon.limit_memory();
+                self.note(wrong);
+                self.later(fault, Undo::GiveMemory);
+            }
+            FaultKind::RateChanged => {
+                self.daemon.rate = RATES[(fault.choice % RATES.len() as u64) as usize];
+                self.reload()?;
+            }
+            // Others are not the daemon's, or in virtual time only.
+            _ => {}
         }
         Ok(())
     }
@@ -295,7 +353,24 @@ impl Scene<'_> {
         Ok(())
     }
 
+    fn reload_broken(&mut self, choice: u64) -> Result<(), LabError> {
+        self.daemon.break_configuration(choice)?;
+        let answer = self.daemon.ask(|operator| Ok(operator.reload()));
+        self.daemon.configure()?;
+        match answer {
+            Ok(Err(ControlError::Refused(_))) => {}
+            // It ended for lack of memory.
+            Ok(Err(_)) if self.daemon.may_abort() => {}
+            Ok(other) => self.blame(format!("a broken file was not refused: {other:?}")),
+            Err(wrong) => self.blame(wrong),
+        }
+        Ok(())
+    }
+
     fn bring_up(&mut self) -> Result<(), LabError> {
+        self.daemon.give_memory();
+        let wrong = self.daemon.look();
+        self.note(wrong);
         if !self.daemon.is_up() {
             self.daemon.launch()?;
         }
@@ -318,6 +393,24 @@ impl Scene<'_> {
                 }
             }
             Undo::ContinueWorker(number) => self.cast.go_on(number),
+            Undo::MendLink(port) => {
+                if let Some(router) = &mut self.router {
+                    router.mend(port)?;
+                }
+            }
+            Undo::StopWorker(number) => self.cast.stop_number(number),
+            Undo::StopDaemon if self.daemon.is_up() => {
+                self.daemon.signal(Signal::SIGSTOP);
+                self.stopped_ns.get_or_insert_with(now_ns);
+            }
+            Undo::StopDaemon => {}
+            Undo::GiveMemory => self.bring_up()?,
+            Undo::LaunchCoordinator => {
+                self.coordinator.iter_mut().try_for_each(RoundCoordinator::launch)?;
+            }
+            Undo::ContinueCoordinator => {
+                self.coordinator.iter().for_each(|it| it.signal(Signal::SIGCONT));
+            }
             Undo::EndHostile(number) => self.cast.end_hostile(number),
             Undo::GiveDescriptors => self.daemon.give_descriptors(),
             Undo::EndBypass => {
@@ -333,61 +426,5 @@ impl Scene<'_> {
             }
         }
         Ok(())
-    }
-
-    /// Ends threads of the workers, and returns how many lanes a Rust worker has then at most.
-    fn most_lanes(&mut self) -> Option<u32> {
-        self.wait_ready();
-        let give_up = Instant::now() + ATTACHED_WITHIN;
-        while self.lanes() < Some(client::QUEUES) && Instant::now() < give_up {
-            std::thread::sleep(CLOSED_WITHIN);
-        }
-        self.cast.tell_all(LOSE_THREAD);
-        std::thread::sleep(THREADS_END);
-        self.lanes()
-    }
-
-    /// Returns how many lanes a Rust worker has at most, or `None` if none is attached.
-    fn lanes(&mut self) -> Option<u32> {
-        match self.daemon.status() {
-            Ok(status) => {
-                let workers = status.clients.iter().filter(|client| client.name == client::NAME);
-                workers.map(|worker| worker.lanes).max()
-            }
-            Err(wrong) => {
-                self.blame(wrong);
-                None
-            }
-        }
-    }
-
-    /// Checks that the daemon has forgotten all clients, and returned what it had for them.
-    fn check_accounts(&mut self, before: (usize, u64)) {
-        let start = Instant::now();
-        let mut left = String::new();
-        while start.elapsed() < FORGET_MAX {
-            match self.daemon.status() {
-                Ok(status) => {
-                    let clients = status.clients.len();
-                    let sum = |of: fn(&PortStatus) -> u64| status.ports.iter().map(of).sum::<u64>();
-                    let (flows, bytes) = (sum(|p| p.waiting_flows), sum(|p| p.in_flight_bytes));
-                    std::thread::sleep(CLOSED_WITHIN);
-                    let (descriptors, memory) = self.daemon.size().unwrap_or_default();
-                    left = format!(
-                        "{clients} clients, {flows} waiting flows, {bytes} bytes in flight, \
-                         {descriptors} descriptors instead of {}, {memory} KiB of memory instead \
-                         of {}",
-                        before.0, before.1
-                    );
-                    let small = descriptors <= before.0 && memory <= before.1 + GROWTH_KIB;
-                    if clients == 0 && flows == 0 && bytes == 0 && small {
-                        return self.note(self.daemon.panicked());
-                    }
-                }
-                Err(wrong) => return self.blame(wrong),
-            }
-        }
-        self.blame(format!("{FORGET_MAX:?} after the end the daemon has {left}"));
-        self.note(self.daemon.panicked());
     }
 }

@@ -39,6 +39,19 @@ pub enum FaultKind {
     DescriptorsTaken,
     /// SIGTERM of the daemon. The log of the next one is on a full disk.
     LogFull,
+    /// A port of the router loses some packets for `for_ms`.
+    PacketsLost,
+    /// A port of the router is down for `for_ms`.
+    LinkDown,
+    /// A queue pair with work requests gets into the error state.
+    QueuePairFailed,
+    /// The daemon or a worker runs for a small part of the time only.
+    CpuStarved,
+    /// The daemon gets no more memory. It may end, as if the kernel killed it.
+    MemoryExhausted,
+    /// SIGKILL of the coordinator. Another starts.
+    CoordinatorKilled,
+    CoordinatorStopped,
     /// A thread submits more at once than its lane has slots.
     LaneFilled,
     /// The port carries nothing for `for_ms`.
@@ -57,7 +70,7 @@ pub enum FaultKind {
 }
 
 impl FaultKind {
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 20] = [
         Self::DaemonKilled,
         Self::DaemonStopped,
         Self::DaemonRestarted,
@@ -73,7 +86,15 @@ impl FaultKind {
         Self::Hostile,
         Self::DescriptorsTaken,
         Self::LogFull,
+        Self::CpuStarved,
+        Self::MemoryExhausted,
+        Self::RateChanged,
+        Self::CoordinatorKilled,
+        Self::CoordinatorStopped,
     ];
+
+    /// The kinds of a campaign on verbs, beside those of any campaign with processes.
+    pub const VERBS: [Self; 3] = [Self::PacketsLost, Self::LinkDown, Self::QueuePairFailed];
 
     /// The kinds of a campaign in virtual time.
     pub const VIRTUAL: [Self; 19] = [
@@ -97,6 +118,10 @@ impl FaultKind {
         Self::OrderRepeated,
         Self::LeaderChanged,
     ];
+
+    pub(super) const fn needs_coordinator(self) -> bool {
+        matches!(self, Self::CoordinatorKilled | Self::CoordinatorStopped)
+    }
 
     pub fn name(self) -> String {
         // A unit variant is written as a string in quotes.
@@ -144,6 +169,16 @@ impl Schedule {
         });
         let faults = faults.collect();
         Self { seed: rng.random(), faults }
+    }
+
+    /// Returns the same faults on a machine that takes `slowness` times as long.
+    pub fn slowed(&self, slowness: u32) -> Self {
+        let slow = |fault: &Fault| Fault {
+            at_ms: fault.at_ms * u64::from(slowness),
+            for_ms: fault.for_ms * u64::from(slowness),
+            ..fault.clone()
+        };
+        Self { seed: self.seed, faults: self.faults.iter().map(slow).collect() }
     }
 
     pub fn without(&self, from: usize, to: usize) -> Self {
@@ -196,7 +231,7 @@ mod tests {
     fn every_kind_is_drawn_within_a_few_rounds() {
         for kind in FaultKind::ALL {
             let drawn = |round| Schedule::draw(1, round, 50).faults.iter().any(|f| f.kind == kind);
-            assert!((0..20).any(drawn), "{kind:?}");
+            assert!((0..30).any(drawn), "{kind:?}");
         }
     }
 

@@ -4,7 +4,8 @@
 use std::fs::File;
 use std::io::{Read as _, Write as _};
 use std::os::fd::AsFd as _;
-use std::path::PathBuf;
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,7 +15,10 @@ use laxity_shm::sleep::now_ns;
 use serde::{Deserialize, Serialize};
 
 use super::frame::Frame;
+use super::plant::Plant;
+use super::setting::STALL_IN_GUEST;
 use crate::error::LabError;
+use crate::vm::network::DEVICES;
 
 /// Time between two looks of the thread that notices when the process does not run.
 const WATCH: Duration = Duration::from_millis(5);
@@ -25,7 +29,13 @@ const REPORTED_NS: u64 = 20_000_000;
 pub(super) const FINISH: u8 = b'e';
 pub(super) const FORK: u8 = b'f';
 pub(super) const LOSE_THREAD: u8 = b't';
+/// For workers on verbs: put a queue pair into the error state.
+pub(super) const FAIL_QUEUE_PAIR: u8 = b'q';
+/// For workers with engines: kill one of them.
+pub(super) const KILL_ENGINE: u8 = b'k';
 const C_WORKER: &str = include_str!("worker.py");
+const MOONCAKE_WORKER: &str = include_str!("mooncake.py");
+const MOONCAKE_C: &str = include_str!("mooncake_c.py");
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Role {
@@ -33,7 +43,30 @@ pub(super) enum Role {
     C,
     NcclSender,
     NcclReceiver,
+    MooncakeInitiator,
+    MooncakeTarget,
+    MooncakeCInitiator,
+    MooncakeCTarget,
+    VerbsReceiver,
+    VerbsSender,
+    Engine,
     Hostile,
+}
+
+impl Role {
+    /// Whether a worker does something when it is told this, apart from [`FINISH`]. An engine does
+    /// not fork.
+    pub(super) fn knows(self, command: u8) -> bool {
+        let pairs_and_clients = matches!(
+            self,
+            Self::Client
+                | Self::C
+                | Self::MooncakeInitiator
+                | Self::MooncakeCInitiator
+                | Self::VerbsSender
+        );
+        pairs_and_clients || self == Self::Engine && command != FORK
+    }
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -43,8 +76,28 @@ pub(super) struct Task {
     pub(super) seed: u64,
     /// Whether threads end without giving their lanes back, see [`super::Plant::LeakLane`].
     pub(super) leaks_lanes: bool,
+    /// What a worker leaks all the time, see [`super::Plant::LeakMemory`].
+    pub(super) leaks: Option<Plant>,
+    /// Whether nothing slows the worker down. Else each permit takes a while on the wire.
+    pub(super) full_rate: bool,
     pub(super) library: PathBuf,
+    /// Program of a worker that is no part of the lab, or that it starts: Python that has Mooncake,
+    /// the one on verbs, or the engine.
+    pub(super) program: PathBuf,
+    /// Folder with the package `laxity`.
+    pub(super) sources: PathBuf,
+    /// Whether no other path shares the NIC. Else its flows may have to wait for longer than the
+    /// bound, as the policy says.
+    pub(super) alone: bool,
+    /// Libraries that are preloaded, in their order.
+    pub(super) preload: Vec<PathBuf>,
+    pub(super) gid_index: u32,
+    /// Number of the plugin's device.
+    pub(super) device: usize,
+    /// File or socket by which the two workers of a pair meet.
     pub(super) handle: PathBuf,
+    /// What one engine alone answers to each prompt, see [`super::engines::prompts`].
+    pub(super) answers: Vec<Vec<u32>>,
 }
 
 /// Writes frames to the driver. A thread that finds the pipe closed ends the process.
@@ -119,15 +172,54 @@ pub(super) fn obey(stop: &AtomicBool, mut other: impl FnMut(u8)) {
     }
 }
 
-pub(super) fn command(task: &Task) -> Result<Command, LabError> {
-    let mut command = crate::sandbox::internal("faults-worker");
-    if task.role == Role::C {
-        command = Command::new("python3");
-        command.args(["-I", "-c", C_WORKER]);
+/// Returns the command of a program on verbs, under the preload library.
+fn verbs(task: &Task, role: &str, device: &str) -> Command {
+    let mut command = Command::new(&task.program);
+    command.args([role, device, &task.gid_index.to_string()]).arg(&task.handle);
+    command.arg(task.seed.to_string()).env("LD_PRELOAD", &task.library);
+    command.envs([STALL_IN_GUEST]).env("LAXITY_REPORT", task.report());
+    command
+}
+
+impl Task {
+    /// File to which libraries of the round's workers add what they counted.
+    fn report(&self) -> PathBuf {
+        self.handle.with_extension("report")
     }
-    command.arg(serde_json::to_string(task)?);
-    command.env("LAXITY_SOCKET", &task.socket).env("LAXITY_NET", "tcp");
-    command.env("NCCL_SOCKET_IFNAME", "lo").stderr(Stdio::null());
+}
+
+/// Returns the command of a worker. `settings` are those of the NCCL plugin.
+pub(super) fn command(task: &Task, settings: &[(&str, &str)]) -> Result<Command, LabError> {
+    let script = |python: &Path, text: &str| {
+        let mut command = Command::new(python);
+        command.args(["-I", "-c", text]);
+        command
+    };
+    let mut command = match task.role {
+        Role::C => script(Path::new("python3"), C_WORKER),
+        Role::MooncakeInitiator
+        | Role::MooncakeTarget
+        | Role::MooncakeCInitiator
+        | Role::MooncakeCTarget => script(&task.program, MOONCAKE_WORKER),
+        Role::VerbsReceiver => verbs(task, "receive", DEVICES[0]),
+        Role::VerbsSender => verbs(task, "send", DEVICES[1]),
+        _ => crate::sandbox::internal("faults-worker"),
+    };
+    if !matches!(task.role, Role::VerbsReceiver | Role::VerbsSender) {
+        command.arg(serde_json::to_string(task)?);
+    }
+    if task.role == Role::MooncakeCInitiator {
+        let preload = std::env::join_paths(&task.preload).unwrap_or_default();
+        command.arg(MOONCAKE_C).env("LD_PRELOAD", preload).env("LAXITY_REPORT", task.report());
+    }
+    command.env("LAXITY_SOCKET", &task.socket).stderr(Stdio::null());
+    if matches!(task.role, Role::NcclReceiver | Role::NcclSender) {
+        command.env("LAXITY_REPORT", task.report()).envs(settings.iter().copied());
+    }
+    if task.role == Role::Engine {
+        // What stops or kills the worker does so to its engines, too.
+        command.process_group(0);
+    }
     let stdout = if task.role == Role::Hostile { Stdio::null() } else { Stdio::piped() };
     command.stdin(Stdio::piped()).stdout(stdout);
     Ok(command)

@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicBool;
 use nix::sys::signal::Signal;
 
 use super::task::{Outlet, Role, Task, obey};
-use super::{client, hostile, nccl};
+use super::{client, engine, hostile, nccl};
 use crate::error::LabError;
 
 /// Runs a worker until the driver ends it.
@@ -21,13 +21,23 @@ pub(super) fn run(task: &str) -> Result<(), LabError> {
         Role::NcclSender => {
             let stopped = Arc::clone(&stop);
             std::thread::spawn(move || obey(&stopped, |_| {}));
-            nccl::send(&task.library, &task.handle, task.seed, &outlet, &stop)?;
+            nccl::send(&task, &outlet, &stop)?;
         }
         Role::NcclReceiver => {
             std::thread::spawn(move || obey(&stop, |_| {}));
-            nccl::receive(&task.library, &task.handle, &outlet)?;
+            nccl::receive(&task, &outlet)?;
         }
-        Role::Client | Role::C => client::run(&task, &outlet, &stop)?,
+        Role::Client => client::run(&task, &outlet, &stop)?,
+        Role::Engine => engine::run(task, &outlet, &stop)?,
+        Role::C
+        | Role::MooncakeInitiator
+        | Role::MooncakeTarget
+        | Role::MooncakeCInitiator
+        | Role::MooncakeCTarget
+        | Role::VerbsReceiver
+        | Role::VerbsSender => {
+            return Err(LabError::Inside("this worker is another program".to_owned()));
+        }
     }
     Ok(())
 }

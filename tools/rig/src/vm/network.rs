@@ -19,7 +19,7 @@
 
 use std::fs;
 use std::io::{self, Write as _};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
@@ -28,6 +28,7 @@ use crate::config::LabConfig;
 use crate::error::LabError;
 use crate::fabric::WireClass;
 use crate::sandbox;
+use crate::vm::task::PATIENCE;
 
 pub const ROUTER: &str = "router";
 pub const DEVICES: [&str; 2] = ["rxe0", "rxe1"];
@@ -227,6 +228,68 @@ pub fn build(config: &NetworkConfig) -> Result<u32, LabError> {
     Ok(indices[0])
 }
 
+/// What can go wrong at one of the router's ports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Disturbance {
+    /// The port loses some packets.
+    Loss,
+    /// The port loses all packets. Without a carrier, rxe (Linux 6.1) would never leave the
+    /// processor again.
+    Down,
+}
+
+/// Disturbs the router's ports, which must not be shaped. It keeps `tc` running, because an
+/// emulated processor takes long to start a program.
+#[derive(Debug)]
+pub struct Disturber(Child);
+
+impl Disturber {
+    pub fn start() -> Result<Self, LabError> {
+        // What `-force` passes over in silence would fail here.
+        for host in 0..PORTS.len() {
+            call("tc", &["-n", ROUTER, "-batch", "-"], &loss(host, 0))?;
+        }
+        let mut command = Command::new("tc");
+        command.args(["-force", "-n", ROUTER, "-batch", "-"]).stdin(Stdio::piped());
+        command.stdout(Stdio::null()).stderr(Stdio::null());
+        command.spawn().map(Self).map_err(LabError::start("tc"))
+    }
+
+    pub fn disturb(&mut self, host: usize, what: Disturbance) -> Result<(), LabError> {
+        let percent = match what {
+            Disturbance::Loss => 3,
+            Disturbance::Down => 100,
+        };
+        self.tell(&loss(host, percent))
+    }
+
+    /// Ends all disturbances of a port.
+    pub fn mend(&mut self, host: usize) -> Result<(), LabError> {
+        self.tell(&loss(host, 0))
+    }
+
+    fn tell(&mut self, line: &str) -> Result<(), LabError> {
+        let stdin = self.0.stdin.as_mut().ok_or_else(LabError::no_pipe)?;
+        stdin.write_all(line.as_bytes()).map_err(LabError::system("telling the router"))
+    }
+}
+
+impl Drop for Disturber {
+    fn drop(&mut self) {
+        // `tc` ends when it has read all. What it could not do is said by the commands after it.
+        drop(self.0.stdin.take());
+        let _ = self.0.wait();
+        for host in 0..PORTS.len() {
+            let _ = call("tc", &["-n", ROUTER, "-batch", "-"], &loss(host, 0));
+        }
+    }
+}
+
+fn loss(host: usize, percent: u32) -> String {
+    let port = PORTS[host];
+    format!("qdisc replace dev {port} root netem limit {QUEUE_PACKETS} loss {percent}%\n")
+}
+
 /// Enables forwarding in the router. A thread of its own enters the router's network namespace,
 /// because /proc/sys shows the settings of the thread's namespace.
 fn forward_in_router() -> Result<(), LabError> {
@@ -261,14 +324,13 @@ fn keep_order() -> Result<(), LabError> {
 
 /// Waits until a device's port is active and has the GID of its address. Returns the GID's index.
 fn wait_for_gid(host: usize) -> Result<u32, LabError> {
-    const LIMIT: Duration = Duration::from_secs(10);
     let port = format!("/sys/class/infiniband/{}/ports/1", DEVICES[host]);
     let read = |name: &str| {
         let text = fs::read_to_string(format!("{port}/{name}")).unwrap_or_default();
         text.trim().to_owned()
     };
     let gid = format!("0000:0000:0000:0000:0000:ffff:0a4d:{host:02x}01");
-    let give_up = Instant::now() + LIMIT;
+    let give_up = Instant::now() + PATIENCE;
     loop {
         let found = (0..16).find(|index| {
             read(&format!("gids/{index}")) == gid

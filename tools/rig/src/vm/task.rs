@@ -15,6 +15,9 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 
+/// Longest wait for something that the guest does at once, such as the start of a program. On a
+/// busy machine, Mooncake once was not ready after 30 s on the emulated processors.
+pub(super) const PATIENCE: Duration = Duration::from_secs(180);
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 const DRAIN: Duration = Duration::from_secs(2);
 

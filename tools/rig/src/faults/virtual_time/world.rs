@@ -20,7 +20,7 @@ use super::queue::{Done, VirtualQueue};
 use super::{chaos, clock, settings};
 use crate::error::LabError;
 use crate::faults::frame::Frame;
-use crate::faults::oracle::Oracle;
+use crate::faults::oracle::{Oracle, WAIT_MAX};
 use crate::faults::plant::Plant;
 use crate::faults::round::Outcome;
 use crate::faults::schedule::Schedule;
@@ -197,7 +197,7 @@ impl VirtualWorld<'_> {
             self.blame(format!("coordinator: {wrong}"));
         }
         self.outcome.orders = self.coordinator.orders;
-        let longest = self.oracle.judge_waits(&self.stops);
+        let longest = self.oracle.judge_waits(&self.stops, WAIT_MAX);
         self.outcome.longest_stall_ms = longest.as_millis() as u64;
         Ok(())
     }

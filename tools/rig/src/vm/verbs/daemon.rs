@@ -10,12 +10,11 @@ use nix::sys::signal::Signal;
 use super::{Lab, Programs};
 use crate::error::LabError;
 use crate::vm::guest::Guest;
-use crate::vm::task::Running;
+use crate::vm::task::{PATIENCE, Running};
 
 const CONTROL: &str = "/run/laxity/control.sock";
 const TIGHT_CONTROL: &str = "/run/laxity/tight-control.sock";
 pub(super) const TIGHT_SOCKET: &str = "/run/laxity/tight.sock";
-const START_WITHIN: Duration = Duration::from_secs(20);
 /// A time limit that is longer than any job.
 const FOR_EVER: Duration = Duration::from_secs(24 * 3600);
 
@@ -70,7 +69,7 @@ impl GuestDaemon {
         let argv = [&programs.laxityd, Path::new("--config"), path];
         let argv = argv.map(|word| word.display().to_string());
         let mut running = guest.task(argv, FOR_EVER).start()?;
-        let give_up = Instant::now() + START_WITHIN;
+        let give_up = Instant::now() + PATIENCE;
         loop {
             // The socket of a killed daemon still exists, so the process id is compared.
             match status_at(control) {
@@ -118,6 +117,6 @@ pub(super) fn status() -> Result<Status, LabError> {
 }
 
 fn status_at(control: &str) -> Result<Status, LabError> {
-    let mut client = ControlClient::connect(control, Duration::from_secs(10))?;
+    let mut client = ControlClient::connect(control, PATIENCE)?;
     Ok(client.status()?)
 }

@@ -6,6 +6,7 @@
 //! catalogue.rs  which programs, and what they post
 //! pair.rs       runs one and judges it, by the library's report and by the wire (wire.rs)
 //! faults.rs     SIGKILL of the daemon and of applications; valgrind and the address sanitizer
+//! campaign.rs   a fault campaign: many faults at a time, from a seed
 //! plugin.rs     the NCCL plugin, driven as NCCL does, on the same devices
 //! pyverbs.rs    pyverbs' own test suite, with the library and without
 //! case.rs       what one case came to
@@ -19,6 +20,7 @@ macro_rules! scratch {
     };
 }
 
+mod campaign;
 mod case;
 mod catalogue;
 mod daemon;
@@ -38,6 +40,7 @@ use serde::{Deserialize, Serialize};
 
 use super::guest::Guest;
 use crate::error::LabError;
+use crate::faults::Plant;
 pub use case::{CaseReport, LibraryReport};
 use daemon::GuestDaemon;
 pub use report::{ProgramReport, VerbsReport, table};
@@ -72,6 +75,10 @@ pub struct Matrix {
     pub only: Vec<String>,
     pub keep_going: bool,
     pub cycles: u32,
+    /// Number of faults of the campaign.
+    pub faults: u64,
+    pub seed: u64,
+    pub plant: Option<Plant>,
 }
 
 impl Matrix {

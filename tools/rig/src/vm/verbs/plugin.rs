@@ -98,16 +98,14 @@ fn task(lab: &Lab<'_>, nccl: &Nccl, program: &str, line: &str) -> GuestTask {
     let mut argv = vec![text(&nccl.checks.join(program)), "--plugin".into(), text(&nccl.plugin)];
     argv.extend(line.split_whitespace().map(str::to_owned));
     let mut task = lab.guest.task(argv, LIMIT);
-    task.env.extend(settings("v"));
+    task.env.extend(SETTINGS.map(|(name, value)| (name.to_owned(), value.to_owned())));
     task.env.extend(patience());
     task
 }
 
-/// Returns the plugin's settings. The plugin exchanges connection data over `interfaces`.
-pub(super) fn settings(interfaces: &str) -> [(String, String); 3] {
-    [("LAXITY_NET", "verbs"), ("NCCL_SOCKET_IFNAME", interfaces), ("LAXITY_NCCL_WAIT_MS", WAIT_MS)]
-        .map(|(name, value)| (name.to_owned(), value.to_owned()))
-}
+/// Settings of the plugin. It exchanges connection data over the devices' interfaces.
+pub(crate) const SETTINGS: [(&str, &str); 3] =
+    [("LAXITY_NET", "verbs"), ("NCCL_SOCKET_IFNAME", "v"), ("LAXITY_NCCL_WAIT_MS", WAIT_MS)];
 
 pub(super) fn missing() -> LabError {
     LabError::missing("the NCCL plugin", "name it with --nccl-plugin")

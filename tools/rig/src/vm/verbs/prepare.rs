@@ -1,5 +1,6 @@
 //! Preparation on the host before the boot. It builds the check programs and downloads the Mooncake
-//! Transfer Engine and pyverbs into the lab's cache, each once.
+//! Transfer Engine and pyverbs into the lab's cache, each once. For fault campaigns, it builds the
+//! library with Mooncake's C interface.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -72,17 +73,45 @@ pub fn libasan() -> Result<PathBuf, LabError> {
         .map_err(LabError::file("finding the compiler's address sanitizer", &path))
 }
 
+/// Returns the virtual environment in the cache for the Transfer Engine, and its file that says
+/// what it has.
+fn environment() -> (PathBuf, PathBuf) {
+    let environment = folder().join("venv");
+    let done = environment.join("laxity-has");
+    (environment, done)
+}
+
+/// Returns a Python that has the Transfer Engine, if [`python`] got it before.
+pub fn prepared_python() -> Option<PathBuf> {
+    let (environment, done) = environment();
+    let python = environment.join("bin/python");
+    let is_done = fs::read_to_string(&done).is_ok_and(|has| has == TRANSFER_ENGINE);
+    (is_done && python.is_file()).then_some(python)
+}
+
+/// Takes a lock of the cache until the file is dropped.
+fn lock(name: &str) -> Result<fs::File, LabError> {
+    fs::create_dir_all(folder()).map_err(LabError::file("creating", &folder()))?;
+    let lock = folder().join(name);
+    let held = fs::File::create(&lock).map_err(LabError::file("making", &lock))?;
+    held.lock().map_err(LabError::file("locking", &lock))?;
+    Ok(held)
+}
+
 /// Returns a Python that has the Transfer Engine, in a virtual environment in the cache.
 pub fn python() -> Result<PathBuf, LabError> {
-    let environment = folder().join("venv");
-    let python = environment.join("bin/python");
-    let done = environment.join("laxity-has");
-    if fs::read_to_string(&done).is_ok_and(|has| has == TRANSFER_ENGINE) && python.is_file() {
+    if let Some(python) = prepared_python() {
         return Ok(python);
     }
+    let _held = lock("venv.lock")?;
+    // Another process may have got it meanwhile.
+    if let Some(python) = prepared_python() {
+        return Ok(python);
+    }
+    let (environment, done) = environment();
+    let python = environment.join("bin/python");
     eprintln!("laxity: getting {TRANSFER_ENGINE} (46 MB) into {}", environment.display());
     let _ = fs::remove_dir_all(&environment);
-    fs::create_dir_all(folder()).map_err(LabError::file("creating", &folder()))?;
     let base = find_program("python3")
         .ok_or_else(|| LabError::missing("python3", "run `tools/setup.sh verbs`"))?;
     // The engine's wheels exist only for some versions of Python, so the system's is tried first.
@@ -104,6 +133,67 @@ pub fn python() -> Result<PathBuf, LabError> {
     ))?;
     fs::write(&done, TRANSFER_ENGINE).map_err(LabError::file("writing", &done))?;
     Ok(python)
+}
+
+/// Sources of a library with Mooncake's C interface, which PyPI does not have. It calls the engine
+/// of the Python package.
+const C_INTERFACE: [(&str, &str); 2] = [
+    ("real_engine.cc", include_str!("../../../../../shim/mooncake/tests/standin/real_engine.cc")),
+    (
+        "mooncake_facts.h",
+        include_str!("../../../../../shim/mooncake/tests/standin/mooncake_facts.h"),
+    ),
+];
+
+/// Returns the folder for that library, and what its file `laxity-has` says when it is built.
+fn c_interface_folder() -> (PathBuf, String) {
+    let sources: String = C_INTERFACE.iter().map(|(_, text)| *text).collect();
+    (folder().join("mooncake_c"), format!("{TRANSFER_ENGINE}\n{sources}"))
+}
+
+/// Returns the library with Mooncake's C interface, if [`c_interface`] built it before.
+pub fn prepared_c_interface() -> Option<PathBuf> {
+    prepared_python()?;
+    let (folder, has) = c_interface_folder();
+    let library = folder.join("libtransfer_engine.so");
+    let is_done = fs::read_to_string(folder.join("laxity-has")).is_ok_and(|found| found == has);
+    (is_done && library.is_file()).then_some(library)
+}
+
+/// Returns a library with Mooncake's C interface, for programs that a Python of [`python`] runs.
+pub fn c_interface() -> Result<PathBuf, LabError> {
+    let python = python()?;
+    let _held = lock("mooncake_c.lock")?;
+    if let Some(library) = prepared_c_interface() {
+        return Ok(library);
+    }
+    let compiler = find_program("c++")
+        .ok_or_else(|| LabError::missing("c++", "install g++ for Mooncake's C interface"))?;
+    let (folder, has) = c_interface_folder();
+    let _ = fs::remove_dir_all(&folder);
+    fs::create_dir_all(&folder).map_err(LabError::file("creating", &folder))?;
+    for (name, text) in C_INTERFACE {
+        let file = folder.join(name);
+        fs::write(&file, text).map_err(LabError::file("writing", &file))?;
+    }
+    let package = "import importlib.util as u; print(u.find_spec('mooncake.engine').origin)";
+    let engine = call(Command::new(&python).args(["-c", package]))?;
+    let beside = Path::new(&engine).parent().unwrap_or(Path::new("/"));
+    let library = folder.join("libtransfer_engine.so");
+    // The engine refers to functions of the interpreter, which the process has.
+    call(
+        Command::new(compiler)
+            .args(["-std=c++17", "-O1", "-shared", "-fPIC", "-Wl,--allow-shlib-undefined"])
+            .arg("-o")
+            .arg(&library)
+            .arg(folder.join(C_INTERFACE[0].0))
+            .args(["-Wl,--no-as-needed", &engine])
+            .arg(format!("-Wl,-rpath,{}", beside.display())),
+    )
+    .map_err(LabError::step("building a library with Mooncake's C interface"))?;
+    let done = folder.join("laxity-has");
+    fs::write(&done, has).map_err(LabError::file("writing", &done))?;
+    Ok(library)
 }
 
 const PYVERBS: &str = "python3-pyverbs";

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::Lab;
 use crate::error::LabError;
-use crate::vm::task::{GuestTask, Running};
+use crate::vm::task::{GuestTask, PATIENCE, Running};
 
 /// The way in which the library is loaded into a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -137,15 +137,14 @@ pub(super) fn await_ready(
     server: &mut Running,
     ready: Ready,
 ) -> Result<(), LabError> {
-    const READY_WITHIN: Duration = Duration::from_secs(30);
     const LISTENS_AFTER: Duration = Duration::from_millis(300);
     let shows = ["rdma", "resource", "show", "cm_id"];
-    let give_up = Instant::now() + READY_WITHIN;
+    let give_up = Instant::now() + PATIENCE;
     loop {
         let up = match ready {
             Ready::Port(port) => listens(port),
             Ready::Management => {
-                let shown = lab.guest.task(shows, READY_WITHIN).start();
+                let shown = lab.guest.task(shows, PATIENCE).start();
                 shown.is_ok_and(|task| task.wait().stdout.contains("LISTEN"))
             }
         };

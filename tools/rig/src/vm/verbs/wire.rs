@@ -18,7 +18,7 @@ use nix::sys::signal::Signal;
 use crate::error::LabError;
 use crate::vm::guest::Guest;
 use crate::vm::network::ROUTER;
-use crate::vm::task::Running;
+use crate::vm::task::{PATIENCE, Running};
 
 const FILE: &str = scratch!("roce.pcap");
 /// Captured bytes of a packet: header of `any` (16), IPv4 (20), UDP (8), BTH (12), RETH or
@@ -62,7 +62,7 @@ impl Capture {
         let argv = ["ip"].into_iter().chain(args);
         let mut running = guest.task(argv, FOR_EVER).start()?;
         running
-            .wait_for("listening on", Duration::from_secs(20))
+            .wait_for("listening on", PATIENCE)
             .map_err(LabError::from)
             .map_err(LabError::step("capturing in the router; run `tools/setup.sh verbs`"))?;
         Ok(Self { running, read: 24 })

@@ -1,0 +1,309 @@
+//! Processes of `laxity-engine` in fault campaigns: their configurations, and what one of them
+//! alone answers.
+//!
+//! ```text
+//! worker ──HTTP──▶ decode ──prompts──▶ prefill0 ◀──KV of beginnings, experts' rows──▶ prefill1
+//!                    ▲───────KV───────────┘
+//! ```
+//!
+//! They take the time of computing instead of computing, which needs little of the processors. KV
+//! in a wrong place changes an answer all the same, and a byte that is damaged fails its batch.
+
+use std::fs::{self, File};
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use tokio::runtime::Runtime;
+
+use crate::client::{Question, ask, get};
+use crate::daemons::tail;
+use crate::error::LabError;
+use crate::sandbox;
+
+/// Longest start of an engine on a busy machine.
+const START_MAX: Duration = Duration::from_secs(10);
+/// Longest answer of an engine alone.
+const ALONE_MAX: Duration = Duration::from_secs(60);
+const LOOK_EVERY: Duration = Duration::from_millis(5);
+const HTTP_PORT: u16 = 8000;
+const PEERS_PORT: u16 = 7500;
+const PROMPTS: u32 = 16;
+/// Tokens with which the prompts of a family begin, in blocks of 8.
+const SHARED: u32 = 48;
+
+/// The model, its cache and its scheduler. The cache holds a few prompts, so beginnings are
+/// evicted, and fetched again. An engine waits for others for longer than an answer may take, so
+/// that it can't hide what is lost.
+const COMMON: &str = "\
+device = \"cpu\"
+kv = { blocks = 96, block_tokens = 8 }
+schedule = { tokens = 37 }
+timing = { layer_us = 200.0, token_us = 2.0, expert_us = 100.0, row_us = 1.0 }
+[model]
+name = \"tiny\"
+layers = 3
+hidden = 48
+heads = 4
+kv_heads = 2
+head_dim = 32
+ffn = 80
+vocab = 260
+context = 1024
+moe = { experts = 4, per_token = 2 }
+weights = { seed = 7 }
+";
+
+/// The program of the path, and what it answers.
+#[derive(Clone, Debug)]
+pub struct EngineProgram {
+    pub(super) program: PathBuf,
+    /// Answers of one engine without a daemon, once it was asked for them.
+    answers: Arc<Mutex<Option<Vec<Vec<u32>>>>>,
+}
+
+impl EngineProgram {
+    pub(super) fn new(program: PathBuf) -> Self {
+        Self { program, answers: Arc::default() }
+    }
+
+    /// Returns what one engine alone answers to each of the [`prompts`].
+    pub(super) fn answers(&self) -> Result<Vec<Vec<u32>>, LabError> {
+        let mut known = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(answers) = &*known {
+            return Ok(answers.clone());
+        }
+        let folder = tempfile::tempdir().map_err(LabError::system("making a folder"))?;
+        let runtime = runtime()?;
+        let whole = EngineSpec::new("whole", 0, COMMON);
+        let mut alone = EngineProcess::start(&self.program, &folder.path().join("engine"), whole)?;
+        alone.await_ready(&runtime)?;
+        let prompts = prompts().into_iter().enumerate();
+        let answers = prompts.map(|(number, prompt)| {
+            let answer = ask(alone.spec.endpoint, question(number, prompt), 0, |_, _| {});
+            let answer = async { tokio::time::timeout(ALONE_MAX, answer).await };
+            let wrong = match runtime.block_on(answer) {
+                Ok(answer) if answer.error.is_none() => return Ok(answer.tokens),
+                Ok(answer) => answer.error.unwrap_or_default(),
+                Err(_) => format!("has no answer after {ALONE_MAX:?}"),
+            };
+            Err(LabError::program("laxity-engine", wrong))
+        });
+        let answers = answers.collect::<Result<Vec<_>, _>>()?;
+        *known = Some(answers.clone());
+        Ok(answers)
+    }
+}
+
+pub(super) fn runtime() -> Result<Runtime, LabError> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    runtime.map_err(LabError::system("starting a runtime"))
+}
+
+/// Returns the prompts of all campaigns. Three of four begin as others of their family do.
+pub(super) fn prompts() -> Vec<Vec<u32>> {
+    let tokens = |number: u32, length: u32| {
+        (0..length).map(move |at| (at * 37 + at / 7 + number * 101 + 11) % 256)
+    };
+    let prompt = |number: u32| {
+        let family = if number % 4 == 3 { 100 + number } else { number % 4 };
+        tokens(family, SHARED).chain(tokens(number + 10, 3 + 5 * number)).collect()
+    };
+    (0..PROMPTS).map(prompt).collect()
+}
+
+/// Returns the request of a prompt.
+pub(super) fn question(number: usize, prompt: Vec<u32>) -> Question {
+    Question {
+        id: number as u64,
+        at_ns: 0,
+        prompt,
+        output_tokens: 3 + number as u32 % 5,
+        ttft_ms: 100.0 + 200.0 * (number % 4) as f64,
+        prefill: None,
+        local: false,
+    }
+}
+
+/// Returns this process's own address on the loopback interface, so that its engines have ports
+/// that nobody else takes, also after one of them was killed.
+fn host() -> Ipv4Addr {
+    // Process ids of Linux have at most 22 bits.
+    let [_, high, middle, low] = std::process::id().to_be_bytes();
+    Ipv4Addr::new(127, 64 | high, middle, low)
+}
+
+fn peer(place: u16) -> SocketAddr {
+    SocketAddr::from((host(), PEERS_PORT + place))
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct EngineSpec {
+    pub(super) name: &'static str,
+    pub(super) endpoint: SocketAddr,
+    text: String,
+}
+
+impl EngineSpec {
+    fn new(name: &'static str, place: u16, text: &str) -> Self {
+        let endpoint = SocketAddr::from((host(), HTTP_PORT + place));
+        Self { name, endpoint, text: format!("listen = \"{endpoint}\"\n{text}") }
+    }
+
+    /// Returns the engines of a worker. The first one answers. With `reads`, KV of beginnings is
+    /// read by the engine that needs it, not sent by the one that has it.
+    pub(super) fn cluster(socket: &Path, reads: bool) -> [Self; 3] {
+        // The stall timeout is that of the other paths. The NIC is that of engines in setting.rs.
+        let laxity = format!("laxity = {{ socket = {socket:?}, nic = 2, stall_ms = 100 }}\n");
+        let (front, first, second) = (peer(0), peer(1), peer(2));
+        let decode = format!(
+            "role = \"decode\"\npeers = {{ listen = \"{front}\", prefill = [\"{first}\", \
+             \"{second}\"], patience_ms = 60000 }}\n"
+        );
+        let prefill = |own: SocketAddr, other: SocketAddr| {
+            format!(
+                "role = \"prefill\"\npeers = {{ listen = \"{own}\", reuse = [\"{other}\"], \
+                 experts = [\"{first}\", \"{second}\"], reads = {reads}, patience_ms = 60000, \
+                 ask_ms = 60000 }}\n"
+            )
+        };
+        let all = [
+            ("decode", decode),
+            ("prefill0", prefill(first, second)),
+            ("prefill1", prefill(second, first)),
+        ];
+        let mut place = 0;
+        all.map(|(name, role)| {
+            let spec = Self::new(name, place, &format!("{role}{laxity}{COMMON}"));
+            place += 1;
+            spec
+        })
+    }
+}
+
+/// A running engine. It ends with the thread that started it, or when it is dropped.
+pub(super) struct EngineProcess {
+    pub(super) spec: EngineSpec,
+    program: PathBuf,
+    file: PathBuf,
+    log: PathBuf,
+    child: Child,
+}
+
+impl EngineProcess {
+    /// Starts an engine whose files have names that begin with `base`.
+    pub(super) fn start(program: &Path, base: &Path, spec: EngineSpec) -> Result<Self, LabError> {
+        let file = base.with_extension(format!("{}.toml", spec.name));
+        let log = base.with_extension(format!("{}.log", spec.name));
+        fs::write(&file, &spec.text).map_err(LabError::file("writing", &file))?;
+        let child = Self::spawn(program, &file, &log)?;
+        Ok(Self { spec, program: program.to_owned(), file, log, child })
+    }
+
+    fn spawn(program: &Path, file: &Path, log: &Path) -> Result<Child, LabError> {
+        let open = File::options().create(true).append(true).open(log);
+        let out = open.map_err(LabError::file("opening", &log))?;
+        let errors = out.try_clone().map_err(LabError::system("sharing the log of an engine"))?;
+        sandbox::internal("faults-daemon")
+            .arg(program)
+            .arg("--config")
+            .arg(file)
+            .stdin(Stdio::null())
+            .stdout(out)
+            .stderr(errors)
+            .spawn()
+            .map_err(LabError::start("laxity-engine"))
+    }
+
+    /// Waits until the engine answers.
+    pub(super) fn await_ready(&mut self, runtime: &Runtime) -> Result<(), LabError> {
+        let start = Instant::now();
+        while runtime.block_on(get(self.spec.endpoint, "/health")).is_err() {
+            let ended = self.child.try_wait().ok().flatten();
+            if ended.is_some() || start.elapsed() > START_MAX {
+                let how = format!("does not start{}", tail(&self.log));
+                return Err(LabError::program(self.spec.name, how));
+            }
+            std::thread::sleep(LOOK_EVERY);
+        }
+        Ok(())
+    }
+
+    /// Kills the engine, and starts it again at the same addresses.
+    pub(super) fn replace(&mut self) -> Result<(), LabError> {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        self.child = Self::spawn(&self.program, &self.file, &self.log)?;
+        Ok(())
+    }
+
+    /// Returns what is wrong if the engine ended by itself or one of its threads panicked.
+    pub(super) fn look(&mut self) -> Option<String> {
+        let name = self.spec.name;
+        if let Ok(Some(status)) = self.child.try_wait() {
+            return Some(format!("{name} ended by itself: {status}{}", tail(&self.log)));
+        }
+        let text = fs::read(&self.log).ok()?;
+        let text = String::from_utf8_lossy(&text);
+        text.lines().find(|line| line.contains("panicked")).map(|line| format!("{name}: {line}"))
+    }
+
+    pub(super) fn tail(&self) -> String {
+        tail(&self.log)
+    }
+
+    pub(super) fn terminate(&self) {
+        // The child is not reaped yet, so the id is its own.
+        let _ = kill(Pid::from_raw(self.child.id().cast_signed()), Signal::SIGTERM);
+    }
+
+    /// Waits until an engine that was told to end has done so. Returns what is wrong.
+    pub(super) fn await_end(&mut self, give_up: Instant) -> Option<String> {
+        let name = self.spec.name;
+        loop {
+            match self.child.try_wait() {
+                Ok(Some(status)) if status.success() => return None,
+                Ok(Some(status)) => {
+                    return Some(format!("{name} ended with {status}{}", tail(&self.log)));
+                }
+                _ if Instant::now() > give_up => {
+                    return Some(format!("{name} still runs after SIGTERM{}", tail(&self.log)));
+                }
+                _ => std::thread::sleep(LOOK_EVERY),
+            }
+        }
+    }
+}
+
+impl Drop for EngineProcess {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn some_prompts_begin_as_others_do_and_none_is_another() {
+        let prompts = prompts();
+        let shared = |one: &[u32], other: &[u32]| {
+            one.iter().zip(other).take_while(|(one, other)| one == other).count()
+        };
+        let mut relatives = 0;
+        for (at, one) in prompts.iter().enumerate() {
+            for other in &prompts[at + 1..] {
+                let shared = shared(one, other);
+                assert!(shared < one.len().min(other.len()));
+                relatives += usize::from(shared == SHARED as usize);
+            }
+        }
+        assert!(relatives >= 12, "{relatives}");
+    }
+}

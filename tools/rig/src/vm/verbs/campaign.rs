@@ -1,0 +1,85 @@
+//! A fault campaign in the guest: the rounds of `laxity lab faults`, with workers on verbs and on
+//! the NCCL plugin over verbs, and faults of queue pairs and links beside those of the daemon and
+//! its clients.
+
+use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
+
+use super::Lab;
+use super::case::CaseReport;
+use crate::error::LabError;
+use crate::faults::{self, Campaign, Player, Setting, TransferCounts, VerbsPrograms};
+
+pub(super) const NAME: &str = "campaign";
+
+/// Folder in the guest's memory for a schedule that failed. It is gone with the guest, so the case
+/// prints the schedule, and how to play the whole campaign again.
+const FAILURES: &str = scratch!("laxity-campaign");
+
+pub(super) fn run(lab: &Lab<'_>, case: &mut CaseReport) -> Result<(), LabError> {
+    let programs = lab.programs;
+    let verbs = VerbsPrograms {
+        worker: programs.checks.join("campaign"),
+        library: programs.library.clone(),
+        gid_index: lab.guest.facts.gid_index,
+    };
+    let plugin = programs.nccl.as_ref().map(|nccl| nccl.plugin.clone());
+    let setting = Setting::in_guest(programs.laxityd.clone(), verbs, plugin, lab.matrix.plant);
+    for path in &setting.left_out {
+        lab.guest.say(path)?;
+    }
+    let paths: &[&str] =
+        if setting.nccl_plugin.is_some() { &["verbs", "nccl"] } else { &["verbs"] };
+    let campaign = Campaign {
+        seed: lab.matrix.seed,
+        faults: lab.matrix.faults,
+        jobs: 1,
+        player: Player::Processes(Box::new(setting)),
+        state: None,
+        failures: PathBuf::from(FAILURES),
+        shrink: 0,
+    };
+    // The guest can't be shared with the campaign's threads.
+    let said = Mutex::new(String::new());
+    let result = faults::run(&campaign, false, |line| {
+        let mut said = said.lock().unwrap_or_else(PoisonError::into_inner);
+        said.push_str(line);
+        said.push('\n');
+    });
+    let said = said.into_inner().unwrap_or_else(PoisonError::into_inner);
+    if !said.is_empty() {
+        lab.guest.say(said.trim_end())?;
+    }
+    let report = result?;
+    lab.guest.say(&faults::tables(&report))?;
+    for (_, failure) in &report.failures {
+        let schedule = serde_json::to_string(&failure.schedule).unwrap_or_default();
+        lab.guest.say(&format!(
+            "round {}, play it again with the same options and --seed {}: {schedule}",
+            failure.round, campaign.seed
+        ))?;
+    }
+    let of = |count: fn(&TransferCounts) -> u64| report.by_path.values().map(count).sum::<u64>();
+    case.library.scheduled_bytes = of(|counts| counts.scheduled_bytes);
+    case.library.bypassed_bytes = of(|counts| counts.bypassed_bytes);
+    case.seen = format!(
+        "{} faults, {} transfers, {} bytes compared, {} permitted, {} bypassed, {} ended by a \
+         fault, longest wait {} ms",
+        report.faults,
+        report.transfers,
+        report.bytes_checked,
+        case.library.scheduled_bytes,
+        case.library.bypassed_bytes,
+        of(|counts| counts.ended_by_fault),
+        report.longest_stall_ms
+    );
+    let violations = report.failures.iter().flat_map(|(_, failure)| &failure.violations);
+    violations.for_each(|violation| case.fail(violation.clone()));
+    case.check(report.violations == 0, format!("{} rounds failed", report.violations));
+    for path in paths {
+        let counts = report.by_path.get(*path).cloned().unwrap_or_default();
+        let is_used = counts.transfers > 0 && counts.scheduled_bytes > 0;
+        case.check(is_used, format!("{path}: nothing completed with a permit"));
+    }
+    Ok(())
+}
