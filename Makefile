@@ -46,6 +46,11 @@ wheel: setup-python ## the Python package with all libraries inside, in target/w
 # What operators run. The laboratory is apart.
 PRODUCT := -p laxity-daemon -p laxity-coordinator -p laxity-cli -p laxity-client-c -p laxity-verbs -p laxity-mooncake -p laxity-nccl -p laxity-nixl
 
+# No folder of this machine is in a release, so that every folder gives the same bytes.
+core lab release bench faults: export RUSTC_WRAPPER ?= $(CURDIR)/tools/remap-paths.sh
+core lab release bench faults: export CFLAGS += -ffile-prefix-map=$(CURDIR)=/usr/src/laxity \
+	-ffile-prefix-map=$(or $(CARGO_HOME),$(HOME)/.cargo)=/usr/src/cargo
+
 .PHONY: core
 core: setup ## the product's programs and libraries, in target/release
 	$(CARGO) build --release --locked $(PRODUCT)
@@ -173,8 +178,25 @@ SEED ?= 1
 .PHONY: faults
 faults: lab ## FAULTS (100000) faults of SEED (1) to a real daemon and its clients; goes on where it was cut off
 	@mkdir -p "$(TARGET)/faults"
+	$(CARGO) build --release --locked -p laxity-python
+	@$(TARGET)/release/laxity lab faults --prepare || echo "faults: goes on without what it could not get"
 	$(TARGET)/release/laxity lab faults --faults $(FAULTS) --seed $(SEED) --failures "$(TARGET)/faults" \
-		--state "$(TARGET)/faults/state-$(SEED).json" --json "$(TARGET)/faults/report-$(SEED).json"
+		--state "$(TARGET)/faults/all-$(SEED).json" --json "$(TARGET)/faults/report-$(SEED).json" \
+		--report "$(TARGET)/faults/report-$(SEED).md"
+
+.PHONY: sanitize
+sanitize: test-build ## the tests' C programs with AddressSanitizer and UBSan, and the libraries in them under valgrind
+	@command -v valgrind >/dev/null || tools/setup.sh bench
+	tools/sanitize.sh "$(TARGET)/debug"
+
+HOURS ?= 4
+
+.PHONY: soak
+soak: lab ## one daemon and its clients at full load for HOURS (4): memory, descriptors and counters
+	@mkdir -p "$(TARGET)/faults"
+	$(CARGO) build --release --locked -p laxity-python
+	@$(TARGET)/release/laxity lab faults --prepare || echo "soak: goes on without what it could not get"
+	$(TARGET)/release/laxity lab faults --soak $(HOURS)h --seed $(SEED) --json "$(TARGET)/faults/soak-$(SEED).json"
 
 MDBOOK := $(or $(shell command -v mdbook),$(TARGET)/tools/bin/mdbook)
 
@@ -191,6 +213,10 @@ packages: release setup-packages ## Debian packages and RPMs of the programs, wi
 
 # What is tried on which distribution. `deb/noble` works, too, where Debian's tools have the keyring of Ubuntu.
 CASES ?= deb/bookworm deb/trixie deb/testing rpm/bookworm
+
+.PHONY: reproducible-check
+reproducible-check: core ## build the product again from a clone in another folder, and compare: the same bytes are asked
+	tests/packages/rebuild.sh $(TARGET)/release
 
 .PHONY: packages-check
 packages-check: packages ## install, upgrade under load, remove and purge them in booted containers: Debian 12, 13 and testing; RPMs

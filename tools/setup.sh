@@ -41,6 +41,8 @@ if [ "${1:-base}" = kubernetes ]; then
     need python3 python3
     python3 -c 'import ensurepip, venv' 2>/dev/null || wanted[python3-venv]=1
     need promtool prometheus
+    # For `kubectl kustomize`.
+    need kubectl kubernetes-client
 fi
 if [ "${1:-base}" = image ]; then
     need mmdebstrap mmdebstrap
