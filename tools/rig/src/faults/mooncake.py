@@ -177,6 +177,7 @@ class Initiator:
     def __init__(self, outlet):
         self.outlet, self.stop, self.starved = outlet, False, 0.0
         self.memory, self.lock = Memory(self.make_engine()), threading.Lock()
+        self.is_leaving, self.awaited = False, []
         self.engine, self.address = self.memory.engine, self.memory.address
         self.measure_permits()
         self.connect()
@@ -405,6 +406,17 @@ class Initiator:
         lost.set()
         LIBC.syscall(SYS_EXIT, 0)
 
+    def start(self, thread, wait):
+        """Starts a thread that uses the engine. `wait` returns when it no longer does."""
+        with self.lock:
+            if not self.is_leaving:
+                self.awaited.append(wait)
+                thread.start()
+
+    def await_others(self):
+        for wait in self.awaited:
+            wait()
+
     def fork(self):
         """Forks a child that asks for permits with its parent's client."""
         import laxity
@@ -442,10 +454,14 @@ class Initiator:
         threads = [threading.Thread(target=self.queue, args=queue) for queue in sends]
         for thread in threads:
             thread.start()
-        commands = threading.Thread(target=self.obey, args=(threads,), daemon=True)
+        commands = threading.Thread(target=self.obey, daemon=True)
         commands.start()
         for thread in threads:
             thread.join()
+        with self.lock:
+            self.is_leaving = True
+        # The engine must not end under them.
+        self.await_others()
         self.leave()
 
     def leave(self):
@@ -456,22 +472,19 @@ class Initiator:
         # Threads that were ended are not there to be joined.
         os._exit(0)
 
-    def obey(self, threads):
-        queue, lost, forks = 1000, [], []
+    def obey(self):
+        queue = 1000
         while (command := os.read(0, 1)) != b"e":
             queue += 1
             if command == b"f":
-                forks.append(threading.Thread(target=self.fork, daemon=True))
-                forks[-1].start()
+                thread = threading.Thread(target=self.fork, daemon=True)
+                self.start(thread, thread.join)
             elif command == b"t":
-                lost.append(threading.Event())
-                threading.Thread(target=self.lose_thread, args=(queue, lost[-1]), daemon=True).start()
+                lost = threading.Event()
+                self.start(threading.Thread(target=self.lose_thread, args=(queue, lost), daemon=True), lost.wait)
             else:
                 os._exit(0)
-        for thread in lost:
-            thread.wait()
-        for thread in forks:
-            thread.join()
+        self.await_others()
         self.stop = True
 
 
