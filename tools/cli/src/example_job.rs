@@ -23,7 +23,7 @@ use crate::signals::{Endings, SignalsError};
 pub(crate) const HELP: &str = "\
 Sends 1 Gbit/s over loopback, in transfers of the stages kv_reuse, collective and p2d. The daemon \
 counts these bytes on its first NIC, although they never reach it. If the daemon's mode is \
-`enforce`, transfers of other jobs on that NIC may wait for them.
+`enforce`, other jobs' transfers on that NIC may wait for the example's.
 
 Examples:
   # in one terminal, for a minute or until Ctrl-C

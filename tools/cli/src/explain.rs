@@ -43,7 +43,7 @@ pub(crate) struct ExplainFlowArgs {
     /// Flows of this request
     #[arg(long, value_name = "ID")]
     request: Option<u64>,
-    /// Flows of this batch that wait
+    /// Waiting flows of this batch
     #[arg(long, value_name = "ID")]
     batch: Option<u64>,
     /// Flows of this process

@@ -19,12 +19,12 @@ hour is kept.
 
 The simulation is not exact. Senders would have sent later if they had waited. Receivers and \
 switches may be slower than the port. Hints from before the first observed flow are missing. So \
-times are an estimate; `laxity enforce on` shows the real ones.";
+times are estimates. Only a run under `laxity enforce on` has real times.";
 
 /// Maximum number of jobs that the page names.
 const JOBS_MAX: usize = 8;
 
-/// What can be done with a daemon that observes.
+/// The commands of `laxity observe`.
 #[derive(Subcommand)]
 pub(crate) enum ObserveCommand {
     /// Print what enforcing would have delayed, promoted and pruned

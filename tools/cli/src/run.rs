@@ -129,7 +129,7 @@ enum RunError {
     Mode(String),
     #[error("LAXITY_SLO_TTFT: {0}")]
     Objective(NotAQuantity),
-    #[error("an objective of zero is missed by every request; leave it out for none")]
+    #[error("every request misses an objective of zero; leave it out if there is none")]
     NoObjective,
     #[error("--name needs 1 to {NAME_BYTES_MAX} bytes, `{0}` has {len}", len = .0.len())]
     Name(String),
