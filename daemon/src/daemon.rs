@@ -395,7 +395,7 @@ fn bound(
     }
 }
 
-/// Stores that the ordered mode ended before this start, if it did.
+/// Updates the file of the operator's mode, which may have ended before this start.
 async fn store_mode(service: Arc<Service>) {
     // A failure is in the log.
     let _ = service.store_mode().await;

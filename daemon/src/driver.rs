@@ -78,7 +78,7 @@ use crate::stats::LoopCounters;
 const LOOKS_PER_TURN: usize = 1024;
 /// Fewest rounds of a turn, even if they scan more lanes than `LOOKS_PER_TURN`.
 const ROUNDS_MIN: usize = 4;
-/// Lanes that are scanned in a turn after a wake-up. A client on the same core waits for its end.
+/// Lanes scanned in a turn after a wake-up. A client on the same core waits until the turn ends.
 const LOOKS_AFTER_WAKE: usize = 8;
 /// Records after which a turn ends and the clock is read again.
 const RECORDS_PER_TURN: usize = 64;

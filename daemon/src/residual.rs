@@ -73,8 +73,8 @@ impl WatchedNic {
         }
     }
 
-    /// Reads the counters. Looks now and then for some if there are none, and for functions that
-    /// share the port with this one of all `nics`.
+    /// Reads the counters. Every [`LOOK_EVERY`], it searches for counters if there are none, and
+    /// for functions that share this port and are not in `nics`.
     fn read(&mut self, root: &Path, nics: &[String], now: Time) -> Option<NicCounts> {
         let is_due =
             self.looked.is_none_or(|at| u128::from(now.since(at).0) >= LOOK_EVERY.as_nanos());

@@ -15,7 +15,7 @@ use tracing::info;
 use super::config::EtcdConfig;
 use super::etcd::{Etcd, EtcdError, created_at, key_of, pb, put, read, written_at};
 
-/// The owner of the state.
+/// The part of the coordinator that has the state.
 pub(crate) trait LeaderState: Send + Sync + 'static {
     /// Prepares to lead with `term` and the saved state of the leaders before. It runs before
     /// `Lead::begin`. Returns false if the process cannot lead.

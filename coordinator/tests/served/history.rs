@@ -89,8 +89,9 @@ impl History {
     }
 }
 
-/// Searches for an order of `entries`, which are sorted by their answers. It takes a read that fits
-/// at once, and an operation of unknown outcome only before one that does not fit without it.
+/// Searches for a linear order of `entries`, which are sorted by their answers. The search places a
+/// read as soon as it agrees with the state. It places an operation of unknown outcome only if the
+/// next operation contradicts the state without it.
 fn search(entries: &[Entry]) -> Result<(), String> {
     // What happened, the state, and the state before what has an unknown outcome and came last.
     let start = (vec![0_u64; entries.len().div_ceil(64)], State::default(), None);

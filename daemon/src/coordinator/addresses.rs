@@ -53,7 +53,7 @@ struct KernelDevice {
 }
 
 impl KernelDevice {
-    /// Returns whether its addresses are told for a NIC, and whether as those of a function.
+    /// Returns `None` if the addresses don't belong to the NIC, else whether they are a function's.
     fn at(&self, nic: &str) -> Option<bool> {
         if self.name == nic {
             return Some(false);

@@ -27,7 +27,8 @@ pub struct CoordinatorExchange {
     scheduler_notified: AtomicBool,
     /// When the cluster order was last confirmed, in ns of CLOCK_MONOTONIC. Without one, 0.
     confirmed_ns: AtomicU64,
-    /// Longest time that a cluster order is valid, by the coordinator, in ns.
+    /// Time after the last confirmation for which a cluster order is valid, as the coordinator
+    /// says.
     age_max_ns: AtomicU64,
     events_max: AtomicUsize,
     /// Whether the links have the cluster order.
@@ -90,7 +91,7 @@ impl CoordinatorExchange {
 
     // Methods for the scheduler thread:
 
-    /// Takes the changes since the last look, or returns `None` if the lock is taken. `stream` is
+    /// Takes the changes since the last call, or returns `None` if the lock is held. `stream` is
     /// the number of the last stream that the scheduler saw, or zero.
     pub fn look(&self, stream: u64) -> Option<Update> {
         let mut state = self.state.try_lock()?;

@@ -94,7 +94,7 @@ impl StreamTask {
         Arc::clone(&self.exchange)
     }
 
-    /// Returns what ends the stream, after a word to the coordinator.
+    /// Returns the notification that ends the task, after a goodbye to the coordinator.
     pub fn stop(&self) -> Arc<Notify> {
         Arc::clone(&self.stop)
     }

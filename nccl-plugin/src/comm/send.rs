@@ -169,7 +169,7 @@ impl SendSide {
         }
     }
 
-    /// Begins a message if it is clear to go and permitted.
+    /// Begins a message if its receiver has posted a buffer and the message is permitted.
     fn try_begin(
         &mut self,
         slot: u16,

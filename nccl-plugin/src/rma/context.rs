@@ -52,7 +52,7 @@ pub struct RmaContext {
     wire: Arc<dyn Wire>,
     around: Around,
     contexts: usize,
-    /// Two gates for each rank: of puts and signals, and of gets.
+    /// Two gates for each rank: one for puts and signals, and one for gets.
     gates: Vec<Mutex<Gate>>,
     this: Weak<Self>,
     /// Whether no daemon is attached, so that operations need no permit.

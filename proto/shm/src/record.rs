@@ -101,7 +101,7 @@ impl Flow {
     }
 }
 
-/// One message from client to daemon.
+/// What a client writes into a slot for the daemon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Record {
     /// A flow wants to send. It holds its slot until the last permit. Its tag is the sequence of

@@ -11,9 +11,9 @@ use crate::view::direction;
 const CLOCK_S_MAX: f64 = 1.0;
 /// Share of a port, in percent, from which traffic without permits is worth a look.
 const FOREIGN_PERCENT_MIN: u64 = 10;
-/// Time after which a refusal is no news.
+/// Age above which a refusal is not reported.
 const REFUSAL_NS_MAX: u64 = 600_000_000_000;
-/// Silence after which a host that said nothing of leaving is taken for one that is gone for good.
+/// Silence after which a host that sent no goodbye counts as removed.
 const GONE_NS_MIN: u64 = 4 * 3600 * 1_000_000_000;
 const NAMES_MAX: usize = 8;
 

@@ -29,7 +29,7 @@ pub struct Explanation {
     /// Flows that wait first, then others, those without progress for longest first:
     /// [`EXPLAINED_MAX`] at most.
     pub flows: Vec<ExplainedFlow>,
-    /// Number of flows that are meant.
+    /// Number of flows that match the query.
     pub count: u64,
 }
 

@@ -53,7 +53,7 @@ pub struct Status {
     pub scheduler: SchedulerStatus,
 }
 
-/// A change of a daemon that an operator ordered.
+/// A change of the daemon's state by an operator.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct OperatorChange {
@@ -307,7 +307,7 @@ pub struct WouldStatus {
     pub promotions: u64,
     /// Flows of pruned requests, which would have been served last.
     pub pruned_flows: u64,
-    /// Flows whose fate is unknown, because too many waited.
+    /// Flows that the simulation left out, because more waited than it holds.
     pub lost_flows: u64,
 }
 

@@ -57,9 +57,10 @@ pub(crate) unsafe fn status_of(agent: AgentPtr, request: RequestPtr) -> NixlStat
 pub(crate) struct DescFunctions {
     /// `descCount`, `begin` and `end`, which are const.
     symbols: [Symbol; 3],
-    /// `getType`, const as well.
+    /// `getType`, which is also const.
     kind: Symbol,
-    /// Whether one was looked for in vain. A look goes through all libraries. Relaxed: a hint.
+    /// Whether a lookup failed. A lookup searches all libraries, so it is not repeated. Relaxed: a
+    /// hint.
     is_missing: AtomicBool,
 }
 

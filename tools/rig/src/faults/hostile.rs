@@ -23,7 +23,7 @@ const STRANGER: u32 = 54_321;
 const LIFE: Duration = Duration::from_secs(3);
 const ANSWER_MAX: Duration = Duration::from_millis(200);
 
-/// Is hostile until it is killed.
+/// Misbehaves in the way that the seed selects: writes garbage, takes memory, or lies.
 pub(super) fn run(task: &Task) {
     if geteuid().is_root() {
         let user = Uid::from_raw(STRANGER);
