@@ -1,9 +1,9 @@
-//! Watches what others send on the host's NICs, so that scheduled traffic gets the rest
+//! Measures foreign traffic on the host's NICs, so that scheduled traffic gets the rest
 //! (architecture §4.6).
 //!
 //! A counter may take a system call or a firmware command, so a thread of its own reads, at most 50
 //! times a second. It compares with what the scheduler permitted, which one command asks for.
-//! [`laxity_policy::residual`] decides. While nothing passes a NIC, the scheduler is left alone.
+//! [`laxity_policy::residual`] decides. While nothing passes a NIC, the scheduler is not asked.
 
 use std::io;
 use std::path::{Path, PathBuf};

@@ -163,7 +163,7 @@ impl Cluster {
         }
     }
 
-    /// Removes a host that is gone for good from the list. Its reports end at once.
+    /// Removes a host that no longer exists from the list. Its reports end at once.
     ///
     /// # Errors
     /// The host is there, is drained, or is not known. The error is text for the operator.

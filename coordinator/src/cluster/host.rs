@@ -119,7 +119,7 @@ impl Host {
         Self { name: name.to_owned(), tenant, ..Self::default() }
     }
 
-    /// Makes `stream` the host's current stream and resets what belonged to the one before.
+    /// Makes `stream` the host's current stream and resets the state of the previous one.
     pub(super) fn begin_stream(&mut self, now: Time, stream: u64, hello: &v1::Hello) {
         self.stream = Some(stream);
         self.heard_at = now;

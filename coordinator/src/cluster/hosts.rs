@@ -18,7 +18,7 @@ pub(super) const MISSING_MAX_AGE: Span = Span::from_millis(24 * 3600 * 1000);
 /// Maximum number of missing hosts that are remembered.
 const MISSING_MAX: usize = 1000;
 
-/// A host that was forgotten, as it was when it was last heard.
+/// A host that was removed, with its state when its last message came.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct MissingHost {
     pub(super) tenant: Tenant,

@@ -1,4 +1,4 @@
-//! The running task of the stream, which a daemon that stops lets say so.
+//! The running task of the stream. A daemon that stops waits for the task's goodbye.
 
 use std::sync::Arc;
 

@@ -6,11 +6,12 @@
 //! have submitted later if earlier flows had been delayed, and a receiver or a switch may be slower
 //! than the port.
 //!
-//! Time passes here only when something happens on the port, or when somebody looks. Flows have ids
-//! of their own, because a flow may end here later than in reality.
+//! Virtual time advances only when something happens on the port, or when the result is read. Flows
+//! have ids of their own, because a flow may end here later than in reality.
 //!
-//! It runs on the scheduler's thread, so its work is bounded. It takes flows for seconds ahead at
-//! most, gives up what it knows if it can't keep pace, and rests where nothing is observed.
+//! It runs on the scheduler's thread, so its work is bounded. It holds the flows of the next
+//! seconds at most, drops its state if it can't keep pace, and does nothing while nothing is
+//! observed.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 

@@ -430,7 +430,7 @@ impl SendSide {
             sender.close(early);
         }
         for entry in &self.in_flight {
-            // The peer's host has these bytes, or nobody sends them.
+            // The peer's host has these bytes, or they will not be sent.
             if early && entry.left < entry.pushed {
                 let rest = entry.pushed - entry.left;
                 self.around.arbiter.complete(&entry.flow, rest);

@@ -108,7 +108,7 @@ impl Mesh {
 
     /// Returns the number of ranks that are lost or have left. It only grows.
     pub(crate) fn lost(&self) -> usize {
-        // Acquire pairs with the release in `end`: the faults of so many ranks are set.
+        // Acquire pairs with the release in `end`: the faults of the counted ranks are set.
         self.lost.load(Ordering::Acquire)
     }
 

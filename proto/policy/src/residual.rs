@@ -1,4 +1,4 @@
-//! The capacity of a port that the traffic of others leaves for governed traffic.
+//! The capacity of a port that foreign traffic leaves for scheduled traffic.
 //!
 //! A daemon knows the bytes that it permitted. The NIC counts all bytes that pass the port. The
 //! difference is *foreign*: transfers that GPUs start by themselves, storage, other tenants. With
@@ -87,7 +87,7 @@ impl Reading {
     }
 }
 
-/// The capacity of a port for governed traffic, and why it is that.
+/// The capacity of a port for scheduled traffic, and the rates that it follows from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Capacity {
     /// The rate in force, in bytes per second.

@@ -1,4 +1,4 @@
-//! Messages from a client to the daemon: one [`Record`] per slot, encoded in 48 bytes.
+//! Records from a client to the daemon: one [`Record`] per slot, encoded in 48 bytes.
 //!
 //! The encoding has six little-endian words. A seventh is spare and neither written nor read.
 //!

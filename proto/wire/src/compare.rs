@@ -22,7 +22,7 @@ const NAMES_MAX: usize = 8;
 pub enum HostAbsence {
     /// It ended without a word a short while ago: the daemon, the host or the network failed.
     Lost,
-    /// It ended without a word, so long ago that somebody may have removed it.
+    /// Its stream ended without a goodbye, so long ago that the host may have been removed.
     LongGone,
     /// Somebody stopped its daemon.
     Stopped,
@@ -193,7 +193,7 @@ fn drained(hosts: &[HostStatus]) -> Option<Finding> {
     })
 }
 
-/// Finds drop budgets that are used up. A budget of 0 prunes nobody on purpose.
+/// Finds drop budgets that are used up. A budget of 0 is a choice to prune nothing, and no finding.
 fn budgets(tenants: &[TenantStatus], shared: Option<u32>) -> Vec<Finding> {
     let is_full = |pruned: u32, budget: u32| budget > 0 && pruned >= budget;
     let own = tenants.iter().filter_map(|it| Some((it, it.drop_budget?)));

@@ -2,8 +2,8 @@
 //! one answer line.
 //!
 //! ```text
-//! → {"v":1,"op":"bypass","on":true}
-//! ← {"v":1,"answer":"done","message":"bypass is on for 3 clients"}
+//! → {"v":1,"op":"bypass","on":false}
+//! ← {"v":1,"answer":"done","message":"bypass is off (3 clients attached)"}
 //! ```
 //!
 //! JSON suffices, because both ends are on one host and of one release. A person can type a

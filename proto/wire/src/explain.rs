@@ -70,6 +70,6 @@ pub struct FlowWait {
     pub moved_from: u8,
     /// Bytes that are ahead of the flow.
     pub ahead_bytes: u64,
-    /// Whether the flow has waited for so long that it has a part of the starved flows' share.
+    /// Whether the flow is starved, and so is served from the starved flows' share.
     pub starved: bool,
 }

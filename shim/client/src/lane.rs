@@ -230,7 +230,7 @@ impl Lane {
         }
         binding.credit.key = 0;
         if binding.session.is_handed_over() {
-            // The daemon gave this credit before it ended, so the flow goes on it.
+            // The daemon gave this credit before it ended, so the flow may use it.
             self.lose_binding();
         } else if seen & attention::UNSCHEDULED != 0 {
             self.withdraw(ticket);

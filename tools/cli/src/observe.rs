@@ -1,4 +1,4 @@
-//! `laxity observe report`: what enforcing would have done to what was only observed.
+//! `laxity observe report`: what enforcing would have done to flows that were only observed.
 //!
 //! The daemon simulates it, by minute and port ([`laxity_wire::WouldStatus`]). This sums it up.
 

@@ -24,7 +24,8 @@ use crate::registration;
 const EXIT_OWN: u8 = 125;
 const EXIT_NOT_EXECUTABLE: u8 = 126;
 const EXIT_NOT_FOUND: u8 = 127;
-/// Longest name that fits into a registration, in bytes.
+/// Longest name that is accepted, in bytes. A registration keeps the first
+/// [`laxity_shm::registration::NAME_MAX`] bytes.
 const NAME_BYTES_MAX: usize = 32;
 
 pub(crate) const HELP: &str = "\

@@ -3,7 +3,7 @@
 //! It reads the daemon's and the NIC's counters twice. Between the two, bytes that the daemon
 //! permitted at a level have to leave at the priorities to which the NIC maps the levels' DSCPs. A
 //! queue pair keeps one class, so bytes are compared over all levels together and not level by
-//! level. Counters that a driver does not have are said to be not measured.
+//! level. Counters that a driver does not have are reported as not measured.
 //!
 //! Names of counters: mlx5 (the kernel's Documentation/networking/device_drivers/ethernet/mellanox/
 //! mlx5/counters.rst), bnxt and ice; CNPs are in the hw_counters of an RDMA port.

@@ -39,7 +39,7 @@ pub struct WaitingFlow {
     pub level: Level,
     /// The rule that gives this level.
     pub rule: LevelRule,
-    /// When the work must begin, [`Time::NEVER`] if no deadline says so.
+    /// When the work must begin, [`Time::NEVER`] without a deadline.
     pub begin_by: Time,
     /// When the level changed last, and from which level.
     pub moved: Option<(Time, Level)>,

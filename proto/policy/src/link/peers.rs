@@ -11,8 +11,8 @@
 //! wait in a lower class must not hold up an urgent flow to the same peer.
 //!
 //! Flows of unknown peers are bounded together, by the port's `overcommit` windows. Scavenged flows
-//! have no bound by peer: they wait in one queue, in order of arrival, and count at the level of
-//! nobody else. `peer_room.rs` decides by these counts.
+//! have no bound by peer: they wait in one queue, in order of arrival, and don't count at the level
+//! of other flows. `peer_room.rs` decides by these counts.
 
 use laxity_types::{Level, PeerId};
 

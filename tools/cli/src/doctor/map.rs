@@ -1,5 +1,5 @@
-//! A map of what flows: for each process that uses RDMA, its paths, the class of each, and whether
-//! Laxity orders it, somebody marked it, the daemon only measures it, or nobody sees it.
+//! A map of RDMA traffic: for each process that uses RDMA, its paths, the class of each, and
+//! whether Laxity orders it, somebody marked it, the daemon only measures it, or nobody sees it.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;

@@ -1,7 +1,7 @@
 //! Read access to `/sys`, `/proc` and `/etc` of this machine, or of another one below a folder.
 //!
-//! Tools tell of this machine only. Of another one their recorded outputs are read, in the form of
-//! sosreport: `sos_commands/ANY/COMMAND`, where `_` stands for blanks in the command line.
+//! Tools describe this machine only. For another one, their recorded outputs are read, in the form
+//! of sosreport: `sos_commands/ANY/COMMAND`, where `_` stands for blanks in the command line.
 
 use std::fs;
 use std::io::Read;

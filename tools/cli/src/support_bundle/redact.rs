@@ -1,4 +1,4 @@
-//! Takes secrets, addresses and names of hosts out of text.
+//! Removes secrets, addresses and names of hosts from text.
 //!
 //! What looks like a secret: a value whose name says so (`TOKEN=…`, `"api_key": "…"`,
 //! `--password …`), what follows `Bearer`, a password in a URL, and keys in PEM. An address becomes

@@ -1,6 +1,6 @@
-//! How a request's time divides: its turn, computing, and waits for its traffic by stage. Waiting
-//! for a flow's first permit and waiting for the network are apart. The network's part includes
-//! posting, and waits for further permits of a flow that is permitted in pieces.
+//! How a request's time divides: queueing, computing, and waits for its traffic by stage. Waiting
+//! for a flow's first permit and waiting for the network are separate parts. The network's part
+//! includes posting, and waits for further permits of a flow that is permitted in pieces.
 
 use std::collections::{BTreeMap, BTreeSet};
 
