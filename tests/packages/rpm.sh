@@ -28,7 +28,7 @@ echo "installed: it runs, delays nothing, and the packages own their files"
 
 echo "# edited" >>"$conf"
 laxity enforce on
-ordered="enforce (ordered; the configuration has observe)"
+ordered="enforce (by command; the configuration has observe)"
 mode_is "$ordered"
 # Packages of an earlier commit may not have the job.
 if ! laxity example-job --help >/dev/null 2>&1; then
@@ -45,7 +45,7 @@ mode_is "$ordered"
 load_ends 1
 tail -n 1 "$conf" | grep -qx "# edited"
 for unit in laxityd laxity-coordinator; do systemctl is-enabled --quiet "$unit"; done
-echo "upgraded: it was restarted and took over a job, and what was ordered or edited holds"
+echo "upgraded: it was restarted and took over a job, and what was commanded or edited holds"
 
 rpms --erase "${all[@]}"
 [ "$(pid)" = 0 ]
@@ -60,5 +60,5 @@ $conf.rpmsave
 for unit in laxityd laxity-coordinator; do
     [ "$(systemctl show --property LoadState --value "$unit")" = not-found ]
 done
-echo "erased: the edited configuration, the user and what was ordered stay, and nothing else"
+echo "erased: the edited configuration, the user and what was commanded stay, and nothing else"
 echo passed
