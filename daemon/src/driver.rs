@@ -431,7 +431,7 @@ impl Driver {
         asked
     }
 
-    /// Ends without a word to the clients, as SIGKILL does.
+    /// Ends without releasing the clients, as SIGKILL does.
     pub fn abandon(mut self) {
         self.clients.clear();
     }

@@ -131,8 +131,8 @@ impl RegistrationContext {
         tokio::spawn(async move {
             match door.greet(&socket, from, place).await {
                 Ok(newcomer) => door.attend(&socket, newcomer).await,
-                // A daemon looked whether somebody listens, as this one does at passed sockets.
-                // That counts as no refusal.
+                // Another daemon checked whether a process listens here, as this one does at passed
+                // sockets. That is no refusal.
                 Err(Refusal { reason: None, why, .. })
                     if from.uid == nix::unistd::geteuid().as_raw() =>
                 {

@@ -29,7 +29,7 @@ use crate::sockets::{SocketTurn, heir, plain};
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// The same after the running daemon has passed its sockets, since clients wait.
 const ALMOST: Duration = Duration::from_millis(1);
-/// Longest time that clients wait for the owner of passed sockets. Later the sockets are of no use.
+/// Longest time that clients wait for a daemon at passed sockets. After it the sockets are useless.
 const SOCKETS_LAST: Duration = Duration::from_secs(1);
 
 fn path_for(control: &Path) -> PathBuf {
@@ -86,7 +86,7 @@ fn wait(socket: &Path, control: &Path) -> SocketTurn {
     let mut is_said = false;
     loop {
         if let Some(claims) = claim(&[socket, control]) {
-            // If somebody listens, another daemon in standby has the sockets, and the turn.
+            // If a process listens, another daemon in standby has got the sockets.
             if !sockets.is_empty() || registration::connect(socket).is_err() {
                 if is_said {
                     info!(sockets = sockets.len(), "the other laxityd has ended; taking over");

@@ -294,7 +294,8 @@ pub struct Snapshot {
     pub dscp: [u8; Level::ROWS],
     /// The service level of each level, by [`Level::row`], if any are configured.
     pub sl: Option<[u8; Level::ROWS]>,
-    /// Levels whose DSCP the NICs treat unlike that of the highest. See [`crate::treatments`].
+    /// Number of levels whose DSCP the NICs treat differently from that of the highest level. See
+    /// [`crate::treatments`].
     pub unlike_levels: usize,
     pub ports: Vec<PortSnapshot>,
     pub clients: Vec<ClientSnapshot>,

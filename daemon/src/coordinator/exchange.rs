@@ -59,12 +59,12 @@ pub struct Update {
     pub order: Option<Option<ClusterOrder>>,
 }
 
-/// What became of a report that the scheduler put into the exchange.
+/// The outcome of putting a report into the exchange.
 #[derive(Debug, PartialEq)]
 pub enum PutOutcome {
     /// The report will be sent.
     Accepted,
-    /// The lock is taken, or there is no room. The caller puts the report again later.
+    /// The lock is held, or there is no room. The caller puts the report again later.
     Busy(OutgoingReport),
     /// The stream of the report has ended. The snapshot of the next stream replaces the report.
     StreamEnded,

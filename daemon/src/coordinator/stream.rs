@@ -202,7 +202,7 @@ impl StreamTask {
     /// Begins a stream that the coordinator welcomed.
     ///
     /// # Errors
-    /// The coordinator is of no use. The stream ends, after the answer if there is one.
+    /// The coordinator can't be used. The stream ends, after the answer if there is one.
     pub fn welcome(
         &mut self,
         now: Time,

@@ -10,7 +10,7 @@ use laxity_policy::domains::DOMAINS_MAX;
 use laxity_policy::{BatchId, DomainId, RequestId};
 use laxity_shm::record::Hint;
 
-/// Maximum number of ids of one domain. Beyond that, its oldest ones are anybody's again.
+/// Maximum number of ids of one domain. Beyond that, any domain may claim its oldest ones.
 const IDS_MAX: usize = 1 << 16;
 
 /// A batch or a request.

@@ -108,7 +108,8 @@ impl Intake {
             layer,
             bytes: flow.bytes,
             deadline: hints.deadline(self.now, flow.deadline_ns, flow.request),
-            // Collectives go first whoever receives them. Their peers would only take up numbers.
+            // Collectives go first to every peer. So their peers need no numbers, of which there
+            // are few.
             peer: match flow.stage {
                 Stage::Collective => PeerId(0),
                 _ => from.state.number_of(flow.peer),

@@ -104,8 +104,8 @@ impl Intake {
         port.dirty = true;
     }
 
-    /// Accounts for owed bytes that completed. A flow with bytes that wait goes on once all its
-    /// owed bytes have completed.
+    /// Accounts for owed bytes that completed. A held flow gets permits again once all its owed
+    /// bytes have completed.
     #[cold]
     pub(super) fn paid(
         &mut self,

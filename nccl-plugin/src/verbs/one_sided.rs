@@ -104,7 +104,7 @@ impl OneSidedPort {
             number: lane.qp.number(),
             first_packet: first_packet(),
         };
-        // A rank that fails contributes what nobody can use, so no rank waits for it.
+        // A rank that fails contributes an unusable description, so that no rank waits for it.
         let pairs = made.as_ref().map_or(&[][..], |queues| &queues.lanes);
         let ours = end(nic, 0, 0, pairs.iter().flatten().map(describe));
         let mut data = Vec::new();

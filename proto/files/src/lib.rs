@@ -37,7 +37,7 @@ pub enum ReadError {
         limit: u64,
     },
     /// The file is not UTF-8 text.
-    #[error("it is no UTF-8 text: byte {at} is the first that is not")]
+    #[error("it is not UTF-8 text: byte {at} is the first invalid one")]
     NotText {
         /// Offset of the first invalid byte from the file's start.
         at: usize,

@@ -71,8 +71,8 @@ impl Versions {
     }
 }
 
-/// The release of a library: major, minor and patch number. Zeros stand for a release from before
-/// libraries said theirs.
+/// The release of a library: major, minor and patch number. Zeros stand for a library that does not
+/// name its release.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Pod, Zeroable)]
 #[repr(transparent)]
 pub struct Release(pub [u8; 3]);

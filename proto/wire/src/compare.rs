@@ -20,7 +20,7 @@ const NAMES_MAX: usize = 8;
 /// Why a host that operators did not drain has no stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HostAbsence {
-    /// It ended without a word a short while ago: the daemon, the host or the network failed.
+    /// Its stream ended recently without a goodbye: the daemon, the host or the network failed.
     Lost,
     /// Its stream ended without a goodbye, so long ago that the host may have been removed.
     LongGone,

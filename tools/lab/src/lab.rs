@@ -137,7 +137,7 @@ pub(crate) struct RunArgs {
     /// harm]
     #[arg(long, value_name = "DSCP")]
     foreign_dscp: Option<u8>,
-    /// Whether daemons lower the rate of a port by what others send there (on) or only measure it
+    /// Whether daemons lower a port's rate by foreign traffic (on) or only measure foreign traffic
     /// (off)
     #[arg(long, value_name = "on|off", value_parser = on_or_off)]
     residual: Option<bool>,
