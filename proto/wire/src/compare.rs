@@ -73,9 +73,12 @@ pub fn compared(
     let mute: Vec<&str> = mute.map(|host| host.host.as_str()).collect();
     if !mute.is_empty() {
         found.push(
-            Finding::info("settings", format!("{} said nothing of classes or clock", names(&mute)))
-                .because("their release does not, or they have just connected")
-                .action("upgrade laxityd there, if this stays for a minute"),
+            Finding::info(
+                "settings",
+                format!("{} reported neither classes nor clock", names(&mute)),
+            )
+            .because("their release does not, or they have just connected")
+            .action("upgrade laxityd there, if this stays for a minute"),
         );
     }
     found
@@ -116,7 +119,9 @@ fn missing(hosts: &[HostStatus], connected: &[&HostStatus], expect: &[String]) -
     } else {
         found.push(
             Finding::error("connected", format!("not connected: {}", names(gone.values())))
-                .because("their daemons order by themselves, and others plan without them")
+                .because(
+                    "their daemons order by themselves, and the cluster order lacks their work",
+                )
                 .action(
                     "`systemctl status laxityd` there; if it runs, the third line of `laxity \
                      status` says why",
@@ -129,7 +134,7 @@ fn missing(hosts: &[HostStatus], connected: &[&HostStatus], expect: &[String]) -
     if !long.is_empty() {
         found.push(
             Finding::warn("gone", format!("gone for long: {}", names(&long)))
-                .because("their daemons ended without a word, and did not come back")
+                .because("their streams ended without a goodbye, and did not come back")
                 .action(
                     "`laxity cluster forget HOST` if somebody removed the host; else \
                      `systemctl status laxityd` there",
@@ -188,7 +193,7 @@ fn drained(hosts: &[HostStatus]) -> Option<Finding> {
     let all: Vec<String> = drained.map(|host| since(&host.host, age(host))).collect();
     (!all.is_empty()).then(|| {
         Finding::info("drained", format!("drained: {}", names(&all)))
-            .because("their daemons order by themselves, as an operator wanted")
+            .because("an operator drained them, so their daemons order by themselves")
             .action("`laxity cluster drain HOST --undo` takes a host back into the order")
     })
 }

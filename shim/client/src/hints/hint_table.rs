@@ -28,7 +28,7 @@ pub enum HintError {
     NoId,
     /// The deadline is not in the future.
     #[error(
-        "the deadline of request {request} was {late_ns} ns ago; give one that is to come, or none"
+        "the deadline of request {request} was {late_ns} ns ago; give one in the future, or none"
     )]
     DeadlinePassed {
         /// The request's id.

@@ -269,7 +269,7 @@ pub(crate) fn bypasses(rows: &[Row]) -> Vec<Finding> {
             Some(match flow.path {
                 PathKind::Devx => Finding::warn("bypass-verbs", found)
                     .because(
-                        "no verbs library sees them, liblaxity.so neither: they go out unscheduled",
+                        "liblaxity.so does not see such work requests, so they go out unscheduled",
                     )
                     .action("start it with UCX_TLS=rc_verbs,ud_verbs,self,sm,cuda"),
                 _ => Finding::info("bypass-verbs", format!("{library} is in it: {found}")).because(

@@ -247,7 +247,7 @@ pub(crate) fn coverage(seen: &ProcessScan, status: Option<&Status>) -> Vec<Findi
         findings.push(Finding::ok("coverage", "no process has an RDMA library in it"));
     }
     if !seen.unreadable.is_empty() {
-        let found = format!("{} processes could not be looked into", seen.unreadable.len());
+        let found = format!("{} processes could not be read", seen.unreadable.len());
         let unread = Finding::info("coverage", found)
             .because("processes of other users may use RDMA too")
             .action("run it as root, in the pid namespace of the host");
@@ -262,8 +262,8 @@ fn uncovered(process: &Process) -> Option<Finding> {
         let finding = Finding::warn("coverage", "it uses RDMA, and liblaxity.so is not in it")
             .about(process.subject())
             .because(
-                "its transfers compete with those that Laxity orders, and at the class that \
-                it chose itself",
+                "its transfers compete with those that Laxity orders, in a class that it \
+                chose itself",
             )
             .action(format!("start it with: {command}"));
         return Some(finding);
