@@ -101,7 +101,7 @@ pub(super) enum Garbled {
     /// The message is for another listener, which used the port before.
     #[error("it does not have this listener's number: it is of another job, or comes too late")]
     Nonce,
-    #[error("it says something that can't be ({0})")]
+    #[error("it sent an impossible value ({0})")]
     Nonsense(&'static str),
 }
 
