@@ -35,7 +35,7 @@ enum Leadership {
 #[derive(Debug)]
 pub(crate) struct Lead {
     leadership: Mutex<Leadership>,
-    /// Grows when leadership begins or ends, so that streams from before end.
+    /// Grows when leadership begins or ends, so that earlier streams end.
     era: watch::Sender<u64>,
 }
 

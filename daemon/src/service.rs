@@ -227,7 +227,7 @@ impl Service {
         }
     }
 
-    /// Reports whether an operator has ordered a bypass, perhaps of an earlier daemon.
+    /// Reports whether an operator has turned the bypass on, perhaps under an earlier daemon.
     pub fn is_bypassed(&self) -> bool {
         self.state.lock().bypass
     }

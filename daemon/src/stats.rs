@@ -288,7 +288,7 @@ pub struct Snapshot {
     /// What clients do to traffic classes.
     pub marking: Marking,
     pub policy: PolicyKind,
-    /// Whether an operator has ordered a bypass.
+    /// Whether an operator has turned the bypass on.
     pub bypass: bool,
     /// The DSCP of each level, by [`Level::row`].
     pub dscp: [u8; Level::ROWS],

@@ -193,7 +193,8 @@ pub trait Sender: Send {
     /// Permits the next `bytes` of the newest message. An empty message goes out with `push(0)`.
     fn push(&mut self, bytes: usize);
 
-    /// Moves what can be moved, and appends the progress of messages to `sent`.
+    /// Moves bytes as far as possible without blocking, and appends the progress of messages to
+    /// `sent`.
     ///
     /// # Errors
     /// The connection is broken.
@@ -229,7 +230,8 @@ pub trait Receiver: Send {
     /// Begins to make received data in this buffer visible to a GPU. Returns `None` if not needed.
     fn flush(&mut self, buffer: Buffer<'_>) -> Option<u64>;
 
-    /// Moves what can be moved, and appends what is complete to `received`.
+    /// Moves bytes as far as possible without blocking, and appends complete receives and flushes
+    /// to `received`.
     ///
     /// # Errors
     /// The connection is broken.

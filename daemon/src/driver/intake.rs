@@ -45,7 +45,7 @@ pub struct Intake {
     /// Whether flows of any client are held for its owed bytes ([`crate::driver::silence`]).
     pub holding: bool,
     pub credit: CreditConditions,
-    /// Whether an operator has ordered a bypass.
+    /// Whether an operator has turned the bypass on.
     pub bypass: bool,
     /// The trace, while one is running.
     pub trace: Tracer,

@@ -334,7 +334,7 @@ impl SendSide {
         }
     }
 
-    /// Moves what can be moved, and reports completions to the scheduler.
+    /// Moves bytes as far as possible without blocking, and reports completions to the scheduler.
     fn progress(&mut self) -> Result<()> {
         let mut sent = core::mem::take(&mut self.sent);
         let result = match &mut self.sender {

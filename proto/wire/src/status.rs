@@ -20,13 +20,13 @@ pub struct Status {
     pub policy: String,
     /// The mode: `off`, `observe` or `enforce`.
     pub mode: String,
-    /// The mode of the configuration, if an operator has ordered another one.
+    /// The mode of the configuration, if an operator has set another one.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub configured_mode: String,
     /// What clients do to traffic classes: `preserve`, `levels` or `off`. Empty for a daemon that
     /// has no such setting.
     pub marking: String,
-    /// Whether an operator has ordered a bypass.
+    /// Whether an operator has turned the bypass on.
     pub bypass: bool,
     /// What is wrong with the daemon itself, each with what to do. Other problems follow from other
     /// fields.
