@@ -273,7 +273,7 @@ impl Daemon {
     }
 }
 
-/// Warns of what an operator should know at the start.
+/// Warns about a low limit of open files, and about a bypass that is still on.
 fn warn_at_start(service: &Service, config: &Config, client_room: usize) {
     if client_room < config.scheduler.clients_max {
         warn!(

@@ -12,7 +12,7 @@ use laxity_policy::DomainId;
 use laxity_policy::domains::DOMAINS_MAX;
 use serde::{Deserialize, Serialize};
 
-/// Which clients are of one domain.
+/// Which clients share a domain.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TrustScope {

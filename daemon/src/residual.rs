@@ -32,7 +32,7 @@ const QUIET_SHARE: u64 = 256;
 /// Starts a watch, which ends when the returned end of a channel is dropped.
 ///
 /// # Errors
-/// There is no room for a thread.
+/// The thread could not be started.
 pub(crate) fn watch(config: ConfigInForce, mailbox: Mailbox) -> io::Result<mpsc::Sender<()>> {
     let (alive, ended) = mpsc::channel();
     let mut watch = Watch::new("/".into(), config.load().residual, mailbox);

@@ -255,7 +255,7 @@ pub struct ClientSnapshot {
     pub owed_bytes: u64,
     /// Whether flows of the client are held because of its owed bytes.
     pub held: bool,
-    /// Whether the client is unscheduled because of its owner's loss.
+    /// Whether the client is unscheduled because of its owner's lost bytes.
     pub distrusted: bool,
     /// Whether flows of the client wait because other trust domains have parts of the window.
     pub limited: bool,

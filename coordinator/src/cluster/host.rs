@@ -86,7 +86,7 @@ pub(super) struct Host {
     /// When the host is forgotten, if it has no stream.
     pub(super) lost_at: Time,
     pub(super) heard_at: Time,
-    /// Whether its daemon said that it stops, on the last stream.
+    /// Whether the last stream ended with the daemon's goodbye.
     pub(super) left: bool,
     /// The rate at which the host begins streams.
     pub(super) hellos: Pace,

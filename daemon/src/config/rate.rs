@@ -1,4 +1,4 @@
-//! The rate of a NIC, which the file or the kernel says.
+//! The rate of a NIC, from the file or from the kernel.
 
 use laxity_quantity::Rate;
 use serde::de::{Deserialize, Deserializer, Error};

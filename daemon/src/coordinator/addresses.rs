@@ -169,7 +169,7 @@ mod tests {
         }
     }
 
-    /// Returns how the addresses of each NIC are told on this host.
+    /// Returns the reported addresses of each NIC of the host whose `/` is `root`.
     fn of_all(root: &Path, names: &[&str]) -> Vec<Vec<Ipv6Addr>> {
         let nics: Vec<_> = names.iter().map(|name| nic(name, &[])).collect();
         let mut devices = devices(root, &nics);

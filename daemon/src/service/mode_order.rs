@@ -107,8 +107,8 @@ pub struct OrderFile {
 }
 
 impl OrderFile {
-    /// Makes the file say what is in force, also after a loss of power. It may take as long as the
-    /// disk does. What is ordered meanwhile is stored as well.
+    /// Writes the operator's mode to the file and to the disk, or removes the file. May wait for
+    /// the disk. A mode that is set meanwhile is stored as well.
     pub fn store(&self) -> io::Result<()> {
         loop {
             let unstored = self.unstored.lock().clone();

@@ -294,7 +294,7 @@ impl Gate {
         }
     }
 
-    /// Ends all flows. What is held fails.
+    /// Ends all flows. Held operations fail.
     pub(super) fn close(&mut self, around: &Around) {
         self.withdraw(around);
         self.held.clear();

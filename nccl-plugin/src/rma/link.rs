@@ -252,7 +252,7 @@ impl RankLink {
         Ok(true)
     }
 
-    /// Reads what is there of the head or data that come next.
+    /// Reads the available bytes of the next head or of its data.
     fn receive(&mut self) -> std::io::Result<Option<usize>> {
         let fd = self.stream.as_raw_fd();
         let read = |address: usize, bytes: u64| {

@@ -391,7 +391,7 @@ impl Link {
         self.port.config.window_bytes.saturating_sub(self.in_flight.all)
     }
 
-    /// Returns how long a piece that exceeds the window needs, by what earlier ones needed.
+    /// Returns the time that a piece larger than the window needs, at the rate of earlier pieces.
     #[must_use]
     pub fn piece_time(&self, bytes: u64) -> Span {
         Span::transfer(bytes, self.port.piece_rate.on(self.port.config.rate))

@@ -114,7 +114,8 @@ pub struct Residual {
     permitted_then: u64,
     foreign_rate: f64,
     lost_rate: f64,
-    /// The largest sum of both in each part of [`HOLD`], the current part first.
+    /// The largest sum of `foreign_rate` and `lost_rate` in each part of [`HOLD`], the current part
+    /// first.
     peaks: [f64; PARTS + 1],
     part_began: Time,
     /// By how much the rate in force is below `B`, in bytes per second.
@@ -138,7 +139,8 @@ fn moved(before: u64, now: u64, most: f64) -> Option<u64> {
 }
 
 impl Residual {
-    /// Takes a reading and returns the capacity. The first reading is where everything starts.
+    /// Takes a reading and returns the capacity. The first reading is the base of all later
+    /// differences.
     pub fn read(&mut self, configured: PortRate, reading: Reading) -> Capacity {
         let Some(last) = self.last else {
             self.restart(reading);

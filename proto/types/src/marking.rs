@@ -110,7 +110,7 @@ impl fmt::Debug for Treatments {
     }
 }
 
-/// The answer to a wish to change a traffic class.
+/// The decision about a wanted change of a traffic class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// The class may change to this one.

@@ -281,7 +281,8 @@ fn clocks<'a>(said: impl Iterator<Item = Said<'a>>) -> Finding {
         .action("`chronyc tracking` there, or `timedatectl`; then restart that service")
 }
 
-/// Finds ports that carry much that no daemon permits. A port's rate is already lower by it.
+/// Finds ports with much traffic that no daemon permits. The daemons already subtract it from the
+/// ports' rates.
 fn foreign(connected: &[&HostStatus]) -> Finding {
     let ports = connected.iter().flat_map(|host| host.ports.iter().map(move |port| (host, port)));
     let shares = ports.filter_map(|(host, port)| {

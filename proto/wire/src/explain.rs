@@ -7,7 +7,7 @@ use crate::trace::TracedFlow;
 /// Maximum number of flows in one answer.
 pub const EXPLAINED_MAX: usize = 16;
 
-/// Which flows are meant: those that meet all conditions. Without a condition, those that wait.
+/// Selects the flows that meet all conditions. Without a condition, it selects those that wait.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct FlowQuery {
@@ -21,7 +21,7 @@ pub struct FlowQuery {
     pub pid: Option<u32>,
 }
 
-/// The flows that a [`FlowQuery`] means.
+/// The flows that a [`FlowQuery`] selects.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Explanation {
     /// The time of the answer.

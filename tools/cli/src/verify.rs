@@ -42,7 +42,7 @@ Run the command as root, and while jobs send. Without traffic, only settings are
 
 Exit status: 0 if nothing contradicts, 1 if something does or the daemon does not answer.";
 
-/// Fewer permitted bytes than this say nothing, because other traffic is as large.
+/// Fewest permitted bytes for a comparison. Below this, other traffic is as large.
 const BYTES_MIN: u64 = 1 << 20;
 
 #[derive(Args)]

@@ -23,7 +23,7 @@ pub(crate) enum LabCommand {
     Run(Box<RunArgs>),
     /// Check whether this machine can run the lab, and print what is missing
     Probe {
-        /// Check for the SoftRoCE lab instead, which `exec` uses
+        /// Check the needs of the SoftRoCE lab (`laxity lab exec`) instead
         #[arg(long)]
         verbs: bool,
     },

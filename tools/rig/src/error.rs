@@ -1,7 +1,7 @@
 //! Why a part of the lab failed.
 //!
-//! The reader is a person at a terminal. Each variant of [`LabError`] is a cause for which that
-//! person does something else. The texts contain their causes, so a cause is no source as well.
+//! The reader is a person at a terminal. Each variant of [`LabError`] is a cause that needs its own
+//! remedy. The texts contain their causes, so a cause is no source as well.
 
 use std::fmt::Display;
 use std::io;

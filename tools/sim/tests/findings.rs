@@ -284,8 +284,8 @@ fn quoted(page: &str) -> Vec<Vec<String>> {
     quotes.collect()
 }
 
-/// The numbers of the page need long runs, but what the paper says does not. Plans that the page
-/// has no results of have no rows on it.
+/// The numbers of the page need long runs, but the paper's claims do not. A plan without results
+/// has no rows on the page.
 #[test]
 fn the_page_of_this_repository_quotes_the_paper_as_the_claims_do() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/reproduction-tables.md");

@@ -41,10 +41,10 @@ pub(crate) struct Handover {
     moved: bool,
 }
 
-/// A flow whose ticket is of another daemon, or of none.
+/// A flow whose ticket comes from an earlier daemon, or from none.
 #[derive(Debug)]
 struct HandoverFlow {
-    /// The mark of the caller's ticket.
+    /// The state of the caller's ticket.
     state: TicketState,
     /// The flow, with those bytes only that are not permitted.
     flow: Flow,

@@ -135,7 +135,8 @@ fn has_one_sided_plugin(process: &Process) -> bool {
     is_on && named && has_nccl_plugin(process)
 }
 
-/// NVSHMEM's transports are libraries of their own. Without any, GPUs are taken to ring doorbells.
+/// NVSHMEM's transports are libraries of their own. If none is loaded, GPUs are assumed to post
+/// work requests themselves (IBGDA).
 fn nvshmem(process: &Process) -> Vec<DataPath> {
     const LIBRARY: &str = "NVSHMEM";
     if !process.has("libnvshmem") && !process.has("nvshmem_transport_") {

@@ -149,8 +149,8 @@ fn libraries(maps: &str) -> BTreeSet<String> {
     paths.into_iter().filter_map(of_path).collect()
 }
 
-/// Determines the NIC of a process by the driver of its devices, or else of the host's. Without any
-/// it goes by libraries, though libibverbs may load the providers of all NICs.
+/// Determines the NIC of a process by the driver of its devices, or else of the host's. Without
+/// devices it uses the loaded libraries, although libibverbs may load the providers of all NICs.
 fn nic(root: &Root, process: &Process) -> NicKind {
     const CLASS: &str = "/sys/class/infiniband";
     // Names such as rocep1s0 say nothing about the driver.

@@ -1,4 +1,4 @@
-//! Which values of the configuration make sense.
+//! Checks the values of the configuration.
 
 use super::{Engine, LabConfig};
 use crate::fabric::WireClass;

@@ -1,4 +1,4 @@
-//! The `laxity-coordinator` of a round, which no client may need.
+//! The `laxity-coordinator` of a round. No client may depend on it.
 
 use std::fs::File;
 use std::net::{SocketAddr, TcpListener};

@@ -6,8 +6,8 @@
 //!                    ▲───────KV───────────┘
 //! ```
 //!
-//! They take the time of computing instead of computing, which needs little of the processors. KV
-//! in a wrong place changes an answer all the same, and a byte that is damaged fails its batch.
+//! They wait for the time that computing would take, so they need little processor time. KV in a
+//! wrong place changes an answer all the same, and a byte that is damaged fails its batch.
 
 use std::fs::{self, File};
 use std::net::{Ipv4Addr, SocketAddr};

@@ -1,4 +1,4 @@
-//! Bugs on purpose, by which a test finds out whether the oracle sees anything.
+//! Deliberate bugs. A test checks that the oracle finds them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

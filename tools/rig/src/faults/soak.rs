@@ -35,8 +35,8 @@ use crate::error::LabError;
 
 /// Time between two changes: a worker leaves, is killed, or the daemon reloads.
 const CHANGE_EVERY: Duration = Duration::from_millis(500);
-/// Changes of which one is a kill. The daemon stops to schedule the clients of a user whose
-/// processes are killed more often.
+/// One change out of so many is a kill. If more processes of a user were killed, the daemon would
+/// stop scheduling that user's clients.
 const KINDS: u64 = 24;
 /// Samples of a short soak, and the time between those of a long one.
 const SAMPLES: u32 = 60;
