@@ -395,7 +395,7 @@ fn bound(
     }
 }
 
-/// Updates the file of the operator's mode, which may have ended before this start.
+/// Updates the file of the operator's mode. That mode may have ended before this start.
 async fn store_mode(service: Arc<Service>) {
     // A failure is in the log.
     let _ = service.store_mode().await;

@@ -200,8 +200,9 @@ pub trait Sender: Send {
     /// The connection is broken.
     fn progress(&mut self, sent: &mut Vec<Sent>) -> Result<()>;
 
-    /// Appends what has left the wire of messages that are done, without reading their memory. A
-    /// network whose messages are done only when they have left the wire needs no implementation.
+    /// Appends the bytes of completed messages that have left the wire, without reading those
+    /// messages' memory. A network whose messages are done only when they have left the wire needs
+    /// no implementation.
     fn look(&mut self, _sent: &mut Vec<Sent>) {}
 
     /// Ends the connection. With `kept`, the receiver still gets all messages that are done, even

@@ -1,4 +1,4 @@
-//! What leaders leave to the next one: how a leader begins, and the state that it saves.
+//! How a leader begins with the saved state of the leader before, and saves its own for the next.
 
 use std::sync::Arc;
 

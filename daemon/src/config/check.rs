@@ -84,7 +84,7 @@ impl Config {
         }
     }
 
-    /// Checks all values. Returns the first one that makes no sense.
+    /// Checks all values. Returns the first invalid one.
     pub(super) fn check(&self) -> Checked {
         let metrics = &self.metrics;
         ensure(metrics.is_empty() || self.metrics_address().is_some(), "metrics", || {

@@ -180,7 +180,8 @@ impl OwnerTrust {
         }
     }
 
-    /// Ends what is over at `now`. Returns the owners that are trusted again.
+    /// Ends distrust and losses that have expired at `now`. Returns the owners that are trusted
+    /// again.
     pub(super) fn forgive(&mut self, now: Time) -> Vec<Owner> {
         let timeout = self.timeout;
         let mut forgiven = Vec::new();

@@ -1,4 +1,4 @@
-//! One-sided operations over reliable queue pairs, some to each rank of a group and to the rank
+//! One-sided operations over reliable queue pairs, several to each rank of a group and to the rank
 //! itself. A put is an RDMA WRITE, a get an RDMA READ, and a signal a FETCH AND ADD.
 //!
 //! Domains share the queue pairs of a rank. A queue pair performs its work requests in order at the

@@ -7,7 +7,7 @@ use serde::Serialize;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Severity {
-    /// What was checked is as it should be.
+    /// The check found no problem.
     #[default]
     Ok,
     /// Information, or something that could not be found out.

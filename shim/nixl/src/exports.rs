@@ -40,8 +40,8 @@ macro_rules! interpose {
 }
 use interpose;
 
-/// Calls NIXL's function of an agent while the library's thread is not in it. If `tends`, posts
-/// what is permitted before.
+/// Calls NIXL's function of an agent while the library's thread is not in it. If `tends`, posts the
+/// permitted requests first.
 fn within<T>(agent: AgentPtr, tends: bool, call: impl FnOnce() -> T) -> T {
     let agent = hub::known().and_then(|hub| hub.agent(agent));
     let inside = agent.as_ref().map(|agent| agent.enter());

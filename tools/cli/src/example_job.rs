@@ -37,7 +37,7 @@ Exit status: 0 if the daemon counted every byte; 1 if bytes went out unscheduled
 const BYTES_PER_S: u64 = 125_000_000;
 /// Submitted transfers. More than the window of a NIC, so that transfers wait under `enforce`.
 const FLOWS: usize = 12;
-/// Sent and completed at once, as a program with a send buffer of this size would do.
+/// Bytes that are sent and completed at a time, as by a program with a send buffer of this size.
 const PIECE: usize = 64 << 10;
 /// A request's time to its first token.
 const OBJECTIVE_NS: u64 = 1_000_000_000;

@@ -231,7 +231,8 @@ const PAUSES_SENT: [&str; 3] =
     ["tx_prio#_pause", "tx_pfc_ena_frames_pri#", "tx_priority_#_xoff.nic"];
 const DISCARDED: [&str; 2] = ["rx_prio#_discards", "rx_prio#_buf_discard"];
 
-/// How much a counter grew that has one of these names for a priority. `#` stands for the number.
+/// Returns the growth of a priority's counter, which has one of these names. `#` stands for the
+/// number.
 fn growth(before: &Counters, after: &Counters, names: &[&str], priority: u8) -> Option<u64> {
     names.iter().find_map(|name| {
         let name = name.replace('#', &priority.to_string());

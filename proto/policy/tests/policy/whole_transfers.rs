@@ -55,7 +55,7 @@ impl SplitMix {
     }
 }
 
-/// The port, and what its transfers reach.
+/// The port, and how fast its transfers are.
 #[derive(Clone, Copy)]
 struct Wire {
     share: f64,

@@ -70,7 +70,7 @@ impl Root {
         if self.is_real() { output(program, arguments) } else { self.recorded(program, arguments) }
     }
 
-    /// Returns the first recorded output of a command. Its options don't count.
+    /// Returns the first recorded output of a command, whatever its options.
     fn recorded(&self, program: &str, arguments: &[&str]) -> Option<String> {
         const FOLDER: &str = "/sos_commands";
         let words = |text: &str| -> Vec<String> {

@@ -1,4 +1,4 @@
-//! Tests of what contradicts, with outputs of `ethtool` and `mlnx_qos`.
+//! Tests of the contradictions that are found, with outputs of `ethtool` and `mlnx_qos`.
 
 use laxity_wire::{LevelStatus, PermittedBytes, PortStatus};
 

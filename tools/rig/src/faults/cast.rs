@@ -78,8 +78,8 @@ fn path_of(role: Role) -> &'static str {
     }
 }
 
-/// Returns the two workers of a path that needs two. The first receives, and tells the oracle of
-/// bytes.
+/// Returns the two workers of a path that needs two. The first receives, and reports the bytes to
+/// the oracle.
 const fn pair_of(role: Role) -> Option<[Role; 2]> {
     match role {
         Role::NcclSender | Role::NcclReceiver => Some([Role::NcclReceiver, Role::NcclSender]),
