@@ -5,7 +5,7 @@
 //! monotonic, nobody can set it, and it runs while the machine is suspended. `election.rs` explains
 //! why the instant is early enough.
 //!
-//! A process may be stopped between the check and the send. Against that the daemons have a rule:
+//! A process may be stopped between the check and the send. For this case the daemons have a rule:
 //! they refuse an order of an older term than the largest that they saw.
 
 use std::time::Duration;

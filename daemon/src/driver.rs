@@ -118,7 +118,7 @@ pub enum NextStep {
     Stop,
 }
 
-/// The scheduler. It is a state machine: [`Driver::step`] does what is to be done and never waits.
+/// The scheduler. It is a state machine: [`Driver::step`] does all pending work and never waits.
 /// Any thread may make it, and [`Driver::run`] needs its own thread.
 #[derive(Debug)]
 pub struct Driver {
@@ -260,7 +260,7 @@ impl Driver {
         self.finish();
     }
 
-    /// Does what is to be done now: a turn, or the end of a sleep. Never waits.
+    /// Does the pending work: a turn, or the end of a sleep. Never waits.
     #[inline]
     pub fn step(&mut self) -> NextStep {
         match self.asleep {

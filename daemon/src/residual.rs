@@ -57,7 +57,7 @@ struct WatchedNic {
     states: [Residual; 2],
     /// What the scheduler was told last.
     told: [Option<PortResidual>; 2],
-    /// The bytes that passed when the scheduler was asked last.
+    /// The bytes that had passed at the last question to the scheduler.
     asked: [u64; 2],
 }
 
@@ -129,7 +129,7 @@ struct Watch {
     mailbox: Mailbox,
     config: ResidualConfig,
     nics: Vec<WatchedNic>,
-    /// By port, what the scheduler said last.
+    /// By port, the scheduler's last answer.
     uses: Vec<PortUse>,
     /// By port, the rate that the scheduler was told last.
     sent: Vec<Option<u64>>,

@@ -111,8 +111,8 @@ fn wait(socket: &Path, control: &Path) -> SocketTurn {
     }
 }
 
-/// Takes all locks. `None` if another daemon holds one: it releases them one after the other. Of
-/// other errors, the daemon that binds the sockets says what to do.
+/// Takes all locks. `None` if another daemon holds one: it releases them one after the other. Other
+/// errors are reported when this daemon binds the sockets.
 fn claim(paths: &[&Path]) -> Option<Vec<(PathBuf, OwnedFd)>> {
     let mut claims = Vec::new();
     for path in paths {

@@ -46,7 +46,7 @@ fn install(verb: &str, built: &Path, into: &Path, prefix: &str) {
     Said::of(&mut bash).good();
 }
 
-/// Puts what stands for built programs and libraries into `folder`.
+/// Puts stand-ins for built programs and libraries into `folder`.
 fn build(folder: &Path) {
     let release = folder.join("release");
     fs::create_dir_all(&release).expect("a folder");

@@ -125,7 +125,7 @@ impl Hosts {
         id
     }
 
-    /// Removes a host. The caller has undone what it reported.
+    /// Removes a host. The caller has removed its reports.
     pub(super) fn remove(&mut self, id: HostId) {
         let Some(host) = self.slots.get_mut(id.0 as usize).and_then(Option::take) else { return };
         self.lost.remove(&(host.lost_at, id));

@@ -146,7 +146,7 @@ async fn serve(
             return part(&sender, refused).await;
         }
     };
-    // Any peer can send what came so far, so only now the connection is not a visitor.
+    // Any peer can send the messages up to here, so only now the connection stops being a visitor.
     let _serving = served.begin();
     debug!(host = %hello.host, software = %shortened(&hello.software), "a daemon attends");
     tell_watchers(&shared, &hello);
@@ -309,7 +309,7 @@ fn take(
     None
 }
 
-/// Sends what waits for the host when the connection has room, and otherwise heartbeats.
+/// Sends waiting messages when the connection has room, and heartbeats if there are none.
 async fn write(
     shared: Arc<Shared>,
     (id, stream): (HostId, u64),

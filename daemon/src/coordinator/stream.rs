@@ -393,7 +393,7 @@ impl StreamTask {
     /// Processes a message. Returns the goodbye if it is one.
     ///
     /// # Errors
-    /// The coordinator breaks the protocol. The text says how.
+    /// The coordinator violates the protocol. The text says in what way.
     pub fn hear(
         &mut self,
         now: Time,

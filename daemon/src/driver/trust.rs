@@ -93,7 +93,8 @@ impl OwnerLosses {
         timeout.times(FIRST << self.strikes.saturating_sub(1))
     }
 
-    /// Ends what is over at `now`. Returns whether the owner is trusted again.
+    /// Ends distrust and losses that have expired at `now`. Returns whether the owner is trusted
+    /// again.
     fn forgive(&mut self, now: Time, timeout: Span) -> bool {
         if now < self.until {
             return false;

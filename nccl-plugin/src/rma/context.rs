@@ -64,7 +64,7 @@ impl RmaContext {
     /// Creates `contexts` ordering domains.
     ///
     /// # Errors
-    /// The number makes no sense.
+    /// `contexts` is out of range.
     pub fn new(group: &Arc<RmaGroup>, contexts: i32, around: Around) -> Result<Arc<Self>> {
         let count = usize::try_from(contexts).unwrap_or(0);
         if !(1..=CONTEXTS_MAX).contains(&count) {
@@ -176,7 +176,7 @@ impl RmaContext {
         &self.gates[2 * rank + usize::from(reads)]
     }
 
-    /// Submits what is held, posts what is permitted, and reports what is complete.
+    /// Submits held operations, posts permitted ones, and reports completions.
     pub fn progress(&self) {
         self.look();
         self.wire.progress();

@@ -220,10 +220,10 @@ impl RankLink {
         Ok(())
     }
 
-    /// Performs what has arrived. Returns false at the end of the connection.
+    /// Performs the requests that have arrived. Returns false at the end of the connection.
     ///
     /// # Errors
-    /// The connection is broken, or the peer sent what it must not.
+    /// The connection is broken, or the peer violated the protocol.
     pub(super) fn read(&mut self, mesh: &Mesh) -> Result<bool> {
         let mut turn = 0;
         while turn < TURN_BYTES {

@@ -22,7 +22,7 @@ use super::region::RmaRegion;
 use super::request::RequestPart;
 use crate::fault::{Fault, Result};
 
-/// Longest wait of a close for what is in flight.
+/// Longest wait of a close for operations in flight.
 const CLOSE_WAIT: Duration = Duration::from_secs(2);
 
 /// A peer, as other threads see it.
@@ -233,7 +233,7 @@ impl Mesh {
     fn serve(&self, mut links: Vec<RankLink>) {
         let mut give_up = None;
         loop {
-            // Read before the inboxes, so that what was posted before the close goes out.
+            // Read before the inboxes, so that operations that were posted before the close go out.
             let is_closing = self.closing.load(Ordering::SeqCst);
             self.move_out(&mut links);
             if is_closing {
@@ -267,7 +267,7 @@ impl Mesh {
         }
     }
 
-    /// Takes what was queued, and sends it.
+    /// Takes and sends the queued frames.
     fn move_out(&self, links: &mut Vec<RankLink>) {
         self.serve_each(links, |link| {
             // A device has lost the rank. The end of the connection tells the rank.

@@ -113,7 +113,7 @@ pub(super) struct HelloHead {
 }
 
 impl HelloHead {
-    /// Decodes the head of a message for the listener with that random number, or from it.
+    /// Decodes the head of a message to or from the listener with the random number `nonce`.
     pub(super) fn decode(head: &[u8; HEAD_BYTES], nonce: u64) -> Result<Self, Garbled> {
         if word(head, 0) != MAGIC {
             return Err(Garbled::Stranger);

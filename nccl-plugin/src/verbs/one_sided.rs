@@ -191,7 +191,7 @@ impl RdmaWire {
         }
     }
 
-    /// Handles completions, and posts what waits.
+    /// Handles completions, and posts waiting work requests.
     fn move_on(&self, queues: &mut ContextQueuePairs) -> Result<()> {
         let mut found = [Completion::NONE; BATCH];
         loop {
@@ -302,7 +302,7 @@ impl Wire for RdmaWire {
 }
 
 impl RdmaWire {
-    /// Posts what waits on one queue pair. Completions come with the next progress.
+    /// Posts the waiting work requests of one queue pair. Completions come with the next progress.
     fn post_waiting(&self, queues: &mut ContextQueuePairs, rank: usize, domain: usize) {
         if let Some(lane) = &mut queues.lanes[rank * self.lanes + domain % self.lanes]
             && let Err(fault) = lane.post(self.room)

@@ -65,7 +65,7 @@ pub struct PortRate {
     pub assured_permille: u16,
 }
 
-/// The counters of a port at one moment. All count from some start.
+/// The counters of a port at one moment. Each counts from an arbitrary start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Reading {
     /// When the counters were read.

@@ -119,9 +119,9 @@ pub enum Verdict {
     Off,
     /// Keep the class, because somebody chose it.
     Chosen,
-    /// Keep the class, because the NIC treats the wished one differently.
+    /// Keep the class, because the NIC treats the wanted one differently.
     Unlike,
-    /// Keep the class, because it is unknown how the NIC treats it or the wished one.
+    /// Keep the class, because it is unknown how the NIC treats it or the wanted one.
     Unknown,
 }
 

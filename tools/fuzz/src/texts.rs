@@ -2,9 +2,9 @@
 //! command line, quantities, and the state that a coordinator saves in etcd. [`simulator`] has the
 //! texts of the simulator.
 //!
-//! The first byte selects the parser. A refused text is told where and what is wrong. An accepted
-//! text is within the documented limits, is written and read back as itself, and the parts that it
-//! configures can be made.
+//! The first byte selects the parser. The error for a refused text names the place and the problem.
+//! An accepted text is within the documented limits, is written and read back as itself, and the
+//! parts that it configures can be made.
 
 mod simulator;
 

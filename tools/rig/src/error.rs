@@ -56,12 +56,12 @@ pub enum LabError {
     System { doing: &'static str, cause: io::Error },
     #[error("{device} {problem}")]
     Device { device: String, problem: String },
-    /// The output of a program, or a message between processes, is not what it should be.
+    /// The output of a program, or a message between processes, has an unexpected form.
     #[error("{what}: {cause}")]
     Unreadable { what: String, cause: String },
     #[error("{0}")]
     Request(String),
-    /// A part of the lab that runs in a sandbox failed. The text is what it reported.
+    /// A part of the lab that runs in a sandbox failed. The text is its report.
     #[error("{0}")]
     Inside(String),
     #[error(transparent)]

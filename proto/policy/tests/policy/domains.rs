@@ -41,7 +41,7 @@ enum Attack {
     /// Work requests of 2^60 bytes, which can't be cut, and that it completes at once.
     Endless,
     Silent,
-    /// It completes a sixteenth of what it holds now and then.
+    /// Now and then it completes a sixteenth of its bytes in flight.
     Trickle,
     /// It sends without a permit, as on credit that it was not given.
     Launches,

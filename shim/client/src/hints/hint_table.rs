@@ -19,8 +19,8 @@ pub const BATCHES_MAX: usize = 1 << 12;
 /// Longest stored name of a tenant, in bytes.
 pub const TENANT_MAX: usize = 64;
 
-/// The reason why a hint makes no sense. Nothing changed, and the daemon got nothing. Fix the
-/// caller, or continue, since no transfer depends on it.
+/// The reason why a hint is invalid. Nothing changed, and the daemon got nothing. Fix the caller,
+/// or continue, since no transfer depends on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HintError {
     /// The id is 0, which means "unknown".

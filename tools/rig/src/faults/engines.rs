@@ -38,7 +38,7 @@ const SHARED: u32 = 48;
 
 /// The model, its cache and its scheduler. The cache holds a few prompts, so beginnings are
 /// evicted, and fetched again. An engine waits for others for longer than an answer may take, so
-/// that it can't hide what is lost.
+/// that it can't hide a lost message.
 const COMMON: &str = "\
 device = \"cpu\"
 kv = { blocks = 96, block_tokens = 8 }
@@ -58,7 +58,7 @@ moe = { experts = 4, per_token = 2 }
 weights = { seed = 7 }
 ";
 
-/// The program of the path, and what it answers.
+/// The program of the path, and its answers.
 #[derive(Clone, Debug)]
 pub struct EngineProgram {
     pub(super) program: PathBuf,

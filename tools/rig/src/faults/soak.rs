@@ -276,7 +276,7 @@ impl Soak<'_> {
         Ok(())
     }
 
-    /// Measures everything, and judges what came since the last sample.
+    /// Measures everything, and judges the changes since the last sample.
     fn sample(&mut self) {
         let wrong = self.daemon.look();
         self.note(wrong);
@@ -321,7 +321,7 @@ impl Soak<'_> {
         self.note(wrong);
     }
 
-    /// Ends all workers, and judges what is left of them and what has grown.
+    /// Ends all workers, and judges their remains in the daemon and the growth of all series.
     fn end(&mut self, descriptors: usize) {
         self.guests.finish();
         self.residents.finish();
@@ -351,7 +351,7 @@ impl Soak<'_> {
         self.note(wrong);
     }
 
-    /// Waits until the daemon has forgotten all clients. Returns what it still has.
+    /// Waits until the daemon has forgotten all clients. Returns the clients' remains.
     fn settle(&mut self, descriptors: usize) -> Vec<String> {
         let start = Instant::now();
         loop {
