@@ -324,7 +324,8 @@ impl SendSide {
         Ok(())
     }
 
-    /// Collects permits and moves what can be moved. A fault breaks the connection.
+    /// Collects permits and moves bytes as far as possible without blocking. A fault breaks the
+    /// connection.
     fn drive(&mut self) {
         let moved = self.pump().and_then(|()| self.progress());
         if let Err(fault) = moved {

@@ -68,7 +68,7 @@ pub enum Request {
         /// The name of the policy, such as `laxity` or `two_class`.
         policy: String,
     },
-    /// Change the mode until another one is ordered, or the configured mode changes.
+    /// Change the mode until an operator sets another one, or the configured mode changes.
     SetMode {
         /// The mode: `off`, `observe` or `enforce`.
         mode: String,

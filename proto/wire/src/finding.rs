@@ -1,5 +1,5 @@
-//! What a check found, why it matters and what to do: of `laxity doctor`, and on the coordinator's
-//! page.
+//! Results of checks, for `laxity doctor` and the coordinator's page: what a check found, why it
+//! matters and what to do.
 
 use serde::Serialize;
 

@@ -162,8 +162,8 @@ impl<'a> Vllm<'a> {
         Ok(Process { host, child, log })
     }
 
-    /// Returns the folder of what vLLM finds out about itself at its first start. It lies in
-    /// Python's environment, because later starts are much faster with it.
+    /// Returns the folder of vLLM's caches, which its first start fills. It lies in Python's
+    /// environment, because later starts are much faster with it.
     fn cache(&self) -> PathBuf {
         let environment = self.python.ancestors().nth(2).unwrap_or(self.folder);
         environment.join("cache")

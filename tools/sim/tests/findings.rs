@@ -186,7 +186,7 @@ fn sustained_rates_are_set_in_relation_to_two_policies() {
     assert!(!without.contains("karuna"), "nor is it there: {without}");
 }
 
-/// What no network policy can change is said before policies are compared.
+/// A page says what no network policy can change before it compares policies.
 #[test]
 fn capacity_is_shown_at_every_rate_and_warned_of_where_the_bound_is_low() {
     let text = content("two capacity panel=\"NIC rate 50 Gb/s\"");

@@ -3,7 +3,7 @@
 use super::{Engine, LabConfig};
 use crate::fabric::WireClass;
 
-/// A value of [`LabConfig`] that makes no sense.
+/// An invalid value of [`LabConfig`].
 #[derive(Debug, thiserror::Error)]
 #[error("{field}: {problem}")]
 pub struct InvalidLab {

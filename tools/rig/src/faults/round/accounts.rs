@@ -1,5 +1,4 @@
-//! What a round looks at in its daemon at the end: lanes, NICs, and what the daemon still has of
-//! clients that are gone.
+//! The checks of a round's daemon at its end: lanes, NICs, and remains of clients that are gone.
 
 use std::time::{Duration, Instant};
 
