@@ -300,7 +300,7 @@ impl Service {
         Ok(format!("the policy is {policy} until the next reload or restart"))
     }
 
-    /// Changes the mode until another one is ordered or configured.
+    /// Changes the mode until an operator or the configuration sets another one.
     ///
     /// # Errors
     /// There is no such mode. The error is text for the operator.

@@ -51,7 +51,7 @@ impl ModeOrder {
         match text.as_deref().map(parsed) {
             Ok(Some((mode, instead))) if instead == configured => order.ordered = Some(mode),
             Ok(Some(_)) => order.end(),
-            Ok(None) => warn!(file = %path, "no mode is in it; it is ignored"),
+            Ok(None) => warn!(file = %path, "the file has no mode in it and is ignored"),
             Err(error) if error.io_kind() == Some(io::ErrorKind::NotFound) => {}
             Err(error) => warn!(file = %path, %error, "the operator's mode can't be read"),
         }

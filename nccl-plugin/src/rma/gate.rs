@@ -1,8 +1,8 @@
 //! The gate of one rank and direction: operations that wait for their permit, in order.
 //!
-//! What is held at a tick becomes one batch, which is one flow at the daemon. Later operations join
-//! the next batch. As bytes of the batch are permitted, they go out in the order of arrival, so a
-//! signal goes behind everything that its context sent to the rank before.
+//! The operations that are held at a tick become one batch, which is one flow at the daemon. Later
+//! operations join the next batch. As bytes of the batch are permitted, they go out in the order of
+//! arrival, so a signal goes behind everything that its context sent to the rank before.
 //!
 //! An operation passes without a permit if it has 8 bytes or fewer and nothing of its context is
 //! held: barriers and counts delay GPUs and cost nothing. Everything passes without a daemon, and

@@ -1,6 +1,6 @@
 //! The answer to `status`. The names of numbers end in their unit. Counters count from the daemon's
-//! start. Other values are those at the time of the snapshot. What an older daemon does not know is
-//! empty.
+//! start. Other values are those at the time of the snapshot. Fields that an older daemon does not
+//! know are empty.
 
 use std::fmt;
 

@@ -89,7 +89,8 @@ pub(crate) struct RunArgs {
     /// Registration socket of the daemon [default: $LAXITY_SOCKET, or /run/laxity/laxityd.sock]
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
-    /// Name of the job in `laxity status`, at most 32 bytes [default: the name of the executable]
+    /// Name of the job. `laxity status` shows its first 27 bytes [default: the name of the
+    /// executable]
     #[arg(long)]
     name: Option<String>,
     /// File for the library's report on the transfers, written when the job ends

@@ -286,7 +286,8 @@ fn nothing_to_do(lab: &Lab<'_>, case: &mut CaseReport) -> Result<(), LabError> {
 const SUBTESTS: &str = "post_list reuse_freed unsignaled wr_batch wr_inline wr_abort cq_events \
                         qp_error destroy_pending";
 
-/// Those that depend most on whose memory is used when. All of them take a minute of emulation.
+/// The subtests that depend most on when memory may be reused. Together they take a minute of
+/// emulation.
 const UNDER_VALGRIND: &str = "post_list reuse_freed wr_inline destroy_pending";
 
 fn subtests(lab: &Lab<'_>, folder: &str, which: &str) -> Side {
