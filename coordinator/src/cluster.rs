@@ -5,7 +5,7 @@
 //! ```text
 //! attend(now, hello)                begins the stream of a daemon
 //! report(now, host, report)         takes a report; refusals go into the host's outbox
-//! poll(now)                         runs admission, assigns tokens, forgets lost hosts
+//! poll(now)                         forgets lost hosts, runs admission
 //! next_deadline()                   returns when to call poll if nothing else happens
 //! poll_ready(), take(host, stream)  return a host with something to send, and its messages
 //! ```

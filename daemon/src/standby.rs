@@ -62,7 +62,7 @@ pub async fn wait_for_turn(config: &Config) -> io::Result<Option<SocketTurn>> {
 
 impl Config {
     /// Returns the configuration that holds at the turn of a daemon in standby, which loaded `self`
-    /// before: the file may have changed meanwhile. What is wrong with it does not end a daemon
+    /// before: the file may have changed meanwhile. An error in the file does not end a daemon
     /// whose predecessor has gone, and clients find the daemon at the old paths.
     #[must_use]
     pub fn at_turn(self, source: &Source) -> Self {

@@ -256,13 +256,13 @@ pub struct PortStatus {
     pub in_flight_bytes: u64,
     /// The window in bytes.
     pub window_bytes: u64,
-    /// The load `ρ` that precedes the lowest level, 0 to 1.
+    /// Recent share of the rate that early stages used (`ρ`), 0 to 1.
     pub load: f64,
     /// Flows with bytes that are not yet permitted.
     pub waiting_flows: u64,
     /// Bytes that are not yet permitted.
     pub waiting_bytes: u64,
-    /// Held flows, because other readers of the same host come first.
+    /// Flows that are held, because their client owes bytes.
     pub held_flows: u64,
     /// Bytes of held flows that are not yet permitted.
     pub held_bytes: u64,

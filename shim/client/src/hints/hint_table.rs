@@ -1,5 +1,5 @@
-//! The engine's requests and batches, and the check whether its next hint makes sense. The table
-//! does no I/O and reads no clock. It returns the [`Hint`]s for the daemon.
+//! The engine's requests and batches, and the check of its next hint. The table does no I/O and
+//! reads no clock. It returns the [`Hint`]s for the daemon.
 //!
 //! A request or batch that is unknown here need not be wrong. An engine's scheduler may begin a
 //! batch in one process while its workers compute the layers in others. The daemon combines them by
