@@ -105,7 +105,7 @@ impl Domains {
         (DomainId(at as u8), is_other)
     }
 
-    /// Counts a client out.
+    /// Removes a client from the count of its domain.
     pub fn leave(&mut self, domain: DomainId) {
         if let Some(known) = self.known.get_mut(usize::from(domain.0)) {
             known.clients = known.clients.saturating_sub(1);

@@ -36,7 +36,7 @@ const GREETINGS_MAX: usize = 64;
 const GREETINGS_PER_UID_MAX: usize = 16;
 /// Maximum number of refused connections that are kept until they have read the reason.
 const FAREWELLS_MAX: usize = 32;
-/// Maximum number of such connections of one user. Further ones are closed at once.
+/// Maximum number of these refused connections of one user. Further ones are closed at once.
 const FAREWELLS_PER_UID_MAX: usize = 16;
 /// Connections that are accepted before other tasks of this thread run.
 const ACCEPTS_MAX: usize = 16;

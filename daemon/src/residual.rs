@@ -22,7 +22,7 @@ use crate::stats::{PortResidual, PortUse};
 
 /// The time between two readings while traffic passes.
 const READ_EVERY: Duration = Duration::from_millis(20);
-/// The time between two readings while none does.
+/// The time between two readings while no traffic passes.
 const IDLE_EVERY: Duration = Duration::from_millis(100);
 /// The time between two looks for a NIC without counters, and at the configuration in mode `off`.
 const LOOK_EVERY: Duration = Duration::from_secs(1);

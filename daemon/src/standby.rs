@@ -27,7 +27,7 @@ use crate::sockets::{SocketTurn, heir, plain};
 
 /// How often a daemon in standby looks whether the running one has ended.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
-/// The same after the running daemon has passed its sockets, since clients wait.
+/// The same interval after the running daemon has passed its sockets, since clients wait.
 const ALMOST: Duration = Duration::from_millis(1);
 /// Longest time that clients wait for a daemon at passed sockets. After it the sockets are useless.
 const SOCKETS_LAST: Duration = Duration::from_secs(1);

@@ -8,10 +8,10 @@ use serde::{Deserialize, Serialize};
 pub enum ResidualMode {
     /// Nothing: no counter is read.
     Off,
-    /// It measures the traffic and reports it.
+    /// Measures the traffic and reports it.
     #[default]
     Measure,
-    /// It also lowers the rate and the window of a port by the foreign traffic there.
+    /// Also lowers the rate and the window of a port by the foreign traffic there.
     Follow,
 }
 

@@ -173,7 +173,7 @@ mod tests {
     fn of_all(root: &Path, names: &[&str]) -> Vec<Vec<Ipv6Addr>> {
         let nics: Vec<_> = names.iter().map(|name| nic(name, &[])).collect();
         let mut devices = devices(root, &nics);
-        // Those of this machine are none of the test's.
+        // The devices of this machine do not belong to the test.
         devices.retain(|device| device.name.starts_with("mlx5"));
         let parsed = |octets: Vec<u8>| Ipv6Addr::from(<[u8; 16]>::try_from(octets).expect("16"));
         let of = |nic| of(&devices, nic).into_iter().map(parsed).collect();

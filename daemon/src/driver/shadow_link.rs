@@ -27,8 +27,8 @@ const MINUTES_MAX: usize = 60;
 const MINUTE: u64 = 60_000_000_000;
 /// Maximum number of flows here. More means that the port is faster than its configured rate.
 const WAITING_MAX: usize = 65_536;
-/// The longest time that the bytes of all flows may take at the rate of the port. Nobody checks
-/// what a flow says that it has.
+/// The longest time that the bytes of all flows may take at the rate of the port. The size that a
+/// flow states is not checked.
 const AHEAD_MAX: Span = Span::from_millis(10_000);
 /// Maximum number of steps at once. They keep the scheduler's thread for a millisecond or two.
 const STEPS_MAX: usize = 1000;

@@ -41,7 +41,8 @@ pub const LAG: Span = Span::from_millis(100);
 /// How long a counter may stand still while own bytes complete.
 pub const STALE_AFTER: Span = Span::from_millis(5_000);
 
-/// Share of the rate below which nothing counts as foreign, and by which the rate in force moves.
+/// Number of parts of the rate. Foreign traffic below one part does not lower the rate in force,
+/// and a change below one part does not move it.
 const STEPS: f64 = 32.0;
 /// Payload bytes for each byte of headers: RoCEv2 adds 6.4 % at a path MTU of 1024.
 const PAYLOAD_PER_HEADER: u64 = 12;
@@ -50,7 +51,7 @@ const PARTS: usize = 4;
 const PART: Span = Span(HOLD.0 / PARTS as u64);
 /// Shortest time between two readings. A later one has the bytes of both.
 const READING_MIN: Span = Span::from_millis(1);
-/// Multiple of the rate above which a difference of two counters is no traffic but a reset. It is
+/// Multiple of the rate above which a difference of two counters is a reset, and no traffic. It is
 /// large because the configured rate may be too low.
 const RATES_LIKELY: f64 = 16.0;
 /// Bits at which counters wrap: 32-bit counters of bytes, and of words of 4 bytes.

@@ -318,7 +318,7 @@ pub struct AheadStatus {
     pub minutes_ago: u64,
     /// The name of the job, or `other` for the jobs that the minute does not name.
     pub job: String,
-    /// Whose the job is: `uid N` or `namespace NAME`. Empty if it stands for several.
+    /// The owner of the job: `uid N` or `namespace NAME`. Empty for `other`.
     pub user: String,
     /// The number of collectives, each the part of one process.
     pub collectives: u64,

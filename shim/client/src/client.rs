@@ -189,8 +189,8 @@ impl Client {
         self.core.live_session().is_some_and(|session| session.check_hangup().is_none())
     }
 
-    /// Returns the reason why the last daemon refuses this process, such as another version. It is
-    /// asked again from time to time.
+    /// Returns the reason why the last daemon refuses this process, such as another version. The
+    /// client asks again from time to time.
     pub fn refusal(&self) -> Option<String> {
         read(&self.core.attachment).refusal.clone()
     }

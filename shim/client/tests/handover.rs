@@ -181,7 +181,7 @@ fn a_flow_that_nobody_polls_goes_through_two_upgrades_and_can_be_cancelled_in_ea
     eventually("the daemon hears of both", || third.knobs.heard.lock().unwrap().len() == 2);
     let heard = third.knobs.heard.lock().unwrap().clone();
     assert!(matches!(heard[0], Record::Cancelled { permitted: 0, .. }), "{heard:?}");
-    // That daemon permitted these bytes, and not those before.
+    // The third daemon permitted only these bytes.
     assert!(
         matches!(heard[1], Record::Cancelled { permitted, .. } if permitted == more),
         "{heard:?}"

@@ -26,7 +26,7 @@ use crate::Input;
 const NAME: &str = "the-file";
 const NOW: Time = Time(1 << 40);
 
-/// Checks that a place is one of the text. An empty text has one line.
+/// Checks that the text has this line. An empty text has one line.
 fn check_line(text: &str, line: usize) {
     let lines = text.matches('\n').count() + 1;
     assert!((1..=lines).contains(&line), "line {line} of {lines}");

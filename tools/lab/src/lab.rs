@@ -33,7 +33,7 @@ pub(crate) enum LabCommand {
     /// Run unmodified RDMA programs under the scheduler in the SoftRoCE lab, and check the results
     #[command(after_help = verbs::HELP)]
     Verbs(Box<verbs::VerbsArgs>),
-    /// Do thousands of faults to a real daemon and its clients, and check that nothing is lost
+    /// Cause thousands of faults in a real daemon and its clients, and check that nothing is lost
     #[command(after_help = faults::HELP)]
     Faults(faults::FaultsArgs),
 }

@@ -478,7 +478,7 @@ fn kv_reuse_that_stays_in_flight_raises_later_kv_reuse_to_the_level_of_collectiv
         link.commit_permit(now, &spec, permit);
         permit.level
     };
-    // By itself this takes 100 µs, but it does not land.
+    // Alone the flow takes 100 µs, but its completion never comes.
     assert_eq!(send(&mut link, us(0), 14), near);
     // What is needed in four layers has four milliseconds. It is late after a quarter of them.
     assert_eq!(send(&mut link, us(1_050), 14), near);
@@ -606,8 +606,8 @@ fn behind_a_piece_that_exceeds_the_window_others_go_at_the_pace_of_the_port() {
     let mut link = port_of_pieces(&[10; 7]);
     let done = |flow| completed(flow, 10 * CHUNK);
     assert_eq!(permitted(&mut link, ms(0)), [1]);
-    // Nothing of the first completes, but it has had the time to leave but for a chunk. The same
-    // holds for the next ones. Each that is not complete then shows that the port has room.
+    // The first reports no completion, but at the rate of the port all of it except a chunk has
+    // left. The same holds for the next ones.
     for (id, at) in [(2, 9), (3, 19), (4, 29)] {
         assert_eq!(link.next_deadline(), Some(ms(at)));
         assert_eq!(permitted(&mut link, ms(at) - Span(1)), [0; 0]);

@@ -94,7 +94,8 @@ const fn pair_of(role: Role) -> Option<[Role; 2]> {
     }
 }
 
-/// Returns the worker of a role whose first transfer has to be awaited, because its processes meet.
+/// Returns the worker whose first transfer has to be awaited, because the processes of this role
+/// have to connect first.
 fn first_of(role: Role) -> Option<Role> {
     if role == Role::Engine { Some(role) } else { pair_of(role).map(|[receiver, _]| receiver) }
 }

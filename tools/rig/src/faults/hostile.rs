@@ -121,7 +121,7 @@ fn flow(stage: Stage, bytes: u64) -> Flow {
     Flow { stage, direction: Direction::Egress, bytes, batch: 1, request: 1, ..Flow::default() }
 }
 
-/// Takes all permits that there are, completes nothing, and attaches again when it is found out.
+/// Eight clients that take every permit and complete nothing.
 #[derive(Default)]
 pub(super) struct Hoard(Vec<(Client, Lane, Vec<Ticket>)>);
 

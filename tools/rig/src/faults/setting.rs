@@ -379,7 +379,7 @@ impl Setting {
         self.usable().contains(&path)
     }
 
-    /// Whether the campaign uses none but some of these paths.
+    /// Whether all paths of the campaign are among these.
     pub(super) fn has_only(&self, paths: &[&str]) -> bool {
         self.verbs.is_none() && self.usable().iter().all(|path| paths.contains(path))
     }

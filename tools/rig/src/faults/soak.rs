@@ -35,14 +35,14 @@ use crate::error::LabError;
 
 /// Time between two changes: a worker leaves, is killed, or the daemon reloads.
 const CHANGE_EVERY: Duration = Duration::from_millis(500);
-/// One change out of so many is a kill. If more processes of a user were killed, the daemon would
+/// One change out of this many is a kill. If more processes of a user were killed, the daemon would
 /// stop scheduling that user's clients.
 const KINDS: u64 = 24;
 /// Samples of a short soak, and the time between those of a long one.
 const SAMPLES: u32 = 60;
 const SAMPLE_EVERY_MAX: Duration = Duration::from_secs(5);
-/// Longest wait for a permit at full load. A flow that has waited for 1 s shares 5 % of the port,
-/// which many workers that get little of the machine use up slowly.
+/// Longest wait for a permit at full load. Flows that have waited for 1 s share 5 % of the port.
+/// With many workers on a busy machine, these flows take long.
 const WAIT_MAX: Duration = Duration::from_secs(5);
 /// The policies under which that holds.
 const POLICIES: [&str; 2] = ["laxity", "mfs"];

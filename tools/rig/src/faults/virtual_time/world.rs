@@ -49,7 +49,7 @@ pub(super) enum WorldEvent {
     Step(u64),
     /// Registration looks at its sockets.
     Serve,
-    /// A queue acts, unless it has another plan since.
+    /// A queue acts, unless another act was planned since.
     Act {
         process: usize,
         queue: usize,
