@@ -132,7 +132,7 @@ impl Store {
             success: vec![put(self.state_key(), state.clone(), 0)],
             failure: vec![read(self.leader_key()), read(self.state_key())],
         };
-        // This stays if no answer comes, or if nobody waits for it any more.
+        // The doubt remains if no answer comes, or if this call is dropped before the answer.
         chain.in_doubt = true;
         let answer = self.etcd.txn(asked).await?;
         if answer.succeeded {

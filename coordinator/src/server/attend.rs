@@ -264,7 +264,7 @@ fn take(
     let now = shared.now();
     // The daemon has a new stream, so its old one must end although it sends heartbeats.
     if !shared.cluster().speaks(id, stream) {
-        let detail = "another stream speaks for this host";
+        let detail = "another stream of this host has replaced this one";
         return Some(goodbye(GoodbyeReason::Replaced, detail));
     }
     match message.message {
@@ -328,7 +328,7 @@ async fn write(
         let frames = match taken {
             Taken::Frames(frames) => frames,
             Taken::Replaced => {
-                let detail = "another stream speaks for this host";
+                let detail = "another stream of this host has replaced this one";
                 let last = goodbye(GoodbyeReason::Replaced, detail);
                 return room.send(Ok(message(Message::Goodbye(last))));
             }

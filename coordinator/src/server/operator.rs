@@ -131,7 +131,7 @@ impl Operator for OperatorService {
         let now = self.shared.now();
         let most = request.get_ref().history;
         let mut told = self.shared.cluster().policy_history(now, most);
-        // This comes second, so that what a leader of the past knows is not taken for the truth.
+        // Read after the history, so that the history of a former leader is not marked as current.
         told.leading = Some(self.shared.lead.holds());
         Ok(Response::new(told))
     }

@@ -114,7 +114,7 @@ fn what_is_bypassed_is_not_shown_as_nothing() {
     status.bypass = true;
     assert!(says(&status) && !shown(&status).contains("0 B bypassed,"));
     status.bypass = false;
-    // This client asked for it. The others are scheduled.
+    // One client runs unscheduled because it asked for that. The others are scheduled.
     status.clients[0].mode = "off".into();
     assert!(says(&status));
 }
