@@ -168,7 +168,7 @@ impl RegistrationContext {
             biased;
             hello = tokio::time::timeout(GREETING_MAX, greeting(socket)) => hello,
             () = place.lost() => {
-                let why = "it did not greet before others of its user came".to_owned();
+                let why = "it had not greeted when newer connections of its user came".to_owned();
                 return Err(Refusal::new(from, why, Reason::Full));
             }
         };

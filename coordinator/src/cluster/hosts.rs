@@ -194,7 +194,7 @@ impl Hosts {
             Charge::Fetch => ("has {} fetches open", "fetches"),
         };
         let has = has.replace("{}", &held.to_string());
-        Err(over_limit(format!("this host {has}, which is all it may now (limits.{limit}_*)")))
+        Err(over_limit(format!("this host {has}, its present limit (limits.{limit}_*)")))
     }
 
     /// Gives back one unit of what the host was charged for.

@@ -220,7 +220,7 @@ impl Mesh {
         let served = catch_unwind(AssertUnwindSafe(|| self.serve(links)));
         for peer in &self.peers {
             if served.is_err() {
-                let bug = "a bug in Laxity's plugin; standard error has its place";
+                let bug = "a bug in Laxity's plugin; standard error says where";
                 let _ = peer.fault.set(Fault::Internal(bug.to_owned()));
                 self.failed.store(true, Ordering::Release);
             }

@@ -153,8 +153,7 @@ fn page(report: &ObserveReport) -> String {
     if report.ports.is_empty() {
         let next = match report.mode.as_str() {
             "observe" => {
-                "Clients attach at their next transfer; `laxity doctor` says what stands \
-                          in the way."
+                "Clients attach at their next transfer; if none does, `laxity doctor` says why."
             }
             _ => "`laxity enforce off` observes from now on.",
         };

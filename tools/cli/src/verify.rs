@@ -339,7 +339,7 @@ fn judge(nic: &DaemonNic, report: &NicReport, is_marked: bool, is_kept: bool) ->
         let PriorityRow { priority, pfc, .. } = row;
         if *pfc == Some(false) && row.pauses_received > Some(0) {
             let found = format!(
-                "the switch paused priority {priority} {} times, and this NIC has no PFC there",
+                "the switch paused priority {priority} {} times, and this NIC has no PFC for it",
                 row.pauses_received.unwrap_or(0)
             );
             findings.push(Finding::error("pause", found).because(
