@@ -486,7 +486,7 @@ fn kv_reuse_that_stays_in_flight_raises_later_kv_reuse_to_the_level_of_collectiv
     assert_eq!(send(&mut link, us(2_300), 14), near, "the level of one does not change");
     assert_eq!(reuse_level(&link, us(2_300), 1, 14), collective, "that of the next does");
     assert!(reuse_level(&link, us(2_300), 1, 30) > near, "this one has time");
-    // All land. The port remembers it for 64 layer times.
+    // All complete. The port remembers that for 64 layer times.
     for _ in 0..3 {
         link.remove_in_flight(us(2_400), PeerId(0), near, 100_000);
     }
@@ -506,7 +506,7 @@ fn kv_reuse_that_is_late_beside_collectives_raises_later_kv_reuse_above_them() {
         link.commit_permit(now, &spec, permit);
         permit.level
     };
-    // What is needed in four layers has four milliseconds, and nothing lands.
+    // What is needed in four layers has four milliseconds, and nothing completes.
     send(&mut link, ms(0));
     send(&mut link, ms(2));
     for now in [5, 8] {
@@ -645,7 +645,7 @@ fn a_piece_that_exceeded_the_window_leaves_no_room_behind() {
     let piece = FlowSpec::anonymous(FlowId(1), Stage::P2d, 100 * CHUNK);
     link.handle(Time(1), Event::FlowArrived(FlowSpec { whole: true, ..piece }));
     assert!(link.poll_action(Time(1)).is_some());
-    // More than the window is in flight on credit when the piece lands.
+    // More than the window is in flight on credit when the piece completes.
     for _ in 0..2 {
         link.add_in_flight(Time(1), Stage::P2d, PeerId(0), Level(1), 3 * CHUNK);
     }
