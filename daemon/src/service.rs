@@ -313,7 +313,7 @@ impl Service {
             self.change(&state, |config| config.mode = mode);
             state.mode.replaced()
         };
-        // It is in force, whatever the file's disk does.
+        // The mode is in force, even if its file could not be written.
         let lasts = match (self.store_mode().await, replaced) {
             (Err(problem), _) => {
                 format!("; a restart of laxityd will not know of this ({problem})")

@@ -176,7 +176,7 @@ mod tests {
         assert_eq!(order.configure(Mode::Off), Mode::Off);
         order.file().store().expect("removed");
         assert_eq!(read(Mode::Observe).mode(), Mode::Observe);
-        // It changed before the daemon started.
+        // The configured mode changed before the daemon started.
         ordered(&mut read(Mode::Observe), Mode::Enforce).expect("written");
         let order = read(Mode::Off);
         assert_eq!(order.mode(), Mode::Off);

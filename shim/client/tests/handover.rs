@@ -86,7 +86,8 @@ fn what_waits_and_what_comes_is_scheduled_by_the_next_daemon() {
     let stats = client.stats();
     assert_eq!((stats.bypassed_bytes, stats.scheduled_bytes), (0, LONG + 577));
     assert_eq!(stats.reattaches, 1);
-    // It got no byte that was permitted before, and hears of the others' ends.
+    // The next daemon got no byte that was permitted before, and gets the completions of the
+    // others.
     assert_eq!(next.knobs.submitted_bytes.load(Ordering::SeqCst), LONG + 577 - got);
     lane.complete(&waits, 500);
     let completed = || next.knobs.completed_bytes.load(Ordering::SeqCst);

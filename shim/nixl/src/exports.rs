@@ -372,7 +372,7 @@ pub extern "C" fn laxity_nixl_exempt(handle: RequestPtr) {
     let known = hub::known().and_then(|hub| Some((hub, hub.forget(handle)?)));
     let Some((hub, request)) = known else { return };
     if request.state.lock().is_open() {
-        // It was posted before, and what was posted must not be lost.
+        // A request that was posted before must not be lost.
         hub.remember(handle, request);
     } else {
         COUNTERS.exempt.add(1);

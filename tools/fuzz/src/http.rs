@@ -90,7 +90,7 @@ fn converse(to: SocketAddr, bytes: &[u8]) -> Vec<u8> {
     let mut answers = Vec::new();
     match (&mut stream).take(ANSWERS_BYTES_MAX).read_to_end(&mut answers) {
         Ok(_) => {}
-        // It closed the connection without reading all bytes.
+        // The listener closed the connection without reading all bytes.
         Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => {}
         Err(error) => panic!("the listener neither answers nor closes: {error}"),
     }

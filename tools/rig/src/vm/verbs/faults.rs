@@ -40,7 +40,7 @@ pub(super) fn run(
     case: &mut CaseReport,
 ) -> Result<(), LabError> {
     if name == campaign::NAME {
-        // It has daemons of its own. This one would see their traffic as foreign.
+        // A campaign has its own daemons. This daemon would see their traffic as foreign.
         if let Some(daemon) = daemon.take() {
             daemon.kill();
         }
