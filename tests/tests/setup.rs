@@ -148,7 +148,7 @@ fn a_prefix_moves_all_but_configuration_and_units_which_name_it() {
         |path: &Path| ["etc", "opt/laxity"].iter().any(|at| path.starts_with(into.join(at)));
     let found: Vec<_> = modes(&into).into_iter().filter(|(path, _)| path.is_file()).collect();
     let elsewhere: Vec<_> = found.iter().filter(|(path, _)| !is_ours(path)).collect();
-    // Where systemd looks for users and folders can't be moved.
+    // systemd's folders for users and temporary files can't be moved.
     let system = ["usr/lib/sysusers.d", "usr/lib/tmpfiles.d"].map(|at| into.join(at));
     let is_system = |path: &Path| system.iter().any(|at| path.starts_with(at));
     assert!(elsewhere.iter().all(|(path, _)| is_system(path)), "{elsewhere:?}");

@@ -199,7 +199,7 @@ pub(crate) fn support_bundle(args: &SupportBundleArgs) -> Result<(), BundleError
         eprintln!("{summary}");
         return Ok(());
     }
-    // Before it has content, because it may have what only root may read.
+    // The mode is set before the file has content, because only root may read some of it.
     let private = || fs::OpenOptions::new().create(true).append(true).mode(0o600).open(&path);
     private().map_err(|cause| OutputError::File { path: path.clone(), cause })?;
     replace(&path, &archive)?;

@@ -18,8 +18,8 @@ use laxity_types::{Level, PeerId};
 
 use super::in_flight::InFlight;
 
-/// Maximum number of windows that may be in flight on a port whose bytes are bounded by peer, at
-/// the port's pace. A client that goes silent holds at most this.
+/// Maximum number of windows in flight on a port whose bytes are bounded by peer. Beyond the first
+/// window, permits come at the port's rate. A client that goes silent holds at most this.
 pub const PEER_WINDOWS: u32 = 16;
 
 /// Peers with a bound of their own. Others count as unknown.

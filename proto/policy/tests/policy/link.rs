@@ -583,8 +583,8 @@ fn a_piece_that_exceeds_the_window_is_not_joined_by_one_with_less_slack() {
     assert_eq!(permitted(&mut link, Time(3)), [2]);
 }
 
-/// Returns a port at which flows wait that cannot be cut, in flight in this order, and their sizes
-/// in chunks. The window has four, and the port sends one a millisecond.
+/// Returns a port at which flows wait that cannot be cut. They come in this order, with these sizes
+/// in chunks. The window has four chunks, and the port sends one in a millisecond.
 fn port_of_pieces(sizes: &[u64]) -> Link {
     let config = LinkConfig {
         chunk_bytes: CHUNK,

@@ -81,7 +81,7 @@ impl CoordinatorArgs {
             .keep_alive_while_idle(true);
         if tls {
             let tls = self.tls()?;
-            // The error's own text says only that it is one of the transport.
+            // The error's own text says only `transport error`, so its cause is shown.
             let unusable = |error| explain::cause(&error, &SETTINGS).text;
             return endpoint
                 .tls_config(tls)
