@@ -217,7 +217,7 @@ fn systemd_reads_the_units_that_configure_nics() {
             .output()
             .expect("built");
         let unit = String::from_utf8(printed.stdout).expect("text");
-        // systemd wants programs that are there.
+        // systemd accepts only programs that exist.
         let unit =
             unit.replace("/usr/sbin/dcb", "/bin/true").replace("/usr/bin/mlnx_qos", "/bin/true");
         assert!(unit.contains("ExecStart=/bin/true"), "{unit}");

@@ -31,7 +31,7 @@ pub(crate) enum Operation {
 }
 
 impl Operation {
-    /// Returns the state after it, or `None` if its answer contradicts the state before it.
+    /// Returns the state after this operation, or `None` if its answer contradicts `at`.
     fn step(self, at: State) -> Option<State> {
         let (fits, after) = match self {
             Self::Sees(seen) => (at == seen, at),

@@ -181,7 +181,8 @@ impl<'a> Vllm<'a> {
     fn engine(&self, host: usize) -> Vec<OsString> {
         let prefills = self.prefills(host);
         let port = if prefills { ENDPOINT.port() } else { BEHIND_PORT };
-        // The command `vllm` wants a package of that name, and the one for CPUs has another.
+        // The command `vllm` needs a package of that name, and the package for CPUs has another
+        // name.
         let module = ["-m", "vllm.entrypoints.openai.api_server", "--model"];
         let mut arguments: Vec<OsString> = module.map(OsString::from).into();
         arguments.push(model_folder().into());

@@ -121,7 +121,7 @@ impl Lane {
         self.handover.seat == seat && seat != 0
     }
 
-    /// Reports whether a new flow would wait for the next daemon, but too many do.
+    /// Reports whether a new flow would wait for the next daemon, but too many flows already do.
     pub(crate) fn is_backlog_full(&mut self) -> bool {
         self.binding.is_none()
             && self.handover.flows.len() >= self.handover.room

@@ -93,7 +93,7 @@ impl VirtualWorld<'_> {
                 self.later(fault, FaultEnd::EndHostile(process));
             }
             FaultKind::PortStalled => {
-                // A port that never rests would hide all else.
+                // A longer stall would hide all other faults.
                 self.stops.extend(self.port.stall(self.now_ns, for_ns / 4));
             }
             FaultKind::ClockStepped => self.pause(for_ns),

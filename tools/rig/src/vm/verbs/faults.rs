@@ -215,7 +215,8 @@ fn applications_killed(
     let report = cycle(cycles)?;
     case.check_ended("the application", &report);
     wait_for_no_client()?;
-    // The daemon may not have closed the connection of the last `status` yet. What leaks stays.
+    // The daemon may not have closed the connection of the last `status` yet. A leaked connection
+    // stays open.
     let give_up = Instant::now() + PATIENCE;
     let (descriptors_after, resident_after) = loop {
         let (open, resident) = daemon.footprint()?;
