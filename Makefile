@@ -28,7 +28,7 @@ setup-python: setup ## make the environment in which the Python package is built
 	@{ tools/setup.sh python && mooncake-adapter/setup.sh "$(abspath $(TARGET))/python"; } || echo "setup-python: not all could be installed; tests that need it are skipped"
 
 .PHONY: setup-packages
-setup-packages: setup ## install what makes packages, and what packages-check tries them with
+setup-packages: setup ## install what packages and packages-check need
 	@tools/setup.sh packages || echo "setup-packages: not all could be installed; tests that need it are skipped"
 
 .PHONY: setup-kubernetes
@@ -92,7 +92,7 @@ demo-vllm: setup-vllm lab wheel ## the same with vLLM, prefill and decode apart:
 REPRODUCTION_OUT ?= target/reproduction
 
 .PHONY: reproduction
-reproduction: lab ## simulate all plans that docs/reproduction-tables.md shows and fill in its tables; goes on where it was cut off
+reproduction: lab ## simulate all plans that docs/reproduction-tables.md shows and fill in its tables; continues an interrupted run
 	@plans="$$($(TARGET)/release/laxity sim findings --plans)"; \
 	for plan in $$plans; do \
 		$(TARGET)/release/laxity sim run "$$plan" --out "$(REPRODUCTION_OUT)/$$plan" >/dev/null; \
@@ -165,7 +165,7 @@ check: setup ## fmt, clippy, deny
 	fi
 
 .PHONY: fuzz
-fuzz: setup ## arbitrary bytes at everything that takes some, each target for FUZZ_SECONDS (60)
+fuzz: setup ## arbitrary bytes for everything that reads input, each target for FUZZ_SECONDS (60)
 	CARGO="$(CARGO)" tools/fuzz/run.sh
 
 .PHONY: verbs
@@ -176,7 +176,7 @@ FAULTS ?= 100000
 SEED ?= 1
 
 .PHONY: faults
-faults: lab ## FAULTS (100000) faults of SEED (1) to a real daemon and its clients; goes on where it was cut off
+faults: lab ## FAULTS (100000) faults, drawn from SEED (1), against a real daemon and its clients; continues an interrupted run
 	@mkdir -p "$(TARGET)/faults"
 	$(CARGO) build --release --locked -p laxity-python
 	@$(TARGET)/release/laxity lab faults --prepare || echo "faults: goes on without what it could not get"
@@ -215,7 +215,7 @@ packages: release setup-packages ## Debian packages and RPMs of the programs, wi
 CASES ?= deb/bookworm deb/trixie deb/testing rpm/bookworm
 
 .PHONY: reproducible-check
-reproducible-check: core ## build the product again from a clone in another folder, and compare: the same bytes are asked
+reproducible-check: core ## build the product again from a clone in another folder, and check that all bytes are the same
 	tests/packages/rebuild.sh $(TARGET)/release
 
 .PHONY: packages-check
@@ -261,5 +261,5 @@ install-lab: release ## install laxity-lab and laxity-engine beside them
 	DESTDIR="$(DESTDIR)" TARGET="$(TARGET)" tools/install.sh install-lab
 
 .PHONY: uninstall
-uninstall: ## take away what both put there; edited configuration and the daemon's user stay
+uninstall: ## remove what both installed; edited configuration and the daemon's user stay
 	DESTDIR="$(DESTDIR)" tools/install.sh remove

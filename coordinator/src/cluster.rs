@@ -5,7 +5,7 @@
 //! ```text
 //! attend(now, hello)                begins the stream of a daemon
 //! report(now, host, report)         takes a report; refusals go into the host's outbox
-//! poll(now)                         runs admission, assigns tokens, forgets lost hosts
+//! poll(now)                         forgets lost hosts, runs admission
 //! next_deadline()                   returns when to call poll if nothing else happens
 //! poll_ready(), take(host, stream)  return a host with something to send, and its messages
 //! ```
@@ -192,8 +192,8 @@ impl Cluster {
     }
 
     /// Returns the work that messages caused since the last call, in events of the usual kind. A
-    /// small message may make the coordinator walk through much that others reported. The reader of
-    /// a stream then pauses in proportion to this work.
+    /// small message may make the coordinator visit many entries that others reported. The reader
+    /// of a stream then pauses in proportion to this work.
     pub fn take_work(&mut self) -> usize {
         core::mem::take(&mut self.work).div_ceil(EVENT_WORK)
     }

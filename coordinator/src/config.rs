@@ -68,13 +68,13 @@ pub struct Config {
     pub log_format: LogFormat,
     /// Heartbeat period. A stream that is silent for three periods ends.
     pub heartbeat: Nanos,
-    /// How long a host's reports hold after its stream ended.
+    /// How long a host's reports stay valid after its stream ended.
     pub host_grace: Nanos,
     /// Age up to which daemons should apply an order.
     pub order_age_max: Nanos,
     /// The initial policy. `laxity cluster policy` can change it while the coordinator runs.
     pub policy: PolicyConfig,
-    /// The web page for people: its address, and who may ask for it.
+    /// The web page for people: its address, and from where it may be requested.
     pub web: WebConfig,
     /// Limits of the coordinator.
     pub limits: Limits,
@@ -92,7 +92,7 @@ pub struct Config {
     pub retired: Vec<String>,
 }
 
-/// Keys that 0.1.0 had and that did nothing worth having.
+/// Keys of earlier builds that had no useful effect. A file with one is valid, with a warning.
 const RETIRED: [&str; 2] = ["policy.fetches_per_port", "policy.fetch_lease"];
 
 /// The initial policy. See [`ClusterPolicy`].

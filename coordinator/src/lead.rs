@@ -2,10 +2,10 @@
 //!
 //! With an election (`election.rs`), leadership is a lease that ends at a known instant. Every
 //! order is checked against that instant before it is sent. The clock is `CLOCK_BOOTTIME`: it is
-//! monotonic, nobody can set it, and it goes on while the machine sleeps. `election.rs` explains
+//! monotonic, nobody can set it, and it runs while the machine is suspended. `election.rs` explains
 //! why the instant is early enough.
 //!
-//! A process may be stopped between the check and the send. Against that the daemons have a rule:
+//! A process may be stopped between the check and the send. For this case the daemons have a rule:
 //! they refuse an order of an older term than the largest that they saw.
 
 use std::time::Duration;
@@ -14,7 +14,7 @@ use nix::time::{ClockId, clock_gettime};
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
-/// Returns the current time of a clock that goes on while the machine sleeps.
+/// Returns the current time of a clock that runs while the machine is suspended.
 pub(crate) fn boottime() -> Duration {
     // Every supported Linux has this clock. If it fails, leadership ends.
     clock_gettime(ClockId::CLOCK_BOOTTIME).map_or(Duration::MAX, Duration::from)
@@ -35,7 +35,7 @@ enum Leadership {
 #[derive(Debug)]
 pub(crate) struct Lead {
     leadership: Mutex<Leadership>,
-    /// Grows when leadership begins or ends, so that streams from before end.
+    /// Grows when leadership begins or ends, so that earlier streams end.
     era: watch::Sender<u64>,
 }
 

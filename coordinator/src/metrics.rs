@@ -24,15 +24,15 @@ const GAUGES: [(&str, &str); 5] = [
 ];
 
 const COUNTERS: [(&str, &str); 8] = [
-    ("laxity_coordinator_reports_total", "Reports taken"),
-    ("laxity_coordinator_events_total", "Events in them"),
+    ("laxity_coordinator_reports_total", "Reports processed"),
+    ("laxity_coordinator_events_total", "Events in processed reports"),
     ("laxity_coordinator_refused_events_total", "Events refused"),
     ("laxity_coordinator_orders_total", "Orders handed to streams"),
     (
         "laxity_coordinator_coalesced_orders_total",
         "Orders merged into a later one because the host had not read",
     ),
-    ("laxity_coordinator_refused_hellos_total", "Hellos refused because their host said too many"),
+    ("laxity_coordinator_refused_hellos_total", "Hellos refused because their host sent too many"),
     ("laxity_coordinator_runs_total", "Runs of Algorithm 1"),
     (
         "laxity_coordinator_late_pruned_requests_total",
@@ -43,12 +43,12 @@ const COUNTERS: [(&str, &str); 8] = [
 /// Requests that ended, by `outcome`: `in_time`, `late` or `undated`.
 const ENDED: (&str, &str) = (
     "laxity_coordinator_requests_ended_total",
-    "Requests that ended in order, by whether that was by their deadline; undated ones had none",
+    "Requests whose end was reported, by outcome: in_time, late, or undated (no deadline)",
 );
 
 const RUN_SECONDS: (&str, &str) = (
     "laxity_coordinator_run_seconds",
-    "Duration of a run of admission with what is told to daemons, in seconds",
+    "Duration of a run of admission, with the messages to daemons, in seconds",
 );
 
 /// Interval at which old samples are compacted, so that memory is bounded while nobody scrapes.

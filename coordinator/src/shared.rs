@@ -69,7 +69,7 @@ impl Shared {
     /// Lists all hosts, and who leads.
     pub(crate) fn list_hosts(&self) -> v1::ListHostsResponse {
         let mut told = self.cluster().list_hosts(self.now());
-        // This comes second, so that what a leader of the past knows is not taken for the truth.
+        // Read after the hosts, so that the hosts of a former leader are not marked as current.
         told.leading = self.lead.holds();
         told.leader = self.lead.leader();
         told

@@ -160,8 +160,8 @@ impl ClientState {
         }
     }
 
-    /// Reports whether the client's memory orders a bypass. The service sets the bypass there
-    /// directly, so the client may obey before the scheduler reads the command.
+    /// Reports whether the client's region has the bypass bit. The service sets it there directly,
+    /// so the client may bypass before the scheduler reads the command.
     pub fn told_to_bypass(&self) -> bool {
         self.region.header().attention() & attention::BYPASS != 0
     }

@@ -78,9 +78,9 @@ pub struct Config {
     pub levels: LevelsConfig,
     /// The parameters of the policies.
     pub tuning: TuningConfig,
-    /// What happens about traffic that the daemon does not permit.
+    /// What the daemon does about foreign traffic.
     pub residual: ResidualConfig,
-    /// The web page for people: its address, and who may ask for it.
+    /// The web page for people: its address, and from where it may be requested.
     pub web: WebConfig,
     /// The connection to the coordinator.
     pub coordinator: CoordinatorConfig,

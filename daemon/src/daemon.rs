@@ -273,7 +273,7 @@ impl Daemon {
     }
 }
 
-/// Warns of what an operator should know at the start.
+/// Warns about a low limit of open files, and about a bypass that is still on.
 fn warn_at_start(service: &Service, config: &Config, client_room: usize) {
     if client_room < config.scheduler.clients_max {
         warn!(
@@ -395,7 +395,7 @@ fn bound(
     }
 }
 
-/// Stores that the ordered mode ended before this start, if it did.
+/// Updates the file of the operator's mode. That mode may have ended before this start.
 async fn store_mode(service: Arc<Service>) {
     // A failure is in the log.
     let _ = service.store_mode().await;

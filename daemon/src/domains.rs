@@ -12,7 +12,7 @@ use laxity_policy::DomainId;
 use laxity_policy::domains::DOMAINS_MAX;
 use serde::{Deserialize, Serialize};
 
-/// Which clients are of one domain.
+/// Which clients share a domain.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TrustScope {
@@ -105,7 +105,7 @@ impl Domains {
         (DomainId(at as u8), is_other)
     }
 
-    /// Counts a client out.
+    /// Removes a client from the count of its domain.
     pub fn leave(&mut self, domain: DomainId) {
         if let Some(known) = self.known.get_mut(usize::from(domain.0)) {
             known.clients = known.clients.saturating_sub(1);

@@ -78,7 +78,7 @@ use crate::stats::LoopCounters;
 const LOOKS_PER_TURN: usize = 1024;
 /// Fewest rounds of a turn, even if they scan more lanes than `LOOKS_PER_TURN`.
 const ROUNDS_MIN: usize = 4;
-/// Lanes that are scanned in a turn after a wake-up. A client on the same core waits for its end.
+/// Lanes scanned in a turn after a wake-up. A client on the same core waits until the turn ends.
 const LOOKS_AFTER_WAKE: usize = 8;
 /// Records after which a turn ends and the clock is read again.
 const RECORDS_PER_TURN: usize = 64;
@@ -118,7 +118,7 @@ pub enum NextStep {
     Stop,
 }
 
-/// The scheduler. It is a state machine: [`Driver::step`] does what is to be done and never waits.
+/// The scheduler. It is a state machine: [`Driver::step`] does all pending work and never waits.
 /// Any thread may make it, and [`Driver::run`] needs its own thread.
 #[derive(Debug)]
 pub struct Driver {
@@ -260,7 +260,7 @@ impl Driver {
         self.finish();
     }
 
-    /// Does what is to be done now: a turn, or the end of a sleep. Never waits.
+    /// Does the pending work: a turn, or the end of a sleep. Never waits.
     #[inline]
     pub fn step(&mut self) -> NextStep {
         match self.asleep {
@@ -431,7 +431,7 @@ impl Driver {
         asked
     }
 
-    /// Ends without a word to the clients, as SIGKILL does.
+    /// Ends without releasing the clients, as SIGKILL does.
     pub fn abandon(mut self) {
         self.clients.clear();
     }

@@ -17,8 +17,8 @@ use crate::stats::{ClientCounters, JobAccount, JobUser};
 
 /// Maximum number of jobs, without [`OTHER`].
 const JOBS_MAX: usize = 64;
-/// Maximum number of jobs of one user or namespace. It is also no more than are still free, so that
-/// a few users that take all they can leave something to those that come later.
+/// Maximum number of jobs of one user or namespace. A user also gets no more jobs than are still
+/// free, so that greedy users leave some to later ones.
 const JOBS_PER_USER_MAX: usize = 16;
 /// The number of the job that has the clients of all further jobs.
 pub const OTHER: usize = 0;

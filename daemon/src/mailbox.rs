@@ -46,7 +46,7 @@ pub enum SchedulerCommand {
     Configure(Arc<Config>),
     /// Tell clients which DSCPs the NICs treat alike.
     Treatments(Box<Treatments>),
-    /// Apply what others leave of each port, and report how permits use the ports.
+    /// Apply the residual capacity of each port, and report how permits use the ports.
     Residual {
         /// By port; `None` if its NIC counts no bytes.
         residuals: Vec<Option<PortResidual>>,

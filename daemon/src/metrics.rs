@@ -68,7 +68,7 @@ metrics! {
     PORT: PortSnapshot {
         Gauge laxity_in_flight_bytes "Bytes permitted and not yet completed"
             |p| p.link.in_flight_bytes;
-        Gauge laxity_port_load_ratio "Load that precedes the lowest level (rho), 0 to 1"
+        Gauge laxity_port_load_ratio "Recent share of the rate that early stages used (rho), 0 to 1"
             |p| p.link.rho;
         Gauge laxity_port_present "1, or 0 while the host does not have the NIC"
             |p| u64::from(!p.is_absent);
@@ -83,10 +83,11 @@ metrics! {
         Counter laxity_congestion_signals_total "CNPs, marked packets and PFC pauses"
             |p| p.counters.signals;
         Gauge laxity_held_bytes
-            "Bytes of flows that are held back"
+            "Bytes of held flows"
             |p| p.link.held.bytes;
-        Gauge laxity_held_flows "Flows that are held back" |p| p.link.held.flows;
-        Counter laxity_promotions_total "Times a waiting flow climbed a level"
+        Gauge laxity_held_flows "Flows that are held, because their client owes bytes"
+            |p| p.link.held.flows;
+        Counter laxity_promotions_total "Times a waiting flow rose by a level"
             |p| p.counters.promotions;
         Counter laxity_demotions_total "Times a waiting flow fell into the scavenger"
             |p| p.counters.demotions;
@@ -156,10 +157,10 @@ metrics! {
             |c| c.view.sequence.unwrap_or_default();
         Counter laxity_cluster_orders_total "Orders of the coordinator that were applied"
             |c| c.view.orders;
-        Counter laxity_cluster_stale_orders_total "Orders refused because they were overtaken"
+        Counter laxity_cluster_stale_orders_total "Orders refused because a newer one was seen"
             |c| c.view.stale_orders;
         Counter laxity_cluster_broken_orders_total
-            "Orders dropped because a part was missing or made no sense" |c| c.view.broken_orders;
+            "Orders dropped because a part was missing or invalid" |c| c.view.broken_orders;
         Counter laxity_cluster_connects_total "Streams that a coordinator welcomed"
             |c| c.view.connects;
         Counter laxity_cluster_failures_total
@@ -195,28 +196,30 @@ metrics! {
 metrics! {
     /// Metrics of the whole daemon.
     DAEMON: Snapshot {
-        Gauge laxity_pruned_requests "Requests that admission holds for infeasible"
+        Gauge laxity_pruned_requests "Requests that are pruned"
             |s| s.scheduler.pruned_requests;
         Counter laxity_orders_total "Orders between batches that admission issued"
             |s| s.scheduler.orders;
         Counter laxity_cluster_fetches_total
-            "Fetches from other hosts that the coordinator could learn of" |s| s.fetches;
+            "Fetches from other hosts that name batch and peer, as the coordinator needs"
+            |s| s.fetches;
         Gauge laxity_attached_clients "Processes attached" |s| s.clients.len();
         Counter laxity_attachments_total "Processes that have attached so far"
             |s| s.scheduler.attachments;
-        Counter laxity_cancelled_flows_total "Flows cancelled, by death of a client too"
+        Counter laxity_cancelled_flows_total
+            "Flows withdrawn, ended with their client, or written off"
             |s| s.all_clients.cancelled_flows;
         Counter laxity_overflowed_flows_total "Flows beyond a client's limit, permitted unscheduled"
             |s| s.all_clients.overflowed_flows;
-        Counter laxity_written_off_bytes_total "Permitted bytes whose completion never came"
+        Counter laxity_written_off_bytes_total "Permitted bytes not completed in time"
             |s| s.all_clients.written_off_bytes;
         Counter laxity_set_aside_bytes_total
             "Permitted bytes that a client did not complete while others waited"
             |s| s.all_clients.set_aside_bytes;
-        Gauge laxity_owed_bytes "Such bytes that are not completed yet, over all clients"
+        Gauge laxity_owed_bytes "Owed bytes that are not completed yet, over all clients"
             |s| s.clients.iter().map(|c| c.owed_bytes).sum::<u64>();
         Gauge laxity_distrusted_owners
-            "Owners whose new clients go unscheduled, because others lost permitted bytes"
+            "Owners whose new clients go unscheduled, because their clients lost permitted bytes"
             |s| s.distrusted.len();
         Counter laxity_bypassed_bytes_total "Bytes known to have gone out unscheduled"
             |s| s.all_clients.bypassed_bytes;
@@ -225,11 +228,11 @@ metrics! {
         Counter laxity_unknown_nic_flows_total
             "Flows of NICs that the daemon does not have, permitted unscheduled"
             |s| s.all_clients.unknown_nic_flows;
-        Counter laxity_garbage_records_total "Records of clients that made no sense"
+        Counter laxity_garbage_records_total "Garbage records of clients"
             |s| s.all_clients.garbage_records;
-        Gauge laxity_quarantined_lanes "Lanes no longer read because of such records"
+        Gauge laxity_quarantined_lanes "Lanes no longer read because of garbage records"
             |s| s.clients.iter().map(|c| u64::from(c.quarantined_lanes)).sum::<u64>();
-        Gauge laxity_bypass "1 while an operator has everything bypassed" |s| u64::from(s.bypass);
+        Gauge laxity_bypass "1 while the bypass is on" |s| u64::from(s.bypass);
         Gauge laxity_unlike_levels
             "Levels whose DSCP the NICs treat unlike that of the highest level"
             |s| s.unlike_levels;

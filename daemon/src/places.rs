@@ -39,7 +39,7 @@ pub enum NoFreeSlot {
     Reserved { attached: usize, reserve: usize },
 }
 
-/// The places of clients: those that are taken, each with its user.
+/// The taken places, each with its user, and the limit by open files.
 #[derive(Debug)]
 pub struct ClientSlots {
     next: u64,

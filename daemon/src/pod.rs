@@ -96,7 +96,7 @@ mod tests {
              kubepods-burstable-pod{D}.slice/docker-{I}.scope",
             "1:name=systemd:/system.slice/containerd.service/\
              kubepods-burstable-pod{D}.slice:cri-containerd:{I}",
-            // As a daemon sees it that is in a control group namespace of its own.
+            // The path that a daemon in its own control group namespace sees.
             "0::/../../kubepods-pod{D}.slice/cri-containerd-{I}.scope",
             // Kubernetes in a container.
             "0::/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-pod{D}.slice/\

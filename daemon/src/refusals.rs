@@ -1,6 +1,6 @@
 //! Refused registrations, for the log, `status` and metrics.
 //!
-//! A refused client tries again every few seconds, and so do all processes of its job. So the log
+//! A refused client tries again every ten seconds, and so do all processes of its job. So the log
 //! has one line per user and [`WARN_EVERY`]. `status` shows the latest users, and the counter
 //! counts every refusal.
 

@@ -36,7 +36,7 @@ const GREETINGS_MAX: usize = 64;
 const GREETINGS_PER_UID_MAX: usize = 16;
 /// Maximum number of refused connections that are kept until they have read the reason.
 const FAREWELLS_MAX: usize = 32;
-/// Maximum number of such connections of one user. Further ones are closed at once.
+/// Maximum number of these refused connections of one user. Further ones are closed at once.
 const FAREWELLS_PER_UID_MAX: usize = 16;
 /// Connections that are accepted before other tasks of this thread run.
 const ACCEPTS_MAX: usize = 16;
@@ -131,8 +131,8 @@ impl RegistrationContext {
         tokio::spawn(async move {
             match door.greet(&socket, from, place).await {
                 Ok(newcomer) => door.attend(&socket, newcomer).await,
-                // A daemon looked whether somebody listens, as this one does at passed sockets.
-                // That counts as no refusal.
+                // Another daemon checked whether a process listens here, as this one does at passed
+                // sockets. That is no refusal.
                 Err(Refusal { reason: None, why, .. })
                     if from.uid == nix::unistd::geteuid().as_raw() =>
                 {
@@ -168,7 +168,7 @@ impl RegistrationContext {
             biased;
             hello = tokio::time::timeout(GREETING_MAX, greeting(socket)) => hello,
             () = place.lost() => {
-                let why = "it did not greet before others of its user came".to_owned();
+                let why = "it had not greeted when newer connections of its user came".to_owned();
                 return Err(Refusal::new(from, why, Reason::Full));
             }
         };

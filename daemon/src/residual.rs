@@ -1,9 +1,9 @@
-//! Watches what others send on the host's NICs, so that scheduled traffic gets the rest
+//! Measures foreign traffic on the host's NICs, so that scheduled traffic gets the rest
 //! (architecture §4.6).
 //!
 //! A counter may take a system call or a firmware command, so a thread of its own reads, at most 50
 //! times a second. It compares with what the scheduler permitted, which one command asks for.
-//! [`laxity_policy::residual`] decides. While nothing passes a NIC, the scheduler is left alone.
+//! [`laxity_policy::residual`] decides. While nothing passes a NIC, the scheduler is not asked.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -22,7 +22,7 @@ use crate::stats::{PortResidual, PortUse};
 
 /// The time between two readings while traffic passes.
 const READ_EVERY: Duration = Duration::from_millis(20);
-/// The time between two readings while none does.
+/// The time between two readings while no traffic passes.
 const IDLE_EVERY: Duration = Duration::from_millis(100);
 /// The time between two looks for a NIC without counters, and at the configuration in mode `off`.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -32,7 +32,7 @@ const QUIET_SHARE: u64 = 256;
 /// Starts a watch, which ends when the returned end of a channel is dropped.
 ///
 /// # Errors
-/// There is no room for a thread.
+/// The thread could not be started.
 pub(crate) fn watch(config: ConfigInForce, mailbox: Mailbox) -> io::Result<mpsc::Sender<()>> {
     let (alive, ended) = mpsc::channel();
     let mut watch = Watch::new("/".into(), config.load().residual, mailbox);
@@ -57,7 +57,7 @@ struct WatchedNic {
     states: [Residual; 2],
     /// What the scheduler was told last.
     told: [Option<PortResidual>; 2],
-    /// The bytes that passed when the scheduler was asked last.
+    /// The bytes that had passed at the last question to the scheduler.
     asked: [u64; 2],
 }
 
@@ -73,8 +73,8 @@ impl WatchedNic {
         }
     }
 
-    /// Reads the counters. Looks now and then for some if there are none, and for functions that
-    /// share the port with this one of all `nics`.
+    /// Reads the counters. Every [`LOOK_EVERY`], it searches for counters if there are none, and
+    /// for functions that share this port and are not in `nics`.
     fn read(&mut self, root: &Path, nics: &[String], now: Time) -> Option<NicCounts> {
         let is_due =
             self.looked.is_none_or(|at| u128::from(now.since(at).0) >= LOOK_EVERY.as_nanos());
@@ -129,7 +129,7 @@ struct Watch {
     mailbox: Mailbox,
     config: ResidualConfig,
     nics: Vec<WatchedNic>,
-    /// By port, what the scheduler said last.
+    /// By port, the scheduler's last answer.
     uses: Vec<PortUse>,
     /// By port, the rate that the scheduler was told last.
     sent: Vec<Option<u64>>,

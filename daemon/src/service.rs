@@ -71,7 +71,7 @@ pub struct Service {
     refusals: Refusals,
     /// Held while the configuration is read.
     reading: Arc<tokio::sync::Mutex<()>>,
-    /// Held while the file of the ordered mode is written.
+    /// Held while the file of the operator's mode is written.
     storing: Arc<tokio::sync::Mutex<()>>,
     /// A file that exists while bypass is on, so that bypass stays on after a crash and restart of
     /// the daemon. It is beside the control socket, where no file survives a reboot.
@@ -227,7 +227,7 @@ impl Service {
         }
     }
 
-    /// Reports whether an operator has ordered a bypass, perhaps of an earlier daemon.
+    /// Reports whether an operator has turned the bypass on, perhaps under an earlier daemon.
     pub fn is_bypassed(&self) -> bool {
         self.state.lock().bypass
     }
@@ -247,7 +247,7 @@ impl Service {
         }
     }
 
-    /// Stores a change that the operator `uid` ordered, or a signal, for `status` and the log.
+    /// Records a change by the operator `uid`, or by a signal (`None`), for `status` and the log.
     pub fn changed(&self, uid: Option<u32>, what: &str) {
         info!(uid, what, "changed by an operator");
         let change = OperatorChange { ago_ms: 0, uid, what: what.to_owned() };
@@ -300,7 +300,7 @@ impl Service {
         Ok(format!("the policy is {policy} until the next reload or restart"))
     }
 
-    /// Changes the mode until another one is ordered or configured.
+    /// Changes the mode until an operator or the configuration sets another one.
     ///
     /// # Errors
     /// There is no such mode. The error is text for the operator.
@@ -313,7 +313,7 @@ impl Service {
             self.change(&state, |config| config.mode = mode);
             state.mode.replaced()
         };
-        // It is in force, whatever the file's disk does.
+        // The mode is in force, even if its file could not be written.
         let lasts = match (self.store_mode().await, replaced) {
             (Err(problem), _) => {
                 format!("; a restart of laxityd will not know of this ({problem})")
@@ -327,7 +327,7 @@ impl Service {
         Ok(format!("the mode is {}{lasts}", mode.name()))
     }
 
-    /// Stores the ordered mode, or its end.
+    /// Writes the operator's mode to its file, or removes the file if there is none.
     pub async fn store_mode(&self) -> Result<(), String> {
         let file = self.state.lock().mode.file();
         let store = Arc::clone(&file);
@@ -337,7 +337,7 @@ impl Service {
             None => format!("not written within {FILE_WAIT_MAX:?}"),
         };
         let problem = format!("{}: {stored}", file.path().display());
-        warn!(problem, "a restart of laxityd will not know the mode that was ordered last");
+        warn!(problem, "after a restart, laxityd will not know the mode that an operator set last");
         Err(problem)
     }
 

@@ -301,7 +301,8 @@ fn claim(path: &Path, kind: SockType, passed: &mut PassedSockets) -> Result<Owne
     Ok(claim)
 }
 
-/// Returns who gets the files that root makes beside `path`: the folder's owner, unless it is root.
+/// Returns the user and group id for files that root makes beside `path`: those of the folder,
+/// unless its user is root.
 pub(crate) fn heir(path: &Path) -> Option<(u32, u32)> {
     if !nix::unistd::geteuid().is_root() {
         return None;

@@ -27,9 +27,9 @@ use crate::sockets::{SocketTurn, heir, plain};
 
 /// How often a daemon in standby looks whether the running one has ended.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
-/// The same after the running daemon has passed its sockets, since clients wait.
+/// The same interval after the running daemon has passed its sockets, since clients wait.
 const ALMOST: Duration = Duration::from_millis(1);
-/// Longest time that clients wait for the owner of passed sockets. Later the sockets are of no use.
+/// Longest time that clients wait for a daemon at passed sockets. After it the sockets are useless.
 const SOCKETS_LAST: Duration = Duration::from_secs(1);
 
 fn path_for(control: &Path) -> PathBuf {
@@ -62,7 +62,7 @@ pub async fn wait_for_turn(config: &Config) -> io::Result<Option<SocketTurn>> {
 
 impl Config {
     /// Returns the configuration that holds at the turn of a daemon in standby, which loaded `self`
-    /// before: the file may have changed meanwhile. What is wrong with it does not end a daemon
+    /// before: the file may have changed meanwhile. An error in the file does not end a daemon
     /// whose predecessor has gone, and clients find the daemon at the old paths.
     #[must_use]
     pub fn at_turn(self, source: &Source) -> Self {
@@ -86,7 +86,7 @@ fn wait(socket: &Path, control: &Path) -> SocketTurn {
     let mut is_said = false;
     loop {
         if let Some(claims) = claim(&[socket, control]) {
-            // If somebody listens, another daemon in standby has the sockets, and the turn.
+            // If a process listens, another daemon in standby has got the sockets.
             if !sockets.is_empty() || registration::connect(socket).is_err() {
                 if is_said {
                     info!(sockets = sockets.len(), "the other laxityd has ended; taking over");
@@ -111,8 +111,8 @@ fn wait(socket: &Path, control: &Path) -> SocketTurn {
     }
 }
 
-/// Takes all locks. `None` if another daemon holds one: it releases them one after the other. Of
-/// other errors, the daemon that binds the sockets says what to do.
+/// Takes all locks. `None` if another daemon holds one: it releases them one after the other. Other
+/// errors are reported when this daemon binds the sockets.
 fn claim(paths: &[&Path]) -> Option<Vec<(PathBuf, OwnedFd)>> {
     let mut claims = Vec::new();
     for path in paths {

@@ -255,7 +255,7 @@ pub struct ClientSnapshot {
     pub owed_bytes: u64,
     /// Whether flows of the client are held because of its owed bytes.
     pub held: bool,
-    /// Whether the client is unscheduled because of its owner's loss.
+    /// Whether the client is unscheduled because of its owner's lost bytes.
     pub distrusted: bool,
     /// Whether flows of the client wait because other trust domains have parts of the window.
     pub limited: bool,
@@ -288,13 +288,14 @@ pub struct Snapshot {
     /// What clients do to traffic classes.
     pub marking: Marking,
     pub policy: PolicyKind,
-    /// Whether an operator has ordered a bypass.
+    /// Whether an operator has turned the bypass on.
     pub bypass: bool,
     /// The DSCP of each level, by [`Level::row`].
     pub dscp: [u8; Level::ROWS],
     /// The service level of each level, by [`Level::row`], if any are configured.
     pub sl: Option<[u8; Level::ROWS]>,
-    /// Levels whose DSCP the NICs treat unlike that of the highest. See [`crate::treatments`].
+    /// Number of levels whose DSCP the NICs treat differently from that of the highest level. See
+    /// [`crate::treatments`].
     pub unlike_levels: usize,
     pub ports: Vec<PortSnapshot>,
     pub clients: Vec<ClientSnapshot>,

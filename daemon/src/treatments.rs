@@ -23,7 +23,7 @@ const READ_EVERY: Duration = Duration::from_secs(5);
 /// the returned end of a channel is dropped. Before each later reading it calls `follow_nics`.
 ///
 /// # Errors
-/// There is no room for a thread.
+/// The thread could not be started.
 pub(crate) fn watch(
     config: ConfigInForce,
     mailbox: Mailbox,

@@ -161,7 +161,7 @@ fn a_nic_that_is_gone_holds_no_flow_and_is_scheduled_when_it_returns() {
     let mut ticket: Ticket = lane.submit(&of(1, 1 << 30));
     assert!(take(&mut lane, &mut ticket, window) < 1 << 30);
     assert_eq!(lane.poll(&mut ticket), None, "the rest waits");
-    // Then they are owed, because they keep another client waiting.
+    // The client owes these bytes once they keep another client waiting.
     let (_other, mut waiting) = daemon.worker("other");
     let mut second = waiting.submit(&of(1, 1 << 30));
     take(&mut waiting, &mut second, 1);

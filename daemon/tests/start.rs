@@ -211,7 +211,7 @@ fn locks_and_sockets_that_are_roots_and_nobodys_do_not_keep_the_service_from_sta
     // An older version that was killed left a lock that only root may open.
     std::fs::write(path("laxityd.sock.lock"), "").unwrap();
     only_root("laxityd.sock.lock");
-    // It also left a socket that only root may connect to.
+    // The older version also left a socket that only root may connect to.
     drop(std::os::unix::net::UnixListener::bind(path("control.sock")).unwrap());
     only_root("control.sock");
     let said = service(folder.path());

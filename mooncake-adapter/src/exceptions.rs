@@ -10,7 +10,7 @@ create_exception!(
     laxity,
     HintError,
     PyValueError,
-    "A hint that makes no sense; nothing was told to the daemon. No transfer is affected."
+    "An invalid hint; the daemon was not told. No transfer is affected."
 );
 create_exception!(
     laxity,

@@ -16,7 +16,7 @@ pub(crate) fn nanoseconds(name: &str, seconds: f64) -> PyResult<u64> {
     match Duration::try_from_secs_f64(seconds) {
         Ok(time) => Ok(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)),
         Err(_) if seconds < 0.0 => Err(DeadlinePassed::new_err(format!(
-            "{name} was {} s ago; give one that is to come, or None",
+            "{name} was {} s ago; give one in the future, or None",
             -seconds
         ))),
         // The time is longer than can be represented.

@@ -193,14 +193,16 @@ pub trait Sender: Send {
     /// Permits the next `bytes` of the newest message. An empty message goes out with `push(0)`.
     fn push(&mut self, bytes: usize);
 
-    /// Moves what can be moved, and appends the progress of messages to `sent`.
+    /// Moves bytes as far as possible without blocking, and appends the progress of messages to
+    /// `sent`.
     ///
     /// # Errors
     /// The connection is broken.
     fn progress(&mut self, sent: &mut Vec<Sent>) -> Result<()>;
 
-    /// Appends what has left the wire of messages that are done, without reading their memory. A
-    /// network whose messages are done only when they have left the wire needs no implementation.
+    /// Appends the bytes of completed messages that have left the wire, without reading those
+    /// messages' memory. A network whose messages are done only when they have left the wire needs
+    /// no implementation.
     fn look(&mut self, _sent: &mut Vec<Sent>) {}
 
     /// Ends the connection. With `kept`, the receiver still gets all messages that are done, even
@@ -229,7 +231,8 @@ pub trait Receiver: Send {
     /// Begins to make received data in this buffer visible to a GPU. Returns `None` if not needed.
     fn flush(&mut self, buffer: Buffer<'_>) -> Option<u64>;
 
-    /// Moves what can be moved, and appends what is complete to `received`.
+    /// Moves bytes as far as possible without blocking, and appends complete receives and flushes
+    /// to `received`.
     ///
     /// # Errors
     /// The connection is broken.

@@ -150,7 +150,8 @@ impl<const N: usize> Stranger<N> {
         Self { stream, hello: [0; N], got: 0, since: Instant::now() }
     }
 
-    /// Reads what is there of the hello, and nothing behind it. Returns it once it is complete.
+    /// Reads the available bytes of the hello, and nothing behind it. Returns it once it is
+    /// complete.
     ///
     /// # Errors
     /// A text that says why there is no hello.

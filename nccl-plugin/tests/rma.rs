@@ -30,7 +30,7 @@ type Opaque = *mut c_void;
 const INC: u32 = 1;
 const ADD: u32 = 2;
 const HOST: i32 = 1;
-/// Words by which a rank's part of a region holds the data of each rank.
+/// Number of words in a region for the data of each rank.
 const SHARE: usize = 2000;
 
 /// A table with the calls of v15. Tests keep the memory of regions until all requests are done.

@@ -1,8 +1,8 @@
 //! One-sided operations with a difficult arbiter, which delays and reorders permits.
 //!
-//! Programs of several ranks run against a model: what is in memory, what a signal is behind of,
-//! and when a source may be reused. The operations of a rank and context come from a queue of 32 as
-//! NCCL's GIN proxy has it, whose producer spins until there is room.
+//! Programs of several ranks run against a model: the content of memory, which writes precede a
+//! signal, and when a source may be reused. The operations of a rank and context come from a queue
+//! of 32 as NCCL's GIN proxy has it, whose producer spins until there is room.
 
 mod difficult;
 mod ranks;
@@ -257,7 +257,7 @@ impl Cluster {
         }
     }
 
-    /// Checks that all that a signal is behind of is visible.
+    /// Checks that all writes that precede a signal are visible.
     fn check_signals(&self, target: usize) {
         for rank in 0..self.ranks.len() {
             for context in 0..self.contexts {

@@ -26,7 +26,7 @@ static bool until_error(struct net *net, void *request, bool may_be_done, const 
     }
 }
 
-/* As NCCL aborts: deregister, close, free, without a word to the requests. */
+/* As NCCL aborts: deregister, close, free, without a test of the requests. */
 static bool close_in_flight(void) {
     enum { N = 8, LEN = 2 << 20 };
     struct net net = {0};
@@ -44,7 +44,7 @@ static bool close_in_flight(void) {
                 DO(irecv_until(&net, wire.receive, wire.in.at + (size_t)i * LEN, LEN, 1,
                                wire.in.memory, &requests[i]));
             if (!sends) continue;
-            /* With nobody receiving it may refuse at some point. */
+            /* Without a receive it may refuse at some point. */
             OK(net_isend(&net, wire.send, wire.out.at + (size_t)i * LEN, LEN, 1, wire.out.memory,
                          NULL, &requests[N + sent]));
             if (requests[N + sent]) sent++;

@@ -1,4 +1,4 @@
-/* Connections: order of calls, storms, handles of somebody else, strangers at the door. */
+/* Connections: order of calls, many at once, handles of other plugins, connections of other programs. */
 #define _GNU_SOURCE
 #include "wire.h"
 
@@ -12,8 +12,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-/* Nobody accepts while connect is called, and nobody has connected while accept is: in one thread,
- * so that a call that waits for the other side never returns. */
+/* One thread calls connect before any accept, and accept before any connect is complete. A call that
+ * waited for the other side would never return. */
 static bool connect_first(void) {
     struct net net = {0};
     uint8_t handle[HANDLE_BYTES] = {0};

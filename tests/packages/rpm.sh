@@ -1,11 +1,11 @@
 #!/bin/bash
 # What an administrator does with the RPMs. rpm has a database of its own here, where no package provides what they
-# require, so dependencies are only read. Ends with a line "passed".
+# require, so rpm checks no dependencies; this script reads them. Ends with a line "passed".
 set -eEuo pipefail
 cd /packages
 . ./operator.sh
 
-# Debian's rpm refuses to install, since apt knows nothing of it.
+# Debian's rpm refuses to install packages without this option, because apt would not know them.
 rpms() { rpm --force-debian --nodeps --dbpath /var/lib/rpm "$@" >>install.log 2>&1; }
 query() { rpm --dbpath /var/lib/rpm "$@"; }
 all=(laxity laxity-coordinator laxity-lab laxity-devel laxity-debuginfo)
@@ -28,7 +28,8 @@ echo "installed: it runs, delays nothing, and the packages own their files"
 
 echo "# edited" >>"$conf"
 laxity enforce on
-ordered="enforce (ordered; the configuration has observe)"
+# The first word differs in packages of an earlier commit.
+ordered="enforce (.*; the configuration has observe)"
 mode_is "$ordered"
 # Packages of an earlier commit may not have the job.
 if ! laxity example-job --help >/dev/null 2>&1; then
@@ -45,7 +46,7 @@ mode_is "$ordered"
 load_ends 1
 tail -n 1 "$conf" | grep -qx "# edited"
 for unit in laxityd laxity-coordinator; do systemctl is-enabled --quiet "$unit"; done
-echo "upgraded: it was restarted and took over a job, and what was ordered or edited holds"
+echo "upgraded: it was restarted and took over a job, and what was commanded or edited holds"
 
 rpms --erase "${all[@]}"
 [ "$(pid)" = 0 ]
@@ -60,5 +61,5 @@ $conf.rpmsave
 for unit in laxityd laxity-coordinator; do
     [ "$(systemctl show --property LoadState --value "$unit")" = not-found ]
 done
-echo "erased: the edited configuration, the user and what was ordered stay, and nothing else"
+echo "erased: the edited configuration, the user and what was commanded stay, and nothing else"
 echo passed

@@ -83,9 +83,9 @@ fn run(time: &[&str], arguments: &[String], url: &str) -> Option<String> {
 }
 
 /// Serves a copy of a page, in which `change` may replace what a path holds. A path for which it
-/// returns `None` gets no answer, as of a program that hangs, and neither does any other path. Such
-/// connections end after [`SILENCE`]. Returns the address of the copy, which stays until the test
-/// ends.
+/// returns `None` gets no answer, as from a program that hangs, and neither does a path outside the
+/// page. Such connections end after [`SILENCE`]. Returns the address of the copy, which stays until
+/// the test ends.
 ///
 /// `get` returns head and body of the page's own answer.
 ///

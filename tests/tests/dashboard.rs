@@ -146,7 +146,7 @@ fn each_query_of_the_dashboard_has_an_answer_from_what_is_really_exported() {
             .replace("$host", ".*");
         assert!(!filled.contains('$'), "{title}: a variable that this test does not know: {query}");
         let series = ask(&server, &filled).unwrap_or_else(|why| panic!("{title}: {why}"));
-        // These show what is wrong, and nothing is.
+        // Panels with these comparisons show errors, and there are none.
         let is_calm = filled.contains(" < ") || filled.contains(" == 0");
         assert_eq!(series.is_empty(), is_calm, "{title}: {filled}: {series:?}");
     }

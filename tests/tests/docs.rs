@@ -40,7 +40,7 @@ const GPU: &[&str] = &[
     "--set=cluster.gpu=",
 ];
 
-/// Second words of blocks whose readers are not programs of this workspace.
+/// Second words of fenced blocks (`toml READER`) that no program of this workspace reads.
 const UNCHECKED: &[&str] = &["objectives"];
 
 /// A page: its path from the repository's root, and its text.

@@ -127,7 +127,7 @@ fn a_client_whose_clock_is_ahead_waits_for_a_daemon_that_lives() {
     waiting.finish();
 }
 
-/// Stops a daemon while a client waits that `command` started.
+/// Starts a client by `command`, and stops its daemon while the client waits.
 fn a_daemon_that_stops_is_given_up(command: Command) {
     let waiting = Waiting::begin(command);
     waiting.daemon.signal(Signal::SIGSTOP);

@@ -79,7 +79,7 @@ fn is_over(start: Instant) -> bool {
     stop.exists() || start.elapsed() > PATIENCE
 }
 
-/// Changes to the user that the test names, if it names one.
+/// Changes to the user of `$BECOME`, if it is set.
 fn become_another_user() {
     if let Ok(user) = std::env::var("BECOME") {
         let user = Uid::from_raw(user.parse().expect("a number"));

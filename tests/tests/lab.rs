@@ -155,7 +155,7 @@ fn daemons_measure_a_foreign_sender_leave_it_room_and_have_the_full_rate_after_i
     assert!(number(&foreign["full_rate_after_s"]) < 20.0, "{foreign}");
 }
 
-/// All hosts read from one victim and have little time, so reads have to wait for each other.
+/// All hosts read from one victim, and the requests have little time.
 const READS: [&str; 14] = [
     "--reads", "--coordinator", "--policies", "laxity", "--workload", "agent", "--duration", "4",
     "--units", "4", "--victim-share", "1", "--load", "1.2",

@@ -74,7 +74,7 @@ pub(crate) fn start_under(command: Command, role: &str, socket: &Path, sink: &Pa
     )
 }
 
-/// Waits until the child has ended well, and returns its summary.
+/// Waits until the child has ended successfully, and returns its summary.
 pub(crate) fn finish(child: Child) -> Summary {
     let (status, output) = wait_bounded(child);
     assert!(status.success(), "the sender failed: {output}");

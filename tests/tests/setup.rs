@@ -46,7 +46,7 @@ fn install(verb: &str, built: &Path, into: &Path, prefix: &str) {
     Said::of(&mut bash).good();
 }
 
-/// Puts what stands for built programs and libraries into `folder`.
+/// Puts stand-ins for built programs and libraries into `folder`.
 fn build(folder: &Path) {
     let release = folder.join("release");
     fs::create_dir_all(&release).expect("a folder");
@@ -148,7 +148,7 @@ fn a_prefix_moves_all_but_configuration_and_units_which_name_it() {
         |path: &Path| ["etc", "opt/laxity"].iter().any(|at| path.starts_with(into.join(at)));
     let found: Vec<_> = modes(&into).into_iter().filter(|(path, _)| path.is_file()).collect();
     let elsewhere: Vec<_> = found.iter().filter(|(path, _)| !is_ours(path)).collect();
-    // Where systemd looks for users and folders can't be moved.
+    // systemd's folders for users and temporary files can't be moved.
     let system = ["usr/lib/sysusers.d", "usr/lib/tmpfiles.d"].map(|at| into.join(at));
     let is_system = |path: &Path| system.iter().any(|at| path.starts_with(at));
     assert!(elsewhere.iter().all(|(path, _)| is_system(path)), "{elsewhere:?}");
@@ -217,7 +217,7 @@ fn systemd_reads_the_units_that_configure_nics() {
             .output()
             .expect("built");
         let unit = String::from_utf8(printed.stdout).expect("text");
-        // systemd wants programs that are there.
+        // systemd accepts only programs that exist.
         let unit =
             unit.replace("/usr/sbin/dcb", "/bin/true").replace("/usr/bin/mlnx_qos", "/bin/true");
         assert!(unit.contains("ExecStart=/bin/true"), "{unit}");

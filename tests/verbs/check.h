@@ -1,7 +1,7 @@
 /* The harness of verbs_check: pairs of connected queue pairs, counted posts, checked polls.
  *
  * A subtest is a function that returns whether it passed. CHECK records the first failure and
- * leaves the subtest; whatever it opened with pair_open is closed behind it. */
+ * leaves the subtest. All pairs that it opened with pair_open are closed then. */
 #ifndef LAXITY_TESTS_VERBS_CHECK_H
 #define LAXITY_TESTS_VERBS_CHECK_H
 
@@ -72,7 +72,7 @@ void note(const char *format, ...) __attribute__((format(printf, 1, 2)));
     struct pair *name = pair_open(&(struct options){__VA_ARGS__});                               \
     if (!name) return false
 
-/* ibv_post_send; what it took is counted. */
+/* Calls ibv_post_send and counts the requests that it took. */
 int post(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr **bad);
 void count(uint64_t requests, uint64_t bytes, uint64_t read_bytes);
 

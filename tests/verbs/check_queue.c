@@ -1,5 +1,5 @@
-/* What a post may rely on: nothing of the caller's is needed afterwards, lists, refusals,
- * which requests complete. */
+/* Properties of a post: the caller may reuse its memory afterwards, lists, refusals, and which
+ * requests complete. */
 #include "check.h"
 
 enum { DEPTH = 32, LEN = 4096 };
@@ -235,8 +235,8 @@ static bool sq_overflow(void) {
     const uint64_t room = p->a.cap.max_send_wr;
     uint64_t taken = 0;
     int error = 0;
-    /* A strict limit is to be found exactly, also by a program that rests before it polls for the first
-     * time: until then nobody can tell whether it polls where it is seen. */
+    /* A strict limit has to be exact, also for a program that waits before its first poll: until then
+     * the library can't know whether it will see the program's polls. */
     const uint64_t most = strict_sq ? room : 4 * room;
     while (taken < most) {
         DO(send_numbered(&p->a, taken, IBV_SEND_SIGNALED, &error));

@@ -204,7 +204,7 @@ static bool async_event(struct device *dev, enum ibv_event_type type, struct ibv
     return found;
 }
 
-/* SQD: what is under way finishes, what is not waits, and RTS lets it go on. */
+/* SQD: requests in flight finish, others wait, and RTS starts them again. */
 static bool sqd(void) {
     OPEN(p, .len = 40 << 20);
     enum { WRITES = 32, EACH = 1 << 20 };

@@ -249,9 +249,9 @@ int rendezvous_connect(const char *host, int port);
 int rendezvous(const char *host, int port);
 void tell(int fd, const void *what, size_t len);
 void hear(int fd, void *what, size_t len);
-/* Both go on once both are here. */
+/* Waits until both processes have called it. */
 void meet(int fd);
-/* Whether the peer has hung up, or said 0 where 1 would be well; reads nothing away. */
+/* Whether the peer has closed fd, or sent 0 (a failure) instead of 1; leaves the byte unread. */
 bool peer_lost(int fd);
 
 /* One of two processes: some memory, and a queue pair that is connected to the other's. `device` is open

@@ -2,8 +2,8 @@
  * acknowledgement before they send everything again.
  *
  * Mooncake's 67 ms are fixed, and meant for ports a thousand times as fast as those of the lab:
- * there, one transfer that stands behind another takes longer, and go-back-N fills the port with
- * what was sent already. So the lab scales this time as it scales all others, with and without
+ * there, a transfer behind another one takes longer, and go-back-N fills the port with packets that
+ * were sent before. So the lab scales this time as it scales all others, with and without
  * Laxity alike. */
 #define _GNU_SOURCE
 #include <dlfcn.h>

@@ -1,4 +1,4 @@
-/* Checks of the verbs as a program sees them, against a device or against whatever stands
+/* Checks of the verbs as a program sees them, against a device or against a library in
  * between. One line of JSON a subtest; exit status 1 if any of them failed, 2 on a hang.
  * work_requests and bytes count what ibv_post_send (or ibv_wr_complete) took, READs and atomics
  * included; read_bytes is the RDMA READ part of bytes. */
@@ -71,7 +71,7 @@ void count(uint64_t wrs, uint64_t bytes, uint64_t read_bytes) {
     atomic_fetch_add(&read_payload, read_bytes);
 }
 
-/* Lengths are summed before the post: afterwards the list may belong to nobody. */
+/* Lengths are summed before the post: afterwards the list may no longer be valid. */
 int post(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr **bad) {
     enum { LONGEST = 1024 };
     uint64_t bytes[LONGEST], reads[LONGEST];

@@ -150,7 +150,7 @@ impl Cluster {
         }
     }
 
-    /// Ends the stream of a host. The host's reports hold for the grace period.
+    /// Ends the stream of a host. The host's reports stay valid for the grace period.
     pub fn detach(&mut self, now: Time, id: HostId, stream: u64) {
         let until = now + self.settings.host_grace;
         self.hosts.lose(id, stream, until);
@@ -163,7 +163,7 @@ impl Cluster {
         }
     }
 
-    /// Removes a host that is gone for good from the list. Its reports end at once.
+    /// Removes a host that no longer exists from the list. Its reports end at once.
     ///
     /// # Errors
     /// The host is there, is drained, or is not known. The error is text for the operator.

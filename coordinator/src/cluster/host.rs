@@ -86,7 +86,7 @@ pub(super) struct Host {
     /// When the host is forgotten, if it has no stream.
     pub(super) lost_at: Time,
     pub(super) heard_at: Time,
-    /// Whether its daemon said that it stops, on the last stream.
+    /// Whether the last stream ended with the daemon's goodbye.
     pub(super) left: bool,
     /// The rate at which the host begins streams.
     pub(super) hellos: Pace,
@@ -119,7 +119,7 @@ impl Host {
         Self { name: name.to_owned(), tenant, ..Self::default() }
     }
 
-    /// Makes `stream` the host's current stream and resets what belonged to the one before.
+    /// Makes `stream` the host's current stream and resets the state of the previous one.
     pub(super) fn begin_stream(&mut self, now: Time, stream: u64, hello: &v1::Hello) {
         self.stream = Some(stream);
         self.heard_at = now;

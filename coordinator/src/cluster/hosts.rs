@@ -18,7 +18,7 @@ pub(super) const MISSING_MAX_AGE: Span = Span::from_millis(24 * 3600 * 1000);
 /// Maximum number of missing hosts that are remembered.
 const MISSING_MAX: usize = 1000;
 
-/// A host that was forgotten, as it was when it was last heard.
+/// A host that was removed, with its state when its last message came.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct MissingHost {
     pub(super) tenant: Tenant,
@@ -125,7 +125,7 @@ impl Hosts {
         id
     }
 
-    /// Removes a host. The caller has undone what it reported.
+    /// Removes a host. The caller has removed its reports.
     pub(super) fn remove(&mut self, id: HostId) {
         let Some(host) = self.slots.get_mut(id.0 as usize).and_then(Option::take) else { return };
         self.lost.remove(&(host.lost_at, id));
@@ -194,7 +194,7 @@ impl Hosts {
             Charge::Fetch => ("has {} fetches open", "fetches"),
         };
         let has = has.replace("{}", &held.to_string());
-        Err(over_limit(format!("this host {has}, which is all it may now (limits.{limit}_*)")))
+        Err(over_limit(format!("this host {has}, its present limit (limits.{limit}_*)")))
     }
 
     /// Gives back one unit of what the host was charged for.

@@ -132,7 +132,7 @@ impl Cluster {
         let most = self.settings.limits.events_per_report_max;
         self.work += (1 + report.events.len()) * EVENT_WORK;
         let Some(host) = self.hosts.speaking(id, stream) else {
-            let detail = "another stream speaks for this host".to_owned();
+            let detail = "another stream of this host has replaced this one".to_owned();
             return Err(goodbye(v1::GoodbyeReason::Replaced, detail));
         };
         if let Some(detail) = broken(&report, host.reported, most) {

@@ -163,7 +163,7 @@ impl Workload {
         key
     }
 
-    /// Charges the request to this host, whose reports of it hold from now on.
+    /// Charges the request to this host, whose reports about it count from now on.
     pub(super) fn take_over(
         &mut self,
         hosts: &mut Hosts,

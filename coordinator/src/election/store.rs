@@ -15,7 +15,7 @@ use tracing::info;
 use super::config::EtcdConfig;
 use super::etcd::{Etcd, EtcdError, created_at, key_of, pb, put, read, written_at};
 
-/// The owner of the state.
+/// The part of the coordinator that has the state.
 pub(crate) trait LeaderState: Send + Sync + 'static {
     /// Prepares to lead with `term` and the saved state of the leaders before. It runs before
     /// `Lead::begin`. Returns false if the process cannot lead.
@@ -132,7 +132,7 @@ impl Store {
             success: vec![put(self.state_key(), state.clone(), 0)],
             failure: vec![read(self.leader_key()), read(self.state_key())],
         };
-        // This stays if no answer comes, or if nobody waits for it any more.
+        // The doubt remains if no answer comes, or if this call is dropped before the answer.
         chain.in_doubt = true;
         let answer = self.etcd.txn(asked).await?;
         if answer.succeeded {

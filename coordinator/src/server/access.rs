@@ -88,7 +88,7 @@ impl Drop for Serving {
     }
 }
 
-/// A peer, by what it has proved.
+/// A peer, with the roles that it has proved.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum ProvenPeer {
     /// A peer without TLS, which is not authenticated.

@@ -146,7 +146,7 @@ async fn serve(
             return part(&sender, refused).await;
         }
     };
-    // Any peer can send what came so far, so only now the connection is not a visitor.
+    // Any peer can send the messages up to here, so only now the connection stops being a visitor.
     let _serving = served.begin();
     debug!(host = %hello.host, software = %shortened(&hello.software), "a daemon attends");
     tell_watchers(&shared, &hello);
@@ -264,7 +264,7 @@ fn take(
     let now = shared.now();
     // The daemon has a new stream, so its old one must end although it sends heartbeats.
     if !shared.cluster().speaks(id, stream) {
-        let detail = "another stream speaks for this host";
+        let detail = "another stream of this host has replaced this one";
         return Some(goodbye(GoodbyeReason::Replaced, detail));
     }
     match message.message {
@@ -309,7 +309,7 @@ fn take(
     None
 }
 
-/// Sends what waits for the host when the connection has room, and otherwise heartbeats.
+/// Sends waiting messages when the connection has room, and heartbeats if there are none.
 async fn write(
     shared: Arc<Shared>,
     (id, stream): (HostId, u64),
@@ -328,7 +328,7 @@ async fn write(
         let frames = match taken {
             Taken::Frames(frames) => frames,
             Taken::Replaced => {
-                let detail = "another stream speaks for this host";
+                let detail = "another stream of this host has replaced this one";
                 let last = goodbye(GoodbyeReason::Replaced, detail);
                 return room.send(Ok(message(Message::Goodbye(last))));
             }

@@ -48,13 +48,13 @@ impl OperatorService {
         }))
     }
 
-    /// Returns a change that `plan` checks on top of what is in force.
+    /// Returns the change that `plan` makes of the state in force, after its checks.
     fn planned(
         &self,
         plan: impl Fn(&Cluster, Time) -> Result<Change, Status>,
     ) -> Result<Change, Status> {
         let planned = plan(&self.shared.cluster(), self.shared.now());
-        // This comes second, so that a refusal is the leader's word, too.
+        // Checked after `plan`, so that a refusal also comes from the leader only.
         self.must_lead()?;
         planned
     }
@@ -131,7 +131,7 @@ impl Operator for OperatorService {
         let now = self.shared.now();
         let most = request.get_ref().history;
         let mut told = self.shared.cluster().policy_history(now, most);
-        // This comes second, so that what a leader of the past knows is not taken for the truth.
+        // Read after the history, so that the history of a former leader is not marked as current.
         told.leading = Some(self.shared.lead.holds());
         Ok(Response::new(told))
     }

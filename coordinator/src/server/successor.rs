@@ -1,4 +1,4 @@
-//! What leaders leave to the next one: how a leader begins, and the state that it saves.
+//! How a leader begins with the saved state of the leader before, and saves its own for the next.
 
 use std::sync::Arc;
 
@@ -53,7 +53,7 @@ impl LeaderState for Successor {
     }
 }
 
-/// Returns what is saved once `change` is in force.
+/// Returns the state to save so that it includes `change`.
 pub(super) fn saved(cluster: &Cluster, now: Time, change: Option<&Change>) -> Vec<u8> {
     serde_json::to_vec(&cluster.durable(now, change)).unwrap_or_default()
 }

@@ -57,7 +57,7 @@ function queues(state) {
   const { by_level: levels, by_stage: stages, bytes: waiting } = state.queues;
   const silent = levels.length === 0 && stages.length === 0;
   put("queues", `${bytes(waiting)} at the egresses of all hosts.`,
-    silent ? " No daemon tells its queues by level or stage; the load of each port is with its host." : "");
+    silent ? " No daemon reports its queues by level or stage. The load of each port is shown with its host." : "");
   bars("levels", levels, {});
   bars("stages", stages, STAGES);
 }

@@ -12,11 +12,11 @@ use std::time::Instant;
 /// The state of the policy (revision, value), or of a host (0, value of its drain or 0).
 pub(crate) type State = (u64, u64);
 
-/// An operation with what its answer said.
+/// An operation, with the content of its answer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Operation {
     Sees(State),
-    /// Writes a value if the revision is `expected` or that is 0. `revision`: the answer.
+    /// Writes a value if `expected` is the current revision, or 0. `revision`: the answer.
     Set {
         value: u64,
         expected: u64,
@@ -31,7 +31,7 @@ pub(crate) enum Operation {
 }
 
 impl Operation {
-    /// Returns the state after it, or `None` if its answer contradicts the state before it.
+    /// Returns the state after this operation, or `None` if its answer contradicts `at`.
     fn step(self, at: State) -> Option<State> {
         let (fits, after) = match self {
             Self::Sees(seen) => (at == seen, at),
@@ -58,7 +58,7 @@ impl Operation {
     }
 }
 
-/// When an operation was called, when it was answered if its outcome is known, and what it was.
+/// When an operation was called, when it was answered if its outcome is known, and the operation.
 type Entry = (Instant, Option<Instant>, Operation);
 
 /// The operations on each object. The first state is (0, 0).
@@ -89,10 +89,12 @@ impl History {
     }
 }
 
-/// Searches for an order of `entries`, which are sorted by their answers. It takes a read that fits
-/// at once, and an operation of unknown outcome only before one that does not fit without it.
+/// Searches for a linear order of `entries`, which are sorted by their answers. The search places a
+/// read as soon as it agrees with the state. It places an operation of unknown outcome only if the
+/// next operation contradicts the state without it.
 fn search(entries: &[Entry]) -> Result<(), String> {
-    // What happened, the state, and the state before what has an unknown outcome and came last.
+    // The operations that happened, the state after them, and the state before the last one with an
+    // unknown outcome.
     let start = (vec![0_u64; entries.len().div_ceil(64)], State::default(), None);
     let (mut seen, mut stack) = (HashSet::from([start.clone()]), vec![start]);
     let (mut furthest, mut problem) = (0, (State::default(), Vec::new()));

@@ -139,7 +139,7 @@ impl Net {
 
 impl Drop for Net {
     fn drop(&mut self) {
-        // This fails without the right to it, but then the thread never changed its namespace.
+        // The call fails without the privilege, but then the thread never changed its namespace.
         let _ = setns(&self.before, CloneFlags::CLONE_NEWNET);
         self.remove();
     }

@@ -22,7 +22,7 @@ use tonic::transport::{Channel, Endpoint, Server};
 /// Returns the delays of the next save: before etcd gets it, and before its answer goes back.
 pub(crate) type Delays = Arc<Mutex<dyn FnMut() -> [Duration; 2] + Send>>;
 
-/// Makes every second save late, or its answer, by up to 1.5 s.
+/// Delays half of the saves by up to 1.5 s, on the way to etcd or back.
 pub(crate) fn at_random(seed: u64) -> Delays {
     let mut random = SmallRng::seed_from_u64(seed);
     Arc::new(Mutex::new(move || {

@@ -280,7 +280,7 @@ fn a_standby_says_who_leads_and_links_to_the_leaders_page() {
     assert!(!part(&alone, "findings").contains("<a "), "{alone}");
     for (leader, host) in [
         ("127.0.0.2:7471", Some("127.0.0.2")),
-        // This very host, so its page would be this one.
+        // The leader is this host, so the link would lead to this page.
         ("127.0.0.1:7481", None),
         ("javascript:alert(1):7", Some("javascript:alert(1)")),
     ] {

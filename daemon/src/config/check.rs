@@ -15,7 +15,7 @@ use crate::coordinator::addresses::own_host;
 use crate::coordinator::channel::{self, Scheme};
 use crate::coordinator::credentials;
 
-/// A value that parses and makes no sense: its key, the problem and the remedy.
+/// An invalid value that could be parsed: its key, the problem and the remedy.
 pub(super) struct InvalidValue {
     pub(super) key: String,
     pub(super) problem: String,
@@ -84,7 +84,7 @@ impl Config {
         }
     }
 
-    /// Checks all values. Returns the first one that makes no sense.
+    /// Checks all values. Returns the first invalid one.
     pub(super) fn check(&self) -> Checked {
         let metrics = &self.metrics;
         ensure(metrics.is_empty() || self.metrics_address().is_some(), "metrics", || {

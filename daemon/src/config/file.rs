@@ -8,7 +8,7 @@ use laxity_files::CONFIG_BYTES_MAX;
 use super::Config;
 use super::error::{ConfigError, FILE_DEFAULT};
 
-/// Keys that 0.1.0 had and that did nothing worth having.
+/// Keys of earlier builds that had no useful effect. A file with one is valid, with a warning.
 const RETIRED: [&str; 4] =
     ["tuning.last_stage", "tuning.mlu", "tuning.ties", "coordinator.fetch_wait_max"];
 

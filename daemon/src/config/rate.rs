@@ -1,4 +1,4 @@
-//! The rate of a NIC, which the file or the kernel says.
+//! The rate of a NIC, from the file or from the kernel.
 
 use laxity_quantity::Rate;
 use serde::de::{Deserialize, Deserializer, Error};
@@ -33,7 +33,7 @@ impl NicRate {
     /// `"auto"`, before the kernel was asked.
     pub const AUTO: Self = Self { bytes_per_s: ASSUMED, origin: RateOrigin::Open };
 
-    /// Reports whether anybody said the rate, so that it is not just assumed.
+    /// Reports whether the configuration or the kernel has the rate, so that it is not assumed.
     #[must_use]
     pub fn is_known(self) -> bool {
         matches!(self.origin, RateOrigin::File | RateOrigin::Kernel)

@@ -2,24 +2,24 @@
 
 use serde::{Deserialize, Serialize};
 
-/// What the daemon does about traffic on its NICs that it did not permit.
+/// What the daemon does about foreign traffic on its NICs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ResidualMode {
     /// Nothing: no counter is read.
     Off,
-    /// It measures the traffic and reports it.
+    /// Measures the traffic and reports it.
     #[default]
     Measure,
-    /// It lowers the rate and the window of a port by what others send there.
+    /// Also lowers the rate and the window of a port by the foreign traffic there.
     Follow,
 }
 
-/// Traffic that the daemon does not permit.
+/// The section `[residual]`, about foreign traffic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ResidualConfig {
-    /// `off`, `measure` (report what others send) or `follow` (leave them room).
+    /// `off`, `measure` (report foreign traffic) or `follow` (also leave room for it).
     pub mode: ResidualMode,
     /// The share of a port's rate that scheduled traffic keeps, whatever others send, in
     /// thousandths.

@@ -53,7 +53,7 @@ struct KernelDevice {
 }
 
 impl KernelDevice {
-    /// Returns whether its addresses are told for a NIC, and whether as those of a function.
+    /// Returns `None` if the addresses don't belong to the NIC, else whether they are a function's.
     fn at(&self, nic: &str) -> Option<bool> {
         if self.name == nic {
             return Some(false);
@@ -169,11 +169,11 @@ mod tests {
         }
     }
 
-    /// Returns how the addresses of each NIC are told on this host.
+    /// Returns the reported addresses of each NIC of the host whose `/` is `root`.
     fn of_all(root: &Path, names: &[&str]) -> Vec<Vec<Ipv6Addr>> {
         let nics: Vec<_> = names.iter().map(|name| nic(name, &[])).collect();
         let mut devices = devices(root, &nics);
-        // Those of this machine are none of the test's.
+        // The devices of this machine do not belong to the test.
         devices.retain(|device| device.name.starts_with("mlx5"));
         let parsed = |octets: Vec<u8>| Ipv6Addr::from(<[u8; 16]>::try_from(octets).expect("16"));
         let of = |nic| of(&devices, nic).into_iter().map(parsed).collect();

@@ -1,7 +1,7 @@
 //! Assembles cluster orders from their pieces (docs/coordinator.md, "Orders").
 //!
 //! This state machine outlives each stream. It remembers the largest term and the newest applied
-//! order, so that a replaced coordinator is not obeyed on a later stream.
+//! order, so that no order of a replaced coordinator is applied on a later stream.
 //!
 //! | message | effect |
 //! |---|---|

@@ -1,4 +1,4 @@
-//! The running task of the stream, which a daemon that stops lets say so.
+//! The running task of the stream. A daemon that stops waits for the task's goodbye.
 
 use std::sync::Arc;
 
@@ -35,8 +35,8 @@ impl Attendant {
         Self { running }
     }
 
-    /// Tells the coordinator that this host leaves, if it does so in order. The coordinator misses
-    /// the others, and those without a stream.
+    /// Makes the stream say goodbye if the daemon stops in order. Otherwise ends the task at once,
+    /// and the coordinator counts this host as lost.
     pub fn leave(self, in_order: bool) -> Self {
         let Some(running) = self.running else { return self };
         // Clients wait for the next daemon, so only an answer that can come is waited for.

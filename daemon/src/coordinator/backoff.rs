@@ -1,7 +1,7 @@
 //! The wait before the next attempt to reach a coordinator.
 //!
 //! The wait doubles with each failure. Each wait is drawn from the upper half of its range. So the
-//! hosts of a cluster do not all come back at once after a failover.
+//! hosts of a cluster do not all connect at once after a failover.
 
 use std::time::Duration;
 

@@ -63,7 +63,7 @@ pub fn place(url: &str) -> Result<EndpointAddress, String> {
 /// Checks that the configuration allows a connection to `url`.
 ///
 /// # Errors
-/// It does not. The text names the keys that would allow it.
+/// The configuration forbids it. The text names the keys that would allow it.
 pub fn allow(url: &str, config: &CoordinatorConfig) -> Result<EndpointAddress, String> {
     let place = place(url)?;
     match place.scheme {

@@ -27,7 +27,8 @@ pub struct CoordinatorExchange {
     scheduler_notified: AtomicBool,
     /// When the cluster order was last confirmed, in ns of CLOCK_MONOTONIC. Without one, 0.
     confirmed_ns: AtomicU64,
-    /// Longest time that a cluster order is valid, by the coordinator, in ns.
+    /// Time after the last confirmation for which a cluster order is valid, as the coordinator
+    /// says.
     age_max_ns: AtomicU64,
     events_max: AtomicUsize,
     /// Whether the links have the cluster order.
@@ -58,12 +59,12 @@ pub struct Update {
     pub order: Option<Option<ClusterOrder>>,
 }
 
-/// What became of a report that the scheduler put into the exchange.
+/// The outcome of putting a report into the exchange.
 #[derive(Debug, PartialEq)]
 pub enum PutOutcome {
     /// The report will be sent.
     Accepted,
-    /// The lock is taken, or there is no room. The caller puts the report again later.
+    /// The lock is held, or there is no room. The caller puts the report again later.
     Busy(OutgoingReport),
     /// The stream of the report has ended. The snapshot of the next stream replaces the report.
     StreamEnded,
@@ -90,7 +91,7 @@ impl CoordinatorExchange {
 
     // Methods for the scheduler thread:
 
-    /// Takes the changes since the last look, or returns `None` if the lock is taken. `stream` is
+    /// Takes the changes since the last call, or returns `None` if the lock is held. `stream` is
     /// the number of the last stream that the scheduler saw, or zero.
     pub fn look(&self, stream: u64) -> Option<Update> {
         let mut state = self.state.try_lock()?;

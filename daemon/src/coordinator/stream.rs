@@ -94,7 +94,7 @@ impl StreamTask {
         Arc::clone(&self.exchange)
     }
 
-    /// Returns what ends the stream, after a word to the coordinator.
+    /// Returns the notification that ends the task, after a goodbye to the coordinator.
     pub fn stop(&self) -> Arc<Notify> {
         Arc::clone(&self.stop)
     }
@@ -202,7 +202,7 @@ impl StreamTask {
     /// Begins a stream that the coordinator welcomed.
     ///
     /// # Errors
-    /// The coordinator is of no use. The stream ends, after the answer if there is one.
+    /// The coordinator can't be used. The stream ends, after the answer if there is one.
     pub fn welcome(
         &mut self,
         now: Time,
@@ -393,7 +393,7 @@ impl StreamTask {
     /// Processes a message. Returns the goodbye if it is one.
     ///
     /// # Errors
-    /// The coordinator breaks the protocol. The text says how.
+    /// The coordinator violates the protocol. The text says in what way.
     pub fn hear(
         &mut self,
         now: Time,

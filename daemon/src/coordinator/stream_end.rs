@@ -1,4 +1,4 @@
-//! Why a stream ends, when to come back, and how a daemon that stops says so.
+//! Why a stream ends, when to connect again, and the goodbye of a daemon that stops.
 
 use std::time::Duration;
 

@@ -69,12 +69,12 @@ impl StreamState {
         self.ordered && self.considered >= self.owed
     }
 
-    /// Returns when the stream ends if nothing is heard of the coordinator.
+    /// Returns when the stream ends if the coordinator sends nothing until then.
     pub fn silent_at(&self) -> Time {
         self.heard + Span((self.heartbeat * SILENCE_HEARTBEATS).as_nanos() as u64)
     }
 
-    /// Returns when a message is due though there is nothing to say.
+    /// Returns when the next heartbeat is due.
     pub fn beat_at(&self) -> Time {
         self.spoke + Span(self.heartbeat.as_nanos() as u64)
     }

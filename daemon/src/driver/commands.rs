@@ -118,7 +118,7 @@ impl Driver {
         self.spin.active = now;
     }
 
-    /// Tells a client what it needs of the configuration.
+    /// Writes the values of the configuration that a client needs into the client's region.
     fn describe(&self, client: &AttachedClient) {
         let header = client.served.header();
         let (config, level) = (&self.config, self.intake.credit.level);

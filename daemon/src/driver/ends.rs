@@ -11,9 +11,9 @@ use crate::clients::{AttachedClient, ClientState, RecordOrigin};
 /// What happens to the bytes of a cancelled flow that were not permitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Rest {
-    /// They count as withdrawn.
+    /// The bytes count as withdrawn.
     Withdrawn,
-    /// They go out unscheduled, and count as such already.
+    /// The bytes go out unscheduled, and are counted as such before.
     Unscheduled,
 }
 

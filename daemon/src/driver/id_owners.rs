@@ -1,8 +1,8 @@
 //! Which domain may report what about an id to the coordinator.
 //!
 //! A coordinator knows one name space for all users of a host. So an id belongs to the domain that
-//! announced it first, until that domain ends it. Hints of other domains about it stay on this
-//! host, and what the coordinator orders about it holds for its own domain only.
+//! announced it first, until that domain ends it. Hints of other domains about the id stay on this
+//! host, and the cluster order of the id applies to its own domain only.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -10,7 +10,7 @@ use laxity_policy::domains::DOMAINS_MAX;
 use laxity_policy::{BatchId, DomainId, RequestId};
 use laxity_shm::record::Hint;
 
-/// Maximum number of ids of one domain. Beyond that, its oldest ones are anybody's again.
+/// Maximum number of ids of one domain. Beyond that, any domain may claim its oldest ones.
 const IDS_MAX: usize = 1 << 16;
 
 /// A batch or a request.

@@ -45,7 +45,7 @@ pub struct Intake {
     /// Whether flows of any client are held for its owed bytes ([`crate::driver::silence`]).
     pub holding: bool,
     pub credit: CreditConditions,
-    /// Whether an operator has ordered a bypass.
+    /// Whether an operator has turned the bypass on.
     pub bypass: bool,
     /// The trace, while one is running.
     pub trace: Tracer,
@@ -108,7 +108,8 @@ impl Intake {
             layer,
             bytes: flow.bytes,
             deadline: hints.deadline(self.now, flow.deadline_ns, flow.request),
-            // Collectives go first whoever receives them. Their peers would only take up numbers.
+            // Collectives go first to every peer. So their peers need no numbers, of which there
+            // are few.
             peer: match flow.stage {
                 Stage::Collective => PeerId(0),
                 _ => from.state.number_of(flow.peer),

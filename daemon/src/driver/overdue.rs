@@ -7,7 +7,7 @@
 //!
 //! *Suspicion.* Many clients of one owner could each hold a port's window in turn. If an owner's
 //! clients owe more than [`OWED_WINDOWS`] windows of one port, those that completed nothing for
-//! [`LATELY`] are unscheduled, and so are new ones. Other ports don't add up, because a job with a
+//! [`LATELY`] are unscheduled, and so are new ones. Each port counts alone, because a job with a
 //! process per NIC may be slow on all ports.
 
 use laxity_policy::{Level, Span};

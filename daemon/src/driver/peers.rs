@@ -1,8 +1,8 @@
 //! Numbers of peers, the same for all clients: a link bounds bytes in flight by peer.
 //!
-//! A number stays that of its address as long as the daemon runs. The first 255 addresses get one.
-//! Flows to others count as flows whose peer is unknown, so a client that names many addresses
-//! costs the others the bound by peer and nothing else.
+//! A number belongs to one address for as long as the daemon runs. The first 255 addresses get one.
+//! Flows to others count as flows whose peer is unknown, so if a client names many addresses, other
+//! clients lose the bound by peer and nothing else.
 
 use std::collections::HashMap;
 

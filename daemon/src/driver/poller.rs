@@ -1,9 +1,10 @@
 //! The sleep of the scheduler: an epoll of the clients' eventfds, the mailbox's doorbell and a
 //! timer.
 //!
-//! All are watched for edges, so each write is an event and none needs to be read. A level of the
-//! doorbell could stay set, because the flag may be taken before the eventfd is written. The
-//! timer exists because epoll counts in milliseconds, which is too coarse for the policy.
+//! All are watched for edges, so each write is an event and none needs to be read. Watched for its
+//! level, the doorbell could stay readable, because the flag may be taken before the eventfd is
+//! written. The timer exists because epoll counts in milliseconds, which is too coarse for the
+//! policy.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;

@@ -208,9 +208,9 @@ impl DriverPort {
         self.shared.is_none_or(|then| now.since(then) >= ALONE_AFTER)
     }
 
-    /// Reports whether anonymous flows of the port's only user may go at once. They keep nobody
-    /// waiting and have no better order, and the window would only cost round trips. A limit
-    /// remains for the sake of the next user.
+    /// Reports whether anonymous flows of the port's only user may go at once. No other flow has to
+    /// wait then and there is nothing to order, so the window would only cost round trips. A limit
+    /// keeps the port usable for the next user.
     #[inline]
     fn has_room_alone(&self, now: Time, bytes: u64) -> bool {
         self.has_one_user(now)

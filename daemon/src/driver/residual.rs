@@ -1,4 +1,5 @@
-//! The rates in force, by what others leave of the ports (architecture §4.6).
+//! Applies each port's rate in force, which foreign traffic and congestion leave (architecture
+//! §4.6).
 
 use std::sync::Arc;
 
@@ -7,7 +8,7 @@ use crate::config::{Config, ResidualMode};
 use crate::stats::PortResidual;
 
 impl Driver {
-    /// Records what others leave of each port, and follows it.
+    /// Records the residual capacity of each port, and applies the rates in force.
     pub(super) fn apply_residuals(&mut self, residuals: &[Option<PortResidual>]) {
         for (port, residual) in self.intake.ports.iter_mut().zip(residuals) {
             port.residual = *residual;
@@ -16,7 +17,7 @@ impl Driver {
         self.follow(&config);
     }
 
-    /// Sets the rate of each port: what others leave if `config` says so, or else all.
+    /// Sets the rate of each port: the residual rate with `mode = "follow"`, else the full rate.
     pub(super) fn follow(&mut self, config: &Config) {
         let now = self.intake.now;
         for (index, port) in self.intake.ports.iter_mut().enumerate() {

@@ -3,7 +3,8 @@
 use laxity_policy::DomainId;
 use laxity_policy::domains::DOMAINS_MAX;
 
-/// Lanes of all clients above which doorbells pay. Each scan of a lane costs a few nanoseconds.
+/// Number of lanes over all clients above which doorbells cost less than scans. A scan of a lane
+/// costs a few nanoseconds.
 const DOORBELL_ABOVE: usize = 256;
 
 /// Records of one trust domain that are read in one round while clients of others are attached.

@@ -68,8 +68,8 @@ impl Intake {
         match consumer.permit(at, flow.permitted, flow.level, last) {
             Ok(Wake::Needed) => self.wakes.push((index, lane)),
             Ok(Wake::NotNeeded) => {}
-            // The client has withdrawn the flow. The record of that is in the lane and ends the
-            // flow later.
+            // The client has withdrawn the flow. The lane has the record `Cancelled`, which ends
+            // the flow later.
             Err(_) => {
                 state.counters.withdrawn_bytes += bytes;
                 return;

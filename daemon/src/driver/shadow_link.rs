@@ -6,11 +6,12 @@
 //! have submitted later if earlier flows had been delayed, and a receiver or a switch may be slower
 //! than the port.
 //!
-//! Time passes here only when something happens on the port, or when somebody looks. Flows have ids
-//! of their own, because a flow may end here later than in reality.
+//! Virtual time advances only when something happens on the port, or when the result is read. Flows
+//! have ids of their own, because a flow may end here later than in reality.
 //!
-//! It runs on the scheduler's thread, so its work is bounded. It takes flows for seconds ahead at
-//! most, gives up what it knows if it can't keep pace, and rests where nothing is observed.
+//! It runs on the scheduler's thread, so its work is bounded. It holds the flows of the next
+//! seconds at most, drops its state if it can't keep pace, and does nothing while nothing is
+//! observed.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 
@@ -26,8 +27,8 @@ const MINUTES_MAX: usize = 60;
 const MINUTE: u64 = 60_000_000_000;
 /// Maximum number of flows here. More means that the port is faster than its configured rate.
 const WAITING_MAX: usize = 65_536;
-/// The longest time that the bytes of all flows may take at the rate of the port. Nobody checks
-/// what a flow says that it has.
+/// The longest time that the bytes of all flows may take at the rate of the port. The size that a
+/// flow states is not checked.
 const AHEAD_MAX: Span = Span::from_millis(10_000);
 /// Maximum number of steps at once. They keep the scheduler's thread for a millisecond or two.
 const STEPS_MAX: usize = 1000;

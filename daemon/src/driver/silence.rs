@@ -10,8 +10,9 @@
 //! * Nothing of a piece that exceeds the window completes before its end. While only flows of its
 //!   own domain wait, it has twice the time that such pieces needed so far ([`PIECE_MAX`] at most).
 //! * A client that owes more than a quarter of a window gets no permits on that port until it
-//!   completes what it owes. Its flows are held. Owed bytes of collectives hold all its flows,
-//!   others hold all but its collectives, as strict priorities in the fabric do.
+//!   completes what it owes. Its flows are held: owed bytes of collectives hold all its flows, and
+//!   owed bytes of other stages hold all but its collectives, as strict priorities in the fabric
+//!   do.
 //! * Owed bytes are written off after `completion_timeout` ([`super::overdue`]).
 //!
 //! So a silent client costs others its share of the window once, for [`PATIENCE`]. A client's
@@ -103,8 +104,8 @@ impl Intake {
         port.dirty = true;
     }
 
-    /// Accounts for owed bytes that completed. A flow with bytes that wait goes on once all its
-    /// owed bytes have completed.
+    /// Accounts for owed bytes that completed. A held flow gets permits again once all its owed
+    /// bytes have completed.
     #[cold]
     pub(super) fn paid(
         &mut self,

@@ -7,9 +7,10 @@
 //! owed bytes. It has abandoned its bytes in flight if others wait for them, and more than two
 //! abandoned windows of one port are a loss. A killed job of any size abandons one.
 //!
-//! Distrust lasts [`FIRST`] timeouts at first and then twice as long each time. So the share of
-//! time in which one owner can hold a port shrinks to nothing. An owner without a loss for as long
-//! again has a clean record. One lost completion of a chunk costs an honest client nothing.
+//! Distrust lasts [`FIRST`] completion timeouts at first, and twice as long each further time. So
+//! the share of time in which one owner can hold a port shrinks. The record ends if the owner has
+//! no loss for as long again after a distrust. One lost completion of a chunk costs an honest
+//! client nothing.
 
 use std::collections::HashMap;
 
@@ -18,7 +19,7 @@ use tracing::warn;
 
 use crate::owner::Owner;
 
-/// The length of the first distrust, in timeouts.
+/// The duration of the first distrust, in completion timeouts.
 const FIRST: u64 = 4;
 /// Maximum number of times that the length of a distrust doubles.
 const DOUBLINGS: u32 = 8;
@@ -92,7 +93,8 @@ impl OwnerLosses {
         timeout.times(FIRST << self.strikes.saturating_sub(1))
     }
 
-    /// Ends what is over at `now`. Returns whether the owner is trusted again.
+    /// Ends distrust and losses that have expired at `now`. Returns whether the owner is trusted
+    /// again.
     fn forgive(&mut self, now: Time, timeout: Span) -> bool {
         if now < self.until {
             return false;
@@ -179,7 +181,8 @@ impl OwnerTrust {
         }
     }
 
-    /// Ends what is over at `now`. Returns the owners that are trusted again.
+    /// Ends distrust and losses that have expired at `now`. Returns the owners that are trusted
+    /// again.
     pub(super) fn forgive(&mut self, now: Time) -> Vec<Owner> {
         let timeout = self.timeout;
         let mut forgiven = Vec::new();

@@ -44,7 +44,7 @@ fn libraries(releases: impl Iterator<Item = Release>) -> String {
     table(&[("laxity_client_libraries", "gauge", help, |count| *count as u64)], &rows)
 }
 
-/// Returns the lines of `metrics`, for rows of labels and what has the values.
+/// Returns the lines of `metrics`, for pairs of labels and the struct with the values.
 pub(super) fn table<T>(metrics: &[TextMetric<T>], rows: &[(String, &T)]) -> String {
     let mut text = String::new();
     for (name, kind, help, value) in metrics {

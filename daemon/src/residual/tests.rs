@@ -125,13 +125,13 @@ fn bytes_that_were_permitted_to_a_function_are_not_foreign_nor_are_those_before_
     let mut foreign = 0;
     let mut last = 0;
     for step in 0..200 {
-        // It is plugged in after a second, and has sent much before.
+        // The function comes after a second, with a counter that is high already.
         if step >= 50 {
             let function = count(&host, "mlx5_1", (1 << 34) + host.permitted);
             let owner = function.join("device/physfn/infiniband/mlx5_0");
             fs::create_dir_all(owner).expect("created");
         }
-        // Once it is found, it sends what is permitted, and the owner what is not.
+        // Once it is found, the function sends permitted bytes, and its owner sends foreign bytes.
         if step >= 110 {
             host.permitted += RATE / 100;
         }

@@ -1,8 +1,8 @@
-//! The mode that an operator ordered with `laxity enforce`, instead of the configured one.
+//! The mode that an operator set with `laxity enforce`, in place of the configured one.
 //!
-//! A file keeps the order, so that it outlasts reloads, restarts and upgrades. The file is in the
-//! state folder of systemd, or else beside the control socket, where no file survives a reboot. An
-//! order ends when the configured mode changes: the newest word of an operator counts.
+//! A file keeps this mode over reloads, restarts and upgrades. The file is in the state folder of
+//! systemd, or else beside the control socket, where no file survives a reboot. The operator's mode
+//! ends when the configured mode changes: the newest decision counts.
 
 use std::env;
 use std::fs::{self, File};
@@ -19,7 +19,7 @@ use crate::config::Mode;
 const STATE_FOLDER: &str = "STATE_DIRECTORY";
 const BYTES_MAX: u64 = 64;
 
-/// The configured mode and the ordered one.
+/// The configured mode and the operator's.
 #[derive(Debug)]
 pub struct ModeOrder {
     file: Arc<OrderFile>,
@@ -28,9 +28,9 @@ pub struct ModeOrder {
 }
 
 impl ModeOrder {
-    /// Reads the order that was given before this start, for a daemon with the control socket
-    /// `control` and the mode `configured`. Whoever serves stores the file afterwards: a daemon
-    /// that finds another one running must not end that one's order.
+    /// Reads the mode that an operator set before this start, for a daemon with the control socket
+    /// `control` and the mode `configured`. The caller stores the file once it serves: a daemon
+    /// that finds another one running must not change the other's file.
     pub fn read(control: &Path, configured: Mode) -> Self {
         let file = match env::var_os(STATE_FOLDER).filter(|folder| !folder.is_empty()) {
             Some(folder) => PathBuf::from(folder).join("mode"),
@@ -51,9 +51,9 @@ impl ModeOrder {
         match text.as_deref().map(parsed) {
             Ok(Some((mode, instead))) if instead == configured => order.ordered = Some(mode),
             Ok(Some(_)) => order.end(),
-            Ok(None) => warn!(file = %path, "no mode is in it; it is ignored"),
+            Ok(None) => warn!(file = %path, "the file has no mode in it and is ignored"),
             Err(error) if error.io_kind() == Some(io::ErrorKind::NotFound) => {}
-            Err(error) => warn!(file = %path, %error, "the ordered mode can't be read"),
+            Err(error) => warn!(file = %path, %error, "the operator's mode can't be read"),
         }
         order
     }
@@ -63,7 +63,7 @@ impl ModeOrder {
         self.ordered.unwrap_or(self.configured)
     }
 
-    /// Returns the configured mode if another one is ordered.
+    /// Returns the configured mode if the operator's replaces it.
     pub fn replaced(&self) -> Option<Mode> {
         self.ordered.map(|_| self.configured)
     }
@@ -78,7 +78,7 @@ impl ModeOrder {
         self.mode()
     }
 
-    /// Puts an ordered mode in force. The caller stores the file afterwards.
+    /// Puts the operator's mode in force. The caller stores the file afterwards.
     pub fn order(&mut self, mode: Mode) {
         self.ordered = (mode != self.configured).then_some(mode);
         let text = |mode: Mode| format!("{} instead of {}\n", mode.name(), self.configured.name());
@@ -92,13 +92,13 @@ impl ModeOrder {
         info!(mode, "the configured mode changed, and that of `laxity enforce` no longer holds");
     }
 
-    /// Returns the file that keeps the order.
+    /// Returns the file that keeps the operator's mode.
     pub fn file(&self) -> Arc<OrderFile> {
         Arc::clone(&self.file)
     }
 }
 
-/// The file that keeps an ordered mode.
+/// The file that keeps the operator's mode.
 #[derive(Debug)]
 pub struct OrderFile {
     path: PathBuf,
@@ -107,8 +107,8 @@ pub struct OrderFile {
 }
 
 impl OrderFile {
-    /// Makes the file say what is in force, also after a loss of power. It may take as long as the
-    /// disk does. What is ordered meanwhile is stored as well.
+    /// Writes the operator's mode to the file and to the disk, or removes the file. May wait for
+    /// the disk. A mode that is set meanwhile is stored as well.
     pub fn store(&self) -> io::Result<()> {
         loop {
             let unstored = self.unstored.lock().clone();
@@ -176,7 +176,7 @@ mod tests {
         assert_eq!(order.configure(Mode::Off), Mode::Off);
         order.file().store().expect("removed");
         assert_eq!(read(Mode::Observe).mode(), Mode::Observe);
-        // It changed before the daemon started.
+        // The configured mode changed before the daemon started.
         ordered(&mut read(Mode::Observe), Mode::Enforce).expect("written");
         let order = read(Mode::Off);
         assert_eq!(order.mode(), Mode::Off);

@@ -1,4 +1,4 @@
-//! Follows the NICs that the configuration leaves to the kernel: their rates, and which there are.
+//! Follows the NICs and the rates that the configuration leaves to the kernel.
 
 use std::path::Path;
 use std::sync::Arc;

@@ -11,7 +11,7 @@ use tracing::warn;
 /// A part of the daemon that may have a problem.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum DaemonPart {
-    /// The daemon before this one.
+    /// The previous daemon, which was killed.
     Before,
     /// The file of the configuration.
     Configuration,
@@ -40,14 +40,14 @@ impl Problems {
     }
 }
 
-/// A file that exists while a daemon runs. The next one knows by it that this one was killed. It is
-/// beside the control socket, where no file survives a reboot.
+/// A file that exists while a daemon runs. If the next daemon finds it, this one was killed. The
+/// file is beside the control socket, where no file survives a reboot.
 #[derive(Debug)]
 pub struct RunningMarker(PathBuf);
 
 impl RunningMarker {
-    /// Makes the file of a daemon with the control socket `control`. It is a problem if the daemon
-    /// before this one left it behind.
+    /// Makes the file of a daemon with the control socket `control`. Sets a problem if the previous
+    /// daemon left the file behind.
     pub fn make(control: &Path, problems: &Problems) -> Self {
         let (marker, was_there) = Self::make_file(control);
         problems.set(DaemonPart::Before, was_there.then(|| KILLED.to_owned()));

@@ -44,7 +44,7 @@ function problems({ status }) {
     const name = `${client.name} (process ${client.pid})`;
     if (client.held) say("bad", `${name} is held until it completes ${bytes(client.owed_bytes)}.`, "Look whether it hangs.");
     if (client.quarantined_lanes) {
-      say("bad", `${name} wrote records that make no sense: ${count(client.quarantined_lanes, "lane")} are no longer read.`,
+      say("bad", `${name} wrote invalid records: ${count(client.quarantined_lanes, "lane")} are no longer read.`,
         "Restart it, and report this with ", code("laxity support-bundle"), ".");
     }
     if (client.unknown_nic_flows) {

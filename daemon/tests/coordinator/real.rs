@@ -84,8 +84,8 @@ fn what_one_host_cannot_make_in_time_the_other_learns_from_the_coordinator() {
     let endpoint = format!("http://{}", real.address);
     let (one, two) = (attending(&endpoint, "one", 1500), attending(&endpoint, "two", 1500));
     let engines = [one.client("engine"), two.client("engine")];
-    // 3 s at 1 Gbit/s carry 375 MB, so request 70 can't meet its deadline. Only one host can
-    // compute that.
+    // 3 s at 1 Gbit/s carry 375 MB, so request 70 can't meet its deadline. Only the host with these
+    // bytes can compute that.
     let heavy = 2_000_000_000;
     begin(&engines[0], 7, &[(70, heavy), (71, 1000)]);
     let pruned = |daemon: &crate::support::Laxityd| daemon.status().totals.pruned_requests;

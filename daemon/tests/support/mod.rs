@@ -181,7 +181,8 @@ impl Laxityd {
         }
     }
 
-    /// Starts a daemon with these lines by a command whose shell ends with [`EXEC`], if not empty.
+    /// Starts a daemon with these lines, through a shell command that ends with [`EXEC`] if not
+    /// empty.
     pub(crate) fn start_by(lines: &str, command: &[&str]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let config = format!(

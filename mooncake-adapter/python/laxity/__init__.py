@@ -11,7 +11,7 @@
     laxity.request_end("chat-17")
 
 Every call is safe from any thread, takes about a microsecond, and has no effect without laxityd. A
-hint that makes no sense raises a subclass of :class:`HintError`. A transfer is never refused.
+hint that is invalid raises a subclass of :class:`HintError`. A transfer is never refused.
 """
 
 from ._flow import Flow

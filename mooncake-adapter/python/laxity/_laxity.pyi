@@ -41,7 +41,7 @@ __all__ = [
 _Id = Union[str, int]
 
 class HintError(ValueError):
-    """A hint makes no sense. The daemon is not told, and no transfer is affected."""
+    """A hint is invalid. The daemon is not told, and no transfer is affected."""
 
 class UnknownLayer(HintError):
     """The batch has no such layer, or no model can have it."""

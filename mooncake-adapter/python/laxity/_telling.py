@@ -52,7 +52,7 @@ class Teller:
             self._log.warning(text, what, f" ({why})" if why else "", exc_info=exc_info)
 
     def scope(self, **what: Any) -> "QuietScope":
-        """A :class:`laxity.scope`. If its arguments make no sense, the scope has no effect."""
+        """A :class:`laxity.scope`. If its arguments are invalid, the scope has no effect."""
         return QuietScope(self(laxity.scope, **what), self)
 
 

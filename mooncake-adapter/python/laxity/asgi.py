@@ -18,7 +18,7 @@ The tenant comes from the first of these headers: ``x-laxity-tenant``, ``x-llm-d
 body (Dynamo), if ``kv_transfer_params.laxity`` has none.
 
 The result is written to ``kv_transfer_params.laxity``. A request without any of these passes through unchanged. So
-does a body that is no JSON object, or is longer than :data:`BODY_MAX`. An objective that makes no sense is answered
+does a body that is no JSON object, or is longer than :data:`BODY_MAX`. An objective that is invalid is answered
 with 400 and a text that says why.
 """
 

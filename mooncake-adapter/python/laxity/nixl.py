@@ -1,5 +1,5 @@
-"""NIXL under Laxity. On mlx5 NICs NIXL writes to the device directly and passes no verbs library. So this module asks
-for a permit where a transfer is posted.
+"""NIXL under Laxity. On mlx5 NICs NIXL writes to the device directly, without a verbs library. So this module asks for a
+permit where a transfer is posted.
 
     from laxity.nixl import nixl_agent          # instead of: from nixl._api import nixl_agent
 

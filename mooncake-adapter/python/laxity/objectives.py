@@ -55,7 +55,7 @@ _KEYS = ("slo_ttft", "priority")
 
 
 class ObjectiveError(ValueError):
-    """An objective or a file of objectives makes no sense. The text says what is wrong, where, and what to write."""
+    """An objective or a file of objectives is invalid. The text says what is wrong, where, and what to write."""
 
 
 @dataclasses.dataclass(frozen=True)

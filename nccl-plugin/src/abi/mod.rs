@@ -60,7 +60,7 @@ pub(crate) fn guarded(name: &str, body: impl FnOnce() -> Result<()>) -> Code {
             fault.code()
         }
         Err(_) => {
-            log::warn(&format!("{name}: a bug in Laxity's plugin; standard error has its place"));
+            log::warn(&format!("{name}: a bug in Laxity's plugin; standard error says where"));
             INTERNAL
         }
     }

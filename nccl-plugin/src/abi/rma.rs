@@ -374,7 +374,8 @@ pub(super) unsafe extern "C" fn test(_comm: Opaque, request: Opaque, done: *mut 
     unsafe { returning("test", done, || test_request(request).map(c_int::from)) }
 }
 
-/// Moves what is held and reports what is complete. Not all releases of NCCL call it.
+/// Posts held operations that have permits, and reports completions. Not all releases of NCCL call
+/// it.
 pub(super) unsafe extern "C" fn rma_progress(context: Opaque) -> Code {
     guarded("rmaProgress", || CONTEXTS.get(context).map(|context| context.progress()))
 }

@@ -166,7 +166,9 @@ unsafe fn buffer<'a, Size: TryInto<usize>>(
     memory: *mut *mut c_void,
 ) -> Result<Buffer<'a>> {
     if count != 1 {
-        return Err(Fault::Argument(format!("{count} buffers in a receive: 1 is possible")));
+        return Err(Fault::Argument(format!(
+            "a receive has {count} buffers, and only 1 is possible"
+        )));
     }
     let data = not_null(data, "the array of buffers")?;
     // SAFETY: upheld by the caller.

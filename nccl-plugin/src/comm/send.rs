@@ -169,7 +169,7 @@ impl SendSide {
         }
     }
 
-    /// Begins a message if it is clear to go and permitted.
+    /// Begins a message if its receiver has posted a buffer and the message is permitted.
     fn try_begin(
         &mut self,
         slot: u16,
@@ -324,7 +324,8 @@ impl SendSide {
         Ok(())
     }
 
-    /// Collects permits and moves what can be moved. A fault breaks the connection.
+    /// Collects permits and moves bytes as far as possible without blocking. A fault breaks the
+    /// connection.
     fn drive(&mut self) {
         let moved = self.pump().and_then(|()| self.progress());
         if let Err(fault) = moved {
@@ -334,7 +335,7 @@ impl SendSide {
         }
     }
 
-    /// Moves what can be moved, and reports completions to the scheduler.
+    /// Moves bytes as far as possible without blocking, and reports completions to the scheduler.
     fn progress(&mut self) -> Result<()> {
         let mut sent = core::mem::take(&mut self.sent);
         let result = match &mut self.sender {
@@ -430,7 +431,7 @@ impl SendSide {
             sender.close(early);
         }
         for entry in &self.in_flight {
-            // The peer's host has these bytes, or nobody sends them.
+            // The peer's host has these bytes, or they will not be sent.
             if early && entry.left < entry.pushed {
                 let rest = entry.pushed - entry.left;
                 self.around.arbiter.complete(&entry.flow, rest);

@@ -52,7 +52,7 @@ pub struct RmaContext {
     wire: Arc<dyn Wire>,
     around: Around,
     contexts: usize,
-    /// Two gates for each rank: of puts and signals, and of gets.
+    /// Two gates for each rank: one for puts and signals, and one for gets.
     gates: Vec<Mutex<Gate>>,
     this: Weak<Self>,
     /// Whether no daemon is attached, so that operations need no permit.
@@ -64,7 +64,7 @@ impl RmaContext {
     /// Creates `contexts` ordering domains.
     ///
     /// # Errors
-    /// The number makes no sense.
+    /// `contexts` is out of range.
     pub fn new(group: &Arc<RmaGroup>, contexts: i32, around: Around) -> Result<Arc<Self>> {
         let count = usize::try_from(contexts).unwrap_or(0);
         if !(1..=CONTEXTS_MAX).contains(&count) {
@@ -176,7 +176,7 @@ impl RmaContext {
         &self.gates[2 * rank + usize::from(reads)]
     }
 
-    /// Submits what is held, posts what is permitted, and reports what is complete.
+    /// Submits held operations, posts permitted ones, and reports completions.
     pub fn progress(&self) {
         self.look();
         self.wire.progress();

@@ -1,8 +1,8 @@
 //! The gate of one rank and direction: operations that wait for their permit, in order.
 //!
-//! What is held at a tick becomes one batch, which is one flow at the daemon. Later operations join
-//! the next batch. As bytes of the batch are permitted, they go out in the order of arrival, so a
-//! signal goes behind everything that its context sent to the rank before.
+//! The operations that are held at a tick become one batch, which is one flow at the daemon. Later
+//! operations join the next batch. As bytes of the batch are permitted, they go out in the order of
+//! arrival, so a signal goes behind everything that its context sent to the rank before.
 //!
 //! An operation passes without a permit if it has 8 bytes or fewer and nothing of its context is
 //! held: barriers and counts delay GPUs and cost nothing. Everything passes without a daemon, and
@@ -65,7 +65,7 @@ pub(crate) enum RmaOperation {
 /// rank. Never blocks.
 pub(crate) trait Wire: Send + Sync {
     fn post(&self, context: usize, rank: usize, operation: RmaOperation, part: RequestPart);
-    /// Handles what is complete.
+    /// Handles completions.
     fn progress(&self) {}
     /// Whether a rank of the group was lost.
     fn has_failed(&self) -> bool;
@@ -124,7 +124,7 @@ pub(super) struct Gate {
 }
 
 impl HeldBatch {
-    /// Reports to the arbiter what is complete. Returns whether something is outstanding.
+    /// Reports completed bytes to the arbiter. Returns whether bytes are outstanding.
     fn settle(&mut self, arbiter: &dyn Arbiter) -> bool {
         let complete = self.complete.load(Ordering::Relaxed);
         let Some(flow) = &self.flow else { return false };
@@ -193,7 +193,7 @@ impl Gate {
         }
     }
 
-    /// Submits what is held, collects permits, and posts what is permitted.
+    /// Submits held operations, collects permits, and posts permitted operations.
     pub(super) fn tick(&mut self, passes: bool, around: &Around, wire: &dyn Wire) {
         self.posted.retain_mut(|batch| batch.settle(&*around.arbiter));
         if let Some((batch, ..)) = &mut self.asked {
@@ -294,7 +294,7 @@ impl Gate {
         }
     }
 
-    /// Ends all flows. What is held fails.
+    /// Ends all flows. Held operations fail.
     pub(super) fn close(&mut self, around: &Around) {
         self.withdraw(around);
         self.held.clear();

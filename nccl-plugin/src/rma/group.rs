@@ -303,7 +303,7 @@ impl RmaGroup {
         region.end();
     }
 
-    /// Ends the group. Waits briefly until the other ranks have what is done.
+    /// Ends the group. Waits briefly until the other ranks have the bytes of completed operations.
     pub fn close(&self) {
         self.mesh.close();
     }

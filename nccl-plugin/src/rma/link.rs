@@ -220,10 +220,10 @@ impl RankLink {
         Ok(())
     }
 
-    /// Performs what has arrived. Returns false at the end of the connection.
+    /// Performs the requests that have arrived. Returns false at the end of the connection.
     ///
     /// # Errors
-    /// The connection is broken, or the peer sent what it must not.
+    /// The connection is broken, or the peer violated the protocol.
     pub(super) fn read(&mut self, mesh: &Mesh) -> Result<bool> {
         let mut turn = 0;
         while turn < TURN_BYTES {
@@ -252,7 +252,7 @@ impl RankLink {
         Ok(true)
     }
 
-    /// Reads what is there of the head or data that come next.
+    /// Reads the available bytes of the next head or of its data.
     fn receive(&mut self) -> std::io::Result<Option<usize>> {
         let fd = self.stream.as_raw_fd();
         let read = |address: usize, bytes: u64| {

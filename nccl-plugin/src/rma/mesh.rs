@@ -22,7 +22,7 @@ use super::region::RmaRegion;
 use super::request::RequestPart;
 use crate::fault::{Fault, Result};
 
-/// Longest wait of a close for what is in flight.
+/// Longest wait of a close for operations in flight.
 const CLOSE_WAIT: Duration = Duration::from_secs(2);
 
 /// A peer, as other threads see it.
@@ -108,7 +108,7 @@ impl Mesh {
 
     /// Returns the number of ranks that are lost or have left. It only grows.
     pub(crate) fn lost(&self) -> usize {
-        // Acquire pairs with the release in `end`: the faults of so many ranks are set.
+        // Acquire pairs with the release in `end`: the faults of the counted ranks are set.
         self.lost.load(Ordering::Acquire)
     }
 
@@ -220,7 +220,7 @@ impl Mesh {
         let served = catch_unwind(AssertUnwindSafe(|| self.serve(links)));
         for peer in &self.peers {
             if served.is_err() {
-                let bug = "a bug in Laxity's plugin; standard error has its place";
+                let bug = "a bug in Laxity's plugin; standard error says where";
                 let _ = peer.fault.set(Fault::Internal(bug.to_owned()));
                 self.failed.store(true, Ordering::Release);
             }
@@ -233,7 +233,7 @@ impl Mesh {
     fn serve(&self, mut links: Vec<RankLink>) {
         let mut give_up = None;
         loop {
-            // Read before the inboxes, so that what was posted before the close goes out.
+            // Read before the inboxes, so that operations that were posted before the close go out.
             let is_closing = self.closing.load(Ordering::SeqCst);
             self.move_out(&mut links);
             if is_closing {
@@ -267,7 +267,7 @@ impl Mesh {
         }
     }
 
-    /// Takes what was queued, and sends it.
+    /// Takes and sends the queued frames.
     fn move_out(&self, links: &mut Vec<RankLink>) {
         self.serve_each(links, |link| {
             // A device has lost the rank. The end of the connection tells the rank.

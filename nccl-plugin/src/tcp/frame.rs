@@ -82,7 +82,7 @@ impl StreamHello {
             connection: u128::from_le_bytes(word(bytes, 24)),
         };
         if hello.streams == 0 || hello.streams > STREAMS_MAX || hello.index >= hello.streams {
-            return Err(format!("socket {} of {} makes no sense", hello.index, hello.streams));
+            return Err(format!("socket {} of {} is invalid", hello.index, hello.streams));
         }
         if hello.dscp > 63 {
             return Err(format!("{} is no DSCP", hello.dscp));

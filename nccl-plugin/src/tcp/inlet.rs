@@ -64,7 +64,7 @@ impl ReceiveSocket {
         self.part.is_some() || self.from < self.to
     }
 
-    /// Reads what is there, as far as buffers are posted. Returns how many bytes moved.
+    /// Reads the available bytes, as far as buffers are posted. Returns how many bytes moved.
     pub(super) fn read(&mut self, shelf: &mut impl BufferSource) -> Result<usize> {
         let mut moved = 0;
         while moved < TURN_BYTES {

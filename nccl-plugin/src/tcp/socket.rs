@@ -77,7 +77,7 @@ fn unless_blocked(mut call: impl FnMut() -> isize) -> io::Result<Option<usize>> 
     }
 }
 
-/// Reads what is there into memory. Returns `None` if nothing is there, and 0 at the end.
+/// Reads the available bytes into memory. Returns `None` if nothing is there, and 0 at the end.
 ///
 /// # Safety
 /// `length` bytes at `address` can be written, and nobody else writes them.

@@ -160,7 +160,7 @@ impl IncomingConnection {
             }
             // The sender gave up.
             Ok(Some(ControlMessage::Refusal(why))) => {
-                log::warn(&format!("{} does not connect after all: {why}", self.control.peer()));
+                log::warn(&format!("{} gave up its connect: {why}", self.control.peer()));
                 IncomingState::Dropped
             }
             Ok(Some(_)) => self.dropped(&ReceiveError::Closed),

@@ -30,7 +30,7 @@ pub(super) const TABLE_BYTES: usize = DEPTH * STRIDE * 8;
 const SIZE_BITS: u32 = 23;
 const IN_TABLE: u32 = 1 << 8;
 
-/// The word of an entry that says which buffer of how many it is: the first of one.
+/// The word of an entry with the index of the buffer and their number: index 0 of 1.
 const ALONE: u64 = 1 << 32;
 
 const _: () = assert!(DEPTH <= 1 << 8);

@@ -90,7 +90,7 @@ pub(super) enum ControlMessage {
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub(super) enum Garbled {
     /// The peer uses another protocol.
-    #[error("it is something else than Laxity's plugin")]
+    #[error("it is not Laxity's plugin")]
     Stranger,
     /// The peer has another version.
     #[error(
@@ -99,9 +99,9 @@ pub(super) enum Garbled {
     )]
     Version(u16),
     /// The message is for another listener, which used the port before.
-    #[error("it does not know this listener's number: it is of another job, or comes too late")]
+    #[error("it does not have this listener's number: it is of another job, or comes too late")]
     Nonce,
-    #[error("it says something that can't be ({0})")]
+    #[error("it sent an impossible value ({0})")]
     Nonsense(&'static str),
 }
 
@@ -113,7 +113,7 @@ pub(super) struct HelloHead {
 }
 
 impl HelloHead {
-    /// Decodes the head of a message for the listener with that random number, or from it.
+    /// Decodes the head of a message to or from the listener with the random number `nonce`.
     pub(super) fn decode(head: &[u8; HEAD_BYTES], nonce: u64) -> Result<Self, Garbled> {
         if word(head, 0) != MAGIC {
             return Err(Garbled::Stranger);

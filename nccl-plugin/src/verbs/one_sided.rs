@@ -1,4 +1,4 @@
-//! One-sided operations over reliable queue pairs, some to each rank of a group and to the rank
+//! One-sided operations over reliable queue pairs, several to each rank of a group and to the rank
 //! itself. A put is an RDMA WRITE, a get an RDMA READ, and a signal a FETCH AND ADD.
 //!
 //! Domains share the queue pairs of a rank. A queue pair performs its work requests in order at the
@@ -104,7 +104,7 @@ impl OneSidedPort {
             number: lane.qp.number(),
             first_packet: first_packet(),
         };
-        // A rank that fails contributes what nobody can use, so no rank waits for it.
+        // A rank that fails contributes an unusable description, so that no rank waits for it.
         let pairs = made.as_ref().map_or(&[][..], |queues| &queues.lanes);
         let ours = end(nic, 0, 0, pairs.iter().flatten().map(describe));
         let mut data = Vec::new();
@@ -191,7 +191,7 @@ impl RdmaWire {
         }
     }
 
-    /// Handles completions, and posts what waits.
+    /// Handles completions, and posts waiting work requests.
     fn move_on(&self, queues: &mut ContextQueuePairs) -> Result<()> {
         let mut found = [Completion::NONE; BATCH];
         loop {
@@ -302,7 +302,7 @@ impl Wire for RdmaWire {
 }
 
 impl RdmaWire {
-    /// Posts what waits on one queue pair. Completions come with the next progress.
+    /// Posts the waiting work requests of one queue pair. Completions come with the next progress.
     fn post_waiting(&self, queues: &mut ContextQueuePairs, rank: usize, domain: usize) {
         if let Some(lane) = &mut queues.lanes[rank * self.lanes + domain % self.lanes]
             && let Err(fault) = lane.post(self.room)

@@ -296,7 +296,7 @@ impl backend::Sender for VerbsSender {
         let number = self.begun;
         self.begun += 1;
         let Some(entry) = self.matched.take() else {
-            self.break_with(Fault::Internal("a message was begun before it might".into()));
+            self.break_with(Fault::Internal("a message was begun before it was allowed to".into()));
             return number;
         };
         self.head += 1;

@@ -37,7 +37,7 @@ pub enum ReadError {
         limit: u64,
     },
     /// The file is not UTF-8 text.
-    #[error("it is no UTF-8 text: byte {at} is the first that is not")]
+    #[error("it is not UTF-8 text: byte {at} is the first invalid one")]
     NotText {
         /// Offset of the first invalid byte from the file's start.
         at: usize,
@@ -197,8 +197,8 @@ impl<R: BufRead> Iterator for Lines<R> {
 }
 
 /// Blanks out keys of a configuration that only older releases knew, so that a file that was kept
-/// over an upgrade still works. Returns the text, in which all else has its offset, and the keys
-/// that it had. A key is written `section.key`, and has its value on one line.
+/// over an upgrade still works. Returns the text, in which all else keeps its offset, and the keys
+/// that were blanked out. A key is written `section.key`, and has its value on one line.
 #[must_use]
 pub fn without_retired(text: &str, retired: &[&str]) -> (String, Vec<String>) {
     let mut section = String::new();

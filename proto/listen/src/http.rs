@@ -104,8 +104,8 @@ impl HttpListener {
     }
 }
 
-/// An HTTP address that may be taken. What else its owner does is not kept up by that: this warns,
-/// and binds the address later.
+/// An HTTP address that another process may hold. That doesn't stop the rest of this program: it
+/// logs a warning, and binds the address later.
 #[derive(Debug)]
 pub struct HttpEndpoint {
     /// What is served, for the log.

@@ -137,7 +137,7 @@ fn other_drivers_have_their_own_names_and_units() {
                 "hw_counters/ip6InOctets=2",
                 "hw_counters/cnpHandled=3",
                 "hw_counters/RxECNMrkd=4",
-                // As the kernel answers for a device without PMA.
+                // The kernel's answer for a device without PMA.
                 "counters/port_xmit_data=N/A (no PMA)",
             ],
         )

@@ -7,7 +7,7 @@
 //! * `link` arbitrates one port (one direction of one NIC): MFS §4.3, §4.4.1, §4.5;
 //! * `domains` divides a port between users who do not trust each other;
 //! * `admission` orders batches and prunes doomed requests: MFS §4.4.2 and Appendix B;
-//! * `residual` finds the capacity of a port that the traffic of others leaves.
+//! * `residual` finds the capacity of a port that foreign traffic leaves.
 //!
 //! The crate uses no clock, no I/O, no `unsafe` and no hash order. It depends on `laxity-types`
 //! only. The same events at the same times give the same actions, bit for bit.

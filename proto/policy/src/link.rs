@@ -7,12 +7,12 @@
 //!
 //! 1. bytes are permitted in chunks of at most `chunk_bytes`, while those in flight *at their level
 //!    or above* stay within `window_bytes`. A flow that cannot be cut is permitted in one piece
-//!    when a chunk would fit. If that piece exceeds the window, the next flow need not wait until
-//!    the application notices its end: the time that the piece takes at the port's rate will do.
-//!    Up to four such pieces are in flight while they do not fill the port (`link/in_flight.rs`).
-//!    Bytes on credit count as in flight and may exceed the window. Lower levels do not count,
-//!    because bytes queued in a lower class for a busy receiver would fill the window and delay
-//!    collectives on an idle port. Beyond the window, bytes are permitted at the
+//!    when a chunk would fit. If that piece exceeds the window, the next flow waits only for the
+//!    time that the piece takes at the port's rate, and not until the application notices the
+//!    piece's end. Up to four such pieces are in flight while they do not fill the port
+//!    (`link/in_flight.rs`). Bytes on credit count as in flight and may exceed the window. Lower
+//!    levels do not count, because bytes queued in a lower class for a busy receiver would fill the
+//!    window and delay collectives on an idle port. Beyond the window, bytes are permitted at the
 //!    port's rate at most, up to `overcommit` windows: bytes that had time to leave and have not
 //!    are queued elsewhere. Under `laxity`, bytes in flight are also bounded by peer
 //!    (`link/peers.rs`);
@@ -391,7 +391,7 @@ impl Link {
         self.port.config.window_bytes.saturating_sub(self.in_flight.all)
     }
 
-    /// Returns how long a piece that exceeds the window needs, by what earlier ones needed.
+    /// Returns the time that a piece larger than the window needs, at the rate of earlier pieces.
     #[must_use]
     pub fn piece_time(&self, bytes: u64) -> Span {
         Span::transfer(bytes, self.port.piece_rate.on(self.port.config.rate))

@@ -10,16 +10,16 @@
 //! With the thresholds that §4.3 recommends (`U = 0.5, E = 4`, so `Q_1 = 0.125`) a flow enters
 //! `P_1` once it needs an eighth of the port. That is far before the last safe moment of §3: with
 //! the numbers of Table 1, C is promoted at once and B misses
-//! (`tests/paper_examples.rs`).
+//! (`tests/policy/paper_examples.rs`).
 //!
 //! Departure: under these rules alone, work above them can starve a last stage without a deadline
 //! and KV reuse of a distant layer. As in `laxity`, starved flows take turns on a small share of
 //! the port (`link/starved.rs`). The rules ignore deadlines of KV reuse and collectives, because
 //! the paper's are implicit.
 //!
-//! The paper leaves four points open. This module reads them so:
-//! * MLU is taken per flow, that is per request and layer. Over all that the request has left it
-//!   was worth nothing beyond noise.
+//! The paper leaves three points open. This module reads them so:
+//! * MLU is taken per flow, that is per request and layer. Taken over all bytes that the request
+//!   has left, it gained nothing beyond noise.
 //! * §4.5 gives early stages precedence over *waiting* last-stage flows of every level (rule 2
 //!   before rule 3). §4.2 reads as if the level came first; that changed no figure.
 //! * A last-stage flow without a deadline waits in `P_K`. A last-stage flow whose deadline has

@@ -182,7 +182,7 @@ pub struct Pruner {
     /// Index into `pools` by port slot.
     pool_of: Vec<u32>,
     pruned: Vec<Pruning>,
-    /// Number of requests that each budget still pays for.
+    /// Number of requests that may still be pruned, for each budget.
     drops_left: Vec<usize>,
     estimates: Vec<Estimate>,
     /// The last turn in which an earlier batch lost a request.

@@ -1,4 +1,4 @@
-//! The capacity of a port that the traffic of others leaves for governed traffic.
+//! The capacity of a port that foreign traffic leaves for scheduled traffic.
 //!
 //! A daemon knows the bytes that it permitted. The NIC counts all bytes that pass the port. The
 //! difference is *foreign*: transfers that GPUs start by themselves, storage, other tenants. With
@@ -41,7 +41,8 @@ pub const LAG: Span = Span::from_millis(100);
 /// How long a counter may stand still while own bytes complete.
 pub const STALE_AFTER: Span = Span::from_millis(5_000);
 
-/// Share of the rate below which nothing counts as foreign, and by which the rate in force moves.
+/// Number of parts of the rate. Foreign traffic below one part does not lower the rate in force,
+/// and a change below one part does not move it.
 const STEPS: f64 = 32.0;
 /// Payload bytes for each byte of headers: RoCEv2 adds 6.4 % at a path MTU of 1024.
 const PAYLOAD_PER_HEADER: u64 = 12;
@@ -50,7 +51,7 @@ const PARTS: usize = 4;
 const PART: Span = Span(HOLD.0 / PARTS as u64);
 /// Shortest time between two readings. A later one has the bytes of both.
 const READING_MIN: Span = Span::from_millis(1);
-/// Multiple of the rate above which a difference of two counters is no traffic but a reset. It is
+/// Multiple of the rate above which a difference of two counters is a reset, and no traffic. It is
 /// large because the configured rate may be too low.
 const RATES_LIKELY: f64 = 16.0;
 /// Bits at which counters wrap: 32-bit counters of bytes, and of words of 4 bytes.
@@ -65,7 +66,7 @@ pub struct PortRate {
     pub assured_permille: u16,
 }
 
-/// The counters of a port at one moment. All count from some start.
+/// The counters of a port at one moment. Each counts from an arbitrary start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Reading {
     /// When the counters were read.
@@ -87,7 +88,7 @@ impl Reading {
     }
 }
 
-/// The capacity of a port for governed traffic, and why it is that.
+/// The capacity of a port for scheduled traffic, and the rates that it follows from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Capacity {
     /// The rate in force, in bytes per second.
@@ -114,7 +115,8 @@ pub struct Residual {
     permitted_then: u64,
     foreign_rate: f64,
     lost_rate: f64,
-    /// The largest sum of both in each part of [`HOLD`], the current part first.
+    /// The largest sum of `foreign_rate` and `lost_rate` in each part of [`HOLD`], the current part
+    /// first.
     peaks: [f64; PARTS + 1],
     part_began: Time,
     /// By how much the rate in force is below `B`, in bytes per second.
@@ -138,7 +140,8 @@ fn moved(before: u64, now: u64, most: f64) -> Option<u64> {
 }
 
 impl Residual {
-    /// Takes a reading and returns the capacity. The first reading is where everything starts.
+    /// Takes a reading and returns the capacity. The first reading is the base of all later
+    /// differences.
     pub fn read(&mut self, configured: PortRate, reading: Reading) -> Capacity {
         let Some(last) = self.last else {
             self.restart(reading);

@@ -47,7 +47,7 @@ pub trait Sink {
     /// Takes a record of any other kind.
     fn message(&mut self, lane: u16, consumer: &mut Consumer, at: SlotRef, record: Record);
 
-    /// Takes the error for which the lane was given up.
+    /// Handles the garbage for which the lane was given up.
     fn garbage(&mut self, lane: u16, consumer: &mut Consumer, garbage: Garbage);
 
     /// Takes the number of records that one poll consumed from the lane.

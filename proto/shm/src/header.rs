@@ -352,8 +352,9 @@ impl Header {
         find(name).or_else(of_owner).or_else(|| find("default")).map(|at| at as u8)
     }
 
-    /// Returns the number of the NIC that the daemon of `before` calls `number`. A number to which
-    /// that daemon gave no name stays.
+    /// Returns this daemon's number of the NIC that has `number` in the header `before`. Returns
+    /// `number` if `before` has no name for it, and `u8::MAX` if this daemon has no such NIC and
+    /// none named `default`.
     #[must_use]
     pub fn nic_of(&self, before: &Self, number: u8) -> u8 {
         let name = |header: &Self, at: usize| {

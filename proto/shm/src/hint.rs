@@ -72,7 +72,7 @@ pub enum Hint {
         /// The batch's id.
         batch: u64,
     },
-    /// A batch is over, and nothing of it is left to do.
+    /// A batch has ended: it has neither layers nor transfers left.
     BatchEnd {
         /// The batch's id.
         batch: u64,

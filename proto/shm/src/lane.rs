@@ -46,7 +46,7 @@ use crate::layout::{LaneHeader, Slot};
 
 /// The lane has no free slot. One slot is always reserved for the next record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the lane is full: send this one unscheduled, or try again once the daemon has consumed")]
+#[error("the lane is full: send the flow unscheduled, or try again after the daemon has read some")]
 pub struct LaneFull;
 
 /// A lane in ordinary memory, for models and tests.

@@ -27,7 +27,7 @@ pub const MAGIC: u64 = u64::from_le_bytes(*b"LAXITY\0\x01");
 /// Newest version of everything in this crate that another process sees. `docs/upgrading.md` says
 /// which changes need another version. Only a region of the version in the welcome is used.
 pub const VERSION: u32 = 2;
-/// Oldest version that this build speaks: that of the last release.
+/// Oldest version that this build speaks. Once there is a release, this is the last one's.
 pub const VERSION_OLDEST: u32 = 2;
 /// Size of a cache line and of a slot in bytes. The layout uses it as its unit.
 pub const LINE_BYTES: usize = 64;

@@ -1,4 +1,4 @@
-//! Messages from a client to the daemon: one [`Record`] per slot, encoded in 48 bytes.
+//! Records from a client to the daemon: one [`Record`] per slot, encoded in 48 bytes.
 //!
 //! The encoding has six little-endian words. A seventh is spare and neither written nor read.
 //!
@@ -101,7 +101,7 @@ impl Flow {
     }
 }
 
-/// One message from client to daemon.
+/// What a client writes into a slot for the daemon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Record {
     /// A flow wants to send. It holds its slot until the last permit. Its tag is the sequence of

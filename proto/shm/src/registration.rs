@@ -71,8 +71,8 @@ impl Versions {
     }
 }
 
-/// The release of a library: major, minor and patch number. Zeros stand for a release from before
-/// libraries said theirs.
+/// The release of a library: major, minor and patch number. Zeros stand for a library that does not
+/// name its release.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Pod, Zeroable)]
 #[repr(transparent)]
 pub struct Release(pub [u8; 3]);
@@ -155,7 +155,7 @@ pub enum Reason {
     #[error("malformed greeting")]
     Malformed = 2,
     /// The daemon does not accept this user.
-    #[error("not permitted for this user")]
+    #[error("this user may not attach")]
     Forbidden = 3,
     /// The daemon lacks memory, or serves its maximum number of clients.
     #[error("the daemon has no room for another client")]
@@ -332,7 +332,7 @@ impl Reply {
     }
 }
 
-/// Reads a message from the begin of a packet, which a later release may have made longer.
+/// Reads a message from the beginning of a packet, which a later release may have made longer.
 fn prefix<T: Pod>(packet: &[u8]) -> Result<T, RegistrationError> {
     let known = packet.get(..size_of::<T>());
     known.map(bytemuck::pod_read_unaligned).ok_or(RegistrationError::Malformed(packet.len()))

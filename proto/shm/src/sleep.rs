@@ -4,9 +4,9 @@
 //! The awake side stores something and then loads whether the other side sleeps. The sleeping side
 //! stores that it sleeps and then loads whether something was stored. At least one side must see
 //! the other's store, and only a full barrier between store and load on *both* sides guarantees
-//! that. The barrier of the awake side would cost it 5 → 72 ns per submit, so it is moved to the
-//! sleeper: `membarrier(GLOBAL_EXPEDITED)` makes every running thread of every registered process
-//! execute one. Each process registers once ([`register`]).
+//! that. A barrier on the awake side would raise the cost of a submit from 5 to 72 ns, so it is
+//! moved to the sleeper: `membarrier(GLOBAL_EXPEDITED)` makes every running thread of every
+//! registered process execute one. Each process registers once ([`register`]).
 //!
 //! ## A client sleeps on a permit
 //! ```text

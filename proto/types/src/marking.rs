@@ -110,7 +110,7 @@ impl fmt::Debug for Treatments {
     }
 }
 
-/// The answer to a wish to change a traffic class.
+/// The decision about a wanted change of a traffic class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// The class may change to this one.
@@ -119,9 +119,9 @@ pub enum Verdict {
     Off,
     /// Keep the class, because somebody chose it.
     Chosen,
-    /// Keep the class, because the NIC treats the wished one differently.
+    /// Keep the class, because the NIC treats the wanted one differently.
     Unlike,
-    /// Keep the class, because it is unknown how the NIC treats it or the wished one.
+    /// Keep the class, because it is unknown how the NIC treats it or the wanted one.
     Unknown,
 }
 

@@ -147,8 +147,8 @@ impl ControlClient {
         self.message(&Request::Bypass { on })
     }
 
-    /// Changes the mode until another one is ordered or the configured mode changes. Returns the
-    /// daemon's text about it.
+    /// Changes the mode until an operator sets another one or the configured mode changes. Returns
+    /// the daemon's text about it.
     ///
     /// # Errors
     /// Returns the errors of [`Self::call`].

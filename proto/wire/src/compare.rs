@@ -11,18 +11,18 @@ use crate::view::direction;
 const CLOCK_S_MAX: f64 = 1.0;
 /// Share of a port, in percent, from which traffic without permits is worth a look.
 const FOREIGN_PERCENT_MIN: u64 = 10;
-/// Time after which a refusal is no news.
+/// Age above which a refusal is not reported.
 const REFUSAL_NS_MAX: u64 = 600_000_000_000;
-/// Silence after which a host that said nothing of leaving is taken for one that is gone for good.
+/// Silence after which a host that sent no goodbye counts as removed.
 const GONE_NS_MIN: u64 = 4 * 3600 * 1_000_000_000;
 const NAMES_MAX: usize = 8;
 
 /// Why a host that operators did not drain has no stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HostAbsence {
-    /// It ended without a word a short while ago: the daemon, the host or the network failed.
+    /// Its stream ended recently without a goodbye: the daemon, the host or the network failed.
     Lost,
-    /// It ended without a word, so long ago that somebody may have removed it.
+    /// Its stream ended without a goodbye, so long ago that the host may have been removed.
     LongGone,
     /// Somebody stopped its daemon.
     Stopped,
@@ -73,9 +73,12 @@ pub fn compared(
     let mute: Vec<&str> = mute.map(|host| host.host.as_str()).collect();
     if !mute.is_empty() {
         found.push(
-            Finding::info("settings", format!("{} said nothing of classes or clock", names(&mute)))
-                .because("their release does not, or they have just connected")
-                .action("upgrade laxityd there, if this stays for a minute"),
+            Finding::info(
+                "settings",
+                format!("{} reported neither classes nor clock", names(&mute)),
+            )
+            .because("their release does not, or they have just connected")
+            .action("upgrade laxityd there, if this stays for a minute"),
         );
     }
     found
@@ -116,7 +119,9 @@ fn missing(hosts: &[HostStatus], connected: &[&HostStatus], expect: &[String]) -
     } else {
         found.push(
             Finding::error("connected", format!("not connected: {}", names(gone.values())))
-                .because("their daemons order by themselves, and others plan without them")
+                .because(
+                    "their daemons order by themselves, and the cluster order lacks their work",
+                )
                 .action(
                     "`systemctl status laxityd` there; if it runs, the third line of `laxity \
                      status` says why",
@@ -129,7 +134,7 @@ fn missing(hosts: &[HostStatus], connected: &[&HostStatus], expect: &[String]) -
     if !long.is_empty() {
         found.push(
             Finding::warn("gone", format!("gone for long: {}", names(&long)))
-                .because("their daemons ended without a word, and did not come back")
+                .because("their streams ended without a goodbye, and did not come back")
                 .action(
                     "`laxity cluster forget HOST` if somebody removed the host; else \
                      `systemctl status laxityd` there",
@@ -188,12 +193,12 @@ fn drained(hosts: &[HostStatus]) -> Option<Finding> {
     let all: Vec<String> = drained.map(|host| since(&host.host, age(host))).collect();
     (!all.is_empty()).then(|| {
         Finding::info("drained", format!("drained: {}", names(&all)))
-            .because("their daemons order by themselves, as an operator wanted")
+            .because("an operator drained them, so their daemons order by themselves")
             .action("`laxity cluster drain HOST --undo` takes a host back into the order")
     })
 }
 
-/// Finds drop budgets that are used up. A budget of 0 prunes nobody on purpose.
+/// Finds drop budgets that are used up. A budget of 0 is a choice to prune nothing, and no finding.
 fn budgets(tenants: &[TenantStatus], shared: Option<u32>) -> Vec<Finding> {
     let is_full = |pruned: u32, budget: u32| budget > 0 && pruned >= budget;
     let own = tenants.iter().filter_map(|it| Some((it, it.drop_budget?)));
@@ -276,7 +281,8 @@ fn clocks<'a>(said: impl Iterator<Item = Said<'a>>) -> Finding {
         .action("`chronyc tracking` there, or `timedatectl`; then restart that service")
 }
 
-/// Finds ports that carry much that no daemon permits. A port's rate is already lower by it.
+/// Finds ports with much traffic that no daemon permits. The daemons already subtract it from the
+/// ports' rates.
 fn foreign(connected: &[&HostStatus]) -> Finding {
     let ports = connected.iter().flat_map(|host| host.ports.iter().map(move |port| (host, port)));
     let shares = ports.filter_map(|(host, port)| {

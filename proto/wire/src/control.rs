@@ -2,8 +2,8 @@
 //! one answer line.
 //!
 //! ```text
-//! → {"v":1,"op":"bypass","on":true}
-//! ← {"v":1,"answer":"done","message":"bypass is on for 3 clients"}
+//! → {"v":1,"op":"bypass","on":false}
+//! ← {"v":1,"answer":"done","message":"bypass is off (3 clients attached)"}
 //! ```
 //!
 //! JSON suffices, because both ends are on one host and of one release. A person can type a
@@ -68,7 +68,7 @@ pub enum Request {
         /// The name of the policy, such as `laxity` or `two_class`.
         policy: String,
     },
-    /// Change the mode until another one is ordered, or the configured mode changes.
+    /// Change the mode until an operator sets another one, or the configured mode changes.
     SetMode {
         /// The mode: `off`, `observe` or `enforce`.
         mode: String,

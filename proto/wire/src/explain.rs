@@ -7,7 +7,7 @@ use crate::trace::TracedFlow;
 /// Maximum number of flows in one answer.
 pub const EXPLAINED_MAX: usize = 16;
 
-/// Which flows are meant: those that meet all conditions. Without a condition, those that wait.
+/// Selects the flows that meet all conditions. Without a condition, it selects those that wait.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct FlowQuery {
@@ -21,7 +21,7 @@ pub struct FlowQuery {
     pub pid: Option<u32>,
 }
 
-/// The flows that a [`FlowQuery`] means.
+/// The flows that a [`FlowQuery`] selects.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Explanation {
     /// The time of the answer.
@@ -29,7 +29,7 @@ pub struct Explanation {
     /// Flows that wait first, then others, those without progress for longest first:
     /// [`EXPLAINED_MAX`] at most.
     pub flows: Vec<ExplainedFlow>,
-    /// Number of flows that are meant.
+    /// Number of flows that match the query.
     pub count: u64,
 }
 
@@ -70,6 +70,6 @@ pub struct FlowWait {
     pub moved_from: u8,
     /// Bytes that are ahead of the flow.
     pub ahead_bytes: u64,
-    /// Whether the flow has waited for so long that it has a part of the starved flows' share.
+    /// Whether the flow is starved, and so is served from the starved flows' share.
     pub starved: bool,
 }

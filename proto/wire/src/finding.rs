@@ -1,5 +1,5 @@
-//! What a check found, why it matters and what to do: of `laxity doctor`, and on the coordinator's
-//! page.
+//! Results of checks, for `laxity doctor` and the coordinator's page: what a check found, why it
+//! matters and what to do.
 
 use serde::Serialize;
 
@@ -7,7 +7,7 @@ use serde::Serialize;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Severity {
-    /// What was checked is as it should be.
+    /// The check found no problem.
     #[default]
     Ok,
     /// Information, or something that could not be found out.

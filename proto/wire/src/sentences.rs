@@ -28,7 +28,7 @@ pub struct FlowReport<'a> {
 pub struct FlowReports<'a> {
     /// The time of the answer, in nanoseconds of CLOCK_MONOTONIC.
     pub now_ns: u64,
-    /// Number of flows that are meant.
+    /// Number of flows that match the query.
     pub count: u64,
     /// Some of them, in the order of [`Explanation::flows`].
     pub flows: Vec<FlowReport<'a>>,

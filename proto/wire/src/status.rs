@@ -1,6 +1,6 @@
 //! The answer to `status`. The names of numbers end in their unit. Counters count from the daemon's
-//! start. Other values are those at the time of the snapshot. What an older daemon does not know is
-//! empty.
+//! start. Other values are those at the time of the snapshot. Fields that an older daemon does not
+//! know are empty.
 
 use std::fmt;
 
@@ -20,13 +20,13 @@ pub struct Status {
     pub policy: String,
     /// The mode: `off`, `observe` or `enforce`.
     pub mode: String,
-    /// The mode of the configuration, if an operator has ordered another one.
+    /// The mode of the configuration, if an operator has set another one.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub configured_mode: String,
     /// What clients do to traffic classes: `preserve`, `levels` or `off`. Empty for a daemon that
     /// has no such setting.
     pub marking: String,
-    /// Whether an operator has ordered a bypass.
+    /// Whether an operator has turned the bypass on.
     pub bypass: bool,
     /// What is wrong with the daemon itself, each with what to do. Other problems follow from other
     /// fields.
@@ -53,7 +53,7 @@ pub struct Status {
     pub scheduler: SchedulerStatus,
 }
 
-/// A change of a daemon that an operator ordered.
+/// A change of the daemon's state by an operator.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct OperatorChange {
@@ -256,13 +256,13 @@ pub struct PortStatus {
     pub in_flight_bytes: u64,
     /// The window in bytes.
     pub window_bytes: u64,
-    /// The load `ρ` that precedes the lowest level, 0 to 1.
+    /// Recent share of the rate that early stages used (`ρ`), 0 to 1.
     pub load: f64,
     /// Flows with bytes that are not yet permitted.
     pub waiting_flows: u64,
     /// Bytes that are not yet permitted.
     pub waiting_bytes: u64,
-    /// Held flows, because other readers of the same host come first.
+    /// Flows that are held, because their client owes bytes.
     pub held_flows: u64,
     /// Bytes of held flows that are not yet permitted.
     pub held_bytes: u64,
@@ -307,7 +307,7 @@ pub struct WouldStatus {
     pub promotions: u64,
     /// Flows of pruned requests, which would have been served last.
     pub pruned_flows: u64,
-    /// Flows whose fate is unknown, because too many waited.
+    /// Flows that the simulation left out, because more waited than it holds.
     pub lost_flows: u64,
 }
 
@@ -318,7 +318,7 @@ pub struct AheadStatus {
     pub minutes_ago: u64,
     /// The name of the job, or `other` for the jobs that the minute does not name.
     pub job: String,
-    /// Whose the job is: `uid N` or `namespace NAME`. Empty if it stands for several.
+    /// The owner of the job: `uid N` or `namespace NAME`. Empty for `other`.
     pub user: String,
     /// The number of collectives, each the part of one process.
     pub collectives: u64,

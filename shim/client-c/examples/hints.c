@@ -1,4 +1,4 @@
-/* Says what an inference engine knows, and what makes no sense, and prints the answers. Needs no daemon. */
+/* Gives the hints of an inference engine, also invalid ones, and prints the answers. Needs no daemon. */
 #define _POSIX_C_SOURCE 200809L
 #include <errno.h>
 #include <stddef.h>

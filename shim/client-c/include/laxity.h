@@ -26,7 +26,7 @@
  * may go on using both: its tickets resolve as bypassed, and its lanes attach anew. The library
  * starts no thread and handles no signal.
  *
- * Functions return 0 or a positive result, or -EINVAL if an argument makes no sense. A call that
+ * Functions return 0 or a positive result, or -EINVAL if an argument is invalid. A call that
  * returns -EINVAL has no effect, except that lax_submit grants all bytes. Times are nanoseconds of
  * CLOCK_MONOTONIC.
  *
@@ -46,7 +46,7 @@ extern "C" {
 
 /* What the scheduler does with the transfers of a process. */
 enum {
-    LAX_MODE_OFF = 0,     /* nothing; the daemon does not know of them */
+    LAX_MODE_OFF = 0,     /* nothing; the daemon does not see them */
     LAX_MODE_OBSERVE = 1, /* it counts and reports them, and delays none */
     LAX_MODE_ENFORCE = 2  /* they wait for permits */
 };
@@ -77,7 +77,7 @@ typedef struct lax_lane lax_lane;
 /* Options of lax_attach. Set with LAX_OPTIONS_INIT. A field that is 0 or NULL has its default. */
 typedef struct lax_options {
     uint32_t size;              /* sizeof(lax_options) */
-    uint32_t mode;              /* LAX_MODE_*; the daemon's mode holds if it is lower */
+    uint32_t mode;              /* LAX_MODE_*; the daemon's mode applies if it is lower */
     const char *socket;         /* the daemon's socket; default /run/laxity/laxityd.sock */
     const char *name;           /* the process's name in status and reports, at most 27 bytes */
     uint32_t stall_timeout_ms;  /* a daemon without a sign of life for this long counts as dead; default 100 */
@@ -144,7 +144,7 @@ uint32_t lax_abi_version(void);
 
 /* Attaches to the daemon. If `options` is NULL, they come from LAXITY_SOCKET, LAXITY_NAME,
  * LAXITY_MODE, LAXITY_STALL_MS and LAXITY_ATTACH_MS. Succeeds without a daemon, too. Returns NULL
- * only if the options make no sense. */
+ * only if the options are invalid. */
 lax_client *lax_attach(const lax_options *options);
 
 /* Releases the client. Open lanes go on working until they are closed. */
@@ -158,8 +158,8 @@ uint8_t lax_dscp(const lax_client *client, uint8_t level);
 
 /* The number of the peer with this address, for lax_flow.peer. The address is IPv6, IPv4 mapped into
  * IPv6, or a GID of RoCE v2. Name the peer of each fetch (LAX_INGRESS): the sender's host does not
- * know of it, and the coordinator orders hosts that fetch from the same peer. Returns 0 for NULL, and
- * after 255 peers. */
+ * see the fetch, so the coordinator counts its bytes on the peer's port. Returns 0 for NULL, and after
+ * 255 peers. */
 uint8_t lax_peer(const uint8_t address[16]);
 
 int lax_get_stats(const lax_client *client, lax_stats *stats);
@@ -267,7 +267,7 @@ int lax_batch_end(uint64_t batch);
 int lax_get_hint_stats(lax_hint_stats *stats);
 
 /* Scopes and memory: hints about transfers that a library posts under liblaxity.so (laxity run) or a
- * plugin of Laxity. For each value of a transfer the first of these that has it holds: an open scope of
+ * plugin of Laxity. Each value of a transfer comes from the first of these that has it: an open scope of
  * the posting thread, the memory that it reads or writes, the job's profile. */
 
 #define LAX_LAYER_UNKNOWN 0xffff
@@ -296,7 +296,7 @@ int lax_scope_pop(void);
 int lax_scope_of(const void *address, lax_scope *said);
 
 /* Registers a range of memory for the KV cache of `layer`. Give `stage` if all transfers of the range have that
- * stage, else 0. The latest call for an address holds. -ENOMEM if a million ranges are registered. */
+ * stage, else 0. The latest call for an address counts. -ENOMEM if a million ranges are registered. */
 int lax_memory_layer(const void *address, uint64_t bytes, uint16_t layer, uint8_t stage);
 
 /* Registers a range of memory as blocks of a request. */

@@ -46,7 +46,8 @@ const ENDED_RETRY_NS: u64 = 10_000_000;
 pub(crate) const LOCK_PATIENCE: Duration = Duration::from_millis(50);
 /// Longest wait of a submit for a lock in a forked child, where the holder may not exist.
 const LOCK_PATIENCE_FORKED: Duration = Duration::from_millis(1);
-/// Time between attempts to take such a lock. In a forked child it is `reattach_every`.
+/// Time between attempts to take a lock that was not free in time. In a forked child it is
+/// `reattach_every`.
 const LOCK_RETRY_NS: u64 = 10_000_000;
 
 #[derive(Debug)]
@@ -189,8 +190,8 @@ impl Client {
         self.core.live_session().is_some_and(|session| session.check_hangup().is_none())
     }
 
-    /// Returns the reason why the last daemon refuses this process, such as another version. It is
-    /// asked again from time to time.
+    /// Returns the reason why the last daemon refuses this process, such as another version. The
+    /// client asks again from time to time.
     pub fn refusal(&self) -> Option<String> {
         read(&self.core.attachment).refusal.clone()
     }

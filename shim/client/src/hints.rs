@@ -6,8 +6,8 @@
 //! * They need no lane. All hints use one lane, in the order of the calls.
 //! * They remember hints, within limits. A request's deadline is found for its transfers, and a new
 //!   daemon gets all remembered hints.
-//! * They return an error if a hint makes no sense ([`HintError`]), where the daemon could only
-//!   ignore it.
+//! * They return an error if a hint is invalid ([`HintError`]), where the daemon could only ignore
+//!   it.
 //!
 //! Nothing here waits for the daemon. A forked child begins without hints and attaches for itself.
 

@@ -84,9 +84,9 @@ impl Lane {
     /// Does the same as [`Lane::submit`], and writes the ticket in place. The old ticket is
     /// forgotten, as if dropped.
     ///
-    /// The body is the usual path on credit. One comparison finds out whether this kind of flow has
-    /// credit at hand. One load of the attention word after the record finds out that the daemon
-    /// requests nothing. All calls are in tail position, so that no register has to be saved.
+    /// The body is the usual path on credit. One comparison shows whether this kind of flow has
+    /// credit at hand. One load of the attention word, after the record, shows whether the daemon
+    /// requests anything. All calls are in tail position, so that no register has to be saved.
     #[inline(always)]
     pub fn submit_into(&mut self, flow: &Flow, ticket: &mut Ticket) {
         if !self.submit_on_hand(flow, ticket) {
@@ -230,7 +230,7 @@ impl Lane {
         }
         binding.credit.key = 0;
         if binding.session.is_handed_over() {
-            // The daemon gave this credit before it ended, so the flow goes on it.
+            // The daemon gave this credit before it ended, so the flow may use it.
             self.lose_binding();
         } else if seen & attention::UNSCHEDULED != 0 {
             self.withdraw(ticket);

@@ -12,7 +12,7 @@ use laxity_shm::registration;
 pub struct Options {
     /// Path of laxityd's socket.
     pub socket: PathBuf,
-    /// Name shown to people, at most 27 bytes. What is longer is cut.
+    /// Name shown to people, at most 27 bytes. A longer one is cut.
     pub name: String,
     /// Highest mode of the scheduler in this process. The daemon's own mode may be lower.
     pub mode: Mode,

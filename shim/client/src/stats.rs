@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub struct Stats {
     /// Bytes permitted by the daemon, by permit or credit.
     pub scheduled_bytes: u64,
-    /// Bytes permitted without the daemon, because there was none, it stalled, it ordered a bypass,
-    /// or the lane was full.
+    /// Bytes permitted without the daemon, because there was none, it stalled, a bypass was on, or
+    /// the lane was full.
     pub bypassed_bytes: u64,
     /// Flows with at least one bypassed byte.
     pub bypassed_flows: u64,

@@ -13,7 +13,7 @@
 //! Waking a sleeper takes 17 to 43 µs and costs the daemon 10 to 14 µs. Spinning about as long as
 //! one wake-up therefore costs at most a factor of two. If the last few spins were in vain, the
 //! queue is long and the spin is short. If the daemon runs on the same CPU, spinning delays its
-//! answer (8 ms, against 1.7 µs with a sleep at once). The lane then only glances.
+//! answer (8 ms, against 1.7 µs with a sleep at once). The lane then polls a few times only.
 
 mod sleep;
 

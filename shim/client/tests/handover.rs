@@ -86,7 +86,8 @@ fn what_waits_and_what_comes_is_scheduled_by_the_next_daemon() {
     let stats = client.stats();
     assert_eq!((stats.bypassed_bytes, stats.scheduled_bytes), (0, LONG + 577));
     assert_eq!(stats.reattaches, 1);
-    // It got no byte that was permitted before, and hears of the others' ends.
+    // The next daemon got no byte that was permitted before, and gets the completions of the
+    // others.
     assert_eq!(next.knobs.submitted_bytes.load(Ordering::SeqCst), LONG + 577 - got);
     lane.complete(&waits, 500);
     let completed = || next.knobs.completed_bytes.load(Ordering::SeqCst);
@@ -181,7 +182,7 @@ fn a_flow_that_nobody_polls_goes_through_two_upgrades_and_can_be_cancelled_in_ea
     eventually("the daemon hears of both", || third.knobs.heard.lock().unwrap().len() == 2);
     let heard = third.knobs.heard.lock().unwrap().clone();
     assert!(matches!(heard[0], Record::Cancelled { permitted: 0, .. }), "{heard:?}");
-    // That daemon permitted these bytes, and not those before.
+    // The third daemon permitted only these bytes.
     assert!(
         matches!(heard[1], Record::Cancelled { permitted, .. } if permitted == more),
         "{heard:?}"

@@ -25,7 +25,7 @@ pub(crate) fn mode<'de, D: Deserializer<'de>>(d: D) -> Result<Option<Mode>, D::E
 pub(crate) fn objective<'de, D: Deserializer<'de>>(d: D) -> Result<Option<Duration>, D::Error> {
     let nanos = Nanos::deserialize(d)?;
     if nanos == Nanos(0) {
-        let problem = "an objective of zero is missed by every request; leave it out for none";
+        let problem = "every request misses an objective of zero; leave it out if there is none";
         return Err(D::Error::custom(problem));
     }
     Ok(Some(nanos.into()))

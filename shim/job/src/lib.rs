@@ -1,7 +1,7 @@
 //! The common parts of Laxity's libraries inside an application: settings and profiles, per-process
 //! state, the report at exit, symbols of other libraries, and threads.
 //!
-//! The libraries are those for verbs, NCCL, Mooncake, C and Python. Nothing here waits for a
+//! The libraries are those for verbs, NCCL, Mooncake, NIXL, C and Python. Nothing here waits for a
 //! daemon, and no setting stops a job. An unusable value is reported once, with its replacement
 //! ([`settings`]).
 

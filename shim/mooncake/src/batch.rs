@@ -313,7 +313,8 @@ impl BatchState {
         self.over.resize(self.handed, true);
     }
 
-    /// Copies the transfers that have to wait. `requests` are those of `asked`, then `runs`.
+    /// Copies the transfers that have to wait. `requests` holds those of `asked` first, and then
+    /// those of `runs`.
     fn wait<'a>(
         &mut self,
         mut requests: &[TransferRequest],

@@ -35,7 +35,7 @@ enum Way {
     /// A NIC, by an interface that no library of Laxity sees.
     Nic,
     Verbs,
-    /// The host or a fabric of its own, which no port of the daemon carries.
+    /// The host's memory or a separate fabric: its bytes pass no port of the daemon.
     Inside,
 }
 

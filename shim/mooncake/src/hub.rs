@@ -25,7 +25,7 @@ use crate::engines::{Engines, Handling};
 use crate::report;
 use crate::runs::Run;
 
-/// Largest number of recorded batches. Transfers of others pass through.
+/// Largest number of recorded batches. Transfers of further batches pass through.
 const BATCHES_MAX: usize = 1 << 16;
 /// Time between two checks of transfers in flight: at first, and at most.
 const LOOK: Duration = Duration::from_micros(50);

@@ -1,4 +1,4 @@
-//! An agent of the program: who is in it, and its open requests.
+//! An agent of the program: which threads are in its calls, and its open requests.
 
 use core::cell::Cell;
 use core::sync::atomic::{AtomicU64, Ordering};

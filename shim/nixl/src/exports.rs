@@ -40,8 +40,8 @@ macro_rules! interpose {
 }
 use interpose;
 
-/// Calls NIXL's function of an agent while the library's thread is not in it. If `tends`, posts
-/// what is permitted before.
+/// Calls NIXL's function of an agent while the library's thread is not in it. If `tends`, posts the
+/// permitted requests first.
 fn within<T>(agent: AgentPtr, tends: bool, call: impl FnOnce() -> T) -> T {
     let agent = hub::known().and_then(|hub| hub.agent(agent));
     let inside = agent.as_ref().map(|agent| agent.enter());
@@ -372,7 +372,7 @@ pub extern "C" fn laxity_nixl_exempt(handle: RequestPtr) {
     let known = hub::known().and_then(|hub| Some((hub, hub.forget(handle)?)));
     let Some((hub, request)) = known else { return };
     if request.state.lock().is_open() {
-        // It was posted before, and what was posted must not be lost.
+        // A request that was posted before must not be lost.
         hub.remember(handle, request);
     } else {
         COUNTERS.exempt.add(1);

@@ -57,9 +57,10 @@ pub(crate) unsafe fn status_of(agent: AgentPtr, request: RequestPtr) -> NixlStat
 pub(crate) struct DescFunctions {
     /// `descCount`, `begin` and `end`, which are const.
     symbols: [Symbol; 3],
-    /// `getType`, const as well.
+    /// `getType`, which is also const.
     kind: Symbol,
-    /// Whether one was looked for in vain. A look goes through all libraries. Relaxed: a hint.
+    /// Whether a lookup failed. A lookup searches all libraries, so it is not repeated. Relaxed: a
+    /// hint.
     is_missing: AtomicBool,
 }
 
@@ -98,7 +99,7 @@ impl DescFunctions {
     /// As for [`Self::read`].
     pub(crate) unsafe fn kind(&self, list: *const c_void) -> Option<c_int> {
         type Kind = unsafe extern "C-unwind" fn(*const c_void) -> c_int;
-        // Where the others are missing, a look would be in vain, too.
+        // Where the other functions are missing, this lookup would fail, too.
         self.addresses()?;
         // SAFETY: the type is that of `nixl_descriptors.h`. The caller upholds the rest.
         self.kind.address().map(|kind| unsafe { function_at::<Kind>(kind)(list) })

@@ -47,12 +47,12 @@ pub(crate) struct PostState {
 
 #[derive(Debug, Default)]
 enum Phase {
-    /// NIXL has the last word: not posted, over, or posted unscheduled.
+    /// NIXL's own status counts: not posted, over, or posted unscheduled.
     #[default]
     Theirs,
     /// The program has posted it. NIXL gets it with the permit.
     Deferred { transfer: Transfer, since: Instant },
-    /// NIXL has it by a permit, and its end is not known.
+    /// Posted to NIXL with a permit, and not known to be complete.
     InFlight(Transfer),
     /// NIXL's error for a deferred post. It stays until the next post, since NIXL itself may not
     /// know of the failed one.

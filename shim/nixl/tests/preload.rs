@@ -66,7 +66,7 @@ fn job(way: &str) -> Job {
     job_of("mover", way)
 }
 
-/// Waits for the end of a program, which must have gone well also by its own account.
+/// Waits for the end of a program, which must exit with 0 and report success.
 fn end(job: Job, child: Child) -> Done {
     let what = format!("{:?}", job.command);
     let done = job.end(child);

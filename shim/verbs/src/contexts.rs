@@ -57,7 +57,8 @@ macro_rules! accessors {
     };
 }
 
-/// A hooked context. It is never freed, since other threads may read it, but used again.
+/// A hooked context. It is never freed, since other threads may read it, but its entry is used
+/// again.
 #[derive(Debug)]
 pub(crate) struct HookedContext {
     /// The program's context. Null if this entry is free. Acquire and Release, since the other

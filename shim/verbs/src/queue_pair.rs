@@ -89,7 +89,8 @@ struct Deferred {
 }
 
 impl Deferred {
-    /// Lets the work request go without waiting for its permit. Returns whether it had no permit.
+    /// Marks the work request as ready to post without its permit, and cancels the wait. Returns
+    /// false if it has its permit.
     fn pull(&mut self, lane: &mut Lane) -> bool {
         match &mut self.permit {
             PermitState::Permitted(_) => return false,

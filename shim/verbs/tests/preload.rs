@@ -9,8 +9,8 @@ use std::process::Command;
 
 use preloaded::{a_process_does_not_notice, exported, library, output, text};
 
-/// Functions that the library exports besides the `lax_*` of `laxity.h`: those in front of
-/// libibverbs, and the exemption.
+/// Functions that the library exports besides the `lax_*` of `laxity.h`: those that programs call
+/// instead of libibverbs, and the exemption.
 const INTERPOSED: [&str; 13] = [
     "ibv_close_device", "ibv_cmd_alloc_pd", "ibv_cmd_destroy_qp", "ibv_cmd_modify_qp",
     "ibv_cmd_modify_qp_ex", "ibv_create_qp", "ibv_destroy_qp", "ibv_import_device",

@@ -1,5 +1,5 @@
-/* A libibverbs.so.1 whose provider does nothing: what a post and its completion cost here is the cost
- * of whoever stands in between. */
+/* A libibverbs.so.1 whose provider does nothing, so a post and its completion cost only what a library
+ * in between takes. */
 #include <errno.h>
 #include <infiniband/verbs.h>
 #include <stdlib.h>

@@ -154,8 +154,8 @@ pub(crate) struct Setting {
     pub(crate) outcome: Outcome,
 }
 
-/// Decides about each variable that counts on a host with such ports. `value` returns what a
-/// variable is set to.
+/// Decides about each variable that applies to these link layers. `value` returns the present value
+/// of a variable.
 pub(crate) fn plan(
     layers: Layers,
     rules: &Rules,

@@ -48,7 +48,7 @@ Examples:
 Exit status: 0 on success; 1 if the coordinator refused or could not be reached (the message says \
 what to do); 2 for wrong arguments.";
 
-/// What can be done with a cluster.
+/// The commands of `laxity cluster`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum ClusterCommand {
     /// List the hosts: whether they are connected, how many bytes wait, and how many were late
@@ -62,7 +62,7 @@ pub(crate) enum ClusterCommand {
     Policy(policy::PolicyCommand),
     /// Take a host out of the cluster order, so that its daemon uses its own order, or put it back
     Drain(DrainArgs),
-    /// Take a host that was removed for good off the list. It is back if its daemon comes again
+    /// Remove a host that no longer exists from the list. It returns if its daemon connects again
     Forget(ForgetArgs),
     /// Print events as they happen, one per line, until interrupted
     Watch(watch::WatchArgs),

@@ -23,7 +23,7 @@ use crate::signals::{Endings, SignalsError};
 pub(crate) const HELP: &str = "\
 Sends 1 Gbit/s over loopback, in transfers of the stages kv_reuse, collective and p2d. The daemon \
 counts these bytes on its first NIC, although they never reach it. If the daemon's mode is \
-`enforce`, transfers of other jobs on that NIC may wait for them.
+`enforce`, other jobs' transfers on that NIC may wait for the example's.
 
 Examples:
   # in one terminal, for a minute or until Ctrl-C
@@ -37,7 +37,7 @@ Exit status: 0 if the daemon counted every byte; 1 if bytes went out unscheduled
 const BYTES_PER_S: u64 = 125_000_000;
 /// Submitted transfers. More than the window of a NIC, so that transfers wait under `enforce`.
 const FLOWS: usize = 12;
-/// Sent and completed at once, as a program with a send buffer of this size would do.
+/// Bytes that are sent and completed at a time, as by a program with a send buffer of this size.
 const PIECE: usize = 64 << 10;
 /// A request's time to its first token.
 const OBJECTIVE_NS: u64 = 1_000_000_000;

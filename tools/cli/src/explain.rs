@@ -43,7 +43,7 @@ pub(crate) struct ExplainFlowArgs {
     /// Flows of this request
     #[arg(long, value_name = "ID")]
     request: Option<u64>,
-    /// Flows of this batch that wait
+    /// Waiting flows of this batch
     #[arg(long, value_name = "ID")]
     batch: Option<u64>,
     /// Flows of this process
@@ -77,7 +77,7 @@ pub(crate) fn explain(args: &ExplainFlowArgs) -> Result<(), ExplainError> {
     let mut text: Vec<String> = reports.flows.iter().map(paragraph).collect();
     let more = told.count.saturating_sub(reports.flows.len() as u64);
     if more > 0 {
-        text.push(format!("{more} more flows are meant; name a request, a process or a flow."));
+        text.push(format!("{more} more flows match; name a request, a process or a flow."));
     }
     Ok(say(text.join("\n\n"))?)
 }

@@ -1,4 +1,4 @@
-//! Commands for the daemon of this host: `status`, `bypass` and `reload`.
+//! Commands for the daemon of this host: `status`, `bypass`, `enforce` and `reload`.
 
 pub(crate) mod overview;
 

@@ -47,7 +47,7 @@ enum Command {
     /// Run a program with its RDMA traffic under the scheduler
     #[command(after_long_help = run::HELP)]
     Run(Box<run::RunArgs>),
-    /// Send over loopback, as a job to try a host with; needs no RDMA and no GPU
+    /// Run an example job that sends over loopback, to try a host without RDMA and GPUs
     #[command(after_long_help = example_job::HELP)]
     ExampleJob(example_job::ExampleJobArgs),
     /// Print the class variables that `run` sets for a profile

@@ -1,4 +1,4 @@
-//! `laxity observe report`: what enforcing would have done to what was only observed.
+//! `laxity observe report`: what enforcing would have done to flows that were only observed.
 //!
 //! The daemon simulates it, by minute and port ([`laxity_wire::WouldStatus`]). This sums it up.
 
@@ -19,12 +19,12 @@ hour is kept.
 
 The simulation is not exact. Senders would have sent later if they had waited. Receivers and \
 switches may be slower than the port. Hints from before the first observed flow are missing. So \
-times are an estimate; `laxity enforce on` shows the real ones.";
+times are estimates. Only a run under `laxity enforce on` has real times.";
 
 /// Maximum number of jobs that the page names.
 const JOBS_MAX: usize = 8;
 
-/// What can be done with a daemon that observes.
+/// The commands of `laxity observe`.
 #[derive(Subcommand)]
 pub(crate) enum ObserveCommand {
     /// Print what enforcing would have delayed, promoted and pruned
@@ -153,8 +153,7 @@ fn page(report: &ObserveReport) -> String {
     if report.ports.is_empty() {
         let next = match report.mode.as_str() {
             "observe" => {
-                "Clients attach at their next transfer; `laxity doctor` says what stands \
-                          in the way."
+                "Clients attach at their next transfer; if none does, `laxity doctor` says why."
             }
             _ => "`laxity enforce off` observes from now on.",
         };

@@ -10,11 +10,11 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 use thiserror::Error;
 
-/// The reason why a result could not be put out. The text contains the cause, so there is no
+/// The reason why a result could not be written. The text contains the cause, so there is no
 /// `source`, which would print it twice.
 #[derive(Debug, Error)]
 pub enum OutputError {
-    /// Standard output does not take it. A closed pipe is no error.
+    /// A write to standard output failed. A closed pipe is no error.
     #[error("cannot write to standard output: {0}")]
     Stdout(io::Error),
     /// The file or folder cannot be written: name another one, or make room.

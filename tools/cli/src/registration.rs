@@ -11,8 +11,8 @@ use laxity_shm::registration::{self, Hello, RegistrationError, Welcome};
 /// Longest wait for the daemon. A job waits for 100 ms, and a person can wait longer.
 const PATIENCE: Duration = Duration::from_millis(1000);
 
-/// Attaches as `name`, ends the connection, and returns the daemon's answer. Its memory stays
-/// readable as it was.
+/// Attaches as `name`, ends the connection, and returns the daemon's answer. The region can still
+/// be mapped, and keeps its last content.
 pub(crate) fn attach(socket: &Path, name: &str) -> Result<Welcome, RegistrationError> {
     let connection = registration::connect(socket)?;
     // No thread sleeps on this region, so the kind of fence does not matter.

@@ -24,7 +24,8 @@ use crate::registration;
 const EXIT_OWN: u8 = 125;
 const EXIT_NOT_EXECUTABLE: u8 = 126;
 const EXIT_NOT_FOUND: u8 = 127;
-/// Longest name that fits into a registration, in bytes.
+/// Longest name that is accepted, in bytes. A registration keeps the first
+/// [`laxity_shm::registration::NAME_MAX`] bytes.
 const NAME_BYTES_MAX: usize = 32;
 
 pub(crate) const HELP: &str = "\
@@ -88,7 +89,8 @@ pub(crate) struct RunArgs {
     /// Registration socket of the daemon [default: $LAXITY_SOCKET, or /run/laxity/laxityd.sock]
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
-    /// Name of the job in `laxity status`, at most 32 bytes [default: the name of the executable]
+    /// Name of the job. `laxity status` shows its first 27 bytes [default: the name of the
+    /// executable]
     #[arg(long)]
     name: Option<String>,
     /// File for the library's report on the transfers, written when the job ends
@@ -129,7 +131,7 @@ enum RunError {
     Mode(String),
     #[error("LAXITY_SLO_TTFT: {0}")]
     Objective(NotAQuantity),
-    #[error("an objective of zero is missed by every request; leave it out for none")]
+    #[error("every request misses an objective of zero; leave it out if there is none")]
     NoObjective,
     #[error("--name needs 1 to {NAME_BYTES_MAX} bytes, `{0}` has {len}", len = .0.len())]
     Name(String),

@@ -1,8 +1,8 @@
-//! `laxity support-bundle`: one archive of what somebody needs who helps from afar.
+//! `laxity support-bundle`: one archive with what a remote helper needs.
 //!
 //! Everything that goes in is text and passes [`redact`]. `manifest.json` comes last. It lists the
-//! files, what could not be had and why, and how much was taken out. A part that fails or hangs
-//! never keeps the others out.
+//! files, what could not be read and why, and how many secrets were removed. A part that fails or
+//! hangs never keeps the others out.
 
 mod redact;
 
@@ -90,9 +90,9 @@ struct Manifest {
     made_at_s: u64,
     files: Vec<Listed>,
     missing: Vec<Missing>,
-    /// Values that were taken out because they looked like secrets.
+    /// Number of values that were removed because they looked like secrets.
     secrets_removed: usize,
-    /// Different addresses and names of hosts that were replaced. `None`: they were kept.
+    /// Number of distinct addresses and names of hosts that were replaced. `None`: they were kept.
     addresses_replaced: Option<usize>,
 }
 
@@ -117,7 +117,7 @@ struct Bundle {
 }
 
 impl Bundle {
-    /// Adds a part, or the reason why it could not be had.
+    /// Adds a part, or the reason why it could not be read.
     fn add(&mut self, name: &str, source: &str, part: Result<String, String>) {
         let added = part.and_then(|text| {
             let text = self.redaction.text(tail(&text));
@@ -164,7 +164,7 @@ fn tail(text: &str) -> &str {
     if from == 0 { rest } else { rest.split_once('\n').map_or(rest, |(_, rest)| rest) }
 }
 
-/// Writes the archive and says what could not be had.
+/// Writes the archive and prints what could not be read.
 pub(crate) fn support_bundle(args: &SupportBundleArgs) -> Result<(), BundleError> {
     let now_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let path = args.output.clone();
@@ -199,7 +199,7 @@ pub(crate) fn support_bundle(args: &SupportBundleArgs) -> Result<(), BundleError
         eprintln!("{summary}");
         return Ok(());
     }
-    // Before it has content, because it may have what only root may read.
+    // The mode is set before the file has content, because only root may read some of it.
     let private = || fs::OpenOptions::new().create(true).append(true).mode(0o600).open(&path);
     private().map_err(|cause| OutputError::File { path: path.clone(), cause })?;
     replace(&path, &archive)?;

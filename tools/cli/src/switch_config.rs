@@ -5,8 +5,8 @@
 //! printed from it. The classes in their order, the highest first:
 //!
 //! 1. network control (DSCP 48 to 63, as in RFC 4594), which no bulk traffic may starve;
-//! 2. the levels, but for the lowest, in strict priority;
-//! 3. unmarked traffic, and every DSCP that nobody named;
+//! 2. the levels except the lowest, in strict priority;
+//! 3. unmarked traffic, and every DSCP that belongs to no other class;
 //! 4. the lowest level and the scavenger.
 //!
 //! Classes 3 and 4 are served by weight, one to four, so that none of them starves another. The

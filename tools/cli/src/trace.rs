@@ -53,9 +53,9 @@ pub(crate) const HELP: &str = "\
 Open the file in https://ui.perfetto.dev, which keeps it on this machine, or in chrome://tracing. \
 Each port has rows by stage, layer and level. Each flow is a slice from its submission to its last \
 completion, and shows how long it waited for permits. Each permit says why it was given at that \
-time. Hints of the engine have their own rows: the layers of each batch, and each request. A line, \
-and for each request the file, says how its time divides into queue, compute, and waits for \
-permits and network by stage.
+time. Hints of the engine have their own rows: the layers of each batch, and each request. The \
+file also shows how the time of each request divides into queue, compute, and waits for permits \
+and network by stage. The command prints the same for all requests together.
 
 Ctrl-C, SIGTERM and SIGHUP end the trace early; what was recorded until then is written. SIGTERM \
 and SIGHUP are passed on to COMMAND, and laxity waits for it to end.

@@ -3,7 +3,7 @@
 //! It reads the daemon's and the NIC's counters twice. Between the two, bytes that the daemon
 //! permitted at a level have to leave at the priorities to which the NIC maps the levels' DSCPs. A
 //! queue pair keeps one class, so bytes are compared over all levels together and not level by
-//! level. Counters that a driver does not have are said to be not measured.
+//! level. Counters that a driver does not have are reported as not measured.
 //!
 //! Names of counters: mlx5 (the kernel's Documentation/networking/device_drivers/ethernet/mellanox/
 //! mlx5/counters.rst), bnxt and ice; CNPs are in the hw_counters of an RDMA port.
@@ -42,7 +42,7 @@ Run the command as root, and while jobs send. Without traffic, only settings are
 
 Exit status: 0 if nothing contradicts, 1 if something does or the daemon does not answer.";
 
-/// Fewer permitted bytes than this say nothing, because other traffic is as large.
+/// Fewest permitted bytes for a comparison. Below this, other traffic is as large.
 const BYTES_MIN: u64 = 1 << 20;
 
 #[derive(Args)]
@@ -231,7 +231,8 @@ const PAUSES_SENT: [&str; 3] =
     ["tx_prio#_pause", "tx_pfc_ena_frames_pri#", "tx_priority_#_xoff.nic"];
 const DISCARDED: [&str; 2] = ["rx_prio#_discards", "rx_prio#_buf_discard"];
 
-/// How much a counter grew that has one of these names for a priority. `#` stands for the number.
+/// Returns the growth of a priority's counter, which has one of these names. `#` stands for the
+/// number.
 fn growth(before: &Counters, after: &Counters, names: &[&str], priority: u8) -> Option<u64> {
     names.iter().find_map(|name| {
         let name = name.replace('#', &priority.to_string());
@@ -338,7 +339,7 @@ fn judge(nic: &DaemonNic, report: &NicReport, is_marked: bool, is_kept: bool) ->
         let PriorityRow { priority, pfc, .. } = row;
         if *pfc == Some(false) && row.pauses_received > Some(0) {
             let found = format!(
-                "the switch paused priority {priority} {} times, and this NIC has no PFC there",
+                "the switch paused priority {priority} {} times, and this NIC has no PFC for it",
                 row.pauses_received.unwrap_or(0)
             );
             findings.push(Finding::error("pause", found).because(

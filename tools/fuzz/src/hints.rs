@@ -29,7 +29,7 @@ const STEPS_MAX: usize = 256;
 const PID: u32 = 7;
 const DOMAIN: DomainId = DomainId(0);
 
-/// A daemon's state of hints, and what it has to know.
+/// A daemon's state of hints, and the facts that it has to contain.
 struct HintedDaemon {
     hints: Hints,
     ports: Vec<DriverPort>,

@@ -1,8 +1,8 @@
 //! Fuzzes the HTTP listeners of the daemon and the coordinator: the web page and the metrics.
 //!
 //! hyper parses HTTP. What is Laxity's own is the choice of the answer by host, method and path. So
-//! the bytes go through a real connection to the real listener. Each answer has to be one of those
-//! that exist, and nothing is shown to a name that is not the page's.
+//! the bytes go through a real connection to the real listener. Each answer has to be one that the
+//! listeners give, and a request for any name other than the page's gets no content.
 
 use std::io::{Read as _, Write as _};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream};
@@ -90,7 +90,7 @@ fn converse(to: SocketAddr, bytes: &[u8]) -> Vec<u8> {
     let mut answers = Vec::new();
     match (&mut stream).take(ANSWERS_BYTES_MAX).read_to_end(&mut answers) {
         Ok(_) => {}
-        // It closed the connection without reading all bytes.
+        // The listener closed the connection without reading all bytes.
         Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => {}
         Err(error) => panic!("the listener neither answers nor closes: {error}"),
     }

@@ -2,9 +2,9 @@
 //! command line, quantities, and the state that a coordinator saves in etcd. [`simulator`] has the
 //! texts of the simulator.
 //!
-//! The first byte selects the parser. A refused text is told where and what is wrong. An accepted
-//! text is within the documented limits, is written and read back as itself, and the parts that it
-//! configures can be made.
+//! The first byte selects the parser. The error for a refused text names the place and the problem.
+//! An accepted text is within the documented limits, is written and read back as itself, and the
+//! parts that it configures can be made.
 
 mod simulator;
 
@@ -26,7 +26,7 @@ use crate::Input;
 const NAME: &str = "the-file";
 const NOW: Time = Time(1 << 40);
 
-/// Checks that a place is one of the text. An empty text has one line.
+/// Checks that the text has this line. An empty text has one line.
 fn check_line(text: &str, line: usize) {
     let lines = text.matches('\n').count() + 1;
     assert!((1..=lines).contains(&line), "line {line} of {lines}");

@@ -77,7 +77,7 @@ pub(crate) struct FaultsArgs {
     /// Folder for the schedule of a round that went wrong
     #[arg(long, value_name = "FOLDER", default_value = "target/faults")]
     failures: PathBuf,
-    /// Smaller schedules to try on a round that went wrong; with 0 its schedule stays whole
+    /// Number of smaller schedules to try if a round went wrong; with 0 its schedule stays whole
     #[arg(long, value_name = "N", default_value_t = 60)]
     shrink: u32,
     /// Run all of it in one thread and in virtual time: thousands of faults a minute, and each seed
@@ -89,13 +89,13 @@ pub(crate) struct FaultsArgs {
         "faults", "jobs", "state", "failures", "shrink", "in_virtual_time", "replay", "then",
     ])]
     soak: Option<Duration>,
-    /// Play the schedule of such a file instead of a campaign
+    /// Play the schedule in this file, which --failures kept, instead of a campaign
     #[arg(long, value_name = "FILE", conflicts_with_all = ["faults", "seed", "state", "shrink"])]
     replay: Option<PathBuf>,
     /// Daemon to run [default: the one beside this program, or in PATH]
     #[arg(long, value_name = "PATH")]
     laxityd: Option<PathBuf>,
-    /// Daemon that takes turns with it at each restart, such as another release's
+    /// Daemon that takes turns with --laxityd at each restart, such as another release's
     #[arg(long, value_name = "PATH")]
     then: Option<PathBuf>,
     /// Write the report as JSON. With `-` it goes to standard output, the table to standard error

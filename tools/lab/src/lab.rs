@@ -23,7 +23,7 @@ pub(crate) enum LabCommand {
     Run(Box<RunArgs>),
     /// Check whether this machine can run the lab, and print what is missing
     Probe {
-        /// Check for the SoftRoCE lab instead, which `exec` uses
+        /// Check the needs of the SoftRoCE lab (`laxity lab exec`) instead
         #[arg(long)]
         verbs: bool,
     },
@@ -33,7 +33,7 @@ pub(crate) enum LabCommand {
     /// Run unmodified RDMA programs under the scheduler in the SoftRoCE lab, and check the results
     #[command(after_help = verbs::HELP)]
     Verbs(Box<verbs::VerbsArgs>),
-    /// Do thousands of faults to a real daemon and its clients, and check that nothing is lost
+    /// Cause thousands of faults in a real daemon and its clients, and check that nothing is lost
     #[command(after_help = faults::HELP)]
     Faults(faults::FaultsArgs),
 }
@@ -137,7 +137,7 @@ pub(crate) struct RunArgs {
     /// harm]
     #[arg(long, value_name = "DSCP")]
     foreign_dscp: Option<u8>,
-    /// Whether daemons lower the rate of a port by what others send there (on) or only measure it
+    /// Whether daemons lower a port's rate by foreign traffic (on) or only measure foreign traffic
     /// (off)
     #[arg(long, value_name = "on|off", value_parser = on_or_off)]
     residual: Option<bool>,

@@ -49,7 +49,7 @@ fn a_full_disk_leaves_the_folder_as_it_was_and_a_second_call_works() {
     assert!(made.status.success(), "{said}");
     let all = ["ca.crt", "ca.key", "daemon-a.crt", "daemon-a.key"];
     assert_eq!(listed(folder.path()), all);
-    // Later, with the CA that is there.
+    // A failed run with the existing CA changes nothing, either.
     let failed = certs("1", folder.path(), &["--coordinator", &many]);
     assert!(!failed.status.success());
     assert_eq!(listed(folder.path()), all);

@@ -149,8 +149,8 @@ impl Comm {
 
 impl Drop for Comm {
     fn drop(&mut self) {
-        // As NCCL does on an abort: registrations first, even with requests in flight, then the
-        // communicator.
+        // Ends the registrations first, even with requests in flight, and then the communicator, as
+        // NCCL does on an abort.
         let parked = self.parked.take();
         for memory in &parked {
             if let Err(error) = self.deregister(memory) {

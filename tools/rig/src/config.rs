@@ -121,8 +121,8 @@ pub struct LabConfig {
     /// DSCP of that traffic, 0 for unmarked. Without it, the DSCP of the highest level.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub foreign_dscp: Option<u8>,
-    /// Whether daemons lower the rate of a port by what others send there. Otherwise they only
-    /// measure it.
+    /// Whether daemons lower the rate of a port by its foreign traffic. Otherwise they only measure
+    /// it.
     pub residual: bool,
     /// Time at which the victim's daemon is killed by SIGKILL, in s after the start of each
     /// scheduled run.

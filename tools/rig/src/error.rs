@@ -1,7 +1,7 @@
 //! Why a part of the lab failed.
 //!
-//! The reader is a person at a terminal. Each variant of [`LabError`] is a cause for which that
-//! person does something else. The texts contain their causes, so a cause is no source as well.
+//! The reader is a person at a terminal. Each variant of [`LabError`] is a cause that needs its own
+//! remedy. The texts contain their causes, so a cause is no source as well.
 
 use std::fmt::Display;
 use std::io;
@@ -56,12 +56,12 @@ pub enum LabError {
     System { doing: &'static str, cause: io::Error },
     #[error("{device} {problem}")]
     Device { device: String, problem: String },
-    /// The output of a program, or a message between processes, is not what it should be.
+    /// The output of a program, or a message between processes, has an unexpected form.
     #[error("{what}: {cause}")]
     Unreadable { what: String, cause: String },
     #[error("{0}")]
     Request(String),
-    /// A part of the lab that runs in a sandbox failed. The text is what it reported.
+    /// A part of the lab that runs in a sandbox failed. The text is its report.
     #[error("{0}")]
     Inside(String),
     #[error(transparent)]

@@ -162,8 +162,8 @@ impl<'a> Vllm<'a> {
         Ok(Process { host, child, log })
     }
 
-    /// Returns the folder of what vLLM finds out about itself at its first start. It lies in
-    /// Python's environment, because later starts are much faster with it.
+    /// Returns the folder of vLLM's caches, which its first start fills. It lies in Python's
+    /// environment, because later starts are much faster with it.
     fn cache(&self) -> PathBuf {
         let environment = self.python.ancestors().nth(2).unwrap_or(self.folder);
         environment.join("cache")
@@ -181,7 +181,8 @@ impl<'a> Vllm<'a> {
     fn engine(&self, host: usize) -> Vec<OsString> {
         let prefills = self.prefills(host);
         let port = if prefills { ENDPOINT.port() } else { BEHIND_PORT };
-        // The command `vllm` wants a package of that name, and the one for CPUs has another.
+        // The command `vllm` needs a package of that name, and the package for CPUs has another
+        // name.
         let module = ["-m", "vllm.entrypoints.openai.api_server", "--model"];
         let mut arguments: Vec<OsString> = module.map(OsString::from).into();
         arguments.push(model_folder().into());

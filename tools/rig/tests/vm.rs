@@ -37,7 +37,8 @@ fn main() -> ExitCode {
         trial("a_hang_and_a_panic_are_told_apart", a_hang_and_a_panic_are_told_apart),
     ];
     let mut arguments = Arguments::from_args();
-    // A guest takes the whole machine, and one test looks for what others might leave.
+    // A guest takes the whole machine, and one test looks for processes and files that others might
+    // leave.
     arguments.test_threads = Some(1);
     libtest_mimic::run(&arguments, trials).exit_code()
 }
@@ -62,7 +63,7 @@ fn sh(script: &str) -> VmJob {
     })
 }
 
-/// Runs a script; what it printed and what came of it.
+/// Runs a script. Returns its output and its result.
 fn run(config: &VmConfig, script: &str) -> (String, Result<VmReport, VmError>) {
     let mut printed = Vec::new();
     let report = vm::run(config, &sh(script), Input::Empty, &mut |stream, bytes| {

@@ -186,7 +186,7 @@ fn sustained_rates_are_set_in_relation_to_two_policies() {
     assert!(!without.contains("karuna"), "nor is it there: {without}");
 }
 
-/// What no network policy can change is said before policies are compared.
+/// A page says what no network policy can change before it compares policies.
 #[test]
 fn capacity_is_shown_at_every_rate_and_warned_of_where_the_bound_is_low() {
     let text = content("two capacity panel=\"NIC rate 50 Gb/s\"");
@@ -284,8 +284,8 @@ fn quoted(page: &str) -> Vec<Vec<String>> {
     quotes.collect()
 }
 
-/// The numbers of the page need long runs, but what the paper says does not. Plans that the page
-/// has no results of have no rows on it.
+/// The numbers of the page need long runs, but the paper's claims do not. A plan without results
+/// has no rows on the page.
 #[test]
 fn the_page_of_this_repository_quotes_the_paper_as_the_claims_do() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/reproduction-tables.md");

@@ -64,7 +64,8 @@ fn a_snapshot_that_begins_again_before_it_has_ended_is_one_with_what_was_said_of
     let batch = |id: u64| arrived(id, [request(id * 10, 900, 10)]);
     world.report(&mut a, [batch(1), batch(2), batch(3)]);
     world.send(&mut a, SnapshotPiece::Part, [batch(1)]);
-    // The snapshot starts again. The protocol has no sign for that, so it goes on.
+    // The daemon starts its snapshot again. The protocol has no sign for that, so the coordinator
+    // adds the new pieces to the same snapshot.
     world.send(&mut a, SnapshotPiece::Part, [batch(2)]);
     assert_eq!(world.counters().batches, 3, "nothing is gone yet");
     world.send(&mut a, SnapshotPiece::End, []);

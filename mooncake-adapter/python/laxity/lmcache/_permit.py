@@ -83,7 +83,7 @@ class _Waiting:
         self.some: list[tuple[laxity.Ticket, asyncio.Future[bool], float]] = []
 
     def permit(self, ticket: laxity.Ticket, until: float) -> asyncio.Future[bool]:
-        """Whether the ticket was granted before the time ``until``."""
+        """Whether the permit came before the time ``until``."""
         future = self.loop.create_future()
         self.some.append((ticket, future, until))
         if len(self.some) == 1:

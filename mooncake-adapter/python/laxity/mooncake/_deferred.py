@@ -31,7 +31,7 @@ IDLE_S = 1.0
 
 
 class _Sent:
-    """The pieces of one permit, which Mooncake has."""
+    """The pieces of one permit, which were handed to Mooncake."""
 
     def __init__(self, numbers: list[int], ticket: Ticket | None, nbytes: int) -> None:
         #: Mooncake's numbers of the pieces that were not seen to end yet.

@@ -268,7 +268,7 @@ class TransferEngine(_mooncake.TransferEngine):
         if self._laxity_mode != GATE:
             return whole()
         if pieces is None:
-            # There is nothing to schedule, or Mooncake will refuse it. Mooncake's number must not clash with ours.
+            # Nothing to schedule, or Mooncake will refuse it. Mooncake's number may be another transfer's here.
             return self._laxity_asked().adopt(whole())
         return self._laxity_asked().submit(is_write, peer, pieces, part)
 

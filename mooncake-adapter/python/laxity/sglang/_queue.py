@@ -207,7 +207,7 @@ class PermitQueue:
 
 
 def room_id(item: Any) -> str:
-    """The id of a request, made from its room. It is the same on the prefill and the decode instance."""
+    """The id of a request, made from its bootstrap room: the same on the prefill and the decode instance."""
     return f"sglang-room-{getattr(item, 'room', item)}"
 
 

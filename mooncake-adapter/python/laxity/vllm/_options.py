@@ -46,7 +46,7 @@ STORES = frozenset(
 
 
 class OptionError(ValueError):
-    """An option in ``kv_connector_extra_config.laxity`` makes no sense. The text says which and why."""
+    """An option in ``kv_connector_extra_config.laxity`` is invalid. The text says which and why."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -59,7 +59,7 @@ class _Known:
     began: float = 0.0
 
     def has_first_token(self) -> Optional[float]:
-        """Notes how its time to the first token divides. Returns the time to compute it, if it was loaded."""
+        """Notes the parts of its time to the first token. Returns the time of computing, if KV cache was loaded."""
         if not self.began:
             return None
         waited_until = self.asked or self.began

@@ -1,11 +1,11 @@
 """Exports how long transfers waited with vLLM's own metrics of its connector.
 
 vLLM asks the worker's connector for statistics after each step, adds those of all workers, logs them, and shows them on
-``/metrics``. The wrapped connector's statistics are those of the connector, and ours under the key ``laxity``:
+``/metrics``. The wrapped connector's statistics are those of the connector, and Laxity's under the key ``laxity``:
 
 * ``laxity:kv_permit_wait_seconds``: from when a transfer was asked for until its permit;
 * ``laxity:kv_post_seconds``: how long it took to post;
-* ``laxity:kv_network_seconds``: from then until the connector saw that it was complete;
+* ``laxity:kv_network_seconds``: from the post until the connector saw that it was complete;
 * ``laxity:kv_scheduled_bytes_total``;
 * ``laxity:ttft_queue_seconds``, ``laxity:ttft_load_seconds``, ``laxity:ttft_compute_seconds``: how a request's time to
   its first token in this engine divides. ``load`` is the wait for KV cache from elsewhere.
@@ -35,7 +35,7 @@ _HISTOGRAMS = {
 
 
 class Stats:
-    """The connector's statistics and ours, as vLLM treats its ``KVConnectorStats``. It is pickled on its way."""
+    """The statistics of the connector and of Laxity, as a ``KVConnectorStats`` of vLLM, which pickles it."""
 
     def __init__(self, inner: Any, ours: dict[str, list[float]]) -> None:
         self.inner = inner
@@ -80,7 +80,7 @@ class Stats:
 
 
 class Prom:
-    """The connector's Prometheus metrics and ours."""
+    """The connector's Prometheus metrics and Laxity's."""
 
     def __init__(
         self, inner: Any, metric_types: Mapping[Any, Any], labelnames: Any, labelvalues: Mapping[int, Any]

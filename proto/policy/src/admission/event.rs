@@ -58,11 +58,12 @@ pub enum AdmissionEvent {
         /// Bytes since the last such event.
         bytes: u64,
     },
-    /// The batch belongs to a tenant, whose budget pays for what is pruned for the batch
+    /// The batch belongs to a tenant. Requests that are pruned for the batch count against the
+    /// budget of this tenant
     /// ([`AdmissionConfig::tenant_drop_budgets`](super::AdmissionConfig::tenant_drop_budgets)).
     /// Tenant 0 is assumed until then.
     BatchTenant {
-        /// The batch whose tenant pays for its pruned requests.
+        /// The batch that belongs to the tenant.
         batch: BatchId,
         /// The index of its tenant.
         tenant: u16,

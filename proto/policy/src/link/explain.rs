@@ -18,7 +18,7 @@ pub const AHEAD_MAX: usize = 256;
 pub enum Obstacle {
     /// No obstacle: it gets a permit at the next opportunity.
     Nothing,
-    /// Its client owes completions.
+    /// The flow is held, because its client owes bytes.
     Held,
     /// Other flows of its trust domain come first.
     Order,
@@ -39,7 +39,7 @@ pub struct WaitingFlow {
     pub level: Level,
     /// The rule that gives this level.
     pub rule: LevelRule,
-    /// When the work must begin, [`Time::NEVER`] if no deadline says so.
+    /// When the work must begin, [`Time::NEVER`] without a deadline.
     pub begin_by: Time,
     /// When the level changed last, and from which level.
     pub moved: Option<(Time, Level)>,
@@ -49,7 +49,7 @@ pub struct WaitingFlow {
     pub ahead: Tally,
     /// Bytes in flight at the level or above, and the window.
     pub window: (u64, u64),
-    /// Whether the flow has a turn of the starved flows' share.
+    /// Whether the flow is starved, and so is served from the starved flows' share.
     pub is_starved: bool,
 }
 

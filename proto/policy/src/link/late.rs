@@ -1,4 +1,4 @@
-//! Tells what the port remembers of late KV reuse (`link/late_reuse.rs`) of what is held up.
+//! Notes KV reuse that is held up, in the port's state of late KV reuse (`link/late_reuse.rs`).
 
 use laxity_types::{Layer, Level, Stage};
 

@@ -31,11 +31,11 @@
 use crate::rli::NEAR_LAYERS;
 use crate::time::{Span, Time};
 
-/// The share of the time until its layer, one over this, from which KV reuse is late.
+/// KV reuse is late after 1/`LATE_SHARE` of the time until its layer.
 const LATE_SHARE: u64 = 4;
 
-/// The share of the time until its layer, one over this, from which KV reuse is very late. With a
-/// quarter, readers of one busy unit, which delay each other, would delay its collectives.
+/// KV reuse is very late after 1/`VERY_LATE_SHARE` of the time until its layer. With a quarter,
+/// readers of one busy unit, which delay each other, would delay its collectives.
 const VERY_LATE_SHARE: u64 = 2;
 
 /// Layer times for which the port remembers that KV reuse was late: a batch or two. Detection takes
@@ -51,9 +51,9 @@ const LEAD_LAYERS: u64 = 4096;
 pub(crate) struct LateReuse {
     /// When KV reuse began to share the level of collectives.
     since: Time,
-    /// Until when it shares that level.
+    /// Until when KV reuse shares the level of collectives.
     until: Time,
-    /// Until when it is above that level.
+    /// Until when KV reuse is above collectives.
     leads_until: Time,
 }
 

@@ -11,15 +11,15 @@
 //! wait in a lower class must not hold up an urgent flow to the same peer.
 //!
 //! Flows of unknown peers are bounded together, by the port's `overcommit` windows. Scavenged flows
-//! have no bound by peer: they wait in one queue, in order of arrival, and count at the level of
-//! nobody else. `peer_room.rs` decides by these counts.
+//! have no bound by peer: they wait in one queue, in order of arrival, and don't count at the level
+//! of other flows. `peer_room.rs` decides by these counts.
 
 use laxity_types::{Level, PeerId};
 
 use super::in_flight::InFlight;
 
-/// Maximum number of windows that may be in flight on a port whose bytes are bounded by peer, at
-/// the port's pace. A client that goes silent holds at most this.
+/// Maximum number of windows in flight on a port whose bytes are bounded by peer. Beyond the first
+/// window, permits come at the port's rate. A client that goes silent holds at most this.
 pub const PEER_WINDOWS: u32 = 16;
 
 /// Peers with a bound of their own. Others count as unknown.

@@ -25,7 +25,7 @@ pub(crate) struct Port {
     pub(crate) pruned: Vec<RequestId>,
     /// Which level KV reuse has because some was late.
     pub(crate) late_reuse: LateReuse,
-    /// What pieces larger than the window reach.
+    /// The mean rate of pieces larger than the window.
     pub(super) piece_rate: PieceRate,
 }
 

@@ -113,7 +113,7 @@ impl Link {
             if entry.queue != SCAVENGER {
                 let feasibility = self.discipline.feasibility(&self.port, now, flow, entry);
                 if let Feasibility::Behind(position) = feasibility {
-                    // This move happens once in a flow's life, and the level stays.
+                    // A flow moves so at most once, and keeps its level.
                     let _ = self.relocate(now, slot, position);
                     continue;
                 }

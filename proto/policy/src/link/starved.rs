@@ -11,9 +11,9 @@
 //! ```
 //!
 //! Scavenged work has a share of its own (`scavenger.rs`). A starved chunk may exceed the window
-//! once, by what it is larger than the free part. Otherwise small pieces of other flows could use
-//! up each completion before a chunk fits. Where pieces that exceed the window follow one another,
-//! the window is never free: there a starved flow goes when the next piece may.
+//! once, if it is larger than the free part. Otherwise small pieces of other flows could use up
+//! each completion before a chunk fits. Where pieces that exceed the window follow one another, the
+//! window is never free: there a starved flow goes when the next piece may.
 //!
 //! The queues are linked through the records of the flows, so each step is O(1).
 

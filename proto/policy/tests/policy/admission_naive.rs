@@ -39,7 +39,7 @@ pub(crate) struct Naive {
     pub(crate) budget: usize,
     /// Budgets of tenants, the first of tenant 0.
     pub(crate) own_budgets: Vec<Option<usize>>,
-    /// The tenant whose budget pays for a request, `None` for the common one.
+    /// The tenant against whose budget a pruned request counts, `None` for the common one.
     paid_by: BTreeMap<u64, Option<u16>>,
     /// Whether doomed requests are pruned themselves: `Doomed::SetAside`.
     pub(crate) set_aside: bool,
@@ -212,7 +212,7 @@ impl Naive {
         (worst, u64::try_from(ns).unwrap_or(u64::MAX))
     }
 
-    /// Prunes a request for `batch`, or returns false if the budget that pays for it is spent.
+    /// Prunes a request for `batch`, or returns false if the budget is spent.
     fn prune(&mut self, batch: u64, request: u64) -> bool {
         let tenant = self.batches[&batch].tenant;
         let own = self.own_budgets.get(usize::from(tenant)).copied().flatten();

@@ -16,7 +16,8 @@ const RATE: u64 = 1_000_000_000;
 const SLACK_NS: u64 = 5000;
 /// Period of promotion in `random_events`, in which `tent` predicts MLU again.
 const PERIOD_NS: u64 = 2000;
-/// Due flows that one pick handles. With no more paced flows, no timer is left for the next pick.
+/// Due flows that one pick handles. With at most as many paced flows, no timer is left for the next
+/// pick.
 const PACED_MAX: usize = 8;
 
 #[derive(Clone, Debug)]

@@ -104,13 +104,13 @@ fn cases() -> Vec<Case> {
         ),
         // A flow with a deadline finishes just in time, though the port is idle.
         (PolicyKind::Karuna, now(vec![due(1, 2.0, 10.0)]), vec![9.9]),
-        // It needs half of the port. The rest is for the shortest.
+        // The flow with a deadline needs half of the port. The shortest flow gets the rest.
         (
             PolicyKind::Karuna,
             now(vec![due(1, 2.0, 4.0), reuse(2, 3.0), collective(3, 1.0)]),
             vec![3.9, 6.0, 2.0],
         ),
-        // It gets what nobody else wants.
+        // A flow with a deadline also gets what other flows leave.
         (PolicyKind::KarunaWc, now(vec![due(1, 2.0, 10.0)]), vec![2.0]),
         // A hopeless deadline does not hold the port.
         (PolicyKind::Karuna, now(vec![due(1, 5.0, 1.0), collective(2, 1.0)]), vec![6.0, 2.0]),

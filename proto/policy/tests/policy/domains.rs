@@ -41,13 +41,13 @@ enum Attack {
     /// Work requests of 2^60 bytes, which can't be cut, and that it completes at once.
     Endless,
     Silent,
-    /// It completes a sixteenth of what it holds now and then.
+    /// Completes a sixteenth of its bytes in flight now and then.
     Trickle,
-    /// It sends without a permit, as on credit that it was not given.
+    /// Sends without a permit, as on credit that it was not given.
     Launches,
     /// Thousands of batches and requests, each with a flow, and an order that prefers them.
     Floods,
-    /// It ends, redefines, prunes and starts batches and requests with the honest one's ids.
+    /// Ends, redefines, prunes and starts batches and requests with the honest domain's ids.
     Impersonates,
     /// Thousands of flows of many clients, one chunk each.
     Crowd,
@@ -147,7 +147,8 @@ impl Scene {
         }
     }
 
-    /// Takes all permits. The hostile domain's bytes take time on the wire only if they may exist.
+    /// Takes all permits. Bytes that the hostile domain only claims to have take no time on the
+    /// wire.
     fn poll(&mut self) -> Option<(FlowId, Time)> {
         let mut first = None;
         while let Some(action) = self.link.poll_action(self.now) {

@@ -478,7 +478,7 @@ fn kv_reuse_that_stays_in_flight_raises_later_kv_reuse_to_the_level_of_collectiv
         link.commit_permit(now, &spec, permit);
         permit.level
     };
-    // By itself this takes 100 µs, but it does not land.
+    // Alone the flow takes 100 µs, but its completion never comes.
     assert_eq!(send(&mut link, us(0), 14), near);
     // What is needed in four layers has four milliseconds. It is late after a quarter of them.
     assert_eq!(send(&mut link, us(1_050), 14), near);
@@ -486,7 +486,7 @@ fn kv_reuse_that_stays_in_flight_raises_later_kv_reuse_to_the_level_of_collectiv
     assert_eq!(send(&mut link, us(2_300), 14), near, "the level of one does not change");
     assert_eq!(reuse_level(&link, us(2_300), 1, 14), collective, "that of the next does");
     assert!(reuse_level(&link, us(2_300), 1, 30) > near, "this one has time");
-    // All land. The port remembers it for 64 layer times.
+    // All complete. The port remembers that for 64 layer times.
     for _ in 0..3 {
         link.remove_in_flight(us(2_400), PeerId(0), near, 100_000);
     }
@@ -506,7 +506,7 @@ fn kv_reuse_that_is_late_beside_collectives_raises_later_kv_reuse_above_them() {
         link.commit_permit(now, &spec, permit);
         permit.level
     };
-    // What is needed in four layers has four milliseconds, and nothing lands.
+    // What is needed in four layers has four milliseconds, and nothing completes.
     send(&mut link, ms(0));
     send(&mut link, ms(2));
     for now in [5, 8] {
@@ -583,8 +583,8 @@ fn a_piece_that_exceeds_the_window_is_not_joined_by_one_with_less_slack() {
     assert_eq!(permitted(&mut link, Time(3)), [2]);
 }
 
-/// Returns a port at which flows wait that cannot be cut, in flight in this order, and their sizes
-/// in chunks. The window has four, and the port sends one a millisecond.
+/// Returns a port at which flows wait that cannot be cut. They come in this order, with these sizes
+/// in chunks. The window has four chunks, and the port sends one in a millisecond.
 fn port_of_pieces(sizes: &[u64]) -> Link {
     let config = LinkConfig {
         chunk_bytes: CHUNK,
@@ -606,8 +606,8 @@ fn behind_a_piece_that_exceeds_the_window_others_go_at_the_pace_of_the_port() {
     let mut link = port_of_pieces(&[10; 7]);
     let done = |flow| completed(flow, 10 * CHUNK);
     assert_eq!(permitted(&mut link, ms(0)), [1]);
-    // Nothing of the first completes, but it has had the time to leave but for a chunk. The same
-    // holds for the next ones. Each that is not complete then shows that the port has room.
+    // The first reports no completion, but at the rate of the port all of it except a chunk has
+    // left. The same holds for the next ones.
     for (id, at) in [(2, 9), (3, 19), (4, 29)] {
         assert_eq!(link.next_deadline(), Some(ms(at)));
         assert_eq!(permitted(&mut link, ms(at) - Span(1)), [0; 0]);
@@ -645,7 +645,7 @@ fn a_piece_that_exceeded_the_window_leaves_no_room_behind() {
     let piece = FlowSpec::anonymous(FlowId(1), Stage::P2d, 100 * CHUNK);
     link.handle(Time(1), Event::FlowArrived(FlowSpec { whole: true, ..piece }));
     assert!(link.poll_action(Time(1)).is_some());
-    // More than the window is in flight on credit when the piece lands.
+    // More than the window is in flight on credit when the piece completes.
     for _ in 0..2 {
         link.add_in_flight(Time(1), Stage::P2d, PeerId(0), Level(1), 3 * CHUNK);
     }

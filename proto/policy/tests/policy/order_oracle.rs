@@ -234,7 +234,7 @@ impl Model {
         (flow.left * 1_000_000_000).div_ceil(rate)
     }
 
-    /// Ends bytes in flight. One piece that exceeds the window is known by its size.
+    /// Removes bytes from those in flight. A piece that exceeds the window is found by its size.
     fn complete(&mut self, flow: FlowId, bytes: u64) {
         if let Some(at) = self.pieces.iter().position(|&(_, size)| size == bytes) {
             let took = u128::from(self.now - self.pieces.remove(at).0).max(1);

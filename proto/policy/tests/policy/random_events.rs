@@ -390,7 +390,7 @@ impl Shadowed {
                     assert!(level != Level::SCAVENGER || host == Level::SCAVENGER);
                 }
                 assert_eq!(*account.wire.get_or_insert(level), level, "the wire level changed");
-                // A flow that cannot be cut may exceed it by what it is larger than a chunk.
+                // A flow that cannot be cut may exceed it by the bytes beyond a chunk.
                 let excess = bytes.saturating_sub(CHUNK);
                 // Scavenged work that was due for long may exceed it by a chunk (`scavenger.rs`). A
                 // flow pruned after its first permit keeps that permit's level on the wire.

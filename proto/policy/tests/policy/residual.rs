@@ -268,7 +268,7 @@ fn congestion_lowers_the_rate_by_half_at_most_and_only_while_own_bytes_are_in_fl
     assert_eq!(port.capacity.rate, RATE);
 }
 
-/// The counter then looked dead, and the low rate stayed for five seconds.
+/// An earlier version took the counter for dead then, and kept the low rate for five seconds.
 #[test]
 fn a_completion_after_the_last_byte_passed_does_not_make_the_counter_stand_still() {
     let mut port = Port::new();

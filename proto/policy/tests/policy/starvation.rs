@@ -332,7 +332,7 @@ fn kv_reuse_and_the_last_stage_without_a_deadline_go_by_size_within_a_bound() {
         let overtaken_s = 32.0 * SIZE as f64 / SPEED as f64;
         let smaller = after(CHUNK / 8);
         assert!((0.9 * overtaken_s..1.1 * overtaken_s).contains(&smaller), "{subject}: {smaller}");
-        // The load is larger, and what of it is permitted goes first.
+        // The flows of the load are larger. Only those that were permitted before go first.
         let larger = after(2 * SIZE * CHUNK);
         assert!(larger < 0.06, "{subject}: {larger}");
     }

@@ -20,7 +20,7 @@ use laxity_policy::{
 };
 use proptest::prelude::*;
 
-/// Bytes per second of the port, and those that reach memory.
+/// The port's rate in bytes per second. [`GOODPUT`] is the payload that it carries.
 const RATE: f64 = 12.5e6;
 const GOODPUT: f64 = 0.95 * RATE;
 /// Mean rate at which requests arrive at random, per second.
@@ -55,7 +55,7 @@ impl SplitMix {
     }
 }
 
-/// The port, and what its transfers reach.
+/// The port, and how fast its transfers are.
 #[derive(Clone, Copy)]
 struct Wire {
     share: f64,
@@ -334,8 +334,8 @@ impl Pieces {
         next.expect("nothing is in flight")
     }
 
-    /// Reports whether a piece can be in time that is due after `times` its time at the port's
-    /// rate.
+    /// Reports whether a piece is feasible if it is due after `times` times its transfer time at
+    /// the port's rate.
     fn is_feasible(&mut self, times: f64) -> bool {
         let own = Span::transfer(MIB, RATE as u64).0 as f64;
         let spec = self.piece(MIB, Some(Span((own * times) as u64)));
@@ -347,7 +347,7 @@ impl Pieces {
 
 const MIB: u64 = 1 << 20;
 
-/// Returns `times` the time of a piece of so many bytes at the port's rate.
+/// Returns `times` times the transfer time of `bytes` at the port's rate.
 fn own(bytes: u64, times: u64) -> Span {
     Span::transfer(bytes, RATE as u64).times(times)
 }

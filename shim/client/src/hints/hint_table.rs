@@ -1,5 +1,5 @@
-//! The engine's requests and batches, and the check whether its next hint makes sense. The table
-//! does no I/O and reads no clock. It returns the [`Hint`]s for the daemon.
+//! The engine's requests and batches, and the check of its next hint. The table does no I/O and
+//! reads no clock. It returns the [`Hint`]s for the daemon.
 //!
 //! A request or batch that is unknown here need not be wrong. An engine's scheduler may begin a
 //! batch in one process while its workers compute the layers in others. The daemon combines them by
@@ -19,8 +19,8 @@ pub const BATCHES_MAX: usize = 1 << 12;
 /// Longest stored name of a tenant, in bytes.
 pub const TENANT_MAX: usize = 64;
 
-/// The reason why a hint makes no sense. Nothing changed, and the daemon got nothing. Fix the
-/// caller, or continue, since no transfer depends on it.
+/// The reason why a hint is invalid. Nothing changed, and the daemon got nothing. Fix the caller,
+/// or continue, since no transfer depends on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HintError {
     /// The id is 0, which means "unknown".
@@ -28,7 +28,7 @@ pub enum HintError {
     NoId,
     /// The deadline is not in the future.
     #[error(
-        "the deadline of request {request} was {late_ns} ns ago; give one that is to come, or none"
+        "the deadline of request {request} was {late_ns} ns ago; give one in the future, or none"
     )]
     DeadlinePassed {
         /// The request's id.

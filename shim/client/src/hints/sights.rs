@@ -19,7 +19,7 @@ impl FirstSights {
         if request == 0 {
             return now.saturating_add(objective_ns);
         }
-        // An engine that uses its numbers again has another request by then.
+        // By then the number belongs to another request, if the engine uses numbers again.
         let is_over = |seen: u64| now.saturating_sub(seen) >= objective_ns.saturating_mul(2);
         let seen = match self.0.get(request) {
             Some(&seen) if !is_over(seen) => seen,

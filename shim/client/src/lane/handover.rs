@@ -1,14 +1,14 @@
 //! Flows that wait for the next daemon of a planned upgrade.
 //!
 //! A daemon that hands its clients over (`attention::HANDOVER`) releases them, and the next one
-//! answers at the same socket. A lane then takes note of its waiting flows, and leaves the region
-//! for good. What it has read of each flow's permits is final. The rest is submitted to the next
-//! daemon, as a flow of its own. So each byte goes out once, whatever either daemon writes.
+//! answers at the same socket. A lane then records its waiting flows, and never reads the old
+//! region again. The permits that it has read are final. The rest of each flow is submitted to the
+//! next daemon as a new flow. So each byte goes out once, whatever either daemon writes.
 //!
-//! A ticket belongs to the caller. It therefore goes to the next daemon when it is polled: until
-//! then [`HandoverFlow`] says what became of its flow. New flows wait in the same way. All of them
-//! are bypassed once [`crate::session::Session::has_successor`] is false: after a second, or as
-//! soon as nobody listens at the socket.
+//! A ticket belongs to the caller, so it gets its new flow when the caller polls it. Until then
+//! [`HandoverFlow`] keeps the state of that flow. New flows wait in the same way. All of them are
+//! bypassed once [`crate::session::Session::has_successor`] is false: after a second, or as soon as
+//! nobody listens at the socket.
 //!
 //! The next daemon does not learn of bytes that the last one permitted and that are in flight. It
 //! may permit one window too many, once. Such bytes have usually left before it has started.
@@ -41,10 +41,10 @@ pub(crate) struct Handover {
     moved: bool,
 }
 
-/// A flow whose ticket is of another daemon, or of none.
+/// A flow whose ticket comes from an earlier daemon, or from none.
 #[derive(Debug)]
 struct HandoverFlow {
-    /// The mark of the caller's ticket.
+    /// The state of the caller's ticket.
     state: TicketState,
     /// The flow, with those bytes only that are not permitted.
     flow: Flow,
@@ -121,7 +121,7 @@ impl Lane {
         self.handover.seat == seat && seat != 0
     }
 
-    /// Reports whether a new flow would wait for the next daemon, but too many do.
+    /// Reports whether a new flow would wait for the next daemon, but too many flows already do.
     pub(crate) fn is_backlog_full(&mut self) -> bool {
         self.binding.is_none()
             && self.handover.flows.len() >= self.handover.room

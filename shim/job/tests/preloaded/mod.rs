@@ -64,7 +64,7 @@ pub(crate) struct Job {
     pub(crate) command: Command,
 }
 
-/// A program that ended well, with what it wrote.
+/// A program that ended successfully, with its output.
 pub(crate) struct Done {
     pub(crate) lines: Vec<String>,
     pub(crate) errors: String,

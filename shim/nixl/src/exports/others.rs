@@ -19,8 +19,8 @@ macro_rules! pass_on {
     )*}};
 }
 
-// `true`: a program may call it again and again until something arrives, so it posts what is
-// permitted by then.
+// `true`: a program may call it again and again until something arrives, so it posts the requests
+// that are permitted by then.
 pass_on! {
     register(descs, extra) false
         "_ZN9nixlAgent11registerMemERK12nixlDescListI12nixlBlobDescEPK21nixlAgentOptionalArgs";

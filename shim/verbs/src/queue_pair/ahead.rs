@@ -60,7 +60,7 @@ impl QueuePairLoan {
         self.unreported.bytes += bytes;
     }
 
-    /// Reports what went ahead and ends the loan.
+    /// Reports the work requests that went ahead, and ends the loan.
     pub(super) fn repay(&mut self, lane: &mut Lane) {
         if let Some(loan) = self.loan.take() {
             lane.repay(&loan, &self.unreported);

@@ -103,7 +103,7 @@ impl QueuePair {
         }
     }
 
-    /// Ends the loan and reports what went ahead.
+    /// Ends the loan and reports the work requests that went ahead.
     pub(super) fn end_ahead(&self, state: &mut QueuePairState) {
         if state.ahead.is_idle() {
             return;

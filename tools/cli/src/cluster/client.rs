@@ -19,7 +19,7 @@ const ENDPOINT_DEFAULT: &str = "http://127.0.0.1:7471";
 /// Longest answer in bytes. A thousand batches with long host names fit.
 const ANSWER_BYTES_MAX: usize = 64 << 20;
 
-/// Where the coordinator is and how it knows us.
+/// Where the coordinator is, and how it identifies this program.
 #[derive(Debug, Args)]
 pub(crate) struct CoordinatorArgs {
     /// URL of the coordinator; it begins with https:// if the coordinator uses TLS
@@ -81,7 +81,7 @@ impl CoordinatorArgs {
             .keep_alive_while_idle(true);
         if tls {
             let tls = self.tls()?;
-            // The error's own text says only that it is one of the transport.
+            // The error's own text says only `transport error`, so its cause is shown.
             let unusable = |error| explain::cause(&error, &SETTINGS).text;
             return endpoint
                 .tls_config(tls)

@@ -12,7 +12,7 @@ use super::show::json;
 use super::tables;
 use laxity_cli::output::say;
 
-/// What can be done with the policy.
+/// The commands of `laxity cluster policy`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum PolicyCommand {
     /// Show the current policy

@@ -216,7 +216,7 @@ pub(crate) fn host(host: &HostStatus) -> String {
 
 pub(crate) fn batches(listed: &[BatchStatus], total: u32, filtered: bool) -> String {
     let headline = match (listed.len(), filtered) {
-        (0, true) => format!("None of the {total} active batches is like that."),
+        (0, true) => format!("None of the {total} active batches matches."),
         (0, false) if total == 0 => "No batch is active.".into(),
         (n, true) => format!("{n} of {total} active batches"),
         (n, false) if (n as u32) < total => {

@@ -35,9 +35,7 @@ pub(crate) fn kernel(root: &Root, tried: &Tried) -> Vec<Finding> {
             "kernel",
             format!("Linux {release}"),
         )
-        .because(
-            "before 4.16 there is no membarrier(GLOBAL_EXPEDITED): each submit pays for a fence",
-        )
+        .because("before 4.16 there is no membarrier(GLOBAL_EXPEDITED): each submit needs a fence")
         .action("boot a newer kernel"),
         Some(_) => Finding::ok("kernel", format!("Linux {release}")),
         None => Finding::info("kernel", format!("of unknown version: `{release}`")),
@@ -47,8 +45,8 @@ pub(crate) fn kernel(root: &Root, tried: &Tried) -> Vec<Finding> {
     } else {
         Finding::warn("membarrier", "refused")
             .because(
-                "each submit pays for a fence that the sleeping side would otherwise pay for; \
-                nothing breaks",
+                "each submit executes a fence that otherwise only the sleeping side executes; \
+                all else works",
             )
             .action("allow membarrier(2) in the seccomp profile of the container")
     };

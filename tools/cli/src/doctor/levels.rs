@@ -46,8 +46,8 @@ fn trust(interface: &str, settings: &NicQos) -> Finding {
     if settings.maps.is_empty() || settings.maps.iter().any(|map| map.trust.is_none()) {
         return Finding::info("trust", "unknown: neither the kernel, mlnx_qos nor dcb says")
             .because(
-                "the NIC's queues and buffers only follow DSCP if it trusts it; the switches' \
-                 trust is set there",
+                "the NIC's queues and buffers follow DSCP only if the NIC trusts it; the trust of \
+                 switches is set there",
             )
             .action(format!("mlnx_qos -i {interface} (mlx5), or the vendor's tool"));
     }
@@ -55,9 +55,7 @@ fn trust(interface: &str, settings: &NicQos) -> Finding {
         return Finding::ok("trust", format!("DSCP ({source})"));
     }
     Finding::warn("trust", format!("not DSCP ({source})"))
-        .because(
-            "the NIC sorts what it sends into its queues by something else than Laxity's marks",
-        )
+        .because("the NIC does not choose its queues by DSCP, so it ignores Laxity's classes")
         .action(format!(
             "mlnx_qos -i {interface} --trust dscp, or dcb apptrust set dev {interface} order dscp \
              pcp"
@@ -182,7 +180,7 @@ fn sharing(map: &PriorityMap, levels: &[NamedLevel]) -> Option<Finding> {
         return None;
     }
     let finding = Finding::new("levels", severity, format!("share a queue: {}", pairs.join("; ")))
-        .because("the NIC sends what shares a queue in the order of posting, not of the levels")
+        .because("the NIC sends packets of one queue in the order of posting, not of levels")
         .action(
             "let the NIC trust DSCP, and map the DSCPs to priorities of different queues (mlnx_qos \
              --trust, --dscp2prio, --prio_tc; dcb apptrust, app, ets), or give the levels one DSCP \

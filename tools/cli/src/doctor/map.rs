@@ -1,5 +1,5 @@
-//! A map of what flows: for each process that uses RDMA, its paths, the class of each, and whether
-//! Laxity orders it, somebody marked it, the daemon only measures it, or nobody sees it.
+//! A map of RDMA traffic: for each process that uses RDMA, its paths, the class of each, and
+//! whether Laxity orders it, somebody marked it, the daemon only measures it, or nobody sees it.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -269,7 +269,7 @@ pub(crate) fn bypasses(rows: &[Row]) -> Vec<Finding> {
             Some(match flow.path {
                 PathKind::Devx => Finding::warn("bypass-verbs", found)
                     .because(
-                        "no verbs library sees them, liblaxity.so neither: they go out unscheduled",
+                        "liblaxity.so does not see such work requests, so they go out unscheduled",
                     )
                     .action("start it with UCX_TLS=rc_verbs,ud_verbs,self,sm,cuda"),
                 _ => Finding::info("bypass-verbs", format!("{library} is in it: {found}")).because(

@@ -103,9 +103,9 @@ fn nccl(process: &Process) -> Option<DataPath> {
     (!is_off && !is_socket).then(|| DataPath::new(PathKind::NcclNet, "NCCL", true))
 }
 
-/// NCCL's one-sided path. Left alone, NCCL lets GPUs ring the doorbells of mlx5 NICs, and a thread
-/// posts elsewhere. Only DeepEP V2, a variable or that thread shows that a job uses the path. What
-/// the thread posts is ordered by our plugin if `LAXITY_RMA` gives it to the plugin.
+/// NCCL's one-sided path. By default GPUs ring the doorbells of mlx5 NICs, and a thread of NCCL
+/// posts for other NICs. Only DeepEP V2, a variable or that thread shows that a job uses the path.
+/// Laxity's plugin orders what the thread posts if `LAXITY_RMA` gives it to the plugin.
 fn gin(process: &Process) -> Option<DataPath> {
     let is_deepep = process.has("deep_ep/_C");
     let has_nccl = process.has("libnccl") || process.has("librccl") || is_deepep;
@@ -135,7 +135,8 @@ fn has_one_sided_plugin(process: &Process) -> bool {
     is_on && named && has_nccl_plugin(process)
 }
 
-/// NVSHMEM's transports are libraries of their own. Without any, GPUs are taken to ring doorbells.
+/// NVSHMEM's transports are libraries of their own. If none is loaded, GPUs are assumed to post
+/// work requests themselves (IBGDA).
 fn nvshmem(process: &Process) -> Vec<DataPath> {
     const LIBRARY: &str = "NVSHMEM";
     if !process.has("libnvshmem") && !process.has("nvshmem_transport_") {

@@ -149,8 +149,8 @@ fn libraries(maps: &str) -> BTreeSet<String> {
     paths.into_iter().filter_map(of_path).collect()
 }
 
-/// Determines the NIC of a process by the driver of its devices, or else of the host's. Without any
-/// it goes by libraries, though libibverbs may load the providers of all NICs.
+/// Determines the NIC of a process by the driver of its devices, or else of the host's. Without
+/// devices it uses the loaded libraries, although libibverbs may load the providers of all NICs.
 fn nic(root: &Root, process: &Process) -> NicKind {
     const CLASS: &str = "/sys/class/infiniband";
     // Names such as rocep1s0 say nothing about the driver.
@@ -247,7 +247,7 @@ pub(crate) fn coverage(seen: &ProcessScan, status: Option<&Status>) -> Vec<Findi
         findings.push(Finding::ok("coverage", "no process has an RDMA library in it"));
     }
     if !seen.unreadable.is_empty() {
-        let found = format!("{} processes could not be looked into", seen.unreadable.len());
+        let found = format!("{} processes could not be read", seen.unreadable.len());
         let unread = Finding::info("coverage", found)
             .because("processes of other users may use RDMA too")
             .action("run it as root, in the pid namespace of the host");
@@ -262,8 +262,8 @@ fn uncovered(process: &Process) -> Option<Finding> {
         let finding = Finding::warn("coverage", "it uses RDMA, and liblaxity.so is not in it")
             .about(process.subject())
             .because(
-                "its transfers compete with those that Laxity orders, and at the class that \
-                it chose itself",
+                "its transfers compete with those that Laxity orders, in a class that it \
+                chose itself",
             )
             .action(format!("start it with: {command}"));
         return Some(finding);

@@ -16,16 +16,16 @@ const DSCPS: usize = 64;
 /// Asks the kernel for the settings of an interface, as [`laxity_nic::query`] does.
 pub(crate) type Query<'a> = &'a dyn Fn(&str) -> Result<PriorityMap, DcbError>;
 
-/// The settings of the NICs behind an interface, and who said so.
+/// The settings of the NICs behind an interface, and their source.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct NicQos {
-    /// One map, or one for each interface below a bond. Empty if nobody said anything.
+    /// One map, or one for each interface below a bond. Empty if no source has the settings.
     pub(crate) maps: Vec<PriorityMap>,
     pub(crate) source: &'static str,
 }
 
-/// Returns what is known of the NICs behind `interface`. The kernel's word precedes that of tools,
-/// which fill in what it left out.
+/// Returns the settings of the NICs behind `interface`. The kernel's values take precedence, and
+/// values of tools fill its gaps.
 pub(crate) fn settings(root: &Root, interface: &str, query: Query<'_>, tool: Tool<'_>) -> NicQos {
     let source = Cell::new("unknown");
     let of_nic = |interface: &str| {
@@ -46,7 +46,7 @@ pub(crate) fn settings(root: &Root, interface: &str, query: Query<'_>, tool: Too
     NicQos { maps, source: source.get() }
 }
 
-/// Returns what tools say of an interface, and which one said it, if one does.
+/// Returns the settings of an interface that a tool reports, and the name of the tool.
 fn said(interface: &str, tool: Tool<'_>) -> Option<(PriorityMap, &'static str)> {
     let nothing = PriorityMap::default();
     let text = tool("mlnx_qos", &["-i", interface]);

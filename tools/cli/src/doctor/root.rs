@@ -1,7 +1,7 @@
 //! Read access to `/sys`, `/proc` and `/etc` of this machine, or of another one below a folder.
 //!
-//! Tools tell of this machine only. Of another one their recorded outputs are read, in the form of
-//! sosreport: `sos_commands/ANY/COMMAND`, where `_` stands for blanks in the command line.
+//! Tools describe this machine only. For another one, their recorded outputs are read, in the form
+//! of sosreport: `sos_commands/ANY/COMMAND`, where `_` stands for blanks in the command line.
 
 use std::fs;
 use std::io::Read;
@@ -70,7 +70,7 @@ impl Root {
         if self.is_real() { output(program, arguments) } else { self.recorded(program, arguments) }
     }
 
-    /// Returns the first recorded output of a command. Its options don't count.
+    /// Returns the first recorded output of a command, whatever its options.
     fn recorded(&self, program: &str, arguments: &[&str]) -> Option<String> {
         const FOLDER: &str = "/sos_commands";
         let words = |text: &str| -> Vec<String> {

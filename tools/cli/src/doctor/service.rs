@@ -64,7 +64,7 @@ pub(crate) fn configuration() -> Option<Finding> {
         true => Finding::ok("configuration", "laxityd would start with it"),
         false => Finding::error("configuration", said)
             .because("laxityd does not start with it; one that runs keeps what it read before")
-            .action("correct it; `laxityd --check-config` says when it is, then `laxity reload`"),
+            .action("correct it until `laxityd --check-config` accepts it, then `laxity reload`"),
     })
 }
 
@@ -73,7 +73,7 @@ fn version(daemon: &str, cli: &str) -> Finding {
         return Finding::ok("version", format!("daemon and tools are both {cli}"));
     }
     Finding::warn("version", format!("the daemon is {daemon}, these tools are {cli}"))
-        .because("clients of the release before or after are understood, others go unscheduled")
+        .because("clients of the previous or next release are scheduled, and others are not")
         .action("install one release everywhere; systemctl restart laxityd")
 }
 
@@ -86,7 +86,7 @@ fn assumed_rates(status: &Status) -> impl Iterator<Item = Finding> {
             .about(&port.name)
             .because("permits may be far above or below what the NIC sends")
             .action(format!(
-                "look whether its link is up; or set rate in the [[nic]] of {} in \
+                "check whether its link is up; or set rate in the [[nic]] of {} in \
                  /etc/laxity/laxityd.toml; systemctl reload laxityd",
                 port.name
             ))
@@ -96,7 +96,7 @@ fn assumed_rates(status: &Status) -> impl Iterator<Item = Finding> {
 fn switched(status: &Status) -> Finding {
     if status.bypass {
         return Finding::warn("mode", "bypassed")
-            .because("somebody ordered that all traffic goes out unscheduled")
+            .because("an operator ran `laxity bypass on`: all traffic goes out unscheduled")
             .action("laxity bypass off");
     }
     let change = "laxity observe report, then laxity enforce on";
@@ -140,14 +140,14 @@ fn clients(status: &Status) -> Vec<Finding> {
             );
             let finding = Finding::warn("clients", found)
                 .about(subject)
-                .because("what those threads send goes out unscheduled")
+                .because("transfers of those threads go out unscheduled")
                 .action(
                     "restart it with the library of this release; the daemon's log has the records",
                 );
             findings.push(finding);
         } else if client.mode == "off" {
             let finding = Finding::info("clients", "its mode is off").about(subject);
-            findings.push(finding.because("it is attached, and nothing of it is scheduled"));
+            findings.push(finding.because("it is attached, and its transfers are not scheduled"));
         }
     }
     findings
@@ -188,7 +188,7 @@ pub(crate) fn library(found: &Result<PathBuf, LibraryError>) -> Finding {
         Ok(path) => Finding::ok("library", path.display().to_string()),
         Err(error) => Finding::warn("library", error.to_string()).because(
             "`laxity run` can't put a program under Laxity; programs that link \
-                laxity_client need it not",
+                laxity_client don't need it",
         ),
     }
 }
@@ -199,7 +199,7 @@ pub(crate) fn profiles() -> Vec<Finding> {
     let mut findings: Vec<Finding> = broken
         .map(|error| {
             Finding::error("profile", error.to_string()).because(
-                "`laxity run` refuses it, and a job that has it already uses the profile `default`",
+                "`laxity run` refuses it, and a running job that names it uses the profile `default`",
             )
         })
         .collect();

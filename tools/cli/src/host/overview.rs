@@ -105,7 +105,7 @@ fn headline(status: &Status) -> Vec<String> {
     };
     let configured = match status.configured_mode.as_str() {
         "" => String::new(),
-        mode => format!(" (ordered; the configuration has {mode})"),
+        mode => format!(" (by command; the configuration has {mode})"),
     };
     // Clients do not submit what they bypass, so it can't be counted.
     let bypassed = if status.bypass || status.mode == "off" {

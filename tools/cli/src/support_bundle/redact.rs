@@ -1,9 +1,8 @@
-//! Takes secrets, addresses and names of hosts out of text.
+//! Removes secrets, addresses and names of hosts from text.
 //!
-//! What looks like a secret: a value whose name says so (`TOKEN=…`, `"api_key": "…"`,
-//! `--password …`), what follows `Bearer`, a password in a URL, and keys in PEM. An address becomes
-//! `[address-N]`, with the same N wherever it occurs. Addresses of the loopback and unspecified
-//! addresses stay.
+//! These count as secrets: the value of such a name (`TOKEN=…`, `"api_key": "…"`, `--password …`),
+//! the word after `Bearer`, a password in a URL, and keys in PEM. An address becomes `[address-N]`,
+//! with the same N wherever it occurs. Addresses of the loopback and unspecified addresses stay.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;

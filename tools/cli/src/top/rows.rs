@@ -209,7 +209,7 @@ fn stages(now: &Status, before: Option<&EarlierStatus>) -> Vec<Line> {
             let stages = old.ports.iter().filter_map(|port| port.stages.get(at));
             stages.map(|stage| stage.permitted_bytes).sum()
         });
-        // Distributions can't be added, so the port with the most flows speaks for all.
+        // Distributions can't be added, so that of the port with the most flows is shown.
         let wait = all().map(|stage| stage.wait).max_by_key(|wait| wait.flows).unwrap_or_default();
         Line {
             key: named.stage.clone(),

@@ -125,7 +125,7 @@ fn table(frame: &mut Frame<'_>, top: &Top, area: Rect) {
         .collect();
     if rows.is_empty() {
         let why = match top.filter.is_empty() {
-            true => "Nothing is attached. `laxity doctor` says what stands in the way.",
+            true => "No process is attached. `laxity doctor` says why.",
             false => "No row has this text. Esc clears the filter.",
         };
         return frame.render_widget(Paragraph::new(why), area);

@@ -24,7 +24,7 @@ const ANSWER_BYTES_MAX: u64 = 4096;
 /// The path that OTLP adds to the address of a collector.
 const PATH: &str = "/v1/traces";
 
-/// Why a collector has not got all spans.
+/// Why a collector did not accept all spans.
 #[derive(Debug, Error)]
 pub(crate) enum CollectorError {
     #[error(
@@ -104,7 +104,7 @@ pub(super) fn check(url: &str) -> Result<(), CollectorError> {
 /// Sends the spans of a document of [`super::otlp::spans`]. Returns how many there were.
 ///
 /// # Errors
-/// The collector takes no part, or not all.
+/// The collector refused the spans, or some of them.
 pub(super) fn send(url: &str, document: &Value) -> Result<usize, CollectorError> {
     const SPANS: &str = "/resourceSpans/0/scopeSpans/0/spans";
     let none = Vec::new();

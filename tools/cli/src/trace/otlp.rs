@@ -20,7 +20,7 @@ use super::why::{PermittedByKind, why};
 
 /// `Span.kind`: an operation inside one process.
 const INTERNAL: u8 = 1;
-/// `Status.code` of what went wrong.
+/// `Status.code` of an error.
 const ERROR: u8 = 2;
 
 /// Returns the Unix time at which CLOCK_MONOTONIC was zero, in nanoseconds.

@@ -1,6 +1,6 @@
-//! How a request's time divides: its turn, computing, and waits for its traffic by stage. Waiting
-//! for a flow's first permit and waiting for the network are apart. The network's part includes
-//! posting, and waits for further permits of a flow that is permitted in pieces.
+//! How a request's time divides: queueing, computing, and waits for its traffic by stage. Waiting
+//! for a flow's first permit and waiting for the network are separate parts. The network's part
+//! includes posting, and waits for further permits of a flow that is permitted in pieces.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -23,7 +23,7 @@ const REST: usize = 8;
 /// Nanoseconds of each of [`PARTS`].
 pub(super) type Parts = [u64; PARTS.len()];
 
-/// A part that can count from a time until another.
+/// Begin and end of a span, and the index of the part that it belongs to.
 type PartSpan = (u64, u64, usize);
 
 /// A request that ended in the trace, with the layers and flows that it waited for.
@@ -35,7 +35,7 @@ pub(super) struct Ended<'a> {
     pub(super) end_ns: u64,
     /// 0 if the request has no deadline.
     pub(super) deadline_ns: u64,
-    /// The layers of its batches between the two, with their numbers.
+    /// The layers of its batches between these two hints, with their numbers.
     pub(super) layers: Vec<(&'a Spell, u16)>,
     /// Its own flows, and the flows of its batches that name no request.
     pub(super) flows: Vec<&'a Life>,

@@ -158,7 +158,7 @@ fn draw(lives: &Lives, ledger: &PermittedByKind, life: &Life, row: u64, events: 
         "waited_us": us(first_ns.unwrap_or(end_ns).saturating_sub(life.submitted_ns)),
         "why": match (life.permits.is_empty(), flow.standing) {
             (false, _) => why(ledger, life, 0),
-            (true, SubmitOutcome::Observed) => "mode observe: nobody was asked".to_owned(),
+            (true, SubmitOutcome::Observed) => "mode observe: no permit was asked for".to_owned(),
             (true, _) => "it had no permit before it ended, or the trace did".to_owned(),
         },
     });

@@ -77,7 +77,7 @@ pub(super) fn why(ledger: &PermittedByKind, life: &Life, index: usize) -> String
     let mut text = match (index, flow.standing) {
         (0, SubmitOutcome::AtOnce) => return "nothing was in its way".to_owned(),
         (0, SubmitOutcome::OnCredit) => return "it went on credit, without asking".to_owned(),
-        (0, SubmitOutcome::Observed) => return "mode observe: nobody was asked".to_owned(),
+        (0, SubmitOutcome::Observed) => return "mode observe: no permit was asked for".to_owned(),
         (0, SubmitOutcome::BehindOthers) => format!(
             "{waited:.0} µs: {} waited before it, {} of {} were in flight",
             flows(flow.ahead),
@@ -89,9 +89,9 @@ pub(super) fn why(ledger: &PermittedByKind, life: &Life, index: usize) -> String
             Bytes(flow.in_flight_bytes).about(),
             Bytes(flow.window_bytes).about()
         ),
-        (0, SubmitOutcome::Held) => format!(
-            "{waited:.0} µs: the coordinator had others read first from the host that it reads from"
-        ),
+        (0, SubmitOutcome::Held) => {
+            format!("{waited:.0} µs: its client owed completions")
+        }
         _ => format!("{waited:.0} µs after its last permit"),
     };
     let mut meanwhile = ledger.between((flow.nic, flow.ingress), since_ns, permit.at_ns);

@@ -28,7 +28,7 @@ pub(super) struct Division {
     /// Waiting for KV cache from elsewhere: the network's part.
     load: f64,
     compute: f64,
-    /// Parts of the transfers' time, each a share of that.
+    /// Parts of the transfers' time, each a share of that time.
     permit_wait: f64,
     post: f64,
     network: f64,

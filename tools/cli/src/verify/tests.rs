@@ -1,4 +1,4 @@
-//! Tests of what contradicts, with outputs of `ethtool` and `mlnx_qos`.
+//! Tests of the contradictions that are found, with outputs of `ethtool` and `mlnx_qos`.
 
 use laxity_wire::{LevelStatus, PermittedBytes, PortStatus};
 
@@ -93,7 +93,7 @@ fn bytes_that_leave_at_another_priority_are_a_contradiction_with_a_next_step() {
     let report = compare(&[nic()], &seen(MIB, BEFORE), &kept, 5);
     assert!(errors(&report).is_empty() && page(&report).contains("preserve"), "{}", page(&report));
 
-    // Nothing is compared where Laxity is not meant to mark.
+    // Nothing is compared where Laxity does not mark packets.
     let mut observing = seen(65 * MIB, &now);
     observing.status.mode = "observe".into();
     let report = compare(&[nic()], &seen(MIB, BEFORE), &observing, 5);

@@ -1,5 +1,5 @@
 //! Tests of Algorithm 2 on a node (Maestro §III-C). Weights that sleep take time to leave. A stage
-//! that may use their memory waits for that or stops them.
+//! that may use their memory waits until they have left, or stops their transfer.
 
 use laxity_requests::maestro::memory::Action;
 use laxity_requests::maestro::node::{Ask, Node};

@@ -1,9 +1,9 @@
-//! Which values of the configuration make sense.
+//! Checks the values of the configuration.
 
 use super::{Engine, LabConfig};
 use crate::fabric::WireClass;
 
-/// A value of [`LabConfig`] that makes no sense.
+/// An invalid value of [`LabConfig`].
 #[derive(Debug, thiserror::Error)]
 #[error("{field}: {problem}")]
 pub struct InvalidLab {

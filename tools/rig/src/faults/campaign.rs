@@ -123,7 +123,7 @@ pub struct Report {
     /// Rounds in which a worker was seen with the lanes of its queues.
     #[serde(default)]
     pub rounds_with_lanes: u64,
-    /// Number of the first round that no job has taken. One that was cut off is not played again.
+    /// Number of the next round to start. A round that was cut off is not repeated.
     pub next_round: u64,
     pub failures: Vec<(PathBuf, Failure)>,
     #[serde(default)]

@@ -78,8 +78,8 @@ fn path_of(role: Role) -> &'static str {
     }
 }
 
-/// Returns the two workers of a path that needs two. The first receives, and tells the oracle of
-/// bytes.
+/// Returns the two workers of a path that needs two. The first receives, and reports the bytes to
+/// the oracle.
 const fn pair_of(role: Role) -> Option<[Role; 2]> {
     match role {
         Role::NcclSender | Role::NcclReceiver => Some([Role::NcclReceiver, Role::NcclSender]),
@@ -94,7 +94,8 @@ const fn pair_of(role: Role) -> Option<[Role; 2]> {
     }
 }
 
-/// Returns the worker of a role whose first transfer has to be awaited, because its processes meet.
+/// Returns the worker whose first transfer has to be awaited, because the processes of this role
+/// have to connect first.
 fn first_of(role: Role) -> Option<Role> {
     if role == Role::Engine { Some(role) } else { pair_of(role).map(|[receiver, _]| receiver) }
 }

@@ -84,7 +84,7 @@ impl Sender {
         Open { number, ticket, sent: 0, begin_ns: now_ns(), starved: self.starved.ns() }
     }
 
-    /// Waits as long as bytes take on a wire. At the full rate, the pipe alone is the wire.
+    /// Sleeps for the time that bytes take on a wire, unless the worker runs at the full rate.
     fn take_time(&self) {
         if !self.full_rate {
             std::thread::sleep(WIRE);

@@ -1,4 +1,4 @@
-//! The `laxity-coordinator` of a round, which no client may need.
+//! The `laxity-coordinator` of a round. No client may depend on it.
 
 use std::fs::File;
 use std::net::{SocketAddr, TcpListener};
@@ -40,7 +40,8 @@ impl RoundCoordinator {
         let log = File::options().create(true).append(true).open(&self.log);
         let log = log.map_err(LabError::file("opening", &self.log))?;
         let errors = log.try_clone().map_err(LabError::system("sharing a log"))?;
-        // It runs on another host as a rule, so it must not take the processors of this one.
+        // A coordinator normally runs on another host, so it must not take the processors of this
+        // one.
         let child = Command::new("nice")
             .args(["-n", "19"])
             .arg(&self.program)

@@ -223,7 +223,7 @@ impl Daemon {
             if let Some(wrong) = self.look() {
                 return Err(wrong);
             }
-            // It aborted for lack of memory just now.
+            // The daemon aborted for lack of memory just now.
             if self.child.is_none() {
                 self.launch().map_err(|error| error.to_string())?;
             }

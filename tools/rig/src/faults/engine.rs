@@ -286,8 +286,8 @@ fn end(engines: &mut [EngineProcess], control: &Runtime, outlet: &Outlet) -> Vec
     wrong
 }
 
-/// Waits until an engine has no request and no block in use. Returns what it has left if it does
-/// not get there.
+/// Waits until an engine has no request and no block in use. If that does not happen in time,
+/// returns the requests and blocks that are left.
 async fn forgets(engine: &EngineProcess, give_up: Instant) -> Result<(), String> {
     loop {
         let left = match get(engine.spec.endpoint, "/health").await {

@@ -6,8 +6,8 @@
 //!                    ▲───────KV───────────┘
 //! ```
 //!
-//! They take the time of computing instead of computing, which needs little of the processors. KV
-//! in a wrong place changes an answer all the same, and a byte that is damaged fails its batch.
+//! They wait for the time that computing would take, so they need little processor time. KV in a
+//! wrong place changes an answer all the same, and a byte that is damaged fails its batch.
 
 use std::fs::{self, File};
 use std::net::{Ipv4Addr, SocketAddr};
@@ -38,7 +38,7 @@ const SHARED: u32 = 48;
 
 /// The model, its cache and its scheduler. The cache holds a few prompts, so beginnings are
 /// evicted, and fetched again. An engine waits for others for longer than an answer may take, so
-/// that it can't hide what is lost.
+/// that it can't hide a lost message.
 const COMMON: &str = "\
 device = \"cpu\"
 kv = { blocks = 96, block_tokens = 8 }
@@ -58,7 +58,7 @@ moe = { experts = 4, per_token = 2 }
 weights = { seed = 7 }
 ";
 
-/// The program of the path, and what it answers.
+/// The program of the path, and its answers.
 #[derive(Clone, Debug)]
 pub struct EngineProgram {
     pub(super) program: PathBuf,

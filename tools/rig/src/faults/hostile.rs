@@ -23,7 +23,7 @@ const STRANGER: u32 = 54_321;
 const LIFE: Duration = Duration::from_secs(3);
 const ANSWER_MAX: Duration = Duration::from_millis(200);
 
-/// Is hostile until it is killed.
+/// Misbehaves in the way that the seed selects: writes garbage, takes memory, or lies.
 pub(super) fn run(task: &Task) {
     if geteuid().is_root() {
         let user = Uid::from_raw(STRANGER);
@@ -121,7 +121,7 @@ fn flow(stage: Stage, bytes: u64) -> Flow {
     Flow { stage, direction: Direction::Egress, bytes, batch: 1, request: 1, ..Flow::default() }
 }
 
-/// Takes all permits that there are, completes nothing, and attaches again when it is found out.
+/// Eight clients that take every permit and complete nothing.
 #[derive(Default)]
 pub(super) struct Hoard(Vec<(Client, Lane, Vec<Ticket>)>);
 

@@ -50,7 +50,8 @@ fn context(plugin: &Path) -> Result<(Plugin, Context), LabError> {
     Ok((plugin, context))
 }
 
-/// Tells the driver of an error, which is right if the peer died. The driver knows that.
+/// Reports an error to the driver, which knows whether the peer died, so that an error was
+/// expected.
 fn told(outlet: &Outlet, result: Result<(), HostError>) -> Result<(), LabError> {
     if let Err(error) = result {
         eprintln!("nccl: {error}");

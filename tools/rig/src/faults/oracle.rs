@@ -192,7 +192,8 @@ impl Oracle {
         let queue = match *frame {
             Frame::Waited { begin_ns, end_ns, starved_ms, .. } => {
                 let last = self.peer_killed_ns.get(&worker).map_or(end_ns, |at| end_ns.min(*at));
-                // It may not have run at any time, so at most what was not cut off is excused.
+                // The worker may have been without a processor at any time of the wait. So the part
+                // of the wait that is cut off reduces the excused time.
                 let starved_ns = u64::from(starved_ms) * 1_000_000;
                 let starved_ns = starved_ns.saturating_sub(end_ns - last);
                 return self.waits.push(Wait { worker, begin_ns, end_ns: last, starved_ns });

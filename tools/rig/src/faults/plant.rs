@@ -1,4 +1,4 @@
-//! Bugs on purpose, by which a test finds out whether the oracle sees anything.
+//! Deliberate bugs. A test checks that the oracle finds them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -28,8 +28,7 @@ pub enum Plant {
     LeakDescriptor,
 }
 
-/// What the oracle hears of a worker: what the worker says, but for one planted bug in its first
-/// queue.
+/// The reports of a worker to the oracle, changed by one planted bug in its first queue.
 pub(super) struct Reported {
     plant: Option<Plant>,
     armed: Arc<AtomicBool>,

@@ -359,7 +359,7 @@ impl Scene<'_> {
         self.daemon.configure()?;
         match answer {
             Ok(Err(ControlError::Refused(_))) => {}
-            // It ended for lack of memory.
+            // The daemon ended for lack of memory.
             Ok(Err(_)) if self.daemon.may_abort() => {}
             Ok(other) => self.blame(format!("a broken file was not refused: {other:?}")),
             Err(wrong) => self.blame(wrong),

@@ -131,7 +131,7 @@ impl FaultKind {
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fault {
-    /// When, from the begin of the round.
+    /// The time since the beginning of the round.
     pub at_ms: u64,
     pub kind: FaultKind,
     /// How long it lasts, if it has an end.

@@ -291,7 +291,8 @@ impl Setting {
         let can = |kind: &FaultKind| self.coordinator.is_some() || !kind.needs_coordinator();
         let more = self.verbs.as_ref().map_or(&[][..], |_| &FaultKind::VERBS);
         let all = FaultKind::ALL.into_iter().filter(can).chain(more.iter().copied());
-        // NCCL's workers can't be told to fork or to lose a thread, and engines not to fork.
+        // NCCL's workers can't be told to fork or to lose a thread, and engines can't be told to
+        // fork.
         let deaf: &[FaultKind] = if self.has_only(&["nccl"]) {
             &[FaultKind::ClientForked, FaultKind::ThreadLost]
         } else if self.has_only(&["nccl", "engine"]) {
@@ -379,7 +380,7 @@ impl Setting {
         self.usable().contains(&path)
     }
 
-    /// Whether the campaign uses none but some of these paths.
+    /// Whether all paths of the campaign are among these.
     pub(super) fn has_only(&self, paths: &[&str]) -> bool {
         self.verbs.is_none() && self.usable().iter().all(|path| paths.contains(path))
     }

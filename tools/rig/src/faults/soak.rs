@@ -35,14 +35,14 @@ use crate::error::LabError;
 
 /// Time between two changes: a worker leaves, is killed, or the daemon reloads.
 const CHANGE_EVERY: Duration = Duration::from_millis(500);
-/// Changes of which one is a kill. The daemon stops to schedule the clients of a user whose
-/// processes are killed more often.
+/// One change out of this many is a kill. If more processes of a user were killed, the daemon would
+/// stop scheduling that user's clients.
 const KINDS: u64 = 24;
 /// Samples of a short soak, and the time between those of a long one.
 const SAMPLES: u32 = 60;
 const SAMPLE_EVERY_MAX: Duration = Duration::from_secs(5);
-/// Longest wait for a permit at full load. A flow that has waited for 1 s shares 5 % of the port,
-/// which many workers that get little of the machine use up slowly.
+/// Longest wait for a permit at full load. Flows that have waited for 1 s share 5 % of the port.
+/// With many workers on a busy machine, these flows take long.
 const WAIT_MAX: Duration = Duration::from_secs(5);
 /// The policies under which that holds.
 const POLICIES: [&str; 2] = ["laxity", "mfs"];
@@ -276,7 +276,7 @@ impl Soak<'_> {
         Ok(())
     }
 
-    /// Measures everything, and judges what came since the last sample.
+    /// Measures everything, and judges the changes since the last sample.
     fn sample(&mut self) {
         let wrong = self.daemon.look();
         self.note(wrong);
@@ -321,7 +321,7 @@ impl Soak<'_> {
         self.note(wrong);
     }
 
-    /// Ends all workers, and judges what is left of them and what has grown.
+    /// Ends all workers, and judges their remains in the daemon and the growth of all series.
     fn end(&mut self, descriptors: usize) {
         self.guests.finish();
         self.residents.finish();
@@ -351,7 +351,7 @@ impl Soak<'_> {
         self.note(wrong);
     }
 
-    /// Waits until the daemon has forgotten all clients. Returns what it still has.
+    /// Waits until the daemon has forgotten all clients. Returns the clients' remains.
     fn settle(&mut self, descriptors: usize) -> Vec<String> {
         let start = Instant::now();
         loop {

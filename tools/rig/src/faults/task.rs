@@ -31,7 +31,7 @@ pub(super) const FORK: u8 = b'f';
 pub(super) const LOSE_THREAD: u8 = b't';
 /// For workers on verbs: put a queue pair into the error state.
 pub(super) const FAIL_QUEUE_PAIR: u8 = b'q';
-/// For workers with engines: kill one of them.
+/// For workers with engines: kill an engine.
 pub(super) const KILL_ENGINE: u8 = b'k';
 const C_WORKER: &str = include_str!("worker.py");
 const MOONCAKE_WORKER: &str = include_str!("mooncake.py");

@@ -276,7 +276,7 @@ impl Disturber {
 
 impl Drop for Disturber {
     fn drop(&mut self) {
-        // `tc` ends when it has read all. What it could not do is said by the commands after it.
+        // `tc` ends when it has read all. The commands after it fail if it could not do its work.
         drop(self.0.stdin.take());
         let _ = self.0.wait();
         for host in 0..PORTS.len() {

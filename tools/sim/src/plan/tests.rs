@@ -144,7 +144,7 @@ fn more_runs_than_fit_into_memory_are_refused_before_they_are_made() {
     };
     let fields = ["cluster.servers", "model.tp", "model.ep", "slo.factor", "workload.seconds"];
     let text: String = fields.map(axis).concat();
-    // It is refused when it is read, and not only when its runs are made.
+    // The plan is refused when it is read, and not only when its runs are made.
     let said = parse(&text).expect_err("too many runs").to_string();
     assert!(said.contains("24300000 runs are more than 100000"), "{said}");
     // Seeds may come from the command line.

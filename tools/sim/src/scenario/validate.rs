@@ -1,4 +1,4 @@
-//! Checks that reject scenarios that make no sense.
+//! Checks that reject invalid scenarios.
 //!
 //! The types reject wrong names and texts. This module rejects numbers that do not fit together,
 //! such as units that do not fill the prefill servers, or a window below a chunk.

@@ -1,4 +1,4 @@
-//! Tests of the map of what flows, with hosts that consist of files.
+//! Tests of the map of RDMA traffic, with hosts that consist of files.
 
 use laxity_wire::{ClientStatus, PortStatus, Status};
 

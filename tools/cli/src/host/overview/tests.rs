@@ -114,7 +114,7 @@ fn what_is_bypassed_is_not_shown_as_nothing() {
     status.bypass = true;
     assert!(says(&status) && !shown(&status).contains("0 B bypassed,"));
     status.bypass = false;
-    // This client asked for it. The others are scheduled.
+    // One client runs unscheduled because it asked for that. The others are scheduled.
     status.clients[0].mode = "off".into();
     assert!(says(&status));
 }
@@ -172,7 +172,7 @@ fn the_mode_says_if_it_was_ordered_and_the_full_page_who_ordered_what() {
         changes: vec![change],
         ..Status::default()
     };
-    assert!(shown(&status).contains("enforce (ordered; the configuration has observe)"));
+    assert!(shown(&status).contains("enforce (by command; the configuration has observe)"));
     let full = page(&status, &[], &[], true);
     assert!(full.contains("2 min ago, user 1000: the mode is enforce"), "{full}");
 }

@@ -242,7 +242,7 @@ impl Replica {
         let mut closed = false;
         while budget > 0 {
             let beyond = after.map_or(Bound::Unbounded, Bound::Excluded);
-            // Jobs that may not start don't stop begun jobs.
+            // Jobs that may not start don't hold up begun jobs.
             let line = if closed { &self.state.begun } else { &self.state.line };
             let next = line.range((beyond, Bound::Unbounded)).next().copied();
             let Some(place) = next else { break };

@@ -61,7 +61,7 @@ impl Carrier {
         self.order(GateCommand::Send(Parcel { read: true, bytes, ..parcel }));
     }
 
-    /// Offers a parcel. It is sent when its receiver reads it, without a permit of the own daemon,
+    /// Offers a parcel. It is sent when its receiver reads it, without a permit of its own daemon,
     /// like a NIC that answers an RDMA READ.
     pub fn offer(&self, to: SocketAddr, head: Head, payload: Vec<u8>) {
         self.order(GateCommand::Offer(to, head, Arc::new(payload)));

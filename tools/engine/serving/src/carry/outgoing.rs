@@ -124,7 +124,7 @@ where
                 eight.copy_from_slice(&ack[at..at + 8]);
                 u64::from_le_bytes(eight)
             };
-            // A read's number is its reader's. Here it may be that of a read of this process.
+            // The reader numbers its reads. A read by this process may have the same number.
             let flow = word(0);
             if flow & READ == 0 {
                 hear(Said::Arrived { flow, bytes: word(8) });

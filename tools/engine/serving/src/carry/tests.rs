@@ -92,7 +92,8 @@ fn until_one_is_lost(carrier: &Carrier) {
     }
 }
 
-/// Both ends number their reads from 1. What one of them gives must not pass for what it reads.
+/// Both ends number their reads from 1. Bytes that one of them gives must not count as bytes that
+/// it reads.
 #[test]
 fn bytes_that_are_given_do_not_count_for_an_own_read_of_the_same_number() {
     let carrier = carrier(taker().0);

@@ -42,7 +42,7 @@ pub(super) fn remaining(deadline_ns: u64) -> u64 {
 }
 
 /// Records the parts of the time to a first token: the times of its batches in `spent`, the wait
-/// for KV since the token was `said`, and the queueing before both.
+/// for KV since the prefill process reported the token (`said`), and the queueing before both.
 fn show_parts(sequence: &Sequence, spent: Spent, said: Instant) {
     let tail_ns = said.elapsed().as_nanos() as u64;
     let all_ns = clock::now().since(sequence.arrival).0;

@@ -82,9 +82,7 @@ pub enum ShapeError {
         "a head is {0} wide; rotary embeddings turn pairs, so it must be even (set model.head_dim)"
     )]
     OddHead(usize),
-    #[error(
-        "model.moe.per_token is {per_token}, but there are {experts} experts: at most that many"
-    )]
+    #[error("model.moe.per_token is {per_token}, but there are only {experts} experts")]
     TooManyExperts { per_token: usize, experts: usize },
     #[error("model.{0} is {1}; it must be a positive number")]
     NotPositive(&'static str, f64),

@@ -1,5 +1,5 @@
-//! Prefill, decode and experts in different processes: what they answer is what one process
-//! answers, with a daemon and without, and when one of them dies.
+//! Prefill, decode and experts in different processes: their answers equal those of one process,
+//! with and without a daemon, and if one of them dies.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -139,8 +139,8 @@ fn prompts() -> Vec<Vec<u32>> {
         .collect()
 }
 
-/// All prompts twice, several at once: what was computed by one prefill process is reused by the
-/// other.
+/// Sends all prompts twice, several at once, so that one prefill process reuses KV that the other
+/// computed.
 fn compare(cluster: &Cluster, alone: &[String], what: &str) {
     for _ in 0..2 {
         for (prompts, expected) in prompts().chunks(4).zip(alone.chunks(4)) {

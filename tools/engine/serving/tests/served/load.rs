@@ -1,4 +1,5 @@
-//! Load: many clients for a while, some of whom go away. `LAXITY_LOAD_SECONDS` makes it longer.
+//! Load tests: many clients, some of which disconnect. `LAXITY_LOAD_SECONDS` is half of a test's
+//! duration.
 
 use std::io::{ErrorKind, Read as _};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,21 +12,21 @@ fn seconds() -> u64 {
     std::env::var("LAXITY_LOAD_SECONDS").ok().and_then(|text| text.parse().ok()).unwrap_or(5)
 }
 
-/// Memory must not grow with the requests that were served. What is allowed, beside a quarter, is
-/// what allocators and caches take on the way: processes have 10 to 20 MiB, and grew by less than 1
-/// MiB in the second half of ten minutes (docs/engine.md), so that it need not be more for longer
-/// runs.
+/// Memory must not grow with the number of requests. In the second half of a test it may grow by a
+/// quarter and this bound, for allocators and caches. Processes have 10 to 20 MiB, and grew by less
+/// than 1 MiB in the second half of ten minutes (docs/engine.md).
 const GROWTH_BYTES_MAX: u64 = 8 << 20;
 
-/// Answers that others may get while one waits for its own. All that is asked is served in order of
-/// arrival, up to what fits beside what: each of the others goes before it a few times. On a
-/// machine that is slow, or busy with something else, an answer takes as long as it takes.
+/// Number of answers to other clients while one client waits for its own. The engine serves
+/// requests in order of arrival if they fit, so each other client overtakes it a few times at most.
+/// A bound in seconds would depend on the speed of the machine.
 const OVERTAKEN_MAX: u64 = 300;
 
-/// What comes to an end at last: an engine that gives nobody an answer for so long stands still.
+/// An engine that answers no client for this long hangs.
 const STANDSTILL: Duration = Duration::from_secs(120);
 
-/// What is loaded: who takes the requests, and who is asked what stands there if one has no answer.
+/// The engines under load: the one that takes the requests, and the others. All print their state
+/// if a client has no answer.
 struct Loaded<'a> {
     front: &'a Running,
     behind: Vec<&'a Running>,
@@ -41,7 +42,7 @@ impl Loaded<'_> {
         Loaded { front, behind, ended: zero(), answered: zero(), refused: zero(), left: zero() }
     }
 
-    /// All that there is to know when a client has no answer.
+    /// Returns `what` and the state of all engines, for a client without an answer.
     fn explain(&self, what: &str) -> String {
         let mut text = format!("{what}\n");
         for engine in std::iter::once(&self.front).chain(&self.behind) {
@@ -50,7 +51,8 @@ impl Loaded<'_> {
         text
     }
 
-    /// Asks and waits for the answer, for as long as others are not served instead.
+    /// Sends a request and waits for the answer. Panics if too many other clients are answered
+    /// first, or if none is answered for too long.
     fn ask(&self, name: &str, body: &str) -> Answer {
         let headers = "x-slo-ttft-ms: 2000\r\n";
         let begun = self.ended.load(Ordering::Relaxed);
@@ -102,7 +104,7 @@ impl Loaded<'_> {
             let what = format!("{name}: no answer of HTTP after {:?}: {text}", start.elapsed());
             panic!("{}", self.explain(&what))
         });
-        // Whoever is turned away has overtaken nobody.
+        // A refused request has overtaken no other.
         if answer.status == 200 {
             self.ended.fetch_add(1, Ordering::Relaxed);
         }
@@ -121,7 +123,7 @@ impl Loaded<'_> {
                 "prompt": tokens, "max_tokens": most, "ignore_eos": true, "stream": stream
             });
             if dice.is_multiple_of(5) {
-                // Reads a little, or nothing, and goes.
+                // Reads a little or nothing, and disconnects.
                 let mut stream = self.front.begin("/v1/completions", "", &body.to_string());
                 if dice.is_multiple_of(2) {
                     let _ = stream.read(&mut [0; 64]);
@@ -152,7 +154,8 @@ impl Loaded<'_> {
         }
     }
 
-    /// Clients that wait for their answers, clients that go away, more of both than are let in.
+    /// Runs clients that wait for their answers and clients that disconnect, more than the engine
+    /// admits.
     fn load(&self) {
         let end = Instant::now() + Duration::from_secs(seconds());
         std::thread::scope(|scope| {
@@ -165,8 +168,7 @@ impl Loaded<'_> {
         assert!(counts[0] > 20 && counts[2] > 0, "{counts:?}");
     }
 
-    /// Loads an engine twice as long as asked for; memory after the first half is what it may have
-    /// after the second, and a little.
+    /// Loads an engine for twice [`seconds`], and compares its memory after both halves.
     fn twice(&self) {
         let start = self.front.memory();
         self.load();

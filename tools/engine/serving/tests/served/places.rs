@@ -1,5 +1,5 @@
-//! Which prefill process computes a prompt, what it says of itself, and how what it sends is
-//! classed.
+//! Tests of the choice of a prefill process for a prompt, of its metrics, and of the stage of the
+//! KV that it sends.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -128,14 +128,15 @@ fn kv_of_requests_that_were_given_up_goes_below_all_levels() {
     let sent =
         |stage: &str| engine.metric(&format!("laxity_engine_sent_bytes_total{{stage=\"{stage}\""));
     let all = 64.0 * 3.0 * 256.0;
-    // In time, and given up since nobody could be.
+    // One request is in time. The other is relegated, because its deadline can't be met.
     asker.ask(here, prompt(1, 64), 3_600_000);
     asker.hear(here);
     assert_eq!((sent("p2d"), sent("background")), (all, 0.0));
     asker.ask(here, prompt(2, 64), 0);
     asker.hear(here);
     assert_eq!((sent("p2d"), sent("background")), (all, all));
-    // In the scavenger's class, whenever the daemon answers in time (the machine may be busy).
+    // KV of relegated requests has the scavenger's class if the daemon answers in time (the machine
+    // may be busy).
     let scavenged = "laxity_engine_sent_bytes_total{stage=\"background\",dscp=\"8\"}";
     let mut number = 3;
     eventually("the daemon has put it into the scavenger", || {
@@ -144,7 +145,7 @@ fn kv_of_requests_that_were_given_up_goes_below_all_levels() {
         number += 1;
         engine.metric(scavenged) > 0.0
     });
-    // A frame is still one of KV to whoever gets it.
+    // For the receiver, a frame of background traffic is still KV.
     asker.ask(here, prompt(number, 64), 0);
     let parcels = asker.hear(here);
     assert!(parcels.iter().all(|parcel| parcel.head.kind == Kind::P2d));

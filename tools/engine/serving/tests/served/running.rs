@@ -105,7 +105,7 @@ impl Running {
 
     fn try_get(&self, path: &str) -> Option<(u16, String)> {
         let mut stream = TcpStream::connect(self.http).ok()?;
-        // One that answers nothing any more is what is to be found out.
+        // An engine that no longer answers must not block the caller.
         stream.set_read_timeout(Some(PATIENCE)).ok()?;
         write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").ok()?;
         let answer = Answer::read(stream)?;
@@ -120,14 +120,14 @@ impl Running {
         serde_json::from_str(&self.get("/health").1).expect("JSON")
     }
 
-    /// The sum of its metrics whose name and labels begin so.
+    /// Returns the sum of the metrics whose name and labels begin with `name`.
     pub(crate) fn metric(&self, name: &str) -> f64 {
         let text = self.get("/metrics").1;
         let lines = text.lines().filter(|line| line.starts_with(name));
         lines.filter_map(|line| line.split_whitespace().last()?.parse::<f64>().ok()).sum()
     }
 
-    /// What stands there, for whoever has to find out why something did not happen.
+    /// Returns health, metrics and log of the engine, for the message of a failed test.
     pub(crate) fn explain(&self) -> String {
         let get = |path| match self.try_get(path) {
             Some((status, body)) => format!("{status} {body}"),
@@ -138,7 +138,7 @@ impl Running {
             .lines()
             .filter(|line| line.starts_with("laxity_engine_") && !line.contains("_bucket"))
             .collect();
-        // Signal 0 asks for nothing but whether there is such a process.
+        // Signal 0 only checks whether the process exists.
         let pid = nix::unistd::Pid::from_raw(self.child.id().cast_signed());
         let alive = nix::sys::signal::kill(pid, None).is_ok();
         format!(

@@ -1,5 +1,4 @@
-//! What a round looks at in its daemon at the end: lanes, NICs, and what the daemon still has of
-//! clients that are gone.
+//! The checks of a round's daemon at its end: lanes, NICs, and remains of clients that are gone.
 
 use std::time::{Duration, Instant};
 
@@ -16,8 +15,8 @@ const ATTACHED_WITHIN: Duration = Duration::from_secs(1);
 const THREADS_END: Duration = Duration::from_millis(60);
 /// Growth of the daemon's memory over a round that is no leak: buffers of its log and runtime.
 const GROWTH_KIB: u64 = 4096;
-/// Flows of a worker whose NIC the daemon may not know. The first flows of a client that meets a
-/// daemon which has just started name none.
+/// Flows of a worker whose NIC the daemon may not know. The first flows of a client name none if
+/// its daemon has just started.
 const UNKNOWN_NIC_MAX: u64 = 32;
 
 impl Scene<'_> {

@@ -4,8 +4,8 @@ use laxity_wire::{PortStatus, Status};
 
 use crate::faults::oracle::WorkerCount;
 
-/// Paths whose workers count exactly the bytes that come from them. On others bytes come from the
-/// worker's peer, too, or are not the bytes that are sent.
+/// Paths whose workers count exactly the bytes that they send. On others, the worker's peer sends
+/// some of them, or the counted bytes are not those on the wire.
 const BALANCED: [&str; 2] = ["client", "c"];
 
 /// Whether [`of_worker`] judges a worker.

@@ -1,4 +1,4 @@
-//! Whether a series of samples grows: what decides that something leaks.
+//! Decides whether a series of samples grows, which shows a leak.
 //!
 //! The first fifth of the samples is the time in which processes warm up, and does not count. The
 //! rest is cut into thirds. A series grows if the median rises from each third to the next, and by

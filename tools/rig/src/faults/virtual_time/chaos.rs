@@ -93,7 +93,7 @@ impl VirtualWorld<'_> {
                 self.later(fault, FaultEnd::EndHostile(process));
             }
             FaultKind::PortStalled => {
-                // A port that never rests would hide all else.
+                // A longer stall would hide all other faults.
                 self.stops.extend(self.port.stall(self.now_ns, for_ns / 4));
             }
             FaultKind::ClockStepped => self.pause(for_ns),
@@ -214,8 +214,8 @@ impl VirtualWorld<'_> {
         self.processes[process].die();
     }
 
-    /// Ends threads one after the other whose lanes have flows. The lanes withdraw them.
-    /// `turn` tells their queues from those of other faults.
+    /// Simulates threads that end one after the other with flows in their lanes. Each lane
+    /// withdraws its flows. `turn` makes their queue numbers unique.
     pub(super) fn lose_threads(&mut self, index: usize, turn: u64) {
         for thread in 0..LOST_AT_ONCE {
             let Some(client) = self.processes[index].client.clone() else { return };

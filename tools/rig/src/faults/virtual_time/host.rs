@@ -22,7 +22,7 @@ use tokio::sync::{oneshot, watch};
 use super::clock;
 use crate::error::LabError;
 
-/// Process ids from here on are of nobody: the kernel's are lower.
+/// Process ids from here on belong to no process: the kernel's are lower.
 const PID_MIN: u32 = 5_000_000;
 const UID_MIN: u32 = 100_000;
 /// Steps in which a scheduler carries a command out.

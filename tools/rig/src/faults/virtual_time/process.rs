@@ -121,7 +121,7 @@ impl VirtualProcess {
         self.client.is_some()
     }
 
-    /// Drops everything that the process has. Its connection is cut off before.
+    /// Drops everything that the process has. The caller has closed its connection.
     pub(super) fn die(&mut self) {
         self.queues.clear();
         self.plans.clear();

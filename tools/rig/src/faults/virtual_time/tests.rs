@@ -64,8 +64,8 @@ fn each_planted_bug_is_found_and_found_again_by_a_replay() {
     }
 }
 
-/// Clients that complete nothing of what they hold in the levels, while others have scavenged work
-/// only: without [`laxity_policy::SharedLink::keeps_scavengers_waiting`], others wait for 512 ms.
+/// Clients that complete none of their bytes in the levels, while others have scavenged work only:
+/// without [`laxity_policy::SharedLink::keeps_scavengers_waiting`], others wait for 512 ms.
 #[test]
 fn a_liar_that_holds_its_part_does_not_keep_scavenged_flows_of_others_waiting() {
     let lies = [

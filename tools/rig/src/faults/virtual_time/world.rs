@@ -49,7 +49,7 @@ pub(super) enum WorldEvent {
     Step(u64),
     /// Registration looks at its sockets.
     Serve,
-    /// A queue acts, unless it has another plan since.
+    /// A queue acts, unless another act was planned since.
     Act {
         process: usize,
         queue: usize,
@@ -202,7 +202,7 @@ impl VirtualWorld<'_> {
         Ok(())
     }
 
-    /// Blames the daemon, or whatever it was, for transfers that are still open.
+    /// Reports a violation for each transfer that is still open.
     fn blame_for_open(&mut self) {
         if self.oracle.violations.is_empty() {
             let open = self.processes.iter().flat_map(|process| {

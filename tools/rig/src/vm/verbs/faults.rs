@@ -40,7 +40,7 @@ pub(super) fn run(
     case: &mut CaseReport,
 ) -> Result<(), LabError> {
     if name == campaign::NAME {
-        // It has daemons of its own. This one would see their traffic as foreign.
+        // A campaign has its own daemons. This daemon would see their traffic as foreign.
         if let Some(daemon) = daemon.take() {
             daemon.kill();
         }
@@ -215,7 +215,8 @@ fn applications_killed(
     let report = cycle(cycles)?;
     case.check_ended("the application", &report);
     wait_for_no_client()?;
-    // The daemon may not have closed the connection of the last `status` yet. What leaks stays.
+    // The daemon may not have closed the connection of the last `status` yet. A leaked connection
+    // stays open.
     let give_up = Instant::now() + PATIENCE;
     let (descriptors_after, resident_after) = loop {
         let (open, resident) = daemon.footprint()?;
@@ -286,7 +287,8 @@ fn nothing_to_do(lab: &Lab<'_>, case: &mut CaseReport) -> Result<(), LabError> {
 const SUBTESTS: &str = "post_list reuse_freed unsignaled wr_batch wr_inline wr_abort cq_events \
                         qp_error destroy_pending";
 
-/// Those that depend most on whose memory is used when. All of them take a minute of emulation.
+/// The subtests that depend most on when memory may be reused. Together they take a minute of
+/// emulation.
 const UNDER_VALGRIND: &str = "post_list reuse_freed wr_inline destroy_pending";
 
 fn subtests(lab: &Lab<'_>, folder: &str, which: &str) -> Side {

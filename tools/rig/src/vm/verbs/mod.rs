@@ -9,7 +9,7 @@
 //! campaign.rs   a fault campaign: many faults at a time, from a seed
 //! plugin.rs     the NCCL plugin, driven as NCCL does, on the same devices
 //! pyverbs.rs    pyverbs' own test suite, with the library and without
-//! case.rs       what one case came to
+//! case.rs       the result of one case
 //! report.rs     all of it as JSON and as a table
 //! ```
 

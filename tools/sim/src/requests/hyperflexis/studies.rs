@@ -59,7 +59,7 @@ fn attained(outcome: &ClusterOutcome) -> Columns {
     ]
 }
 
-/// Returns the percentage of requests that are late in a way.
+/// Returns the percentage of requests for which `is_late` holds.
 fn late(outcome: &ClusterOutcome, is_late: impl Fn(&Record) -> bool) -> f64 {
     let late = outcome.records.iter().filter(|record| is_late(record)).count();
     late as f64 / outcome.records.len().max(1) as f64 * 100.0

@@ -31,7 +31,7 @@ pub enum ExchangeError {
     Host(#[from] HostError),
     #[error("a parcel of {0} bytes")]
     TooLong(u64),
-    #[error("{came} bytes came where {said} were said")]
+    #[error("{came} bytes came, but {said} were announced")]
     MoreThanSaid { came: usize, said: usize },
 }
 
