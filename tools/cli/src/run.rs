@@ -14,6 +14,7 @@ use laxity_cli::library::{self, LibraryError};
 use laxity_cli::program::{self, Ignored};
 use laxity_job::{PROFILE_ENV, Profile, ProfileError};
 use laxity_quantity::{Nanos, NotAQuantity};
+use laxity_shm::registration::NAME_MAX;
 use thiserror::Error;
 
 use crate::class_variables::{self, ClassArgs, JobClasses};
@@ -24,9 +25,6 @@ use crate::registration;
 const EXIT_OWN: u8 = 125;
 const EXIT_NOT_EXECUTABLE: u8 = 126;
 const EXIT_NOT_FOUND: u8 = 127;
-/// Longest name that is accepted, in bytes. A registration keeps the first
-/// [`laxity_shm::registration::NAME_MAX`] bytes.
-const NAME_BYTES_MAX: usize = 32;
 
 pub(crate) const HELP: &str = "\
 Preloads liblaxity.so into CMD and into every program that CMD starts, and then becomes CMD. The \
@@ -89,8 +87,7 @@ pub(crate) struct RunArgs {
     /// Registration socket of the daemon [default: $LAXITY_SOCKET, or /run/laxity/laxityd.sock]
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
-    /// Name of the job. `laxity status` shows its first 27 bytes [default: the name of the
-    /// executable]
+    /// Name of the job, of at most 27 bytes [default: the name of the executable]
     #[arg(long)]
     name: Option<String>,
     /// File for the library's report on the transfers, written when the job ends
@@ -133,7 +130,7 @@ enum RunError {
     Objective(NotAQuantity),
     #[error("every request misses an objective of zero; leave it out if there is none")]
     NoObjective,
-    #[error("--name needs 1 to {NAME_BYTES_MAX} bytes, `{0}` has {len}", len = .0.len())]
+    #[error("--name needs 1 to {NAME_MAX} bytes, `{0}` has {len}", len = .0.len())]
     Name(String),
     #[error("cannot write a report to {path}: name a file in a folder that exists",
         path = .0.display())]
@@ -197,7 +194,7 @@ fn plan(args: &RunArgs) -> Result<LaunchPlan, RunError> {
         command.env("LAXITY_SLO_TTFT", objective.to_string());
     }
     if let Some(name) = &args.name {
-        if name.is_empty() || name.len() > NAME_BYTES_MAX {
+        if name.is_empty() || name.len() > NAME_MAX {
             return Err(RunError::Name(name.clone()));
         }
         command.env("LAXITY_NAME", name);

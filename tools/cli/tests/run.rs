@@ -231,14 +231,14 @@ fn mistakes_are_found_before_the_command_starts() {
     let broken = broken.display().to_string();
     let no_library = place.path("none.so").display().to_string();
     let no_folder = place.path("none/report").display().to_string();
-    let long = "x".repeat(33);
+    let long = "x".repeat(28);
     for (arguments, words) in [
         (["--profile", "monkcake"], "mooncake"),
         (["--profile", &broken], "line 2, `stage.write`"),
         (["--library", &no_library], "none.so is no file"),
         (["--library", "/etc/passwd"], "no shared library"),
         (["--report", &no_folder], "folder that exists"),
-        (["--name", &long], "32"),
+        (["--name", &long], "1 to 27 bytes"),
         (["--slo-ttft", "0s"], "zero"),
     ] {
         let refused = place.output(&[&arguments[..], &["echo", "ran"]].concat());
