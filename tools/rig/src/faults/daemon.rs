@@ -16,6 +16,7 @@ use super::setting::Pace;
 use crate::daemons::tail;
 use crate::error::LabError;
 use crate::sandbox;
+use crate::vm::memory_group::MemoryGroup;
 
 /// Longest time until a daemon that was started, stopped or asked answers.
 const ANSWER_MAX: Duration = Duration::from_secs(5);
@@ -50,6 +51,7 @@ pub(super) struct Daemon {
     pace: Pace,
     memory_is_short: bool,
     had_no_memory: bool,
+    group: Option<MemoryGroup>,
     /// The process, and the run delay of its scheduler thread at the last look.
     run_delay: (Option<u32>, u64),
     /// Until when the process may abort, because it had no memory.
@@ -79,6 +81,7 @@ impl Daemon {
             pace,
             memory_is_short: false,
             had_no_memory: false,
+            group: None,
             run_delay: (None, 0),
             may_abort_until: Instant::now(),
         };
@@ -151,6 +154,7 @@ impl Daemon {
         self.log_is_full = false;
         self.limit = None;
         self.memory_is_short = false;
+        self.group = None;
         let open = File::options().create(true).append(true).open(&log);
         let log = open.map_err(LabError::file("opening", &log))?;
         let errors = log.try_clone().map_err(LabError::system("sharing the log of laxityd"))?;
@@ -290,8 +294,18 @@ impl Daemon {
         self.prlimit(&format!("--as={}:", kib << 10))
     }
 
+    /// Puts the daemon into a control group that has hardly any memory.
+    pub(super) fn limit_group(&mut self) -> Result<(), LabError> {
+        if let Some(process) = self.pid() {
+            self.memory_is_short = true;
+            self.group = Some(MemoryGroup::around(process)?);
+        }
+        Ok(())
+    }
+
     pub(super) fn give_memory(&mut self) {
         if self.memory_is_short {
+            self.group = None;
             // A daemon that has ended has no limit.
             let _ = self.prlimit("--as=unlimited:");
             self.memory_is_short = false;

@@ -24,6 +24,7 @@ use super::schedule::{Fault, FaultKind, Schedule};
 use super::setting::Setting;
 use super::task::{FAIL_QUEUE_PAIR, FORK, LOSE_THREAD};
 use crate::error::LabError;
+use crate::vm::clock;
 use crate::vm::network::{Disturbance, Disturber};
 
 /// Longest time until the daemon has forgotten the clients that are gone.
@@ -72,6 +73,7 @@ enum Undo {
     EndBypass,
     Enforce,
     MendLink(usize),
+    MoveClock(i64),
 }
 
 struct Scene<'a> {
@@ -251,6 +253,10 @@ impl Scene<'_> {
                 }
                 self.later(fault, Undo::MendLink(port));
             }
+            FaultKind::ClockSet => {
+                let step_s = clock::set(fault.choice)?;
+                self.later(fault, Undo::MoveClock(-step_s));
+            }
             FaultKind::Hostile => {
                 let number = self.cast.add_hostile(fault.choice)?;
                 self.later(fault, Undo::EndHostile(number));
@@ -329,6 +335,10 @@ impl Scene<'_> {
                 self.note(wrong);
                 self.later(fault, Undo::GiveMemory);
             }
+            FaultKind::MemoryGroupFull => {
+                self.daemon.limit_group()?;
+                self.later(fault, Undo::GiveMemory);
+            }
             FaultKind::RateChanged => {
                 self.daemon.rate = RATES[(fault.choice % RATES.len() as u64) as usize];
                 self.reload()?;
@@ -398,6 +408,7 @@ impl Scene<'_> {
                     router.mend(port)?;
                 }
             }
+            Undo::MoveClock(step_s) => clock::advance(step_s)?,
             Undo::StopWorker(number) => self.cast.stop_number(number),
             Undo::StopDaemon if self.daemon.is_up() => {
                 self.daemon.signal(Signal::SIGSTOP);

@@ -45,6 +45,10 @@ pub enum FaultKind {
     LinkDown,
     /// A queue pair with work requests gets into the error state.
     QueuePairFailed,
+    /// `CLOCK_REALTIME` has another time for `for_ms`.
+    ClockSet,
+    /// The daemon's control group has hardly any memory left. The kernel may kill it.
+    MemoryGroupFull,
     /// The daemon or a worker runs for a small part of the time only.
     CpuStarved,
     /// The daemon gets no more memory. It may end, as if the kernel killed it.
@@ -94,7 +98,13 @@ impl FaultKind {
     ];
 
     /// The kinds of a campaign on verbs, beside those of any campaign with processes.
-    pub const VERBS: [Self; 3] = [Self::PacketsLost, Self::LinkDown, Self::QueuePairFailed];
+    pub const VERBS: [Self; 5] = [
+        Self::PacketsLost,
+        Self::LinkDown,
+        Self::QueuePairFailed,
+        Self::ClockSet,
+        Self::MemoryGroupFull,
+    ];
 
     /// The kinds of a campaign in virtual time.
     pub const VIRTUAL: [Self; 19] = [

@@ -26,6 +26,7 @@ use super::counters::{self, RouterCounters};
 use super::job::{
     self, ANSWER_FILE, CONTROL_FOLDER, Facts, Finished, GUEST_JOB_FILE, GuestJob, VmAnswer,
 };
+use super::memory_group::GROUPS;
 use super::network::{self, ADDRESSES, DEVICES, INTERFACES, NetworkConfig, ROUTER};
 use super::qemu::{EXIT_PORT, Farewell};
 use super::task::GuestTask;
@@ -72,11 +73,19 @@ fn mount_new(kind: &str, at: &str, flags: MsFlags, data: &str) -> Result<(), Lab
     mount(Some(kind), at, Some(kind), flags, Some(data)).map_err(refused("mounting on", at))
 }
 
+/// Mounts the control groups, with the one that limits memory.
+fn mount_groups() -> Result<(), LabError> {
+    mount_new("cgroup2", GROUPS, MsFlags::empty(), "")?;
+    let file = Path::new(GROUPS).join("cgroup.subtree_control");
+    fs::write(&file, "+memory").map_err(LabError::file("writing", &file))
+}
+
 /// Mounts what programs expect of a system, and the host's folders that the guest job names.
 fn furnish() -> Result<(), LabError> {
     let none = MsFlags::empty();
     mount_new("devpts", "/dev/pts", none, "mode=0620,ptmxmode=0666")?;
     mount_new("tmpfs", "/dev/shm", none, "mode=1777")?;
+    mount_groups()?;
     for (link, target) in [
         ("fd", "/proc/self/fd"),
         ("stdin", "/proc/self/fd/0"),

@@ -12,6 +12,7 @@
 //! [`job::VmJob`]. The guest ends with the caller ([`keeper`]).
 
 pub mod channel;
+pub mod clock;
 pub mod counters;
 pub mod exec;
 pub mod failure;
@@ -20,6 +21,7 @@ pub mod image;
 pub mod job;
 pub mod keeper;
 pub mod machine;
+pub mod memory_group;
 pub mod network;
 pub mod qemu;
 pub mod start;
