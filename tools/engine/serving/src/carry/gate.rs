@@ -75,8 +75,21 @@ impl OpenSet {
     }
 }
 
-/// The head and payload of a parcel that its receiver may read.
-type Offered = (Head, Arc<Vec<u8>>);
+/// A parcel that its receiver may read.
+struct Offer {
+    head: Head,
+    payload: Arc<Vec<u8>>,
+    /// The class of the first part that was given. On a connection of another class, the others
+    /// would arrive without it.
+    class: Option<u8>,
+}
+
+impl Offer {
+    /// Returns the class of the next part. `now` is that of the stage.
+    fn class(&mut self, now: u8) -> u8 {
+        *self.class.get_or_insert(now)
+    }
+}
 
 pub(super) struct Gate {
     client: Client,
@@ -94,7 +107,7 @@ pub(super) struct Gate {
     batches: OpenSet,
     requests: OpenSet,
     /// Parcels that others may read, by receiver, request and layer.
-    offers: HashMap<(SocketAddr, u64, u16), Offered>,
+    offers: HashMap<(SocketAddr, u64, u16), Offer>,
     flows: u64,
     made: u64,
 }
@@ -182,7 +195,7 @@ impl Gate {
             }
             GateCommand::Offer(to, head, payload) => {
                 let key = (to, head.request, head.layer);
-                self.offers.insert(key, (head, payload));
+                self.offers.insert(key, Offer { head, payload, class: None });
             }
             GateCommand::Give(to, part) => self.give_part(to, part),
             GateCommand::Said(Said::Arrived { flow, bytes }) => self.arrived(flow, bytes),
@@ -305,16 +318,16 @@ impl Gate {
     /// Sends a part of an offered parcel, in the class that a queue pair for KV reuse has here.
     fn give_part(&mut self, to: SocketAddr, part: ReadPart) {
         let key = (to, part.request, part.layer);
-        let Some((head, payload)) = self.offers.get(&key) else { return };
-        let total = payload.len() as u64;
+        let Some(offer) = self.offers.get_mut(&key) else { return };
+        let total = offer.payload.len() as u64;
         let end = part.offset.saturating_add(part.bytes);
         if end > total {
             return;
         }
-        let stage = head.kind.stage();
-        let class = self.client.dscp_of(stage);
-        let head = Head { flow: part.flow, total, offset: part.offset, ..*head };
-        let (payload, bytes) = (Arc::clone(payload), part.bytes);
+        let stage = offer.head.kind.stage();
+        let class = offer.class(self.client.dscp_of(stage));
+        let head = Head { flow: part.flow, total, offset: part.offset, ..offer.head };
+        let (payload, bytes) = (Arc::clone(&offer.payload), part.bytes);
         if end == total {
             self.offers.remove(&key);
         }
@@ -408,4 +421,18 @@ fn peer_number(peer: SocketAddr) -> u8 {
         IpAddr::V6(address) => address.octets(),
     };
     peers::number(octets)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::apart::between::kv_head;
+    use crate::carry::Kind;
+
+    #[test]
+    fn parts_of_a_parcel_keep_their_class_when_the_daemon_stops_scheduling_between_them() {
+        let head = kv_head(Kind::KvReuse, 0, 1, 2, 0);
+        let mut offer = Offer { head, payload: Arc::default(), class: None };
+        assert_eq!([34, 0, 26].map(|now| offer.class(now)), [34; 3]);
+    }
 }
