@@ -1,11 +1,11 @@
 //! Slots of NCCL's network tables that create and end contexts and connections.
 
-use core::ffi::{c_int, c_void};
+use core::ffi::c_int;
 use core::ptr;
 use std::sync::{Arc, OnceLock};
 
 use super::table::{Attributes, CommConfig, Properties, Version};
-use super::{Code, guarded, not_null, transfers};
+use super::{Code, Opaque, OpaqueOut, guarded, not_null, pointing, returning, transfers};
 use crate::comm::Comm;
 use crate::context::{Context, TRAFFIC_CLASS_UNSET};
 use crate::fault::Result;
@@ -35,7 +35,7 @@ pub(super) unsafe extern "C" fn init_profiled(
 /// # Safety
 /// `context` is null or can be written. `config` is null or valid.
 pub(super) unsafe extern "C" fn init_context(
-    context: *mut *mut c_void,
+    context: OpaqueOut,
     communicator: u64,
     config: *mut CommConfig,
     logger: Option<Logger>,
@@ -43,16 +43,14 @@ pub(super) unsafe extern "C" fn init_context(
 ) -> Code {
     log::set(logger);
     transfers::set_callback(callback);
-    guarded("init", || {
-        let context = not_null(context, "the context")?;
-        let plugin = plugin::get_or_make()?;
+    let made = || {
         // SAFETY: upheld by the caller. The configuration is copied.
-        unsafe {
-            let made = plugin.context(communicator, traffic_class(config));
-            context.write(Arc::into_raw(made).cast_mut().cast());
-        }
-        Ok(())
-    })
+        let class = unsafe { traffic_class(config) };
+        let made = plugin::get_or_make()?.context(communicator, class);
+        Ok(Arc::into_raw(made).cast_mut().cast())
+    };
+    // SAFETY: upheld by the caller.
+    unsafe { returning("init", context, made) }
 }
 
 /// Returns the communicator's traffic class.
@@ -68,7 +66,7 @@ unsafe fn traffic_class(config: *mut CommConfig) -> c_int {
 ///
 /// # Safety
 /// `context` is null, or came from [`init_context`] and was not finalised.
-unsafe fn context_at(context: *mut c_void) -> Result<Arc<Context>> {
+unsafe fn context_at(context: Opaque) -> Result<Arc<Context>> {
     let context = not_null(context, "the context")?.cast::<Context>().cast_const();
     // SAFETY: upheld by the caller. NCCL keeps its own reference count.
     unsafe {
@@ -81,7 +79,7 @@ unsafe fn context_at(context: *mut c_void) -> Result<Arc<Context>> {
 ///
 /// # Safety
 /// `context` is null, or came from [`init_context`] and is not used again.
-pub(super) unsafe extern "C" fn finalize(context: *mut c_void) -> Code {
+pub(super) unsafe extern "C" fn finalize(context: Opaque) -> Code {
     guarded("finalize", || {
         if !context.is_null() {
             // SAFETY: upheld by the caller.
@@ -96,13 +94,8 @@ pub(super) unsafe extern "C" fn finalize(context: *mut c_void) -> Code {
 /// # Safety
 /// `count` is null or can be written.
 pub(super) unsafe extern "C" fn devices(count: *mut c_int) -> Code {
-    guarded("devices", || {
-        let count = not_null(count, "the count")?;
-        let number = plugin::get()?.devices().len() as c_int;
-        // SAFETY: upheld by the caller.
-        unsafe { count.write(number) };
-        Ok(())
-    })
+    // SAFETY: upheld by the caller.
+    unsafe { returning("devices", count, || Ok(plugin::get()?.devices().len() as c_int)) }
 }
 
 /// Writes a NIC's properties in the layout of the version.
@@ -113,13 +106,9 @@ pub(super) unsafe extern "C" fn get_properties<V: Version>(
     number: c_int,
     properties: *mut Properties<V>,
 ) -> Code {
-    guarded("getProperties", || {
-        let properties = not_null(properties, "the properties")?;
-        let device = plugin::get()?.device(number)?;
-        // SAFETY: upheld by the caller.
-        unsafe { properties.write(Properties::new(device, number)) };
-        Ok(())
-    })
+    let found = || Ok(Properties::new(plugin::get()?.device(number)?, number));
+    // SAFETY: upheld by the caller.
+    unsafe { returning("getProperties", properties, found) }
 }
 
 /// Keeps the operation of the communicator's next sends. Other attributes change nothing.
@@ -127,7 +116,7 @@ pub(super) unsafe extern "C" fn get_properties<V: Version>(
 /// # Safety
 /// The conditions of [`context_at`] hold. `attributes` is null or valid.
 pub(super) unsafe extern "C" fn set_attributes(
-    context: *mut c_void,
+    context: Opaque,
     attributes: *mut Attributes,
 ) -> Code {
     guarded("setNetAttr", || {
@@ -148,20 +137,18 @@ pub(super) unsafe extern "C" fn set_attributes(
 /// `handle` is null or has [`HANDLE_BYTES`]. `listen_comm` is null or can be written.
 pub(super) unsafe extern "C" fn listen(
     device: c_int,
-    handle: *mut c_void,
-    listen_comm: *mut *mut c_void,
+    handle: Opaque,
+    listen_comm: OpaqueOut,
 ) -> Code {
-    guarded("listen", || {
+    let made = || {
         let handle = not_null(handle.cast::<[u8; HANDLE_BYTES]>(), "the handle")?;
-        let listen_comm = not_null(listen_comm, "the listenComm")?;
         let (listening, bytes) = plugin::get()?.listen(device)?;
         // SAFETY: upheld by the caller. Bytes need no alignment.
-        unsafe {
-            handle.write(bytes);
-            listen_comm.write(Box::into_raw(listening).cast());
-        }
-        Ok(())
-    })
+        unsafe { handle.write(bytes) };
+        Ok(Box::into_raw(listening).cast())
+    };
+    // SAFETY: upheld by the caller.
+    unsafe { returning("listen", listen_comm, made) }
 }
 
 /// Listens at a NIC, whatever the context, since v11.
@@ -169,10 +156,10 @@ pub(super) unsafe extern "C" fn listen(
 /// # Safety
 /// The conditions of [`listen`] hold.
 pub(super) unsafe extern "C" fn listen_context(
-    _context: *mut c_void,
+    _context: Opaque,
     device: c_int,
-    handle: *mut c_void,
-    listen_comm: *mut *mut c_void,
+    handle: Opaque,
+    listen_comm: OpaqueOut,
 ) -> Code {
     // SAFETY: upheld by the caller.
     unsafe { listen(device, handle, listen_comm) }
@@ -185,25 +172,21 @@ pub(super) unsafe extern "C" fn listen_context(
 unsafe fn connect_by(
     context: impl FnOnce() -> Result<Arc<Context>>,
     device: c_int,
-    handle: *mut c_void,
-    send_comm: *mut *mut c_void,
+    handle: Opaque,
+    send_comm: OpaqueOut,
 ) -> Code {
-    guarded("connect", || {
+    let made = || {
         let context = context()?;
         let handle = not_null(handle.cast::<[u8; HANDLE_BYTES]>(), "the handle")?;
-        let send_comm = not_null(send_comm, "the sendComm")?;
         // SAFETY: upheld by the caller. Bytes need no alignment.
-        unsafe {
-            send_comm.write(ptr::null_mut());
-            let mut bytes = handle.read();
-            let made = plugin::get()?.connect(&context, device, &mut bytes);
-            handle.write(bytes);
-            if let Some(comm) = made? {
-                send_comm.write(Arc::into_raw(comm).cast_mut().cast());
-            }
-        }
-        Ok(())
-    })
+        let mut bytes = unsafe { handle.read() };
+        let made = plugin::get()?.connect(&context, device, &mut bytes);
+        // SAFETY: as above.
+        unsafe { handle.write(bytes) };
+        Ok(made?.map(|comm| Arc::into_raw(comm).cast_mut().cast()))
+    };
+    // SAFETY: upheld by the caller.
+    unsafe { pointing("connect", send_comm, made) }
 }
 
 /// Connects, up to v9. All communicators share one context.
@@ -212,9 +195,9 @@ unsafe fn connect_by(
 /// The conditions of [`connect_by`] hold.
 pub(super) unsafe extern "C" fn connect(
     device: c_int,
-    handle: *mut c_void,
-    send_comm: *mut *mut c_void,
-    device_comm: *mut *mut c_void,
+    handle: Opaque,
+    send_comm: OpaqueOut,
+    device_comm: OpaqueOut,
 ) -> Code {
     // SAFETY: upheld by the caller.
     unsafe { connect_config(device, ptr::null_mut(), handle, send_comm, device_comm) }
@@ -227,9 +210,9 @@ pub(super) unsafe extern "C" fn connect(
 pub(super) unsafe extern "C" fn connect_config(
     device: c_int,
     config: *mut CommConfig,
-    handle: *mut c_void,
-    send_comm: *mut *mut c_void,
-    _device_comm: *mut *mut c_void,
+    handle: Opaque,
+    send_comm: OpaqueOut,
+    _device_comm: OpaqueOut,
 ) -> Code {
     static UNSET: OnceLock<Arc<Context>> = OnceLock::new();
     let context = || {
@@ -249,11 +232,11 @@ pub(super) unsafe extern "C" fn connect_config(
 /// # Safety
 /// The conditions of [`connect_by`] and [`context_at`] hold.
 pub(super) unsafe extern "C" fn connect_context(
-    context: *mut c_void,
+    context: Opaque,
     device: c_int,
-    handle: *mut c_void,
-    send_comm: *mut *mut c_void,
-    _device_comm: *mut *mut c_void,
+    handle: Opaque,
+    send_comm: OpaqueOut,
+    _device_comm: OpaqueOut,
 ) -> Code {
     // SAFETY: upheld by the caller.
     let context = || unsafe { context_at(context) };
@@ -266,29 +249,25 @@ pub(super) unsafe extern "C" fn connect_context(
 /// # Safety
 /// `listen_comm` came from `listen`. `receive_comm` is null or can be written.
 pub(super) unsafe extern "C" fn accept(
-    listen_comm: *mut c_void,
-    receive_comm: *mut *mut c_void,
-    _device_comm: *mut *mut c_void,
+    listen_comm: Opaque,
+    receive_comm: OpaqueOut,
+    _device_comm: OpaqueOut,
 ) -> Code {
-    guarded("accept", || {
+    let made = || {
         let listening = not_null(listen_comm.cast::<Listening>(), "the listenComm")?;
-        let receive_comm = not_null(receive_comm, "the recvComm")?;
         // SAFETY: upheld by the caller.
-        unsafe {
-            receive_comm.write(ptr::null_mut());
-            if let Some(comm) = plugin::get()?.accept(&*listening)? {
-                receive_comm.write(Arc::into_raw(comm).cast_mut().cast());
-            }
-        }
-        Ok(())
-    })
+        let made = plugin::get()?.accept(unsafe { &*listening })?;
+        Ok(made.map(|comm| Arc::into_raw(comm).cast_mut().cast()))
+    };
+    // SAFETY: upheld by the caller.
+    unsafe { pointing("accept", receive_comm, made) }
 }
 
 /// Ends a sending connection. The receiver still gets messages that are done.
 ///
 /// # Safety
 /// `comm` came from `connect` and is not used again.
-pub(super) unsafe extern "C" fn close_send(comm: *mut c_void) -> Code {
+pub(super) unsafe extern "C" fn close_send(comm: Opaque) -> Code {
     guarded("closeSend", || {
         // SAFETY: upheld by the caller.
         unsafe {
@@ -303,7 +282,7 @@ pub(super) unsafe extern "C" fn close_send(comm: *mut c_void) -> Code {
 ///
 /// # Safety
 /// `comm` came from `accept` and is not used again.
-pub(super) unsafe extern "C" fn close_receive(comm: *mut c_void) -> Code {
+pub(super) unsafe extern "C" fn close_receive(comm: Opaque) -> Code {
     guarded("closeRecv", || {
         // SAFETY: upheld by the caller.
         unsafe {
@@ -318,7 +297,7 @@ pub(super) unsafe extern "C" fn close_receive(comm: *mut c_void) -> Code {
 ///
 /// # Safety
 /// `listen_comm` came from `listen` and is not used again.
-pub(super) unsafe extern "C" fn close_listen(listen_comm: *mut c_void) -> Code {
+pub(super) unsafe extern "C" fn close_listen(listen_comm: Opaque) -> Code {
     guarded("closeListen", || {
         let listening = not_null(listen_comm.cast::<Listening>(), "the listenComm")?;
         // SAFETY: upheld by the caller.

@@ -27,7 +27,8 @@ pub mod table;
 mod transfers;
 pub mod versions;
 
-use core::ffi::{c_char, c_int};
+use core::ffi::{c_char, c_int, c_void};
+use core::ptr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::fault::{Fault, Result};
@@ -37,6 +38,10 @@ use crate::log;
 pub type Code = c_int;
 const SUCCESS: Code = 0;
 const INTERNAL: Code = 3;
+
+/// A pointer whose target one of the two sides knows, and a place for such a pointer.
+pub type Opaque = *mut c_void;
+pub type OpaqueOut = *mut Opaque;
 
 /// The network's name in `NCCL_NET`.
 pub const NAME: Name = Name(c"Laxity".as_ptr());
@@ -71,4 +76,38 @@ fn not_null<T>(pointer: *mut T, what: &str) -> Result<*mut T> {
         return Err(Fault::Argument(format!("{what} is a null pointer")));
     }
     Ok(pointer)
+}
+
+/// Runs `body` for the table's function `name`, and writes what it returns.
+///
+/// # Safety
+/// `out` is null or can be written.
+unsafe fn returning<T>(name: &str, out: *mut T, body: impl FnOnce() -> Result<T>) -> Code {
+    guarded(name, || {
+        let out = not_null(out, "the result")?;
+        // SAFETY: upheld by the caller.
+        unsafe { out.write(body()?) };
+        Ok(())
+    })
+}
+
+/// Runs `body` for the table's function `name`, and writes the pointer that it returns, or else
+/// null.
+///
+/// # Safety
+/// `out` is null or can be written.
+unsafe fn pointing(
+    name: &str,
+    out: OpaqueOut,
+    body: impl FnOnce() -> Result<Option<Opaque>>,
+) -> Code {
+    guarded(name, || {
+        let out = not_null(out, "the result")?;
+        // SAFETY: upheld by the caller.
+        unsafe { out.write(ptr::null_mut()) };
+        let made = body()?.unwrap_or(ptr::null_mut());
+        // SAFETY: as above.
+        unsafe { out.write(made) };
+        Ok(())
+    })
 }

@@ -9,11 +9,10 @@ use core::ffi::c_int;
 use core::ptr;
 use std::sync::Arc;
 
-use super::rma_table::RegionPlace;
-use super::rma_table::{Opaque, OpaqueOut, RmaConfig, RmaProperties, RmaTarget, SignalCall};
+use super::rma_table::{RegionPlace, RmaConfig, RmaProperties, RmaTarget, SignalCall};
 use super::table::Properties;
 use super::versions::V12;
-use super::{Code, guarded, not_null};
+use super::{Code, Opaque, OpaqueOut, guarded, not_null, returning};
 use crate::backend::{Memory, POINTER_DMABUF};
 use crate::context::{Context, TRAFFIC_CLASS_UNSET};
 use crate::fault::{Fault, Result};
@@ -49,19 +48,6 @@ struct Communicator {
 /// Returns the communicator's context, or one for all if the number is not this interface's.
 fn communicator(number: Opaque) -> Result<Arc<Context>> {
     COMMUNICATORS.get(number).or_else(|_| Ok(plugin::get()?.context_of_all()))
-}
-
-/// Runs `body` for the table's function `name`, and writes what it returns.
-///
-/// # Safety
-/// `out` is null or can be written.
-unsafe fn returning<T>(name: &str, out: *mut T, body: impl FnOnce() -> Result<T>) -> Code {
-    guarded(name, || {
-        let out = not_null(out, "the result")?;
-        // SAFETY: upheld by the caller.
-        unsafe { out.write(body()?) };
-        Ok(())
-    })
 }
 
 /// Makes a communicator. Without `LAXITY_RMA`, refuses, and NCCL goes on with its own backend.

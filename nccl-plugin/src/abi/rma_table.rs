@@ -8,16 +8,13 @@
 //! | v15 | 2.31 | flags of an operation, which are hints |
 //! | v16 | 2.32 | `getRmaProperties` |
 
-use core::ffi::{c_int, c_void};
+use core::ffi::c_int;
 
 use super::rma as calls;
 use super::table::Properties;
 use super::versions::V12;
-use super::{Code, NAME, Name};
+use super::{Code, NAME, Name, Opaque, OpaqueOut};
 use crate::log::Logger;
-
-pub(super) type Opaque = *mut c_void;
-pub(super) type OpaqueOut = *mut *mut c_void;
 
 /// The type of the slot `getRmaProperties`.
 pub type GetRmaProperties = unsafe extern "C" fn(comm: Opaque, *mut RmaProperties) -> Code;

@@ -1,9 +1,9 @@
 //! The slots of NCCL's network tables, and the trait that describes how versions differ.
 
-use core::ffi::{c_char, c_int, c_void};
+use core::ffi::{c_char, c_int};
 use core::ptr;
 
-use super::{Code, NAME, Name, connections as calls, transfers};
+use super::{Code, NAME, Name, Opaque, OpaqueOut, connections as calls, transfers};
 use crate::backend::Device;
 use crate::log::Logger;
 use crate::origin::Callback;
@@ -26,92 +26,82 @@ pub type Init = unsafe extern "C" fn(Option<Logger>) -> Code;
 pub type InitProfiled = unsafe extern "C" fn(Option<Logger>, Option<Callback>) -> Code;
 /// The type of `init` since v11.
 pub type InitContext = unsafe extern "C" fn(
-    context: *mut *mut c_void,
+    context: OpaqueOut,
     communicator: u64,
     config: *mut CommConfig,
     Option<Logger>,
     Option<Callback>,
 ) -> Code;
 /// The type of `listen` up to v10.
-pub type Listen =
-    unsafe extern "C" fn(device: c_int, handle: *mut c_void, comm: *mut *mut c_void) -> Code;
+pub type Listen = unsafe extern "C" fn(device: c_int, handle: Opaque, comm: OpaqueOut) -> Code;
 /// The type of `listen` since v11.
-pub type ListenContext = unsafe extern "C" fn(
-    context: *mut c_void,
-    device: c_int,
-    handle: *mut c_void,
-    comm: *mut *mut c_void,
-) -> Code;
+pub type ListenContext =
+    unsafe extern "C" fn(context: Opaque, device: c_int, handle: Opaque, comm: OpaqueOut) -> Code;
 /// The type of `connect` up to v9.
 pub type Connect = unsafe extern "C" fn(
     device: c_int,
-    handle: *mut c_void,
-    comm: *mut *mut c_void,
-    device_comm: *mut *mut c_void,
+    handle: Opaque,
+    comm: OpaqueOut,
+    device_comm: OpaqueOut,
 ) -> Code;
 /// The type of `connect` in v10.
 pub type ConnectConfig = unsafe extern "C" fn(
     device: c_int,
     config: *mut CommConfig,
-    handle: *mut c_void,
-    comm: *mut *mut c_void,
-    device_comm: *mut *mut c_void,
+    handle: Opaque,
+    comm: OpaqueOut,
+    device_comm: OpaqueOut,
 ) -> Code;
 /// The type of `connect` since v11.
 pub type ConnectContext = unsafe extern "C" fn(
-    context: *mut c_void,
+    context: Opaque,
     device: c_int,
-    handle: *mut c_void,
-    comm: *mut *mut c_void,
-    device_comm: *mut *mut c_void,
+    handle: Opaque,
+    comm: OpaqueOut,
+    device_comm: OpaqueOut,
 ) -> Code;
 /// The type of `regMr`. Sizes are `int` in v7.
-pub type RegMr<Size> = unsafe extern "C" fn(
-    comm: *mut c_void,
-    data: *mut c_void,
-    Size,
-    kind: c_int,
-    handle: *mut *mut c_void,
-) -> Code;
+pub type RegMr<Size> =
+    unsafe extern "C" fn(comm: Opaque, data: Opaque, Size, kind: c_int, handle: OpaqueOut) -> Code;
 /// The type of `isend` up to v9. Sizes are `int` up to v8.
 pub type Isend<Size> = unsafe extern "C" fn(
-    comm: *mut c_void,
-    data: *mut c_void,
+    comm: Opaque,
+    data: Opaque,
     Size,
     tag: c_int,
-    memory: *mut c_void,
-    request: *mut *mut c_void,
+    memory: Opaque,
+    request: OpaqueOut,
 ) -> Code;
 /// The type of `isend` since v10.
 pub type IsendProfiled = unsafe extern "C" fn(
-    comm: *mut c_void,
-    data: *mut c_void,
+    comm: Opaque,
+    data: Opaque,
     size: usize,
     tag: c_int,
-    memory: *mut c_void,
-    profiler: *mut c_void,
-    request: *mut *mut c_void,
+    memory: Opaque,
+    profiler: Opaque,
+    request: OpaqueOut,
 ) -> Code;
 /// The type of `irecv` up to v9. Sizes are `int` up to v8.
 pub type Irecv<Size> = unsafe extern "C" fn(
-    comm: *mut c_void,
+    comm: Opaque,
     count: c_int,
-    data: *mut *mut c_void,
+    data: OpaqueOut,
     sizes: *mut Size,
     tags: *mut c_int,
-    memory: *mut *mut c_void,
-    request: *mut *mut c_void,
+    memory: OpaqueOut,
+    request: OpaqueOut,
 ) -> Code;
 /// The type of `irecv` since v10.
 pub type IrecvProfiled = unsafe extern "C" fn(
-    comm: *mut c_void,
+    comm: Opaque,
     count: c_int,
-    data: *mut *mut c_void,
+    data: OpaqueOut,
     sizes: *mut usize,
     tags: *mut c_int,
-    memory: *mut *mut c_void,
-    profilers: *mut *mut c_void,
-    request: *mut *mut c_void,
+    memory: OpaqueOut,
+    profilers: OpaqueOut,
+    request: OpaqueOut,
 ) -> Code;
 
 /// The parts of a table that differ between versions: types and functions of some slots, and fields
@@ -157,36 +147,33 @@ pub struct Net<V: Version> {
     get_properties: unsafe extern "C" fn(device: c_int, *mut Properties<V>) -> Code,
     listen: V::Listen,
     connect: V::Connect,
-    accept: unsafe extern "C" fn(
-        listen_comm: *mut c_void,
-        comm: *mut *mut c_void,
-        device_comm: *mut *mut c_void,
-    ) -> Code,
+    accept:
+        unsafe extern "C" fn(listen_comm: Opaque, comm: OpaqueOut, device_comm: OpaqueOut) -> Code,
     reg_mr: V::RegMr,
     reg_mr_dma_buf: unsafe extern "C" fn(
-        comm: *mut c_void,
-        data: *mut c_void,
+        comm: Opaque,
+        data: Opaque,
         size: usize,
         kind: c_int,
         offset: u64,
         descriptor: c_int,
-        handle: *mut *mut c_void,
+        handle: OpaqueOut,
     ) -> Code,
-    dereg_mr: unsafe extern "C" fn(comm: *mut c_void, handle: *mut c_void) -> Code,
+    dereg_mr: unsafe extern "C" fn(comm: Opaque, handle: Opaque) -> Code,
     isend: V::Isend,
     irecv: V::Irecv,
     iflush: unsafe extern "C" fn(
-        comm: *mut c_void,
+        comm: Opaque,
         count: c_int,
-        data: *mut *mut c_void,
+        data: OpaqueOut,
         sizes: *mut c_int,
-        memory: *mut *mut c_void,
-        request: *mut *mut c_void,
+        memory: OpaqueOut,
+        request: OpaqueOut,
     ) -> Code,
-    test: unsafe extern "C" fn(request: *mut c_void, done: *mut c_int, sizes: *mut c_int) -> Code,
-    close_send: unsafe extern "C" fn(comm: *mut c_void) -> Code,
-    close_receive: unsafe extern "C" fn(comm: *mut c_void) -> Code,
-    close_listen: unsafe extern "C" fn(comm: *mut c_void) -> Code,
+    test: unsafe extern "C" fn(request: Opaque, done: *mut c_int, sizes: *mut c_int) -> Code,
+    close_send: unsafe extern "C" fn(comm: Opaque) -> Code,
+    close_receive: unsafe extern "C" fn(comm: Opaque) -> Code,
+    close_listen: unsafe extern "C" fn(comm: Opaque) -> Code,
     get_device_mr: Empty,
     irecv_consumed: Empty,
     last: V::Last,
@@ -223,8 +210,8 @@ impl<V: Version> Net<V> {
 pub struct ContextSlots {
     /// `makeVDevice`, by which NCCL merges NICs. This plugin doesn't support it.
     make_virtual_device: Empty,
-    finalize: unsafe extern "C" fn(context: *mut c_void) -> Code,
-    set_attributes: unsafe extern "C" fn(context: *mut c_void, *mut Attributes) -> Code,
+    finalize: unsafe extern "C" fn(context: Opaque) -> Code,
+    set_attributes: unsafe extern "C" fn(context: Opaque, *mut Attributes) -> Code,
 }
 
 impl ContextSlots {

@@ -1,10 +1,10 @@
 //! Slots of NCCL's network tables for memory, sends, receives, and tests for completion.
 
-use core::ffi::{c_int, c_void};
+use core::ffi::c_int;
 use core::ptr;
 use core::sync::atomic::{AtomicPtr, Ordering};
 
-use super::{Code, guarded, not_null};
+use super::{Code, Opaque, OpaqueOut, guarded, not_null, pointing};
 use crate::backend::{Buffer, Memory, POINTER_DMABUF};
 use crate::comm::{Comm, CommRequest, CommSide, MemoryHandle, TestOutcome};
 use crate::fault::{Fault, Result};
@@ -30,17 +30,11 @@ fn callback() -> Option<Callback> {
 ///
 /// # Safety
 /// `comm` is a live connection. `handle` is null or can be written.
-unsafe fn register(comm: *mut c_void, memory: Memory, handle: *mut *mut c_void) -> Code {
-    guarded("regMr", || {
-        let handle = not_null(handle, "the mhandle")?;
-        // SAFETY: upheld by the caller.
-        unsafe {
-            handle.write(ptr::null_mut());
-            let registered = Comm::at(comm)?.register(memory)?;
-            handle.write(Box::into_raw(registered).cast());
-        }
-        Ok(())
-    })
+unsafe fn register(comm: Opaque, memory: Memory, handle: OpaqueOut) -> Code {
+    // SAFETY: upheld by the caller.
+    let made = || unsafe { Comm::at(comm)?.register(memory) };
+    // SAFETY: upheld by the caller.
+    unsafe { pointing("regMr", handle, || made().map(|it| Some(Box::into_raw(it).cast()))) }
 }
 
 /// Converts a size, which NCCL never passes as a negative number.
@@ -53,11 +47,11 @@ fn bytes(size: impl TryInto<usize>) -> usize {
 /// # Safety
 /// The conditions of [`register`] hold.
 pub(super) unsafe extern "C" fn reg_mr<Size: TryInto<usize>>(
-    comm: *mut c_void,
-    data: *mut c_void,
+    comm: Opaque,
+    data: Opaque,
     size: Size,
     kind: c_int,
-    handle: *mut *mut c_void,
+    handle: OpaqueOut,
 ) -> Code {
     let memory = Memory { address: data as usize, bytes: bytes(size), kind, dma_buf: None };
     // SAFETY: upheld by the caller.
@@ -69,13 +63,13 @@ pub(super) unsafe extern "C" fn reg_mr<Size: TryInto<usize>>(
 /// # Safety
 /// The conditions of [`register`] hold.
 pub(super) unsafe extern "C" fn reg_mr_dma_buf(
-    comm: *mut c_void,
-    data: *mut c_void,
+    comm: Opaque,
+    data: Opaque,
     size: usize,
     _kind: c_int,
     offset: u64,
     descriptor: c_int,
-    handle: *mut *mut c_void,
+    handle: OpaqueOut,
 ) -> Code {
     let memory = Memory {
         address: data as usize,
@@ -91,7 +85,7 @@ pub(super) unsafe extern "C" fn reg_mr_dma_buf(
 ///
 /// # Safety
 /// `comm` is a live connection. `handle` came from registering and is not used again.
-pub(super) unsafe extern "C" fn dereg_mr(comm: *mut c_void, handle: *mut c_void) -> Code {
+pub(super) unsafe extern "C" fn dereg_mr(comm: Opaque, handle: Opaque) -> Code {
     guarded("deregMr", || {
         let handle = not_null(handle.cast::<MemoryHandle>(), "the mhandle")?;
         // SAFETY: upheld by the caller.
@@ -105,37 +99,32 @@ pub(super) unsafe extern "C" fn dereg_mr(comm: *mut c_void, handle: *mut c_void)
 /// `comm` is a live sending connection. `data` has `size` bytes until the request is done. `memory`
 /// is null or came from registering. `profiler` is NCCL's. `request` is null or can be written.
 pub(super) unsafe extern "C" fn isend_profiled(
-    comm: *mut c_void,
-    data: *mut c_void,
+    comm: Opaque,
+    data: Opaque,
     size: usize,
     _tag: c_int,
-    memory: *mut c_void,
-    profiler: *mut c_void,
-    request: *mut *mut c_void,
+    memory: Opaque,
+    profiler: Opaque,
+    request: OpaqueOut,
 ) -> Code {
-    guarded("isend", || {
-        let request = not_null(request, "the request")?;
+    let taken = || {
         // SAFETY: upheld by the caller.
-        unsafe {
-            request.write(ptr::null_mut());
-            let comm = Comm::at(comm)?;
-            let region = memory.cast::<MemoryHandle>().as_ref();
-            let region = region.map(|handle| &handle.region);
-            let buffer = Buffer { address: data as usize, bytes: size, region };
-            let origin = || callback().and_then(|callback| origin::ask(callback, profiler));
-            let mut side = comm.send_side()?.lock();
-            let taken = side.offer(buffer, origin);
-            let lingers = side.lingers();
-            drop(side);
-            if lingers {
-                plugin::get()?.lingers();
-            }
-            if let Some(index) = taken {
-                request.write(comm.request(index));
-            }
+        let (comm, handle) = unsafe { (Comm::at(comm)?, memory.cast::<MemoryHandle>().as_ref()) };
+        let region = handle.map(|handle| &handle.region);
+        let buffer = Buffer { address: data as usize, bytes: size, region };
+        // SAFETY: upheld by the caller.
+        let origin = || callback().and_then(|callback| unsafe { origin::ask(callback, profiler) });
+        let mut side = comm.send_side()?.lock();
+        let taken = side.offer(buffer, origin);
+        let lingers = side.lingers();
+        drop(side);
+        if lingers {
+            plugin::get()?.lingers();
         }
-        Ok(())
-    })
+        Ok(taken.map(|index| comm.request(index)))
+    };
+    // SAFETY: upheld by the caller.
+    unsafe { pointing("isend", request, taken) }
 }
 
 /// Begins to send like [`isend_profiled`], without a profiler's handle, up to v9.
@@ -143,12 +132,12 @@ pub(super) unsafe extern "C" fn isend_profiled(
 /// # Safety
 /// The conditions of [`isend_profiled`] hold.
 pub(super) unsafe extern "C" fn isend<Size: TryInto<usize>>(
-    comm: *mut c_void,
-    data: *mut c_void,
+    comm: Opaque,
+    data: Opaque,
     size: Size,
     tag: c_int,
-    memory: *mut c_void,
-    request: *mut *mut c_void,
+    memory: Opaque,
+    request: OpaqueOut,
 ) -> Code {
     // SAFETY: upheld by the caller.
     unsafe { isend_profiled(comm, data, bytes(size), tag, memory, ptr::null_mut(), request) }
@@ -161,9 +150,9 @@ pub(super) unsafe extern "C" fn isend<Size: TryInto<usize>>(
 /// The arrays have `count` entries, and `memory` may be null. Memory handles are null or valid.
 unsafe fn buffer<'a, Size: TryInto<usize>>(
     count: c_int,
-    data: *mut *mut c_void,
+    data: OpaqueOut,
     sizes: *mut Size,
-    memory: *mut *mut c_void,
+    memory: OpaqueOut,
 ) -> Result<Buffer<'a>> {
     if count != 1 {
         return Err(Fault::Argument(format!(
@@ -187,28 +176,22 @@ unsafe fn buffer<'a, Size: TryInto<usize>>(
 /// The conditions of [`buffer`] hold. `comm` is a live receiving connection. The buffer stays until
 /// the request is done. `request` is null or can be written.
 pub(super) unsafe extern "C" fn irecv<Size: TryInto<usize>>(
-    comm: *mut c_void,
+    comm: Opaque,
     count: c_int,
-    data: *mut *mut c_void,
+    data: OpaqueOut,
     sizes: *mut Size,
     _tags: *mut c_int,
-    memory: *mut *mut c_void,
-    request: *mut *mut c_void,
+    memory: OpaqueOut,
+    request: OpaqueOut,
 ) -> Code {
-    guarded("irecv", || {
-        let request = not_null(request, "the request")?;
+    let posted = || {
         // SAFETY: upheld by the caller.
-        unsafe {
-            request.write(ptr::null_mut());
-            let comm = Comm::at(comm)?;
-            let buffer = buffer(count, data, sizes, memory)?;
-            let posted = comm.receive_side()?.lock().post(buffer)?;
-            if let Some(index) = posted {
-                request.write(comm.request(index));
-            }
-        }
-        Ok(())
-    })
+        let (comm, buffer) = unsafe { (Comm::at(comm)?, buffer(count, data, sizes, memory)?) };
+        let posted = comm.receive_side()?.lock().post(buffer)?;
+        Ok(posted.map(|index| comm.request(index)))
+    };
+    // SAFETY: upheld by the caller.
+    unsafe { pointing("irecv", request, posted) }
 }
 
 /// Posts a buffer like [`irecv`], since v10. Receives don't use the profiler's handles.
@@ -216,14 +199,14 @@ pub(super) unsafe extern "C" fn irecv<Size: TryInto<usize>>(
 /// # Safety
 /// The conditions of [`irecv`] hold.
 pub(super) unsafe extern "C" fn irecv_profiled(
-    comm: *mut c_void,
+    comm: Opaque,
     count: c_int,
-    data: *mut *mut c_void,
+    data: OpaqueOut,
     sizes: *mut usize,
     tags: *mut c_int,
-    memory: *mut *mut c_void,
-    _profilers: *mut *mut c_void,
-    request: *mut *mut c_void,
+    memory: OpaqueOut,
+    _profilers: OpaqueOut,
+    request: OpaqueOut,
 ) -> Code {
     // SAFETY: upheld by the caller.
     unsafe { irecv(comm, count, data, sizes, tags, memory, request) }
@@ -234,27 +217,21 @@ pub(super) unsafe extern "C" fn irecv_profiled(
 /// # Safety
 /// The conditions of [`irecv`] hold.
 pub(super) unsafe extern "C" fn iflush(
-    comm: *mut c_void,
+    comm: Opaque,
     count: c_int,
-    data: *mut *mut c_void,
+    data: OpaqueOut,
     sizes: *mut c_int,
-    memory: *mut *mut c_void,
-    request: *mut *mut c_void,
+    memory: OpaqueOut,
+    request: OpaqueOut,
 ) -> Code {
-    guarded("iflush", || {
-        let request = not_null(request, "the request")?;
+    let begun = || {
         // SAFETY: upheld by the caller.
-        unsafe {
-            request.write(ptr::null_mut());
-            let comm = Comm::at(comm)?;
-            let buffer = buffer(count, data, sizes, memory)?;
-            let begun = comm.receive_side()?.lock().flush(buffer)?;
-            if let Some(index) = begun {
-                request.write(comm.request(index));
-            }
-        }
-        Ok(())
-    })
+        let (comm, buffer) = unsafe { (Comm::at(comm)?, buffer(count, data, sizes, memory)?) };
+        let begun = comm.receive_side()?.lock().flush(buffer)?;
+        Ok(begun.map(|index| comm.request(index)))
+    };
+    // SAFETY: upheld by the caller.
+    unsafe { pointing("iflush", request, begun) }
 }
 
 /// Writes 1 if a request is done, and the bytes of its message. The request ends then.
@@ -262,11 +239,7 @@ pub(super) unsafe extern "C" fn iflush(
 /// # Safety
 /// `request` came from `isend`, `irecv` or `iflush` of a live connection. `done` is null or can be
 /// written. `sizes` is null or can be written.
-pub(super) unsafe extern "C" fn test(
-    request: *mut c_void,
-    done: *mut c_int,
-    sizes: *mut c_int,
-) -> Code {
+pub(super) unsafe extern "C" fn test(request: Opaque, done: *mut c_int, sizes: *mut c_int) -> Code {
     guarded("test", || {
         let done = not_null(done, "done")?;
         // SAFETY: upheld by the caller.

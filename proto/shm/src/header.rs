@@ -213,11 +213,6 @@ impl Header {
         }
     }
 
-    /// Returns the process id of the daemon that created the region.
-    pub fn daemon_pid(&self) -> u32 {
-        self.identity.daemon_pid.load(Ordering::Relaxed)
-    }
-
     /// Returns the level of a flow sent on credit (low half) and its DSCP (high half).
     #[inline]
     pub fn credit_mark(&self) -> u16 {

@@ -8,8 +8,13 @@
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+
+use nix::fcntl::{FallocateFlags, FcntlArg, SealFlag, fallocate, fcntl};
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::sys::stat::fstat;
+use nix::unistd::ftruncate;
 
 use crate::layout::{Geometry, HEADER_BYTES, Header, LaneHeader, MAGIC, Slot, VERSION};
 
@@ -51,8 +56,8 @@ pub enum RegionError {
     },
 }
 
-fn system(call: &'static str) -> RegionError {
-    RegionError::System { call, source: io::Error::last_os_error() }
+fn system<E: Into<io::Error>>(call: &'static str) -> impl FnOnce(E) -> RegionError {
+    move |source| RegionError::System { call, source: source.into() }
 }
 
 /// A mapped region.
@@ -71,7 +76,8 @@ unsafe impl Send for Region {}
 unsafe impl Sync for Region {}
 
 /// Seals that the daemon sets. `F_SEAL_WRITE` is not among them, because both sides write.
-const SEALS: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
+const SEALS: SealFlag =
+    SealFlag::F_SEAL_SHRINK.union(SealFlag::F_SEAL_GROW).union(SealFlag::F_SEAL_SEAL);
 
 impl Region {
     /// Daemon: creates, reserves, seals and maps a region.
@@ -85,21 +91,12 @@ impl Region {
         let bytes = geometry.region_bytes();
         let fd = memfd()?;
         let length = bytes as libc::off_t;
-        // SAFETY: plain calls on a file descriptor that we own.
-        if unsafe { libc::ftruncate(fd.as_raw_fd(), length) } != 0 {
-            return Err(system("ftruncate"));
-        }
+        ftruncate(&fd, length).map_err(system("ftruncate"))?;
         // Reserved now, so that a host without memory refuses the client here. A client can still
         // punch holes into its own region. If the host is then out of memory, the daemon's next
         // access is killed as any other would be.
-        // SAFETY: as above.
-        if unsafe { libc::fallocate(fd.as_raw_fd(), 0, 0, length) } != 0 {
-            return Err(system("fallocate"));
-        }
-        // SAFETY: as above.
-        if unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_ADD_SEALS, SEALS) } != 0 {
-            return Err(system("fcntl(F_ADD_SEALS)"));
-        }
+        fallocate(&fd, FallocateFlags::empty(), 0, length).map_err(system("fallocate"))?;
+        fcntl(&fd, FcntlArg::F_ADD_SEALS(SEALS)).map_err(system("fcntl(F_ADD_SEALS)"))?;
         let region = Self::map_fd(fd, bytes, geometry)?;
         let identity = &region.header().identity;
         identity.lanes.store(geometry.lanes, Ordering::Relaxed);
@@ -122,13 +119,12 @@ impl Region {
         if !geometry.is_valid() {
             return Err(RegionError::Geometry(geometry));
         }
-        // SAFETY: plain call on a file descriptor that we own.
-        let seals = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GET_SEALS) };
+        let seals = fcntl(&fd, FcntlArg::F_GET_SEALS).unwrap_or(-1);
         if seals < 0 || seals & libc::F_SEAL_SHRINK == 0 {
             return Err(RegionError::Unsealed(seals));
         }
         let expected = geometry.region_bytes() as u64;
-        let found = file_bytes(fd.as_fd())?;
+        let found = fstat(&fd).map_err(system("fstat"))?.st_size as u64;
         if found != expected {
             return Err(RegionError::Size { expected, found });
         }
@@ -170,7 +166,7 @@ impl Region {
             Some(base) if base.as_ptr().cast() != libc::MAP_FAILED => {
                 Ok(Self { base, bytes, geometry, fd })
             }
-            _ => Err(system("mmap")),
+            _ => Err(system("mmap")(io::Error::last_os_error())),
         }
     }
 
@@ -201,11 +197,10 @@ impl Region {
     /// region may be read afterwards. The client sees zeros, which permit nothing. Pages that it
     /// writes again count as the client's own memory.
     pub fn discard(&self) {
-        let flags = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
-        let length = self.bytes as libc::off_t;
-        // SAFETY: plain call on a file descriptor that we own. Mappings stay valid and read zero,
-        // as any client could bring about itself. If it fails, the pages live as long as the file.
-        unsafe { libc::fallocate(self.fd.as_raw_fd(), flags, 0, length) };
+        let flags = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
+        // Mappings stay valid and read zero, as any client could bring about itself. If it fails,
+        // the pages live as long as the file.
+        let _ = fallocate(&self.fd, flags, 0, self.bytes as libc::off_t);
     }
 
     /// Returns the address of the mapping, for [`crate::fork`].
@@ -270,27 +265,9 @@ impl Drop for Region {
 }
 
 fn memfd() -> Result<OwnedFd, RegionError> {
-    let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
-    // SAFETY: the name is a C string; the result is checked.
-    let open = |flags| unsafe { libc::memfd_create(c"laxity-region".as_ptr(), flags) };
-    // Older kernels (before 6.3) do not know MFD_NOEXEC_SEAL.
-    let mut fd = open(flags | libc::MFD_NOEXEC_SEAL);
-    if fd < 0 {
-        fd = open(flags);
-    }
-    if fd < 0 {
-        return Err(system("memfd_create"));
-    }
-    // SAFETY: a fresh descriptor that nobody else owns.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
-}
-
-fn file_bytes(fd: BorrowedFd<'_>) -> Result<u64, RegionError> {
-    // SAFETY: `stat` is plain data, for which zero is a valid value.
-    let mut stat: libc::stat = unsafe { core::mem::zeroed() };
-    // SAFETY: `stat` is valid to write to.
-    if unsafe { libc::fstat(fd.as_raw_fd(), &raw mut stat) } != 0 {
-        return Err(system("fstat"));
-    }
-    Ok(u64::try_from(stat.st_size).unwrap_or(0))
+    let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
+    let open = |flags| memfd_create(c"laxity-region", flags);
+    // Older kernels (before 6.3) do not know this flag.
+    let no_exec = MFdFlags::from_bits_retain(libc::MFD_NOEXEC_SEAL);
+    open(flags | no_exec).or_else(|_| open(flags)).map_err(system("memfd_create"))
 }

@@ -128,7 +128,6 @@ fn a_client_registers_and_gets_a_region_and_an_eventfd() {
     let welcome = receive_reply(client.as_fd()).expect("valid").expect("arrived");
     assert_eq!(welcome.geometry, SMALL);
     let region = Region::map(welcome.memfd, welcome.geometry).expect("maps");
-    assert_eq!(region.header().daemon_pid(), std::process::id());
     registration::wake(welcome.eventfd.as_fd());
     assert!(registration::wait_readable(served.eventfd(), Duration::from_secs(5)));
     registration::drain(served.eventfd());

@@ -38,13 +38,6 @@ impl Profile {
         Folders::of_this_process().text(name)
     }
 
-    /// Returns the built-in profiles, ordered by name. Files are not considered.
-    pub fn builtin() -> Vec<Self> {
-        let parsed =
-            BUILTIN.iter().filter_map(|(name, text)| Self::parse(name, Origin::Builtin, text).ok());
-        parsed.collect()
-    }
-
     /// Returns the names of all profiles that [`Self::load`] finds, in order: built-in and from
     /// folders.
     pub fn names() -> Vec<String> {

@@ -14,9 +14,14 @@ fn error(text: &str) -> String {
     Profile::parse("p", origin, text).unwrap_err().to_string()
 }
 
+fn builtin() -> Vec<Profile> {
+    let parsed = |(name, text): &(&str, &str)| Profile::parse(name, Origin::Builtin, text).unwrap();
+    BUILTIN.iter().map(parsed).collect()
+}
+
 #[test]
 fn every_builtin_profile_parses_and_describes_itself() {
-    let profiles = Profile::builtin();
+    let profiles = builtin();
     let names: Vec<&str> = profiles.iter().map(|p| p.name.as_str()).collect();
     let expected = ["default", "dynamo", "mooncake", "nccl", "nixl", "perftest", "ucx", "wide-ep"];
     assert_eq!(names, expected);
@@ -26,7 +31,7 @@ fn every_builtin_profile_parses_and_describes_itself() {
 
 #[test]
 fn the_file_of_the_default_profile_says_what_the_code_says() {
-    let builtin = Profile::builtin().swap_remove(0);
+    let builtin = builtin().swap_remove(0);
     let code = Profile { description: builtin.description.clone(), ..Profile::default() };
     assert_eq!(builtin, code);
     let empty = Profile::parse("default", Origin::Builtin, "").unwrap();
@@ -35,7 +40,7 @@ fn the_file_of_the_default_profile_says_what_the_code_says() {
 
 #[test]
 fn profiles_classify_as_documented() {
-    let profiles = Profile::builtin();
+    let profiles = builtin();
     let profile = |name: &str| profiles.iter().find(|p| p.name == name).unwrap();
     assert_eq!(profile("mooncake").stage.write, Stage::P2d);
     assert_eq!(profile("mooncake").stage.read, Stage::KvReuse);

@@ -5,14 +5,13 @@ use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use anyhow::{Context as _, Result};
 use clap::{ArgGroup, Args};
 use laxity_trial::certs::{DAYS_DEFAULT, DAYS_MAX, Made, Subject, make};
 use serde::Serialize;
 
 use laxity_cli::output::{json, say};
 use laxity_cli::table::table;
-
-use crate::error::CommandError;
 
 pub(crate) const HELP: &str = "\
 The first call makes a CA in the folder (ca.crt, ca.key). Every call makes a certificate and a key \
@@ -108,9 +107,9 @@ fn names(made: &Made) -> &[String] {
     made.subject.as_ref().map_or(&[], Subject::names)
 }
 
-pub(crate) fn certs(args: &CertsArgs) -> Result<(), CommandError> {
+pub(crate) fn certs(args: &CertsArgs) -> Result<()> {
     let made = make(&args.out, &args.subjects(), args.days)
-        .map_err(|cause| CommandError::Certs { folder: args.out.clone(), cause })?;
+        .with_context(|| format!("no certificates in {}", args.out.display()))?;
     if args.json {
         let entry = |made| Entry {
             role: role(made),

@@ -2,13 +2,12 @@
 
 use std::path::PathBuf;
 
+use anyhow::Result;
 use clap::Args;
 use laxity_quantity::Nanos;
 use laxity_trial::load::{LoadPlan, run};
 
 use laxity_cli::output::{self, check, put, replace, say};
-
-use crate::error::CommandError;
 
 #[derive(Debug, Args)]
 pub(crate) struct LoadArgs {
@@ -35,7 +34,7 @@ fn duration(text: &str) -> Result<Nanos, String> {
     text.parse().map_err(|error: laxity_quantity::NotAQuantity| error.to_string())
 }
 
-pub(crate) fn load(args: &LoadArgs) -> Result<(), CommandError> {
+pub(crate) fn load(args: &LoadArgs) -> Result<()> {
     if let Some(path) = args.json.as_deref().filter(|path| path.as_os_str() != "-") {
         check(path)?;
     }

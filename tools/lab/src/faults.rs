@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
+use anyhow::Result;
 use clap::Args;
 use laxity_cli::output::{self, say};
 use laxity_rig::error::LabError;
@@ -12,7 +13,6 @@ use laxity_rig::faults::{self, Campaign, Failure, PATHS, Plant, Player, Setting,
 use laxity_rig::vm::verbs::prepare;
 use serde::Serialize;
 
-use crate::error::CommandError;
 use crate::lab::named;
 
 /// Times that `--replay` plays a schedule before it says that nothing is wrong any more.
@@ -116,7 +116,7 @@ pub(crate) struct FaultsArgs {
     plant_on: String,
 }
 
-pub(crate) fn run(args: &FaultsArgs) -> Result<ExitCode, CommandError> {
+pub(crate) fn run(args: &FaultsArgs) -> Result<ExitCode> {
     if args.prepare {
         prepare::c_interface()?;
         return Ok(ExitCode::SUCCESS);
@@ -161,7 +161,7 @@ fn exit(is_good: bool) -> ExitCode {
 }
 
 /// Finds the programs. Names the paths whose programs are missing.
-fn setting(args: &FaultsArgs, paths: &[String]) -> Result<Setting, CommandError> {
+fn setting(args: &FaultsArgs, paths: &[String]) -> Result<Setting> {
     let plant = (args.plant, args.plant_on.as_str());
     let setting = Setting::find(args.laxityd.as_ref(), args.then.as_ref(), paths, plant)
         .map_err(LabError::CannotRun)?;
@@ -172,11 +172,7 @@ fn setting(args: &FaultsArgs, paths: &[String]) -> Result<Setting, CommandError>
 }
 
 /// Returns what plays the rounds: a virtual world, or processes of the programs that it finds.
-fn player(
-    args: &FaultsArgs,
-    paths: &[String],
-    in_virtual_time: bool,
-) -> Result<Player, CommandError> {
+fn player(args: &FaultsArgs, paths: &[String], in_virtual_time: bool) -> Result<Player> {
     if in_virtual_time {
         return Ok(Player::VirtualTime(args.plant));
     }
@@ -188,7 +184,7 @@ fn publish<R: Serialize>(
     args: &FaultsArgs,
     report: &R,
     [table, page]: [fn(&R) -> String; 2],
-) -> Result<(), CommandError> {
+) -> Result<()> {
     let table = table(report);
     if let Some(path) = &args.report {
         output::replace(path, page(report).as_bytes())?;

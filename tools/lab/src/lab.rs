@@ -4,6 +4,7 @@ use std::io::{self, IsTerminal};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use anyhow::{Context as _, Result, bail};
 use clap::{Args, Subcommand};
 use laxity_rig::config::{Collectives, Engine, LabConfig, WorkloadSource};
 use laxity_rig::lab::{self, LabReport};
@@ -11,9 +12,11 @@ use laxity_rig::report;
 use laxity_rig::vllm::Connector;
 use serde::de::DeserializeOwned;
 
-use crate::error::CommandError;
 use crate::{faults, verbs, vm};
 use laxity_cli::output::{self, say};
+
+/// What failed where a configuration has no text.
+const SHOWN: &str = "cannot show the configuration";
 
 /// The commands of the lab.
 #[derive(Subcommand)]
@@ -178,7 +181,7 @@ pub(crate) struct RunArgs {
 
 impl RunArgs {
     /// Returns the configuration file or the defaults, overridden by the flags.
-    fn lab_config(&self) -> Result<LabConfig, CommandError> {
+    fn lab_config(&self) -> Result<LabConfig> {
         let mut config = self.base()?;
         self.refuse_what_means_nothing_to(config.engine)?;
         macro_rules! lay_over {
@@ -215,7 +218,7 @@ impl RunArgs {
     }
 
     /// Returns the configuration file, or the defaults of the requested engine.
-    fn base(&self) -> Result<LabConfig, CommandError> {
+    fn base(&self) -> Result<LabConfig> {
         let defaults = |engine| match engine {
             Engine::Real => LabConfig::real(),
             Engine::Timed => LabConfig::timed(),
@@ -223,33 +226,33 @@ impl RunArgs {
         };
         let Some(path) = &self.config else { return Ok(defaults(self.engine.unwrap_or_default())) };
         let text = laxity_files::read_to_string(path, laxity_files::CONFIG_BYTES_MAX)
-            .map_err(|cause| CommandError::Read { path: path.clone(), cause })?;
-        let wrong = |cause| CommandError::NotAConfig { path: path.clone(), cause };
+            .with_context(|| format!("cannot read {}", path.display()))?;
+        let wrong = || format!("{} is no lab configuration", path.display());
         // Parsing the text into the struct first gives errors that name a line.
-        let read: LabConfig = toml::from_str(&text).map_err(wrong)?;
-        let table: toml::Table = toml::from_str(&text).map_err(wrong)?;
+        let read: LabConfig = toml::from_str(&text).with_context(wrong)?;
+        let table: toml::Table = toml::from_str(&text).with_context(wrong)?;
         let named = table.contains_key("engine").then_some(read.engine);
         if let (Some(asked), Some(named)) = (self.engine, named)
             && asked != named
         {
-            return Err(CommandError::Usage(format!(
+            bail!(
                 "--engine is another one than that of {} (engine): leave one of them out",
                 path.display()
-            )));
+            );
         }
         let engine = self.engine.or(named).unwrap_or_default();
         // Keys that the file does not set take the defaults of that engine.
-        let mut merged = toml::Table::try_from(defaults(engine))?;
+        let mut merged = toml::Table::try_from(defaults(engine)).context(SHOWN)?;
         for (key, value) in table {
             match (merged.get_mut(&key), value) {
                 (Some(toml::Value::Table(whole)), toml::Value::Table(part)) => whole.extend(part),
                 (_, value) => drop(merged.insert(key, value)),
             }
         }
-        merged.try_into().map_err(wrong)
+        merged.try_into().with_context(wrong)
     }
 
-    fn refuse_what_means_nothing_to(&self, engine: Engine) -> Result<(), CommandError> {
+    fn refuse_what_means_nothing_to(&self, engine: Engine) -> Result<()> {
         for (given, flag, field) in [
             (self.load.is_some(), "--load", "load"),
             (self.victim_share.is_some(), "--victim-share", "victim_share"),
@@ -260,7 +263,7 @@ impl RunArgs {
             if let Some(why) = LabConfig::no_use_with(engine, field).filter(|_| given) {
                 let engine = engine.name();
                 let why = format!("{flag} means nothing with --engine {engine}: {why}");
-                return Err(CommandError::Usage(why));
+                bail!(why);
             }
         }
         Ok(())
@@ -280,15 +283,13 @@ fn on_or_off(name: &str) -> Result<bool, String> {
     }
 }
 
-fn existing_file(name: &str) -> Result<PathBuf, CommandError> {
+fn existing_file(name: &str) -> Result<PathBuf> {
     let path = Path::new(name);
     if !path.is_file() {
-        return Err(CommandError::Usage(format!(
-            "workload `{name}` is neither `conversation` nor `agent` nor a file that exists"
-        )));
+        bail!("workload `{name}` is neither `conversation` nor `agent` nor a file that exists");
     }
     // The processes of the lab run in another folder, where a relative path is wrong.
-    path.canonicalize().map_err(CommandError::file("resolve", name))
+    path.canonicalize().with_context(|| format!("cannot resolve {name}"))
 }
 
 /// Runs this process's part of a lab if the lab itself started the process.
@@ -296,7 +297,7 @@ pub(crate) fn internal_call() -> Option<ExitCode> {
     lab::internal_call()
 }
 
-pub(crate) fn run(command: LabCommand) -> Result<ExitCode, CommandError> {
+pub(crate) fn run(command: LabCommand) -> Result<ExitCode> {
     match command {
         LabCommand::Probe { verbs } => {
             if verbs { vm::probe() } else { probe() }.map(|()| ExitCode::SUCCESS)
@@ -308,25 +309,25 @@ pub(crate) fn run(command: LabCommand) -> Result<ExitCode, CommandError> {
     }
 }
 
-fn probe() -> Result<(), CommandError> {
+fn probe() -> Result<()> {
     let found = lab::probe(&LabConfig::default());
     say(&found)?;
     if !found.can_run() {
         let why = "this machine cannot run the lab; see above for what is missing";
-        return Err(CommandError::CannotRun(why.to_owned()));
+        bail!(why);
     }
     Ok(())
 }
 
-fn compare(args: &RunArgs) -> Result<(), CommandError> {
+fn compare(args: &RunArgs) -> Result<()> {
     let config = args.lab_config()?;
     if args.html.as_deref() == Some(Path::new("-")) {
         let why =
             "a page goes into a file: give --html a name (only --json writes to standard output)";
-        return Err(CommandError::Usage(why.to_owned()));
+        bail!(why);
     }
     if args.show_config {
-        let shown = config.to_toml()?;
+        let shown = config.to_toml().context(SHOWN)?;
         return Ok(say(shown.trim_end())?);
     }
     // Check that the results can be written before the run takes minutes.
@@ -338,25 +339,26 @@ fn compare(args: &RunArgs) -> Result<(), CommandError> {
     publish(args, &outcome)?;
     let differ = outcome.disagreements();
     if let (Some((policy, requests)), true) = (differ.first(), outcome.must_agree()) {
-        return Err(CommandError::Broken(format!(
+        bail!(
             "under `{policy}` {} requests were answered with other tokens than before (the first \
              is request {}): \
              the engine's answers must not depend on how its transfers are scheduled",
             requests.len(),
             requests[0]
-        )));
+        );
     }
     if let Some(run) = outcome.runs.iter().find(|run| run.bytes_lost > 0) {
-        return Err(CommandError::Broken(format!(
+        bail!(
             "under `{}` {} bytes of KV are not accounted for: the counts of vLLM's connector, of \
              the daemons and of the requests alone differ (`kv` in the JSON)",
-            run.policy, run.bytes_lost
-        )));
+            run.policy,
+            run.bytes_lost
+        );
     }
     Ok(())
 }
 
-fn publish(args: &RunArgs, outcome: &LabReport) -> Result<(), CommandError> {
+fn publish(args: &RunArgs, outcome: &LabReport) -> Result<()> {
     let (page, table) = (report::html(outcome), report::table(outcome));
     let to_stdout = args.json.as_deref() == Some(Path::new("-"));
     if let Some(path) = &args.json {

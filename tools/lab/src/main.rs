@@ -9,7 +9,6 @@
 mod certs;
 #[cfg(feature = "clusters")]
 mod cluster_load;
-mod error;
 mod faults;
 mod lab;
 #[cfg(feature = "clusters")]
@@ -108,9 +107,9 @@ fn main() -> ExitCode {
 
 fn run(command: Command) -> anyhow::Result<ExitCode> {
     match command {
-        Command::Lab(command) => return Ok(lab::run(command)?),
+        Command::Lab(command) => return lab::run(command),
         #[cfg(feature = "clusters")]
-        Command::Sim(command) => return Ok(sim::run(command, &sim::simulate)?),
+        Command::Sim(command) => return sim::run(command, &sim::simulate),
         #[cfg(feature = "clusters")]
         Command::Certs(args) => certs::certs(&args)?,
         #[cfg(feature = "clusters")]

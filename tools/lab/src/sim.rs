@@ -3,7 +3,6 @@
 mod advise;
 mod args;
 mod claims;
-mod error;
 mod findings;
 mod inputs;
 mod results;
@@ -11,7 +10,7 @@ mod results;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use self::error::SimCommandError;
+use anyhow::{Result, bail};
 use clap::{Args, Subcommand};
 use laxity_sim::outcome::Outcome;
 use laxity_sim::plan::{Plan, built_in};
@@ -193,10 +192,7 @@ pub(crate) fn simulate(scenario: &Scenario) -> Result<Outcome, String> {
 }
 
 /// Runs a command. `simulate` executes each run of a plan.
-pub(crate) fn run(
-    command: SimCommand,
-    simulate: &Simulate<'_>,
-) -> Result<ExitCode, SimCommandError> {
+pub(crate) fn run(command: SimCommand, simulate: &Simulate<'_>) -> Result<ExitCode> {
     match command {
         SimCommand::Run(args) => {
             let mut plan = Plan::load(&args.plan)?;
@@ -211,7 +207,7 @@ pub(crate) fn run(
             args.run.changes.apply(&mut plan)?;
             if plan.axes.is_empty() {
                 let why = "nothing to vary: give --axis FIELD=VALUE,VALUE,…";
-                return Err(SimCommandError::Usage(why.to_owned()));
+                bail!(why);
             }
             execute(&plan, simulate, &args.run)
         }
@@ -232,11 +228,7 @@ pub(crate) fn run(
     }
 }
 
-fn execute(
-    plan: &Plan,
-    simulate: &Simulate<'_>,
-    run: &RunOfPlan,
-) -> Result<ExitCode, SimCommandError> {
+fn execute(plan: &Plan, simulate: &Simulate<'_>, run: &RunOfPlan) -> Result<ExitCode> {
     let RunOfPlan { execution, keeping, destinations, .. } = run;
     if execution.show_plan {
         put(plan.to_toml().as_bytes())?;
@@ -265,7 +257,7 @@ fn exit_code(whole: bool) -> ExitCode {
     if whole { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-fn reproduce(args: &MfsArgs, simulate: &Simulate<'_>) -> Result<ExitCode, SimCommandError> {
+fn reproduce(args: &MfsArgs, simulate: &Simulate<'_>) -> Result<ExitCode> {
     let mut plans = Vec::new();
     for wanted in &args.figure {
         let chosen = FIGURES.iter().filter(|number| wanted == "all" || *number == wanted);
@@ -277,10 +269,10 @@ fn reproduce(args: &MfsArgs, simulate: &Simulate<'_>) -> Result<ExitCode, SimCom
             plans.push(plan);
         }
         if plans.len() == before {
-            return Err(SimCommandError::Usage(format!(
+            bail!(
                 "figure {wanted} of MFS is not simulated; those that are: {}, or all",
                 FIGURES.join(", ")
-            )));
+            );
         }
     }
     let mut whole = true;
@@ -303,7 +295,7 @@ fn reproduce(args: &MfsArgs, simulate: &Simulate<'_>) -> Result<ExitCode, SimCom
     Ok(exit_code(whole))
 }
 
-fn plans(show: Option<&str>) -> Result<(), SimCommandError> {
+fn plans(show: Option<&str>) -> Result<()> {
     let Some(name) = show else {
         let mut rows = new_table(&["plan", "runs", "question"]);
         for found in built_in().iter().filter(|plan| !plan.is_part) {
@@ -320,7 +312,7 @@ fn plans(show: Option<&str>) -> Result<(), SimCommandError> {
     }
 }
 
-fn fields(part: Option<&str>) -> Result<(), SimCommandError> {
+fn fields(part: Option<&str>) -> Result<()> {
     let mut rows = new_table(&["field", "default", "words"]);
     let mut any = false;
     for field in laxity_sim::plan::fields() {
@@ -332,13 +324,13 @@ fn fields(part: Option<&str>) -> Result<(), SimCommandError> {
     match part {
         Some(part) if !any => {
             let why = format!("no field's name contains `{part}`; `laxity sim fields` lists all");
-            Err(SimCommandError::Usage(why))
+            bail!(why)
         }
         _ => Ok(say(&rows)?),
     }
 }
 
-fn page(args: &PageArgs) -> Result<ExitCode, SimCommandError> {
+fn page(args: &PageArgs) -> Result<ExitCode> {
     let folder = Folder::at(&args.folder);
     let plan = folder.plan()?;
     let report = run::collect(&plan, &args.folder)?;

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use anyhow::{Context as _, Result, bail};
 use clap::Args;
 use laxity_rig::config::LabConfig;
 use laxity_rig::faults::Plant;
@@ -16,7 +17,6 @@ use laxity_rig::vm::{self, Input, Stream, VmConfig, VmJob};
 use laxity_cli::library;
 use laxity_cli::output::{self, say};
 
-use crate::error::CommandError;
 use crate::lab::named;
 
 pub(crate) const HELP: &str = "\
@@ -96,9 +96,10 @@ pub(crate) struct VerbsArgs {
 
 impl VerbsArgs {
     /// Returns the programs. Downloads or builds those that are missing.
-    fn programs(&self) -> Result<Programs, CommandError> {
-        let absolute =
-            |path: &PathBuf| std::path::absolute(path).map_err(CommandError::file("resolve", path));
+    fn programs(&self) -> Result<Programs> {
+        let absolute = |path: &PathBuf| {
+            std::path::absolute(path).with_context(|| format!("cannot resolve {}", path.display()))
+        };
         Ok(Programs {
             laxityd: match &self.laxityd {
                 Some(path) => absolute(path)?,
@@ -125,13 +126,11 @@ impl VerbsArgs {
     }
 
     /// Returns the path of the NCCL plugin, or `None` if none was named and none is installed.
-    fn nccl_plugin(&self) -> Result<Option<PathBuf>, CommandError> {
+    fn nccl_plugin(&self) -> Result<Option<PathBuf>> {
         let config = LabConfig { nccl_plugin: self.nccl_plugin.clone(), ..LabConfig::default() };
         match find_nccl_plugin(&config) {
             Ok(plugin) => Ok(Some(plugin)),
-            Err(lack) if self.nccl_plugin.is_some() => {
-                Err(CommandError::CannotRun(lack.to_string()))
-            }
+            Err(lack) if self.nccl_plugin.is_some() => bail!("{lack}"),
             Err(lack) => {
                 eprintln!("laxity: what needs the NCCL plugin is left out: {lack}");
                 Ok(None)
@@ -147,7 +146,7 @@ impl VerbsArgs {
         }
     }
 
-    fn play(&self) -> Result<ExitCode, CommandError> {
+    fn play(&self) -> Result<ExitCode> {
         let to_stdout = self.json.as_ref().is_some_and(|path| path.as_os_str() == "-");
         let file = self.json.as_ref().filter(|_| !to_stdout);
         // Check that the report can be written before the job takes minutes.
@@ -160,7 +159,7 @@ impl VerbsArgs {
             Err(error) => return Ok(crate::vm::failed(&error)),
         };
         let report: VerbsReport = serde_json::from_value(outcome.finished.details)
-            .map_err(CommandError::json("the guest's report cannot be read"))?;
+            .context("the guest's report cannot be read")?;
         let (json, table) = (output::json(&report)?, verbs::table(&report));
         if let Some(path) = file {
             output::replace(path, json.as_bytes())?;
@@ -174,7 +173,7 @@ impl VerbsArgs {
         Ok(if report.passed() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }
 
-    fn config(&self) -> Result<VerbsConfig, CommandError> {
+    fn config(&self) -> Result<VerbsConfig> {
         let programs = self.programs()?;
         let matrix = Matrix {
             checks_asan: prepare::checks(&self.sources, Some("address"))?,
@@ -192,20 +191,17 @@ impl VerbsArgs {
 
 /// Returns the path of one of Laxity's programs, next to this program or in PATH. The error says
 /// what to do `otherwise`.
-fn program(name: &str, otherwise: &str) -> Result<PathBuf, CommandError> {
-    let own =
-        std::env::current_exe().map_err(CommandError::system("tell where this program is"))?;
+fn program(name: &str, otherwise: &str) -> Result<PathBuf> {
+    let own = std::env::current_exe().context("cannot tell where this program is")?;
     let beside = own.with_file_name(name);
     if beside.is_file() {
         return Ok(beside);
     }
-    laxity_rig::sandbox::find_program(name).ok_or_else(|| {
-        let what = format!("{name} is neither beside this program nor in PATH; {otherwise}");
-        CommandError::CannotRun(what)
-    })
+    laxity_rig::sandbox::find_program(name)
+        .with_context(|| format!("{name} is neither beside this program nor in PATH; {otherwise}"))
 }
 
-pub(crate) fn run(args: &VerbsArgs) -> Result<ExitCode, CommandError> {
+pub(crate) fn run(args: &VerbsArgs) -> Result<ExitCode> {
     if args.list {
         say(verbs::names(0).join("\n"))?;
         return Ok(ExitCode::SUCCESS);

@@ -5,11 +5,10 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use anyhow::{Context as _, Result, bail};
 use clap::Args;
 use laxity_cli::output::{self, say};
 use laxity_rig::vm::{self, Exec, Input, NetworkConfig, Stream, VmConfig, VmError, VmJob};
-
-use crate::error::CommandError;
 
 /// Exit codes of the lab itself. A timeout has the code of timeout(1).
 const TIMED_OUT: u8 = 124;
@@ -60,7 +59,7 @@ pub(crate) struct ExecArgs {
 }
 
 impl ExecArgs {
-    fn config(&self) -> Result<VmConfig, CommandError> {
+    fn config(&self) -> Result<VmConfig> {
         let mut network = NetworkConfig { rate_mbit: self.rate_mbit, ..NetworkConfig::default() };
         if let Some(order) = &self.dscp_order {
             network.dscp_order.clone_from(order);
@@ -68,10 +67,9 @@ impl ExecArgs {
         network.validate()?;
         let limit = match self.timeout {
             None => None,
-            Some(s) => Some(
-                Duration::try_from_secs_f64(s)
-                    .map_err(|error| CommandError::Usage(format!("--timeout {s}: {error}")))?,
-            ),
+            Some(s) => {
+                Some(Duration::try_from_secs_f64(s).with_context(|| format!("--timeout {s}"))?)
+            }
         };
         Ok(VmConfig {
             network,
@@ -83,14 +81,14 @@ impl ExecArgs {
     }
 }
 
-fn like_this(argv: Vec<String>) -> Result<Exec, CommandError> {
+fn like_this(argv: Vec<String>) -> Result<Exec> {
     Ok(Exec {
         argv,
         // Variables that are not UTF-8 are left out. Nothing in the guest needs them.
         env: std::env::vars_os()
             .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
             .collect(),
-        cwd: std::env::current_dir().map_err(CommandError::system("tell the current folder"))?,
+        cwd: std::env::current_dir().context("cannot tell the current folder")?,
     })
 }
 
@@ -117,19 +115,19 @@ fn code(exit_code: i32) -> ExitCode {
     ExitCode::from(u8::try_from(exit_code).unwrap_or(1))
 }
 
-pub(crate) fn probe() -> Result<(), CommandError> {
+pub(crate) fn probe() -> Result<()> {
     let lacks = vm::lacks(&VmConfig::default());
     for lack in &lacks {
         say(format!("   MISSING  {lack}"))?;
     }
     if !lacks.is_empty() {
         let why = "this machine cannot run the SoftRoCE lab; see above for what is missing";
-        return Err(CommandError::CannotRun(why.to_owned()));
+        bail!(why);
     }
     Ok(say("this machine can run the SoftRoCE lab")?)
 }
 
-pub(crate) fn exec(args: &ExecArgs) -> Result<ExitCode, CommandError> {
+pub(crate) fn exec(args: &ExecArgs) -> Result<ExitCode> {
     let config = args.config()?;
     let to_stderr = args.json.as_ref().is_some_and(|path| path.as_os_str() == "-");
     let file = args.json.as_ref().filter(|_| !to_stderr);

@@ -39,7 +39,7 @@ pub use plant::Plant;
 pub(crate) use report::tables;
 pub use report::{page, table};
 pub use schedule::{Fault, FaultKind, Schedule};
-pub use setting::{PATHS, Setting, VerbsPrograms};
+pub use setting::{PATHS, PathPrograms, Setting};
 pub use soak::{SoakPlan, SoakReport, run as soak, soak_page, soak_table};
 
 use crate::error::LabError;

@@ -27,12 +27,13 @@ use crate::{client, controller, faults, foreign, report, sandbox, vllm, vm};
 /// Number of requests that are played one by one to check the computed contention-free TTFT.
 const VALIDATION_REQUESTS: usize = 10;
 
-fn progress_bar(shown: bool) -> ProgressBar {
+/// Returns a bar on standard error, or one that nobody sees.
+pub(crate) fn progress_bar(shown: bool, length: u64, template: &str) -> ProgressBar {
     if !shown {
         return ProgressBar::hidden();
     }
-    let bar = ProgressBar::new(1000);
-    if let Ok(style) = ProgressStyle::with_template("{prefix:>12} {bar:40} {msg}") {
+    let bar = ProgressBar::new(length);
+    if let Ok(style) = ProgressStyle::with_template(template) {
         bar.set_style(style);
     }
     bar.enable_steady_tick(Duration::from_millis(500));
@@ -71,7 +72,7 @@ fn alone(config: &LabConfig, asked: &[Asked]) -> Vec<Asked> {
 /// whether answers differ between policies.
 pub fn run(config: &LabConfig, progress: bool) -> Result<LabReport, LabError> {
     check(config)?;
-    let bar = progress_bar(progress);
+    let bar = progress_bar(progress, 1000, "{prefix:>12} {bar:40} {msg}");
     bar.set_prefix("probing");
     let tools = probe::find(config)?;
     let asking = asking(config)?;

@@ -32,7 +32,6 @@ pub struct Asked {
     pub prefix: u64,
     pub decode: usize,
     /// Where the request is computed, if the lab decides it.
-    #[serde(default)]
     pub placed: Option<Placed>,
 }
 

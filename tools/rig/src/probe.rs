@@ -28,16 +28,12 @@ pub struct Tools {
     /// Path of `laxityd`, if a policy needs it.
     pub laxityd: Option<PathBuf>,
     /// Path of `laxity-coordinator`, if the run has one.
-    #[serde(default)]
     pub coordinator: Option<PathBuf>,
     /// Path of the NCCL net plugin, if it carries collectives.
-    #[serde(default)]
     pub nccl_plugin: Option<PathBuf>,
     /// Path of `laxity-engine`, if the run has one.
-    #[serde(default)]
     pub laxity_engine: Option<PathBuf>,
     /// Path of the Python that has vLLM, if the run needs it.
-    #[serde(default)]
     pub python: Option<PathBuf>,
 }
 

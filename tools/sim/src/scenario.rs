@@ -7,6 +7,7 @@ mod policy;
 mod requests;
 mod validate;
 
+use std::fmt;
 use std::path::PathBuf;
 
 pub use policy::{Grants, Part, Policy};
@@ -234,7 +235,7 @@ pub struct Workload {
     pub longest: u32,
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Source {
     /// Generated conversation turns: mean 2 k tokens, half of them reused (Qwen A, MFS §6.2).
@@ -254,18 +255,9 @@ pub enum Source {
     Burstgpt,
 }
 
-impl Source {
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Conversation => "conversation",
-            Self::Agent => "agent",
-            Self::LongConversation => "long_conversation",
-            Self::LongAgent => "long_agent",
-            Self::Mooncake => "mooncake",
-            Self::Azure => "azure",
-            Self::Qwen => "qwen",
-            Self::Burstgpt => "burstgpt",
-        }
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.serialize(f)
     }
 }
 

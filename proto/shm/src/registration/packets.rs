@@ -1,52 +1,32 @@
 //! The packets of a registration: greeting and answer over a connected socket, with descriptors
 //! beside the answer.
 
-use std::io;
+use std::io::{self, IoSlice};
 use std::mem::size_of;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+
+use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
 
 use super::socket::failed;
 use crate::layout::Geometry;
 use crate::registration::{Hello, PACKET_MAX, Reason, RegistrationError, Reply};
 
-/// Room for two descriptors, with the alignment of `cmsghdr`.
+/// Room for descriptors, with the alignment of `cmsghdr`.
 #[repr(C, align(8))]
 struct DescriptorBuffer([u8; 64]);
 
 const RIGHTS: usize = 2;
-const RIGHTS_BYTES: u32 = (RIGHTS * size_of::<RawFd>()) as u32;
 
 fn send(
     socket: BorrowedFd<'_>,
     bytes: &[u8],
     rights: Option<[BorrowedFd<'_>; RIGHTS]>,
 ) -> Result<(), RegistrationError> {
-    let mut part = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
-    let mut control = DescriptorBuffer([0; 64]);
-    // SAFETY: `msghdr` is plain data, for which zero is a valid value.
-    let mut message: libc::msghdr = unsafe { core::mem::zeroed() };
-    message.msg_iov = &raw mut part;
-    message.msg_iovlen = 1;
-    if let Some(rights) = rights {
-        message.msg_control = control.0.as_mut_ptr().cast();
-        // SAFETY: CMSG_SPACE and CMSG_LEN only compute; CMSG_FIRSTHDR returns a pointer into
-        // `control`, which is aligned and has room for `RIGHTS` descriptors (asserted below).
-        unsafe {
-            message.msg_controllen = libc::CMSG_SPACE(RIGHTS_BYTES) as usize;
-            let first = libc::CMSG_FIRSTHDR(&raw const message);
-            (*first).cmsg_level = libc::SOL_SOCKET;
-            (*first).cmsg_type = libc::SCM_RIGHTS;
-            (*first).cmsg_len = libc::CMSG_LEN(RIGHTS_BYTES) as usize;
-            let data = libc::CMSG_DATA(first).cast::<RawFd>();
-            for (i, fd) in rights.iter().enumerate() {
-                data.add(i).write_unaligned(fd.as_raw_fd());
-            }
-        }
-    }
-    let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
-    // SAFETY: `message` and all that it points to live until the call returns.
-    let sent = unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const message, flags) };
-    if sent == bytes.len() as isize { Ok(()) } else { Err(failed("sendmsg")) }
+    let rights = rights.map(|rights| rights.map(|fd| fd.as_raw_fd()));
+    let rights = rights.as_ref().map(|rights| ControlMessage::ScmRights(rights));
+    let (bytes, flags) = ([IoSlice::new(bytes)], MsgFlags::MSG_NOSIGNAL | MsgFlags::MSG_DONTWAIT);
+    let sent = sendmsg::<()>(socket.as_raw_fd(), &bytes, rights.as_slice(), flags, None);
+    sent.map(drop).map_err(failed("sendmsg"))
 }
 
 /// A packet that [`receive`] returns.
@@ -79,7 +59,7 @@ fn receive(socket: BorrowedFd<'_>, rights: bool) -> Result<Option<Packet>, Regis
         let source = io::Error::last_os_error();
         return match source.kind() {
             io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(None),
-            _ => Err(RegistrationError::System { call: "recvmsg", source }),
+            _ => Err(failed("recvmsg")(source)),
         };
     }
     // SAFETY: the kernel filled `control` with well-formed headers up to `msg_controllen`, which

@@ -9,50 +9,37 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use nix::errno::Errno;
+use nix::sys::socket::{self, AddressFamily, Backlog, SockFlag, SockType, UnixAddr, sockopt};
+
 use crate::registration::RegistrationError;
 
-pub(super) fn failed(call: &'static str) -> RegistrationError {
-    RegistrationError::System { call, source: io::Error::last_os_error() }
+pub(super) fn failed<E: Into<io::Error>>(
+    call: &'static str,
+) -> impl FnOnce(E) -> RegistrationError {
+    move |source| RegistrationError::System { call, source: source.into() }
 }
 
+const FLAGS: SockFlag = SockFlag::SOCK_CLOEXEC.union(SockFlag::SOCK_NONBLOCK);
+
 fn socket() -> Result<OwnedFd, RegistrationError> {
-    let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-    // SAFETY: plain integers; the result is checked.
-    let fd = unsafe { libc::socket(libc::AF_UNIX, kind, 0) };
-    if fd < 0 {
-        return Err(failed("socket"));
-    }
-    // SAFETY: a fresh descriptor that nobody else owns.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    socket::socket(AddressFamily::Unix, SockType::SeqPacket, FLAGS, None).map_err(failed("socket"))
 }
 
 /// Maximum bytes of a socket's path: the kernel's limit, less a zero at the end.
 pub const SOCKET_PATH_MAX: usize = 107;
 
-fn address(path: &Path) -> Result<(libc::sockaddr_un, libc::socklen_t), RegistrationError> {
-    // SAFETY: `sockaddr_un` is plain data, for which zero is a valid value.
-    let mut address: libc::sockaddr_un = unsafe { core::mem::zeroed() };
-    address.sun_family = libc::AF_UNIX as libc::sa_family_t;
+fn address(path: &Path) -> Result<UnixAddr, RegistrationError> {
     let bytes = path.as_os_str().as_bytes();
     if bytes.is_empty() || bytes.len() > SOCKET_PATH_MAX || bytes.contains(&0) {
         let problem = format!(
             "the path of a socket has at most {SOCKET_PATH_MAX} bytes, this one has {}",
             bytes.len()
         );
-        return Err(RegistrationError::System {
-            call: "socket path",
-            source: io::Error::new(io::ErrorKind::InvalidFilename, problem),
-        });
+        let error = io::Error::new(io::ErrorKind::InvalidFilename, problem);
+        return Err(failed("socket path")(error));
     }
-    for (to, from) in address.sun_path.iter_mut().zip(bytes) {
-        *to = *from as libc::c_char;
-    }
-    const {
-        let room = size_of::<libc::sockaddr_un>() - size_of::<libc::sa_family_t>();
-        assert!(room > SOCKET_PATH_MAX);
-    }
-    let length = core::mem::offset_of!(libc::sockaddr_un, sun_path) + bytes.len() + 1;
-    Ok((address, length as libc::socklen_t))
+    UnixAddr::new(path).map_err(failed("socket path"))
 }
 
 /// Daemon: returns the path of the file that [`claim`] locks for `path`.
@@ -71,9 +58,9 @@ pub fn lock_path(path: &Path) -> PathBuf {
 /// # Errors
 /// [`RegistrationError::System`]; `AddrInUse` means that another daemon runs.
 pub fn claim(path: &Path) -> Result<OwnedFd, RegistrationError> {
+    use std::fs::TryLockError;
     use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
     let name = lock_path(path);
-    let failed = |call, source| RegistrationError::System { call, source };
     loop {
         let file = std::fs::OpenOptions::new()
             .write(true)
@@ -82,17 +69,13 @@ pub fn claim(path: &Path) -> Result<OwnedFd, RegistrationError> {
             .mode(0o600)
             .custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC | libc::O_NONBLOCK)
             .open(&name)
-            .map_err(|source| failed("open of the socket's lock file", source))?;
-        // SAFETY: plain call on a descriptor that we own.
-        if unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } != 0 {
-            let source = match io::Error::last_os_error() {
-                held if held.kind() == io::ErrorKind::WouldBlock => io::ErrorKind::AddrInUse.into(),
-                other => other,
-            };
-            return Err(failed("flock of the socket's lock file", source));
-        }
-        let locked =
-            file.metadata().map_err(|source| failed("stat of the socket's lock file", source))?;
+            .map_err(failed("open of the socket's lock file"))?;
+        let held = |error| match error {
+            TryLockError::WouldBlock => io::ErrorKind::AddrInUse.into(),
+            TryLockError::Error(other) => other,
+        };
+        file.try_lock().map_err(held).map_err(failed("flock of the socket's lock file"))?;
+        let locked = file.metadata().map_err(failed("stat of the socket's lock file"))?;
         let has_name = std::fs::symlink_metadata(&name)
             .is_ok_and(|named| (named.dev(), named.ino()) == (locked.dev(), locked.ino()));
         if has_name {
@@ -125,7 +108,7 @@ pub fn is_socket(path: &Path) -> io::Result<bool> {
 }
 
 /// Maximum number of connections that wait to be accepted. The kernel refuses further ones.
-const BACKLOG: libc::c_int = 512;
+const BACKLOG: i32 = 512;
 
 /// Daemon: listens at `path`, non-blocking. Replaces a socket without a listener. Call [`claim`]
 /// first.
@@ -134,9 +117,7 @@ const BACKLOG: libc::c_int = 512;
 /// [`RegistrationError::System`]; `AddrInUse` means that another daemon runs, `AlreadyExists` that
 /// the path names something else than a socket.
 pub fn listen(path: &Path) -> Result<OwnedFd, RegistrationError> {
-    let there =
-        is_socket(path).map_err(|source| RegistrationError::System { call: "bind", source })?;
-    if there {
+    if is_socket(path).map_err(failed("bind"))? {
         match connect(path) {
             // A killed daemon's socket, perhaps another user's. The claim makes it ours to remove.
             Err(RegistrationError::System { source, .. })
@@ -145,31 +126,18 @@ pub fn listen(path: &Path) -> Result<OwnedFd, RegistrationError> {
                     io::ErrorKind::ConnectionRefused | io::ErrorKind::PermissionDenied
                 ) =>
             {
-                std::fs::remove_file(path).map_err(|source| RegistrationError::System {
-                    call: "removal of a socket that nobody listens at",
-                    source,
-                })?;
+                let failed = failed("removal of a socket that nobody listens at");
+                std::fs::remove_file(path).map_err(failed)?;
             }
             // Another process listens, though perhaps with a full backlog.
-            _ => {
-                return Err(RegistrationError::System {
-                    call: "bind",
-                    source: io::ErrorKind::AddrInUse.into(),
-                });
-            }
+            _ => return Err(failed("bind")(Errno::EADDRINUSE)),
         }
     }
     let fd = socket()?;
     refuse_rights(fd.as_fd());
-    let (address, length) = address(path)?;
-    // SAFETY: `address` is a valid sockaddr_un of `length` bytes.
-    if unsafe { libc::bind(fd.as_raw_fd(), (&raw const address).cast(), length) } != 0 {
-        return Err(failed("bind"));
-    }
-    // SAFETY: plain call on a descriptor that we own.
-    if unsafe { libc::listen(fd.as_raw_fd(), BACKLOG) } != 0 {
-        return Err(failed("listen"));
-    }
+    socket::bind(fd.as_raw_fd(), &address(path)?).map_err(failed("bind"))?;
+    let listen = Backlog::new(BACKLOG).and_then(|backlog| socket::listen(&fd, backlog));
+    listen.map_err(failed("listen"))?;
     Ok(fd)
 }
 
@@ -200,27 +168,15 @@ pub fn passed() -> Vec<OwnedFd> {
 /// # Errors
 /// [`RegistrationError::System`].
 pub fn accept(listener: BorrowedFd<'_>) -> Result<Option<OwnedFd>, RegistrationError> {
-    // SAFETY: null address is allowed; the result is checked.
-    let fd = unsafe {
-        libc::accept4(
-            listener.as_raw_fd(),
-            core::ptr::null_mut(),
-            core::ptr::null_mut(),
-            libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK,
-        )
-    };
-    if fd >= 0 {
+    let fd = match socket::accept4(listener.as_raw_fd(), FLAGS) {
         // SAFETY: a fresh descriptor that nobody else owns.
-        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-        refuse_rights(fd.as_fd());
-        return Ok(Some(fd));
-    }
-    match io::Error::last_os_error() {
-        e if e.kind() == io::ErrorKind::WouldBlock => Ok(None),
-        // The peer hung up before the call.
-        e if e.kind() == io::ErrorKind::ConnectionAborted => Ok(None),
-        source => Err(RegistrationError::System { call: "accept", source }),
-    }
+        Ok(fd) => unsafe { OwnedFd::from_raw_fd(fd) },
+        // Nobody waits, or the peer hung up before the call.
+        Err(Errno::EAGAIN | Errno::ECONNABORTED) => return Ok(None),
+        Err(error) => return Err(failed("accept")(error)),
+    };
+    refuse_rights(fd.as_fd());
+    Ok(Some(fd))
 }
 
 /// Makes the kernel refuse descriptors that are sent to this socket. [`super::receive_hello`]
@@ -248,11 +204,7 @@ fn refuse_rights(socket: BorrowedFd<'_>) {
 /// [`RegistrationError::System`]: no daemon listens, or this user may not connect.
 pub fn connect(path: &Path) -> Result<OwnedFd, RegistrationError> {
     let fd = socket()?;
-    let (address, length) = address(path)?;
-    // SAFETY: `address` is a valid sockaddr_un of `length` bytes.
-    if unsafe { libc::connect(fd.as_raw_fd(), (&raw const address).cast(), length) } != 0 {
-        return Err(failed("connect"));
-    }
+    socket::connect(fd.as_raw_fd(), &address(path)?).map_err(failed("connect"))?;
     Ok(fd)
 }
 
@@ -272,22 +224,9 @@ pub struct Peer {
 /// # Errors
 /// [`RegistrationError::System`].
 pub fn peer(socket: BorrowedFd<'_>) -> Result<Peer, RegistrationError> {
-    let mut cred = libc::ucred { pid: 0, uid: 0, gid: 0 };
-    let mut length = size_of::<libc::ucred>() as libc::socklen_t;
-    // SAFETY: `cred` and `length` are valid to write to and belong together.
-    let rc = unsafe {
-        libc::getsockopt(
-            socket.as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_PEERCRED,
-            (&raw mut cred).cast(),
-            &raw mut length,
-        )
-    };
-    if rc != 0 {
-        return Err(failed("getsockopt(SO_PEERCRED)"));
-    }
-    Ok(Peer { pid: cred.pid as u32, uid: cred.uid, gid: cred.gid })
+    let cred = socket::getsockopt(&socket, sockopt::PeerCredentials);
+    let cred = cred.map_err(failed("getsockopt(SO_PEERCRED)"))?;
+    Ok(Peer { pid: cred.pid() as u32, uid: cred.uid(), gid: cred.gid() })
 }
 
 /// Maximum number of groups that [`peer_groups`] reads, which is Linux's limit for a process.
@@ -325,7 +264,7 @@ pub fn peer_groups(socket: BorrowedFd<'_>) -> Result<Vec<u32>, RegistrationError
             groups.resize(count, 0);
             continue;
         }
-        return Err(RegistrationError::System { call: "getsockopt(SO_PEERGROUPS)", source });
+        return Err(failed("getsockopt(SO_PEERGROUPS)")(source));
     }
 }
 

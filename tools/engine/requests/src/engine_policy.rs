@@ -22,33 +22,10 @@ pub enum Policy {
 
 impl Policy {
     pub const ALL: [Self; 5] = [Self::Fcfs, Self::Edf, Self::Srpf, Self::Qoserve, Self::Hmas];
-
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Fcfs => "fcfs",
-            Self::Edf => "edf",
-            Self::Srpf => "srpf",
-            Self::Qoserve => "qoserve",
-            Self::Hmas => "hmas",
-        }
-    }
 }
 
 impl fmt::Display for Policy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn configurations_name_a_policy_as_it_calls_itself() {
-        for policy in Policy::ALL {
-            let named = serde_json::to_value(policy).expect("a name");
-            assert_eq!(named, policy.name());
-        }
+        self.serialize(f)
     }
 }

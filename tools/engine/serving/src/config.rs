@@ -64,7 +64,6 @@ pub struct Config {
     #[serde(default)]
     pub limits: Limits,
     /// The other processes that this process exchanges data with.
-    #[serde(default)]
     pub peers: Option<Peers>,
     #[serde(default)]
     pub laxity: Laxity,

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use anyhow::{Result, bail};
 use clap::Args;
 use laxity_sim::advise::{self, Advice, Advised};
 use laxity_sim::model::Model;
@@ -10,7 +11,6 @@ use laxity_sim::report::Estimate;
 use laxity_sim::run::Simulate;
 
 use super::args::Execution;
-use super::error::SimCommandError;
 use laxity_cli::output::{self, say};
 
 pub(super) const HELP: &str = "\
@@ -122,15 +122,15 @@ impl Unit {
 }
 
 impl AdviseArgs {
-    fn plan(&self, model: &Model) -> Result<Plan, SimCommandError> {
+    fn plan(&self, model: &Model) -> Result<Plan> {
         let unit = Unit::of(model, self.tp, self.ep);
         if unit.tp == 0 || unit.ep == 0 {
             let why = "--tp and --ep must be at least 1";
-            return Err(SimCommandError::Usage(why.to_owned()));
+            bail!(why);
         }
         let mut plan = Plan::empty("advise", "Advise");
         plan.seeds = (1..=self.seeds).collect();
-        let mut set = |field: &str, value: &dyn std::fmt::Display| -> Result<(), SimCommandError> {
+        let mut set = |field: &str, value: &dyn std::fmt::Display| -> Result<()> {
             Ok(plan.set(&format!("{field}={value}"))?)
         };
         set("model.name", &self.model)?;
@@ -161,7 +161,7 @@ impl AdviseArgs {
     }
 }
 
-pub(super) fn run(args: &AdviseArgs, simulate: &Simulate<'_>) -> Result<(), SimCommandError> {
+pub(super) fn run(args: &AdviseArgs, simulate: &Simulate<'_>) -> Result<()> {
     let model = Model::named(&args.model)?;
     let plan = args.plan(&model)?;
     if args.execution.show_plan {
@@ -170,7 +170,7 @@ pub(super) fn run(args: &AdviseArgs, simulate: &Simulate<'_>) -> Result<(), SimC
     let jobs = plan.jobs()?;
     let Some(first) = jobs.first() else {
         let why = "give at least one seed";
-        return Err(SimCommandError::Usage(why.to_owned()));
+        bail!(why);
     };
     laxity_sim::check(jobs.iter().map(|job| &job.scenario))?;
     let advice = advise::advise(&plan, args.rate, simulate, &args.execution.options(None))?;

@@ -4,7 +4,7 @@ use std::io::{self, IsTerminal};
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
-use super::error::SimCommandError;
+use anyhow::Result;
 use clap::Args;
 use laxity_sim::plan::Plan;
 use laxity_sim::run::RunOptions;
@@ -36,7 +36,7 @@ pub(super) struct Changes {
 }
 
 impl Changes {
-    pub(super) fn apply(&self, plan: &mut Plan) -> Result<(), SimCommandError> {
+    pub(super) fn apply(&self, plan: &mut Plan) -> Result<()> {
         if !self.policies.is_empty() {
             plan.compare(&self.policies)?;
         }

@@ -5,7 +5,7 @@ use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use super::error::SimCommandError;
+use anyhow::{Result, bail};
 use clap::Args;
 use laxity_sim::requests::PaperError;
 use laxity_sim::requests::reproduction::{Options, Reproduction};
@@ -51,14 +51,14 @@ pub(crate) struct ClaimsArgs {
 pub(super) fn run(
     args: &ClaimsArgs,
     reproduce: impl FnOnce(&Options) -> Result<Reproduction, PaperError>,
-) -> Result<ExitCode, SimCommandError> {
+) -> Result<ExitCode> {
     if let Some(data) = &args.data
         && !data.is_dir()
     {
-        return Err(SimCommandError::Usage(format!(
+        bail!(
             "{}: no such folder; leave out --data (and LAXITY_DATA) for workloads that are made up",
             data.display()
-        )));
+        );
     }
     let to_output = args.json.as_ref().is_some_and(|path| path.as_os_str() == "-");
     let files = args.json.iter().filter(|_| !to_output);

@@ -4,12 +4,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use anyhow::{Context as _, Result};
 use clap::Args;
 use laxity_sim::plan::Plan;
-use laxity_sim::report::findings::{self, FindingsSection, PageError, Results};
+use laxity_sim::report::findings::{self, FindingsSection, Results};
 use laxity_sim::run;
 
-use super::error::SimCommandError;
 use super::results::Folder;
 use laxity_cli::output::{self, say};
 
@@ -58,14 +58,14 @@ pub(crate) struct FindingsArgs {
     plans: bool,
 }
 
-pub(super) fn run(args: &FindingsArgs) -> Result<ExitCode, SimCommandError> {
+pub(super) fn run(args: &FindingsArgs) -> Result<ExitCode> {
     let shown = args.page.display();
-    let page = fs::read_to_string(&args.page).map_err(SimCommandError::file("read", &args.page))?;
-    let wrong = |cause| SimCommandError::Page { page: args.page.clone(), cause };
+    let page = fs::read_to_string(&args.page).with_context(|| format!("cannot read {}", shown))?;
     if args.plans {
-        return plans(&page, wrong);
+        return plans(&page).with_context(|| shown.to_string());
     }
-    let filled = findings::fill(&page, &mut |plan| results(&args.results, plan)).map_err(wrong)?;
+    let filled = findings::fill(&page, &mut |plan| results(&args.results, plan))
+        .with_context(|| shown.to_string())?;
     let mut whole = filled.missing.is_empty();
     for block in &filled.stale {
         let (line, asked) = (block.line, &block.asked);
@@ -89,12 +89,9 @@ pub(super) fn run(args: &FindingsArgs) -> Result<ExitCode, SimCommandError> {
 }
 
 /// Prints the plans of a page, each once, in the order of the page.
-fn plans(
-    page: &str,
-    wrong: impl FnOnce(PageError) -> SimCommandError,
-) -> Result<ExitCode, SimCommandError> {
+fn plans(page: &str) -> Result<ExitCode> {
     let mut plans: Vec<String> = Vec::new();
-    for block in findings::blocks(page).map_err(wrong)? {
+    for block in findings::blocks(page)? {
         if !plans.contains(&block.plan) {
             plans.push(block.plan);
         }
@@ -115,12 +112,12 @@ pub(super) fn results(all: &Path, plan: &str) -> Result<Results, String> {
         Plan::load(plan).map_err(|error| error.to_string())?;
         return Err(format!("no results; run it: {command}"));
     }
-    let load = || -> Result<Results, SimCommandError> {
+    let load = || -> Result<Results> {
         let report = run::collect(&folder.plan()?, &path)?;
         let took = folder.timing()?;
         Ok(Results { report, took })
     };
-    let results = load().map_err(|error| format!("{error}"))?;
+    let results = load().map_err(|error| format!("{error:#}"))?;
     let (missing, there) = (results.report.missing, results.report.runs.len());
     if missing > 0 {
         return Err(format!(

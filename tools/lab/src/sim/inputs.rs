@@ -1,12 +1,12 @@
 //! The inputs of a simulation: `laxity sim models` and `laxity sim workload`.
 
+use anyhow::Result;
 use clap::Args;
 use laxity_sim::model::Model;
 use laxity_sim::scenario::Scenario;
 use laxity_sim::workload::{self, Summary};
 
 use super::args::Changes;
-use super::error::SimCommandError;
 use laxity_cli::output::{self, say};
 use laxity_cli::table;
 use laxity_sim::plan::Plan;
@@ -33,11 +33,11 @@ pub(crate) struct WorkloadArgs {
     json: bool,
 }
 
-fn json(value: &impl serde::Serialize) -> Result<(), SimCommandError> {
+fn json(value: &impl serde::Serialize) -> Result<()> {
     Ok(say(output::json(value)?)?)
 }
 
-pub(super) fn models(args: &ModelsArgs) -> Result<(), SimCommandError> {
+pub(super) fn models(args: &ModelsArgs) -> Result<()> {
     let models = match &args.model {
         Some(name) => vec![Model::named(name)?],
         None => Model::built_in(),
@@ -68,7 +68,7 @@ pub(super) fn models(args: &ModelsArgs) -> Result<(), SimCommandError> {
     Ok(say(rows)?)
 }
 
-pub(super) fn workload(args: &WorkloadArgs) -> Result<(), SimCommandError> {
+pub(super) fn workload(args: &WorkloadArgs) -> Result<()> {
     let mut plan = match &args.plan {
         Some(name) => Plan::load(name)?,
         None => Plan::empty("workload", "Workload"),
@@ -106,9 +106,8 @@ pub(super) fn workload(args: &WorkloadArgs) -> Result<(), SimCommandError> {
     ];
     let mut rows = table::table(&header);
     for (scenario, summary) in &seen {
-        let source = serde_json::to_value(scenario.workload.source)?;
         rows.add_row([
-            source.as_str().unwrap_or_default().to_owned(),
+            scenario.workload.source.to_string(),
             scenario.seed.to_string(),
             summary.requests.to_string(),
             format!("{:.2}", summary.rate),

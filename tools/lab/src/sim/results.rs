@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::error::SimCommandError;
+use anyhow::{Context as _, Result, bail};
 use clap::Args;
 use laxity_sim::plan::Plan;
 use laxity_sim::report::{Report, csv, json, map, page, table};
@@ -40,17 +40,17 @@ impl Destinations {
         self.all().next().is_none()
     }
 
-    pub(super) fn check(&self) -> Result<(), SimCommandError> {
+    pub(super) fn check(&self) -> Result<()> {
         if self.all().filter(|path| is_stdout(path)).count() > 1 {
             let why = "only one of --json, --csv, --markdown and --map can go to standard output";
-            return Err(SimCommandError::Usage(why.to_owned()));
+            bail!(why);
         }
         Ok(self.all().filter(|path| !is_stdout(path)).try_for_each(output::check)?)
     }
 
     /// Writes the report to all destinations. Prints its table to standard output, or to standard
     /// error if a report goes to standard output.
-    pub(super) fn write(&self, report: &Report, timing: bool) -> Result<(), SimCommandError> {
+    pub(super) fn write(&self, report: &Report, timing: bool) -> Result<()> {
         let table = table::table(report);
         if self.all().any(is_stdout) {
             eprintln!("{table}");
@@ -104,8 +104,8 @@ impl<'a> Folder<'a> {
     }
 
     /// Writes the plan before it is run, so that the results of an interrupted run can be shown.
-    pub(super) fn begin(&self, plan: &Plan) -> Result<(), SimCommandError> {
-        fs::create_dir_all(self.0).map_err(SimCommandError::file("make", self.0))?;
+    pub(super) fn begin(&self, plan: &Plan) -> Result<()> {
+        fs::create_dir_all(self.0).with_context(|| format!("cannot make {}", self.0.display()))?;
         let text = format!(
             "# As it was run, with all that it inherited. Relative paths in it are from where that \
              was.\n{}",
@@ -118,12 +118,12 @@ impl<'a> Folder<'a> {
         self.0.join("plan.toml").is_file()
     }
 
-    pub(super) fn plan(&self) -> Result<Plan, SimCommandError> {
+    pub(super) fn plan(&self) -> Result<Plan> {
         let path = self.0.join("plan.toml");
         if !self.has_plan() {
             let folder = self.0.display();
             let why = format!("{folder} holds no results: there is no plan.toml in it");
-            return Err(SimCommandError::Usage(why));
+            bail!(why);
         }
         Ok(Plan::load(&path.display().to_string())?)
     }
@@ -147,16 +147,13 @@ impl<'a> Folder<'a> {
     }
 
     /// Returns the time and memory of the last run, or `None` if it was interrupted.
-    pub(super) fn timing(&self) -> Result<Option<Timing>, SimCommandError> {
+    pub(super) fn timing(&self) -> Result<Option<Timing>> {
         let path = self.0.join(TIMING);
         if !path.is_file() {
             return Ok(None);
         }
-        let text = fs::read(&path).map_err(SimCommandError::file("read", &path))?;
-        serde_json::from_slice(&text).map(Some).map_err(|cause| SimCommandError::File {
-            doing: "read",
-            path,
-            cause: cause.into(),
-        })
+        let read = || format!("cannot read {}", path.display());
+        let text = fs::read(&path).with_context(read)?;
+        serde_json::from_slice(&text).map(Some).with_context(read)
     }
 }

@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::Path;
 
+use anyhow::{Result, bail};
 use clap::Parser;
 use laxity_sim::outcome::Distribution;
 
@@ -24,19 +25,19 @@ fn fake(scenario: &Scenario) -> Result<Outcome, String> {
     })
 }
 
-fn laxity(line: &[&str]) -> Result<ExitCode, SimCommandError> {
+fn laxity(line: &[&str]) -> Result<ExitCode> {
     let line = ["laxity", "sim"].iter().chain(line);
     match Cli::try_parse_from(line).map(|cli| cli.command) {
         Ok(Command::Sim(command)) => run(command, &fake),
         Ok(_) => unreachable!("the line begins with `sim`"),
-        Err(error) => Err(SimCommandError::Usage(error.to_string())),
+        Err(error) => bail!("{error}"),
     }
 }
 
-fn shown(code: &Result<ExitCode, SimCommandError>) -> String {
+fn shown(code: &Result<ExitCode>) -> String {
     match code {
         Ok(code) => format!("{code:?}"),
-        Err(error) => error.to_string(),
+        Err(error) => format!("{error:#}"),
     }
 }
 
@@ -119,7 +120,7 @@ fn figures_go_into_folders_of_their_own() {
 
 #[test]
 fn mistakes_are_found_before_anything_runs() {
-    let error = |line: &[&str]| laxity(line).expect_err("a mistake").to_string();
+    let error = |line: &[&str]| format!("{:#}", laxity(line).expect_err("a mistake"));
     assert!(error(&["run", "smok"]).contains("built-in plan; those are smoke"));
     assert!(
         error(&["run", "smoke", "--set", "model.tp=3"]).contains("--set: model.tp: groups of 3")
@@ -135,13 +136,13 @@ fn mistakes_are_found_before_anything_runs() {
 
 #[test]
 fn an_order_of_requests_that_does_not_exist_is_answered_with_those_that_do() {
-    let error = |line: &[&str]| laxity(line).expect_err("a mistake").to_string();
+    let error = |line: &[&str]| format!("{:#}", laxity(line).expect_err("a mistake"));
     let set = error(&["run", "smoke", "--set", "serving.requests=lifo"]);
     let axis = error(&["sweep", "--axis", "serving.requests=fcfs,lifo"]);
-    for order in laxity_sim::scenario::RequestOrder::ALL {
-        assert!(set.contains(order.name()), "{set}");
-        assert!(axis.contains(order.name()), "{axis}");
-        assert!(RUN_HELP.contains(order.name()), "{}", order.name());
+    for order in ["fcfs", "edf", "srpf", "edf_relegate", "qoserve"] {
+        assert!(set.contains(order), "{set}");
+        assert!(axis.contains(order), "{axis}");
+        assert!(RUN_HELP.contains(order), "{order}");
     }
     laxity(&["fields"]).expect("a list");
     laxity(&["fields", "serving.requests"]).expect("one");
@@ -150,7 +151,7 @@ fn an_order_of_requests_that_does_not_exist_is_answered_with_those_that_do() {
 
 #[test]
 fn every_paper_can_be_reproduced_quickly_and_mistakes_are_told_before() {
-    let error = |line: &[&str]| laxity(line).expect_err("a mistake").to_string();
+    let error = |line: &[&str]| format!("{:#}", laxity(line).expect_err("a mistake"));
     for paper in ["qoserve", "hyperflexis", "hmas", "maestro"] {
         let reproduce = ["reproduce", paper];
         let with = |more: &[&'static str]| -> Vec<&'static str> {

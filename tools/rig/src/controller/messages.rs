@@ -54,12 +54,10 @@ pub struct RunRecord {
     pub links: Vec<LinkRecord>,
     pub daemon_restarts: u32,
     /// Counters of the NCCL plugin, if it carried exchanges.
-    #[serde(default)]
     pub carriage: Option<Carriage>,
     /// Counters of the daemons about the coordinator at the end, if there was one.
     pub coordinator: Option<CoordinatorRecord>,
     /// What the daemons found of foreign traffic, if there was some.
-    #[serde(default)]
     pub foreign: Option<ForeignRecord>,
     /// Whether the kernel kept its own socket buffers at some host.
     pub buffers_unbounded: bool,

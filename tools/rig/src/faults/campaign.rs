@@ -5,9 +5,8 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use indicatif::{ProgressBar, ProgressStyle};
 use serde::{Deserialize, Serialize};
 
 use super::oracle::TransferCounts;
@@ -18,6 +17,7 @@ use super::setting::Setting;
 #[cfg(feature = "virtual-time")]
 use super::virtual_time;
 use crate::error::LabError;
+use crate::lab::progress_bar;
 
 /// Times that a smaller schedule is played before it counts as one that does not fail. Processes
 /// don't run alike twice.
@@ -183,20 +183,6 @@ impl Report {
     }
 }
 
-fn bar(shown: bool, length: u64) -> ProgressBar {
-    if !shown {
-        return ProgressBar::hidden();
-    }
-    let bar = ProgressBar::new(length);
-    if let Ok(style) =
-        ProgressStyle::with_template("{pos:>7}/{len} faults {bar:40} {per_sec} {eta} {msg}")
-    {
-        bar.set_style(style);
-    }
-    bar.enable_steady_tick(Duration::from_millis(500));
-    bar
-}
-
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -213,7 +199,8 @@ pub fn run(
         None => Report::new(campaign.seed, campaign.player.is_virtual()),
     };
     campaign.player.prepare()?;
-    let bar = bar(progress, campaign.faults);
+    let template = "{pos:>7}/{len} faults {bar:40} {per_sec} {eta} {msg}";
+    let bar = progress_bar(progress, campaign.faults, template);
     bar.set_position(report.faults);
     bar.reset_eta();
     let (began, before_s) = (Instant::now(), report.seconds);

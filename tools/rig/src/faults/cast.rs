@@ -13,7 +13,6 @@ use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::{Pid, getpgid};
 use serde_json::Value;
 
-use super::engines::EngineProgram;
 use super::frame::Frame;
 use super::oracle::Oracle;
 use super::plant::{Plant, Reported};
@@ -65,33 +64,28 @@ pub(super) fn lock(oracle: &Mutex<Oracle>) -> MutexGuard<'_, Oracle> {
     oracle.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// The workers of each path, in the order of their start. Of a pair, the first receives, and
+/// reports the bytes to the oracle.
+const WORKERS: [(&str, &[Role]); 7] = [
+    ("client", &[Role::Client, Role::Client]),
+    ("c", &[Role::C]),
+    ("nccl", &[Role::NcclReceiver, Role::NcclSender]),
+    ("mooncake", &[Role::MooncakeTarget, Role::MooncakeInitiator]),
+    ("engine", &[Role::Engine]),
+    ("mooncake_c", &[Role::MooncakeCTarget, Role::MooncakeCInitiator]),
+    ("verbs", &[Role::VerbsReceiver, Role::VerbsSender]),
+];
+
 fn path_of(role: Role) -> &'static str {
-    match role {
-        Role::Client => "client",
-        Role::C => "c",
-        Role::NcclSender | Role::NcclReceiver => "nccl",
-        Role::MooncakeInitiator | Role::MooncakeTarget => "mooncake",
-        Role::MooncakeCInitiator | Role::MooncakeCTarget => "mooncake_c",
-        Role::VerbsReceiver | Role::VerbsSender => "verbs",
-        Role::Engine => "engine",
-        Role::Hostile => "hostile",
-    }
+    let path = WORKERS.into_iter().find(|(_, workers)| workers.contains(&role));
+    path.map_or("hostile", |(path, _)| path)
 }
 
-/// Returns the two workers of a path that needs two. The first receives, and reports the bytes to
-/// the oracle.
-const fn pair_of(role: Role) -> Option<[Role; 2]> {
-    match role {
-        Role::NcclSender | Role::NcclReceiver => Some([Role::NcclReceiver, Role::NcclSender]),
-        Role::MooncakeInitiator | Role::MooncakeTarget => {
-            Some([Role::MooncakeTarget, Role::MooncakeInitiator])
-        }
-        Role::MooncakeCInitiator | Role::MooncakeCTarget => {
-            Some([Role::MooncakeCTarget, Role::MooncakeCInitiator])
-        }
-        Role::VerbsReceiver | Role::VerbsSender => Some([Role::VerbsReceiver, Role::VerbsSender]),
-        Role::Client | Role::C | Role::Engine | Role::Hostile => None,
-    }
+/// Returns the two workers of a path that needs two, the receiver first.
+fn pair_of(role: Role) -> Option<[Role; 2]> {
+    let mut pairs =
+        WORKERS.into_iter().filter_map(|(_, workers)| <[Role; 2]>::try_from(workers).ok());
+    pairs.find(|[receiver, sender]| receiver != sender && [*receiver, *sender].contains(&role))
 }
 
 /// Returns the worker whose first transfer has to be awaited, because the processes of this role
@@ -127,27 +121,8 @@ impl<'a> Cast<'a> {
             widowed: Vec::new(),
             hostile: Vec::new(),
         };
-        if setting.uses("client") {
-            cast.add(Role::Client)?;
-            cast.add(Role::Client)?;
-        }
-        if setting.c_library.is_some() {
-            cast.add(Role::C)?;
-        }
-        if setting.nccl_plugin.is_some() {
-            cast.add_pair([Role::NcclReceiver, Role::NcclSender])?;
-        }
-        if setting.mooncake.is_some() {
-            cast.add_pair([Role::MooncakeTarget, Role::MooncakeInitiator])?;
-        }
-        if setting.engine.is_some() {
-            cast.add(Role::Engine)?;
-        }
-        if setting.mooncake_c.is_some() {
-            cast.add_pair([Role::MooncakeCTarget, Role::MooncakeCInitiator])?;
-        }
-        if setting.verbs.is_some() {
-            cast.add_pair([Role::VerbsReceiver, Role::VerbsSender])?;
+        for (_, workers) in WORKERS.into_iter().filter(|(path, _)| setting.uses(path)) {
+            workers.iter().try_for_each(|&role| cast.add(role))?;
         }
         Ok(cast)
     }
@@ -177,21 +152,11 @@ impl<'a> Cast<'a> {
     fn task(&mut self, role: Role) -> Result<Task, LabError> {
         self.started += 1;
         let setting = self.setting;
-        let (mooncake_c, verbs) = (setting.mooncake_c.as_ref(), setting.verbs.as_ref());
-        let mooncake = setting.mooncake.as_ref().or(mooncake_c.map(|it| &it.mooncake));
-        let (program, library) = match role {
-            Role::C => (None, setting.c_library.as_ref()),
-            Role::MooncakeInitiator
-            | Role::MooncakeTarget
-            | Role::MooncakeCInitiator
-            | Role::MooncakeCTarget => mooncake.map(|it| (&it.python, &it.library)).unzip(),
-            Role::VerbsReceiver | Role::VerbsSender => {
-                verbs.map(|it| (&it.worker, &it.library)).unzip()
-            }
-            Role::Engine => (setting.engine.as_ref().map(|it| &it.program), None),
-            _ => (None, setting.nccl_plugin.as_ref()),
+        let programs = setting.programs(path_of(role));
+        let answers = match role {
+            Role::Engine => setting.answers.of(&programs.program)?,
+            _ => Vec::new(),
         };
-        let engine = setting.engine.as_ref().filter(|_| role == Role::Engine);
         Ok(Task {
             role,
             socket: self.socket.clone(),
@@ -199,15 +164,11 @@ impl<'a> Cast<'a> {
             leaks_lanes: setting.plant == Some(Plant::LeakLane),
             leaks: setting.plant,
             full_rate: setting.full_rate,
-            library: library.cloned().unwrap_or_default(),
-            program: program.cloned().unwrap_or_default(),
-            sources: mooncake.map(|it| it.sources.clone()).unwrap_or_default(),
+            programs,
             alone: setting.has_only(&["mooncake_c", "nccl", "engine"]),
-            preload: mooncake_c.map(|it| it.preload.to_vec()).unwrap_or_default(),
-            gid_index: verbs.map_or(0, |it| it.gid_index),
             device: setting.pace.nccl.device(role),
             handle: self.handle(role),
-            answers: engine.map(EngineProgram::answers).transpose()?.unwrap_or_default(),
+            answers,
         })
     }
 

@@ -191,7 +191,7 @@ pub(super) fn run(task: Task, outlet: &Outlet, stop: &Arc<AtomicBool>) -> Result
     // This thread starts all engines, which end with it.
     let mut engines = EngineSpec::cluster(&task.socket, task.seed.is_multiple_of(2))
         .into_iter()
-        .map(|spec| EngineProcess::start(&task.program, &task.handle, spec))
+        .map(|spec| EngineProcess::start(&task.programs.program, &task.handle, spec))
         .collect::<Result<Vec<_>, _>>()?;
     for engine in &mut engines {
         if let Err(error) = engine.await_ready(&control) {

@@ -58,29 +58,21 @@ moe = { experts = 4, per_token = 2 }
 weights = { seed = 7 }
 ";
 
-/// The program of the path, and its answers.
-#[derive(Clone, Debug)]
-pub struct EngineProgram {
-    pub(super) program: PathBuf,
-    /// Answers of one engine without a daemon, once it was asked for them.
-    answers: Arc<Mutex<Option<Vec<Vec<u32>>>>>,
-}
+/// What one engine alone answers to each of the [`prompts`], once it was asked.
+#[derive(Clone, Debug, Default)]
+pub(super) struct EngineAnswers(Arc<Mutex<Option<Vec<Vec<u32>>>>>);
 
-impl EngineProgram {
-    pub(super) fn new(program: PathBuf) -> Self {
-        Self { program, answers: Arc::default() }
-    }
-
-    /// Returns what one engine alone answers to each of the [`prompts`].
-    pub(super) fn answers(&self) -> Result<Vec<Vec<u32>>, LabError> {
-        let mut known = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
+impl EngineAnswers {
+    /// Returns the answers of one engine without a daemon.
+    pub(super) fn of(&self, program: &Path) -> Result<Vec<Vec<u32>>, LabError> {
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(answers) = &*known {
             return Ok(answers.clone());
         }
         let folder = tempfile::tempdir().map_err(LabError::system("making a folder"))?;
         let runtime = runtime()?;
         let whole = EngineSpec::new("whole", 0, COMMON);
-        let mut alone = EngineProcess::start(&self.program, &folder.path().join("engine"), whole)?;
+        let mut alone = EngineProcess::start(program, &folder.path().join("engine"), whole)?;
         alone.await_ready(&runtime)?;
         let prompts = prompts().into_iter().enumerate();
         let answers = prompts.map(|(number, prompt)| {

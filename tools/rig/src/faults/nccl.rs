@@ -25,7 +25,7 @@ const LAST: [u8; 8] = [0xff; 8];
 
 /// Sends messages until `stop`, to the listener whose handle appears in the task's file.
 pub(super) fn send(task: &Task, outlet: &Outlet, stop: &Arc<AtomicBool>) -> Result<(), LabError> {
-    let (_plugin, context) = context(&task.library)?;
+    let (_plugin, context) = context(&task.programs.library)?;
     let handle = loop {
         if let Ok(bytes) = std::fs::read(&task.handle)
             && let Ok(handle) = Handle::try_from(bytes.as_slice())
@@ -39,7 +39,7 @@ pub(super) fn send(task: &Task, outlet: &Outlet, stop: &Arc<AtomicBool>) -> Resu
 
 /// Receives messages until the last one, and writes its handle to the task's file.
 pub(super) fn receive(task: &Task, outlet: &Outlet) -> Result<(), LabError> {
-    let (_plugin, context) = context(&task.library)?;
+    let (_plugin, context) = context(&task.programs.library)?;
     told(outlet, receiving(&context, task, outlet))
 }
 

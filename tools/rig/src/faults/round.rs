@@ -13,6 +13,7 @@ use laxity_client::{Client, Options};
 use laxity_shm::sleep::now_ns;
 use laxity_wire::{ControlClient, ControlError};
 use nix::sys::signal::Signal;
+use tempfile::TempDir;
 
 use super::cast::{Cast, lock};
 use super::client;
@@ -90,11 +91,15 @@ struct Scene<'a> {
     router: Option<Disturber>,
 }
 
-pub(super) fn play(setting: &Setting, schedule: &Schedule) -> Result<Outcome, LabError> {
-    // A hostile client of another user has to reach the socket.
+/// Makes a folder for the socket, which a hostile client of another user has to reach.
+pub(super) fn folder(prefix: &str) -> Result<TempDir, LabError> {
     let open = Permissions::from_mode(0o755);
-    let folder = tempfile::Builder::new().prefix("laxity-faults").permissions(open).tempdir();
-    let folder = folder.map_err(LabError::system("making a folder"))?;
+    let folder = tempfile::Builder::new().prefix(prefix).permissions(open).tempdir();
+    folder.map_err(LabError::system("making a folder"))
+}
+
+pub(super) fn play(setting: &Setting, schedule: &Schedule) -> Result<Outcome, LabError> {
+    let folder = folder("laxity-faults")?;
     let schedule = &schedule.slowed(setting.pace.slowness);
     let setting = &setting.of_round(schedule.seed);
     let oracle = Arc::<Mutex<Oracle>>::default();
@@ -125,7 +130,7 @@ pub(super) fn play(setting: &Setting, schedule: &Schedule) -> Result<Outcome, La
         stopped_ns: None,
         stops: Vec::new(),
         leaked: None,
-        router: setting.verbs.as_ref().map(|_| Disturber::start()).transpose()?,
+        router: setting.uses("verbs").then(Disturber::start).transpose()?,
     };
     let mut outcome = Outcome::default();
     match before {
@@ -138,15 +143,16 @@ pub(super) fn play(setting: &Setting, schedule: &Schedule) -> Result<Outcome, La
     Ok(outcome)
 }
 
+/// Tells the oracle what is wrong, if something is.
+fn note(oracle: &Mutex<Oracle>, wrong: Option<String>) {
+    if let Some(wrong) = wrong {
+        lock(oracle).blame(wrong);
+    }
+}
+
 impl Scene<'_> {
     fn blame(&self, text: impl Into<String>) {
         lock(&self.oracle).blame(text);
-    }
-
-    fn note(&self, wrong: Option<String>) {
-        if let Some(wrong) = wrong {
-            self.blame(wrong);
-        }
     }
 
     fn play(
@@ -163,10 +169,8 @@ impl Scene<'_> {
             let undo_at = self.undo.first().map(|(at, _)| *at);
             let Some(at_ms) = fault_at.into_iter().chain(undo_at).min() else { break };
             std::thread::sleep(Duration::from_millis(at_ms).saturating_sub(begin.elapsed()));
-            let wrong = self.daemon.look();
-            self.note(wrong);
-            let wrong = self.coordinator.as_mut().and_then(RoundCoordinator::look);
-            self.note(wrong);
+            note(&self.oracle, self.daemon.look());
+            note(&self.oracle, self.coordinator.as_mut().and_then(RoundCoordinator::look));
             self.stops.extend(self.daemon.had_no_processor());
             if undo_at == Some(at_ms) {
                 let (_, undo) = self.undo.remove(0);
@@ -290,8 +294,7 @@ impl Scene<'_> {
         match fault.kind {
             FaultKind::DaemonKilled => {
                 self.daemon.signal(Signal::SIGKILL);
-                let wrong = self.daemon.wait_end();
-                self.note(wrong);
+                note(&self.oracle, self.daemon.wait_end());
                 self.later(fault, Undo::Launch);
             }
             FaultKind::DaemonStopped => {
@@ -301,8 +304,7 @@ impl Scene<'_> {
             }
             FaultKind::DaemonRestarted | FaultKind::LogFull => {
                 self.daemon.signal(Signal::SIGTERM);
-                let wrong = self.daemon.wait_end();
-                self.note(wrong);
+                note(&self.oracle, self.daemon.wait_end());
                 self.daemon.log_is_full = fault.kind == FaultKind::LogFull;
                 self.daemon.launch()?;
             }
@@ -321,18 +323,15 @@ impl Scene<'_> {
                 self.later(fault, Undo::Enforce);
             }
             FaultKind::Bypassed => {
-                let answer = self.daemon.ask(|operator| operator.bypass(true));
-                self.note(answer.err());
+                note(&self.oracle, self.daemon.ask(|operator| operator.bypass(true)).err());
                 self.later(fault, Undo::EndBypass);
             }
             FaultKind::DescriptorsTaken => {
-                let wrong = self.daemon.limit_descriptors();
-                self.note(wrong);
+                note(&self.oracle, self.daemon.limit_descriptors());
                 self.later(fault, Undo::GiveDescriptors);
             }
             FaultKind::MemoryExhausted => {
-                let wrong = self.daemon.limit_memory();
-                self.note(wrong);
+                note(&self.oracle, self.daemon.limit_memory());
                 self.later(fault, Undo::GiveMemory);
             }
             FaultKind::MemoryGroupFull => {
@@ -352,14 +351,12 @@ impl Scene<'_> {
     /// Waits until a starting daemon answers. Earlier it could read a half-written configuration,
     /// and SIGTERM would not end it in order.
     fn wait_ready(&mut self) {
-        let operator = self.daemon.operator();
-        self.note(operator.err());
+        note(&self.oracle, self.daemon.operator().err());
     }
 
     fn reload(&mut self) -> Result<(), LabError> {
         self.daemon.configure()?;
-        let answer = self.daemon.ask(ControlClient::reload);
-        self.note(answer.err());
+        note(&self.oracle, self.daemon.ask(ControlClient::reload).err());
         Ok(())
     }
 
@@ -379,8 +376,7 @@ impl Scene<'_> {
 
     fn bring_up(&mut self) -> Result<(), LabError> {
         self.daemon.give_memory();
-        let wrong = self.daemon.look();
-        self.note(wrong);
+        note(&self.oracle, self.daemon.look());
         if !self.daemon.is_up() {
             self.daemon.launch()?;
         }
@@ -426,8 +422,7 @@ impl Scene<'_> {
             Undo::GiveDescriptors => self.daemon.give_descriptors(),
             Undo::EndBypass => {
                 self.bring_up()?;
-                let answer = self.daemon.ask(|operator| operator.bypass(false));
-                self.note(answer.err());
+                note(&self.oracle, self.daemon.ask(|operator| operator.bypass(false)).err());
             }
             Undo::Enforce => {
                 self.bring_up()?;

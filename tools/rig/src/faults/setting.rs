@@ -1,13 +1,15 @@
 //! What a campaign runs: the daemon, and the programs of each path that this machine has.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rand::SeedableRng as _;
 use rand::seq::SliceRandom as _;
 use rand_chacha::ChaCha8Rng;
+use serde::{Deserialize, Serialize};
 
-use super::engines::EngineProgram;
+use super::engines::EngineAnswers;
 use super::oracle::WAIT_MAX;
 use super::plant::Plant;
 use super::schedule::FaultKind;
@@ -30,64 +32,73 @@ const ROUND_PATHS: usize = 3;
 /// one that holds permits may have no processor for a while, and nothing measures that.
 const BESIDE_HEAVY_MAX: Duration = Duration::from_secs(1);
 
-/// What workers on Mooncake need.
-#[derive(Clone, Debug)]
-pub struct MooncakePrograms {
-    /// Python that has the Transfer Engine.
-    pub(super) python: PathBuf,
-    /// Path of the compiled part of the package `laxity`.
-    pub(super) library: PathBuf,
-    /// Folder with the rest of the package.
-    pub(super) sources: PathBuf,
+/// What the workers of a path are started with.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct PathPrograms {
+    /// The program of a worker that is no part of the lab, or that it starts: Python that has
+    /// Mooncake, `campaign` of `tests/verbs`, or the engine.
+    pub program: PathBuf,
+    /// Laxity's library: the C library, the NCCL plugin, the compiled part of the package `laxity`,
+    /// or the preload library.
+    pub library: PathBuf,
+    /// Folder with the rest of the package `laxity`.
+    pub sources: PathBuf,
+    /// Libraries that the initiator preloads, in their order: Laxity's two, as `laxity run` does,
+    /// and the one with Mooncake's C interface.
+    pub preload: Vec<PathBuf>,
+    pub gid_index: u32,
 }
 
-impl MooncakePrograms {
-    fn find() -> Result<Self, &'static str> {
+impl PathPrograms {
+    /// Finds the programs of a path, or says what it needs.
+    fn find(path: &str) -> Result<Self, &'static str> {
+        let of = |library| Self { library, ..Self::default() };
+        match path {
+            "c" => {
+                let library = find_library("liblaxity_client.so");
+                library
+                    .filter(|_| find_program("python3").is_some())
+                    .map(of)
+                    .ok_or("needs python3 and liblaxity_client.so (cargo build -p laxity-client-c)")
+            }
+            "nccl" => find_nccl_plugin(&LabConfig::default())
+                .map(of)
+                .map_err(|_| "needs libnccl-net-laxity.so (cargo build -p laxity-nccl)"),
+            "mooncake" => Self::on_mooncake(),
+            "mooncake_c" => Self::on_mooncakes_c_interface(),
+            "engine" => find_engine(None)
+                .map(|program| Self { program, ..Self::default() })
+                .map_err(|_| "needs laxity-engine (cargo build -p laxity-engine)"),
+            _ => Ok(Self::default()),
+        }
+    }
+
+    fn on_mooncake() -> Result<Self, &'static str> {
         let library = find_library("lib_laxity.so");
         let program = std::env::current_exe().unwrap_or_default();
         // This program lies in target/PROFILE of the repository, or is started there.
         let checkouts = program.ancestors().nth(3).into_iter().chain([Path::new(".")]);
         let mut sources = checkouts.map(|checkout| checkout.join("mooncake-adapter/python"));
         Ok(Self {
-            python: prepare::prepared_python()
+            program: prepare::prepared_python()
                 .ok_or("needs Mooncake from PyPI (laxity lab faults --prepare)")?,
             library: library.ok_or("needs lib_laxity.so (cargo build -p laxity-python)")?,
             sources: sources
                 .find(|folder| folder.is_dir())
                 .ok_or("needs mooncake-adapter/python, which only a checkout has")?,
+            ..Self::default()
         })
     }
-}
 
-/// What workers on Mooncake's C interface need.
-#[derive(Clone, Debug)]
-pub struct MooncakeCPrograms {
-    pub(super) mooncake: MooncakePrograms,
-    /// Paths of the libraries that the initiator preloads, in their order: Laxity's two, as `laxity
-    /// run` does, and the one with Mooncake's C interface.
-    pub(super) preload: [PathBuf; 3],
-}
-
-impl MooncakeCPrograms {
-    fn find() -> Result<Self, &'static str> {
-        let mooncake = MooncakePrograms::find()?;
+    fn on_mooncakes_c_interface() -> Result<Self, &'static str> {
+        let mooncake = Self::on_mooncake()?;
         let built = "needs liblaxity.so and liblaxity_mooncake.so (cargo build -p laxity-verbs -p \
                      laxity-mooncake)";
         let engine = prepare::prepared_c_interface()
             .ok_or("needs a library with Mooncake's C interface (laxity lab faults --prepare)")?;
         let [verbs, own] = ["liblaxity.so", "liblaxity_mooncake.so"].map(find_library);
-        Ok(Self { mooncake, preload: [verbs.ok_or(built)?, own.ok_or(built)?, engine] })
+        Ok(Self { preload: vec![verbs.ok_or(built)?, own.ok_or(built)?, engine], ..mooncake })
     }
-}
-
-/// What workers on verbs need, in the guest that has the devices.
-#[derive(Clone, Debug)]
-pub struct VerbsPrograms {
-    /// Path of `campaign` of `tests/verbs`.
-    pub worker: PathBuf,
-    /// Path of the preload library.
-    pub library: PathBuf,
-    pub gid_index: u32,
 }
 
 /// What differs between machines on which a campaign runs.
@@ -164,18 +175,9 @@ pub struct Setting {
     pub laxityd: PathBuf,
     /// Path of the `laxityd` that takes turns with it, such as another release's.
     pub then: Option<PathBuf>,
-    /// Path of the C library, if the path is used.
-    pub c_library: Option<PathBuf>,
-    /// Path of the NCCL plugin, if the path is used.
-    pub nccl_plugin: Option<PathBuf>,
-    /// Programs of Mooncake, if the path is used.
-    pub mooncake: Option<MooncakePrograms>,
-    /// The engine, if the path is used.
-    pub engine: Option<EngineProgram>,
-    /// Programs of Mooncake's C interface, if the path is used.
-    pub mooncake_c: Option<MooncakeCPrograms>,
-    /// Programs on verbs, if this is the guest that has the devices.
-    pub verbs: Option<VerbsPrograms>,
+    /// Programs of the paths that are used. Only the guest that has the devices has `verbs`.
+    programs: BTreeMap<&'static str, PathPrograms>,
+    pub(super) answers: EngineAnswers,
     pub plant: Option<Plant>,
     /// Path whose workers have the planted bug.
     pub plant_on: String,
@@ -183,7 +185,8 @@ pub struct Setting {
     pub coordinator: Option<PathBuf>,
     /// Whether workers send as fast as they can.
     pub full_rate: bool,
-    paths: Vec<String>,
+    /// Whether somebody named the paths.
+    is_named: bool,
     pub(super) pace: Pace,
     /// Paths that are not used, with what they need.
     pub left_out: Vec<String>,
@@ -198,31 +201,18 @@ impl Setting {
         paths: &[String],
         (plant, plant_on): (Option<Plant>, &str),
     ) -> Result<Self, CannotRun> {
-        let is_wanted = |path: &str| paths.is_empty() || paths.iter().any(|other| other == path);
-        let mut lacks = Vec::new();
-        let mut lacking = |path: &str, next_step: &str| {
-            lacks.push(Lack { what: path.to_owned(), next_step: next_step.to_owned() });
-        };
-        let c_library = find_library("liblaxity_client.so")
-            .filter(|_| find_program("python3").is_some() && is_wanted("c"));
-        if c_library.is_none() {
-            let needs = "needs python3 and liblaxity_client.so (cargo build -p laxity-client-c)";
-            lacking("c", needs);
+        let is_named = !paths.is_empty();
+        let is_wanted = |path: &&str| !is_named || paths.iter().any(|other| other == path);
+        let (mut programs, mut lacks) = (BTreeMap::new(), Vec::new());
+        for path in PATHS.into_iter().filter(is_wanted) {
+            match PathPrograms::find(path) {
+                Ok(found) => drop(programs.insert(path, found)),
+                Err(needs) => {
+                    lacks.push(Lack { what: path.to_owned(), next_step: needs.to_owned() })
+                }
+            }
         }
-        let nccl_plugin = find_nccl_plugin(&LabConfig::default()).ok();
-        let nccl_plugin = nccl_plugin.filter(|_| is_wanted("nccl"));
-        if nccl_plugin.is_none() {
-            lacking("nccl", "needs libnccl-net-laxity.so (cargo build -p laxity-nccl)");
-        }
-        let mooncake = MooncakePrograms::find().map_err(|needs| lacking("mooncake", needs)).ok();
-        let engine = find_engine(None).ok().filter(|_| is_wanted("engine"));
-        if engine.is_none() {
-            lacking("engine", "needs laxity-engine (cargo build -p laxity-engine)");
-        }
-        let mooncake_c =
-            MooncakeCPrograms::find().map_err(|needs| lacking("mooncake_c", needs)).ok();
-        lacks.retain(|lack| is_wanted(&lack.what));
-        if !paths.is_empty() && !lacks.is_empty() {
+        if is_named && !lacks.is_empty() {
             return Err(CannotRun(lacks));
         }
         let coordinator = find_coordinator();
@@ -239,17 +229,13 @@ impl Setting {
                 Some(_) => Some(find_daemon(then).map_err(|lack| CannotRun(vec![lack]))?),
                 None => None,
             },
-            c_library,
-            nccl_plugin,
-            mooncake: mooncake.filter(|_| is_wanted("mooncake")),
-            engine: engine.map(EngineProgram::new),
-            mooncake_c: mooncake_c.filter(|_| is_wanted("mooncake_c")),
-            verbs: None,
+            programs,
+            answers: EngineAnswers::default(),
             plant,
             plant_on: plant_on.to_owned(),
             coordinator,
             full_rate: false,
-            paths: paths.to_vec(),
+            is_named,
             pace: HERE,
             left_out: lacks.iter().map(Lack::to_string).collect(),
         })
@@ -259,28 +245,27 @@ impl Setting {
     /// if there is one.
     pub fn in_guest(
         laxityd: PathBuf,
-        verbs: VerbsPrograms,
+        verbs: PathPrograms,
         nccl_plugin: Option<PathBuf>,
         plant: Option<Plant>,
     ) -> Self {
-        let mut left_out = Vec::new();
-        if nccl_plugin.is_none() {
-            left_out.push("nccl: needs libnccl-net-laxity.so (--nccl-plugin)".to_owned());
+        let (mut programs, mut left_out) = (BTreeMap::from([("verbs", verbs)]), Vec::new());
+        match nccl_plugin {
+            Some(library) => {
+                programs.insert("nccl", PathPrograms { library, ..PathPrograms::default() });
+            }
+            None => left_out.push("nccl: needs libnccl-net-laxity.so (--nccl-plugin)".to_owned()),
         }
         Self {
             laxityd,
             then: None,
-            c_library: None,
-            nccl_plugin,
-            mooncake: None,
-            engine: None,
-            mooncake_c: None,
-            verbs: Some(verbs),
+            programs,
+            answers: EngineAnswers::default(),
             plant,
             plant_on: "verbs".to_owned(),
             coordinator: None,
             full_rate: false,
-            paths: ["verbs", "nccl"].map(str::to_owned).to_vec(),
+            is_named: true,
             pace: IN_GUEST,
             left_out,
         }
@@ -289,7 +274,7 @@ impl Setting {
     /// Returns the kinds of faults that can be drawn here.
     pub(super) fn kinds(&self) -> Vec<FaultKind> {
         let can = |kind: &FaultKind| self.coordinator.is_some() || !kind.needs_coordinator();
-        let more = self.verbs.as_ref().map_or(&[][..], |_| &FaultKind::VERBS);
+        let more = if self.uses("verbs") { &FaultKind::VERBS[..] } else { &[] };
         let all = FaultKind::ALL.into_iter().filter(can).chain(more.iter().copied());
         // NCCL's workers can't be told to fork or to lose a thread, and engines can't be told to
         // fork.
@@ -307,11 +292,11 @@ impl Setting {
     /// can be used, so that a campaign over many paths takes no longer.
     pub(super) fn of_round(&self, seed: u64) -> Self {
         let mut round = self.clone();
-        if self.paths.is_empty() {
+        if !self.is_named {
             round.keep(&self.draw_paths(seed));
         }
         let heavy = ["mooncake", "mooncake_c", "engine"];
-        if round.usable().len() > 1 && heavy.iter().any(|path| round.uses(path)) {
+        if round.programs.len() > 1 && heavy.iter().any(|path| round.uses(path)) {
             round.pace.wait_max = round.pace.wait_max.max(BESIDE_HEAVY_MAX);
         }
         round
@@ -321,15 +306,15 @@ impl Setting {
     /// one is used, unless somebody named them.
     pub(super) fn for_soak(&self) -> Self {
         let mut soak = Self { full_rate: true, ..self.clone() };
-        if self.paths.is_empty() && self.mooncake.is_some() {
-            soak.mooncake_c = None;
+        if !self.is_named && self.uses("mooncake") {
+            soak.programs.remove("mooncake_c");
         }
         soak
     }
 
     /// Asks an engine alone for the answers, if engines are used.
     pub(super) fn prepare(&self) -> Result<(), LabError> {
-        self.engine.as_ref().map_or(Ok(()), |engine| engine.answers().map(drop))
+        self.programs.get("engine").map_or(Ok(()), |it| self.answers.of(&it.program).map(drop))
     }
 
     fn draw_paths(&self, seed: u64) -> Vec<&'static str> {
@@ -352,37 +337,27 @@ impl Setting {
 
     /// Leaves out the other paths.
     pub(super) fn keep(&mut self, paths: &[&str]) {
-        self.c_library.take_if(|_| !paths.contains(&"c"));
-        self.nccl_plugin.take_if(|_| !paths.contains(&"nccl"));
-        self.mooncake.take_if(|_| !paths.contains(&"mooncake"));
-        self.mooncake_c.take_if(|_| !paths.contains(&"mooncake_c"));
-        self.engine.take_if(|_| !paths.contains(&"engine"));
-        self.paths = paths.iter().map(|&path| path.to_owned()).collect();
+        self.programs.retain(|path, _| paths.contains(path));
     }
 
     /// Returns the paths of [`PATHS`] that can be used.
     fn usable(&self) -> Vec<&'static str> {
-        let can = |path: &&str| match *path {
-            "c" => self.c_library.is_some(),
-            "nccl" => self.nccl_plugin.is_some(),
-            "mooncake" => self.mooncake.is_some(),
-            "mooncake_c" => self.mooncake_c.is_some(),
-            "engine" => self.engine.is_some(),
-            _ => true,
-        };
-        let is_named =
-            |path: &str| self.paths.is_empty() || self.paths.iter().any(|other| other == path);
-        PATHS.into_iter().filter(can).filter(|path| is_named(path)).collect()
+        PATHS.into_iter().filter(|path| self.uses(path)).collect()
     }
 
     /// Whether the campaign uses a path.
-    pub(super) fn uses(&self, path: &str) -> bool {
-        self.usable().contains(&path)
+    pub fn uses(&self, path: &str) -> bool {
+        self.programs.contains_key(path)
+    }
+
+    /// Returns the programs of a path that is used.
+    pub(super) fn programs(&self, path: &str) -> PathPrograms {
+        self.programs.get(path).cloned().unwrap_or_default()
     }
 
     /// Whether all paths of the campaign are among these.
     pub(super) fn has_only(&self, paths: &[&str]) -> bool {
-        self.verbs.is_none() && self.usable().iter().all(|path| paths.contains(path))
+        self.programs.keys().all(|path| paths.contains(path))
     }
 
     /// Returns the paths of the round with this seed, if processes play it.
@@ -395,35 +370,25 @@ impl Setting {
 mod tests {
     use super::*;
 
+    fn in_guest() -> Setting {
+        Setting::in_guest("laxityd".into(), PathPrograms::default(), Some("n".into()), None)
+    }
+
     /// A setting with each path, none of which can be played.
     fn with_all_paths() -> Setting {
-        let verbs = VerbsPrograms { worker: "w".into(), library: "l".into(), gid_index: 0 };
-        let mooncake =
-            MooncakePrograms { python: "p".into(), library: "l".into(), sources: "s".into() };
-        Setting {
-            c_library: Some("c".into()),
-            engine: Some(EngineProgram::new("e".into())),
-            mooncake_c: Some(MooncakeCPrograms {
-                mooncake: mooncake.clone(),
-                preload: ["a", "b", "c"].map(PathBuf::from),
-            }),
-            mooncake: Some(mooncake),
-            verbs: None,
-            paths: Vec::new(),
-            pace: HERE,
-            ..Setting::in_guest("laxityd".into(), verbs, Some("n".into()), None)
-        }
+        let programs = PATHS.map(|path| (path, PathPrograms::default())).into();
+        Setting { programs, is_named: false, pace: HERE, ..in_guest() }
     }
 
     #[test]
     fn rounds_take_turns_over_all_paths_and_a_seed_gives_the_same() {
         let setting = with_all_paths();
-        let of = |seed| setting.of_round(seed).paths;
-        let mut seen: Vec<String> = (0..20).flat_map(of).collect();
+        let of = |seed| setting.of_round(seed).usable();
+        let mut seen: Vec<&str> = (0..20).flat_map(of).collect();
         assert_eq!(seen.len(), 20 * ROUND_PATHS);
-        let mooncakes = |path: &&String| path.starts_with("mooncake");
+        let mooncakes = |path: &&&str| path.starts_with("mooncake");
         assert!(seen.chunks(ROUND_PATHS).all(|round| {
-            let clients = round.iter().filter(|path| ["client", "c"].contains(&path.as_str()));
+            let clients = round.iter().filter(|path| ["client", "c"].contains(path));
             let mooncakes = round.iter().filter(mooncakes).count();
             mooncakes == 0 || mooncakes == 1 && clients.count() == 0
         }));
@@ -432,21 +397,19 @@ mod tests {
         assert_eq!(seen.len(), PATHS.len());
         for seed in 0..20 {
             let round = setting.of_round(seed);
-            assert_eq!(round.paths, of(seed));
-            assert_eq!(round.c_library.is_some(), round.uses("c"));
-            assert_eq!(round.mooncake.is_some(), round.uses("mooncake"));
+            assert_eq!(round.usable(), of(seed));
             let heavy = ["mooncake", "mooncake_c", "engine"].iter().any(|path| round.uses(path));
-            assert_eq!(round.pace.wait_max > WAIT_MAX, heavy, "{:?}", round.paths);
+            assert_eq!(round.pace.wait_max > WAIT_MAX, heavy, "{:?}", round.usable());
         }
     }
 
     #[test]
     fn named_paths_and_the_path_of_a_planted_bug_are_in_each_round() {
-        let named = Setting { paths: PATHS.map(str::to_owned).to_vec(), ..with_all_paths() };
-        assert_eq!(named.of_round(1).paths, PATHS);
+        let named = Setting { is_named: true, ..with_all_paths() };
+        assert_eq!(named.of_round(1).usable(), PATHS);
         let plant_on = "mooncake".to_owned();
         let bugged = Setting { plant: Some(Plant::Drop), plant_on, ..with_all_paths() };
-        assert!((0..20).all(|seed| bugged.of_round(seed).mooncake.is_some()));
+        assert!((0..20).all(|seed| bugged.of_round(seed).uses("mooncake")));
     }
 
     #[test]
@@ -460,9 +423,7 @@ mod tests {
         assert!(!has(&["nccl", "engine"], FaultKind::ClientForked));
         assert!(has(&["engine"], FaultKind::ThreadLost));
         assert!(has(&["mooncake_c"], FaultKind::ClientForked));
-        let verbs = VerbsPrograms { worker: "w".into(), library: "l".into(), gid_index: 0 };
-        let guest = Setting::in_guest("laxityd".into(), verbs, Some("n".into()), None);
-        assert!(guest.kinds().contains(&FaultKind::ClientForked));
+        assert!(in_guest().kinds().contains(&FaultKind::ClientForked));
     }
 
     #[test]

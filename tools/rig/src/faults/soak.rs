@@ -11,13 +11,12 @@ mod page;
 mod trend;
 
 use std::collections::BTreeMap;
-use std::fs::{self, Permissions};
-use std::os::unix::fs::PermissionsExt as _;
+use std::fs;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::ProgressBar;
 use laxity_wire::{ControlClient, Status};
 use rand::{RngExt as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
@@ -29,9 +28,10 @@ use trend::{Growth, SAMPLES_MIN};
 use super::cast::{Cast, lock};
 use super::daemon::Daemon;
 use super::oracle::{Oracle, TransferCounts};
-use super::round::{CLOSED_WITHIN, FORGET_MAX};
+use super::round::{CLOSED_WITHIN, FORGET_MAX, folder};
 use super::setting::Setting;
 use crate::error::LabError;
+use crate::lab::progress_bar;
 
 /// Time between two changes: a worker leaves, is killed, or the daemon reloads.
 const CHANGE_EVERY: Duration = Duration::from_millis(500);
@@ -154,21 +154,10 @@ struct Soak<'a> {
     report: SoakReport,
 }
 
-fn bar(shown: bool, length: Duration) -> ProgressBar {
-    if !shown {
-        return ProgressBar::hidden();
-    }
-    let bar = ProgressBar::new(length.as_secs());
-    if let Ok(style) = ProgressStyle::with_template("{pos:>7}/{len} s {bar:40} {eta} {msg}") {
-        bar.set_style(style);
-    }
-    bar
-}
-
 /// Runs a daemon and its workers for the length of the plan, or until something is wrong. `tell`
 /// gets that at once.
 pub fn run(plan: &SoakPlan, progress: bool, tell: impl Fn(&str)) -> Result<SoakReport, LabError> {
-    let folder = folder()?;
+    let folder = folder("laxity-soak")?;
     let oracle = Arc::<Mutex<Oracle>>::default();
     let setting = plan.setting.for_soak();
     setting.prepare()?;
@@ -195,18 +184,13 @@ pub fn run(plan: &SoakPlan, progress: bool, tell: impl Fn(&str)) -> Result<SoakR
         stops: Vec::new(),
         report: SoakReport { seed: plan.seed, ..SoakReport::default() },
     };
-    let bar = bar(progress, plan.length);
+    let template = "{pos:>7}/{len} s {bar:40} {eta} {msg}";
+    let bar = progress_bar(progress, plan.length.as_secs(), template);
     soak.go_on(plan.length, &bar)?;
     bar.finish_and_clear();
     soak.end(descriptors);
     soak.report.violations.iter().for_each(|violation| tell(violation));
     Ok(soak.report)
-}
-
-fn folder() -> Result<tempfile::TempDir, LabError> {
-    let open = Permissions::from_mode(0o755);
-    let folder = tempfile::Builder::new().prefix("laxity-soak").permissions(open).tempdir();
-    folder.map_err(LabError::system("making a folder"))
 }
 
 impl Soak<'_> {

@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use super::frame::Frame;
 use super::plant::Plant;
-use super::setting::STALL_IN_GUEST;
+use super::setting::{PathPrograms, STALL_IN_GUEST};
 use crate::error::LabError;
 use crate::vm::network::DEVICES;
 
@@ -80,18 +80,11 @@ pub(super) struct Task {
     pub(super) leaks: Option<Plant>,
     /// Whether nothing slows the worker down. Else each permit takes a while on the wire.
     pub(super) full_rate: bool,
-    pub(super) library: PathBuf,
-    /// Program of a worker that is no part of the lab, or that it starts: Python that has Mooncake,
-    /// the one on verbs, or the engine.
-    pub(super) program: PathBuf,
-    /// Folder with the package `laxity`.
-    pub(super) sources: PathBuf,
+    #[serde(flatten)]
+    pub(super) programs: PathPrograms,
     /// Whether no other path shares the NIC. Else its flows may have to wait for longer than the
     /// bound, as the policy says.
     pub(super) alone: bool,
-    /// Libraries that are preloaded, in their order.
-    pub(super) preload: Vec<PathBuf>,
-    pub(super) gid_index: u32,
     /// Number of the plugin's device.
     pub(super) device: usize,
     /// File or socket by which the two workers of a pair meet.
@@ -174,9 +167,10 @@ pub(super) fn obey(stop: &AtomicBool, mut other: impl FnMut(u8)) {
 
 /// Returns the command of a program on verbs, under the preload library.
 fn verbs(task: &Task, role: &str, device: &str) -> Command {
-    let mut command = Command::new(&task.program);
-    command.args([role, device, &task.gid_index.to_string()]).arg(&task.handle);
-    command.arg(task.seed.to_string()).env("LD_PRELOAD", &task.library);
+    let PathPrograms { program, library, gid_index, .. } = &task.programs;
+    let mut command = Command::new(program);
+    command.args([role, device, &gid_index.to_string()]).arg(&task.handle);
+    command.arg(task.seed.to_string()).env("LD_PRELOAD", library);
     command.envs([STALL_IN_GUEST]).env("LAXITY_REPORT", task.report());
     command
 }
@@ -200,7 +194,7 @@ pub(super) fn command(task: &Task, settings: &[(&str, &str)]) -> Result<Command,
         Role::MooncakeInitiator
         | Role::MooncakeTarget
         | Role::MooncakeCInitiator
-        | Role::MooncakeCTarget => script(&task.program, MOONCAKE_WORKER),
+        | Role::MooncakeCTarget => script(&task.programs.program, MOONCAKE_WORKER),
         Role::VerbsReceiver => verbs(task, "receive", DEVICES[0]),
         Role::VerbsSender => verbs(task, "send", DEVICES[1]),
         _ => crate::sandbox::internal("faults-worker"),
@@ -209,7 +203,7 @@ pub(super) fn command(task: &Task, settings: &[(&str, &str)]) -> Result<Command,
         command.arg(serde_json::to_string(task)?);
     }
     if task.role == Role::MooncakeCInitiator {
-        let preload = std::env::join_paths(&task.preload).unwrap_or_default();
+        let preload = std::env::join_paths(&task.programs.preload).unwrap_or_default();
         command.arg(MOONCAKE_C).env("LD_PRELOAD", preload).env("LAXITY_REPORT", task.report());
     }
     command.env("LAXITY_SOCKET", &task.socket).stderr(Stdio::null());

@@ -118,11 +118,11 @@ mod tests {
             config.validate().unwrap();
             let written = engine_toml(&config, Path::new("lab"), 0, false, None).unwrap();
             let table: toml::Table = toml::from_str(&written).unwrap();
-            assert_eq!(table["schedule"]["policy"].as_str(), Some(policy.name()));
+            assert_eq!(table["schedule"]["policy"].as_str(), Some(&*policy.to_string()));
         }
         let unknown = toml::from_str::<LabConfig>("[real]\norder = 'lifo'\n").unwrap_err();
         for policy in Policy::ALL {
-            assert!(unknown.message().contains(policy.name()), "{unknown}");
+            assert!(unknown.message().contains(&policy.to_string()), "{unknown}");
         }
     }
 

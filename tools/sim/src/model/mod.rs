@@ -54,7 +54,6 @@ pub struct Model {
     /// linear attention. 1 means that all layers have full attention.
     #[serde(default = "one_layer")]
     pub full_attention_every: u16,
-    #[serde(default)]
     pub linear_attention: Option<LinearAttention>,
 }
 

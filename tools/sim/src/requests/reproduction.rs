@@ -6,8 +6,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use comfy_table::{CellAlignment, Table, presets};
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
+
+use crate::run::progress::Progress;
 
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -169,13 +170,7 @@ pub fn each<P: Sync, R: Send>(
     options: &Options,
     work: impl Fn(&P) -> R + Sync,
 ) -> Vec<R> {
-    let target =
-        if options.progress { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
-    let bar = ProgressBar::with_draw_target(Some(points.len() as u64), target);
-    bar.set_style(
-        ProgressStyle::with_template("{bar:30} {pos}/{len} runs, {elapsed} so far, {eta} to go")
-            .expect("a correct template"),
-    );
+    let bar = Progress::new(points.len(), 0, options.progress);
     let (next, results) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     std::thread::scope(|scope| {
         let worker = || {
@@ -184,14 +179,14 @@ pub fn each<P: Sync, R: Send>(
             {
                 let result = work(point);
                 results.lock().unwrap_or_else(PoisonError::into_inner).push((at, result));
-                bar.inc(1);
+                bar.step();
             }
         };
         for _ in 0..options.jobs.get().min(points.len()) {
             scope.spawn(worker);
         }
     });
-    bar.finish_and_clear();
+    bar.finish();
     let mut results = results.into_inner().unwrap_or_else(PoisonError::into_inner);
     results.sort_by_key(|(at, _)| *at);
     results.into_iter().map(|(_, result)| result).collect()

@@ -8,7 +8,7 @@
 mod fingerprint;
 mod host;
 mod journal;
-mod progress;
+pub(crate) mod progress;
 
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;

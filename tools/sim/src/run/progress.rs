@@ -2,27 +2,21 @@
 
 use std::time::{Duration, Instant};
 
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::{ProgressBar, ProgressStyle};
 
 use super::host::thousands;
 
 #[derive(Debug)]
-pub(super) struct Progress {
+pub(crate) struct Progress {
     bar: ProgressBar,
     since: Instant,
 }
 
 impl Progress {
-    pub(super) fn new(total: usize, done: usize, shown: bool) -> Self {
-        let target =
-            if shown { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
-        let bar = ProgressBar::with_draw_target(Some(total as u64), target);
-        bar.set_style(
-            ProgressStyle::with_template(
-                "{bar:30} {pos}/{len} runs, {msg}{elapsed} so far, {eta} to go",
-            )
-            .expect("a correct template"),
-        );
+    pub(crate) fn new(total: usize, done: usize, shown: bool) -> Self {
+        let bar = if shown { ProgressBar::new(total as u64) } else { ProgressBar::hidden() };
+        let template = "{bar:30} {pos}/{len} runs, {msg}{elapsed} so far, {eta} to go";
+        bar.set_style(ProgressStyle::with_template(template).expect("a correct template"));
         bar.set_position(done as u64);
         // Earlier runs must not affect the estimate of the remaining time.
         bar.reset_eta();
@@ -32,17 +26,21 @@ impl Progress {
         Self { bar, since: Instant::now() }
     }
 
-    pub(super) fn advance(&self, events: u64, failed: usize) {
+    pub(crate) fn advance(&self, events: u64, failed: usize) {
         let rate = events as f64 / self.since.elapsed().as_secs_f64().max(1e-9);
         let failures = match failed {
             0 => String::new(),
             failed => format!("{failed} failed, "),
         };
         self.bar.set_message(format!("{failures}{} events/s, ", thousands(rate)));
+        self.step();
+    }
+
+    pub(crate) fn step(&self) {
         self.bar.inc(1);
     }
 
-    pub(super) fn finish(&self) {
+    pub(crate) fn finish(&self) {
         self.bar.finish_and_clear();
     }
 }

@@ -19,21 +19,6 @@ pub enum RequestOrder {
     Qoserve,
 }
 
-impl RequestOrder {
-    pub const ALL: [Self; 5] =
-        [Self::Fcfs, Self::Srpf, Self::Edf, Self::EdfRelegate, Self::Qoserve];
-
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Fcfs => "fcfs",
-            Self::Edf => "edf",
-            Self::Srpf => "srpf",
-            Self::EdfRelegate => "edf_relegate",
-            Self::Qoserve => "qoserve",
-        }
-    }
-}
-
 pub(super) fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }

@@ -232,7 +232,7 @@ fn workload(w: &Workload) -> Checked {
         (None, true) => {
             return fail(
                 "workload.file",
-                format!("missing: the source `{}` reads a file", w.source.name()),
+                format!("missing: the source `{}` reads a file", w.source),
             );
         }
         (Some(file), false) => {
@@ -242,7 +242,7 @@ fn workload(w: &Workload) -> Checked {
                     "`{}` is not read: the source `{}` is made up (mooncake, azure, qwen and \
                      burstgpt read files)",
                     file.display(),
-                    w.source.name()
+                    w.source
                 ),
             );
         }
@@ -252,10 +252,7 @@ fn workload(w: &Workload) -> Checked {
     if w.arrivals == Arrivals::Recorded && !w.source.is_recorded() {
         return fail(
             "workload.arrivals",
-            format!(
-                "`recorded`, but the source `{}` is made up; poisson or bursty",
-                w.source.name()
-            ),
+            format!("`recorded`, but the source `{}` is made up; poisson or bursty", w.source),
         );
     }
     within("workload.burstiness", w.burstiness, 1e-2..=1e2, "")?;

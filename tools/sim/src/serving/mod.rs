@@ -123,8 +123,7 @@ pub fn check<'a>(scenarios: impl IntoIterator<Item = &'a Scenario>) -> Result<()
             let (described, _) = hardware(scenario)?;
             experts_suffice(scenario, &described)?;
         }
-        if workload.source.is_recorded() && traces.insert((workload.source.name(), &workload.file))
-        {
+        if workload.source.is_recorded() && traces.insert((workload.source, &workload.file)) {
             workload::read(workload)?;
         }
     }

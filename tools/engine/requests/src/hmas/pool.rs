@@ -10,6 +10,8 @@
 //! The paper's other orders were better in no respect, so they are not here
 //! (`docs/requests/hmas.md`).
 
+use core::fmt;
+
 use serde::{Deserialize, Serialize};
 
 use super::Estimate;
@@ -38,17 +40,14 @@ pub enum Kind {
     Srtf,
 }
 
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.serialize(f)
+    }
+}
+
 impl Kind {
     pub const ALL: [Self; 4] = [Self::Fcfs, Self::Edf, Self::Sjf, Self::Srtf];
-
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Fcfs => "fcfs",
-            Self::Edf => "edf",
-            Self::Sjf => "sjf",
-            Self::Srtf => "srtf",
-        }
-    }
 
     /// Returns the rank of a job with prompt tokens to compute, under the rules of
     /// [`crate::discipline::Discipline::rank`].

@@ -132,10 +132,6 @@ impl<L: Latency> QoServe<L> {
         }
     }
 
-    pub fn lengths(&self) -> &Lengths {
-        &self.lengths
-    }
-
     fn deadline(job: &Job) -> Time {
         // Only the first token's deadline counts for interactive jobs. Chunking handles later ones
         // (§3.4).

@@ -67,7 +67,6 @@ struct Body {
     temperature: Option<f64>,
     #[serde(default)]
     stream: bool,
-    #[serde(default)]
     stream_options: Option<StreamOptions>,
     #[serde(default)]
     ignore_eos: bool,

@@ -16,10 +16,8 @@ pub struct ModelShape {
     pub heads: usize,
     /// Number of heads of keys and values (`num_key_value_heads`). `heads` must be a multiple of
     /// it. Default: `heads`.
-    #[serde(default)]
     pub kv_heads: Option<usize>,
     /// Width of a head (`head_dim`). Default: `hidden / heads`.
-    #[serde(default)]
     pub head_dim: Option<usize>,
     /// Width of the feed-forward network, or of one expert (`intermediate_size`).
     pub ffn: usize,
@@ -36,7 +34,6 @@ pub struct ModelShape {
     #[serde(default)]
     pub tied_embeddings: bool,
     /// Experts that replace the feed-forward network, if any.
-    #[serde(default)]
     pub moe: Option<Moe>,
     #[serde(default)]
     pub weights: WeightsSource,

@@ -71,13 +71,12 @@ impl Settings {
     pub fn summary(&self) -> String {
         match self.policy {
             Policy::Fcfs | Policy::Edf | Policy::Srpf => {
-                format!("{}, chunks of {} tokens", self.policy.name(), self.tokens)
+                format!("{}, chunks of {} tokens", self.policy, self.tokens)
             }
             Policy::Qoserve => "qoserve, latency learned as it runs".to_owned(),
             Policy::Hmas => format!(
                 "hmas, {}, {} tokens at most, latency learned as it runs",
-                self.hmas.order.name(),
-                self.tokens
+                self.hmas.order, self.tokens
             ),
         }
     }

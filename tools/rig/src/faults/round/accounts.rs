@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use laxity_wire::PortStatus;
 
-use super::{CLOSED_WITHIN, FORGET_MAX, Scene};
+use super::{CLOSED_WITHIN, FORGET_MAX, Scene, note};
 use crate::faults::client;
 use crate::faults::task::LOSE_THREAD;
 
@@ -85,13 +85,13 @@ impl Scene<'_> {
                     );
                     let small = descriptors <= before.0 && memory <= before.1 + GROWTH_KIB;
                     if clients == 0 && flows == 0 && bytes == 0 && small {
-                        return self.note(self.daemon.panicked());
+                        return note(&self.oracle, self.daemon.panicked());
                     }
                 }
                 Err(wrong) => return self.blame(wrong),
             }
         }
         self.blame(format!("{:?} after the end the daemon has {left}", start.elapsed()));
-        self.note(self.daemon.panicked());
+        note(&self.oracle, self.daemon.panicked());
     }
 }

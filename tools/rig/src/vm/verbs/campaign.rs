@@ -8,7 +8,7 @@ use std::sync::{Mutex, PoisonError};
 use super::Lab;
 use super::case::CaseReport;
 use crate::error::LabError;
-use crate::faults::{self, Campaign, Player, Setting, TransferCounts, VerbsPrograms};
+use crate::faults::{self, Campaign, PathPrograms, Player, Setting, TransferCounts};
 
 pub(super) const NAME: &str = "campaign";
 
@@ -18,18 +18,18 @@ const FAILURES: &str = scratch!("laxity-campaign");
 
 pub(super) fn run(lab: &Lab<'_>, case: &mut CaseReport) -> Result<(), LabError> {
     let programs = lab.programs;
-    let verbs = VerbsPrograms {
-        worker: programs.checks.join("campaign"),
+    let verbs = PathPrograms {
+        program: programs.checks.join("campaign"),
         library: programs.library.clone(),
         gid_index: lab.guest.facts.gid_index,
+        ..PathPrograms::default()
     };
     let plugin = programs.nccl.as_ref().map(|nccl| nccl.plugin.clone());
     let setting = Setting::in_guest(programs.laxityd.clone(), verbs, plugin, lab.matrix.plant);
     for path in &setting.left_out {
         lab.guest.say(path)?;
     }
-    let paths: &[&str] =
-        if setting.nccl_plugin.is_some() { &["verbs", "nccl"] } else { &["verbs"] };
+    let paths = ["verbs", "nccl"].into_iter().filter(|path| setting.uses(path)).collect::<Vec<_>>();
     let campaign = Campaign {
         seed: lab.matrix.seed,
         faults: lab.matrix.faults,
@@ -77,7 +77,7 @@ pub(super) fn run(lab: &Lab<'_>, case: &mut CaseReport) -> Result<(), LabError> 
     violations.for_each(|violation| case.fail(violation.clone()));
     case.check(report.violations == 0, format!("{} rounds failed", report.violations));
     for path in paths {
-        let counts = report.by_path.get(*path).cloned().unwrap_or_default();
+        let counts = report.by_path.get(path).cloned().unwrap_or_default();
         let is_used = counts.transfers > 0 && counts.scheduled_bytes > 0;
         case.check(is_used, format!("{path}: nothing completed with a permit"));
     }

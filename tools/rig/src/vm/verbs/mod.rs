@@ -53,7 +53,6 @@ pub struct Programs {
     pub library: PathBuf,
     pub checks: PathBuf,
     pub python: Option<PathBuf>,
-    #[serde(default)]
     pub pyverbs: Option<PathBuf>,
     pub nccl: Option<plugin::Nccl>,
 }

@@ -14,7 +14,6 @@ pub struct VerbsReport {
     #[serde(default)]
     pub plugin: Vec<CaseReport>,
     /// Result of pyverbs' own test suite, if it was run.
-    #[serde(default)]
     pub pyverbs: Option<CaseReport>,
 }
 

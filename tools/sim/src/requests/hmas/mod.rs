@@ -94,7 +94,7 @@ fn row(name: &str, setting: HmasSetting) -> Row {
 fn structures() -> Vec<Row> {
     let memory_only = HmasSetting { statera: None, ..HmasSetting::new(Kind::Fcfs) };
     let mut rows = vec![row("fcfs, memory only (vLLM)", memory_only)];
-    rows.extend(Kind::ALL.map(|kind| row(kind.name(), HmasSetting::new(kind))));
+    rows.extend(Kind::ALL.map(|kind| (kind.to_string(), HmasSetting::new(kind))));
     rows
 }
 

@@ -38,9 +38,7 @@ struct Case {
     /// Number of nodes in another region, 60 ms away. The others are 1 ms away from the source.
     #[serde(default)]
     far: usize,
-    #[serde(default)]
     gpu: Option<u64>,
-    #[serde(default)]
     slots: Option<u32>,
     #[serde(default = "one")]
     rounds: u16,
