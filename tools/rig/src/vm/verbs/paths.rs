@@ -4,6 +4,7 @@
 use std::fs;
 use std::time::{Duration, Instant};
 
+use nix::sys::signal::Signal;
 use serde::Deserialize;
 
 use super::Lab;
@@ -70,6 +71,8 @@ pub(super) fn run(lab: &Lab<'_>, nccl: &Nccl, case: &mut CaseReport) -> Result<(
     ]
     .map(|(running, name, path, laxity, why)| Expected { running, name, path, laxity, why });
     await_clients(&mut programs)?;
+    // Nothing limits what it sends. The emulated processors have to do other work now.
+    programs[1].running.signal(Signal::SIGSTOP);
     for command in ["doctor", "status"] {
         let argv = [lab.programs.laxity.display().to_string(), command.into(), "--json".into()];
         // Doctor ends with 1 if it has found any error on the host.
