@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use laxity_nic::{NicCounters, NicCounts, counters_of, pauses};
 use laxity_policy::Time;
-use laxity_policy::residual::{Capacity, PortRate, Reading, Residual};
+use laxity_policy::residual::{self as policy, Capacity, PortRate, Reading, Residual};
 use laxity_shm::sleep::now_ns;
 use tracing::{info, warn};
 
@@ -21,13 +21,11 @@ use crate::mailbox::{ANSWER_MAX, Mailbox, SchedulerCommand};
 use crate::stats::{PortResidual, PortUse};
 
 /// The time between two readings while traffic passes.
-const READ_EVERY: Duration = Duration::from_millis(20);
+const READ_EVERY: Duration = Duration::from_nanos(policy::READ_EVERY.0);
 /// The time between two readings while no traffic passes.
-const IDLE_EVERY: Duration = Duration::from_millis(100);
+const IDLE_EVERY: Duration = Duration::from_nanos(policy::IDLE_EVERY.0);
 /// The time between two looks for a NIC without counters, and at the configuration in mode `off`.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// Share of a port's rate below which its traffic is not worth a question to the scheduler.
-const QUIET_SHARE: u64 = 256;
 
 /// Starts a watch, which ends when the returned end of a channel is dropped.
 ///
@@ -114,12 +112,7 @@ impl WatchedNic {
         (0..2).all(|side| {
             let rate = uses.get(side).map_or(0, |port| port.rate);
             let passed = bytes[side].wrapping_sub(self.asked[side]);
-            let at_rest = self.told[side].is_some_and(|told| {
-                let capacity = told.capacity;
-                let taken = capacity.foreign_rate.max(capacity.lost_rate);
-                capacity.rate == rate && taken < rate / QUIET_SHARE
-            });
-            at_rest && passed < rate / QUIET_SHARE / 10
+            self.told[side].is_some_and(|told| told.capacity.is_quiet(rate, passed))
         })
     }
 }

@@ -107,6 +107,8 @@ const NEWEST: &str = "12";
 /// Versions for cases that take seconds and do not depend on the version.
 const ENDS: [&str; 2] = ["7", NEWEST];
 const VERSIONS: usize = 6;
+/// Cases of one-sided operations. Each names the version of its own table.
+const ONE_SIDED: [&str; 4] = ["one_sided_14", "one_sided_15", "one_sided_16", "one_sided_killed"];
 
 fn every_version(cases: &[&str]) {
     passes(check(&plugin(), &ALL, cases), VERSIONS * cases.len());
@@ -165,8 +167,7 @@ fn a_gigabyte_is_one_nccl_message() {
 
 #[test]
 fn nccls_one_sided_operations_work_between_processes_in_every_version() {
-    let cases = ["one_sided_14", "one_sided_15", "one_sided_16", "one_sided_killed"];
-    passes(check(&plugin(), &[NEWEST], &cases), 4);
+    passes(check(&plugin(), &[NEWEST], &ONE_SIDED), ONE_SIDED.len());
 }
 
 #[test]
@@ -240,6 +241,22 @@ fn nccl_collectives_run_under_a_daemon_that_permits_their_bytes() {
 }
 
 #[test]
+fn nccls_one_sided_operations_wait_for_permits_also_where_a_rank_dies() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let daemon = Daemon::start(folder.path(), "");
+    let report = folder.path().join("report");
+    let mut command = check(&plugin(), &[NEWEST], &ONE_SIDED);
+    command.env("LAXITY_SOCKET", daemon.socket()).env("LAXITY_REPORT", &report);
+    passes(command, ONE_SIDED.len());
+    let text = fs::read_to_string(&report).expect("a report");
+    let lines =
+        text.lines().map(|line| -> serde_json::Value { serde_json::from_str(line).expect("JSON") });
+    let sum = |name: &str| -> u64 { lines.clone().filter_map(|line| line[name].as_u64()).sum() };
+    assert!(sum("rma_operations") > 0 && sum("rma_held") > 0, "{text}");
+    eventually("all processes are gone", || daemon.status().totals.attached_clients == 0);
+}
+
+#[test]
 fn the_nccl_plugin_applies_the_mode_of_the_profile() {
     let folder = tempfile::tempdir().expect("a folder");
     let daemon = Daemon::start(folder.path(), "");
@@ -262,10 +279,13 @@ fn the_nccl_plugin_applies_the_mode_of_the_profile() {
 
 #[test]
 fn nccl_collectives_go_on_when_their_daemon_stops_answering_or_dies() {
-    for signal in [Signal::SIGSTOP, Signal::SIGKILL] {
+    let two_sided = ["all_reduce_4", "all_to_all_4", "thirty_two", "many_messages"];
+    for (signal, cases) in [Signal::SIGSTOP, Signal::SIGKILL]
+        .into_iter()
+        .flat_map(|signal| [(signal, two_sided), (signal, ONE_SIDED)])
+    {
         let folder = tempfile::tempdir().expect("a folder");
         let mut daemon = Daemon::start(folder.path(), "");
-        let cases = ["all_reduce_4", "all_to_all_4", "thirty_two", "many_messages"];
         let mut command = check(&plugin(), &ENDS, &cases);
         command.env("LAXITY_SOCKET", daemon.socket());
         let mut child = command.stdout(Stdio::piped()).spawn().expect("nccl_check starts");

@@ -337,6 +337,87 @@ static bool many_qps(void) {
     return quiet(base->a.cq, 5);
 }
 
+/* What a thread of NCCL posts for GPUs (RMA_IB_PROXY): for a put with a signal one list of an
+ * unsignaled RDMA WRITE and a FETCH_AND_ADD, at most 256 operations a queue pair, one queue pair a
+ * context, all on one completion queue that is polled for four at a time. Newer releases link the
+ * lists of several operations. NCCL does not repeat a post, so that an error ends the job. */
+enum { CONTEXTS = 4, PUTS = 256, PUT = 6000, SIGNAL = 3 << 20, SCRATCH = SIGNAL + 4096, BATCH = 8 };
+
+static void signalled_put(struct ibv_send_wr *wr, struct ibv_sge *sge, const struct pair *p,
+                          unsigned context, unsigned n) {
+    const size_t at = (n % 64) * CONTEXTS * PUT + context * PUT;
+    const uint64_t id = context * PUTS + n % PUTS;
+    fill_request(wr, sge, &p->a, &p->b, (struct ask){IBV_WR_RDMA_WRITE, at, at, PUT, id, 0, 0});
+    fill_request(wr + 1, sge + 1, &p->a, NULL,
+                 (struct ask){IBV_WR_ATOMIC_FETCH_AND_ADD, SCRATCH + context * 8, 0, 8, id,
+                              IBV_SEND_SIGNALED, 0});
+    wr[1].wr.atomic.remote_addr = (uintptr_t)p->b.buf + SIGNAL + context * 8;
+    wr[1].wr.atomic.rkey = p->b.mr->rkey;
+    wr[1].wr.atomic.compare_add = 1;
+    wr->next = wr + 1;
+}
+
+static bool nccl_rma_batches(struct pair *const p[CONTEXTS], unsigned batch) {
+    enum { TOTAL = PUTS + 64 };
+    unsigned posted[CONTEXTS] = {0}, done[CONTEXTS] = {0};
+    const uint64_t until = now_ns() + 3 * patience_ms() * 1000000u;
+    memset(p[0]->b.buf, 0xbb, SIGNAL);
+    memset(p[0]->b.buf + SIGNAL, 0, CONTEXTS * 8);
+    for (unsigned left = CONTEXTS * TOTAL; left;) {
+        for (unsigned context = 0; context < CONTEXTS; context++) {
+            if (posted[context] + batch > TOTAL || posted[context] + batch - done[context] > PUTS)
+                continue;
+            struct ibv_send_wr wr[2 * BATCH], *bad;
+            struct ibv_sge sge[2 * BATCH];
+            for (unsigned i = 0; i < batch; i++) {
+                signalled_put(wr + 2 * i, sge + 2 * i, p[context], context, posted[context] + i);
+                if (i) wr[2 * i - 1].next = wr + 2 * i;
+            }
+            const int error = post(p[context]->a.qp, wr, &bad);
+            scribble(wr, sizeof wr);
+            scribble(sge, sizeof sge);
+            CHECK(!error, "%s after %u operations, %u of them done", strerror(error),
+                  posted[context], done[context]);
+            posted[context] += batch;
+        }
+        struct ibv_wc wc[4];
+        /* All lists are posted before the first poll, as far as NCCL's bound allows. */
+        const bool full = posted[0] == TOTAL || posted[0] + batch - done[0] > PUTS;
+        const int got = full ? poll_some(p[0]->a.cq, wc, 4) : 0;
+        CHECK(got >= 0, "ibv_poll_cq: %d", got);
+        for (int i = 0; i < got; i++) {
+            const unsigned context = (unsigned)(wc[i].wr_id / PUTS) % CONTEXTS;
+            WC(&wc[i], &p[context]->a, context * PUTS + done[context] % PUTS, IBV_WC_FETCH_ADD, 8);
+            done[context]++;
+            left--;
+            uint64_t signal;
+            memcpy(&signal, p[0]->b.buf + SIGNAL + context * 8, 8);
+            CHECK(signal >= done[context], "context %u: %u done, signal %llu", context,
+                  done[context], (unsigned long long)signal);
+        }
+        CHECK(now_ns() < until, "%u operations are not done", left);
+    }
+    for (unsigned context = 0; context < CONTEXTS; context++) {
+        uint64_t signal;
+        memcpy(&signal, p[0]->b.buf + SIGNAL + context * 8, 8);
+        CHECK(signal == TOTAL, "context %u: signal %llu", context, (unsigned long long)signal);
+    }
+    SAME(p[0]->b.buf, 64 * CONTEXTS * PUT, 31, "put data");
+    return quiet(p[0]->a.cq, 5);
+}
+
+static bool nccl_rma(void) {
+    struct pair *p[CONTEXTS] = {NULL};
+    for (unsigned context = 0; context < CONTEXTS; context++) {
+        struct options options = {.len = 4 << 20, .send_wr = 2 * PUTS, .cqe = CONTEXTS * PUTS};
+        options.share = p[0];
+        p[context] = pair_open(&options);
+        if (!p[context]) return false;
+    }
+    fill(p[0]->a.buf, 64 * CONTEXTS * PUT, 31);
+    return nccl_rma_batches(p, 1) && nccl_rma_batches(p, BATCH);
+}
+
 const struct check queue_checks[] = {
     {"reuse_request", reuse_request},
     {"reuse_freed", reuse_freed},
@@ -348,5 +429,6 @@ const struct check queue_checks[] = {
     {"sq_overflow", sq_overflow},
     {"sq_cycles", sq_cycles},
     {"many_qps", many_qps},
+    {"nccl_rma", nccl_rma},
     {NULL, NULL},
 };

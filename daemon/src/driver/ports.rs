@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use laxity_policy::config::InvalidConfig;
+use laxity_policy::residual;
 use laxity_policy::{
     DomainId, Event, FlowSpec, LinkConfig, LinkSnapshot, Permit, SharedLink, Span, Stage, Time,
 };
@@ -136,8 +137,7 @@ impl DriverPort {
         self.link.set_config(now, config)
     }
 
-    /// Applies a rate below the configured one, and a window that is smaller by as much. Two chunks
-    /// always fit, so that one can be sent while the other completes. Returns whether the rate
+    /// Applies a rate below the configured one, and the window for it. Returns whether the rate
     /// changed.
     pub fn set_rate(&mut self, now: Time, rate: u64) -> bool {
         let (most, window) = self.configured;
@@ -145,9 +145,8 @@ impl DriverPort {
         if self.link.config().rate == rate {
             return false;
         }
-        let scaled = u128::from(window) * u128::from(rate) / u128::from(most.max(1));
-        let least = self.link.config().chunk_bytes.saturating_mul(2).min(window);
-        let window = (scaled as u64).max(least);
+        let chunk = self.link.config().chunk_bytes;
+        let window = residual::window_bytes((most, window), chunk, rate);
         self.link.set_capacity(now, rate, window);
         if let Some(shadow) = &mut self.shadow {
             shadow.set_capacity(now, rate, window);

@@ -29,6 +29,10 @@
 
 use crate::time::{Span, Time};
 
+/// The time between two readings while traffic passes.
+pub const READ_EVERY: Span = Span::from_millis(20);
+/// The time between two readings while the counters are quiet, see [`Capacity::is_quiet`].
+pub const IDLE_EVERY: Span = Span::from_millis(100);
 /// The time constant of the average of foreign rates.
 pub const TIME_CONSTANT: Span = Span::from_millis(200);
 /// How long a peak of foreign traffic counts.
@@ -54,6 +58,8 @@ const READING_MIN: Span = Span::from_millis(1);
 /// Multiple of the rate above which a difference of two counters is a reset, and no traffic. It is
 /// large because the configured rate may be too low.
 const RATES_LIKELY: f64 = 16.0;
+/// Share of a port's rate below which its traffic needs no reading.
+const QUIET_SHARE: u64 = 256;
 /// Bits at which counters wrap: 32-bit counters of bytes, and of words of 4 bytes.
 const WRAPS: [u32; 2] = [32, 34];
 
@@ -103,6 +109,27 @@ pub struct Capacity {
     pub signals: u64,
     /// Whether the counter stands still although own bytes pass the port.
     pub stale: bool,
+}
+
+impl Capacity {
+    /// Reports whether all of the port's `rate` is in force, nothing is taken from it, and too
+    /// little passed since the last reading to need another one.
+    #[must_use]
+    pub const fn is_quiet(&self, rate: u64, passed_bytes: u64) -> bool {
+        let least = rate / QUIET_SHARE;
+        let is_full = self.rate == rate && self.foreign_rate < least && self.lost_rate < least;
+        is_full && passed_bytes < least / 10
+    }
+}
+
+/// Returns the window of a port that has `rate` of its `configured` rate and window in force. The
+/// window is smaller by as much as the rate. Two chunks always fit, so that one can be sent while
+/// the other completes.
+#[must_use]
+pub fn window_bytes(configured: (u64, u64), chunk_bytes: u64, rate: u64) -> u64 {
+    let (most, window) = configured;
+    let scaled = u128::from(window) * u128::from(rate) / u128::from(most.max(1));
+    (scaled as u64).max(chunk_bytes.saturating_mul(2).min(window))
 }
 
 /// The state of one port.

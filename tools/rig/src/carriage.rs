@@ -88,6 +88,8 @@ pub(crate) struct ReportLine {
     pub sends: Vec<Sends>,
     pub work_requests: u64,
     pub passed_work_requests: u64,
+    /// One-sided operations that waited for a permit.
+    pub rma_held: u64,
 }
 
 /// The plugin's counters of one kind of messages.

@@ -320,6 +320,30 @@ pub struct NetworkModel {
     /// Mean time between two bursts of that traffic, in milliseconds.
     #[serde(skip_serializing_if = "is_usual_period")]
     pub ungoverned_period_ms: f64,
+    /// What daemons do about traffic that they did not permit, as `[residual] mode` of `laxityd`.
+    #[serde(skip_serializing_if = "is_default")]
+    pub residual_mode: ResidualChoice,
+    /// The share of a port's rate that scheduled traffic keeps, in thousandths.
+    #[serde(skip_serializing_if = "is_usual_assurance")]
+    pub residual_assured_permille: u16,
+}
+
+/// What daemons do about traffic that they did not permit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ResidualChoice {
+    /// They do nothing. For the outcome this is the same as the mode `measure` of `laxityd`.
+    #[default]
+    Off,
+    /// They lower the rate and the window of a port by it.
+    Follow,
+}
+
+/// The assured share of a port's rate, unless a plan says otherwise. `laxityd` has the same.
+const ASSURED_PERMILLE: u16 = 250;
+
+fn is_usual_assurance(permille: &u16) -> bool {
+    *permille == ASSURED_PERMILLE
 }
 
 /// Mean time between two bursts of ungoverned traffic, unless a plan says otherwise.
@@ -352,6 +376,8 @@ impl Default for NetworkModel {
             latency_us: 10.0,
             ungoverned_share: 0.0,
             ungoverned_period_ms: UNGOVERNED_PERIOD_MS,
+            residual_mode: ResidualChoice::Off,
+            residual_assured_permille: ASSURED_PERMILLE,
         }
     }
 }

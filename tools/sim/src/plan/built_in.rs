@@ -36,6 +36,7 @@ const BUILT_IN: &[BuiltIn] = plans![
     plan "granularity",
     plan "choices",
     plan "where-it-helps",
+    plan "foreign-traffic",
     plan "opponents",
     plan "requests-by-flows",
     plan "scale-2048",

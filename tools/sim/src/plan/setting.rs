@@ -10,7 +10,7 @@ use serde::Deserialize;
 use toml::{Table, Value};
 
 use super::place::{PlanError, SourceLocation};
-use crate::scenario::{Grants, RequestOrder, Scenario};
+use crate::scenario::{Grants, RequestOrder, ResidualChoice, Scenario};
 
 #[derive(Clone, Debug)]
 pub struct Setting {
@@ -28,6 +28,8 @@ static EVERY_FIELD: LazyLock<Table> = LazyLock::new(|| {
     let network = &mut scenario.network;
     (network.ungoverned_share, network.ungoverned_period_ms) = (0.1, 1.0);
     network.peer_window_bytes = network.chunk_bytes;
+    network.residual_mode = ResidualChoice::Follow;
+    network.residual_assured_permille = 500;
     scenario.policy.grants = Grants::Shortest;
     Table::try_from(scenario).expect("a scenario is a TOML table")
 });

@@ -293,7 +293,9 @@ fn network(n: &NetworkModel) -> Checked {
     within("network.p2d_weight", n.p2d_weight, 1e-3..=1e3, "")?;
     within("network.latency_us", n.latency_us, 0.0..=1e7, " µs")?;
     within("network.ungoverned_share", n.ungoverned_share, 0.0..=0.95, "")?;
-    within("network.ungoverned_period_ms", n.ungoverned_period_ms, 0.1..=1e4, " ms")
+    within("network.ungoverned_period_ms", n.ungoverned_period_ms, 0.1..=1e4, " ms")?;
+    let permille = n.residual_assured_permille;
+    within("network.residual_assured_permille", permille, 1..=1000, " thousandths")
 }
 
 fn policy(p: &Policy) -> Checked {
@@ -375,6 +377,7 @@ network.latency_us=-1.0
 policy.grants='shortest'
 network.ungoverned_share=1.0
 network.ungoverned_period_ms=0.0
+network.residual_assured_permille=1001
 policy.levels=17
 policy.threshold_base=1.0
 policy.without=['red'] policy.kind='fair'

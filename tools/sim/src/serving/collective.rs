@@ -277,9 +277,7 @@ impl World<'_> {
             return;
         }
         let bytes = collective.exchange.piece(piece);
-        let passed =
-            (now.since(collective.started).0 as f64 / 1e9 * self.setup.layout.rank_rate) as u64;
-        let left = bytes.saturating_sub(passed);
+        let left = bytes.saturating_sub(self.passed_since(collective.started));
         if left == 0 || self.setup.regime == Regime::Alone {
             return;
         }
@@ -293,6 +291,27 @@ impl World<'_> {
             book = LinkAccounting::Launched(level, left);
         }
         self.send_aggregate(unit, piece, port, left, book);
+    }
+
+    /// Returns the bytes that an idle port of a rank carries from `then` until now.
+    fn passed_since(&self, then: Time) -> u64 {
+        (self.now.since(then).0 as f64 / 1e9 * self.setup.layout.rank_rate) as u64
+    }
+
+    /// Returns the bytes of collectives that have passed a port, and that the network did not
+    /// carry.
+    pub(super) fn counted_bytes(&self, port: PortId) -> u64 {
+        let Some(rank) = self.setup.layout.rank_of_port(port) else { return 0 };
+        let unit = self.setup.layout.unit_of(rank);
+        let first = self.setup.layout.egress(self.setup.layout.ranks_of(unit).start).0;
+        let collective = &self.units[unit as usize].collective;
+        let piece = (port.0 - first) as usize;
+        let is_counted = collective.active && collective.pieces[piece] == Piece::Counted;
+        let under_way = match is_counted && self.setup.regime != Regime::Alone {
+            true => self.passed_since(collective.started).min(collective.exchange.piece(piece)),
+            false => 0,
+        };
+        self.counted[port.0 as usize] + under_way
     }
 
     pub(super) fn collective_drained(&mut self, piece: u32) {
@@ -345,8 +364,7 @@ impl World<'_> {
                 if self.setup.measures_load && piece.is_multiple_of(2) {
                     let host = (first + piece) as u32;
                     let level = self.hosts.collective_level(host, self.now, bytes);
-                    self.hosts.add_in_flight(host, self.now, level, bytes);
-                    self.hosts.remove_in_flight(host, self.now, level, bytes);
+                    self.hosts.note_sent(host, self.now, level, bytes);
                 }
             }
         }

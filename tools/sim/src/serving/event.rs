@@ -20,4 +20,8 @@ pub(super) enum Happening {
     Burst {
         port: u32,
     },
+    /// A server reads the counters of its ports.
+    Reading {
+        server: u32,
+    },
 }

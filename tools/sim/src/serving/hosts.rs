@@ -67,6 +67,8 @@ pub(super) struct Hosts {
     hosts: Vec<Host>,
     /// Number of waiting flows by host. Stored together, because it is read most often.
     waiting: Vec<u32>,
+    /// Bytes that each host permitted.
+    permitted: Vec<u64>,
     /// Class on the wire, by [`Level::row`].
     classes: [u8; Level::ROWS],
     without_layers: bool,
@@ -116,6 +118,7 @@ impl Hosts {
         let hosts = hosts.map_err(|cause| SimError::Policy(cause.to_string()))?;
         Ok(Self {
             waiting: vec![0; hosts.len()],
+            permitted: vec![0; hosts.len()],
             hosts,
             classes: classes(scenario.policy.levels, scenario.network.levels_on_wire),
             without_layers: scenario.policy.without.contains(&Part::Rli),
@@ -157,12 +160,36 @@ impl Hosts {
         let link = &mut self.hosts[host as usize].link;
         let permit = link.peek_permit(now, spec).filter(|permit| permit.last)?;
         link.commit_permit(now, spec, permit);
+        self.permitted[host as usize] += permit.bytes;
         Some(permit)
     }
 
     pub(super) fn add_in_flight(&mut self, host: u32, now: Time, level: Level, bytes: u64) {
         let (stage, all) = (Stage::Collective, PeerId(0));
         self.hosts[host as usize].link.add_in_flight(now, stage, all, level, bytes);
+        self.permitted[host as usize] += bytes;
+    }
+
+    /// Lets the link know of bytes that were sent without it.
+    pub(super) fn note_sent(&mut self, host: u32, now: Time, level: Level, bytes: u64) {
+        self.add_in_flight(host, now, level, bytes);
+        self.permitted[host as usize] -= bytes;
+        self.remove_in_flight(host, now, level, bytes);
+    }
+
+    /// Returns the bytes that a host permitted, and those of them that are in flight.
+    pub(super) fn usage(&self, host: u32) -> (u64, u64) {
+        let host = host as usize;
+        (self.permitted[host], self.hosts[host].link.in_flight_bytes())
+    }
+
+    #[cfg(test)]
+    pub(super) fn rate(&self, host: u32) -> u64 {
+        self.hosts[host as usize].link.config().rate
+    }
+
+    pub(super) fn set_capacity(&mut self, host: u32, now: Time, rate: u64, window_bytes: u64) {
+        self.hosts[host as usize].link.set_capacity(now, rate, window_bytes);
     }
 
     pub(super) fn remove_in_flight(&mut self, host: u32, now: Time, level: Level, bytes: u64) {
@@ -187,6 +214,9 @@ impl Hosts {
 
     pub(super) fn poll(&mut self, host: u32, now: Time) -> Option<Action> {
         let action = self.hosts[host as usize].link.poll_action(now);
+        if let Some(Action::Permit { bytes, .. }) = action {
+            self.permitted[host as usize] += bytes;
+        }
         self.recount(host);
         action
     }

@@ -109,6 +109,11 @@ impl Layout {
         PortId(2 * rank + 1)
     }
 
+    /// Reports whether a rank sends by this port.
+    pub(super) const fn is_egress(&self, port: PortId) -> bool {
+        port.0 < 2 * self.ranks && port.0.is_multiple_of(2)
+    }
+
     pub(super) const fn decode_ingress(&self, decode: u32) -> PortId {
         PortId(2 * self.ranks + decode)
     }
@@ -128,6 +133,26 @@ impl Layout {
 
     fn server_of_decode(&self, decode: u32) -> u32 {
         self.prefill_servers + decode / self.decodes_per_server
+    }
+
+    /// Returns the number of servers with ranks, prefill servers first.
+    pub(super) const fn servers(&self) -> u32 {
+        self.prefill_servers + self.decodes / self.decodes_per_server
+    }
+
+    /// Returns the ports of a server's NICs. A prefill server without a unit has none.
+    pub(super) fn ports_of_server(&self, server: u32) -> core::ops::Range<u32> {
+        let ranks = 2 * self.ranks;
+        match server.checked_sub(self.prefill_servers) {
+            None => {
+                let first = 2 * server * self.ranks_per_server;
+                first.min(ranks)..(first + 2 * self.ranks_per_server).min(ranks)
+            }
+            Some(server) => {
+                let first = ranks + server * self.decodes_per_server;
+                first..first + self.decodes_per_server
+            }
+        }
     }
 
     pub(super) fn ranks_of(&self, unit: u32) -> core::ops::Range<u32> {

@@ -30,6 +30,7 @@ mod prefixes;
 #[cfg(test)]
 mod regressions;
 mod request;
+mod residual;
 #[cfg(test)]
 mod routed;
 mod router;

@@ -5,7 +5,7 @@
 //! lasts `ungoverned_share` of the period, at a pseudo-random place within it, so that ports are
 //! independent of each other and of the policy. Two bursts of a port never overlap.
 //!
-//! Daemons do not learn of it: their rate of the port stays that of the NIC.
+//! Daemons learn of it only by their counters (see `residual`).
 
 use laxity_policy::Time;
 

@@ -14,6 +14,7 @@ use super::measure::Measure;
 use super::order::Coordinator;
 use super::prefixes::Prefixes;
 use super::request::{self, RequestState};
+use super::residual::WatchedPort;
 use super::router::{PrefixSource, Router};
 use super::setup::Setup;
 use super::unit::PrefillUnit;
@@ -67,6 +68,8 @@ pub(super) struct World<'a> {
     pub(super) sources: Vec<PrefixSource>,
     pub(super) flows: Flows,
     pub(super) receivers: Receivers,
+    /// Ports whose counters are read, if any are.
+    pub(super) watched: Vec<WatchedPort>,
     pub(super) measure: Measure,
     pub(super) arrived: usize,
 }
@@ -117,6 +120,7 @@ impl<'a> World<'a> {
             sources: Vec::new(),
             flows: Flows::default(),
             receivers: Receivers::new(2 * layout.ranks + layout.decodes),
+            watched: Vec::new(),
             measure: Measure::after(list[warm_up.min(list.len() - 1)].arrival),
             arrived: 0,
             setup,
@@ -133,6 +137,7 @@ impl<'a> World<'a> {
     pub(super) fn run_observed(&mut self, mut look: impl FnMut(&Self)) {
         self.agenda.push(self.requests[0].arrival, Happening::Arrival);
         self.schedule_bursts();
+        self.schedule_readings();
         while self.measure.served < self.requests.len() as u64 {
             let drained = self.network.next_end(self.now);
             let next = match (drained, self.agenda.next()) {
@@ -151,7 +156,9 @@ impl<'a> World<'a> {
                 look(self);
             }
             while let Some(happening) = self.agenda.pop(self.now) {
-                self.measure.events += 1;
+                // Readings are no work of the cluster.
+                let is_reading = matches!(happening, Happening::Reading { .. });
+                self.measure.events += u64::from(!is_reading);
                 self.happens(happening);
                 look(self);
             }
@@ -172,6 +179,7 @@ impl<'a> World<'a> {
             }
             Happening::Delivered { flow } => self.delivered(flow),
             Happening::Burst { port } => self.burst(port),
+            Happening::Reading { server } => self.read_counters(server),
         }
     }
 

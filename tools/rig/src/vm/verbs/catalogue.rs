@@ -215,17 +215,21 @@ fn checks(programs: &Programs, gid: u32) -> Vec<Program> {
         all_cross: true,
         ..program(name, line, Through::Preload)
     };
+    // The program takes options before the subtests.
+    let options_first = |mut program: Program| {
+        let gid_option = program.client.argv.split_off(program.client.argv.len() - 2);
+        program.client.argv.splice(1..1, gid_option);
+        program
+    };
     // While a work request waits, the library counts the free entries of the send queue. SoftRoCE's
     // provider accepts more than it announces, so all work requests have to wait here.
     let strict = "verbs_check --strict-sq sq_overflow wr_overflow";
-    let mut tight = program("send_queue_full", strict, Through::Preload);
-    // The program takes options before the subtests.
-    let gid_option: Vec<String> = tight.client.argv.split_off(tight.client.argv.len() - 2);
-    tight.client.argv.splice(1..1, gid_option);
+    let mut tight = options_first(program("send_queue_full", strict, Through::Preload));
     tight.client = tight.client.with("LAXITY_SOCKET", TIGHT_SOCKET);
     vec![
         nccl("dlopen", "dlopen_check"),
         nccl("late_dlopen", "dlopen_check --late"),
+        options_first(nccl("nccl_rma_ib_proxy", "verbs_check nccl_rma")),
         program("verbs_check", "verbs_check", Through::Run),
         tight,
     ]

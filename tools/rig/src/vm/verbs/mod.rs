@@ -8,6 +8,7 @@
 //! faults.rs     SIGKILL of the daemon and of applications; valgrind and the address sanitizer
 //! campaign.rs   a fault campaign: many faults at a time, from a seed
 //! plugin.rs     the NCCL plugin, driven as NCCL does, on the same devices
+//! paths.rs      the map of RDMA paths, against programs that run
 //! pyverbs.rs    pyverbs' own test suite, with the library and without
 //! case.rs       the result of one case
 //! report.rs     all of it as JSON and as a table
@@ -26,6 +27,7 @@ mod catalogue;
 mod daemon;
 mod faults;
 mod pair;
+mod paths;
 pub mod plugin;
 pub mod prepare;
 mod program;

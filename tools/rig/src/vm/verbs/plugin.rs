@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::Lab;
 use super::case::CaseReport;
 use super::daemon::COLLECTIVE;
+use super::paths;
 use super::program::patience;
 use super::wire::Capture;
 use crate::carriage::{ReportLine, Sends};
@@ -30,9 +31,11 @@ struct Group {
     scheduled: bool,
 }
 
+const ONE_SIDED_UNDER_DAEMON: &str = "nccl_one_sided_under_daemon";
+
 /// Cases of `nccl_check` that concern a network, by topic. One version of the interface is enough
 /// unless a group says otherwise. Cases that need no guest (symbols, profilers) are tested outside.
-const GROUPS: [Group; 6] = [
+const GROUPS: [Group; 7] = [
     Group {
         name: "nccl_versions",
         versions: &["all"],
@@ -72,14 +75,28 @@ const GROUPS: [Group; 6] = [
         name: "nccl_under_daemon",
         versions: &["8", "12"],
         cases: "sizes in_order thirty_two refused all_reduce_4 all_to_all_4 closed_by_receiver \
-            sender_killed receiver_killed one_sided_16",
+            sender_killed receiver_killed",
+        scheduled: true,
+    },
+    Group {
+        name: ONE_SIDED_UNDER_DAEMON,
+        versions: &["12"],
+        cases: "one_sided_14 one_sided_15 one_sided_16 one_sided_killed",
         scheduled: true,
     },
 ];
 
-pub(super) const NAMES: [&str; 8] = [
-    GROUPS[0].name, GROUPS[1].name, GROUPS[2].name, GROUPS[3].name, GROUPS[4].name, GROUPS[5].name,
-    "nccl_scheduled", "nccl_preloaded",
+pub(super) const NAMES: [&str; 10] = [
+    GROUPS[0].name,
+    GROUPS[1].name,
+    GROUPS[2].name,
+    GROUPS[3].name,
+    GROUPS[4].name,
+    GROUPS[5].name,
+    GROUPS[6].name,
+    "nccl_scheduled",
+    "nccl_preloaded",
+    paths::NAME,
 ];
 
 /// Factor on the harness's time limits, because the emulated machine may have other load.
@@ -94,7 +111,7 @@ fn text(path: &Path) -> String {
     path.display().to_string()
 }
 
-fn task(lab: &Lab<'_>, nccl: &Nccl, program: &str, line: &str) -> GuestTask {
+pub(super) fn task(lab: &Lab<'_>, nccl: &Nccl, program: &str, line: &str) -> GuestTask {
     let mut argv = vec![text(&nccl.checks.join(program)), "--plugin".into(), text(&nccl.plugin)];
     argv.extend(line.split_whitespace().map(str::to_owned));
     let mut task = lab.guest.task(argv, LIMIT);
@@ -119,6 +136,7 @@ pub(super) fn run(name: &str, lab: &Lab<'_>, case: &mut CaseReport) -> Result<()
     match name {
         "nccl_scheduled" => rounds(lab, nccl, None, case),
         "nccl_preloaded" => rounds(lab, nccl, Some(&lab.programs.library), case),
+        paths::NAME => paths::run(lab, nccl, case),
         _ => Err(LabError::Plan(format!("no case `{name}`"))),
     }
 }
@@ -128,9 +146,11 @@ fn check(lab: &Lab<'_>, nccl: &Nccl, group: &Group, case: &mut CaseReport) -> Re
     let versions: Vec<String> = group.versions.iter().map(|v| format!("-v {v}")).collect();
     let line = format!("-d 0 -e 1 -s {SLOW} {} {}", versions.join(" "), group.cases);
     let mut task = task(lab, nccl, "nccl_check", &line);
-    if !group.scheduled {
-        task.env.push(("LAXITY_MODE".into(), "off".into()));
-    }
+    let _ = fs::remove_file(REPORT);
+    task.env.push(match group.scheduled {
+        true => ("LAXITY_REPORT".into(), REPORT.into()),
+        false => ("LAXITY_MODE".into(), "off".into()),
+    });
     let report = task.start()?.wait();
     for line in report.stdout.lines() {
         if line.starts_with("ok") {
@@ -149,7 +169,22 @@ fn check(lab: &Lab<'_>, nccl: &Nccl, group: &Group, case: &mut CaseReport) -> Re
         return Err(LabError::program("nccl_check", how));
     }
     case.seen = format!("{} of {} cases", case.cases, cases * versions);
+    if group.name == ONE_SIDED_UNDER_DAEMON {
+        let held: u64 = reports()?.iter().map(|line| line.rma_held).sum();
+        case.check(held > 0, "no one-sided operation waited for a permit");
+        case.seen += &format!(", {held} operations waited");
+    }
     Ok(())
+}
+
+/// Returns the lines that the processes of a case left in [`REPORT`].
+fn reports() -> Result<Vec<ReportLine>, LabError> {
+    let text = fs::read_to_string(REPORT).map_err(LabError::file("reading the report", REPORT))?;
+    let line = |line: &str| {
+        serde_json::from_str(line)
+            .map_err(|error| LabError::unreadable(format!("a report: {line}"), error))
+    };
+    text.lines().map(line).collect()
 }
 
 /// Runs an all-to-all under the daemon. Every byte must be under a permit and in the class of
@@ -191,15 +226,8 @@ fn rounds(
     if !case.failures.is_empty() {
         return Ok(());
     }
-    let text = fs::read_to_string(REPORT).map_err(LabError::file("reading the report", REPORT))?;
-    let reports = (text.lines())
-        .map(|line| {
-            serde_json::from_str(line)
-                .map_err(|error| LabError::unreadable(format!("a report: {line}"), error))
-        })
-        .collect::<Result<Vec<ReportLine>, LabError>>()?;
     let (plugin, shim): (Vec<_>, Vec<_>) =
-        reports.into_iter().partition(|line| line.library == "nccl-net");
+        reports()?.into_iter().partition(|line| line.library == "nccl-net");
     check_sends(&plugin, RANKS, RANKS * (RANKS - 1) * ROUNDS * BYTES, case);
     let classes: Vec<u8> = crossed.connected.iter().copied().collect();
     let why = format!("on the wire were DSCPs {classes:?}, not {COLLECTIVE} alone");
