@@ -79,9 +79,11 @@ pub struct Config {
     /// Limits of the coordinator.
     pub limits: Limits,
     /// The server's certificates. Without them, peers do not authenticate.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub tls: Option<TlsConfig>,
     /// The etcd cluster by which several coordinators elect a leader. Without it, there is only
     /// one.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub etcd: Option<EtcdConfig>,
     /// Sets of hosts that share ids.
     pub tenant: Vec<TenantConfig>,
@@ -106,6 +108,7 @@ pub struct PolicyConfig {
     /// How far RED has to move before daemons get a new rank.
     pub rank_margin: Nanos,
     /// Weight of each finished batch in the correction of estimates. Default: the policy's.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub correction_permille: Option<u16>,
 }
 

@@ -19,6 +19,7 @@ pub struct TenantConfig {
     pub trust_members: bool,
     /// Maximum number of its requests that are pruned at a time. By default it shares
     /// `policy.drop_budget` with the other tenants that have none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub drop_budget: Option<usize>,
 }
 

@@ -48,13 +48,13 @@ pub type ConfigInForce = Arc<ArcSwap<Config>>;
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
     /// How far Laxity takes part.
-    #[serde(with = "names::ConfigMode")]
+    #[serde(with = "names::mode_name")]
     pub mode: Mode,
     /// The policy of all ports.
     #[serde(with = "names::policy_name")]
     pub policy: PolicyKind,
     /// What clients do to the traffic classes of their queue pairs and connections.
-    #[serde(with = "names::ConfigMarking")]
+    #[serde(with = "names::marking_name")]
     pub marking: Marking,
     /// The socket that clients register at.
     pub socket: PathBuf,
@@ -64,6 +64,7 @@ pub struct Config {
     pub metrics: String,
     /// The objective on the time to first token of requests without a deadline of their own. It
     /// counts from the first record of the request.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub slo_ttft: Option<Nanos>,
     /// The log filter: a level, or directives such as `info,laxity_daemon::driver=debug`.
     pub log: String,
@@ -113,6 +114,7 @@ pub struct SchedulerConfig {
     /// duration of a wake-up is best. 0 suits machines with fewer cores than daemons and clients.
     pub spin_us: u64,
     /// The core that the thread is pinned to.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub cpu: Option<usize>,
     /// Lanes per client. Each thread that submits uses one.
     pub lanes: u16,
@@ -122,6 +124,7 @@ pub struct SchedulerConfig {
     pub clients_max: usize,
     /// Maximum number of attached processes of one user other than root. Default: half of
     /// `clients_max`. A sixteenth of all places is reserved for root.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub clients_per_uid_max: Option<usize>,
     /// Maximum number of flows of one process that are submitted and not completed. Flows beyond
     /// that are permitted at once, without scheduling.
@@ -192,7 +195,7 @@ pub struct TuningConfig {
     /// The share of a port that is reserved for the scavenger, in thousandths.
     pub scavenger_permille: u16,
     /// What `fair`, `sjf`, `edf` and `edf_low` treat as one unit: `flow` or `coflow`.
-    #[serde(with = "names::ConfigGranularity")]
+    #[serde(with = "names::granularity_name")]
     pub granularity: Granularity,
     /// The laxity below which `tent_edf` promotes a flow.
     pub slack_threshold: Nanos,
@@ -217,10 +220,13 @@ pub struct NicConfig {
     /// The rate of each direction, or `"auto"`: as the kernel has it.
     pub rate: NicRate,
     /// The chunk. Default: what the port carries in 100 µs, as a power of two, 64 KiB to 1 MiB.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub chunk: Option<Bytes>,
     /// The window. Default: four chunks.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub window: Option<Bytes>,
     /// Bytes in flight to one known peer under `laxity`. Default: no bound.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub peer_window: Option<Bytes>,
     /// Addresses of the NIC for other hosts. Default: the kernel's, or all for the name `default`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
