@@ -22,7 +22,7 @@ pub const CONFIG_BYTES_MAX: u64 = 1 << 20;
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
     /// The operating system returned an error.
-    #[error("{0}")]
+    #[error(transparent)]
     Io(#[from] io::Error),
     /// The path names something that has no length, or no end.
     #[error("it is {kind}; a regular file is needed")]

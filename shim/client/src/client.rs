@@ -46,8 +46,7 @@ const ENDED_RETRY_NS: u64 = 10_000_000;
 pub(crate) const LOCK_PATIENCE: Duration = Duration::from_millis(50);
 /// Longest wait of a submit for a lock in a forked child, where the holder may not exist.
 const LOCK_PATIENCE_FORKED: Duration = Duration::from_millis(1);
-/// Time between attempts to take a lock that was not free in time. In a forked child it is
-/// `reattach_every`.
+/// Time between attempts to take a lock that was held. In a forked child, `reattach_every`.
 const LOCK_RETRY_NS: u64 = 10_000_000;
 
 #[derive(Debug)]

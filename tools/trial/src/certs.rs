@@ -110,7 +110,7 @@ pub enum CertsError {
     #[error("{path}: {problem}; take a new folder, or put ca.crt and ca.key of the CA that is \
         meant there", path = .path.display())]
     Authority { path: PathBuf, problem: String },
-    #[error("cannot make a certificate: {0}")]
+    #[error("cannot make a certificate")]
     Make(#[from] rcgen::Error),
 }
 

@@ -298,6 +298,8 @@ impl Daemon {
     pub(super) fn limit_group(&mut self) -> Result<(), LabError> {
         if let Some(process) = self.pid() {
             self.memory_is_short = true;
+            // The folder is that of the process. An earlier group has to be gone.
+            self.group = None;
             self.group = Some(MemoryGroup::around(process)?);
         }
         Ok(())

@@ -399,10 +399,13 @@ class Initiator:
 
     def lose_thread(self, queue, lost):
         """Submits, and ends its own thread without a word to Mooncake or Laxity. Nobody asks for the ends."""
-        for number in range(3):
-            self.outlet.put(b"S", queue, number, 64)
-            self.engine.transfer_submit_write(self.peer, *self.place(LOST_SLOT), 64)
-        self.outlet.put(b"X", queue)
+        try:
+            for number in range(3):
+                self.outlet.put(b"S", queue, number, 64)
+                self.engine.transfer_submit_write(self.peer, *self.place(LOST_SLOT), 64)
+            self.outlet.put(b"X", queue)
+        except BaseException as error:
+            self.outlet.end_wrong(f"queue {queue}: {error!r}")
         lost.set()
         LIBC.syscall(SYS_EXIT, 0)
 

@@ -42,7 +42,7 @@ impl Drop for MemoryGroup {
         for file in ["memory.high", "memory.max"] {
             let _ = fs::write(self.folder.join(file), "max");
         }
-        // The process may have ended, and its group can't be removed while it does.
+        // A group with a process can't be removed. The process may have ended.
         let _ = fs::write(Path::new(GROUPS).join("cgroup.procs"), self.process.to_string());
         let _ = fs::remove_dir(&self.folder);
     }

@@ -79,8 +79,8 @@ impl OpenSet {
 struct Offer {
     head: Head,
     payload: Arc<Vec<u8>>,
-    /// The class of the first part that was given. On a connection of another class, the others
-    /// would arrive without it.
+    /// The class of the first part that was given. Each class has a connection, and parts on two
+    /// connections can arrive in another order.
     class: Option<u8>,
 }
 

@@ -186,6 +186,6 @@ pub(crate) mod tests {
         let many = Moe { experts: 2, per_token: 3 };
         let mut shape = tiny(true);
         shape.moe = Some(many);
-        assert!(shape.check().unwrap_err().to_string().contains("at most"));
+        assert!(shape.check().unwrap_err().to_string().contains("only 2 experts"));
     }
 }

@@ -70,7 +70,7 @@ pub(super) fn run(lab: &Lab<'_>, nccl: &Nccl, case: &mut CaseReport) -> Result<(
         (rank, "nccl_rounds", "ncclNet", "ordered", by_plugin),
     ]
     .map(|(running, name, path, laxity, why)| Expected { running, name, path, laxity, why });
-    await_clients(&mut programs)?;
+    programs.iter_mut().try_for_each(await_begin)?;
     // Nothing limits what it sends. The emulated processors have to do other work now.
     programs[1].running.signal(Signal::SIGSTOP);
     for command in ["doctor", "status"] {
@@ -111,20 +111,28 @@ fn perftest(lab: &Lab<'_>, is_preloaded: bool) -> Result<(Running, Running), Lab
     Ok((start(&program.client)?, server))
 }
 
-/// Waits until the programs that are to be ordered are clients of the daemon.
-fn await_clients(programs: &mut [Expected]) -> Result<(), LabError> {
+/// Waits until a program that is to be ordered is a client of the daemon, and another one has a
+/// device open.
+fn await_begin(program: &mut Expected) -> Result<(), LabError> {
     let give_up = Instant::now() + PATIENCE;
-    for program in programs.iter_mut().filter(|program| program.laxity == "ordered") {
-        let pid = program.running.id();
-        while !status()?.clients.iter().any(|it| it.pid == pid && it.submitted_bytes > 0) {
-            if !program.running.is_running() || Instant::now() > give_up {
-                let how = format!("submits nothing; it said {}", program.running.said());
-                return Err(LabError::program(program.name, how));
-            }
-            std::thread::sleep(Duration::from_millis(50));
+    let pid = program.running.id();
+    let is_client = || -> Result<bool, LabError> {
+        Ok(status()?.clients.iter().any(|it| it.pid == pid && it.submitted_bytes > 0))
+    };
+    while !(if program.laxity == "ordered" { is_client()? } else { has_device(pid) }) {
+        if !program.running.is_running() || Instant::now() > give_up {
+            let how = format!("does not begin; it said {}", program.running.said());
+            return Err(LabError::program(program.name, how));
         }
+        std::thread::sleep(Duration::from_millis(50));
     }
     Ok(())
+}
+
+fn has_device(pid: u32) -> bool {
+    let files = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+    let mut targets = files.filter_map(|file| fs::read_link(file.path()).ok());
+    targets.any(|target| target.to_string_lossy().contains("uverbs"))
 }
 
 fn compare(command: &str, program: &Expected, map: &ShownMap, case: &mut CaseReport) {
