@@ -199,7 +199,7 @@ pub(crate) fn profiles() -> Vec<Finding> {
     let mut findings: Vec<Finding> = broken
         .map(|error| {
             Finding::error("profile", error.to_string()).because(
-                "`laxity run` refuses it, and a running job that names it uses the profile `default`",
+                "`laxity run` refuses it, and a running job that names it uses `default` instead",
             )
         })
         .collect();
