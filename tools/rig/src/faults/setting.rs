@@ -208,7 +208,7 @@ impl Setting {
             match PathPrograms::find(path) {
                 Ok(found) => drop(programs.insert(path, found)),
                 Err(needs) => {
-                    lacks.push(Lack { what: path.to_owned(), next_step: needs.to_owned() })
+                    lacks.push(Lack { what: path.to_owned(), next_step: needs.to_owned() });
                 }
             }
         }
