@@ -127,7 +127,7 @@ fn a_client_registers_and_gets_a_region_and_an_eventfd() {
     assert!(registration::wait_readable(client.as_fd(), Duration::from_secs(5)));
     let welcome = receive_reply(client.as_fd()).expect("valid").expect("arrived");
     assert_eq!(welcome.geometry, SMALL);
-    let region = Region::map(welcome.memfd, welcome.geometry).expect("maps");
+    assert!(Region::map(welcome.memfd, welcome.geometry).is_ok());
     registration::wake(welcome.eventfd.as_fd());
     assert!(registration::wait_readable(served.eventfd(), Duration::from_secs(5)));
     registration::drain(served.eventfd());
