@@ -181,7 +181,7 @@ unsafe fn connect_by(
         // SAFETY: upheld by the caller. Bytes need no alignment.
         let mut bytes = unsafe { handle.read() };
         let made = plugin::get()?.connect(&context, device, &mut bytes);
-        // SAFETY: as above.
+        // SAFETY: the caller says that the handle has these bytes. They need no alignment.
         unsafe { handle.write(bytes) };
         Ok(made?.map(|comm| Arc::into_raw(comm).cast_mut().cast()))
     };

@@ -106,7 +106,7 @@ unsafe fn pointing(
         // SAFETY: upheld by the caller.
         unsafe { out.write(ptr::null_mut()) };
         let made = body()?.unwrap_or(ptr::null_mut());
-        // SAFETY: as above.
+        // SAFETY: `out` is not null, and the caller says that it can be written.
         unsafe { out.write(made) };
         Ok(())
     })

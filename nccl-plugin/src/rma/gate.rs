@@ -65,7 +65,8 @@ pub(crate) enum RmaOperation {
 /// rank. Never blocks.
 pub(crate) trait Wire: Send + Sync {
     fn post(&self, context: usize, rank: usize, operation: RmaOperation, part: RequestPart);
-    /// Handles completions.
+    /// Looks for operations that have completed, and ends their requests. Each test of a request
+    /// calls it.
     fn progress(&self) {}
     /// Whether a rank of the group was lost.
     fn has_failed(&self) -> bool;

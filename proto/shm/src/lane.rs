@@ -75,7 +75,7 @@ pub struct LaneMemory {
 // SAFETY: the pointers lead into memory that `_keep` keeps in place. That memory consists of
 // atomics, which any thread may access. The two constructors uphold this.
 unsafe impl Send for LaneMemory {}
-// SAFETY: as above; `&LaneMemory` gives out `&` to atomics only.
+// SAFETY: `&LaneMemory` gives out references to atomics only, in memory that `_keep` keeps.
 unsafe impl Sync for LaneMemory {}
 
 impl LaneMemory {

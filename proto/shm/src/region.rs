@@ -72,7 +72,7 @@ pub struct Region {
 // SAFETY: `Region` owns its mapping. Everything in it is accessed as atomics only, through shared
 // references, which any thread may do.
 unsafe impl Send for Region {}
-// SAFETY: as above.
+// SAFETY: `&Region` gives out references to atomics only, which threads may share.
 unsafe impl Sync for Region {}
 
 /// Seals that the daemon sets. `F_SEAL_WRITE` is not among them, because both sides write.
@@ -236,7 +236,7 @@ pub struct HeaderRef {
 
 // SAFETY: a pointer to atomics in a mapping that `_region` keeps alive.
 unsafe impl Send for HeaderRef {}
-// SAFETY: as above.
+// SAFETY: `&HeaderRef` gives out `&Header` only, which consists of atomics.
 unsafe impl Sync for HeaderRef {}
 
 impl HeaderRef {

@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn without_foreign_traffic_following_it_changes_nothing() {
+    fn without_foreign_traffic_and_reuse_following_changes_nothing() {
         for kind in [PolicyKind::Sjf, PolicyKind::Mfs, PolicyKind::Laxity] {
             let mut scenario = scenario(kind, 0.0, 5.0);
             let follows = run(&scenario, &prompts());
