@@ -11,7 +11,7 @@
 use std::io::ErrorKind;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 use std::time::{Duration, Instant};
 
 use laxity_shm::fork::ForkGuard;
@@ -22,6 +22,7 @@ use laxity_shm::registration::{self, Reason, RegistrationError};
 use laxity_shm::sleep::Clock;
 
 use crate::lane::Lane;
+use crate::locks::{LOCK_PATIENCE, LOCK_PATIENCE_FORKED, shortly};
 use crate::options::Options;
 use crate::owners::PortOwners;
 use crate::session::{Session, greet};
@@ -41,11 +42,6 @@ const BACKLOG_RETRY_NS: u64 = 1_000_000;
 const REFUSED_FACTOR: u64 = 40;
 /// Time before another attempt if the daemon that was asked ends. The next one may be there.
 const ENDED_RETRY_NS: u64 = 10_000_000;
-/// Longest wait of a submit for a lock. A thread that holds one does not block, so an interrupted
-/// holder frees the lock within a few time slices of a busy CPU.
-pub(crate) const LOCK_PATIENCE: Duration = Duration::from_millis(50);
-/// Longest wait of a submit for a lock in a forked child, where the holder may not exist.
-const LOCK_PATIENCE_FORKED: Duration = Duration::from_millis(1);
 /// Time between attempts to take a lock that was held. In a forked child, `reattach_every`.
 const LOCK_RETRY_NS: u64 = 10_000_000;
 
@@ -101,37 +97,6 @@ pub(crate) struct Core {
 struct Registry {
     living: Vec<Arc<LaneCounters>>,
     gone: Stats,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // The data under these locks is valid after every statement, so a panic leaves them usable.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn read<T>(lock: &RwLock<T>) -> RwLockReadGuard<'_, T> {
-    lock.read().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Takes a lock for a submit, which must not block. It waits for a short use by another thread,
-/// since otherwise a flow would be bypassed although there is a daemon. The wait ends after
-/// `patience`, because the holder may be attaching, or not exist in a forked child.
-pub(crate) fn shortly<G>(
-    patience: impl Fn() -> Duration,
-    mut try_lock: impl FnMut() -> Result<G, TryLockError<G>>,
-) -> Option<G> {
-    let mut give_up = None;
-    loop {
-        match try_lock() {
-            Ok(guard) => return Some(guard),
-            Err(TryLockError::Poisoned(poisoned)) => return Some(poisoned.into_inner()),
-            Err(TryLockError::WouldBlock) => {}
-        }
-        let now = Instant::now();
-        if now > *give_up.get_or_insert_with(|| now + patience()) {
-            return None;
-        }
-        std::thread::yield_now();
-    }
 }
 
 /// A process's attachment to laxityd. Clones share the attachment and are cheap.
@@ -192,27 +157,31 @@ impl Client {
     /// Returns the reason why the last daemon refuses this process, such as another version. The
     /// client asks again from time to time.
     pub fn refusal(&self) -> Option<String> {
-        read(&self.core.attachment).refusal.clone()
+        self.core.attachment()?.refusal.clone()
     }
 
     /// Returns a lane for one thread. Without a daemon or a free lane, its flows are bypassed until
     /// a later submit finds one.
     pub fn lane(&self) -> Lane {
         let counters = Arc::new(LaneCounters::default());
-        lock(&self.core.lanes).living.push(Arc::clone(&counters));
+        if let Some(mut registry) = self.core.registry() {
+            registry.living.push(Arc::clone(&counters));
+        }
         Lane::new(Arc::clone(&self.core), counters)
     }
 
-    /// Returns the sum of all lanes' counters.
+    /// Returns the sum of all lanes' counters. In a forked child, those are 0 whose lock another
+    /// thread of the parent held at the fork.
     pub fn stats(&self) -> Stats {
-        let registry = lock(&self.core.lanes);
-        let mut stats = registry.gone;
-        for lane in &registry.living {
-            lane.add_to(&mut stats);
+        let mut stats = Stats::default();
+        if let Some(registry) = self.core.registry() {
+            stats = registry.gone;
+            for lane in &registry.living {
+                lane.add_to(&mut stats);
+            }
         }
-        drop(registry);
         let now = self.core.clock.now_ns();
-        let attachment = read(&self.core.attachment);
+        let Some(attachment) = self.core.attachment() else { return stats };
         stats.reattaches = attachment.attached.saturating_sub(1);
         let detached_ns = match &attachment.phase {
             // A process whose flows never wait may not have noticed the loss yet.
@@ -274,14 +243,31 @@ impl Client {
 }
 
 impl Core {
+    /// Locks the attachment. Returns `None` in a forked child if another thread held the lock.
+    fn attachment(&self) -> Option<RwLockReadGuard<'_, Attachment>> {
+        if self.is_forked() {
+            return shortly(|| LOCK_PATIENCE_FORKED, || self.attachment.try_read());
+        }
+        // The data is valid after every statement, so a panic leaves it usable.
+        Some(self.attachment.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Locks the list of lanes in the same way as [`Core::attachment`].
+    fn registry(&self) -> Option<MutexGuard<'_, Registry>> {
+        if self.is_forked() {
+            return shortly(|| LOCK_PATIENCE_FORKED, || self.lanes.try_lock());
+        }
+        Some(self.lanes.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
     /// Returns the session, if there is one and it was not lost.
     fn live_session(&self) -> Option<Arc<Session>> {
-        read(&self.attachment).live_session()
+        self.attachment()?.live_session()
     }
 
     /// Returns the session, or the last one while its flows wait for the next daemon.
     fn latest(&self) -> Option<Arc<Session>> {
-        let attachment = read(&self.attachment);
+        let attachment = self.attachment()?;
         attachment.live_session().or_else(|| attachment.inherited())
     }
 
@@ -383,7 +369,7 @@ impl Core {
     }
 
     pub(crate) fn retire(&self, counters: &Arc<LaneCounters>) {
-        let mut registry = lock(&self.lanes);
+        let Some(mut registry) = self.registry() else { return };
         registry.living.retain(|lane| !Arc::ptr_eq(lane, counters));
         counters.add_to(&mut registry.gone);
     }

@@ -23,6 +23,7 @@ pub mod ffi;
 pub mod hints;
 mod lane;
 mod lane_binding;
+mod locks;
 pub mod memory;
 mod options;
 mod owners;

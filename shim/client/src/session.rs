@@ -12,7 +12,7 @@ use laxity_shm::region::Region;
 use laxity_shm::registration::{self, Hello, RegistrationError, Welcome};
 use laxity_shm::sleep::{Clock, register};
 
-use crate::client::{LOCK_PATIENCE, shortly};
+use crate::locks::{LOCK_PATIENCE, shortly};
 use crate::options::Options;
 
 /// Longest time that flows wait for the next daemon after one that handed its clients over.

@@ -2,7 +2,7 @@
 
 mod daemon;
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use daemon::{TestDaemon, eventually};
@@ -139,6 +139,68 @@ fn a_child_holds_no_socket_on_which_its_parent_waits_for_an_answer() {
     drop(client);
     eventually("the daemon sees the parent leave", || registration::is_hung_up(socket.as_fd()));
     drop(child);
+}
+
+/// Waits for a child, and returns its exit code. Returns `None` if it does not end within 10 s.
+fn end_of(child: libc::pid_t) -> Option<i32> {
+    let end = Instant::now() + Duration::from_secs(10);
+    let mut status = 0;
+    // SAFETY: the process is this one's child, which was not waited for yet.
+    while unsafe { libc::waitpid(child, &raw mut status, libc::WNOHANG) } == 0 {
+        if Instant::now() > end {
+            // SAFETY: it still was not waited for.
+            unsafe {
+                libc::kill(child, libc::SIGKILL);
+                libc::waitpid(child, &raw mut status, 0);
+            }
+            return None;
+        }
+        std::thread::sleep(Duration::from_micros(100));
+    }
+    Some(libc::WEXITSTATUS(status))
+}
+
+#[test]
+fn a_child_does_not_wait_for_locks_that_threads_of_its_parent_held() {
+    const FORKS: u32 = 300;
+    let folder = tempfile::tempdir().expect("a folder");
+    // Nobody listens, so each new lane takes all locks.
+    let client = Client::attach(laxity_client::Options {
+        socket: folder.path().join("laxityd.sock"),
+        reattach_every: Duration::ZERO,
+        ..laxity_client::Options::default()
+    });
+    let stop = AtomicBool::new(false);
+    let hung = std::thread::scope(|threads| {
+        for _ in 0..2 {
+            threads.spawn(|| {
+                while !stop.load(Ordering::Relaxed) {
+                    drop(client.lane());
+                    client.stats();
+                }
+            });
+        }
+        let hung = (0..FORKS).find(|_| {
+            // SAFETY: the child ends by _exit. glibc handles the locks of malloc, and those of the
+            // library are what is tested.
+            let pid = unsafe { libc::fork() };
+            assert!(pid >= 0, "fork");
+            if pid == 0 {
+                let mut lane = client.lane();
+                let mut ticket = lane.submit(&flow(5));
+                let permit = lane.wait(&mut ticket);
+                drop(lane);
+                let _ = (client.is_attached(), client.refusal(), client.stats());
+                let _ = (client.dscp(1), client.nic("mlx5_0"));
+                // SAFETY: the call ends the child without the parent's destructors.
+                unsafe { libc::_exit(i32::from(permit.bytes != 5)) };
+            }
+            end_of(pid) != Some(0)
+        });
+        stop.store(true, Ordering::Relaxed);
+        hung
+    });
+    assert_eq!(hung, None, "the child of this fork did not get through");
 }
 
 #[test]
