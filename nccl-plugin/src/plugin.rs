@@ -15,7 +15,8 @@ use laxity_client::{Client, Mode, Options};
 use laxity_job::Job;
 use laxity_job::exit::at_exit;
 use laxity_job::fork::PerProcess;
-use parking_lot::{Condvar, Mutex};
+use laxity_job::monitor::Monitor;
+use parking_lot::Mutex;
 use smallvec::smallvec;
 
 use crate::arbiter::{Arbiter, DaemonArbiter};
@@ -79,7 +80,7 @@ pub struct Listening {
 }
 
 static PLUGIN: PerProcess<Plugin> = PerProcess::none();
-static MAKING: Mutex<()> = Mutex::new(());
+static MAKING: PerProcess<Mutex<()>> = PerProcess::none();
 
 /// Returns the plugin, and creates it if there is none.
 ///
@@ -89,12 +90,13 @@ pub fn get_or_make() -> Result<&'static Plugin> {
     if let Some(plugin) = PLUGIN.get() {
         return Ok(plugin);
     }
-    let _making = MAKING.lock();
+    let _making = MAKING.get_or_make(Mutex::default).lock();
     if let Some(plugin) = PLUGIN.get() {
         return Ok(plugin);
     }
     let plugin = Plugin::new(settings())?;
-    at_exit(write_report);
+    // The report is the plugin's, and a child has a plugin of its own.
+    let _ = at_exit(write_report);
     Ok(PLUGIN.get_or_make(|| plugin))
 }
 
@@ -386,8 +388,7 @@ struct Sweeper {
     comms: Mutex<Vec<Weak<Comm>>>,
     awake: AtomicBool,
     started: AtomicBool,
-    bell: Condvar,
-    sleeping: Mutex<()>,
+    sleeping: Monitor<()>,
 }
 
 impl Sweeper {
@@ -414,7 +415,7 @@ impl Sweeper {
         }
         let _sleeping = self.sleeping.lock();
         self.awake.store(true, Ordering::SeqCst);
-        self.bell.notify_one();
+        self.sleeping.notify();
     }
 
     fn run(&self) {
@@ -433,7 +434,7 @@ impl Sweeper {
                 }
                 let mut sleeping = self.sleeping.lock();
                 while !self.awake.load(Ordering::SeqCst) {
-                    self.bell.wait(&mut sleeping);
+                    sleeping = self.sleeping.wait(sleeping);
                 }
                 quiet_since = Instant::now();
             }

@@ -16,9 +16,9 @@
 //! lock-free. Children made by `vfork` or `posix_spawn` run no handler and need none (they only
 //! exec). A raw `clone` of a process without exec is not covered.
 
-use core::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
 use std::os::fd::{AsRawFd, BorrowedFd};
-use std::sync::{Arc, Once};
+use std::sync::Arc;
 
 use crate::layout::{Header, attention};
 use crate::region::Region;
@@ -93,16 +93,16 @@ impl ForkGuard {
 
 /// Adds an entry to the table and returns its index.
 fn enter(address: usize, bytes: usize, socket: i32, eventfd: i32) -> Result<usize, Unguarded> {
-    static INSTALL: Once = Once::new();
-    static INSTALLED: AtomicI32 = AtomicI32::new(-1);
-    INSTALL.call_once(|| {
+    // Not `Once`: another thread may fork while this one is in `pthread_atfork`, and the child
+    // would wait for ever. If two threads install the handler, it hides everything twice.
+    static IS_INSTALLED: AtomicBool = AtomicBool::new(false);
+    if !IS_INSTALLED.load(Ordering::Relaxed) {
         // SAFETY: `in_child` is async-signal-safe and stays loaded: a library that installs
         // a handler is never unloaded by glibc before the handler is removed.
-        let rc = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
-        INSTALLED.store(rc, Ordering::Relaxed);
-    });
-    if INSTALLED.load(Ordering::Relaxed) != 0 {
-        return Err(Unguarded);
+        if unsafe { libc::pthread_atfork(None, None, Some(in_child)) } != 0 {
+            return Err(Unguarded);
+        }
+        IS_INSTALLED.store(true, Ordering::Relaxed);
     }
     for (index, entry) in TABLE.iter().enumerate() {
         let taken =
@@ -127,8 +127,7 @@ impl Drop for ForkGuard {
 
 /// Hides all guarded regions and sockets. It runs in the child of a fork.
 extern "C" fn in_child() {
-    // SAFETY: plain integers; a failure is handled below.
-    let dead = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
+    let mut dead = DeadDescriptor::make();
     for entry in &TABLE {
         let address = entry.address.load(Ordering::Acquire);
         if address == FREE || address == FILLING {
@@ -139,24 +138,50 @@ extern "C" fn in_child() {
         }
         for fd in [&entry.socket, &entry.eventfd] {
             let fd = fd.load(Ordering::Relaxed);
-            if fd == NONE {
-                continue;
-            }
-            // SAFETY: both are descriptors of the guarded session, which nobody closes while the
-            // table names them. The number stays taken, so its owner can close it as usual.
-            unsafe {
-                if dead >= 0 {
-                    libc::dup3(dead, fd, libc::O_CLOEXEC);
-                } else {
-                    // The owner's later close of this number fails, which is harmless.
-                    libc::close(fd);
-                }
+            if fd != NONE {
+                dead.replace(fd);
             }
         }
     }
-    if dead >= 0 {
-        // SAFETY: ours, and not used any more.
-        unsafe { libc::close(dead) };
+    dead.close();
+}
+
+/// A descriptor of nothing, which replaces those of sessions. Their numbers stay taken, so that
+/// their owners can close them as usual, and close nothing else.
+struct DeadDescriptor {
+    /// The descriptor, or [`NONE`].
+    fd: i32,
+    /// Whether it has the number of a session's descriptor.
+    is_in_place: bool,
+}
+
+impl DeadDescriptor {
+    fn make() -> Self {
+        // SAFETY: plain integers; a failure is handled by `replace`.
+        let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
+        Self { fd, is_in_place: false }
+    }
+
+    /// Replaces `fd`, a descriptor of a guarded session.
+    fn replace(&mut self, fd: i32) {
+        if self.fd < 0 {
+            // All descriptors are in use. That of the session makes room, and gets its number.
+            // SAFETY: nobody closes it while the table names it.
+            unsafe { libc::close(fd) };
+            *self = Self::make();
+            self.is_in_place = self.fd == fd;
+        }
+        if self.fd >= 0 && self.fd != fd {
+            // SAFETY: both are open, and nobody closes the second while the table names it.
+            unsafe { libc::dup3(self.fd, fd, libc::O_CLOEXEC) };
+        }
+    }
+
+    fn close(self) {
+        if self.fd >= 0 && !self.is_in_place {
+            // SAFETY: ours, and not used any more.
+            unsafe { libc::close(self.fd) };
+        }
     }
 }
 

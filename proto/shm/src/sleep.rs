@@ -161,9 +161,8 @@ impl WaiterLine {
 /// The system calls.
 #[cfg(not(loom))]
 mod system {
-    use core::sync::atomic::AtomicU32;
+    use core::sync::atomic::{AtomicU8, AtomicU32, Ordering};
     use core::time::Duration;
-    use std::sync::OnceLock;
 
     /// Runs one `membarrier` command and returns whether it succeeded.
     pub fn membarrier(command: libc::c_int) -> bool {
@@ -175,8 +174,17 @@ mod system {
     /// Returns `false` if the kernel or a seccomp filter refuses. This process then has to execute
     /// real fences.
     pub fn register() -> bool {
-        static REGISTERED: OnceLock<bool> = OnceLock::new();
-        *REGISTERED.get_or_init(|| membarrier(libc::MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED))
+        // Not `OnceLock`: the call takes milliseconds in a process with threads. A child that is
+        // forked meanwhile would wait for ever. To register twice is harmless.
+        static REGISTERED: AtomicU8 = AtomicU8::new(UNKNOWN);
+        const UNKNOWN: u8 = 2;
+        let known = REGISTERED.load(Ordering::Relaxed);
+        if known != UNKNOWN {
+            return known != 0;
+        }
+        let registered = membarrier(libc::MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED);
+        REGISTERED.store(registered.into(), Ordering::Relaxed);
+        registered
     }
 
     /// Sleeps while `*word == expected`, at most `limit`. The futex is not `FUTEX_PRIVATE`, because

@@ -2,6 +2,10 @@
 
 mod daemon;
 
+use std::fs::File;
+use std::io::{Read as _, Write as _};
+use std::os::fd::AsRawFd as _;
+use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -201,6 +205,55 @@ fn a_child_does_not_wait_for_locks_that_threads_of_its_parent_held() {
         hung
     });
     assert_eq!(hung, None, "the child of this fork did not get through");
+}
+
+/// Checks in a child, which had no free descriptor at the fork, that its parent's client closes and
+/// shuts down nothing of the child's. Returns the number of the check that fails, or 0.
+fn uses_own_descriptors(client: &Client, lane: &mut Lane, limit: libc::rlimit) -> i32 {
+    // SAFETY: the call reads a valid struct.
+    if unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) } != 0 {
+        return 1;
+    }
+    let pairs: Vec<_> = (0..4).filter_map(|_| UnixStream::pair().ok()).collect();
+    let mut ticket = lane.submit(&flow(5));
+    if lane.wait(&mut ticket).bytes != 5 || client.stats().bypassed_bytes == 0 {
+        return 2;
+    }
+    let works = |(one, other): &(UnixStream, UnixStream)| {
+        let mut byte = [0];
+        (&*one).write_all(&[7]).is_ok() && (&*other).read(&mut byte).is_ok() && byte == [7]
+    };
+    if pairs.len() == 4 && pairs.iter().all(works) { 0 } else { 3 }
+}
+
+#[test]
+fn a_child_of_a_process_without_a_free_descriptor_loses_none_of_its_own() {
+    let daemon = TestDaemon::start();
+    let client = Client::attach(daemon.options());
+    let mut lane = client.lane();
+    let mut ticket = lane.submit(&flow(10));
+    lane.wait(&mut ticket);
+    let mut before = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the call writes a valid struct.
+    assert_eq!(unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut before) }, 0);
+    // All numbers below the limit are in use then.
+    let open = || File::open("/dev/null");
+    let last = open().expect("a descriptor").as_raw_fd().max(64);
+    let limit = libc::rlimit { rlim_cur: last as u64 + 1, ..before };
+    // SAFETY: the call reads a valid struct.
+    assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) }, 0);
+    let taken: Vec<File> = std::iter::from_fn(|| open().ok()).collect();
+    // SAFETY: the child ends by _exit. glibc handles the locks of malloc.
+    let pid = unsafe { libc::fork() };
+    assert!(pid >= 0, "fork");
+    if pid == 0 {
+        let code = uses_own_descriptors(&client, &mut lane, before);
+        // SAFETY: the call ends the child without the parent's destructors.
+        unsafe { libc::_exit(code) };
+    }
+    let code = end_of(pid);
+    drop(taken);
+    assert_eq!(code, Some(0));
 }
 
 #[test]

@@ -6,7 +6,6 @@
 
 use core::ptr;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
-use std::sync::Once;
 
 /// Number of forks between this process and the one that loaded the library. Relaxed, because it
 /// changes only while the process has one thread.
@@ -22,15 +21,17 @@ pub fn epoch() -> u32 {
 
 /// Counts forks from now on, and empties [`PerProcess`] values in children.
 pub fn watch() {
-    static ONCE: Once = Once::new();
-    ONCE.call_once(|| {
-        // SAFETY: the handler only loads and stores atomics, which is safe in any child.
-        if unsafe { libc::pthread_atfork(None, None, Some(in_child)) } != 0 {
-            eprintln!(
-                "laxity: pthread_atfork is refused; a process that forks may hang in its child"
-            );
-        }
-    });
+    // Not `Once`: another thread may fork while this one is in `pthread_atfork`, and the child
+    // would wait for ever. If two threads install the handler, a child begins two epochs at once.
+    static IS_INSTALLED: AtomicBool = AtomicBool::new(false);
+    if IS_INSTALLED.load(Ordering::Relaxed) {
+        return;
+    }
+    // SAFETY: the handler only loads and stores atomics, which is safe in any child.
+    if unsafe { libc::pthread_atfork(None, None, Some(in_child)) } != 0 {
+        eprintln!("laxity: pthread_atfork is refused; a process that forks may hang in its child");
+    }
+    IS_INSTALLED.store(true, Ordering::Relaxed);
 }
 
 extern "C" fn in_child() {
@@ -61,6 +62,15 @@ impl<T: Send + Sync> Leaked<T> {
         // SAFETY: the pointer is null, or comes from `Box::into_raw` in `make` and is never freed.
         // Acquire pairs with the Release of the exchange there.
         unsafe { self.0.load(Ordering::Acquire).as_ref() }
+    }
+
+    /// Returns the value, and makes it if there is none.
+    #[inline(always)]
+    pub fn get_or_make(&self, make: impl FnOnce() -> T) -> &'static T {
+        match self.get() {
+            Some(there) => there,
+            None => self.make(make),
+        }
     }
 
     /// Makes the value if there is none, and returns it.

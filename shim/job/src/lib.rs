@@ -10,6 +10,7 @@ pub mod exit;
 mod file;
 pub mod fork;
 mod locate;
+pub mod monitor;
 mod profile;
 pub mod report;
 mod settings;

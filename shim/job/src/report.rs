@@ -31,10 +31,15 @@ impl Count {
     pub fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
+
+    /// Sets the counter to 0.
+    pub fn reset(&self) {
+        self.0.store(0, Ordering::Relaxed);
+    }
 }
 
 /// Defines the counters of a library: a struct of [`Count`]s, and a static with its value. Its
-/// method `reported` returns all of them by name.
+/// method `reported` returns all of them by name, and `reset` sets them to 0.
 #[macro_export]
 macro_rules! counters {
     (
@@ -53,6 +58,10 @@ macro_rules! counters {
         impl $type {
             fn reported(&self) -> impl IntoIterator<Item = (&'static str, u64)> {
                 [$((stringify!($counter), self.$counter.get()),)*]
+            }
+
+            pub(crate) fn reset(&self) {
+                $(self.$counter.reset();)*
             }
         }
     };

@@ -1,13 +1,13 @@
 //! The settings of a process, from its profile and its environment. They are read once, by the
 //! first part of Laxity that needs them.
 
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use laxity_quantity::Nanos;
 use laxity_shm::layout::Mode;
 
+use crate::fork::Leaked;
 use crate::{Environment, Profile};
 
 /// The variable that names the profile of a process. `laxity run --profile` sets it.
@@ -39,8 +39,8 @@ impl Job {
     /// Returns the job of this process. No setting stops a process: an unusable one is replaced.
     #[inline]
     pub fn of_this_process() -> &'static Self {
-        static JOB: OnceLock<Job> = OnceLock::new();
-        JOB.get_or_init(|| Self::read(Environment::of_this_process()))
+        static JOB: Leaked<Job> = Leaked::none();
+        JOB.get_or_make(|| Self::read(Environment::of_this_process()))
     }
 
     /// Returns the unusable settings and their replacements for the log. Only the first call in a

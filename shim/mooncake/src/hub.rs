@@ -14,10 +14,10 @@ use std::time::{Duration, Instant};
 
 use laxity_client::hints::{self, Asked, Transfer, Transfers};
 use laxity_client::{Direction, Mode};
-use laxity_job::exit::at_exit;
 use laxity_job::fork::PerProcess;
+use laxity_job::monitor::Monitor;
 use laxity_job::{Job, symbol};
-use parking_lot::{Condvar, Mutex, RwLock};
+use parking_lot::RwLock;
 
 use crate::abi::{EnginePtr, WRITE};
 use crate::batch::{self, BatchState, TransferBatch};
@@ -49,8 +49,7 @@ pub(crate) struct Hub {
 #[derive(Debug, Default)]
 struct Worker {
     /// Batches with transfers that wait or are in flight.
-    list: Mutex<Vec<Arc<TransferBatch>>>,
-    bell: Condvar,
+    list: Monitor<Vec<Arc<TransferBatch>>>,
     start: OnceLock<()>,
     /// Whether no thread could be started, so that no transfer waits.
     is_missing: AtomicBool,
@@ -70,7 +69,7 @@ pub(crate) fn known() -> Option<&'static Hub> {
 pub(crate) fn make() -> &'static Hub {
     HUB.get_or_make(|| {
         batch::forget_waiting();
-        at_exit(report::end);
+        report::at_end();
         let transfers = hints::transfers();
         hints::warn_if_alone("Mooncake's transfers");
         Hub {
@@ -172,7 +171,7 @@ impl Hub {
         }
         state.listed = true;
         worker.list.lock().push(Arc::clone(batch));
-        worker.bell.notify_one();
+        worker.list.notify();
     }
 
     fn start(&'static self) {
@@ -193,7 +192,7 @@ impl Hub {
             let batches = {
                 let mut list = worker.list.lock();
                 while list.is_empty() {
-                    worker.bell.wait(&mut list);
+                    list = worker.list.wait(list);
                 }
                 list.clone()
             };

@@ -5,6 +5,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use laxity_client::hints;
 use laxity_job::counters;
+use laxity_job::exit::at_exit;
 use laxity_job::report::ReportLine;
 
 use crate::hub;
@@ -33,9 +34,17 @@ counters! {
 /// statistic.
 pub(crate) static UNASKED_BYTES: AtomicU64 = AtomicU64::new(0);
 
+/// Writes the report at the end of this process.
+pub(crate) fn at_end() {
+    if at_exit(end) {
+        COUNTERS.reset();
+        UNASKED_BYTES.store(0, Ordering::Relaxed);
+    }
+}
+
 /// Stops the thread and writes the report. It was registered after Mooncake's library was loaded,
 /// so it runs before that library's objects are destroyed.
-pub(crate) fn end() {
+fn end() {
     if let Some(hub) = hub::known() {
         hub.end();
         let mut line = ReportLine::of("liblaxity_mooncake");

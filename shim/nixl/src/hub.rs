@@ -10,8 +10,9 @@ use std::time::{Duration, Instant};
 
 use laxity_client::hints::{self, Transfers};
 use laxity_job::exit::at_exit;
-use laxity_job::fork::PerProcess;
-use parking_lot::{Condvar, Mutex, RwLock};
+use laxity_job::fork::{Leaked, PerProcess};
+use laxity_job::monitor::Monitor;
+use parking_lot::RwLock;
 
 use crate::abi::{AgentPtr, ListPtr, NixlStatus, OptionalArgs, RequestPtr};
 use crate::agent::Agent;
@@ -39,8 +40,7 @@ pub(crate) struct NixlHub {
 #[derive(Debug, Default)]
 struct TendingThread {
     /// Agents with open requests.
-    list: Mutex<Vec<Arc<Agent>>>,
-    listed: Condvar,
+    list: Monitor<Vec<Arc<Agent>>>,
     start: OnceLock<()>,
     ends: AtomicBool,
     /// Whether the thread is in an agent, or about to be.
@@ -57,9 +57,11 @@ pub(crate) fn known() -> Option<&'static NixlHub> {
 /// Returns the state, and creates it if there is none. Attaches to the daemon or warns. Returns
 /// `None` if no request of this process waits for permits.
 pub(crate) fn make() -> Option<&'static NixlHub> {
-    static WANTED: OnceLock<bool> = OnceLock::new();
+    static WANTED: Leaked<bool> = Leaked::none();
     let make = || {
-        at_exit(end);
+        if at_exit(end) {
+            COUNTERS.reset();
+        }
         let transfers = hints::transfers();
         hints::warn_if_alone("NIXL's transfers");
         NixlHub {
@@ -70,7 +72,7 @@ pub(crate) fn make() -> Option<&'static NixlHub> {
             thread: TendingThread::default(),
         }
     };
-    WANTED.get_or_init(settings::is_wanted).then(|| HUB.get_or_make(make))
+    WANTED.get_or_make(settings::is_wanted).then(|| HUB.get_or_make(make))
 }
 
 /// Stops the thread and writes the report. It was registered after NIXL's library was loaded, so it
@@ -183,7 +185,7 @@ impl NixlHub {
         let mut list = thread.list.lock();
         if !list.iter().any(|listed| Arc::ptr_eq(listed, agent)) {
             list.push(Arc::clone(agent));
-            thread.listed.notify_one();
+            thread.list.notify();
         }
     }
 
@@ -204,7 +206,7 @@ impl NixlHub {
             let agents = {
                 let mut list = thread.list.lock();
                 while list.is_empty() {
-                    thread.listed.wait(&mut list);
+                    list = thread.list.wait(list);
                 }
                 list.clone()
             };

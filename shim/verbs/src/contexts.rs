@@ -10,9 +10,9 @@ use laxity_ibverbs::{
     ibv_context, ibv_cq, ibv_cq_ex, ibv_cq_init_attr_ex, ibv_qp, ibv_qp_init_attr_ex, ibv_send_wr,
     ibv_wc, verbs_context,
 };
-use laxity_job::exit::at_exit;
+use laxity_job::fork::PerProcess;
 use laxity_job::{Job, fork};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::table::QueuePairTable;
 use crate::{builder, exempt, lanes, poll, poll_ex, post, report};
@@ -99,10 +99,11 @@ static TABLE: [HookedContext; CONTEXTS] = [const {
 }; CONTEXTS];
 static USED: AtomicUsize = AtomicUsize::new(0);
 /// Lock for hooking and releasing a context.
-static CHANGE: Mutex<()> = Mutex::new(());
+static CHANGE: PerProcess<Mutex<()>> = PerProcess::none();
 
-/// Longest wait for the lock.
-const PATIENCE: core::time::Duration = core::time::Duration::from_secs(1);
+fn change() -> MutexGuard<'static, ()> {
+    CHANGE.get_or_make(Mutex::default).lock()
+}
 
 #[inline]
 pub(crate) fn find(ibv: *mut ibv_context) -> Option<&'static HookedContext> {
@@ -144,10 +145,8 @@ pub(crate) unsafe fn hook(ibv: *mut ibv_context) {
         return;
     }
     fork::watch();
-    at_exit(report::end);
-    // A fork may have left the lock locked. An unhooked context is better than a process that
-    // hangs.
-    let Some(_change) = CHANGE.try_lock_for(PATIENCE) else { return };
+    report::at_end();
+    let _change = change();
     let context = match find(ibv) {
         Some(context) => context,
         None => {
@@ -203,7 +202,7 @@ pub(crate) fn let_go(ibv: *mut ibv_context) {
     }
     // The program may close the context with queue pairs in it. They must post nothing more.
     context.queue_pairs.close_all();
-    let _change = CHANGE.try_lock_for(PATIENCE);
+    let _change = change();
     context.ibv.store(ptr::null_mut(), Ordering::Release);
 }
 

@@ -11,8 +11,9 @@ use std::time::{Duration, Instant};
 
 use laxity_client::{Client, Lane, Options, Stats};
 use laxity_job::fork::PerProcess;
+use laxity_job::monitor::Monitor;
 use laxity_shm::sleep::now_ns;
-use parking_lot::{Condvar, MappedMutexGuard, Mutex, MutexGuard};
+use parking_lot::{MappedMutexGuard, Mutex, MutexGuard};
 
 use crate::pump;
 use crate::queue_pair::QueuePair;
@@ -33,9 +34,8 @@ const SETTLE_WITHIN: Duration = Duration::from_millis(50);
 #[derive(Debug)]
 pub(crate) struct LaneShard {
     lane: Mutex<Option<Lane>>,
-    waiting: Mutex<Vec<&'static QueuePair>>,
-    /// Condition that `waiting` or `watched` is no longer empty. Its mutex is `waiting`.
-    pub(crate) work_arrived: Condvar,
+    /// The pump thread waits until this or `watched` is no longer empty.
+    waiting: Monitor<Vec<&'static QueuePair>>,
     /// Queue pairs with flows in flight that the daemon counts.
     watched: Mutex<Vec<&'static QueuePair>>,
     /// Whether `watched` has entries. Relaxed: `waiting` is locked for changes that the thread must
@@ -151,8 +151,7 @@ impl LaneShard {
     const fn new() -> Self {
         Self {
             lane: Mutex::new(None),
-            waiting: Mutex::new(Vec::new()),
-            work_arrived: Condvar::new(),
+            waiting: Monitor::new(Vec::new()),
             watched: Mutex::new(Vec::new()),
             watches: AtomicBool::new(false),
             looked: AtomicU32::new(0),
@@ -173,13 +172,18 @@ impl LaneShard {
         })
     }
 
+    /// Returns the lane if there is one, and it can be locked within `limit`.
+    pub(crate) fn lane_within(&self, limit: Duration) -> Option<MappedMutexGuard<'_, Lane>> {
+        MutexGuard::try_map(self.lane.try_lock_for(limit)?, Option::as_mut).ok()
+    }
+
     /// Adds a queue pair whose work requests wait.
     pub(crate) fn add_waiting(&'static self, queue_pair: &'static QueuePair) {
         let mut waiting = self.waiting.lock();
         waiting.push(queue_pair);
         WAITING.fetch_add(1, Ordering::Relaxed);
         self.count.store(waiting.len(), Ordering::Relaxed);
-        self.work_arrived.notify_one();
+        self.waiting.notify();
         drop(waiting);
         self.ensure_pump_thread();
     }
@@ -203,19 +207,18 @@ impl LaneShard {
                 (true, _) => SETTLE_EVERY,
                 (false, true) => LOOK_EVERY,
                 (false, false) => {
-                    self.work_arrived.wait(&mut waiting);
+                    waiting = self.waiting.wait(waiting);
                     continue;
                 }
             };
-            self.work_arrived.wait_for(&mut waiting, limit);
-            MutexGuard::unlocked(&mut waiting, || {
-                if has_unsent {
-                    let mut lane = self.lane();
-                    lane.flush_unsent();
-                    self.has_unsent.store(lane.has_unsent(), Ordering::Relaxed);
-                }
-                self.check_in_flight();
-            });
+            self.waiting.wait_for(waiting, limit);
+            if has_unsent {
+                let mut lane = self.lane();
+                lane.flush_unsent();
+                self.has_unsent.store(lane.has_unsent(), Ordering::Relaxed);
+            }
+            self.check_in_flight();
+            waiting = self.waiting.lock();
         }
     }
 
@@ -225,7 +228,7 @@ impl LaneShard {
         if !self.watches.swap(true, Ordering::Relaxed) {
             // The lock prevents a change between the check of `attend` and its sleep.
             let _waiting = self.waiting.lock();
-            self.work_arrived.notify_one();
+            self.waiting.notify();
         }
         self.ensure_pump_thread();
     }
@@ -264,7 +267,7 @@ impl LaneShard {
             // The lock prevents a change between the check of `attend` and its sleep.
             let _waiting = self.waiting.lock();
             self.has_unsent.store(true, Ordering::Relaxed);
-            self.work_arrived.notify_one();
+            self.waiting.notify();
         }
         self.ensure_pump_thread();
     }

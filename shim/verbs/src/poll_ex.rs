@@ -114,7 +114,8 @@ unsafe extern "C" fn end(cq: *mut ibv_cq_ex) {
     let Some(before) = before(cq) else { return };
     // SAFETY: upheld by the caller.
     unsafe { (before.end_poll)(cq) };
-    for kept in KEPT.take() {
+    // The list is gone if an exit handler polls, after the thread's own data were destroyed.
+    for kept in KEPT.try_with(RefCell::take).unwrap_or_default() {
         kept.queue_pair.completed(kept.cq as *const ibv_cq, kept.wr_id, kept.status);
     }
 }
@@ -149,9 +150,10 @@ unsafe fn account(cq: *mut ibv_cq_ex, before: &OriginalPoll, result: c_int) {
         match queue_pair.try_completed(cq.cast(), wr_id, status) {
             Some(Some(other)) => (*cq).status = other,
             Some(None) => {}
-            None => KEPT.with_borrow_mut(|kept| {
-                kept.push(LateCompletion { queue_pair, cq: cq as usize, wr_id, status });
-            }),
+            None => {
+                let late = LateCompletion { queue_pair, cq: cq as usize, wr_id, status };
+                let _ = KEPT.try_with(|kept| kept.borrow_mut().push(late));
+            }
         }
     }
 }

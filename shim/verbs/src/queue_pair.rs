@@ -53,6 +53,8 @@ const AHEAD: usize = 32;
 /// Largest number of work requests in flight before the oldest is assumed complete. A program that
 /// polls past this library exceeds it.
 const IN_FLIGHT_MAX: usize = 1 << 16;
+/// Longest wait for each lock at the process's end.
+const END_PATIENCE: core::time::Duration = core::time::Duration::from_millis(100);
 
 static QUERY_QP: Symbol = of_libibverbs("ibv_query_qp\0", Some(c"IBVERBS_1.1"));
 
@@ -240,18 +242,21 @@ impl QueuePair {
         }
     }
 
-    /// Reports all work requests that went ahead, unless another thread holds the queue pair.
+    /// Reports all work requests that went ahead, at the process's end. Does nothing if the queue
+    /// pair or its lane is locked: a signal handler may have called `exit` in a post.
     pub(crate) fn report_ahead(&self) {
-        if let Some(mut state) = self.state.try_lock() {
-            self.end_ahead(&mut state);
+        if let Some(mut state) = self.state.try_lock()
+            && !state.ahead.is_idle()
+            && let Some(mut lane) = self.shard().lane_within(END_PATIENCE)
+        {
+            state.ahead.repay(&mut lane);
         }
     }
 
     /// Returns the queue pair's counters, over all its uses. Returns zeros if another thread holds
     /// it too long, since this is for the process's end.
     pub(crate) fn counts(&self) -> WorkCounts {
-        let patience = core::time::Duration::from_millis(100);
-        self.state.try_lock_for(patience).map_or_else(WorkCounts::default, |state| state.counts)
+        self.state.try_lock_for(END_PATIENCE).map_or_else(WorkCounts::default, |state| state.counts)
     }
 
     /// Records the result of a change of state.

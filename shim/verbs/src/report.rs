@@ -3,6 +3,7 @@
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use laxity_job::counters;
+use laxity_job::exit::at_exit;
 use laxity_job::report::ReportLine;
 
 use crate::{lanes, table};
@@ -29,13 +30,22 @@ counters! {
 
 /// Bit mask of the DSCPs that queue pairs were given.
 static DSCPS: AtomicU64 = AtomicU64::new(0);
+
 /// Records a DSCP that a queue pair was given.
 pub(crate) fn note_dscp(dscp: u8) {
     DSCPS.fetch_or(1 << (dscp & 63), Ordering::Relaxed);
 }
 
+/// Writes the report at the end of this process.
+pub(crate) fn at_end() {
+    if at_exit(end) {
+        COUNTERS.reset();
+        DSCPS.store(0, Ordering::Relaxed);
+    }
+}
+
 /// Sends all outstanding reports to the daemon and writes the report line.
-pub(crate) fn end() {
+fn end() {
     table::report_all_ahead();
     lanes::settle_all();
     let counts = table::counts();

@@ -5,11 +5,11 @@
 //! Each copy has its own tables. Hints that are given here are therefore also given to the first
 //! copy that the dynamic linker finds by name, if that is another one.
 //!
-//! The copy is looked for once. A library that precedes all others was loaded before them.
+//! The copy is looked for at the first use. A library that precedes all others was loaded before them.
 
 use core::ffi::{c_int, c_void};
-use std::sync::OnceLock;
 
+use laxity_job::fork::Leaked;
 use laxity_job::real;
 use laxity_job::symbol::{find, is_own};
 use laxity_shm::record::Stage;
@@ -59,10 +59,10 @@ impl Other {
 /// this function. Returns `None` if there is no such copy. It may be this one.
 pub(super) fn scope_of(address: u64) -> Option<Scope> {
     type Ask = unsafe extern "C" fn(*const c_void, *mut LaxScope) -> c_int;
-    static ASK: OnceLock<Option<Ask>> = OnceLock::new();
+    static ASK: Leaked<Option<Ask>> = Leaked::none();
     // Later versions only append to the struct, and write no more than its given size.
     let ask =
-        ASK.get_or_init(|| real!(find(c"lax_scope_of"), fn(*const c_void, *mut LaxScope) -> c_int));
+        ASK.get_or_make(|| real!(find(c"lax_scope_of"), fn(*const c_void, *mut LaxScope) -> c_int));
     let mut said = LaxScope::of(&Scope::default());
     // SAFETY: a valid scope that contains its size.
     let answer = unsafe { (*ask)?(address as *const c_void, &raw mut said) };
@@ -73,8 +73,8 @@ pub(super) fn scope_of(address: u64) -> Option<Scope> {
 }
 
 fn other() -> Option<&'static Other> {
-    static OTHER: OnceLock<Option<Other>> = OnceLock::new();
-    OTHER.get_or_init(Other::look).as_ref()
+    static OTHER: Leaked<Option<Other>> = Leaked::none();
+    OTHER.get_or_make(Other::look).as_ref()
 }
 
 /// Reports whether there is another copy.
