@@ -5,7 +5,8 @@
 //! Each copy has its own tables. Hints that are given here are therefore also given to the first
 //! copy that the dynamic linker finds by name, if that is another one.
 //!
-//! The copy is looked for at the first use. A library that precedes all others was loaded before them.
+//! The copy is looked for at the first use. A library that precedes all others was loaded before
+//! them.
 
 use core::ffi::{c_int, c_void};
 
