@@ -23,12 +23,16 @@ fn vllm_python() -> Option<PathBuf> {
     None
 }
 
-#[test]
-fn vllm_answers_alike_under_every_policy_and_no_byte_of_kv_is_lost() {
-    let Some(vllm) = vllm_python() else { return };
+/// Runs the lab with vLLM and this build's package, and returns its report. Returns `None` where
+/// vLLM is missing.
+fn lab(arguments: &[&str]) -> Option<Value> {
+    let vllm = vllm_python()?;
     let builder = match python::builder() {
         Ok(builder) => builder,
-        Err(reason) => return skip(Need::Machine, reason),
+        Err(reason) => {
+            skip(Need::Machine, reason);
+            return None;
+        }
     };
     let folder = tempfile::tempdir().expect("a folder");
     let wheel = python::wheel(&builder, &folder.path().join("wheels"));
@@ -38,9 +42,9 @@ fn vllm_answers_alike_under_every_policy_and_no_byte_of_kv_is_lost() {
     Said::of(install.arg(&package).arg(&wheel)).good();
 
     let output = Command::new(binary("laxity-lab"))
-        .args(["lab", "run", "--engine", "vllm", "--policies", "none,laxity_no_hints,laxity"])
-        .args(["--units", "1", "--duration", "6", "--requests-per-second", "1.5"])
-        .args(["--quiet", "--json", "-"])
+        .args(["lab", "run", "--engine", "vllm", "--units", "1", "--quiet", "--json", "-"])
+        .args(["--duration", "6", "--requests-per-second", "1.5"])
+        .args(arguments)
         .env("LAXITY_VLLM_PYTHON", &vllm)
         // What stands here comes before the environment's own packages.
         .env("PYTHONPATH", &package)
@@ -51,16 +55,29 @@ fn vllm_answers_alike_under_every_policy_and_no_byte_of_kv_is_lost() {
     assert!(output.status.success(), "{errors}");
     let report: Value = serde_json::from_slice(&output.stdout).expect("a report");
     assert_eq!(report["engine"], "vllm");
+    Some(report)
+}
+
+/// Checks that each request of a run was answered as it was alone, and that no byte of KV was lost
+/// or had no permit. Returns the bytes that moved.
+fn check_answers_and_bytes(run: &Value) -> u64 {
+    assert_eq!(run["completed"], run["requests"], "{run}");
+    assert_eq!(run["answers_compared"], run["requests"], "{run}");
+    assert_eq!((&run["wrong_answers"], &run["bytes_lost"]), (&0.into(), &0.into()), "{run}");
+    let kv = |field: &str| run["kv"][field].as_u64().expect(field);
+    assert!(kv("moved_bytes") > 0, "KV moved: {run}");
+    let scheduled = run["policy"] != "none";
+    let completed = if scheduled { kv("moved_bytes") } else { 0 };
+    assert_eq!(kv("completed_bytes"), completed, "{run}");
+    assert_eq!(kv("bypassed_bytes"), 0, "{run}");
+    kv("moved_bytes")
+}
+
+#[test]
+fn vllm_answers_alike_under_every_policy_and_no_byte_of_kv_is_lost() {
+    let Some(report) = lab(&["--policies", "none,laxity_no_hints,laxity"]) else { return };
     for run in report["runs"].as_array().expect("runs") {
-        assert_eq!(run["completed"], run["requests"], "{run}");
-        assert_eq!(run["answers_compared"], run["requests"], "{run}");
-        assert_eq!((&run["wrong_answers"], &run["bytes_lost"]), (&0.into(), &0.into()), "{run}");
-        let kv = |field: &str| run["kv"][field].as_u64().expect(field);
-        assert!(kv("moved_bytes") > 0, "KV moved: {run}");
-        let scheduled = run["policy"] != "none";
-        let completed = if scheduled { kv("moved_bytes") } else { 0 };
-        assert_eq!(kv("completed_bytes"), completed, "{run}");
-        assert_eq!(kv("bypassed_bytes"), 0, "{run}");
+        check_answers_and_bytes(run);
         // Without hints a read counts as KV reuse. The connector's hints say that it is P2D.
         let stages: Vec<&String> = run["stage_bytes"].as_object().expect("stages").keys().collect();
         match run["policy"].as_str() {
@@ -69,6 +86,21 @@ fn vllm_answers_alike_under_every_policy_and_no_byte_of_kv_is_lost() {
             _ => assert!(stages.is_empty(), "{run}"),
         }
     }
+}
+
+/// Each process of a host then moves the KV of its own heads, and asks for its own permits.
+#[test]
+fn vllm_with_tensor_parallelism_answers_alike_and_loses_no_byte_of_kv() {
+    const PARALLEL: &str =
+        "vllm.arguments = ['--tensor-parallel-size=2', '--distributed-executor-backend=mp']\n";
+    let folder = tempfile::tempdir().expect("a folder");
+    let config = folder.path().join("lab.toml");
+    fs::write(&config, PARALLEL).expect("written");
+    let config = config.to_str().expect("UTF-8");
+    let Some(report) = lab(&["--policies", "none,laxity", "--config", config]) else { return };
+    let moved = report["runs"].as_array().expect("runs").iter().map(check_answers_and_bytes);
+    let moved: Vec<u64> = moved.collect();
+    assert_eq!((moved.len(), moved[0]), (2, moved[1]), "{report}");
 }
 
 /// The lab's changes to two modules, on stand-ins of the same names. It needs no vLLM.

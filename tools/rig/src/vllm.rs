@@ -174,6 +174,13 @@ impl<'a> Vllm<'a> {
         self.folder.join("site")
     }
 
+    /// Returns Python's path: the folder of that module, and then what the caller has.
+    fn python_path(&self) -> OsString {
+        let own = std::env::var_os("PYTHONPATH").unwrap_or_default();
+        let folders = std::iter::once(self.site()).chain(std::env::split_paths(&own));
+        std::env::join_paths(folders).unwrap_or_else(|_| self.site().into())
+    }
+
     fn prefills(&self, host: usize) -> bool {
         host < self.config.units * self.config.ranks
     }
@@ -267,7 +274,7 @@ impl<'a> Vllm<'a> {
             ("VLLM_NIXL_SIDE_CHANNEL_HOST", management.into()),
             ("VLLM_NIXL_SIDE_CHANNEL_PORT", SIDE_CHANNEL_PORT.to_string().into()),
             ("VLLM_MOONCAKE_BOOTSTRAP_PORT", BOOTSTRAP_PORT.to_string().into()),
-            ("PYTHONPATH", self.site().into()),
+            ("PYTHONPATH", self.python_path()),
             ("GLOO_SOCKET_IFNAME", "lo".into()),
             ("UCX_TLS", "tcp,self".into()),
             ("UCX_NET_DEVICES", port.into()),
