@@ -14,7 +14,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use laxity_client::{Client, Direction, Flow, Hint, LEVEL_SCAVENGER, Lane, Options, Stage, Ticket};
+use laxity_client::{
+    Client, Direction, Flow, Hint, LEVEL_SCAVENGER, Lane, Options, Stage, Ticket, peers,
+};
 use laxity_shm::sleep::now_ns;
 use laxity_tests::{Need, skip};
 use laxity_wire::ClientStatus;
@@ -193,8 +195,10 @@ impl Attack {
 
     fn go_on(&mut self) {
         if self.tickets.len() < 64 {
-            let ticket = self.lane.submit(&flow(Stage::Collective, 64 * 1024));
-            self.tickets.push(ticket);
+            // Bytes in flight are bounded by peer, so it names many.
+            let peer = peers::number([self.tickets.len() as u8 + 1; 16]);
+            let flow = Flow { peer, ..flow(Stage::Collective, 64 * 1024) };
+            self.tickets.push(self.lane.submit(&flow));
         }
         self.look();
         self.tickets.retain(|ticket| !ticket.is_done());

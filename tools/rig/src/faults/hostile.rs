@@ -7,7 +7,7 @@ use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use laxity_client::{Client, Direction, Flow, Hint, Lane, Options, Stage, Ticket};
+use laxity_client::{Client, Direction, Flow, Hint, Lane, Options, Stage, Ticket, peers};
 use laxity_shm::layout::{LaneHeader, Mode};
 use laxity_shm::permit::published;
 use laxity_shm::region::Region;
@@ -131,8 +131,13 @@ impl Hoard {
             let (client, mut lane) = attach();
             let whole = Flow { whole: true, ..flow(Stage::P2d, 64 << 10) };
             let collective = flow(Stage::Collective, 64 << 10);
-            let flows = [&whole, &collective].into_iter().cycle().take(32);
-            let tickets = flows.map(|flow| lane.submit(flow)).collect();
+            let flows = [whole, collective].into_iter().cycle().take(32).enumerate();
+            // Bytes in flight are bounded by peer, so it names many.
+            let named = |(at, flow): (usize, Flow)| Flow {
+                peer: peers::number([at as u8 + 1; 16]),
+                ..flow
+            };
+            let tickets = flows.map(|flow| lane.submit(&named(flow))).collect();
             self.0.push((client, lane, tickets));
         }
         for (_, lane, tickets) in &mut self.0 {
