@@ -1,10 +1,10 @@
 //! Why a flow waits, for an operator who asks. Nothing here changes the state of the link.
 
-use laxity_types::{BatchId, Deadline, FlowId, Level};
+use laxity_types::{BatchId, Deadline, FlowId, Level, PeerId};
 
 use super::Link;
 use super::flows::{Flow, FlowPhase, NONE, SlotId};
-use super::peers::part;
+use super::peers::{counted, part};
 use super::queue::{Group, SCAVENGER, Tally};
 use crate::discipline::LevelRule;
 use crate::event::FlowSpec;
@@ -94,7 +94,8 @@ impl Link {
         known.obstacle = if known.ahead.flows > 0 {
             Obstacle::Order
         } else if !self.peer_takes(group.queue, &flow.spec, wire, bytes) {
-            Obstacle::Peer
+            // Unknown peers share the port's windows.
+            if counted(flow.spec.peer) == PeerId(0) { Obstacle::Window } else { Obstacle::Peer }
         } else if !self.fits(now, wire, bytes) {
             Obstacle::Window
         } else {
