@@ -7,14 +7,14 @@
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::collections::HashMap;
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use laxity_client::{Client, Mode, Options};
 use laxity_job::Job;
 use laxity_job::exit::at_exit;
-use laxity_job::fork::PerProcess;
+use laxity_job::fork::{Leaked, PerProcess};
 use laxity_job::monitor::Monitor;
 use parking_lot::Mutex;
 use smallvec::smallvec;
@@ -46,13 +46,13 @@ pub static EVENTS: ProfilerEvents = ProfilerEvents::new();
 
 /// Returns the declared stages of communicators, which the profiler interface also uses.
 pub fn names() -> &'static Arc<Names> {
-    static NAMES: OnceLock<Arc<Names>> = OnceLock::new();
-    NAMES.get_or_init(Arc::default)
+    static NAMES: Leaked<Arc<Names>> = Leaked::none();
+    NAMES.get_or_make(Arc::default)
 }
 
 pub fn settings() -> &'static Settings {
-    static SETTINGS: OnceLock<Settings> = OnceLock::new();
-    SETTINGS.get_or_init(Settings::from_env)
+    static SETTINGS: Leaked<Settings> = Leaked::none();
+    SETTINGS.get_or_make(Settings::from_env)
 }
 
 /// The process-wide state of the plugin.

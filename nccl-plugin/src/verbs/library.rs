@@ -4,12 +4,12 @@
 //! libibverbs.map). Posting and polling are inline functions in C, and use the context's table.
 
 use core::ffi::{CStr, c_char, c_int, c_void};
-use std::sync::OnceLock;
 
 use laxity_ibverbs::{
     ibv_context, ibv_cq, ibv_device, ibv_device_attr, ibv_gid, ibv_mr, ibv_pd, ibv_port_attr,
     ibv_qp, ibv_qp_attr, ibv_qp_init_attr, ibv_srq, ibv_srq_init_attr,
 };
+use laxity_job::fork::Leaked;
 use laxity_job::real;
 use laxity_job::symbol::{c_name, find, function_at};
 
@@ -81,8 +81,8 @@ const FIRST: &CStr = c"IBVERBS_1.1";
 impl Library {
     /// Returns the library. The first call opens it, and nothing closes it.
     pub(super) fn get() -> Result<&'static Self, &'static str> {
-        static LIBRARY: OnceLock<Result<Library, String>> = OnceLock::new();
-        LIBRARY.get_or_init(Self::open).as_ref().map_err(String::as_str)
+        static LIBRARY: Leaked<Result<Library, String>> = Leaked::none();
+        LIBRARY.get_or_make(Self::open).as_ref().map_err(String::as_str)
     }
 
     fn open() -> Result<Self, String> {

@@ -147,7 +147,8 @@ extern "C" fn in_child() {
 }
 
 /// A descriptor of nothing, which replaces those of sessions. Their numbers stay taken, so that
-/// their owners can close them as usual, and close nothing else.
+/// their owners can close them as usual, and close nothing else. If the kernel makes no descriptor
+/// at all, those of sessions are closed.
 struct DeadDescriptor {
     /// The descriptor, or [`NONE`].
     fd: i32,

@@ -1,19 +1,21 @@
 //! The function of a library that runs when its process ends.
 
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::panic::catch_unwind;
-use std::sync::OnceLock;
 
-use crate::fork;
+use crate::fork::{self, Leaked};
 
 /// The fork epoch plus one in which `at_exit` was last called, or 0. Relaxed, because it changes
 /// long before the process ends.
 static ASKED: AtomicU64 = AtomicU64::new(0);
-static END: OnceLock<fn()> = OnceLock::new();
+static END: Leaked<fn()> = Leaked::none();
+/// Whether `END` was called. Two threads may register it at the same time.
+static IS_OVER: AtomicBool = AtomicBool::new(false);
 
 extern "C" fn run() {
     if ASKED.load(Ordering::Relaxed) == u64::from(fork::epoch()) + 1
         && let Some(end) = END.get()
+        && !IS_OVER.swap(true, Ordering::Relaxed)
     {
         // A panic must not reach C, and nobody can handle it.
         let _ = catch_unwind(end);
@@ -24,12 +26,13 @@ extern "C" fn run() {
 /// only if the child calls this function, too.
 ///
 /// Returns true at the first call in a forked child. The library's counters are still the parent's
-/// then, which reports them itself.
+/// then, which reports them itself. What other threads of the child count before the caller sets
+/// them to 0 is lost.
 #[must_use]
 pub fn at_exit(end: fn()) -> bool {
     let own = u64::from(fork::epoch()) + 1;
     let is_first = ASKED.swap(own, Ordering::Relaxed) != own;
-    END.get_or_init(|| {
+    END.get_or_make(|| {
         // SAFETY: `run` takes nothing and returns nothing.
         unsafe { libc::atexit(run) };
         end

@@ -22,7 +22,7 @@
 mod submit;
 
 use core::ffi::{c_int, c_void};
-use core::sync::atomic::{AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::collections::VecDeque;
 use std::time::Duration;
 
@@ -172,14 +172,13 @@ impl TransferBatch {
             WAITING.fetch_sub(group.requests.len(), Ordering::Relaxed);
         }
         COUNTERS.failed_late.add((state.submitted - state.handed) as u64);
-        static SAID: std::sync::Once = std::sync::Once::new();
-        SAID.call_once(|| {
+        static IS_SAID: AtomicBool = AtomicBool::new(false);
+        if !IS_SAID.swap(true, Ordering::Relaxed) {
             eprintln!(
                 "laxity: Mooncake refused a transfer ({code}) that had to wait for its turn; \
-                 getTransferStatus says that it \
-                 failed, and those behind it in its batch"
+                 getTransferStatus says that it failed, and those behind it in its batch"
             );
-        });
+        }
     }
 
     /// Asks Mooncake for the status of its transfers and reports completions to the daemon. Reports

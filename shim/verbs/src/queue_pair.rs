@@ -53,8 +53,8 @@ const AHEAD: usize = 32;
 /// Largest number of work requests in flight before the oldest is assumed complete. A program that
 /// polls past this library exceeds it.
 const IN_FLIGHT_MAX: usize = 1 << 16;
-/// Longest wait for each lock at the process's end.
-const END_PATIENCE: core::time::Duration = core::time::Duration::from_millis(100);
+/// Longest wait for a lock at the process's end.
+pub(crate) const END_PATIENCE: core::time::Duration = core::time::Duration::from_millis(100);
 
 static QUERY_QP: Symbol = of_libibverbs("ibv_query_qp\0", Some(c"IBVERBS_1.1"));
 
@@ -243,11 +243,12 @@ impl QueuePair {
     }
 
     /// Reports all work requests that went ahead, at the process's end. Does nothing if the queue
-    /// pair or its lane is locked: a signal handler may have called `exit` in a post.
-    pub(crate) fn report_ahead(&self) {
+    /// pair is locked, or its lane for longer than `limit`: a signal handler may have called `exit`
+    /// in a post.
+    pub(crate) fn report_ahead(&self, limit: core::time::Duration) {
         if let Some(mut state) = self.state.try_lock()
             && !state.ahead.is_idle()
-            && let Some(mut lane) = self.shard().lane_within(END_PATIENCE)
+            && let Some(mut lane) = self.shard().lane_within(limit)
         {
             state.ahead.repay(&mut lane);
         }

@@ -2,11 +2,12 @@
 
 use core::ptr;
 use core::sync::atomic::{AtomicPtr, Ordering};
+use std::time::Instant;
 
 use laxity_job::fork::{Leaked, PerProcess};
 use parking_lot::Mutex;
 
-use crate::queue_pair::{QueuePair, WorkCounts};
+use crate::queue_pair::{END_PATIENCE, QueuePair, WorkCounts};
 
 /// Number of entries of a page, and of pages. Queue pair numbers have 24 bits.
 const PAGE: usize = 1 << 12;
@@ -29,7 +30,8 @@ static ALL: PerProcess<Mutex<Vec<&'static QueuePair>>> = PerProcess::none();
 /// Returns the sum of all queue pairs' counters.
 pub(crate) fn counts() -> WorkCounts {
     let mut sum = WorkCounts::default();
-    for queue_pair in all().lock().iter() {
+    let Some(all) = all().try_lock_for(END_PATIENCE) else { return sum };
+    for queue_pair in all.iter() {
         let counts = queue_pair.counts();
         sum.posted += counts.posted;
         sum.posted_bytes += counts.posted_bytes;
@@ -39,10 +41,12 @@ pub(crate) fn counts() -> WorkCounts {
 }
 
 /// Reports all work requests that went ahead to the daemon, at the process's end. A queue pair that
-/// another thread holds is left out.
+/// another thread holds is left out, and so are all others after [`END_PATIENCE`].
 pub(crate) fn report_all_ahead() {
-    for queue_pair in all().lock().iter() {
-        queue_pair.report_ahead();
+    let give_up = Instant::now() + END_PATIENCE;
+    let Some(all) = all().try_lock_for(END_PATIENCE) else { return };
+    for queue_pair in all.iter() {
+        queue_pair.report_ahead(give_up.saturating_duration_since(Instant::now()));
     }
 }
 
