@@ -177,7 +177,9 @@ impl<'a> Vllm<'a> {
     /// Returns Python's path: the folder of that module, and then what the caller has.
     fn python_path(&self) -> OsString {
         let own = std::env::var_os("PYTHONPATH").unwrap_or_default();
-        let folders = std::iter::once(self.site()).chain(std::env::split_paths(&own));
+        // Python takes an empty path for the current folder.
+        let own = std::env::split_paths(&own).filter(|folder| !folder.as_os_str().is_empty());
+        let folders = std::iter::once(self.site()).chain(own);
         std::env::join_paths(folders).unwrap_or_else(|_| self.site().into())
     }
 
