@@ -225,8 +225,7 @@ pub struct NicConfig {
     /// The window. Default: four chunks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub window: Option<Bytes>,
-    /// Bytes in flight to one known peer under `laxity`, 0 for no bound. Default: two chunks, or
-    /// the window if that is less.
+    /// Bytes in flight to one known peer under `laxity`. Default: no bound.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub peer_window: Option<Bytes>,
     /// Addresses of the NIC for other hosts. Default: the kernel's, or all for the name `default`.
@@ -267,10 +266,9 @@ impl NicConfig {
         self.window.map_or_else(|| self.chunk_bytes().saturating_mul(4), |window| window.0)
     }
 
-    /// Returns the configured or default bound on bytes to one peer, or 0 if there is none.
+    /// Returns the configured bound on bytes to one peer, or 0 if there is none.
     pub fn peer_window_bytes(&self) -> u64 {
-        let default = || self.chunk_bytes().saturating_mul(2).min(self.window_bytes());
-        self.peer_window.map_or_else(default, |window| window.0)
+        self.peer_window.map_or(0, |window| window.0)
     }
 }
 

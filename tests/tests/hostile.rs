@@ -45,7 +45,8 @@ const BLAME: [&str; 3] = ["is distrusted", "is silent", "is limited"];
 const SLOW_PORT: &str = "[access]\nanyone = true\n\
     [[nic]]\nname = \"test\"\nrate = \"10Gbit\"\nchunk = \"64KiB\"\nwindow = \"256KiB\"\n";
 const FAST_PORT: &str = "[access]\nanyone = true\n\
-    [[nic]]\nname = \"test\"\nrate = \"400Gbit\"\nchunk = \"1MiB\"\nwindow = \"4MiB\"\n";
+    [[nic]]\nname = \"test\"\nrate = \"400Gbit\"\nchunk = \"1MiB\"\nwindow = \"4MiB\"\n\
+    peer_window = \"2MiB\"\n";
 
 /// The part of a child process. It is not a test by itself.
 #[test]
@@ -195,7 +196,7 @@ impl Attack {
 
     fn go_on(&mut self) {
         if self.tickets.len() < 64 {
-            // Bytes in flight are bounded by peer, so it names many.
+            // Where bytes in flight are bounded by peer, many peers get it more.
             let peer = peers::number([self.tickets.len() as u8 + 1; 16]);
             let flow = Flow { peer, ..flow(Stage::Collective, 64 * 1024) };
             self.tickets.push(self.lane.submit(&flow));

@@ -157,8 +157,7 @@ impl Config {
                         let _ = writeln!(shown, "# window = {bytes}  # not set: four chunks");
                     }
                     if nic.peer_window.is_none() {
-                        let bytes = nic.peer_window_bytes();
-                        let _ = writeln!(shown, "# peer_window = {bytes}  # not set: two chunks");
+                        shown.push_str("# peer_window = \"4MiB\"  # not set: no bound by peer\n");
                     }
                     if nic.addresses.is_empty() {
                         shown.push_str(

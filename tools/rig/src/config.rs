@@ -175,7 +175,7 @@ impl Default for LabConfig {
             nccl_plugin: None,
             chunk_bytes: 32 << 10,
             window_bytes: 1 << 20,
-            peer_window_bytes: 64 << 10,
+            peer_window_bytes: 0,
             socket_buffer_bytes: 64 << 10,
             queue_bytes: 4 << 20,
             level_dscp: vec![46, 34, 26, 18, 18, 10, 10, 10],

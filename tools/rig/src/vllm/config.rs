@@ -112,7 +112,6 @@ impl LabConfig {
             tokens_max: 768,
             chunk_bytes: 64 << 10,
             window_bytes: 1 << 20,
-            peer_window_bytes: 128 << 10,
             ..Self::default()
         }
     }
