@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::virtual_time::{CHUNK, TICK, completed, flow, fluid};
+use laxity_policy::link::explain::Obstacle;
 use laxity_policy::link::{PEER_WINDOWS, PEERS_MAX};
 use laxity_policy::{
     Action, Event, FlowId, FlowSpec, Link, LinkConfig, PeerId, PolicyKind, Span, Stage, Time,
@@ -88,6 +89,17 @@ fn a_flow_of_unknown_peer_has_no_bound_of_its_own() {
         let mut link = link(true);
         link.handle(Time(1), to(peer, 1, Time(500 * TICK)));
         assert_eq!(run(&mut link, &[1])[&1], 4 * CHUNK, "{peer:?}");
+    }
+}
+
+#[test]
+fn only_a_flow_of_a_known_peer_is_said_to_wait_for_its_peer() {
+    for (peer, obstacle) in [(BUSY, Obstacle::Peer), (PeerId(0), Obstacle::Window)] {
+        let mut link = link(true);
+        link.handle(Time(1), to(peer, 1, Time(500 * TICK)));
+        permit(&mut link, Time(1), &mut BTreeMap::new());
+        let told = link.explain(Time(1), FlowId(1)).expect("it waits");
+        assert_eq!(told.obstacle, obstacle, "{peer:?}");
     }
 }
 
