@@ -55,8 +55,8 @@ static bool reconnect(struct pair *p) {
     CHECK(!qp_state(p->a.qp, IBV_QPS_RESET), "RESET of a");
     /* The packets that a has sent arrive before b is reset. If one arrives meanwhile, SoftRoCE of
        Linux 6.1 may never handle another one of this queue pair, with the library and without
-       (docs/notes/verbs-seen-once.md). */
-    sleep_ms(5);
+       (docs/notes/verbs-seen-once.md). A guest of busy processors needs longer than 5 ms. */
+    sleep_ms(50);
     CHECK(!qp_state(p->b.qp, IBV_QPS_RESET), "RESET of b");
     return pair_connect(p);
 }
