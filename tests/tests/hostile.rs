@@ -196,7 +196,7 @@ impl Attack {
 
     fn go_on(&mut self) {
         if self.tickets.len() < 64 {
-            // Where bytes in flight are bounded by peer, many peers get it more.
+            // Where each peer has a bound of its own, a client that names many gets more.
             let peer = peers::number([self.tickets.len() as u8 + 1; 16]);
             let flow = Flow { peer, ..flow(Stage::Collective, 64 * 1024) };
             self.tickets.push(self.lane.submit(&flow));

@@ -170,8 +170,8 @@ impl Client {
         Lane::new(Arc::clone(&self.core), counters)
     }
 
-    /// Returns the sum of all lanes' counters. In a forked child, those are 0 whose lock another
-    /// thread of the parent held at the fork.
+    /// Returns the sum of all lanes' counters. In a forked child, counters stay 0 if another thread
+    /// of the parent had locked them at the fork.
     pub fn stats(&self) -> Stats {
         let mut stats = Stats::default();
         if let Some(registry) = self.core.registry() {

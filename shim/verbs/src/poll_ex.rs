@@ -152,7 +152,7 @@ unsafe fn account(cq: *mut ibv_cq_ex, before: &OriginalPoll, result: c_int) {
             Some(None) => {}
             None => {
                 let late = LateCompletion { queue_pair, cq: cq as usize, wr_id, status };
-                // In an exit handler the list may be gone. The daemon then forgets the process.
+                // In an exit handler the list may be gone. The flow then ends with the process.
                 let _ = KEPT.try_with(|kept| kept.borrow_mut().push(late));
             }
         }

@@ -132,7 +132,7 @@ impl Hoard {
             let whole = Flow { whole: true, ..flow(Stage::P2d, 64 << 10) };
             let collective = flow(Stage::Collective, 64 << 10);
             let flows = [whole, collective].into_iter().cycle().take(32).enumerate();
-            // Where bytes in flight are bounded by peer, many peers get it more.
+            // Where each peer has a bound of its own, a client that names many gets more.
             let named = |(at, flow): (usize, Flow)| Flow {
                 peer: peers::number([at as u8 + 1; 16]),
                 ..flow
