@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 use std::time::Duration;
 
+use laxity_job::fork;
 use laxity_shm::fork::ForkGuard;
 use laxity_shm::layout::{Mode, attention};
 use laxity_shm::marking::{Verdict, decide};
@@ -79,8 +80,8 @@ struct Attachment {
 pub(crate) struct Core {
     pub(crate) options: Options,
     pub(crate) clock: Clock,
-    /// The process that attached, which differs in a forked child.
-    pid: u32,
+    /// The [`fork::epoch`] in which the process attached, which differs in a forked child.
+    epoch: u32,
     /// Number of daemons found so far. Relaxed, as a hint.
     generation: AtomicU64,
     /// The attachment. Reads are frequent and writes are rare.
@@ -114,13 +115,14 @@ impl Client {
 
     /// Does the same as [`Client::attach`] with another clock, for tests in virtual time.
     pub fn attach_by(clock: Clock, options: Options) -> Self {
+        fork::watch();
         let now = clock.now_ns();
         let limit = options.attach_timeout;
         let off = options.mode == Mode::Off;
         let core = Arc::new(Core {
             options,
             clock,
-            pid: std::process::id(),
+            epoch: fork::epoch(),
             generation: AtomicU64::new(0),
             attachment: RwLock::new(Attachment {
                 phase: Detached,
@@ -323,7 +325,7 @@ impl Core {
 
     /// Reports whether this is a forked child, in which the holder of a lock may not exist.
     fn is_forked(&self) -> bool {
-        std::process::id() != self.pid
+        fork::epoch() != self.epoch
     }
 
     /// Sets the time of the next attempt after a lock could not be taken, unless it is no longer
