@@ -111,6 +111,8 @@ pub struct Link {
     oversized: Oversized,
     /// When all permitted bytes have left, if the port sends at its rate.
     drained: Time,
+    /// The same at the rate of permits beyond the window, where bytes are bounded by peer.
+    drained_by_peers: Time,
     /// Until when a flow waits only for the pace of [`Link::exceeds_at`].
     paced: Option<Time>,
     /// The latest `now` that the driver passed in.
@@ -145,6 +147,7 @@ impl Link {
             order_epoch: None,
             oversized: Oversized::default(),
             drained: Time::ZERO,
+            drained_by_peers: Time::ZERO,
             paced: None,
             last_now: Time::ZERO,
         })
@@ -424,7 +427,7 @@ impl Link {
         bytes == 0
             || all <= window
             || self.in_flight.at_or_above(level).saturating_add(bytes) <= window
-            || self.exceeds_at(level, bytes).is_some_and(|at| now >= at)
+            || self.exceeds_at(level, piece).is_some_and(|at| now >= at)
     }
 
     /// Returns the level of the first permit of a flow if no other flow waits.
@@ -456,9 +459,10 @@ impl Link {
     #[inline]
     fn account(&mut self, now: Time, stage: Stage, peer: PeerId, level: Level, bytes: u64) {
         self.in_flight.add(level, bytes);
-        self.peers.add(peer, level, bytes);
-        self.oversized.add(now, bytes, self.port.config.window_bytes);
+        self.peers.add(now, peer, level, bytes, self.peer_bound(peer));
+        self.oversized.add(now, level, bytes, self.port.config.window_bytes);
         self.drained = self.drained.max(now) + Span::transfer(bytes, self.port.config.rate);
+        self.pace_peers(now, bytes);
         if stage.is_early() {
             self.port.load.add(now, bytes);
         }

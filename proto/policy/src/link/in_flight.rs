@@ -36,14 +36,23 @@ impl InFlight {
 /// reaches a quarter of the port's rate, four of them fill the port.
 const OVERSIZED_MAX: usize = 4;
 
-/// Pieces in flight that exceed the window, each by itself: when each was permitted, and its bytes.
+/// A piece in flight.
+#[derive(Clone, Copy, Debug)]
+struct Piece {
+    permitted: Time,
+    level: Level,
+    bytes: u64,
+}
+
+/// Pieces in flight that exceed a bound, each by itself: that of the port or of one peer.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Oversized(Vec<(Time, u64)>);
+pub(super) struct Oversized(Vec<Piece>);
 
 impl Oversized {
-    pub(super) fn add(&mut self, now: Time, bytes: u64, window: u64) {
-        if bytes > window {
-            self.0.push((now, bytes));
+    #[inline]
+    pub(super) fn add(&mut self, now: Time, level: Level, bytes: u64, bound: u64) {
+        if bytes > bound {
+            self.0.push(Piece { permitted: now, level, bytes });
         }
     }
 
@@ -52,26 +61,28 @@ impl Oversized {
     /// still have more than `in_flight`, some completed in parts, and the oldest shrink. Returns
     /// when the removed piece was permitted, or `None` if no piece had this size.
     #[inline]
-    pub(super) fn remove(&mut self, bytes: u64, in_flight: u64, window: u64) -> Option<Time> {
-        if self.0.is_empty() { None } else { self.shrink(bytes, in_flight, window) }
+    pub(super) fn remove(&mut self, bytes: u64, in_flight: u64, bound: u64) -> Option<Time> {
+        if self.0.is_empty() { None } else { self.shrink(bytes, in_flight, bound) }
     }
 
     #[cold]
-    fn shrink(&mut self, bytes: u64, in_flight: u64, window: u64) -> Option<Time> {
-        let ended = self.0.iter().position(|&(_, size)| size == bytes);
-        let permitted = ended.map(|at| self.0.remove(at).0);
-        let mut excess = self.bytes().saturating_sub(in_flight);
-        for (_, size) in &mut self.0 {
-            let done = excess.min(*size);
-            *size -= done;
+    fn shrink(&mut self, bytes: u64, in_flight: u64, bound: u64) -> Option<Time> {
+        let ended = self.0.iter().position(|piece| piece.bytes == bytes);
+        let permitted = ended.map(|at| self.0.remove(at).permitted);
+        let mut excess = self.at_or_above(Level::SCAVENGER).saturating_sub(in_flight);
+        for piece in &mut self.0 {
+            let done = excess.min(piece.bytes);
+            piece.bytes -= done;
             excess -= done;
         }
-        self.0.retain(|&(_, size)| size > window);
+        self.0.retain(|piece| piece.bytes > bound);
         permitted
     }
 
-    pub(super) fn bytes(&self) -> u64 {
-        self.0.iter().fold(0, |sum, &(_, bytes)| sum.saturating_add(bytes))
+    /// Returns the bytes of the pieces at `level` or above.
+    pub(super) fn at_or_above(&self, level: Level) -> u64 {
+        let pieces = self.0.iter().filter(|piece| piece.level.row() <= level.row());
+        pieces.fold(0, |sum, piece| sum.saturating_add(piece.bytes))
     }
 
     /// Returns when another piece may follow `n` such pieces on a port of this rate, or `None` if
@@ -84,7 +95,7 @@ impl Oversized {
     pub(super) fn next_at(&self, rate: u64) -> Option<Time> {
         let n = self.0.len();
         let ends =
-            |&(begin, bytes): &(Time, u64)| begin + Span::transfer(bytes, rate).times(n as u64);
+            |piece: &Piece| piece.permitted + Span::transfer(piece.bytes, rate).times(n as u64);
         if n < OVERSIZED_MAX { self.0.iter().map(ends).min() } else { None }
     }
 }

@@ -8,7 +8,8 @@
 //! necessary. docs/notes/receivers.md has what this is worth.
 //!
 //! The bound of a level counts bytes at that level or above, like the port's window: bytes that
-//! wait in a lower class must not hold up an urgent flow to the same peer.
+//! wait in a lower class must not hold up an urgent flow to the same peer. Pieces that exceed the
+//! bound by themselves are not counted. The port's rule for such pieces bounds them.
 //!
 //! Flows of unknown peers are bounded together, by the port's `overcommit` windows. Scavenged flows
 //! have no bound by peer: they wait in one queue, in order of arrival, and don't count at the level
@@ -16,7 +17,8 @@
 
 use laxity_types::{Level, PeerId};
 
-use super::in_flight::InFlight;
+use super::in_flight::{InFlight, Oversized};
+use crate::time::Time;
 
 /// Maximum number of windows in flight on a port whose bytes are bounded by peer. Beyond the first
 /// window, permits come at the port's rate. A client that goes silent holds at most this.
@@ -25,11 +27,17 @@ pub const PEER_WINDOWS: u32 = 16;
 /// Peers with a bound of their own. Others count as unknown.
 pub const PEERS_MAX: usize = 4096;
 
+/// Bytes in flight to one peer.
+#[derive(Clone, Debug, Default)]
+struct ToPeer {
+    in_flight: InFlight,
+    /// The pieces among them that exceed the peer's bound, each by itself.
+    oversized: Oversized,
+}
+
 /// Bytes in flight by peer.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Peers {
-    in_flight: Vec<InFlight>,
-}
+pub(super) struct Peers(Vec<ToPeer>);
 
 /// Returns the peer under which a flow is counted.
 pub(super) const fn counted(peer: PeerId) -> PeerId {
@@ -49,29 +57,34 @@ pub(super) const fn part(peer: PeerId) -> PeerId {
 
 impl Peers {
     #[inline]
-    pub(super) fn add(&mut self, peer: PeerId, level: Level, bytes: u64) {
+    pub(super) fn add(&mut self, now: Time, peer: PeerId, level: Level, bytes: u64, bound: u64) {
         let at = usize::from(counted(peer).0);
-        if at >= self.in_flight.len() {
+        if at >= self.0.len() {
             self.add_peers(at);
         }
-        self.in_flight[at].add(level, bytes);
+        self.0[at].in_flight.add(level, bytes);
+        self.0[at].oversized.add(now, level, bytes, bound);
     }
 
     #[cold]
     fn add_peers(&mut self, at: usize) {
-        self.in_flight.resize(at + 1, InFlight::default());
+        self.0.resize(at + 1, ToPeer::default());
     }
 
     #[inline]
-    pub(super) fn remove(&mut self, peer: PeerId, level: Level, bytes: u64) {
-        if let Some(known) = self.in_flight.get_mut(usize::from(counted(peer).0)) {
-            known.remove(level, bytes);
+    pub(super) fn remove(&mut self, peer: PeerId, level: Level, bytes: u64, bound: u64) {
+        if let Some(known) = self.0.get_mut(usize::from(counted(peer).0)) {
+            known.in_flight.remove(level, bytes);
+            known.oversized.remove(bytes, known.in_flight.all, bound);
         }
     }
 
-    /// Returns the bytes to a peer that compete with a chunk of `level`.
+    /// Returns the bytes to a peer that compete with a chunk of `level` and count in its bound.
     pub(super) fn at_or_above(&self, peer: PeerId, level: Level) -> u64 {
-        let known = self.in_flight.get(usize::from(counted(peer).0));
-        known.map_or(0, |known| known.at_or_above(level))
+        let known = self.0.get(usize::from(counted(peer).0));
+        known.map_or(0, |known| {
+            let pieces = known.oversized.at_or_above(level);
+            known.in_flight.at_or_above(level).saturating_sub(pieces)
+        })
     }
 }

@@ -133,8 +133,7 @@ impl Link {
                 continue;
             }
             if !insists && !self.fits(now, wire, bytes) {
-                let chunk = bytes.min(self.port.config.chunk_bytes);
-                self.paced = self.exceeds_at(wire, chunk);
+                self.paced = self.exceeds_at(wire, bytes);
                 return None;
             }
             return Some(self.permit(now, slot, level, bytes));

@@ -179,6 +179,8 @@ pub(crate) struct Shadowed {
     drained: Time,
     /// Bytes of pieces above the window since the bytes in flight were within it.
     oversized: u64,
+    /// Bytes of pieces above the bound of their peer, since the bytes to it were within the bound.
+    oversized_to: BTreeMap<PeerId, u64>,
     arrivals: u64,
 }
 
@@ -192,6 +194,7 @@ impl Shadowed {
             fast: false,
             drained: Time::ZERO,
             oversized: 0,
+            oversized_to: BTreeMap::new(),
             arrivals: 0,
         }
     }
@@ -335,7 +338,7 @@ impl Shadowed {
             self.link.add_in_flight(self.now, spec.stage, spec.peer, level, bytes);
             let takes = Span::transfer(bytes, self.link.config().rate);
             self.drained = self.drained.max(self.now) + takes;
-            self.note_oversized(bytes);
+            self.note_oversized(&spec, bytes);
             return;
         }
         if self.fast
@@ -350,9 +353,24 @@ impl Shadowed {
         self.link.handle(self.now, Event::FlowArrived(spec));
     }
 
-    fn note_oversized(&mut self, bytes: u64) {
+    fn note_oversized(&mut self, spec: &FlowSpec, bytes: u64) {
         if bytes > WINDOW {
             self.oversized += bytes;
+        }
+        if self.peer_bound(spec).is_some_and(|bound| bytes > bound) {
+            *self.oversized_to.entry(spec.peer).or_default() += bytes;
+        }
+    }
+
+    /// Forgets pieces that completed, as far as the bytes in flight show it.
+    fn forget_oversized(&mut self, flow: FlowId) {
+        if self.in_flight() <= WINDOW {
+            self.oversized = 0;
+        }
+        let spec = self.accounts[&flow].spec;
+        let to_peer = self.to_peer_at_or_above(spec.peer, Level::SCAVENGER);
+        if self.peer_bound(&spec).is_some_and(|bound| to_peer <= bound) {
+            self.oversized_to.remove(&spec.peer);
         }
     }
 
@@ -367,9 +385,7 @@ impl Shadowed {
         self.actions.push(action);
         match action {
             Action::Permit { flow, bytes, level, last } => {
-                if self.in_flight() <= WINDOW {
-                    self.oversized = 0;
-                }
+                self.forget_oversized(flow);
                 let account = self.accounts.get_mut(&flow).expect("a flow that arrived");
                 assert!(account.waits(), "permit for a flow that is done: {action:?}");
                 account.permitted += bytes;
@@ -411,10 +427,12 @@ impl Shadowed {
                 let by_turns = scavenged || self.accounts[&flow].requeued || bytes == 0;
                 if let Some(bound) = bound.filter(|_| !by_turns) {
                     let to_peer = self.to_peer_at_or_above(spec.peer, level);
-                    assert!(to_peer <= bound + excess, "{to_peer} to the peer by {action:?}");
+                    let pieces = self.oversized_to.get(&spec.peer).copied().unwrap_or(0);
+                    let most = bound + pieces + excess;
+                    assert!(to_peer <= most, "{to_peer} to the peer by {action:?}");
                 }
                 self.drained = self.drained.max(self.now) + Span::transfer(bytes, rate);
-                self.note_oversized(bytes);
+                self.note_oversized(&spec, bytes);
             }
             Action::Moved { flow, from, to } => {
                 let account = self.accounts.get_mut(&flow).expect("a flow that arrived");
