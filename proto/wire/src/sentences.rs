@@ -166,7 +166,8 @@ fn waits(told: &ExplainedFlow, wait: &FlowWait) -> String {
         _ => "Nothing is in its way now".to_owned(),
     };
     let (in_flight, window) = (Bytes(flow.in_flight_bytes), Bytes(flow.window_bytes));
-    format!("{why}. {} of a window of {} are in flight.", in_flight.about(), window.about())
+    let to_it = if wait.obstacle == "peer" { " to it" } else { "" };
+    format!("{why}. {} of a window of {} are in flight{to_it}.", in_flight.about(), window.about())
 }
 
 fn leveled(status: &Status, now_ns: u64, told: &ExplainedFlow, wait: &FlowWait) -> String {
@@ -211,7 +212,9 @@ fn next_step(now_ns: u64, told: &ExplainedFlow, wait: &FlowWait, rate: u64, owed
             .into(),
         (_, "lost") => "it is late in any case; move load away, or give later deadlines".into(),
         (_, "undated") => "none; such flows use what others leave of the port".into(),
-        ("peer", _) => "run `laxity status` at the peer, which receives slowly".into(),
+        ("peer", _) => "none if the peer's port is busy; if `laxity status` there shows that it \
+                        is not, run `laxity doctor` there"
+            .into(),
         ("turn", _) => "see in `laxity top` which clients use the port".into(),
         _ => {
             let left = wait.ahead_bytes.saturating_add(flow.bytes.saturating_sub(flow.granted));

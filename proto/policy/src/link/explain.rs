@@ -47,7 +47,8 @@ pub struct WaitingFlow {
     pub obstacle: Obstacle,
     /// The flows that come first, [`AHEAD_MAX`] at most.
     pub ahead: Tally,
-    /// Bytes in flight at the level or above, and the window.
+    /// Bytes in flight at the level or above, and the window. For [`Obstacle::Peer`], those to the
+    /// flow's peer, and their bound.
     pub window: (u64, u64),
     /// Whether the flow is starved, and so is served from the starved flows' share.
     pub is_starved: bool,
@@ -94,8 +95,10 @@ impl Link {
         known.obstacle = if known.ahead.flows > 0 {
             Obstacle::Order
         } else if !self.peer_takes(group.queue, &flow.spec, wire, bytes) {
+            let peer = flow.spec.peer;
+            known.window = (self.peers.at_or_above(peer, wire), self.peer_bound(peer));
             // Unknown peers share the port's windows.
-            if counted(flow.spec.peer) == PeerId(0) { Obstacle::Window } else { Obstacle::Peer }
+            if counted(peer) == PeerId(0) { Obstacle::Window } else { Obstacle::Peer }
         } else if !self.fits(now, wire, bytes) {
             Obstacle::Window
         } else {

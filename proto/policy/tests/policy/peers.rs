@@ -1,6 +1,6 @@
 //! The bound of `laxity` on bytes in flight by peer (`link/peers.rs`).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 use crate::virtual_time::{CHUNK, TICK, completed, flow, fluid};
 use laxity_policy::link::explain::Obstacle;
@@ -14,17 +14,22 @@ const IDLE: PeerId = PeerId(2);
 
 /// Returns a port with a window of four chunks, and a bound of two chunks by peer if `bounded`.
 fn link(bounded: bool) -> Link {
-    Link::new(LinkConfig {
-        policy: PolicyKind::Laxity,
-        window_bytes: 4 * CHUNK,
-        peer_window_bytes: if bounded { 2 * CHUNK } else { 0 },
-        ..fluid()
-    })
-    .expect("a valid configuration")
+    of_bound(if bounded { 2 * CHUNK } else { 0 })
+}
+
+fn of_bound(peer_window_bytes: u64) -> Link {
+    let window_bytes = 4 * CHUNK;
+    let policy = PolicyKind::Laxity;
+    Link::new(LinkConfig { policy, window_bytes, peer_window_bytes, ..fluid() })
+        .expect("a valid configuration")
+}
+
+fn spec(peer: PeerId, id: u64, deadline: Time) -> FlowSpec {
+    FlowSpec { peer, deadline, ..flow(id, Stage::P2d, 1.0) }
 }
 
 fn to(peer: PeerId, id: u64, deadline: Time) -> Event {
-    Event::FlowArrived(FlowSpec { peer, deadline, ..flow(id, Stage::P2d, 1.0) })
+    Event::FlowArrived(spec(peer, id, deadline))
 }
 
 /// Takes all actions and adds the permitted bytes of each flow.
@@ -99,7 +104,8 @@ fn only_a_flow_of_a_known_peer_is_said_to_wait_for_its_peer() {
         link.handle(Time(1), to(peer, 1, Time(500 * TICK)));
         permit(&mut link, Time(1), &mut BTreeMap::new());
         let told = link.explain(Time(1), FlowId(1)).expect("it waits");
-        assert_eq!(told.obstacle, obstacle, "{peer:?}");
+        let bound = if obstacle == Obstacle::Peer { 2 * CHUNK } else { 4 * CHUNK };
+        assert_eq!((told.obstacle, told.window), (obstacle, (bound, bound)), "{peer:?}");
     }
 }
 
@@ -143,6 +149,72 @@ fn silent_receivers_hold_a_bounded_number_of_windows_however_many_they_are() {
     let all = sent.values().sum::<u64>();
     assert_eq!(all, u64::from(PEER_WINDOWS) * 4 * CHUNK);
     assert_eq!(link.in_flight_bytes(), all);
+}
+
+#[test]
+fn a_lone_peer_with_a_bound_of_one_window_gets_what_it_gets_without_a_bound() {
+    for chunks in [1, 2, 3, 4, 5, 9] {
+        let sent = [0, 4 * CHUNK].map(|peer_window_bytes| {
+            let mut link = of_bound(peer_window_bytes);
+            for id in 0..40 {
+                let bytes = chunks * CHUNK;
+                let spec = FlowSpec { bytes, whole: true, ..spec(BUSY, id, Time(5000 * TICK)) };
+                link.handle(Time(1), Event::FlowArrived(spec));
+            }
+            let (mut sent, mut done) = (BTreeMap::new(), BTreeMap::new());
+            let mut history = Vec::new();
+            for step in 1..=4000 {
+                let now = Time(step * TICK / 100);
+                permit(&mut link, now, &mut sent);
+                // A piece completes at its end, and its end is known half a chunk later.
+                let left = (step * CHUNK).saturating_sub(CHUNK / 2);
+                for (ended, (&id, &bytes)) in sent.iter().enumerate() {
+                    if (ended as u64 + 1) * bytes <= left && done.insert(id, bytes).is_none() {
+                        link.handle(now, completed(id, bytes));
+                    }
+                }
+                history.push(sent.values().sum::<u64>());
+            }
+            history
+        });
+        assert_eq!(sent[0], sent[1], "pieces of {chunks} chunks");
+        assert_eq!(sent[1].last(), Some(&(40 * chunks * CHUNK)));
+    }
+}
+
+#[test]
+fn a_port_that_is_slower_than_configured_does_not_get_all_windows_at_once() {
+    let mut link = of_bound(4 * CHUNK);
+    let mut sent: BTreeMap<u64, u64> = BTreeMap::new();
+    let (mut all, mut most) = (0, 0);
+    for peer in 1..=40 {
+        let spec = FlowSpec {
+            bytes: 1000 * CHUNK,
+            ..spec(PeerId(peer), u64::from(peer), Time(50_000 * TICK))
+        };
+        link.handle(Time(1), Event::FlowArrived(spec));
+    }
+    let mut queue = VecDeque::new();
+    for step in 1..=10_000 {
+        let now = Time(step * TICK / 100);
+        while let Some(action) = link.poll_action(now) {
+            if let Action::Permit { flow, bytes, .. } = action {
+                queue.push_back((flow, bytes));
+            }
+        }
+        // The NIC sends in order. Headers take 8 % of the line.
+        let goodput = step * CHUNK * 92 / 100;
+        while let Some(&(flow, bytes)) = queue.front().filter(|&&(_, bytes)| all + bytes <= goodput)
+        {
+            queue.pop_front();
+            all += bytes;
+            *sent.entry(flow.0).or_default() += bytes;
+            link.handle(now, Event::BytesCompleted { flow, bytes });
+        }
+        most = most.max(link.in_flight_bytes());
+    }
+    assert!(all >= 9_000 * CHUNK, "the port idled: {} chunks", all / CHUNK);
+    assert!(most <= 6 * CHUNK, "{} chunks in the NIC", most / CHUNK);
 }
 
 #[test]
