@@ -8,7 +8,8 @@
 //! *Suspicion.* Many clients of one owner could each hold a port's window in turn. If an owner's
 //! clients owe more than [`OWED_WINDOWS`] windows of one port, those that completed nothing for
 //! [`LATELY`] are unscheduled, and so are new ones. Each port counts alone, because a job with a
-//! process per NIC may be slow on all ports.
+//! process per NIC may be slow on all ports. A client counts with one window at most: it may have
+//! more in flight to many peers, but delays others by its patience only once.
 
 use laxity_policy::{Level, Span};
 use laxity_shm::consumer::Wake;
@@ -23,8 +24,8 @@ use crate::driver::intake::Intake;
 use crate::driver::trust::{Loss, WINDOW, part};
 use crate::owner::Owner;
 
-/// Maximum number of windows of one port that clients of an owner may owe. One client owes little
-/// more than one, so suspicion needs at least four slow clients.
+/// Maximum number of windows of one port that clients of an owner may owe, so suspicion needs five
+/// slow clients.
 const OWED_WINDOWS: u64 = 4;
 /// A client that completed bytes within this time is not suspected.
 const LATELY: Span = Span::from_millis(100);
@@ -165,8 +166,9 @@ impl Driver {
             let owed = clients
                 .filter(|client| client.state.identity.owner == *owner)
                 .filter_map(|client| client.state.ports.get(index))
-                .fold(0_u64, |sum, on_wire| sum.saturating_add(on_wire.owed()));
-            part(owed, port.window_bytes()) > OWED_WINDOWS * WINDOW
+                .map(|on_wire| part(on_wire.owed(), port.window_bytes()).min(WINDOW))
+                .sum::<u64>();
+            owed > OWED_WINDOWS * WINDOW
         })
     }
 

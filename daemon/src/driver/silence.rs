@@ -16,7 +16,8 @@
 //! * Owed bytes are written off after `completion_timeout` ([`super::overdue`]).
 //!
 //! So a silent client costs others its share of the window once, for [`PATIENCE`]. A client's
-//! permitted and uncompleted bytes stay below a window and a quarter, plus its credit.
+//! permitted and uncompleted bytes stay below a window and a quarter, plus its credit. Under
+//! `laxity` that is so for each peer, and a port has 16 windows in flight at most.
 
 use laxity_policy::domains::DOMAINS_MAX;
 use laxity_policy::{DomainId, Event, FlowId, Level, Span, Stage, Time};

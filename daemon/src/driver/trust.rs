@@ -5,7 +5,9 @@
 //! because a process could otherwise attach again and hold the window again. Clients of that owner
 //! that are attached and complete their bytes are not affected. A client that leaves has lost its
 //! owed bytes. It has abandoned its bytes in flight if others wait for them, and more than two
-//! abandoned windows of one port are a loss. A killed job of any size abandons one.
+//! abandoned windows of one port are a loss. A killed job of any size abandons one: what an owner's
+//! clients abandon at one time counts as one window at most, although a port whose bytes are bounded
+//! by peer may have more in flight.
 //!
 //! Distrust lasts [`FIRST`] completion timeouts at first, and twice as long each further time. So
 //! the share of time in which one owner can hold a port shrinks. The record ends if the owner has
@@ -29,6 +31,8 @@ pub(super) const WINDOW_SHARE: u64 = 4;
 pub(super) const WINDOW: u64 = 1000;
 /// Windows that clients of an owner may abandon within the length of a distrust.
 const ABANDONED_WINDOWS: u64 = 2;
+/// The processes of a killed job end within this time.
+const ONE_CRASH: Span = Span::from_millis(100);
 /// Maximum number of owners with a record. Beyond that, the record that ends first is removed.
 const OWNERS_MAX: usize = 1024;
 
@@ -66,13 +70,32 @@ pub(super) fn part(bytes: u64, window: u64) -> u64 {
     u64::try_from(parts.div_ceil(u128::from(window.max(1)))).unwrap_or(u64::MAX)
 }
 
+/// Bytes of one port that clients left in flight, in parts of a [`WINDOW`].
+#[derive(Clone, Copy, Debug, Default)]
+struct Abandoned {
+    all: u64,
+    /// When the latest crash began, and its bytes among them.
+    crash: (Time, u64),
+}
+
+impl Abandoned {
+    fn add(&mut self, now: Time, part: u64) {
+        if now.since(self.crash.0) > ONE_CRASH {
+            self.crash = (now, 0);
+        }
+        let counted = part.min(WINDOW - self.crash.1);
+        self.crash.1 += counted;
+        self.all = self.all.saturating_add(counted);
+    }
+}
+
 /// The recent losses of an owner's clients.
 #[derive(Clone, Debug, Default)]
 struct OwnerLosses {
     strikes: u32,
     distrusted: bool,
-    /// The bytes that were abandoned on each port, in parts of a [`WINDOW`].
-    abandoned: Vec<u64>,
+    /// What was abandoned on each port.
+    abandoned: Vec<Abandoned>,
     /// When the distrust or the record ends.
     until: Time,
 }
@@ -170,11 +193,10 @@ impl OwnerTrust {
             return;
         }
         if record.abandoned.len() <= port {
-            record.abandoned.resize(port + 1, 0);
+            record.abandoned.resize(port + 1, Abandoned::default());
         }
-        let abandoned = &mut record.abandoned[port];
-        *abandoned = abandoned.saturating_add(part);
-        let too_much = *abandoned > ABANDONED_WINDOWS * WINDOW;
+        record.abandoned[port].add(now, part);
+        let too_much = record.abandoned[port].all > ABANDONED_WINDOWS * WINDOW;
         record.until = record.until.max(now + record.term(timeout));
         if too_much {
             self.strike(now, owner);
@@ -260,14 +282,15 @@ mod tests {
             trust.forgive(now);
             assert!(trust.owners.is_empty(), "a crash was not forgotten");
         }
-        // A job with one process for each of many ports is killed.
-        for port in 0..16 {
-            trust.abandon(now, &owner, port, WINDOW);
+        // A job is killed that has many processes for each of many ports.
+        for (port, process) in (0..16).flat_map(|port| (0..16).map(move |process| (port, process)))
+        {
+            trust.abandon(now + Span(process), &owner, port, WINDOW);
         }
         assert!(!trust.distrusts(&owner), "one crash of a large job");
-        for _ in 0..2 {
-            trust.abandon(now, &owner, 3, WINDOW);
-            now = now + TIMEOUT;
+        for crash in 1..=2 {
+            assert!(!trust.distrusts(&owner));
+            trust.abandon(now + ONE_CRASH.times(2 * crash), &owner, 3, WINDOW);
         }
         assert!(trust.distrusts(&owner));
     }
