@@ -341,3 +341,35 @@ fn make_test_runs_the_examples_of_each_crate_that_has_some() {
     });
     assert_eq!(with.map(|(name, _)| name).collect::<BTreeSet<_>>(), named);
 }
+
+/// A file of tests that no program names is not compiled, and nobody notices.
+#[test]
+fn every_rust_file_is_part_of_a_program() {
+    let sources = files(&["rs"]);
+    let manifests: String = files(&["toml"]).iter().map(text).collect();
+    // Each file that a module declaration or a text names, by its place.
+    let mut named = BTreeSet::new();
+    for path in &sources {
+        let (folder, inner) = (path.parent().expect("a file"), path.with_extension(""));
+        for line in text(path).lines().map(str::trim) {
+            let module = line.strip_suffix(';').and_then(|line| line.rsplit_once("mod "));
+            if let Some((_, module)) = module {
+                let file = format!("{module}.rs");
+                named.extend([folder.join(&file), inner.join(&file)]);
+            }
+            let quoted = line.split('"').skip(1).step_by(2).filter(|name| name.ends_with(".rs"));
+            named.extend(quoted.map(|name| folder.join(name)));
+        }
+    }
+    let is_root = |path: &Path| {
+        let name = path.file_name().and_then(|name| name.to_str()).expect("UTF-8");
+        let parent = path.parent().and_then(Path::file_name);
+        let of_cargo = ["tests", "benches", "examples", "bin"];
+        ["main.rs", "lib.rs", "build.rs"].contains(&name)
+            || of_cargo.iter().any(|folder| parent == Some(folder.as_ref()))
+            || manifests.contains(&format!("{name}\""))
+    };
+    let lost = sources.iter().filter(|path| !is_root(path) && !named.contains(*path));
+    let lost: Vec<String> = lost.map(|path| path.display().to_string()).collect();
+    none("no program has these files", &lost);
+}

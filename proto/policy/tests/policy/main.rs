@@ -7,6 +7,7 @@ mod baseline_oracle;
 mod baselines;
 mod capacity;
 mod caps;
+mod domains;
 mod explain;
 mod link;
 mod order_oracle;
