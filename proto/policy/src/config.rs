@@ -115,11 +115,11 @@ pub struct LinkConfig {
     pub window_bytes: u64,
     /// Maximum number of windows in flight. Beyond the first window, bytes are permitted no faster
     /// than the port sends: bytes that had time to leave and have not are queued elsewhere, such as
-    /// before a receiver that others send to. At 1 nothing is permitted beyond the window.
+    /// before a receiver that others send to. At 1 this rule permits nothing beyond the window.
     pub overcommit: u32,
     /// Bytes that may be in flight to one known peer, at the level of the next bytes or above. 0
-    /// means no bound. With it a port permits up to [`PEER_WINDOWS`](crate::link::PEER_WINDOWS)
-    /// windows, at its rate. Only `laxity` uses it.
+    /// means no bound. With it a port goes on to permit bytes for peers that are not busy up to
+    /// [`PEER_WINDOWS`](crate::link::PEER_WINDOWS) windows. Only `laxity` uses it.
     pub peer_window_bytes: u64,
     /// `K`, number of levels, 2 to [`Level::COUNT_MAX`].
     pub levels: u8,

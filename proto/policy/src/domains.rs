@@ -8,7 +8,8 @@
 //! 1. *Window.* A domain is active while its flows wait or are in flight, and for [`ACTIVE_FOR`]
 //!    after it submitted one. Each of `n` active domains has `W / n` of the port's window `W`, but
 //!    at least two chunks, so that one can be sent while the other completes. A domain alone has
-//!    all of it. A domain that completes nothing thus holds its own part only.
+//!    all of it, and may go beyond it to peers that are not busy (`link/peers.rs`). A domain that
+//!    completes nothing thus holds its own part only.
 //! 2. *Turns.* Of the domains whose parts have room, the one that has been permitted the fewest
 //!    bytes goes first (start-time fair queueing). Idle time earns nothing: a domain that begins to
 //!    wait starts where the domain that was served last started. A domain that waits for room in
@@ -206,7 +207,7 @@ impl SharedLink {
         let least = self.config.chunk_bytes.saturating_mul(2).min(window);
         for share in &mut self.shares {
             let among = if share.is_active { active } else { active + 1 };
-            share.link.set_window((window / among).max(least));
+            share.link.set_window((window / among).max(least), among == 1);
         }
     }
 
@@ -235,6 +236,11 @@ impl SharedLink {
         Some(known)
     }
 
+    /// Returns how many windows the port goes on to fill, if a domain has it alone.
+    pub fn windows_max(&self) -> u32 {
+        self.shares[0].link.windows_max()
+    }
+
     /// Reports whether another domain than this one is active.
     pub fn has_others(&self, domain: DomainId) -> bool {
         let at = self.at(domain);
@@ -247,7 +253,8 @@ impl SharedLink {
     }
 
     /// Reports whether a domain holds more than its part of the window while flows of another
-    /// active domain wait. It may have had all of the window before that one became active.
+    /// active domain wait. It may have had all of the window, and more for several peers, before
+    /// that one became active.
     #[must_use]
     pub fn keeps_others_waiting(&self, domain: DomainId) -> bool {
         let (at, link) = (self.at(domain), self.link(domain));
@@ -437,7 +444,10 @@ impl SharedLink {
 
     /// Returns when to call [`SharedLink::poll_action`] if no event comes before.
     pub fn next_deadline(&self) -> Option<Time> {
+        // A link whose domain had no turn may have a deadline that has passed.
+        let is_alone = self.shares.len() == 1;
         let links = self.shares.iter().filter_map(|share| share.link.next_deadline());
+        let links = links.filter(|&at| is_alone || at > self.polled);
         let levels_wait = self.shares.len() > 1 && self.levels_wait();
         let scavenges = |share: &&Share| {
             levels_wait && share.link.waiting_flows() > 0 && !share.link.waits_in_levels()

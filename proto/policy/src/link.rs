@@ -14,8 +14,8 @@
 //!    levels do not count, because bytes queued in a lower class for a busy receiver would fill the
 //!    window and delay collectives on an idle port. Beyond the window, bytes are permitted at the
 //!    port's rate at most, up to `overcommit` windows: bytes that had time to leave and have not
-//!    are queued elsewhere. Under `laxity`, bytes in flight are also bounded by peer
-//!    (`link/peers.rs`);
+//!    are queued elsewhere. Under `laxity`, bytes in flight are bounded by peer, and bytes for
+//!    peers that are not busy may go beyond the window, too (`link/peers.rs`);
 //! 2. the best-ranked group is served, its head flow first. The scavenger gets the port when no
 //!    level has work, and at least `scavenger_permille` of the port in any case;
 //! 3. a flow's level only rises, except by demotion to the scavenger. On the wire the flow keeps
@@ -55,7 +55,7 @@ use flows::{FlowPhase, NONE, SlotId};
 use in_flight::{InFlight, Oversized};
 use peers::Peers;
 use port::Port;
-use queue::SCAVENGER;
+use queue::{QueueId, SCAVENGER};
 use starved::Starved;
 
 use laxity_types::{FlowId, Layer, Level, PeerId, Stage};
@@ -109,6 +109,8 @@ pub struct Link {
     order_epoch: Option<u64>,
     /// The pieces in flight that are larger than the window, each by itself.
     oversized: Oversized,
+    /// Whether no other trust domain has a part of the port.
+    is_alone: bool,
     /// When all permitted bytes have left, if the port sends at its rate.
     drained: Time,
     /// The same at the rate of permits beyond the window, where bytes are bounded by peer.
@@ -146,6 +148,7 @@ impl Link {
             demotions: 0,
             order_epoch: None,
             oversized: Oversized::default(),
+            is_alone: true,
             drained: Time::ZERO,
             drained_by_peers: Time::ZERO,
             paced: None,
@@ -201,16 +204,23 @@ impl Link {
         for group in self.port.queues.ranked() {
             self.rerank(now, group);
         }
+        self.port.queues.offer_all();
     }
 
-    /// Changes the window only, to at least a chunk.
-    pub(crate) fn set_window(&mut self, bytes: u64) {
-        self.port.config.window_bytes = bytes.max(self.port.config.chunk_bytes);
+    /// Changes the window only, to at least a chunk, and says whether it is all of the port's.
+    pub(crate) fn set_window(&mut self, bytes: u64, is_alone: bool) {
+        self.is_alone = is_alone;
+        let bytes = bytes.max(self.port.config.chunk_bytes);
+        if bytes > self.port.config.window_bytes {
+            self.port.queues.offer_all();
+        }
+        self.port.config.window_bytes = bytes;
     }
 
-    /// Reports whether flows wait above the scavenger.
+    /// Reports whether flows wait above the scavenger, for the port or for their peers.
     pub(crate) fn waits_in_levels(&self) -> bool {
-        self.port.queues.first().is_some_and(|(rank, _)| rank != queue::Rank::SCAVENGER)
+        let scavenger = self.port.queues.scavenger();
+        self.waiting > scavenger.map_or(0, |group| self.port.queues.get(group).members.len())
     }
 
     /// Fast path: returns the first permit of a flow if no flow waits and the window has room.
@@ -225,7 +235,8 @@ impl Link {
         }
         let level = self.level_alone(now, spec);
         let queue = if level == Level::SCAVENGER { SCAVENGER } else { 0 };
-        let fits = self.peer_takes(queue, spec, level, bytes) && self.fits(now, level, bytes);
+        let fits =
+            self.peer_takes(queue, spec, level, bytes) && self.fits(now, queue, level, bytes);
         fits.then_some(Permit { bytes, level, last: bytes == spec.bytes })
     }
 
@@ -420,14 +431,14 @@ impl Link {
 
     /// Reports whether the window has room for a piece. A piece larger than a chunk counts as a
     /// chunk, or it might never fit.
-    fn fits(&self, now: Time, level: Level, piece: u64) -> bool {
+    fn fits(&self, now: Time, queue: QueueId, level: Level, piece: u64) -> bool {
         let window = self.port.config.window_bytes;
         let bytes = piece.min(self.port.config.chunk_bytes);
         let all = self.in_flight.all.saturating_add(bytes);
         bytes == 0
             || all <= window
             || self.in_flight.at_or_above(level).saturating_add(bytes) <= window
-            || self.exceeds_at(level, piece).is_some_and(|at| now >= at)
+            || self.exceeds_at(queue, piece).is_some_and(|at| now >= at)
     }
 
     /// Returns the level of the first permit of a flow if no other flow waits.
@@ -459,7 +470,7 @@ impl Link {
     #[inline]
     fn account(&mut self, now: Time, stage: Stage, peer: PeerId, level: Level, bytes: u64) {
         self.in_flight.add(level, bytes);
-        self.peers.add(now, peer, level, bytes, self.peer_bound(peer));
+        self.peers.add(now, peer, level, bytes, self.piece_bound(peer));
         self.oversized.add(now, level, bytes, self.port.config.window_bytes);
         self.drained = self.drained.max(now) + Span::transfer(bytes, self.port.config.rate);
         self.pace_peers(now, bytes);

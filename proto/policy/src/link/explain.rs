@@ -99,7 +99,7 @@ impl Link {
             known.window = (self.peers.at_or_above(peer, wire), self.peer_bound(peer));
             // Unknown peers share the port's windows.
             if counted(peer) == PeerId(0) { Obstacle::Window } else { Obstacle::Peer }
-        } else if !self.fits(now, wire, bytes) {
+        } else if !self.fits(now, group.queue, wire, bytes) {
             Obstacle::Window
         } else {
             Obstacle::Nothing

@@ -46,13 +46,17 @@ struct Piece {
 
 /// Pieces in flight that exceed a bound, each by itself: that of the port or of one peer.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Oversized(Vec<Piece>);
+pub(super) struct Oversized {
+    pieces: Vec<Piece>,
+    pub(super) bytes: InFlight,
+}
 
 impl Oversized {
     #[inline]
     pub(super) fn add(&mut self, now: Time, level: Level, bytes: u64, bound: u64) {
         if bytes > bound {
-            self.0.push(Piece { permitted: now, level, bytes });
+            self.pieces.push(Piece { permitted: now, level, bytes });
+            self.bytes.add(level, bytes);
         }
     }
 
@@ -62,27 +66,28 @@ impl Oversized {
     /// when the removed piece was permitted, or `None` if no piece had this size.
     #[inline]
     pub(super) fn remove(&mut self, bytes: u64, in_flight: u64, bound: u64) -> Option<Time> {
-        if self.0.is_empty() { None } else { self.shrink(bytes, in_flight, bound) }
+        if self.pieces.is_empty() { None } else { self.shrink(bytes, in_flight, bound) }
     }
 
     #[cold]
     fn shrink(&mut self, bytes: u64, in_flight: u64, bound: u64) -> Option<Time> {
-        let ended = self.0.iter().position(|piece| piece.bytes == bytes);
-        let permitted = ended.map(|at| self.0.remove(at).permitted);
-        let mut excess = self.at_or_above(Level::SCAVENGER).saturating_sub(in_flight);
-        for piece in &mut self.0 {
+        let ended = self.pieces.iter().position(|piece| piece.bytes == bytes);
+        let permitted = ended.map(|at| self.pieces.remove(at).permitted);
+        let sum = |pieces: &[Piece]| {
+            pieces.iter().fold(InFlight::default(), |mut sum, piece| {
+                sum.add(piece.level, piece.bytes);
+                sum
+            })
+        };
+        let mut excess = sum(&self.pieces).all.saturating_sub(in_flight);
+        for piece in &mut self.pieces {
             let done = excess.min(piece.bytes);
             piece.bytes -= done;
             excess -= done;
         }
-        self.0.retain(|piece| piece.bytes > bound);
+        self.pieces.retain(|piece| piece.bytes > bound);
+        self.bytes = sum(&self.pieces);
         permitted
-    }
-
-    /// Returns the bytes of the pieces at `level` or above.
-    pub(super) fn at_or_above(&self, level: Level) -> u64 {
-        let pieces = self.0.iter().filter(|piece| piece.level.row() <= level.row());
-        pieces.fold(0, |sum, piece| sum.saturating_add(piece.bytes))
     }
 
     /// Returns when another piece may follow `n` such pieces on a port of this rate, or `None` if
@@ -93,9 +98,9 @@ impl Oversized {
     /// traffic uses it, so the next piece may start. If it started earlier, it would only share the
     /// port with the others, and the policy's order would be lost.
     pub(super) fn next_at(&self, rate: u64) -> Option<Time> {
-        let n = self.0.len();
+        let n = self.pieces.len();
         let ends =
             |piece: &Piece| piece.permitted + Span::transfer(piece.bytes, rate).times(n as u64);
-        if n < OVERSIZED_MAX { self.0.iter().map(ends).min() } else { None }
+        if n < OVERSIZED_MAX { self.pieces.iter().map(ends).min() } else { None }
     }
 }

@@ -3,23 +3,16 @@
 use laxity_types::{Level, PeerId};
 
 use super::Link;
-use super::peers::{PEER_WINDOWS, SCAVENGED, counted, part};
+use super::peers::{PACE_EIGHTHS, PEER_WINDOWS, SCAVENGED, counted, part};
 use super::queue::{QueueId, SCAVENGER};
 use crate::event::FlowSpec;
 use crate::time::{Span, Time};
-
-/// The rate of permits beyond the window, in eighths of the port's rate.
-///
-/// Headers take up to a twelfth of a line. Permits at the full rate would come faster than the port
-/// sends, and bytes for peers that are not busy would pile up in the NIC, where the policy orders
-/// nothing.
-const PACE_EIGHTHS: u64 = 7;
 
 impl Link {
     /// Notes bytes that were permitted and are in flight already, for the pace beyond the window.
     #[inline]
     pub(super) fn pace_peers(&mut self, now: Time, bytes: u64) {
-        if self.bounds_peers() {
+        if self.in_flight.all > self.port.config.window_bytes && self.bounds_peers() {
             let rate = (self.port.config.rate / 8).saturating_mul(PACE_EIGHTHS).max(1);
             let drained = self.drained_by_peers.max(now) + Span::transfer(bytes, rate);
             // What has completed is no longer on its way.
@@ -30,6 +23,11 @@ impl Link {
     /// Reports whether bytes in flight are bounded by peer.
     pub(super) fn bounds_peers(&self) -> bool {
         self.port.config.peer_window_bytes != 0 && self.discipline.bounds_peers()
+    }
+
+    /// Returns how many windows a port goes on to fill.
+    pub(crate) fn windows_max(&self) -> u32 {
+        if self.bounds_peers() { PEER_WINDOWS } else { 1 }
     }
 
     /// Returns the number of the part of the index in which a flow waits.
@@ -44,10 +42,19 @@ impl Link {
     /// Returns the bound on bytes in flight to a peer.
     pub(super) fn peer_bound(&self, peer: PeerId) -> u64 {
         let config = &self.port.config;
+        let all = config.window_bytes.saturating_mul(u64::from(config.overcommit));
         match (counted(peer), config.peer_window_bytes) {
             (_, 0) => u64::MAX,
-            (PeerId(0), _) => config.window_bytes.saturating_mul(u64::from(config.overcommit)),
-            (_, bytes) => bytes,
+            (PeerId(0), _) => all,
+            (_, bytes) => bytes.min(all),
+        }
+    }
+
+    /// Returns the bound above which a piece does not count as bytes to its peer.
+    pub(super) fn piece_bound(&self, peer: PeerId) -> u64 {
+        match self.port.config.peer_window_bytes {
+            0 => u64::MAX,
+            _ => self.peer_bound(peer).min(self.port.config.window_bytes),
         }
     }
 
@@ -69,24 +76,27 @@ impl Link {
     }
 
     /// Returns when a piece may be in flight beyond the window, if it may at all: at the port's
-    /// pace, and behind pieces that exceed the window by themselves when these leave room in the
-    /// port. Nothing of such a piece completes before its end.
-    pub(super) fn exceeds_at(&self, level: Level, piece: u64) -> Option<Time> {
+    /// pace up to `overcommit` windows, more slowly if its peer is not busy, and behind pieces that
+    /// exceed the window by themselves when these leave room in the port. Nothing of such a piece
+    /// completes before its end.
+    pub(super) fn exceeds_at(&self, queue: QueueId, piece: u64) -> Option<Time> {
         let config = &self.port.config;
         let bytes = piece.min(config.chunk_bytes);
         let windows = |count: u32| config.window_bytes.saturating_mul(u64::from(count));
         let all = self.in_flight.all.saturating_add(bytes);
-        let above = self.in_flight.at_or_above(level).saturating_add(bytes);
         let chunk = Span::transfer(config.chunk_bytes, config.rate);
         // Permitted bytes are down to one chunk by then, if the port sends at its rate.
         let pace = self.drained - chunk;
         if config.overcommit > 1 && all <= windows(config.overcommit) {
             return Some(pace);
         }
-        let many =
-            self.bounds_peers() && piece <= config.window_bytes && above <= windows(PEER_WINDOWS);
+        let beside = all.saturating_sub(self.oversized.bytes.all);
+        let many = self.is_alone
+            && self.bounds_peers()
+            && queue != SCAVENGER
+            && piece <= config.window_bytes
+            && beside <= windows(PEER_WINDOWS);
         let beside_peers = many.then(|| pace.max(self.drained_by_peers - chunk));
-        let beside = all.saturating_sub(self.oversized.at_or_above(Level::SCAVENGER));
         let next = self.oversized.next_at(config.rate).filter(|_| beside <= config.window_bytes);
         beside_peers.into_iter().chain(next.map(|at| pace.max(at - chunk))).min()
     }
@@ -95,11 +105,10 @@ impl Link {
     /// Bytes that wait for other peers do not suspend the share.
     pub(super) fn has_share(&self, spec: &FlowSpec) -> bool {
         let window = self.port.config.window_bytes;
-        if !self.bounds_peers() {
+        if !self.is_alone || !self.bounds_peers() {
             return self.in_flight.all <= window;
         }
-        let to_peer = self.peers.at_or_above(spec.peer, Level::SCAVENGER);
-        to_peer <= self.peer_bound(spec.peer)
+        self.peers.all(spec.peer) <= self.peer_bound(spec.peer)
             && self.in_flight.all <= window.saturating_mul(u64::from(PEER_WINDOWS))
     }
 
@@ -110,7 +119,7 @@ impl Link {
         self.in_flight.remove(level, bytes);
         let window = self.port.config.window_bytes;
         let permitted = self.oversized.remove(bytes, self.in_flight.all, window);
-        self.peers.remove(peer, level, bytes, self.peer_bound(peer));
+        self.peers.remove(peer, level, bytes, self.piece_bound(peer));
         // Without waiting flows nobody has a group that could be offered.
         if self.waiting != 0 {
             self.port.queues.offer(part(peer));

@@ -12,17 +12,25 @@
 //! bound by themselves are not counted. The port's rule for such pieces bounds them.
 //!
 //! Flows of unknown peers are bounded together, by the port's `overcommit` windows. Scavenged flows
-//! have no bound by peer: they wait in one queue, in order of arrival, and don't count at the level
-//! of other flows. `peer_room.rs` decides by these counts.
+//! have no bound by peer, and never go beyond the window: they wait in one queue, in order of
+//! arrival. Where several trust domains share the port, none goes beyond its part of the window.
+//! `peer_room.rs` decides by these counts.
 
 use laxity_types::{Level, PeerId};
 
 use super::in_flight::{InFlight, Oversized};
 use crate::time::Time;
 
-/// Maximum number of windows in flight on a port whose bytes are bounded by peer. Beyond the first
-/// window, permits come at the port's rate. A client that goes silent holds at most this.
-pub const PEER_WINDOWS: u32 = 16;
+/// Windows in flight up to which a port goes on to permit bytes for peers that are not busy. Beyond
+/// the first window, permits come at [`PACE_EIGHTHS`] of the port's rate.
+pub const PEER_WINDOWS: u32 = 4;
+
+/// The rate of permits beyond the window, in eighths of the port's rate.
+///
+/// Headers take up to a twelfth of a line. Permits at the full rate would come faster than the port
+/// sends, and bytes for peers that are not busy would pile up in the NIC, where the policy orders
+/// nothing.
+pub(super) const PACE_EIGHTHS: u64 = 7;
 
 /// Peers with a bound of their own. Others count as unknown.
 pub const PEERS_MAX: usize = 4096;
@@ -79,11 +87,16 @@ impl Peers {
         }
     }
 
+    /// Returns all bytes to a peer.
+    pub(super) fn all(&self, peer: PeerId) -> u64 {
+        self.0.get(usize::from(counted(peer).0)).map_or(0, |known| known.in_flight.all)
+    }
+
     /// Returns the bytes to a peer that compete with a chunk of `level` and count in its bound.
     pub(super) fn at_or_above(&self, peer: PeerId, level: Level) -> u64 {
         let known = self.0.get(usize::from(counted(peer).0));
         known.map_or(0, |known| {
-            let pieces = known.oversized.at_or_above(level);
+            let pieces = known.oversized.bytes.at_or_above(level);
             known.in_flight.at_or_above(level).saturating_sub(pieces)
         })
     }

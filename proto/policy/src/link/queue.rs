@@ -213,6 +213,13 @@ impl Queues {
         queue.offered = best;
     }
 
+    /// Puts all peers that were set aside into the index again.
+    pub(crate) fn offer_all(&mut self) {
+        for peer in 0..self.peers.len() {
+            self.offer(PeerId(peer as u16));
+        }
+    }
+
     /// Leaves the groups of a group's peer out of the port's index until the next
     /// [`Queues::offer`] of that peer, or until the rank of one of them changes.
     pub(crate) fn set_aside(&mut self, slot: SlotId) {

@@ -76,8 +76,10 @@ impl Link {
         let level = self.level_now(now, flow, entry);
         let wire = flow.wire.unwrap_or(level);
         // Where pieces that exceed the window follow one another, the window is never free.
-        let is_next =
-            || self.peer_takes(entry.queue, &flow.spec, wire, bytes) && self.fits(now, wire, bytes);
+        let is_next = || {
+            self.peer_takes(entry.queue, &flow.spec, wire, bytes)
+                && self.fits(now, entry.queue, wire, bytes)
+        };
         if !self.has_share(&flow.spec) && !is_next() {
             if self.bounds_peers() {
                 // The next starved flow may have a peer with room.
@@ -132,8 +134,8 @@ impl Link {
                 self.port.queues.set_aside(group);
                 continue;
             }
-            if !insists && !self.fits(now, wire, bytes) {
-                self.paced = self.exceeds_at(wire, bytes);
+            if !insists && !self.fits(now, queue, wire, bytes) {
+                self.paced = self.exceeds_at(queue, bytes);
                 return None;
             }
             return Some(self.permit(now, slot, level, bytes));
@@ -149,8 +151,8 @@ impl Link {
             let flow = self.port.flows.get(slot);
             let bytes = self.piece(&flow.spec, flow.remaining);
             let insists = self.guarantee.insists() && self.has_share(&flow.spec);
-            if self.guarantee.covers(bytes) && (insists || self.fits(now, Level::SCAVENGER, bytes))
-            {
+            let fits = || self.fits(now, SCAVENGER, Level::SCAVENGER, bytes);
+            if self.guarantee.covers(bytes) && (insists || fits()) {
                 return Some((scavenger, insists));
             }
         }

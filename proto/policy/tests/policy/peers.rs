@@ -153,9 +153,12 @@ fn silent_receivers_hold_a_bounded_number_of_windows_however_many_they_are() {
 
 #[test]
 fn a_lone_peer_with_a_bound_of_one_window_gets_what_it_gets_without_a_bound() {
-    for chunks in [1, 2, 3, 4, 5, 9] {
-        let sent = [0, 4 * CHUNK].map(|peer_window_bytes| {
+    let cases = [1, 2, 3, 4, 5, 9].map(|chunks| [(chunks, 1), (chunks, 2)]).concat();
+    for (chunks, overcommit) in cases {
+        let sent = [0, 4 * CHUNK * u64::from(overcommit)].map(|peer_window_bytes| {
             let mut link = of_bound(peer_window_bytes);
+            let config = LinkConfig { overcommit, ..link.config().clone() };
+            link.set_config(Time(0), config).expect("a valid configuration");
             for id in 0..40 {
                 let bytes = chunks * CHUNK;
                 let spec = FlowSpec { bytes, whole: true, ..spec(BUSY, id, Time(5000 * TICK)) };
@@ -177,8 +180,21 @@ fn a_lone_peer_with_a_bound_of_one_window_gets_what_it_gets_without_a_bound() {
             }
             history
         });
-        assert_eq!(sent[0], sent[1], "pieces of {chunks} chunks");
+        assert_eq!(sent[0], sent[1], "pieces of {chunks} chunks, overcommit {overcommit}");
         assert_eq!(sent[1].last(), Some(&(40 * chunks * CHUNK)));
+    }
+}
+
+#[test]
+fn scavenged_flows_and_those_of_unknown_peers_stay_within_the_window() {
+    for (stage, peer) in [(Stage::Weights, BUSY), (Stage::P2d, PeerId(0))] {
+        let mut link = of_bound(4 * CHUNK);
+        for id in 1..=20 {
+            let spec = FlowSpec { stage, ..spec(peer, id, Time(500 * TICK)) };
+            link.handle(Time(1), Event::FlowArrived(spec));
+        }
+        let silent: Vec<u64> = (1..=20).collect();
+        assert_eq!(run(&mut link, &silent).values().sum::<u64>(), 4 * CHUNK, "{stage:?}");
     }
 }
 

@@ -179,7 +179,7 @@ pub(crate) struct Shadowed {
     drained: Time,
     /// Bytes of pieces above the window since the bytes in flight were within it.
     oversized: u64,
-    /// Bytes of pieces above the bound of their peer, since the bytes to it were within the bound.
+    /// Bytes of pieces that don't count in the bound of their peer, since the bytes to it were few.
     oversized_to: BTreeMap<PeerId, u64>,
     arrivals: u64,
 }
@@ -223,7 +223,7 @@ impl Shadowed {
         let bounded = config.policy == PolicyKind::Laxity && config.peer_window_bytes != 0;
         let of_unknown = u64::from(config.overcommit) * config.window_bytes;
         let known = spec.peer != PeerId(0);
-        bounded.then_some(if known { config.peer_window_bytes } else { of_unknown })
+        bounded.then_some(if known { of_unknown.min(config.peer_window_bytes) } else { of_unknown })
     }
 
     pub(crate) fn in_flight(&self) -> u64 {
@@ -357,7 +357,7 @@ impl Shadowed {
         if bytes > WINDOW {
             self.oversized += bytes;
         }
-        if self.peer_bound(spec).is_some_and(|bound| bytes > bound) {
+        if self.peer_bound(spec).is_some_and(|bound| bytes > bound.min(WINDOW)) {
             *self.oversized_to.entry(spec.peer).or_default() += bytes;
         }
     }
@@ -369,7 +369,7 @@ impl Shadowed {
         }
         let spec = self.accounts[&flow].spec;
         let to_peer = self.to_peer_at_or_above(spec.peer, Level::SCAVENGER);
-        if self.peer_bound(&spec).is_some_and(|bound| to_peer <= bound) {
+        if self.peer_bound(&spec).is_some_and(|bound| to_peer <= bound.min(WINDOW)) {
             self.oversized_to.remove(&spec.peer);
         }
     }
@@ -419,9 +419,10 @@ impl Shadowed {
                 let spec = self.accounts[&flow].spec;
                 let bound = self.peer_bound(&spec);
                 let most = |windows: u32| u64::from(windows) * WINDOW + excess;
+                let windows = if bound.is_some() { PEER_WINDOWS } else { 1 };
                 let overcommitted = self.in_flight() <= most(OVERCOMMIT)
-                    || self.oversized > 0 && self.in_flight() <= most(1) + self.oversized
-                    || bound.is_some() && self.in_flight_at_or_above(level) <= most(PEER_WINDOWS);
+                    || (self.oversized > 0 || bound.is_some())
+                        && self.in_flight() <= most(windows) + self.oversized;
                 let paced = idles && overcommitted;
                 assert!(in_window || paced, "window exceeded by {action:?}");
                 let by_turns = scavenged || self.accounts[&flow].requeued || bytes == 0;
