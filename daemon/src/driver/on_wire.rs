@@ -9,6 +9,9 @@ pub(super) const TRICKLE_SHIFT: u32 = 4;
 /// How long a client that keeps others waiting may complete nothing, besides the time of its bytes
 /// on the port. An honest process on a busy machine rarely pauses for as long.
 pub(super) const PATIENCE: Span = Span::from_millis(10);
+/// A killed process that is silent completes nothing any more, but its connection ends only when the
+/// kernel has freed its memory. Within this time such bytes count as abandoned, and not as lost.
+const TEARDOWN: Span = Span::from_millis(1000);
 /// The time between checks for silent clients, while anything waits.
 pub(super) const LOOK_EVERY: Span = Span::from_millis(5);
 
@@ -27,6 +30,8 @@ pub struct OnWire {
     looked: Time,
     /// Owed bytes, by [`WireClass`].
     owed: [u64; 2],
+    /// Since when the client owes bytes, if it does.
+    owes_since: Time,
     /// Whether flows of each [`WireClass`] are held.
     pub(super) held: [bool; 2],
 }
@@ -52,6 +57,11 @@ impl WireClass {
 impl OnWire {
     pub const fn owed(&self) -> u64 {
         self.owed[0].saturating_add(self.owed[1])
+    }
+
+    /// Returns the owed bytes if the client owes them for less than [`TEARDOWN`].
+    pub(super) fn owed_lately(&self, now: Time) -> u64 {
+        if now.since(self.owes_since) < TEARDOWN { self.owed() } else { 0 }
     }
 
     /// Reports whether flows of `stage` are held.
@@ -90,18 +100,27 @@ impl OnWire {
         *owed = owed.saturating_sub(bytes);
     }
 
-    pub(super) const fn owes(&mut self, stage: Stage, bytes: u64) {
+    pub(super) fn owes(&mut self, now: Time, stage: Stage, bytes: u64) {
+        if self.owed() == 0 {
+            self.owes_since = now;
+        }
         let owed = &mut self.owed[WireClass::of(stage) as usize];
         *owed = owed.saturating_add(bytes);
         self.dropped(bytes);
     }
 
     /// Reports whether the client is silent while its bytes keep others waiting. `patience` returns
-    /// the time limit for a number of bytes.
-    pub(super) fn is_silent(&mut self, now: Time, patience: impl Fn(u64) -> Span) -> bool {
+    /// the time limit for a number of bytes. A client that has more than a window in flight, to
+    /// several peers, must not complete more than one that has a window.
+    pub(super) fn is_silent(
+        &mut self,
+        now: Time,
+        window: u64,
+        patience: impl Fn(u64) -> Span,
+    ) -> bool {
         let paused = !self.kept_others(now);
         self.looked = now;
-        if paused || self.completed > self.asked >> TRICKLE_SHIFT {
+        if paused || self.completed > self.asked.min(window) >> TRICKLE_SHIFT {
             self.ask(now);
             return false;
         }
@@ -146,7 +165,7 @@ mod tests {
     fn looks(on_wire: &mut OnWire, from: u64, each: impl Fn(&mut OnWire)) -> Option<u64> {
         (0..100).map(|look| from + 5 * look).find(|&ms| {
             each(on_wire);
-            on_wire.is_silent(at(ms), |_| PATIENCE)
+            on_wire.is_silent(at(ms), 8 * WINDOW, |_| PATIENCE)
         })
     }
 
@@ -172,20 +191,25 @@ mod tests {
             on_wire.sent(110);
         };
         assert_eq!(looks(&mut slow, 1000, refill), None);
+        let mut to_many = OnWire::default();
+        to_many.sent(16 * 8 * WINDOW);
+        let part = |on_wire: &mut OnWire| on_wire.done(WINDOW);
+        assert_eq!(looks(&mut to_many, 1000, part), None, "an eighth of a window each time");
     }
 
     #[test]
     fn what_collectives_owe_holds_all_and_what_others_owe_holds_all_but_collectives() {
         let mut on_wire = OnWire::default();
         let changes = |on_wire: &OnWire| on_wire.changes(WINDOW).collect::<Vec<_>>();
-        on_wire.owes(Stage::P2d, WINDOW / WINDOW_SHARE);
+        on_wire.owes(at(1000), Stage::P2d, WINDOW / WINDOW_SHARE);
         assert_eq!(changes(&on_wire), [], "a chunk costs nothing");
-        on_wire.owes(Stage::P2d, 1);
+        on_wire.owes(at(1999), Stage::P2d, 1);
+        assert_eq!((on_wire.owed_lately(at(1999)), on_wire.owed_lately(at(2000))), (26, 0));
         assert_eq!(changes(&on_wire), [(WireClass::Other, true)]);
         on_wire.held = [false, true];
         on_wire.paid(Stage::P2d, 2);
         assert_eq!(changes(&on_wire), [], "half of it has to be paid");
-        on_wire.owes(Stage::Collective, WINDOW);
+        on_wire.owes(at(2000), Stage::Collective, WINDOW);
         assert_eq!(changes(&on_wire), [(WireClass::Collective, true)]);
         on_wire.held = [true, true];
         assert!(on_wire.holds(Stage::Collective) && on_wire.holds(Stage::Weights));

@@ -6,10 +6,10 @@
 //! [`super::trust`] decides what follows for clients and owners, and this module carries it out.
 //!
 //! *Suspicion.* Many clients of one owner could each hold a port's window in turn. If an owner's
-//! clients owe more than [`OWED_WINDOWS`] windows of one port, those that completed nothing for
-//! [`LATELY`] are unscheduled, and so are new ones. Each port counts alone, because a job with a
-//! process per NIC may be slow on all ports. A client counts with one window at most: it may have
-//! more in flight to many peers, but delays others by its patience only once.
+//! clients owe more than [`OWED_WINDOWS`] times what one port may have in flight, those that
+//! completed nothing for [`LATELY`] are unscheduled, and so are new ones. Each port counts alone,
+//! because a job with a process per NIC may be slow on all ports. A client counts with one window at
+//! most: it may have more in flight to many peers, but delays others by its patience only once.
 
 use laxity_policy::{Level, Span};
 use laxity_shm::consumer::Wake;
@@ -24,8 +24,8 @@ use crate::driver::intake::Intake;
 use crate::driver::trust::{Loss, WINDOW, part};
 use crate::owner::Owner;
 
-/// Maximum number of windows of one port that clients of an owner may owe, so suspicion needs five
-/// slow clients.
+/// Clients of an owner may owe this many times what a port may have in flight, so suspicion needs
+/// five slow clients.
 const OWED_WINDOWS: u64 = 4;
 /// A client that completed bytes within this time is not suspected.
 const LATELY: Span = Span::from_millis(100);
@@ -67,22 +67,25 @@ impl Intake {
         self.release_flows(index, client);
     }
 
-    /// Accounts for a client that leaves: owed bytes are lost, and bytes in flight are abandoned.
+    /// Accounts for a client that leaves: its bytes in flight are abandoned. So are bytes that it
+    /// owes only lately. Others are lost.
     pub fn leaves(&mut self, state: &ClientState) {
         let timeout = self.trust.timeout;
         let owner = &state.identity.owner;
         let mut lost = state.lost;
         for (on_wire, port) in state.ports.iter().zip(&self.ports) {
-            lost.add(self.now, on_wire.owed(), port.window_bytes(), timeout);
+            let owed = on_wire.owed() - on_wire.owed_lately(self.now);
+            lost.add(self.now, owed, port.window_bytes(), timeout);
         }
         if lost.is_too_much() && !state.distrusted {
             self.trust.strike(self.now, owner);
         }
         for (index, (on_wire, port)) in state.ports.iter().zip(&self.ports).enumerate() {
             let window = port.window_bytes();
-            let abandoned = part(on_wire.outstanding.min(window), window);
-            if abandoned > 0 && on_wire.kept_others(self.now) {
-                self.trust.abandon(self.now, owner, index, abandoned);
+            let kept = if on_wire.kept_others(self.now) { on_wire.outstanding } else { 0 };
+            let bytes = kept.saturating_add(on_wire.owed_lately(self.now));
+            if bytes > 0 {
+                self.trust.abandon(self.now, owner, index, part(bytes.min(window), window));
             }
         }
     }
@@ -168,7 +171,7 @@ impl Driver {
                 .filter_map(|client| client.state.ports.get(index))
                 .map(|on_wire| part(on_wire.owed(), port.window_bytes()).min(WINDOW))
                 .sum::<u64>();
-            owed > OWED_WINDOWS * WINDOW
+            owed > OWED_WINDOWS * WINDOW * u64::from(port.link.windows_max())
         })
     }
 

@@ -5,7 +5,7 @@
 //! bytes that the fabric delays. So an honest client must lose nothing but its owed bytes:
 //!
 //! * While others wait, a client has [`PATIENCE`] and twice the time of its bytes on the port to
-//!   complete a sixteenth of them. After that it is *silent*: those bytes are *owed*, and don't
+//!   complete a sixteenth of them, of one window at most. After that it is *silent*: those bytes are *owed*, and don't
 //!   count in the window.
 //! * Nothing of a piece that exceeds the window completes before its end. While only flows of its
 //!   own domain wait, it has twice the time that such pieces needed so far ([`PIECE_MAX`] at most).
@@ -17,7 +17,7 @@
 //!
 //! So a silent client costs others its share of the window once, for [`PATIENCE`]. A client's
 //! permitted and uncompleted bytes stay below a window and a quarter, plus its credit. Under
-//! `laxity` that is so for each peer, and a port has 16 windows in flight at most.
+//! `laxity`, bytes for several peers may be four windows, if its domain has the port alone.
 
 use laxity_policy::domains::DOMAINS_MAX;
 use laxity_policy::{DomainId, Event, FlowId, Level, Span, Stage, Time};
@@ -57,7 +57,7 @@ impl Intake {
                 let id = flow_id(index, lane, seq);
                 flow.accounting =
                     self.ports[usize::from(port)].set_aside(self.now, state.domain, flow, id);
-                state.ports[usize::from(port)].owes(stage, bytes);
+                state.ports[usize::from(port)].owes(self.now, stage, bytes);
                 all += bytes;
             }
         }
@@ -223,7 +223,7 @@ impl Driver {
                     || state.link.keeps_scavengers_waiting(domain);
                 let keeps_domains = state.link.keeps_others_waiting(domain);
                 let silent = (waits || keeps_domains)
-                    && on_wire.is_silent(now, |bytes| state.patience(bytes));
+                    && on_wire.is_silent(now, state.window_bytes(), |bytes| state.patience(bytes));
                 if silent && (keeps_domains || !state.awaits_piece(now, &client.state, port as u16))
                 {
                     // The client may have reported completions that were not read yet.
@@ -244,7 +244,8 @@ impl Driver {
             return false;
         };
         let (now, state) = (self.intake.now, &self.intake.ports[port]);
-        if !client.state.ports[port].is_silent(now, |bytes| state.patience(bytes)) {
+        let on_wire = &mut client.state.ports[port];
+        if !on_wire.is_silent(now, state.window_bytes(), |bytes| state.patience(bytes)) {
             return false;
         }
         let port = port as u16;

@@ -5,9 +5,8 @@
 //! because a process could otherwise attach again and hold the window again. Clients of that owner
 //! that are attached and complete their bytes are not affected. A client that leaves has lost its
 //! owed bytes. It has abandoned its bytes in flight if others wait for them, and more than two
-//! abandoned windows of one port are a loss. A killed job of any size abandons one: what an owner's
-//! clients abandon at one time counts as one window at most, although a port whose bytes are bounded
-//! by peer may have more in flight.
+//! abandoned windows of one port are a loss. What an owner's clients abandon within [`ONE_CRASH`]
+//! counts as one window at most, because a killed job may have several in flight to several peers.
 //!
 //! Distrust lasts [`FIRST`] completion timeouts at first, and twice as long each further time. So
 //! the share of time in which one owner can hold a port shrinks. The record ends if the owner has
@@ -31,7 +30,7 @@ pub(super) const WINDOW_SHARE: u64 = 4;
 pub(super) const WINDOW: u64 = 1000;
 /// Windows that clients of an owner may abandon within the length of a distrust.
 const ABANDONED_WINDOWS: u64 = 2;
-/// The processes of a killed job end within this time.
+/// Clients that leave within this time belong to one crash.
 const ONE_CRASH: Span = Span::from_millis(100);
 /// Maximum number of owners with a record. Beyond that, the record that ends first is removed.
 const OWNERS_MAX: usize = 1024;
