@@ -136,7 +136,7 @@ const PORT = [
   ["Rate", (port) => rate(port.rate_in_force_bytes_per_s || port.rate_bytes_per_s), true, (port) => port.rate_bytes_per_s],
   ["Foreign", (port) => (port.counters ? rate(port.foreign_bytes_per_s) : "not measured"), true, (port) => port.foreign_bytes_per_s],
   ["Load", (port) => (100 * port.load).toFixed(0) + " %", true, (port) => port.load],
-  ["In flight", (port) => `${bytes(port.in_flight_bytes)} of ${bytes(port.window_bytes)}`, true, (port) => port.in_flight_bytes],
+  ["In flight", (port) => `${bytes(port.in_flight_bytes)}, window ${bytes(port.window_bytes)}`, true, (port) => port.in_flight_bytes],
   ["Waiting", (port) => bytes(port.waiting_bytes), true, (port) => port.waiting_bytes],
   ["Flows", (port) => port.waiting_flows || "", true, (port) => port.waiting_flows],
   ["Promoted", (port) => port.promotions || "", true, (port) => port.promotions],

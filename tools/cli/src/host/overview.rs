@@ -437,7 +437,7 @@ fn levels(port: &PortStatus) -> String {
         flows => format!(", {flows} flows ({}) held back", bytes(port.held_bytes)),
     };
     format!(
-        "{} {}: {}/s{}, load {:.0} %, {} of {} in flight{held}, {} promotions, {} demotions\n\
+        "{} {}: {}/s{}, load {:.0} %, {} in flight, window {}{held}, {} promotions, {} demotions\n\
          {table}",
         port.name,
         port.direction,

@@ -296,6 +296,9 @@ fn why_port(port: &PortStatus) -> String {
         () if port.held_flows > 0 && port.held_flows >= port.waiting_flows => {
             format!("{} held: their client owes completions", port.held_flows)
         }
+        () if port.in_flight_bytes > port.window_bytes => {
+            format!("{} are in flight to busy peers", bytes(port.in_flight_bytes))
+        }
         // A chunk may not fit what is left, and a window has at least four.
         () if port.in_flight_bytes >= port.window_bytes / 4 * 3 => {
             format!("window of {} is full", bytes(port.window_bytes))
@@ -360,7 +363,7 @@ pub(super) fn details(view: View, now: &Status, key: &str) -> Vec<(String, Strin
         pair("port", format!("{key}, {}/s", bytes(port.rate_bytes_per_s))),
         pair(
             "in flight",
-            format!("{} of {}", bytes(port.in_flight_bytes), bytes(port.window_bytes)),
+            format!("{}, window {}", bytes(port.in_flight_bytes), bytes(port.window_bytes)),
         ),
         pair("load", format!("{:.0} %", port.load * 100.0)),
         pair("moved", format!("{} promotions, {} demotions", port.promotions, port.demotions)),
