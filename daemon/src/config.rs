@@ -190,7 +190,7 @@ pub struct TuningConfig {
     /// The period of promotion after a request has finished computing.
     pub promotion_period: Nanos,
     /// Maximum number of windows in flight while a busy receiver holds bytes up. Bytes beyond the
-    /// first window are permitted at the port's rate. 1 allows no second window.
+    /// first window are permitted at the port's rate. 1 allows no second window by this rule.
     pub overcommit: u32,
     /// The share of a port that is reserved for the scavenger, in thousandths.
     pub scavenger_permille: u16,
@@ -225,7 +225,8 @@ pub struct NicConfig {
     /// The window. Default: four chunks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub window: Option<Bytes>,
-    /// Bytes in flight to one known peer under `laxity`. Default: no bound.
+    /// Bytes in flight to one known peer under `laxity`, 0 for no bound. Default: the window,
+    /// times `overcommit`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub peer_window: Option<Bytes>,
     /// Addresses of the NIC for other hosts. Default: the kernel's, or all for the name `default`.
@@ -266,9 +267,11 @@ impl NicConfig {
         self.window.map_or_else(|| self.chunk_bytes().saturating_mul(4), |window| window.0)
     }
 
-    /// Returns the configured bound on bytes to one peer, or 0 if there is none.
-    pub fn peer_window_bytes(&self) -> u64 {
-        self.peer_window.map_or(0, |window| window.0)
+    /// Returns the configured or default bound on bytes to one peer, or 0 if there is none. With
+    /// the default a lone peer gets what it would get without a bound.
+    fn peer_window_bytes(&self, overcommit: u32) -> u64 {
+        let all = || self.window_bytes().saturating_mul(u64::from(overcommit));
+        self.peer_window.map_or_else(all, |window| window.0)
     }
 }
 
@@ -378,7 +381,7 @@ impl Config {
             chunk_bytes: nic.chunk_bytes(),
             window_bytes: nic.window_bytes(),
             overcommit: self.tuning.overcommit,
-            peer_window_bytes: nic.peer_window_bytes(),
+            peer_window_bytes: nic.peer_window_bytes(self.tuning.overcommit),
             levels: self.levels.count,
             threshold_scale: self.tuning.threshold_scale,
             threshold_base: self.tuning.threshold_base,

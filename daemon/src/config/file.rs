@@ -157,7 +157,8 @@ impl Config {
                         let _ = writeln!(shown, "# window = {bytes}  # not set: four chunks");
                     }
                     if nic.peer_window.is_none() {
-                        shown.push_str("# peer_window = \"4MiB\"  # not set: no bound by peer\n");
+                        let bytes = self.link(nic).peer_window_bytes;
+                        let _ = writeln!(shown, "# peer_window = {bytes}  # not set: the window");
                     }
                     if nic.addresses.is_empty() {
                         shown.push_str(

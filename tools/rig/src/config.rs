@@ -105,8 +105,9 @@ pub struct LabConfig {
     pub nccl_plugin: Option<PathBuf>,
     pub chunk_bytes: u64,
     pub window_bytes: u64,
-    /// Maximum bytes of a daemon's port in flight to one peer under `laxity`, 0 for no bound.
-    pub peer_window_bytes: u64,
+    /// Maximum bytes of a daemon's port in flight to one peer under `laxity`, 0 for no bound. By
+    /// default as a daemon has it.
+    pub peer_window_bytes: Option<u64>,
     /// Send and receive buffer of every data connection, in bytes. It bounds what a connection has
     /// in the fabric's queues, which TCP's auto-tuning would let grow.
     pub socket_buffer_bytes: u32,
@@ -175,7 +176,7 @@ impl Default for LabConfig {
             nccl_plugin: None,
             chunk_bytes: 32 << 10,
             window_bytes: 1 << 20,
-            peer_window_bytes: 0,
+            peer_window_bytes: None,
             socket_buffer_bytes: 64 << 10,
             queue_bytes: 4 << 20,
             level_dscp: vec![46, 34, 26, 18, 18, 10, 10, 10],

@@ -63,7 +63,6 @@ pub fn daemon_toml(
             "rate": format!("{}Mbit", config.port_mbit),
             "chunk": config.chunk_bytes,
             "window": config.window_bytes,
-            "peer_window": config.peer_window_bytes,
         }],
         "levels": {
             "count": config.level_dscp.len(),
@@ -74,6 +73,9 @@ pub fn daemon_toml(
         "tuning": { "load_time_constant": "100ms", "promotion_period": "10ms" },
         "residual": { "mode": if config.residual { "follow" } else { "measure" } },
     });
+    if let Some(bytes) = config.peer_window_bytes {
+        daemon["nic"][0]["peer_window"] = bytes.into();
+    }
     if config.coordinator {
         daemon["coordinator"] = json!({
             "endpoint": format!("http://{}", fabric::COORDINATOR),

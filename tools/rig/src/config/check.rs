@@ -82,7 +82,7 @@ impl LabConfig {
             (self.chunk_bytes >= 1024, "chunk_bytes", "must be at least 1024"),
             (self.window_bytes >= self.chunk_bytes, "window_bytes", "is less than a chunk"),
             (
-                self.peer_window_bytes == 0 || self.peer_window_bytes >= self.chunk_bytes,
+                self.peer_window_bytes.is_none_or(|bytes| bytes == 0 || bytes >= self.chunk_bytes),
                 "peer_window_bytes",
                 "is less than a chunk, and not 0",
             ),
