@@ -236,9 +236,10 @@ impl SharedLink {
         Some(known)
     }
 
-    /// Returns how many windows the port goes on to fill, if a domain has it alone.
+    /// Returns how many windows the port goes on to fill.
     pub fn windows_max(&self) -> u32 {
-        self.shares[0].link.windows_max()
+        let active = self.shares.iter().filter(|share| share.is_active).count();
+        if active > 1 { 1 } else { self.shares[0].link.windows_max() }
     }
 
     /// Reports whether another domain than this one is active.
@@ -456,7 +457,9 @@ impl SharedLink {
         let turns = self.shares.iter().filter(scavenges).map(|share| share.scavenges_at);
         let rested = |share: &&Share| share.link.waiting_flows() > 0;
         let rests = self.shares.iter().filter(rested).map(|share| share.throttled_until);
-        links.chain(turns.chain(rests).filter(|&at| at > self.polled)).min()
+        let quiet = |share: &&Share| !is_alone && share.is_active && !share.is_busy();
+        let ends = self.shares.iter().filter(quiet).map(|share| share.used + ACTIVE_FOR);
+        links.chain(turns.chain(rests).chain(ends).filter(|&at| at > self.polled)).min()
     }
 
     /// Returns the number of waiting flows of all domains.

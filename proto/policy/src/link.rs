@@ -111,6 +111,8 @@ pub struct Link {
     oversized: Oversized,
     /// Whether no other trust domain has a part of the port.
     is_alone: bool,
+    /// When the peers that have no room were offered again.
+    offered: Time,
     /// When all permitted bytes have left, if the port sends at its rate.
     drained: Time,
     /// The same at the rate of permits beyond the window, where bytes are bounded by peer.
@@ -149,6 +151,7 @@ impl Link {
             order_epoch: None,
             oversized: Oversized::default(),
             is_alone: true,
+            offered: Time::ZERO,
             drained: Time::ZERO,
             drained_by_peers: Time::ZERO,
             paced: None,
@@ -205,16 +208,6 @@ impl Link {
             self.rerank(now, group);
         }
         self.port.queues.offer_all();
-    }
-
-    /// Changes the window only, to at least a chunk, and says whether it is all of the port's.
-    pub(crate) fn set_window(&mut self, bytes: u64, is_alone: bool) {
-        self.is_alone = is_alone;
-        let bytes = bytes.max(self.port.config.chunk_bytes);
-        if bytes > self.port.config.window_bytes {
-            self.port.queues.offer_all();
-        }
-        self.port.config.window_bytes = bytes;
     }
 
     /// Reports whether flows wait above the scavenger, for the port or for their peers.
@@ -339,6 +332,7 @@ impl Link {
             self.paced = None;
             return None;
         }
+        self.offer_peers(now);
         self.look_and_pick(now)
     }
 
@@ -472,8 +466,7 @@ impl Link {
         self.in_flight.add(level, bytes);
         self.peers.add(now, peer, level, bytes, self.piece_bound(peer));
         self.oversized.add(now, level, bytes, self.port.config.window_bytes);
-        self.drained = self.drained.max(now) + Span::transfer(bytes, self.port.config.rate);
-        self.pace_peers(now, bytes);
+        self.pace(now, bytes);
         if stage.is_early() {
             self.port.load.add(now, bytes);
         }

@@ -38,7 +38,7 @@ const OVERSIZED_MAX: usize = 4;
 
 /// A piece in flight.
 #[derive(Clone, Copy, Debug)]
-struct Piece {
+struct LargePiece {
     permitted: Time,
     level: Level,
     bytes: u64,
@@ -47,7 +47,7 @@ struct Piece {
 /// Pieces in flight that exceed a bound, each by itself: that of the port or of one peer.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Oversized {
-    pieces: Vec<Piece>,
+    pieces: Vec<LargePiece>,
     pub(super) bytes: InFlight,
 }
 
@@ -55,7 +55,7 @@ impl Oversized {
     #[inline]
     pub(super) fn add(&mut self, now: Time, level: Level, bytes: u64, bound: u64) {
         if bytes > bound {
-            self.pieces.push(Piece { permitted: now, level, bytes });
+            self.pieces.push(LargePiece { permitted: now, level, bytes });
             self.bytes.add(level, bytes);
         }
     }
@@ -73,7 +73,7 @@ impl Oversized {
     fn shrink(&mut self, bytes: u64, in_flight: u64, bound: u64) -> Option<Time> {
         let ended = self.pieces.iter().position(|piece| piece.bytes == bytes);
         let permitted = ended.map(|at| self.pieces.remove(at).permitted);
-        let sum = |pieces: &[Piece]| {
+        let sum = |pieces: &[LargePiece]| {
             pieces.iter().fold(InFlight::default(), |mut sum, piece| {
                 sum.add(piece.level, piece.bytes);
                 sum
@@ -99,8 +99,9 @@ impl Oversized {
     /// port with the others, and the policy's order would be lost.
     pub(super) fn next_at(&self, rate: u64) -> Option<Time> {
         let n = self.pieces.len();
-        let ends =
-            |piece: &Piece| piece.permitted + Span::transfer(piece.bytes, rate).times(n as u64);
+        let ends = |piece: &LargePiece| {
+            piece.permitted + Span::transfer(piece.bytes, rate).times(n as u64)
+        };
         if n < OVERSIZED_MAX { self.pieces.iter().map(ends).min() } else { None }
     }
 }

@@ -8,15 +8,43 @@ use super::queue::{QueueId, SCAVENGER};
 use crate::event::FlowSpec;
 use crate::time::{Span, Time};
 
+/// The time after which peers without room are offered again, see [`Link::offer_peers`].
+const OFFER_EVERY: Span = Span::from_millis(1);
+
 impl Link {
+    /// Changes the window only, to at least a chunk, and says whether it is all of the port's.
+    pub(crate) fn set_window(&mut self, bytes: u64, is_alone: bool) {
+        self.is_alone = is_alone;
+        let bytes = bytes.max(self.port.config.chunk_bytes);
+        if bytes > self.port.config.window_bytes {
+            self.port.queues.offer_all();
+        }
+        self.port.config.window_bytes = bytes;
+    }
+
     /// Notes bytes that were permitted and are in flight already, for the pace beyond the window.
+    /// What has completed is no longer on its way, however fast the port is.
     #[inline]
-    pub(super) fn pace_peers(&mut self, now: Time, bytes: u64) {
-        if self.in_flight.all > self.port.config.window_bytes && self.bounds_peers() {
-            let rate = (self.port.config.rate / 8).saturating_mul(PACE_EIGHTHS).max(1);
-            let drained = self.drained_by_peers.max(now) + Span::transfer(bytes, rate);
-            // What has completed is no longer on its way.
-            self.drained_by_peers = drained.min(now + Span::transfer(self.in_flight.all, rate));
+    pub(super) fn pace(&mut self, now: Time, bytes: u64) {
+        let (rate, all) = (self.port.config.rate, self.in_flight.all);
+        let after = |drained: Time, rate| {
+            let at_rate = drained.max(now) + Span::transfer(bytes, rate);
+            at_rate.min(now + Span::transfer(all, rate))
+        };
+        self.drained = after(self.drained, rate);
+        if all > self.port.config.window_bytes && self.bounds_peers() {
+            let slower = (rate / 8).saturating_mul(PACE_EIGHTHS).max(1);
+            self.drained_by_peers = after(self.drained_by_peers, slower);
+        }
+    }
+
+    /// Offers peers without room again now and then: a flow's level rises as time passes, and may
+    /// then be above that of the bytes in flight.
+    #[inline]
+    pub(super) fn offer_peers(&mut self, now: Time) {
+        if self.bounds_peers() && now.since(self.offered) >= OFFER_EVERY {
+            self.offered = now;
+            self.port.queues.offer_all();
         }
     }
 
@@ -94,7 +122,7 @@ impl Link {
         let many = self.is_alone
             && self.bounds_peers()
             && queue != SCAVENGER
-            && piece <= config.window_bytes
+            && (piece <= config.window_bytes || self.oversized.bytes.all == 0)
             && beside <= windows(PEER_WINDOWS);
         let beside_peers = many.then(|| pace.max(self.drained_by_peers - chunk));
         let next = self.oversized.next_at(config.rate).filter(|_| beside <= config.window_bytes);

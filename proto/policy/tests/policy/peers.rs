@@ -199,6 +199,54 @@ fn scavenged_flows_and_those_of_unknown_peers_stay_within_the_window() {
 }
 
 #[test]
+fn a_piece_above_the_window_goes_beside_windows_for_busy_receivers_and_holds_nobody_up() {
+    let mut link = of_bound(4 * CHUNK);
+    for (peer, id) in [(BUSY, 1), (IDLE, 2)] {
+        let collective = FlowSpec { peer, ..flow(id, Stage::Collective, 1.0) };
+        link.handle(Time(1), Event::FlowArrived(collective));
+    }
+    let mut sent = run(&mut link, &[1, 2]);
+    assert_eq!((sent[&1], sent[&2]), (4 * CHUNK, 4 * CHUNK));
+    let piece = FlowSpec { whole: true, bytes: 8 * CHUNK, ..spec(PeerId(3), 3, Time(500 * TICK)) };
+    link.handle(Time(11 * TICK), Event::FlowArrived(piece));
+    link.handle(Time(11 * TICK), to(PeerId(4), 4, Time(900 * TICK)));
+    for step in 1..=1000 {
+        permit(&mut link, Time(11 * TICK + step * TICK / 100), &mut sent);
+    }
+    assert_eq!(sent[&3], 8 * CHUNK);
+    assert_eq!(sent[&4], 4 * CHUNK, "a window");
+}
+
+#[test]
+fn a_port_that_is_faster_than_configured_does_not_wait_when_a_receiver_stops() {
+    let mut link = of_bound(4 * CHUNK);
+    let long = FlowSpec { bytes: 10_000 * CHUNK, ..spec(BUSY, 1, Time(50_000 * TICK)) };
+    link.handle(Time(1), Event::FlowArrived(long));
+    let mut sent = run(&mut link, &[]);
+    assert!(sent[&1] >= 3000 * CHUNK, "the port took {} chunks", sent[&1] / CHUNK);
+    permit(&mut link, Time(10 * TICK), &mut sent);
+    link.handle(Time(10 * TICK), to(IDLE, 2, Time(900 * TICK)));
+    for step in 1..=20 {
+        permit(&mut link, Time(10 * TICK + step * TICK / 100), &mut sent);
+    }
+    assert!(sent.get(&2).is_some_and(|&bytes| bytes >= 2 * CHUNK), "{sent:?}");
+}
+
+#[test]
+fn a_flow_passes_bytes_of_a_lower_class_for_its_receiver_when_its_time_runs_out() {
+    let mut link = of_bound(4 * CHUNK);
+    let mut sent = BTreeMap::new();
+    link.handle(Time(1), to(BUSY, 1, Time(5_000 * TICK)));
+    permit(&mut link, Time(1), &mut sent);
+    let later = Time(30 * TICK);
+    link.handle(Time(2), to(BUSY, 2, later));
+    for step in 1..=3000 {
+        permit(&mut link, Time(step * TICK / 100), &mut sent);
+    }
+    assert_eq!(sent.get(&2), Some(&(4 * CHUNK)), "{sent:?}");
+}
+
+#[test]
 fn a_port_that_is_slower_than_configured_does_not_get_all_windows_at_once() {
     let mut link = of_bound(4 * CHUNK);
     let mut sent: BTreeMap<u64, u64> = BTreeMap::new();

@@ -336,9 +336,7 @@ impl Shadowed {
         if credit {
             let level = self.link.credit_level(self.now);
             self.link.add_in_flight(self.now, spec.stage, spec.peer, level, bytes);
-            let takes = Span::transfer(bytes, self.link.config().rate);
-            self.drained = self.drained.max(self.now) + takes;
-            self.note_oversized(&spec, bytes);
+            self.note_sent(&spec, bytes);
             return;
         }
         if self.fast
@@ -353,7 +351,11 @@ impl Shadowed {
         self.link.handle(self.now, Event::FlowArrived(spec));
     }
 
-    fn note_oversized(&mut self, spec: &FlowSpec, bytes: u64) {
+    /// Accounts for bytes that are in flight now.
+    fn note_sent(&mut self, spec: &FlowSpec, bytes: u64) {
+        let takes = |bytes| Span::transfer(bytes, self.link.config().rate);
+        let all = self.now + takes(self.in_flight());
+        self.drained = (self.drained.max(self.now) + takes(bytes)).min(all);
         if bytes > WINDOW {
             self.oversized += bytes;
         }
@@ -432,8 +434,7 @@ impl Shadowed {
                     let most = bound + pieces + excess;
                     assert!(to_peer <= most, "{to_peer} to the peer by {action:?}");
                 }
-                self.drained = self.drained.max(self.now) + Span::transfer(bytes, rate);
-                self.note_oversized(&spec, bytes);
+                self.note_sent(&spec, bytes);
             }
             Action::Moved { flow, from, to } => {
                 let account = self.accounts.get_mut(&flow).expect("a flow that arrived");
