@@ -139,7 +139,11 @@ impl Driver {
         let (number, anew) = self.domains.enter(domain);
         self.intake.hints.add_domain(self.intake.now, number, anew);
         if anew {
-            self.intake.ports.iter_mut().for_each(|port| port.link.clear(number));
+            for port in &mut self.intake.ports {
+                port.link.clear(number);
+                // Other domains may have more of the port now.
+                port.dirty = true;
+            }
         }
         number
     }

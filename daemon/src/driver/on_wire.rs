@@ -75,6 +75,12 @@ impl OnWire {
         self.held[0] || self.held[1]
     }
 
+    /// Returns when a client that leaves completed its last bytes: when it began to owe some, if it
+    /// owes them lately.
+    pub(super) fn stopped(&self, now: Time) -> Time {
+        if self.owed_lately(now) > 0 { self.owes_since } else { now }
+    }
+
     /// Adds bytes that were permitted or sent on credit.
     #[inline]
     pub const fn sent(&mut self, bytes: u64) {
@@ -165,7 +171,7 @@ mod tests {
     fn looks(on_wire: &mut OnWire, from: u64, each: impl Fn(&mut OnWire)) -> Option<u64> {
         (0..100).map(|look| from + 5 * look).find(|&ms| {
             each(on_wire);
-            on_wire.is_silent(at(ms), 8 * WINDOW, |_| PATIENCE)
+            on_wire.is_silent(at(ms), 16 * WINDOW, |_| PATIENCE)
         })
     }
 
@@ -192,9 +198,9 @@ mod tests {
         };
         assert_eq!(looks(&mut slow, 1000, refill), None);
         let mut to_many = OnWire::default();
-        to_many.sent(16 * 8 * WINDOW);
-        let part = |on_wire: &mut OnWire| on_wire.done(WINDOW);
-        assert_eq!(looks(&mut to_many, 1000, part), None, "an eighth of a window each time");
+        to_many.sent(4 * 16 * WINDOW);
+        let part = |on_wire: &mut OnWire| on_wire.done(WINDOW + 1);
+        assert_eq!(looks(&mut to_many, 1000, part), None, "a sixteenth of one window each time");
     }
 
     #[test]

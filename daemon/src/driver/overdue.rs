@@ -24,8 +24,8 @@ use crate::driver::intake::Intake;
 use crate::driver::trust::{Loss, WINDOW, part};
 use crate::owner::Owner;
 
-/// Clients of an owner may owe this many times what a port may have in flight, so suspicion needs
-/// five slow clients.
+/// Clients of an owner may owe this many times what a port may have in flight. So suspicion needs
+/// five slow clients, or 17 where the port may have four windows in flight.
 const OWED_WINDOWS: u64 = 4;
 /// A client that completed bytes within this time is not suspected.
 const LATELY: Span = Span::from_millis(100);
@@ -85,7 +85,8 @@ impl Intake {
             let kept = if on_wire.kept_others(self.now) { on_wire.outstanding } else { 0 };
             let bytes = kept.saturating_add(on_wire.owed_lately(self.now));
             if bytes > 0 {
-                self.trust.abandon(self.now, owner, index, part(bytes.min(window), window));
+                let stopped = on_wire.stopped(self.now);
+                self.trust.abandon(stopped, owner, index, part(bytes.min(window), window));
             }
         }
     }

@@ -30,7 +30,7 @@ pub(super) const WINDOW_SHARE: u64 = 4;
 pub(super) const WINDOW: u64 = 1000;
 /// Windows that clients of an owner may abandon within the length of a distrust.
 const ABANDONED_WINDOWS: u64 = 2;
-/// Clients that leave within this time belong to one crash.
+/// Clients that stop within this time belong to one crash.
 const ONE_CRASH: Span = Span::from_millis(100);
 /// Maximum number of owners with a record. Beyond that, the record that ends first is removed.
 const OWNERS_MAX: usize = 1024;
@@ -79,7 +79,7 @@ struct Abandoned {
 
 impl Abandoned {
     fn add(&mut self, now: Time, part: u64) {
-        if now.since(self.crash.0) > ONE_CRASH {
+        if now.since(self.crash.0) > ONE_CRASH || self.crash.0.since(now) > ONE_CRASH {
             self.crash = (now, 0);
         }
         let counted = part.min(WINDOW - self.crash.1);
@@ -184,7 +184,8 @@ impl OwnerTrust {
         }
     }
 
-    /// Records that a client left with bytes in flight on a port, as a part of a [`WINDOW`].
+    /// Records that a client stopped and left with bytes in flight on a port, as a part of a
+    /// [`WINDOW`].
     pub(super) fn abandon(&mut self, now: Time, owner: &Owner, port: usize, part: u64) {
         let timeout = self.timeout;
         let record = self.record(owner);
