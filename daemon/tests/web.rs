@@ -52,7 +52,7 @@ fn a_browser_shows_ports_clients_waits_and_what_is_wrong() {
     assert!(part(&dom, "headline").contains("policy laxity, enforce, bypassed"), "{dom}");
     let trouble = part(&dom, "trouble-title");
     assert!(trouble.contains("Bypass is on") && trouble.contains("laxity bypass off"), "{trouble}");
-    for word in ["eth0 egress", "eth0 ingress", "119 MiB/s", "of 256 KiB", "prefill→decode"] {
+    for word in ["eth0 egress", "eth0 ingress", "119 MiB/s", "window 256 KiB", "prefill→decode"] {
         assert!(part(&dom, "ports-title").contains(word), "{word}: {dom}");
     }
     let changes = part(&dom, "changes-title");

@@ -365,7 +365,7 @@ fn every_rust_file_is_part_of_a_program() {
         let name = path.file_name().and_then(|name| name.to_str()).expect("UTF-8");
         let parent = path.parent().and_then(Path::file_name);
         let of_cargo = ["tests", "benches", "examples", "bin"];
-        ["main.rs", "lib.rs", "build.rs"].contains(&name)
+        ["main.rs", "lib.rs", "mod.rs", "build.rs"].contains(&name)
             || of_cargo.iter().any(|folder| parent == Some(folder.as_ref()))
             || manifests.contains(&format!("{name}\""))
     };
