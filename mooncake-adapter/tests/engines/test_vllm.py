@@ -500,6 +500,25 @@ def test_mooncakes_engine_is_the_gated_one_unless_it_is_switched_off(vllm, gated
     assert module.TransferEngine is (ours if gated else theirs)
 
 
+@pytest.mark.parametrize("vllm", VERSIONS[-1:], indirect=True)
+@pytest.mark.parametrize("name", ["MooncakeStoreConnector", "MooncakeConnector"])
+@pytest.mark.parametrize("gated", [True, False])
+def test_the_store_of_mooncakes_store_connector_is_the_gated_one(vllm, name, gated, monkeypatch):
+    """The connector imports the class in its constructor."""
+    theirs, ours = type("MooncakeDistributedStore", (), {}), type("MooncakeDistributedStore", (), {})
+    store, wrapper = types.ModuleType("mooncake.store"), types.ModuleType("laxity.mooncake")
+    store.MooncakeDistributedStore, wrapper.MooncakeDistributedStore = theirs, ours
+    monkeypatch.setitem(sys.modules, "mooncake", types.ModuleType("mooncake"))
+    monkeypatch.setitem(sys.modules, "mooncake.store", store)
+    monkeypatch.setitem(sys.modules, "laxity.mooncake", wrapper)
+    monkeypatch.setattr(laxity, "mooncake", wrapper, raising=False)
+    extra = {} if gated else {"laxity": {"gate_mooncake": False}}
+    config = configured(kv_connector_extra_config=extra)
+    laxity.vllm.under_laxity(vllm.connector(name))(config, vllm.roles.WORKER, None)
+    wanted = ours if gated and name == "MooncakeStoreConnector" else theirs
+    assert store.MooncakeDistributedStore is wanted
+
+
 def test_without_vllm_it_has_no_connectors_and_says_why():
     if importlib.util.find_spec("vllm") is not None:
         pytest.skip("vLLM is installed")
