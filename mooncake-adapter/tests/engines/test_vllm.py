@@ -591,6 +591,27 @@ def plugged(vllm, monkeypatch):
     return vllm
 
 
+def test_a_multiconnector_under_the_plugin_exports_each_of_laxitys_metrics_once(plugged, monkeypatch):
+    """Prometheus refuses a metric of the same name, and then vLLM does not start."""
+    names = ("NixlConnector", "MooncakeStoreConnector")
+    for child in map(plugged.connector, names):
+        monkeypatch.setitem(plugged.factory._registry, child.__name__, lambda child=child: child)
+    made = []
+
+    class Metric:
+        def __init__(self, name, **_):
+            made.append(name)
+
+        def labels(self, *_):
+            return self
+
+    kinds = {type(kind, (), {}): Metric for kind in ("Histogram", "Counter", "Gauge")}
+    children = [{"kv_connector": name, "kv_role": "kv_both"} for name in names]
+    config = configured(kv_connector="MultiConnector", kv_connector_extra_config={"connectors": children})
+    laxity.vllm.under_laxity(plugged.multi.MultiConnector).build_prom_metrics(config, kinds, ["engine"], {0: ["a"]})
+    assert "laxity:kv_permit_wait_seconds" in made and len(made) == len(set(made)), made
+
+
 def test_the_plugin_wraps_connectors_without_a_module_path(plugged, said, monkeypatch):
     inner = plugged.connector("NixlConnector")
     inner.record = said
