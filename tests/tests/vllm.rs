@@ -54,7 +54,7 @@ fn lab(release: Release, arguments: &[&str]) -> Option<Value> {
         assert!(path[1].is_dir(), "{} is not there: run `make setup-vllm`", path[1].display());
     }
     let output = Command::new(binary("laxity-lab"))
-        .args(["lab", "run", "--engine", "vllm", "--units", "1", "--quiet", "--json", "-"])
+        .args(["lab", "run", "--engine", "vllm", "--quiet", "--json", "-"])
         .args(["--duration", "6", "--requests-per-second", "1.5"])
         .args(arguments)
         .env("LAXITY_VLLM_PYTHON", &vllm)
@@ -77,8 +77,8 @@ fn check_answers_and_bytes(run: &Value) -> u64 {
     assert_eq!((&run["wrong_answers"], &run["bytes_lost"]), (&0.into(), &0.into()), "{run}");
     let kv = |field: &str| run["kv"][field].as_u64().expect(field);
     assert!(kv("moved_bytes") > 0, "KV moved: {run}");
-    let scheduled = run["policy"] != "none";
-    let completed = if scheduled { kv("moved_bytes") } else { 0 };
+    let of_engine = kv("moved_bytes") + kv("reused_bytes") + kv("stored_bytes");
+    let completed = if run["policy"] == "none" { 0 } else { of_engine };
     assert_eq!(kv("completed_bytes"), completed, "{run}");
     assert_eq!(kv("bypassed_bytes"), 0, "{run}");
     kv("moved_bytes")
@@ -93,7 +93,7 @@ fn check_same_bytes(report: &Value, runs: usize) {
 
 #[test]
 fn vllm_answers_alike_under_every_policy_and_no_byte_of_kv_is_lost() {
-    let policies = ["--policies", "none,laxity_no_hints,laxity"];
+    let policies = ["--units", "1", "--policies", "none,laxity_no_hints,laxity"];
     let Some(report) = lab(Release::Newest, &policies) else { return };
     for run in report["runs"].as_array().expect("runs") {
         check_answers_and_bytes(run);
@@ -116,14 +116,43 @@ fn vllm_with_tensor_parallelism_answers_alike_and_loses_no_byte_of_kv() {
     let config = folder.path().join("lab.toml");
     fs::write(&config, PARALLEL).expect("written");
     let config = config.to_str().expect("UTF-8");
-    let arguments = ["--policies", "none,laxity", "--config", config];
+    let arguments = ["--units", "1", "--policies", "none,laxity", "--config", config];
     let Some(report) = lab(Release::Newest, &arguments) else { return };
     check_same_bytes(&report, 2);
 }
 
+/// Without a daemon the engine reads, too. With one, the store's reads and puts need permits.
+#[test]
+fn prefill_hosts_reuse_each_others_kv_over_the_network_and_only_with_permits() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let config = folder.path().join("lab.toml");
+    fs::write(&config, "[vllm]\nstore = true\nprefixes = 2\n").expect("written");
+    let config = config.to_str().expect("UTF-8");
+    let arguments = ["--units", "2", "--policies", "none,laxity", "--config", config];
+    let Some(report) = lab(Release::Newest, &arguments) else { return };
+    let port_mbit = report["config"]["port_mbit"].as_f64().expect("a rate");
+    for run in report["runs"].as_array().expect("runs") {
+        check_answers_and_bytes(run);
+        let kv = |field: &str| run["kv"][field].as_u64().expect(field);
+        assert!(kv("reused_bytes") > 0, "{run}");
+        // Prefill hosts receive nothing else: decode hosts read from them.
+        let hosts = &run["hosts"].as_array().expect("hosts")[..2];
+        let ingress = hosts.iter().map(|host| host["ingress"].as_f64().expect("a share"));
+        let port_bytes = port_mbit * 1e6 / 8.0 * run["wall_s"].as_f64().expect("a time");
+        assert!(ingress.sum::<f64>() * port_bytes >= kv("reused_bytes") as f64, "{run}");
+        let permitted = ["kv_reuse", "background", "p2d"]
+            .map(|stage| run["stage_bytes"][stage]["0"].as_u64().unwrap_or(0));
+        let moved = match run["policy"].as_str() {
+            Some("laxity") => ["reused_bytes", "stored_bytes", "moved_bytes"].map(kv),
+            _ => [0; 3],
+        };
+        assert_eq!(permitted, moved, "{run}");
+    }
+}
+
 #[test]
 fn an_older_vllm_answers_alike_under_every_policy_and_no_byte_of_kv_is_lost() {
-    let policies = ["--policies", "none,laxity_no_hints,laxity"];
+    let policies = ["--units", "1", "--policies", "none,laxity_no_hints,laxity"];
     let Some(report) = lab(Release::Older, &policies) else { return };
     check_same_bytes(&report, 3);
 }

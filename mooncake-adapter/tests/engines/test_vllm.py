@@ -500,6 +500,25 @@ def test_mooncakes_engine_is_the_gated_one_unless_it_is_switched_off(vllm, gated
     assert module.TransferEngine is (ours if gated else theirs)
 
 
+@pytest.mark.parametrize("vllm", VERSIONS[-1:], indirect=True)
+@pytest.mark.parametrize("name", ["MooncakeStoreConnector", "MooncakeConnector"])
+@pytest.mark.parametrize("gated", [True, False])
+def test_the_store_of_mooncakes_store_connector_is_the_gated_one(vllm, name, gated, monkeypatch):
+    """The connector imports the class in its constructor."""
+    theirs, ours = type("MooncakeDistributedStore", (), {}), type("MooncakeDistributedStore", (), {})
+    store, wrapper = types.ModuleType("mooncake.store"), types.ModuleType("laxity.mooncake")
+    store.MooncakeDistributedStore, wrapper.MooncakeDistributedStore = theirs, ours
+    monkeypatch.setitem(sys.modules, "mooncake", types.ModuleType("mooncake"))
+    monkeypatch.setitem(sys.modules, "mooncake.store", store)
+    monkeypatch.setitem(sys.modules, "laxity.mooncake", wrapper)
+    monkeypatch.setattr(laxity, "mooncake", wrapper, raising=False)
+    extra = {} if gated else {"laxity": {"gate_mooncake": False}}
+    config = configured(kv_connector_extra_config=extra)
+    laxity.vllm.under_laxity(vllm.connector(name))(config, vllm.roles.WORKER, None)
+    wanted = ours if gated and name == "MooncakeStoreConnector" else theirs
+    assert store.MooncakeDistributedStore is wanted
+
+
 def test_without_vllm_it_has_no_connectors_and_says_why():
     if importlib.util.find_spec("vllm") is not None:
         pytest.skip("vLLM is installed")
@@ -570,6 +589,27 @@ def plugged(vllm, monkeypatch):
     _plugin.install()
     assert module.KVConnectorFactory is vllm.factory
     return vllm
+
+
+def test_a_multiconnector_under_the_plugin_exports_each_of_laxitys_metrics_once(plugged, monkeypatch):
+    """Prometheus refuses a metric of the same name, and then vLLM does not start."""
+    names = ("NixlConnector", "MooncakeStoreConnector")
+    for child in map(plugged.connector, names):
+        monkeypatch.setitem(plugged.factory._registry, child.__name__, lambda child=child: child)
+    made = []
+
+    class Metric:
+        def __init__(self, name, **_):
+            made.append(name)
+
+        def labels(self, *_):
+            return self
+
+    kinds = {type(kind, (), {}): Metric for kind in ("Histogram", "Counter", "Gauge")}
+    children = [{"kv_connector": name, "kv_role": "kv_both"} for name in names]
+    config = configured(kv_connector="MultiConnector", kv_connector_extra_config={"connectors": children})
+    laxity.vllm.under_laxity(plugged.multi.MultiConnector).build_prom_metrics(config, kinds, ["engine"], {0: ["a"]})
+    assert "laxity:kv_permit_wait_seconds" in made and len(made) == len(set(made)), made
 
 
 def test_the_plugin_wraps_connectors_without_a_module_path(plugged, said, monkeypatch):

@@ -9,7 +9,7 @@ pub struct Counts {
     pub stage_bytes: BTreeMap<String, BTreeMap<u8, u64>>,
     /// All other counters, summed over their labels, by name without the prefix `laxity_engine_`.
     /// Counters that vLLM exports begin with `vllm:` or `laxity:`, and those of a daemon with
-    /// `laxityd_`.
+    /// `laxityd_`. A counter with a label `operation` has the label's value behind a dot.
     pub of: BTreeMap<String, f64>,
 }
 
@@ -41,7 +41,9 @@ impl Counts {
             if label(labels, "quantile").is_some() {
                 continue;
             }
-            *counts.of.entry(name.to_owned()).or_default() += value;
+            let operation = label(labels, "operation").map(|operation| format!(".{operation}"));
+            *counts.of.entry(name.to_owned() + &operation.unwrap_or_default()).or_default() +=
+                value;
             if name == "sent_bytes_total"
                 && let (Some(stage), Some(dscp)) = (label(labels, "stage"), label(labels, "dscp"))
                 && let Ok(dscp) = dscp.parse()
@@ -99,8 +101,13 @@ mod tests {
     fn counters_of_vllm_keep_their_names_and_those_of_others_are_left_out() {
         let text = "vllm:nixl_bytes_transferred_sum{engine=\"0\"} 3e6\n\
             vllm:nixl_bytes_transferred_bucket{engine=\"0\",le=\"2048.0\"} 4\n\
-            vllm:nixl_bytes_transferred_count{engine=\"0\"} 4\nprocess_open_fds 7\n";
+            vllm:nixl_bytes_transferred_count{engine=\"0\"} 4\nprocess_open_fds 7\n\
+            vllm:store_bytes_total{operation=\"load_get\",status=\"ok\"} 5\n\
+            vllm:store_bytes_total{operation=\"load_get\",status=\"partial_failure\"} 2\n\
+            vllm:store_bytes_total{operation=\"save_put\",status=\"ok\"} 9\n";
         let counts = Counts::read(text);
+        assert_eq!(counts.get("vllm:store_bytes_total.load_get"), 7.0);
+        assert_eq!(counts.get("vllm:store_bytes_total.save_put"), 9.0);
         assert_eq!(counts.mean("vllm:nixl_bytes_transferred"), 750_000.0);
         assert_eq!(counts.get("process_open_fds"), 0.0);
     }

@@ -15,8 +15,13 @@ use crate::daemons;
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Ledger {
+    /// Bytes that went from prefill to decode.
     pub moved_bytes: u64,
-    /// Bytes that the connector moved for the same requests when each was alone.
+    /// Bytes that prefill hosts read from the store. Which blocks it has by then depends on timing.
+    pub reused_bytes: u64,
+    /// Bytes that prefill hosts put into the store.
+    pub stored_bytes: u64,
+    /// What `moved_bytes` was for the same requests when each was alone.
     pub alone_bytes: u64,
     pub transfers: u64,
     pub failed_transfers: u64,
@@ -42,6 +47,8 @@ impl Ledger {
         let ms = |name: &str| counts.mean(name) * 1e3;
         Self {
             moved_bytes: moved(counts),
+            reused_bytes: count("vllm:mooncake_store_operation_bytes_total.load_get"),
+            stored_bytes: count("vllm:mooncake_store_operation_bytes_total.save_put"),
             alone_bytes,
             transfers: count("vllm:nixl_bytes_transferred_count"),
             failed_transfers: count("vllm:nixl_num_failed_transfers_total"),
@@ -64,8 +71,9 @@ impl Ledger {
         if scheduled {
             let known = self.completed_bytes + self.bypassed_bytes;
             let submitted = self.submitted_bytes + self.bypassed_bytes;
+            let engine = self.moved_bytes + self.reused_bytes + self.stored_bytes;
             // A request that was given up may leave a transfer behind that began and did not end.
-            lost += known.abs_diff(self.moved_bytes);
+            lost += known.abs_diff(engine);
             if whole {
                 lost += submitted.abs_diff(known);
             }
@@ -135,5 +143,16 @@ mod tests {
         let unfinished = Ledger::of(&counts(600, 700, 600), 700);
         assert_eq!(unfinished.lost_bytes(true, false), 0, "a request was given up");
         assert_eq!(Ledger::of(&counts(700, 0, 0), 700).lost_bytes(false, true), 0, "no daemon");
+    }
+
+    #[test]
+    fn bytes_of_the_store_need_permits_and_may_differ_from_those_of_requests_alone() {
+        let mut counts = counts(700, 760, 760);
+        let store = |operation| format!("vllm:mooncake_store_operation_bytes_total.{operation}");
+        counts.of.insert(store("load_get"), 20.0);
+        counts.of.insert(store("save_put"), 40.0);
+        assert_eq!(Ledger::of(&counts, 700).lost_bytes(true, true), 0);
+        counts.of.insert(store("load_get"), 25.0);
+        assert_eq!(Ledger::of(&counts, 700).lost_bytes(true, true), 5, "read past the daemon");
     }
 }

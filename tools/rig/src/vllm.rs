@@ -14,6 +14,10 @@
 //! HTTP and the connector's handshakes use the management network, as [`fabric::management_script`]
 //! makes it. Only KV crosses the shaped ports.
 //!
+//! With `store = true` each prefill host also keeps the KV that it computes in its part of
+//! Mooncake's store, and reads what another prefill host has computed. The master of the store
+//! knows where blocks are. It is on the management network.
+//!
 //! How much Laxity takes part depends on the policy. Under `none` vLLM runs without it. Under
 //! `NAME_no_hints` transfers wait for permits, and the connector gives no hints. Under other names
 //! it gives all hints.
@@ -46,6 +50,16 @@ const NO_HINTS: &str = "_no_hints";
 const BEHIND_PORT: u16 = 8001;
 const SIDE_CHANNEL_PORT: u16 = 5600;
 const BOOTSTRAP_PORT: u16 = 8998;
+const MASTER_PORT: u16 = 50_051;
+/// Port in the name of a host's part of the store. Nothing listens there.
+const PART_PORT: u16 = 17_000;
+/// Host whose namespace has the store's master.
+const MASTER_HOST: usize = 0;
+/// Tokens of a block. Only whole blocks are reused, and vLLM's block of 128 tokens on a processor
+/// is longer than many of the lab's prefixes.
+const STORE_BLOCK_TOKENS: u32 = 32;
+const PART_BYTES: u64 = 512 << 20;
+const STORE_BUFFER_BYTES: u64 = 64 << 20;
 
 pub fn daemon_policy(policy: &str) -> (&str, bool) {
     policy.strip_suffix(NO_HINTS).map_or((policy, true), |policy| (policy, false))
@@ -96,7 +110,7 @@ impl<'a> Vllm<'a> {
         Self { config, own, folder, python, policy }
     }
 
-    /// Writes the model, once for all runs of a lab, and the program of the front door.
+    /// Writes the model, once for all runs of a lab, and the files of its programs.
     pub(crate) fn prepare(&self) -> Result<(), LabError> {
         let door = self.folder.join("front_door.py");
         fs::write(&door, FRONT_DOOR).map_err(LabError::file("writing", &door))?;
@@ -104,6 +118,8 @@ impl<'a> Vllm<'a> {
         fs::create_dir_all(&site).map_err(LabError::file("making", &site))?;
         let customize = site.join("sitecustomize.py");
         fs::write(&customize, SITE_CUSTOMIZE).map_err(LabError::file("writing", &customize))?;
+        let store = self.store_file();
+        fs::write(&store, self.store().to_string()).map_err(LabError::file("writing", &store))?;
         let model = model_folder();
         if model.join("tokenizer_config.json").exists() {
             return Ok(());
@@ -131,8 +147,12 @@ impl<'a> Vllm<'a> {
         self.config.tokens_max + self.own.output_tokens
     }
 
-    /// Starts vLLM at a host, and the front door if it is a decode host.
+    /// Starts vLLM at a host, the front door if it is a decode host, and the store's master at one
+    /// host.
     pub(crate) fn start(&self, host: usize, processes: &mut Vec<Process>) -> Result<(), LabError> {
+        if self.own.store && host == MASTER_HOST {
+            processes.push(self.spawn(host, "master.log".to_owned(), self.master())?);
+        }
         processes.push(self.spawn(host, format!("engine{host}.log"), self.engine(host))?);
         if !self.prefills(host) {
             processes.push(self.spawn(host, format!("door{host}.log"), self.door())?);
@@ -208,7 +228,10 @@ impl<'a> Vllm<'a> {
         add("--max-num-batched-tokens", self.own.step_tokens.to_string());
         add("--max-num-seqs", self.own.step_requests.to_string());
         add("--distributed-executor-backend", "uni".to_owned());
-        add("--kv-transfer-config", self.transfer(prefills).to_string());
+        add("--kv-transfer-config", self.transfer(host).to_string());
+        if self.own.store {
+            add("--block-size", STORE_BLOCK_TOKENS.to_string());
+        }
         if self.policy.is_some_and(|policy| daemon_policy(policy).1) {
             add("--middleware", "laxity.asgi.ObjectiveMiddleware".to_owned());
         }
@@ -221,22 +244,57 @@ impl<'a> Vllm<'a> {
         arguments
     }
 
-    /// Returns the KV connector's configuration. It names nothing of Laxity but the missing hints:
-    /// the package is a plugin of vLLM.
-    fn transfer(&self, prefills: bool) -> serde_json::Value {
-        let (name, role, mut extra) = match (self.own.connector, prefills) {
+    /// Returns the configuration of a host's KV connectors.
+    fn transfer(&self, host: usize) -> serde_json::Value {
+        let prefills = self.prefills(host);
+        let (name, role, extra) = match (self.own.connector, prefills) {
             (Connector::Nixl, _) => ("NixlConnector", "kv_both", json!({})),
             (Connector::Mooncake, prefills) => {
                 let role = if prefills { "kv_producer" } else { "kv_consumer" };
                 ("MooncakeConnector", role, json!({ "mooncake_protocol": "tcp" }))
             }
         };
+        let p2d = self.connector(name, role, extra);
+        if !self.own.store || !prefills {
+            return p2d;
+        }
+        // The number is part of a socket's name. Hosts have the same name and folder.
+        let own = json!({ "lookup_rpc_port": host });
+        let store = self.connector("MooncakeStoreConnector", "kv_both", own);
+        self.connector("MultiConnector", role, json!({ "connectors": [p2d, store] }))
+    }
+
+    /// Returns the configuration of a connector. It names nothing of Laxity but the missing hints:
+    /// the package is a plugin of vLLM.
+    fn connector(&self, name: &str, role: &str, mut extra: serde_json::Value) -> serde_json::Value {
         if self.policy.is_some_and(|policy| !daemon_policy(policy).1) {
             extra["laxity"] = json!({ "hints": false });
         }
         json!({
             "kv_connector": name, "kv_role": role, "kv_buffer_device": "cpu",
             "kv_connector_extra_config": extra,
+        })
+    }
+
+    fn master(&self) -> Vec<OsString> {
+        let program = self.python.with_file_name("mooncake_master").into();
+        let port = format!("--rpc_port={MASTER_PORT}").into();
+        vec![program, port, "--enable_metric_reporting=false".into()]
+    }
+
+    fn store_file(&self) -> PathBuf {
+        self.folder.join("store.json")
+    }
+
+    /// Returns what vLLM's connector to the store reads from its file.
+    fn store(&self) -> serde_json::Value {
+        json!({
+            "metadata_server": "P2PHANDSHAKE",
+            "master_server_address":
+                format!("{}:{MASTER_PORT}", fabric::management_address(MASTER_HOST)),
+            "protocol": "tcp",
+            "global_segment_size": PART_BYTES,
+            "local_buffer_size": STORE_BUFFER_BYTES,
         })
     }
 
@@ -265,6 +323,7 @@ impl<'a> Vllm<'a> {
     fn environment(&self, host: usize) -> Vec<(&'static str, OsString)> {
         let management = fabric::management_address(host).to_string();
         let port = fabric::HOST_PORT;
+        let part = format!("{}:{PART_PORT}", fabric::address(host));
         let mut environment: Vec<(&'static str, OsString)> = vec![
             ("OMP_NUM_THREADS", "1".into()),
             ("VLLM_CPU_OMP_THREADS_BIND", "nobind".into()),
@@ -276,6 +335,10 @@ impl<'a> Vllm<'a> {
             ("VLLM_NIXL_SIDE_CHANNEL_HOST", management.into()),
             ("VLLM_NIXL_SIDE_CHANNEL_PORT", SIDE_CHANNEL_PORT.to_string().into()),
             ("VLLM_MOONCAKE_BOOTSTRAP_PORT", BOOTSTRAP_PORT.to_string().into()),
+            ("MOONCAKE_CONFIG_PATH", self.store_file().into()),
+            // A host keeps what it computes, so reads of the store are all that crosses its ports.
+            ("MOONCAKE_REQUESTER_LOCAL_HOSTNAME", part.clone().into()),
+            ("MOONCAKE_PREFERRED_SEGMENT", part.into()),
             ("PYTHONPATH", self.python_path()),
             ("GLOO_SOCKET_IFNAME", "lo".into()),
             ("UCX_TLS", "tcp,self".into()),
@@ -367,5 +430,28 @@ mod tests {
         let vllm = Vllm::new(&config, Path::new("/run/lab/1"), Path::new("/e/bin/python"), None);
         let urls = ["http://10.78.0.1:8998", "http://10.78.0.2:8998"].map(OsString::from);
         assert!(vllm.door().ends_with(&urls));
+    }
+    #[test]
+    fn with_a_store_prefill_hosts_keep_their_kv_and_read_that_of_others() {
+        let mut config = LabConfig::vllm();
+        assert!(!of_host(&config, None, 0).0.contains("Store"));
+        config.vllm.as_mut().unwrap().store = true;
+        let (prefill, environment) = of_host(&config, Some("laxity_no_hints"), 1);
+        for part in ["MultiConnector", "NixlConnector", "MooncakeStoreConnector"] {
+            assert!(prefill.contains(&format!(r#""kv_connector":"{part}""#)), "{prefill}");
+        }
+        assert!(prefill.contains(r#""lookup_rpc_port":1"#), "{prefill}");
+        assert_eq!(prefill.matches(r#""laxity":{"hints":false}"#).count(), 3, "{prefill}");
+        let decode = of_host(&config, None, 2).0;
+        assert!(!decode.contains("Store"), "decode hosts have no part: {decode}");
+        assert!([prefill, decode].iter().all(|words| words.contains("--block-size 32")));
+        for variable in ["MOONCAKE_REQUESTER_LOCAL_HOSTNAME", "MOONCAKE_PREFERRED_SEGMENT"] {
+            assert_eq!(value(&environment, variable).as_deref(), Some("10.77.0.2:17000"));
+        }
+        let path = value(&environment, "MOONCAKE_CONFIG_PATH");
+        assert_eq!(path.as_deref(), Some("/run/lab/1/store.json"));
+        let vllm = Vllm::new(&config, Path::new("/run/lab/1"), Path::new("/e/bin/python"), None);
+        assert_eq!(vllm.store()["master_server_address"], "10.78.0.1:50051");
+        assert_eq!(vllm.master()[0], "/e/bin/mooncake_master");
     }
 }

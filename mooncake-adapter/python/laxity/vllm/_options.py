@@ -65,7 +65,8 @@ class Options:
     hints: bool = True
     #: Whether transfers of NIXL wait for permits (see :mod:`laxity.nixl`).
     gate_nixl: bool = True
-    #: Whether transfers of Mooncake's engine wait for permits, if no library below does (see :mod:`laxity.mooncake`).
+    #: Whether transfers of Mooncake's engine and store wait for permits, if no library below does (see
+    #: :mod:`laxity.mooncake`).
     gate_mooncake: bool = True
     #: File of objectives. The default is ``LAXITY_OBJECTIVES``.
     objectives: Optional[str] = None

@@ -118,7 +118,8 @@ def methods(connector: Any) -> dict[str, Any]:
     if not all(callable(getattr(connector, name, None)) for name in METHODS):
         return {}
     build: Callable[..., Any] = connector.build_kv_connector_stats
-    prom: Callable[..., Any] = connector.build_prom_metrics
+    # A MultiConnector asks the class for its children. Those of the wrapped class have no metrics of Laxity.
+    prom: Callable[..., Any] = connector.build_prom_metrics.__func__
 
     def get_kv_connector_stats(self: Any, *args: Any, **named: Any) -> Any:
         inner = connector.get_kv_connector_stats(self, *args, **named)
@@ -134,7 +135,7 @@ def methods(connector: Any) -> dict[str, Any]:
     def build_prom_metrics(
         cls: type, vllm_config: Any, metric_types: Any, labelnames: Any, per_engine_labelvalues: Any
     ) -> Any:
-        inner = prom(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+        inner = prom(cls, vllm_config, metric_types, labelnames, per_engine_labelvalues)
         return Prom(inner, metric_types, labelnames, per_engine_labelvalues)
 
     return {

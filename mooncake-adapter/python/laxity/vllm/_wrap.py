@@ -150,7 +150,13 @@ def _hints(connector: type, vllm_config: Any, role: Any, rest: Any, named: Any, 
 
 
 def _gate_mooncake(connector: type) -> None:
-    """Replaces Mooncake's engine class in the connector's module, so that the connector creates a wrapped engine."""
+    """Makes the connector create wrapped classes of Mooncake. It replaces the engine's class in the connector's module.
+    The store's connector imports the store's class when it needs it, so that class is replaced where it is defined."""
+    if any(base.__name__ == "MooncakeStoreConnector" for base in connector.__mro__):
+        store: Any = importlib.import_module("mooncake.store")
+        from .. import mooncake
+
+        store.MooncakeDistributedStore = mooncake.MooncakeDistributedStore
     engine = sys.modules.get("mooncake.engine")
     if engine is None:
         return

@@ -157,6 +157,10 @@ fn moved(run: &PolicyRun, kv: &Ledger) -> String {
         kv.transfer_ms,
         kv.post_ms,
     );
+    if kv.stored_bytes > 0 {
+        let [reused, stored] = [kv.reused_bytes, kv.stored_bytes].map(megabytes);
+        text += &format!("; prefill hosts put {stored} MB into the store, and read {reused} MB");
+    }
     if run.policy != NONE {
         let waits = format!("; {:.0} ms waiting for a permit before", kv.permit_wait_ms);
         text.push_str(&waits);

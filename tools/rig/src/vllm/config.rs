@@ -25,6 +25,8 @@ pub struct VllmConfig {
     /// the checkout that this program was built in.
     pub python: Option<PathBuf>,
     pub connector: Connector,
+    /// Whether prefill hosts reuse each other's KV through Mooncake's store.
+    pub store: bool,
     pub layers: usize,
     pub hidden: usize,
     pub heads: usize,
@@ -50,6 +52,7 @@ impl Default for VllmConfig {
         Self {
             python: None,
             connector: Connector::Nixl,
+            store: false,
             layers: 4,
             hidden: 256,
             heads: 4,
