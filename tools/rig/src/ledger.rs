@@ -14,6 +14,7 @@ use crate::counts::Counts;
 use crate::daemons;
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Ledger {
     /// Bytes that went from prefill to decode.
     pub moved_bytes: u64,
