@@ -8,8 +8,8 @@
 //! *Suspicion.* Many clients of one owner could each hold a port's window in turn. If an owner's
 //! clients owe more than [`OWED_WINDOWS`] times what one port may have in flight, those that
 //! completed nothing for [`LATELY`] are unscheduled, and so are new ones. Each port counts alone,
-//! because a job with a process per NIC may be slow on all ports. A client counts with one window at
-//! most: it may have more in flight to many peers, but delays others by its patience only once.
+//! because a job with a process per NIC may be slow on all ports. A client counts with one window
+//! at most: it may have more in flight to many peers, but delays others by its patience only once.
 
 use laxity_policy::{Level, Span};
 use laxity_shm::consumer::Wake;
