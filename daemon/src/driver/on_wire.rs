@@ -9,8 +9,8 @@ pub(super) const TRICKLE_SHIFT: u32 = 4;
 /// How long a client that keeps others waiting may complete nothing, besides the time of its bytes
 /// on the port. An honest process on a busy machine rarely pauses for as long.
 pub(super) const PATIENCE: Span = Span::from_millis(10);
-/// A killed process that is silent completes nothing any more, but its connection ends only when
-/// the kernel has freed its memory. Within this time such bytes count as abandoned, and not as lost.
+/// A killed process completes nothing any more, but its connection ends only when the kernel has
+/// freed its memory. Within this time, what it owes counts as abandoned, and not as lost.
 const TEARDOWN: Span = Span::from_millis(1000);
 /// The time between checks for silent clients, while anything waits.
 pub(super) const LOOK_EVERY: Span = Span::from_millis(5);
