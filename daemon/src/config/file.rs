@@ -158,7 +158,7 @@ impl Config {
                     }
                     if nic.peer_window.is_none() {
                         let bytes = self.link(nic).peer_window_bytes;
-                        let _ = writeln!(shown, "# peer_window = {bytes}  # not set: the window");
+                        let _ = writeln!(shown, "# peer_window = {bytes}  # not set: window times overcommit");
                     }
                     if nic.addresses.is_empty() {
                         shown.push_str(

@@ -59,7 +59,7 @@ impl OnWire {
         self.owed[0].saturating_add(self.owed[1])
     }
 
-    /// Returns the owed bytes if the client owes them for less than [`TEARDOWN`].
+    /// Returns the owed bytes if the client's debt is younger than [`TEARDOWN`].
     pub(super) fn owed_lately(&self, now: Time) -> u64 {
         if now.since(self.owes_since) < TEARDOWN { self.owed() } else { 0 }
     }
@@ -75,8 +75,8 @@ impl OnWire {
         self.held[0] || self.held[1]
     }
 
-    /// Returns when a client that leaves completed its last bytes: when it began to owe some, if it
-    /// owes them lately.
+    /// Returns when a leaving client counts as stopped: when its recent debt began, or `now` if it
+    /// has none.
     pub(super) fn stopped(&self, now: Time) -> Time {
         if self.owed_lately(now) > 0 { self.owes_since } else { now }
     }
@@ -116,8 +116,8 @@ impl OnWire {
     }
 
     /// Reports whether the client is silent while its bytes keep others waiting. `patience` returns
-    /// the time limit for a number of bytes. A client that has more than a window in flight, to
-    /// several peers, must not complete more than one that has a window.
+    /// the time limit for a number of bytes. A client with several windows in flight need only
+    /// complete a sixteenth of one.
     pub(super) fn is_silent(
         &mut self,
         now: Time,

@@ -6,7 +6,7 @@
 //! [`super::trust`] decides what follows for clients and owners, and this module carries it out.
 //!
 //! *Suspicion.* Many clients of one owner could each hold a port's window in turn. If an owner's
-//! clients owe more than [`OWED_WINDOWS`] times what one port may have in flight, those that
+//! clients owe more than [`OWED_WINDOWS`] allow on one port, those that
 //! completed nothing for [`LATELY`] are unscheduled, and so are new ones. Each port counts alone,
 //! because a job with a process per NIC may be slow on all ports. A client counts with one window
 //! at most: it may have more in flight to many peers, but delays others by its patience only once.
@@ -24,8 +24,10 @@ use crate::driver::intake::Intake;
 use crate::driver::trust::{Loss, WINDOW, part};
 use crate::owner::Owner;
 
-/// Clients of an owner may owe this many times what a port may have in flight. So suspicion needs
-/// five slow clients, or 17 where the port may have four windows in flight.
+/// Clients of an owner may owe this many windows, times [`SharedLink::windows_max`]. So suspicion
+/// needs five slow clients, or 17 where the port may have four windows in flight.
+///
+/// [`SharedLink::windows_max`]: laxity_policy::SharedLink::windows_max
 const OWED_WINDOWS: u64 = 4;
 /// A client that completed bytes within this time is not suspected.
 const LATELY: Span = Span::from_millis(100);

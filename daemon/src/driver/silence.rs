@@ -5,8 +5,8 @@
 //! bytes that the fabric delays. So an honest client must lose nothing but its owed bytes:
 //!
 //! * While others wait, a client has [`PATIENCE`] and twice the time of its bytes on the port to
-//!   complete a sixteenth of them, of one window at most. After that it is *silent*: those bytes are *owed*, and don't
-//!   count in the window.
+//!   complete a sixteenth of them, or of one window if it has more in flight. After that it is
+//!   *silent*: those bytes are *owed*, and don't count in the window.
 //! * Nothing of a piece that exceeds the window completes before its end. While only flows of its
 //!   own domain wait, it has twice the time that such pieces needed so far ([`PIECE_MAX`] at most).
 //! * A client that owes more than a quarter of a window gets no permits on that port until it

@@ -236,7 +236,7 @@ impl SharedLink {
         Some(known)
     }
 
-    /// Returns how many windows the port goes on to fill.
+    /// Returns how many windows may be in flight because of bounds by peer, without `overcommit`.
     pub fn windows_max(&self) -> u32 {
         let active = self.shares.iter().filter(|share| share.is_active).count();
         if active > 1 { 1 } else { self.shares[0].link.windows_max() }

@@ -115,7 +115,7 @@ pub struct Link {
     offered: Time,
     /// When all permitted bytes have left, if the port sends at its rate.
     drained: Time,
-    /// The same at the rate of permits beyond the window, where bytes are bounded by peer.
+    /// The same at the rate of permits beyond the window, if bytes are bounded by peer.
     drained_by_peers: Time,
     /// Until when a flow waits only for the pace of [`Link::exceeds_at`].
     paced: Option<Time>,

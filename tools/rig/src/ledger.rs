@@ -18,7 +18,7 @@ use crate::daemons;
 pub struct Ledger {
     /// Bytes that went from prefill to decode.
     pub moved_bytes: u64,
-    /// Bytes that prefill hosts read from the store. Which blocks it has by then depends on timing.
+    /// Bytes that prefill hosts read from the store. Which blocks the store has depends on timing.
     pub reused_bytes: u64,
     /// Bytes that prefill hosts put into the store.
     pub stored_bytes: u64,

@@ -47,8 +47,8 @@ pub struct WaitingFlow {
     pub obstacle: Obstacle,
     /// The flows that come first, [`AHEAD_MAX`] at most.
     pub ahead: Tally,
-    /// Bytes in flight at the level or above, and the window. For [`Obstacle::Peer`], those to the
-    /// flow's peer, and their bound.
+    /// Bytes in flight at the level or above, and the window. If the flow waits for its peer, the
+    /// bytes to that peer, or to all unknown peers, and their bound.
     pub window: (u64, u64),
     /// Whether the flow is starved, and so is served from the starved flows' share.
     pub is_starved: bool,

@@ -12,7 +12,7 @@ use crate::time::{Span, Time};
 const OFFER_EVERY: Span = Span::from_millis(1);
 
 impl Link {
-    /// Changes the window only, to at least a chunk, and says whether it is all of the port's.
+    /// Sets the window, to at least a chunk, and whether this trust domain has the port alone.
     pub(crate) fn set_window(&mut self, bytes: u64, is_alone: bool) {
         self.is_alone = is_alone;
         let bytes = bytes.max(self.port.config.chunk_bytes);
@@ -23,7 +23,7 @@ impl Link {
     }
 
     /// Notes bytes that were permitted and are in flight already, for the pace beyond the window.
-    /// What has completed is no longer on its way, however fast the port is.
+    /// Completed bytes don't delay further permits, even if the port is faster than configured.
     #[inline]
     pub(super) fn pace(&mut self, now: Time, bytes: u64) {
         let (rate, all) = (self.port.config.rate, self.in_flight.all);
@@ -53,7 +53,7 @@ impl Link {
         self.port.config.peer_window_bytes != 0 && self.discipline.bounds_peers()
     }
 
-    /// Returns how many windows a port goes on to fill.
+    /// Returns how many windows may be in flight because of bounds by peer, without `overcommit`.
     pub(crate) fn windows_max(&self) -> u32 {
         if self.bounds_peers() { PEER_WINDOWS } else { 1 }
     }
@@ -104,9 +104,9 @@ impl Link {
     }
 
     /// Returns when a piece may be in flight beyond the window, if it may at all: at the port's
-    /// pace up to `overcommit` windows, more slowly if its peer is not busy, and behind pieces that
-    /// exceed the window by themselves when these leave room in the port. Nothing of such a piece
-    /// completes before its end.
+    /// pace up to `overcommit` windows, at [`PACE_EIGHTHS`] of it up to [`PEER_WINDOWS`] windows,
+    /// and behind pieces that exceed the window by themselves when these leave room in the port.
+    /// Nothing of such a piece completes before its end.
     pub(super) fn exceeds_at(&self, queue: QueueId, piece: u64) -> Option<Time> {
         let config = &self.port.config;
         let bytes = piece.min(config.chunk_bytes);

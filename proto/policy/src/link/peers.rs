@@ -12,17 +12,17 @@
 //! bound by themselves are not counted. The port's rule for such pieces bounds them.
 //!
 //! Flows of unknown peers are bounded together, by the port's `overcommit` windows. Scavenged flows
-//! have no bound by peer, and never go beyond the window: they wait in one queue, in order of
-//! arrival. Where several trust domains share the port, none goes beyond its part of the window.
-//! `peer_room.rs` decides by these counts.
+//! have no bound by peer, and don't use the windows beyond the first: they wait in one queue, in
+//! order of arrival. Nor does a trust domain that shares the port with others. `peer_room.rs`
+//! decides by these counts.
 
 use laxity_types::{Level, PeerId};
 
 use super::in_flight::{InFlight, Oversized};
 use crate::time::Time;
 
-/// Windows in flight up to which a port goes on to permit bytes for peers that are not busy. Beyond
-/// the first window, permits come at [`PACE_EIGHTHS`] of the port's rate.
+/// Maximum number of windows in flight on a port whose bytes are bounded by peer. Beyond the first,
+/// permits come at [`PACE_EIGHTHS`] of the port's rate. Pieces above the window do not count.
 pub const PEER_WINDOWS: u32 = 4;
 
 /// The rate of permits beyond the window, in eighths of the port's rate.

@@ -297,7 +297,7 @@ fn why_port(port: &PortStatus) -> String {
             format!("{} held: their client owes completions", port.held_flows)
         }
         () if port.in_flight_bytes > port.window_bytes => {
-            format!("{} are in flight to busy peers", bytes(port.in_flight_bytes))
+            format!("{} in flight, more than the window", bytes(port.in_flight_bytes))
         }
         // A chunk may not fit what is left, and a window has at least four.
         () if port.in_flight_bytes >= port.window_bytes / 4 * 3 => {
