@@ -158,7 +158,10 @@ impl Config {
                     }
                     if nic.peer_window.is_none() {
                         let bytes = self.link(nic).peer_window_bytes;
-                        let _ = writeln!(shown, "# peer_window = {bytes}  # not set: window times overcommit");
+                        let _ = writeln!(
+                            shown,
+                            "# peer_window = {bytes}  # not set: window times overcommit"
+                        );
                     }
                     if nic.addresses.is_empty() {
                         shown.push_str(

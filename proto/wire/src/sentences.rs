@@ -162,7 +162,7 @@ fn waits(told: &ExplainedFlow, wait: &FlowWait) -> String {
         }
         "peer" => "It is next, but its peer has all that may be in flight to it".into(),
         "window" if flow.in_flight_bytes > flow.window_bytes => {
-            "It is next, but more than the window is in flight, so it waits for the port's pace".into()
+            "It is next, but waits for the port's pace: more than the window is in flight".into()
         }
         "window" => "It is next, but the window is full".into(),
         "turn" => "It waits because other users of the port have their turn".into(),
