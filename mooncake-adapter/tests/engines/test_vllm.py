@@ -33,6 +33,19 @@ REAL = {f"{V1}.base", f"{V1}.multi_connector", "vllm.distributed.kv_transfer.kv_
 VERSIONS = ("0.11.2", "0.18.1", "0.26.0", "0.33.0")
 
 
+@pytest.fixture(autouse=True)
+def store_class():
+    """Restores Mooncake's store, whose class is replaced where it is defined."""
+    try:
+        from mooncake import store
+    except ImportError:
+        yield
+        return
+    theirs = store.MooncakeDistributedStore
+    yield
+    store.MooncakeDistributedStore = theirs
+
+
 class Transfer(types.SimpleNamespace):
     """vLLM's KVTransferConfig, as far as connectors look at it."""
 

@@ -153,7 +153,10 @@ def _gate_mooncake(connector: type) -> None:
     """Makes the connector create Laxity's objects of Mooncake. It replaces the engine's class in the connector's module.
     The store's connector imports the store's class when it needs it, so that class is replaced where it is defined."""
     if any(base.__name__ == "MooncakeStoreConnector" for base in connector.__mro__):
-        store: Any = importlib.import_module("mooncake.store")
+        try:
+            store: Any = importlib.import_module("mooncake.store")
+        except ImportError:
+            return  # The connector says what is missing.
         from .. import mooncake
 
         store.MooncakeDistributedStore = mooncake.MooncakeDistributedStore
