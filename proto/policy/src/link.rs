@@ -115,8 +115,9 @@ pub struct Link {
     offered: Time,
     /// When all permitted bytes have left, if the port sends at its rate.
     drained: Time,
-    /// The same at the rate of permits beyond the window, if bytes are bounded by peer.
-    drained_by_peers: Time,
+    /// The same where bytes are bounded by peer, without bytes that have completed: at the port's
+    /// rate, and at that of permits beyond the window.
+    drained_by_peers: (Time, Time),
     /// Until when a flow waits only for the pace of [`Link::exceeds_at`].
     paced: Option<Time>,
     /// The latest `now` that the driver passed in.
@@ -153,7 +154,7 @@ impl Link {
             is_alone: true,
             offered: Time::ZERO,
             drained: Time::ZERO,
-            drained_by_peers: Time::ZERO,
+            drained_by_peers: (Time::ZERO, Time::ZERO),
             paced: None,
             last_now: Time::ZERO,
         })

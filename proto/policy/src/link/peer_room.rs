@@ -23,18 +23,23 @@ impl Link {
     }
 
     /// Notes bytes that were permitted and are in flight already, for the pace beyond the window.
-    /// Completed bytes don't delay further permits, even if the port is faster than configured.
     #[inline]
     pub(super) fn pace(&mut self, now: Time, bytes: u64) {
         let (rate, all) = (self.port.config.rate, self.in_flight.all);
+        self.drained = self.drained.max(now) + Span::transfer(bytes, rate);
+        if !self.bounds_peers() {
+            return;
+        }
+        // Completed bytes don't delay further permits, even if the port is faster than configured.
         let after = |drained: Time, rate| {
             let at_rate = drained.max(now) + Span::transfer(bytes, rate);
             at_rate.min(now + Span::transfer(all, rate))
         };
-        self.drained = after(self.drained, rate);
-        if all > self.port.config.window_bytes && self.bounds_peers() {
+        let (full, reduced) = self.drained_by_peers;
+        self.drained_by_peers.0 = after(full, rate);
+        if all > self.port.config.window_bytes {
             let slower = (rate / 8).saturating_mul(PACE_EIGHTHS).max(1);
-            self.drained_by_peers = after(self.drained_by_peers, slower);
+            self.drained_by_peers.1 = after(reduced, slower);
         }
     }
 
@@ -124,7 +129,8 @@ impl Link {
             && queue != SCAVENGER
             && (piece <= config.window_bytes || self.oversized.bytes.all == 0)
             && beside <= windows(PEER_WINDOWS);
-        let beside_peers = many.then(|| pace.max(self.drained_by_peers - chunk));
+        let (full, reduced) = self.drained_by_peers;
+        let beside_peers = many.then(|| full.max(reduced) - chunk);
         let next = self.oversized.next_at(config.rate).filter(|_| beside <= config.window_bytes);
         beside_peers.into_iter().chain(next.map(|at| pace.max(at - chunk))).min()
     }

@@ -177,6 +177,8 @@ pub(crate) struct Shadowed {
     pub(crate) fast: bool,
     /// When the port has sent all permitted bytes, at its rate.
     drained: Time,
+    /// The same without what has completed.
+    sent_by: Time,
     /// Bytes of pieces above the window since the bytes in flight were within it.
     oversized: u64,
     /// Bytes of pieces that don't count in the bound of their peer, since the bytes to it were few.
@@ -193,6 +195,7 @@ impl Shadowed {
             actions: Vec::new(),
             fast: false,
             drained: Time::ZERO,
+            sent_by: Time::ZERO,
             oversized: 0,
             oversized_to: BTreeMap::new(),
             arrivals: 0,
@@ -355,7 +358,8 @@ impl Shadowed {
     fn note_sent(&mut self, spec: &FlowSpec, bytes: u64) {
         let takes = |bytes| Span::transfer(bytes, self.link.config().rate);
         let all = self.now + takes(self.in_flight());
-        self.drained = (self.drained.max(self.now) + takes(bytes)).min(all);
+        self.drained = self.drained.max(self.now) + takes(bytes);
+        self.sent_by = (self.sent_by.max(self.now) + takes(bytes)).min(all);
         if bytes > WINDOW {
             self.oversized += bytes;
         }
@@ -417,7 +421,7 @@ impl Shadowed {
                 // Beyond the window, the port must have had the time to send all permitted bytes
                 // but a chunk.
                 let rate = self.link.config().rate;
-                let idles = self.drained <= self.now + Span::transfer(CHUNK, rate);
+                let idles = self.sent_by <= self.now + Span::transfer(CHUNK, rate);
                 let spec = self.accounts[&flow].spec;
                 let bound = self.peer_bound(&spec);
                 let most = |windows: u32| u64::from(windows) * WINDOW + excess;
