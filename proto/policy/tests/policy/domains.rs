@@ -355,6 +355,31 @@ fn whoever_holds_more_than_its_part_keeps_nobody_waiting_if_no_other_domain_wait
 }
 
 #[test]
+fn a_waiting_domain_wakes_when_the_part_of_another_ends() {
+    let mut link = SharedLink::new(config()).expect("a valid configuration");
+    let permitted = |link: &mut SharedLink, now| {
+        let mut all = 0;
+        while let Some(action) = link.poll_action(now) {
+            if let Action::Permit { flow, bytes, .. } = action {
+                all += if flow == FlowId(1) { bytes } else { 0 };
+            }
+        }
+        all
+    };
+    let short = FlowSpec::anonymous(FlowId(2), Stage::P2d, CHUNK);
+    link.handle(Time(1), DomainId(1), Event::FlowArrived(short));
+    permitted(&mut link, Time(1));
+    let completed = Event::BytesCompleted { flow: FlowId(2), bytes: CHUNK };
+    link.handle(Time(2), DomainId(1), completed);
+    let long = FlowSpec { flow: FlowId(1), bytes: 100 * CHUNK, ..honest() };
+    link.handle(Time(2), HONEST, Event::FlowArrived(long));
+    assert_eq!(permitted(&mut link, Time(2)), 2 * CHUNK, "its part");
+    let ends = Time(1) + ACTIVE_FOR;
+    assert_eq!(link.next_deadline(), Some(ends));
+    assert_eq!(permitted(&mut link, ends), 2 * CHUNK, "the rest of the window");
+}
+
+#[test]
 fn domains_beyond_the_last_number_share_it() {
     let mut link = SharedLink::new(config()).expect("valid");
     let spec = FlowSpec::anonymous(FlowId(1), Stage::Collective, 1);
