@@ -296,6 +296,20 @@ mod tests {
     }
 
     #[test]
+    fn clients_that_stopped_together_are_one_crash_whenever_and_in_whatever_order_they_leave() {
+        let (mut trust, owner) = (trust(), owner(7));
+        let stopped = Time::ZERO + Span::from_millis(5000);
+        for earlier in [0, 90, 40, 70] {
+            trust.abandon(stopped - Span::from_millis(earlier), &owner, 0, WINDOW);
+        }
+        assert!(!trust.distrusts(&owner), "one crash");
+        for earlier in [1000, 2000] {
+            trust.abandon(stopped - Span::from_millis(earlier), &owner, 0, WINDOW);
+        }
+        assert!(trust.distrusts(&owner), "who leaves youngest first is three crashes, too");
+    }
+
+    #[test]
     fn what_is_remembered_of_owners_is_bounded() {
         let (mut trust, mut now) = (trust(), Time::ZERO);
         for uid in 0..2 * OWNERS_MAX as u32 {
