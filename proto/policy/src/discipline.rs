@@ -80,7 +80,8 @@ pub enum LevelRule {
     Collective,
     /// The relative layer index of KV reuse (MFS §4.4.1).
     Rli,
-    /// KV reuse is late although this port sent it in time (`link/late_reuse.rs`).
+    /// Flows of this stage were late although this port sent them in time (`link/late_reuse.rs`,
+    /// `link/held_up.rs`).
     Late,
     /// The laxity: time left minus work left.
     Laxity,

@@ -52,7 +52,8 @@
 //!
 //! Levels express the same order on the wire: collectives have `P_2`, as under `mfs`, and the rest
 //! go by slack in steps of the threshold base, the first at [`SLACK_PERIODS`] promotion periods.
-//! Only KV reuse can have `P_1` (see below), unless there are two levels: then collectives have it.
+//! Where collectives leave no room below them, the last stage shares their level
+//! (`link/held_up.rs`). Only KV reuse can have `P_1` (see below), unless there are two levels: then collectives have it.
 //!
 //! A flow that goes in one piece and exceeds the window has the first of these levels at once. Its
 //! piece takes long, and can't be promoted any more on its way. Otherwise several such pieces of
@@ -247,7 +248,15 @@ impl Laxity {
         if port.is_oversized(flow) {
             return self.by_slack;
         }
+        if Self::is_held_up(port, now, flow) {
+            return self.collective;
+        }
         self.slack_level(now, key)
+    }
+
+    /// Reports whether a last-stage flow has the level of collectives (`link/held_up.rs`).
+    fn is_held_up(port: &Port, now: Time, flow: &Flow) -> bool {
+        flow.deadline != Time::NEVER && port.held_up.shares(now)
     }
 
     /// Returns until when a flow with this key can make its deadline.
@@ -349,7 +358,11 @@ impl Discipline for Laxity {
         let (rule, key) = match group.queue {
             COLLECTIVE => (LevelRule::Collective, key),
             _ if port.is_oversized(flow) && !flow.spec.stage.is_early() => (LevelRule::Piece, key),
-            LAST_STAGE => (LevelRule::Laxity, Self::last_stage_latest(port, group)),
+            LAST_STAGE => {
+                let held_up = Self::is_held_up(port, now, flow);
+                let rule = if held_up { LevelRule::Late } else { LevelRule::Laxity };
+                (rule, Self::last_stage_latest(port, group))
+            }
             _ => (self.reuse_level(port, now, flow.batch, flow.spec.layer, key).1, key),
         };
         (rule, if key.0 < UNKNOWN { key } else { Time::NEVER })

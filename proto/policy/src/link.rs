@@ -33,6 +33,7 @@
 pub(crate) mod batch_table;
 pub mod explain;
 pub(crate) mod flows;
+mod held_up;
 mod hints;
 mod in_flight;
 mod late;
@@ -241,9 +242,9 @@ impl Link {
     /// flow with [`Link::remove_in_flight`], not with [`Event::BytesCompleted`] or
     /// [`Event::FlowCancelled`].
     pub fn commit_permit(&mut self, now: Time, spec: &FlowSpec, permit: Permit) {
-        if spec.stage == Stage::KvReuse {
+        if self.shows_delay(spec.stage) {
             let batch = self.port.batches.find_batch(spec.batch).unwrap_or(NULL_BATCH);
-            self.note_late_reuse(now, spec.stage, batch, spec.layer);
+            self.note_delay(now, spec.stage, (batch, spec.layer), permit.bytes);
         }
         if permit.last {
             self.add_in_flight(now, spec.stage, spec.peer, permit.level, permit.bytes);

@@ -55,3 +55,14 @@ fn blocks_that_a_ring_holds_up_are_late_only_until_the_port_notices() {
     assert!(ratio < 0.1, "{ratio}");
     assert!(ours.attainment > below.attainment);
 }
+
+/// Without `link/held_up.rs`, P2D waits as long as under `two_class`.
+#[test]
+fn p2d_that_a_ring_holds_up_waits_only_until_the_port_notices() {
+    let waits = |kind| {
+        let of_seed = |seed| outcome(kind, seed, ring).waiting_ms.p2d;
+        of_seed(1) + of_seed(2)
+    };
+    let ratio = waits(PolicyKind::Laxity) / waits(PolicyKind::TwoClass);
+    assert!(ratio < 0.75, "{ratio}");
+}

@@ -26,6 +26,13 @@ impl InFlight {
         *row = row.saturating_sub(bytes);
     }
 
+    /// Returns the bytes below `level` that are not scavenged.
+    #[inline]
+    pub(super) fn below(&self, level: Level) -> u64 {
+        let rows = &self.by_level[level.row() + 1..Level::SCAVENGER.row()];
+        rows.iter().fold(0, |sum, &bytes| sum.saturating_add(bytes))
+    }
+
     /// Returns the bytes that compete with a chunk of `level` in a fabric of strict priorities.
     pub(super) fn at_or_above(&self, level: Level) -> u64 {
         self.by_level[..=level.row()].iter().fold(0, |sum, &bytes| sum.saturating_add(bytes))

@@ -164,6 +164,7 @@ impl Link {
     /// Takes delivered bytes off those in flight.
     #[inline]
     pub(super) fn deliver(&mut self, now: Time, peer: PeerId, level: Level, bytes: u64) {
+        self.note_progress(level);
         if let Some(permitted) = self.settle(peer, level, bytes) {
             let rate = self.port.config.rate;
             self.port.piece_rate.add(level, bytes, now.since(permitted), rate);

@@ -4,6 +4,7 @@ use laxity_types::{Layer, RequestId};
 
 use super::batch_table::BatchTable;
 use super::flows::{Flow, FlowTable, SlotId};
+use super::held_up::HeldUp;
 use super::late_reuse::LateReuse;
 use super::piece_rate::PieceRate;
 use super::queue::Queues;
@@ -25,6 +26,8 @@ pub(crate) struct Port {
     pub(crate) pruned: Vec<RequestId>,
     /// Which level KV reuse has because some was late.
     pub(crate) late_reuse: LateReuse,
+    /// Whether P2D has the level of collectives because these leave no room below.
+    pub(crate) held_up: HeldUp,
     /// The mean rate of pieces larger than the window.
     pub(super) piece_rate: PieceRate,
 }
@@ -42,6 +45,7 @@ impl Port {
             queues: Queues::new(),
             pruned: Vec::new(),
             late_reuse: LateReuse::default(),
+            held_up: HeldUp::default(),
             piece_rate: PieceRate::default(),
         }
     }

@@ -187,7 +187,9 @@ impl Link {
         let level = *flow.wire.get_or_insert(level);
         let (id, last) = (flow.spec.flow, flow.remaining == bytes);
         let (stage, batch, layer) = (flow.spec.stage, flow.batch, flow.spec.layer);
-        self.note_late_reuse(now, stage, batch, layer);
+        if self.shows_delay(stage) {
+            self.note_delay(now, stage, (batch, layer), bytes);
+        }
         self.serve(now, slot, bytes);
         Action::Permit { flow: id, bytes, level, last }
     }

@@ -9,6 +9,7 @@ mod capacity;
 mod caps;
 mod domains;
 mod explain;
+mod held_up;
 mod link;
 mod order_oracle;
 mod paper_examples;
