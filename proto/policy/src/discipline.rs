@@ -80,8 +80,8 @@ pub enum LevelRule {
     Collective,
     /// The relative layer index of KV reuse (MFS §4.4.1).
     Rli,
-    /// Flows of this stage were late although this port sent them in time (`link/late_reuse.rs`,
-    /// `link/held_up.rs`).
+    /// Flows of this stage were held up, by other ports (`link/late_reuse.rs`) or by collectives
+    /// (`link/held_up.rs`).
     Late,
     /// The laxity: time left minus work left.
     Laxity,
@@ -150,6 +150,12 @@ pub(crate) trait Discipline: Debug + Send + Sync {
 
     /// Returns the level of all collectives if it is fixed. The fast path then skips other rules.
     fn collective_level(&self) -> Option<Level> {
+        None
+    }
+
+    /// Returns the highest level of flows that go by slack, if the discipline asks whether
+    /// collectives hold these up (`link/held_up.rs`).
+    fn held_up_from(&self) -> Option<Level> {
         None
     }
 

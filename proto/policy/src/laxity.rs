@@ -53,7 +53,7 @@
 //! Levels express the same order on the wire: collectives have `P_2`, as under `mfs`, and the rest
 //! go by slack in steps of the threshold base, the first at [`SLACK_PERIODS`] promotion periods.
 //! Where collectives leave no room below them, the last stage shares their level
-//! (`link/held_up.rs`). Only KV reuse can have `P_1` (see below), unless there are two levels: then collectives have it.
+//! (`link/held_up.rs`). With more than two levels, only KV reuse can have `P_1` (see below).
 //!
 //! A flow that goes in one piece and exceeds the window has the first of these levels at once. Its
 //! piece takes long, and can't be promoted any more on its way. Otherwise several such pieces of
@@ -370,6 +370,10 @@ impl Discipline for Laxity {
 
     fn collective_level(&self) -> Option<Level> {
         Some(self.collective)
+    }
+
+    fn held_up_from(&self) -> Option<Level> {
+        Some(self.by_slack)
     }
 
     fn feasibility(&self, port: &Port, now: Time, flow: &Flow, group: &Group) -> Feasibility {

@@ -66,7 +66,7 @@ use crate::discipline::{Discipline, UncontendedFlow};
 use crate::event::{Action, Event, FlowSpec};
 use crate::policies;
 use crate::scavenger::Guarantee;
-use crate::time::{Span, Time};
+use crate::time::Time;
 
 pub use crate::config::{BATCHES_MAX, REQUESTS_MAX};
 pub use crate::discipline::LevelRule;
@@ -133,12 +133,13 @@ impl Link {
     pub fn new(config: LinkConfig) -> Result<Self, InvalidConfig> {
         config.validate()?;
         let discipline = policies::of(&config);
+        let port = Port::new(config, discipline.held_up_from());
         Ok(Self {
             collective_level: discipline.collective_level(),
             discipline,
-            guarantee: Guarantee::new(config.scavenger_permille, config.chunk_bytes),
-            starved: Starved::new(config.chunk_bytes),
-            port: Port::new(config),
+            guarantee: Guarantee::new(port.config.scavenger_permille, port.config.chunk_bytes),
+            starved: Starved::new(port.config.chunk_bytes),
+            port,
             due: BTreeSet::new(),
             moved: VecDeque::new(),
             waiting: 0,
@@ -186,7 +187,7 @@ impl Link {
         self.collective_level = self.discipline.collective_level();
         self.guarantee = Guarantee::new(config.scavenger_permille, config.chunk_bytes);
         self.starved = Starved::new(config.chunk_bytes);
-        self.port.set_config(config);
+        self.port.set_config(config, self.discipline.held_up_from());
         for &slot in slots.iter().chain(&held) {
             let flow = self.port.flows.get_mut(slot);
             flow.share = 0;
@@ -242,9 +243,9 @@ impl Link {
     /// flow with [`Link::remove_in_flight`], not with [`Event::BytesCompleted`] or
     /// [`Event::FlowCancelled`].
     pub fn commit_permit(&mut self, now: Time, spec: &FlowSpec, permit: Permit) {
-        if self.shows_delay(spec.stage) {
+        if spec.stage == Stage::KvReuse {
             let batch = self.port.batches.find_batch(spec.batch).unwrap_or(NULL_BATCH);
-            self.note_delay(now, spec.stage, (batch, spec.layer), permit.bytes);
+            self.note_late_reuse(now, spec.stage, batch, spec.layer);
         }
         if permit.last {
             self.add_in_flight(now, spec.stage, spec.peer, permit.level, permit.bytes);
@@ -401,12 +402,6 @@ impl Link {
         self.port.config.window_bytes.saturating_sub(self.in_flight.all)
     }
 
-    /// Returns the time that a piece larger than the window needs, at the rate of earlier pieces.
-    #[must_use]
-    pub fn piece_time(&self, bytes: u64) -> Span {
-        Span::transfer(bytes, self.port.piece_rate.on(self.port.config.rate))
-    }
-
     /// Returns the number of flows that have bytes still to be permitted and are not held.
     pub fn waiting_flows(&self) -> usize {
         self.waiting
@@ -469,6 +464,7 @@ impl Link {
         self.peers.add(now, peer, level, bytes, self.piece_bound(peer));
         self.oversized.add(now, level, bytes, self.port.config.window_bytes);
         self.pace(now, bytes);
+        self.note_collective(now, stage, bytes);
         if stage.is_early() {
             self.port.load.add(now, bytes);
         }

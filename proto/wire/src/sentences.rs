@@ -177,7 +177,7 @@ fn leveled(status: &Status, now_ns: u64, told: &ExplainedFlow, wait: &FlowWait) 
     let why = match wait.rule.as_str() {
         "collective" => "the level of all collectives",
         "rli" => "by its layer: how soon its batch needs it (RLI)",
-        "late" => "because flows of its stage were late, so they have a higher level for a while",
+        "late" => "because flows of its stage were held up, and have a higher level for a while",
         "laxity" => "by its laxity: the time that is left beyond its work",
         "mlu" => "by the part of the port that it needs until its deadline (MLU)",
         "piece" => "because it goes in one piece, which exceeds the window",

@@ -96,7 +96,7 @@ impl Link {
             Obstacle::Order
         } else if !self.peer_takes(group.queue, &flow.spec, wire, bytes) {
             let peer = flow.spec.peer;
-            known.window = (self.peers.at_or_above(peer, wire), self.peer_bound(peer));
+            known.window = (self.peers.at_or_above(peer, wire), self.bound_at(&flow.spec, wire));
             // Unknown peers share the port's windows.
             if counted(peer) == PeerId(0) { Obstacle::Window } else { Obstacle::Peer }
         } else if !self.fits(now, group.queue, wire, bytes) {

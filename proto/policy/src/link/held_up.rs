@@ -6,60 +6,85 @@
 //! time. Laxity raises its level too late, because a message keeps the level of its first permit,
 //! when most of its slack was left.
 //!
-//! Flows are *held up* if, for longer than a layer time, some P2D waits or is in flight below near
-//! KV reuse, no byte of that is delivered, and nearly all that the port sent was collectives:
+//! So the port measures how much of it collectives get while flows that go by slack are pending:
+//! some P2D waits, or bytes of such a level are in flight. A measurement takes a layer time, and
+//! begins anew when bytes of such a level are delivered. If it comes to its end,
 //!
 //! ```text
-//! held up  ⇔   now − since > layer time   and   S / B > MOSTLY_PERCENT / 100 · (now − since)
-//!              S = bytes of collectives permitted since then, B = the port's rate   [bytes, bytes/ns]
+//! held up  ⇔  S / B > MOSTLY_PERCENT / 100 · (now − since)
+//!             S = bytes of collectives permitted since then, B = the port's rate    [bytes, bytes/ns]
 //! ```
 //!
-//! From then on P2D with a deadline *shares* the level of collectives, until none was held up for
-//! [`MEMORY_LAYERS`] layer times. A fabric that shares a level fairly then makes the ring longer by
-//! the bytes of P2D, and P2D arrives in time. docs/notes/never-below.md has the measurements.
+//! P2D with a deadline then *shares* the level of collectives for [`MEMORY_LAYERS`] layer times. A
+//! fabric that shares a level fairly makes the ring longer by the bytes of P2D, and P2D arrives in
+//! time. docs/notes/never-below.md has the measurements.
+
+use laxity_types::Level;
 
 use crate::time::{Span, Time};
 
-/// Part of the port that collectives have if they leave no room, per cent. With all-to-alls they
-/// have less in any layer time in which P2D is pending, because they pause.
+/// Part of the port that collectives have if they leave no room, per cent. All-to-alls have less in
+/// any layer time, because they pause.
 const MOSTLY_PERCENT: u64 = 90;
 
 /// Layer times for which the port remembers that collectives left no room: some hundred batches.
 const MEMORY_LAYERS: u64 = 16_384;
 
+/// Bound on that memory, whatever layer time a hint names.
+const MEMORY_MAX: Span = Span::from_millis(60_000);
+
 /// What a port remembers of flows that collectives held up.
 #[derive(Debug, Default)]
 pub(crate) struct HeldUp {
-    /// Since when flows below were pending and none of their bytes was delivered.
-    since: Option<Time>,
-    /// Bytes of collectives that were permitted since then.
-    bytes: u64,
+    /// The highest level of flows that go by slack, or `None` if the policy does not use this.
+    highest: Option<Level>,
+    /// The layer time of the batch whose layer began last, zero if no batch is known.
+    layer_time: Span,
+    /// When the present measurement began, and the bytes of collectives permitted since then.
+    measured: Option<(Time, u64)>,
     /// Until when P2D shares the level of collectives.
     until: Time,
 }
 
 impl HeldUp {
+    pub(super) fn new(highest: Option<Level>) -> Self {
+        Self { highest, ..Self::default() }
+    }
+
+    /// Returns the highest level of flows that go by slack, if these can be held up.
+    pub(super) fn highest(&self) -> Option<Level> {
+        self.highest
+    }
+
     /// Reports whether P2D with a deadline has the level of collectives.
     pub(crate) fn shares(&self, now: Time) -> bool {
         now < self.until
     }
 
-    /// Notes that bytes below collectives were delivered, or that none are pending.
-    pub(super) fn clear(&mut self) {
-        self.since = None;
+    pub(super) fn layer_began(&mut self, layer_time: Span) {
+        self.layer_time = layer_time;
     }
 
-    /// Notes a permit for `bytes` of a collective while flows below it are pending.
-    pub(super) fn note(&mut self, now: Time, bytes: u64, rate: u64, layer_time: Span) {
-        let Some(since) = self.since else {
-            (self.since, self.bytes) = (Some(now), 0);
-            return;
-        };
-        self.bytes = self.bytes.saturating_add(bytes);
-        let held = now.since(since);
-        let busy = Span::transfer(self.bytes, rate);
-        if held > layer_time && busy > Span(held.0 / 100 * MOSTLY_PERCENT) {
-            self.until = self.until.max(now + layer_time.times(MEMORY_LAYERS));
+    /// Ends the measurement, because flows that go by slack have room, or none is pending.
+    pub(super) fn clear(&mut self) {
+        self.measured = None;
+    }
+
+    /// Notes a permit for `bytes` of a collective while flows that go by slack are pending.
+    pub(super) fn note(&mut self, now: Time, bytes: u64, rate: u64) {
+        if let Some((since, sent)) = &mut self.measured {
+            let held = now.since(*since);
+            if held <= self.layer_time {
+                *sent = sent.saturating_add(bytes);
+                return;
+            }
+            // What is permitted now has not left yet.
+            let busy = Span::transfer(*sent, rate);
+            if self.layer_time > Span::ZERO && busy > Span(held.0 / 100 * MOSTLY_PERCENT) {
+                let memory = self.layer_time.times(MEMORY_LAYERS).min(MEMORY_MAX);
+                self.until = self.until.max(now + memory);
+            }
         }
+        self.measured = Some((now, bytes));
     }
 }

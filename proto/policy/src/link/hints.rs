@@ -82,6 +82,7 @@ impl Link {
         if !self.port.batches.advance(slot, layer, now) {
             return;
         }
+        self.port.held_up.layer_began(self.port.batches.batch(slot).layer_time);
         if !ran && !self.port.pruned.is_empty() {
             self.rescue(now, slot);
         }

@@ -26,10 +26,10 @@ impl InFlight {
         *row = row.saturating_sub(bytes);
     }
 
-    /// Returns the bytes below `level` that are not scavenged.
+    /// Returns the bytes at `level` and below that are not scavenged.
     #[inline]
-    pub(super) fn below(&self, level: Level) -> u64 {
-        let rows = &self.by_level[level.row() + 1..Level::SCAVENGER.row()];
+    pub(super) fn from(&self, level: Level) -> u64 {
+        let rows = &self.by_level[level.row()..Level::SCAVENGER.row()];
         rows.iter().fold(0, |sum, &bytes| sum.saturating_add(bytes))
     }
 

@@ -1,6 +1,6 @@
 //! Whether a peer has room for a flow's bytes, by what is in flight to it (`peers.rs`).
 
-use laxity_types::{Level, PeerId};
+use laxity_types::{Level, PeerId, Stage};
 
 use super::Link;
 use super::peers::{PACE_EIGHTHS, PEER_WINDOWS, SCAVENGED, counted, part};
@@ -105,7 +105,20 @@ impl Link {
             return true;
         }
         let all = self.peers.at_or_above(spec.peer, level).saturating_add(bytes);
-        all <= self.peer_bound(spec.peer)
+        all <= self.bound_at(spec, level)
+    }
+
+    /// Returns the bound on bytes in flight to a flow's peer at `level` and above. P2D with the
+    /// level of collectives has half of it, because its peer may be busy, and its bytes take room
+    /// from collectives.
+    pub(super) fn bound_at(&self, spec: &FlowSpec, level: Level) -> u64 {
+        let all = self.peer_bound(spec.peer);
+        match self.port.held_up.highest() {
+            Some(highest) if spec.stage == Stage::P2d && level < highest => {
+                (all / 2).max(self.port.config.chunk_bytes)
+            }
+            _ => all,
+        }
     }
 
     /// Returns when a piece may be in flight beyond the window, if it may at all: at the port's
@@ -133,6 +146,12 @@ impl Link {
         let beside_peers = many.then(|| full.max(reduced) - chunk);
         let next = self.oversized.next_at(config.rate).filter(|_| beside <= config.window_bytes);
         beside_peers.into_iter().chain(next.map(|at| pace.max(at - chunk))).min()
+    }
+
+    /// Returns the time that a piece larger than the window needs, at the rate of earlier pieces.
+    #[must_use]
+    pub fn piece_time(&self, bytes: u64) -> Span {
+        Span::transfer(bytes, self.port.piece_rate.on(self.port.config.rate))
     }
 
     /// Reports whether a flow may have a chunk of a guaranteed share, which may exceed the window.
@@ -164,7 +183,7 @@ impl Link {
     /// Takes delivered bytes off those in flight.
     #[inline]
     pub(super) fn deliver(&mut self, now: Time, peer: PeerId, level: Level, bytes: u64) {
-        self.note_progress(level);
+        self.note_progress(level, bytes);
         if let Some(permitted) = self.settle(peer, level, bytes) {
             let rate = self.port.config.rate;
             self.port.piece_rate.add(level, bytes, now.since(permitted), rate);

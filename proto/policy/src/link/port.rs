@@ -1,6 +1,6 @@
 //! The state of a port that disciplines read: its flows, its batches, its queues and its load.
 
-use laxity_types::{Layer, RequestId};
+use laxity_types::{Layer, Level, RequestId};
 
 use super::batch_table::BatchTable;
 use super::flows::{Flow, FlowTable, SlotId};
@@ -33,7 +33,7 @@ pub(crate) struct Port {
 }
 
 impl Port {
-    pub(crate) fn new(config: LinkConfig) -> Self {
+    pub(crate) fn new(config: LinkConfig, held_up_from: Option<Level>) -> Self {
         let mut batches = BatchTable::new();
         batches.set_max(config.batches_max, config.requests_max);
         Self {
@@ -45,14 +45,14 @@ impl Port {
             queues: Queues::new(),
             pruned: Vec::new(),
             late_reuse: LateReuse::default(),
-            held_up: HeldUp::default(),
+            held_up: HeldUp::new(held_up_from),
             piece_rate: PieceRate::default(),
         }
     }
 
     /// Changes the configuration. Flows and batches stay, and the load measurement restarts. With a
     /// new rate the measurement of pieces restarts, too.
-    pub(crate) fn set_config(&mut self, config: LinkConfig) {
+    pub(crate) fn set_config(&mut self, config: LinkConfig, held_up_from: Option<Level>) {
         if config.rate != self.config.rate {
             self.piece_rate = PieceRate::default();
         }
@@ -60,6 +60,7 @@ impl Port {
         self.load = LoadMeter::new(config.rate, config.load_time_constant);
         self.batches.set_max(config.batches_max, config.requests_max);
         self.config = config;
+        self.held_up = HeldUp::new(held_up_from);
     }
 
     pub(crate) fn set_capacity(&mut self, rate: u64, window_bytes: u64) {

@@ -187,9 +187,7 @@ impl Link {
         let level = *flow.wire.get_or_insert(level);
         let (id, last) = (flow.spec.flow, flow.remaining == bytes);
         let (stage, batch, layer) = (flow.spec.stage, flow.batch, flow.spec.layer);
-        if self.shows_delay(stage) {
-            self.note_delay(now, stage, (batch, layer), bytes);
-        }
+        self.note_late_reuse(now, stage, batch, layer);
         self.serve(now, slot, bytes);
         Action::Permit { flow: id, bytes, level, last }
     }
