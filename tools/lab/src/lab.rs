@@ -349,8 +349,9 @@ fn compare(args: &RunArgs) -> Result<()> {
     }
     if let Some(run) = outcome.runs.iter().find(|run| run.bytes_lost > 0) {
         bail!(
-            "under `{}` {} bytes of KV are not accounted for: the counts of vLLM's connector, of \
-             the daemons and of the requests alone differ (`kv` in the JSON)",
+            "under `{}` {} bytes are not accounted for: the counts of vLLM's connector, of the \
+             daemons and of the requests alone differ (`kv` in the JSON), or those of exchanges \
+             (`collectives`)",
             run.policy,
             run.bytes_lost
         );

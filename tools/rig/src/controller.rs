@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use crate::carriage::Carriage;
 use crate::client::{Answer, Job, Question, Said, now_ns};
+use crate::collectives::{self, ExchangeLedger};
 use crate::config::Engine;
 use crate::coordinator::Coordinator;
 use crate::counts::Counts;
@@ -172,6 +173,12 @@ impl Controller<'_> {
         let record = self.measure(&mut run, &mut engines);
         let foreign = foreign.map(|senders| senders.end(&run.folder));
         let buffers_unbounded = engines.buffers_unbounded;
+        let mut exchanged = match &record {
+            Ok(_) if collectives::wanted(config) => {
+                Some(ExchangeLedger::ask(config, &run.folder, scheduled)?)
+            }
+            _ => None,
+        };
         let mut carriage = tools.nccl_plugin.as_ref().map(|_| Carriage::default());
         if let Some(carriage) = carriage.as_mut().filter(|_| scheduled) {
             carriage.ask_daemons(config, &run.folder);
@@ -180,6 +187,9 @@ impl Controller<'_> {
         if let (Some(carriage), Ok(record)) = (&mut carriage, &record) {
             carriage.add_engines(&record.counts);
             carriage.read_reports(config, &run.folder);
+        }
+        if let (Some(exchanged), Some(carriage)) = (&mut exchanged, &carriage) {
+            exchanged.add_reports(carriage);
         }
         let hosts = config.hosts();
         let said = run.coordinator.take();
@@ -191,6 +201,7 @@ impl Controller<'_> {
         Ok(RunRecord {
             daemon_restarts,
             carriage,
+            exchanged,
             coordinator,
             foreign,
             buffers_unbounded,
@@ -334,6 +345,9 @@ impl Controller<'_> {
         let mut counts = engines.counts()?;
         if self.spec.config.engine == Engine::Vllm && run.daemons.is_some() {
             ledger::add_daemons(&run.folder, &mut counts);
+        }
+        if collectives::wanted(&self.spec.config) {
+            collectives::add_counts(&self.spec.config, &run.folder, &mut counts)?;
         }
         Ok(counts)
     }

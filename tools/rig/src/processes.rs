@@ -15,6 +15,7 @@ use nix::unistd::Pid;
 
 use crate::carriage;
 use crate::client::{Job, Said};
+use crate::collectives;
 use crate::config::{Engine, LabConfig};
 use crate::counts::Counts;
 use crate::daemons::tail;
@@ -187,6 +188,12 @@ impl Engines {
         let vllm = Vllm::new(config, &folder, python, policy);
         vllm.prepare()?;
         for host in 0..self.hosts {
+            let plugin = tools.nccl_plugin.as_deref();
+            if let Some(plugin) = plugin.filter(|_| host < config.prefills()) {
+                let scheduled = policy.is_some();
+                let process = collectives::start(config, &folder, host, scheduled, plugin)?;
+                self.processes.push(process);
+            }
             vllm.start(host, &mut self.processes)?;
         }
         Ok(())

@@ -18,6 +18,9 @@
 //! Mooncake's store, and reads what another prefill host has computed. The master of the store
 //! knows where blocks are. It is on the management network.
 //!
+//! With `collectives = true` each layer of a prefill host waits for an exchange with the other
+//! prefill hosts, which [`collectives`] describes. [`SITE_CUSTOMIZE`] makes the worker wait.
+//!
 //! How much Laxity takes part depends on the policy. Under `none` vLLM runs without it. Under
 //! `NAME_no_hints` transfers wait for permits, and the connector gives no hints. Under other names
 //! it gives all hints.
@@ -33,6 +36,7 @@ use std::process::{Command, Stdio};
 use serde_json::json;
 
 use crate::client::ENDPOINT;
+use crate::collectives;
 use crate::config::LabConfig;
 use crate::daemons::daemon_socket;
 use crate::error::LabError;
@@ -346,6 +350,10 @@ impl<'a> Vllm<'a> {
             ("HF_HUB_OFFLINE", "1".into()),
             ("HF_HOME", self.folder.join("huggingface").into()),
         ];
+        if self.own.collectives && self.prefills(host) {
+            let socket = collectives::socket(self.folder, host);
+            environment.push((collectives::SOCKET_VARIABLE, socket.into()));
+        }
         match self.policy {
             None => environment.push(("LAXITY_VLLM", "off".into())),
             Some(_) => environment.extend([

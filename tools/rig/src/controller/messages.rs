@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::carriage::Carriage;
 use crate::client::Answer;
+use crate::collectives::ExchangeLedger;
 use crate::config::LabConfig;
 use crate::coordinator::CoordinatorRecord;
 use crate::counts::Counts;
@@ -55,6 +56,8 @@ pub struct RunRecord {
     pub daemon_restarts: u32,
     /// Counters of the NCCL plugin, if it carried exchanges.
     pub carriage: Option<Carriage>,
+    /// The bytes of exchanges beside vLLM, if there were some.
+    pub exchanged: Option<ExchangeLedger>,
     /// Counters of the daemons about the coordinator at the end, if there was one.
     pub coordinator: Option<CoordinatorRecord>,
     /// What the daemons found of foreign traffic, if there was some.

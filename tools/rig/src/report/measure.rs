@@ -180,7 +180,7 @@ fn policy_run(
     let wrong = different(reference, &record.answers);
     let mut run = PolicyRun {
         wrong_answers: wrong.len(),
-        bytes_lost: ledger.as_ref().map_or(0, |l| l.lost_bytes(record.policy != NONE, whole_run)),
+        bytes_lost: bytes_lost(record, ledger.as_ref(), whole_run),
         policy: record.policy.clone(),
         requests: asked.len(),
         completed: whole().count(),
@@ -210,6 +210,7 @@ fn policy_run(
         bypassed_bytes: bypassed(&counts),
         kv: ledger,
         plugin: record.carriage.clone(),
+        collectives: record.exchanged,
         daemon_restarts: record.daemon_restarts,
         coordinator: record.coordinator.clone(),
         buffers_unbounded: record.buffers_unbounded,
@@ -229,6 +230,16 @@ fn policy_run(
     run.link_utilisation = run.hosts.iter().map(|h| h.egress + h.ingress).sum::<f64>() / ports;
     add_links(&mut run, record);
     run
+}
+
+/// Returns the bytes that one count has and another lacks. `whole` says whether every request was
+/// answered.
+fn bytes_lost(record: &RunRecord, kv: Option<&Ledger>, whole: bool) -> u64 {
+    let scheduled = record.policy != NONE;
+    let kv = kv.map_or(0, |kv| kv.lost_bytes(scheduled, whole));
+    // A daemon that was started again doesn't know what the one before it counted.
+    let scheduled = scheduled && record.daemon_restarts == 0;
+    kv + record.exchanged.as_ref().map_or(0, |of| of.lost_bytes(scheduled, whole))
 }
 
 fn errors(record: &RunRecord) -> BTreeMap<String, usize> {
@@ -265,13 +276,15 @@ fn stages(engine: Engine, counts: &Counts, requests: usize) -> Stages {
 }
 
 /// Returns the mean parts of a request, over its prefill and its decode process. Without hints,
-/// vLLM measures none of them.
+/// vLLM measures none of them but the exchanges. Those are a part of computing: vLLM's worker waits
+/// for them in its forward pass. They are counted once for all requests of a batch.
 fn stages_of_vllm(counts: &Counts, requests: usize) -> Stages {
     let mean = |part| {
         counts.get(&format!("laxity:ttft_{part}_seconds_sum")) / requests.max(1) as f64 * 1e3
     };
     Stages {
         queued: mean("queue"),
+        collective: counts.get("exchange_seconds_sum") / requests.max(1) as f64 * 1e3,
         compute: mean("compute"),
         p2d_tail: mean("load"),
         ..Stages::default()

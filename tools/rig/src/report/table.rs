@@ -4,6 +4,7 @@ use comfy_table::{Cell, CellAlignment, Table, presets};
 
 use super::measure::{LabReport, PolicyRun};
 use crate::carriage::Carriage;
+use crate::collectives::ExchangeLedger;
 use crate::config::Engine;
 use crate::controller::NONE;
 use crate::foreign::ForeignRecord;
@@ -149,6 +150,24 @@ fn carried(plugin: &Carriage) -> String {
     text
 }
 
+fn waited(run: &PolicyRun, exchanged: &ExchangeLedger) -> String {
+    let mut text = format!(
+        "layers waited for {} exchanges, {:.0} ms each, {:.0} ms a request; with the warm-up {} MB \
+         of collectives were due, {} MB came",
+        run.exchanges,
+        run.exchange_ms,
+        run.stages_ms.collective,
+        megabytes(exchanged.due_bytes),
+        megabytes(exchanged.received_bytes),
+    );
+    if run.policy != NONE {
+        let [permitted, bypassed] =
+            [exchanged.permitted_bytes, exchanged.bypassed_bytes].map(megabytes);
+        text += &format!(", {permitted} MB with a permit and {bypassed} MB without");
+    }
+    text
+}
+
 fn moved(run: &PolicyRun, kv: &Ledger) -> String {
     let mut text = format!(
         "the connector moved {} MB of KV in {} transfers ({:.0} ms each, of that {:.1} ms posting)",
@@ -241,6 +260,9 @@ fn remark(run: &PolicyRun) -> String {
     }
     if let Some(plugin) = &run.plugin {
         add(carried(plugin));
+    }
+    if let Some(exchanged) = &run.collectives {
+        add(waited(run, exchanged));
     }
     if run.policy != NONE && run.unscheduled_ms > 0.0 {
         add(format!("unscheduled for {:.0} ms (the longest at any host)", run.unscheduled_ms));

@@ -18,6 +18,9 @@ pub enum Connector {
     Mooncake,
 }
 
+/// Largest number of bytes of a token at a layer, far beyond that of any model.
+const TOKEN_BYTES_MAX: u32 = 1 << 20;
+
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct VllmConfig {
@@ -27,6 +30,10 @@ pub struct VllmConfig {
     pub connector: Connector,
     /// Whether prefill hosts reuse each other's KV through Mooncake's store.
     pub store: bool,
+    /// Whether layers of prefill hosts wait for an exchange by the NCCL plugin (stage 2).
+    pub collectives: bool,
+    /// Bytes that a token of a batch sends to other prefill hosts at each layer, and gets back.
+    pub collective_token_bytes: u32,
     pub layers: usize,
     pub hidden: usize,
     pub heads: usize,
@@ -53,6 +60,9 @@ impl Default for VllmConfig {
             python: None,
             connector: Connector::Nixl,
             store: false,
+            collectives: false,
+            // Rows of the model's width in 32 bits, to two experts.
+            collective_token_bytes: 2 * 256 * 4,
             layers: 4,
             hidden: 256,
             heads: 4,
@@ -139,6 +149,15 @@ impl LabConfig {
                 return fail(field, "must be at least 1");
             }
         }
+        if vllm.collectives && self.prefills() < 2 {
+            return fail("vllm.collectives", "needs two prefill hosts: set units or ranks");
+        }
+        if !(1..=TOKEN_BYTES_MAX).contains(&vllm.collective_token_bytes) {
+            return fail("vllm.collective_token_bytes", "must be 1 to 1048576");
+        }
+        if self.nccl_plugin.is_some() && !vllm.collectives {
+            return fail("nccl_plugin", "has a use for vLLM only with vllm.collectives = true");
+        }
         if vllm.head_dim < 32 || !vllm.head_dim.is_multiple_of(32) {
             return fail("vllm.head_dim", "must be a multiple of 32");
         }
@@ -177,6 +196,12 @@ mod tests {
         assert!(refused(|c| c.vllm.as_mut().unwrap().head_dim = 48).starts_with("vllm.head_dim"));
         assert!(refused(|c| c.vllm.as_mut().unwrap().layers = 0).starts_with("vllm.layers"));
         assert!(refused(|c| c.engine = Engine::Real).starts_with("vllm"));
+        assert!(refused(|c| c.nccl_plugin = Some("/p.so".into())).starts_with("nccl_plugin"));
+        let one_host = refused(|c| {
+            c.units = 1;
+            c.vllm.as_mut().unwrap().collectives = true;
+        });
+        assert!(one_host.starts_with("vllm.collectives"), "{one_host}");
         let alone = LabConfig { ranks: 1, ..LabConfig::real() };
         assert!(alone.validate().unwrap_err().to_string().starts_with("ranks"));
     }
