@@ -356,6 +356,10 @@ fn compare(args: &RunArgs) -> Result<()> {
             run.bytes_lost
         );
     }
+    let fault = outcome.runs.iter().find_map(|run| Some((run, run.restart.as_ref()?.fault()?)));
+    if let Some((run, fault)) = fault {
+        bail!("under `{}` {fault} (`restart` and `errors` in the JSON)", run.policy);
+    }
     Ok(())
 }
 

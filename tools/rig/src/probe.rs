@@ -145,7 +145,7 @@ pub fn find_nccl_plugin(config: &LabConfig) -> Result<PathBuf, Lack> {
             format!(
                 "{} is in none of {}; build it with `cargo build --release -p laxity-nccl`, \
                      name it with --nccl-plugin PATH \
-                     or {NCCL_PLUGIN_VARIABLE}, or run without it (--collectives sockets; with vLLM \
+                     or {NCCL_PLUGIN_VARIABLE}, or run without it (--collectives sockets, or \
                      vllm.collectives = false)",
                 NCCL_PLUGIN_NAMES[0],
                 looked.join(", ")

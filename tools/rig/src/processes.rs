@@ -170,7 +170,7 @@ impl Engines {
         } else {
             engines.start_own(config, tools, policy.is_some(), asked)?;
         }
-        engines.each(&hosts, &Job::Await, START_WITHIN)?;
+        engines.await_all()?;
         Ok(engines)
     }
 
@@ -197,6 +197,32 @@ impl Engines {
             vllm.start(host, &mut self.processes)?;
         }
         Ok(())
+    }
+
+    /// Kills the vLLM of a host as a crash would, and starts another in its place.
+    pub fn restart_vllm(
+        &mut self,
+        config: &LabConfig,
+        tools: &Tools,
+        policy: Option<&str>,
+        host: usize,
+    ) -> Result<(), LabError> {
+        let missing = || LabError::missing("vLLM of a prefill host", "the lab has none to kill");
+        let log = self.log(host);
+        let place = self.processes.iter().position(|process| process.log == log);
+        let process = place.and_then(|place| self.processes.get_mut(place));
+        let (process, python) = process.zip(tools.python.as_deref()).ok_or_else(missing)?;
+        let group = Pid::from_raw(process.child.id().cast_signed());
+        killpg(group, Signal::SIGKILL).map_err(LabError::system("killing vLLM"))?;
+        process.child.wait().map_err(LabError::system("waiting for vLLM"))?;
+        *process = Vllm::new(config, &self.folder, python, policy).start_engine(host)?;
+        Ok(())
+    }
+
+    /// Waits until all engines answer.
+    pub fn await_all(&mut self) -> Result<(), LabError> {
+        let hosts: Vec<usize> = (0..self.hosts).collect();
+        self.each(&hosts, &Job::Await, START_WITHIN).map(drop)
     }
 
     fn start_own(

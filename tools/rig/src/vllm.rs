@@ -26,6 +26,7 @@
 //! it gives all hints.
 
 mod config;
+pub mod restart;
 
 use std::ffi::OsString;
 use std::fs;
@@ -157,11 +158,15 @@ impl<'a> Vllm<'a> {
         if self.own.store && host == MASTER_HOST {
             processes.push(self.spawn(host, "master.log".to_owned(), self.master())?);
         }
-        processes.push(self.spawn(host, format!("engine{host}.log"), self.engine(host))?);
+        processes.push(self.start_engine(host)?);
         if !self.prefills(host) {
             processes.push(self.spawn(host, format!("door{host}.log"), self.door())?);
         }
         Ok(())
+    }
+
+    pub(crate) fn start_engine(&self, host: usize) -> Result<Process, LabError> {
+        self.spawn(host, format!("engine{host}.log"), self.engine(host))
     }
 
     fn spawn(
@@ -208,7 +213,7 @@ impl<'a> Vllm<'a> {
     }
 
     fn prefills(&self, host: usize) -> bool {
-        host < self.config.units * self.config.ranks
+        host < self.config.prefills()
     }
 
     fn engine(&self, host: usize) -> Vec<OsString> {

@@ -38,6 +38,8 @@ pub(super) struct LayerAnswer {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counters {
     pub exchanges: u64,
+    /// Exchanges that are not over.
+    pub open: u64,
     /// Time that layers waited for their rows, in ns.
     pub waited_ns: u64,
     /// Bytes of the messages of this host's exchanges, there and back.

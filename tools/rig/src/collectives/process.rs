@@ -175,7 +175,11 @@ impl Layers {
             LayerCommand::Exchange { layer, tokens, answer } => {
                 self.begin(layer, tokens, answer, peers);
             }
-            LayerCommand::Count(answer) => drop(answer.send(self.counters)),
+            LayerCommand::Count(answer) => {
+                let open = self.waiting.len() as u64;
+                // A controller that went away needs no answer.
+                let _ = answer.send(Counters { open, ..self.counters });
+            }
             LayerCommand::End => {}
         }
     }

@@ -111,7 +111,7 @@ impl Pattern {
     }
 }
 
-/// Checks the messages of one direction. The rows of one exchange are followed by those of the next.
+/// Checks the messages of one direction. The rows of an exchange are followed by those of the next.
 #[derive(Debug, Default)]
 pub(super) struct Arriving {
     /// The exchange and the bytes of it that came, while some are due.

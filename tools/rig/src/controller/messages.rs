@@ -14,6 +14,7 @@ use crate::counts::Counts;
 use crate::foreign::ForeignRecord;
 use crate::plan::Asked;
 use crate::probe::Tools;
+use crate::vllm::restart::RestartRecord;
 use crate::wiring::LinkRecord;
 
 /// The first message of the caller. The caller keeps its end of the pipe open while it lives.
@@ -54,6 +55,8 @@ pub struct RunRecord {
     pub counts: Vec<Counts>,
     pub links: Vec<LinkRecord>,
     pub daemon_restarts: u32,
+    /// The death of a prefill host's vLLM, if it was killed.
+    pub restart: Option<RestartRecord>,
     /// Counters of the NCCL plugin, if it carried exchanges.
     pub carriage: Option<Carriage>,
     /// The bytes of exchanges beside vLLM, if there were some.

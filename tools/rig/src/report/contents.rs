@@ -13,6 +13,7 @@ use crate::foreign::ForeignRecord;
 use crate::ledger::Ledger;
 use crate::report::distribution::Summary;
 use crate::trace::Fitting;
+use crate::vllm::restart::RestartReport;
 use crate::workload::Statistics;
 
 #[derive(Clone, Debug, Serialize)]
@@ -95,6 +96,9 @@ pub struct PolicyRun {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub collectives: Option<ExchangeLedger>,
     pub daemon_restarts: u32,
+    /// What the death of a prefill host's vLLM did to the requests, if it was killed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub restart: Option<RestartReport>,
     /// Counters about the coordinator, if there was one.
     pub coordinator: Option<CoordinatorRecord>,
     /// What the daemons found of foreign traffic, if there was some.

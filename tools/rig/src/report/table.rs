@@ -7,8 +7,10 @@ use crate::carriage::Carriage;
 use crate::collectives::ExchangeLedger;
 use crate::config::Engine;
 use crate::controller::NONE;
+use crate::coordinator::CoordinatorRecord;
 use crate::foreign::ForeignRecord;
 use crate::ledger::Ledger;
+use crate::vllm::restart::RestartReport;
 
 pub const STAGES: [(&str, &str); 3] =
     [("kv_reuse", "reuse"), ("collective", "experts"), ("p2d", "P2D")];
@@ -216,6 +218,31 @@ fn beside(foreign: &ForeignRecord) -> String {
     )
 }
 
+fn restarted(restart: &RestartReport) -> String {
+    format!(
+        "vLLM of {} was killed and started again: {} of its {} requests failed, and {} of others; \
+         asked again, {} had their tokens",
+        restart.host,
+        restart.failed,
+        restart.requests,
+        restart.failed_elsewhere,
+        restart.right_again
+    )
+}
+
+fn followed(said: &CoordinatorRecord, hosts: usize) -> String {
+    let fate = if said.killed { " (killed on the way)" } else { "" };
+    let fetches = match said.fetches {
+        0 => String::new(),
+        fetches => format!(", {fetches} fetches"),
+    };
+    format!(
+        "with a coordinator{fate}: {} orders applied, {} refused, {} reports, {} events \
+         refused{fetches}; {} of {hosts} hosts follow it at the end",
+        said.orders, said.refused_orders, said.reports, said.refused_events, said.following,
+    )
+}
+
 fn remark(run: &PolicyRun) -> String {
     let mut note = format!("{}: ", run.policy);
     let mut add = |text: String| {
@@ -270,22 +297,11 @@ fn remark(run: &PolicyRun) -> String {
     if run.daemon_restarts > 0 {
         add(format!("{} daemons restarted", run.daemon_restarts));
     }
+    if let Some(restart) = &run.restart {
+        add(restarted(restart));
+    }
     if let Some(said) = &run.coordinator {
-        let fate = if said.killed { " (killed on the way)" } else { "" };
-        let fetches = match said.fetches {
-            0 => String::new(),
-            fetches => format!(", {fetches} fetches"),
-        };
-        add(format!(
-            "with a coordinator{fate}: {} orders applied, {} refused, {} reports, {} events \
-             refused{fetches}; {} of {} hosts follow it at the end",
-            said.orders,
-            said.refused_orders,
-            said.reports,
-            said.refused_events,
-            said.following,
-            run.hosts.len()
-        ));
+        add(followed(said, run.hosts.len()));
     }
     if let Some(foreign) = &run.foreign {
         add(beside(foreign));

@@ -34,6 +34,9 @@ pub struct VllmConfig {
     pub collectives: bool,
     /// Bytes that a token of a batch sends to other prefill hosts at each layer, and gets back.
     pub collective_token_bytes: u32,
+    /// Time from which on the vLLM of the last prefill host is killed by SIGKILL, when it has a
+    /// request, and started again, in s after the start of each run.
+    pub kill_prefill_at: Option<f64>,
     pub layers: usize,
     pub hidden: usize,
     pub heads: usize,
@@ -63,6 +66,7 @@ impl Default for VllmConfig {
             collectives: false,
             // Rows of the model's width in 32 bits, to two experts.
             collective_token_bytes: 2 * 256 * 4,
+            kill_prefill_at: None,
             layers: 4,
             hidden: 256,
             heads: 4,
@@ -129,6 +133,21 @@ impl LabConfig {
         }
     }
 
+    fn check_kill(&self, vllm: &VllmConfig) -> Result<(), InvalidLab> {
+        let Some(at) = vllm.kill_prefill_at else { return Ok(()) };
+        let problem = if !(0.0..=self.duration_s).contains(&at) {
+            "must lie between 0 and duration_s, while requests arrive"
+        } else if self.prefills() < 2 {
+            "needs two prefill hosts: the requests of the others must not notice"
+        } else if vllm.store || vllm.connector != Connector::Nixl {
+            // A daemon forgets the counts of a client that is gone.
+            "needs NIXL and no store: only then has a prefill process no bytes at its daemon"
+        } else {
+            return Ok(());
+        };
+        Err(InvalidLab { field: "vllm.kill_prefill_at", problem: problem.to_owned() })
+    }
+
     pub(crate) fn check_vllm(&self) -> Result<(), InvalidLab> {
         let fail = |field, problem: &str| Err(InvalidLab { field, problem: problem.to_owned() });
         let vllm = self.vllm.clone().unwrap_or_default();
@@ -152,6 +171,7 @@ impl LabConfig {
         if vllm.collectives && self.prefills() < 2 {
             return fail("vllm.collectives", "needs two prefill hosts: set units or ranks");
         }
+        self.check_kill(&vllm)?;
         if !(1..=TOKEN_BYTES_MAX).contains(&vllm.collective_token_bytes) {
             return fail("vllm.collective_token_bytes", "must be 1 to 1048576");
         }
@@ -202,6 +222,11 @@ mod tests {
             c.vllm.as_mut().unwrap().collectives = true;
         });
         assert!(one_host.starts_with("vllm.collectives"), "{one_host}");
+        let with_store = refused(|c| {
+            let vllm = c.vllm.as_mut().unwrap();
+            (vllm.kill_prefill_at, vllm.store) = (Some(1.0), true);
+        });
+        assert!(with_store.starts_with("vllm.kill_prefill_at"), "{with_store}");
         let alone = LabConfig { ranks: 1, ..LabConfig::real() };
         assert!(alone.validate().unwrap_err().to_string().starts_with("ranks"));
     }
