@@ -444,6 +444,20 @@ mod tests {
         let urls = ["http://10.78.0.1:8998", "http://10.78.0.2:8998"].map(OsString::from);
         assert!(vllm.door().ends_with(&urls));
     }
+
+    #[test]
+    fn only_prefill_hosts_wait_for_collectives_and_only_if_they_are_wanted() {
+        let mut config = LabConfig::vllm();
+        let socket = |config: &LabConfig, host| {
+            let (_, environment) = of_host(config, None, host);
+            value(&environment, collectives::SOCKET_VARIABLE)
+        };
+        assert_eq!(socket(&config, 1), None);
+        config.vllm.as_mut().unwrap().collectives = true;
+        assert_eq!(socket(&config, 1).as_deref(), Some("/run/lab/1/collectives1.sock"));
+        assert_eq!(socket(&config, 2), None, "a decode host");
+    }
+
     #[test]
     fn with_a_store_prefill_hosts_keep_their_kv_and_read_that_of_others() {
         let mut config = LabConfig::vllm();
