@@ -150,6 +150,78 @@ fn prefill_hosts_reuse_each_others_kv_over_the_network_and_only_with_permits() {
     }
 }
 
+/// Each layer of each batch then exchanges rows with the other prefill host, and waits for them.
+#[test]
+fn layers_of_prefill_hosts_wait_for_collectives_that_the_nccl_plugin_carries() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let config = folder.path().join("lab.toml");
+    fs::write(&config, "vllm.collectives = true\n").expect("written");
+    let config = config.to_str().expect("UTF-8");
+    let arguments = ["--units", "2", "--policies", "none,laxity", "--config", config];
+    let Some(report) = lab(Release::Newest, &arguments) else { return };
+    let number = |value: &Value| value.as_f64().expect("a number");
+    let config = &report["config"];
+    let [layers, token_bytes] =
+        ["layers", "collective_token_bytes"].map(|field| number(&config["vllm"][field]));
+    for run in report["runs"].as_array().expect("runs") {
+        check_answers_and_bytes(run);
+        let count = |field: &str| number(&run["collectives"][field]);
+        assert_eq!(count("exchanges") % layers, 0.0, "one for each layer of a batch: {run}");
+        assert!(number(&run["exchanges"]) >= layers, "{run}");
+        let due = count("due_bytes");
+        assert!(due >= 2.0 * token_bytes * count("exchanges"), "{run}");
+        for field in ["sent_bytes", "received_bytes", "plugin_bytes"] {
+            assert_eq!(count(field), due, "{field}: {run}");
+        }
+        let scheduled = run["policy"] == "laxity";
+        let [permitted, completed] = ["permitted_bytes", "completed_bytes"].map(count);
+        let known = if scheduled { due } else { 0.0 };
+        assert_eq!(completed + count("bypassed_bytes"), known, "{run}");
+        assert!(permitted + count("bypassed_bytes") >= known, "{run}");
+        // Rows go there and then back, so no layer can wait less than the port takes for both.
+        let port_bytes_per_ms = number(&config["port_mbit"]) * 1e6 / 8.0 / 1e3;
+        let wire_ms = due / count("exchanges") / port_bytes_per_ms;
+        assert!(number(&run["exchange_ms"]) > 0.8 * wire_ms, "{wire_ms} ms: {run}");
+        assert!(number(&run["stages_ms"]["collective"]) > 0.0, "{run}");
+        // Only the plugin's sockets are marked, and only with a daemon.
+        let sent = run["plugin"]["sent_bytes"]["collective"].as_object().expect("by DSCP");
+        let unmarked = sent.get("0").map_or(0.0, &number);
+        if scheduled {
+            assert!(permitted > 0.5 * due && unmarked < 0.05 * due, "{run}");
+        } else {
+            assert_eq!(unmarked, due, "{run}");
+        }
+        assert!(run["stage_bytes"]["collective"].is_null(), "{run}");
+    }
+}
+
+/// Requests that have no part in a death are answered as alone. Those of the dead process are, too,
+/// when another is in its place.
+#[test]
+fn a_prefill_process_that_dies_takes_only_its_own_requests_with_it() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let config = folder.path().join("lab.toml");
+    let keys = "vllm.kill_prefill_at = 2.0\nvllm.collectives = true\n";
+    fs::write(&config, keys).expect("written");
+    let config = config.to_str().expect("UTF-8");
+    let arguments = ["--units", "2", "--policies", "none,laxity", "--config", config];
+    // The command fails if a request of the other host fails, or one that is asked again.
+    let Some(report) = lab(Release::Newest, &arguments) else { return };
+    for run in report["runs"].as_array().expect("runs") {
+        let count = |field: &str| run["restart"][field].as_u64().expect(field);
+        assert_eq!(run["restart"]["host"], "unit1.0", "{run}");
+        // It takes longer to start than requests arrive.
+        assert!(count("failed") >= 1, "{run}");
+        assert_eq!((count("failed_elsewhere"), count("wrong_again")), (0, 0), "{run}");
+        assert_eq!(count("right_again"), count("failed"), "{run}");
+        assert_eq!((&run["wrong_answers"], &run["bytes_lost"]), (&0.into(), &0.into()), "{run}");
+        assert_eq!(run["collectives"]["open"], 0, "{run}");
+        let kv = |field: &str| run["kv"][field].as_u64().expect(field);
+        let permitted = if run["policy"] == "laxity" { kv("moved_bytes") } else { 0 };
+        assert_eq!((kv("completed_bytes"), kv("bypassed_bytes")), (permitted, 0), "{run}");
+    }
+}
+
 #[test]
 fn an_older_vllm_answers_alike_under_every_policy_and_no_byte_of_kv_is_lost() {
     let policies = ["--units", "1", "--policies", "none,laxity_no_hints,laxity"];
@@ -182,4 +254,49 @@ fn threads_that_wait_for_work_sleep_in_the_lab() {
     let mut python = Command::new("python3");
     python.args(["-c", ASK]).env("PYTHONPATH", folder.path());
     assert_eq!(Said::of(&mut python).good().stdout.trim(), "1 0.05");
+}
+
+/// The same for the wait after a layer: the layer's KV is saved, then the socket is asked once.
+#[test]
+fn a_worker_waits_after_each_layer_where_the_lab_has_collectives() {
+    const STATE: &str = "done, agent = [], None\n\
+        class Connector:\n\
+        \x20   def save_kv_layer(self, layer_name, kv_layer, attn_metadata): done.append('saved')\n\
+        def ensure_kv_transfer_initialized(config, caches):\n\
+        \x20   global agent\n\
+        \x20   agent = agent or Connector()\n\
+        def has_kv_transfer_group(): return agent is not None\n\
+        def get_kv_transfer_group(): return agent\n";
+    const ASK: &str = "import json, os, socket, threading, types\n\
+        from vllm.distributed.kv_transfer import kv_transfer_state as state\n\
+        path = os.environ.get('LAB_COLLECTIVES')\n\
+        def answer(listener):\n\
+        \x20   with listener.accept()[0].makefile('rw') as lines:\n\
+        \x20       for line in lines:\n\
+        \x20           exchange = json.loads(line)['exchange']\n\
+        \x20           state.done.append(f\"{exchange['layer']}:{exchange['tokens']}\")\n\
+        \x20           print('{\"waited_ns\": 1}', file=lines, flush=True)\n\
+        if path:\n\
+        \x20   listener = socket.create_server(path, family=socket.AF_UNIX)\n\
+        \x20   threading.Thread(target=answer, args=[listener], daemon=True).start()\n\
+        for _ in range(2): state.ensure_kv_transfer_initialized(None, None)\n\
+        for layer in range(2):\n\
+        \x20   name = f'model.layers.{layer}.self_attn.attn'\n\
+        \x20   batch = types.SimpleNamespace(num_actual_tokens=7)\n\
+        \x20   state.get_kv_transfer_group().save_kv_layer(name, None, batch)\n\
+        print(*state.done)";
+    let folder = tempfile::tempdir().expect("a folder");
+    let customize = root().join("tools/rig/src/vllm/sitecustomize.py");
+    fs::copy(customize, folder.path().join("sitecustomize.py")).expect("copied");
+    let package = folder.path().join("vllm/distributed/kv_transfer");
+    fs::create_dir_all(&package).expect("made");
+    fs::write(package.join("kv_transfer_state.py"), STATE).expect("written");
+    let said = |socket: Option<PathBuf>| {
+        let mut python = Command::new("python3");
+        python.args(["-c", ASK]).env("PYTHONPATH", folder.path());
+        python.env_remove("LAB_COLLECTIVES").envs(socket.map(|path| ("LAB_COLLECTIVES", path)));
+        Said::of(&mut python).good().stdout.trim().to_owned()
+    };
+    assert_eq!(said(Some(folder.path().join("socket"))), "saved 0:7 saved 1:7");
+    assert_eq!(said(None), "saved saved", "hosts without collectives");
 }

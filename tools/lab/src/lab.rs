@@ -349,11 +349,16 @@ fn compare(args: &RunArgs) -> Result<()> {
     }
     if let Some(run) = outcome.runs.iter().find(|run| run.bytes_lost > 0) {
         bail!(
-            "under `{}` {} bytes of KV are not accounted for: the counts of vLLM's connector, of \
-             the daemons and of the requests alone differ (`kv` in the JSON)",
+            "under `{}` {} bytes are not accounted for: the counts of vLLM's connector, of the \
+             daemons and of the requests alone differ (`kv` in the JSON), or those of exchanges \
+             (`collectives`)",
             run.policy,
             run.bytes_lost
         );
+    }
+    let fault = outcome.runs.iter().find_map(|run| Some((run, run.restart.as_ref()?.fault()?)));
+    if let Some((run, fault)) = fault {
+        bail!("under `{}` {fault} (`restart` and `errors` in the JSON)", run.policy);
     }
     Ok(())
 }

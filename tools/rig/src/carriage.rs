@@ -47,9 +47,16 @@ pub fn environment(
     environment
 }
 
-fn client_name(config: &LabConfig, host: usize) -> String {
-    // The plugin appends its own part to `LAXITY_NAME`.
-    format!("{}/nccl", config.host_name(host))
+/// What the plugin appends to `LAXITY_NAME`.
+const CLIENT_SUFFIX: &str = "/nccl";
+
+pub fn client_name(config: &LabConfig, host: usize) -> String {
+    config.host_name(host) + CLIENT_SUFFIX
+}
+
+/// Reports whether a daemon's client of this name is a plugin.
+pub fn is_plugin(client: &str) -> bool {
+    client.ends_with(CLIENT_SUFFIX)
 }
 
 /// Returns the path of the report that the plugin writes when its process ends.
@@ -155,7 +162,8 @@ impl Carriage {
     }
 }
 
-const COLLECTIVE: &str = "collective";
+/// Name of the stage.
+pub const COLLECTIVE: &str = "collective";
 
 #[cfg(test)]
 mod tests {

@@ -275,8 +275,13 @@ impl LabConfig {
         self.units * self.ranks + decode
     }
 
+    /// Returns the number of prefill hosts, which are the first hosts.
+    pub const fn prefills(&self) -> usize {
+        self.units * self.ranks
+    }
+
     pub fn host_name(&self, host: usize) -> String {
-        match host.checked_sub(self.units * self.ranks) {
+        match host.checked_sub(self.prefills()) {
             Some(decode) => format!("decode{decode}"),
             None => format!("unit{}.{}", host / self.ranks, host % self.ranks),
         }

@@ -3,6 +3,7 @@
 //! caller on standard output, as lines of JSON.
 
 mod messages;
+mod processor;
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
@@ -12,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use crate::carriage::Carriage;
 use crate::client::{Answer, Job, Question, Said, now_ns};
+use crate::collectives::{self, ExchangeLedger};
 use crate::config::Engine;
 use crate::coordinator::Coordinator;
 use crate::counts::Counts;
@@ -23,7 +25,9 @@ use crate::message;
 use crate::plan::{self, Asked};
 use crate::processes::Engines;
 use crate::sandbox;
+use crate::vllm::restart::{self, RestartRecord};
 use crate::wiring::{self, Wiring};
+use processor::{busy_jiffies, lab_jiffies};
 
 pub use messages::{Event, LabSpec, RunRecord};
 
@@ -172,6 +176,12 @@ impl Controller<'_> {
         let record = self.measure(&mut run, &mut engines);
         let foreign = foreign.map(|senders| senders.end(&run.folder));
         let buffers_unbounded = engines.buffers_unbounded;
+        let mut exchanged = match &record {
+            Ok(_) if collectives::wanted(config) => {
+                Some(ExchangeLedger::ask(config, &run.folder, scheduled)?)
+            }
+            _ => None,
+        };
         let mut carriage = tools.nccl_plugin.as_ref().map(|_| Carriage::default());
         if let Some(carriage) = carriage.as_mut().filter(|_| scheduled) {
             carriage.ask_daemons(config, &run.folder);
@@ -180,6 +190,9 @@ impl Controller<'_> {
         if let (Some(carriage), Ok(record)) = (&mut carriage, &record) {
             carriage.add_engines(&record.counts);
             carriage.read_reports(config, &run.folder);
+        }
+        if let (Some(exchanged), Some(carriage)) = (&mut exchanged, &carriage) {
+            exchanged.add_reports(carriage);
         }
         let hosts = config.hosts();
         let said = run.coordinator.take();
@@ -191,6 +204,7 @@ impl Controller<'_> {
         Ok(RunRecord {
             daemon_restarts,
             carriage,
+            exchanged,
             coordinator,
             foreign,
             buffers_unbounded,
@@ -208,11 +222,7 @@ impl Controller<'_> {
             output_tokens: config.serving().output_tokens,
             ttft_ms: objective.map_or(NO_HURRY_MS, |&ns| ns as f64 / 1e6),
             prefill: match config.engine {
-                // In turn, so that requests go to the same hosts under every policy.
-                Engine::Vllm => {
-                    let turn = (asked.id.saturating_sub(1)) as usize / config.decodes;
-                    Some(turn % (config.units * config.ranks))
-                }
+                Engine::Vllm => Some(restart::prefill_host(config, asked.id)),
                 Engine::Timed | Engine::Real => asked.placed.map(|placed| placed.host),
             },
             local: false,
@@ -308,6 +318,7 @@ impl Controller<'_> {
         record.end_ns = clock_ns()?;
         let (busy_after, lab_after, span) = (busy_jiffies(), lab_jiffies(), from.elapsed());
         let links = wiring::between(&links_before, &self.wiring.counters()?);
+        self.ask_again(run, engines, &mut record)?;
         engines.check()?;
         let counts = self
             .counts(run, engines)?
@@ -334,6 +345,9 @@ impl Controller<'_> {
         let mut counts = engines.counts()?;
         if self.spec.config.engine == Engine::Vllm && run.daemons.is_some() {
             ledger::add_daemons(&run.folder, &mut counts);
+        }
+        if collectives::wanted(&self.spec.config) {
+            collectives::add_counts(&self.spec.config, &run.folder, &mut counts)?;
         }
         Ok(counts)
     }
@@ -389,6 +403,28 @@ impl Controller<'_> {
         Ok(record)
     }
 
+    /// Asks requests that failed again when a killed process has another in its place.
+    fn ask_again(
+        &self,
+        run: &Run<'_>,
+        engines: &mut Engines,
+        record: &mut RunRecord,
+    ) -> Result<(), LabError> {
+        let Some(restart) = &mut record.restart else { return Ok(()) };
+        engines.await_all()?;
+        let whole = |id| record.answers.iter().any(|of| of.id == id && of.error.is_none());
+        for decode in 0..self.spec.config.decodes {
+            let failed = run.asked.iter().filter(|of| of.decode == decode && !whole(of.id));
+            let questions = failed.map(|asked| self.question(asked, None)).collect();
+            self.one_by_one(decode, questions, engines, |answer| {
+                restart.again.push(answer);
+                Ok(())
+            })
+            .map_err(LabError::step("asking again after the death of a process"))?;
+        }
+        Ok(())
+    }
+
     fn together(&self, run: &mut Run<'_>, engines: &mut Engines) -> Result<RunRecord, LabError> {
         let config = &self.spec.config;
         let mut record = RunRecord { begin_ns: clock_ns()? + LEAD_NS, ..RunRecord::default() };
@@ -407,6 +443,7 @@ impl Controller<'_> {
         let give_up = at(config.duration_s + config.drain_s);
         let mut kill_at = config.kill_daemon_at.map(at);
         let mut kill_coordinator_at = config.kill_coordinator_at.map(at);
+        let mut kill_prefill_at = config.vllm.as_ref().and_then(|of| of.kill_prefill_at).map(at);
         let mut tell_at = Instant::now();
         while record.answers.len() < asked.len() && Instant::now() < give_up {
             let now = Instant::now();
@@ -419,6 +456,14 @@ impl Controller<'_> {
                 && let Some(coordinator) = &mut run.coordinator
             {
                 coordinator.kill();
+            }
+            let passed_ns = now.saturating_duration_since(begun).as_nanos() as u64;
+            let at_work = || restart::is_at_work(config, asked, &record.answers, passed_ns);
+            if kill_prefill_at.take_if(|at| *at <= now && at_work()).is_some() {
+                let host = restart::victim(config);
+                let policy = (run.policy != NONE).then_some(run.policy);
+                engines.restart_vllm(config, &self.spec.tools, policy, host)?;
+                record.restart = Some(RestartRecord { host, ..RestartRecord::default() });
             }
             if tell_at <= now {
                 tell_at = now + Duration::from_millis(200);
@@ -449,34 +494,4 @@ impl Controller<'_> {
 
 fn clock_ns() -> Result<u64, LabError> {
     now_ns().map_err(LabError::system("reading the clock"))
-}
-
-/// Returns the processor time of all processes of the lab's pid namespace so far.
-fn lab_jiffies() -> u64 {
-    let namespace = |process: &Path| fs::read_link(process.join("ns/pid")).ok();
-    let own = namespace(Path::new("/proc/self"));
-    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
-    entries
-        .filter(|entry| entry.file_name().to_string_lossy().parse::<u32>().is_ok())
-        .map(|entry| entry.path())
-        .filter(|process| own.is_some() && namespace(process) == own)
-        .filter_map(|process| fs::read_to_string(process.join("stat")).ok())
-        .map(|stat| process_jiffies(&stat))
-        .sum()
-}
-
-/// Returns the processor time of a process and of the children that it waited for.
-fn process_jiffies(stat: &str) -> u64 {
-    // utime stime cutime cstime follow eleven columns after the name, which may contain spaces.
-    let columns = stat.rsplit(") ").next().unwrap_or_default().split_whitespace();
-    columns.skip(11).take(4).filter_map(|column| column.parse::<u64>().ok()).sum()
-}
-
-fn busy_jiffies() -> u64 {
-    let stat = fs::read_to_string("/proc/stat").unwrap_or_default();
-    let Some(line) = stat.lines().next() else { return 0 };
-    let columns: Vec<u64> =
-        line.split_whitespace().skip(1).filter_map(|column| column.parse().ok()).collect();
-    // user nice system idle iowait irq softirq steal. Later columns are contained in user and nice.
-    columns.iter().take(8).enumerate().filter(|(i, _)| *i != 3 && *i != 4).map(|(_, n)| n).sum()
 }

@@ -65,10 +65,13 @@ impl Counts {
         if count > 0.0 { self.get(&format!("{histogram}_sum")) / count } else { 0.0 }
     }
 
+    /// Returns what was counted since `before`. A counter that is smaller than before is that of a
+    /// process that was started again, and counts as a whole.
     pub fn since(&self, before: &Self) -> Self {
         let mut since = self.clone();
         for (name, value) in &mut since.of {
-            *value -= before.get(name);
+            let before = before.get(name);
+            *value -= if before > *value { 0.0 } else { before };
         }
         for (stage, by_dscp) in &mut since.stage_bytes {
             let then = before.stage_bytes.get(stage);
@@ -128,6 +131,8 @@ mod tests {
         let since = after.since(&before);
         assert_eq!(since.stage_bytes["p2d"], [(10, 30), (34, 0)].into());
         assert_eq!(since.mean("exchange_seconds"), 0.0);
+        let again = Counts::read("laxity_engine_exchange_seconds_sum 0.5\n");
+        assert_eq!(again.since(&before).get("exchange_seconds_sum"), 0.5, "of another process");
         let mut sum = since;
         sum.add(&before);
         assert_eq!(sum, after);

@@ -22,7 +22,7 @@ pub use crate::probe::{CannotRun, Findings};
 pub use crate::report::measure::LabReport;
 use crate::report::measure::Machine;
 pub use crate::sandbox::INTERNAL;
-use crate::{client, controller, faults, foreign, report, sandbox, vllm, vm};
+use crate::{client, collectives, controller, faults, foreign, report, sandbox, vllm, vm};
 
 /// Number of requests that are played one by one to check the computed contention-free TTFT.
 const VALIDATION_REQUESTS: usize = 10;
@@ -181,6 +181,7 @@ pub fn internal_main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
         "guest" => vm::guest::first_process(),
         "guest-job" => vm::guest::job_process(),
         "client" => run_client(text(1)),
+        "collectives" => collectives::run(text(1)),
         "foreign" => foreign::send(&[text(1), text(2), text(3), text(4)]),
         part if part.starts_with("faults-") => faults::internal(part, &args[1..]),
         "in" if args.len() >= 3 => Err(sandbox::become_program(text(1), &args[2], &args[3..])),

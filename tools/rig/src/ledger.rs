@@ -10,6 +10,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
+use crate::carriage;
 use crate::counts::Counts;
 use crate::daemons;
 
@@ -97,14 +98,16 @@ pub fn add_daemons(folder: &Path, counts: &mut [Counts]) {
         let mut add = |name: &str, bytes: u64| {
             *counts.of.entry(format!("laxityd_{name}_bytes")).or_default() += bytes as f64;
         };
-        for client in &status.clients {
+        // Collectives have a ledger of their own.
+        for client in status.clients.iter().filter(|client| !carriage::is_plugin(&client.name)) {
             add("submitted", client.submitted_bytes);
             add("permitted", client.permitted_bytes);
             add("completed", client.completed_bytes);
             add("bypassed", client.bypassed_bytes);
         }
         let mut stages: BTreeMap<String, u64> = BTreeMap::new();
-        for permitted in status.ports.iter().flat_map(|port| &port.permitted) {
+        let permitted = status.ports.iter().flat_map(|port| &port.permitted);
+        for permitted in permitted.filter(|permitted| permitted.stage != carriage::COLLECTIVE) {
             *stages.entry(permitted.stage.to_string()).or_default() += permitted.bytes;
         }
         for (stage, bytes) in stages {

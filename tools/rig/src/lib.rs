@@ -20,6 +20,7 @@
 
 pub mod carriage;
 pub mod client;
+pub mod collectives;
 pub mod config;
 pub mod controller;
 pub mod coordinator;

@@ -11,6 +11,7 @@ use std::process::{Command, Stdio};
 use nix::sched::CloneFlags;
 use serde::{Deserialize, Serialize};
 
+use crate::collectives;
 use crate::config::{Collectives, Engine, LabConfig};
 use crate::controller::NONE;
 use crate::error::LabError;
@@ -144,7 +145,8 @@ pub fn find_nccl_plugin(config: &LabConfig) -> Result<PathBuf, Lack> {
             format!(
                 "{} is in none of {}; build it with `cargo build --release -p laxity-nccl`, \
                      name it with --nccl-plugin PATH \
-                     or {NCCL_PLUGIN_VARIABLE}, or run with --collectives sockets",
+                     or {NCCL_PLUGIN_VARIABLE}, or run without it (--collectives sockets, or \
+                     vllm.collectives = false)",
                 NCCL_PLUGIN_NAMES[0],
                 looked.join(", ")
             ),
@@ -237,7 +239,7 @@ pub fn findings(config: &LabConfig) -> Findings {
                      laxity-coordinator`, or run without --coordinator";
         findings.add(COORDINATOR, find_own(COORDINATOR).ok_or_else(|| lack(COORDINATOR, build)));
     }
-    if config.collectives == Collectives::NcclPlugin {
+    if config.collectives == Collectives::NcclPlugin || collectives::wanted(config) {
         findings.add(NCCL_PLUGIN, find_nccl_plugin(config));
     }
     findings

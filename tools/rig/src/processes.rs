@@ -15,6 +15,7 @@ use nix::unistd::Pid;
 
 use crate::carriage;
 use crate::client::{Job, Said};
+use crate::collectives;
 use crate::config::{Engine, LabConfig};
 use crate::counts::Counts;
 use crate::daemons::tail;
@@ -169,7 +170,7 @@ impl Engines {
         } else {
             engines.start_own(config, tools, policy.is_some(), asked)?;
         }
-        engines.each(&hosts, &Job::Await, START_WITHIN)?;
+        engines.await_all()?;
         Ok(engines)
     }
 
@@ -187,9 +188,41 @@ impl Engines {
         let vllm = Vllm::new(config, &folder, python, policy);
         vllm.prepare()?;
         for host in 0..self.hosts {
+            let plugin = tools.nccl_plugin.as_deref();
+            if let Some(plugin) = plugin.filter(|_| host < config.prefills()) {
+                let scheduled = policy.is_some();
+                let process = collectives::start(config, &folder, host, scheduled, plugin)?;
+                self.processes.push(process);
+            }
             vllm.start(host, &mut self.processes)?;
         }
         Ok(())
+    }
+
+    /// Kills the vLLM of a host as a crash would, and starts another in its place.
+    pub fn restart_vllm(
+        &mut self,
+        config: &LabConfig,
+        tools: &Tools,
+        policy: Option<&str>,
+        host: usize,
+    ) -> Result<(), LabError> {
+        let missing = || LabError::missing("vLLM of a prefill host", "the lab has none to kill");
+        let log = self.log(host);
+        let place = self.processes.iter().position(|process| process.log == log);
+        let process = place.and_then(|place| self.processes.get_mut(place));
+        let (process, python) = process.zip(tools.python.as_deref()).ok_or_else(missing)?;
+        let group = Pid::from_raw(process.child.id().cast_signed());
+        killpg(group, Signal::SIGKILL).map_err(LabError::system("killing vLLM"))?;
+        process.child.wait().map_err(LabError::system("waiting for vLLM"))?;
+        *process = Vllm::new(config, &self.folder, python, policy).start_engine(host)?;
+        Ok(())
+    }
+
+    /// Waits until all engines answer.
+    pub fn await_all(&mut self) -> Result<(), LabError> {
+        let hosts: Vec<usize> = (0..self.hosts).collect();
+        self.each(&hosts, &Job::Await, START_WITHIN).map(drop)
     }
 
     fn start_own(

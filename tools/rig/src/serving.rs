@@ -218,9 +218,11 @@ impl LabConfig {
         Some(match (engine, field) {
             (Engine::Timed | Engine::Real, "connector") => "only vLLM has one",
             (Engine::Timed, _) => return None,
-            (Engine::Vllm, "collectives" | "nccl_plugin") => {
-                "vLLM's prefill processes are whole, and exchange nothing"
+            (Engine::Vllm, "collectives") => {
+                "vLLM's prefill processes are whole, and exchange nothing: set collectives under \
+                 [vllm] for an exchange beside them"
             }
+            (Engine::Vllm, "nccl_plugin") => return None,
             (Engine::Vllm, "reads") => "the connector decides who reads",
             (Engine::Real, "reads") => return None,
             (_, "collectives" | "nccl_plugin") => {

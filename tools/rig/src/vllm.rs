@@ -18,11 +18,15 @@
 //! Mooncake's store, and reads what another prefill host has computed. The master of the store
 //! knows where blocks are. It is on the management network.
 //!
+//! With `collectives = true` each layer of a prefill host waits for an exchange with the other
+//! prefill hosts, which [`collectives`] describes. [`SITE_CUSTOMIZE`] makes the worker wait.
+//!
 //! How much Laxity takes part depends on the policy. Under `none` vLLM runs without it. Under
 //! `NAME_no_hints` transfers wait for permits, and the connector gives no hints. Under other names
 //! it gives all hints.
 
 mod config;
+pub mod restart;
 
 use std::ffi::OsString;
 use std::fs;
@@ -33,6 +37,7 @@ use std::process::{Command, Stdio};
 use serde_json::json;
 
 use crate::client::ENDPOINT;
+use crate::collectives;
 use crate::config::LabConfig;
 use crate::daemons::daemon_socket;
 use crate::error::LabError;
@@ -153,11 +158,15 @@ impl<'a> Vllm<'a> {
         if self.own.store && host == MASTER_HOST {
             processes.push(self.spawn(host, "master.log".to_owned(), self.master())?);
         }
-        processes.push(self.spawn(host, format!("engine{host}.log"), self.engine(host))?);
+        processes.push(self.start_engine(host)?);
         if !self.prefills(host) {
             processes.push(self.spawn(host, format!("door{host}.log"), self.door())?);
         }
         Ok(())
+    }
+
+    pub(crate) fn start_engine(&self, host: usize) -> Result<Process, LabError> {
+        self.spawn(host, format!("engine{host}.log"), self.engine(host))
     }
 
     fn spawn(
@@ -204,7 +213,7 @@ impl<'a> Vllm<'a> {
     }
 
     fn prefills(&self, host: usize) -> bool {
-        host < self.config.units * self.config.ranks
+        host < self.config.prefills()
     }
 
     fn engine(&self, host: usize) -> Vec<OsString> {
@@ -346,6 +355,10 @@ impl<'a> Vllm<'a> {
             ("HF_HUB_OFFLINE", "1".into()),
             ("HF_HOME", self.folder.join("huggingface").into()),
         ];
+        if self.own.collectives && self.prefills(host) {
+            let socket = collectives::socket(self.folder, host);
+            environment.push((collectives::SOCKET_VARIABLE, socket.into()));
+        }
         match self.policy {
             None => environment.push(("LAXITY_VLLM", "off".into())),
             Some(_) => environment.extend([
@@ -431,6 +444,20 @@ mod tests {
         let urls = ["http://10.78.0.1:8998", "http://10.78.0.2:8998"].map(OsString::from);
         assert!(vllm.door().ends_with(&urls));
     }
+
+    #[test]
+    fn only_prefill_hosts_wait_for_collectives_and_only_if_they_are_wanted() {
+        let mut config = LabConfig::vllm();
+        let socket = |config: &LabConfig, host| {
+            let (_, environment) = of_host(config, None, host);
+            value(&environment, collectives::SOCKET_VARIABLE)
+        };
+        assert_eq!(socket(&config, 1), None);
+        config.vllm.as_mut().unwrap().collectives = true;
+        assert_eq!(socket(&config, 1).as_deref(), Some("/run/lab/1/collectives1.sock"));
+        assert_eq!(socket(&config, 2), None, "a decode host");
+    }
+
     #[test]
     fn with_a_store_prefill_hosts_keep_their_kv_and_read_that_of_others() {
         let mut config = LabConfig::vllm();

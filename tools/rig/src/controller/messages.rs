@@ -7,12 +7,14 @@ use serde::{Deserialize, Serialize};
 
 use crate::carriage::Carriage;
 use crate::client::Answer;
+use crate::collectives::ExchangeLedger;
 use crate::config::LabConfig;
 use crate::coordinator::CoordinatorRecord;
 use crate::counts::Counts;
 use crate::foreign::ForeignRecord;
 use crate::plan::Asked;
 use crate::probe::Tools;
+use crate::vllm::restart::RestartRecord;
 use crate::wiring::LinkRecord;
 
 /// The first message of the caller. The caller keeps its end of the pipe open while it lives.
@@ -53,8 +55,12 @@ pub struct RunRecord {
     pub counts: Vec<Counts>,
     pub links: Vec<LinkRecord>,
     pub daemon_restarts: u32,
+    /// The death of a prefill host's vLLM, if it was killed.
+    pub restart: Option<RestartRecord>,
     /// Counters of the NCCL plugin, if it carried exchanges.
     pub carriage: Option<Carriage>,
+    /// The bytes of exchanges beside vLLM, if there were some.
+    pub exchanged: Option<ExchangeLedger>,
     /// Counters of the daemons about the coordinator at the end, if there was one.
     pub coordinator: Option<CoordinatorRecord>,
     /// What the daemons found of foreign traffic, if there was some.

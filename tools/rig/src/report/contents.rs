@@ -6,12 +6,14 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 use crate::carriage::Carriage;
+use crate::collectives::ExchangeLedger;
 use crate::config::LabConfig;
 use crate::coordinator::CoordinatorRecord;
 use crate::foreign::ForeignRecord;
 use crate::ledger::Ledger;
 use crate::report::distribution::Summary;
 use crate::trace::Fitting;
+use crate::vllm::restart::RestartReport;
 use crate::workload::Statistics;
 
 #[derive(Clone, Debug, Serialize)]
@@ -50,8 +52,9 @@ pub struct PolicyRun {
     pub answers_compared: usize,
     pub answers_different: Vec<u64>,
     pub wrong_answers: usize,
-    /// KV bytes that one count of the ledger has and another lacks. Always 0 without a ledger: the
-    /// lab's own engine fails a batch with a damaged or missing byte.
+    /// Bytes that one count of a ledger has and another lacks: of KV, and of collectives beside
+    /// vLLM. Always 0 without a ledger: the lab's own engine fails a batch with a damaged or
+    /// missing byte.
     pub bytes_lost: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kv: Option<Ledger>,
@@ -89,7 +92,13 @@ pub struct PolicyRun {
     pub unscheduled_ms: f64,
     /// Counters of the NCCL plugin, if it carried exchanges.
     pub plugin: Option<Carriage>,
+    /// The bytes of exchanges beside vLLM since the start of the processes, if there were some.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub collectives: Option<ExchangeLedger>,
     pub daemon_restarts: u32,
+    /// What the death of a prefill host's vLLM did to the requests, if it was killed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub restart: Option<RestartReport>,
     /// Counters about the coordinator, if there was one.
     pub coordinator: Option<CoordinatorRecord>,
     /// What the daemons found of foreign traffic, if there was some.

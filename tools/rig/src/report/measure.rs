@@ -19,6 +19,7 @@ use crate::counts::Counts;
 use crate::ledger::{self, Ledger};
 use crate::plan::{Asked, Asking};
 use crate::report::distribution::Sample;
+use crate::vllm::restart::RestartReport;
 use crate::wiring::LinkRecord;
 use crate::workload;
 
@@ -137,8 +138,15 @@ fn times(
         .collect()
 }
 
-fn add_links(run: &mut PolicyRun, record: &RunRecord) {
+/// Adds what the record has as it is, and the counters of the links.
+fn add_record(run: &mut PolicyRun, record: &RunRecord) {
     run.foreign.clone_from(&record.foreign);
+    run.coordinator.clone_from(&record.coordinator);
+    run.plugin.clone_from(&record.carriage);
+    run.collectives = record.exchanged;
+    run.daemon_restarts = record.daemon_restarts;
+    run.buffers_unbounded = record.buffers_unbounded;
+    (run.busy_cores, run.lab_cores) = (record.busy_cores, record.lab_cores);
     for LinkRecord { egress, ingress } in &record.links {
         for (&dscp, counters) in ingress {
             *run.fabric_bytes.entry(dscp).or_default() += counters.bytes;
@@ -180,7 +188,7 @@ fn policy_run(
     let wrong = different(reference, &record.answers);
     let mut run = PolicyRun {
         wrong_answers: wrong.len(),
-        bytes_lost: ledger.as_ref().map_or(0, |l| l.lost_bytes(record.policy != NONE, whole_run)),
+        bytes_lost: bytes_lost(record, ledger.as_ref(), whole_run),
         policy: record.policy.clone(),
         requests: asked.len(),
         completed: whole().count(),
@@ -209,12 +217,10 @@ fn policy_run(
         scheduled_bytes: scheduled(&counts),
         bypassed_bytes: bypassed(&counts),
         kv: ledger,
-        plugin: record.carriage.clone(),
-        daemon_restarts: record.daemon_restarts,
-        coordinator: record.coordinator.clone(),
-        buffers_unbounded: record.buffers_unbounded,
-        busy_cores: record.busy_cores,
-        lab_cores: record.lab_cores,
+        restart: record
+            .restart
+            .as_ref()
+            .map(|restart| RestartReport::of(config, asked, &record.answers, restart, reference)),
         wall_s: span_s,
         percentiles: Percentiles {
             ttft_ms: ttft.percentiles(),
@@ -227,8 +233,18 @@ fn policy_run(
     run.unscheduled_ms = unscheduled.fold(0.0, f64::max);
     let ports = run.hosts.len().max(1) as f64 * 2.0;
     run.link_utilisation = run.hosts.iter().map(|h| h.egress + h.ingress).sum::<f64>() / ports;
-    add_links(&mut run, record);
+    add_record(&mut run, record);
     run
+}
+
+/// Returns the bytes that one count has and another lacks. `whole` says whether every request was
+/// answered.
+fn bytes_lost(record: &RunRecord, kv: Option<&Ledger>, whole: bool) -> u64 {
+    let scheduled = record.policy != NONE;
+    let kv = kv.map_or(0, |kv| kv.lost_bytes(scheduled, whole));
+    // A daemon that was started again doesn't know what the one before it counted.
+    let scheduled = scheduled && record.daemon_restarts == 0;
+    kv + record.exchanged.as_ref().map_or(0, |of| of.lost_bytes(scheduled))
 }
 
 fn errors(record: &RunRecord) -> BTreeMap<String, usize> {
@@ -265,13 +281,15 @@ fn stages(engine: Engine, counts: &Counts, requests: usize) -> Stages {
 }
 
 /// Returns the mean parts of a request, over its prefill and its decode process. Without hints,
-/// vLLM measures none of them.
+/// vLLM measures none of them but the exchanges. Those are a part of computing: vLLM's worker waits
+/// for them in its forward pass. They are counted once for all requests of a batch.
 fn stages_of_vllm(counts: &Counts, requests: usize) -> Stages {
     let mean = |part| {
         counts.get(&format!("laxity:ttft_{part}_seconds_sum")) / requests.max(1) as f64 * 1e3
     };
     Stages {
         queued: mean("queue"),
+        collective: counts.get("exchange_seconds_sum") / requests.max(1) as f64 * 1e3,
         compute: mean("compute"),
         p2d_tail: mean("load"),
         ..Stages::default()

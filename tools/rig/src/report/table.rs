@@ -4,10 +4,13 @@ use comfy_table::{Cell, CellAlignment, Table, presets};
 
 use super::measure::{LabReport, PolicyRun};
 use crate::carriage::Carriage;
+use crate::collectives::ExchangeLedger;
 use crate::config::Engine;
 use crate::controller::NONE;
+use crate::coordinator::CoordinatorRecord;
 use crate::foreign::ForeignRecord;
 use crate::ledger::Ledger;
+use crate::vllm::restart::RestartReport;
 
 pub const STAGES: [(&str, &str); 3] =
     [("kv_reuse", "reuse"), ("collective", "experts"), ("p2d", "P2D")];
@@ -149,6 +152,24 @@ fn carried(plugin: &Carriage) -> String {
     text
 }
 
+fn waited(run: &PolicyRun, exchanged: &ExchangeLedger) -> String {
+    let mut text = format!(
+        "layers waited for {} exchanges, {:.0} ms each, {:.0} ms a request; with the warm-up {} MB \
+         of collectives were due, {} MB came",
+        run.exchanges,
+        run.exchange_ms,
+        run.stages_ms.collective,
+        megabytes(exchanged.due_bytes),
+        megabytes(exchanged.received_bytes),
+    );
+    if run.policy != NONE {
+        let [permitted, bypassed] =
+            [exchanged.permitted_bytes, exchanged.bypassed_bytes].map(megabytes);
+        text += &format!(", {permitted} MB with a permit and {bypassed} MB without");
+    }
+    text
+}
+
 fn moved(run: &PolicyRun, kv: &Ledger) -> String {
     let mut text = format!(
         "the connector moved {} MB of KV in {} transfers ({:.0} ms each, of that {:.1} ms posting)",
@@ -197,6 +218,31 @@ fn beside(foreign: &ForeignRecord) -> String {
     )
 }
 
+fn restarted(restart: &RestartReport) -> String {
+    format!(
+        "vLLM of {} was killed and started again: {} of its {} requests failed, and {} of others; \
+         asked again, {} had their tokens",
+        restart.host,
+        restart.failed,
+        restart.requests,
+        restart.failed_elsewhere,
+        restart.right_again
+    )
+}
+
+fn followed(said: &CoordinatorRecord, hosts: usize) -> String {
+    let fate = if said.killed { " (killed on the way)" } else { "" };
+    let fetches = match said.fetches {
+        0 => String::new(),
+        fetches => format!(", {fetches} fetches"),
+    };
+    format!(
+        "with a coordinator{fate}: {} orders applied, {} refused, {} reports, {} events \
+         refused{fetches}; {} of {hosts} hosts follow it at the end",
+        said.orders, said.refused_orders, said.reports, said.refused_events, said.following,
+    )
+}
+
 fn remark(run: &PolicyRun) -> String {
     let mut note = format!("{}: ", run.policy);
     let mut add = |text: String| {
@@ -242,28 +288,20 @@ fn remark(run: &PolicyRun) -> String {
     if let Some(plugin) = &run.plugin {
         add(carried(plugin));
     }
+    if let Some(exchanged) = &run.collectives {
+        add(waited(run, exchanged));
+    }
     if run.policy != NONE && run.unscheduled_ms > 0.0 {
         add(format!("unscheduled for {:.0} ms (the longest at any host)", run.unscheduled_ms));
     }
     if run.daemon_restarts > 0 {
         add(format!("{} daemons restarted", run.daemon_restarts));
     }
+    if let Some(restart) = &run.restart {
+        add(restarted(restart));
+    }
     if let Some(said) = &run.coordinator {
-        let fate = if said.killed { " (killed on the way)" } else { "" };
-        let fetches = match said.fetches {
-            0 => String::new(),
-            fetches => format!(", {fetches} fetches"),
-        };
-        add(format!(
-            "with a coordinator{fate}: {} orders applied, {} refused, {} reports, {} events \
-             refused{fetches}; {} of {} hosts follow it at the end",
-            said.orders,
-            said.refused_orders,
-            said.reports,
-            said.refused_events,
-            said.following,
-            run.hosts.len()
-        ));
+        add(followed(said, run.hosts.len()));
     }
     if let Some(foreign) = &run.foreign {
         add(beside(foreign));

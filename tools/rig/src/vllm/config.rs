@@ -18,6 +18,9 @@ pub enum Connector {
     Mooncake,
 }
 
+/// Largest number of bytes of a token at a layer, far beyond that of any model.
+const TOKEN_BYTES_MAX: u32 = 1 << 20;
+
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct VllmConfig {
@@ -27,6 +30,13 @@ pub struct VllmConfig {
     pub connector: Connector,
     /// Whether prefill hosts reuse each other's KV through Mooncake's store.
     pub store: bool,
+    /// Whether layers of prefill hosts wait for an exchange by the NCCL plugin (stage 2).
+    pub collectives: bool,
+    /// Bytes that a token of a batch sends to other prefill hosts at each layer, and gets back.
+    pub collective_token_bytes: u32,
+    /// Time from which on the vLLM of the last prefill host is killed by SIGKILL, when it has a
+    /// request, and started again, in s after the start of each run.
+    pub kill_prefill_at: Option<f64>,
     pub layers: usize,
     pub hidden: usize,
     pub heads: usize,
@@ -53,6 +63,10 @@ impl Default for VllmConfig {
             python: None,
             connector: Connector::Nixl,
             store: false,
+            collectives: false,
+            // Rows of the model's width in 32 bits, to two experts.
+            collective_token_bytes: 2 * 256 * 4,
+            kill_prefill_at: None,
             layers: 4,
             hidden: 256,
             heads: 4,
@@ -119,6 +133,21 @@ impl LabConfig {
         }
     }
 
+    fn check_kill(&self, vllm: &VllmConfig) -> Result<(), InvalidLab> {
+        let Some(at) = vllm.kill_prefill_at else { return Ok(()) };
+        let problem = if !(0.0..=self.duration_s).contains(&at) {
+            "must lie between 0 and duration_s, while requests arrive"
+        } else if self.prefills() < 2 {
+            "needs two prefill hosts: the requests of the others must not notice"
+        } else if vllm.store || vllm.connector != Connector::Nixl {
+            // A daemon forgets the counts of a client that is gone.
+            "needs NIXL and no store: only then has a prefill process no bytes at its daemon"
+        } else {
+            return Ok(());
+        };
+        Err(InvalidLab { field: "vllm.kill_prefill_at", problem: problem.to_owned() })
+    }
+
     pub(crate) fn check_vllm(&self) -> Result<(), InvalidLab> {
         let fail = |field, problem: &str| Err(InvalidLab { field, problem: problem.to_owned() });
         let vllm = self.vllm.clone().unwrap_or_default();
@@ -138,6 +167,16 @@ impl LabConfig {
             if value == 0 {
                 return fail(field, "must be at least 1");
             }
+        }
+        if vllm.collectives && self.prefills() < 2 {
+            return fail("vllm.collectives", "needs two prefill hosts: set units or ranks");
+        }
+        self.check_kill(&vllm)?;
+        if !(1..=TOKEN_BYTES_MAX).contains(&vllm.collective_token_bytes) {
+            return fail("vllm.collective_token_bytes", "must be 1 to 1048576");
+        }
+        if self.nccl_plugin.is_some() && !vllm.collectives {
+            return fail("nccl_plugin", "has a use for vLLM only with vllm.collectives = true");
         }
         if vllm.head_dim < 32 || !vllm.head_dim.is_multiple_of(32) {
             return fail("vllm.head_dim", "must be a multiple of 32");
@@ -177,6 +216,17 @@ mod tests {
         assert!(refused(|c| c.vllm.as_mut().unwrap().head_dim = 48).starts_with("vllm.head_dim"));
         assert!(refused(|c| c.vllm.as_mut().unwrap().layers = 0).starts_with("vllm.layers"));
         assert!(refused(|c| c.engine = Engine::Real).starts_with("vllm"));
+        assert!(refused(|c| c.nccl_plugin = Some("/p.so".into())).starts_with("nccl_plugin"));
+        let one_host = refused(|c| {
+            c.units = 1;
+            c.vllm.as_mut().unwrap().collectives = true;
+        });
+        assert!(one_host.starts_with("vllm.collectives"), "{one_host}");
+        let with_store = refused(|c| {
+            let vllm = c.vllm.as_mut().unwrap();
+            (vllm.kill_prefill_at, vllm.store) = (Some(1.0), true);
+        });
+        assert!(with_store.starts_with("vllm.kill_prefill_at"), "{with_store}");
         let alone = LabConfig { ranks: 1, ..LabConfig::real() };
         assert!(alone.validate().unwrap_err().to_string().starts_with("ranks"));
     }

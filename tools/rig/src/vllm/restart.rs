@@ -1,0 +1,144 @@
+//! The death of a prefill host's vLLM in the middle of a run: what was asked of it, and what came
+//! of the rest.
+//!
+//! Another process takes its place at once. Requests of the dead process may fail. They are asked
+//! again when all processes answer. Requests of other prefill hosts must not notice.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::client::{Answer, different};
+use crate::config::LabConfig;
+use crate::plan::Asked;
+
+/// Returns the prefill host of a request. Hosts take turns, so that requests go to the same hosts
+/// under every policy.
+pub fn prefill_host(config: &LabConfig, request: u64) -> usize {
+    request.saturating_sub(1) as usize / config.decodes % config.prefills()
+}
+
+/// Returns the host whose process is killed: the last prefill host.
+pub fn victim(config: &LabConfig) -> usize {
+    config.prefills() - 1
+}
+
+/// Time after which a request is in the middle of its way. A request alone takes twice as long.
+const UNDER_WAY_AFTER_NS: u64 = 300_000_000;
+
+/// Reports whether the victim has a request in the middle of its way, `passed_ns` after time zero.
+pub fn is_at_work(config: &LabConfig, asked: &[Asked], answers: &[Answer], passed_ns: u64) -> bool {
+    let of_victim = asked.iter().filter(|of| prefill_host(config, of.id) == victim(config));
+    let mut begun = of_victim.filter(|of| of.arrival_ns + UNDER_WAY_AFTER_NS <= passed_ns);
+    begun.any(|of| answers.iter().all(|answer| answer.id != of.id))
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct RestartRecord {
+    pub host: usize,
+    /// Answers to the requests that were asked again, because they had failed.
+    pub again: Vec<Answer>,
+}
+
+/// What the death of a process did to the requests.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct RestartReport {
+    pub host: String,
+    /// Requests of that host.
+    pub requests: usize,
+    /// Requests of that host that failed, or had no whole answer in time.
+    pub failed: usize,
+    /// The same for requests of other prefill hosts.
+    pub failed_elsewhere: usize,
+    /// Requests that were asked again, and have the tokens that they had alone.
+    pub right_again: usize,
+    /// Requests that were asked again, and failed or have other tokens.
+    pub wrong_again: usize,
+}
+
+impl RestartReport {
+    pub fn of(
+        config: &LabConfig,
+        asked: &[Asked],
+        answers: &[Answer],
+        restart: &RestartRecord,
+        reference: &BTreeMap<u64, &[u32]>,
+    ) -> Self {
+        let is_whole = |id| answers.iter().any(|answer| answer.id == id && answer.error.is_none());
+        let (own, others): (Vec<u64>, Vec<u64>) = asked
+            .iter()
+            .map(|request| request.id)
+            .partition(|&id| prefill_host(config, id) == restart.host);
+        let failed = |ids: &[u64]| ids.iter().filter(|&&id| !is_whole(id)).count();
+        let errors = restart.again.iter().filter(|answer| answer.error.is_some()).count();
+        let wrong_again = errors + different(reference, &restart.again).len();
+        Self {
+            host: config.host_name(restart.host),
+            requests: own.len(),
+            failed: failed(&own),
+            failed_elsewhere: failed(&others),
+            right_again: restart.again.len() - wrong_again,
+            wrong_again,
+        }
+    }
+
+    /// Returns what must not happen when a process dies, or `None`.
+    pub fn fault(&self) -> Option<String> {
+        let host = &self.host;
+        let what = match (self.failed_elsewhere, self.wrong_again) {
+            (0, 0) => return None,
+            (0, wrong) => format!("{wrong} requests of {host} failed or had other tokens again"),
+            (failed, _) => format!("{failed} requests failed that {host} had no part in"),
+        };
+        Some(format!("vLLM of {host} was killed and started again, and {what}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_requests_of_the_dead_process_may_fail_and_only_once() {
+        let config = LabConfig::vllm();
+        let hosts: Vec<usize> = (1..=4).map(|id| prefill_host(&config, id)).collect();
+        assert_eq!((hosts, victim(&config)), (vec![0, 1, 0, 1], 1));
+        let request = |id| Asked {
+            id,
+            arrival_ns: 0,
+            tokens: 9,
+            reused: 0,
+            prefix: 0,
+            decode: 0,
+            placed: None,
+        };
+        let asked: Vec<Asked> = (1..=4).map(request).collect();
+        let at_work = |answered: u64, passed_ns| {
+            let answers = [Answer { id: answered, ..Answer::default() }];
+            is_at_work(&config, &asked[..2], &answers, passed_ns)
+        };
+        assert!(at_work(1, UNDER_WAY_AFTER_NS) && !at_work(1, UNDER_WAY_AFTER_NS - 1));
+        assert!(!at_work(2, UNDER_WAY_AFTER_NS), "it was answered");
+        let tokens = [5, 6];
+        let reference: BTreeMap<u64, &[u32]> = (1..=4).map(|id| (id, &tokens[..])).collect();
+        let answer = |id, error: Option<&str>| Answer {
+            id,
+            tokens: tokens.into(),
+            error: error.map(str::to_owned),
+            ..Answer::default()
+        };
+        let of = |failed: u64, again: Answer| {
+            let answers: Vec<Answer> =
+                (1..=4).filter(|&id| id != failed).map(|id| answer(id, None)).collect();
+            let restart = RestartRecord { host: 1, again: vec![again] };
+            RestartReport::of(&config, &asked, &answers, &restart, &reference)
+        };
+        let fine = of(2, answer(2, None));
+        assert_eq!((fine.requests, fine.failed, fine.right_again, fine.fault()), (2, 1, 1, None));
+        let elsewhere = of(3, answer(3, None)).fault().unwrap();
+        assert!(elsewhere.contains("1 requests failed that unit1.0"), "{elsewhere}");
+        assert!(of(2, answer(2, Some("503"))).fault().unwrap().contains("again"));
+        let other = Answer { tokens: vec![5, 7], ..answer(2, None) };
+        assert_eq!(of(2, other).wrong_again, 1);
+    }
+}
