@@ -4,7 +4,6 @@
 //! The coordinator's thread serves the page. So the state is built at most once a second and within
 //! [`SHARE`], explanations have a budget, and connections are limited.
 
-mod history;
 mod state;
 
 use std::future::ready;
@@ -15,11 +14,11 @@ use hyper::body::{Bytes, Incoming};
 use hyper::{Request, StatusCode};
 use laxity_listen::http::{Answer, HttpListener};
 use laxity_listen::page::{self, Page};
+use laxity_listen::{BUCKET, History};
 use laxity_wire::v1;
 use parking_lot::Mutex;
 use serde::Serialize;
 
-use self::history::History;
 use crate::pace::Pace;
 use crate::shared::Shared;
 
@@ -48,12 +47,12 @@ pub(crate) async fn serve(listener: HttpListener, shared: Arc<Shared>) {
 }
 
 async fn sample(site: Arc<Site>) {
-    let mut ticks = tokio::time::interval(history::EVERY);
+    let mut ticks = tokio::time::interval(BUCKET);
     ticks.tick().await;
     loop {
         ticks.tick().await;
         let (counters, _) = site.shared.cluster().counters();
-        site.history.lock().close(counters.ended);
+        site.history.lock().close([counters.ended.in_time, counters.ended.late]);
     }
 }
 
@@ -69,7 +68,8 @@ struct Site {
     names: Vec<String>,
     state: Mutex<Cached>,
     explanations: Mutex<Pace>,
-    history: Mutex<History>,
+    /// Requests that ended in time and late.
+    history: Mutex<History<2>>,
 }
 
 fn json(status: StatusCode, body: &impl Serialize) -> Answer {

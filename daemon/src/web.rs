@@ -5,7 +5,6 @@
 //! wait, as `laxity explain` does. However many browsers there are, the scheduler is asked for the
 //! page's state at most once a second, and to explain flows at most ten times.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,6 +12,7 @@ use hyper::body::{Bytes, Incoming};
 use hyper::{Request, StatusCode};
 use laxity_listen::http::{Answer, HttpListener};
 use laxity_listen::page::{self, Page};
+use laxity_listen::{BUCKET, History};
 use laxity_policy::Stage;
 use laxity_wire::Status;
 use laxity_wire::explain::FlowQuery;
@@ -30,17 +30,12 @@ const PAGE: Page =
 const STATE_AGE_MAX: Duration = Duration::from_secs(1);
 /// The least time between two questions about flows.
 const EXPLANATIONS_APART: Duration = Duration::from_millis(100);
-/// The time of one bucket of the history.
-const BUCKET: Duration = Duration::from_secs(10);
-/// Maximum number of complete buckets: an hour.
-const BUCKETS_MAX: usize = 360;
+/// What the history counts: bytes permitted by stage, then bytes that went out unscheduled and flows
+/// that missed their deadline.
+const COUNTERS: usize = Stage::ALL.len() + 2;
 
-/// Bytes permitted by stage, then bytes that went out unscheduled and flows that missed their
-/// deadline.
-type BucketSums = [u64; Stage::ALL.len() + 2];
-
-fn sums(status: &Status) -> BucketSums {
-    let mut sums = BucketSums::default();
+fn sums(status: &Status) -> [u64; COUNTERS] {
+    let mut sums = [0; COUNTERS];
     for port in &status.ports {
         for (sum, stage) in sums.iter_mut().zip(&port.stages) {
             *sum += stage.permitted_bytes;
@@ -51,44 +46,18 @@ fn sums(status: &Status) -> BucketSums {
     sums
 }
 
-/// What happened in each [`BUCKET`], newest last.
-#[derive(Debug, Default)]
-struct PermitHistory {
-    buckets: VecDeque<BucketSums>,
-    before: BucketSums,
-}
-
-impl PermitHistory {
-    fn since(&self, now: &BucketSums) -> BucketSums {
-        std::array::from_fn(|index| now[index].saturating_sub(self.before[index]))
-    }
-
-    fn close(&mut self, now: BucketSums) {
-        self.buckets.push_back(self.since(&now));
-        if self.buckets.len() > BUCKETS_MAX {
-            self.buckets.pop_front();
-        }
-        self.before = now;
-    }
-
-    /// Returns all buckets. The last one is not complete.
-    fn buckets(&self, now: &BucketSums) -> Vec<BucketSums> {
-        self.buckets.iter().copied().chain([self.since(now)]).collect()
-    }
-}
-
 /// The page's data: `GET /api/state`.
 #[derive(Serialize)]
 struct HostState<'a> {
     status: &'a Status,
     bucket_s: u64,
-    buckets: Vec<BucketSums>,
+    buckets: Vec<[u64; COUNTERS]>,
 }
 
 struct HostPage {
     names: Vec<String>,
     service: Arc<Service>,
-    history: Mutex<PermitHistory>,
+    history: Mutex<History<COUNTERS>>,
     /// The newest answer and the instant at which it was made.
     state: tokio::sync::Mutex<Option<(Instant, Result<Bytes, String>)>>,
     /// When the scheduler may be asked about flows again.
@@ -179,7 +148,7 @@ impl HostPage {
     }
 
     fn told(&self, status: &Status) -> Bytes {
-        let buckets = self.history.lock().buckets(&sums(status));
+        let buckets = self.history.lock().buckets(sums(status));
         let state = HostState { status, bucket_s: BUCKET.as_secs(), buckets };
         serde_json::to_vec(&state).unwrap_or_default().into()
     }
@@ -227,19 +196,6 @@ mod tests {
         for wrong in ["pid=-1", "flow=x", "bypass=on", "request="] {
             assert_eq!(wanted(wrong), None, "{wrong}");
         }
-    }
-
-    #[test]
-    fn a_bucket_has_what_came_since_the_one_before_and_an_hour_is_kept() {
-        let now = |bytes: u64| [bytes; Stage::ALL.len() + 2];
-        let mut history = PermitHistory::default();
-        assert_eq!(history.buckets(&now(3)), [now(3)]);
-        history.close(now(5));
-        assert_eq!(history.buckets(&now(9)), [now(5), now(4)]);
-        for n in 0..1000 {
-            history.close(now(n));
-        }
-        assert_eq!(history.buckets(&now(0)).len(), BUCKETS_MAX + 1);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! The page's data as one JSON document: `GET /api/state`. Its size is bounded for any cluster: it
 //! has sums over everything, and the hosts and batches that matter most.
 
+use laxity_listen::{BUCKET, History};
 use laxity_wire::compare::{HostAbsence, compared};
 use laxity_wire::finding::{Finding, Severity};
 use laxity_wire::v1::{self, BatchStatus, HostStatus, PolicyRevision, TenantStatus};
@@ -8,7 +9,6 @@ use laxity_wire::view::{self, Queue};
 use parking_lot::Mutex;
 use serde::Serialize;
 
-use super::history::{EVERY, History};
 use crate::cluster::EndedRequests;
 use crate::shared::Shared;
 
@@ -75,7 +75,7 @@ struct Attainment {
     buckets: Vec<[u64; 2]>,
 }
 
-pub(super) fn state(shared: &Shared, history: &Mutex<History>) -> WebState {
+pub(super) fn state(shared: &Shared, history: &Mutex<History<2>>) -> WebState {
     let now = shared.now();
     let hosts = shared.list_hosts();
     let (batches, trouble, policy, (cluster, _)) = {
@@ -121,8 +121,8 @@ pub(super) fn state(shared: &Shared, history: &Mutex<History>) -> WebState {
         queues: queues(&hosts.hosts),
         attainment: Attainment {
             ended,
-            bucket_s: EVERY.as_secs(),
-            buckets: history.lock().buckets(ended),
+            bucket_s: BUCKET.as_secs(),
+            buckets: history.lock().buckets([ended.in_time, ended.late]),
         },
         hosts: first(hosts.hosts),
         batches: batches.batches,
