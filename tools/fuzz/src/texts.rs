@@ -223,48 +223,9 @@ fn without_comments(sample: &str) -> String {
     lines.flat_map(|line| [line, "\n"]).collect()
 }
 
-const NICS: &str = r#"
-slo_ttft = "500ms"
-[scheduler]
-cpu = 1
-[levels]
-count = 3
-dscp = [46, 46, 10]
-sl = [1, 2, 3]
-[coordinator]
-endpoint = "https://coordinator.example:7471"
-ca = "/etc/laxity/ca.pem"
-cert = "/etc/laxity/cert.pem"
-key = "/etc/laxity/key.pem"
-[[nic]]
-name = "mlx5_0"
-rate = "100Gbit"
-chunk = "32KiB"
-window = "1MiB"
-peer_window = "4MiB"
-addresses = ["10.0.0.7", "fd00::7"]
-[[nic]]
-name = "mlx5_1"
-rate = "auto"
-"#;
+const NICS: &str = include_str!("texts/nics.toml");
 
-const TENANTS: &str = r#"
-listen = "0.0.0.0:7471"
-metrics = "127.0.0.1:9472"
-[tls]
-cert = "/etc/laxity/cert.pem"
-key = "/etc/laxity/key.pem"
-ca = "/etc/laxity/ca.pem"
-[etcd]
-endpoints = ["https://etcd.example:2379"]
-advertise = "https://coordinator.example:7471"
-ttl = "5s"
-[[tenant]]
-name = "a"
-hosts = ["a-*", "b"]
-trust_members = true
-drop_budget = 8
-"#;
+const TENANTS: &str = include_str!("texts/tenants.toml");
 
 const SAVED: &str = r#"{"revisions":[{"number":3,"policy":"laxity","drop_budget":7,"author":"ann",
 "comment":"less","unix_ms":5}],"drained":["h1"],"drains":{"h1":{"author":"ann","comment":"fan"}}}"#;

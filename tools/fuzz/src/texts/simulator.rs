@@ -172,34 +172,7 @@ pub(super) fn run(kind: u8, bytes: &[u8], text: &str) {
     }
 }
 
-const PLAN: &str = r#"
-title = "NIC rates"
-question = "How much bandwidth does scheduling replace?"
-seeds = [1, 7]
-reference = "mfs"
-[base]
-cluster.servers = 32
-[[axis]]
-field = "workload.rate_per_gpu"
-values = [0.5, 1.0]
-names = ["half", "one"]
-[[axis]]
-label = "model"
-settings = [
-  { name = "DBRX", model.name = "dbrx", model.tp = 2, model.ep = 16 },
-]
-[[variant]]
-name = "mfs"
-policy.kind = "mfs"
-[[variant]]
-name = "mfs w/o RED"
-policy.kind = "mfs"
-policy.without = ["red"]
-[plot]
-x = "workload.rate_per_gpu"
-at = "half"
-metrics = ["attainment", "ttft_p99"]
-"#;
+const PLAN: &str = include_str!("plan.toml");
 
 const MOONCAKE: &str = r#"
 {"timestamp": 1000, "input_length": 1100, "output_length": 5, "hash_ids": [0, 1, 2]}

@@ -6,25 +6,7 @@ use super::measure::{LabReport, PolicyRun};
 use super::plot;
 use super::table::STAGES;
 
-const STYLE: &str = "
-:root { color-scheme: light dark; --grid: #8884; --soft: #8882; }
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 82rem; margin: 2rem auto; padding: 0 1rem; }
-h1 { font-size: 1.6rem; margin-bottom: 0; } h2 { font-size: 1.1rem; margin: 0 0 .3rem; }
-p.lead { margin-top: .3rem; opacity: .8; }
-.plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(26rem, 1fr)); gap: 1.2rem; }
-section { border: 1px solid var(--soft); border-radius: .6rem; padding: 1rem; overflow-x: auto; }
-section p { margin: .2rem 0 .6rem; font-size: .9rem; opacity: .8; }
-svg { width: 100%; height: auto; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; margin: 1rem 0; }
-th, td { padding: .25rem .45rem; text-align: right; border-bottom: 1px solid var(--soft); }
-th:first-child, td:first-child { text-align: left; } tr.best td { font-weight: 600; } td { \
-white-space: nowrap; }
-.legend { display: flex; flex-wrap: wrap; gap: .2rem 1.2rem; margin: .4rem 0; font-size: .9rem; }
-.legend i { display: inline-block; width: .8em; height: .8em; border-radius: .2em; margin-right: \
-.4em; }
-div.wide { overflow-x: auto; }
-details { margin-top: 1.5rem; } pre { overflow-x: auto; font-size: .85rem; }
-";
+const STYLE: &str = include_str!("report.css");
 
 fn legend(report: &LabReport) -> Markup {
     html! {
