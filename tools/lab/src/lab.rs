@@ -356,6 +356,14 @@ fn compare(args: &RunArgs) -> Result<()> {
             run.bytes_lost
         );
     }
+    let kills = config.vllm.as_ref().is_some_and(|vllm| vllm.kill_prefill_at.is_some());
+    if let Some(run) = outcome.runs.iter().find(|run| kills && run.restart.is_none()) {
+        bail!(
+            "under `{}` no vLLM was killed: after vllm.kill_prefill_at no request of the last \
+             prefill host took long enough",
+            run.policy
+        );
+    }
     let fault = outcome.runs.iter().find_map(|run| Some((run, run.restart.as_ref()?.fault()?)));
     if let Some((run, fault)) = fault {
         bail!("under `{}` {fault} (`restart` and `errors` in the JSON)", run.policy);

@@ -17,7 +17,7 @@
 //! may never come. The peer's process answers at any time instead, whatever its own engine does.
 //!
 //! The plugin is in another process than the engine's hints. So the daemon assigns no batch to the
-//! flows. Half of what a host sends are rows that it sends back, which belong to batches of other
+//! flows. Part of what a host sends are rows that it sends back, which belong to batches of other
 //! hosts and not to the one that this host computes.
 
 mod counters;
@@ -45,6 +45,11 @@ pub use process::run;
 
 /// Name of the environment variable that names the socket for a worker.
 pub const SOCKET_VARIABLE: &str = "LAB_COLLECTIVES";
+
+/// Longest time that a message waits for its permit, in ms. The plugin's default is short, because
+/// a GPU spins meanwhile. On a busy machine messages would then go without a permit, and the daemon
+/// doesn't count their bytes.
+const PERMIT_WITHIN_MS: &str = "5000";
 
 /// What the process of a host is told.
 #[derive(Debug, Serialize, Deserialize)]
@@ -82,6 +87,7 @@ pub(crate) fn start(
     let child = sandbox::internal("collectives")
         .arg(serde_json::to_string(&spec)?)
         .envs(carriage::environment(config, folder, host, scheduled))
+        .env("LAXITY_NCCL_WAIT_MS", PERMIT_WITHIN_MS)
         .stdin(Stdio::null())
         .stdout(out)
         .stderr(errors)

@@ -458,7 +458,7 @@ impl Controller<'_> {
                 coordinator.kill();
             }
             let passed_ns = now.saturating_duration_since(begun).as_nanos() as u64;
-            let at_work = || restart::is_at_work(config, asked, &record.answers, passed_ns);
+            let at_work = || restart::is_at_work(config, asked, &record, passed_ns);
             if kill_prefill_at.take_if(|at| *at <= now && at_work()).is_some() {
                 let host = restart::victim(config);
                 let policy = (run.policy != NONE).then_some(run.policy);

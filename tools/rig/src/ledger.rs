@@ -75,7 +75,11 @@ impl Ledger {
             let submitted = self.submitted_bytes + self.bypassed_bytes;
             let engine = self.moved_bytes + self.reused_bytes + self.stored_bytes;
             // A request that was given up may leave a transfer behind that began and did not end.
-            lost += known.abs_diff(engine);
+            // Laxity completes one that failed, and the connector counts none of its bytes.
+            lost += match self.failed_transfers {
+                0 => known.abs_diff(engine),
+                _ => engine.saturating_sub(known),
+            };
             if whole {
                 lost += submitted.abs_diff(known);
             }
@@ -146,6 +150,8 @@ mod tests {
         assert_eq!(lost(600, 600, 600, 700), 100, "decode computed what it did not fetch");
         let unfinished = Ledger::of(&counts(600, 700, 600), 700);
         assert_eq!(unfinished.lost_bytes(true, false), 0, "a request was given up");
+        let failed = Ledger { failed_transfers: 1, completed_bytes: 700, ..unfinished };
+        assert_eq!(failed.lost_bytes(true, false), 0, "the sender died");
         assert_eq!(Ledger::of(&counts(700, 0, 0), 700).lost_bytes(false, true), 0, "no daemon");
     }
 

@@ -240,10 +240,9 @@ fn policy_run(
 /// Returns the bytes that one count has and another lacks. `whole` says whether every request was
 /// answered.
 fn bytes_lost(record: &RunRecord, kv: Option<&Ledger>, whole: bool) -> u64 {
-    let scheduled = record.policy != NONE;
-    let kv = kv.map_or(0, |kv| kv.lost_bytes(scheduled, whole));
     // A daemon that was started again doesn't know what the one before it counted.
-    let scheduled = scheduled && record.daemon_restarts == 0;
+    let scheduled = record.policy != NONE && record.daemon_restarts == 0;
+    let kv = kv.map_or(0, |kv| kv.lost_bytes(scheduled, whole));
     kv + record.exchanged.as_ref().map_or(0, |of| of.lost_bytes(scheduled))
 }
 

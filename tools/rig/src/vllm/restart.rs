@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::client::{Answer, different};
 use crate::config::LabConfig;
+use crate::controller::RunRecord;
 use crate::plan::Asked;
 
 /// Returns the prefill host of a request. Hosts take turns, so that requests go to the same hosts
@@ -27,10 +28,12 @@ pub fn victim(config: &LabConfig) -> usize {
 const UNDER_WAY_AFTER_NS: u64 = 300_000_000;
 
 /// Reports whether the victim has a request in the middle of its way, `passed_ns` after time zero.
-pub fn is_at_work(config: &LabConfig, asked: &[Asked], answers: &[Answer], passed_ns: u64) -> bool {
+pub fn is_at_work(config: &LabConfig, asked: &[Asked], record: &RunRecord, passed_ns: u64) -> bool {
     let of_victim = asked.iter().filter(|of| prefill_host(config, of.id) == victim(config));
     let mut begun = of_victim.filter(|of| of.arrival_ns + UNDER_WAY_AFTER_NS <= passed_ns);
-    begun.any(|of| answers.iter().all(|answer| answer.id != of.id))
+    let has_left =
+        |id| record.firsts.contains_key(&id) || record.answers.iter().any(|answer| answer.id == id);
+    begun.any(|of| !has_left(of.id))
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -114,11 +117,15 @@ mod tests {
         };
         let asked: Vec<Asked> = (1..=4).map(request).collect();
         let at_work = |answered: u64, passed_ns| {
-            let answers = [Answer { id: answered, ..Answer::default() }];
-            is_at_work(&config, &asked[..2], &answers, passed_ns)
+            let answers = vec![Answer { id: answered, ..Answer::default() }];
+            let record = RunRecord { answers, ..RunRecord::default() };
+            is_at_work(&config, &asked[..2], &record, passed_ns)
         };
         assert!(at_work(1, UNDER_WAY_AFTER_NS) && !at_work(1, UNDER_WAY_AFTER_NS - 1));
         assert!(!at_work(2, UNDER_WAY_AFTER_NS), "it was answered");
+        let firsts = BTreeMap::from([(2, 1)]);
+        let record = RunRecord { firsts, ..RunRecord::default() };
+        assert!(!is_at_work(&config, &asked[..2], &record, UNDER_WAY_AFTER_NS), "it is at decode");
         let tokens = [5, 6];
         let reference: BTreeMap<u64, &[u32]> = (1..=4).map(|id| (id, &tokens[..])).collect();
         let answer = |id, error: Option<&str>| Answer {
