@@ -38,6 +38,7 @@ const BUILT_IN: &[BuiltIn] = plans![
     plan "where-it-helps",
     plan "foreign-traffic",
     plan "opponents",
+    plan "opponents-long",
     plan "requests-by-flows",
     plan "scale-2048",
     plan "scale-2048-hot",
