@@ -30,8 +30,8 @@ const PAGE: Page =
 const STATE_AGE_MAX: Duration = Duration::from_secs(1);
 /// The least time between two questions about flows.
 const EXPLANATIONS_APART: Duration = Duration::from_millis(100);
-/// What the history counts: bytes permitted by stage, then bytes that went out unscheduled and flows
-/// that missed their deadline.
+/// What the history counts: bytes permitted by stage, then bytes that went out unscheduled and
+/// flows that missed their deadline.
 const COUNTERS: usize = Stage::ALL.len() + 2;
 
 fn sums(status: &Status) -> [u64; COUNTERS] {

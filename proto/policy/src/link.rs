@@ -464,7 +464,7 @@ impl Link {
         self.peers.add(now, peer, level, bytes, self.piece_bound(peer));
         self.oversized.add(now, level, bytes, self.port.config.window_bytes);
         self.pace(now, bytes);
-        self.note_collective(now, stage, bytes);
+        self.note_collective(now, stage);
         if stage.is_early() {
             self.port.load.add(now, bytes);
         }

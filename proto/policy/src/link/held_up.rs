@@ -7,13 +7,18 @@
 //! when most of its slack was left.
 //!
 //! So the port measures how much of it collectives get while flows that go by slack are pending:
-//! some P2D waits, or bytes of such a level are in flight. A measurement takes a layer time, and
-//! begins anew when bytes of such a level are delivered. If it comes to its end,
+//! some P2D waits, or bytes of such a level are in flight. A measurement takes a layer time, or the
+//! time of [`WINDOWS`] windows if that is longer. It begins anew when bytes of such a level are
+//! delivered. If it comes to its end,
 //!
 //! ```text
-//! held up  ⇔  S / B > MOSTLY_PERCENT / 100 · (now − since)
-//!             S = bytes of collectives permitted since then, B = the port's rate    [bytes, bytes/ns]
+//! held up  ⇔  S / B > MOSTLY_PERCENT / 100 · (now − since)        [ns]
+//!             S = bytes at the level of collectives or above that were delivered since then
+//!             B = the port's rate
 //! ```
+//!
+//! Permitted bytes would not do: a window of them can be permitted at once and leave later, in the
+//! time of many layers on a slow port. Completions can be reported late, by a window at most.
 //!
 //! P2D with a deadline then *shares* the level of collectives for [`MEMORY_LAYERS`] layer times. A
 //! fabric that shares a level fairly makes the ring longer by the bytes of P2D, and P2D arrives in
@@ -26,6 +31,10 @@ use crate::time::{Span, Time};
 /// Part of the port that collectives have if they leave no room, per cent. All-to-alls have less in
 /// any layer time, because they pause.
 const MOSTLY_PERCENT: u64 = 90;
+
+/// Windows that a measurement takes at least. So completions that were reported late can make a
+/// quarter of it at most.
+const WINDOWS: u64 = 4;
 
 /// Layer times for which the port remembers that collectives left no room: some hundred batches.
 const MEMORY_LAYERS: u64 = 16_384;
@@ -40,7 +49,7 @@ pub(crate) struct HeldUp {
     highest: Option<Level>,
     /// The layer time of the batch whose layer began last, zero if no batch is known.
     layer_time: Span,
-    /// When the present measurement began, and the bytes of collectives permitted since then.
+    /// When the present measurement began, and the bytes of collectives delivered since then.
     measured: Option<(Time, u64)>,
     /// Until when P2D shares the level of collectives.
     until: Time,
@@ -70,21 +79,27 @@ impl HeldUp {
         self.measured = None;
     }
 
-    /// Notes a permit for `bytes` of a collective while flows that go by slack are pending.
-    pub(super) fn note(&mut self, now: Time, bytes: u64, rate: u64) {
-        if let Some((since, sent)) = &mut self.measured {
-            let held = now.since(*since);
-            if held <= self.layer_time {
-                *sent = sent.saturating_add(bytes);
+    /// Notes delivered bytes of a collective.
+    pub(super) fn delivered(&mut self, bytes: u64) {
+        if let Some((_, sent)) = &mut self.measured {
+            *sent = sent.saturating_add(bytes);
+        }
+    }
+
+    /// Begins or ends a measurement when a collective gets a permit while flows that go by slack
+    /// are pending, on a port of `rate` bytes/s and this window.
+    pub(super) fn measure(&mut self, now: Time, rate: u64, window_bytes: u64) {
+        if let Some((since, sent)) = self.measured {
+            let held = now.since(since);
+            if held <= self.layer_time.max(Span::transfer(window_bytes, rate).times(WINDOWS)) {
                 return;
             }
-            // What is permitted now has not left yet.
-            let busy = Span::transfer(*sent, rate);
-            if self.layer_time > Span::ZERO && busy > Span(held.0 / 100 * MOSTLY_PERCENT) {
+            let mostly = Span(held.0 / 100 * MOSTLY_PERCENT);
+            if self.layer_time > Span::ZERO && Span::transfer(sent, rate) > mostly {
                 let memory = self.layer_time.times(MEMORY_LAYERS).min(MEMORY_MAX);
                 self.until = self.until.max(now + memory);
             }
         }
-        self.measured = Some((now, bytes));
+        self.measured = Some((now, 0));
     }
 }

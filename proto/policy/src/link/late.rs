@@ -10,17 +10,17 @@ use crate::rli::needed_soon;
 use crate::time::Time;
 
 impl Link {
-    /// Updates [`Port::held_up`](super::port::Port::held_up) for permitted bytes, and those on
-    /// credit.
+    /// Updates [`Port::held_up`](super::port::Port::held_up) for a permit, and for credit.
     #[inline]
-    pub(super) fn note_collective(&mut self, now: Time, stage: Stage, bytes: u64) {
+    pub(super) fn note_collective(&mut self, now: Time, stage: Stage) {
         let Some(highest) = self.port.held_up.highest() else { return };
         if stage != Stage::Collective {
             return;
         }
         let scavenged = self.by_level[Level::SCAVENGER.row()].flows;
         if self.by_stage[Stage::P2d.index()].flows > scavenged || self.in_flight.from(highest) > 0 {
-            self.port.held_up.note(now, bytes, self.port.config.rate);
+            let config = &self.port.config;
+            self.port.held_up.measure(now, config.rate, config.window_bytes);
         } else {
             self.port.held_up.clear();
         }
@@ -29,8 +29,10 @@ impl Link {
     /// Updates it for delivered bytes. Those of flows that go by slack show that these have room.
     #[inline]
     pub(super) fn note_progress(&mut self, level: Level, bytes: u64) {
-        let by_slack = |highest| level >= highest && level != Level::SCAVENGER;
-        if bytes > 0 && self.port.held_up.highest().is_some_and(by_slack) {
+        let Some(highest) = self.port.held_up.highest() else { return };
+        if self.collective_level.is_some_and(|collective| level <= collective) {
+            self.port.held_up.delivered(bytes);
+        } else if bytes > 0 && level >= highest && level != Level::SCAVENGER {
             self.port.held_up.clear();
         }
     }

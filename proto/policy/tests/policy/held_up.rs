@@ -9,7 +9,7 @@ const PIECE: u64 = UNIT / 1000;
 
 /// Returns a port with a batch whose layers take a tick.
 fn port() -> Link {
-    let config = LinkConfig { chunk_bytes: UNIT, window_bytes: 1 << 40, ..fluid() };
+    let config = LinkConfig { chunk_bytes: UNIT / 10, window_bytes: UNIT / 5, ..fluid() };
     let mut link = Link::new(config).expect("a valid configuration");
     link.handle(at(0.0), batch(1, 32, 1.0));
     link.handle(at(0.0), layer_began(1, 0));
@@ -98,8 +98,9 @@ fn p2d_keeps_its_level_where_collectives_leave_room() {
     collectives(&mut link, 1.0, 1.0, 0);
     assert!(level(&link, at(4.0)) > high, "no P2D was pending");
 
-    let mut link = Link::new(LinkConfig { chunk_bytes: UNIT, window_bytes: 1 << 40, ..fluid() })
-        .expect("a valid configuration");
+    let mut link =
+        Link::new(LinkConfig { chunk_bytes: UNIT / 10, window_bytes: UNIT / 5, ..fluid() })
+            .expect("a valid configuration");
     let low = pend(&mut link, at(1.0));
     collectives(&mut link, 1.0, 1.0, 0);
     assert_eq!(level(&link, at(4.0)), low, "nobody said how long a layer takes");
@@ -134,6 +135,30 @@ fn a_pause_does_not_delay_the_next_notice() {
     assert_eq!(level(&link, at(1003.0)), link.credit_level(at(1003.0)));
 }
 
+/// A slow port permits a window at once, and sends it in the time of many layers.
+#[test]
+fn permits_that_have_not_left_do_not_fill_a_port() {
+    let config = LinkConfig { chunk_bytes: UNIT, window_bytes: 20 * UNIT, ..fluid() };
+    let mut link = Link::new(config).expect("a valid configuration");
+    link.handle(at(0.0), batch(1, 32, 1.0));
+    link.handle(at(0.0), layer_began(1, 0));
+    let (low, high) = (pend(&mut link, at(1.0)), link.credit_level(at(1.0)));
+    // Half of the port's time, in bursts of ten layer times.
+    for burst in 0..20 {
+        for piece in 0..10 {
+            let now = at(1.0 + f64::from(burst) * 20.0 + f64::from(piece));
+            if piece == 0 {
+                for _ in 0..10 {
+                    send(&mut link, now, &flow(2, Stage::Collective, 1.0));
+                }
+            }
+            send(&mut link, now, &flow(2, Stage::Collective, 0.000_001));
+            link.remove_in_flight(now + at(1.0).since(at(0.0)), NOBODY, high, UNIT + 1);
+        }
+    }
+    assert_eq!(level(&link, at(500.0)), low);
+}
+
 #[test]
 fn work_that_may_wait_is_not_held_up() {
     let mut link = port();
@@ -146,7 +171,8 @@ fn work_that_may_wait_is_not_held_up() {
 #[test]
 fn with_few_levels_p2d_gets_the_level_of_collectives_too() {
     for levels in [2, 3] {
-        let config = LinkConfig { levels, chunk_bytes: UNIT, window_bytes: 1 << 40, ..fluid() };
+        let config =
+            LinkConfig { levels, chunk_bytes: UNIT / 10, window_bytes: UNIT / 5, ..fluid() };
         let mut link = Link::new(config).expect("a valid configuration");
         link.handle(at(0.0), batch(1, 32, 1.0));
         link.handle(at(0.0), layer_began(1, 0));
