@@ -69,7 +69,7 @@ impl PortLoads {
             let completed: u64 = counted().map(|stage| stage.completed_flows).sum();
             let missed: u64 = counted().map(|stage| stage.deadline_misses).sum();
             // The coordinator has the configured rate until another one was reported.
-            let rate = port.rate_in_force;
+            let rate = port.rate;
             let is_news = configured != Some(rate) || told.is_some_and(|(.., told)| told != rate);
             // What was counted before the stream is not news: an earlier stream has reported it.
             let before =

@@ -155,7 +155,7 @@ impl Hints {
         Ok(())
     }
 
-    pub fn set_rate(&mut self, now: Time, port: usize, bytes_per_second: u64) {
+    fn set_rate(&mut self, now: Time, port: usize, bytes_per_second: u64) {
         if port >= self.rates.len() {
             self.rates.resize(port + 1, self.admission.default_rate);
         }

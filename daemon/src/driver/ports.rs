@@ -137,22 +137,20 @@ impl DriverPort {
         self.link.set_config(now, config)
     }
 
-    /// Applies a rate below the configured one, and the window for it. Returns whether the rate
-    /// changed.
-    pub fn set_rate(&mut self, now: Time, rate: u64) -> bool {
+    /// Applies a rate of at most the configured one, and the window for it.
+    pub fn set_rate(&mut self, now: Time, rate: u64) {
         let (most, window) = self.configured;
         let rate = rate.min(most);
         if self.link.config().rate == rate {
-            return false;
+            return;
         }
         let chunk = self.link.config().chunk_bytes;
         let window = residual::window_bytes((most, window), chunk, rate);
-        self.link.set_capacity(now, rate, window);
+        self.link.set_capacity(rate, window);
         if let Some(shadow) = &mut self.shadow {
             shadow.set_capacity(now, rate, window);
         }
         self.dirty = true;
-        true
     }
 
     /// Returns how permits use the port. Bytes that were only observed count from their completion.

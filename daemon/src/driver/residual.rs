@@ -20,14 +20,10 @@ impl Driver {
     /// Sets the rate of each port: the residual rate with `mode = "follow"`, else the full rate.
     pub(super) fn follow(&mut self, config: &Config) {
         let now = self.intake.now;
-        for (index, port) in self.intake.ports.iter_mut().enumerate() {
+        for port in &mut self.intake.ports {
             let follows = config.residual.mode == ResidualMode::Follow;
             let left = port.residual.filter(|_| follows).map(|it| it.capacity.rate);
-            let rate = left.unwrap_or(u64::MAX);
-            if port.set_rate(now, rate) {
-                let rate = port.link.config().rate;
-                self.intake.hints.set_rate(now, index, rate);
-            }
+            port.set_rate(now, left.unwrap_or(u64::MAX));
         }
     }
 }

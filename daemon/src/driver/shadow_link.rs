@@ -94,7 +94,7 @@ impl ShadowLink {
     /// Takes the capacity that others leave, as the real link does.
     pub fn set_capacity(&mut self, now: Time, rate: u64, window_bytes: u64) {
         self.advance(now);
-        self.link.set_capacity(now, rate, window_bytes);
+        self.link.set_capacity(rate, window_bytes);
         self.serve(now);
     }
 

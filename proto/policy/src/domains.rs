@@ -131,12 +131,12 @@ impl SharedLink {
         Ok(())
     }
 
-    /// Changes the rate and the window, see [`Link::set_capacity`].
-    pub fn set_capacity(&mut self, now: Time, rate: u64, window_bytes: u64) {
+    /// Changes the rate and the window in force, see [`Link::set_capacity`].
+    pub fn set_capacity(&mut self, rate: u64, window_bytes: u64) {
         self.config.rate = rate.max(1);
         self.config.window_bytes = window_bytes.max(self.config.chunk_bytes);
         for share in &mut self.shares {
-            share.link.set_capacity(now, rate, window_bytes);
+            share.link.set_capacity(rate, window_bytes);
         }
         self.divide();
     }

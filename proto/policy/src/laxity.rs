@@ -146,7 +146,7 @@ impl Laxity {
 
     /// Returns when `bytes` must begin so that the last one arrives by `deadline`.
     fn latest_start(port: &Port, deadline: Time, bytes: u64) -> Time {
-        deadline - Span::transfer(bytes, port.config.rate)
+        deadline - Span::transfer(bytes, port.full_rate)
     }
 
     /// Returns the key of `deadline` for work that follows `compute_left` of computation.
@@ -190,7 +190,7 @@ impl Laxity {
 
     /// Returns the position of a flow that neither a deadline nor a batch orders: by size.
     fn place_undated(port: &Port, flow: &Flow, level: Level) -> QueuePosition {
-        let own = Span::transfer(flow.spec.bytes, port.config.rate);
+        let own = Span::transfer(flow.spec.bytes, port.full_rate);
         let key = flow.arrived + own.times(OVERTAKEN_TIMES);
         QueuePosition::new(UNDATED, GroupBy::Port, key.0, level)
     }

@@ -201,15 +201,13 @@ impl Link {
         Ok(())
     }
 
-    /// Changes the port's rate and window only, as [`crate::residual`] finds them. Unlike
-    /// [`Link::set_config`], this leaves waiting flows in their queues. Groups get new ranks, and
-    /// flows inside a group keep their order. Values that [`LinkConfig::validate`] would refuse
-    /// are raised to the least valid ones.
-    pub fn set_capacity(&mut self, now: Time, rate: u64, window_bytes: u64) {
-        self.port.set_capacity(rate.max(1), window_bytes.max(self.port.config.chunk_bytes));
-        for group in self.port.queues.ranked() {
-            self.rerank(now, group);
-        }
+    /// Changes the rate and the window in force, as [`crate::residual`] finds them. They bound what
+    /// is in flight and how fast. Levels and the order of flows go by the configured rate. Values
+    /// that [`LinkConfig::validate`] would refuse are raised to the least valid ones.
+    pub fn set_capacity(&mut self, rate: u64, window_bytes: u64) {
+        let config = &mut self.port.config;
+        config.rate = rate.max(1);
+        config.window_bytes = window_bytes.max(config.chunk_bytes);
         self.port.queues.offer_all();
     }
 

@@ -62,7 +62,7 @@ impl Mfs {
     /// Returns where a last-stage flow waits, or `None` if its deadline has passed.
     fn place_last(port: &Port, now: Time, flow: &Flow) -> Option<QueuePosition> {
         let rho = port.load.rho(now);
-        let rate = port.config.rate;
+        let rate = port.full_rate;
         let urgency = mlu::mlu(flow.remaining, flow.deadline, now, rate, rho)?;
         let level = promoted(port.ladder.level_of(urgency), flow.level.min(port.ladder.lowest()));
         let mut position = QueuePosition::new(LAST_STAGE + level.0, GroupBy::Batch, 0, level);
@@ -71,7 +71,7 @@ impl Mfs {
     }
 
     fn next_look(port: &Port, now: Time, flow: &Flow, level: Level, rho: f64) -> Time {
-        let rate = port.config.rate;
+        let rate = port.full_rate;
         let crossing = port.ladder.leaves_at(level).and_then(|threshold| {
             mlu::crossing(flow.remaining, flow.deadline, rate, rho, threshold)
         });
@@ -113,7 +113,7 @@ impl Discipline for Mfs {
             Stage::P2d => {
                 // The level that `place` gives. The time of the next check is not needed here.
                 let rho = port.load.rho(now);
-                let urgency = mlu::mlu(flow.spec.bytes, flow.deadline, now, port.config.rate, rho);
+                let urgency = mlu::mlu(flow.spec.bytes, flow.deadline, now, port.full_rate, rho);
                 urgency.map_or(Level::SCAVENGER, |urgency| port.ladder.level_of(urgency))
             }
             Stage::KvReuse => port.ladder.early(port.rli(flow.batch, flow.spec.layer)),

@@ -90,11 +90,6 @@ impl LoadMeter {
         }
     }
 
-    /// Changes the rate. The average stays, as a share of the new rate.
-    pub fn set_rate(&mut self, rate: u64) {
-        self.step_capacity = rate as f64 * self.step.0 as f64 * 1e-9;
-    }
-
     /// Counts `bytes` that were permitted at `now`.
     pub fn add(&mut self, now: Time, bytes: u64) {
         self.advance(now);

@@ -40,7 +40,7 @@ impl Tent {
         if flow.deadline == Time::NEVER {
             return Time::NEVER;
         }
-        flow.deadline - Span::transfer(flow.remaining, port.config.rate) - self.threshold
+        flow.deadline - Span::transfer(flow.remaining, port.full_rate) - self.threshold
     }
 
     fn in_queue(queue: QueueId, flow: &Flow, level: Level) -> QueuePosition {

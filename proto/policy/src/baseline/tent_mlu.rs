@@ -51,7 +51,7 @@ impl TentMlu {
 
     /// Returns the time that the rest of the flow takes on an otherwise idle port.
     fn needs(port: &Port, flow: &Flow) -> Span {
-        Span::transfer(flow.remaining, port.config.rate)
+        Span::transfer(flow.remaining, port.full_rate)
     }
 
     /// Reports whether the flow is of the last stage and cannot be in time.

@@ -16,7 +16,11 @@ use crate::time::Span;
 /// The state of a port that a discipline can read.
 #[derive(Debug)]
 pub(crate) struct Port {
+    /// The settings, with the rate and the window in force.
     pub(crate) config: LinkConfig,
+    /// The configured rate, by which disciplines estimate. What others send does not lower it: with
+    /// the rate in force, requests were given up that came in time (docs/notes/foreign-traffic.md).
+    pub(crate) full_rate: u64,
     pub(crate) ladder: Ladder,
     pub(crate) load: LoadMeter,
     pub(crate) flows: FlowTable,
@@ -39,6 +43,7 @@ impl Port {
         Self {
             ladder: Ladder::new(config.levels, config.threshold_scale, config.threshold_base),
             load: LoadMeter::new(config.rate, config.load_time_constant),
+            full_rate: config.rate,
             config,
             flows: FlowTable::default(),
             batches,
@@ -59,14 +64,9 @@ impl Port {
         self.ladder = Ladder::new(config.levels, config.threshold_scale, config.threshold_base);
         self.load = LoadMeter::new(config.rate, config.load_time_constant);
         self.batches.set_max(config.batches_max, config.requests_max);
+        self.full_rate = config.rate;
         self.config = config;
         self.held_up = HeldUp::new(held_up_from);
-    }
-
-    pub(crate) fn set_capacity(&mut self, rate: u64, window_bytes: u64) {
-        self.load.set_rate(rate);
-        self.config.rate = rate;
-        self.config.window_bytes = window_bytes;
     }
 
     /// Returns how long a flow needs that goes in one piece and exceeds the window, by what earlier

@@ -265,10 +265,6 @@ impl Queues {
         groups.map(|(_, &slot)| self.get(slot))
     }
 
-    pub(crate) fn ranked(&self) -> Vec<SlotId> {
-        self.peers.iter().flat_map(|peer| peer.groups.values().copied()).collect()
-    }
-
     /// Returns the groups whose levels follow the progress of their batch.
     pub(crate) fn promotable(&self) -> impl Iterator<Item = &Group> {
         let groups = self.peers.iter().flat_map(|peer| peer.groups.values());

@@ -32,9 +32,9 @@ fn order(mut link: Link, now: Time) -> Vec<u64> {
 }
 
 #[test]
-fn a_lower_rate_changes_who_can_be_in_time_among_flows_that_wait() {
-    // 40 kB due at 100 µs go before 8 kB due at 200 µs if the rate is 1 byte per ns. At a quarter
-    // of it they can't be in time, and go behind.
+fn who_can_be_in_time_follows_from_the_configured_rate_not_from_the_rate_in_force() {
+    // 40 kB due at 100 µs go before 8 kB due at 200 µs if the rate is 1 byte per ns. If a quarter
+    // of it is configured they can't be in time, and go behind.
     let flows = [last_stage(1, 40_000, 100_000), last_stage(2, 8_000, 200_000)];
     let filled = |config: LinkConfig| {
         let mut link = Link::new(config).expect("valid");
@@ -54,22 +54,35 @@ fn a_lower_rate_changes_who_can_be_in_time_among_flows_that_wait() {
         order(link, NOW)
     };
     let mut changed = filled(fast.clone());
-    changed.set_capacity(NOW, rate, window);
+    changed.set_capacity(rate, window);
     assert_eq!((changed.config().rate, changed.config().window_bytes), (rate, window));
-    assert_eq!(land(filled(fast.clone())), [1, 2]);
+    assert_eq!(land(filled(fast)), [1, 2]);
     assert_eq!(land(filled(slow)), [2, 1]);
-    assert_eq!(land(changed), [2, 1], "as if the port had always been that slow");
-    let mut back = filled(fast);
-    back.set_capacity(NOW, rate, window);
-    back.set_capacity(NOW, 1_000_000_000, WINDOW);
-    assert_eq!(land(back), [1, 2]);
+    assert_eq!(land(changed), [1, 2], "others' bytes make nobody hopeless");
+}
+
+#[test]
+fn the_window_in_force_bounds_what_is_in_flight() {
+    let config = LinkConfig { overcommit: 1, ..config(PolicyKind::Laxity) };
+    let rate = config.rate;
+    let mut link = Link::new(config).expect("valid");
+    for flow in 1..=4 {
+        link.handle(NOW, Event::FlowArrived(last_stage(flow, WINDOW, 1_000_000_000)));
+    }
+    for (rate, window) in [(rate / 4, WINDOW / 2), (rate, WINDOW)] {
+        link.set_capacity(rate, window);
+        while let Some(action) = link.poll_action(NOW) {
+            assert!(matches!(action, Action::Permit { .. }), "{action:?}");
+        }
+        assert!((window - CHUNK + 1..=window).contains(&link.in_flight_bytes()), "{window}");
+    }
 }
 
 #[test]
 fn no_capacity_is_too_small_to_send() {
     for policy in PolicyKind::ALL {
         let mut link = Link::new(config(policy)).expect("valid");
-        link.set_capacity(Time::ZERO, 0, 0);
+        link.set_capacity(0, 0);
         assert_eq!((link.config().rate, link.config().window_bytes), (1, CHUNK), "{policy}");
         for flow in 1..20 {
             let spec = FlowSpec::anonymous(FlowId(flow), Stage::KvReuse, 3 * CHUNK);

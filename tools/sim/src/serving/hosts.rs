@@ -188,8 +188,8 @@ impl Hosts {
         self.hosts[host as usize].link.config().rate
     }
 
-    pub(super) fn set_capacity(&mut self, host: u32, now: Time, rate: u64, window_bytes: u64) {
-        self.hosts[host as usize].link.set_capacity(now, rate, window_bytes);
+    pub(super) fn set_capacity(&mut self, host: u32, rate: u64, window_bytes: u64) {
+        self.hosts[host as usize].link.set_capacity(rate, window_bytes);
     }
 
     pub(super) fn remove_in_flight(&mut self, host: u32, now: Time, level: Level, bytes: u64) {

@@ -3,20 +3,17 @@
 //!
 //! Each server reads the counters of its ports, as `laxityd` does: every 20 ms, or every 100 ms
 //! while they are quiet. [`laxity_policy::residual`] compares them with what the server's links
-//! permitted. A rate is in force from the next reading on, for the link and, at an egress, for the
-//! coordinator.
+//! permitted. A rate is in force from the next reading on.
 //!
 //! As on real hosts, a server does not know what other servers send to it or read from it. So at an
 //! ingress collectives and P2D are foreign, and at the egress of a holder its blocks are.
 //!
-//! Departures: counters have no headers and no signals of congestion, and the coordinator learns of
-//! a rate at once.
+//! Departure: counters have no headers and no signals of congestion.
 
 use core::ops::Range;
 
-use laxity_policy::admission::AdmissionEvent;
+use laxity_policy::Span;
 use laxity_policy::residual::{self, Capacity, PortRate, Reading, Residual};
-use laxity_policy::{PortId as PolicyPort, Span};
 
 use super::event::Happening;
 use super::hosts::Regime;
@@ -124,18 +121,11 @@ impl World<'_> {
         if watched.told.replace(rate).unwrap_or(configured) == rate {
             return;
         }
-        if self.setup.layout.is_egress(PortId(port))
-            && let Some(coordinator) = &mut self.coordinator
-        {
-            let port = PolicyPort(port);
-            coordinator.handle(self.now, AdmissionEvent::PortRate { port, bytes_per_second: rate });
-            self.schedule_order();
-        }
         if port < 2 * self.setup.layout.ranks {
             let network = &self.setup.scenario.network;
             let configured = (configured, network.window_bytes);
             let window = residual::window_bytes(configured, network.chunk_bytes, rate);
-            self.hosts.set_capacity(port, self.now, rate, window);
+            self.hosts.set_capacity(port, rate, window);
             self.poll(port);
         }
     }
