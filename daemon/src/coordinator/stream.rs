@@ -300,7 +300,7 @@ impl StreamTask {
             }
             let (silent_at, beat_at) = (instant(stream.silent_at()), instant(stream.beat_at()));
             let pending =
-                stream.has_letters() || exchange.has_report() || now() >= stream.beat_at();
+                stream.has_messages() || exchange.has_report() || now() >= stream.beat_at();
             tokio::select! {
                 read = timeout_at(silent_at, inbound.message()) => {
                     let frame = match read {

@@ -79,7 +79,7 @@ impl StreamState {
         self.spoke + Span(self.heartbeat.as_nanos() as u64)
     }
 
-    pub(super) const fn has_letters(&self) -> bool {
+    pub(super) const fn has_messages(&self) -> bool {
         self.letter.is_some() || self.ack.is_some()
     }
 }
