@@ -101,7 +101,7 @@ pub struct Buffer<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sent {
     pub message: u64,
-    /// Bytes of the message that left the wire since the last report.
+    /// Bytes of the message that were delivered since the last report.
     pub left: usize,
     /// Whether the memory may be used again. Reported once.
     pub done: bool,
@@ -200,9 +200,9 @@ pub trait Sender: Send {
     /// The connection is broken.
     fn progress(&mut self, sent: &mut Vec<Sent>) -> Result<()>;
 
-    /// Appends the bytes of completed messages that have left the wire, without reading those
-    /// messages' memory. A network whose messages are done only when they have left the wire needs
-    /// no implementation.
+    /// Appends the bytes of done messages that were delivered, without reading those messages'
+    /// memory. A network whose messages are done only when they were delivered needs no
+    /// implementation.
     fn look(&mut self, _sent: &mut Vec<Sent>) {}
 
     /// Ends the connection. With `kept`, the receiver still gets all messages that are done, even

@@ -398,7 +398,7 @@ impl SendSide {
     }
 
     /// Reports whether the sweeper has to drive the connection, because the host may not. That is
-    /// so for a message that is done and has not left the wire. It is also so for a message that
+    /// so for a message that is done and was not delivered yet. It is also so for a message that
     /// was kept, since the host may test its receive first.
     pub fn lingers(&self) -> bool {
         self.fault.is_none()
