@@ -115,7 +115,7 @@ pub enum Record {
         /// Whether the client runs in `observe` mode, so that the flow uses no credit.
         observed: bool,
     },
-    /// `bytes` of the flow `tag` have left the wire.
+    /// `bytes` of the flow `tag` were delivered.
     Completed {
         /// Sequence of the record that submitted the flow.
         tag: u64,
