@@ -261,7 +261,7 @@ impl Transfer {
         }
     }
 
-    /// Reports that permitted `bytes` have left the wire.
+    /// Reports that permitted `bytes` were delivered.
     ///
     /// # Errors
     /// [`Excess`]. Nothing was reported then.
