@@ -138,7 +138,8 @@ pub struct ClientCounters {
     /// Permitted bytes that stopped counting in a port's window, because the client completed
     /// nothing while others waited.
     pub set_aside_bytes: u64,
-    /// Flows of NICs that the configuration does not have. They went out unscheduled.
+    /// Flows of NICs that the configuration does not have, or that are gone. They went out
+    /// unscheduled.
     pub unknown_nic_flows: u64,
     /// Records that did not decode.
     pub garbage_records: u64,
