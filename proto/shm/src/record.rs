@@ -56,7 +56,7 @@ pub struct Flow {
     pub bytes: u64,
     /// The batch, 0 if unknown.
     pub batch: u64,
-    /// The request, 0 if unknown or all of the batch.
+    /// The request, 0 if unknown or if the flow serves the whole batch.
     pub request: u64,
     /// Deadline, absolute CLOCK_MONOTONIC nanoseconds; 0 if there is none.
     pub deadline_ns: u64,
