@@ -131,7 +131,8 @@ pub struct ClientCounters {
     pub withdrawn_bytes: u64,
     /// Flows cancelled by the client or by its end.
     pub cancelled_flows: u64,
-    /// Flows beyond the client's limit, which were permitted without scheduling.
+    /// Flows beyond the client's limit, which were permitted without scheduling. The limit is 0
+    /// while the client is not scheduled.
     pub overflowed_flows: u64,
     /// Permitted bytes that were never reported as completed and were written off.
     pub written_off_bytes: u64,
