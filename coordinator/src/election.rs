@@ -10,9 +10,10 @@
 //!   older term.
 //! * *Lease.* etcd counts the TTL from when it *receives* a keep-alive, which is after this process
 //!   read its clock. At `sent + TTL` the key still exists, if both clocks run alike. The leader
-//!   uses seven eighths of the TTL ([`hold`]), so clocks may differ by 12 % (the guarantee is 0.05
-//!   %). The clock runs while the machine is suspended ([`boottime`]). A late answer extends the
-//!   lease from when the keep-alive was sent.
+//!   uses seven eighths of the TTL ([`hold`]), so the rates of the two clocks may differ by 12 %
+//!   (NTP changes a clock's rate by 0.05 % at most). The process reads a clock that runs while the
+//!   machine is suspended ([`boottime`]). A late answer extends the lease from when the keep-alive
+//!   was sent.
 //! * *Old orders.* Every order passes `Lead::holds` when it goes onto the connection. A process
 //!   that is stopped right after that may send an order after another leads. A daemon that got an
 //!   order of a later term refuses it. For any other daemon the order does no harm.

@@ -5,8 +5,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::nonsense::Nonsense;
 
-/// Limits of the coordinator. Half of each total is reserved for hosts in equal parts. The other
-/// half is shared between all hosts (`cluster/quota.rs`).
+/// Limits of the coordinator. Up to half of each total is reserved for hosts in equal parts. All
+/// hosts share the rest (`cluster/quota.rs`).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Limits {

@@ -49,7 +49,7 @@ const RESIGN_MAX: Duration = Duration::from_secs(2);
 /// Longest time for connections to end during a stop.
 const FAREWELL_MAX: Duration = Duration::from_secs(3);
 
-/// An error by which a coordinator does not start or ends.
+/// Why a coordinator did not start, or ended.
 #[derive(Debug, Error)]
 pub enum ServerError {
     /// An address is in use or not this host's. Change the setting that names it.

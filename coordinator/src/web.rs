@@ -1,8 +1,9 @@
 //! The coordinator's web page: read-only, on its own port, without content from other sites
 //! ([`laxity_listen::page`]).
 //!
-//! The coordinator's thread serves the page. So the state is built at most once a second and within
-//! [`SHARE`], explanations have a budget, and connections are limited.
+//! The coordinator's thread serves the page. So the state is built at most once a second, and the
+//! builds take at most one part in [`SHARE`] of the thread's time. Explanations have a budget, and
+//! connections are limited.
 
 mod state;
 

@@ -22,8 +22,9 @@ use crate::stats::{ClientCounters, ClientSnapshot};
 
 /// Maximum number of records that a scan reads from one lane before it goes on to the next.
 pub const BUDGET: usize = 32;
-/// Maximum number of records that a scan reads from one client before it goes on to the next. A
-/// scan reads at least one record of each lane. So a client gains nothing by using many lanes.
+/// Maximum number of records that a scan reads from one client before it goes on to the next, so
+/// that a client gains nothing by using many lanes. A client with more lanes than this gets one
+/// record of each lane.
 const CLIENT_BUDGET: usize = 256;
 
 /// Number of an attachment. No number is used twice.
@@ -97,8 +98,9 @@ pub struct ClientState {
     pub counters: ClientCounters,
     /// The client's flows that are not completed.
     pub flows: usize,
-    /// Maximum number of flows that the client may have now: `flows_max`, or zero while it is not
-    /// scheduled (mode `off`, or [`crate::driver::overdue`]). Further flows go out unscheduled.
+    /// Maximum number of flows that the client may have now: `flows_max`, or zero while the client
+    /// is not scheduled (mode `off`, `distrusted` or `suspected`). Further flows go out
+    /// unscheduled.
     pub room: usize,
     /// Maximum number of flows that a scheduled client may have.
     pub flows_max: usize,
@@ -223,7 +225,7 @@ pub struct AttachedClient {
     pub mode: Mode,
     /// Maximum number of records that a round reads from each lane of the client.
     pub budget: usize,
-    /// Lanes that are scanned: all that a thread of the client ever claimed.
+    /// Number of lanes that are scanned: all that a thread of the client ever claimed.
     pub lanes: usize,
 }
 

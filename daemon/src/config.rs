@@ -110,8 +110,9 @@ pub struct DiscoveredNics {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct SchedulerConfig {
-    /// How long the thread spins after the last record before it sleeps, in microseconds. The
-    /// duration of a wake-up is best. 0 suits machines with fewer cores than daemons and clients.
+    /// How long the thread spins after the last record before it sleeps, in microseconds. A good
+    /// value is the time that a wake-up takes. 0 suits machines with fewer cores than daemons and
+    /// clients.
     pub spin_us: u64,
     /// The core that the thread is pinned to.
     #[serde(skip_serializing_if = "Option::is_none")]

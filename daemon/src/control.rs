@@ -1,8 +1,10 @@
 //! The control socket: reads request lines, carries them out and writes answer lines.
 //!
-//! The socket's file mode decides who may connect. If all connections are taken, or all of a user's
-//! share, the one with the oldest last request is closed ([`ConnectionSlots`]). Connections of root
-//! are closed only for root. A peer that sends too long a line, or nothing for long, is closed.
+//! The socket's file mode decides who may connect. If a user has all of its share of connections, a
+//! new one closes that user's connection with the oldest last request. If all connections are
+//! taken, it closes such a connection of the user with the most ([`ConnectionSlots`]). Connections
+//! of root are closed only for root. A peer that sends too long a line, or nothing for long, is
+//! closed.
 //!
 //! A command that its operator saw fail must not take effect later. So the request of a closed
 //! connection is not carried out.

@@ -1,8 +1,9 @@
 //! A whole daemon: the scheduler thread, and one tokio thread beside it for everything else.
 //!
 //! At the start, all listeners are bound before anything runs. So a second daemon, or a path that
-//! can't be bound, is an error at once. At a stop, the daemon first refuses new clients, then the
-//! scheduler releases its clients, then the sockets are removed.
+//! can't be bound, is an error at once. At a stop, the daemon removes the registration socket, so
+//! that no client attaches any more. Then the scheduler releases its clients, and the control
+//! socket is removed last. Sockets that the next daemon takes over are kept.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -414,7 +415,7 @@ async fn reload_on(mut hangup: Signal, service: Arc<Service>) {
     }
 }
 
-/// Returns the address that is served for the log, or nothing.
+/// Returns the endpoint's address as text for the log. The text is empty if none is served.
 fn shown(endpoint: Option<&HttpEndpoint>) -> String {
     endpoint.and_then(HttpEndpoint::local_addr).map_or(String::new(), |it| it.to_string())
 }

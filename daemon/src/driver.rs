@@ -10,8 +10,9 @@
 //! * *Spin, then sleep.* The thread spins for `scheduler.spin_us` after the last record. After it
 //!   woke a client, it spins briefly and yields. On a shared core, a permit takes 5 µs with a yield
 //!   and 50 µs without. [`laxity_shm::sleep`] has the protocol of the sleep.
-//! * *Heartbeat.* It changes every five milliseconds while the thread is awake. While flows wait, a
-//!   sleep ends after [`WAITING_SLEEP_MAX`]. Without waiting flows, clients expect no heartbeat.
+//! * *Heartbeat.* It changes every five milliseconds while the thread is awake, and before each
+//!   sleep. While flows wait, a sleep ends at the next check for silent clients. While flows are
+//!   held, it ends after [`WAITING_SLEEP_MAX`]. Without waiting flows, clients expect no heartbeat.
 //! * *Distrust.* The first record that does not decode releases its client, whose memory is
 //!   corrupt. Its flows go out unscheduled, and other clients are not affected.
 
@@ -84,7 +85,8 @@ const LOOKS_AFTER_WAKE: usize = 8;
 const RECORDS_PER_TURN: usize = 64;
 /// The time between heartbeats while the thread is awake.
 const BEAT: Span = Span::from_millis(5);
-/// Longest sleep while flows are held. Clients assume a stall after 100 ms.
+/// Longest sleep while flows are held, or if the fence before the sleep failed. Clients assume a
+/// stall after 100 ms.
 const WAITING_SLEEP_MAX: Span = Span::from_millis(20);
 
 /// Why the scheduler can't be made.

@@ -195,7 +195,7 @@ impl SnapshotSlot {
     }
 
     /// Publishes `snapshot`. `wake` is set if the reader may sleep, i.e. if nothing was published
-    /// for longer than [`LOOKS_MAX`] polls take, or if a task waits.
+    /// for longer than [`WAKE_AFTER`], or if a task waits.
     pub fn publish(&self, snapshot: Snapshot, wake: bool) {
         self.latest.store(Some(Arc::new(snapshot)));
         if wake {

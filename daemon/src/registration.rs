@@ -30,7 +30,7 @@ use crate::sockets::plain;
 use crate::watched::{Watched, watch};
 
 const GREETING_MAX: Duration = Duration::from_secs(1);
-/// Maximum number of permitted connections that have not greeted yet.
+/// Maximum number of admitted connections that have not greeted yet.
 const GREETINGS_MAX: usize = 64;
 /// Maximum number of connections without a greeting of one user other than root.
 const GREETINGS_PER_UID_MAX: usize = 16;

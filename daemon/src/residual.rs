@@ -2,8 +2,9 @@
 //! (architecture §4.6).
 //!
 //! A counter may take a system call or a firmware command, so a thread of its own reads, at most 50
-//! times a second. It compares with what the scheduler permitted, which one command asks for.
-//! [`laxity_policy::residual`] decides. While nothing passes a NIC, the scheduler is not asked.
+//! times a second. The thread asks the scheduler by one command for the bytes that it permitted.
+//! [`laxity_policy::residual`] compares the two. While hardly anything passes the NICs, the thread
+//! does not ask.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -24,7 +25,8 @@ use crate::stats::{PortResidual, PortUse};
 const READ_EVERY: Duration = Duration::from_nanos(policy::READ_EVERY.0);
 /// The time between two readings while no traffic passes.
 const IDLE_EVERY: Duration = Duration::from_nanos(policy::IDLE_EVERY.0);
-/// The time between two looks for a NIC without counters, and at the configuration in mode `off`.
+/// The time between two searches for the counters of a NIC that has none, and between two checks of
+/// the configuration in mode `off`.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// Starts a watch, which ends when the returned end of a channel is dropped.
@@ -106,7 +108,8 @@ impl WatchedNic {
         self.source.as_mut().and_then(NicCounters::read)
     }
 
-    /// Reports whether little passed since the scheduler was asked, and everything is at rest.
+    /// Reports whether the full rate of both ports is in force, and too little passed since the
+    /// scheduler was asked to ask again.
     fn is_quiet(&self, counts: &NicCounts, uses: &[PortUse]) -> bool {
         let bytes = [counts.egress.bytes, counts.ingress.bytes];
         (0..2).all(|side| {
@@ -133,7 +136,7 @@ impl Watch {
         Self { root, mailbox, config, nics: Vec::new(), uses: Vec::new(), sent: Vec::new() }
     }
 
-    /// Watches NICs that were added, and those that got another name, which count anew.
+    /// Begins to watch NICs that were added. A NIC that got another name begins anew.
     fn follow(&mut self, nics: &[NicConfig]) {
         for (index, nic) in nics.iter().enumerate() {
             match self.nics.get_mut(index) {

@@ -131,14 +131,16 @@ pub struct ClientCounters {
     pub withdrawn_bytes: u64,
     /// Flows cancelled by the client or by its end.
     pub cancelled_flows: u64,
-    /// Flows beyond the client's limit, which were permitted without scheduling.
+    /// Flows beyond the client's limit, which were permitted without scheduling. The limit is 0
+    /// while the client is not scheduled.
     pub overflowed_flows: u64,
     /// Permitted bytes that were never reported as completed and were written off.
     pub written_off_bytes: u64,
     /// Permitted bytes that stopped counting in a port's window, because the client completed
     /// nothing while others waited.
     pub set_aside_bytes: u64,
-    /// Flows of NICs that the configuration does not have. They went out unscheduled.
+    /// Flows of NICs that the configuration does not have, or that are gone. They went out
+    /// unscheduled.
     pub unknown_nic_flows: u64,
     /// Records that did not decode.
     pub garbage_records: u64,

@@ -168,7 +168,7 @@ fn flows_that_wait_when_the_mode_becomes_off_go_out_once_and_are_scheduled_again
             }
         }
         assert_eq!(bytes, 100 * (16 << 10), "round {round}");
-        let port = eventually("the books are closed", || {
+        let port = eventually("all bytes are accounted for", || {
             let status = daemon.status();
             (status.clients[0].flows == 0).then(|| status.ports[0].clone())
         });
@@ -444,7 +444,7 @@ fn a_flow_that_owes_a_part_goes_on_in_order_when_that_is_complete() {
     assert!(goes_scheduled(&mut lane, &flow(Stage::P2d, WINDOW)));
     assert!(daemon.status().clients[0].held);
     assert_eq!(finish(&mut silent_lane, &mut ticket), 8 * WINDOW);
-    until("the books are closed", || {
+    until("all bytes are accounted for", || {
         let status = daemon.status();
         let flows: u64 = status.clients.iter().map(|client| client.flows).sum();
         flows == 0 && status.ports[0].in_flight_bytes == 0

@@ -29,11 +29,11 @@ pub trait Arbiter: Send + Sync {
     /// Submits a flow. Never blocks.
     fn submit(&self, flow: &Flow) -> SubmittedFlow;
     /// Returns a permit for further bytes of the flow, if there is one.
-    fn poll(&self, pass: &mut SubmittedFlow) -> Option<Permit>;
-    /// Reports that `bytes` of the flow have left the wire.
-    fn complete(&self, pass: &SubmittedFlow, bytes: u64);
+    fn poll(&self, submitted: &mut SubmittedFlow) -> Option<Permit>;
+    /// Reports that `bytes` of the flow were delivered.
+    fn complete(&self, submitted: &SubmittedFlow, bytes: u64);
     /// Ends the flow. Its remaining bytes are neither sent nor completed.
-    fn cancel(&self, pass: SubmittedFlow);
+    fn cancel(&self, submitted: SubmittedFlow);
     /// Returns the number that the daemon gives to the NIC of this name.
     fn nic(&self, name: &str) -> u8;
     /// Returns the classes that permits may name, with that of `stage` first. Without a scheduler,
@@ -117,26 +117,26 @@ fn warn_once(dscp: u8) {
 impl Arbiter for DaemonArbiter {
     fn submit(&self, flow: &Flow) -> SubmittedFlow {
         let lane = lane_of(&self.next);
-        let mut pass = SubmittedFlow {
+        let mut submitted = SubmittedFlow {
             lane,
             id: self.flows.fetch_add(1, Ordering::Relaxed),
             ..SubmittedFlow::default()
         };
-        self.with(lane, |lane| lane.submit_into(flow, &mut pass.ticket));
-        pass
+        self.with(lane, |lane| lane.submit_into(flow, &mut submitted.ticket));
+        submitted
     }
 
-    fn poll(&self, pass: &mut SubmittedFlow) -> Option<Permit> {
-        let SubmittedFlow { ticket, lane, .. } = pass;
+    fn poll(&self, submitted: &mut SubmittedFlow) -> Option<Permit> {
+        let SubmittedFlow { ticket, lane, .. } = submitted;
         self.with(*lane, |lane| lane.poll(ticket))
     }
 
-    fn complete(&self, pass: &SubmittedFlow, bytes: u64) {
-        self.with(pass.lane, |lane| lane.complete(&pass.ticket, bytes));
+    fn complete(&self, submitted: &SubmittedFlow, bytes: u64) {
+        self.with(submitted.lane, |lane| lane.complete(&submitted.ticket, bytes));
     }
 
-    fn cancel(&self, pass: SubmittedFlow) {
-        self.with(pass.lane, |lane| lane.cancel(pass.ticket));
+    fn cancel(&self, submitted: SubmittedFlow) {
+        self.with(submitted.lane, |lane| lane.cancel(submitted.ticket));
     }
 
     fn nic(&self, name: &str) -> u8 {

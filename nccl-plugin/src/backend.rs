@@ -8,8 +8,8 @@
 //!   plugin advertises one buffer: a message that waits for its permit would delay its group.
 //! * A message whose receiver has not posted is kept above this interface.
 //! * A message begins only when [`Sender::clear`] allows it. Either its receiver has posted for it,
-//!   or it is so small that the network buffers it. A message that began therefore leaves the wire
-//!   without any other message, in whatever order permits arrive. docs/nccl.md shows that nothing
+//!   or it is so small that the network buffers it. A message that began is therefore delivered
+//!   whatever other messages do, in whatever order permits arrive. docs/nccl.md shows that nothing
 //!   can deadlock.
 //! * A message has one class for its life. Its bytes are pushed in order, as they are permitted.
 //! * No function blocks or starts a thread.
@@ -83,7 +83,8 @@ pub struct Message<'a> {
     pub buffer: Buffer<'a>,
     /// Index into the connection's classes.
     pub class: usize,
-    /// Whether `Sent::left` has to be exact. Otherwise bytes are sent once the network took them.
+    /// Whether `Sent::left` has to be exact. Otherwise bytes count as delivered once the network
+    /// took them.
     pub accounted: bool,
 }
 
@@ -101,7 +102,7 @@ pub struct Buffer<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sent {
     pub message: u64,
-    /// Bytes of the message that left the wire since the last report.
+    /// Bytes of the message that were delivered since the last report.
     pub left: usize,
     /// Whether the memory may be used again. Reported once.
     pub done: bool,
@@ -200,9 +201,9 @@ pub trait Sender: Send {
     /// The connection is broken.
     fn progress(&mut self, sent: &mut Vec<Sent>) -> Result<()>;
 
-    /// Appends the bytes of completed messages that have left the wire, without reading those
-    /// messages' memory. A network whose messages are done only when they have left the wire needs
-    /// no implementation.
+    /// Appends the bytes of done messages that were delivered, without reading those messages'
+    /// memory. A network whose messages are done only when they were delivered needs no
+    /// implementation.
     fn look(&mut self, _sent: &mut Vec<Sent>) {}
 
     /// Ends the connection. With `kept`, the receiver still gets all messages that are done, even

@@ -69,7 +69,8 @@ pub struct Plugin {
 
 struct PendingConnect {
     connecting: Box<dyn Connecting>,
-    /// The classes at the begin of the connect. A daemon may come or go before its end.
+    /// The classes at the beginning of the connect. A daemon may come or go before the connect
+    /// ends.
     classes: TrafficClasses,
     asked: Instant,
 }

@@ -1,6 +1,5 @@
 //! Embeds a digest of everything that determines an outcome into the crate: the sources of this
-//! crate's models, the policy and the request schedulers. Results of other code are thus
-//! recognised.
+//! crate's models, the policy and the request schedulers. So results of other code are recognised.
 
 use std::path::{Path, PathBuf};
 use std::{env, fs};

@@ -1,4 +1,4 @@
-//! Beginning and end of streams, and ports of hosts.
+//! Begins and ends the streams of daemons, and keeps the ports of hosts.
 
 use laxity_policy::Time;
 use laxity_policy::admission::AdmissionEvent;
@@ -10,11 +10,12 @@ use super::refusal::goodbye;
 
 /// Maximum number of addresses of one port.
 const ADDRESSES_MAX: usize = 64;
-/// Hellos of one host per second. Four may come at once, and a refused one does not count.
+/// Maximum rate of Hellos of one host, per second. Four may come at once. A refused Hello does not
+/// count.
 const HELLOS_PER_S: u32 = 8;
 pub(crate) const TOO_OFTEN: &str = "this host says Hello too often";
 
-/// Returns what identifies a port. Its addresses may change.
+/// Returns the name and the direction of a port, which identify it. Its addresses may change.
 fn identity(info: &v1::PortInfo) -> (&str, i32) {
     (&info.name, info.direction)
 }
@@ -166,7 +167,7 @@ impl Cluster {
     /// Removes a host that no longer exists from the list. Its reports end at once.
     ///
     /// # Errors
-    /// The host is there, is drained, or is not known. The error is text for the operator.
+    /// The host is connected, is drained, or is not known. The error is text for the operator.
     pub fn forget(&mut self, now: Time, name: &str) -> Result<(), String> {
         if self.hosts.drained.contains_key(name) {
             return Err(format!(

@@ -55,7 +55,8 @@ pub(super) struct ClusterRequest {
     pub(super) name: u64,
     pub(super) tenant: Tenant,
     pub(super) batch: Key,
-    /// The host that reported the request first. The deadline is from this host or the announcer.
+    /// The host that the request is charged to: the one that reported it first or, if that host is
+    /// gone, one of the others.
     pub(super) by: HostId,
     /// The [`Host::mark`](super::host::Host::mark) of `by` at the time of the report.
     pub(super) mark: u64,

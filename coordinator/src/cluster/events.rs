@@ -12,11 +12,12 @@ use super::intake::{IntakeResult, ReportIntake};
 use super::refusal::{Refused, invalid, not_yours, unknown};
 use super::table::Key;
 
-/// Longest time that one fetch is assumed to take at a victim port, in seconds. A host can't make
-/// the batches of others look late with invented bytes.
+/// Longest time that one fetch is assumed to take at a victim port, in seconds. The bound keeps a
+/// host from making the batches of others look late with invented bytes.
 const FETCH_TIME_MAX: u64 = 10;
 
-/// Returns the instant that is `remaining_ns` from `now`, but none before the clock's origin.
+/// Returns the instant that is `remaining_ns` after `now`, or the clock's origin if that would be
+/// earlier. Without `remaining_ns`, returns [`Time::NEVER`].
 fn instant(now: Time, remaining_ns: Option<i64>) -> Time {
     match remaining_ns {
         None => Time::NEVER,

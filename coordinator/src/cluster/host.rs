@@ -35,9 +35,9 @@ pub(super) struct HostPort {
 /// What a host is charged for. Each kind has its own [`Quota`](super::quota::Quota).
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Charge {
-    /// A batch that the host announced first.
+    /// A batch whose announcer the host is.
     Batch,
-    /// A request that the host reported first.
+    /// A request that the host reported first, or took over from a host that is gone.
     Request,
     /// A (request, port) pair that the host reported.
     Load,

@@ -264,9 +264,9 @@ impl ReportIntake<'_> {
         }
     }
 
-    /// Returns a batch that the host owns. `None` if the host only takes part in the batch, or if
-    /// the batch has ended. A daemon has no way to find out about either. So its event is ignored
-    /// and not refused.
+    /// Returns a batch that the host owns. Returns `None` if the host only takes part in the batch,
+    /// or if the batch has ended. A daemon can't know either, so its event is ignored and not
+    /// refused.
     pub(super) fn owned_batch(&self, name: u64) -> Result<Option<Key>, Refused> {
         match self.batch_of(name) {
             Ok(key) => Ok(Some(key).filter(|&key| self.workload.owns(self.id, key))),
@@ -301,7 +301,7 @@ impl ReportIntake<'_> {
             || self.workload.is_invited(batch, &host.name)
     }
 
-    /// Returns a request that the host reported first, or whose batch it owns.
+    /// Returns a request that is charged to the host, or whose batch the host owns.
     pub(super) fn request_by(&self, name: u64) -> Result<Key, Refused> {
         let key = self.workload.request_named(self.tenant, name);
         let key = key.ok_or_else(|| unknown("request", name))?;

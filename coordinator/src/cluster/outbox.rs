@@ -13,7 +13,7 @@ use laxity_wire::v1::{
 /// Maximum number of notes. Beyond it, the next order is a full one.
 const NOTES_MAX: usize = 1 << 14;
 /// Maximum number of waiting messages other than orders. Further refusals are only counted.
-const LETTERS_MAX: usize = 64;
+const MESSAGES_MAX: usize = 64;
 
 /// What waits to be sent to one host.
 #[derive(Debug, Default)]
@@ -26,7 +26,7 @@ pub(super) struct Outbox {
     pub(super) pruned: BTreeSet<u64>,
     /// Whether an order is due even if nothing changed.
     pub(super) answer: bool,
-    letters: VecDeque<Message>,
+    messages: VecDeque<Message>,
     /// The epoch of the last order that was handed to the stream.
     pub(super) sent: Option<Epoch>,
     /// Whether the host is in the list of hosts with messages waiting.
@@ -40,27 +40,27 @@ impl Outbox {
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.letters.is_empty() && !self.wants_order()
+        self.messages.is_empty() && !self.wants_order()
     }
 
     /// Adds a message that is not an order. A bounded number of refusals waits. Of every other kind
     /// only the newest waits, and it is never dropped, because the host needs it.
-    pub(super) fn write(&mut self, letter: Message) {
-        if matches!(letter, Message::Refusal(_)) {
-            if self.letters.len() >= LETTERS_MAX {
+    pub(super) fn write(&mut self, message: Message) {
+        if matches!(message, Message::Refusal(_)) {
+            if self.messages.len() >= MESSAGES_MAX {
                 return;
             }
         } else {
-            let kind = core::mem::discriminant(&letter);
-            self.letters.retain(|other| core::mem::discriminant(other) != kind);
+            let kind = core::mem::discriminant(&message);
+            self.messages.retain(|other| core::mem::discriminant(other) != kind);
         }
-        self.letters.push_back(letter);
+        self.messages.push_back(message);
     }
 
-    pub(super) fn take_letters(&mut self) -> impl Iterator<Item = FromCoordinator> {
-        self.letters
+    pub(super) fn take_messages(&mut self) -> impl Iterator<Item = FromCoordinator> {
+        self.messages
             .drain(..)
-            .map(|letter| FromCoordinator { message: Some(letter) })
+            .map(|message| FromCoordinator { message: Some(message) })
             .collect::<Vec<_>>()
             .into_iter()
     }
@@ -186,18 +186,18 @@ mod tests {
     #[test]
     fn refusals_that_nobody_reads_push_out_nothing_that_matters() {
         let mut outbox = Outbox::default();
-        for _ in 0..10 * LETTERS_MAX {
+        for _ in 0..10 * MESSAGES_MAX {
             outbox.write(Message::Refusal(v1::Refusal::default()));
         }
         for drained in [true, false, true, false] {
             outbox.write(Message::Standing(v1::Standing { drained }));
             outbox.write(Message::SnapshotWanted(v1::SnapshotWanted {}));
         }
-        let mut letters: Vec<_> = outbox.take_letters().collect();
-        assert_eq!(letters.len(), LETTERS_MAX + 2);
-        let last = letters.pop().and_then(|frame| frame.message);
+        let mut messages: Vec<_> = outbox.take_messages().collect();
+        assert_eq!(messages.len(), MESSAGES_MAX + 2);
+        let last = messages.pop().and_then(|frame| frame.message);
         assert!(matches!(last, Some(Message::SnapshotWanted(_))));
-        let standing = letters.pop().and_then(|frame| frame.message);
+        let standing = messages.pop().and_then(|frame| frame.message);
         assert!(matches!(standing, Some(Message::Standing(it)) if !it.drained));
     }
 

@@ -13,7 +13,7 @@ use super::note::Note;
 
 /// Maximum number of older revisions that are remembered.
 const HISTORY_MAX: usize = 256;
-/// Longest debounce, rank margin and lease.
+/// Longest debounce and longest rank margin.
 const SPAN_MAX: Span = Span(60_000_000_000);
 
 /// An error by which the policy stays unchanged. Show it to the operator.

@@ -1,4 +1,4 @@
-//! Turns what a run decided into messages to each host.
+//! Turns the decisions of a run of admission into messages to each host.
 
 use laxity_policy::RequestId;
 use laxity_wire::v1::{self, Epoch, FromCoordinator};
@@ -59,7 +59,7 @@ impl Cluster {
     /// Takes the messages that wait for a host, with at most one order.
     pub fn take(&mut self, id: HostId, stream: u64) -> Taken {
         let Some(host) = self.hosts.speaking(id, stream) else { return Taken::Replaced };
-        let mut frames: Vec<FromCoordinator> = host.outbox.take_letters().collect();
+        let mut frames: Vec<FromCoordinator> = host.outbox.take_messages().collect();
         if !host.gets_orders() || !host.outbox.wants_order() {
             return Taken::Frames(frames);
         }

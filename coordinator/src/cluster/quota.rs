@@ -12,8 +12,8 @@ pub(crate) struct Quota {
 }
 
 impl Quota {
-    /// Reserves half of `total` in equal parts for `hosts_max` hosts. All hosts share the other
-    /// half.
+    /// Reserves half of `total` in equal parts for `hosts_max` hosts, but no more than `host_max`
+    /// for each. All hosts share the rest.
     pub(crate) const fn new(total: usize, hosts_max: usize, host_max: usize) -> Self {
         let hosts_max = if hosts_max == 0 { 1 } else { hosts_max };
         let share = total / 2 / hosts_max;

@@ -1,6 +1,6 @@
 //! Tests of the cluster's rules. [`Replica`] applies orders as a daemon does.
 
-mod books;
+mod charges;
 mod fetches;
 mod hostile;
 mod replica;

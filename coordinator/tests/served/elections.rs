@@ -7,9 +7,9 @@
 //! Meanwhile operators change policy and drains, and saves are delayed. What leaders answer has to
 //! be linearizable (`history.rs`).
 //!
-//! `LAXITY_HA_FAULTS` (default 9) faults are made, the first with the seed `LAXITY_HA_SEED`
-//! (default 1), each with the seed after. So a run can go on where another one ended. Partitions
-//! need root and iproute2. Without Debian's `etcd-server` the tests are skipped.
+//! A run makes `LAXITY_HA_FAULTS` faults (default 9). The first has the seed `LAXITY_HA_SEED`
+//! (default 1), and each later one the next seed, so a run can continue where another one ended.
+//! Partitions need root and iproute2. Without Debian's `etcd-server` the tests are skipped.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -134,7 +134,7 @@ async fn fail(
         2 => group.members[leader].signal(Signal::SIGSTOP),
         3 => group.etcd.signal(Signal::SIGSTOP),
         4 => {
-            // One of them leads the others.
+            // One of the three members is etcd's own leader.
             for member in 0..3 {
                 group.etcd.kill(member);
                 tokio::time::sleep(wait).await;

@@ -108,7 +108,8 @@ impl Fixture {
         self.ask("GET", path, "127.0.0.1")
     }
 
-    /// Asks with another method and another `Host`.
+    /// Requests `path` with this method and this `Host` header. Returns the head and the body of
+    /// the answer.
     pub(crate) fn ask(&self, method: &str, path: &str, name: &str) -> (String, String) {
         let mut stream = TcpStream::connect(self.web.expect("a page")).expect("it listens");
         stream.set_read_timeout(Some(PATIENCE)).expect("set");

@@ -53,8 +53,8 @@ impl Config {
     }
 
     /// Returns the row of the level that stands for a whole stage. Collectives have the level that
-    /// credit gives them, KV reuse the next lower level, and P2D the lowest level that differs from
-    /// the scavenger. Other stages have the scavenger's.
+    /// credit gives them, KV reuse the next lower level, and P2D the lowest level whose DSCP is not
+    /// the scavenger's. Other stages have the level of the scavenger.
     fn row_of(&self, stage: Stage, collective: Level) -> usize {
         match stage {
             Stage::Collective => collective.row(),

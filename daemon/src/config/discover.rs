@@ -14,7 +14,7 @@ use super::{Config, DiscoveredNics, NICS_MAX, NicConfig};
 const LIKELY_MIN: u64 = 1_250_000;
 
 impl NicConfig {
-    /// Returns a warning if nothing runs at this rate, or nobody knows it.
+    /// Returns a warning if no NIC is that slow, or if the rate is only assumed.
     pub(super) fn warn_of_rate(&self, index: usize) -> Option<String> {
         let rate = self.rate.bytes_per_s;
         if self.rate.origin == RateOrigin::Unknown {

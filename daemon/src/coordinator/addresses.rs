@@ -1,7 +1,8 @@
 //! Names of this host and its NICs at the coordinator: a host name, and the NICs' addresses. Peers
 //! name these addresses, so the coordinator can find the port that a fetch reads.
 //!
-//! Addresses have the form of GIDs in RoCE v2: 16 bytes, IPv6 or IPv4 mapped into it.
+//! Addresses have the form of GIDs in RoCE v2: 16 bytes, IPv6 addresses or IPv4 addresses mapped
+//! into IPv6.
 
 use std::fs::{self, DirEntry};
 use std::net::{IpAddr, Ipv6Addr};

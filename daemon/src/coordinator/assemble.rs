@@ -7,8 +7,7 @@
 //! |---|---|
 //! | a term smaller than the largest seen | `Nack` (`FENCED`), counted, no change |
 //! | an epoch that is not newer than the applied one | counted, `Resync` |
-//! | a delta on another base, a gap, a change or lack of the epoch | the partial order is dropped,
-//! `Resync` |
+//! | another base, a gap, another epoch or none | the partial order is dropped, `Resync` |
 //! | an order above the limits | the stream ends |
 //! | the last piece | the whole order is applied at once |
 //!
@@ -21,7 +20,8 @@ use laxity_wire::v1::{Epoch, Nack, NackReason, Order, Resync, from_daemon::Messa
 
 use super::order::{ClusterOrder, OrderContent};
 
-/// Maximum of ranks, and of pruned requests, in an order: four times what this daemon reports.
+/// Maximum number of entries in the pieces of an order, and of ranks and of pruned requests that
+/// are in force: four times what this daemon reports.
 const ENTRIES_MAX: usize = 4 * super::reports::REQUESTS_MAX;
 /// Maximum number of pieces of an order.
 const PIECES_MAX: usize = 4096;
@@ -43,7 +43,7 @@ pub enum Assembled {
 /// Counts of orders that were not applied.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RefusedOrders {
-    /// Orders with an outdated term or sequence.
+    /// Orders with an outdated term or sequence, and streams with an outdated term.
     pub stale: u64,
     /// Orders with a missing or invalid part.
     pub broken: u64,

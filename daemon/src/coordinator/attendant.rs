@@ -39,7 +39,8 @@ impl Attendant {
     /// and the coordinator counts this host as lost.
     pub fn leave(self, in_order: bool) -> Self {
         let Some(running) = self.running else { return self };
-        // Clients wait for the next daemon, so only an answer that can come is waited for.
+        // Clients wait for the next daemon meanwhile, so the goodbye is awaited only while there is
+        // a stream on which it can come.
         if in_order && running.exchange.view().connected {
             running.stop.notify_one();
             return Self { running: Some(running) };

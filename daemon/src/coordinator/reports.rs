@@ -18,11 +18,12 @@ use super::fetch_reports::FetchReports;
 use super::outgoing::{Draft, OutgoingReport};
 use crate::driver::fetches;
 
-/// Maximum number of batches. Older ones are removed here and at the coordinator.
+/// Maximum number of batches. Beyond that, the oldest are removed here and at the coordinator.
 pub const BATCHES_MAX: usize = 1 << 12;
 /// Maximum number of requests. Beyond that, the oldest batches are removed.
 pub const REQUESTS_MAX: usize = 1 << 16;
-/// Maximum number of unreported ends. Beyond that, a snapshot omits whatever has ended.
+/// Maximum number of unreported ends. Beyond that, a snapshot is sent instead, without what has
+/// ended.
 const PARTING_MAX: usize = 1 << 12;
 /// The number of progress reports per batch.
 const STEPS: u32 = 4;
@@ -382,7 +383,8 @@ impl ReportState {
         let mut ends = Vec::new();
         for &request in &batch.requests {
             let known = self.requests.remove(&request);
-            // At the coordinator, the request is still in its old batch.
+            // The request came from another batch, and its move was not reported. So at the
+            // coordinator the end of this batch would not end it.
             if known.is_some_and(|known| known.told) && batch.fresh.contains(&request) {
                 ends.push(request);
             }

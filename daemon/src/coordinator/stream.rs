@@ -99,7 +99,8 @@ impl StreamTask {
         Arc::clone(&self.stop)
     }
 
-    /// Runs for as long as the daemon, or until it stops while there is a stream.
+    /// Runs until the daemon stops. If there is a stream then, the task says goodbye and ends by
+    /// itself. If not, it has to be aborted.
     pub async fn attend(mut self) {
         let mut backoff =
             Backoff::new(self.config.backoff_min.into(), self.config.backoff_max.into());
@@ -300,7 +301,7 @@ impl StreamTask {
             }
             let (silent_at, beat_at) = (instant(stream.silent_at()), instant(stream.beat_at()));
             let pending =
-                stream.has_letters() || exchange.has_report() || now() >= stream.beat_at();
+                stream.has_messages() || exchange.has_report() || now() >= stream.beat_at();
             tokio::select! {
                 read = timeout_at(silent_at, inbound.message()) => {
                     let frame = match read {
@@ -347,8 +348,8 @@ impl StreamTask {
             stream.snapshot_at = now;
             self.exchange.want_snapshot(&self.mailbox);
         }
-        if let Some(letter) = stream.letter.take() {
-            return Some(letter);
+        if let Some(reply) = stream.reply.take() {
+            return Some(reply);
         }
         if let Some(epoch) = stream.ack.take() {
             return Some(Message::Ack(Ack { epoch: Some(epoch) }));
@@ -456,7 +457,7 @@ impl StreamTask {
         });
         match assembled {
             Assembled::Incomplete => {}
-            Assembled::Reply(message) => stream.letter = Some(message),
+            Assembled::Reply(message) => stream.reply = Some(message),
             Assembled::EndStream(problem) => return Err(problem),
             Assembled::Whole { order, considered } => {
                 let is_new = !stream.ordered || !Arc::ptr_eq(&before, &order.content);

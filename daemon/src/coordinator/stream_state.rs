@@ -29,7 +29,7 @@ pub struct StreamState {
     pub(super) heard: Time,
     pub(super) spoke: Time,
     pub(super) ack: Option<v1::Epoch>,
-    pub(super) letter: Option<Message>,
+    pub(super) reply: Option<Message>,
     pub(super) reported: u64,
     /// The sequence of the last report that asks for an order.
     pub(super) owed: u64,
@@ -53,7 +53,7 @@ impl StreamState {
             heard: now,
             spoke: now,
             ack: None,
-            letter: None,
+            reply: None,
             reported: 0,
             owed: 0,
             considered: 0,
@@ -79,7 +79,7 @@ impl StreamState {
         self.spoke + Span(self.heartbeat.as_nanos() as u64)
     }
 
-    pub(super) const fn has_letters(&self) -> bool {
-        self.letter.is_some() || self.ack.is_some()
+    pub(super) const fn has_messages(&self) -> bool {
+        self.reply.is_some() || self.ack.is_some()
     }
 }

@@ -1,9 +1,9 @@
 //! The scheduler's part in the cluster: its reports, and the order in force (docs/coordinator.md).
 //!
 //! Nothing here waits (`coordinator/exchange.rs`). The path of a flow only calls
-//! [`ReportState::completed`], one lookup in a table. Reports are made by the clock. A change that
-//! may affect the order waits for admission's debounce. Coarse progress goes along, or alone after
-//! [`PROGRESS_EVERY`].
+//! [`ReportState::completed`], and for a read also [`ClusterState::fetches`]. Reports are made by
+//! the clock. A change that may affect the order waits for admission's debounce. Coarse progress
+//! goes along, or alone after [`PROGRESS_EVERY`].
 
 use std::sync::Arc;
 

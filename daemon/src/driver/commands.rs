@@ -72,8 +72,8 @@ impl Driver {
         true
     }
 
-    /// Tells clients whether flows that can't choose their class may use credit for any stage. They
-    /// may while nothing waits on any port.
+    /// Tells clients whether work requests of queue pairs may use credit whatever their stage. They
+    /// may once no flow has waited on any port for a while.
     pub(super) fn announce_idle_ports(&mut self) {
         let contended = |port: &DriverPort| port.link.waiting_flows() > 0;
         // Held flows must ask for permits.

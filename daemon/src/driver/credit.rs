@@ -75,8 +75,8 @@ impl PortCredit {
     /// credit now, so that the lane gets some later.
     ///
     /// A lane's share is an eighth of the window. It gets at most a quarter of the credit that is
-    /// left, of half a window in all. So later lanes get less, but always some. Credit can't be
-    /// revoked, so it bounds how far a port may exceed its window.
+    /// left, of half a window in all. So later lanes get less, but some while any is left. Credit
+    /// can't be revoked. So a port may exceed its window by this half of a window at most.
     #[inline]
     pub fn refill(&mut self, link: &Link, index: usize, consumer: &mut Consumer) -> bool {
         let share = link.config().window_bytes / 8;
@@ -108,7 +108,8 @@ impl PortCredit {
         };
         let share = if is_alone { most } else { window / 2 };
         // Programs choose the size of their work requests, and credit for less than one is useless.
-        // So every lane gets a minimum, whatever others hold unused. It ends once something waits.
+        // So every lane gets a minimum, whatever others hold unused. Once something waits, this
+        // credit can't be used any more.
         let give = left.saturating_sub(self.outstanding) / 2;
         self.refill_from(|_| give.max(left.min(window / 16)), share, index, consumer);
     }

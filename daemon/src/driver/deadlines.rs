@@ -1,7 +1,8 @@
 //! The deadlines of requests, and the batches that they belong to.
 //!
-//! A request keeps its first deadline until it or its batch ends. Without one, it has the
-//! configured objective from its first record. The number of requests here is bounded.
+//! A request keeps its deadline until the request or its batch ends, or until it joins a batch with
+//! another deadline. Without a deadline of its own, it has the configured objective, which counts
+//! from the request's first record. The number of requests here is bounded.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
@@ -16,7 +17,8 @@ pub struct Deadlines {
     pub slo: Option<Span>,
     known: HashMap<RequestId, KnownDeadline>,
     members: HashMap<BatchId, HashSet<RequestId>>,
-    /// Requests by their first record. An entry is outdated if `KnownDeadline::sight` differs.
+    /// Requests, those that were stored first in front. An entry is outdated if
+    /// `KnownDeadline::sight` differs.
     ages: VecDeque<(RequestId, u64)>,
     sights: u64,
 }

@@ -13,7 +13,7 @@ use crate::clients::{AttachedClient, ClientState, RecordOrigin};
 pub(super) enum Rest {
     /// The bytes count as withdrawn.
     Withdrawn,
-    /// The bytes go out unscheduled, and are counted as such before.
+    /// The client sends the bytes unscheduled. The caller has counted them as bypassed.
     Unscheduled,
 }
 
@@ -82,7 +82,7 @@ impl Intake {
         self.trace.note(now, TracedEvent::Completed(id.0, bytes));
     }
 
-    /// Ends a flow of which the client sends no more than was permitted.
+    /// Ends a flow that its client cancelled after it used `permitted` bytes.
     pub(super) fn cancelled(&mut self, from: &mut RecordOrigin<'_>, tag: u64, permitted: u64) {
         // During a bypass, the client sends the rest of the flow unscheduled. Otherwise it does not
         // send the rest at all.

@@ -115,7 +115,7 @@ impl Hints {
         })
     }
 
-    /// Returns the state of a domain, which has to be announced by [`Self::enter`].
+    /// Returns the state of a domain, which [`Self::add_domain`] has to make first.
     #[inline]
     pub fn of(&mut self, domain: DomainId) -> &mut DomainHints {
         let at = usize::from(domain.0).min(self.domains.len() - 1);

@@ -1,10 +1,9 @@
 //! Submitted flows: from shared memory into the links, and permits back.
 //!
 //! Every field of a record is untrusted. A flow with an unknown NIC is counted and goes out
-//! unscheduled, so that an honest client with a wrong configuration still works. So does a flow of
-//! a NIC that is gone.
-//! A record that does not decode releases its client ([`crate::driver`]). [`super::ends`] ends
-//! flows, and [`super::serve`] permits those that wait.
+//! unscheduled, so that an honest client with a wrong configuration still works. A flow of a NIC
+//! that is gone goes out unscheduled, too. A record that does not decode releases its client
+//! ([`crate::driver`]). [`super::ends`] ends flows, and [`super::serve`] permits those that wait.
 
 use laxity_policy::{
     BatchId, Event, FlowSpec, Layer, Level, PeerId, Permit, RequestId, Span, Stage, Time,
@@ -196,8 +195,8 @@ impl Intake {
         }
     }
 
-    /// Adds a flow to its fetch, if it comes in from a peer that it names. A flow without bytes is
-    /// over at once and belongs to no fetch.
+    /// Adds a flow to its fetch, if the flow comes in and names the peer that it comes from. A flow
+    /// without bytes is over at once and belongs to no fetch.
     #[inline]
     fn joins_fetch(
         &mut self,
@@ -301,7 +300,8 @@ impl Intake {
         }
     }
 
-    /// Handles a flow that was sent on credit. The spent credit returns to the port in any case.
+    /// Handles a flow that was sent on credit. The spent credit returns to the port even if the
+    /// flow is not scheduled.
     #[inline]
     pub(super) fn submit_on_credit(
         &mut self,

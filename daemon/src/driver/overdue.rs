@@ -6,10 +6,10 @@
 //! [`super::trust`] decides what follows for clients and owners, and this module carries it out.
 //!
 //! *Suspicion.* Many clients of one owner could each hold a port's window in turn. If an owner's
-//! clients owe more than [`OWED_WINDOWS`] allow on one port, those that
-//! completed nothing for [`LATELY`] are unscheduled, and so are new ones. Each port counts alone,
-//! because a job with a process per NIC may be slow on all ports. A client counts with one window
-//! at most: it may have more in flight to many peers, but delays others by its patience only once.
+//! clients owe more than [`OWED_WINDOWS`] allows on one port, those that completed nothing for
+//! [`LATELY`] are unscheduled, and so are new ones. Each port counts alone, because a job with a
+//! process per NIC may be slow on all ports. A client counts with one window at most: it may have
+//! more in flight to many peers, but delays others by its patience only once.
 
 use laxity_policy::{Level, Span};
 use laxity_shm::consumer::Wake;
@@ -69,8 +69,8 @@ impl Intake {
         self.release_flows(index, client);
     }
 
-    /// Accounts for a client that leaves: its bytes in flight are abandoned. So are bytes that it
-    /// owes only lately. Others are lost.
+    /// Accounts for a client that leaves: its bytes in flight are abandoned if they kept others
+    /// waiting, and so are bytes that it owes only since a moment ago. Other owed bytes are lost.
     pub fn leaves(&mut self, state: &ClientState) {
         let timeout = self.trust.timeout;
         let owner = &state.identity.owner;

@@ -1,10 +1,10 @@
 //! The sleep of the scheduler: an epoll of the clients' eventfds, the mailbox's doorbell and a
 //! timer.
 //!
-//! All are watched for edges, so each write is an event and none needs to be read. Watched for its
-//! level, the doorbell could stay readable, because the flag may be taken before the eventfd is
-//! written. The timer exists because epoll counts in milliseconds, which is too coarse for the
-//! policy.
+//! All are watched for edges, so each write is an event and none needs to be read. A
+//! level-triggered doorbell could stay readable: the scheduler may clear the mailbox's flag before
+//! the sender writes the eventfd. The timer exists because epoll counts in milliseconds, which is
+//! too coarse for the policy.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
@@ -51,7 +51,8 @@ impl Poller {
     /// Sleeps for at most `limit`. Returns the clients whose doorbell woke it.
     pub(crate) fn sleep(&self, limit: Span) -> Vec<u32> {
         let mut events = [EpollEvent::empty(); 64];
-        // Without a limit the timer stays off, and with none left the look doesn't need it.
+        // A sleep without a limit needs no timer, and neither does a limit of zero, with which
+        // epoll returns at once.
         let timed = limit > Span::ZERO && limit.0 <= 1 << 60;
         if timed {
             let at = TimeSpec::from_duration(Duration::from_nanos(limit.0));

@@ -296,8 +296,8 @@ impl DriverPort {
         self.dirty |= fed && !self.credit.lanes_without_credit.is_empty();
     }
 
-    /// Counts what the link and the NIC's counters have had since the last call. They count by
-    /// themselves, and begin anew with a new link or a new reader.
+    /// Adds what the link and the reader of the NIC's counters have counted since the last call.
+    /// Their counts begin at zero again with a new link or a new reader.
     fn count(&mut self) -> LinkSnapshot {
         let link = self.link.snapshot();
         let left = self.residual.map(|it| it.capacity).unwrap_or_default();

@@ -96,7 +96,8 @@ impl Sink for RecordSink<'_> {
             }
             Record::Hint(hint) => {
                 let (pid, domain) = (from.state.identity.pid, from.state.domain);
-                // A trace that began later has the request's trace from its end.
+                // A daemon's trace that began after the hint about the request's W3C trace gets
+                // that hint at the end of the request.
                 if let Hint::RequestEnd { request } = hint
                     && intake.trace.is_on()
                     && let Some((trace, span)) = intake.hints.trace_of(domain, RequestId(request))

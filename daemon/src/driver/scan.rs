@@ -3,7 +3,8 @@
 //! Every round scans the hot clients. A client without a record for some thousand rounds is cold,
 //! and a round scans one cold client at most. Most processes are silent most of the time, and each
 //! scan delays the others. A bitmap of each client shows newly claimed lanes and is read now and
-//! then. With very many lanes, the clients use doorbells instead.
+//! then. If there are very many lanes, a client also increments the lane's doorbell for each
+//! record, and a scan reads only lanes whose doorbell has changed.
 
 use laxity_policy::DomainId;
 use laxity_shm::sync::heavy_fence;

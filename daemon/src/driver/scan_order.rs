@@ -51,7 +51,7 @@ pub(super) struct ScanOrder {
     next_cold: usize,
     /// The index of the client whose claims are read next.
     pub(super) next_refresh: usize,
-    /// Lanes that a round scans over all clients, when last counted.
+    /// Lanes of all clients, hot and cold, when last counted.
     lanes: usize,
     doorbells: bool,
 }
@@ -71,7 +71,7 @@ impl ScanOrder {
         self.doorbells
     }
 
-    /// Returns the number of lanes that a round scans.
+    /// Returns an estimate of the lanes that a round scans. It includes lanes of cold clients.
     pub(super) fn looks(&self) -> usize {
         self.lanes.max(self.hot.len()).max(1)
     }

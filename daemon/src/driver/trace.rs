@@ -2,8 +2,8 @@
 //!
 //! Events are kept only during a trace, in memory of fixed size that another thread allocates.
 //! Without a trace, the cost is one look at a pointer per record. With one, an event is a copy of
-//! some words. An event without room is counted and lost. The scheduler thread neither allocates
-//! nor frees: the reader swaps the full memory for an empty one.
+//! some words. An event without room is counted and lost. While a trace is read, the scheduler
+//! thread neither allocates nor frees: the reader swaps the full memory for an empty one.
 
 use laxity_policy::{FlowSpec, Span, Time};
 use laxity_shm::record::Hint;
@@ -31,7 +31,7 @@ pub enum TraceCommand {
     },
 }
 
-/// The events since the last time.
+/// The events since the last command that took some.
 #[derive(Debug, Default)]
 pub struct TakenEvents {
     /// The events, oldest first.
@@ -135,7 +135,8 @@ impl Tracer {
         self.0.take_if(|recorder| recorder.is_abandoned(now));
     }
 
-    /// Runs a command. The old memory of a trace goes to the thread that frees it.
+    /// Runs a command. The recorded events go to the thread that asked for them, which also frees
+    /// them.
     pub fn carry_out(&mut self, now: Time, command: TraceCommand) {
         match command {
             TraceCommand::Begin(recorder) => self.0 = Some(recorder),

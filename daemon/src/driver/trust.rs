@@ -4,9 +4,10 @@
 //! flows go out at once as scavenger. New clients of the same [`Owner`] are also unscheduled,
 //! because a process could otherwise attach again and hold the window again. Clients of that owner
 //! that are attached and complete their bytes are not affected. A client that leaves has lost its
-//! owed bytes. It has abandoned its bytes in flight if others wait for them, and more than two
-//! abandoned windows of one port are a loss. What an owner's clients abandon within [`ONE_CRASH`]
-//! counts as one window at most, because a killed job may have several in flight to several peers.
+//! owed bytes, but has only abandoned them if it began to owe within the last second. It has also
+//! abandoned its bytes in flight if others wait for them. More than two abandoned windows of one
+//! port are a loss. What an owner's clients abandon within [`ONE_CRASH`] counts as one window at
+//! most, because a killed job may have several in flight to several peers.
 //!
 //! Distrust lasts [`FIRST`] completion timeouts at first, and twice as long each further time. So
 //! the share of time in which one owner can hold a port shrinks. The record ends if the owner has
@@ -22,7 +23,8 @@ use crate::owner::Owner;
 
 /// The duration of the first distrust, in completion timeouts.
 const FIRST: u64 = 4;
-/// Maximum number of times that the length of a distrust doubles.
+/// Maximum number of distrusts of an owner that count. The length doubles with each of them but the
+/// first.
 const DOUBLINGS: u32 = 8;
 /// A client is distrusted if it lost more than a window divided by this number.
 pub(super) const WINDOW_SHARE: u64 = 4;

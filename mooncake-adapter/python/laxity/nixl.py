@@ -293,7 +293,7 @@ class Gate:
             self._requests[int(handle)] = _Request(int(handle), name, nbytes, address)
 
     def _over(self, request: _Request) -> None:
-        """Ends the ticket: all bytes have left the wire, or the transfer failed. The caller holds the lock."""
+        """Ends the ticket: all bytes were delivered, or the transfer failed. The caller holds the lock."""
         if self._in_flight.get(request.handle) is request:
             # NIXL may give a released handle to another request.
             del self._in_flight[request.handle]

@@ -75,7 +75,8 @@ pub(super) unsafe extern "C" fn init(
     if is_on { code } else { ASIDE }
 }
 
-/// Forgets a communicator. One that was split off may still pass its number, which then means none.
+/// Forgets a communicator. One that was split off from it may still pass its number, which then
+/// stands for the context that all communicators share.
 pub(super) unsafe extern "C" fn finalize(context: Opaque) -> Code {
     guarded("finalize", || {
         let _ = COMMUNICATORS.remove(context);

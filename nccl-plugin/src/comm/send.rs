@@ -6,10 +6,10 @@
 //!
 //! A message that waits for a permit is not taken: NCCL gets a null request and calls again with
 //! the same arguments. The first such call submits the flow and keeps it as the connection's
-//! *offer*. The message is taken as soon as some of its bytes are permitted. The rest follows as it
-//! is permitted. A message is offered only when all bytes before it are permitted, so at most one
-//! flow of a connection waits. Permits therefore come in the order of the messages, and no
-//! permitted message waits for another.
+//! *pending* send. The message is taken as soon as some of its bytes are permitted. The rest
+//! follows as it is permitted. A message is offered only when all bytes before it are permitted, so
+//! at most one flow of a connection waits. Permits therefore come in the order of the messages, and
+//! no permitted message waits for another.
 //!
 //! # What `isend` never does
 //! It never submits a flow that can't leave, since it first calls `Sender::clear`. It never waits
@@ -33,7 +33,7 @@ use crate::origin::Operation;
 use crate::report::SentMessage;
 
 /// Largest message, in bytes, that completes when the network takes it. Reporting when such a small
-/// message leaves the wire costs more than it helps.
+/// message is delivered costs more than it helps.
 const ACCOUNTED_BYTES_MIN: u64 = 16 << 10;
 
 /// Reports whether the wait since `since_ns` is longer than `wait_max`.
@@ -187,7 +187,7 @@ impl SendSide {
             Some(pending) if pending.bytes == bytes => pending,
             other => {
                 if !self.sender()?.clear(buffer.bytes)? {
-                    // The flow of another message may be waiting, so its offer stays.
+                    // The flow of another message may be waiting, so its pending send stays.
                     self.pending = other;
                     return Ok(BeginVerdict::NotPosted);
                 }
@@ -398,7 +398,7 @@ impl SendSide {
     }
 
     /// Reports whether the sweeper has to drive the connection, because the host may not. That is
-    /// so for a message that is done and has not left the wire. It is also so for a message that
+    /// so for a message that is done and was not delivered yet. It is also so for a message that
     /// was kept, since the host may test its receive first.
     pub fn lingers(&self) -> bool {
         self.fault.is_none()

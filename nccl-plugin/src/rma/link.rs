@@ -70,9 +70,9 @@ pub(super) struct RankLink {
     pub(super) stream: TcpStream,
     pub(super) rank: usize,
     out: VecDeque<Item>,
-    /// Bytes of the first item that are sent, with its head.
+    /// Bytes of the first item that were sent, its head included.
     written: u64,
-    /// Gets that were not sent yet, because too many wait.
+    /// Gets that are not sent yet, because [`GETS_MAX`] gets wait for their data.
     later: VecDeque<Outgoing>,
     gets: HashMap<u64, PendingGet>,
     next_get: u64,
@@ -80,7 +80,7 @@ pub(super) struct RankLink {
     head: [u8; HEAD_BYTES],
     head_filled: usize,
     sink: Option<FrameSink>,
-    /// Whether the peer closes its group.
+    /// Whether the peer has closed its group.
     has_left: bool,
 }
 
@@ -145,7 +145,7 @@ impl RankLink {
                 self.later.clear();
                 (Frame::Bye, Body::None, 0, None)
             }
-            // Only the rank itself flushes.
+            // A flush concerns only memory of this rank, so nothing is sent.
             Outgoing::RmaOperation(RmaOperation::Flush(_), part) => return part.succeed(),
             Outgoing::RmaOperation(RmaOperation::Put(put), part) => {
                 let (region, offset, bytes) = (put.far.region.id, put.far.offset, put.bytes);

@@ -153,7 +153,7 @@ impl Place {
     /// are registered.
     pub(super) fn copy_to(&self, to: &Self, bytes: u64) -> bool {
         let copied = self.with(0, |from| {
-            // SAFETY: `Region::place` checked both ranges, and the locks keep them registered.
+            // SAFETY: `RmaRegion::place` checked both ranges, and the locks keep them registered.
             // They may overlap.
             let copy = |to| unsafe {
                 core::ptr::copy(from as *const u8, to as *mut u8, bytes as usize);

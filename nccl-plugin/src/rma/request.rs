@@ -44,7 +44,7 @@ impl RmaRequest {
     }
 
     pub(super) fn state(&self) -> RmaRequestState {
-        // Acquire pairs with the release in `Part::drop`: what the parts wrote is visible.
+        // Acquire pairs with the release in `RequestPart::drop`: what the parts wrote is visible.
         match (self.parts.load(Ordering::Acquire), self.failed.load(Ordering::Relaxed)) {
             (0, false) => RmaRequestState::Done,
             (0, true) => RmaRequestState::Failed,
@@ -87,7 +87,7 @@ impl Drop for RequestPart {
         if !self.fine {
             self.request.failed.store(true, Ordering::Relaxed);
         }
-        // Release pairs with the acquire in `Request::state`.
+        // Release pairs with the acquire in `RmaRequest::state`.
         self.request.parts.fetch_sub(1, Ordering::Release);
     }
 }

@@ -86,7 +86,7 @@ pub(super) struct SendSocket {
     held: VecDeque<ZeroCopySend>,
     /// The newest send whose memory the kernel no longer reads. The kernel reports it once, and may
     /// do so before the part is sent completely, because the rest may go with a copy.
-    let_go: Option<u32>,
+    released_through: Option<u32>,
 }
 
 impl SendSocket {
@@ -103,7 +103,7 @@ impl SendSocket {
             next_send: 0,
             is_held: false,
             held: VecDeque::new(),
-            let_go: None,
+            released_through: None,
         }
     }
 
@@ -136,7 +136,8 @@ impl SendSocket {
         Ok(())
     }
 
-    /// Sends the first parts, as many as go in one call. Large parts without a copy are left out.
+    /// Sends the first parts, as many as go in one call. A later part that is to be sent without a
+    /// copy ends the call.
     fn send_several(&self) -> std::io::Result<Option<usize>> {
         let mut pieces: SmallVec<[libc::iovec; 2 * PARTS_MAX]> = SmallVec::new();
         let mut skip = self.sent;
@@ -216,7 +217,7 @@ impl SendSocket {
                 });
             }
             let send = self.next_send.wrapping_sub(1);
-            let waits = self.let_go.is_none_or(|through| !is_through(through, send));
+            let waits = self.released_through.is_none_or(|through| !is_through(through, send));
             if core::mem::take(&mut self.is_held) && waits {
                 self.held.push_back(ZeroCopySend { send, message, bytes });
             } else {
@@ -240,7 +241,7 @@ impl SendSocket {
         if told.copied {
             self.zero_copy = false;
         }
-        self.let_go = Some(told.through);
+        self.released_through = Some(told.through);
         let is_free = |held: &ZeroCopySend| is_through(told.through, held.send);
         while let Some(held) = self.held.front().copied().filter(is_free) {
             self.held.pop_front();

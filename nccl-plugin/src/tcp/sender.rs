@@ -3,7 +3,7 @@
 //! A message goes once its receiver has posted a buffer for it, which the receiver announces on the
 //! first socket. Up to [`EAGER_BYTES`] may go before that, because the buffers of any socket hold
 //! as many, whatever the receiver does. A small message therefore needs no round trip, and a
-//! message that began always leaves the wire.
+//! message that began is always delivered.
 
 use core::sync::atomic::{AtomicBool, Ordering};
 use std::collections::VecDeque;

@@ -80,8 +80,8 @@ pub struct Verbs {
 }
 
 impl Verbs {
-    /// Opens the devices. `meet_at` is the TCP address at which connections are negotiated. It
-    /// belongs to the interface that `NCCL_SOCKET_IFNAME` names.
+    /// Opens the devices. `meet_at` is the TCP address at which connections are negotiated: that of
+    /// the interface that NCCL would use. With `None`, it is the device's own.
     ///
     /// # Errors
     /// A text that says why no device can be used. TCP then works without RDMA.

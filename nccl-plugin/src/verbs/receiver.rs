@@ -30,7 +30,8 @@ const ANNOUNCEMENTS: u32 = 64;
 const FLUSHES: u32 = 64;
 /// Work requests of the other queue pairs. They only receive, but some devices need one.
 const FEW: u32 = 1;
-/// Number of announcements per reported completion. It also completes those before it.
+/// Number of announcements for each reported completion, which also covers the announcements before
+/// it.
 const SIGNAL_EVERY: usize = 8;
 /// Bit that distinguishes numbers of flushes from those of buffers.
 const FLUSH: u64 = 1 << 63;
@@ -93,7 +94,8 @@ type PostedBuffer = (u64, usize);
 /// what they use.
 pub(super) struct VerbsReceiver {
     lanes: SmallVec<[OwnedQueuePair; 8]>,
-    /// The queue pair that reads from the device's own memory, and the memory it reads into.
+    /// The queue pair that reads a byte of this host's registered memory back, and the memory it
+    /// reads into.
     flusher: Option<(OwnedQueuePair, Pinned)>,
     shared: SharedReceive,
     completions: Completions,

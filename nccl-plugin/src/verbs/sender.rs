@@ -2,8 +2,8 @@
 //! into the receiver's memory, each on the queue pair of its class.
 //!
 //! Every piece that is pushed is one work request with its own completion. The completion tells the
-//! scheduler that the bytes have left the wire, because the peer's NIC has acknowledged them. The
-//! last piece carries the announcement. Pieces wait here while their queue is full. A queue pair
+//! scheduler that the bytes were delivered, because the peer's NIC has acknowledged them. The last
+//! piece carries the announcement. Pieces wait here while their queue is full. A queue pair
 //! completes in order, so a message is done when its last piece is.
 
 use std::collections::VecDeque;

@@ -112,16 +112,16 @@ impl Arbiter for Difficult {
         };
         let submitted = Submitted { bytes: flow.bytes, permitted: 0, complete: 0, rank };
         self.flows.lock().insert(id, submitted);
-        let mut pass = SubmittedFlow::default();
-        pass.id = id;
-        pass
+        let mut submitted = SubmittedFlow::default();
+        submitted.id = id;
+        submitted
     }
 
-    fn poll(&self, pass: &mut SubmittedFlow) -> Option<Permit> {
+    fn poll(&self, submitted: &mut SubmittedFlow) -> Option<Permit> {
         self.decide();
-        let bytes = self.permitted.lock().remove(&pass.id)?;
+        let bytes = self.permitted.lock().remove(&submitted.id)?;
         let flows = self.flows.lock();
-        let flow = flows.get(&pass.id).expect("submitted");
+        let flow = flows.get(&submitted.id).expect("submitted");
         Some(Permit {
             bytes,
             level: 2,
@@ -131,20 +131,20 @@ impl Arbiter for Difficult {
         })
     }
 
-    fn complete(&self, pass: &SubmittedFlow, bytes: u64) {
+    fn complete(&self, submitted: &SubmittedFlow, bytes: u64) {
         let mut flows = self.flows.lock();
-        let Some(flow) = flows.get_mut(&pass.id) else { return };
+        let Some(flow) = flows.get_mut(&submitted.id) else { return };
         flow.complete += bytes;
         assert!(flow.complete <= flow.permitted, "more than was permitted");
         self.completed.fetch_add(bytes, Ordering::Relaxed);
         if flow.complete == flow.bytes {
-            flows.remove(&pass.id);
+            flows.remove(&submitted.id);
         }
     }
 
-    fn cancel(&self, pass: SubmittedFlow) {
-        self.flows.lock().remove(&pass.id);
-        self.permitted.lock().remove(&pass.id);
+    fn cancel(&self, submitted: SubmittedFlow) {
+        self.flows.lock().remove(&submitted.id);
+        self.permitted.lock().remove(&submitted.id);
     }
 
     fn nic(&self, _name: &str) -> u8 {

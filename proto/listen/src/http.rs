@@ -2,8 +2,9 @@
 //!
 //! A client may be silent, send slowly or not read its answer. Such a client holds one of a bounded
 //! number of connections, for a bounded time ([`HttpLimits`]). If all are taken, a new connection
-//! takes the slot of the one with the oldest last request ([`crate::ConnectionSlots`]). Answers are
-//! made on the runtime's thread. They must be cheap, as those of [`rendered`] are.
+//! takes the slot of another one: of the address with the most connections, the one whose last
+//! request is oldest ([`crate::ConnectionSlots`]). Answers are made on the runtime's thread. They
+//! must be cheap, as those of [`rendered`] are.
 
 use std::convert::Infallible;
 use std::future::{Ready, ready};

@@ -1,11 +1,11 @@
-//! What services share: public sockets with a bounded share of the process, and the log.
+//! What the daemon and the coordinator share: sockets whose users can take only a bounded part of
+//! the process, and the log.
 //!
 //! [`ConnectionSlots`] bounds connections by holder and in total: a new connection is served, and
 //! the holder with the most connections loses its oldest one. [`http`] serves HTTP/1 with such
-//! slots and time limits, and [`page`] web pages over it, with a
-//! [`History`]. [`LineLimit`] bounds log lines that
-//! others cause, and [`descriptors_max`] is the bound that the system sets. [`start_log`] starts
-//! the log. [`InstallArgs`] prints manual pages.
+//! slots and time limits, and [`page`] serves web pages over it, with a [`History`]. [`LineLimit`]
+//! bounds log lines that others cause, and [`descriptors_max`] is the bound that the system sets.
+//! [`start_log`] starts the log. [`InstallArgs`] prints manual pages.
 #![forbid(unsafe_code)]
 
 mod descriptors;

@@ -161,8 +161,8 @@ struct DevicePort {
 pub type Pauses = fn(&str) -> Result<u64, DcbError>;
 
 impl DevicePort {
-    /// Returns the PFC frames that were received, of a second ago at most. The kernel asks the
-    /// driver for them under its lock of all interfaces.
+    /// Returns the PFC frames that were received, by a reading that is a second old at most. The
+    /// kernel asks the driver for them under its lock of all interfaces.
     fn paused(&mut self) -> u64 {
         let Some(interface) = &self.interface else { return 0 };
         match self.paused {

@@ -104,7 +104,7 @@ pub struct Admission {
     arrivals: BTreeMap<u64, BatchSlot>,
     arrivals_seen: u64,
     requests: BTreeMap<RequestId, MemberSlot>,
-    /// `H`: the pruned requests, each with the budget that it counts against.
+    /// `H`: the pruned requests, each with its cause and the budget that it counts against.
     pruned: BTreeMap<RequestId, (PruneCause, u16)>,
     /// Correction of estimates, see [`PruneLimits::pace`].
     pace: u32,

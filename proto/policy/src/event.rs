@@ -73,9 +73,9 @@ pub struct Order {
 pub enum Event {
     /// A flow wants to send.
     FlowArrived(FlowSpec),
-    /// `bytes` of `flow` have left the wire (a completion, an acknowledgement).
+    /// `bytes` of `flow` were delivered, as a completion or an acknowledgement reports.
     BytesCompleted {
-        /// The flow whose bytes left the wire.
+        /// The flow whose bytes were delivered.
         flow: FlowId,
         /// Bytes since the last such event.
         bytes: u64,

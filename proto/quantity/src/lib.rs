@@ -54,8 +54,8 @@ const RATE_WANTED: &str = "a rate; write bytes per second, or a number with bit,
     (per second) or B/s, KB/s, MB/s, GB/s, KiB/s, MiB/s, GiB/s";
 const NANOS_WANTED: &str = "a duration; write a number with ns, us, ms, s or min";
 
-/// Units of each kind as (name, numerator, denominator) in base units, largest last. The names that
-/// `Display` uses come before their synonyms.
+/// Units of each kind as (name, numerator, denominator) in base units. The names that `Display`
+/// uses come before their synonyms.
 const BYTES_UNITS: &[(&str, u64, u64)] = &[
     ("B", 1, 1),
     ("KiB", 1 << 10, 1),

@@ -134,7 +134,7 @@ pub struct Consumer {
     at: u16,
     /// The sequence of the next record.
     seq: u64,
-    /// Tag of the living gated flow of each slot, 0 if none. The table is private, so that a client
+    /// Tag of the flow that waits in each slot, 0 if none. The table is private, so that a client
     /// cannot redirect a permit.
     live: Box<[u64]>,
     /// Value of the shared `consumed` counter.

@@ -146,13 +146,13 @@ extern "C" fn in_child() {
     dead.close();
 }
 
-/// A descriptor of nothing, which replaces those of sessions. Their numbers stay taken, so that
-/// their owners can close them as usual, and close nothing else. If the kernel makes no descriptor
-/// at all, those of sessions are closed.
+/// An eventfd that nobody uses. It replaces the guarded descriptors. Their numbers stay taken, so
+/// that their owners can close them as usual, and close nothing else. If the kernel can make no
+/// descriptor at all, the guarded ones are closed.
 struct DeadDescriptor {
     /// The descriptor, or [`NONE`].
     fd: i32,
-    /// Whether it has the number of a session's descriptor.
+    /// Whether it has the number of a guarded descriptor.
     is_in_place: bool,
 }
 
@@ -163,10 +163,10 @@ impl DeadDescriptor {
         Self { fd, is_in_place: false }
     }
 
-    /// Replaces `fd`, a descriptor of a guarded session.
+    /// Replaces `fd`, a guarded descriptor.
     fn replace(&mut self, fd: i32) {
         if self.fd < 0 {
-            // All descriptors are in use. That of the session makes room, and gets its number.
+            // All descriptors are in use. Closing `fd` makes room, and the new one gets its number.
             // SAFETY: nobody closes it while the table names it.
             unsafe { libc::close(fd) };
             *self = Self::make();

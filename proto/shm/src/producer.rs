@@ -27,7 +27,7 @@ pub struct SlotRef {
 struct FreeList {
     /// By slot: the next slot of the circle. All are slots of the lane (`new`, `insert`).
     links: Box<[u16]>,
-    /// By slot: the previous slot of the circle. `pass` then need not write any link.
+    /// By slot: the previous slot of the circle. With it, `pass` need not record that slot.
     back: Box<[u16]>,
     /// By slot: the sequence of its last record that needed no permit.
     tags: Box<[u64]>,
@@ -245,7 +245,7 @@ impl Producer {
     }
 
     /// Withdraws a gated flow of which `permitted` bytes were used. The slot comes back once the
-    /// daemon has consumed the message.
+    /// daemon has consumed the record of the withdrawal.
     ///
     /// # Errors
     /// [`LaneFull`]: nothing happened, and the flow still holds its slot. Try again later.

@@ -56,7 +56,7 @@ pub struct Flow {
     pub bytes: u64,
     /// The batch, 0 if unknown.
     pub batch: u64,
-    /// The request, 0 if unknown or all of the batch.
+    /// The request, 0 if unknown or if the flow serves the whole batch.
     pub request: u64,
     /// Deadline, absolute CLOCK_MONOTONIC nanoseconds; 0 if there is none.
     pub deadline_ns: u64,
@@ -115,7 +115,7 @@ pub enum Record {
         /// Whether the client runs in `observe` mode, so that the flow uses no credit.
         observed: bool,
     },
-    /// `bytes` of the flow `tag` have left the wire.
+    /// `bytes` of the flow `tag` were delivered.
     Completed {
         /// Sequence of the record that submitted the flow.
         tag: u64,

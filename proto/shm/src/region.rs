@@ -93,8 +93,8 @@ impl Region {
         let length = bytes as libc::off_t;
         ftruncate(&fd, length).map_err(system("ftruncate"))?;
         // Reserved now, so that a host without memory refuses the client here. A client can still
-        // punch holes into its own region. If the host is then out of memory, the daemon's next
-        // access is killed as any other would be.
+        // punch holes into its own region. If the host is then out of memory, the kernel may kill
+        // the daemon at its next access, as it may kill any process.
         fallocate(&fd, FallocateFlags::empty(), 0, length).map_err(system("fallocate"))?;
         fcntl(&fd, FcntlArg::F_ADD_SEALS(SEALS)).map_err(system("fcntl(F_ADD_SEALS)"))?;
         let region = Self::map_fd(fd, bytes, geometry)?;

@@ -257,7 +257,7 @@ impl Hello {
             return Err(RegistrationError::Version(word(4)));
         }
         let mut hello: Self = prefix(packet)?;
-        // Names had 32 bytes before.
+        // Earlier builds had names of 32 bytes, without `newest` and `release`.
         if hello.name[NAME_MAX] != 0 {
             (hello.newest, hello.release) = (0, Release::default());
         }

@@ -89,7 +89,8 @@ impl RegionConsumer {
         &self.region
     }
 
-    /// Returns the eventfd to poll during a sleep. [`registration::drain`] empties it afterwards.
+    /// Returns the eventfd to poll during a sleep. [`registration::drain`] empties it afterwards,
+    /// which is needed unless the poll reports edges.
     pub fn eventfd(&self) -> BorrowedFd<'_> {
         self.eventfd.as_fd()
     }

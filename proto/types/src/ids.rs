@@ -1,7 +1,7 @@
 //! Ids of flows, batches, requests, ports and layers (architecture §1).
 
-/// The id of one transfer of bytes between two endpoints. The driver of a link chooses it, unique
-/// among the living flows of that link.
+/// The id of one transfer of bytes between two endpoints. The driver of a link chooses it. No two
+/// flows that a link has at a time share an id.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FlowId(pub u64);
 
@@ -13,7 +13,7 @@ pub struct BatchId(pub u64);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RequestId(pub u64);
 
-/// The number of another host's port, as the driver of a link numbers them. Zero means unknown.
+/// The number that the driver of a link gives to the address of a peer. Zero means unknown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PeerId(pub u16);
 

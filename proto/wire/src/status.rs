@@ -141,7 +141,8 @@ pub struct ClientStatus {
     pub observed_bytes: u64,
     /// Bytes that the client reported as completed.
     pub completed_bytes: u64,
-    /// Bytes that the client reported to have sent unscheduled.
+    /// Submitted bytes that went out unscheduled, withdrawn by the client or permitted without
+    /// scheduling.
     pub bypassed_bytes: u64,
     /// Flows of NICs that the daemon does not have. They went out unscheduled.
     pub unknown_nic_flows: u64,
@@ -403,7 +404,8 @@ pub struct Totals {
     pub flows: u64,
     /// Flows cancelled by their client or by its end.
     pub cancelled_flows: u64,
-    /// Flows beyond their client's limit, which were permitted at once.
+    /// Flows beyond their client's limit, which were permitted without scheduling. The limit is 0
+    /// for a client in mode `off` or of a distrusted owner.
     pub overflowed_flows: u64,
     /// Bytes submitted.
     pub submitted_bytes: u64,
@@ -420,7 +422,7 @@ pub struct Totals {
     /// Permitted bytes that stopped counting in a port's window, because their client completed
     /// nothing while others waited.
     pub set_aside_bytes: u64,
-    /// Bytes that clients reported to have sent unscheduled.
+    /// Submitted bytes that went out unscheduled, as in [`ClientStatus::bypassed_bytes`].
     pub bypassed_bytes: u64,
     /// Bytes of cancelled flows that were not permitted and are not in `bypassed_bytes`.
     pub withdrawn_bytes: u64,

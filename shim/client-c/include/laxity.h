@@ -12,7 +12,7 @@
  *   do {
  *       lax_wait(lane, &ticket, &grant);            // ends in any case
  *       send_marked(grant.bytes, grant.dscp);       // your code
- *       lax_complete(lane, &ticket, grant.bytes);   // once they have left the wire
+ *       lax_complete(lane, &ticket, grant.bytes);   // once they were delivered
  *   } while (!grant.last);
  *   lax_lane_close(lane);
  *   lax_detach(client);
@@ -185,7 +185,7 @@ int lax_wait(lax_lane *lane, lax_ticket *ticket, lax_grant *grant);
  * (returns 0). For loops over many tickets. */
 int lax_wait_any(lax_lane *lane, uint64_t timeout_ns);
 
-/* Reports that `bytes` of the flow were sent. Report every byte that was granted. */
+/* Reports that `bytes` of the flow were delivered. Report every byte that was granted. */
 int lax_complete(lax_lane *lane, const lax_ticket *ticket, uint64_t bytes);
 
 /* Cancels the bytes of a flow that are not granted, and those that are granted and not complete. */

@@ -371,7 +371,7 @@ pub unsafe extern "C" fn lax_wait_any(lane: *mut Lane, timeout_ns: u64) -> c_int
     unsafe { on_lane(lane, |lane| lane.wait_any(Duration::from_nanos(timeout_ns)).into()) }
 }
 
-/// Reports that bytes have left the wire.
+/// Reports that bytes were delivered.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lax_complete(
     lane: *mut Lane,

@@ -143,7 +143,7 @@ pub fn request(request: u64) -> Option<Facts> {
 /// Sends a hint to the daemon. The facts about a request are added when it joins a batch.
 ///
 /// # Errors
-/// Any other [`HintError`].
+/// Every [`HintError`] but [`HintError::DeadlinePassed`].
 pub fn tell(hint: Hint) -> Result<(), HintError> {
     take(|table, say| table.tell(hint, say))
 }
@@ -248,8 +248,9 @@ pub struct Asked {
     pub objective_ns: u64,
 }
 
-/// Submits a transfer. Never blocks. A deadline that has passed, and a layer that its batch doesn't
-/// have, are counted and left out. The transfer is never refused.
+/// Submits a transfer. Never blocks. A deadline that has passed is left out. A layer that the batch
+/// doesn't have is replaced by the layer that the batch computes. Both are counted. The transfer is
+/// never refused.
 pub fn submit(asked: &Asked) -> Transfer {
     // The time is taken at the call, since the first use of a process attaches.
     let now = now_ns();

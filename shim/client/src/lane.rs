@@ -193,7 +193,8 @@ impl Lane {
         Some(Ticket { tag: at.tag, total: flow.bytes, permitted: 0, state })
     }
 
-    /// Sends the address of a peer to the daemon, once per lane. Flows on credit came here before.
+    /// Sends the address of a peer to the daemon, once per lane. Flows on credit at hand need no
+    /// call: a flow with the same key, and so with the same peer, came here before.
     fn introduce(&mut self, peer: u8) {
         if let Some(binding) = &mut self.binding
             && binding.introduces(peer)
@@ -241,8 +242,8 @@ impl Lane {
         }
     }
 
-    /// Reports that `bytes` of the flow have left the wire. Call it for every permitted byte,
-    /// because the daemon counts bytes in flight. Does nothing for bypassed flows.
+    /// Reports that `bytes` of the flow were delivered. Call it for every permitted byte, because
+    /// the daemon counts bytes in flight. Does nothing for bypassed flows.
     pub fn complete(&mut self, ticket: &Ticket, bytes: u64) {
         if self.knows(ticket) {
             self.send_record(Record::Completed { tag: ticket.tag, bytes });

@@ -10,7 +10,7 @@
 //! while !ticket.is_done() {
 //!     let permit = lane.wait(&mut ticket); // ends also when the daemon does
 //!     // … send `permit.bytes` more, marked `permit.dscp` …
-//!     lane.complete(&ticket, permit.bytes); // once they have left the wire
+//!     lane.complete(&ticket, permit.bytes); // once they were delivered
 //! }
 //! ```
 //!

@@ -146,8 +146,9 @@ impl Session {
         seen & (attention::HANDOVER | attention::UNENFORCED) == attention::HANDOVER
     }
 
-    /// Reports whether flows of this lost session wait for the next daemon. They don't once it
-    /// is late or can't come. A forked child sees other pages than the region, so it never waits.
+    /// Reports whether flows of this lost session wait for the next daemon. They stop waiting once
+    /// that daemon is late or can't come. A forked child sees other pages than the region, so it
+    /// never waits.
     pub(crate) fn has_successor(&self) -> bool {
         self.is_handed_over()
             && !self.has_no_successor.load(Ordering::Relaxed)

@@ -6,8 +6,9 @@ use std::time::Duration;
 /// A value behind a lock, for whose change a thread of the library waits.
 ///
 /// It uses std's lock, which is one word and has no list of its waiters. `parking_lot` has such a
-/// list for the whole process. A forked child keeps the entries of threads that waited at the fork,
-/// and which it does not have. Its own threads would then be lost, or the list broken.
+/// list for the whole process. A forked child would keep the entries of threads that waited at the
+/// fork and that the child does not have. Its own threads could then miss a wake-up, or the list
+/// could break.
 #[derive(Debug, Default)]
 pub struct Monitor<T> {
     value: Mutex<T>,

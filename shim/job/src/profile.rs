@@ -30,7 +30,7 @@ pub const FOLDER: &str = "/etc/laxity/profiles";
 /// Largest profile that is read, in bytes. Real profiles are a page of text.
 pub const FILE_BYTES_MAX: u64 = 64 << 10;
 
-/// The stages of a job's transfers, by opcode and queue pair, with other defaults.
+/// The stages of a job's transfers, by opcode and queue pair, and other settings of the job.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Profile {

@@ -55,7 +55,7 @@ fn within<T>(agent: AgentPtr, tends: bool, call: impl FnOnce() -> T) -> T {
 /// in it must not reach C++.
 fn besides(code: NixlStatus, body: impl FnOnce(&'static NixlHub)) {
     let body = AssertUnwindSafe(|| hub::make().map(body));
-    // NIXL's functions create for each other. The outermost call records.
+    // NIXL's functions call each other to create objects. Only the outermost call records.
     if code == status::SUCCESS && !agent::is_nested() {
         let _ = catch_unwind(body);
     }
@@ -277,7 +277,7 @@ interpose! {
     fn release(agent: AgentPtr, handle: RequestPtr)
     |real| {
         let is_nested = agent::is_nested();
-        // What is permitted is not posted before, since this request may be permitted by now.
+        // Permitted requests are not posted first, since this request may be one of them.
         within(agent, false, || {
             let known = hub::known().filter(|_| !is_nested);
             let known = known.and_then(|hub| Some((hub, hub.forget(handle)?)));

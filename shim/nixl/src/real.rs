@@ -105,7 +105,8 @@ impl DescFunctions {
         self.kind.address().map(|kind| unsafe { function_at::<Kind>(kind)(list) })
     }
 
-    /// Returns the number of elements of a list and its first and last address.
+    /// Returns the number of elements of a list, the address of the first one, and the address
+    /// behind the last one.
     ///
     /// # Safety
     /// `list` is a list of the type to which the functions belong.

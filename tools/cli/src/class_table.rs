@@ -104,7 +104,8 @@ impl Variable {
     }
 }
 
-/// Parses a class as libraries do, by strtol(3) with base 0.
+/// Parses a class in decimal or hexadecimal. Libraries use strtol(3) with base 0, which also knows
+/// octal numbers.
 fn number(text: &str) -> Option<u8> {
     let text = text.trim();
     match text.strip_prefix("0x").or_else(|| text.strip_prefix("0X")) {

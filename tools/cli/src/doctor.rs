@@ -127,7 +127,7 @@ fn examine(args: &DoctorArgs) -> (Vec<Finding>, Vec<Row>) {
 
     let mut findings = fabric::devices(&ports, status);
     findings.extend(fabric::gids(&root, &ports));
-    // The kernel describes this host only, too.
+    // The kernel describes this host, and not another one whose files are below `root`.
     let query = |interface: &str| {
         if root.is_real() { laxity_nic::query(interface) } else { Err(DcbError::Unsupported) }
     };

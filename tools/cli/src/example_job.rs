@@ -35,11 +35,12 @@ Exit status: 0 if the daemon counted every byte; 1 if bytes went out unscheduled
 
 /// What the job sends. It is far less than loopback can carry, so the job needs little of a CPU.
 const BYTES_PER_S: u64 = 125_000_000;
-/// Submitted transfers. More than the window of a NIC, so that transfers wait under `enforce`.
+/// Number of transfers that are submitted at a time. Together they exceed a NIC's window, so that
+/// transfers wait under `enforce`.
 const FLOWS: usize = 12;
 /// Bytes that are sent and completed at a time, as by a program with a send buffer of this size.
 const PIECE: usize = 64 << 10;
-/// A request's time to its first token.
+/// Objective on the time to first token of each request, in nanoseconds.
 const OBJECTIVE_NS: u64 = 1_000_000_000;
 
 #[derive(Args)]

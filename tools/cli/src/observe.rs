@@ -1,6 +1,7 @@
 //! `laxity observe report`: what enforcing would have done to flows that were only observed.
 //!
-//! The daemon simulates it, by minute and port ([`laxity_wire::WouldStatus`]). This sums it up.
+//! The daemon simulates enforcement, by minute and port ([`laxity_wire::WouldStatus`]). This module
+//! adds the minutes up.
 
 use std::collections::BTreeMap;
 

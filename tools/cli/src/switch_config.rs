@@ -9,8 +9,8 @@
 //! 3. unmarked traffic, and every DSCP that belongs to no other class;
 //! 4. the lowest level and the scavenger.
 //!
-//! Classes 3 and 4 are served by weight, one to four, so that none of them starves another. The
-//! forms are from these sources:
+//! Classes 3 and 4 are served by weight, so that none of them starves another. Each queue has four
+//! times the weight of the next lower one. The forms are from these sources:
 //!
 //! * SONiC: `src/sonic-yang-models/doc/Configuration.md` of sonic-net/sonic-buildimage;
 //! * Cumulus: the NVUE reference of Cumulus Linux 5.3 and later, *Set and Unset Commands*, *QoS*;

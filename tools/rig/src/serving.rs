@@ -3,7 +3,7 @@
 //!
 //! The computed model is small enough for two cores, and its transfers are large enough for slow
 //! links. With the defaults a token has 512 bytes of KV a layer. With half of the experts on the
-//! other host, it sends 2 KiB to them and back (1 : 4).
+//! other host, it exchanges 2 KiB with them, four times as much.
 //!
 //! The timed model has the sizes and times of [`Scaling`](crate::config::Scaling). The hosts of a
 //! unit compute in lockstep, each its own requests. A token has one expert on each host. Its KV is

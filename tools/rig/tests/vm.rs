@@ -1,8 +1,8 @@
 //! Real boots of the SoftRoCE lab: two RDMA devices, a router that counts what crosses it, and each
 //! way in which a guest can fail to answer.
 //!
-//! Without the usual test harness, since the guest runs this program as its first process. Skipped,
-//! with the reason, where QEMU or the guest's kernel cannot be had.
+//! The program has no usual test harness, since the guest runs it as its first process. Without
+//! QEMU or the guest's kernel, it skips the tests and says why.
 
 use std::collections::BTreeSet;
 use std::fs;

@@ -49,9 +49,9 @@ pub enum AdmissionEvent {
         /// The request that ended.
         request: RequestId,
     },
-    /// `bytes` of the request have left `port`.
+    /// `bytes` of the request were delivered through `port`.
     BytesCompleted {
-        /// The request whose bytes left the port.
+        /// The request whose bytes were delivered.
         request: RequestId,
         /// The port that the bytes passed.
         port: PortId,

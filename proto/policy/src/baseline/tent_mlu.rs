@@ -16,8 +16,9 @@
 //!
 //! Departures:
 //! * TENT sees no collectives. They have the first priority, the most favourable one;
-//! * TENT cancels what it drops, and the engine computes it again. Here decode cannot start without
-//!   it, so it moves to the scavenger. KV reuse is never dropped, because its whole batch waits;
+//! * TENT cancels a dropped transfer, and the engine computes its KV cache again. Here decode
+//!   cannot start without the transfer, so it moves to the scavenger. KV reuse is never dropped,
+//!   because its whole batch waits;
 //! * MLU is predicted when a flow arrives, after each of its permits, and once per promotion period
 //!   in between, not before each post. The bytes that are posted already, at most a window, are not
 //!   counted as ahead: they are ahead of all candidates alike;

@@ -26,7 +26,8 @@ impl Link {
         }
     }
 
-    /// Updates it for delivered bytes. Those of flows that go by slack show that these have room.
+    /// Updates [`Port::held_up`](super::port::Port::held_up) for delivered bytes. Delivered bytes
+    /// of flows that go by slack show that such flows have room.
     #[inline]
     pub(super) fn note_progress(&mut self, level: Level, bytes: u64) {
         let Some(highest) = self.port.held_up.highest() else { return };

@@ -6,8 +6,8 @@
 //! exchanges KV beside attention leaves none, so blocks below it arrive when the ring pauses.
 //!
 //! The port has no view of the other end, but it knows how fast it sends. If nothing held the
-//! permitted bytes up, all of them would have left by `Link::drained`. What is in flight later is
-//! held up elsewhere:
+//! permitted bytes up, all of them would have left by the instant `Link::drained`. What is in
+//! flight later is held up elsewhere:
 //!
 //! ```text
 //! late        ⇔   now − drained > RLI · layer time / LATE_SHARE          [ns]

@@ -27,7 +27,7 @@ pub(super) struct IdTable<I, T> {
 }
 
 impl<I: Copy + Ord, T> IdTable<I, T> {
-    /// Creates a table for `max` records besides those of `unnamed`, which have the first slots.
+    /// Creates a table for `max` records, besides the record `unnamed`, which has the first slot.
     pub(super) fn new(max: usize, unnamed: Option<T>) -> Self {
         let unnamed = unnamed.into_iter();
         Self {

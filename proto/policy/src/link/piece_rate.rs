@@ -17,7 +17,7 @@ use laxity_types::Level;
 
 use crate::time::Span;
 
-/// The weight of one piece in the mean is one over this.
+/// The weight of one piece in the mean is `1 / WEIGHT`.
 const WEIGHT: u64 = 8;
 
 /// Mean rate of the pieces that exceeded the window.

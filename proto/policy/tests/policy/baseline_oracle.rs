@@ -89,7 +89,7 @@ struct Model {
     now: u64,
     seq: u64,
     flows: BTreeMap<FlowId, Waiting>,
-    flying: BTreeMap<FlowId, u64>,
+    in_flight: BTreeMap<FlowId, u64>,
     /// By class: the share of the flow that was served last, 0 while the class is empty.
     had: BTreeMap<u64, u64>,
 }
@@ -104,7 +104,7 @@ impl Model {
             now: 1000,
             seq: 0,
             flows: BTreeMap::new(),
-            flying: BTreeMap::new(),
+            in_flight: BTreeMap::new(),
             had: BTreeMap::new(),
         }
     }
@@ -192,7 +192,7 @@ impl Model {
             "{} at {}: {best:?} comes before {flow:?}",
             self.policy, self.now
         );
-        *self.flying.entry(id).or_default() += bytes;
+        *self.in_flight.entry(id).or_default() += bytes;
         let class = self.class(&flow);
         let had = self.had.entry(class).or_default();
         *had = flow.share.max(*had);
@@ -221,7 +221,7 @@ impl Model {
         match step {
             Step::Arrive(spec) => self.arrive(*spec),
             Step::CompleteAll => {
-                for (flow, bytes) in core::mem::take(&mut self.flying) {
+                for (flow, bytes) in core::mem::take(&mut self.in_flight) {
                     self.link.handle(Time(self.now), Event::BytesCompleted { flow, bytes });
                 }
             }

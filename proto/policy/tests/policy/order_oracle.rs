@@ -92,7 +92,7 @@ struct Model {
     now: u64,
     seq: u64,
     flows: BTreeMap<FlowId, Waiting>,
-    flying: BTreeMap<FlowId, u64>,
+    in_flight: BTreeMap<FlowId, u64>,
     /// Pieces in flight that exceed the window: when each was permitted, and its bytes.
     pieces: Vec<(u64, u64)>,
     /// Flows that had their first permit from the scavenger.
@@ -131,7 +131,7 @@ impl Model {
             now: 1000,
             seq: 0,
             flows: BTreeMap::new(),
-            flying: BTreeMap::new(),
+            in_flight: BTreeMap::new(),
             pieces: Vec::new(),
             low: BTreeSet::new(),
             piece_rate: RATE,
@@ -376,8 +376,8 @@ impl Model {
             self.credit = self.credit.saturating_sub(price);
         } else {
             let chunk = head.left.min(crate::random_events::CHUNK);
-            let flying: u64 = self.flying.values().sum();
-            let fits = chunk == 0 || flying + chunk <= crate::random_events::WINDOW;
+            let in_flight: u64 = self.in_flight.values().sum();
+            let fits = chunk == 0 || in_flight + chunk <= crate::random_events::WINDOW;
             let by_right = self.is_due(chunk) && fits;
             assert!(!by_right, "the scavenger was denied its share");
             let earned = bytes * permille;
@@ -453,7 +453,7 @@ impl Model {
                     assert!(!equal || other.seq >= flow.seq, "{other:?} came before {flow:?}");
                 }
                 assert!(flow.scavenged || flow.spec.stage != Stage::P2d || !self.hopeless(&flow));
-                *self.flying.entry(id).or_default() += bytes;
+                *self.in_flight.entry(id).or_default() += bytes;
                 if bytes > crate::random_events::WINDOW {
                     self.pieces.push((self.now, bytes));
                 }
@@ -554,7 +554,7 @@ impl Model {
         match step {
             Step::Arrive(spec) => self.arrive(*spec),
             Step::CompleteAll => {
-                for (flow, bytes) in core::mem::take(&mut self.flying) {
+                for (flow, bytes) in core::mem::take(&mut self.in_flight) {
                     self.complete(flow, bytes);
                 }
             }

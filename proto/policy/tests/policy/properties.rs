@@ -1,4 +1,5 @@
-//! Properties of every policy under random events, against a shadow with the simplest accounts.
+//! Properties of every policy under random events, compared with a shadow model that only keeps
+//! sums of bytes.
 
 use crate::random_events::{CHUNK, Op, Shadowed, config, op, op_or_reload};
 use laxity_policy::{Action, Granularity, LinkConfig, PolicyKind};

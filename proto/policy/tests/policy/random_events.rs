@@ -241,13 +241,13 @@ impl Shadowed {
                 self.arrive(FlowSpec { flow: FlowId(self.arrivals), ..*spec }, *credit);
             }
             Op::Complete { which, bytes } => {
-                let flying: Vec<FlowId> = self
+                let in_flight: Vec<FlowId> = self
                     .accounts
                     .iter()
                     .filter(|(_, account)| account.in_flight > 0)
                     .map(|(&id, _)| id)
                     .collect();
-                if let Some(&flow) = flying.get(which % flying.len().max(1)) {
+                if let Some(&flow) = in_flight.get(which % in_flight.len().max(1)) {
                     self.complete(flow, *bytes);
                 } else {
                     let flow = FlowId(u64::MAX - 1);
@@ -511,16 +511,16 @@ impl Shadowed {
             if self.link.waiting_flows() == 0 {
                 return;
             }
-            let flying: Vec<(FlowId, u64)> = self
+            let in_flight: Vec<(FlowId, u64)> = self
                 .accounts
                 .iter()
                 .filter(|(_, account)| account.in_flight > 0)
                 .map(|(&id, account)| (id, account.in_flight))
                 .collect();
-            if flying.is_empty() {
+            if in_flight.is_empty() {
                 self.now = self.link.next_deadline().expect("held back until some time");
             }
-            for (flow, bytes) in flying {
+            for (flow, bytes) in in_flight {
                 self.complete(flow, bytes);
             }
         }

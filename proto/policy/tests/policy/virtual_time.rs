@@ -114,11 +114,11 @@ pub(crate) struct Port {
     wire_free_at: Time,
     left: BTreeMap<FlowId, u64>,
     pub(crate) latest: Option<FlowId>,
-    /// When the last byte of each flow left the wire.
+    /// When the last byte of each flow was delivered.
     pub(crate) finished: BTreeMap<FlowId, Time>,
     /// Every action, with its time.
     pub(crate) actions: Vec<(Time, Action)>,
-    /// Bytes that left the wire by level.
+    /// Delivered bytes by level.
     pub(crate) bytes_by_level: BTreeMap<Level, u64>,
 }
 

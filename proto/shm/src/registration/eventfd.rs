@@ -23,7 +23,8 @@ pub fn wake(eventfd: BorrowedFd<'_>) {
     let _ = unistd::write(eventfd, &1_u64.to_ne_bytes());
 }
 
-/// Daemon: empties the eventfd after a wake-up. It fails if nothing was there.
+/// Daemon: empties the eventfd after a wake-up, for a daemon that waits until the eventfd is
+/// readable. Does nothing if it is empty. `laxityd` watches for edges and needs no such call.
 pub fn drain(eventfd: BorrowedFd<'_>) {
     let _ = unistd::read(eventfd, &mut [0; 8]);
 }

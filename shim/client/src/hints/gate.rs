@@ -24,15 +24,15 @@ pub(super) const LANES: usize = 8;
 const GLANCES: u32 = 32;
 /// Longest wait of a thread without a poll of its own.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
-/// Longest wait of a thread without a poll while the lane has news for another thread, which has
-/// not come yet.
+/// Longest wait of a thread without a poll while the lane has news that another thread has not
+/// collected yet.
 const LOOK_AGAIN: Duration = Duration::from_micros(200);
 
 /// A lane that several threads share.
 #[derive(Debug, Default)]
 pub(super) struct Shard {
     inner: Mutex<Inner>,
-    /// Condition that the sleeper is awake.
+    /// Notified when the thread that slept in the lane is awake.
     bell: Condvar,
     /// Number of transfers in the lane. Relaxed, because it is a hint for choosing a lane.
     load: AtomicUsize,
@@ -155,8 +155,8 @@ impl Transfer {
         &self.hub.shards[self.shard]
     }
 
-    /// Reports whether this is a forked child of the process that submitted the transfer. Its lane
-    /// must not be used then, nor waited for.
+    /// Reports whether this is a forked child of the process that submitted the transfer. The
+    /// transfer's lane must not be used then, nor waited for.
     fn is_foreign(&self) -> bool {
         self.epoch != super::epoch()
     }
@@ -261,7 +261,7 @@ impl Transfer {
         }
     }
 
-    /// Reports that permitted `bytes` have left the wire.
+    /// Reports that permitted `bytes` were delivered.
     ///
     /// # Errors
     /// [`Excess`]. Nothing was reported then.

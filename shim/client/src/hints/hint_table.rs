@@ -98,7 +98,7 @@ struct HintedBatch {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HintCounts {
-    /// Requests removed for lack of room.
+    /// Requests removed for lack of room before they ended.
     pub requests_evicted: u64,
     /// Batches removed for lack of room.
     pub batches_evicted: u64,
@@ -112,7 +112,7 @@ pub struct HintCounts {
     pub batches_begun_twice: u64,
     /// Hints about unknown batches.
     pub batches_unknown: u64,
-    /// Invalid layers, refused in hints or left out of transfers.
+    /// Invalid layers: refused in hints, replaced in transfers.
     pub layers_unknown: u64,
     /// Layers that began after a later one.
     pub layers_backwards: u64,

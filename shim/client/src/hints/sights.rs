@@ -19,7 +19,8 @@ impl FirstSights {
         if request == 0 {
             return now.saturating_add(objective_ns);
         }
-        // By then the number belongs to another request, if the engine uses numbers again.
+        // After twice the objective, the number counts as another request's, because an engine may
+        // use numbers again.
         let is_over = |seen: u64| now.saturating_sub(seen) >= objective_ns.saturating_mul(2);
         let seen = match self.0.get(request) {
             Some(&seen) if !is_over(seen) => seen,

@@ -31,7 +31,7 @@ impl Loan {
     }
 
     /// Reports whether the loan is valid: nothing waits on any port, the daemon schedules, and the
-    /// last report is recent.
+    /// loan is not older than [`LOAN_NS`].
     #[inline]
     pub fn holds(&self) -> bool {
         self.header.credit_stages() & CREDIT_WHOLE != 0

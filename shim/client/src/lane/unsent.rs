@@ -20,7 +20,7 @@ pub(crate) enum Unsent {
 
 impl Lane {
     /// Reports whether records wait for a slot, so that completions are not reported. The caller
-    /// should then use [`Lane::settle`] later.
+    /// should then call [`Lane::flush_unsent`] later.
     #[inline]
     pub fn has_unsent(&self) -> bool {
         !self.unsent.is_empty()

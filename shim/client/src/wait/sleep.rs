@@ -15,7 +15,7 @@ use crate::lane_binding::LaneBinding;
 /// use the lane meanwhile. See [`Lane::prepare_sleep`].
 #[derive(Debug)]
 pub struct Sleep {
-    /// `None` while flows wait for the next daemon, which nobody announces.
+    /// `None` while flows wait for the next daemon. Nobody wakes the thread when that daemon comes.
     announced: Option<(LaneMemory, Announced)>,
     slice: Duration,
 }
@@ -51,9 +51,9 @@ impl Sleep {
 }
 
 impl Lane {
-    /// Prepares to sleep until a ticket of this lane has a permit. Returns `None` if one has it by
-    /// now, if none waits, or if the caller should first check something else. The caller polls the
-    /// tickets then. One thread at a time may sleep on a lane.
+    /// Prepares to sleep until a ticket of this lane has a permit. Returns `None` if a ticket has a
+    /// permit by now, if no ticket waits, or if the caller should first check something else. The
+    /// caller polls the tickets then. One thread at a time may sleep on a lane.
     pub fn prepare_sleep(&mut self) -> Option<Sleep> {
         if self.has_unsent() {
             self.send_unsent();

@@ -11,8 +11,8 @@ use crate::hub::Hub;
 use crate::report::COUNTERS;
 use crate::runs::{self, Run, TOGETHER_BYTES};
 
-/// Longest wait of a call for an immediate permit. A daemon that is awake takes less, and the
-/// program doesn't notice it.
+/// Longest wait of a call for an immediate permit. A daemon that is awake answers sooner, and a
+/// program doesn't notice a wait of this length.
 const ANSWER: Duration = Duration::from_micros(500);
 impl TransferBatch {
     /// Implements `submitTransfer` and `submitTransferWithNotify`.

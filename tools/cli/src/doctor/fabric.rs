@@ -66,8 +66,8 @@ pub(crate) fn ports(root: &Root) -> Vec<NicPort> {
     rdma_ports(root.path()).into_iter().map(port).collect()
 }
 
-/// Returns the link layers of a host's ports. A host without any may start containers for others,
-/// which are more often RoCE.
+/// Returns the link layers of a host's ports. A host without RDMA ports may start containers for
+/// other hosts, whose ports are more often RoCE.
 pub(crate) fn layers(ports: &[NicPort]) -> Layers {
     let infiniband = ports.iter().any(|port| port.link_layer == "InfiniBand");
     Layers { roce: ports.is_empty() || ports.iter().any(|port| port.ethernet), infiniband }

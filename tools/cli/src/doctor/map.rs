@@ -75,8 +75,8 @@ pub(crate) struct PathRow {
 pub(crate) struct Row {
     pub(crate) pid: u32,
     pub(crate) name: String,
-    /// Whether this user may look into it. If not, only the first fields and its queue pairs are
-    /// known.
+    /// Whether this user may look into the process. If not, only the fields above and the queue
+    /// pairs are known.
     pub(crate) readable: bool,
     pub(crate) devices: Vec<String>,
     pub(crate) libraries: Vec<String>,
@@ -181,7 +181,7 @@ fn reach(
     chosen: Option<&str>,
     ports: &[&NicPort],
 ) -> (Reach, String) {
-    // What asks above libibverbs does so for other networks, too.
+    // A library that asks for permits above libibverbs does so for other networks, too.
     if process.is_idle && path.asks.is_none() {
         return (Reach::Idle, "no RDMA device is open".to_owned());
     }

@@ -214,7 +214,8 @@ fn mooncake(process: &Process) -> Option<DataPath> {
     is_rdma.then(|| DataPath { asks, ..posted(process, "Mooncake") })
 }
 
-/// The libraries of `classes.toml` that the functions above leave. GPUs ring doorbells for MORI.
+/// Returns the paths of those libraries of `classes.toml` that the functions above do not handle.
+/// MORI's GPUs ring the doorbells.
 fn others(process: &Process) -> Vec<DataPath> {
     let mut libraries: Vec<&str> =
         process.class_variables.iter().map(|row| row.library.as_str()).collect();

@@ -60,7 +60,7 @@ impl Root {
         self.at(path).exists()
     }
 
-    /// Reports whether this is the real root, rather than a test's folder.
+    /// Reports whether this is the real root, rather than a folder with files of another machine.
     pub(crate) fn is_real(&self) -> bool {
         self.0 == Path::new("/")
     }

@@ -1,8 +1,9 @@
 //! Removes secrets, addresses and names of hosts from text.
 //!
-//! These count as secrets: the value of such a name (`TOKEN=…`, `"api_key": "…"`, `--password …`),
-//! the word after `Bearer`, a password in a URL, and keys in PEM. An address becomes `[address-N]`,
-//! with the same N wherever it occurs. Addresses of the loopback and unspecified addresses stay.
+//! These count as secrets: the value of a name with a word such as *token* or *password*
+//! (`TOKEN=…`, `"api_key": "…"`, `--password …`), the word after `Bearer`, a password in a URL, and
+//! keys in PEM. An address becomes `[address-N]`, with the same N wherever it occurs. Addresses of
+//! the loopback and unspecified addresses stay.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -11,7 +12,8 @@ use regex_lite::{Captures, Regex};
 
 const SECRET: &str = "[redacted]";
 
-/// A name that ends in one of these words names a secret.
+/// A name that ends in one of these words names a secret. So does a name with one more word behind
+/// it, as in `TOKEN_FILE`.
 const NAMES: &str = "(?:secret|token|password|passwd|pwd|passphrase|credential|authorization|\
                      cookie|(?:api|access|private)[_-]?key)";
 

@@ -1,9 +1,10 @@
 //! QoS of an InfiniBand subnet, as options of OpenSM (`doc/qos-config.txt` of linux-rdma/opensm):
 //! service level → virtual lane, and the arbitration between lanes.
 //!
-//! The arbitration has no strict order among more than two lanes. So the lanes above the lowest
-//! are in the table of high priority, each with four times the weight of the next. The lowest lane
-//! sends when those are idle, and one packet after [`HIGH_LIMIT`] · 4 KiB of the others.
+//! The arbitration has no strict order among more than two lanes. So the lanes above the lowest are
+//! in the table of high priority. Each has four times the weight of the next lower one, but at
+//! least a weight of 1. The lowest lane sends when those are idle, and one packet after
+//! [`HIGH_LIMIT`] · 4 KiB of the others.
 
 use crate::levels::NamedLevel;
 

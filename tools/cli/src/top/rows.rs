@@ -299,7 +299,8 @@ fn why_port(port: &PortStatus) -> String {
         () if port.in_flight_bytes > port.window_bytes => {
             format!("{} in flight, more than the window", bytes(port.in_flight_bytes))
         }
-        // A chunk may not fit what is left, and a window has at least four.
+        // The next chunk may not fit into the room that is left. By default a window has four
+        // chunks.
         () if port.in_flight_bytes >= port.window_bytes / 4 * 3 => {
             format!("window of {} is full", bytes(port.window_bytes))
         }

@@ -69,7 +69,7 @@ impl Sums {
     }
 }
 
-/// Reads each engine's sums. The error is the finding of an engine that has none.
+/// Returns the sums over all engines. The error is the finding about an engine that exports none.
 pub(super) fn look(engines: &[String]) -> Result<Sums, Finding> {
     let mut all = Sums::default();
     for engine in engines {

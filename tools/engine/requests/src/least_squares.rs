@@ -6,7 +6,7 @@ pub(crate) fn product<const N: usize>(x: &[f64; N], y: &[f64; N]) -> f64 {
 
 /// Returns the solution without negative values that has the least squares, or `None` if there is
 /// none. Tries each subset of the unknowns and takes the others as zero, so the result is exact.
-/// Columns whose pivot is below a share of `tolerance` depend on each other.
+/// Columns count as dependent if a pivot is at most `tolerance` times its diagonal element.
 pub(crate) fn non_negative<const N: usize>(
     normal: &[[f64; N]; N],
     right: &[f64; N],

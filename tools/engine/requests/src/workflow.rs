@@ -1,4 +1,5 @@
-//! The fourth tier: which stage of which workflow runs where, with which weights resident.
+//! The types of the workflow tier: which stage of which workflow runs where, with which weights
+//! resident.
 //!
 //! A job is a submitted workflow. Its stages are invocations of models. A stage becomes known only
 //! when the stages before it end, because their outputs decide loops and branches (Maestro §III-A).

@@ -1,4 +1,4 @@
-//! The daemon of a round: its configuration, its process, and its books.
+//! The daemon of a round: its configuration, its process, its limits, and questions to it.
 
 use std::fs::{self, File};
 use std::net::SocketAddr;

@@ -241,7 +241,7 @@ impl Oracle {
         self.peer_killed_ns.insert(worker, now_ns);
     }
 
-    /// Forgets workers that are gone, so that a long time does not fill the memory.
+    /// Forgets workers that are gone, so that a long soak does not fill the memory.
     pub(super) fn keep_only(&mut self, workers: &[usize]) {
         self.queues.retain(|(worker, _), _| workers.contains(worker));
     }
@@ -270,7 +270,7 @@ impl Oracle {
     }
 
     /// Checks all waits, and returns the longest that is nobody's fault but the daemon's. `stops`
-    /// are the periods in which the daemon was stopped, by their begin and end.
+    /// are the periods in which the daemon was stopped, as pairs of beginning and end.
     pub(super) fn judge_waits(&mut self, stops: &[(u64, u64)], wait_max: Duration) -> Duration {
         let mut longest = 0;
         for wait in std::mem::take(&mut self.waits) {

@@ -4,9 +4,9 @@
 //! A fault campaign starts a daemon for each round, so it can't see what grows slowly. Here one
 //! daemon lives through all of it, and no fault ends it. The oracle checks all transfers as in a
 //! campaign. In addition, samples of the daemon and of the workers that stay decide whether
-//! something [leaks](trend), and the daemon's counters have to [agree](books).
+//! something [leaks](trend), and the daemon's counters have to [agree](balances).
 
-mod books;
+mod balances;
 mod page;
 mod trend;
 
@@ -280,7 +280,7 @@ impl Soak<'_> {
         for (number, path, pid) in &residents {
             self.series.add_process(&format!("{path} {number}"), *pid);
         }
-        let wrong = books::of_daemon(&self.last, &status);
+        let wrong = balances::of_daemon(&self.last, &status);
         self.note(wrong);
         self.last = status;
         let guests = self.guests.processes();
@@ -298,10 +298,10 @@ impl Soak<'_> {
         // A wait that is not over yet is excused for a shorter time.
         self.stops.clear();
         self.report.longest_stall_ms = self.report.longest_stall_ms.max(longest);
-        let balanced = counts.iter().filter(|count| books::is_balanced(count));
+        let balanced = counts.iter().filter(|count| balances::is_balanced(count));
         self.report.workers_counted += balanced.count() as u64;
         self.scheduled += counts.iter().map(|count| count.scheduled).sum::<u64>();
-        wrong.extend(counts.iter().filter_map(books::of_worker));
+        wrong.extend(counts.iter().filter_map(balances::of_worker));
         self.note(wrong);
     }
 
@@ -314,7 +314,7 @@ impl Soak<'_> {
         self.note(wrong);
         let wrong = self.daemon.panicked();
         self.note(wrong);
-        self.note(books::of_all(self.scheduled, &self.last));
+        self.note(balances::of_all(self.scheduled, &self.last));
         let totals = &self.last.totals;
         self.report.counters = SoakCounters {
             attachments: totals.attachments,
@@ -350,7 +350,7 @@ impl Soak<'_> {
             let in_flight: u64 = status.ports.iter().map(|port| port.in_flight_bytes).sum();
             let is_idle = clients == 0 && waiting == 0 && in_flight == 0 && open <= descriptors;
             if is_idle || start.elapsed() > FORGET_MAX {
-                let mut wrong = books::of_daemon(&self.last, &status);
+                let mut wrong = balances::of_daemon(&self.last, &status);
                 if !is_idle {
                     wrong.push(format!(
                         "{FORGET_MAX:?} after the end laxityd has {clients} clients, {waiting} \

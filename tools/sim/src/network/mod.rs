@@ -113,7 +113,7 @@ impl Default for Network {
 #[derive(Clone, Copy, Debug)]
 pub struct NewTransfer {
     pub bytes: u64,
-    /// Lower classes are served first.
+    /// The class with the smallest number is served first.
     pub class: u8,
     /// Transfers of a class share in proportion to it.
     pub weight: f64,
@@ -134,9 +134,10 @@ impl Network {
         PortId(self.bands.add_port(bytes_per_second))
     }
 
-    /// Guarantees the classes from `class` on a share of each port, as an arbiter by weights does.
-    /// While they have transfers on a port, higher classes get the rest of it at most. They may use
-    /// more than their share, if higher classes leave it. What they do not use of it stays unused.
+    /// Guarantees a share of each port to `class` and to all classes with larger numbers, as an
+    /// arbiter by weights does. While these classes have transfers on a port, the others get at
+    /// most the rest of the port. These classes may use more than the share if the others leave it.
+    /// A part of the share that they do not use stays idle.
     ///
     /// # Panics
     /// Panics if a transfer was started already, or the share is not between 0 and 1.

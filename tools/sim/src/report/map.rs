@@ -38,8 +38,7 @@ struct MapCell {
     bound: Option<f64>,
 }
 
-/// Returns the map as SVG.
-/// Returns what the plan lacks.
+/// Returns the map as SVG, or what the plan lacks.
 pub fn map(report: &Report) -> Result<String, MapError> {
     let (axes, rate) = (&report.plan.axes, report.plan.rate_axis());
     let sides: Vec<usize> = (0..axes.len()).filter(|&axis| Some(axis) != rate).collect();

@@ -1,5 +1,5 @@
-//! The line before a rank of a prefill unit. A [`Discipline`] of `laxity-requests` chooses requests
-//! for the next batch and relegates requests.
+//! The queue of requests, called *line*, before a rank of a prefill unit. A [`Discipline`] of
+//! `laxity-requests` chooses requests for the next batch and relegates requests.
 //!
 //! A [`laxity_requests::replica::Replica`] models a whole replica with memory, decodes and one plan
 //! at a time. Units here only prefill and fill the next batch while one computes, so that reused

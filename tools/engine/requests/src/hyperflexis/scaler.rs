@@ -4,9 +4,9 @@
 //! The paper leaves `f(Utils, T_wait, R_in, R_process)` open. Here it is the largest of three
 //! shares of what is permitted ("if any of these metrics exceed an upper threshold"):
 //!
-//! * The mean utilization of instances. That of one is the largest of its KV occupancy, `E_d /
-//!   TPOT`, and `E_p / TTFT` of the prompts that wait there. The share of busy time isn't used,
-//!   because one decoding request makes it 1.
+//! * The mean utilization of instances. The utilization of one is the largest of its KV occupancy,
+//!   `E_d / TPOT`, and `E_p / TTFT` of the prompts that wait there. The share of busy time isn't
+//!   used, because one decoding request makes it 1.
 //! * The longest wait, as a share of its TTFT.
 //! * `R_in / R_process` times the mean utilization: the utilization if the ratio lasts. The ratio
 //!   alone is 1 at any steady load.

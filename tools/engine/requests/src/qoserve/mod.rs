@@ -63,8 +63,9 @@ pub struct QoServeOptions {
     /// first.
     pub alpha: u64,
     pub relegation: Relegation,
-    /// Share of an important job's time. While one at the head of the queue has less left,
-    /// unimportant jobs are relegated. With `None`, importance has no effect.
+    /// Share of an important job's time until its deadline. While an important job at the head of
+    /// the queue has less than this share left, unimportant jobs are relegated. With `None`,
+    /// importance has no effect.
     pub hints: Option<f64>,
     /// Share that is added to each predicted time (§3.6.1: err on the side of small chunks).
     pub margin: f64,

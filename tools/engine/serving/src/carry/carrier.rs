@@ -55,14 +55,14 @@ impl Carrier {
         self.order(GateCommand::Send(Parcel::new(to, head, deadline_ns, payload)));
     }
 
-    /// Reads a parcel that another process offers, under permits of the own daemon.
+    /// Reads a parcel that another process offers, under permits of this process's daemon.
     pub fn read(&self, from: SocketAddr, head: Head, deadline_ns: u64, bytes: u64) {
         let parcel = Parcel::new(from, head, deadline_ns, Vec::new());
         self.order(GateCommand::Send(Parcel { read: true, bytes, ..parcel }));
     }
 
-    /// Offers a parcel. It is sent when its receiver reads it, without a permit of its own daemon,
-    /// like a NIC that answers an RDMA READ.
+    /// Offers a parcel. It is sent when its receiver reads it, without a permit of the sender's
+    /// daemon, like a NIC that answers an RDMA READ.
     pub fn offer(&self, to: SocketAddr, head: Head, payload: Vec<u8>) {
         self.order(GateCommand::Offer(to, head, Arc::new(payload)));
     }

@@ -38,8 +38,9 @@ pub struct EngineGauges {
 }
 
 impl EngineGauges {
-    /// Returns the number of blocks in use now. A thread that gives KV to others takes blocks, too,
-    /// so a number that the engine's thread kept would be wrong while that one sleeps.
+    /// Returns the number of blocks in use now. The thread that gives KV to others takes blocks,
+    /// too, so a number that the engine's thread stored would be wrong while the engine's thread
+    /// sleeps.
     pub fn blocks_used(&self) -> usize {
         self.blocks.get().map_or(0, |blocks| blocks.lock().used())
     }

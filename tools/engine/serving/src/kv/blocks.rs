@@ -2,9 +2,9 @@
 //!
 //! A full block with known tokens is *published* under the hash of all tokens up to its end (the
 //! chain of its sequence, salted with the model's identity). Sequences with the same beginning find
-//! it again. A block without references stays findable until its place is needed, and the one that
-//! is unused for longest goes first. Blocks of a chain are released from the end, so that the
-//! beginning of a chain is left.
+//! it again. A block without references stays findable until its place is needed. The block that is
+//! unused for longest is evicted first. Blocks of a chain are released from the end, so that the
+//! end of a chain is evicted before its beginning.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -137,7 +137,7 @@ impl Blocks {
         for &block in blocks.iter().rev() {
             let entry = &mut self.blocks[block as usize];
             // A count below zero would give the block out twice. Leaking it is better.
-            debug_assert!(entry.references > 0, "block {block} was let go of twice");
+            debug_assert!(entry.references > 0, "block {block} was released twice");
             if entry.references == 0 {
                 continue;
             }

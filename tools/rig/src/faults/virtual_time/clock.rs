@@ -18,7 +18,7 @@ thread_local! {
     static USED_NS: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Sets the time back to the begin of a world.
+/// Sets the time back to the beginning of a world.
 pub(super) fn begin() -> u64 {
     USED_NS.set(0);
     set(BEGIN_NS);

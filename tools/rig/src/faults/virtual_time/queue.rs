@@ -304,7 +304,7 @@ impl VirtualQueue {
         }
     }
 
-    /// Completes bytes that have left the wire. Returns what is wrong about it.
+    /// Completes delivered bytes. Returns what is wrong about it.
     pub(super) fn complete(&mut self, number: u64, bytes: u64) -> Option<String> {
         let Some(at) = self.open.iter().position(|open| open.number == number) else {
             return Some(format!("transfer {number} completes again"));

@@ -55,7 +55,7 @@ pub(super) enum WorldEvent {
         queue: usize,
         plan: u64,
     },
-    /// Bytes have left the wire.
+    /// Bytes were delivered.
     Arrived {
         process: usize,
         queue: usize,

@@ -1,5 +1,5 @@
-//! Traffic that crossed the router, from a capture of its ports. This account of a program does not
-//! depend on the library.
+//! Traffic that crossed the router, from a capture of its ports. So what a program sent is known
+//! without Laxity's library.
 //!
 //! `tcpdump` records the headers of all RoCEv2 packets (UDP port 4791) as they leave the router. A
 //! work request of a connected queue pair is one message. It ends with a packet whose opcode has

@@ -1,5 +1,5 @@
-//! Nine agent applications after Maestro's Table I: their agents, the order and models of these,
-//! and the lengths of their outputs.
+//! Nine agent applications after Maestro's Table I: their agents, the order and the models of the
+//! agents, and the lengths of their outputs.
 //!
 //! The paper's trace is not public, and it describes only the kinds of templates (serial, loop,
 //! parallel, supervisor and workers). The shares of applications are those of the table. Everything
