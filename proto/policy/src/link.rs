@@ -114,8 +114,10 @@ pub struct Link {
     is_alone: bool,
     /// When the peers that have no room were offered again.
     offered: Time,
-    /// When all permitted bytes have left, if the port sends at its rate.
+    /// When all permitted bytes have left, if the port sends at its configured rate, and at the
+    /// rate in force.
     drained: Time,
+    drained_in_force: Time,
     /// The same where bytes are bounded by peer, without bytes that have completed: at the port's
     /// rate, and at that of permits beyond the window.
     drained_by_peers: (Time, Time),
@@ -156,6 +158,7 @@ impl Link {
             is_alone: true,
             offered: Time::ZERO,
             drained: Time::ZERO,
+            drained_in_force: Time::ZERO,
             drained_by_peers: (Time::ZERO, Time::ZERO),
             paced: None,
             last_now: Time::ZERO,

@@ -26,7 +26,11 @@ impl Link {
     #[inline]
     pub(super) fn pace(&mut self, now: Time, bytes: u64) {
         let (rate, all) = (self.port.config.rate, self.in_flight.all);
-        self.drained = self.drained.max(now) + Span::transfer(bytes, rate);
+        let on_wire = Span::transfer(bytes, rate);
+        self.drained_in_force = self.drained_in_force.max(now) + on_wire;
+        let full_rate = self.port.full_rate;
+        let estimated = if rate == full_rate { on_wire } else { Span::transfer(bytes, full_rate) };
+        self.drained = self.drained.max(now) + estimated;
         if !self.bounds_peers() {
             return;
         }
@@ -132,7 +136,7 @@ impl Link {
         let all = self.in_flight.all.saturating_add(bytes);
         let chunk = Span::transfer(config.chunk_bytes, config.rate);
         // Permitted bytes are down to one chunk by then, if the port sends at its rate.
-        let pace = self.drained - chunk;
+        let pace = self.drained_in_force - chunk;
         if config.overcommit > 1 && all <= windows(config.overcommit) {
             return Some(pace);
         }

@@ -469,30 +469,34 @@ fn kv_reuse_that_stays_in_flight_raises_later_kv_reuse_to_the_level_of_collectiv
         ..LinkConfig::default()
     };
     let us = |n: u64| Time(n * 1000);
-    let mut link = at_layer_ten(&config, us(0));
-    let collective = link.credit_level(us(0));
-    let near = Level(collective.0 + 1);
-    let send = |link: &mut Link, now, layer| {
-        let spec = FlowSpec { bytes: 100_000, ..reuse(7, 1, layer) };
-        let permit = link.peek_permit(now, &spec).expect("there is room");
-        link.commit_permit(now, &spec, permit);
-        permit.level
-    };
-    // Alone the flow takes 100 µs, but its completion never comes.
-    assert_eq!(send(&mut link, us(0), 14), near);
-    // What is needed in four layers has four milliseconds. It is late after a quarter of them.
-    assert_eq!(send(&mut link, us(1_050), 14), near);
-    assert_eq!(reuse_level(&link, us(1_050), 1, 14), near);
-    assert_eq!(send(&mut link, us(2_300), 14), near, "the level of one does not change");
-    assert_eq!(reuse_level(&link, us(2_300), 1, 14), collective, "that of the next does");
-    assert!(reuse_level(&link, us(2_300), 1, 30) > near, "this one has time");
-    // All complete. The port remembers that for 64 layer times.
-    for _ in 0..3 {
-        link.remove_in_flight(us(2_400), PeerId(0), near, 100_000);
+    // It is late by the configured rate, whatever part of that foreign traffic leaves.
+    for in_force in [config.rate, config.rate / 10] {
+        let mut link = at_layer_ten(&config, us(0));
+        link.set_capacity(in_force, config.window_bytes);
+        let collective = link.credit_level(us(0));
+        let near = Level(collective.0 + 1);
+        let send = |link: &mut Link, now, layer| {
+            let spec = FlowSpec { bytes: 100_000, ..reuse(7, 1, layer) };
+            let permit = link.peek_permit(now, &spec).expect("there is room");
+            link.commit_permit(now, &spec, permit);
+            permit.level
+        };
+        // Alone the flow takes 100 µs, but its completion never comes.
+        assert_eq!(send(&mut link, us(0), 14), near);
+        // What is needed in four layers has four milliseconds. It is late after a quarter of them.
+        assert_eq!(send(&mut link, us(1_050), 14), near);
+        assert_eq!(reuse_level(&link, us(1_050), 1, 14), near);
+        assert_eq!(send(&mut link, us(2_300), 14), near, "the level of one does not change");
+        assert_eq!(reuse_level(&link, us(2_300), 1, 14), collective, "that of the next does");
+        assert!(reuse_level(&link, us(2_300), 1, 30) > near, "this one has time");
+        // All complete. The port remembers that for 64 layer times.
+        for _ in 0..3 {
+            link.remove_in_flight(us(2_400), PeerId(0), near, 100_000);
+        }
+        assert_eq!(send(&mut link, us(60_000), 14), collective);
+        link.remove_in_flight(us(60_100), PeerId(0), collective, 100_000);
+        assert_eq!(reuse_level(&link, us(67_000), 1, 14), near);
     }
-    assert_eq!(send(&mut link, us(60_000), 14), collective);
-    link.remove_in_flight(us(60_100), PeerId(0), collective, 100_000);
-    assert_eq!(reuse_level(&link, us(67_000), 1, 14), near);
 }
 
 #[test]
