@@ -209,7 +209,8 @@ metrics! {
         Counter laxity_cancelled_flows_total
             "Flows withdrawn, ended with their client, or written off"
             |s| s.all_clients.cancelled_flows;
-        Counter laxity_overflowed_flows_total "Flows beyond a client's limit, permitted unscheduled"
+        Counter laxity_overflowed_flows_total
+            "Unscheduled flows: beyond a client's limit, or of one that is off or distrusted"
             |s| s.all_clients.overflowed_flows;
         Counter laxity_written_off_bytes_total "Permitted bytes not completed in time"
             |s| s.all_clients.written_off_bytes;

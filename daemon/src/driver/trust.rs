@@ -25,7 +25,7 @@ use crate::owner::Owner;
 const FIRST: u64 = 4;
 /// Maximum number of distrusts of an owner that count. The length doubles with each of them but the
 /// first.
-const DOUBLINGS: u32 = 8;
+const STRIKES_MAX: u32 = 8;
 /// A client is distrusted if it lost more than a window divided by this number.
 pub(super) const WINDOW_SHARE: u64 = 4;
 /// The number that stands for one whole window in losses, since windows differ in size.
@@ -109,7 +109,7 @@ impl OwnerLosses {
         }
         self.distrusted = true;
         self.abandoned.clear();
-        self.strikes = (self.strikes + 1).min(DOUBLINGS);
+        self.strikes = (self.strikes + 1).min(STRIKES_MAX);
         self.until = now + self.term(timeout);
     }
 

@@ -104,12 +104,12 @@ impl Variable {
     }
 }
 
-/// Parses a class in decimal or hexadecimal. Libraries use strtol(3) with base 0, which also knows
-/// octal numbers.
+/// Parses a class as libraries do, by strtol(3) with base 0: `106`, `0x6a` and `0152` are the same.
 fn number(text: &str) -> Option<u8> {
     let text = text.trim();
     match text.strip_prefix("0x").or_else(|| text.strip_prefix("0X")) {
         Some(hex) => u8::from_str_radix(hex, 16).ok(),
+        None if text.starts_with('0') => u8::from_str_radix(text, 8).ok(),
         None => text.parse().ok(),
     }
 }
@@ -218,6 +218,16 @@ mod tests {
 
     fn of(settings: &[(&'static str, u8)], name: &str) -> Option<u8> {
         settings.iter().find(|(known, _)| *known == name).map(|(_, value)| *value)
+    }
+
+    #[test]
+    fn numbers_are_read_as_libraries_read_them() {
+        for (text, class) in [("106", 106), (" 0x6A ", 106), ("0152", 106), ("0", 0), ("010", 8)] {
+            assert_eq!(number(text), Some(class), "{text}");
+        }
+        for text in ["", "256", "08", "0x100", "-1", "six"] {
+            assert_eq!(number(text), None, "{text}");
+        }
     }
 
     #[test]
