@@ -175,10 +175,13 @@ impl Controller<'_> {
         let mut run = Run { index, policy, asked, objectives, folder, daemons, coordinator };
         let record = self.measure(&mut run, &mut engines);
         let foreign = foreign.map(|senders| senders.end(&run.folder));
+        let record = record.map_err(|error| collectives::first_cause(config, &run.folder, error));
         let buffers_unbounded = engines.buffers_unbounded;
         let mut exchanged = match &record {
             Ok(_) if collectives::wanted(config) => {
                 Some(ExchangeLedger::ask(config, &run.folder, scheduled)?)
+                // A request that was given up may go on, and its layers exchange rows.
+                engines.end_engines();
             }
             _ => None,
         };
@@ -189,10 +192,11 @@ impl Controller<'_> {
         drop(engines);
         if let (Some(carriage), Ok(record)) = (&mut carriage, &record) {
             carriage.add_engines(&record.counts);
-            carriage.read_reports(config, &run.folder);
-        }
-        if let (Some(exchanged), Some(carriage)) = (&mut exchanged, &carriage) {
-            exchanged.add_reports(carriage);
+            let missing = carriage.read_reports(config, &run.folder);
+            if let Some(exchanged) = &mut exchanged {
+                missing.map_or(Ok(()), Err)?;
+                exchanged.add_reports(carriage);
+            }
         }
         let hosts = config.hosts();
         let said = run.coordinator.take();

@@ -147,7 +147,7 @@ impl PeerHost {
             if let Some(rows) = self.inbound.take(pattern, &region[..length])? {
                 match rows.way {
                     Way::Dispatch => {
-                        self.send.extend(rows::messages(Way::Combine, rows.exchange, rows.total))
+                        self.send.extend(rows::messages(Way::Combine, rows.exchange, rows.total));
                     }
                     Way::Combine => back.push(rows.exchange),
                 }
