@@ -284,6 +284,11 @@ fn a_worker_waits_after_each_layer_where_the_lab_has_collectives() {
         \x20   threading.Thread(target=answer, args=[listener], daemon=True).start()\n\
         for _ in range(2): state.ensure_kv_transfer_initialized(None, None)\n\
         for layer in range(2):\n\
+    let queue = "vllm/distributed/device_communicators/shm_broadcast.py";
+    fs::write(folder.path().join(queue), "class SpinTimer: pass\n").expect("written");
+    let mut older = Command::new("python3");
+    older.args(["-c", "from vllm.distributed.device_communicators import shm_broadcast"]);
+    Said::of(older.env("PYTHONPATH", folder.path())).good();
         \x20   name = f'model.layers.{layer}.self_attn.attn'\n\
         \x20   batch = types.SimpleNamespace(num_actual_tokens=7)\n\
         \x20   state.get_kv_transfer_group().save_kv_layer(name, None, batch)\n\
