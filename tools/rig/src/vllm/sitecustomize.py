@@ -48,7 +48,7 @@ def let_progress_sleep(module) -> None:
 
 
 def let_workers_sleep(module) -> None:
-    # vLLM 0.11 has no such class.
+    # vLLM 0.14 and older releases have no such class.
     if hasattr(module, "SpinCondition"):
         module.SpinCondition = functools.partial(module.SpinCondition, busy_loop_s=0.05)
 
