@@ -195,33 +195,60 @@ fn layers_of_prefill_hosts_wait_for_collectives_that_the_nccl_plugin_carries() {
     }
 }
 
-/// Requests that have no part in a death are answered as alone. Those of the dead process are, too,
-/// when another is in its place.
-#[test]
-fn a_prefill_process_that_dies_takes_only_its_own_requests_with_it() {
+/// Runs a lab in which a process dies, and checks that only requests of its host failed, that these
+/// were answered when they were asked again, and that nothing is left of it. Returns the runs.
+fn death(units: &str, keys: &str, host: &str) -> Option<Vec<Value>> {
     let folder = tempfile::tempdir().expect("a folder");
     let config = folder.path().join("lab.toml");
-    let keys = "vllm.kill_prefill_at = 2.0\nvllm.collectives = true\n";
     fs::write(&config, keys).expect("written");
     let config = config.to_str().expect("UTF-8");
-    let arguments = ["--units", "2", "--policies", "none,laxity", "--config", config];
-    // The command fails if a request of the other host fails, or one that is asked again.
-    let Some(report) = lab(Release::Newest, &arguments) else { return };
-    for run in report["runs"].as_array().expect("runs") {
+    let arguments = ["--units", units, "--policies", "none,laxity", "--config", config];
+    // The command fails if a request of another host fails, or one that is asked again, and if
+    // blocks of KV, a client or bytes in flight are left.
+    let report = lab(Release::Newest, &arguments)?;
+    let runs = report["runs"].as_array().expect("runs");
+    for run in runs {
         let count = |field: &str| run["restart"][field].as_u64().expect(field);
-        assert_eq!(run["restart"]["host"], "unit1.0", "{run}");
+        assert_eq!(run["restart"]["host"], host, "{run}");
         // It takes longer to start than requests arrive.
         assert!(count("failed") >= 1, "{run}");
         assert_eq!((count("failed_elsewhere"), count("wrong_again")), (0, 0), "{run}");
         assert_eq!(count("right_again"), count("failed"), "{run}");
+        assert_eq!(run["restart"]["left"], Value::Array(Vec::new()), "{run}");
         assert_eq!((&run["wrong_answers"], &run["bytes_lost"]), (&0.into(), &0.into()), "{run}");
+        assert_eq!(run["kv"]["checked"], true, "{run}");
+        let kv = |field: &str| run["kv"][field].as_u64().expect(field);
+        assert!(kv("moved_bytes") >= kv("alone_bytes"), "{run}");
+        assert_eq!(kv("bypassed_bytes"), 0, "{run}");
+    }
+    Some(runs.clone())
+}
+
+/// Requests that have no part in a death are answered as alone. Those of the dead process are, too,
+/// when another is in its place.
+#[test]
+fn a_prefill_process_that_dies_takes_only_its_own_requests_with_it() {
+    let keys = "vllm.kill_prefill_at = 2.0\nvllm.collectives = true\n";
+    for run in death("2", keys, "unit1.0").into_iter().flatten() {
         assert_eq!(run["collectives"]["open"], 0, "{run}");
         let kv = |field: &str| run["kv"][field].as_u64().expect(field);
         let moved = if run["policy"] == "laxity" { kv("moved_bytes") } else { 0 };
         // Laxity completes a transfer that the death ended, and vLLM's connector does not count it.
         let ended = kv("completed_bytes").checked_sub(moved).expect("every byte has a permit");
         assert!(ended == 0 || kv("failed_transfers") > 0, "{run}");
-        assert_eq!(kv("bypassed_bytes"), 0, "{run}");
+    }
+}
+
+/// The same for a decode process, whose transfers end with it. KV that it did not fetch expires.
+#[test]
+fn a_decode_process_that_dies_takes_only_its_own_requests_with_it() {
+    let keys = "decodes = 2\nvllm.kill_decode_at = 2.0\n";
+    for run in death("1", keys, "decode1").into_iter().flatten() {
+        let kv = |field: &str| run["kv"][field].as_u64().expect(field);
+        // A prompt was computed while nobody was there to fetch its KV.
+        assert!(kv("expired") >= 1, "{run}");
+        let moved = if run["policy"] == "laxity" { kv("moved_bytes") } else { 0 };
+        assert!(kv("completed_bytes") >= moved, "every byte has a permit: {run}");
     }
 }
 
@@ -257,6 +284,11 @@ fn threads_that_wait_for_work_sleep_in_the_lab() {
     let mut python = Command::new("python3");
     python.args(["-c", ASK]).env("PYTHONPATH", folder.path());
     assert_eq!(Said::of(&mut python).good().stdout.trim(), "1 0.05");
+    let queue = "vllm/distributed/device_communicators/shm_broadcast.py";
+    fs::write(folder.path().join(queue), "class SpinTimer: pass\n").expect("written");
+    let mut older = Command::new("python3");
+    older.args(["-c", "from vllm.distributed.device_communicators import shm_broadcast"]);
+    Said::of(older.env("PYTHONPATH", folder.path())).good();
 }
 
 /// The same for the wait after a layer: the layer's KV is saved, then the socket is asked once.

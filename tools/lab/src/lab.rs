@@ -9,7 +9,7 @@ use clap::{Args, Subcommand};
 use laxity_rig::config::{Collectives, Engine, LabConfig, WorkloadSource};
 use laxity_rig::lab::{self, LabReport};
 use laxity_rig::report;
-use laxity_rig::vllm::Connector;
+use laxity_rig::vllm::{Connector, restart};
 use serde::de::DeserializeOwned;
 
 use crate::{faults, verbs, vm};
@@ -356,11 +356,11 @@ fn compare(args: &RunArgs) -> Result<()> {
             run.bytes_lost
         );
     }
-    let kills = config.vllm.as_ref().is_some_and(|vllm| vllm.kill_prefill_at.is_some());
+    let kills = restart::victim(&config).is_some();
     if let Some(run) = outcome.runs.iter().find(|run| kills && run.restart.is_none()) {
         bail!(
-            "under `{}` no vLLM was killed: after vllm.kill_prefill_at no request of the last \
-             prefill host took long enough",
+            "under `{}` no vLLM was killed: after vllm.kill_prefill_at or kill_decode_at no \
+             request of the last such host took long enough",
             run.policy
         );
     }

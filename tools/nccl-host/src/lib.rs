@@ -52,6 +52,7 @@ mod error;
 mod log;
 mod memory;
 mod plugin;
+mod queue;
 mod request;
 
 pub use abi::HANDLE_BYTES;
@@ -59,4 +60,5 @@ pub use comm::{Connecting, Handle, Listener, RecvComm, SendComm};
 pub use error::{HostError, ResultCode};
 pub use memory::Region;
 pub use plugin::{Context, Plugin};
+pub use queue::{STEP_BYTES, STEPS, SendCounts, SendQueue};
 pub use request::{Attempt, Request, Tested};

@@ -10,7 +10,8 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use laxity_nccl_host::{
-    Attempt, Context, HostError, Plugin, RecvComm, Region, Request, SendComm, Tested,
+    Attempt, Context, HostError, Plugin, RecvComm, Region, Request, STEP_BYTES, STEPS, SendComm,
+    SendQueue, Tested,
 };
 
 const ROLE: &str = "LAXITY_NCCL_HOST_ROLE";
@@ -175,19 +176,30 @@ fn messages_of_all_sizes_arrive_in_order_and_the_memory_comes_back() {
 
 #[test]
 fn a_window_of_large_messages_goes_through_however_many_there_are() {
-    const BYTES: usize = 512 << 10;
+    const BYTES: usize = STEP_BYTES;
     const MESSAGES: usize = 200;
     let name = "a_window_of_large_messages_goes_through_however_many_there_are";
     with_interface(name, "=lo", |plugin| {
         let context = plugin.init(1).expect("initialises");
-        let (to, from) = connected(&context);
-        let spare = |_| (to.register(vec![0; BYTES]), from.register(vec![0; BYTES]));
-        let (mut out, mut into): (Vec<Region>, Vec<Region>) = (0..8)
-            .map(spare)
-            .map(|(to, from)| (to.expect("registered"), from.expect("registered")))
-            .unzip();
-        let (mut sending, mut receiving) = (VecDeque::new(), VecDeque::new());
-        let (mut sent, mut posted, mut received) = (0, 0, 0);
+        let (mut listener, handle) = context.listen(0).expect("listens");
+        let (mut queue, mut sent) = (SendQueue::default(), (0, 0));
+        queue.connect(context.connect(0, handle));
+        queue.extend(0..MESSAGES);
+        let mut turn = |queue: &mut SendQueue<usize>| {
+            let fill = |message: &usize, region: &mut [u8]| {
+                region.fill(*message as u8);
+                BYTES
+            };
+            let now = queue.turn(fill).expect("sent");
+            sent = (sent.0 + now.messages, sent.1 + now.bytes);
+        };
+        let from = patiently("a connection", || {
+            turn(&mut queue);
+            listener.accept().expect("accepts")
+        });
+        let mut into: Vec<Region> =
+            (0..STEPS).map(|_| from.register(vec![0; BYTES]).expect("registered")).collect();
+        let (mut receiving, mut posted, mut received) = (VecDeque::new(), 0, 0);
         patiently("all messages", || {
             while posted < MESSAGES
                 && let Some(region) = into.pop()
@@ -201,29 +213,7 @@ fn a_window_of_large_messages_goes_through_however_many_there_are() {
                 }
                 posted += 1;
             }
-            while sent < MESSAGES
-                && let Some(mut region) = out.pop()
-            {
-                region.fill(sent as u8);
-                match to.send(region, BYTES, 0).expect("sent") {
-                    Attempt::Started(request) => sending.push_back(request),
-                    Attempt::NotNow(region) => {
-                        out.push(region);
-                        break;
-                    }
-                }
-                sent += 1;
-            }
-            // Like NCCL's proxy, test the oldest of each first.
-            while let Some(request) = sending.pop_front() {
-                match Request::test(request).expect("no error") {
-                    Tested::Done(region, _) => out.push(region),
-                    Tested::Pending(request) => {
-                        sending.push_front(request);
-                        break;
-                    }
-                }
-            }
+            turn(&mut queue);
             while let Some(request) = receiving.pop_front() {
                 match Request::test(request).expect("no error") {
                     Tested::Done(region, bytes) => {
@@ -238,8 +228,9 @@ fn a_window_of_large_messages_goes_through_however_many_there_are() {
                     }
                 }
             }
-            (received == MESSAGES && sending.is_empty()).then_some(())
+            (received == MESSAGES && !queue.is_busy()).then_some(())
         });
+        assert_eq!(sent, (MESSAGES as u64, (MESSAGES * BYTES) as u64));
     });
 }
 

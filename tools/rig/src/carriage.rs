@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::config::LabConfig;
 use crate::counts::Counts;
 use crate::daemons::{self, daemon_socket};
+use crate::error::LabError;
 use crate::fabric;
 
 /// Longest time that a plugin waits to attach to its daemon, in ms. A plugin needs the daemon when
@@ -72,6 +73,7 @@ pub struct Carriage {
     /// Times that the plugin answered "not now" to a message.
     pub refusals: u64,
     pub sent_bytes: BTreeMap<String, BTreeMap<u8, u64>>,
+    pub received_bytes: u64,
     /// Messages that the plugin deferred until a permit came.
     pub deferred: u64,
     /// Messages that the plugin sent without a permit.
@@ -142,23 +144,33 @@ impl Carriage {
     }
 
     /// Adds the reports that the plugins wrote when their processes ended. A missing report counts
-    /// as nothing sent.
-    pub fn read_reports(&mut self, config: &LabConfig, folder: &Path) {
+    /// as nothing sent. Returns the error that names the first one, for callers that need all.
+    pub fn read_reports(&mut self, config: &LabConfig, folder: &Path) -> Option<LabError> {
+        let mut missing = None;
         for host in 0..config.units * config.ranks {
-            let text = std::fs::read_to_string(report_path(folder, host)).unwrap_or_default();
-            self.add_report(&text);
+            let path = report_path(folder, host);
+            if !self.add_report(&std::fs::read_to_string(&path).unwrap_or_default()) {
+                let plugin = format!("the NCCL plugin of {}", config.host_name(host));
+                let how = format!("left no report in {}, so its bytes are unknown", path.display());
+                missing.get_or_insert(LabError::program(plugin, how));
+            }
         }
+        missing
     }
 
-    fn add_report(&mut self, text: &str) {
+    /// Returns whether the text has a report.
+    fn add_report(&mut self, text: &str) -> bool {
         let lines = text.lines().filter_map(|l| serde_json::from_str(l).ok());
-        for row in lines.flat_map(|line: ReportLine| line.sends) {
-            let stage = self.sent_bytes.entry(row.stage).or_default();
+        let lines: Vec<ReportLine> = lines.collect();
+        self.received_bytes += lines.iter().map(|line| line.received_bytes).sum::<u64>();
+        for row in lines.iter().flat_map(|line| &line.sends) {
+            let stage = self.sent_bytes.entry(row.stage.clone()).or_default();
             *stage.entry(row.dscp).or_default() += row.bytes;
             self.deferred += row.deferred;
             self.bypassed += row.bypassed;
             self.overdue += row.overdue;
         }
+        !lines.is_empty()
     }
 }
 
@@ -180,10 +192,22 @@ mod tests {
             r#""deferred":0,"deferred_ns":0,"bypassed":1,"overdue":1}]}"#,
             "\nno report\n",
         ));
-        carriage.add_report("");
+        assert!(!carriage.add_report(""), "no report");
+        assert_eq!(carriage.received_bytes, 3);
         assert_eq!(carriage.sent_bytes["collective"], BTreeMap::from([(0, 4), (34, 20)]));
         let counts = (carriage.deferred, carriage.bypassed, carriage.overdue);
         assert_eq!(counts, (1, 1, 1));
+    }
+
+    #[test]
+    fn a_plugin_without_a_report_is_named() {
+        let (config, folder) = (LabConfig::vllm(), tempfile::tempdir().unwrap());
+        let line = r#"{"library":"nccl-net","received_bytes":3,"sends":[]}"#;
+        std::fs::write(report_path(folder.path(), 0), line).unwrap();
+        let missing = Carriage::default().read_reports(&config, folder.path()).unwrap();
+        assert!(missing.to_string().contains("plugin of unit1.0 left no report"), "{missing}");
+        std::fs::write(report_path(folder.path(), 1), line).unwrap();
+        assert!(Carriage::default().read_reports(&config, folder.path()).is_none());
     }
 
     #[test]

@@ -21,6 +21,7 @@
 //! hosts and not to the one that this host computes.
 
 mod counters;
+mod failure;
 mod ledger;
 mod peer;
 mod process;
@@ -40,6 +41,7 @@ use crate::processes::{Process, log_streams};
 use crate::sandbox;
 
 pub use counters::{Counters, socket};
+pub use failure::first_cause;
 pub use ledger::ExchangeLedger;
 pub use process::run;
 

@@ -2,6 +2,7 @@
 //! after another: first requests alone, then all requests under each policy. It reports to the
 //! caller on standard output, as lines of JSON.
 
+mod deaths;
 mod messages;
 mod processor;
 
@@ -25,7 +26,7 @@ use crate::message;
 use crate::plan::{self, Asked};
 use crate::processes::Engines;
 use crate::sandbox;
-use crate::vllm::restart::{self, RestartRecord};
+use crate::vllm::restart;
 use crate::wiring::{self, Wiring};
 use processor::{busy_jiffies, lab_jiffies};
 
@@ -174,10 +175,13 @@ impl Controller<'_> {
         };
         let mut run = Run { index, policy, asked, objectives, folder, daemons, coordinator };
         let record = self.measure(&mut run, &mut engines);
+        let record = record.map_err(|error| collectives::first_cause(config, &run.folder, error));
         let foreign = foreign.map(|senders| senders.end(&run.folder));
         let buffers_unbounded = engines.buffers_unbounded;
         let mut exchanged = match &record {
             Ok(_) if collectives::wanted(config) => {
+                // A request that was given up may go on, and its layers exchange rows.
+                engines.end_engines();
                 Some(ExchangeLedger::ask(config, &run.folder, scheduled)?)
             }
             _ => None,
@@ -189,10 +193,11 @@ impl Controller<'_> {
         drop(engines);
         if let (Some(carriage), Ok(record)) = (&mut carriage, &record) {
             carriage.add_engines(&record.counts);
-            carriage.read_reports(config, &run.folder);
-        }
-        if let (Some(exchanged), Some(carriage)) = (&mut exchanged, &carriage) {
-            exchanged.add_reports(carriage);
+            let missing = carriage.read_reports(config, &run.folder);
+            if let Some(exchanged) = &mut exchanged {
+                missing.map_or(Ok(()), Err)?;
+                exchanged.add_reports(carriage);
+            }
         }
         let hosts = config.hosts();
         let said = run.coordinator.take();
@@ -320,12 +325,12 @@ impl Controller<'_> {
         let links = wiring::between(&links_before, &self.wiring.counters()?);
         self.ask_again(run, engines, &mut record)?;
         engines.check()?;
-        let counts = self
-            .counts(run, engines)?
-            .iter()
-            .zip(&counts_before)
-            .map(|(after, before)| after.since(before))
-            .collect();
+        let mut counts = self.counts(run, engines)?;
+        if let Some(restart) = &record.restart {
+            counts[restart.host].add(&restart.counts);
+        }
+        let since = |(after, before): (&Counts, &Counts)| after.since(before);
+        let counts = counts.iter().zip(&counts_before).map(since).collect();
         record.answers.sort_by_key(|answer| answer.id);
         // Jiffies are 10 ms: USER_HZ is 100 on every Linux. A span shorter than one would give a
         // meaningless average.
@@ -403,28 +408,6 @@ impl Controller<'_> {
         Ok(record)
     }
 
-    /// Asks requests that failed again when a killed process has another in its place.
-    fn ask_again(
-        &self,
-        run: &Run<'_>,
-        engines: &mut Engines,
-        record: &mut RunRecord,
-    ) -> Result<(), LabError> {
-        let Some(restart) = &mut record.restart else { return Ok(()) };
-        engines.await_all()?;
-        let whole = |id| record.answers.iter().any(|of| of.id == id && of.error.is_none());
-        for decode in 0..self.spec.config.decodes {
-            let failed = run.asked.iter().filter(|of| of.decode == decode && !whole(of.id));
-            let questions = failed.map(|asked| self.question(asked, None)).collect();
-            self.one_by_one(decode, questions, engines, |answer| {
-                restart.again.push(answer);
-                Ok(())
-            })
-            .map_err(LabError::step("asking again after the death of a process"))?;
-        }
-        Ok(())
-    }
-
     fn together(&self, run: &mut Run<'_>, engines: &mut Engines) -> Result<RunRecord, LabError> {
         let config = &self.spec.config;
         let mut record = RunRecord { begin_ns: clock_ns()? + LEAD_NS, ..RunRecord::default() };
@@ -443,7 +426,8 @@ impl Controller<'_> {
         let give_up = at(config.duration_s + config.drain_s);
         let mut kill_at = config.kill_daemon_at.map(at);
         let mut kill_coordinator_at = config.kill_coordinator_at.map(at);
-        let mut kill_prefill_at = config.vllm.as_ref().and_then(|of| of.kill_prefill_at).map(at);
+        let victim = restart::victim(config);
+        let mut kill_vllm_at = victim.map(|(host, seconds)| (host, at(seconds)));
         let mut tell_at = Instant::now();
         while record.answers.len() < asked.len() && Instant::now() < give_up {
             let now = Instant::now();
@@ -458,12 +442,10 @@ impl Controller<'_> {
                 coordinator.kill();
             }
             let passed_ns = now.saturating_duration_since(begun).as_nanos() as u64;
-            let at_work = || restart::is_at_work(config, asked, &record, passed_ns);
-            if kill_prefill_at.take_if(|at| *at <= now && at_work()).is_some() {
-                let host = restart::victim(config);
-                let policy = (run.policy != NONE).then_some(run.policy);
-                engines.restart_vllm(config, &self.spec.tools, policy, host)?;
-                record.restart = Some(RestartRecord { host, ..RestartRecord::default() });
+            let at_work = |host| restart::is_at_work(config, host, asked, &record, passed_ns);
+            if let Some((host, _)) = kill_vllm_at.take_if(|(host, at)| *at <= now && at_work(*host))
+            {
+                record.restart = Some(self.kill_vllm(run, engines, host)?);
             }
             if tell_at <= now {
                 tell_at = now + Duration::from_millis(200);

@@ -65,13 +65,12 @@ impl Counts {
         if count > 0.0 { self.get(&format!("{histogram}_sum")) / count } else { 0.0 }
     }
 
-    /// Returns what was counted since `before`. A counter that is smaller than before is that of a
-    /// process that was started again, and counts as a whole.
+    /// Returns what was counted since `before`. If a process was started again meanwhile, the
+    /// caller first adds what its predecessor counted.
     pub fn since(&self, before: &Self) -> Self {
         let mut since = self.clone();
         for (name, value) in &mut since.of {
-            let before = before.get(name);
-            *value -= if before > *value { 0.0 } else { before };
+            *value -= before.get(name);
         }
         for (stage, by_dscp) in &mut since.stage_bytes {
             let then = before.stage_bytes.get(stage);
@@ -131,8 +130,10 @@ mod tests {
         let since = after.since(&before);
         assert_eq!(since.stage_bytes["p2d"], [(10, 30), (34, 0)].into());
         assert_eq!(since.mean("exchange_seconds"), 0.0);
-        let again = Counts::read("laxity_engine_exchange_seconds_sum 0.5\n");
-        assert_eq!(again.since(&before).get("exchange_seconds_sum"), 0.5, "of another process");
+        // Its predecessor counted 2.0 in all, and it has already counted more than `before`.
+        let mut again = Counts::read("laxity_engine_exchange_seconds_sum 1.75\n");
+        again.add(&Counts::read("laxity_engine_exchange_seconds_sum 2.0\n"));
+        assert_eq!(again.since(&before).get("exchange_seconds_sum"), 2.25, "of two processes");
         let mut sum = since;
         sum.add(&before);
         assert_eq!(sum, after);

@@ -14,6 +14,15 @@ use crate::carriage;
 use crate::counts::Counts;
 use crate::daemons;
 
+/// Which requests of a run were answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Answered {
+    All,
+    /// All, but some only when they were asked again after the death of a process.
+    AllInTheEnd,
+    Some,
+}
+
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Ledger {
@@ -41,6 +50,9 @@ pub struct Ledger {
     pub permitted_bytes: u64,
     pub completed_bytes: u64,
     pub bypassed_bytes: u64,
+    /// Whether any of the counts could be compared. Without daemons, KV of a run in which requests
+    /// were given up has nothing to be compared with.
+    pub checked: bool,
 }
 
 impl Ledger {
@@ -63,31 +75,36 @@ impl Ledger {
             permitted_bytes: count("laxityd_permitted_bytes"),
             completed_bytes: count("laxityd_completed_bytes"),
             bypassed_bytes: count("laxityd_bypassed_bytes"),
+            checked: false,
         }
     }
 
     /// Returns the bytes that one count has and another lacks. `scheduled` says whether there were
-    /// daemons, and `whole` whether every request was answered.
-    pub fn lost_bytes(&self, scheduled: bool, whole: bool) -> u64 {
+    /// daemons.
+    pub fn compare(&mut self, scheduled: bool, answered: Answered) -> u64 {
         let mut lost = 0;
+        self.checked = scheduled || answered != Answered::Some;
         if scheduled {
             let known = self.completed_bytes + self.bypassed_bytes;
             let submitted = self.submitted_bytes + self.bypassed_bytes;
             let engine = self.moved_bytes + self.reused_bytes + self.stored_bytes;
             // A request that was given up may leave a transfer behind that began and did not end.
-            // Laxity completes one that failed, and the connector counts none of its bytes.
-            lost += match self.failed_transfers {
-                0 => known.abs_diff(engine),
+            // Laxity completes one that failed, and the connector counts none of its bytes. Nor
+            // does it count what a process completed just before its death.
+            lost += match (self.failed_transfers, answered) {
+                (0, Answered::All | Answered::Some) => known.abs_diff(engine),
                 _ => engine.saturating_sub(known),
             };
-            if whole {
+            if answered == Answered::All {
                 lost += submitted.abs_diff(known);
             }
         }
-        if whole {
-            lost += self.alone_bytes.abs_diff(self.moved_bytes);
+        lost + match answered {
+            Answered::All => self.alone_bytes.abs_diff(self.moved_bytes),
+            // KV of a request that failed may have moved before, and moves again.
+            Answered::AllInTheEnd => self.alone_bytes.saturating_sub(self.moved_bytes),
+            Answered::Some => 0,
         }
-        lost
     }
 }
 
@@ -102,13 +119,16 @@ pub fn add_daemons(folder: &Path, counts: &mut [Counts]) {
         let mut add = |name: &str, bytes: u64| {
             *counts.of.entry(format!("laxityd_{name}_bytes")).or_default() += bytes as f64;
         };
-        // Collectives have a ledger of their own.
-        for client in status.clients.iter().filter(|client| !carriage::is_plugin(&client.name)) {
-            add("submitted", client.submitted_bytes);
-            add("permitted", client.permitted_bytes);
-            add("completed", client.completed_bytes);
-            add("bypassed", client.bypassed_bytes);
+        // Collectives have a ledger of their own. Ports count clients that are gone, too.
+        let stages = status.ports.iter().flat_map(|port| &port.stages);
+        for stage in stages.filter(|stage| stage.stage != carriage::COLLECTIVE) {
+            add("submitted", stage.submitted_bytes);
+            add("permitted", stage.permitted_bytes);
+            add("completed", stage.completed_bytes);
         }
+        let plugins = status.clients.iter().filter(|client| carriage::is_plugin(&client.name));
+        let plugins: u64 = plugins.map(|client| client.bypassed_bytes).sum();
+        add("bypassed", status.totals.bypassed_bytes.saturating_sub(plugins));
         let mut stages: BTreeMap<String, u64> = BTreeMap::new();
         let permitted = status.ports.iter().flat_map(|port| &port.permitted);
         for permitted in permitted.filter(|permitted| permitted.stage != carriage::COLLECTIVE) {
@@ -141,18 +161,33 @@ mod tests {
     #[test]
     fn a_byte_that_one_of_the_counts_lacks_is_lost() {
         let lost = |moved, submitted, completed, alone| {
-            Ledger::of(&counts(moved, submitted, completed), alone).lost_bytes(true, true)
+            let mut ledger = Ledger::of(&counts(moved, submitted, completed), alone);
+            ledger.compare(true, Answered::All)
         };
         assert_eq!(lost(700, 700, 700, 700), 0);
         assert_eq!(Ledger::of(&counts(700, 700, 700), 700).permit_wait_ms, 250.0);
         assert_eq!(lost(700, 700, 699, 700), 2, "not completed, though moved");
         assert_eq!(lost(700, 0, 0, 700), 700, "moved past the daemon");
         assert_eq!(lost(600, 600, 600, 700), 100, "decode computed what it did not fetch");
-        let unfinished = Ledger::of(&counts(600, 700, 600), 700);
-        assert_eq!(unfinished.lost_bytes(true, false), 0, "a request was given up");
-        let failed = Ledger { failed_transfers: 1, completed_bytes: 700, ..unfinished };
-        assert_eq!(failed.lost_bytes(true, false), 0, "the sender died");
-        assert_eq!(Ledger::of(&counts(700, 0, 0), 700).lost_bytes(false, true), 0, "no daemon");
+        let mut unfinished = Ledger::of(&counts(600, 700, 600), 700);
+        assert_eq!(unfinished.compare(true, Answered::Some), 0, "a request was given up");
+        let mut failed = Ledger { failed_transfers: 1, completed_bytes: 700, ..unfinished };
+        assert_eq!(failed.compare(true, Answered::Some), 0, "the sender died");
+        let mut alone = Ledger::of(&counts(700, 0, 0), 700);
+        assert_eq!((alone.compare(false, Answered::All), alone.checked), (0, true), "no daemon");
+    }
+
+    #[test]
+    fn after_a_death_the_bytes_are_checked_without_a_daemon_too_or_said_to_be_unchecked() {
+        let after = |moved, completed, scheduled, answered| {
+            let mut ledger = Ledger::of(&counts(moved, completed, completed), 700);
+            (ledger.compare(scheduled, answered), ledger.checked)
+        };
+        assert_eq!(after(750, 0, false, Answered::AllInTheEnd), (0, true), "moved again");
+        assert_eq!(after(600, 0, false, Answered::AllInTheEnd), (100, true), "computed instead");
+        assert_eq!(after(750, 760, true, Answered::AllInTheEnd), (0, true), "completed at last");
+        assert_eq!(after(750, 740, true, Answered::AllInTheEnd), (10, true), "past the daemon");
+        assert_eq!(after(600, 0, false, Answered::Some), (0, false), "nothing to compare");
     }
 
     #[test]
@@ -161,8 +196,9 @@ mod tests {
         let store = |operation| format!("vllm:mooncake_store_operation_bytes_total.{operation}");
         counts.of.insert(store("load_get"), 20.0);
         counts.of.insert(store("save_put"), 40.0);
-        assert_eq!(Ledger::of(&counts, 700).lost_bytes(true, true), 0);
+        assert_eq!(Ledger::of(&counts, 700).compare(true, Answered::All), 0);
         counts.of.insert(store("load_get"), 25.0);
-        assert_eq!(Ledger::of(&counts, 700).lost_bytes(true, true), 5, "read past the daemon");
+        let lost = Ledger::of(&counts, 700).compare(true, Answered::All);
+        assert_eq!(lost, 5, "read past the daemon");
     }
 }

@@ -142,6 +142,9 @@ pub struct Engines {
     folder: PathBuf,
     hosts: usize,
     processes: Vec<Process>,
+    /// The processes that vLLM's layers ask for exchanges. They outlive vLLM, so that exchanges
+    /// that have begun still end.
+    exchanges: Vec<Process>,
     /// Whether some host's sockets have the kernel's own buffers.
     pub buffers_unbounded: bool,
 }
@@ -159,6 +162,7 @@ impl Engines {
             folder: folder.to_owned(),
             hosts: config.hosts(),
             processes: Vec::new(),
+            exchanges: Vec::new(),
             buffers_unbounded: false,
         };
         let hosts: Vec<usize> = (0..config.hosts()).collect();
@@ -192,22 +196,25 @@ impl Engines {
             if let Some(plugin) = plugin.filter(|_| host < config.prefills()) {
                 let scheduled = policy.is_some();
                 let process = collectives::start(config, &folder, host, scheduled, plugin)?;
-                self.processes.push(process);
+                self.exchanges.push(process);
             }
             vllm.start(host, &mut self.processes)?;
         }
         Ok(())
     }
 
-    /// Kills the vLLM of a host as a crash would, and starts another in its place.
+    /// Kills the vLLM of a host as a crash would, and starts another in its place. Returns the
+    /// counters that the dead process had. An answer takes several steps after its transfer, so
+    /// they include the transfers of all requests that it answered.
     pub fn restart_vllm(
         &mut self,
         config: &LabConfig,
         tools: &Tools,
         policy: Option<&str>,
         host: usize,
-    ) -> Result<(), LabError> {
-        let missing = || LabError::missing("vLLM of a prefill host", "the lab has none to kill");
+    ) -> Result<Counts, LabError> {
+        let missing = || LabError::missing("vLLM of a host", "the lab has none to kill");
+        let counts = self.counts_of(&[host])?.remove(0);
         let log = self.log(host);
         let place = self.processes.iter().position(|process| process.log == log);
         let process = place.and_then(|place| self.processes.get_mut(place));
@@ -216,7 +223,7 @@ impl Engines {
         killpg(group, Signal::SIGKILL).map_err(LabError::system("killing vLLM"))?;
         process.child.wait().map_err(LabError::system("waiting for vLLM"))?;
         *process = Vllm::new(config, &self.folder, python, policy).start_engine(host)?;
-        Ok(())
+        Ok(counts)
     }
 
     /// Waits until all engines answer.
@@ -276,7 +283,7 @@ impl Engines {
     }
 
     pub fn check(&mut self) -> Result<(), LabError> {
-        for Process { host, child, log } in &mut self.processes {
+        for Process { host, child, log } in self.exchanges.iter_mut().chain(&mut self.processes) {
             if let Some(status) =
                 child.try_wait().map_err(LabError::system("waiting for an engine"))?
             {
@@ -390,9 +397,17 @@ impl Engines {
         }
     }
 
+    /// Ends the engines, which begin no exchange from now on.
+    pub fn end_engines(&mut self) {
+        end(std::mem::take(&mut self.processes));
+    }
+
     pub fn counts(&mut self) -> Result<Vec<Counts>, LabError> {
-        let hosts: Vec<usize> = (0..self.hosts).collect();
-        let said = self.each(&hosts, &Job::Metrics, ANSWER_WITHIN)?;
+        self.counts_of(&(0..self.hosts).collect::<Vec<usize>>())
+    }
+
+    fn counts_of(&mut self, hosts: &[usize]) -> Result<Vec<Counts>, LabError> {
+        let said = self.each(hosts, &Job::Metrics, ANSWER_WITHIN)?;
         Ok(said
             .iter()
             .map(|said| match said {
@@ -403,21 +418,27 @@ impl Engines {
     }
 }
 
+/// Ends processes, by force if they take too long.
+fn end(processes: Vec<Process>) {
+    // A process that just ended is no error.
+    for Process { child, .. } in &processes {
+        let _ = kill(Pid::from_raw(child.id().cast_signed()), Signal::SIGTERM);
+    }
+    let until = Instant::now() + STOP_WITHIN;
+    for Process { mut child, .. } in processes {
+        while matches!(child.try_wait(), Ok(None)) && Instant::now() < until {
+            std::thread::sleep(LOOK_EVERY);
+        }
+        // Processes that it started are in its group.
+        let _ = killpg(Pid::from_raw(child.id().cast_signed()), Signal::SIGKILL);
+        let _ = child.wait();
+    }
+}
+
 impl Drop for Engines {
     fn drop(&mut self) {
-        // An engine that just ended is no error.
-        for Process { child, .. } in &self.processes {
-            let _ = kill(Pid::from_raw(child.id().cast_signed()), Signal::SIGTERM);
-        }
-        let until = Instant::now() + STOP_WITHIN;
-        for Process { child, .. } in &mut self.processes {
-            while matches!(child.try_wait(), Ok(None)) && Instant::now() < until {
-                std::thread::sleep(LOOK_EVERY);
-            }
-            // Processes that the engine started are in its group.
-            let _ = killpg(Pid::from_raw(child.id().cast_signed()), Signal::SIGKILL);
-            let _ = child.wait();
-        }
+        self.end_engines();
+        end(std::mem::take(&mut self.exchanges));
     }
 }
 
@@ -431,6 +452,7 @@ mod tests {
             folder: folder.path().to_owned(),
             hosts: 0,
             processes: Vec::new(),
+            exchanges: Vec::new(),
             buffers_unbounded: false,
         }
     }

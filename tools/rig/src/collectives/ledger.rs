@@ -1,7 +1,9 @@
 //! The bytes of a run's exchanges, counted by the processes that sent and received them, by the
-//! plugin and by the hosts' daemons. A byte that one count lacks is lost.
+//! plugins in these processes, and by the hosts' daemons. A byte that one count lacks is lost.
 //!
 //! All counts are of whole messages, and since the processes started. So they include the warm-up.
+//! They are taken when vLLM has ended: no exchange begins from then on, and those that have begun
+//! still end, because the processes of all hosts go on.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -21,15 +23,16 @@ const LOOK_EVERY: Duration = Duration::from_millis(50);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExchangeLedger {
     pub exchanges: u64,
-    /// Exchanges that were not over at the end, because a request was given up.
+    /// Exchanges that were not over when vLLM had ended.
     pub open: u64,
     /// Bytes that the layers' tokens cause, there and back.
     pub due_bytes: u64,
     pub sent_bytes: u64,
     /// Bytes that arrived undamaged.
     pub received_bytes: u64,
-    /// Bytes that the plugin's report has.
+    /// Bytes that the plugins' reports have: sent, and received.
     pub plugin_bytes: u64,
+    pub plugin_received_bytes: u64,
     /// Bytes that the plugin submitted to the daemons, and so on. 0 without daemons.
     pub submitted_bytes: u64,
     pub permitted_bytes: u64,
@@ -82,22 +85,22 @@ impl ExchangeLedger {
     /// Adds the reports that the plugins wrote when the processes ended.
     pub fn add_reports(&mut self, carriage: &Carriage) {
         self.plugin_bytes = carriage.sent_bytes.values().flat_map(|of| of.values()).sum();
+        self.plugin_received_bytes = carriage.received_bytes;
     }
 
-    /// Returns the bytes that one count has and another lacks. `scheduled` says whether daemons
-    /// counted from the start to the end.
+    /// Returns the bytes that one count has and another lacks. Each pair is of two programs, or of
+    /// two hosts. `scheduled` says whether daemons counted from the start to the end.
     pub fn lost_bytes(&self, scheduled: bool) -> u64 {
-        // The exchange of a request that was given up may have gone on between two counts.
-        if self.open > 0 {
-            return 0;
-        }
-        let mut counts = vec![self.sent_bytes, self.received_bytes, self.plugin_bytes];
+        // What a layer asked for at one host, and what came at the others and back.
+        let mut lost = self.received_bytes.abs_diff(self.due_bytes);
+        lost += self.plugin_bytes.abs_diff(self.sent_bytes);
+        lost += self.plugin_received_bytes.abs_diff(self.received_bytes);
         if scheduled {
-            counts.push(self.completed_bytes + self.bypassed_bytes);
+            lost += self.sent_bytes.abs_diff(self.completed_bytes + self.bypassed_bytes);
             // A permit that came too late for its message is one of bytes that bypassed it.
-            counts.push((self.permitted_bytes + self.bypassed_bytes).min(self.due_bytes));
+            lost += self.sent_bytes.saturating_sub(self.permitted_bytes + self.bypassed_bytes);
         }
-        counts.iter().map(|bytes| bytes.abs_diff(self.due_bytes)).sum()
+        lost
     }
 }
 
@@ -112,6 +115,7 @@ mod tests {
             sent_bytes: 100,
             received_bytes: 100,
             plugin_bytes: 100,
+            plugin_received_bytes: 100,
             submitted_bytes: 90,
             permitted_bytes: 90,
             completed_bytes: 90,
@@ -125,14 +129,15 @@ mod tests {
             change(&mut ledger);
             ledger.lost_bytes(true)
         };
-        assert_eq!(lost(|of| of.received_bytes = 97), 3);
+        assert_eq!(lost(|of| of.received_bytes = 97), 6, "two counts have them");
+        assert_eq!(lost(|of| of.plugin_received_bytes = 97), 3);
         assert_eq!(lost(|of| of.plugin_bytes = 0), 100);
         assert_eq!(lost(|of| of.permitted_bytes = 85), 5, "sent without a permit");
         assert_eq!(lost(|of| of.permitted_bytes = 95), 0, "a late permit");
         assert_eq!(lost(|of| of.completed_bytes = 89), 1);
-        assert_eq!(lost(|of| of.due_bytes = 0), 400, "unasked");
+        assert_eq!(lost(|of| of.due_bytes = 0), 100, "unasked");
+        assert_eq!(lost(|of| (of.open, of.due_bytes) = (1, 120)), 20, "an exchange never ended");
         let alone = ExchangeLedger { permitted_bytes: 0, completed_bytes: 0, ..ledger };
         assert_eq!(alone.lost_bytes(false), 0, "no daemon");
-        assert_eq!(lost(|of| (of.open, of.due_bytes) = (1, 200)), 0, "not over yet");
     }
 }

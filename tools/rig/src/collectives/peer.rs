@@ -8,19 +8,16 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use laxity_nccl_host::{
-    Attempt, Connecting, Context, Handle, HostError, Listener, RecvComm, Region, Request, SendComm,
+    Attempt, Context, Handle, HostError, Listener, RecvComm, Request, STEP_BYTES, STEPS, SendQueue,
     Tested,
 };
 use thiserror::Error;
 
 use super::counters::Counters;
-use super::rows::{self, Inbound, MESSAGE_BYTES_MAX, Pattern, Rows, RowsError, Way};
+use super::rows::{self, Inbound, Pattern, Rows, RowsError, Way};
 
 /// Index of the device. The plugin gets only one interface.
 const DEVICE: usize = 0;
-
-/// Maximum number of messages in flight on one communicator. NCCL has as many steps.
-const UNDER_WAY_MAX: usize = 8;
 
 /// The reason why exchanges with a host failed.
 #[derive(Debug, Error)]
@@ -43,15 +40,9 @@ pub(super) struct PeerHost {
     /// File in which the peer puts its handle, as NCCL's bootstrap passes it.
     peers_handle: PathBuf,
     listener: Option<Listener>,
-    connecting: Option<Connecting>,
-    send: Option<SendComm>,
+    send: SendQueue<Rows>,
     receive: Option<RecvComm>,
-    outbound: VecDeque<Rows>,
-    /// A message in registered memory, after the plugin answered "not now".
-    filled: Option<(Region, usize)>,
-    sending: VecDeque<Request>,
     receiving: VecDeque<Request>,
-    spare: Vec<Region>,
     inbound: Inbound,
 }
 
@@ -74,29 +65,24 @@ impl PeerHost {
             host,
             peers_handle: handle_file(folder, host, own),
             listener: Some(listener),
-            connecting: None,
-            send: None,
+            send: SendQueue::default(),
             receive: None,
-            outbound: VecDeque::new(),
-            filled: None,
-            sending: VecDeque::new(),
             receiving: VecDeque::new(),
-            spare: Vec::new(),
             inbound: Inbound::default(),
         })
     }
 
     pub(super) fn is_connected(&self) -> bool {
-        self.send.is_some() && self.receive.is_some()
+        self.send.is_connected() && self.receive.is_some()
     }
 
     /// Reports whether the plugin has bytes of this peer to send.
     pub(super) fn is_busy(&self) -> bool {
-        self.filled.is_some() || !(self.outbound.is_empty() && self.sending.is_empty())
+        self.send.is_busy()
     }
 
     pub(super) fn dispatch(&mut self, exchange: u64, bytes: u64) {
-        self.outbound.extend(rows::messages(Way::Dispatch, exchange, bytes));
+        self.send.extend(rows::messages(Way::Dispatch, exchange, bytes));
     }
 
     /// Makes the plugin progress, and answers rows that came from the peer. Returns the own
@@ -112,21 +98,19 @@ impl PeerHost {
         }
         // Receive first, because the peer may wait for that.
         let back = self.receive(pattern, counters)?;
-        self.send(pattern, counters)?;
+        let sent = self.send.turn(|rows, region| pattern.write(rows, region))?;
+        counters.sent_messages += sent.messages;
+        counters.sent_bytes += sent.bytes;
+        counters.refusals += sent.refusals;
         Ok(back)
     }
 
     fn connect(&mut self, context: &Context) -> Result<(), PeerError> {
-        if self.send.is_none() && self.connecting.is_none() {
-            let handle = fs::read(&self.peers_handle).ok();
-            let handle = handle.and_then(|bytes| Handle::try_from(bytes.as_slice()).ok());
-            self.connecting = handle.map(|handle| context.connect(DEVICE, handle));
-        }
-        if let Some(connecting) = &mut self.connecting
-            && let Some(send) = connecting.poll()?
+        if !(self.send.is_connected() || self.send.is_connecting())
+            && let Ok(bytes) = fs::read(&self.peers_handle)
+            && let Ok(handle) = Handle::try_from(bytes.as_slice())
         {
-            self.send = Some(send);
-            self.connecting = None;
+            self.send.connect(context.connect(DEVICE, handle));
         }
         if let Some(listener) = &mut self.listener
             && let Some(receive) = listener.accept()?
@@ -144,9 +128,9 @@ impl PeerHost {
     ) -> Result<Vec<u64>, PeerError> {
         let mut back = Vec::new();
         let Some(comm) = &self.receive else { return Ok(back) };
-        while self.receiving.len() < UNDER_WAY_MAX {
-            let region = comm.register(vec![0; MESSAGE_BYTES_MAX])?;
-            match comm.receive(region, MESSAGE_BYTES_MAX, 0)? {
+        while self.receiving.len() < STEPS {
+            let region = comm.register(vec![0; STEP_BYTES])?;
+            match comm.receive(region, STEP_BYTES, 0)? {
                 Attempt::Started(request) => self.receiving.push_back(request),
                 Attempt::NotNow(_) => break,
             }
@@ -162,61 +146,19 @@ impl PeerHost {
             counters.received_bytes += length as u64;
             if let Some(rows) = self.inbound.take(pattern, &region[..length])? {
                 match rows.way {
-                    Way::Dispatch => self.outbound.extend(rows::messages(
-                        Way::Combine,
-                        rows.exchange,
-                        rows.total,
-                    )),
+                    Way::Dispatch => {
+                        self.send.extend(rows::messages(Way::Combine, rows.exchange, rows.total));
+                    }
                     Way::Combine => back.push(rows.exchange),
                 }
             }
             // The same memory again, so that a check of it can't pass by old bytes.
             region[..length].fill(0);
-            match comm.receive(region, MESSAGE_BYTES_MAX, 0)? {
+            match comm.receive(region, STEP_BYTES, 0)? {
                 Attempt::Started(request) => self.receiving.push_back(request),
                 Attempt::NotNow(_) => {}
             }
         }
         Ok(back)
-    }
-
-    fn send(&mut self, pattern: &Pattern, counters: &mut Counters) -> Result<(), PeerError> {
-        let Some(comm) = &self.send else { return Ok(()) };
-        while self.sending.len() < UNDER_WAY_MAX {
-            let (region, length) = if let Some(filled) = self.filled.take() {
-                filled
-            } else if let Some(rows) = self.outbound.pop_front() {
-                let mut region = match self.spare.pop() {
-                    Some(region) => region,
-                    None => comm.register(vec![0; MESSAGE_BYTES_MAX])?,
-                };
-                let length = pattern.write(&rows, &mut region);
-                (region, length)
-            } else {
-                break;
-            };
-            match comm.send(region, length, 0)? {
-                Attempt::Started(request) => {
-                    self.sending.push_back(request);
-                    counters.sent_messages += 1;
-                    counters.sent_bytes += length as u64;
-                }
-                Attempt::NotNow(region) => {
-                    counters.refusals += 1;
-                    self.filled = Some((region, length));
-                    break;
-                }
-            }
-        }
-        while let Some(request) = self.sending.pop_front() {
-            match request.test()? {
-                Tested::Done(region, _) => self.spare.push(region),
-                Tested::Pending(request) => {
-                    self.sending.push_front(request);
-                    break;
-                }
-            }
-        }
-        Ok(())
     }
 }

@@ -8,11 +8,12 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
-use laxity_nccl_host::{HostError, Plugin};
+use laxity_nccl_host::{Context, HostError, Plugin};
 use nix::sys::signal::{SigSet, Signal};
 
 use super::CollectivesSpec;
 use super::counters::{Counters, LayerAnswer, LayerAsk, socket};
+use super::failure;
 use super::peer::{PeerError, PeerHost};
 use super::rows::{Pattern, wire_bytes};
 use crate::error::LabError;
@@ -110,6 +111,14 @@ fn answer(stream: UnixStream, commands: &Sender<LayerCommand>) -> Result<(), Lab
     Ok(())
 }
 
+/// Returns the error of an exchange with a host.
+fn with(host: usize) -> impl FnOnce(PeerError) -> LabError {
+    move |error| {
+        let what = format!("the exchange with prefill host {host}");
+        LabError::program(what, format!("failed: {error}"))
+    }
+}
+
 fn serve(spec: &CollectivesSpec, incoming: &Receiver<LayerCommand>) -> Result<(), LabError> {
     let failed = |error: HostError| LabError::program("the NCCL plugin", error.to_string());
     let plugin = Plugin::load(&spec.plugin).map_err(failed)?;
@@ -118,16 +127,23 @@ fn serve(spec: &CollectivesSpec, incoming: &Receiver<LayerCommand>) -> Result<()
         let how = format!("has no device; it should have {}", fabric::HOST_PORT);
         return Err(LabError::program("the NCCL plugin", how));
     }
-    let with = |host: usize| {
-        move |error: PeerError| {
-            let what = format_args!("the exchange with prefill host {host}").to_string();
-            LabError::program(what, format!("failed: {error}"))
-        }
-    };
     let others = (0..spec.prefills).filter(|&host| host != spec.host);
     let listen =
         |host| PeerHost::listen(&context, &spec.folder, spec.host, host).map_err(with(host));
     let mut peers = others.map(listen).collect::<Result<Vec<_>, _>>()?;
+    turns(spec, &context, &mut peers, incoming).inspect_err(|error| {
+        // If this fails, the log still has the error.
+        let _ = failure::note(&spec.folder, spec.host, error);
+    })
+}
+
+/// Drives the plugin until the process is to end.
+fn turns(
+    spec: &CollectivesSpec,
+    context: &Context,
+    peers: &mut [PeerHost],
+    incoming: &Receiver<LayerCommand>,
+) -> Result<(), LabError> {
     let (pattern, started) = (Pattern::new(), Instant::now());
     let mut layers = Layers { token_bytes: spec.token_bytes, ..Layers::default() };
     loop {
@@ -137,15 +153,15 @@ fn serve(spec: &CollectivesSpec, incoming: &Receiver<LayerCommand>) -> Result<()
             if matches!(command, LayerCommand::End) {
                 return Ok(());
             }
-            layers.take(command, &mut peers);
+            layers.take(command, peers);
             next = incoming.recv_timeout(Duration::ZERO);
         }
         if matches!(next, Err(RecvTimeoutError::Disconnected)) {
             return Ok(());
         }
-        for peer in &mut peers {
+        for peer in &mut *peers {
             let host = peer.host;
-            let back = peer.turn(&context, &pattern, &mut layers.counters).map_err(with(host))?;
+            let back = peer.turn(context, &pattern, &mut layers.counters).map_err(with(host))?;
             for exchange in back {
                 layers.came_back(host, exchange)?;
             }

@@ -4,13 +4,11 @@
 //! position of its first byte among the rows, and the bytes of all rows. The rows follow. They are
 //! a pattern that both hosts know, so the receiver checks every byte.
 
+use laxity_nccl_host::STEP_BYTES;
 use thiserror::Error;
 
-/// Maximum number of bytes of a message. This is a step of NCCL's buffers (4 MiB in 8 steps).
-pub(super) const MESSAGE_BYTES_MAX: usize = 512 << 10;
-
 const HEAD_BYTES: usize = 32;
-const ROWS_BYTES_MAX: usize = MESSAGE_BYTES_MAX - HEAD_BYTES;
+const ROWS_BYTES_MAX: usize = STEP_BYTES - HEAD_BYTES;
 
 /// Number of different positions in the pattern at which rows begin. A prime, so that neighbouring
 /// exchanges differ.
@@ -159,7 +157,7 @@ mod tests {
     use super::*;
 
     fn written(pattern: &Pattern, rows: &Rows) -> Vec<u8> {
-        let mut message = vec![0; MESSAGE_BYTES_MAX];
+        let mut message = vec![0; STEP_BYTES];
         let length = pattern.write(rows, &mut message);
         message.truncate(length);
         message

@@ -16,7 +16,7 @@ use crate::client::{Answer, complete, different};
 use crate::config::{Engine, LabConfig};
 use crate::controller::{NONE, RunRecord};
 use crate::counts::Counts;
-use crate::ledger::{self, Ledger};
+use crate::ledger::{self, Answered, Ledger};
 use crate::plan::{Asked, Asking};
 use crate::report::distribution::Sample;
 use crate::vllm::restart::RestartReport;
@@ -183,12 +183,11 @@ fn policy_run(
         .map(|a| f64::from(tokens_of.get(&a.id).copied().unwrap_or(0)) + a.tokens.len() as f64)
         .sum();
     let span_s = record.end_ns.saturating_sub(record.begin_ns).max(1) as f64 / 1e9;
-    let whole_run = whole().count() == asked.len();
-    let ledger = (config.engine == Engine::Vllm).then(|| Ledger::of(&counts, alone_bytes));
+    let mut ledger = (config.engine == Engine::Vllm).then(|| Ledger::of(&counts, alone_bytes));
     let wrong = different(reference, &record.answers);
     let mut run = PolicyRun {
         wrong_answers: wrong.len(),
-        bytes_lost: bytes_lost(record, ledger.as_ref(), whole_run),
+        bytes_lost: bytes_lost(record, ledger.as_mut(), asked),
         policy: record.policy.clone(),
         requests: asked.len(),
         completed: whole().count(),
@@ -237,12 +236,20 @@ fn policy_run(
     run
 }
 
-/// Returns the bytes that one count has and another lacks. `whole` says whether every request was
-/// answered.
-fn bytes_lost(record: &RunRecord, kv: Option<&Ledger>, whole: bool) -> u64 {
+/// Returns the bytes that one count has and another lacks.
+fn bytes_lost(record: &RunRecord, kv: Option<&mut Ledger>, asked: &[Asked]) -> u64 {
     // A daemon that was started again doesn't know what the one before it counted.
     let scheduled = record.policy != NONE && record.daemon_restarts == 0;
-    let kv = kv.map_or(0, |kv| kv.lost_bytes(scheduled, whole));
+    let again = record.restart.iter().flat_map(|restart| &restart.again);
+    let whole = record.answers.iter().chain(again).filter(|answer| answer.error.is_none());
+    let answered = match record.answers.iter().filter(|answer| answer.error.is_none()).count() {
+        all if all == asked.len() => Answered::All,
+        _ if asked.iter().all(|request| whole.clone().any(|of| of.id == request.id)) => {
+            Answered::AllInTheEnd
+        }
+        _ => Answered::Some,
+    };
+    let kv = kv.map_or(0, |kv| kv.compare(scheduled, answered));
     kv + record.exchanged.as_ref().map_or(0, |of| of.lost_bytes(scheduled))
 }
 

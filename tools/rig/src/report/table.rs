@@ -197,6 +197,9 @@ fn moved(run: &PolicyRun, kv: &Ledger) -> String {
             share(stages.compute)
         );
     }
+    if !kv.checked {
+        text += ", BYTES ARE NOT CHECKED: requests were given up";
+    }
     for (count, what) in [
         (kv.failed_transfers, "transfers failed"),
         (kv.expired, "requests' KV expired"),

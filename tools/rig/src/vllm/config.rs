@@ -37,6 +37,8 @@ pub struct VllmConfig {
     /// Time from which on the vLLM of the last prefill host is killed by SIGKILL, when it has a
     /// request, and started again, in s after the start of each run.
     pub kill_prefill_at: Option<f64>,
+    /// The same for the vLLM of the last decode host.
+    pub kill_decode_at: Option<f64>,
     pub layers: usize,
     pub hidden: usize,
     pub heads: usize,
@@ -67,6 +69,7 @@ impl Default for VllmConfig {
             // Rows of the model's width in 32 bits, to two experts.
             collective_token_bytes: 2 * 256 * 4,
             kill_prefill_at: None,
+            kill_decode_at: None,
             layers: 4,
             hidden: 256,
             heads: 4,
@@ -134,18 +137,23 @@ impl LabConfig {
     }
 
     fn check_kill(&self, vllm: &VllmConfig) -> Result<(), InvalidLab> {
-        let Some(at) = vllm.kill_prefill_at else { return Ok(()) };
-        let problem = if !(0.0..=self.duration_s).contains(&at) {
+        let (field, at, hosts) = match (vllm.kill_prefill_at, vllm.kill_decode_at) {
+            (None, None) => return Ok(()),
+            (Some(at), _) => ("vllm.kill_prefill_at", at, self.prefills()),
+            (None, Some(at)) => ("vllm.kill_decode_at", at, self.decodes),
+        };
+        let problem = if vllm.kill_prefill_at.and(vllm.kill_decode_at).is_some() {
+            "is one death, and kill_decode_at another: a run has one"
+        } else if !(0.0..=self.duration_s).contains(&at) {
             "must lie between 0 and duration_s, while requests arrive"
-        } else if self.prefills() < 2 {
-            "needs two prefill hosts: the requests of the others must not notice"
+        } else if hosts < 2 {
+            "needs two hosts of this kind: the requests of the others must not notice"
         } else if vllm.store || vllm.connector != Connector::Nixl {
-            // A daemon forgets the counts of a client that is gone.
-            "needs NIXL and no store: only then has a prefill process no bytes at its daemon"
+            "needs NIXL and no store: what others leave behind was never looked at"
         } else {
             return Ok(());
         };
-        Err(InvalidLab { field: "vllm.kill_prefill_at", problem: problem.to_owned() })
+        Err(InvalidLab { field, problem: problem.to_owned() })
     }
 
     pub(crate) fn check_vllm(&self) -> Result<(), InvalidLab> {
@@ -227,6 +235,8 @@ mod tests {
             (vllm.kill_prefill_at, vllm.store) = (Some(1.0), true);
         });
         assert!(with_store.starts_with("vllm.kill_prefill_at"), "{with_store}");
+        let one_decode = refused(|c| c.vllm.as_mut().unwrap().kill_decode_at = Some(1.0));
+        assert!(one_decode.starts_with("vllm.kill_decode_at"), "{one_decode}");
         let alone = LabConfig { ranks: 1, ..LabConfig::real() };
         assert!(alone.validate().unwrap_err().to_string().starts_with("ranks"));
     }

@@ -48,7 +48,9 @@ def let_progress_sleep(module) -> None:
 
 
 def let_workers_sleep(module) -> None:
-    module.SpinCondition = functools.partial(module.SpinCondition, busy_loop_s=0.05)
+    # vLLM 0.14 and older releases have no such class.
+    if hasattr(module, "SpinCondition"):
+        module.SpinCondition = functools.partial(module.SpinCondition, busy_loop_s=0.05)
 
 
 def run_without_accelerator(module) -> None:

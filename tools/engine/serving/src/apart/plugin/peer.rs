@@ -6,20 +6,14 @@ use std::collections::VecDeque;
 use std::net::SocketAddr;
 
 use laxity_nccl_host::{
-    Attempt, Connecting, Context, Handle, HostError, Listener, RecvComm, Region, Request, SendComm,
-    Tested,
+    Attempt, Context, Handle, HostError, Listener, RecvComm, Region, Request, STEP_BYTES,
+    SendQueue, Tested,
 };
 use thiserror::Error;
 
 use super::DEVICE;
 use crate::apart::inbox::{Inbox, Key};
 use crate::carry::frame::PARCEL_BYTES_MAX;
-
-/// Maximum number of bytes of a message. This is a step of NCCL's buffers (4 MiB in 8 steps).
-const MESSAGE_BYTES_MAX: usize = 512 << 10;
-
-/// Maximum number of messages in flight on one communicator. NCCL has as many steps.
-const UNDER_WAY_MAX: usize = 8;
 
 /// Bytes of a parcel's length field.
 const LENGTH_BYTES: usize = 8;
@@ -55,19 +49,13 @@ fn wire_bytes(so_far: &[u8]) -> Result<Option<usize>, ExchangeError> {
 pub(super) struct Peer {
     pub(super) rank: SocketAddr,
     listener: Option<Listener>,
-    connecting: Option<Connecting>,
-    send: Option<SendComm>,
+    send: SendQueue<Vec<u8>>,
     receive: Option<RecvComm>,
-    outbound: VecDeque<Vec<u8>>,
-    /// Copy in registered memory of the first waiting message, after the plugin answered "not now".
-    filled: Option<(Region, usize)>,
-    sending: VecDeque<Request>,
     inbound: VecDeque<Inbound>,
     /// Request for the next message. There is one at a time, because the first says how many
     /// follow.
     receiving: Option<Request>,
-    spare_out: Vec<Region>,
-    spare_in: Option<Region>,
+    spare: Option<Region>,
 }
 
 impl Peer {
@@ -76,49 +64,34 @@ impl Peer {
         let peer = Self {
             rank,
             listener: Some(listener),
-            connecting: None,
-            send: None,
+            send: SendQueue::default(),
             receive: None,
-            outbound: VecDeque::new(),
-            filled: None,
-            sending: VecDeque::new(),
             inbound: VecDeque::new(),
             receiving: None,
-            spare_out: Vec::new(),
-            spare_in: None,
+            spare: None,
         };
         Ok((peer, handle))
     }
 
     pub(super) fn connect(&mut self, context: &Context, handle: Handle) {
-        self.connecting = Some(context.connect(DEVICE, handle));
+        self.send.connect(context.connect(DEVICE, handle));
     }
 
     /// Reports whether the plugin has to be polled even without a new command.
     pub(super) fn is_busy(&self) -> bool {
-        self.connecting.is_some()
-            || self.listener.is_some()
-            || self.filled.is_some()
-            || !(self.outbound.is_empty() && self.sending.is_empty() && self.inbound.is_empty())
+        self.listener.is_some() || self.send.is_busy() || !self.inbound.is_empty()
     }
 
     /// Sends a parcel and receives one.
     pub(super) fn exchange(&mut self, key: Key, payload: Vec<u8>) {
         let mut bytes = (payload.len() as u64).to_le_bytes().to_vec();
         bytes.extend(payload);
-        let messages = bytes.chunks(MESSAGE_BYTES_MAX).map(<[u8]>::to_vec);
-        self.outbound.extend(messages);
+        self.send.extend(bytes.chunks(STEP_BYTES).map(<[u8]>::to_vec));
         let bytes = Vec::new();
         self.inbound.push_back(Inbound { key, bytes });
     }
 
     pub(super) fn turn(&mut self, inbox: &Inbox) -> Result<(), ExchangeError> {
-        if let Some(connecting) = &mut self.connecting
-            && let Some(send) = connecting.poll()?
-        {
-            self.send = Some(send);
-            self.connecting = None;
-        }
         if let Some(listener) = &mut self.listener
             && let Some(receive) = listener.accept()?
         {
@@ -131,42 +104,13 @@ impl Peer {
     }
 
     fn send(&mut self) -> Result<(), HostError> {
-        let Some(comm) = &self.send else { return Ok(()) };
-        while self.sending.len() < UNDER_WAY_MAX {
-            let (region, length) = if let Some(filled) = self.filled.take() {
-                filled
-            } else if let Some(message) = self.outbound.pop_front() {
-                let mut region = match self.spare_out.pop() {
-                    Some(region) => region,
-                    None => comm.register(vec![0; MESSAGE_BYTES_MAX])?,
-                };
-                region[..message.len()].copy_from_slice(&message);
-                (region, message.len())
-            } else {
-                break;
-            };
-            match comm.send(region, length, 0)? {
-                Attempt::Started(request) => {
-                    self.sending.push_back(request);
-                    metrics::counter!("laxity_engine_plugin_messages_total").increment(1);
-                    metrics::counter!("laxity_engine_plugin_bytes_total").increment(length as u64);
-                }
-                Attempt::NotNow(region) => {
-                    metrics::counter!("laxity_engine_plugin_refusals_total").increment(1);
-                    self.filled = Some((region, length));
-                    break;
-                }
-            }
-        }
-        while let Some(request) = self.sending.pop_front() {
-            match request.test()? {
-                Tested::Done(region, _) => self.spare_out.push(region),
-                Tested::Pending(request) => {
-                    self.sending.push_front(request);
-                    break;
-                }
-            }
-        }
+        let sent = self.send.turn(|message, region| {
+            region[..message.len()].copy_from_slice(message);
+            message.len()
+        })?;
+        metrics::counter!("laxity_engine_plugin_messages_total").increment(sent.messages);
+        metrics::counter!("laxity_engine_plugin_bytes_total").increment(sent.bytes);
+        metrics::counter!("laxity_engine_plugin_refusals_total").increment(sent.refusals);
         Ok(())
     }
 
@@ -176,14 +120,14 @@ impl Peer {
             return Ok(false);
         };
         if self.receiving.is_none() {
-            let region = match self.spare_in.take() {
+            let region = match self.spare.take() {
                 Some(region) => region,
-                None => comm.register(vec![0; MESSAGE_BYTES_MAX])?,
+                None => comm.register(vec![0; STEP_BYTES])?,
             };
-            match comm.receive(region, MESSAGE_BYTES_MAX, 0)? {
+            match comm.receive(region, STEP_BYTES, 0)? {
                 Attempt::Started(request) => self.receiving = Some(request),
                 Attempt::NotNow(region) => {
-                    self.spare_in = Some(region);
+                    self.spare = Some(region);
                     return Ok(false);
                 }
             }
@@ -196,7 +140,7 @@ impl Peer {
             }
             Tested::Done(region, length) => {
                 parcel.bytes.extend_from_slice(&region[..length]);
-                self.spare_in = Some(region);
+                self.spare = Some(region);
             }
         }
         if let Some(whole) = wire_bytes(&parcel.bytes)? {

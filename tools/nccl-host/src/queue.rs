@@ -1,0 +1,115 @@
+//! The messages to one peer: some wait for the plugin, and some are in flight.
+//!
+//! Like NCCL's proxy, the queue fills memory once for a message, asks the plugin for the same
+//! message again after "not now", and tests the oldest request first.
+
+use std::collections::VecDeque;
+
+use crate::comm::{Connecting, SendComm};
+use crate::error::HostError;
+use crate::memory::Region;
+use crate::request::{Attempt, Request, Tested};
+
+/// Maximum number of bytes of a message. This is a step of NCCL's buffers (4 MiB in 8 steps).
+pub const STEP_BYTES: usize = 512 << 10;
+
+/// Maximum number of messages in flight on one communicator. NCCL has as many steps.
+pub const STEPS: usize = 8;
+
+/// Counters of one turn of a queue.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SendCounts {
+    pub messages: u64,
+    pub bytes: u64,
+    /// Messages that the plugin answered with "not now".
+    pub refusals: u64,
+}
+
+/// Messages `M`, which become bytes only when the plugin has room for them.
+pub struct SendQueue<M> {
+    connecting: Option<Connecting>,
+    comm: Option<SendComm>,
+    waiting: VecDeque<M>,
+    /// A message in registered memory, after the plugin answered "not now".
+    filled: Option<(Region, usize)>,
+    sending: VecDeque<Request>,
+    spare: Vec<Region>,
+}
+
+impl<M> Default for SendQueue<M> {
+    fn default() -> Self {
+        let (waiting, sending, spare) = Default::default();
+        Self { connecting: None, comm: None, waiting, filled: None, sending, spare }
+    }
+}
+
+impl<M> SendQueue<M> {
+    pub fn connect(&mut self, connecting: Connecting) {
+        self.connecting = Some(connecting);
+    }
+
+    pub const fn is_connecting(&self) -> bool {
+        self.connecting.is_some()
+    }
+
+    pub const fn is_connected(&self) -> bool {
+        self.comm.is_some()
+    }
+
+    /// Reports whether a turn has something to do.
+    pub fn is_busy(&self) -> bool {
+        let idle = self.waiting.is_empty() && self.sending.is_empty();
+        self.connecting.is_some() || self.filled.is_some() || !idle
+    }
+
+    pub fn extend(&mut self, messages: impl IntoIterator<Item = M>) {
+        self.waiting.extend(messages);
+    }
+
+    /// Starts as many messages as the plugin takes, and makes it progress. `fill` writes a message
+    /// into memory of [`STEP_BYTES`] bytes, and returns its length.
+    pub fn turn(&mut self, fill: impl Fn(&M, &mut [u8]) -> usize) -> Result<SendCounts, HostError> {
+        let mut counts = SendCounts::default();
+        if let Some(connecting) = &mut self.connecting {
+            self.comm = connecting.poll()?;
+        }
+        let Some(comm) = &self.comm else { return Ok(counts) };
+        self.connecting = None;
+        while self.sending.len() < STEPS {
+            let (region, length) = if let Some(filled) = self.filled.take() {
+                filled
+            } else if let Some(message) = self.waiting.pop_front() {
+                let mut region = match self.spare.pop() {
+                    Some(region) => region,
+                    None => comm.register(vec![0; STEP_BYTES])?,
+                };
+                let length = fill(&message, &mut region);
+                (region, length)
+            } else {
+                break;
+            };
+            match comm.send(region, length, 0)? {
+                Attempt::Started(request) => {
+                    self.sending.push_back(request);
+                    counts.messages += 1;
+                    counts.bytes += length as u64;
+                }
+                Attempt::NotNow(region) => {
+                    counts.refusals += 1;
+                    self.filled = Some((region, length));
+                    break;
+                }
+            }
+        }
+        while let Some(request) = self.sending.pop_front() {
+            match request.test()? {
+                Tested::Done(region, _) => self.spare.push(region),
+                Tested::Pending(request) => {
+                    self.sending.push_front(request);
+                    break;
+                }
+            }
+        }
+        Ok(counts)
+    }
+}
