@@ -132,7 +132,7 @@ pub(crate) struct QueuePairBundle {
     /// Whether this end may post, and not only respond.
     pub(crate) may_post: bool,
     /// Whether the peer said that its siblings are ready.
-    pub(crate) is_usable: bool,
+    pub(crate) is_peer_ready: bool,
     /// Whether all of the bundle is in the error state, or on the way there.
     pub(crate) is_broken: bool,
     /// Completions that came before earlier ones of another queue pair.
@@ -161,7 +161,7 @@ impl QueuePairBundle {
             page,
             peer,
             may_post: false,
-            is_usable: false,
+            is_peer_ready: false,
             is_broken: false,
             held: VecDeque::new(),
         }
@@ -185,7 +185,7 @@ impl QueuePairBundle {
     /// or for one that may not.
     pub(crate) fn wanted(&self, leaves_as: Option<Stage>) -> u8 {
         match leaves_as {
-            Some(stage) if self.is_usable => self.stages[stage.index()],
+            Some(stage) if self.may_post && self.is_peer_ready => self.stages[stage.index()],
             _ => 0,
         }
     }

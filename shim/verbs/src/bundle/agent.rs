@@ -218,7 +218,8 @@ impl Agreement {
             return false;
         }
         if self.socket.is_none() && !self.is_over {
-            self.socket = self.connected();
+            let BundleRequest { queue_pair, life, .. } = self.request;
+            self.socket = queue_pair.may_agree(life).then(|| self.connected()).flatten();
             self.is_over = self.socket.is_none();
             self.ends = Some(Instant::now() + PATIENCE);
         }

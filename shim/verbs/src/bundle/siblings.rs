@@ -26,11 +26,20 @@ const FOLLOWED: u32 = mask::IBV_QP_STATE
     | mask::IBV_QP_ACCESS_FLAGS
     | mask::IBV_QP_MIN_RNR_TIMER;
 
+/// Attributes of the change to RTS.
+const TO_SEND: u32 = mask::IBV_QP_SQ_PSN
+    | mask::IBV_QP_TIMEOUT
+    | mask::IBV_QP_RETRY_CNT
+    | mask::IBV_QP_RNR_RETRY
+    | mask::IBV_QP_MAX_QP_RD_ATOMIC;
+
 #[derive(Debug)]
 struct OneSibling {
     ibv: *mut ibv_qp,
     offered: OfferedSibling,
     is_connected: bool,
+    /// Whether it may post, and not only respond.
+    may_post: bool,
 }
 
 /// The siblings of one queue pair, with the objects that they need.
@@ -79,6 +88,7 @@ impl BundleSiblings {
             ibv: *ibv,
             offered: OfferedSibling::default(),
             is_connected: true,
+            may_post: true,
         };
         Self {
             siblings: pairs.iter().map(sibling).collect(),
@@ -132,7 +142,12 @@ impl BundleSiblings {
                 let ibv = self.make_one(first, limits)?;
                 let number = (*ibv).qp_num;
                 let one = OfferedSibling { class, number, first_packet: first_packet()? };
-                self.siblings.push(OneSibling { ibv, offered: one, is_connected: false });
+                self.siblings.push(OneSibling {
+                    ibv,
+                    offered: one,
+                    is_connected: false,
+                    may_post: false,
+                });
                 let mut attr = core::mem::zeroed::<ibv_qp_attr>();
                 attr.qp_state = state::IBV_QPS_INIT;
                 attr.pkey_index = candidate.attr().pkey_index;
@@ -209,6 +224,7 @@ impl BundleSiblings {
                 return None;
             }
             own.is_connected = true;
+            own.may_post = candidate.may_post();
             connected.push((class, BundleMember { ibv: own.ibv, number: own.offered.number }));
         }
         (!connected.is_empty()).then_some(connected)
@@ -219,29 +235,40 @@ impl BundleSiblings {
     ///
     /// # Safety
     /// The siblings are alive. `attr` has the fields that `given` names.
-    pub(crate) unsafe fn follow(&self, attr: &ibv_qp_attr, given: u32) -> Result<(), c_int> {
-        for sibling in self.siblings.iter().filter(|sibling| sibling.is_connected) {
+    pub(crate) unsafe fn follow(&mut self, attr: &ibv_qp_attr, given: u32) -> Result<(), c_int> {
+        for sibling in self.siblings.iter_mut().filter(|sibling| sibling.is_connected) {
+            // The first queue pair may become ready to send later than its siblings responded.
+            let becomes_ready = !sibling.may_post && given & mask::IBV_QP_STATE != 0;
+            let followed = if becomes_ready { FOLLOWED | TO_SEND } else { FOLLOWED };
             // SAFETY: upheld by the caller. Plain data, of which a copy is used.
             let error = unsafe {
                 let mut copy = ptr::read(attr);
-                verbs::modify_qp(sibling.ibv, &raw mut copy, (given & FOLLOWED) as c_int)
+                copy.sq_psn = sibling.offered.first_packet;
+                verbs::modify_qp(sibling.ibv, &raw mut copy, (given & followed) as c_int)
             };
             if error != 0 {
                 return Err(error);
             }
+            sibling.may_post |= becomes_ready;
         }
         Ok(())
     }
 
-    /// Moves all siblings to RESET or to the error state. One that refuses RESET fails.
+    /// Reports whether all connected siblings may post.
+    pub(crate) fn may_post(&self) -> bool {
+        self.siblings.iter().all(|sibling| sibling.may_post || !sibling.is_connected)
+    }
+
+    /// Moves all siblings to RESET, after which they are not used again. One that refuses fails.
     ///
     /// # Safety
     /// The siblings are alive.
-    pub(crate) unsafe fn stop(&self, to: state::Type) {
-        for sibling in &self.siblings {
+    pub(crate) unsafe fn reset(&mut self) {
+        for sibling in &mut self.siblings {
+            sibling.is_connected = false;
             // SAFETY: upheld by the caller.
             unsafe {
-                if !verbs::change_state(sibling.ibv, to) {
+                if !verbs::change_state(sibling.ibv, state::IBV_QPS_RESET) {
                     verbs::change_state(sibling.ibv, state::IBV_QPS_ERR);
                 }
             }
@@ -332,12 +359,7 @@ unsafe fn connect_one(
         let mut attr = ptr::read(first);
         attr.qp_state = state::IBV_QPS_RTS;
         attr.sq_psn = own.offered.first_packet;
-        let given = mask::IBV_QP_STATE
-            | mask::IBV_QP_SQ_PSN
-            | mask::IBV_QP_TIMEOUT
-            | mask::IBV_QP_RETRY_CNT
-            | mask::IBV_QP_RNR_RETRY
-            | mask::IBV_QP_MAX_QP_RD_ATOMIC;
+        let given = mask::IBV_QP_STATE | TO_SEND;
         verbs::modify_qp(own.ibv, &raw mut attr, given as c_int) == 0
     }
 }

@@ -29,12 +29,14 @@ const RIGHTS: u32 = mask::IBV_QP_ACCESS_FLAGS | mask::IBV_QP_MIN_RNR_TIMER;
 
 impl CandidateChange<'_> {
     /// Applies a change of a ready queue pair to its siblings, before the queue pair itself.
-    pub(crate) fn follow(&self, attr: &ibv_qp_attr, given: u32) -> Result<(), c_int> {
-        let stays = given & mask::IBV_QP_STATE == 0 || attr.qp_state == ibv_qp_state::IBV_QPS_RTS;
-        if given & RIGHTS == 0 || !stays {
+    pub(crate) fn follow(&mut self, attr: &ibv_qp_attr, given: u32) -> Result<(), c_int> {
+        let to_send = given & mask::IBV_QP_STATE != 0;
+        if (to_send && attr.qp_state != ibv_qp_state::IBV_QPS_RTS)
+            || given & (RIGHTS | mask::IBV_QP_STATE) == 0
+        {
             return Ok(());
         }
-        let Some(siblings) = self.0.as_ref().and_then(|it| it.siblings.as_ref()) else {
+        let Some(siblings) = self.0.as_mut().and_then(|it| it.siblings.as_mut()) else {
             return Ok(());
         };
         // SAFETY: the siblings are alive, since the lock is held.
@@ -42,14 +44,16 @@ impl CandidateChange<'_> {
     }
 
     /// Undoes [`CandidateChange::follow`] after the first queue pair refused the change.
-    pub(crate) fn unfollow(&self, given: u32) {
-        if let Some(candidate) = self.0.as_ref()
-            && let Some(siblings) = &candidate.siblings
-            && given & RIGHTS != 0
+    pub(crate) fn unfollow(&mut self, given: u32) {
+        if let Some(candidate) = self.0.as_mut()
+            && let Some(mut siblings) = candidate.siblings.take()
         {
-            // A sibling that refuses its former rights keeps the new ones, as it was asked for.
-            // SAFETY: the siblings are alive, since the lock is held.
-            let _ = unsafe { siblings.follow(candidate.attr(), given & RIGHTS) };
+            if given & RIGHTS != 0 {
+                // A sibling that refuses its former rights keeps the new ones, as it was asked for.
+                // SAFETY: the siblings are alive, since the lock is held.
+                let _ = unsafe { siblings.follow(candidate.attr(), given & RIGHTS) };
+            }
+            candidate.siblings = Some(siblings);
         }
     }
 }
@@ -83,6 +87,13 @@ impl QueuePair {
     pub(crate) fn lives(&self, life: u32) -> bool {
         let Some(candidate) = self.candidate.try_lock() else { return true };
         candidate.as_ref().is_some_and(|candidate| candidate.life == life && !candidate.is_over)
+    }
+
+    /// Reports whether an agreement in this life can still make siblings. True if that can't be
+    /// told now.
+    pub(crate) fn may_agree(&self, life: u32) -> bool {
+        let Some(candidate) = self.candidate.try_lock() else { return true };
+        candidate.as_ref().is_some_and(|candidate| candidate.life == life && candidate.is_ready())
     }
 
     /// Makes siblings. Returns `None` if the program is changing the queue pair, and `Some(None)`
@@ -163,7 +174,7 @@ impl QueuePair {
         }
         let mut state = self.state.lock();
         let Some(bundle) = &mut state.bundle else { return Some(false) };
-        bundle.is_usable = bundle.may_post;
+        bundle.is_peer_ready = true;
         Some(true)
     }
 
@@ -232,12 +243,17 @@ impl QueuePair {
         if given & mask::IBV_QP_STATE == 0 {
             return;
         }
+        if let Some(siblings) = &candidate.siblings
+            && let Some(bundle) = &mut self.state.lock().bundle
+        {
+            bundle.may_post = candidate.may_post() && siblings.may_post();
+        }
         match attr.qp_state {
             ibv_qp_state::IBV_QPS_RESET => {
                 let bundle = self.state.lock().bundle.take();
-                if let Some(siblings) = &candidate.siblings {
+                if let Some(siblings) = &mut candidate.siblings {
                     // SAFETY: the siblings are alive, since the lock is held.
-                    unsafe { siblings.stop(ibv_qp_state::IBV_QPS_RESET) };
+                    unsafe { siblings.reset() };
                 }
                 // Its queue pairs stay known by their numbers, for completions that are left over.
                 drop(bundle);

@@ -99,7 +99,7 @@ pub(crate) fn fake_state(qp: *mut ibv_qp, to: ibv_qp_state::Type) -> Option<bool
     let pair = &mut state.pairs[index(device, qp)];
     if to == ibv_qp_state::IBV_QPS_RESET {
         *pair = ModelPair { number: pair.number, depth: pair.depth, ..ModelPair::default() };
-    } else {
+    } else if to == ibv_qp_state::IBV_QPS_ERR {
         pair.is_in_error = true;
         pair.flush();
     }
@@ -293,7 +293,8 @@ impl ModelConnection {
         let peer = PeerPage { address: 0, rkey: 3 };
         let pairs: Vec<_> = members[1..].iter().map(|member| member.ibv).collect();
         let mut bundle = QueuePairBundle::new(members, stages, page, peer);
-        bundle.is_usable = true;
+        bundle.may_post = true;
+        bundle.is_peer_ready = true;
         let mut candidate = self.queue_pair.candidate.lock();
         let candidate: &mut BundleCandidate = candidate.as_mut().expect("a candidate");
         candidate.siblings = Some(BundleSiblings::of_model(&pairs));

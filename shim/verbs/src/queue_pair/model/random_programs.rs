@@ -269,6 +269,22 @@ fn a_change_to_the_error_state_completes_what_waits_and_what_is_in_flight() {
 }
 
 #[test]
+fn a_queue_pair_that_was_reset_is_used_again_without_its_bundle() {
+    let connection = ModelConnection::new(4, 2);
+    connection.bundle();
+    assert_eq!(connection.modify(ibv_qp_state::IBV_QPS_SQD), libc::EINVAL, "siblings can't follow");
+    assert_eq!(connection.modify(ibv_qp_state::IBV_QPS_RESET), 0);
+    assert_eq!(connection.modify(ibv_qp_state::IBV_QPS_RTS), 0);
+    assert_eq!(connection.post(&[(1, op::IBV_WR_RDMA_READ, true)]), (0, 1));
+    let mut state = connection.device.state.lock();
+    assert_eq!(state.pairs.iter().map(|pair| pair.queue.len()).collect::<Vec<_>>(), [1, 0, 0]);
+    state.execute(0, false);
+    state.complete(0);
+    drop(state);
+    assert_eq!(connection.poll(2).iter().map(|wc| wc.wr_id).collect::<Vec<_>>(), [1]);
+}
+
+#[test]
 fn a_reset_drops_what_waits_and_posts_nothing_more() {
     run_many(Mishap::Reset);
 }
