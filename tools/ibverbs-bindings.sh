@@ -8,7 +8,7 @@ cd "$(dirname "$0")/.."
 structs='_ibv_device_ops|ibv_(ah_attr|context|cq|cq_ex|cq_init_attr_ex|data_buf|device|device_attr|global_route'
 structs+='|mr|mw_bind_info|pd|poll_cq_attr|port_attr|qp|qp_attr|qp_cap|qp_ex|qp_init_attr|qp_init_attr_ex|recv_wr'
 structs+='|rx_hash_conf|sge|srq|srq_attr|srq_init_attr)'
-enums='ibv_(access_flags|atomic_cap|create_cq_wc_flags|mig_state|mtu|node_type|port_state|qp_attr_mask'
+enums='ibv_(access_flags|atomic_cap|create_cq_wc_flags|event_type|mig_state|mtu|mw_type|node_type|port_state|qp_attr_mask'
 enums+='|qp_init_attr_mask|qp_state|qp_type|send_flags|transport_type|wc_opcode|wc_status|wr_opcode)'
 out=shim/ibverbs/src/generated.rs
 used=$(git grep -ohE 'IBV_[A-Z0-9_]+' -- '*.rs' ":!$out" | sort -u)

@@ -3,6 +3,17 @@
 
 use super::*;
 
+pub mod ibv_event_type {
+    pub type Type = core::ffi::c_uint;
+    pub const IBV_EVENT_QP_FATAL: Type = 1;
+    pub const IBV_EVENT_QP_ACCESS_ERR: Type = 3;
+    pub const IBV_EVENT_PATH_MIG_ERR: Type = 7;
+    pub const IBV_EVENT_QP_LAST_WQE_REACHED: Type = 16;
+}
+pub mod ibv_mw_type {
+    pub type Type = core::ffi::c_uint;
+    pub const IBV_MW_TYPE_2: Type = 2;
+}
 pub mod ibv_node_type {
     pub type Type = core::ffi::c_int;
 }
@@ -205,6 +216,7 @@ pub struct ibv_qp_init_attr {
 }
 pub mod ibv_qp_init_attr_mask {
     pub type Type = core::ffi::c_uint;
+    pub const IBV_QP_INIT_ATTR_PD: Type = 1;
     pub const IBV_QP_INIT_ATTR_SEND_OPS_FLAGS: Type = 64;
 }
 #[repr(C)]
@@ -238,6 +250,7 @@ pub struct ibv_qp_init_attr_ex {
 pub mod ibv_qp_attr_mask {
     pub type Type = core::ffi::c_uint;
     pub const IBV_QP_STATE: Type = 1;
+    pub const IBV_QP_CUR_STATE: Type = 2;
     pub const IBV_QP_ACCESS_FLAGS: Type = 8;
     pub const IBV_QP_PKEY_INDEX: Type = 16;
     pub const IBV_QP_PORT: Type = 32;

@@ -161,7 +161,10 @@ pub struct ibv_send_wr {
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct ibv_context_ops {
-    unused_0: [*mut c_void; 11],
+    unused_0: [*mut c_void; 7],
+    /// The function behind `ibv_alloc_mw`, with the type of the memory window.
+    pub alloc_mw: Option<unsafe extern "C" fn(*mut ibv_pd, c_uint) -> *mut ibv_mw>,
+    unused_8: [*mut c_void; 3],
     /// The function behind `ibv_poll_cq`.
     pub poll_cq: Option<unsafe extern "C" fn(*mut ibv_cq, c_int, *mut ibv_wc) -> c_int>,
     unused_12: [*mut c_void; 8],
@@ -173,7 +176,19 @@ pub struct ibv_context_ops {
     /// The function behind `ibv_post_send`.
     pub post_send:
         Option<unsafe extern "C" fn(*mut ibv_qp, *mut ibv_send_wr, *mut *mut ibv_send_wr) -> c_int>,
-    unused_26: [*mut c_void; 6],
+    /// The function behind `ibv_post_recv`.
+    pub post_recv:
+        Option<unsafe extern "C" fn(*mut ibv_qp, *mut ibv_recv_wr, *mut *mut ibv_recv_wr) -> c_int>,
+    unused_27: [*mut c_void; 5],
+}
+
+/// An asynchronous event of a device.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct ibv_async_event {
+    /// The object that the event is about, or the number of a port, by the event's type.
+    pub element: *mut c_void,
+    pub event_type: c_uint,
 }
 
 /// The extended context. Slots that Laxity does not use have no name. New slots come at the front,

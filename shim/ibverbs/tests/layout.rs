@@ -100,7 +100,10 @@ fn structs(lines: &mut String) {
             state, active_mtu, gid_tbl_len, max_msg_sz, lid, active_width, active_speed,
             link_layer, port_cap_flags2
         }
-        sized "struct" ibv_context_ops { poll_cq, post_srq_recv, post_send }
+        sized "struct" ibv_context_ops {
+            alloc_mw, poll_cq, post_srq_recv, post_send, post_recv
+        }
+        sized "struct" ibv_async_event { element, event_type }
         sized "struct" ibv_context { device, ops, cmd_fd, async_fd, mutex, abi_compat }
         sized "struct" ibv_rx_hash_conf { rx_hash_function, rx_hash_key, rx_hash_fields_mask }
         sized "struct" ibv_poll_cq_attr { comp_mask }

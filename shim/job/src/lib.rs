@@ -5,6 +5,7 @@
 //! daemon, and no setting stops a job. An unusable value is reported once, with its replacement
 //! ([`settings`]).
 
+mod bundle_secret;
 pub mod environment;
 pub mod exit;
 mod file;
@@ -19,6 +20,7 @@ pub mod symbol;
 mod tests;
 pub mod thread;
 
+pub use bundle_secret::BundleSecret;
 pub use environment::Environment;
 pub use profile::{
     FILE_BYTES_MAX, FOLDER, FOLDER_ENV, Origin, Profile, ProfileError, QueuePairSettings, Stages,

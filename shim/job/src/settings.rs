@@ -8,7 +8,7 @@ use laxity_quantity::Nanos;
 use laxity_shm::layout::Mode;
 
 use crate::fork::Leaked;
-use crate::{Environment, Profile};
+use crate::{BundleSecret, Environment, Profile};
 
 /// The variable that names the profile of a process. `laxity run --profile` sets it.
 pub const PROFILE_ENV: &str = "LAXITY_PROFILE";
@@ -27,6 +27,9 @@ pub struct Job {
     pub stall_timeout: Option<Duration>,
     /// `$LAXITY_ATTACH_MS`: longest wait for a daemon when attaching.
     pub attach_timeout: Option<Duration>,
+    /// The secret in the file that `$LAXITY_BUNDLES` names. `None` means that no queue pairs are
+    /// bundled.
+    pub bundle_secret: Option<BundleSecret>,
     problems: Vec<String>,
 }
 
@@ -82,11 +85,13 @@ impl Job {
             |name, holds| from.number(name, "milliseconds", holds).map(Duration::from_millis);
         let stall_timeout = millis("LAXITY_STALL_MS", "100");
         let attach_timeout = millis("LAXITY_ATTACH_MS", "the default");
+        let bundle_secret = from.parsed("LAXITY_BUNDLES", "no bundles", BundleSecret::read);
         Self {
             slo_ttft: own.unwrap_or(profile.slo_ttft),
             mode: lower(&profile, &mut from),
             stall_timeout,
             attach_timeout,
+            bundle_secret,
             profile,
             problems: from.into_problems(),
         }
@@ -153,11 +158,15 @@ mod tests {
             ("LAXITY_MODE", "fast"),
             ("LAXITY_STALL_MS", "1s"),
             ("LAXITY_ATTACH_MS", "-1"),
+            ("LAXITY_BUNDLES", "/no/such/secret"),
         ]);
         assert_eq!((job.profile, job.mode), (Profile::default(), Mode::Off));
         assert_eq!((job.slo_ttft, job.stall_timeout, job.attach_timeout), (None, None, None));
-        let names =
-            ["no-such", "LAXITY_SLO_TTFT", "STALL_MS", "ATTACH_MS", "LAXITY_MODE is `fast`"];
+        assert_eq!(job.bundle_secret, None);
+        let names = [
+            "no-such", "LAXITY_SLO_TTFT", "STALL_MS", "ATTACH_MS", "LAXITY_BUNDLES",
+            "LAXITY_MODE is `fast`",
+        ];
         assert_eq!(job.problems.len(), names.len(), "{:?}", job.problems);
         for (problem, name) in job.problems.iter().zip(names) {
             assert!(problem.contains(name) && problem.contains("going on with"), "{problem}");

@@ -14,7 +14,9 @@ use laxity_ibverbs::{
 };
 use parking_lot::lock_api::RawMutex as _;
 
+use crate::bundle::candidate;
 use crate::contexts::{self, HookedContext};
+use crate::exports;
 use crate::list::pass;
 use crate::queue_pair::QueuePair;
 use crate::work::{self, DeferredRequest, SendLimits};
@@ -44,8 +46,13 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
         else {
             return ptr::null_mut();
         };
-        let qp = real(ibv, attr);
-        if qp.is_null() || !context.is_ours() {
+        if !context.is_ours() {
+            return real(ibv, attr);
+        }
+        let cap = &raw mut (*attr).cap;
+        let is_admitted = context.may_bundle() && admits(&*attr);
+        let (qp, is_candidate) = exports::create_with_room(is_admitted, cap, || real(ibv, attr));
+        if qp.is_null() {
             return qp;
         }
         let attr = &*attr;
@@ -53,6 +60,9 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
         // The wrapper around this call sets the queue pair's context only after the call.
         let queue_pair = context.queue_pairs.make((*qp).qp_num);
         queue_pair.open(context, qp, Some((limits, attr.sq_sig_all != 0)));
+        if is_candidate {
+            queue_pair.be_candidate();
+        }
         let with = ibv_qp_init_attr_mask::IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
         let scheduled = matches!((*qp).qp_type, ibv_qp_type::IBV_QPT_RC | ibv_qp_type::IBV_QPT_UC);
         if scheduled && attr.comp_mask & with != 0 && attr.send_ops_flags & !KNOWN == 0 {
@@ -60,6 +70,23 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
         }
         qp
     }
+}
+
+/// Reports whether a queue pair with these attributes may get a bundle. Unknown attributes may
+/// change what its work requests do, and unknown operations are not seen here.
+fn admits(attr: &ibv_qp_init_attr_ex) -> bool {
+    let pd = ibv_qp_init_attr_mask::IBV_QP_INIT_ATTR_PD;
+    let with = ibv_qp_init_attr_mask::IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
+    attr.comp_mask & !(pd | with) == 0
+        && attr.comp_mask & pd != 0
+        && (attr.comp_mask & with == 0 || attr.send_ops_flags & !KNOWN == 0)
+        && candidate::admit(
+            attr.pd,
+            [attr.send_cq, attr.recv_cq],
+            attr.qp_type,
+            attr.sq_sig_all != 0,
+            &attr.cap,
+        )
 }
 
 /// # Safety

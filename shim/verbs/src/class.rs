@@ -2,9 +2,8 @@
 //! profile gives queue pairs.
 //!
 //! The class is part of the address vector, so an unmodified program allows one class per queue
-//! pair. Per-message classes need one queue pair per class where both ends have this library. A
-//! program's queue pair would then be the first of several in [`crate::queue_pair`], and
-//! `post_front` would choose one.
+//! pair. Where both ends have this library and the secret of their job, a program's queue pair may
+//! be the first of several ([`crate::bundle`]).
 //!
 //! InfiniBand queues packets by service level instead. One is set only where the host's operator
 //! names some (`[levels] sl`), because a subnet may route by them.
@@ -15,12 +14,12 @@ use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use laxity_client::Verdict;
+use laxity_client::{Stage, Verdict};
 use laxity_ibverbs::{ibv_qp, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_state};
 use laxity_job::Job;
 
-use crate::lanes;
 use crate::report;
+use crate::{bundle, lanes};
 
 const DEVICES: &str = "/sys/class/infiniband";
 
@@ -78,6 +77,27 @@ pub(crate) fn apply(attr: &mut ibv_qp_attr, mask: i32) {
         *class = verdict.class(*class);
     }
     report::note_dscp(*class >> 2);
+}
+
+/// Returns the class of each stage for a queue pair that this change connects, and the class that
+/// [`apply`] gives it. Stages whose class it may not have get its own. Returns `None` without a
+/// daemon that marks.
+pub(crate) fn of_stages(attr: &ibv_qp_attr, mask: i32) -> Option<([u8; Stage::ALL.len()], u8)> {
+    if !bundle::is_on() || !has_address(attr, mask) {
+        return None;
+    }
+    let class = attr.ah_attr.grh.traffic_class;
+    let queue_pairs = &Job::of_this_process().profile.qp;
+    let is_pin = queue_pairs
+        .is_pin(class, |name| std::env::var_os(name).is_some_and(|value| !value.is_empty()));
+    let of = |stage| {
+        lanes::client().class_of(stage, class, is_pin).map(|verdict| match verdict {
+            Verdict::Change(wanted) => Some(wanted),
+            _ => None,
+        })
+    };
+    let own = of(queue_pairs.stage)?.unwrap_or(class);
+    Some((Stage::ALL.map(|stage| of(stage).flatten().unwrap_or(own)), own))
 }
 
 /// Returns the reason why a class that nobody chose stays, or `None` if it changes or may stay.

@@ -2,18 +2,19 @@
 
 use core::ffi::c_int;
 use core::ptr;
-use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::ffi::CStr;
 
 use laxity_client::Mode;
 use laxity_ibverbs::{
-    ibv_context, ibv_cq, ibv_cq_ex, ibv_cq_init_attr_ex, ibv_qp, ibv_qp_init_attr_ex, ibv_send_wr,
-    ibv_wc, verbs_context,
+    ibv_context, ibv_cq, ibv_cq_ex, ibv_cq_init_attr_ex, ibv_mw, ibv_mw_type, ibv_pd, ibv_qp,
+    ibv_qp_init_attr_ex, ibv_send_wr, ibv_wc, verbs_context,
 };
 use laxity_job::fork::PerProcess;
 use laxity_job::{Job, fork};
 use parking_lot::{Mutex, MutexGuard};
 
+use crate::bundle::{self, candidate, probe};
 use crate::table::QueuePairTable;
 use crate::{builder, exempt, lanes, poll, poll_ex, post, report};
 
@@ -22,6 +23,7 @@ pub(crate) type PostSend =
 pub(crate) type PollCq = unsafe extern "C" fn(*mut ibv_cq, c_int, *mut ibv_wc) -> c_int;
 pub(crate) type CreateQpEx =
     unsafe extern "C" fn(*mut ibv_context, *mut ibv_qp_init_attr_ex) -> *mut ibv_qp;
+pub(crate) type AllocMw = unsafe extern "C" fn(*mut ibv_pd, ibv_mw_type::Type) -> *mut ibv_mw;
 pub(crate) type CreateCqEx =
     unsafe extern "C" fn(*mut ibv_context, *mut ibv_cq_init_attr_ex) -> *mut ibv_cq_ex;
 
@@ -70,6 +72,10 @@ pub(crate) struct HookedContext {
     poll_cq: FunctionCell,
     create_qp_ex: FunctionCell,
     create_cq_ex: FunctionCell,
+    alloc_mw: FunctionCell,
+    /// Whether the program opened the context by a function of this library. Relaxed: it is set
+    /// before the program gets the context.
+    is_linked: AtomicBool,
     /// Number of the NIC in the daemon's configuration (low byte), and the daemon's generation plus
     /// one. Relaxed, because it is one word.
     nic: AtomicU64,
@@ -83,6 +89,7 @@ accessors!(post_send, PostSend);
 accessors!(poll_cq, PollCq);
 accessors!(create_qp_ex, CreateQpEx);
 accessors!(create_cq_ex, CreateCqEx);
+accessors!(alloc_mw, AllocMw);
 
 static TABLE: [HookedContext; CONTEXTS] = [const {
     HookedContext {
@@ -92,6 +99,8 @@ static TABLE: [HookedContext; CONTEXTS] = [const {
         poll_cq: FunctionCell::new(),
         create_qp_ex: FunctionCell::new(),
         create_cq_ex: FunctionCell::new(),
+        alloc_mw: FunctionCell::new(),
+        is_linked: AtomicBool::new(false),
         nic: AtomicU64::new(0),
         polled: [const { AtomicU32::new(0) }; POLLED],
         queue_pairs: QueuePairTable::new(),
@@ -172,6 +181,9 @@ pub(crate) unsafe fn hook(ibv: *mut ibv_context) {
             put_before!((*verbs).create_qp_ex, builder::create_qp_ex, context.create_qp_ex);
             put_before!((*verbs).create_cq_ex, poll_ex::create_cq_ex, context.create_cq_ex);
         }
+        if job.bundle_secret.is_some() {
+            put_before!(ops.alloc_mw, alloc_mw, context.alloc_mw);
+        }
     }
     context.ibv.store(ibv, Ordering::Release);
 }
@@ -191,6 +203,7 @@ pub(crate) unsafe fn unhook(ibv: *mut ibv_context) {
             put_back!((*verbs).create_qp_ex, builder::create_qp_ex, context.create_qp_ex());
             put_back!((*verbs).create_cq_ex, poll_ex::create_cq_ex, context.create_cq_ex());
         }
+        put_back!(ops.alloc_mw, alloc_mw, context.alloc_mw());
     }
 }
 
@@ -202,8 +215,30 @@ pub(crate) fn let_go(ibv: *mut ibv_context) {
     }
     // The program may close the context with queue pairs in it. They must post nothing more.
     context.queue_pairs.close_all();
+    probe::forget(ibv);
     let _change = change();
+    context.is_linked.store(false, Ordering::Relaxed);
     context.ibv.store(ptr::null_mut(), Ordering::Release);
+}
+
+/// Replaces `context->ops.alloc_mw`. A memory window of type 2 works with one queue pair only, so
+/// it can't be made in a protection domain with queue pairs that may get bundles.
+///
+/// # Safety
+/// The conditions of `ibv_alloc_mw` hold.
+unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, kind: ibv_mw_type::Type) -> *mut ibv_mw {
+    // SAFETY: upheld by the caller. errno belongs to the calling thread.
+    unsafe {
+        let real = find((*pd).context).and_then(HookedContext::alloc_mw);
+        let is_allowed = kind != ibv_mw_type::IBV_MW_TYPE_2 || candidate::note_window(pd);
+        match real.filter(|_| is_allowed) {
+            Some(real) => real(pd, kind),
+            None => {
+                *libc::__errno_location() = libc::EOPNOTSUPP;
+                ptr::null_mut()
+            }
+        }
+    }
 }
 
 /// Returns the extended context around a context.
@@ -223,6 +258,16 @@ impl HookedContext {
     #[inline]
     pub(crate) fn is_ours(&self) -> bool {
         self.epoch.load(Ordering::Relaxed) == fork::epoch()
+    }
+
+    pub(crate) fn be_linked(&self) {
+        self.is_linked.store(true, Ordering::Relaxed);
+    }
+
+    /// Reports whether queue pairs of the context may get bundles. Where the program doesn't link
+    /// libibverbs, it would see events of siblings as they are.
+    pub(crate) fn may_bundle(&self) -> bool {
+        bundle::is_on() && self.is_linked.load(Ordering::Relaxed)
     }
 
     #[inline]

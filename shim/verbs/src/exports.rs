@@ -14,11 +14,12 @@ use core::ffi::{CStr, c_int};
 use core::ptr;
 
 use laxity_ibverbs::{
-    ibv_context, ibv_device, ibv_pd, ibv_qp, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_init_attr,
-    ibv_qp_state,
+    ibv_async_event, ibv_context, ibv_device, ibv_pd, ibv_qp, ibv_qp_attr, ibv_qp_attr_mask,
+    ibv_qp_cap, ibv_qp_init_attr, ibv_qp_state,
 };
 use laxity_job::symbol::{Symbol, c_name};
 
+use crate::bundle::{self, candidate, events};
 use crate::class;
 use crate::contexts;
 use crate::exempt;
@@ -64,7 +65,12 @@ interpose! { Some(c"IBVERBS_1.1");
     /// Opens a device like `ibv_open_device`, and hooks its context.
     fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_context, missing(), |open| {
         // SAFETY: upheld by the caller.
-        unsafe { hooked(open(device)) }
+        let ibv = unsafe { hooked(open(device)) };
+        // The program links libibverbs, so it gets events through this library, too.
+        if let Some(context) = contexts::find(ibv).filter(|_| !ibv.is_null()) {
+            context.be_linked();
+        }
+        ibv
     }
 
     /// Closes a device like `ibv_close_device`, and removes its context here.
@@ -81,17 +87,58 @@ interpose! { Some(c"IBVERBS_1.1");
         // SAFETY: upheld by the caller. The call has written the queue pair's real limits to
         // `attr`.
         unsafe {
-            let qp = create(pd, attr);
-            if !qp.is_null()
-                && let Some(context) = contexts::find((*qp).context)
-                && context.is_ours()
-            {
+            let context = contexts::find((*pd).context).filter(|context| context.is_ours());
+            let Some(context) = context else { return create(pd, attr) };
+            let queues = [(*attr).send_cq, (*attr).recv_cq];
+            let signals_all = (*attr).sq_sig_all != 0;
+            let admitted = context.may_bundle()
+                && candidate::admit(pd, queues, (*attr).qp_type, signals_all, &(*attr).cap);
+            let cap = &raw mut (*attr).cap;
+            let (qp, is_candidate) = create_with_room(admitted, cap, || create(pd, attr));
+            if !qp.is_null() {
                 let queue_pair = context.queue_pairs.make((*qp).qp_num);
                 let limits = SendLimits::of(&(*attr).cap);
                 queue_pair.open(context, qp, Some((limits, (*attr).sq_sig_all != 0)));
+                if is_candidate {
+                    queue_pair.be_candidate();
+                }
             }
             qp
         }
+    }
+
+    /// Queries a queue pair like `ibv_query_qp`. The program doesn't see the room for a barrier.
+    fn ibv_query_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int,
+        init: *mut ibv_qp_init_attr) -> c_int, libc::ENOSYS,
+    |query| {
+        // SAFETY: upheld by the caller. The call has written both.
+        unsafe {
+            let error = query(qp, attr, mask, init);
+            if error == 0 && bundle::is_on() && let Some(queue_pair) = known(qp) {
+                queue_pair.queried(&mut *attr, &mut *init);
+            }
+            error
+        }
+    }
+
+    /// Returns an event like `ibv_get_async_event`, as one of the program's own queue pair.
+    fn ibv_get_async_event(context: *mut ibv_context, event: *mut ibv_async_event)
+        -> c_int, -1,
+    |get| {
+        // SAFETY: upheld by the caller. The call has written the event.
+        unsafe {
+            let result = get(context, event);
+            if result == 0 {
+                events::received(&mut *event);
+            }
+            result
+        }
+    }
+
+    /// Acknowledges an event like `ibv_ack_async_event`, for the queue pair that it came from.
+    fn ibv_ack_async_event(event: *mut ibv_async_event) |acknowledge| {
+        // SAFETY: upheld by the caller.
+        unsafe { events::acknowledge(&*event, |event| acknowledge(event)) }
     }
 
     /// Changes a queue pair like `ibv_modify_qp`, and sets its class.
@@ -119,6 +166,43 @@ interpose! { Some(c"IBVERBS_1.10");
     }
 }
 
+/// Creates a queue pair. If it may get a bundle, its send queue gets one entry more than the
+/// program asks for, and is said to have one entry less than it has: a barrier needs it. Reports whether it
+/// has that entry.
+///
+/// # Safety
+/// `create` makes a queue pair with the capacities at `cap`, and writes those that it got.
+pub(crate) unsafe fn create_with_room(
+    is_admitted: bool,
+    cap: *mut ibv_qp_cap,
+    create: impl Fn() -> *mut ibv_qp,
+) -> (*mut ibv_qp, bool) {
+    if is_admitted {
+        // SAFETY: upheld by the caller. Plain data, of which a copy is kept.
+        unsafe {
+            let before = *cap;
+            (*cap).max_send_wr += 1;
+            let qp = create();
+            if !qp.is_null() {
+                (*cap).max_send_wr -= 1;
+                return (qp, true);
+            }
+            *cap = before;
+        }
+    }
+    (create(), false)
+}
+
+/// Returns what is known about a queue pair of this process.
+///
+/// # Safety
+/// `qp` is a live queue pair.
+unsafe fn known(qp: *mut ibv_qp) -> Option<&'static QueuePair> {
+    // SAFETY: upheld by the caller.
+    let (ibv, number) = unsafe { ((*qp).context, (*qp).qp_num) };
+    contexts::find(ibv).filter(|context| context.is_ours())?.queue_pairs.find(number)
+}
+
 /// # Safety
 /// `ibv` is null, or a context that was just opened.
 unsafe fn hooked(ibv: *mut ibv_context) -> *mut ibv_context {
@@ -139,6 +223,7 @@ pub(crate) unsafe fn forget(qp: *mut ibv_qp) {
     if let Some(context) = contexts::find(ibv).filter(|context| context.is_ours())
         && let Some(queue_pair) = context.queue_pairs.find(number)
     {
+        queue_pair.end_bundle();
         queue_pair.close();
         context.queue_pairs.remove(number);
     }
@@ -166,6 +251,7 @@ pub(crate) unsafe fn modify(
     };
     // SAFETY: upheld by the caller. Plain data, of which a copy is changed.
     let mut changed = unsafe { ptr::read(attr) };
+    let classes = class::of_stages(&changed, mask);
     class::apply(&mut changed, mask);
     // SAFETY: upheld by the caller.
     unsafe { class::apply_service_level(qp, &mut changed, mask) };
@@ -173,12 +259,18 @@ pub(crate) unsafe fn modify(
     // SAFETY: upheld by the caller.
     let queue_pair: &QueuePair = context.queue_pairs.make(unsafe { (*qp).qp_num });
     queue_pair.open(context, qp, None);
+    let mut candidate = queue_pair.lock_candidate();
+    let followed = queue_pair.before_bundled(to);
+    if let Err(error) = followed.and_then(|()| candidate.follow(&changed, mask as u32)) {
+        return error;
+    }
     if let Some(to) = to {
         queue_pair.before_modify(to);
     }
-    WITHIN.set(true);
-    let result = real(&mut changed);
-    WITHIN.set(false);
+    let result = within(|| real(&mut changed));
+    if result != 0 {
+        candidate.unfollow(mask as u32);
+    }
     if result == 0 && class::has_address(&changed, mask) {
         // SAFETY: each form of the union is plain bytes.
         queue_pair.set_peer(unsafe { changed.ah_attr.grh.dgid.raw });
@@ -186,18 +278,27 @@ pub(crate) unsafe fn modify(
     if let Some(to) = to {
         queue_pair.after_modify(to, result == 0);
     }
+    if result == 0 {
+        queue_pair.changed(candidate, (qp, &changed), mask as u32, classes);
+    }
+    result
+}
+
+/// Calls a function of libibverbs or a provider, whose own calls belong to it.
+pub(crate) fn within<T>(call: impl FnOnce() -> T) -> T {
+    let before = WITHIN.replace(true);
+    let result = call();
+    WITHIN.set(before);
     result
 }
 
 /// Puts a queue pair into the error state, because one of its work requests can't be posted.
 pub(crate) fn break_queue_pair(qp: *mut ibv_qp) {
-    WITHIN.set(true);
     // SAFETY: a live queue pair and plain data. Within a change, the function only calls the real
     // one. If the call fails, the queue pair is in error already or worse.
-    unsafe {
+    within(|| unsafe {
         let mut attr = core::mem::zeroed::<ibv_qp_attr>();
         attr.qp_state = ibv_qp_state::IBV_QPS_ERR;
         ibv_modify_qp(qp, &mut attr, ibv_qp_attr_mask::IBV_QP_STATE as c_int);
-    }
-    WITHIN.set(false);
+    });
 }

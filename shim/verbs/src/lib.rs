@@ -34,6 +34,7 @@
 #![allow(missing_docs, reason = "programs preload this library, and nobody links it")]
 
 mod builder;
+mod bundle;
 mod class;
 mod classify;
 mod contexts;

@@ -1,11 +1,14 @@
 //! The replacement of the provider's `ibv_poll_cq`.
 
 use core::ffi::c_int;
+use core::sync::atomic::Ordering;
 
 use laxity_ibverbs::{ibv_cq, ibv_wc, ibv_wc_opcode, ibv_wc_status};
 
-use crate::contexts;
+use crate::bundle::{self, agent};
+use crate::contexts::{self, HookedContext, PollCq};
 use crate::lanes;
+use crate::table;
 
 /// Replaces `context->ops.poll_cq`.
 ///
@@ -21,20 +24,71 @@ pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, entries: c_int, wc: *mu
         }
         context.note_poll(cq);
         lanes::pump_all();
+        if table::has_aliases() {
+            return poll_bundled(context, real, cq, entries, wc);
+        }
         let got = real(cq, entries, wc);
         for index in 0..usize::try_from(got).unwrap_or(0) {
-            let wc = &mut *wc.add(index);
-            // A failed completion has no opcode.
-            let received = wc.status == ibv_wc_status::IBV_WC_SUCCESS && is_receive(wc.opcode);
-            if !received
-                && let Some(queue_pair) = context.queue_pairs.find(wc.qp_num)
-                && let Some(status) = queue_pair.completed(cq, wc.wr_id, wc.status)
-            {
-                wc.status = status;
-            }
+            account(context, cq, &mut *wc.add(index));
         }
         got
     }
+}
+
+/// Reports a completion to its queue pair.
+fn account(context: &HookedContext, cq: *mut ibv_cq, wc: &mut ibv_wc) {
+    // A failed completion has no opcode.
+    let received = wc.status == ibv_wc_status::IBV_WC_SUCCESS && is_receive(wc.opcode);
+    if !received
+        && let Some(queue_pair) = context.queue_pairs.find(wc.qp_num)
+        && let Some(status) = queue_pair.completed(cq, wc.wr_id, wc.status)
+    {
+        wc.status = status;
+    }
+}
+
+/// Polls a queue in which siblings may complete. The program gets at most as many completions as
+/// the provider returned, and those that were held back before.
+///
+/// # Safety
+/// The conditions of `ibv_poll_cq` hold. `real` is the provider's function.
+#[cold]
+unsafe fn poll_bundled(
+    context: &HookedContext,
+    real: PollCq,
+    cq: *mut ibv_cq,
+    entries: c_int,
+    wc: *mut ibv_wc,
+) -> c_int {
+    let room = usize::try_from(entries).unwrap_or(0);
+    let mut out = Vec::with_capacity(room);
+    if bundle::HELD.load(Ordering::Relaxed) > 0 {
+        for queue_pair in agent::watched() {
+            queue_pair.release_held(cq, &mut out, room);
+        }
+    }
+    // SAFETY: upheld by the caller. The array has room for `entries`.
+    let got = unsafe { real(cq, entries - out.len() as c_int, wc) };
+    if got < 0 && out.is_empty() {
+        return got;
+    }
+    let got = usize::try_from(got).unwrap_or(0);
+    for index in 0..got {
+        // SAFETY: the provider wrote so many.
+        let mut one = unsafe { *wc.add(index) };
+        // The rest of what the provider returned needs its room.
+        let limit = room - (got - index - 1);
+        let queue_pair = context.queue_pairs.find(one.qp_num);
+        if queue_pair.is_none_or(|it| !it.complete_bundled(cq, &mut one, (&mut out, limit))) {
+            account(context, cq, &mut one);
+            out.push(one);
+        }
+    }
+    for (index, one) in out.iter().enumerate() {
+        // SAFETY: `out` has at most `entries`.
+        unsafe { wc.add(index).write(*one) };
+    }
+    out.len() as c_int
 }
 
 pub(crate) const fn is_receive(opcode: ibv_wc_opcode::Type) -> bool {

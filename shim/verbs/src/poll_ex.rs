@@ -16,6 +16,7 @@ use laxity_ibverbs::{
 use laxity_job::fork::PerProcess;
 use parking_lot::RwLock;
 
+use crate::bundle::candidate;
 use crate::contexts::{self, HookedContext};
 use crate::queue_pair::QueuePair;
 use crate::{lanes, poll};
@@ -73,8 +74,11 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
         with_number.wc_flags |= u64::from(ibv_create_cq_wc_flags::IBV_WC_EX_WITH_QP_NUM);
         let cq = real(ibv, &mut with_number);
         if cq.is_null() {
-            return real(ibv, attr);
+            let cq = real(ibv, attr);
+            candidate::note_extended(cq.cast());
+            return cq;
         }
+        candidate::note_extended(cq.cast());
         if let (Some(start_poll), Some(next_poll), Some(end_poll), Some(_)) =
             ((*cq).start_poll, (*cq).next_poll, (*cq).end_poll, (*cq).read_qp_num)
         {

@@ -13,6 +13,7 @@ use core::ffi::{c_int, c_void};
 
 use laxity_ibverbs::{ibv_context, ibv_pd, ibv_qp, ibv_qp_attr, verbs_context};
 
+use crate::bundle::candidate;
 use crate::contexts::{self, HookedContext};
 use crate::exempt;
 use crate::exports::{self, interpose};
@@ -79,6 +80,7 @@ interpose! { None;
             if contexts::find(context).is_some_and(HookedContext::is_ours) {
                 contexts::hook(context);
             }
+            candidate::note_domain(pd);
             real(context, pd, command, bytes, response, response_bytes)
         }
     }

@@ -21,7 +21,11 @@
 
 mod ahead;
 mod at_once;
+mod bundle_control;
+mod bundled;
 mod completion;
+#[cfg(test)]
+pub(crate) mod model;
 mod unpolled;
 mod waiting;
 
@@ -30,7 +34,7 @@ use core::ptr;
 use std::collections::VecDeque;
 
 use ahead::QueuePairLoan;
-use laxity_client::{Flow, Lane, Ticket, peers};
+use laxity_client::{Flow, Lane, Stage, Ticket, peers};
 use laxity_ibverbs::{
     ibv_qp, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_init_attr, ibv_qp_state, ibv_qp_type, ibv_send_wr,
 };
@@ -39,6 +43,8 @@ use laxity_job::symbol::Symbol;
 use parking_lot::Mutex;
 
 use crate::builder::Builder;
+use crate::bundle::QueuePairBundle;
+use crate::bundle::candidate::BundleCandidate;
 use crate::contexts::{HookedContext, PostSend};
 use crate::exports::of_libibverbs;
 use crate::lanes::{self, LANES, LaneShard};
@@ -88,6 +94,8 @@ struct Deferred {
     signaled: bool,
     bytes: u64,
     permit: PermitState,
+    /// The stage as which it may go to another queue pair of a bundle.
+    leaves_as: Option<Stage>,
 }
 
 impl Deferred {
@@ -113,12 +121,24 @@ struct PostedWork {
     ticket: Ticket,
     /// Whether the provider refused it after the program's post. It completes with an error.
     failed: bool,
+    /// The queue pair of a bundle that has it.
+    member: u8,
+    /// Whether it is a barrier of a bundle, which the program doesn't know.
+    is_barrier: bool,
 }
 
 impl PostedWork {
     /// Returns a work request in flight that is not part of a reported flow.
     const fn unreported(wr_id: u64, signaled: bool) -> Self {
-        Self { wr_id, signaled, bytes: 0, ticket: Ticket::DONE, failed: false }
+        Self {
+            wr_id,
+            signaled,
+            bytes: 0,
+            ticket: Ticket::DONE,
+            failed: false,
+            member: 0,
+            is_barrier: false,
+        }
     }
 }
 
@@ -147,9 +167,17 @@ struct QueuePairState {
     watched: bool,
     ahead: QueuePairLoan,
     waiting: VecDeque<Deferred>,
+    /// Whether the queue pair is in the lane's list of those with waiting work requests.
+    is_listed: bool,
     /// Number of waiting work requests, from the front, that were submitted.
     submitted: usize,
     in_flight: VecDeque<PostedWork>,
+    /// Whether the queue pair has a bundle or may get one.
+    is_candidate: bool,
+    /// Whether the program polled a completion of this queue pair through this library, so that
+    /// work requests in flight are known.
+    has_polled: bool,
+    bundle: Option<Box<QueuePairBundle>>,
 }
 
 /// Counters for the report, updated while the lock is held anyway.
@@ -180,6 +208,8 @@ pub(crate) struct QueuePair {
     shard: usize,
     state: Mutex<QueuePairState>,
     pub(crate) builder: Mutex<Builder>,
+    /// What siblings copy. It is locked before `state`.
+    candidate: Mutex<Option<Box<BundleCandidate>>>,
 }
 
 impl QueuePair {
@@ -190,6 +220,7 @@ impl QueuePair {
             shard: NEXT.fetch_add(1, Ordering::Relaxed) % LANES,
             state: Mutex::default(),
             builder: Mutex::default(),
+            candidate: Mutex::default(),
         }
     }
 
@@ -222,8 +253,10 @@ impl QueuePair {
         self.state.lock().peer = peers::number(gid);
     }
 
-    /// Closes the queue pair before it is destroyed. Waiting work requests are dropped.
-    pub(crate) fn close(&'static self) {
+    /// Closes the queue pair before it is destroyed. Waiting work requests are dropped. Reports
+    /// whether it had siblings, which are left to the kernel.
+    pub(crate) fn close(&'static self) -> bool {
+        let had_siblings = self.abandon_bundle();
         let mut state = self.state.lock();
         self.drop_all(&mut state);
         if state.watched {
@@ -232,6 +265,7 @@ impl QueuePair {
         let counts = state.counts;
         *state = QueuePairState::default();
         state.counts = counts;
+        had_siblings
     }
 
     /// Makes a closed and removed queue pair available for reuse. If the program destroyed it
@@ -277,6 +311,7 @@ impl QueuePair {
             ibv_qp_state::IBV_QPS_RESET => {
                 self.drop_all(&mut state);
                 state.readiness = SendReadiness::Unknown;
+                state.has_polled = false;
                 state.peer = 0;
             }
             _ => {}
@@ -306,7 +341,6 @@ impl QueuePair {
         COUNTERS.dropped.add(state.waiting.len() as u64);
         let shard = self.shard();
         let mut lane = shard.lane();
-        let waited = !state.waiting.is_empty();
         for gone in state.waiting.drain(..) {
             if let PermitState::Waits(ticket) | PermitState::Permitted(ticket) = gone.permit {
                 lane.cancel(ticket);
@@ -320,9 +354,7 @@ impl QueuePair {
         }
         state.submitted = 0;
         drop(lane);
-        if waited {
-            shard.remove_waiting(self);
-        }
+        self.unlist(state);
     }
 
     /// Posts a list of work requests, or makes them wait.
@@ -339,6 +371,10 @@ impl QueuePair {
         atomic: bool,
     ) -> PostResult {
         let mut state = self.state.lock();
+        if state.is_candidate {
+            // SAFETY: upheld by the caller.
+            return unsafe { self.post_candidate(state, real, ibv, list, atomic) };
+        }
         // SAFETY: upheld by the caller.
         let is_one = unsafe { list.as_ref() }.is_some_and(|one| one.next.is_null());
         if is_one && state.is_clear() {
@@ -391,8 +427,9 @@ impl QueuePairState {
     /// # Safety
     /// The conditions of [`work::sges`] hold.
     unsafe fn takes(&self, wr: &ibv_send_wr, nth: usize) -> Result<(), c_int> {
-        // While nothing waits, the provider counts.
-        let outstanding = if self.waiting.is_empty() { 0 } else { self.outstanding() };
+        // While nothing waits, the provider counts. Those of a bundle count only their own.
+        let counts = !self.waiting.is_empty() || (self.is_candidate && self.has_polled);
+        let outstanding = if counts { self.outstanding() } else { 0 };
         let full = self.limits.is_some_and(|l| outstanding + nth > l.work_requests);
         // SAFETY: upheld by the caller.
         let valid = unsafe { work::is_valid(wr, self.limits.as_ref()) };
@@ -424,7 +461,8 @@ impl QueuePairState {
         if self.unseen {
             return self.waiting.len();
         }
-        self.in_flight.len() + self.waiting.len()
+        let barriers = self.bundle.as_ref().is_some_and(|bundle| bundle.has_barrier());
+        self.in_flight.len() - usize::from(barriers) + self.waiting.len()
     }
 
     /// Asks the kernel for the limits if they were not seen when the queue pair was made.

@@ -6,6 +6,7 @@ use laxity_job::counters;
 use laxity_job::exit::at_exit;
 use laxity_job::report::ReportLine;
 
+use crate::bundle::agent;
 use crate::{lanes, table};
 
 counters! {
@@ -23,6 +24,8 @@ counters! {
         refused,
         /// Work requests that the provider refused after the program's post succeeded.
         failed_late,
+        /// Work requests that other queue pairs of a bundle carried than the program's own.
+        by_siblings,
         /// Work requests that waited when their queue pair was reset or destroyed.
         dropped,
     }
@@ -54,6 +57,7 @@ fn end() {
     let mut line = ReportLine::of("liblaxity");
     line.counts([("work_requests", counts.posted), ("bytes", counts.posted_bytes)]);
     line.counts(COUNTERS.reported());
+    line.value("bundles", agent::made());
     line.value("completions", counts.completions);
     line.counts(lanes::stats().reported());
     line.value("dscp", format_args!("{dscps:?}"));

@@ -1,7 +1,7 @@
 //! Queue pairs by their number. Each post and each completion looks them up without a lock.
 
 use core::ptr;
-use core::sync::atomic::{AtomicPtr, Ordering};
+use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 use std::time::Instant;
 
 use laxity_job::fork::{Leaked, PerProcess};
@@ -24,6 +24,16 @@ pub(crate) struct QueuePairTable {
 
 /// Queue pairs that can be used again.
 static FREE: PerProcess<Mutex<Vec<&'static QueuePair>>> = PerProcess::none();
+
+/// Number of siblings that are known by their number. Relaxed: a program can't see a completion of
+/// a sibling before the count has changed.
+static ALIASES: AtomicUsize = AtomicUsize::new(0);
+
+/// Reports whether completions may have the numbers of siblings.
+#[inline]
+pub(crate) fn has_aliases() -> bool {
+    ALIASES.load(Ordering::Relaxed) > 0
+}
 
 static ALL: PerProcess<Mutex<Vec<&'static QueuePair>>> = PerProcess::none();
 
@@ -95,6 +105,26 @@ impl QueuePairTable {
         fresh
     }
 
+    /// Makes a queue pair known by the number of a sibling, too.
+    pub(crate) fn alias(&self, number: u32, queue_pair: &'static QueuePair) {
+        let page = &self.pages[number as usize / PAGE % PAGE];
+        let empty = || [const { AtomicPtr::new(ptr::null_mut()) }; PAGE];
+        let page = page.get().unwrap_or_else(|| page.make(empty));
+        let entry = ptr::from_ref(queue_pair).cast_mut();
+        page[number as usize % PAGE].store(entry, Ordering::Release);
+        ALIASES.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Removes the number of a sibling, if it is known by it.
+    pub(crate) fn unalias(&self, number: u32, queue_pair: &'static QueuePair) {
+        let Some(entry) = self.entry(number) else { return };
+        let known = ptr::from_ref(queue_pair).cast_mut();
+        let none = ptr::null_mut();
+        if entry.compare_exchange(known, none, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+            ALIASES.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
     /// Removes the closed queue pair with this number.
     pub(crate) fn remove(&self, number: u32) {
         let Some(entry) = self.entry(number) else { return };
@@ -107,13 +137,20 @@ impl QueuePairTable {
 
     /// Closes and removes all remaining queue pairs.
     pub(crate) fn close_all(&self) {
+        let mut closed: Vec<*const QueuePair> = Vec::new();
         for entry in self.pages.iter().filter_map(Leaked::get).flatten() {
             let left = entry.swap(ptr::null_mut(), Ordering::AcqRel);
             // SAFETY: the pointer is null or leads to a queue pair, which is never freed.
-            if let Some(left) = unsafe { left.as_ref() } {
-                left.close();
-                left.recycle();
+            let Some(left) = (unsafe { left.as_ref() }) else { continue };
+            // A queue pair with siblings has several numbers.
+            if closed.contains(&ptr::from_ref(left)) {
+                ALIASES.fetch_sub(1, Ordering::Relaxed);
+                continue;
             }
+            if left.close() {
+                closed.push(left);
+            }
+            left.recycle();
         }
     }
 

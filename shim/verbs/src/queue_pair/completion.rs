@@ -101,6 +101,7 @@ impl QueuePair {
                 self.report_delivered(&mut self.shard().lane(), &front.ticket, front.bytes);
             }
             state.in_flight.pop_front();
+            state.has_polled = true;
             return None;
         }
         // The queue decides, since a failed completion has no opcode that distinguishes receives.
@@ -113,6 +114,17 @@ impl QueuePair {
             .in_flight
             .iter()
             .position(|flight| flight.wr_id == wr_id && (flight.signaled || !success))?;
+        self.settle(state, last, success)
+    }
+
+    /// Ends the work requests in flight up to `last`, which completed. Returns the status for the
+    /// program if it differs from the provider's.
+    pub(super) fn settle(
+        &self,
+        state: &mut QueuePairState,
+        last: usize,
+        success: bool,
+    ) -> Option<ibv_wc_status::Type> {
         let mut failed = false;
         let mut lane = self.shard().lane();
         for flight in state.in_flight.drain(..=last) {

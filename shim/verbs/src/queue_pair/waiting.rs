@@ -6,6 +6,7 @@ use laxity_ibverbs::ibv_send_wr;
 use super::{AHEAD, Deferred, PermitState, PostedWork, QueuePair, QueuePairState, SendReadiness};
 use crate::contexts::HookedContext;
 use crate::list::{PostResult, call, is_full};
+use crate::queue_pair::bundled::may_leave;
 use crate::report::COUNTERS;
 use crate::work::{self, DeferredRequest};
 use crate::{classify, exports, lanes};
@@ -56,10 +57,12 @@ impl QueuePair {
             if matches!(permit, PermitState::Waits(_)) {
                 state.submitted += 1;
             }
+            let signaled = state.signals_all || work::is_signaled(wr);
             state.waiting.push_back(Deferred {
                 work,
                 wr_id: wr.wr_id,
-                signaled: state.signals_all || work::is_signaled(wr),
+                signaled,
+                leaves_as: flow.map(|flow| flow.stage).filter(|_| may_leave(wr.opcode, signaled)),
                 bytes: flow.map_or(0, |flow| flow.bytes),
                 permit,
             });
@@ -68,13 +71,20 @@ impl QueuePair {
         if let Some(ticket) = first {
             self.shard().lane().cancel(ticket);
         }
-        COUNTERS.deferred.add((state.waiting.len() - before) as u64);
-        if before == 0 && !state.waiting.is_empty() {
+        let added = state.waiting.len() - before;
+        if before == 0 && added > 0 {
             lanes::advance_tick();
             state.progress = lanes::tick();
-            self.shard().add_waiting(self);
         }
         self.advance(state);
+        if !state.waiting.is_empty() && !core::mem::replace(&mut state.is_listed, true) {
+            self.shard().add_waiting(self);
+        }
+        // All of a bundle's go through the list, and only those that are still in it were deferred.
+        COUNTERS.deferred.add(match state.is_candidate {
+            true => added.min(state.waiting.len()),
+            false => added,
+        } as u64);
         result
     }
 
@@ -93,11 +103,18 @@ impl QueuePair {
             went = true;
         }
         if state.waiting.is_empty() {
-            self.shard().remove_waiting(self);
+            self.unlist(state);
         } else if !went {
             self.settle_unpolled(state);
         }
         went
+    }
+
+    /// Removes the queue pair from the lane's list of those that wait.
+    pub(super) fn unlist(&'static self, state: &mut QueuePairState) {
+        if core::mem::take(&mut state.is_listed) {
+            self.shard().remove_waiting(self);
+        }
     }
 
     /// Submits waiting work requests and collects permits. Reports whether the first one may go.
@@ -157,7 +174,7 @@ impl QueuePair {
     /// Posts the first waiting work request, which may go. Returns false if it still waits.
     fn post_front(&'static self, state: &mut QueuePairState) -> bool {
         let Some(real) = state.context.and_then(HookedContext::post_send) else { return false };
-        let ibv = state.ibv.0;
+        let Some((member, ibv)) = self.target(state, real) else { return false };
         let Some(front) = state.waiting.front_mut() else { return false };
         // SAFETY: the work request is this library's copy. The queue pair is not destroyed, because
         // `close` comes before that.
@@ -169,8 +186,13 @@ impl QueuePair {
         };
         if failed {
             COUNTERS.failed_late.add(1);
-            state.readiness = SendReadiness::Broken;
-            exports::break_queue_pair(ibv);
+            if state.bundle.is_some() {
+                self.break_members(state);
+            } else {
+                state.readiness = SendReadiness::Broken;
+                exports::break_queue_pair(ibv);
+            }
+            let Some(front) = state.waiting.front_mut() else { return false };
             front.work.clear_payload();
             // SAFETY: the work request is this library's copy. In error, the provider takes and
             // completes it.
@@ -195,7 +217,12 @@ impl QueuePair {
             bytes: gone.bytes,
             ticket,
             failed,
+            member,
+            is_barrier: false,
         });
+        if member != 0 {
+            COUNTERS.by_siblings.add(1);
+        }
         self.launched(state, first);
         true
     }

@@ -1,0 +1,335 @@
+//! Work requests and completions of a queue pair with a bundle ([`crate::bundle`]).
+//!
+//! With bundles on, all work requests of a queue pair that may get one go through the list of
+//! waiting ones, and the number of outstanding ones is compared with what the program asked for:
+//! each queue pair of a bundle has room of its own.
+//!
+//! # Failure
+//! A queue pair that fails completes all that it has, in order. The others are moved to the error
+//! state before the program sees the first failed completion. What waits is then posted to the
+//! current queue pair, where it completes after the rest. A barrier that fails is never shown: its
+//! completion becomes that of the work request that waited for it, which has no other then.
+
+use core::ffi::c_int;
+use core::ptr;
+use core::sync::atomic::Ordering;
+use std::collections::VecDeque;
+
+use laxity_ibverbs::{
+    ibv_cq, ibv_qp, ibv_qp_state, ibv_send_wr, ibv_wc, ibv_wc_status, ibv_wr_opcode as op,
+};
+use parking_lot::MutexGuard;
+
+use super::{PermitState, PostedWork, QueuePair, QueuePairState, SendReadiness};
+use crate::bundle::{BARRIER_ID, BundleRoute, HELD, HeldCompletion, verbs};
+use crate::contexts::PostSend;
+use crate::lanes;
+use crate::list::{PostResult, call, is_full, pass};
+use crate::poll::is_receive;
+
+/// Reports whether a work request may leave the first queue pair. The others need its receive
+/// queue, or its order with other work of the responder.
+pub(super) fn may_leave(opcode: op::Type, signaled: bool) -> bool {
+    signaled && matches!(opcode, op::IBV_WR_RDMA_WRITE | op::IBV_WR_RDMA_READ)
+}
+
+impl QueuePair {
+    /// Posts to a queue pair that has a bundle or may get one.
+    ///
+    /// # Safety
+    /// The conditions of [`QueuePair::post`] hold.
+    pub(super) unsafe fn post_candidate(
+        &'static self,
+        mut state: MutexGuard<'_, QueuePairState>,
+        real: PostSend,
+        ibv: *mut ibv_qp,
+        list: *mut ibv_send_wr,
+        atomic: bool,
+    ) -> PostResult {
+        // Where there is a bundle, the provider takes work requests in the error state.
+        let passes = match state.readiness {
+            SendReadiness::Ready => false,
+            SendReadiness::Unknown => true,
+            SendReadiness::Broken => state.bundle.is_none(),
+        };
+        if passes && state.waiting.is_empty() {
+            drop(state);
+            // SAFETY: upheld by the caller.
+            return unsafe { pass(real, ibv, list) };
+        }
+        self.advance(&mut state);
+        // SAFETY: upheld by the caller.
+        unsafe {
+            if atomic {
+                state.takes_all(list)?;
+            }
+            self.defer(&mut state, list, None, atomic)
+        }
+    }
+
+    /// Returns the queue pair for the first waiting work request, or `None` if it has to wait for a
+    /// barrier.
+    pub(super) fn target(
+        &'static self,
+        state: &mut QueuePairState,
+        real: PostSend,
+    ) -> Option<(u8, *mut ibv_qp)> {
+        let stage = state.waiting.front()?.leaves_as;
+        let Some(bundle) = &mut state.bundle else { return Some((0, state.ibv.0)) };
+        if bundle.settle_barrier() {
+            remove_barrier(&mut state.in_flight);
+        }
+        let wanted = if state.has_polled { bundle.wanted(stage) } else { 0 };
+        let tail_is_signaled = state.in_flight.back().is_none_or(|last| last.signaled);
+        match bundle.route(wanted, tail_is_signaled) {
+            BundleRoute::Post => return Some(bundle.current()),
+            BundleRoute::Wait => {}
+            BundleRoute::Barrier => {
+                let (member, _) = bundle.current();
+                // SAFETY: siblings live as long as the first queue pair, and the work request lives
+                // during the call.
+                let posted = bundle.post_barrier(|ibv, wr| unsafe { call(real, ibv, wr) });
+                match posted {
+                    Ok(()) => {
+                        let barrier = PostedWork::unreported(BARRIER_ID, false);
+                        state.in_flight.push_back(PostedWork {
+                            member,
+                            is_barrier: true,
+                            ..barrier
+                        });
+                    }
+                    // There is room after the program polls.
+                    Err((error, _)) if is_full(error) => {}
+                    // The queue pair is in error, or as good as that.
+                    Err(_) => {
+                        self.break_members(state);
+                        return state.bundle.as_ref().map(|bundle| bundle.current());
+                    }
+                }
+            }
+        }
+        // The lane's thread looks again soon, because no permit will wake it.
+        self.shard().note_full();
+        None
+    }
+
+    /// Moves the siblings to the error state. Reports whether they were not in it.
+    fn break_siblings(&self, state: &mut QueuePairState) -> bool {
+        let Some(bundle) = &mut state.bundle else { return false };
+        if core::mem::replace(&mut bundle.is_broken, true) {
+            return false;
+        }
+        for member in &bundle.members[1..] {
+            // SAFETY: siblings live as long as the bundle. One that refuses is in error already.
+            unsafe { verbs::change_state(member.ibv, ibv_qp_state::IBV_QPS_ERR) };
+        }
+        true
+    }
+
+    /// Moves all queue pairs of the bundle to the error state.
+    pub(super) fn break_members(&self, state: &mut QueuePairState) {
+        if self.break_siblings(state) {
+            state.readiness = SendReadiness::Broken;
+            // SAFETY: the queue pair is not destroyed, because `close` comes before. If it refuses,
+            // it is in error already.
+            unsafe { verbs::change_state(state.ibv.0, ibv_qp_state::IBV_QPS_ERR) };
+        }
+    }
+
+    /// Ends the bundle of a queue pair of which one member failed.
+    pub(crate) fn fail_bundle(&'static self) {
+        self.fail_locked(&mut self.state.lock());
+    }
+
+    fn fail_locked(&'static self, state: &mut QueuePairState) {
+        if state.bundle.as_ref().is_none_or(|bundle| bundle.is_broken) {
+            return;
+        }
+        self.break_members(state);
+        self.release_all(state);
+        self.advance(state);
+    }
+
+    /// Passes a completion on, with others that waited for it. `out` gets what the program may see,
+    /// in order, and at most `limit` of them if any are held. Returns false if the queue pair has
+    /// no bundle.
+    pub(crate) fn complete_bundled(
+        &'static self,
+        cq: *const ibv_cq,
+        wc: &mut ibv_wc,
+        (out, limit): (&mut Vec<ibv_wc>, usize),
+    ) -> bool {
+        let mut state = self.state.lock();
+        // After a reset, completions of siblings may be left over.
+        let number = core::mem::replace(&mut wc.qp_num, state.number());
+        let Some(bundle) = &mut state.bundle else { return false };
+        let (member, mut wc) = (bundle.member(number), *wc);
+        let success = wc.status == ibv_wc_status::IBV_WC_SUCCESS;
+        // SAFETY: the queue pair is alive, since it has a bundle.
+        let is_send_queue = ptr::eq(unsafe { (*state.ibv.0).send_cq }, cq);
+        let is_barrier = wc.wr_id == BARRIER_ID
+            && is_send_queue
+            && !success
+            && state.position(member, BARRIER_ID, false).is_none();
+        if (success && is_receive(wc.opcode)) || !is_send_queue {
+            out.push(wc);
+        } else if is_barrier && !self.replace_barrier(&mut state, &mut wc) {
+            // The program doesn't know of barriers.
+        } else if state.has_held(member) || state.must_hold(member, wc.wr_id, success) {
+            if let Some(bundle) = &mut state.bundle {
+                bundle.held.push_back(HeldCompletion(member, wc));
+                HELD.fetch_add(1, Ordering::Relaxed);
+            }
+        } else {
+            self.pass_on(&mut state, member, wc, out);
+        }
+        self.pass_on_held(&mut state, out, limit);
+        if !success {
+            self.fail_locked(&mut state);
+        }
+        true
+    }
+
+    /// Passes on what is held in this queue, if nothing is missing before it any more.
+    pub(crate) fn release_held(
+        &'static self,
+        cq: *const ibv_cq,
+        out: &mut Vec<ibv_wc>,
+        limit: usize,
+    ) {
+        let mut state = self.state.lock();
+        // SAFETY: the queue pair is alive, if it has a bundle.
+        if state.bundle.is_some() && ptr::eq(unsafe { (*state.ibv.0).send_cq }, cq) {
+            self.pass_on_held(&mut state, out, limit);
+        }
+    }
+
+    fn pass_on_held(
+        &'static self,
+        state: &mut QueuePairState,
+        out: &mut Vec<ibv_wc>,
+        limit: usize,
+    ) {
+        while out.len() < limit
+            && let Some(at) = state.first_released()
+            && let Some(bundle) = &mut state.bundle
+            && let Some(HeldCompletion(member, wc)) = bundle.held.remove(at)
+        {
+            HELD.fetch_sub(1, Ordering::Relaxed);
+            self.pass_on(state, member, wc, out);
+        }
+    }
+
+    fn pass_on(
+        &'static self,
+        state: &mut QueuePairState,
+        member: u8,
+        mut wc: ibv_wc,
+        out: &mut Vec<ibv_wc>,
+    ) {
+        let success = wc.status == ibv_wc_status::IBV_WC_SUCCESS;
+        state.counts.completions += 1;
+        state.progress = lanes::tick();
+        state.unseen = false;
+        if let Some(last) = state.position(member, wc.wr_id, success) {
+            state.has_polled |= success;
+            if let Some(status) = self.settle(state, last, success) {
+                wc.status = status;
+            }
+        }
+        out.push(wc);
+    }
+
+    /// Gives the completion of a barrier that failed to the work request that waited for it.
+    /// Returns false if that one has a completion of its own, because the barrier's data arrived.
+    fn replace_barrier(&'static self, state: &mut QueuePairState, wc: &mut ibv_wc) -> bool {
+        let has_failed = state.bundle.as_mut().is_some_and(|bundle| bundle.end_barrier());
+        let barrier = remove_barrier(&mut state.in_flight);
+        let (true, Some(barrier)) = (has_failed, barrier) else { return false };
+        let Some(waited) = state.waiting.pop_front() else { return false };
+        state.submitted = state.submitted.saturating_sub(1);
+        if let PermitState::Waits(ticket) | PermitState::Permitted(ticket) = waited.permit {
+            let mut lane = self.shard().lane();
+            lane.cancel(ticket);
+            if lane.has_unsent() {
+                self.shard().request_flush();
+            }
+        }
+        if state.waiting.is_empty() {
+            self.unlist(state);
+        }
+        wc.wr_id = waited.wr_id;
+        let replaced = PostedWork::unreported(waited.wr_id, true);
+        // Nothing was posted after the barrier.
+        state.in_flight.push_back(PostedWork { member: barrier.member, ..replaced });
+        true
+    }
+
+    /// Refuses a change that bundles can't follow, and changes the siblings before the first queue
+    /// pair. Returns the error for the program.
+    pub(crate) fn before_bundled(
+        &'static self,
+        to: Option<ibv_qp_state::Type>,
+    ) -> Result<(), c_int> {
+        let mut state = self.state.lock();
+        match to {
+            // The drained event would come from the first queue pair alone.
+            Some(ibv_qp_state::IBV_QPS_SQD) if state.bundle.is_some() => Err(libc::EINVAL),
+            // The siblings stop first, so that the peer changes no memory after this call.
+            Some(ibv_qp_state::IBV_QPS_ERR) => {
+                self.break_siblings(&mut state);
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Removes the entry of the only outstanding barrier, and returns it.
+fn remove_barrier(in_flight: &mut VecDeque<PostedWork>) -> Option<PostedWork> {
+    let at = in_flight.iter().rposition(|flight| flight.is_barrier)?;
+    in_flight.remove(at)
+}
+
+impl QueuePairState {
+    /// Returns the number of the program's queue pair, which is alive.
+    fn number(&self) -> u32 {
+        // SAFETY: a queue pair in the table is alive.
+        unsafe { self.ibv.0.as_ref() }.map_or(0, |ibv| ibv.qp_num)
+    }
+
+    /// Returns the place of the work request that a completion belongs to.
+    fn position(&self, member: u8, wr_id: u64, success: bool) -> Option<usize> {
+        // In error, unsignaled work requests complete, too.
+        self.in_flight.iter().position(|flight| {
+            flight.member == member
+                && flight.wr_id == wr_id
+                && !flight.is_barrier
+                && (flight.signaled || !success)
+        })
+    }
+
+    /// Reports whether a completion of this queue pair is held.
+    fn has_held(&self, member: u8) -> bool {
+        self.bundle.as_ref().is_some_and(|bundle| bundle.held.iter().any(|it| it.0 == member))
+    }
+
+    /// Returns the place of a held completion that may be passed on: nothing is missing before it,
+    /// and none of its queue pair is held before it.
+    fn first_released(&self) -> Option<usize> {
+        let held = &self.bundle.as_ref()?.held;
+        held.iter().enumerate().position(|(at, HeldCompletion(member, wc))| {
+            let success = wc.status == ibv_wc_status::IBV_WC_SUCCESS;
+            !held.range(..at).any(|before| before.0 == *member)
+                && !self.must_hold(*member, wc.wr_id, success)
+        })
+    }
+
+    /// Reports whether a completion came before one of an earlier work request, which another queue
+    /// pair of the bundle completes.
+    fn must_hold(&self, member: u8, wr_id: u64, success: bool) -> bool {
+        self.position(member, wr_id, success).is_some_and(|at| {
+            self.in_flight.range(..at).any(|flight| flight.signaled && flight.member != member)
+        })
+    }
+}
