@@ -167,8 +167,8 @@ interpose! { Some(c"IBVERBS_1.10");
 }
 
 /// Creates a queue pair. If it may get a bundle, its send queue gets one entry more than the
-/// program asks for, and is said to have one entry less than it has: a barrier needs it. Reports whether it
-/// has that entry.
+/// program asks for, and is said to have one entry less than it has: a barrier needs it. Reports
+/// whether it has that entry.
 ///
 /// # Safety
 /// `create` makes a queue pair with the capacities at `cap`, and writes those that it got.
