@@ -405,7 +405,9 @@ impl Shadowed {
                     assert!(bytes <= CHUNK, "{action:?}");
                 }
                 assert!(bytes > 0 || account.spec.bytes == 0, "{action:?}");
-                let scavenged = level == Level::SCAVENGER || account.host == Some(Level::SCAVENGER);
+                let in_scavenger =
+                    account.host.map_or(account.requeued, |it| it == Level::SCAVENGER);
+                let scavenged = level == Level::SCAVENGER || in_scavenger;
                 // A flow that left the scavenger after its first permit keeps that permit's level
                 // on the wire.
                 if let Some(host) = account.host.filter(|_| account.wire.is_none()) {
