@@ -80,8 +80,11 @@ interpose! { None;
             if contexts::find(context).is_some_and(HookedContext::is_ours) {
                 contexts::hook(context);
             }
-            candidate::note_domain(pd);
-            real(context, pd, command, bytes, response, response_bytes)
+            let error = real(context, pd, command, bytes, response, response_bytes);
+            if error == 0 {
+                candidate::note_domain(pd);
+            }
+            error
         }
     }
 

@@ -179,6 +179,9 @@ fn objects() -> parking_lot::MutexGuard<'static, PlainObjects> {
 
 /// Records a protection domain that the kernel made. Domains of threads are made without it.
 pub(crate) fn note_domain(pd: *mut ibv_pd) {
+    if !super::is_on() {
+        return;
+    }
     let mut objects = objects();
     objects.used_domains.retain(|known| *known != pd as usize);
     if !objects.domains.contains(&(pd as usize)) {
@@ -189,6 +192,9 @@ pub(crate) fn note_domain(pd: *mut ibv_pd) {
 /// Records a queue of the extended interface, whose completions have fields that only a provider
 /// can read.
 pub(crate) fn note_extended(cq: *mut ibv_cq) {
+    if !super::is_on() {
+        return;
+    }
     let mut objects = objects();
     if !objects.extended_queues.contains(&(cq as usize)) {
         objects.extended_queues.push(cq as usize);
@@ -233,4 +239,27 @@ pub(crate) fn admit(
         objects.used_domains.push(pd as usize);
     }
     true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bundle::IS_ON_IN_TEST;
+
+    #[test]
+    fn objects_are_recorded_only_in_a_job_with_bundles() {
+        let (pd, cq) = (0x1230 as *mut ibv_pd, 0x4560 as *mut ibv_cq);
+        let known = || {
+            let objects = OBJECTS.get()?.lock();
+            let has_domain = objects.domains.contains(&(pd as usize));
+            Some((has_domain, objects.extended_queues.contains(&(cq as usize))))
+        };
+        note_domain(pd);
+        note_extended(cq);
+        assert_eq!(known().unwrap_or_default(), (false, false));
+        IS_ON_IN_TEST.set(true);
+        note_domain(pd);
+        note_extended(cq);
+        assert_eq!(known(), Some((true, true)));
+    }
 }

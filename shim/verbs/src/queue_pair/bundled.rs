@@ -21,7 +21,7 @@ use laxity_ibverbs::{
 use parking_lot::MutexGuard;
 
 use super::{PermitState, PostedWork, QueuePair, QueuePairState, SendReadiness};
-use crate::bundle::{BARRIER_ID, BundleRoute, HELD, HeldCompletion, verbs};
+use crate::bundle::{self, BARRIER_ID, BundleRoute, HELD, HeldCompletion, verbs};
 use crate::contexts::PostSend;
 use crate::lanes;
 use crate::list::{PostResult, call, is_full, pass};
@@ -271,6 +271,9 @@ impl QueuePair {
         &'static self,
         to: Option<ibv_qp_state::Type>,
     ) -> Result<(), c_int> {
+        if !bundle::is_on() {
+            return Ok(());
+        }
         let mut state = self.state.lock();
         match to {
             // The drained event would come from the first queue pair alone.

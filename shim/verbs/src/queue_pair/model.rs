@@ -23,12 +23,13 @@ use crate::bundle::agent;
 use crate::bundle::candidate::BundleCandidate;
 use crate::bundle::siblings::BundleSiblings;
 use crate::bundle::{
-    BARRIER_ID, BundleMember, LandingPage, PeerPage, QueuePairBundle, WORDS, word,
+    self, BARRIER_ID, BundleMember, LandingPage, PeerPage, QueuePairBundle, WORDS, word,
 };
 use crate::contexts;
 use crate::exports;
 use crate::work::SendLimits;
 
+mod changes;
 mod random_programs;
 
 /// A work request in a send queue.
@@ -215,6 +216,7 @@ impl ModelConnection {
     fn new(depth: usize, siblings: usize) -> Self {
         static NUMBER: core::sync::atomic::AtomicU32 = core::sync::atomic::AtomicU32::new(1);
         let first = NUMBER.fetch_add(8, core::sync::atomic::Ordering::Relaxed);
+        bundle::IS_ON_IN_TEST.set(true);
         let zeroed_pair = |_| {
             // SAFETY: plain data, for which zeroes are a value.
             unsafe { mem::zeroed::<ibv_qp>() }
