@@ -36,6 +36,7 @@ pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, entries: c_int, wc: *mu
 }
 
 /// Reports a completion to its queue pair.
+#[inline]
 fn account(context: &HookedContext, cq: *mut ibv_cq, wc: &mut ibv_wc) {
     // A failed completion has no opcode.
     let received = wc.status == ibv_wc_status::IBV_WC_SUCCESS && is_receive(wc.opcode);
