@@ -208,17 +208,19 @@ impl QueuePair {
             return;
         }
         let Some(candidate) = self.candidate.lock().take() else { return };
-        let (first, context, bundle) = {
+        let (first, number, context) = {
             let mut state = self.state.lock();
             state.is_candidate = false;
-            (state.ibv.0, state.context, state.bundle.take())
+            state.end_bundle();
+            (state.ibv.0, state.number(), state.context)
         };
         let Some(siblings) = candidate.siblings else { return };
         agent::unwatch(self);
-        drop(bundle);
         if let Some(context) = context {
-            for number in siblings.numbers() {
-                context.queue_pairs.unalias(number, self);
+            let siblings = siblings.numbers();
+            context.queue_pairs.end(number, &siblings);
+            for sibling in siblings {
+                context.queue_pairs.unalias(sibling, self);
             }
         }
         // SAFETY: nothing finds the siblings any more, and the program destroys the first.
@@ -260,13 +262,12 @@ impl QueuePair {
         }
         match attr.qp_state {
             ibv_qp_state::IBV_QPS_RESET => {
-                let bundle = self.state.lock().bundle.take();
+                // Its queue pairs stay known by their numbers, for completions that are left over.
+                self.state.lock().end_bundle();
                 if let Some(siblings) = &mut candidate.siblings {
                     // SAFETY: the siblings are alive, since the lock is held.
                     unsafe { siblings.reset() };
                 }
-                // Its queue pairs stay known by their numbers, for completions that are left over.
-                drop(bundle);
                 candidate.reset();
             }
             ibv_qp_state::IBV_QPS_RTR | ibv_qp_state::IBV_QPS_RTS if candidate.is_ready() => {

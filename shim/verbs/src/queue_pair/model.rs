@@ -23,7 +23,7 @@ use crate::bundle::agent;
 use crate::bundle::candidate::BundleCandidate;
 use crate::bundle::siblings::BundleSiblings;
 use crate::bundle::{
-    self, BARRIER_ID, BundleMember, LandingPage, PeerPage, QueuePairBundle, WORDS, word,
+    self, BundleMember, LandingPage, PeerPage, QueuePairBundle, WORDS, barrier_place, word,
 };
 use crate::contexts;
 use crate::exports;
@@ -158,7 +158,7 @@ unsafe extern "C" fn post_send(
         let mut state = device.state.lock();
         let pair = &mut state.pairs[index(device, qp)];
         while let Some(wr) = list.as_ref() {
-            let is_barrier = wr.wr_id == BARRIER_ID;
+            let is_barrier = barrier_place(wr.wr_id).is_some();
             if pair.posted - pair.freed >= pair.depth {
                 *bad = list;
                 return libc::ENOMEM;
