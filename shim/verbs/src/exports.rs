@@ -267,7 +267,7 @@ pub(crate) unsafe fn modify(
     let queue_pair: &QueuePair = context.queue_pairs.make(unsafe { (*qp).qp_num });
     queue_pair.open(context, qp, None);
     let mut candidate = queue_pair.lock_candidate();
-    let followed = queue_pair.before_bundled(to);
+    let followed = queue_pair.before_bundled(&changed, mask as u32);
     if let Err(error) = followed.and_then(|()| candidate.follow(&changed, mask as u32)) {
         return error;
     }

@@ -88,6 +88,16 @@ interpose! { None;
         }
     }
 
+    /// Frees a protection domain like `ibv_cmd_dealloc_pd`. The provider frees its memory later.
+    fn ibv_cmd_dealloc_pd(pd: *mut ibv_pd) -> c_int, libc::ENOSYS, |real| {
+        // SAFETY: upheld by the caller.
+        let error = unsafe { real(pd) };
+        if error == 0 {
+            candidate::forget_domain(pd);
+        }
+        error
+    }
+
     /// Makes the kernel destroy a queue pair, as a provider does by `ibv_cmd_destroy_qp`.
     fn ibv_cmd_destroy_qp(qp: *mut ibv_qp) -> c_int, libc::ENOSYS, |destroy| {
         // SAFETY: upheld by the caller.

@@ -34,6 +34,15 @@ const NEEDED_TO_POST: u32 = mask::IBV_QP_TIMEOUT
     | mask::IBV_QP_RNR_RETRY
     | mask::IBV_QP_MAX_QP_RD_ATOMIC;
 
+/// All attributes that siblings copy, or that say nothing about them. With any other, such as an
+/// alternative path or a limit of the rate, there is no bundle.
+const UNDERSTOOD: u32 = NEEDED
+    | NEEDED_TO_POST
+    | mask::IBV_QP_STATE
+    | mask::IBV_QP_CUR_STATE
+    | mask::IBV_QP_RQ_PSN
+    | mask::IBV_QP_SQ_PSN;
+
 /// Stages whose class gets a sibling. Others keep the class of the first queue pair.
 const STAGES: [Stage; 3] = [Stage::KvReuse, Stage::Collective, Stage::P2d];
 
@@ -83,6 +92,7 @@ impl BundleCandidate {
     /// Records the attributes of a successful change.
     pub(crate) fn learn(&mut self, attr: &ibv_qp_attr, given: u32) {
         self.known |= given;
+        self.is_over |= given & !UNDERSTOOD != 0;
         let own = &mut self.attr;
         macro_rules! copy {
             ($($bit:ident: $field:ident),*) => {
@@ -119,6 +129,12 @@ impl BundleCandidate {
         self.known & NEEDED_TO_POST == NEEDED_TO_POST && self.attr.max_rd_atomic > 0
     }
 
+    /// Reports whether the peer may post READs, as its barriers do.
+    pub(crate) const fn permits_reads(&self) -> bool {
+        self.attr.qp_access_flags & ibv_access_flags::IBV_ACCESS_REMOTE_READ != 0
+            && self.attr.max_dest_rd_atomic > 0
+    }
+
     /// Reports whether siblings can be made: all attributes are known, the peer may post READs, and
     /// the stages have different classes.
     pub(crate) fn is_ready(&self) -> bool {
@@ -127,8 +143,7 @@ impl BundleCandidate {
             && self.siblings.is_none()
             && self.known & NEEDED == NEEDED
             && attr.ah_attr.is_global != 0
-            && attr.qp_access_flags & ibv_access_flags::IBV_ACCESS_REMOTE_READ != 0
-            && attr.max_dest_rd_atomic > 0
+            && self.permits_reads()
             && !self.other_classes().is_empty()
     }
 
@@ -187,6 +202,16 @@ pub(crate) fn note_domain(pd: *mut ibv_pd) {
     if !objects.domains.contains(&(pd as usize)) {
         objects.domains.push(pd as usize);
     }
+}
+
+/// Forgets a protection domain that the kernel freed, before another object gets its address.
+pub(crate) fn forget_domain(pd: *mut ibv_pd) {
+    if !super::is_on() {
+        return;
+    }
+    let mut objects = objects();
+    objects.domains.retain(|known| *known != pd as usize);
+    objects.used_domains.retain(|known| *known != pd as usize);
 }
 
 /// Records a queue of the extended interface, whose completions have fields that only a provider
@@ -261,5 +286,23 @@ mod tests {
         note_domain(pd);
         note_extended(cq);
         assert_eq!(known(), Some((true, true)));
+        forget_domain(pd);
+        assert_eq!(known(), Some((false, true)), "a thread's domain may get the address");
+    }
+
+    #[test]
+    fn an_attribute_that_siblings_do_not_have_leaves_the_queue_pair_as_it_is() {
+        // SAFETY: plain data, for which zeroes are a value.
+        let attr = unsafe { core::mem::zeroed() };
+        let is_over = |given: u32| {
+            let mut candidate = BundleCandidate::new();
+            candidate.learn(&attr, NEEDED | given);
+            candidate.is_over
+        };
+        assert!(!is_over(mask::IBV_QP_STATE | NEEDED_TO_POST | mask::IBV_QP_SQ_PSN));
+        // ALT_PATH, PATH_MIG_STATE, CAP and RATE_LIMIT.
+        for given in [1 << 14, 1 << 18, 1 << 19, 1 << 25] {
+            assert!(is_over(given), "{given:#x}");
+        }
     }
 }

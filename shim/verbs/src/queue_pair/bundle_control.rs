@@ -143,8 +143,11 @@ impl QueuePair {
             return Some(false);
         };
         let Some(mut siblings) = candidate.siblings.take() else { return Some(false) };
+        // The rights may have changed since the siblings were made.
+        let may_connect = candidate.permits_reads();
         // SAFETY: the queue pair is not destroyed, since `end_bundle` waits for the lock.
-        let connected = unsafe { siblings.connect(candidate, peers) };
+        let connected =
+            may_connect.then(|| unsafe { siblings.connect(candidate, peers) }).flatten();
         let page = siblings.page();
         candidate.siblings = Some(siblings);
         let Some(connected) = connected else {
@@ -237,6 +240,7 @@ impl QueuePair {
         let had_siblings = candidate.is_some_and(|candidate| candidate.siblings.is_some());
         if had_siblings {
             agent::unwatch(self);
+            events::remove(self.state.lock().ibv.0);
         }
         had_siblings
     }
@@ -252,13 +256,13 @@ impl QueuePair {
         let Some(candidate) = change.candidate() else { return };
         candidate.learn(attr, given);
         candidate.classes = classes.or(candidate.classes);
-        if given & mask::IBV_QP_STATE == 0 {
-            return;
-        }
         if let Some(siblings) = &candidate.siblings
             && let Some(bundle) = &mut self.state.lock().bundle
         {
-            bundle.may_post = candidate.may_post() && siblings.may_post();
+            bundle.may_post = candidate.may_post() && siblings.may_post() && !candidate.is_over;
+        }
+        if given & mask::IBV_QP_STATE == 0 {
+            return;
         }
         match attr.qp_state {
             ibv_qp_state::IBV_QPS_RESET => {

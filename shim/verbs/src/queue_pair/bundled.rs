@@ -15,7 +15,8 @@ use core::ptr;
 use std::collections::VecDeque;
 
 use laxity_ibverbs::{
-    ibv_cq, ibv_qp, ibv_qp_state, ibv_send_wr, ibv_wc, ibv_wc_status, ibv_wr_opcode as op,
+    ibv_access_flags, ibv_cq, ibv_qp, ibv_qp_attr, ibv_qp_attr_mask as mask, ibv_qp_state,
+    ibv_send_wr, ibv_wc, ibv_wc_status, ibv_wr_opcode as op,
 };
 use parking_lot::MutexGuard;
 
@@ -273,15 +274,23 @@ impl QueuePair {
     /// pair. Returns the error for the program.
     pub(crate) fn before_bundled(
         &'static self,
-        to: Option<ibv_qp_state::Type>,
+        attr: &ibv_qp_attr,
+        given: u32,
     ) -> Result<(), c_int> {
         if !bundle::is_on() {
             return Ok(());
         }
         let mut state = self.state.lock();
-        match to {
+        if state.bundle.is_none() {
+            return Ok(());
+        }
+        match (given & mask::IBV_QP_STATE != 0).then_some(attr.qp_state) {
             // The drained event would come from the first queue pair alone.
-            Some(ibv_qp_state::IBV_QPS_SQD) if state.bundle.is_some() => Err(libc::EINVAL),
+            Some(ibv_qp_state::IBV_QPS_SQD) => Err(libc::EINVAL),
+            // The peer's next barrier would fail, and all of the bundle with it.
+            None | Some(ibv_qp_state::IBV_QPS_RTS) if revokes_reads(attr, given) => {
+                Err(libc::EINVAL)
+            }
             // The siblings stop first, so that the peer changes no memory after this call.
             Some(ibv_qp_state::IBV_QPS_ERR) => {
                 self.break_siblings(&mut state);
@@ -290,6 +299,12 @@ impl QueuePair {
             _ => Ok(()),
         }
     }
+}
+
+/// Reports whether a change takes the peer's right to READ.
+const fn revokes_reads(attr: &ibv_qp_attr, given: u32) -> bool {
+    given & mask::IBV_QP_ACCESS_FLAGS != 0
+        && attr.qp_access_flags & ibv_access_flags::IBV_ACCESS_REMOTE_READ == 0
 }
 
 /// Removes the entry of the only outstanding barrier, and returns it.

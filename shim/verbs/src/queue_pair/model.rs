@@ -364,6 +364,18 @@ impl ModelConnection {
     }
 }
 
+impl ModelConnection {
+    /// Changes the peer's rights as the program does.
+    fn change_rights(&self, rights: u32) -> c_int {
+        // SAFETY: plain data, for which zeroes are a value.
+        let mut attr = unsafe { mem::zeroed::<ibv_qp_attr>() };
+        attr.qp_access_flags = rights;
+        let mask = ibv_qp_attr_mask::IBV_QP_ACCESS_FLAGS as c_int;
+        // SAFETY: a live queue pair. Its model has no rights.
+        unsafe { exports::modify(self.pair(0), &raw mut attr, mask, |_| 0) }
+    }
+}
+
 impl Drop for ModelConnection {
     fn drop(&mut self) {
         contexts::let_go(self.device.pairs[0].context);

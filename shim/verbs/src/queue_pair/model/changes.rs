@@ -2,7 +2,9 @@
 
 use core::mem;
 
-use laxity_ibverbs::{ibv_qp_state, ibv_wc, ibv_wc_status as status, ibv_wr_opcode as op};
+use laxity_ibverbs::{
+    ibv_access_flags as access, ibv_qp_state, ibv_wc, ibv_wc_status as status, ibv_wr_opcode as op,
+};
 
 use super::{ModelCompletion, ModelConnection, ModelRequest};
 use crate::bundle::{self, BARRIER_ID};
@@ -96,4 +98,22 @@ fn the_end_of_an_earlier_barrier_is_not_that_of_the_outstanding_one() {
         connection.device.state.lock().complete(0);
         assert_eq!(polled(&connection), [(1, 0)], "member {index}, place {place}");
     }
+}
+
+#[test]
+fn a_bundle_needs_the_peers_right_to_read() {
+    let connection = ModelConnection::new(4, 1);
+    let reads = access::IBV_ACCESS_REMOTE_READ;
+    assert_eq!(connection.change_rights(access::IBV_ACCESS_REMOTE_WRITE), 0, "there is no bundle");
+    connection.bundle();
+    assert_eq!(connection.change_rights(access::IBV_ACCESS_REMOTE_WRITE), libc::EINVAL);
+    let state = connection.queue_pair.state.lock();
+    assert!(state.bundle.as_ref().is_some_and(|bundle| !bundle.is_broken));
+    drop(state);
+    bundle::IS_ON_IN_TEST.set(false);
+    assert_eq!(connection.change_rights(access::IBV_ACCESS_REMOTE_WRITE), 0);
+    bundle::IS_ON_IN_TEST.set(true);
+    assert_eq!(connection.modify(ibv_qp_state::IBV_QPS_RESET), 0);
+    assert_eq!(connection.change_rights(access::IBV_ACCESS_REMOTE_WRITE), 0);
+    assert_eq!(connection.change_rights(reads), 0);
 }
