@@ -13,10 +13,11 @@
 //! # Order
 //! One queue pair of a bundle is the *current* one, and work requests go to it until one has to go
 //! to another. A *barrier* comes first: an unsignaled READ of 8 bytes of the peer's library, over
-//! the current queue pair. When its data have arrived, the peer has executed all earlier work
-//! requests of that queue pair, and their data are placed: a READ after a WRITE of the same queue
-//! pair promises that. So fences, atomics and the order of stages hold across the change. Whether
-//! the data have arrived is seen in memory, so a change never waits for the program to poll.
+//! the current queue pair. When its data have arrived, the peer's NIC has executed all earlier work
+//! requests of that queue pair, in their order. So fences, atomics and the order of stages hold
+//! across the change as far as the NIC's own order does. The barrier doesn't prove that data of a
+//! WRITE are placed in other memory than the word that it reads, such as that of a GPU. Whether its
+//! data have arrived is seen in memory, so a change never waits for the program to poll.
 //!
 //! # Which work requests leave the first queue pair
 //! Signaled READs and WRITEs. All others need the receive queue of the first, or their place in the
