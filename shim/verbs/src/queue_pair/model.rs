@@ -8,6 +8,7 @@
 use core::ffi::{c_int, c_void};
 use core::mem;
 use core::ptr;
+use std::cell::RefCell;
 use std::collections::VecDeque;
 
 use laxity_client::Stage;
@@ -183,7 +184,15 @@ unsafe extern "C" fn post_send(
     0
 }
 
+thread_local! {
+    /// What happens when the program's next poll reaches the device.
+    static AT_POLL: RefCell<Option<Box<dyn FnOnce()>>> = const { RefCell::new(None) };
+}
+
 unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, entries: c_int, wc: *mut ibv_wc) -> c_int {
+    if let Some(happens) = AT_POLL.take() {
+        happens();
+    }
     // SAFETY: the caller's queue is a model's, and its array has room.
     unsafe {
         let device = device((*cq).cq_context);

@@ -6,7 +6,7 @@ use laxity_ibverbs::{
     ibv_access_flags as access, ibv_qp_state, ibv_wc, ibv_wc_status as status, ibv_wr_opcode as op,
 };
 
-use super::{ModelCompletion, ModelConnection, ModelRequest};
+use super::{AT_POLL, ModelCompletion, ModelConnection, ModelRequest};
 use crate::bundle::{self, BARRIER_ID};
 use crate::contexts;
 
@@ -116,4 +116,14 @@ fn a_bundle_needs_the_peers_right_to_read() {
     assert_eq!(connection.modify(ibv_qp_state::IBV_QPS_RESET), 0);
     assert_eq!(connection.change_rights(access::IBV_ACCESS_REMOTE_WRITE), 0);
     assert_eq!(connection.change_rights(reads), 0);
+}
+
+#[test]
+fn a_bundle_that_begins_during_a_poll_is_hidden() {
+    let connection: &'static _ = Box::leak(Box::new(ModelConnection::new(4, 1)));
+    AT_POLL.set(Some(Box::new(|| {
+        connection.bundle();
+        leave_over(connection, 1, 7);
+    })));
+    assert_eq!(polled(connection), [(7, 0)]);
 }
