@@ -41,6 +41,8 @@ pub(crate) mod probe;
 pub(crate) mod siblings;
 pub(crate) mod verbs;
 
+#[cfg(test)]
+use core::cell::Cell;
 use core::ptr;
 use core::sync::atomic::{AtomicUsize, Ordering};
 use std::collections::VecDeque;
@@ -55,8 +57,8 @@ use smallvec::SmallVec;
 pub(crate) const SIBLINGS_MAX: usize = 3;
 /// Words of a [`LandingPage`] on each side: those that the peer reads, and those where READs land.
 pub(crate) const WORDS: usize = 32;
-/// The id of the first place's barrier. Those of the other places follow. Programs use addresses and
-/// small numbers.
+/// The id of the first place's barrier. Those of the other places follow. Programs use addresses
+/// and small numbers.
 pub(crate) const BARRIER_ID: u64 = 0x6c61_7869_7479_6272;
 
 /// Returns the place of the barrier with this id.
@@ -86,7 +88,7 @@ pub(crate) fn is_on() -> bool {
 #[cfg(test)]
 thread_local! {
     /// Whether this thread's calls are those of a job with bundles.
-    pub(crate) static IS_ON_IN_TEST: core::cell::Cell<bool> = const { core::cell::Cell::new(false) };
+    pub(crate) static IS_ON_IN_TEST: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Returns the value of a word that the peer reads. Each place has its own, so that a word of an

@@ -144,9 +144,9 @@ interpose! { Some(c"IBVERBS_1.1");
     }
 }
 
-/// Returns an event like `ibv_get_async_event`, as one of the program's own queue pair. The call waits
-/// in `read`, where `pthread_cancel` unwinds the thread. So this function may unwind, too, and nothing
-/// in it needs a destructor.
+/// Returns an event like `ibv_get_async_event`, as one of the program's own queue pair. The call
+/// waits in `read`, where `pthread_cancel` unwinds the thread. So this function may unwind too, and
+/// nothing in it needs a destructor.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn ibv_get_async_event(
     context: *mut ibv_context,
@@ -155,7 +155,7 @@ pub unsafe extern "C-unwind" fn ibv_get_async_event(
     type GetEvent = unsafe extern "C-unwind" fn(*mut ibv_context, *mut ibv_async_event) -> c_int;
     static REAL: Symbol = of_libibverbs("ibv_get_async_event\0", Some(c"IBVERBS_1.1"));
     let Some(address) = REAL.address() else { return -1 };
-    // SAFETY: upheld by the caller. The type is that of the name, and the call has written the event.
+    // SAFETY: upheld by the caller. The type belongs to the name, and the call writes the event.
     unsafe {
         let result = function_at::<GetEvent>(address)(context, event);
         if result == 0 {
