@@ -1,6 +1,7 @@
 //! The secret of a job that bundles queue pairs, from the file that `LAXITY_BUNDLES` names.
 
 use std::fmt;
+use std::io::Read as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
@@ -33,12 +34,15 @@ impl BundleSecret {
     /// The file can't be read, other users have access to it, or it is too short. The job then runs
     /// without bundles.
     pub fn read(path: &str) -> Result<Self, String> {
-        let path = Path::new(path);
-        let mode = std::fs::metadata(path).map_err(|error| error.to_string())?.mode();
+        let file = laxity_files::open(Path::new(path)).map_err(|error| error.to_string())?;
+        let mode = file.metadata().map_err(|error| error.to_string())?.mode();
         if mode & OTHERS != 0 {
             return Err(String::from("other users have access to the file; use mode 0600 or 0640"));
         }
-        let mut bytes = laxity_files::read(path, BYTES_MAX).map_err(|error| error.to_string())?;
+        let mut bytes = Vec::new();
+        laxity_files::limited(file, BYTES_MAX)
+            .read_to_end(&mut bytes)
+            .map_err(|error| error.to_string())?;
         while bytes.last().is_some_and(|last| matches!(last, b'\n' | b'\r')) {
             bytes.pop();
         }

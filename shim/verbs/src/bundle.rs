@@ -13,10 +13,11 @@
 //! # Order
 //! One queue pair of a bundle is the *current* one, and work requests go to it until one has to go
 //! to another. A *barrier* comes first: an unsignaled READ of 8 bytes of the peer's library, over
-//! the current queue pair. When its data have arrived, the peer has executed all earlier work
-//! requests of that queue pair, and their data are placed: a READ after a WRITE of the same queue
-//! pair promises that. So fences, atomics and the order of stages hold across the change. Whether
-//! the data have arrived is seen in memory, so a change never waits for the program to poll.
+//! the current queue pair. When its data have arrived, the peer's NIC has executed all earlier work
+//! requests of that queue pair, in their order. So fences, atomics and the order of stages hold
+//! across the change as far as the NIC's own order does. The barrier doesn't prove that data of a
+//! WRITE are placed in other memory than the word that it reads, such as that of a GPU. Whether its
+//! data have arrived is seen in memory, so a change never waits for the program to poll.
 //!
 //! # Which work requests leave the first queue pair
 //! Signaled READs and WRITEs. All others need the receive queue of the first, or their place in the
@@ -40,6 +41,8 @@ pub(crate) mod probe;
 pub(crate) mod siblings;
 pub(crate) mod verbs;
 
+#[cfg(test)]
+use core::cell::Cell;
 use core::ptr;
 use core::sync::atomic::{AtomicUsize, Ordering};
 use std::collections::VecDeque;
@@ -47,22 +50,45 @@ use std::collections::VecDeque;
 use laxity_client::Stage;
 use laxity_ibverbs::{ibv_qp, ibv_send_wr, ibv_sge, ibv_wc, ibv_wr_opcode, rdma_t};
 use laxity_job::Job;
+use laxity_job::fork::PerProcess;
 use smallvec::SmallVec;
 
 /// Largest number of siblings of a queue pair.
 pub(crate) const SIBLINGS_MAX: usize = 3;
 /// Words of a [`LandingPage`] on each side: those that the peer reads, and those where READs land.
 pub(crate) const WORDS: usize = 32;
-/// The id of a barrier's work request. Programs use addresses and small numbers.
+/// The id of the first place's barrier. Those of the other places follow. Programs use addresses
+/// and small numbers.
 pub(crate) const BARRIER_ID: u64 = 0x6c61_7869_7479_6272;
 
+/// Returns the place of the barrier with this id.
+pub(crate) const fn barrier_place(wr_id: u64) -> Option<usize> {
+    let place = wr_id.wrapping_sub(BARRIER_ID);
+    if place < WORDS as u64 { Some(place as usize) } else { None }
+}
+
 /// Number of completions that bundles hold back. Relaxed, because it is a hint that saves a search.
-pub(crate) static HELD: AtomicUsize = AtomicUsize::new(0);
+static HELD: PerProcess<AtomicUsize> = PerProcess::none();
+
+/// Reports whether bundles hold completions back.
+pub(crate) fn has_held() -> bool {
+    HELD.get().is_some_and(|held| held.load(Ordering::Relaxed) > 0)
+}
 
 /// Reports whether this job bundles queue pairs.
 #[inline]
 pub(crate) fn is_on() -> bool {
+    #[cfg(test)]
+    if IS_ON_IN_TEST.get() {
+        return true;
+    }
     Job::of_this_process().bundle_secret.is_some()
+}
+
+#[cfg(test)]
+thread_local! {
+    /// Whether this thread's calls are those of a job with bundles.
+    pub(crate) static IS_ON_IN_TEST: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Returns the value of a word that the peer reads. Each place has its own, so that a word of an
@@ -172,9 +198,33 @@ impl QueuePairBundle {
         (self.current as u8, self.members[self.current].ibv)
     }
 
-    /// Returns the index of the queue pair with this number. An unknown number is the first's.
-    pub(crate) fn member(&self, number: u32) -> u8 {
-        self.members.iter().position(|member| member.number == number).unwrap_or(0) as u8
+    /// Returns the index of the queue pair with this number.
+    pub(crate) fn member(&self, number: u32) -> Option<u8> {
+        let at = self.members.iter().position(|member| member.number == number)?;
+        Some(at as u8)
+    }
+
+    /// Returns the numbers of the siblings.
+    pub(crate) fn sibling_numbers(&self) -> SmallVec<[u32; SIBLINGS_MAX]> {
+        self.members[1..].iter().map(|member| member.number).collect()
+    }
+
+    /// Reports whether the outstanding barrier is the one of this member and place.
+    pub(crate) fn is_outstanding(&self, member: u8, place: usize) -> bool {
+        self.barrier == Some(place) && self.current == usize::from(member)
+    }
+
+    /// Holds a completion back.
+    pub(crate) fn hold(&mut self, member: u8, wc: ibv_wc) {
+        self.held.push_back(HeldCompletion(member, wc));
+        HELD.get_or_make(AtomicUsize::default).fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Returns the held completion at this place, which is passed on.
+    pub(crate) fn take_held(&mut self, at: usize) -> Option<HeldCompletion> {
+        let held = self.held.remove(at)?;
+        HELD.get_or_make(AtomicUsize::default).fetch_sub(1, Ordering::Relaxed);
+        Some(held)
     }
 
     pub(crate) const fn has_barrier(&self) -> bool {
@@ -239,7 +289,7 @@ impl QueuePairBundle {
             ibv_sge { addr: landing as u64, length: size_of::<u64>() as u32, lkey: self.page.lkey };
         // SAFETY: plain data, for which zeroes are a value.
         let mut wr = unsafe { core::mem::zeroed::<ibv_send_wr>() };
-        wr.wr_id = BARRIER_ID;
+        wr.wr_id = BARRIER_ID + place as u64;
         wr.opcode = ibv_wr_opcode::IBV_WR_RDMA_READ;
         wr.next = ptr::null_mut();
         wr.sg_list = &raw mut sge;
@@ -265,6 +315,8 @@ impl QueuePairBundle {
 
 impl Drop for QueuePairBundle {
     fn drop(&mut self) {
-        HELD.fetch_sub(self.held.len(), Ordering::Relaxed);
+        if !self.held.is_empty() {
+            HELD.get_or_make(AtomicUsize::default).fetch_sub(self.held.len(), Ordering::Relaxed);
+        }
     }
 }

@@ -17,7 +17,7 @@ use laxity_ibverbs::{
     ibv_async_event, ibv_context, ibv_device, ibv_pd, ibv_qp, ibv_qp_attr, ibv_qp_attr_mask,
     ibv_qp_cap, ibv_qp_init_attr, ibv_qp_state,
 };
-use laxity_job::symbol::{Symbol, c_name};
+use laxity_job::symbol::{Symbol, c_name, function_at};
 
 use crate::bundle::{self, candidate, events};
 use crate::class;
@@ -121,20 +121,6 @@ interpose! { Some(c"IBVERBS_1.1");
         }
     }
 
-    /// Returns an event like `ibv_get_async_event`, as one of the program's own queue pair.
-    fn ibv_get_async_event(context: *mut ibv_context, event: *mut ibv_async_event)
-        -> c_int, -1,
-    |get| {
-        // SAFETY: upheld by the caller. The call has written the event.
-        unsafe {
-            let result = get(context, event);
-            if result == 0 {
-                events::received(&mut *event);
-            }
-            result
-        }
-    }
-
     /// Acknowledges an event like `ibv_ack_async_event`, for the queue pair that it came from.
     fn ibv_ack_async_event(event: *mut ibv_async_event) |acknowledge| {
         // SAFETY: upheld by the caller.
@@ -155,6 +141,27 @@ interpose! { Some(c"IBVERBS_1.1");
             forget(qp);
             destroy(qp)
         }
+    }
+}
+
+/// Returns an event like `ibv_get_async_event`, as one of the program's own queue pair. The call
+/// waits in `read`, where `pthread_cancel` unwinds the thread. So this function may unwind too, and
+/// nothing in it needs a destructor.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn ibv_get_async_event(
+    context: *mut ibv_context,
+    event: *mut ibv_async_event,
+) -> c_int {
+    type GetEvent = unsafe extern "C-unwind" fn(*mut ibv_context, *mut ibv_async_event) -> c_int;
+    static REAL: Symbol = of_libibverbs("ibv_get_async_event\0", Some(c"IBVERBS_1.1"));
+    let Some(address) = REAL.address() else { return -1 };
+    // SAFETY: upheld by the caller. The type belongs to the name, and the call writes the event.
+    unsafe {
+        let result = function_at::<GetEvent>(address)(context, event);
+        if result == 0 {
+            events::received(&mut *event);
+        }
+        result
     }
 }
 
@@ -260,7 +267,7 @@ pub(crate) unsafe fn modify(
     let queue_pair: &QueuePair = context.queue_pairs.make(unsafe { (*qp).qp_num });
     queue_pair.open(context, qp, None);
     let mut candidate = queue_pair.lock_candidate();
-    let followed = queue_pair.before_bundled(to);
+    let followed = queue_pair.before_bundled(&changed, mask as u32);
     if let Err(error) = followed.and_then(|()| candidate.follow(&changed, mask as u32)) {
         return error;
     }

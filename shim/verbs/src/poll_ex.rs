@@ -75,7 +75,9 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
         let cq = real(ibv, &mut with_number);
         if cq.is_null() {
             let cq = real(ibv, attr);
-            candidate::note_extended(cq.cast());
+            if !cq.is_null() {
+                candidate::note_extended(cq.cast());
+            }
             return cq;
         }
         candidate::note_extended(cq.cast());

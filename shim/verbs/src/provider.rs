@@ -80,9 +80,22 @@ interpose! { None;
             if contexts::find(context).is_some_and(HookedContext::is_ours) {
                 contexts::hook(context);
             }
-            candidate::note_domain(pd);
-            real(context, pd, command, bytes, response, response_bytes)
+            let error = real(context, pd, command, bytes, response, response_bytes);
+            if error == 0 {
+                candidate::note_domain(pd);
+            }
+            error
         }
+    }
+
+    /// Frees a protection domain like `ibv_cmd_dealloc_pd`. The provider frees its memory later.
+    fn ibv_cmd_dealloc_pd(pd: *mut ibv_pd) -> c_int, libc::ENOSYS, |real| {
+        // SAFETY: upheld by the caller.
+        let error = unsafe { real(pd) };
+        if error == 0 {
+            candidate::forget_domain(pd);
+        }
+        error
     }
 
     /// Makes the kernel destroy a queue pair, as a provider does by `ibv_cmd_destroy_qp`.

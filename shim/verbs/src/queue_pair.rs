@@ -41,10 +41,11 @@ use laxity_ibverbs::{
 use laxity_job::real;
 use laxity_job::symbol::Symbol;
 use parking_lot::Mutex;
+use smallvec::SmallVec;
 
 use crate::builder::Builder;
-use crate::bundle::QueuePairBundle;
 use crate::bundle::candidate::BundleCandidate;
+use crate::bundle::{QueuePairBundle, SIBLINGS_MAX};
 use crate::contexts::{HookedContext, PostSend};
 use crate::exports::of_libibverbs;
 use crate::lanes::{self, LANES, LaneShard};
@@ -178,6 +179,8 @@ struct QueuePairState {
     /// work requests in flight are known.
     has_polled: bool,
     bundle: Option<Box<QueuePairBundle>>,
+    /// Numbers of siblings whose bundle has ended, for completions that are left over.
+    ended: SmallVec<[u32; SIBLINGS_MAX]>,
 }
 
 /// Counters for the report, updated while the lock is held anyway.

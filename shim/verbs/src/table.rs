@@ -1,12 +1,16 @@
 //! Queue pairs by their number. Each post and each completion looks them up without a lock.
 
 use core::ptr;
-use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicPtr, Ordering};
+use std::collections::HashMap;
 use std::time::Instant;
+
+use laxity_ibverbs::{ibv_wc, ibv_wc_status};
 
 use laxity_job::fork::{Leaked, PerProcess};
 use parking_lot::Mutex;
 
+use crate::bundle::barrier_place;
 use crate::queue_pair::{END_PATIENCE, QueuePair, WorkCounts};
 
 /// Number of entries of a page, and of pages. Queue pair numbers have 24 bits.
@@ -20,19 +24,22 @@ type TablePage = [AtomicPtr<QueuePair>; PAGE];
 #[derive(Debug)]
 pub(crate) struct QueuePairTable {
     pages: [Leaked<TablePage>; PAGE],
+    /// Numbers of destroyed queue pairs that had siblings, and of these, each with the number that
+    /// the program knows. Not every provider removes the completions of a destroyed queue pair.
+    ended: PerProcess<Mutex<HashMap<u32, u32>>>,
 }
 
 /// Queue pairs that can be used again.
 static FREE: PerProcess<Mutex<Vec<&'static QueuePair>>> = PerProcess::none();
 
-/// Number of siblings that are known by their number. Relaxed: a program can't see a completion of
-/// a sibling before the count has changed.
-static ALIASES: AtomicUsize = AtomicUsize::new(0);
+/// Made with this process's first alias, before the sibling gets work requests. Completions of
+/// siblings may be left over when none is known any more.
+static HAS_ALIASES: PerProcess<()> = PerProcess::none();
 
 /// Reports whether completions may have the numbers of siblings.
 #[inline]
 pub(crate) fn has_aliases() -> bool {
-    ALIASES.load(Ordering::Relaxed) > 0
+    HAS_ALIASES.get().is_some()
 }
 
 static ALL: PerProcess<Mutex<Vec<&'static QueuePair>>> = PerProcess::none();
@@ -70,7 +77,7 @@ pub(crate) fn free() -> &'static Mutex<Vec<&'static QueuePair>> {
 
 impl QueuePairTable {
     pub(crate) const fn new() -> Self {
-        Self { pages: [const { Leaked::none() }; PAGE] }
+        Self { pages: [const { Leaked::none() }; PAGE], ended: PerProcess::none() }
     }
 
     #[inline]
@@ -86,7 +93,7 @@ impl QueuePairTable {
     }
 
     /// Returns the queue pair with this number, and creates it if there is none.
-    pub(crate) fn make(&self, number: u32) -> &'static QueuePair {
+    pub(crate) fn make(&'static self, number: u32) -> &'static QueuePair {
         let page = &self.pages[number as usize / PAGE % PAGE];
         let empty = || [const { AtomicPtr::new(ptr::null_mut()) }; PAGE];
         let page = page.get().unwrap_or_else(|| page.make(empty));
@@ -95,6 +102,7 @@ impl QueuePairTable {
         if let Some(there) = unsafe { entry.load(Ordering::Acquire).as_ref() } {
             return there;
         }
+        self.begin(number);
         let fresh = free().lock().pop();
         let fresh = fresh.unwrap_or_else(|| {
             let made: &'static QueuePair = Box::leak(Box::new(QueuePair::new()));
@@ -106,13 +114,14 @@ impl QueuePairTable {
     }
 
     /// Makes a queue pair known by the number of a sibling, too.
-    pub(crate) fn alias(&self, number: u32, queue_pair: &'static QueuePair) {
+    pub(crate) fn alias(&'static self, number: u32, queue_pair: &'static QueuePair) {
+        self.begin(number);
+        HAS_ALIASES.get_or_make(|| ());
         let page = &self.pages[number as usize / PAGE % PAGE];
         let empty = || [const { AtomicPtr::new(ptr::null_mut()) }; PAGE];
         let page = page.get().unwrap_or_else(|| page.make(empty));
         let entry = ptr::from_ref(queue_pair).cast_mut();
         page[number as usize % PAGE].store(entry, Ordering::Release);
-        ALIASES.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Removes the number of a sibling, if it is known by it.
@@ -120,9 +129,30 @@ impl QueuePairTable {
         let Some(entry) = self.entry(number) else { return };
         let known = ptr::from_ref(queue_pair).cast_mut();
         let none = ptr::null_mut();
-        if entry.compare_exchange(known, none, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
-            ALIASES.fetch_sub(1, Ordering::Relaxed);
+        // Otherwise another queue pair has the number.
+        let _ = entry.compare_exchange(known, none, Ordering::AcqRel, Ordering::Relaxed);
+    }
+
+    /// Records that a queue pair and its siblings are destroyed.
+    pub(crate) fn end(&'static self, first: u32, siblings: &[u32]) {
+        let mut ended = self.ended.get_or_make(Mutex::default).lock();
+        ended.extend(siblings.iter().chain([&first]).map(|number| (*number, first)));
+    }
+
+    /// Records that a new queue pair has this number.
+    fn begin(&'static self, number: u32) {
+        if let Some(ended) = self.ended.get() {
+            ended.lock().remove(&number);
         }
+    }
+
+    /// Gives a completion of a destroyed sibling the number that the program knows. Returns false
+    /// if it is a barrier's, which the program must not see.
+    pub(crate) fn pass_ended(&'static self, wc: &mut ibv_wc) -> bool {
+        let Some(ended) = self.ended.get() else { return true };
+        let Some(first) = ended.lock().get(&wc.qp_num).copied() else { return true };
+        wc.qp_num = first;
+        wc.status == ibv_wc_status::IBV_WC_SUCCESS || barrier_place(wc.wr_id).is_none()
     }
 
     /// Removes the closed queue pair with this number.
@@ -136,7 +166,10 @@ impl QueuePairTable {
     }
 
     /// Closes and removes all remaining queue pairs.
-    pub(crate) fn close_all(&self) {
+    pub(crate) fn close_all(&'static self) {
+        if let Some(ended) = self.ended.get() {
+            ended.lock().clear();
+        }
         let mut closed: Vec<*const QueuePair> = Vec::new();
         for entry in self.pages.iter().filter_map(Leaked::get).flatten() {
             let left = entry.swap(ptr::null_mut(), Ordering::AcqRel);
@@ -144,7 +177,6 @@ impl QueuePairTable {
             let Some(left) = (unsafe { left.as_ref() }) else { continue };
             // A queue pair with siblings has several numbers.
             if closed.contains(&ptr::from_ref(left)) {
-                ALIASES.fetch_sub(1, Ordering::Relaxed);
                 continue;
             }
             if left.close() {

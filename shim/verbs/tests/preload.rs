@@ -11,11 +11,12 @@ use preloaded::{a_process_does_not_notice, exported, library, output, text};
 
 /// Functions that the library exports besides the `lax_*` of `laxity.h`: those that programs call
 /// instead of libibverbs, and the exemption.
-const INTERPOSED: [&str; 16] = [
-    "ibv_ack_async_event", "ibv_close_device", "ibv_cmd_alloc_pd", "ibv_cmd_destroy_qp",
-    "ibv_cmd_modify_qp", "ibv_cmd_modify_qp_ex", "ibv_create_qp", "ibv_destroy_qp",
-    "ibv_get_async_event", "ibv_import_device", "ibv_modify_qp", "ibv_open_device", "ibv_query_qp",
-    "laxity_verbs_exempt", "verbs_set_ops", "verbs_uninit_context",
+const INTERPOSED: [&str; 17] = [
+    "ibv_ack_async_event", "ibv_close_device", "ibv_cmd_alloc_pd", "ibv_cmd_dealloc_pd",
+    "ibv_cmd_destroy_qp", "ibv_cmd_modify_qp", "ibv_cmd_modify_qp_ex", "ibv_create_qp",
+    "ibv_destroy_qp", "ibv_get_async_event", "ibv_import_device", "ibv_modify_qp",
+    "ibv_open_device", "ibv_query_qp", "laxity_verbs_exempt", "verbs_set_ops",
+    "verbs_uninit_context",
 ];
 
 const LIBRARY: &str = "liblaxity.so";

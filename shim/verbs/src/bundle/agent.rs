@@ -93,8 +93,11 @@ pub(crate) fn request(request: BundleRequest) {
     }
     if !agent.has_thread.swap(true, Ordering::Relaxed) {
         let builder = thread::Builder::new().name(String::from("laxity-bundles"));
-        // Without the thread there are no bundles, and nothing else is missing.
-        let _ = laxity_job::thread::spawn(builder.stack_size(256 << 10), move || run(agent));
+        // Without the thread there are no bundles, and nothing else is missing. The next request
+        // tries again.
+        if laxity_job::thread::spawn(builder.stack_size(256 << 10), move || run(agent)).is_err() {
+            agent.has_thread.store(false, Ordering::Relaxed);
+        }
     }
 }
 
@@ -143,6 +146,7 @@ fn run(agent: &'static BundleAgent) {
                 }
             }
             agreements.extend(requests.drain(..).filter_map(Agreement::new));
+            agreements.truncate(AGREEMENTS_MAX);
         }
         let mut open = 0;
         for agreement in &mut agreements {

@@ -34,6 +34,15 @@ const NEEDED_TO_POST: u32 = mask::IBV_QP_TIMEOUT
     | mask::IBV_QP_RNR_RETRY
     | mask::IBV_QP_MAX_QP_RD_ATOMIC;
 
+/// All attributes that siblings copy, or that say nothing about them. With any other, such as an
+/// alternative path or a limit of the rate, there is no bundle.
+const UNDERSTOOD: u32 = NEEDED
+    | NEEDED_TO_POST
+    | mask::IBV_QP_STATE
+    | mask::IBV_QP_CUR_STATE
+    | mask::IBV_QP_RQ_PSN
+    | mask::IBV_QP_SQ_PSN;
+
 /// Stages whose class gets a sibling. Others keep the class of the first queue pair.
 const STAGES: [Stage; 3] = [Stage::KvReuse, Stage::Collective, Stage::P2d];
 
@@ -83,6 +92,7 @@ impl BundleCandidate {
     /// Records the attributes of a successful change.
     pub(crate) fn learn(&mut self, attr: &ibv_qp_attr, given: u32) {
         self.known |= given;
+        self.is_over |= given & !UNDERSTOOD != 0;
         let own = &mut self.attr;
         macro_rules! copy {
             ($($bit:ident: $field:ident),*) => {
@@ -119,6 +129,12 @@ impl BundleCandidate {
         self.known & NEEDED_TO_POST == NEEDED_TO_POST && self.attr.max_rd_atomic > 0
     }
 
+    /// Reports whether the peer may post READs, as its barriers do.
+    pub(crate) const fn permits_reads(&self) -> bool {
+        self.attr.qp_access_flags & ibv_access_flags::IBV_ACCESS_REMOTE_READ != 0
+            && self.attr.max_dest_rd_atomic > 0
+    }
+
     /// Reports whether siblings can be made: all attributes are known, the peer may post READs, and
     /// the stages have different classes.
     pub(crate) fn is_ready(&self) -> bool {
@@ -127,8 +143,7 @@ impl BundleCandidate {
             && self.siblings.is_none()
             && self.known & NEEDED == NEEDED
             && attr.ah_attr.is_global != 0
-            && attr.qp_access_flags & ibv_access_flags::IBV_ACCESS_REMOTE_READ != 0
-            && attr.max_dest_rd_atomic > 0
+            && self.permits_reads()
             && !self.other_classes().is_empty()
     }
 
@@ -179,6 +194,9 @@ fn objects() -> parking_lot::MutexGuard<'static, PlainObjects> {
 
 /// Records a protection domain that the kernel made. Domains of threads are made without it.
 pub(crate) fn note_domain(pd: *mut ibv_pd) {
+    if !super::is_on() {
+        return;
+    }
     let mut objects = objects();
     objects.used_domains.retain(|known| *known != pd as usize);
     if !objects.domains.contains(&(pd as usize)) {
@@ -186,9 +204,22 @@ pub(crate) fn note_domain(pd: *mut ibv_pd) {
     }
 }
 
+/// Forgets a protection domain that the kernel freed, before another object gets its address.
+pub(crate) fn forget_domain(pd: *mut ibv_pd) {
+    if !super::is_on() {
+        return;
+    }
+    let mut objects = objects();
+    objects.domains.retain(|known| *known != pd as usize);
+    objects.used_domains.retain(|known| *known != pd as usize);
+}
+
 /// Records a queue of the extended interface, whose completions have fields that only a provider
 /// can read.
 pub(crate) fn note_extended(cq: *mut ibv_cq) {
+    if !super::is_on() {
+        return;
+    }
     let mut objects = objects();
     if !objects.extended_queues.contains(&(cq as usize)) {
         objects.extended_queues.push(cq as usize);
@@ -233,4 +264,45 @@ pub(crate) fn admit(
         objects.used_domains.push(pd as usize);
     }
     true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bundle::IS_ON_IN_TEST;
+
+    #[test]
+    fn objects_are_recorded_only_in_a_job_with_bundles() {
+        let (pd, cq) = (0x1230 as *mut ibv_pd, 0x4560 as *mut ibv_cq);
+        let known = || {
+            let objects = OBJECTS.get()?.lock();
+            let has_domain = objects.domains.contains(&(pd as usize));
+            Some((has_domain, objects.extended_queues.contains(&(cq as usize))))
+        };
+        note_domain(pd);
+        note_extended(cq);
+        assert_eq!(known().unwrap_or_default(), (false, false));
+        IS_ON_IN_TEST.set(true);
+        note_domain(pd);
+        note_extended(cq);
+        assert_eq!(known(), Some((true, true)));
+        forget_domain(pd);
+        assert_eq!(known(), Some((false, true)), "a thread's domain may get the address");
+    }
+
+    #[test]
+    fn an_attribute_that_siblings_do_not_have_leaves_the_queue_pair_as_it_is() {
+        // SAFETY: plain data, for which zeroes are a value.
+        let attr = unsafe { core::mem::zeroed() };
+        let is_over = |given: u32| {
+            let mut candidate = BundleCandidate::new();
+            candidate.learn(&attr, NEEDED | given);
+            candidate.is_over
+        };
+        assert!(!is_over(mask::IBV_QP_STATE | NEEDED_TO_POST | mask::IBV_QP_SQ_PSN));
+        // ALT_PATH, PATH_MIG_STATE, CAP and RATE_LIMIT.
+        for given in [1 << 14, 1 << 18, 1 << 19, 1 << 25] {
+            assert!(is_over(given), "{given:#x}");
+        }
+    }
 }

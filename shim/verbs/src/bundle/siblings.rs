@@ -86,7 +86,8 @@ impl BundleSiblings {
     pub(crate) fn of_model(pairs: &[*mut ibv_qp]) -> Self {
         let sibling = |ibv: &*mut ibv_qp| OneSibling {
             ibv: *ibv,
-            offered: OfferedSibling::default(),
+            // SAFETY: the queue pairs of models are never freed.
+            offered: OfferedSibling { number: unsafe { (**ibv).qp_num }, ..Default::default() },
             is_connected: true,
             may_post: true,
         };

@@ -18,16 +18,20 @@ use crate::bundle::agent::{self, BundleRequest};
 use crate::bundle::candidate::BundleCandidate;
 use crate::bundle::message::{BundleEnd, BundleOffer};
 use crate::bundle::siblings::BundleSiblings;
-use crate::bundle::{BundleMember, QueuePairBundle, events, probe, verbs};
+use crate::bundle::{self, BundleMember, QueuePairBundle, events, probe, verbs};
 use crate::contexts::HookedContext;
 
-/// A queue pair that the program is changing.
-pub(crate) struct CandidateChange<'a>(MutexGuard<'a, Option<Box<BundleCandidate>>>);
+/// A queue pair that the program is changing. With bundles off, it holds no lock.
+pub(crate) struct CandidateChange<'a>(Option<MutexGuard<'a, Option<Box<BundleCandidate>>>>);
 
 /// Attributes of a ready queue pair that siblings follow.
 const RIGHTS: u32 = mask::IBV_QP_ACCESS_FLAGS | mask::IBV_QP_MIN_RNR_TIMER;
 
 impl CandidateChange<'_> {
+    fn candidate(&mut self) -> Option<&mut BundleCandidate> {
+        self.0.as_mut()?.as_deref_mut()
+    }
+
     /// Applies a change of a ready queue pair to its siblings, before the queue pair itself.
     pub(crate) fn follow(&mut self, attr: &ibv_qp_attr, given: u32) -> Result<(), c_int> {
         let to_send = given & mask::IBV_QP_STATE != 0;
@@ -36,7 +40,7 @@ impl CandidateChange<'_> {
         {
             return Ok(());
         }
-        let Some(siblings) = self.0.as_mut().and_then(|it| it.siblings.as_mut()) else {
+        let Some(siblings) = self.candidate().and_then(|it| it.siblings.as_mut()) else {
             return Ok(());
         };
         // SAFETY: the siblings are alive, since the lock is held.
@@ -45,7 +49,7 @@ impl CandidateChange<'_> {
 
     /// Undoes [`CandidateChange::follow`] after the first queue pair refused the change.
     pub(crate) fn unfollow(&mut self, given: u32) {
-        if let Some(candidate) = self.0.as_mut()
+        if let Some(candidate) = self.candidate()
             && let Some(mut siblings) = candidate.siblings.take()
         {
             if given & RIGHTS != 0 {
@@ -67,7 +71,7 @@ impl QueuePair {
 
     /// Begins a change by the program. The thread that agrees keeps off until its end.
     pub(crate) fn lock_candidate(&self) -> CandidateChange<'_> {
-        CandidateChange(self.candidate.lock())
+        CandidateChange(bundle::is_on().then(|| self.candidate.lock()))
     }
 
     /// Hides the room for a barrier from a query, and ends the bundle of a queue pair in error.
@@ -139,8 +143,11 @@ impl QueuePair {
             return Some(false);
         };
         let Some(mut siblings) = candidate.siblings.take() else { return Some(false) };
+        // The rights may have changed since the siblings were made.
+        let may_connect = candidate.permits_reads();
         // SAFETY: the queue pair is not destroyed, since `end_bundle` waits for the lock.
-        let connected = unsafe { siblings.connect(candidate, peers) };
+        let connected =
+            may_connect.then(|| unsafe { siblings.connect(candidate, peers) }).flatten();
         let page = siblings.page();
         candidate.siblings = Some(siblings);
         let Some(connected) = connected else {
@@ -200,18 +207,23 @@ impl QueuePair {
     /// Destroys the siblings before the first queue pair is destroyed. May wait until the program
     /// acknowledges their events, as the call for its own queue pair does.
     pub(crate) fn end_bundle(&'static self) {
+        if !bundle::is_on() {
+            return;
+        }
         let Some(candidate) = self.candidate.lock().take() else { return };
-        let (first, context, bundle) = {
+        let (first, number, context) = {
             let mut state = self.state.lock();
             state.is_candidate = false;
-            (state.ibv.0, state.context, state.bundle.take())
+            state.end_bundle();
+            (state.ibv.0, state.number(), state.context)
         };
         let Some(siblings) = candidate.siblings else { return };
         agent::unwatch(self);
-        drop(bundle);
         if let Some(context) = context {
-            for number in siblings.numbers() {
-                context.queue_pairs.unalias(number, self);
+            let siblings = siblings.numbers();
+            context.queue_pairs.end(number, &siblings);
+            for sibling in siblings {
+                context.queue_pairs.unalias(sibling, self);
             }
         }
         // SAFETY: nothing finds the siblings any more, and the program destroys the first.
@@ -221,10 +233,14 @@ impl QueuePair {
 
     /// Leaves the siblings to the kernel, because their context is closed.
     pub(super) fn abandon_bundle(&'static self) -> bool {
+        if !bundle::is_on() {
+            return false;
+        }
         let candidate = self.candidate.lock().take();
         let had_siblings = candidate.is_some_and(|candidate| candidate.siblings.is_some());
         if had_siblings {
             agent::unwatch(self);
+            events::remove(self.state.lock().ibv.0);
         }
         had_siblings
     }
@@ -237,26 +253,25 @@ impl QueuePair {
         given: u32,
         classes: Option<([u8; Stage::ALL.len()], u8)>,
     ) {
-        let Some(candidate) = change.0.as_mut() else { return };
+        let Some(candidate) = change.candidate() else { return };
         candidate.learn(attr, given);
         candidate.classes = classes.or(candidate.classes);
-        if given & mask::IBV_QP_STATE == 0 {
-            return;
-        }
         if let Some(siblings) = &candidate.siblings
             && let Some(bundle) = &mut self.state.lock().bundle
         {
-            bundle.may_post = candidate.may_post() && siblings.may_post();
+            bundle.may_post = candidate.may_post() && siblings.may_post() && !candidate.is_over;
+        }
+        if given & mask::IBV_QP_STATE == 0 {
+            return;
         }
         match attr.qp_state {
             ibv_qp_state::IBV_QPS_RESET => {
-                let bundle = self.state.lock().bundle.take();
+                // Its queue pairs stay known by their numbers, for completions that are left over.
+                self.state.lock().end_bundle();
                 if let Some(siblings) = &mut candidate.siblings {
                     // SAFETY: the siblings are alive, since the lock is held.
                     unsafe { siblings.reset() };
                 }
-                // Its queue pairs stay known by their numbers, for completions that are left over.
-                drop(bundle);
                 candidate.reset();
             }
             ibv_qp_state::IBV_QPS_RTR | ibv_qp_state::IBV_QPS_RTS if candidate.is_ready() => {

@@ -12,16 +12,16 @@
 
 use core::ffi::c_int;
 use core::ptr;
-use core::sync::atomic::Ordering;
 use std::collections::VecDeque;
 
 use laxity_ibverbs::{
-    ibv_cq, ibv_qp, ibv_qp_state, ibv_send_wr, ibv_wc, ibv_wc_status, ibv_wr_opcode as op,
+    ibv_access_flags, ibv_cq, ibv_qp, ibv_qp_attr, ibv_qp_attr_mask as mask, ibv_qp_state,
+    ibv_send_wr, ibv_wc, ibv_wc_status, ibv_wr_opcode as op,
 };
 use parking_lot::MutexGuard;
 
 use super::{PermitState, PostedWork, QueuePair, QueuePairState, SendReadiness};
-use crate::bundle::{BARRIER_ID, BundleRoute, HELD, HeldCompletion, verbs};
+use crate::bundle::{self, BARRIER_ID, BundleRoute, HeldCompletion, barrier_place, verbs};
 use crate::contexts::PostSend;
 use crate::lanes;
 use crate::list::{PostResult, call, is_full, pass};
@@ -151,8 +151,8 @@ impl QueuePair {
     }
 
     /// Passes a completion on, with others that waited for it. `out` gets what the program may see,
-    /// in order, and at most `limit` of them if any are held. Returns false if the queue pair has
-    /// no bundle.
+    /// in order, and at most `limit` of them if any are held. Returns false if it is not of a
+    /// bundle, and leaves it unchanged.
     pub(crate) fn complete_bundled(
         &'static self,
         cq: *const ibv_cq,
@@ -160,25 +160,24 @@ impl QueuePair {
         (out, limit): (&mut Vec<ibv_wc>, usize),
     ) -> bool {
         let mut state = self.state.lock();
-        // After a reset, completions of siblings may be left over.
-        let number = core::mem::replace(&mut wc.qp_num, state.number());
-        let Some(bundle) = &mut state.bundle else { return false };
-        let (member, mut wc) = (bundle.member(number), *wc);
+        let Some(bundle) = &mut state.bundle else { return state.pass_left_over(cq, wc, out) };
+        let Some(member) = bundle.member(wc.qp_num) else { return false };
+        let mut wc = *wc;
+        wc.qp_num = state.number();
         let success = wc.status == ibv_wc_status::IBV_WC_SUCCESS;
-        // SAFETY: the queue pair is alive, since it has a bundle.
-        let is_send_queue = ptr::eq(unsafe { (*state.ibv.0).send_cq }, cq);
-        let is_barrier = wc.wr_id == BARRIER_ID
-            && is_send_queue
-            && !success
-            && state.position(member, BARRIER_ID, false).is_none();
+        let is_send_queue = state.sends_to(cq);
+        let barrier = barrier_place(wc.wr_id).filter(|_| {
+            is_send_queue && !success && state.position(member, wc.wr_id, false).is_none()
+        });
         if (success && is_receive(wc.opcode)) || !is_send_queue {
             out.push(wc);
-        } else if is_barrier && !self.replace_barrier(&mut state, &mut wc) {
+        } else if barrier
+            .is_some_and(|place| !self.replace_barrier(&mut state, (member, place), &mut wc))
+        {
             // The program doesn't know of barriers.
         } else if state.has_held(member) || state.must_hold(member, wc.wr_id, success) {
             if let Some(bundle) = &mut state.bundle {
-                bundle.held.push_back(HeldCompletion(member, wc));
-                HELD.fetch_add(1, Ordering::Relaxed);
+                bundle.hold(member, wc);
             }
         } else {
             self.pass_on(&mut state, member, wc, out);
@@ -198,8 +197,7 @@ impl QueuePair {
         limit: usize,
     ) {
         let mut state = self.state.lock();
-        // SAFETY: the queue pair is alive, if it has a bundle.
-        if state.bundle.is_some() && ptr::eq(unsafe { (*state.ibv.0).send_cq }, cq) {
+        if state.bundle.is_some() && state.sends_to(cq) {
             self.pass_on_held(&mut state, out, limit);
         }
     }
@@ -213,9 +211,8 @@ impl QueuePair {
         while out.len() < limit
             && let Some(at) = state.first_released()
             && let Some(bundle) = &mut state.bundle
-            && let Some(HeldCompletion(member, wc)) = bundle.held.remove(at)
+            && let Some(HeldCompletion(member, wc)) = bundle.take_held(at)
         {
-            HELD.fetch_sub(1, Ordering::Relaxed);
             self.pass_on(state, member, wc, out);
         }
     }
@@ -242,7 +239,15 @@ impl QueuePair {
 
     /// Gives the completion of a barrier that failed to the work request that waited for it.
     /// Returns false if that one has a completion of its own, because the barrier's data arrived.
-    fn replace_barrier(&'static self, state: &mut QueuePairState, wc: &mut ibv_wc) -> bool {
+    fn replace_barrier(
+        &'static self,
+        state: &mut QueuePairState,
+        (member, place): (u8, usize),
+        wc: &mut ibv_wc,
+    ) -> bool {
+        if state.bundle.as_ref().is_none_or(|bundle| !bundle.is_outstanding(member, place)) {
+            return false;
+        }
         let has_failed = state.bundle.as_mut().is_some_and(|bundle| bundle.end_barrier());
         let barrier = remove_barrier(&mut state.in_flight);
         let (true, Some(barrier)) = (has_failed, barrier) else { return false };
@@ -269,12 +274,23 @@ impl QueuePair {
     /// pair. Returns the error for the program.
     pub(crate) fn before_bundled(
         &'static self,
-        to: Option<ibv_qp_state::Type>,
+        attr: &ibv_qp_attr,
+        given: u32,
     ) -> Result<(), c_int> {
+        if !bundle::is_on() {
+            return Ok(());
+        }
         let mut state = self.state.lock();
-        match to {
+        if state.bundle.is_none() {
+            return Ok(());
+        }
+        match (given & mask::IBV_QP_STATE != 0).then_some(attr.qp_state) {
             // The drained event would come from the first queue pair alone.
-            Some(ibv_qp_state::IBV_QPS_SQD) if state.bundle.is_some() => Err(libc::EINVAL),
+            Some(ibv_qp_state::IBV_QPS_SQD) => Err(libc::EINVAL),
+            // The peer's next barrier would fail, and all of the bundle with it.
+            None | Some(ibv_qp_state::IBV_QPS_RTS) if revokes_reads(attr, given) => {
+                Err(libc::EINVAL)
+            }
             // The siblings stop first, so that the peer changes no memory after this call.
             Some(ibv_qp_state::IBV_QPS_ERR) => {
                 self.break_siblings(&mut state);
@@ -285,6 +301,12 @@ impl QueuePair {
     }
 }
 
+/// Reports whether a change takes the peer's right to READ.
+const fn revokes_reads(attr: &ibv_qp_attr, given: u32) -> bool {
+    given & mask::IBV_QP_ACCESS_FLAGS != 0
+        && attr.qp_access_flags & ibv_access_flags::IBV_ACCESS_REMOTE_READ == 0
+}
+
 /// Removes the entry of the only outstanding barrier, and returns it.
 fn remove_barrier(in_flight: &mut VecDeque<PostedWork>) -> Option<PostedWork> {
     let at = in_flight.iter().rposition(|flight| flight.is_barrier)?;
@@ -292,8 +314,41 @@ fn remove_barrier(in_flight: &mut VecDeque<PostedWork>) -> Option<PostedWork> {
 }
 
 impl QueuePairState {
+    /// Drops the bundle. Its siblings' numbers are kept for completions that are left over.
+    pub(super) fn end_bundle(&mut self) {
+        if let Some(bundle) = self.bundle.take() {
+            self.ended = bundle.sibling_numbers();
+        }
+    }
+
+    /// Passes a completion on after the bundle has ended, if it is of a former sibling. A barrier's
+    /// is dropped. Returns false for others, which are left unchanged.
+    fn pass_left_over(&self, cq: *const ibv_cq, wc: &mut ibv_wc, out: &mut Vec<ibv_wc>) -> bool {
+        let (number, is_ended) = (self.number(), self.ended.contains(&wc.qp_num));
+        if !is_ended && wc.qp_num != number {
+            return false;
+        }
+        let may_be_barrier = barrier_place(wc.wr_id).is_some()
+            && wc.status != ibv_wc_status::IBV_WC_SUCCESS
+            && self.sends_to(cq);
+        if may_be_barrier && (is_ended || self.position(0, wc.wr_id, false).is_none()) {
+            return true;
+        }
+        if is_ended {
+            wc.qp_num = number;
+            out.push(*wc);
+        }
+        is_ended
+    }
+
+    /// Reports whether the queue pair completes its work requests in this queue.
+    fn sends_to(&self, cq: *const ibv_cq) -> bool {
+        // SAFETY: a queue pair in the table is alive.
+        unsafe { self.ibv.0.as_ref() }.is_some_and(|ibv| ptr::eq(ibv.send_cq, cq))
+    }
+
     /// Returns the number of the program's queue pair, which is alive.
-    fn number(&self) -> u32 {
+    pub(super) fn number(&self) -> u32 {
         // SAFETY: a queue pair in the table is alive.
         unsafe { self.ibv.0.as_ref() }.map_or(0, |ibv| ibv.qp_num)
     }

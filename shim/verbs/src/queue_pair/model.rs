@@ -8,6 +8,7 @@
 use core::ffi::{c_int, c_void};
 use core::mem;
 use core::ptr;
+use std::cell::RefCell;
 use std::collections::VecDeque;
 
 use laxity_client::Stage;
@@ -23,12 +24,13 @@ use crate::bundle::agent;
 use crate::bundle::candidate::BundleCandidate;
 use crate::bundle::siblings::BundleSiblings;
 use crate::bundle::{
-    BARRIER_ID, BundleMember, LandingPage, PeerPage, QueuePairBundle, WORDS, word,
+    self, BundleMember, LandingPage, PeerPage, QueuePairBundle, WORDS, barrier_place, word,
 };
 use crate::contexts;
 use crate::exports;
 use crate::work::SendLimits;
 
+mod changes;
 mod random_programs;
 
 /// A work request in a send queue.
@@ -157,7 +159,7 @@ unsafe extern "C" fn post_send(
         let mut state = device.state.lock();
         let pair = &mut state.pairs[index(device, qp)];
         while let Some(wr) = list.as_ref() {
-            let is_barrier = wr.wr_id == BARRIER_ID;
+            let is_barrier = barrier_place(wr.wr_id).is_some();
             if pair.posted - pair.freed >= pair.depth {
                 *bad = list;
                 return libc::ENOMEM;
@@ -182,7 +184,15 @@ unsafe extern "C" fn post_send(
     0
 }
 
+thread_local! {
+    /// What happens when the program's next poll reaches the device.
+    static AT_POLL: RefCell<Option<Box<dyn FnOnce()>>> = const { RefCell::new(None) };
+}
+
 unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, entries: c_int, wc: *mut ibv_wc) -> c_int {
+    if let Some(happens) = AT_POLL.take() {
+        happens();
+    }
     // SAFETY: the caller's queue is a model's, and its array has room.
     unsafe {
         let device = device((*cq).cq_context);
@@ -215,6 +225,7 @@ impl ModelConnection {
     fn new(depth: usize, siblings: usize) -> Self {
         static NUMBER: core::sync::atomic::AtomicU32 = core::sync::atomic::AtomicU32::new(1);
         let first = NUMBER.fetch_add(8, core::sync::atomic::Ordering::Relaxed);
+        bundle::IS_ON_IN_TEST.set(true);
         let zeroed_pair = |_| {
             // SAFETY: plain data, for which zeroes are a value.
             unsafe { mem::zeroed::<ibv_qp>() }
@@ -359,6 +370,18 @@ impl ModelConnection {
                 0
             })
         }
+    }
+}
+
+impl ModelConnection {
+    /// Changes the peer's rights as the program does.
+    fn change_rights(&self, rights: u32) -> c_int {
+        // SAFETY: plain data, for which zeroes are a value.
+        let mut attr = unsafe { mem::zeroed::<ibv_qp_attr>() };
+        attr.qp_access_flags = rights;
+        let mask = ibv_qp_attr_mask::IBV_QP_ACCESS_FLAGS as c_int;
+        // SAFETY: a live queue pair. Its model has no rights.
+        unsafe { exports::modify(self.pair(0), &raw mut attr, mask, |_| 0) }
     }
 }
 
