@@ -52,7 +52,7 @@ impl BundleSecret {
         Ok(Self(bytes))
     }
 
-    /// Returns the bytes.
+    /// Returns the bytes of the secret, the key of the messages between the two libraries.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         &self.0

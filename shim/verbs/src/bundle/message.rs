@@ -50,7 +50,7 @@ pub(crate) struct BundleOffer {
 /// A random number of one end in one agreement.
 pub(crate) type BundleNonce = [u8; 16];
 
-/// A datagram.
+/// What one library says to the other in one datagram, before its authentication code.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct BundleMessage {
     pub(crate) step: AgreementStep,

@@ -291,7 +291,7 @@ impl BundleSiblings {
         self.alarm
     }
 
-    /// Destroys everything.
+    /// Destroys the siblings, then the queue of alarms, and unmaps the page.
     ///
     /// # Safety
     /// The objects are alive, and nothing uses them any more.

@@ -75,16 +75,22 @@ fn completions_of_a_destroyed_bundle_have_the_number_that_the_program_knew() {
 
 #[test]
 fn only_completions_of_the_bundle_are_changed() {
-    let connection = ModelConnection::new(4, 1);
-    connection.bundle();
-    let number = connection.device.pairs[1].qp_num + 1;
-    // SAFETY: plain data, for which zeroes are a value.
-    let mut wc = unsafe { mem::zeroed::<ibv_wc>() };
-    wc.qp_num = number;
-    let mut out = Vec::new();
-    let cq = core::ptr::from_ref(&*connection.device.cq);
-    assert!(!connection.queue_pair.complete_bundled(cq, &mut wc, (&mut out, 1)));
-    assert_eq!((wc.qp_num, out.len()), (number, 0));
+    for is_reset in [false, true] {
+        let connection = ModelConnection::new(4, 1);
+        connection.bundle();
+        if is_reset {
+            assert_eq!(connection.modify(ibv_qp_state::IBV_QPS_RESET), 0);
+        }
+        // A queue pair of the program failed, whose work request has the id of a barrier.
+        let number = connection.device.pairs[1].qp_num + 1;
+        // SAFETY: plain data, for which zeroes are a value.
+        let mut wc = unsafe { mem::zeroed::<ibv_wc>() };
+        (wc.qp_num, wc.wr_id, wc.status) = (number, BARRIER_ID, status::IBV_WC_WR_FLUSH_ERR);
+        let mut out = Vec::new();
+        let cq = core::ptr::from_ref(&*connection.device.cq);
+        assert!(!connection.queue_pair.complete_bundled(cq, &mut wc, (&mut out, 1)), "{is_reset}");
+        assert_eq!((wc.qp_num, out.len()), (number, 0), "{is_reset}");
+    }
 }
 
 #[test]

@@ -55,7 +55,7 @@ pub(super) enum WorldEvent {
         queue: usize,
         plan: u64,
     },
-    /// Bytes were delivered.
+    /// The fabric delivered bytes of a transfer to its receiver.
     Arrived {
         process: usize,
         queue: usize,
