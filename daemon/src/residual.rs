@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 
-use laxity_nic::{NicCounters, NicCounts, counters_of, pauses};
+use laxity_nic::{Driver, NicCounters, NicCounts, counters_of};
 use laxity_policy::Time;
 use laxity_policy::residual::{self as policy, Capacity, PortRate, Reading, Residual};
 use laxity_shm::sleep::now_ns;
@@ -39,7 +39,8 @@ pub(crate) fn watch(config: ConfigInForce, mailbox: Mailbox) -> io::Result<mpsc:
     std::thread::Builder::new().name("counters".into()).spawn(move || {
         let mut pause = Duration::ZERO;
         while ended.recv_timeout(pause) == Err(RecvTimeoutError::Timeout) {
-            watch.follow(&config.load().nic);
+            let config = config.load();
+            watch.follow(&config.nic, config.dscp_of_port());
             match watch.look(Time(now_ns())) {
                 Some(next) => pause = next,
                 None => return,
@@ -75,7 +76,7 @@ impl WatchedNic {
 
     /// Reads the counters. Every [`LOOK_EVERY`], it searches for counters if there are none, and
     /// for functions that share this port and are not in `nics`.
-    fn read(&mut self, root: &Path, nics: &[String], now: Time) -> Option<NicCounts> {
+    fn read(&mut self, root: &Path, nics: &[String], ours: &[u8], now: Time) -> Option<NicCounts> {
         let is_due =
             self.looked.is_none_or(|at| u128::from(now.since(at).0) >= LOOK_EVERY.as_nanos());
         let first = self.looked.is_none();
@@ -86,14 +87,14 @@ impl WatchedNic {
             if is_due {
                 source.look(nics);
             }
-            if let Some(counts) = source.read() {
+            if let Some(counts) = source.read(ours) {
                 return Some(counts);
             }
             warn!(nic = self.name, "the counters can't be read; traffic of others is not measured");
             (self.source, self.told, self.states) = (None, [None; 2], Default::default());
         }
         if is_due {
-            self.source = counters_of(root, &self.name, pauses);
+            self.source = counters_of(root, &self.name, Driver::KERNEL);
             match &mut self.source {
                 Some(source) => {
                     source.look(nics);
@@ -105,7 +106,7 @@ impl WatchedNic {
                 None => {}
             }
         }
-        self.source.as_mut().and_then(NicCounters::read)
+        self.source.as_mut().and_then(|source| source.read(ours))
     }
 
     /// Reports whether the full rate of both ports is in force, and too little passed since the
@@ -125,6 +126,8 @@ struct Watch {
     mailbox: Mailbox,
     config: ResidualConfig,
     nics: Vec<WatchedNic>,
+    /// The DSCPs of scheduled traffic.
+    ours: Vec<u8>,
     /// By port, the scheduler's last answer.
     uses: Vec<PortUse>,
     /// By port, the rate that the scheduler was told last.
@@ -133,11 +136,20 @@ struct Watch {
 
 impl Watch {
     fn new(root: PathBuf, config: ResidualConfig, mailbox: Mailbox) -> Self {
-        Self { root, mailbox, config, nics: Vec::new(), uses: Vec::new(), sent: Vec::new() }
+        Self {
+            root,
+            mailbox,
+            config,
+            nics: Vec::new(),
+            ours: Vec::new(),
+            uses: Vec::new(),
+            sent: Vec::new(),
+        }
     }
 
     /// Begins to watch NICs that were added. A NIC that got another name begins anew.
-    fn follow(&mut self, nics: &[NicConfig]) {
+    fn follow(&mut self, nics: &[NicConfig], ours: Vec<u8>) {
+        self.ours = ours;
         for (index, nic) in nics.iter().enumerate() {
             match self.nics.get_mut(index) {
                 Some(watched) if watched.name == nic.name => {}
@@ -158,7 +170,8 @@ impl Watch {
             }
             false => {
                 let names: Vec<_> = self.nics.iter().map(|nic| nic.name.clone()).collect();
-                self.nics.iter_mut().map(|nic| nic.read(&self.root, &names, now)).collect()
+                let (root, ours) = (&self.root, &self.ours);
+                self.nics.iter_mut().map(|nic| nic.read(root, &names, ours, now)).collect()
             }
         };
         let read = || self.nics.iter().zip(&counts).zip(self.uses.chunks(2));
@@ -204,6 +217,8 @@ impl WatchedNic {
         let Some(source) = &self.source else { return };
         let source = source.name();
         let passed = [counts.egress, counts.ingress];
+        // What the switch does with bytes that arrive is unknown.
+        let yielding = [counts.yielding_bytes, 0];
         self.asked = passed.map(|passed| passed.bytes);
         for (side, (used, passed)) in uses.iter().zip(passed).enumerate() {
             let reading = Reading {
@@ -212,6 +227,7 @@ impl WatchedNic {
                 permitted_bytes: used.permitted_bytes,
                 in_flight_bytes: used.in_flight_bytes,
                 signals: passed.signals,
+                yielding_bytes: yielding[side],
             };
             let assured_permille = config.assured_permille;
             let configured = PortRate { rate: used.rate, assured_permille };

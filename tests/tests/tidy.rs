@@ -19,6 +19,7 @@ const MAY_BE_UNSAFE: &str = "
     nixl: stands in for NIXL's C++ methods, on the program's own objects
     nccl: NCCL's C tables, sockets into memory that NCCL owns, ibverbs
     nccl-host: calls a plugin of NCCL's through its table of C functions
+    nic: asks drivers for their statistics by ioctl
     bench: time-stamp counters and pinned threads
     lab: defines a function of C
 ";

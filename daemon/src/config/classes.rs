@@ -16,6 +16,11 @@ impl Config {
         table
     }
 
+    /// Returns the DSCPs that scheduled traffic of a port has, or none if programs choose them.
+    pub fn dscp_of_port(&self) -> Vec<u8> {
+        if self.marking == Marking::Off { Vec::new() } else { self.dscp_by_row().to_vec() }
+    }
+
     /// Returns the service levels by [`Level::row`], or `None` if none are configured.
     pub fn sl_by_row(&self) -> Option<[u8; Level::ROWS]> {
         let mut table = [*self.levels.sl.last()?; Level::ROWS];

@@ -34,7 +34,7 @@ impl Host {
             nic.name = (*name).to_owned();
             nic
         };
-        self.watch.follow(&names.iter().map(nic).collect::<Vec<_>>());
+        self.watch.follow(&names.iter().map(nic).collect::<Vec<_>>(), vec![46, 8]);
     }
 
     /// Lets 20 ms pass, in which `bytes` leave. Returns the pause and what the scheduler was told.

@@ -5,11 +5,13 @@
 //! kernel's sysfs are described in its Documentation/ABI/stable/sysfs-class-infiniband, those of a
 //! driver in its source (`hw_stat_names` and the like).
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
+use std::{fs, io};
 
-use crate::dcbnl::DcbError;
+use crate::dcbnl::{DcbError, pauses, query};
+use crate::ethtool::sent_by_priority;
+use crate::map::{PRIORITIES, PriorityMap};
 use crate::ports::{RDMA_DEVICES, RdmaPort, is_called, rdma_ports};
 use crate::rates::{is_active, nics};
 
@@ -20,8 +22,8 @@ const INTERFACES: &str = "proc/net/dev";
 /// Fields of a row after the interface's name: received bytes, and sent bytes.
 const RX_BYTES: usize = 0;
 const TX_BYTES: usize = 8;
-/// How often PFC frames are read at most.
-const PAUSES_EVERY: Duration = Duration::from_secs(1);
+/// How often the driver is asked at most.
+const DRIVER_EVERY: Duration = Duration::from_secs(1);
 
 /// The counters of one direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -40,6 +42,9 @@ pub struct NicCounts {
     pub egress: DirectionCounts,
     /// What came from the network into the NIC.
     pub ingress: DirectionCounts,
+    /// Sent bytes that waited in the NIC while anything of the asked traffic classes did, a second
+    /// ago at most. 0 if the NIC does not count them.
+    pub yielding_bytes: u64,
 }
 
 impl NicCounts {
@@ -49,7 +54,11 @@ impl NicCounts {
             bytes: combine(one.bytes, other.bytes),
             signals: combine(one.signals, other.signals),
         };
-        Self { egress: side(self.egress, other.egress), ingress: side(self.ingress, other.ingress) }
+        Self {
+            egress: side(self.egress, other.egress),
+            ingress: side(self.ingress, other.ingress),
+            yielding_bytes: combine(self.yielding_bytes, other.yielding_bytes),
+        }
     }
 }
 
@@ -58,8 +67,9 @@ pub(crate) trait CounterSource: Send {
     /// Returns the name of the source in reports.
     fn name(&self) -> &'static str;
 
-    /// Reads the counters, or returns `None` if they can't be read now.
-    fn read(&mut self) -> Option<NicCounts>;
+    /// Reads the counters, or returns `None` if they can't be read now. Bytes yield to those that
+    /// have one of the DSCPs `ours`.
+    fn read(&mut self, ours: &[u8]) -> Option<NicCounts>;
 }
 
 /// The files of one direction. Bytes and signals are sums over all that exist.
@@ -136,14 +146,46 @@ impl CounterSource for NetInterface {
         "netdev"
     }
 
-    fn read(&mut self) -> Option<NicCounts> {
+    fn read(&mut self, _: &[u8]) -> Option<NicCounts> {
         let table = fs::read_to_string(&self.table).ok()?;
         let mut rows = table.lines().filter_map(|row| row.split_once(':'));
         let (_, row) = rows.find(|(name, _)| name.trim() == self.name)?;
         let field = |at| row.split_ascii_whitespace().nth(at)?.parse().ok();
         let passed = |bytes| DirectionCounts { bytes, signals: 0 };
-        Some(NicCounts { egress: passed(field(TX_BYTES)?), ingress: passed(field(RX_BYTES)?) })
+        let (egress, ingress) = (passed(field(TX_BYTES)?), passed(field(RX_BYTES)?));
+        Some(NicCounts { egress, ingress, yielding_bytes: 0 })
     }
+}
+
+/// How a driver is asked for what sysfs does not have.
+#[derive(Clone, Copy)]
+pub struct Driver {
+    /// Returns the settings of an interface: [`crate::query`].
+    pub map: fn(&str) -> Result<PriorityMap, DcbError>,
+    /// Returns the PFC frames that an interface received.
+    pub pauses: fn(&str) -> Result<u64, DcbError>,
+    /// Returns the bytes that an interface's port sent by priority.
+    pub sent_by_priority: fn(&str) -> io::Result<[u64; PRIORITIES]>,
+}
+
+impl Driver {
+    /// Asks the kernel.
+    pub const KERNEL: Self = Self { map: query, pauses, sent_by_priority };
+    /// Knows nothing.
+    pub const NONE: Self = Self {
+        map: |_| Err(DcbError::Unsupported),
+        pauses: |_| Err(DcbError::Unsupported),
+        sent_by_priority: |_| Err(io::ErrorKind::Unsupported.into()),
+    };
+}
+
+/// What a driver said last.
+#[derive(Clone, Copy, Default)]
+struct Answers {
+    asked: Option<Instant>,
+    /// PFC frames.
+    paused: u64,
+    yielding_bytes: u64,
 }
 
 /// A port of an RDMA device.
@@ -152,28 +194,30 @@ struct DevicePort {
     folders: [PathBuf; 2],
     family: &'static Family,
     interface: Option<NetInterface>,
-    pauses: Pauses,
-    /// PFC frames, and when they were read.
-    paused: Option<(Instant, u64)>,
+    driver: Driver,
+    answers: Answers,
 }
 
-/// Returns the PFC frames that an interface received: [`crate::pauses`].
-pub type Pauses = fn(&str) -> Result<u64, DcbError>;
-
 impl DevicePort {
-    /// Returns the PFC frames that were received, by a reading that is a second old at most. The
-    /// kernel asks the driver for them under its lock of all interfaces.
-    fn paused(&mut self) -> u64 {
-        let Some(interface) = &self.interface else { return 0 };
-        match self.paused {
-            Some((at, frames)) if at.elapsed() < PAUSES_EVERY => frames,
-            before => {
-                let last = before.map_or(0, |(_, frames)| frames);
-                let frames = (self.pauses)(&interface.name).unwrap_or(last);
-                self.paused = Some((Instant::now(), frames));
-                frames
-            }
+    /// Returns the driver's answers, which are a second old at most. The kernel asks the driver
+    /// under its lock of all interfaces. What can't be had keeps its last value.
+    fn answers(&mut self, ours: &[u8]) -> Answers {
+        let Some(interface) = &self.interface else { return self.answers };
+        let last = &mut self.answers;
+        if last.asked.is_some_and(|at| at.elapsed() < DRIVER_EVERY) {
+            return *last;
         }
+        let Driver { map, pauses, sent_by_priority } = self.driver;
+        last.paused = pauses(&interface.name).unwrap_or(last.paused);
+        let yields = map(&interface.name).map_or(0, |map| map.yields_to(ours));
+        if yields != 0
+            && let Ok(sent) = sent_by_priority(&interface.name)
+        {
+            let sent = sent.iter().enumerate().filter(|(at, _)| yields >> at & 1 == 1);
+            last.yielding_bytes = sent.fold(0, |sum, (_, bytes)| sum.wrapping_add(*bytes));
+        }
+        last.asked = Some(Instant::now());
+        *last
     }
 
     fn file(&self, name: &str) -> Option<u64> {
@@ -199,15 +243,16 @@ impl CounterSource for DevicePort {
         self.family.name
     }
 
-    fn read(&mut self) -> Option<NicCounts> {
+    fn read(&mut self, ours: &[u8]) -> Option<NicCounts> {
         let (mut egress, mut ingress) =
             (self.passed(&self.family.egress)?, self.passed(&self.family.ingress)?);
-        egress.signals = egress.signals.wrapping_add(self.paused());
-        if let Some(other) = self.interface.as_mut().and_then(CounterSource::read) {
+        let answers = self.answers(ours);
+        egress.signals = egress.signals.wrapping_add(answers.paused);
+        if let Some(other) = self.interface.as_mut().and_then(|it| it.read(ours)) {
             egress.bytes = egress.bytes.wrapping_add(other.egress.bytes);
             ingress.bytes = ingress.bytes.wrapping_add(other.ingress.bytes);
         }
-        Some(NicCounts { egress, ingress })
+        Some(NicCounts { egress, ingress, yielding_bytes: answers.yielding_bytes })
     }
 }
 
@@ -220,7 +265,7 @@ pub fn device_of(root: &Path, nic: &str) -> String {
 
 /// Returns the source of a NIC: its RDMA device and the network interface beside it, else its
 /// interface.
-pub(crate) fn source_of(root: &Path, nic: &str, pauses: Pauses) -> Option<Box<dyn CounterSource>> {
+pub(crate) fn source_of(root: &Path, nic: &str, driver: Driver) -> Option<Box<dyn CounterSource>> {
     let ports = rdma_ports(root);
     let nic = device_of(root, nic);
     let mut of_nic = ports.iter().filter(|port| is_called(&ports, &port.device, &nic));
@@ -231,29 +276,29 @@ pub(crate) fn source_of(root: &Path, nic: &str, pauses: Pauses) -> Option<Box<dy
     };
     // IPoIB is RDMA, so an InfiniBand port has counted it.
     let beside = port.interface.as_deref().filter(|_| port.link_layer == "Ethernet");
-    device(root, port, beside, pauses)
+    device(root, port, beside, driver)
 }
 
 /// Returns the source of the RDMA device of this name without its interface, or of the interface of
 /// this name.
 pub(crate) fn source_alone(root: &Path, name: &str) -> Option<Box<dyn CounterSource>> {
     match rdma_ports(root).iter().find(|port| port.device == name) {
-        // PFC frames are the port's, which its owner counts.
-        Some(port) => device(root, port, None, |_| Err(DcbError::Unsupported)),
+        // What a driver says is of the whole port, which its owner counts.
+        Some(port) => device(root, port, None, Driver::NONE),
         None => interface(root, name),
     }
 }
 
 fn interface(root: &Path, name: &str) -> Option<Box<dyn CounterSource>> {
     let mut found = NetInterface::new(root, name);
-    found.read().is_some().then(|| Box::new(found) as Box<dyn CounterSource>)
+    found.read(&[]).is_some().then(|| Box::new(found) as Box<dyn CounterSource>)
 }
 
 fn device(
     root: &Path,
     port: &RdmaPort,
     beside: Option<&str>,
-    pauses: Pauses,
+    driver: Driver,
 ) -> Option<Box<dyn CounterSource>> {
     let device = root.join(RDMA_DEVICES).join(&port.device);
     let folders = [device.join("ports").join(&port.number), device];
@@ -261,8 +306,8 @@ fn device(
         folders: folders.clone(),
         family,
         interface: beside.map(|name| NetInterface::new(root, name)),
-        pauses,
-        paused: None,
+        driver,
+        answers: Answers::default(),
     });
     devices.find(DevicePort::has_all).map(|it| Box::new(it) as Box<dyn CounterSource>)
 }

@@ -84,7 +84,7 @@ pub fn query(interface: &str) -> Result<PriorityMap, DcbError> {
 
 /// Asks the kernel for the PFC frames that a network interface received, over all priorities. Each
 /// one pauses a priority there, or lets it go on.
-pub fn pauses(interface: &str) -> Result<u64, DcbError> {
+pub(crate) fn pauses(interface: &str) -> Result<u64, DcbError> {
     received(ieee(&ask(interface)?)?).ok_or(DcbError::Unsupported)
 }
 

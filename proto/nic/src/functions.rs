@@ -7,7 +7,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::counters::{CounterSource, NicCounts, Pauses, device_of, source_alone, source_of};
+use crate::counters::{CounterSource, Driver, NicCounts, device_of, source_alone, source_of};
 use crate::ports::{INTERFACES, RdmaPort, is_called, names, owner, rdma_ports, text};
 
 /// The `type` of a network interface over InfiniBand. Its bytes are RDMA, which its device counts.
@@ -31,9 +31,9 @@ pub struct NicCounters {
 
 /// Returns the counters of a NIC that is named by its RDMA device or its network interface. The
 /// name `default` means the only RDMA device that owns its port, if there is exactly one. `root`
-/// stands for `/`, and `pauses` for [`crate::pauses`].
-pub fn counters_of(root: &Path, nic: &str, pauses: Pauses) -> Option<NicCounters> {
-    let owner = source_of(root, nic, pauses)?;
+/// stands for `/`.
+pub fn counters_of(root: &Path, nic: &str, driver: Driver) -> Option<NicCounters> {
+    let owner = source_of(root, nic, driver)?;
     let (root, nic) = (root.to_owned(), nic.to_owned());
     Some(NicCounters { root, nic, owner, functions: Vec::new(), passed: NicCounts::default() })
 }
@@ -53,19 +53,20 @@ impl NicCounters {
                 continue;
             }
             if let Some(mut source) = source_alone(&self.root, &name)
-                && let Some(last) = source.read()
+                && let Some(last) = source.read(&[])
             {
                 self.functions.push(FunctionCounter { name, source, last });
             }
         }
     }
 
-    /// Reads the counters, or returns `None` if those of the owner can't be read now.
-    pub fn read(&mut self) -> Option<NicCounts> {
-        let owner = self.owner.read()?;
+    /// Reads the counters, or returns `None` if those of the owner can't be read now. `ours` are
+    /// the DSCPs of the traffic to which bytes yield ([`NicCounts::yielding_bytes`]).
+    pub fn read(&mut self, ours: &[u8]) -> Option<NicCounts> {
+        let owner = self.owner.read(ours)?;
         let passed = &mut self.passed;
         self.functions.retain_mut(|function| {
-            let Some(now) = function.source.read() else { return false };
+            let Some(now) = function.source.read(&[]) else { return false };
             // A counter that started again moved by an unknown amount.
             let moved = now.with(function.last, u64::saturating_sub);
             *passed = passed.with(moved, u64::wrapping_add);

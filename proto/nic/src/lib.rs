@@ -5,17 +5,19 @@
 //! RDMA ports of a host for [`laxity_types::marking::decide`]. [`counters_of`] finds the counters
 //! of what passes a NIC. [`owner`] says which device owns the port of a virtual function or a
 //! subfunction. Switches can't be seen from a host.
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 mod counters;
 mod dcbnl;
+#[allow(unsafe_code, reason = "drivers' statistics have no other way than an ioctl")]
+mod ethtool;
 mod functions;
 mod map;
 mod ports;
 mod rates;
 
-pub use counters::{DirectionCounts, NicCounts, Pauses, device_of};
-pub use dcbnl::{DcbError, pauses, query};
+pub use counters::{DirectionCounts, Driver, NicCounts, device_of};
+pub use dcbnl::{DcbError, query};
 pub use functions::{NicCounters, counters_of};
 pub use map::{PRIORITIES, PriorityMap, Selection, Trust};
 pub use ports::{RdmaPort, ecn, is_called, map_of, owner, rdma_ports, treatments};

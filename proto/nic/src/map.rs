@@ -67,6 +67,29 @@ impl PriorityMap {
         Some(self.pfc? >> self.priority(dscp)? & 1 == 1)
     }
 
+    /// Returns the bit mask of the priorities that wait while a packet with any of these DSCPs waits
+    /// in the NIC: all of these have strict queues, and the priority's queue is served later. The
+    /// mask is 0 if that is unknown for one of them.
+    #[must_use]
+    pub fn yields_to(&self, dscps: &[u8]) -> u8 {
+        let (Some(class_of), Some(selection)) = (self.class_of_priority, self.selection) else {
+            return 0;
+        };
+        let classes = || dscps.iter().map(|dscp| self.class(*dscp).map(usize::from));
+        let is_strict = |class: usize| selection.get(class) == Some(&Selection::Strict);
+        if dscps.is_empty() || !classes().all(|class| class.is_some_and(is_strict)) {
+            return 0;
+        }
+        let lowest = classes().flatten().min().unwrap_or(0);
+        let yields = |class: usize| match selection.get(class) {
+            Some(Selection::Strict) => class < lowest,
+            Some(Selection::Ets(_)) => true,
+            _ => false,
+        };
+        let of = |(at, class): (usize, &u8)| u8::from(yields(usize::from(*class))) << at;
+        class_of.iter().enumerate().map(of).fold(0, |mask, bit| mask | bit)
+    }
+
     /// Returns which DSCPs the port treats alike: those whose priorities agree in PFC and ECN.
     /// Without DSCP in trust, the port treats all alike. ECN that can't be read counts as the same
     /// on all priorities, because most drivers have one setting for the port.

@@ -3,7 +3,9 @@
 use std::fs;
 use std::path::Path;
 
-use laxity_nic::{DcbError, DirectionCounts, NicCounts, counters_of};
+use laxity_nic::{
+    DcbError, DirectionCounts, Driver, NicCounts, PriorityMap, Selection, Trust, counters_of,
+};
 use tempfile::TempDir;
 
 /// As Linux 6.8 prints it.
@@ -51,8 +53,29 @@ impl Host {
     }
 
     fn read(&self, nic: &str) -> Option<(&'static str, NicCounts)> {
-        let mut source = counters_of(self.root(), nic, paused)?;
-        Some((source.name(), source.read()?))
+        let mut source = counters_of(self.root(), nic, DRIVER)?;
+        Some((source.name(), source.read(&OURS)?))
+    }
+}
+
+/// The DSCPs of scheduled traffic.
+const OURS: [u8; 3] = [46, 34, 26];
+
+/// `eth10` has frames of PFC, and sent `10^p` bytes with priority `p`.
+const DRIVER: Driver = Driver {
+    pauses: paused,
+    map: |interface| if interface == "eth10" { Ok(strict()) } else { Err(DcbError::Unsupported) },
+    sent_by_priority: |_| Ok(std::array::from_fn(|priority| 10_u64.pow(priority as u32))),
+};
+
+/// As mlx5 maps DSCPs, with a strict queue for each priority.
+fn strict() -> PriorityMap {
+    PriorityMap {
+        trust: Some(Trust::Dscp),
+        priority_of_dscp: Some(std::array::from_fn(|dscp| (dscp >> 3) as u8)),
+        class_of_priority: Some([0, 1, 2, 3, 4, 5, 6, 7]),
+        selection: Some([Selection::Strict; 8]),
+        ..PriorityMap::default()
     }
 }
 
@@ -62,7 +85,7 @@ fn paused(interface: &str) -> Result<u64, DcbError> {
 
 fn counts(egress: (u64, u64), ingress: (u64, u64)) -> NicCounts {
     let passed = |(bytes, signals)| DirectionCounts { bytes, signals };
-    NicCounts { egress: passed(egress), ingress: passed(ingress) }
+    NicCounts { egress: passed(egress), ingress: passed(ingress), yielding_bytes: 0 }
 }
 
 #[test]
@@ -167,10 +190,49 @@ fn a_device_that_counts_no_bytes_has_no_source_and_one_that_stops_has_no_reading
         "InfiniBand",
         &["counters/port_xmit_data=1", "counters/port_rcv_data=1"],
     );
-    let mut source = counters_of(host.root(), "mlx5_0", paused).expect("a source");
-    assert!(source.read().is_some());
+    let mut source = counters_of(host.root(), "mlx5_0", DRIVER).expect("a source");
+    assert!(source.read(&OURS).is_some());
     host.write("sys/class/infiniband/mlx5_0/ports/1/counters/port_rcv_data", "no number");
-    assert_eq!(source.read(), None);
+    assert_eq!(source.read(&OURS), None);
     fs::remove_dir_all(host.root().join("sys")).expect("removed");
-    assert_eq!(source.read(), None, "the device is gone");
+    assert_eq!(source.read(&OURS), None, "the device is gone");
+}
+
+#[test]
+fn bytes_yield_that_the_nic_sends_after_all_scheduled_ones() {
+    let mlx5 =
+        ["counters/port_xmit_data=500", "counters/port_rcv_data=700", "gid_attrs/ndevs/0=eth10"];
+    let host = Host::new().device("mlx5_0", "Ethernet", &mlx5);
+    let yielding = |ours: &[u8]| {
+        let mut source = counters_of(host.root(), "mlx5_0", DRIVER).expect("a source");
+        source.read(ours).expect("counted").yielding_bytes
+    };
+    assert_eq!(yielding(&OURS), 111, "DSCP 26 has priority 3");
+    assert_eq!(yielding(&[46, 8]), 1);
+    assert_eq!((yielding(&[46, 0]), yielding(&[])), (0, 0), "nothing is below");
+}
+
+#[test]
+fn a_priority_yields_only_to_strict_queues_that_are_served_before_it() {
+    let ets = Selection::Ets(50);
+    let map = |classes: [u8; 8], selection: &[(usize, Selection)]| {
+        let mut map = PriorityMap { class_of_priority: Some(classes), ..strict() };
+        for (class, how) in selection {
+            map.selection.as_mut().expect("known")[*class] = *how;
+        }
+        map.yields_to(&OURS)
+    };
+    let own = [0, 1, 2, 3, 4, 5, 6, 7];
+    assert_eq!(map(own, &[]), 0b0000_0111);
+    assert_eq!(map(own, &[(1, ets), (6, ets), (2, Selection::Vendor)]), 0b0100_0011);
+    assert_eq!(map(own, &[(4, ets)]), 0, "DSCP 34 shares by weight");
+    assert_eq!(map([0, 1, 3, 3, 4, 5, 6, 7], &[]), 0b0000_0011, "two share a queue");
+    assert_eq!(map([3; 8], &[]), 0);
+    let unknown = [
+        PriorityMap { trust: Some(Trust::Pcp), ..strict() },
+        PriorityMap { selection: None, ..strict() },
+        PriorityMap { class_of_priority: Some([9; 8]), ..strict() },
+        PriorityMap::default(),
+    ];
+    assert_eq!(unknown.map(|map| map.yields_to(&OURS)), [0; 4]);
 }

@@ -5,7 +5,8 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
 use laxity_nic::{
-    DcbError, NicCounters, PriorityMap, Trust, counters_of, nics, owner, rdma_ports, treatments,
+    DcbError, Driver, NicCounters, PriorityMap, Trust, counters_of, nics, owner, rdma_ports,
+    treatments,
 };
 use laxity_types::marking::Treatments;
 use tempfile::TempDir;
@@ -82,7 +83,7 @@ impl Host {
     }
 
     fn counters(&self, nic: &str) -> NicCounters {
-        counters_of(self.root(), nic, |_| Err(DcbError::Unsupported)).expect("counters")
+        counters_of(self.root(), nic, Driver::NONE).expect("counters")
     }
 
     fn owner(&self, name: &str) -> Option<String> {
@@ -95,7 +96,7 @@ fn names(names: &[&str]) -> Vec<String> {
 }
 
 fn sent(counters: &mut NicCounters) -> u64 {
-    counters.read().expect("counted").egress.bytes
+    counters.read(&[]).expect("counted").egress.bytes
 }
 
 #[test]
@@ -154,7 +155,7 @@ fn a_nic_counts_what_its_functions_send_from_when_they_are_seen() {
         host.count("mlx5_1", 4040, 60);
         host.interfaces(&[("eth0", 100), ("eth1", 402)]);
         assert_eq!(sent(&mut counters), 1142, "{nic}");
-        assert_eq!(counters.read().unwrap().ingress.bytes, 60);
+        assert_eq!(counters.read(&[]).unwrap().ingress.bytes, 60);
         host.plug(SUB, "infiniband", "mlx5_2");
         host.count("mlx5_2", 1 << 40, 0);
         counters.look(&names(&[nic]));
@@ -191,7 +192,7 @@ fn a_function_that_goes_and_comes_back_makes_no_jump() {
     host.count("mlx5_1", 40, 0);
     assert_eq!(sent(&mut counters), 1182, "its driver started again");
     host.unplug(OWNER, "infiniband", "mlx5_9");
-    assert_eq!(counters.read(), None);
+    assert_eq!(counters.read(&[]), None);
 }
 
 #[test]

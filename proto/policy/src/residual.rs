@@ -13,7 +13,8 @@
 //! So bytes in flight, headers, and a counter that is up to [`LAG`] late never look foreign, and an
 //! error does not accumulate. Then, with `B` the port's rate in bytes per second:
 //!
-//! 1. an average with the time constant [`TIME_CONSTANT`] smooths the foreign rate;
+//! 1. an average with the time constant [`TIME_CONSTANT`] smooths the foreign rate. Foreign bytes
+//!    that yield take nothing: the NIC sends them only while nothing of ours waits there;
 //! 2. if congestion was signalled (CNP or PFC pause) while own bytes were in flight, the port's
 //!    throughput is its capacity. The rest of `B`, at most half, is *lost*. One cut of DCQCN is at
 //!    most half, too (Zhu et al., SIGCOMM 2015, §3.1);
@@ -40,6 +41,8 @@ pub const HOLD: Span = Span::from_millis(1_000);
 /// Longest time from the last foreign byte until the full rate is in force, if readings come at
 /// least every 100 ms: the decay of the average from `B` to `B`/32, and [`HOLD`].
 pub const RECOVERS_WITHIN: Span = Span::from_millis(3_000);
+/// How long the share of foreign bytes that yield holds. Their counter is read each second.
+pub const YIELDING_HOLDS: Span = Span::from_millis(2_000);
 /// How late a counter may show own bytes.
 pub const LAG: Span = Span::from_millis(100);
 /// How long a counter may stand still while own bytes complete.
@@ -85,6 +88,9 @@ pub struct Reading {
     pub in_flight_bytes: u64,
     /// Signals of congestion: CNPs and PFC pauses.
     pub signals: u64,
+    /// Bytes that passed the port behind all permitted ones, by its strict queues. The counter may
+    /// stand still for a second, and then has all of them. 0 if the NIC does not count them.
+    pub yielding_bytes: u64,
 }
 
 impl Reading {
@@ -132,6 +138,31 @@ pub fn window_bytes(configured: (u64, u64), chunk_bytes: u64, rate: u64) -> u64 
     (scaled as u64).max(chunk_bytes.saturating_mul(2).min(window))
 }
 
+/// The share of foreign bytes that yield to ours, since their counter moved last.
+#[derive(Clone, Copy, Debug, Default)]
+struct YieldingShare {
+    share: f64,
+    /// When the counters were these: those that yield, and all foreign ones.
+    at: Time,
+    yielding_bytes: u64,
+    foreign_bytes: u64,
+}
+
+impl YieldingShare {
+    fn note(&mut self, reading: &Reading, foreign_bytes: u64) {
+        let moved = reading.yielding_bytes.saturating_sub(self.yielding_bytes);
+        let stands = reading.yielding_bytes == self.yielding_bytes;
+        if stands && reading.at.since(self.at) < YIELDING_HOLDS {
+            return;
+        }
+        // Own bytes may be among those that yield, if somebody chose their class.
+        let foreign = foreign_bytes.saturating_sub(self.foreign_bytes).max(1);
+        let share = (moved as f64 / foreign as f64).min(1.0);
+        let (at, yielding_bytes) = (reading.at, reading.yielding_bytes);
+        *self = Self { share, at, yielding_bytes, foreign_bytes };
+    }
+}
+
 /// The state of one port.
 #[derive(Clone, Debug, Default)]
 pub struct Residual {
@@ -142,8 +173,9 @@ pub struct Residual {
     permitted_then: u64,
     foreign_rate: f64,
     lost_rate: f64,
-    /// The largest sum of `foreign_rate` and `lost_rate` in each part of [`HOLD`], the current part
-    /// first.
+    yielding: YieldingShare,
+    /// The largest rate that foreign traffic and congestion took in each part of [`HOLD`], the
+    /// current part first.
     peaks: [f64; PARTS + 1],
     part_began: Time,
     /// By how much the rate in force is below `B`, in bytes per second.
@@ -201,6 +233,12 @@ impl Residual {
             last: Some(reading),
             own_bytes: with_headers(reading.ended_bytes()),
             permitted_then: reading.permitted_bytes,
+            yielding: YieldingShare {
+                share: 0.0,
+                at: reading.at,
+                yielding_bytes: reading.yielding_bytes,
+                foreign_bytes,
+            },
             part_began: reading.at,
             capacity: Capacity { foreign_bytes, signals, stale, ..Capacity::default() },
             ..Self::default()
@@ -237,7 +275,9 @@ impl Residual {
         let foreign_rate = (foreign as f64 / seconds).min(rate);
         self.foreign_rate += weight * (foreign_rate - self.foreign_rate);
         self.lost_rate += weight * (lost - self.lost_rate);
-        self.note_peak(reading.at, self.foreign_rate + self.lost_rate);
+        self.yielding.note(&reading, self.capacity.foreign_bytes);
+        let taken = self.foreign_rate * (1.0 - self.yielding.share);
+        self.note_peak(reading.at, taken + self.lost_rate);
     }
 
     fn note_peak(&mut self, at: Time, taken: f64) {

@@ -26,6 +26,11 @@ struct Port {
     stands_at: Option<f64>,
     signals_each: u64,
     signals: u64,
+    /// The share of foreign bytes that yield.
+    yields: f64,
+    yielded: f64,
+    /// What the counter of bytes that yield shows, which is read once in a second.
+    yielded_shown: f64,
     at_ms: u64,
     port: f64,
     permitted: f64,
@@ -45,6 +50,9 @@ impl Port {
             stands_at: None,
             signals_each: 0,
             signals: 0,
+            yields: 0.0,
+            yielded: 5e12,
+            yielded_shown: 5e12,
             at_ms: 1_000,
             port: 7e8,
             permitted: 3e8,
@@ -74,12 +82,17 @@ impl Port {
         self.port += foreign + payload * (1.0 + self.headers);
         self.at_ms += STEP_MS;
         self.signals += self.signals_each;
+        self.yielded += self.yields * foreign;
+        if self.at_ms.is_multiple_of(1_000) {
+            self.yielded_shown = self.yielded;
+        }
         let reading = Reading {
             at: Time(self.at_ms * 1_000_000),
             port_bytes: (self.shows)(self.stands_at.unwrap_or(self.port)),
             permitted_bytes: self.permitted as u64,
             in_flight_bytes: self.in_flight as u64,
             signals: self.signals,
+            yielding_bytes: self.yielded_shown as u64,
         };
         self.capacity = self.residual.read(PORT, reading);
         self.rates.push(self.capacity.rate);
@@ -167,10 +180,11 @@ proptest! {
 
     #[test]
     fn bursts_turn_the_rate_at_most_twice_a_second_and_the_full_rate_returns(
-        own in demand(), foreign in demand(), elastic in any::<bool>(),
+        own in demand(), foreign in demand(), yields in demand(), elastic in any::<bool>(),
     ) {
         let mut port = Port { first: !elastic, ..Port::new() };
         for n in 0..1_000 {
+            port.yields = yields[n % yields.len()].min(1.0);
             port.step(own[n % own.len()], foreign[n % foreign.len()].min(0.95));
         }
         let seconds = port.at_ms as usize / 1000;
@@ -181,14 +195,20 @@ proptest! {
 
     #[test]
     fn readings_that_make_no_sense_do_no_harm(
-        readings in prop::collection::vec((any::<u64>(), any::<u64>(), any::<u64>(), any::<u64>(),
+        readings in prop::collection::vec((any::<[u64; 5]>(),
             prop_oneof![0u64..100_000_000, any::<u64>()]), 1..60),
         rate in 1u64..u64::MAX,
     ) {
         let mut residual = Residual::default();
-        for (port_bytes, permitted_bytes, in_flight_bytes, signals, at) in readings {
+        for (counters, at) in readings {
+            let [port_bytes, permitted_bytes, in_flight_bytes, signals, yielding_bytes] = counters;
             let reading = Reading {
-                at: Time(at), port_bytes, permitted_bytes, in_flight_bytes, signals
+                at: Time(at),
+                port_bytes,
+                permitted_bytes,
+                in_flight_bytes,
+                signals,
+                yielding_bytes,
             };
             let capacity = residual.read(PortRate { rate, assured_permille: 250 }, reading);
             prop_assert!(capacity.rate as f64 >= rate as f64 * 0.2499);
@@ -211,6 +231,27 @@ fn a_counter_that_wraps_or_starts_again_shows_no_foreign_traffic() {
         assert_eq!(capacity.rate, RATE);
         let capacity = port.steps(10_000, |_| (3.0, 0.5));
         assert!(port.share() < 0.6, "{capacity:?}");
+    }
+}
+
+#[test]
+fn foreign_bytes_that_yield_take_nothing_from_the_rate() {
+    for (yields, expected) in [(0.0, 0.4), (0.5, 0.7), (1.0, 1.0)] {
+        for period in [1, 25, 150] {
+            let mut port = Port { yields, ..Port::new() };
+            let busy = |n: u64| (0.3, if n % period < period.div_ceil(2) { 0.6 } else { 0.0 });
+            port.steps(10_000, busy);
+            let share = port.share();
+            match period {
+                1 => assert!((share - expected).abs() < 0.05, "{yields}: {share}"),
+                // The average of a burst that is shorter than 200 ms stays below its rate.
+                _ => assert!(share >= expected - 0.05, "{yields}, each {period}: {share}"),
+            }
+            // The same traffic in a class that does not yield counts again.
+            port.yields = 0.0;
+            let share = port.steps(5_000, |_| (0.3, 0.6)).rate as f64 / RATE as f64;
+            assert!((share - 0.4).abs() < 0.05, "{yields}, each {period}: {share} afterwards");
+        }
     }
 }
 

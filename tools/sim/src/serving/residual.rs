@@ -106,6 +106,7 @@ impl World<'_> {
             permitted_bytes: permitted + own,
             in_flight_bytes: in_flight,
             signals: 0,
+            yielding_bytes: 0,
         };
         let configured = self.configured(port);
         let watched = &mut self.watched[port as usize];
