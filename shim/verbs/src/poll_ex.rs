@@ -8,6 +8,7 @@ use core::ffi::c_int;
 use core::ptr;
 use std::cell::RefCell;
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use laxity_ibverbs::{
     ibv_context, ibv_cq, ibv_cq_ex, ibv_cq_init_attr_ex, ibv_create_cq_wc_flags, ibv_poll_cq_attr,
@@ -76,11 +77,12 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
         if cq.is_null() {
             let cq = real(ibv, attr);
             if !cq.is_null() {
+                candidate::note_new_queue(cq.cast());
                 candidate::note_extended(cq.cast());
             }
             return cq;
         }
-        candidate::note_extended(cq.cast());
+        candidate::note_new_queue(cq.cast());
         if let (Some(start_poll), Some(next_poll), Some(end_poll), Some(_)) =
             ((*cq).start_poll, (*cq).next_poll, (*cq).end_poll, (*cq).read_qp_num)
         {
@@ -89,6 +91,8 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
             (*cq).start_poll = Some(start);
             (*cq).next_poll = Some(next);
             (*cq).end_poll = Some(end);
+        } else {
+            candidate::note_extended(cq.cast());
         }
         cq
     }
@@ -98,10 +102,27 @@ fn before(cq: *mut ibv_cq_ex) -> Option<OriginalPoll> {
     queues().read().get(&(cq as usize)).copied()
 }
 
+/// Prints the first refusal of a process.
+#[cold]
+fn warn_of_bundle() {
+    static WARNED: AtomicBool = AtomicBool::new(false);
+    // Relaxed, because only one thread has to print.
+    if !WARNED.swap(true, Ordering::Relaxed) {
+        eprintln!(
+            "laxity: ibv_start_poll is refused for a completion queue with bundles, which \
+             ibv_poll_cq polled before; run the program without LAXITY_BUNDLES"
+        );
+    }
+}
+
 /// # Safety
 /// The conditions of `ibv_start_poll` hold.
 unsafe extern "C" fn start(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int {
     let Some(before) = before(cq) else { return libc::EINVAL };
+    if !candidate::note_extended(cq.cast()) {
+        warn_of_bundle();
+        return libc::EOPNOTSUPP;
+    }
     if before.context.is_ours() {
         before.context.note_poll(cq.cast());
         lanes::pump_all();

@@ -180,8 +180,10 @@ impl BundleCandidate {
 struct PlainObjects {
     /// Domains that the kernel made for the program itself.
     domains: Vec<usize>,
-    /// Queues of the extended interface.
+    /// Queues whose completions the program takes by the extended interface.
     extended_queues: Vec<usize>,
+    /// Queues in which siblings complete.
+    bundled_queues: Vec<usize>,
     /// Domains with a candidate, which get no memory window of type 2.
     used_domains: Vec<usize>,
 }
@@ -214,16 +216,46 @@ pub(crate) fn forget_domain(pd: *mut ibv_pd) {
     objects.used_domains.retain(|known| *known != pd as usize);
 }
 
-/// Records a queue of the extended interface, whose completions have fields that only a provider
-/// can read.
-pub(crate) fn note_extended(cq: *mut ibv_cq) {
+/// Records that a queue is polled by the extended interface. Its completions have fields that only
+/// a provider can read, so the queue gets no siblings. Returns false if it has some already, and
+/// the program must go on with `ibv_poll_cq`.
+pub(crate) fn note_extended(cq: *mut ibv_cq) -> bool {
     if !super::is_on() {
-        return;
+        return true;
     }
     let mut objects = objects();
+    if objects.bundled_queues.contains(&(cq as usize)) {
+        return false;
+    }
     if !objects.extended_queues.contains(&(cq as usize)) {
         objects.extended_queues.push(cq as usize);
     }
+    true
+}
+
+/// Records a new queue that may be polled by either interface.
+pub(crate) fn note_new_queue(cq: *mut ibv_cq) {
+    if super::is_on() {
+        let mut objects = objects();
+        objects.extended_queues.retain(|known| *known != cq as usize);
+        objects.bundled_queues.retain(|known| *known != cq as usize);
+    }
+}
+
+/// Records that siblings will complete in these queues. Returns false if they can't, because one of
+/// them is polled by the extended interface.
+pub(crate) fn claim_queues(queues: [*mut ibv_cq; 2]) -> bool {
+    let mut objects = objects();
+    let addresses = queues.map(|cq| cq as usize);
+    if addresses.iter().any(|cq| objects.extended_queues.contains(cq)) {
+        return false;
+    }
+    for cq in addresses {
+        if !objects.bundled_queues.contains(&cq) {
+            objects.bundled_queues.push(cq);
+        }
+    }
+    true
 }
 
 /// Records a memory window of type 2. It works with one queue pair only, so the domain gets no
@@ -288,6 +320,13 @@ mod tests {
         assert_eq!(known(), Some((true, true)));
         forget_domain(pd);
         assert_eq!(known(), Some((false, true)), "a thread's domain may get the address");
+        let other = 0x7890 as *mut ibv_cq;
+        assert!(!claim_queues([other, cq]), "the extended interface polls one of them");
+        note_new_queue(cq);
+        assert!(claim_queues([other, cq]));
+        assert!(!note_extended(cq), "siblings complete there");
+        note_new_queue(cq);
+        assert!(note_extended(cq), "another queue has the address");
     }
 
     #[test]

@@ -15,7 +15,7 @@ use smallvec::SmallVec;
 
 use super::{QueuePair, SendReadiness};
 use crate::bundle::agent::{self, BundleRequest};
-use crate::bundle::candidate::BundleCandidate;
+use crate::bundle::candidate::{self, BundleCandidate};
 use crate::bundle::message::{BundleEnd, BundleOffer};
 use crate::bundle::siblings::BundleSiblings;
 use crate::bundle::{self, BundleMember, QueuePairBundle, events, probe, verbs};
@@ -118,7 +118,10 @@ impl QueuePair {
         let port = candidate.attr().port_num;
         // SAFETY: the queue pair is not destroyed, since `end_bundle` waits for the lock.
         let made = unsafe {
-            if !probe::completes_in_error(context, (*ibv).pd, port) || !agent::watch(self) {
+            if !probe::completes_in_error(context, (*ibv).pd, port)
+                || !candidate::claim_queues([(*ibv).send_cq, (*ibv).recv_cq])
+                || !agent::watch(self)
+            {
                 None
             } else {
                 BundleSiblings::make(ibv, candidate, &limits)
