@@ -110,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_command_line_names_every_file_and_doubles_commas() {
+    fn commas_in_paths_are_doubled_as_qemu_wants_them() {
         let image = Image {
             kernel: "/c/vmlinux".into(),
             initrd: "/c/initrd-1".into(),
@@ -124,28 +124,11 @@ mod tests {
             channel: "/t,1/channel".into(),
             shares: vec![Share { tag: "w0".into(), folder: "/out,put".into() }],
         };
-        let line: Vec<String> = arguments(&image, &machine)
-            .into_iter()
-            .map(|arg| arg.into_string().expect("UTF-8"))
-            .collect();
-        let line = line.join(" ");
-        for part in [
-            "-accel tcg,thread=multi",
-            "-cpu max,-erms",
-            "-smp 3 -m 1024 -kernel /c/vmlinux -initrd /c/initrd-1",
-            "-serial file:/t/console",
-            "path=/t,,1/channel",
-            "local,id=w0,security_model=none,multidevs=remap,path=/out,,put",
-            "virtio-9p-pci,fsdev=w0,mount_tag=w0",
-            "path=/,security_model=none,readonly=on,multidevs=remap",
-            "-no-reboot",
-        ] {
+        let line = arguments(&image, &machine).join(std::ffi::OsStr::new(" "));
+        let line = line.to_str().expect("UTF-8");
+        for part in ["path=/t,,1/channel", "multidevs=remap,path=/out,,put"] {
             assert!(line.contains(part), "{part} is not in {line}");
         }
-        assert!(
-            line.contains(&format!("name={}", super::super::channel::PORT)),
-            "the port has the name that the guest looks for"
-        );
     }
 
     #[test]
