@@ -271,7 +271,7 @@ impl Scene<'_> {
                 self.later(fault, Undo::LaunchCoordinator);
             }
             FaultKind::CoordinatorStopped => {
-                self.coordinator.iter().for_each(|it| it.signal(Signal::SIGSTOP));
+                self.coordinator.iter_mut().for_each(|it| it.signal(Signal::SIGSTOP));
                 self.later(fault, Undo::ContinueCoordinator);
             }
             _ => {
@@ -416,7 +416,7 @@ impl Scene<'_> {
                 self.coordinator.iter_mut().try_for_each(RoundCoordinator::launch)?;
             }
             Undo::ContinueCoordinator => {
-                self.coordinator.iter().for_each(|it| it.signal(Signal::SIGCONT));
+                self.coordinator.iter_mut().for_each(|it| it.signal(Signal::SIGCONT));
             }
             Undo::EndHostile(number) => self.cast.end_hostile(number),
             Undo::GiveDescriptors => self.daemon.give_descriptors(),
