@@ -27,17 +27,16 @@ mod peer;
 mod process;
 mod rows;
 
-use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
 
 use serde::{Deserialize, Serialize};
 
 use crate::carriage;
+use crate::child::Guarded;
 use crate::config::LabConfig;
 use crate::counts::Counts;
 use crate::error::LabError;
-use crate::processes::{Process, log_streams};
+use crate::processes::Process;
 use crate::sandbox;
 
 pub use counters::{Counters, socket};
@@ -85,18 +84,13 @@ pub(crate) fn start(
         token_bytes: config.vllm.as_ref().map_or(0, |vllm| vllm.collective_token_bytes),
     };
     let log = folder.join(format!("collectives{host}.log"));
-    let [out, errors] = log_streams(&log)?;
-    let child = sandbox::internal("collectives")
+    let mut command = sandbox::internal("collectives");
+    command
         .arg(serde_json::to_string(&spec)?)
         .envs(carriage::environment(config, folder, host, scheduled))
-        .env("LAXITY_NCCL_WAIT_MS", PERMIT_WITHIN_MS)
-        .stdin(Stdio::null())
-        .stdout(out)
-        .stderr(errors)
-        .process_group(0)
-        .spawn()
-        .map_err(LabError::start("the collectives of a host"))?;
-    Ok(Process { host, child, log })
+        .env("LAXITY_NCCL_WAIT_MS", PERMIT_WITHIN_MS);
+    let guarded = Guarded::start_group("the collectives of a host", &mut command, &log)?;
+    Ok(Process { host, guarded })
 }
 
 /// Adds what each prefill host's process counted to the counters of the host.

@@ -26,6 +26,7 @@ use crate::serving::{ServingConfig, TimedConfig};
 use crate::vllm::VllmConfig;
 
 pub use check::InvalidLab;
+pub(crate) use check::keep_all;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

@@ -4,16 +4,16 @@
 //! Nothing restarts a killed coordinator, because a run shows what happens without it.
 
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::process::Command;
+use std::time::Duration;
 
 use laxity_wire::ClusterStatus;
 use serde::{Deserialize, Serialize};
 
-use crate::daemons::{status, tail};
+use crate::child::{Guarded, poll, tail};
+use crate::daemons::status;
 use crate::error::LabError;
 use crate::fabric;
-use crate::processes::log_streams;
 
 /// Longest time until all daemons have a cluster order.
 const ATTEND_WITHIN: Duration = Duration::from_secs(15);
@@ -34,7 +34,7 @@ pub struct CoordinatorRecord {
 /// A running coordinator. Dropping it kills the process.
 #[derive(Debug)]
 pub struct Coordinator {
-    child: Child,
+    process: Guarded,
     killed: bool,
 }
 
@@ -49,35 +49,27 @@ fn ask(folder: &Path, host: usize) -> Option<ClusterStatus> {
 impl Coordinator {
     /// Starts the coordinator, with a configuration file if one is given.
     pub fn start(program: &Path, config: Option<&Path>, folder: &Path) -> Result<Self, LabError> {
-        let [out, errors] = log_streams(&log_path(folder))?;
         let mut command = Command::new(program);
         if let Some(config) = config {
             command.arg("--config").arg(config);
         }
-        let child = command
+        command
             .args(["--listen", &fabric::COORDINATOR.to_string(), "--insecure"])
-            .env_remove("LAXITY_COORDINATOR_CONFIG")
-            .stdin(Stdio::null())
-            .stdout(out)
-            .stderr(errors)
-            .spawn()
-            .map_err(LabError::start(program.display()))?;
-        Ok(Self { child, killed: false })
+            .env_remove("LAXITY_COORDINATOR_CONFIG");
+        let process = Guarded::start(program.display(), &mut command, &log_path(folder))?;
+        Ok(Self { process, killed: false })
     }
 
     /// Waits until all daemons have a cluster order, so that all runs start in the same state.
     pub fn await_daemons(hosts: usize, folder: &Path) -> Result<(), LabError> {
-        let give_up = Instant::now() + ATTEND_WITHIN;
         for host in 0..hosts {
-            while ask(folder, host).is_none_or(|said| said.orders == 0) {
-                if Instant::now() > give_up {
-                    return Err(LabError::Timeout {
-                        what: format!("the daemon of host {host} has no order of the coordinator"),
-                        within: ATTEND_WITHIN,
-                        said: tail(&log_path(folder)),
-                    });
-                }
-                std::thread::sleep(LOOK_EVERY);
+            let order = || ask(folder, host).filter(|said| said.orders > 0);
+            if poll(ATTEND_WITHIN, LOOK_EVERY, order).is_none() {
+                return Err(LabError::Timeout {
+                    what: format!("the daemon of host {host} has no order of the coordinator"),
+                    within: ATTEND_WITHIN,
+                    said: tail(&log_path(folder)),
+                });
             }
         }
         Ok(())
@@ -86,8 +78,7 @@ impl Coordinator {
     /// Kills the coordinator, as a crash would. It is not restarted.
     pub fn kill(&mut self) {
         self.killed = true;
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        self.process.kill();
     }
 
     pub fn record(self, hosts: usize, folder: &Path) -> CoordinatorRecord {
@@ -101,12 +92,5 @@ impl Coordinator {
             record.fetches += said.fetches;
         }
         record
-    }
-}
-
-impl Drop for Coordinator {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }

@@ -1,19 +1,18 @@
 //! The `laxityd` of each host during one run: its configuration, and a supervisor. The supervisor
 //! restarts a daemon one second after it died, like `Restart=always` of the systemd unit.
 
-use std::fs::{self, File};
+use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Stdio};
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use laxity_wire::{ControlClient, Status};
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use nix::sys::signal::Signal;
 use serde_json::json;
 
+use crate::child::{Guarded, poll, tail};
 use crate::config::LabConfig;
 use crate::error::LabError;
 use crate::fabric;
@@ -86,9 +85,16 @@ pub fn daemon_toml(
     toml::to_string(&toml::Table::try_from(daemon)?)
 }
 
+/// The daemon of a host, or `None` while its supervisor waits before it starts another.
+type SharedDaemon = Arc<Mutex<Option<Guarded>>>;
+
 struct Supervised {
-    pid: Arc<AtomicI32>,
+    daemon: SharedDaemon,
     thread: JoinHandle<()>,
+}
+
+fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 pub struct Daemons {
@@ -118,41 +124,43 @@ impl Daemons {
             fs::write(&file, daemon_toml(config, policy, folder, host)?)
                 .map_err(LabError::file("writing", &file))?;
             let log = log_path(folder, host);
-            let (laxityd, pid) = (laxityd.to_owned(), Arc::<AtomicI32>::default());
+            let (laxityd, daemon) = (laxityd.to_owned(), SharedDaemon::default());
             let (stop, restarts) = (Arc::clone(&daemons.stop), Arc::clone(&daemons.restarts));
-            let (refused, shared_pid) = (Arc::clone(&daemons.refused), Arc::clone(&pid));
+            let (refused, shared) = (Arc::clone(&daemons.refused), Arc::clone(&daemon));
             let thread = std::thread::spawn(move || {
                 let start = || start_one(&laxityd, &file, &log, host);
-                if let Err(error) = supervise(start, &stop, &shared_pid, &restarts) {
-                    *refused.lock().unwrap_or_else(PoisonError::into_inner) =
-                        Some(error.to_string());
+                if let Err(error) = supervise(start, &stop, &shared, &restarts) {
+                    *lock(&refused) = Some(error.to_string());
                 }
             });
-            daemons.supervised.push(Supervised { pid, thread });
+            daemons.supervised.push(Supervised { daemon, thread });
         }
-        let give_up = Instant::now() + START_WITHIN;
-        while !(0..config.hosts()).all(|host| daemon_socket(folder, host).exists()) {
-            let refused = daemons.refused.lock().unwrap_or_else(PoisonError::into_inner).clone();
-            let restarts = daemons.restarts.load(Ordering::Relaxed);
-            if refused.is_some() || restarts > 0 || Instant::now() > give_up {
-                let logs: String = (0..config.hosts())
-                    .map(|host| tail(&log_path(folder, host)))
-                    .find(|log| !log.is_empty())
-                    .unwrap_or_default();
-                daemons.stop();
-                let refused = refused.unwrap_or_default();
-                let how = format!("takes no clients with policy `{policy}`: {refused}{logs}");
-                return Err(LabError::program("laxityd", how));
+        let are_up = poll(START_WITHIN, LOOK_EVERY, || {
+            if (0..config.hosts()).all(|host| daemon_socket(folder, host).exists()) {
+                return Some(true);
             }
-            std::thread::sleep(LOOK_EVERY);
+            let failed = lock(&daemons.refused).is_some() || daemons.restarts() > 0;
+            failed.then_some(false)
+        });
+        if are_up != Some(true) {
+            let logs: String = (0..config.hosts())
+                .map(|host| tail(&log_path(folder, host)))
+                .find(|log| !log.is_empty())
+                .unwrap_or_default();
+            let refused = lock(&daemons.refused).take().unwrap_or_default();
+            daemons.stop();
+            let how = format!("takes no clients with policy `{policy}`: {refused}{logs}");
+            return Err(LabError::program("laxityd", how));
         }
         Ok(daemons)
     }
 
     /// Kills the daemon of a host, as a crash would. Its supervisor starts another.
     pub fn kill(&self, host: usize) {
-        if let Some(daemon) = self.supervised.get(host) {
-            signal(&daemon.pid, Signal::SIGKILL);
+        if let Some(supervised) = self.supervised.get(host)
+            && let Some(daemon) = lock(&supervised.daemon).as_mut()
+        {
+            daemon.signal(Signal::SIGKILL);
         }
     }
 
@@ -173,72 +181,35 @@ fn log_path(folder: &Path, host: usize) -> PathBuf {
     folder.join(format!("laxityd{host}.log"))
 }
 
-fn start_one(laxityd: &Path, config: &Path, log: &Path, host: usize) -> Result<Child, LabError> {
-    let log = File::options().create(true).append(true).open(log);
-    let log = log.map_err(LabError::system("opening the log of laxityd"))?;
-    let errors = log.try_clone().map_err(LabError::system("sharing the log of laxityd"))?;
-    sandbox::internal("in")
-        .arg(fabric::namespace(host))
-        .arg(laxityd)
-        .arg("--config")
-        .arg(config)
-        .stdin(Stdio::null())
-        .stdout(log)
-        .stderr(errors)
-        .spawn()
-        .map_err(LabError::start("laxityd"))
-}
-
-/// Sends a signal to a process if there is one. A process that just died is no error.
-fn signal(pid: &AtomicI32, signal: Signal) {
-    let pid = pid.load(Ordering::Acquire);
-    if pid > 0 {
-        let _ = kill(Pid::from_raw(pid), signal);
-    }
+fn start_one(laxityd: &Path, config: &Path, log: &Path, host: usize) -> Result<Guarded, LabError> {
+    let mut command = sandbox::internal("in");
+    command.arg(fabric::namespace(host)).arg(laxityd).arg("--config").arg(config);
+    Guarded::start("laxityd", &mut command, log)
 }
 
 fn supervise(
-    start: impl Fn() -> Result<Child, LabError>,
+    start: impl Fn() -> Result<Guarded, LabError>,
     stop: &AtomicBool,
-    pid: &AtomicI32,
+    daemon: &Mutex<Option<Guarded>>,
     restarts: &AtomicU32,
 ) -> Result<(), LabError> {
+    let is_over = || stop.load(Ordering::Acquire);
     loop {
-        let mut child = start()?;
-        pid.store(child.id().cast_signed(), Ordering::Release);
-        let mut stop_by = None;
-        while child.try_wait().map_err(LabError::system("waiting for laxityd"))?.is_none() {
-            if stop.load(Ordering::Acquire) {
-                let now = Instant::now();
-                let by = *stop_by.get_or_insert_with(|| {
-                    signal(pid, Signal::SIGTERM);
-                    now + STOP_WITHIN
-                });
-                if now > by {
-                    signal(pid, Signal::SIGKILL);
-                }
-            }
+        *lock(daemon) = Some(start()?);
+        while lock(daemon).as_mut().is_some_and(|it| it.ended().is_none()) && !is_over() {
             std::thread::sleep(LOOK_EVERY);
         }
-        pid.store(0, Ordering::Release);
-        let again_at = Instant::now() + RESTART_AFTER;
-        while Instant::now() < again_at {
-            if stop.load(Ordering::Acquire) {
-                return Ok(());
-            }
-            std::thread::sleep(LOOK_EVERY);
+        if let Some(mut daemon) = lock(daemon).take()
+            && is_over()
+        {
+            daemon.signal(Signal::SIGTERM);
+            daemon.await_end(Instant::now() + STOP_WITHIN);
+        }
+        if poll(RESTART_AFTER, LOOK_EVERY, || is_over().then_some(())).is_some() {
+            return Ok(());
         }
         restarts.fetch_add(1, Ordering::Relaxed);
     }
-}
-
-pub fn tail(log: &Path) -> String {
-    const LINES: usize = 15;
-    let Ok(text) = fs::read(log) else { return String::new() };
-    let text = String::from_utf8_lossy(&text);
-    let lines: Vec<&str> = text.lines().collect();
-    let last = &lines[lines.len().saturating_sub(LINES)..];
-    if last.is_empty() { String::new() } else { format!("\n  {}", last.join("\n  ")) }
 }
 
 #[cfg(test)]
@@ -258,23 +229,25 @@ mod tests {
 
     #[test]
     fn a_program_that_dies_is_started_again_until_it_is_told_to_stop() {
-        let (stop, pid) = (AtomicBool::new(false), AtomicI32::new(0));
+        let (stop, daemon) = (AtomicBool::new(false), SharedDaemon::default());
         let restarts = AtomicU32::new(0);
         let start = || {
             let mut command = std::process::Command::new("sleep");
-            command.arg("60").spawn().map_err(LabError::start("sleep"))
+            Guarded::start("sleep", command.arg("60"), Path::new("/dev/null"))
         };
         std::thread::scope(|scope| {
-            scope.spawn(|| supervise(start, &stop, &pid, &restarts).unwrap());
-            while pid.load(Ordering::Acquire) == 0 {
-                std::thread::sleep(LOOK_EVERY);
-            }
-            signal(&pid, Signal::SIGKILL);
-            while restarts.load(Ordering::Relaxed) == 0 || pid.load(Ordering::Acquire) == 0 {
-                std::thread::sleep(LOOK_EVERY);
-            }
+            scope.spawn(|| supervise(start, &stop, &daemon, &restarts).unwrap());
+            let await_one = || {
+                let runs = || lock(&daemon).is_some().then_some(());
+                poll(RESTART_AFTER * 30, LOOK_EVERY, runs).unwrap();
+            };
+            await_one();
+            lock(&daemon).as_mut().unwrap().signal(Signal::SIGKILL);
+            let again = || (restarts.load(Ordering::Relaxed) > 0).then_some(());
+            poll(RESTART_AFTER * 30, LOOK_EVERY, again).unwrap();
+            await_one();
             stop.store(true, Ordering::Release);
         });
-        assert_eq!(pid.load(Ordering::Acquire), 0, "nothing is left running");
+        assert!(lock(&daemon).is_none(), "nothing is left running");
     }
 }

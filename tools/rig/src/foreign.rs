@@ -6,13 +6,13 @@
 
 use std::net::UdpSocket;
 use std::path::Path;
-use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 use laxity_wire::PortStatus;
 use nix::sys::socket::{setsockopt, sockopt};
 use serde::{Deserialize, Serialize};
 
+use crate::child::{Guarded, poll};
 use crate::config::LabConfig;
 use crate::daemons::status;
 use crate::error::LabError;
@@ -43,7 +43,7 @@ pub struct ForeignRecord {
 
 /// Running senders. Dropping this kills them.
 pub struct Foreign {
-    senders: Vec<Child>,
+    senders: Vec<Guarded>,
     asked_bytes_per_s: f64,
     hosts: usize,
     /// When measurement began, and the foreign bytes of each host by then.
@@ -74,15 +74,13 @@ impl Foreign {
             before: (Instant::now(), before),
         };
         for host in 0..hosts {
-            let sender = sandbox::internal("foreign")
+            let mut command = sandbox::internal("foreign");
+            command
                 .args([host, (host + 1) % hosts].map(|number| number.to_string()))
                 .arg(each.to_string())
-                .arg(config.foreign_dscp().to_string())
-                .stdin(Stdio::null())
-                .stdout(Stdio::null())
-                .spawn()
-                .map_err(LabError::start("a foreign sender"))?;
-            foreign.senders.push(sender);
+                .arg(config.foreign_dscp().to_string());
+            let log = folder.join(format!("foreign{host}.log"));
+            foreign.senders.push(Guarded::start("a foreign sender", &mut command, &log)?);
         }
         Ok(Some(foreign))
     }
@@ -104,29 +102,17 @@ impl Foreign {
             rate_in_force: ports.iter().map(share).sum::<f64>() / ports.len().max(1) as f64,
             full_rate_after_s: None,
         };
-        self.kill();
+        self.senders.clear();
         let ended = Instant::now();
-        while !ports.is_empty() && ended.elapsed() < BACK_WITHIN {
-            if egress(self.hosts, folder).iter().all(|port| share(port) >= 1.0) {
-                record.full_rate_after_s = Some(ended.elapsed().as_secs_f64());
-                break;
-            }
-            std::thread::sleep(Duration::from_millis(100));
+        let full_rate_after_s = || {
+            let is_back = egress(self.hosts, folder).iter().all(|port| share(port) >= 1.0);
+            is_back.then(|| ended.elapsed().as_secs_f64())
+        };
+        if !ports.is_empty() {
+            record.full_rate_after_s =
+                poll(BACK_WITHIN, Duration::from_millis(100), full_rate_after_s);
         }
         record
-    }
-
-    fn kill(&mut self) {
-        for mut sender in self.senders.drain(..) {
-            let _ = sender.kill();
-            let _ = sender.wait();
-        }
-    }
-}
-
-impl Drop for Foreign {
-    fn drop(&mut self) {
-        self.kill();
     }
 }
 

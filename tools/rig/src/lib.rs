@@ -19,6 +19,7 @@
 #![allow(missing_docs, reason = "what a name of the laboratory says is not said twice")]
 
 pub mod carriage;
+mod child;
 pub mod client;
 pub mod collectives;
 pub mod config;

@@ -4,13 +4,13 @@
 //! sandbox of its own and removed.
 
 use std::fmt;
-use std::io::Write as _;
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 use nix::sched::CloneFlags;
 use serde::{Deserialize, Serialize};
 
+use crate::child::output;
 use crate::collectives;
 use crate::config::{Collectives, Engine, LabConfig};
 use crate::controller::NONE;
@@ -265,18 +265,9 @@ pub fn find(config: &LabConfig) -> Result<Tools, CannotRun> {
 /// Tries the kernel's features in a sandbox of its own.
 fn probe_kernel(tools: &Tools) -> Vec<Lack> {
     let ask = || -> Result<Vec<Lack>, LabError> {
-        let mut child = sandbox::internal("probe")
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()
-            .map_err(LabError::start("this program"))?;
-        if let Some(mut stdin) = child.stdin.take() {
-            let written = stdin.write_all(&serde_json::to_vec(tools)?);
-            written.map_err(LabError::system("telling the probe"))?;
-        }
-        let output = child.wait_with_output().map_err(LabError::system("waiting for the probe"))?;
-        Ok(serde_json::from_slice(&output.stdout)?)
+        let tools = serde_json::to_string(tools)?;
+        let lacks = output("this program", &mut sandbox::internal("probe"), &tools)?;
+        Ok(serde_json::from_str(&lacks)?)
     };
     ask().unwrap_or_else(|error| {
         vec![lack("the probe", format!("could not run this program again ({error})"))]
@@ -337,33 +328,15 @@ fn try_kernel(tools: &Tools) -> Vec<Lack> {
     let mut lacks = Vec::new();
     for (what, tool, script, next_step) in steps {
         if let Err(said) = feed(tool, &script) {
-            let said = if said.is_empty() { next_step } else { format!("{next_step} ({said})") };
-            lacks.push(lack(what, said));
+            lacks.push(lack(what, format!("{next_step} ({said})")));
         }
     }
     lacks
 }
 
 fn feed(tool: &PathBuf, script: &str) -> Result<(), String> {
-    let attempt = || -> std::io::Result<std::process::Output> {
-        let mut child = Command::new(tool)
-            .args(["-batch", "-"])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::null())
-            .stderr(Stdio::piped())
-            .spawn()?;
-        if let Some(mut stdin) = child.stdin.take() {
-            // A program that rejects a line stops reading. Its message is read below.
-            let _ = writeln!(stdin, "{script}");
-        }
-        child.wait_with_output()
-    };
-    match attempt() {
-        Ok(output) if output.status.success() => Ok(()),
-        Ok(output) => {
-            let said = String::from_utf8_lossy(&output.stderr);
-            Err(said.lines().next().unwrap_or_default().to_owned())
-        }
-        Err(error) => Err(error.to_string()),
-    }
+    let mut command = Command::new(tool);
+    output(tool.display(), command.args(["-batch", "-"]), &format!("{script}\n"))
+        .map(drop)
+        .map_err(|error| error.to_string().lines().next().unwrap_or_default().to_owned())
 }

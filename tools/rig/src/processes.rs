@@ -4,21 +4,19 @@ mod configuration;
 
 use std::fs::{self, File};
 use std::io::{BufRead as _, BufReader, Write as _};
-use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
-use nix::sys::signal::{Signal, kill, killpg};
-use nix::unistd::Pid;
+use nix::sys::signal::Signal;
 
 use crate::carriage;
+use crate::child::{Guarded, tail};
 use crate::client::{Job, Said};
 use crate::collectives;
 use crate::config::{Engine, LabConfig};
 use crate::counts::Counts;
-use crate::daemons::tail;
 use crate::error::LabError;
 use crate::fabric;
 use crate::message;
@@ -128,14 +126,7 @@ impl Drop for Client {
 
 pub(crate) struct Process {
     pub host: usize,
-    pub child: Child,
-    pub log: PathBuf,
-}
-
-pub(crate) fn log_streams(path: &Path) -> Result<[File; 2], LabError> {
-    let file = File::create(path).map_err(LabError::file("creating", path))?;
-    let again = file.try_clone().map_err(LabError::system("sharing a log"))?;
-    Ok([file, again])
+    pub guarded: Guarded,
 }
 
 pub struct Engines {
@@ -216,12 +207,9 @@ impl Engines {
         let missing = || LabError::missing("vLLM of a host", "the lab has none to kill");
         let counts = self.counts_of(&[host])?.remove(0);
         let log = self.log(host);
-        let place = self.processes.iter().position(|process| process.log == log);
-        let process = place.and_then(|place| self.processes.get_mut(place));
+        let process = self.processes.iter_mut().find(|process| process.guarded.log == log);
         let (process, python) = process.zip(tools.python.as_deref()).ok_or_else(missing)?;
-        let group = Pid::from_raw(process.child.id().cast_signed());
-        killpg(group, Signal::SIGKILL).map_err(LabError::system("killing vLLM"))?;
-        process.child.wait().map_err(LabError::system("waiting for vLLM"))?;
+        process.guarded.kill();
         *process = Vllm::new(config, &self.folder, python, policy).start_engine(host)?;
         Ok(counts)
     }
@@ -255,25 +243,18 @@ impl Engines {
             let plugin = plugin.filter(|_| host < config.units * config.ranks);
             fs::write(&file, engine_toml(config, folder, host, scheduled, plugin)?)
                 .map_err(LabError::file("writing", &file))?;
-            let path = self.log(host);
-            let [out, errors] = log_streams(&path)?;
             let mut command = sandbox::internal("in");
             if plugin.is_some() {
                 command.envs(carriage::environment(config, folder, host, scheduled));
             }
-            let child = command
+            command
                 .arg(fabric::namespace(host))
                 .arg(program)
                 .arg("--config")
                 .arg(&file)
-                .env("RAYON_NUM_THREADS", config.serving().threads.to_string())
-                .process_group(0)
-                .stdin(Stdio::null())
-                .stdout(out)
-                .stderr(errors)
-                .spawn()
-                .map_err(LabError::start("laxity-engine"))?;
-            self.processes.push(Process { host, child, log: path });
+                .env("RAYON_NUM_THREADS", config.serving().threads.to_string());
+            let guarded = Guarded::start_group("laxity-engine", &mut command, &self.log(host))?;
+            self.processes.push(Process { host, guarded });
         }
         Ok(())
     }
@@ -283,11 +264,9 @@ impl Engines {
     }
 
     pub fn check(&mut self) -> Result<(), LabError> {
-        for Process { host, child, log } in self.exchanges.iter_mut().chain(&mut self.processes) {
-            if let Some(status) =
-                child.try_wait().map_err(LabError::system("waiting for an engine"))?
-            {
-                let how = format!("ended early ({status}){}", tail(log));
+        for Process { host, guarded } in self.exchanges.iter_mut().chain(&mut self.processes) {
+            if let Some(status) = guarded.ended() {
+                let how = format!("ended early ({status}){}", guarded.tail());
                 return Err(LabError::program(format!("the engine of host {host}"), how));
             }
         }
@@ -419,19 +398,11 @@ impl Engines {
 }
 
 /// Ends processes, by force if they take too long.
-fn end(processes: Vec<Process>) {
-    // A process that just ended is no error.
-    for Process { child, .. } in &processes {
-        let _ = kill(Pid::from_raw(child.id().cast_signed()), Signal::SIGTERM);
-    }
+fn end(mut processes: Vec<Process>) {
+    processes.iter_mut().for_each(|process| process.guarded.signal(Signal::SIGTERM));
     let until = Instant::now() + STOP_WITHIN;
-    for Process { mut child, .. } in processes {
-        while matches!(child.try_wait(), Ok(None)) && Instant::now() < until {
-            std::thread::sleep(LOOK_EVERY);
-        }
-        // Processes that it started are in its group.
-        let _ = killpg(Pid::from_raw(child.id().cast_signed()), Signal::SIGKILL);
-        let _ = child.wait();
+    for mut process in processes {
+        process.guarded.await_end(until);
     }
 }
 

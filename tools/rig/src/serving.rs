@@ -13,7 +13,7 @@
 use laxity_requests::engine_policy::Policy;
 use serde::{Deserialize, Serialize};
 
-use crate::config::{Collectives, Engine, InvalidLab, LabConfig};
+use crate::config::{Collectives, Engine, InvalidLab, LabConfig, keep_all};
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -274,63 +274,47 @@ impl LabConfig {
     }
 
     fn check_timed(&self) -> Result<(), InvalidLab> {
-        let fail = |field, problem: String| Err(InvalidLab { field, problem });
         let timed = self.timed.clone().unwrap_or_default();
-        if !(1..=OUTPUT_TOKENS_MAX).contains(&timed.output_tokens) {
-            let problem = format!("must be 1 to {OUTPUT_TOKENS_MAX}");
-            return fail("timed.output_tokens", problem);
-        }
+        let answers = (1..=OUTPUT_TOKENS_MAX).contains(&timed.output_tokens);
         let least = self.serving().context(self.tokens_max).div_ceil(16);
-        if timed.kv_blocks < least {
-            let problem = format!("must be at least {least}: one request of tokens_max takes them");
-            return fail("timed.kv_blocks", problem);
-        }
-        if timed.stall_ms == 0 {
-            return fail("timed.stall_ms", "must be at least 1".to_owned());
-        }
-        Ok(())
+        let blocks = format!("must be at least {least}: one request of tokens_max takes them");
+        keep_all([
+            (answers, "timed.output_tokens", format!("must be 1 to {OUTPUT_TOKENS_MAX}")),
+            (timed.kv_blocks >= least, "timed.kv_blocks", blocks),
+            (timed.stall_ms > 0, "timed.stall_ms", "must be at least 1".to_owned()),
+        ])
     }
 
     fn check_real(&self) -> Result<(), InvalidLab> {
-        let fail = |field, problem: String| Err(InvalidLab { field, problem });
-        if self.requests_per_second.is_none() {
-            return fail("requests_per_second", "has to be set for the real engine".to_owned());
-        }
+        let given = self.requests_per_second.is_some();
+        keep_all([(given, "requests_per_second", "has to be set for the real engine")])?;
         let real = self.serving();
-        let least = |field, value: u64, least: u64| {
-            if value >= least {
-                Ok(())
-            } else {
-                fail(field, format!("is {value}, and must be at least {least}"))
-            }
+        let at_least = |field, value: u64, least: u64| {
+            (value >= least, field, format!("is {value}, and must be at least {least}"))
         };
-        least("real.threads", real.threads as u64, 1)?;
-        least("real.layers", real.layers as u64, 1)?;
-        least("real.vocab", real.vocab as u64, 260)?;
-        least("real.experts", real.experts as u64, self.ranks as u64)?;
-        least("real.prefixes", u64::from(real.prefixes), 1)?;
-        least("real.output_tokens", u64::from(real.output_tokens), 1)?;
-        least("real.block_tokens", u64::from(real.block_tokens), 1)?;
-        least("real.stall_ms", real.stall_ms, 1)?;
         let (kv_blocks, answer) = (real.kv_blocks, real.output_tokens);
-        if answer > OUTPUT_TOKENS_MAX {
-            let problem = format!("is {answer}, and must be at most {OUTPUT_TOKENS_MAX}");
-            return fail("real.output_tokens", problem);
-        }
-        let Some(context) = self.tokens_max.checked_add(answer) else {
-            let most = u32::MAX - answer;
-            let problem = format!("must be at most {most}: the answer is counted with it");
-            return fail("tokens_max", problem);
-        };
-        let context = context.div_ceil(real.block_tokens);
-        if kv_blocks < context {
-            let problem = format!("is {kv_blocks}: one request of tokens_max takes {context}");
-            return fail("real.kv_blocks", problem);
-        }
-        if !(real.tokens_mean.is_finite() && real.tokens_mean >= 64.0) {
-            return fail("real.tokens_mean", "must be at least 64".to_owned());
-        }
-        Ok(())
+        let shortest = format!("is {answer}, and must be at most {OUTPUT_TOKENS_MAX}");
+        let most = u32::MAX - answer;
+        let prompt = format!("must be at most {most}: the answer is counted with it");
+        keep_all([
+            at_least("real.threads", real.threads as u64, 1),
+            at_least("real.layers", real.layers as u64, 1),
+            at_least("real.vocab", real.vocab as u64, 260),
+            at_least("real.experts", real.experts as u64, self.ranks as u64),
+            at_least("real.prefixes", u64::from(real.prefixes), 1),
+            at_least("real.output_tokens", u64::from(answer), 1),
+            at_least("real.block_tokens", u64::from(real.block_tokens), 1),
+            at_least("real.stall_ms", real.stall_ms, 1),
+            (answer <= OUTPUT_TOKENS_MAX, "real.output_tokens", shortest),
+            (self.tokens_max <= most, "tokens_max", prompt),
+        ])?;
+        let context = (self.tokens_max + answer).div_ceil(real.block_tokens);
+        let blocks = format!("is {kv_blocks}: one request of tokens_max takes {context}");
+        let is_long = real.tokens_mean.is_finite() && real.tokens_mean >= 64.0;
+        keep_all([
+            (kv_blocks >= context, "real.kv_blocks", blocks),
+            (is_long, "real.tokens_mean", "must be at least 64".to_owned()),
+        ])
     }
 }
 

@@ -30,19 +30,19 @@ pub mod restart;
 
 use std::ffi::OsString;
 use std::fs;
-use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 use serde_json::json;
 
+use crate::child::{self, Guarded};
 use crate::client::ENDPOINT;
 use crate::collectives;
 use crate::config::LabConfig;
 use crate::daemons::daemon_socket;
 use crate::error::LabError;
 use crate::fabric;
-use crate::processes::{Process, log_streams};
+use crate::processes::Process;
 use crate::sandbox;
 
 pub use config::{Connector, VllmConfig};
@@ -134,17 +134,10 @@ impl<'a> Vllm<'a> {
             "kv_heads": self.own.kv_heads, "head_dim": self.own.head_dim, "ffn": self.own.ffn,
             "vocab": self.own.vocab, "seed": self.own.weights_seed, "context": self.context(),
         });
-        let output = Command::new(self.python)
-            .args(["-c", MAKE_MODEL])
-            .arg(&model)
-            .arg(shape.to_string())
-            .output()
-            .map_err(LabError::start(self.python.display()))?;
-        if !output.status.success() {
-            let said = String::from_utf8_lossy(&output.stderr);
-            let how = format!("cannot make the model ({}): {said}", output.status);
-            return Err(LabError::program(self.python.display(), how));
-        }
+        let mut command = Command::new(self.python);
+        command.args(["-c", MAKE_MODEL]).arg(&model).arg(shape.to_string());
+        child::output(self.python.display(), &mut command, "")
+            .map_err(LabError::step("making the model"))?;
         Ok(())
     }
 
@@ -175,20 +168,14 @@ impl<'a> Vllm<'a> {
         log: String,
         arguments: Vec<OsString>,
     ) -> Result<Process, LabError> {
-        let log = self.folder.join(log);
-        let [out, errors] = log_streams(&log)?;
-        let child = sandbox::internal("in")
+        let mut command = sandbox::internal("in");
+        command
             .arg(fabric::namespace(host))
             .arg(self.python)
             .args(arguments)
-            .envs(self.environment(host))
-            .stdin(Stdio::null())
-            .stdout(out)
-            .stderr(errors)
-            .process_group(0)
-            .spawn()
-            .map_err(LabError::start("vLLM"))?;
-        Ok(Process { host, child, log })
+            .envs(self.environment(host));
+        let guarded = Guarded::start_group("vLLM", &mut command, &self.folder.join(log))?;
+        Ok(Process { host, guarded })
     }
 
     /// Returns the folder of vLLM's caches, which its first start fills. It lies in Python's

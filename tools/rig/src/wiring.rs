@@ -2,12 +2,12 @@
 //! the counters of its ports.
 
 use std::fs;
-use std::io::Write as _;
 use std::path::Path;
-use std::process::Stdio;
+use std::process::Command;
 
 use serde::{Deserialize, Serialize};
 
+use crate::child::output;
 use crate::config::{Engine, LabConfig};
 use crate::error::LabError;
 use crate::fabric::{self, DscpCounters, WireClass};
@@ -74,9 +74,8 @@ impl<'a> Wiring<'a> {
     pub fn counters(&self) -> Result<Vec<LinkRecord>, LabError> {
         let read = |namespace: Option<&str>, device: &str| -> Result<DscpCounters, LabError> {
             let show = ["-s", "-j", "qdisc", "show", "dev", device];
-            let output = program(namespace, self.tc).args(show).stdin(Stdio::null()).output();
-            let output = output.map_err(LabError::start(self.tc.display()))?;
-            let text = String::from_utf8_lossy(&output.stdout);
+            let mut command = program(namespace, self.tc);
+            let text = output(self.tc.display(), command.args(show), "")?;
             fabric::parse_counters(&text, &self.classes).map_err(|error| {
                 let what = format!("reading the counters of {device}: {text}");
                 LabError::unreadable(what, error)
@@ -94,9 +93,9 @@ impl<'a> Wiring<'a> {
 }
 
 /// Returns a command for a program, inside the namespace of a host if one is given.
-fn program(namespace: Option<&str>, path: &Path) -> std::process::Command {
+fn program(namespace: Option<&str>, path: &Path) -> Command {
     match namespace {
-        None => std::process::Command::new(path),
+        None => Command::new(path),
         Some(namespace) => {
             let mut command = sandbox::internal("in");
             command.arg(namespace).arg(path);
@@ -106,24 +105,10 @@ fn program(namespace: Option<&str>, path: &Path) -> std::process::Command {
 }
 
 fn batch(namespace: Option<&str>, path: &Path, script: &str) -> Result<(), LabError> {
-    let mut child = program(namespace, path)
-        .args(["-batch", "-"])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::null())
-        .stderr(Stdio::piped())
-        .spawn()
-        .map_err(LabError::start(path.display()))?;
-    if let Some(mut stdin) = child.stdin.take() {
-        // A program that rejects a line stops reading. Its message is read below.
-        let _ = stdin.write_all(script.as_bytes());
-    }
-    let output = child.wait_with_output().map_err(LabError::system("waiting for `ip` or `tc`"))?;
-    if !output.status.success() {
-        let said = String::from_utf8_lossy(&output.stderr);
-        let how = format!("refused a part of the fabric: {}", said.trim());
-        return Err(LabError::program(path.display(), how));
-    }
-    Ok(())
+    let mut command = program(namespace, path);
+    output(path.display(), command.args(["-batch", "-"]), script)
+        .map(drop)
+        .map_err(LabError::step("building a part of the fabric"))
 }
 
 /// Returns CUBIC, the default of nearly every host, or Reno, which every kernel has.

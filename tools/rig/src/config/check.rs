@@ -14,25 +14,27 @@ pub struct InvalidLab {
 /// Whether a field is valid, its name, and what it must be.
 type Rule = (bool, &'static str, &'static str);
 
+/// Returns the error of the first rule that is not kept.
+pub(crate) fn keep_all<P: Into<String>>(
+    rules: impl IntoIterator<Item = (bool, &'static str, P)>,
+) -> Result<(), InvalidLab> {
+    match rules.into_iter().find(|(is_kept, ..)| !is_kept) {
+        Some((_, field, problem)) => Err(InvalidLab { field, problem: problem.into() }),
+        None => Ok(()),
+    }
+}
+
 impl LabConfig {
     pub fn validate(&self) -> Result<(), InvalidLab> {
-        let check = |good: bool, field, problem: &str| {
-            if good { Ok(()) } else { Err(InvalidLab { field, problem: problem.to_owned() }) }
-        };
-        check(!self.policies.is_empty(), "policies", "name at least one, `none` for instance")?;
-        for (i, policy) in self.policies.iter().enumerate() {
-            check(
-                !self.policies[..i].contains(policy),
-                "policies",
-                &format!("`{policy}` is listed twice"),
-            )?;
-        }
+        let some =
+            (!self.policies.is_empty(), "policies", "name at least one, `none` for instance");
+        keep_all([some])?;
+        keep_all(self.policies.iter().enumerate().map(|(i, policy)| {
+            let is_first = !self.policies[..i].contains(policy);
+            (is_first, "policies", format!("`{policy}` is listed twice"))
+        }))?;
         self.check_engine()?;
-        let rules = self.run_rules().into_iter().chain(self.size_rules());
-        for (good, field, problem) in rules {
-            check(good, field, problem)?;
-        }
-        Ok(())
+        keep_all(self.run_rules().into_iter().chain(self.size_rules()))
     }
 
     /// Returns the rules of a run: whether each is kept, its field, and what the field must be.

@@ -18,6 +18,7 @@ use super::oracle::Oracle;
 use super::plant::{Plant, Reported};
 use super::setting::Setting;
 use super::task::{FINISH, KILL_ENGINE, Role, Task, command};
+use crate::child::poll;
 use crate::error::LabError;
 
 /// Longest time until a worker that was told to finish has done so. Engines may need some seconds
@@ -137,12 +138,10 @@ impl<'a> Cast<'a> {
     /// Waits until a worker of a pair, or one with engines, transfers, or for a limited time.
     fn await_begin(&self, worker: &Worker) {
         let Some(receiver) = first_of(worker.role) else { return };
-        let give_up = Instant::now() + self.setting.pace.slow(BEGIN_MAX);
         let mut both = self.workers.iter();
         let Some(receiver) = both.find(|other| other.role == receiver) else { return };
-        while !lock(&self.oracle).has_begun(receiver.number) && Instant::now() < give_up {
-            std::thread::sleep(Duration::from_millis(2));
-        }
+        let has_begun = || lock(&self.oracle).has_begun(receiver.number).then_some(());
+        poll(self.setting.pace.slow(BEGIN_MAX), Duration::from_millis(2), has_begun);
     }
 
     fn handle(&self, role: Role) -> PathBuf {
@@ -259,19 +258,10 @@ impl<'a> Cast<'a> {
         self.workers[self.chosen(choice)].number
     }
 
-    /// Stops the worker `number`, unless it was killed.
-    pub(super) fn stop_number(&self, number: usize) {
-        let mut same = self.workers.iter().filter(|worker| worker.number == number);
-        if let Some(worker) = same.next() {
-            signal(worker, Signal::SIGSTOP);
-        }
-    }
-
-    /// Continues the worker `number`, unless it was killed.
-    pub(super) fn go_on(&self, number: usize) {
-        let mut same = self.workers.iter().filter(|worker| worker.number == number);
-        if let Some(worker) = same.next() {
-            signal(worker, Signal::SIGCONT);
+    /// Sends a signal to the worker `number`, unless it was killed.
+    pub(super) fn signal(&self, number: usize, what: Signal) {
+        if let Some(worker) = self.workers.iter().find(|worker| worker.number == number) {
+            signal(worker, what);
         }
     }
 

@@ -1,14 +1,12 @@
 //! The `laxity-coordinator` of a round. No client may depend on it.
 
-use std::fs::File;
 use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use nix::sys::signal::Signal;
 
-use crate::daemons::tail;
+use crate::child::Guarded;
 use crate::error::LabError;
 
 /// A coordinator with an address of its own on loopback, which it keeps when it starts again.
@@ -16,7 +14,7 @@ pub(super) struct RoundCoordinator {
     program: PathBuf,
     log: PathBuf,
     pub(super) address: SocketAddr,
-    child: Option<Child>,
+    process: Option<Guarded>,
 }
 
 impl RoundCoordinator {
@@ -26,7 +24,7 @@ impl RoundCoordinator {
             program: program.to_owned(),
             log: folder.join("coordinator.log"),
             address: free.map_err(LabError::system("taking a port"))?,
-            child: None,
+            process: None,
         };
         coordinator.launch()?;
         Ok(coordinator)
@@ -34,51 +32,35 @@ impl RoundCoordinator {
 
     /// Starts the process, unless it runs.
     pub(super) fn launch(&mut self) -> Result<(), LabError> {
-        if self.child.is_some() {
+        if self.process.is_some() {
             return Ok(());
         }
-        let log = File::options().create(true).append(true).open(&self.log);
-        let log = log.map_err(LabError::file("opening", &self.log))?;
-        let errors = log.try_clone().map_err(LabError::system("sharing a log"))?;
         // A coordinator normally runs on another host, so it must not take the processors of this
         // one.
-        let child = Command::new("nice")
+        let mut command = Command::new("nice");
+        command
             .args(["-n", "19"])
             .arg(&self.program)
             .args(["--insecure", "--log", "warn", "--listen", &self.address.to_string()])
-            .env_remove("LAXITY_COORDINATOR_CONFIG")
-            .stdin(Stdio::null())
-            .stdout(log)
-            .stderr(errors)
-            .spawn();
-        self.child = Some(child.map_err(LabError::start("laxity-coordinator"))?);
+            .env_remove("LAXITY_COORDINATOR_CONFIG");
+        self.process = Some(Guarded::start("laxity-coordinator", &mut command, &self.log)?);
         Ok(())
     }
 
     pub(super) fn kill(&mut self) {
-        if let Some(mut child) = self.child.take() {
-            let _ = child.kill();
-            let _ = child.wait();
-        }
+        self.process = None;
     }
 
-    pub(super) fn signal(&self, signal: Signal) {
-        if let Some(child) = &self.child {
-            // The child is not reaped yet, so the id is its own.
-            let _ = kill(Pid::from_raw(child.id().cast_signed()), signal);
+    pub(super) fn signal(&mut self, signal: Signal) {
+        if let Some(process) = &mut self.process {
+            process.signal(signal);
         }
     }
 
     /// Returns what is wrong if the coordinator ended by itself.
     pub(super) fn look(&mut self) -> Option<String> {
-        let status = self.child.as_mut()?.try_wait().ok()??;
-        self.child = None;
-        Some(format!("laxity-coordinator ended by itself: {status}{}", tail(&self.log)))
-    }
-}
-
-impl Drop for RoundCoordinator {
-    fn drop(&mut self) {
-        self.kill();
+        let status = self.process.as_mut()?.ended()?;
+        let process = self.process.take()?;
+        Some(format!("laxity-coordinator ended by itself: {status}{}", process.tail()))
     }
 }

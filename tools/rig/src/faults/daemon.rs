@@ -1,19 +1,18 @@
 //! The daemon of a round: its configuration, its process, its limits, and questions to it.
 
-use std::fs::{self, File};
+use std::fs;
 use std::net::SocketAddr;
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use laxity_shm::sleep::now_ns;
 use laxity_wire::{ControlClient, ControlError, Status};
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use nix::sys::signal::Signal;
 
 use super::setting::Pace;
-use crate::daemons::tail;
+use crate::child::{Guarded, descriptors, output, poll, status_number, tail};
 use crate::error::LabError;
 use crate::sandbox;
 use crate::vm::memory_group::MemoryGroup;
@@ -38,7 +37,7 @@ pub(super) struct Daemon {
     program: PathBuf,
     next: PathBuf,
     folder: PathBuf,
-    child: Option<Child>,
+    process: Option<Guarded>,
     /// Whether a signal of ours ends the process, so that its end is no violation.
     doomed: bool,
     pub(super) policy: &'static str,
@@ -70,7 +69,7 @@ impl Daemon {
             program: program.to_owned(),
             next: then.map_or(program, PathBuf::as_path).to_owned(),
             folder: folder.to_owned(),
-            child: None,
+            process: None,
             doomed: false,
             policy: "laxity",
             mode: "enforce",
@@ -156,44 +155,33 @@ impl Daemon {
         self.limit = None;
         self.memory_is_short = false;
         self.group = None;
-        let open = File::options().create(true).append(true).open(&log);
-        let log = open.map_err(LabError::file("opening", &log))?;
-        let errors = log.try_clone().map_err(LabError::system("sharing the log of laxityd"))?;
-        let child = sandbox::internal("faults-daemon")
-            .arg(&self.program)
-            .arg("--config")
-            .arg(self.file())
-            .stdin(Stdio::null())
-            .stdout(log)
-            .stderr(errors)
-            .spawn()
-            .map_err(LabError::start("laxityd"))?;
-        self.child = Some(child);
+        let mut command = sandbox::internal("faults-daemon");
+        command.arg(&self.program).arg("--config").arg(self.file());
+        self.process = Some(Guarded::start("laxityd", &mut command, &log)?);
         self.doomed = false;
         std::mem::swap(&mut self.program, &mut self.next);
         Ok(())
     }
 
     pub(super) fn is_up(&self) -> bool {
-        self.child.is_some() && !self.doomed
+        self.process.is_some() && !self.doomed
     }
 
     pub(super) fn pid(&self) -> Option<u32> {
-        self.child.as_ref().map(Child::id)
+        self.process.as_ref().map(Guarded::id)
     }
 
     pub(super) fn signal(&mut self, signal: Signal) {
         self.doomed |= matches!(signal, Signal::SIGKILL | Signal::SIGTERM);
-        if let Some(child) = &self.child {
-            // The child is not reaped yet, so the id is its own.
-            let _ = kill(Pid::from_raw(child.id().cast_signed()), signal);
+        if let Some(process) = &mut self.process {
+            process.signal(signal);
         }
     }
 
     /// Returns what is wrong if the daemon ended by itself, or not well after SIGTERM.
     pub(super) fn look(&mut self) -> Option<String> {
-        let status = self.child.as_mut()?.try_wait().ok()??;
-        self.child = None;
+        let status = self.process.as_mut()?.ended()?;
+        self.process = None;
         let killed = status.signal() == Some(Signal::SIGKILL as i32);
         let fine = self.may_abort() || (self.doomed && (killed || status.success()));
         (!fine).then(|| format!("laxityd ended by itself: {status}{}", tail(&self.log())))
@@ -201,17 +189,12 @@ impl Daemon {
 
     /// Waits until a daemon that was told to end has ended. Returns what is wrong if it does not.
     pub(super) fn wait_end(&mut self) -> Option<String> {
-        let start = Instant::now();
-        while self.child.is_some() {
-            if let Some(wrong) = self.look() {
-                return Some(wrong);
-            }
-            if start.elapsed() > self.answer_max() {
-                return Some(format!("laxityd still runs {:?} after SIGTERM", start.elapsed()));
-            }
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        None
+        let within = self.answer_max();
+        let ended = poll(within, Duration::from_millis(1), || match self.look() {
+            None if self.process.is_some() => None,
+            wrong => Some(wrong),
+        });
+        ended.unwrap_or_else(|| Some(format!("laxityd still runs {within:?} after SIGTERM")))
     }
 
     /// Connects to the control socket, which a daemon that just started does not have yet.
@@ -229,7 +212,7 @@ impl Daemon {
                 return Err(wrong);
             }
             // The daemon aborted for lack of memory just now.
-            if self.child.is_none() {
+            if self.process.is_none() {
                 self.launch().map_err(|error| error.to_string())?;
             }
             std::thread::sleep(Duration::from_millis(1));
@@ -287,9 +270,7 @@ impl Daemon {
 
     /// Takes all memory from the daemon that it does not have yet. Returns what is wrong.
     pub(super) fn limit_memory(&mut self) -> Option<String> {
-        let status = fs::read_to_string(format!("/proc/{}/status", self.pid()?)).ok()?;
-        let size = status.lines().find_map(|line| line.strip_prefix("VmSize:"))?;
-        let kib: u64 = size.split_whitespace().next()?.parse().ok()?;
+        let kib = status_number(self.pid()?, "VmSize")?;
         self.memory_is_short = true;
         self.had_no_memory = true;
         self.prlimit(&format!("--as={}:", kib << 10))
@@ -323,12 +304,9 @@ impl Daemon {
 
     fn prlimit(&self, limit: &str) -> Option<String> {
         let pid = self.pid()?.to_string();
-        let output = Command::new("prlimit").args(["--pid", &pid, limit]).output();
-        match output {
-            Ok(output) if output.status.success() => None,
-            Ok(output) => Some(String::from_utf8_lossy(&output.stderr).into_owned()),
-            Err(error) => Some(format!("prlimit (util-linux) can't be started: {error}")),
-        }
+        let mut command = Command::new("prlimit");
+        let set = output("prlimit (util-linux)", command.args(["--pid", &pid, limit]), "");
+        set.err().map(|error| error.to_string())
     }
 
     /// Returns how long the scheduler thread could run and had no processor, in nanoseconds.
@@ -352,27 +330,19 @@ impl Daemon {
 
     /// Waits until the daemon answers, and has found the coordinator if there is one.
     pub(super) fn await_coordinator(&mut self) -> Result<(), String> {
-        let start = Instant::now();
-        loop {
-            let status = self.status()?;
-            if self.coordinator.is_none() || status.cluster.is_some_and(|it| it.connected) {
-                return Ok(());
-            }
-            if start.elapsed() > self.answer_max() {
-                let within = self.answer_max();
-                return Err(format!("{within:?} after its start laxityd has no coordinator"));
-            }
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        let within = self.answer_max();
+        let found = poll(within, Duration::from_millis(5), || match self.status() {
+            Ok(status) if self.coordinator.is_some() && !is_connected(&status) => None,
+            status => Some(status.map(drop)),
+        });
+        let late = || Err(format!("{within:?} after its start laxityd has no coordinator"));
+        found.unwrap_or_else(late)
     }
 
     /// Returns the open descriptors and the resident memory in KiB.
     pub(super) fn size(&self) -> Option<(usize, u64)> {
-        let proc = PathBuf::from(format!("/proc/{}", self.pid()?));
-        let descriptors = fs::read_dir(proc.join("fd")).ok()?.count();
-        let status = fs::read_to_string(proc.join("status")).ok()?;
-        let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
-        Some((descriptors, resident.split_whitespace().next()?.parse().ok()?))
+        let pid = self.pid()?;
+        Some((descriptors(pid)?, status_number(pid, "VmRSS")?))
     }
 
     /// Returns the line of a panic. A daemon without memory may panic, such as for a new thread.
@@ -386,11 +356,6 @@ impl Daemon {
     }
 }
 
-impl Drop for Daemon {
-    fn drop(&mut self) {
-        if let Some(mut child) = self.child.take() {
-            let _ = child.kill();
-            let _ = child.wait();
-        }
-    }
+fn is_connected(status: &Status) -> bool {
+    status.cluster.as_ref().is_some_and(|cluster| cluster.connected)
 }

@@ -280,7 +280,7 @@ fn end(engines: &mut [EngineProcess], control: &Runtime, outlet: &Outlet) -> Vec
         }
     }
     outlet.put(&[Frame::Counted { scheduled, bypassed }]);
-    engines.iter().for_each(EngineProcess::terminate);
+    engines.iter_mut().for_each(EngineProcess::terminate);
     let give_up = Instant::now() + END_MAX;
     wrong.extend(engines.iter_mut().filter_map(|engine| engine.await_end(give_up)));
     wrong

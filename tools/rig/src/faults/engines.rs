@@ -9,19 +9,17 @@
 //! They wait for the time that computing would take, so they need little processor time. KV in a
 //! wrong place changes an answer all the same, and a byte that is damaged fails its batch.
 
-use std::fs::{self, File};
+use std::fs;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use nix::sys::signal::Signal;
 use tokio::runtime::Runtime;
 
+use crate::child::{Guarded, poll};
 use crate::client::{Question, ask, get};
-use crate::daemons::tail;
 use crate::error::LabError;
 use crate::sandbox;
 
@@ -182,8 +180,7 @@ pub(super) struct EngineProcess {
     pub(super) spec: EngineSpec,
     program: PathBuf,
     file: PathBuf,
-    log: PathBuf,
-    child: Child,
+    process: Guarded,
 }
 
 impl EngineProcess {
@@ -192,89 +189,62 @@ impl EngineProcess {
         let file = base.with_extension(format!("{}.toml", spec.name));
         let log = base.with_extension(format!("{}.log", spec.name));
         fs::write(&file, &spec.text).map_err(LabError::file("writing", &file))?;
-        let child = Self::spawn(program, &file, &log)?;
-        Ok(Self { spec, program: program.to_owned(), file, log, child })
+        let process = Self::spawn(program, &file, &log)?;
+        Ok(Self { spec, program: program.to_owned(), file, process })
     }
 
-    fn spawn(program: &Path, file: &Path, log: &Path) -> Result<Child, LabError> {
-        let open = File::options().create(true).append(true).open(log);
-        let out = open.map_err(LabError::file("opening", &log))?;
-        let errors = out.try_clone().map_err(LabError::system("sharing the log of an engine"))?;
-        sandbox::internal("faults-daemon")
-            .arg(program)
-            .arg("--config")
-            .arg(file)
-            .stdin(Stdio::null())
-            .stdout(out)
-            .stderr(errors)
-            .spawn()
-            .map_err(LabError::start("laxity-engine"))
+    fn spawn(program: &Path, file: &Path, log: &Path) -> Result<Guarded, LabError> {
+        let mut command = sandbox::internal("faults-daemon");
+        Guarded::start("laxity-engine", command.arg(program).arg("--config").arg(file), log)
     }
 
     /// Waits until the engine answers.
     pub(super) fn await_ready(&mut self, runtime: &Runtime) -> Result<(), LabError> {
-        let start = Instant::now();
-        while runtime.block_on(get(self.spec.endpoint, "/health")).is_err() {
-            let ended = self.child.try_wait().ok().flatten();
-            if ended.is_some() || start.elapsed() > START_MAX {
-                let how = format!("does not start{}", tail(&self.log));
-                return Err(LabError::program(self.spec.name, how));
-            }
-            std::thread::sleep(LOOK_EVERY);
+        let is_up = poll(START_MAX, LOOK_EVERY, || {
+            let answered = runtime.block_on(get(self.spec.endpoint, "/health")).is_ok();
+            (answered || self.process.ended().is_some()).then_some(answered)
+        });
+        if is_up != Some(true) {
+            let how = format!("does not start{}", self.process.tail());
+            return Err(LabError::program(self.spec.name, how));
         }
         Ok(())
     }
 
     /// Kills the engine, and starts it again at the same addresses.
     pub(super) fn replace(&mut self) -> Result<(), LabError> {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-        self.child = Self::spawn(&self.program, &self.file, &self.log)?;
+        self.process.kill();
+        self.process = Self::spawn(&self.program, &self.file, &self.process.log)?;
         Ok(())
     }
 
     /// Returns what is wrong if the engine ended by itself or one of its threads panicked.
     pub(super) fn look(&mut self) -> Option<String> {
         let name = self.spec.name;
-        if let Ok(Some(status)) = self.child.try_wait() {
-            return Some(format!("{name} ended by itself: {status}{}", tail(&self.log)));
+        if let Some(status) = self.process.ended() {
+            return Some(format!("{name} ended by itself: {status}{}", self.process.tail()));
         }
-        let text = fs::read(&self.log).ok()?;
+        let text = fs::read(&self.process.log).ok()?;
         let text = String::from_utf8_lossy(&text);
         text.lines().find(|line| line.contains("panicked")).map(|line| format!("{name}: {line}"))
     }
 
     pub(super) fn tail(&self) -> String {
-        tail(&self.log)
+        self.process.tail()
     }
 
-    pub(super) fn terminate(&self) {
-        // The child is not reaped yet, so the id is its own.
-        let _ = kill(Pid::from_raw(self.child.id().cast_signed()), Signal::SIGTERM);
+    pub(super) fn terminate(&mut self) {
+        self.process.signal(Signal::SIGTERM);
     }
 
     /// Waits until an engine that was told to end has done so. Returns what is wrong.
     pub(super) fn await_end(&mut self, give_up: Instant) -> Option<String> {
-        let name = self.spec.name;
-        loop {
-            match self.child.try_wait() {
-                Ok(Some(status)) if status.success() => return None,
-                Ok(Some(status)) => {
-                    return Some(format!("{name} ended with {status}{}", tail(&self.log)));
-                }
-                _ if Instant::now() > give_up => {
-                    return Some(format!("{name} still runs after SIGTERM{}", tail(&self.log)));
-                }
-                _ => std::thread::sleep(LOOK_EVERY),
-            }
-        }
-    }
-}
-
-impl Drop for EngineProcess {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        let how = match self.process.await_end(give_up) {
+            Some(status) if status.success() => return None,
+            Some(status) => format!("ended with {status}"),
+            None => "still runs after SIGTERM".to_owned(),
+        };
+        Some(format!("{} {how}{}", self.spec.name, self.process.tail()))
     }
 }
 

@@ -12,7 +12,6 @@ mod trend;
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -30,6 +29,7 @@ use super::daemon::Daemon;
 use super::oracle::{Oracle, TransferCounts};
 use super::round::{CLOSED_WITHIN, FORGET_MAX, folder};
 use super::setting::Setting;
+use crate::child::{descriptors, status_number};
 use crate::error::LabError;
 use crate::lab::progress_bar;
 
@@ -116,14 +116,8 @@ impl Series {
 
     /// Adds a sample of a process. One that is gone has none.
     fn add_process(&mut self, whose: &str, pid: u32) -> Option<()> {
-        let proc = PathBuf::from(format!("/proc/{pid}"));
-        let descriptors = fs::read_dir(proc.join("fd")).ok()?.count() as u64;
-        let status = fs::read_to_string(proc.join("status")).ok()?;
-        let number = |name: &str| -> Option<u64> {
-            let line = status.lines().find_map(|line| line.strip_prefix(name))?;
-            line.split_whitespace().next()?.parse().ok()
-        };
-        let values = [number("VmRSS:")?, descriptors, number("Threads:")?];
+        let (resident, threads) = (status_number(pid, "VmRSS")?, status_number(pid, "Threads")?);
+        let values = [resident, descriptors(pid)? as u64, threads];
         for (what, value) in OF_PROCESS.into_iter().zip(values) {
             self.add(whose, what, value);
         }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use crate::config::{Engine, InvalidLab, LabConfig};
+use crate::config::{Engine, InvalidLab, LabConfig, keep_all};
 use crate::serving::{Device, ServingConfig};
 
 /// How vLLM moves KV from prefill to decode hosts.
@@ -157,51 +157,38 @@ impl LabConfig {
     }
 
     pub(crate) fn check_vllm(&self) -> Result<(), InvalidLab> {
-        let fail = |field, problem: &str| Err(InvalidLab { field, problem: problem.to_owned() });
+        const SOME: &str = "must be at least 1";
         let vllm = self.vllm.clone().unwrap_or_default();
-        if self.requests_per_second.is_none() {
-            return fail("requests_per_second", "has to be set for vLLM");
-        }
-        for (field, value) in [
-            ("vllm.layers", vllm.layers),
-            ("vllm.hidden", vllm.hidden),
-            ("vllm.kv_heads", vllm.kv_heads),
-            ("vllm.ffn", vllm.ffn),
-            ("vllm.step_requests", vllm.step_requests as usize),
-            ("vllm.prefixes", vllm.prefixes as usize),
-            ("vllm.output_tokens", vllm.output_tokens as usize),
-            ("vllm.stall_ms", vllm.stall_ms as usize),
-        ] {
-            if value == 0 {
-                return fail(field, "must be at least 1");
-            }
-        }
-        if vllm.collectives && self.prefills() < 2 {
-            return fail("vllm.collectives", "needs two prefill hosts: set units or ranks");
-        }
+        let exchanges = !vllm.collectives || self.prefills() >= 2;
+        keep_all([
+            (self.requests_per_second.is_some(), "requests_per_second", "has to be set for vLLM"),
+            (vllm.layers > 0, "vllm.layers", SOME),
+            (vllm.hidden > 0, "vllm.hidden", SOME),
+            (vllm.kv_heads > 0, "vllm.kv_heads", SOME),
+            (vllm.ffn > 0, "vllm.ffn", SOME),
+            (vllm.step_requests > 0, "vllm.step_requests", SOME),
+            (vllm.prefixes > 0, "vllm.prefixes", SOME),
+            (vllm.output_tokens > 0, "vllm.output_tokens", SOME),
+            (vllm.stall_ms > 0, "vllm.stall_ms", SOME),
+            (exchanges, "vllm.collectives", "needs two prefill hosts: set units or ranks"),
+        ])?;
         self.check_kill(&vllm)?;
-        if !(1..=TOKEN_BYTES_MAX).contains(&vllm.collective_token_bytes) {
-            return fail("vllm.collective_token_bytes", "must be 1 to 1048576");
-        }
-        if self.nccl_plugin.is_some() && !vllm.collectives {
-            return fail("nccl_plugin", "has a use for vLLM only with vllm.collectives = true");
-        }
-        if vllm.head_dim < 32 || !vllm.head_dim.is_multiple_of(32) {
-            return fail("vllm.head_dim", "must be a multiple of 32");
-        }
-        if vllm.heads == 0 || !vllm.heads.is_multiple_of(vllm.kv_heads) {
-            return fail("vllm.heads", "must be a multiple of vllm.kv_heads");
-        }
-        if vllm.vocab < 260 {
-            return fail("vllm.vocab", "must be at least 260: prompts are bytes");
-        }
-        if vllm.step_tokens < self.tokens_max.saturating_add(vllm.output_tokens) {
-            return fail("vllm.step_tokens", "must hold a prompt of tokens_max and its answer");
-        }
-        if !(vllm.tokens_mean.is_finite() && vllm.tokens_mean >= 64.0) {
-            return fail("vllm.tokens_mean", "must be at least 64");
-        }
-        Ok(())
+        let bytes = (1..=TOKEN_BYTES_MAX).contains(&vllm.collective_token_bytes);
+        let plugin = self.nccl_plugin.is_none() || vllm.collectives;
+        let no_plugin = "has a use for vLLM only with vllm.collectives = true";
+        let width = vllm.head_dim >= 32 && vllm.head_dim.is_multiple_of(32);
+        let heads = vllm.heads > 0 && vllm.heads.is_multiple_of(vllm.kv_heads);
+        let step = vllm.step_tokens >= self.tokens_max.saturating_add(vllm.output_tokens);
+        let mean = vllm.tokens_mean.is_finite() && vllm.tokens_mean >= 64.0;
+        keep_all([
+            (bytes, "vllm.collective_token_bytes", "must be 1 to 1048576"),
+            (plugin, "nccl_plugin", no_plugin),
+            (width, "vllm.head_dim", "must be a multiple of 32"),
+            (heads, "vllm.heads", "must be a multiple of vllm.kv_heads"),
+            (vllm.vocab >= 260, "vllm.vocab", "must be at least 260: prompts are bytes"),
+            (step, "vllm.step_tokens", "must hold a prompt of tokens_max and its answer"),
+            (mean, "vllm.tokens_mean", "must be at least 64"),
+        ])
     }
 }
 

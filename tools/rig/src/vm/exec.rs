@@ -3,12 +3,13 @@
 use std::io::{Read, Write as _};
 use std::process::{Command, Stdio};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::channel::{CONTENT_BYTES_MAX, FrameKind};
 use super::guest::{Guest, Output, with_lab_variables};
 use super::job::Exec;
 use super::task::shell_code;
+use crate::child::poll;
 use crate::error::LabError;
 
 /// Longest time that output may follow the program's end, from processes that it left running.
@@ -56,10 +57,8 @@ pub fn run(config: &Exec, guest: &mut Guest) -> Result<i32, LabError> {
         pump(child.stderr.take(), FrameKind::Stderr, guest.output()),
     ];
     let status = child.wait().map_err(LabError::system("waiting for the program"))?;
-    let give_up = Instant::now() + DRAIN;
-    while !pumps.iter().all(JoinHandle::is_finished) && Instant::now() < give_up {
-        std::thread::sleep(Duration::from_millis(2));
-    }
+    let is_drained = || pumps.iter().all(JoinHandle::is_finished).then_some(());
+    poll(DRAIN, Duration::from_millis(2), is_drained);
     Ok(shell_code(status))
 }
 

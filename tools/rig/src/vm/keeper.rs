@@ -9,7 +9,7 @@
 //! has a process group of its own, so Ctrl-C only reaches the caller.
 
 use std::ffi::OsString;
-use std::fs::{self, File};
+use std::fs;
 use std::io::{BufRead as _, Read as _, Write as _};
 use std::os::unix::process::CommandExt as _;
 use std::os::unix::process::ExitStatusExt as _;
@@ -20,6 +20,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::child::Guarded;
 use crate::error::LabError;
 use crate::sandbox;
 
@@ -63,26 +64,17 @@ pub fn keep() -> Result<(), LabError> {
 
 /// Runs QEMU until it ends or `caller_is_gone` returns true.
 fn watch(charge: &Charge, mut caller_is_gone: impl FnMut() -> bool) -> Result<(), LabError> {
-    let log = File::create(&charge.log).map_err(LabError::file("creating", &charge.log))?;
-    let mut qemu = Command::new(&charge.program)
-        .args(&charge.args)
-        .stdin(Stdio::null())
-        .stdout(log.try_clone().map_err(LabError::system("sharing the log of QEMU"))?)
-        .stderr(log)
-        .spawn()
-        .map_err(LabError::start(charge.program.display()))?;
-    loop {
-        if let Some(status) = qemu.try_wait().map_err(LabError::system("waiting for QEMU"))? {
+    let mut command = Command::new(&charge.program);
+    command.args(&charge.args);
+    let mut qemu = Guarded::start(charge.program.display(), &mut command, &charge.log)?;
+    while !caller_is_gone() {
+        if let Some(status) = qemu.ended() {
             // A caller that does not read is no error.
             let _ = writeln!(std::io::stdout(), "{}", status.into_raw());
-            return Ok(());
-        }
-        if caller_is_gone() {
-            let _ = qemu.kill();
-            let _ = qemu.wait();
-            return Ok(());
+            break;
         }
     }
+    Ok(())
 }
 
 /// The caller's end of a keeper. Dropping it ends QEMU and removes the folder.

@@ -20,10 +20,11 @@
 use std::fs;
 use std::io::{self, Write as _};
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::child::{output, poll};
 use crate::config::LabConfig;
 use crate::error::LabError;
 use crate::fabric::WireClass;
@@ -179,28 +180,13 @@ fn shaping_script(port: &str, rate_mbit: u32, config: &NetworkConfig) -> String 
 }
 
 pub(super) fn call(program: &str, args: &[&str], input: &str) -> Result<String, LabError> {
-    let mut child = Command::new(program)
-        .args(args)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .map_err(|cause| match cause.kind() {
-            io::ErrorKind::NotFound => LabError::missing(program, "run `tools/setup.sh verbs`"),
-            _ => LabError::start(program)(cause),
-        })?;
-    if let Some(mut stdin) = child.stdin.take() {
-        // A program that stops reading reports why. Its message is read below.
-        let _ = stdin.write_all(input.as_bytes());
-    }
-    let output = child.wait_with_output().map_err(LabError::system("waiting for a program"))?;
-    if !output.status.success() {
-        let said = String::from_utf8_lossy(&output.stderr);
-        let line = format!("{program} {}", args.join(" "));
-        let how = format!("failed ({}): {}", output.status, said.trim());
-        return Err(LabError::program(line, how));
-    }
-    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    let line = format!("{program} {}", args.join(" "));
+    output(line, Command::new(program).args(args), input).map_err(|error| match error {
+        LabError::Start { cause, .. } if cause.kind() == io::ErrorKind::NotFound => {
+            LabError::missing(program, "run `tools/setup.sh verbs`")
+        }
+        other => other,
+    })
 }
 
 pub fn build(config: &NetworkConfig) -> Result<u32, LabError> {
@@ -330,23 +316,20 @@ fn wait_for_gid(host: usize) -> Result<u32, LabError> {
         text.trim().to_owned()
     };
     let gid = format!("0000:0000:0000:0000:0000:ffff:0a4d:{host:02x}01");
-    let give_up = Instant::now() + PATIENCE;
-    loop {
-        let found = (0..16).find(|index| {
+    let gid_index = || {
+        (0..16).find(|index| {
             read(&format!("gids/{index}")) == gid
                 && read(&format!("gid_attrs/types/{index}")) == "RoCE v2"
-        });
+        })
+    };
+    let is_active = || read("state").contains("ACTIVE");
+    let look = || gid_index().filter(|_| is_active());
+    poll(PATIENCE, Duration::from_millis(5), look).ok_or_else(|| {
+        let there = if gid_index().is_some() { "is there" } else { "is not there" };
         let state = read("state");
-        match found {
-            Some(index) if state.contains("ACTIVE") => return Ok(index),
-            _ if Instant::now() > give_up => {
-                let there = if found.is_some() { "is there" } else { "is not there" };
-                let problem = format!("does not come up: its port is `{state}`, GID {gid} {there}");
-                return Err(LabError::Device { device: DEVICES[host].to_owned(), problem });
-            }
-            _ => std::thread::sleep(Duration::from_millis(5)),
-        }
-    }
+        let problem = format!("does not come up: its port is `{state}`, GID {gid} {there}");
+        LabError::Device { device: DEVICES[host].to_owned(), problem }
+    })
 }
 
 #[cfg(test)]

@@ -110,42 +110,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_command_line_names_every_file_and_doubles_commas() {
-        let image = Image {
-            kernel: "/c/vmlinux".into(),
-            initrd: "/c/initrd-1".into(),
-            modules: "/c/lib".into(),
-            release: "6".into(),
-        };
-        let machine = QemuMachine {
-            memory_mib: 1024,
-            processors: 3,
-            console: "/t/console".into(),
-            channel: "/t,1/channel".into(),
-            shares: vec![Share { tag: "w0".into(), folder: "/out,put".into() }],
-        };
-        let line: Vec<String> = arguments(&image, &machine)
-            .into_iter()
-            .map(|arg| arg.into_string().expect("UTF-8"))
-            .collect();
-        let line = line.join(" ");
-        for part in [
-            "-accel tcg,thread=multi",
-            "-cpu max,-erms",
-            "-smp 3 -m 1024 -kernel /c/vmlinux -initrd /c/initrd-1",
-            "-serial file:/t/console",
-            "path=/t,,1/channel",
-            "local,id=w0,security_model=none,multidevs=remap,path=/out,,put",
-            "virtio-9p-pci,fsdev=w0,mount_tag=w0",
-            "path=/,security_model=none,readonly=on,multidevs=remap",
-            "-no-reboot",
-        ] {
-            assert!(line.contains(part), "{part} is not in {line}");
-        }
-        assert!(
-            line.contains(&format!("name={}", super::super::channel::PORT)),
-            "the port has the name that the guest looks for"
-        );
+    fn commas_in_paths_are_doubled_as_qemu_wants_them() {
+        assert_eq!(quoted(Path::new("/t,1/channel")), "/t,,1/channel");
     }
 
     #[test]

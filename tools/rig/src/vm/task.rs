@@ -15,10 +15,14 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 
+use crate::child::poll;
+
 /// Longest wait for something that the guest does at once, such as the start of a program. On a
 /// busy machine, Mooncake once was not ready after 30 s on the emulated processors.
 pub(super) const PATIENCE: Duration = Duration::from_secs(180);
 const LOOK_EVERY: Duration = Duration::from_millis(5);
+/// Pause between looks that take processor time themselves, such as a question to the daemon.
+pub(super) const LOOK_LATER: Duration = Duration::from_millis(50);
 const DRAIN: Duration = Duration::from_secs(2);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -172,33 +176,48 @@ impl Running {
         let _ = killpg(Pid::from_raw(self.child.id() as i32), signal);
     }
 
+    /// Looks for something while the program runs. Returns `None` if the program ends before it
+    /// is there, or if it takes too long.
+    pub fn until<T>(&mut self, mut look: impl FnMut() -> Option<T>) -> Option<T> {
+        let found = poll(PATIENCE, LOOK_LATER, || match look() {
+            None if self.is_running() => None,
+            found => Some(found),
+        });
+        found.flatten()
+    }
+
     /// Waits until one of the streams contains a text.
     pub fn wait_for(&mut self, awaited: &str, limit: Duration) -> Result<(), TaskError> {
         let began = Instant::now();
-        loop {
-            let over = !self.is_running() && self.listeners.iter().all(JoinHandle::is_finished);
-            if self.stdout().contains(awaited) || self.stderr().contains(awaited) {
-                return Ok(());
-            }
-            if over || began.elapsed() > limit {
-                return Err(TaskError::Silent {
-                    what: self.task.argv.join(" "),
-                    awaited: awaited.to_owned(),
-                    waited_ms: began.elapsed().as_millis() as u64,
-                    said: self.said(),
-                });
-            }
-            std::thread::sleep(LOOK_EVERY);
+        let has_said = poll(limit, LOOK_EVERY, || {
+            let is_over = !self.is_running() && self.is_drained();
+            let has_said = self.stdout().contains(awaited) || self.stderr().contains(awaited);
+            (is_over || has_said).then_some(has_said)
+        });
+        if has_said == Some(true) {
+            return Ok(());
         }
+        Err(TaskError::Silent {
+            what: self.task.argv.join(" "),
+            awaited: awaited.to_owned(),
+            waited_ms: began.elapsed().as_millis() as u64,
+            said: self.said(),
+        })
+    }
+
+    /// Reports whether both streams have ended.
+    fn is_drained(&self) -> bool {
+        self.listeners.iter().all(JoinHandle::is_finished)
+    }
+
+    fn drain(&self) {
+        poll(DRAIN, LOOK_EVERY, || self.is_drained().then_some(()));
     }
 
     pub fn wait(mut self) -> TaskReport {
-        let give_up = self.started + self.task.limit;
-        while self.is_running() && Instant::now() < give_up {
-            std::thread::sleep(LOOK_EVERY);
-        }
-        let timed_out = self.is_running();
-        self.end(timed_out)
+        let left = self.task.limit.saturating_sub(self.started.elapsed());
+        let ended = poll(left, LOOK_EVERY, || (!self.is_running()).then_some(()));
+        self.end(ended.is_none())
     }
 
     pub fn kill(mut self) -> TaskReport {
@@ -207,18 +226,12 @@ impl Running {
 
     fn end(&mut self, timed_out: bool) -> TaskReport {
         // The kill also ends processes that the program left, which may hold its streams open.
-        let drained = Instant::now() + DRAIN;
         if !self.is_running() {
-            while Instant::now() < drained && !self.listeners.iter().all(JoinHandle::is_finished) {
-                std::thread::sleep(LOOK_EVERY);
-            }
+            self.drain();
         }
         self.signal(Signal::SIGKILL);
         let status = self.child.wait().ok();
-        let drained = Instant::now() + DRAIN;
-        while Instant::now() < drained && !self.listeners.iter().all(JoinHandle::is_finished) {
-            std::thread::sleep(LOOK_EVERY);
-        }
+        self.drain();
         TaskReport { status, timed_out, stdout: self.stdout(), stderr: self.stderr() }
     }
 }
@@ -267,15 +280,12 @@ mod tests {
         assert!(report.timed_out && report.to_string().starts_with("was killed"), "{report}");
         // The kernel closes the streams of a killed process, for which `wait` waits, before it
         // shows the process as dead.
-        let began = Instant::now();
-        loop {
+        let is_dead = || {
             let state = std::fs::read_to_string(format!("/proc/{left}/stat")).unwrap_or_default();
-            if state.is_empty() || state.contains(") Z") || state.contains(") X") {
-                break;
-            }
-            assert!(began.elapsed() < LONG, "still there: {state}");
-            std::thread::sleep(LOOK_EVERY);
-        }
+            let is_dead = state.is_empty() || state.contains(") Z") || state.contains(") X");
+            is_dead.then_some(())
+        };
+        poll(LONG, LOOK_EVERY, is_dead).expect("it is dead");
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //! speaks to them.
 
 use std::fs;
-use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -107,7 +107,7 @@ impl Running {
         let mut stream = TcpStream::connect(self.http).ok()?;
         // An engine that no longer answers must not block the caller.
         stream.set_read_timeout(Some(PATIENCE)).ok()?;
-        write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").ok()?;
+        write!(stream, "GET {path} HTTP/1.0\r\n\r\n").ok()?;
         let answer = Answer::read(stream)?;
         Some((answer.status, answer.body))
     }
@@ -159,8 +159,8 @@ impl Running {
         let length = body.len();
         write!(
             stream,
-            "POST {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: \
-            application/json\r\nContent-Length: {length}\r\n{headers}\r\n{body}"
+            "POST {path} HTTP/1.0\r\nContent-Type: application/json\r\nContent-Length: \
+             {length}\r\n{headers}\r\n{body}"
         )
         .expect("written");
         stream
@@ -208,14 +208,12 @@ impl Running {
     pub(crate) fn terminate(mut self) -> bool {
         let pid = nix::unistd::Pid::from_raw(self.child.id().cast_signed());
         nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM).expect("signal");
-        let start = Instant::now();
-        loop {
-            if let Some(status) = self.child.try_wait().expect("wait") {
-                return status.success();
-            }
-            assert!(start.elapsed() < PATIENCE, "it does not end: {}", self.log_text());
-            std::thread::sleep(Duration::from_millis(10));
-        }
+        let mut ended = None;
+        eventually("the engine ends", || {
+            ended = self.child.try_wait().expect("wait");
+            ended.is_some()
+        });
+        ended.is_some_and(|status| status.success())
     }
 }
 
@@ -238,24 +236,13 @@ pub(crate) struct Answer {
 }
 
 impl Answer {
-    pub(crate) fn read(stream: impl std::io::Read) -> Option<Self> {
-        let mut reader = BufReader::new(stream);
-        let mut line = String::new();
-        reader.read_line(&mut line).ok()?;
-        let status = line.split_whitespace().nth(1)?.parse().ok()?;
-        let mut chunked = false;
-        loop {
-            line.clear();
-            reader.read_line(&mut line).ok()?;
-            if line.trim().is_empty() {
-                break;
-            }
-            chunked |= line.to_ascii_lowercase().starts_with("transfer-encoding: chunked");
-        }
-        let mut raw = Vec::new();
-        reader.read_to_end(&mut raw).ok()?;
-        let body = if chunked { unchunk(&raw)? } else { raw };
-        Some(Self { status, body: String::from_utf8(body).ok()? })
+    /// Reads an answer of HTTP/1.0, which ends with its connection.
+    pub(crate) fn read(mut stream: TcpStream) -> Option<Self> {
+        let mut text = String::new();
+        stream.read_to_string(&mut text).ok()?;
+        let (head, body) = text.split_once("\r\n\r\n")?;
+        let status = head.split_whitespace().nth(1)?.parse().ok()?;
+        Some(Self { status, body: body.to_owned() })
     }
 
     pub(crate) fn json(&self) -> Value {
@@ -271,20 +258,6 @@ impl Answer {
     pub(crate) fn events(&self) -> Vec<String> {
         let lines = self.body.split("\n\n").filter(|line| !line.is_empty());
         lines.map(|line| line.strip_prefix("data: ").expect("an event").to_owned()).collect()
-    }
-}
-
-fn unchunk(mut raw: &[u8]) -> Option<Vec<u8>> {
-    let mut body = Vec::new();
-    loop {
-        let end = raw.windows(2).position(|two| two == b"\r\n")?;
-        let length =
-            usize::from_str_radix(std::str::from_utf8(&raw[..end]).ok()?.trim(), 16).ok()?;
-        if length == 0 {
-            return Some(body);
-        }
-        body.extend(raw.get(end + 2..end + 2 + length)?);
-        raw = raw.get(end + 4 + length..)?;
     }
 }
 

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use laxity_wire::PortStatus;
 
 use super::{CLOSED_WITHIN, FORGET_MAX, Scene, note};
+use crate::child::poll;
 use crate::faults::client;
 use crate::faults::task::LOSE_THREAD;
 
@@ -23,12 +24,9 @@ impl Scene<'_> {
     /// Ends threads of the workers, and returns how many lanes a Rust worker has then at most.
     pub(super) fn most_lanes(&mut self) -> Option<u32> {
         self.wait_ready();
-        let give_up = Instant::now() + self.setting.pace.slow(ATTACHED_WITHIN);
-        while self.setting.uses("client")
-            && self.lanes() < Some(client::QUEUES)
-            && Instant::now() < give_up
-        {
-            std::thread::sleep(CLOSED_WITHIN);
+        if self.setting.uses("client") {
+            let within = self.setting.pace.slow(ATTACHED_WITHIN);
+            poll(within, CLOSED_WITHIN, || (self.lanes() >= Some(client::QUEUES)).then_some(()));
         }
         self.cast.tell_all(LOSE_THREAD);
         std::thread::sleep(THREADS_END);
