@@ -27,6 +27,9 @@ pub struct LibraryReport {
     pub scheduled_bytes: u64,
     pub bypassed_bytes: u64,
     pub reattaches: u64,
+    /// Queue pairs that got siblings, and the work requests that siblings carried.
+    pub bundles: u64,
+    pub by_siblings: u64,
 }
 
 impl AddAssign for LibraryReport {
@@ -41,6 +44,8 @@ impl AddAssign for LibraryReport {
         self.scheduled_bytes += other.scheduled_bytes;
         self.bypassed_bytes += other.bypassed_bytes;
         self.reattaches += other.reattaches;
+        self.bundles += other.bundles;
+        self.by_siblings += other.by_siblings;
     }
 }
 

@@ -15,8 +15,12 @@ use crate::vm::network::{ADDRESSES, DEVICES};
 pub(super) const MOONCAKE: &str = scratch!("transfer_engine.py");
 pub(super) const MOONCAKE_PY: &str = include_str!("transfer_engine.py");
 
-/// A program that is not in the matrix: a perftest that runs for long.
+/// The secret of the job, for programs whose queue pairs get bundles.
+pub(super) const SECRET: &str = scratch!("job.secret");
+
+/// Programs that are not in the matrix: perftests that run for long.
 pub(super) const LONG_WRITE: &str = "ib_write_bw";
+pub(super) const LONG_BUNDLE: &str = "ib_read_bw_bundle";
 
 #[derive(Deserialize)]
 struct Catalogue {
@@ -50,6 +54,7 @@ struct Entry {
     stated: bool,
     defers: bool,
     fails: bool,
+    siblings: bool,
     datagrams_only: bool,
     dscp: Option<u8>,
     datagram_dscp: Option<u8>,
@@ -90,6 +95,7 @@ impl Entry {
             ("{python}", programs.python.as_deref().map_or_else(String::new, path)),
             ("{mooncake}", MOONCAKE.to_owned()),
             ("{tight}", TIGHT_SOCKET.to_owned()),
+            ("{secret}", SECRET.to_owned()),
         ];
         let fill = |word: &str| {
             values.iter().fold(word.to_owned(), |word, (name, value)| word.replace(name, value))
@@ -127,7 +133,9 @@ impl Entry {
             must_defer: self.defers,
             dscp: self.dscp.filter(|_| !self.datagrams_only),
             datagram_dscp: self.datagram_dscp,
-            all_cross: !self.fails,
+            // Barriers of bundles are messages, too.
+            all_cross: !self.fails && !self.siblings,
+            siblings: self.siblings,
             name: self.name,
         }
     }

@@ -16,10 +16,12 @@ use super::program::{Launch, Posted, Program, Side, Through, await_ready, task};
 use crate::child::poll;
 use crate::error::LabError;
 use crate::vm::network::DEVICES;
-use crate::vm::task::{LOOK_LATER, PATIENCE, TaskReport};
+use crate::vm::task::{LOOK_LATER, PATIENCE, Running, TaskReport};
 
-pub(super) const NAMES: [&str; 7] = [
+pub(super) const NAMES: [&str; 9] = [
     "daemon_killed_under_perftest",
+    "daemon_killed_under_a_bundle",
+    "peer_killed_under_a_bundle",
     WITH_MOONCAKE,
     "applications_killed",
     campaign::NAME,
@@ -53,6 +55,7 @@ pub(super) fn run(
     };
     let killed = match name {
         "daemon_killed_under_perftest" => Some(catalogue::LONG_WRITE),
+        "daemon_killed_under_a_bundle" => Some(catalogue::LONG_BUNDLE),
         WITH_MOONCAKE => Some(name),
         _ => None,
     };
@@ -62,6 +65,7 @@ pub(super) fn run(
     }
     let running = daemon.insert(running);
     match name {
+        "peer_killed_under_a_bundle" => peer_killed(lab, case),
         "applications_killed" => applications_killed(lab, running, case),
         "nothing_to_do" => nothing_to_do(lab, case),
         "valgrind" => {
@@ -89,15 +93,18 @@ fn preloaded(lab: &Lab<'_>, side: &Side, limit_s: u64) -> Result<TaskReport, Lab
     Ok(task(lab, side, &launch, REPORT).start()?.wait())
 }
 
-/// Kills the daemon with SIGKILL in the middle of a transfer. Starts another half a second later
-/// and returns it.
-fn daemon_killed(
-    lab: &Lab<'_>,
-    daemon: GuestDaemon,
-    program: &Program,
-    case: &mut CaseReport,
-) -> Result<Option<GuestDaemon>, LabError> {
+/// A program under way, and the bytes that had a permit before it began.
+struct UnderWay {
+    server: Running,
+    client: Running,
+    at_first: u64,
+}
+
+/// Starts a program and returns when some bytes of it had a permit.
+fn under_way(lab: &Lab<'_>, program: &Program) -> Result<UnderWay, LabError> {
+    /// In a bundle, siblings carry some of it by then.
     const UNDER_WAY: u64 = 4 << 20;
+    const WITH_SIBLINGS: u64 = 160 << 20;
     let (server, ready) = program.server.as_ref().ok_or_else(|| {
         LabError::Plan(format!("`{}` has no server for the daemon's end", program.name))
     })?;
@@ -109,15 +116,47 @@ fn daemon_killed(
     let mut server = start(server, SERVER_REPORT)?;
     await_ready(lab, &mut server, *ready)?;
     let at_first = status()?.totals.permitted_bytes;
+    let enough = at_first + if program.siblings { WITH_SIBLINGS } else { UNDER_WAY };
     let mut client = start(&program.client, REPORT)?;
     let begun = client.until(|| match status() {
-        Ok(status) if status.totals.permitted_bytes < at_first + UNDER_WAY => None,
+        Ok(status) if status.totals.permitted_bytes < enough => None,
         begun => Some(begun.map(drop)),
     });
     begun.unwrap_or_else(|| {
         let how = format!("has nothing under way; it said {}", client.said());
         Err(LabError::program("the client", how))
     })?;
+    Ok(UnderWay { server, client, at_first })
+}
+
+/// Kills the server with SIGKILL in the middle of a transfer with siblings. The client must notice
+/// and end by itself, as it does without the library.
+fn peer_killed(lab: &Lab<'_>, case: &mut CaseReport) -> Result<(), LabError> {
+    let program = catalogue::find(catalogue::LONG_BUNDLE, lab)?;
+    let UnderWay { server, client, .. } = under_way(lab, &program)?;
+    server.kill();
+    let client = client.wait();
+    let by_itself = !client.timed_out && client.status.and_then(|it| it.code()).is_some();
+    case.check(by_itself && !client.succeeded(), format!("the client did not notice: {client}"));
+    let Some(line) = read_report(REPORT)? else {
+        case.fail("the library wrote no report");
+        return Ok(());
+    };
+    case.library = line;
+    case.seen = format!("{} of {} work requests by siblings", line.by_siblings, line.work_requests);
+    case.check(line.by_siblings > 0, "no sibling carried anything");
+    wait_for_no_client()
+}
+
+/// Kills the daemon with SIGKILL in the middle of a transfer. Starts another half a second later
+/// and returns it.
+fn daemon_killed(
+    lab: &Lab<'_>,
+    daemon: GuestDaemon,
+    program: &Program,
+    case: &mut CaseReport,
+) -> Result<Option<GuestDaemon>, LabError> {
+    let UnderWay { server, mut client, at_first } = under_way(lab, program)?;
     let before = status()?.totals.permitted_bytes - at_first;
     daemon.kill();
     let was_running = client.is_running();
@@ -138,6 +177,11 @@ fn daemon_killed(
          second",
         line.bytes, line.bypassed_bytes
     );
+    if program.siblings {
+        let (siblings, all) = (line.by_siblings, line.work_requests);
+        let _ = write!(case.seen, "; {siblings} of {all} work requests by siblings");
+        case.check(siblings > 0, "no sibling carried anything");
+    }
     let found = line.reattaches > 0 && after > 0;
     case.check(found, "the new daemon was not found");
     check_bytes_over_a_restart(program, &client, &line, case);

@@ -35,7 +35,8 @@ mod pyverbs;
 mod report;
 mod wire;
 
-use std::fs;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
@@ -106,6 +107,10 @@ pub fn names(gid_index: u32) -> Vec<String> {
 pub fn run(guest: &mut Guest, config: &VerbsConfig) -> Result<VerbsReport, LabError> {
     fs::write(catalogue::MOONCAKE, catalogue::MOONCAKE_PY)
         .map_err(LabError::system("writing transfer_engine.py"))?;
+    // The library refuses a secret that other users can read.
+    fs::write(catalogue::SECRET, "the secret of this matrix, 32 bytes")
+        .and_then(|()| fs::set_permissions(catalogue::SECRET, Permissions::from_mode(0o600)))
+        .map_err(LabError::system("writing the job's secret"))?;
     let mut report = VerbsReport::default();
     let lab = Lab { guest, programs: &config.programs, matrix: &config.matrix };
     run_matrix(&lab, &mut report)?;

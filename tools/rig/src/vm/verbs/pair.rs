@@ -175,6 +175,14 @@ fn check_totals(program: &Program, crossed: &Crossed, case: &mut CaseReport) {
             case.check(right, why);
         }
     }
+    if program.siblings {
+        case.seen = format!(
+            "{} bundles, {} of {} work requests by siblings, DSCPs {:?}",
+            total.bundles, total.by_siblings, total.work_requests, crossed.connected
+        );
+        let some = total.by_siblings > 0 && crossed.connected.len() > 1;
+        case.check(some, format!("no sibling had a class of its own: {}", case.seen));
+    }
     let absent = program.dscp.is_some() && total.work_requests > 0 && crossed.connected.is_empty();
     case.check(!absent, "nothing of it crossed the router");
 }

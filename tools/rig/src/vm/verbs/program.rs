@@ -63,6 +63,8 @@ pub(super) struct Program {
     pub(super) datagram_dscp: Option<u8>,
     /// Whether each work request is a message on the wire. Not so if some are made to fail.
     pub(super) all_cross: bool,
+    /// Whether siblings of a bundle must have carried some work requests, in a class of their own.
+    pub(super) siblings: bool,
 }
 
 impl Side {
