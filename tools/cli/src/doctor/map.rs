@@ -234,8 +234,8 @@ fn counters(sources: &Sources<'_>, ports: &[&NicPort]) -> Option<String> {
     let of_port = |port: &&NicPort| match sources.daemon {
         DaemonReply::Absent => None,
         DaemonReply::Unknown => {
-            let pauses = |_: &str| Err(laxity_nic::DcbError::Unsupported);
-            let source = laxity_nic::counters_of(sources.root.path(), &port.device, pauses)?;
+            let (root, driver) = (sources.root.path(), laxity_nic::Driver::NONE);
+            let source = laxity_nic::counters_of(root, &port.device, driver)?;
             Some(source.name().to_owned())
         }
         DaemonReply::Answers(status) => {
