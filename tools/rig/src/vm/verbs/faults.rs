@@ -18,10 +18,9 @@ use crate::error::LabError;
 use crate::vm::network::DEVICES;
 use crate::vm::task::{LOOK_LATER, PATIENCE, Running, TaskReport};
 
-pub(super) const NAMES: [&str; 9] = [
+pub(super) const NAMES: [&str; 8] = [
     "daemon_killed_under_perftest",
     "daemon_killed_under_a_bundle",
-    "peer_killed_under_a_bundle",
     WITH_MOONCAKE,
     "applications_killed",
     campaign::NAME,
@@ -65,7 +64,6 @@ pub(super) fn run(
     }
     let running = daemon.insert(running);
     match name {
-        "peer_killed_under_a_bundle" => peer_killed(lab, case),
         "applications_killed" => applications_killed(lab, running, case),
         "nothing_to_do" => nothing_to_do(lab, case),
         "valgrind" => {
@@ -127,25 +125,6 @@ fn under_way(lab: &Lab<'_>, program: &Program) -> Result<UnderWay, LabError> {
         Err(LabError::program("the client", how))
     })?;
     Ok(UnderWay { server, client, at_first })
-}
-
-/// Kills the server with SIGKILL in the middle of a transfer with siblings. The client must notice
-/// and end by itself, as it does without the library.
-fn peer_killed(lab: &Lab<'_>, case: &mut CaseReport) -> Result<(), LabError> {
-    let program = catalogue::find(catalogue::LONG_BUNDLE, lab)?;
-    let UnderWay { server, client, .. } = under_way(lab, &program)?;
-    server.kill();
-    let client = client.wait();
-    let by_itself = !client.timed_out && client.status.and_then(|it| it.code()).is_some();
-    case.check(by_itself && !client.succeeded(), format!("the client did not notice: {client}"));
-    let Some(line) = read_report(REPORT)? else {
-        case.fail("the library wrote no report");
-        return Ok(());
-    };
-    case.library = line;
-    case.seen = format!("{} of {} work requests by siblings", line.by_siblings, line.work_requests);
-    case.check(line.by_siblings > 0, "no sibling carried anything");
-    wait_for_no_client()
 }
 
 /// Kills the daemon with SIGKILL in the middle of a transfer. Starts another half a second later

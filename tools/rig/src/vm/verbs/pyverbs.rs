@@ -1,5 +1,5 @@
 //! pyverbs' own test suite (rdma-core's `tests`) without the library, with it, and under a daemon
-//! that permits one work request at a time. The same tests must pass each time.
+//! that permits one work request at a time, and with bundles. The same tests must pass each time.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -10,6 +10,7 @@ use serde::Deserialize;
 
 use super::Lab;
 use super::case::CaseReport;
+use super::catalogue::SECRET;
 use super::daemon::{GuestDaemon, TIGHT_SOCKET};
 use super::program::patience;
 use crate::error::LabError;
@@ -48,6 +49,8 @@ enum Under {
     /// Without the library and without a daemon.
     Nothing,
     Daemon,
+    /// With the secret of bundles.
+    Bundles,
     /// With the library, under a daemon that permits one work request at a time.
     Tight,
 }
@@ -57,6 +60,7 @@ impl Under {
         match self {
             Self::Nothing => "without the library",
             Self::Daemon => "under the daemon",
+            Self::Bundles => "with bundles",
             Self::Tight => "one at a time",
         }
     }
@@ -81,6 +85,9 @@ fn suite(lab: &Lab<'_>, under: Under, only: &[&str]) -> Result<SuiteResults, Lab
         let library = text(&lab.programs.library);
         task.env.push(("LD_PRELOAD".into(), library));
         task.env.extend(patience());
+    }
+    if under == Under::Bundles {
+        task.env.push(("LAXITY_BUNDLES".into(), SECRET.into()));
     }
     if under == Under::Tight {
         let socket = TIGHT_SOCKET.to_owned();
@@ -133,6 +140,7 @@ pub(super) fn run(lab: &Lab<'_>, case: &mut CaseReport) -> Result<(), LabError> 
         return Err(LabError::program("pyverbs' suite", how));
     }
     compare(lab, &before, Under::Daemon, case)?;
+    compare(lab, &before, Under::Bundles, case)?;
     let _tight = GuestDaemon::start_tight(lab)?;
     compare(lab, &before, Under::Tight, case)
 }
