@@ -19,10 +19,10 @@ fn number(value: &serde_json::Value, key: &str) -> u64 {
 
 /// Cases that only run by hand with `laxity lab verbs` (`make verbs`), because they take minutes of
 /// emulation: pyverbs' suite, cases of the NCCL plugin that sockets cover as well, valgrind (the
-/// address sanitizer runs anyway), and a campaign of faults.
-const BY_HAND: [&str; 8] = [
-    "pyverbs", "valgrind", "campaign", "nccl_versions", "nccl_transfers", "nccl_collectives",
-    "nccl_peer_death", "nccl_under_daemon",
+/// address sanitizer runs anyway), and campaigns of faults.
+const BY_HAND: [&str; 9] = [
+    "pyverbs", "valgrind", "campaign", "campaign_of_bundles", "nccl_versions", "nccl_transfers",
+    "nccl_collectives", "nccl_peer_death", "nccl_under_daemon",
 ];
 
 #[test]

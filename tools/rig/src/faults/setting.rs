@@ -47,6 +47,8 @@ pub struct PathPrograms {
     /// and the one with Mooncake's C interface.
     pub preload: Vec<PathBuf>,
     pub gid_index: u32,
+    /// File with the secret of bundles, if queue pairs are to get some.
+    pub secret: Option<PathBuf>,
 }
 
 impl PathPrograms {

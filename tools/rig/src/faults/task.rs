@@ -167,8 +167,9 @@ pub(super) fn obey(stop: &AtomicBool, mut other: impl FnMut(u8)) {
 
 /// Returns the command of a program on verbs, under the preload library.
 fn verbs(task: &Task, role: &str, device: &str) -> Command {
-    let PathPrograms { program, library, gid_index, .. } = &task.programs;
+    let PathPrograms { program, library, gid_index, secret, .. } = &task.programs;
     let mut command = Command::new(program);
+    command.envs(secret.as_ref().map(|file| ("LAXITY_BUNDLES", file)));
     command.args([role, device, &gid_index.to_string()]).arg(&task.handle);
     command.arg(task.seed.to_string()).env("LD_PRELOAD", library);
     command.envs([STALL_IN_GUEST]).env("LAXITY_REPORT", task.report());

@@ -7,21 +7,25 @@ use std::sync::{Mutex, PoisonError};
 
 use super::Lab;
 use super::case::CaseReport;
+use super::catalogue::SECRET;
 use crate::error::LabError;
 use crate::faults::{self, Campaign, PathPrograms, Player, Setting, TransferCounts};
 
 pub(super) const NAME: &str = "campaign";
+/// The same, and queue pairs of verbs get bundles.
+pub(super) const OF_BUNDLES: &str = "campaign_of_bundles";
 
 /// Folder in the guest's memory for a schedule that failed. It is gone with the guest, so the case
 /// prints the schedule, and how to play the whole campaign again.
 const FAILURES: &str = scratch!("laxity-campaign");
 
-pub(super) fn run(lab: &Lab<'_>, case: &mut CaseReport) -> Result<(), LabError> {
+pub(super) fn run(name: &str, lab: &Lab<'_>, case: &mut CaseReport) -> Result<(), LabError> {
     let programs = lab.programs;
     let verbs = PathPrograms {
         program: programs.checks.join("campaign"),
         library: programs.library.clone(),
         gid_index: lab.guest.facts.gid_index,
+        secret: (name == OF_BUNDLES).then(|| PathBuf::from(SECRET)),
         ..PathPrograms::default()
     };
     let plugin = programs.nccl.as_ref().map(|nccl| nccl.plugin.clone());

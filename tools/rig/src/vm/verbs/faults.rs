@@ -18,12 +18,13 @@ use crate::error::LabError;
 use crate::vm::network::DEVICES;
 use crate::vm::task::{LOOK_LATER, PATIENCE, Running, TaskReport};
 
-pub(super) const NAMES: [&str; 8] = [
+pub(super) const NAMES: [&str; 9] = [
     "daemon_killed_under_perftest",
     "daemon_killed_under_a_bundle",
     WITH_MOONCAKE,
     "applications_killed",
     campaign::NAME,
+    campaign::OF_BUNDLES,
     "nothing_to_do",
     "valgrind",
     "address_sanitizer",
@@ -41,12 +42,12 @@ pub(super) fn run(
     daemon: &mut Option<GuestDaemon>,
     case: &mut CaseReport,
 ) -> Result<(), LabError> {
-    if name == campaign::NAME {
+    if [campaign::NAME, campaign::OF_BUNDLES].contains(&name) {
         // A campaign has its own daemons. This daemon would see their traffic as foreign.
         if let Some(daemon) = daemon.take() {
             daemon.kill();
         }
-        return campaign::run(lab, case);
+        return campaign::run(name, lab, case);
     }
     let running = match daemon.take() {
         Some(daemon) => daemon,
