@@ -1,244 +1,178 @@
-//! The catalogue of the matrix: the programs, their arguments, and their work requests.
+//! The catalogue of the matrix: reads the programs, their arguments and their work requests from
+//! `catalogue.toml`, which describes its settings.
 
+use std::path::Path;
 use std::time::Duration;
 
-use super::Programs;
-use super::daemon::{COLLECTIVE, P2D, TIGHT_SOCKET};
+use serde::Deserialize;
+
+use super::daemon::TIGHT_SOCKET;
 use super::program::{Launch, Posted, Program, Ready, Side, Through};
+use super::{Lab, Programs};
+use crate::error::LabError;
 use crate::vm::network::{ADDRESSES, DEVICES};
 
 pub(super) const MOONCAKE: &str = scratch!("transfer_engine.py");
 pub(super) const MOONCAKE_PY: &str = include_str!("transfer_engine.py");
-pub(super) const MOONCAKE_PORT: u16 = 7473;
 
-/// The sides of a perftest that post work requests.
-#[derive(Clone, Copy)]
-enum Who {
-    Client,
-    Both,
+/// A program that is not in the matrix: a perftest that runs for long.
+pub(super) const LONG_WRITE: &str = "ib_write_bw";
+
+#[derive(Deserialize)]
+struct Catalogue {
+    group: Vec<ProgramGroup>,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Trait {
-    /// The program posts more than the rate allows, so some of it has to wait.
-    Greedy,
-    Run,
-    /// The program finds its peer by the RDMA connection manager. It also exchanges parameters and
-    /// barriers by RDMA, so only the wire shows how many work requests there are.
-    Managed,
-    Datagram,
+#[derive(Deserialize)]
+struct ProgramGroup {
+    programs: Vec<toml::Table>,
+    #[serde(flatten)]
+    common: toml::Table,
 }
 
-/// A perftest: its name, command, posting sides, number and size of work requests, and traits.
-type Perftest = (&'static str, &'static str, Who, u64, u64, &'static [Trait]);
-
-#[rustfmt::skip]
-const PERFTESTS: &[Perftest] = {
-    const K64: u64 = 65536;
-    use Trait::{Datagram, Greedy, Managed, Run};
-    use Who::{Both, Client};
-    &[
-        ("write_bw", "ib_write_bw -n 160", Client, 160, K64, &[Greedy, Run]),
-        ("write_bw_4_qps", "ib_write_bw -n 50 -q 4", Client, 200, K64, &[Greedy]),
-        ("write_bw_post_list", "ib_write_bw -n 160 -l 16", Client, 160, K64, &[Greedy]),
-        ("write_bw_cq_mod", "ib_write_bw -n 160 -Q 20", Client, 160, K64, &[Greedy]),
-        // These are so few bytes that possibly none has to wait.
-        ("write_bw_inline", "ib_write_bw -n 1000 -s 64 -I 64", Client, 1000, 64, &[]),
-        ("write_bw_both_ways", "ib_write_bw -n 100 -b", Both, 100, K64, &[Greedy]),
-        ("write_bw_uc", "ib_write_bw -n 160 -c UC", Client, 160, K64, &[Greedy]),
-        ("write_lat", "ib_write_lat -n 100 -s 8", Both, 100, 8, &[]),
-        ("write_lat_uc_inline", "ib_write_lat -n 100 -s 64 -c UC -I 64", Both, 100, 64, &[]),
-        ("read_bw", "ib_read_bw -n 160", Client, 160, K64, &[Greedy, Run]),
-        // An emulated processor that is woken for each completion may be slower than the rate.
-        ("read_bw_events", "ib_read_bw -n 160 -e", Client, 160, K64, &[]),
-        ("read_lat", "ib_read_lat -n 100 -s 4096", Client, 100, 4096, &[]),
-        ("send_bw", "ib_send_bw -n 160", Client, 160, K64, &[Greedy]),
-        ("send_bw_events", "ib_send_bw -n 160 -e", Client, 160, K64, &[]),
-        ("send_bw_list_qps", "ib_send_bw -n 96 -l 8 -q 2", Client, 192, K64, &[Greedy]),
-        ("send_bw_ud", "ib_send_bw -n 300 -c UD -s 2048", Client, 300, 2048, &[Datagram]),
-        ("send_lat", "ib_send_lat -n 100 -s 64", Both, 100, 64, &[]),
-        ("send_lat_events", "ib_send_lat -n 100 -s 64 -e", Both, 100, 64, &[]),
-        ("atomic_bw", "ib_atomic_bw -n 200", Client, 200, 8, &[]),
-        ("atomic_lat", "ib_atomic_lat -n 100", Client, 100, 8, &[]),
-        ("write_bw_cm", "ib_write_bw -n 160 -R", Client, 0, 0, &[Greedy, Run, Managed]),
-        ("send_lat_cm", "ib_send_lat -n 100 -s 64 -R", Both, 0, 0, &[Managed]),
-    ]
-};
-
-/// Exponent of the timeout of perftest's queue pairs: 4.096 µs · 2^18, about a second. perftest has
-/// 67 ms, and on a busy machine acknowledgements take longer. What rxe (Linux 6.1) sends again then
-/// may end in `IBV_WC_REM_INV_REQ_ERR` (docs/notes/verbs-seen-once.md).
-const TIMEOUT_EXPONENT: u32 = 18;
-
-fn perftest(gid: u32, &(name, line, who, posts, size, traits): &Perftest) -> Program {
-    let has = |wanted| traits.contains(&wanted);
-    let (one, none) = match has(Trait::Managed) {
-        true => (Posted::Wire, Posted::Wire),
-        false => (exactly(posts, posts * size), exactly(0, 0)),
-    };
-    let server = match who {
-        Who::Client => none,
-        Who::Both => one,
-    };
-    let ready = match has(Trait::Managed) {
-        true => Ready::Management,
-        false => Ready::Port(18515),
-    };
-    let line = |device: usize, to: &str| {
-        format!("{line} -d {} -x {gid} -u {TIMEOUT_EXPONENT} -F {to}", DEVICES[device])
-    };
-    let through = match has(Trait::Run) {
-        true => Through::Run,
-        false => Through::Preload,
-    };
-    Program {
-        name: name.into(),
-        launch: launch(through, "perftest", 300),
-        server: Some((Side::new(&line(0, ""), server), ready)),
-        client: Side::new(&line(1, ADDRESSES[0]), one),
-        must_defer: has(Trait::Greedy),
-        dscp: (!has(Trait::Datagram)).then_some(P2D),
-        datagram_dscp: has(Trait::Datagram).then_some(0),
-        all_cross: true,
-    }
+#[derive(Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct Entry {
+    name: String,
+    outside_matrix: bool,
+    line: String,
+    both: Option<String>,
+    server: Option<String>,
+    client: Option<String>,
+    env: Vec<String>,
+    run: bool,
+    profile: Option<String>,
+    limit_s: Option<u64>,
+    port: Option<u16>,
+    posts: Option<u64>,
+    bytes: u64,
+    both_post: bool,
+    stated: bool,
+    defers: bool,
+    fails: bool,
+    datagrams_only: bool,
+    dscp: Option<u8>,
+    datagram_dscp: Option<u8>,
 }
 
-const fn launch(through: Through, profile: &'static str, limit_s: u64) -> Launch {
-    Launch { through, profile, limit: Duration::from_secs(limit_s) }
-}
-
-const fn exactly(work_requests: u64, bytes: u64) -> Posted {
-    Posted::Exactly { work_requests, bytes }
-}
-
-fn perftests(gid: u32) -> Vec<Program> {
-    PERFTESTS.iter().map(|test| perftest(gid, test)).collect()
-}
-
-/// Returns the programs over frameworks. The framework chooses the work requests of a message.
-fn frameworks(gid: u32) -> Vec<Program> {
-    let side = |line: &str| Side::new(line, Posted::Wire);
-    let pair = |name: &str, profile, server: Side, ready, client: Side| Program {
-        name: name.into(),
-        launch: launch(Through::Run, profile, 300),
-        server: Some((server, ready)),
-        client,
-        must_defer: false,
-        dscp: Some(P2D),
-        datagram_dscp: None,
-        all_cross: true,
-    };
-    let ucx = |name: &str, test: &str, must_defer: bool| {
-        let gid = gid.to_string();
-        let side = |device: usize, to: &str| {
-            side(&format!("ucx_perftest {test} -s 65536 -n 160 -w 5 {to}"))
-                .with("UCX_TLS", "rc_verbs,ud_verbs")
-                .with("UCX_NET_DEVICES", &format!("{}:1", DEVICES[device]))
-                .with("UCX_IB_GID_INDEX", &gid)
-                // SoftRoCE does not fill in the header of a datagram as UCX expects.
-                .with("UCX_UD_VERBS_ETH_DGID_CHECK", "n")
-        };
-        let (server, client) = (side(0, ""), side(1, ADDRESSES[0]));
-        Program {
-            must_defer,
-            // Datagrams carry UCX's default traffic class, 106.
-            datagram_dscp: Some(26),
-            ..pair(name, "ucx", server, Ready::Port(13337), client)
-        }
-    };
-    let here = ADDRESSES[0];
-    let rping = |role: &str| side(&format!("rping {role} -a {here} -C 20 -S 4096 -V"));
-    let libfabric = |device: &str, to: &str| {
-        let line = format!("fi_pingpong -p verbs -e msg -d {device} -I 50 -S 65536 -v {to}");
-        side(&line)
-    };
-    let (server, client) = (libfabric("rxe0", ""), libfabric("rxe1", here));
-    vec![
-        pair("rping", "default", rping("-s"), Ready::Management, rping("-c")),
-        ucx("ucx_put", "-t ucp_put_bw -C", true),
-        // This test sends pieces of 8 KiB, more slowly than the enforced rate.
-        ucx("ucx_tag", "-t tag_bw", false),
-        pair("fi_pingpong", "default", server, Ready::Port(47592), client),
-    ]
-}
-
-pub(super) fn mooncake(programs: &Programs, name: &str, what: &str) -> Option<Program> {
-    let python = programs.python.as_ref()?.display().to_string();
-    let side = |line: &str| {
-        let mut side = Side::new(line, Posted::Stated);
-        side.argv.insert(0, python.clone());
-        side
-    };
-    let server = format!("{MOONCAKE} target {} {MOONCAKE_PORT}", DEVICES[0]);
-    let client = format!("{MOONCAKE} initiator {} {MOONCAKE_PORT} {what}", DEVICES[1]);
-    Some(Program {
-        name: name.into(),
-        launch: launch(Through::Run, "mooncake", 300),
-        server: Some((side(&server), Ready::Port(MOONCAKE_PORT))),
-        client: side(&client),
-        must_defer: true,
-        dscp: Some(P2D),
-        datagram_dscp: None,
-        all_cross: true,
+/// Returns all programs of the catalogue.
+///
+/// # Panics
+/// Never: the catalogue is a part of this program, and a test reads it.
+fn entries() -> impl Iterator<Item = Entry> {
+    let text = include_str!("catalogue.toml");
+    let catalogue: Catalogue = toml::from_str(text).expect("the catalogue has groups");
+    catalogue.group.into_iter().flat_map(|group| {
+        let common = group.common;
+        group.programs.into_iter().map(move |own| {
+            let mut all = common.clone();
+            all.extend(own);
+            all.try_into().expect("the settings of a program are right")
+        })
     })
 }
 
-pub(super) fn long_write(gid: u32) -> Program {
-    let test = (
-        "ib_write_bw",
-        "ib_write_bw -n 3200",
-        Who::Client,
-        3200,
-        65536,
-        &[Trait::Greedy, Trait::Run][..],
-    );
-    Program { launch: launch(Through::Run, "perftest", 300), dscp: None, ..perftest(gid, &test) }
+impl Entry {
+    /// Makes a side of the program: 0 is the server, and 1 is the client.
+    fn side(
+        &self,
+        command: &str,
+        side: usize,
+        posted: Posted,
+        (gid, programs): (u32, &Programs),
+    ) -> Side {
+        let path = |path: &Path| path.display().to_string();
+        let values = [
+            ("{device}", DEVICES[side].to_owned()),
+            ("{peer}", ["", ADDRESSES[0]][side].to_owned()),
+            ("{gid}", gid.to_string()),
+            ("{checks}", path(&programs.checks)),
+            ("{python}", programs.python.as_deref().map_or_else(String::new, path)),
+            ("{mooncake}", MOONCAKE.to_owned()),
+            ("{tight}", TIGHT_SOCKET.to_owned()),
+        ];
+        let fill = |word: &str| {
+            values.iter().fold(word.to_owned(), |word, (name, value)| word.replace(name, value))
+        };
+        let command = command.replace("{line}", &self.line);
+        let argv = command.split_whitespace().map(fill).filter(|word| !word.is_empty());
+        let set = self.env.iter().filter_map(|set| set.split_once('='));
+        Side {
+            argv: argv.collect(),
+            env: set.map(|(name, value)| (name.to_owned(), fill(value))).collect(),
+            posted,
+        }
+    }
+
+    fn program(self, context: (u32, &Programs)) -> Program {
+        let exactly = |count| Posted::Exactly { work_requests: count, bytes: count * self.bytes };
+        let posted = match self.posts {
+            Some(count) => exactly(count),
+            None if self.stated => Posted::Stated,
+            None => Posted::Wire,
+        };
+        let is_silent = self.posts.is_some() && !self.both_post;
+        let by_server = if is_silent { exactly(0) } else { posted };
+        let ready = self.port.map_or(Ready::Management, Ready::Port);
+        let server = self.server.as_ref().or(self.both.as_ref());
+        let client = self.client.as_ref().or(self.both.as_ref()).map_or("", String::as_str);
+        Program {
+            launch: Launch {
+                through: if self.run { Through::Run } else { Through::Preload },
+                profile: self.profile.clone().unwrap_or_else(|| "default".to_owned()),
+                limit: Duration::from_secs(self.limit_s.unwrap_or(300)),
+            },
+            server: server.map(|command| (self.side(command, 0, by_server, context), ready)),
+            client: self.side(client, 1, posted, context),
+            must_defer: self.defers,
+            dscp: self.dscp.filter(|_| !self.datagrams_only),
+            datagram_dscp: self.datagram_dscp,
+            all_cross: !self.fails,
+            name: self.name,
+        }
+    }
+
+    /// Reports whether the program needs what this run does not have.
+    fn lacks_python(&self, programs: &Programs) -> bool {
+        let of_mooncake = |command: &String| command.contains("{python}");
+        programs.python.is_none() && self.client.as_ref().is_some_and(of_mooncake)
+    }
 }
 
-fn checks(programs: &Programs, gid: u32) -> Vec<Program> {
-    let folder = programs.checks.display().to_string();
-    let program = |name: &str, line: &str, through| Program {
-        name: name.into(),
-        launch: launch(through, "default", 240),
-        server: None,
-        client: Side::new(&format!("{folder}/{line} -g {gid}"), Posted::Stated)
-            // The factor on time limits, because the machine may have other load.
-            .with("VERBS_SLOW", "4"),
-        must_defer: true,
-        dscp: Some(P2D),
-        datagram_dscp: Some(0),
-        all_cross: false,
-    };
-    let nccl = |name: &str, line: &str| Program {
-        launch: launch(Through::Preload, "nccl", 240),
-        dscp: Some(COLLECTIVE),
-        all_cross: true,
-        ..program(name, line, Through::Preload)
-    };
-    // The program takes options before the subtests.
-    let options_first = |mut program: Program| {
-        let gid_option = program.client.argv.split_off(program.client.argv.len() - 2);
-        program.client.argv.splice(1..1, gid_option);
-        program
-    };
-    // While a work request waits, the library counts the free entries of the send queue. SoftRoCE's
-    // provider accepts more than it announces, so all work requests have to wait here.
-    let strict = "verbs_check --strict-sq sq_overflow wr_overflow";
-    let mut tight = options_first(program("send_queue_full", strict, Through::Preload));
-    tight.client = tight.client.with("LAXITY_SOCKET", TIGHT_SOCKET);
-    vec![
-        nccl("dlopen", "dlopen_check"),
-        nccl("late_dlopen", "dlopen_check --late"),
-        options_first(nccl("nccl_rma_ib_proxy", "verbs_check nccl_rma")),
-        program("verbs_check", "verbs_check", Through::Run),
-        tight,
-    ]
-}
-
+/// Returns the programs of the matrix.
 pub(super) fn all(gid: u32, programs: &Programs) -> Vec<Program> {
-    let mut all = perftests(gid);
-    all.extend(frameworks(gid));
-    all.extend(mooncake(programs, "mooncake", "all"));
-    all.extend(checks(programs, gid));
-    all
+    entries()
+        .filter(|entry| !entry.outside_matrix && !entry.lacks_python(programs))
+        .map(|entry| entry.program((gid, programs)))
+        .collect()
+}
+
+/// Returns a program that is not in the matrix.
+pub(super) fn find(name: &str, lab: &Lab<'_>) -> Result<Program, LabError> {
+    entries()
+        .find(|entry| entry.outside_matrix && entry.name == name)
+        .filter(|entry| !entry.lacks_python(lab.programs))
+        .map(|entry| entry.program((lab.guest.facts.gid_index, lab.programs)))
+        .ok_or_else(|| {
+            let next_step = "run without --without-mooncake";
+            LabError::missing("the Mooncake Transfer Engine", next_step)
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_programs_have_names_of_their_own_and_commands_without_gaps() {
+        for entry in entries() {
+            let program = entry.program((3, &Programs::default()));
+            let server = program.server.iter().flat_map(|(side, _)| &side.argv);
+            let words: Vec<&String> = program.client.argv.iter().chain(server).collect();
+            assert!(!words.is_empty() && !words.iter().any(|word| word.contains('{')), "{words:?}");
+        }
+        let names = crate::vm::verbs::names(3);
+        let different: std::collections::BTreeSet<&String> = names.iter().collect();
+        assert_eq!(different.len(), names.len(), "{names:?}");
+    }
 }

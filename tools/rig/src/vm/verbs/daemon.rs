@@ -2,12 +2,13 @@
 
 use std::fs;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use laxity_wire::{ControlClient, Status};
 use nix::sys::signal::Signal;
 
 use super::{Lab, Programs};
+use crate::child::{descriptors, status_number};
 use crate::error::LabError;
 use crate::vm::guest::Guest;
 use crate::vm::task::{PATIENCE, Running};
@@ -22,7 +23,6 @@ const FOR_EVER: Duration = Duration::from_secs(24 * 3600);
 pub(super) const LEVELS: [u8; 8] = [46, 34, 26, 18, 18, 10, 10, 10];
 pub(super) const SCAVENGER: u8 = 8;
 pub(super) const COLLECTIVE: u8 = 34;
-pub(super) const P2D: u8 = 10;
 
 /// Returns the configuration. The guest can send more than 200 Mbit/s, so work requests wait. The
 /// scheduler thread does not spin, because the guest has only two emulated processors.
@@ -69,18 +69,15 @@ impl GuestDaemon {
         let argv = [&programs.laxityd, Path::new("--config"), path];
         let argv = argv.map(|word| word.display().to_string());
         let mut running = guest.task(argv, FOR_EVER).start()?;
-        let give_up = Instant::now() + PATIENCE;
-        loop {
-            // The socket of a killed daemon still exists, so the process id is compared.
-            match status_at(control) {
-                Ok(status) if status.pid == running.id() => return Ok(Self { running }),
-                _ if !running.is_running() || Instant::now() > give_up => {
-                    let how = format!("does not come up in the guest; it said: {}", running.said());
-                    return Err(LabError::program("laxityd", how));
-                }
-                _ => std::thread::sleep(Duration::from_millis(50)),
-            }
-        }
+        // The socket of a killed daemon still exists, so the process id is compared.
+        let id = running.id();
+        running
+            .until(|| status_at(control).is_ok_and(|status| status.pid == id).then_some(()))
+            .ok_or_else(|| {
+                let how = format!("does not come up in the guest; it said: {}", running.said());
+                LabError::program("laxityd", how)
+            })?;
+        Ok(Self { running })
     }
 
     /// Kills the daemon with SIGKILL, and returns when it has ended.
@@ -91,19 +88,10 @@ impl GuestDaemon {
 
     /// Returns the number of open file descriptors and the resident memory in KiB.
     pub(super) fn footprint(&self) -> Result<(usize, u64), LabError> {
-        let process = Path::new("/proc").join(self.running.id().to_string());
-        let descriptors = fs::read_dir(process.join("fd"))
-            .map_err(LabError::system("counting the daemon's file descriptors"))?
-            .count();
-        let status = fs::read_to_string(process.join("status"))
-            .map_err(LabError::system("reading the daemon's memory"))?;
-        let resident = status
-            .lines()
-            .find_map(|line| line.strip_prefix("VmRSS:"))
-            .and_then(|rest| rest.split_whitespace().next())
-            .and_then(|kib| kib.parse().ok())
-            .ok_or_else(|| LabError::unreadable("the daemon's memory", "there is no VmRSS"))?;
-        Ok((descriptors, resident))
+        let pid = self.running.id();
+        descriptors(pid).zip(status_number(pid, "VmRSS")).ok_or_else(|| {
+            LabError::unreadable("the daemon's descriptors and memory", "it has none in /proc")
+        })
     }
 
     pub(super) fn log(&self) -> String {

@@ -4,7 +4,7 @@
 
 use std::fmt::Write as _;
 use std::fs;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::Lab;
 use super::campaign;
@@ -13,9 +13,10 @@ use super::catalogue;
 use super::daemon::{GuestDaemon, status};
 use super::pair::stated;
 use super::program::{Launch, Posted, Program, Side, Through, await_ready, task};
+use crate::child::poll;
 use crate::error::LabError;
 use crate::vm::network::DEVICES;
-use crate::vm::task::{PATIENCE, TaskReport};
+use crate::vm::task::{LOOK_LATER, PATIENCE, TaskReport};
 
 pub(super) const NAMES: [&str; 7] = [
     "daemon_killed_under_perftest",
@@ -51,18 +52,12 @@ pub(super) fn run(
         None => GuestDaemon::start(lab)?,
     };
     let killed = match name {
-        "daemon_killed_under_perftest" => Some(catalogue::long_write(lab.guest.facts.gid_index)),
-        WITH_MOONCAKE => {
-            let program = catalogue::mooncake(lab.programs, name, "long");
-            Some(program.ok_or_else(|| {
-                let next_step = "run without --without-mooncake";
-                LabError::missing("the Mooncake Transfer Engine", next_step)
-            })?)
-        }
+        "daemon_killed_under_perftest" => Some(catalogue::LONG_WRITE),
+        WITH_MOONCAKE => Some(name),
         _ => None,
     };
     if let Some(program) = killed {
-        *daemon = daemon_killed(lab, running, &program, case)?;
+        *daemon = daemon_killed(lab, running, &catalogue::find(program, lab)?, case)?;
         return Ok(());
     }
     let running = daemon.insert(running);
@@ -88,10 +83,10 @@ pub(super) fn run(
 fn preloaded(lab: &Lab<'_>, side: &Side, limit_s: u64) -> Result<TaskReport, LabError> {
     let launch = Launch {
         through: Through::Preload,
-        profile: "default",
+        profile: "default".to_owned(),
         limit: Duration::from_secs(limit_s),
     };
-    Ok(task(lab, side, launch, REPORT).start()?.wait())
+    Ok(task(lab, side, &launch, REPORT).start()?.wait())
 }
 
 /// Kills the daemon with SIGKILL in the middle of a transfer. Starts another half a second later
@@ -109,20 +104,20 @@ fn daemon_killed(
     let start = |side: &Side, report: &str| {
         // The empty value restores the library's default stall timeout.
         let side = side.clone().with("LAXITY_STALL_MS", "");
-        task(lab, &side, program.launch, report).start()
+        task(lab, &side, &program.launch, report).start()
     };
     let mut server = start(server, SERVER_REPORT)?;
     await_ready(lab, &mut server, *ready)?;
     let at_first = status()?.totals.permitted_bytes;
     let mut client = start(&program.client, REPORT)?;
-    let give_up = Instant::now() + PATIENCE;
-    while status()?.totals.permitted_bytes < at_first + UNDER_WAY {
-        if !client.is_running() || Instant::now() > give_up {
-            let how = format!("has nothing under way; it said {}", client.said());
-            return Err(LabError::program("the client", how));
-        }
-        std::thread::sleep(Duration::from_millis(50));
-    }
+    let begun = client.until(|| match status() {
+        Ok(status) if status.totals.permitted_bytes < at_first + UNDER_WAY => None,
+        begun => Some(begun.map(drop)),
+    });
+    begun.unwrap_or_else(|| {
+        let how = format!("has nothing under way; it said {}", client.said());
+        Err(LabError::program("the client", how))
+    })?;
     let before = status()?.totals.permitted_bytes - at_first;
     daemon.kill();
     let was_running = client.is_running();
@@ -180,18 +175,14 @@ fn check_bytes_over_a_restart(
 }
 
 fn wait_for_no_client() -> Result<(), LabError> {
-    let give_up = Instant::now() + PATIENCE;
-    loop {
-        let attached = status()?.clients.len();
-        if attached == 0 {
-            return Ok(());
-        }
-        if Instant::now() > give_up {
-            let what = format!("{attached} clients are still attached");
-            return Err(LabError::Timeout { what, within: PATIENCE, said: String::new() });
-        }
-        std::thread::sleep(Duration::from_millis(50));
-    }
+    let gone = poll(PATIENCE, LOOK_LATER, || match status() {
+        Ok(status) if !status.clients.is_empty() => None,
+        gone => Some(gone.map(drop)),
+    });
+    gone.unwrap_or_else(|| {
+        let what = format!("{} clients are still attached", status()?.clients.len());
+        Err(LabError::Timeout { what, within: PATIENCE, said: String::new() })
+    })
 }
 
 /// Kills applications with SIGKILL many times while their work requests wait.
@@ -217,14 +208,9 @@ fn applications_killed(
     wait_for_no_client()?;
     // The daemon may not have closed the connection of the last `status` yet. A leaked connection
     // stays open.
-    let give_up = Instant::now() + PATIENCE;
-    let (descriptors_after, resident_after) = loop {
-        let (open, resident) = daemon.footprint()?;
-        if open <= descriptors || Instant::now() > give_up {
-            break (open, resident);
-        }
-        std::thread::sleep(Duration::from_millis(50));
-    };
+    let is_closed = |(open, _): &(usize, u64)| *open <= descriptors;
+    poll(PATIENCE, LOOK_LATER, || daemon.footprint().ok().filter(is_closed));
+    let (descriptors_after, resident_after) = daemon.footprint()?;
     let after = status()?.totals;
     let cancelled = after.cancelled_flows - before.cancelled_flows;
     let attached = after.attachments - before.attachments;

@@ -3,11 +3,11 @@
 //!
 //! ```text
 //! prepare.rs    on the host: builds the check programs, gets the Transfer Engine
-//! catalogue.rs  which programs, and what they post
+//! catalogue.rs  which programs, and what they post, from catalogue.toml
 //! pair.rs       runs one and judges it, by the library's report and by the wire (wire.rs)
 //! faults.rs     SIGKILL of the daemon and of applications; valgrind and the address sanitizer
 //! campaign.rs   a fault campaign: many faults at a time, from a seed
-//! plugin.rs     the NCCL plugin, driven as NCCL does, on the same devices
+//! plugin.rs     the NCCL plugin, driven as NCCL does, on the same devices (nccl_cases.toml)
 //! paths.rs      the map of RDMA paths, against programs that run
 //! pyverbs.rs    pyverbs' own test suite, with the library and without
 //! case.rs       the result of one case
@@ -98,11 +98,9 @@ pub(super) struct Lab<'a> {
 /// Returns the names of all programs, cases of the NCCL plugin, and faults of the matrix.
 pub fn names(gid_index: u32) -> Vec<String> {
     let all = Programs { python: Some(PathBuf::new()), ..Programs::default() };
-    let programs = catalogue::all(gid_index, &all).into_iter();
-    let others = plugin::NAMES.into_iter().chain([pyverbs::NAME]);
-    (programs.map(|program| program.name))
-        .chain(others.chain(faults::NAMES).map(String::from))
-        .collect()
+    let programs = catalogue::all(gid_index, &all).into_iter().map(|program| program.name);
+    let others = [pyverbs::NAME].into_iter().chain(faults::NAMES).map(String::from);
+    programs.chain(plugin::names()).chain(others).collect()
 }
 
 pub fn run(guest: &mut Guest, config: &VerbsConfig) -> Result<VerbsReport, LabError> {
@@ -123,13 +121,13 @@ fn run_matrix(lab: &Lab<'_>, report: &mut VerbsReport) -> Result<(), LabError> {
     }
     let mut daemon = Some(GuestDaemon::start(lab)?);
     let nccl = lab.programs.nccl.as_ref();
-    let plugin = nccl.map_or(&[][..], |_| &plugin::NAMES);
-    let suite = lab.programs.pyverbs.as_ref();
-    let suite = suite.map_or(&[][..], |_| &[pyverbs::NAME]);
+    let plugin = nccl.map_or_else(Vec::new, |_| plugin::names());
+    let suite: Vec<String> =
+        lab.programs.pyverbs.iter().map(|_| pyverbs::NAME.to_owned()).collect();
     let mut suites = Vec::new();
     let _ = run_programs(lab, report)?
-        && run_cases(lab, plugin, &mut report.plugin, plugin::run)?
-        && run_cases(lab, suite, &mut suites, |_, lab, case| pyverbs::run(lab, case))?;
+        && run_cases(lab, &plugin, &mut report.plugin, plugin::run)?
+        && run_cases(lab, &suite, &mut suites, |_, lab, case| pyverbs::run(lab, case))?;
     report.pyverbs = suites.pop();
     if report.failed() {
         let log = daemon.as_ref().map(GuestDaemon::log).unwrap_or_default();
@@ -148,11 +146,11 @@ fn run_matrix(lab: &Lab<'_>, report: &mut VerbsReport) -> Result<(), LabError> {
 
 fn run_cases(
     lab: &Lab<'_>,
-    names: &[&str],
+    names: &[impl AsRef<str>],
     reports: &mut Vec<CaseReport>,
     mut run: impl FnMut(&str, &Lab<'_>, &mut CaseReport) -> Result<(), LabError>,
 ) -> Result<bool, LabError> {
-    for name in names.iter().filter(|name| lab.matrix.wants(name)) {
+    for name in names.iter().map(AsRef::as_ref).filter(|name| lab.matrix.wants(name)) {
         let report = CaseReport::of(name, lab.guest, |case| run(name, lab, case))?;
         let passed = report.passed;
         reports.push(report);

@@ -26,7 +26,7 @@ struct PairReports {
 }
 
 fn run_both(lab: &Lab<'_>, program: &Program) -> Result<PairReports, LabError> {
-    let start = |side: &Side, report: &str| task(lab, side, program.launch, report).start();
+    let start = |side: &Side, report: &str| task(lab, side, &program.launch, report).start();
     let _ = fs::remove_file(SERVER_REPORT);
     let mut server = None;
     if let Some((side, ready)) = &program.server {
@@ -77,7 +77,7 @@ pub(super) fn run(
     Ok(ProgramReport {
         case,
         command: program.client.argv.join(" "),
-        profile: program.launch.profile.into(),
+        profile: program.launch.profile.clone(),
         wire_messages: crossed.messages,
         wire_bytes: crossed.bytes,
         wire_repeats: crossed.repeats,

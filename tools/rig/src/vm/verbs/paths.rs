@@ -2,19 +2,19 @@
 //! one under the library, one without it, and one with the NCCL plugin.
 
 use std::fs;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use nix::sys::signal::Signal;
 use serde::Deserialize;
 
 use super::Lab;
 use super::case::CaseReport;
-use super::catalogue::long_write;
+use super::catalogue::{self, LONG_WRITE};
 use super::daemon::status;
 use super::plugin::{self, Nccl};
 use super::program::{Ready, Side, await_ready, task};
 use crate::error::LabError;
-use crate::vm::task::{PATIENCE, Running};
+use crate::vm::task::Running;
 
 pub(super) const NAME: &str = "map_of_paths";
 
@@ -91,13 +91,13 @@ pub(super) fn run(lab: &Lab<'_>, nccl: &Nccl, case: &mut CaseReport) -> Result<(
 
 /// Starts an endless perftest, and returns its client and its server.
 fn perftest(lab: &Lab<'_>, is_preloaded: bool) -> Result<(Running, Running), LabError> {
-    let program = long_write(lab.guest.facts.gid_index);
+    let program = catalogue::find(LONG_WRITE, lab)?;
     let start = |side: &Side| {
         let mut side = side.clone();
         // The last of several options counts.
         side.argv.extend(["-n", "1000000"].map(str::to_owned));
         if is_preloaded {
-            return task(lab, &side, program.launch, REPORT).start();
+            return task(lab, &side, &program.launch, REPORT).start();
         }
         side.argv.extend(["-p".to_owned(), BARE_PORT.to_string()]);
         lab.guest.task(side.argv, LIMIT).start()
@@ -114,19 +114,21 @@ fn perftest(lab: &Lab<'_>, is_preloaded: bool) -> Result<(Running, Running), Lab
 /// Waits until a program that is to be ordered is a client of the daemon, and another one has a
 /// device open.
 fn await_begin(program: &mut Expected) -> Result<(), LabError> {
-    let give_up = Instant::now() + PATIENCE;
     let pid = program.running.id();
-    let is_client = || -> Result<bool, LabError> {
+    let has_begun = || -> Result<bool, LabError> {
+        if program.laxity != "ordered" {
+            return Ok(has_device(pid));
+        }
         Ok(status()?.clients.iter().any(|it| it.pid == pid && it.submitted_bytes > 0))
     };
-    while !(if program.laxity == "ordered" { is_client()? } else { has_device(pid) }) {
-        if !program.running.is_running() || Instant::now() > give_up {
-            let how = format!("does not begin; it said {}", program.running.said());
-            return Err(LabError::program(program.name, how));
-        }
-        std::thread::sleep(Duration::from_millis(50));
-    }
-    Ok(())
+    let begun = program.running.until(|| match has_begun() {
+        Ok(false) => None,
+        begun => Some(begun.map(drop)),
+    });
+    begun.unwrap_or_else(|| {
+        let how = format!("does not begin; it said {}", program.running.said());
+        Err(LabError::program(program.name, how))
+    })
 }
 
 fn has_device(pid: u32) -> bool {

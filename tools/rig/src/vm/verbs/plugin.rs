@@ -1,6 +1,7 @@
 //! The NCCL plugin over RDMA. The harness of `tests/nccl` drives it like NCCL between the guest's
 //! two devices.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -24,80 +25,34 @@ pub struct Nccl {
     pub checks: PathBuf,
 }
 
+/// The cases of `nccl_check` that concern a network, by topic.
+const CASES: &str = include_str!("nccl_cases.toml");
+const ONE_SIDED_UNDER_DAEMON: &str = "nccl_one_sided_under_daemon";
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Group {
-    name: &'static str,
-    versions: &'static [&'static str],
-    cases: &'static str,
+    name: String,
+    versions: Vec<String>,
+    cases: String,
+    #[serde(default)]
     scheduled: bool,
 }
 
-const ONE_SIDED_UNDER_DAEMON: &str = "nccl_one_sided_under_daemon";
+/// Returns the groups of cases.
+///
+/// # Panics
+/// Never: the file is a part of this program, and a test reads it.
+fn groups() -> Vec<Group> {
+    let mut file: BTreeMap<String, Vec<Group>> = toml::from_str(CASES).expect("it has groups");
+    file.remove("group").unwrap_or_default()
+}
 
-/// Cases of `nccl_check` that concern a network, by topic. One version of the interface is enough
-/// unless a group says otherwise. Cases that need no guest (symbols, profilers) are tested outside.
-const GROUPS: [Group; 7] = [
-    Group {
-        name: "nccl_versions",
-        versions: &["all"],
-        cases: "properties sizes in_order connect_first accept_first",
-        scheduled: false,
-    },
-    Group {
-        name: "nccl_transfers",
-        versions: &["12"],
-        cases: "registration contexts reload forks no_leak storm foreign_handles strangers \
-                thirty_two one_by_one tested_in_any_order lopsided optional_completion refused \
-                close_after_done flush duplex register_and_send connect_and_send comms_by_thread \
-                ends_by_thread",
-        scheduled: false,
-    },
-    Group {
-        name: "nccl_collectives",
-        versions: &["12"],
-        cases: "all_reduce_2 all_reduce_4 all_reduce_8 all_reduce_refused all_to_all_2 \
-                all_to_all_4 all_to_all_8",
-        scheduled: false,
-    },
-    Group {
-        name: "nccl_peer_death",
-        versions: &["7", "12"],
-        cases: "close_in_flight memory_after_close closed_by_sender closed_by_receiver \
-                sender_killed receiver_killed idle_sender_killed receiver_stopped",
-        scheduled: false,
-    },
-    Group {
-        name: "nccl_one_sided",
-        versions: &["12"],
-        cases: "one_sided_14 one_sided_15 one_sided_16 one_sided_killed",
-        scheduled: false,
-    },
-    Group {
-        name: "nccl_under_daemon",
-        versions: &["8", "12"],
-        cases: "sizes in_order thirty_two refused all_reduce_4 all_to_all_4 closed_by_receiver \
-            sender_killed receiver_killed",
-        scheduled: true,
-    },
-    Group {
-        name: ONE_SIDED_UNDER_DAEMON,
-        versions: &["12"],
-        cases: "one_sided_14 one_sided_15 one_sided_16 one_sided_killed",
-        scheduled: true,
-    },
-];
-
-pub(super) const NAMES: [&str; 10] = [
-    GROUPS[0].name,
-    GROUPS[1].name,
-    GROUPS[2].name,
-    GROUPS[3].name,
-    GROUPS[4].name,
-    GROUPS[5].name,
-    GROUPS[6].name,
-    "nccl_scheduled",
-    "nccl_preloaded",
-    paths::NAME,
-];
+/// Returns the names of all cases of the plugin.
+pub(super) fn names() -> Vec<String> {
+    let others = ["nccl_scheduled", "nccl_preloaded", paths::NAME].map(str::to_owned);
+    groups().into_iter().map(|group| group.name).chain(others).collect()
+}
 
 /// Factor on the harness's time limits, because the emulated machine may have other load.
 const SLOW: &str = "3";
@@ -130,7 +85,7 @@ pub(super) fn missing() -> LabError {
 
 pub(super) fn run(name: &str, lab: &Lab<'_>, case: &mut CaseReport) -> Result<(), LabError> {
     let nccl = lab.programs.nccl.as_ref().ok_or_else(missing)?;
-    if let Some(group) = GROUPS.iter().find(|group| group.name == name) {
+    if let Some(group) = groups().iter().find(|group| group.name == name) {
         return check(lab, nccl, group, case);
     }
     match name {
@@ -160,10 +115,7 @@ fn check(lab: &Lab<'_>, nccl: &Nccl, group: &Group, case: &mut CaseReport) -> Re
         }
     }
     let cases = group.cases.split_whitespace().count();
-    let versions = match group.versions {
-        ["all"] => 6,
-        versions => versions.len(),
-    };
+    let versions = if group.versions == ["all"] { 6 } else { group.versions.len() };
     if case.failures.is_empty() && (!report.succeeded() || case.cases < cases) {
         let how = format!("{report}; {} of {cases} cases passed", case.cases);
         return Err(LabError::program("nccl_check", how));

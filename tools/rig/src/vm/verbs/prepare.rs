@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::SystemTime;
 
+use crate::child;
 use crate::error::LabError;
 use crate::sandbox::find_program;
 use crate::vm::image;
@@ -19,14 +20,7 @@ pub fn folder() -> PathBuf {
 }
 
 fn call(command: &mut Command) -> Result<String, LabError> {
-    let what = format!("{command:?}");
-    let output = command.output().map_err(LabError::start(&what))?;
-    if !output.status.success() {
-        let said = String::from_utf8_lossy(&output.stderr);
-        let how = format!("ended with {}: {}", output.status, said.trim());
-        return Err(LabError::program(what, how));
-    }
-    Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+    child::output(format!("{command:?}"), command, "")
 }
 
 fn modified(path: &Path) -> Option<SystemTime> {

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::Lab;
 use crate::error::LabError;
@@ -16,10 +16,10 @@ pub(super) enum Through {
 }
 
 /// The way in which both sides of a program are started.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Launch {
     pub(super) through: Through,
-    pub(super) profile: &'static str,
+    pub(super) profile: String,
     pub(super) limit: Duration,
 }
 
@@ -90,14 +90,14 @@ pub(super) fn patience() -> [(String, String); 2] {
 }
 
 /// Returns the task of a side, with the library in it, which writes its report to a file.
-pub(super) fn task(lab: &Lab<'_>, side: &Side, launch: Launch, report: &str) -> GuestTask {
+pub(super) fn task(lab: &Lab<'_>, side: &Side, launch: &Launch, report: &str) -> GuestTask {
     let _ = fs::remove_file(report);
     let text = |path: &Path| path.display().to_string();
     let library = text(&lab.programs.library);
     let mut argv = Vec::new();
     let mut env = Vec::from(patience());
     env.extend(side.env.iter().cloned());
-    let profile = launch.profile;
+    let profile = launch.profile.as_str();
     match launch.through {
         Through::Run => {
             argv.extend([text(&lab.programs.laxity), "run".into(), "--require".into()]);
@@ -139,26 +139,20 @@ pub(super) fn await_ready(
 ) -> Result<(), LabError> {
     const LISTENS_AFTER: Duration = Duration::from_millis(300);
     let shows = ["rdma", "resource", "show", "cm_id"];
-    let give_up = Instant::now() + PATIENCE;
-    loop {
-        let up = match ready {
-            Ready::Port(port) => listens(port),
-            Ready::Management => {
-                let shown = lab.guest.task(shows, PATIENCE).start();
-                shown.is_ok_and(|task| task.wait().stdout.contains("LISTEN"))
-            }
-        };
-        if up {
-            if ready == Ready::Management {
-                // The kernel shows the listener a moment before the device accepts connections.
-                std::thread::sleep(LISTENS_AFTER);
-            }
-            return Ok(());
+    let is_up = || match ready {
+        Ready::Port(port) => listens(port),
+        Ready::Management => {
+            let shown = lab.guest.task(shows, PATIENCE).start();
+            shown.is_ok_and(|task| task.wait().stdout.contains("LISTEN"))
         }
-        if !server.is_running() || Instant::now() > give_up {
-            let how = format!("is not ready; it said: {}", server.said());
-            return Err(LabError::program("the server", how));
-        }
-        std::thread::sleep(Duration::from_millis(20));
+    };
+    server.until(|| is_up().then_some(())).ok_or_else(|| {
+        let how = format!("is not ready; it said: {}", server.said());
+        LabError::program("the server", how)
+    })?;
+    if ready == Ready::Management {
+        // The kernel shows the listener a moment before the device accepts connections.
+        std::thread::sleep(LISTENS_AFTER);
     }
+    Ok(())
 }
