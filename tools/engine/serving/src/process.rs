@@ -137,26 +137,22 @@ fn connect(
         stall: Duration::from_millis(config.laxity.stall_ms.unwrap_or(STALL_MS)),
         words_dscp: config.laxity.words_dscp.unwrap_or(0),
     };
-    // Calls that arrive before the carrier exists wait in this channel.
-    let (served, serving) = std::sync::mpsc::channel();
     let own = Arc::new(Own::default());
     let taker = taker(Receivers {
         engine: engine.clone(),
         inbox: Arc::clone(&inbox),
-        experts: (!others.lockstep).then_some(served),
         reuse: reuse.clone(),
         own: Arc::clone(&own),
     });
     let carrier = Carrier::start(options, others.listen, Taker::clone(&taker))
         .map_err(StartError::thread("transfers"))?;
-    // The carrier is set only once, so an error is impossible.
+    // Each part is set only once, so an error is impossible.
     let _ = own.carrier.set(carrier.clone());
     let experts = experts::serve(model.experts(), config.model.hidden, carrier.clone())
         .map_err(StartError::thread("experts"))?;
-    std::thread::Builder::new()
-        .name("experts' post".to_owned())
-        .spawn(move || serving.into_iter().all(|arrival| experts.send(arrival).is_ok()))
-        .map_err(StartError::thread("experts"))?;
+    if !others.lockstep {
+        let _ = own.experts.set(experts);
+    }
     listen(others.listen, taker)
         .map_err(|cause| StartError::Listen { address: others.listen, cause })?;
     let peers = config.net_peers();
@@ -193,21 +189,21 @@ fn connect(
 #[derive(Default)]
 struct Own {
     carrier: OnceLock<Carrier>,
+    /// The thread of the experts, unless ranks compute in lockstep.
+    experts: OnceLock<Sender<crate::carry::Arrival>>,
     plugin: OnceLock<Plugin>,
 }
 
 struct Receivers {
     engine: Handle,
     inbox: Arc<Inbox>,
-    /// The thread of the experts, or `None` if ranks compute in lockstep.
-    experts: Option<Sender<crate::carry::Arrival>>,
     reuse: Sender<Call>,
     own: Arc<Own>,
 }
 
 /// Returns the function that hands each arriving parcel to its receiver.
 fn taker(receivers: Receivers) -> Taker {
-    let Receivers { engine, inbox, experts, reuse, own } = receivers;
+    let Receivers { engine, inbox, reuse, own } = receivers;
     Arc::new(move |incoming| match incoming {
         Incoming::Parcel(arrival) => match arrival.head.kind {
             Kind::KvReuse => {
@@ -219,7 +215,7 @@ fn taker(receivers: Receivers) -> Taker {
                 inbox.put(key, arrival.payload);
             }
             // A failed send means that the engine ended, and the process is about to end.
-            Kind::Dispatch => match &experts {
+            Kind::Dispatch => match own.experts.get() {
                 Some(experts) => drop(experts.send(arrival)),
                 None => {
                     let key = Key::Dispatch(arrival.head.place, arrival.from);
