@@ -1,21 +1,48 @@
 //! The handle by which other threads send to other processes.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use laxity_client::Hint;
 
 use super::Taker;
-use super::command::{Counts, GateCommand, Options, Parcel};
 use super::frame::{Head, ReadPart};
-use super::gate::Gate;
-use super::outgoing::Said;
+use super::gate::{Gate, GateOrder, Parcel};
+use super::outgoing::Load;
+
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// Path of the daemon's socket. Without it nothing is scheduled.
+    pub socket: Option<PathBuf>,
+    pub name: String,
+    /// Index of the NIC in the daemon's configuration.
+    pub nic: u8,
+    /// Time without a sign of life after which the daemon counts as gone.
+    pub stall: Duration,
+    pub words_dscp: u8,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    pub sent_bytes: BTreeMap<(&'static str, u8), u64>,
+    pub parcels: u64,
+    /// Bytes that were sent without a permit.
+    pub bypassed_bytes: u64,
+    /// Bytes that the daemon permitted.
+    pub scheduled_bytes: u64,
+    /// Time without a daemon, in ns.
+    pub unscheduled_ns: u64,
+    pub lost: u64,
+}
 
 /// A handle for sending to other processes. Clones share one thread.
 #[derive(Clone)]
 pub struct Carrier {
-    orders: Sender<GateCommand>,
+    orders: Sender<GateOrder>,
     counts: Arc<Mutex<Counts>>,
     listens: SocketAddr,
 }
@@ -44,60 +71,64 @@ impl Carrier {
         self.listens
     }
 
-    // A failed send means that the thread ended, which only happens after `Stop`.
-    fn order(&self, order: GateCommand) {
-        let _ = self.orders.send(order);
+    // A failed send means that the thread ended, which only happens after [`Self::stop`].
+    fn order(&self, order: impl FnOnce(&mut Gate) + Send + 'static) {
+        let _ = self.orders.send(Box::new(order));
+    }
+
+    fn enter(&self, parcel: Parcel) {
+        self.order(|gate| gate.enter(parcel));
     }
 
     /// Sends a parcel. `head` describes it, except for bytes and flow, which are set here. A
     /// deadline of 0 means none.
     pub fn send(&self, to: SocketAddr, head: Head, deadline_ns: u64, payload: Vec<u8>) {
-        self.order(GateCommand::Send(Parcel::new(to, head, deadline_ns, payload)));
+        self.enter(Parcel::new(to, head, deadline_ns, payload));
     }
 
     /// Reads a parcel that another process offers, under permits of this process's daemon.
     pub fn read(&self, from: SocketAddr, head: Head, deadline_ns: u64, bytes: u64) {
         let parcel = Parcel::new(from, head, deadline_ns, Vec::new());
-        self.order(GateCommand::Send(Parcel { read: true, bytes, ..parcel }));
+        self.enter(Parcel { read: true, bytes, ..parcel });
     }
 
     /// Offers a parcel. It is sent when its receiver reads it, without a permit of the sender's
     /// daemon, like a NIC that answers an RDMA READ.
     pub fn offer(&self, to: SocketAddr, head: Head, payload: Vec<u8>) {
-        self.order(GateCommand::Offer(to, head, Arc::new(payload)));
+        self.order(move |gate| gate.offer(to, head, payload));
     }
 
     pub fn give(&self, to: SocketAddr, part: ReadPart) {
-        self.order(GateCommand::Give(to, part));
+        self.order(move |gate| gate.give_part(to, part));
     }
 
     /// Reports that bytes of a flow that is read here arrived.
     pub fn arrived(&self, flow: u64, bytes: u64) {
-        self.order(GateCommand::Said(Said::Arrived { flow, bytes }));
+        self.order(move |gate| gate.arrived(flow, bytes));
     }
 
     /// Sends a parcel of a relegated request to the scavenger, without a deadline. The daemon gets
     /// the stage `Background`, because it keeps that stage there.
     pub fn scavenge(&self, to: SocketAddr, head: Head, payload: Vec<u8>) {
         let parcel = Parcel::new(to, head, 0, payload);
-        self.order(GateCommand::Send(Parcel { scavenged: true, ..parcel }));
+        self.enter(Parcel { scavenged: true, ..parcel });
     }
 
     /// Sends a control message, which is one line.
     pub fn say(&self, to: SocketAddr, line: String) {
-        self.order(GateCommand::Words(to, line));
+        self.order(move |gate| gate.give(to, None, Load::Words(line)));
     }
 
     pub fn hint(&self, hint: Hint) {
-        self.order(GateCommand::Hint(hint));
+        self.order(move |gate| gate.lane.hint(hint));
     }
 
     pub fn end_batch(&self, batch: u64) {
-        self.order(GateCommand::EndBatch(batch));
+        self.order(move |gate| gate.end_batch(batch));
     }
 
     pub fn end_request(&self, request: u64) {
-        self.order(GateCommand::EndRequest(request));
+        self.order(move |gate| gate.end_request(request));
     }
 
     /// Returns the counters so far.
@@ -106,6 +137,6 @@ impl Carrier {
     }
 
     pub fn stop(&self) {
-        self.order(GateCommand::Stop);
+        self.order(|gate| gate.is_stopped = true);
     }
 }

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use laxity_client::{Client, Direction, Flow, Hint, Lane, Mode, Stage, Ticket, peers};
 
-use super::command::{Counts, GateCommand, Options, Parcel};
+use super::carrier::{Counts, Options};
 use super::frame::{Head, Preamble, READ, ReadPart};
 use super::outgoing::{Load, Outgoing, Said};
 use super::{Incoming, Taker};
@@ -25,6 +25,29 @@ const LOOK_EVERY: Duration = Duration::from_micros(200);
 /// Maximum number of flows that wait in the lane at once. Others wait here, in order, because a
 /// full lane would bypass them.
 const WAITING_MAX: usize = 448;
+
+/// What another thread wants of the gate.
+pub(super) type GateOrder = Box<dyn FnOnce(&mut Gate) + Send>;
+
+pub(super) struct Parcel {
+    pub(super) to: SocketAddr,
+    pub(super) head: Head,
+    /// Deadline in ns, or 0 for none.
+    pub(super) deadline_ns: u64,
+    pub(super) scavenged: bool,
+    /// Whether this process reads the parcel from `to`, instead of sending it.
+    pub(super) read: bool,
+    pub(super) bytes: u64,
+    /// Bytes of the parcel. Empty if it is read.
+    pub(super) payload: Arc<Vec<u8>>,
+}
+
+impl Parcel {
+    pub(super) fn new(to: SocketAddr, head: Head, deadline_ns: u64, payload: Vec<u8>) -> Self {
+        let (bytes, payload) = (payload.len() as u64, Arc::new(payload));
+        Self { to, head, deadline_ns, scavenged: false, read: false, bytes, payload }
+    }
+}
 
 struct Sending {
     ticket: Ticket,
@@ -93,11 +116,12 @@ impl Offer {
 
 pub(super) struct Gate {
     client: Client,
-    lane: Lane,
+    pub(super) lane: Lane,
     nic: u8,
     words_dscp: u8,
     listens: SocketAddr,
-    own: Sender<GateCommand>,
+    own: Sender<GateOrder>,
+    pub(super) is_stopped: bool,
     taker: Taker,
     counts: Arc<Mutex<Counts>>,
     connections: HashMap<(SocketAddr, Option<(Stage, u8)>), Outgoing>,
@@ -116,7 +140,7 @@ impl Gate {
     pub(super) fn new(
         options: &Options,
         listens: SocketAddr,
-        own: Sender<GateCommand>,
+        own: Sender<GateOrder>,
         taker: Taker,
         counts: Arc<Mutex<Counts>>,
     ) -> Self {
@@ -139,6 +163,7 @@ impl Gate {
             words_dscp: options.words_dscp,
             listens,
             own,
+            is_stopped: false,
             taker,
             counts,
             connections: HashMap::new(),
@@ -153,7 +178,7 @@ impl Gate {
         }
     }
 
-    pub(super) fn serve(mut self, orders: &Receiver<GateCommand>) {
+    pub(super) fn serve(mut self, orders: &Receiver<GateOrder>) {
         loop {
             // The queue never closes, because the gate has a sender of its own.
             let first = if self.waiting.is_empty() { orders.recv().ok() } else { None };
@@ -162,10 +187,10 @@ impl Gate {
                 self.lane.wait_any(LOOK_EVERY);
             }
             for order in first.into_iter().chain(orders.try_iter()) {
-                if matches!(order, GateCommand::Stop) {
+                order(&mut self);
+                if self.is_stopped {
                     return;
                 }
-                self.take(order);
             }
             self.collect();
             // Permits free places in the lane for parcels of the backlog.
@@ -178,40 +203,41 @@ impl Gate {
         }
     }
 
-    fn take(&mut self, order: GateCommand) {
-        match order {
-            GateCommand::Send(parcel) => self.enter(parcel),
-            GateCommand::Words(to, line) => self.give(to, None, Load::Words(line)),
-            GateCommand::Hint(hint) => self.lane.hint(hint),
-            GateCommand::EndBatch(batch) => {
-                if self.batches.end(batch) {
-                    self.lane.hint(Hint::BatchEnd { batch });
-                }
-            }
-            GateCommand::EndRequest(request) => {
-                if self.requests.end(request) {
-                    self.lane.hint(Hint::RequestEnd { request });
-                }
-            }
-            GateCommand::Offer(to, head, payload) => {
-                let key = (to, head.request, head.layer);
-                self.offers.insert(key, Offer { head, payload, class: None });
-            }
-            GateCommand::Give(to, part) => self.give_part(to, part),
-            GateCommand::Said(Said::Arrived { flow, bytes }) => self.arrived(flow, bytes),
-            GateCommand::Said(Said::Gone { peer, number, why }) => {
+    /// Ends a batch. The daemon gets the hint after all its bytes have arrived.
+    pub(super) fn end_batch(&mut self, batch: u64) {
+        if self.batches.end(batch) {
+            self.lane.hint(Hint::BatchEnd { batch });
+        }
+    }
+
+    /// Ends a request in the same way.
+    pub(super) fn end_request(&mut self, request: u64) {
+        if self.requests.end(request) {
+            self.lane.hint(Hint::RequestEnd { request });
+        }
+    }
+
+    /// Offers a parcel that its receiver will read.
+    pub(super) fn offer(&mut self, to: SocketAddr, head: Head, payload: Vec<u8>) {
+        let key = (to, head.request, head.layer);
+        self.offers.insert(key, Offer { head, payload: Arc::new(payload), class: None });
+    }
+
+    fn hear(&mut self, said: Said) {
+        match said {
+            Said::Arrived { flow, bytes } => self.arrived(flow, bytes),
+            Said::Gone { peer, number, why } => {
                 // The loss of a replaced connection says nothing about its successor.
                 let mut connections = self.connections.iter();
                 if connections.any(|((to, _), found)| *to == peer && found.number == number) {
                     self.gone(peer, why);
                 }
             }
-            GateCommand::Stop => {}
         }
     }
 
     /// Adds a parcel's flow to its batch and request, and submits it or puts it into the backlog.
-    fn enter(&mut self, parcel: Parcel) {
+    pub(super) fn enter(&mut self, parcel: Parcel) {
         self.batches.add_flow(parcel.head.batch);
         self.requests.add_flow(parcel.head.request);
         self.count(|counts| counts.parcels += 1);
@@ -316,7 +342,7 @@ impl Gate {
     }
 
     /// Sends a part of an offered parcel, in the class that a queue pair for KV reuse has here.
-    fn give_part(&mut self, to: SocketAddr, part: ReadPart) {
+    pub(super) fn give_part(&mut self, to: SocketAddr, part: ReadPart) {
         let key = (to, part.request, part.layer);
         let Some(offer) = self.offers.get_mut(&key) else { return };
         let total = offer.payload.len() as u64;
@@ -338,7 +364,7 @@ impl Gate {
 
     /// Passes a load to the connection of its stage and class. Opens the connection if there is
     /// none. Stages have connections of their own, as NCCL's and those of a KV transfer are.
-    fn give(&mut self, to: SocketAddr, class: Option<(Stage, u8)>, load: Load) {
+    pub(super) fn give(&mut self, to: SocketAddr, class: Option<(Stage, u8)>, load: Load) {
         let key = (to, class);
         if !self.connections.contains_key(&key) {
             let preamble = Preamble {
@@ -348,7 +374,7 @@ impl Gate {
             };
             let own = self.own.clone();
             let said = move |said| {
-                let _ = own.send(GateCommand::Said(said));
+                let _ = own.send(Box::new(|gate| gate.hear(said)));
             };
             self.made += 1;
             match Outgoing::open((to, self.made), preamble, said) {
@@ -364,7 +390,7 @@ impl Gate {
         }
     }
 
-    fn arrived(&mut self, flow: u64, bytes: u64) {
+    pub(super) fn arrived(&mut self, flow: u64, bytes: u64) {
         let Some(sending) = self.sending.get_mut(&flow) else { return };
         sending.arrived += bytes;
         self.lane.complete(&sending.ticket, bytes);

@@ -11,7 +11,6 @@
 //! that compute never wait for a permit.
 
 pub mod carrier;
-pub mod command;
 pub mod frame;
 pub mod gate;
 pub mod incoming;
@@ -21,8 +20,7 @@ mod tests;
 
 use std::net::SocketAddr;
 
-pub use carrier::Carrier;
-pub use command::{Counts, Options};
+pub use carrier::{Carrier, Counts, Options};
 pub use frame::{Head, Kind, ReadPart};
 
 #[derive(Clone, Debug, PartialEq)]
