@@ -258,19 +258,10 @@ impl<'a> Cast<'a> {
         self.workers[self.chosen(choice)].number
     }
 
-    /// Stops the worker `number`, unless it was killed.
-    pub(super) fn stop_number(&self, number: usize) {
-        let mut same = self.workers.iter().filter(|worker| worker.number == number);
-        if let Some(worker) = same.next() {
-            signal(worker, Signal::SIGSTOP);
-        }
-    }
-
-    /// Continues the worker `number`, unless it was killed.
-    pub(super) fn go_on(&self, number: usize) {
-        let mut same = self.workers.iter().filter(|worker| worker.number == number);
-        if let Some(worker) = same.next() {
-            signal(worker, Signal::SIGCONT);
+    /// Sends a signal to the worker `number`, unless it was killed.
+    pub(super) fn signal(&self, number: usize, what: Signal) {
+        if let Some(worker) = self.workers.iter().find(|worker| worker.number == number) {
+            signal(worker, what);
         }
     }
 

@@ -189,17 +189,12 @@ impl Daemon {
 
     /// Waits until a daemon that was told to end has ended. Returns what is wrong if it does not.
     pub(super) fn wait_end(&mut self) -> Option<String> {
-        let start = Instant::now();
-        while self.process.is_some() {
-            if let Some(wrong) = self.look() {
-                return Some(wrong);
-            }
-            if start.elapsed() > self.answer_max() {
-                return Some(format!("laxityd still runs {:?} after SIGTERM", start.elapsed()));
-            }
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        None
+        let within = self.answer_max();
+        let ended = poll(within, Duration::from_millis(1), || match self.look() {
+            None if self.process.is_some() => None,
+            wrong => Some(wrong),
+        });
+        ended.unwrap_or_else(|| Some(format!("laxityd still runs {within:?} after SIGTERM")))
     }
 
     /// Connects to the control socket, which a daemon that just started does not have yet.

@@ -380,32 +380,31 @@ impl Scene<'_> {
         if !self.daemon.is_up() {
             self.daemon.launch()?;
         }
+        self.continue_daemon();
+        self.daemon.give_descriptors();
+        Ok(())
+    }
+
+    fn continue_daemon(&mut self) {
         self.daemon.signal(Signal::SIGCONT);
         if let Some(since) = self.stopped_ns.take() {
             self.stops.push((since, now_ns()));
         }
-        self.daemon.give_descriptors();
-        Ok(())
     }
 
     fn end_of(&mut self, undo: Undo) -> Result<(), LabError> {
         match undo {
             Undo::Launch if self.daemon.is_up() => {}
             Undo::Launch => self.daemon.launch()?,
-            Undo::ContinueDaemon => {
-                self.daemon.signal(Signal::SIGCONT);
-                if let Some(since) = self.stopped_ns.take() {
-                    self.stops.push((since, now_ns()));
-                }
-            }
-            Undo::ContinueWorker(number) => self.cast.go_on(number),
+            Undo::ContinueDaemon => self.continue_daemon(),
+            Undo::ContinueWorker(number) => self.cast.signal(number, Signal::SIGCONT),
             Undo::MendLink(port) => {
                 if let Some(router) = &mut self.router {
                     router.mend(port)?;
                 }
             }
             Undo::MoveClock(step_s) => clock::advance(step_s)?,
-            Undo::StopWorker(number) => self.cast.stop_number(number),
+            Undo::StopWorker(number) => self.cast.signal(number, Signal::SIGSTOP),
             Undo::StopDaemon if self.daemon.is_up() => {
                 self.daemon.signal(Signal::SIGSTOP);
                 self.stopped_ns.get_or_insert_with(now_ns);
