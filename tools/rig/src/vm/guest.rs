@@ -49,7 +49,7 @@ pub fn first_process() -> ! {
         Ok(farewell) => farewell,
         Err(error) => {
             // No other process can report this error to the host.
-            let _ = write_answer(&VmAnswer::Failed(format!("setting up the guest: {error}")));
+            let _ = write_answer(&Err(format!("setting up the guest: {error}")));
             Farewell::Finished
         }
     };
@@ -159,11 +159,7 @@ fn write_answer(answer: &VmAnswer) -> Result<(), LabError> {
 }
 
 pub fn job_process() -> Result<(), LabError> {
-    let answer = match answer() {
-        Ok(finished) => VmAnswer::Finished(finished),
-        Err(error) => VmAnswer::Failed(error.to_string()),
-    };
-    write_answer(&answer)
+    write_answer(&answer().map_err(|error| error.to_string()))
 }
 
 fn answer() -> Result<Finished, LabError> {
@@ -177,7 +173,7 @@ fn answer() -> Result<Finished, LabError> {
 pub struct Guest {
     pub facts: Facts,
     network: NetworkConfig,
-    port: Arc<Mutex<File>>,
+    output: Output,
     stdin: Option<Receiver<Vec<u8>>>,
 }
 
@@ -206,26 +202,21 @@ impl Guest {
         let guest = Self {
             facts,
             network: guest_job.network.clone(),
-            port: Arc::new(Mutex::new(port)),
+            output: Output(Arc::new(Mutex::new(port))),
             stdin: Some(stdin),
         };
         guest.send(FrameKind::Ready, &serde_json::to_vec(&guest.facts)?)?;
-        let port = Arc::clone(&guest.port);
+        let output = guest.output();
         std::thread::spawn(move || {
-            loop {
+            while output.send(FrameKind::Alive, &[]).is_ok() {
                 std::thread::sleep(HEARTBEAT);
-                let mut port = port.lock().unwrap_or_else(PoisonError::into_inner);
-                if channel::send(&mut *port, FrameKind::Alive, &[]).is_err() {
-                    return;
-                }
             }
         });
         Ok(guest)
     }
 
     fn send(&self, kind: FrameKind, content: &[u8]) -> Result<(), LabError> {
-        let mut port = self.port.lock().unwrap_or_else(PoisonError::into_inner);
-        channel::send(&mut *port, kind, content).map_err(LabError::system("writing to the host"))
+        self.output.send(kind, content).map_err(LabError::system("writing to the host"))
     }
 
     /// Writes to the host's standard output, without buffering.
@@ -240,7 +231,7 @@ impl Guest {
 
     /// Returns a handle by which other threads write to the host's standard output and error.
     pub fn output(&self) -> Output {
-        Output(Arc::clone(&self.port))
+        self.output.clone()
     }
 
     /// Returns the host's standard input in pieces, with an empty one at the end, once.

@@ -68,12 +68,8 @@ pub struct Finished {
     pub router: RouterCounters,
 }
 
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub enum VmAnswer {
-    Finished(Finished),
-    /// The job could not be run, with the reason.
-    Failed(String),
-}
+/// What a job came to, or why it could not be run.
+pub type VmAnswer = Result<Finished, String>;
 
 /// Runs a job and returns the exit code and the details of its [`Finished`].
 pub fn run(job: &VmJob, guest: &mut Guest) -> Result<(i32, serde_json::Value), LabError> {

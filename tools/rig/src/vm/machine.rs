@@ -265,14 +265,11 @@ impl Vm {
             None => return Err(qemu_failed(&self.folder, ended)),
         }
         let path = self.folder.join("control").join(ANSWER_FILE);
-        let answer = fs::read(&path)
+        let answer: VmAnswer = fs::read(&path)
             .map_err(LabError::file("reading", &path))
             .and_then(|bytes| Ok(serde_json::from_slice(&bytes)?))
             .map_err(|error| VmError::Failed(format!("the guest's answer: {error}")))?;
-        match answer {
-            VmAnswer::Finished(finished) => Ok(finished),
-            VmAnswer::Failed(why) => Err(VmError::Failed(why)),
-        }
+        answer.map_err(VmError::Failed)
     }
 
     pub fn console(&self) -> String {

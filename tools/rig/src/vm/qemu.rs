@@ -111,24 +111,7 @@ mod tests {
 
     #[test]
     fn commas_in_paths_are_doubled_as_qemu_wants_them() {
-        let image = Image {
-            kernel: "/c/vmlinux".into(),
-            initrd: "/c/initrd-1".into(),
-            modules: "/c/lib".into(),
-            release: "6".into(),
-        };
-        let machine = QemuMachine {
-            memory_mib: 1024,
-            processors: 3,
-            console: "/t/console".into(),
-            channel: "/t,1/channel".into(),
-            shares: vec![Share { tag: "w0".into(), folder: "/out,put".into() }],
-        };
-        let line = arguments(&image, &machine).join(std::ffi::OsStr::new(" "));
-        let line = line.to_str().expect("UTF-8");
-        for part in ["path=/t,,1/channel", "multidevs=remap,path=/out,,put"] {
-            assert!(line.contains(part), "{part} is not in {line}");
-        }
+        assert_eq!(quoted(Path::new("/t,1/channel")), "/t,,1/channel");
     }
 
     #[test]
