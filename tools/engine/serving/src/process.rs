@@ -1,6 +1,6 @@
 //! One whole process: makes the engine and the endpoint from the configuration.
 
-use std::sync::mpsc::Sender;
+use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -93,7 +93,7 @@ pub fn engine(config: &Config) -> Result<Handle, StartError> {
     };
     let queue = commands();
     let blocks = SharedBlocks::new(blocks);
-    let (reuse, calls) = reuse::calls();
+    let (reuse, calls) = channel();
     let net = match &config.peers {
         None => None,
         Some(others) => {

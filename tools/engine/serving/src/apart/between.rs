@@ -6,8 +6,8 @@ use std::time::Instant;
 
 use laxity_client::Hint;
 
-use super::Net;
 use super::inbox::Key;
+use super::{Net, Words};
 use crate::carry::{Head, Kind};
 use crate::model::{KvCache, Result, Watch, fail};
 
@@ -61,8 +61,13 @@ impl Watch for Between<'_> {
             let mut running = net.running();
             (running.batch, running.layer) = (batch, layer);
             drop(running);
+            // The daemon that schedules the KV is the one here if the KV is read.
             for (holder, batches) in &self.holders {
-                net.layer_began(*holder, layer, batches);
+                if net.reads {
+                    net.begin_layer(layer, batches);
+                } else {
+                    net.say(*holder, &Words::Layer { layer, batches: batches.clone() });
+                }
             }
         }
         let began = Instant::now();

@@ -100,16 +100,6 @@ impl Inbox {
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
     }
-
-    /// Returns the number of stored or awaited payloads, for tests and metrics.
-    pub fn len(&self) -> usize {
-        self.state().wanted.len()
-    }
-
-    /// Reports whether no payload is stored or awaited.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
 }
 
 #[cfg(test)]
@@ -133,6 +123,6 @@ mod tests {
         inbox.lose(peer);
         let lost = inbox.wait(key, peer, Duration::from_secs(600)).unwrap_err();
         assert!(lost.to_string().contains("is gone"));
-        assert!(inbox.is_empty());
+        assert!(inbox.state().wanted.is_empty());
     }
 }

@@ -89,25 +89,29 @@ pub struct Running {
     pub layer_time_ns: u64,
 }
 
+/// A prompt that another process should compute.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PrefillAsk {
+    /// Number of the request at the asker.
+    pub request: u64,
+    pub tokens: Vec<u32>,
+    /// Tokens at the beginning whose KV the asker has.
+    pub have: usize,
+    /// Whether the asker wants the KV of the other tokens.
+    pub wants_kv: bool,
+    /// Time until the first token is due, in ns. 0 without an objective.
+    pub remaining_ns: u64,
+    /// Whether a reader waits for each token.
+    pub interactive: bool,
+    /// Importance of the request. Less important ones are relegated first.
+    pub importance: Importance,
+    pub model: [u8; 16],
+}
+
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "word")]
 pub enum Words {
-    Prefill {
-        /// Number of the request at the asker.
-        request: u64,
-        tokens: Vec<u32>,
-        /// Tokens at the beginning whose KV the asker has.
-        have: usize,
-        /// Whether the asker wants the KV of the other tokens.
-        wants_kv: bool,
-        /// Time until the first token is due, in ns. 0 without an objective.
-        remaining_ns: u64,
-        /// Whether a reader waits for each token.
-        interactive: bool,
-        /// Importance of the request. Less important ones are relegated first.
-        importance: Importance,
-        model: [u8; 16],
-    },
+    Prefill(PrefillAsk),
     /// The first token of an answer. All KV was sent before.
     First {
         request: u64,
@@ -116,9 +120,14 @@ pub enum Words {
         spent: Spent,
     },
     /// A request that will not be computed.
-    Failed { request: u64, why: Failure },
+    Failed {
+        request: u64,
+        why: Failure,
+    },
     /// A request whose answer is not wanted any more.
-    Cancel { request: u64 },
+    Cancel {
+        request: u64,
+    },
     /// The start of an iteration of ranks in lockstep.
     Step {
         step: u64,
@@ -129,11 +138,19 @@ pub enum Words {
     Ask(PrefixQuery),
     /// The start of a layer, in the batch that is computed and in those that stand for requested KV
     /// ([`PrefixQuery::batch`]).
-    Layer { layer: u16, batches: Vec<u64> },
+    Layer {
+        layer: u16,
+        batches: Vec<u64>,
+    },
     /// The end of batches, which were computed or are not wanted any more.
-    Computed { batches: Vec<u64>, requests: Vec<u64> },
+    Computed {
+        batches: Vec<u64>,
+        requests: Vec<u64>,
+    },
     /// The handle at which the NCCL plugin of the sender listens for the receiver of this message.
-    Handle { handle: Vec<u8> },
+    Handle {
+        handle: Vec<u8>,
+    },
     /// A request of the asker for a part of the offered KV, which its daemon permitted.
     Read(ReadPart),
     Will {
@@ -217,26 +234,6 @@ impl Net {
             kv_wait_ns: self.waited.0.load(Ordering::Relaxed),
             exchange_ns: self.waited.1.load(Ordering::Relaxed),
             all_ns: 0,
-        }
-    }
-
-    /// Announces that a layer of these batches began, to the daemon that schedules their KV: that
-    /// of `giver`, or the one here if the KV is read.
-    pub fn layer_began(&self, giver: SocketAddr, layer: u16, batches: &[u64]) {
-        if self.reads {
-            self.begin_layer(layer, batches);
-        } else {
-            let batches = batches.to_vec();
-            self.say(giver, &Words::Layer { layer, batches });
-        }
-    }
-
-    /// Announces the end of batches for these requests to the daemon that schedules their KV.
-    pub fn computed(&self, giver: SocketAddr, batches: Vec<u64>, requests: Vec<u64>) {
-        if self.reads {
-            self.end_batches(&batches, &requests);
-        } else {
-            self.say(giver, &Words::Computed { batches, requests });
         }
     }
 

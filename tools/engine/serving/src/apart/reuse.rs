@@ -8,7 +8,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use laxity_client::Hint;
@@ -74,10 +74,6 @@ pub fn serve(
     let reuse = Reuse { net, model, blocks, engine, questions: HashMap::new() };
     std::thread::Builder::new().name("reuse".to_owned()).spawn(move || reuse.run(&calls))?;
     Ok(())
-}
-
-pub fn calls() -> (Sender<Call>, Receiver<Call>) {
-    channel()
 }
 
 impl Reuse {

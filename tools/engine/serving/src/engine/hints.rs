@@ -8,8 +8,8 @@ use laxity_requests::iteration::Plan;
 use laxity_requests::request::RequestId;
 
 use super::Engine;
-use crate::apart::PrefixQuery;
 use crate::apart::between::Export;
+use crate::apart::{PrefixQuery, Words};
 
 impl Engine {
     /// Sends the daemon hints about the batch that is about to be computed.
@@ -80,10 +80,14 @@ impl Engine {
         }
     }
 
-    /// Informs a process that gave KV that batches and requests ended.
-    pub(super) fn say_computed(&self, to: SocketAddr, batches: Vec<u64>, requests: Vec<u64>) {
-        if let Some(net) = &self.net {
-            net.computed(to, batches, requests);
+    /// Announces the end of batches for these requests to the daemon that schedules their KV: that
+    /// of `giver`, or the one here if the KV is read.
+    pub(super) fn say_computed(&self, giver: SocketAddr, batches: Vec<u64>, requests: Vec<u64>) {
+        let Some(net) = &self.net else { return };
+        if net.reads {
+            net.end_batches(&batches, &requests);
+        } else {
+            net.say(giver, &Words::Computed { batches, requests });
         }
     }
 

@@ -226,10 +226,9 @@ impl Engine {
             let lost =
                 self.deferred.iter().any(|command| matches!(command, EngineCommand::Lost(..)));
             match command {
-                EngineCommand::Words(
-                    from,
-                    words @ (Words::Prefill { .. } | Words::Step { .. }),
-                ) if !lost => {
+                EngineCommand::Words(from, words @ (Words::Prefill(_) | Words::Step { .. }))
+                    if !lost =>
+                {
                     self.hear(from, words);
                 }
                 EngineCommand::Found { request, found } if !lost => {

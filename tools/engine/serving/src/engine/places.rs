@@ -10,7 +10,7 @@ use laxity_requests::request::Slo;
 use super::Engine;
 use super::remote::{Remote, remaining};
 use super::sequence::{Failure, Output, Sequence};
-use crate::apart::Words;
+use crate::apart::{PrefillAsk, Words};
 use crate::clock;
 
 /// Time for which a lost process gets no prompts, unless it sends a message.
@@ -112,19 +112,17 @@ impl Engine {
         };
         let have = sequence.computed;
         let wants_kv = sequence.output_max > 1;
-        net.say(
-            at,
-            &Words::Prefill {
-                request: sequence.id.0,
-                tokens: sequence.tokens.clone(),
-                have,
-                wants_kv,
-                remaining_ns: self.prompt_remaining(&sequence),
-                interactive: sequence.slo.is_interactive(),
-                importance: sequence.importance,
-                model: self.model.identity(),
-            },
-        );
+        let asked = PrefillAsk {
+            request: sequence.id.0,
+            tokens: sequence.tokens.clone(),
+            have,
+            wants_kv,
+            remaining_ns: self.prompt_remaining(&sequence),
+            interactive: sequence.slo.is_interactive(),
+            importance: sequence.importance,
+            model: self.model.identity(),
+        };
+        net.say(at, &Words::Prefill(asked));
         self.sent += 1;
         self.turns.insert(at, self.sent);
         let layers = self.model.shape().layers;

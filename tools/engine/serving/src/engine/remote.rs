@@ -12,7 +12,7 @@ use super::sequence::{Failure, Outlet, Output, Sequence};
 use super::step::publish;
 use crate::apart::between::Import;
 use crate::apart::reuse::{Call, Wanted};
-use crate::apart::{Destination, Spent, Words};
+use crate::apart::{Destination, PrefillAsk, Spent, Words};
 use crate::carry::Arrival;
 use crate::clock;
 use crate::model::ModelError;
@@ -63,7 +63,7 @@ impl Engine {
     pub(super) fn hear(&mut self, from: SocketAddr, words: Words) {
         self.lost.remove(&from);
         match words {
-            Words::Prefill { .. } => self.prefill_for(from, words),
+            Words::Prefill(asked) => self.prefill_for(from, asked),
             Words::First { request, token, spent } => {
                 if let Some(remote) = self.remote.get_mut(&RequestId(request)) {
                     remote.first = Some((token, spent, Instant::now()));
@@ -93,14 +93,9 @@ impl Engine {
     }
 
     /// Returns why this process can't compute a prompt for another one, or `None` if it can.
-    fn why_not(
-        &self,
-        id: RequestId,
-        tokens: &[u32],
-        have: usize,
-        model: &[u8; 16],
-    ) -> Option<String> {
-        if *model != self.model.identity() {
+    fn why_not(&self, asked: &PrefillAsk) -> Option<String> {
+        let PrefillAsk { tokens, have, .. } = asked;
+        if asked.model != self.model.identity() {
             return Some(
                 "this process has another model: sizes and weights of all processes must \
                 be the same"
@@ -111,7 +106,7 @@ impl Engine {
         let known = |token: &u32| (*token as usize) < shape.vocab;
         if tokens.is_empty()
             || tokens.len() > shape.context
-            || have >= tokens.len()
+            || *have >= tokens.len()
             || !tokens.iter().all(known)
         {
             return Some(format!(
@@ -119,6 +114,7 @@ impl Engine {
                 tokens.len()
             ));
         }
+        let id = RequestId(asked.request);
         if self.sequences.contains_key(&id) || self.asking.contains_key(&id) {
             return Some("there is such a request already".to_owned());
         }
@@ -133,22 +129,9 @@ impl Engine {
         })
     }
 
-    fn prefill_for(&mut self, from: SocketAddr, words: Words) {
-        let Words::Prefill {
-            request,
-            tokens,
-            have,
-            wants_kv,
-            remaining_ns,
-            interactive,
-            importance,
-            model,
-        } = words
-        else {
-            return;
-        };
-        let id = RequestId(request);
-        if let Some(why) = self.why_not(id, &tokens, have, &model) {
+    fn prefill_for(&mut self, from: SocketAddr, asked: PrefillAsk) {
+        let PrefillAsk { request, have, wants_kv, remaining_ns, .. } = asked;
+        if let Some(why) = self.why_not(&asked) {
             if let Some(net) = &self.net {
                 let why = Failure::Internal(why);
                 net.say(from, &Words::Failed { request, why });
@@ -156,9 +139,9 @@ impl Engine {
             return;
         }
         let sequence = Sequence {
-            id,
-            prompt: tokens.len(),
-            tokens,
+            id: RequestId(request),
+            prompt: asked.tokens.len(),
+            tokens: asked.tokens,
             output_max: 1,
             blocks: Vec::new(),
             computed: 0,
@@ -168,12 +151,12 @@ impl Engine {
             spent: Spent::default(),
             arrival: clock::now(),
             prefill: None,
-            slo: if interactive {
+            slo: if asked.interactive {
                 Slo::Interactive { ttft: remaining_ns, tbt: 0 }
             } else {
                 Slo::Batch { ttlt: remaining_ns }
             },
-            importance,
+            importance: asked.importance,
             stop: None,
             outlet: Outlet::Away(Destination { to: from, request, sent: have, wants_kv }),
         };

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 
-use laxity_engine::apart::Words;
+use laxity_engine::apart::{PrefillAsk, Words};
 use laxity_engine::carry::incoming::listen;
 use laxity_engine::carry::{Arrival, Carrier, Incoming, Kind, Options};
 use laxity_engine::model::computed::Decoder;
@@ -43,7 +43,7 @@ impl Asker {
 
     fn ask(&mut self, at: SocketAddr, tokens: Vec<u32>, remaining_ms: u64) {
         self.asked += 1;
-        let words = Words::Prefill {
+        let words = Words::Prefill(PrefillAsk {
             request: self.asked,
             tokens,
             have: 0,
@@ -52,7 +52,7 @@ impl Asker {
             interactive: true,
             importance: Importance::Important,
             model: self.model,
-        };
+        });
         let line = serde_json::to_string(&words).expect("JSON");
         self.carrier.say(at, line);
     }

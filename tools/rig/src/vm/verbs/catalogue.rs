@@ -24,11 +24,11 @@ pub(super) const LONG_BUNDLE: &str = "ib_read_bw_bundle";
 
 #[derive(Deserialize)]
 struct Catalogue {
-    group: Vec<Group>,
+    group: Vec<ProgramGroup>,
 }
 
 #[derive(Deserialize)]
-struct Group {
+struct ProgramGroup {
     programs: Vec<toml::Table>,
     #[serde(flatten)]
     common: toml::Table,
