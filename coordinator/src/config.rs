@@ -339,6 +339,13 @@ mod tests {
             sample.lines().map(|line| setting(line).unwrap_or_else(|| line.to_owned())).collect();
         let all = Config::parse(&with_all.join("\n"), "sample").expect("valid");
         assert!(all.tls.is_some() && all.etcd.is_some() && all.tenant.len() == 1);
+        let keys = |text: &str| {
+            let keys = text.lines().filter_map(|line| line.split_once(" = "));
+            let mut keys: Vec<String> = keys.map(|(key, _)| key.to_owned()).collect();
+            keys.sort_unstable();
+            keys
+        };
+        assert_eq!(keys(&with_all.join("\n")), keys(&all.to_toml()));
     }
 
     #[test]
@@ -349,6 +356,9 @@ mod tests {
             ("heartbeat = \"1ms\"", "heartbeat"),
             ("[web]\nlisten = \"0.0.0.0:1\"", "web.listen"),
             ("[policy]\nname = \"edf\"", "policy.name"),
+            ("[policy]\nname = \"best\"", "policy.name"),
+            ("[policy]\ncorrection_permille = 1001", "policy.correction_permille"),
+            ("[policy]\ndebounce = \"2min\"", "policy.debounce"),
             ("[limits]\nhosts_max = 0", "limits.hosts_max"),
             ("[etcd]\nendpoints = []\nadvertise = \"a\"", "etcd.endpoints"),
             ("[etcd]\nendpoints = [\"http://a\"]\nadvertise = \"a\"\nttl = \"1s\"", "etcd.ttl"),

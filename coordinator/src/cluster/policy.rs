@@ -209,35 +209,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_change_does_not_name_stays() {
-        let policy = ClusterPolicy::default();
-        let change = v1::Policy { drop_budget: Some(7), ..v1::Policy::default() };
-        let changed = policy.with(&change).expect("valid");
-        assert_eq!(changed, ClusterPolicy { drop_budget: 7, ..policy });
-    }
-
-    #[test]
-    fn what_makes_no_sense_is_refused_with_its_field() {
-        type Change = fn(&mut v1::Policy);
-        let refused: [(&str, Change); 4] = [
-            ("policy", |it| it.policy = Some("edf".into())),
-            ("policy", |it| it.policy = Some("best".into())),
-            ("correction_permille", |it| {
-                it.correction_permille = Some(70_000);
-            }),
-            ("debounce", |it| it.debounce_ns = Some(u64::MAX)),
-        ];
-        for (expected, set) in refused {
-            let mut change = v1::Policy::default();
-            set(&mut change);
-            match ClusterPolicy::default().with(&change) {
-                Err(PolicyError::Invalid { field, .. }) => assert_eq!(field, expected),
-                other => panic!("{expected}: {other:?}"),
-            }
-        }
-    }
-
-    #[test]
     fn a_change_that_expects_another_revision_is_refused_and_history_is_bounded() {
         let mut revisions = Revisions::new(ClusterPolicy::default(), Time(0));
         let nothing = v1::Policy::default();

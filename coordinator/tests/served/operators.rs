@@ -1,5 +1,6 @@
 //! Tests of the service for people and tools.
 
+use laxity_coordinator::cluster::ClusterPolicy;
 use laxity_coordinator::config::Config;
 use laxity_wire::v1::{
     DrainRequest, ExplainRequest, ForgetRequest, GetPolicyRequest, ListBatchesRequest, Policy,
@@ -42,7 +43,8 @@ async fn the_policy_is_checked_numbered_and_remembered() {
     let told = operator.get_policy(GetPolicyRequest { history: 10 }).await.expect("told");
     let told = told.into_inner();
     let current = told.current.expect("one");
-    assert_eq!(current.policy.and_then(|policy| policy.drop_budget), Some(8));
+    let unnamed = ClusterPolicy::default().to_wire();
+    assert_eq!(current.policy, Some(Policy { drop_budget: Some(8), ..unnamed }));
     assert_eq!(current.comment, "8 drops");
     assert!(current.author.starts_with("127.0.0.1:"), "{}", current.author);
     let numbers: Vec<u64> = told.history.iter().map(|revision| revision.revision).collect();

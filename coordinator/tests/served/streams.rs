@@ -12,6 +12,7 @@ use laxity_wire::v1::{
 use tonic::transport::Endpoint;
 
 use crate::daemon::{Daemon, PATIENCE, Served, arrived, hello, in_time};
+use crate::support::batch;
 
 fn finished(batch: u64) -> Kind {
     Kind::BatchFinished(BatchFinished { batch })
@@ -146,9 +147,16 @@ async fn messages_and_reports_beyond_their_size_end_that_stream_only() {
     let served = Served::limited(limits).await;
     let mut good = served.daemon("good").await;
     good.snapshot(vec![arrived(1, 900)]).await;
-    let mut long = served.daemon("long").await;
-    long.snapshot((1..=11).map(finished).collect()).await;
-    assert_eq!(long.goodbye().await.reason(), GoodbyeReason::Protocol);
+    let requests = |count| Vec::from_iter((0..count).map(|nth| (100 + nth, 900, 1)));
+    for events in
+        [(1..=11).map(finished).collect(), vec![batch(2, &requests(6)), batch(3, &requests(5))]]
+    {
+        let mut long = served.daemon("long").await;
+        long.snapshot(events).await;
+        let last = long.goodbye().await;
+        assert_eq!(last.reason(), GoodbyeReason::Protocol);
+        assert!(last.detail.contains("of 11 "), "{}", last.detail);
+    }
     let mut large = served.daemon("large").await;
     large.snapshot((1..=1000).map(|batch| arrived(batch, 900)).collect()).await;
     let ended =
@@ -217,9 +225,8 @@ async fn for_a_reader_that_is_slow_orders_are_merged_and_the_last_one_is_true() 
 }
 
 #[tokio::test]
-async fn a_connection_that_says_nothing_gives_its_place_back() {
-    let limits = Limits { connections_max: 1, ..Limits::default() };
-    let served = Served::limited(limits).await;
+async fn a_connection_that_says_nothing_is_closed() {
+    let served = Served::start(Config::default()).await;
     let mut silent = tokio::net::TcpStream::connect(served.address).await.expect("listens");
     let mut byte = [0];
     let ended = async {
@@ -229,19 +236,6 @@ async fn a_connection_that_says_nothing_gives_its_place_back() {
         }
     };
     in_time(ended, "it is closed").await;
-    let place = async {
-        let endpoint = served.endpoint();
-        loop {
-            if let Ok(channel) = endpoint.connect().await
-                && let Ok(mut daemon) = Daemon::attend(channel, hello("a")).await
-                && daemon.next().await.is_ok()
-            {
-                return;
-            }
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    };
-    in_time(place, "a place").await;
 }
 
 #[tokio::test]

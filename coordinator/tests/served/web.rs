@@ -1,7 +1,6 @@
 //! Tests of the web page with a real coordinator, daemons and Chromium. Without Chromium they are
-//! skipped. `LAXITY_SCREENSHOTS=FOLDER` keeps pictures.
+//! skipped.
 
-use std::path::PathBuf;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use laxity_coordinator::config::Config;
@@ -243,14 +242,6 @@ fn the_head_says_what_is_wrong_and_what_to_do_the_worst_first() {
         before = at;
     }
     assert!(findings.contains("bypassed on open-0"), "{findings}");
-    if let Some(folder) = std::env::var_os("LAXITY_SCREENSHOTS").map(PathBuf::from) {
-        let url = format!("http://{}/", fixture.web.expect("a page"));
-        for (name, size) in [("troubled-desk", "1280,1400"), ("troubled-phone", "390,2000")] {
-            let picture =
-                format!("--screenshot={}", folder.join(name).with_extension("png").display());
-            let _ = browse(&[picture, format!("--window-size={size}")], &url);
-        }
-    }
 }
 
 #[test]
@@ -396,39 +387,4 @@ fn a_coordinator_stops_though_somebody_looks() {
     let begun = Instant::now();
     drop(fixture);
     assert!(begun.elapsed() < crate::daemon::PATIENCE);
-}
-
-#[test]
-fn the_page_fits_a_desk_and_a_telephone() {
-    let fixture = busy();
-    let folder = match std::env::var_os("LAXITY_SCREENSHOTS") {
-        Some(folder) => PathBuf::from(folder),
-        None => tempfile::tempdir().expect("a folder").keep(),
-    };
-    std::fs::create_dir_all(&folder).expect("a folder");
-    let web = fixture.web.expect("a page");
-    for (name, size, dark) in [
-        ("desk", "1280,3200", false),
-        ("desk-dark", "1280,3200", true),
-        ("phone", "390,3600", false),
-        ("phone-dark", "390,3600", true),
-    ] {
-        let picture = folder.join(format!("{name}.png"));
-        let mut arguments =
-            vec![format!("--screenshot={}", picture.display()), format!("--window-size={size}")];
-        if dark {
-            arguments.push("--blink-settings=preferredColorScheme=0".into());
-        }
-        let url = format!("http://{web}/?order=-Requests#batch=103");
-        if browse(&arguments, &url).is_none() {
-            return;
-        }
-        let bytes = std::fs::read(&picture).expect("a picture");
-        assert!(bytes.starts_with(b"\x89PNG"), "{name}");
-        // A blank page of this size compresses to less.
-        assert!(bytes.len() > 20_000, "{name} has {} bytes", bytes.len());
-    }
-    if std::env::var_os("LAXITY_SCREENSHOTS").is_none() {
-        let _ = std::fs::remove_dir_all(folder);
-    }
 }

@@ -82,9 +82,10 @@ fn a_snapshot_that_begins_again_before_it_has_ended_is_one_with_what_was_said_of
     world.send(&mut a, SnapshotPiece::Part, [batch(2)]);
     world.detach(&a);
     let mut a = world.attend(&hello("a"));
-    world.snapshot(&mut a, [batch(3)]);
+    world.snapshot(&mut a, [arrived(3, [])]);
     world.settle_and_read(&mut [&mut a]);
     assert_eq!(a.replica.sigma(), [3]);
+    assert_eq!(world.counters().requests, 0, "the batch's request was not mentioned");
     // A host that is drained within a snapshot also sends a new one.
     world.send(&mut a, SnapshotPiece::Part, [batch(4)]);
     assert_eq!(world.drain("a", true), Ok(2));

@@ -208,25 +208,6 @@ fn what_makes_much_work_counts_for_much() {
 }
 
 #[test]
-fn a_report_of_more_requests_than_events_may_be_ends_the_stream() {
-    let limits = Limits { events_per_report_max: 10, ..Limits::default() };
-    let mut world = World::with(ClusterSettings { limits, ..ClusterSettings::default() });
-    let mut a = world.join("a");
-    let many = |from: u64, count: u64| (from..from + count).map(|id| request(id, 900, 1));
-    world.report(&mut a, [arrived(1, many(1, 10))]);
-    let events = [arrived(2, many(100, 6)), arrived(3, many(200, 5))];
-    let report = Report {
-        sequence: a.sent + 1,
-        events: events.map(|event| Event { event: Some(event) }).to_vec(),
-        ..Report::default()
-    };
-    let broken = world.cluster.report(world.now, a.id, a.stream, report);
-    let last = broken.expect_err("ended");
-    assert!(last.detail.contains("11 requests"), "{}", last.detail);
-    assert_eq!(world.counters().requests, 10);
-}
-
-#[test]
 fn numbers_as_large_as_they_come_break_no_sum() {
     let mut world = World::new();
     let mut greeting = hello("a");
