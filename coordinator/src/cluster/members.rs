@@ -90,7 +90,6 @@ impl ReportIntake<'_> {
             by: self.id,
             mark: self.mark,
             deadline: Time::NEVER,
-            started: false,
             loads: Vec::new(),
             pruned: false,
         }))

@@ -8,8 +8,8 @@ mod world;
 
 use laxity_policy::Span;
 use laxity_wire::v1::{
-    self, BatchArrived, Event, FetchWanted, PortBytes, RefusalReason, Report, RequestJoined,
-    RequestLoad, SnapshotPiece, event::Event as Kind,
+    self, BatchArrived, FetchWanted, PortBytes, RefusalReason, Report, RequestLoad, SnapshotPiece,
+    event::Event as Kind,
 };
 
 use self::replica::Replica;
@@ -215,26 +215,6 @@ fn a_refusal_is_listed_with_its_age() {
     let hosts = world.cluster.list_hosts(world.now).hosts;
     let refused = hosts.iter().map(|host| (host.refused_events, host.refused_ns));
     assert!(refused.eq([(0, None), (1, Some(5_000_000))]), "{hosts:?}");
-}
-
-#[test]
-fn an_old_daemon_gets_only_full_orders_and_an_unknown_one_is_turned_away_with_a_reason() {
-    let mut world = World::new();
-    let mut old = hello("old");
-    old.capabilities = vec![99];
-    let mut daemon = world.attend(&old);
-    world.snapshot(&mut daemon, [arrived(1, [request(11, 900, 10)])]);
-    world.settle_and_read(&mut [&mut daemon]);
-    world.report(&mut daemon, [arrived(2, [request(21, 500, 10)])]);
-    world.settle_and_read(&mut [&mut daemon]);
-    assert_eq!(daemon.replica.sigma(), [2, 1]);
-    assert_eq!(daemon.replica.deltas, 0);
-
-    let mut newer = hello("new");
-    (newer.protocol, newer.protocol_min) = (9, 8);
-    let refused = world.cluster.attend(world.now, &newer).expect_err("refused");
-    assert_eq!(refused.reason(), v1::GoodbyeReason::Incompatible);
-    assert!(refused.detail.contains("8 to 9"));
 }
 
 #[test]

@@ -3,9 +3,7 @@
 //! A tenant's hosts share ids. Admission uses keys of [`table`](super::table) instead, which ascend
 //! by arrival. So of two batches with equal REDs the earlier one stays first.
 
-use core::hash::BuildHasher;
 use std::collections::HashMap;
-use std::hash::RandomState;
 
 use laxity_policy::admission::{Admission, AdmissionEvent};
 use laxity_policy::{BatchId, PortId, RequestId, Span, Time};
@@ -29,8 +27,6 @@ pub(super) struct Workload {
     /// Requests that daemons got as pruned, ascending.
     pub(super) pruned: Vec<Key>,
     pub(super) ended: EndedRequests,
-    /// Makes the hashes of [`ClusterBatch::invited`]. Nobody can guess which names collide.
-    invitations: RandomState,
 }
 
 impl Workload {
@@ -43,7 +39,6 @@ impl Workload {
             request_names: HashMap::new(),
             pruned: Vec::new(),
             ended: EndedRequests::default(),
-            invitations: RandomState::new(),
         }
     }
 
@@ -64,17 +59,6 @@ impl Workload {
     pub(super) fn takes_part(&self, id: HostId, batch: Key) -> bool {
         let batch = self.batches.get(batch);
         batch.is_some_and(|batch| batch.members.contains(&id))
-    }
-
-    /// Sets the hosts that may add requests with deadlines to a batch, beside its announcer.
-    pub(super) fn invite<'a>(&mut self, batch: Key, hosts: impl Iterator<Item = &'a String>) {
-        if let Some(batch) = self.batches.get_mut(batch) {
-            batch.invited = hosts.map(|name| self.invitations.hash_one(name)).collect();
-        }
-    }
-
-    pub(super) fn is_invited(&self, batch: &ClusterBatch, host: &String) -> bool {
-        batch.invited.contains(&self.invitations.hash_one(host))
     }
 
     /// Adds a batch that is not known yet.

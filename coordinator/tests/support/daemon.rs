@@ -11,9 +11,9 @@ use laxity_quantity::Nanos;
 use laxity_wire::v1::coordination_client::CoordinationClient;
 use laxity_wire::v1::operator_client::OperatorClient;
 use laxity_wire::v1::{
-    self, Ack, BatchArrived, Capability, Direction, Epoch, Event, FromCoordinator, FromDaemon,
-    Goodbye, Hello, Order, PortBytes, PortInfo, Report, RequestLoad, SnapshotPiece,
-    event::Event as Kind, from_coordinator::Message, from_daemon,
+    self, Ack, BatchArrived, Direction, Epoch, Event, FromCoordinator, FromDaemon, Goodbye, Hello,
+    Order, PortBytes, PortInfo, Report, RequestLoad, SnapshotPiece, event::Event as Kind,
+    from_coordinator::Message, from_daemon,
 };
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -105,7 +105,7 @@ pub(crate) fn hello(host: &str) -> Hello {
         protocol: v1::PROTOCOL,
         protocol_min: v1::PROTOCOL_MIN,
         software: "a test".into(),
-        capabilities: vec![Capability::OrderDeltas as i32, Capability::PruneCauses as i32],
+        capabilities: Vec::new(),
         host: host.into(),
         instance: 1,
         ports: vec![port(Direction::Egress), port(Direction::Ingress)],
@@ -122,7 +122,6 @@ pub(crate) fn arrived(batch: u64, due_ms: i64) -> Kind {
             request: batch,
             remaining_ns: Some(due_ms * 1_000_000),
             loads: vec![PortBytes { port: 0, bytes: 1 << 20 }],
-            started: false,
         }],
         ..BatchArrived::default()
     })

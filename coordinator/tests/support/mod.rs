@@ -144,7 +144,6 @@ impl Fixture {
 async fn play(address: SocketAddr, script: Script, mut told: mpsc::UnboundedReceiver<Vec<Kind>>) {
     let endpoint = Endpoint::new(format!("http://{address}")).expect("a URL");
     let mut greeting = hello(&script.host);
-    greeting.capabilities.clear();
     greeting.software = script.software;
     for port in &mut greeting.ports {
         port.name.clone_from(&script.nic);
@@ -172,7 +171,6 @@ pub(crate) fn batch(id: u64, requests: &[(u64, i64, u64)]) -> Kind {
         request,
         remaining_ns: Some(left_ms * 1_000_000),
         loads: vec![PortBytes { port: 0, bytes: mib << 20 }],
-        started: false,
     };
     Kind::BatchArrived(BatchArrived {
         batch: id,

@@ -329,7 +329,6 @@ impl ReportState {
                 queued_behind: waits.then_some(batch.behind),
                 started: batch.started.is_some(),
                 layers: u32::from(batch.layers),
-                hosts: Vec::new(),
             }));
             (batch.told, batch.changed) = (true, false);
             batch.start_told = batch.started.is_some();
@@ -448,7 +447,6 @@ impl ReportedRequest {
                 .then_some(PortBytes { port, bytes: self.left })
                 .into_iter()
                 .collect(),
-            started: false,
         }
     }
 }

@@ -26,7 +26,7 @@ use super::assemble::{Assembled, OrderAssembler};
 use super::backoff::Backoff;
 use super::exchange::CoordinatorExchange;
 use super::stream_end::{OwnEnd, StreamEnd, leave, shortened};
-use super::stream_state::{CAPABILITIES, StreamState};
+use super::stream_state::StreamState;
 use super::{addresses, channel};
 use crate::config::{ConfigInForce, CoordinatorConfig, NicConfig};
 use crate::mailbox::Mailbox;
@@ -256,7 +256,7 @@ impl StreamTask {
             protocol: v1::PROTOCOL,
             protocol_min: v1::PROTOCOL_MIN,
             software: format!("laxityd {}", env!("CARGO_PKG_VERSION")),
-            capabilities: CAPABILITIES.iter().map(|&one| one as i32).collect(),
+            capabilities: Vec::new(),
             host: self.host.clone(),
             instance: self.instance,
             ports: addresses::ports(&self.nics),
@@ -373,14 +373,9 @@ impl StreamTask {
         &self,
         stream: &mut StreamState,
         piece: SnapshotPiece,
-        mut events: Vec<Event>,
+        events: Vec<Event>,
     ) -> Message {
         stream.reported += 1;
-        if !stream.takes_fetches {
-            let of_fetch =
-                |kind: &Kind| matches!(kind, Kind::FetchWanted(_) | Kind::FetchFinished(_));
-            events.retain(|event| !event.event.as_ref().is_some_and(of_fetch));
-        }
         let asks = |event: &Event| {
             matches!(event.event, Some(Kind::BatchArrived(_) | Kind::BatchFinished(_)))
         };

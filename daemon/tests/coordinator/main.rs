@@ -19,8 +19,8 @@ use fake::Fake;
 use laxity_client::{Client, Hint, Stage};
 use laxity_wire::ClusterStatus;
 use laxity_wire::v1::{
-    Capability, Epoch, Order, Pruned, Rank, Refusal, SnapshotWanted, Standing,
-    event::Event as Kind, from_coordinator::Message, from_daemon,
+    Epoch, Order, Pruned, Rank, Refusal, SnapshotWanted, Standing, event::Event as Kind,
+    from_coordinator::Message, from_daemon,
 };
 use support::{Laxityd, SMALL, eventually, flow, until};
 
@@ -164,9 +164,7 @@ fn a_daemon_reports_what_it_knows_and_applies_an_order_whole() {
 fn the_coordinator_learns_how_the_host_is_configured_and_each_change_of_that() {
     let fake = Fake::start();
     let daemon = of(&fake, 60_000);
-    let peer = fake.peer();
-    peer.welcome_with(5, &[Capability::HostSettings]);
-    peer.await_snapshot();
+    let peer = fake.welcomed(5);
     let said = || {
         peer.event("settings", |kind| match kind {
             Kind::HostSettings(said) => Some(said.clone()),
