@@ -16,13 +16,12 @@ use super::{Cluster, admission_config};
 /// Maximum number of revisions that are saved.
 const REVISIONS_MAX: usize = 32;
 
-/// State that outlives a leader. Fields are only added, never removed.
+/// State that outlives a leader. From the first release on, fields are only added.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Durable {
     /// Revisions of the policy, oldest first. The last one is in force.
     revisions: Vec<SavedRevision>,
-    drained: Vec<String>,
     /// Who drained each host and why, by host name.
     drains: BTreeMap<String, SavedNote>,
 }
@@ -89,7 +88,7 @@ impl Cluster {
             })
             .collect();
         revisions.reverse();
-        Durable { revisions, drained: drains.keys().cloned().collect(), drains }
+        Durable { revisions, drains }
     }
 
     /// Applies the state that an earlier leader, or this one, saved.
@@ -114,15 +113,9 @@ impl Cluster {
                 .map_err(|invalid| format!("{}: {}", invalid.field, invalid.problem))?;
             self.revisions = restored;
         }
-        let mut drains = saved.drains;
-        let drained = saved.drained.into_iter().take(self.settings.limits.hosts_max);
-        // The release that saved this may not have saved reasons.
-        let none = || Note::new("", "", now, Span::ZERO);
-        let noted = |host: String| {
-            let note = drains.remove(&host).map_or_else(none, |note| note.restore(now));
-            (host, note)
-        };
-        let drained: BTreeMap<String, Note> = drained.map(noted).collect();
+        let drains = saved.drains.into_iter().take(self.settings.limits.hosts_max);
+        let drained: BTreeMap<String, Note> =
+            drains.map(|(host, note)| (host, note.restore(now))).collect();
         let back = self.hosts.drained.keys().filter(|host| !drained.contains_key(*host));
         for host in back.cloned().collect::<Vec<String>>() {
             self.set_drained(now, &host, None);
@@ -191,7 +184,8 @@ mod tests {
         let mut cluster = cluster();
         let odd = serde_json::from_str(r#"{"revisions":[{"number":3,"policy":"best"}]}"#);
         assert!(cluster.restore(Time(1), odd.expect("JSON")).is_err());
-        let newer = serde_json::from_str(r#"{"colour":1,"drained":["h"]}"#).expect("JSON");
+        let newer =
+            serde_json::from_str(r#"{"colour":1,"drains":{"h":{"why":""}}}"#).expect("JSON");
         assert_eq!(cluster.restore(Time(1), newer), Ok(()));
         assert_eq!(cluster.policy_history(Time(1), 9).history.len(), 0);
     }
