@@ -23,9 +23,8 @@ use tonic::Streaming;
 use tracing::{debug, info, warn};
 
 use super::assemble::{Assembled, OrderAssembler};
-use super::backoff::Backoff;
 use super::exchange::CoordinatorExchange;
-use super::stream_end::{OwnEnd, StreamEnd, leave, shortened};
+use super::stream_end::{OwnEnd, StreamEnd, back_off, leave, shortened};
 use super::stream_state::StreamState;
 use super::{addresses, channel};
 use crate::config::{ConfigInForce, CoordinatorConfig, NicConfig};
@@ -102,8 +101,9 @@ impl StreamTask {
     /// Runs until the daemon stops. If there is a stream then, the task says goodbye and ends by
     /// itself. If not, it has to be aborted.
     pub async fn attend(mut self) {
-        let mut backoff =
-            Backoff::new(self.config.backoff_min.into(), self.config.backoff_max.into());
+        let least = Duration::from(self.config.backoff_min);
+        let most = Duration::from(self.config.backoff_max).max(least);
+        let mut range = least;
         let mut elsewhere = None;
         let mut was_there = true;
         let mut told = String::new();
@@ -122,7 +122,7 @@ impl StreamTask {
                 view.problem.clone_from(&ended.problem);
             });
             if ended.ordered {
-                backoff.reset();
+                range = least;
             }
             if ended.own == Some(OwnEnd::NicsChanged) {
                 info!(coordinator = %url, "connects again, because the NICs of this host changed");
@@ -130,7 +130,7 @@ impl StreamTask {
                 continue;
             }
             elsewhere = ended.leader;
-            let wait = backoff.wait(random()).max(ended.retry_after);
+            let wait = back_off(&mut range, most, random()).max(ended.retry_after);
             let (problem, wait_ms) = (&ended.problem, wait.as_millis() as u64);
             // One warning per outage and reason is enough, since metrics show each attempt.
             if is_there || was_there || told != *problem {
