@@ -4,14 +4,13 @@ use std::time::{Duration, Instant};
 
 use laxity_coordinator::config::Config;
 use laxity_coordinator::limits::Limits;
-use laxity_coordinator::server::Coordinator;
 use laxity_wire::v1::{
     BatchFinished, Epoch, Event, GoodbyeReason, Heartbeat, Nack, NackReason, event::Event as Kind,
     from_coordinator::Message, from_daemon,
 };
 use tonic::transport::Endpoint;
 
-use crate::daemon::{Daemon, PATIENCE, Served, arrived, hello, in_time};
+use crate::daemon::{Daemon, Served, arrived, hello, in_time};
 use crate::support::batch;
 
 fn finished(batch: u64) -> Kind {
@@ -233,21 +232,16 @@ async fn a_connection_that_says_nothing_is_closed() {
 
 #[tokio::test]
 async fn one_that_reads_nothing_does_not_keep_a_coordinator_from_stopping() {
-    let config = Config { listen: ([127, 0, 0, 1], 0).into(), ..Config::default() };
-    let coordinator = Coordinator::bind(config, 7).await.expect("starts");
-    let (address, handle) = (coordinator.address().expect("bound"), coordinator.handle());
-    let running = tokio::spawn(coordinator.run());
-    let endpoint = Endpoint::from_shared(format!("http://{address}")).expect("a URL");
+    let mut served = Served::start(Config::default()).await;
     // The window leaves no room for a byte from the coordinator.
-    let deaf = endpoint.initial_stream_window_size(0);
+    let deaf = served.endpoint().initial_stream_window_size(0);
     let channel = deaf.connect().await.expect("listens");
     let mut daemon = Daemon::attend(channel, hello("deaf")).await.expect("let in");
     daemon.snapshot(vec![arrived(1, 900)]).await;
     tokio::time::sleep(Duration::from_millis(300)).await;
     let asked = Instant::now();
-    handle.stop();
-    let ended = tokio::time::timeout(PATIENCE, running).await;
-    ended.expect("it stops").expect("no panic").expect("in order");
+    served.handle.stop();
+    in_time(&mut served.running, "it stops").await.expect("no panic");
     assert!(asked.elapsed() < Duration::from_secs(15));
 }
 

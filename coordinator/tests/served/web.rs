@@ -6,15 +6,12 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use laxity_coordinator::config::Config;
 use laxity_tests::browser::{browse, copied, document_when_loaded, part};
 use laxity_wire::v1::event::Event as Kind;
-use laxity_wire::v1::operator_client::OperatorClient;
 use laxity_wire::v1::{
     BatchFinished, BatchProgress, BatchStarted, DrainRequest, HostSettings, Policy, PortLoad,
     RequestEnded, SetPolicyRequest,
 };
 
-use tonic::transport::{Channel, Endpoint};
-
-use crate::support::{Fixture, Script, batch, config};
+use crate::support::{Fixture, Script, ask, batch, config};
 
 fn ended(request: u64) -> Kind {
     Kind::RequestEnded(RequestEnded { request })
@@ -63,14 +60,6 @@ fn busy() -> Fixture {
     fixture
 }
 
-fn operate(fixture: &Fixture, work: impl AsyncFnOnce(&mut OperatorClient<Channel>)) {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    runtime.expect("a runtime").block_on(async {
-        let endpoint = Endpoint::new(format!("http://{}", fixture.address)).expect("a URL");
-        work(&mut OperatorClient::new(endpoint.connect_lazy())).await;
-    });
-}
-
 /// Returns what a daemon says of its configuration, with a change.
 fn settings(change: impl FnOnce(&mut HostSettings)) -> Kind {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("a clock");
@@ -110,7 +99,7 @@ fn troubled() -> Fixture {
     // The batch of another host has to be known before somebody meddles with it.
     fixture.say("meddler-0", vec![Kind::BatchStarted(BatchStarted { batch: 7 })]);
     fixture.leave("gone-0");
-    operate(&fixture, async |operator| {
+    fixture.operate(async |operator| {
         let asked =
             DrainRequest { host: "away-0".into(), drain: true, comment: "its NIC flaps".into() };
         operator.drain(asked).await.expect("drained");
@@ -128,7 +117,7 @@ fn troubled() -> Fixture {
 }
 
 fn dom(fixture: &Fixture, view: &str) -> Option<String> {
-    let web = fixture.web.expect("a page");
+    let web = fixture.served.web.expect("a page");
     browse(&["--dump-dom".into()], &format!("http://{web}/{view}"))
 }
 
@@ -165,14 +154,14 @@ fn a_browser_shows_hosts_queues_order_attainment_and_policy() {
 
 /// Starts a coordinator with two tenants, and has an operator change its policy.
 fn shared() -> Fixture {
-    let text = "listen = \"127.0.0.1:0\"\n[web]\nlisten = \"127.0.0.1:0\"\n\
+    let text = "[web]\nlisten = \"127.0.0.1:0\"\n\
         [[tenant]]\nname = \"red\"\nhosts = [\"red-*\"]\ndrop_budget = 1\n\
         [[tenant]]\nname = \"blue\"\nhosts = [\"*\"]\n";
     let late = |id: u64| batch(id, &[(10 * id, -5, 1), (10 * id + 1, -5, 1), (10 * id + 2, 9, 1)]);
     let daemons =
         vec![Script::new("red-0", vec![late(9), late(10)]), Script::new("blue-0", vec![late(11)])];
     let fixture = Fixture::start(Config::parse(text, "test").expect("valid"), daemons);
-    operate(&fixture, async |operator| {
+    fixture.operate(async |operator| {
         let asked = SetPolicyRequest {
             change: Some(Policy { drop_budget: Some(8), ..Policy::default() }),
             comment: "too many <b>".into(),
@@ -260,7 +249,7 @@ fn the_head_of_a_calm_cluster_says_that_nothing_is_wrong() {
 #[test]
 fn a_standby_says_who_leads_and_links_to_the_leaders_page() {
     // Nobody answers at the port of etcd, so nobody is elected.
-    let text = "listen = \"127.0.0.1:0\"\n[web]\nlisten = \"127.0.0.1:0\"\n[etcd]\n\
+    let text = "[web]\nlisten = \"127.0.0.1:0\"\n[etcd]\n\
         endpoints = [\"http://127.0.0.1:9\"]\nadvertise = \"127.0.0.1:7471\"\n";
     let fixture = Fixture::start(Config::parse(text, "test").expect("valid"), Vec::new());
     let state = fixture.state(|state| state["findings"].as_array().is_some_and(|it| it.len() == 1));
@@ -367,8 +356,8 @@ fn what_the_server_sends_forbids_what_the_page_does_not_need() {
         assert!(!head.contains("unsafe-"), "{head}");
     }
     let status = |method: &str, path: &str, name: &str| {
-        let (head, _) = fixture.ask(method, path, name);
-        head.split(' ').nth(1).map(str::to_owned)
+        let answer = ask(fixture.served.web.expect("a page"), &format!("{method} {path}"), name);
+        answer.split(' ').nth(1).map(str::to_owned)
     };
     assert_eq!(status("GET", "/nowhere", "localhost").as_deref(), Some("404"));
     assert_eq!(status("GET", "/api/explain", "localhost").as_deref(), Some("400"));
@@ -382,7 +371,8 @@ fn what_the_server_sends_forbids_what_the_page_does_not_need() {
 #[test]
 fn a_coordinator_stops_though_somebody_looks() {
     let fixture = Fixture::start(config(), Vec::new());
-    let _held = std::net::TcpStream::connect(fixture.web.expect("a page")).expect("it listens");
+    let _held =
+        std::net::TcpStream::connect(fixture.served.web.expect("a page")).expect("it listens");
     fixture.get("/api/state");
     let begun = Instant::now();
     drop(fixture);

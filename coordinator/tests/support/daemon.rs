@@ -16,6 +16,7 @@ use laxity_wire::v1::{
     from_coordinator::Message, from_daemon,
 };
 use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Status, Streaming};
@@ -25,7 +26,10 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
 pub(crate) struct Served {
     pub(crate) address: SocketAddr,
+    /// The address of the web page.
+    pub(crate) web: Option<SocketAddr>,
     pub(crate) handle: CoordinatorHandle,
+    pub(crate) running: JoinHandle<()>,
 }
 
 impl Served {
@@ -37,9 +41,10 @@ impl Served {
             ..config
         };
         let coordinator = Coordinator::bind(config, 7).await.expect("starts");
-        let (address, handle) = (coordinator.address().expect("bound"), coordinator.handle());
-        tokio::spawn(async move { coordinator.run().await.expect("serves") });
-        Self { address, handle }
+        let (address, web) = (coordinator.address().expect("bound"), coordinator.web_address());
+        let handle = coordinator.handle();
+        let running = tokio::spawn(async move { coordinator.run().await.expect("serves") });
+        Self { address, web, handle, running }
     }
 
     pub(crate) async fn limited(limits: Limits) -> Self {

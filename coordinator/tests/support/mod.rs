@@ -1,23 +1,22 @@
-//! A real coordinator on its own thread, with daemons that report what a test wants, for tests of
-//! what operators see.
+//! A real coordinator with daemons that report what a test wants, for tests of what operators see.
 
 pub(crate) mod daemon;
 
 use std::collections::HashMap;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use laxity_coordinator::config::Config;
-use laxity_coordinator::server::{Coordinator, CoordinatorHandle};
 use laxity_wire::v1::event::Event as Kind;
+use laxity_wire::v1::operator_client::OperatorClient;
 use laxity_wire::v1::{BatchArrived, Heartbeat, PortBytes, RequestLoad, from_daemon};
+use tokio::runtime::{self, Runtime};
 use tokio::sync::mpsc;
-use tonic::transport::Endpoint;
+use tonic::transport::{Channel, Endpoint};
 
 pub(crate) use self::daemon::PATIENCE;
-use self::daemon::{Daemon, hello};
+use self::daemon::{Daemon, Served, hello};
 
 #[derive(Clone, Debug)]
 pub(crate) struct Script {
@@ -37,60 +36,54 @@ impl Script {
     }
 }
 
-/// A coordinator with its daemons.
+/// A coordinator with its daemons, on a thread of their own.
 pub(crate) struct Fixture {
-    pub(crate) address: SocketAddr,
-    /// The address of the web page.
-    pub(crate) web: Option<SocketAddr>,
+    pub(crate) served: Served,
     say: HashMap<String, mpsc::UnboundedSender<Vec<Kind>>>,
-    handle: CoordinatorHandle,
-    thread: Option<JoinHandle<()>>,
+    runtime: Runtime,
 }
 
 impl Drop for Fixture {
     fn drop(&mut self) {
-        self.handle.stop();
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
+        self.served.handle.stop();
+        let _ = self.runtime.block_on(&mut self.served.running);
     }
 }
 
-/// Returns a configuration with free ports and a web page.
+/// Returns a configuration with a web page.
 pub(crate) fn config() -> Config {
-    let text = "listen = \"127.0.0.1:0\"\n[web]\nlisten = \"127.0.0.1:0\"\n";
-    Config::parse(text, "test").expect("valid")
+    Config::parse("[web]\nlisten = \"127.0.0.1:0\"\n", "test").expect("valid")
+}
+
+/// Sends a request, such as `GET /path`, with this `Host` header. Returns the answer.
+pub(crate) fn ask(address: SocketAddr, request: &str, host: &str) -> String {
+    let mut stream = TcpStream::connect(address).expect("it listens");
+    stream.set_read_timeout(Some(PATIENCE)).expect("set");
+    write!(stream, "{request} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n")
+        .expect("written");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("an answer");
+    answer
 }
 
 impl Fixture {
     /// Starts the coordinator and the daemons, without waiting for an order.
     pub(crate) fn start(config: Config, daemons: Vec<Script>) -> Self {
-        let (tell, told) = std::sync::mpsc::channel();
+        let runtime = runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
+        let runtime = runtime.expect("a runtime");
+        let served = runtime.block_on(Served::start(config));
         let mut say = HashMap::new();
-        let mut ears = Vec::new();
         for daemon in daemons {
             let (sender, receiver) = mpsc::unbounded_channel();
             say.insert(daemon.host.clone(), sender);
-            ears.push((daemon, receiver));
+            runtime.spawn(play(served.address, daemon, receiver));
         }
-        let thread = std::thread::spawn(move || {
-            let runtime = tokio::runtime::Builder::new_current_thread()
-                .enable_all()
-                .build()
-                .expect("a runtime");
-            runtime.block_on(async move {
-                let coordinator = Coordinator::bind(config, 7).await.expect("it binds");
-                let address = coordinator.address().expect("an address");
-                let known = (address, coordinator.web_address(), coordinator.handle());
-                tell.send(known).expect("somebody waits");
-                for (daemon, receiver) in ears {
-                    tokio::spawn(play(address, daemon, receiver));
-                }
-                coordinator.run().await.expect("it serves");
-            });
-        });
-        let (address, web, handle) = told.recv().expect("it starts");
-        Self { address, web, say, handle, thread: Some(thread) }
+        Self { served, say, runtime }
+    }
+
+    /// Lets an operator act.
+    pub(crate) fn operate(&self, act: impl AsyncFnOnce(&mut OperatorClient<Channel>)) {
+        self.runtime.block_on(async { act(&mut self.served.operator().await).await });
     }
 
     /// Makes the daemon of a host report events.
@@ -105,20 +98,7 @@ impl Fixture {
 
     /// Returns the head and the body of the web page's answer.
     pub(crate) fn get(&self, path: &str) -> (String, String) {
-        self.ask("GET", path, "127.0.0.1")
-    }
-
-    /// Requests `path` with this method and this `Host` header. Returns the head and the body of
-    /// the answer.
-    pub(crate) fn ask(&self, method: &str, path: &str, name: &str) -> (String, String) {
-        let mut stream = TcpStream::connect(self.web.expect("a page")).expect("it listens");
-        stream.set_read_timeout(Some(PATIENCE)).expect("set");
-        let request =
-            format!("{method} {path} HTTP/1.1\r\nHost: {name}\r\nConnection: close\r\n\r\n");
-        stream.write_all(request.as_bytes()).expect("written");
-        let mut answer = Vec::new();
-        stream.read_to_end(&mut answer).expect("an answer");
-        let answer = String::from_utf8(answer).expect("text");
+        let answer = ask(self.served.web.expect("a page"), &format!("GET {path}"), "127.0.0.1");
         let (head, body) = answer.split_once("\r\n\r\n").expect("a head");
         (head.to_owned(), body.to_owned())
     }
