@@ -13,6 +13,7 @@ use crate::cluster::Cluster;
 use crate::config::Config;
 use crate::election::Store;
 use crate::lead::Lead;
+use crate::metrics::RunTimes;
 use crate::tls::ServerTls;
 
 /// Events that a watcher may lag behind before it loses some.
@@ -26,6 +27,7 @@ pub(crate) struct Shared {
     pub(crate) changed: Notify,
     /// Wakes the writer of a stream, by stream number, when something waits to be sent.
     writers: Mutex<HashMap<u64, Arc<Notify>>>,
+    pub(crate) runs: Mutex<RunTimes>,
     pub(crate) watchers: broadcast::Sender<v1::WatchEvent>,
     pub(crate) lead: Arc<Lead>,
     /// The store in etcd for state that outlives this process, if there is an election.
@@ -49,6 +51,7 @@ impl Shared {
             origin: Instant::now(),
             changed: Notify::new(),
             writers: Mutex::new(HashMap::new()),
+            runs: Mutex::default(),
             watchers: broadcast::channel(WATCH_LAG_MAX).0,
             lead: Arc::new(lead),
             store: store.map(Arc::new),
