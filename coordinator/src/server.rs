@@ -54,11 +54,7 @@ const FAREWELL_MAX: Duration = Duration::from_secs(3);
 pub enum ServerError {
     /// The address is in use or not this host's. Change the setting.
     #[error("cannot listen on {address} (`listen`): {cause}")]
-    Listen {
-        address: SocketAddr,
-        /// The kernel's error.
-        cause: io::Error,
-    },
+    Listen { address: SocketAddr, cause: io::Error },
     #[error(transparent)]
     Tls(#[from] TlsError),
     #[error("{0}")]
@@ -89,7 +85,6 @@ pub struct Coordinator {
     web: Option<HttpEndpoint>,
 }
 
-/// Controls a coordinator that runs.
 #[derive(Clone)]
 pub struct CoordinatorHandle {
     shared: Arc<Shared>,
@@ -160,17 +155,14 @@ impl Coordinator {
         Ok(Self { shared, stop, listener, exporter, web })
     }
 
-    /// Returns the address at which daemons and operators connect.
     pub fn address(&self) -> io::Result<SocketAddr> {
         self.listener.local_addr()
     }
 
-    /// Returns the address of the web page, if there is one.
     pub fn web_address(&self) -> Option<SocketAddr> {
         self.web.as_ref()?.local_addr()
     }
 
-    /// Returns a handle that stops the coordinator or changes its configuration.
     pub fn handle(&self) -> CoordinatorHandle {
         CoordinatorHandle { shared: Arc::clone(&self.shared), stop: self.stop.clone() }
     }

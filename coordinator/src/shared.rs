@@ -19,7 +19,6 @@ use crate::tls::ServerTls;
 /// Events that a watcher may lag behind before it loses some.
 const WATCH_LAG_MAX: usize = 256;
 
-/// State that all tasks share.
 pub(crate) struct Shared {
     cluster: Mutex<Cluster>,
     origin: Instant,
@@ -69,7 +68,6 @@ impl Shared {
         self.cluster.lock()
     }
 
-    /// Lists all hosts, and who leads.
     pub(crate) fn list_hosts(&self) -> v1::ListHostsResponse {
         let mut told = self.cluster().list_hosts(self.now());
         // Read after the hosts, so that the hosts of a former leader are not marked as current.

@@ -22,9 +22,6 @@ fn identity(info: &v1::PortInfo) -> (&str, i32) {
 
 impl Cluster {
     /// Begins the stream of a daemon. Returns the host and the number of the stream.
-    ///
-    /// # Errors
-    /// Returns the message to send to the daemon before its stream is closed.
     pub fn attend(&mut self, now: Time, hello: &Hello) -> Result<(HostId, u64), v1::Goodbye> {
         self.check_hello(hello)?;
         let tenant = self.settings.tenants.of(&hello.host).ok_or_else(|| {
@@ -158,9 +155,6 @@ impl Cluster {
     }
 
     /// Removes a host that no longer exists from the list. Its reports end at once.
-    ///
-    /// # Errors
-    /// The host is connected, is drained, or is not known. The error is text for the operator.
     pub fn forget(&mut self, now: Time, name: &str) -> Result<(), String> {
         if self.hosts.drained.contains_key(name) {
             return Err(format!(

@@ -8,7 +8,6 @@ use laxity_policy::{PortId, RequestId, Time};
 use super::host::{HostId, Tenant};
 use super::table::Key;
 
-/// A batch that one or more hosts take part in.
 #[derive(Debug, Default)]
 pub(super) struct ClusterBatch {
     /// The id that hosts use for the batch.

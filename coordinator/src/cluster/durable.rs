@@ -13,7 +13,6 @@ use super::note::Note;
 use super::policy::{ClusterPolicy, Revision, Revisions};
 use super::{Cluster, admission_config};
 
-/// Maximum number of revisions that are saved.
 const REVISIONS_MAX: usize = 32;
 
 /// State that outlives a leader. From the first release on, fields are only added.
@@ -132,7 +131,6 @@ impl Cluster {
         self.hosts.streams = before.hosts.streams;
     }
 
-    /// Returns the term, which fences the orders.
     pub const fn term(&self) -> u64 {
         self.term
     }

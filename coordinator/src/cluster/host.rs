@@ -36,10 +36,8 @@ pub(super) enum Charge {
     Fetch,
 }
 
-/// How many of each [`Charge`] a host holds.
 pub(super) type Usage = [usize; 4];
 
-/// Counts of what a host sent and received.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HostCounters {
     pub reports: u64,
@@ -65,7 +63,6 @@ impl HostCounters {
     }
 }
 
-/// A host with its ports, its stream and its outbox.
 #[derive(Debug, Default)]
 pub(super) struct Host {
     pub(super) name: String,

@@ -79,21 +79,18 @@ impl Cluster {
         batches.map(|batch| 1 + batch.requests.len()).sum()
     }
 
-    /// Records that a message came from the host.
     pub fn heard(&mut self, now: Time, id: HostId, stream: u64) {
         if let Some(host) = self.hosts.speaking(id, stream) {
             host.heard_at = now;
         }
     }
 
-    /// Records that the host has applied an order.
     pub fn acknowledged(&mut self, id: HostId, stream: u64, epoch: Option<v1::Epoch>) {
         if let Some(host) = self.hosts.speaking(id, stream) {
             host.applied = epoch.or(host.applied);
         }
     }
 
-    /// Makes the next order of the host a full one.
     pub fn resync(&mut self, id: HostId, stream: u64) {
         if let Some(host) = self.hosts.speaking(id, stream) {
             host.outbox.demand_full();
@@ -102,7 +99,6 @@ impl Cluster {
         }
     }
 
-    /// Returns what is needed to process a host's report.
     pub(super) fn intake(&mut self, now: Time, id: HostId) -> Option<ReportIntake<'_>> {
         let host = self.hosts.get(id)?;
         Some(ReportIntake {
@@ -118,10 +114,6 @@ impl Cluster {
         })
     }
 
-    /// Applies the report of one host to the state of the cluster.
-    ///
-    /// # Errors
-    /// Returns the last message of the stream if the report breaks a rule of the protocol.
     pub fn report(
         &mut self,
         now: Time,

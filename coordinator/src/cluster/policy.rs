@@ -28,11 +28,7 @@ pub enum PolicyError {
     #[error(
         "the policy is at revision {current}, not {expected}: somebody changed it; read it again"
     )]
-    Stale {
-        expected: u64,
-        /// The revision of the policy that is in force.
-        current: u64,
-    },
+    Stale { expected: u64, current: u64 },
 }
 
 /// The policy that operators can change while the coordinator runs.
@@ -64,7 +60,6 @@ impl Default for ClusterPolicy {
 }
 
 impl ClusterPolicy {
-    /// Checks the range of every field.
     pub fn validate(&self) -> Result<(), PolicyError> {
         let fail = |field, problem| Err(PolicyError::Invalid { field, problem });
         if !matches!(self.policy, PolicyKind::Mfs | PolicyKind::Laxity) {
@@ -88,7 +83,6 @@ impl ClusterPolicy {
         Ok(())
     }
 
-    /// Returns this policy with the fields that `change` sets.
     pub fn with(mut self, change: &v1::Policy) -> Result<Self, PolicyError> {
         if let Some(name) = &change.policy {
             self.policy = name.parse().map_err(|unknown: UnknownPolicy| PolicyError::Invalid {
@@ -191,7 +185,6 @@ impl Revisions {
         self.current.policy.with(change)
     }
 
-    /// Returns the revision that comes after the current one.
     pub(super) const fn next(&self, policy: ClusterPolicy, note: Note) -> Revision {
         Revision { number: self.current.number + 1, policy, note }
     }

@@ -82,7 +82,6 @@ impl Cluster {
         Taken::Frames(frames)
     }
 
-    /// Builds the current contents of an order from the notes of a host's outbox.
     fn contents(&self, id: HostId, notes: &Outbox) -> Contents {
         let mut contents = Contents::default();
         let Some(host) = self.hosts.get(id) else { return contents };

@@ -16,7 +16,6 @@ use super::outbox::Outbox;
 use super::refusal::Refused;
 use super::table::{Key, KeyedTable};
 
-/// Batches and requests of all hosts, and admission.
 #[derive(Debug)]
 pub(super) struct Workload {
     pub(super) admission: Admission,
@@ -129,7 +128,6 @@ impl Workload {
         });
     }
 
-    /// Returns the ids of the pruned requests of a batch.
     pub(super) fn pruned_of(&self, batch: &ClusterBatch) -> Vec<u64> {
         let requests = batch.requests.iter().filter_map(|&it| self.requests.get(it));
         let pruned = requests.filter(|request| request.pruned);
@@ -219,7 +217,6 @@ impl Workload {
         before - request.loads.len()
     }
 
-    /// Passes a request's current state to admission.
     pub(super) fn tell_admission(&mut self, now: Time, hosts: &Hosts, key: Key) {
         let Some(request) = self.requests.get(key) else { return };
         let owns = |by: HostId, port: PortId| hosts.owns_port(by, port);

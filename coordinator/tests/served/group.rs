@@ -189,7 +189,6 @@ impl Group {
         Process::start_in(namespace.as_deref(), Path::new(&path))
     }
 
-    /// Ends a member and starts it again.
     pub(crate) fn member_again(&mut self, nth: usize) {
         let _ = self.members[nth].child.kill();
         let _ = self.members[nth].child.wait();
@@ -250,12 +249,10 @@ struct Seen {
 pub(crate) struct Fence(RefCell<Seen>);
 
 impl Fence {
-    /// Returns the largest term so far.
     pub(crate) fn largest(&self) -> u64 {
         self.0.borrow().largest
     }
 
-    /// Returns the number of orders that were accepted so far.
     pub(crate) fn accepted(&self) -> usize {
         self.0.borrow().accepted.len()
     }

@@ -26,7 +26,6 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
 pub(crate) struct Served {
     pub(crate) address: SocketAddr,
-    /// The address of the web page.
     pub(crate) web: Option<SocketAddr>,
     pub(crate) handle: CoordinatorHandle,
     pub(crate) running: JoinHandle<()>,
@@ -173,7 +172,6 @@ impl Daemon {
         self.piece(SnapshotPiece::Unspecified, events).await;
     }
 
-    /// Sends a complete snapshot.
     pub(crate) async fn snapshot(&mut self, events: Vec<Kind>) {
         self.piece(SnapshotPiece::End, events).await;
     }

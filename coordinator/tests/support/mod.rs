@@ -24,7 +24,6 @@ pub(crate) struct Script {
     pub(crate) host: String,
     /// The release of the daemon.
     pub(crate) software: String,
-    /// The name of its only NIC.
     pub(crate) nic: String,
     pub(crate) events: Vec<Kind>,
 }
@@ -86,12 +85,10 @@ impl Fixture {
         self.runtime.block_on(async { act(&mut self.served.operator().await).await });
     }
 
-    /// Makes the daemon of a host report events.
     pub(crate) fn say(&self, host: &str, events: Vec<Kind>) {
         self.say[host].send(events).expect("it listens");
     }
 
-    /// Ends the stream of a daemon.
     pub(crate) fn leave(&mut self, host: &str) {
         self.say.remove(host).expect("it is there");
     }

@@ -250,7 +250,6 @@ impl StreamTask {
         !self.in_force.load().nic.iter().map(key).eq(self.nics.iter().map(key))
     }
 
-    /// Returns the first message of a stream.
     pub fn hello(&self) -> Hello {
         Hello {
             protocol: v1::PROTOCOL,
@@ -387,9 +386,6 @@ impl StreamTask {
     }
 
     /// Processes a message. Returns the goodbye if it is one.
-    ///
-    /// # Errors
-    /// The coordinator violates the protocol. The text says in what way.
     pub fn hear(
         &mut self,
         now: Time,

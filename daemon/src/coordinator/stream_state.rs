@@ -63,7 +63,6 @@ impl StreamState {
         self.heard + Span((self.heartbeat * SILENCE_HEARTBEATS).as_nanos() as u64)
     }
 
-    /// Returns when the next heartbeat is due.
     pub fn beat_at(&self) -> Time {
         self.spoke + Span(self.heartbeat.as_nanos() as u64)
     }
