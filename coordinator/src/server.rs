@@ -57,8 +57,8 @@ pub enum ServerError {
     Listen { address: SocketAddr, cause: io::Error },
     #[error(transparent)]
     Tls(#[from] TlsError),
-    #[error("{0}")]
-    Election(String),
+    #[error(transparent)]
+    Election(#[from] EtcdError),
     /// The configuration is invalid. Its check finds this first.
     #[error(transparent)]
     Nonsense(#[from] Nonsense),
@@ -68,12 +68,6 @@ pub enum ServerError {
     Serve(#[from] tonic::transport::Error),
     #[error("the service descriptions are broken: {0}")]
     Reflection(#[from] tonic_reflection::server::Error),
-}
-
-impl From<EtcdError> for ServerError {
-    fn from(error: EtcdError) -> Self {
-        Self::Election(error.to_string())
-    }
 }
 
 /// A coordinator that has bound its addresses and does not serve yet.
