@@ -224,17 +224,6 @@ impl Group {
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     }
-
-    /// Returns the leader that `nth` names, if it turns daemons away.
-    pub(crate) async fn turned_away(&self, nth: usize) -> Option<String> {
-        let mut daemon = self.members[nth].daemon("b").await?;
-        match daemon.next().await.ok()? {
-            Message::Goodbye(goodbye) if goodbye.reason() == GoodbyeReason::NotLeader => {
-                Some(goodbye.leader)
-            }
-            _ => None,
-        }
-    }
 }
 
 #[derive(Debug, Default)]
