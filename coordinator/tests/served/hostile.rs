@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 
 use laxity_wire::v1::ListHostsRequest;
 use laxity_wire::v1::operator_client::OperatorClient;
+use tonic::transport::Endpoint;
 
-use crate::group::connect;
 use crate::process::{PROGRAM, Process};
-use crate::support::{Fixture, ask, config};
+use crate::support::ask;
 
 /// Number of slow connections. They fill the connection slots of any port several times.
 const SLOW: usize = 150;
@@ -31,27 +31,9 @@ fn slow(address: SocketAddr, count: usize) -> Vec<TcpStream> {
     (0..count).map(connect).collect()
 }
 
-/// Returns the HTTP answer and the time until it came.
-fn get(address: SocketAddr, path: &str) -> (String, Duration) {
-    let begun = Instant::now();
-    (ask(address, &format!("GET {path}"), "127.0.0.1"), begun.elapsed())
-}
-
-#[test]
-fn the_page_answers_at_once_beside_slow_connections() {
-    let fixture = Fixture::start(config(), Vec::new());
-    let page = fixture.served.web.expect("a page");
-    let _slow = slow(page, SLOW);
-    for _ in 0..5 {
-        let (answer, took) = get(page, "/api/state");
-        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
-        assert!(took < SOON, "{took:?}");
-    }
-}
-
 /// A coordinator in its own process, with a limit on open files.
 struct Limited {
-    process: Process,
+    _process: Process,
     address: SocketAddr,
     metrics: SocketAddr,
     folder: tempfile::TempDir,
@@ -71,7 +53,7 @@ impl Limited {
         command.args(["-c", "ulimit -n \"$0\"; exec \"$@\"", descriptors, PROGRAM]);
         let process = Process::by(command, &file, log);
         let address = process.address.parse().expect("an address");
-        Self { process, address, metrics, folder }
+        Self { _process: process, address, metrics, folder }
     }
 
     fn log_lines(&self) -> usize {
@@ -87,13 +69,16 @@ async fn idle_connections_take_neither_the_descriptors_nor_the_places_of_others(
     let _more = slow(limited.address, 2 * SLOW);
     for _ in 0..5 {
         let begun = Instant::now();
-        let channel = connect(&limited.process.address).await.expect("connected");
+        let endpoint = Endpoint::from_shared(format!("http://{}", limited.address));
+        let channel = endpoint.expect("a URL").connect().await.expect("connected");
         let asked = OperatorClient::new(channel).list_hosts(ListHostsRequest {}).await;
         asked.expect("answered");
         let took = begun.elapsed();
         assert!(took < SOON, "an operator waited {took:?}");
-        let (answer, took) = get(limited.metrics, "/metrics");
+        let begun = Instant::now();
+        let answer = ask(limited.metrics, "GET /metrics", "127.0.0.1");
         assert!(answer.contains("laxity_coordinator_hosts "), "{answer}");
+        let took = begun.elapsed();
         assert!(took < SOON, "a scraper waited {took:?}");
     }
     let lines = limited.log_lines();
