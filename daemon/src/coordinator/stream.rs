@@ -296,7 +296,8 @@ impl StreamTask {
         let (exchange, stop) = (Arc::clone(&self.exchange), self.stop());
         loop {
             if self.have_nics_changed() {
-                return Err(OwnEnd::NicsChanged.into());
+                let ended = StreamEnd::because("the NICs of this host changed");
+                return Err(StreamEnd { own: Some(OwnEnd::NicsChanged), ..ended });
             }
             let (silent_at, beat_at) = (instant(stream.silent_at()), instant(stream.beat_at()));
             let pending =
@@ -327,7 +328,9 @@ impl StreamTask {
                     }
                     Err(_) => return Err(StreamEnd::because("it ended the stream")),
                 },
-                () = stop.notified() => return Err(OwnEnd::Stops.into()),
+                () = stop.notified() => {
+                    return Err(StreamEnd { own: Some(OwnEnd::Stops), ..StreamEnd::default() });
+                }
                 () = exchange.report_ready(), if !pending => {}
                 () = sleep_until(beat_at), if !pending => {}
             }

@@ -47,16 +47,6 @@ impl From<String> for StreamEnd {
     }
 }
 
-impl From<OwnEnd> for StreamEnd {
-    fn from(own: OwnEnd) -> Self {
-        let problem = match own {
-            OwnEnd::NicsChanged => "the NICs of this host changed",
-            OwnEnd::Stops => "this daemon stops",
-        };
-        Self { own: Some(own), ..Self::because(problem) }
-    }
-}
-
 impl StreamEnd {
     pub(super) fn because(problem: impl Into<String>) -> Self {
         Self { problem: problem.into(), ..Self::default() }
