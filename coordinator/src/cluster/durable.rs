@@ -164,7 +164,8 @@ mod tests {
         let mut second = cluster();
         let saved = serde_json::from_slice(&text).expect("as written");
         second.restore(Time(1), saved).expect("makes sense");
-        assert_eq!(second.policy().drop_budget, 7);
+        let expected = ClusterPolicy { drop_budget: 7, ..ClusterPolicy::default() };
+        assert_eq!(*second.policy(), expected, "what the change does not name stays");
         let told = second.policy_history(Time(1), 9);
         assert_eq!(told.current.expect("one").comment, "less");
         assert_eq!(told.history.len(), 1);
