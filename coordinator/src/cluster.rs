@@ -69,17 +69,14 @@ const REST: u64 = 1;
 #[derive(Clone, Debug, Default)]
 pub struct ClusterSettings {
     pub limits: Limits,
-    /// Sets of hosts that share ids.
     pub tenants: Tenants,
     /// Heartbeat period. A stream that is silent for three periods ends.
     pub heartbeat: Span,
     /// How long a host's reports hold after its stream ended.
     pub host_grace: Span,
-    /// Age up to which daemons should apply an order.
     pub order_age_max: Span,
 }
 
-/// The result of [`Cluster::take`].
 #[derive(Debug)]
 pub enum Taken {
     /// Messages to send in this order. May be empty.
@@ -144,10 +141,6 @@ fn admission_config(policy: &ClusterPolicy, settings: &ClusterSettings) -> Admis
 
 impl Cluster {
     /// Creates an empty cluster. `term` fences its orders.
-    ///
-    /// # Errors
-    /// Returns the limit or parameter that is invalid. The check of the configuration finds these
-    /// first.
     pub fn new(
         now: Time,
         settings: ClusterSettings,

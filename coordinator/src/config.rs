@@ -24,16 +24,14 @@ pub const FILE_DEFAULT: &str = "/etc/laxity/coordinator.toml";
 /// A configuration that cannot be used. The text names the place and what to do.
 #[derive(Debug, Error)]
 pub enum ConfigError {
-    /// The file cannot be read. Create it, fix its permissions, or start without `--config`.
     #[error("cannot read {path}: {cause}", path = .path.display())]
     Read {
         path: PathBuf,
-        /// The kernel's error, or what the path is instead of a file. The text includes it.
+        /// Not a source, since the text includes it.
         cause: laxity_files::ReadError,
     },
     #[error("{origin}: {problem}\nfix it, then test with `laxity-coordinator --check`")]
     Text {
-        /// Path of the file.
         origin: String,
         /// The problem, with its line or key.
         problem: String,
@@ -46,46 +44,30 @@ pub enum ConfigError {
     Nonsense {
         /// The file or the command line.
         origin: String,
-        /// The key and the problem.
         nonsense: Nonsense,
     },
 }
 
-/// The configuration of a coordinator.
+/// The configuration of a coordinator. `dist/laxity-coordinator.toml` explains each key.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
-    /// The address at which daemons and operators connect.
     pub listen: SocketAddr,
-    /// Whether to serve other hosts without TLS if `[tls]` is absent. Everybody who can reach the
-    /// address may then report and operate.
     pub insecure: bool,
-    /// Address of the Prometheus endpoint. Empty for none.
     pub metrics: String,
-    /// The level of the log, or a filter.
     pub log: String,
-    /// The format of log lines.
     pub log_format: LogFormat,
-    /// Heartbeat period. A stream that is silent for three periods ends.
     pub heartbeat: Nanos,
-    /// How long a host's reports stay valid after its stream ended.
     pub host_grace: Nanos,
-    /// Age up to which daemons should apply an order.
     pub order_age_max: Nanos,
-    /// The initial policy. `laxity cluster policy` can change it while the coordinator runs.
     pub policy: PolicyConfig,
-    /// The web page for people: its address, and from where it may be requested.
     pub web: WebConfig,
-    /// Limits of the coordinator.
     pub limits: Limits,
-    /// The server's certificates. Without them, peers do not authenticate.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tls: Option<TlsConfig>,
-    /// The etcd cluster by which several coordinators elect a leader. Without it, there is only
-    /// one.
+    /// Without it, this is the only coordinator.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub etcd: Option<EtcdConfig>,
-    /// Sets of hosts that share ids.
     pub tenant: Vec<TenantConfig>,
     /// Keys of the file that only older releases knew.
     #[serde(skip)]
@@ -99,15 +81,11 @@ const RETIRED: [&str; 2] = ["policy.fetches_per_port", "policy.fetch_lease"];
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct PolicyConfig {
-    /// The rule that orders batches: `mfs` or `laxity`.
     pub name: String,
-    /// Maximum number of requests that are pruned at a time.
     pub drop_budget: usize,
-    /// How long triggers are gathered before a run.
     pub debounce: Nanos,
-    /// How far RED has to move before daemons get a new rank.
     pub rank_margin: Nanos,
-    /// Weight of each finished batch in the correction of estimates. Default: the policy's.
+    /// Default: the policy's.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub correction_permille: Option<u16>,
 }
@@ -150,9 +128,6 @@ impl Default for Config {
 impl Config {
     /// Reads `path`. Without a path, it reads the default file, or uses the defaults if there is
     /// none.
-    ///
-    /// # Errors
-    /// Returns [`ConfigError`]. Show it and exit, or keep the old configuration on a reload.
     pub fn load(path: Option<&Path>) -> Result<Self, ConfigError> {
         let path = match path {
             Some(path) => path,
@@ -178,7 +153,6 @@ impl Config {
         Ok(config)
     }
 
-    /// Checks every value.
     pub fn check(&self) -> Result<(), Nonsense> {
         if !self.metrics.is_empty() && self.metrics_address().is_none() {
             let problem = format!("`{}` is no address; write 127.0.0.1:9472", self.metrics);
@@ -229,12 +203,10 @@ impl Config {
         advertised.into_iter().collect()
     }
 
-    /// Returns the address of the Prometheus endpoint, if there is one.
     pub fn metrics_address(&self) -> Option<SocketAddr> {
         self.metrics.parse().ok()
     }
 
-    /// Returns the initial policy.
     pub fn cluster_policy(&self) -> Result<ClusterPolicy, Nonsense> {
         let number = |value: usize| u32::try_from(value).unwrap_or(u32::MAX);
         let named = v1::Policy {
@@ -255,7 +227,6 @@ impl Config {
         })
     }
 
-    /// Returns the settings that the cluster model gets.
     pub fn settings(&self) -> ClusterSettings {
         ClusterSettings {
             limits: self.limits.clone(),
@@ -286,7 +257,6 @@ impl Config {
         .collect()
     }
 
-    /// Returns the configuration as the text of a TOML file.
     pub fn to_toml(&self) -> String {
         toml::to_string(self).unwrap_or_else(|error| format!("# cannot be shown: {error}\n"))
     }
@@ -339,6 +309,13 @@ mod tests {
             sample.lines().map(|line| setting(line).unwrap_or_else(|| line.to_owned())).collect();
         let all = Config::parse(&with_all.join("\n"), "sample").expect("valid");
         assert!(all.tls.is_some() && all.etcd.is_some() && all.tenant.len() == 1);
+        let keys = |text: &str| {
+            let keys = text.lines().filter_map(|line| line.split_once(" = "));
+            let mut keys: Vec<String> = keys.map(|(key, _)| key.to_owned()).collect();
+            keys.sort_unstable();
+            keys
+        };
+        assert_eq!(keys(&with_all.join("\n")), keys(&all.to_toml()));
     }
 
     #[test]
@@ -349,6 +326,9 @@ mod tests {
             ("heartbeat = \"1ms\"", "heartbeat"),
             ("[web]\nlisten = \"0.0.0.0:1\"", "web.listen"),
             ("[policy]\nname = \"edf\"", "policy.name"),
+            ("[policy]\nname = \"best\"", "policy.name"),
+            ("[policy]\ncorrection_permille = 1001", "policy.correction_permille"),
+            ("[policy]\ndebounce = \"2min\"", "policy.debounce"),
             ("[limits]\nhosts_max = 0", "limits.hosts_max"),
             ("[etcd]\nendpoints = []\nadvertise = \"a\"", "etcd.endpoints"),
             ("[etcd]\nendpoints = [\"http://a\"]\nadvertise = \"a\"\nttl = \"1s\"", "etcd.ttl"),

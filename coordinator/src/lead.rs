@@ -31,7 +31,6 @@ enum Leadership {
     },
 }
 
-/// Whether this coordinator leads, and until when.
 #[derive(Debug)]
 pub(crate) struct Lead {
     leadership: Mutex<Leadership>,
@@ -54,7 +53,6 @@ impl Lead {
         Self { leadership: Mutex::new(leadership), era: watch::channel(0).0 }
     }
 
-    /// Reports whether this coordinator leads now.
     pub(crate) fn holds(&self) -> bool {
         match *self.leadership.lock() {
             Leadership::Leads { until: None } => true,
@@ -77,13 +75,11 @@ impl Lead {
         self.era.subscribe()
     }
 
-    /// Begins leadership, which holds until `until`.
     pub(crate) fn begin(&self, until: Duration) {
         *self.leadership.lock() = Leadership::Leads { until: Some(until) };
         self.era.send_modify(|era| *era += 1);
     }
 
-    /// Extends leadership to the instant `later`.
     pub(crate) fn extend(&self, later: Duration) {
         if let Leadership::Leads { until: Some(until) } = &mut *self.leadership.lock() {
             *until = later.max(*until);

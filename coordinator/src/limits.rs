@@ -10,39 +10,27 @@ use crate::nonsense::Nonsense;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Limits {
-    /// Maximum number of hosts that are known at a time.
     pub hosts_max: usize,
-    /// Maximum number of ports of one host: twice its NICs.
+    /// Twice the number of NICs.
     pub ports_per_host_max: usize,
-    /// Maximum number of batches of all hosts.
     pub batches_max: usize,
-    /// Maximum number of batches of one announcer. It may take part in four times as many.
+    /// Batches that one host announces. It may take part in four times as many.
     pub batches_per_host_max: usize,
-    /// Maximum number of requests of all hosts.
     pub requests_max: usize,
-    /// Maximum number of requests of one host.
     pub requests_per_host_max: usize,
-    /// Maximum number of (request, port) pairs of all hosts.
+    /// (Request, port) pairs.
     pub loads_max: usize,
-    /// Maximum number of (request, port) pairs of one host.
     pub loads_per_host_max: usize,
-    /// Maximum number of fetches of all hosts.
     pub fetches_max: usize,
-    /// Maximum number of fetches of one host.
     pub fetches_per_host_max: usize,
-    /// Maximum number of hosts that take part in one batch.
     pub hosts_per_batch_max: usize,
-    /// Maximum number of events in one report, and of requests in these events.
+    /// Events in one report, and requests in these events.
     pub events_per_report_max: usize,
-    /// Sustained rate at which the events of one host are read, in events per second. An event that
-    /// causes more work counts as several
+    /// Events of one host per second, sustained. An event that causes more work counts as several
     /// ([`Cluster::take_work`](crate::cluster::Cluster::take_work)).
     pub events_per_s_max: u32,
-    /// Maximum number of connections at a time. Further ones are closed.
     pub connections_max: usize,
-    /// Maximum number of connections from one address.
     pub connections_per_address_max: usize,
-    /// Largest message from a host or an operator, in bytes.
     pub message_bytes_max: usize,
 }
 
@@ -90,7 +78,6 @@ impl Limits {
         }
     }
 
-    /// Checks the range of every limit.
     pub(crate) fn check(&self) -> Result<(), Nonsense> {
         for (key, value, most) in [
             ("limits.hosts_max", self.hosts_max, 1 << 16),

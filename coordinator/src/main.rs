@@ -224,7 +224,6 @@ fn reread(arguments: &Arguments, handle: &CoordinatorHandle, set_log: &SetLog) {
     notify(&[NotifyState::Ready]);
 }
 
-/// Notifies the service manager, if there is one.
 fn notify(state: &[NotifyState<'_>]) {
     if let Err(error) = sd_notify::notify(state) {
         debug!(%error, "cannot notify the service manager");

@@ -36,14 +36,14 @@ use crate::cluster::Cluster;
 use crate::config::Config;
 use crate::election::{self, EtcdError, Store};
 use crate::lead::Lead;
-use crate::metrics::{self, MetricsEndpoint};
+use crate::metrics;
 use crate::nonsense::Nonsense;
 use crate::shared::Shared;
 use crate::tls::{ServerTls, TlsError};
 use crate::web;
 
-/// Interval at which counters go to the metrics endpoint and to watchers.
-const PUBLISH_EVERY: Duration = Duration::from_secs(1);
+/// Interval at which watchers get a summary.
+const SUMMARY_EVERY: Duration = Duration::from_secs(1);
 /// Longest time to give up leadership during a stop.
 const RESIGN_MAX: Duration = Duration::from_secs(2);
 /// Longest time for connections to end during a stop.
@@ -52,19 +52,13 @@ const FAREWELL_MAX: Duration = Duration::from_secs(3);
 /// Why a coordinator did not start, or ended.
 #[derive(Debug, Error)]
 pub enum ServerError {
-    /// An address is in use or not this host's. Change the setting that names it.
-    #[error("cannot listen on {address} (`{setting}`): {cause}")]
-    Listen {
-        /// The setting that names the address.
-        setting: &'static str,
-        address: SocketAddr,
-        /// The kernel's error.
-        cause: io::Error,
-    },
+    /// The address is in use or not this host's. Change the setting.
+    #[error("cannot listen on {address} (`listen`): {cause}")]
+    Listen { address: SocketAddr, cause: io::Error },
     #[error(transparent)]
     Tls(#[from] TlsError),
-    #[error("{0}")]
-    Election(String),
+    #[error(transparent)]
+    Election(#[from] EtcdError),
     /// The configuration is invalid. Its check finds this first.
     #[error(transparent)]
     Nonsense(#[from] Nonsense),
@@ -76,26 +70,15 @@ pub enum ServerError {
     Reflection(#[from] tonic_reflection::server::Error),
 }
 
-impl From<EtcdError> for ServerError {
-    fn from(error: EtcdError) -> Self {
-        Self::Election(error.to_string())
-    }
-}
-
-fn taken(setting: &'static str, address: SocketAddr) -> impl Fn(io::Error) -> ServerError {
-    move |cause| ServerError::Listen { setting, address, cause }
-}
-
 /// A coordinator that has bound its addresses and does not serve yet.
 pub struct Coordinator {
     shared: Arc<Shared>,
     stop: watch::Sender<bool>,
     listener: TcpListener,
-    exporter: Option<MetricsEndpoint>,
+    exporter: Option<HttpEndpoint>,
     web: Option<HttpEndpoint>,
 }
 
-/// Controls a coordinator that runs.
 #[derive(Clone)]
 pub struct CoordinatorHandle {
     shared: Arc<Shared>,
@@ -148,10 +131,8 @@ impl Coordinator {
         let policy = config.cluster_policy()?;
         let cluster = Cluster::new(Time::ZERO, config.settings(), policy, term)
             .map_err(ServerError::Invalid)?;
-        let exporter = config
-            .metrics_address()
-            .map(|address| MetricsEndpoint::bind(address).map_err(taken("metrics", address)));
-        let exporter = exporter.transpose()?;
+        let exporter = config.metrics_address();
+        let exporter = exporter.map(|it| HttpEndpoint::bind("metrics", "metrics", it));
         let tls = config.tls.as_ref().map(ServerTls::new).transpose()?;
         let store = config.etcd.as_ref().map(Store::new).transpose()?;
         let lead = match &store {
@@ -159,7 +140,8 @@ impl Coordinator {
             None => Lead::alone(),
         };
         let address = config.listen;
-        let listener = TcpListener::bind(address).await.map_err(taken("listen", address))?;
+        let listener = TcpListener::bind(address);
+        let listener = listener.await.map_err(|cause| ServerError::Listen { address, cause })?;
         let web = config.web.address();
         let web = web.map(|address| HttpEndpoint::bind("pages", "web.listen", address));
         let (stop, stopping) = watch::channel(false);
@@ -167,22 +149,14 @@ impl Coordinator {
         Ok(Self { shared, stop, listener, exporter, web })
     }
 
-    /// Returns the address at which daemons and operators connect.
     pub fn address(&self) -> io::Result<SocketAddr> {
         self.listener.local_addr()
     }
 
-    /// Returns the address of the web page, if there is one.
     pub fn web_address(&self) -> Option<SocketAddr> {
         self.web.as_ref()?.local_addr()
     }
 
-    /// Returns the address of the metrics endpoint, if there is one.
-    pub fn metrics_address(&self) -> Option<SocketAddr> {
-        self.exporter.as_ref()?.address()
-    }
-
-    /// Returns a handle that stops the coordinator or changes its configuration.
     pub fn handle(&self) -> CoordinatorHandle {
         CoordinatorHandle { shared: Arc::clone(&self.shared), stop: self.stop.clone() }
     }
@@ -217,13 +191,13 @@ impl Coordinator {
         };
         let tasks = [
             tokio::spawn(run_what_is_due(Arc::clone(&shared))),
-            tokio::spawn(publish(Arc::clone(&shared))),
-            tokio::spawn(async move {
-                if let Some(exporter) = self.exporter {
-                    exporter.serve().await;
-                }
-            }),
+            tokio::spawn(summarize(Arc::clone(&shared))),
         ];
+        let exporter = self.exporter.map(|exporter| {
+            let shared = Arc::clone(&shared);
+            let render = move || metrics::page(&shared.cluster().counters(), &shared.runs.lock());
+            tokio::spawn(metrics::serve(exporter, render))
+        });
         let page = self.web.map(|web| {
             let shared = Arc::clone(&shared);
             tokio::spawn(async move { web::serve(web.listener().await, shared).await })
@@ -252,7 +226,7 @@ impl Coordinator {
                 tokio::time::sleep(FAREWELL_MAX).await;
             } => Ok(()),
         };
-        for task in tasks.into_iter().chain(page) {
+        for task in tasks.into_iter().chain(exporter).chain(page) {
             task.abort();
         }
         if let Some(electing) = electing {
@@ -292,7 +266,7 @@ async fn run_what_is_due(shared: Arc<Shared>) {
                 let ended = shared.now();
                 let took = ended.since(begun);
                 cluster.rest(ended, took);
-                metrics::ran(Duration::from_nanos(took.0));
+                shared.runs.lock().add(Duration::from_nanos(took.0));
             }
             let mut ready = Vec::new();
             while let Some((_, stream)) = cluster.poll_ready() {
@@ -319,15 +293,11 @@ async fn run_what_is_due(shared: Arc<Shared>) {
     }
 }
 
-async fn publish(shared: Arc<Shared>) {
-    let mut ticks = tokio::time::interval(PUBLISH_EVERY);
+async fn summarize(shared: Arc<Shared>) {
+    let mut ticks = tokio::time::interval(SUMMARY_EVERY);
     loop {
         ticks.tick().await;
-        let (counters, summary) = {
-            let mut cluster = shared.cluster();
-            (cluster.counters(), cluster.summary())
-        };
-        metrics::publish(counters);
+        let summary = shared.cluster().summary();
         shared.tell_watchers(v1::watch_event::Event::Run(summary));
     }
 }

@@ -13,12 +13,12 @@ use crate::cluster::Cluster;
 use crate::config::Config;
 use crate::election::Store;
 use crate::lead::Lead;
+use crate::metrics::RunTimes;
 use crate::tls::ServerTls;
 
 /// Events that a watcher may lag behind before it loses some.
 const WATCH_LAG_MAX: usize = 256;
 
-/// State that all tasks share.
 pub(crate) struct Shared {
     cluster: Mutex<Cluster>,
     origin: Instant,
@@ -26,6 +26,7 @@ pub(crate) struct Shared {
     pub(crate) changed: Notify,
     /// Wakes the writer of a stream, by stream number, when something waits to be sent.
     writers: Mutex<HashMap<u64, Arc<Notify>>>,
+    pub(crate) runs: Mutex<RunTimes>,
     pub(crate) watchers: broadcast::Sender<v1::WatchEvent>,
     pub(crate) lead: Arc<Lead>,
     /// The store in etcd for state that outlives this process, if there is an election.
@@ -49,6 +50,7 @@ impl Shared {
             origin: Instant::now(),
             changed: Notify::new(),
             writers: Mutex::new(HashMap::new()),
+            runs: Mutex::default(),
             watchers: broadcast::channel(WATCH_LAG_MAX).0,
             lead: Arc::new(lead),
             store: store.map(Arc::new),
@@ -66,7 +68,6 @@ impl Shared {
         self.cluster.lock()
     }
 
-    /// Lists all hosts, and who leads.
     pub(crate) fn list_hosts(&self) -> v1::ListHostsResponse {
         let mut told = self.cluster().list_hosts(self.now());
         // Read after the hosts, so that the hosts of a former leader are not marked as current.

@@ -10,7 +10,6 @@ use crate::nonsense::Nonsense;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TenantConfig {
-    /// The name of the tenant, as operators see it.
     pub name: String,
     /// Patterns of the names of its hosts. `*` stands for any characters.
     pub hosts: Vec<String>,
@@ -27,7 +26,6 @@ pub struct TenantConfig {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tenants(Vec<TenantConfig>);
 
-/// Maximum number of tenants in a configuration.
 const TENANTS_MAX: usize = 1024;
 
 impl Tenants {
@@ -71,7 +69,6 @@ impl Tenants {
         self.0.iter().position(matches).map(|index| index as u16)
     }
 
-    /// Returns the number of tenants, which is one if none is configured.
     pub(crate) fn count(&self) -> usize {
         self.0.len().max(1)
     }

@@ -22,11 +22,9 @@ use tokio_rustls::rustls::{self, ServerConfig};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TlsConfig {
-    /// Path of the server's certificate and the chain to its CA.
     pub cert: PathBuf,
-    /// Path of the certificate's private key.
     pub key: PathBuf,
-    /// Path of the CA that signs certificates of daemons, viewers and operators.
+    /// The CA that signs certificates of daemons, viewers and operators.
     pub client_ca: PathBuf,
 }
 
@@ -47,7 +45,6 @@ impl From<Unusable> for TlsError {
 }
 
 impl TlsConfig {
-    /// Reads the files.
     pub fn load(&self) -> Result<Arc<ServerConfig>, TlsError> {
         let cert = Certificates::read("tls.cert", &self.cert)?;
         let key = laxity_credentials::read("tls.key", &self.key)?;
@@ -67,9 +64,6 @@ impl TlsConfig {
     }
 
     /// Checks the files as daemons that reach this coordinator by `names` do.
-    ///
-    /// # Errors
-    /// Returns [`TlsError`] if daemons would refuse the server, or if none could authenticate.
     pub fn check(&self, names: &[&str]) -> Result<(), TlsError> {
         self.load()?;
         let cert = Certificates::read("tls.cert", &self.cert)?;

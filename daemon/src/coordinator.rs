@@ -21,7 +21,6 @@
 pub mod addresses;
 pub mod assemble;
 pub mod attendant;
-pub mod backoff;
 pub mod channel;
 pub mod credentials;
 pub mod exchange;

@@ -227,7 +227,7 @@ impl Daemon {
             let (names, service) = (config.web.names.clone(), Arc::clone(&self.service));
             tasks.push(tokio::spawn(web::serve(listener(DaemonPart::Page, web), names, service)));
         }
-        let attendant = Attendant::start(self.attendant);
+        let attendant = self.attendant.map(Attendant::start);
         if let Some(period) = sd_notify::watchdog_enabled() {
             let (mailbox, snapshot_slot) = (self.mailbox.clone(), Arc::clone(&self.snapshot_slot));
             tasks.push(tokio::spawn(watch_over(mailbox, snapshot_slot, period)));
@@ -255,7 +255,7 @@ impl Daemon {
         // Clients wait for the next daemon at a kept socket only.
         let handover = self.registration_path.is_kept() && !died;
         info!(handover, "laxityd stops");
-        let attendant = attendant.leave(!died && !taken_over);
+        let attendant = attendant.and_then(|it| it.leave(!died && !taken_over));
         running.remove_unless(died);
         // New clients are refused first, so that the scheduler releases all clients there are.
         for task in &tasks[1..] {
@@ -266,7 +266,7 @@ impl Daemon {
         let joined = tokio::task::spawn_blocking(move || scheduler.join()).await;
         drop(self.control_path);
         tasks[0].abort();
-        attendant.end().await;
+        Attendant::end(attendant).await;
         match joined {
             Ok(Ok(())) if !died => Ok(()),
             _ => Err(DaemonError::SchedulerDied),

@@ -5,7 +5,7 @@ use laxity_policy::admission::AdmissionEvent;
 use laxity_wire::v1::{self, Hello, Welcome, from_coordinator::Message};
 
 use super::Cluster;
-use super::host::{CAPABILITIES, Host, HostId, Tenant};
+use super::host::{Host, HostId, Tenant};
 use super::refusal::goodbye;
 
 /// Maximum number of addresses of one port.
@@ -22,9 +22,6 @@ fn identity(info: &v1::PortInfo) -> (&str, i32) {
 
 impl Cluster {
     /// Begins the stream of a daemon. Returns the host and the number of the stream.
-    ///
-    /// # Errors
-    /// Returns the message to send to the daemon before its stream is closed.
     pub fn attend(&mut self, now: Time, hello: &Hello) -> Result<(HostId, u64), v1::Goodbye> {
         self.check_hello(hello)?;
         let tenant = self.settings.tenants.of(&hello.host).ok_or_else(|| {
@@ -108,22 +105,15 @@ impl Cluster {
     }
 
     fn welcome(&self) -> Welcome {
-        let limits = &self.settings.limits;
+        let events_per_report_max = self.settings.limits.events_per_report_max as u32;
         Welcome {
             protocol: v1::PROTOCOL,
             protocol_min: v1::PROTOCOL_MIN,
             software: format!("laxity-coordinator {}", env!("CARGO_PKG_VERSION")),
-            capabilities: CAPABILITIES.iter().map(|&one| one as i32).collect(),
+            capabilities: Vec::new(),
             term: self.term,
             heartbeat_ns: self.settings.heartbeat.0,
-            limits: Some(v1::Limits {
-                batches_max: limits.batches_per_host_max as u32,
-                requests_max: limits.requests_per_host_max as u32,
-                fetches_max: limits.fetches_per_host_max as u32,
-                events_per_report_max: limits.events_per_report_max as u32,
-                events_per_s_max: limits.events_per_s_max,
-                message_bytes_max: limits.message_bytes_max as u32,
-            }),
+            limits: Some(v1::Limits { events_per_report_max }),
             order_age_max_ns: self.settings.order_age_max.0,
         }
     }
@@ -165,9 +155,6 @@ impl Cluster {
     }
 
     /// Removes a host that no longer exists from the list. Its reports end at once.
-    ///
-    /// # Errors
-    /// The host is connected, is drained, or is not known. The error is text for the operator.
     pub fn forget(&mut self, now: Time, name: &str) -> Result<(), String> {
         if self.hosts.drained.contains_key(name) {
             return Err(format!(

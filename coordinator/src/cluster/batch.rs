@@ -8,7 +8,6 @@ use laxity_policy::{PortId, RequestId, Time};
 use super::host::{HostId, Tenant};
 use super::table::Key;
 
-/// A batch that one or more hosts take part in.
 #[derive(Debug, Default)]
 pub(super) struct ClusterBatch {
     /// The id that hosts use for the batch.
@@ -16,8 +15,6 @@ pub(super) struct ClusterBatch {
     pub(super) tenant: Tenant,
     /// Hosts that take part. The first one is the announcer.
     pub(super) members: Vec<HostId>,
-    /// Hosts that the announcer named, as hashes of the names, because names can be long.
-    pub(super) invited: Vec<u64>,
     pub(super) requests: BTreeSet<Key>,
     pub(super) arrived: Time,
     pub(super) started: Option<Time>,
@@ -62,7 +59,6 @@ pub(super) struct ClusterRequest {
     pub(super) mark: u64,
     /// The deadline that counts. [`Time::NEVER`] if no host that may set one has set it.
     pub(super) deadline: Time,
-    pub(super) started: bool,
     pub(super) loads: Vec<ReportedLoad>,
     /// Whether daemons got the request as pruned.
     pub(super) pruned: bool,
@@ -82,11 +78,6 @@ impl ClusterRequest {
             let others = others.filter(|load| !outweighs.contains(&load.port));
             ports.extend(others.map(|load| (load.port, load.bytes)));
         }
-        RequestLoad {
-            request: RequestId(key),
-            deadline: self.deadline,
-            ports,
-            started: self.started,
-        }
+        RequestLoad { request: RequestId(key), deadline: self.deadline, ports, started: false }
     }
 }

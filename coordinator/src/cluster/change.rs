@@ -20,11 +20,6 @@ pub(super) enum ChangeKind {
 }
 
 impl Cluster {
-    /// Checks a change of the policy.
-    ///
-    /// # Errors
-    /// Returns [`PolicyError`] if a value is invalid, or if another revision is in force than the
-    /// operator expects.
     pub fn plan_policy(
         &self,
         now: Time,
@@ -42,10 +37,6 @@ impl Cluster {
     }
 
     /// Checks whether `author` can take a host out of the cluster order or back in.
-    ///
-    /// # Errors
-    /// Returns a text for the operator if the name is invalid, if the host is not drained, or if
-    /// too many hosts are drained.
     pub fn plan_drain(
         &self,
         now: Time,
@@ -81,7 +72,6 @@ impl Cluster {
         }
     }
 
-    /// Takes a host out of the cluster order with a note, or back in without one.
     pub(super) fn set_drained(&mut self, now: Time, name: &str, note: Option<Note>) -> u32 {
         let drain = note.is_some();
         match note {

@@ -13,16 +13,14 @@ use super::note::Note;
 use super::policy::{ClusterPolicy, Revision, Revisions};
 use super::{Cluster, admission_config};
 
-/// Maximum number of revisions that are saved.
 const REVISIONS_MAX: usize = 32;
 
-/// State that outlives a leader. Fields are only added, never removed.
+/// State that outlives a leader. From the first release on, fields are only added.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Durable {
     /// Revisions of the policy, oldest first. The last one is in force.
     revisions: Vec<SavedRevision>,
-    drained: Vec<String>,
     /// Who drained each host and why, by host name.
     drains: BTreeMap<String, SavedNote>,
 }
@@ -89,7 +87,7 @@ impl Cluster {
             })
             .collect();
         revisions.reverse();
-        Durable { revisions, drained: drains.keys().cloned().collect(), drains }
+        Durable { revisions, drains }
     }
 
     /// Applies the state that an earlier leader, or this one, saved.
@@ -114,15 +112,9 @@ impl Cluster {
                 .map_err(|invalid| format!("{}: {}", invalid.field, invalid.problem))?;
             self.revisions = restored;
         }
-        let mut drains = saved.drains;
-        let drained = saved.drained.into_iter().take(self.settings.limits.hosts_max);
-        // The release that saved this may not have saved reasons.
-        let none = || Note::new("", "", now, Span::ZERO);
-        let noted = |host: String| {
-            let note = drains.remove(&host).map_or_else(none, |note| note.restore(now));
-            (host, note)
-        };
-        let drained: BTreeMap<String, Note> = drained.map(noted).collect();
+        let drains = saved.drains.into_iter().take(self.settings.limits.hosts_max);
+        let drained: BTreeMap<String, Note> =
+            drains.map(|(host, note)| (host, note.restore(now))).collect();
         let back = self.hosts.drained.keys().filter(|host| !drained.contains_key(*host));
         for host in back.cloned().collect::<Vec<String>>() {
             self.set_drained(now, &host, None);
@@ -139,7 +131,6 @@ impl Cluster {
         self.hosts.streams = before.hosts.streams;
     }
 
-    /// Returns the term, which fences the orders.
     pub const fn term(&self) -> u64 {
         self.term
     }
@@ -173,7 +164,8 @@ mod tests {
         let mut second = cluster();
         let saved = serde_json::from_slice(&text).expect("as written");
         second.restore(Time(1), saved).expect("makes sense");
-        assert_eq!(second.policy().drop_budget, 7);
+        let expected = ClusterPolicy { drop_budget: 7, ..ClusterPolicy::default() };
+        assert_eq!(*second.policy(), expected, "what the change does not name stays");
         let told = second.policy_history(Time(1), 9);
         assert_eq!(told.current.expect("one").comment, "less");
         assert_eq!(told.history.len(), 1);
@@ -191,7 +183,8 @@ mod tests {
         let mut cluster = cluster();
         let odd = serde_json::from_str(r#"{"revisions":[{"number":3,"policy":"best"}]}"#);
         assert!(cluster.restore(Time(1), odd.expect("JSON")).is_err());
-        let newer = serde_json::from_str(r#"{"colour":1,"drained":["h"]}"#).expect("JSON");
+        let newer =
+            serde_json::from_str(r#"{"colour":1,"drains":{"h":{"why":""}}}"#).expect("JSON");
         assert_eq!(cluster.restore(Time(1), newer), Ok(()));
         assert_eq!(cluster.policy_history(Time(1), 9).history.len(), 0);
     }

@@ -13,13 +13,10 @@ use super::batch::ClusterRequest;
 /// Requests that ended since the coordinator started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct EndedRequests {
-    /// Requests that ended by their deadline.
     pub in_time: u64,
-    /// Requests that ended after their deadline.
     pub late: u64,
     /// Requests that ended late and were pruned at that time.
     pub late_pruned: u64,
-    /// Requests that ended and had no deadline.
     pub undated: u64,
 }
 

@@ -7,7 +7,7 @@ use laxity_wire::v1::{self, RefusalReason};
 use super::REQUEST_WORK;
 use super::batch::ReportedLoad;
 use super::fetches::ClusterFetch;
-use super::host::{Charge, HostPort};
+use super::host::Charge;
 use super::intake::{IntakeResult, ReportIntake};
 use super::refusal::{Refused, invalid, not_yours, unknown};
 use super::table::Key;
@@ -26,20 +26,6 @@ fn instant(now: Time, remaining_ns: Option<i64>) -> Time {
 }
 
 impl ReportIntake<'_> {
-    pub(super) fn request_started(&mut self, name: u64) -> Result<(), Refused> {
-        let key = match self.request_by(name) {
-            Ok(key) => key,
-            Err(refused) => return self.excuse(name, refused),
-        };
-        if let Some(request) = self.workload.requests.get_mut(key) {
-            request.started = true;
-        }
-        let request = RequestId(key);
-        let started = AdmissionEvent::RequestStarted { request };
-        self.workload.admission.handle(self.now, started);
-        Ok(())
-    }
-
     pub(super) fn request_ended(&mut self, name: u64) -> Result<(), Refused> {
         match self.request_by(name) {
             Ok(key) => {
@@ -101,10 +87,6 @@ impl ReportIntake<'_> {
 
     /// Records what the announcer of a batch reports about it.
     fn describe_batch(&mut self, key: Key, said: &v1::BatchArrived) {
-        if !said.hosts.is_empty() {
-            let most = self.settings.limits.hosts_per_batch_max;
-            self.workload.invite(key, said.hosts.iter().take(most));
-        }
         let mut elapsed = Span::ZERO;
         if let Some(batch) = self.workload.batches.get_mut(key) {
             if said.layers != 0 {
@@ -174,7 +156,6 @@ impl ReportIntake<'_> {
             if is_entitled {
                 request.deadline = instant(self.now, said.remaining_ns);
             }
-            request.started |= said.started;
         }
         self.workload.set_loads(self.hosts, self.id, key, &loads)?;
         self.workload.tell_admission(self.now, self.hosts, key);
@@ -223,29 +204,6 @@ impl ReportIntake<'_> {
         Ok(())
     }
 
-    /// Returns the port that a fetch reads from and its rate. `None` if no known port has the
-    /// address, as with storage or a host without a daemon.
-    fn victim(&self, said: &v1::FetchWanted) -> Result<Option<(PortId, u64)>, Refused> {
-        let of = |port: &HostPort| (port.id, port.info.rate_bytes_per_s);
-        if !said.victim_address.is_empty() {
-            let port = self.hosts.port_at(self.tenant, &said.victim_address);
-            return Ok(port.map(of));
-        }
-        let host = self.hosts.named(&said.victim_host);
-        let host = host.filter(|host| host.tenant == self.tenant);
-        match host.and_then(|host| host.ports.get(said.victim_port as usize)) {
-            Some(port) if port.info.direction() == v1::Direction::Egress => Ok(Some(of(port))),
-            Some(_) => Err(invalid("a victim port is an egress")),
-            None => {
-                let detail = format!(
-                    "{} has no port {} that is known here",
-                    said.victim_host, said.victim_port
-                );
-                Err((RefusalReason::Unknown, detail))
-            }
-        }
-    }
-
     pub(super) fn fetch_wanted(&mut self, said: &v1::FetchWanted) -> Result<(), Refused> {
         if said.fetch == 0 {
             return Err(invalid("a fetch id is not 0"));
@@ -255,7 +213,11 @@ impl ReportIntake<'_> {
             Err((RefusalReason::Unknown, _)) => return Ok(()),
             known => known?,
         };
-        let Some((victim, rate)) = self.victim(said)? else { return Ok(()) };
+        // Storage, or a host without a daemon, has no port here.
+        let port = self.hosts.port_at(self.tenant, &said.victim_address);
+        let Some((victim, rate)) = port.map(|port| (port.id, port.info.rate_bytes_per_s)) else {
+            return Ok(());
+        };
         let wanted = (batch, said.request, victim);
         if let Some(fetch) = self.fetches.0.get_mut(&(self.id, said.fetch)) {
             if (fetch.batch, fetch.request, fetch.victim) == wanted {

@@ -12,7 +12,6 @@ use super::host::{Charge, Host};
 use super::hosts::MISSING_MAX_AGE;
 use super::table::Key;
 
-/// Maximum number of batches in one response.
 const BATCHES_MAX: usize = 1000;
 /// Neighbours in the order that an explanation names on each side.
 const NEIGHBOURS: usize = 3;
@@ -193,10 +192,6 @@ impl Cluster {
         v1::ListBatchesResponse { batches, total: self.workload.batches.len() as u32 }
     }
 
-    /// Explains the place of a batch in the order.
-    ///
-    /// # Errors
-    /// Returns a text for the operator if there is no such batch, or if several tenants have one.
     pub fn explain(
         &self,
         now: Time,

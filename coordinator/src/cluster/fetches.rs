@@ -7,7 +7,6 @@ use laxity_policy::PortId;
 use super::host::HostId;
 use super::table::Key;
 
-/// A fetch that is under way.
 #[derive(Clone, Debug)]
 pub(super) struct ClusterFetch {
     /// The host's [`Host::mark`](super::host::Host::mark) when it last reported the fetch.
@@ -25,13 +24,11 @@ type FetchId = (HostId, u64);
 pub(super) struct ClusterFetches(pub(super) BTreeMap<FetchId, ClusterFetch>);
 
 impl ClusterFetches {
-    /// Returns the fetches of a host with their numbers.
     pub(super) fn of_host(&self, id: HostId) -> impl Iterator<Item = (u64, &ClusterFetch)> {
         let open = self.0.range((id, 0)..=(id, u64::MAX));
         open.map(|(&(_, number), fetch)| (number, fetch))
     }
 
-    /// Returns the fetches that read from these ports.
     pub(super) fn at_ports(&self, ports: &BTreeSet<PortId>) -> Vec<FetchId> {
         let from = self.0.iter().filter(|(_, fetch)| ports.contains(&fetch.victim));
         from.map(|(&id, _)| id).collect()

@@ -9,14 +9,6 @@ use super::outbox::Outbox;
 use super::table::Key;
 use crate::pace::Pace;
 
-/// Capabilities of this release beyond the first version of the protocol.
-pub(super) const CAPABILITIES: [v1::Capability; 4] = [
-    v1::Capability::OrderDeltas,
-    v1::Capability::Fetches,
-    v1::Capability::PruneCauses,
-    v1::Capability::HostSettings,
-];
-
 /// The id of a host: its slot in the table of hosts. The slot of a forgotten host is used again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct HostId(pub(super) u32);
@@ -44,10 +36,8 @@ pub(super) enum Charge {
     Fetch,
 }
 
-/// How many of each [`Charge`] a host holds.
 pub(super) type Usage = [usize; 4];
 
-/// Counts of what a host sent and received.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HostCounters {
     pub reports: u64,
@@ -73,7 +63,6 @@ impl HostCounters {
     }
 }
 
-/// A host with its ports, its stream and its outbox.
 #[derive(Debug, Default)]
 pub(super) struct Host {
     pub(super) name: String,
@@ -90,7 +79,6 @@ pub(super) struct Host {
     pub(super) left: bool,
     /// The rate at which the host begins streams.
     pub(super) hellos: Pace,
-    pub(super) capabilities: Vec<v1::Capability>,
     pub(super) drained: bool,
     /// Batches that the host takes part in, each with the [`Host::mark`] of its last report.
     pub(super) batches: BTreeMap<Key, u64>,
@@ -126,17 +114,12 @@ impl Host {
         self.left = false;
         self.settings = None;
         self.software = hello.software.chars().take(64).collect();
-        self.capabilities = v1::common_capabilities(&CAPABILITIES, &hello.capabilities);
         self.in_snapshot = false;
         self.complete = false;
         self.owed = false;
         (self.reported, self.considered) = (0, 0);
         self.applied = hello.applied;
         self.outbox.restart();
-    }
-
-    pub(super) fn can(&self, capability: v1::Capability) -> bool {
-        self.capabilities.contains(&capability)
     }
 
     /// Reports whether the host gets orders: it has sent a complete snapshot and is not drained.

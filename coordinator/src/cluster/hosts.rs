@@ -13,9 +13,7 @@ use super::quota::Quota;
 use super::refusal::{Refused, over_limit, unknown};
 use crate::limits::Limits;
 
-/// How long a missing host is remembered.
 pub(super) const MISSING_MAX_AGE: Span = Span::from_millis(24 * 3600 * 1000);
-/// Maximum number of missing hosts that are remembered.
 const MISSING_MAX: usize = 1000;
 
 /// A host that was removed, with its state when its last message came.

@@ -14,7 +14,7 @@ use laxity_wire::v1::{
 use super::fetches::ClusterFetches;
 use super::host::{Host, HostId, Tenant};
 use super::hosts::Hosts;
-use super::refusal::{Refused, goodbye, invalid, not_yours, unknown};
+use super::refusal::{Refused, goodbye, not_yours, unknown};
 use super::table::Key;
 use super::workload::Workload;
 use super::{Cluster, ClusterSettings, EVENT_WORK};
@@ -79,21 +79,18 @@ impl Cluster {
         batches.map(|batch| 1 + batch.requests.len()).sum()
     }
 
-    /// Records that a message came from the host.
     pub fn heard(&mut self, now: Time, id: HostId, stream: u64) {
         if let Some(host) = self.hosts.speaking(id, stream) {
             host.heard_at = now;
         }
     }
 
-    /// Records that the host has applied an order.
     pub fn acknowledged(&mut self, id: HostId, stream: u64, epoch: Option<v1::Epoch>) {
         if let Some(host) = self.hosts.speaking(id, stream) {
             host.applied = epoch.or(host.applied);
         }
     }
 
-    /// Makes the next order of the host a full one.
     pub fn resync(&mut self, id: HostId, stream: u64) {
         if let Some(host) = self.hosts.speaking(id, stream) {
             host.outbox.demand_full();
@@ -102,7 +99,6 @@ impl Cluster {
         }
     }
 
-    /// Returns what is needed to process a host's report.
     pub(super) fn intake(&mut self, now: Time, id: HostId) -> Option<ReportIntake<'_>> {
         let host = self.hosts.get(id)?;
         Some(ReportIntake {
@@ -118,10 +114,6 @@ impl Cluster {
         })
     }
 
-    /// Applies the report of one host to the state of the cluster.
-    ///
-    /// # Errors
-    /// Returns the last message of the stream if the report breaks a rule of the protocol.
     pub fn report(
         &mut self,
         now: Time,
@@ -224,12 +216,6 @@ impl ReportIntake<'_> {
         match event {
             Event::BatchArrived(said) => return self.batch_arrived(&said),
             Event::BatchFinished(said) => return self.batch_finished(said.batch),
-            Event::RequestJoined(said) => {
-                let key = self.batch_of(said.batch)?;
-                let request = said.request.as_ref();
-                let load = request.ok_or_else(|| invalid("RequestJoined has no request"))?;
-                return self.request_joined(key, load);
-            }
             Event::BatchStarted(said) => {
                 if let Some(key) = self.owned_batch(said.batch)? {
                     self.workload.start(self.now, key);
@@ -243,7 +229,6 @@ impl ReportIntake<'_> {
                     }
                 }
             }
-            Event::RequestStarted(said) => self.request_started(said.request)?,
             Event::RequestEnded(said) => self.request_ended(said.request)?,
             Event::BytesCompleted(said) => self.bytes_completed(&said)?,
             Event::PortLoad(said) => self.port_load(said)?,
@@ -293,12 +278,7 @@ impl ReportIntake<'_> {
 
     /// Reports whether the host may add requests with deadlines to a batch.
     pub(super) fn may_add_requests(&self, key: Key) -> bool {
-        let (Some(batch), Ok(host)) = (self.workload.batches.get(key), self.host()) else {
-            return false;
-        };
-        batch.owner() == Some(self.id)
-            || self.settings.tenants.trusts_members(batch.tenant)
-            || self.workload.is_invited(batch, &host.name)
+        self.workload.owns(self.id, key) || self.settings.tenants.trusts_members(self.tenant)
     }
 
     /// Returns a request that is charged to the host, or whose batch the host owns.

@@ -90,7 +90,6 @@ impl ReportIntake<'_> {
             by: self.id,
             mark: self.mark,
             deadline: Time::NEVER,
-            started: false,
             loads: Vec::new(),
             pruned: false,
         }))
@@ -247,7 +246,6 @@ impl ReportIntake<'_> {
         }
     }
 
-    /// Undoes everything that the host reported.
     pub(super) fn forget_reports(&mut self) {
         let Some(host) = self.hosts.get(self.id) else { return };
         let batches: Vec<Key> = host.batches.keys().copied().collect();
@@ -273,7 +271,6 @@ impl Cluster {
         self.hosts.remove(id);
     }
 
-    /// Undoes everything that the host reported.
     pub(super) fn forget_reports(&mut self, now: Time, id: HostId) {
         if let Some(mut intake) = self.intake(now, id) {
             intake.forget_reports();

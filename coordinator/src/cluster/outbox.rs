@@ -15,10 +15,8 @@ const NOTES_MAX: usize = 1 << 14;
 /// Maximum number of waiting messages other than orders. Further refusals are only counted.
 const MESSAGES_MAX: usize = 64;
 
-/// What waits to be sent to one host.
 #[derive(Debug, Default)]
 pub(super) struct Outbox {
-    /// Whether the next order has to be a full one.
     pub(super) full: bool,
     /// Ids of batches whose rank changed or was removed.
     pub(super) ranks: BTreeSet<u64>,
@@ -34,7 +32,6 @@ pub(super) struct Outbox {
 }
 
 impl Outbox {
-    /// Reports whether there is an order to send.
     pub(super) fn wants_order(&self) -> bool {
         self.full || self.answer || !(self.ranks.is_empty() && self.pruned.is_empty())
     }
@@ -79,7 +76,6 @@ impl Outbox {
         self.pruned.clear();
     }
 
-    /// Takes the notes out and leaves none behind.
     pub(super) fn take_notes(&mut self) -> Self {
         Self {
             full: self.full,

@@ -28,11 +28,7 @@ pub enum PolicyError {
     #[error(
         "the policy is at revision {current}, not {expected}: somebody changed it; read it again"
     )]
-    Stale {
-        expected: u64,
-        /// The revision of the policy that is in force.
-        current: u64,
-    },
+    Stale { expected: u64, current: u64 },
 }
 
 /// The policy that operators can change while the coordinator runs.
@@ -64,7 +60,6 @@ impl Default for ClusterPolicy {
 }
 
 impl ClusterPolicy {
-    /// Checks the range of every field.
     pub fn validate(&self) -> Result<(), PolicyError> {
         let fail = |field, problem| Err(PolicyError::Invalid { field, problem });
         if !matches!(self.policy, PolicyKind::Mfs | PolicyKind::Laxity) {
@@ -88,7 +83,6 @@ impl ClusterPolicy {
         Ok(())
     }
 
-    /// Returns this policy with the fields that `change` sets.
     pub fn with(mut self, change: &v1::Policy) -> Result<Self, PolicyError> {
         if let Some(name) = &change.policy {
             self.policy = name.parse().map_err(|unknown: UnknownPolicy| PolicyError::Invalid {
@@ -191,7 +185,6 @@ impl Revisions {
         self.current.policy.with(change)
     }
 
-    /// Returns the revision that comes after the current one.
     pub(super) const fn next(&self, policy: ClusterPolicy, note: Note) -> Revision {
         Revision { number: self.current.number + 1, policy, note }
     }
@@ -207,35 +200,6 @@ impl Revisions {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn what_a_change_does_not_name_stays() {
-        let policy = ClusterPolicy::default();
-        let change = v1::Policy { drop_budget: Some(7), ..v1::Policy::default() };
-        let changed = policy.with(&change).expect("valid");
-        assert_eq!(changed, ClusterPolicy { drop_budget: 7, ..policy });
-    }
-
-    #[test]
-    fn what_makes_no_sense_is_refused_with_its_field() {
-        type Change = fn(&mut v1::Policy);
-        let refused: [(&str, Change); 4] = [
-            ("policy", |it| it.policy = Some("edf".into())),
-            ("policy", |it| it.policy = Some("best".into())),
-            ("correction_permille", |it| {
-                it.correction_permille = Some(70_000);
-            }),
-            ("debounce", |it| it.debounce_ns = Some(u64::MAX)),
-        ];
-        for (expected, set) in refused {
-            let mut change = v1::Policy::default();
-            set(&mut change);
-            match ClusterPolicy::default().with(&change) {
-                Err(PolicyError::Invalid { field, .. }) => assert_eq!(field, expected),
-                other => panic!("{expected}: {other:?}"),
-            }
-        }
-    }
 
     #[test]
     fn a_change_that_expects_another_revision_is_refused_and_history_is_bounded() {

@@ -63,9 +63,6 @@ impl Cluster {
         if !host.gets_orders() || !host.outbox.wants_order() {
             return Taken::Frames(frames);
         }
-        if !host.can(v1::Capability::OrderDeltas) {
-            host.outbox.demand_full();
-        }
         self.sequence += 1;
         let epoch = Epoch { term: self.term, sequence: self.sequence };
         if host.outbox.sent.is_none() {
@@ -85,7 +82,6 @@ impl Cluster {
         Taken::Frames(frames)
     }
 
-    /// Builds the current contents of an order from the notes of a host's outbox.
     fn contents(&self, id: HostId, notes: &Outbox) -> Contents {
         let mut contents = Contents::default();
         let Some(host) = self.hosts.get(id) else { return contents };
@@ -129,9 +125,7 @@ impl Cluster {
             return None;
         }
         let mut told = v1::Pruned { request: request.name, ..v1::Pruned::default() };
-        if host.can(v1::Capability::PruneCauses)
-            && let Some(cause) = self.workload.admission.prune_cause(RequestId(key))
-        {
+        if let Some(cause) = self.workload.admission.prune_cause(RequestId(key)) {
             let batch = self.workload.batches.get(cause.batch.0);
             let batch = batch.filter(|batch| batch.tenant == host.tenant);
             told.for_batch = batch.map_or(0, |batch| batch.name);

@@ -21,7 +21,6 @@ pub(super) fn invalid(detail: impl Into<String>) -> Refused {
     (RefusalReason::Invalid, detail.into())
 }
 
-/// Returns the last message of a stream.
 pub(crate) fn goodbye(reason: GoodbyeReason, detail: impl Into<String>) -> Goodbye {
     Goodbye {
         reason: reason as i32,

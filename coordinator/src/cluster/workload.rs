@@ -3,9 +3,7 @@
 //! A tenant's hosts share ids. Admission uses keys of [`table`](super::table) instead, which ascend
 //! by arrival. So of two batches with equal REDs the earlier one stays first.
 
-use core::hash::BuildHasher;
 use std::collections::HashMap;
-use std::hash::RandomState;
 
 use laxity_policy::admission::{Admission, AdmissionEvent};
 use laxity_policy::{BatchId, PortId, RequestId, Span, Time};
@@ -18,7 +16,6 @@ use super::outbox::Outbox;
 use super::refusal::Refused;
 use super::table::{Key, KeyedTable};
 
-/// Batches and requests of all hosts, and admission.
 #[derive(Debug)]
 pub(super) struct Workload {
     pub(super) admission: Admission,
@@ -29,8 +26,6 @@ pub(super) struct Workload {
     /// Requests that daemons got as pruned, ascending.
     pub(super) pruned: Vec<Key>,
     pub(super) ended: EndedRequests,
-    /// Makes the hashes of [`ClusterBatch::invited`]. Nobody can guess which names collide.
-    invitations: RandomState,
 }
 
 impl Workload {
@@ -43,7 +38,6 @@ impl Workload {
             request_names: HashMap::new(),
             pruned: Vec::new(),
             ended: EndedRequests::default(),
-            invitations: RandomState::new(),
         }
     }
 
@@ -64,17 +58,6 @@ impl Workload {
     pub(super) fn takes_part(&self, id: HostId, batch: Key) -> bool {
         let batch = self.batches.get(batch);
         batch.is_some_and(|batch| batch.members.contains(&id))
-    }
-
-    /// Sets the hosts that may add requests with deadlines to a batch, beside its announcer.
-    pub(super) fn invite<'a>(&mut self, batch: Key, hosts: impl Iterator<Item = &'a String>) {
-        if let Some(batch) = self.batches.get_mut(batch) {
-            batch.invited = hosts.map(|name| self.invitations.hash_one(name)).collect();
-        }
-    }
-
-    pub(super) fn is_invited(&self, batch: &ClusterBatch, host: &String) -> bool {
-        batch.invited.contains(&self.invitations.hash_one(host))
     }
 
     /// Adds a batch that is not known yet.
@@ -145,7 +128,6 @@ impl Workload {
         });
     }
 
-    /// Returns the ids of the pruned requests of a batch.
     pub(super) fn pruned_of(&self, batch: &ClusterBatch) -> Vec<u64> {
         let requests = batch.requests.iter().filter_map(|&it| self.requests.get(it));
         let pruned = requests.filter(|request| request.pruned);
@@ -235,7 +217,6 @@ impl Workload {
         before - request.loads.len()
     }
 
-    /// Passes a request's current state to admission.
     pub(super) fn tell_admission(&mut self, now: Time, hosts: &Hosts, key: Key) {
         let Some(request) = self.requests.get(key) else { return };
         let owns = |by: HostId, port: PortId| hosts.owns_port(by, port);

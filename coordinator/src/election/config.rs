@@ -12,23 +12,17 @@ use tonic::transport::{Certificate, ClientTlsConfig, Identity};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct EtcdConfig {
-    /// URLs of etcd's members: `http://HOST:2379` or `https://HOST:2379`.
     pub endpoints: Vec<String>,
-    /// Prefix of the keys. Each cluster of coordinators has its own.
     #[serde(default = "prefix_default")]
     pub prefix: String,
     /// Time after the last keep-alive of a leader after which another coordinator may lead.
     #[serde(default = "ttl_default")]
     pub ttl: Nanos,
-    /// Address at which daemons reach this coordinator. Other coordinators send it to daemons.
     pub advertise: String,
-    /// Path of the CA that signed etcd's certificate (PEM).
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub ca: String,
-    /// Path of this coordinator's client certificate for etcd (PEM).
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub cert: String,
-    /// Path of the client certificate's private key (PEM).
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub key: String,
 }
@@ -42,8 +36,7 @@ fn ttl_default() -> Nanos {
 }
 
 impl EtcdConfig {
-    /// # Errors
-    /// Returns the key and the problem of the first invalid value.
+    /// Returns the key and the problem of the first invalid value, if there is one.
     pub(crate) fn check(&self) -> Result<(), (&'static str, String)> {
         if self.endpoints.is_empty() {
             return Err(("etcd.endpoints", "names none; write [\"http://127.0.0.1:2379\"]".into()));
@@ -64,7 +57,6 @@ impl EtcdConfig {
         Ok(())
     }
 
-    /// Reads the files in the same way as a connection to etcd does.
     pub(crate) fn check_files(&self) -> Result<(), Unusable> {
         self.tls().map(|_| ())
     }
@@ -77,7 +69,6 @@ impl EtcdConfig {
         (!host.is_empty()).then_some(host)
     }
 
-    /// Returns the TLS settings of connections to etcd.
     pub(super) fn tls(&self) -> Result<ClientTlsConfig, Unusable> {
         let mut tls = ClientTlsConfig::new();
         if !self.ca.is_empty() {

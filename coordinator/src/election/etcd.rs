@@ -27,7 +27,7 @@ pub(super) mod pb {
 
 /// Why etcd could not be used. The texts say what to do.
 #[derive(Debug, Error)]
-pub(crate) enum EtcdError {
+pub enum EtcdError {
     #[error("etcd.{key}: {problem}; fix the configuration")]
     Setup { key: &'static str, problem: String },
     #[error("{0}; fix the file, or name another one")]

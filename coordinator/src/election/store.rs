@@ -21,7 +21,6 @@ pub(crate) trait LeaderState: Send + Sync + 'static {
     /// `Lead::begin`. Returns false if the process cannot lead.
     fn inherit(&self, term: u64, state: Option<&[u8]>) -> bool;
 
-    /// Returns the state that is in force.
     fn state(&self) -> Vec<u8>;
 
     /// Applies a state that an earlier save of this leadership has left in etcd.
@@ -39,7 +38,6 @@ struct Chain {
     in_doubt: bool,
 }
 
-/// The state in etcd.
 #[derive(Debug)]
 pub(crate) struct Store {
     pub(super) etcd: Etcd,

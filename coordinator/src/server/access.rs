@@ -54,7 +54,6 @@ impl ConnectInfo {
         Self { peer, served: Served::default() }
     }
 
-    /// Reports whether a stream is served on the connection.
     pub(crate) fn is_served(&self) -> bool {
         self.served.0.load(Ordering::Relaxed) > 0
     }
@@ -93,7 +92,6 @@ impl Drop for Serving {
 pub(crate) enum ProvenPeer {
     /// A peer without TLS, which is not authenticated.
     Anyone(SocketAddr),
-    /// A peer with the roles that its certificate names.
     Known(Arc<[Role]>),
 }
 
@@ -104,13 +102,11 @@ impl ProvenPeer {
         info.map_or_else(|| Self::Known([].into()), |info| info.peer.clone())
     }
 
-    /// Returns the peer if it may read.
     pub(crate) fn viewer<T>(request: &Request<T>) -> Result<Self, Status> {
         let looks = |role: &Role| ["viewer/", "operator/"].iter().any(|it| role.0.starts_with(it));
         Self::of(request).with(looks, "laxity://viewer/NAME or laxity://operator/NAME")
     }
 
-    /// Returns the peer if it may change things.
     pub(crate) fn operator<T>(request: &Request<T>) -> Result<Self, Status> {
         let operates = |role: &Role| role.0.starts_with("operator/");
         Self::of(request).with(operates, "laxity://operator/NAME")

@@ -118,6 +118,35 @@ async fn without_etcd_nobody_leads_for_longer_than_the_lease_and_with_it_somebod
     fence.check();
 }
 
+#[tokio::test]
+async fn a_leader_that_is_cut_off_from_daemons_leads_on_and_they_come_back_to_it() {
+    let Some(group) = Group::apart(2) else { return };
+    let fence = Fence::default();
+    for cut in [Cut::Near, Cut::Far] {
+        // Try again if the lease ended, as may happen on a busy machine.
+        let mut tries = 1..=5;
+        while tries.next().is_some() {
+            let (leader, mut stream) = ordered(&group, &fence, 1).await;
+            let term = fence.largest();
+            stream.rest(Duration::from_millis(200)).await;
+            let before = fence.accepted();
+            group.net().cut(leader, Link::Hosts, cut);
+            stream.report(2).await;
+            // A daemon keeps its order until the age limit (daemon/tests/coordinator).
+            let last = stream.rest(Duration::from_secs(TTL_S * 2)).await;
+            assert_eq!((last, fence.accepted()), (None, before), "{cut:?}");
+            group.net().heal(leader, Link::Hosts, cut);
+            let (again, _stream) = ordered(&group, &fence, 1).await;
+            fence.check();
+            if (again, fence.largest()) == (leader, term) {
+                break;
+            }
+            println!("{cut:?}: {again} was elected meanwhile");
+            assert!(!tries.is_empty(), "it never kept its lease");
+        }
+    }
+}
+
 /// Makes a fault at the leader or at etcd, for `wait`. A daemon reports to the leader meanwhile.
 async fn fail(
     group: &mut Group,

@@ -189,7 +189,6 @@ impl Group {
         Process::start_in(namespace.as_deref(), Path::new(&path))
     }
 
-    /// Ends a member and starts it again.
     pub(crate) fn member_again(&mut self, nth: usize) {
         let _ = self.members[nth].child.kill();
         let _ = self.members[nth].child.wait();
@@ -225,17 +224,6 @@ impl Group {
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     }
-
-    /// Returns the leader that `nth` names, if it turns daemons away.
-    pub(crate) async fn turned_away(&self, nth: usize) -> Option<String> {
-        let mut daemon = self.members[nth].daemon("b").await?;
-        match daemon.next().await.ok()? {
-            Message::Goodbye(goodbye) if goodbye.reason() == GoodbyeReason::NotLeader => {
-                Some(goodbye.leader)
-            }
-            _ => None,
-        }
-    }
 }
 
 #[derive(Debug, Default)]
@@ -250,12 +238,10 @@ struct Seen {
 pub(crate) struct Fence(RefCell<Seen>);
 
 impl Fence {
-    /// Returns the largest term so far.
     pub(crate) fn largest(&self) -> u64 {
         self.0.borrow().largest
     }
 
-    /// Returns the number of orders that were accepted so far.
     pub(crate) fn accepted(&self) -> usize {
         self.0.borrow().accepted.len()
     }

@@ -1,16 +1,17 @@
 //! Tests of honest clients beside connections that send nothing, or send slowly.
 
 use std::fs;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::Write;
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use laxity_wire::v1::ListHostsRequest;
 use laxity_wire::v1::operator_client::OperatorClient;
 use tonic::transport::Endpoint;
 
-use crate::support::{Fixture, PATIENCE, config};
+use crate::process::{PROGRAM, Process};
+use crate::support::ask;
 
 /// Number of slow connections. They fill the connection slots of any port several times.
 const SLOW: usize = 150;
@@ -30,39 +31,15 @@ fn slow(address: SocketAddr, count: usize) -> Vec<TcpStream> {
     (0..count).map(connect).collect()
 }
 
-/// Returns the HTTP answer and the time until it came.
-fn get(address: SocketAddr, path: &str) -> (String, Duration) {
-    let begun = Instant::now();
-    let mut stream = TcpStream::connect(address).expect("it listens");
-    stream.set_read_timeout(Some(PATIENCE)).expect("set");
-    write!(stream, "GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
-        .expect("written");
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).expect("an answer");
-    (answer, begun.elapsed())
-}
-
-#[test]
-fn the_page_answers_at_once_beside_slow_connections() {
-    let fixture = Fixture::start(config(), Vec::new());
-    let page = fixture.web.expect("a page");
-    let _slow = slow(page, SLOW);
-    for _ in 0..5 {
-        let (answer, took) = get(page, "/api/state");
-        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
-        assert!(took < SOON, "{took:?}");
-    }
-}
-
 /// A coordinator in its own process, with a limit on open files.
-struct Process {
-    child: Child,
+struct Limited {
+    _process: Process,
     address: SocketAddr,
     metrics: SocketAddr,
     folder: tempfile::TempDir,
 }
 
-impl Process {
+impl Limited {
     fn start(descriptors: &str) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let file = folder.path().join("coordinator.toml");
@@ -70,42 +47,13 @@ impl Process {
         let free = TcpListener::bind("127.0.0.1:0").expect("a port");
         let metrics = free.local_addr().expect("bound");
         drop(free);
-        fs::write(&file, format!("metrics = \"{metrics}\"\n")).expect("written");
-        let mut child = Command::new("bash")
-            .args(["-c", "ulimit -n \"$0\"; exec \"$@\"", descriptors])
-            .arg(env!("CARGO_BIN_EXE_laxity-coordinator"))
-            .args(["--listen", "127.0.0.1:0", "--config"])
-            .arg(file)
-            .env_remove("LAXITY_LOG")
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(log)
-            .spawn()
-            .expect("bash runs");
-        let mut line = String::new();
-        let out = child.stdout.take().expect("a pipe");
-        BufReader::new(out).read_line(&mut line).expect("text");
-        let address = line.trim().strip_prefix("listening on ");
-        Self {
-            child,
-            address: address.expect("where").parse().expect("an address"),
-            metrics,
-            folder,
-        }
-    }
-
-    /// Lists the hosts as an operator. Returns the time until the answer came.
-    fn asked(&self) -> Duration {
-        let begun = Instant::now();
-        let runtime =
-            tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-        runtime.block_on(async {
-            let endpoint = Endpoint::from_shared(format!("http://{}", self.address));
-            let channel = endpoint.expect("a URL").connect().await.expect("connected");
-            let asked = OperatorClient::new(channel).list_hosts(ListHostsRequest {}).await;
-            asked.expect("answered");
-        });
-        begun.elapsed()
+        let text = format!("listen = \"127.0.0.1:0\"\nmetrics = \"{metrics}\"\n");
+        fs::write(&file, text).expect("written");
+        let mut command = Command::new("bash");
+        command.args(["-c", "ulimit -n \"$0\"; exec \"$@\"", descriptors, PROGRAM]);
+        let process = Process::by(command, &file, log);
+        let address = process.address.parse().expect("an address");
+        Self { _process: process, address, metrics, folder }
     }
 
     fn log_lines(&self) -> usize {
@@ -114,37 +62,37 @@ impl Process {
     }
 }
 
-impl Drop for Process {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-#[test]
-fn idle_connections_take_neither_the_descriptors_nor_the_places_of_others() {
-    let process = Process::start("256");
-    let _idle = slow(process.metrics, 2 * SLOW);
-    let _more = slow(process.address, 2 * SLOW);
+#[tokio::test]
+async fn idle_connections_take_neither_the_descriptors_nor_the_places_of_others() {
+    let limited = Limited::start("256");
+    let _idle = slow(limited.metrics, 2 * SLOW);
+    let _more = slow(limited.address, 2 * SLOW);
     for _ in 0..5 {
-        let took = process.asked();
+        let begun = Instant::now();
+        let endpoint = Endpoint::from_shared(format!("http://{}", limited.address));
+        let channel = endpoint.expect("a URL").connect().await.expect("connected");
+        let asked = OperatorClient::new(channel).list_hosts(ListHostsRequest {}).await;
+        asked.expect("answered");
+        let took = begun.elapsed();
         assert!(took < SOON, "an operator waited {took:?}");
-        let (answer, took) = get(process.metrics, "/metrics");
+        let begun = Instant::now();
+        let answer = ask(limited.metrics, "GET /metrics", "127.0.0.1");
         assert!(answer.contains("laxity_coordinator_hosts "), "{answer}");
+        let took = begun.elapsed();
         assert!(took < SOON, "a scraper waited {took:?}");
     }
-    let lines = process.log_lines();
+    let lines = limited.log_lines();
     assert!(lines < 20, "{lines} lines in the log");
 }
 
 #[test]
 fn a_lack_of_descriptors_neither_spins_nor_fills_the_log() {
     // Fewer than the page, the metrics and the gRPC port may use together.
-    let process = Process::start("40");
+    let limited = Limited::start("40");
     // All fit into the kernel's backlog, where connections wait that are not accepted.
-    let _idle = slow(process.metrics, SLOW / 2);
-    let _more = slow(process.address, SLOW / 2);
+    let _idle = slow(limited.metrics, SLOW / 2);
+    let _more = slow(limited.address, SLOW / 2);
     std::thread::sleep(Duration::from_secs(2));
-    let lines = process.log_lines();
+    let lines = limited.log_lines();
     assert!(lines < 20, "{lines} lines in the log");
 }

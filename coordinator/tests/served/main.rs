@@ -10,7 +10,6 @@ mod netns;
 mod operate;
 mod operations;
 mod operators;
-mod partitions;
 mod process;
 mod proxy;
 mod saves;

@@ -111,7 +111,6 @@ impl Net {
         self.set(nth, link, cut, "down");
     }
 
-    /// Repairs a link that was cut.
     pub(crate) fn heal(&self, nth: usize, link: Link, cut: Cut) {
         self.set(nth, link, cut, "up");
     }

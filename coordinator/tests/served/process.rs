@@ -14,7 +14,7 @@ use tonic::transport::Endpoint;
 
 use crate::daemon::{Daemon, PATIENCE, hello, in_time};
 
-const PROGRAM: &str = env!("CARGO_BIN_EXE_laxity-coordinator");
+pub(crate) const PROGRAM: &str = env!("CARGO_BIN_EXE_laxity-coordinator");
 
 /// A coordinator's process, which ends when this value is dropped.
 pub(crate) struct Process {
@@ -29,7 +29,7 @@ impl Process {
 
     /// Starts it, in a network namespace if one is given.
     pub(crate) fn start_in(namespace: Option<&str>, config: &Path) -> Self {
-        let mut command = match namespace {
+        let command = match namespace {
             // `ip` executes the program in its place, so signals reach the program.
             Some(namespace) => {
                 let mut command = Command::new("ip");
@@ -38,11 +38,16 @@ impl Process {
             }
             None => Command::new(PROGRAM),
         };
+        Self::by(command, config, Stdio::null())
+    }
+
+    /// Starts it by a command that executes it. `log` gets its standard error.
+    pub(crate) fn by(mut command: Command, config: &Path, log: impl Into<Stdio>) -> Self {
         let mut child = command
             .arg("--config")
             .arg(config)
             .stdout(Stdio::piped())
-            .stderr(Stdio::null())
+            .stderr(log)
             .spawn()
             .expect("built");
         let mut line = String::new();

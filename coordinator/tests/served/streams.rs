@@ -4,14 +4,14 @@ use std::time::{Duration, Instant};
 
 use laxity_coordinator::config::Config;
 use laxity_coordinator::limits::Limits;
-use laxity_coordinator::server::Coordinator;
 use laxity_wire::v1::{
     BatchFinished, Epoch, Event, GoodbyeReason, Heartbeat, Nack, NackReason, event::Event as Kind,
     from_coordinator::Message, from_daemon,
 };
 use tonic::transport::Endpoint;
 
-use crate::daemon::{Daemon, PATIENCE, Served, arrived, hello, in_time};
+use crate::daemon::{Daemon, Served, arrived, hello, in_time};
+use crate::support::batch;
 
 fn finished(batch: u64) -> Kind {
     Kind::BatchFinished(BatchFinished { batch })
@@ -89,15 +89,6 @@ async fn a_daemon_that_lost_track_gets_everything_again_and_acks_are_seen() {
 #[tokio::test]
 async fn releases_that_overlap_understand_each_other_and_others_part_politely() {
     let served = Served::start(Config::default()).await;
-    // A daemon of the first version names no capability and gets no deltas.
-    let mut old = hello("old");
-    old.capabilities.clear();
-    let mut old = served.attend(old).await;
-    old.snapshot(vec![arrived(1, 900)]).await;
-    old.settled().await;
-    old.report(vec![arrived(2, 800)]).await;
-    assert_eq!(old.settled().await.base, None);
-    assert_eq!(old.served(), [2, 1]);
     // A later release has protocols, capabilities and events that this coordinator lacks.
     let mut new = hello("new");
     (new.protocol, new.protocol_min) = (99, 1);
@@ -118,7 +109,9 @@ async fn releases_that_overlap_understand_each_other_and_others_part_politely() 
         let mut alien = hello("alien");
         (alien.protocol, alien.protocol_min) = (newest, oldest);
         let mut alien = served.attend(alien).await;
-        assert_eq!(alien.goodbye().await.reason(), GoodbyeReason::Incompatible);
+        let last = alien.goodbye().await;
+        assert_eq!(last.reason(), GoodbyeReason::Incompatible);
+        assert!(last.detail.contains(&format!("{oldest} to {newest}")), "{}", last.detail);
     }
 }
 
@@ -146,9 +139,16 @@ async fn messages_and_reports_beyond_their_size_end_that_stream_only() {
     let served = Served::limited(limits).await;
     let mut good = served.daemon("good").await;
     good.snapshot(vec![arrived(1, 900)]).await;
-    let mut long = served.daemon("long").await;
-    long.snapshot((1..=11).map(finished).collect()).await;
-    assert_eq!(long.goodbye().await.reason(), GoodbyeReason::Protocol);
+    let requests = |count| Vec::from_iter((0..count).map(|nth| (100 + nth, 900, 1)));
+    for events in
+        [(1..=11).map(finished).collect(), vec![batch(2, &requests(6)), batch(3, &requests(5))]]
+    {
+        let mut long = served.daemon("long").await;
+        long.snapshot(events).await;
+        let last = long.goodbye().await;
+        assert_eq!(last.reason(), GoodbyeReason::Protocol);
+        assert!(last.detail.contains("of 11 "), "{}", last.detail);
+    }
     let mut large = served.daemon("large").await;
     large.snapshot((1..=1000).map(|batch| arrived(batch, 900)).collect()).await;
     let ended =
@@ -217,9 +217,8 @@ async fn for_a_reader_that_is_slow_orders_are_merged_and_the_last_one_is_true() 
 }
 
 #[tokio::test]
-async fn a_connection_that_says_nothing_gives_its_place_back() {
-    let limits = Limits { connections_max: 1, ..Limits::default() };
-    let served = Served::limited(limits).await;
+async fn a_connection_that_says_nothing_is_closed() {
+    let served = Served::start(Config::default()).await;
     let mut silent = tokio::net::TcpStream::connect(served.address).await.expect("listens");
     let mut byte = [0];
     let ended = async {
@@ -229,38 +228,20 @@ async fn a_connection_that_says_nothing_gives_its_place_back() {
         }
     };
     in_time(ended, "it is closed").await;
-    let place = async {
-        let endpoint = served.endpoint();
-        loop {
-            if let Ok(channel) = endpoint.connect().await
-                && let Ok(mut daemon) = Daemon::attend(channel, hello("a")).await
-                && daemon.next().await.is_ok()
-            {
-                return;
-            }
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    };
-    in_time(place, "a place").await;
 }
 
 #[tokio::test]
 async fn one_that_reads_nothing_does_not_keep_a_coordinator_from_stopping() {
-    let config = Config { listen: ([127, 0, 0, 1], 0).into(), ..Config::default() };
-    let coordinator = Coordinator::bind(config, 7).await.expect("starts");
-    let (address, handle) = (coordinator.address().expect("bound"), coordinator.handle());
-    let running = tokio::spawn(coordinator.run());
-    let endpoint = Endpoint::from_shared(format!("http://{address}")).expect("a URL");
+    let mut served = Served::start(Config::default()).await;
     // The window leaves no room for a byte from the coordinator.
-    let deaf = endpoint.initial_stream_window_size(0);
+    let deaf = served.endpoint().initial_stream_window_size(0);
     let channel = deaf.connect().await.expect("listens");
     let mut daemon = Daemon::attend(channel, hello("deaf")).await.expect("let in");
     daemon.snapshot(vec![arrived(1, 900)]).await;
     tokio::time::sleep(Duration::from_millis(300)).await;
     let asked = Instant::now();
-    handle.stop();
-    let ended = tokio::time::timeout(PATIENCE, running).await;
-    ended.expect("it stops").expect("no panic").expect("in order");
+    served.handle.stop();
+    in_time(&mut served.running, "it stops").await.expect("no panic");
     assert!(asked.elapsed() < Duration::from_secs(15));
 }
 

@@ -1,21 +1,17 @@
 //! Tests of the web page with a real coordinator, daemons and Chromium. Without Chromium they are
-//! skipped. `LAXITY_SCREENSHOTS=FOLDER` keeps pictures.
+//! skipped.
 
-use std::path::PathBuf;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use laxity_coordinator::config::Config;
-use laxity_tests::browser::{browse, copied, document_when_loaded, part};
+use laxity_tests::browser::{browse, copied, part};
 use laxity_wire::v1::event::Event as Kind;
-use laxity_wire::v1::operator_client::OperatorClient;
 use laxity_wire::v1::{
     BatchFinished, BatchProgress, BatchStarted, DrainRequest, HostSettings, Policy, PortLoad,
     RequestEnded, SetPolicyRequest,
 };
 
-use tonic::transport::{Channel, Endpoint};
-
-use crate::support::{Fixture, Script, batch, config};
+use crate::support::{Fixture, Script, ask, batch, config};
 
 fn ended(request: u64) -> Kind {
     Kind::RequestEnded(RequestEnded { request })
@@ -64,14 +60,6 @@ fn busy() -> Fixture {
     fixture
 }
 
-fn operate(fixture: &Fixture, work: impl AsyncFnOnce(&mut OperatorClient<Channel>)) {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    runtime.expect("a runtime").block_on(async {
-        let endpoint = Endpoint::new(format!("http://{}", fixture.address)).expect("a URL");
-        work(&mut OperatorClient::new(endpoint.connect_lazy())).await;
-    });
-}
-
 /// Returns what a daemon says of its configuration, with a change.
 fn settings(change: impl FnOnce(&mut HostSettings)) -> Kind {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("a clock");
@@ -111,7 +99,7 @@ fn troubled() -> Fixture {
     // The batch of another host has to be known before somebody meddles with it.
     fixture.say("meddler-0", vec![Kind::BatchStarted(BatchStarted { batch: 7 })]);
     fixture.leave("gone-0");
-    operate(&fixture, async |operator| {
+    fixture.operate(async |operator| {
         let asked =
             DrainRequest { host: "away-0".into(), drain: true, comment: "its NIC flaps".into() };
         operator.drain(asked).await.expect("drained");
@@ -129,7 +117,7 @@ fn troubled() -> Fixture {
 }
 
 fn dom(fixture: &Fixture, view: &str) -> Option<String> {
-    let web = fixture.web.expect("a page");
+    let web = fixture.served.web.expect("a page");
     browse(&["--dump-dom".into()], &format!("http://{web}/{view}"))
 }
 
@@ -166,14 +154,14 @@ fn a_browser_shows_hosts_queues_order_attainment_and_policy() {
 
 /// Starts a coordinator with two tenants, and has an operator change its policy.
 fn shared() -> Fixture {
-    let text = "listen = \"127.0.0.1:0\"\n[web]\nlisten = \"127.0.0.1:0\"\n\
+    let text = "[web]\nlisten = \"127.0.0.1:0\"\n\
         [[tenant]]\nname = \"red\"\nhosts = [\"red-*\"]\ndrop_budget = 1\n\
         [[tenant]]\nname = \"blue\"\nhosts = [\"*\"]\n";
     let late = |id: u64| batch(id, &[(10 * id, -5, 1), (10 * id + 1, -5, 1), (10 * id + 2, 9, 1)]);
     let daemons =
         vec![Script::new("red-0", vec![late(9), late(10)]), Script::new("blue-0", vec![late(11)])];
     let fixture = Fixture::start(Config::parse(text, "test").expect("valid"), daemons);
-    operate(&fixture, async |operator| {
+    fixture.operate(async |operator| {
         let asked = SetPolicyRequest {
             change: Some(Policy { drop_budget: Some(8), ..Policy::default() }),
             comment: "too many <b>".into(),
@@ -243,14 +231,6 @@ fn the_head_says_what_is_wrong_and_what_to_do_the_worst_first() {
         before = at;
     }
     assert!(findings.contains("bypassed on open-0"), "{findings}");
-    if let Some(folder) = std::env::var_os("LAXITY_SCREENSHOTS").map(PathBuf::from) {
-        let url = format!("http://{}/", fixture.web.expect("a page"));
-        for (name, size) in [("troubled-desk", "1280,1400"), ("troubled-phone", "390,2000")] {
-            let picture =
-                format!("--screenshot={}", folder.join(name).with_extension("png").display());
-            let _ = browse(&[picture, format!("--window-size={size}")], &url);
-        }
-    }
 }
 
 #[test]
@@ -269,7 +249,7 @@ fn the_head_of_a_calm_cluster_says_that_nothing_is_wrong() {
 #[test]
 fn a_standby_says_who_leads_and_links_to_the_leaders_page() {
     // Nobody answers at the port of etcd, so nobody is elected.
-    let text = "listen = \"127.0.0.1:0\"\n[web]\nlisten = \"127.0.0.1:0\"\n[etcd]\n\
+    let text = "[web]\nlisten = \"127.0.0.1:0\"\n[etcd]\n\
         endpoints = [\"http://127.0.0.1:9\"]\nadvertise = \"127.0.0.1:7471\"\n";
     let fixture = Fixture::start(Config::parse(text, "test").expect("valid"), Vec::new());
     let state = fixture.state(|state| state["findings"].as_array().is_some_and(|it| it.len() == 1));
@@ -294,20 +274,6 @@ fn a_standby_says_who_leads_and_links_to_the_leaders_page() {
         let link = format!("href=\"http://{}:{}/\"", host.unwrap_or_default(), copy.port());
         assert_eq!(findings.contains(&link), host.is_some(), "{leader}: {findings}");
     }
-}
-
-#[test]
-fn a_coordinator_that_hangs_is_said_to_give_no_answer() {
-    let fixture = Fixture::start(config(), Vec::new());
-    // The page has loaded when the image has failed, which is after the page gave up waiting.
-    let change = |path: &str, body: String| match path {
-        "/api/state" => None,
-        _ => Some(body.replace("<main>", "<main><img src=\"none\">")),
-    };
-    let copy = copied(|path| fixture.get(path), change);
-    let Some(dom) = document_when_loaded(&format!("http://{copy}/")) else { return };
-    let headline = part(&dom, "headline");
-    assert!(headline.contains("No answer from the coordinator (signal timed out)"), "{dom}");
 }
 
 #[test]
@@ -376,8 +342,8 @@ fn what_the_server_sends_forbids_what_the_page_does_not_need() {
         assert!(!head.contains("unsafe-"), "{head}");
     }
     let status = |method: &str, path: &str, name: &str| {
-        let (head, _) = fixture.ask(method, path, name);
-        head.split(' ').nth(1).map(str::to_owned)
+        let answer = ask(fixture.served.web.expect("a page"), &format!("{method} {path}"), name);
+        answer.split(' ').nth(1).map(str::to_owned)
     };
     assert_eq!(status("GET", "/nowhere", "localhost").as_deref(), Some("404"));
     assert_eq!(status("GET", "/api/explain", "localhost").as_deref(), Some("400"));
@@ -391,44 +357,10 @@ fn what_the_server_sends_forbids_what_the_page_does_not_need() {
 #[test]
 fn a_coordinator_stops_though_somebody_looks() {
     let fixture = Fixture::start(config(), Vec::new());
-    let _held = std::net::TcpStream::connect(fixture.web.expect("a page")).expect("it listens");
+    let _held =
+        std::net::TcpStream::connect(fixture.served.web.expect("a page")).expect("it listens");
     fixture.get("/api/state");
     let begun = Instant::now();
     drop(fixture);
     assert!(begun.elapsed() < crate::daemon::PATIENCE);
-}
-
-#[test]
-fn the_page_fits_a_desk_and_a_telephone() {
-    let fixture = busy();
-    let folder = match std::env::var_os("LAXITY_SCREENSHOTS") {
-        Some(folder) => PathBuf::from(folder),
-        None => tempfile::tempdir().expect("a folder").keep(),
-    };
-    std::fs::create_dir_all(&folder).expect("a folder");
-    let web = fixture.web.expect("a page");
-    for (name, size, dark) in [
-        ("desk", "1280,3200", false),
-        ("desk-dark", "1280,3200", true),
-        ("phone", "390,3600", false),
-        ("phone-dark", "390,3600", true),
-    ] {
-        let picture = folder.join(format!("{name}.png"));
-        let mut arguments =
-            vec![format!("--screenshot={}", picture.display()), format!("--window-size={size}")];
-        if dark {
-            arguments.push("--blink-settings=preferredColorScheme=0".into());
-        }
-        let url = format!("http://{web}/?order=-Requests#batch=103");
-        if browse(&arguments, &url).is_none() {
-            return;
-        }
-        let bytes = std::fs::read(&picture).expect("a picture");
-        assert!(bytes.starts_with(b"\x89PNG"), "{name}");
-        // A blank page of this size compresses to less.
-        assert!(bytes.len() > 20_000, "{name} has {} bytes", bytes.len());
-    }
-    if std::env::var_os("LAXITY_SCREENSHOTS").is_none() {
-        let _ = std::fs::remove_dir_all(folder);
-    }
 }

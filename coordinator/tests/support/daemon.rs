@@ -11,11 +11,12 @@ use laxity_quantity::Nanos;
 use laxity_wire::v1::coordination_client::CoordinationClient;
 use laxity_wire::v1::operator_client::OperatorClient;
 use laxity_wire::v1::{
-    self, Ack, BatchArrived, Capability, Direction, Epoch, Event, FromCoordinator, FromDaemon,
-    Goodbye, Hello, Order, PortBytes, PortInfo, Report, RequestLoad, SnapshotPiece,
-    event::Event as Kind, from_coordinator::Message, from_daemon,
+    self, Ack, BatchArrived, Direction, Epoch, Event, FromCoordinator, FromDaemon, Goodbye, Hello,
+    Order, PortBytes, PortInfo, Report, RequestLoad, SnapshotPiece, event::Event as Kind,
+    from_coordinator::Message, from_daemon,
 };
 use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Status, Streaming};
@@ -25,7 +26,9 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
 pub(crate) struct Served {
     pub(crate) address: SocketAddr,
+    pub(crate) web: Option<SocketAddr>,
     pub(crate) handle: CoordinatorHandle,
+    pub(crate) running: JoinHandle<()>,
 }
 
 impl Served {
@@ -37,9 +40,10 @@ impl Served {
             ..config
         };
         let coordinator = Coordinator::bind(config, 7).await.expect("starts");
-        let (address, handle) = (coordinator.address().expect("bound"), coordinator.handle());
-        tokio::spawn(async move { coordinator.run().await.expect("serves") });
-        Self { address, handle }
+        let (address, web) = (coordinator.address().expect("bound"), coordinator.web_address());
+        let handle = coordinator.handle();
+        let running = tokio::spawn(async move { coordinator.run().await.expect("serves") });
+        Self { address, web, handle, running }
     }
 
     pub(crate) async fn limited(limits: Limits) -> Self {
@@ -105,7 +109,7 @@ pub(crate) fn hello(host: &str) -> Hello {
         protocol: v1::PROTOCOL,
         protocol_min: v1::PROTOCOL_MIN,
         software: "a test".into(),
-        capabilities: vec![Capability::OrderDeltas as i32, Capability::PruneCauses as i32],
+        capabilities: Vec::new(),
         host: host.into(),
         instance: 1,
         ports: vec![port(Direction::Egress), port(Direction::Ingress)],
@@ -122,7 +126,6 @@ pub(crate) fn arrived(batch: u64, due_ms: i64) -> Kind {
             request: batch,
             remaining_ns: Some(due_ms * 1_000_000),
             loads: vec![PortBytes { port: 0, bytes: 1 << 20 }],
-            started: false,
         }],
         ..BatchArrived::default()
     })
@@ -169,7 +172,6 @@ impl Daemon {
         self.piece(SnapshotPiece::Unspecified, events).await;
     }
 
-    /// Sends a complete snapshot.
     pub(crate) async fn snapshot(&mut self, events: Vec<Kind>) {
         self.piece(SnapshotPiece::End, events).await;
     }

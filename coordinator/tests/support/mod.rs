@@ -1,23 +1,22 @@
-//! A real coordinator on its own thread, with daemons that report what a test wants, for tests of
-//! what operators see.
+//! A real coordinator with daemons that report what a test wants, for tests of what operators see.
 
 pub(crate) mod daemon;
 
 use std::collections::HashMap;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use laxity_coordinator::config::Config;
-use laxity_coordinator::server::{Coordinator, CoordinatorHandle};
 use laxity_wire::v1::event::Event as Kind;
+use laxity_wire::v1::operator_client::OperatorClient;
 use laxity_wire::v1::{BatchArrived, Heartbeat, PortBytes, RequestLoad, from_daemon};
+use tokio::runtime::{self, Runtime};
 use tokio::sync::mpsc;
-use tonic::transport::Endpoint;
+use tonic::transport::{Channel, Endpoint};
 
 pub(crate) use self::daemon::PATIENCE;
-use self::daemon::{Daemon, hello};
+use self::daemon::{Daemon, Served, hello};
 
 #[derive(Clone, Debug)]
 pub(crate) struct Script {
@@ -25,7 +24,6 @@ pub(crate) struct Script {
     pub(crate) host: String,
     /// The release of the daemon.
     pub(crate) software: String,
-    /// The name of its only NIC.
     pub(crate) nic: String,
     pub(crate) events: Vec<Kind>,
 }
@@ -37,88 +35,67 @@ impl Script {
     }
 }
 
-/// A coordinator with its daemons.
+/// A coordinator with its daemons, on a thread of their own.
 pub(crate) struct Fixture {
-    pub(crate) address: SocketAddr,
-    /// The address of the web page.
-    pub(crate) web: Option<SocketAddr>,
+    pub(crate) served: Served,
     say: HashMap<String, mpsc::UnboundedSender<Vec<Kind>>>,
-    handle: CoordinatorHandle,
-    thread: Option<JoinHandle<()>>,
+    runtime: Runtime,
 }
 
 impl Drop for Fixture {
     fn drop(&mut self) {
-        self.handle.stop();
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
+        self.served.handle.stop();
+        let _ = self.runtime.block_on(&mut self.served.running);
     }
 }
 
-/// Returns a configuration with free ports and a web page.
+/// Returns a configuration with a web page.
 pub(crate) fn config() -> Config {
-    let text = "listen = \"127.0.0.1:0\"\n[web]\nlisten = \"127.0.0.1:0\"\n";
-    Config::parse(text, "test").expect("valid")
+    Config::parse("[web]\nlisten = \"127.0.0.1:0\"\n", "test").expect("valid")
+}
+
+/// Sends a request, such as `GET /path`, with this `Host` header. Returns the answer.
+pub(crate) fn ask(address: SocketAddr, request: &str, host: &str) -> String {
+    let mut stream = TcpStream::connect(address).expect("it listens");
+    stream.set_read_timeout(Some(PATIENCE)).expect("set");
+    write!(stream, "{request} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n")
+        .expect("written");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("an answer");
+    answer
 }
 
 impl Fixture {
     /// Starts the coordinator and the daemons, without waiting for an order.
     pub(crate) fn start(config: Config, daemons: Vec<Script>) -> Self {
-        let (tell, told) = std::sync::mpsc::channel();
+        let runtime = runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
+        let runtime = runtime.expect("a runtime");
+        let served = runtime.block_on(Served::start(config));
         let mut say = HashMap::new();
-        let mut ears = Vec::new();
         for daemon in daemons {
             let (sender, receiver) = mpsc::unbounded_channel();
             say.insert(daemon.host.clone(), sender);
-            ears.push((daemon, receiver));
+            runtime.spawn(play(served.address, daemon, receiver));
         }
-        let thread = std::thread::spawn(move || {
-            let runtime = tokio::runtime::Builder::new_current_thread()
-                .enable_all()
-                .build()
-                .expect("a runtime");
-            runtime.block_on(async move {
-                let coordinator = Coordinator::bind(config, 7).await.expect("it binds");
-                let address = coordinator.address().expect("an address");
-                let known = (address, coordinator.web_address(), coordinator.handle());
-                tell.send(known).expect("somebody waits");
-                for (daemon, receiver) in ears {
-                    tokio::spawn(play(address, daemon, receiver));
-                }
-                coordinator.run().await.expect("it serves");
-            });
-        });
-        let (address, web, handle) = told.recv().expect("it starts");
-        Self { address, web, say, handle, thread: Some(thread) }
+        Self { served, say, runtime }
     }
 
-    /// Makes the daemon of a host report events.
+    /// Lets an operator act.
+    pub(crate) fn operate(&self, act: impl AsyncFnOnce(&mut OperatorClient<Channel>)) {
+        self.runtime.block_on(async { act(&mut self.served.operator().await).await });
+    }
+
     pub(crate) fn say(&self, host: &str, events: Vec<Kind>) {
         self.say[host].send(events).expect("it listens");
     }
 
-    /// Ends the stream of a daemon.
     pub(crate) fn leave(&mut self, host: &str) {
         self.say.remove(host).expect("it is there");
     }
 
     /// Returns the head and the body of the web page's answer.
     pub(crate) fn get(&self, path: &str) -> (String, String) {
-        self.ask("GET", path, "127.0.0.1")
-    }
-
-    /// Requests `path` with this method and this `Host` header. Returns the head and the body of
-    /// the answer.
-    pub(crate) fn ask(&self, method: &str, path: &str, name: &str) -> (String, String) {
-        let mut stream = TcpStream::connect(self.web.expect("a page")).expect("it listens");
-        stream.set_read_timeout(Some(PATIENCE)).expect("set");
-        let request =
-            format!("{method} {path} HTTP/1.1\r\nHost: {name}\r\nConnection: close\r\n\r\n");
-        stream.write_all(request.as_bytes()).expect("written");
-        let mut answer = Vec::new();
-        stream.read_to_end(&mut answer).expect("an answer");
-        let answer = String::from_utf8(answer).expect("text");
+        let answer = ask(self.served.web.expect("a page"), &format!("GET {path}"), "127.0.0.1");
         let (head, body) = answer.split_once("\r\n\r\n").expect("a head");
         (head.to_owned(), body.to_owned())
     }
@@ -144,7 +121,6 @@ impl Fixture {
 async fn play(address: SocketAddr, script: Script, mut told: mpsc::UnboundedReceiver<Vec<Kind>>) {
     let endpoint = Endpoint::new(format!("http://{address}")).expect("a URL");
     let mut greeting = hello(&script.host);
-    greeting.capabilities.clear();
     greeting.software = script.software;
     for port in &mut greeting.ports {
         port.name.clone_from(&script.nic);
@@ -172,7 +148,6 @@ pub(crate) fn batch(id: u64, requests: &[(u64, i64, u64)]) -> Kind {
         request,
         remaining_ns: Some(left_ms * 1_000_000),
         loads: vec![PortBytes { port: 0, bytes: mib << 20 }],
-        started: false,
     };
     Kind::BatchArrived(BatchArrived {
         batch: id,

@@ -65,7 +65,6 @@ pub struct OrderAssembler {
     refused: RefusedOrders,
 }
 
-/// An order of which some pieces are missing.
 #[derive(Debug, Default)]
 struct IncompleteOrder {
     epoch: Epoch,

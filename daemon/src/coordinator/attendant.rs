@@ -12,14 +12,9 @@ use super::stream::StreamTask;
 /// Longest wait for the task. It is longer than the stream itself waits for the coordinator.
 const END_MAX: Duration = Duration::from_secs(1);
 
-/// The task of the stream, if there is a coordinator. Dropping it leaves the task running.
+/// The running task of the stream. Dropping it leaves the task running.
 #[derive(Debug)]
 pub struct Attendant {
-    running: Option<RunningStream>,
-}
-
-#[derive(Debug)]
-struct RunningStream {
     stop: Arc<Notify>,
     exchange: Arc<CoordinatorExchange>,
     task: JoinHandle<()>,
@@ -27,33 +22,29 @@ struct RunningStream {
 
 impl Attendant {
     /// Starts the task on tokio's runtime.
-    pub fn start(stream: Option<StreamTask>) -> Self {
-        let running = stream.map(|stream| {
-            let (stop, exchange) = (stream.stop(), stream.exchange());
-            RunningStream { stop, exchange, task: tokio::spawn(stream.attend()) }
-        });
-        Self { running }
+    pub fn start(stream: StreamTask) -> Self {
+        let (stop, exchange) = (stream.stop(), stream.exchange());
+        Self { stop, exchange, task: tokio::spawn(stream.attend()) }
     }
 
     /// Makes the stream say goodbye if the daemon stops in order. Otherwise ends the task at once,
     /// and the coordinator counts this host as lost.
-    pub fn leave(self, in_order: bool) -> Self {
-        let Some(running) = self.running else { return self };
+    pub fn leave(self, in_order: bool) -> Option<Self> {
         // Clients wait for the next daemon meanwhile, so the goodbye is awaited only while there is
         // a stream on which it can come.
-        if in_order && running.exchange.view().connected {
-            running.stop.notify_one();
-            return Self { running: Some(running) };
+        if in_order && self.exchange.view().connected {
+            self.stop.notify_one();
+            return Some(self);
         }
-        running.task.abort();
-        Self { running: None }
+        self.task.abort();
+        None
     }
 
-    /// Waits for the end of the stream, and ends the task.
-    pub async fn end(self) {
-        if let Some(mut running) = self.running {
-            let _ = timeout(END_MAX, &mut running.task).await;
-            running.task.abort();
+    /// Waits for the end of the stream, if there is one, and ends the task.
+    pub async fn end(running: Option<Self>) {
+        if let Some(Self { mut task, .. }) = running {
+            let _ = timeout(END_MAX, &mut task).await;
+            task.abort();
         }
     }
 }

@@ -19,7 +19,6 @@ const CONNECT_MAX: Duration = Duration::from_secs(5);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scheme {
-    /// No protection.
     Http,
     /// TLS with certificates on both sides.
     Https,
@@ -27,7 +26,6 @@ pub enum Scheme {
 
 #[derive(Clone, Debug)]
 pub struct EndpointAddress {
-    /// Whether the connection uses TLS.
     pub scheme: Scheme,
     /// A name or an address, without brackets.
     pub host: String,
@@ -35,10 +33,6 @@ pub struct EndpointAddress {
     pub is_here: bool,
 }
 
-/// Parses a URL.
-///
-/// # Errors
-/// The URL can't be a coordinator's. The error is text for people.
 pub fn place(url: &str) -> Result<EndpointAddress, String> {
     let shape = "write https://HOST:PORT, or http://127.0.0.1:PORT for one on this host";
     let uri: Uri = url.parse().map_err(|error| format!("`{url}`: {error}; {shape}"))?;
@@ -61,9 +55,6 @@ pub fn place(url: &str) -> Result<EndpointAddress, String> {
 }
 
 /// Checks that the configuration allows a connection to `url`.
-///
-/// # Errors
-/// The configuration forbids it. The text names the keys that would allow it.
 pub fn allow(url: &str, config: &CoordinatorConfig) -> Result<EndpointAddress, String> {
     let place = place(url)?;
     match place.scheme {
@@ -97,10 +88,6 @@ pub fn redirection(from: &str, leader: &str, config: &CoordinatorConfig) -> Opti
     (leads.scheme == scheme).then_some(url)
 }
 
-/// Connects to `url`.
-///
-/// # Errors
-/// Text for the log, about a file of the configuration or the network.
 pub async fn connect(url: &str, config: &CoordinatorConfig) -> Result<Channel, String> {
     let place = allow(url, config)?;
     let mut endpoint = Endpoint::from_shared(url.to_owned())
@@ -136,7 +123,6 @@ pub fn refusal(status: &Status) -> String {
     }
 }
 
-/// The names of the settings in texts about TLS errors.
 const SETTINGS: SettingNames = SettingNames {
     ca: "coordinator.ca",
     cert: "coordinator.cert",

@@ -11,7 +11,6 @@ use tonic::transport::{Certificate, ClientTlsConfig, Identity};
 
 use crate::config::CoordinatorConfig;
 
-/// Reports whether `name` can be the name in a certificate.
 pub fn is_server_name(name: &str) -> bool {
     ServerName::try_from(name).is_ok()
 }
@@ -48,9 +47,6 @@ pub fn read(config: &CoordinatorConfig, host: &str) -> Result<ClientTlsConfig, U
 }
 
 /// Checks that the coordinator at `host` will accept this host, called `own`, with these files.
-///
-/// # Errors
-/// Returns the errors of [`read`], and those for which the coordinator would refuse the files.
 pub fn check(config: &CoordinatorConfig, host: &str, own: &str) -> Result<(), Unusable> {
     read(config, host)?;
     if config.cert.as_os_str().is_empty() {

@@ -71,7 +71,6 @@ pub enum PutOutcome {
 }
 
 impl CoordinatorExchange {
-    /// Makes an empty exchange.
     pub fn new(endpoint: &str, host: &str) -> Self {
         Self {
             state: Mutex::default(),
@@ -135,7 +134,6 @@ impl CoordinatorExchange {
         Time(self.confirmed_ns.load(Ordering::Acquire)) + Span(limit)
     }
 
-    /// Records whether the links have the cluster order.
     pub fn set_in_force(&self, in_force: bool) {
         self.in_force.store(in_force, Ordering::Release);
     }
@@ -171,7 +169,6 @@ impl CoordinatorExchange {
         self.notify_scheduler(mailbox);
     }
 
-    /// Asks the scheduler for another snapshot.
     pub fn want_snapshot(&self, mailbox: &Mailbox) {
         self.state.lock().snapshot_wanted = true;
         self.notify_scheduler(mailbox);

@@ -65,7 +65,6 @@ impl FetchReports {
                 request: fetch.name.request,
                 victim_address: fetch.name.peer.to_vec(),
                 bytes: fetch.bytes,
-                ..FetchWanted::default()
             }));
             !fetch.told
         });

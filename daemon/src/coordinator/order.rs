@@ -14,7 +14,6 @@ pub struct ClusterOrder {
     pub content: Arc<OrderContent>,
 }
 
-/// The ranks of batches and the pruned requests.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OrderContent {
     sigma: Vec<BatchId>,
@@ -35,7 +34,6 @@ impl OrderContent {
         Self { ranks: ranks.collect(), sigma, pruned }
     }
 
-    /// Reports whether the coordinator ranks the batch.
     pub fn ranks(&self, batch: BatchId) -> bool {
         self.ranks.contains_key(&batch)
     }

@@ -15,9 +15,8 @@ pub(super) struct PortLoads {
     at: Time,
     /// One entry for each port, in the order of the daemon's ports.
     told: Vec<Option<Told>>,
-    /// The settings that were reported last, without the clock. `None` if the coordinator does not
-    /// take settings.
-    settings: Option<HostSettings>,
+    /// The settings that were reported last, without the clock.
+    settings: HostSettings,
 }
 
 /// What was reported last of a port: the flows that completed, those that missed their deadline,
@@ -25,14 +24,8 @@ pub(super) struct PortLoads {
 type Told = (u64, u64, u64);
 
 impl PortLoads {
-    /// Starts a stream's reports.
-    pub(super) fn new(takes_settings: bool) -> Self {
-        Self { settings: takes_settings.then(HostSettings::default), ..Self::default() }
-    }
-
     /// Returns the settings of the host if they differ from those reported last.
     fn settings(&mut self, snapshot: &Snapshot) -> Option<Event> {
-        let told = self.settings.as_mut()?;
         let now = HostSettings {
             level_dscp: snapshot.dscp[..levels(snapshot)]
                 .iter()
@@ -44,10 +37,10 @@ impl PortLoads {
             bypass: snapshot.bypass,
             ..HostSettings::default()
         };
-        if *told == now {
+        if self.settings == now {
             return None;
         }
-        told.clone_from(&now);
+        self.settings.clone_from(&now);
         let clock = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let clock_ns = u64::try_from(clock.as_nanos()).unwrap_or_default();
         Some(Event { event: Some(Kind::HostSettings(HostSettings { clock_ns, ..now })) })

@@ -95,7 +95,6 @@ pub struct ReportState {
 }
 
 impl ReportState {
-    /// Makes an empty state without a stream.
     pub fn new(port: u32) -> Self {
         Self { port, ..Self::default() }
     }
@@ -130,7 +129,6 @@ impl ReportState {
         self.urgency = Urgency::Now;
     }
 
-    /// Ends reporting, because the stream has ended.
     pub fn mute(&mut self) {
         self.attended = false;
         self.restating = false;
@@ -213,7 +211,6 @@ impl ReportState {
         }
     }
 
-    /// Removes a batch that is over.
     pub fn batch_ended(&mut self, batch: u64) {
         if let Some(&arrival) = self.names.get(&batch) {
             self.close(arrival);
@@ -254,7 +251,6 @@ impl ReportState {
         }
     }
 
-    /// Removes a fetch that is over.
     pub fn fetched(&mut self, number: u64) {
         if self.fetches.end(number) {
             self.part(Kind::FetchFinished(FetchFinished { fetch: number }));
@@ -329,7 +325,6 @@ impl ReportState {
                 queued_behind: waits.then_some(batch.behind),
                 started: batch.started.is_some(),
                 layers: u32::from(batch.layers),
-                hosts: Vec::new(),
             }));
             (batch.told, batch.changed) = (true, false);
             batch.start_told = batch.started.is_some();
@@ -448,7 +443,6 @@ impl ReportedRequest {
                 .then_some(PortBytes { port, bytes: self.left })
                 .into_iter()
                 .collect(),
-            started: false,
         }
     }
 }

@@ -23,10 +23,9 @@ use tonic::Streaming;
 use tracing::{debug, info, warn};
 
 use super::assemble::{Assembled, OrderAssembler};
-use super::backoff::Backoff;
 use super::exchange::CoordinatorExchange;
-use super::stream_end::{OwnEnd, StreamEnd, leave, shortened};
-use super::stream_state::{CAPABILITIES, StreamState};
+use super::stream_end::{OwnEnd, StreamEnd, back_off, leave, shortened};
+use super::stream_state::StreamState;
 use super::{addresses, channel};
 use crate::config::{ConfigInForce, CoordinatorConfig, NicConfig};
 use crate::mailbox::Mailbox;
@@ -102,8 +101,9 @@ impl StreamTask {
     /// Runs until the daemon stops. If there is a stream then, the task says goodbye and ends by
     /// itself. If not, it has to be aborted.
     pub async fn attend(mut self) {
-        let mut backoff =
-            Backoff::new(self.config.backoff_min.into(), self.config.backoff_max.into());
+        let least = Duration::from(self.config.backoff_min);
+        let most = Duration::from(self.config.backoff_max).max(least);
+        let mut range = least;
         let mut elsewhere = None;
         let mut was_there = true;
         let mut told = String::new();
@@ -122,7 +122,7 @@ impl StreamTask {
                 view.problem.clone_from(&ended.problem);
             });
             if ended.ordered {
-                backoff.reset();
+                range = least;
             }
             if ended.own == Some(OwnEnd::NicsChanged) {
                 info!(coordinator = %url, "connects again, because the NICs of this host changed");
@@ -130,7 +130,7 @@ impl StreamTask {
                 continue;
             }
             elsewhere = ended.leader;
-            let wait = backoff.wait(random()).max(ended.retry_after);
+            let wait = back_off(&mut range, most, random()).max(ended.retry_after);
             let (problem, wait_ms) = (&ended.problem, wait.as_millis() as u64);
             // One warning per outage and reason is enough, since metrics show each attempt.
             if is_there || was_there || told != *problem {
@@ -250,13 +250,12 @@ impl StreamTask {
         !self.in_force.load().nic.iter().map(key).eq(self.nics.iter().map(key))
     }
 
-    /// Returns the first message of a stream.
     pub fn hello(&self) -> Hello {
         Hello {
             protocol: v1::PROTOCOL,
             protocol_min: v1::PROTOCOL_MIN,
             software: format!("laxityd {}", env!("CARGO_PKG_VERSION")),
-            capabilities: CAPABILITIES.iter().map(|&one| one as i32).collect(),
+            capabilities: Vec::new(),
             host: self.host.clone(),
             instance: self.instance,
             ports: addresses::ports(&self.nics),
@@ -297,7 +296,8 @@ impl StreamTask {
         let (exchange, stop) = (Arc::clone(&self.exchange), self.stop());
         loop {
             if self.have_nics_changed() {
-                return Err(OwnEnd::NicsChanged.into());
+                let ended = StreamEnd::because("the NICs of this host changed");
+                return Err(StreamEnd { own: Some(OwnEnd::NicsChanged), ..ended });
             }
             let (silent_at, beat_at) = (instant(stream.silent_at()), instant(stream.beat_at()));
             let pending =
@@ -328,7 +328,9 @@ impl StreamTask {
                     }
                     Err(_) => return Err(StreamEnd::because("it ended the stream")),
                 },
-                () = stop.notified() => return Err(OwnEnd::Stops.into()),
+                () = stop.notified() => {
+                    return Err(StreamEnd { own: Some(OwnEnd::Stops), ..StreamEnd::default() });
+                }
                 () = exchange.report_ready(), if !pending => {}
                 () = sleep_until(beat_at), if !pending => {}
             }
@@ -373,14 +375,9 @@ impl StreamTask {
         &self,
         stream: &mut StreamState,
         piece: SnapshotPiece,
-        mut events: Vec<Event>,
+        events: Vec<Event>,
     ) -> Message {
         stream.reported += 1;
-        if !stream.takes_fetches {
-            let of_fetch =
-                |kind: &Kind| matches!(kind, Kind::FetchWanted(_) | Kind::FetchFinished(_));
-            events.retain(|event| !event.event.as_ref().is_some_and(of_fetch));
-        }
         let asks = |event: &Event| {
             matches!(event.event, Some(Kind::BatchArrived(_) | Kind::BatchFinished(_)))
         };
@@ -392,9 +389,6 @@ impl StreamTask {
     }
 
     /// Processes a message. Returns the goodbye if it is one.
-    ///
-    /// # Errors
-    /// The coordinator violates the protocol. The text says in what way.
     pub fn hear(
         &mut self,
         now: Time,

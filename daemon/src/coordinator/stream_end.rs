@@ -47,16 +47,6 @@ impl From<String> for StreamEnd {
     }
 }
 
-impl From<OwnEnd> for StreamEnd {
-    fn from(own: OwnEnd) -> Self {
-        let problem = match own {
-            OwnEnd::NicsChanged => "the NICs of this host changed",
-            OwnEnd::Stops => "this daemon stops",
-        };
-        Self { own: Some(own), ..Self::because(problem) }
-    }
-}
-
 impl StreamEnd {
     pub(super) fn because(problem: impl Into<String>) -> Self {
         Self { problem: problem.into(), ..Self::default() }
@@ -83,6 +73,14 @@ impl StreamEnd {
     }
 }
 
+/// Returns a wait before the next attempt from the upper half of `range`, and doubles the range, up
+/// to `most`. With random numbers, not all hosts of a cluster connect at once after a failover.
+pub(super) fn back_off(range: &mut Duration, most: Duration, random: u64) -> Duration {
+    let half = *range / 2;
+    *range = range.saturating_mul(2).min(most);
+    half + half.mul_f64(random as f64 / u64::MAX as f64)
+}
+
 pub(super) fn shortened(text: &str) -> String {
     text.chars().filter(|c| !c.is_control()).take(TEXT_MAX).collect()
 }
@@ -103,4 +101,18 @@ pub(super) async fn leave(
         }
     };
     let _ = timeout(LEAVE_MAX, told).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn waits_are_in_the_upper_half_of_a_range_that_doubles_up_to_the_most() {
+        let ms = Duration::from_millis;
+        let mut range = ms(100);
+        let waits = [u64::MAX, 0, u64::MAX, 0, u64::MAX, 0]
+            .map(|random| back_off(&mut range, ms(1000), random));
+        assert_eq!(waits, [100, 100, 400, 400, 1000, 500].map(ms));
+    }
 }

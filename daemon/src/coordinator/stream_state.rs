@@ -3,17 +3,10 @@
 use std::time::Duration;
 
 use laxity_policy::{Span, Time};
-use laxity_wire::v1::{self, Capability, Welcome, from_daemon::Message};
+use laxity_wire::v1::{self, Welcome, from_daemon::Message};
 
 use super::port_loads::PortLoads;
 
-/// What this daemon supports beyond the first version.
-pub(super) const CAPABILITIES: [Capability; 4] = [
-    Capability::OrderDeltas,
-    Capability::Fetches,
-    Capability::PruneCauses,
-    Capability::HostSettings,
-];
 /// Shortest heartbeat period that is accepted.
 const HEARTBEAT_MIN: Duration = Duration::from_millis(10);
 const HEARTBEAT_MAX: Duration = Duration::from_secs(60);
@@ -23,8 +16,6 @@ const SILENCE_HEARTBEATS: u32 = 3;
 /// The state of a stream that the coordinator has welcomed.
 #[derive(Debug)]
 pub struct StreamState {
-    /// Whether the coordinator takes reports of fetches.
-    pub(super) takes_fetches: bool,
     pub(super) heartbeat: Duration,
     pub(super) heard: Time,
     pub(super) spoke: Time,
@@ -46,9 +37,7 @@ impl StreamState {
             0 => Duration::from_secs(1),
             ns => Duration::from_nanos(ns).clamp(HEARTBEAT_MIN, HEARTBEAT_MAX),
         };
-        let both = v1::common_capabilities(&CAPABILITIES, &welcome.capabilities);
         Self {
-            takes_fetches: both.contains(&Capability::Fetches),
             heartbeat,
             heard: now,
             spoke: now,
@@ -60,7 +49,7 @@ impl StreamState {
             ordered: false,
             snapshot_at: now,
             snapshot_wanted: false,
-            port_loads: PortLoads::new(both.contains(&Capability::HostSettings)),
+            port_loads: PortLoads::default(),
         }
     }
 
@@ -74,7 +63,6 @@ impl StreamState {
         self.heard + Span((self.heartbeat * SILENCE_HEARTBEATS).as_nanos() as u64)
     }
 
-    /// Returns when the next heartbeat is due.
     pub fn beat_at(&self) -> Time {
         self.spoke + Span(self.heartbeat.as_nanos() as u64)
     }

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use laxity_wire::v1::coordination_server::{Coordination, CoordinationServer};
 use laxity_wire::v1::{
-    Capability, Event, FromCoordinator, FromDaemon, Heartbeat, Hello, Order, SnapshotPiece,
-    Welcome, event::Event as Kind, from_coordinator::Message, from_daemon,
+    Event, FromCoordinator, FromDaemon, Heartbeat, Hello, Order, SnapshotPiece, Welcome,
+    event::Event as Kind, from_coordinator::Message, from_daemon,
 };
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -179,20 +179,13 @@ impl Peer {
     }
 
     pub(crate) fn welcome(&self, term: u64) {
-        self.welcome_with(term, &[Capability::OrderDeltas, Capability::Fetches]);
-    }
-
-    /// Sends a welcome with only these capabilities.
-    pub(crate) fn welcome_with(&self, term: u64, capabilities: &[Capability]) {
         self.say(Message::Welcome(Welcome {
             protocol: 1,
             protocol_min: 1,
             software: "a fake".into(),
-            capabilities: capabilities.iter().map(|&one| one as i32).collect(),
             term,
             heartbeat_ns: HEARTBEAT.as_nanos() as u64,
-            limits: None,
-            order_age_max_ns: 0,
+            ..Welcome::default()
         }));
     }
 

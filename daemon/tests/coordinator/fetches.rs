@@ -1,11 +1,11 @@
 //! Tests of fetches: they are reported, and not held up.
 
 use laxity_client::{Client, Direction, Flow, Lane, Stage, Ticket, peers};
-use laxity_wire::v1::{Capability, event::Event as Kind};
+use laxity_wire::v1::event::Event as Kind;
 
 use crate::fake::{Fake, Peer};
 use crate::support::{Laxityd, eventually, flow, until};
-use crate::{attending, barrier, begin};
+use crate::{attending, begin};
 
 const BYTES: u64 = 2 << 20;
 
@@ -79,24 +79,6 @@ fn a_fetch_is_reported_with_its_peer_until_its_flows_end() {
     });
     assert_eq!(daemon.status().cluster.expect("a coordinator").fetches, 2);
     until("metrics say so", || daemon.metric("laxity_cluster_fetches_total", "") == 2.0);
-}
-
-#[test]
-fn a_coordinator_that_does_not_know_fetches_is_told_of_none() {
-    let fake = Fake::start();
-    let daemon = attending(&format!("http://{}", fake.address), "host-a", 60_000);
-    let peer = fake.peer();
-    peer.welcome_with(5, &[Capability::OrderDeltas]);
-    peer.await_snapshot();
-    let (_client, mut lane) = reader(&daemon);
-    let mut ticket = lane.submit(&read(70, 9));
-    assert_eq!(drain_all(&mut lane, &mut ticket), BYTES);
-    barrier(&peer, &daemon);
-    begin(&_client, 8, &[(80, 0)]);
-    peer.event("the next batch", |kind| {
-        assert!(!matches!(kind, Kind::FetchWanted(_) | Kind::FetchFinished(_)), "{kind:?}");
-        matches!(kind, Kind::BatchArrived(batch) if batch.batch == 8).then_some(())
-    });
 }
 
 #[test]

@@ -119,18 +119,6 @@ fn a_daemon_with_its_certificate_attends_and_gets_an_order() {
 }
 
 #[test]
-fn a_daemon_with_another_hosts_certificate_is_refused_and_says_why() {
-    let folder = Folder::new();
-    let real = folder.serve();
-    let others = shows(&folder, "daemon-host-b");
-    let mut daemon = daemon(&url(&real), &folder.at("ca.crt"), &others);
-    refused(
-        &mut daemon,
-        "needs a certificate for laxity://daemon/host-a; yours is for daemon/host-b",
-    );
-}
-
-#[test]
 fn no_certificate_or_one_of_another_ca_is_refused_on_either_side_and_says_why() {
     let (ours, theirs) = (Folder::new(), Folder::new());
     let real = ours.serve();
@@ -219,18 +207,4 @@ fn a_goodbye_leads_to_the_leader_with_the_same_certificates_and_never_out_of_tls
     leader.welcomed(5);
     assert!(plain.is_alone(), "it went where there is no TLS");
     assert!(cluster(&daemon).connected);
-}
-
-#[test]
-fn without_tls_a_goodbye_leads_to_a_leader_given_by_its_address() {
-    let (first, leader) = (Fake::start(), Fake::start());
-    let _daemon = crate::attending(&format!("http://{}", first.address), "host-a", 60_000);
-    let peer = first.peer();
-    peer.say(Message::Goodbye(Goodbye {
-        reason: GoodbyeReason::NotLeader as i32,
-        // The sample configuration has `etcd.advertise` in this form.
-        leader: leader.address.to_string(),
-        ..Goodbye::default()
-    }));
-    assert_eq!(leader.peer().hello.host, "host-a");
 }

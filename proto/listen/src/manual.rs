@@ -32,9 +32,6 @@ pub struct ServicePages {
 impl InstallArgs {
     /// Returns what to print, if one of the flags is given. A service has the pages `NAME.8` and
     /// `NAME.toml.5`.
-    ///
-    /// # Errors
-    /// There is no such page.
     pub fn text(&self, mut command: Command, pages: &ServicePages) -> io::Result<Option<Vec<u8>>> {
         let name = command.get_name().to_owned();
         let mut text = Vec::new();

@@ -57,9 +57,6 @@ impl WebConfig {
     }
 
     /// Checks the key `web.listen`, and proposes `example` as an address.
-    ///
-    /// # Errors
-    /// What is wrong, and what to do.
     pub fn check(&self, example: &str) -> Result<(), String> {
         match self.address() {
             None if self.listen.is_empty() => Ok(()),

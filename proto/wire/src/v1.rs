@@ -24,7 +24,7 @@ pub const PROTOCOL: u32 = 1;
 /// The oldest protocol version that this release supports.
 pub const PROTOCOL_MIN: u32 = 1;
 
-/// Largest message that a side accepts by default, in bytes ([`Limits::message_bytes_max`]).
+/// Largest message that a side accepts by default, in bytes.
 pub const MESSAGE_BYTES_MAX: usize = 1 << 20;
 
 /// Maximum number of ranks and pruned requests in one piece of an order.

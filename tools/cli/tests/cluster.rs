@@ -51,7 +51,7 @@ impl Cluster {
             state["totals"]["connected"] == 2
                 && state["trouble"].as_array().is_some_and(|all| !all.is_empty())
         });
-        let endpoint = format!("http://{}", fixture.address);
+        let endpoint = format!("http://{}", fixture.served.address);
         Self { _running: fixture, endpoint }
     }
 
@@ -337,7 +337,7 @@ fn what_tls_does_not_like_is_said_with_what_to_do() {
     sign_expired(ours, "old-coordinator", server);
 
     let serving = sealed(ours, "coordinator-localhost");
-    let url = format!("https://{}", serving.address);
+    let url = format!("https://{}", serving.served.address);
     let viewer = Some((ours, "viewer-v"));
     let looks = laxity(&url, &["hosts", "--ca"])
         .arg(ours.join("ca.crt"))
@@ -363,15 +363,16 @@ fn what_tls_does_not_like_is_said_with_what_to_do() {
     assert!(said.contains("the coordinator refuses --cert"), "{said}");
 
     let expired = sealed(ours, "old-coordinator");
-    let said = refusal(&format!("https://{}", expired.address), ours, viewer, &[]);
+    let said = refusal(&format!("https://{}", expired.served.address), ours, viewer, &[]);
     assert!(said.contains("has expired: renew it there"), "{said}");
 
     // Connect without TLS to a coordinator with TLS, and the reverse.
-    let output =
-        laxity(&format!("http://{}", serving.address), &["hosts"]).output().expect("laxity runs");
+    let output = laxity(&format!("http://{}", serving.served.address), &["hosts"])
+        .output()
+        .expect("laxity runs");
     let said = text(&output.stderr);
     assert!(said.contains("https://"), "{said}");
     let plain = Fixture::start(config(), Vec::new());
-    let said = refusal(&format!("https://{}", plain.address), ours, viewer, &[]);
+    let said = refusal(&format!("https://{}", plain.served.address), ours, viewer, &[]);
     assert!(said.contains("does not speak TLS there"), "{said}");
 }

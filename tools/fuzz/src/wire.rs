@@ -10,8 +10,8 @@ use laxity_coordinator::limits::Limits;
 use laxity_daemon::coordinator::assemble::{Assembled, OrderAssembler, RefusedOrders};
 use laxity_policy::{Span, Time};
 use laxity_wire::v1::{
-    self, Capability, Direction, Epoch, Event, FromCoordinator, FromDaemon, Hello, Order, PortInfo,
-    Report, SnapshotPiece, from_coordinator, from_daemon::Message,
+    self, Direction, Epoch, Event, FromCoordinator, FromDaemon, Hello, Order, PortInfo, Report,
+    SnapshotPiece, from_coordinator, from_daemon::Message,
 };
 use prost::Message as _;
 
@@ -50,12 +50,11 @@ pub fn hello(host: &str) -> Hello {
         rate_bytes_per_s: 1_000_000_000,
         addresses: vec![address(host)],
     };
-    let capabilities = [Capability::OrderDeltas, Capability::Fetches, Capability::PruneCauses];
     Hello {
         protocol: v1::PROTOCOL,
         protocol_min: v1::PROTOCOL_MIN,
         software: "fuzz".into(),
-        capabilities: capabilities.map(|one| one as i32).to_vec(),
+        capabilities: Vec::new(),
         host: host.into(),
         instance: 1,
         ports: vec![port(Direction::Egress), port(Direction::Ingress)],

@@ -54,15 +54,3 @@ fn a_full_disk_leaves_the_folder_as_it_was_and_a_second_call_works() {
     assert!(!failed.status.success());
     assert_eq!(listed(folder.path()), all);
 }
-
-#[test]
-fn a_ca_that_is_no_file_is_refused_at_once() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let fifo = folder.path().join("ca.key");
-    let made = Command::new("mkfifo").arg(&fifo).status();
-    assert!(made.expect("mkfifo runs").success());
-    fs::write(folder.path().join("ca.crt"), "").expect("written");
-    let failed = certs("unlimited", folder.path(), &["--daemon", "a"]);
-    let said = String::from_utf8_lossy(&failed.stderr);
-    assert!(said.contains("ca.key") && said.contains("it is a FIFO"), "{said}");
-}

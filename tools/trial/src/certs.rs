@@ -351,39 +351,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_are_private_and_a_second_call_adds_to_the_same_ca() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let at = folder.path();
-        let one = make(at, &[Subject::Daemon("a.b".into())], 10).expect("made");
-        assert_eq!(one.len(), 2);
-        assert_eq!(one[0].subject, None);
-        for made in &one {
-            let mode = fs::metadata(&made.key).expect("written").permissions();
-            assert_eq!(mode.mode() & 0o777, 0o600, "{}", made.key.display());
-        }
-        let two = make(at, &[Subject::Viewer("v".into())], 10).expect("made");
-        assert_eq!(two.len(), 1);
-        let bad = make(at, &[Subject::Daemon("../x".into())], 10);
-        assert!(matches!(bad, Err(CertsError::Name(_))), "{bad:?}");
-    }
-
-    #[test]
-    fn nothing_is_overwritten_and_what_cannot_be_made_whole_is_not_begun() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let at = folder.path();
-        make(at, &[Subject::Viewer("v".into())], 10).expect("made");
-        let listed = || fs::read_dir(at).expect("a folder").count();
-        let (before, key) = (listed(), fs::read(at.join("viewer-v.key")).expect("read"));
-        let new = Subject::Daemon("new".into());
-        let again = make(at, &[new.clone(), Subject::Viewer("v".into())], 10);
-        assert!(matches!(again, Err(CertsError::There(_))), "{again:?}");
-        let twice = make(at, &[new.clone(), new], 10);
-        assert!(matches!(twice, Err(CertsError::Twice(_))), "{twice:?}");
-        assert_eq!(listed(), before);
-        assert_eq!(fs::read(at.join("viewer-v.key")).expect("read"), key);
-    }
-
-    #[test]
     fn a_ca_that_cannot_sign_is_told_and_certificates_end_with_theirs() {
         let (one, two) =
             (tempfile::tempdir().expect("a folder"), tempfile::tempdir().expect("a folder"));
@@ -394,6 +361,8 @@ mod tests {
         let made = make(one.path(), &daemon("b"), DAYS_MAX).expect("made");
         let days = (made[0].until_s - now_s() as i64) / DAY_S as i64;
         assert!((3649..=3650).contains(&days), "{days}: no longer than its CA");
+        let twice = make(one.path(), &[daemon("c"), daemon("c")].concat(), 1);
+        assert!(matches!(twice, Err(CertsError::Twice(_))), "{twice:?}");
 
         make(two.path(), &daemon("a"), 1).expect("made");
         fs::copy(two.path().join("ca.key"), one.path().join("ca.key")).expect("copied");

@@ -18,8 +18,8 @@ use std::time::{Duration, Instant};
 
 use laxity_credentials::explain::SettingNames;
 use laxity_wire::v1::{
-    self, BatchArrived, BatchFinished, Capability, Direction, Hello, PortBytes, PortInfo,
-    RequestEnded, RequestLoad, SnapshotPiece, event::Event as Kind,
+    self, BatchArrived, BatchFinished, Direction, Hello, PortBytes, PortInfo, RequestEnded,
+    RequestLoad, SnapshotPiece, event::Event as Kind,
 };
 use thiserror::Error;
 
@@ -86,7 +86,6 @@ fn arrival(batch: u64, lifetime_ns: u64, left_permille: u64) -> Kind {
                 (left_ns + lifetime_ns / 20 + bits % (lifetime_ns / 2).max(1)) as i64
             }),
             loads: (0..NICS).map(load).collect(),
-            started: false,
         }
     };
     Kind::BatchArrived(BatchArrived {
@@ -123,7 +122,7 @@ fn hello(nth: usize) -> Hello {
         protocol: v1::PROTOCOL,
         protocol_min: v1::PROTOCOL_MIN,
         software: "laxity cluster load".into(),
-        capabilities: vec![Capability::OrderDeltas as i32, Capability::PruneCauses as i32],
+        capabilities: Vec::new(),
         host: host(nth),
         instance: nth as u64,
         ports: (0..NICS * 2).map(port).collect(),

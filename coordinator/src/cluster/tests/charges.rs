@@ -23,27 +23,6 @@ fn a_request_that_moves_on_leaves_behind_what_hosts_said_that_stay() {
 }
 
 #[test]
-fn a_request_that_an_invited_host_moves_is_that_hosts_if_its_own_stays_behind() {
-    let mut world = World::new();
-    let (mut a, mut b, mut c) = (world.join("a"), world.join("b"), world.join("c"));
-    let invite = |batch, host: &str| {
-        Kind::BatchArrived(BatchArrived {
-            batch,
-            hosts: vec![host.into()],
-            ..BatchArrived::default()
-        })
-    };
-    world.report(&mut a, [arrived(2, [])]);
-    world.report(&mut b, [arrived(2, [request(1, 500, 9)])]);
-    world.report(&mut c, [invite(3, "a")]);
-    // a owns the batch that the request leaves, and is invited to the batch that it joins.
-    world.report(&mut a, [arrived(3, [request(1, 500, 5)])]);
-    leave(&mut world, &[&b]);
-    assert_eq!(world.counters().requests, 1);
-    leave(&mut world, &[&a, &c]);
-}
-
-#[test]
 fn loads_that_a_snapshot_does_not_mention_are_gone_from_the_requests_of_others_too() {
     let mut world = World::new();
     let (mut a, mut b) = (world.join("a"), world.join("b"));
@@ -82,9 +61,10 @@ fn a_snapshot_that_begins_again_before_it_has_ended_is_one_with_what_was_said_of
     world.send(&mut a, SnapshotPiece::Part, [batch(2)]);
     world.detach(&a);
     let mut a = world.attend(&hello("a"));
-    world.snapshot(&mut a, [batch(3)]);
+    world.snapshot(&mut a, [arrived(3, [])]);
     world.settle_and_read(&mut [&mut a]);
     assert_eq!(a.replica.sigma(), [3]);
+    assert_eq!(world.counters().requests, 0, "the batch's request was not mentioned");
     // A host that is drained within a snapshot also sends a new one.
     world.send(&mut a, SnapshotPiece::Part, [batch(4)]);
     assert_eq!(world.drain("a", true), Ok(2));

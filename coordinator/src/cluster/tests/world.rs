@@ -2,8 +2,8 @@
 
 use laxity_policy::{Span, Time};
 use laxity_wire::v1::{
-    self, BatchArrived, BatchFinished, Capability, Direction, Event, FetchFinished, Hello,
-    PortBytes, PortInfo, Report, RequestEnded, RequestLoad, SnapshotPiece, event::Event as Kind,
+    self, BatchArrived, BatchFinished, Direction, Event, FetchFinished, Hello, PortBytes, PortInfo,
+    Report, RequestEnded, RequestLoad, SnapshotPiece, event::Event as Kind,
 };
 
 use super::replica::Replica;
@@ -30,22 +30,23 @@ pub(super) struct Daemon {
 pub(super) const ADDRESS: [u8; 16] = [0xab; 16];
 
 pub(super) fn hello(host: &str) -> Hello {
+    let address = match host {
+        "victim" => Some(ADDRESS),
+        // h0, h1 and so on have the addresses 00…, 01… and so on.
+        _ => host.strip_prefix('h').and_then(|nth| nth.parse().ok()).map(|nth: u8| [nth; 16]),
+    };
     let port = |name: &str, direction| PortInfo {
         name: name.into(),
         direction: direction as i32,
         rate_bytes_per_s: RATE,
-        addresses: if host == "victim" && direction == Direction::Egress {
-            vec![ADDRESS.to_vec()]
-        } else {
-            Vec::new()
+        addresses: match direction {
+            Direction::Egress => address.iter().map(|it| it.to_vec()).collect(),
+            _ => Vec::new(),
         },
     };
     Hello {
         protocol: 1,
         protocol_min: 1,
-        capabilities: [Capability::OrderDeltas, Capability::Fetches, Capability::PruneCauses]
-            .map(|one| one as i32)
-            .to_vec(),
         host: host.into(),
         ports: vec![port("eth0", Direction::Egress), port("eth0", Direction::Ingress)],
         ..Hello::default()
@@ -57,7 +58,6 @@ pub(super) fn request(request: u64, remaining_ms: i64, bytes: u64) -> RequestLoa
         request,
         remaining_ns: Some(remaining_ms * MS as i64),
         loads: vec![PortBytes { port: 0, bytes }],
-        started: false,
     }
 }
 

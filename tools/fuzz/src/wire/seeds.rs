@@ -2,8 +2,8 @@
 
 use laxity_wire::v1::{
     self, Ack, BatchArrived, Epoch, Event, FetchWanted, FromCoordinator, FromDaemon, Nack, Order,
-    PortBytes, PortLoad, Rank, Report, RequestJoined, RequestLoad, SnapshotPiece,
-    event::Event as Kind, from_coordinator, from_daemon::Message,
+    PortBytes, PortLoad, Rank, Report, RequestLoad, SnapshotPiece, event::Event as Kind,
+    from_coordinator, from_daemon::Message,
 };
 use prost::Message as _;
 
@@ -20,7 +20,6 @@ fn request(request: u64, ms: i64, bytes: u64) -> RequestLoad {
         request,
         remaining_ns: Some(ms * 1_000_000),
         loads: vec![PortBytes { port: 0, bytes }],
-        started: false,
     }
 }
 
@@ -31,7 +30,7 @@ fn story() -> Vec<(u8, Kind)> {
 }
 
 fn arrivals() -> Vec<(u8, Kind)> {
-    let arrived = |batch, requests, hosts: &[&str]| {
+    let arrived = |batch, requests| {
         Kind::BatchArrived(BatchArrived {
             batch,
             compute_ns: 5_000_000,
@@ -39,15 +38,14 @@ fn arrivals() -> Vec<(u8, Kind)> {
             queued_behind: Some(1),
             started: batch == 3,
             layers: 8,
-            hosts: hosts.iter().map(ToString::to_string).collect(),
         })
     };
     vec![
-        (0, arrived(1, vec![request(11, 500, 1 << 20), request(12, 90, 1 << 30)], &["h1"])),
-        (1, arrived(1, vec![request(11, 500, 1 << 10)], &[])),
-        (1, arrived(2, vec![request(21, 40, 1 << 20)], &[])),
-        (2, arrived(3, Vec::new(), &["h0"])),
-        (0, arrived(3, vec![request(12, 90, 7)], &[])),
+        (0, arrived(1, vec![request(11, 500, 1 << 20), request(12, 90, 1 << 30)])),
+        (1, arrived(1, vec![request(11, 500, 1 << 10)])),
+        (1, arrived(2, vec![request(21, 40, 1 << 20)])),
+        (2, arrived(3, Vec::new())),
+        (0, arrived(3, vec![request(12, 90, 7)])),
     ]
 }
 
@@ -55,8 +53,6 @@ fn progress() -> Vec<(u8, Kind)> {
     vec![
         (0, Kind::BatchStarted(v1::BatchStarted { batch: 1 })),
         (1, Kind::BatchProgress(v1::BatchProgress { batch: 1, layer: 3 })),
-        (2, Kind::RequestJoined(RequestJoined { batch: 3, request: Some(request(31, -5, 99)) })),
-        (0, Kind::RequestStarted(v1::RequestStarted { request: 11 })),
         (0, Kind::BytesCompleted(v1::BytesCompleted { request: 11, port: 0, bytes: 1000 })),
         (
             1,
@@ -64,9 +60,8 @@ fn progress() -> Vec<(u8, Kind)> {
                 fetch: 5,
                 batch: 1,
                 request: 11,
-                victim_host: "h0".into(),
+                victim_address: address("h0"),
                 bytes: 4096,
-                ..FetchWanted::default()
             }),
         ),
         (
@@ -74,9 +69,9 @@ fn progress() -> Vec<(u8, Kind)> {
             Kind::FetchWanted(FetchWanted {
                 fetch: 6,
                 batch: 1,
+                request: 0,
                 victim_address: address("h0"),
                 bytes: 4096,
-                ..FetchWanted::default()
             }),
         ),
         (
