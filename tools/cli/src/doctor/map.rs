@@ -9,11 +9,12 @@ use laxity_wire::{ClientStatus, ControlError, Status};
 use serde::Serialize;
 
 use super::fabric::{self, NicPort};
-use super::finding::{Finding, printable};
+use super::finding::Finding;
 use super::paths::{DataPath, PathKind, data_paths};
 use super::processes::{self, NicKind, Process, ProcessScan, QueuePairs};
 use super::root::Root;
 use crate::class_table::{Field, VARIABLES, Variable};
+use crate::cluster::tables::clean;
 
 #[derive(Clone, Copy)]
 pub(crate) enum DaemonReply<'a> {
@@ -290,8 +291,8 @@ pub(crate) fn page(rows: &[Row]) -> String {
     let mut page = String::from("Processes that use RDMA:\n");
     // Writing to a `String` does not fail.
     for row in rows.iter().filter(|row| row.readable) {
-        let _ = writeln!(page, "{}", printable(&heading(row)));
-        let _ = writeln!(page, "    libraries: {}", printable(&row.libraries.join(" ")));
+        let _ = writeln!(page, "{}", clean(&heading(row)));
+        let _ = writeln!(page, "    libraries: {}", clean(&row.libraries.join(" ")));
         for flow in &row.paths {
             let line = format!(
                 "    {:<9}  {:<10}  {:<29}  {:<8}  {}",
@@ -301,7 +302,7 @@ pub(crate) fn page(rows: &[Row]) -> String {
                 word(flow.laxity),
                 flow.why
             );
-            let _ = writeln!(page, "{}", printable(&line));
+            let _ = writeln!(page, "{}", clean(&line));
         }
     }
     let mut unreadable: Vec<&Row> = rows.iter().filter(|row| !row.readable).collect();
@@ -316,7 +317,7 @@ pub(crate) fn page(rows: &[Row]) -> String {
         let named: Vec<String> = named.map(|row| heading(row)).collect();
         let more = if unreadable.len() > named.len() { ", …" } else { "" };
         let line = format!("{} can't be read: {}{more}", unreadable.len(), named.join("; "));
-        let _ = writeln!(page, "{}\n    {NEXT_STEP}", printable(&line));
+        let _ = writeln!(page, "{}\n    {NEXT_STEP}", clean(&line));
     }
     page
 }
