@@ -39,8 +39,8 @@ fn rounds_take_turns_over_all_paths() {
     assert_eq!(paths, Some(all.to_vec()), "{report}");
 }
 
-/// Plays a campaign on some paths. Checks that each path moved more than `transfers`, was scheduled,
-/// and lost its daemon at times. Returns the report, or `None` where a path can't run.
+/// Plays a campaign on some paths. Checks that each path moved more than `transfers`, was
+/// scheduled, and lost its daemon at times. Returns the report, or `None` where a path can't run.
 fn loses_nothing(paths: &str, faults: u64, seed: &str, transfers: u64) -> Option<Value> {
     let (folder, number) = (folder(), faults.to_string());
     let arguments = ["--faults", &number, "--seed", seed, "--paths", paths];

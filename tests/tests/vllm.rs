@@ -69,7 +69,7 @@ fn lab(release: Release, arguments: &[&str]) -> Option<Value> {
     Some(report)
 }
 
-/// Runs the newest vLLM in the lab without a policy and with Laxity, by `keys` of the configuration.
+/// Runs the newest vLLM in the lab without a policy and with Laxity. `keys` are its configuration.
 fn configured_lab(keys: &str, units: &str) -> Option<Value> {
     let folder = tempfile::tempdir().expect("a folder");
     let config = folder.path().join("lab.toml");
