@@ -156,8 +156,7 @@ fn requests_that_are_given_up_leave_the_plugin_and_the_memory_in_order() {
         let region = to.register(b"afterward".to_vec()).expect("registered");
         done(started(region, |region| to.send(region, 9, 0)));
         let (region, bytes) = done(receiving);
-        assert_eq!(bytes, 9);
-        assert_eq!(region.into_vec().expect("deregistered"), b"afterward");
+        assert_eq!(&region[..bytes], b"afterward");
     });
 }
 
