@@ -9,7 +9,7 @@ use std::time::Duration;
 use laxity_wire::Status;
 use tempfile::TempDir;
 
-use crate::process::{Daemon, Said, binary, eventually, wait_bounded};
+use crate::process::{Daemon, binary, eventually, shell, wait_bounded};
 
 const POSTS: u64 = 20_000;
 const BYTES: u64 = 64;
@@ -22,8 +22,7 @@ fn built() -> TempDir {
            -Wl,-soname,libibverbs.so.1 -Wl,--version-script={sources}/null_provider.map && \
          cc -O2 -o post_cost {sources}/post_cost.c -L. -l:libibverbs.so.1 -Wl,-rpath,$PWD"
     );
-    let mut shell = Command::new("sh");
-    Said::of(shell.args(["-c", &script]).current_dir(&folder)).good();
+    shell(&script, folder.path()).expect("the stand-in builds");
     folder
 }
 

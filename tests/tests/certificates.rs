@@ -2,7 +2,6 @@
 //! daemons and `laxity cluster`.
 
 use std::fs;
-use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -11,7 +10,7 @@ use laxity_client::{Client, Hint, Options};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::process::{Daemon, PATIENCE, Said, binary, eventually, words};
+use crate::process::{Daemon, PATIENCE, Said, binary, coordinator, eventually, words};
 
 /// Runs `laxity` without the caller's variables for another cluster.
 fn laxity(arguments: &[&str]) -> Said {
@@ -55,45 +54,6 @@ impl Certs {
     }
 }
 
-struct Coordinator {
-    child: Child,
-    endpoint: String,
-}
-
-impl Coordinator {
-    fn start(folder: &Path, certs: &Certs) -> Self {
-        let file = folder.join("coordinator.toml");
-        let config = format!(
-            "listen = \"127.0.0.1:0\"\nlog = \"warn\"\n[tls]\ncert = {:?}\nkey = {:?}\nclient_ca = \
-             {:?}\n",
-            certs.file("coordinator-coord1.example.crt"),
-            certs.file("coordinator-coord1.example.key"),
-            certs.file("ca.crt"),
-        );
-        fs::write(&file, config).expect("written");
-        let mut child = Command::new(binary("laxity-coordinator"))
-            .arg("--config")
-            .arg(&file)
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()
-            .expect("laxity-coordinator starts");
-        let mut line = String::new();
-        BufReader::new(child.stdout.take().expect("piped"))
-            .read_line(&mut line)
-            .expect("says where it listens");
-        let address = line.trim().strip_prefix("listening on ");
-        Self { endpoint: format!("https://{}", address.expect("an address")), child }
-    }
-}
-
-impl Drop for Coordinator {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
 #[test]
 fn a_cluster_runs_on_what_laxity_certs_made() {
     let folder = tempfile::tempdir().unwrap();
@@ -105,8 +65,14 @@ fn a_cluster_runs_on_what_laxity_certs_made() {
     let roles =
         "--coordinator coord1.example,127.0.0.1 --daemon host1 --viewer alice --operator bob";
     let certs = Certs::make(&at("certs"), &words(roles));
-    let coordinator = Coordinator::start(folder.path(), &certs);
-    let endpoint = coordinator.endpoint.as_str();
+    let tls = format!(
+        "log = \"warn\"\n[tls]\ncert = {:?}\nkey = {:?}\nclient_ca = {:?}\n",
+        certs.file("coordinator-coord1.example.crt"),
+        certs.file("coordinator-coord1.example.key"),
+        certs.file("ca.crt"),
+    );
+    let (_coordinator, address) = coordinator(folder.path(), &tls);
+    let endpoint = &format!("https://{address}");
 
     let one = certs.section(endpoint, "host1", "daemon-host1");
     let one = Daemon::start(&at("one"), &one);

@@ -1,48 +1,22 @@
 //! Asks a real Prometheus every query of the dashboard, about a real daemon and coordinator.
 
 use std::fs;
-use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use laxity_client::{Client, Flow, Options, Stage};
 use laxity_tests::{Need, skip};
 
-use crate::process::{Daemon, PATIENCE, Said, binary, eventually};
+use crate::process::{Daemon, Killed, PATIENCE, Said, binary, coordinator, eventually};
 use crate::sources::text;
 
 /// Returns an address of this machine that nothing listens on.
 fn free() -> String {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     listener.local_addr().expect("bound").to_string()
-}
-
-/// A process that is killed when dropped.
-struct Killed(Child);
-
-impl Drop for Killed {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-fn coordinator(folder: &Path, metrics: &str) -> (Killed, String) {
-    let file = folder.join("coordinator.toml");
-    fs::write(&file, format!("metrics = \"{metrics}\"\nlog = \"error\"\n")).expect("written");
-    let mut child = Command::new(binary("laxity-coordinator"))
-        .args(["--listen", "127.0.0.1:0", "--config"])
-        .arg(file)
-        .stdout(Stdio::piped())
-        .spawn()
-        .expect("built");
-    let mut line = String::new();
-    BufReader::new(child.stdout.take().expect("piped")).read_line(&mut line).expect("text");
-    let address = line.trim().strip_prefix("listening on ").expect("an address").to_owned();
-    (Killed(child), address)
 }
 
 /// Starts Prometheus with the two jobs that the dashboard names.
@@ -116,7 +90,8 @@ fn each_query_of_the_dashboard_has_an_answer_from_what_is_really_exported() {
     let folder = tempfile::tempdir().expect("a folder");
     let folder = folder.path();
     let [of_daemon, of_coordinator, server] = [(); 3].map(|()| free());
-    let (_coordinator, endpoint) = coordinator(folder, &of_coordinator);
+    let exporting = format!("metrics = \"{of_coordinator}\"\nlog = \"error\"\n");
+    let (_coordinator, endpoint) = coordinator(folder, &exporting);
     let mut daemon = Daemon::configured(
         folder,
         &format!(

@@ -163,8 +163,9 @@ fn anchors(text: &str) -> BTreeSet<String> {
 #[test]
 fn every_relative_link_leads_to_a_file_and_a_heading() {
     let pages = pages();
+    let real = |path: &Path| root().join(path).canonicalize();
     let headings: BTreeMap<PathBuf, BTreeSet<String>> =
-        pages.iter().map(|page| (page.path.clone(), anchors(&page.text))).collect();
+        pages.iter().map(|page| (real(&page.path).expect("a page"), anchors(&page.text))).collect();
     let mut wrong = Vec::new();
     for page in &pages {
         let folder = page.path.parent().expect("a folder");
@@ -174,32 +175,17 @@ fn every_relative_link_leads_to_a_file_and_a_heading() {
                     continue;
                 }
                 let (file, anchor) = target.split_once('#').unwrap_or((&target, ""));
-                let path =
-                    if file.is_empty() { page.path.clone() } else { normal(&folder.join(file)) };
-                let heading = anchor.is_empty()
-                    || headings.get(&path).is_some_and(|all| all.contains(anchor));
-                if !root().join(&path).exists() || !heading {
+                let path = if file.is_empty() { page.path.clone() } else { folder.join(file) };
+                let has_anchor = |path: PathBuf| {
+                    anchor.is_empty() || headings.get(&path).is_some_and(|it| it.contains(anchor))
+                };
+                if !real(&path).is_ok_and(has_anchor) {
                     wrong.push(format!("{}:{number}: {target}", page.name()));
                 }
             }
         }
     }
     none("links that lead nowhere", &wrong);
-}
-
-/// Returns `path` without `.` and `..`.
-fn normal(path: &Path) -> PathBuf {
-    let mut parts = PathBuf::new();
-    for part in path.components() {
-        match part {
-            std::path::Component::ParentDir => {
-                parts.pop();
-            }
-            std::path::Component::CurDir => {}
-            other => parts.push(other),
-        }
-    }
-    parts
 }
 
 fn alternatives(path: &str) -> Vec<String> {
@@ -342,14 +328,14 @@ fn examples_of_configuration_are_accepted_by_the_program_that_reads_them() {
 }
 
 /// A command of a shell line: the program, the words before the first flag, and the flags.
-struct Call {
-    program: String,
-    words: Vec<String>,
-    flags: Vec<String>,
+struct Call<'l> {
+    program: &'l str,
+    words: Vec<&'l str>,
+    flags: Vec<&'l str>,
 }
 
 /// Returns the commands of `line`, without comments, variables, `sudo` and what follows ` -- `.
-fn calls(line: &str) -> Vec<Call> {
+fn calls(line: &str) -> Vec<Call<'_>> {
     let line = line.split(" #").next().unwrap_or_default();
     line.split(['|', ';', '&'])
         .filter_map(|part| {
@@ -359,32 +345,23 @@ fn calls(line: &str) -> Vec<Call> {
                 .take_while(|word| *word != "--");
             let program = words.next()?;
             let rest: Vec<&str> = words.collect();
+            let flags = rest.iter().filter(|word| word.starts_with("--") && word.len() > 2);
             Some(Call {
-                program: program.rsplit('/').next().unwrap_or(program).to_owned(),
-                words: rest
-                    .iter()
-                    .take_while(|word| !word.starts_with('-'))
-                    .map(|word| (*word).to_owned())
-                    .collect(),
-                flags: rest
-                    .iter()
-                    .filter(|word| word.starts_with("--") && word.len() > 2)
-                    .map(|word| word.split('=').next().unwrap_or(word).to_owned())
-                    .collect(),
+                program: program.rsplit('/').next().unwrap_or(program),
+                flags: flags.filter_map(|word| word.split('=').next()).collect(),
+                words: rest.into_iter().take_while(|word| !word.starts_with('-')).collect(),
             })
         })
         .collect()
 }
 
 #[derive(Default)]
-struct Helps(HashMap<Vec<String>, Option<String>>);
+struct Helps(HashMap<String, Option<String>>);
 
 impl Helps {
-    fn of(&mut self, program: &str, words: &[String]) -> Option<&str> {
-        let mut key = vec![program.to_owned()];
-        key.extend_from_slice(words);
+    fn of(&mut self, program: &str, words: &[&str]) -> Option<&str> {
         self.0
-            .entry(key)
+            .entry(format!("{program} {}", words.join(" ")))
             .or_insert_with(|| {
                 let mut command = Command::new(binary(program));
                 let output = Said::of(command.args(words).arg("--help"));
@@ -393,7 +370,7 @@ impl Helps {
             .as_deref()
     }
 
-    fn lists(&mut self, program: &str, words: &[String], word: &str) -> bool {
+    fn lists(&mut self, program: &str, words: &[&str], word: &str) -> bool {
         self.of(program, words).is_some_and(|help| {
             help.lines()
                 .any(|line| line.starts_with("  ") && line.split_whitespace().next() == Some(word))
@@ -412,7 +389,7 @@ fn commands_in_the_documentation_exist_with_their_flags() {
         }
         let joined = block.text.replace("\\\n", " ");
         for call in joined.lines().flat_map(calls) {
-            let program = call.program.as_str();
+            let program = call.program;
             if program == "make" {
                 for target in &call.words {
                     let known =
@@ -442,7 +419,7 @@ fn commands_in_the_documentation_exist_with_their_flags() {
             for flag in &call.flags {
                 let known = help
                     .split(|c: char| !c.is_ascii_alphanumeric() && c != '-')
-                    .any(|word| word == flag);
+                    .any(|word| word == *flag);
                 if !known {
                     wrong.push(format!("{}: {program} … {flag}", block.place));
                 }

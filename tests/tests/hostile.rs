@@ -24,7 +24,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, Uid, geteuid, setresuid};
 use serde::{Deserialize, Serialize};
 
-use crate::process::{Daemon, PATIENCE, child, eventually, laxity, role, wait_bounded};
+use crate::process::{Daemon, Killed, PATIENCE, child, eventually, laxity, role, wait_bounded};
 
 const ALONE: Duration = Duration::from_millis(1500);
 /// Duration of the phase beside the hostile client. It is shorter than the timeouts by which a
@@ -397,9 +397,9 @@ fn start(daemon: &Daemon, folder: &Path, role: &str, user: User) -> Child {
     child("hostile::hostile_role", role, &environment)
 }
 
-/// The process of a hostile client. It is killed when dropped, even if it is stopped.
+/// The process of a hostile client.
 struct Hostile {
-    child: Child,
+    child: Killed,
     lines: BufReader<ChildStdout>,
 }
 
@@ -414,11 +414,11 @@ impl Hostile {
             let read = lines.read_line(&mut line).expect("text");
             assert!(read > 0, "the hostile client ended early");
         }
-        Self { child, lines }
+        Self { child: Killed(child), lines }
     }
 
     fn signal(&self, signal: Signal) {
-        let pid = Pid::from_raw(self.child.id().cast_signed());
+        let pid = Pid::from_raw(self.child.0.id().cast_signed());
         kill(pid, signal).expect("sent");
     }
 
@@ -426,15 +426,8 @@ impl Hostile {
     fn finish(&mut self) -> String {
         let mut text = String::new();
         self.lines.read_to_string(&mut text).expect("text");
-        assert!(self.child.wait().expect("wait").success(), "{text}");
+        assert!(self.child.0.wait().expect("wait").success(), "{text}");
         text
-    }
-}
-
-impl Drop for Hostile {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }
 

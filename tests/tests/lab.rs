@@ -377,11 +377,7 @@ fn the_real_engine_answers_the_same_under_every_policy_and_all_that_it_sends_is_
     assert_eq!(names, [Some("none"), Some("laxity")]);
     for run in runs {
         // The command itself compares the tokens. This checks that it compared any.
-        assert_eq!(run["completed"], run["requests"], "{run}");
-        assert_eq!(run["answers_compared"], run["requests"], "{run}");
-        assert_eq!(run["answers_different"], serde_json::json!([]), "{run}");
-        assert_eq!(number(&run["prefilled_after_all"]), 0.0, "{run}");
-        assert_eq!(number(&run["batches_failed"]), 0.0, "{run}");
+        nothing_lost(run);
         assert!(number(&run["tokens_fetched"]) > 0.0, "{run}");
         assert!(number(&run["exchange_ms"]) > 0.0, "{run}");
         assert!((0.0..=1.0).contains(&number(&run["ttft_slo_attainment"])));

@@ -13,20 +13,12 @@ use laxity_tests::{Need, skip};
 use laxity_wire::Status;
 use peer::Peer;
 
-use crate::process::{Daemon, Said, binary, eventually, wait_bounded};
+use crate::process::{Daemon, binary, eventually, pip_install, shell, wait_bounded};
 
 const RELEASE: &str = "mooncake-transfer-engine-non-cuda==0.3.13";
 const COUNT: u64 = 16;
 const LENGTH: u64 = 200_000;
 const BYTES: u64 = COUNT * LENGTH;
-
-fn shell(script: &str, folder: &Path) -> Result<String, String> {
-    let output = Said::of(Command::new("sh").args(["-ec", script]).current_dir(folder));
-    match output.status.success() {
-        true => Ok(output.stdout),
-        false => Err(output.all()),
-    }
-}
 
 fn sources() -> &'static str {
     concat!(env!("CARGO_MANIFEST_DIR"), "/../shim/mooncake/tests/standin")
@@ -44,14 +36,8 @@ fn standin(folder: &Path) {
 /// Builds `mover` with Mooncake's own engine. Returns the reason if that fails.
 fn real(folder: &Path) -> Result<(), String> {
     let package = folder.join("package");
+    pip_install(&[RELEASE], &package)?;
     let package = package.display();
-    shell(
-        &format!(
-            "python3 -m pip install --quiet --disable-pip-version-check --no-deps --target \
-             {package} {RELEASE}"
-        ),
-        folder,
-    )?;
     // The extension refers to the interpreter's library.
     let asked =
         "import sysconfig as s; print(s.get_config_var('LIBDIR'), s.get_config_var('LDLIBRARY'))";

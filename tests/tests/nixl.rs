@@ -7,7 +7,7 @@ use std::process::{Command, ExitStatus, Stdio};
 
 use laxity_tests::{Need, skip};
 
-use crate::process::{Daemon, Said, binary, eventually, wait_bounded};
+use crate::process::{Daemon, Said, binary, eventually, pip_install, wait_bounded};
 use crate::sources::root;
 
 /// The oldest and the newest release with which this was tested.
@@ -19,18 +19,6 @@ const C: (u64, u64) = (5 << 20, 6);
 
 fn sources() -> PathBuf {
     root().join("shim/nixl/tests/wheel")
-}
-
-/// Installs a release, and returns its folder, or the reason why it can't be used.
-fn installed(folder: &Path, release: &str) -> Result<PathBuf, String> {
-    let package = folder.join("package");
-    let mut pip = Command::new("python3");
-    pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"])
-        .arg("--target")
-        .arg(&package)
-        .args([release, "numpy"]);
-    let output = Said::of(&mut pip);
-    if output.status.success() { Ok(package) } else { Err(output.all()) }
 }
 
 /// A program that moves bytes with a release of NIXL.
@@ -90,10 +78,10 @@ fn released_wheels_move_every_byte_by_the_daemons_permit_in_python_and_in_c() {
     for release in RELEASES {
         let folder = tempfile::tempdir().expect("a folder");
         let folder = folder.path();
-        let package = match installed(folder, release) {
-            Ok(package) => package,
-            Err(reason) => return skip(Need::Machine, format!("{release}: {reason}")),
-        };
+        let package = folder.join("package");
+        if let Err(reason) = pip_install(&[release, "numpy"], &package) {
+            return skip(Need::Machine, format!("{release}: {reason}"));
+        }
         let mover = Mover { folder, package: &package };
         // The wheels' libnl crashes when a process ends, with Laxity and without it. So what the
         // program printed decides, and its status is that of a process without Laxity.

@@ -2,7 +2,7 @@
 //! in a temporary folder, and plays roles of this test binary in child processes.
 
 use std::fs;
-use std::io::Read;
+use std::io::{BufRead as _, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
@@ -82,10 +82,51 @@ pub(crate) fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
+/// Runs a script in `folder`. Returns what it prints, or all that it said if it fails.
+pub(crate) fn shell(script: &str, folder: &Path) -> Result<String, String> {
+    let output = Said::of(Command::new("sh").args(["-ec", script]).current_dir(folder));
+    if output.status.success() { Ok(output.stdout) } else { Err(output.all()) }
+}
+
+/// Installs packages without what they need into a folder. Returns the reason if that fails.
+pub(crate) fn pip_install(packages: &[&str], folder: &Path) -> Result<(), String> {
+    let mut pip = Command::new("python3");
+    pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]);
+    let output = Said::of(pip.arg("--target").arg(folder).args(packages));
+    if output.status.success() { Ok(()) } else { Err(output.all()) }
+}
+
+/// A process that is killed when dropped.
+pub(crate) struct Killed(pub(crate) Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Starts a coordinator on a free port. Returns it with its address.
+pub(crate) fn coordinator(folder: &Path, config: &str) -> (Killed, String) {
+    let file = folder.join("coordinator.toml");
+    fs::write(&file, format!("listen = \"127.0.0.1:0\"\n{config}")).expect("written");
+    let mut child = Command::new(binary("laxity-coordinator"))
+        .arg("--config")
+        .arg(file)
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("laxity-coordinator starts");
+    let mut line = String::new();
+    let mut stdout = BufReader::new(child.stdout.take().expect("piped"));
+    stdout.read_line(&mut line).expect("says where it listens");
+    let address = line.trim().strip_prefix("listening on ").expect("an address");
+    (Killed(child), address.to_owned())
+}
+
 /// A `laxityd` with its own folder, which is killed when dropped.
 pub(crate) struct Daemon {
     folder: PathBuf,
-    child: Option<Child>,
+    child: Option<Killed>,
 }
 
 impl Daemon {
@@ -120,7 +161,7 @@ impl Daemon {
         let log = fs::OpenOptions::new().create(true).append(true).open(self.log()).expect("log");
         let child =
             command.arg("--config").arg(self.config()).stderr(log).spawn().expect("laxityd starts");
-        self.child = Some(child);
+        self.child = Some(Killed(child));
         eventually("laxityd answers on its control socket", || self.ask().is_some());
     }
 
@@ -158,7 +199,7 @@ impl Daemon {
     }
 
     pub(crate) fn pid(&self) -> u32 {
-        self.child.as_ref().expect("running").id()
+        self.child.as_ref().expect("running").0.id()
     }
 
     pub(crate) fn signal(&self, signal: nix::sys::signal::Signal) {
@@ -167,26 +208,18 @@ impl Daemon {
     }
 
     pub(crate) fn kill(&mut self) {
-        if let Some(mut child) = self.child.take() {
-            let _ = child.kill();
-            let _ = child.wait();
-        }
+        self.child = None;
     }
 
     /// Waits until the daemon ends by itself.
     pub(crate) fn wait(&mut self) -> ExitStatus {
-        let child = self.child.take().expect("running");
-        wait_bounded(child).0
+        let status = wait_for(&mut self.child.as_mut().expect("running").0);
+        self.child = None;
+        status
     }
 
     pub(crate) fn is_running(&mut self) -> bool {
-        self.child.as_mut().is_some_and(|child| matches!(child.try_wait(), Ok(None)))
-    }
-}
-
-impl Drop for Daemon {
-    fn drop(&mut self) {
-        self.kill();
+        self.child.as_mut().is_some_and(|child| matches!(child.0.try_wait(), Ok(None)))
     }
 }
 
@@ -227,16 +260,15 @@ pub(crate) fn wait_bounded(mut child: Child) -> (ExitStatus, String) {
         }
         text
     });
-    let start = Instant::now();
-    loop {
-        if let Some(status) = child.try_wait().expect("wait") {
-            return (status, reader.join().expect("reader"));
-        }
-        if start.elapsed() > PATIENCE {
-            let _ = child.kill();
-            let _ = child.wait();
-            panic!("a child did not end within {PATIENCE:?}");
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    let mut child = Killed(child);
+    (wait_for(&mut child.0), reader.join().expect("reader"))
+}
+
+fn wait_for(child: &mut Child) -> ExitStatus {
+    let mut status = None;
+    eventually("a child ends", || {
+        status = child.try_wait().expect("wait");
+        status.is_some()
+    });
+    status.expect("it ended")
 }

@@ -230,8 +230,7 @@ pub(crate) fn env(args: &EnvArgs) -> Result<(), EnvError> {
     if !profile.class_variables {
         return Err(EnvError::NoClasses(args.profile.clone()));
     }
-    let socket = args.socket.clone();
-    let socket = socket.unwrap_or_else(laxity_shm::registration::socket_path);
+    let socket = registration::socket(args.socket.as_deref());
     let Some(classes) = of_job(&args.classes, &socket) else {
         eprintln!("laxity env: nothing is set, because the daemon observes or is bypassed");
         return Ok(());

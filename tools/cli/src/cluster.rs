@@ -5,7 +5,7 @@ pub(crate) mod client;
 pub(crate) mod error;
 mod policy;
 mod show;
-mod tables;
+pub(crate) mod tables;
 mod watch;
 
 use std::process::ExitCode;

@@ -117,8 +117,7 @@ fn examine(args: &DoctorArgs) -> (Vec<Finding>, Vec<Row>) {
     let endpoint = Endpoint::new(args.control.clone(), args.coordinator.timeout_ms);
     let answer = endpoint.connect().and_then(|mut daemon| daemon.status());
     let status = answer.as_ref().ok();
-    let socket = args.socket.clone();
-    let socket = socket.unwrap_or_else(laxity_shm::registration::socket_path);
+    let socket = registration::socket(args.socket.as_deref());
     let ports = fabric::ports(&root);
     let seen = processes::scan(&root);
     let daemon = DaemonReply::of(&answer, &root);

@@ -2,7 +2,7 @@
 //! handshake.
 
 use std::os::fd::AsFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use laxity_shm::layout::Mode;
@@ -10,6 +10,11 @@ use laxity_shm::registration::{self, Hello, RegistrationError, Welcome};
 
 /// Longest wait for the daemon. A job waits for 100 ms, and a person can wait longer.
 const PATIENCE: Duration = Duration::from_millis(1000);
+
+/// Returns the socket of the option `--socket`, or else of the environment.
+pub(crate) fn socket(chosen: Option<&Path>) -> PathBuf {
+    chosen.map_or_else(registration::socket_path, Path::to_owned)
+}
 
 /// Attaches as `name`, ends the connection, and returns the daemon's answer. The region can still
 /// be mapped, and keeps its last content.

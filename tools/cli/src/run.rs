@@ -207,8 +207,7 @@ fn plan(args: &RunArgs) -> Result<LaunchPlan, RunError> {
     }
 
     if profile.class_variables && !matches!(mode, Some(RunMode::Observe | RunMode::Off)) {
-        let socket = args.socket.clone();
-        let socket = socket.unwrap_or_else(laxity_shm::registration::socket_path);
+        let socket = registration::socket(args.socket.as_deref());
         classes = class_variables::of_job(&args.classes, &socket);
         let set = classes.iter().flat_map(JobClasses::set);
         command.envs(set.map(|(name, value)| (name, value.to_string())));
@@ -315,8 +314,7 @@ fn preload(
 }
 
 fn daemon(args: &RunArgs, warnings: &mut Vec<String>) -> Result<(), RunError> {
-    let socket = args.socket.clone();
-    let socket = socket.unwrap_or_else(laxity_shm::registration::socket_path);
+    let socket = registration::socket(args.socket.as_deref());
     let Err(error) = registration::attach(&socket, "laxity run") else { return Ok(()) };
     let problem = format!("laxityd at {} does not admit this job: {error}", socket.display());
     if args.require {

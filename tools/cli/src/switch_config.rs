@@ -371,3 +371,42 @@ fn generic(plan: &QueuePlan) -> String {
     }
     text
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_plan_keeps_the_order_of_the_levels_with_any_number_of_queues() {
+        let levels = of_status(None);
+        for count in [1, 2, 4, 8] {
+            let plan = QueuePlan::new(&levels, count, &[0]);
+            assert_eq!(plan.0.len(), count);
+            let queue = |dscp: u8| {
+                let mut its = plan.0.iter().filter(|queue| queue.dscps().contains(&dscp));
+                let first = its.next().unwrap_or_else(|| panic!("none for {dscp}: {plan:?}"));
+                assert_eq!(its.next(), None, "{dscp} is in two: {plan:?}");
+                first
+            };
+            for dscp in 0..DSCPS {
+                queue(dscp);
+            }
+            for pair in levels.windows(2) {
+                let (upper, lower) = (queue(pair[0].1).number, queue(pair[1].1).number);
+                let is_apart = count == 8 && pair[0].1 != pair[1].1;
+                assert!(upper >= lower && (upper > lower || !is_apart), "{pair:?}: {plan:?}");
+            }
+            // Unmarked traffic is above what can wait, and below all that is urgent.
+            let (urgent, unmarked, waiting) = (queue(18), queue(0), queue(10));
+            assert!(urgent.number > unmarked.number || count == 1, "{plan:?}");
+            assert!(unmarked.number >= waiting.number, "{plan:?}");
+            assert_eq!(usize::from(queue(CONTROL_DSCP_MIN).number), count - 1, "{plan:?}");
+            assert_eq!(queue(46).weight.is_none(), count > 1, "{plan:?}");
+            let is_starved = unmarked.weight.is_none() || queue(8).weight.is_none();
+            assert!(!is_starved, "what can wait is not starved: {plan:?}");
+            let weights = plan.0.iter().filter_map(|queue| queue.weight);
+            assert_eq!(weights.map(u32::from).sum::<u32>(), 100, "{plan:?}");
+            assert!(plan.0.iter().all(|queue| queue.pfc == (queue.number == 0)), "{plan:?}");
+        }
+    }
+}

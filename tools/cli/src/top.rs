@@ -114,6 +114,12 @@ impl Top {
         rows
     }
 
+    fn selected_row(&self) -> Option<Line> {
+        let mut rows = self.rows();
+        let last = rows.len().checked_sub(1)?;
+        Some(rows.swap_remove(self.selected.min(last)))
+    }
+
     fn show(&mut self, view: View) {
         (self.view, self.sort, self.ascending) = (view, view.first_sort(), false);
         (self.selected, self.detail, self.flows) = (0, None, None);
@@ -182,14 +188,13 @@ impl Top {
 
     /// Opens the selected row: the flows of a job or a client, or the details of a port.
     fn open(&mut self) {
-        let rows = self.rows();
-        let Some(line) = rows.get(self.selected.min(rows.len().saturating_sub(1))) else { return };
+        let Some(line) = self.selected_row() else { return };
         let owner = match self.view {
-            View::Jobs => FlowsOwner::Job(line.key.clone()),
+            View::Jobs => FlowsOwner::Job(line.key),
             View::Clients => {
                 FlowsOwner::Client(line.key.parse().unwrap_or(0), line.cells[0].text.clone())
             }
-            View::Ports => return self.detail = Some(line.key.clone()),
+            View::Ports => return self.detail = Some(line.key),
             View::Stages | View::Levels => return,
         };
         (self.detail, self.flows) = (None, Some(FlowList::new(owner)));
@@ -197,15 +202,13 @@ impl Top {
 
     /// Opens more about the selected row: a job's clients, or the details of a client or a port.
     fn open_details(&mut self) {
-        let rows = self.rows();
-        let Some(line) = rows.get(self.selected.min(rows.len().saturating_sub(1))) else { return };
+        let Some(line) = self.selected_row() else { return };
         match self.view {
             View::Jobs => {
-                let job = line.key.clone();
                 self.show(View::Clients);
-                self.filter = job;
+                self.filter = line.key;
             }
-            View::Clients | View::Ports => self.detail = Some(line.key.clone()),
+            View::Clients | View::Ports => self.detail = Some(line.key),
             View::Stages | View::Levels => {}
         }
     }

@@ -60,5 +60,5 @@ pub use comm::{Connecting, Handle, Listener, RecvComm, SendComm};
 pub use error::{HostError, ResultCode};
 pub use memory::Region;
 pub use plugin::{Context, Plugin};
-pub use queue::{STEP_BYTES, STEPS, SendCounts, SendQueue};
+pub use queue::{ReceiveQueue, STEP_BYTES, STEPS, SendCounts, SendQueue};
 pub use request::{Attempt, Request, Tested};

@@ -9,7 +9,6 @@ use std::ptr::{self, NonNull};
 use std::rc::Rc;
 
 use crate::comm::Comm;
-use crate::error::HostError;
 
 /// An allocation and the plugin's handle of its registration. Freed when dropped by its owner.
 pub(crate) struct Memory {
@@ -35,13 +34,6 @@ impl Memory {
     pub(crate) fn leak(self) {
         let _ = std::mem::ManuallyDrop::new(self);
     }
-
-    fn into_vec(self) -> Vec<u8> {
-        let this = std::mem::ManuallyDrop::new(self);
-        let slice = ptr::slice_from_raw_parts_mut(this.start.as_ptr(), this.len);
-        // SAFETY: `new` leaked this box. It is taken back once, since `self` is not dropped.
-        unsafe { Box::from_raw(slice) }.into_vec()
-    }
 }
 
 impl Drop for Memory {
@@ -59,19 +51,6 @@ pub struct Region {
     pub(crate) comm: Rc<Comm>,
     /// The memory. `None` only while the region is taken apart.
     pub(crate) memory: Option<Memory>,
-}
-
-impl Region {
-    pub fn into_vec(mut self) -> Result<Vec<u8>, HostError> {
-        let Some(memory) = self.memory.take() else { return Ok(Vec::new()) };
-        match self.comm.deregister(&memory) {
-            Ok(()) => Ok(memory.into_vec()),
-            Err(error) => {
-                self.comm.park(memory);
-                Err(error)
-            }
-        }
-    }
 }
 
 impl std::fmt::Debug for Region {

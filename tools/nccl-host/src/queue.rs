@@ -1,11 +1,11 @@
-//! The messages to one peer: some wait for the plugin, and some are in flight.
+//! The messages to and from one peer: some wait for the plugin, and some are in flight.
 //!
-//! Like NCCL's proxy, the queue fills memory once for a message, asks the plugin for the same
-//! message again after "not now", and tests the oldest request first.
+//! Like NCCL's proxy, a queue fills memory once for a message, asks the plugin for the same message
+//! again after "not now", and tests the oldest request first.
 
 use std::collections::VecDeque;
 
-use crate::comm::{Connecting, SendComm};
+use crate::comm::{Connecting, Listener, RecvComm, SendComm};
 use crate::error::HostError;
 use crate::memory::Region;
 use crate::request::{Attempt, Request, Tested};
@@ -23,6 +23,8 @@ pub struct SendCounts {
     pub bytes: u64,
     /// Messages that the plugin answered with "not now".
     pub refusals: u64,
+    /// Messages that are done, whichever turn started them.
+    pub done: u64,
 }
 
 /// Messages `M`, which become bytes only when the plugin has room for them.
@@ -103,7 +105,10 @@ impl<M> SendQueue<M> {
         }
         while let Some(request) = self.sending.pop_front() {
             match request.test()? {
-                Tested::Done(region, _) => self.spare.push(region),
+                Tested::Done(region, _) => {
+                    self.spare.push(region);
+                    counts.done += 1;
+                }
                 Tested::Pending(request) => {
                     self.sending.push_front(request);
                     break;
@@ -111,5 +116,70 @@ impl<M> SendQueue<M> {
             }
         }
         Ok(counts)
+    }
+}
+
+/// Messages from the peer that connects to a listener. Receives are posted ahead of them.
+pub struct ReceiveQueue {
+    listener: Option<Listener>,
+    comm: Option<RecvComm>,
+    receiving: VecDeque<Request>,
+    spare: Vec<Region>,
+}
+
+impl ReceiveQueue {
+    pub const fn new(listener: Listener) -> Self {
+        let listener = Some(listener);
+        Self { listener, comm: None, receiving: VecDeque::new(), spare: Vec::new() }
+    }
+
+    pub const fn is_connected(&self) -> bool {
+        self.comm.is_some()
+    }
+
+    /// Accepts the peer, unless that is done. Returns whether it is connected.
+    pub fn accept(&mut self) -> Result<bool, HostError> {
+        if let Some(listener) = &mut self.listener
+            && let Some(comm) = listener.accept()?
+        {
+            self.comm = Some(comm);
+            self.listener = None;
+        }
+        Ok(self.is_connected())
+    }
+
+    /// Posts receives until `ahead` are under way. If the next message is there, returns what
+    /// `take` makes of it. The message's memory is then used again.
+    pub fn next<T>(
+        &mut self,
+        ahead: usize,
+        take: impl FnOnce(&mut [u8]) -> T,
+    ) -> Result<Option<T>, HostError> {
+        let Some(comm) = &self.comm else { return Ok(None) };
+        while self.receiving.len() < ahead {
+            let region = match self.spare.pop() {
+                Some(region) => region,
+                None => comm.register(vec![0; STEP_BYTES])?,
+            };
+            match comm.receive(region, STEP_BYTES, 0)? {
+                Attempt::Started(request) => self.receiving.push_back(request),
+                Attempt::NotNow(region) => {
+                    self.spare.push(region);
+                    break;
+                }
+            }
+        }
+        let Some(request) = self.receiving.pop_front() else { return Ok(None) };
+        match request.test()? {
+            Tested::Done(mut region, length) => {
+                let taken = take(&mut region[..length]);
+                self.spare.push(region);
+                Ok(Some(taken))
+            }
+            Tested::Pending(request) => {
+                self.receiving.push_front(request);
+                Ok(None)
+            }
+        }
     }
 }

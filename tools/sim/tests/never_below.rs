@@ -1,5 +1,5 @@
-//! What the levels of KV reuse cost and save, on the smallest clusters that show it. The plan
-//! `never-below` and docs/notes/never-below.md have the measurements.
+//! What levels cost and save, on the smallest clusters that show it. The plan `never-below` and
+//! docs/notes/never-below.md have the measurements for those of KV reuse.
 
 use laxity_policy::PolicyKind;
 use laxity_sim::outcome::Outcome;
@@ -65,4 +65,30 @@ fn p2d_that_a_ring_holds_up_waits_only_until_the_port_notices() {
     };
     let ratio = waits(PolicyKind::Laxity) / waits(PolicyKind::TwoClass);
     assert!(ratio < 0.75, "{ratio}");
+}
+
+/// Units have two servers here, so collectives cross slow links.
+#[test]
+fn scheduling_pays_where_links_are_contended() {
+    let [fair, laxity] = [PolicyKind::Fair, PolicyKind::Laxity].map(|kind| {
+        [1, 2, 3].map(|seed| {
+            let mut scenario = Scenario { seed, ..Scenario::default() };
+            scenario.cluster.servers = 8;
+            scenario.cluster.nic_gbps = 25.0;
+            scenario.model.name = "mixtral-8x7b".into();
+            (scenario.model.tp, scenario.model.ep) = (2, 8);
+            scenario.workload.source = Source::Agent;
+            scenario.workload.rate_per_gpu = 1.0;
+            scenario.workload.seconds = 6.0;
+            scenario.policy.kind = kind;
+            simulate(&scenario).expect("a scenario that makes sense")
+        })
+    });
+    let mean =
+        |of: &[Outcome; 3], value: fn(&Outcome) -> f64| of.iter().map(value).sum::<f64>() / 3.0;
+    let gain = mean(&laxity, |it| it.ttft_ms.mean) / mean(&fair, |it| it.ttft_ms.mean);
+    assert!(gain < 0.93, "mean TTFT: {gain}");
+    let stretch = |of| mean(of, |it| it.collective_stretch.mean);
+    assert!(stretch(&fair) > 1.1 && stretch(&laxity) < 1.02);
+    assert!(mean(&laxity, |it| it.attainment) > mean(&fair, |it| it.attainment));
 }

@@ -2,9 +2,11 @@
 
 use std::fmt::Write as _;
 
+use crate::cluster::tables::clean;
 pub(crate) use laxity_wire::finding::{Finding, Severity};
 
-/// Returns all findings as text. The worst come last, where a terminal shows them.
+/// Returns all findings as text. The worst come last, where a terminal shows them. Users choose
+/// names of processes and values of variables, so characters that control a terminal are escaped.
 pub(crate) fn page(findings: &[Finding], coloured: bool) -> String {
     let mut sorted: Vec<&Finding> = findings.iter().collect();
     sorted.sort_by_key(|finding| finding.severity);
@@ -19,12 +21,12 @@ pub(crate) fn page(findings: &[Finding], coloured: bool) -> String {
             Severity::Error => ("ERROR", 31),
         };
         let name = if coloured { format!("\x1b[{colour}m{name}\x1b[0m") } else { name.to_owned() };
-        let found = printable(&finding.found);
+        let found = clean(&finding.found);
         // Writing to a `String` does not fail.
         let _ = writeln!(page, "{name}  {:width$}  {found}", heading(finding));
         for (label, text) in [("why:", &finding.why), ("do: ", &finding.action)] {
             if !text.is_empty() {
-                let _ = writeln!(page, "       {label} {}", printable(text));
+                let _ = writeln!(page, "       {label} {}", clean(text));
             }
         }
     }
@@ -44,13 +46,8 @@ fn heading(finding: &Finding) -> String {
     if finding.subject.is_empty() {
         finding.id.to_owned()
     } else {
-        printable(&format!("{} {}", finding.id, finding.subject))
+        clean(&format!("{} {}", finding.id, finding.subject))
     }
-}
-
-/// Replaces control characters, because users choose names of processes and values of variables.
-pub(crate) fn printable(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 
 #[cfg(test)]

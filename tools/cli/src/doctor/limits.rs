@@ -1,5 +1,7 @@
 //! Checks of the limit on locked memory, because RDMA locks the buffers that it registers.
 
+use laxity_cli::table::bytes as shown;
+
 use super::finding::{Finding, Severity};
 use super::processes::ProcessScan;
 use super::root::Root;
@@ -99,13 +101,4 @@ fn configured(root: &Root) -> Vec<Finding> {
         }
     }
     findings
-}
-
-fn shown(bytes: u64) -> String {
-    match bytes {
-        u64::MAX => "any amount".to_owned(),
-        b if b >= 1 << 30 => format!("{:.0} GiB", b as f64 / f64::from(1 << 30)),
-        b if b >= 1 << 20 => format!("{:.0} MiB", b as f64 / f64::from(1 << 20)),
-        b => format!("{} KiB", b >> 10),
-    }
 }

@@ -9,11 +9,12 @@ use laxity_wire::{ClientStatus, ControlError, Status};
 use serde::Serialize;
 
 use super::fabric::{self, NicPort};
-use super::finding::{Finding, printable};
+use super::finding::Finding;
 use super::paths::{DataPath, PathKind, data_paths};
 use super::processes::{self, NicKind, Process, ProcessScan, QueuePairs};
 use super::root::Root;
 use crate::class_table::{Field, VARIABLES, Variable};
+use crate::cluster::tables::clean;
 
 #[derive(Clone, Copy)]
 pub(crate) enum DaemonReply<'a> {
@@ -254,34 +255,30 @@ fn counters(sources: &Sources<'_>, ports: &[&NicPort]) -> Option<String> {
 }
 
 pub(crate) fn bypasses(rows: &[Row]) -> Vec<Finding> {
-    let of_row = |row: &Row| {
-        let about = format!("{} ({})", row.pid, row.name);
-        let finding = |flow: &PathRow| {
-            let found = match (flow.path, flow.library.as_str()) {
-                _ if matches!(flow.laxity, Reach::Ordered | Reach::Idle) => return None,
-                (PathKind::Devx, "UCX") => "UCX on mlx5 builds its work requests itself (DEVX)",
-                (PathKind::Ibgda | PathKind::GinGdaki, _) => {
-                    "GPUs may ring the NIC's doorbells themselves"
-                }
-                _ => return None,
-            };
-            let library = &flow.library;
-            Some(match flow.path {
-                PathKind::Devx => Finding::warn("bypass-verbs", found)
+    let mut findings = Vec::new();
+    for (row, flow) in rows.iter().flat_map(|row| row.paths.iter().map(move |flow| (row, flow))) {
+        let finding = match (flow.path, flow.library.as_str()) {
+            _ if matches!(flow.laxity, Reach::Ordered | Reach::Idle) => continue,
+            (PathKind::Devx, "UCX") => {
+                Finding::warn("bypass-verbs", "UCX on mlx5 builds its work requests itself (DEVX)")
                     .because(
                         "liblaxity.so does not see such work requests, so they go out unscheduled",
                     )
-                    .action("start it with UCX_TLS=rc_verbs,ud_verbs,self,sm,cuda"),
-                _ => Finding::info("bypass-verbs", format!("{library} is in it: {found}")).because(
-                    "such transfers pass no library on the host, so nothing can order them; \
-                     their class can still be set",
-                ),
-            })
+                    .action("start it with UCX_TLS=rc_verbs,ud_verbs,self,sm,cuda")
+            }
+            (PathKind::Ibgda | PathKind::GinGdaki, library) => Finding::info(
+                "bypass-verbs",
+                format!("{library} is in it: GPUs may ring the NIC's doorbells themselves"),
+            )
+            .because(
+                "such transfers pass no library on the host, so nothing can order them; their \
+                 class can still be set",
+            ),
+            _ => continue,
         };
-        let found = row.paths.iter().filter_map(finding);
-        found.map(|finding| finding.about(about.clone())).collect::<Vec<_>>()
-    };
-    rows.iter().flat_map(of_row).collect()
+        findings.push(finding.about(format!("{} ({})", row.pid, row.name)));
+    }
+    findings
 }
 
 const UNREADABLE_SHOWN_MAX: usize = 5;
@@ -290,8 +287,8 @@ pub(crate) fn page(rows: &[Row]) -> String {
     let mut page = String::from("Processes that use RDMA:\n");
     // Writing to a `String` does not fail.
     for row in rows.iter().filter(|row| row.readable) {
-        let _ = writeln!(page, "{}", printable(&heading(row)));
-        let _ = writeln!(page, "    libraries: {}", printable(&row.libraries.join(" ")));
+        let _ = writeln!(page, "{}", clean(&heading(row)));
+        let _ = writeln!(page, "    libraries: {}", clean(&row.libraries.join(" ")));
         for flow in &row.paths {
             let line = format!(
                 "    {:<9}  {:<10}  {:<29}  {:<8}  {}",
@@ -301,7 +298,7 @@ pub(crate) fn page(rows: &[Row]) -> String {
                 word(flow.laxity),
                 flow.why
             );
-            let _ = writeln!(page, "{}", printable(&line));
+            let _ = writeln!(page, "{}", clean(&line));
         }
     }
     let mut unreadable: Vec<&Row> = rows.iter().filter(|row| !row.readable).collect();
@@ -316,7 +313,7 @@ pub(crate) fn page(rows: &[Row]) -> String {
         let named: Vec<String> = named.map(|row| heading(row)).collect();
         let more = if unreadable.len() > named.len() { ", …" } else { "" };
         let line = format!("{} can't be read: {}{more}", unreadable.len(), named.join("; "));
-        let _ = writeln!(page, "{}\n    {NEXT_STEP}", printable(&line));
+        let _ = writeln!(page, "{}\n    {NEXT_STEP}", clean(&line));
     }
     page
 }

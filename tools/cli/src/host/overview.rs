@@ -12,6 +12,7 @@ use laxity_wire::{
     ClientStatus, ClusterStatus, DistrustedOwner, OperatorChange, PortStatus, RefusalStatus, Status,
 };
 
+use crate::cluster::tables::span;
 use crate::doctor::fabric::{self, NicPort};
 use crate::doctor::map::{self, Row};
 
@@ -122,7 +123,7 @@ fn headline(status: &Status) -> Vec<String> {
             "laxityd {} (pid {}), up {}, policy {}, {state}{configured}",
             status.version,
             status.pid,
-            duration(status.uptime_ms),
+            span_ms(status.uptime_ms),
             status.policy,
         ),
         format!(
@@ -209,7 +210,7 @@ fn refused(status: &Status) -> Vec<String> {
     let line = |user: &RefusalStatus| {
         // The line to paste replaces the advice.
         let why = if user.setting.is_empty() { None } else { user.why.split(';').next() };
-        let (why, ago) = (why.unwrap_or(&user.why), duration(user.last_ms));
+        let (why, ago) = (why.unwrap_or(&user.why), span_ms(user.last_ms));
         format!("refused {} of user {} (pid {}, {ago} ago): {why}", user.count, user.uid, user.pid)
     };
     let settings = settings.into_iter().filter(|setting| !setting.is_empty());
@@ -224,7 +225,7 @@ fn misbehaviour(status: &Status) -> Vec<String> {
             "" => String::new(),
             cgroup => format!(" in {cgroup}"),
         };
-        let left = duration(owner.for_ms);
+        let left = span_ms(owner.for_ms);
         format!(
             "uid {}{cgroup} is distrusted: what attaches of it is unscheduled for {left}; restart \
              what hangs",
@@ -414,7 +415,7 @@ fn jobs(status: &Status, room: usize) -> String {
 fn changes(status: &Status) -> Option<String> {
     let line = |change: &OperatorChange| {
         let who = change.uid.map_or("a signal".to_owned(), |uid| format!("user {uid}"));
-        format!("{} ago, {who}: {}", duration(change.ago_ms), change.what)
+        format!("{} ago, {who}: {}", span_ms(change.ago_ms), change.what)
     };
     let lines: Vec<String> = status.changes.iter().map(line).collect();
     (!lines.is_empty()).then(|| format!("changes by operators\n{}", lines.join("\n")))
@@ -451,11 +452,6 @@ fn levels(port: &PortStatus) -> String {
     )
 }
 
-fn duration(ms: u64) -> String {
-    match ms / 1000 {
-        s @ 0..=119 => format!("{s} s"),
-        s @ 120..=7199 => format!("{} min", s / 60),
-        s @ 7200..=172_799 => format!("{} h", s / 3600),
-        s => format!("{} days", s / 86_400),
-    }
+fn span_ms(ms: u64) -> String {
+    span(ms.saturating_mul(1_000_000))
 }

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use clap::ValueEnum;
 use laxity_cli::table::bytes;
+use laxity_quantity::Nanos;
 use laxity_wire::{ClientStatus, PortStatus, Status};
 
 /// What the rows stand for.
@@ -81,11 +82,7 @@ impl Cell {
     }
 
     fn time(ns: u64) -> Self {
-        let text = match ns {
-            0 => "–".to_owned(),
-            1..=999_999 => format!("{} µs", ns.div_ceil(1000)),
-            _ => format!("{} ms", ns / 1_000_000),
-        };
+        let text = if ns == 0 { "–".to_owned() } else { Nanos(ns).about() };
         Self { text, number: Some(ns) }
     }
 

@@ -72,9 +72,7 @@ fn keys(top: &Top) -> Text<'static> {
         () if top.detail.is_some() => "Esc back   p pause   q quit",
         () => "Tab view  ↑↓ select  Enter open  d details  s sort  r reverse  / filter  q quit",
     };
-    let rows = top.rows();
-    let selected = rows.get(top.selected.min(rows.len().saturating_sub(1)));
-    let why = selected.and_then(|line| line.cells.last()).map(|cell| cell.text.clone());
+    let why = top.selected_row().and_then(|mut line| line.cells.pop()).map(|cell| cell.text);
     let is_shown = top.flows.is_none() && top.detail.is_none() && top.view != View::Stages;
     let why = why.filter(|why| is_shown && !why.is_empty()).map(|why| format!("why: {why}"));
     let keys = Line::from(keys).style(Style::new().add_modifier(Modifier::DIM));

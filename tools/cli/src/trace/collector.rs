@@ -14,6 +14,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use thiserror::Error;
 
+use crate::cluster::tables::clean;
 use crate::scrape;
 
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -145,20 +146,13 @@ fn post(url: &str, body: &str) -> Result<(), CollectorError> {
     let answer = talk()
         .map_err(|error: io::Error| CollectorError::Unreachable(format!("{address}: {error}")))?;
     let said = answer.lines().next().unwrap_or_default();
-    let (url, printable) = (url.to_owned(), |c: &char| !c.is_control());
+    let url = url.to_owned();
     if !said.split(' ').nth(1).is_some_and(|code| code.starts_with('2')) {
-        return Err(CollectorError::Refused {
-            url,
-            said: said.chars().filter(printable).collect(),
-        });
+        return Err(CollectorError::Refused { url, said: clean(said) });
     }
     match refused_spans(&answer) {
         (0, _) => Ok(()),
-        (spans, why) => Err(CollectorError::Partial {
-            url,
-            spans,
-            why: why.chars().filter(printable).collect(),
-        }),
+        (spans, why) => Err(CollectorError::Partial { url, spans, why: clean(&why) }),
     }
 }
 

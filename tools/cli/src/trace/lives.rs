@@ -60,7 +60,7 @@ pub(super) enum Spelled {
 
 impl Spelled {
     /// Returns the key of a period. A new period ends an earlier one with the same key.
-    fn key(self) -> (bool, u64) {
+    pub(super) fn key(self) -> (bool, u64) {
         match self {
             Self::Layer { batch, .. } | Self::Queued { batch, .. } => (false, batch),
             Self::Request { request, .. } => (true, request),

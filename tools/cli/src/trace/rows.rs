@@ -196,11 +196,7 @@ fn engine(lives: &Lives, events: &mut Vec<Value>) {
     events.extend(named("process", ENGINE, 0, "engine", 0));
     let mut rows: BTreeMap<(bool, u64), Vec<&Spell>> = BTreeMap::new();
     for spell in &lives.spells {
-        let key = match spell.what {
-            Spelled::Layer { batch, .. } | Spelled::Queued { batch, .. } => (false, batch),
-            Spelled::Request { request, .. } => (true, request),
-        };
-        rows.entry(key).or_default().push(spell);
+        rows.entry(spell.what.key()).or_default().push(spell);
     }
     let trace_id = |request: u64| lives.traces.get(&request).map(|(id, _)| id);
     for (row, ((is_request, id), spells)) in rows.into_iter().enumerate() {

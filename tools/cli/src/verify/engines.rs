@@ -1,22 +1,28 @@
 //! How the time to the first token divides, from the metrics of vLLM under `laxity.vllm`. It tells
 //! a slow network from a slow engine.
 
+use std::array;
+
 use serde::Serialize;
 
 use crate::doctor::finding::Finding;
 use crate::scrape;
 
-/// Sums over requests, or transfers, in seconds.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(super) struct Sums {
-    queue_s: f64,
-    load_s: f64,
-    compute_s: f64,
-    requests: f64,
-    permit_wait_s: f64,
-    post_s: f64,
-    network_s: f64,
-}
+/// What vLLM exports: sums over requests in seconds and their number, and sums over transfers.
+const EXPORTED: [&str; 7] = [
+    "laxity:ttft_queue_seconds_sum",
+    "laxity:ttft_load_seconds_sum",
+    "laxity:ttft_compute_seconds_sum",
+    "laxity:ttft_compute_seconds_count",
+    "laxity:kv_permit_wait_seconds_sum",
+    "laxity:kv_post_seconds_sum",
+    "laxity:kv_network_seconds_sum",
+];
+/// The first of them are always there. Those of transfers are missing before the first one.
+const ALWAYS: usize = 4;
+
+/// The values of [`EXPORTED`].
+pub(super) type Sums = [f64; EXPORTED.len()];
 
 /// Parts of the time to the first token over all requests, each a share of the whole.
 #[derive(Debug, PartialEq, Serialize)]
@@ -34,39 +40,18 @@ pub(super) struct Division {
     network: f64,
 }
 
-impl Sums {
-    /// Parses the text that an engine exports. `None` if it has no parts of the TTFT.
-    fn read(text: &str) -> Option<Self> {
-        let sum = |name: &str| -> Option<f64> {
-            let lines = text.lines().filter_map(|line| line.strip_prefix(name));
-            let values = lines.filter(|rest| rest.starts_with(['{', ' '])).filter_map(|rest| {
-                rest.rsplit_once(' ').and_then(|(_, value)| value.parse::<f64>().ok())
-            });
-            values.reduce(|a, b| a + b)
-        };
-        let transfers = |part: &str| sum(&format!("laxity:kv_{part}_seconds_sum")).unwrap_or(0.0);
-        Some(Self {
-            queue_s: sum("laxity:ttft_queue_seconds_sum")?,
-            load_s: sum("laxity:ttft_load_seconds_sum")?,
-            compute_s: sum("laxity:ttft_compute_seconds_sum")?,
-            requests: sum("laxity:ttft_compute_seconds_count")?,
-            permit_wait_s: transfers("permit_wait"),
-            post_s: transfers("post"),
-            network_s: transfers("network"),
-        })
+/// Parses the text that an engine exports. `None` if it has no parts of the TTFT.
+fn read(text: &str) -> Option<Sums> {
+    let mut sums = Sums::default();
+    for (at, name) in EXPORTED.iter().enumerate() {
+        let lines = text.lines().filter_map(|line| line.strip_prefix(name));
+        let values = lines.filter(|rest| rest.starts_with(['{', ' '])).filter_map(|rest| {
+            rest.rsplit_once(' ').and_then(|(_, value)| value.parse::<f64>().ok())
+        });
+        let sum = values.reduce(|a, b| a + b);
+        sums[at] = if at < ALWAYS { sum? } else { sum.unwrap_or(0.0) };
     }
-
-    fn each(self, other: Self, f: impl Fn(f64, f64) -> f64) -> Self {
-        Self {
-            queue_s: f(self.queue_s, other.queue_s),
-            load_s: f(self.load_s, other.load_s),
-            compute_s: f(self.compute_s, other.compute_s),
-            requests: f(self.requests, other.requests),
-            permit_wait_s: f(self.permit_wait_s, other.permit_wait_s),
-            post_s: f(self.post_s, other.post_s),
-            network_s: f(self.network_s, other.network_s),
-        }
-    }
+    Some(sums)
 }
 
 /// Returns the sums over all engines. The error is the finding about an engine that exports none.
@@ -77,12 +62,12 @@ pub(super) fn look(engines: &[String]) -> Result<Sums, Finding> {
             Finding::warn("ttft", format!("the engine's metrics can't be read: {why}"))
                 .action("name the address of vLLM's API server: --engine HOST:PORT")
         })?;
-        let sums = Sums::read(&text).ok_or_else(|| {
+        let sums = read(&text).ok_or_else(|| {
             Finding::warn("ttft", format!("{engine} exports no laxity:ttft_queue_seconds"))
                 .because("it is not vLLM under laxity.vllm, its hints are off, or it is unused yet")
                 .action("pip install laxity beside vLLM, and leave hints on")
         })?;
-        all = all.each(sums, |a, b| a + b);
+        all = array::from_fn(|at| all[at] + sums[at]);
     }
     Ok(all)
 }
@@ -90,22 +75,23 @@ pub(super) fn look(engines: &[String]) -> Result<Sums, Finding> {
 /// Divides the TTFT of the requests between two readings. `None` if none had its first token.
 pub(super) fn divide(before: Sums, after: Sums, engines: usize) -> Option<Division> {
     // An engine that was started again counts from 0.
-    let sums = after.each(before, |after, before| (after - before).max(0.0));
-    let whole_s = sums.queue_s + sums.load_s + sums.compute_s;
-    if sums.requests < 1.0 || whole_s <= 0.0 {
+    let [queue_s, load_s, compute_s, requests, permit_wait_s, post_s, network_s]: Sums =
+        array::from_fn(|at| (after[at] - before[at]).max(0.0));
+    let whole_s = queue_s + load_s + compute_s;
+    if requests < 1.0 || whole_s <= 0.0 {
         return None;
     }
-    let transfers_s = (sums.permit_wait_s + sums.post_s + sums.network_s).max(f64::MIN_POSITIVE);
+    let transfers_s = (permit_wait_s + post_s + network_s).max(f64::MIN_POSITIVE);
     Some(Division {
         engines,
-        requests: sums.requests as u64,
-        mean_ms: whole_s / sums.requests * 1e3,
-        queue: sums.queue_s / whole_s,
-        load: sums.load_s / whole_s,
-        compute: sums.compute_s / whole_s,
-        permit_wait: sums.permit_wait_s / transfers_s,
-        post: sums.post_s / transfers_s,
-        network: sums.network_s / transfers_s,
+        requests: requests as u64,
+        mean_ms: whole_s / requests * 1e3,
+        queue: queue_s / whole_s,
+        load: load_s / whole_s,
+        compute: compute_s / whole_s,
+        permit_wait: permit_wait_s / transfers_s,
+        post: post_s / transfers_s,
+        network: network_s / transfers_s,
     })
 }
 

@@ -3,14 +3,10 @@
 //! Rows of both directions share a communicator. A receive is always posted, so neither host can
 //! wait for the other to receive, whatever the order of exchanges.
 
-use std::collections::VecDeque;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use laxity_nccl_host::{
-    Attempt, Context, Handle, HostError, Listener, RecvComm, Request, STEP_BYTES, STEPS, SendQueue,
-    Tested,
-};
+use laxity_nccl_host::{Context, Handle, HostError, ReceiveQueue, STEPS, SendQueue};
 use thiserror::Error;
 
 use super::counters::Counters;
@@ -39,10 +35,8 @@ pub(super) struct PeerHost {
     pub(super) host: usize,
     /// File in which the peer puts its handle, as NCCL's bootstrap passes it.
     peers_handle: PathBuf,
-    listener: Option<Listener>,
     send: SendQueue<Rows>,
-    receive: Option<RecvComm>,
-    receiving: VecDeque<Request>,
+    receive: ReceiveQueue,
     inbound: Inbound,
 }
 
@@ -64,16 +58,14 @@ impl PeerHost {
         Ok(Self {
             host,
             peers_handle: handle_file(folder, host, own),
-            listener: Some(listener),
             send: SendQueue::default(),
-            receive: None,
-            receiving: VecDeque::new(),
+            receive: ReceiveQueue::new(listener),
             inbound: Inbound::default(),
         })
     }
 
     pub(super) fn is_connected(&self) -> bool {
-        self.send.is_connected() && self.receive.is_some()
+        self.send.is_connected() && self.receive.is_connected()
     }
 
     /// Reports whether the plugin has bytes of this peer to send.
@@ -112,12 +104,7 @@ impl PeerHost {
         {
             self.send.connect(context.connect(DEVICE, handle));
         }
-        if let Some(listener) = &mut self.listener
-            && let Some(receive) = listener.accept()?
-        {
-            self.receive = Some(receive);
-            self.listener = None;
-        }
+        self.receive.accept()?;
         Ok(())
     }
 
@@ -127,38 +114,22 @@ impl PeerHost {
         counters: &mut Counters,
     ) -> Result<Vec<u64>, PeerError> {
         let mut back = Vec::new();
-        let Some(comm) = &self.receive else { return Ok(back) };
-        while self.receiving.len() < STEPS {
-            let region = comm.register(vec![0; STEP_BYTES])?;
-            match comm.receive(region, STEP_BYTES, 0)? {
-                Attempt::Started(request) => self.receiving.push_back(request),
-                Attempt::NotNow(_) => break,
-            }
-        }
-        while let Some(request) = self.receiving.pop_front() {
-            let (mut region, length) = match request.test()? {
-                Tested::Done(region, length) => (region, length),
-                Tested::Pending(request) => {
-                    self.receiving.push_front(request);
-                    break;
-                }
+        loop {
+            let take = |message: &mut [u8]| {
+                counters.received_bytes += message.len() as u64;
+                let rows = self.inbound.take(pattern, message);
+                // The memory is used again, and a check of it must not pass by old bytes.
+                message.fill(0);
+                rows
             };
-            counters.received_bytes += length as u64;
-            if let Some(rows) = self.inbound.take(pattern, &region[..length])? {
-                match rows.way {
-                    Way::Dispatch => {
-                        self.send.extend(rows::messages(Way::Combine, rows.exchange, rows.total));
-                    }
-                    Way::Combine => back.push(rows.exchange),
+            let Some(rows) = self.receive.next(STEPS, take)? else { return Ok(back) };
+            let Some(rows) = rows? else { continue };
+            match rows.way {
+                Way::Dispatch => {
+                    self.send.extend(rows::messages(Way::Combine, rows.exchange, rows.total));
                 }
-            }
-            // The same memory again, so that a check of it can't pass by old bytes.
-            region[..length].fill(0);
-            match comm.receive(region, STEP_BYTES, 0)? {
-                Attempt::Started(request) => self.receiving.push_back(request),
-                Attempt::NotNow(_) => {}
+                Way::Combine => back.push(rows.exchange),
             }
         }
-        Ok(back)
     }
 }

@@ -2,13 +2,12 @@
 //! driven as NCCL drives them. The receiver tells the oracle what came. The last message names how
 //! many came before it, so a message that is lost at the end is found, too.
 
-use std::collections::VecDeque;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use laxity_nccl_host::{Attempt, Context, Handle, HostError, Plugin, Region, Request, Tested};
+use laxity_nccl_host::{Context, Handle, HostError, Plugin, ReceiveQueue, SendQueue};
 use rand::{RngExt as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
 
@@ -16,9 +15,9 @@ use super::frame::{Frame, content};
 use super::task::{Outlet, Task};
 use crate::error::LabError;
 
-const MESSAGE_MAX: usize = 96 << 10;
+const MESSAGE_MAX: u64 = 96 << 10;
 /// Messages that are under way at once.
-const DEPTH: usize = 4;
+const DEPTH: u64 = 4;
 const POLL: Duration = Duration::from_micros(500);
 /// The first word of the last message. No content begins with it.
 const LAST: [u8; 8] = [0xff; 8];
@@ -68,54 +67,29 @@ fn sending(
     stop: &AtomicBool,
 ) -> Result<(), HostError> {
     let mut rng = ChaCha8Rng::seed_from_u64(task.seed);
-    let mut connecting = context.connect(task.device, handle);
-    let comm = loop {
-        match connecting.poll()? {
-            Some(comm) => break comm,
-            None => std::thread::sleep(POLL),
-        }
-    };
-    let mut spare: Vec<Region> = Vec::new();
-    let mut open: VecDeque<(u64, Request)> = VecDeque::new();
-    let (mut number, mut last) = (0_u64, false);
-    // A message that the plugin could not start yet, with its length.
-    let mut ready: Option<(Region, usize)> = None;
-    while !(last && open.is_empty() && ready.is_none()) {
-        if ready.is_none() && open.len() < DEPTH && !last {
-            let mut region = match spare.pop() {
-                Some(region) => region,
-                None => comm.register(vec![0; MESSAGE_MAX])?,
-            };
+    let mut queue = SendQueue::<Vec<u8>>::default();
+    queue.connect(context.connect(task.device, handle));
+    let (mut number, mut done, mut last) = (0, 0, false);
+    while !last || queue.is_busy() {
+        if queue.is_connected() && number - done < DEPTH && !last {
             last = stop.load(Ordering::Relaxed);
-            let message = if last {
+            queue.extend([if last {
                 [LAST, number.to_le_bytes()].concat()
             } else {
-                content(0, number, 0, 8 * rng.random_range(1..=MESSAGE_MAX as u64 / 8))
-            };
-            region[..message.len()].copy_from_slice(&message);
-            ready = Some((region, message.len()));
+                content(0, number, 0, 8 * rng.random_range(1..=MESSAGE_MAX / 8))
+            }]);
             // The receiver's frames have the bytes.
             outlet.put(&[Frame::Submitted { queue: 0, number, bytes: 0, in_order: true }]);
             number += 1;
         }
-        if let Some((region, length)) = ready.take() {
-            match comm.send(region, length, 0)? {
-                Attempt::Started(request) => open.push_back((number - 1, request)),
-                Attempt::NotNow(region) => ready = Some((region, length)),
-            }
+        let sent = queue.turn(|message, region| {
+            region[..message.len()].copy_from_slice(message);
+            message.len()
+        })?;
+        for number in done..done + sent.done {
+            outlet.put(&[Frame::Done { queue: 0, number }]);
         }
-        while let Some((number, request)) = open.pop_front() {
-            match request.test()? {
-                Tested::Done(region, _) => {
-                    spare.push(region);
-                    outlet.put(&[Frame::Done { queue: 0, number }]);
-                }
-                Tested::Pending(request) => {
-                    open.push_front((number, request));
-                    break;
-                }
-            }
-        }
+        done += sent.done;
         std::thread::sleep(POLL);
     }
     outlet.put(&[Frame::Ended { queue: 0, count: number }]);
@@ -123,56 +97,29 @@ fn sending(
 }
 
 fn receiving(context: &Context, task: &Task, outlet: &Outlet) -> Result<(), HostError> {
-    let (mut listener, handle) = context.listen(task.device)?;
+    let (listener, handle) = context.listen(task.device)?;
     let next = task.handle.with_extension("next");
     // If the handle can't be written, the sender waits in vain, and the round says so.
     let _ = std::fs::write(&next, handle).and_then(|()| std::fs::rename(&next, &task.handle));
-    let comm = loop {
-        match listener.accept()? {
-            Some(comm) => break comm,
-            None => std::thread::sleep(POLL),
-        }
-    };
-    let mut spare: Vec<Region> = Vec::new();
-    let mut open: VecDeque<Request> = VecDeque::new();
+    let mut queue = ReceiveQueue::new(listener);
+    while !queue.accept()? {
+        std::thread::sleep(POLL);
+    }
     let mut number = 0;
     loop {
-        while open.len() < DEPTH {
-            let region = match spare.pop() {
-                Some(region) => region,
-                None => comm.register(vec![0; MESSAGE_MAX])?,
-            };
-            match comm.receive(region, MESSAGE_MAX, 0)? {
-                Attempt::Started(request) => open.push_back(request),
-                Attempt::NotNow(region) => {
-                    spare.push(region);
-                    break;
-                }
+        while let Some(payload) = queue.next(DEPTH as usize, |message| message.to_vec())? {
+            if let Some(count) = payload.strip_prefix(&LAST) {
+                let count = count.iter().rev().fold(0, |n, byte| n << 8 | u64::from(*byte));
+                outlet.put(&[Frame::Ended { queue: 0, count }]);
+                return Ok(());
             }
-        }
-        while let Some(request) = open.pop_front() {
-            match request.test()? {
-                Tested::Pending(request) => {
-                    open.push_front(request);
-                    break;
-                }
-                Tested::Done(region, length) => {
-                    let payload = region[..length].to_vec();
-                    spare.push(region);
-                    if let Some(count) = payload.strip_prefix(&LAST) {
-                        let count = count.iter().rev().fold(0, |n, byte| n << 8 | u64::from(*byte));
-                        outlet.put(&[Frame::Ended { queue: 0, count }]);
-                        return Ok(());
-                    }
-                    let bytes = payload.len() as u64;
-                    outlet.put(&[
-                        Frame::Submitted { queue: 0, number, bytes, in_order: true },
-                        Frame::Bytes { queue: 0, number, offset: 0, payload },
-                        Frame::Done { queue: 0, number },
-                    ]);
-                    number += 1;
-                }
-            }
+            let bytes = payload.len() as u64;
+            outlet.put(&[
+                Frame::Submitted { queue: 0, number, bytes, in_order: true },
+                Frame::Bytes { queue: 0, number, offset: 0, payload },
+                Frame::Done { queue: 0, number },
+            ]);
+            number += 1;
         }
         std::thread::sleep(POLL);
     }

@@ -264,7 +264,7 @@ fn a_process_without_rdma_is_left_out_and_one_that_cannot_be_read_says_what_to_d
     assert_eq!(rows.len(), 1, "{rows:?}");
     assert!(!rows[0].readable && rows[0].next_step.contains("as root"));
     let page = map::page(&rows);
-    assert!(page.contains("1 can't be read: 11 (secret?), queue pairs: 1 RC"), "{page}");
+    assert!(page.contains("1 can't be read: 11 (secret\\u{1b}), queue pairs: 1 RC"), "{page}");
     assert!(page.contains("run it as root"), "{page}");
     assert!(map::page(&[]).contains("none\n"));
 }

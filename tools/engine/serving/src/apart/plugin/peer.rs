@@ -5,10 +5,7 @@
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 
-use laxity_nccl_host::{
-    Attempt, Context, Handle, HostError, Listener, RecvComm, Region, Request, STEP_BYTES,
-    SendQueue, Tested,
-};
+use laxity_nccl_host::{Context, Handle, HostError, ReceiveQueue, STEP_BYTES, SendQueue};
 use thiserror::Error;
 
 use super::DEVICE;
@@ -48,14 +45,9 @@ fn wire_bytes(so_far: &[u8]) -> Result<Option<usize>, ExchangeError> {
 /// Another rank and the state of its exchanges.
 pub(super) struct Peer {
     pub(super) rank: SocketAddr,
-    listener: Option<Listener>,
     send: SendQueue<Vec<u8>>,
-    receive: Option<RecvComm>,
+    receive: ReceiveQueue,
     inbound: VecDeque<Inbound>,
-    /// Request for the next message. There is one at a time, because the first says how many
-    /// follow.
-    receiving: Option<Request>,
-    spare: Option<Region>,
 }
 
 impl Peer {
@@ -63,12 +55,9 @@ impl Peer {
         let (listener, handle) = context.listen(DEVICE)?;
         let peer = Self {
             rank,
-            listener: Some(listener),
             send: SendQueue::default(),
-            receive: None,
+            receive: ReceiveQueue::new(listener),
             inbound: VecDeque::new(),
-            receiving: None,
-            spare: None,
         };
         Ok((peer, handle))
     }
@@ -79,7 +68,7 @@ impl Peer {
 
     /// Reports whether the plugin has to be polled even without a new command.
     pub(super) fn is_busy(&self) -> bool {
-        self.listener.is_some() || self.send.is_busy() || !self.inbound.is_empty()
+        !self.receive.is_connected() || self.send.is_busy() || !self.inbound.is_empty()
     }
 
     /// Sends a parcel and receives one.
@@ -92,12 +81,7 @@ impl Peer {
     }
 
     pub(super) fn turn(&mut self, inbox: &Inbox) -> Result<(), ExchangeError> {
-        if let Some(listener) = &mut self.listener
-            && let Some(receive) = listener.accept()?
-        {
-            self.receive = Some(receive);
-            self.listener = None;
-        }
+        self.receive.accept()?;
         // Receive first, because the other rank may wait for that.
         while self.receive(inbox)? {}
         Ok(self.send()?)
@@ -116,32 +100,11 @@ impl Peer {
 
     /// Receives a message if one has arrived, and returns whether it did.
     fn receive(&mut self, inbox: &Inbox) -> Result<bool, ExchangeError> {
-        let (Some(comm), Some(parcel)) = (&self.receive, self.inbound.front_mut()) else {
+        let Some(parcel) = self.inbound.front_mut() else { return Ok(false) };
+        // One receive at a time, because the first message says how many follow.
+        let take = |message: &mut [u8]| parcel.bytes.extend_from_slice(message);
+        if self.receive.next(1, take)?.is_none() {
             return Ok(false);
-        };
-        if self.receiving.is_none() {
-            let region = match self.spare.take() {
-                Some(region) => region,
-                None => comm.register(vec![0; STEP_BYTES])?,
-            };
-            match comm.receive(region, STEP_BYTES, 0)? {
-                Attempt::Started(request) => self.receiving = Some(request),
-                Attempt::NotNow(region) => {
-                    self.spare = Some(region);
-                    return Ok(false);
-                }
-            }
-        }
-        let Some(request) = self.receiving.take() else { return Ok(false) };
-        match request.test()? {
-            Tested::Pending(request) => {
-                self.receiving = Some(request);
-                return Ok(false);
-            }
-            Tested::Done(region, length) => {
-                parcel.bytes.extend_from_slice(&region[..length]);
-                self.spare = Some(region);
-            }
         }
         if let Some(whole) = wire_bytes(&parcel.bytes)? {
             if parcel.bytes.len() > whole {
