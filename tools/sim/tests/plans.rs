@@ -288,7 +288,7 @@ fn every_file_of_plans_is_built_in() {
 
 #[test]
 fn a_figure_of_the_paper_is_set_beside_what_the_paper_says() {
-    for figure in reproduce::FIGURES {
+    for figure in ["5", "9", "10", "11", "12", "13", "14"] {
         let mut plan = Plan::load(&format!("mfs-figure-{figure}")).expect("built in");
         plan.seeds.truncate(2);
         let report = report(&plan);
