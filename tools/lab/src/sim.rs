@@ -19,7 +19,7 @@ use laxity_sim::requests;
 use laxity_sim::run::{self, Simulate};
 use laxity_sim::scenario::Scenario;
 
-use args::{Changes, Execution, Keeping};
+use args::{Changes, Execution};
 use laxity_cli::output::{put, say};
 use laxity_cli::table::table as new_table;
 use results::{Destinations, Folder};
@@ -74,8 +74,7 @@ where it was when it is repeated. It runs again only what changed: the scenario,
 names, or the simulator. DIR also gets plan.toml, report.json, runs.csv, page.md and timing.json.
 
 The same plan and seeds give the same report byte for byte, on any machine and with any --jobs.
-The time and memory that the run took go to standard error, and with --timing into the JSON as
-\"run\".
+The time and memory that the run took go to standard error.
 
 Exit status: 0 if every run succeeded, 1 if some failed; these are listed with their scenario.
 
@@ -83,7 +82,7 @@ Examples:
   laxity sim run smoke
   laxity sim run sweep-agent --out results/sweep
   laxity sim run mfs-figure-10 --set cluster.servers=256 --only fair,karuna,mfs,laxity
-  laxity sim run scale-2048 --json - --timing
+  laxity sim run scale-2048 --json -
   laxity sim run my-plan.toml --seeds 10 --jobs 1 --csv runs.csv";
 
 const WORKLOAD_HELP: &str = "\
@@ -116,8 +115,9 @@ struct RunOfPlan {
     changes: Changes,
     #[command(flatten)]
     execution: Execution,
-    #[command(flatten)]
-    keeping: Keeping,
+    /// Folder for the results. Results that are already there are not computed again
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
     #[command(flatten)]
     destinations: Destinations,
 }
@@ -200,7 +200,7 @@ pub(crate) fn run(command: SimCommand, simulate: &Simulate<'_>) -> Result<ExitCo
 }
 
 fn execute(plan: &Plan, simulate: &Simulate<'_>, run: &RunOfPlan) -> Result<ExitCode> {
-    let RunOfPlan { execution, keeping, destinations, .. } = run;
+    let RunOfPlan { execution, out, destinations, .. } = run;
     if execution.show_plan {
         put(plan.to_toml().as_bytes())?;
         return Ok(ExitCode::SUCCESS);
@@ -209,7 +209,7 @@ fn execute(plan: &Plan, simulate: &Simulate<'_>, run: &RunOfPlan) -> Result<Exit
     let jobs = plan.jobs()?;
     laxity_sim::check(jobs.iter().map(|job| &job.scenario))?;
     destinations.check()?;
-    let out = keeping.out.as_deref();
+    let out = out.as_deref();
     let folder = out.map(Folder::at);
     if let Some(folder) = &folder {
         folder.begin(plan)?;
@@ -219,7 +219,7 @@ fn execute(plan: &Plan, simulate: &Simulate<'_>, run: &RunOfPlan) -> Result<Exit
         folder.finish(&report)?;
         folder.note_timing(&report)?;
     }
-    destinations.write(&report, keeping.timing)?;
+    destinations.write(&report)?;
     eprintln!("{}", report.timing);
     Ok(exit_code(report.is_whole()))
 }
@@ -273,7 +273,7 @@ fn page(args: &PageArgs) -> Result<ExitCode> {
         say(format!("page: {}", folder.page().display()))?;
     } else {
         args.destinations.check()?;
-        args.destinations.write(&report, false)?;
+        args.destinations.write(&report)?;
     }
     Ok(exit_code(report.is_whole()))
 }
