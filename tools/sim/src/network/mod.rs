@@ -47,7 +47,6 @@ mod water;
 
 use laxity_policy::Time;
 
-pub use check::CheckError;
 pub use transfer::{PATH_MAX, TransferId};
 
 use band::{BandEntry, BandState, MANY};
