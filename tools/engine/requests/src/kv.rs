@@ -43,10 +43,8 @@ impl Pool {
         self.used
     }
 
-    /// Returns the number of free blocks. It is 0 if [`Self::resize`] left fewer blocks than are
-    /// held.
     pub const fn free(&self) -> u32 {
-        self.capacity.saturating_sub(self.used)
+        self.capacity - self.used
     }
 
     /// Returns the number of blocks that `request` holds.
@@ -78,11 +76,6 @@ impl Pool {
         let blocks = self.held.remove(&request).unwrap_or(0);
         self.used -= blocks;
         blocks
-    }
-
-    /// Sets the total number of blocks, because other users of the memory took or returned some.
-    pub const fn resize(&mut self, capacity: u32) {
-        self.capacity = capacity;
     }
 
     /// Reports whether the blocks of all requests add up to the used blocks. For tests.

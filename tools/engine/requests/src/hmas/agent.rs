@@ -200,7 +200,7 @@ impl Discipline for Agent {
             Event::Cancelled(request) => {
                 self.forget(*request);
             }
-            Event::Done { .. } | Event::Capacity(_) => (),
+            Event::Done { .. } => (),
         }
         self.perceive(now);
         Reranked::None

@@ -192,7 +192,6 @@ impl Replica {
             Event::Arrived(spec) => self.arrive(spec),
             Event::Cancelled(request) => self.cancel(*request),
             Event::Done { finished, .. } => self.done(now, finished),
-            Event::Capacity(blocks) => self.state.resize(*blocks),
         }
     }
 

@@ -307,10 +307,6 @@ impl State {
         self.note(slot);
     }
 
-    pub(super) fn resize(&mut self, blocks: u32) {
-        self.pool.resize(blocks);
-    }
-
     /// Updates an entry after the pool changed the number of its blocks.
     fn note(&mut self, slot: usize) {
         let place = self.place(slot);
