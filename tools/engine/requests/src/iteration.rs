@@ -33,7 +33,6 @@ pub struct Chunk {
     pub last: bool,
 }
 
-/// The decode of one token of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Step {
     pub request: RequestId,
@@ -48,7 +47,6 @@ pub struct Dropped {
     pub why: Why,
 }
 
-/// The reason why a request loses its blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Why {
     /// A request that is served earlier needs the blocks.
@@ -91,7 +89,6 @@ pub enum Refused {
     Senseless,
 }
 
-/// The load of a replica, as dispatchers and scalers see it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Load {
     /// Requests without any computed token.
@@ -110,7 +107,6 @@ pub struct Load {
 }
 
 impl Load {
-    /// Returns the number of waiting requests that are not relegated.
     pub const fn in_line(&self) -> u32 {
         self.waiting.saturating_sub(self.relegated)
     }

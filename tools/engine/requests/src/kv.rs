@@ -26,7 +26,6 @@ impl Pool {
         Self { block_tokens: block_tokens.max(1), capacity, used: 0, held: FxHashMap::default() }
     }
 
-    /// Returns the number of blocks that `tokens` tokens need.
     pub const fn blocks(&self, tokens: u32) -> u32 {
         tokens.div_ceil(self.block_tokens)
     }
@@ -47,7 +46,6 @@ impl Pool {
         self.capacity - self.used
     }
 
-    /// Returns the number of blocks that `request` holds.
     pub fn held(&self, request: RequestId) -> u32 {
         self.held.get(&request).copied().unwrap_or(0)
     }

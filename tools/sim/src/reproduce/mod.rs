@@ -82,7 +82,6 @@ impl Finding {
         }
     }
 
-    /// Returns the paper's number as shown in tables.
     pub fn paper_shown(&self) -> String {
         match self.paper {
             None => "no number".to_owned(),

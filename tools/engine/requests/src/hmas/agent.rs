@@ -72,7 +72,6 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// Creates an agent with one fixed order.
     pub fn new(order: Kind, config: Config, cognition: Cognition) -> Self {
         Self {
             config,

@@ -103,7 +103,6 @@ pub struct QoServe<L> {
 }
 
 impl<L: Latency> QoServe<L> {
-    /// Creates a policy without measurements.
     pub fn new(options: QoServeOptions, latency: L) -> Self {
         let most = match options.chunking {
             Chunking::Fixed(tokens) => tokens,
@@ -171,7 +170,6 @@ impl<L: Latency> QoServe<L> {
 }
 
 impl<L: Latency> Discipline for QoServe<L> {
-    /// Returns the hybrid priority (eq. 4 and 5).
     fn rank(&self, job: &Job) -> Rank {
         let answer =
             if job.spec.slo.is_interactive() { 0 } else { u64::from(self.lengths.left(job)) };

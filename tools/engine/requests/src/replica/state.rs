@@ -42,7 +42,6 @@ pub(super) struct Entry {
     pub(super) ends: bool,
 }
 
-/// The jobs of a replica and their queues.
 #[derive(Debug, Default)]
 pub(super) struct State {
     pub(super) pool: Pool,

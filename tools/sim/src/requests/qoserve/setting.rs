@@ -72,14 +72,12 @@ pub(super) fn without_hints() -> ReplicaPolicy {
     ReplicaPolicy::QoServe(QoServeOptions { hints: None, ..QoServeOptions::default() })
 }
 
-/// Returns the classes of table 3.
 pub(super) fn classes() -> Vec<Class> {
     let batch = |seconds: u64| Slo::Batch { ttlt: seconds * SECOND };
     let interactive = Slo::Interactive { ttft: 6 * SECOND, tbt: SECOND / 20 };
     [interactive, batch(600), batch(1800)].map(|slo| Class { slo, share: 1.0 }).to_vec()
 }
 
-/// Returns a workload with the given (seconds, rate) phases.
 pub(super) fn recipe(lengths: &Lengths, phases: &[(u64, f64)], low: f64) -> Recipe {
     let phase = |(seconds, rate): &(u64, f64)| Phase { lasts: Span(seconds * SECOND), rate: *rate };
     Recipe {
