@@ -1,9 +1,9 @@
 //! Bucketed conformal calibration of lengths (H-MAS §3.4.2 eq. 4, Appendix B.3 eq. 10).
 //!
-//! The bound is `l_upper = l_pred · (1 + q)`, with `q` the ⌈(n + 1)(1 − ε)⌉-th smallest error of the
-//! bucket. If errors are exchangeable, the bound holds for `1 − ε` of requests. A bucket with too
-//! few errors uses those of all buckets. If these are too few, too, the bound is the request's own
-//! limit. The paper says only "(1 − ε) quantile".
+//! The bound is `l_upper = l_pred · (1 + q)`, with `q` the ⌈(n + 1)(1 − ε)⌉-th smallest error of
+//! the bucket. If errors are exchangeable, the bound holds for `1 − ε` of requests. A bucket with
+//! too few errors uses those of all buckets. If these are too few, too, the bound is the request's
+//! own limit. The paper says only "(1 − ε) quantile".
 //!
 //! An error is `l_real / l_pred − 1` in thousandths. The paper's are in tokens. Those grow with
 //! length, and long answers are still missing from a window, so bounds did not hold under overload
