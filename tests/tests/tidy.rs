@@ -55,7 +55,7 @@ const MAY_DEPEND_ON: &str = "
     sim: files policy requests
     engine: client files nccl-host requests
     requests: policy
-    fuzz: client coordinator daemon job listen nccl policy quantity shm sim wire
+    fuzz: client coordinator daemon job listen nccl policy quantity shm wire
     bench: client
     tests:
 ";

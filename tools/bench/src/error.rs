@@ -4,7 +4,6 @@ use std::io;
 
 use thiserror::Error;
 
-/// The reason why a figure can't be measured.
 #[derive(Debug, Error)]
 pub(crate) enum BenchError {
     #[error("{0}")]

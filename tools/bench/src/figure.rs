@@ -48,7 +48,6 @@ pub(crate) struct Gate {
 }
 
 impl Gate {
-    /// Creates a gate whose quantile may not exceed `limit`.
     pub(crate) const fn at_most(quantile: Quantile, limit: Limit) -> Self {
         Self { quantile, side: Side::AtMost, limit }
     }

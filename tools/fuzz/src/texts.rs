@@ -1,12 +1,9 @@
 //! Fuzzes the texts that operators and users write: configurations, profiles, settings of the
-//! command line, quantities, and the state that a coordinator saves in etcd. [`simulator`] has the
-//! texts of the simulator.
+//! command line, quantities, and the state that a coordinator saves in etcd.
 //!
 //! The first byte selects the parser. The error for a refused text names the place and the problem.
 //! An accepted text is within the documented limits, is written and read back as itself, and the
 //! parts that it configures can be made.
-
-mod simulator;
 
 use std::path::PathBuf;
 
@@ -206,14 +203,13 @@ pub fn run(bytes: &[u8]) {
     let rest = input.take(usize::MAX);
     // Readers of files refuse what is not UTF-8 before they parse it.
     let text = String::from_utf8_lossy(rest);
-    match kind {
+    match kind % 6 {
         0 => daemon(&text),
         1 => assignments(&text),
         2 => coordinator(&text),
         3 => profile(&text),
         4 => quantities(&text),
-        5 => state(rest),
-        other => simulator::run(other - 6, rest, &text),
+        _ => state(rest),
     }
 }
 
@@ -260,7 +256,5 @@ pub fn seeds() -> Vec<Vec<u8>> {
         include_str!("../../../shim/job/profiles/wide-ep.toml"),
     ];
     seeds.extend(profiles.map(|text| with(3, &without_comments(text))));
-    let of_simulator = simulator::seeds();
-    seeds.extend(of_simulator.iter().map(|(kind, text)| with(kind + 6, text)));
     seeds
 }

@@ -15,12 +15,11 @@ use clap::{Args, Subcommand};
 use laxity_sim::outcome::Outcome;
 use laxity_sim::plan::{Plan, built_in};
 use laxity_sim::report::table;
-use laxity_sim::reproduce::FIGURES;
 use laxity_sim::requests;
 use laxity_sim::run::{self, Simulate};
 use laxity_sim::scenario::Scenario;
 
-use args::{Changes, Execution, Keeping};
+use args::{Changes, Execution};
 use laxity_cli::output::{put, say};
 use laxity_cli::table::table as new_table;
 use results::{Destinations, Folder};
@@ -34,7 +33,7 @@ pub(crate) enum SimCommand {
     /// Run a scenario with fields varied by options, without a plan file
     #[command(after_long_help = SWEEP_HELP)]
     Sweep(Box<SweepArgs>),
-    /// Repeat a paper's experiments, and compare the results with the paper's claims
+    /// Repeat the experiments of a paper about requests, and compare them with its claims
     Reproduce(ReproduceArgs),
     /// Say whether scheduling helps on a cluster, by a short simulation
     #[command(after_long_help = advise::HELP)]
@@ -75,8 +74,7 @@ where it was when it is repeated. It runs again only what changed: the scenario,
 names, or the simulator. DIR also gets plan.toml, report.json, runs.csv, page.md and timing.json.
 
 The same plan and seeds give the same report byte for byte, on any machine and with any --jobs.
-The time and memory that the run took go to standard error, and with --timing into the JSON as
-\"run\".
+The time and memory that the run took go to standard error.
 
 Exit status: 0 if every run succeeded, 1 if some failed; these are listed with their scenario.
 
@@ -84,7 +82,7 @@ Examples:
   laxity sim run smoke
   laxity sim run sweep-agent --out results/sweep
   laxity sim run mfs-figure-10 --set cluster.servers=256 --only fair,karuna,mfs,laxity
-  laxity sim run scale-2048 --json - --timing
+  laxity sim run scale-2048 --json -
   laxity sim run my-plan.toml --seeds 10 --jobs 1 --csv runs.csv";
 
 const WORKLOAD_HELP: &str = "\
@@ -100,16 +98,6 @@ Examples:
   laxity sim sweep --axis cluster.nic_gbps=50,100,200 --axis workload.rate_per_gpu=0.5,1 \\
       --set cluster.servers=32 --seeds 5 --markdown sweep.md
   laxity sim sweep smoke --axis serving.routing=kv_aware,static_homes";
-
-const MFS_HELP: &str = "\
-Figures 10 to 14 run on an eighth of the paper's cluster; --set cluster.servers=256 runs the whole
-cluster. The paper measured figure 5; here it is simulated. Each figure has a folder for its
-results. Results that are already there are not computed again.
-
-Examples:
-  laxity sim reproduce mfs --figure 10
-  laxity sim reproduce mfs --figure all --out mfs --jobs 8 --seeds 5
-  laxity sim reproduce mfs --figure 13,14 --set cluster.servers=256";
 
 #[derive(Args)]
 pub(crate) struct SimRunArgs {
@@ -127,8 +115,9 @@ struct RunOfPlan {
     changes: Changes,
     #[command(flatten)]
     execution: Execution,
-    #[command(flatten)]
-    keeping: Keeping,
+    /// Folder for the results. Results that are already there are not computed again
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
     #[command(flatten)]
     destinations: Destinations,
 }
@@ -148,12 +137,9 @@ pub(crate) struct ReproduceArgs {
     paper: Paper,
 }
 
-/// The papers whose figures can be repeated.
+/// The papers about requests, whose figures can be repeated. Those of MFS are plans.
 #[derive(Subcommand)]
 enum Paper {
-    /// MFS: multi-stage flow scheduling. The figures of the paper
-    #[command(after_long_help = MFS_HELP)]
-    Mfs(Box<MfsArgs>),
     /// QoServe: several classes of service on shared replicas
     Qoserve(claims::ClaimsArgs),
     /// HyperFlexis: dispatch of requests to instances by their deadlines, and scaling
@@ -162,20 +148,6 @@ enum Paper {
     Hmas(claims::ClaimsArgs),
     /// Maestro: workflows of several models, whose weights are loaded and evicted
     Maestro(claims::ClaimsArgs),
-}
-
-#[derive(Args)]
-pub(crate) struct MfsArgs {
-    /// Figures to repeat: 5, 9, 10, 11, 12, 13, 14, or all
-    #[arg(long, value_name = "N,…|all", value_delimiter = ',', default_value = "all")]
-    figure: Vec<String>,
-    #[command(flatten)]
-    changes: Changes,
-    #[command(flatten)]
-    execution: Execution,
-    /// Folder for the results, with one folder for each figure
-    #[arg(long, value_name = "DIR", default_value = "laxity-mfs")]
-    out: PathBuf,
 }
 
 #[derive(Args)]
@@ -212,7 +184,6 @@ pub(crate) fn run(command: SimCommand, simulate: &Simulate<'_>) -> Result<ExitCo
             execute(&plan, simulate, &args.run)
         }
         SimCommand::Reproduce(args) => match args.paper {
-            Paper::Mfs(args) => reproduce(&args, simulate),
             Paper::Qoserve(args) => claims::run(&args, requests::qoserve::reproduce),
             Paper::Hyperflexis(args) => claims::run(&args, requests::hyperflexis::reproduce),
             Paper::Hmas(args) => claims::run(&args, requests::hmas::reproduce),
@@ -229,7 +200,7 @@ pub(crate) fn run(command: SimCommand, simulate: &Simulate<'_>) -> Result<ExitCo
 }
 
 fn execute(plan: &Plan, simulate: &Simulate<'_>, run: &RunOfPlan) -> Result<ExitCode> {
-    let RunOfPlan { execution, keeping, destinations, .. } = run;
+    let RunOfPlan { execution, out, destinations, .. } = run;
     if execution.show_plan {
         put(plan.to_toml().as_bytes())?;
         return Ok(ExitCode::SUCCESS);
@@ -238,7 +209,7 @@ fn execute(plan: &Plan, simulate: &Simulate<'_>, run: &RunOfPlan) -> Result<Exit
     let jobs = plan.jobs()?;
     laxity_sim::check(jobs.iter().map(|job| &job.scenario))?;
     destinations.check()?;
-    let out = keeping.out.as_deref();
+    let out = out.as_deref();
     let folder = out.map(Folder::at);
     if let Some(folder) = &folder {
         folder.begin(plan)?;
@@ -248,51 +219,13 @@ fn execute(plan: &Plan, simulate: &Simulate<'_>, run: &RunOfPlan) -> Result<Exit
         folder.finish(&report)?;
         folder.note_timing(&report)?;
     }
-    destinations.write(&report, keeping.timing)?;
+    destinations.write(&report)?;
     eprintln!("{}", report.timing);
     Ok(exit_code(report.is_whole()))
 }
 
 fn exit_code(whole: bool) -> ExitCode {
     if whole { ExitCode::SUCCESS } else { ExitCode::FAILURE }
-}
-
-fn reproduce(args: &MfsArgs, simulate: &Simulate<'_>) -> Result<ExitCode> {
-    let mut plans = Vec::new();
-    for wanted in &args.figure {
-        let chosen = FIGURES.iter().filter(|number| wanted == "all" || *number == wanted);
-        let before = plans.len();
-        for number in chosen {
-            let mut plan = Plan::load(&format!("mfs-figure-{number}"))?;
-            args.changes.apply(&mut plan)?;
-            plan.jobs()?;
-            plans.push(plan);
-        }
-        if plans.len() == before {
-            bail!(
-                "figure {wanted} of MFS is not simulated; those that are: {}, or all",
-                FIGURES.join(", ")
-            );
-        }
-    }
-    let mut whole = true;
-    for plan in &plans {
-        if args.execution.show_plan {
-            put(plan.to_toml().as_bytes())?;
-            continue;
-        }
-        let path = args.out.join(&plan.name);
-        let folder = Folder::at(&path);
-        folder.begin(plan)?;
-        let report = run::run(plan, simulate, &args.execution.options(Some(&path)))?;
-        folder.finish(&report)?;
-        folder.note_timing(&report)?;
-        say(table::table(&report))?;
-        say(format!("page: {}\n", folder.page().display()))?;
-        eprintln!("{}", report.timing);
-        whole &= report.is_whole();
-    }
-    Ok(exit_code(whole))
 }
 
 fn plans(show: Option<&str>) -> Result<()> {
@@ -340,7 +273,7 @@ fn page(args: &PageArgs) -> Result<ExitCode> {
         say(format!("page: {}", folder.page().display()))?;
     } else {
         args.destinations.check()?;
-        args.destinations.write(&report, false)?;
+        args.destinations.write(&report)?;
     }
     Ok(exit_code(report.is_whole()))
 }

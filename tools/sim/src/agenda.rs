@@ -23,7 +23,6 @@ impl<E: Ord> Agenda<E> {
         self.heap.push(Reverse((at, self.entered, what)));
     }
 
-    /// Returns the time of the first event.
     pub(crate) fn next(&self) -> Option<Time> {
         self.heap.peek().map(|Reverse((at, ..))| *at)
     }

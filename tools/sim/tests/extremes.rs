@@ -47,7 +47,7 @@ const FLOATS: [f64; 14] = [
     f64::NEG_INFINITY,
     f64::NAN,
 ];
-const WHOLE: [i64; 8] = [0, 1, -1, 7, 4_294_967_295, 4_294_967_296, i64::MAX, i64::MIN];
+const WHOLE: [i64; 9] = [0, 1, -1, 7, 1 << 29, 4_294_967_295, 4_294_967_296, i64::MAX, i64::MIN];
 
 fn tree() -> Table {
     let small: Scenario = toml::from_str(SMALL).expect("a scenario");

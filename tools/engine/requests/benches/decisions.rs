@@ -8,7 +8,6 @@
 
 use std::hint::black_box;
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::time::Instant;
 
 use laxity_requests::baseline::{Fixed, LineOrder};
@@ -20,7 +19,7 @@ use laxity_requests::hmas::prediction::Prediction;
 use laxity_requests::hmas::{self, Agent};
 use laxity_requests::iteration::{Event, Plan};
 use laxity_requests::kv::Pool;
-use laxity_requests::latency::{Composition, Latency};
+use laxity_requests::latency::Composition;
 use laxity_requests::learned::Learned;
 use laxity_requests::qoserve::{QoServe, QoServeOptions};
 use laxity_requests::replica::Replica;
@@ -64,14 +63,14 @@ fn machine(of: &Composition) -> Span {
 }
 
 /// A latency model as the engine's, which has learned the machine.
-fn learned() -> Arc<dyn Latency + Send + Sync> {
+fn learned() -> Learned {
     let learned = Learned::default();
     for number in 1..200 {
         let of = Composition::default().with_chunk(number * 37 % 900, 16 + number * 61 % 900);
         let of = (0..number % 64).fold(of, |of, at| of.with_decode(50 + at * 101 % 700));
         learned.ran(&of, machine(&of));
     }
-    Arc::new(learned)
+    learned
 }
 
 struct Even;

@@ -73,6 +73,5 @@ pub trait Dispatch {
     fn next_deadline(&self) -> Option<Time> {
         None
     }
-    /// Returns the number of requests that wait for an instance.
     fn waiting(&self) -> usize;
 }

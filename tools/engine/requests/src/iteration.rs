@@ -4,8 +4,6 @@
 //! calls [`crate::replica::Replica::plan`], runs the plan and reports [`Event::Done`]. At most one
 //! plan runs at a time.
 
-use serde::{Deserialize, Serialize};
-
 use crate::Span;
 use crate::latency::Composition;
 use crate::request::{RequestId, Spec};
@@ -22,8 +20,6 @@ pub enum Event {
         /// Requests whose last token came in this iteration.
         finished: Vec<RequestId>,
     },
-    /// The number of KV blocks changed to this value.
-    Capacity(u32),
 }
 
 /// A range of tokens of one prompt.
@@ -37,7 +33,6 @@ pub struct Chunk {
     pub last: bool,
 }
 
-/// The decode of one token of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Step {
     pub request: RequestId,
@@ -52,7 +47,6 @@ pub struct Dropped {
     pub why: Why,
 }
 
-/// The reason why a request loses its blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Why {
     /// A request that is served earlier needs the blocks.
@@ -95,13 +89,11 @@ pub enum Refused {
     Senseless,
 }
 
-/// The load of a replica, as dispatchers and scalers see it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Load {
     /// Requests without any computed token.
     pub waiting: u32,
     /// Relegated requests among `waiting`. They wait until the replica has nothing else to do.
-    #[serde(default, skip_serializing_if = "is_none")]
     pub relegated: u32,
     pub running: u32,
     /// Requests among `running` that decode.
@@ -114,13 +106,7 @@ pub struct Load {
     pub blocks_free: u32,
 }
 
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde hands out references")]
-const fn is_none(count: &u32) -> bool {
-    *count == 0
-}
-
 impl Load {
-    /// Returns the number of waiting requests that are not relegated.
     pub const fn in_line(&self) -> u32 {
         self.waiting.saturating_sub(self.relegated)
     }

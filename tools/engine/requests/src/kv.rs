@@ -26,7 +26,6 @@ impl Pool {
         Self { block_tokens: block_tokens.max(1), capacity, used: 0, held: FxHashMap::default() }
     }
 
-    /// Returns the number of blocks that `tokens` tokens need.
     pub const fn blocks(&self, tokens: u32) -> u32 {
         tokens.div_ceil(self.block_tokens)
     }
@@ -43,13 +42,10 @@ impl Pool {
         self.used
     }
 
-    /// Returns the number of free blocks. It is 0 if [`Self::resize`] left fewer blocks than are
-    /// held.
     pub const fn free(&self) -> u32 {
-        self.capacity.saturating_sub(self.used)
+        self.capacity - self.used
     }
 
-    /// Returns the number of blocks that `request` holds.
     pub fn held(&self, request: RequestId) -> u32 {
         self.held.get(&request).copied().unwrap_or(0)
     }
@@ -78,11 +74,6 @@ impl Pool {
         let blocks = self.held.remove(&request).unwrap_or(0);
         self.used -= blocks;
         blocks
-    }
-
-    /// Sets the total number of blocks, because other users of the memory took or returned some.
-    pub const fn resize(&mut self, capacity: u32) {
-        self.capacity = capacity;
     }
 
     /// Reports whether the blocks of all requests add up to the used blocks. For tests.

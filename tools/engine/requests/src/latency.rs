@@ -46,9 +46,3 @@ pub trait Latency {
     /// Returns the duration of an iteration, which includes host work.
     fn iteration(&self, of: &Composition) -> Span;
 }
-
-impl<L: Latency + ?Sized> Latency for std::sync::Arc<L> {
-    fn iteration(&self, of: &Composition) -> Span {
-        (**self).iteration(of)
-    }
-}

@@ -81,7 +81,6 @@ struct Home {
 
 #[derive(Clone, Debug, Default)]
 pub struct Row {
-    /// The part of a request that the instance computes.
     pub role: Role,
     pub load: Load,
     pub at: Time,

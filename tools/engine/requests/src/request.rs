@@ -98,7 +98,6 @@ impl Spec {
         self.prompt.saturating_add(self.output_max).saturating_sub(1)
     }
 
-    /// Returns the deadline of token `n`, as [`Slo::deadline`].
     pub const fn deadline(&self, n: u32) -> Time {
         self.slo.deadline(self.arrival, n)
     }

@@ -8,7 +8,6 @@ use crate::request::InstanceId;
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Instance {
     pub instance: InstanceId,
-    /// The part of a request that the instance computes.
     pub role: Role,
     pub load: Load,
     /// Share of the window in which the instance computed, 0 to 1.
@@ -20,7 +19,6 @@ pub struct ScalingWindow {
     pub instances: Vec<Instance>,
     pub starting: u32,
     pub arrived: u32,
-    /// Number of requests that wait for an instance.
     pub waiting: u32,
     /// Longest wait of a request without an instance, as a share of the request's TTFT objective.
     pub wait: f64,

@@ -46,7 +46,6 @@ fn one(row: &[f64]) -> Option<Matrix> {
     Matrix::from_2d_vec(&vec![row.to_vec()]).ok()
 }
 
-/// The parameters of boosted trees.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Trees {
     pub count: usize,

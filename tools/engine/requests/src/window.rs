@@ -28,7 +28,6 @@ impl<T: Copy + Ord> Window<T> {
         self.sorted.insert(at, value);
     }
 
-    /// Returns the values in order of size.
     pub(crate) fn sorted(&self) -> &[T] {
         &self.sorted
     }

@@ -62,7 +62,7 @@ fn nobody_waits_for_perception() {
         if number % 7 == 6 {
             driver.cancel(number);
         }
-        driver.compute(BLOCKS);
+        driver.compute();
     }
     driver.finish();
 }
@@ -77,7 +77,7 @@ fn order(kind: Kind) -> Vec<RequestId> {
     }
     arrive(&mut driver, 8, 3, interactive());
     let mut first = Vec::new();
-    while let Some(tokens) = driver.compute(BLOCKS) {
+    while let Some(tokens) = driver.compute() {
         for request in tokens {
             if !first.contains(&request) {
                 first.push(request);

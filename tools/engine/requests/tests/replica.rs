@@ -12,11 +12,10 @@ use laxity_requests::hmas::pool::Kind;
 use laxity_requests::hmas::prediction::Prediction;
 use laxity_requests::hmas::statera::StateraConfig;
 use laxity_requests::hmas::{Agent, Config};
-use laxity_requests::iteration::Event;
 use laxity_requests::job::Job;
 use laxity_requests::latency::{Composition, Latency};
 use laxity_requests::learned::Learned;
-use laxity_requests::qoserve::{Chunking, QoServe, QoServeOptions, Relegation};
+use laxity_requests::qoserve::{Chunking, QoServe, QoServeOptions};
 use laxity_requests::request::{ApplicationId, Importance, Slo, Spec};
 use laxity_requests::{Span, Time};
 use proptest::prelude::*;
@@ -38,7 +37,6 @@ enum Step {
     /// A number of iterations.
     Compute(u8),
     Idle,
-    Capacity(u32),
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -51,7 +49,6 @@ fn step() -> impl Strategy<Value = Step> {
         1 => any::<usize>().prop_map(Step::Cancel),
         7 => (1..12_u8).prop_map(Step::Compute),
         1 => Just(Step::Idle),
-        1 => (BLOCKS / 2..=BLOCKS).prop_map(Step::Capacity),
     ]
 }
 
@@ -109,10 +106,8 @@ fn qoserve() -> impl Strategy<Value = Chosen> {
             step
         }),
     ];
-    let relegation =
-        prop_oneof![Just(Relegation::Off), Just(Relegation::Strict), Just(Relegation::LookAhead)];
     let rest = (prop::option::of(0.0..1.0), 0.0..0.2);
-    (chunking, 0..50_u64, relegation, rest).prop_map(
+    (chunking, 0..50_u64, any::<bool>(), rest).prop_map(
         |(chunking, alpha, relegation, (hints, margin))| {
             let options = QoServeOptions { chunking, alpha, relegation, hints, margin };
             chosen(options, QoServe::new(options, Linear))
@@ -188,7 +183,6 @@ proptest! {
     ) {
         let tick = discipline.tick;
         let mut driver = Driver::new(discipline.discipline, (BLOCKS, BLOCK_TOKENS), tick);
-        let mut capacity = BLOCKS;
         for step in steps {
             match step {
                 Step::Arrive { prompt, output, ready, slo, interactive, important } => {
@@ -203,18 +197,13 @@ proptest! {
                 Step::Cancel(at) => driver.cancel(at),
                 Step::Compute(times) => {
                     for _ in 0..times {
-                        driver.compute(capacity);
+                        driver.compute();
                     }
                 }
                 Step::Idle => driver.now = driver.now + tick.times(40),
-                Step::Capacity(blocks) => {
-                    capacity = blocks;
-                    driver.replica.handle(driver.now, &Event::Capacity(blocks));
-                }
             }
             driver.check();
         }
-        driver.replica.handle(driver.now, &Event::Capacity(BLOCKS));
         driver.finish();
     }
 }
@@ -266,7 +255,7 @@ fn prompts(discipline: Box<dyn Discipline + Send>, lengths: &[u32]) -> usize {
     let mut driver = driver(discipline);
     for prompt in lengths {
         arrive(&mut driver, *prompt, 1, 0, Slo::Batch { ttlt: 1 }, true);
-        driver.compute(BLOCKS);
+        driver.compute();
     }
     driver.finish();
     driver.drops

@@ -2,7 +2,7 @@
 
 use std::io::{self, IsTerminal};
 use std::num::NonZeroUsize;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::Result;
 use clap::Args;
@@ -83,15 +83,4 @@ impl Execution {
             progress: !self.quiet && io::stderr().is_terminal(),
         }
     }
-}
-
-/// Options of what to keep of a run.
-#[derive(Args, Debug, Default)]
-pub(super) struct Keeping {
-    /// Folder for the results. Results that are already there are not computed again
-    #[arg(long, value_name = "DIR")]
-    pub(super) out: Option<PathBuf>,
-    /// Include the time and memory that the run took in --json and --markdown
-    #[arg(long)]
-    pub(super) timing: bool,
 }

@@ -16,7 +16,7 @@ use laxity_cli::output::{self, say};
 pub(super) const HELP: &str = "\
 A page is Markdown with marked blocks. Each block holds a table made from the results of one plan:
 
-  <!-- laxity sim: PLAN SECTION [only=VARIANT,…] [panel=PANEL,…] [at=VALUE] -->
+  <!-- laxity sim: PLAN SECTION [panel=PANEL] -->
   <!-- end -->
 
 SECTION is one of
@@ -29,8 +29,8 @@ SECTION is one of
   against      laxity (or the plan's reference) minus the others
   paper        what the paper says about its figure, and the result
   speed        time and memory of the simulation
-Put values with spaces in quotes. Sections from ttft to earliness show one point of each panel: the
-one at VALUE of the horizontal axis, or by default the one where variants differ most.
+PANEL is the name of a panel, or a part of it that has no space. Sections from ttft to earliness
+show the point of each panel where variants differ most.
 
 A block whose plan has no results stays as it is, and the command says which plan to run.
 

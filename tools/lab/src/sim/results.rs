@@ -50,7 +50,7 @@ impl Destinations {
 
     /// Writes the report to all destinations. Prints its table to standard output, or to standard
     /// error if a report goes to standard output.
-    pub(super) fn write(&self, report: &Report, timing: bool) -> Result<()> {
+    pub(super) fn write(&self, report: &Report) -> Result<()> {
         let table = table::table(report);
         if self.all().any(is_stdout) {
             eprintln!("{table}");
@@ -65,10 +65,10 @@ impl Destinations {
         ] {
             let Some(path) = path else { continue };
             let text = match what {
-                "data" => json::json(report, timing),
+                "data" => json::json(report),
                 "rows" => csv::csv(report),
                 "map" => map::map(report)?,
-                _ => page::page(report, timing),
+                _ => page::page(report),
             };
             if is_stdout(path) {
                 put(text.as_bytes())?;
@@ -130,9 +130,9 @@ impl<'a> Folder<'a> {
 
     pub(super) fn finish(&self, report: &Report) -> Result<(), OutputError> {
         let write = |name: &str, text: String| output::replace(&self.0.join(name), text.as_bytes());
-        write("report.json", json::json(report, false))?;
+        write("report.json", json::json(report))?;
         write("runs.csv", csv::csv(report))?;
-        write("page.md", page::page(report, false))
+        write("page.md", page::page(report))
     }
 
     /// Writes the time and memory of a run to a file of their own. Does nothing if the run

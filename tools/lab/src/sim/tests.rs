@@ -64,16 +64,6 @@ fn a_run_leaves_its_report_in_files_and_a_folder_that_can_be_shown_again() {
     assert_eq!(inside("runs.csv").lines().count(), 1 + 18);
     assert!(inside("page.md").contains("Smoke"));
     assert_eq!(inside("results.jsonl").lines().count(), 18);
-    // The results of an interrupted run can be shown.
-    let journal = Path::new(&out).join("results.jsonl");
-    let half: String = inside("results.jsonl").lines().take(9).map(|l| format!("{l}\n")).collect();
-    fs::write(&journal, half).expect("written");
-    let code = laxity(&["page", &out]);
-    assert_eq!(shown(&code), shown(&Ok(ExitCode::FAILURE)), "it is not whole");
-    assert!(inside("page.md").contains("9 runs of this plan have not been run"));
-    // The interrupted run can be continued.
-    laxity(&run).expect("it runs");
-    assert_eq!(inside("report.json"), text);
     let (_folder, page) = place("again.md");
     laxity(&["page", &out, "--markdown", &page]).expect("it is whole");
     assert_eq!(fs::read_to_string(page).expect("a page"), inside("page.md"));
@@ -102,20 +92,12 @@ fn a_sweep_needs_an_axis_and_takes_policies() {
 }
 
 #[test]
-fn figures_go_into_folders_of_their_own() {
-    let (_folder, out) = place("mfs");
-    laxity(&["reproduce", "mfs", "-q", "--figure", "13,14", "--seeds", "1", "--out", &out])
-        .expect("it runs");
-    for plan in ["mfs-figure-13", "mfs-figure-14"] {
-        let page = Path::new(&out).join(plan).join("page.md");
-        assert!(fs::read_to_string(page).expect("a page").contains("the paper says"));
-    }
-    let again = Path::new(&out).join("mfs-figure-13");
-    laxity(&["page", &again.display().to_string()]).expect("it is whole");
-    let page = fs::read_to_string(again.join("page.md")).expect("a page");
-    assert!(page.contains("the paper says"), "the plan is still known as the figure's");
-    let error = laxity(&["reproduce", "mfs", "--figure", "8"]).expect_err("a drawing");
-    assert!(error.to_string().contains("5, 9, 10, 11"), "{error}");
+fn a_figure_of_a_folder_is_still_set_beside_what_the_paper_says() {
+    let (_folder, out) = place("figure");
+    laxity(&["run", "mfs-figure-13", "-q", "--seeds", "1", "--out", &out]).expect("it runs");
+    laxity(&["page", &out]).expect("it is whole");
+    let page = fs::read_to_string(Path::new(&out).join("page.md")).expect("a page");
+    assert!(page.contains("the paper says"));
 }
 
 #[test]
@@ -187,43 +169,32 @@ fn a_page_is_filled_from_folders_and_checked_and_says_what_to_run() {
         shown(&laxity(&[&line, more].concat()))
     };
     let (good, bad) = (shown(&Ok(ExitCode::SUCCESS)), shown(&Ok(ExitCode::FAILURE)));
-    let out = Path::new(&results).join("smoke");
-    let advice = |wanted: &str| {
-        let said = super::findings::results(Path::new(&results), "smoke").expect_err("not whole");
-        let command = format!("laxity sim run smoke --out {}", out.display());
-        assert!(said.contains(wanted) && said.ends_with(&command), "{said}");
-    };
+    let out = Path::new(&results).join("smoke").display().to_string();
+    let said = super::findings::results(Path::new(&results), "smoke").expect_err("none");
+    assert!(said.ends_with(&format!("laxity sim run smoke --out {out}")), "{said}");
     assert_eq!(findings(&["--plans"]), good);
     assert_eq!(findings(&[]), bad, "nothing was run");
-    advice("no results");
-    let run = ["run", "smoke", "-q", "--out", &out.display().to_string()].map(str::to_owned);
-    let run: Vec<&str> = run.iter().map(String::as_str).collect();
+    let run = ["run", "smoke", "-q", "--out", &out];
     laxity(&run).expect("it runs");
     assert_eq!(findings(&["--check"]), bad, "it is empty");
     assert_eq!(read(), [block, speed].concat(), "a check changes nothing");
     assert_eq!(findings(&[]), good);
     assert_eq!(findings(&["--check"]), good);
     let whole = read();
-    assert!(whole.contains("| laxity | ") && whole.contains("`laxity sim run smoke`"), "{whole}");
     // A run with nothing left to simulate keeps the timing of the run before.
     laxity(&run).expect("it runs");
     assert_eq!(findings(&[]), good);
     assert_eq!(read(), whole);
-    // Results of another machine are accepted, other numbers are not.
-    let timing = out.join("timing.json");
-    let other = fs::read_to_string(&timing).expect("timing").replace("wall_s", "wall");
-    fs::write(&timing, other.replace("\"runs\": [", "\"old\": [")).expect("written");
+    // Timings of another machine are accepted, other numbers are not.
+    fs::write(Path::new(&out).join("timing.json"), "{}").expect("written");
     assert_eq!(findings(&["--check"]), good);
     fs::write(&page, whole.replacen("| laxity | ", "| laxity | 1", 1)).expect("written");
     assert_eq!(findings(&["--check"]), bad);
-    let journal = out.join("results.jsonl");
+    let journal = Path::new(&out).join("results.jsonl");
     let lines = fs::read_to_string(&journal).expect("a journal");
     let half: String = lines.lines().take(9).map(|l| format!("{l}\n")).collect();
     fs::write(&journal, half).expect("written");
-    advice("3 of 12 runs are missing");
-    assert_eq!(findings(&[]), bad);
+    assert_eq!(findings(&[]), bad, "3 of 12 runs are missing");
     let error = laxity(&["findings", "--page", "/nowhere.md"]).expect_err("no page");
     assert!(error.to_string().contains("cannot read /nowhere.md"));
-    fs::write(&page, block.replace("smoke", "smok")).expect("written");
-    assert_eq!(findings(&[]), bad);
 }

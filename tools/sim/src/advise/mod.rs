@@ -21,7 +21,6 @@ const RATES: [f64; 12] = [0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.5, 2.0, 
 
 const POLICIES: [&str; 4] = ["two_class", "two_class_99", "mfs", "laxity"];
 
-/// A question that cannot be answered.
 #[derive(Debug, thiserror::Error)]
 pub enum AdviseError {
     #[error(transparent)]

@@ -1,5 +1,6 @@
 //! Checks of the network from scratch: consistent lists and correct rates. They are slow, so that
-//! only tests run all of them. Debug builds check the ports that were just computed.
+//! only tests run all of them. Debug builds check the ports that were just computed. A check panics
+//! at an inconsistency, which is a bug of this module rather than of the caller.
 
 #[cfg(test)]
 use laxity_policy::Time;
@@ -11,19 +12,6 @@ use super::transfer::Stage;
 #[cfg(test)]
 use super::transfer::TransferId;
 
-/// An inconsistency of the network, caused by a bug in this module rather than by the caller.
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
-pub enum CheckError {
-    #[error("port {port}: {what}")]
-    Lists { port: u32, what: &'static str },
-    #[error("port {port} carries {rate} of {capacity} B/s")]
-    Capacity { port: u32, rate: f64, capacity: f64 },
-    #[error("transfer {order} gets {rate} B/s and has no bottleneck")]
-    Bottleneck { order: u64, rate: f64 },
-    #[error("transfer {order} has {bytes} bytes left")]
-    Remainder { order: u64, bytes: f64 },
-}
-
 const ROUNDING: f64 = 1e-9;
 
 impl Network {
@@ -31,28 +19,26 @@ impl Network {
     /// max-min under strict priority. They are, exactly if each transfer has a port that its class
     /// and higher ones use up and where no transfer of its class gets more per weight. Call this
     /// after [`Network::next_end`].
-    /// Returns the first inconsistency.
-    pub fn check(&self) -> Result<(), CheckError> {
+    ///
+    /// # Panics
+    /// Panics at the first inconsistency.
+    pub fn check(&self) {
         for port in 0..self.bands.ports.len() as u32 {
-            self.check_lists(port)?;
-            self.check_capacity(port)?;
+            self.check_lists(port);
+            self.check_capacity(port);
         }
         for (index, transfer) in self.slab.iter() {
             let Stage::Bound(bottleneck) = transfer.stage else { continue };
-            self.check_remainder(index)?;
-            let rate = self.rate_of(index);
+            self.check_remainder(index);
             let level = self.level_of(index, usize::from(bottleneck));
             let bounded = transfer.path().any(|(_, band)| {
                 let port = self.bands.bands[band as usize].port;
                 self.is_used_up(port, transfer.class)
                     && self.top_of(band) <= level * (1.0 + ROUNDING)
             });
-            if !bounded {
-                let order = transfer.order;
-                return Err(CheckError::Bottleneck { order, rate });
-            }
+            let (order, rate) = (transfer.order, self.rate_of(index));
+            assert!(bounded, "transfer {order} gets {rate} B/s and has no bottleneck");
         }
-        Ok(())
     }
 
     #[cfg(debug_assertions)]
@@ -60,79 +46,73 @@ impl Network {
         self.audit.sort_unstable();
         self.audit.dedup();
         while let Some(port) = self.audit.pop() {
-            let result = self.check_capacity(port).and_then(|()| {
-                for class in 0..self.bands.classes() {
-                    for entry in self.entries(port, class) {
-                        self.check_remainder(entry.transfer())?;
-                    }
+            self.check_capacity(port);
+            for class in 0..self.bands.classes() {
+                for entry in self.entries(port, class) {
+                    self.check_remainder(entry.transfer());
                 }
-                self.check_use(port)
-            });
-            assert_eq!(result, Ok(()), "at {} ns", self.now_ns);
+            }
+            self.check_use(port);
         }
     }
 
     /// Checks that a band with a finite level and the bands above it use the port up.
     #[cfg(debug_assertions)]
-    fn check_use(&self, port: u32) -> Result<(), CheckError> {
+    fn check_use(&self, port: u32) {
         for class in 0..self.bands.classes() {
             let band = self.bands.find(port, class);
-            if band.is_some_and(|band| self.bands.levels[band as usize].level.is_finite())
-                && !self.is_used_up(port, class)
-            {
-                return lists(port, "has room, and a level");
-            }
+            let bounds =
+                band.is_some_and(|band| self.bands.levels[band as usize].level.is_finite());
+            assert!(
+                !bounds || self.is_used_up(port, class),
+                "port {port} has room, and a level at {} ns",
+                self.now_ns
+            );
         }
-        Ok(())
     }
 
-    fn check_lists(&self, port: u32) -> Result<(), CheckError> {
+    fn check_lists(&self, port: u32) {
         let mut count = 0;
         for class in 0..self.bands.classes() {
             let Some(number) = self.bands.find(port, class) else { continue };
             let band = &self.bands.bands[number as usize];
             count += band.len();
-            if band.is_empty() {
-                return lists(port, "an empty band is kept");
-            }
-            if band.port != port || band.class != class {
-                return lists(port, "a band is on the wrong port");
-            }
-            if band.state != BandState::default() {
-                return lists(port, "something is left to be computed");
-            }
+            assert!(!band.is_empty(), "port {port}: an empty band is kept");
+            assert_eq!((band.port, band.class), (port, class), "a band is on the wrong port");
+            assert_eq!(band.state, BandState::default(), "something is left to be computed");
             for (place, entry) in band.iter().enumerate() {
                 let transfer = &self.slab[entry.transfer()];
-                if transfer.places[entry.hop()] != place as u32
-                    || transfer.bands[entry.hop()] != number
-                    || transfer.class != class
-                {
-                    return lists(port, "a transfer and its entry do not agree");
-                }
-                let here = transfer.stage == Stage::Bound(entry.hop() as u8);
-                if here != (place < band.bound()) {
-                    return lists(port, "a transfer is on the wrong side");
-                }
+                let hop = entry.hop();
+                assert_eq!(
+                    (transfer.places[hop], transfer.bands[hop], transfer.class),
+                    (place as u32, number, class),
+                    "port {port}: a transfer and its entry do not agree"
+                );
+                let here = transfer.stage == Stage::Bound(hop as u8);
+                assert_eq!(
+                    here,
+                    place < band.bound(),
+                    "port {port}: a transfer is on the wrong side"
+                );
             }
         }
-        if count != self.bands.ports[port as usize].count as usize {
-            return lists(port, "the count of transfers is wrong");
-        }
-        Ok(())
+        let counted = self.bands.ports[port as usize].count as usize;
+        assert_eq!(count, counted, "port {port}: the count of transfers is wrong");
     }
 
-    fn check_capacity(&self, port: u32) -> Result<(), CheckError> {
+    fn check_capacity(&self, port: u32) {
         let capacity = self.bands.ports[port as usize].capacity;
         let rate = capacity - self.left_by(port, self.bands.classes());
-        if rate > capacity * (1.0 + ROUNDING) {
-            return Err(CheckError::Capacity { port, rate, capacity });
-        }
-        Ok(())
+        assert!(
+            rate <= capacity * (1.0 + ROUNDING),
+            "port {port} carries {rate} of {capacity} B/s at {} ns",
+            self.now_ns
+        );
     }
 
-    fn check_remainder(&self, index: u32) -> Result<(), CheckError> {
+    fn check_remainder(&self, index: u32) {
         let transfer = &self.slab[index];
-        let Stage::Bound(hop) = transfer.stage else { return Ok(()) };
+        let Stage::Bound(hop) = transfer.stage else { return };
         let number = transfer.bands[usize::from(hop)] as usize;
         let band = &self.bands.bands[number];
         let entry = band.get(transfer.places[usize::from(hop)] as usize);
@@ -140,11 +120,13 @@ impl Network {
         let bytes = (entry.target - band.clock(level, self.now_ns)) * entry.weight;
         // A transfer may be late by less than a nanosecond before it ends.
         let slip = level.min(self.bands.ports[band.port as usize].capacity) * entry.weight * 1e-9;
-        if bytes < -slip - 1e-3 || bytes > transfer.bytes as f64 * (1.0 + ROUNDING) + 1e-3 {
-            let order = transfer.order;
-            return Err(CheckError::Remainder { order, bytes });
-        }
-        Ok(())
+        let most = transfer.bytes as f64 * (1.0 + ROUNDING) + 1e-3;
+        assert!(
+            (-slip - 1e-3..=most).contains(&bytes),
+            "transfer {} has {bytes} bytes left at {} ns",
+            transfer.order,
+            self.now_ns
+        );
     }
 
     /// Returns the rate that classes up to `class` leave unused at a port, in bytes per second.
@@ -187,8 +169,4 @@ impl Network {
         let now_ns = self.not_before(now);
         self.slab.find(id).map_or(0.0, |index| self.bytes_left(index, now_ns))
     }
-}
-
-fn lists(port: u32, what: &'static str) -> Result<(), CheckError> {
-    Err(CheckError::Lists { port, what })
 }

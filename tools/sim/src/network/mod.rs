@@ -47,7 +47,6 @@ mod water;
 
 use laxity_policy::Time;
 
-pub use check::CheckError;
 pub use transfer::{PATH_MAX, TransferId};
 
 use band::{BandEntry, BandState, MANY};
@@ -90,7 +89,6 @@ pub struct Network {
 }
 
 impl Default for Network {
-    /// Creates a network without ports.
     fn default() -> Self {
         Self {
             now_ns: 0,
@@ -228,7 +226,6 @@ impl Network {
 
 /// Queries. Rates are those of the last [`Network::next_end`].
 impl Network {
-    /// Returns the capacity of a port, in bytes per second.
     pub fn capacity(&self, port: PortId) -> f64 {
         self.bands.ports[port.0 as usize].capacity
     }

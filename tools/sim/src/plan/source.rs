@@ -186,7 +186,6 @@ impl Plan {
         })
     }
 
-    /// Returns a plan without axes.
     pub fn empty(name: &str, title: &str) -> Self {
         let draft = PlanDraft { title: Some(title.to_owned()), ..PlanDraft::default() };
         draft

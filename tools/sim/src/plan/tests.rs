@@ -1,5 +1,7 @@
 //! Tests of plans and of the errors in invalid ones.
 
+use proptest::prelude::*;
+
 use super::*;
 
 fn parse(text: &str) -> Result<Plan, PlanError> {
@@ -312,4 +314,32 @@ fn what_a_plan_compares_with_follows_from_its_variants() {
         Some("fair")
     );
     assert_eq!(reference("policies = ['fair']"), None);
+}
+
+proptest! {
+    /// A mistake is told with a line that exists.
+    #[test]
+    fn a_plan_that_is_read_can_be_written(
+        plan in any::<prop::sample::Index>(),
+        edits in prop::collection::vec((any::<prop::sample::Index>(), 0..5_usize), 1..4),
+    ) {
+        let mut text = plan.get(built_in()).text.to_owned();
+        for (place, piece) in edits {
+            let (at, _) = *place.get(&text.char_indices().collect::<Vec<_>>());
+            text.remove(at);
+            text.insert_str(at, ["", "0", "\"", "\n", "]"][piece]);
+        }
+        match parse(&text) {
+            Ok(plan) => {
+                let shown = plan.to_toml();
+                let again = Plan::parse("p", "shown", &shown);
+                let again = again.unwrap_or_else(|error| panic!("{error}\n{shown}"));
+                prop_assert_eq!(again.to_toml(), shown);
+            }
+            Err(error) if &*error.place.file == "p.toml" => {
+                prop_assert!(error.place.line <= text.matches('\n').count() + 1);
+            }
+            Err(_) => {}
+        }
+    }
 }

@@ -1,5 +1,4 @@
-//! The report as JSON. The same plan gives the same bytes for any number of threads. Timings of the
-//! machine are included only on request.
+//! The report as JSON. The same plan gives the same bytes for any number of threads.
 
 use serde_json::{Map, Value, json};
 
@@ -9,10 +8,9 @@ use crate::reproduce;
 /// Version of the format. It changes when a field is removed or changes its meaning.
 const FORMAT: u32 = 1;
 
-/// Returns the report as JSON, with timings of this machine (`"run"`) if `with_timing` is set. Each
-/// entry of a list is on a line of its own.
-pub fn json(report: &Report, with_timing: bool) -> String {
-    let mut fields = vec![
+/// Returns the report as JSON. Each entry of a list is on a line of its own.
+pub fn json(report: &Report) -> String {
+    let fields = [
         ("format", json!(FORMAT)),
         ("made_by", json!(concat!("laxity-sim ", env!("CARGO_PKG_VERSION")))),
         ("plan", plan(report)),
@@ -24,9 +22,6 @@ pub fn json(report: &Report, with_timing: bool) -> String {
         ("missing", json!(report.missing)),
         ("runs", runs(report).into()),
     ];
-    if with_timing {
-        fields.push(("run", json!(report.timing)));
-    }
     let fields: Vec<String> =
         fields.iter().map(|(name, value)| format!("  \"{name}\": {}", lines(value))).collect();
     format!("{{\n{}\n}}\n", fields.join(",\n"))

@@ -16,7 +16,6 @@ const LEFT: usize = 190;
 const ABOVE: usize = 64;
 const EDGE: usize = 14;
 
-/// A plan that cannot be drawn as a map.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MapError {
     #[error("a map needs two axes besides the request rate, rows and columns; this plan has {0}")]
@@ -38,7 +37,6 @@ struct MapCell {
     bound: Option<f64>,
 }
 
-/// Returns the map as SVG, or what the plan lacks.
 pub fn map(report: &Report) -> Result<String, MapError> {
     let (axes, rate) = (&report.plan.axes, report.plan.rate_axis());
     let sides: Vec<usize> = (0..axes.len()).filter(|&axis| Some(axis) != rate).collect();

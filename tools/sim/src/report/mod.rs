@@ -12,7 +12,7 @@ pub mod map;
 pub mod metric;
 pub mod page;
 pub mod paired;
-mod sheet;
+pub(crate) mod sheet;
 mod sheets;
 pub mod summary;
 pub mod sustained;

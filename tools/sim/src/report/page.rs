@@ -5,7 +5,7 @@ use super::sheet::Sheet;
 use super::view::View;
 use super::{Report, capacity, metric, sheets, table};
 
-pub fn page(report: &Report, with_timing: bool) -> String {
+pub fn page(report: &Report) -> String {
     let plan = &report.plan;
     let mut text = format!("# {}\n\n", plan.title);
     if !plan.question.is_empty() {
@@ -34,9 +34,6 @@ pub fn page(report: &Report, with_timing: bool) -> String {
         }
         let numbers = "Means over seeds ± half a 95 % confidence interval.";
         section(&mut text, "Numbers", numbers, &table::all(report));
-    }
-    if with_timing {
-        text += &format!("\n## What it took\n\n{}\n", report.timing);
     }
     let version = env!("CARGO_PKG_VERSION");
     let toml = plan.to_toml();

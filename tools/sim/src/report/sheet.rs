@@ -3,16 +3,16 @@
 use comfy_table::{CellAlignment, Table, presets};
 
 #[derive(Debug, Default)]
-pub(super) struct Sheet {
-    pub(super) of: String,
-    pub(super) caption: String,
+pub(crate) struct Sheet {
+    pub(crate) of: String,
+    pub(crate) caption: String,
     names: usize,
     heading: Vec<Cell>,
     rows: Vec<Vec<Cell>>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Cell {
+pub(crate) enum Cell {
     /// A name, which may contain characters that are special in Markdown.
     Name(String),
     Bound(String),
@@ -27,7 +27,7 @@ impl From<&str> for Cell {
 }
 
 impl Cell {
-    pub(super) fn name(name: &str) -> Self {
+    pub(crate) fn name(name: &str) -> Self {
         Self::Name(name.to_owned())
     }
 
@@ -47,22 +47,22 @@ impl Cell {
 }
 
 impl Sheet {
-    pub(super) fn new(names: usize, heading: Vec<Cell>) -> Self {
+    pub(crate) fn new(names: usize, heading: Vec<Cell>) -> Self {
         Self { names, heading, ..Self::default() }
     }
 
-    pub(super) fn about(self, panel: &str, caption: &str) -> Self {
+    pub(crate) fn about(self, panel: &str, caption: &str) -> Self {
         Self { of: panel.to_owned(), caption: caption.to_owned(), ..self }
     }
 
     /// Adds a row, which must be as long as the heading.
-    pub(super) fn add(&mut self, row: Vec<Cell>) {
+    pub(crate) fn add(&mut self, row: Vec<Cell>) {
         debug_assert_eq!(row.len(), self.heading.len(), "{row:?}");
         self.rows.push(row);
     }
 
     /// Returns a title such as `**DBRX**, WHAT:` and the table as Markdown, one line per row.
-    pub(super) fn markdown(&self) -> String {
+    pub(crate) fn markdown(&self) -> String {
         let caption = match self.title(|of| format!("**{}**", plain(of))) {
             title if title.is_empty() => title,
             title => format!("{title}:\n\n"),
@@ -79,7 +79,7 @@ impl Sheet {
         format!("{caption}{}|{rule}|\n{rows}", line(&self.heading))
     }
 
-    pub(super) fn terminal(&self) -> String {
+    pub(crate) fn terminal(&self) -> String {
         let texts = |cells: &[Cell]| cells.iter().map(|c| c.text().to_owned()).collect::<Vec<_>>();
         let mut table = Table::new();
         table.load_style(presets::UTF8_FULL_CONDENSED).set_header(texts(&self.heading));

@@ -70,15 +70,15 @@ pub(super) fn over_x(view: &View<'_>, metric: &Metric) -> Vec<Sheet> {
         if metric.key == ATTAINMENT.key {
             return shares(view, point);
         }
-        let value = |&variant| with_interval(report.estimate(point, variant, metric), metric);
-        view.variants.iter().map(|variant| Cell::Text(value(variant))).collect()
+        let value = |variant| with_interval(report.estimate(point, variant, metric), metric);
+        view.variants().map(|variant| Cell::Text(value(variant))).collect()
     };
     let tables = view.panels.iter().map(|panel| {
         let mut heading = vec![report.plan.axes[x].label.as_str().into()];
         heading.extend(panel.points.iter().map(|&p| Cell::name(report.x_name(p))));
         let columns: Vec<Vec<Cell>> = panel.points.iter().map(|&point| column(point)).collect();
         let mut table = Sheet::new(1, heading);
-        for (row, &variant) in view.variants.iter().enumerate() {
+        for (row, variant) in view.variants().enumerate() {
             let mut cells = vec![view.name(variant)];
             cells.extend(columns.iter().map(|column| column[row].clone()));
             table.add(cells);
@@ -95,12 +95,12 @@ fn attainment_by_point(view: &View<'_>) -> Sheet {
     if let [panel] = view.panels.as_slice() {
         table = Sheet::new(1, vec!["variant".into(), "in time, %".into()]);
         let column = shares(view, panel.points[0]);
-        for (&variant, share) in view.variants.iter().zip(column) {
+        for (variant, share) in view.variants().zip(column) {
             table.add(vec![view.name(variant), share]);
         }
     } else {
         let mut heading = vec!["in time, %".into()];
-        heading.extend(view.variants.iter().map(|&variant| view.name(variant)));
+        heading.extend(view.variants().map(|variant| view.name(variant)));
         table = Sheet::new(1, heading);
         for panel in &view.panels {
             let mut cells = vec![Cell::name(&panel.name)];
@@ -114,15 +114,12 @@ fn attainment_by_point(view: &View<'_>) -> Sheet {
 /// Returns the attainment of each variant at a point. The best variants are bold, except the bound.
 /// If all show the same value, none is bold.
 fn shares(view: &View<'_>, point: usize) -> Vec<Cell> {
-    let estimates: Vec<Option<Estimate>> = view
-        .variants
-        .iter()
-        .map(|&variant| view.report.estimate(point, variant, &ATTAINMENT))
-        .collect();
+    let estimates: Vec<Option<Estimate>> =
+        view.variants().map(|variant| view.report.estimate(point, variant, &ATTAINMENT)).collect();
     let mean = |e: &Option<Estimate>| e.map(|e| ATTAINMENT.unit.shown(e.mean));
     let policies = || {
-        let all = view.variants.iter().zip(&estimates);
-        all.filter(|(variant, _)| !view.report.is_bound(**variant)).map(|(_, estimate)| estimate)
+        let all = view.variants().zip(&estimates);
+        all.filter(|(variant, _)| !view.report.is_bound(*variant)).map(|(_, estimate)| estimate)
     };
     let best = policies()
         .filter(|e| e.is_some())
@@ -132,10 +129,9 @@ fn shares(view: &View<'_>, point: usize) -> Vec<Cell> {
         })
         .and_then(mean);
     let differ = policies().any(|e| mean(e) != best);
-    view.variants
-        .iter()
+    view.variants()
         .zip(&estimates)
-        .map(|(&variant, estimate)| {
+        .map(|(variant, estimate)| {
             let text = with_interval(*estimate, &ATTAINMENT);
             if differ && mean(estimate) == best && !view.report.is_bound(variant) {
                 Cell::Best(text)
@@ -158,14 +154,14 @@ fn with_interval(estimate: Option<Estimate>, metric: &Metric) -> String {
     }
 }
 
-pub(super) fn details(view: &View<'_>, columns: &[Column]) -> Result<Vec<Sheet>, String> {
+pub(super) fn details(view: &View<'_>, columns: &[Column]) -> Vec<Sheet> {
     let mut tables = Vec::new();
     for panel in &view.panels {
-        let point = view.point(panel)?;
+        let point = view.report.telling(panel);
         let mut heading = vec!["variant".into()];
         heading.extend(columns.iter().map(|column| column.heading.into()));
         let mut table = Sheet::new(1, heading);
-        for &variant in &view.variants {
+        for variant in view.variants() {
             let mut cells = vec![view.name(variant)];
             cells.extend(columns.iter().map(|column| {
                 let estimate = view.report.estimate(point, variant, column.metric);
@@ -175,7 +171,7 @@ pub(super) fn details(view: &View<'_>, columns: &[Column]) -> Result<Vec<Sheet>,
         }
         tables.push(table.about(&panel.name, &view.at(point)));
     }
-    Ok(tables)
+    tables
 }
 
 const MEASURES: [&str; 2] = ["karuna", "two_class"];
@@ -195,7 +191,7 @@ pub(super) fn sustained(view: &View<'_>) -> Result<Vec<Sheet>, String> {
     let tables = view.panels.iter().map(|panel| {
         let rates = [0.9, 0.5].map(|asked| report.sustained_with(asked, panel));
         let mut table = Sheet::new(1, heading.clone());
-        for &variant in &view.variants {
+        for variant in view.variants() {
             let mut cells = vec![view.name(variant)];
             for rates in &rates {
                 let rate = |variant: usize| rates[variant].rate.as_ref();
@@ -231,7 +227,7 @@ pub(super) fn against(view: &View<'_>) -> Result<Sheet, String> {
     let mut comparisons = report.comparisons();
     comparisons.retain(|c| {
         let mut points = view.panels.iter().flat_map(|panel| &panel.points);
-        points.any(|&point| point == c.point) && view.variants.contains(&c.other)
+        points.any(|&point| point == c.point)
     });
     let unknown = comparisons.iter().any(|c| c.difference.half_width.is_none());
     let mut heading = vec!["against", "points better", "equal", "worse"];
@@ -240,7 +236,7 @@ pub(super) fn against(view: &View<'_>) -> Result<Sheet, String> {
     }
     heading.extend(["least", "most"]);
     let mut table = Sheet::new(1, heading.into_iter().map(Cell::from).collect());
-    for &other in &view.variants {
+    for other in view.variants() {
         if !comparisons.iter().any(|c| c.other == other) {
             continue;
         }

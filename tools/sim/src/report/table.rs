@@ -31,7 +31,7 @@ pub(super) fn all(report: &Report) -> Vec<Sheet> {
         all.extend(sheets::attainment(&view));
     }
     all.extend(sheets::sustained(&view).unwrap_or_default());
-    all.extend(sheets::details(&view, &sheets::OVERVIEW).unwrap_or_default());
+    all.extend(sheets::details(&view, &sheets::OVERVIEW));
     if !report.comparisons().is_empty() {
         all.extend(sheets::against(&view));
     }

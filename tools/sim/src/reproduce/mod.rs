@@ -15,9 +15,6 @@ use runner::{Figures, Scope};
 
 const CLAIMS: &str = include_str!("../../claims/mfs.toml");
 
-/// Figures of MFS that can be simulated. The built-in plan `mfs-figure-N` corresponds to figure N.
-pub const FIGURES: [&str; 7] = ["5", "9", "10", "11", "12", "13", "14"];
-
 /// A claim of the paper with the numbers of a report.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Finding {
@@ -85,7 +82,6 @@ impl Finding {
         }
     }
 
-    /// Returns the paper's number as shown in tables.
     pub fn paper_shown(&self) -> String {
         match self.paper {
             None => "no number".to_owned(),

@@ -113,7 +113,6 @@ pub struct Scope<'a> {
 }
 
 impl<'a> Scope<'a> {
-    /// Creates a scope without variables.
     pub const fn new(figures: &'a dyn Figures) -> Self {
         Self { figures, variables: Vec::new() }
     }

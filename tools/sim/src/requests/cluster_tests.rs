@@ -38,7 +38,6 @@ fn replica(order: LineOrder) -> Replica {
     Replica::new(Pool::new(4000, 16), 40, Box::new(Fixed { order, tokens: 512 }))
 }
 
-/// Returns a cluster without a scaler.
 fn config<'a>(
     clock: &'a Roofline,
     make: &'a Make<'a>,

@@ -20,7 +20,6 @@ pub mod qoserve;
 pub mod reproduction;
 pub mod workload;
 
-/// A failure to check a paper's claims.
 #[derive(Debug, thiserror::Error)]
 pub enum PaperError {
     #[error(transparent)]

@@ -2,12 +2,12 @@
 
 use std::fmt::Write as _;
 use std::num::NonZero;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
 
+use crate::report::sheet::{Cell, Sheet};
+use crate::run::in_parallel;
 use crate::run::progress::Progress;
 
 #[derive(Clone, Debug)]
@@ -55,6 +55,17 @@ pub struct Section {
     pub notes: String,
 }
 
+impl Section {
+    fn sheet(&self) -> Sheet {
+        let cells = |texts: &[String]| texts.iter().cloned().map(Cell::Text).collect();
+        let mut sheet = Sheet::new(1, cells(&self.head));
+        for row in &self.rows {
+            sheet.add(cells(row));
+        }
+        sheet
+    }
+}
+
 /// All results for a paper.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Reproduction {
@@ -77,14 +88,9 @@ impl Reproduction {
 
     fn claims_section(&self) -> Section {
         let row = |claim: &Claim| {
-            vec![
-                claim.says.clone(),
-                claim.paper.clone(),
-                claim.here.clone(),
-                if claim.holds { "yes" } else { "no" }.to_owned(),
-                claim.baseline.clone(),
-                claim.regime.clone(),
-            ]
+            let holds = if claim.holds { "yes" } else { "no" }.to_owned();
+            let Claim { says, paper, here, regime, baseline, .. } = claim.clone();
+            vec![says, paper, here, holds, baseline, regime]
         };
         Section {
             title: "Claims".to_owned(),
@@ -102,16 +108,7 @@ impl Reproduction {
             text += "A quick run: its figures are no findings.\n";
         }
         for section in &self.sections {
-            let mut table = Table::new();
-            table.load_style(presets::UTF8_FULL_CONDENSED);
-            table.set_header(&section.head);
-            for row in &section.rows {
-                table.add_row(row);
-            }
-            for column in table.column_iter_mut().skip(1) {
-                column.set_cell_alignment(CellAlignment::Right);
-            }
-            let _ = write!(text, "\n{}\n{table}\n", section.title);
+            let _ = write!(text, "\n{}\n{}", section.title, section.sheet().terminal());
             if !section.notes.is_empty() {
                 text += &section.notes;
                 text.push('\n');
@@ -141,20 +138,9 @@ impl Reproduction {
     }
 
     pub fn markdown(&self) -> String {
-        let cell = |text: &String| text.replace('|', "\\|");
-        let line = |cells: &[String]| {
-            let cells: Vec<String> = cells.iter().map(cell).collect();
-            format!("| {} |\n", cells.join(" | "))
-        };
         let mut text = String::new();
         for section in self.sections.iter().chain([&self.claims_section()]) {
-            let _ = write!(text, "### {}\n\n{}", section.title, line(&section.head));
-            let rule = vec!["---".to_owned(); section.head.len()];
-            text += &line(&rule);
-            for row in &section.rows {
-                text += &line(row);
-            }
-            text.push('\n');
+            let _ = write!(text, "### {}\n\n{}\n", section.title, section.sheet().markdown());
             if !section.notes.is_empty() {
                 let _ = write!(text, "{}\n\n", section.notes);
             }
@@ -171,20 +157,11 @@ pub fn each<P: Sync, R: Send>(
     work: impl Fn(&P) -> R + Sync,
 ) -> Vec<R> {
     let bar = Progress::new(points.len(), 0, options.progress);
-    let (next, results) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
-    std::thread::scope(|scope| {
-        let worker = || {
-            while let at = next.fetch_add(1, Ordering::Relaxed)
-                && let Some(point) = points.get(at)
-            {
-                let result = work(point);
-                results.lock().unwrap_or_else(PoisonError::into_inner).push((at, result));
-                bar.step();
-            }
-        };
-        for _ in 0..options.jobs.get().min(points.len()) {
-            scope.spawn(worker);
-        }
+    let results = Mutex::new(Vec::new());
+    in_parallel(options.jobs, points, |at, point| {
+        let result = work(point);
+        results.lock().unwrap_or_else(PoisonError::into_inner).push((at, result));
+        bar.step();
     });
     bar.finish();
     let mut results = results.into_inner().unwrap_or_else(PoisonError::into_inner);

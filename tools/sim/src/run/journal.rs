@@ -13,7 +13,6 @@ use crate::scenario::Scenario;
 
 const NAME: &str = "results.jsonl";
 
-/// A journal that cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum JournalError {
     #[error("cannot keep results in {path}: {cause}")]

@@ -93,21 +93,11 @@ pub fn run(
         plan,
         points: &points,
         simulate,
-        tasks: &tasks,
-        next: AtomicUsize::new(0),
         stop: AtomicBool::new(false),
         progress: Progress::new(jobs.len(), resumed, options.progress),
         state: Mutex::new(RunState { done, journal, events: 0, failed: 0, broken: None }),
     };
-    let threads = options.jobs.get().min(tasks.len());
-    thread::scope(|scope| {
-        for _ in 0..threads {
-            thread::Builder::new()
-                .stack_size(STACK_BYTES)
-                .spawn_scoped(scope, || work.go())
-                .expect("the system gives a thread");
-        }
-    });
+    in_parallel(options.jobs, &tasks, |_, task| work.run(task));
     work.progress.finish();
     let state = work.state.into_inner().unwrap_or_else(PoisonError::into_inner);
     if let Some(error) = state.broken {
@@ -126,6 +116,31 @@ pub fn run(
         runs: Vec::new(),
     };
     Ok(report(plan, &jobs, state.done, timing))
+}
+
+/// Calls `work` for every task and its index, several in parallel.
+pub(crate) fn in_parallel<T: Sync>(
+    jobs: NonZeroUsize,
+    tasks: &[T],
+    work: impl Fn(usize, &T) + Sync,
+) {
+    // No other data is published with the index of the next task.
+    let next = AtomicUsize::new(0);
+    let worker = || {
+        while let at = next.fetch_add(1, Ordering::Relaxed)
+            && let Some(task) = tasks.get(at)
+        {
+            work(at, task);
+        }
+    };
+    thread::scope(|scope| {
+        for _ in 0..jobs.get().min(tasks.len()) {
+            thread::Builder::new()
+                .stack_size(STACK_BYTES)
+                .spawn_scoped(scope, worker)
+                .expect("the system gives a thread");
+        }
+    });
 }
 
 /// Reports the runs in a folder without running anything. The plan may be incomplete, and results
@@ -163,10 +178,7 @@ struct Work<'a> {
     plan: &'a Plan,
     points: &'a [Point],
     simulate: &'a Simulate<'a>,
-    tasks: &'a [PendingRun<'a>],
-    /// Index of the next task. No other data is published with it.
-    next: AtomicUsize,
-    /// Whether the journal failed, so that the threads must stop.
+    /// Whether the journal failed, so that nothing more must run.
     stop: AtomicBool,
     progress: Progress,
     state: Mutex<RunState>,
@@ -181,11 +193,8 @@ struct RunState {
 }
 
 impl Work<'_> {
-    fn go(&self) {
-        while !self.stop.load(Ordering::Relaxed) {
-            let Some(task) = self.tasks.get(self.next.fetch_add(1, Ordering::Relaxed)) else {
-                return;
-            };
+    fn run(&self, task: &PendingRun<'_>) {
+        if !self.stop.load(Ordering::Relaxed) {
             let start = Instant::now();
             let result = outcome(self.simulate, &task.job.scenario);
             self.end(task, result, start.elapsed().as_secs_f64());

@@ -272,22 +272,12 @@ fn network(n: &NetworkModel) -> Checked {
     let why = ": at least one class and the scavenger";
     within("network.levels_on_wire", n.levels_on_wire, 2..=most, why)?;
     within("network.chunk_bytes", n.chunk_bytes, CHUNK_BYTES, " bytes")?;
-    if n.window_bytes < n.chunk_bytes {
-        return fail(
-            "network.window_bytes",
-            format!("{} bytes are less than a chunk, {} bytes", n.window_bytes, n.chunk_bytes),
-        );
-    }
-    if n.window_bytes > WINDOW_BYTES_MOST {
-        return fail(
-            "network.window_bytes",
-            format!("{} bytes are more than {WINDOW_BYTES_MOST}", n.window_bytes),
-        );
-    }
+    let windows = n.chunk_bytes..=WINDOW_BYTES_MOST;
+    let why = " bytes: a window holds a chunk";
+    within("network.window_bytes", n.window_bytes, windows.clone(), why)?;
     at_least_one("network.overcommit", n.overcommit)?;
     if n.peer_window_bytes != 0 {
-        let range = n.chunk_bytes..=WINDOW_BYTES_MOST;
-        within("network.peer_window_bytes", n.peer_window_bytes, range, " bytes, or 0")?;
+        within("network.peer_window_bytes", n.peer_window_bytes, windows, " bytes, or 0")?;
     }
     within("network.collective_weight", n.collective_weight, 1e-3..=1e3, "")?;
     within("network.p2d_weight", n.p2d_weight, 1e-3..=1e3, "")?;

@@ -53,7 +53,6 @@ use crate::outcome::Outcome;
 use crate::scenario::{Invalid, Scenario};
 use crate::workload::{self, Requests, WorkloadError};
 
-/// A scenario that cannot be simulated.
 #[derive(Debug, thiserror::Error)]
 pub enum SimError {
     #[error(transparent)]

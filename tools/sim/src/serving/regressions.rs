@@ -349,13 +349,3 @@ fn parts_of_a_ttft_are_no_more_than_the_ttft() {
     let sum = w.queue + w.kv_reuse + w.collective + w.compute + w.p2d;
     assert!(sum <= outcome.ttft_ms.mean * 1.001, "{sum} ms of {} ms: {w:?}", outcome.ttft_ms.mean);
 }
-
-/// A very large `servers_per_rack` means one rack for all servers.
-#[test]
-fn a_rack_may_be_as_large_as_its_type() {
-    let mut scenario = small();
-    scenario.cluster.servers_per_rack = 1 << 29;
-    scenario.cluster.oversubscription = 2.0;
-    scenario.validate().expect("valid");
-    assert_eq!(run(&scenario, &[(0, 100, 0)]).requests, 1);
-}

@@ -26,7 +26,6 @@ use crate::scenario::ResidualChoice;
 #[derive(Debug, Default)]
 pub(super) struct WatchedPort {
     state: Residual,
-    /// The result of the last reading.
     capacity: Option<Capacity>,
     /// The bytes that had passed the port at the last reading.
     passed_bytes: u64,

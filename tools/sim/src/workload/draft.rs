@@ -109,7 +109,6 @@ impl TraceDraft {
     }
 }
 
-/// Returns an error if `count` exceeds `most`.
 pub(super) fn within(count: u64, most: u64, what: &'static str) -> Result<(), WorkloadError> {
     if count > most {
         return Err(WorkloadError::TooMany { most, what });

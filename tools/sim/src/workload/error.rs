@@ -2,7 +2,6 @@
 
 use std::path::PathBuf;
 
-/// A workload that cannot be loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum WorkloadError {
     #[error("cannot read {path}: {cause}")]

@@ -244,7 +244,6 @@ impl<'a> Generator<'a> {
     }
 }
 
-/// The prefixes that sessions share.
 struct Catalogue {
     /// Cumulative popularity of the prefixes. The last value is about 1.
     popularity: Vec<f64>,

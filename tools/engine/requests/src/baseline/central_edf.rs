@@ -21,7 +21,6 @@ use crate::{Span, Time};
 /// The place in the queue: 0 if in time or 1 if late, then the deadline, then the id.
 type EdfKey = (u8, Time, RequestId);
 
-/// The policy with one EDF queue in front of all instances.
 #[derive(Clone, Debug, Default)]
 pub struct CentralEdf {
     model: Linear,

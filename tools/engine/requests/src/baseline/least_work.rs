@@ -27,7 +27,6 @@ struct History {
     tokens: f64,
 }
 
-/// The policy that chooses the instance with the least predicted work.
 #[derive(Clone, Debug)]
 pub struct LeastWork {
     model: Linear,
@@ -38,7 +37,6 @@ pub struct LeastWork {
 }
 
 impl LeastWork {
-    /// Creates the policy with a latency model of an instance.
     pub fn new(model: Linear) -> Self {
         Self {
             model,

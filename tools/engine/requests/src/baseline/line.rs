@@ -15,7 +15,6 @@ pub enum LineOrder {
     Srpf,
 }
 
-/// A fixed token budget under an order.
 #[derive(Clone, Copy, Debug)]
 pub struct Fixed {
     pub order: LineOrder,

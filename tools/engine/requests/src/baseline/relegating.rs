@@ -16,9 +16,7 @@ use crate::{Span, Time};
 /// A fixed budget with relegation of jobs that can't meet their first deadline.
 #[derive(Clone, Copy, Debug)]
 pub struct Relegating<L> {
-    /// The order and the token budget.
     pub inner: Fixed,
-    /// The latency model that predicts the duration of prompts.
     pub latency: L,
 }
 

@@ -35,9 +35,7 @@ pub trait Tagger: Send {
     /// Returns the tags of a request, or `None` if they can't be determined.
     fn tag(&mut self, spec: &Spec) -> Option<Tags>;
 
-    fn learn(&mut self, spec: &Spec, length: u32) {
-        let _ = (spec, length);
-    }
+    fn learn(&mut self, _spec: &Spec, _length: u32) {}
 }
 
 /// A tagger with a delay. It handles one request after another, with `service` time for each.

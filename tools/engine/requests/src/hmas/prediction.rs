@@ -23,7 +23,6 @@ pub struct Prediction {
 }
 
 impl Prediction {
-    /// Creates the prediction with chunks of `chunk` tokens.
     pub fn new(latency: impl Latency + Send + 'static, chunk: u32) -> Self {
         Self { latency: Box::new(latency), chunk: chunk.max(1) }
     }

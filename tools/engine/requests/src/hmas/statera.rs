@@ -7,7 +7,7 @@
 
 pub mod conformal;
 
-pub use conformal::{Bound, Calibration, Score, Source};
+pub use conformal::Calibration;
 
 /// The options of Statera. The paper has no values. These were chosen on the tuning seeds of
 /// `docs/requests/hmas.md`.
@@ -17,7 +17,6 @@ pub struct StateraConfig {
     pub epsilon: f64,
     /// Number of recent errors of a bucket that count.
     pub window: usize,
-    pub score: Score,
     /// Share of memory that stays free, `δ_frag`. A request fills its blocks completely only at its
     /// end.
     pub fragmentation: f64,
@@ -34,7 +33,6 @@ impl Default for StateraConfig {
         Self {
             epsilon: 0.1,
             window: 500,
-            score: Score::Additive,
             fragmentation: 0.02,
             frozen: false,
             concurrency: 256,
@@ -51,7 +49,7 @@ pub struct Statera {
 
 impl Statera {
     pub fn new(config: StateraConfig) -> Self {
-        Self { config, calibration: Calibration::new(config.epsilon, config.window, config.score) }
+        Self { config, calibration: Calibration::new(config.epsilon, config.window) }
     }
 
     /// Learns the error of a prediction from a request that ended.
@@ -60,12 +58,9 @@ impl Statera {
     }
 
     /// Returns an upper bound of a request's tokens, which holds for all but a share ε.
-    pub fn bound(&self, prompt: u32, predicted: u32, output_max: u32) -> Bound {
+    pub fn bound(&self, prompt: u32, predicted: u32, output_max: u32) -> u32 {
         if self.config.frozen {
-            return Bound {
-                tokens: predicted.clamp(1, output_max.max(1)),
-                source: Source::Prediction,
-            };
+            return predicted.clamp(1, output_max.max(1));
         }
         self.calibration.bound(prompt, predicted, output_max)
     }

@@ -53,14 +53,12 @@ impl InstanceLoad {
         ledger.row(instance).map_or(0.0, |row| Self::of(row).decode_ns(model))
     }
 
-    /// Returns the load with one more prompt to compute.
     pub fn with_prompt(mut self, tokens: u32, tpot: u64) -> Self {
         self.prompts = self.prompts.with(tokens);
         self.tpot = self.tpot.min(tpot as f64);
         self
     }
 
-    /// Returns the load with one more decoding request.
     pub fn with_decode(mut self, context: u32, tpot: u64) -> Self {
         self.decoding += 1.0;
         self.context += f64::from(context);

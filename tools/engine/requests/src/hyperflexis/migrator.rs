@@ -34,7 +34,6 @@ pub struct Migrator {
     ends: BTreeMap<InstanceId, Time>,
 }
 
-/// The data by which an instance is judged.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Judge<'a> {
     pub ledger: &'a InstanceTable,

@@ -92,7 +92,6 @@ impl Mapping {
         priority.min(self.bounds.len() - 1)
     }
 
-    /// Adds a request that ended to the window.
     pub fn record(&mut self, record: Record) {
         let class = self.class(record.priority);
         let record = Record { priority: class, ..record };
@@ -108,7 +107,6 @@ impl Mapping {
         self.recent.push_back(record);
     }
 
-    /// Returns the index of a priority in the window (eq. 6).
     fn index(&self, class: usize) -> usize {
         let base: usize = self.counts[..class].iter().sum();
         let offset = (class + 1) * self.counts[class] / (self.bounds.len() + 1);

@@ -60,7 +60,6 @@ impl Lately {
     }
 }
 
-/// The state of an instance in one step.
 pub(super) struct Scan<'a> {
     options: &'a DispatcherOptions,
     now: Time,

@@ -57,7 +57,6 @@ struct Held {
     ends: Time,
 }
 
-/// The actions that [`Node::place`] takes to place a stage.
 #[derive(Clone, Debug, Default)]
 struct Prepared {
     plan: MemoryPlan,

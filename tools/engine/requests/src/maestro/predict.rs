@@ -76,7 +76,6 @@ impl LengthPredictor {
         Ok(Self { trained: Arc::new(TrainedTrees { roles, global }), drift: HashMap::new() })
     }
 
-    /// Returns the predicted number of tokens that a stage generates.
     pub fn predict(&self, stage: &Stage) -> f64 {
         let regressor = self.trained.roles.get(&stage.role).unwrap_or(&self.trained.global);
         let drift = self.drift.get(&stage.role).copied().unwrap_or(0.0);

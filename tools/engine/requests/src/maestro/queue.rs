@@ -32,7 +32,6 @@ pub enum StageOrder {
     InteractiveRemaining,
 }
 
-/// The properties of a stage that orders use.
 #[derive(Clone, Copy, Debug)]
 pub struct StageProperties {
     pub class: Class,

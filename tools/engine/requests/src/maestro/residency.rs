@@ -108,7 +108,6 @@ impl Residency {
         })
     }
 
-    /// Returns the bytes in host memory, KV included.
     pub fn in_host(&self) -> u64 {
         self.host_kv
             + self.sum(|at, model| match at {

@@ -77,7 +77,6 @@ pub struct Scheduler {
 }
 
 impl Scheduler {
-    /// Creates a scheduler for these nodes, all empty, and models.
     pub fn new(
         options: MaestroOptions,
         estimator: impl Estimator + 'static,

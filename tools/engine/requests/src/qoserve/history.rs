@@ -58,7 +58,6 @@ pub struct Lengths {
 }
 
 impl Lengths {
-    /// Adds an answer that finished after `tokens` tokens.
     pub fn add(&mut self, application: ApplicationId, tokens: u32) {
         self.all.add(f64::from(tokens));
         self.of.entry(application).or_default().add(f64::from(tokens));

@@ -41,7 +41,6 @@ pub struct Replica {
     computed: Vec<Computed>,
     chunk_slots: Vec<usize>,
     scratch: Vec<usize>,
-    /// Number of plans so far.
     plans: u64,
     /// Requests that were cancelled while a plan computes them. Their blocks are freed after it.
     abandoned: Vec<RequestId>,
@@ -192,7 +191,6 @@ impl Replica {
             Event::Arrived(spec) => self.arrive(spec),
             Event::Cancelled(request) => self.cancel(*request),
             Event::Done { finished, .. } => self.done(now, finished),
-            Event::Capacity(blocks) => self.state.resize(*blocks),
         }
     }
 

@@ -42,7 +42,6 @@ pub(super) struct Entry {
     pub(super) ends: bool,
 }
 
-/// The jobs of a replica and their queues.
 #[derive(Debug, Default)]
 pub(super) struct State {
     pub(super) pool: Pool,
@@ -305,10 +304,6 @@ impl State {
         let request = self.at(slot).job.id();
         self.pool.release(request);
         self.note(slot);
-    }
-
-    pub(super) fn resize(&mut self, blocks: u32) {
-        self.pool.resize(blocks);
     }
 
     /// Updates an entry after the pool changed the number of its blocks.

@@ -79,11 +79,11 @@ impl Driver {
     }
 
     /// Runs an iteration. Returns the requests that got a token, or `None` if there was no plan.
-    pub(crate) fn compute(&mut self, capacity: u32) -> Option<Vec<RequestId>> {
+    pub(crate) fn compute(&mut self) -> Option<Vec<RequestId>> {
         let plan = self.replica.plan(self.now)?;
         self.drops += plan.drops.len();
         self.refusals();
-        self.check_plan(&plan, capacity);
+        self.check_plan(&plan);
         self.now = self.now + self.tick;
         let chunks = plan.chunks.iter().filter(|c| c.last).map(|c| c.request);
         let tokens: Vec<_> = chunks.chain(plan.steps.iter().map(|s| s.request)).collect();
@@ -101,9 +101,9 @@ impl Driver {
         Some(tokens)
     }
 
-    fn check_plan(&self, plan: &Plan, capacity: u32) {
+    fn check_plan(&self, plan: &Plan) {
         let pool = self.replica.pool();
-        assert!(pool.used() <= capacity.max(self.blocks));
+        assert!(pool.used() <= self.blocks);
         let mut seen = HashSet::new();
         let chunks = plan.chunks.iter().map(|c| (c.request, c.prefix + c.tokens));
         let steps = plan.steps.iter().map(|s| (s.request, s.context + 1));
@@ -127,7 +127,7 @@ impl Driver {
     /// then.
     pub(crate) fn finish(&mut self) {
         let mut rounds = 0;
-        while self.compute(self.blocks).is_some() {
+        while self.compute().is_some() {
             self.check();
             rounds += 1;
             assert!(rounds < 40_000, "no end in sight: {:?}", self.replica);

@@ -5,8 +5,6 @@ pub mod settings;
 #[cfg(test)]
 mod tests;
 
-use std::sync::Arc;
-
 use laxity_requests::baseline::{Fixed, LineOrder};
 use laxity_requests::discipline::Discipline;
 use laxity_requests::hmas::Agent;
@@ -16,7 +14,6 @@ use laxity_requests::hmas::prediction::Prediction;
 use laxity_requests::iteration::{Event, Load, Plan, Refusal};
 use laxity_requests::job::Job;
 use laxity_requests::kv::Pool;
-use laxity_requests::latency::Latency;
 use laxity_requests::learned::Learned;
 use laxity_requests::qoserve::{QoServe, QoServeOptions};
 use laxity_requests::replica::Replica;
@@ -50,10 +47,7 @@ pub struct Scheduler {
     ask_again: Option<Time>,
 }
 
-/// A model of the time that iterations take.
-type LatencyModel = Arc<dyn Latency + Send + Sync>;
-
-fn discipline(settings: &Settings, latency: LatencyModel) -> Box<dyn Discipline + Send> {
+fn discipline(settings: &Settings, latency: Learned) -> Box<dyn Discipline + Send> {
     let fixed = |order| {
         let tokens = settings.tokens;
         Box::new(Fixed { order, tokens })
@@ -67,7 +61,7 @@ fn discipline(settings: &Settings, latency: LatencyModel) -> Box<dyn Discipline 
     }
 }
 
-fn agent(settings: &Settings, latency: LatencyModel) -> Agent {
+fn agent(settings: &Settings, latency: Learned) -> Agent {
     // Perception uses the lengths that applications generated so far, and answers at once. Nothing
     // else is known of a request here.
     let perception = Perception::new(perception::Rules::default(), Span::ZERO);
@@ -81,7 +75,7 @@ impl Scheduler {
     pub fn new(settings: &Settings, room: Room) -> Self {
         let learned = settings.predicts().then(Learned::default);
         // Without `learned`, no policy uses this model.
-        let model: LatencyModel = Arc::new(learned.clone().unwrap_or_default());
+        let model = learned.clone().unwrap_or_default();
         let pool = Pool::new(room.blocks, room.block_tokens);
         Self {
             replica: Replica::new(pool, settings.watermark, discipline(settings, model)),
@@ -113,7 +107,7 @@ impl Scheduler {
                     self.under_way = None;
                 }
             }
-            Event::Arrived(_) | Event::Capacity(_) => {}
+            Event::Arrived(_) => {}
         }
         self.replica.handle(now, event);
         self.asked_for = true;

@@ -1,12 +1,11 @@
 //! Blocks of a page that contain computed tables:
 //!
 //! ```text
-//! <!-- laxity sim: PLAN SECTION [only=NAME,…] [panel=NAME,…] [at=VALUE] -->
+//! <!-- laxity sim: PLAN SECTION [panel=NAME] -->
 //! <!-- end -->
 //! ```
 //!
-//! Each marker is a line of its own. Values with spaces are quoted. Markers inside fenced code are
-//! ignored.
+//! Each marker is a line of its own. Markers inside fenced code are ignored.
 
 use std::ops::Range;
 
@@ -49,13 +48,8 @@ impl FindingsSection {
         Self::ALL.iter().find(|s| s.0 == name).map(|s| s.1)
     }
 
-    fn options(self) -> &'static [&'static str] {
-        match self {
-            Self::Attainment | Self::Sustained | Self::Against => &["only", "panel"],
-            Self::Capacity => &["panel"],
-            Self::Ttft | Self::Collectives | Self::Earliness => &["only", "panel", "at"],
-            Self::Paper | Self::Speed => &[],
-        }
+    fn has_panels(self) -> bool {
+        !matches!(self, Self::Paper | Self::Speed)
     }
 }
 
@@ -66,10 +60,8 @@ pub struct Block {
     pub asked: String,
     pub plan: String,
     pub section: FindingsSection,
-    pub only: Vec<String>,
-    pub panels: Vec<String>,
-    /// Value of the horizontal axis. `None` selects the point where variants differ most.
-    pub at: Option<String>,
+    /// Name of the shown panel, or a part of it. `None` selects all.
+    pub panel: Option<String>,
     pub(super) content: Range<usize>,
 }
 
@@ -116,55 +108,31 @@ impl Block {
 }
 
 fn parse(asked: &str, line: usize) -> Result<Block, String> {
-    let mut words = words(asked)?.into_iter();
+    let mut words = asked.split_whitespace();
     let (Some(plan), Some(name)) = (words.next(), words.next()) else {
         return Err("a marker names a plan and a section".to_owned());
     };
-    let section = FindingsSection::named(&name).ok_or_else(|| {
+    let section = FindingsSection::named(name).ok_or_else(|| {
         let known = FindingsSection::ALL.map(|s| s.0).join(", ");
         format!("no section is called {name}; those are {known}")
     })?;
     let mut block = Block {
         line,
         asked: asked.to_owned(),
-        plan,
+        plan: plan.to_owned(),
         section,
-        only: Vec::new(),
-        panels: Vec::new(),
-        at: None,
+        panel: None,
         content: 0..0,
     };
     for word in words {
         let (key, value) =
             word.split_once('=').ok_or_else(|| format!("{word} is no OPTION=VALUE"))?;
-        if !section.options().contains(&key) {
+        if key != "panel" || !section.has_panels() {
             return Err(format!("{name} has no option {key}"));
         }
-        let list = || value.split(',').map(|name| name.trim().to_owned());
-        match key {
-            "only" => block.only = list().collect(),
-            "panel" => block.panels = list().collect(),
-            _ => block.at = Some(value.to_owned()),
-        }
+        block.panel = Some(value.to_owned());
     }
     Ok(block)
-}
-
-fn words(text: &str) -> Result<Vec<String>, String> {
-    let (mut words, mut word, mut quoted) = (Vec::new(), String::new(), false);
-    for char in text.chars() {
-        match char {
-            '"' => quoted = !quoted,
-            ' ' if !quoted => words.push(std::mem::take(&mut word)),
-            other => word.push(other),
-        }
-    }
-    if quoted {
-        return Err("a quote is not closed".to_owned());
-    }
-    words.push(word);
-    words.retain(|word| !word.is_empty());
-    Ok(words)
 }
 
 #[cfg(test)]
@@ -177,16 +145,14 @@ mod tests {
 
     #[test]
     fn blocks_are_found_with_their_options_but_not_in_code() {
-        let page = "# Page\n<!-- laxity sim: smoke collectives only=\"mfs w/o RED,fair\" at=0.5 \
-            -->\n\
-                    old\n<!-- end -->\n```\n<!-- laxity sim: never -->\n```\n";
+        let page = "# Page\n<!-- laxity sim: smoke collectives panel=mean -->\nold\n\
+                    <!-- end -->\n```\n<!-- laxity sim: never -->\n```\n";
         let found = blocks(page).expect("a page");
         assert_eq!(found.len(), 1);
         let block = &found[0];
         assert_eq!((block.line, block.plan.as_str()), (2, "smoke"));
         assert_eq!(block.section, FindingsSection::Collectives);
-        assert_eq!(block.only, ["mfs w/o RED", "fair"]);
-        assert_eq!(block.at.as_deref(), Some("0.5"));
+        assert_eq!(block.panel.as_deref(), Some("mean"));
         assert_eq!(&page[block.content.clone()], "old\n");
     }
 
@@ -198,9 +164,9 @@ mod tests {
         assert!(problem("\n<!-- end -->").contains("line 2: nothing is open"));
         assert!(problem("<!-- laxity sim: smoke -->").contains("a plan and a section"));
         assert!(problem("<!-- laxity sim: smoke magic -->").contains("those are attainment, "));
-        assert!(problem("<!-- laxity sim: smoke speed at=1 -->").contains("no option at"));
-        assert!(problem("<!-- laxity sim: smoke ttft at -->").contains("OPTION=VALUE"));
-        assert!(problem("<!-- laxity sim: smoke ttft at=\"1 -->").contains("quote"));
+        assert!(problem("<!-- laxity sim: smoke ttft at=1 -->").contains("no option at"));
+        assert!(problem("<!-- laxity sim: smoke speed panel=x -->").contains("no option panel"));
+        assert!(problem("<!-- laxity sim: smoke ttft panel -->").contains("OPTION=VALUE"));
         assert!(problem("<!-- laxity sim: smoke ttft").contains("ends with -->"));
     }
 }

@@ -81,13 +81,16 @@ pub fn fill(
 }
 
 fn content(block: &Block, results: &Results) -> Result<String, String> {
-    let view = View::of(block, &results.report)?;
+    let view = match &block.panel {
+        Some(panel) => View::of_panel(panel, &results.report)?,
+        None => View::whole(&results.report),
+    };
     let sheets = match block.section {
         FindingsSection::Attainment => sheets::attainment(&view),
         FindingsSection::Sustained => sheets::sustained(&view)?,
-        FindingsSection::Ttft => sheets::details(&view, &sheets::TTFT)?,
-        FindingsSection::Collectives => sheets::details(&view, &sheets::COLLECTIVES)?,
-        FindingsSection::Earliness => sheets::details(&view, &sheets::EARLINESS)?,
+        FindingsSection::Ttft => sheets::details(&view, &sheets::TTFT),
+        FindingsSection::Collectives => sheets::details(&view, &sheets::COLLECTIVES),
+        FindingsSection::Earliness => sheets::details(&view, &sheets::EARLINESS),
         FindingsSection::Capacity => capacity::capacity(&view),
         FindingsSection::Against => vec![sheets::against(&view)?],
         FindingsSection::Paper => vec![sheets::paper(&results.report)?],

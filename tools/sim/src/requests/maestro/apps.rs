@@ -47,7 +47,6 @@ pub(super) struct App {
 
 #[cfg(test)]
 impl App {
-    /// Returns the application's share of the trace.
     pub(super) fn share(&self) -> f64 {
         self.jobs / APPS.iter().map(|app| app.jobs).sum::<f64>()
     }

@@ -59,7 +59,6 @@ enum DueEvent {
 
 struct Open {
     index: usize,
-    /// Number of stages that have not ended.
     left: usize,
     blocked: Vec<usize>,
     waited: f64,
