@@ -108,6 +108,9 @@ impl Figures for Measurements {
     /// `difference(LIST, LIST)` is taken by seed. `past(LIST, OTHER)` are the values with an
     /// `OTHER` below 90.
     ///
+    /// `interval(REQUESTS, PERCENT)` is half of the 95 % confidence interval of a share of
+    /// `PERCENT` among `REQUESTS` requests.
+    ///
     /// `best(PLACE, COLUMN, START, "most")` is the row with the most (or least) in the column,
     /// among rows whose names start with `START` and have no `+`.
     fn call(&self, function: &str, arguments: &[Value]) -> Option<Value> {
@@ -124,6 +127,12 @@ impl Figures for Measurements {
                 let rows =
                     rows.filter(|(place, other)| place.starts_with(&places) && *other == row);
                 Some(list(rows.map(|(place, row)| mean(self.of(place, row, &column)))))
+            }
+            "interval" => {
+                let requests: f64 = numbers(0)?.iter().sum();
+                let part = arguments.get(1)?.as_number().ok()? / 100.0;
+                let half = 196.0 * (part * (1.0 - part) / requests.max(1.0)).sqrt();
+                Some(Value::Float(half))
             }
             "difference" | "past" => {
                 let pairs = numbers(0)?.into_iter().zip(numbers(1)?);

@@ -20,8 +20,9 @@ use rustc_hash::FxHashMap;
 
 use super::Estimate;
 use super::cognition::Cognition;
+use super::journal::Journal;
 use super::pool::Kind;
-use super::statera::{Statera, StateraConfig};
+use super::statera::{Bound, Source, Statera, StateraConfig};
 use crate::Time;
 use crate::discipline::{Discipline, Rank, Reranked, View};
 use crate::iteration::Event;
@@ -49,8 +50,7 @@ impl Default for Config {
 struct Known {
     spec: Spec,
     estimate: Estimate,
-    /// Upper bound of the tokens that the request generates.
-    bound: u32,
+    bound: Bound,
     /// Tokens that the memory limit counts for the request while it runs.
     promised: Option<u32>,
 }
@@ -69,6 +69,8 @@ pub struct Agent {
     block_tokens: u32,
     promised_blocks: u64,
     reranked: VecDeque<RequestId>,
+    now: Time,
+    journal: Journal,
 }
 
 impl Agent {
@@ -84,7 +86,13 @@ impl Agent {
             block_tokens: 1,
             promised_blocks: 0,
             reranked: VecDeque::new(),
+            now: Time::ZERO,
+            journal: Journal::default(),
         }
+    }
+
+    pub fn journal(&self) -> Journal {
+        self.journal.clone()
     }
 
     fn prior(&self, job: &Job) -> Estimate {
@@ -95,10 +103,10 @@ impl Agent {
         u64::from(tokens.div_ceil(self.block_tokens))
     }
 
-    fn bound(&self, spec: &Spec, estimate: &Estimate) -> u32 {
+    fn bound(&self, spec: &Spec, estimate: &Estimate) -> Bound {
         match &self.statera {
             Some(statera) => statera.bound(spec.prompt, estimate.length, spec.output_max),
-            None => spec.output_max,
+            None => Bound { tokens: spec.output_max, source: Source::Limit },
         }
     }
 
@@ -127,7 +135,7 @@ impl Agent {
             return;
         }
         let bound = self.bound(&known.spec, &known.estimate);
-        let tokens = known.spec.prompt.saturating_add(bound).max(held);
+        let tokens = known.spec.prompt.saturating_add(bound.tokens).max(held);
         self.running += 1;
         self.promised_blocks += self.blocks(tokens);
         if let Some(known) = self.jobs.get_mut(&request) {
@@ -141,7 +149,7 @@ impl Agent {
     fn outlived(&mut self, job: &Job, promised: u32) {
         let request = job.id();
         let Some(known) = self.jobs.get_mut(&request) else { return };
-        let more = (known.bound / 2).max(self.block_tokens);
+        let more = (known.bound.tokens / 2).max(self.block_tokens);
         let tokens = promised.saturating_add(more).min(known.spec.tokens_max());
         let tokens = tokens.max(job.context);
         known.promised = Some(tokens);
@@ -167,7 +175,7 @@ impl Agent {
     /// Reports whether the request fits into the memory limit (eq. 2 and 11).
     fn fits(&self, job: &Job, known: &Known, statera: &Statera, pool: &Pool) -> bool {
         let bound = statera.bound(known.spec.prompt, known.estimate.length, known.spec.output_max);
-        let tokens = known.spec.prompt.saturating_add(bound);
+        let tokens = known.spec.prompt.saturating_add(bound.tokens);
         let blocks = self.blocks(tokens.max(job.target));
         let room = f64::from(pool.capacity()) * (1.0 - statera.config.fragmentation);
         (self.promised_blocks + blocks) as f64 <= room
@@ -187,6 +195,7 @@ impl Discipline for Agent {
     }
 
     fn observe(&mut self, now: Time, event: &Event, view: &dyn View) -> Reranked {
+        self.now = now;
         self.block_tokens = view.pool().block_tokens();
         match event {
             Event::Arrived(spec) => {
@@ -240,9 +249,19 @@ impl Discipline for Agent {
         let Some(known) = self.forget(job.id()) else { return };
         let real = job.generated;
         self.cognition.finished(&job.spec, known.estimate.task, real);
-        if let Some(statera) = &mut self.statera {
-            statera.complete(job.spec.prompt, known.estimate.length, real);
-        }
+        let Some(statera) = &mut self.statera else { return };
+        statera.complete(job.spec.prompt, known.estimate.length, real);
+        let above = u64::from(real > known.bound.tokens);
+        self.journal.note(|log| {
+            log.fenced += 1;
+            log.violations += above;
+            if known.bound.source == Source::Bucket {
+                log.fenced_own_bucket.0 += 1;
+                log.fenced_own_bucket.1 += above;
+            }
+            log.bound_tokens += u64::from(known.bound.tokens);
+            log.real_tokens += u64::from(real);
+        });
     }
 
     fn refused(&mut self, request: RequestId) {

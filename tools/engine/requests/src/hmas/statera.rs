@@ -7,7 +7,7 @@
 
 pub mod conformal;
 
-pub use conformal::Calibration;
+pub use conformal::{Bound, Calibration, Score, Source};
 
 /// The options of Statera. The paper has no values. These were chosen on the tuning seeds of
 /// `docs/requests/hmas.md`.
@@ -17,6 +17,7 @@ pub struct StateraConfig {
     pub epsilon: f64,
     /// Number of recent errors of a bucket that count.
     pub window: usize,
+    pub score: Score,
     /// Share of memory that stays free, `δ_frag`. A request fills its blocks completely only at its
     /// end.
     pub fragmentation: f64,
@@ -33,6 +34,7 @@ impl Default for StateraConfig {
         Self {
             epsilon: 0.1,
             window: 500,
+            score: Score::Additive,
             fragmentation: 0.02,
             frozen: false,
             concurrency: 256,
@@ -49,7 +51,7 @@ pub struct Statera {
 
 impl Statera {
     pub fn new(config: StateraConfig) -> Self {
-        Self { config, calibration: Calibration::new(config.epsilon, config.window) }
+        Self { config, calibration: Calibration::new(config.epsilon, config.window, config.score) }
     }
 
     /// Learns the error of a prediction from a request that ended.
@@ -58,9 +60,12 @@ impl Statera {
     }
 
     /// Returns an upper bound of a request's tokens, which holds for all but a share ε.
-    pub fn bound(&self, prompt: u32, predicted: u32, output_max: u32) -> u32 {
+    pub fn bound(&self, prompt: u32, predicted: u32, output_max: u32) -> Bound {
         if self.config.frozen {
-            return predicted.clamp(1, output_max.max(1));
+            return Bound {
+                tokens: predicted.clamp(1, output_max.max(1)),
+                source: Source::Prediction,
+            };
         }
         self.calibration.bound(prompt, predicted, output_max)
     }

@@ -6,6 +6,7 @@
 pub use laxity_requests::engine_policy::Policy;
 use laxity_requests::hmas;
 use laxity_requests::hmas::pool::Kind;
+use laxity_requests::hmas::statera::{Score, StateraConfig};
 use serde::{Deserialize, Serialize};
 
 use crate::config::{ConfigError, value};
@@ -42,7 +43,12 @@ impl Hmas {
         hmas::Config {
             chunk,
             chunk_min: hmas::Config::default().chunk_min.min(chunk),
-            ..hmas::Config::default()
+            statera: Some(StateraConfig {
+                // With errors in tokens, as in the paper, the fence does not keep its guarantee
+                // (docs/requests/hmas.md).
+                score: Score::Relative,
+                ..StateraConfig::default()
+            }),
         }
     }
 }

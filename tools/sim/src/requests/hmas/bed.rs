@@ -12,7 +12,7 @@ use laxity_requests::hmas::perception::{self, Perception, Tagger, Tags};
 use laxity_requests::hmas::pool::Kind;
 use laxity_requests::hmas::prediction::Prediction;
 use laxity_requests::hmas::statera::StateraConfig;
-use laxity_requests::hmas::{Agent, Config};
+use laxity_requests::hmas::{Agent, Config, Log};
 use laxity_requests::kv::Pool;
 use laxity_requests::replica::Replica;
 use laxity_requests::request::{InstanceId, RequestId, Slo, Spec};
@@ -40,6 +40,7 @@ pub(super) enum Sees {
     /// Perception with the accuracy of the paper's model: 94.2 % of tasks are right, and lengths
     /// have a mean error of 12.4 % (table 5).
     Paper,
+    Even,
     Forest,
     Rules,
     /// No perception, so that all properties are unknown.
@@ -56,7 +57,7 @@ pub(super) struct HmasSetting {
 
 impl HmasSetting {
     pub(super) fn new(kind: Kind) -> Self {
-        Self { kind, sees: Sees::Paper, statera: Some(StateraConfig::default()), chunk: 512 }
+        Self { kind, sees: Sees::Paper, statera: Some(super::tuned_statera()), chunk: 512 }
     }
 }
 
@@ -66,10 +67,12 @@ struct OraclePerception {
 }
 
 impl OraclePerception {
-    fn new(asked: &[Asked], seed: u64) -> Self {
+    fn new(asked: &[Asked], seed: u64, even: bool) -> Self {
         let mut rng = ChaCha12Rng::seed_from_u64(seed ^ 0x5ee5);
         // The mean of |e^(σz) − 1| is about 0.8 σ.
         let noise = LogNormal::new(0.0, 0.155).expect("σ is a number");
+        let sum: f64 = asked.iter().map(|asked| f64::from(asked.output)).sum();
+        let mean = sum / asked.len().max(1) as f64;
         let tags = asked
             .iter()
             .map(|asked| {
@@ -79,7 +82,12 @@ impl OraclePerception {
                 let most = f64::from(asked.spec.output_max);
                 let tags = Tags {
                     task: if right { asked.spec.class.0 } else { other },
-                    length: (f64::from(asked.output) * off).clamp(1.0, most),
+                    length: if even {
+                        f64::from(asked.output) + mean * (off - 1.0)
+                    } else {
+                        f64::from(asked.output) * off
+                    }
+                    .clamp(1.0, most),
                 };
                 (asked.spec.id, tags)
             })
@@ -107,7 +115,8 @@ fn cognition(
         Perception::new(tagger, PERCEPTION)
     }
     let perception = match setting.sees {
-        Sees::Paper => paced(OraclePerception::new(asked, seed)),
+        Sees::Paper => paced(OraclePerception::new(asked, seed, false)),
+        Sees::Even => paced(OraclePerception::new(asked, seed, true)),
         Sees::Rules => paced(perception::Rules::default()),
         Sees::Nothing => paced(perception::Unknown),
         Sees::Forest => match forest(trained) {
@@ -140,8 +149,9 @@ pub(super) fn run(
     seed: u64,
 ) -> Columns {
     let agent = agent(setting, bed, asked, trained, seed);
+    let journal = agent.journal();
     let outcome = serve(Box::new(agent), bed, asked);
-    measured(&outcome)
+    measured(&outcome, &journal.read())
 }
 
 pub(super) fn serve(
@@ -175,7 +185,7 @@ fn percent(part: usize, of: usize) -> f64 {
 /// and the *mean* time between tokens (eq. 8). A request without a first token counts with its
 /// waiting time. *Service gain* is eq. 6 divided by its maximum. Phases are thirds of the requests,
 /// by arrival.
-fn measured(outcome: &ClusterOutcome) -> Columns {
+fn measured(outcome: &ClusterOutcome, log: &Log) -> Columns {
     let records = &outcome.records;
     let count = |of: &dyn Fn(&Record) -> bool| records.iter().filter(|r| of(r)).count();
     let (mut gain, mut most) = (0.0, 0.0);
@@ -194,6 +204,8 @@ fn measured(outcome: &ClusterOutcome) -> Columns {
         let good = records.iter().filter(of).filter(|r| is_good(r)).count();
         percent(good, records.iter().filter(of).count())
     };
+    let part = |part: u64, of: u64| part as f64 / of.max(1) as f64;
+    let (own, own_above) = log.fenced_own_bucket;
     vec![
         ("goodput, %", percent(count(&is_good), records.len())),
         ("TTFT met, %", percent(count(&Record::met_first), records.len())),
@@ -204,5 +216,9 @@ fn measured(outcome: &ClusterOutcome) -> Columns {
         ("goodput, phase 1", third(0)),
         ("phase 2", third(1)),
         ("phase 3", third(2)),
+        ("above their bound, %", 100.0 * part(log.violations, log.fenced)),
+        ("with a full bucket, %", 100.0 * part(own_above, own)),
+        ("requests", log.fenced as f64),
+        ("bound over real", part(log.bound_tokens, log.real_tokens)),
     ]
 }
