@@ -15,7 +15,7 @@ use laxity_requests::hmas::{Agent, Config};
 use laxity_requests::job::Job;
 use laxity_requests::latency::{Composition, Latency};
 use laxity_requests::learned::Learned;
-use laxity_requests::qoserve::{Chunking, QoServe, QoServeOptions};
+use laxity_requests::qoserve::{Chunking, QoServe, QoServeOptions, Relegation};
 use laxity_requests::request::{ApplicationId, Importance, Slo, Spec};
 use laxity_requests::{Span, Time};
 use proptest::prelude::*;
@@ -106,8 +106,10 @@ fn qoserve() -> impl Strategy<Value = Chosen> {
             step
         }),
     ];
+    let relegation =
+        prop_oneof![Just(Relegation::Off), Just(Relegation::Strict), Just(Relegation::LookAhead)];
     let rest = (prop::option::of(0.0..1.0), 0.0..0.2);
-    (chunking, 0..50_u64, any::<bool>(), rest).prop_map(
+    (chunking, 0..50_u64, relegation, rest).prop_map(
         |(chunking, alpha, relegation, (hints, margin))| {
             let options = QoServeOptions { chunking, alpha, relegation, hints, margin };
             chosen(options, QoServe::new(options, Linear))

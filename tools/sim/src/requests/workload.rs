@@ -42,6 +42,12 @@ impl Lengths {
         Self::LogNormal { prompt: (1930.0, 0.917, 8192), output: (8.0, 1.312, 1024) }
     }
 
+    /// Returns lengths with the medians and 90th percentiles of Azure's 2023 conversation trace
+    /// (prompts 928 and 3830, outputs 41 and 342: QoServe table 2).
+    pub const fn like_azure_conversation() -> Self {
+        Self::LogNormal { prompt: (928.0, 1.106, 8192), output: (41.0, 1.655, 1024) }
+    }
+
     fn draw(&self, rng: &mut ChaCha12Rng) -> (u32, u32) {
         match self {
             Self::Recorded(pairs) => pairs[rng.random_range(0..pairs.len())],

@@ -19,8 +19,9 @@
 //!   is constant.
 //! * Algorithm 1 pushes a relegated job back and reads the queue again. With an empty or fully
 //!   relegated queue that never ends. Here each job is checked once, before it is served.
-//! * A job that "is about to violate in the current iteration" is relegated. Here its remaining
-//!   work counts, so that a job that would be late even alone is relegated before more is spent.
+//! * "Is about to violate in the current iteration" is [`Relegation::Strict`]. The default,
+//!   [`Relegation::LookAhead`], adds the remaining work. It relegates a job that would be late even
+//!   alone, before more work is spent.
 //! * A relegated job loses its computed KV, because others need the blocks.
 //! * The paper has no rule for hints. Here unimportant jobs among the next `WINDOW` are relegated
 //!   while an important one at the head of the queue has less than a given share of its time left.
@@ -45,6 +46,15 @@ const WINDOW: usize = 64;
 /// Least prompt tokens of an iteration that is used to measure the pace of prompts.
 const FEW: u32 = 64;
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Relegation {
+    Off,
+    /// Jobs whose deadline is past or within one iteration are relegated.
+    Strict,
+    /// Jobs that would be late even if served at once are relegated.
+    LookAhead,
+}
+
 /// The options of QoServe. The default has all parts.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct QoServeOptions {
@@ -52,8 +62,7 @@ pub struct QoServeOptions {
     /// Weight of a remaining token in ns of deadline (eq. 4 and 5). Zero means earliest deadline
     /// first.
     pub alpha: u64,
-    /// Whether jobs that would be late even if served at once are relegated.
-    pub relegation: bool,
+    pub relegation: Relegation,
     /// Share of an important job's time until its deadline. While an important job at the head of
     /// the queue has less than this share left, unimportant jobs are relegated. With `None`,
     /// importance has no effect.
@@ -67,7 +76,7 @@ impl Default for QoServeOptions {
         Self {
             chunking: Chunking::default(),
             alpha: 8_000_000,
-            relegation: true,
+            relegation: Relegation::LookAhead,
             hints: Some(0.25),
             margin: 0.05,
         }
@@ -77,7 +86,7 @@ impl Default for QoServeOptions {
 impl QoServeOptions {
     /// Returns options with dynamic chunking only, under EDF: "DC" of Table 5.
     pub fn chunking_only() -> Self {
-        Self { alpha: 0, relegation: false, hints: None, ..Self::default() }
+        Self { alpha: 0, relegation: Relegation::Off, hints: None, ..Self::default() }
     }
 
     /// Returns options with dynamic chunking and eager relegation: "DC+ER" of Table 5.
@@ -147,10 +156,19 @@ impl<L: Latency> QoServe<L> {
 
     /// Implements `WILL_VIOLATE` of Algorithm 1.
     fn will_violate(&self, now: Time, job: &Job) -> bool {
-        // An interactive job that generated its first token and then lost its blocks has no
-        // deadline that it could still miss here.
-        let has_deadline = !job.spec.slo.is_interactive() || job.generated == 0;
-        has_deadline && self.laxity_ns(now, job) < 0
+        if !job.spec.slo.is_interactive() || job.generated == 0 {
+            match self.options.relegation {
+                Relegation::Off => false,
+                Relegation::Strict => {
+                    Self::deadline(job).remaining_ns(now) < self.last.0.min(i64::MAX as u64) as i64
+                }
+                Relegation::LookAhead => self.laxity_ns(now, job) < 0,
+            }
+        } else {
+            // The job generated its first token and then lost its blocks. It has no deadline that
+            // it could still miss here.
+            false
+        }
     }
 
     /// Reports whether an important job has less than `share` of its time left.
@@ -209,7 +227,7 @@ impl<L: Latency> Discipline for QoServe<L> {
 
     fn relegate(&mut self, now: Time, view: &dyn View) -> Vec<RequestId> {
         let mut given_up = Vec::new();
-        if !self.options.relegation {
+        if self.options.relegation == Relegation::Off {
             return given_up;
         }
         let mut tokens = u64::from(self.most(0));

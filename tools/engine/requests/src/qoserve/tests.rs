@@ -125,6 +125,14 @@ fn who_cannot_make_it_is_given_up_before_more_is_spent_on_it_and_served_when_not
         served |= Bench::whose(&bench.step()).contains(&lost);
     }
     assert!(served);
+    // Under the strict rule a job isn't late 50 ms before its deadline.
+    let mut bench =
+        Bench::new(QoServeOptions { relegation: Relegation::Strict, ..QoServeOptions::default() });
+    let lost = bench.important(1_000, CHAT);
+    // An iteration with the largest chunk takes 255 ms.
+    bench.now = Time(5_700 * MS);
+    bench.step();
+    assert!(!bench.relegated(lost));
 }
 
 #[test]

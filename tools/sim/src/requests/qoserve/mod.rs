@@ -1,6 +1,6 @@
 //! Reproduction of QoServe (§4): the gain of each of its parts, compared with fair baselines.
 //!
-//! These are the points of figures 7, 11 and 12 and table 5 that depend on the scheduler:
+//! These are the points of figures 7, 8, 11, 12 and 14 and table 5 that depend on the scheduler:
 //! one replica of Llama-3-8B on an A100, the classes of table 3, and lengths of Azure's code trace.
 //! There are two calibrations of host time, because figure 4 (2×) and the gain of dynamic chunking
 //! (1.4×) disagree. Each has the speed at which EDF-256 has the paper's capacity ([`setting`]). All
@@ -13,6 +13,7 @@
 
 mod setting;
 
+use laxity_requests::Span;
 use laxity_requests::baseline::LineOrder;
 use laxity_requests::request::Importance;
 
@@ -23,12 +24,15 @@ use super::reproduction::{Options, Reproduction, Section, each};
 use super::workload::Lengths;
 use crate::reproduce::runner;
 use setting::{
-    CALIBRATIONS, Calibration, ReplicaPolicy, classes, edf_relegating, one, recipe, steps,
-    violations, without_hints,
+    CALIBRATIONS, Calibration, ReplicaPolicy, alphas, choices, classes, edf_relegating,
+    late_after_prefill, one, prefilling, recipe, steps, violations,
 };
 
 /// Resolution of capacities, in requests per second.
 const STEP: f64 = 0.05;
+
+/// Rates of the sweep of α in requests per second: below, above and far above capacity.
+const ALPHA_RATES: [f64; 3] = [2.5, 4.0, 6.0];
 
 /// Durations of the runs, in seconds.
 struct Horizon {
@@ -75,6 +79,10 @@ pub fn reproduce(options: &Options) -> Result<Reproduction, PaperError> {
     bench.capacities();
     bench.high();
     bench.overload();
+    bench.disaggregated();
+    for rate in ALPHA_RATES {
+        bench.alphas(rate);
+    }
     Ok(Reproduction {
         title: format!("QoServe: Llama-3-8B on A100, lengths {trace}"),
         sections: bench.sections(),
@@ -96,6 +104,12 @@ fn sarathi(chunks: &[u32]) -> Vec<(String, ReplicaPolicy)> {
 
 fn named(all: &[(&str, ReplicaPolicy)]) -> Vec<(String, ReplicaPolicy)> {
     all.iter().map(|(name, policy)| ((*name).to_owned(), *policy)).collect()
+}
+
+/// Returns the latency that the objective is about: of the first token if interactive, else of the
+/// last.
+fn latency(record: &Record) -> Option<Span> {
+    if record.spec.slo.is_interactive() { record.ttft() } else { record.ttlt() }
 }
 
 fn split(outcome: &ClusterOutcome) -> Columns {
@@ -171,7 +185,8 @@ impl Bench<'_> {
     }
 
     fn high(&mut self) {
-        let policies = self.policies(&self.chunks()[..2]);
+        let mut policies = self.policies(&self.chunks()[..2]);
+        policies.extend(self.variants());
         self.all("high", &policies, |bench, setting, policy, seed| {
             let recipe = recipe(&bench.lengths, &[(bench.horizon.capacity, 6.0)], 0.0);
             split(&one(setting, policy, &recipe.requests(seed)))
@@ -180,17 +195,53 @@ impl Bench<'_> {
 
     fn overload(&mut self) {
         let mut policies = sarathi(&self.chunks()[..2]);
-        policies.extend(named(&[
-            ("QoServe", steps()[3].1),
-            ("EDF-512+ER", edf_relegating(512)),
-            ("QoServe, no hints", without_hints()),
-        ]));
+        policies.extend(named(&[("QoServe", steps()[3].1)]));
+        policies.push(("EDF-512+ER".to_owned(), edf_relegating(512)));
+        policies.extend(self.variants());
         let turns = (self.horizon.overload / self.horizon.phase / 2) as usize;
         let phases = [(self.horizon.phase, 2.0), (self.horizon.phase, 5.0)].repeat(turns);
         self.all("overload", &policies, |bench, setting, policy, seed| {
             let recipe = recipe(&bench.lengths, &phases, 0.2);
             split(&one(setting, policy, &recipe.requests(seed)))
         });
+    }
+
+    /// Measures prefill only, as on a replica of a disaggregated prefill pool (figure 8).
+    fn disaggregated(&mut self) {
+        let lengths = Lengths::like_azure_conversation();
+        self.all("prefill", &prefilling(), |bench, setting, policy, seed| {
+            bench.highest(|rate| {
+                let recipe = recipe(&lengths, &[(bench.horizon.capacity, rate)], 0.0);
+                late_after_prefill(setting, policy, &recipe.requests(seed))
+            })
+        });
+    }
+
+    /// Measures the effect of α (figure 14): late requests, late requests with long prompts, and
+    /// the median latency.
+    fn alphas(&mut self, rate: f64) {
+        let place = format!("α at {rate}");
+        self.all(&place, &alphas(), |bench, setting, policy, seed| {
+            let recipe = recipe(&bench.lengths, &[(bench.horizon.capacity, rate)], 0.0);
+            let outcome = one(setting, policy, &recipe.requests(seed));
+            let mut prompts: Vec<u32> = outcome.records.iter().map(|r| r.spec.prompt).collect();
+            prompts.sort_unstable();
+            let long = prompts.get(prompts.len() * 9 / 10).copied().unwrap_or(0);
+            let seconds = |q| outcome.quantile_ms(q, latency).unwrap_or(f64::NAN) / 1e3;
+            vec![
+                ("late, %", violations(&outcome, |_| true)),
+                ("long prompts, %", violations(&outcome, |r| r.spec.prompt >= long)),
+                ("median, s", seconds(0.5)),
+                ("p99, s", seconds(0.99)),
+            ]
+        });
+    }
+
+    fn variants(&self) -> Vec<(String, ReplicaPolicy)> {
+        let all = choices().into_iter();
+        all.filter(|(name, _)| !self.options.quick || *name == "no hints")
+            .map(|(name, policy)| (format!("QoServe, {name}"), policy))
+            .collect()
     }
 
     fn section(&self, place: &str, title: &str, columns: &[&str], notes: &str) -> Section {
@@ -203,7 +254,7 @@ impl Bench<'_> {
 
     fn sections(&self) -> Vec<Section> {
         let parts = ["all", "important", "Q1", "Q2", "Q3"];
-        vec![
+        let mut sections = vec![
             self.section(
                 "capacity",
                 "Capacity: requests per second with at most 1 % of violations (figure 7, table 5)",
@@ -226,7 +277,31 @@ impl Bench<'_> {
                 "The paper has: FCFS-256 81.9, EDF-256 84.1, QoServe 8.6 (important 0, Q1 16.0, \
                  Q2 10.0, Q3 0).",
             ),
-        ]
+            self.section(
+                "prefill",
+                "Prefill replicas of a disaggregated cluster: requests per second and replica with \
+                 at most 1 % late (figure 8)",
+                &["capacity"],
+                "Lengths made up like the Azure conversation trace, chunks of 8192. Only prompts \
+                 are computed. Decode replicas are the same under every policy, and take 50 ms a \
+                 token, so that a batch request has to be prefilled that much before its deadline. \
+                 Figure 8 has no numbers in the text.",
+            ),
+        ];
+        for rate in ALPHA_RATES {
+            let title = format!(
+                "What a token that is left counts (α) at {rate} requests per second (figure 14)"
+            );
+            sections.push(self.section(
+                &format!("α at {rate}"),
+                &title,
+                &["late, %", "long prompts, %", "median, s", "p99, s"],
+                "All of QoServe but for α. Long: the longest tenth of prompts. Latency: to the \
+                 first token for interactive requests, to the last for others. In the paper a \
+                 larger α lowers the median, and most long requests pay for it.",
+            ));
+        }
+        sections
     }
 }
 

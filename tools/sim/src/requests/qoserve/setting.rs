@@ -6,7 +6,7 @@ use laxity_requests::baseline::{Fixed, LineOrder};
 use laxity_requests::discipline::Discipline;
 use laxity_requests::dispatch::Role;
 use laxity_requests::kv::Pool;
-use laxity_requests::qoserve::{Chunking, QoServe, QoServeOptions};
+use laxity_requests::qoserve::{Chunking, QoServe, QoServeOptions, Relegation};
 use laxity_requests::replica::Replica;
 use laxity_requests::request::{InstanceId, Slo};
 
@@ -68,16 +68,88 @@ pub(super) fn steps() -> [(&'static str, ReplicaPolicy); 4] {
     ]
 }
 
-pub(super) fn without_hints() -> ReplicaPolicy {
-    ReplicaPolicy::QoServe(QoServeOptions { hints: None, ..QoServeOptions::default() })
+/// Returns variants of choices that the paper leaves open, one at a time.
+pub(super) fn choices() -> Vec<(&'static str, ReplicaPolicy)> {
+    let with = |change: fn(&mut QoServeOptions)| {
+        let mut options = QoServeOptions::default();
+        change(&mut options);
+        ReplicaPolicy::QoServe(options)
+    };
+    vec![
+        ("relegation only once late", with(|o| o.relegation = Relegation::Strict)),
+        (
+            "minimum chunk 256",
+            with(|o| {
+                o.chunking = Chunking::Dynamic { least: 256, most: 2500, step: 32 };
+            }),
+        ),
+        ("α = 2 ms", with(|o| o.alpha = 2_000_000)),
+        ("no hints", with(|o| o.hints = None)),
+    ]
 }
 
+pub(super) fn alphas() -> [(String, ReplicaPolicy); 7] {
+    [0, 1, 2, 4, 8, 10, 16].map(|ms| {
+        let options = QoServeOptions { alpha: ms * 1_000_000, ..QoServeOptions::default() };
+        (format!("α = {ms} ms"), ReplicaPolicy::QoServe(options))
+    })
+}
+
+/// Chunk of prefill replicas, which have no TBT objective (§4.1.3).
+const PREFILL_CHUNK: u32 = 8192;
+
+pub(super) fn prefilling() -> Vec<(String, ReplicaPolicy)> {
+    let relegating = |alpha| {
+        ReplicaPolicy::QoServe(QoServeOptions {
+            chunking: Chunking::Fixed(PREFILL_CHUNK),
+            alpha,
+            ..QoServeOptions::default()
+        })
+    };
+    let fixed = |order| ReplicaPolicy::Sarathi(order, PREFILL_CHUNK);
+    [
+        ("FCFS-8192", fixed(LineOrder::Fcfs)),
+        ("EDF-8192", fixed(LineOrder::Edf)),
+        ("SRPF-8192", fixed(LineOrder::Srpf)),
+        ("EDF-8192+ER", relegating(0)),
+        ("QoServe", relegating(QoServeOptions::default().alpha)),
+    ]
+    .map(|(name, policy)| (name.to_owned(), policy))
+    .to_vec()
+}
+
+/// Returns the percentage of late requests if one replica computes all prompts. Interactive
+/// requests are judged by their first token. Others add the time on decode replicas at the
+/// strictest TBT.
+pub(super) fn late_after_prefill(
+    setting: &Calibration,
+    policy: ReplicaPolicy,
+    asked: &[Asked],
+) -> f64 {
+    let prompts: Vec<Asked> = asked.iter().map(|a| Asked { output: 1, ..*a }).collect();
+    let outcome = one(setting, policy, &prompts);
+    let late = outcome.records.iter().zip(asked).filter(|(record, asked)| {
+        let decoding = match record.spec.slo {
+            Slo::Interactive { .. } => 0,
+            Slo::Batch { .. } => u64::from(asked.output.saturating_sub(1)) * STRICTEST_TBT.0,
+        };
+        let due = record.spec.first_deadline();
+        record.first.is_none_or(|first| first + Span(decoding) > due)
+    });
+    late.count() as f64 / asked.len().max(1) as f64 * 100.0
+}
+
+/// Strictest TBT objective of table 3.
+const STRICTEST_TBT: Span = Span(SECOND / 20);
+
+/// Returns the classes of table 3.
 pub(super) fn classes() -> Vec<Class> {
     let batch = |seconds: u64| Slo::Batch { ttlt: seconds * SECOND };
     let interactive = Slo::Interactive { ttft: 6 * SECOND, tbt: SECOND / 20 };
     [interactive, batch(600), batch(1800)].map(|slo| Class { slo, share: 1.0 }).to_vec()
 }
 
+/// Returns a workload with the given (seconds, rate) phases.
 pub(super) fn recipe(lengths: &Lengths, phases: &[(u64, f64)], low: f64) -> Recipe {
     let phase = |(seconds, rate): &(u64, f64)| Phase { lasts: Span(seconds * SECOND), rate: *rate };
     Recipe {

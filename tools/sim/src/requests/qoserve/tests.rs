@@ -6,8 +6,8 @@ use super::*;
 fn a_quick_reproduction_has_all_its_tables_and_claims_and_is_the_same_again() {
     let options = Options::quick(7);
     let found = reproduce(&options).expect("needs no file");
-    assert_eq!(found.sections.len(), 3);
-    assert_eq!(found.claims.len(), 14, "seven under each calibration");
+    assert_eq!(found.sections.len(), 7);
+    assert_eq!(found.claims.len(), 20, "ten under each calibration");
     found.assert_whole();
     assert_eq!(reproduce(&options).expect("as before"), found);
 }
