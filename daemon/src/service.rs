@@ -41,7 +41,6 @@ const CHANGES_MAX: usize = 32;
 /// The origin of the configuration, for reading it again.
 #[derive(Clone, Debug, Default)]
 pub struct Source {
-    /// The path given by `--config`.
     pub file: Option<PathBuf>,
     /// Overrides from the command line, as `key=value`.
     pub sets: Vec<String>,
@@ -53,10 +52,8 @@ impl Source {
     }
 }
 
-/// The connections of the service to the scheduler thread.
 #[derive(Clone, Debug)]
 pub struct SchedulerHandle {
-    /// Sends commands to the scheduler.
     pub mailbox: Mailbox,
     pub snapshots: watch::Receiver<Option<Arc<Snapshot>>>,
     pub exchange: Option<Arc<CoordinatorExchange>>,
@@ -172,34 +169,28 @@ impl Service {
     }
 
     /// Takes a place for a client of user `uid` and returns its number.
-    ///
-    /// # Errors
-    /// There is no place. The caller refuses the client.
     pub fn admit(&self, uid: u32) -> Result<ClientId, NoFreeSlot> {
         self.state.lock().places.take(uid, &self.config.load().scheduler)
     }
 
-    /// Stores the memory of an admitted client.
     pub fn keep_region(&self, id: ClientId, region: Arc<Region>) {
         self.state.lock().regions.insert(id, region);
     }
 
-    /// Removes an admitted client that is gone.
     pub fn departed(&self, id: ClientId) {
         let mut state = self.state.lock();
         state.places.free(id);
         state.regions.remove(&id);
     }
 
-    /// Returns the refused registrations.
     pub const fn refusals(&self) -> &Refusals {
         &self.refusals
     }
 
-    /// Returns the state of the daemon now.
-    ///
-    /// # Errors
-    /// The scheduler does not answer. The error is text for the operator.
+    pub fn latest(&self) -> Option<Arc<Snapshot>> {
+        self.scheduler.snapshots.borrow().clone()
+    }
+
     pub async fn status(&self) -> Result<Status, String> {
         let asked_ns = now_ns();
         if !self.send(SchedulerCommand::Publish) {
@@ -288,10 +279,6 @@ impl Service {
         format!("bypass is {said}{lasts} ({clients} clients attached)")
     }
 
-    /// Changes the policy until the next reload.
-    ///
-    /// # Errors
-    /// There is no such policy. The error is text for the operator.
     pub fn set_policy(&self, policy: &str) -> Result<String, String> {
         let policy: laxity_policy::PolicyKind = policy
             .parse()
@@ -301,9 +288,6 @@ impl Service {
     }
 
     /// Changes the mode until an operator or the configuration sets another one.
-    ///
-    /// # Errors
-    /// There is no such mode. The error is text for the operator.
     pub async fn set_mode(&self, mode: &str) -> Result<String, String> {
         let mode = Mode::from_name(mode)
             .ok_or_else(|| format!("unknown mode `{mode}`; known are off, observe, enforce"))?;
