@@ -44,10 +44,8 @@ const ACCEPTS_MAX: usize = 16;
 pub const PENDING_MAX: usize = GREETINGS_MAX + FAREWELLS_MAX + ACCEPTS_MAX;
 /// Maximum number of log lines in [`LINES_EVERY`] about arriving clients, or about departing ones.
 const LINES_MAX: u32 = 32;
-/// The period of the limit [`LINES_MAX`].
 const LINES_EVERY: Duration = Duration::from_secs(10);
 
-/// The state that all registrations share.
 #[derive(Clone)]
 struct RegistrationContext {
     service: Arc<Service>,
@@ -56,7 +54,6 @@ struct RegistrationContext {
     lines: Arc<LogLimits>,
 }
 
-/// The limits of log lines about clients.
 struct LogLimits {
     attached: Mutex<LineLimit>,
     left: Mutex<LineLimit>,
@@ -67,7 +64,6 @@ fn due(lines: &Mutex<LineLimit>) -> Option<u64> {
     lines.lock().take(Instant::now())
 }
 
-/// Serves `listener` until the runtime ends.
 pub async fn serve(listener: Watched, service: Arc<Service>) {
     let lines = || Mutex::new(LineLimit::new(LINES_MAX, LINES_EVERY));
     let door = RegistrationContext {
@@ -225,10 +221,6 @@ fn register(hello: &Hello, from: Peer, service: &Service) -> Result<PendingClien
     })
 }
 
-/// Makes the identity and the memory of a process that greeted and has a place.
-///
-/// # Errors
-/// The system is out of memory or descriptors. The caller refuses the client.
 pub fn newcomer(
     hello: &Hello,
     from: Peer,
@@ -285,7 +277,6 @@ fn may_attach(access: &AccessConfig, peer: Peer, groups: impl FnOnce() -> Vec<u3
 }
 
 impl RegistrationContext {
-    /// Serves a client until its socket hangs up.
     async fn attend(&self, socket: &Watched, newcomer: PendingClient) {
         let service = &self.service;
         let identity = newcomer.identity.clone();

@@ -40,9 +40,6 @@ fn path_for(control: &Path) -> PathBuf {
 
 /// Waits until no other daemon listens at the sockets of `config`. `None` if SIGTERM or SIGINT came
 /// first. SIGHUP changes nothing, since the configuration is read again at the turn.
-///
-/// # Errors
-/// The signals can't be handled, or no thread starts.
 pub async fn wait_for_turn(config: &Config) -> io::Result<Option<SocketTurn>> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;

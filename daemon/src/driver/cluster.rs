@@ -21,7 +21,6 @@ const PROGRESS_EVERY: Span = Span::from_millis(50);
 /// The wait before another look at an exchange that is locked.
 const BUSY: Span = Span::from_micros(50);
 
-/// The scheduler's state of reports and cluster orders.
 #[derive(Debug)]
 pub struct ClusterState {
     exchange: Arc<CoordinatorExchange>,

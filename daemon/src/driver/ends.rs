@@ -11,7 +11,6 @@ use crate::clients::{AttachedClient, ClientState, RecordOrigin};
 /// What happens to the bytes of a cancelled flow that were not permitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Rest {
-    /// The bytes count as withdrawn.
     Withdrawn,
     /// The client sends the bytes unscheduled. The caller has counted them as bypassed.
     Unscheduled,

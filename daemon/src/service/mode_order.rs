@@ -58,7 +58,6 @@ impl ModeOrder {
         order
     }
 
-    /// Returns the mode in force.
     pub fn mode(&self) -> Mode {
         self.ordered.unwrap_or(self.configured)
     }
@@ -92,7 +91,6 @@ impl ModeOrder {
         info!(mode, "the configured mode changed, and that of `laxity enforce` no longer holds");
     }
 
-    /// Returns the file that keeps the operator's mode.
     pub fn file(&self) -> Arc<OrderFile> {
         Arc::clone(&self.file)
     }

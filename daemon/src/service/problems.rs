@@ -13,11 +13,8 @@ use tracing::warn;
 pub enum DaemonPart {
     /// The previous daemon, which was killed.
     Before,
-    /// The file of the configuration.
     Configuration,
-    /// The endpoint of the metrics.
     Metrics,
-    /// The page of this host.
     Page,
 }
 
