@@ -51,12 +51,9 @@ struct RegistrationContext {
     service: Arc<Service>,
     greetings: ConnectionSlots<u32>,
     farewells: ConnectionSlots<u32>,
-    lines: Arc<LogLimits>,
-}
-
-struct LogLimits {
-    attached: Mutex<LineLimit>,
-    left: Mutex<LineLimit>,
+    /// The limits of log lines about clients that attach, and about those that leave.
+    attached: Arc<Mutex<LineLimit>>,
+    left: Arc<Mutex<LineLimit>>,
 }
 
 /// Returns the lines omitted before this one, or `None` if this line is to be omitted.
@@ -65,12 +62,13 @@ fn due(lines: &Mutex<LineLimit>) -> Option<u64> {
 }
 
 pub async fn serve(listener: Watched, service: Arc<Service>) {
-    let lines = || Mutex::new(LineLimit::new(LINES_MAX, LINES_EVERY));
+    let lines = || Arc::new(Mutex::new(LineLimit::new(LINES_MAX, LINES_EVERY)));
     let door = RegistrationContext {
         service,
         greetings: ConnectionSlots::new(GREETINGS_MAX, GREETINGS_PER_UID_MAX),
         farewells: ConnectionSlots::new(FAREWELLS_MAX, FAREWELLS_PER_UID_MAX),
-        lines: Arc::new(LogLimits { attached: lines(), left: lines() }),
+        attached: lines(),
+        left: lines(),
     };
     let mut errors = AcceptErrors::new("the registration socket");
     loop {
@@ -332,7 +330,7 @@ impl RegistrationContext {
     }
 
     fn say_attached(&self, identity: &Identity) {
-        let Some(left_out) = due(&self.lines.attached) else { return };
+        let Some(left_out) = due(&self.attached) else { return };
         let mode = self.service.config().mode.min(identity.mode);
         info!(
             client = %identity.name, id = identity.id.0, pid = identity.pid,
@@ -342,7 +340,7 @@ impl RegistrationContext {
     }
 
     fn say_left(&self, leaving: &Leaving) {
-        let Some(left_out) = due(&self.lines.left) else { return };
+        let Some(left_out) = due(&self.left) else { return };
         let (identity, counters) = (&leaving.identity, leaving.counters);
         info!(
             client = %identity.name, id = identity.id.0, pid = identity.pid,

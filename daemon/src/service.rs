@@ -8,7 +8,7 @@ pub mod problems;
 pub mod trace;
 
 use std::collections::{BTreeMap, VecDeque};
-use std::fs::{self, File};
+use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -32,6 +32,7 @@ use crate::refusals::Refusals;
 pub use crate::service::mode_order::ModeOrder;
 use crate::service::problems::{DaemonPart, Problems};
 use crate::service::trace::Traces;
+use crate::sockets::beside;
 use crate::stats::Snapshot;
 use crate::status::status;
 
@@ -120,9 +121,7 @@ impl Service {
         scheduler: SchedulerHandle,
         client_room: usize,
     ) -> Self {
-        let mut marker = config.load().control.as_os_str().to_owned();
-        marker.push(".bypass");
-        let marker = PathBuf::from(marker);
+        let marker = beside(&config.load().control, ".bypass");
         let bypass = marker.symlink_metadata().is_ok();
         Self {
             started: Instant::now(),
@@ -231,10 +230,7 @@ impl Service {
                 _ => Ok(()),
             }
         } else {
-            match fs::remove_file(&self.marker) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-                _ => Ok(()),
-            }
+            mode_order::removed(&self.marker)
         }
     }
 

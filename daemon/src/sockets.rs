@@ -299,6 +299,13 @@ pub(crate) fn heir(path: &Path) -> Option<(u32, u32)> {
     (metadata.uid() != 0).then(|| (metadata.uid(), metadata.gid()))
 }
 
+/// Returns the path of a socket with a suffix, for a file beside the socket.
+pub(crate) fn beside(socket: &Path, suffix: &str) -> PathBuf {
+    let mut path = socket.as_os_str().to_owned();
+    path.push(suffix);
+    path.into()
+}
+
 /// Connects to `path` and returns the result. A full backlog gives `EAGAIN`.
 fn attempt(path: &Path, kind: SockType) -> io::Result<nix::Result<()>> {
     let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;

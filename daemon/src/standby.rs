@@ -23,7 +23,7 @@ use tracing::{info, warn};
 
 use crate::config::Config;
 use crate::service::Source;
-use crate::sockets::{SocketTurn, heir, plain};
+use crate::sockets::{SocketTurn, beside, heir, plain};
 
 /// How often a daemon in standby looks whether the running one has ended.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
@@ -33,9 +33,7 @@ const ALMOST: Duration = Duration::from_millis(1);
 const SOCKETS_LAST: Duration = Duration::from_secs(1);
 
 fn path_for(control: &Path) -> PathBuf {
-    let mut path = control.as_os_str().to_owned();
-    path.push(".next");
-    path.into()
+    beside(control, ".next")
 }
 
 /// Waits until no other daemon listens at the sockets of `config`. `None` if SIGTERM or SIGINT came

@@ -167,9 +167,7 @@ impl ClusterState {
         } else if snapshot_wanted {
             self.reports.restate();
         }
-        if self.reports.urgency() != Urgency::Nothing {
-            self.untold.get_or_insert(now);
-        }
+        self.noted(now);
         self.blocked = !has_room;
         if has_room && (self.held.is_some() || self.untold.is_some()) {
             self.report(now);

@@ -148,7 +148,7 @@ impl Intake {
 
     /// Ends all flows of a lane whose owner is gone. The lane keeps its credit for its next owner.
     pub(super) fn lane_gone(&mut self, client: u32, state: &mut ClientState, lane: u16) {
-        for seq in state.lanes.at(lane).flows.seqs() {
+        for seq in state.lanes.at(lane).flows.seqs(|_| true) {
             self.cancel(client, state, (lane, seq), Rest::Withdrawn);
         }
     }
