@@ -139,7 +139,8 @@ metrics! {
         Counter laxity_cluster_failures_total
             "Attempts to reach a coordinator that failed, and streams that ended"
             |o| o.cluster.failures;
-        Counter laxity_cluster_reports_total "Reports sent to the coordinator" |o| o.cluster.reports;
+        Counter laxity_cluster_reports_total "Reports sent to the coordinator"
+            |o| o.cluster.reports;
         Counter laxity_cluster_refused_events_total "Reported events that the coordinator refused"
             |o| o.cluster.refused_events;
     }
