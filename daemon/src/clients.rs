@@ -85,6 +85,7 @@ pub struct ClientState {
     pub domain: DomainId,
     pub attached: Time,
     pub counters: ClientCounters,
+    /// Flows that are not completed.
     pub flows: usize,
     /// Maximum number of flows that the client may have now: `flows_max`, or zero while the client
     /// is not scheduled (mode `off`, `distrusted` or `suspected`). Further flows go out
@@ -98,6 +99,7 @@ pub struct ClientState {
     /// Whether the client is unscheduled because its owner owes many bytes and the client completed
     /// nothing lately. See [`crate::driver::overdue`].
     pub suspected: bool,
+    /// When the client last completed bytes.
     pub completed: Time,
     pub ports: Vec<OnWire>,
     /// Whether the client was ever in mode `observe`, so that observed records may still arrive.

@@ -48,18 +48,6 @@ impl Domain {
     }
 }
 
-impl std::fmt::Display for Domain {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Process(pid) => write!(f, "pid {pid}"),
-            Self::Attachment(number) => write!(f, "attachment {number}"),
-            Self::Uid(uid) => write!(f, "uid {uid}"),
-            Self::Group(gid) => write!(f, "gid {gid}"),
-            Self::Host => write!(f, "this host"),
-        }
-    }
-}
-
 #[derive(Clone, Copy, Debug)]
 struct KnownDomain {
     domain: Domain,
@@ -112,10 +100,6 @@ impl Domains {
 
     pub fn clients(&self, domain: DomainId) -> usize {
         self.known.get(usize::from(domain.0)).map_or(0, |known| known.clients)
-    }
-
-    pub fn get(&self, domain: DomainId) -> Domain {
-        self.known.get(usize::from(domain.0)).map_or(Domain::Host, |known| known.domain)
     }
 
     pub fn numbers(&self) -> impl Iterator<Item = DomainId> + use<> {

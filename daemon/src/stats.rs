@@ -228,6 +228,7 @@ pub struct ClientSnapshot {
     pub mode: Mode,
     pub attached: Time,
     pub lanes: u32,
+    /// Flows submitted and not completed.
     pub flows: u64,
     pub waiting_flows: u64,
     pub quarantined_lanes: u32,
