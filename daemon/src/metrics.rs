@@ -105,8 +105,8 @@ metrics! {
 
 metrics! {
     /// The release, by its label.
-    BUILD: () {
-        Gauge laxity_build_info "1, with the release of the daemon" |_release| 1_u8;
+    BUILD: u64 {
+        Gauge laxity_build_info "1, with the release of the daemon" |one| *one;
     }
 }
 
@@ -226,7 +226,7 @@ pub fn text(
     let cluster = exchange.map(CoordinatorExchange::view).unwrap_or_default();
     let outside = Outside { began_s, refused, cluster, in_force, age };
     let release = format!("version=\"{}\"", env!("CARGO_PKG_VERSION"));
-    let mut text = table(BUILD, &[(release, ())]) + &table(OUTSIDE, &[(String::new(), outside)]);
+    let mut text = table(BUILD, &[(release, 1)]) + &table(OUTSIDE, &[(String::new(), outside)]);
     if let Some(snapshot) = snapshot {
         text += &ports(&snapshot.ports);
         text += &table(DAEMON, &[(String::new(), snapshot)]);
