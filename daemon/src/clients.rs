@@ -31,7 +31,6 @@ const CLIENT_BUDGET: usize = 256;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ClientId(pub u64);
 
-/// The identity of a client, from the kernel and from its registration.
 #[derive(Clone, Debug)]
 pub struct Identity {
     pub id: ClientId,
@@ -40,16 +39,12 @@ pub struct Identity {
     /// The process id, as the kernel reports it. Zero for a process of another pid namespace.
     pub kernel_pid: u32,
     pub owner: Owner,
-    /// The container of Kubernetes that the process runs in.
     pub pod: Option<Arc<PodStatus>>,
-    /// The effective group of the process.
     pub gid: u32,
-    /// The name that the client gave at registration.
     pub name: Arc<str>,
     pub mode: Mode,
     /// The version of shared memory that client and daemon have chosen.
     pub version: u32,
-    /// The release of the client's library.
     pub release: Release,
 }
 
@@ -61,10 +56,6 @@ pub struct PendingClient {
 }
 
 impl PendingClient {
-    /// Makes the memory of a client.
-    ///
-    /// # Errors
-    /// The system is out of memory or descriptors. The caller refuses the client.
     pub fn new(identity: Identity, geometry: Geometry, fenced: bool) -> Result<Self, ServeError> {
         Ok(Self { identity, served: RegionConsumer::new(geometry, fenced)? })
     }
@@ -80,7 +71,6 @@ pub struct Leaving {
 
 #[derive(Debug)]
 pub struct LaneState {
-    /// The flows of the lane that are not completed.
     pub flows: Flows,
     /// For each port, whether the lane used up its credit when no more credit was available.
     pub lacks_credit: [bool; CREDIT_PORTS],
@@ -92,19 +82,16 @@ pub struct ClientState {
     pub identity: Identity,
     /// The number of the client's job, for metrics.
     pub job: usize,
-    /// The number of the client's trust domain.
     pub domain: DomainId,
     pub attached: Time,
     pub counters: ClientCounters,
-    /// The client's flows that are not completed.
+    /// Flows that are not completed.
     pub flows: usize,
     /// Maximum number of flows that the client may have now: `flows_max`, or zero while the client
     /// is not scheduled (mode `off`, `distrusted` or `suspected`). Further flows go out
     /// unscheduled.
     pub room: usize,
-    /// Maximum number of flows that a scheduled client may have.
     pub flows_max: usize,
-    /// The client's recent loss.
     pub lost: Loss,
     /// Whether the client is unscheduled because of a loss of its owner. See
     /// [`crate::driver::trust`].
@@ -114,7 +101,6 @@ pub struct ClientState {
     pub suspected: bool,
     /// When the client last completed bytes.
     pub completed: Time,
-    /// The client's bytes in flight on each port.
     pub ports: Vec<OnWire>,
     /// Whether the client was ever in mode `observe`, so that observed records may still arrive.
     pub may_observe: bool,
@@ -127,9 +113,9 @@ pub struct ClientState {
     /// Quarantined lanes. The first one releases the client, so the number is above zero only until
     /// the client's socket hangs up.
     pub quarantined_lanes: u32,
-    /// Whether the client was released. No more records of a released client are read.
+    /// No more records of a released client are read.
     pub released: bool,
-    /// Whether the client's flows have ended and its credit has returned.
+    /// Whether the flows of a released client have ended and its credit has returned.
     pub settled: bool,
     /// The shared memory, whose header has the mode and the bypass.
     region: Arc<Region>,
@@ -200,7 +186,6 @@ impl ClientLanes {
         self.lanes.len() as u16
     }
 
-    /// Returns the state of `lane`, if the lane sent a record.
     pub fn get(&self, lane: u16) -> Option<&LaneState> {
         self.lanes.get(usize::from(lane))?.as_deref()
     }
@@ -211,7 +196,6 @@ pub struct RecordOrigin<'a> {
     pub client: u32,
     pub state: &'a mut ClientState,
     pub lane: u16,
-    /// The scheduler's end of the lane.
     pub consumer: &'a mut Consumer,
 }
 
@@ -230,7 +214,6 @@ pub struct AttachedClient {
 }
 
 impl AttachedClient {
-    /// Makes a client of `newcomer` on a host with `ports` ports.
     pub fn new(newcomer: PendingClient, now: Time, flows_max: usize, ports: usize) -> Self {
         let PendingClient { identity, served } = newcomer;
         let slots = usize::from(served.region().geometry().slots);
@@ -286,14 +269,12 @@ impl AttachedClient {
         }
     }
 
-    /// Finds newly claimed lanes.
     pub fn refresh(&mut self) {
         self.served.refresh();
         self.lanes = self.served.consumers().size_hint().0;
         self.budget = (CLIENT_BUDGET / self.lanes.max(1)).clamp(1, BUDGET);
     }
 
-    /// Updates how many flows the client may have now.
     pub fn set_room(&mut self) {
         let unscheduled = self.state.distrusted || self.state.suspected;
         self.state.room =
@@ -332,7 +313,6 @@ impl AttachedClient {
         }
     }
 
-    /// Ends the scheduling of the client and returns what remains.
     #[must_use]
     pub fn leave(self) -> Leaving {
         Leaving {

@@ -43,46 +43,30 @@ pub const NICS_MAX: usize = 64;
 /// The configuration in force, for those that follow it.
 pub type ConfigInForce = Arc<ArcSwap<Config>>;
 
-/// The daemon's configuration.
+/// The daemon's configuration. `dist/laxityd.toml` says what each key means.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
-    /// How far Laxity takes part.
-    #[serde(with = "names::mode_name")]
+    #[serde(with = "names::ModeName")]
     pub mode: Mode,
-    /// The policy of all ports.
     #[serde(with = "names::policy_name")]
     pub policy: PolicyKind,
-    /// What clients do to the traffic classes of their queue pairs and connections.
-    #[serde(with = "names::marking_name")]
+    #[serde(with = "names::MarkingName")]
     pub marking: Marking,
-    /// The socket that clients register at.
     pub socket: PathBuf,
-    /// The socket that operators use.
     pub control: PathBuf,
-    /// The address of the Prometheus endpoint. Empty: no endpoint.
+    /// An address and a port, or empty: no endpoint.
     pub metrics: String,
-    /// The objective on the time to first token of requests without a deadline of their own. It
-    /// counts from the first record of the request.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub slo_ttft: Option<Nanos>,
-    /// The log filter: a level, or directives such as `info,laxity_daemon::driver=debug`.
     pub log: String,
-    /// The format of log lines.
     pub log_format: LogFormat,
-    /// The scheduler thread and client limits.
     pub scheduler: SchedulerConfig,
-    /// The users that may attach.
     pub access: AccessConfig,
-    /// The levels and their DSCPs.
     pub levels: LevelsConfig,
-    /// The parameters of the policies.
     pub tuning: TuningConfig,
-    /// What the daemon does about foreign traffic.
     pub residual: ResidualConfig,
-    /// The web page for people: its address, and from where it may be requested.
     pub web: WebConfig,
-    /// The connection to the coordinator.
     pub coordinator: CoordinatorConfig,
     /// The NICs. Clients use the index in this list as the number of a NIC.
     pub nic: Vec<NicConfig>,
@@ -110,31 +94,18 @@ pub struct DiscoveredNics {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct SchedulerConfig {
-    /// How long the thread spins after the last record before it sleeps, in microseconds. A good
-    /// value is the time that a wake-up takes. 0 suits machines with fewer cores than daemons and
-    /// clients.
     pub spin_us: u64,
-    /// The core that the thread is pinned to.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpu: Option<usize>,
-    /// Lanes per client. Each thread that submits uses one.
     pub lanes: u16,
-    /// Slots per lane: most flows of one thread that wait at once.
     pub slots: u16,
-    /// Maximum number of processes that are attached at once.
     pub clients_max: usize,
-    /// Maximum number of attached processes of one user other than root. Default: half of
-    /// `clients_max`. A sixteenth of all places is reserved for root.
+    /// See [`clients_per_uid`](Self::clients_per_uid).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub clients_per_uid_max: Option<usize>,
-    /// Maximum number of flows of one process that are submitted and not completed. Flows beyond
-    /// that are permitted at once, without scheduling.
     pub flows_per_client_max: usize,
-    /// Maximum number of such flows of one trust domain. Its clients have equal parts.
     pub flows_per_domain_max: usize,
-    /// Maximum number of known batches of one trust domain. Older ones are forgotten.
     pub batches_per_domain_max: usize,
-    /// Maximum number of known requests of one trust domain. Older ones are forgotten.
     pub requests_per_domain_max: usize,
 }
 
@@ -142,23 +113,15 @@ pub struct SchedulerConfig {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct AccessConfig {
-    /// User ids that may attach, besides root and the daemon's own user.
     pub uids: Vec<u32>,
-    /// Group ids whose members may attach.
     pub gids: Vec<u32>,
-    /// Whether any user may attach.
     pub anyone: bool,
-    /// Which clients trust each other: those of one `process`, `uid` or `group`, or of this `host`.
-    /// They share ids of batches and requests, one order, and one part of each port. A change holds
-    /// for clients that attach later.
     pub trust: TrustScope,
     /// File mode of the registration socket. The default is open, and the daemon checks
     /// `SO_PEERCRED`. So a refusal is counted, logged and explained to the client, which a closed
     /// socket would not do.
     #[serde(with = "names::octal")]
     pub socket_mode: u32,
-    /// File mode of the control socket. A user who can write to it can switch scheduling off, so
-    /// the default admits only owner and group.
     #[serde(with = "names::octal")]
     pub control_mode: u32,
 }
@@ -167,70 +130,49 @@ pub struct AccessConfig {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct LevelsConfig {
-    /// `K`, the number of levels.
+    /// `K` of the paper.
     pub count: u8,
-    /// DSCP of each level, the highest level first. Levels may share a DSCP.
+    /// By level, the highest first.
     pub dscp: Vec<u8>,
-    /// The DSCP of the scavenger.
     pub scavenger_dscp: u8,
     /// InfiniBand's service level of each level, the highest first. The scavenger has the last.
-    /// Empty: none is set, since a subnet may route by service level.
     pub sl: Vec<u8>,
 }
 
-/// The parameters of the policies. See `laxity_policy::LinkConfig`.
+/// The parameters of the policies, as in [`LinkConfig`], and of admission.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct TuningConfig {
-    /// The scale `U` of the thresholds `Q_i = U · E^(−i)`.
     pub threshold_scale: f64,
-    /// The base `E` of the thresholds.
     pub threshold_base: f64,
-    /// The time constant of the average that measures the load `ρ`.
     pub load_time_constant: Nanos,
-    /// The period of promotion after a request has finished computing.
     pub promotion_period: Nanos,
-    /// Maximum number of windows in flight while a busy receiver holds bytes up. Bytes beyond the
-    /// first window are permitted at the port's rate. 1 allows no second window by this rule.
     pub overcommit: u32,
-    /// The share of a port that is reserved for the scavenger, in thousandths.
     pub scavenger_permille: u16,
-    /// What `fair`, `sjf`, `edf` and `edf_low` treat as one unit: `flow` or `coflow`.
-    #[serde(with = "names::granularity_name")]
+    #[serde(with = "names::GranularityName")]
     pub granularity: Granularity,
-    /// The laxity below which `tent_edf` promotes a flow.
     pub slack_threshold: Nanos,
     /// Maximum number of requests that Algorithm 1 may have pruned at a time.
     pub drop_budget: usize,
     /// How long admission collects hints before it orders batches again. The hints of one arrival
     /// come one after another.
     pub order_debounce: Nanos,
-    /// How long the daemon waits for the completion of permitted bytes before it writes them off.
-    /// The rest of their flow then goes out unscheduled. So a client that loses a flow does not
-    /// shrink the window of others. A client that loses over a quarter of a window is unscheduled
-    /// for a while.
+    /// Without this limit, a client that loses a flow would shrink the window of others for good.
     pub completion_timeout: Nanos,
 }
 
-/// The configuration of one NIC.
+/// A section `[[nic]]`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NicConfig {
-    /// The name in reports, such as `mlx5_0` or `eth0`.
     pub name: String,
-    /// The rate of each direction, or `"auto"`: as the kernel has it.
     pub rate: NicRate,
-    /// The chunk. Default: what the port carries in 100 µs, as a power of two, 64 KiB to 1 MiB.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub chunk: Option<Bytes>,
-    /// The window. Default: four chunks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub window: Option<Bytes>,
-    /// Bytes in flight to one known peer under `laxity`, 0 for no bound. Default: the window,
-    /// times `overcommit`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub peer_window: Option<Bytes>,
-    /// Addresses of the NIC for other hosts. Default: the kernel's, or all for the name `default`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub addresses: Vec<std::net::IpAddr>,
     /// Whether the NIC was discovered, and the kernel does not have it now.

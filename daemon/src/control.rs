@@ -33,7 +33,6 @@ const IDLE_MAX: Duration = Duration::from_secs(60);
 /// How long a peer may leave its answer unread before it is disconnected.
 const WRITE_MAX: Duration = Duration::from_secs(5);
 
-/// Serves `listener` until the runtime ends.
 pub async fn serve(listener: UnixListener, service: Arc<Service>) {
     let places = ConnectionSlots::new(CONNECTIONS_MAX, PER_UID_MAX);
     let mut errors = AcceptErrors::new("the control socket");
@@ -139,55 +138,41 @@ async fn answer<'a>(
     request: Request,
     trace: &mut Option<AttendedTrace<'a>>,
 ) -> Response {
-    match request {
-        Request::Status => match service.status().await {
-            Ok(status) => Response::Status(Box::new(status)),
-            Err(problem) => Response::error(problem),
-        },
-        Request::Bypass { on } => Response::done(service.bypass(on)),
-        Request::SetPolicy { policy } => or_error(service.set_policy(&policy)),
-        Request::SetMode { mode } => or_error(service.set_mode(&mode).await),
-        Request::Reload => match service.reload().await {
-            Ok(needs_restart) => Response::Done {
-                message: if needs_restart.is_empty() {
-                    "the configuration was read again".to_owned()
-                } else {
-                    format!(
-                        "the configuration was read again; restart laxityd for {}",
-                        needs_restart.join(", ")
-                    )
-                },
-                needs_restart: needs_restart.into_iter().map(str::to_owned).collect(),
-            },
-            Err(error) => Response::error(error.to_string()),
-        },
+    let answered = match request {
+        Request::Status => service.status().await.map(|status| Response::Status(Box::new(status))),
+        Request::Bypass { on } => Ok(Response::done(service.bypass(on))),
+        Request::SetPolicy { policy } => service.set_policy(&policy).map(Response::done),
+        Request::SetMode { mode } => service.set_mode(&mode).await.map(Response::done),
+        Request::Reload => service.reload().await.map(reloaded).map_err(|error| error.to_string()),
         Request::TraceStart { seconds, events, attended } => {
-            or_error(service.traces().start(seconds, events).map(|begun| {
+            service.traces().start(seconds, events).map(|begun| {
                 if attended {
                     *trace = Some(service.traces().attend(&begun));
                 }
-                begun.message
-            }))
+                Response::done(begun.message)
+            })
         }
-        Request::TraceRead => match service.traces().read().await {
-            Ok(page) => Response::Trace(Box::new(page)),
-            Err(problem) => Response::error(problem),
-        },
-        Request::Explain(wanted) => match service.explain(wanted).await {
-            Ok(told) => Response::Explanation(Box::new(told)),
-            Err(problem) => Response::error(problem),
-        },
-        Request::TraceStop => or_error(service.traces().stop().await),
-        Request::Version => Response::Version {
+        Request::TraceRead => {
+            service.traces().read().await.map(|page| Response::Trace(Box::new(page)))
+        }
+        Request::Explain(wanted) => {
+            service.explain(wanted).await.map(|told| Response::Explanation(Box::new(told)))
+        }
+        Request::TraceStop => service.traces().stop().await.map(Response::done),
+        Request::Version => Ok(Response::Version {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             pid: std::process::id(),
-        },
-    }
+        }),
+    };
+    answered.unwrap_or_else(Response::error)
 }
 
-fn or_error(result: Result<String, String>) -> Response {
-    match result {
-        Ok(message) => Response::done(message),
-        Err(message) => Response::Error { message },
-    }
+fn reloaded(needs_restart: Vec<&'static str>) -> Response {
+    let read = "the configuration was read again";
+    let message = match needs_restart.as_slice() {
+        [] => read.to_owned(),
+        keys => format!("{read}; restart laxityd for {}", keys.join(", ")),
+    };
+    let needs_restart = needs_restart.into_iter().map(str::to_owned).collect();
+    Response::Done { message, needs_restart }
 }

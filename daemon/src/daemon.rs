@@ -10,10 +10,10 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use laxity_listen::SetLog;
-use laxity_listen::http::{HttpEndpoint, HttpListener};
+use laxity_listen::http::{HttpEndpoint, HttpLimits, HttpListener, rendered};
 use sd_notify::NotifyState;
 use thiserror::Error;
 use tokio::net::UnixListener;
@@ -29,17 +29,15 @@ use crate::coordinator::stream::StreamTask;
 use crate::descriptors::TooFew;
 use crate::driver::{Driver, DriverError};
 use crate::mailbox::{LOOK_EVERY, LOOKS_MAX, Mailbox, SchedulerCommand, SnapshotSlot, mailbox};
-use crate::metrics::Exporter;
 use crate::service::problems::{DaemonPart, RunningMarker};
 use crate::service::{ModeOrder, SchedulerHandle, Service, Source};
 use crate::sockets::{self, BindError, Bound, PassedSockets};
 use crate::standby::StandbySocket;
 use crate::stats::Snapshot;
 use crate::watched::{Watched, watch};
-use crate::{control, descriptors, registration, residual, treatments, web};
+use crate::{control, descriptors, metrics, registration, residual, treatments, web};
 
-/// Why the daemon did not start, or ended. The text contains the cause. So there is no `source`,
-/// which would print the cause twice.
+/// Why the daemon did not start, or ended. A `cause` is no `source`, because the text contains it.
 #[derive(Debug, Error)]
 pub enum DaemonError {
     #[error("cannot listen at {path}: {cause} (`{key}` in the \
@@ -52,20 +50,14 @@ pub enum DaemonError {
     Descriptors(TooFew),
     #[error(transparent)]
     Driver(#[from] DriverError),
-    #[error("cannot start: {0}")]
-    System(io::Error),
+    #[error("cannot start")]
+    System(#[from] io::Error),
     /// The scheduler thread died, which is a bug. Its clients were released.
     #[error(
         "the scheduler thread died; its clients continue unscheduled. Please report this with the \
          log above"
     )]
     SchedulerDied,
-}
-
-impl From<io::Error> for DaemonError {
-    fn from(cause: io::Error) -> Self {
-        Self::System(cause)
-    }
 }
 
 /// A daemon that has bound its sockets and does not serve yet.
@@ -84,7 +76,7 @@ pub struct Daemon {
     control: UnixListener,
     control_path: Bound,
     standby: Option<StandbySocket>,
-    exporter: Option<(Exporter, HttpEndpoint)>,
+    metrics: Option<HttpEndpoint>,
     web: Option<HttpEndpoint>,
     driver: Driver,
     attendant: Option<StreamTask>,
@@ -112,9 +104,6 @@ impl Signals {
 
 impl Daemon {
     /// Binds all sockets, or takes those in `passed`. The caller must be inside a tokio runtime.
-    ///
-    /// # Errors
-    /// See [`DaemonError`]. An error leaves nothing behind.
     pub fn bind(
         mut config: Config,
         source: Source,
@@ -152,11 +141,8 @@ impl Daemon {
         let registration = watch(registration)?;
         // Metrics come after the sockets, so that a second daemon fails with the name of the socket
         // in use.
-        let exporter = config.metrics_address().map(|address| {
-            let exporter = Exporter::new().map_err(|error| io::Error::other(error.to_string()))?;
-            Ok::<_, io::Error>((exporter, HttpEndpoint::bind("metrics", "metrics", address)))
-        });
-        let exporter = exporter.transpose()?;
+        let metrics = config.metrics_address();
+        let metrics = metrics.map(|address| HttpEndpoint::bind("metrics", "metrics", address));
         let web = config.web.address();
         let web = web.map(|address| HttpEndpoint::bind("pages", "web.listen", address));
         let (snapshots, seen) = watch::channel(None);
@@ -180,7 +166,7 @@ impl Daemon {
             control,
             control_path,
             standby,
-            exporter,
+            metrics,
             web,
             driver,
             attendant,
@@ -189,9 +175,6 @@ impl Daemon {
     }
 
     /// Serves until SIGTERM, SIGINT or the death of the scheduler thread.
-    ///
-    /// # Errors
-    /// [`DaemonError::SchedulerDied`], or a system error at the start.
     pub async fn run(mut self) -> Result<(), DaemonError> {
         let Signals { mut terminate, mut interrupt, hangup } = self.signals;
         let service = Arc::clone(&self.service);
@@ -200,29 +183,22 @@ impl Daemon {
         })?;
         let _residuals = residual::watch(Arc::clone(&self.config), self.mailbox.clone())?;
         let (scheduler, died) = start(self.driver)?;
-        let metrics = shown(self.exporter.as_ref().map(|(_, endpoint)| endpoint));
+        let metrics = shown(self.metrics.as_ref());
         let page = shown(self.web.as_ref());
         let config = self.config.load_full();
         let running = RunningMarker::make(&config.control, self.service.problems());
         let listener = |part, endpoint| bound(Arc::clone(&self.service), part, endpoint);
-        let (exporter, endpoint) = self.exporter.unzip();
-        let served = exporter.as_ref().zip(endpoint).map(|(exporter, endpoint)| {
-            tokio::spawn(exporter.serve(listener(DaemonPart::Metrics, endpoint)))
-        });
         let mut tasks = vec![
-            tokio::spawn(publish(
-                Arc::clone(&self.snapshot_slot),
-                self.published,
-                self.snapshots,
-                Arc::clone(&self.service),
-                exporter,
-            )),
+            tokio::spawn(publish(Arc::clone(&self.snapshot_slot), self.published, self.snapshots)),
             tokio::spawn(registration::serve(self.registration, Arc::clone(&self.service))),
             tokio::spawn(control::serve(self.control, Arc::clone(&self.service))),
             tokio::spawn(reload_on(hangup, Arc::clone(&self.service))),
             tokio::spawn(store_mode(Arc::clone(&self.service))),
         ];
-        tasks.extend(served);
+        if let Some(endpoint) = self.metrics {
+            let listener = listener(DaemonPart::Metrics, endpoint);
+            tasks.push(tokio::spawn(serve_metrics(listener, Arc::clone(&self.service))));
+        }
         if let Some(web) = self.web {
             let (names, service) = (config.web.names.clone(), Arc::clone(&self.service));
             tasks.push(tokio::spawn(web::serve(listener(DaemonPart::Page, web), names, service)));
@@ -310,37 +286,14 @@ fn start(driver: Driver) -> io::Result<(JoinHandle<()>, oneshot::Receiver<()>)> 
     Ok((thread, died))
 }
 
-/// The time between exports. Metrics are scraped every few seconds, so not every snapshot is
-/// exported.
-const EXPORT_EVERY: Duration = Duration::from_secs(1);
-
-/// Passes snapshots from the scheduler to the tasks that wait for one, and to the metrics endpoint.
+/// Passes snapshots from the scheduler to the tasks that wait for one or show the latest.
 async fn publish(
     snapshot_slot: Arc<SnapshotSlot>,
     wake: Watched,
     snapshots: watch::Sender<Option<Arc<Snapshot>>>,
-    service: Arc<Service>,
-    mut exporter: Option<Exporter>,
 ) {
-    let mut exported: Option<Instant> = None;
-    let mut unexported = None;
     loop {
-        if let Some(exporter) = &mut exporter {
-            exporter.publish_cluster(service.exchange());
-        }
-        let readable = tokio::select! {
-            readable = wake.readable() => readable,
-            // The stream's state and the age of its order change without a snapshot, so they are
-            // exported by time.
-            () = tokio::time::sleep(EXPORT_EVERY), if service.exchange().is_some() => continue,
-            () = service.refusals().next() => {
-                if let Some(exporter) = &mut exporter {
-                    exporter.publish_refusals(service.refusals().count());
-                }
-                continue;
-            }
-        };
-        let Ok(mut ready) = readable else { return };
+        let Ok(mut ready) = wake.readable().await else { return };
         // The flag is cleared before the read, so that a wake-up after the read sets it again.
         ready.clear_ready();
         drop(ready);
@@ -350,19 +303,9 @@ async fn publish(
             match snapshot_slot.take() {
                 Some(snapshot) => {
                     looks = 0;
-                    unexported = Some(Arc::clone(&snapshot));
                     snapshots.send_replace(Some(snapshot));
                 }
                 None => looks += 1,
-            }
-            // The last snapshot before a pause is exported at once, since no other follows.
-            if let Some(exporter) = &mut exporter
-                && (looks > 1 || exported.is_none_or(|at| at.elapsed() >= EXPORT_EVERY))
-                && let Some(snapshot) = unexported.take()
-            {
-                exporter.publish(&snapshot, service.refusals().count());
-                exporter.publish_cluster(service.exchange());
-                exported = Some(Instant::now());
             }
             tokio::select! {
                 () = tokio::time::sleep(LOOK_EVERY) => {}
@@ -379,6 +322,16 @@ async fn publish(
             }
         }
     }
+}
+
+/// Serves the metrics at `listener`, once there is one.
+async fn serve_metrics(listener: impl Future<Output = HttpListener>, service: Arc<Service>) {
+    let began = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let answer = rendered(move || {
+        let (snapshot, refused) = (service.latest(), service.refusals().count());
+        metrics::text(began.as_secs_f64(), snapshot.as_deref(), refused, service.exchange())
+    });
+    listener.await.serve("the metrics endpoint", HttpLimits::METRICS, answer).await;
 }
 
 /// Returns the listener of an endpoint as soon as its address is free. Until then `laxity status`

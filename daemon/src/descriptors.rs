@@ -32,9 +32,6 @@ fn reserve(has_page: bool) -> usize {
 
 /// Raises the limit of open files as far as possible and returns the number of clients it allows
 /// beside the web page, if there is one.
-///
-/// # Errors
-/// The limit leaves no room for one client.
 pub fn room_for_clients(has_page: bool) -> Result<usize, TooFew> {
     room_within(descriptors_max(), has_page)
 }

@@ -12,7 +12,6 @@ use laxity_policy::DomainId;
 use laxity_policy::domains::DOMAINS_MAX;
 use serde::{Deserialize, Serialize};
 
-/// Which clients share a domain.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TrustScope {
@@ -21,7 +20,6 @@ pub enum TrustScope {
     Uid,
     /// Clients whose processes have the same effective group.
     Group,
-    /// All clients of the host.
     Host,
 }
 
@@ -46,18 +44,6 @@ impl Domain {
             TrustScope::Uid => Self::Uid(uid),
             TrustScope::Group => Self::Group(gid),
             TrustScope::Host => Self::Host,
-        }
-    }
-}
-
-impl std::fmt::Display for Domain {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Process(pid) => write!(f, "pid {pid}"),
-            Self::Attachment(number) => write!(f, "attachment {number}"),
-            Self::Uid(uid) => write!(f, "uid {uid}"),
-            Self::Group(gid) => write!(f, "gid {gid}"),
-            Self::Host => write!(f, "this host"),
         }
     }
 }
@@ -105,7 +91,6 @@ impl Domains {
         (DomainId(at as u8), is_other)
     }
 
-    /// Removes a client from the count of its domain.
     pub fn leave(&mut self, domain: DomainId) {
         if let Some(known) = self.known.get_mut(usize::from(domain.0)) {
             known.clients = known.clients.saturating_sub(1);
@@ -117,15 +102,10 @@ impl Domains {
         self.known.get(usize::from(domain.0)).map_or(0, |known| known.clients)
     }
 
-    pub fn get(&self, domain: DomainId) -> Domain {
-        self.known.get(usize::from(domain.0)).map_or(Domain::Host, |known| known.domain)
-    }
-
     pub fn numbers(&self) -> impl Iterator<Item = DomainId> + use<> {
         (0..self.known.len()).map(|at| DomainId(at as u8))
     }
 
-    /// Reports whether clients of more than one domain are attached.
     pub fn are_several(&self) -> bool {
         self.known.iter().filter(|known| known.clients > 0).count() > 1
     }

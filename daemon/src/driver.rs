@@ -94,15 +94,8 @@ const WAITING_SLEEP_MAX: Span = Span::from_millis(20);
 pub enum DriverError {
     #[error(transparent)]
     Config(#[from] InvalidConfig),
-    #[error("cannot make the scheduler's epoll: {0}")]
-    System(nix::Error),
-}
-
-impl From<nix::Error> for DriverError {
-    /// Keeps `cause` out of `source`, because the text contains it.
-    fn from(cause: nix::Error) -> Self {
-        Self::System(cause)
-    }
+    #[error("cannot make the scheduler's epoll")]
+    System(#[from] nix::Error),
 }
 
 /// What the caller of [`Driver::step`] does next.
@@ -150,7 +143,6 @@ pub struct Driver {
     hands_over: bool,
 }
 
-/// A sleep that has begun.
 #[derive(Clone, Copy, Debug)]
 struct Asleep {
     /// Whether the fence before it took effect. If not, the sleep is short.
@@ -180,7 +172,6 @@ impl SleepRule {
 }
 
 impl Driver {
-    /// Makes a scheduler without clients.
     pub fn new(
         inbox: Inbox,
         slot: Arc<SnapshotSlot>,
@@ -236,7 +227,6 @@ impl Driver {
         Ok(driver)
     }
 
-    /// Connects the scheduler to the coordinator through `exchange`.
     #[must_use]
     pub fn attending(mut self, exchange: Arc<CoordinatorExchange>) -> Self {
         self.intake.hints.attend(exchange, &self.config);
@@ -280,7 +270,6 @@ impl Driver {
         info!("the scheduler has released its clients and ends");
     }
 
-    /// Runs the rounds of a turn, then the due work.
     fn run_turn(&mut self) -> NextStep {
         if self.inbox.is_pending() && !self.run_commands() {
             return NextStep::Stop;

@@ -23,7 +23,6 @@ const JOBS_PER_USER_MAX: usize = 16;
 /// The number of the job that has the clients of all further jobs.
 pub const OTHER: usize = 0;
 
-/// The jobs by number.
 #[derive(Debug)]
 pub struct Jobs(Arc<Vec<JobAccount>>);
 
@@ -42,7 +41,6 @@ fn user(identity: &Identity) -> JobUser {
 }
 
 impl Jobs {
-    /// Returns the number of the job of a client that attaches.
     pub fn enter(&mut self, identity: &Identity) -> usize {
         let (name, user) = (&identity.name, user(identity));
         if let Some(known) = self.iter().position(|job| job.user == user && job.name == *name) {

@@ -27,7 +27,6 @@ pub const ANSWER_MAX: Duration = Duration::from_secs(2);
 #[derive(Debug)]
 pub enum SchedulerCommand {
     Attach {
-        /// The process, with its memory.
         newcomer: Box<PendingClient>,
         /// Resolves once the client's memory has the mode, the bypass and the DSCPs, and its lanes
         /// are scanned. Only then does the client get the memory, so all its flows are scheduled.
@@ -37,10 +36,8 @@ pub enum SchedulerCommand {
     /// scheduler does not spend time on unmapping it.
     Detach {
         client: ClientId,
-        /// Receives what remains of the client.
         leaving: oneshot::Sender<Option<Leaving>>,
     },
-    /// Turn the bypass of all traffic on or off.
     Bypass(bool),
     /// Apply a configuration. Keys that need a restart are unchanged in it.
     Configure(Arc<Config>),
@@ -62,7 +59,9 @@ pub enum SchedulerCommand {
     /// Look at the next flows, for `laxity explain`.
     Explain(ExplainCommand),
     /// Release all clients and end the thread. With `handover`, the next daemon takes them over.
-    Stop { handover: bool },
+    Stop {
+        handover: bool,
+    },
 }
 
 /// A lane, by the index of its client and its own number.
@@ -72,12 +71,10 @@ pub type FlowPlace = (u32, u16);
 #[derive(Debug)]
 pub struct ExplainCommand {
     pub wanted: FlowQuery,
-    /// The lane to begin with.
     pub from: FlowPlace,
     pub reply: oneshot::Sender<ExplainedPart>,
 }
 
-/// The answer to an [`ExplainCommand`].
 #[derive(Debug)]
 pub struct ExplainedPart {
     pub told: Explanation,
@@ -92,24 +89,18 @@ pub struct Mailbox {
     doorbell: Arc<Doorbell>,
 }
 
-/// The signal that a command is in the channel.
 #[derive(Debug)]
 pub struct Doorbell {
     pending: AtomicBool,
     fd: EventFd,
 }
 
-/// The scheduler's receiving end.
 #[derive(Debug)]
 pub struct Inbox {
     commands: mpsc::Receiver<SchedulerCommand>,
     doorbell: Arc<Doorbell>,
 }
 
-/// Makes a mailbox and the inbox that receives from it.
-///
-/// # Errors
-/// The process is out of file descriptors.
 pub fn mailbox() -> nix::Result<(Mailbox, Inbox)> {
     let (sender, receiver) = mpsc::channel();
     let fd = EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)?;
@@ -135,9 +126,6 @@ impl Mailbox {
 }
 
 /// Waits until the scheduler answers a command.
-///
-/// # Errors
-/// It does not answer in time. The error is text for the operator.
 pub async fn answer<T>(reply: oneshot::Receiver<T>) -> Result<T, String> {
     match tokio::time::timeout(ANSWER_MAX, reply).await {
         Ok(Ok(answer)) => Ok(answer),
@@ -182,10 +170,6 @@ pub struct SnapshotSlot {
 }
 
 impl SnapshotSlot {
-    /// Makes an empty slot.
-    ///
-    /// # Errors
-    /// The process is out of file descriptors.
     pub fn new() -> nix::Result<Self> {
         Ok(Self {
             latest: ArcSwapOption::empty(),
@@ -214,9 +198,6 @@ impl SnapshotSlot {
     }
 
     /// Returns a descriptor that becomes readable when the scheduler wakes the reader.
-    ///
-    /// # Errors
-    /// The process is out of file descriptors.
     pub fn fd(&self) -> std::io::Result<OwnedFd> {
         self.wake.as_fd().try_clone_to_owned()
     }

@@ -1,67 +1,30 @@
-//! The Prometheus endpoint. `docs/metrics.md` documents names, units and labels, and
+//! The metrics in Prometheus' text format. `docs/metrics.md` documents names, units and labels, and
 //! `tests/operating.rs` compares the two.
 //!
-//! Each [`Snapshot`] of the scheduler gives absolute values. The exporter takes waits sample by
-//! sample. So above [`WAITS_PER_SNAPSHOT_MAX`] flows per snapshot, only a part of the waits is
-//! exported. The shape of the distribution stays right, and `laxity_flows_total` has the exact
-//! number.
+//! Each scrape shows the latest [`Snapshot`] of the scheduler.
 
 mod clients;
 mod jobs;
+mod table;
 
-use std::collections::BTreeMap;
-use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::fmt::Write;
 
-use laxity_listen::http::{HttpLimits, HttpListener, rendered};
 use laxity_policy::{Level, Span, Stage, Tally, Time};
 use laxity_shm::sleep::now_ns;
 use laxity_wire::ClusterStatus;
-use metrics::{Counter, Gauge, Histogram, Key, KeyName, Label, Metadata, Recorder};
-use metrics_exporter_prometheus::{
-    BuildError, Matcher, PrometheusBuilder, PrometheusHandle, PrometheusRecorder,
-};
-use parking_lot::Mutex;
 
+use self::table::{escaped, metrics, table};
 use crate::coordinator::exchange::CoordinatorExchange;
-use crate::stats::{PortSnapshot, Snapshot, StageCounters, WAIT_BUCKETS, WaitHistogram};
-
-/// Wait samples per snapshot, over all ports and stages.
-const WAITS_PER_SNAPSHOT_MAX: u64 = 20_000;
+use crate::stats::{PortSnapshot, Snapshot, StageCounters, WaitHistogram};
 
 /// Upper edges of `laxity_wait_seconds`, in seconds: from 250 ns (a permit without waiting) to 4 s,
 /// each four times the last.
 const WAIT_EDGES_S: [f64; 13] =
     [250e-9, 1e-6, 4e-6, 16e-6, 64e-6, 256e-6, 1e-3, 4e-3, 16e-3, 64e-3, 256e-3, 1.0, 4.0];
 
-/// How a metric's value is read from a `T`. The variant is the kind of the metric.
-enum Value<T: 'static> {
-    /// A value that only grows.
-    Counter(fn(&T) -> u64),
-    /// A value that grows and shrinks.
-    Gauge(fn(&T) -> f64),
-}
-
-/// A metric: its name, its help text and its value. The labels are in `docs/metrics.md`.
-struct Metric<T: 'static> {
-    name: &'static str,
-    help: &'static str,
-    value: Value<T>,
-}
-
-/// A table of metrics that are read from the same type and have the same labels.
-macro_rules! metrics {
-    ($(#[$doc:meta])* $table:ident: $type:ty { $(
-        $kind:ident $name:ident $help:literal |$from:ident| $value:expr;
-    )* }) => {
-        $(#[$doc])*
-        const $table: &[Metric<$type>] = &[$(Metric {
-            name: stringify!($name),
-            help: $help,
-            value: Value::$kind(|$from| $value as _),
-        }),*];
-    };
-}
+/// The bucket of a [`WaitHistogram`] that ends at about the first edge, at 256 ns. Each edge is two
+/// powers of two above the last.
+const WAIT_EDGE_BUCKET: usize = 8;
 
 metrics! {
     /// Metrics of each port.
@@ -141,38 +104,6 @@ metrics! {
 }
 
 metrics! {
-    /// Metrics of the stream to the coordinator.
-    CLUSTER: ClusterView {
-        Gauge laxity_cluster_connected "Whether there is a stream to the coordinator"
-            |c| u64::from(c.view.connected);
-        Gauge laxity_cluster_order_in_force
-            "Whether the links have the coordinator's order, not the daemon's own"
-            |c| u64::from(c.in_force);
-        Gauge laxity_cluster_order_age_seconds
-            "Time since the coordinator's order was last confirmed"
-            |c| c.age.map_or(0.0, |age| age.0 as f64 / 1e9);
-        Gauge laxity_cluster_order_term "Term of the coordinator's newest order"
-            |c| c.view.term.unwrap_or_default();
-        Gauge laxity_cluster_order_sequence "Sequence of the coordinator's newest order"
-            |c| c.view.sequence.unwrap_or_default();
-        Counter laxity_cluster_orders_total "Orders of the coordinator that were applied"
-            |c| c.view.orders;
-        Counter laxity_cluster_stale_orders_total "Orders refused because a newer one was seen"
-            |c| c.view.stale_orders;
-        Counter laxity_cluster_broken_orders_total
-            "Orders dropped because a part was missing or invalid" |c| c.view.broken_orders;
-        Counter laxity_cluster_connects_total "Streams that a coordinator welcomed"
-            |c| c.view.connects;
-        Counter laxity_cluster_failures_total
-            "Attempts to reach a coordinator that failed, and streams that ended"
-            |c| c.view.failures;
-        Counter laxity_cluster_reports_total "Reports sent to the coordinator" |c| c.view.reports;
-        Counter laxity_cluster_refused_events_total "Reported events that the coordinator refused"
-            |c| c.view.refused_events;
-    }
-}
-
-metrics! {
     /// The release, by its label.
     BUILD: u64 {
         Gauge laxity_build_info "1, with the release of the daemon" |one| *one;
@@ -180,16 +111,38 @@ metrics! {
 }
 
 metrics! {
-    /// When the daemon began to serve, which for one in standby is the end of its wait.
-    START: f64 {
-        Gauge laxity_start_time_seconds "Unix time at which the daemon began to serve" |at_s| *at_s;
-    }
-}
-
-metrics! {
-    /// Refused registrations, which the scheduler thread does not see.
-    REFUSED: u64 {
-        Counter laxity_refused_clients_total "Registrations refused" |count| *count;
+    /// Metrics of what the scheduler thread does not see.
+    OUTSIDE: Outside {
+        Gauge laxity_start_time_seconds "Unix time at which the daemon began to serve"
+            |o| o.began_s;
+        Counter laxity_refused_clients_total "Registrations refused" |o| o.refused;
+        Gauge laxity_cluster_connected "Whether there is a stream to the coordinator"
+            |o| u64::from(o.cluster.connected);
+        Gauge laxity_cluster_order_in_force
+            "Whether the links have the coordinator's order, not the daemon's own"
+            |o| u64::from(o.in_force);
+        Gauge laxity_cluster_order_age_seconds
+            "Time since the coordinator's order was last confirmed"
+            |o| o.age.map_or(0.0, |age| age.0 as f64 / 1e9);
+        Gauge laxity_cluster_order_term "Term of the coordinator's newest order"
+            |o| o.cluster.term.unwrap_or_default();
+        Gauge laxity_cluster_order_sequence "Sequence of the coordinator's newest order"
+            |o| o.cluster.sequence.unwrap_or_default();
+        Counter laxity_cluster_orders_total "Orders of the coordinator that were applied"
+            |o| o.cluster.orders;
+        Counter laxity_cluster_stale_orders_total "Orders refused because a newer one was seen"
+            |o| o.cluster.stale_orders;
+        Counter laxity_cluster_broken_orders_total
+            "Orders dropped because a part was missing or invalid" |o| o.cluster.broken_orders;
+        Counter laxity_cluster_connects_total "Streams that a coordinator welcomed"
+            |o| o.cluster.connects;
+        Counter laxity_cluster_failures_total
+            "Attempts to reach a coordinator that failed, and streams that ended"
+            |o| o.cluster.failures;
+        Counter laxity_cluster_reports_total "Reports sent to the coordinator"
+            |o| o.cluster.reports;
+        Counter laxity_cluster_refused_events_total "Reported events that the coordinator refused"
+            |o| o.cluster.refused_events;
     }
 }
 
@@ -249,216 +202,85 @@ metrics! {
     }
 }
 
-/// The state of the stream to the coordinator. Without a coordinator, all values are zero.
-#[derive(Default)]
-struct ClusterView {
-    view: ClusterStatus,
+/// What the scheduler thread does not see. Without a coordinator, the values of the stream to it
+/// are zero.
+struct Outside {
+    /// When the daemon began to serve, which for one in standby is the end of its wait.
+    began_s: f64,
+    refused: u64,
+    cluster: ClusterStatus,
     in_force: bool,
     age: Option<Span>,
 }
 
-/// The only histogram: time from submit to first permit.
-const WAIT: &str = "laxity_wait_seconds";
-
-static METADATA: Metadata<'static> =
-    Metadata::new("laxity", metrics::Level::INFO, Some(module_path!()));
-
-/// The recorder of the endpoint, with the handles made so far. It is not global, because a test
-/// process runs several daemons.
-pub struct Exporter {
-    recorder: PrometheusRecorder,
-    counters: BTreeMap<Key, Counter>,
-    gauges: BTreeMap<Key, Gauge>,
-    waits: BTreeMap<Key, (Histogram, WaitHistogram)>,
-    /// The lines of attached clients and of jobs, as of the last snapshot.
-    clients: Arc<Mutex<String>>,
+/// Returns the metrics of a daemon that began to serve at the Unix time `began_s` and refused
+/// `refused` registrations. Before the first snapshot, those of the scheduler are missing.
+pub fn text(
+    began_s: f64,
+    snapshot: Option<&Snapshot>,
+    refused: u64,
+    exchange: Option<&CoordinatorExchange>,
+) -> String {
+    let (in_force, age) =
+        exchange.map_or((false, None), |exchange| exchange.in_force(Time(now_ns())));
+    let cluster = exchange.map(CoordinatorExchange::view).unwrap_or_default();
+    let outside = Outside { began_s, refused, cluster, in_force, age };
+    let release = format!("version=\"{}\"", env!("CARGO_PKG_VERSION"));
+    let mut text = table(BUILD, &[(release, 1)]) + &table(OUTSIDE, &[(String::new(), outside)]);
+    if let Some(snapshot) = snapshot {
+        text += &ports(&snapshot.ports);
+        text += &table(DAEMON, &[(String::new(), snapshot)]);
+        text += &clients::rendered(&snapshot.clients);
+        text += &jobs::rendered(&snapshot.jobs, &snapshot.clients);
+    }
+    text
 }
 
-impl std::fmt::Debug for Exporter {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Exporter").field("counters", &self.counters.len()).finish_non_exhaustive()
-    }
-}
-
-/// The time between two runs of the exporter's upkeep, which sorts wait samples into buckets.
-const UPKEEP_EVERY: Duration = Duration::from_secs(5);
-
-async fn keep_up(handle: PrometheusHandle) {
-    let mut ticks = tokio::time::interval(UPKEEP_EVERY);
-    loop {
-        ticks.tick().await;
-        handle.run_upkeep();
-    }
-}
-
-fn describe<T>(recorder: &PrometheusRecorder, table: &[Metric<T>]) {
-    for metric in table {
-        let (name, help) = (KeyName::from_const_str(metric.name), metric.help.into());
-        match metric.value {
-            Value::Counter(_) => recorder.describe_counter(name, None, help),
-            Value::Gauge(_) => recorder.describe_gauge(name, None, help),
-        }
-    }
-}
-
-impl Exporter {
-    /// Makes an exporter with all metrics and no values.
-    ///
-    /// # Errors
-    /// The buckets of a histogram are invalid.
-    pub fn new() -> Result<Self, BuildError> {
-        let recorder = PrometheusBuilder::new()
-            .set_buckets_for_metric(Matcher::Full(WAIT.into()), &WAIT_EDGES_S)?
-            .build_recorder();
-        describe(&recorder, PORT);
-        describe(&recorder, WAITING_BY_LEVEL);
-        describe(&recorder, WAITING_BY_STAGE);
-        describe(&recorder, STAGE);
-        describe(&recorder, PERMITS);
-        describe(&recorder, CLUSTER);
-        describe(&recorder, BUILD);
-        describe(&recorder, START);
-        describe(&recorder, REFUSED);
-        describe(&recorder, DAEMON);
-        let help = "Time from submit to first permit".into();
-        recorder.describe_histogram(KeyName::from_const_str(WAIT), None, help);
-        let mut exporter = Self {
-            recorder,
-            counters: BTreeMap::new(),
-            gauges: BTreeMap::new(),
-            waits: BTreeMap::new(),
-            clients: Arc::new(Mutex::new(clients::rendered(&[]) + &jobs::rendered(&[], &[]))),
-        };
-        let version = Label::from_static_parts("version", env!("CARGO_PKG_VERSION"));
-        exporter.set(BUILD, &[version], &1);
-        let at = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        exporter.set(START, &[], &at.as_secs_f64());
-        Ok(exporter)
-    }
-
-    /// Returns a future that serves the published metrics at `listener`, once there is one, while
-    /// it is polled.
-    pub fn serve(
-        &self,
-        listener: impl Future<Output = HttpListener> + Send + 'static,
-    ) -> impl Future<Output = ()> + Send + 'static {
-        let handle = self.recorder.handle();
-        let render = handle.clone();
-        let clients = Arc::clone(&self.clients);
-        let answer = rendered(move || render.render() + &clients.lock());
-        async move {
-            let serve = async {
-                listener.await.serve("the metrics endpoint", HttpLimits::METRICS, answer).await;
-            };
-            tokio::select! {
-                () = serve => {}
-                () = keep_up(handle) => {}
-            }
-        }
-    }
-
-    /// Exports the number of refused registrations, which may change without a snapshot.
-    pub fn publish_refusals(&mut self, refused: u64) {
-        self.set(REFUSED, &[], &refused);
-    }
-
-    /// Exports the state of the stream to the coordinator.
-    pub fn publish_cluster(&mut self, exchange: Option<&CoordinatorExchange>) {
-        let seen = exchange.map(|exchange| {
-            let (in_force, age) = exchange.in_force(Time(now_ns()));
-            let view = exchange.view();
-            ClusterView { view, in_force, age }
-        });
-        self.set(CLUSTER, &[], &seen.unwrap_or_default());
-    }
-
-    /// Exports `snapshot` and the number of refused registrations.
-    pub fn publish(&mut self, snapshot: &Snapshot, refused: u64) {
-        self.publish_refusals(refused);
-        for port in &snapshot.ports {
-            self.publish_port(port);
-        }
-        self.publish_waits(snapshot);
-        let text = clients::rendered(&snapshot.clients)
-            + &jobs::rendered(&snapshot.jobs, &snapshot.clients);
-        *self.clients.lock() = text;
-        self.set(DAEMON, &[], snapshot);
-    }
-
-    fn publish_port(&mut self, port: &PortSnapshot) {
-        let at = labels(port);
-        self.set(PORT, &at, port);
+fn ports(ports: &[PortSnapshot]) -> String {
+    let (mut each, mut stages, mut waits) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut by_level, mut by_stage, mut permits) = (Vec::new(), Vec::new(), Vec::new());
+    for port in ports {
+        let at = format!("nic=\"{}\",direction=\"{}\"", escaped(&port.name), port.direction);
         for row in rows(port.levels) {
-            let labels = with(&at, Label::new("level", level_name(row)));
-            self.set(WAITING_BY_LEVEL, &labels, &port.link.waiting_by_level[row]);
+            let labels = format!("{at},level=\"{}\"", level_name(row));
+            by_level.push((labels, &port.link.waiting_by_level[row]));
         }
         for stage in Stage::ALL {
-            let labels = with(&at, Label::from_static_parts("stage", stage.name()));
-            self.set(WAITING_BY_STAGE, &labels, &port.link.waiting_by_stage[stage.index()]);
+            let at = format!("{at},stage=\"{}\"", stage.name());
             let counted = &port.counters.stages[stage.index()];
-            self.set(STAGE, &labels, counted);
             for row in rows(port.levels) {
-                let labels = with(&labels, Label::new("level", level_name(row)));
                 let (count, bytes) = (counted.permits[row], counted.permitted_bytes[row]);
-                self.set(PERMITS, &labels, &Permits { count, bytes });
+                let labels = format!("{at},level=\"{}\"", level_name(row));
+                permits.push((labels, Permits { count, bytes }));
             }
+            by_stage.push((at.clone(), &port.link.waiting_by_stage[stage.index()]));
+            waits.push((at.clone(), &counted.wait));
+            stages.push((at, counted));
         }
+        each.push((at, port));
     }
-
-    /// Exports the waits since the last snapshot, each as the mean of its bucket.
-    fn publish_waits(&mut self, snapshot: &Snapshot) {
-        let mut waits = Vec::new();
-        let mut new = 0;
-        for port in &snapshot.ports {
-            for stage in Stage::ALL {
-                let stage_label = Label::from_static_parts("stage", stage.name());
-                let key = Key::from_parts(WAIT, with(&labels(port), stage_label));
-                let now = &port.counters.stages[stage.index()].wait;
-                new += now.count() - self.waits.get(&key).map_or(0, |(_, seen)| seen.count());
-                waits.push((key, now));
-            }
-        }
-        let recorder = &self.recorder;
-        for (key, now) in waits {
-            let (histogram, seen) = self.waits.entry(key.clone()).or_insert_with(|| {
-                (recorder.register_histogram(&key, &METADATA), WaitHistogram::default())
-            });
-            for bucket in 0..WAIT_BUCKETS {
-                let count = now.counts[bucket] - seen.counts[bucket];
-                if count > 0 {
-                    let sum = now.sums_ns[bucket] - seen.sums_ns[bucket];
-                    let mean_s = sum as f64 / count as f64 / 1e9;
-                    histogram.record_many(mean_s, thinned(count, new) as usize);
-                }
-            }
-            *seen = now.clone();
-        }
-    }
-
-    /// Sets all metrics of `table`, with these labels, to the values in `from`.
-    fn set<T>(&mut self, table: &[Metric<T>], labels: &[Label], from: &T) {
-        let recorder = &self.recorder;
-        for metric in table {
-            let key = Key::from_parts(metric.name, labels.to_vec());
-            match metric.value {
-                Value::Counter(value) => (self.counters.entry(key.clone()))
-                    .or_insert_with(|| recorder.register_counter(&key, &METADATA))
-                    .absolute(value(from)),
-                Value::Gauge(value) => (self.gauges.entry(key.clone()))
-                    .or_insert_with(|| recorder.register_gauge(&key, &METADATA))
-                    .set(value(from)),
-            }
-        }
-    }
+    let tables = table(PORT, &each) + &table(WAITING_BY_LEVEL, &by_level);
+    let tables = tables + &table(WAITING_BY_STAGE, &by_stage) + &table(STAGE, &stages);
+    tables + &table(PERMITS, &permits) + &wait_seconds(&waits)
 }
 
-/// Returns how many of `count` samples are exported if the snapshot has `total`. It is at least
-/// one.
-fn thinned(count: u64, total: u64) -> u64 {
-    if total <= WAITS_PER_SNAPSHOT_MAX {
-        return count;
+/// Returns the lines of the only histogram.
+fn wait_seconds(rows: &[(String, &WaitHistogram)]) -> String {
+    let name = "laxity_wait_seconds";
+    let mut text =
+        format!("# HELP {name} Time from submit to first permit\n# TYPE {name} histogram\n");
+    for (labels, waits) in rows {
+        let count = waits.count();
+        for (index, edge) in WAIT_EDGES_S.iter().enumerate() {
+            let below: u64 = waits.counts[..=WAIT_EDGE_BUCKET + 2 * index].iter().sum();
+            let _ = writeln!(text, "{name}_bucket{{{labels},le=\"{edge}\"}} {below}");
+        }
+        let sum_s = waits.sums_ns.iter().sum::<u64>() as f64 / 1e9;
+        let _ = writeln!(text, "{name}_bucket{{{labels},le=\"+Inf\"}} {count}");
+        let _ = writeln!(text, "{name}_sum{{{labels}}} {sum_s}\n{name}_count{{{labels}}} {count}");
     }
-    (u128::from(count) * u128::from(WAITS_PER_SNAPSHOT_MAX)).div_ceil(u128::from(total)) as u64
+    text.push('\n');
+    text
 }
 
 /// Returns the level rows that a port with `levels` levels uses.
@@ -473,17 +295,6 @@ pub(crate) fn level_name(row: usize) -> String {
     } else {
         Level(row as u8 + 1).to_string()
     }
-}
-
-fn labels(port: &PortSnapshot) -> Vec<Label> {
-    let nic = Label::new("nic", port.name.to_string());
-    vec![nic, Label::from_static_parts("direction", port.direction)]
-}
-
-fn with(labels: &[Label], more: Label) -> Vec<Label> {
-    let mut labels = labels.to_vec();
-    labels.push(more);
-    labels
 }
 
 #[cfg(test)]
@@ -521,12 +332,9 @@ mod tests {
 
     #[test]
     fn what_grew_under_default_stays_its_own_when_the_nic_gets_its_own_name() {
-        let mut exporter = Exporter::new().expect("valid");
-        let mut shown = |ports: &mut Vec<DriverPort>, nic: &str| {
-            for port in ports {
-                exporter.publish_port(&port.snapshot(NOW));
-            }
-            let text = exporter.recorder.handle().render();
+        let shown = |all: &mut Vec<DriverPort>, nic: &str| {
+            let snapshots: Vec<_> = all.iter_mut().map(|port| port.snapshot(NOW)).collect();
+            let text = ports(&snapshots);
             ["demotions", "foreign_bytes", "congestion_signals"].map(|name| {
                 let labels = format!("laxity_{name}_total{{nic=\"{nic}\",direction=\"egress\"}} ");
                 let line = text.lines().find_map(|line| line.strip_prefix(&labels));
@@ -563,10 +371,18 @@ mod tests {
     }
 
     #[test]
-    fn waits_are_thinned_only_above_the_limit_and_never_to_nothing() {
-        assert_eq!(thinned(5, 100), 5);
-        assert_eq!(thinned(1, 1_000_000_000), 1);
-        let half = 2 * WAITS_PER_SNAPSHOT_MAX;
-        assert_eq!(thinned(half / 2, half), half / 4);
+    fn a_wait_counts_from_the_edge_above_it_on() {
+        let mut waits = WaitHistogram::default();
+        for wait in [0, 255, 256, 1_000_000, 5_000_000_000, u64::MAX >> 20] {
+            waits.record(Span(wait));
+        }
+        let text = wait_seconds(&[("of=\"it\"".to_owned(), &waits)]);
+        let value = |edge: &str| {
+            let start = format!("laxity_wait_seconds_bucket{{of=\"it\",le=\"{edge}\"}} ");
+            text.lines().find_map(|line| line.strip_prefix(&start)).expect("the edge").to_owned()
+        };
+        let edges = ["0.00000025", "0.000001", "0.000256", "0.001", "1", "4", "+Inf"];
+        assert_eq!(edges.map(value), ["2", "3", "3", "4", "4", "4", "6"]);
+        assert!(text.contains("laxity_wait_seconds_count{of=\"it\"} 6\n"), "{text}");
     }
 }

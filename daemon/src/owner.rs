@@ -16,14 +16,12 @@ const CGROUP_CHARS_MAX: usize = 256;
 /// A user and a control group. The module explains both.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Owner {
-    /// The user id, as the kernel reports it.
     pub uid: u32,
     /// The control group (version 2). Empty if it is unknown.
     pub cgroup: Arc<str>,
 }
 
 impl Owner {
-    /// Returns the owner of the process `pid` of user `uid`.
     pub fn of(uid: u32, pid: u32) -> Self {
         let groups = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
         let path = groups.lines().find_map(|line| line.strip_prefix("0::"));

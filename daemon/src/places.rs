@@ -27,11 +27,7 @@ pub enum NoFreeSlot {
         "user {uid} has {attached} clients attached, the maximum for one user; raise \
          `clients_per_uid_max` of [scheduler] in the configuration, then run `laxity reload`"
     )]
-    Share {
-        uid: u32,
-        /// The number of the user's clients.
-        attached: usize,
-    },
+    Share { uid: u32, attached: usize },
     #[error(
         "{attached} clients are attached, and the last {reserve} places are reserved for root; \
          raise `clients_max` of [scheduler] in the configuration, then run `laxity reload`"
@@ -49,7 +45,6 @@ pub struct ClientSlots {
 }
 
 impl ClientSlots {
-    /// Makes a table with all places free, for at most `room` clients.
     pub const fn new(room: usize) -> Self {
         Self { next: 1, taken: BTreeMap::new(), room }
     }
@@ -58,10 +53,6 @@ impl ClientSlots {
         self.taken.len()
     }
 
-    /// Takes a place for a client of user `uid`.
-    ///
-    /// # Errors
-    /// There is no place. The caller refuses the client with this reason.
     pub fn take(&mut self, uid: u32, limits: &SchedulerConfig) -> Result<ClientId, NoFreeSlot> {
         let attached = self.taken.len();
         if attached >= self.room {

@@ -10,7 +10,6 @@ use std::time::{Duration, Instant};
 use laxity_shm::registration::{Peer, Reason};
 use laxity_wire::RefusalStatus;
 use parking_lot::Mutex;
-use tokio::sync::Notify;
 
 use crate::config::AccessConfig;
 
@@ -21,11 +20,9 @@ const WARNED_MAX: usize = 32;
 /// Maximum number of users that `status` shows. The latest refusals stay.
 const USERS_MAX: usize = 32;
 
-/// The count and the latest users of refused registrations.
 #[derive(Debug, Default)]
 pub struct Refusals {
     log: Mutex<RefusalLog>,
-    added: Notify,
 }
 
 #[derive(Debug, Default)]
@@ -51,18 +48,9 @@ impl Refusals {
         let mut log = self.log.lock();
         log.count += 1;
         log.note(peer, why, reason, now);
-        let is_due = log.is_due(peer.uid, now);
-        drop(log);
-        self.added.notify_one();
-        is_due
+        log.is_due(peer.uid, now)
     }
 
-    /// Returns after the next refusal since the last call. It supports one caller.
-    pub async fn next(&self) {
-        self.added.notified().await;
-    }
-
-    /// Returns the number of refusals so far.
     pub fn count(&self) -> u64 {
         self.log.lock().count
     }

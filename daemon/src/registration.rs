@@ -44,22 +44,16 @@ const ACCEPTS_MAX: usize = 16;
 pub const PENDING_MAX: usize = GREETINGS_MAX + FAREWELLS_MAX + ACCEPTS_MAX;
 /// Maximum number of log lines in [`LINES_EVERY`] about arriving clients, or about departing ones.
 const LINES_MAX: u32 = 32;
-/// The period of the limit [`LINES_MAX`].
 const LINES_EVERY: Duration = Duration::from_secs(10);
 
-/// The state that all registrations share.
 #[derive(Clone)]
 struct RegistrationContext {
     service: Arc<Service>,
     greetings: ConnectionSlots<u32>,
     farewells: ConnectionSlots<u32>,
-    lines: Arc<LogLimits>,
-}
-
-/// The limits of log lines about clients.
-struct LogLimits {
-    attached: Mutex<LineLimit>,
-    left: Mutex<LineLimit>,
+    /// The limits of log lines about clients that attach, and about those that leave.
+    attached: Arc<Mutex<LineLimit>>,
+    left: Arc<Mutex<LineLimit>>,
 }
 
 /// Returns the lines omitted before this one, or `None` if this line is to be omitted.
@@ -67,14 +61,14 @@ fn due(lines: &Mutex<LineLimit>) -> Option<u64> {
     lines.lock().take(Instant::now())
 }
 
-/// Serves `listener` until the runtime ends.
 pub async fn serve(listener: Watched, service: Arc<Service>) {
-    let lines = || Mutex::new(LineLimit::new(LINES_MAX, LINES_EVERY));
+    let lines = || Arc::new(Mutex::new(LineLimit::new(LINES_MAX, LINES_EVERY)));
     let door = RegistrationContext {
         service,
         greetings: ConnectionSlots::new(GREETINGS_MAX, GREETINGS_PER_UID_MAX),
         farewells: ConnectionSlots::new(FAREWELLS_MAX, FAREWELLS_PER_UID_MAX),
-        lines: Arc::new(LogLimits { attached: lines(), left: lines() }),
+        attached: lines(),
+        left: lines(),
     };
     let mut errors = AcceptErrors::new("the registration socket");
     loop {
@@ -225,10 +219,6 @@ fn register(hello: &Hello, from: Peer, service: &Service) -> Result<PendingClien
     })
 }
 
-/// Makes the identity and the memory of a process that greeted and has a place.
-///
-/// # Errors
-/// The system is out of memory or descriptors. The caller refuses the client.
 pub fn newcomer(
     hello: &Hello,
     from: Peer,
@@ -285,7 +275,6 @@ fn may_attach(access: &AccessConfig, peer: Peer, groups: impl FnOnce() -> Vec<u3
 }
 
 impl RegistrationContext {
-    /// Serves a client until its socket hangs up.
     async fn attend(&self, socket: &Watched, newcomer: PendingClient) {
         let service = &self.service;
         let identity = newcomer.identity.clone();
@@ -341,7 +330,7 @@ impl RegistrationContext {
     }
 
     fn say_attached(&self, identity: &Identity) {
-        let Some(left_out) = due(&self.lines.attached) else { return };
+        let Some(left_out) = due(&self.attached) else { return };
         let mode = self.service.config().mode.min(identity.mode);
         info!(
             client = %identity.name, id = identity.id.0, pid = identity.pid,
@@ -351,7 +340,7 @@ impl RegistrationContext {
     }
 
     fn say_left(&self, leaving: &Leaving) {
-        let Some(left_out) = due(&self.lines.left) else { return };
+        let Some(left_out) = due(&self.left) else { return };
         let (identity, counters) = (&leaving.identity, leaving.counters);
         info!(
             client = %identity.name, id = identity.id.0, pid = identity.pid,

@@ -30,9 +30,6 @@ const IDLE_EVERY: Duration = Duration::from_nanos(policy::IDLE_EVERY.0);
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// Starts a watch, which ends when the returned end of a channel is dropped.
-///
-/// # Errors
-/// The thread could not be started.
 pub(crate) fn watch(config: ConfigInForce, mailbox: Mailbox) -> io::Result<mpsc::Sender<()>> {
     let (alive, ended) = mpsc::channel();
     let mut watch = Watch::new("/".into(), config.load().residual, mailbox);

@@ -8,7 +8,7 @@ pub mod problems;
 pub mod trace;
 
 use std::collections::{BTreeMap, VecDeque};
-use std::fs::{self, File};
+use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -32,6 +32,7 @@ use crate::refusals::Refusals;
 pub use crate::service::mode_order::ModeOrder;
 use crate::service::problems::{DaemonPart, Problems};
 use crate::service::trace::Traces;
+use crate::sockets::beside;
 use crate::stats::Snapshot;
 use crate::status::status;
 
@@ -41,7 +42,6 @@ const CHANGES_MAX: usize = 32;
 /// The origin of the configuration, for reading it again.
 #[derive(Clone, Debug, Default)]
 pub struct Source {
-    /// The path given by `--config`.
     pub file: Option<PathBuf>,
     /// Overrides from the command line, as `key=value`.
     pub sets: Vec<String>,
@@ -53,10 +53,8 @@ impl Source {
     }
 }
 
-/// The connections of the service to the scheduler thread.
 #[derive(Clone, Debug)]
 pub struct SchedulerHandle {
-    /// Sends commands to the scheduler.
     pub mailbox: Mailbox,
     pub snapshots: watch::Receiver<Option<Arc<Snapshot>>>,
     pub exchange: Option<Arc<CoordinatorExchange>>,
@@ -123,9 +121,7 @@ impl Service {
         scheduler: SchedulerHandle,
         client_room: usize,
     ) -> Self {
-        let mut marker = config.load().control.as_os_str().to_owned();
-        marker.push(".bypass");
-        let marker = PathBuf::from(marker);
+        let marker = beside(&config.load().control, ".bypass");
         let bypass = marker.symlink_metadata().is_ok();
         Self {
             started: Instant::now(),
@@ -172,34 +168,28 @@ impl Service {
     }
 
     /// Takes a place for a client of user `uid` and returns its number.
-    ///
-    /// # Errors
-    /// There is no place. The caller refuses the client.
     pub fn admit(&self, uid: u32) -> Result<ClientId, NoFreeSlot> {
         self.state.lock().places.take(uid, &self.config.load().scheduler)
     }
 
-    /// Stores the memory of an admitted client.
     pub fn keep_region(&self, id: ClientId, region: Arc<Region>) {
         self.state.lock().regions.insert(id, region);
     }
 
-    /// Removes an admitted client that is gone.
     pub fn departed(&self, id: ClientId) {
         let mut state = self.state.lock();
         state.places.free(id);
         state.regions.remove(&id);
     }
 
-    /// Returns the refused registrations.
     pub const fn refusals(&self) -> &Refusals {
         &self.refusals
     }
 
-    /// Returns the state of the daemon now.
-    ///
-    /// # Errors
-    /// The scheduler does not answer. The error is text for the operator.
+    pub fn latest(&self) -> Option<Arc<Snapshot>> {
+        self.scheduler.snapshots.borrow().clone()
+    }
+
     pub async fn status(&self) -> Result<Status, String> {
         let asked_ns = now_ns();
         if !self.send(SchedulerCommand::Publish) {
@@ -240,10 +230,7 @@ impl Service {
                 _ => Ok(()),
             }
         } else {
-            match fs::remove_file(&self.marker) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-                _ => Ok(()),
-            }
+            mode_order::removed(&self.marker)
         }
     }
 
@@ -288,10 +275,6 @@ impl Service {
         format!("bypass is {said}{lasts} ({clients} clients attached)")
     }
 
-    /// Changes the policy until the next reload.
-    ///
-    /// # Errors
-    /// There is no such policy. The error is text for the operator.
     pub fn set_policy(&self, policy: &str) -> Result<String, String> {
         let policy: laxity_policy::PolicyKind = policy
             .parse()
@@ -301,9 +284,6 @@ impl Service {
     }
 
     /// Changes the mode until an operator or the configuration sets another one.
-    ///
-    /// # Errors
-    /// There is no such mode. The error is text for the operator.
     pub async fn set_mode(&self, mode: &str) -> Result<String, String> {
         let mode = Mode::from_name(mode)
             .ok_or_else(|| format!("unknown mode `{mode}`; known are off, observe, enforce"))?;

@@ -2,8 +2,7 @@
 //!
 //! Only one daemon may listen at a path. A check whether one listens has a race, so the daemon
 //! holds a lock file beside the path ([`laxity_shm::registration::claim`]). At the end, the daemon
-//! removes only the file that it bound, since an operator or an older daemon without locks may have
-//! replaced it.
+//! removes only the file that it bound, since an operator may have replaced it.
 //!
 //! The service manager keeps the listening sockets while a daemon restarts (`sd_notify(3)`,
 //! `FDSTORE=1`), so that clients wait in the queue of the next daemon instead of finding none. The
@@ -38,13 +37,10 @@ pub enum BindError {
         {}", way_out_of_lock(.cause), path = .path.display())]
     Lock { path: PathBuf, cause: io::Error },
     #[error("{cause}; {}", way_out_of_socket(.cause))]
-    Socket { cause: io::Error },
-}
-
-impl From<io::Error> for BindError {
-    fn from(cause: io::Error) -> Self {
-        Self::Socket { cause }
-    }
+    Socket {
+        #[from]
+        cause: io::Error,
+    },
 }
 
 fn way_out_of_lock(cause: &io::Error) -> &'static str {
@@ -240,7 +236,7 @@ pub fn bind_registration(
     mode: u32,
     passed: &mut PassedSockets,
 ) -> Result<(OwnedFd, Bound), BindError> {
-    let claim = claim(path, SockType::SeqPacket, passed)?;
+    let claim = claim(path, passed)?;
     let PassedSocket { listener, is_kept } = match passed.at(path, SockType::SeqPacket)? {
         Some(socket) => socket,
         None => {
@@ -257,7 +253,7 @@ pub fn bind_control(
     mode: u32,
     passed: &mut PassedSockets,
 ) -> Result<(UnixListener, Bound), BindError> {
-    let claim = claim(path, SockType::Stream, passed)?;
+    let claim = claim(path, passed)?;
     if let Some(PassedSocket { listener, is_kept }) = passed.at(path, SockType::Stream)? {
         let bound = Bound::new(path, mode, claim, is_kept)?.keep(listener.as_fd(), "control");
         return Ok((UnixListener::from_std(listener.into())?, bound));
@@ -275,18 +271,10 @@ pub fn bind_control(
 }
 
 /// Takes the lock for `path`.
-fn claim(path: &Path, kind: SockType, passed: &mut PassedSockets) -> Result<OwnedFd, BindError> {
+fn claim(path: &Path, passed: &mut PassedSockets) -> Result<OwnedFd, BindError> {
     std::fs::create_dir_all(folder(path)).map_err(BindError::Folder)?;
     let lock = registration::lock_path(path);
-    let claimed = match passed.claim(path).map_err(plain) {
-        Err(error) if error.kind() == io::ErrorKind::PermissionDenied && is_orphan(path, kind) => {
-            // The second attempt reports why this failed.
-            let _ = std::fs::remove_file(&lock);
-            registration::claim(path).map_err(plain)
-        }
-        claimed => claimed,
-    };
-    let claim = claimed.map_err(|cause| match cause.kind() {
+    let claim = passed.claim(path).map_err(plain).map_err(|cause| match cause.kind() {
         io::ErrorKind::AddrInUse => cause.into(),
         _ => BindError::Lock { path: lock, cause },
     })?;
@@ -311,13 +299,11 @@ pub(crate) fn heir(path: &Path) -> Option<(u32, u32)> {
     (metadata.uid() != 0).then(|| (metadata.uid(), metadata.gid()))
 }
 
-/// Reports whether a lock beside `path` that can't be opened may be removed: the folder is this
-/// user's, and no process listens at the path.
-fn is_orphan(path: &Path, kind: SockType) -> bool {
-    let own = nix::unistd::geteuid().as_raw();
-    let is_ours = std::fs::metadata(folder(path)).is_ok_and(|metadata| metadata.uid() == own);
-    let nobody = [Err(nix::Error::ECONNREFUSED), Err(nix::Error::ENOENT)];
-    is_ours && attempt(path, kind).is_ok_and(|answer| nobody.contains(&answer))
+/// Returns the path of a socket with a suffix, for a file beside the socket.
+pub(crate) fn beside(socket: &Path, suffix: &str) -> PathBuf {
+    let mut path = socket.as_os_str().to_owned();
+    path.push(suffix);
+    path.into()
 }
 
 /// Connects to `path` and returns the result. A full backlog gives `EAGAIN`.

@@ -23,7 +23,7 @@ use tracing::{info, warn};
 
 use crate::config::Config;
 use crate::service::Source;
-use crate::sockets::{SocketTurn, heir, plain};
+use crate::sockets::{SocketTurn, beside, heir, plain};
 
 /// How often a daemon in standby looks whether the running one has ended.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
@@ -33,16 +33,11 @@ const ALMOST: Duration = Duration::from_millis(1);
 const SOCKETS_LAST: Duration = Duration::from_secs(1);
 
 fn path_for(control: &Path) -> PathBuf {
-    let mut path = control.as_os_str().to_owned();
-    path.push(".next");
-    path.into()
+    beside(control, ".next")
 }
 
 /// Waits until no other daemon listens at the sockets of `config`. `None` if SIGTERM or SIGINT came
 /// first. SIGHUP changes nothing, since the configuration is read again at the turn.
-///
-/// # Errors
-/// The signals can't be handled, or no thread starts.
 pub async fn wait_for_turn(config: &Config) -> io::Result<Option<SocketTurn>> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;

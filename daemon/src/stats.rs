@@ -65,12 +65,10 @@ impl WaitHistogram {
     }
 }
 
-/// Counters of the flows of one stage on one port.
+/// Counters of the flows of one stage on one port. Submitted ones include those on credit.
 #[derive(Clone, Debug, Default)]
 pub struct StageCounters {
-    /// Flows submitted, with those on credit.
     pub submitted_flows: u64,
-    /// Bytes submitted, with those on credit.
     pub submitted_bytes: u64,
     /// Bytes sent on credit or only observed, i.e. without a permit of their own.
     pub credited_bytes: u64,
@@ -80,7 +78,6 @@ pub struct StageCounters {
     pub permitted_bytes: [u64; Level::ROWS],
     pub completed_flows: u64,
     pub completed_bytes: u64,
-    /// Flows that completed after their deadline.
     pub deadline_misses: u64,
     /// Waits from submit to first permit, of flows that needed a permit.
     pub wait: WaitHistogram,
@@ -112,7 +109,6 @@ pub struct PortCounters {
     pub signals: u64,
 }
 
-/// Counters of one client, or of several.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ClientCounters {
     pub flows: u64,
@@ -121,7 +117,6 @@ pub struct ClientCounters {
     /// Bytes that were sent without a permit in mode `observe`.
     pub observed_bytes: u64,
     pub completed_bytes: u64,
-    /// Flows that completed after their deadline.
     pub deadline_misses: u64,
     /// Bytes of submitted flows that went out unscheduled: withdrawn under a bypass, or permitted
     /// without scheduling. The client itself counts bytes that it did not submit.
@@ -142,12 +137,10 @@ pub struct ClientCounters {
     /// Flows of NICs that the configuration does not have, or that are gone. They went out
     /// unscheduled.
     pub unknown_nic_flows: u64,
-    /// Records that did not decode.
     pub garbage_records: u64,
 }
 
 impl ClientCounters {
-    /// Adds each counter of `other`.
     pub fn add(&mut self, other: &Self) {
         self.flows += other.flows;
         self.submitted_bytes += other.submitted_bytes;
@@ -169,11 +162,9 @@ impl ClientCounters {
 /// Counters of the scheduler thread's loop, over all ports.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct LoopCounters {
-    /// The counters that operators see in `laxity status`.
     pub status: SchedulerStatus,
     /// Maximum number of records consumed from one lane in a row since the last snapshot.
     pub ring_depth: u64,
-    /// Clients that attached so far.
     pub attachments: u64,
     pub orders: u64,
     pub pruned_requests: u64,
@@ -182,19 +173,16 @@ pub struct LoopCounters {
 /// The capacity of a port that other traffic leaves.
 #[derive(Clone, Copy, Debug)]
 pub struct PortResidual {
-    /// The source of the NIC's counters, as `laxity status` names it.
     pub source: &'static str,
     pub capacity: Capacity,
 }
 
-/// How permits use a port, for comparison with the counters of its NIC.
+/// How permits use a port, for comparison with the counters of its NIC. The rate is the configured
+/// one in bytes per second, and bytes include unspent credit.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PortUse {
-    /// The configured rate in bytes per second.
     pub rate: u64,
-    /// Bytes permitted so far, with unspent credit.
     pub permitted_bytes: u64,
-    /// Bytes that are permitted and not completed, with unspent credit.
     pub in_flight_bytes: u64,
 }
 
@@ -212,17 +200,12 @@ pub struct AheadCount {
 pub struct PortSnapshot {
     pub nic: u8,
     pub name: Arc<str>,
-    /// The direction: `egress` or `ingress`.
     pub direction: &'static str,
-    /// Whether the kernel does not have the NIC now.
     pub is_absent: bool,
-    /// Whether neither the configuration nor the kernel has the rate.
     pub is_rate_assumed: bool,
-    /// The configured rate in bytes per second.
     pub rate: u64,
     pub rate_in_force: u64,
     pub window_bytes: u64,
-    /// What others send on the port, if its NIC counts bytes.
     pub residual: Option<PortResidual>,
     pub levels: u8,
     pub link: LinkSnapshot,
@@ -237,25 +220,19 @@ pub struct ClientSnapshot {
     pub id: u64,
     pub pid: u32,
     pub owner: Owner,
-    /// The container of Kubernetes that the process runs in.
     pub pod: Option<Arc<PodStatus>>,
     pub name: Arc<str>,
     /// The number of the client's job in [`Snapshot::jobs`].
     pub job: usize,
-    /// The release of the client's library.
     pub release: Release,
     pub mode: Mode,
     pub attached: Time,
-    /// Lanes that threads of the client own.
     pub lanes: u32,
     /// Flows submitted and not completed.
     pub flows: u64,
-    /// Flows with bytes that are not yet permitted.
     pub waiting_flows: u64,
-    /// Lanes that are no longer read because of garbage.
     pub quarantined_lanes: u32,
     pub owed_bytes: u64,
-    /// Whether flows of the client are held because of its owed bytes.
     pub held: bool,
     /// Whether the client is unscheduled because of its owner's lost bytes.
     pub distrusted: bool,
@@ -269,7 +246,6 @@ pub struct ClientSnapshot {
 pub enum JobUser {
     Several,
     Uid(u32),
-    /// A namespace of Kubernetes.
     Namespace(Arc<str>),
 }
 
@@ -282,22 +258,18 @@ pub struct JobAccount {
     pub gone: ClientCounters,
 }
 
-/// The state of the daemon at one moment.
 #[derive(Clone, Debug)]
 pub struct Snapshot {
     pub at: Time,
     pub mode: Mode,
-    /// What clients do to traffic classes.
     pub marking: Marking,
     pub policy: PolicyKind,
-    /// Whether an operator has turned the bypass on.
     pub bypass: bool,
     /// The DSCP of each level, by [`Level::row`].
     pub dscp: [u8; Level::ROWS],
-    /// The service level of each level, by [`Level::row`], if any are configured.
+    /// The service level of each level, by [`Level::row`].
     pub sl: Option<[u8; Level::ROWS]>,
-    /// Number of levels whose DSCP the NICs treat differently from that of the highest level. See
-    /// [`crate::treatments`].
+    /// See [`crate::treatments`].
     pub unlike_levels: usize,
     pub ports: Vec<PortSnapshot>,
     pub clients: Vec<ClientSnapshot>,

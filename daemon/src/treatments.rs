@@ -21,9 +21,6 @@ const READ_EVERY: Duration = Duration::from_secs(5);
 /// Starts a watch, which sends each reading that differs from the one before. The first is sent
 /// before the return, so that the scheduler knows it before its first client. The watch ends when
 /// the returned end of a channel is dropped. Before each later reading it calls `follow_nics`.
-///
-/// # Errors
-/// The thread could not be started.
 pub(crate) fn watch(
     config: ConfigInForce,
     mailbox: Mailbox,
@@ -60,7 +57,6 @@ pub(crate) fn unlike_levels(treatments: &Treatments, dscp: &[u8]) -> usize {
     dscp.iter().filter(is_unlike).count()
 }
 
-/// Returns which DSCPs the configured NICs treat alike.
 fn of_host(root: &Path, nics: &[NicConfig]) -> Treatments {
     let is_ours = |port: &RdmaPort| {
         nics.iter().any(|nic| {

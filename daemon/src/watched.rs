@@ -14,9 +14,6 @@ use tokio::io::unix::AsyncFd;
 pub type Watched = AsyncFd<OwnedFd>;
 
 /// Watches `fd` until it is readable. The caller must be inside a tokio runtime.
-///
-/// # Errors
-/// The system is out of descriptors or watches.
 pub fn watch(fd: OwnedFd) -> io::Result<Watched> {
     #[expect(deprecated, reason = "sound for an OwnedFd, see the module; the successor is unsafe")]
     AsyncFd::with_interest(fd, Interest::READABLE)

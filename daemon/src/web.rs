@@ -26,7 +26,6 @@ use crate::service::Service;
 const PAGE: Page =
     Page { html: include_str!("web/page.html"), script: include_str!("web/page.js") };
 
-/// How long a state is shown.
 const STATE_AGE_MAX: Duration = Duration::from_secs(1);
 /// The least time between two questions about flows.
 const EXPLANATIONS_APART: Duration = Duration::from_millis(100);

@@ -319,19 +319,6 @@ fn went_on_credit(lane: &mut Lane, flow: &Flow) -> bool {
 }
 
 #[test]
-fn a_work_request_larger_than_the_window_is_permitted_in_one_piece() {
-    let daemon = Laxityd::start(SMALL);
-    let (_client, mut lane) = daemon.worker("worker");
-    // A deadline makes the flow an ordered one.
-    let mut large = work_request(Stage::P2d, 64 << 20);
-    large.deadline_ns = u64::MAX / 2;
-    let permits = send(&mut lane, &large);
-    assert_eq!(permits.len(), 1, "{permits:?}");
-    assert_eq!((permits[0].bytes, permits[0].last), (64 << 20, true));
-    assert!(!permits[0].bypassed && permits[0].level > 0);
-}
-
-#[test]
 fn work_requests_of_whoever_is_alone_on_a_port_go_on_credit_until_somebody_waits() {
     let daemon = Laxityd::start(SMALL);
     let (first, second) = (daemon.client("first"), daemon.client("second"));

@@ -113,11 +113,8 @@ impl Config {
             ensure(mode <= 0o777, key, || format!("{mode:o} is not a file mode; write \"0660\""))?;
         }
         self.check_levels()?;
-        ensure(
-            self.slo_ttft != Some(Nanos(0)),
-            "slo_ttft",
-            || "must be more than zero; leave it out for none",
-        )?;
+        let right = self.slo_ttft != Some(Nanos(0));
+        ensure(right, "slo_ttft", || "must be more than zero; leave it out for none")?;
         within("residual.assured_permille", self.residual.assured_permille, 1..=1000)?;
         let timeout = self.tuning.completion_timeout;
         ensure(
@@ -154,11 +151,8 @@ impl Config {
         }
         let flows_max = scheduler.flows_per_client_max;
         ensure(flows_max > 0, "scheduler.flows_per_client_max", || "must be at least 1")?;
-        ensure(
-            scheduler.spin_us <= 1_000_000,
-            "scheduler.spin_us",
-            || "more than a second; did you mean less?",
-        )
+        let right = scheduler.spin_us <= 1_000_000;
+        ensure(right, "scheduler.spin_us", || "more than a second; did you mean less?")
     }
 
     fn check_coordinator(&self) -> Checked {

@@ -119,16 +119,24 @@ impl Config {
 #[cfg(test)]
 mod tests {
     use std::fs;
+    use std::path::PathBuf;
 
     use super::*;
+
+    /// Adds an RDMA device with an active port to the host below `root`. Returns its folder.
+    fn plug(root: &Path, device: &str, gbit: u32) -> PathBuf {
+        let device = root.join("sys/class/infiniband").join(device);
+        let port = device.join("ports/1");
+        fs::create_dir_all(&port).expect("created");
+        fs::write(port.join("state"), "4: ACTIVE").expect("written");
+        fs::write(port.join("rate"), format!("{gbit} Gb/sec (4X)")).expect("written");
+        device
+    }
 
     fn host(rates: &[(&str, u32)]) -> tempfile::TempDir {
         let host = tempfile::tempdir().expect("a folder");
         for (device, gbit) in rates {
-            let port = host.path().join("sys/class/infiniband").join(device).join("ports/1");
-            fs::create_dir_all(&port).expect("created");
-            fs::write(port.join("state"), "4: ACTIVE").expect("written");
-            fs::write(port.join("rate"), format!("{gbit} Gb/sec (4X)")).expect("written");
+            plug(host.path(), device, *gbit);
         }
         host
     }
@@ -224,18 +232,14 @@ mod tests {
     #[test]
     fn functions_of_a_nic_are_no_nics_unless_they_have_their_own() {
         let host = host(&[("mlx5_0", 200)]);
-        let plug = |function: &str, owner: &str| {
-            let device = host.path().join("sys/class/infiniband").join(function);
-            fs::create_dir_all(device.join("ports/1")).expect("created");
-            fs::write(device.join("ports/1/state"), "4: ACTIVE").expect("written");
-            fs::write(device.join("ports/1/rate"), "400 Gb/sec (4X)").expect("written");
-            let owner = device.join("device/physfn/infiniband").join(owner);
-            fs::create_dir_all(owner).expect("created");
+        let function = |function: &str, owner: &str| {
+            let device = plug(host.path(), function, 400);
+            fs::create_dir_all(device.join("device/physfn/infiniband").join(owner)).unwrap();
         };
-        plug("mlx5_2", "mlx5_0");
+        function("mlx5_2", "mlx5_0");
         let mut config = on(host.path(), "");
         assert_eq!(nics(&config), [("default", 200)], "the owner is alone");
-        plug("mlx5_3", "mlx5_0");
+        function("mlx5_3", "mlx5_0");
         config.find_nics(host.path());
         assert_eq!(nics(&config), [("default", 200)], "one is hot-plugged");
         let own = "[[nic]]\nname = \"mlx5_0\"\nrate = \"auto\"\n\
@@ -245,7 +249,7 @@ mod tests {
         config.find_nics(host.path());
         assert_eq!(nics(&config)[..2], [("mlx5_0", 200), ("mlx5_1", 100)]);
         assert_eq!(config.nic.len(), 3, "with `default`");
-        plug("mlx5_4", "mlx5_9");
+        function("mlx5_4", "mlx5_9");
         config.find_nics(host.path());
         assert_eq!(config.nic[3].name, "mlx5_4", "its owner is in another namespace");
     }

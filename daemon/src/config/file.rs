@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 use laxity_files::CONFIG_BYTES_MAX;
+use laxity_quantity::{Bytes, Nanos};
 
 use super::Config;
 use super::error::{ConfigError, FILE_DEFAULT};
@@ -42,9 +43,6 @@ impl Config {
     /// [`load`](Self::load).
     ///
     /// `load` does not check them, because a daemon with a broken certificate still starts.
-    ///
-    /// # Errors
-    /// The first file that can't be used, and where it is named.
     pub fn check_files(&self, path: Option<&Path>, sets: &[String]) -> Result<(), ConfigError> {
         let Err(nonsense) = self.check_certificates() else { return Ok(()) };
         let problem = format!("{}: {}", nonsense.key, nonsense.problem);
@@ -77,9 +75,6 @@ impl Config {
 
     /// Applies `key=value` assignments. Keys are dotted, and elements of lists are numbers
     /// (`nic.0.rate=25Gbit`).
-    ///
-    /// # Errors
-    /// The first assignment that can't be used.
     pub fn with_assignments(self, sets: &[String]) -> Result<Self, ConfigError> {
         if sets.is_empty() {
             return Ok(self);
@@ -114,66 +109,43 @@ impl Config {
     /// Returns a file that gives this configuration when read. Keys without a value are comments
     /// with the value in force.
     pub fn to_toml(&self) -> String {
-        let text = match toml::to_string(self) {
-            Ok(text) => text,
-            Err(error) => return format!("# cannot be shown: {error}\n"),
-        };
-        let mut shown = String::new();
-        let mut table = "";
-        let mut nics = self.nic.iter();
-        let mut nic = None;
-        for line in text.lines() {
-            let _ = writeln!(shown, "{line}");
-            if line.starts_with('[') {
-                table = line;
-                if table == "[[nic]]" {
-                    nic = nics.next();
-                }
-            }
-            let key = line.split(' ').next().unwrap_or_default();
-            match (table, key, nic) {
-                ("", "metrics", _) if self.slo_ttft.is_none() => shown.push_str(
-                    "# slo_ttft = \"500ms\"  # not set: requests without a deadline have none\n",
-                ),
-                ("[scheduler]", "spin_us", _) if self.scheduler.cpu.is_none() => {
-                    shown.push_str("# cpu = 3  # not set: the scheduler runs on any core\n");
-                }
-                ("[scheduler]", "clients_max", _)
-                    if self.scheduler.clients_per_uid_max.is_none() =>
-                {
-                    let share = self.scheduler.clients_per_uid();
-                    let _ = writeln!(
-                        shown,
-                        "# clients_per_uid_max = {share}  # not set: half of clients_max"
-                    );
-                }
-                ("[[nic]]", "rate", Some(nic)) => {
-                    if nic.chunk.is_none() {
-                        let bytes = nic.chunk_bytes();
-                        let _ = writeln!(shown, "# chunk = {bytes}  # not set: by the rate");
-                    }
-                    if nic.window.is_none() {
-                        let bytes = nic.window_bytes();
-                        let _ = writeln!(shown, "# window = {bytes}  # not set: four chunks");
-                    }
-                    if nic.peer_window.is_none() {
-                        let bytes = self.link(nic).peer_window_bytes;
-                        let _ = writeln!(
-                            shown,
-                            "# peer_window = {bytes}  # not set: window times overcommit"
-                        );
-                    }
-                    if nic.addresses.is_empty() {
-                        shown.push_str(
-                            "# addresses = [\"10.0.0.7\"]  # not set: what the kernel has for \
-                             devices of that name\n",
-                        );
-                    }
-                }
-                _ => {}
+        self.shown().unwrap_or_else(|error| format!("# cannot be shown: {error}\n"))
+    }
+
+    fn shown(&self) -> Result<String, toml::ser::Error> {
+        let mut full = self.clone();
+        full.slo_ttft.get_or_insert(Nanos(500_000_000));
+        full.scheduler.cpu.get_or_insert(3);
+        full.scheduler.clients_per_uid_max.get_or_insert(self.scheduler.clients_per_uid());
+        for nic in &mut full.nic {
+            let link = self.link(nic);
+            nic.chunk.get_or_insert(Bytes(link.chunk_bytes));
+            nic.window.get_or_insert(Bytes(link.window_bytes));
+            nic.peer_window.get_or_insert(Bytes(link.peer_window_bytes));
+            if nic.addresses.is_empty() {
+                nic.addresses = vec![[10, 0, 0, 7].into()];
             }
         }
-        shown
+        let set = toml::to_string(self)?;
+        let mut set = set.lines().peekable();
+        let mut shown = String::new();
+        for line in toml::to_string(&full)?.lines() {
+            if set.next_if_eq(&line).is_some() {
+                let _ = writeln!(shown, "{line}");
+                continue;
+            }
+            let instead = match line.split(' ').next().unwrap_or_default() {
+                "slo_ttft" => "requests without a deadline have none",
+                "cpu" => "the scheduler runs on any core",
+                "clients_per_uid_max" => "half of clients_max",
+                "chunk" => "by the rate",
+                "window" => "four chunks",
+                "peer_window" => "window times overcommit",
+                _ => "what the kernel has for devices of that name",
+            };
+            let _ = writeln!(shown, "# {line}  # not set: {instead}");
+        }
+        Ok(shown)
     }
 }
 

@@ -1,9 +1,10 @@
-//! Names in files for values of other crates, as modules for `#[serde(with = …)]`. The policy crate
-//! has no dependencies, so it has no serde names itself.
+//! Names in files for values of other crates, for `#[serde(with = …)]`. The policy crate has no
+//! dependencies, so it has no serde names itself.
 
 use laxity_policy::config::Granularity;
 use laxity_shm::layout::Mode;
 use laxity_shm::marking::Marking;
+use serde::{Deserialize, Serialize};
 
 pub(super) mod policy_name {
     //! The names of [`PolicyKind`](laxity_policy::PolicyKind) come from its own methods.
@@ -19,31 +20,28 @@ pub(super) mod policy_name {
     }
 }
 
-/// Defines a module for `#[serde(with = …)]` with the names of an enum.
-macro_rules! names {
-    ($module:ident, $type:ident, $($name:literal = $variant:ident),+) => {
-        pub(super) mod $module {
-            //! Names in files for an enum of another crate.
-            use super::$type;
-            use serde::{Deserialize, Deserializer, Serializer, de::Error};
-
-            pub(crate) fn serialize<S: Serializer>(value: &$type, s: S) -> Result<S::Ok, S::Error> {
-                s.serialize_str(match value { $($type::$variant => $name),+ })
-            }
-
-            pub(crate) fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<$type, D::Error> {
-                match String::deserialize(d)?.as_str() {
-                    $($name => Ok($type::$variant),)+
-                    other => Err(D::Error::unknown_variant(other, &[$($name),+])),
-                }
-            }
-        }
-    };
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "Granularity", rename_all = "snake_case")]
+pub(super) enum GranularityName {
+    Flow,
+    Coflow,
 }
 
-names!(granularity_name, Granularity, "flow" = Flow, "coflow" = Coflow);
-names!(marking_name, Marking, "preserve" = Preserve, "levels" = Levels, "off" = Off);
-names!(mode_name, Mode, "off" = Off, "observe" = Observe, "enforce" = Enforce);
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "Marking", rename_all = "snake_case")]
+pub(super) enum MarkingName {
+    Preserve,
+    Levels,
+    Off,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "Mode", rename_all = "snake_case")]
+pub(super) enum ModeName {
+    Off,
+    Observe,
+    Enforce,
+}
 
 pub(super) mod octal {
     //! File modes as octal text, because TOML would show `0o660` as 432.

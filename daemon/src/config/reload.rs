@@ -13,28 +13,22 @@ impl Config {
 
     /// Returns the keys that differ from `running` and need a restart.
     pub fn needs_restart(&self, running: &Self) -> Vec<&'static str> {
-        let mut keys = Vec::new();
-        let mut differs = |key, differs| {
-            if differs {
-                keys.push(key);
-            }
-        };
-        differs("socket", self.socket != running.socket);
-        differs("control", self.control != running.control);
-        differs("metrics", self.metrics != running.metrics);
-        differs("web", self.web != running.web);
-        differs("log_format", self.log_format != running.log_format);
-        differs("scheduler.cpu", self.scheduler.cpu != running.scheduler.cpu);
-        differs("access.socket_mode", self.access.socket_mode != running.access.socket_mode);
-        differs("access.control_mode", self.access.control_mode != running.access.control_mode);
-        let dialled = |config: &Self| CoordinatorConfig {
-            order_age_limit: self.coordinator.order_age_limit,
-            ..config.coordinator.clone()
-        };
-        differs("coordinator (all but order_age_limit)", dialled(self) != dialled(running));
+        let reloaded = self.reloaded_over(running);
+        let (access, kept_access) = (&self.access, &reloaded.access);
         let keeps_nics = self.is_discovered_like(running) || self.has_nics_of(running);
-        differs("nic (names, addresses and their number)", !keeps_nics);
-        keys
+        let keys = [
+            ("socket", self.socket != reloaded.socket),
+            ("control", self.control != reloaded.control),
+            ("metrics", self.metrics != reloaded.metrics),
+            ("web", self.web != reloaded.web),
+            ("log_format", self.log_format != reloaded.log_format),
+            ("scheduler.cpu", self.scheduler.cpu != reloaded.scheduler.cpu),
+            ("access.socket_mode", access.socket_mode != kept_access.socket_mode),
+            ("access.control_mode", access.control_mode != kept_access.control_mode),
+            ("coordinator (all but order_age_limit)", self.coordinator != reloaded.coordinator),
+            ("nic (names, addresses and their number)", !keeps_nics),
+        ];
+        keys.into_iter().filter_map(|(key, differs)| differs.then_some(key)).collect()
     }
 
     fn has_nics_of(&self, other: &Self) -> bool {

@@ -19,10 +19,7 @@ pub enum ResidualMode {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ResidualConfig {
-    /// `off`, `measure` (report foreign traffic) or `follow` (also leave room for it).
     pub mode: ResidualMode,
-    /// The share of a port's rate that scheduled traffic keeps, whatever others send, in
-    /// thousandths.
     pub assured_permille: u16,
 }
 

@@ -8,7 +8,6 @@ use std::collections::VecDeque;
 use crate::jobs::OTHER;
 use crate::stats::AheadCount;
 
-/// Maximum number of jobs that a minute names.
 const JOBS_MAX: usize = 4;
 /// Maximum number of entries: an hour of minutes, with [`OTHER`] in each.
 const ENTRIES_MAX: usize = 60 * (JOBS_MAX + 1);

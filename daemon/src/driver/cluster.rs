@@ -21,7 +21,6 @@ const PROGRESS_EVERY: Span = Span::from_millis(50);
 /// The wait before another look at an exchange that is locked.
 const BUSY: Span = Span::from_micros(50);
 
-/// The scheduler's state of reports and cluster orders.
 #[derive(Debug)]
 pub struct ClusterState {
     exchange: Arc<CoordinatorExchange>,
@@ -168,9 +167,7 @@ impl ClusterState {
         } else if snapshot_wanted {
             self.reports.restate();
         }
-        if self.reports.urgency() != Urgency::Nothing {
-            self.untold.get_or_insert(now);
-        }
+        self.noted(now);
         self.blocked = !has_room;
         if has_room && (self.held.is_some() || self.untold.is_some()) {
             self.report(now);

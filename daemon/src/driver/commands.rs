@@ -181,7 +181,6 @@ impl Driver {
         Some(client.leave())
     }
 
-    /// Releases the client of a lane with garbage.
     #[cold]
     pub(super) fn quarantine(&mut self, index: u32, lane: u16, problem: &dyn Display) {
         let Some(client) = self.clients[index as usize].as_mut() else { return };

@@ -22,7 +22,6 @@ const IDLE_AFTER: Span = Span::from_millis(1);
 pub struct CreditConditions {
     /// Whether credit is given: the mode is `enforce` and there is no bypass.
     pub is_given: bool,
-    /// The level of collectives that are sent on credit.
     pub level: Level,
     is_idle: bool,
     idle_since: Time,
@@ -61,7 +60,6 @@ pub(super) fn alone_bytes(config: &LinkConfig) -> u64 {
     (config.rate / 100).min(16 << 20).max(config.window_bytes)
 }
 
-/// The credit of one port, over all lanes.
 #[derive(Debug, Default)]
 pub struct PortCredit {
     /// Credit that was given and not spent, in bytes, over all lanes.
@@ -151,7 +149,6 @@ impl PortCredit {
         self.available(link) >= 4
     }
 
-    /// Returns the bytes of credit that were given and not spent.
     pub const fn unspent(&self) -> u64 {
         self.outstanding
     }

@@ -26,12 +26,10 @@ pub struct Deadlines {
 #[derive(Clone, Copy, Debug)]
 struct KnownDeadline {
     deadline: Time,
-    /// The batch of the request, zero if unknown.
     batch: BatchId,
     sight: u64,
 }
 
-/// The trace of each request.
 #[derive(Debug, Default)]
 pub struct RequestTraces {
     new: HashMap<RequestId, TraceOfRequest>,
@@ -77,13 +75,11 @@ impl Deadlines {
         now + slo
     }
 
-    /// Returns the deadline of a request, or [`Time::NEVER`] if it is unknown.
     pub fn known(&self, request: RequestId) -> Time {
         let known = self.known.get(&request);
         known.map_or(Time::NEVER, |known| known.deadline)
     }
 
-    /// Returns the batch of a request, or zero if it is unknown.
     pub fn batch_of(&self, request: RequestId) -> BatchId {
         let known = self.known.get(&request);
         known.map_or(BatchId(0), |known| known.batch)

@@ -11,7 +11,6 @@ use crate::clients::{AttachedClient, ClientState, RecordOrigin};
 /// What happens to the bytes of a cancelled flow that were not permitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Rest {
-    /// The bytes count as withdrawn.
     Withdrawn,
     /// The client sends the bytes unscheduled. The caller has counted them as bypassed.
     Unscheduled,
@@ -149,7 +148,7 @@ impl Intake {
 
     /// Ends all flows of a lane whose owner is gone. The lane keeps its credit for its next owner.
     pub(super) fn lane_gone(&mut self, client: u32, state: &mut ClientState, lane: u16) {
-        for seq in state.lanes.at(lane).flows.seqs() {
+        for seq in state.lanes.at(lane).flows.seqs(|_| true) {
             self.cancel(client, state, (lane, seq), Rest::Withdrawn);
         }
     }

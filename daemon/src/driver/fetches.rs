@@ -16,7 +16,6 @@ const LINGER: Span = Span::from_millis(3);
 /// The request and the peer that tell a fetch from others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FetchName {
-    /// The id of the request's batch.
     pub batch: u64,
     pub request: u64,
     pub peer: [u8; 16],
@@ -25,13 +24,10 @@ pub struct FetchName {
 #[derive(Debug)]
 struct Fetch {
     name: FetchName,
-    /// Flows that are not completed.
     flows: usize,
-    /// When the last flow ended.
     ended: Time,
 }
 
-/// The fetches of this host, by number.
 #[derive(Debug, Default)]
 pub struct Fetches {
     open: BTreeMap<u64, Fetch>,
@@ -64,7 +60,6 @@ impl Fetches {
         self.last
     }
 
-    /// Removes a flow that is completed or gone.
     pub fn left(&mut self, now: Time, flow: FlowId) {
         let Some(number) = self.of_flow.remove(&flow) else { return };
         if let Some(fetch) = self.open.get_mut(&number) {
@@ -99,7 +94,6 @@ impl Fetches {
         self.timers.first().map_or(Time::NEVER, |&(at, _)| at)
     }
 
-    /// Returns how many fetches began.
     pub const fn count(&self) -> u64 {
         self.last
     }

@@ -48,7 +48,6 @@ pub struct FlowState {
     /// When the flow was submitted, was permitted or last made progress. It shows how long the flow
     /// waits, or whether its completion is overdue.
     pub touched: Time,
-    /// The request that the flow serves, zero if unknown.
     pub request: RequestId,
     /// The slot that receives the flow's permits. It has no meaning for a flow on credit.
     pub slot: u16,
@@ -59,7 +58,6 @@ pub struct FlowState {
     /// The level on the wire: that of the first permit, 0 before. Later permits repeat it, because
     /// a message keeps one DSCP (architecture §4.3).
     pub level: u8,
-    /// The part of the daemon that accounts for the flow's bytes on the wire.
     pub accounting: Accounting,
     /// Whether the flow is part of a fetch ([`crate::driver::fetches`]).
     pub fetch: bool,
@@ -117,7 +115,6 @@ impl FlowState {
         PeerId(self.peer as u16)
     }
 
-    /// Returns the bytes that are permitted and not completed.
     #[inline]
     pub const fn outstanding(&self) -> u64 {
         self.permitted.saturating_sub(self.completed)
@@ -180,7 +177,6 @@ impl Flows {
         }
     }
 
-    /// Removes the flow of `seq` and returns whether there was one.
     #[inline]
     pub fn remove(&mut self, seq: u64) -> bool {
         let index = self.index(seq);
@@ -208,7 +204,6 @@ impl Flows {
         self.len
     }
 
-    /// Reports whether there are no flows.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -222,9 +217,11 @@ impl Flows {
         self.direct.iter().filter(|flow| flow.seq != FREE).chain(self.spilled.values())
     }
 
-    /// Returns the sequences of the flows, ascending.
-    pub fn seqs(&self) -> Vec<u64> {
-        let mut seqs: Vec<u64> = self.iter().map(|flow| flow.seq).collect();
+    /// Returns the sequences of the wanted flows, ascending, so that equal inputs give equal
+    /// schedules.
+    pub fn seqs(&self, wanted: impl Fn(&FlowState) -> bool) -> Vec<u64> {
+        let wanted = self.iter().filter(|flow| wanted(flow));
+        let mut seqs: Vec<u64> = wanted.map(|flow| flow.seq).collect();
         seqs.sort_unstable();
         seqs
     }
@@ -284,6 +281,6 @@ mod tests {
         }
         assert!(flows.get_mut(u64::MAX).is_none());
         assert!(!flows.remove(u64::MAX));
-        assert_eq!(flows.seqs(), oracle.into_keys().collect::<Vec<_>>());
+        assert_eq!(flows.seqs(|_| true), oracle.into_keys().collect::<Vec<_>>());
     }
 }

@@ -58,7 +58,6 @@ pub struct Hints {
     paused_until: Time,
     /// The domain whose admission is looked at first.
     turn: usize,
-    /// When an event of a request was logged last.
     logged: Time,
     pub cluster: ClusterState,
 }
@@ -71,7 +70,6 @@ pub struct DomainHints {
     traces: RequestTraces,
     /// Whether the links do not have the cluster order in force yet.
     changed: bool,
-    /// The batch that each process computes now.
     running: Running,
     /// The order that the links have. Its epoch counts these orders, because each source of orders
     /// has its own epochs.
@@ -79,7 +77,6 @@ pub struct DomainHints {
 }
 
 impl Hints {
-    /// Makes a state without batches and requests.
     pub fn new(now: Time, config: &Config) -> Result<Self, InvalidConfig> {
         let mut hints = Self {
             domains: Vec::new(),
@@ -222,7 +219,6 @@ impl Hints {
         }
     }
 
-    /// Records a hint in the reports to the coordinator.
     fn note(&mut self, now: Time, domain: DomainId, hint: &Hint) {
         if !self.cluster.attends() || !self.id_owners.hint(domain, hint) {
             return;
@@ -248,7 +244,6 @@ impl Hints {
         self.cluster.noted(now);
     }
 
-    /// Applies a hint of a process of a domain.
     pub fn take(
         &mut self,
         now: Time,

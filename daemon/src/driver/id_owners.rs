@@ -13,14 +13,12 @@ use laxity_shm::record::Hint;
 /// Maximum number of ids of one domain. Beyond that, any domain may claim its oldest ones.
 const IDS_MAX: usize = 1 << 16;
 
-/// A batch or a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum WorkId {
     Batch(BatchId),
     Request(RequestId),
 }
 
-/// The ids that belong to a domain.
 #[derive(Debug)]
 pub struct IdOwners {
     /// The domain of each id, and the number of its announcement.

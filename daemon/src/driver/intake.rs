@@ -30,7 +30,6 @@ pub struct Intake {
     pub now: Time,
     /// The ports by `nic · 2 + direction`.
     pub ports: Vec<DriverPort>,
-    /// The batches, the requests and admission.
     pub hints: Hints,
     pub counters: LoopCounters,
     /// Sleeping clients that have a permit, as (client, lane). They are woken after the round,
@@ -44,9 +43,7 @@ pub struct Intake {
     /// Whether flows of any client are held for its owed bytes ([`crate::driver::silence`]).
     pub holding: bool,
     pub credit: CreditConditions,
-    /// Whether an operator has turned the bypass on.
     pub bypass: bool,
-    /// The trace, while one is running.
     pub trace: Tracer,
     pub peers: PeerNumbers,
 }
@@ -59,7 +56,6 @@ struct SubmitDecision {
     level: u8,
     bytes: u64,
     accounting: Accounting,
-    /// Whether the flow is part of a fetch.
     is_fetch: bool,
 }
 
@@ -169,7 +165,6 @@ impl Intake {
         self.keep(from, at, index, &spec, decision);
     }
 
-    /// Counts a permit that was given at once.
     #[inline]
     fn permitted_at_once(
         &mut self,
@@ -242,7 +237,6 @@ impl Intake {
         self.trace.note(self.now, seen);
     }
 
-    /// Stores a flow that was submitted.
     #[inline]
     fn keep(
         &mut self,
@@ -368,7 +362,6 @@ impl Intake {
     }
 }
 
-/// Counts a flow that goes out unscheduled.
 #[cold]
 fn unscheduled(state: &mut ClientState, flow: &record::Flow, room: bool) {
     state.counters.flows += 1;

@@ -64,13 +64,11 @@ impl OnWire {
         if now.since(self.owes_since) < TEARDOWN { self.owed() } else { 0 }
     }
 
-    /// Reports whether flows of `stage` are held.
     #[inline]
     pub const fn holds(&self, stage: Stage) -> bool {
         self.held[WireClass::of(stage) as usize]
     }
 
-    /// Reports whether flows of any stage are held.
     pub const fn is_held(&self) -> bool {
         self.held[0] || self.held[1]
     }

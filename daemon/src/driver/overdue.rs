@@ -37,10 +37,8 @@ impl Intake {
     pub fn write_off(&mut self, index: u32, client: &mut AttachedClient, lane: u16) {
         let timeout = self.trust.timeout;
         let since = self.now - timeout;
-        let flows = &client.state.lanes.at(lane).flows;
-        let overdue = |flow: &&FlowState| flow.outstanding() > 0 && flow.touched < since;
-        let seqs: Vec<u64> = flows.iter().filter(overdue).map(|flow| flow.seq).collect();
-        for seq in seqs {
+        let overdue = |flow: &FlowState| flow.outstanding() > 0 && flow.touched < since;
+        for seq in client.state.lanes.at(lane).flows.seqs(overdue) {
             let Some(flow) = client.state.lanes.at(lane).flows.get_mut(seq).copied() else {
                 continue;
             };
@@ -117,10 +115,7 @@ impl Intake {
         wanted: impl Fn(&FlowState) -> bool,
     ) {
         for lane in 0..client.state.lanes.count() {
-            let flows = client.state.lanes.at(lane).flows.iter().filter(|flow| wanted(flow));
-            let mut seqs: Vec<u64> = flows.map(|flow| flow.seq).collect();
-            seqs.sort_unstable();
-            for seq in seqs {
+            for seq in client.state.lanes.at(lane).flows.seqs(&wanted) {
                 self.bypass_rest(index, client, lane, seq);
             }
         }

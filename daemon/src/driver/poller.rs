@@ -17,7 +17,6 @@ use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFl
 const DOORBELL: u64 = u64::MAX;
 const TIMER: u64 = u64::MAX - 1;
 
-/// The epoll and the timer by which the scheduler thread sleeps.
 #[derive(Debug)]
 pub(crate) struct Poller {
     epoll: Epoll,
@@ -25,7 +24,6 @@ pub(crate) struct Poller {
 }
 
 impl Poller {
-    /// Makes an epoll that watches `doorbell`.
     pub(crate) fn new(doorbell: BorrowedFd<'_>) -> nix::Result<Self> {
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
         let timer = TimerFd::new(

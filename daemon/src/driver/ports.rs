@@ -28,7 +28,6 @@ pub struct DriverPort {
     /// When to call `poll_action` without an event.
     pub due: Time,
     pub credit: PortCredit,
-    /// The client and the stage that used the port last.
     user: Option<(u32, Stage)>,
     used: Time,
     /// When two users last used the port at about the same time.
@@ -117,7 +116,6 @@ impl DriverPort {
         &self.name
     }
 
-    /// Returns the direction: `egress` or `ingress`.
     pub const fn direction(&self) -> &'static str {
         self.direction
     }

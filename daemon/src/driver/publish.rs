@@ -5,7 +5,6 @@ use crate::stats::{ClientCounters, ClientSnapshot, Snapshot};
 use crate::treatments::unlike_levels;
 
 impl Driver {
-    /// Publishes a snapshot of all ports and clients.
     pub(super) fn publish(&mut self) {
         let intake = &mut self.intake;
         let deepest = &mut intake.counters.status.ring_depth_max;

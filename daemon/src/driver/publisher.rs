@@ -11,7 +11,6 @@ use crate::stats::Snapshot;
 /// The time between snapshots while the scheduler has work.
 const PUBLISH_EVERY: Span = Span(LOOK_EVERY.as_nanos() as u64);
 
-/// The snapshot slot, and when to publish there.
 #[derive(Debug)]
 pub(super) struct Publisher {
     slot: Arc<SnapshotSlot>,
@@ -34,7 +33,6 @@ impl Publisher {
         }
     }
 
-    /// Records that a counter or a client has changed.
     pub(super) const fn note_change(&mut self) {
         self.is_changed = true;
     }
@@ -52,7 +50,6 @@ impl Publisher {
         }
     }
 
-    /// Counts a sign of life.
     pub(super) fn progress(&self) {
         self.slot.progress();
     }

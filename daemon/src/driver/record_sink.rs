@@ -13,11 +13,7 @@ use crate::clients::{ClientState, RecordOrigin};
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 pub(super) enum ProtocolViolation {
     #[error("{problem}; {record}")]
-    Garbage {
-        /// What is wrong with the record.
-        problem: Garbage,
-        record: GarbageRecord,
-    },
+    Garbage { problem: Garbage, record: GarbageRecord },
     #[error("a flow sent without a permit by a client that was never in mode observe")]
     Forbidden,
 }
@@ -33,7 +29,6 @@ pub(super) struct RecordSink<'a> {
 }
 
 impl<'a> RecordSink<'a> {
-    /// Makes a sink for records of the client with index `client`.
     #[inline]
     pub(super) fn new(intake: &'a mut Intake, client: u32, state: &'a mut ClientState) -> Self {
         Self { intake, client, state, violation: None }

@@ -27,19 +27,16 @@ pub struct Running {
 }
 
 impl Running {
-    /// Records that a process began a layer of a batch.
     pub fn layer_began(&mut self, pid: u32, batch: BatchId, layer: Layer) {
         self.processes.retain(|process| process.pid != pid);
         self.processes.truncate(PROCESSES_MAX - 1);
         self.processes.insert(0, RunningProcess { pid, batch, layer });
     }
 
-    /// Removes a batch that no process computes any more.
     pub fn ended(&mut self, batch: BatchId) {
         self.processes.retain(|process| process.batch != batch);
     }
 
-    /// Returns the batch and the layer that a process computes.
     #[inline]
     pub fn of(&self, pid: u32) -> Option<(BatchId, Layer)> {
         let found = self.processes.iter().find(|process| process.pid == pid);

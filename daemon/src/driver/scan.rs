@@ -22,7 +22,6 @@ const TURNS_PER_COLD: usize = 32;
 /// Turns in which the newly claimed lanes of every client are read once.
 const TURNS_PER_REFRESH: usize = 16;
 
-/// The result of a sweep over the lanes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Swept {
     pub(super) records: usize,
@@ -85,7 +84,6 @@ impl Driver {
         taken
     }
 
-    /// Reads records of one client.
     #[inline]
     pub(super) fn scan(&mut self, index: u32) -> usize {
         let Some(client) = self.clients[index as usize].as_mut() else { return 0 };

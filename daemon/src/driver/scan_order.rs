@@ -33,7 +33,6 @@ impl DomainRecords {
         }
     }
 
-    /// Reports whether records of this domain may be read in this round.
     pub(super) fn may_read(&self, domain: DomainId) -> bool {
         !self.counts || self.read[usize::from(domain.0)] < DOMAIN_RECORDS
     }
@@ -43,7 +42,6 @@ impl DomainRecords {
     }
 }
 
-/// The hot and the cold clients.
 #[derive(Debug, Default)]
 pub(super) struct ScanOrder {
     pub(super) hot: Vec<u32>,
@@ -66,7 +64,6 @@ impl ScanOrder {
         self.cold.retain(|cold| *cold != index);
     }
 
-    /// Reports whether clients use doorbells.
     pub(super) const fn doorbells(&self) -> bool {
         self.doorbells
     }
@@ -83,7 +80,6 @@ impl ScanOrder {
         }
     }
 
-    /// Makes the hot client at this place cold.
     pub(super) fn cool(&mut self, at: usize) {
         let index = self.hot.swap_remove(at);
         self.cold.push(index);

@@ -48,7 +48,6 @@ struct Waiting {
     since: Time,
     bytes: u64,
     stage: Stage,
-    /// The number of the job in [`crate::jobs`].
     job: usize,
 }
 
@@ -74,7 +73,6 @@ pub struct ShadowLink {
 }
 
 impl ShadowLink {
-    /// Makes a simulation of a port without flows.
     pub fn new(config: LinkConfig) -> Result<Self, InvalidConfig> {
         Ok(Self {
             link: Link::new(config)?,

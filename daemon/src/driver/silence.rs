@@ -43,15 +43,14 @@ impl Intake {
         let since = state.ports[usize::from(port)].since;
         let mut all = 0;
         for lane in 0..state.lanes.count() {
-            let wanted = |flow: &&FlowState| {
+            let wanted = |flow: &FlowState| {
                 flow.port() == port
                     && flow.outstanding() > 0
                     && matches!(flow.accounting, Accounting::Link | Accounting::Driver)
                     && flow.touched <= since
             };
             let Some(flows) = state.lanes.get(lane).map(|lane| &lane.flows) else { continue };
-            let seqs: Vec<u64> = flows.iter().filter(wanted).map(|flow| flow.seq).collect();
-            for seq in seqs {
+            for seq in flows.seqs(wanted) {
                 let Some(flow) = state.lanes.at(lane).flows.get_mut(seq) else { continue };
                 let (bytes, stage) = (flow.outstanding(), flow.stage);
                 let id = flow_id(index, lane, seq);
@@ -76,17 +75,13 @@ impl Intake {
             self.holding |= hold;
             for lane in 0..state.lanes.count() {
                 let Some(lane_state) = state.lanes.get(lane) else { continue };
-                let waits = |flow: &&FlowState| {
+                let waits = |flow: &FlowState| {
                     flow.port() == port
                         && flow.waits()
                         && flow.accounting == Accounting::Link
                         && WireClass::of(flow.stage) == class
                 };
-                let flows = lane_state.flows.iter().filter(waits);
-                let mut seqs: Vec<u64> = flows.map(|flow| flow.seq).collect();
-                // Sorting makes equal inputs give equal schedules.
-                seqs.sort_unstable();
-                for seq in seqs {
+                for seq in lane_state.flows.seqs(waits) {
                     let flow = flow_id(index, lane, seq);
                     self.hold(port, state.domain, flow, hold);
                 }

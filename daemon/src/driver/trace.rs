@@ -51,7 +51,6 @@ pub struct TraceEntry {
 pub enum TracedEvent {
     Submitted {
         spec: FlowSpec,
-        /// The process id of the client.
         pid: u32,
         port: u16,
         outcome: SubmitOutcome,
@@ -73,7 +72,6 @@ pub enum TracedEvent {
 #[derive(Debug)]
 pub struct Recorder {
     entries: Vec<TraceEntry>,
-    /// Maximum number of events that it may hold.
     most: usize,
     lost: u64,
     until: Time,
@@ -112,7 +110,6 @@ impl Recorder {
     }
 }
 
-/// The scheduler's trace, if one was begun.
 #[derive(Debug, Default)]
 pub struct Tracer(Option<Box<Recorder>>);
 
@@ -160,7 +157,6 @@ fn over() -> TakenEvents {
 }
 
 impl TraceEntry {
-    /// Converts to the event on the wire.
     pub fn event(&self) -> TraceEvent {
         TraceEvent { at_ns: self.at.0, what: self.seen.kind() }
     }

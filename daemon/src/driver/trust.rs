@@ -42,12 +42,10 @@ const OWNERS_MAX: usize = 1024;
 pub struct Loss {
     /// The loss, in parts of a [`WINDOW`].
     part: u64,
-    /// When the loss is forgotten.
     until: Time,
 }
 
 impl Loss {
-    /// Adds `bytes` of a port with this window.
     pub fn add(&mut self, now: Time, bytes: u64, window: u64, timeout: Span) {
         self.part = self.part.saturating_add(part(bytes, window));
         self.until = now + timeout.times(FIRST);
@@ -90,12 +88,10 @@ impl Abandoned {
     }
 }
 
-/// The recent losses of an owner's clients.
 #[derive(Clone, Debug, Default)]
 struct OwnerLosses {
     strikes: u32,
     distrusted: bool,
-    /// What was abandoned on each port.
     abandoned: Vec<Abandoned>,
     /// When the distrust or the record ends.
     until: Time,
@@ -137,7 +133,6 @@ impl OwnerLosses {
     }
 }
 
-/// The owners with a record.
 #[derive(Debug, Default)]
 pub struct OwnerTrust {
     /// How long bytes may take to complete before they are written off. Distrust is a multiple of

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use super::clients::{TextMetric, escaped, table};
+use super::table::{escaped, metrics, table};
 use crate::stats::{ClientCounters, ClientSnapshot, JobAccount, JobUser};
 
 /// The sum over the clients of a job.
@@ -12,24 +12,21 @@ struct JobSum {
     clients: u64,
 }
 
-const METRICS: [TextMetric<JobSum>; 6] = [
-    ("laxity_job_permitted_bytes_total", "counter", "Bytes permitted, by job", |job| {
-        job.counters.permitted_bytes
-    }),
-    ("laxity_job_completed_bytes_total", "counter", "Bytes reported as completed, by job", |job| {
-        job.counters.completed_bytes
-    }),
-    ("laxity_job_bypassed_bytes_total", "counter", "Bytes sent unscheduled, by job", |job| {
-        job.counters.bypassed_bytes
-    }),
-    ("laxity_job_deadline_misses_total", "counter", "Flows completed late, by job", |job| {
-        job.counters.deadline_misses
-    }),
-    ("laxity_job_waiting_flows", "gauge", "Flows that wait for a permit, by job", |job| {
-        job.waiting_flows
-    }),
-    ("laxity_job_clients", "gauge", "Processes attached, by job", |job| job.clients),
-];
+metrics! {
+    JOB: JobSum {
+        Counter laxity_job_permitted_bytes_total "Bytes permitted, by job"
+            |job| job.counters.permitted_bytes;
+        Counter laxity_job_completed_bytes_total "Bytes reported as completed, by job"
+            |job| job.counters.completed_bytes;
+        Counter laxity_job_bypassed_bytes_total "Bytes sent unscheduled, by job"
+            |job| job.counters.bypassed_bytes;
+        Counter laxity_job_deadline_misses_total "Flows completed late, by job"
+            |job| job.counters.deadline_misses;
+        Gauge laxity_job_waiting_flows "Flows that wait for a permit, by job"
+            |job| job.waiting_flows;
+        Gauge laxity_job_clients "Processes attached, by job" |job| job.clients;
+    }
+}
 
 pub(super) fn rendered(jobs: &[JobAccount], clients: &[ClientSnapshot]) -> String {
     let gone = |job: &JobAccount| JobSum { counters: job.gone, waiting_flows: 0, clients: 0 };
@@ -40,8 +37,8 @@ pub(super) fn rendered(jobs: &[JobAccount], clients: &[ClientSnapshot]) -> Strin
         sum.waiting_flows += client.waiting_flows;
         sum.clients += 1;
     }
-    let rows: Vec<_> = jobs.iter().map(labels).zip(&sums).collect();
-    table(&METRICS, &rows)
+    let rows: Vec<_> = jobs.iter().map(labels).zip(sums).collect();
+    table(JOB, &rows)
 }
 
 fn labels(job: &JobAccount) -> String {

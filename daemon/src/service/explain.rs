@@ -8,10 +8,6 @@ use super::Service;
 use crate::mailbox::{ExplainCommand, FlowPlace, SchedulerCommand, answer};
 
 impl Service {
-    /// Returns what the scheduler knows about the flows of a query.
-    ///
-    /// # Errors
-    /// The scheduler does not answer. The error is text for the operator.
     pub async fn explain(&self, wanted: FlowQuery) -> Result<Explanation, String> {
         let mut told = Explanation::default();
         let mut next = Some(FlowPlace::default());

@@ -14,6 +14,7 @@ use parking_lot::Mutex;
 use tracing::{info, warn};
 
 use crate::config::Mode;
+use crate::sockets::beside;
 
 /// systemd's name for the folder of `StateDirectory=`.
 const STATE_FOLDER: &str = "STATE_DIRECTORY";
@@ -34,11 +35,7 @@ impl ModeOrder {
     pub fn read(control: &Path, configured: Mode) -> Self {
         let file = match env::var_os(STATE_FOLDER).filter(|folder| !folder.is_empty()) {
             Some(folder) => PathBuf::from(folder).join("mode"),
-            None => {
-                let mut beside = control.as_os_str().to_owned();
-                beside.push(".mode");
-                beside.into()
-            }
+            None => beside(control, ".mode"),
         };
         Self::from_file(file, configured)
     }
@@ -58,7 +55,6 @@ impl ModeOrder {
         order
     }
 
-    /// Returns the mode in force.
     pub fn mode(&self) -> Mode {
         self.ordered.unwrap_or(self.configured)
     }
@@ -92,7 +88,6 @@ impl ModeOrder {
         info!(mode, "the configured mode changed, and that of `laxity enforce` no longer holds");
     }
 
-    /// Returns the file that keeps the operator's mode.
     pub fn file(&self) -> Arc<OrderFile> {
         Arc::clone(&self.file)
     }
@@ -145,7 +140,8 @@ fn parsed(text: &str) -> Option<(Mode, Mode)> {
     Some((Mode::from_name(mode)?, Mode::from_name(configured)?))
 }
 
-fn removed(file: &Path) -> io::Result<()> {
+/// Removes a file that may be gone already.
+pub(super) fn removed(file: &Path) -> io::Result<()> {
     match fs::remove_file(file) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
         _ => Ok(()),

@@ -8,16 +8,15 @@ use std::path::{Path, PathBuf};
 use parking_lot::Mutex;
 use tracing::warn;
 
+use crate::sockets::beside;
+
 /// A part of the daemon that may have a problem.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum DaemonPart {
     /// The previous daemon, which was killed.
     Before,
-    /// The file of the configuration.
     Configuration,
-    /// The endpoint of the metrics.
     Metrics,
-    /// The page of this host.
     Page,
 }
 
@@ -55,9 +54,7 @@ impl RunningMarker {
     }
 
     fn make_file(control: &Path) -> (Self, bool) {
-        let mut path = control.as_os_str().to_owned();
-        path.push(".running");
-        let marker = Self(path.into());
+        let marker = Self(beside(control, ".running"));
         // `create_new` does not follow a symbolic link.
         let was_there = match File::create_new(&marker.0) {
             Ok(_) => false,

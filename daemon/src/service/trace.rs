@@ -77,10 +77,6 @@ impl Traces {
         Self { mailbox, latest: Mutex::default() }
     }
 
-    /// Begins a trace.
-    ///
-    /// # Errors
-    /// A trace is running, or a number is out of range. The error is text for the operator.
     pub fn start(&self, seconds: u64, events: u64) -> Result<BegunTrace, String> {
         if !(1..=SECONDS_MAX).contains(&seconds) {
             return Err(format!("a trace takes 1 to {SECONDS_MAX} seconds, not {seconds}"));
@@ -149,10 +145,6 @@ impl Traces {
         }
     }
 
-    /// Returns the next part of the trace.
-    ///
-    /// # Errors
-    /// There is no trace, or the scheduler does not answer. The error is text for the operator.
     pub async fn read(&self) -> Result<TracePage, String> {
         let wanted = {
             let trace = self.latest.lock();
@@ -181,9 +173,6 @@ impl Traces {
     }
 
     /// Ends the trace and returns text for the operator.
-    ///
-    /// # Errors
-    /// The scheduler does not answer. The error is text for the operator.
     pub async fn stop(&self) -> Result<String, String> {
         if self.latest.lock().until.is_none() {
             return Ok("there was no trace".to_owned());
