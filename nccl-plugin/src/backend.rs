@@ -132,16 +132,10 @@ pub trait Backend: Send + Sync {
     }
 
     /// Listens for connections. Returns the listener and the handle by which senders find it.
-    ///
-    /// # Errors
-    /// The operating system refused.
     fn listen(&self, device: usize) -> Result<(Box<dyn Listener>, Handle)>;
 
     /// Begins to connect. The caller has checked that `handle` belongs to this backend.
     /// `service_level` is for InfiniBand.
-    ///
-    /// # Errors
-    /// The operating system refused.
     fn connect(
         &self,
         device: usize,
@@ -161,23 +155,14 @@ pub trait Listener: Send {
 
 pub trait Connecting: Send {
     /// Returns the connection once it is complete.
-    ///
-    /// # Errors
-    /// The connection can't be established.
     fn poll(&mut self) -> Result<Option<Box<dyn Sender>>>;
 }
 
 pub trait Sender: Send {
     /// Registers memory for sending.
-    ///
-    /// # Errors
-    /// The device can't register this memory.
     fn register(&mut self, memory: Memory) -> Result<MemoryRegistration>;
 
     /// Ends a registration.
-    ///
-    /// # Errors
-    /// The device refused.
     fn deregister(&mut self, region: MemoryRegistration) -> Result<()>;
 
     /// Reports whether the next message, of `bytes`, may begin. If its receiver has not posted yet,
@@ -196,9 +181,6 @@ pub trait Sender: Send {
 
     /// Moves bytes as far as possible without blocking, and appends the progress of messages to
     /// `sent`.
-    ///
-    /// # Errors
-    /// The connection is broken.
     fn progress(&mut self, sent: &mut Vec<Sent>) -> Result<()>;
 
     /// Appends the bytes of done messages that were delivered, without reading those messages'
@@ -215,15 +197,9 @@ pub trait Sender: Send {
 /// The receiving end of a connection.
 pub trait Receiver: Send {
     /// Registers memory for receiving.
-    ///
-    /// # Errors
-    /// The device can't register this memory.
     fn register(&mut self, memory: Memory) -> Result<MemoryRegistration>;
 
     /// Ends a registration.
-    ///
-    /// # Errors
-    /// The device refused.
     fn deregister(&mut self, region: MemoryRegistration) -> Result<()>;
 
     /// Posts a buffer. Returns its number, or `None` if the connection can't take it now.
@@ -234,9 +210,6 @@ pub trait Receiver: Send {
 
     /// Moves bytes as far as possible without blocking, and appends complete receives and flushes
     /// to `received`.
-    ///
-    /// # Errors
-    /// The connection is broken.
     fn progress(&mut self, received: &mut Vec<Received>) -> Result<()>;
 
     fn close(self: Box<Self>);

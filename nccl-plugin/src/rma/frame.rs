@@ -75,9 +75,6 @@ impl RmaHello {
     }
 
     /// Decodes a hello.
-    ///
-    /// # Errors
-    /// A text that says what is wrong with it.
     pub fn decode(bytes: &[u8; HELLO_BYTES]) -> Result<Self, String> {
         check_hello(bytes, HELLO_MAGIC)?;
         Ok(Self {
@@ -108,9 +105,6 @@ impl Frame {
     }
 
     /// Decodes a head.
-    ///
-    /// # Errors
-    /// A text that says what is wrong with it.
     pub fn decode(head: &[u8; HEAD_BYTES]) -> Result<Self, String> {
         let region = u32::from_le_bytes(word(head, 4));
         let [offset, bytes, number] = [8, 16, 24].map(|at| u64::from_le_bytes(word(head, at)));

@@ -69,9 +69,6 @@ impl StreamHello {
     }
 
     /// Decodes a hello.
-    ///
-    /// # Errors
-    /// A text that says what is wrong with it.
     pub fn decode(bytes: &[u8; HELLO_BYTES]) -> Result<Self, String> {
         check_hello(bytes, HELLO_MAGIC)?;
         let hello = Self {
@@ -111,9 +108,6 @@ impl Head {
     }
 
     /// Decodes a head.
-    ///
-    /// # Errors
-    /// A text that says what is wrong with it.
     pub fn decode(bytes: &[u8; HEAD_BYTES]) -> Result<Self, String> {
         let number = |at| u64::from_le_bytes(word(bytes, at));
         match bytes[0] {
