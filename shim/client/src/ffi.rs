@@ -138,17 +138,12 @@ fn guarded<T>(otherwise: T, body: impl FnOnce() -> T) -> T {
     catch_unwind(AssertUnwindSafe(body)).unwrap_or(otherwise)
 }
 
-/// # Safety
-/// `text` is null or a C string.
 unsafe fn text<'a>(text: *const c_char) -> Option<&'a CStr> {
     // SAFETY: upheld by the caller, since the pointer is not null.
     (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) })
 }
 
 /// Returns a struct of C if its size covers all fields known here. Later versions may be larger.
-///
-/// # Safety
-/// `at` is null, or valid for the size in its first field, a `u32`.
 unsafe fn sized<T>(at: *mut T) -> Option<*mut T> {
     // SAFETY: upheld by the caller. The size is read before any other field.
     let is_whole = !at.is_null() && unsafe { at.cast::<u32>().read() } as usize >= size_of::<T>();
@@ -179,8 +174,6 @@ pub unsafe extern "C" fn lax_attach(options: *const LaxOptions) -> *mut Client {
 }
 
 impl LaxOptions {
-    /// # Safety
-    /// The strings are null or C strings.
     unsafe fn options(&self) -> Option<Options> {
         let mut options = Options { mode: mode(self.mode)?, ..Options::default() };
         // SAFETY: upheld by the caller.
@@ -306,9 +299,6 @@ pub unsafe extern "C" fn lax_submit(
 }
 
 /// Gets one permit from `Lane::poll` or `Lane::wait`.
-///
-/// # Safety
-/// The conditions of `lax_poll` hold.
 unsafe fn permit(
     lane: *mut Lane,
     ticket: *mut LaxTicket,
@@ -355,9 +345,6 @@ pub unsafe extern "C" fn lax_wait(
 }
 
 /// Runs `body` on a lane that is not null.
-///
-/// # Safety
-/// `lane` is null or came from `lax_lane_open` and no other thread uses it.
 unsafe fn on_lane(lane: *mut Lane, body: impl FnOnce(&mut Lane) -> c_int) -> c_int {
     // SAFETY: upheld by the caller.
     let Some(lane) = (unsafe { lane.as_mut() }) else { return INVALID };

@@ -110,8 +110,6 @@ hints! {
     lax_hint_batch_end, lax_batch_end => BatchEnd { batch: u64 };
 }
 
-/// # Safety
-/// The conditions of all functions of [`super`] hold.
 unsafe fn tell_in(lane: *mut Lane, hint: Hint) -> c_int {
     // SAFETY: upheld by the caller.
     unsafe {
