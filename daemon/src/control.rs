@@ -99,7 +99,7 @@ async fn converse(
                 Ok(request) => {
                     let is_change = changes(&request);
                     let response = answer(service, request, &mut trace).await;
-                    if let (true, Response::Done { message, .. }) = (is_change, &response) {
+                    if let (true, Response::Done { message }) = (is_change, &response) {
                         service.changed(Some(uid), message);
                     }
                     response
@@ -129,8 +129,7 @@ fn is_gone(stream: &UnixStream) -> bool {
 
 /// Reports whether a request changes what the daemon does to traffic.
 const fn changes(request: &Request) -> bool {
-    use Request::{Bypass, Reload, SetMode, SetPolicy};
-    matches!(request, Bypass { .. } | SetPolicy { .. } | SetMode { .. } | Reload)
+    matches!(request, Request::Bypass { .. } | Request::SetMode { .. } | Request::Reload)
 }
 
 /// Carries out one request. `trace` is the trace that ends with this connection.
@@ -145,20 +144,13 @@ async fn answer<'a>(
             Err(problem) => Response::error(problem),
         },
         Request::Bypass { on } => Response::done(service.bypass(on)),
-        Request::SetPolicy { policy } => or_error(service.set_policy(&policy)),
         Request::SetMode { mode } => or_error(service.set_mode(&mode).await),
         Request::Reload => match service.reload().await {
-            Ok(needs_restart) => Response::Done {
-                message: if needs_restart.is_empty() {
-                    "the configuration was read again".to_owned()
-                } else {
-                    format!(
-                        "the configuration was read again; restart laxityd for {}",
-                        needs_restart.join(", ")
-                    )
-                },
-                needs_restart: needs_restart.into_iter().map(str::to_owned).collect(),
-            },
+            Ok(changed) if changed.is_empty() => Response::done("the configuration was read again"),
+            Ok(changed) => Response::done(format!(
+                "the configuration was read again; restart laxityd for {}",
+                changed.join(", ")
+            )),
             Err(error) => Response::error(error.to_string()),
         },
         Request::TraceStart { seconds, events, attended } => {
@@ -178,10 +170,6 @@ async fn answer<'a>(
             Err(problem) => Response::error(problem),
         },
         Request::TraceStop => or_error(service.traces().stop().await),
-        Request::Version => Response::Version {
-            version: env!("CARGO_PKG_VERSION").to_owned(),
-            pid: std::process::id(),
-        },
     }
 }
 

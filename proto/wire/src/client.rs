@@ -83,9 +83,6 @@ pub struct ControlClient {
 
 impl ControlClient {
     /// Connects to the daemon at `path`. Each later call may take `timeout`.
-    ///
-    /// # Errors
-    /// [`ControlError::Connect`].
     pub fn connect(path: impl AsRef<Path>, timeout: Duration) -> Result<Self, ControlError> {
         let path = path.as_ref().to_owned();
         let open = || {
@@ -129,9 +126,6 @@ impl ControlClient {
     }
 
     /// Returns the daemon's state.
-    ///
-    /// # Errors
-    /// Returns the errors of [`Self::call`].
     pub fn status(&mut self) -> Result<Status, ControlError> {
         match self.call(&Request::Status)? {
             Response::Status(status) => Ok(*status),
@@ -140,43 +134,28 @@ impl ControlClient {
     }
 
     /// Turns the bypass on or off and returns the daemon's text about it.
-    ///
-    /// # Errors
-    /// Returns the errors of [`Self::call`].
     pub fn bypass(&mut self, on: bool) -> Result<String, ControlError> {
         self.message(&Request::Bypass { on })
     }
 
     /// Changes the mode until an operator sets another one or the configured mode changes. Returns
     /// the daemon's text about it.
-    ///
-    /// # Errors
-    /// Returns the errors of [`Self::call`].
     pub fn set_mode(&mut self, mode: &str) -> Result<String, ControlError> {
         self.message(&Request::SetMode { mode: mode.to_owned() })
     }
 
     /// Makes the daemon read its configuration again and returns the daemon's text about it.
-    ///
-    /// # Errors
-    /// Returns the errors of [`Self::call`].
     pub fn reload(&mut self) -> Result<String, ControlError> {
         self.message(&Request::Reload)
     }
 
     /// Begins a trace for `seconds`, with room for `events` events that wait to be read. The trace
     /// ends when this connection is closed.
-    ///
-    /// # Errors
-    /// Returns the errors of [`Self::call`].
     pub fn trace_start(&mut self, seconds: u64, events: u64) -> Result<String, ControlError> {
         self.message(&Request::TraceStart { seconds, events, attended: true })
     }
 
     /// Returns the next part of the trace.
-    ///
-    /// # Errors
-    /// Returns the errors of [`Self::call`].
     pub fn trace_read(&mut self) -> Result<TracePage, ControlError> {
         match self.call(&Request::TraceRead)? {
             Response::Trace(page) => Ok(*page),
@@ -185,17 +164,11 @@ impl ControlClient {
     }
 
     /// Ends the trace, whose events can still be read.
-    ///
-    /// # Errors
-    /// Returns the errors of [`Self::call`].
     pub fn trace_stop(&mut self) -> Result<String, ControlError> {
         self.message(&Request::TraceStop)
     }
 
     /// Returns what the daemon knows about the flows of a query.
-    ///
-    /// # Errors
-    /// Returns the errors of [`Self::call`].
     pub fn explain(&mut self, wanted: FlowQuery) -> Result<Explanation, ControlError> {
         match self.call(&Request::Explain(wanted))? {
             Response::Explanation(told) => Ok(*told),
@@ -205,7 +178,7 @@ impl ControlClient {
 
     fn message(&mut self, request: &Request) -> Result<String, ControlError> {
         match self.call(request)? {
-            Response::Done { message, .. } => Ok(message),
+            Response::Done { message } => Ok(message),
             other => Err(self.malformed(format!("{other:?} is no answer to {request:?}"))),
         }
     }
