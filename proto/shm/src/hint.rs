@@ -41,10 +41,7 @@ pub enum Hint {
         /// The request's id.
         request: u64,
     },
-    /// The trace of a request at its engine. A client sends it only if [`Header::takes_traces`]
-    /// says so, because an earlier daemon does not know it.
-    ///
-    /// [`Header::takes_traces`]: crate::layout::Header::takes_traces
+    /// The trace of a request at its engine.
     RequestTrace {
         /// The request's id.
         request: u64,

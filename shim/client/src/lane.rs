@@ -272,11 +272,9 @@ impl Lane {
     pub fn hint(&mut self, hint: Hint) {
         self.try_attach();
         // Mode `off` drops only hints. Completions and withdrawals must reach the daemon, or it
-        // would never free the slots and bytes of these flows. An earlier daemon takes a hint that
-        // it does not know for garbage.
+        // would never free the slots and bytes of these flows.
         if let Some(binding) = &self.binding
-            && (binding.header.attention() & attention::OFF != 0
-                || matches!(hint, Hint::RequestTrace { .. }) && !binding.header.takes_traces())
+            && binding.header.attention() & attention::OFF != 0
         {
             return;
         }
