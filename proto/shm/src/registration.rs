@@ -117,7 +117,7 @@ pub struct Hello {
     /// The client's name for logs and reports, UTF-8, padded with zeros.
     pub name: [u8; NAME_MAX + 1],
     /// Newest version that the client speaks. Builds before there was a range leave it and the
-    /// release zero, or put the last bytes of a long name here. They speak `version` only.
+    /// release zero. They speak `version` only.
     pub newest: u8,
     /// Release of the client's library.
     pub release: Release,
@@ -256,11 +256,7 @@ impl Hello {
         if word(4) > VERSION {
             return Err(RegistrationError::Version(word(4)));
         }
-        let mut hello: Self = prefix(packet)?;
-        // Earlier builds had names of 32 bytes, without `newest` and `release`.
-        if hello.name[NAME_MAX] != 0 {
-            (hello.newest, hello.release) = (0, Release::default());
-        }
+        let hello: Self = prefix(packet)?;
         if hello.versions().common(Versions::OURS).is_none() {
             return Err(RegistrationError::Version(hello.versions().newest));
         }
