@@ -215,9 +215,6 @@ pub fn set_owner(
 }
 
 /// Removes all facts about the range.
-///
-/// # Errors
-/// [`MemoryError::NoRange`].
 pub fn forget(address: u64, bytes: u64) -> Result<(), MemoryError> {
     let (start, end) = range(address, bytes)?;
     change(|tables| {

@@ -209,9 +209,6 @@ impl QueuePairSettings {
 
 impl Profile {
     /// Parses the text of a profile.
-    ///
-    /// # Errors
-    /// [`ProfileError::Malformed`].
     pub fn parse(name: &str, origin: Origin, text: &str) -> Result<Self, ProfileError> {
         let read: Self = toml::from_str(text).map_err(|error| {
             let at = error.span().map_or(0, |span| span.start);

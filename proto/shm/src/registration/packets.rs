@@ -88,9 +88,6 @@ fn receive(socket: BorrowedFd<'_>, rights: bool) -> Result<Option<Packet>, Regis
 }
 
 /// Client: sends the greeting.
-///
-/// # Errors
-/// [`RegistrationError::System`].
 pub fn send_hello(socket: BorrowedFd<'_>, hello: &Hello) -> Result<(), RegistrationError> {
     send(socket, bytemuck::bytes_of(hello), None)
 }
