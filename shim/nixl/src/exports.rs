@@ -209,9 +209,7 @@ interpose! {
     fn prepare(agent: AgentPtr, list: *const c_void, created: *mut ListPtr, extra: OptionalArgs)
     |real| {
         let code = within(agent, false, || real(agent, list, created, extra));
-        besides(code, |hub| {
-            record_list::<BasicDesc>(hub, agent, (list, true), &BASIC, created);
-        });
+        besides(code, |hub| record_list::<BasicDesc>(hub, agent, (list, true), &BASIC, created));
         code
     }
 
@@ -221,9 +219,7 @@ interpose! {
         extra: OptionalArgs)
     |real| {
         let code = within(agent, false, || real(agent, list, created, extra));
-        besides(code, |hub| {
-            record_list::<StrideDesc>(hub, agent, (list, true), &STRIDE, created);
-        });
+        besides(code, |hub| record_list::<StrideDesc>(hub, agent, (list, true), &STRIDE, created));
         code
     }
 
@@ -258,9 +254,7 @@ interpose! {
         within(agent, false, || {
             let known = hub::known().filter(|_| !is_nested);
             let known = known.and_then(|hub| Some((hub, hub.forget(handle)?)));
-            let Some((hub, request)) = known else {
-                return real(agent, handle);
-            };
+            let Some((hub, request)) = known else { return real(agent, handle) };
             let mut state = request.state.lock();
             if state.is_deferred() {
                 state.end();
