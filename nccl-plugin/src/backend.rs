@@ -44,7 +44,6 @@ pub struct Device {
     /// The supported kinds of memory, a set of `POINTER_*`.
     pub pointers: i32,
     pub speed_mbit: i32,
-    /// The device port's number.
     pub port: i32,
     /// The NIC's latency in microseconds. With 0, NCCL uses its own value.
     pub latency_us: f32,
@@ -65,7 +64,6 @@ pub type TrafficClasses = SmallVec<[u8; 8]>;
 #[derive(Clone, Copy, Debug)]
 pub struct Memory {
     pub address: usize,
-    /// The memory's size in bytes.
     pub bytes: usize,
     /// The memory's kind, one of `POINTER_*`.
     pub kind: i32,
@@ -92,7 +90,6 @@ pub struct Message<'a> {
 #[derive(Clone, Copy, Debug)]
 pub struct Buffer<'a> {
     pub address: usize,
-    /// The buffer's size in bytes.
     pub bytes: usize,
     /// Registration of the memory. Only buffers of no bytes have none.
     pub region: Option<&'a MemoryRegistration>,
@@ -159,10 +156,8 @@ pub trait Connecting: Send {
 }
 
 pub trait Sender: Send {
-    /// Registers memory for sending.
     fn register(&mut self, memory: Memory) -> Result<MemoryRegistration>;
 
-    /// Ends a registration.
     fn deregister(&mut self, region: MemoryRegistration) -> Result<()>;
 
     /// Reports whether the next message, of `bytes`, may begin. If its receiver has not posted yet,
@@ -196,10 +191,8 @@ pub trait Sender: Send {
 
 /// The receiving end of a connection.
 pub trait Receiver: Send {
-    /// Registers memory for receiving.
     fn register(&mut self, memory: Memory) -> Result<MemoryRegistration>;
 
-    /// Ends a registration.
     fn deregister(&mut self, region: MemoryRegistration) -> Result<()>;
 
     /// Posts a buffer. Returns its number, or `None` if the connection can't take it now.

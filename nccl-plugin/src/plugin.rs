@@ -83,7 +83,6 @@ pub struct Listening {
 static PLUGIN: PerProcess<Plugin> = PerProcess::none();
 static MAKING: PerProcess<Mutex<()>> = PerProcess::none();
 
-/// Returns the plugin, and creates it if there is none.
 pub fn get_or_make() -> Result<&'static Plugin> {
     if let Some(plugin) = PLUGIN.get() {
         return Ok(plugin);
@@ -196,7 +195,6 @@ impl Plugin {
         self.backend.devices()
     }
 
-    /// Returns the NIC of that number.
     pub fn device(&self, number: i32) -> Result<&Device> {
         let all = self.devices();
         let found = usize::try_from(number).ok().and_then(|number| all.get(number));

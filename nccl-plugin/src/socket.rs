@@ -89,7 +89,6 @@ pub(crate) fn connect(
     }
 }
 
-/// Reports whether a connect is complete.
 pub(crate) fn is_connected(stream: &TcpStream, to: SocketAddr) -> Result<bool> {
     if let Ok(Some(error)) = stream.take_error() {
         return Err(Fault::Remote(format!(

@@ -50,7 +50,6 @@ pub(super) unsafe extern "C" fn init_context(
     unsafe { returning("init", context, made) }
 }
 
-/// Returns the communicator's traffic class.
 unsafe fn traffic_class(config: *mut CommConfig) -> c_int {
     // SAFETY: upheld by the caller.
     unsafe { config.as_ref() }.map_or(TRAFFIC_CLASS_UNSET, |config| config.traffic_class)

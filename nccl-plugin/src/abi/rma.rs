@@ -103,7 +103,6 @@ pub(super) unsafe extern "C" fn get_properties(
     unsafe { returning("getProperties", properties, found) }
 }
 
-/// Writes a group's properties.
 pub(super) unsafe extern "C" fn get_rma_properties(
     comm: Opaque,
     properties: *mut RmaProperties,
@@ -181,7 +180,6 @@ pub(super) unsafe extern "C" fn create_context(
     unsafe { returning("createContext", context, made) }
 }
 
-/// Registers memory and writes its handle.
 unsafe fn register(comm: Opaque, memory: Memory, handle: OpaqueOut) -> Code {
     let made = || GROUPS.get(comm)?.group.register(memory).map(|region| REGIONS.add(region));
     // SAFETY: upheld by the caller.

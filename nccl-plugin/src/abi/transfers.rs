@@ -26,7 +26,6 @@ fn callback() -> Option<Callback> {
     (!callback.is_null()).then(|| unsafe { core::mem::transmute::<*mut (), Callback>(callback) })
 }
 
-/// Registers memory and writes its handle.
 unsafe fn register(comm: Opaque, memory: Memory, handle: OpaqueOut) -> Code {
     // SAFETY: upheld by the caller.
     let made = || unsafe { Comm::at(comm)?.register(memory) };

@@ -104,7 +104,6 @@ impl Comm {
         Ok(unsafe { &*comm })
     }
 
-    /// Returns the sending end.
     pub fn send_side(&self) -> Result<&Mutex<SendSide>> {
         match &self.side {
             CommSide::Send(side) => Ok(side),
@@ -114,7 +113,6 @@ impl Comm {
         }
     }
 
-    /// Returns the receiving end.
     pub fn receive_side(&self) -> Result<&Mutex<ReceiveSide>> {
         match &self.side {
             CommSide::Receive(side) => Ok(side),
@@ -124,7 +122,6 @@ impl Comm {
         }
     }
 
-    /// Registers memory with the connection.
     pub fn register(&self, memory: Memory) -> Result<Box<MemoryHandle>> {
         let region = match &self.side {
             CommSide::Send(side) => side.lock().register(memory),

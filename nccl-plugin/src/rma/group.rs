@@ -36,7 +36,6 @@ const REGISTRATION_BYTES: usize = 28;
 pub struct RmaListener {
     socket: TcpListener,
     handle: Handle,
-    /// The NIC's number.
     pub device: usize,
     /// The address of the NIC, from which connections go out.
     address: SocketAddr,
@@ -52,7 +51,6 @@ pub struct RmaGroup {
     mesh: Arc<Mesh>,
     /// Held during a collective call, since all ranks have to make them in one order.
     collective: Mutex<()>,
-    /// The NIC's number.
     pub device: usize,
     rdma: Option<OneSidedPort>,
 }

@@ -271,7 +271,6 @@ impl RankLink {
         }
     }
 
-    /// Begins to perform a frame.
     fn begin(&mut self, frame: Frame, mesh: &Mesh) -> Result<()> {
         if self.has_left {
             return Err(self.garbled("more than its end"));

@@ -67,7 +67,6 @@ impl RmaRegion {
         parts.and_then(|parts| parts.get(rank)).copied().unwrap_or_default()
     }
 
-    /// Returns the place of `bytes` at `offset`.
     pub(super) fn place(self: &Arc<Self>, offset: u64, bytes: u64) -> Result<Place> {
         self.check(self.memory.bytes as u64, offset, bytes)?;
         let address = self.memory.address + offset as usize;

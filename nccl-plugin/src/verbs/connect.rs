@@ -66,7 +66,6 @@ enum IncomingStep {
     Refused(Fault),
 }
 
-/// The state of an incoming connection.
 enum IncomingState {
     Waits,
     Dropped,

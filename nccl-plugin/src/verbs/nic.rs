@@ -191,7 +191,6 @@ impl Nic {
         Ok(())
     }
 
-    /// Registers memory.
     pub(super) fn register(&self, memory: Memory) -> Result<Registered> {
         self.check_kind(memory)?;
         let span = PageRange::of(memory, page_bytes())?;

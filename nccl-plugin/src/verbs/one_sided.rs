@@ -35,7 +35,6 @@ const LOOK_NS: u64 = 20_000_000;
 #[derive(Clone, Debug)]
 pub struct OneSidedPort(pub(super) Arc<Nic>);
 
-/// A queue pair to a rank.
 struct RankQueuePair {
     qp: OwnedQueuePair,
     /// The parts of posted work requests. Only the last work request of a part has it.
@@ -72,7 +71,6 @@ impl OneSidedPort {
         (nic.atomics > 0).then(|| (Self(Arc::clone(nic)), at))
     }
 
-    /// Registers memory.
     pub(crate) fn register(&self, memory: Memory) -> Result<RegionKeys> {
         self.0.register_region(memory)
     }

@@ -94,7 +94,6 @@ impl Greeting {
         connect::end(&self.nic, self.fifo.address(), self.fifo.rkey, lanes)
     }
 
-    /// Connects to the receiver.
     pub(super) fn connect(self, theirs: &End) -> Result<VerbsSender> {
         self.nic.check_link(theirs)?;
         if theirs.lanes.len() != self.lanes.len() {

@@ -146,7 +146,6 @@ impl CounterSource for NetInterface {
     }
 }
 
-/// A port of an RDMA device.
 struct DevicePort {
     /// The port's folder, then the device's.
     folders: [PathBuf; 2],

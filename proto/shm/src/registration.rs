@@ -167,15 +167,11 @@ pub enum Reason {
 
 /// The error of a registration that failed.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the texts say what the fields are")]
 pub enum RegistrationError {
     /// A system call on the socket failed, or no daemon listens. Client: run unscheduled, retry.
     #[error("registration: {call}: {source}")]
-    System {
-        /// The system call that failed.
-        call: &'static str,
-        /// The error of the system call.
-        source: io::Error,
-    },
+    System { call: &'static str, source: io::Error },
     /// The other side hung up, or did not answer in time. Client: run unscheduled, retry.
     #[error("registration: no answer from the other side")]
     NoAnswer,
@@ -188,12 +184,7 @@ pub enum RegistrationError {
     Version(u32),
     /// The daemon refused the client. Client: run unscheduled.
     #[error("registration: refused by the daemon (version {version}): {reason}")]
-    Rejected {
-        /// The daemon's reason.
-        reason: Reason,
-        /// The daemon's version.
-        version: u32,
-    },
+    Rejected { reason: Reason, version: u32 },
 }
 
 impl Hello {

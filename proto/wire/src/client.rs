@@ -16,43 +16,24 @@ use crate::trace::TracePage;
 /// Why a control request failed. The text contains the cause. So there is no `source`, which would
 /// print the cause twice.
 #[derive(Debug, Error)]
+#[allow(missing_docs, reason = "the texts say what the fields are")]
 pub enum ControlError {
     /// No daemon listens, or this user may not connect.
     #[error("cannot reach laxityd at {path}: {cause}; {}", way_in(.cause), path = .path.display())]
-    Connect {
-        /// The path of the socket.
-        path: PathBuf,
-        /// The cause.
-        cause: std::io::Error,
-    },
+    Connect { path: PathBuf, cause: std::io::Error },
     /// The daemon listens and does not answer. It may be stopped in a debugger, or hang.
     #[error("laxityd at {path} did not answer within {timeout:?}, so it hangs or is stopped; see \
         `systemctl status laxityd`, then `systemctl restart laxityd` (jobs go on unscheduled \
         meanwhile)", path = .path.display())]
-    Timeout {
-        /// The path of the socket.
-        path: PathBuf,
-        /// How long the client waited.
-        timeout: Duration,
-    },
+    Timeout { path: PathBuf, timeout: Duration },
     /// The connection broke during the request. The request may have been carried out, and
     /// repeating it is safe.
     #[error("the connection to laxityd at {path} broke: {cause}", path = .path.display())]
-    Broken {
-        /// The path of the socket.
-        path: PathBuf,
-        /// The cause.
-        cause: std::io::Error,
-    },
+    Broken { path: PathBuf, cause: std::io::Error },
     /// The answer does not follow this protocol. The peer is another program or another release.
     #[error("laxityd at {path} gave an answer that is not understood: {problem}; use the tools of \
         the daemon's release", path = .path.display())]
-    Malformed {
-        /// The path of the socket.
-        path: PathBuf,
-        /// What is wrong with the answer.
-        problem: String,
-    },
+    Malformed { path: PathBuf, problem: String },
     /// The daemon refused the request, with this text.
     #[error("laxityd refused: {0}")]
     Refused(String),

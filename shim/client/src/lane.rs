@@ -154,7 +154,6 @@ impl Lane {
         true
     }
 
-    /// Submits a flow without credit at hand.
     #[inline(never)]
     fn submit_without_credit(&mut self, flow: &Flow, ticket: &mut Ticket) {
         *ticket = match self.submit_gated(flow) {

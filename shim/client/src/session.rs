@@ -173,7 +173,6 @@ impl Session {
         registration::is_hung_up(self.socket.as_fd())
     }
 
-    /// Wakes the daemon.
     pub(crate) fn wake_daemon(&self) {
         registration::wake(self.eventfd.as_fd());
     }

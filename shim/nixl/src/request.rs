@@ -120,7 +120,6 @@ impl NixlRequest {
         self.handle as *mut c_void
     }
 
-    /// Asks NIXL for the status.
     unsafe fn ask(&self) -> NixlStatus {
         // SAFETY: upheld by the caller.
         unsafe { real::status_of(self.agent(), self.handle()) }

@@ -29,7 +29,6 @@ fn send(
     sent.map(drop).map_err(failed("sendmsg"))
 }
 
-/// A packet that [`receive`] returns.
 #[derive(Debug)]
 struct Packet {
     bytes: [u8; PACKET_MAX],

@@ -180,7 +180,6 @@ impl BundleCandidate {
 struct PlainObjects {
     /// Domains that the kernel made for the program itself.
     domains: Vec<usize>,
-    /// Queues of the extended interface.
     extended_queues: Vec<usize>,
     /// Domains with a candidate, which get no memory window of type 2.
     used_domains: Vec<usize>,

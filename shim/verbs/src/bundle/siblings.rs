@@ -271,12 +271,10 @@ impl BundleSiblings {
         }
     }
 
-    /// Returns the pointers of all siblings.
     pub(crate) fn pointers(&self) -> SmallVec<[*mut ibv_qp; SIBLINGS_MAX]> {
         self.siblings.iter().map(|sibling| sibling.ibv).collect()
     }
 
-    /// Returns the numbers of all siblings.
     pub(crate) fn numbers(&self) -> SmallVec<[u32; SIBLINGS_MAX]> {
         self.siblings.iter().map(|sibling| sibling.offered.number).collect()
     }
