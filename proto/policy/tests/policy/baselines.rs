@@ -141,6 +141,19 @@ fn each_baseline_serves_as_it_is_defined() {
 }
 
 #[test]
+fn two_class_99_never_starves_what_strict_classes_starve() {
+    let sent_beside_collectives = |kind| {
+        let mut port = crate::virtual_time::port(kind);
+        port.submit(flow(1, Stage::KvReuse, 0.05));
+        port.submit(flow(2, Stage::Collective, 20.0));
+        port.run_out();
+        port.finish(1)
+    };
+    assert!(sent_beside_collectives(PolicyKind::TwoClass) > 20.0);
+    assert!(sent_beside_collectives(PolicyKind::TwoClass99) < 8.0);
+}
+
+#[test]
 fn karuna_paces_a_flow_that_is_no_larger_than_a_chunk() {
     let config = LinkConfig {
         policy: PolicyKind::Karuna,

@@ -122,6 +122,20 @@ fn moved(port: &Port, id: u64) -> Vec<(f64, u8)> {
 }
 
 #[test]
+fn the_last_stage_is_promoted_periodically_once_its_batch_has_computed() {
+    let mut port = mfs();
+    port.tell(batch(1, 8, 3.0));
+    port.tell(layer_began(1, 7));
+    port.submit(urgent_from(1, 1, 4.5));
+    port.run_until(at(2.0));
+    port.tell(compute_finished(1));
+    port.run_until(at(6.0));
+    let moves = moved(&port, 1);
+    assert_eq!(moves.len(), 1);
+    assert!((4.5..4.502).contains(&moves[0].0) && moves[0].1 == 1, "{moves:?}");
+}
+
+#[test]
 fn a_batch_whose_boundaries_stop_coming_is_promoted_nevertheless() {
     let mut port = mfs();
     port.tell(batch(1, 8, 0.5)); // patience: 16 layers of half a tick
