@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Writes shim/ibverbs/src/generated.rs from the libibverbs header of this machine. Needs libibverbs-dev,
 # libclang and bindgen (`cargo install bindgen-cli`). Types with unions, and tables of which Laxity uses
-# few slots, stand in shim/ibverbs/src/lib.rs instead, written by hand. Constants that no Rust file uses are left out.
+# few slots, stand in shim/ibverbs/src/lib.rs instead, written by hand. Constants that no Rust file uses are left out,
+# and so are the names of arguments.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -26,6 +27,8 @@ version=$(pkg-config --modversion libibverbs)
         "$(pkg-config --variable=includedir libibverbs)/infiniband/verbs.h" |
         sed -E '/type Type/! s/::core::(ffi|option)::([A-Za-z_]+)/\2/g; s/::core::/core::/g' |
         awk -v used="$used" 'BEGIN { split(used, names, "\n"); for (i in names) keep[names[i] ":"] = 1 }
-            !/pub const IBV_/ || keep[$3]'
+            !/pub const IBV_/ || keep[$3]' |
+        perl -0pe 's{(extern "C" fn\()([^)]*)}{my ($open, $arguments) = ($1, $2); $arguments =~ s/\b\w+: //g;
+            $open . $arguments}ge'
 } >"$out"
 rustfmt --edition 2024 "$out"

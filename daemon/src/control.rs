@@ -98,7 +98,7 @@ async fn converse(
                 Ok(request) => {
                     let is_change = changes(&request);
                     let response = answer(service, request, &mut trace).await;
-                    if let (true, Response::Done { message, .. }) = (is_change, &response) {
+                    if let (true, Response::Done { message }) = (is_change, &response) {
                         service.changed(Some(uid), message);
                     }
                     response
@@ -128,8 +128,7 @@ fn is_gone(stream: &UnixStream) -> bool {
 
 /// Reports whether a request changes what the daemon does to traffic.
 const fn changes(request: &Request) -> bool {
-    use Request::{Bypass, Reload, SetMode, SetPolicy};
-    matches!(request, Bypass { .. } | SetPolicy { .. } | SetMode { .. } | Reload)
+    matches!(request, Request::Bypass { .. } | Request::SetMode { .. } | Request::Reload)
 }
 
 /// Carries out one request. `trace` is the trace that ends with this connection.
@@ -141,7 +140,6 @@ async fn answer<'a>(
     let answered = match request {
         Request::Status => service.status().await.map(|status| Response::Status(Box::new(status))),
         Request::Bypass { on } => Ok(Response::done(service.bypass(on))),
-        Request::SetPolicy { policy } => service.set_policy(&policy).map(Response::done),
         Request::SetMode { mode } => service.set_mode(&mode).await.map(Response::done),
         Request::Reload => service.reload().await.map(reloaded).map_err(|error| error.to_string()),
         Request::TraceStart { seconds, events, attended } => {
@@ -159,10 +157,6 @@ async fn answer<'a>(
             service.explain(wanted).await.map(|told| Response::Explanation(Box::new(told)))
         }
         Request::TraceStop => service.traces().stop().await.map(Response::done),
-        Request::Version => Ok(Response::Version {
-            version: env!("CARGO_PKG_VERSION").to_owned(),
-            pid: std::process::id(),
-        }),
     };
     answered.unwrap_or_else(Response::error)
 }
@@ -173,6 +167,5 @@ fn reloaded(needs_restart: Vec<&'static str>) -> Response {
         [] => read.to_owned(),
         keys => format!("{read}; restart laxityd for {}", keys.join(", ")),
     };
-    let needs_restart = needs_restart.into_iter().map(str::to_owned).collect();
-    Response::Done { message, needs_restart }
+    Response::done(message)
 }

@@ -275,14 +275,6 @@ impl Service {
         format!("bypass is {said}{lasts} ({clients} clients attached)")
     }
 
-    pub fn set_policy(&self, policy: &str) -> Result<String, String> {
-        let policy: laxity_policy::PolicyKind = policy
-            .parse()
-            .map_err(|error: laxity_policy::config::UnknownPolicy| error.to_string())?;
-        self.change(&self.state.lock(), |config| config.policy = policy);
-        Ok(format!("the policy is {policy} until the next reload or restart"))
-    }
-
     /// Changes the mode until an operator or the configuration sets another one.
     pub async fn set_mode(&self, mode: &str) -> Result<String, String> {
         let mode = Mode::from_name(mode)
@@ -290,7 +282,7 @@ impl Service {
         let replaced = {
             let mut state = self.state.lock();
             state.mode.order(mode);
-            self.change(&state, |config| config.mode = mode);
+            self.put_in_force(Arc::new(Config { mode, ..Config::clone(&self.config()) }));
             state.mode.replaced()
         };
         // The mode is in force, even if its file could not be written.
@@ -319,12 +311,6 @@ impl Service {
         let problem = format!("{}: {stored}", file.path().display());
         warn!(problem, "after a restart, laxityd will not know the mode that an operator set last");
         Err(problem)
-    }
-
-    fn change(&self, _locked: &ServiceState, change: impl FnOnce(&mut Config)) {
-        let mut config = Config::clone(&self.config());
-        change(&mut config);
-        self.put_in_force(Arc::new(config));
     }
 
     /// Puts `config` in force, while `state` is locked. The scheduler has the command before others

@@ -44,7 +44,6 @@ pub struct Device {
     /// The supported kinds of memory, a set of `POINTER_*`.
     pub pointers: i32,
     pub speed_mbit: i32,
-    /// The device port's number.
     pub port: i32,
     /// The NIC's latency in microseconds. With 0, NCCL uses its own value.
     pub latency_us: f32,
@@ -65,7 +64,6 @@ pub type TrafficClasses = SmallVec<[u8; 8]>;
 #[derive(Clone, Copy, Debug)]
 pub struct Memory {
     pub address: usize,
-    /// The memory's size in bytes.
     pub bytes: usize,
     /// The memory's kind, one of `POINTER_*`.
     pub kind: i32,
@@ -92,7 +90,6 @@ pub struct Message<'a> {
 #[derive(Clone, Copy, Debug)]
 pub struct Buffer<'a> {
     pub address: usize,
-    /// The buffer's size in bytes.
     pub bytes: usize,
     /// Registration of the memory. Only buffers of no bytes have none.
     pub region: Option<&'a MemoryRegistration>,
@@ -132,16 +129,10 @@ pub trait Backend: Send + Sync {
     }
 
     /// Listens for connections. Returns the listener and the handle by which senders find it.
-    ///
-    /// # Errors
-    /// The operating system refused.
     fn listen(&self, device: usize) -> Result<(Box<dyn Listener>, Handle)>;
 
     /// Begins to connect. The caller has checked that `handle` belongs to this backend.
     /// `service_level` is for InfiniBand.
-    ///
-    /// # Errors
-    /// The operating system refused.
     fn connect(
         &self,
         device: usize,
@@ -161,23 +152,12 @@ pub trait Listener: Send {
 
 pub trait Connecting: Send {
     /// Returns the connection once it is complete.
-    ///
-    /// # Errors
-    /// The connection can't be established.
     fn poll(&mut self) -> Result<Option<Box<dyn Sender>>>;
 }
 
 pub trait Sender: Send {
-    /// Registers memory for sending.
-    ///
-    /// # Errors
-    /// The device can't register this memory.
     fn register(&mut self, memory: Memory) -> Result<MemoryRegistration>;
 
-    /// Ends a registration.
-    ///
-    /// # Errors
-    /// The device refused.
     fn deregister(&mut self, region: MemoryRegistration) -> Result<()>;
 
     /// Reports whether the next message, of `bytes`, may begin. If its receiver has not posted yet,
@@ -196,9 +176,6 @@ pub trait Sender: Send {
 
     /// Moves bytes as far as possible without blocking, and appends the progress of messages to
     /// `sent`.
-    ///
-    /// # Errors
-    /// The connection is broken.
     fn progress(&mut self, sent: &mut Vec<Sent>) -> Result<()>;
 
     /// Appends the bytes of done messages that were delivered, without reading those messages'
@@ -214,16 +191,8 @@ pub trait Sender: Send {
 
 /// The receiving end of a connection.
 pub trait Receiver: Send {
-    /// Registers memory for receiving.
-    ///
-    /// # Errors
-    /// The device can't register this memory.
     fn register(&mut self, memory: Memory) -> Result<MemoryRegistration>;
 
-    /// Ends a registration.
-    ///
-    /// # Errors
-    /// The device refused.
     fn deregister(&mut self, region: MemoryRegistration) -> Result<()>;
 
     /// Posts a buffer. Returns its number, or `None` if the connection can't take it now.
@@ -234,9 +203,6 @@ pub trait Receiver: Send {
 
     /// Moves bytes as far as possible without blocking, and appends complete receives and flushes
     /// to `received`.
-    ///
-    /// # Errors
-    /// The connection is broken.
     fn progress(&mut self, received: &mut Vec<Received>) -> Result<()>;
 
     fn close(self: Box<Self>);

@@ -41,11 +41,6 @@ impl Names {
         let stages = self.stages.lock();
         stages.get(&communicator).copied()
     }
-
-    /// Reports whether no communicator has a declared stage, which saves the look-up.
-    fn is_empty(&self) -> bool {
-        self.stages.lock().is_empty()
-    }
 }
 
 /// A communicator. Before v11, one context stands for all communicators.
@@ -109,12 +104,7 @@ impl Context {
             (Function::Send | Function::Receive, attribute) => attribute,
             (told, _) => told,
         };
-        let stage = if self.names.is_empty() {
-            Stage::Collective
-        } else {
-            let stage = self.names.stage(communicator);
-            stage.unwrap_or(Stage::Collective)
-        };
+        let stage = self.names.stage(communicator).unwrap_or(Stage::Collective);
         Purpose { stage, function }
     }
 }

@@ -59,9 +59,6 @@ pub(crate) fn word<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
 }
 
 /// Checks the magic number and the version with which a hello begins.
-///
-/// # Errors
-/// A text that says what is wrong with it.
 pub(crate) fn check_hello(bytes: &[u8], magic: [u8; 8]) -> Result<(), String> {
     if word(bytes, 0) != magic {
         return Err(String::from("what connected does not speak Laxity's protocol"));

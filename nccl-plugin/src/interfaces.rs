@@ -122,9 +122,6 @@ fn speed_mbit(name: &str) -> i32 {
 }
 
 /// Returns a device for each interface that is to be used.
-///
-/// # Errors
-/// No interface can be used.
 pub fn devices(settings: &Settings) -> Result<Vec<(Device, SocketAddr)>> {
     let all = running()?;
     let chosen = choose(&all, settings);

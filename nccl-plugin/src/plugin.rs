@@ -83,10 +83,6 @@ pub struct Listening {
 static PLUGIN: PerProcess<Plugin> = PerProcess::none();
 static MAKING: PerProcess<Mutex<()>> = PerProcess::none();
 
-/// Returns the plugin, and creates it if there is none.
-///
-/// # Errors
-/// No network can be used.
 pub fn get_or_make() -> Result<&'static Plugin> {
     if let Some(plugin) = PLUGIN.get() {
         return Ok(plugin);
@@ -199,10 +195,6 @@ impl Plugin {
         self.backend.devices()
     }
 
-    /// Returns the NIC of that number.
-    ///
-    /// # Errors
-    /// There is no such NIC.
     pub fn device(&self, number: i32) -> Result<&Device> {
         let all = self.devices();
         let found = usize::try_from(number).ok().and_then(|number| all.get(number));
@@ -219,9 +211,6 @@ impl Plugin {
     }
 
     /// Listens on a NIC.
-    ///
-    /// # Errors
-    /// The operating system refused.
     pub fn listen(&self, device: i32) -> Result<(Box<Listening>, [u8; HANDLE_BYTES])> {
         self.device(device)?;
         let (listener, handle) = self.backend.listen(device as usize)?;
@@ -315,9 +304,6 @@ impl Plugin {
     }
 
     /// Does one step of an accept. Returns the connection once it is complete.
-    ///
-    /// # Errors
-    /// The operating system refused.
     pub fn accept(&self, listening: &Listening) -> Result<Option<Arc<Comm>>> {
         let mut listener = listening.listener.lock();
         let Some(listener) = listener.as_mut() else {
@@ -337,9 +323,6 @@ impl Plugin {
     }
 
     /// Listens for the ranks of a group, at a NIC.
-    ///
-    /// # Errors
-    /// The operating system refused.
     pub fn listen_one_sided(&self, context: &Context, device: i32) -> Result<RmaListener> {
         self.device(device)?;
         let at = self.backend.one_sided_at(device as usize);
@@ -351,9 +334,6 @@ impl Plugin {
     }
 
     /// Returns the parts of the process that one-sided operations at a NIC use.
-    ///
-    /// # Errors
-    /// There is no such NIC.
     pub fn around_one_sided(
         &self,
         context: &Context,

@@ -89,9 +89,6 @@ impl Default for Settings {
 }
 
 /// Parses rules of the form `name=stage,prefix*=stage`.
-///
-/// # Errors
-/// A text that names the wrong part and the values that are allowed.
 pub fn stage_rules(text: &str) -> Result<Vec<StageRule>, String> {
     let rule = |part: &str| {
         let (pattern, stage) =

@@ -35,9 +35,6 @@ fn new(address: &SocketAddr) -> Result<OwnedFd> {
 }
 
 /// Listens at an address of this host, at any port.
-///
-/// # Errors
-/// The operating system refused.
 pub(crate) fn listen(mut address: SocketAddr) -> Result<TcpListener> {
     address.set_port(0);
     let fd = new(&address)?;
@@ -52,9 +49,6 @@ pub(crate) fn listen(mut address: SocketAddr) -> Result<TcpListener> {
 }
 
 /// Returns the next connection that has arrived, if there is one.
-///
-/// # Errors
-/// The operating system refused.
 pub(crate) fn accept(listener: &TcpListener) -> Result<Option<TcpStream>> {
     loop {
         match listener.accept() {
@@ -82,9 +76,6 @@ pub(crate) fn accept(listener: &TcpListener) -> Result<Option<TcpStream>> {
 }
 
 /// Begins to connect, after `prepare` has set up the socket.
-///
-/// # Errors
-/// The operating system refused.
 pub(crate) fn connect(
     to: SocketAddr,
     prepare: impl FnOnce(&TcpStream) -> Result<()>,
@@ -98,10 +89,6 @@ pub(crate) fn connect(
     }
 }
 
-/// Reports whether a connect is complete.
-///
-/// # Errors
-/// Nobody listens there, or the host can't be reached.
 pub(crate) fn is_connected(stream: &TcpStream, to: SocketAddr) -> Result<bool> {
     if let Ok(Some(error)) = stream.take_error() {
         return Err(Fault::Remote(format!(
@@ -152,9 +139,6 @@ impl<const N: usize> Stranger<N> {
 
     /// Reads the available bytes of the hello, and nothing behind it. Returns it once it is
     /// complete.
-    ///
-    /// # Errors
-    /// A text that says why there is no hello.
     pub(crate) fn hear(
         &mut self,
         within: Duration,

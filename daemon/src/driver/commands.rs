@@ -126,7 +126,6 @@ impl Driver {
         header.set_dscp_of_stages(config.dscp_of_stages(level));
         header.set_sl_of_stages(config.sl_of_stages(level));
         header.set_marking(config.marking, &self.treatments);
-        header.set_takes_traces();
         header.set_nics(config.nic.iter().map(|nic| nic.name.as_str()));
         header.set_credit_class(self.intake.credit.stages(), level.0);
     }

@@ -31,9 +31,6 @@ pub(super) unsafe extern "C" fn init_profiled(
 }
 
 /// Opens the network, and makes a communicator's context, since v11.
-///
-/// # Safety
-/// `context` is null or can be written. `config` is null or valid.
 pub(super) unsafe extern "C" fn init_context(
     context: OpaqueOut,
     communicator: u64,
@@ -53,19 +50,12 @@ pub(super) unsafe extern "C" fn init_context(
     unsafe { returning("init", context, made) }
 }
 
-/// Returns the communicator's traffic class.
-///
-/// # Safety
-/// `config` is null or valid.
 unsafe fn traffic_class(config: *mut CommConfig) -> c_int {
     // SAFETY: upheld by the caller.
     unsafe { config.as_ref() }.map_or(TRAFFIC_CLASS_UNSET, |config| config.traffic_class)
 }
 
 /// Returns the context behind NCCL's pointer.
-///
-/// # Safety
-/// `context` is null, or came from [`init_context`] and was not finalised.
 unsafe fn context_at(context: Opaque) -> Result<Arc<Context>> {
     let context = not_null(context, "the context")?.cast::<Context>().cast_const();
     // SAFETY: upheld by the caller. NCCL keeps its own reference count.
@@ -76,9 +66,6 @@ unsafe fn context_at(context: Opaque) -> Result<Arc<Context>> {
 }
 
 /// Ends a communicator's context. Its connections keep what they need of it.
-///
-/// # Safety
-/// `context` is null, or came from [`init_context`] and is not used again.
 pub(super) unsafe extern "C" fn finalize(context: Opaque) -> Code {
     guarded("finalize", || {
         if !context.is_null() {
@@ -90,18 +77,12 @@ pub(super) unsafe extern "C" fn finalize(context: Opaque) -> Code {
 }
 
 /// Writes the number of NICs, at least 1.
-///
-/// # Safety
-/// `count` is null or can be written.
 pub(super) unsafe extern "C" fn devices(count: *mut c_int) -> Code {
     // SAFETY: upheld by the caller.
     unsafe { returning("devices", count, || Ok(plugin::get()?.devices().len() as c_int)) }
 }
 
 /// Writes a NIC's properties in the layout of the version.
-///
-/// # Safety
-/// `properties` is null or can be written.
 pub(super) unsafe extern "C" fn get_properties<V: Version>(
     number: c_int,
     properties: *mut Properties<V>,
@@ -112,9 +93,6 @@ pub(super) unsafe extern "C" fn get_properties<V: Version>(
 }
 
 /// Keeps the operation of the communicator's next sends. Other attributes change nothing.
-///
-/// # Safety
-/// The conditions of [`context_at`] hold. `attributes` is null or valid.
 pub(super) unsafe extern "C" fn set_attributes(
     context: Opaque,
     attributes: *mut Attributes,
@@ -132,9 +110,6 @@ pub(super) unsafe extern "C" fn set_attributes(
 }
 
 /// Listens at a NIC, up to v10. Writes the handle that NCCL carries to the sender.
-///
-/// # Safety
-/// `handle` is null or has [`HANDLE_BYTES`]. `listen_comm` is null or can be written.
 pub(super) unsafe extern "C" fn listen(
     device: c_int,
     handle: Opaque,
@@ -152,9 +127,6 @@ pub(super) unsafe extern "C" fn listen(
 }
 
 /// Listens at a NIC, whatever the context, since v11.
-///
-/// # Safety
-/// The conditions of [`listen`] hold.
 pub(super) unsafe extern "C" fn listen_context(
     _context: Opaque,
     device: c_int,
@@ -166,9 +138,6 @@ pub(super) unsafe extern "C" fn listen_context(
 }
 
 /// Connects in the context that `context` returns.
-///
-/// # Safety
-/// `handle` is null or has [`HANDLE_BYTES`]. `send_comm` is null or can be written.
 unsafe fn connect_by(
     context: impl FnOnce() -> Result<Arc<Context>>,
     device: c_int,
@@ -190,9 +159,6 @@ unsafe fn connect_by(
 }
 
 /// Connects, up to v9. All communicators share one context.
-///
-/// # Safety
-/// The conditions of [`connect_by`] hold.
 pub(super) unsafe extern "C" fn connect(
     device: c_int,
     handle: Opaque,
@@ -204,9 +170,6 @@ pub(super) unsafe extern "C" fn connect(
 }
 
 /// Connects, in v10. Communicators differ in their traffic class only.
-///
-/// # Safety
-/// The conditions of [`connect_by`] hold. `config` is null or valid.
 pub(super) unsafe extern "C" fn connect_config(
     device: c_int,
     config: *mut CommConfig,
@@ -228,9 +191,6 @@ pub(super) unsafe extern "C" fn connect_config(
 }
 
 /// Connects in a communicator's context, since v11.
-///
-/// # Safety
-/// The conditions of [`connect_by`] and [`context_at`] hold.
 pub(super) unsafe extern "C" fn connect_context(
     context: Opaque,
     device: c_int,
@@ -245,9 +205,6 @@ pub(super) unsafe extern "C" fn connect_context(
 }
 
 /// Writes the next connection, or null while there is none. Never blocks.
-///
-/// # Safety
-/// `listen_comm` came from `listen`. `receive_comm` is null or can be written.
 pub(super) unsafe extern "C" fn accept(
     listen_comm: Opaque,
     receive_comm: OpaqueOut,
@@ -264,9 +221,6 @@ pub(super) unsafe extern "C" fn accept(
 }
 
 /// Ends a sending connection. The receiver still gets messages that are done.
-///
-/// # Safety
-/// `comm` came from `connect` and is not used again.
 pub(super) unsafe extern "C" fn close_send(comm: Opaque) -> Code {
     guarded("closeSend", || {
         // SAFETY: upheld by the caller.
@@ -279,9 +233,6 @@ pub(super) unsafe extern "C" fn close_send(comm: Opaque) -> Code {
 }
 
 /// Ends a receiving connection. Messages that did not arrive are lost.
-///
-/// # Safety
-/// `comm` came from `accept` and is not used again.
 pub(super) unsafe extern "C" fn close_receive(comm: Opaque) -> Code {
     guarded("closeRecv", || {
         // SAFETY: upheld by the caller.
@@ -294,9 +245,6 @@ pub(super) unsafe extern "C" fn close_receive(comm: Opaque) -> Code {
 }
 
 /// Ends a listener. Connections that were accepted stay.
-///
-/// # Safety
-/// `listen_comm` came from `listen` and is not used again.
 pub(super) unsafe extern "C" fn close_listen(listen_comm: Opaque) -> Code {
     guarded("closeListen", || {
         let listening = not_null(listen_comm.cast::<Listening>(), "the listenComm")?;

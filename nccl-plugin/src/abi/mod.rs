@@ -15,9 +15,16 @@
 //!
 //! [`rma_table`] has the tables of one-sided operations, and [`profiler`] those of the profiler.
 //!
-//! No panic crosses into C: each function catches it and returns an internal error. The code trusts
-//! NCCL to keep its own rules: a pointer is null or valid, and arrays have the stated length. Input
-//! from a peer is not trusted.
+//! No panic crosses into C: each function catches it and returns an internal error. Input from a
+//! peer is not trusted.
+//!
+//! # Safety
+//! NCCL upholds this for all functions of `connections`, `transfers`, `rma` and `profiler`,
+//! and their own callers pass its arguments on. A pointer is null or valid: a result can be
+//! written, a handle has [`HANDLE_BYTES`](crate::handle::HANDLE_BYTES), a string ends, an array has
+//! the stated length, and an event has the fields of its kind. An object comes from the function
+//! that makes it, and is not used after the one that ends it. A buffer stays until its request is
+//! done, and registered memory until it is deregistered.
 
 mod connections;
 pub mod profiler;

@@ -138,8 +138,6 @@ pub static ncclProfiler_v5: Profiler<InitV5> = Profiler::new(init_v5, start_v5);
 #[unsafe(no_mangle)]
 pub static ncclProfiler_v6: Profiler<InitV5> = Profiler::new(init_v5, start_v5);
 
-/// # Safety
-/// `text` is NCCL's string, or null.
 unsafe fn bytes<'a>(text: *const c_char) -> &'a [u8] {
     if text.is_null() {
         return b"";
@@ -148,8 +146,6 @@ unsafe fn bytes<'a>(text: *const c_char) -> &'a [u8] {
     unsafe { CStr::from_ptr(text) }.to_bytes()
 }
 
-/// # Safety
-/// `name` is NCCL's string or null. `context` and `mask` are null or can be written.
 unsafe fn init(
     context: *mut *mut c_void,
     mask: *mut c_int,
@@ -172,8 +168,6 @@ unsafe fn init(
     })
 }
 
-/// # Safety
-/// `name` is NCCL's string or null.
 unsafe fn tell_name(communicator: u64, name: *const c_char) {
     // SAFETY: upheld by the caller.
     let name = unsafe { bytes(name) };
@@ -219,9 +213,6 @@ unsafe extern "C" fn init_v5(
 }
 
 /// Records that a collective or point-to-point operation begins. Returns its event number.
-///
-/// # Safety
-/// `function` is NCCL's string, or null.
 unsafe fn task(communicator: u64, function: *const c_char) -> u64 {
     // SAFETY: upheld by the caller.
     let function = Function::from_name(unsafe { bytes(function) });
@@ -229,10 +220,6 @@ unsafe fn task(communicator: u64, function: *const c_char) -> u64 {
 }
 
 /// Answers the question that a network event of this plugin carries.
-///
-/// # Safety
-/// `net` is what NCCL got from this plugin. The data of this plugin's id is null or a question that
-/// a caller further up this stack asks.
 unsafe fn answer(net: NetEvent, parent: u64) {
     let question = net.data.cast::<Question>();
     // SAFETY: upheld by the caller.
@@ -246,9 +233,6 @@ unsafe fn answer(net: NetEvent, parent: u64) {
 
 /// Returns the number that NCCL uses for this event when it is a parent. In version 3 the event
 /// contains the communicator.
-///
-/// # Safety
-/// The fields of this kind are written.
 unsafe fn number(kind: u64, event: &ProfilerEvent, communicator: Option<u64>) -> u64 {
     let parent = event.parent.addr() as u64;
     // SAFETY: upheld by the caller.
@@ -284,9 +268,6 @@ unsafe fn number(kind: u64, event: &ProfilerEvent, communicator: Option<u64>) ->
 
 impl<T> Named<T> {
     /// Remembers the communicator's name. Returns the communicator and the operation.
-    ///
-    /// # Safety
-    /// The name is NCCL's string, or null.
     unsafe fn open(self) -> (u64, T) {
         // SAFETY: upheld by the caller.
         unsafe { tell_name(self.communicator, self.name) };
@@ -294,8 +275,6 @@ impl<T> Named<T> {
     }
 }
 
-/// # Safety
-/// The pointers are NCCL's. They are null or valid, with the fields of the event's kind written.
 unsafe fn start(
     handle: *mut *mut c_void,
     event: *mut ProfilerEvent,

@@ -51,9 +51,6 @@ fn communicator(number: Opaque) -> Result<Arc<Context>> {
 }
 
 /// Makes a communicator. Without `LAXITY_RMA`, refuses, and NCCL goes on with its own backend.
-///
-/// # Safety
-/// `context` is null or can be written.
 pub(super) unsafe extern "C" fn init(
     context: OpaqueOut,
     comm_id: u64,
@@ -85,9 +82,6 @@ pub(super) unsafe extern "C" fn finalize(context: Opaque) -> Code {
 }
 
 /// Writes the number of NICs. It is 0 if `LAXITY_RMA` is off or a NIC lacks atomic operations.
-///
-/// # Safety
-/// `count` is null or can be written.
 pub(super) unsafe extern "C" fn devices(count: *mut c_int) -> Code {
     let number = || {
         if !plugin::settings().one_sided {
@@ -100,9 +94,6 @@ pub(super) unsafe extern "C" fn devices(count: *mut c_int) -> Code {
 }
 
 /// Writes a NIC's properties. They name a proxy, and have the layout of network v12.
-///
-/// # Safety
-/// `properties` is null or can be written.
 pub(super) unsafe extern "C" fn get_properties(
     device: c_int,
     properties: *mut Properties<V12>,
@@ -112,10 +103,6 @@ pub(super) unsafe extern "C" fn get_properties(
     unsafe { returning("getProperties", properties, found) }
 }
 
-/// Writes a group's properties.
-///
-/// # Safety
-/// `properties` is null or can be written.
 pub(super) unsafe extern "C" fn get_rma_properties(
     comm: Opaque,
     properties: *mut RmaProperties,
@@ -128,9 +115,6 @@ pub(super) unsafe extern "C" fn get_rma_properties(
 }
 
 /// Listens for the ranks of a group. Writes the handle that NCCL carries to them.
-///
-/// # Safety
-/// `handle` is null or has 128 bytes. `listen_comm` is null or can be written.
 pub(super) unsafe extern "C" fn listen(
     context: Opaque,
     device: c_int,
@@ -149,10 +133,6 @@ pub(super) unsafe extern "C" fn listen(
 }
 
 /// Connects a group. Blocks until all ranks have called it, for 120 s or until `closeListen`.
-///
-/// # Safety
-/// `handles` is null, or has a handle of 128 bytes for each of `ranks` ranks. `comm` is null or can
-/// be written.
 pub(super) unsafe extern "C" fn connect(
     context: Opaque,
     handles: OpaqueOut,
@@ -182,9 +162,6 @@ pub(super) unsafe extern "C" fn connect(
 }
 
 /// Makes a context. Over RDMA, blocks until all ranks have called it, and fails for all or none.
-///
-/// # Safety
-/// `config` is null or valid. `context` is null or can be written.
 pub(super) unsafe extern "C" fn create_context(
     comm: Opaque,
     config: *mut RmaConfig,
@@ -203,10 +180,6 @@ pub(super) unsafe extern "C" fn create_context(
     unsafe { returning("createContext", context, made) }
 }
 
-/// Registers memory and writes its handle.
-///
-/// # Safety
-/// `handle` is null or can be written.
 unsafe fn register(comm: Opaque, memory: Memory, handle: OpaqueOut) -> Code {
     let made = || GROUPS.get(comm)?.group.register(memory).map(|region| REGIONS.add(region));
     // SAFETY: upheld by the caller.
@@ -215,9 +188,6 @@ unsafe fn register(comm: Opaque, memory: Memory, handle: OpaqueOut) -> Code {
 
 /// Registers `size` bytes. Blocks until all ranks have called it. Every registration is strictly
 /// ordered, so the flags change nothing.
-///
-/// # Safety
-/// `data` has `size` bytes until it is deregistered. `handle` is null or can be written.
 pub(super) unsafe extern "C" fn reg_mr_sym(
     comm: Opaque,
     data: Opaque,
@@ -232,9 +202,6 @@ pub(super) unsafe extern "C" fn reg_mr_sym(
 }
 
 /// Registers `size` bytes of a GPU, from `offset` bytes of the DMA-BUF `descriptor`.
-///
-/// # Safety
-/// The conditions of [`reg_mr_sym`] hold.
 pub(super) unsafe extern "C" fn reg_mr_sym_dma_buf(
     comm: Opaque,
     data: Opaque,
@@ -293,9 +260,6 @@ fn side((handle, offset): RegionPlace) -> Result<RegionSide> {
 
 /// Takes a put of `bytes`, a signal, or both. Never blocks. Every signal is strong, because
 /// operations of a domain and rank keep their order.
-///
-/// # Safety
-/// `request` is null or can be written.
 pub(super) unsafe fn put(
     (context, domain, rank): RmaTarget,
     near: RegionPlace,
@@ -318,9 +282,6 @@ pub(super) unsafe fn put(
 }
 
 /// Takes a get of `bytes`. Never blocks.
-///
-/// # Safety
-/// `request` is null or can be written.
 pub(super) unsafe fn get(
     (context, domain, rank): RmaTarget,
     near: RegionPlace,
@@ -337,9 +298,6 @@ pub(super) unsafe fn get(
 }
 
 /// Makes gets that are done visible to GPUs. Any rank will do; NCCL passes the signals' region.
-///
-/// # Safety
-/// `request` is null or can be written.
 pub(super) unsafe extern "C" fn iflush(
     context: Opaque,
     domain: c_int,
@@ -353,9 +311,6 @@ pub(super) unsafe extern "C" fn iflush(
 }
 
 /// Writes 1 if the request is done. It ends then. A failed request stays an error, with the reason.
-///
-/// # Safety
-/// `done` is null or can be written.
 pub(super) unsafe extern "C" fn test(_comm: Opaque, request: Opaque, done: *mut c_int) -> Code {
     // SAFETY: upheld by the caller.
     unsafe { returning("test", done, || test_request(request).map(c_int::from)) }
@@ -368,9 +323,6 @@ pub(super) unsafe extern "C" fn rma_progress(context: Opaque) -> Code {
 }
 
 /// Writes whether a rank was lost. A rank that closed its group is not.
-///
-/// # Safety
-/// `failed` is null or can be written.
 pub(super) unsafe extern "C" fn query_last_error(context: Opaque, failed: *mut bool) -> Code {
     let found = || CONTEXTS.get(context).map(|context| context.has_failed());
     // SAFETY: upheld by the caller.

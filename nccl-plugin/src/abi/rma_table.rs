@@ -1,6 +1,7 @@
 //! The slots of NCCL's tables of one-sided operations, versions 14 to 16.
 //!
-//! They are those of the headers `plugin/rma/rma_v14.h` to `rma_v16.h` of NCCL 2.30 to 2.32.
+//! They are those of the headers `plugin/rma/rma_v14.h` to `rma_v16.h` of NCCL 2.30 to 2.32. The
+//! functions in the slots name their arguments.
 //!
 //! | table | NCCL | added by this version |
 //! |---|---|---|
@@ -17,7 +18,7 @@ use super::{Code, NAME, Name, Opaque, OpaqueOut};
 use crate::log::Logger;
 
 /// The type of the slot `getRmaProperties`.
-pub type GetRmaProperties = unsafe extern "C" fn(comm: Opaque, *mut RmaProperties) -> Code;
+pub type GetRmaProperties = unsafe extern "C" fn(Opaque, *mut RmaProperties) -> Code;
 
 /// The parts of a table that differ between versions.
 pub trait RmaVersion: 'static {
@@ -37,39 +38,17 @@ pub trait RmaVersion: 'static {
 #[repr(C)]
 pub struct Rma<V: RmaVersion> {
     pub name: Name,
-    pub init: unsafe extern "C" fn(context: OpaqueOut, comm_id: u64, Option<Logger>) -> Code,
-    pub devices: unsafe extern "C" fn(count: *mut c_int) -> Code,
+    pub init: unsafe extern "C" fn(OpaqueOut, u64, Option<Logger>) -> Code,
+    pub devices: unsafe extern "C" fn(*mut c_int) -> Code,
     pub get_rma_properties: V::Query,
-    pub get_properties: unsafe extern "C" fn(device: c_int, *mut Properties<V12>) -> Code,
-    pub listen: unsafe extern "C" fn(Opaque, device: c_int, handle: Opaque, OpaqueOut) -> Code,
-    pub connect: unsafe extern "C" fn(
-        context: Opaque,
-        handles: OpaqueOut,
-        ranks: c_int,
-        rank: c_int,
-        listen_comm: Opaque,
-        comm: OpaqueOut,
-    ) -> Code,
+    pub get_properties: unsafe extern "C" fn(c_int, *mut Properties<V12>) -> Code,
+    pub listen: unsafe extern "C" fn(Opaque, c_int, Opaque, OpaqueOut) -> Code,
+    pub connect: unsafe extern "C" fn(Opaque, OpaqueOut, c_int, c_int, Opaque, OpaqueOut) -> Code,
     pub create_context: unsafe extern "C" fn(Opaque, *mut RmaConfig, OpaqueOut) -> Code,
-    pub reg_mr_sym: unsafe extern "C" fn(
-        comm: Opaque,
-        data: Opaque,
-        size: usize,
-        kind: c_int,
-        flags: u64,
-        handle: OpaqueOut,
-    ) -> Code,
-    pub reg_mr_sym_dma_buf: unsafe extern "C" fn(
-        comm: Opaque,
-        data: Opaque,
-        size: usize,
-        kind: c_int,
-        offset: u64,
-        descriptor: c_int,
-        flags: u64,
-        handle: OpaqueOut,
-    ) -> Code,
-    pub dereg_mr_sym: unsafe extern "C" fn(comm: Opaque, handle: Opaque) -> Code,
+    pub reg_mr_sym: unsafe extern "C" fn(Opaque, Opaque, usize, c_int, u64, OpaqueOut) -> Code,
+    pub reg_mr_sym_dma_buf:
+        unsafe extern "C" fn(Opaque, Opaque, usize, c_int, u64, c_int, u64, OpaqueOut) -> Code,
+    pub dereg_mr_sym: unsafe extern "C" fn(Opaque, Opaque) -> Code,
     pub destroy_context: unsafe extern "C" fn(Opaque) -> Code,
     pub close_coll: unsafe extern "C" fn(Opaque) -> Code,
     pub close_listen: unsafe extern "C" fn(Opaque) -> Code,
@@ -77,7 +56,7 @@ pub struct Rma<V: RmaVersion> {
     pub iput_signal: V::IputSignal,
     pub iget: V::Iput,
     pub iflush: unsafe extern "C" fn(Opaque, c_int, Opaque, u32, OpaqueOut) -> Code,
-    pub test: unsafe extern "C" fn(comm: Opaque, request: Opaque, done: *mut c_int) -> Code,
+    pub test: unsafe extern "C" fn(Opaque, Opaque, *mut c_int) -> Code,
     pub rma_progress: unsafe extern "C" fn(Opaque) -> Code,
     pub query_last_error: unsafe extern "C" fn(Opaque, *mut bool) -> Code,
     pub finalize: unsafe extern "C" fn(Opaque) -> Code,

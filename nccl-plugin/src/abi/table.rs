@@ -1,4 +1,5 @@
-//! The slots of NCCL's network tables, and the trait that describes how versions differ.
+//! The slots of NCCL's network tables, and the trait that describes how versions differ. The
+//! functions in the slots name their arguments.
 
 use core::ffi::{c_char, c_int};
 use core::ptr;
@@ -25,83 +26,46 @@ pub type Init = unsafe extern "C" fn(Option<Logger>) -> Code;
 /// The type of `init` in v10.
 pub type InitProfiled = unsafe extern "C" fn(Option<Logger>, Option<Callback>) -> Code;
 /// The type of `init` since v11.
-pub type InitContext = unsafe extern "C" fn(
-    context: OpaqueOut,
-    communicator: u64,
-    config: *mut CommConfig,
-    Option<Logger>,
-    Option<Callback>,
-) -> Code;
+pub type InitContext =
+    unsafe extern "C" fn(OpaqueOut, u64, *mut CommConfig, Option<Logger>, Option<Callback>) -> Code;
 /// The type of `listen` up to v10.
-pub type Listen = unsafe extern "C" fn(device: c_int, handle: Opaque, comm: OpaqueOut) -> Code;
+pub type Listen = unsafe extern "C" fn(c_int, Opaque, OpaqueOut) -> Code;
 /// The type of `listen` since v11.
-pub type ListenContext =
-    unsafe extern "C" fn(context: Opaque, device: c_int, handle: Opaque, comm: OpaqueOut) -> Code;
+pub type ListenContext = unsafe extern "C" fn(Opaque, c_int, Opaque, OpaqueOut) -> Code;
 /// The type of `connect` up to v9.
-pub type Connect = unsafe extern "C" fn(
-    device: c_int,
-    handle: Opaque,
-    comm: OpaqueOut,
-    device_comm: OpaqueOut,
-) -> Code;
+pub type Connect = unsafe extern "C" fn(c_int, Opaque, OpaqueOut, OpaqueOut) -> Code;
 /// The type of `connect` in v10.
-pub type ConnectConfig = unsafe extern "C" fn(
-    device: c_int,
-    config: *mut CommConfig,
-    handle: Opaque,
-    comm: OpaqueOut,
-    device_comm: OpaqueOut,
-) -> Code;
+pub type ConnectConfig =
+    unsafe extern "C" fn(c_int, *mut CommConfig, Opaque, OpaqueOut, OpaqueOut) -> Code;
 /// The type of `connect` since v11.
-pub type ConnectContext = unsafe extern "C" fn(
-    context: Opaque,
-    device: c_int,
-    handle: Opaque,
-    comm: OpaqueOut,
-    device_comm: OpaqueOut,
-) -> Code;
+pub type ConnectContext = unsafe extern "C" fn(Opaque, c_int, Opaque, OpaqueOut, OpaqueOut) -> Code;
 /// The type of `regMr`. Sizes are `int` in v7.
-pub type RegMr<Size> =
-    unsafe extern "C" fn(comm: Opaque, data: Opaque, Size, kind: c_int, handle: OpaqueOut) -> Code;
+pub type RegMr<Size> = unsafe extern "C" fn(Opaque, Opaque, Size, c_int, OpaqueOut) -> Code;
 /// The type of `isend` up to v9. Sizes are `int` up to v8.
-pub type Isend<Size> = unsafe extern "C" fn(
-    comm: Opaque,
-    data: Opaque,
-    Size,
-    tag: c_int,
-    memory: Opaque,
-    request: OpaqueOut,
-) -> Code;
+pub type Isend<Size> = unsafe extern "C" fn(Opaque, Opaque, Size, c_int, Opaque, OpaqueOut) -> Code;
 /// The type of `isend` since v10.
-pub type IsendProfiled = unsafe extern "C" fn(
-    comm: Opaque,
-    data: Opaque,
-    size: usize,
-    tag: c_int,
-    memory: Opaque,
-    profiler: Opaque,
-    request: OpaqueOut,
-) -> Code;
+pub type IsendProfiled =
+    unsafe extern "C" fn(Opaque, Opaque, usize, c_int, Opaque, Opaque, OpaqueOut) -> Code;
 /// The type of `irecv` up to v9. Sizes are `int` up to v8.
 pub type Irecv<Size> = unsafe extern "C" fn(
-    comm: Opaque,
-    count: c_int,
-    data: OpaqueOut,
-    sizes: *mut Size,
-    tags: *mut c_int,
-    memory: OpaqueOut,
-    request: OpaqueOut,
+    Opaque,
+    c_int,
+    OpaqueOut,
+    *mut Size,
+    *mut c_int,
+    OpaqueOut,
+    OpaqueOut,
 ) -> Code;
 /// The type of `irecv` since v10.
 pub type IrecvProfiled = unsafe extern "C" fn(
-    comm: Opaque,
-    count: c_int,
-    data: OpaqueOut,
-    sizes: *mut usize,
-    tags: *mut c_int,
-    memory: OpaqueOut,
-    profilers: OpaqueOut,
-    request: OpaqueOut,
+    Opaque,
+    c_int,
+    OpaqueOut,
+    *mut usize,
+    *mut c_int,
+    OpaqueOut,
+    OpaqueOut,
+    OpaqueOut,
 ) -> Code;
 
 /// The parts of a table that differ between versions: types and functions of some slots, and fields
@@ -143,37 +107,23 @@ impl Fields for () {
 pub struct Net<V: Version> {
     name: Name,
     init: V::Init,
-    devices: unsafe extern "C" fn(count: *mut c_int) -> Code,
-    get_properties: unsafe extern "C" fn(device: c_int, *mut Properties<V>) -> Code,
+    devices: unsafe extern "C" fn(*mut c_int) -> Code,
+    get_properties: unsafe extern "C" fn(c_int, *mut Properties<V>) -> Code,
     listen: V::Listen,
     connect: V::Connect,
-    accept:
-        unsafe extern "C" fn(listen_comm: Opaque, comm: OpaqueOut, device_comm: OpaqueOut) -> Code,
+    accept: unsafe extern "C" fn(Opaque, OpaqueOut, OpaqueOut) -> Code,
     reg_mr: V::RegMr,
-    reg_mr_dma_buf: unsafe extern "C" fn(
-        comm: Opaque,
-        data: Opaque,
-        size: usize,
-        kind: c_int,
-        offset: u64,
-        descriptor: c_int,
-        handle: OpaqueOut,
-    ) -> Code,
-    dereg_mr: unsafe extern "C" fn(comm: Opaque, handle: Opaque) -> Code,
+    reg_mr_dma_buf:
+        unsafe extern "C" fn(Opaque, Opaque, usize, c_int, u64, c_int, OpaqueOut) -> Code,
+    dereg_mr: unsafe extern "C" fn(Opaque, Opaque) -> Code,
     isend: V::Isend,
     irecv: V::Irecv,
-    iflush: unsafe extern "C" fn(
-        comm: Opaque,
-        count: c_int,
-        data: OpaqueOut,
-        sizes: *mut c_int,
-        memory: OpaqueOut,
-        request: OpaqueOut,
-    ) -> Code,
-    test: unsafe extern "C" fn(request: Opaque, done: *mut c_int, sizes: *mut c_int) -> Code,
-    close_send: unsafe extern "C" fn(comm: Opaque) -> Code,
-    close_receive: unsafe extern "C" fn(comm: Opaque) -> Code,
-    close_listen: unsafe extern "C" fn(comm: Opaque) -> Code,
+    iflush:
+        unsafe extern "C" fn(Opaque, c_int, OpaqueOut, *mut c_int, OpaqueOut, OpaqueOut) -> Code,
+    test: unsafe extern "C" fn(Opaque, *mut c_int, *mut c_int) -> Code,
+    close_send: unsafe extern "C" fn(Opaque) -> Code,
+    close_receive: unsafe extern "C" fn(Opaque) -> Code,
+    close_listen: unsafe extern "C" fn(Opaque) -> Code,
     get_device_mr: Empty,
     irecv_consumed: Empty,
     last: V::Last,
@@ -210,8 +160,8 @@ impl<V: Version> Net<V> {
 pub struct ContextSlots {
     /// `makeVDevice`, by which NCCL merges NICs. This plugin doesn't support it.
     make_virtual_device: Empty,
-    finalize: unsafe extern "C" fn(context: Opaque) -> Code,
-    set_attributes: unsafe extern "C" fn(context: Opaque, *mut Attributes) -> Code,
+    finalize: unsafe extern "C" fn(Opaque) -> Code,
+    set_attributes: unsafe extern "C" fn(Opaque, *mut Attributes) -> Code,
 }
 
 impl ContextSlots {

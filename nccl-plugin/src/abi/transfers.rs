@@ -26,10 +26,6 @@ fn callback() -> Option<Callback> {
     (!callback.is_null()).then(|| unsafe { core::mem::transmute::<*mut (), Callback>(callback) })
 }
 
-/// Registers memory and writes its handle.
-///
-/// # Safety
-/// `comm` is a live connection. `handle` is null or can be written.
 unsafe fn register(comm: Opaque, memory: Memory, handle: OpaqueOut) -> Code {
     // SAFETY: upheld by the caller.
     let made = || unsafe { Comm::at(comm)?.register(memory) };
@@ -43,9 +39,6 @@ fn bytes(size: impl TryInto<usize>) -> usize {
 }
 
 /// Registers `size` bytes for a connection.
-///
-/// # Safety
-/// The conditions of [`register`] hold.
 pub(super) unsafe extern "C" fn reg_mr<Size: TryInto<usize>>(
     comm: Opaque,
     data: Opaque,
@@ -59,9 +52,6 @@ pub(super) unsafe extern "C" fn reg_mr<Size: TryInto<usize>>(
 }
 
 /// Registers `size` bytes of a GPU, from `offset` bytes of the DMA-BUF `descriptor`.
-///
-/// # Safety
-/// The conditions of [`register`] hold.
 pub(super) unsafe extern "C" fn reg_mr_dma_buf(
     comm: Opaque,
     data: Opaque,
@@ -82,9 +72,6 @@ pub(super) unsafe extern "C" fn reg_mr_dma_buf(
 }
 
 /// Ends a registration. No request may still use it.
-///
-/// # Safety
-/// `comm` is a live connection. `handle` came from registering and is not used again.
 pub(super) unsafe extern "C" fn dereg_mr(comm: Opaque, handle: Opaque) -> Code {
     guarded("deregMr", || {
         let handle = not_null(handle.cast::<MemoryHandle>(), "the mhandle")?;
@@ -94,10 +81,6 @@ pub(super) unsafe extern "C" fn dereg_mr(comm: Opaque, handle: Opaque) -> Code {
 }
 
 /// Begins to send `size` bytes, since v10. Writes a null request if NCCL has to call again.
-///
-/// # Safety
-/// `comm` is a live sending connection. `data` has `size` bytes until the request is done. `memory`
-/// is null or came from registering. `profiler` is NCCL's. `request` is null or can be written.
 pub(super) unsafe extern "C" fn isend_profiled(
     comm: Opaque,
     data: Opaque,
@@ -128,9 +111,6 @@ pub(super) unsafe extern "C" fn isend_profiled(
 }
 
 /// Begins to send like [`isend_profiled`], without a profiler's handle, up to v9.
-///
-/// # Safety
-/// The conditions of [`isend_profiled`] hold.
 pub(super) unsafe extern "C" fn isend<Size: TryInto<usize>>(
     comm: Opaque,
     data: Opaque,
@@ -145,9 +125,6 @@ pub(super) unsafe extern "C" fn isend<Size: TryInto<usize>>(
 
 /// Returns the buffer of a receive or flush. NCCL's arrays are invalid after the call. They have
 /// one entry, because the properties say so (`maxRecvs`).
-///
-/// # Safety
-/// The arrays have `count` entries, and `memory` may be null. Memory handles are null or valid.
 unsafe fn buffer<'a, Size: TryInto<usize>>(
     count: c_int,
     data: OpaqueOut,
@@ -171,10 +148,6 @@ unsafe fn buffer<'a, Size: TryInto<usize>>(
 /// Posts a buffer, up to v9. Writes a null request if NCCL has to call again. NCCL may
 /// allow early completion in `*request` (`NCCL_NET_OPTIONAL_RECV_COMPLETION`). The plugin ignores
 /// this: over TCP, bytes of a request move only while NCCL tests it.
-///
-/// # Safety
-/// The conditions of [`buffer`] hold. `comm` is a live receiving connection. The buffer stays until
-/// the request is done. `request` is null or can be written.
 pub(super) unsafe extern "C" fn irecv<Size: TryInto<usize>>(
     comm: Opaque,
     count: c_int,
@@ -195,9 +168,6 @@ pub(super) unsafe extern "C" fn irecv<Size: TryInto<usize>>(
 }
 
 /// Posts a buffer like [`irecv`], since v10. Receives don't use the profiler's handles.
-///
-/// # Safety
-/// The conditions of [`irecv`] hold.
 pub(super) unsafe extern "C" fn irecv_profiled(
     comm: Opaque,
     count: c_int,
@@ -213,9 +183,6 @@ pub(super) unsafe extern "C" fn irecv_profiled(
 }
 
 /// Makes received data visible to GPUs. Writes a null request if nothing is needed.
-///
-/// # Safety
-/// The conditions of [`irecv`] hold.
 pub(super) unsafe extern "C" fn iflush(
     comm: Opaque,
     count: c_int,
@@ -235,10 +202,6 @@ pub(super) unsafe extern "C" fn iflush(
 }
 
 /// Writes 1 if a request is done, and the bytes of its message. The request ends then.
-///
-/// # Safety
-/// `request` came from `isend`, `irecv` or `iflush` of a live connection. `done` is null or can be
-/// written. `sizes` is null or can be written.
 pub(super) unsafe extern "C" fn test(request: Opaque, done: *mut c_int, sizes: *mut c_int) -> Code {
     guarded("test", || {
         let done = not_null(done, "done")?;

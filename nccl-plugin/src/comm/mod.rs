@@ -104,10 +104,6 @@ impl Comm {
         Ok(unsafe { &*comm })
     }
 
-    /// Returns the sending end.
-    ///
-    /// # Errors
-    /// This is a receiving connection.
     pub fn send_side(&self) -> Result<&Mutex<SendSide>> {
         match &self.side {
             CommSide::Send(side) => Ok(side),
@@ -117,10 +113,6 @@ impl Comm {
         }
     }
 
-    /// Returns the receiving end.
-    ///
-    /// # Errors
-    /// This is a sending connection.
     pub fn receive_side(&self) -> Result<&Mutex<ReceiveSide>> {
         match &self.side {
             CommSide::Receive(side) => Ok(side),
@@ -130,10 +122,6 @@ impl Comm {
         }
     }
 
-    /// Registers memory with the connection.
-    ///
-    /// # Errors
-    /// The device can't register this memory.
     pub fn register(&self, memory: Memory) -> Result<Box<MemoryHandle>> {
         let region = match &self.side {
             CommSide::Send(side) => side.lock().register(memory),
@@ -143,9 +131,6 @@ impl Comm {
     }
 
     /// Ends a registration.
-    ///
-    /// # Errors
-    /// The device refused.
     pub fn deregister(&self, handle: MemoryHandle) -> Result<()> {
         match &self.side {
             CommSide::Send(side) => side.lock().deregister(handle.region),
@@ -158,9 +143,6 @@ impl Comm {
     }
 
     /// Returns the state of a request.
-    ///
-    /// # Errors
-    /// The connection is broken, or the request is not in use.
     pub fn test(&self, index: u16) -> Result<TestOutcome> {
         match &self.side {
             CommSide::Send(side) => side.lock().test(index),

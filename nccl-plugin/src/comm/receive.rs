@@ -49,9 +49,6 @@ impl ReceiveSide {
     }
 
     /// Posts a buffer. Returns the request's index, or `None` if NCCL has to ask again.
-    ///
-    /// # Errors
-    /// The connection was closed.
     pub fn post(&mut self, buffer: Buffer<'_>) -> Result<Option<u16>> {
         let Some(slot) = self.slots.free() else { return Ok(None) };
         let post = if self.fault.is_some() {

@@ -62,9 +62,6 @@ pub struct RmaContext {
 
 impl RmaContext {
     /// Creates `contexts` ordering domains.
-    ///
-    /// # Errors
-    /// `contexts` is out of range.
     pub fn new(group: &Arc<RmaGroup>, contexts: i32, around: Around) -> Result<Arc<Self>> {
         let count = usize::try_from(contexts).unwrap_or(0);
         if !(1..=CONTEXTS_MAX).contains(&count) {
@@ -105,9 +102,6 @@ impl RmaContext {
     }
 
     /// Takes a get. Returns the request.
-    ///
-    /// # Errors
-    /// The same as for [`Self::put`].
     pub fn get(
         &self,
         context: i32,
@@ -155,9 +149,6 @@ impl RmaContext {
 
     /// Makes data of gets that are done visible at this rank. `region` is any region of the memory
     /// that the gets wrote to. Returns the request, since some releases of NCCL test a null one.
-    ///
-    /// # Errors
-    /// There is no such context.
     pub fn flush(&self, context: i32, region: &Arc<RmaRegion>) -> Result<*mut c_void> {
         let found = usize::try_from(context).ok().filter(|context| *context < self.contexts);
         let context = found.ok_or_else(|| Fault::Argument(format!("context {context}")))?;
@@ -226,9 +217,6 @@ impl RegionSide {
 }
 
 /// Reports whether a request is done. It is not in use any more then.
-///
-/// # Errors
-/// The request failed, or is unknown.
 pub fn test_request(number: *mut c_void) -> Result<bool> {
     let request = REQUESTS.get(number)?;
     let context = request.context.upgrade();

@@ -26,7 +26,6 @@ const HELLO_MAGIC: [u8; 8] = *b"LAXRMA\r\n";
 pub struct RmaHello {
     /// The nonce of the listener's handle. A stranger doesn't have it.
     pub nonce: u64,
-    /// The connecting rank.
     pub rank: u32,
     pub ranks: u32,
 }
@@ -74,10 +73,6 @@ impl RmaHello {
         bytes
     }
 
-    /// Decodes a hello.
-    ///
-    /// # Errors
-    /// A text that says what is wrong with it.
     pub fn decode(bytes: &[u8; HELLO_BYTES]) -> Result<Self, String> {
         check_hello(bytes, HELLO_MAGIC)?;
         Ok(Self {
@@ -107,10 +102,6 @@ impl Frame {
         head
     }
 
-    /// Decodes a head.
-    ///
-    /// # Errors
-    /// A text that says what is wrong with it.
     pub fn decode(head: &[u8; HEAD_BYTES]) -> Result<Self, String> {
         let region = u32::from_le_bytes(word(head, 4));
         let [offset, bytes, number] = [8, 16, 24].map(|at| u64::from_le_bytes(word(head, at)));

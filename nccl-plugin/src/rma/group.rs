@@ -36,7 +36,6 @@ const REGISTRATION_BYTES: usize = 28;
 pub struct RmaListener {
     socket: TcpListener,
     handle: Handle,
-    /// The NIC's number.
     pub device: usize,
     /// The address of the NIC, from which connections go out.
     address: SocketAddr,
@@ -52,24 +51,17 @@ pub struct RmaGroup {
     mesh: Arc<Mesh>,
     /// Held during a collective call, since all ranks have to make them in one order.
     collective: Mutex<()>,
-    /// The NIC's number.
     pub device: usize,
     rdma: Option<OneSidedPort>,
 }
 
 impl RmaListener {
     /// Listens at an address of this host, for operations over TCP.
-    ///
-    /// # Errors
-    /// The operating system refused.
     pub fn new(device: usize, address: SocketAddr, dscp: u8) -> Result<Self> {
         Self::over(device, (address, None), dscp)
     }
 
     /// Listens at an address of this host, for operations by a device port or over TCP.
-    ///
-    /// # Errors
-    /// The operating system refused.
     pub fn over(
         device: usize,
         (address, rdma): (SocketAddr, Option<OneSidedPort>),
@@ -96,9 +88,6 @@ impl RmaListener {
     }
 
     /// Waits a little for a rank.
-    ///
-    /// # Errors
-    /// It is too late, or the listener was closed.
     fn pause(&self, give_up: Instant, rank: usize) -> Result<()> {
         if self.is_closed.load(Ordering::Relaxed) {
             return Err(Fault::Argument("the listener was closed".into()));
@@ -205,9 +194,6 @@ impl Registration {
 
 impl RmaGroup {
     /// Connects all ranks. Blocks until all have called it.
-    ///
-    /// # Errors
-    /// A handle is not of this plugin, or a rank can't be reached.
     pub fn connect(
         listener: &RmaListener,
         handles: &[[u8; HANDLE_BYTES]],
@@ -240,9 +226,6 @@ impl RmaGroup {
     }
 
     /// Returns the network of a new context. With RDMA, all ranks have to call this.
-    ///
-    /// # Errors
-    /// The device refused, or a rank is lost.
     pub(super) fn open(&self, domains: usize, around: &Around) -> Result<Arc<dyn Wire>> {
         let Some(port) = &self.rdma else { return Ok(Arc::clone(&self.mesh) as Arc<dyn Wire>) };
         let _collective = self.collective.lock();
@@ -256,9 +239,6 @@ impl RmaGroup {
     }
 
     /// Registers this rank's part of a region. Blocks until all ranks have called it.
-    ///
-    /// # Errors
-    /// A rank can't register its part, or is lost.
     pub fn register(&self, memory: Memory) -> Result<Arc<RmaRegion>> {
         let _collective = self.collective.lock();
         let mut problem = None;
@@ -316,9 +296,6 @@ impl Drop for RmaGroup {
 }
 
 /// Returns the parts of all ranks.
-///
-/// # Errors
-/// A rank can't register its part, or registers another region.
 fn agreed(id: u32, all: &[Vec<u8>]) -> Result<Vec<RemotePart>> {
     let part = |(rank, data): (usize, &Vec<u8>)| match Registration::decode(data) {
         Some(theirs) if theirs.refused => Err(Fault::Remote(format!(

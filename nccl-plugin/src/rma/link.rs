@@ -172,9 +172,6 @@ impl RankLink {
     }
 
     /// Sends what the socket takes.
-    ///
-    /// # Errors
-    /// The connection is broken.
     pub(super) fn write(&mut self) -> Result<()> {
         while let Some(item) = self.out.front() {
             let head = &item.head[(self.written as usize).min(HEAD_BYTES)..];
@@ -221,9 +218,6 @@ impl RankLink {
     }
 
     /// Performs the requests that have arrived. Returns false at the end of the connection.
-    ///
-    /// # Errors
-    /// The connection is broken, or the peer violated the protocol.
     pub(super) fn read(&mut self, mesh: &Mesh) -> Result<bool> {
         let mut turn = 0;
         while turn < TURN_BYTES {
@@ -277,7 +271,6 @@ impl RankLink {
         }
     }
 
-    /// Begins to perform a frame.
     fn begin(&mut self, frame: Frame, mesh: &Mesh) -> Result<()> {
         if self.has_left {
             return Err(self.garbled("more than its end"));

@@ -64,9 +64,6 @@ pub(crate) struct Mesh {
 
 impl Mesh {
     /// Starts the service of a group's connections. There is one for each rank but this one.
-    ///
-    /// # Errors
-    /// The operating system refused.
     pub(super) fn start(rank: usize, streams: Vec<Option<TcpStream>>) -> Result<Arc<Self>> {
         let flags = EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC;
         let waker = EventFd::from_value_and_flags(0, flags);

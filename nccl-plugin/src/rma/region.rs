@@ -67,10 +67,6 @@ impl RmaRegion {
         parts.and_then(|parts| parts.get(rank)).copied().unwrap_or_default()
     }
 
-    /// Returns the place of `bytes` at `offset`.
-    ///
-    /// # Errors
-    /// They are not within this rank's part.
     pub(super) fn place(self: &Arc<Self>, offset: u64, bytes: u64) -> Result<Place> {
         self.check(self.memory.bytes as u64, offset, bytes)?;
         let address = self.memory.address + offset as usize;
@@ -78,9 +74,6 @@ impl RmaRegion {
     }
 
     /// Checks that `bytes` at `offset` are within a rank's part.
-    ///
-    /// # Errors
-    /// They are not.
     pub(super) fn check_remote(&self, rank: usize, offset: u64, bytes: u64) -> Result<()> {
         self.check(self.part(rank).bytes, offset, bytes)
     }
@@ -132,9 +125,6 @@ impl Place {
     }
 
     /// Adds to the 64-bit word at this place, after all that was written before.
-    ///
-    /// # Errors
-    /// The word is not aligned.
     pub(super) fn add(&self, value: u64) -> Result<()> {
         let at = self.address;
         if !at.is_multiple_of(8) {

@@ -37,19 +37,11 @@ impl<T> NumberedObjects<T> {
         number as *mut c_void
     }
 
-    /// Returns the object of a number.
-    ///
-    /// # Errors
-    /// There is no such object, or not any more.
     pub(crate) fn get(&self, number: *mut c_void) -> Result<Arc<T>> {
         let found = self.entries().read().get(&(number as usize)).map(Arc::clone);
         found.ok_or_else(|| self.unknown(number))
     }
 
-    /// Removes and returns the object of a number.
-    ///
-    /// # Errors
-    /// There is no such object, or not any more.
     pub(crate) fn remove(&self, number: *mut c_void) -> Result<Arc<T>> {
         let found = self.entries().write().remove(&(number as usize));
         found.ok_or_else(|| self.unknown(number))

@@ -16,7 +16,6 @@ pub(super) struct RmaRequest {
     failed: AtomicBool,
 }
 
-/// The progress of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RmaRequestState {
     Pending,

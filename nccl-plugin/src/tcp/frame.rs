@@ -68,10 +68,6 @@ impl StreamHello {
         bytes
     }
 
-    /// Decodes a hello.
-    ///
-    /// # Errors
-    /// A text that says what is wrong with it.
     pub fn decode(bytes: &[u8; HELLO_BYTES]) -> Result<Self, String> {
         check_hello(bytes, HELLO_MAGIC)?;
         let hello = Self {
@@ -110,10 +106,6 @@ impl Head {
         bytes
     }
 
-    /// Decodes a head.
-    ///
-    /// # Errors
-    /// A text that says what is wrong with it.
     pub fn decode(bytes: &[u8; HEAD_BYTES]) -> Result<Self, String> {
         let number = |at| u64::from_le_bytes(word(bytes, at));
         match bytes[0] {

@@ -49,9 +49,6 @@ pub struct Tcp {
 
 impl Tcp {
     /// Opens the network over the interfaces that the settings name.
-    ///
-    /// # Errors
-    /// No interface can be used.
     pub fn new(settings: &Settings) -> Result<Self> {
         let (devices, addresses) = interfaces::devices(settings)?.into_iter().unzip();
         Ok(Self {

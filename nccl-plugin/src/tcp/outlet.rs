@@ -37,17 +37,9 @@ pub(super) struct OutgoingPart {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PartOutcome {
     /// The part's memory may be used again.
-    Taken {
-        message: u64,
-        /// The part's size in bytes.
-        bytes: usize,
-    },
+    Taken { message: u64, bytes: usize },
     /// The peer's kernel has the part.
-    Arrived {
-        message: u64,
-        /// The part's size in bytes.
-        bytes: usize,
-    },
+    Arrived { message: u64, bytes: usize },
 }
 
 /// Bytes whose acknowledgement is outstanding.

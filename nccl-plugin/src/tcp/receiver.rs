@@ -42,7 +42,6 @@ struct Target {
 #[derive(Debug, Default)]
 struct PostedReceives {
     targets: VecDeque<Target>,
-    /// Number of the first buffer.
     first: u64,
     complete: Vec<Received>,
 }

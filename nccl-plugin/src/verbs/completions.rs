@@ -36,9 +36,6 @@ unsafe impl Send for Completions {}
 
 impl Completions {
     /// Creates a queue for `entries` completions.
-    ///
-    /// # Errors
-    /// The device refused.
     pub(super) fn new(nic: &Arc<Nic>, entries: u32) -> Result<Self> {
         let entries = entries.min(nic.completions_max) as c_int;
         // SAFETY: the context is open, and there is no event channel.
@@ -52,9 +49,6 @@ impl Completions {
     }
 
     /// Takes completions, up to a batch. Returns their number.
-    ///
-    /// # Errors
-    /// The device is broken.
     pub(super) fn poll(&self, into: &mut [Completion; BATCH]) -> Result<usize> {
         // SAFETY: plain data that may be zero.
         let mut found: [ibv_wc; BATCH] = unsafe { mem::zeroed() };
@@ -109,9 +103,6 @@ unsafe impl Send for SharedReceive {}
 
 impl SharedReceive {
     /// Creates a queue for `work_requests` arrivals.
-    ///
-    /// # Errors
-    /// The device refused.
     pub(super) fn new(nic: &Arc<Nic>, work_requests: u32) -> Result<Self> {
         let mut attr = ibv_srq_init_attr {
             srq_context: ptr::null_mut(),
@@ -126,9 +117,6 @@ impl SharedReceive {
     }
 
     /// Posts a work request for one more arrival.
-    ///
-    /// # Errors
-    /// The device refused.
     pub(super) fn post(&self) -> Result<()> {
         let mut request =
             ibv_recv_wr { wr_id: 0, next: ptr::null_mut(), sg_list: ptr::null_mut(), num_sge: 0 };

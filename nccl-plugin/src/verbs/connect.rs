@@ -66,7 +66,6 @@ enum IncomingStep {
     Refused(Fault),
 }
 
-/// The state of an incoming connection.
 enum IncomingState {
     Waits,
     Dropped,
@@ -76,9 +75,6 @@ enum IncomingState {
 
 impl VerbsListener {
     /// Listens on a port of its own.
-    ///
-    /// # Errors
-    /// The operating system refused.
     pub(super) fn new(nic: &Arc<Nic>, at: SocketAddr) -> Result<(Self, Handle)> {
         let socket = listen(at)?;
         let address =
@@ -208,9 +204,6 @@ enum ConnectState {
 
 impl VerbsConnecting {
     /// Begins to connect to the receiver that a handle names.
-    ///
-    /// # Errors
-    /// The operating system or the device refused.
     pub(super) fn new(
         nic: &Arc<Nic>,
         handle: &Handle,

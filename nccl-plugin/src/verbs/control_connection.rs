@@ -122,7 +122,6 @@ impl ControlConnection {
     }
 }
 
-/// A watch over the peer.
 #[derive(Debug)]
 pub(super) struct PeerWatch {
     stream: TcpStream,
@@ -175,7 +174,6 @@ impl PeerWatch {
         self.look_now()
     }
 
-    /// Checks the peer.
     pub(super) fn look_now(&mut self) -> PeerState {
         let now = Instant::now();
         self.next = now + LOOK_EVERY;

@@ -20,9 +20,6 @@ pub(super) struct PageRange {
 
 impl PageRange {
     /// Returns the pages that contain the memory.
-    ///
-    /// # Errors
-    /// [`Fault::Argument`] if there is no such memory.
     pub(super) fn of(memory: Memory, page: usize) -> Result<Self> {
         let wrong = |what: &str| {
             Err(Fault::Argument(format!(
@@ -86,9 +83,6 @@ impl<H: Copy> Cache<H> {
 
     /// Returns the handle and the number of a registration that covers a span. Calls `register` if
     /// there is none yet.
-    ///
-    /// # Errors
-    /// Returns the errors of `register`.
     pub(super) fn take(
         &mut self,
         span: PageRange,

@@ -57,9 +57,6 @@ pub use options::VerbsOptions;
 
 /// Opens the RDMA devices of this host. Connections are negotiated over TCP at the interface that
 /// NCCL would use.
-///
-/// # Errors
-/// A text that says why there are none.
 pub fn open(settings: &Settings) -> core::result::Result<Box<dyn Backend>, String> {
     let meet_at = match interfaces::devices(settings) {
         Ok(found) => found.first().map(|(_, address)| *address),
@@ -82,9 +79,6 @@ pub struct Verbs {
 impl Verbs {
     /// Opens the devices. `meet_at` is the TCP address at which connections are negotiated: that of
     /// the interface that NCCL would use. With `None`, it is the device's own.
-    ///
-    /// # Errors
-    /// A text that says why no device can be used. TCP then works without RDMA.
     pub fn open(
         options: &VerbsOptions,
         meet_at: Option<SocketAddr>,

@@ -42,9 +42,6 @@ pub(super) struct Registered {
 }
 
 /// Returns this network's data of a registration.
-///
-/// # Errors
-/// The registration is of another network.
 pub(super) fn registered(region: &MemoryRegistration) -> Result<&Registered> {
     (**region).downcast_ref().ok_or_else(|| {
         Fault::Argument("a memory registration of another network was passed".into())
@@ -154,9 +151,6 @@ impl Nic {
     }
 
     /// Checks whether the other end can be connected to this port.
-    ///
-    /// # Errors
-    /// A text that says why it can't.
     pub(super) fn check_link(&self, theirs: &End) -> Result<()> {
         if theirs.link != self.link {
             let name = |link| {
@@ -197,10 +191,6 @@ impl Nic {
         Ok(())
     }
 
-    /// Registers memory.
-    ///
-    /// # Errors
-    /// The device can't register this memory.
     pub(super) fn register(&self, memory: Memory) -> Result<Registered> {
         self.check_kind(memory)?;
         let span = PageRange::of(memory, page_bytes())?;
@@ -214,9 +204,6 @@ impl Nic {
 
     /// Registers memory for one-sided operations. Ordering is strict, so that a signal is behind
     /// the data of the puts before it.
-    ///
-    /// # Errors
-    /// The device can't register this memory.
     pub(super) fn register_region(self: &Arc<Self>, memory: Memory) -> Result<RegionKeys> {
         self.check_kind(memory)?;
         let span = PageRange::of(memory, page_bytes())?;
@@ -273,17 +260,11 @@ impl Nic {
     }
 
     /// Removes one user of a registration.
-    ///
-    /// # Errors
-    /// The device refused.
     pub(super) fn deregister(&self, registered: &Registered) -> Result<()> {
         self.state.cache.lock().give_back(registered.id, |keys| self.unpin(keys))
     }
 
     /// Handles the device's pending events. Never waits.
-    ///
-    /// # Errors
-    /// The device is broken.
     pub(super) fn look(&self) -> Result<()> {
         let mut event = AsyncEvent { element: core::ptr::null_mut(), kind: 0 };
         while self.is_ours() {

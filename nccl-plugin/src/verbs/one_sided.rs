@@ -13,14 +13,13 @@ use std::sync::Arc;
 use laxity_ibverbs::ibv_wc_status;
 use laxity_shm::sleep::now_ns;
 use parking_lot::Mutex;
-use smallvec::SmallVec;
 
 use super::completions::{BATCH, Completion, Completions};
 use super::connect::{end, first_packet};
 use super::hello::{ClassQueuePair, End};
 use super::nic::{Nic, RegionKeys};
 use super::pinned::Pinned;
-use super::queue_pair::{OwnedQueuePair, PostCount, Work, WorkRequest, failure};
+use super::queue_pair::{OwnedQueuePair, Work, WorkRequest, failure};
 use crate::backend::{Memory, POINTER_HOST};
 use crate::fault::{Fault, Result};
 use crate::rma::wire::{Far, Mesh, RequestPart, RmaOperation, Wire};
@@ -36,7 +35,6 @@ const LOOK_NS: u64 = 20_000_000;
 #[derive(Clone, Debug)]
 pub struct OneSidedPort(pub(super) Arc<Nic>);
 
-/// A queue pair to a rank.
 struct RankQueuePair {
     qp: OwnedQueuePair,
     /// The parts of posted work requests. Only the last work request of a part has it.
@@ -73,18 +71,11 @@ impl OneSidedPort {
         (nic.atomics > 0).then(|| (Self(Arc::clone(nic)), at))
     }
 
-    /// Registers memory.
-    ///
-    /// # Errors
-    /// The device can't register this memory.
     pub(crate) fn register(&self, memory: Memory) -> Result<RegionKeys> {
         self.0.register_region(memory)
     }
 
     /// Makes the queue pairs of a context. All ranks of the group call this.
-    ///
-    /// # Errors
-    /// The device refused, or a rank is lost.
     pub(crate) fn open(
         &self,
         mesh: &Arc<Mesh>,
@@ -161,23 +152,10 @@ impl ContextQueuePairs {
 impl RankQueuePair {
     /// Posts waiting work requests, as far as there is room.
     fn post(&mut self, room: usize) -> Result<()> {
-        while !self.waiting.is_empty() && self.in_flight.len() < room {
-            let count = BATCH.min(room - self.in_flight.len()).min(self.waiting.len());
-            let requests: SmallVec<[WorkRequest; BATCH]> =
-                self.waiting.iter().take(count).map(|(request, _)| *request).collect();
-            // SAFETY: the memory belongs to a region, and NCCL leaves it alone until the request is
-            // done. If the region ends before, its key does, too, and the device fails the work
-            // request. The queue pair is dropped before the scratch memory.
-            let taken = match unsafe { self.qp.post(&requests) }? {
-                PostCount::All => count,
-                PostCount::Some(taken) => taken,
-            };
-            self.in_flight.extend(self.waiting.drain(..taken).map(|(_, part)| part));
-            if taken < count {
-                break;
-            }
-        }
-        Ok(())
+        // SAFETY: the memory belongs to a region, and NCCL leaves it alone until the request is
+        // done. If the region ends before, its key does, too, and the device fails the work
+        // request. The queue pair is dropped before the scratch memory.
+        unsafe { self.qp.post_waiting(&mut self.waiting, &mut self.in_flight, room) }
     }
 }
 

@@ -50,9 +50,6 @@ fn pci_path(name: &str) -> Option<CString> {
 }
 
 /// Opens all ports that are active and wanted, in the order of libibverbs.
-///
-/// # Errors
-/// A text that says why there is none.
 pub(super) fn open_all(options: &VerbsOptions) -> Result<Vec<Arc<Nic>>, String> {
     let library = Library::get()?;
     let mut count: c_int = 0;
@@ -171,7 +168,7 @@ impl Nic {
         let pointers = POINTER_HOST
             | if by_address { POINTER_CUDA } else { 0 }
             | if dma_buf { POINTER_DMABUF } else { 0 };
-        let device = device((name, port), attr, &state, &gid, pointers);
+        let device = device((name, port), attr, &gid, pointers);
         // SAFETY: the context is open. Non-blocking, so that a check for events never waits.
         unsafe {
             let fd = (*context).async_fd;
@@ -236,20 +233,9 @@ unsafe fn usable_port(
 }
 
 /// Returns a port's description for NCCL.
-fn device(
-    (name, port): (&str, u8),
-    attr: &ibv_device_attr,
-    state: &ibv_port_attr,
-    gid: &Gid,
-    pointers: i32,
-) -> Device {
-    let speed_mbit = match choose::speed_mbit(state.active_speed, state.active_width) {
-        0 => fs::read_to_string(sysfs(name).join(format!("ports/{port}/rate")))
-            .ok()
-            .and_then(|text| choose::rate_mbit(&text))
-            .unwrap_or(10_000),
-        speed => speed,
-    };
+fn device((name, port): (&str, u8), attr: &ibv_device_attr, gid: &Gid, pointers: i32) -> Device {
+    let rate = fs::read_to_string(sysfs(name).join(format!("ports/{port}/rate")));
+    let speed_mbit = rate.ok().and_then(|text| choose::rate_mbit(&text)).unwrap_or(10_000);
     let guid = match u64::from_be(attr.sys_image_guid) {
         0 => u64::from_be(attr.node_guid),
         guid => guid,

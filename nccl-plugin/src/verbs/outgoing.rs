@@ -4,12 +4,9 @@
 use core::sync::atomic::Ordering;
 use std::collections::VecDeque;
 
-use smallvec::SmallVec;
-
-use super::completions::BATCH;
 use super::cts::{self, CtsEntry};
 use super::pinned::Pinned;
-use super::queue_pair::{OwnedQueuePair, PostCount, Work, WorkRequest};
+use super::queue_pair::{OwnedQueuePair, Work, WorkRequest};
 use crate::backend::Sent;
 use crate::fault::Result;
 
@@ -102,24 +99,10 @@ impl Newest {
 impl OutgoingQueue {
     /// Posts waiting work requests, as far as there is room.
     pub(super) fn post(&mut self) -> Result<()> {
-        while !self.waiting.is_empty() && self.in_flight.len() < self.room {
-            let count = BATCH.min(self.room - self.in_flight.len()).min(self.waiting.len());
-            let requests: SmallVec<[WorkRequest; BATCH]> =
-                self.waiting.iter().take(count).map(|(request, _)| *request).collect();
-            // SAFETY: the memory of a message stays until its completion makes it done (the
-            // contract of `backend::Message`). The memory of sizes stays until the message is done.
-            // The queue pair is dropped before either.
-            let posted = unsafe { self.qp.post(&requests) }?;
-            let taken = match posted {
-                PostCount::All => count,
-                PostCount::Some(taken) => taken,
-            };
-            self.in_flight.extend(self.waiting.drain(..taken).map(|(_, piece)| piece));
-            if taken < count {
-                break;
-            }
-        }
-        Ok(())
+        // SAFETY: the memory of a message stays until its completion makes it done (the contract of
+        // `backend::Message`). The memory of sizes stays until the message is done. The queue pair
+        // is dropped before either.
+        unsafe { self.qp.post_waiting(&mut self.waiting, &mut self.in_flight, self.room) }
     }
 
     /// Completes the oldest piece. Returns false if there was none.

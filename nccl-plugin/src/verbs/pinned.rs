@@ -32,9 +32,6 @@ unsafe impl Send for Pinned {}
 impl Pinned {
     /// Allocates and registers `bytes` of memory. With `remote`, the peer may write it. Ordering is
     /// strict, whatever the settings are.
-    ///
-    /// # Errors
-    /// The device refused.
     pub(super) fn new(nic: &Arc<Nic>, bytes: usize, remote: bool) -> Result<Self> {
         // A fork may remove registered pages from the child, so no other data may be on them.
         let layout = Layout::from_size_align(bytes, PAGE)

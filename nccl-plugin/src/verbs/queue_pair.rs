@@ -3,6 +3,7 @@
 use core::ffi::c_int;
 use core::mem;
 use core::ptr;
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use laxity_ibverbs::{
@@ -10,6 +11,7 @@ use laxity_ibverbs::{
     ibv_qp_attr, ibv_qp_attr_mask as mask, ibv_qp_cap, ibv_qp_init_attr, ibv_qp_state, ibv_qp_type,
     ibv_send_flags as send, ibv_send_wr, ibv_sge, ibv_wc_status, ibv_wr_opcode,
 };
+use smallvec::SmallVec;
 
 use super::completions::{BATCH, Completion, Completions, SharedReceive};
 use super::hello::{ClassQueuePair, End};
@@ -54,14 +56,6 @@ pub(super) struct WorkRequest {
     pub(super) readable: bool,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum PostCount {
-    /// The queue took all work requests.
-    All,
-    /// The queue took this many work requests, and is full now.
-    Some(usize),
-}
-
 #[derive(Debug)]
 pub(super) struct OwnedQueuePair {
     qp: *mut ibv_qp,
@@ -76,9 +70,6 @@ unsafe impl Send for OwnedQueuePair {}
 
 impl OwnedQueuePair {
     /// Creates a queue pair that is not connected, but ready to be. The peer may write.
-    ///
-    /// # Errors
-    /// The device refused.
     pub(super) fn new(
         nic: &Arc<Nic>,
         completions: &Completions,
@@ -89,9 +80,6 @@ impl OwnedQueuePair {
     }
 
     /// Creates a queue pair for one-sided operations in both directions.
-    ///
-    /// # Errors
-    /// The device refused.
     pub(super) fn one_sided(
         nic: &Arc<Nic>,
         completions: &Completions,
@@ -185,9 +173,6 @@ impl OwnedQueuePair {
 
     /// Connects the queue pair with `theirs` of the other end, in one class. The network uses the
     /// class's lowest two bits (ECN).
-    ///
-    /// # Errors
-    /// The device refused.
     pub(super) fn connect(
         &self,
         ours: &ClassQueuePair,
@@ -248,7 +233,33 @@ impl OwnedQueuePair {
         self.modify(&mut attr, change, "can't begin to send")
     }
 
-    /// Posts work requests in one call, at most [`BATCH`].
+    /// Posts `waiting` work requests, as far as there is room, and moves what is kept about each to
+    /// `in_flight`.
+    ///
+    /// # Safety
+    /// The conditions of [`Self::post`] hold for all of them.
+    pub(super) unsafe fn post_waiting<T>(
+        &self,
+        waiting: &mut VecDeque<(WorkRequest, T)>,
+        in_flight: &mut VecDeque<T>,
+        room: usize,
+    ) -> Result<()> {
+        while !waiting.is_empty() && in_flight.len() < room {
+            let count = BATCH.min(room - in_flight.len()).min(waiting.len());
+            let requests: SmallVec<[WorkRequest; BATCH]> =
+                waiting.iter().take(count).map(|(request, _)| *request).collect();
+            // SAFETY: upheld by the caller.
+            let taken = unsafe { self.post(&requests) }?;
+            in_flight.extend(waiting.drain(..taken).map(|(_, kept)| kept));
+            if taken < count {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Posts work requests in one call, at most [`BATCH`]. Returns how many the queue took. It is
+    /// full if these are fewer.
     ///
     /// # Safety
     /// The local memory of each request stays registered and isn't accessed in conflict with it.
@@ -257,10 +268,10 @@ impl OwnedQueuePair {
     ///
     /// # Errors
     /// The device refused for another reason than lack of room.
-    pub(super) unsafe fn post(&self, requests: &[WorkRequest]) -> Result<PostCount> {
+    pub(super) unsafe fn post(&self, requests: &[WorkRequest]) -> Result<usize> {
         let count = requests.len().min(BATCH);
         if count == 0 {
-            return Ok(PostCount::All);
+            return Ok(0);
         }
         let mut pieces: [ibv_sge; BATCH] = [ibv_sge { addr: 0, length: 0, lkey: 0 }; BATCH];
         // SAFETY: plain data that may be zero.
@@ -310,12 +321,12 @@ impl OwnedQueuePair {
             post(self.qp, first, &mut bad)
         };
         if result == 0 {
-            return Ok(PostCount::All);
+            return Ok(count);
         }
         // The device took all requests before the refused one.
         let taken = (0..count).position(|at| ptr::eq(bad, first.wrapping_add(at))).unwrap_or(0);
         if result.abs() == libc::ENOMEM {
-            return Ok(PostCount::Some(taken));
+            return Ok(taken);
         }
         let error = std::io::Error::from_raw_os_error(result.abs());
         Err(self.nic.refused("takes no work requests", error))

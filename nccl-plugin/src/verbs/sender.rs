@@ -66,9 +66,6 @@ pub(super) struct VerbsSender {
 
 impl Greeting {
     /// Creates the resources of a sending end.
-    ///
-    /// # Errors
-    /// The device refused.
     pub(super) fn new(nic: &Arc<Nic>, classes: &TrafficClasses, service_level: u8) -> Result<Self> {
         let service_level = if nic.link == INFINIBAND { service_level } else { 0 };
         let depth = WORK_REQUESTS * classes.len() as u32;
@@ -97,10 +94,6 @@ impl Greeting {
         connect::end(&self.nic, self.fifo.address(), self.fifo.rkey, lanes)
     }
 
-    /// Connects to the receiver.
-    ///
-    /// # Errors
-    /// The ends don't fit together, or the device refused.
     pub(super) fn connect(self, theirs: &End) -> Result<VerbsSender> {
         self.nic.check_link(theirs)?;
         if theirs.lanes.len() != self.lanes.len() {

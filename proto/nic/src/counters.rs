@@ -188,7 +188,6 @@ struct Answers {
     yielding_bytes: u64,
 }
 
-/// A port of an RDMA device.
 struct DevicePort {
     /// The port's folder, then the device's.
     folders: [PathBuf; 2],

@@ -70,109 +70,69 @@ pub struct Order {
 
 /// An event of a link. The caller passes the time of the event as `now`.
 #[derive(Clone, Debug, PartialEq)]
+#[allow(missing_docs, reason = "the variants say what their fields are")]
 pub enum Event {
     /// A flow wants to send.
     FlowArrived(FlowSpec),
     /// `bytes` of `flow` were delivered, as a completion or an acknowledgement reports.
     BytesCompleted {
-        /// The flow whose bytes were delivered.
         flow: FlowId,
         /// Bytes since the last such event.
         bytes: u64,
     },
     /// `bytes` of `flow` count as in flight no more, though they have not completed.
-    BytesWrittenOff {
-        /// The flow whose bytes did not complete.
-        flow: FlowId,
-        /// Bytes that were in flight.
-        bytes: u64,
-    },
+    BytesWrittenOff { flow: FlowId, bytes: u64 },
     /// The flow has ended and sends nothing more (its process died, its queue pair was destroyed).
-    FlowCancelled {
-        /// The flow that ended.
-        flow: FlowId,
-    },
+    FlowCancelled { flow: FlowId },
     /// The flow gets no permits until [`Event::FlowReleased`], because its client
     /// owes completions. Earlier permits stay valid.
-    FlowHeld {
-        /// The flow to hold.
-        flow: FlowId,
-    },
+    FlowHeld { flow: FlowId },
     /// The flow waits for permits again, at the position that it had.
-    FlowReleased {
-        /// The flow to release.
-        flow: FlowId,
-    },
+    FlowReleased { flow: FlowId },
     /// A batch was formed. It may still wait in a queue.
     BatchBegan(BatchSpec),
     /// `request` joined `batch` and should have its first token by `deadline`.
     RequestJoined {
-        /// The batch that the request joined.
         batch: BatchId,
-        /// The request that joined.
         request: RequestId,
-        /// When the first token of the request is due.
         deadline: Time,
         /// Bytes that the request will probably move through this port, zero if unknown.
         bytes: u64,
     },
     /// The request has its first token, or was aborted.
-    RequestEnded {
-        /// The request that ended.
-        request: RequestId,
-    },
+    RequestEnded { request: RequestId },
     /// `batch` waits behind `ahead`: the RLI of its flows counts the remaining layers of the
     /// running batch first.
-    BatchQueued {
-        /// The batch that waits.
-        batch: BatchId,
-        /// The batch that runs.
-        ahead: BatchId,
-    },
+    BatchQueued { batch: BatchId, ahead: BatchId },
     /// `L_curr` of `batch` is now `layer`.
-    LayerBegan {
-        /// The batch that began the layer.
-        batch: BatchId,
-        /// The layer that the batch now computes.
-        layer: Layer,
-    },
+    LayerBegan { batch: BatchId, layer: Layer },
     /// `batch` has computed its last layer: promotion is periodic from here on (MFS §4.5).
-    ComputeFinished {
-        /// The batch whose computation ended.
-        batch: BatchId,
-    },
+    ComputeFinished { batch: BatchId },
     /// `batch` has ended, so the link need not keep its state.
-    BatchEnded {
-        /// The batch that ended.
-        batch: BatchId,
-    },
+    BatchEnded { batch: BatchId },
     /// A new order between batches.
     OrderChanged(Order),
 }
 
 /// An action that a link asks of its driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the variants say what their fields are")]
 pub enum Action {
     /// `bytes` more of `flow` may go out at `level`.
     Permit {
-        /// The flow that may send.
         flow: FlowId,
-        /// Bytes that this permit covers.
         bytes: u64,
         /// The level with which the bytes are tagged. A message keeps one level on the wire for its
         /// whole life (architecture §4.3). So each permit has the level of the flow's first permit,
         /// though the host may have promoted the rest of the flow since then ([`Action::Moved`]).
         level: Level,
-        /// Whether this permit is the last one of the flow.
         last: bool,
     },
     /// `flow`, still waiting, moved to another level. The action serves accounting; it sends
     /// nothing. A layer boundary promotes all stage-1 flows of a batch at once. The snapshot counts
     /// them instead, so that the cost of a boundary does not grow with the number of flows.
     Moved {
-        /// The flow that moved.
         flow: FlowId,
-        /// The level that the flow had.
         from: Level,
         /// The flow's new level. [`Level::SCAVENGER`] is the only demotion.
         to: Level,

@@ -45,10 +45,9 @@
 //! stage and compared RLI across batches before laxity. Theorem 1, the reason for RLI, is about one
 //! request: across batches "RLI 0 of a loose batch" is not more urgent than "RLI 2 of a tight one",
 //! and blocks for a batch that waits in a queue are not more urgent than the last bytes of a
-//! request that is due. The present order is one of some dozen variants on instances of
-//! `tests/policy/stages.rs`. On fresh ones (12 seeds, five mixes of stages, offered load 0.4, 0.6
-//! and 0.8; one port, one request a batch) it met 4 % to 100 % more deadlines than the first
-//! design, in all fifteen cases.
+//! request that is due. The present order was chosen from some dozen variants on a few instances.
+//! On fresh ones (12 seeds, five mixes of stages, offered load 0.4, 0.6 and 0.8; one port, one
+//! request a batch) it met 4 % to 100 % more deadlines than the first design, in all fifteen cases.
 //!
 //! Levels express the same order on the wire: collectives have `P_2`, as under `mfs`, and the rest
 //! go by slack in steps of the threshold base, the first at [`SLACK_PERIODS`] promotion periods.
@@ -116,10 +115,8 @@ const OVERTAKEN_TIMES: u64 = 32;
 /// Promotion periods of slack below which a flow of rule 2 has the highest level of that rule.
 const SLACK_PERIODS: u64 = 4;
 
-/// The `laxity` policy.
 #[derive(Debug)]
 pub(crate) struct Laxity {
-    /// Level of collectives.
     collective: Level,
     /// Level of KV reuse that is needed within [`NEAR_LAYERS`] layers.
     near: Level,

@@ -43,7 +43,6 @@ const COLLECTIVE: QueueId = 1;
 /// The queue of last-stage flows of `P_l` is `LAST_STAGE + l`.
 const LAST_STAGE: QueueId = 2;
 
-/// The `mfs` policy.
 #[derive(Debug)]
 pub(crate) struct Mfs;
 

@@ -97,38 +97,3 @@ fn weigh(tight: Time, loose: Time, k: usize, n: usize) -> Time {
     let sum = k as u128 * u128::from(tight.0) + (n - k) as u128 * u128::from(loose.0);
     Time((sum / n as u128) as u64)
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn red(deadlines: &[u64]) -> Red {
-        let times: Vec<Time> = deadlines.iter().map(|&ns| Time(ns)).collect();
-        Red::of_sorted(&times)
-    }
-
-    #[test]
-    fn red_weighs_the_two_sides_of_the_largest_gap() {
-        let never = Time::NEVER.0;
-        let last = never - 1;
-        // f = 1/10 and 9/10: RED = f · 100 + (1 − f) · 10_000.
-        let tight_outlier: Vec<u64> = [100].into_iter().chain([10_000; 9]).collect();
-        let loose_outlier: Vec<u64> = [100; 9].into_iter().chain([10_000]).collect();
-        // (deadlines, RED, first loose deadline)
-        let cases: [(&str, &[u64], u64, u64); 7] = [
-            ("a single request", &[700], 700, 700),
-            ("equal deadlines", &[500; 7], 500, 500),
-            ("one tight outlier hardly moves the batch", &tight_outlier, 9_010, 10_000),
-            ("one loose outlier leaves it nearly as urgent", &loose_outlier, 1_090, 10_000),
-            ("of equal gaps the first splits", &[0, 10, 20, 30], 7, 10),
-            ("no overflow near the end of time", &[last - 2, last, last, last], last - 1, last),
-            ("requests without deadline", &[never; 3], never, never),
-        ];
-        for (name, deadlines, score, loose) in cases {
-            let found = red(deadlines);
-            assert_eq!((found.score, found.loose), (Time(score), Time(loose)), "{name}");
-        }
-        assert_eq!(red(&[100, 200, 900, never, never]), red(&[100, 200, 900]));
-        assert_eq!(red(&[]), Red::NONE);
-    }
-}

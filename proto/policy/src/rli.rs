@@ -37,23 +37,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_collective_of_the_current_layer_has_index_zero_and_lookahead_counts_layers() {
-        assert_eq!(rli(Layer(5), progress(Layer(5), 0)), 0);
-        assert_eq!(rli(Layer(8), progress(Layer(5), 0)), 3);
-    }
-
-    #[test]
-    fn a_flow_whose_layer_has_begun_is_needed_now() {
-        assert_eq!(rli(Layer(2), progress(Layer(5), 0)), 0);
-    }
-
-    #[test]
-    fn a_queued_batch_counts_what_is_left_of_the_running_one_first() {
-        // Layers 30 and 31 of the running batch precede layer 0 of this batch.
-        assert_eq!(rli(Layer(1), progress(Layer(0), 2)), 3);
-    }
-
-    #[test]
     fn extremes_saturate() {
         assert_eq!(rli(Layer(u16::MAX), progress(Layer(0), u64::MAX)), u32::MAX);
         assert_eq!(rli(Layer(0), i64::MIN), u32::MAX);

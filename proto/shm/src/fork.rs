@@ -68,9 +68,6 @@ pub struct ForkGuard {
 
 impl ForkGuard {
     /// Hides the region, its registration socket and its eventfd from future children.
-    ///
-    /// # Errors
-    /// [`Unguarded`].
     pub fn new(
         region: &Arc<Region>,
         socket: BorrowedFd<'_>,
@@ -82,9 +79,6 @@ impl ForkGuard {
     }
 
     /// Hides a registration socket from future children.
-    ///
-    /// # Errors
-    /// [`Unguarded`].
     pub fn socket(socket: BorrowedFd<'_>) -> Result<Self, Unguarded> {
         let entry = enter(NO_REGION, 0, socket.as_raw_fd(), NONE)?;
         Ok(Self { entry, _region: None })

@@ -86,8 +86,6 @@ pub(crate) struct AttentionLine {
     pub(crate) marking: AtomicU8,
     /// InfiniBand's service level by [`Stage::index`], plus one. Zero if none is to be set.
     pub(crate) stage_sl: [AtomicU8; STAGES_MAX],
-    /// Not zero if the daemon knows hints about the traces of requests.
-    pub(crate) traces: AtomicU8,
 }
 
 /// Bits of the lanes that the client uses. They are untrusted but harmless: a wrong bit makes the
@@ -161,7 +159,6 @@ impl Header {
                 stage_dscp: core::array::from_fn(|_| AtomicU8::new(0)),
                 stage_sl: core::array::from_fn(|_| AtomicU8::new(0)),
                 marking: AtomicU8::new(0),
-                traces: AtomicU8::new(0),
             },
             claims: ClaimLines::default(),
             doorbells: DoorbellLines { rings: core::array::from_fn(|_| AtomicU16::new(0)) },
@@ -282,16 +279,6 @@ impl Header {
             let sl = table.and_then(|table| table.get(index).copied());
             cell.store(sl.map_or(0, |sl| sl + 1), Ordering::Relaxed);
         }
-    }
-
-    /// Reports whether the daemon knows [`crate::record::Hint::RequestTrace`].
-    pub fn takes_traces(&self) -> bool {
-        self.attention.traces.load(Ordering::Relaxed) != 0
-    }
-
-    /// Daemon: allows the client to send hints about the traces of requests.
-    pub fn set_takes_traces(&self) {
-        self.attention.traces.store(1, Ordering::Relaxed);
     }
 
     /// Returns what the daemon wants done to classes, or `None` if it is of a release without this
@@ -433,7 +420,7 @@ const _: () = {
     assert!(offset_of!(Header, claims) == 192 && offset_of!(Header, doorbells) == 320);
     assert!(offset_of!(AttentionLine, dscp) == 11 && offset_of!(AttentionLine, stage_dscp) == 28);
     assert!(offset_of!(AttentionLine, marking) == 35 && offset_of!(AttentionLine, stage_sl) == 36);
-    assert!(offset_of!(AttentionLine, traces) == 43 && offset_of!(Header, treatment) == 3392);
+    assert!(offset_of!(Header, treatment) == 3392);
     assert!(size_of::<AttentionLine>() == LINE_BYTES);
 };
 

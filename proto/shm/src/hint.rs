@@ -15,21 +15,18 @@ const OP_REQUEST_TRACE: u32 = 24;
 /// A hint. Ids are the application's own. 0 means "unknown" in a flow. The client library sends no
 /// hint with it, and decoding accepts it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the variants say what their fields are")]
 pub enum Hint {
     /// A batch was formed.
     BatchBegin {
-        /// The batch's id.
         batch: u64,
-        /// Number of layers of the model.
         layers: u16,
         /// Expected time of a layer without contention, in nanoseconds. 0 if unknown.
         layer_time_ns: u64,
     },
     /// A request is a member of a batch.
     RequestJoin {
-        /// The batch's id.
         batch: u64,
-        /// The request's id.
         request: u64,
         /// Deadline of the first token in CLOCK_MONOTONIC nanoseconds. 0 if unknown.
         deadline_ns: u64,
@@ -37,16 +34,9 @@ pub enum Hint {
         bytes: u64,
     },
     /// A request has its first token, or was aborted.
-    RequestEnd {
-        /// The request's id.
-        request: u64,
-    },
-    /// The trace of a request at its engine. A client sends it only if [`Header::takes_traces`]
-    /// says so, because an earlier daemon does not know it.
-    ///
-    /// [`Header::takes_traces`]: crate::layout::Header::takes_traces
+    RequestEnd { request: u64 },
+    /// The trace of a request at its engine.
     RequestTrace {
-        /// The request's id.
         request: u64,
         /// The trace's id, its upper half first.
         trace: [u64; 2],
@@ -54,29 +44,13 @@ pub enum Hint {
         span: u64,
     },
     /// A batch waits until another one has run.
-    BatchQueued {
-        /// Id of the batch that waits.
-        batch: u64,
-        /// Id of the batch that runs.
-        ahead: u64,
-    },
+    BatchQueued { batch: u64, ahead: u64 },
     /// A batch begins to compute a layer.
-    LayerBegin {
-        /// The batch's id.
-        batch: u64,
-        /// The layer's number.
-        layer: u16,
-    },
+    LayerBegin { batch: u64, layer: u16 },
     /// A batch has computed its last layer.
-    ComputeEnd {
-        /// The batch's id.
-        batch: u64,
-    },
+    ComputeEnd { batch: u64 },
     /// A batch has ended: it has neither layers nor transfers left.
-    BatchEnd {
-        /// The batch's id.
-        batch: u64,
-    },
+    BatchEnd { batch: u64 },
 }
 
 impl Hint {

@@ -226,34 +226,14 @@ pub struct CreditLine {
     pub(crate) permitted: [AtomicU64; CREDIT_PORTS],
 }
 
-/// The owner of the lane, for people who debug a region. No decision depends on it.
-#[repr(C, align(64))]
-#[derive(Debug)]
-pub struct OwnerLine {
-    /// Thread id of the owner, 0 if free. The client writes it.
-    thread: AtomicU32,
-}
-
-impl OwnerLine {
-    /// Client: sets the thread id of the lane's owner.
-    pub fn set_thread(&self, thread: u32) {
-        self.thread.store(thread, Ordering::Relaxed);
-    }
-
-    /// Returns the thread id of the owner in its own pid namespace, 0 if free.
-    pub fn thread(&self) -> u32 {
-        self.thread.load(Ordering::Relaxed)
-    }
-}
-
 /// The header of a lane: the cache lines before its slots.
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub struct LaneHeader {
     /// Written by the client when it sleeps.
     pub waiter: WaiterLine,
-    /// Written by the client when a thread takes the lane.
-    pub owner: OwnerLine,
+    /// A line that neither side reads or writes.
+    spare: [u8; LINE_BYTES],
     /// Written by the daemon after each batch of records.
     pub consumed: ConsumedLine,
     /// Written by the daemon when it gives credit.
@@ -264,7 +244,7 @@ impl LaneHeader {
     pub(crate) fn new() -> Self {
         Self {
             waiter: WaiterLine { awaited: AtomicU64::new(0), wakes: AtomicU32::new(0) },
-            owner: OwnerLine { thread: AtomicU32::new(0) },
+            spare: [0; LINE_BYTES],
             consumed: ConsumedLine { consumed: AtomicU64::new(0) },
             credit: CreditLine { permitted: core::array::from_fn(|_| AtomicU64::new(0)) },
         }

@@ -11,8 +11,7 @@
 //! `next` belongs to the lane: the slot where its next record will appear (see [`crate::lane`]).
 //! The small fields of word 0 lie as they do in [`Flow`], so that a submit copies them in few
 //! loads. The daemon trusts no record: [`Record::decode`] accepts only what encoding gives back, so
-//! each record has one encoding and no field without meaning. The exception is bit 24 of a flow's
-//! word 0, a flag of earlier builds of this version: decoding ignores it.
+//! each record has one encoding and no field without meaning.
 
 use crate::permit::FLOW_BYTES_MAX;
 
@@ -72,9 +71,6 @@ pub struct Reserved(u8);
 pub const WHOLE: u64 = 1 << 48;
 /// Bits of [`Flow::head`] that are [`Flow::layer`].
 const LAYER: u64 = 0xffff << 32;
-/// Bit of a flow's word 0 that earlier builds of this version set if the flow's receiver was the
-/// bottleneck. Decoding clears it.
-const EARLIER_FLAG: u64 = 1 << 24;
 
 impl Flow {
     /// Returns all fields but layer, bytes and ids as one number, never 0.
@@ -221,7 +217,6 @@ const fn encode_flow(opcode: u32, flow: &Flow) -> Descriptor {
 #[inline(always)]
 pub(crate) fn decode_flow(descriptor: &Descriptor) -> Result<Flow, Garbage> {
     let [head, bytes, batch, request, deadline_ns, _] = descriptor.0;
-    let head = head & !EARLIER_FLAG;
     let stage = head as u8;
     if Stage::from_number(stage).is_none() {
         return Err(Garbage::Stage(stage));

@@ -20,40 +20,26 @@ use crate::layout::{Geometry, HEADER_BYTES, Header, LaneHeader, MAGIC, Slot, VER
 
 /// The error of a region that cannot be created or mapped.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the texts say what the fields are")]
 pub enum RegionError {
     /// Lanes, slots or colour are out of range.
     #[error("{0:?} is no valid geometry: see the limits in laxity_shm::layout")]
     Geometry(Geometry),
     /// A system call failed. Daemon: refuse the client. Client: run unscheduled.
     #[error("{call} of a shared region failed: {source}")]
-    System {
-        /// The system call that failed.
-        call: &'static str,
-        /// The error of the system call.
-        source: io::Error,
-    },
+    System { call: &'static str, source: io::Error },
     /// The file could be truncated while it is mapped. Client: run unscheduled.
     #[error("the region is not sealed against shrinking (seals {0:#x}): not made by laxityd")]
     Unsealed(i32),
     /// The file has another size than announced. Client: run unscheduled.
     #[error("the region has {found} bytes where {expected} were announced")]
-    Size {
-        /// The announced size in bytes.
-        expected: u64,
-        /// The size found, in bytes.
-        found: u64,
-    },
+    Size { expected: u64, found: u64 },
     /// The region's header has another shape than announced. Client: run unscheduled.
     #[error("the region has the shape {0:?}, which is not the one announced")]
     Shape(Geometry),
     /// The region is of another version. Client: run unscheduled; restart it with the new library.
     #[error("the region's magic {magic:#x}, version {version} are not {MAGIC:#x}, {VERSION}")]
-    Version {
-        /// The magic number in the region.
-        magic: u64,
-        /// The version in the region.
-        version: u32,
-    },
+    Version { magic: u64, version: u32 },
 }
 
 fn system<E: Into<io::Error>>(call: &'static str) -> impl FnOnce(E) -> RegionError {

@@ -117,7 +117,7 @@ pub struct Hello {
     /// The client's name for logs and reports, UTF-8, padded with zeros.
     pub name: [u8; NAME_MAX + 1],
     /// Newest version that the client speaks. Builds before there was a range leave it and the
-    /// release zero, or put the last bytes of a long name here. They speak `version` only.
+    /// release zero. They speak `version` only.
     pub newest: u8,
     /// Release of the client's library.
     pub release: Release,
@@ -167,15 +167,11 @@ pub enum Reason {
 
 /// The error of a registration that failed.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the texts say what the fields are")]
 pub enum RegistrationError {
     /// A system call on the socket failed, or no daemon listens. Client: run unscheduled, retry.
     #[error("registration: {call}: {source}")]
-    System {
-        /// The system call that failed.
-        call: &'static str,
-        /// The error of the system call.
-        source: io::Error,
-    },
+    System { call: &'static str, source: io::Error },
     /// The other side hung up, or did not answer in time. Client: run unscheduled, retry.
     #[error("registration: no answer from the other side")]
     NoAnswer,
@@ -188,12 +184,7 @@ pub enum RegistrationError {
     Version(u32),
     /// The daemon refused the client. Client: run unscheduled.
     #[error("registration: refused by the daemon (version {version}): {reason}")]
-    Rejected {
-        /// The daemon's reason.
-        reason: Reason,
-        /// The daemon's version.
-        version: u32,
-    },
+    Rejected { reason: Reason, version: u32 },
 }
 
 impl Hello {
@@ -256,11 +247,7 @@ impl Hello {
         if word(4) > VERSION {
             return Err(RegistrationError::Version(word(4)));
         }
-        let mut hello: Self = prefix(packet)?;
-        // Earlier builds had names of 32 bytes, without `newest` and `release`.
-        if hello.name[NAME_MAX] != 0 {
-            (hello.newest, hello.release) = (0, Release::default());
-        }
+        let hello: Self = prefix(packet)?;
         if hello.versions().common(Versions::OURS).is_none() {
             return Err(RegistrationError::Version(hello.versions().newest));
         }

@@ -3,9 +3,7 @@
 
 use laxity_shm::layout::{Geometry, Mode, VERSION, VERSION_OLDEST};
 use laxity_shm::record::{Flow, Hint, Record, Stage};
-use laxity_shm::registration::{
-    Hello, NAME_MAX, Reason, RegistrationError, Release, Reply, Versions,
-};
+use laxity_shm::registration::{Hello, Reason, RegistrationError, Release, Reply, Versions};
 
 /// Greeting of `LAXITY_NAME=decode-0`, a program that called `lax_attach`.
 const OLD_HELLO: [u8; 48] = *b"LXHI\x02\0\0\0\x44\x40\0\0\x02\0\0\0\
@@ -19,17 +17,6 @@ const OLD_REFUSAL: [u8; 32] =
 
 const SHAPE: Geometry = Geometry { lanes: 64, slots: 256, colour: 1 };
 
-/// Returns the name that a daemon of that build reads, or `None` if it refuses the packet.
-fn read_by_old_daemon(packet: &[u8]) -> Option<String> {
-    let fits = packet.len() == 48
-        && packet[..8] == OLD_HELLO[..8]
-        && packet[12] <= 2
-        && packet[13] <= 1
-        && packet[14..16] == [0; 2];
-    let name = packet.get(16..48)?.split(|byte| *byte == 0).next()?;
-    fits.then(|| String::from_utf8_lossy(name).into_owned())
-}
-
 #[test]
 fn an_old_client_is_understood_and_gets_the_answer_that_it_understands() {
     let hello = Hello::parse(&OLD_HELLO).expect("an old client");
@@ -42,23 +29,11 @@ fn an_old_client_is_understood_and_gets_the_answer_that_it_understands() {
 }
 
 #[test]
-fn a_long_name_of_an_old_client_is_no_version() {
-    let mut packet = OLD_HELLO;
-    packet[16..].copy_from_slice(&[b'x'; 32]);
-    let hello = Hello::parse(&packet).expect("a name of 32 bytes");
-    assert_eq!(hello.name(), "x".repeat(NAME_MAX + 1));
-    assert_eq!(hello.versions(), Versions { oldest: 2, newest: 2 });
-    assert_eq!(hello.release, Release::default());
-}
-
-#[test]
-fn an_old_daemon_understands_a_client_of_this_build_and_its_answer_is_understood() {
-    let longest = "n".repeat(NAME_MAX);
-    for name in ["decode-0", longest.as_str(), "a name of more bytes than there are"] {
-        let hello = Hello::new(name, Mode::Enforce, true);
-        let read = read_by_old_daemon(bytemuck::bytes_of(&hello)).expect("accepted");
-        assert_eq!(read, name[..name.len().min(NAME_MAX)]);
-    }
+fn an_old_daemon_reads_the_same_greeting_and_its_answer_is_understood() {
+    let hello = Hello { pid: 0x4044, ..Hello::new("decode-0", Mode::Enforce, false) };
+    let packet = bytemuck::bytes_of(&hello);
+    let name_end = 16 + "decode-0".len() + 1;
+    assert_eq!((packet.len(), &packet[..name_end]), (48, &OLD_HELLO[..name_end]));
     assert_eq!(Reply::parse(&OLD_WELCOME).expect("a welcome"), SHAPE);
     let refused = Reply::parse(&OLD_REFUSAL);
     assert!(matches!(
@@ -168,17 +143,6 @@ fn a_traceparent_is_read_as_the_w3c_says_and_any_other_is_none() {
         "ä".repeat(55),
     ] {
         assert_eq!(Hint::of_traceparent(7, &wrong), None, "{wrong}");
-    }
-}
-
-/// Bit 24 of a flow said in earlier builds of version 2 that its receiver was the bottleneck.
-#[test]
-fn a_flag_of_an_old_client_is_ignored() {
-    let flow = Flow { stage: Stage::P2d, nic: 1, layer: 5, bytes: 7, ..Flow::default() };
-    for record in [Record::Submit(flow), Record::SubmitOnCredit { flow, observed: false }] {
-        let mut descriptor = record.encode();
-        descriptor.0[0] |= 1 << 24;
-        assert_eq!(Record::decode(&descriptor), Ok(record));
     }
 }
 

@@ -16,43 +16,24 @@ use crate::trace::TracePage;
 /// Why a control request failed. The text contains the cause. So there is no `source`, which would
 /// print the cause twice.
 #[derive(Debug, Error)]
+#[allow(missing_docs, reason = "the texts say what the fields are")]
 pub enum ControlError {
     /// No daemon listens, or this user may not connect.
     #[error("cannot reach laxityd at {path}: {cause}; {}", way_in(.cause), path = .path.display())]
-    Connect {
-        /// The path of the socket.
-        path: PathBuf,
-        /// The cause.
-        cause: std::io::Error,
-    },
+    Connect { path: PathBuf, cause: std::io::Error },
     /// The daemon listens and does not answer. It may be stopped in a debugger, or hang.
     #[error("laxityd at {path} did not answer within {timeout:?}, so it hangs or is stopped; see \
         `systemctl status laxityd`, then `systemctl restart laxityd` (jobs go on unscheduled \
         meanwhile)", path = .path.display())]
-    Timeout {
-        /// The path of the socket.
-        path: PathBuf,
-        /// How long the client waited.
-        timeout: Duration,
-    },
+    Timeout { path: PathBuf, timeout: Duration },
     /// The connection broke during the request. The request may have been carried out, and
     /// repeating it is safe.
     #[error("the connection to laxityd at {path} broke: {cause}", path = .path.display())]
-    Broken {
-        /// The path of the socket.
-        path: PathBuf,
-        /// The cause.
-        cause: std::io::Error,
-    },
+    Broken { path: PathBuf, cause: std::io::Error },
     /// The answer does not follow this protocol. The peer is another program or another release.
     #[error("laxityd at {path} gave an answer that is not understood: {problem}; use the tools of \
         the daemon's release", path = .path.display())]
-    Malformed {
-        /// The path of the socket.
-        path: PathBuf,
-        /// What is wrong with the answer.
-        problem: String,
-    },
+    Malformed { path: PathBuf, problem: String },
     /// The daemon refused the request, with this text.
     #[error("laxityd refused: {0}")]
     Refused(String),
@@ -83,9 +64,6 @@ pub struct ControlClient {
 
 impl ControlClient {
     /// Connects to the daemon at `path`. Each later call may take `timeout`.
-    ///
-    /// # Errors
-    /// [`ControlError::Connect`].
     pub fn connect(path: impl AsRef<Path>, timeout: Duration) -> Result<Self, ControlError> {
         let path = path.as_ref().to_owned();
         let open = || {
@@ -129,9 +107,6 @@ impl ControlClient {
     }
 
     /// Returns the daemon's state.
-    ///
-    /// # Errors
-    /// Returns the errors of [`Self::call`].
     pub fn status(&mut self) -> Result<Status, ControlError> {
         match self.call(&Request::Status)? {
             Response::Status(status) => Ok(*status),
@@ -140,43 +115,28 @@ impl ControlClient {
     }
 
     /// Turns the bypass on or off and returns the daemon's text about it.
-    ///
-    /// # Errors
-    /// Returns the errors of [`Self::call`].
     pub fn bypass(&mut self, on: bool) -> Result<String, ControlError> {
         self.message(&Request::Bypass { on })
     }
 
     /// Changes the mode until an operator sets another one or the configured mode changes. Returns
     /// the daemon's text about it.
-    ///
-    /// # Errors
-    /// Returns the errors of [`Self::call`].
     pub fn set_mode(&mut self, mode: &str) -> Result<String, ControlError> {
         self.message(&Request::SetMode { mode: mode.to_owned() })
     }
 
     /// Makes the daemon read its configuration again and returns the daemon's text about it.
-    ///
-    /// # Errors
-    /// Returns the errors of [`Self::call`].
     pub fn reload(&mut self) -> Result<String, ControlError> {
         self.message(&Request::Reload)
     }
 
     /// Begins a trace for `seconds`, with room for `events` events that wait to be read. The trace
     /// ends when this connection is closed.
-    ///
-    /// # Errors
-    /// Returns the errors of [`Self::call`].
     pub fn trace_start(&mut self, seconds: u64, events: u64) -> Result<String, ControlError> {
         self.message(&Request::TraceStart { seconds, events, attended: true })
     }
 
     /// Returns the next part of the trace.
-    ///
-    /// # Errors
-    /// Returns the errors of [`Self::call`].
     pub fn trace_read(&mut self) -> Result<TracePage, ControlError> {
         match self.call(&Request::TraceRead)? {
             Response::Trace(page) => Ok(*page),
@@ -185,17 +145,11 @@ impl ControlClient {
     }
 
     /// Ends the trace, whose events can still be read.
-    ///
-    /// # Errors
-    /// Returns the errors of [`Self::call`].
     pub fn trace_stop(&mut self) -> Result<String, ControlError> {
         self.message(&Request::TraceStop)
     }
 
     /// Returns what the daemon knows about the flows of a query.
-    ///
-    /// # Errors
-    /// Returns the errors of [`Self::call`].
     pub fn explain(&mut self, wanted: FlowQuery) -> Result<Explanation, ControlError> {
         match self.call(&Request::Explain(wanted))? {
             Response::Explanation(told) => Ok(*told),
@@ -205,7 +159,7 @@ impl ControlClient {
 
     fn message(&mut self, request: &Request) -> Result<String, ControlError> {
         match self.call(request)? {
-            Response::Done { message, .. } => Ok(message),
+            Response::Done { message } => Ok(message),
             other => Err(self.malformed(format!("{other:?} is no answer to {request:?}"))),
         }
     }

@@ -86,11 +86,6 @@ pub fn compared(
 
 fn standby(told: &ListHostsResponse) -> Finding {
     let leader = &told.leader;
-    if leader.is_empty() && told.software.is_empty() {
-        return Finding::warn("leader", "this coordinator stands by, and does not say who leads")
-            .because("its release is older than this command's, and cannot say it")
-            .action("ask the other coordinators: `laxity cluster --endpoint`; upgrade this one");
-    }
     if leader.is_empty() {
         return Finding::error("leader", "no coordinator leads, as far as this one knows")
             .because("without a leader each host orders by itself")
@@ -513,14 +508,8 @@ mod tests {
         let found = compared(&all, None, &["a".to_owned()]);
         assert_eq!(of(&found, "connected").severity, Severity::Error, "{found:?}");
         all.leader.clear();
-        all.software = "laxity-coordinator 0.1.0".into();
         let found = compared(&all, None, &[]);
         assert!(found[0].severity == Severity::Error && found[0].action.contains("etcd"));
-        // An older release says neither its own number nor who leads.
-        all.software.clear();
-        let found = compared(&all, None, &[]);
-        assert_eq!((found.len(), found[0].severity), (1, Severity::Warn), "{found:?}");
-        assert!(found[0].action.contains("upgrade this one"), "{found:?}");
     }
 
     #[test]

@@ -63,11 +63,6 @@ pub enum Request {
         /// Whether to turn the bypass on.
         on: bool,
     },
-    /// Change the policy of every port until the next reload or restart.
-    SetPolicy {
-        /// The name of the policy, such as `laxity` or `two_class`.
-        policy: String,
-    },
     /// Change the mode until an operator sets another one, or the configured mode changes.
     SetMode {
         /// The mode: `off`, `observe` or `enforce`.
@@ -92,8 +87,6 @@ pub enum Request {
     TraceStop,
     /// Return what the scheduler knows about flows as [`Response::Explanation`].
     Explain(FlowQuery),
-    /// Return the release as [`Response::Version`].
-    Version,
 }
 
 /// An answer of the daemon.
@@ -106,21 +99,11 @@ pub enum Response {
     Done {
         /// A text for people about what happened.
         message: String,
-        /// Keys of the configuration that changed and need a restart. Only after a reload.
-        #[serde(default, skip_serializing_if = "Vec::is_empty")]
-        needs_restart: Vec<String>,
     },
     /// The answer to [`Request::TraceRead`].
     Trace(Box<TracePage>),
     /// The answer to [`Request::Explain`].
     Explanation(Box<Explanation>),
-    /// The answer to [`Request::Version`].
-    Version {
-        /// The release of the daemon.
-        version: String,
-        /// The process id of the daemon.
-        pid: u32,
-    },
     /// The request was not carried out, and nothing has changed.
     Error {
         /// The problem and its remedy.
@@ -131,7 +114,7 @@ pub enum Response {
 impl Response {
     /// Makes an answer that says what happened.
     pub fn done(message: impl Into<String>) -> Self {
-        Self::Done { message: message.into(), needs_restart: Vec::new() }
+        Self::Done { message: message.into() }
     }
 
     /// Makes an answer that says what was wrong.
@@ -180,14 +163,12 @@ mod tests {
         for request in [
             Request::Status,
             Request::Bypass { on: false },
-            Request::SetPolicy { policy: "mfs".into() },
             Request::SetMode { mode: "observe".into() },
             Request::Reload,
             Request::TraceStart { seconds: 10, events: 1000, attended: true },
             Request::TraceRead,
             Request::TraceStop,
             Request::Explain(FlowQuery { request: Some(7), ..FlowQuery::default() }),
-            Request::Version,
         ] {
             let line = serde_json::to_vec(&Envelope::new(request.clone())).unwrap();
             assert_eq!(parse_request(&line), Ok(request));

@@ -1,5 +1,7 @@
 //! The flows that `laxity explain` asks for. Times are nanoseconds of CLOCK_MONOTONIC.
 
+#![allow(missing_docs, reason = "most fields say by their names what they are")]
+
 use serde::{Deserialize, Serialize};
 
 use crate::trace::TracedFlow;
@@ -11,13 +13,10 @@ pub const EXPLAINED_MAX: usize = 16;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct FlowQuery {
-    /// The number of the flow.
     pub flow: Option<u64>,
-    /// The id of the request.
     pub request: Option<u64>,
     /// The id of the batch. Only flows that wait have a known batch.
     pub batch: Option<u64>,
-    /// The id of the process.
     pub pid: Option<u32>,
 }
 
@@ -40,16 +39,13 @@ pub struct ExplainedFlow {
     /// and the layer are known only while the flow waits.
     #[serde(flatten)]
     pub flow: TracedFlow,
-    /// The number of the client.
     pub client: u64,
     /// The id of the trace that the request's engine named, or empty.
     #[serde(default)]
     pub trace_id: String,
-    /// Bytes that have completed.
     pub completed_bytes: u64,
     /// When the flow was submitted, was permitted or completed bytes last.
     pub since_ns: u64,
-    /// Why the flow waits, if it does.
     pub wait: Option<FlowWait>,
 }
 
@@ -68,7 +64,6 @@ pub struct FlowWait {
     pub moved_ns: u64,
     /// The level before that.
     pub moved_from: u8,
-    /// Bytes that are ahead of the flow.
     pub ahead_bytes: u64,
     /// Whether the flow is starved, and so is served from the starved flows' share.
     pub starved: bool,

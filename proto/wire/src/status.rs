@@ -2,6 +2,8 @@
 //! start. Other values are those at the time of the snapshot. Fields that an older daemon does not
 //! know are empty.
 
+#![allow(missing_docs, reason = "most fields say by their names what they are")]
+
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
@@ -16,7 +18,6 @@ pub struct Status {
     pub pid: u32,
     /// Milliseconds since the daemon started.
     pub uptime_ms: u64,
-    /// The policy of the ports.
     pub policy: String,
     /// The mode: `off`, `observe` or `enforce`.
     pub mode: String,
@@ -99,7 +100,6 @@ pub struct ClusterStatus {
     pub failures: u64,
     /// Reports that were sent.
     pub reports: u64,
-    /// Events that the coordinator refused.
     pub refused_events: u64,
     /// Fetches from other hosts that the coordinator knows of.
     pub fetches: u64,
@@ -133,7 +133,6 @@ pub struct ClientStatus {
     pub flows: u64,
     /// Flows with bytes that are not yet permitted.
     pub waiting_flows: u64,
-    /// Bytes that the client submitted.
     pub submitted_bytes: u64,
     /// Bytes that were permitted, credit included.
     pub permitted_bytes: u64,
@@ -168,15 +167,10 @@ pub struct ClientStatus {
 /// A container of Kubernetes. The names are empty if the host does not know them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PodStatus {
-    /// The namespace of the pod.
     pub namespace: String,
-    /// The name of the pod.
     pub name: String,
-    /// The name of the container.
     pub container: String,
-    /// The uid of the pod.
     pub uid: String,
-    /// The container's id at its runtime.
     pub container_id: String,
 }
 
@@ -192,7 +186,6 @@ impl fmt::Display for PodStatus {
 /// An owner whose clients lost permitted bytes. New clients of it are unscheduled for a while.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DistrustedOwner {
-    /// The user id.
     pub uid: u32,
     /// The control group, empty if it is unknown.
     pub cgroup: String,
@@ -226,7 +219,6 @@ pub struct RefusalStatus {
 pub struct PortStatus {
     /// The index of the NIC in the configuration.
     pub nic: u8,
-    /// The name of the NIC.
     pub name: String,
     /// The direction: `egress` or `ingress`.
     pub direction: String,
@@ -251,11 +243,9 @@ pub struct PortStatus {
     pub congestion_bytes_per_s: u64,
     /// Signals of congestion: CNPs, marked packets and PFC pauses.
     pub congestion_signals: u64,
-    /// The policy of this port.
     pub policy: String,
     /// Bytes that are permitted and not completed.
     pub in_flight_bytes: u64,
-    /// The window in bytes.
     pub window_bytes: u64,
     /// Recent share of the rate that early stages used (`ρ`), 0 to 1.
     pub load: f64,
@@ -269,7 +259,6 @@ pub struct PortStatus {
     pub held_bytes: u64,
     /// The levels from the highest: `P1` … `PK` and `scavenger`.
     pub levels: Vec<LevelStatus>,
-    /// The stages by number.
     pub stages: Vec<StageStatus>,
     /// Permitted bytes by stage and level, without zeros.
     pub permitted: Vec<PermittedBytes>,
@@ -337,11 +326,9 @@ pub struct LevelStatus {
     /// The level's service level on InfiniBand, if the configuration names one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sl: Option<u8>,
-    /// Flows that wait in the level.
     pub waiting_flows: u64,
     /// Bytes of the waiting flows that are not yet permitted.
     pub waiting_bytes: u64,
-    /// Bytes permitted at the level.
     pub permitted_bytes: u64,
 }
 
@@ -350,15 +337,11 @@ pub struct LevelStatus {
 pub struct StageStatus {
     /// The name: `kv_reuse`, `collective`, `p2d`, `weights` or `background`.
     pub stage: String,
-    /// Flows of the stage that wait.
     pub waiting_flows: u64,
     /// Bytes of the waiting flows that are not yet permitted.
     pub waiting_bytes: u64,
-    /// Bytes submitted.
     pub submitted_bytes: u64,
-    /// Bytes permitted.
     pub permitted_bytes: u64,
-    /// Bytes completed.
     pub completed_bytes: u64,
     /// Flows whose last byte completed after their deadline.
     pub deadline_misses: u64,
@@ -371,7 +354,6 @@ pub struct StageStatus {
 pub struct WaitStatus {
     /// The number of flows that were measured.
     pub flows: u64,
-    /// The mean in nanoseconds.
     pub mean_ns: u64,
     /// The median in nanoseconds.
     pub p50_ns: u64,
@@ -382,9 +364,7 @@ pub struct WaitStatus {
 /// Bytes permitted for one stage at one level.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct PermittedBytes {
-    /// The name of the stage.
     pub stage: String,
-    /// The name of the level.
     pub level: String,
     /// Bytes permitted since the daemon started.
     pub bytes: u64,
@@ -394,28 +374,23 @@ pub struct PermittedBytes {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Totals {
-    /// Clients that are attached now.
     pub attached_clients: u64,
     /// Clients that attached so far.
     pub attachments: u64,
     /// Registrations that were refused because of version, credentials or limits.
     pub refusals: u64,
-    /// Flows submitted.
     pub flows: u64,
     /// Flows cancelled by their client or by its end.
     pub cancelled_flows: u64,
     /// Flows beyond their client's limit, which were permitted without scheduling. The limit is 0
     /// for a client in mode `off` or of a distrusted owner.
     pub overflowed_flows: u64,
-    /// Bytes submitted.
     pub submitted_bytes: u64,
-    /// Bytes permitted.
     pub permitted_bytes: u64,
     /// Bytes that were sent without a permit in mode `observe`.
     pub observed_bytes: u64,
     /// Bytes sent on credit, which `permitted_bytes` includes.
     pub credited_bytes: u64,
-    /// Bytes completed.
     pub completed_bytes: u64,
     /// Permitted bytes that were not completed in time and were written off.
     pub written_off_bytes: u64,
@@ -428,9 +403,7 @@ pub struct Totals {
     pub withdrawn_bytes: u64,
     /// Flows that completed after their deadline.
     pub deadline_misses: u64,
-    /// Promotions on all ports.
     pub promotions: u64,
-    /// Demotions on all ports.
     pub demotions: u64,
     /// Requests in the pruned set of the order in force.
     pub pruned_requests: u64,
@@ -448,9 +421,7 @@ pub struct Totals {
 pub struct SchedulerStatus {
     /// Rounds of scanning the lanes.
     pub rounds: u64,
-    /// Records consumed.
     pub records: u64,
-    /// Permits published.
     pub permits: u64,
     /// Permits published on the fast path, before any accounting. `permits` includes them.
     pub permits_at_once: u64,

@@ -1,6 +1,8 @@
 //! A trace of a daemon: hints, submits, permits and completions, in the scheduler's order. Times
 //! are nanoseconds of CLOCK_MONOTONIC. Numbers of batches and requests are those of the hints.
 
+#![allow(missing_docs, reason = "most fields say by their names what they are")]
+
 use serde::{Deserialize, Serialize};
 
 /// A part of a trace, the oldest events first.
@@ -21,7 +23,6 @@ pub struct TracePage {
 pub struct TraceEvent {
     /// The time of the event.
     pub at_ns: u64,
-    /// The kind of the event.
     #[serde(flatten)]
     pub what: TraceKind,
 }
@@ -34,107 +35,66 @@ pub enum TraceKind {
     Submitted(TracedFlow),
     /// The flow got a permit.
     Permitted {
-        /// The number of the flow.
         flow: u64,
-        /// The bytes of this permit.
         bytes: u64,
         /// The level, from 1 as the highest, or 255 for the scavenger.
         level: u8,
-        /// Whether this is the last permit.
         last: bool,
     },
     /// Bytes of the flow completed.
-    Completed {
-        /// The number of the flow.
-        flow: u64,
-        /// The bytes of this completion.
-        bytes: u64,
-    },
+    Completed { flow: u64, bytes: u64 },
     /// The flow was cancelled and will not complete.
-    Cancelled {
-        /// The number of the flow.
-        flow: u64,
-    },
+    Cancelled { flow: u64 },
     /// A batch was announced.
-    BatchBegin {
-        /// The id of the batch.
-        batch: u64,
-        /// The number of layers of the model.
-        layers: u16,
-    },
+    BatchBegin { batch: u64, layers: u16 },
     /// A request joined a batch.
     RequestJoin {
-        /// The id of the batch.
         batch: u64,
-        /// The id of the request.
         request: u64,
         /// The deadline of the hint, or 0 if it has none.
         deadline_ns: u64,
     },
     /// A request has ended.
-    RequestEnd {
-        /// The id of the request.
-        request: u64,
-    },
+    RequestEnd { request: u64 },
     /// The trace of a request at its engine, in the hexadecimal digits of W3C Trace Context.
     RequestTrace {
-        /// The id of the request.
         request: u64,
-        /// The id of the trace.
         trace_id: String,
         /// The id of the span that called the engine.
         span_id: String,
     },
     /// A batch waits behind another batch.
     BatchQueued {
-        /// The id of the batch that waits.
         batch: u64,
         /// The id of the batch that computes first.
         ahead: u64,
     },
     /// A batch began to compute a layer.
-    LayerBegin {
-        /// The id of the batch.
-        batch: u64,
-        /// The number of the layer.
-        layer: u16,
-    },
+    LayerBegin { batch: u64, layer: u16 },
     /// A batch has computed its last layer.
-    ComputeEnd {
-        /// The id of the batch.
-        batch: u64,
-    },
+    ComputeEnd { batch: u64 },
     /// A batch ended.
-    BatchEnd {
-        /// The id of the batch.
-        batch: u64,
-    },
+    BatchEnd { batch: u64 },
 }
 
 /// A flow, and the outcome of its submit.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TracedFlow {
-    /// The number of the flow.
     pub flow: u64,
     /// The id of the process that submitted the flow.
     pub pid: u32,
-    /// The index of the NIC.
     pub nic: u8,
     /// Whether the flow's port is an ingress port.
     pub ingress: bool,
-    /// The name of the stage.
     pub stage: String,
-    /// The number of the layer.
     pub layer: u16,
     /// The id of the batch, or 0 if unknown.
     pub batch: u64,
     /// The id of the request, or 0 if unknown.
     pub request: u64,
-    /// The bytes of the flow.
     pub bytes: u64,
     /// The deadline, or 0 if there is none.
     pub deadline_ns: u64,
-    /// The outcome of the submit.
     pub standing: SubmitOutcome,
     /// The bytes that were permitted at once, or 0 if the flow has to wait.
     pub granted: u64,
@@ -142,7 +102,6 @@ pub struct TracedFlow {
     pub level: u8,
     /// The bytes of other flows in flight on the port.
     pub in_flight_bytes: u64,
-    /// The window of the port in bytes.
     pub window_bytes: u64,
     /// Flows that waited on the port before this one.
     pub ahead: u64,

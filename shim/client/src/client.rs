@@ -314,7 +314,6 @@ impl Core {
         self.step(&mut attachment)
     }
 
-    /// Does one step towards a session.
     fn step(&self, attachment: &mut Attachment) -> Option<Arc<Session>> {
         let (session, next) = attachment.advance(&self.options, self.clock);
         self.generation.store(attachment.attached, Ordering::Relaxed);

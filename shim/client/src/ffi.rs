@@ -10,6 +10,7 @@
 //! not used after `lax_detach` and `lax_lane_close`. No two threads use a lane at the same time.
 
 #![allow(clippy::missing_safety_doc, reason = "said above, once for all functions")]
+#![allow(missing_docs, reason = "laxity.h describes the functions")]
 
 pub mod hints;
 pub mod metadata;
@@ -138,24 +139,18 @@ fn guarded<T>(otherwise: T, body: impl FnOnce() -> T) -> T {
     catch_unwind(AssertUnwindSafe(body)).unwrap_or(otherwise)
 }
 
-/// # Safety
-/// `text` is null or a C string.
 unsafe fn text<'a>(text: *const c_char) -> Option<&'a CStr> {
     // SAFETY: upheld by the caller, since the pointer is not null.
     (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) })
 }
 
 /// Returns a struct of C if its size covers all fields known here. Later versions may be larger.
-///
-/// # Safety
-/// `at` is null, or valid for the size in its first field, a `u32`.
 unsafe fn sized<T>(at: *mut T) -> Option<*mut T> {
     // SAFETY: upheld by the caller. The size is read before any other field.
     let is_whole = !at.is_null() && unsafe { at.cast::<u32>().read() } as usize >= size_of::<T>();
     is_whole.then_some(at)
 }
 
-/// Returns the version of the interface.
 #[unsafe(no_mangle)]
 pub extern "C" fn lax_abi_version() -> u32 {
     ABI_VERSION
@@ -179,8 +174,6 @@ pub unsafe extern "C" fn lax_attach(options: *const LaxOptions) -> *mut Client {
 }
 
 impl LaxOptions {
-    /// # Safety
-    /// The strings are null or C strings.
     unsafe fn options(&self) -> Option<Options> {
         let mut options = Options { mode: mode(self.mode)?, ..Options::default() };
         // SAFETY: upheld by the caller.
@@ -208,7 +201,6 @@ fn mode(number: u32) -> Option<Mode> {
     Mode::from_number(u8::try_from(number).ok()?)
 }
 
-/// Frees the client.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lax_detach(client: *mut Client) {
     if !client.is_null() {
@@ -217,7 +209,6 @@ pub unsafe extern "C" fn lax_detach(client: *mut Client) {
     }
 }
 
-/// Returns 1 if a daemon schedules this process now.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lax_is_scheduled(client: *const Client) -> c_int {
     guarded(0, || {
@@ -226,7 +217,6 @@ pub unsafe extern "C" fn lax_is_scheduled(client: *const Client) -> c_int {
     })
 }
 
-/// Returns the DSCP of a level.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lax_dscp(client: *const Client, level: u8) -> u8 {
     guarded(0, || {
@@ -235,7 +225,6 @@ pub unsafe extern "C" fn lax_dscp(client: *const Client, level: u8) -> u8 {
     })
 }
 
-/// Returns the number of a peer.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lax_peer(address: *const [u8; 16]) -> u8 {
     guarded(0, || {
@@ -244,7 +233,6 @@ pub unsafe extern "C" fn lax_peer(address: *const [u8; 16]) -> u8 {
     })
 }
 
-/// Writes the client's counters.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lax_get_stats(client: *const Client, stats: *mut LaxStats) -> c_int {
     guarded(INVALID, || {
@@ -257,7 +245,6 @@ pub unsafe extern "C" fn lax_get_stats(client: *const Client, stats: *mut LaxSta
     })
 }
 
-/// Opens a lane.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lax_lane_open(client: *const Client) -> *mut Lane {
     guarded(core::ptr::null_mut(), || {
@@ -269,7 +256,6 @@ pub unsafe extern "C" fn lax_lane_open(client: *const Client) -> *mut Lane {
     })
 }
 
-/// Closes a lane.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lax_lane_close(lane: *mut Lane) {
     if !lane.is_null() {
@@ -278,7 +264,6 @@ pub unsafe extern "C" fn lax_lane_close(lane: *mut Lane) {
     }
 }
 
-/// Submits a flow.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lax_submit(
     lane: *mut Lane,
@@ -306,9 +291,6 @@ pub unsafe extern "C" fn lax_submit(
 }
 
 /// Gets one permit from `Lane::poll` or `Lane::wait`.
-///
-/// # Safety
-/// The conditions of `lax_poll` hold.
 unsafe fn permit(
     lane: *mut Lane,
     ticket: *mut LaxTicket,
@@ -332,7 +314,6 @@ unsafe fn permit(
     c_int::from(result.is_some())
 }
 
-/// Writes a permit for what may be sent now.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lax_poll(
     lane: *mut Lane,
@@ -343,7 +324,6 @@ pub unsafe extern "C" fn lax_poll(
     unsafe { permit(lane, ticket, out, Lane::poll) }
 }
 
-/// Waits for the next permit.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lax_wait(
     lane: *mut Lane,
@@ -355,23 +335,18 @@ pub unsafe extern "C" fn lax_wait(
 }
 
 /// Runs `body` on a lane that is not null.
-///
-/// # Safety
-/// `lane` is null or came from `lax_lane_open` and no other thread uses it.
 unsafe fn on_lane(lane: *mut Lane, body: impl FnOnce(&mut Lane) -> c_int) -> c_int {
     // SAFETY: upheld by the caller.
     let Some(lane) = (unsafe { lane.as_mut() }) else { return INVALID };
     guarded(INVALID, || body(lane))
 }
 
-/// Sleeps until a ticket may have a permit.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lax_wait_any(lane: *mut Lane, timeout_ns: u64) -> c_int {
     // SAFETY: upheld by the caller.
     unsafe { on_lane(lane, |lane| lane.wait_any(Duration::from_nanos(timeout_ns)).into()) }
 }
 
-/// Reports that bytes were delivered.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lax_complete(
     lane: *mut Lane,
@@ -389,7 +364,6 @@ pub unsafe extern "C" fn lax_complete(
     }
 }
 
-/// Cancels a flow.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lax_cancel(lane: *mut Lane, ticket: *mut LaxTicket) -> c_int {
     // SAFETY: upheld by the caller.

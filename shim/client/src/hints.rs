@@ -207,9 +207,6 @@ pub fn memory_owner(address: u64, bytes: u64, mut owner: Scope) -> Result<(), Me
 }
 
 /// Removes all facts about the range.
-///
-/// # Errors
-/// [`MemoryError::NoRange`].
 pub fn memory_forget(address: u64, bytes: u64) -> Result<(), MemoryError> {
     memory::forget(address, bytes)?;
     outside::memory_forget(address, bytes);

@@ -154,7 +154,6 @@ impl Lane {
         true
     }
 
-    /// Submits a flow without credit at hand.
     #[inline(never)]
     fn submit_without_credit(&mut self, flow: &Flow, ticket: &mut Ticket) {
         *ticket = match self.submit_gated(flow) {
@@ -272,11 +271,9 @@ impl Lane {
     pub fn hint(&mut self, hint: Hint) {
         self.try_attach();
         // Mode `off` drops only hints. Completions and withdrawals must reach the daemon, or it
-        // would never free the slots and bytes of these flows. An earlier daemon takes a hint that
-        // it does not know for garbage.
+        // would never free the slots and bytes of these flows.
         if let Some(binding) = &self.binding
-            && (binding.header.attention() & attention::OFF != 0
-                || matches!(hint, Hint::RequestTrace { .. }) && !binding.header.takes_traces())
+            && binding.header.attention() & attention::OFF != 0
         {
             return;
         }

@@ -20,15 +20,11 @@ pub const RANGES_MAX: usize = 1 << 20;
 
 /// The reason why a range can't be registered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the texts say what the fields are")]
 pub enum MemoryError {
     /// The range is empty, or wraps around.
     #[error("{bytes} bytes at {address:#x} are no range of memory")]
-    NoRange {
-        /// Address of the range.
-        address: u64,
-        /// Size of the range in bytes.
-        bytes: u64,
-    },
+    NoRange { address: u64, bytes: u64 },
     /// Part of the range was registered as another layer's KV cache.
     #[error(
         "{bytes} bytes at {address:#x} overlap layer {layer}, which begins at {start:#x} with \
@@ -36,11 +32,8 @@ pub enum MemoryError {
          forget that first if it is there no more"
     )]
     Overlap {
-        /// Address of the range.
         address: u64,
-        /// Size of the range in bytes.
         bytes: u64,
-        /// The other layer.
         layer: u16,
         /// Address of the other layer's range.
         start: u64,
@@ -215,9 +208,6 @@ pub fn set_owner(
 }
 
 /// Removes all facts about the range.
-///
-/// # Errors
-/// [`MemoryError::NoRange`].
 pub fn forget(address: u64, bytes: u64) -> Result<(), MemoryError> {
     let (start, end) = range(address, bytes)?;
     change(|tables| {

@@ -173,7 +173,6 @@ impl Session {
         registration::is_hung_up(self.socket.as_fd())
     }
 
-    /// Wakes the daemon.
     pub(crate) fn wake_daemon(&self) {
         registration::wake(self.eventfd.as_fd());
     }
@@ -206,11 +205,6 @@ impl Session {
             return Err(NoFreeLane::AllTaken);
         }
         drop(seats);
-        // Not `libc::gettid`, which needs glibc 2.30. std refers to it weakly, and a strong
-        // reference anywhere would make that of std strong, too.
-        // SAFETY: gettid has no arguments and cannot fail.
-        let thread = unsafe { libc::syscall(libc::SYS_gettid) } as u32;
-        seat.producer.memory().header().owner.set_thread(thread);
         self.header().set_claimed(seat.index, true);
         Ok(seat)
     }
@@ -231,7 +225,6 @@ impl Session {
         // The lane stays claimed, since the daemon may not have read all records. The next owner
         // takes this seat before a new one. A process therefore has as many claimed lanes as it
         // ever had owners at once.
-        seat.producer.memory().header().owner.set_thread(0);
         self.seats.lock().unwrap_or_else(PoisonError::into_inner).left.push(seat);
     }
 }

@@ -32,8 +32,6 @@ fn a_new_daemon_is_told_what_is_under_way_and_transfers_wait_for_it() {
         std::env::set_var("LAXITY_STALL_MS", "20000");
     }
     let first = TestDaemon::at(&socket, Geometry::default());
-    // A daemon of an earlier release would take the hint about a trace for garbage.
-    first.set(&first.knobs.no_traces, true);
     let due = hints::now() + 60_000_000_000;
     let facts = Facts { deadline_ns: due, bytes: 77, ..Facts::default() };
     let joins = |request| Hint::RequestJoin { batch: 1, request, deadline_ns: 0, bytes: 0 };
@@ -53,8 +51,8 @@ fn a_new_daemon_is_told_what_is_under_way_and_transfers_wait_for_it() {
     let begin = Record::Hint(Hint::BatchBegin { batch: 1, layers: 32, layer_time_ns: 1000 });
     let join =
         Record::Hint(Hint::RequestJoin { batch: 1, request: 4, deadline_ns: due, bytes: 77 });
-    eventually("all hints arrive", || heard(&first).len() == 5);
-    assert_eq!(heard(&first)[..2], [begin, join]);
+    eventually("all hints arrive", || heard(&first).len() == 6);
+    assert_eq!(heard(&first)[..3], [begin, join, Record::Hint(trace)]);
 
     // While flows are held, a wait times out, and can be repeated.
     first.set(&first.knobs.hold, true);

@@ -114,24 +114,17 @@ impl fmt::Display for Origin {
 /// The reason why a profile can't be used. The command line refuses to start the job. Inside an
 /// application, log it and use [`Profile::default`].
 #[derive(Debug, Error)]
+#[allow(missing_docs, reason = "the texts say what the fields are")]
 pub enum ProfileError {
     /// There is no file and no built-in profile of that name.
     #[error(
         "there is no profile `{name}`: looked for {looked}; the profiles here are {known}; `laxity \
          profiles` describes them"
     )]
-    Unknown {
-        /// The name that was looked for.
-        name: String,
-        /// The places where the name was looked for.
-        looked: String,
-        /// The names of the existing profiles.
-        known: String,
-    },
+    Unknown { name: String, looked: String, known: String },
     /// The file exists and can't be read.
     #[error("cannot read profile {path}: {cause}", path = .path.display())]
     Unreadable {
-        /// Path of the file that the error is about.
         path: PathBuf,
         /// The cause. It is not a source, because the text contains it.
         cause: laxity_files::ReadError,
@@ -139,21 +132,15 @@ pub enum ProfileError {
     /// The file is larger than [`FILE_BYTES_MAX`].
     #[error("{path} is larger than {FILE_BYTES_MAX} bytes: it is no \
         profile", path = .path.display())]
-    TooLarge {
-        /// Path of the file that the error is about.
-        path: PathBuf,
-    },
+    TooLarge { path: PathBuf },
     /// The text is no valid profile.
     #[error("{origin}, line {line}{}: \
         {problem}", if key.is_empty() { String::new() } else { format!(", `{key}`") })]
     Malformed {
-        /// The origin of the profile.
         origin: Origin,
-        /// Line number, counted from 1.
         line: usize,
         /// Key with its table, such as `stage.write`. Empty if the error has no key.
         key: String,
-        /// The mistake, and the values that are allowed.
         problem: String,
     },
 }
@@ -209,9 +196,6 @@ impl QueuePairSettings {
 
 impl Profile {
     /// Parses the text of a profile.
-    ///
-    /// # Errors
-    /// [`ProfileError::Malformed`].
     pub fn parse(name: &str, origin: Origin, text: &str) -> Result<Self, ProfileError> {
         let read: Self = toml::from_str(text).map_err(|error| {
             let at = error.span().map_or(0, |span| span.start);

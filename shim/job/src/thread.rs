@@ -5,9 +5,6 @@ use std::thread::Builder;
 
 /// Starts a thread with all signals blocked. Signals belong to the program, and a thread inherits
 /// the mask of the thread that starts it.
-///
-/// # Errors
-/// The system refuses another thread.
 pub fn spawn(thread: Builder, run: impl FnOnce() + Send + 'static) -> io::Result<()> {
     // SAFETY: plain data, for which zeroes are a value.
     let (mut all, mut before) = unsafe { core::mem::zeroed::<(libc::sigset_t, libc::sigset_t)>() };

@@ -18,6 +18,10 @@
 //! # Locks
 //! A batch is locked while Mooncake is called for it, so that no thread asks for a batch that
 //! another one frees. The worker's list and then the client's lanes may be locked under it.
+//!
+//! # Safety
+//! Unless a function says otherwise, its callers uphold the conditions of the function of
+//! `transfer_engine_c.h` that the program called.
 
 mod submit;
 
@@ -213,9 +217,6 @@ impl TransferBatch {
     }
 
     /// Answers `getTransferStatus`.
-    ///
-    /// # Safety
-    /// The conditions of `getTransferStatus` hold.
     pub(crate) unsafe fn status(
         &self,
         state: &mut BatchState,

@@ -1,4 +1,8 @@
 //! Calls of the program, and calls of Mooncake's own functions.
+//!
+//! # Safety
+//! Unless a function says otherwise, its callers uphold the conditions of the function of
+//! `transfer_engine_c.h` that the program called.
 
 use core::ffi::c_int;
 use std::ffi::{CStr, CString};
@@ -50,9 +54,6 @@ impl Call {
 }
 
 /// Calls Mooncake's own submitting function.
-///
-/// # Safety
-/// The conditions of the program's function hold.
 pub(crate) unsafe fn hand_on(
     engine: EnginePtr,
     batch: u64,
@@ -80,9 +81,6 @@ pub(crate) unsafe fn hand_on(
 }
 
 /// Calls Mooncake's own `getTransferStatus`.
-///
-/// # Safety
-/// The conditions of `getTransferStatus` hold.
 pub(crate) unsafe fn ask_after(
     engine: EnginePtr,
     batch: u64,

@@ -2,7 +2,8 @@
 //! with the program's arguments and returns its result. No failure here prevents that.
 //!
 //! # Safety
-//! Callers of each function here uphold the conditions of `transfer_engine_c.h`.
+//! Callers of each function here uphold the conditions of `transfer_engine_c.h`. A text is a C
+//! string, or null.
 
 #![allow(clippy::missing_safety_doc, missing_docs, reason = "said above, once for all functions")]
 
@@ -44,8 +45,6 @@ pub(crate) unsafe fn array<'a, T>(array: *const T, count: usize) -> &'a [T] {
     if array.is_null() { &[] } else { unsafe { core::slice::from_raw_parts(array, count) } }
 }
 
-/// # Safety
-/// `text` is null or a C string.
 unsafe fn text<'a>(text: *const c_char) -> Option<&'a str> {
     // SAFETY: upheld by the caller, since the pointer is not null.
     (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) }.to_str().ok())?
@@ -55,8 +54,7 @@ interpose! {
     fn createTransferEngine(metadata: *const c_char, local: *const c_char, host: *const c_char,
         port: u64, auto_discover: c_int) -> EnginePtr, ptr::null_mut(),
     |real| {
-        // SAFETY: upheld by the caller.
-        let engine = unsafe { real(metadata, local, host, port, auto_discover) };
+        let engine = real(metadata, local, host, port, auto_discover);
         if !engine.is_null() {
             besides(|| {
                 let around = EngineEnv::here();
@@ -69,15 +67,13 @@ interpose! {
     fn destroyTransferEngine(engine: EnginePtr)
     |real| {
         on_hub(|hub| hub.leave_engine(engine));
-        // SAFETY: upheld by the caller.
-        unsafe { real(engine) }
+        real(engine)
     }
 
     fn installTransport(engine: EnginePtr, protocol: *const c_char, args: *mut *mut c_void)
         -> EnginePtr, ptr::null_mut(),
     |real| {
-        // SAFETY: upheld by the caller.
-        let (transport, name) = unsafe { (real(engine, protocol, args), text(protocol)) };
+        let (transport, name) = (real(engine, protocol, args), text(protocol));
         if let Some(name) = name.filter(|_| !transport.is_null()) {
             on_hub(|hub| hub.engines.write().installed(engine, name));
         }
@@ -86,8 +82,7 @@ interpose! {
 
     fn uninstallTransport(engine: EnginePtr, protocol: *const c_char) -> c_int, REFUSED,
     |real| {
-        // SAFETY: upheld by the caller.
-        let (code, name) = unsafe { (real(engine, protocol), text(protocol)) };
+        let (code, name) = (real(engine, protocol), text(protocol));
         if let Some(name) = name.filter(|_| code == 0) {
             on_hub(|hub| hub.engines.write().uninstalled(engine, name));
         }
@@ -96,21 +91,18 @@ interpose! {
 
     fn openSegment(engine: EnginePtr, name: *const c_char) -> i32, REFUSED,
     |real| {
-        // SAFETY: upheld by the caller.
-        unsafe { opened(engine, real(engine, name), name) }
+        opened(engine, real(engine, name), name)
     }
 
     fn openSegmentNoCache(engine: EnginePtr, name: *const c_char) -> i32, REFUSED,
     |real| {
-        // SAFETY: upheld by the caller.
-        unsafe { opened(engine, real(engine, name), name) }
+        opened(engine, real(engine, name), name)
     }
 
     fn registerLocalMemory(engine: EnginePtr, address: *mut c_void, length: usize,
         location: *const c_char, remote_accessible: c_int) -> c_int, REFUSED,
     |real| {
-        // SAFETY: upheld by the caller.
-        let code = unsafe { real(engine, address, length, location, remote_accessible) };
+        let code = real(engine, address, length, location, remote_accessible);
         if code == 0 {
             on_hub(|hub| hub.engines.write().registered(engine, address, length));
         }
@@ -120,13 +112,12 @@ interpose! {
     fn registerLocalMemoryBatch(engine: EnginePtr, buffers: *mut BufferEntry, count: usize,
         location: *const c_char) -> c_int, REFUSED,
     |real| {
-        // SAFETY: upheld by the caller.
-        let code = unsafe { real(engine, buffers, count, location) };
+        let code = real(engine, buffers, count, location);
         if code == 0 {
             on_hub(|hub| {
                 let mut engines = hub.engines.write();
-                // SAFETY: upheld by the caller. Mooncake has just read all of them.
-                for buffer in unsafe { array(buffers, count) } {
+                // Mooncake has just read all of them.
+                for buffer in array(buffers, count) {
                     engines.registered(engine, buffer.addr, buffer.length);
                 }
             });
@@ -137,24 +128,19 @@ interpose! {
     fn unregisterLocalMemory(engine: EnginePtr, address: *mut c_void) -> c_int, REFUSED,
     |real| {
         disown(engine, &[address]);
-        // SAFETY: upheld by the caller.
-        unsafe { real(engine, address) }
+        real(engine, address)
     }
 
     fn unregisterLocalMemoryBatch(engine: EnginePtr, addresses: *mut *mut c_void, count: usize)
         -> c_int, REFUSED,
     |real| {
-        // SAFETY: upheld by the caller.
-        unsafe {
-            disown(engine, array(addresses, count));
-            real(engine, addresses, count)
-        }
+        disown(engine, array(addresses, count));
+        real(engine, addresses, count)
     }
 
     fn allocateBatchID(engine: EnginePtr, size: usize) -> u64, INVALID_BATCH,
     |real| {
-        // SAFETY: upheld by the caller.
-        let batch = unsafe { real(engine, size) };
+        let batch = real(engine, size);
         if batch != INVALID_BATCH {
             on_hub(|hub| hub.allocated(engine, batch, size));
         }
@@ -169,16 +155,14 @@ interpose! {
             return guarded(REFUSED, || {
                 let mut state = batch.state.lock();
                 hub.forget(&batch);
-                // SAFETY: upheld by the caller.
-                let code = batch.free(&mut state, || unsafe { real(engine, id) });
+                let code = batch.free(&mut state, || real(engine, id));
                 if code != 0 {
                     hub.remember(&batch);
                 }
                 code
             });
         }
-        // SAFETY: upheld by the caller.
-        unsafe { real(engine, id) }
+        real(engine, id)
     }
 }
 
@@ -190,9 +174,6 @@ fn peer_of(segment: &str) -> u8 {
 }
 
 /// Records the peer of a segment if it was opened. Returns the segment.
-///
-/// # Safety
-/// `name` is null or a C string.
 unsafe fn opened(engine: EnginePtr, segment: i32, name: *const c_char) -> i32 {
     // SAFETY: upheld by the caller.
     if let Some(name) = unsafe { text(name) }.filter(|_| segment >= 0) {
@@ -236,8 +217,6 @@ fn disown(engine: EnginePtr, addresses: &[*mut c_void]) {
     });
 }
 
-/// # Safety
-/// The conditions of `transfer_engine_c.h` hold.
 unsafe fn submit(engine: EnginePtr, id: u64, call: &Call) -> c_int {
     let hub = hub::known();
     // SAFETY: upheld by the caller.
@@ -260,9 +239,6 @@ unsafe fn submit(engine: EnginePtr, id: u64, call: &Call) -> c_int {
 }
 
 /// Counts a call, and records the memory owner where that is useful.
-///
-/// # Safety
-/// The conditions of [`submit`] hold.
 unsafe fn note(hub: Option<&Hub>, engine: EnginePtr, call: &Call) {
     if call.entries.is_null() {
         return;

@@ -27,7 +27,8 @@ macro_rules! interpose {
             let Some($real) = $crate::real::real!($name, fn($($type),*) $(-> $result)?) else {
                 return $($otherwise)?;
             };
-            $body
+            // SAFETY: the caller upholds what this function demands, and `real` demands no more.
+            unsafe { $body }
         }
     )*};
 }

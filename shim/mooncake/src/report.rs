@@ -34,7 +34,6 @@ counters! {
 /// statistic.
 pub(crate) static UNASKED_BYTES: AtomicU64 = AtomicU64::new(0);
 
-/// Writes the report at the end of this process.
 pub(crate) fn at_end() {
     if at_exit(end) {
         COUNTERS.reset();

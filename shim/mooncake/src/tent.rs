@@ -120,23 +120,19 @@ interpose! {
     fn tent_submit(engine: EnginePtr, batch: u64, entries: *mut TentRequest, count: usize)
         -> c_int, REFUSED,
     |real| {
-        // SAFETY: upheld by the caller. TENT reads the array during the call only.
-        unsafe {
-            let mut instead = prepare(entries, count);
-            let entries = instead.as_mut().map_or(entries, Vec::as_mut_ptr);
-            real(engine, batch, entries, count)
-        }
+        // TENT reads the array during the call only.
+        let mut instead = prepare(entries, count);
+        let entries = instead.as_mut().map_or(entries, Vec::as_mut_ptr);
+        real(engine, batch, entries, count)
     }
 
     fn tent_submit_notif(engine: EnginePtr, batch: u64, entries: *mut TentRequest, count: usize,
         name: *const c_char, message: *const c_char) -> c_int, REFUSED,
     |real| {
-        // SAFETY: upheld by the caller. TENT reads the array during the call only.
-        unsafe {
-            let mut instead = prepare(entries, count);
-            let entries = instead.as_mut().map_or(entries, Vec::as_mut_ptr);
-            real(engine, batch, entries, count, name, message)
-        }
+        // TENT reads the array during the call only.
+        let mut instead = prepare(entries, count);
+        let entries = instead.as_mut().map_or(entries, Vec::as_mut_ptr);
+        real(engine, batch, entries, count, name, message)
     }
 }
 

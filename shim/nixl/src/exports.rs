@@ -3,7 +3,8 @@
 //!
 //! # Safety
 //! Callers of each function here uphold the conditions of `nixl.h`. References of C++ are pointers
-//! that are not null.
+//! that are not null. Where a creation is recorded, `created` points to what NIXL has created, and
+//! `list` is a `nixlDescList<D>`.
 
 #![allow(clippy::missing_safety_doc, missing_docs, reason = "said above, once for all functions")]
 
@@ -34,7 +35,8 @@ macro_rules! interpose {
             let Some($real) = $crate::real::real!($name, fn($($type),*) -> NixlStatus) else {
                 return status::NOT_SUPPORTED;
             };
-            $body
+            // SAFETY: the caller upholds what this function demands, and `real` demands no more.
+            unsafe { $body }
         }
     )*};
 }
@@ -62,9 +64,6 @@ fn besides(code: NixlStatus, body: impl FnOnce(&'static NixlHub)) {
 }
 
 /// Records a request that NIXL has created, with the bytes and the first address of its local side.
-///
-/// # Safety
-/// `created` points to the request.
 unsafe fn record(
     hub: &NixlHub,
     agent: AgentPtr,
@@ -88,9 +87,6 @@ unsafe fn record(
 }
 
 /// Records a request of two prepared lists. `chosen` are the local descriptors.
-///
-/// # Safety
-/// `created` points to the request.
 unsafe fn record_made(
     hub: &NixlHub,
     agent: AgentPtr,
@@ -111,9 +107,6 @@ unsafe fn record_made(
 
 /// Records a prepared list. Of the other side's lists only those of storage are used, since the
 /// local side of a transfer has as many bytes as the remote one.
-///
-/// # Safety
-/// `list` is a `nixlDescList<D>`, and `created` points to the prepared list.
 unsafe fn record_list<D: NixlDescriptor>(
     hub: &NixlHub,
     agent: AgentPtr,
@@ -140,11 +133,9 @@ interpose! {
     fn create(agent: AgentPtr, operation: *const c_int, local: *const c_void,
         remote: *const c_void, name: *const c_void, created: *mut RequestPtr, extra: OptionalArgs)
     |real| {
-        // SAFETY: upheld by the caller.
-        let call = || unsafe { real(agent, operation, local, remote, name, created, extra) };
+        let call = || real(agent, operation, local, remote, name, created, extra);
         let code = within(agent, true, call);
-        // SAFETY: upheld by the caller. NIXL has created the request.
-        besides(code, |hub| unsafe {
+        besides(code, |hub| {
             let is_memory = [local, remote].iter().all(|list| abi::is_memory(*list, &BASIC));
             let moved = match is_memory {
                 true => abi::descriptors::<BasicDesc>(local, &BASIC).map(lists::whole),
@@ -163,11 +154,9 @@ interpose! {
         created: *mut RequestPtr, extra: OptionalArgs)
     |real| {
         let code = within(agent, true, || {
-            // SAFETY: upheld by the caller.
-            unsafe { real(agent, operation, local, chosen, remote, remote_chosen, created, extra) }
+            real(agent, operation, local, chosen, remote, remote_chosen, created, extra)
         });
-        // SAFETY: upheld by the caller. NIXL has created the request.
-        besides(code, |hub| unsafe {
+        besides(code, |hub| {
             let chosen = (*chosen).span();
             let chosen = chosen.indices();
             record_made(hub, agent, *operation, (local, remote), chosen, created);
@@ -182,11 +171,9 @@ interpose! {
         extra: OptionalArgs)
     |real| {
         let code = within(agent, true, || {
-            // SAFETY: upheld by the caller.
-            unsafe { real(agent, operation, local, chosen, remote, remote_chosen, created, extra) }
+            real(agent, operation, local, chosen, remote, remote_chosen, created, extra)
         });
-        // SAFETY: upheld by the caller. NIXL has created the request.
-        besides(code, |hub| unsafe {
+        besides(code, |hub| {
             let chosen = chosen.indices();
             record_made(hub, agent, operation, (local, remote), chosen, created);
         });
@@ -198,10 +185,8 @@ interpose! {
     fn prepare_named(agent: AgentPtr, name: *const c_void, list: *const c_void,
         created: *mut ListPtr, extra: OptionalArgs)
     |real| {
-        // SAFETY: upheld by the caller.
-        let code = within(agent, false, || unsafe { real(agent, name, list, created, extra) });
-        // SAFETY: upheld by the caller. NIXL has created the list.
-        besides(code, |hub| unsafe {
+        let code = within(agent, false, || real(agent, name, list, created, extra));
+        besides(code, |hub| {
             record_list::<BasicDesc>(hub, agent, (list, abi::is_empty(name)), &BASIC, created);
         });
         code
@@ -212,10 +197,8 @@ interpose! {
     fn prepare_strided_named(agent: AgentPtr, name: *const c_void, list: *const c_void,
         created: *mut ListPtr, extra: OptionalArgs)
     |real| {
-        // SAFETY: upheld by the caller.
-        let code = within(agent, false, || unsafe { real(agent, name, list, created, extra) });
-        // SAFETY: upheld by the caller. NIXL has created the list.
-        besides(code, |hub| unsafe {
+        let code = within(agent, false, || real(agent, name, list, created, extra));
+        besides(code, |hub| {
             record_list::<StrideDesc>(hub, agent, (list, abi::is_empty(name)), &STRIDE, created);
         });
         code
@@ -225,12 +208,8 @@ interpose! {
      tionalArgs"
     fn prepare(agent: AgentPtr, list: *const c_void, created: *mut ListPtr, extra: OptionalArgs)
     |real| {
-        // SAFETY: upheld by the caller.
-        let code = within(agent, false, || unsafe { real(agent, list, created, extra) });
-        // SAFETY: upheld by the caller. NIXL has created the list.
-        besides(code, |hub| unsafe {
-            record_list::<BasicDesc>(hub, agent, (list, true), &BASIC, created);
-        });
+        let code = within(agent, false, || real(agent, list, created, extra));
+        besides(code, |hub| record_list::<BasicDesc>(hub, agent, (list, true), &BASIC, created));
         code
     }
 
@@ -239,12 +218,8 @@ interpose! {
     fn prepare_strided(agent: AgentPtr, list: *const c_void, created: *mut ListPtr,
         extra: OptionalArgs)
     |real| {
-        // SAFETY: upheld by the caller.
-        let code = within(agent, false, || unsafe { real(agent, list, created, extra) });
-        // SAFETY: upheld by the caller. NIXL has created the list.
-        besides(code, |hub| unsafe {
-            record_list::<StrideDesc>(hub, agent, (list, true), &STRIDE, created);
-        });
+        let code = within(agent, false, || real(agent, list, created, extra));
+        besides(code, |hub| record_list::<StrideDesc>(hub, agent, (list, true), &STRIDE, created));
         code
     }
 
@@ -254,15 +229,13 @@ interpose! {
         if let Some(hub) = hub::known() {
             hub.forget_list(list);
         }
-        // SAFETY: upheld by the caller.
-        within(agent, false, || unsafe { real(agent, list) })
+        within(agent, false, || real(agent, list))
     }
 
     "_ZNK9nixlAgent16getXferTelemetryEPK12nixlXferReqHR17nixlXferTelemetry"
     fn telemetry(agent: AgentPtr, handle: RequestPtr, answer: *mut c_void)
     |real| {
-        // SAFETY: upheld by the caller.
-        let code = within(agent, false, || unsafe { real(agent, handle, answer) });
+        let code = within(agent, false, || real(agent, handle, answer));
         let known = hub::known().filter(|_| !agent::is_nested());
         let known = known.and_then(|hub| hub.request(agent, handle));
         // While a repost waits, NIXL has the telemetry of the post before.
@@ -281,17 +254,13 @@ interpose! {
         within(agent, false, || {
             let known = hub::known().filter(|_| !is_nested);
             let known = known.and_then(|hub| Some((hub, hub.forget(handle)?)));
-            let Some((hub, request)) = known else {
-                // SAFETY: upheld by the caller.
-                return unsafe { real(agent, handle) };
-            };
+            let Some((hub, request)) = known else { return real(agent, handle) };
             let mut state = request.state.lock();
             if state.is_deferred() {
                 state.end();
             }
-            // SAFETY: upheld by the caller. Nobody else calls NIXL for the request meanwhile, since
-            // that takes its lock.
-            let code = unsafe { real(agent, handle) };
+            // Nobody else calls NIXL for the request meanwhile, since that takes its lock.
+            let code = real(agent, handle);
             if code == status::SUCCESS {
                 state.end();
             } else {
@@ -307,16 +276,14 @@ interpose! {
     fn destroy(agent: AgentPtr)
     |real| {
         forget_agent(agent);
-        // SAFETY: upheld by the caller.
-        unsafe { real(agent) }
+        real(agent)
     }
 
     "_ZN9nixlAgentD2Ev"
     fn destroy_base(agent: AgentPtr)
     |real| {
         forget_agent(agent);
-        // SAFETY: upheld by the caller.
-        unsafe { real(agent) }
+        real(agent)
     }
 }
 

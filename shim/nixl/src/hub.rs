@@ -89,7 +89,6 @@ impl NixlHub {
         self.agents.read().get(&(address as usize)).cloned()
     }
 
-    /// Returns a request of this agent.
     pub(crate) fn request(
         &self,
         agent: AgentPtr,

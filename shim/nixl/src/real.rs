@@ -1,4 +1,7 @@
 //! NIXL's own functions, by their mangled names. They may throw, so their ABI is `C-unwind`.
+//!
+//! # Safety
+//! Unless a function says otherwise, its callers uphold the conditions of `nixl.h`.
 
 use core::ffi::{CStr, c_int, c_void};
 use core::sync::atomic::{AtomicBool, Ordering};
@@ -26,9 +29,6 @@ macro_rules! real {
 pub(crate) use real;
 
 /// Calls NIXL's own `postXferReq`.
-///
-/// # Safety
-/// The conditions of `nixl.h` hold.
 pub(crate) unsafe fn post(agent: AgentPtr, request: RequestPtr, extra: OptionalArgs) -> NixlStatus {
     let real = real!(
         "_ZNK9nixlAgent11postXferReqEP12nixlXferReqHPK21nixlAgentOptionalArgs",
@@ -39,9 +39,6 @@ pub(crate) unsafe fn post(agent: AgentPtr, request: RequestPtr, extra: OptionalA
 }
 
 /// Calls NIXL's own `getXferStatus`.
-///
-/// # Safety
-/// The conditions of `nixl.h` hold.
 pub(crate) unsafe fn status_of(agent: AgentPtr, request: RequestPtr) -> NixlStatus {
     let real = real!(
         "_ZNK9nixlAgent13getXferStatusEP12nixlXferReqH",

@@ -1,4 +1,8 @@
 //! A transfer request, from its creation to its release, and the permit for each of its posts.
+//!
+//! # Safety
+//! Unless a function says otherwise, its callers uphold the conditions of `nixl.h` for the request
+//! and the arguments, and are in the request's agent.
 
 use core::ffi::c_void;
 use std::time::{Duration, Instant};
@@ -116,19 +120,12 @@ impl NixlRequest {
         self.handle as *mut c_void
     }
 
-    /// Asks NIXL for the status.
-    ///
-    /// # Safety
-    /// As for [`Self::post`].
     unsafe fn ask(&self) -> NixlStatus {
         // SAFETY: upheld by the caller.
         unsafe { real::status_of(self.agent(), self.handle()) }
     }
 
     /// Hands a post to NIXL without a flow.
-    ///
-    /// # Safety
-    /// As for [`Self::post`].
     pub(crate) unsafe fn pass(&self, extra: OptionalArgs) -> NixlStatus {
         // SAFETY: upheld by the caller.
         unsafe { real::post(self.agent(), self.handle(), extra) }
@@ -154,10 +151,6 @@ impl NixlRequest {
     }
 
     /// Implements `postXferReq`.
-    ///
-    /// # Safety
-    /// The conditions of `nixl.h` hold for the request and the arguments, and the caller is in the
-    /// agent.
     pub(crate) unsafe fn post(
         &self,
         state: &mut PostState,
@@ -198,9 +191,6 @@ impl NixlRequest {
     }
 
     /// Gives a post to NIXL. Its flow ends here if it is unscheduled.
-    ///
-    /// # Safety
-    /// As for [`Self::post`].
     unsafe fn hand_on(
         &self,
         state: &mut PostState,
@@ -223,9 +213,6 @@ impl NixlRequest {
     }
 
     /// Posts a deferred request if it has its permit by now.
-    ///
-    /// # Safety
-    /// As for [`Self::post`].
     unsafe fn advance(&self, state: &mut PostState) {
         let Phase::Deferred { transfer, since } = &state.phase else { return };
         let is_unscheduled = match transfer.wait_whole(Duration::ZERO) {
@@ -246,9 +233,6 @@ impl NixlRequest {
     }
 
     /// Implements `getXferStatus`.
-    ///
-    /// # Safety
-    /// As for [`Self::post`].
     pub(crate) unsafe fn status(&self, state: &mut PostState) -> NixlStatus {
         // SAFETY: upheld by the caller.
         unsafe { self.advance(state) };

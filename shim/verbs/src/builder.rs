@@ -3,6 +3,10 @@
 //!
 //! Only queue pairs whose operations are all known here are hooked. An unknown operation would
 //! reach a provider whose `wr_start` was never called.
+//!
+//! # Safety
+//! Unless a function says otherwise, its callers uphold the conditions of the libibverbs function
+//! that it replaces or is a part of.
 
 use core::ffi::{c_int, c_void};
 use core::ptr;
@@ -32,9 +36,6 @@ pub(crate) struct Builder {
 const KNOWN: u64 = 0x3ff;
 
 /// Replaces `verbs_context.create_qp_ex`.
-///
-/// # Safety
-/// The conditions of `ibv_create_qp_ex` hold.
 pub(crate) unsafe extern "C" fn create_qp_ex(
     ibv: *mut ibv_context,
     attr: *mut ibv_qp_init_attr_ex,
@@ -164,8 +165,6 @@ unsafe extern "C" fn complete(qp: *mut ibv_qp_ex) -> c_int {
     }
 }
 
-/// # Safety
-/// The conditions of `ibv_wr_complete` hold.
 unsafe fn post(
     context: &'static HookedContext,
     queue_pair: &'static QueuePair,
@@ -194,9 +193,6 @@ unsafe fn post(
 }
 
 /// Records a work request.
-///
-/// # Safety
-/// The conditions of the `ibv_wr_*` functions hold.
 unsafe fn record(qp: *mut ibv_qp_ex, opcode: op::Type, fill: impl FnOnce(&mut ibv_send_wr)) {
     // SAFETY: upheld by the caller. A work request of zeros is valid.
     unsafe {
@@ -211,9 +207,6 @@ unsafe fn record(qp: *mut ibv_qp_ex, opcode: op::Type, fill: impl FnOnce(&mut ib
 }
 
 /// Returns the last recorded work request.
-///
-/// # Safety
-/// The conditions of the `ibv_wr_*` functions hold.
 unsafe fn last(qp: *mut ibv_qp_ex) -> Option<&'static mut DeferredRequest> {
     // SAFETY: upheld by the caller.
     unsafe { works(qp) }?.last_mut()

@@ -204,7 +204,6 @@ impl QueuePairBundle {
         Some(at as u8)
     }
 
-    /// Returns the numbers of the siblings.
     pub(crate) fn sibling_numbers(&self) -> SmallVec<[u32; SIBLINGS_MAX]> {
         self.members[1..].iter().map(|member| member.number).collect()
     }

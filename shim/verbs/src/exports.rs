@@ -5,7 +5,8 @@
 //! arguments and are not supported.
 //!
 //! # Safety
-//! Callers of each `ibv_*` function here uphold the conditions of its manual page.
+//! Callers of each `ibv_*` function here uphold the conditions of its manual page, and other
+//! functions get what these got: contexts and queue pairs are alive.
 
 #![allow(clippy::missing_safety_doc, reason = "said above, once for all functions")]
 
@@ -48,7 +49,8 @@ macro_rules! interpose {
                 $crate::exports::of_libibverbs(concat!(stringify!($name), "\0"), $version);
             let real = laxity_job::real!(REAL.address(), fn($($type),*) $(-> $result)?);
             let Some($real) = real else { return $($otherwise)? };
-            $body
+            // SAFETY: the caller upholds what this function demands, and `real` demands no more.
+            unsafe { $body }
         }
     )*};
 }
@@ -64,8 +66,7 @@ fn missing<T>() -> *mut T {
 interpose! { Some(c"IBVERBS_1.1");
     /// Opens a device like `ibv_open_device`, and hooks its context.
     fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_context, missing(), |open| {
-        // SAFETY: upheld by the caller.
-        let ibv = unsafe { hooked(open(device)) };
+        let ibv = hooked(open(device));
         // The program links libibverbs, so it gets events through this library, too.
         if let Some(context) = contexts::find(ibv).filter(|_| !ibv.is_null()) {
             context.be_linked();
@@ -77,70 +78,58 @@ interpose! { Some(c"IBVERBS_1.1");
     fn ibv_close_device(ibv: *mut ibv_context) -> c_int, libc::ENOSYS, |close| {
         contexts::let_go(ibv);
         exempt::forget(ibv);
-        // SAFETY: upheld by the caller.
-        unsafe { close(ibv) }
+        close(ibv)
     }
 
     /// Creates a queue pair like `ibv_create_qp`, and records it.
     fn ibv_create_qp(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr) -> *mut ibv_qp, missing(),
     |create| {
-        // SAFETY: upheld by the caller. The call has written the queue pair's real limits to
-        // `attr`.
-        unsafe {
-            let context = contexts::find((*pd).context).filter(|context| context.is_ours());
-            let Some(context) = context else { return create(pd, attr) };
-            let queues = [(*attr).send_cq, (*attr).recv_cq];
-            let signals_all = (*attr).sq_sig_all != 0;
-            let admitted = context.may_bundle()
-                && candidate::admit(pd, queues, (*attr).qp_type, signals_all, &(*attr).cap);
-            let cap = &raw mut (*attr).cap;
-            let (qp, is_candidate) = create_with_room(admitted, cap, || create(pd, attr));
-            if !qp.is_null() {
-                let queue_pair = context.queue_pairs.make((*qp).qp_num);
-                let limits = SendLimits::of(&(*attr).cap);
-                queue_pair.open(context, qp, Some((limits, (*attr).sq_sig_all != 0)));
-                if is_candidate {
-                    queue_pair.be_candidate();
-                }
+        let context = contexts::find((*pd).context).filter(|context| context.is_ours());
+        let Some(context) = context else { return create(pd, attr) };
+        let queues = [(*attr).send_cq, (*attr).recv_cq];
+        let signals_all = (*attr).sq_sig_all != 0;
+        let admitted = context.may_bundle()
+            && candidate::admit(pd, queues, (*attr).qp_type, signals_all, &(*attr).cap);
+        let cap = &raw mut (*attr).cap;
+        // The call writes the queue pair's real limits to `attr`.
+        let (qp, is_candidate) = create_with_room(admitted, cap, || create(pd, attr));
+        if !qp.is_null() {
+            let queue_pair = context.queue_pairs.make((*qp).qp_num);
+            let limits = SendLimits::of(&(*attr).cap);
+            queue_pair.open(context, qp, Some((limits, (*attr).sq_sig_all != 0)));
+            if is_candidate {
+                queue_pair.be_candidate();
             }
-            qp
         }
+        qp
     }
 
     /// Queries a queue pair like `ibv_query_qp`. The program doesn't see the room for a barrier.
     fn ibv_query_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int,
         init: *mut ibv_qp_init_attr) -> c_int, libc::ENOSYS,
     |query| {
-        // SAFETY: upheld by the caller. The call has written both.
-        unsafe {
-            let error = query(qp, attr, mask, init);
-            if error == 0 && bundle::is_on() && let Some(queue_pair) = known(qp) {
-                queue_pair.queried(&mut *attr, &mut *init);
-            }
-            error
+        let error = query(qp, attr, mask, init);
+        if error == 0 && bundle::is_on() && let Some(queue_pair) = known(qp) {
+            queue_pair.queried(&mut *attr, &mut *init);
         }
+        error
     }
 
     /// Acknowledges an event like `ibv_ack_async_event`, for the queue pair that it came from.
     fn ibv_ack_async_event(event: *mut ibv_async_event) |acknowledge| {
-        // SAFETY: upheld by the caller.
-        unsafe { events::acknowledge(&*event, |event| acknowledge(event)) }
+        events::acknowledge(&*event, |event| acknowledge(event))
     }
 
     /// Changes a queue pair like `ibv_modify_qp`, and sets its class.
     fn ibv_modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) -> c_int, libc::ENOSYS,
     |real| {
-        // SAFETY: upheld by the caller.
-        unsafe { modify(qp, attr, mask, |attr| real(qp, attr, mask)) }
+        modify(qp, attr, mask, |attr| real(qp, attr, mask))
     }
 
     /// Destroys a queue pair like `ibv_destroy_qp`, and removes it here.
     fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int, libc::ENOSYS, |destroy| {
-        // SAFETY: upheld by the caller.
-        unsafe {
-            forget(qp);
-            destroy(qp)
-        }
+        forget(qp);
+        destroy(qp)
     }
 }
 
@@ -168,8 +157,7 @@ pub unsafe extern "C-unwind" fn ibv_get_async_event(
 interpose! { Some(c"IBVERBS_1.10");
     /// Imports a device like `ibv_import_device`, and hooks its context.
     fn ibv_import_device(cmd_fd: c_int) -> *mut ibv_context, missing(), |import| {
-        // SAFETY: upheld by the caller.
-        unsafe { hooked(import(cmd_fd)) }
+        hooked(import(cmd_fd))
     }
 }
 
@@ -201,17 +189,12 @@ pub(crate) unsafe fn create_with_room(
 }
 
 /// Returns what is known about a queue pair of this process.
-///
-/// # Safety
-/// `qp` is a live queue pair.
 unsafe fn known(qp: *mut ibv_qp) -> Option<&'static QueuePair> {
     // SAFETY: upheld by the caller.
     let (ibv, number) = unsafe { ((*qp).context, (*qp).qp_num) };
     contexts::find(ibv).filter(|context| context.is_ours())?.queue_pairs.find(number)
 }
 
-/// # Safety
-/// `ibv` is null, or a context that was just opened.
 unsafe fn hooked(ibv: *mut ibv_context) -> *mut ibv_context {
     if !ibv.is_null() {
         // SAFETY: upheld by the caller.
@@ -221,9 +204,6 @@ unsafe fn hooked(ibv: *mut ibv_context) -> *mut ibv_context {
 }
 
 /// Closes and removes a queue pair before it is destroyed.
-///
-/// # Safety
-/// `qp` is a live queue pair.
 pub(crate) unsafe fn forget(qp: *mut ibv_qp) {
     // SAFETY: upheld by the caller.
     let (ibv, number) = unsafe { ((*qp).context, (*qp).qp_num) };
@@ -242,9 +222,6 @@ thread_local! {
 }
 
 /// Changes a queue pair by `real`, sets its class, and follows its state.
-///
-/// # Safety
-/// The conditions of `ibv_modify_qp` hold.
 pub(crate) unsafe fn modify(
     qp: *mut ibv_qp,
     attr: *mut ibv_qp_attr,

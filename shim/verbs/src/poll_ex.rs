@@ -3,6 +3,10 @@
 //! Between start and end, a provider may hold the queue's lock. It also takes that lock in a post
 //! that finds its send queue full. Nothing here therefore waits for a queue pair that another
 //! thread posts to. A completion of such a queue pair is kept until the poll has ended.
+//!
+//! # Safety
+//! Unless a function says otherwise, its callers uphold the conditions of the libibverbs function
+//! that it replaces.
 
 use core::ffi::c_int;
 use core::ptr;
@@ -56,9 +60,6 @@ fn queues() -> &'static RwLock<HashMap<usize, OriginalPoll>> {
 }
 
 /// Replaces `verbs_context.create_cq_ex`.
-///
-/// # Safety
-/// The conditions of `ibv_create_cq_ex` hold.
 pub(crate) unsafe extern "C" fn create_cq_ex(
     ibv: *mut ibv_context,
     attr: *mut ibv_cq_init_attr_ex,
@@ -115,8 +116,6 @@ fn warn_of_bundle() {
     }
 }
 
-/// # Safety
-/// The conditions of `ibv_start_poll` hold.
 unsafe extern "C" fn start(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int {
     let Some(before) = before(cq) else { return libc::EINVAL };
     if !candidate::note_extended(cq.cast()) {
@@ -135,8 +134,6 @@ unsafe extern "C" fn start(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c
     }
 }
 
-/// # Safety
-/// The conditions of `ibv_end_poll` hold.
 unsafe extern "C" fn end(cq: *mut ibv_cq_ex) {
     let Some(before) = before(cq) else { return };
     // SAFETY: upheld by the caller.
@@ -147,8 +144,6 @@ unsafe extern "C" fn end(cq: *mut ibv_cq_ex) {
     }
 }
 
-/// # Safety
-/// The conditions of `ibv_next_poll` hold.
 unsafe extern "C" fn next(cq: *mut ibv_cq_ex) -> c_int {
     let Some(before) = before(cq) else { return libc::EINVAL };
     // SAFETY: upheld by the caller.

@@ -28,31 +28,24 @@ interpose! { None;
     /// Sets the operations of a context, as a provider does by `verbs_set_ops`. A provider may set
     /// some operations at a time, and must find its own between the calls.
     fn verbs_set_ops(verbs: *mut verbs_context, ops: *const VerbsContextOps) |set_ops| {
-        // SAFETY: upheld by the caller.
-        unsafe {
-            let ibv = &raw mut (*verbs).context;
-            contexts::unhook(ibv);
-            set_ops(verbs, ops);
-            contexts::hook(ibv);
-        }
+        let ibv = &raw mut (*verbs).context;
+        contexts::unhook(ibv);
+        set_ops(verbs, ops);
+        contexts::hook(ibv);
     }
 
     /// Closes a context, as a provider does by `verbs_uninit_context`.
     fn verbs_uninit_context(verbs: *mut verbs_context) |uninit| {
-        // SAFETY: upheld by the caller.
-        unsafe {
-            contexts::let_go(&raw mut (*verbs).context);
-            exempt::forget(&raw mut (*verbs).context);
-            uninit(verbs);
-        }
+        contexts::let_go(&raw mut (*verbs).context);
+        exempt::forget(&raw mut (*verbs).context);
+        uninit(verbs);
     }
 
     /// Makes the kernel change a queue pair, as a provider does by `ibv_cmd_modify_qp`.
     fn ibv_cmd_modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int,
         command: *mut c_void, bytes: usize) -> c_int, libc::ENOSYS,
     |real| {
-        // SAFETY: upheld by the caller.
-        unsafe { exports::modify(qp, attr, mask, |attr| real(qp, attr, mask, command, bytes)) }
+        exports::modify(qp, attr, mask, |attr| real(qp, attr, mask, command, bytes))
     }
 
     /// Makes the kernel change a queue pair with newer attributes, as a provider does by
@@ -61,12 +54,9 @@ interpose! { None;
         command: *mut c_void, bytes: usize, response: *mut c_void, response_bytes: usize)
         -> c_int, libc::ENOSYS,
     |real| {
-        // SAFETY: upheld by the caller.
-        unsafe {
-            exports::modify(qp, attr, mask, |attr| {
-                real(qp, attr, mask, command, bytes, response, response_bytes)
-            })
-        }
+        exports::modify(qp, attr, mask, |attr| {
+            real(qp, attr, mask, command, bytes, response, response_bytes)
+        })
     }
 
     /// Allocates a protection domain like `ibv_cmd_alloc_pd`, which programs call first on a
@@ -75,23 +65,20 @@ interpose! { None;
     fn ibv_cmd_alloc_pd(context: *mut ibv_context, pd: *mut ibv_pd, command: *mut c_void,
         bytes: usize, response: *mut c_void, response_bytes: usize) -> c_int, libc::ENOSYS,
     |real| {
-        // SAFETY: upheld by the caller. Fields with this library's functions stay unchanged.
-        unsafe {
-            if contexts::find(context).is_some_and(HookedContext::is_ours) {
-                contexts::hook(context);
-            }
-            let error = real(context, pd, command, bytes, response, response_bytes);
-            if error == 0 {
-                candidate::note_domain(pd);
-            }
-            error
+        // Fields with this library's functions stay unchanged.
+        if contexts::find(context).is_some_and(HookedContext::is_ours) {
+            contexts::hook(context);
         }
+        let error = real(context, pd, command, bytes, response, response_bytes);
+        if error == 0 {
+            candidate::note_domain(pd);
+        }
+        error
     }
 
     /// Frees a protection domain like `ibv_cmd_dealloc_pd`. The provider frees its memory later.
     fn ibv_cmd_dealloc_pd(pd: *mut ibv_pd) -> c_int, libc::ENOSYS, |real| {
-        // SAFETY: upheld by the caller.
-        let error = unsafe { real(pd) };
+        let error = real(pd);
         if error == 0 {
             candidate::forget_domain(pd);
         }
@@ -100,10 +87,7 @@ interpose! { None;
 
     /// Makes the kernel destroy a queue pair, as a provider does by `ibv_cmd_destroy_qp`.
     fn ibv_cmd_destroy_qp(qp: *mut ibv_qp) -> c_int, libc::ENOSYS, |destroy| {
-        // SAFETY: upheld by the caller.
-        unsafe {
-            exports::forget(qp);
-            destroy(qp)
-        }
+        exports::forget(qp);
+        destroy(qp)
     }
 }

@@ -143,7 +143,6 @@ impl PostedWork {
     }
 }
 
-/// The changing state of a queue pair.
 #[derive(Debug, Default)]
 struct QueuePairState {
     context: Option<&'static HookedContext>,
@@ -192,7 +191,6 @@ pub(crate) struct WorkCounts {
     pub(crate) completions: u64,
 }
 
-/// A pointer to the program's queue pair.
 #[derive(Debug)]
 struct QueuePairPointer(*mut ibv_qp);
 

@@ -39,7 +39,6 @@ pub(crate) fn note_dscp(dscp: u8) {
     DSCPS.fetch_or(1 << (dscp & 63), Ordering::Relaxed);
 }
 
-/// Writes the report at the end of this process.
 pub(crate) fn at_end() {
     if at_exit(end) {
         COUNTERS.reset();

@@ -202,7 +202,7 @@ pub fn seeds() -> Vec<Vec<u8>> {
     let requests = [
         Request::Status,
         Request::Bypass { on: true },
-        Request::SetPolicy { policy: "laxity".into() },
+        Request::SetMode { mode: "observe".into() },
         Request::TraceStart { seconds: 10, events: 1000, attended: true },
         Request::Explain(FlowQuery { pid: Some(12), ..FlowQuery::default() }),
     ];
@@ -223,8 +223,7 @@ pub fn seeds() -> Vec<Vec<u8>> {
     let told = (1, Response::Explanation(Box::new(told)));
     seeds.push(answer(&[status, told.clone()]));
     seeds.push(answer(&[told, (2, Response::Trace(Box::new(page)))]));
-    let needs_restart = vec!["socket".to_owned()];
-    let done = Response::Done { message: "read again".into(), needs_restart };
+    let done = Response::done("read again");
     seeds.push(answer(&[(3, done), (3, Response::error("no such policy"))]));
     seeds
 }

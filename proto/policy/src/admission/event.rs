@@ -22,6 +22,7 @@ pub struct RequestLoad {
 
 /// An event of admission. The caller passes the time of the event as `now`.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the variants say what their fields are")]
 pub enum AdmissionEvent {
     /// A batch was formed, or an active batch is announced again with changes.
     BatchArrived {
@@ -33,27 +34,14 @@ pub enum AdmissionEvent {
         compute: Span,
     },
     /// A request is a member of an active batch, with this load.
-    RequestJoined {
-        /// The batch that the request joined.
-        batch: BatchId,
-        /// The request and its load.
-        load: RequestLoad,
-    },
+    RequestJoined { batch: BatchId, load: RequestLoad },
     /// The request computes.
-    RequestStarted {
-        /// The request whose computation began.
-        request: RequestId,
-    },
+    RequestStarted { request: RequestId },
     /// The request has its first token, or was aborted. It leaves the pruned set.
-    RequestEnded {
-        /// The request that ended.
-        request: RequestId,
-    },
+    RequestEnded { request: RequestId },
     /// `bytes` of the request were delivered through `port`.
     BytesCompleted {
-        /// The request whose bytes were delivered.
         request: RequestId,
-        /// The port that the bytes passed.
         port: PortId,
         /// Bytes since the last such event.
         bytes: u64,
@@ -62,34 +50,21 @@ pub enum AdmissionEvent {
     /// budget of this tenant
     /// ([`AdmissionConfig::tenant_drop_budgets`](super::AdmissionConfig::tenant_drop_budgets)).
     /// Tenant 0 is assumed until then.
-    BatchTenant {
-        /// The batch that belongs to the tenant.
-        batch: BatchId,
-        /// The index of its tenant.
-        tenant: u16,
-    },
+    BatchTenant { batch: BatchId, tenant: u16 },
     /// The batch computes, and so do its members.
-    BatchStarted {
-        /// The batch whose computation began.
-        batch: BatchId,
-    },
+    BatchStarted { batch: BatchId },
     /// The batch computes after `ahead`, on the same unit, until it starts or `ahead` departs. The
     /// event is ignored if the batch computes already, or if `ahead` waits behind it.
     BatchQueued {
-        /// The batch that waits.
         batch: BatchId,
         /// The batch directly before it.
         ahead: BatchId,
     },
     /// The batch has ended. Members that did not end before were aborted.
-    BatchDeparted {
-        /// The batch that ended.
-        batch: BatchId,
-    },
+    BatchDeparted { batch: BatchId },
     /// The rate of a port is known or has changed. The owner of the port reports it, not a client,
     /// so such a port is never removed.
     PortRate {
-        /// The port.
         port: PortId,
         /// The port's rate. At zero nothing passes.
         bytes_per_second: u64,

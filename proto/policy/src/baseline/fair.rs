@@ -11,7 +11,6 @@ use crate::link::port::Port;
 use crate::link::queue::{Group, Rank};
 use crate::time::Time;
 
-/// The `fair` policy.
 #[derive(Debug)]
 pub(crate) struct Fair {
     granularity: Granularity,

@@ -13,7 +13,6 @@ use crate::link::port::Port;
 use crate::link::queue::{Group, GroupBy, Rank};
 use crate::time::Time;
 
-/// The `sjf` policy.
 #[derive(Debug)]
 pub(crate) struct Sjf {
     granularity: Granularity,

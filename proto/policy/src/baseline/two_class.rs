@@ -17,7 +17,6 @@ use crate::time::Time;
 const COLLECTIVE: QueueId = 0;
 const KV: QueueId = 1;
 
-/// The `two_class` policy.
 #[derive(Debug)]
 pub(crate) struct TwoClass;
 

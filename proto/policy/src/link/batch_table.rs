@@ -272,7 +272,6 @@ impl BatchTable {
         }
     }
 
-    /// Removes the request from its batch.
     pub(crate) fn leave(&mut self, request: SlotId) {
         let known = self.request_mut(request);
         let (batch, member) = (known.batch, (known.deadline, known.id));

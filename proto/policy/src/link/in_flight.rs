@@ -43,7 +43,6 @@ impl InFlight {
 /// reaches a quarter of the port's rate, four of them fill the port.
 const OVERSIZED_MAX: usize = 4;
 
-/// A piece in flight.
 #[derive(Clone, Copy, Debug)]
 struct LargePiece {
     permitted: Time,

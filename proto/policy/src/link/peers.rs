@@ -87,7 +87,6 @@ impl Peers {
         }
     }
 
-    /// Returns all bytes to a peer.
     pub(super) fn all(&self, peer: PeerId) -> u64 {
         self.0.get(usize::from(counted(peer).0)).map_or(0, |known| known.in_flight.all)
     }

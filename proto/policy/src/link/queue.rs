@@ -164,7 +164,6 @@ impl Queues {
         (slot, true)
     }
 
-    /// Removes an empty group.
     pub(crate) fn drop_group(&mut self, slot: SlotId) {
         self.set_rank(slot, None);
         let group = &self.slots[slot as usize];

@@ -123,7 +123,6 @@ impl Starved {
         (self.starved.first != NONE).then_some(self.starved.first)
     }
 
-    /// Reports whether the share covers `bytes`.
     pub(crate) fn covers(&self, bytes: u64) -> bool {
         self.guarantee.covers(bytes)
     }

@@ -159,7 +159,6 @@ impl Link {
         self.port.batches.tidy_batch(batch);
     }
 
-    /// Adds the flow to the queue at `position`.
     pub(super) fn enqueue(&mut self, now: Time, slot: SlotId, position: QueuePosition) {
         let flow = self.port.flows.get(slot);
         let name = match position.scope {
@@ -211,7 +210,6 @@ impl Link {
         self.rerank(now, group);
     }
 
-    /// Removes the flow from its queue.
     pub(super) fn dequeue(&mut self, now: Time, slot: SlotId) {
         let flow = self.port.flows.get(slot);
         let (batch, group, remaining) = (flow.batch, flow.group, flow.remaining);

@@ -1,9 +1,8 @@
-//! Each baseline in virtual time, against results worked out by hand.
+//! Baselines in virtual time, against results worked out by hand: shares of time, and levels on the
+//! wire. `baseline_oracle.rs` has the order.
 
-use crate::virtual_time::{Port, TICK, at, flow, fluid};
-use laxity_policy::{
-    BatchId, FlowSpec, Granularity, Layer, Level, LinkConfig, PolicyKind, Span, Stage,
-};
+use crate::virtual_time::{Port, at, flow, fluid};
+use laxity_policy::{BatchId, FlowSpec, Granularity, Layer, Level, LinkConfig, PolicyKind, Stage};
 
 fn due(id: u64, units: f64, deadline: f64) -> FlowSpec {
     FlowSpec { deadline: at(deadline), ..flow(id, Stage::P2d, units) }
@@ -79,29 +78,6 @@ fn cases() -> Vec<Case> {
     let background = flow(4, Stage::Background, 1.0);
     let dated_reuse = FlowSpec { deadline: at(1.0), ..reuse(3, 2.0) };
     vec![
-        // At 0.5 the flow that runs has 2.5 left.
-        (
-            PolicyKind::Sjf,
-            vec![(0.0, reuse(1, 3.0)), (0.5, collective(2, 1.0)), (0.5, flow(3, Stage::P2d, 2.7))],
-            vec![4.0, 1.5, 6.7],
-        ),
-        // A last stage without a deadline is not explicit.
-        (
-            PolicyKind::Edf,
-            now(vec![
-                collective(1, 1.0),
-                due(2, 1.0, 90.0),
-                due(3, 1.0, 80.0),
-                reuse(4, 1.0),
-                flow(5, Stage::P2d, 1.0),
-            ]),
-            vec![5.0, 2.0, 1.0, 5.0, 5.0],
-        ),
-        (
-            PolicyKind::EdfLow,
-            now(vec![due(1, 1.0, 90.0), due(2, 1.0, 2.0), collective(3, 1.0)]),
-            vec![3.0, 2.0, 1.0],
-        ),
         // A flow with a deadline finishes just in time, though the port is idle.
         (PolicyKind::Karuna, now(vec![due(1, 2.0, 10.0)]), vec![9.9]),
         // The flow with a deadline needs half of the port. The shortest flow gets the rest.
@@ -132,11 +108,6 @@ fn cases() -> Vec<Case> {
             PolicyKind::Tent,
             now(vec![due(1, 5.0, 4.0), due(2, 1.0, 9.0), dated_reuse]),
             vec![8.0, 3.0, 2.0],
-        ),
-        (
-            PolicyKind::TentEdf,
-            now(vec![due(1, 1.0, 90.0), due(2, 1.0, 80.0), reuse(3, 1.0)]),
-            vec![3.0, 2.0, 1.0],
         ),
     ]
 }
@@ -183,18 +154,6 @@ fn two_class_99_never_starves_what_strict_classes_starve() {
 }
 
 #[test]
-fn tent_serves_what_needs_most_of_its_time_left_and_not_who_is_due_first() {
-    let mut port = crate::virtual_time::port(PolicyKind::Tent);
-    port.submit(due(1, 0.5, 4.0)); // an eighth of its time
-    port.submit(due(2, 3.0, 6.0)); // half of its time
-    port.run_out();
-    // The first waits until its share of the time left is as large as what the other has left.
-    assert!(port.finish(1) > 1.0, "{}", port.finish(1));
-    assert!(port.finish(1) <= 4.0 && port.finish(2) <= 6.0);
-    assert_eq!(port.link.snapshot().demotions, 0);
-}
-
-#[test]
 fn karuna_paces_a_flow_that_is_no_larger_than_a_chunk() {
     let config = LinkConfig {
         policy: PolicyKind::Karuna,
@@ -213,19 +172,6 @@ fn karuna_paces_a_flow_that_is_no_larger_than_a_chunk() {
         }
     }
     assert_eq!(at_once, 256 << 10);
-}
-
-#[test]
-fn tent_edf_promotes_when_slack_falls_below_the_threshold() {
-    let config =
-        LinkConfig { policy: PolicyKind::TentEdf, slack_threshold: Span(TICK / 2), ..fluid() };
-    let mut port = Port::new(config);
-    port.submit(due(1, 1.0, 4.0)); // slack falls to a half at 2.5
-    port.submit(flow(2, Stage::Collective, 10.0));
-    port.run_out();
-    assert!(near(port.finish(1), 3.5), "{}", port.finish(1));
-    assert!(near(port.finish(2), 11.0));
-    assert_eq!(port.link.snapshot().promotions, 1);
 }
 
 #[test]

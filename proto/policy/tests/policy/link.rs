@@ -73,27 +73,6 @@ fn stage_1_climbs_at_layer_boundaries_as_its_layer_draws_near() {
 }
 
 #[test]
-fn a_queued_batch_counts_the_layers_of_those_that_run_before_it() {
-    let mut port = mfs();
-    for id in 1..=3 {
-        port.tell(batch(id, 4, 1.0));
-    }
-    port.tell(layer_began(1, 0));
-    port.tell(queued(2, 1));
-    port.tell(queued(3, 2));
-    port.submit(reuse(1, 2, 0)); // RLI 4
-    port.submit(reuse(2, 3, 0)); // RLI 8
-    assert_eq!(levels(&port), [6, 8]);
-    port.tell(layer_began(1, 2)); // RLI 2 and 6
-    assert_eq!(levels(&port), [4, 8]);
-    port.tell(compute_finished(1)); // RLI 0 and 4
-    assert_eq!(levels(&port), [2, 6]);
-    port.tell(batch_ended(1));
-    port.tell(layer_began(2, 3)); // RLI 0 and 1
-    assert_eq!(levels(&port), [2, 3]);
-}
-
-#[test]
 fn a_batch_that_is_put_behind_another_late_lowers_nothing() {
     let mut port = mfs();
     port.tell(batch(1, 8, 1.0));
@@ -140,19 +119,6 @@ fn moved(port: &Port, id: u64) -> Vec<(f64, u8)> {
             _ => None,
         })
         .collect()
-}
-
-#[test]
-fn the_last_stage_is_promoted_at_layer_boundaries_while_its_batch_computes() {
-    let mut port = mfs();
-    port.tell(batch(1, 8, 3.0));
-    port.tell(layer_began(1, 0));
-    port.submit(urgent_from(1, 1, 4.5));
-    port.run_until(at(5.9));
-    assert!(moved(&port, 1).is_empty(), "between boundaries: {:?}", moved(&port, 1));
-    port.tell(layer_began(1, 1));
-    port.run_until(at(6.5));
-    assert_eq!(moved(&port, 1), [(5.9, 1)]);
 }
 
 #[test]

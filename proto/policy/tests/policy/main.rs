@@ -19,7 +19,6 @@ mod random_events;
 mod red;
 mod residual;
 mod scavenger;
-mod stages;
 mod starvation;
 mod urgency;
 mod virtual_time;

@@ -29,7 +29,6 @@ fn send(
     sent.map(drop).map_err(failed("sendmsg"))
 }
 
-/// A packet that [`receive`] returns.
 #[derive(Debug)]
 struct Packet {
     bytes: [u8; PACKET_MAX],
@@ -88,9 +87,6 @@ fn receive(socket: BorrowedFd<'_>, rights: bool) -> Result<Option<Packet>, Regis
 }
 
 /// Client: sends the greeting.
-///
-/// # Errors
-/// [`RegistrationError::System`].
 pub fn send_hello(socket: BorrowedFd<'_>, hello: &Hello) -> Result<(), RegistrationError> {
     send(socket, bytemuck::bytes_of(hello), None)
 }

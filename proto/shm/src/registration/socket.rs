@@ -164,9 +164,6 @@ pub fn passed() -> Vec<OwnedFd> {
 }
 
 /// Daemon: accepts one connection, non-blocking and close-on-exec. Returns `None` if none waits.
-///
-/// # Errors
-/// [`RegistrationError::System`].
 pub fn accept(listener: BorrowedFd<'_>) -> Result<Option<OwnedFd>, RegistrationError> {
     let fd = match socket::accept4(listener.as_raw_fd(), FLAGS) {
         // SAFETY: a fresh descriptor that nobody else owns.
@@ -220,9 +217,6 @@ pub struct Peer {
 }
 
 /// Returns the `SO_PEERCRED` of the other end.
-///
-/// # Errors
-/// [`RegistrationError::System`].
 pub fn peer(socket: BorrowedFd<'_>) -> Result<Peer, RegistrationError> {
     let cred = socket::getsockopt(&socket, sockopt::PeerCredentials);
     let cred = cred.map_err(failed("getsockopt(SO_PEERCRED)"))?;
@@ -233,9 +227,6 @@ pub fn peer(socket: BorrowedFd<'_>) -> Result<Peer, RegistrationError> {
 const GROUPS_MAX: usize = 65_536;
 
 /// Returns the supplementary groups of the process at the other end when it connected.
-///
-/// # Errors
-/// [`RegistrationError::System`].
 pub fn peer_groups(socket: BorrowedFd<'_>) -> Result<Vec<u32>, RegistrationError> {
     let mut groups: Vec<libc::gid_t> = vec![0; 64];
     loop {

@@ -44,14 +44,12 @@ fn answer(how: impl FnOnce() -> Result<(), HintError>) -> c_int {
     })
 }
 
-/// Returns the number of an id that is a text.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lax_number(id: *const c_char) -> u64 {
     // SAFETY: upheld by the caller.
     unsafe { text(id) }.map_or(0, |id| hints::number_of(id.to_bytes()))
 }
 
-/// Begins a request.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lax_request_begin(request: u64, facts: *const LaxRequest) -> c_int {
     let facts = if facts.is_null() {
@@ -110,8 +108,6 @@ hints! {
     lax_hint_batch_end, lax_batch_end => BatchEnd { batch: u64 };
 }
 
-/// # Safety
-/// The conditions of all functions of [`super`] hold.
 unsafe fn tell_in(lane: *mut Lane, hint: Hint) -> c_int {
     // SAFETY: upheld by the caller.
     unsafe {
@@ -126,7 +122,6 @@ fn join(batch: u64, request: u64, deadline_ns: u64, bytes: u64) -> Hint {
     Hint::RequestJoin { batch, request, deadline_ns, bytes }
 }
 
-/// Adds a request to a batch, in a lane.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lax_hint_request_join(
     lane: *mut Lane,
@@ -139,13 +134,11 @@ pub unsafe extern "C" fn lax_hint_request_join(
     unsafe { tell_in(lane, join(batch, request, deadline_ns, bytes)) }
 }
 
-/// Adds a request to a batch.
 #[unsafe(no_mangle)]
 pub extern "C" fn lax_batch_join(batch: u64, request: u64) -> c_int {
     answer(|| hints::tell(join(batch, request, 0, 0)))
 }
 
-/// Writes the counters of hints.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lax_get_hint_stats(stats: *mut LaxHintStats) -> c_int {
     // SAFETY: upheld by the caller.

@@ -62,7 +62,6 @@ fn layer(number: u16) -> Option<u16> {
     (number != LAYER_UNKNOWN).then_some(number)
 }
 
-/// Opens a scope for the calling thread.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lax_scope_push(scope: *const LaxScope) -> c_int {
     // SAFETY: upheld by the caller.
@@ -74,7 +73,6 @@ pub unsafe extern "C" fn lax_scope_push(scope: *const LaxScope) -> c_int {
     0
 }
 
-/// Writes the values for a transfer that the calling thread posts from an address.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lax_scope_of(address: *const c_void, said: *mut LaxScope) -> c_int {
     // SAFETY: upheld by the caller.
@@ -86,7 +84,6 @@ pub unsafe extern "C" fn lax_scope_of(address: *const c_void, said: *mut LaxScop
     })
 }
 
-/// Closes the innermost scope of the calling thread.
 #[unsafe(no_mangle)]
 pub extern "C" fn lax_scope_pop() -> c_int {
     if scope::pop() { 0 } else { INVALID }
@@ -101,7 +98,6 @@ fn answer(result: Result<(), MemoryError>) -> c_int {
     }
 }
 
-/// Records that a range of memory holds the KV cache of a layer.
 #[unsafe(no_mangle)]
 pub extern "C" fn lax_memory_layer(
     address: *const c_void,
@@ -113,7 +109,6 @@ pub extern "C" fn lax_memory_layer(
     guarded(INVALID, || answer(memory::set_layer(address as u64, bytes, layer, stage)))
 }
 
-/// Records that a range of memory holds blocks of a request.
 #[unsafe(no_mangle)]
 pub extern "C" fn lax_memory_owner(
     address: *const c_void,
@@ -127,7 +122,6 @@ pub extern "C" fn lax_memory_owner(
     })
 }
 
-/// Removes all facts about a range of memory.
 #[unsafe(no_mangle)]
 pub extern "C" fn lax_memory_forget(address: *const c_void, bytes: u64) -> c_int {
     guarded(INVALID, || answer(memory::forget(address as u64, bytes)))

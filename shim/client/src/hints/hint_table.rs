@@ -22,6 +22,7 @@ pub const TENANT_MAX: usize = 64;
 /// The reason why a hint is invalid. Nothing changed, and the daemon got nothing. Fix the caller,
 /// or continue, since no transfer depends on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the texts say what the fields are")]
 pub enum HintError {
     /// The id is 0, which means "unknown".
     #[error("0 is no id of a request or batch: it means \"unknown\"")]
@@ -30,34 +31,16 @@ pub enum HintError {
     #[error(
         "the deadline of request {request} was {late_ns} ns ago; give one in the future, or none"
     )]
-    DeadlinePassed {
-        /// The request's id.
-        request: u64,
-        /// Time since the deadline in nanoseconds.
-        late_ns: u64,
-    },
+    DeadlinePassed { request: u64, late_ns: u64 },
     /// The request has ended.
     #[error("request {request} has ended before; begin it again if its id is used again")]
-    RequestEnded {
-        /// The request's id.
-        request: u64,
-    },
+    RequestEnded { request: u64 },
     /// The batch has no such layer.
     #[error("batch {batch} has no layer {layer}: it has {layers}, counted from 0")]
-    UnknownLayer {
-        /// The batch's id.
-        batch: u64,
-        /// The layer's number.
-        layer: u16,
-        /// The batch's number of layers.
-        layers: u16,
-    },
+    UnknownLayer { batch: u64, layer: u16, layers: u16 },
     /// The batch has no layers.
     #[error("batch {batch} cannot have 0 layers")]
-    NoLayers {
-        /// The batch's id.
-        batch: u64,
-    },
+    NoLayers { batch: u64 },
 }
 
 /// Facts about a request when it begins. Unknown ones are zero or empty.

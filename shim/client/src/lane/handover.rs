@@ -44,7 +44,6 @@ pub(crate) struct Handover {
 /// A flow whose ticket comes from an earlier daemon, or from none.
 #[derive(Debug)]
 struct HandoverFlow {
-    /// The state of the caller's ticket.
     state: TicketState,
     /// The flow, with those bytes only that are not permitted.
     flow: Flow,

@@ -43,8 +43,6 @@ pub(crate) struct Knobs {
     pub(crate) marking: Mutex<Option<(Marking, Treatments)>>,
     /// Service levels of queue pairs by stage, where an operator named some.
     pub(crate) service_levels: Mutex<Option<[u8; Stage::ALL.len()]>>,
-    /// Whether this is a daemon of a release without hints about traces.
-    pub(crate) no_traces: AtomicBool,
     /// The reason with which clients are refused.
     pub(crate) refuse: Mutex<Option<Reason>>,
     /// Number of rounds without work before the daemon sleeps.
@@ -262,9 +260,6 @@ fn register(
             let fenced = hello.flags & registration::HELLO_FENCED != 0;
             let served = RegionConsumer::new(geometry, fenced).expect("region");
             let header = served.header();
-            if !knobs.no_traces.load(Ordering::SeqCst) {
-                header.set_takes_traces();
-            }
             header.set_credit_class(1 << 2, 2);
             header.set_dscp(&std::array::from_fn(|i| i as u8 + 10));
             header.set_dscp_of_stages([51, 52, 53, 54, 55]);

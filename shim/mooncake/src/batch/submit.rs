@@ -16,9 +16,6 @@ use crate::runs::{self, Run, TOGETHER_BYTES};
 const ANSWER: Duration = Duration::from_micros(500);
 impl TransferBatch {
     /// Implements `submitTransfer` and `submitTransferWithNotify`.
-    ///
-    /// # Safety
-    /// The conditions of the program's function hold.
     pub(crate) unsafe fn submit(
         &self,
         state: &mut BatchState,
@@ -57,8 +54,6 @@ impl TransferBatch {
         unsafe { self.gate(state, hub, call, &runs) }
     }
 
-    /// # Safety
-    /// The conditions of [`Self::submit`] hold.
     unsafe fn gate(
         &self,
         state: &mut BatchState,
@@ -128,9 +123,6 @@ impl TransferBatch {
     }
 
     /// Hands a call on unchanged, after all waiting transfers.
-    ///
-    /// # Safety
-    /// The conditions of [`Self::submit`] hold.
     unsafe fn pass(&self, state: &mut BatchState, call: &Call) -> c_int {
         self.flush(state);
         if let Some(code) = state.refusal {

@@ -13,8 +13,7 @@ type Argument = *const c_void;
 macro_rules! pass_on {
     ($($function:ident($($argument:ident),*) $tends:literal $name:literal;)*) => { interpose! {$(
         $name fn $function(agent: AgentPtr $(, $argument: Argument)*) |real| {
-            // SAFETY: upheld by the caller.
-            within(agent, $tends, || unsafe { real(agent $(, $argument)*) })
+            within(agent, $tends, || real(agent $(, $argument)*))
         }
     )*}};
 }

@@ -120,7 +120,6 @@ pub(crate) fn unwatch(queue_pair: &'static QueuePair) {
     }
 }
 
-/// Returns the queue pairs with siblings.
 pub(crate) fn watched() -> Vec<&'static QueuePair> {
     AGENT.get().map_or_else(Vec::new, |agent| agent.watched.lock().clone())
 }
@@ -176,7 +175,6 @@ fn wait(agreements: &[Agreement]) {
     }
 }
 
-/// The address of an end's socket.
 fn address(end: &BundleEnd) -> SocketAddr {
     let port = FIRST_PORT + (end.number % PORTS) as u16;
     let address = Ipv6Addr::from(end.gid);

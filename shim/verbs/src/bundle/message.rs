@@ -32,7 +32,6 @@ pub(crate) struct BundleEnd {
     pub(crate) number: u32,
 }
 
-/// A sibling that an end offers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct OfferedSibling {
     pub(crate) class: u8,
@@ -63,7 +62,6 @@ pub(crate) struct BundleMessage {
 }
 
 impl BundleMessage {
-    /// Returns the datagram with its code.
     pub(crate) fn encode(&self, secret: &BundleSecret) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(BYTES_MAX);
         bytes.extend_from_slice(&MAGIC);

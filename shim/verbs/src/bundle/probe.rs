@@ -26,7 +26,6 @@ const PAUSE: Duration = Duration::from_millis(1);
 /// What is known about contexts, by their address. An entry ends with its context.
 static KNOWN: PerProcess<Mutex<Vec<(usize, bool)>>> = PerProcess::none();
 
-/// Forgets a context that is closed.
 pub(crate) fn forget(ibv: *mut ibv_context) {
     if let Some(known) = KNOWN.get() {
         known.lock().retain(|(context, _)| *context != ibv as usize);

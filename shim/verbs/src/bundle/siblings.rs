@@ -2,6 +2,9 @@
 //!
 //! Each sibling has one receive that never gets a message. It completes when the sibling fails, in
 //! a queue that the agent's thread looks at, so the end that only responds learns of the failure.
+//!
+//! # Safety
+//! Unless a function says otherwise, the conditions of [`BundleSiblings::make`] hold.
 
 use core::ffi::c_int;
 use core::ptr;
@@ -121,8 +124,6 @@ impl BundleSiblings {
         Some(made)
     }
 
-    /// # Safety
-    /// The conditions of [`Self::make`] hold.
     unsafe fn fill(
         &mut self,
         first: *mut ibv_qp,
@@ -168,9 +169,6 @@ impl BundleSiblings {
 
     /// Makes a queue pair that accepts what the first does. Between two signaled work requests in
     /// its send queue there is at most one barrier, so twice the depth is enough.
-    ///
-    /// # Safety
-    /// The conditions of [`Self::make`] hold.
     unsafe fn make_one(&self, first: *mut ibv_qp, limits: &SendLimits) -> Option<*mut ibv_qp> {
         // SAFETY: upheld by the caller. Plain data, for which zeroes are a value.
         unsafe {
@@ -206,9 +204,6 @@ impl BundleSiblings {
 
     /// Connects siblings to those of the peer with the same class, and returns them with their
     /// classes. Returns `None` if one is refused, or no class is common.
-    ///
-    /// # Safety
-    /// The conditions of [`Self::make`] hold.
     pub(crate) unsafe fn connect(
         &mut self,
         candidate: &BundleCandidate,
@@ -276,12 +271,10 @@ impl BundleSiblings {
         }
     }
 
-    /// Returns the pointers of all siblings.
     pub(crate) fn pointers(&self) -> SmallVec<[*mut ibv_qp; SIBLINGS_MAX]> {
         self.siblings.iter().map(|sibling| sibling.ibv).collect()
     }
 
-    /// Returns the numbers of all siblings.
     pub(crate) fn numbers(&self) -> SmallVec<[u32; SIBLINGS_MAX]> {
         self.siblings.iter().map(|sibling| sibling.offered.number).collect()
     }
