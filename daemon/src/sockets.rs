@@ -179,7 +179,7 @@ impl Bound {
         let file = identity(path)?;
         let bound = Self { path: path.to_owned(), is_kept, file, _claim: claim };
         std::fs::set_permissions(path, Permissions::from_mode(mode))?;
-        if let Some((uid, gid)) = heir(path) {
+        if let Some((uid, gid)) = folder_owner(path) {
             lchown(path, Some(uid), Some(gid))?;
         }
         Ok(bound)
@@ -278,7 +278,7 @@ fn claim(path: &Path, passed: &mut PassedSockets) -> Result<OwnedFd, BindError> 
         io::ErrorKind::AddrInUse => cause.into(),
         _ => BindError::Lock { path: lock, cause },
     })?;
-    if let Some((uid, gid)) = heir(path) {
+    if let Some((uid, gid)) = folder_owner(path) {
         let file = File::from(claim);
         // A file with a second hard link may belong to another user.
         if file.metadata()?.nlink() == 1 {
@@ -291,7 +291,7 @@ fn claim(path: &Path, passed: &mut PassedSockets) -> Result<OwnedFd, BindError> 
 
 /// Returns the user and group id for files that root makes beside `path`: those of the folder,
 /// unless its user is root.
-pub(crate) fn heir(path: &Path) -> Option<(u32, u32)> {
+pub(crate) fn folder_owner(path: &Path) -> Option<(u32, u32)> {
     if !nix::unistd::geteuid().is_root() {
         return None;
     }

@@ -23,7 +23,7 @@ use tracing::{info, warn};
 
 use crate::config::Config;
 use crate::service::Source;
-use crate::sockets::{SocketTurn, beside, heir, plain};
+use crate::sockets::{SocketTurn, beside, folder_owner, plain};
 
 /// How often a daemon in standby looks whether the running one has ended.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
@@ -151,7 +151,7 @@ impl StandbySocket {
             let listeners = [first.try_clone_to_owned()?, second.try_clone_to_owned()?];
             let listener = registration::listen(&path).map_err(plain)?;
             std::fs::set_permissions(&path, Permissions::from_mode(0o600))?;
-            if let Some((uid, gid)) = heir(&path) {
+            if let Some((uid, gid)) = folder_owner(&path) {
                 lchown(&path, Some(uid), Some(gid))?;
             }
             Ok::<_, io::Error>((listener, listeners))
@@ -170,8 +170,8 @@ impl StandbySocket {
     pub fn pass_on(self) -> bool {
         let [first, second] = &self.listeners;
         let own = nix::unistd::geteuid().as_raw();
-        let heir = heir(&self.path).map(|(uid, _)| uid);
-        let is_trusted = |uid| [Some(0), Some(own), heir].contains(&Some(uid));
+        let folder_owner = folder_owner(&self.path).map(|(uid, _)| uid);
+        let is_trusted = |uid| [Some(0), Some(own), folder_owner].contains(&Some(uid));
         while let Ok(Some(waiting)) = registration::accept(self.listener.as_fd()) {
             let peer = registration::peer(waiting.as_fd());
             let listeners = [first.as_fd(), second.as_fd()];

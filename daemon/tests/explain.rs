@@ -39,7 +39,7 @@ fn a_flow_that_waits_is_explained_by_its_number_its_request_and_its_process() {
     let status = daemon.status();
     assert_eq!((first.client, first.flow.pid), (status.clients[0].id, std::process::id()));
     assert_eq!((first.flow.batch, first.flow.layer, first.flow.request), (3, 12, 7));
-    assert_eq!((first.flow.bytes, first.flow.granted), (2 * WINDOW, WINDOW));
+    assert_eq!((first.flow.bytes, first.flow.permitted), (2 * WINDOW, WINDOW));
     assert_eq!((first.flow.deadline_ns, first.completed_bytes), (deadline_ns, 0));
     assert_eq!((first.flow.in_flight_bytes, first.flow.window_bytes), (WINDOW, WINDOW));
     let why = first.wait.as_ref().unwrap();

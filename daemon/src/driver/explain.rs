@@ -130,7 +130,7 @@ impl Driver {
                 Some(Obstacle::Order | Obstacle::Turn) => SubmitOutcome::BehindOthers,
                 Some(_) => SubmitOutcome::WindowFull,
             },
-            granted: flow.permitted,
+            permitted: flow.permitted,
             level: flow.level,
             in_flight_bytes,
             window_bytes,

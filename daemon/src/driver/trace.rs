@@ -188,7 +188,7 @@ impl TracedEvent {
                     Time(deadline) => deadline,
                 },
                 standing: outcome,
-                granted: permitted,
+                permitted,
                 level,
                 in_flight_bytes,
                 window_bytes,

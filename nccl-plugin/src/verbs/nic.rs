@@ -253,7 +253,7 @@ impl Nic {
         match unsafe { (self.library.dereg_mr)(keys.mr) } {
             0 => Ok(()),
             error => Err(Fault::system(
-                &format!("{} refuses to let go of memory", self.name),
+                &format!("{} refuses to deregister memory", self.name),
                 std::io::Error::from_raw_os_error(error),
             )),
         }

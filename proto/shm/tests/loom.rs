@@ -102,7 +102,7 @@ fn a_slot_is_overwritten_only_after_its_record_was_copied() {
 /// Chunks arrive as growing sums. After the last one the client uses the slot again while the
 /// daemon still handles the old flow.
 #[test]
-fn a_permit_in_chunks_is_granted_once_and_its_slot_is_free_after_the_last() {
+fn a_permit_in_chunks_is_given_once_and_its_slot_is_free_after_the_last() {
     bounded(3, || {
         let (mut producer, mut consumer) = lane();
         let client = thread::spawn(move || {
@@ -212,7 +212,7 @@ fn a_withdrawn_slot_comes_back_only_after_the_daemon_forgot_the_flow() {
 }
 
 #[test]
-fn credit_only_grows_and_is_never_seen_larger_than_granted() {
+fn credit_only_grows_and_is_never_seen_larger_than_given() {
     bounded(3, || {
         let (producer, mut consumer) = lane();
         let client = thread::spawn(move || {

@@ -35,7 +35,7 @@ pub struct Explanation {
 /// A flow that has not ended, as it is now.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExplainedFlow {
-    /// The flow. `granted` counts all permitted bytes, and `ahead` has an upper limit. The batch
+    /// The flow. `permitted` counts all permitted bytes, and `ahead` has an upper limit. The batch
     /// and the layer are known only while the flow waits.
     #[serde(flatten)]
     pub flow: TracedFlow,

@@ -105,7 +105,7 @@ pub fn sentences(
         format!("It belongs to {whose}."),
         format!(
             "{} are permitted and {} have completed. The last change was {} ago.",
-            Bytes(flow.granted).about(),
+            Bytes(flow.permitted).about(),
             Bytes(told.completed_bytes).about(),
             span(now_ns.saturating_sub(told.since_ns)),
         ),
@@ -220,7 +220,7 @@ fn next_step(now_ns: u64, told: &ExplainedFlow, wait: &FlowWait, rate: u64, owed
             .into(),
         ("turn", _) => "see in `laxity top` which clients use the port".into(),
         _ => {
-            let left = wait.ahead_bytes.saturating_add(flow.bytes.saturating_sub(flow.granted));
+            let left = wait.ahead_bytes.saturating_add(flow.bytes.saturating_sub(flow.permitted));
             let ns = u128::from(left) * 1_000_000_000 / u128::from(rate.max(1));
             let ns = u64::try_from(ns).unwrap_or(u64::MAX);
             let is_late = flow.deadline_ns != 0 && now_ns.saturating_add(ns) > flow.deadline_ns;

@@ -97,7 +97,7 @@ pub struct TracedFlow {
     pub deadline_ns: u64,
     pub standing: SubmitOutcome,
     /// The bytes that were permitted at once, or 0 if the flow has to wait.
-    pub granted: u64,
+    pub permitted: u64,
     /// The level of the permitted bytes.
     pub level: u8,
     /// The bytes of other flows in flight on the port.

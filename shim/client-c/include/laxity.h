@@ -18,7 +18,7 @@
  *   lax_detach(client);
  *
  * Scheduling never loses or stalls a transfer. If there is no daemon, or if it dies, stalls, refuses
- * this process or is bypassed, all bytes that are not granted yet are granted at once, each byte
+ * this process or is bypassed, all bytes that are not permitted yet are permitted at once, each byte
  * once, with `bypassed` set. The same holds for a NULL client or lane. So a program that ignores
  * errors still sends everything.
  *
@@ -120,7 +120,7 @@ typedef struct lax_grant {
     uint8_t level;       /* 1 is the highest, 255 the scavenger; 0 if no daemon decided */
     uint8_t dscp;        /* DSCP for these bytes; 0 if no daemon decided (keep the marking then) */
     uint8_t last;        /* 1 if this is the last grant of its ticket */
-    uint8_t bypassed;    /* 1 if granted without a daemon */
+    uint8_t bypassed;    /* 1 if permitted without a daemon */
     uint8_t reserved[4];
 } lax_grant;
 
@@ -128,10 +128,10 @@ typedef struct lax_grant {
 typedef struct lax_stats {
     uint32_t size;            /* sizeof(lax_stats) */
     uint32_t scheduled;       /* 1 if a daemon schedules this process now */
-    uint64_t scheduled_bytes; /* granted by the daemon */
-    uint64_t bypassed_bytes;  /* granted without it */
+    uint64_t scheduled_bytes; /* permitted by the daemon */
+    uint64_t bypassed_bytes;  /* permitted without it */
     uint64_t bypassed_flows;  /* flows with at least one byte in bypassed_bytes */
-    uint64_t observed_bytes;  /* granted at once and reported, in mode observe */
+    uint64_t observed_bytes;  /* permitted at once and reported, in mode observe */
     uint64_t unscheduled_ns;  /* time without a scheduler */
     uint64_t reattaches;      /* how often a daemon was found after one was lost */
     uint64_t lane_full;       /* flows bypassed because all slots or lanes were in use */
@@ -185,10 +185,10 @@ int lax_wait(lax_lane *lane, lax_ticket *ticket, lax_grant *grant);
  * (returns 0). For loops over many tickets. */
 int lax_wait_any(lax_lane *lane, uint64_t timeout_ns);
 
-/* Reports that `bytes` of the flow were delivered. Report every byte that was granted. */
+/* Reports that `bytes` of the flow were delivered. Report every byte that was permitted. */
 int lax_complete(lax_lane *lane, const lax_ticket *ticket, uint64_t bytes);
 
-/* Cancels the bytes of a flow that are not granted, and those that are granted and not complete. */
+/* Cancels the bytes of a flow that are not permitted, and those that are permitted and not complete. */
 int lax_cancel(lax_lane *lane, lax_ticket *ticket);
 
 /* Hints: what the inference engine knows and the transfer library does not. */

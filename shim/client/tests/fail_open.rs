@@ -25,7 +25,7 @@ fn nowhere() -> Options {
 }
 
 #[test]
-fn without_a_daemon_every_flow_is_granted_at_once_and_counted() {
+fn without_a_daemon_every_flow_is_permitted_at_once_and_counted() {
     let client = Client::attach(nowhere());
     assert!(!client.is_scheduled());
     let mut lane = client.lane();
@@ -162,7 +162,7 @@ fn observe_reports_every_flow_and_delays_none() {
 }
 
 #[test]
-fn a_daemon_that_dies_leaves_each_byte_granted_once_and_lanes_move_to_the_next() {
+fn a_daemon_that_dies_leaves_each_byte_permitted_once_and_lanes_move_to_the_next() {
     let dir = tempfile::tempdir().expect("temporary directory");
     let path = dir.path().join("laxityd.sock");
     let daemon = TestDaemon::at(&path, Geometry::default());

@@ -208,7 +208,7 @@ pub(crate) unsafe fn unhook(ibv: *mut ibv_context) {
 }
 
 /// Frees the entry of a context that is closed.
-pub(crate) fn let_go(ibv: *mut ibv_context) {
+pub(crate) fn forget_context(ibv: *mut ibv_context) {
     let Some(context) = find(ibv) else { return };
     if !context.is_ours() {
         return;

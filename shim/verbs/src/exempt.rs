@@ -57,7 +57,7 @@ pub unsafe extern "C" fn laxity_verbs_exempt(context: *mut ibv_context) {
     }
     // SAFETY: upheld by the caller.
     unsafe { contexts::unhook(context) };
-    contexts::let_go(context);
+    contexts::forget_context(context);
 }
 
 #[cfg(test)]
@@ -112,11 +112,11 @@ mod tests {
         assert_eq!(posts_by(&context), provider);
 
         // The context is closed. The next one may have the same address.
-        contexts::let_go(ibv);
+        contexts::forget_context(ibv);
         forget(ibv);
         // SAFETY: a context with operations that only this thread uses.
         unsafe { contexts::hook(ibv) };
         assert_eq!(posts_by(&context), OURS as *const () as usize);
-        contexts::let_go(ibv);
+        contexts::forget_context(ibv);
     }
 }

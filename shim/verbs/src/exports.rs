@@ -76,7 +76,7 @@ interpose! { Some(c"IBVERBS_1.1");
 
     /// Closes a device like `ibv_close_device`, and removes its context here.
     fn ibv_close_device(ibv: *mut ibv_context) -> c_int, libc::ENOSYS, |close| {
-        contexts::let_go(ibv);
+        contexts::forget_context(ibv);
         exempt::forget(ibv);
         close(ibv)
     }

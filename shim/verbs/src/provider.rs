@@ -36,7 +36,7 @@ interpose! { None;
 
     /// Closes a context, as a provider does by `verbs_uninit_context`.
     fn verbs_uninit_context(verbs: *mut verbs_context) |uninit| {
-        contexts::let_go(&raw mut (*verbs).context);
+        contexts::forget_context(&raw mut (*verbs).context);
         exempt::forget(&raw mut (*verbs).context);
         uninit(verbs);
     }

@@ -169,7 +169,7 @@ fn explained() -> Explanation {
         bytes: 1 << 30,
         deadline_ns: 5_000_000,
         standing: SubmitOutcome::BehindOthers,
-        granted: 0,
+        permitted: 0,
         level: 2,
         in_flight_bytes: 1 << 20,
         window_bytes: 1 << 22,

@@ -9,7 +9,6 @@
 //! `docs/faults.md` says what is checked and what the bounds are.
 
 mod campaign;
-mod cast;
 mod client;
 mod coordinator;
 mod daemon;
@@ -29,6 +28,7 @@ mod task;
 #[cfg(feature = "virtual-time")]
 mod virtual_time;
 mod worker;
+mod workers;
 
 use std::ffi::OsString;
 use std::path::Path;

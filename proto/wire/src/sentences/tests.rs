@@ -62,7 +62,7 @@ fn flow(wait: Option<FlowWait>) -> ExplainedFlow {
             bytes: 16 << 20,
             deadline_ns: NOW_NS + 35_000_000,
             standing: SubmitOutcome::BehindOthers,
-            granted: 256 << 10,
+            permitted: 256 << 10,
             level: 0,
             in_flight_bytes: 256 << 10,
             window_bytes: 256 << 10,

@@ -387,6 +387,6 @@ impl ModelConnection {
 
 impl Drop for ModelConnection {
     fn drop(&mut self) {
-        contexts::let_go(self.device.pairs[0].context);
+        contexts::forget_context(self.device.pairs[0].context);
     }
 }

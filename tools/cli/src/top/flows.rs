@@ -134,7 +134,7 @@ impl FlowList {
                 flow.pid.to_string(),
                 flow.stage.clone(),
                 format!("{nic} {direction}"),
-                bytes(flow.bytes.saturating_sub(flow.granted)),
+                bytes(flow.bytes.saturating_sub(flow.permitted)),
                 laxity_quantity::Nanos(unchanged_ns).about(),
                 obstacle(told),
             ]

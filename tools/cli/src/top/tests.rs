@@ -210,7 +210,7 @@ fn waiting(number: u64) -> ExplainedFlow {
             bytes: 4 * MIB,
             deadline_ns: 2_000_000_000,
             standing: SubmitOutcome::BehindOthers,
-            granted: MIB,
+            permitted: MIB,
             level: 3,
             in_flight_bytes: 4 * MIB,
             window_bytes: 4 * MIB,

@@ -145,8 +145,8 @@ fn born(at_ns: u64, flow: &TracedFlow) -> Life {
         completed: 0,
         ended: None,
     };
-    if flow.granted > 0 && flow.standing != SubmitOutcome::Observed {
-        life.permits.push(FlowPermit { at_ns, bytes: flow.granted, level: flow.level });
+    if flow.permitted > 0 && flow.standing != SubmitOutcome::Observed {
+        life.permits.push(FlowPermit { at_ns, bytes: flow.permitted, level: flow.level });
     }
     // An empty flow has no completions.
     if flow.bytes == 0 {

@@ -24,7 +24,7 @@ fn flow(number: u64, stage: &str, bytes: u64, standing: SubmitOutcome) -> Traced
         bytes,
         deadline_ns: 0,
         standing,
-        granted: 0,
+        permitted: 0,
         level: 0,
         in_flight_bytes: 1 << 20,
         window_bytes: 1 << 20,
@@ -45,7 +45,7 @@ fn story() -> Vec<TraceEvent> {
     let waits =
         TracedFlow { deadline_ns: 8_000, ..flow(1, "p2d", 3000, SubmitOutcome::BehindOthers) };
     let goes = TracedFlow {
-        granted: 2048,
+        permitted: 2048,
         level: 2,
         ..flow(2, "collective", 2048, SubmitOutcome::AtOnce)
     };
@@ -88,7 +88,7 @@ fn a_permit_says_what_went_in_its_place() {
     );
     assert_eq!(
         why(&ledger, &lives.flows[0], 1),
-        "2 µs after its last permit; nothing else was let out meanwhile"
+        "2 µs after its last permit; nothing else got a permit meanwhile"
     );
     assert_eq!(why(&ledger, &lives.flows[1], 0), "nothing was in its way");
 }

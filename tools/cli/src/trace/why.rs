@@ -108,7 +108,7 @@ pub(super) fn why(ledger: &PermittedByKind, life: &Life, index: usize) -> String
         })
         .collect();
     if others.is_empty() {
-        text.push_str("; nothing else was let out meanwhile");
+        text.push_str("; nothing else got a permit meanwhile");
     } else {
         text.push_str(&format!("; meanwhile went {}", others.join(", ")));
     }

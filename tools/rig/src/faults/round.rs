@@ -15,7 +15,6 @@ use laxity_wire::{ControlClient, ControlError};
 use nix::sys::signal::Signal;
 use tempfile::TempDir;
 
-use super::cast::{Cast, lock};
 use super::client;
 use super::coordinator::RoundCoordinator;
 use super::daemon::Daemon;
@@ -24,6 +23,7 @@ use super::plant::Plant;
 use super::schedule::{Fault, FaultKind, Schedule};
 use super::setting::Setting;
 use super::task::{FAIL_QUEUE_PAIR, FORK, LOSE_THREAD};
+use super::workers::{RoundWorkers, lock};
 use crate::error::LabError;
 use crate::vm::clock;
 use crate::vm::network::{Disturbance, Disturber};
@@ -79,7 +79,7 @@ enum Undo {
 
 struct Scene<'a> {
     setting: &'a Setting,
-    cast: Cast<'a>,
+    workers: RoundWorkers<'a>,
     daemon: Daemon,
     coordinator: Option<RoundCoordinator>,
     oracle: Arc<Mutex<Oracle>>,
@@ -119,10 +119,11 @@ pub(super) fn play(setting: &Setting, schedule: &Schedule) -> Result<Outcome, La
         std::thread::sleep(CLOSED_WITHIN);
         daemon.size().unwrap_or_default()
     });
-    let cast = Cast::start(setting, folder.path(), daemon.socket(), schedule.seed, &oracle)?;
+    let workers =
+        RoundWorkers::start(setting, folder.path(), daemon.socket(), schedule.seed, &oracle)?;
     let mut scene = Scene {
         setting,
-        cast,
+        workers,
         daemon,
         coordinator,
         oracle,
@@ -161,7 +162,7 @@ impl Scene<'_> {
         outcome: &mut Outcome,
         before: (usize, u64),
     ) -> Result<(), LabError> {
-        self.cast.await_pairs();
+        self.workers.await_pairs();
         let begin = Instant::now();
         let mut faults = schedule.faults.iter().peekable();
         while lock(&self.oracle).violations.is_empty() {
@@ -195,7 +196,7 @@ impl Scene<'_> {
             lanes => outcome.saw_lanes = lanes >= Some(client::QUEUES),
         }
         self.check_nics();
-        self.cast.finish();
+        self.workers.finish();
         self.stops.extend(self.daemon.had_no_processor());
         let longest = lock(&self.oracle).judge_waits(&self.stops, self.setting.pace.wait_max);
         outcome.longest_stall_ms = longest.as_millis() as u64;
@@ -220,7 +221,7 @@ impl Scene<'_> {
     /// Lets the daemon or a worker run in a small part of each period only, as `cpu.max` of a
     /// control group does.
     fn starve(&mut self, fault: &Fault) {
-        let worker = (fault.choice % 2 == 1).then(|| self.cast.number(fault.choice / 2));
+        let worker = (fault.choice % 2 == 1).then(|| self.workers.number(fault.choice / 2));
         let [stop, go_on] = match worker {
             Some(number) => [Undo::StopWorker(number), Undo::ContinueWorker(number)],
             None => [Undo::StopDaemon, Undo::ContinueDaemon],
@@ -238,14 +239,14 @@ impl Scene<'_> {
 
     fn apply(&mut self, fault: &Fault) -> Result<(), LabError> {
         match fault.kind {
-            FaultKind::ClientKilled => return self.cast.kill(fault.choice),
+            FaultKind::ClientKilled => return self.workers.kill(fault.choice),
             FaultKind::ClientStopped => {
-                let number = self.cast.stop(fault.choice);
+                let number = self.workers.stop(fault.choice);
                 self.later(fault, Undo::ContinueWorker(number));
             }
-            FaultKind::ClientForked => self.cast.tell(fault.choice, FORK),
-            FaultKind::ThreadLost => self.cast.tell(fault.choice, LOSE_THREAD),
-            FaultKind::QueuePairFailed => self.cast.tell(fault.choice, FAIL_QUEUE_PAIR),
+            FaultKind::ClientForked => self.workers.tell(fault.choice, FORK),
+            FaultKind::ThreadLost => self.workers.tell(fault.choice, LOSE_THREAD),
+            FaultKind::QueuePairFailed => self.workers.tell(fault.choice, FAIL_QUEUE_PAIR),
             FaultKind::PacketsLost | FaultKind::LinkDown => {
                 let port = (fault.choice % 2) as usize;
                 let what = match fault.kind {
@@ -262,7 +263,7 @@ impl Scene<'_> {
                 self.later(fault, Undo::MoveClock(-step_s));
             }
             FaultKind::Hostile => {
-                let number = self.cast.add_hostile(fault.choice)?;
+                let number = self.workers.add_hostile(fault.choice)?;
                 self.later(fault, Undo::EndHostile(number));
             }
             FaultKind::CpuStarved => self.starve(fault),
@@ -290,7 +291,7 @@ impl Scene<'_> {
             fault.kind,
             FaultKind::DaemonKilled | FaultKind::DaemonRestarted | FaultKind::LogFull
         );
-        self.cast.armed.fetch_or(ends, Ordering::Relaxed);
+        self.workers.armed.fetch_or(ends, Ordering::Relaxed);
         match fault.kind {
             FaultKind::DaemonKilled => {
                 self.daemon.signal(Signal::SIGKILL);
@@ -397,14 +398,14 @@ impl Scene<'_> {
             Undo::Launch if self.daemon.is_up() => {}
             Undo::Launch => self.daemon.launch()?,
             Undo::ContinueDaemon => self.continue_daemon(),
-            Undo::ContinueWorker(number) => self.cast.signal(number, Signal::SIGCONT),
+            Undo::ContinueWorker(number) => self.workers.signal(number, Signal::SIGCONT),
             Undo::MendLink(port) => {
                 if let Some(router) = &mut self.router {
                     router.mend(port)?;
                 }
             }
             Undo::MoveClock(step_s) => clock::advance(step_s)?,
-            Undo::StopWorker(number) => self.cast.signal(number, Signal::SIGSTOP),
+            Undo::StopWorker(number) => self.workers.signal(number, Signal::SIGSTOP),
             Undo::StopDaemon if self.daemon.is_up() => {
                 self.daemon.signal(Signal::SIGSTOP);
                 self.stopped_ns.get_or_insert_with(now_ns);
@@ -417,7 +418,7 @@ impl Scene<'_> {
             Undo::ContinueCoordinator => {
                 self.coordinator.iter_mut().for_each(|it| it.signal(Signal::SIGCONT));
             }
-            Undo::EndHostile(number) => self.cast.end_hostile(number),
+            Undo::EndHostile(number) => self.workers.end_hostile(number),
             Undo::GiveDescriptors => self.daemon.give_descriptors(),
             Undo::EndBypass => {
                 self.bring_up()?;

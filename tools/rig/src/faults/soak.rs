@@ -24,11 +24,11 @@ use serde::{Deserialize, Serialize};
 pub use page::{soak_page, soak_table};
 use trend::{Growth, SAMPLES_MIN};
 
-use super::cast::{Cast, lock};
 use super::daemon::Daemon;
 use super::oracle::{Oracle, TransferCounts};
 use super::round::{CLOSED_WITHIN, FORGET_MAX, folder};
 use super::setting::Setting;
+use super::workers::{RoundWorkers, lock};
 use crate::child::{descriptors, status_number};
 use crate::error::LabError;
 use crate::lab::progress_bar;
@@ -136,9 +136,9 @@ struct Soak<'a> {
     oracle: Arc<Mutex<Oracle>>,
     daemon: Daemon,
     /// Workers that stay, whose size is sampled.
-    residents: Cast<'a>,
+    residents: RoundWorkers<'a>,
     /// Workers that come and go.
-    guests: Cast<'a>,
+    guests: RoundWorkers<'a>,
     rng: ChaCha8Rng,
     series: Series,
     last: Status,
@@ -160,12 +160,12 @@ pub fn run(plan: &SoakPlan, progress: bool, tell: impl Fn(&str)) -> Result<SoakR
     let first = daemon.status().map_err(|wrong| LabError::program("laxityd", wrong))?;
     std::thread::sleep(CLOSED_WITHIN);
     let (descriptors, _) = daemon.size().unwrap_or_default();
-    let cast = |name: &str, seed: u64| -> Result<Cast<'_>, LabError> {
+    let start = |name: &str, seed: u64| -> Result<RoundWorkers<'_>, LabError> {
         let own = folder.path().join(name);
         fs::create_dir(&own).map_err(LabError::file("making", &own))?;
-        Cast::start(&setting, &own, daemon.socket(), seed, &oracle)
+        RoundWorkers::start(&setting, &own, daemon.socket(), seed, &oracle)
     };
-    let (residents, guests) = (cast("residents", plan.seed)?, cast("guests", plan.seed + 1000)?);
+    let (residents, guests) = (start("residents", plan.seed)?, start("guests", plan.seed + 1000)?);
     let mut soak = Soak {
         oracle,
         daemon,

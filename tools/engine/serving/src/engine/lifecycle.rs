@@ -62,7 +62,7 @@ impl Engine {
     pub(super) fn admit(&mut self, mut sequence: Sequence) {
         let ready = self.find(&mut sequence);
         if ready > 0 && !self.schedulers.reserve(sequence.id, ready as u32) {
-            self.let_go(&mut sequence);
+            self.release(&mut sequence);
         }
         let found = sequence.computed as u64;
         metrics::counter!("laxity_engine_prompt_tokens_found_total").increment(found);
@@ -95,7 +95,7 @@ impl Engine {
     }
 
     /// Releases a sequence's blocks. If it is computed again, then from its beginning.
-    pub(super) fn let_go(&mut self, sequence: &mut Sequence) {
+    pub(super) fn release(&mut self, sequence: &mut Sequence) {
         self.blocks.lock().release(&std::mem::take(&mut sequence.blocks));
         sequence.computed = 0;
         sequence.published = 0;
@@ -122,7 +122,7 @@ impl Engine {
 
     /// Ends a sequence that the scheduler does not have (any more).
     pub(super) fn end(&mut self, mut sequence: Sequence, output: Output) {
-        self.let_go(&mut sequence);
+        self.release(&mut sequence);
         match (&sequence.outlet, output) {
             (Outlet::Here(_), output) => {
                 sequence.tell(output);

@@ -283,7 +283,7 @@ impl Engine {
     fn fall_back(&mut self, request: RequestId) {
         let Some(Remote { mut sequence, .. }) = self.remote.remove(&request) else { return };
         self.schedulers.handle(clock::now(), &Event::Cancelled(request));
-        self.let_go(&mut sequence);
+        self.release(&mut sequence);
         self.compute_after_all(sequence);
     }
 

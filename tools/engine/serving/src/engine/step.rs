@@ -52,7 +52,7 @@ impl Engine {
         let plan = planned.unwrap_or(&nothing);
         for dropped in &plan.drops {
             if let Some(mut sequence) = self.sequences.remove(&dropped.request) {
-                self.let_go(&mut sequence);
+                self.release(&mut sequence);
                 self.sequences.insert(dropped.request, sequence);
                 metrics::counter!("laxity_engine_dropped_total").increment(1);
             }
@@ -365,7 +365,7 @@ impl Engine {
         let hopeless = self.lost_rank().is_some();
         for request in members {
             let Some(mut sequence) = self.sequences.remove(&request) else { continue };
-            self.let_go(&mut sequence);
+            self.release(&mut sequence);
             sequence.failures += 1;
             if hopeless || sequence.failures >= FAILURES_MAX {
                 let why = Failure::Unavailable(format!("it could not be computed: {error}"));

@@ -28,7 +28,7 @@ impl Scene<'_> {
             let within = self.setting.pace.slow(ATTACHED_WITHIN);
             poll(within, CLOSED_WITHIN, || (self.lanes() >= Some(client::QUEUES)).then_some(()));
         }
-        self.cast.tell_all(LOSE_THREAD);
+        self.workers.tell_all(LOSE_THREAD);
         std::thread::sleep(THREADS_END);
         self.lanes()
     }
@@ -54,7 +54,7 @@ impl Scene<'_> {
             Err(wrong) => return self.blame(wrong),
         };
         for client in status.clients.iter().filter(|c| c.unknown_nic_flows > UNKNOWN_NIC_MAX) {
-            if let Some(path) = self.cast.path_of_process(client.pid) {
+            if let Some(path) = self.workers.path_of_process(client.pid) {
                 self.blame(format!(
                     "{path}: {} flows of a worker have a NIC that the daemon does not know",
                     client.unknown_nic_flows

@@ -77,12 +77,12 @@ impl ClusterRun<'_> {
                 };
                 self.events.push(loaded + startup.boot, Happens::Ready(id));
             }
-            ScalingDecision::Stop(id) => self.let_go(id, None),
-            ScalingDecision::Turn { instance, role } => self.let_go(instance, Some(role)),
+            ScalingDecision::Stop(id) => self.stop(id, None),
+            ScalingDecision::Turn { instance, role } => self.stop(instance, Some(role)),
         }
     }
 
-    fn let_go(&mut self, id: InstanceId, then: Option<Role>) {
+    fn stop(&mut self, id: InstanceId, then: Option<Role>) {
         let Some(instance) = self.instances.get_mut(&id) else { return };
         if instance.leaves.is_some() {
             return;

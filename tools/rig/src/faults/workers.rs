@@ -46,7 +46,7 @@ impl Worker {
     }
 }
 
-pub(super) struct Cast<'a> {
+pub(super) struct RoundWorkers<'a> {
     setting: &'a Setting,
     socket: PathBuf,
     folder: PathBuf,
@@ -102,7 +102,7 @@ fn signal(worker: &Worker, signal: Signal) {
     let _ = if worker.role == Role::Engine { killpg(id, signal) } else { kill(id, signal) };
 }
 
-impl<'a> Cast<'a> {
+impl<'a> RoundWorkers<'a> {
     pub(super) fn start(
         setting: &'a Setting,
         folder: &Path,
@@ -110,7 +110,7 @@ impl<'a> Cast<'a> {
         seed: u64,
         oracle: &Arc<Mutex<Oracle>>,
     ) -> Result<Self, LabError> {
-        let mut cast = Self {
+        let mut round = Self {
             setting,
             socket,
             folder: folder.to_owned(),
@@ -123,9 +123,9 @@ impl<'a> Cast<'a> {
             hostile: Vec::new(),
         };
         for (_, workers) in WORKERS.into_iter().filter(|(path, _)| setting.uses(path)) {
-            workers.iter().try_for_each(|&role| cast.add(role))?;
+            workers.iter().try_for_each(|&role| round.add(role))?;
         }
-        Ok(cast)
+        Ok(round)
     }
 
     /// Waits until each pair and each engine transfers, so that faults meet transfers.
@@ -391,7 +391,7 @@ fn end(mut worker: Worker, give_up: Instant) -> Option<String> {
     how
 }
 
-impl Drop for Cast<'_> {
+impl Drop for RoundWorkers<'_> {
     fn drop(&mut self) {
         let widowed = std::mem::take(&mut self.widowed).into_iter().map(|(worker, _)| worker);
         let workers = std::mem::take(&mut self.workers).into_iter().chain(widowed);
