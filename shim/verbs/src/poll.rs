@@ -4,7 +4,7 @@ use core::ffi::c_int;
 
 use laxity_ibverbs::{ibv_cq, ibv_wc, ibv_wc_opcode, ibv_wc_status};
 
-use crate::bundle::{self, agent};
+use crate::bundle::{self, agent, candidate};
 use crate::contexts::{self, HookedContext, PollCq};
 use crate::lanes;
 use crate::table;
@@ -22,6 +22,7 @@ pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, entries: c_int, wc: *mu
             return real(cq, entries, wc);
         }
         context.note_poll(cq);
+        candidate::note_polled(cq);
         lanes::pump_all();
         if table::has_aliases() {
             return poll_bundled(context, real, cq, entries, wc);

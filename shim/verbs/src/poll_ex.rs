@@ -30,6 +30,9 @@ type StartPoll = unsafe extern "C" fn(*mut ibv_cq_ex, *mut ibv_poll_cq_attr) -> 
 type NextPoll = unsafe extern "C" fn(*mut ibv_cq_ex) -> c_int;
 type EndPoll = unsafe extern "C" fn(*mut ibv_cq_ex);
 
+/// Fields of a completion that `ibv_poll_cq` returns, too (`IBV_WC_STANDARD_FLAGS`).
+const STANDARD_FLAGS: u64 = 0x7f;
+
 /// The original operations of a completion queue. Providers choose them per queue.
 #[derive(Clone, Copy)]
 struct OriginalPoll {
@@ -37,6 +40,8 @@ struct OriginalPoll {
     start_poll: StartPoll,
     next_poll: NextPoll,
     end_poll: EndPoll,
+    /// Whether the queue is known to be polled by this interface.
+    is_noted: bool,
 }
 
 /// A completion that could not be reported to its queue pair at once.
@@ -87,7 +92,11 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
         if let (Some(start_poll), Some(next_poll), Some(end_poll), Some(_)) =
             ((*cq).start_poll, (*cq).next_poll, (*cq).end_poll, (*cq).read_qp_num)
         {
-            let before = OriginalPoll { context, start_poll, next_poll, end_poll };
+            let is_noted = (*attr).wc_flags & !STANDARD_FLAGS != 0;
+            if is_noted {
+                candidate::note_extended(cq.cast());
+            }
+            let before = OriginalPoll { context, start_poll, next_poll, end_poll, is_noted };
             queues().write().insert(cq as usize, before);
             (*cq).start_poll = Some(start);
             (*cq).next_poll = Some(next);
@@ -118,9 +127,14 @@ fn warn_of_bundle() {
 
 unsafe extern "C" fn start(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int {
     let Some(before) = before(cq) else { return libc::EINVAL };
-    if !candidate::note_extended(cq.cast()) {
-        warn_of_bundle();
-        return libc::EOPNOTSUPP;
+    if !before.is_noted {
+        if !candidate::note_extended(cq.cast()) {
+            warn_of_bundle();
+            return libc::EOPNOTSUPP;
+        }
+        if let Some(known) = queues().write().get_mut(&(cq as usize)) {
+            known.is_noted = true;
+        }
     }
     if before.context.is_ours() {
         before.context.note_poll(cq.cast());

@@ -1,6 +1,6 @@
 //! A program's queue pair that may get a bundle, and what its siblings have to copy from it.
 
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use laxity_client::Stage;
 use laxity_ibverbs::{
@@ -182,10 +182,21 @@ struct PlainObjects {
     domains: Vec<usize>,
     /// Queues whose completions the program takes by the extended interface.
     extended_queues: Vec<usize>,
-    /// Queues in which siblings complete.
+    /// Queues in which siblings complete, as often as queue pairs with siblings use them.
     bundled_queues: Vec<usize>,
+    /// Queues of `ibv_create_cq_ex` that no interface has polled yet.
+    unpolled_queues: Vec<usize>,
     /// Domains with a candidate, which get no memory window of type 2.
     used_domains: Vec<usize>,
+}
+
+impl PlainObjects {
+    fn forget_unpolled(&mut self, cq: *mut ibv_cq) {
+        if let Some(at) = self.unpolled_queues.iter().position(|known| *known == cq as usize) {
+            self.unpolled_queues.swap_remove(at);
+            UNPOLLED.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
 }
 
 static OBJECTS: PerProcess<Mutex<PlainObjects>> = PerProcess::none();
@@ -216,14 +227,43 @@ pub(crate) fn forget_domain(pd: *mut ibv_pd) {
     objects.used_domains.retain(|known| *known != pd as usize);
 }
 
+/// Number of queues that were made by `ibv_create_cq_ex` and not polled yet.
+static UNPOLLED: AtomicUsize = AtomicUsize::new(0);
+
+/// Records a new queue that may be polled by either interface.
+pub(crate) fn note_new_queue(cq: *mut ibv_cq) {
+    if !super::is_on() {
+        return;
+    }
+    let mut objects = objects();
+    let PlainObjects { extended_queues, bundled_queues, unpolled_queues, .. } = &mut *objects;
+    for known in [extended_queues, bundled_queues] {
+        known.retain(|known| *known != cq as usize);
+    }
+    if !unpolled_queues.contains(&(cq as usize)) {
+        unpolled_queues.push(cq as usize);
+        UNPOLLED.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// Records that `ibv_poll_cq` polls a queue.
+#[inline]
+pub(crate) fn note_polled(cq: *mut ibv_cq) {
+    // A queue that is missed here is found by its next poll.
+    if UNPOLLED.load(Ordering::Relaxed) != 0 {
+        objects().forget_unpolled(cq);
+    }
+}
+
 /// Records that a queue is polled by the extended interface. Its completions have fields that only
-/// a provider can read, so the queue gets no siblings. Returns false if it has some already, and
-/// the program must go on with `ibv_poll_cq`.
+/// a provider can read, so the queue gets no siblings. Returns false if it has some, and the
+/// program must go on with `ibv_poll_cq`.
 pub(crate) fn note_extended(cq: *mut ibv_cq) -> bool {
     if !super::is_on() {
         return true;
     }
     let mut objects = objects();
+    objects.forget_unpolled(cq);
     if objects.bundled_queues.contains(&(cq as usize)) {
         return false;
     }
@@ -233,29 +273,29 @@ pub(crate) fn note_extended(cq: *mut ibv_cq) -> bool {
     true
 }
 
-/// Records a new queue that may be polled by either interface.
-pub(crate) fn note_new_queue(cq: *mut ibv_cq) {
-    if super::is_on() {
-        let mut objects = objects();
-        objects.extended_queues.retain(|known| *known != cq as usize);
-        objects.bundled_queues.retain(|known| *known != cq as usize);
-    }
-}
-
-/// Records that siblings will complete in these queues. Returns false if they can't, because one of
-/// them is polled by the extended interface.
-pub(crate) fn claim_queues(queues: [*mut ibv_cq; 2]) -> bool {
+/// Records that siblings of one queue pair will complete in these queues. Returns `Some(false)` if
+/// they can't, because the extended interface polls one of them, and `None` if it is not known yet
+/// which interface does.
+pub(crate) fn claim_queues(queues: [*mut ibv_cq; 2]) -> Option<bool> {
     let mut objects = objects();
     let addresses = queues.map(|cq| cq as usize);
+    if addresses.iter().any(|cq| objects.unpolled_queues.contains(cq)) {
+        return None;
+    }
     if addresses.iter().any(|cq| objects.extended_queues.contains(cq)) {
-        return false;
+        return Some(false);
     }
-    for cq in addresses {
-        if !objects.bundled_queues.contains(&cq) {
-            objects.bundled_queues.push(cq);
-        }
+    objects.bundled_queues.extend(addresses);
+    Some(true)
+}
+
+/// Takes a claim back.
+pub(crate) fn release_queues(queues: [*mut ibv_cq; 2]) {
+    let mut objects = objects();
+    for cq in queues.map(|cq| cq as usize) {
+        let at = objects.bundled_queues.iter().position(|known| *known == cq);
+        at.map(|at| objects.bundled_queues.swap_remove(at));
     }
-    true
 }
 
 /// Records a memory window of type 2. It works with one queue pair only, so the domain gets no
@@ -321,12 +361,20 @@ mod tests {
         forget_domain(pd);
         assert_eq!(known(), Some((false, true)), "a thread's domain may get the address");
         let other = 0x7890 as *mut ibv_cq;
-        assert!(!claim_queues([other, cq]), "the extended interface polls one of them");
+        assert_eq!(claim_queues([other, cq]), Some(false), "the extended interface polls one");
         note_new_queue(cq);
-        assert!(claim_queues([other, cq]));
+        assert_eq!(claim_queues([other, cq]), None, "it may poll one of them");
+        note_polled(cq);
+        assert_eq!(claim_queues([other, cq]), Some(true));
+        assert_eq!(claim_queues([cq, cq]), Some(true));
         assert!(!note_extended(cq), "siblings complete there");
+        release_queues([cq, cq]);
+        assert!(!note_extended(cq), "those of another queue pair do");
+        release_queues([other, cq]);
+        assert!(note_extended(cq), "none is left");
         note_new_queue(cq);
-        assert!(note_extended(cq), "another queue has the address");
+        note_polled(cq);
+        assert_eq!(claim_queues([other, cq]), Some(true), "another queue has the address");
     }
 
     #[test]

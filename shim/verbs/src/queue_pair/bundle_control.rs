@@ -100,8 +100,8 @@ impl QueuePair {
         candidate.as_ref().is_some_and(|candidate| candidate.life == life && candidate.is_ready())
     }
 
-    /// Makes siblings. Returns `None` if the program is changing the queue pair, and `Some(None)`
-    /// if there will be none.
+    /// Makes siblings. Returns `None` if the program is changing the queue pair or has not polled
+    /// its queues, and `Some(None)` if there will be none.
     pub(crate) fn make_siblings(&'static self, life: u32) -> Option<Option<BundleOffer>> {
         let mut lock = self.candidate.try_lock()?;
         let Some(candidate) = lock.as_mut().filter(|candidate| candidate.life == life) else {
@@ -118,13 +118,20 @@ impl QueuePair {
         let port = candidate.attr().port_num;
         // SAFETY: the queue pair is not destroyed, since `end_bundle` waits for the lock.
         let made = unsafe {
+            let queues = [(*ibv).send_cq, (*ibv).recv_cq];
             if !probe::completes_in_error(context, (*ibv).pd, port)
-                || !candidate::claim_queues([(*ibv).send_cq, (*ibv).recv_cq])
-                || !agent::watch(self)
+                || !candidate::claim_queues(queues)?
             {
                 None
+            } else if !agent::watch(self) {
+                candidate::release_queues(queues);
+                None
             } else {
-                BundleSiblings::make(ibv, candidate, &limits)
+                let made = BundleSiblings::make(ibv, candidate, &limits);
+                if made.is_none() {
+                    candidate::release_queues(queues);
+                }
+                made
             }
         };
         let Some(made) = made else {
@@ -230,7 +237,10 @@ impl QueuePair {
             }
         }
         // SAFETY: nothing finds the siblings any more, and the program destroys the first.
-        unsafe { siblings.destroy() };
+        unsafe {
+            siblings.destroy();
+            candidate::release_queues([(*first).send_cq, (*first).recv_cq]);
+        }
         events::remove(first);
     }
 
