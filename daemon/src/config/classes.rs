@@ -16,9 +16,10 @@ impl Config {
         table
     }
 
-    /// Returns the DSCPs that scheduled traffic of a port has, or none if programs choose them.
+    /// Returns the DSCPs that all scheduled traffic of a port has, or none if programs may keep
+    /// others.
     pub fn dscp_of_port(&self) -> Vec<u8> {
-        if self.marking == Marking::Off { Vec::new() } else { self.dscp_by_row().to_vec() }
+        if self.marking == Marking::Levels { self.dscp_by_row().to_vec() } else { Vec::new() }
     }
 
     /// Returns the service levels by [`Level::row`], or `None` if none are configured.

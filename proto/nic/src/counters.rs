@@ -185,6 +185,8 @@ struct Answers {
     asked: Option<Instant>,
     /// PFC frames.
     paused: u64,
+    /// Bytes by priority, if they were read before.
+    sent: Option<[u64; PRIORITIES]>,
     yielding_bytes: u64,
 }
 
@@ -212,8 +214,11 @@ impl DevicePort {
         if yields != 0
             && let Ok(sent) = sent_by_priority(&interface.name)
         {
-            let sent = sent.iter().enumerate().filter(|(at, _)| yields >> at & 1 == 1);
-            last.yielding_bytes = sent.fold(0, |sum, (_, bytes)| sum.wrapping_add(*bytes));
+            // The sum of what each counter moved by, because `yields` may change.
+            let before = last.sent.replace(sent).unwrap_or(sent);
+            let each = sent.iter().zip(before).enumerate().filter(|(at, _)| yields >> at & 1 == 1);
+            let moved = each.map(|(_, (now, before))| now.saturating_sub(before));
+            last.yielding_bytes = moved.fold(last.yielding_bytes, u64::wrapping_add);
         }
         last.asked = Some(Instant::now());
         *last

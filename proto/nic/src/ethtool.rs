@@ -89,13 +89,14 @@ fn ask(interface: &str, mut words: Words) -> io::Result<Words> {
         *to = from as libc::c_char;
     }
     let ifru_data = words.as_mut_ptr().cast();
-    let request =
+    let mut request =
         libc::ifreq { ifr_name: name, ifr_ifru: libc::__c_anonymous_ifr_ifru { ifru_data } };
     let socket = socket(AddressFamily::Inet, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None)?;
     // SAFETY: `request` has a name that ends with a zero, and the address of `words`. The kernel
-    // writes the reply to its command there, for which the callers leave room.
+    // writes the reply to its command there, for which the callers leave room, and may write
+    // `request`.
     let result =
-        unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCETHTOOL as _, &raw const request) };
+        unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCETHTOOL as _, &raw mut request) };
     Errno::result(result)?;
     Ok(words)
 }

@@ -1,7 +1,9 @@
 //! Counters of NICs that consist of files, laid out as each driver does.
 
+use std::cell::Cell;
 use std::fs;
 use std::path::Path;
+use std::time::Duration;
 
 use laxity_nic::{
     DcbError, DirectionCounts, Driver, NicCounts, PriorityMap, Selection, Trust, counters_of,
@@ -61,11 +63,18 @@ impl Host {
 /// The DSCPs of scheduled traffic.
 const OURS: [u8; 3] = [46, 34, 26];
 
-/// `eth10` has frames of PFC, and sent `10^p` bytes with priority `p`.
+thread_local! {
+    /// What the counters of bytes by priority are multiplied by.
+    static PASSED: Cell<u64> = const { Cell::new(7) };
+}
+
+/// `eth10` has frames of PFC, and sent `10^p` times [`PASSED`] bytes with priority `p`.
 const DRIVER: Driver = Driver {
     pauses: paused,
     map: |interface| if interface == "eth10" { Ok(strict()) } else { Err(DcbError::Unsupported) },
-    sent_by_priority: |_| Ok(std::array::from_fn(|priority| 10_u64.pow(priority as u32))),
+    sent_by_priority: |_| {
+        Ok(std::array::from_fn(|priority| PASSED.get() * 10_u64.pow(priority as u32)))
+    },
 };
 
 /// As mlx5 maps DSCPs, with a strict queue for each priority.
@@ -203,13 +212,22 @@ fn bytes_yield_that_the_nic_sends_after_all_scheduled_ones() {
     let mlx5 =
         ["counters/port_xmit_data=500", "counters/port_rcv_data=700", "gid_attrs/ndevs/0=eth10"];
     let host = Host::new().device("mlx5_0", "Ethernet", &mlx5);
-    let yielding = |ours: &[u8]| {
-        let mut source = counters_of(host.root(), "mlx5_0", DRIVER).expect("a source");
-        source.read(ours).expect("counted").yielding_bytes
+    let mut sources: Vec<_> = [&OURS[..], &[46, 8], &[46, 0], &[], &[46, 8]]
+        .into_iter()
+        .map(|ours| (ours, counters_of(host.root(), "mlx5_0", DRIVER).expect("a source")))
+        .collect();
+    let mut read = || {
+        let each = sources.iter_mut().map(|(ours, source)| source.read(ours).expect("counted"));
+        let yielding = each.map(|counts| counts.yielding_bytes).collect::<Vec<_>>();
+        sources[4].0 = &OURS;
+        yielding
     };
-    assert_eq!(yielding(&OURS), 111, "DSCP 26 has priority 3");
-    assert_eq!(yielding(&[46, 8]), 1);
-    assert_eq!((yielding(&[46, 0]), yielding(&[])), (0, 0), "nothing is below");
+    assert_eq!(read(), [0; 5], "what passed before does not matter");
+    PASSED.set(8);
+    assert_eq!(read(), [0; 5], "the driver is asked once a second");
+    std::thread::sleep(Duration::from_millis(1_050));
+    // DSCP 26 has priority 3, and nothing is below DSCP 0. The last one has other classes now.
+    assert_eq!(read(), [111, 1, 0, 0, 111]);
 }
 
 #[test]

@@ -14,7 +14,8 @@
 //! error does not accumulate. Then, with `B` the port's rate in bytes per second:
 //!
 //! 1. an average with the time constant [`TIME_CONSTANT`] smooths the foreign rate. Foreign bytes
-//!    that yield take nothing: the NIC sends them only while nothing of ours waits there;
+//!    that yield take nothing: the NIC sends them only while nothing of ours waits there. Their
+//!    share is a second old, and [`YIELDING_HOLDS`] at most if none come any more;
 //! 2. if congestion was signalled (CNP or PFC pause) while own bytes were in flight, the port's
 //!    throughput is its capacity. The rest of `B`, at most half, is *lost*. One cut of DCQCN is at
 //!    most half, too (Zhu et al., SIGCOMM 2015, §3.1);
@@ -41,8 +42,9 @@ pub const HOLD: Span = Span::from_millis(1_000);
 /// Longest time from the last foreign byte until the full rate is in force, if readings come at
 /// least every 100 ms: the decay of the average from `B` to `B`/32, and [`HOLD`].
 pub const RECOVERS_WITHIN: Span = Span::from_millis(3_000);
-/// How long the share of foreign bytes that yield holds. Their counter is read each second.
-pub const YIELDING_HOLDS: Span = Span::from_millis(2_000);
+/// How long the share of foreign bytes that yield holds while their counter stands still. It is
+/// read each second, and drivers may refresh it each second, too.
+pub const YIELDING_HOLDS: Span = Span::from_millis(4_000);
 /// How late a counter may show own bytes.
 pub const LAG: Span = Span::from_millis(100);
 /// How long a counter may stand still while own bytes complete.
@@ -151,11 +153,12 @@ struct YieldingShare {
 impl YieldingShare {
     fn note(&mut self, reading: &Reading, foreign_bytes: u64) {
         let moved = reading.yielding_bytes.saturating_sub(self.yielding_bytes);
-        let stands = reading.yielding_bytes == self.yielding_bytes;
-        if stands && reading.at.since(self.at) < YIELDING_HOLDS {
+        if reading.yielding_bytes == self.yielding_bytes {
+            if reading.at.since(self.at) >= YIELDING_HOLDS {
+                self.share = 0.0;
+            }
             return;
         }
-        // Own bytes may be among those that yield, if somebody chose their class.
         let foreign = foreign_bytes.saturating_sub(self.foreign_bytes).max(1);
         let share = (moved as f64 / foreign as f64).min(1.0);
         let (at, yielding_bytes) = (reading.at, reading.yielding_bytes);

@@ -29,7 +29,7 @@ struct Port {
     /// The share of foreign bytes that yield.
     yields: f64,
     yielded: f64,
-    /// What the counter of bytes that yield shows, which is read once in a second.
+    /// What the counter of bytes that yield shows.
     yielded_shown: f64,
     at_ms: u64,
     port: f64,
@@ -83,7 +83,8 @@ impl Port {
         self.at_ms += STEP_MS;
         self.signals += self.signals_each;
         self.yielded += self.yields * foreign;
-        if self.at_ms.is_multiple_of(1_000) {
+        // It is read each 1.1 s. Each second time the driver has nothing new.
+        if self.at_ms.is_multiple_of(2_200) {
             self.yielded_shown = self.yielded;
         }
         let reading = Reading {
