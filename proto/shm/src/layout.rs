@@ -232,8 +232,8 @@ pub struct CreditLine {
 pub struct LaneHeader {
     /// Written by the client when it sleeps.
     pub waiter: WaiterLine,
-    /// A line that neither side reads or writes.
-    spare: [u8; LINE_BYTES],
+    /// A line that neither side reads. A client of an earlier commit may write it.
+    spare: [AtomicU64; LINE_BYTES / size_of::<u64>()],
     /// Written by the daemon after each batch of records.
     pub consumed: ConsumedLine,
     /// Written by the daemon when it gives credit.
@@ -244,7 +244,7 @@ impl LaneHeader {
     pub(crate) fn new() -> Self {
         Self {
             waiter: WaiterLine { awaited: AtomicU64::new(0), wakes: AtomicU32::new(0) },
-            spare: [0; LINE_BYTES],
+            spare: core::array::from_fn(|_| AtomicU64::new(0)),
             consumed: ConsumedLine { consumed: AtomicU64::new(0) },
             credit: CreditLine { permitted: core::array::from_fn(|_| AtomicU64::new(0)) },
         }
