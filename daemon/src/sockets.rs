@@ -37,10 +37,13 @@ pub enum BindError {
         {}", way_out_of_lock(.cause), path = .path.display())]
     Lock { path: PathBuf, cause: io::Error },
     #[error("{cause}; {}", way_out_of_socket(.cause))]
-    Socket {
-        #[from]
-        cause: io::Error,
-    },
+    Socket { cause: io::Error },
+}
+
+impl From<io::Error> for BindError {
+    fn from(cause: io::Error) -> Self {
+        Self::Socket { cause }
+    }
 }
 
 fn way_out_of_lock(cause: &io::Error) -> &'static str {

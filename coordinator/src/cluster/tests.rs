@@ -66,6 +66,21 @@ fn a_new_batch_tells_nobody_else_and_an_order_without_news_says_what_it_consider
 }
 
 #[test]
+fn a_deadline_that_is_reported_again_with_jitter_moves_no_rank() {
+    let mut world = World::new();
+    let mut a = world.join("a");
+    world.report(&mut a, [arrived(1, [request(11, 500, 0)]), arrived(2, [request(21, 600, 0)])]);
+    world.settle_and_read(&mut [&mut a]);
+    let before = a.replica.ranks.clone();
+    world.cluster.summary();
+    // Settling takes 10 ms, by which the clock has moved on.
+    world.report(&mut a, [arrived(1, [request(11, 491, 0)])]);
+    world.settle_and_read(&mut [&mut a]);
+    assert_eq!(world.cluster.summary().ranks_changed, 0);
+    assert_eq!(a.replica.ranks, before);
+}
+
+#[test]
 fn a_port_that_cannot_carry_everything_has_somebody_pruned_and_says_why() {
     let mut world = World::new();
     let mut a = world.join("a");

@@ -48,20 +48,6 @@ pub fn common_protocol(one: (u32, u32), other: (u32, u32)) -> Option<u32> {
     (newest >= one.1.max(other.1)).then_some(newest)
 }
 
-/// Returns the capabilities of both sides, in ascending order. Unknown numbers are ignored.
-pub fn common_capabilities(ours: &[Capability], theirs: &[i32]) -> Vec<Capability> {
-    let mut both: Vec<Capability> = ours
-        .iter()
-        .copied()
-        .filter(|&capability| {
-            capability != Capability::Unspecified && theirs.contains(&(capability as i32))
-        })
-        .collect();
-    both.sort_unstable();
-    both.dedup();
-    both
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -72,13 +58,6 @@ mod tests {
         assert_eq!(common_protocol((1, 1), (1, 1)), Some(1));
         assert_eq!(common_protocol((3, 1), (2, 2)), Some(2));
         assert_eq!(common_protocol((3, 3), (2, 1)), None);
-    }
-
-    #[test]
-    fn a_capability_that_only_one_side_knows_is_ignored() {
-        let ours = [Capability::Fetches, Capability::OrderDeltas];
-        let both = common_capabilities(&ours, &[77, 1, 0, 1]);
-        assert_eq!(both, [Capability::OrderDeltas]);
     }
 
     #[test]
