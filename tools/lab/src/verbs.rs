@@ -24,6 +24,7 @@ Boots the SoftRoCE lab once and runs each program unmodified, with the library p
 sides. The daemon enforces a rate at which work requests have to wait. The command checks the
 program's exit codes and data, that the library counted every work request, that each work request
 is one message on the wire, that the DSCPs are those of the profile, and that nothing was bypassed.
+Programs with bundles have barriers on the wire as well, and the classes of P2D and KV reuse.
 Then it kills daemons and applications, and runs a campaign of faults in combination. The test suite
 of pyverbs has to pass the same tests with the library as without it. The NCCL plugin is
 driven over verbs, with and without the daemon.
@@ -66,7 +67,7 @@ pub(crate) struct VerbsArgs {
     #[arg(long, value_name = "PATH")]
     nccl_plugin: Option<PathBuf>,
     /// Maximum duration in seconds, after which the guest is killed
-    #[arg(long, value_name = "S", default_value_t = 3000)]
+    #[arg(long, value_name = "S", default_value_t = 3600)]
     timeout: u64,
     /// Run only these programs and faults; --list prints their names
     #[arg(long, value_delimiter = ',', value_name = "NAME,…")]

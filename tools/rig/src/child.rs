@@ -3,7 +3,7 @@
 use std::fmt::Display;
 use std::fs::{self, File};
 use std::io::Write as _;
-use std::os::unix::process::CommandExt as _;
+use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
@@ -132,9 +132,9 @@ impl Guarded {
         }
     }
 
-    /// Returns how the process ended, or `None` if it runs.
+    /// Returns how the process ended, or `None` if it runs. One that can't be waited for has ended.
     pub(crate) fn ended(&mut self) -> Option<ExitStatus> {
-        self.child.try_wait().ok().flatten()
+        self.child.try_wait().unwrap_or_else(|_| Some(ExitStatus::from_raw(0)))
     }
 
     /// Waits until the process ends, at most until `give_up`.
@@ -143,7 +143,8 @@ impl Guarded {
     }
 
     pub(crate) fn kill(&mut self) {
-        if self.leads_group {
+        // Another process may have the number of a group that is gone.
+        if core::mem::take(&mut self.leads_group) {
             let _ = killpg(self.pid(), Signal::SIGKILL);
         }
         let _ = self.child.kill();

@@ -5,7 +5,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use laxity_wire::ClusterStatus;
 use serde::{Deserialize, Serialize};
@@ -62,9 +62,11 @@ impl Coordinator {
 
     /// Waits until all daemons have a cluster order, so that all runs start in the same state.
     pub fn await_daemons(hosts: usize, folder: &Path) -> Result<(), LabError> {
+        let give_up = Instant::now() + ATTEND_WITHIN;
         for host in 0..hosts {
             let order = || ask(folder, host).filter(|said| said.orders > 0);
-            if poll(ATTEND_WITHIN, LOOK_EVERY, order).is_none() {
+            let left = give_up.saturating_duration_since(Instant::now());
+            if poll(left, LOOK_EVERY, order).is_none() {
                 return Err(LabError::Timeout {
                     what: format!("the daemon of host {host} has no order of the coordinator"),
                     within: ATTEND_WITHIN,

@@ -102,6 +102,11 @@ impl Foreign {
             rate_in_force: ports.iter().map(share).sum::<f64>() / ports.len().max(1) as f64,
             full_rate_after_s: None,
         };
+        for sender in &mut self.senders {
+            if let Some(status) = sender.ended() {
+                eprintln!("a foreign sender {status}: {}", sender.tail());
+            }
+        }
         self.senders.clear();
         let ended = Instant::now();
         let full_rate_after_s = || {

@@ -29,6 +29,8 @@ pub struct TransferCounts {
     pub bypassed_bytes: u64,
     /// Transfers that a fault ended with the error that it must give.
     pub ended_by_fault: u64,
+    /// Work requests that siblings of bundles carried.
+    pub by_siblings: u64,
 }
 
 impl TransferCounts {
@@ -38,6 +40,7 @@ impl TransferCounts {
         self.scheduled_bytes += other.scheduled_bytes;
         self.bypassed_bytes += other.bypassed_bytes;
         self.ended_by_fault += other.ended_by_fault;
+        self.by_siblings += other.by_siblings;
     }
 }
 
@@ -229,10 +232,8 @@ impl Oracle {
     }
 
     /// Adds what workers without frames of their own counted.
-    pub(super) fn counted(&mut self, path: &str, scheduled: u64, bypassed: u64) {
-        let counts = self.counts.entry(path.to_owned()).or_default();
-        counts.scheduled_bytes += scheduled;
-        counts.bypassed_bytes += bypassed;
+    pub(super) fn counted(&mut self, path: &str, counted: &TransferCounts) {
+        self.counts.entry(path.to_owned()).or_default().add(counted);
     }
 
     /// Excuses the waits of a worker from now on, because its peer was killed. What was permitted

@@ -14,7 +14,7 @@ use nix::unistd::{Pid, getpgid};
 use serde_json::Value;
 
 use super::frame::Frame;
-use super::oracle::Oracle;
+use super::oracle::{Oracle, TransferCounts};
 use super::plant::{Plant, Reported};
 use super::setting::Setting;
 use super::task::{FINISH, KILL_ENGINE, Role, Task, command};
@@ -366,8 +366,13 @@ impl<'a> RoundWorkers<'a> {
                 // A process on Mooncake's C interface has a line of each preloaded library.
                 // liblaxity.so carries nothing there.
                 let of = |name: &str| line[name].as_u64().unwrap_or(0);
-                let (scheduled, bypassed) = (of("scheduled_bytes"), of("bypassed_bytes"));
-                lock(&self.oracle).counted(path_of(role), scheduled, bypassed);
+                let counted = TransferCounts {
+                    scheduled_bytes: of("scheduled_bytes"),
+                    bypassed_bytes: of("bypassed_bytes"),
+                    by_siblings: of("by_siblings"),
+                    ..TransferCounts::default()
+                };
+                lock(&self.oracle).counted(path_of(role), &counted);
             }
         }
     }

@@ -77,6 +77,11 @@ pub(super) fn run(name: &str, lab: &Lab<'_>, case: &mut CaseReport) -> Result<()
         of(|counts| counts.ended_by_fault),
         report.longest_stall_ms
     );
+    if name == OF_BUNDLES {
+        let siblings = of(|counts| counts.by_siblings);
+        case.seen += &format!(", {siblings} work requests by siblings");
+        case.check(siblings > 0, "no sibling carried anything");
+    }
     let violations = report.failures.iter().flat_map(|(_, failure)| &failure.violations);
     violations.for_each(|violation| case.fail(violation.clone()));
     case.check(report.violations == 0, format!("{} rounds failed", report.violations));

@@ -175,8 +175,10 @@ mod tests {
     fn all_programs_have_names_of_their_own_and_commands_without_gaps() {
         for entry in entries() {
             let program = entry.program((3, &Programs::default()));
-            let server = program.server.iter().flat_map(|(side, _)| &side.argv);
-            let words: Vec<&String> = program.client.argv.iter().chain(server).collect();
+            let sides = program.server.iter().map(|(side, _)| side).chain([&program.client]);
+            let words: Vec<&String> = sides
+                .flat_map(|side| side.argv.iter().chain(side.env.iter().map(|(_, value)| value)))
+                .collect();
             assert!(!words.is_empty() && !words.iter().any(|word| word.contains('{')), "{words:?}");
         }
         let names = crate::vm::verbs::names(3);

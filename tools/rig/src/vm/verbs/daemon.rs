@@ -23,6 +23,8 @@ const FOR_EVER: Duration = Duration::from_secs(24 * 3600);
 pub(super) const LEVELS: [u8; 8] = [46, 34, 26, 18, 18, 10, 10, 10];
 pub(super) const SCAVENGER: u8 = 8;
 pub(super) const COLLECTIVE: u8 = 34;
+pub(super) const KV_REUSE: u8 = 26;
+pub(super) const P2D: u8 = 10;
 
 /// Returns the configuration. The guest can send more than 200 Mbit/s, so work requests wait. The
 /// scheduler thread does not spin, because the guest has only two emulated processors.

@@ -101,8 +101,8 @@ struct UnderWay {
 
 /// Starts a program and returns when some bytes of it had a permit.
 fn under_way(lab: &Lab<'_>, program: &Program) -> Result<UnderWay, LabError> {
-    /// In a bundle, siblings carry some of it by then.
     const UNDER_WAY: u64 = 4 << 20;
+    /// Siblings carry some of it by then.
     const WITH_SIBLINGS: u64 = 160 << 20;
     let (server, ready) = program.server.as_ref().ok_or_else(|| {
         LabError::Plan(format!("`{}` has no server for the daemon's end", program.name))

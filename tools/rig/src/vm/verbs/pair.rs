@@ -8,6 +8,7 @@ use serde::Deserialize;
 
 use super::Lab;
 use super::case::{CaseReport, LibraryReport, read_report};
+use super::daemon::{KV_REUSE, P2D};
 use super::program::{Posted, Program, Ready, Side, await_ready, task};
 use super::report::ProgramReport;
 use super::wire::{Capture, Crossed};
@@ -162,6 +163,8 @@ fn check_totals(program: &Program, crossed: &Crossed, case: &mut CaseReport) {
                 format!("{crossed} {what} crossed the wire, and the library counted {counted}");
             case.check(crossed == counted, why);
         }
+    }
+    if program.all_cross || program.siblings {
         let late = total.failed_late;
         case.check(late == 0, format!("{late} work requests failed late"));
     }
@@ -176,15 +179,23 @@ fn check_totals(program: &Program, crossed: &Crossed, case: &mut CaseReport) {
         }
     }
     if program.siblings {
-        case.seen = format!(
-            "{} bundles, {} of {} work requests by siblings, DSCPs {:?}",
-            total.bundles, total.by_siblings, total.work_requests, crossed.connected
-        );
-        let some = total.by_siblings > 0 && crossed.connected.len() > 1;
-        case.check(some, format!("no sibling had a class of its own: {}", case.seen));
+        check_siblings(&total, crossed, case);
     }
     let absent = program.dscp.is_some() && total.work_requests > 0 && crossed.connected.is_empty();
     case.check(!absent, "nothing of it crossed the router");
+}
+
+/// Checks a program whose queue pairs get bundles: all is in the class of P2D or of KV reuse, and
+/// messages on the wire are the work requests and few barriers.
+fn check_siblings(total: &LibraryReport, crossed: &Crossed, case: &mut CaseReport) {
+    let (all, wire) = (total.work_requests, crossed.messages);
+    case.seen = format!(
+        "{} bundles, {} of {all} work requests by siblings, {wire} messages, DSCPs {:?}",
+        total.bundles, total.by_siblings, crossed.connected
+    );
+    let classes = crossed.connected == [P2D, KV_REUSE].into();
+    let carried = total.by_siblings > 0 && (all..=all + all / 8).contains(&wire);
+    case.check(classes && carried, format!("not as with bundles: {}", case.seen));
 }
 
 /// Subtests whose work requests the library does not see. Datagrams that are built with `ibv_wr_*`

@@ -9,7 +9,7 @@ use std::time::Duration;
 use serde::Deserialize;
 
 use super::Lab;
-use super::case::CaseReport;
+use super::case::{CaseReport, read_report};
 use super::catalogue::SECRET;
 use super::daemon::{GuestDaemon, TIGHT_SOCKET};
 use super::program::patience;
@@ -18,6 +18,7 @@ use crate::vm::network::DEVICES;
 
 pub(super) const NAME: &str = "pyverbs";
 const SCRIPT: &str = scratch!("pyverbs_suite.py");
+const REPORT: &str = scratch!("report.pyverbs");
 const SCRIPT_PY: &str = include_str!("pyverbs_suite.py");
 const LIMIT: Duration = Duration::from_secs(300);
 /// Fewest tests that must pass without the library. With fewer the suite itself does not work.
@@ -87,7 +88,9 @@ fn suite(lab: &Lab<'_>, under: Under, only: &[&str]) -> Result<SuiteResults, Lab
         task.env.extend(patience());
     }
     if under == Under::Bundles {
+        let _ = fs::remove_file(REPORT);
         task.env.push(("LAXITY_BUNDLES".into(), SECRET.into()));
+        task.env.push(("LAXITY_REPORT".into(), REPORT.into()));
     }
     if under == Under::Tight {
         let socket = TIGHT_SOCKET.to_owned();
@@ -141,6 +144,9 @@ pub(super) fn run(lab: &Lab<'_>, case: &mut CaseReport) -> Result<(), LabError> 
     }
     compare(lab, &before, Under::Daemon, case)?;
     compare(lab, &before, Under::Bundles, case)?;
+    let bundles = read_report(REPORT)?.unwrap_or_default().bundles;
+    case.seen += &format!(" ({bundles} made)");
+    case.check(bundles > 0, "no queue pair got a bundle");
     let _tight = GuestDaemon::start_tight(lab)?;
     compare(lab, &before, Under::Tight, case)
 }
