@@ -56,7 +56,11 @@ fn loses_nothing(paths: &str, faults: u64, seed: &str, transfers: u64) -> Option
         // The bytes of an engine are its answers, which are short.
         let is_much = of("bytes") > 1 << 20 || path == "engine";
         assert!(of("transfers") > transfers && is_much, "{path}: {counts}");
-        let scheduled_min = (of("bytes") / 8).clamp(1 << 18, 1 << 20);
+        // Much of Mooncake's traffic is without a daemon while Python starts.
+        let scheduled_min = match path.starts_with("mooncake") {
+            true => (of("bytes") / 8).max(1 << 18),
+            false => 1 << 20,
+        };
         let scheduled = of("scheduled_bytes") > scheduled_min && of("bypassed_bytes") > 0;
         assert!(scheduled, "{path} was not scheduled, or never lost it: {counts}");
     }

@@ -33,7 +33,11 @@ fn each_vendor_has_its_form_for_one_queue_and_for_several_of_which_some_are_loss
             let form = good(&[&["--vendor", vendor, "--config", SAMPLE][..], options].concat());
             format!("{}:\n{form}", options.join(" "))
         };
-        let forms = [form(&["--queues", "1"]), form(&["--queues", "4", "--pfc", "2,3"])];
+        let forms = [
+            form(&["--queues", "1"]),
+            form(&["--queues", "4", "--pfc", "2,3"]),
+            form(&["--queues", "8"]),
+        ];
         insta::assert_snapshot!(vendor, forms.join("\n"));
     }
     let none = refused(&["--vendor", "generic", "--queues", "2", "--pfc", "3"]);

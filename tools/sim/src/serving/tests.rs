@@ -8,7 +8,7 @@ use super::{Inputs, simulate_with};
 use crate::compute::{Compute, Gpu};
 use crate::model::Model;
 use crate::outcome::Outcome;
-use crate::scenario::{Mode, RequestOrder, Routing, Scenario};
+use crate::scenario::{Mode, Placement, RequestOrder, Routing, Scenario};
 use crate::workload::{Request, Requests};
 
 /// Returns a scenario of two prefill units of 16 GPUs and as many decode GPUs.
@@ -213,6 +213,18 @@ fn collectives_that_weigh_more_are_shorter_under_fair_sharing() {
     scenario.network.p2d_weight = 1.0 / 16.0;
     let light = run(&scenario, &list).collective_stretch.mean;
     assert!(light < alike, "{light} {alike}");
+}
+
+/// A policy that depends on the order of a hash table would differ between machines.
+#[test]
+fn the_same_twice_is_the_same() {
+    let list: Vec<_> = (0..60).map(|n| (n * 9, 300 + 53 * (n as u32 % 31), n as u32 % 3)).collect();
+    for kind in policies() {
+        let mut scenario = small();
+        scenario.policy.kind = kind;
+        scenario.serving.placement = Placement::Random;
+        assert_eq!(run(&scenario, &list), run(&scenario, &list), "{kind}");
+    }
 }
 
 /// Half of each prompt is shared, and three quarters of that fit. The tail of a prefix is evicted
