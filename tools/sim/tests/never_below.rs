@@ -98,8 +98,12 @@ fn scheduling_pays_where_links_are_contended() {
 /// deadlines.
 #[test]
 fn no_policy_meets_more_deadlines_than_laxity_and_its_collectives_are_short() {
-    let workloads: [fn(&mut Scenario); 2] = [ring, |_| ()];
-    for (number, change) in workloads.into_iter().enumerate() {
+    // With the time of collectives in parts of that under `fair` and under `two_class`. On a ring
+    // `laxity` lets P2D share their level (`link/held_up.rs`).
+    let all_to_alls = |_: &mut Scenario| ();
+    let workloads: [(&str, fn(&mut Scenario), f64, f64); 2] =
+        [("ring", ring, 0.95, 1.06), ("all-to-alls", all_to_alls, 0.98, 1.001)];
+    for (name, change, of_fair, of_two_class) in workloads {
         let sums = |kind| {
             let of_seeds = [1, 2, 3].map(|seed| outcome(kind, seed, change));
             let attained: f64 = of_seeds.iter().map(|outcome| outcome.attainment).sum();
@@ -109,12 +113,13 @@ fn no_policy_meets_more_deadlines_than_laxity_and_its_collectives_are_short() {
         };
         let (attained, collective_ms) = sums(PolicyKind::Laxity);
         for other in PolicyKind::ALL {
-            assert!(attained >= sums(other).0, "{other} is above laxity, workload {number}");
+            assert!(attained >= sums(other).0, "{other} is above laxity, {name}");
         }
         let (fair, fair_ms) = sums(PolicyKind::Fair);
         let (mfs, mfs_ms) = sums(PolicyKind::Mfs);
-        assert!(collective_ms < 0.95 * fair_ms && mfs_ms < 0.95 * fair_ms, "workload {number}");
-        assert!(attained > fair && mfs >= fair, "workload {number}: {mfs}, {fair}");
-        assert!(collective_ms < 1.01 * sums(PolicyKind::TwoClass).1, "workload {number}");
+        assert!(attained > fair && mfs > fair, "{name}: {attained}, {mfs}, {fair}");
+        assert!(collective_ms.max(mfs_ms) < of_fair * fair_ms, "{name}: {mfs_ms}, {fair_ms}");
+        let two_class_ms = sums(PolicyKind::TwoClass).1;
+        assert!(collective_ms < of_two_class * two_class_ms, "{name}: {two_class_ms}");
     }
 }
