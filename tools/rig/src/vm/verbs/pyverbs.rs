@@ -1,5 +1,6 @@
-//! pyverbs' own test suite (rdma-core's `tests`) without the library, with it, and under a daemon
-//! that permits one work request at a time, and with the secret of bundles. The same tests must pass each time.
+//! pyverbs' own test suite (rdma-core's `tests`) without the library, with it, with the secret of
+//! bundles, and under a daemon that permits one work request at a time. The same tests must pass
+//! each time.
 
 use std::collections::BTreeMap;
 use std::fs;
