@@ -141,7 +141,9 @@ async fn answer<'a>(
         Request::Status => service.status().await.map(|status| Response::Status(Box::new(status))),
         Request::Bypass { on } => Ok(Response::done(service.bypass(on))),
         Request::SetMode { mode } => service.set_mode(&mode).await.map(Response::done),
-        Request::Reload => service.reload().await.map(reloaded).map_err(|error| error.to_string()),
+        Request::Reload => {
+            service.reload().await.map(|keys| reloaded(&keys)).map_err(|error| error.to_string())
+        }
         Request::TraceStart { seconds, events, attended } => {
             service.traces().start(seconds, events).map(|begun| {
                 if attended {
@@ -161,9 +163,9 @@ async fn answer<'a>(
     answered.unwrap_or_else(Response::error)
 }
 
-fn reloaded(needs_restart: Vec<&'static str>) -> Response {
+fn reloaded(needs_restart: &[&str]) -> Response {
     let read = "the configuration was read again";
-    let message = match needs_restart.as_slice() {
+    let message = match needs_restart {
         [] => read.to_owned(),
         keys => format!("{read}; restart laxityd for {}", keys.join(", ")),
     };

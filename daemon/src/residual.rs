@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 
-use laxity_nic::{Driver, NicCounters, NicCounts, counters_of};
+use laxity_nic::{NicCounters, NicCounts, NicDriver, counters_of};
 use laxity_policy::Time;
 use laxity_policy::residual::{self as policy, Capacity, PortRate, Reading, Residual};
 use laxity_shm::sleep::now_ns;
@@ -91,7 +91,7 @@ impl WatchedNic {
             (self.source, self.told, self.states) = (None, [None; 2], Default::default());
         }
         if is_due {
-            self.source = counters_of(root, &self.name, Driver::KERNEL);
+            self.source = counters_of(root, &self.name, NicDriver::KERNEL);
             match &mut self.source {
                 Some(source) => {
                     source.look(nics);

@@ -159,7 +159,7 @@ impl CounterSource for NetInterface {
 
 /// How a driver is asked for what sysfs does not have.
 #[derive(Clone, Copy)]
-pub struct Driver {
+pub struct NicDriver {
     /// Returns the settings of an interface: [`crate::query`].
     pub map: fn(&str) -> Result<PriorityMap, DcbError>,
     /// Returns the PFC frames that an interface received.
@@ -168,7 +168,7 @@ pub struct Driver {
     pub sent_by_priority: fn(&str) -> io::Result<[u64; PRIORITIES]>,
 }
 
-impl Driver {
+impl NicDriver {
     /// Asks the kernel.
     pub const KERNEL: Self = Self { map: query, pauses, sent_by_priority };
     /// Knows nothing.
@@ -195,7 +195,7 @@ struct DevicePort {
     folders: [PathBuf; 2],
     family: &'static Family,
     interface: Option<NetInterface>,
-    driver: Driver,
+    driver: NicDriver,
     answers: Answers,
 }
 
@@ -208,7 +208,7 @@ impl DevicePort {
         if last.asked.is_some_and(|at| at.elapsed() < DRIVER_EVERY) {
             return *last;
         }
-        let Driver { map, pauses, sent_by_priority } = self.driver;
+        let NicDriver { map, pauses, sent_by_priority } = self.driver;
         last.paused = pauses(&interface.name).unwrap_or(last.paused);
         let yields = map(&interface.name).map_or(0, |map| map.yields_to(ours));
         if yields != 0
@@ -269,7 +269,11 @@ pub fn device_of(root: &Path, nic: &str) -> String {
 
 /// Returns the source of a NIC: its RDMA device and the network interface beside it, else its
 /// interface.
-pub(crate) fn source_of(root: &Path, nic: &str, driver: Driver) -> Option<Box<dyn CounterSource>> {
+pub(crate) fn source_of(
+    root: &Path,
+    nic: &str,
+    driver: NicDriver,
+) -> Option<Box<dyn CounterSource>> {
     let ports = rdma_ports(root);
     let nic = device_of(root, nic);
     let mut of_nic = ports.iter().filter(|port| is_called(&ports, &port.device, &nic));
@@ -288,7 +292,7 @@ pub(crate) fn source_of(root: &Path, nic: &str, driver: Driver) -> Option<Box<dy
 pub(crate) fn source_alone(root: &Path, name: &str) -> Option<Box<dyn CounterSource>> {
     match rdma_ports(root).iter().find(|port| port.device == name) {
         // What a driver says is of the whole port, which its owner counts.
-        Some(port) => device(root, port, None, Driver::NONE),
+        Some(port) => device(root, port, None, NicDriver::NONE),
         None => interface(root, name),
     }
 }
@@ -302,7 +306,7 @@ fn device(
     root: &Path,
     port: &RdmaPort,
     beside: Option<&str>,
-    driver: Driver,
+    driver: NicDriver,
 ) -> Option<Box<dyn CounterSource>> {
     let device = root.join(RDMA_DEVICES).join(&port.device);
     let folders = [device.join("ports").join(&port.number), device];

@@ -7,7 +7,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::counters::{CounterSource, Driver, NicCounts, device_of, source_alone, source_of};
+use crate::counters::{CounterSource, NicCounts, NicDriver, device_of, source_alone, source_of};
 use crate::ports::{INTERFACES, RdmaPort, is_called, names, owner, rdma_ports, text};
 
 /// The `type` of a network interface over InfiniBand. Its bytes are RDMA, which its device counts.
@@ -32,7 +32,7 @@ pub struct NicCounters {
 /// Returns the counters of a NIC that is named by its RDMA device or its network interface. The
 /// name `default` means the only RDMA device that owns its port, if there is exactly one. `root`
 /// stands for `/`.
-pub fn counters_of(root: &Path, nic: &str, driver: Driver) -> Option<NicCounters> {
+pub fn counters_of(root: &Path, nic: &str, driver: NicDriver) -> Option<NicCounters> {
     let owner = source_of(root, nic, driver)?;
     let (root, nic) = (root.to_owned(), nic.to_owned());
     Some(NicCounters { root, nic, owner, functions: Vec::new(), passed: NicCounts::default() })

@@ -16,7 +16,7 @@ mod map;
 mod ports;
 mod rates;
 
-pub use counters::{DirectionCounts, Driver, NicCounts, device_of};
+pub use counters::{DirectionCounts, NicCounts, NicDriver, device_of};
 pub use dcbnl::{DcbError, query};
 pub use functions::{NicCounters, counters_of};
 pub use map::{PRIORITIES, PriorityMap, Selection, Trust};

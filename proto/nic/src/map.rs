@@ -67,9 +67,9 @@ impl PriorityMap {
         Some(self.pfc? >> self.priority(dscp)? & 1 == 1)
     }
 
-    /// Returns the bit mask of the priorities that wait while a packet with any of these DSCPs waits
-    /// in the NIC: all of these have strict queues, and the priority's queue is served later. The
-    /// mask is 0 if that is unknown for one of them.
+    /// Returns the bit mask of the priorities that wait while a packet with any of these DSCPs
+    /// does. All of these have strict queues in the NIC, and the priority's queue is served later.
+    /// The mask is 0 if that is unknown for one of them.
     #[must_use]
     pub fn yields_to(&self, dscps: &[u8]) -> u8 {
         let (Some(class_of), Some(selection)) = (self.class_of_priority, self.selection) else {

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use laxity_nic::{
-    DcbError, DirectionCounts, Driver, NicCounts, PriorityMap, Selection, Trust, counters_of,
+    DcbError, DirectionCounts, NicCounts, NicDriver, PriorityMap, Selection, Trust, counters_of,
 };
 use tempfile::TempDir;
 
@@ -69,7 +69,7 @@ thread_local! {
 }
 
 /// `eth10` has frames of PFC, and sent `10^p` times [`PASSED`] bytes with priority `p`.
-const DRIVER: Driver = Driver {
+const DRIVER: NicDriver = NicDriver {
     pauses: paused,
     map: |interface| if interface == "eth10" { Ok(strict()) } else { Err(DcbError::Unsupported) },
     sent_by_priority: |_| {

@@ -5,7 +5,7 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
 use laxity_nic::{
-    DcbError, Driver, NicCounters, PriorityMap, Trust, counters_of, nics, owner, rdma_ports,
+    DcbError, NicCounters, NicDriver, PriorityMap, Trust, counters_of, nics, owner, rdma_ports,
     treatments,
 };
 use laxity_types::marking::Treatments;
@@ -83,7 +83,7 @@ impl Host {
     }
 
     fn counters(&self, nic: &str) -> NicCounters {
-        counters_of(self.root(), nic, Driver::NONE).expect("counters")
+        counters_of(self.root(), nic, NicDriver::NONE).expect("counters")
     }
 
     fn owner(&self, name: &str) -> Option<String> {

@@ -235,7 +235,7 @@ fn counters(sources: &Sources<'_>, ports: &[&NicPort]) -> Option<String> {
     let of_port = |port: &&NicPort| match sources.daemon {
         DaemonReply::Absent => None,
         DaemonReply::Unknown => {
-            let (root, driver) = (sources.root.path(), laxity_nic::Driver::NONE);
+            let (root, driver) = (sources.root.path(), laxity_nic::NicDriver::NONE);
             let source = laxity_nic::counters_of(root, &port.device, driver)?;
             Some(source.name().to_owned())
         }
