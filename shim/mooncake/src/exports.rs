@@ -67,7 +67,7 @@ interpose! {
     fn destroyTransferEngine(engine: EnginePtr)
     |real| {
         on_hub(|hub| hub.leave_engine(engine));
-        real(engine)
+        real(engine);
     }
 
     fn installTransport(engine: EnginePtr, protocol: *const c_char, args: *mut *mut c_void)

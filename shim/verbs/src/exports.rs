@@ -117,7 +117,7 @@ interpose! { Some(c"IBVERBS_1.1");
 
     /// Acknowledges an event like `ibv_ack_async_event`, for the queue pair that it came from.
     fn ibv_ack_async_event(event: *mut ibv_async_event) |acknowledge| {
-        events::acknowledge(&*event, |event| acknowledge(event))
+        events::acknowledge(&*event, |event| acknowledge(event));
     }
 
     /// Changes a queue pair like `ibv_modify_qp`, and sets its class.

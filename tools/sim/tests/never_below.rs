@@ -101,9 +101,10 @@ fn no_policy_meets_more_deadlines_than_laxity_and_its_collectives_are_short() {
     // With the time of collectives in parts of that under `fair` and under `two_class`. On a ring
     // `laxity` lets P2D share their level (`link/held_up.rs`).
     let all_to_alls = |_: &mut Scenario| ();
-    let workloads: [(&str, fn(&mut Scenario), f64, f64); 2] =
-        [("ring", ring, 0.95, 1.06), ("all-to-alls", all_to_alls, 0.98, 1.001)];
-    for (name, change, of_fair, of_two_class) in workloads {
+    let on_ring = ("ring", ring as fn(&mut Scenario), 0.95, 1.06);
+    for (name, change, of_fair, of_two_class) in
+        [on_ring, ("all-to-alls", all_to_alls, 0.98, 1.001)]
+    {
         let sums = |kind| {
             let of_seeds = [1, 2, 3].map(|seed| outcome(kind, seed, change));
             let attained: f64 = of_seeds.iter().map(|outcome| outcome.attainment).sum();
