@@ -85,7 +85,8 @@ pub struct PolicyConfig {
     pub drop_budget: usize,
     pub debounce: Nanos,
     pub rank_margin: Nanos,
-    /// Default: the policy's.
+    /// Weight of each finished batch in the correction of estimates, in thousandths. If it is not
+    /// set, the policy `name` decides.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub correction_permille: Option<u16>,
 }

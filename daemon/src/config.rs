@@ -100,7 +100,7 @@ pub struct SchedulerConfig {
     pub lanes: u16,
     pub slots: u16,
     pub clients_max: usize,
-    /// See [`clients_per_uid`](Self::clients_per_uid).
+    /// Clients of one user other than root. Half of `clients_max` if it is not set.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub clients_per_uid_max: Option<usize>,
     pub flows_per_client_max: usize,
@@ -161,7 +161,7 @@ pub struct TuningConfig {
     pub completion_timeout: Nanos,
 }
 
-/// A section `[[nic]]`.
+/// A section `[[nic]]`: one NIC with two ports, egress and ingress.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NicConfig {

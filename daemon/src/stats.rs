@@ -269,7 +269,7 @@ pub struct Snapshot {
     pub dscp: [u8; Level::ROWS],
     /// The service level of each level, by [`Level::row`].
     pub sl: Option<[u8; Level::ROWS]>,
-    /// See [`crate::treatments`].
+    /// Number of levels whose DSCP the NICs treat unlike that of the highest level.
     pub unlike_levels: usize,
     pub ports: Vec<PortSnapshot>,
     pub clients: Vec<ClientSnapshot>,

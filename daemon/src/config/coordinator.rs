@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct CoordinatorConfig {
-    /// Empty: no coordinator.
+    /// The coordinator's URL. If it is empty, the daemon schedules without a coordinator.
     pub endpoint: String,
     pub insecure: bool,
     pub ca: PathBuf,
