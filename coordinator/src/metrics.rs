@@ -66,8 +66,8 @@ const RUN_SECONDS: (&str, &str) = (
 /// The durations of all runs of admission.
 #[derive(Debug, Default)]
 pub(crate) struct RunTimes {
-    /// The number of runs up to each of [`RUN_EDGES_S`] and above the one before. The last runs
-    /// were longer than all of them.
+    /// The number of runs up to each of [`RUN_EDGES_S`] and above the one before. The last count is
+    /// that of runs longer than all of them.
     counts: [u64; RUN_EDGES_S.len() + 1],
     sum: Duration,
 }

@@ -73,7 +73,7 @@ impl Tenants {
         self.0.len().max(1)
     }
 
-    /// Returns the drop budget of each tenant that has its own.
+    /// Returns each tenant's own drop budget, or `None`, in the order of the tenants.
     pub(crate) fn drop_budgets(&self) -> Vec<Option<usize>> {
         self.0.iter().map(|tenant| tenant.drop_budget).collect()
     }

@@ -29,7 +29,8 @@ const PAGE: Page =
 
 /// Shortest time between two builds of the state.
 const STATE_AGE_MIN: Duration = Duration::from_secs(1);
-/// A build of the state is followed by a pause of this many times its duration.
+/// A state is used for at least this many times the duration of its build, from the build's
+/// beginning.
 const SHARE: u32 = 50;
 /// Maximum number of explanations per second, for all readers together.
 const EXPLAIN_PER_S: u32 = 20;

@@ -306,8 +306,8 @@ impl Driver {
     }
 
     fn rounds(&self) -> usize {
-        // There is only a short look before the sleep if the thread does not spin, or if it woke
-        // for records that no client waits on.
+        // The look is short if the thread is about to sleep, or if it woke a client lately, which
+        // may wait for this core.
         let now = self.intake.now;
         let looks = if self.spin.is_over(now) || self.spin.woke_lately(now) {
             LOOKS_AFTER_WAKE

@@ -44,7 +44,7 @@ fn found(groups: &str, logs: &Path) -> Option<PodStatus> {
 /// `…-podUID.slice:cri-containerd:ID`.
 fn container(line: &str) -> Option<PodStatus> {
     let path = line.splitn(3, ':').nth(2)?;
-    // Groups below it are the user's own to make and to name.
+    // A user makes and names the groups below its slice, so they prove nothing.
     if path.contains("/user.slice/") {
         return None;
     }

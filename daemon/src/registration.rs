@@ -56,7 +56,7 @@ struct RegistrationContext {
     left: Arc<Mutex<LineLimit>>,
 }
 
-/// Returns the lines omitted before this one, or `None` if this line is to be omitted.
+/// Returns the number of lines omitted before this one, or `None` if this line is to be omitted.
 fn due(lines: &Mutex<LineLimit>) -> Option<u64> {
     lines.lock().take(Instant::now())
 }

@@ -6,8 +6,9 @@
 //! first daemon that waits there, and hands its clients over. So clients wait in the queue of a
 //! socket that never closes.
 //!
-//! Whoever gets the sockets can play the daemon to later clients. So they go only to root and to
-//! the daemon's own user, and in Kubernetes pods do not see the folder of the control socket.
+//! Whoever gets the sockets can play the daemon to later clients. So they go only to root, to the
+//! daemon's own user and, from a daemon that root started, to the user who owns the folder. In
+//! Kubernetes, pods do not see the folder of the control socket.
 
 use std::fs::Permissions;
 use std::io::{self, ErrorKind};

@@ -124,7 +124,8 @@ pub struct ClientCounters {
     /// Bytes that were not permitted when their flow was cancelled, and are not bypassed. The
     /// daemon does not know whether the client sent them.
     pub withdrawn_bytes: u64,
-    /// Flows cancelled by the client or by its end.
+    /// Flows that ended without completing: withdrawn, ended with their client, released or written
+    /// off.
     pub cancelled_flows: u64,
     /// Flows beyond the client's limit, which were permitted without scheduling. The limit is 0
     /// while the client is not scheduled.

@@ -12,8 +12,8 @@ use crate::hints::{layer, moment};
 use crate::id::{Id, or_unknown};
 use crate::stage::Given;
 
-/// Number of scopes that another thread left than the one that entered them. Relaxed, because it is
-/// a statistic.
+/// Number of exits from a scope by a thread that had not entered it. Relaxed, because it is a
+/// statistic.
 pub(crate) static CROSSED: AtomicU64 = AtomicU64::new(0);
 
 /// The stage, batch, request and layer of the thread's transfers. Several threads may enter it.
@@ -57,7 +57,7 @@ impl PyScope {
     fn __exit__(&self, _exception: &Bound<'_, pyo3::types::PyTuple>) {
         let own = thread::current().id();
         let mut entered = self.threads();
-        // A thread that didn't enter the scope must not close the scope that is open there.
+        // A thread that didn't enter this scope may have another one open, which must stay open.
         match entered.iter().rposition(|thread| *thread == own) {
             Some(at) => {
                 entered.swap_remove(at);

@@ -142,7 +142,8 @@ impl PyTicket {
     }
 }
 
-/// Transfers of which one thread waits for any. Internal to the package's wrappers.
+/// Transfers in one lane, so that one thread can wait for any of them. Internal to the package's
+/// wrappers.
 #[pyclass(name = "_Transfers", module = "laxity", frozen)]
 pub(crate) struct PyTransfers {
     transfers: Transfers,

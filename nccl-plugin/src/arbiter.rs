@@ -8,8 +8,8 @@ use parking_lot::Mutex;
 use crate::backend::TrafficClasses;
 use crate::log;
 
-/// Number of lanes of a process. Connections are spread over them. NCCL has a progress thread per
-/// GPU, so each thread usually has a lane of its own.
+/// Number of lanes of a process. Threads are spread over them. NCCL has a progress thread per GPU,
+/// so each thread usually has a lane of its own.
 const LANES: usize = 8;
 /// Index of the scavenger's class in a connection's classes, if there are several.
 pub(crate) const SCAVENGER_CLASS: usize = 1;

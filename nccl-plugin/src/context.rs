@@ -43,7 +43,8 @@ impl Names {
     }
 }
 
-/// A communicator. Before v11, one context stands for all communicators.
+/// A communicator. Before v11, one context stands for all communicators without a traffic class,
+/// and each connection with one has a context of its own.
 #[derive(Debug)]
 pub struct Context {
     /// NCCL's number of the communicator. 0 if NCCL doesn't provide it.
@@ -59,7 +60,6 @@ pub struct Context {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Purpose {
     pub stage: Stage,
-    /// The NCCL function that caused the send.
     pub function: Function,
 }
 

@@ -102,6 +102,7 @@ impl Handle {
     ///
     /// # Errors
     /// [`Fault::Usage`] if the other end has no Laxity plugin, or one of another version.
+    /// [`Fault::Argument`] if the handle is damaged.
     pub fn decode(bytes: &[u8; HANDLE_BYTES]) -> Result<Self, Fault> {
         if word(bytes, 0) != MAGIC {
             return Err(Fault::Usage(

@@ -210,7 +210,6 @@ impl Plugin {
         self.context(0, TRAFFIC_CLASS_UNSET)
     }
 
-    /// Listens on a NIC.
     pub fn listen(&self, device: i32) -> Result<(Box<Listening>, [u8; HANDLE_BYTES])> {
         self.device(device)?;
         let (listener, handle) = self.backend.listen(device as usize)?;

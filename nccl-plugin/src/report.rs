@@ -51,7 +51,6 @@ pub struct SentMessage {
     pub stage: Stage,
     /// The DSCP of the class in which the message went out.
     pub dscp: u8,
-    /// The message's size in bytes.
     pub bytes: u64,
     /// The time for which `isend` refused the message, in ns. 0 if it did not.
     pub waited_ns: u64,

@@ -60,7 +60,7 @@ pub(crate) fn accept(listener: &TcpListener) -> Result<Option<TcpStream>> {
             }
             Err(error) => match error.raw_os_error() {
                 Some(libc::EAGAIN) => return Ok(None),
-                // The peer closed the connection before it was accepted.
+                // A signal came, or the connection broke before it was accepted.
                 Some(
                     libc::EINTR
                     | libc::ECONNABORTED
@@ -160,7 +160,7 @@ impl<const N: usize> Stranger<N> {
     }
 }
 
-/// Returns the peer's address for messages.
+/// Returns the peer's address as text, for faults and the log.
 pub(crate) fn peer(stream: &TcpStream) -> String {
     stream.peer_addr().map_or_else(|_| String::from("a peer that is gone"), |peer| peer.to_string())
 }

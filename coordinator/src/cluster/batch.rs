@@ -52,8 +52,9 @@ pub(super) struct ClusterRequest {
     pub(super) name: u64,
     pub(super) tenant: Tenant,
     pub(super) batch: Key,
-    /// The host that the request is charged to: the one that reported it first or, if that host is
-    /// gone, one of the others.
+    /// The host that the request is charged to: the announcer of its batch, if that host reported
+    /// the request, else the one that reported it first or, if that host is gone, one of the
+    /// others.
     pub(super) by: HostId,
     /// The [`Host::mark`](super::host::Host::mark) of `by` at the time of the report.
     pub(super) mark: u64,

@@ -29,7 +29,8 @@ pub(super) struct HostPort {
 pub(super) enum Charge {
     /// A batch whose announcer the host is.
     Batch,
-    /// A request that the host reported first, or took over from a host that is gone.
+    /// A request that the host reported first, or took over: as the announcer of its batch, or from
+    /// a host that is gone.
     Request,
     /// A (request, port) pair that the host reported.
     Load,

@@ -133,6 +133,7 @@ impl ReportIntake<'_> {
     }
 
     /// Removes the host from a batch. If the host owned it, the next member becomes the owner.
+    /// Without a member whose quota has room for that, the batch ends.
     pub(super) fn leave_batch(&mut self, key: Key) {
         let id = self.id;
         let batch = self.workload.batches.get_mut(key);
@@ -169,7 +170,8 @@ impl ReportIntake<'_> {
         });
     }
 
-    /// Removes the host's loads of a request. The request ends if no other host has loads of it.
+    /// Removes the host's loads of a request. If the request is charged to the host, another host
+    /// with loads of it takes it over, or else the request ends.
     pub(super) fn part_with(&mut self, key: Key) {
         let (now, id) = (self.now, self.id);
         let (workload, hosts) = (&mut *self.workload, &mut *self.hosts);

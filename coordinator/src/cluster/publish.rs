@@ -50,8 +50,8 @@ impl Cluster {
         self.workload.pruned = pruned;
     }
 
-    /// Returns the next host with messages, and its stream. A host is returned once until the next
-    /// [`Cluster::take`].
+    /// Removes and returns the next host from the list of hosts with messages, and its stream. A
+    /// later change lists the host again.
     pub fn poll_ready(&mut self) -> Option<(HostId, u64)> {
         self.hosts.pop_ready()
     }

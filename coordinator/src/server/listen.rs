@@ -67,7 +67,7 @@ struct Visit {
 
 impl Visit {
     fn enter(&mut self) {
-        // Only privileged callers can be refused, and there are none here.
+        // A caller is refused only if privileged holders have all slots, and there are none here.
         if let Some(mut slot) = self.slots.take(self.address, false) {
             self.lost = Some(Box::pin(async move { slot.lost().await }));
         }

@@ -42,7 +42,8 @@ fn within<T: Copy + PartialOrd + Display>(
 }
 
 impl Config {
-    /// Returns warnings about values that are allowed but have no effect on this host.
+    /// Returns warnings about values that are allowed, but unsafe, unlikely or without effect on
+    /// this host.
     pub fn warnings(&self) -> Vec<String> {
         let gone =
             |key| format!("{key}: this release has no such key, so it does nothing; remove it");

@@ -101,13 +101,13 @@ impl Config {
             })?;
             config.check().map_err(|e| fail(format!("{}: {}", e.key, e.problem)))?;
         }
-        // Assignments to NICs configure them.
+        // An assignment to a NIC configures the NICs, which then do not follow what the kernel has.
         let discovered = before.discovered.filter(|_| config.nic == before.nic);
         Ok(Self { retired: before.retired, discovered, ..config })
     }
 
-    /// Returns a file that gives this configuration when read. Keys without a value are comments
-    /// with the value in force.
+    /// Returns a file that gives this configuration when read. Keys without a value are comments,
+    /// with the value in force or an example.
     pub fn to_toml(&self) -> String {
         self.shown().unwrap_or_else(|error| format!("# cannot be shown: {error}\n"))
     }

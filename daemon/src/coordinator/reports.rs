@@ -25,7 +25,7 @@ pub const REQUESTS_MAX: usize = 1 << 16;
 /// Maximum number of unreported ends. Beyond that, a snapshot is sent instead, without what has
 /// ended.
 const PARTING_MAX: usize = 1 << 12;
-/// The number of progress reports per batch.
+/// Number of equal parts of a batch's layers. The end of a part is reported.
 const STEPS: u32 = 4;
 
 /// How soon a report is needed.

@@ -213,7 +213,7 @@ impl ClusterState {
         }
     }
 
-    /// Reports whether the order has just reached its age limit.
+    /// Ends an order in force that has reached its age limit. Returns whether it did.
     fn expire(&mut self, now: Time) -> bool {
         let expired = self.in_force && self.exchange.holds_until(self.age_limit) <= now;
         if expired {

@@ -55,7 +55,8 @@ impl CreditConditions {
     }
 }
 
-/// Returns the bytes that a port's only user may have in flight: 10 ms of the port, at most 16 MiB.
+/// Returns the bytes that a port's only user may have in flight: 10 ms of the port, up to 16 MiB,
+/// but at least a window.
 pub(super) fn alone_bytes(config: &LinkConfig) -> u64 {
     (config.rate / 100).min(16 << 20).max(config.window_bytes)
 }

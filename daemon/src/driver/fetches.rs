@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use laxity_policy::{FlowId, Span, Time};
 
-/// Maximum number of reported fetches. A flow of another fetch counts as one of unknown peer.
+/// Maximum number of fetches at a time. A flow of a further fetch is not reported.
 pub const FETCHES_MAX: usize = 1024;
 /// How long a fetch lives without flows. Its flows may come one after the other.
 const LINGER: Span = Span::from_millis(3);

@@ -59,7 +59,7 @@ impl OnWire {
         self.owed[0].saturating_add(self.owed[1])
     }
 
-    /// Returns the owed bytes if the client's debt is younger than [`TEARDOWN`].
+    /// Returns the owed bytes if the client has owed bytes for less than [`TEARDOWN`].
     pub(super) fn owed_lately(&self, now: Time) -> u64 {
         if now.since(self.owes_since) < TEARDOWN { self.owed() } else { 0 }
     }
@@ -73,8 +73,8 @@ impl OnWire {
         self.held[0] || self.held[1]
     }
 
-    /// Returns when a leaving client counts as stopped: when its recent debt began, or `now` if it
-    /// has none.
+    /// Returns when a leaving client counts as stopped: when it began to owe bytes, if that was
+    /// within [`TEARDOWN`], else `now`.
     pub(super) fn stopped(&self, now: Time) -> Time {
         if self.owed_lately(now) > 0 { self.owes_since } else { now }
     }

@@ -150,7 +150,7 @@ impl Driver {
         0
     }
 
-    /// Scans every lane of every client, regardless of claims and doorbells.
+    /// Reads which lanes are claimed, and scans all lanes of every client, regardless of doorbells.
     pub(super) fn sweep_lanes(&mut self) -> Swept {
         let mut swept = Swept { records: 0, is_all: true };
         self.domain_records.begin(self.domains.are_several());

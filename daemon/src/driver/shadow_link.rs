@@ -25,7 +25,7 @@ use crate::stats::AheadCount;
 
 const MINUTES_MAX: usize = 60;
 const MINUTE: u64 = 60_000_000_000;
-/// Maximum number of flows here. More means that the port is faster than its configured rate.
+/// Maximum number of waiting flows. More means that the port is faster than its configured rate.
 const WAITING_MAX: usize = 65_536;
 /// The longest time that the bytes of all flows may take at the rate of the port. The size that a
 /// flow states is not checked.

@@ -10,7 +10,7 @@
 //! * Nothing of a piece that exceeds the window completes before its end. While only flows of its
 //!   own domain wait, it has twice the time that such pieces needed so far ([`PIECE_MAX`] at most).
 //! * A client that owes more than a quarter of a window gets no permits on that port until it
-//!   completes what it owes. Its flows are held: owed bytes of collectives hold all its flows, and
+//!   owes half of that or less. Its flows are held: owed bytes of collectives hold all its flows, and
 //!   owed bytes of other stages hold all but its collectives, as strict priorities in the fabric
 //!   do.
 //! * Owed bytes are written off after `completion_timeout` ([`super::overdue`]).

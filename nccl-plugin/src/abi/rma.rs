@@ -1,9 +1,9 @@
 //! NCCL's interface for one-sided operations, as functions that all versions of the table share.
 //!
 //! `listen` and `connect` take any context, because NCCL 2.30.7 passes the network plugin's. Of a
-//! context's configuration only the number of domains is read: some headers of v14 end before
-//! `rankStride`, and every context reaches every rank here. The flags of an operation say whether
-//! more follows, which changes nothing here.
+//! context's configuration only the number of domains and the traffic class are read: some headers
+//! of v14 end before `rankStride`, and every context reaches every rank here. The flags of an
+//! operation say whether more follows, which changes nothing here.
 
 use core::ffi::c_int;
 use core::ptr;

@@ -31,7 +31,6 @@ const MAGIC: u64 = 0x4c41_5849_5459_434f;
 #[derive(Debug)]
 pub enum CommSide {
     Send(Box<Mutex<SendSide>>),
-    /// The receiving end of a connection.
     Receive(Box<Mutex<ReceiveSide>>),
 }
 
@@ -69,7 +68,6 @@ pub enum TestOutcome {
 /// A registration, as NCCL holds it.
 #[derive(Debug)]
 pub struct MemoryHandle {
-    /// The backend's data of the registration.
     pub region: MemoryRegistration,
 }
 
@@ -130,7 +128,6 @@ impl Comm {
         Ok(Box::new(MemoryHandle { region }))
     }
 
-    /// Ends a registration.
     pub fn deregister(&self, handle: MemoryHandle) -> Result<()> {
         match &self.side {
             CommSide::Send(side) => side.lock().deregister(handle.region),
@@ -142,7 +139,7 @@ impl Comm {
         (&raw const self.requests[usize::from(index)]).cast_mut().cast()
     }
 
-    /// Returns the state of a request.
+    /// Moves bytes, and returns the state of a request. A request that is over becomes free.
     pub fn test(&self, index: u16) -> Result<TestOutcome> {
         match &self.side {
             CommSide::Send(side) => side.lock().test(index),

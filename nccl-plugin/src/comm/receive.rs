@@ -8,7 +8,6 @@ use crate::backend::{Buffer, Memory, MemoryRegistration, Received, Receiver};
 use crate::fault::{Fault, Result};
 use crate::report::Report;
 
-/// The receiving end of a connection.
 pub struct ReceiveSide {
     receiver: Option<Box<dyn Receiver>>,
     report: Arc<Report>,

@@ -2,7 +2,7 @@
 //!
 //! # What `isend` does
 //! A message whose receiver has not posted yet is taken and *kept*, because one thread may drive
-//! both ends and has to reach the post. No flow is submitted for it.
+//! both ends and has to reach the post. Its flow is submitted after the post.
 //!
 //! A message that waits for a permit is not taken: NCCL gets a null request and calls again with
 //! the same arguments. The first such call submits the flow and keeps it as the connection's
@@ -431,7 +431,7 @@ impl SendSide {
             sender.close(early);
         }
         for entry in &self.in_flight {
-            // The peer's host has these bytes, or they will not be sent.
+            // The network has delivered these bytes by now, or never will.
             if early && entry.left < entry.pushed {
                 let rest = entry.pushed - entry.left;
                 self.around.arbiter.complete(&entry.flow, rest);

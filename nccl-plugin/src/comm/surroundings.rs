@@ -10,7 +10,6 @@ use crate::backend::TrafficClasses;
 use crate::context::Context;
 use crate::report::Report;
 
-/// The parts of the process that a sending end uses.
 #[derive(Clone)]
 pub struct Surroundings {
     pub arbiter: Arc<dyn Arbiter>,

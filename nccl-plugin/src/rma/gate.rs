@@ -304,7 +304,7 @@ impl Gate {
         }
     }
 
-    /// Reports whether a tick would do something.
+    /// Reports whether a tick would do nothing.
     pub(super) fn is_idle(&self) -> bool {
         self.held.is_empty() && self.posted.is_empty()
     }

@@ -58,7 +58,7 @@ pub(crate) struct Mesh {
     sleeping: AtomicBool,
     closing: AtomicBool,
     failed: AtomicBool,
-    /// Number of ranks that are lost or have left.
+    /// Grows whenever a rank is lost or has left.
     lost: AtomicUsize,
 }
 
@@ -103,9 +103,9 @@ impl Mesh {
         self.peers.get(rank)?.fault.get().cloned()
     }
 
-    /// Returns the number of ranks that are lost or have left. It only grows.
+    /// Returns a number that grows whenever a rank is lost or has left.
     pub(crate) fn lost(&self) -> usize {
-        // Acquire pairs with the release in `end`: the faults of the counted ranks are set.
+        // Acquire pairs with the release in `end`: the faults of these ranks are set.
         self.lost.load(Ordering::Acquire)
     }
 
@@ -364,8 +364,7 @@ impl Wire for Mesh {
     }
 
     fn has_failed(&self) -> bool {
-        // Acquire pairs with the release at the failure, before which the fault is set or about to
-        // be.
+        // Acquire pairs with the release at the failure. The fault may be set a moment later.
         self.failed.load(Ordering::Acquire)
     }
 

@@ -42,6 +42,6 @@ pub use gate::Around;
 pub use group::{RmaGroup, RmaListener};
 pub use region::RmaRegion;
 
-/// Number of operations that NCCL may have unfinished per context and rank is 32 times this. The
-/// plugin itself has no limit.
+/// NCCL may have 32 times as many unfinished operations per context and rank. The plugin itself has
+/// no limit.
 pub(crate) const RECEIVES_MAX: i32 = 8;

@@ -122,8 +122,8 @@ impl ReceiveSocket {
         }
         let staged = (self.to - self.from).min(rest);
         if staged > 0 {
-            // SAFETY: the shelf ensures that the message fits there, and the head that the part
-            // lies within the message.
+            // SAFETY: `BufferSource::place` ensures that the message fits there, and the head that
+            // the part lies within the message.
             unsafe {
                 core::ptr::copy_nonoverlapping(
                     self.stage.as_ptr().add(self.from),
@@ -139,8 +139,8 @@ impl ReceiveSocket {
             let filled = self.fill()?;
             return if filled > 0 { self.take_body(part, done, base) } else { Ok(None) };
         }
-        // SAFETY: the shelf ensures that the message fits there, and the head that the part lies
-        // within the message.
+        // SAFETY: `BufferSource::place` ensures that the message fits there, and the head that the
+        // part lies within the message.
         let count = unsafe { socket::receive(self.stream.as_raw_fd(), to as *mut u8, rest) };
         self.counted(count).map(|count| (count > 0).then_some(count))
     }

@@ -1,8 +1,9 @@
 //! TCP sockets, several per connection, each with one class.
 //!
-//! A connection has `LAXITY_NSOCKS` sockets for each traffic class. Each socket is marked once,
-//! before its handshake. A message's class can therefore be chosen freely, and no socket buffer
-//! reorders or re-marks data. Large messages are spread over the sockets of their class.
+//! A connection has `LAXITY_NSOCKS` sockets for each traffic class. Each socket is marked once: by
+//! the connecting end before the TCP handshake, and by the other end after the hello. A message's
+//! class can therefore be chosen freely, and no socket buffer reorders or re-marks data. Large
+//! messages are spread over the sockets of their class.
 //!
 //! The calling thread does all work. NCCL's proxy thread polls anyway, and another thread would
 //! compete with it.

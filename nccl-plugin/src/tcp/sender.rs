@@ -50,7 +50,7 @@ struct BegunMessage {
 
 impl BegunMessage {
     fn is_done(&self) -> bool {
-        // A message without bytes is done when its head is.
+        // A message without bytes is done once the kernel took its head.
         self.told
     }
 }

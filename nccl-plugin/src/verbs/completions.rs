@@ -77,7 +77,6 @@ impl Completions {
 }
 
 impl Completion {
-    /// An empty completion.
     pub(super) const NONE: Self = Self { id: 0, status: 0, opcode: 0, immediate: 0, number: 0 };
 }
 

@@ -18,7 +18,7 @@ use crate::socket::{accept, connect, is_connected, listen, random};
 
 /// Largest number of accepted connections in the handshake. Further ones wait in the kernel.
 const GUESTS_MAX: usize = 256;
-/// Time after which a peer without a complete handshake is dropped.
+/// Time after which a peer without a complete hello is dropped.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Returns a random number for a queue pair's first packet, so that packets of an earlier

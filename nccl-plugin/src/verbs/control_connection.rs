@@ -101,7 +101,7 @@ impl ControlConnection {
         }
     }
 
-    /// Returns the peer's address for messages.
+    /// Returns the peer's address as text, for faults and the log.
     pub(super) fn peer(&self) -> String {
         peer(&self.stream)
     }
@@ -153,7 +153,7 @@ impl Drop for PeerWatch {
 }
 
 impl PeerWatch {
-    /// Returns the peer's address for messages.
+    /// Returns the peer's address as text, for faults and the log.
     pub(super) fn peer(&self) -> &str {
         &self.peer
     }

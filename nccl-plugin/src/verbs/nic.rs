@@ -249,7 +249,8 @@ impl Nic {
         if !self.is_ours() {
             return Ok(());
         }
-        // SAFETY: the registration was removed from the cache, so nobody else uses it.
+        // SAFETY: the registration was removed from the cache, or its `RegionKeys` is dropped, so
+        // nobody else uses it.
         match unsafe { (self.library.dereg_mr)(keys.mr) } {
             0 => Ok(()),
             error => Err(Fault::system(

@@ -50,7 +50,7 @@ struct ContextQueuePairs {
     completions: Completions,
     /// Memory for values that the device has to write and nobody reads.
     scratch: Pinned,
-    /// Number of lost ranks whose queue pairs are gone.
+    /// The value of [`Mesh::lost`] up to which the queue pairs of lost ranks are gone.
     lost: usize,
 }
 

@@ -69,7 +69,7 @@ pub(super) struct OwnedQueuePair {
 unsafe impl Send for OwnedQueuePair {}
 
 impl OwnedQueuePair {
-    /// Creates a queue pair that is not connected, but ready to be. The peer may write.
+    /// Creates a queue pair that is not connected, but ready to be. The peer may read and write.
     pub(super) fn new(
         nic: &Arc<Nic>,
         completions: &Completions,

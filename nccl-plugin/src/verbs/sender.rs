@@ -27,8 +27,8 @@ use crate::backend::{
 use crate::fault::{Fault, Result};
 
 const WORK_REQUESTS: u32 = 128;
-/// Largest message, in bytes, whose write also announces it. An InfiniBand network may send packets
-/// of one write by several paths, except for a write that announces itself.
+/// Largest message, in bytes, whose write also announces it on InfiniBand. Such a network may send
+/// packets of one write by several paths, except for a write that announces itself.
 const ANNOUNCED_APART: usize = 8192;
 /// Longest wait of an orderly close for bytes in flight.
 const LINGER: Duration = Duration::from_secs(5);
@@ -65,7 +65,6 @@ pub(super) struct VerbsSender {
 }
 
 impl Greeting {
-    /// Creates the resources of a sending end.
     pub(super) fn new(nic: &Arc<Nic>, classes: &TrafficClasses, service_level: u8) -> Result<Self> {
         let service_level = if nic.link == INFINIBAND { service_level } else { 0 };
         let depth = WORK_REQUESTS * classes.len() as u32;

@@ -1,8 +1,8 @@
 //! Explanations of TLS errors: the cause, and the setting that has to change.
 //!
-//! tonic, hyper and h2 each wrap an error, so "transport error" alone has no information. Only the
-//! innermost cause has. It is recognized by its text, because some of these layers keep only the
-//! text.
+//! tonic, hyper and h2 each wrap an error, as in "transport error", so only the innermost cause
+//! says what happened. This module recognizes a cause by its text, because some of these layers
+//! keep only the text.
 
 use std::error::Error;
 use std::fmt;

@@ -13,7 +13,7 @@ const BUCKETS_MAX: usize = 360;
 pub struct History<const N: usize> {
     /// Complete buckets, newest last.
     buckets: VecDeque<[u64; N]>,
-    /// The counters at the end of the newest one.
+    /// The counters at the end of the newest complete bucket.
     before: [u64; N],
 }
 

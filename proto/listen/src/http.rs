@@ -105,8 +105,8 @@ impl HttpListener {
     }
 }
 
-/// An HTTP address that another process may hold. That doesn't stop the rest of this program: it
-/// logs a warning, and binds the address later.
+/// An HTTP address to serve. If the address can't be bound, for example because another process
+/// holds it, the program logs a warning, goes on, and tries again later.
 #[derive(Debug)]
 pub struct HttpEndpoint {
     /// What is served, for the log.

@@ -21,8 +21,8 @@ impl LineLimit {
         Self { burst, every, since: None, said: 0, left_out: 0 }
     }
 
-    /// Returns the lines omitted since the last one if a line may be logged at `now`. Returns
-    /// `None` if this line has to be omitted, too.
+    /// Returns the number of lines omitted since the last logged line, or `None` if the line at
+    /// `now` has to be omitted, too.
     pub fn take(&mut self, now: Instant) -> Option<u64> {
         let is_over = |since| now.saturating_duration_since(since) >= self.every;
         if self.since.is_none_or(is_over) {

@@ -21,7 +21,7 @@ pub struct InstallArgs {
 pub struct ServicePages {
     /// The end of the program's page, in roff.
     pub end: &'static str,
-    /// The place of the configuration.
+    /// The path of the configuration file.
     pub path: &'static str,
     /// The sample configuration, which has all keys with their defaults.
     pub sample: &'static str,

@@ -81,8 +81,9 @@ pub struct Page {
 }
 
 impl Page {
-    /// Answers all requests but those for data, whose paths begin with `/api/`. Refuses a `Host`
-    /// that is not one of `names`, and all methods that change something.
+    /// Returns the answer to a request, or `None` if the caller has to answer it with data: its
+    /// path begins with `/api/`. Refuses all methods but `GET` and `HEAD`, and a `Host` that is
+    /// neither an address nor `localhost` nor one of `names`.
     pub fn answer(&self, request: &Request<Incoming>, names: &[String]) -> Option<Answer> {
         let host = request.headers().get(HOST).and_then(|it| it.to_str().ok());
         if !host.is_some_and(|host| is_asked_for_by(host, names)) {

@@ -67,7 +67,7 @@ impl<H: Clone + Ord> ConnectionSlots<H> {
     }
 
     /// Takes a slot for `holder`, perhaps from another holder as the module says. Returns `None` if
-    /// privileged holders have all slots and `holder` is not privileged.
+    /// other holders, all of them privileged, have all slots.
     pub fn take(&self, holder: H, is_privileged: bool) -> Option<ConnectionSlot<H>> {
         let mut held = lock(&self.held);
         let has = held.count(&holder);

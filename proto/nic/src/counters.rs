@@ -22,7 +22,7 @@ const INTERFACES: &str = "proc/net/dev";
 /// Fields of a row after the interface's name: received bytes, and sent bytes.
 const RX_BYTES: usize = 0;
 const TX_BYTES: usize = 8;
-/// How often the driver is asked at most.
+/// Minimum time between two requests to the driver.
 const DRIVER_EVERY: Duration = Duration::from_secs(1);
 
 /// The counters of one direction.
@@ -42,8 +42,9 @@ pub struct NicCounts {
     pub egress: DirectionCounts,
     /// What came from the network into the NIC.
     pub ingress: DirectionCounts,
-    /// Sent bytes that waited in the NIC while anything of the asked traffic classes did, a second
-    /// ago at most. 0 if the NIC does not count them.
+    /// Bytes sent with priorities that the NIC serves only after those of the caller's DSCPs
+    /// ([`PriorityMap::yields_to`]), as of at most a second ago. 0 if the NIC does not count bytes
+    /// by priority.
     pub yielding_bytes: u64,
 }
 
@@ -67,8 +68,8 @@ pub(crate) trait CounterSource: Send {
     /// Returns the name of the source in reports.
     fn name(&self) -> &'static str;
 
-    /// Reads the counters, or returns `None` if they can't be read now. Bytes yield to those that
-    /// have one of the DSCPs `ours`.
+    /// Reads the counters, or returns `None` if they can't be read now. `ours` are the DSCPs of the
+    /// traffic to which bytes yield ([`NicCounts::yielding_bytes`]).
     fn read(&mut self, ours: &[u8]) -> Option<NicCounts>;
 }
 
@@ -200,8 +201,9 @@ struct DevicePort {
 }
 
 impl DevicePort {
-    /// Returns the driver's answers, which are a second old at most. The kernel asks the driver
-    /// under its lock of all interfaces. What can't be had keeps its last value.
+    /// Returns the driver's answers, which are at most a second old, because the kernel asks the
+    /// driver under the RTNL lock, which all interfaces share. An answer that can't be had keeps
+    /// its last value.
     fn answers(&mut self, ours: &[u8]) -> Answers {
         let Some(interface) = &self.interface else { return self.answers };
         let last = &mut self.answers;

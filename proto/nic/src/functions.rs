@@ -30,7 +30,7 @@ pub struct NicCounters {
 }
 
 /// Returns the counters of a NIC that is named by its RDMA device or its network interface. The
-/// name `default` means the only RDMA device that owns its port, if there is exactly one. `root`
+/// name `default` means the host's only NIC, if there is exactly one ([`crate::nics`]). `root`
 /// stands for `/`.
 pub fn counters_of(root: &Path, nic: &str, driver: NicDriver) -> Option<NicCounters> {
     let owner = source_of(root, nic, driver)?;

@@ -28,7 +28,7 @@ pub enum Selection {
     Vendor,
 }
 
-/// The settings of one port. `None` is what no source says.
+/// The settings of one port. A field that no source says is `None`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PriorityMap {
     /// The field that selects the priority.
@@ -67,9 +67,9 @@ impl PriorityMap {
         Some(self.pfc? >> self.priority(dscp)? & 1 == 1)
     }
 
-    /// Returns the bit mask of the priorities that wait while a packet with any of these DSCPs
-    /// does. All of these have strict queues in the NIC, and the priority's queue is served later.
-    /// The mask is 0 if that is unknown for one of them.
+    /// Returns the bit mask of the priorities whose queues the NIC serves only while the queues of
+    /// all these DSCPs are empty. The mask is 0 unless all these DSCPs are known to have strict
+    /// queues.
     #[must_use]
     pub fn yields_to(&self, dscps: &[u8]) -> u8 {
         let (Some(class_of), Some(selection)) = (self.class_of_priority, self.selection) else {

@@ -86,7 +86,8 @@ pub fn rdma_ports(root: &Path) -> Vec<RdmaPort> {
         for number in names(&folder.join("ports")) {
             let port = folder.join("ports").join(&number);
             ports.push(RdmaPort {
-                // A function's may be in a pod, and its name another interface's here.
+                // A function's interface may be in a pod, and another interface may have its name
+                // here.
                 interface: text(&port.join("gid_attrs/ndevs/0"))
                     .filter(|_| owner.is_none())
                     .or_else(|| parent.clone())

@@ -54,8 +54,8 @@ pub fn exists(root: &Path, name: &str) -> bool {
 }
 
 /// Returns the folder, such as `infiniband` of a PCI function, in which the kernel has the RDMA
-/// device or network interface of this name. It is visibly empty while all of it has moved to other
-/// network namespaces, and is removed with the last device in it.
+/// device or network interface of this name. The folder looks empty while all its devices are in
+/// other network namespaces, and is removed with its last device.
 pub fn folder_of(root: &Path, name: &str) -> Option<PathBuf> {
     let is_linked = |link: &PathBuf| link.symlink_metadata().is_ok_and(|it| it.is_symlink());
     let mut links = [RDMA_DEVICES, INTERFACES].iter().map(|class| root.join(class).join(name));

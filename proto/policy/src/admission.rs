@@ -363,7 +363,8 @@ impl Admission {
         self.batch_mut(batch).red_stale = true;
     }
 
-    /// Removes old batches, but not `keep`, until this many more fit. Returns false if none do.
+    /// Removes old batches, but not `keep`, until this many more fit. Returns false if that is
+    /// impossible.
     fn make_room(&mut self, requests: usize, loads: usize, keep: Option<BatchSlot>) -> bool {
         while self.batch_slots.len() > self.config.batches_max
             || self.requests.len() + requests > self.config.requests_max

@@ -3,9 +3,10 @@
 //! All run behind the interface of [`Link`](crate::link::Link), with its window, chunks and
 //! tagging. [`Granularity`](crate::config::Granularity) says what a baseline treats as one job. It
 //! is configuration, because it changes results. Equal jobs go by arrival. `fair`, `sjf`, `edf` and
-//! `karuna` ignore stages, `σ` and pruned requests, and never use the scavenger. `two_class`,
-//! `tent_edf` and `tent` put weights and background into the scavenger, as an operator would.
-//! `two_class_99` puts all but collectives there.
+//! `karuna` ignore `σ` and pruned requests, and never use the scavenger. They ignore stages too,
+//! but `edf` and `karuna` count only the deadlines of the last stage. `two_class`, `tent_edf` and
+//! `tent` put weights and background into the scavenger, as an operator would. `two_class_99` puts
+//! all but collectives there.
 
 pub(crate) mod edf;
 pub(crate) mod fair;

@@ -109,9 +109,10 @@ pub struct LinkConfig {
     pub policy: PolicyKind,
     /// Rate of the port, `B`, in bytes per second.
     pub rate: u64,
-    /// Largest permit in bytes. A flow of higher level waits for at most one such chunk.
+    /// Largest permit of a flow that can be cut, in bytes. A flow of higher level waits for at most
+    /// one such chunk.
     pub chunk_bytes: u64,
-    /// Bytes that may be in flight on the port: a bandwidth-delay product plus one chunk.
+    /// Bytes that may be in flight on the port, best a bandwidth-delay product plus one chunk.
     pub window_bytes: u64,
     /// Maximum number of windows in flight. Beyond the first window, bytes are permitted no faster
     /// than the port sends: bytes that had time to leave and have not are queued elsewhere, such as

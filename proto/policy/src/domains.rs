@@ -185,7 +185,8 @@ impl SharedLink {
         }
     }
 
-    /// Records that a flow arrives. The domain becomes active, unless it is background work.
+    /// Records that a flow arrives. The domain becomes active, unless a request never waits for
+    /// flows of this stage.
     #[inline]
     fn arrives(&mut self, now: Time, domain: DomainId, stage: Stage) -> &mut Link {
         let share = self.enter(domain);

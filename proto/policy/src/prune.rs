@@ -103,7 +103,7 @@ pub struct Turn {
     pub ready: Time,
     /// `D_i^Lo`, by which the batch has to be done. [`Time::NEVER`] means that it is never late.
     pub limit: Time,
-    /// The earliest deadline among the batch's requests.
+    /// The earliest deadline among the requests that count in the batch's RED.
     pub first_due: Time,
     /// The budget of requests that may be pruned for the batch, as an index of
     /// [`PruneLimits::drops`].

@@ -55,10 +55,11 @@ pub const STALE_AFTER: Span = Span::from_millis(5_000);
 const STEPS: f64 = 32.0;
 /// Payload bytes for each byte of headers: RoCEv2 adds 6.4 % at a path MTU of 1024.
 const PAYLOAD_PER_HEADER: u64 = 12;
-/// The parts of [`HOLD`] by which peaks are forgotten, and the part that is under way.
+/// Number of parts of [`HOLD`]. Peaks are forgotten by part.
 const PARTS: usize = 4;
 const PART: Span = Span(HOLD.0 / PARTS as u64);
-/// Shortest time between two readings. A later one has the bytes of both.
+/// Shortest time between two readings that count. A reading that comes sooner is skipped, and the
+/// next one has its bytes.
 const READING_MIN: Span = Span::from_millis(1);
 /// Multiple of the rate above which a difference of two counters is a reset, and no traffic. It is
 /// large because the configured rate may be too low.

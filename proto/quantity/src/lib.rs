@@ -171,8 +171,8 @@ quantity!(Bytes, BYTES_UNITS, BYTES_WANTED, bare: true);
 quantity!(Rate, RATE_UNITS, RATE_WANTED, bare: true);
 quantity!(Nanos, NANOS_UNITS, NANOS_WANTED, bare: false);
 
-/// Formats `value` with three significant digits, in the first unit in which it is below `step`.
-/// The last unit has no such bound.
+/// Formats `value` with three significant digits, in the first unit in which it is below 999.5.
+/// Each unit is `step` times the one before it. The last unit has no such bound.
 fn about(value: f64, step: f64, units: &[&str]) -> String {
     let mut value = value;
     let mut units = units.iter();

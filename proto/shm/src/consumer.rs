@@ -47,7 +47,7 @@ pub trait Sink {
     /// Takes a record of any other kind.
     fn message(&mut self, lane: u16, consumer: &mut Consumer, at: SlotRef, record: Record);
 
-    /// Handles the garbage for which the lane was given up.
+    /// Handles the garbage after which the lane yields no more records.
     fn garbage(&mut self, lane: u16, consumer: &mut Consumer, garbage: Garbage);
 
     /// Takes the number of records that one poll consumed from the lane.
@@ -146,7 +146,8 @@ pub struct Consumer {
     /// The last `awaited` word that got a wake-up. Each word needs one only.
     woken: u64,
     refused: Option<GarbageRecord>,
-    /// Whether to execute a real fence before looking for a sleeper, as `membarrier` failed.
+    /// Whether to execute a real fence before looking for a sleeper, because this process is not
+    /// registered for `membarrier`.
     fenced: bool,
 }
 
@@ -383,7 +384,7 @@ impl Consumer {
         at.tag != 0 && self.live.get(usize::from(at.slot)) == Some(&at.tag)
     }
 
-    /// Returns the garbage record for which the lane was given up.
+    /// Returns the garbage record after which the lane yields no more records, if there was one.
     pub fn refused(&self) -> Option<&GarbageRecord> {
         self.refused.as_ref()
     }

@@ -13,7 +13,7 @@ pub mod attention {
     pub const SLEEPING: u32 = 1;
     /// The daemon has many lanes. A client increments the lane's doorbell after publishing.
     pub const DOORBELL: u32 = 1 << 1;
-    /// `membarrier` does not work. A client executes a fence before it reads this word.
+    /// `membarrier` does not work. A client executes a full fence and reads this word again.
     pub const FENCE: u32 = 1 << 2;
     /// `laxity bypass on`: a client sends everything unscheduled, at once.
     pub const BYPASS: u32 = 1 << 3;
@@ -295,7 +295,8 @@ impl Header {
     }
 
     /// Daemon: sets what [`Header::marking`] and [`Header::treatments`] return. A client that reads
-    /// meanwhile may see a part of both tables, and keeps or changes one class by that.
+    /// meanwhile may see a mixture of the old and the new table, and decides about one class by
+    /// that.
     pub fn set_marking(&self, marking: Marking, treatments: &Treatments) {
         for (cell, number) in self.treatment.by_dscp.iter().zip(treatments.by_dscp()) {
             cell.store(*number, Ordering::Relaxed);

@@ -12,8 +12,8 @@ const OP_BATCH_END: u32 = 22;
 // 23 is a record that is no hint.
 const OP_REQUEST_TRACE: u32 = 24;
 
-/// A hint. Ids are the application's own. 0 means "unknown" in a flow. The client library sends no
-/// hint with it, and decoding accepts it.
+/// A hint. Ids are the application's own. In a flow, the id 0 means "unknown". The client library
+/// sends no hint with that id, though decoding accepts it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the variants say what their fields are")]
 pub enum Hint {

@@ -15,7 +15,7 @@
 //! |---|---|---|
 //! | producer → consumer | descriptor (Relaxed), then `state = published(seq)`, **Release** | consumer's **Acquire** load of `state` that equals `published(seq)` |
 //! | consumer → producer, gated flow | consumer's copy of the descriptor, then `state = permit(.., last)`, **Release** | producer's **Acquire** load of `state` |
-//! | consumer → producer, other records | consumer's copy, then `consumed ≥ seq`, **Release** | producer's **Acquire** load of `consumed`, made when the slot whose turn it is was not consumed as far as known |
+//! | consumer → producer, other records | consumer's copy, then `consumed ≥ seq`, **Release** | producer's **Acquire** load of `consumed`, made when the last known value does not free the next slot |
 //! | consumer → producer, withdrawn flow | consumer forgets the flow, then `consumed ≥` the sequence of `Cancelled` | the same load |
 //!
 //! `published(seq)` differs for each record, so the stale word of a slot's last use can never be

@@ -4,7 +4,7 @@
 //! 0      header page: one cache line per writer and per rate of change
 //! 4096   colour · 64 bytes of nothing, then the lanes, `lane_stride` apart:
 //!          line 0  client: waiter      line 2  daemon: consumed counter
-//!          line 1  client: owner       line 3  daemon: credit counters
+//!          line 1  unused              line 3  daemon: credit counters
 //!          then the slots, 64 bytes each
 //! ```
 //!
@@ -151,7 +151,9 @@ impl Geometry {
 ///
 /// The state word passes the ownership, so a slot has one writer at any time. The client owns it
 /// until it stores `published` (Release). The daemon owns it from the Acquire load that sees that
-/// word until its last permit, or until `consumed` passes the record that withdraws the flow.
+/// word. It ends its ownership of a flow's slot by the last permit, or by a `consumed` that covers
+/// the record that withdraws the flow, and of any other slot by a `consumed` that covers the slot's
+/// record.
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub struct Slot {
@@ -234,7 +236,7 @@ pub struct LaneHeader {
     pub waiter: WaiterLine,
     /// A line that neither side reads. A client of an earlier commit may write it.
     spare: [AtomicU64; LINE_BYTES / size_of::<u64>()],
-    /// Written by the daemon after each batch of records.
+    /// Written by the daemon after it has copied some records.
     pub consumed: ConsumedLine,
     /// Written by the daemon when it gives credit.
     pub credit: CreditLine,

@@ -27,7 +27,7 @@ pub struct SlotRef {
 struct FreeList {
     /// By slot: the next slot of the circle. All are slots of the lane (`new`, `insert`).
     links: Box<[u16]>,
-    /// By slot: the previous slot of the circle. With it, `pass` need not record that slot.
+    /// By slot: the previous slot of the circle, so that `pass` need not remember it.
     back: Box<[u16]>,
     /// By slot: the sequence of its last record that needed no permit.
     tags: Box<[u64]>,
@@ -200,7 +200,7 @@ impl Producer {
         let at = SlotRef { slot: self.free_list.turn, tag: self.seq };
         let slot = self.slot(at.slot);
         slot.write(descriptor);
-        // Release: pairs with the consumer's Acquire load in `Consumer::poll`.
+        // Release: pairs with the consumer's Acquire load in `Consumer::poll_into`.
         slot.state.store(permit::published(at.tag), Ordering::Release);
         self.seq += 1;
         at

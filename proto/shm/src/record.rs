@@ -46,7 +46,7 @@ pub struct Flow {
     pub layer: u16,
     /// Whether the flow goes out in one piece, with a class that the client cannot choose: a work
     /// request on a queue pair. It is permitted as a whole, however large. While no flow waits on
-    /// its port it may be sent on credit whatever its stage.
+    /// any port, it may be sent on credit whatever its stage.
     pub whole: bool,
     /// The peer's number, as announced on the same lane ([`Record::Peer`]); 0 if unknown. For an
     /// incoming flow it also says whose egress the flow loads.
@@ -61,8 +61,9 @@ pub struct Flow {
     pub deadline_ns: u64,
 }
 
-/// The byte of a [`Flow`] that has no meaning: zero. As padding it would keep the eight small
-/// fields from being read in one load, and a submit on credit would take 19 instructions more.
+/// The byte of a [`Flow`] that has no meaning: zero. As padding it would keep the small fields,
+/// eight bytes together, from being read in one load, and a submit on credit would take 19
+/// instructions more.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(transparent)]
 pub struct Reserved(u8);

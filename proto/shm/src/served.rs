@@ -1,14 +1,15 @@
 //! The daemon's end of one client: its region, the consumers of its lanes, its eventfd.
 //!
 //! # Which lanes are polled
-//! A region has 64 lanes of which most are always idle, so only claimed lanes are polled. The
-//! client keeps a bitmap of claimed lanes in the header. [`RegionConsumer::refresh`] reads it
-//! again, at intervals while the daemon is awake and always before a sleep. The bitmap is untrusted
-//! but harmless, because it only selects the lanes to poll. With more than a few hundred lanes over
-//! all clients, polling each lane costs more than the work. The daemon then raises
-//! [`attention::DOORBELL`], and submitters also increment a 16-bit doorbell, 32 to a line. A lane
-//! is then polled only when its doorbell has changed. [`RegionConsumer::sweep`] polls every claimed
-//! lane regardless. It is needed after raising the flag and before sleeping (see [`crate::sleep`]).
+//! A region has 64 lanes by default, of which most are always idle. So only lanes that were claimed
+//! at some time are polled. The client keeps a bitmap of claimed lanes in the header.
+//! [`RegionConsumer::refresh`] reads it again, at intervals while the daemon is awake and always
+//! before a sleep. The bitmap is untrusted but harmless, because it only selects the lanes to poll.
+//! With more than a few hundred lanes over all clients, polling each lane costs more than the work.
+//! The daemon then raises [`attention::DOORBELL`], and submitters also increment a 16-bit doorbell,
+//! 32 to a line. A lane is then polled only when its doorbell has changed.
+//! [`RegionConsumer::sweep`] polls all of them regardless. It is needed after raising the flag and
+//! before sleeping (see [`crate::sleep`]).
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -171,7 +172,8 @@ impl RegionConsumer {
         total
     }
 
-    /// Polls every claimed lane, regardless of the doorbells.
+    /// Calls [`RegionConsumer::refresh`] and polls every lane that was claimed at some time,
+    /// regardless of the doorbells.
     pub fn sweep<F>(&mut self, budget: usize, mut sink: F) -> usize
     where
         F: FnMut(u16, &mut Consumer, Result<Incoming, Garbage>),

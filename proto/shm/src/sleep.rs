@@ -89,8 +89,8 @@ pub struct Announced {
 impl WaiterLine {
     /// Client: announces the event of its sleep. `turn` must differ from that of the last sleep.
     pub fn announce(&self, what: Awaited, turn: u64) -> Announced {
-        // Acquire: stays before the store of `awaited`. A wake-up for *this* turn follows that
-        // store, so it is never part of the value that the sleep compares with.
+        // Acquire: keeps this load before the store of `awaited`. A wake-up for *this* turn follows
+        // that store, so it is never part of the value that the sleep compares with.
         let wakes = self.wakes.load(Ordering::Acquire);
         self.awaited.store(what.encode(turn), Ordering::Relaxed);
         Announced { wakes, ordered: crate::sync::heavy_fence() }
@@ -158,7 +158,6 @@ impl WaiterLine {
     }
 }
 
-/// The system calls.
 #[cfg(not(loom))]
 mod system {
     use core::sync::atomic::{AtomicU8, AtomicU32, Ordering};

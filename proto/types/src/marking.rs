@@ -55,7 +55,7 @@ impl Marking {
 pub struct Treatments([u8; Self::COUNT]);
 
 impl Treatments {
-    /// DSCPs have six bits, so a set has this many.
+    /// Number of DSCPs, which have six bits.
     pub const COUNT: usize = 64;
     /// Nothing is known about any DSCP.
     pub const UNKNOWN: Self = Self([0; Self::COUNT]);

@@ -1,5 +1,5 @@
-//! A blocking client of the control socket, for tools without a runtime. It uses only the standard
-//! library. Every call has a timeout, because the daemon may hang when it is needed.
+//! A blocking client of the control socket, for tools without a runtime. Every call has a timeout,
+//! because the daemon may hang when it is needed.
 
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -26,8 +26,8 @@ pub enum ControlError {
         `systemctl status laxityd`, then `systemctl restart laxityd` (jobs go on unscheduled \
         meanwhile)", path = .path.display())]
     Timeout { path: PathBuf, timeout: Duration },
-    /// The connection broke during the request. The request may have been carried out, and
-    /// repeating it is safe.
+    /// The connection broke during the request, which may have been carried out. Repeating it is
+    /// safe. A begun trace ends with its connection.
     #[error("the connection to laxityd at {path} broke: {cause}", path = .path.display())]
     Broken { path: PathBuf, cause: std::io::Error },
     /// The answer does not follow this protocol. The peer is another program or another release.

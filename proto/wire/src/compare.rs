@@ -13,7 +13,7 @@ const CLOCK_S_MAX: f64 = 1.0;
 const FOREIGN_PERCENT_MIN: u64 = 10;
 /// Age above which a refusal is not reported.
 const REFUSAL_NS_MAX: u64 = 600_000_000_000;
-/// Silence after which a host that sent no goodbye counts as removed.
+/// Silence after which a host that sent no goodbye counts as [`HostAbsence::LongGone`].
 const GONE_NS_MIN: u64 = 4 * 3600 * 1_000_000_000;
 const NAMES_MAX: usize = 8;
 
@@ -307,7 +307,7 @@ fn grouped<'a>(
     groups
 }
 
-/// Returns the groups. The hosts of the largest are only counted.
+/// Returns the groups as text. The hosts of the largest groups are only counted.
 fn listed(groups: &BTreeMap<String, Vec<&str>>) -> String {
     let most = groups.values().map(Vec::len).max().unwrap_or(0);
     let text = |(key, hosts): (&String, &Vec<&str>)| match hosts.len() {
@@ -320,7 +320,7 @@ fn listed(groups: &BTreeMap<String, Vec<&str>>) -> String {
     }
 }
 
-/// Returns a host with how long something has been so.
+/// Returns a host's name and how long its state has lasted, if that is known.
 fn since(host: &str, age_ns: Option<u64>) -> String {
     let Some(s) = age_ns.map(|ns| ns / 1_000_000_000) else { return host.to_owned() };
     match s {

@@ -30,7 +30,7 @@ pub struct FlowReports<'a> {
     pub now_ns: u64,
     /// Number of flows that match the query.
     pub count: u64,
-    /// Some of them, in the order of [`Explanation::flows`].
+    /// The flows of the [`Explanation`], in its order.
     pub flows: Vec<FlowReport<'a>>,
 }
 

@@ -14,7 +14,6 @@ use serde::{Deserialize, Serialize};
 pub struct Status {
     /// The release of the daemon.
     pub version: String,
-    /// The process id of the daemon.
     pub pid: u32,
     /// Milliseconds since the daemon started.
     pub uptime_ms: u64,
@@ -101,7 +100,7 @@ pub struct ClusterStatus {
     /// Reports that were sent.
     pub reports: u64,
     pub refused_events: u64,
-    /// Fetches from other hosts that the coordinator knows of.
+    /// Fetches from other hosts whose flows name a batch and a peer, as the coordinator needs.
     pub fetches: u64,
     /// Why the last stream ended or failed. Empty if none did.
     pub problem: String,
@@ -355,9 +354,7 @@ pub struct WaitStatus {
     /// The number of flows that were measured.
     pub flows: u64,
     pub mean_ns: u64,
-    /// The median in nanoseconds.
     pub p50_ns: u64,
-    /// The 99th percentile in nanoseconds.
     pub p99_ns: u64,
 }
 
@@ -380,7 +377,8 @@ pub struct Totals {
     /// Registrations that were refused because of version, credentials or limits.
     pub refusals: u64,
     pub flows: u64,
-    /// Flows cancelled by their client or by its end.
+    /// Flows that ended without completing: withdrawn, ended with their client, released or written
+    /// off.
     pub cancelled_flows: u64,
     /// Flows beyond their client's limit, which were permitted without scheduling. The limit is 0
     /// for a client in mode `off` or of a distrusted owner.

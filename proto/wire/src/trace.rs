@@ -21,7 +21,6 @@ pub struct TracePage {
 /// An event of the scheduler.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TraceEvent {
-    /// The time of the event.
     pub at_ns: u64,
     #[serde(flatten)]
     pub what: TraceKind,

@@ -144,7 +144,7 @@ impl Client {
         Self { core }
     }
 
-    /// Reports whether a daemon schedules this process now: attached, and neither bypassed nor off.
+    /// Reports whether a daemon schedules this process now: it enforces, and is not bypassed.
     pub fn is_scheduled(&self) -> bool {
         let enforced =
             |session: Arc<Session>| session.header().attention() & attention::NOT_ENFORCED == 0;
@@ -196,7 +196,7 @@ impl Client {
     }
 
     /// Returns the daemon's number of the NIC of this name, else of its owner, else of `default`.
-    /// Otherwise no daemon knows the number: such flows go out unscheduled, and are counted.
+    /// Without any, returns `u8::MAX`: such flows go out unscheduled, and are counted.
     pub fn nic(&self, name: &str) -> u8 {
         let Some(session) = self.core.latest() else { return u8::MAX };
         session.header().nic(name, || self.core.owners.owner(name)).unwrap_or(u8::MAX)
@@ -217,7 +217,7 @@ impl Client {
     }
 
     /// Returns the service level for queue pairs of a stage on InfiniBand, or `None` if none is to
-    /// be set: without a daemon, and where its configuration names none.
+    /// be set: without a daemon that enforces, and where its configuration names none.
     pub fn sl_of(&self, stage: Stage) -> Option<u8> {
         self.core.enforcing()?.header().sl_of_stage(stage)
     }

@@ -112,8 +112,8 @@ impl Lane {
         }
     }
 
-    /// Submits a work request like [`Lane::submit_into`]. Credit permits it only while the port has
-    /// no waiting flows, see [`Flow::whole`].
+    /// Submits a work request like [`Lane::submit_into`]. Unless it is a collective, credit permits
+    /// it only while no flow waits on any port, see [`Flow::whole`].
     ///
     /// `nic` returns the number of the flow's NIC at the lane's current daemon. It is called here,
     /// since the lane may find its daemon here. An earlier number would not be that daemon's.
@@ -280,7 +280,7 @@ impl Lane {
         self.send_record(Record::Hint(hint));
     }
 
-    /// Reports whether flows submitted now are scheduled (or, in mode `observe`, accounted for).
+    /// Reports whether the lane has a seat at a daemon that is not lost.
     pub fn is_attached(&self) -> bool {
         self.binding.as_ref().is_some_and(|binding| binding.session.lost_at().is_none())
     }

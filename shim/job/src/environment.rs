@@ -22,7 +22,7 @@ impl<'a> Environment<'a> {
         Environment::new(&|name| Some(env::var_os(name)?.to_string_lossy().into_owned()))
     }
 
-    /// Returns the value of a variable.
+    /// Returns the value of a variable, or `None` if it is not set or empty.
     #[must_use]
     pub fn text(&self, name: &str) -> Option<String> {
         (self.get)(name).filter(|value| !value.is_empty())

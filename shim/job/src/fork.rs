@@ -37,7 +37,7 @@ pub fn watch() {
 extern "C" fn in_child() {
     EPOCH.fetch_add(1, Ordering::Relaxed);
     let mut at = LIST.load(Ordering::Acquire);
-    // SAFETY: the pointer is null or leads to a static that `make` listed.
+    // SAFETY: the pointer is null or leads to a static that `list` added.
     while let Some(listed) = unsafe { at.as_ref() } {
         listed.value.0.store(ptr::null_mut(), Ordering::Relaxed);
         at = listed.next.load(Ordering::Relaxed);

@@ -38,8 +38,8 @@ impl Profile {
         Folders::of_this_process().text(name)
     }
 
-    /// Returns the names of all profiles that [`Self::load`] finds, in order: built-in and from
-    /// folders.
+    /// Returns the names of all profiles that [`Self::load`] finds, built-in and in folders, in
+    /// alphabetical order.
     pub fn names() -> Vec<String> {
         Folders::of_this_process().names()
     }

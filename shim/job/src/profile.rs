@@ -9,8 +9,8 @@
 //! 4. the built-in profile of that name.
 //!
 //! `laxity run` reads profiles so that mistakes show before a job starts. The libraries read them
-//! inside the application. Nothing here panics or waits, and a file is read up to
-//! [`FILE_BYTES_MAX`]. [`Profile::default`] needs neither a file nor the parser.
+//! inside the application. Nothing here panics or waits, and a file larger than [`FILE_BYTES_MAX`]
+//! is refused. [`Profile::default`] needs neither a file nor the parser.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -72,7 +72,7 @@ pub struct Stages {
     /// Stage of SEND, also with immediate or invalidate.
     #[serde(deserialize_with = "file::stage")]
     pub send: Stage,
-    /// Stage of compare-and-swap and fetch-and-add.
+    /// Stage of compare-and-swap, fetch-and-add and atomic WRITE.
     #[serde(deserialize_with = "file::stage")]
     pub atomic: Stage,
 }

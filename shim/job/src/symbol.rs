@@ -51,8 +51,8 @@ impl Symbol {
         }
     }
 
-    /// Returns the address. If no library has the function, prints that, with `advice`, once for
-    /// each process. The program was linked against a library that has it, besides `own`.
+    /// Returns the address. If no library has the function besides `own`, which interposes it, this
+    /// is printed once for each process, with `advice`.
     pub fn address_or_say(&self, own: &str, advice: &str) -> Option<*const c_void> {
         static SAID: AtomicBool = AtomicBool::new(false);
         let found = self.address();

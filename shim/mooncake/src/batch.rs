@@ -71,7 +71,7 @@ pub(crate) struct BatchState {
     over: Vec<bool>,
     /// The error of a late refusal. The transfers that Mooncake doesn't have failed.
     refusal: Option<c_int>,
-    /// Whether the batch has a notification or an error, so that none of its transfers waits.
+    /// Whether the batch has a notification or an error, so that no further transfer of it waits.
     passes: bool,
     /// Whether the batch is freed or its engine is gone, and Mooncake must not be called for it.
     gone: bool,

@@ -1,10 +1,11 @@
 //! The engines of a process, and their protocols, which decide who schedules their transfers.
 //!
 //! This builds on facts about Mooncake 0.3.0 to 0.3.13. An engine uses the protocols for which
-//! `installTransport` was called. With `auto_discover` it installs one itself while it is made: TCP
-//! if there is no RDMA device or `MC_FORCE_TCP` is set, RDMA (or `barex`) otherwise. An engine with
-//! several protocols takes the one that its peer's segment names, which is not visible here. With
-//! `MC_USE_TENT` or `MC_USE_TEV1`, TENT moves all bytes, and ignores `installTransport`.
+//! `installTransport` was called. It may install one itself while it is made: TCP if `MC_FORCE_TCP`
+//! is set. Otherwise only with `auto_discover`: NVLink if the environment names it, TCP if there is
+//! no RDMA device, else RDMA (or `barex`). An engine with several protocols takes the one that its
+//! peer's segment names, which is not visible here. With `MC_USE_TENT` or `MC_USE_TEV1`, TENT moves
+//! all bytes, and ignores `installTransport`.
 
 use core::ffi::c_void;
 use std::collections::HashMap;

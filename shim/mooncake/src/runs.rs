@@ -22,8 +22,8 @@ pub(crate) struct Run {
     pub(crate) said: Scope,
 }
 
-/// Returns the runs of a call, each `together` bytes at most. Returns `None` if the call is passed
-/// on unchanged, since it has no bytes or an unknown opcode.
+/// Returns the runs of a call, each of one request or of `together` bytes at most. Returns `None`
+/// if the call is passed on unchanged, since it has no bytes or an unknown opcode.
 pub(crate) fn split(
     requests: &[TransferRequest],
     together: u64,

@@ -49,7 +49,7 @@ struct TendingThread {
 
 static HUB: PerProcess<NixlHub> = PerProcess::none();
 
-/// Returns the state, or `None` if this process has created no request that waits for permits.
+/// Returns the state, or `None` if [`make`] has not created it in this process.
 pub(crate) fn known() -> Option<&'static NixlHub> {
     HUB.get()
 }
@@ -236,7 +236,7 @@ impl NixlHub {
     }
 }
 
-/// Counts descriptors that can't be read here, and says so once.
+/// Counts a request whose bytes are not known, and says so once.
 pub(crate) fn unknown() {
     static SAID: AtomicBool = AtomicBool::new(false);
     COUNTERS.unknown.add(1);

@@ -13,13 +13,13 @@ counters! {
         bytes,
         /// Posts that had to wait for a permit after the call.
         deferred,
-        /// Posts that went to NIXL unscheduled.
+        /// Posts of recorded requests that went to NIXL unscheduled.
         passed,
         /// Posts among the passed ones whose permit didn't come in time.
         expired,
         /// Requests that their owner exempted because it waits for permits itself.
         exempt,
-        /// Requests and lists whose descriptors can't be read here.
+        /// Requests whose bytes are not known, since their descriptors can't be read here.
         unknown,
         /// Deferred posts whose request was released or whose agent was destroyed.
         dropped,

@@ -192,7 +192,6 @@ unsafe fn post(
     posted.map_or_else(|(error, _)| error, |()| 0)
 }
 
-/// Records a work request.
 unsafe fn record(qp: *mut ibv_qp_ex, opcode: op::Type, fill: impl FnOnce(&mut ibv_send_wr)) {
     // SAFETY: upheld by the caller. A work request of zeros is valid.
     unsafe {

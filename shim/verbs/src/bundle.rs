@@ -20,9 +20,10 @@
 //! data have arrived is seen in memory, so a change never waits for the program to poll.
 //!
 //! # Which work requests leave the first queue pair
-//! Signaled READs and WRITEs. All others need the receive queue of the first, or their place in the
-//! send queue is freed by a later completion of the *same* queue pair. For that reason the first
-//! queue pair isn't left either while its last work request is unsignaled.
+//! Signaled READs and WRITEs. SENDs and WRITEs with an immediate need the receive queue of the
+//! first, and atomics its order at the responder. The place of an unsignaled one in the send queue
+//! is freed by a later completion of the *same* queue pair. For that reason the first queue pair
+//! isn't left either while its last work request is unsignaled.
 //!
 //! # Completions
 //! Siblings complete in the program's own completion queue, so its size, its events and each status
@@ -213,13 +214,12 @@ impl QueuePairBundle {
         self.barrier == Some(place) && self.current == usize::from(member)
     }
 
-    /// Holds a completion back.
     pub(crate) fn hold(&mut self, member: u8, wc: ibv_wc) {
         self.held.push_back(HeldCompletion(member, wc));
         HELD.get_or_make(AtomicUsize::default).fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Returns the held completion at this place, which is passed on.
+    /// Removes and returns the held completion at this place.
     pub(crate) fn take_held(&mut self, at: usize) -> Option<HeldCompletion> {
         let held = self.held.remove(at)?;
         HELD.get_or_make(AtomicUsize::default).fetch_sub(1, Ordering::Relaxed);
@@ -230,8 +230,8 @@ impl QueuePairBundle {
         self.barrier.is_some()
     }
 
-    /// Returns the member for a work request that may leave the first queue pair, with its stage,
-    /// or for one that may not.
+    /// Returns the member for a work request. `leaves_as` is its stage, or `None` if it may not
+    /// leave the first queue pair.
     pub(crate) fn wanted(&self, leaves_as: Option<Stage>) -> u8 {
         match leaves_as {
             Some(stage) if self.may_post && self.is_peer_ready => self.stages[stage.index()],
@@ -249,7 +249,8 @@ impl QueuePairBundle {
         landed
     }
 
-    /// Ends the outstanding barrier, which failed. Reports whether there was one.
+    /// Ends the outstanding barrier, of which a failure was reported. Reports whether there was one
+    /// whose data had not arrived.
     pub(crate) fn end_barrier(&mut self) -> bool {
         !self.settle_barrier() && self.barrier.take().is_some()
     }

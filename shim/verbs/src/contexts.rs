@@ -289,7 +289,6 @@ impl HookedContext {
         &self.polled[(address >> 5 ^ address >> 11) % POLLED]
     }
 
-    /// Records that the program polls a completion queue.
     #[inline]
     pub(crate) fn note_poll(&self, cq: *const ibv_cq) {
         self.polled_entry(cq).store(lanes::tick(), Ordering::Relaxed);

@@ -34,7 +34,7 @@ const SETTLE_WITHIN: Duration = Duration::from_millis(50);
 #[derive(Debug)]
 pub(crate) struct LaneShard {
     lane: Mutex<Option<Lane>>,
-    /// The pump thread waits until this or `watched` is no longer empty.
+    /// Queue pairs whose work requests wait. The pump thread waits for one ([`LaneShard::attend`]).
     waiting: Monitor<Vec<&'static QueuePair>>,
     /// Queue pairs with flows in flight that the daemon counts.
     watched: Mutex<Vec<&'static QueuePair>>,
@@ -247,7 +247,7 @@ impl LaneShard {
         {
             return;
         }
-        // Other code locks a queue pair before this list, so the list must not be locked here.
+        // Other code locks a queue pair before this list, so the list must not stay locked.
         let queue_pairs = core::mem::take(&mut *self.watched.lock());
         let mut left = Vec::new();
         for queue_pair in queue_pairs {
@@ -295,7 +295,7 @@ impl LaneShard {
 
     /// Posts all permitted work requests of the lane. Reports whether there were any.
     pub(crate) fn pump(&self) -> bool {
-        // Other code locks a queue pair before this list, so the list must not be locked here.
+        // Other code locks a queue pair before this list, so the list must not stay locked.
         let waiting = self.waiting.lock().clone();
         let mut went = false;
         for queue_pair in waiting {

@@ -1,10 +1,11 @@
 //! The thread that posts permitted work requests when no thread of the program does. Some programs
 //! sleep until a completion event, which comes only after the work request is posted.
 //!
-//! Each lane has one thread. It starts when a work request first has to wait, or a flow that the
-//! daemon counts is first in flight. It also checks work requests in flight from time to time,
-//! since the program may not poll for them. Otherwise it sleeps. While the program polls for
-//! completions itself, the thread doesn't wait for permits, which would cost the daemon wake-ups.
+//! Each lane has one thread. It starts when a work request first has to wait, a flow that the
+//! daemon counts is first in flight, or a record can't be sent at once. It also checks work
+//! requests in flight from time to time, since the program may not poll for them. Otherwise it
+//! sleeps. While the program polls for completions itself, the thread doesn't wait for permits,
+//! which would cost the daemon wake-ups.
 
 use std::thread;
 use std::time::Duration;

@@ -428,7 +428,8 @@ impl QueuePairState {
     /// # Safety
     /// The conditions of [`work::sges`] hold.
     unsafe fn takes(&self, wr: &ibv_send_wr, nth: usize) -> Result<(), c_int> {
-        // While nothing waits, the provider counts. Those of a bundle count only their own.
+        // While nothing waits, the provider counts, but each queue pair of a bundle counts only its
+        // own.
         let counts = !self.waiting.is_empty() || (self.is_candidate && self.has_polled);
         let outstanding = if counts { self.outstanding() } else { 0 };
         let full = self.limits.is_some_and(|l| outstanding + nth > l.work_requests);

@@ -17,10 +17,10 @@ counters! {
         /// Work requests that went out without a permit, because one behind them was permitted.
         pulled,
         /// Work requests that passed through, with their bytes. Their queue pairs have types that
-        /// are not scheduled (UD, raw, XRC) or were never seen.
+        /// are not scheduled (UD, raw, XRC), are not ready to send, or were never seen.
         passed_work_requests,
         passed_bytes,
-        /// Work requests refused because the send queue was full.
+        /// Work requests refused because the send queue was full, or because they were not valid.
         refused,
         /// Work requests that the provider refused after the program's post succeeded.
         failed_late,
@@ -34,7 +34,6 @@ counters! {
 /// Bit mask of the DSCPs that queue pairs were given.
 static DSCPS: AtomicU64 = AtomicU64::new(0);
 
-/// Records a DSCP that a queue pair was given.
 pub(crate) fn note_dscp(dscp: u8) {
     DSCPS.fetch_or(1 << (dscp & 63), Ordering::Relaxed);
 }

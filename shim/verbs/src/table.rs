@@ -124,7 +124,7 @@ impl QueuePairTable {
         page[number as usize % PAGE].store(entry, Ordering::Release);
     }
 
-    /// Removes the number of a sibling, if it is known by it.
+    /// Removes the number of a sibling, if the queue pair is still known by it.
     pub(crate) fn unalias(&self, number: u32, queue_pair: &'static QueuePair) {
         let Some(entry) = self.entry(number) else { return };
         let known = ptr::from_ref(queue_pair).cast_mut();

@@ -9,7 +9,6 @@ use smallvec::SmallVec;
 const SIGNALED: u32 = ibv_send_flags::IBV_SEND_SIGNALED;
 const INLINE: u32 = ibv_send_flags::IBV_SEND_INLINE;
 
-/// Reports whether a work request is signaled.
 pub(crate) fn is_signaled(wr: &ibv_send_wr) -> bool {
     wr.send_flags & SIGNALED != 0
 }

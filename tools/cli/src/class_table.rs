@@ -68,8 +68,8 @@ fn stage<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Stage, D::Error> 
 }
 
 impl Variable {
-    /// Returns the class that a process has, and whether one of its variables sets it. A value
-    /// that is no number, such as UCX's `auto`, or is negative, stands for the default.
+    /// Returns the class that a process has, and whether one of its variables sets it. A value that
+    /// is no number, such as UCX's `auto`, or is negative, counts as unset.
     pub(crate) fn class_in(&self, value: impl Fn(&str) -> Option<String>) -> (u8, bool) {
         let set = self.set_by(value);
         (set.map_or(self.default, |(_, class)| class), set.is_some())

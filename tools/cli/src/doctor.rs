@@ -1,7 +1,7 @@
 //! `laxity doctor`: finds out why jobs on this host are not scheduled.
 //!
-//! Each check is a function from what is on the host (a [`Root`] and the daemon's answers) to
-//! [`Finding`]s. Only this file asks the daemon, runs tools and prints.
+//! Most checks are functions from what is on the host (a [`Root`] and the daemon's answers) to
+//! [`Finding`]s. Only this file asks the daemon and prints.
 
 mod classes;
 mod cluster;

@@ -274,7 +274,7 @@ fn preload(
     let path = absolute(&library::find(args.library.as_deref())?)?;
     let binary = library::check(&path)?;
     let mut present = set("LD_PRELOAD").map(|value| value.to_string_lossy().into_owned());
-    // These libraries stand behind liblaxity.so, to which programs give their hints.
+    // In LD_PRELOAD these libraries follow liblaxity.so, to which programs give their hints.
     for further in library::of_profile(&profile.name, &path).iter().rev() {
         if !further.is_file() {
             warnings.push(format!(

@@ -21,9 +21,8 @@ pub(crate) struct Endings {
 }
 
 impl Endings {
-    /// Starts to receive the signals. Call it before other threads start, in which the signals
-    /// would still end the process. Once the result is dropped, the next signal ends the process at
-    /// once.
+    /// Starts to receive the signals. Once the result is dropped, the next signal ends the process
+    /// at once.
     ///
     /// Signals that the caller ignores (`nohup`) stay ignored. Programs that are started later
     /// inherit nothing of it, since [`std::process::Command`] gives them an empty mask.

@@ -116,7 +116,7 @@ pub struct AdmissionCounters {
     pub pruned: u64,
     /// Batches removed because a cap was reached.
     pub batches_forgotten: u64,
-    /// Requests that alone exceed a cap, and loads of ports beyond the cap.
+    /// Requests that alone exceed a cap, and loads and rates of ports beyond the cap.
     pub loads_refused: u64,
     /// Events of an unknown batch or request, or of an impossible queue.
     pub events_ignored: u64,

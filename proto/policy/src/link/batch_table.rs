@@ -53,7 +53,7 @@ pub(crate) struct Batch {
     pub(crate) sigma: u32,
     ahead: SlotId,
     followers: Vec<SlotId>,
-    /// The batch's requests by deadline.
+    /// The batch's requests that have a deadline, by deadline.
     pub(crate) members: BTreeSet<(Time, RequestId)>,
     /// Deadlines of waiting flows that no member has, with the flow's arrival number.
     pub(crate) flow_deadlines: BTreeSet<(Time, u64)>,

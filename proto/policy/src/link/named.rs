@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, VecDeque};
 
 use super::flows::SlotId;
 
-/// Old records that are checked for an idle one, which bounds the cost of an insertion.
+/// Number of old records that [`IdTable::oldest_idle`] checks, which bounds the cost of an
+/// insertion.
 pub(super) const FORGET_TRIES: usize = 16;
 
 #[derive(Clone, Debug)]

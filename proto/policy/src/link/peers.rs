@@ -32,7 +32,7 @@ pub const PEER_WINDOWS: u32 = 4;
 /// nothing.
 pub(super) const PACE_EIGHTHS: u64 = 7;
 
-/// Peers with a bound of their own. Others count as unknown.
+/// Peers with a number below this have a bound of their own. Others count as unknown.
 pub const PEERS_MAX: usize = 4096;
 
 /// Bytes in flight to one peer.

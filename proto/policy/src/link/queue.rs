@@ -76,7 +76,8 @@ pub(crate) type MemberOrder = (u64, u64, u64, SlotId);
 #[derive(Clone, Debug)]
 pub(crate) struct Group {
     key: u64,
-    /// The peer of all members, or 0 if peers are not told apart.
+    /// The part of the index with the flows of this peer (`peers::part`), or 0 if peers are not
+    /// told apart.
     peer: PeerId,
     pub(crate) queue: QueueId,
     pub(crate) scope: GroupBy,

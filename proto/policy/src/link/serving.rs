@@ -11,7 +11,8 @@ use crate::event::Action;
 use crate::rmlq::promoted;
 use crate::time::{Span, Time};
 
-/// Checks of due flows before each pick, which bounds the time until the next permit.
+/// Maximum number of due flows that are checked before each pick, which bounds the time until the
+/// next permit.
 const CHECKS_PER_PICK: usize = 8;
 
 impl Link {
@@ -115,7 +116,7 @@ impl Link {
             if entry.queue != SCAVENGER {
                 let feasibility = self.discipline.feasibility(&self.port, now, flow, entry);
                 if let Feasibility::Behind(position) = feasibility {
-                    // A flow moves so at most once, and keeps its level.
+                    // A flow is put behind at most once, and keeps its level.
                     let _ = self.relocate(now, slot, position);
                     continue;
                 }
@@ -142,8 +143,8 @@ impl Link {
         }
     }
 
-    /// Returns the scavenger if its guaranteed share covers its next chunk, else the best group.
-    /// The second value says whether the window may be exceeded.
+    /// Returns the scavenger if its guaranteed share covers its next chunk and the chunk fits, else
+    /// the best group. The second value says whether the window may be exceeded.
     fn next_group(&self, now: Time) -> Option<(SlotId, bool)> {
         if let Some(scavenger) = self.port.queues.scavenger()
             && let Some((_, _, _, slot)) = self.port.queues.get(scavenger).head()

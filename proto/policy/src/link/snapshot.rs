@@ -17,9 +17,9 @@ pub struct LinkSnapshot {
     pub in_flight_bytes: u64,
     /// `ρ`: recent share of the port's rate that early stages used, from 0 to 1.
     pub rho: f64,
-    /// Flows that were promoted while they waited, since the link was created.
+    /// Moves of waiting flows to a higher level, since the link was created.
     pub promotions: u64,
-    /// Flows that were demoted to the scavenger after they arrived, since the link was created.
+    /// Moves of waiting flows to the scavenger, since the link was created.
     pub demotions: u64,
     /// Number of known batches.
     pub batches: usize,

@@ -26,7 +26,8 @@ pub const STARVED_AFTER: Span = Span::from_millis(1000);
 /// Guaranteed share of starved flows together, in parts per thousand of what the levels send.
 pub const STARVED_PERMILLE: u16 = 50;
 
-/// Flows that become starved in one step, which bounds the time until the next permit.
+/// Maximum number of flows that become starved in one step, which bounds the time until the next
+/// permit.
 const STARVED_PER_STEP: usize = 8;
 
 #[derive(Clone, Copy, Debug)]

@@ -2,8 +2,8 @@
 //!
 //! Promotion implements MFS §4.3 and §4.5: at layer boundaries while the batch computes, then
 //! periodically. Layer boundaries can stop (the process hangs, or sends no hints), but deadlines do
-//! not. After some layer times and periods without a boundary (`Batch::periodic_from`), promotion
-//! of the batch's flows is therefore periodic.
+//! not. If no boundary comes for the time that `Batch::periodic_from` allows, promotion of the
+//! batch's flows is therefore periodic.
 
 use laxity_types::{FlowId, Layer, Level, RequestId, Stage};
 

@@ -72,7 +72,7 @@ impl Pool {
             self.candidates.push(PeekMut::pop(next).1);
         }
         while let Some(heaviest) = self.candidates.pop() {
-            // An earlier run, or a run for another port, may have pruned it.
+            // An earlier run, or this run for another port, may have pruned it.
             if !traffic.member(heaviest.member).pruned {
                 return Some(heaviest.member);
             }

@@ -6,8 +6,8 @@
 //! requests that load it. Every change updates all three lists, so that a trigger adds up only `S`.
 //!
 //! The numbers come from other processes. They are clamped so that no sum can overflow, and what
-//! was added can be subtracted again exactly. A port that no request loads is removed, so that
-//! invented port numbers cannot fill the table for good.
+//! was added can be subtracted again exactly. A port that no request loads is removed, unless its
+//! rate was reported, so that invented port numbers cannot fill the table for good.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +16,7 @@ use laxity_types::{PortId, RequestId};
 use crate::time::Time;
 
 /// Maximum bytes that count for one request on one port, 16 TiB. With [`MEMBERS_MAX`] requests a
-/// port's sum stays below 2^63.
+/// port's sum is at most 2^63.
 pub const LOAD_BYTES_MAX: u64 = 1 << 44;
 /// Maximum number of requests in a table: see [`LOAD_BYTES_MAX`].
 pub const MEMBERS_MAX: usize = 1 << 19;
@@ -27,7 +27,8 @@ pub const RATE_MAX: u64 = 1 << 50;
 pub type BatchSlot = u32;
 /// Index of a request in the table. Reused after [`TrafficTable::leave`].
 pub type MemberSlot = u32;
-/// Index of a port in the table. Reused once no request loads the port.
+/// Index of a port in the table. Reused once no request loads the port, unless its rate was
+/// reported.
 pub type PortSlot = u32;
 
 /// The bytes of a batch on one port, over its members that are not pruned. Never zero.

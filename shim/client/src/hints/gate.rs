@@ -283,7 +283,7 @@ impl Transfer {
         Ok(())
     }
 
-    /// Cancels what was not permitted or not sent. Reports whether there was any.
+    /// Cancels what was not permitted, or not reported as completed. Reports whether there was any.
     pub fn cancel(&self) -> bool {
         let Some(mut state) = self.lock() else { return false };
         if state.over.is_some() {

@@ -89,8 +89,8 @@ impl Lane {
         }
     }
 
-    /// Reports whether a flow that has to wait would find a slot. Submit no more while it is false,
-    /// since further flows would be bypassed.
+    /// Reports whether less than half of the lane is taken by waiting flows. Submit no more while
+    /// it is not, since a full lane bypasses further flows.
     #[inline]
     pub fn has_room(&self) -> bool {
         self.binding.as_ref().map_or_else(|| self.handover.has_room(), LaneBinding::has_room)

@@ -47,7 +47,7 @@ const WAIT_MS: c_int = 5;
 const FIRST_PORT: u16 = 12_288;
 const PORTS: u32 = 16_384;
 
-/// A queue pair that became ready to send.
+/// A queue pair that became ready to receive, or to send.
 #[derive(Debug)]
 pub(crate) struct BundleRequest {
     pub(crate) queue_pair: &'static QueuePair,
@@ -194,7 +194,7 @@ struct Agreement {
     ends: Option<Instant>,
     sends: Instant,
     pause: Duration,
-    /// A task that the program's own call delays.
+    /// What a message asked for and is not done yet, while the program's own call delays it.
     pending: HandshakeTask,
 }
 
@@ -243,7 +243,7 @@ impl Agreement {
         }
         let (Some(socket), Some(ends)) = (&self.socket, self.ends) else { return true };
         let mut datagram = [0; BYTES_MAX + 1];
-        // An error says that nothing listens at the peer yet.
+        // An error says that there is no datagram, or that nothing listens at the peer yet.
         for _ in 0..DATAGRAMS_MAX {
             let Ok(length) = socket.recv(&mut datagram) else { break };
             let Some(message) = BundleMessage::decode(secret, &datagram[..length]) else {

@@ -54,8 +54,8 @@ pub(crate) struct BundleCandidate {
     known: u32,
     /// The traffic class of each stage, and that of the first queue pair.
     pub(crate) classes: Option<([u8; Stage::ALL.len()], u8)>,
-    /// Siblings, also those of an agreement that failed. They end with the first queue pair,
-    /// because an event of a sibling may not be acknowledged before.
+    /// Siblings, also those of an agreement that failed. They are destroyed only with the first
+    /// queue pair, because the program may not have acknowledged their events earlier.
     pub(crate) siblings: Option<BundleSiblings>,
     /// Whether no bundle is made any more.
     pub(crate) is_over: bool,
@@ -160,7 +160,8 @@ impl BundleCandidate {
         others
     }
 
-    /// Returns the member of each stage. Siblings are members from 1 on, in the order of `classes`.
+    /// Returns the member of each stage. Siblings are members from 1 on, in the order of
+    /// `siblings`, which has their classes.
     pub(crate) fn members(&self, siblings: &[u8]) -> [u8; Stage::ALL.len()] {
         let mut members = [0; Stage::ALL.len()];
         if let Some((classes, own)) = &self.classes {

@@ -2,7 +2,7 @@
 //!
 //! A work request that waits in a bundle is posted after a failure, so that it completes with an
 //! error. Some providers refuse that (mana, erdma, older bnxt_re), and the program would wait for
-//! ever. Each device is tried once, with a queue pair that nothing else uses.
+//! ever. Each context is tried once, with a queue pair that nothing else uses.
 
 use core::ffi::c_int;
 use core::ptr;

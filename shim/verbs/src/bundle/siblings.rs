@@ -233,7 +233,8 @@ impl BundleSiblings {
     /// The siblings are alive. `attr` has the fields that `given` names.
     pub(crate) unsafe fn follow(&mut self, attr: &ibv_qp_attr, given: u32) -> Result<(), c_int> {
         for sibling in self.siblings.iter_mut().filter(|sibling| sibling.is_connected) {
-            // The first queue pair may become ready to send later than its siblings responded.
+            // The siblings may have been connected before the first queue pair becomes ready to
+            // send.
             let becomes_ready = !sibling.may_post && given & mask::IBV_QP_STATE != 0;
             let followed = if becomes_ready { FOLLOWED | TO_SEND } else { FOLLOWED };
             // SAFETY: upheld by the caller. Plain data, of which a copy is used.
@@ -255,7 +256,8 @@ impl BundleSiblings {
         self.siblings.iter().all(|sibling| sibling.may_post || !sibling.is_connected)
     }
 
-    /// Moves all siblings to RESET, after which they are not used again. One that refuses fails.
+    /// Moves all siblings to RESET, after which they are not used again. One that refuses is moved
+    /// to the error state.
     ///
     /// # Safety
     /// The siblings are alive.

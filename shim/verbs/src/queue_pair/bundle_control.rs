@@ -74,7 +74,8 @@ impl QueuePair {
         CandidateChange(bundle::is_on().then(|| self.candidate.lock()))
     }
 
-    /// Hides the room for a barrier from a query, and ends the bundle of a queue pair in error.
+    /// Hides the room for a barrier from a query, and lets the bundle of a queue pair in error
+    /// fail.
     pub(crate) fn queried(&'static self, attr: &mut ibv_qp_attr, init: &mut ibv_qp_init_attr) {
         if !self.state.lock().is_candidate {
             return;
@@ -195,7 +196,8 @@ impl QueuePair {
         Some(true)
     }
 
-    /// Ends the bundle if a sibling failed. The thread that agrees calls it from time to time.
+    /// Lets all of the bundle fail if a sibling did. The thread that agrees calls it from time to
+    /// time.
     pub(crate) fn look_for_failures(&'static self) {
         let Some(lock) = self.candidate.try_lock() else { return };
         let Some(siblings) = lock.as_ref().and_then(|candidate| candidate.siblings.as_ref()) else {
@@ -258,7 +260,8 @@ impl QueuePair {
         had_siblings
     }
 
-    /// Records a successful change, and starts an agreement when the queue pair is ready to send.
+    /// Records a successful change, and starts an agreement when the queue pair becomes ready to
+    /// receive, and when it becomes ready to send.
     pub(crate) fn changed(
         &'static self,
         mut change: CandidateChange<'_>,

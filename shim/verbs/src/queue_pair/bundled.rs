@@ -136,7 +136,7 @@ impl QueuePair {
         }
     }
 
-    /// Ends the bundle of a queue pair of which one member failed.
+    /// Moves all queue pairs of a bundle to the error state after one failed, and posts what waits.
     pub(crate) fn fail_bundle(&'static self) {
         self.fail_locked(&mut self.state.lock());
     }

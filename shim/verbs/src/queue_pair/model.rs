@@ -93,7 +93,7 @@ fn index(device: &ModelDevice, qp: *mut ibv_qp) -> usize {
     device.pairs.iter().position(|own| ptr::eq(own, qp)).expect("a queue pair")
 }
 
-/// Changes the state of a model's queue pair. Returns `None` for other queue pairs.
+/// Changes the state of a model's queue pair. Tests have no others.
 pub(crate) fn fake_state(qp: *mut ibv_qp, to: ibv_qp_state::Type) -> Option<bool> {
     // SAFETY: tests only use queue pairs of models, which have a device.
     let device = device(unsafe { (*qp).qp_context });

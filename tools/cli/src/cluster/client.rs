@@ -126,7 +126,8 @@ impl CoordinatorArgs {
         })
     }
 
-    /// Connects to the coordinator, makes one call, and returns the answer.
+    /// Connects to the coordinator, and returns its answer to `question`, which has to end within
+    /// the timeout.
     pub(crate) fn ask<T>(
         &self,
         question: impl AsyncFnOnce(&mut OperatorClient<Channel>) -> Result<Response<T>, Status>,

@@ -127,7 +127,7 @@ pub(crate) fn hosts(told: &ListHostsResponse) -> String {
     lines.join("\n")
 }
 
-/// Returns the table of tenants, or `None` if all hosts are one.
+/// Returns the table of tenants, or `None` if there is only one, without its own drop budget.
 fn tenants(tenants: &[TenantStatus]) -> Option<String> {
     if let [] | [TenantStatus { drop_budget: None, .. }] = tenants {
         return None;

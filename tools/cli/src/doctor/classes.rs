@@ -41,8 +41,8 @@ impl Choice<'_> {
 }
 
 /// Returns how well a fabric treats `dscp`. Higher is better: CS1 (the scavenger) is lowest, then
-/// best effort, then the daemon's levels in their order. Without a daemon, the class selector
-/// counts.
+/// best effort, then the DSCPs of no level by their class selector, then the daemon's levels, the
+/// first one highest.
 fn standing(dscp: u8, status: Option<&Status>) -> usize {
     let levels = status.and_then(|status| status.ports.first()).map(|port| &port.levels);
     let place = levels.and_then(|levels| levels.iter().position(|level| level.dscp == dscp));

@@ -21,7 +21,7 @@ pub(crate) struct NicPort {
     pub(crate) netdev: Option<String>,
     /// The device that owns the port, if this one is a function.
     pub(crate) owner: Option<String>,
-    /// Whether the port is RoCE, rather than InfiniBand.
+    /// Whether the port is RoCE, rather than InfiniBand or EFA.
     pub(crate) ethernet: bool,
     pub(crate) link_layer: String,
     pub(crate) active: bool,

@@ -17,7 +17,6 @@ pub(crate) struct Tried {
     pub(crate) region: Result<(), String>,
 }
 
-/// Tries the kernel features.
 pub(crate) fn try_out() -> Tried {
     let smallest = Geometry { lanes: 1, slots: SLOTS_MIN, colour: 0 };
     Tried {

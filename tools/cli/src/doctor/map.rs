@@ -81,7 +81,7 @@ pub(crate) struct Row {
     pub(crate) readable: bool,
     pub(crate) devices: Vec<String>,
     pub(crate) libraries: Vec<String>,
-    /// Numbers of queue pairs by type, as far as the kernel knows them.
+    /// How many queue pairs of each type it has, as far as the kernel knows them.
     pub(crate) queue_pairs: BTreeMap<String, usize>,
     pub(crate) paths: Vec<PathRow>,
     /// What to do to learn more. Empty if nothing is needed.

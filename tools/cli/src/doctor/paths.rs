@@ -233,7 +233,7 @@ fn others(process: &Process) -> Vec<DataPath> {
 }
 
 /// Reports whether a value of UCX_TLS allows UCX's own mlx5 transports. A value that starts with
-/// `^` lists the excluded ones.
+/// `^` lists excluded transports, and is taken to allow UCX's own.
 fn allows_mlx5(tls: &str) -> bool {
     allows(tls, |name| {
         matches!(name, "all" | "ib" | "rc" | "ud" | "dc")

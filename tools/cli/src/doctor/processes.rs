@@ -195,8 +195,8 @@ fn variables(root: &Root, pid: u32) -> BTreeMap<String, String> {
         .collect()
 }
 
-/// The queue pairs of each process that the kernel knows: their numbers by type. The kernel knows
-/// no queue pair that a library made by DEVX.
+/// How many queue pairs of each type each process has, as far as the kernel knows them. The kernel
+/// knows no queue pair that a library made by DEVX.
 pub(crate) type QueuePairs = BTreeMap<u32, BTreeMap<String, usize>>;
 
 /// Parses the output of `rdma -j res show qp`. Queue pairs of the kernel have no pid.

@@ -46,7 +46,7 @@ pub(crate) fn settings(root: &Root, interface: &str, query: Query<'_>, tool: Too
     NicQos { maps, source: source.get() }
 }
 
-/// Returns the settings of an interface that a tool reports, and the name of the tool.
+/// Returns the settings of an interface that the tools report, and the first tool that reports any.
 fn said(interface: &str, tool: Tool<'_>) -> Option<(PriorityMap, &'static str)> {
     let nothing = PriorityMap::default();
     let text = tool("mlnx_qos", &["-i", interface]);
@@ -57,7 +57,7 @@ fn said(interface: &str, tool: Tool<'_>) -> Option<(PriorityMap, &'static str)> 
             said = filled(&said, &dcb_output(&text));
         }
     }
-    // Without apptrust, a driver trusts DSCP from the first mapped one on (mlx5).
+    // A driver without apptrust (mlx5) trusts DSCP as soon as one is mapped.
     if said.trust.is_none() && said.priority_of_dscp.is_some() {
         said.trust = Some(Trust::Dscp);
     }

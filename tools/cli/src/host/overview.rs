@@ -217,8 +217,8 @@ fn refused(status: &Status) -> Vec<String> {
     shown.iter().map(line).chain(settings.map(|setting| format!("    {setting}"))).collect()
 }
 
-/// Returns a line for each owner that goes unscheduled, and for each client that does, or that
-/// withholds permitted bytes from others.
+/// Returns a line for each distrusted owner, and for each client that is distrusted, silent or
+/// limited.
 fn misbehaviour(status: &Status) -> Vec<String> {
     let owner = |owner: &DistrustedOwner| {
         let cgroup = match owner.cgroup.as_str() {

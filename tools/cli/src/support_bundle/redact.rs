@@ -39,7 +39,8 @@ impl Redaction {
         let word = r#"(?:bearer\s+|basic\s+)?[^\s{}\[\]&"']+"#;
         // A value is the next word, or the next string of a list.
         let after = r#"(?:\s+|["']\s*,\s*)"#;
-        // Also without the domain, and only what a name may contain.
+        // The name also counts without its domain. One with characters that a pattern may interpret
+        // is left out.
         let host = host.map(|name| name.split('.').next().unwrap_or_default().to_owned());
         let is_name = |name: &str| name.chars().all(|c| c.is_alphanumeric() || c == '-');
         let host = host.filter(|it| it.len() > 2 && it != "localhost" && is_name(it));

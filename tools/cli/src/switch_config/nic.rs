@@ -55,7 +55,7 @@ impl EtsRows {
     }
 }
 
-/// Returns the arguments of `mlnx_qos` behind the interface, a command a line.
+/// Returns what follows the interface in each command of `mlnx_qos`.
 fn mlnx_qos_options(plan: &QueuePlan) -> Vec<String> {
     let rows = EtsRows::new(plan);
     let mut options = vec!["--trust dscp".to_owned()];
@@ -80,7 +80,7 @@ pub(super) fn mlnx_qos(plan: &QueuePlan, ports: &[String]) -> String {
     lines.collect()
 }
 
-/// Returns the arguments of `dcb` for an interface, a command a line.
+/// Returns the arguments of each command of `dcb` for an interface.
 fn dcb_commands(plan: &QueuePlan, interface: &str) -> Vec<String> {
     let rows = EtsRows::new(plan);
     let mut commands = vec![format!("{TRUST} {interface} order dscp")];

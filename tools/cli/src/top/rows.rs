@@ -147,7 +147,7 @@ fn to_permit(client: &ClientStatus) -> u64 {
     client.submitted_bytes.saturating_sub(sent(client) + client.bypassed_bytes)
 }
 
-/// Returns the bytes that a client could send, with or without a permit of their own.
+/// Returns the bytes that a client was permitted to send, or sent while it was only observed.
 fn sent(client: &ClientStatus) -> u64 {
     client.permitted_bytes + client.observed_bytes
 }

@@ -105,7 +105,7 @@ pub(super) fn check(url: &str) -> Result<(), CollectorError> {
 /// Sends the spans of a document of [`super::otlp::spans`]. Returns how many there were.
 ///
 /// # Errors
-/// The collector refused the spans, or some of them.
+/// The collector can't be reached, or refused some of the spans.
 pub(super) fn send(url: &str, document: &Value) -> Result<usize, CollectorError> {
     const SPANS: &str = "/resourceSpans/0/scopeSpans/0/spans";
     let none = Vec::new();

@@ -85,7 +85,7 @@ pub(super) fn parts(of: &Ended<'_>, last_ns: u64) -> Parts {
     sum(&spans((of.begin_ns, of.end_ns), &of.layers, &of.flows, last_ns))
 }
 
-/// Returns the spans of all parts of a request, by the layers and the flows of its batches.
+/// Returns the spans of all parts of a request, from its layers and flows (see [`Ended`]).
 fn spans(
     (begin_ns, end_ns): (u64, u64),
     layers: &[(&Spell, u16)],

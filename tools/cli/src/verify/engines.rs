@@ -18,7 +18,8 @@ const EXPORTED: [&str; 7] = [
     "laxity:kv_post_seconds_sum",
     "laxity:kv_network_seconds_sum",
 ];
-/// The first of them are always there. Those of transfers are missing before the first one.
+/// How many of them, from the first on, are always there. Those of transfers are missing before the
+/// first transfer.
 const ALWAYS: usize = 4;
 
 /// The values of [`EXPORTED`].
