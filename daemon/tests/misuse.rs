@@ -339,8 +339,8 @@ fn whatever_ends_a_flow_takes_its_bytes_off_the_wire() {
     flying(0);
 }
 
-/// Takes permits for a window of `stage` and completes nothing. The tickets keep the bytes in
-/// flight.
+/// Submits two windows of `stage` and completes nothing. So a window stays in flight while the
+/// tickets exist.
 fn grab(lane: &mut Lane, stage: Stage) -> Vec<laxity_client::Ticket> {
     (0..8).map(|_| lane.submit(&flow(stage, WINDOW / 4))).collect()
 }

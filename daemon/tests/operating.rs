@@ -348,7 +348,8 @@ fn an_idle_daemon_with_clients_attached_uses_next_to_no_processor_time() {
 #[test]
 fn status_is_answered_whenever_it_is_asked_for() {
     let daemon = Laxityd::start(SMALL);
-    // These pauses are as long as the reader polls for snapshots, so it may just have stopped.
+    // The reader sleeps after 1 s without a new snapshot, so after these pauses it may have just
+    // stopped polling.
     for pause in [1020, 1050, 1080, 1100] {
         std::thread::sleep(Duration::from_millis(pause));
         assert_eq!(daemon.status().mode, "enforce", "after {pause} ms");

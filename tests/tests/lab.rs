@@ -115,7 +115,7 @@ fn a_scheduled_run_marks_each_stage_and_loses_no_byte() {
     for run in &runs[1..] {
         assert!(unmarked(run) < 0.01, "the fabric saw unmarked bytes: {}", run["fabric_bytes"]);
         assert_eq!(number(&run["bypassed_bytes"]), 0.0, "{run}");
-        // Collectives never share a class with waiting KV, and outrank it.
+        // All collectives are in the two highest classes, above KV that can wait.
         let collectives = dscp_bytes(run, "collective", &["46", "34"]);
         let all = dscp_bytes(run, "collective", &["46", "34", "26", "18", "10", "8"]);
         assert_eq!(collectives, all, "{}", run["stage_bytes"]);
@@ -308,7 +308,7 @@ fn the_nccl_plugin_carries_collectives_and_the_daemons_schedule_it() {
     let sent = &plugin["sent_bytes"]["collective"];
     assert_eq!(number(&plugin["clients"]), 6.0, "one on each prefill host: {plugin}");
     assert!(number(&plugin["submitted_bytes"]) > 0.95 * sum(sent), "{plugin}");
-    // Collectives never share a class with waiting KV, and outrank it, also with the plugin.
+    // With the plugin, too, collectives are in the two highest classes, above KV that can wait.
     let high = |by_dscp: &Value| -> f64 {
         ["46", "34"].iter().filter_map(|dscp| by_dscp[dscp].as_f64()).sum()
     };

@@ -68,7 +68,8 @@ fn unmodified_rdma_programs_run_under_the_scheduler_and_every_byte_is_accounted_
     let is_plain =
         |p: &&serde_json::Value| p["name"].as_str().is_some_and(|n| !n.starts_with("bundle"));
     let deferred: u64 = programs.iter().filter(is_plain).map(|p| number(p, "deferred")).sum();
-    // Each program is checked on its own. This checks that many work requests waited, mostly 4000.
+    // Each program is checked on its own. This checks that many work requests waited (usually about
+    // 4000).
     assert!(deferred > 1500, "work requests waited: {deferred}");
     for case in plugin {
         assert_eq!(case["passed"].as_bool(), Some(true), "{case}");

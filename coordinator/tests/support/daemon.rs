@@ -135,7 +135,7 @@ pub(crate) struct Daemon {
     to: mpsc::Sender<FromDaemon>,
     from: Streaming<FromCoordinator>,
     sequence: u64,
-    /// The ranks that hold, by the rules of docs/coordinator.md.
+    /// The ranks in force, by the rules of docs/coordinator.md.
     pub(crate) ranks: BTreeMap<u64, u64>,
     pub(crate) applied: Option<Epoch>,
 }

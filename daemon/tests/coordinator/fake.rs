@@ -153,7 +153,7 @@ impl Fake {
         self.peers.recv_timeout(SOON).expect("a daemon attends")
     }
 
-    /// Returns the next stream after a welcome, a snapshot and an empty order.
+    /// Returns the next stream after a welcome and a snapshot.
     pub(crate) fn welcomed(&self, term: u64) -> Peer {
         let peer = self.peer();
         peer.welcome(term);

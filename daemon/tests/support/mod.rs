@@ -181,8 +181,8 @@ impl Laxityd {
         }
     }
 
-    /// Starts a daemon with these lines, through a shell command that ends with [`EXEC`] if not
-    /// empty.
+    /// Starts a daemon with these lines. A `command` that is not empty gets the daemon's command
+    /// line as further arguments and must execute it, such as a shell with [`EXEC`].
     pub(crate) fn start_by(lines: &str, command: &[&str]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let config = format!(

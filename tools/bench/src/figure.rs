@@ -52,7 +52,7 @@ impl Gate {
         Self { quantile, side: Side::AtMost, limit }
     }
 
-    /// Creates a gate whose median may not be below `limit`.
+    /// Creates a gate that fails if the median is below `limit`.
     pub(crate) const fn at_least(limit: Limit) -> Self {
         Self { quantile: Quantile::P50, side: Side::AtLeast, limit }
     }

@@ -97,7 +97,7 @@ impl HintedDaemon {
     }
 
     fn decide(&mut self, now: Time) {
-        // Each run of admission is followed by a rest, which depends on the time that it took.
+        // After each run of admission there is a pause, which depends on the time of the run.
         for _ in 0..4 {
             if self.hints.due() > now {
                 break;
@@ -196,7 +196,7 @@ fn give(
 /// Gives all that is remembered to a new daemon.
 fn restart(table: &HintTable, now: Time) -> HintedDaemon {
     let mut daemon = HintedDaemon::new(now);
-    // Another process that hears the same takes it, and remembers it.
+    // Another process must accept the same hints, and remember them.
     let mut other = HintTable::new();
     let (mut requests, mut batches) = (Vec::new(), Vec::new());
     table.retell(&mut |hint| {

@@ -3,8 +3,8 @@
 //!
 //! `fuzz/` runs these functions under libFuzzer (`make fuzz`). This crate's test runs them over
 //! their seeds and thousands of mutations, so that they stay correct between two runs of a fuzzer.
-//! Each target takes its input from the front by [`Input`]. Every input is valid, so few mutations
-//! are wasted.
+//! Each target takes its input from the front by [`Input`]. Any bytes are a valid input, so few
+//! mutations are wasted.
 #![forbid(unsafe_code)]
 #![allow(missing_docs, reason = "what a name of the laboratory says is not said twice")]
 

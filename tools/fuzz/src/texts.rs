@@ -45,7 +45,7 @@ fn check_daemon(config: &Config) {
         assert!(link.rate > 0 && (1..=link.window_bytes).contains(&link.chunk_bytes));
         assert!(link.threshold_scale.is_finite() && link.threshold_base.is_finite());
     }
-    // The scheduler takes what the check accepted.
+    // The scheduler must accept what the check accepted.
     let mut made = Vec::new();
     ports::configure(&mut made, NOW, config).expect("valid");
     assert_eq!(made.len(), 2 * config.nic.len());

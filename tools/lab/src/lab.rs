@@ -15,7 +15,7 @@ use serde::de::DeserializeOwned;
 use crate::{faults, verbs, vm};
 use laxity_cli::output::{self, say};
 
-/// What failed where a configuration has no text.
+/// Context of an error while a configuration is printed.
 const SHOWN: &str = "cannot show the configuration";
 
 /// The commands of the lab.

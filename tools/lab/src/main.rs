@@ -67,8 +67,8 @@ enum Command {
     },
 }
 
-/// What charts and predictions call `hypot`. That of glibc is another symbol since 2.35, and hosts
-/// with an older one could not start this program.
+/// Replaces glibc's `hypot` for the crates that call it. Since 2.35, glibc's has a new symbol
+/// version, with which hosts with an older glibc could not start this program.
 // SAFETY: it has the signature and the meaning of C's `hypot`.
 #[unsafe(no_mangle)]
 extern "C" fn hypot(x: f64, y: f64) -> f64 {

@@ -49,7 +49,7 @@ impl Drop for Memory {
 /// Registered memory that no request uses, so the caller may read and write it.
 pub struct Region {
     pub(crate) comm: Rc<Comm>,
-    /// The memory. `None` only while the region is taken apart.
+    /// `None` only while the region is taken apart.
     pub(crate) memory: Option<Memory>,
 }
 

@@ -18,7 +18,6 @@ pub enum Attempt {
 pub enum Tested {
     /// The transfer is done. Contains its memory and the message's size in bytes.
     Done(Region, usize),
-    /// The transfer is not done.
     Pending(Request),
 }
 
@@ -26,7 +25,7 @@ pub enum Tested {
 /// connection is closed.
 pub struct Request {
     comm: Rc<Comm>,
-    /// The request's memory. `None` only after its end.
+    /// `None` only after the request's end.
     memory: Option<Memory>,
     raw: *mut c_void,
 }

@@ -174,7 +174,6 @@ impl Carriage {
     }
 }
 
-/// Name of the stage.
 pub const COLLECTIVE: &str = "collective";
 
 #[cfg(test)]

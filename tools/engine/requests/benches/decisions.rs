@@ -29,12 +29,12 @@ use laxity_requests::{Span, Time};
 const MS: u64 = 1_000_000;
 const RUNNING: u64 = 256;
 const QUEUED: u64 = 10_000;
-/// Most µs of a decision.
+/// Highest allowed median of the time of a decision, in µs.
 const LIMIT: f64 = 20.0;
 
 type Make = fn() -> Box<dyn Discipline + Send>;
 
-/// A request. Those below [`RUNNING`] have computed their prompt.
+/// Returns a request. If it is `running`, its prompt is computed.
 fn spec(id: u64, arrival: Time, running: bool) -> Spec {
     let prompt = 500 + (id * 7_919 % 3_000) as u32;
     let slo = match id % 3 {
@@ -81,7 +81,8 @@ impl Tagger for Even {
     }
 }
 
-/// A full replica. Its driver ends each request with its prompt, so that as many decode as before.
+/// A replica with [`RUNNING`] and [`QUEUED`] requests. Its driver ends a request as soon as its
+/// prompt is computed, so that the number of decoding requests stays the same.
 struct Loaded {
     replica: Replica,
     now: Time,

@@ -209,7 +209,7 @@ pub(crate) fn value(
 
 impl Config {
     /// Reads and checks a configuration file.
-    /// Returns the first thing that is wrong.
+    /// The error has the first problem.
     pub fn load(path: &Path) -> Result<Self, ConfigError> {
         let text = laxity_files::read_to_string(path, CONFIG_BYTES_MAX)
             .map_err(|cause| ConfigError::File { path: path.to_owned(), cause })?;

@@ -6,7 +6,7 @@ use laxity_client::scope::Scope;
 
 use crate::Input;
 
-/// The model takes the square of this, and more.
+/// The model's time grows with the square of this, or faster.
 const STEPS_MAX: usize = 24;
 
 /// A call that was accepted. Its value is `None` where it removed facts.

@@ -10,7 +10,7 @@ use laxity_sim::outcome::Distribution;
 use super::*;
 use crate::{Cli, Command};
 
-/// Half of the requests above a rate of one per second and GPU are late.
+/// Above a rate of one per second and GPU, `1 / rate` of the requests are in time.
 fn fake(scenario: &Scenario) -> Result<Outcome, String> {
     let rate = scenario.workload.rate_per_gpu;
     if rate > 50.0 {

@@ -33,7 +33,8 @@ pub struct ExchangeLedger {
     /// Bytes that the plugins' reports have: sent, and received.
     pub plugin_bytes: u64,
     pub plugin_received_bytes: u64,
-    /// Bytes that the plugin submitted to the daemons, and so on. 0 without daemons.
+    /// Bytes of the plugins as the daemons count them: submitted, permitted and completed. They are
+    /// 0 without daemons.
     pub submitted_bytes: u64,
     pub permitted_bytes: u64,
     pub completed_bytes: u64,

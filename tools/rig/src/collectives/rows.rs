@@ -117,7 +117,7 @@ pub(super) struct Arriving {
 }
 
 impl Arriving {
-    /// Takes the next message. Returns its rows, and whether they were the last of the exchange.
+    /// Checks the next message. Returns whether its rows were the last of the exchange.
     fn next(&mut self, rows: &Rows, bytes: u64) -> Result<bool, RowsError> {
         let due = match self.begun {
             Some((exchange, due)) if exchange == rows.exchange => due,

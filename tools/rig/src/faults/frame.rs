@@ -57,7 +57,7 @@ pub(super) enum Frame {
     Abandoned {
         queue: u32,
     },
-    /// Bytes that the daemon permitted, and bytes that went out without it.
+    /// Bytes that the daemon permitted, and bytes that went out without a permit.
     Counted {
         scheduled: u64,
         bypassed: u64,

@@ -25,7 +25,7 @@ pub struct TransferCounts {
     pub transfers: u64,
     pub bytes: u64,
     pub scheduled_bytes: u64,
-    /// Bytes that went out without it.
+    /// Bytes that went out without a permit.
     pub bypassed_bytes: u64,
     /// Transfers that a fault ended with the error that it must give.
     pub ended_by_fault: u64,
@@ -172,7 +172,7 @@ pub(super) struct Oracle {
     queues: HashMap<(usize, u32), TransferQueue>,
     paths: Vec<&'static str>,
     waits: Vec<Wait>,
-    /// When the peers of workers were killed that did not end yet.
+    /// For each worker whose peer was killed and that has not ended: the time of the kill.
     peer_killed_ns: BTreeMap<usize, u64>,
     pub(super) worker_counts: Vec<WorkerCount>,
     pub(super) violations: Vec<String>,

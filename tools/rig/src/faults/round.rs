@@ -34,7 +34,7 @@ pub(super) const FORGET_MAX: Duration = Duration::from_secs(3);
 pub(super) const CLOSED_WITHIN: Duration = Duration::from_millis(5);
 /// At a lower rate, waits for others that use the port may be longer than the bound.
 const RATES: [&str; 4] = ["1Gbit", "2Gbit", "5Gbit", "40Gbit"];
-/// What runs in little time runs for 5 ms of each 20 ms.
+/// A starved process runs for 5 ms of each 20 ms.
 const STARVED_PERIOD_MS: usize = 20;
 const STARVED_STOP_MS: u64 = 15;
 const POLICIES: [&str; 5] = ["laxity", "mfs", "fair", "edf", "two_class"];

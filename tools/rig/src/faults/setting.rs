@@ -177,7 +177,7 @@ pub struct Setting {
     pub laxityd: PathBuf,
     /// Path of the `laxityd` that takes turns with it, such as another release's.
     pub then: Option<PathBuf>,
-    /// Programs of the paths that are used. Only the guest that has the devices has `verbs`.
+    /// Programs of the paths that are used. Only the guest uses `verbs`, as it has the devices.
     programs: BTreeMap<&'static str, PathPrograms>,
     pub(super) answers: EngineAnswers,
     pub plant: Option<Plant>,

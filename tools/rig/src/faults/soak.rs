@@ -44,7 +44,7 @@ const SAMPLE_EVERY_MAX: Duration = Duration::from_secs(5);
 /// Longest wait for a permit at full load. Flows that have waited for 1 s share 5 % of the port.
 /// With many workers on a busy machine, these flows take long.
 const WAIT_MAX: Duration = Duration::from_secs(5);
-/// The policies under which that holds.
+/// The policies under which [`WAIT_MAX`] holds.
 const POLICIES: [&str; 2] = ["laxity", "mfs"];
 const STEP: Duration = Duration::from_millis(25);
 /// Growth that is no leak: memory of buffers and of the allocator, and what a worker that just

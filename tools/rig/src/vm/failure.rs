@@ -15,15 +15,12 @@ const CONSOLE_LINES: usize = 25;
 pub enum VmError {
     #[error(transparent)]
     CannotRun(#[from] CannotRun),
-    /// The configured network cannot be built.
     #[error("the guest's network: {0}")]
     Network(#[from] BadNetwork),
-    /// The guest could not be prepared or started.
     #[error("cannot start the virtual machine: {0}")]
     Start(LabError),
     #[error("QEMU ended with {status}: {said}")]
     Qemu { status: String, said: String },
-    /// The guest's kernel panicked.
     #[error("the guest's kernel panicked. The end of its console:\n{console}")]
     Panicked { console: String },
     /// A program or the kernel in the guest powered it off.
@@ -42,16 +39,13 @@ pub enum VmError {
     },
     #[error("the time limit of {limit:?} is over; the virtual machine was killed")]
     TimedOut { limit: Duration },
-    /// The guest could not run the job.
     #[error("in the guest: {0}")]
     Failed(String),
-    /// The process of this program in the guest ended without an answer.
     #[error(
         "the lab's process in the guest ended without an answer. The end of the guest's \
          console:\n{console}"
     )]
     Lost { console: String },
-    /// The output of the job cannot be written.
     #[error("cannot pass on what the job prints: {0}")]
     Output(#[source] io::Error),
 }

@@ -48,9 +48,8 @@ const INIT: &str = include_str!("init.sh");
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Image {
-    /// Path of the kernel.
     pub kernel: PathBuf,
-    /// Path of the initramfs.
+    /// The initramfs.
     pub initrd: PathBuf,
     /// Path of `lib/modules` of this kernel.
     pub modules: PathBuf,

@@ -34,7 +34,6 @@ pub enum Stream {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Input {
-    /// Empty input.
     Empty,
     Stdin,
 }

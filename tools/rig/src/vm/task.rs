@@ -36,10 +36,8 @@ pub struct GuestTask {
 /// A task that could not be run or failed.
 #[derive(Debug, thiserror::Error)]
 pub enum TaskError {
-    /// The program cannot be started.
     #[error("cannot start `{0}`: {1}")]
     Start(String, #[source] std::io::Error),
-    /// The program did not print an awaited text.
     #[error("`{what}` did not say `{awaited}` within {waited_ms} ms; it said: {said}")]
     Silent {
         what: String,

@@ -87,7 +87,7 @@ pub struct Advice {
 
 /// Answers for the cluster and the workload of `plan`, which has neither axes nor variants. `rate`
 /// is in requests per second and prefill GPU.
-/// Returns the first field that is invalid, or why a run failed.
+/// The error has the first invalid field, or why a run failed.
 pub fn advise(
     plan: &Plan,
     rate: Option<f64>,

@@ -13,7 +13,6 @@ use crate::model::{Document, FileError};
 #[serde(deny_unknown_fields)]
 pub struct Coefficients {
     pub gemm: GemmCoefficients,
-    /// Coefficients of operators that only read and write.
     pub stream: Streams,
     pub all_reduce: AllReduceCoefficients,
     /// Coefficients of full attention. Based on published figures, not on profiles.
@@ -106,7 +105,7 @@ const BUILT_IN: [(&str, &str); 2] = [
 impl Coefficients {
     /// Returns built-in coefficients, or reads a TOML file if `name` is a path (has a `/` or ends
     /// in `.toml`).
-    /// Returns [`FileError`] if the name is unknown, or the file cannot be read or is invalid.
+    /// Fails if the name is unknown, or the file cannot be read or is invalid.
     pub fn named(name: &str) -> Result<Self, FileError> {
         let document = Document::named("coefficients", name, &BUILT_IN)?;
         let read: Self = document.parse()?;

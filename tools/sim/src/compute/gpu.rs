@@ -1,4 +1,4 @@
-//! GPUs: their four peak rates and sizes, and the coefficients that relate operators to these
+//! GPUs: their peak rates and memory sizes, and the coefficients that relate operators to these
 //! rates.
 
 use std::path::PathBuf;
@@ -43,7 +43,7 @@ const BUILT_IN: [(&str, &str); 3] = [
 impl Gpu {
     /// Returns a built-in GPU, or reads one from a TOML file if `name` is a path (has a `/` or ends
     /// in `.toml`).
-    /// Returns [`FileError`] if there is no such GPU, or its file cannot be read or is invalid.
+    /// Fails if there is no such GPU, or its file cannot be read or is invalid.
     pub fn named(name: &str) -> Result<Self, FileError> {
         let document = Document::named("GPU", name, &BUILT_IN)?;
         let file: GpuFile = document.parse()?;

@@ -86,7 +86,7 @@ const BUILT_IN: [(&str, &str); 8] = [
 impl Model {
     /// Returns a built-in model, or reads one from a TOML file if `name` is a path (has a `/` or
     /// ends in `.toml`).
-    /// Returns [`FileError`] if there is no such model, or its file cannot be read or is invalid.
+    /// Fails if there is no such model, or its file cannot be read or is invalid.
     pub fn named(name: &str) -> Result<Self, FileError> {
         let document = Document::named("model", name, &BUILT_IN)?;
         let model: Self = document.parse()?;

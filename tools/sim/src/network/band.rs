@@ -107,7 +107,8 @@ impl PortClass {
         self.count == 0
     }
 
-    /// Returns the number of transfers that this band bounds, a heap by target at the front.
+    /// Returns the number of transfers that this band bounds. They are the first entries, which are
+    /// a heap by target.
     pub(super) fn bound(&self) -> usize {
         self.bound as usize
     }

@@ -39,7 +39,8 @@ impl Plan {
     }
 
     /// Returns all runs in the order of the results: by point, variant, seed.
-    /// Returns the first invalid combination, with the field, its location and the axis values.
+    /// Fails at the first invalid combination. The error has the field, its location and the axis
+    /// values.
     pub fn jobs(&self) -> Result<Vec<Job>, PlanError> {
         // The command line may have added seeds.
         self.check_runs()?;

@@ -39,7 +39,7 @@ pub(super) static DEFAULTS: LazyLock<Table> =
 
 impl Setting {
     /// Checks that the field exists and that the value has its type.
-    /// Returns the problem. Its location is `key` if the field's name is wrong.
+    /// The location of an error is `key` if the field's name is wrong.
     pub(super) fn check(&self, key: &SourceLocation) -> Result<(), PlanError> {
         self.check_name(key)?;
         let mut tree = DEFAULTS.clone();

@@ -170,13 +170,13 @@ impl PlanDraft {
 
 impl Plan {
     /// Reads a built-in plan, or a file if `name` is a path.
-    /// Returns the problem of the plan and its location.
+    /// The error has the problem of the plan and its location.
     pub fn load(name: &str) -> Result<Self, PlanError> {
         Self::of(&PlanSource::find(name)?)
     }
 
     /// Parses a plan. `shown` is its name in messages.
-    /// Returns the problem of the plan and its location.
+    /// The error has the problem of the plan and its location.
     pub fn parse(name: &str, shown: &str, text: &str) -> Result<Self, PlanError> {
         Self::of(&PlanSource {
             name: name.to_owned(),

@@ -317,7 +317,7 @@ fn what_a_plan_compares_with_follows_from_its_variants() {
 }
 
 proptest! {
-    /// A mistake is told with a line that exists.
+    /// A plan that was written is read as the same plan. An error names a line that exists.
     #[test]
     fn a_plan_that_is_read_can_be_written(
         plan in any::<prop::sample::Index>(),

@@ -66,7 +66,7 @@ struct ClaimsFile {
 }
 
 /// Evaluates the claims of a file.
-/// Returns the first claim that cannot be evaluated.
+/// Fails at the first claim that cannot be evaluated.
 pub fn run(file: &str, figures: &dyn Figures) -> Result<Vec<Claim>, ClaimError> {
     let file: ClaimsFile = toml::from_str(file)
         .map_err(|error| ClaimError { says: String::new(), problem: error.to_string() })?;
@@ -122,7 +122,7 @@ impl<'a> Scope<'a> {
     }
 
     /// Returns the value of an expression.
-    /// Returns an error if the expression is invalid or contains unknown names.
+    /// Fails if the expression is invalid or contains unknown names.
     pub fn value(&self, expression: &str) -> EvalexprResult<Value> {
         evalexpr::eval_with_context(expression, self)
     }

@@ -5,7 +5,6 @@ use serde::{Deserialize, Serialize};
 
 use super::requests::is_default;
 
-/// The policy of a scenario, and its choices where papers leave a question open.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Policy {
@@ -22,7 +21,8 @@ pub struct Policy {
     pub granularity: Granularity,
     /// Parts of `mfs` or `laxity` that are disabled, to measure what each part contributes.
     pub without: Vec<Part>,
-    /// Whether receivers grant what is sent to them, in which order. No daemon decides then.
+    /// Whether receivers grant what is sent to them, and in which order. If they do, no daemon
+    /// decides.
     #[serde(skip_serializing_if = "is_default")]
     pub grants: Grants,
     /// Whether transfers never contend. The result is a bound for all policies.

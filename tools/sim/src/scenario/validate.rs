@@ -32,7 +32,8 @@ const TOKENS_MOST: u32 = 1 << 24;
 const CHUNK_BYTES: RangeInclusive<u64> = 1 << 16..=1 << 36;
 const WINDOW_BYTES_MOST: u64 = 1 << 40;
 
-/// Rejects values outside of `range`, with which arithmetic would overflow or not end.
+/// Rejects values outside of `allowed`. With such values arithmetic could overflow, or a run might
+/// not end.
 fn within<T: Copy + PartialOrd + fmt::Debug + fmt::Display>(
     field: &'static str,
     value: T,
@@ -46,7 +47,7 @@ fn within<T: Copy + PartialOrd + fmt::Debug + fmt::Display>(
     fail(field, format!("{value:?} is not in {least}..={most}{unit}"))
 }
 
-/// Rejects values outside of `range`, except 0, which means "none".
+/// Rejects values outside of `allowed`, except 0, which means "none".
 fn within_or_zero(
     field: &'static str,
     value: f64,
@@ -68,7 +69,7 @@ fn at_least_one(field: &'static str, value: impl Into<u64>) -> Checked {
 
 impl Scenario {
     /// Checks each field, and that the fields fit together.
-    /// Returns the first invalid field. Show the error to the author of the plan.
+    /// Fails with the first invalid field. The text is for the author of the plan.
     pub fn validate(&self) -> Result<(), Invalid> {
         cluster(&self.cluster)?;
         model(&self.model, &self.cluster)?;

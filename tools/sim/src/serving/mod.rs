@@ -86,7 +86,7 @@ pub struct Inputs {
 
 impl Inputs {
     /// Reads the files that `scenario` names.
-    /// Returns the file, line and field that cannot be read.
+    /// The error has the file, line and field that cannot be read.
     pub fn load(scenario: &Scenario) -> Result<Self, SimError> {
         let (model, gpu) = hardware(scenario)?;
         let gpus = f64::from(scenario.cluster.prefill_gpus());
@@ -113,7 +113,7 @@ fn hardware(scenario: &Scenario) -> Result<(Model, Gpu), SimError> {
 /// Checks scenarios before the first of them is simulated: models, GPUs and whole traces must be
 /// readable.
 ///
-/// Returns the first file that cannot be read, with line and field.
+/// The error has the first file that cannot be read, with line and field.
 pub fn check<'a>(scenarios: impl IntoIterator<Item = &'a Scenario>) -> Result<(), SimError> {
     let mut seen = BTreeSet::new();
     let mut traces = BTreeSet::new();
@@ -143,13 +143,13 @@ fn experts_suffice(scenario: &Scenario, model: &Model) -> Result<(), SimError> {
 }
 
 /// Simulates one scenario.
-/// Returns which fields of the scenario do not fit together or what cannot be read.
+/// Fails if fields of the scenario do not fit together, or a file cannot be read.
 pub fn simulate(scenario: &Scenario) -> Result<Outcome, SimError> {
     simulate_with(scenario, &Inputs::load(scenario)?)
 }
 
 /// Simulates one scenario with the inputs of one with the same cluster, model, workload and seed.
-/// Returns which fields of the scenario do not fit together.
+/// Fails if fields of the scenario do not fit together.
 pub fn simulate_with(scenario: &Scenario, inputs: &Inputs) -> Result<Outcome, SimError> {
     scenario.validate()?;
     experts_suffice(scenario, &inputs.model)?;

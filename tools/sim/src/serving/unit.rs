@@ -13,7 +13,7 @@ use super::world::World;
 
 #[derive(Debug, Default)]
 pub(super) struct PrefillUnit {
-    /// Requests that no batch has room for yet, by rank. Rank 0 with sequence parallelism.
+    /// Requests that wait for room in a batch, by rank. With sequence parallelism, all have rank 0.
     pub(super) lines: Vec<WaitingRequests>,
     pub(super) current: Option<u32>,
     pub(super) next: Option<u32>,

@@ -93,7 +93,7 @@ enum Purpose {
 /// Returns the requests of a valid scenario that arrive in `workload.seconds` at `rate` per second
 /// in the whole cluster. `workload.rate_per_gpu` is ignored, and so is `workload.file` for
 /// generated sources.
-/// Returns [`WorkloadError`] if the trace cannot be read or the workload is empty or too large.
+/// Fails if the trace cannot be read, or the workload is empty or too large.
 pub fn load(workload: &Workload, rate: f64, seed: u64) -> Result<Requests, WorkloadError> {
     draft::within((rate * workload.seconds) as u64, MOST_REQUESTS, "requests")?;
     let recorded = workload.arrivals == Arrivals::Recorded;

@@ -37,7 +37,7 @@ pub const ANSWER_S: f64 = 1.0;
 /// `workload.longest`. A session ends with a clipped prompt. A lower `count` gives a prefix of the
 /// same requests.
 ///
-/// Returns an error if there are more than [`MOST_BLOCKS`] blocks.
+/// Fails if there are more than [`MOST_BLOCKS`] blocks.
 pub fn generate(
     shape: &Shape,
     workload: &Workload,

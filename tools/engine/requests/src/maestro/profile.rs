@@ -7,7 +7,7 @@
 //! * Execution times are those of eq. 2 with actual lengths, because they are added to such times.
 //! * The future is the sum of the execution times of stages that became ready after this one ended.
 //!   It includes all branches, but no waits, because the scheduler causes waits.
-//! * A state with fewer than five records uses a coarser one: first without invocation,
+//! * A state with fewer than five records uses a coarser one: first without role and invocation,
 //!   then the whole template. A new template has a future of 0, so its jobs go first and its
 //!   profile fills.
 

@@ -26,7 +26,7 @@ const LOOK_EVERY: Duration = Duration::from_micros(200);
 /// full lane would bypass them.
 const WAITING_MAX: usize = 448;
 
-/// What another thread wants of the gate.
+/// A command of another thread. The gate's thread executes it.
 pub(super) type GateOrder = Box<dyn FnOnce(&mut Gate) + Send>;
 
 pub(super) struct Parcel {

@@ -39,7 +39,6 @@ pub enum Incoming {
     /// Bytes of a flow that this process reads.
     Part {
         flow: u64,
-        /// Number of bytes.
         bytes: u64,
     },
     /// The loss of a process to or from which there was a connection, with the reason.

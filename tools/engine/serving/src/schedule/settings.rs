@@ -55,7 +55,7 @@ impl Hmas {
 
 impl Settings {
     /// Checks the values.
-    /// Returns the first invalid value.
+    /// The error has the first invalid value.
     pub fn check(&self) -> Result<(), ConfigError> {
         if self.tokens == 0 {
             let wanted = "an iteration computes at least 1 token";

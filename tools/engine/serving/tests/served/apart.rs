@@ -81,8 +81,8 @@ impl Cluster {
         Self::with(folder, experts_apart, "", |_| common.clone())
     }
 
-    /// Starts all with configurations `of` the prefill processes 0 and 1, and of the decode process
-    /// 2. `peers` are further settings of the prefill processes' peers.
+    /// Starts all processes. `of` returns the configuration of a process: 0 and 1 are the prefill
+    /// processes, and 2 is the decode process. `peers` is added to the prefill processes' `peers`.
     pub(crate) fn with(
         folder: &Path,
         experts_apart: bool,
@@ -128,7 +128,7 @@ impl Cluster {
     }
 }
 
-/// Prompts of which the later ones begin as earlier ones do.
+/// Returns prompts of which four at a time have the same beginning.
 fn prompts() -> Vec<Vec<u32>> {
     (0..8)
         .map(|number| {
@@ -196,7 +196,7 @@ fn experts_in_two_processes_answer_as_those_in_one_with_and_without_a_daemon() {
     });
 }
 
-/// Some prompts under way, then one prefill process dies, then the other.
+/// Kills one prefill process while prompts are under way, then the other.
 fn survive(moe: bool) {
     let folder = tempfile::tempdir().expect("a folder");
     let prompts: Vec<Vec<u32>> = (0..4).map(|number| prompt(number, 300)).collect();
@@ -259,7 +259,7 @@ fn kv_that_a_peer_has_is_fetched_and_answers_the_same_with_and_without_a_daemon(
         // Three layers, keys and values of two heads of sixteen numbers.
         assert_eq!(sent, 96.0 * 3.0 * 2.0 * 32.0 * 4.0);
         assert_eq!(first.metric("laxity_engine_scheduled_bytes_total") > 0.0, socket.is_some());
-        // What it fetched, it has from now on.
+        // It keeps the KV that it fetched.
         assert_eq!(second.complete(&tokens, 9), expected);
         assert_eq!(second.metric("laxity_engine_prompt_tokens_fetched_total"), 96.0);
         assert_eq!(second.metric("laxity_engine_prompt_tokens_found_total"), 96.0);
@@ -301,8 +301,8 @@ fn a_long_answer_ends_though_others_come_all_the_time() {
     let folder = tempfile::tempdir().unwrap();
     let tokens = prompt(1, 200);
     let expected = Running::start(folder.path(), "alone", &model(false)).complete(&tokens, 250);
-    // 512 tokens of KV: the long one needs 450 of them at its end, and loses its blocks to the
-    // others on the way.
+    // The cache holds the KV of 512 tokens. The long answer needs 450 of them at its end, and loses
+    // its blocks to others before.
     let cluster = Cluster::start(folder.path(), false, None, false, 64);
     let done = std::sync::atomic::AtomicBool::new(false);
     let start = Instant::now();
@@ -311,7 +311,7 @@ fn a_long_answer_ends_though_others_come_all_the_time() {
             let (cluster, done) = (&cluster, &done);
             scope.spawn(move || {
                 for round in 0.. {
-                    // Longer than the long one may take.
+                    // The long answer must have ended before this.
                     let late = start.elapsed() > PATIENCE + PATIENCE;
                     if late || done.load(std::sync::atomic::Ordering::Relaxed) {
                         return;

@@ -129,7 +129,7 @@ fn what_cannot_be_answered_is_refused_with_a_reason() {
         assert_eq!(said, code, "{shown} {headers}");
         assert!(why.contains(message), "{shown} {headers}: {why}");
     }
-    // An answer is not lost with the bytes that are still on their way: more than sockets hold.
+    // The answer arrives although the body has more bytes than the sockets' buffers hold.
     for (headers, code) in [("", "body_too_long"), ("x-slo-ttft-ms: 0\r\n", "body_too_long")] {
         let huge = format!("{{\"prompt\":\"{}\"}}", "x".repeat(20 << 20));
         let answer = engine.post("/v1/completions", headers, &huge);
@@ -137,7 +137,7 @@ fn what_cannot_be_answered_is_refused_with_a_reason() {
     }
     assert_eq!(engine.get("/v2").0, 404);
     assert_eq!(engine.get("/v1/completions").0, 405);
-    // Nothing of that is left.
+    // None of these requests holds anything any more.
     let health = engine.health();
     assert_eq!(
         (health["requests"].as_u64(), health["kv_blocks_used"].as_u64()),
@@ -201,7 +201,7 @@ fn answers_are_the_same_whatever_the_chunks_the_company_and_the_cache() {
             assert_eq!(engine.complete_all(&prompts, 12), alone, "moe {moe}");
         }
         eventually("all blocks are free", || engine.health()["kv_blocks_used"] == 0);
-        // Together, each may have taken the blocks of the others away.
+        // Requests that ran together may have taken each other's blocks. A single one reuses KV.
         for _ in 0..2 {
             assert_eq!(engine.complete(&prompts[0], 12), alone[0], "moe {moe}");
         }
@@ -221,7 +221,7 @@ fn under_every_policy_answers_are_the_same() {
     let headers = [
         "x-slo-ttft-ms: 60000\r\nx-laxity-importance: paid\r\n",
         "x-slo-ttlt-ms: 90000\r\n",
-        // Nobody can.
+        // No policy can meet these objectives.
         "x-slo-ttft-ms: 1\r\n",
         "x-slo-ttlt-ms: 100\r\nx-laxity-importance: free\r\n",
     ];

@@ -17,7 +17,7 @@ fn seconds() -> u64 {
 /// than 1 MiB in the second half of ten minutes (docs/engine.md).
 const GROWTH_BYTES_MAX: u64 = 8 << 20;
 
-/// Number of answers to other clients while one client waits for its own. The engine serves
+/// Maximum number of answers to other clients while one client waits for its own. The engine serves
 /// requests in order of arrival if they fit, so each other client overtakes it a few times at most.
 /// A bound in seconds would depend on the speed of the machine.
 const OVERTAKEN_MAX: u64 = 300;
@@ -138,7 +138,7 @@ impl Loaded<'_> {
         let before = self.front.memory();
         self.load();
         let after = self.front.memory();
-        // For the page: `cargo test -- --nocapture`.
+        // docs/engine.md has these numbers. `cargo test -- --nocapture` prints them.
         println!(
             "{} s: {} answered, {} turned away, {} left; memory {} KiB at the start, {} KiB half \
              way, {} KiB at the end",

@@ -16,8 +16,8 @@ use laxity_requests::request::Importance;
 use crate::apart::{Daemon, laxity};
 use crate::running::{PATIENCE, Running, address, eventually, model, prompt};
 
-/// A decode process of a test's own: it speaks to a prefill process and keeps what that says and
-/// sends.
+/// A decode process that is a part of the test. It sends prompts to a prefill process and keeps the
+/// messages and parcels that come back.
 struct Asker {
     carrier: Carrier,
     heard: Receiver<Incoming>,
@@ -57,7 +57,7 @@ impl Asker {
         self.carrier.say(at, line);
     }
 
-    /// The KV of the last prompt, which came with its first token.
+    /// Waits for the first token of the last prompt and all of its KV, and returns the KV.
     fn hear(&self, at: SocketAddr) -> Vec<Arrival> {
         let mut parcels = Vec::new();
         let (mut bytes, mut first) = (0, false);
@@ -71,7 +71,7 @@ impl Asker {
                     let word: Words = serde_json::from_str(&line).expect("words");
                     first |= matches!(word, Words::First { .. });
                 }
-                // The engine before this one.
+                // The engine of an earlier round is gone.
                 Incoming::Lost(peer, _) if peer != at => {}
                 other => panic!("{other:?}"),
             }
@@ -85,7 +85,7 @@ fn parts_of_a_prompt_are_due_while_those_after_them_still_have_time_for_the_wire
     let folder = tempfile::tempdir().unwrap();
     let mut asker = Asker::new();
     let mut spread = Vec::new();
-    // 768 bytes of KV a token: 10 ms of a NIC of 0.6144 Mbit/s.
+    // A token has 768 bytes of KV, which take 10 ms at 0.6144 Mbit/s.
     for rate in ["", "laxity = { rate_mbit = 0.6144 }\n"] {
         let here = address();
         let config = format!(
@@ -106,7 +106,8 @@ fn parts_of_a_prompt_are_due_while_those_after_them_still_have_time_for_the_wire
         spread.push(due(48) - due(0));
         drop(engine);
     }
-    // Deadlines are the request's, and time passes between the first part and the last.
+    // Without a rate, all parts have the request's deadline. The last part has less time left,
+    // because it is sent later.
     assert!(spread[0] <= 0.0, "{spread:?}");
     // 480 ms for the 48 tokens after the first part, less what computing them took.
     assert!(spread[1] - spread[0] > 200.0, "{spread:?}");

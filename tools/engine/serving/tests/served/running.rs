@@ -11,11 +11,11 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-/// Longest that anything here may take before a test calls it a hang. The machine may be building
-/// something else.
+/// Time after which a test calls a wait a hang. It is long because the machine may also be building
+/// something.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Polls until it holds.
+/// Polls until the condition holds. Panics after [`PATIENCE`].
 pub(crate) fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     let start = Instant::now();
     while !condition() {
@@ -24,8 +24,8 @@ pub(crate) fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
-/// A port that nothing listens on now. Below the range that the kernel takes ports of outgoing
-/// connections from.
+/// Returns a port that nothing listens on now. It is below the range from which the kernel takes
+/// ports of outgoing connections.
 pub(crate) fn port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     loop {
@@ -57,10 +57,10 @@ pub(crate) struct Running {
 }
 
 impl Running {
-    /// Starts one with this configuration (without `listen`).
+    /// Starts an engine with this configuration (without `listen`).
     pub(crate) fn start(folder: &Path, name: &str, config: &str) -> Self {
-        // A port of its own choice: one that was free a moment ago may be another test's by now,
-        // whose engine would answer in place of this one.
+        // The engine chooses its port. A port that was free a moment ago may have another test's
+        // engine by now, which would answer in place of this one.
         let file = folder.join(format!("{name}.toml"));
         fs::write(&file, format!("listen = \"127.0.0.1:0\"\n{config}")).expect("written");
         let log = folder.join(format!("{name}.log"));
@@ -171,7 +171,7 @@ impl Running {
             .unwrap_or_else(|| panic!("no answer: {}", self.log_text()))
     }
 
-    /// The text of a greedy answer to a prompt of tokens.
+    /// Returns the text of a greedy answer to a prompt of tokens.
     pub(crate) fn complete(&self, prompt: &[u32], tokens: u32) -> String {
         let body = serde_json::json!({"prompt": prompt, "max_tokens": tokens, "ignore_eos": true});
         let answer = self.post("/v1/completions", "", &body.to_string());
@@ -181,7 +181,7 @@ impl Running {
         json["choices"][0]["text"].as_str().expect("text").to_owned()
     }
 
-    /// The texts of answers to prompts that are asked at once.
+    /// Returns the texts of the answers to prompts that are sent at the same time.
     pub(crate) fn complete_all(&self, prompts: &[Vec<u32>], tokens: u32) -> Vec<String> {
         std::thread::scope(|scope| {
             let prompts = prompts.iter();
@@ -191,7 +191,7 @@ impl Running {
         })
     }
 
-    /// Memory that it has, bytes.
+    /// Returns the engine's resident memory, in bytes.
     pub(crate) fn memory(&self) -> u64 {
         let path = format!("/proc/{}/statm", self.child.id());
         let text = fs::read_to_string(path).expect("it runs");
@@ -217,7 +217,7 @@ impl Running {
     }
 }
 
-/// The answers of one process to one prompt after another.
+/// Returns the answers of one process to one prompt after another.
 pub(crate) fn alone(folder: &Path, config: &str, prompts: &[Vec<u32>], tokens: u32) -> Vec<String> {
     let engine = Running::start(folder, "alone", config);
     prompts.iter().map(|prompt| engine.complete(prompt, tokens)).collect()
@@ -261,7 +261,7 @@ impl Answer {
     }
 }
 
-/// A prompt of so many tokens; `number` tells it from others, from the first token on.
+/// Returns a prompt of `length` tokens. Prompts with different numbers differ from the first token.
 pub(crate) fn prompt(number: u32, length: usize) -> Vec<u32> {
     (0..length as u32).map(|at| (at * 37 + at / 7 + number * 101 + 11) % 256).collect()
 }

@@ -88,7 +88,7 @@ pub(super) struct VirtualWorld<'a> {
     pub(super) stopped_ns: Option<u64>,
     /// Time in which nothing ran.
     pub(super) starved_ns: u64,
-    /// Faults and ends of faults that are still to come.
+    /// Number of faults and ends of faults that are still to come.
     pub(super) planned: usize,
     /// Lanes and a client that a planted bug leaves behind.
     pub(super) leaked_lanes: Vec<Lane>,

@@ -4,6 +4,8 @@
 //! ```text
 //! prepare.rs    on the host: builds the check programs, gets the Transfer Engine
 //! catalogue.rs  which programs, and what they post, from catalogue.toml
+//! program.rs    one program of the catalogue: its command, and what it must report
+//! daemon.rs     the guest's laxityd: its configuration, start and status
 //! pair.rs       runs one and judges it, by the library's report and by the wire (wire.rs)
 //! faults.rs     SIGKILL of the daemon and of applications; valgrind and the address sanitizer
 //! campaign.rs   a fault campaign: many faults at a time, from a seed

@@ -61,7 +61,8 @@ pub(super) struct Program {
     /// DSCP of connected queue pairs, or `None` if the program sets classes itself.
     pub(super) dscp: Option<u8>,
     pub(super) datagram_dscp: Option<u8>,
-    /// Whether each work request is a message on the wire. Not so if some are made to fail.
+    /// Whether the wire has exactly the work requests and bytes that the library counted. False if
+    /// some must fail, or siblings carry some.
     pub(super) all_cross: bool,
     /// Whether siblings of a bundle must have carried some work requests, in a class of their own.
     pub(super) siblings: bool,

@@ -66,7 +66,7 @@ pub struct Block {
 }
 
 /// Returns the blocks of a page, from the top.
-/// Returns the first marker that is invalid or has no counterpart.
+/// Fails at the first marker that is invalid or has no counterpart.
 pub fn blocks(page: &str) -> Result<Vec<Block>, PageError> {
     let mut found: Vec<Block> = Vec::new();
     let (mut open, mut fenced, mut at) = (None::<Block>, false, 0);

@@ -50,7 +50,7 @@ pub struct Filled {
 /// Fills the blocks of a page. `results` is called once for each plan, and returns instructions if
 /// there are no results.
 ///
-/// Returns an error if a marker is invalid or selects something that its plan does not have.
+/// Fails if a marker is invalid or selects something that its plan does not have.
 pub fn fill(
     page: &str,
     results: &mut dyn FnMut(&str) -> Result<Results, String>,

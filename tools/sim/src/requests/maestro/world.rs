@@ -75,7 +75,7 @@ pub(super) struct MaestroWorld<'a> {
     resident: Vec<BTreeMap<ModelId, Readiness>>,
     /// Weights on their way to host memory by node, with the time of arrival.
     leaving: Vec<BTreeMap<ModelId, u64>>,
-    /// Weights to be loaded after these by node, with the time of the start.
+    /// Weights whose load begins when those of `leaving` are gone, by node, with that time.
     behind: Vec<BTreeMap<ModelId, u64>>,
     open: HashMap<JobId, Open>,
     by_id: HashMap<JobId, usize>,

@@ -218,7 +218,7 @@ impl Bench<'_> {
     }
 
     /// Measures the effect of α (figure 14): late requests, late requests with long prompts, and
-    /// the median latency.
+    /// the median and 99th percentile of the latency.
     fn alphas(&mut self, rate: f64) {
         let place = format!("α at {rate}");
         self.all(&place, &alphas(), |bench, setting, policy, seed| {

@@ -8,7 +8,8 @@ use crate::model::{KvCache, ModelShape, Result, fail};
 use crate::schedule::Room;
 
 /// Seeds by layer and slot. A slot holds one token. Block `b` has the slots from `b × block_tokens`
-/// on. Only the engine's thread accesses them, so the order of accesses does not matter.
+/// on. The engine's thread writes them. The thread that gives KV to other processes finds blocks in
+/// the pool, whose lock orders the accesses. So `Relaxed` suffices.
 #[derive(Debug)]
 pub(super) struct TimedKv {
     layers: Vec<Vec<AtomicU64>>,
