@@ -8,12 +8,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use laxity_client::hints::{self, Asked};
 use laxity_client::{Flow, Permit, Stage, Ticket};
 use laxity_wire::{ClientStatus, PortStatus};
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::ForkResult;
 use support::host::FakeHost;
-use support::{Laxityd, eventually, flow, goes_scheduled, send, take, until};
+use support::{Laxityd, PLAYS, ROLE, Role, eventually, flow, goes_scheduled, send, take, until};
 
 /// The daemon writes no bytes off while a test waits for the daemon's next look at the NICs.
 const PATIENT: &str = "[tuning]\ncompletion_timeout = \"10min\"\n";
@@ -146,6 +147,47 @@ fn a_function_with_a_nic_in_the_configuration_has_that_one() {
     host.enter();
     let client = daemon.client("engine");
     assert_eq!(["mlx5_0", "mlx5_1", "mlx5_2"].map(|name| client.nic(name)), [1, 0, 1]);
+}
+
+/// Plays a process whose library doesn't know the NICs of its transfers.
+#[test]
+fn transfers_role() {
+    if std::env::var_os(ROLE).is_none() {
+        return;
+    }
+    for _ in 0..6 {
+        let asked = Asked { bytes: 1 << 20, whole: true, ..Asked::default() };
+        let transfer = hints::submit(&asked);
+        assert_eq!(transfer.wait_whole(Duration::from_secs(60)), Some(false), "with a permit");
+        transfer.complete(1 << 20).unwrap();
+    }
+    println!("{PLAYS}");
+}
+
+#[test]
+fn transfers_of_unknown_nic_take_turns_on_those_of_the_process_or_of_the_host() {
+    let Some(host) = FakeHost::new() else { return };
+    host.plug("mlx5_0", 100);
+    host.plug("mlx5_1", 100);
+    let daemon = host.start("");
+    let mut before = [0; 3];
+    let mut play = |variable: &str, value: &str| {
+        let socket = daemon.socket().display().to_string();
+        let mut environment = vec![("LAXITY_SOCKET", socket), ("LAXITY_ATTACH_MS", "60000".into())];
+        environment.push((variable, value.into()));
+        let _ended = Role::start("transfers_role", "sender", &environment);
+        let all = || ["mlx5_0", "mlx5_1", "default"].map(|nic| permitted(&daemon, nic) >> 20);
+        let sum = before.iter().sum::<u64>() + 6;
+        until("the daemon counted all", || all().iter().sum::<u64>() == sum);
+        let more = core::array::from_fn::<_, 3, _>(|nic| all()[nic] - before[nic]);
+        before = all();
+        more
+    };
+    assert_eq!(play("UCX_NET_DEVICES", ""), [3, 3, 0]);
+    assert_eq!(play("UCX_NET_DEVICES", "all"), [3, 3, 0]);
+    assert_eq!(play("UCX_NET_DEVICES", "mlx5_0:1"), [6, 0, 0]);
+    assert_eq!(play("LAXITY_NIC", "mlx5_1"), [0, 6, 0]);
+    assert_eq!(play("LAXITY_NIC", "default"), [0, 0, 6]);
 }
 
 #[test]

@@ -238,7 +238,7 @@ pub(crate) fn submit(
             otherwise: None,
             address: address.unwrap_or(0),
             direction: self::direction(direction)?,
-            nic: nic.map_or(0, |name| hints::client().nic(name)),
+            nic: nic.map(|name| hints::client().nic(name)),
             peer: peer.map_or(0, peers::named),
             whole,
             ..Asked::default()

@@ -338,7 +338,7 @@ impl Drop for Laxityd {
 }
 
 /// The environment variable with the role of a test binary's child process.
-const ROLE: &str = "LAXITY_TEST_ROLE";
+pub(crate) const ROLE: &str = "LAXITY_TEST_ROLE";
 
 /// The id of a user other than root and the user of the tests.
 pub(crate) const STRANGER: u32 = 54_321;
@@ -351,8 +351,7 @@ pub(crate) struct Role {
 }
 
 impl Role {
-    /// Starts the test `play` in `role`, as user [`STRANGER`]. Returns once the process reports
-    /// that it plays.
+    /// Starts the test `play` in `role`. Returns once the process reports that it plays.
     pub(crate) fn start(play: &str, role: &str, environment: &[(&str, String)]) -> Self {
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", play, "--nocapture"])

@@ -105,6 +105,8 @@ pub(crate) struct DoorbellLines {
 
 /// Maximum number of bytes of a NIC's name. The rest is cut.
 const NIC_NAME_BYTES: usize = 16;
+/// The encoded name of a number without a NIC.
+const UNNAMED: [u64; NIC_NAME_BYTES / 8] = [0; NIC_NAME_BYTES / 8];
 /// Number of NICs that a client can find by name.
 const NICS_NAMED: usize = 64;
 
@@ -114,6 +116,22 @@ const NICS_NAMED: usize = 64;
 #[derive(Debug)]
 pub(crate) struct NicLines {
     names: [[AtomicU64; NIC_NAME_BYTES / 8]; NICS_NAMED],
+}
+
+impl NicLines {
+    fn find(&self, name: &str) -> Option<u8> {
+        let wanted = nic_name(name);
+        if wanted == UNNAMED {
+            return None;
+        }
+        self.names.iter().position(|cells| words(cells) == wanted).map(|at| at as u8)
+    }
+}
+
+/// Returns the encoded name in `cells`.
+fn words(cells: &[AtomicU64; NIC_NAME_BYTES / 8]) -> [u64; NIC_NAME_BYTES / 8] {
+    // Acquire: pairs with the stores of `set_nics`.
+    cells.each_ref().map(|cell| cell.load(Ordering::Acquire))
 }
 
 /// Encodes a NIC's name: cut, and padded with zeros.
@@ -321,18 +339,27 @@ impl Header {
     /// Returns the number of the NIC of this name, else of the owner of its port, else of the NIC
     /// named `default`.
     pub fn nic(&self, name: &str, owner: impl FnOnce() -> Option<String>) -> Option<u8> {
-        let find = |name: &str| {
-            let wanted = nic_name(name);
-            let is = |cells: &[AtomicU64; NIC_NAME_BYTES / 8]| {
-                cells.iter().zip(wanted).all(|(cell, word)| cell.load(Ordering::Acquire) == word)
-            };
-            self.nics.names.iter().position(is)
-        };
         if name.is_empty() {
             return None;
         }
-        let of_owner = || owner().and_then(|owner| find(&owner));
-        find(name).or_else(of_owner).or_else(|| find("default")).map(|at| at as u8)
+        self.nic_named(name, owner).or_else(|| self.nics.find("default"))
+    }
+
+    /// Returns the number of the NIC of this name, else of the owner of its port.
+    pub fn nic_named(&self, name: &str, owner: impl FnOnce() -> Option<String>) -> Option<u8> {
+        self.nics.find(name).or_else(|| self.nics.find(&owner()?))
+    }
+
+    /// Returns a NIC for a transfer of which only the host is known. Successive turns have all
+    /// NICs except `default`, one after the other. Returns 0 if there are none.
+    #[must_use]
+    pub fn nic_in_turn(&self, turn: usize) -> u8 {
+        let default = nic_name("default");
+        let names = self.nics.names.iter().map(words).take_while(|name| *name != UNNAMED);
+        let mut others = names.zip(0..).filter(|(name, _)| *name != default);
+        let count = others.clone().count();
+        let chosen = turn.checked_rem(count).and_then(|at| others.nth(at));
+        chosen.map_or(0, |(_, number)| number)
     }
 
     /// Returns this daemon's number of the NIC that has `number` in the header `before`. Returns
@@ -340,11 +367,8 @@ impl Header {
     /// none named `default`.
     #[must_use]
     pub fn nic_of(&self, before: &Self, number: u8) -> u8 {
-        let name = |header: &Self, at: usize| {
-            let cells = header.nics.names.get(at)?;
-            Some(cells.each_ref().map(|cell| cell.load(Ordering::Relaxed)))
-        };
-        let wanted = name(before, number.into()).filter(|name| *name != [0; 2]);
+        let name = |header: &Self, at: usize| Some(words(header.nics.names.get(at)?));
+        let wanted = name(before, number.into()).filter(|name| *name != UNNAMED);
         let Some(wanted) = wanted.filter(|wanted| name(self, number.into()) != Some(*wanted))
         else {
             return number;

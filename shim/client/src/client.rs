@@ -202,6 +202,19 @@ impl Client {
         session.header().nic(name, || self.core.owners.owner(name)).unwrap_or(u8::MAX)
     }
 
+    /// Returns the daemon's number of a NIC for a transfer whose own NIC is unknown. Successive
+    /// turns have the NICs in `names` that the daemon has, or else all of the daemon's. Returns 0
+    /// without a daemon.
+    pub(crate) fn nic_in_turn(&self, names: &[String], turn: usize) -> u8 {
+        let Some(session) = self.core.latest() else { return 0 };
+        let header = session.header();
+        let number = |name: &String| header.nic_named(name, || self.core.owners.owner(name));
+        let mut known = names.iter().filter_map(number);
+        let count = known.clone().count();
+        let chosen = turn.checked_rem(count).and_then(|at| known.nth(at));
+        chosen.unwrap_or_else(|| header.nic_in_turn(turn))
+    }
+
     /// Returns the number of daemons found so far. Values from a daemon, such as [`Client::nic`],
     /// have to be asked for again when it changes.
     #[inline]

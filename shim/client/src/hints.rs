@@ -17,7 +17,7 @@ mod hint_table;
 mod outside;
 mod sights;
 
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use laxity_job::Job;
@@ -49,6 +49,8 @@ struct HintHub {
     epoch: u32,
     channel: Mutex<HintChannel>,
     shards: [Shard; gate::LANES],
+    /// Number of transfers without a NIC by direction, for [`Client::nic_in_turn`].
+    turns: [AtomicUsize; 2],
     /// Number of transfers that were dropped before they were sent or cancelled completely.
     dropped: AtomicU64,
 }
@@ -63,6 +65,14 @@ struct HintChannel {
 
 static HUB: PerProcess<HintHub> = PerProcess::none();
 
+impl HintHub {
+    fn nic_in_turn(&self, direction: Direction) -> u8 {
+        // Relaxed, because only the value matters.
+        let turn = self.turns[direction as usize].fetch_add(1, Ordering::Relaxed);
+        self.client.nic_in_turn(&Job::of_this_process().nics, turn)
+    }
+}
+
 fn hub() -> &'static HintHub {
     HUB.get_or_make(|| {
         let client = Client::attach(Options::from_env());
@@ -72,6 +82,7 @@ fn hub() -> &'static HintHub {
             epoch: epoch(),
             channel: Mutex::new(HintChannel { table: HintTable::new(), lane: None, told }),
             shards: Default::default(),
+            turns: Default::default(),
             dropped: AtomicU64::new(0),
         }
     })
@@ -234,8 +245,9 @@ pub struct Asked {
     pub address: u64,
     /// The transfer's direction.
     pub direction: Direction,
-    /// The daemon's number of the NIC.
-    pub nic: u8,
+    /// The daemon's number of the NIC. `None` means that the caller doesn't know it: such transfers
+    /// take turns on the NICs of [`Job::nics`], or on all of the host.
+    pub nic: Option<u8>,
     /// The number of the peer, see [`crate::peers`].
     pub peer: u8,
     /// Whether the transfer can't be split.
@@ -298,7 +310,7 @@ fn flow(hub: &HintHub, now: u64, asked: &Asked) -> Flow {
     Flow {
         stage,
         direction: asked.direction,
-        nic: asked.nic,
+        nic: asked.nic.unwrap_or_else(|| hub.nic_in_turn(asked.direction)),
         layer: said.layer.unwrap_or(0),
         whole: asked.whole,
         peer: asked.peer,

@@ -27,6 +27,9 @@ pub struct Job {
     pub stall_timeout: Option<Duration>,
     /// `$LAXITY_ATTACH_MS`: longest wait for a daemon when attaching.
     pub attach_timeout: Option<Duration>,
+    /// The NICs of transfers whose library doesn't name one: `$LAXITY_NIC`, or else
+    /// `$UCX_NET_DEVICES`.
+    pub nics: Vec<String>,
     /// The secret in the file that `$LAXITY_BUNDLES` names. `None` means that no queue pairs are
     /// bundled.
     pub bundle_secret: Option<BundleSecret>,
@@ -85,17 +88,25 @@ impl Job {
             |name, holds| from.number(name, "milliseconds", holds).map(Duration::from_millis);
         let stall_timeout = millis("LAXITY_STALL_MS", "100");
         let attach_timeout = millis("LAXITY_ATTACH_MS", "the default");
+        let nics = from.text("LAXITY_NIC").or_else(|| from.text("UCX_NET_DEVICES"));
         let bundle_secret = from.parsed("LAXITY_BUNDLES", "no bundles", BundleSecret::read);
         Self {
             slo_ttft: own.unwrap_or(profile.slo_ttft),
             mode: lower(&profile, &mut from),
             stall_timeout,
             attach_timeout,
+            nics: nics.as_deref().map_or_else(Vec::new, devices),
             bundle_secret,
             profile,
             problems: from.into_problems(),
         }
     }
+}
+
+/// Returns the devices in a list such as `mlx5_0:1,mlx5_1:1`. Numbers of ports are left out.
+fn devices(list: &str) -> Vec<String> {
+    let names = list.split(',').map(|entry| entry.split(':').next().unwrap_or_default().trim());
+    names.filter(|name| !name.is_empty()).map(str::to_owned).collect()
 }
 
 /// Returns the name of a process for people: `$LAXITY_NAME`, or the name of the executable.
@@ -148,6 +159,14 @@ mod tests {
             let job = of(&[(PROFILE_ENV, path), ("LAXITY_MODE", own)]);
             assert_eq!(job.mode, lower, "{profile} {own}");
         }
+    }
+
+    #[test]
+    fn the_nics_of_a_process_are_laxitys_or_those_of_ucx() {
+        let ucx = ("UCX_NET_DEVICES", "mlx5_0:1, mlx5_1:1,");
+        assert_eq!(of(&[ucx]).nics, ["mlx5_0", "mlx5_1"]);
+        assert_eq!(of(&[("LAXITY_NIC", "mlx5_3"), ucx]).nics, ["mlx5_3"]);
+        assert_eq!(of(&[]).nics, Vec::<String>::new());
     }
 
     #[test]

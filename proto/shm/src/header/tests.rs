@@ -24,6 +24,24 @@ fn nics_are_found_by_name_and_by_default() {
 }
 
 #[test]
+fn transfers_of_unknown_nic_take_turns_on_all_but_the_default() {
+    let h = Header::new();
+    let turns = |names: &[&str]| {
+        h.set_nics(names.iter().copied());
+        [0, 1, 2, 3, usize::MAX].map(|turn| h.nic_in_turn(turn))
+    };
+    assert_eq!(turns(&[]), [0; 5]);
+    assert_eq!(turns(&["default"]), [0; 5]);
+    assert_eq!(turns(&["default", "a"]), [1; 5]);
+    assert_eq!(turns(&["a", "default", "b", "c"]), [0, 2, 3, 0, 0]);
+    let named = |name: &str| h.nic_named(name, || None);
+    assert_eq!(
+        [named("b"), named("x"), named("default"), named("")],
+        [Some(2), None, Some(1), None]
+    );
+}
+
+#[test]
 fn the_next_daemon_may_number_its_nics_otherwise() {
     let (before, next) = (Header::new(), Header::new());
     assert_eq!((next.nic_of(&before, 3), next.nic_of(&before, 200)), (3, 200), "no names");
