@@ -170,6 +170,20 @@ fn a_trace_that_is_interrupted_is_written_and_ended() {
 }
 
 #[test]
+fn a_traced_command_starts_with_no_signal_blocked() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let daemon = Daemon::start(folder.path(), "");
+    // No shell, since shells clear the mask.
+    let command = ["--", "cat", "/proc/self/status"];
+    let tracer = start(&daemon, &folder.path().join("trace.json"), &command);
+    let (status, said) = wait_bounded(tracer);
+    assert!(status.success(), "{status}: {said}");
+    let masks = |name: &str| said.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
+    let none = Some("0000000000000000");
+    assert_eq!((masks("SigBlk:"), masks("SigCgt:")), (none, none), "{said}");
+}
+
+#[test]
 fn a_trace_whose_command_line_is_killed_ends_by_itself() {
     let folder = tempfile::tempdir().expect("a folder");
     let daemon = Daemon::start(folder.path(), "");

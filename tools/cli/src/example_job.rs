@@ -18,7 +18,7 @@ use laxity_quantity::{Bytes, Nanos};
 use laxity_shm::sleep::now_ns;
 use thiserror::Error;
 
-use crate::signals::{Endings, SignalsError};
+use crate::signals::Endings;
 
 pub(crate) const HELP: &str = "\
 Sends 1 Gbit/s over loopback, in transfers of the stages kv_reuse, collective and p2d. The daemon \
@@ -55,14 +55,14 @@ pub(crate) struct ExampleJobArgs {
 pub(crate) enum ExampleJobError {
     #[error("cannot send over loopback: {0}")]
     Loopback(#[from] io::Error),
-    #[error(transparent)]
-    Signals(#[from] SignalsError),
+    #[error("cannot receive signals: {0}")]
+    Signals(io::Error),
     #[error(transparent)]
     Output(#[from] OutputError),
 }
 
 pub(crate) fn example_job(args: &ExampleJobArgs) -> Result<ExitCode, ExampleJobError> {
-    let endings = Endings::receive()?;
+    let endings = Endings::receive().map_err(ExampleJobError::Signals)?;
     let client = Client::attach(Options::from_env());
     let how = match client.refusal() {
         _ if client.is_attached() => "The daemon has admitted it; see `laxity top`".to_owned(),

@@ -1,20 +1,12 @@
 //! Receives signals that ask a command to end, so that it can finish its work.
 
+use std::ffi::c_int;
+use std::io;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
 
-use nix::errno::Errno;
-use nix::sys::signal::{SigSet, Signal};
-use thiserror::Error;
-
-/// The reason why signals can't be received. The operating system refuses it.
-#[derive(Debug, Error)]
-pub(crate) enum SignalsError {
-    #[error("cannot block signals: {0}")]
-    Block(Errno),
-    #[error("cannot start a thread for signals: {0}")]
-    Thread(std::io::Error),
-}
+use nix::sys::signal::Signal;
+use signal_hook::iterator::Signals;
 
 pub(crate) struct Endings {
     received: Receiver<Signal>,
@@ -24,29 +16,23 @@ impl Endings {
     /// Starts to receive the signals. Once the result is dropped, the next signal ends the process
     /// at once.
     ///
-    /// Signals that the caller ignores (`nohup`) stay ignored. Programs that are started later
-    /// inherit nothing of it, since [`std::process::Command`] gives them an empty mask.
-    pub(crate) fn receive() -> Result<Self, SignalsError> {
+    /// Signals that the caller ignores (`nohup`) stay ignored. In programs that are started later,
+    /// the other signals have their default effect: they have a handler here and are not blocked.
+    pub(crate) fn receive() -> io::Result<Self> {
         let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
         let ignored = ignored(&status);
-        let mut wanted = SigSet::empty();
-        for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {
-            if ignored >> (signal as i32 - 1) & 1 == 0 {
-                wanted.add(signal);
-            }
-        }
-        wanted.thread_block().map_err(SignalsError::Block)?;
+        let endings = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP];
+        let wanted = endings.map(|signal| signal as c_int);
+        let wanted = wanted.iter().filter(|signal| ignored >> (**signal - 1) & 1 == 0);
+        let mut signals = Signals::new(wanted)?;
         let (sender, received) = channel();
-        std::thread::Builder::new()
-            .name("signals".to_owned())
-            .spawn(move || {
-                while let Ok(signal) = wanted.wait() {
-                    if sender.send(signal).is_err() {
-                        std::process::exit(128 + signal as i32);
-                    }
+        std::thread::Builder::new().name("signals".to_owned()).spawn(move || {
+            for signal in signals.forever().filter_map(|number| Signal::try_from(number).ok()) {
+                if sender.send(signal).is_err() {
+                    std::process::exit(128 + signal as i32);
                 }
-            })
-            .map_err(SignalsError::Thread)?;
+            }
+        })?;
         Ok(Self { received })
     }
 

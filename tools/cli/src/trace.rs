@@ -24,7 +24,7 @@ use thiserror::Error;
 
 use self::collector::{CollectorError, SpansTarget};
 use crate::host::Endpoint;
-use crate::signals::{Endings, SignalsError};
+use crate::signals::Endings;
 
 /// The reason why there is no trace, or not all of it.
 #[derive(Debug, Error)]
@@ -35,8 +35,8 @@ pub(crate) enum TraceError {
     Output(#[from] OutputError),
     #[error(transparent)]
     Collector(#[from] CollectorError),
-    #[error(transparent)]
-    Signals(#[from] SignalsError),
+    #[error("cannot receive signals: {0}")]
+    Signals(std::io::Error),
     #[error("cannot start {program}: {cause}")]
     Start { program: String, cause: io::Error },
     #[error("cannot wait for the command: {0}")]
@@ -113,7 +113,7 @@ pub(crate) fn trace(args: &TraceArgs) -> Result<ExitCode, TraceError> {
         }
     }
     let nics = nics(&mut daemon)?;
-    let endings = Endings::receive()?;
+    let endings = Endings::receive().map_err(TraceError::Signals)?;
     let length = Duration::from(args.length);
     // The daemon counts whole seconds. This program ends at the exact time.
     let seconds = length.as_secs_f64().ceil().max(1.0) as u64;
