@@ -275,20 +275,6 @@ fn a_client_on_credit_finds_a_daemon_that_comes_back() {
     a_client_that_never_waits_finds_the_next_daemon("", false);
 }
 
-#[test]
-fn a_client_of_another_version_is_refused_and_the_daemon_stays() {
-    let folder = tempfile::tempdir().unwrap();
-    let daemon = Daemon::start(folder.path(), "");
-    let socket = registration::connect(&daemon.socket()).unwrap();
-    let mut hello = Hello::new("from the future", Mode::Enforce, false);
-    hello.version += 1;
-    registration::send_hello(socket.as_fd(), &hello).unwrap();
-    assert!(registration::wait_readable(socket.as_fd(), PATIENCE));
-    let refusal = registration::receive_reply(socket.as_fd()).unwrap_err().to_string();
-    assert!(refusal.contains("version"), "{refusal}");
-    assert_eq!(daemon.status().totals.refusals, 1);
-}
-
 /// A xorshift generator: the garbage differs between rounds but not between runs of the test.
 fn next(seed: &mut u64) -> u64 {
     *seed ^= *seed << 13;

@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result, bail};
 use clap::Args;
 use laxity_rig::config::LabConfig;
 use laxity_rig::faults::Plant;
-use laxity_rig::probe::find_nccl_plugin;
+use laxity_rig::probe::{find_nccl_plugin, find_own};
 use laxity_rig::vm::verbs::plugin::Nccl;
 use laxity_rig::vm::verbs::{self, Matrix, Programs, VerbsConfig, VerbsReport, prepare};
 use laxity_rig::vm::{self, Input, Stream, VmConfig, VmJob};
@@ -193,12 +193,7 @@ impl VerbsArgs {
 /// Returns the path of one of Laxity's programs, next to this program or in PATH. The error says
 /// what to do `otherwise`.
 fn program(name: &str, otherwise: &str) -> Result<PathBuf> {
-    let own = std::env::current_exe().context("cannot tell where this program is")?;
-    let beside = own.with_file_name(name);
-    if beside.is_file() {
-        return Ok(beside);
-    }
-    laxity_rig::sandbox::find_program(name)
+    find_own(name)
         .with_context(|| format!("{name} is neither beside this program nor in PATH; {otherwise}"))
 }
 

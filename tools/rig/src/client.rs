@@ -17,6 +17,7 @@ use hyper::body::{Bytes, Incoming};
 use hyper::client::conn::http1;
 use hyper::{Method, Request, Response, StatusCode, header};
 use hyper_util::rt::TokioIo;
+use laxity_shm::sleep::now_ns;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::net::TcpStream;
@@ -30,11 +31,6 @@ pub const ENDPOINT: SocketAddr =
 
 /// Pause between two attempts to reach an endpoint that is not up yet.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
-
-pub fn now_ns() -> std::io::Result<u64> {
-    let time = nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC)?;
-    Ok(time.tv_sec().unsigned_abs() * 1_000_000_000 + time.tv_nsec().unsigned_abs())
-}
 
 /// Gives every socket of this host a buffer of `bytes` in each direction, unless the socket sets
 /// its own. Otherwise TCP's auto-tuning would put megabytes into the fabric's queues. Returns
@@ -157,8 +153,6 @@ pub(crate) enum RequestError {
     Event(String),
     #[error("the stream ended without [DONE]")]
     NotDone,
-    #[error("reading the clock: {0}")]
-    Clock(std::io::Error),
     #[error("a client's task ended early: {0}")]
     Task(tokio::task::JoinError),
 }
@@ -198,10 +192,6 @@ pub(crate) async fn get(endpoint: SocketAddr, path: &str) -> Result<String, Requ
     Ok(said)
 }
 
-fn clock_ns() -> Result<u64, RequestError> {
-    now_ns().map_err(RequestError::Clock)
-}
-
 async fn there() -> Result<(), RequestError> {
     while get(ENDPOINT, "/health").await.is_err() {
         sleep(LOOK_EVERY).await;
@@ -218,7 +208,7 @@ async fn metrics() -> Result<(), RequestError> {
 async fn ask_all(questions: Vec<Question>, begin_ns: Option<u64>) -> Result<(), RequestError> {
     let Some(begin_ns) = begin_ns else {
         for question in questions {
-            say(&Said::Answered(ask(ENDPOINT, question, clock_ns()?, say_first).await));
+            say(&Said::Answered(ask(ENDPOINT, question, now_ns(), say_first).await));
         }
         return Ok(());
     };
@@ -226,7 +216,7 @@ async fn ask_all(questions: Vec<Question>, begin_ns: Option<u64>) -> Result<(), 
     for question in questions {
         let due_ns = begin_ns + question.at_ns;
         tasks.spawn(async move {
-            let now = now_ns().unwrap_or(due_ns);
+            let now = now_ns();
             sleep(Duration::from_nanos(due_ns.saturating_sub(now))).await;
             say(&Said::Answered(ask(ENDPOINT, question, due_ns, say_first).await));
         });
@@ -257,7 +247,7 @@ pub(crate) async fn ask(
         answer.error =
             Some(format!("{} tokens came, and {wanted} were asked for", answer.tokens.len()));
     }
-    answer.end_ns = now_ns().unwrap_or(begin_ns);
+    answer.end_ns = now_ns();
     answer
 }
 
@@ -296,7 +286,7 @@ async fn stream(
         for event in events.push(&bytes) {
             let tokens = tokens(&event)?;
             if !tokens.is_empty() && answer.first_ns.is_none() {
-                let first_ns = clock_ns()?;
+                let first_ns = now_ns();
                 answer.first_ns = Some(first_ns);
                 first(answer.id, first_ns);
             }

@@ -12,8 +12,10 @@ use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use laxity_shm::sleep::now_ns;
+
 use crate::carriage::Carriage;
-use crate::client::{Answer, Job, Question, Said, now_ns};
+use crate::client::{Answer, Job, Question, Said};
 use crate::collectives::{self, ExchangeLedger};
 use crate::config::Engine;
 use crate::coordinator::Coordinator;
@@ -320,7 +322,7 @@ impl Controller<'_> {
             None => self.alone(run, engines)?,
             Some(_) => self.together(run, engines)?,
         };
-        record.end_ns = clock_ns()?;
+        record.end_ns = now_ns();
         let (busy_after, lab_after, span) = (busy_jiffies(), lab_jiffies(), from.elapsed());
         let links = wiring::between(&links_before, &self.wiring.counters()?);
         self.ask_again(run, engines, &mut record)?;
@@ -383,7 +385,7 @@ impl Controller<'_> {
             Engine::Vllm => self.local(run, engines)?,
             Engine::Timed | Engine::Real => BTreeMap::new(),
         };
-        let mut record = RunRecord { begin_ns: clock_ns()?, ..RunRecord::default() };
+        let mut record = RunRecord { begin_ns: now_ns(), ..RunRecord::default() };
         for decode in 0..config.decodes {
             let of_host = run.asked.iter().filter(|a| a.decode == decode);
             let questions: Vec<Question> = of_host.map(|a| self.question(a, None)).collect();
@@ -410,7 +412,7 @@ impl Controller<'_> {
 
     fn together(&self, run: &mut Run<'_>, engines: &mut Engines) -> Result<RunRecord, LabError> {
         let config = &self.spec.config;
-        let mut record = RunRecord { begin_ns: clock_ns()? + LEAD_NS, ..RunRecord::default() };
+        let mut record = RunRecord { begin_ns: now_ns() + LEAD_NS, ..RunRecord::default() };
         let begun = Instant::now() + Duration::from_nanos(LEAD_NS);
         let (asked, objectives, begin_ns) = (run.asked, run.objectives, record.begin_ns);
         let jobs = (0..config.decodes).map(|decode| {
@@ -472,8 +474,4 @@ impl Controller<'_> {
         }
         Ok(record)
     }
-}
-
-fn clock_ns() -> Result<u64, LabError> {
-    now_ns().map_err(LabError::system("reading the clock"))
 }

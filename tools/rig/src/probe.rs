@@ -94,7 +94,8 @@ fn find_named(
     })
 }
 
-fn find_own(name: &str) -> Option<PathBuf> {
+/// Returns the path of one of Laxity's programs, next to this program or in PATH.
+pub fn find_own(name: &str) -> Option<PathBuf> {
     let beside = std::env::current_exe().ok().and_then(|exe| {
         // Examples and tests of a cargo build are one folder below the programs.
         exe.ancestors().skip(1).take(2).map(|folder| folder.join(name)).find(|file| file.is_file())

@@ -4,9 +4,9 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use laxity_shm::sleep::now_ns;
 use serde::{Deserialize, Serialize};
 
-use crate::client::now_ns;
 use crate::config::LabConfig;
 use crate::error::LabError;
 
@@ -25,7 +25,7 @@ fn file(folder: &Path, host: usize) -> PathBuf {
 /// Notes why a host's process fails. This must happen before its connections close, because the
 /// processes of other hosts fail by that.
 pub(super) fn note(folder: &Path, host: usize, error: &LabError) -> Result<(), LabError> {
-    let at_ns = now_ns().map_err(LabError::system("reading the clock"))?;
+    let at_ns = now_ns();
     let failure = ExchangeFailure { at_ns, why: error.to_string() };
     let (path, text) = (file(folder, host), serde_json::to_vec(&failure)?);
     fs::write(&path, text).map_err(LabError::file("writing", &path))

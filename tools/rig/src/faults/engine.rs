@@ -18,6 +18,7 @@ use tokio::task::JoinSet;
 
 use super::engines::{EngineProcess, EngineSpec, prompts, question, runtime};
 use super::frame::{Frame, content};
+use super::oracle::LOST_QUEUES;
 use super::task::{KILL_ENGINE, LOSE_THREAD, Outlet, Starved, Task, obey};
 use crate::client::{ask, get};
 use crate::counts::Counts;
@@ -34,8 +35,6 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 const DEPTH: usize = 3;
 /// Longest time after which a client goes away before it has its answer.
 const ABANDONED_WITHIN_MS: u64 = 30;
-/// First queue of clients that go away.
-const LOST_QUEUES: u32 = 1000;
 
 struct Asker {
     endpoint: std::net::SocketAddr,

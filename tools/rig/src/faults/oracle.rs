@@ -18,7 +18,8 @@ pub(super) const WAIT_MAX: Duration = Duration::from_millis(500);
 
 /// Longest share of a stop of the daemon that a wait may contain: the stall timeout and one sleep.
 const STOP_EXCUSES: u64 = 125_000_000;
-const LOST_QUEUES: u32 = 1000;
+/// Queues of threads and children that a fault ends have numbers from here on.
+pub(super) const LOST_QUEUES: u32 = 1000;
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct TransferCounts {

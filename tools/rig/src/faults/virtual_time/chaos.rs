@@ -11,11 +11,10 @@ use super::settings;
 use super::world::{VirtualWorld, WorldEvent};
 use crate::error::LabError;
 use crate::faults::frame::Frame;
+use crate::faults::oracle::LOST_QUEUES;
 use crate::faults::plant::Plant;
 use crate::faults::schedule::{Fault, FaultKind};
 
-/// Queues of threads that a fault ends have numbers from here on.
-const LOST_QUEUES: u32 = 1000;
 /// Threads that end at one fault, one after the other.
 const LOST_AT_ONCE: u64 = 3;
 const LOST_TRANSFERS: u64 = 6;
