@@ -176,8 +176,8 @@ fn a_traced_command_starts_with_no_signal_blocked() {
     // No shell, since shells clear the mask.
     let command = ["--", "cat", "/proc/self/status"];
     let tracer = start(&daemon, &folder.path().join("trace.json"), &command);
-    let (status, said) = wait_bounded(tracer);
-    assert!(status.success(), "{status}: {said}");
+    // The command line fails, since no flow was seen.
+    let (_, said) = wait_bounded(tracer);
     let masks = |name: &str| said.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
     let none = Some("0000000000000000");
     assert_eq!((masks("SigBlk:"), masks("SigCgt:")), (none, none), "{said}");
