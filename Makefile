@@ -70,7 +70,7 @@ engine-cuda: setup ## laxity-engine for GPUs, in target/cuda, with CUDA from PyP
 
 # Faster to build than the release, and as fast where it counts.
 .PHONY: demo
-demo: ## the lab with its defaults: four policies on the same arrivals, a table and a page
+demo: ## the lab with ports of 100 Mbit/s: four policies on the same arrivals, a table and a page
 	@echo "demo 1/3: installing what the build needs"
 	@tools/setup.sh base
 	@echo "demo 2/3: building laxityd, laxity-engine and laxity-lab (most of the time, the first time)"

@@ -5,7 +5,7 @@
 # `install.sh remove` takes away what both put there; configuration that was edited stays, and so does the
 # daemon's user.
 set -euo pipefail
-# Everybody is to run and read it, also where root's umask is 077.
+# All users must be able to run and read the files, even if root's umask is 077.
 umask 022
 cd "$(dirname "$0")/.."
 
@@ -48,7 +48,7 @@ remove)
     ;;
 esac
 
-# Its own number, so that a later release with another C ABI can be installed beside it.
+# The C ABI has a number of its own, so that a later release with another ABI can be installed beside this one.
 soname=liblaxity_client.so.0
 version="$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)"
 
@@ -102,7 +102,7 @@ Libs.private: -lpthread -ldl -lm
 Cflags: -I\${includedir}
 END
 for program in laxityd laxity-coordinator; do unit "$program.service"; done
-# Packages of one program have one each.
+# Each of the two packages makes the user that its program runs as.
 for package in laxity laxity-coordinator; do
     put 644 dist/laxity.sysusers "$root/usr/lib/sysusers.d/$package.conf"
 done
@@ -111,7 +111,8 @@ put 644 dist/laxityd.toml "$to/share/doc/laxity/laxityd.toml"
 put 644 dist/laxity-coordinator.toml "$to/share/doc/laxity/laxity-coordinator.toml"
 put 644 dist/grafana/laxity.json "$to/share/doc/laxity/grafana-laxity.json"
 put 644 dist/prometheus/alerts.yaml "$to/share/doc/laxity/prometheus-alerts.yaml"
-# With it the daemon observes, until `laxity enforce on`. A daemon that ran without one goes on enforcing.
+# With this configuration the daemon observes until `laxity enforce on`. A host that already had a daemon without a
+# configuration gets none, so its daemon continues to enforce.
 if [ -z "$had" ] || [ -e "$root/etc/laxity/laxityd.toml" ]; then
     keep 644 dist/packaged/laxityd.toml "$root/etc/laxity/laxityd.toml"
 fi

@@ -14,12 +14,12 @@ release="$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)"
 version="${PACKAGE_VERSION:-$release}"
 mkdir -p "${OUT:-$TARGET/packages}"
 out="$(realpath "${OUT:-$TARGET/packages}")"
-# All times in the packages. Without a history, as in an archive of the sources, that of the changelog.
+# All files in the packages have this time. An archive of the sources has no git history, so it takes the changelog's.
 SOURCE_DATE_EPOCH="${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || stat -c %Y CHANGELOG.md)}"
 COMPRESSION="${COMPRESSION:-xz}"
 export SOURCE_DATE_EPOCH COMPRESSION
 
-# Debian 12 and current enterprise distributions have it.
+# Debian 12 and current enterprise distributions have glibc 2.34 or newer.
 tools/check-glibc.sh 2.34 "$TARGET/release/"{laxityd,laxity-coordinator,laxity,laxity-lab,laxity-engine} \
     "$TARGET/release/"lib{laxity,laxity_client,laxity_mooncake,laxity_nixl,nccl_net_laxity}.so \
     || { echo "packages: build on an older distribution, such as Debian 12" >&2; exit 1; }

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Installs what the build and the lab (`base`), the benchmarks (`bench`), the SoftRoCE lab (`verbs`),
 # the coordinator's tests (`cluster`), the Python package (`python`), Debian packages (`packages`), the Helm chart
-# (`kubernetes`), and the container image (`image`) need from Debian. The SoftRoCE lab's kernel is not installed: `laxity` downloads it
-# itself. Does nothing when all is there; asks nothing; works twice in a row.
+# (`kubernetes`), and the container image (`image`) need from Debian. The SoftRoCE lab's kernel is not installed:
+# `laxity-lab` downloads it. Does nothing when all is there; asks nothing; works twice in a row.
 set -euo pipefail
 
 declare -A wanted=()
@@ -22,18 +22,18 @@ if [ "${1:-base}" = bench ]; then
 fi
 if [ "${1:-base}" = cluster ]; then
     need etcd etcd-server
-    # Of another distribution's browser the tests know the name, too.
+    # The tests also accept another distribution's browser.
     command -v google-chrome >/dev/null 2>&1 || need chromium chromium
 fi
 if [ "${1:-base}" = python ]; then
     need python3 python3
-    # In a package of its own on Debian.
+    # Debian has these modules in a package of their own.
     python3 -c 'import ensurepip, venv' 2>/dev/null || wanted[python3-venv]=1
 fi
 if [ "${1:-base}" = packages ]; then
     need dh debhelper
     need rpmbuild rpm
-    # For their test.
+    # The test of the packages needs these.
     need mmdebstrap mmdebstrap
     need systemd-nspawn systemd-container
 fi
@@ -64,11 +64,11 @@ if [ "${1:-base}" = verbs ]; then
     need_package() { # need_package PACKAGE: for what has no program of its own
         dpkg-query -W -f '${Status}' "$1" 2>/dev/null | grep -q ' installed$' || wanted[$1]=1
     }
-    # Any busybox will not do: the guest has no libraries before it has the host's files.
+    # Only a static busybox works, because the guest has no libraries before it mounts the host's files.
     for package in busybox-static rdma-core ibverbs-providers libibverbs-dev librdmacm-dev python3-venv; do
         need_package "$package"
     done
-    # Package lists that are lacking, or older than the archive's kernel, cannot name it.
+    # The kernel's package can be found only with package lists that are not older than the archive's kernel.
     apt-cache show linux-image-amd64 >/dev/null 2>&1 || lists=1
 fi
 [ -e /usr/include/stdio.h ] || wanted[libc6-dev]=1
@@ -79,7 +79,7 @@ if ! command -v cargo >/dev/null 2>&1; then
 fi
 [ ${#wanted[@]} -eq 0 ] && [ -z "$lists" ] && exit 0
 
-# By way of a name: `${!wanted[*]:-…}` is an indirection, not a list of keys with a default.
+# Two steps, because `${!wanted[*]:-…}` is an indirection, not a list of keys with a default.
 packages="${!wanted[*]}"
 echo "setup: installing ${packages:-nothing, getting package lists}"
 run=()

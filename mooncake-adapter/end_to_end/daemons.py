@@ -15,7 +15,7 @@ START_WITHIN_S = 30.0
 
 
 def plain_environment(**more: str) -> dict[str, str]:
-    """Of this process, without settings of Laxity that the caller happens to have."""
+    """The environment of this process, without the caller's settings of Laxity."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith("LAXITY_")}
     return {**kept, **more}
 

@@ -17,7 +17,7 @@ def quantile(values: list[float], q: float) -> float:
 
 
 def figures(found: dict[str, Any]) -> dict[str, Any]:
-    """Of one run, by what its prefill process found."""
+    """The figures of one run, from the results of its prefill process."""
     requests = found["requests"]
     ttft = [one["ttft_s"] for one in requests]
     blocks = [stall for one in requests for stall in one["blocks_s"]]
@@ -32,7 +32,7 @@ def figures(found: dict[str, Any]) -> dict[str, Any]:
         "in_time_percent": 100 * in_time / len(requests),
         "ttft_p50_ms": 1e3 * quantile(ttft, 0.5),
         "ttft_p95_ms": 1e3 * quantile(ttft, 0.95),
-        # Not of the traffic: how long this process waited for a processor.
+        # How long this process waited for a processor. It says nothing about the traffic.
         "overslept_mean_ms": 1e3 * statistics.fmean(overslept) if overslept else 0.0,
         "overslept_p95_ms": 1e3 * quantile(overslept, 0.95),
         "requests": len(requests),
@@ -46,7 +46,7 @@ def figures(found: dict[str, Any]) -> dict[str, Any]:
 
 
 def line(figures: dict[str, Any]) -> str:
-    """Of one run."""
+    """One run in a line."""
     return (
         f"{figures['in_time_percent']:.0f} % in time, stall {figures['stall_mean_ms']:.1f} ms a layer, "
         f"TTFT {figures['ttft_p50_ms']:.0f} ms, one wait in twenty {figures['overslept_p95_ms']:.1f} ms too long"
@@ -72,7 +72,7 @@ def spread(values: list[float]) -> str:
 
 
 def table(runs: list[dict[str, Any]]) -> str:
-    """Medians over the rounds, with the least and the most."""
+    """Medians over the rounds, with minimum and maximum."""
     variants = [variant for variant in NAMES if any(run["variant"] == variant for run in runs)]
     rows = [["", *(heading for heading, _ in COLUMNS)]]
     for variant in variants:

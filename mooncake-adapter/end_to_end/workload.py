@@ -46,24 +46,24 @@ class Shape:
     units: int
 
     def collective_bytes(self, request: Request) -> int:
-        """Each way, of a layer."""
+        """Bytes of a layer's collective in each direction."""
         return int(request.new * self.block_bytes * COLLECTIVE_BYTES_PER_KV_BYTE)
 
     def compute_s(self, request: Request) -> float:
-        """Of a layer, without its collective."""
+        """Time to compute a layer, without its collective."""
         wire = self.collective_bytes(request) / self.rate_bytes_s
         return wire * (1 - COLLECTIVE_SHARE) / COLLECTIVE_SHARE
 
     def layer_s(self, request: Request) -> float:
-        """Of a layer, if nothing stands in its way."""
+        """Time of a layer with its collective, without contention."""
         return self.compute_s(request) + self.collective_bytes(request) / self.rate_bytes_s
 
     def kv_bytes(self, request: Request) -> int:
-        """Of a layer."""
+        """Bytes of the request's KV cache in a layer."""
         return request.blocks * self.block_bytes
 
     def reused_bytes(self, request: Request) -> int:
-        """Of a layer."""
+        """Bytes of the request's reused blocks in a layer."""
         return request.reused * self.block_bytes
 
     def ideal_s(self, request: Request) -> float:
@@ -93,7 +93,7 @@ def requests(shape: Shape, count: int, load: float, slo_scale: float, seed: int)
     sent = [shape.layers * (shape.kv_bytes(one) + shape.collective_bytes(one)) for one in drafts]
     gap_s = sum(sent) / count / shape.rate_bytes_s / load
     gaps = [chance.expovariate(1.0) for _ in range(count)]
-    # The gaps' own mean differs from one: the load shall not.
+    # The mean of the drawn gaps differs from one, so they are stretched to give exactly `load`.
     stretch = gap_s * count / sum(gaps)
 
     free_at = [0.0] * shape.units

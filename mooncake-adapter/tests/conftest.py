@@ -18,7 +18,7 @@ import pytest
 
 PATIENCE_S = 60
 
-# Nobody answers there: what a test sees in its own process is the same on a machine with a daemon.
+# No daemon answers there, so a test's own process behaves alike on machines with and without a daemon.
 NOWHERE = "/dev/null/laxityd.sock"
 os.environ["LAXITY_SOCKET"] = NOWHERE
 
@@ -45,7 +45,7 @@ PORTS_GIVEN = set()
 
 
 def free_port():
-    """A port below those that the kernel gives to whoever asks for any, so that nobody gets it by chance."""
+    """A free port below the kernel's ephemeral ports, so that no other program gets it by chance."""
     lowest_given = int(pathlib.Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     while True:
         port = random.randint(1024, lowest_given - 1)
@@ -76,7 +76,7 @@ class Daemon:
     def start(self):
         log = open(self.folder / "laxityd.log", "ab")
         command = [binary("laxityd"), "--config", self.config]
-        # Its own variables go before its configuration.
+        # The daemon's variables would override its configuration.
         own = {key: value for key, value in os.environ.items() if not key.startswith("LAXITY_")}
         self.process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=own
@@ -104,7 +104,7 @@ class Daemon:
         return self.ask("status")
 
     def stage(self, stage, direction):
-        """Of the first NIC."""
+        """The counters of a stage on the first NIC."""
         ports = [port for port in self.status()["ports"] if port["direction"] == direction]
         return next(entry for entry in ports[0]["stages"] if entry["stage"] == stage)
 
@@ -124,14 +124,14 @@ def daemon(tmp_path):
 
 @pytest.fixture
 def slow_daemon(tmp_path):
-    """Of a port so slow that a few kilobytes are more than it may have in flight."""
+    """A daemon whose only NIC has 1 MB/s, a chunk of 64 KiB and so a window of 256 KiB."""
     daemon = Daemon(tmp_path, '[[nic]]\nname = "default"\nrate = "8Mbit"\nchunk = "64KiB"\n')
     yield daemon
     daemon.kill()
 
 
 def environment(daemon=None, **more):
-    """Of a process under the daemon, or under none."""
+    """The environment of a process under the daemon, or under none."""
     ours = {key: value for key, value in os.environ.items() if not key.startswith("LAXITY_")}
     ours["LAXITY_SOCKET"] = str(daemon.socket) if daemon else NOWHERE
     # A busy machine may be slow to answer.

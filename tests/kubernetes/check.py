@@ -2,8 +2,8 @@
 """Checks dist/kubernetes and dist/prometheus without a cluster: check.py PROGRAMS, the folder of the built programs.
 
 Schemas are Kubernetes' own and those of the Prometheus operator. What schemas don't know is checked here: names that
-must match, what the programs say of their arguments and configuration, what kustomize makes of the manifests, and what
-comes of a pod under the admission policy.
+must match, whether the programs accept their arguments and configuration, what kustomize builds from the manifests,
+and how the admission policy changes a pod.
 """
 
 import copy

@@ -137,7 +137,7 @@ def cases():
     for other in ({"app": "job"}, {"laxity.io/schedule": "disabled"}):
         yield pod_of(other, containers=[plain]), pod_of(other, containers=[plain])
     given = {**plain, "volumeMounts": MOUNTS, "env": [PRELOAD, PROFILE]}
-    # Of the own variables nothing changes, wherever their values come from. Other containers get the policy's.
+    # A container's own variables stay, wherever their values come from. Other containers get the policy's.
     node = {"name": "NODE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}
     secret = {"name": "LAXITY_PROFILE", "valueFrom": {"secretKeyRef": {"name": "s", "key": "profile"}}}
     own = {"name": "LD_PRELOAD", "value": "/lib/mine.so"}
@@ -164,7 +164,7 @@ def cases():
 
 
 def check_injection(items: list[dict], job: dict, by_hand: dict, validate) -> int:
-    """Compares pods before and after the policy. Then those of the examples. Returns the number of policies."""
+    """Compares pods before and after the policy, and the two examples. Returns the number of policies."""
     policies = [item for item in items if item["kind"] == "MutatingAdmissionPolicy"]
     for policy in policies:
         for before, expected in cases():

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Renders the Helm chart: render.py FOLDER writes FOLDER/{base,full}.yaml, as dist/kubernetes has them."""
+"""Renders the Helm chart: render.py FOLDER writes FOLDER/{base,full}/laxity.yaml, as dist/kubernetes has them."""
 
 import pathlib
 import sys

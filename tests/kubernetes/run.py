@@ -89,7 +89,7 @@ def bundle(folder: pathlib.Path, rootfs: pathlib.Path, container: dict, paths: d
         "root": {"path": str(rootfs), "readonly": container["securityContext"]["readOnlyRootFilesystem"]},
         "mounts": [{"destination": to, "type": "bind", "source": source, "options": ["rbind", mode]}
                    for source, to, mode in mounts],
-        # Of one group, runc would forget both containers as soon as one ends.
+        # In one control group, runc would forget both containers as soon as one ends.
         "linux": {"namespaces": [{"type": "mount"}], "cgroupsPath": f"/laxity-check/{folder.name}"},
     }
     folder.mkdir()

@@ -50,7 +50,7 @@ class Flow:
 
     def grants(self) -> Iterator[Grant]:
         """Yields permits until all bytes are permitted. When the caller asks for the next permit, the bytes of the
-        previous one count as sent. If the caller stops early, the rest of the transfer is cancelled."""
+        previous one are reported as complete. If the caller stops early, the rest of the transfer is cancelled."""
         ticket = self.submit()
         try:
             while True:

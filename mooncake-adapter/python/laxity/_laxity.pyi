@@ -126,16 +126,19 @@ class Ticket:
     @overload
     def wait(self, timeout_s: float) -> Grant | None:
         """Waits for the next permit without holding the GIL. Returns ``None`` when the time is up. After the last
-        permit it returns an empty last permit. Without a time-out it ends at the latest when the daemon does."""
+        permit it returns an empty last permit. Without a time-out it returns at the latest when the daemon ends, or a
+        second later if the daemon is upgraded."""
 
     def poll(self) -> Grant | None:
         """Returns the next permit, or ``None`` if there is none yet. Never blocks."""
 
     def complete(self, nbytes: int) -> None:
-        """Reports that ``nbytes`` of the permitted bytes were sent."""
+        """Reports that ``nbytes`` of the permitted bytes were delivered.
+
+        Raises :class:`HintError` if that is more than was permitted."""
 
     def cancel(self) -> None:
-        """Cancels the bytes that are not permitted or not sent. Has no effect on a complete transfer."""
+        """Cancels the bytes that are not permitted or not complete. Has no effect on a complete transfer."""
 
     @property
     def nbytes(self) -> int:
@@ -195,9 +198,9 @@ def request_begin(
     traceparent: str = "",
 ) -> int:
     """Begins a request and returns its number. ``deadline_s`` says in how many seconds its first token is due. Without
-    it, the objective ``slo_ttft_s`` counts from now. Without both, the daemon's objective holds. ``bytes`` is the
-    number of bytes that the request will move, if known. ``traceparent`` is the W3C header of the request's trace, whose
-    id Laxity's spans and logs then have. An invalid one is ignored.
+    it, the objective ``slo_ttft_s`` counts from now. Without both, the daemon's objective holds. ``tenant`` is cut to 64
+    bytes. ``bytes`` is the number of bytes that the request will move, if known. ``traceparent`` is the W3C header of
+    the request's trace, whose id Laxity's spans and logs then have. An invalid one is ignored.
 
     Raises :class:`DeadlinePassed`."""
 

@@ -17,7 +17,8 @@ The tenant comes from the first of these headers: ``x-laxity-tenant``, ``x-llm-d
 ``x-gateway-inference-fairness-id``, ``user`` (AIBrix). The priority comes from ``nvext.agent_hints.priority`` of the
 body (Dynamo), if ``kv_transfer_params.laxity`` has none.
 
-The result is written to ``kv_transfer_params.laxity``. A request without any of these passes through unchanged. So
+The result is written to ``kv_transfer_params.laxity``. With ``field="custom_params"``, that field takes the place of
+``kv_transfer_params`` in all of these rules. A request without any of these passes through unchanged. So
 does a body that is no JSON object, or is longer than :data:`BODY_MAX`. An objective that is invalid is answered
 with 400 and a text that says why.
 """

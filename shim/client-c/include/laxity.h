@@ -26,9 +26,9 @@
  * may go on using both: its tickets resolve as bypassed, and its lanes attach anew. The library
  * starts no thread and handles no signal.
  *
- * Functions return 0 or a positive result, or -EINVAL if an argument is invalid. A call that
- * returns -EINVAL has no effect, except that lax_submit grants all bytes. Times are nanoseconds of
- * CLOCK_MONOTONIC.
+ * Functions return 0 or a positive result, or -EINVAL if an argument is invalid. Hints also return
+ * the errors that are named with them. A call that returns an error has no effect, except that
+ * lax_submit grants all bytes. Times are nanoseconds of CLOCK_MONOTONIC.
  *
  * ABI: structs that may grow begin with their size. Set it with the INIT macros. C99 and C++11.
  */
@@ -74,12 +74,13 @@ typedef struct lax_client lax_client;
 /* One thread's queue to the daemon. */
 typedef struct lax_lane lax_lane;
 
-/* Options of lax_attach. Set with LAX_OPTIONS_INIT. A field that is 0 or NULL has its default. */
+/* Options of lax_attach. Set with LAX_OPTIONS_INIT. A field that is 0 or NULL has its default, except
+ * `mode`, where 0 is LAX_MODE_OFF. */
 typedef struct lax_options {
     uint32_t size;              /* sizeof(lax_options) */
     uint32_t mode;              /* LAX_MODE_*; the daemon's mode applies if it is lower */
     const char *socket;         /* the daemon's socket; default /run/laxity/laxityd.sock */
-    const char *name;           /* the process's name in status and reports, at most 27 bytes */
+    const char *name;           /* the process's name in status and reports, cut to 27 bytes */
     uint32_t stall_timeout_ms;  /* a daemon without a sign of life for this long counts as dead; default 100 */
     uint32_t reattach_every_ms; /* shortest time between two attempts to attach; default 250 */
     uint32_t attach_timeout_ms; /* longest time that lax_attach waits for an answer; default 100 */
@@ -220,7 +221,7 @@ typedef struct lax_request {
     int32_t priority;     /* the engine's priority; larger is more urgent */
     uint64_t deadline_ns; /* when its first token is due, absolute, CLOCK_MONOTONIC */
     uint64_t bytes;       /* bytes that it will move */
-    const char *tenant;   /* its tenant, at most 64 bytes */
+    const char *tenant;   /* its tenant, cut to 64 bytes */
 } lax_request;
 
 #define LAX_REQUEST_INIT { sizeof(lax_request), 0, 0, 0, 0 }

@@ -6,7 +6,7 @@ started through it::
     python -m laxity.sglang -- python -m sglang.launch_server --disaggregation-mode prefill ...
 
 Transfers that wait on a prefill instance are then sent in the scheduler's order. Requests have deadlines: from the
-header ``x-slo-ttft-ms``, the JSON field ``slo_ttft_ms`` or ``custom_params.laxity``, else from
+header ``x-llm-d-slo-ttft-ms``, the JSON field ``slo_ttft_ms`` or ``custom_params.laxity``, else from
 :mod:`laxity.objectives`. Without a daemon SGLang works as before.
 
 ``LAXITY_SGLANG=off`` switches the package off. If a release of SGLang differs from what the package relies on, it runs

@@ -49,7 +49,7 @@ def by_name(name: str) -> type:
     except ImportError as missing:
         raise AttributeError(f"laxity.vllm: no connector {name!r}: vLLM can't be imported: {missing}") from missing
     registry = getattr(factory, "_registry", {})
-    # Until 0.18 vLLM asks its own registry first, so the connector needs a name that is not in that registry.
+    # Before 0.20, vLLM asks its own registry first, so the connector needs a name that is not in that registry.
     load = registry.get(name) or registry.get(name[len(PREFIX) :] if name.startswith(PREFIX) else name)
     if load is None:
         raise AttributeError(

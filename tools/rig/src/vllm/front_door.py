@@ -5,7 +5,8 @@
 It is the part of a disaggregating router (llm-d, Dynamo, vLLM's own example proxy) that a request passes: headers go on
 unchanged, the prefill process computes the prompt, and the decode process gets the place of the KV cache. With NIXL
 that is in the `kv_transfer_params` of the prefill process's answer, which go to the decode process as they are. With
-Mooncake (`--bootstrap`) the front door names the transfer, and asks each prefill process for its engine's name, once.
+Mooncake (`--bootstrap`) the front door names the transfer, and asks each prefill process for its
+engine's name, once, and again after an error.
 
 The header `x-laxity-prefill` names a prefill process by its number. With `local` the decode process computes all of it.
 Without the header, the prefill process with the fewest open requests is next.
@@ -190,7 +191,7 @@ def main() -> None:
     arguments.add_argument("--listen", default="127.0.0.1:8000", metavar="ADDRESS:PORT")
     arguments.add_argument("--decode", required=True, metavar="URL")
     arguments.add_argument("--prefill", required=True, nargs="+", metavar="URL")
-    arguments.add_argument("--bootstrap", default=[], nargs="+", metavar="URL", help="Mooncake's, of each prefill process")
+    arguments.add_argument("--bootstrap", default=[], nargs="+", metavar="URL", help="Mooncake's bootstrap server of each prefill process")
     said = arguments.parse_args()
     address, _, port = said.listen.rpartition(":")
     door = FrontDoor(said.decode, said.prefill, said.bootstrap)
