@@ -44,6 +44,10 @@ daemon_pid=
 trap '[ -z "$daemon_pid" ] || kill "$daemon_pid" 2>/dev/null || true; rm -rf "$work"' EXIT
 ln -s "$(realpath "$plugin")" "$work/libnccl-net-laxity.so"
 
+if [ -n "${LAXITYD:-}" ] && [ ! -x "$LAXITYD" ]; then
+    echo "gpu: LAXITYD names no program: $LAXITYD" >&2
+    exit 1
+fi
 if [ -n "$daemon" ] && [ -x "$daemon" ]; then
     cat >"$work/laxityd.toml" <<END
 [[nic]]
@@ -58,6 +62,7 @@ END
         kill -0 "$daemon_pid" 2>/dev/null || { cat "$work/laxityd.log" >&2 && exit 1; }
         sleep 0.1
     done
+    [ -S "$work/laxityd.sock" ] || { cat "$work/laxityd.log" >&2 && echo "gpu: laxityd has no socket after 10 s" >&2 && exit 1; }
 fi
 
 run() { # run NAME VARIABLE=VALUE...: all ranks of one configuration

@@ -35,7 +35,8 @@ for target in $targets; do
 	executions=$(sed -n 's/^stat::number_of_executed_units: *//p' "$log" | tail -n 1)
 	rate=$(sed -n 's/^stat::average_exec_per_sec: *//p' "$log" | tail -n 1)
 	memory=$(sed -n 's/^stat::peak_rss_mb: *//p' "$log" | tail -n 1)
-	coverage=$(grep -o 'cov: [0-9]*' "$log" | tail -n 1 | cut -d ' ' -f 2)
+	# A target that dies at once has no such line.
+	coverage=$({ grep -o 'cov: [0-9]*' "$log" || true; } | tail -n 1 | cut -d ' ' -f 2)
 	corpus=$(find "$out/corpus/$target" -type f | wc -l)
 	echo "fuzz $target: $verdict, ${executions:-?} executions, ${rate:-?} per s, ${coverage:-?} edges, $corpus inputs, ${memory:-?} MiB at most"
 done

@@ -15,6 +15,7 @@ printf 'socket = "%s/s"\ncontrol = "%s/c"\nmetrics = ""\n' "$work" "$work" >d.to
 "$built/laxityd" --config d.toml >d.log 2>&1 &
 daemon=$!
 for _ in $(seq 100); do [ -S s ] && break; sleep 0.05; done
+[ -S s ] || { cat d.log >&2; echo "laxityd has no socket after 5 s, so nothing can be measured" >&2; exit 1; }
 export LAXITY_SOCKET="$work/s" LAXITY_PROFILE=perftest
 printf '%-8s %-8s %s\n' bytes library "post / complete, µs, six runs"
 for bytes in 8 4096; do
