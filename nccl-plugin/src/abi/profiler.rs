@@ -59,7 +59,7 @@ union What {
     net: NetEvent,
 }
 
-/// An event, `ncclProfilerEventDescr_vN_t`.
+/// What NCCL says of an event as it begins, `ncclProfilerEventDescr_vN_t`.
 #[repr(C)]
 pub struct ProfilerEvent {
     /// The event's type, as in [`origin`]. Versions 3 and 4 write only the first byte.

@@ -49,7 +49,7 @@ const INIT: &str = include_str!("init.sh");
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Image {
     pub kernel: PathBuf,
-    /// The initramfs.
+    /// The archive (cpio) that the kernel unpacks as its first file system.
     pub initrd: PathBuf,
     /// Path of `lib/modules` of this kernel.
     pub modules: PathBuf,
