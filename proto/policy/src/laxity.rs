@@ -16,12 +16,15 @@
 //! batch    key = min{ D_r : D_r ≥ t + C } − C       C = layers left · layer time  [ns]
 //! request  key = D_r
 //!          begins by  D_r − S_r / B                 S_r = its last-stage bytes waiting here
+//!          doomed     D_r − s · (S_r + F) / B < t   F = bytes in flight that go before it
 //! ```
 //!
 //! so a key stays valid between events. Members that cannot meet their deadline (`D_r < t + C`) do
 //! not count, so that doomed work never makes a batch urgent. A batch whose members are all doomed
-//! comes after all others of its kind. A request that had to begin before `t` is doomed too: its
-//! last stage goes to the scavenger as a whole, since a first token needs all of it.
+//! comes after all others of its kind. The last stage of a doomed request goes to the scavenger as
+//! a whole, since a first token needs all of it. `s` is how many times longer the port takes at
+//! present than at its rate `B` (`link/backlog_rate.rs`). Without it, requests that were late by a
+//! little took the port from others.
 //!
 //! The last stage had the key `D_r − S_r / B` before. With every chunk that was served, `S_r` fell
 //! and the request went behind others of equal laxity. So these took turns, and where the port gave
@@ -229,10 +232,11 @@ impl Laxity {
             return Self::place_undated(port, flow, self.last_level(port, now, flow, Time::NEVER));
         }
         let latest = Self::latest_start(port, flow.deadline, flow.remaining);
-        if Self::feasible_until(port, flow, latest) < now && flow.remaining > 0 {
+        let level = self.last_level(port, now, flow, latest);
+        let until = || Self::feasible_until(port, flow, level, flow.remaining);
+        if flow.remaining > 0 && until() < now {
             return QueuePosition::scavenger();
         }
-        let level = self.last_level(port, now, flow, latest);
         if flow.request == NONE {
             QueuePosition::new(LAST_STAGE, GroupBy::Port, flow.deadline.0, level)
         } else {
@@ -256,28 +260,35 @@ impl Laxity {
         flow.deadline != Time::NEVER && port.held_up.shares(now)
     }
 
-    /// Returns until when a flow with this key can make its deadline.
-    fn feasible_until(port: &Port, flow: &Flow, key: Time) -> Time {
-        port.piece_time(flow).map_or(key, |own| key.min(flow.deadline - own))
+    /// Returns until when a last-stage flow of this level can make its deadline, if `bytes` of its
+    /// request wait.
+    fn feasible_until(port: &Port, flow: &Flow, level: Level, bytes: u64) -> Time {
+        match port.piece_time(flow) {
+            Some(own) => Self::latest_start(port, flow.deadline, bytes).min(flow.deadline - own),
+            None => flow.deadline - port.delivery_time(flow.spec.peer, level, bytes),
+        }
     }
 
     /// Returns until when KV reuse of no batch, or a collective, can make its own deadline.
     fn early_until(port: &Port, flow: &Flow) -> Time {
         match flow.spec.stage {
             Stage::KvReuse if flow.deadline != Time::NEVER => {
-                Self::feasible_until(port, flow, flow.deadline)
+                port.piece_time(flow).map_or(flow.deadline, |own| flow.deadline - own)
             }
             _ => flow.deadline,
         }
     }
 
-    /// Returns when the group must begin at the latest, from which its level and its feasibility
-    /// follow.
+    /// Returns when the group must begin at the latest, from which its level follows.
     fn last_stage_latest(port: &Port, group: &Group) -> Time {
         let Some((_, _, _, slot)) = group.head() else { return Time::NEVER };
         let flow = port.flows.get(slot);
-        let bytes = if group.scope == GroupBy::Request { group.bytes } else { flow.remaining };
-        Self::latest_start(port, flow.deadline, bytes)
+        Self::latest_start(port, flow.deadline, Self::waiting_bytes(flow, group))
+    }
+
+    /// Returns the bytes that a last-stage flow needs in time, those of its request if it has one.
+    fn waiting_bytes(flow: &Flow, group: &Group) -> u64 {
+        if group.scope == GroupBy::Request { group.bytes } else { flow.remaining }
     }
 }
 
@@ -390,11 +401,13 @@ impl Discipline for Laxity {
                 _ => Feasibility::Alive,
             };
         }
-        let until = |key| Self::feasible_until(port, flow, key);
+        let until = || {
+            let level = self.last_level(port, now, flow, Self::last_stage_latest(port, group));
+            let level = flow.wire.unwrap_or(level);
+            Self::feasible_until(port, flow, level, Self::waiting_bytes(flow, group))
+        };
         match group.queue {
-            LAST_STAGE if until(Self::last_stage_latest(port, group)) < now => {
-                Feasibility::RequestLost
-            }
+            LAST_STAGE if until() < now => Feasibility::RequestLost,
             _ => Feasibility::Alive,
         }
     }

@@ -30,6 +30,7 @@
 //! its flows. Ids in events come from untrusted processes: unknown ids are ignored, and the state
 //! that hints can create is bounded (`link/batch_table.rs`).
 
+mod backlog_rate;
 pub(crate) mod batch_table;
 pub mod explain;
 pub(crate) mod flows;
@@ -53,8 +54,7 @@ use std::collections::{BTreeSet, VecDeque};
 
 use batch_table::NULL_BATCH;
 use flows::{FlowPhase, NONE, SlotId};
-use in_flight::{InFlight, Oversized};
-use peers::Peers;
+use in_flight::Oversized;
 use port::Port;
 use queue::{QueueId, SCAVENGER};
 use starved::Starved;
@@ -99,8 +99,6 @@ pub struct Link {
     due: BTreeSet<(Time, SlotId)>,
     moved: VecDeque<Action>,
     waiting: usize,
-    in_flight: InFlight,
-    peers: Peers,
     arrivals: u64,
     by_level: [Tally; Level::ROWS],
     by_stage: [Tally; Stage::ALL.len()],
@@ -145,8 +143,6 @@ impl Link {
             due: BTreeSet::new(),
             moved: VecDeque::new(),
             waiting: 0,
-            in_flight: InFlight::default(),
-            peers: Peers::default(),
             arrivals: 0,
             by_level: [Tally::default(); Level::ROWS],
             by_stage: [Tally::default(); Stage::ALL.len()],
@@ -363,7 +359,7 @@ impl Link {
             waiting_by_level,
             waiting_by_stage: self.by_stage,
             held: self.held,
-            in_flight_bytes: self.in_flight.all,
+            in_flight_bytes: self.port.in_flight.all,
             rho: self.port.load.rho(self.last_now),
             promotions: self.promotions,
             demotions: self.demotions,
@@ -388,7 +384,7 @@ impl Link {
             Some((rank, _)) if rank <= self.discipline.credit_bar() => 0,
             _ => {
                 let level = self.collective_level.unwrap_or(Level::SCAVENGER);
-                self.port.config.window_bytes.saturating_sub(self.in_flight.at_or_above(level))
+                self.port.config.window_bytes.saturating_sub(self.port.in_flight.at_or_above(level))
             }
         }
     }
@@ -400,7 +396,7 @@ impl Link {
         if self.waiting != 0 {
             return 0;
         }
-        self.port.config.window_bytes.saturating_sub(self.in_flight.all)
+        self.port.config.window_bytes.saturating_sub(self.port.in_flight.all)
     }
 
     /// Returns the number of flows that have bytes still to be permitted and are not held.
@@ -410,7 +406,7 @@ impl Link {
 
     /// Returns the bytes that are permitted, or sent on credit, and not yet completed.
     pub fn in_flight_bytes(&self) -> u64 {
-        self.in_flight.all
+        self.port.in_flight.all
     }
 
     /// Returns the size of the next permit for a flow that has `remaining` bytes left.
@@ -426,10 +422,10 @@ impl Link {
     fn fits(&self, now: Time, queue: QueueId, level: Level, piece: u64) -> bool {
         let window = self.port.config.window_bytes;
         let bytes = piece.min(self.port.config.chunk_bytes);
-        let all = self.in_flight.all.saturating_add(bytes);
+        let all = self.port.in_flight.all.saturating_add(bytes);
         bytes == 0
             || all <= window
-            || self.in_flight.at_or_above(level).saturating_add(bytes) <= window
+            || self.port.in_flight.at_or_above(level).saturating_add(bytes) <= window
             || self.exceeds_at(queue, piece).is_some_and(|at| now >= at)
     }
 
@@ -461,8 +457,8 @@ impl Link {
     /// Counts bytes as in flight.
     #[inline]
     fn account(&mut self, now: Time, stage: Stage, peer: PeerId, level: Level, bytes: u64) {
-        self.in_flight.add(level, bytes);
-        self.peers.add(now, peer, level, bytes, self.piece_bound(peer));
+        self.port.in_flight.add(level, bytes);
+        self.port.peers.add(now, peer, level, bytes, self.piece_bound(peer));
         self.oversized.add(now, level, bytes, self.port.config.window_bytes);
         self.pace(now, bytes);
         self.note_collective(now, stage);

@@ -76,7 +76,7 @@ impl Link {
             moved: flow.moved,
             obstacle: Obstacle::Held,
             ahead: Tally::default(),
-            window: (self.in_flight.at_or_above(flow.level), self.port.config.window_bytes),
+            window: (self.port.in_flight.at_or_above(flow.level), self.port.config.window_bytes),
             is_starved: flow.age.is_starved(),
         };
         if flow.group == NONE {
@@ -84,7 +84,7 @@ impl Link {
         }
         let group = self.port.queues.get(flow.group);
         known.level = self.level_now(now, flow, group);
-        known.window.0 = self.in_flight.at_or_above(known.level);
+        known.window.0 = self.port.in_flight.at_or_above(known.level);
         (known.rule, known.begin_by) = match group.queue {
             SCAVENGER => (self.scavenged_by(flow), Time::NEVER),
             _ => self.discipline.rule(&self.port, now, flow, group),
@@ -96,7 +96,8 @@ impl Link {
             Obstacle::Order
         } else if !self.peer_takes(group.queue, &flow.spec, wire, bytes) {
             let peer = flow.spec.peer;
-            known.window = (self.peers.at_or_above(peer, wire), self.bound_at(&flow.spec, wire));
+            known.window =
+                (self.port.peers.at_or_above(peer, wire), self.bound_at(&flow.spec, wire));
             // Unknown peers share the port's windows.
             if counted(peer) == PeerId(0) { Obstacle::Window } else { Obstacle::Peer }
         } else if !self.fits(now, group.queue, wire, bytes) {

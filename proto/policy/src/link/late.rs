@@ -18,7 +18,9 @@ impl Link {
             return;
         }
         let scavenged = self.by_level[Level::SCAVENGER.row()].flows;
-        if self.by_stage[Stage::P2d.index()].flows > scavenged || self.in_flight.from(highest) > 0 {
+        if self.by_stage[Stage::P2d.index()].flows > scavenged
+            || self.port.in_flight.from(highest) > 0
+        {
             let config = &self.port.config;
             self.port.held_up.measure(now, config.rate, config.window_bytes);
         } else {
@@ -48,7 +50,7 @@ impl Link {
         let known = self.port.batches.batch(batch);
         let rli = known.rli(layer);
         // Bytes below near KV reuse may be late, because they can wait.
-        let held_up = self.in_flight.at_or_above(Level(collective.0 + 1)) > 0;
+        let held_up = self.port.in_flight.at_or_above(Level(collective.0 + 1)) > 0;
         if !known.is_announced() || !needed_soon(rli) || !held_up {
             return;
         }

@@ -25,7 +25,7 @@ impl Link {
     /// Notes bytes that were permitted and are in flight already, for the pace beyond the window.
     #[inline]
     pub(super) fn pace(&mut self, now: Time, bytes: u64) {
-        let (rate, all) = (self.port.config.rate, self.in_flight.all);
+        let (rate, all) = (self.port.config.rate, self.port.in_flight.all);
         let on_wire = Span::transfer(bytes, rate);
         self.drained_in_force = self.drained_in_force.max(now) + on_wire;
         let full_rate = self.port.full_rate;
@@ -108,7 +108,7 @@ impl Link {
         if !self.bounds_peers() || queue == SCAVENGER || bytes == 0 {
             return true;
         }
-        let all = self.peers.at_or_above(spec.peer, level).saturating_add(bytes);
+        let all = self.port.peers.at_or_above(spec.peer, level).saturating_add(bytes);
         all <= self.bound_at(spec, level)
     }
 
@@ -133,7 +133,7 @@ impl Link {
         let config = &self.port.config;
         let bytes = piece.min(config.chunk_bytes);
         let windows = |count: u32| config.window_bytes.saturating_mul(u64::from(count));
-        let all = self.in_flight.all.saturating_add(bytes);
+        let all = self.port.in_flight.all.saturating_add(bytes);
         let chunk = Span::transfer(config.chunk_bytes, config.rate);
         // Permitted bytes are down to one chunk by then, if the port sends at its rate.
         let pace = self.drained_in_force - chunk;
@@ -163,20 +163,23 @@ impl Link {
     pub(super) fn has_share(&self, spec: &FlowSpec) -> bool {
         let window = self.port.config.window_bytes;
         if !self.is_alone || !self.bounds_peers() {
-            return self.in_flight.all <= window;
+            return self.port.in_flight.all <= window;
         }
-        self.peers.all(spec.peer) <= self.peer_bound(spec.peer)
-            && self.in_flight.all <= window.saturating_mul(u64::from(PEER_WINDOWS))
+        self.port.peers.all(spec.peer) <= self.peer_bound(spec.peer)
+            && self.port.in_flight.all <= window.saturating_mul(u64::from(PEER_WINDOWS))
     }
 
     /// Takes bytes off those in flight. Their peer may have room again. Returns when they were
     /// permitted, if they were one piece that exceeds the window.
     #[inline]
     pub(super) fn settle(&mut self, peer: PeerId, level: Level, bytes: u64) -> Option<Time> {
-        self.in_flight.remove(level, bytes);
+        self.port.in_flight.remove(level, bytes);
+        if self.port.in_flight.all == 0 {
+            self.port.backlog_rate.pause();
+        }
         let window = self.port.config.window_bytes;
-        let permitted = self.oversized.remove(bytes, self.in_flight.all, window);
-        self.peers.remove(peer, level, bytes, self.piece_bound(peer));
+        let permitted = self.oversized.remove(bytes, self.port.in_flight.all, window);
+        self.port.peers.remove(peer, level, bytes, self.piece_bound(peer));
         // Without waiting flows nobody has a group that could be offered.
         if self.waiting != 0 {
             self.port.queues.offer(part(peer));
@@ -188,6 +191,8 @@ impl Link {
     #[inline]
     pub(super) fn deliver(&mut self, now: Time, peer: PeerId, level: Level, bytes: u64) {
         self.note_progress(level, bytes);
+        self.port.backlog_rate.delivered(now, bytes);
+        self.port.peers.delivered(now, peer, bytes);
         if let Some(permitted) = self.settle(peer, level, bytes) {
             let rate = self.port.config.rate;
             self.port.piece_rate.add(level, bytes, now.since(permitted), rate);

@@ -18,6 +18,7 @@
 
 use laxity_types::{Level, PeerId};
 
+use super::backlog_rate::BacklogRate;
 use super::in_flight::{InFlight, Oversized};
 use crate::time::Time;
 
@@ -41,6 +42,8 @@ struct ToPeer {
     in_flight: InFlight,
     /// The pieces among them that exceed the peer's bound, each by itself.
     oversized: Oversized,
+    /// How fast bytes are delivered while flows wait for the peer's bound.
+    backlog_rate: BacklogRate,
 }
 
 /// Bytes in flight by peer.
@@ -83,8 +86,31 @@ impl Peers {
     pub(super) fn remove(&mut self, peer: PeerId, level: Level, bytes: u64, bound: u64) {
         if let Some(known) = self.0.get_mut(usize::from(counted(peer).0)) {
             known.in_flight.remove(level, bytes);
+            if known.in_flight.all == 0 {
+                known.backlog_rate.pause();
+            }
             known.oversized.remove(bytes, known.in_flight.all, bound);
         }
+    }
+
+    /// Notes that a flow waits because its peer has no room.
+    pub(super) fn refused(&mut self, now: Time, peer: PeerId, window: u64, rate: u64) {
+        if let Some(known) = self.0.get_mut(usize::from(counted(peer).0)) {
+            known.backlog_rate.refused(now, window, rate);
+        }
+    }
+
+    /// Notes bytes that were delivered.
+    #[inline]
+    pub(super) fn delivered(&mut self, now: Time, peer: PeerId, bytes: u64) {
+        if let Some(known) = self.0.get_mut(usize::from(counted(peer).0)) {
+            known.backlog_rate.delivered(now, bytes);
+        }
+    }
+
+    pub(super) fn slowness(&self, peer: PeerId) -> f64 {
+        let known = self.0.get(usize::from(counted(peer).0));
+        known.map_or(1.0, |known| known.backlog_rate.slowness())
     }
 
     pub(super) fn all(&self, peer: PeerId) -> u64 {

@@ -1,11 +1,14 @@
 //! The state of a port that disciplines read: its flows, its batches, its queues and its load.
 
-use laxity_types::{Layer, Level, RequestId};
+use laxity_types::{Layer, Level, PeerId, RequestId};
 
+use super::backlog_rate::BacklogRate;
 use super::batch_table::BatchTable;
 use super::flows::{Flow, FlowTable, SlotId};
 use super::held_up::HeldUp;
+use super::in_flight::InFlight;
 use super::late_reuse::LateReuse;
+use super::peers::Peers;
 use super::piece_rate::PieceRate;
 use super::queue::Queues;
 use crate::config::LinkConfig;
@@ -26,6 +29,8 @@ pub(crate) struct Port {
     pub(crate) flows: FlowTable,
     pub(crate) batches: BatchTable,
     pub(crate) queues: Queues,
+    pub(super) in_flight: InFlight,
+    pub(super) peers: Peers,
     /// `H`: the pruned requests, in ascending order.
     pub(crate) pruned: Vec<RequestId>,
     /// Which level KV reuse has because some was late.
@@ -34,6 +39,8 @@ pub(crate) struct Port {
     pub(crate) held_up: HeldUp,
     /// The mean rate of pieces larger than the window.
     pub(super) piece_rate: PieceRate,
+    /// How fast the port delivers while flows wait for its window.
+    pub(super) backlog_rate: BacklogRate,
 }
 
 impl Port {
@@ -48,10 +55,13 @@ impl Port {
             flows: FlowTable::default(),
             batches,
             queues: Queues::new(),
+            in_flight: InFlight::default(),
+            peers: Peers::default(),
             pruned: Vec::new(),
             late_reuse: LateReuse::default(),
             held_up: HeldUp::new(held_up_from),
             piece_rate: PieceRate::default(),
+            backlog_rate: BacklogRate::default(),
         }
     }
 
@@ -60,6 +70,7 @@ impl Port {
     pub(crate) fn set_config(&mut self, config: LinkConfig, held_up_from: Option<Level>) {
         if config.rate != self.config.rate {
             self.piece_rate = PieceRate::default();
+            self.backlog_rate = BacklogRate::default();
         }
         self.ladder = Ladder::new(config.levels, config.threshold_scale, config.threshold_base);
         self.load = LoadMeter::new(config.rate, config.load_time_constant);
@@ -74,6 +85,17 @@ impl Port {
     pub(crate) fn piece_time(&self, flow: &Flow) -> Option<Span> {
         let rate = || self.piece_rate.on(self.config.rate);
         self.is_oversized(flow).then(|| Span::transfer(flow.remaining, rate()))
+    }
+
+    /// Returns how long `bytes` to a peer take that are cut, behind those in flight that go before
+    /// `level`, as fast as the port and the peer deliver at present (`backlog_rate.rs`).
+    pub(crate) fn delivery_time(&self, peer: PeerId, level: Level, bytes: u64) -> Span {
+        let (ahead, slowness) = match self.config.peer_window_bytes {
+            0 => (self.in_flight.at_or_above(level), 1.0),
+            _ => (self.peers.at_or_above(peer, level), self.peers.slowness(peer)),
+        };
+        let own = Span::transfer(bytes.saturating_add(ahead), self.full_rate).0 as f64;
+        Span((own * self.backlog_rate.slowness().max(slowness)) as u64)
     }
 
     /// Reports whether a flow goes in one piece and exceeds the window.

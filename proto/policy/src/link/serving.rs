@@ -131,11 +131,14 @@ impl Link {
             let bytes = self.piece(&flow.spec, flow.remaining);
             let level = self.level_now(now, flow, entry);
             let (queue, wire) = (entry.queue, flow.wire.unwrap_or(level));
+            let (peer, window) = (flow.spec.peer, self.port.config.window_bytes);
             if !self.peer_takes(queue, &flow.spec, wire, bytes) {
+                self.port.peers.refused(now, peer, window, self.port.full_rate);
                 self.port.queues.set_aside(group);
                 continue;
             }
             if !insists && !self.fits(now, queue, wire, bytes) {
+                self.port.backlog_rate.refused(now, window, self.port.full_rate);
                 self.paced = self.exceeds_at(queue, bytes);
                 return None;
             }

@@ -3,6 +3,7 @@
 mod admission;
 mod admission_naive;
 mod admission_oracle;
+mod backlog_rate;
 mod baseline_oracle;
 mod baselines;
 mod capacity;

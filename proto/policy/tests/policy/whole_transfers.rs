@@ -8,8 +8,9 @@
 //! after the request's arrival, less the time of a first token. `--nocapture` prints the note's
 //! tables.
 //!
-//! Cut transfers have half of the arrivals, and all of them together get the share `s`, as on one
-//! of two hosts that write to the same port.
+//! Cut transfers of one host have half of the arrivals, and all of them together get the share `s`.
+//! With two hosts, each has a [`Link`] of its own, and the port that they write to gives each half
+//! while both do.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::f64::consts::TAU;
@@ -61,11 +62,13 @@ struct Wire {
     share: f64,
     begin_s: f64,
     is_cut: bool,
+    /// Hosts that send to the port.
+    hosts: u64,
 }
 
 impl Wire {
     fn arrivals(self) -> f64 {
-        if self.is_cut { ARRIVALS / 2.0 } else { ARRIVALS }
+        if self.is_cut { ARRIVALS / 2.0 * self.hosts as f64 } else { ARRIVALS }
     }
 
     /// Returns the bytes per second that a lone transfer reaches.
@@ -107,12 +110,13 @@ fn time(seconds: f64) -> Time {
     Time((seconds * 1e9).ceil() as u64)
 }
 
-fn port(rate: f64, window_bytes: u64) -> Link {
+fn port(rate: f64, window_bytes: u64, peer_window_bytes: u64) -> Link {
     let config = LinkConfig {
         rate: rate as u64,
         chunk_bytes: 64 << 10,
         window_bytes,
         policy: PolicyKind::Laxity,
+        peer_window_bytes,
         ..LinkConfig::default()
     };
     Link::new(config).expect("a valid configuration")
@@ -138,7 +142,7 @@ impl Flight {
 }
 
 struct Run {
-    link: Link,
+    links: Vec<Link>,
     wire: Wire,
     now: f64,
     flights: BTreeMap<u64, Flight>,
@@ -150,8 +154,9 @@ struct Run {
 impl Run {
     fn new(wire: Wire) -> Self {
         let (flights, arrived, ends) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
-        let window_bytes = if wire.is_cut { 1 << 20 } else { 128 << 10 };
-        Self { link: port(RATE, window_bytes), wire, now: 0.0, flights, arrived, ends }
+        let (window_bytes, by_peer) = if wire.is_cut { (1 << 20, 1 << 20) } else { (128 << 10, 0) };
+        let links = (0..wire.hosts).map(|_| port(RATE, window_bytes, by_peer)).collect();
+        Self { links, wire, now: 0.0, flights, arrived, ends }
     }
 
     fn submit(&mut self, id: u64, transfer: &Transfer, stage: Stage, hinted: bool) {
@@ -159,18 +164,37 @@ impl Run {
             request: RequestId(id),
             deadline: if hinted { time(transfer.due) } else { Time::NEVER },
             whole: !self.wire.is_cut,
+            peer: PeerId(1),
             ..FlowSpec::anonymous(FlowId(id), stage, transfer.bytes as u64)
         };
-        self.link.handle(time(self.now), Event::FlowArrived(spec));
+        let host = self.host(id);
+        self.links[host].handle(time(self.now), Event::FlowArrived(spec));
+    }
+
+    /// Returns the host that sends a transfer.
+    fn host(&self, id: u64) -> usize {
+        (id % self.wire.hosts) as usize
+    }
+
+    /// Returns the bytes per second of each transfer of each host.
+    fn speeds(&self) -> Vec<f64> {
+        let mut moving = vec![0; self.links.len()];
+        for (&id, flight) in &self.flights {
+            moving[self.host(id)] += usize::from(flight.moves(self.now).is_some());
+        }
+        let sending = moving.iter().filter(|&&count| count > 0).count().max(1) as f64;
+        moving.iter().map(|&count| self.wire.speed(count) / sending).collect()
     }
 
     fn poll(&mut self) {
         let begins = self.now + self.wire.begin_s;
-        while let Some(action) = self.link.poll_action(time(self.now)) {
-            if let Action::Permit { flow, bytes, .. } = action {
-                let none = || Flight { begins, left: VecDeque::new() };
-                let flight = self.flights.entry(flow.0).or_insert_with(none);
-                flight.left.push_back(Permitted { bytes, left: bytes as f64 });
+        for link in &mut self.links {
+            while let Some(action) = link.poll_action(time(self.now)) {
+                if let Action::Permit { flow, bytes, .. } = action {
+                    let none = || Flight { begins, left: VecDeque::new() };
+                    let flight = self.flights.entry(flow.0).or_insert_with(none);
+                    flight.left.push_back(Permitted { bytes, left: bytes as f64 });
+                }
             }
         }
     }
@@ -179,18 +203,19 @@ impl Run {
     fn step(&mut self, until: f64, sizes: &[Transfer]) {
         self.poll();
         let now = self.now;
-        let moving = self.flights.values().filter(|flight| flight.moves(now).is_some()).count();
-        let speed = self.wire.speed(moving);
-        let timer = self.link.next_deadline().map(|at| (at.0 as f64 / 1e9).max(now + 1e-9));
-        let ends = self.flights.values().filter_map(|flight| match flight.begins > now {
+        let (speeds, hosts) = (self.speeds(), self.wire.hosts);
+        let speed = |id: u64| speeds[(id % hosts) as usize];
+        let timers = self.links.iter().filter_map(Link::next_deadline);
+        let timers = timers.map(|at| (at.0 as f64 / 1e9).max(now + 1e-9));
+        let ends = self.flights.iter().filter_map(|(&id, flight)| match flight.begins > now {
             true => Some(flight.begins),
-            false => flight.moves(now).map(|piece| now + piece.left / speed),
+            false => flight.moves(now).map(|piece| now + piece.left / speed(id)),
         });
-        let then = ends.chain(timer).fold(until, f64::min);
+        let then = ends.chain(timers).fold(until, f64::min);
         let mut done = Vec::new();
         for (&id, flight) in self.flights.iter_mut().filter(|(_, flight)| flight.begins <= now) {
             let Some(piece) = flight.left.front_mut() else { continue };
-            piece.left -= speed * (then - now);
+            piece.left -= speed(id) * (then - now);
             if piece.left <= 1.0 {
                 done.push((id, piece.bytes));
                 flight.left.pop_front();
@@ -201,11 +226,13 @@ impl Run {
             let arrived = self.arrived.entry(id).or_default();
             *arrived += bytes;
             let is_over = *arrived >= sizes[id as usize - 1].bytes as u64;
-            self.link.handle(time(then), Event::BytesCompleted { flow: FlowId(id), bytes });
+            let host = self.host(id);
+            let link = &mut self.links[host];
+            link.handle(time(then), Event::BytesCompleted { flow: FlowId(id), bytes });
             if is_over {
                 self.flights.remove(&id);
                 self.ends.insert(id, then);
-                self.link.handle(time(then), Event::RequestEnded { request: RequestId(id) });
+                link.handle(time(then), Event::RequestEnded { request: RequestId(id) });
             }
         }
     }
@@ -229,10 +256,12 @@ fn in_time(wire: Wire, stage: Stage, hinted: bool, seed: u64) -> f64 {
     met.count() as f64 / plan.len() as f64
 }
 
-/// Returns the percentage in time for each `L`, mean of all seeds.
-fn percent(share: f64, is_cut: bool, stage: Stage, hinted: bool) -> Vec<f64> {
+/// Returns the percentage in time for each `L`, mean of all seeds. Transfers are cut if there are
+/// hosts that cut them.
+fn percent(share: f64, cut_by: Option<u64>, stage: Stage, hinted: bool) -> Vec<f64> {
+    let (is_cut, hosts) = (cut_by.is_some(), cut_by.unwrap_or(1));
     let mean = |begin_s| {
-        let wire = Wire { share, begin_s, is_cut };
+        let wire = Wire { share, begin_s, is_cut, hosts };
         let runs = (0..SEEDS).map(|seed| in_time(wire, stage, hinted, seed));
         runs.sum::<f64>() / SEEDS as f64 * 100.0
     };
@@ -243,7 +272,7 @@ fn percent(share: f64, is_cut: bool, stage: Stage, hinted: bool) -> Vec<f64> {
 fn deadlines_gain_whatever_share_of_the_port_a_lone_transfer_reaches() {
     for stage in [Stage::P2d, Stage::KvReuse] {
         for share in [1.0, 0.75, 0.5, 0.25] {
-            let [off, on] = [false, true].map(|hinted| percent(share, false, stage, hinted));
+            let [off, on] = [false, true].map(|hinted| percent(share, None, stage, hinted));
             println!("{stage:?}, s = {share}: hints off {off:.0?}, hints on {on:.0?}");
             for (off, on) in off.iter().zip(&on) {
                 assert!(on > &(off + 1.0), "{stage:?}, s = {share}: {on} after {off}");
@@ -256,11 +285,21 @@ fn deadlines_gain_whatever_share_of_the_port_a_lone_transfer_reaches() {
 #[test]
 fn deadlines_do_not_make_cut_transfers_take_turns() {
     for share in [1.0, 0.75, 0.6, 0.5] {
-        let [off, on] = [false, true].map(|hinted| percent(share, true, Stage::P2d, hinted));
+        let [off, on] = [false, true].map(|hinted| percent(share, Some(1), Stage::P2d, hinted));
         println!("cut, s = {share}: hints off {off:.0?}, hints on {on:.0?}");
         for (off, on) in off.iter().zip(&on) {
-            assert!(on > &(off - 3.0), "s = {share}: {on} after {off}");
+            assert!(on > &(off - 1.0), "s = {share}: {on} after {off}");
         }
+    }
+}
+
+/// Each host sees only its own bytes.
+#[test]
+fn deadlines_gain_where_two_hosts_write_to_a_port() {
+    let [off, on] = [false, true].map(|hinted| percent(1.0, Some(2), Stage::P2d, hinted));
+    println!("two hosts: hints off {off:.0?}, hints on {on:.0?}");
+    for (off, on) in off.iter().zip(&on) {
+        assert!(on > &(off + 2.0), "{on} after {off}");
     }
 }
 
@@ -273,7 +312,7 @@ struct Pieces {
 
 impl Pieces {
     fn new() -> Self {
-        Self { link: port(RATE, 128 << 10), now: Time(1), next: 1 }
+        Self { link: port(RATE, 128 << 10, 0), now: Time(1), next: 1 }
     }
 
     /// Returns a piece of the last stage with these bytes, due after `slack`.
