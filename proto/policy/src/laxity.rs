@@ -16,15 +16,15 @@
 //! batch    key = min{ D_r : D_r ≥ t + C } − C       C = layers left · layer time  [ns]
 //! request  key = D_r
 //!          begins by  D_r − S_r / B                 S_r = its last-stage bytes waiting here
-//!          doomed     D_r − s · (S_r + F) / B < t   F = bytes in flight that go before it
+//!          doomed     D_r − (S_r + F) / r < t       F = bytes in flight that go before it
 //! ```
 //!
 //! so a key stays valid between events. Members that cannot meet their deadline (`D_r < t + C`) do
 //! not count, so that doomed work never makes a batch urgent. A batch whose members are all doomed
 //! comes after all others of its kind. The last stage of a doomed request goes to the scavenger as
-//! a whole, since a first token needs all of it. `s` is how many times longer the port takes at
-//! present than at its rate `B` (`link/backlog_rate.rs`). Without it, requests that were late by a
-//! little took the port from others.
+//! a whole, since a first token needs all of it. `B` is the port's rate, and `r` that at which it
+//! and the receiver deliver at present (`link/backlog_rate.rs`). With `B` in its place, requests
+//! that were late by a little took the port from others.
 //!
 //! The last stage had the key `D_r − S_r / B` before. With every chunk that was served, `S_r` fell
 //! and the request went behind others of equal laxity. So these took turns, and where the port gave
@@ -93,6 +93,7 @@ use crate::link::flows::{Flow, NONE, SlotId};
 use crate::link::port::Port;
 use crate::link::queue::{Group, GroupBy, QueueId, Rank};
 use crate::rli::{BLOCKING_LAYERS, NEAR_LAYERS};
+use crate::rmlq::promoted;
 use crate::scavenger;
 use crate::time::{Span, Time};
 
@@ -233,7 +234,7 @@ impl Laxity {
         }
         let latest = Self::latest_start(port, flow.deadline, flow.remaining);
         let level = self.last_level(port, now, flow, latest);
-        let until = || Self::feasible_until(port, flow, level, flow.remaining);
+        let until = || Self::feasible_until(port, now, flow, level, flow.remaining);
         if flow.remaining > 0 && until() < now {
             return QueuePosition::scavenger();
         }
@@ -262,10 +263,10 @@ impl Laxity {
 
     /// Returns until when a last-stage flow of this level can make its deadline, if `bytes` of its
     /// request wait.
-    fn feasible_until(port: &Port, flow: &Flow, level: Level, bytes: u64) -> Time {
+    fn feasible_until(port: &Port, now: Time, flow: &Flow, level: Level, bytes: u64) -> Time {
         match port.piece_time(flow) {
             Some(own) => Self::latest_start(port, flow.deadline, bytes).min(flow.deadline - own),
-            None => flow.deadline - port.delivery_time(flow.spec.peer, level, bytes),
+            None => flow.deadline - port.delivery_time(now, flow.spec.peer, level, bytes),
         }
     }
 
@@ -402,9 +403,10 @@ impl Discipline for Laxity {
             };
         }
         let until = || {
-            let level = self.last_level(port, now, flow, Self::last_stage_latest(port, group));
-            let level = flow.wire.unwrap_or(level);
-            Self::feasible_until(port, flow, level, Self::waiting_bytes(flow, group))
+            let latest = || Self::last_stage_latest(port, group);
+            let level = || promoted(flow.level, self.last_level(port, now, flow, latest()));
+            let level = flow.wire.unwrap_or_else(level);
+            Self::feasible_until(port, now, flow, level, Self::waiting_bytes(flow, group))
         };
         match group.queue {
             LAST_STAGE if until() < now => Feasibility::RequestLost,

@@ -3,60 +3,69 @@
 //! Not in the paper, whose ports have their whole rate. If two hosts send to one, each gets half of
 //! it. A deadline that is feasible at the port's rate is then missed by a little, and its bytes
 //! took the port from a request that could have been in time. The port has no view of the other
-//! host, but it sees its own bytes delivered. While flows wait because the window is full, the time
-//! between two refusals is what the bytes delivered in it took:
+//! host, but it sees its own bytes delivered. Between two refusals for lack of room:
 //!
 //! ```text
-//! s ← s + (Δt · B / S − s) · S / (4 · W)      s = 1 at first      [times the time at the port's rate]
-//!                   S = bytes delivered in Δt, B = the port's bytes/s, W = the window in bytes
+//! r ← r + (min(S / Δt, B) − r) · min(S / (4 · W), 1)    [bytes/s], r = B at first
+//!          S = bytes delivered in Δt, B = the port's rate, W = its window in bytes
 //! ```
 //!
-//! So the mean is over about four windows: it has to follow the other host, which begins and stops
-//! with each of its requests. A longer mean gains less (docs/notes/whole-transfers.md). The first
-//! refusal after a pause begins at `s = 1` again, since what other hosts do now is not known.
+//! The mean is over about four windows: it has to follow the other host, which begins and stops
+//! with each of its requests (docs/notes/whole-transfers.md). It is one of rates and not of times,
+//! so that a single pause of the network, however long, changes it by no more than its bytes.
+//!
+//! It counts only while flows wait. Once a delivery is not followed by a refusal before the next
+//! one, or by nothing for the time of four windows, what other hosts do is not known any more.
 
 use crate::time::{Span, Time};
 
 /// The weight of delivered bytes in the mean is their share of this many windows.
-const WINDOWS: f64 = 4.0;
+const WINDOWS: u64 = 4;
 
-/// The time that delivery takes while flows wait for room, by that at the port's rate.
-#[derive(Clone, Copy, Debug)]
+/// Mean rate of delivery while flows wait for room.
+#[derive(Clone, Copy, Debug, Default)]
 pub(super) struct BacklogRate {
     /// When bytes were last counted, if flows have waited for room since.
     since: Option<Time>,
     delivered: u64,
     last_delivery: Time,
-    slowness: f64,
-}
-
-impl Default for BacklogRate {
-    fn default() -> Self {
-        Self { since: None, delivered: 0, last_delivery: Time::ZERO, slowness: 1.0 }
-    }
+    /// The mean in bytes per second.
+    rate: u64,
 }
 
 impl BacklogRate {
     /// Notes that a flow waits because the window is full.
     #[inline]
-    pub(super) fn refused(&mut self, now: Time, window: u64, rate: u64) {
-        match self.since {
-            Some(_) if self.delivered == 0 => {}
-            Some(since) => {
-                let own = Span::transfer(self.delivered, rate).0.max(1) as f64;
-                let weight = (self.delivered as f64 / (WINDOWS * window as f64)).min(1.0);
-                self.slowness += (now.since(since).0 as f64 / own - self.slowness) * weight;
-                (self.since, self.delivered) = (Some(now), 0);
-            }
-            None => *self = Self { since: Some(now), ..Self::default() },
+    pub(super) fn refused(&mut self, now: Time, window: u64, port_rate: u64) {
+        let Some(since) = self.since.filter(|_| !self.is_stale(now, window)) else {
+            *self = Self { since: Some(now), rate: port_rate, ..Self::default() };
+            return;
+        };
+        let took = self.last_delivery.since(since);
+        if self.delivered == 0 || took == Span::ZERO {
+            return;
         }
+        let per_second = u128::from(self.delivered) * 1_000_000_000 / u128::from(took.0);
+        let rate = per_second.min(u128::from(port_rate)) as i128;
+        let all = window.saturating_mul(WINDOWS).max(1);
+        let change = (rate - i128::from(self.rate)) * i128::from(self.delivered.min(all));
+        self.rate = (i128::from(self.rate) + change / i128::from(all)).max(1) as u64;
+        (self.since, self.delivered) = (Some(now), 0);
     }
 
-    /// Notes delivered bytes. If no flow was refused since the delivery before, none waited, and the
-    /// time says nothing.
+    /// Reports whether nothing was delivered for so long that the port was probably idle.
+    fn is_stale(self, now: Time, window: u64) -> bool {
+        let last = self.since.map_or(Time::ZERO, |since| since.max(self.last_delivery));
+        now.since(last) > Span::transfer(window.saturating_mul(WINDOWS), self.rate)
+    }
+
+    /// Notes delivered bytes.
     #[inline]
     pub(super) fn delivered(&mut self, now: Time, bytes: u64) {
         let Some(since) = self.since else { return };
+        if bytes == 0 {
+            return;
+        }
         if since < self.last_delivery && self.last_delivery < now {
             self.pause();
             return;
@@ -65,14 +74,17 @@ impl BacklogRate {
         self.last_delivery = now;
     }
 
-    /// Notes that nothing is in flight.
+    /// Ends the measurement, until a flow is refused again.
     #[inline]
     pub(super) fn pause(&mut self) {
         self.since = None;
     }
 
-    /// Returns how many times the time at the port's rate delivery takes, at least 1.
-    pub(super) fn slowness(self) -> f64 {
-        self.slowness.max(1.0)
+    /// Returns the mean in bytes per second if flows waited lately, else the port's rate.
+    pub(super) fn on(self, now: Time, window: u64, port_rate: u64) -> u64 {
+        match self.since {
+            Some(_) if !self.is_stale(now, window) => self.rate.min(port_rate),
+            _ => port_rate,
+        }
     }
 }

@@ -174,9 +174,6 @@ impl Link {
     #[inline]
     pub(super) fn settle(&mut self, peer: PeerId, level: Level, bytes: u64) -> Option<Time> {
         self.port.in_flight.remove(level, bytes);
-        if self.port.in_flight.all == 0 {
-            self.port.backlog_rate.pause();
-        }
         let window = self.port.config.window_bytes;
         let permitted = self.oversized.remove(bytes, self.port.in_flight.all, window);
         self.port.peers.remove(peer, level, bytes, self.piece_bound(peer));
@@ -196,6 +193,8 @@ impl Link {
         if let Some(permitted) = self.settle(peer, level, bytes) {
             let rate = self.port.config.rate;
             self.port.piece_rate.add(level, bytes, now.since(permitted), rate);
+            // All of a piece's bytes are delivered at its end.
+            self.port.backlog_rate.pause();
         }
     }
 }

@@ -86,9 +86,6 @@ impl Peers {
     pub(super) fn remove(&mut self, peer: PeerId, level: Level, bytes: u64, bound: u64) {
         if let Some(known) = self.0.get_mut(usize::from(counted(peer).0)) {
             known.in_flight.remove(level, bytes);
-            if known.in_flight.all == 0 {
-                known.backlog_rate.pause();
-            }
             known.oversized.remove(bytes, known.in_flight.all, bound);
         }
     }
@@ -108,9 +105,17 @@ impl Peers {
         }
     }
 
-    pub(super) fn slowness(&self, peer: PeerId) -> f64 {
+    /// Returns the rate at which bytes to a peer are delivered, at most that of the port.
+    pub(super) fn rate(&self, now: Time, peer: PeerId, window: u64, port_rate: u64) -> u64 {
         let known = self.0.get(usize::from(counted(peer).0));
-        known.map_or(1.0, |known| known.backlog_rate.slowness())
+        known.map_or(port_rate, |known| known.backlog_rate.on(now, window, port_rate))
+    }
+
+    /// Begins the measurements of rates again.
+    pub(super) fn forget_rates(&mut self) {
+        for peer in &mut self.0 {
+            peer.backlog_rate.pause();
+        }
     }
 
     pub(super) fn all(&self, peer: PeerId) -> u64 {

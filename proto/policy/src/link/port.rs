@@ -14,7 +14,7 @@ use super::queue::Queues;
 use crate::config::LinkConfig;
 use crate::mlu::LoadMeter;
 use crate::rmlq::Ladder;
-use crate::time::Span;
+use crate::time::{Span, Time};
 
 /// The state of a port that a discipline can read.
 #[derive(Debug)]
@@ -70,7 +70,10 @@ impl Port {
     pub(crate) fn set_config(&mut self, config: LinkConfig, held_up_from: Option<Level>) {
         if config.rate != self.config.rate {
             self.piece_rate = PieceRate::default();
-            self.backlog_rate = BacklogRate::default();
+        }
+        if config.rate != self.full_rate {
+            self.backlog_rate.pause();
+            self.peers.forget_rates();
         }
         self.ladder = Ladder::new(config.levels, config.threshold_scale, config.threshold_base);
         self.load = LoadMeter::new(config.rate, config.load_time_constant);
@@ -89,13 +92,17 @@ impl Port {
 
     /// Returns how long `bytes` to a peer take that are cut, behind those in flight that go before
     /// `level`, as fast as the port and the peer deliver at present (`backlog_rate.rs`).
-    pub(crate) fn delivery_time(&self, peer: PeerId, level: Level, bytes: u64) -> Span {
-        let (ahead, slowness) = match self.config.peer_window_bytes {
-            0 => (self.in_flight.at_or_above(level), 1.0),
-            _ => (self.peers.at_or_above(peer, level), self.peers.slowness(peer)),
+    ///
+    /// At most a window counts as in flight: what exceeds it are whole pieces, which may be about to
+    /// end, or bytes that other receivers hold up.
+    pub(crate) fn delivery_time(&self, now: Time, peer: PeerId, level: Level, bytes: u64) -> Span {
+        let window = self.config.window_bytes;
+        let rate = self.backlog_rate.on(now, window, self.full_rate);
+        let (ahead, rate) = match self.config.peer_window_bytes {
+            0 => (self.in_flight.at_or_above(level), rate),
+            _ => (self.peers.at_or_above(peer, level), self.peers.rate(now, peer, window, rate)),
         };
-        let own = Span::transfer(bytes.saturating_add(ahead), self.full_rate).0 as f64;
-        Span((own * self.backlog_rate.slowness().max(slowness)) as u64)
+        Span::transfer(bytes.saturating_add(ahead.min(window)), rate)
     }
 
     /// Reports whether a flow goes in one piece and exceeds the window.

@@ -138,7 +138,10 @@ impl Link {
                 continue;
             }
             if !insists && !self.fits(now, queue, wire, bytes) {
-                self.port.backlog_rate.refused(now, window, self.port.full_rate);
+                // The network may serve scavenged bytes more slowly than others.
+                if queue != SCAVENGER {
+                    self.port.backlog_rate.refused(now, window, self.port.full_rate);
+                }
                 self.paced = self.exceeds_at(queue, bytes);
                 return None;
             }

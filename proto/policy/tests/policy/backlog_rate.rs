@@ -116,11 +116,13 @@ fn a_port_without_waiting_flows_says_nothing_about_its_rate() {
             port.deliver(4, 20.0);
         }
         assert!(port.is_feasible(PEER, 1.04));
-        // Two flows that fit together, and whose deliveries overlap.
-        port.submit(PEER, 4 * CHUNK, Time::NEVER);
+        // After a refusal, flows that fit together, and whose deliveries overlap.
+        port.submit(PEER, WINDOW + 4 * CHUNK, Time::NEVER);
+        port.deliver(15, 1.0);
         for _ in 0..100 {
             port.submit(PEER, 4 * CHUNK, Time::NEVER);
-            port.deliver(4, 20.0);
+            port.deliver(5, 20.0);
+            port.submit(PEER, CHUNK, Time::NEVER);
         }
         assert!(port.is_feasible(PEER, 1.04));
     }
@@ -134,10 +136,35 @@ fn after_a_pause_the_port_counts_as_fast_again() {
         port.deliver(300, 3.0);
         assert!(!port.is_feasible(PEER, 2.9));
         port.cancel(flow);
-        port.now = port.now + Span::from_millis(1);
+        port.now = port.now + Span::transfer(4 * WINDOW, RATE / 3) + Span::from_millis(1);
+        assert!(port.is_feasible(PEER, 1.04), "an idle port");
         port.submit(PEER, LONG, Time::NEVER);
         port.poll();
         assert!(port.is_feasible(PEER, 1.04));
+    }
+}
+
+/// A window of bytes that the network serves last, or a long pause, is no reason to give a request
+/// up that has time.
+#[test]
+fn scavenged_bytes_and_a_pause_of_the_network_say_little() {
+    for by_peer in [false, true] {
+        let mut port = Port::new(by_peer);
+        let spec =
+            FlowSpec { peer: PEER, ..FlowSpec::anonymous(FlowId(0), Stage::Background, LONG) };
+        port.link.handle(port.now, Event::FlowArrived(spec));
+        port.deliver(300, 5.0);
+        let own = Span::transfer(50 * WINDOW, RATE).0 as f64;
+        let flow = port.submit(PEER, 50 * WINDOW, port.now + Span((own * 1.04) as u64));
+        while let Some(action) = port.link.poll_action(port.now) {
+            let scavenged = matches!(action, Action::Moved { flow: id, .. } if id == flow);
+            assert!(!scavenged, "by peer: {by_peer}");
+        }
+        let mut port = Port::new(by_peer);
+        port.submit(PEER, LONG, Time::NEVER);
+        port.deliver(100, 1.0);
+        port.deliver(1, 5_000.0);
+        assert!(port.is_feasible(PEER, 1.1), "by peer: {by_peer}");
     }
 }
 

@@ -77,8 +77,55 @@ struct Setting {
     scavenger_permille: u64,
 }
 
+/// The mean rate of delivery while flows wait, by the equation in `link/backlog_rate.rs`.
+#[derive(Default)]
+struct Backlog {
+    /// When the interval began, and when bytes were last delivered in it.
+    times: Option<(u64, u64)>,
+    delivered: u64,
+    rate: u64,
+}
+
+impl Backlog {
+    /// The weight of so many bytes is 1.
+    const ALL: u64 = 4 * crate::random_events::WINDOW;
+
+    fn is_known(&self, now: u64) -> bool {
+        let age = self.times.map(|(since, last)| now - since.max(last));
+        age.is_some_and(|age| age <= (Self::ALL * 1_000_000_000).div_ceil(self.rate))
+    }
+
+    fn refused(&mut self, now: u64) {
+        match self.times {
+            Some((since, last)) if self.is_known(now) => {
+                if self.delivered > 0 && last > since {
+                    let rate = (self.delivered * 1_000_000_000 / (last - since)).min(RATE) as i64;
+                    let weight = self.delivered.min(Self::ALL) as i64;
+                    let change = (rate - self.rate as i64) * weight / Self::ALL as i64;
+                    self.rate = (self.rate as i64 + change).max(1) as u64;
+                    *self = Self { times: Some((now, last)), delivered: 0, rate: self.rate };
+                }
+            }
+            _ => *self = Self { times: Some((now, 0)), delivered: 0, rate: RATE },
+        }
+    }
+
+    fn delivered(&mut self, now: u64, bytes: u64) {
+        self.times = self.times.filter(|&(since, last)| since >= last || last >= now);
+        if let Some((_, last)) = self.times.as_mut() {
+            *last = now;
+            self.delivered += bytes;
+        }
+    }
+
+    fn rate(&self, now: u64) -> u64 {
+        if self.is_known(now) { self.rate } else { RATE }
+    }
+}
+
 struct Model {
     setting: Setting,
+    backlog: Backlog,
     /// Permitted bytes of early stages, with the time of each permit.
     early: Vec<(u64, u64)>,
     /// `ρ` at `now`.
@@ -132,6 +179,7 @@ impl Model {
             seq: 0,
             flows: BTreeMap::new(),
             in_flight: BTreeMap::new(),
+            backlog: Backlog::default(),
             pieces: Vec::new(),
             low: BTreeSet::new(),
             piece_rate: RATE,
@@ -226,6 +274,10 @@ impl Model {
         (bytes * 1_000_000_000).div_ceil(RATE)
     }
 
+    fn delivery_ns(&self, bytes: u64) -> u64 {
+        (bytes * 1_000_000_000).div_ceil(self.backlog.rate(self.now))
+    }
+
     /// Returns how long a flow takes by itself: one in a piece that exceeds the window does not get
     /// the port's rate.
     fn own_ns(&self, flow: &Waiting) -> u64 {
@@ -236,8 +288,10 @@ impl Model {
 
     /// Removes bytes from those in flight. A piece that exceeds the window is found by its size.
     fn complete(&mut self, flow: FlowId, bytes: u64) {
+        self.backlog.delivered(self.now, bytes);
         if let Some(at) = self.pieces.iter().position(|&(_, size)| size == bytes) {
             let took = u128::from(self.now - self.pieces.remove(at).0).max(1);
+            self.backlog.times = None;
             let rate = (u128::from(bytes) * 1_000_000_000 / took).clamp(1, RATE.into()) as u64;
             if rate > self.piece_rate || !self.low.contains(&flow) {
                 self.piece_rate = self.piece_rate - self.piece_rate / 8 + rate / 8;
@@ -340,7 +394,10 @@ impl Model {
             _ if flow.spec.whole && flow.left > crate::random_events::WINDOW => {
                 deadline < self.now + Self::ns(self.with_request(flow)).max(self.own_ns(flow))
             }
-            _ => deadline < self.now + Self::ns(self.with_request(flow) + ahead),
+            _ => {
+                let bytes = self.with_request(flow) + ahead.min(crate::random_events::WINDOW);
+                deadline < self.now + self.delivery_ns(bytes)
+            }
         }
     }
 
@@ -437,7 +494,13 @@ impl Model {
                     self.complete_all();
                 }
                 let alone = flow.left > 0 && deadline != Time::NEVER;
-                let margin = if self.policy == PolicyKind::Mfs { 1 } else { self.own_ns(&flow) };
+                let margin = match self.policy {
+                    PolicyKind::Mfs => 1,
+                    _ if spec.whole && spec.bytes > crate::random_events::WINDOW => {
+                        self.own_ns(&flow)
+                    }
+                    _ => self.delivery_ns(flow.left),
+                };
                 alone && deadline.0 < self.now + margin
             }
             _ => false,
@@ -600,6 +663,10 @@ impl Model {
         }
         while let Some(action) = self.link.poll_action(Time(self.now)) {
             self.note(action);
+        }
+        // If flows still wait above the scavenger, the window has no room.
+        if self.flows.values().any(|flow| !flow.scavenged) {
+            self.backlog.refused(self.now);
         }
         self.check_promotions();
     }
