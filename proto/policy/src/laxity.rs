@@ -7,7 +7,7 @@
 //!    would help one request, and the delayed collectives would harm all members of their batches;
 //! 2. KV reuse and the last stage together, the smallest key first, KV reuse first among equals. KV
 //!    reuse has the laxity of its batch, and inside a batch RLI decides. The last stage has the
-//!    deadline of its request. Its laxity decides about its level, and whether it goes at all;
+//!    deadline of its request. Its laxity decides about its level;
 //! 3. the scavenger.
 //!
 //! Laxity at time `t` is time left minus work left. In a comparison at the same `t`, `t` cancels:
@@ -61,15 +61,12 @@
 //! piece takes long, and can't be promoted any more on its way. Otherwise several such pieces of
 //! different levels would be in flight at a time, and share the port if its queues are not strict.
 //!
-//! Such a piece does not get the port's rate `B`. So it is doomed by the mean rate `r` that earlier
-//! ones reached (`link/piece_rate.rs`), with its own bytes `S`:
+//! Such a piece is doomed by the mean rate `p` that earlier ones reached (`link/piece_rate.rs`),
+//! with its own bytes `S`, if it is of the last stage, or KV reuse of no known batch:
 //!
 //! ```text
-//! doomed   ⇔   key < t  or  D − S / r < t                            [ns]
+//! doomed   ⇔   D − S_r / B < t  or  D − S / p < t                    [ns]
 //! ```
-//!
-//! This holds for the last stage, and for KV reuse of no known batch. The order keeps `B`: with `r`
-//! in the key, large pieces would go before small ones.
 //!
 //! KV reuse that is needed soon is an exception, because the port of the unit that stores it serves
 //! other batches, and a message keeps its level for life:
@@ -245,15 +242,15 @@ impl Laxity {
         }
     }
 
-    /// Returns the level of a last-stage flow with this key.
-    fn last_level(&self, port: &Port, now: Time, flow: &Flow, key: Time) -> Level {
+    /// Returns the level of a last-stage flow that has to begin by `latest`.
+    fn last_level(&self, port: &Port, now: Time, flow: &Flow, latest: Time) -> Level {
         if port.is_oversized(flow) {
             return self.by_slack;
         }
         if Self::is_held_up(port, now, flow) {
             return self.collective;
         }
-        self.slack_level(now, key)
+        self.slack_level(now, latest)
     }
 
     /// Reports whether a last-stage flow has the level of collectives (`link/held_up.rs`).

@@ -14,8 +14,8 @@
 //! with each of its requests (docs/notes/whole-transfers.md). It is one of rates and not of times,
 //! so that a single pause of the network, however long, changes it by no more than its bytes.
 //!
-//! It counts only while flows wait. Once a delivery is not followed by a refusal before the next
-//! one, or by nothing for the time of four windows, what other hosts do is not known any more.
+//! It counts only while flows wait. If no flow was refused between two deliveries, or nothing was
+//! delivered for the time of four windows, what other hosts do is not known any more.
 
 use crate::time::{Span, Time};
 

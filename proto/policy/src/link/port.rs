@@ -21,8 +21,9 @@ use crate::time::{Span, Time};
 pub(crate) struct Port {
     /// The settings, with the rate and the window in force.
     pub(crate) config: LinkConfig,
-    /// The configured rate, by which disciplines estimate. What others send does not lower it: with
-    /// the rate in force, requests were given up that came in time (docs/notes/foreign-traffic.md).
+    /// The configured rate, by which disciplines estimate, except in [`Port::delivery_time`]. What
+    /// others send does not lower it: with the rate in force, requests were given up that came in
+    /// time (docs/notes/foreign-traffic.md).
     pub(crate) full_rate: u64,
     pub(crate) ladder: Ladder,
     pub(crate) load: LoadMeter,

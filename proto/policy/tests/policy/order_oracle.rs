@@ -489,8 +489,11 @@ impl Model {
             Stage::P2d if self.lost.contains(&request) => true,
             Stage::P2d | Stage::KvReuse if self.pruning_takes(&spec) => true,
             Stage::P2d => {
-                // Whether bytes in flight go before it is a matter of levels.
-                if self.policy == PolicyKind::Laxity {
+                // Where it matters which bytes in flight go before the flow, none are.
+                let ahead = self.all_in_flight().min(crate::random_events::WINDOW);
+                let needs = [0, ahead].map(|ahead| self.delivery_ns(flow.left + ahead));
+                let late = needs.map(|needs| deadline.0 < self.now + needs);
+                if self.policy == PolicyKind::Laxity && late[0] != late[1] {
                     self.complete_all();
                 }
                 let alone = flow.left > 0 && deadline != Time::NEVER;
