@@ -807,6 +807,25 @@ def test_a_load_is_due_before_its_request_by_what_the_first_token_takes(vllm, sa
     assert 0.5 < load("third", 0.0) < 0.8, "the shortest counts"
 
 
+def test_a_transfer_to_a_decode_instance_leaves_time_for_its_step(vllm, said):
+    engine = Engine(vllm, said)
+    engine.worker.register_kv_caches(kv_caches())
+
+    def send(name, slo_ttft_ms, compute_s):
+        params = {"do_remote_decode": True, "laxity": {"slo_ttft_ms": slo_ttft_ms}}
+        request = prompt(name, params=params, num_output_tokens=1)
+        engine.arrive(request)
+        engine.step(output(new=[(name, 40, 0, 40)]))
+        time.sleep(compute_s)
+        engine.scheduler.request_finished(request, [])
+        return said.of("request_begin")[-1][1]["deadline_s"]
+
+    assert send("first", 4000, 0.4) > 3.7, "nothing is known yet"
+    assert send("second", 4000, 0.2) <= 3.6
+    assert 3.6 < send("third", 4000, 0.2) <= 3.8, "the shortest counts"
+    assert 0.8 < send("short", 1000, 0.2) <= 0.9, "at most a tenth of its objective"
+
+
 def test_requests_that_are_never_finished_are_bounded(vllm, said, monkeypatch):
     from laxity.vllm import _scheduler, _worker
 

@@ -32,9 +32,13 @@ VERSION = 1
 #: Maximum number of requests that are remembered, so that an engine that never finishes them can't exhaust memory.
 REQUESTS_MAX = 1 << 16
 
-#: Number of requests whose time from the end of a load to the first token is remembered. The shortest counts: a
-#: longer one, such as that of the first request, must not make the loads of others late.
-LOADS_REMEMBERED = 16
+#: Number of requests whose time of computing is remembered. The shortest counts: a longer one, such as that of the
+#: first request, must not make the transfers of others late.
+COMPUTED_REMEMBERED = 16
+
+#: Part of a request's objective that its transfer to a decode instance leaves for that instance's step, at most. This
+#: instance can't see how long the step takes, and its own steps take much longer if all its prompts are long.
+DECODE_SHARE_MAX = 0.1
 
 #: A longer time since a request's arrival is ignored, because the clocks of two hosts probably differ.
 AGE_MAX_S = 3600.0
@@ -59,14 +63,14 @@ class _Known:
     began: float = 0.0
 
     def has_first_token(self) -> Optional[float]:
-        """Notes the parts of its time to the first token. Returns the time of computing, if KV cache was loaded."""
+        """Notes the parts of its time to the first token. Returns the time of computing."""
         if not self.began:
             return None
         waited_until = self.asked or self.began
         compute_s = time.monotonic() - self.began
         _measured.requests.add(waited_until - self.arrived, self.began - waited_until, compute_s)
         self.began = 0.0
-        return compute_s if self.asked else None
+        return compute_s
 
 
 class SchedulerHints:
@@ -84,8 +88,10 @@ class SchedulerHints:
         self._ended: list[str] = []
         self._owned: list[tuple[str, Runs]] = []
         self._loading: dict[str, None] = {}
-        #: Times from the end of a load to the first token. A load is due the shortest of them before its request.
-        self._after_loads_s: deque[float] = deque(maxlen=LOADS_REMEMBERED)
+        #: Times of computing a first token, of requests whose KV cache was loaded and of all others. A transfer is due
+        #: the shortest of them before its request.
+        self._after_loads_s: deque[float] = deque(maxlen=COMPUTED_REMEMBERED)
+        self._computed_s: deque[float] = deque(maxlen=COMPUTED_REMEMBERED)
 
     def saw(self, request: Any) -> None:
         """Takes in a request."""
@@ -163,9 +169,20 @@ class SchedulerHints:
             return known.objective.remaining(known.due - time.monotonic())
 
     def _first_token(self, known: _Known) -> None:
-        after_load_s = known.has_first_token()
-        if after_load_s is not None:
-            self._after_loads_s.append(after_load_s)
+        compute_s = known.has_first_token()
+        if compute_s is not None:
+            (self._after_loads_s if known.asked else self._computed_s).append(compute_s)
+
+    def _after_transfer_s(self, known: _Known) -> float:
+        """Seconds that a request still needs for its first token when its KV cache has been transferred."""
+        if known.asked:
+            return min(self._after_loads_s, default=0.0)
+        if not known.sends:
+            return 0.0
+        # The decode instance computes the last token of the prompt again. With the same model that takes no longer than
+        # the shortest prompt takes here.
+        step_s = min(self._computed_s, default=0.0)
+        return min(step_s, (known.objective.slo_ttft_s or 0.0) * DECODE_SHARE_MAX)
 
     def _announcement(self, request_id: str) -> Optional[tuple[str, Optional[float], str, int, int]]:
         """What workers are told of a request, once: id, remaining seconds, tenant, priority, tokens of KV cache that it
@@ -180,8 +197,9 @@ class SchedulerHints:
         if known.announced:
             return None
         known.announced = True
-        after_s = min(self._after_loads_s, default=0.0) if known.asked else 0.0
-        remains = None if known.due is None else max(known.due - after_s - time.monotonic(), LATE_S)
+        due = known.due
+        after_s = self._after_transfer_s(known)
+        remains = None if due is None else max(due - after_s - time.monotonic(), LATE_S)
         tokens = known.prompt_tokens if known.sends else 0
         return (request_id, remains, known.objective.tenant, known.objective.priority or 0, tokens)
 
