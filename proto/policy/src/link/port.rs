@@ -94,8 +94,8 @@ impl Port {
     /// Returns how long `bytes` to a peer take that are cut, behind those in flight that go before
     /// `level`, as fast as the port and the peer deliver at present (`backlog_rate.rs`).
     ///
-    /// At most a window counts as in flight: what exceeds it are whole pieces, which may be about to
-    /// end, or bytes that other receivers hold up.
+    /// At most a window counts as in flight: what exceeds it are whole pieces, which may be about
+    /// to end, or bytes that other receivers hold up.
     pub(crate) fn delivery_time(&self, now: Time, peer: PeerId, level: Level, bytes: u64) -> Span {
         let window = self.config.window_bytes;
         let rate = self.backlog_rate.on(now, window, self.full_rate);
