@@ -22,9 +22,10 @@
 //! so a key stays valid between events. Members that cannot meet their deadline (`D_r < t + C`) do
 //! not count, so that doomed work never makes a batch urgent. A batch whose members are all doomed
 //! comes after all others of its kind. The last stage of a doomed request goes to the scavenger as
-//! a whole, since a first token needs all of it. `B` is the port's rate, and `r` that at which it
-//! and the receiver deliver at present (`link/backlog_rate.rs`). With `B` in its place, requests
-//! that were late by a little took the port from others.
+//! a whole, since a first token needs all of it. `B` is the port's rate, and `r` that at which the
+//! receiver's bytes are delivered at present, of which only a few windows are judged by it
+//! (`link/backlog_rate.rs`). With `B` in its place, requests that were late by a little took the
+//! port from others.
 //!
 //! The last stage had the key `D_r − S_r / B` before. With every chunk that was served, `S_r` fell
 //! and the request went behind others of equal laxity. So these took turns, and where the port gave

@@ -105,7 +105,7 @@ impl Peers {
         }
     }
 
-    /// Returns the rate at which bytes to a peer are delivered, at most that of the port.
+    /// Returns the rate at which bytes to a peer are delivered at present.
     pub(super) fn rate(&self, now: Time, peer: PeerId, window: u64, port_rate: u64) -> u64 {
         let known = self.0.get(usize::from(counted(peer).0));
         known.map_or(port_rate, |known| known.backlog_rate.on(now, window, port_rate))

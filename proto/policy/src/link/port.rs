@@ -2,7 +2,7 @@
 
 use laxity_types::{Layer, Level, PeerId, RequestId};
 
-use super::backlog_rate::BacklogRate;
+use super::backlog_rate::{BacklogRate, HORIZON};
 use super::batch_table::BatchTable;
 use super::flows::{Flow, FlowTable, SlotId};
 use super::held_up::HeldUp;
@@ -92,18 +92,22 @@ impl Port {
     }
 
     /// Returns how long `bytes` to a peer take that are cut, behind those in flight that go before
-    /// `level`, as fast as the port and the peer deliver at present (`backlog_rate.rs`).
-    ///
-    /// At most a window counts as in flight: what exceeds it are whole pieces, which may be about
-    /// to end, or bytes that other receivers hold up.
+    /// `level`: the next windows at the rate at which the peer, or the port where bytes are not
+    /// bounded by peer, delivers at present (`backlog_rate.rs`), and the rest at the port's rate.
     pub(crate) fn delivery_time(&self, now: Time, peer: PeerId, level: Level, bytes: u64) -> Span {
-        let window = self.config.window_bytes;
-        let rate = self.backlog_rate.on(now, window, self.full_rate);
+        let (window, full) = (self.config.window_bytes, self.full_rate);
         let (ahead, rate) = match self.config.peer_window_bytes {
-            0 => (self.in_flight.at_or_above(level), rate),
-            _ => (self.peers.at_or_above(peer, level), self.peers.rate(now, peer, window, rate)),
+            // What exceeds a window are whole pieces, which may be about to end, or bytes that
+            // other receivers hold up.
+            0 => (
+                self.in_flight.at_or_above(level).min(window),
+                self.backlog_rate.on(now, window, full),
+            ),
+            _ => (self.peers.at_or_above(peer, level), self.peers.rate(now, peer, window, full)),
         };
-        Span::transfer(bytes.saturating_add(ahead.min(window)), rate)
+        let all = bytes.saturating_add(ahead);
+        let next = all.min(window.saturating_mul(HORIZON));
+        Span::transfer(next, rate) + Span::transfer(all - next, full)
     }
 
     /// Reports whether a flow goes in one piece and exceeds the window.

@@ -80,8 +80,10 @@ struct Setting {
 /// The mean rate of delivery while flows wait, by the equation in `link/backlog_rate.rs`.
 #[derive(Default)]
 struct Backlog {
-    /// When the interval began, and when bytes were last delivered in it.
-    times: Option<(u64, u64)>,
+    /// When the interval began.
+    since: Option<u64>,
+    /// When a flow was refused last, and when bytes were delivered last.
+    last: (u64, u64),
     delivered: u64,
     rate: u64,
 }
@@ -91,29 +93,32 @@ impl Backlog {
     const ALL: u64 = 4 * crate::random_events::WINDOW;
 
     fn is_known(&self, now: u64) -> bool {
-        let age = self.times.map(|(since, last)| now - since.max(last));
+        let age = self.since.map(|since| now - since.max(self.last.1));
         age.is_some_and(|age| age <= (Self::ALL * 1_000_000_000).div_ceil(self.rate))
     }
 
     fn refused(&mut self, now: u64) {
-        match self.times {
-            Some((since, last)) if self.is_known(now) => {
-                if self.delivered > 0 && last > since {
-                    let rate = (self.delivered * 1_000_000_000 / (last - since)).min(RATE) as i64;
+        match self.since {
+            Some(since) if self.is_known(now) => {
+                let took = self.last.1.saturating_sub(since);
+                self.last.0 = now;
+                if self.delivered >= crate::random_events::WINDOW / 2 && took > 0 {
+                    let rate = (self.delivered * 1_000_000_000 / took).min(RATE) as i64;
                     let weight = self.delivered.min(Self::ALL) as i64;
                     let change = (rate - self.rate as i64) * weight / Self::ALL as i64;
                     self.rate = (self.rate as i64 + change).max(1) as u64;
-                    *self = Self { times: Some((now, last)), delivered: 0, rate: self.rate };
+                    (self.since, self.delivered) = (Some(now), 0);
                 }
             }
-            _ => *self = Self { times: Some((now, 0)), delivered: 0, rate: RATE },
+            _ => *self = Self { since: Some(now), last: (now, 0), delivered: 0, rate: RATE },
         }
     }
 
     fn delivered(&mut self, now: u64, bytes: u64) {
-        self.times = self.times.filter(|&(since, last)| since >= last || last >= now);
-        if let Some((_, last)) = self.times.as_mut() {
-            *last = now;
+        let (refused, delivered) = self.last;
+        self.since = self.since.filter(|_| refused >= delivered || delivered >= now);
+        if self.since.is_some() {
+            self.last.1 = now;
             self.delivered += bytes;
         }
     }
@@ -274,8 +279,10 @@ impl Model {
         (bytes * 1_000_000_000).div_ceil(RATE)
     }
 
+    /// The next four windows go at the rate of delivery, the rest at the port's.
     fn delivery_ns(&self, bytes: u64) -> u64 {
-        (bytes * 1_000_000_000).div_ceil(self.backlog.rate(self.now))
+        let next = bytes.min(Backlog::ALL);
+        (next * 1_000_000_000).div_ceil(self.backlog.rate(self.now)) + Self::ns(bytes - next)
     }
 
     /// Returns how long a flow takes by itself: one in a piece that exceeds the window does not get
@@ -291,7 +298,7 @@ impl Model {
         self.backlog.delivered(self.now, bytes);
         if let Some(at) = self.pieces.iter().position(|&(_, size)| size == bytes) {
             let took = u128::from(self.now - self.pieces.remove(at).0).max(1);
-            self.backlog.times = None;
+            self.backlog.since = None;
             let rate = (u128::from(bytes) * 1_000_000_000 / took).clamp(1, RATE.into()) as u64;
             if rate > self.piece_rate || !self.low.contains(&flow) {
                 self.piece_rate = self.piece_rate - self.piece_rate / 8 + rate / 8;

@@ -288,7 +288,7 @@ fn deadlines_do_not_make_cut_transfers_take_turns() {
         let [off, on] = [false, true].map(|hinted| percent(share, Some(1), Stage::P2d, hinted));
         println!("cut, s = {share}: hints off {off:.0?}, hints on {on:.0?}");
         for (off, on) in off.iter().zip(&on) {
-            let gain = if share < 0.7 { 1.5 } else { -1.0 };
+            let gain = if share < 0.7 { 1.0 } else { -1.0 };
             assert!(on > &(off + gain), "s = {share}: {on} after {off}");
         }
     }
