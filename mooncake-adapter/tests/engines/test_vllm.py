@@ -820,10 +820,10 @@ def test_a_transfer_to_a_decode_instance_leaves_time_for_its_step(vllm, said):
         engine.scheduler.request_finished(request, [])
         return said.of("request_begin")[-1][1]["deadline_s"]
 
-    assert send("first", 4000, 0.4) > 3.7, "nothing is known yet"
-    assert send("second", 4000, 0.2) <= 3.6
-    assert 3.6 < send("third", 4000, 0.2) <= 3.8, "the shortest counts"
-    assert 0.8 < send("short", 1000, 0.2) <= 0.9, "at most a tenth of its objective"
+    assert send("first", 20_000, 0.8) > 19.3, "nothing is known yet"
+    assert send("second", 20_000, 0.4) <= 19.2
+    assert 19.2 < send("third", 20_000, 0.4) <= 19.6, "the shortest counts"
+    assert 1.6 < send("short", 2000, 0.4) <= 1.8, "at most a tenth of its objective"
 
 
 def test_requests_that_are_never_finished_are_bounded(vllm, said, monkeypatch):

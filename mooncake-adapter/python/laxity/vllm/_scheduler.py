@@ -175,13 +175,13 @@ class SchedulerHints:
 
     def _after_transfer_s(self, known: _Known) -> float:
         """Seconds that a request still needs for its first token when its KV cache has been transferred."""
-        if known.asked:
-            return min(self._after_loads_s, default=0.0)
-        if not known.sends:
+        if not (known.asked or known.sends):
             return 0.0
-        # The decode instance computes the last token of the prompt again. With the same model that takes no longer than
-        # the shortest prompt takes here.
-        step_s = min(self._computed_s, default=0.0)
+        step_s = min(self._after_loads_s if known.asked else self._computed_s, default=0.0)
+        if not known.sends:
+            return step_s
+        # The decode instance computes the last token of the prompt again, which is assumed to take no longer than the
+        # shortest prompt here.
         return min(step_s, (known.objective.slo_ttft_s or 0.0) * DECODE_SHARE_MAX)
 
     def _announcement(self, request_id: str) -> Optional[tuple[str, Optional[float], str, int, int]]:
