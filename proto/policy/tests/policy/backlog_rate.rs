@@ -102,7 +102,7 @@ proptest! {
         port.deliver(100, 2.0 * times);
         port.deliver(100, faster);
         port.deliver(800, times);
-        // If both have the lowest level, a window is ahead, and the fifth counts at the port's rate.
+        // If both have the lowest level, a window is ahead. The fifth counts at the port's rate.
         prop_assume!(!(0.96 * times..1.04 * times + 0.25).contains(&slack));
         prop_assert_eq!(port.is_feasible(PEER, slack), slack > times);
     }
