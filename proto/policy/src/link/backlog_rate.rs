@@ -67,7 +67,7 @@ impl BacklogRate {
         now.since(last) > Span::transfer(window.saturating_mul(HORIZON), self.rate)
     }
 
-    /// Notes delivered bytes.
+    /// Counts bytes that were delivered, if flows wait: they are the next sample's `S`.
     #[inline]
     pub(super) fn delivered(&mut self, now: Time, bytes: u64) {
         if self.since.is_none() || bytes == 0 {

@@ -97,7 +97,7 @@ impl Peers {
         }
     }
 
-    /// Notes bytes that were delivered.
+    /// Counts bytes that the peer received, for the rate at which it is served.
     #[inline]
     pub(super) fn delivered(&mut self, now: Time, peer: PeerId, bytes: u64) {
         if let Some(known) = self.0.get_mut(usize::from(counted(peer).0)) {
