@@ -9,13 +9,14 @@
 //!    or above* stay within `window_bytes`. A flow that cannot be cut is permitted in one piece
 //!    when a chunk would fit. If that piece exceeds the window, the next flow waits only for the
 //!    time that the piece takes at the port's rate, and not until the application notices the
-//!    piece's end. Up to four such pieces are in flight while they do not fill the port
-//!    (`link/in_flight.rs`). Bytes on credit count as in flight and may exceed the window. Lower
-//!    levels do not count, because bytes queued in a lower class for a busy receiver would fill the
-//!    window and delay collectives on an idle port. Beyond the window, bytes are permitted at the
-//!    port's rate at most, up to `overcommit` windows: bytes that had time to leave and have not
-//!    are queued elsewhere. Under `laxity`, bytes in flight are bounded by peer, and bytes for
-//!    peers that are not busy may go beyond the window, too (`link/peers.rs`);
+//!    piece's end. Up to four such pieces are in flight while they do not fill the port,
+//!    and a scavenged piece is the second at most (`link/in_flight.rs`). Bytes on credit count as
+//!    in flight and may exceed the window. Lower levels do not count, because bytes queued in a
+//!    lower class for a busy receiver would fill the window and delay collectives on an idle port.
+//!    Beyond the window, bytes are permitted at the port's rate at most, up to `overcommit`
+//!    windows: bytes that had time to leave and have not are queued elsewhere. Under `laxity`,
+//!    bytes in flight are bounded by peer, and bytes for peers that are not busy may go beyond the
+//!    window, too (`link/peers.rs`);
 //! 2. the best-ranked group is served, its head flow first. The scavenger gets the port when no
 //!    level has work, and at least `scavenger_permille` of the port in any case;
 //! 3. a flow's level only rises, except by demotion to the scavenger. On the wire the flow keeps

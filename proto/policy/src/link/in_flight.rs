@@ -43,6 +43,11 @@ impl InFlight {
 /// reaches a quarter of the port's rate, four of them fill the port.
 const OVERSIZED_MAX: usize = 4;
 
+/// A scavenged piece gets its permit only if fewer than this are in flight. In the network, a piece
+/// without a mark takes as much of the port as any other, and a flow that can be in time may arrive
+/// before it ends. Two fill the port if each alone reaches half of its rate.
+const SCAVENGED_MAX: usize = 2;
+
 #[derive(Clone, Copy, Debug)]
 struct LargePiece {
     permitted: Time,
@@ -96,18 +101,19 @@ impl Oversized {
         permitted
     }
 
-    /// Returns when another piece may follow `n` such pieces on a port of this rate, or `None` if
-    /// there are none, or as many as there may be.
+    /// Returns when another piece, which is `scavenged` or not, may follow `n` such pieces on a port
+    /// of this rate. Returns `None` if there are none, or as many as there may be.
     ///
     /// A piece that shares the port fairly with `n − 1` others ends after `n` times the time that
     /// it takes alone. If a piece has not ended by then, the pieces do not fill the port, or other
     /// traffic uses it, so the next piece may start. If it started earlier, it would only share the
     /// port with the others, and the policy's order would be lost.
-    pub(super) fn next_at(&self, rate: u64) -> Option<Time> {
+    pub(super) fn next_at(&self, rate: u64, scavenged: bool) -> Option<Time> {
         let n = self.pieces.len();
+        let max = if scavenged { SCAVENGED_MAX } else { OVERSIZED_MAX };
         let ends = |piece: &LargePiece| {
             piece.permitted + Span::transfer(piece.bytes, rate).times(n as u64)
         };
-        if n < OVERSIZED_MAX { self.pieces.iter().map(ends).min() } else { None }
+        if n < max { self.pieces.iter().map(ends).min() } else { None }
     }
 }

@@ -148,7 +148,8 @@ impl Link {
             && beside <= windows(PEER_WINDOWS);
         let (full, reduced) = self.drained_by_peers;
         let beside_peers = many.then(|| full.max(reduced) - chunk);
-        let next = self.oversized.next_at(config.rate).filter(|_| beside <= config.window_bytes);
+        let next = self.oversized.next_at(config.rate, queue == SCAVENGER);
+        let next = next.filter(|_| beside <= config.window_bytes);
         beside_peers.into_iter().chain(next.map(|at| pace.max(at - chunk))).min()
     }
 

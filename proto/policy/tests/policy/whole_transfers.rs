@@ -464,6 +464,36 @@ fn scavenged_pieces_raise_the_rate_and_never_lower_it() {
 }
 
 #[test]
+fn pieces_that_are_late_leave_room_for_one_that_can_be_in_time() {
+    let mut port = Pieces::new();
+    let late: Vec<FlowSpec> = (0..3).map(|_| port.piece(MIB, Some(Span(1)))).collect();
+    let permitted = |port: &mut Pieces| -> Vec<FlowId> {
+        let actions = std::iter::from_fn(|| port.link.poll_action(port.now));
+        let permits = actions.filter_map(|action| match action {
+            Action::Permit { flow, .. } => Some(flow),
+            _ => None,
+        });
+        permits.collect()
+    };
+    for spec in &late {
+        port.link.handle(port.now, Event::FlowArrived(*spec));
+    }
+    assert_eq!(permitted(&mut port), [late[0].flow]);
+    port.now = port.now + own(MIB, 1);
+    assert_eq!(permitted(&mut port), [late[1].flow], "the first does not fill the port");
+    port.now = port.now + own(MIB, 50);
+    assert_eq!(permitted(&mut port), [], "two of them are in flight");
+    let timely = port.piece(MIB, Some(own(MIB, 50)));
+    port.link.handle(port.now, Event::FlowArrived(timely));
+    assert_eq!(permitted(&mut port), [timely.flow]);
+    for ended in [late[0], late[1]] {
+        port.link.handle(port.now, Event::BytesCompleted { flow: ended.flow, bytes: MIB });
+    }
+    port.now = port.now + own(MIB, 1);
+    assert_eq!(permitted(&mut port), [late[2].flow], "one is in flight");
+}
+
+#[test]
 fn kv_reuse_that_pieces_are_too_slow_for_goes_behind_the_rest() {
     let mut port = Pieces::new();
     port.slow_down();
