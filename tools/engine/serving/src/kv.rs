@@ -61,17 +61,13 @@ impl Blocks {
         }
     }
 
-    pub fn total(&self) -> usize {
-        self.blocks.len()
-    }
-
     /// Returns the number of blocks that can be taken now.
     pub fn available(&self) -> usize {
         self.free.len() + self.idle.len()
     }
 
     pub fn used(&self) -> usize {
-        self.total() - self.available()
+        self.blocks.len() - self.available()
     }
 
     pub const fn evicted(&self) -> u64 {
@@ -186,7 +182,7 @@ mod tests {
 
     /// Checks that each block is in exactly one place, and each published hash leads to its block.
     fn check(blocks: &Blocks, held: &[Vec<u32>]) {
-        let mut count = vec![0_u32; blocks.total()];
+        let mut count = vec![0_u32; blocks.blocks.len()];
         held.iter().flatten().for_each(|block| count[*block as usize] += 1);
         let free: HashSet<u32> = blocks.free.iter().copied().collect();
         let idle: HashSet<u32> = blocks.idle.values().copied().collect();

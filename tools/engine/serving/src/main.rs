@@ -147,7 +147,7 @@ fn run(arguments: Arguments) -> anyhow::Result<()> {
 
 /// Waits until the engine's thread has ended. It ends by itself only after an error.
 async fn ended(engine: &Handle) {
-    while !engine.gauges().ended.load(Ordering::Acquire) {
+    while !engine.gauges.ended.load(Ordering::Acquire) {
         tokio::time::sleep(Duration::from_millis(200)).await;
     }
 }

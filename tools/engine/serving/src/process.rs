@@ -138,12 +138,7 @@ fn connect(
         words_dscp: config.laxity.words_dscp.unwrap_or(0),
     };
     let own = Arc::new(Own::default());
-    let taker = taker(Receivers {
-        engine: engine.clone(),
-        inbox: Arc::clone(&inbox),
-        reuse: reuse.clone(),
-        own: Arc::clone(&own),
-    });
+    let taker = taker(engine.clone(), Arc::clone(&inbox), reuse.clone(), Arc::clone(&own));
     let carrier = Carrier::start(options, others.listen, Taker::clone(&taker))
         .map_err(StartError::thread("transfers"))?;
     // Each part is set only once, so an error is impossible.
@@ -194,16 +189,8 @@ struct Own {
     plugin: OnceLock<Plugin>,
 }
 
-struct Receivers {
-    engine: Handle,
-    inbox: Arc<Inbox>,
-    reuse: Sender<Call>,
-    own: Arc<Own>,
-}
-
 /// Returns the function that hands each arriving parcel to its receiver.
-fn taker(receivers: Receivers) -> Taker {
-    let Receivers { engine, inbox, reuse, own } = receivers;
+fn taker(engine: Handle, inbox: Arc<Inbox>, reuse: Sender<Call>, own: Arc<Own>) -> Taker {
     Arc::new(move |incoming| match incoming {
         Incoming::Parcel(arrival) => match arrival.head.kind {
             Kind::KvReuse => {

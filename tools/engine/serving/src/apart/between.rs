@@ -38,9 +38,9 @@ pub struct Export {
     pub tokens: usize,
 }
 
-pub struct Between<'a> {
-    /// The connections to other processes, if there are any.
-    pub net: Option<&'a Net>,
+/// The transfers of a batch to and from other processes.
+#[derive(Default)]
+pub struct Transfers {
     pub batch: u64,
     pub imports: Vec<Import>,
     pub exports: Vec<Export>,
@@ -48,6 +48,12 @@ pub struct Between<'a> {
     pub hints: bool,
     /// The processes that gave KV, and the batches about whose progress each of them is informed.
     pub holders: Vec<(SocketAddr, Vec<u64>)>,
+}
+
+pub struct Between<'a> {
+    /// The connections to other processes, if there are any.
+    pub net: Option<&'a Net>,
+    pub of: Transfers,
     pub meanwhile: &'a mut dyn FnMut(),
 }
 
@@ -55,14 +61,14 @@ impl Watch for Between<'_> {
     fn before_layer(&mut self, layer: usize, kv: &dyn KvCache) -> Result<()> {
         let Some(net) = self.net else { return Ok(()) };
         (self.meanwhile)();
-        if self.hints {
-            let (batch, layer) = (self.batch, layer as u16);
+        if self.of.hints {
+            let (batch, layer) = (self.of.batch, layer as u16);
             net.carrier.hint(Hint::LayerBegin { batch, layer });
             let mut running = net.running();
             (running.batch, running.layer) = (batch, layer);
             drop(running);
             // The daemon that schedules the KV is the one here if the KV is read.
-            for (holder, batches) in &self.holders {
+            for (holder, batches) in &self.of.holders {
                 if net.reads {
                     net.begin_layer(layer, batches);
                 } else {
@@ -71,7 +77,7 @@ impl Watch for Between<'_> {
             }
         }
         let began = Instant::now();
-        for import in &self.imports {
+        for import in &self.of.imports {
             let key = Key::Reuse(import.request, layer as u16);
             let payload = net.inbox.wait(key, import.from, net.patience)?;
             let tokens = kv.import(layer, &import.blocks, import.first, &payload)?;
@@ -79,17 +85,17 @@ impl Watch for Between<'_> {
                 fail!("{} sent {tokens} tokens of KV, and said {}", import.from, import.tokens);
             }
         }
-        if !self.imports.is_empty() {
-            net.waited_for_kv(began);
+        if !self.of.imports.is_empty() {
+            net.waited_for(began, &net.waited.0, "laxity_engine_kv_wait_seconds");
         }
         Ok(())
     }
 
     fn after_layer(&mut self, layer: usize, kv: &dyn KvCache) -> Result<()> {
         let Some(net) = self.net else { return Ok(()) };
-        for export in self.exports.iter().filter(|export| export.tokens > 0) {
+        for export in self.of.exports.iter().filter(|export| export.tokens > 0) {
             let payload = kv.export(layer, &export.blocks, export.first, export.tokens)?;
-            let head = kv_head(Kind::P2d, layer, self.batch, export.request, export.first);
+            let head = kv_head(Kind::P2d, layer, self.of.batch, export.request, export.first);
             if export.scavenged {
                 net.carrier.scavenge(export.to, head, payload);
             } else {
@@ -165,8 +171,7 @@ mod tests {
             net.inbox.expect(Key::Reuse(9, layer), from);
         }
         net.inbox.put(Key::Reuse(9, 0), payload.clone());
-        let mut between = Between {
-            net: Some(&net),
+        let of = Transfers {
             batch: 5,
             imports: vec![Import { request: 9, from, blocks: vec![2], first: 0, tokens: 4 }],
             exports: vec![Export {
@@ -178,10 +183,9 @@ mod tests {
                 first: 1,
                 tokens: 3,
             }],
-            hints: false,
-            holders: Vec::new(),
-            meanwhile: &mut || {},
+            ..Transfers::default()
         };
+        let mut between = Between { net: Some(&net), of, meanwhile: &mut || {} };
         // The KV of layer 0 is here, and that of layer 1 is not.
         between.before_layer(0, pages).unwrap();
         assert_eq!(pages.export(0, &[2], 0, 4).unwrap(), payload);

@@ -23,16 +23,12 @@ use crate::model::{ExpertPeers, ExpertRows, Experts, Result, fail};
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ranks {
-    all: Vec<SocketAddr>,
-    own: usize,
+    pub all: Vec<SocketAddr>,
+    /// Index of this process in `all`.
+    pub own: usize,
 }
 
 impl Ranks {
-    /// Makes the distribution over these ranks, in order. `own` is the index of this process.
-    pub const fn new(all: Vec<SocketAddr>, own: usize) -> Self {
-        Self { all, own }
-    }
-
     pub fn holds(&self, expert: usize) -> bool {
         self.all.len() <= 1 || expert % self.all.len() == self.own
     }
@@ -58,7 +54,6 @@ impl Ranks {
     }
 }
 
-/// Encodes rows as bytes.
 pub fn encode(groups: &[ExpertRows], hidden: usize) -> Vec<u8> {
     let mut bytes = (groups.len() as u32).to_le_bytes().to_vec();
     for group in groups {
@@ -123,29 +118,16 @@ pub fn by_rank(
 }
 
 /// The other ranks as the peers of a batch.
-#[derive(Debug)]
 pub struct RemoteExperts<'a> {
-    net: &'a Net,
-    hidden: usize,
-    batch: u64,
-    deadline_ns: u64,
-    exchange: &'a mut u64,
-    open: Vec<SocketAddr>,
+    pub net: &'a Net,
+    pub hidden: usize,
+    pub batch: u64,
+    pub deadline_ns: u64,
+    /// Number of the last exchange, across batches.
+    pub exchange: &'a mut u64,
+    pub open: Vec<SocketAddr>,
     /// Time when the rows of this exchange were sent.
-    began: Instant,
-}
-
-impl<'a> RemoteExperts<'a> {
-    /// Makes the peers of a batch. `exchange` numbers exchanges across batches.
-    pub fn new(
-        net: &'a Net,
-        hidden: usize,
-        batch: u64,
-        deadline_ns: u64,
-        exchange: &'a mut u64,
-    ) -> Self {
-        Self { net, hidden, batch, deadline_ns, exchange, open: Vec::new(), began: Instant::now() }
-    }
+    pub began: Instant,
 }
 
 impl ExpertPeers for RemoteExperts<'_> {

@@ -33,27 +33,17 @@ const fn place(step: u64, layer: usize) -> u64 {
 }
 
 /// The other ranks, in lockstep with this one.
-#[derive(Debug)]
 pub struct InStep<'a> {
-    net: &'a Net,
-    experts: Arc<dyn Experts>,
-    hidden: usize,
-    iteration: Iteration,
+    pub net: &'a Net,
+    /// The experts that this rank holds.
+    pub experts: Arc<dyn Experts>,
+    pub hidden: usize,
+    pub iteration: Iteration,
     /// Rows of other ranks whose outputs were not sent yet.
-    came: Vec<(SocketAddr, Vec<ExpertRows>)>,
+    pub came: Vec<(SocketAddr, Vec<ExpertRows>)>,
 }
 
-impl<'a> InStep<'a> {
-    /// Makes the peers of one iteration. `experts` are the experts that this rank holds.
-    pub const fn new(
-        net: &'a Net,
-        experts: Arc<dyn Experts>,
-        hidden: usize,
-        iteration: Iteration,
-    ) -> Self {
-        Self { net, experts, hidden, iteration, came: Vec::new() }
-    }
-
+impl InStep<'_> {
     fn send(&self, kind: Kind, layer: usize, to: SocketAddr, rows: &[ExpertRows]) {
         let Iteration { step, batch, deadline_ns } = &self.iteration;
         let head = rows_head(kind, layer, *batch, place(*step, layer));

@@ -26,7 +26,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use laxity_client::Hint;
-use laxity_requests::request::{Importance, RequestId};
+use laxity_requests::request::Importance;
 use serde::{Deserialize, Serialize};
 
 use crate::carry::{Carrier, ReadPart};
@@ -111,6 +111,7 @@ pub struct PrefillAsk {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "word")]
 pub enum Words {
+    /// A prompt that the receiver should compute.
     Prefill(PrefillAsk),
     /// The first token of an answer. All KV was sent before.
     First {
@@ -120,14 +121,9 @@ pub enum Words {
         spent: Spent,
     },
     /// A request that will not be computed.
-    Failed {
-        request: u64,
-        why: Failure,
-    },
+    Failed { request: u64, why: Failure },
     /// A request whose answer is not wanted any more.
-    Cancel {
-        request: u64,
-    },
+    Cancel { request: u64 },
     /// The start of an iteration of ranks in lockstep.
     Step {
         step: u64,
@@ -138,19 +134,11 @@ pub enum Words {
     Ask(PrefixQuery),
     /// The start of a layer, in the batch that is computed and in those that stand for requested KV
     /// ([`PrefixQuery::batch`]).
-    Layer {
-        layer: u16,
-        batches: Vec<u64>,
-    },
+    Layer { layer: u16, batches: Vec<u64> },
     /// The end of batches, which were computed or are not wanted any more.
-    Computed {
-        batches: Vec<u64>,
-        requests: Vec<u64>,
-    },
+    Computed { batches: Vec<u64>, requests: Vec<u64> },
     /// The handle at which the NCCL plugin of the sender listens for the receiver of this message.
-    Handle {
-        handle: Vec<u8>,
-    },
+    Handle { handle: Vec<u8> },
     /// A request of the asker for a part of the offered KV, which its daemon permitted.
     Read(ReadPart),
     Will {
@@ -180,7 +168,6 @@ pub struct PeerAddresses {
 }
 
 /// The connections to other processes and the payloads that arrived.
-#[derive(Clone, Debug)]
 pub struct Net {
     /// The carrier that sends parcels and control messages.
     pub carrier: Carrier,
@@ -214,18 +201,14 @@ impl Net {
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub fn waited_for_kv(&self, since: Instant) {
+    fn waited_for(&self, since: Instant, sum: &AtomicU64, metric: &'static str) {
         let waited = since.elapsed();
-        let ns = waited.as_nanos() as u64;
-        self.waited.0.fetch_add(ns, Ordering::Relaxed);
-        metrics::histogram!("laxity_engine_kv_wait_seconds").record(waited.as_secs_f64());
+        sum.fetch_add(waited.as_nanos() as u64, Ordering::Relaxed);
+        metrics::histogram!(metric).record(waited.as_secs_f64());
     }
 
     pub fn waited_for_experts(&self, since: Instant) {
-        let waited = since.elapsed();
-        let ns = waited.as_nanos() as u64;
-        self.waited.1.fetch_add(ns, Ordering::Relaxed);
-        metrics::histogram!("laxity_engine_exchange_seconds").record(waited.as_secs_f64());
+        self.waited_for(since, &self.waited.1, "laxity_engine_exchange_seconds");
     }
 
     /// Returns the time that this process waited for others so far.
@@ -264,7 +247,6 @@ impl Net {
 }
 
 /// A generator of numbers for requests and batches. No other process generates the same ones.
-#[derive(Debug)]
 pub struct Numbers {
     next: u64,
 }
@@ -292,9 +274,5 @@ impl Numbers {
     pub const fn next(&mut self) -> u64 {
         self.next += 1;
         self.next
-    }
-
-    pub const fn request(&mut self) -> RequestId {
-        RequestId(self.next())
     }
 }

@@ -62,15 +62,6 @@ enum PluginCommand {
 #[derive(Clone, Debug)]
 pub struct Plugin(Sender<PluginCommand>);
 
-impl std::fmt::Debug for PluginCommand {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Connect(to, _) => f.debug_tuple("Connect").field(to).finish(),
-            Self::Exchange(to, key, _) => f.debug_tuple("Exchange").field(to).field(key).finish(),
-        }
-    }
-}
-
 impl Plugin {
     /// Loads a plugin and listens once for each other rank. `tell` sends a rank the handle for it.
     /// Fails if the plugin cannot be used, or no thread can be started.

@@ -37,7 +37,6 @@ pub struct Wanted {
     pub deadline_ns: u64,
 }
 
-#[derive(Debug)]
 pub enum Call {
     Find(Wanted),
     /// Stop asking for KV of this request, which is not wanted any more.

@@ -44,13 +44,7 @@ pub struct Counts {
 pub struct Carrier {
     orders: Sender<GateOrder>,
     counts: Arc<Mutex<Counts>>,
-    listens: SocketAddr,
-}
-
-impl std::fmt::Debug for Carrier {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Carrier").field("listens", &self.listens).finish_non_exhaustive()
-    }
+    pub listens: SocketAddr,
 }
 
 impl Carrier {
@@ -65,10 +59,6 @@ impl Carrier {
             .name("gate".to_owned())
             .spawn(move || Gate::new(&options, listens, own, taker, shared).serve(&incoming))?;
         Ok(Self { orders, counts, listens })
-    }
-
-    pub const fn listens(&self) -> SocketAddr {
-        self.listens
     }
 
     // A failed send means that the thread ended, which only happens after [`Self::stop`].
@@ -131,7 +121,6 @@ impl Carrier {
         self.order(move |gate| gate.end_request(request));
     }
 
-    /// Returns the counters so far.
     pub fn counts(&self) -> Counts {
         self.counts.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }

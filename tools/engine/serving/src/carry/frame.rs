@@ -88,11 +88,8 @@ impl Head {
     /// Decodes untrusted bytes of a peer.
     /// Fails if the bytes are no head, or the parcel is too large.
     pub fn decode(bytes: &[u8; HEAD_BYTES]) -> io::Result<Self> {
-        let word = |at: usize| {
-            let mut eight = [0; 8];
-            eight.copy_from_slice(&bytes[16 + at * 8..24 + at * 8]);
-            u64::from_le_bytes(eight)
-        };
+        let words = bytes[16..].as_chunks::<8>().0;
+        let word = |at: usize| u64::from_le_bytes(words[at]);
         let kind = Kind::from_byte(bytes[4]).filter(|_| bytes[..4] == MAGIC);
         let kind = kind.ok_or_else(|| invalid("no frame of an engine".to_owned()))?;
         let head = Self {

@@ -33,14 +33,12 @@ pub struct Arrival {
 
 #[derive(Clone, Debug)]
 pub enum Incoming {
+    /// A parcel, of which all bytes are here.
     Parcel(Arrival),
     /// A control message, which is one line of JSON.
     Words(SocketAddr, String),
     /// Bytes of a flow that this process reads.
-    Part {
-        flow: u64,
-        bytes: u64,
-    },
+    Part { flow: u64, bytes: u64 },
     /// The loss of a process to or from which there was a connection, with the reason.
     Lost(SocketAddr, String),
 }

@@ -18,25 +18,16 @@ const CONNECT_EVERY: Duration = Duration::from_millis(50);
 
 pub(super) enum Load {
     /// Bytes of a parcel, beginning at the head's offset.
-    Bytes {
-        head: Head,
-        payload: Arc<Vec<u8>>,
-        bytes: u64,
-    },
+    Bytes { head: Head, payload: Arc<Vec<u8>>, bytes: u64 },
+    /// A control message.
     Words(String),
 }
 
 pub(super) enum Said {
     /// The receiver acknowledged bytes of a flow.
-    Arrived {
-        flow: u64,
-        bytes: u64,
-    },
-    Gone {
-        peer: SocketAddr,
-        number: u64,
-        why: String,
-    },
+    Arrived { flow: u64, bytes: u64 },
+    /// The connection is gone.
+    Gone { peer: SocketAddr, number: u64, why: String },
 }
 
 pub(super) struct Outgoing {
@@ -119,15 +110,11 @@ where
             if let Err(error) = reader.read_exact(&mut ack) {
                 break error.to_string();
             }
-            let word = |at: usize| {
-                let mut eight = [0; 8];
-                eight.copy_from_slice(&ack[at..at + 8]);
-                u64::from_le_bytes(eight)
-            };
+            let words = ack.as_chunks::<8>().0;
+            let [flow, bytes] = [0, 1].map(|at| u64::from_le_bytes(words[at]));
             // The reader numbers its reads. A read by this process may have the same number.
-            let flow = word(0);
             if flow & READ == 0 {
-                hear(Said::Arrived { flow, bytes: word(8) });
+                hear(Said::Arrived { flow, bytes });
             }
         };
         // The writer may be blocked in a write that the peer will never read.

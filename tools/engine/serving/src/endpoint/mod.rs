@@ -31,7 +31,7 @@ use tokio_stream::wrappers::ReceiverStream;
 
 use crate::clock;
 use crate::config::{Config, Role};
-use crate::engine::sequence::{Failure, Output, Submission};
+use crate::engine::sequence::{Failure, Outlet, Output, Submission};
 use crate::engine::{EngineCommand, Handle};
 use answer::Writer;
 use ask::{CompletionRequest, Objection};
@@ -105,13 +105,13 @@ async fn other_method(request: Request) -> Response {
 }
 
 async fn health(State(state): State<EndpointState>) -> Response {
-    if state.engine.gauges().ended.load(Ordering::Acquire) {
+    let gauges = &state.engine.gauges;
+    if gauges.ended.load(Ordering::Acquire) {
         return json_response(
             StatusCode::SERVICE_UNAVAILABLE,
             &json!({"status": "the engine has ended; its log says why"}),
         );
     }
-    let gauges = state.engine.gauges();
     json_response(
         StatusCode::OK,
         &json!({
@@ -125,7 +125,7 @@ async fn health(State(state): State<EndpointState>) -> Response {
 }
 
 async fn show_metrics(State(state): State<EndpointState>) -> Response {
-    let gauges = state.engine.gauges();
+    let gauges = &state.engine.gauges;
     metrics::gauge!("laxity_engine_kv_blocks_used").set(gauges.blocks_used() as f64);
     if let Some(counts) = gauges.counts() {
         for ((stage, dscp), bytes) in counts.sent_bytes {
@@ -185,7 +185,7 @@ async fn begin(
     let importance = ask::importance(&head.headers)?;
     let prefill = ask::prefill(&head.headers, &state.config)?;
     let asked = CompletionRequest::read(&body, &state.config)?;
-    let gauges = state.engine.gauges();
+    let gauges = &state.engine.gauges;
     if gauges.open.load(Ordering::Relaxed) >= state.config.limits.requests_max {
         let what = format!(
             "{} requests are being served already (limits.requests_max); try again later",
@@ -195,16 +195,15 @@ async fn begin(
     }
     let (outlet, outputs) = mpsc::channel(Submission::room(asked.output_max));
     let submission = Submission {
-        prompt: asked.prompt.clone(),
         output_max: asked.output_max,
         arrival,
         prefill,
         slo,
         importance,
         stop: (!asked.ignore_eos).then_some(tokens::END),
-        outlet,
+        outlet: Outlet::Here(outlet),
     };
-    if state.engine.command(EngineCommand::Submit(submission)) {
+    if state.engine.command(EngineCommand::Submit(asked.prompt.clone(), submission)) {
         Ok((asked, outputs))
     } else {
         Err(failed(&Failure::Unavailable("the engine has ended".to_owned())))

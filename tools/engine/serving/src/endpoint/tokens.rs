@@ -37,31 +37,20 @@ impl TextDecoder {
     }
 
     fn take(&mut self, all: bool) -> String {
-        let mut shown = String::new();
-        loop {
-            match std::str::from_utf8(&self.bytes) {
-                Ok(text) => {
-                    shown.push_str(text);
-                    self.bytes.clear();
-                    return shown;
-                }
-                Err(error) => {
-                    let good = error.valid_up_to();
-                    shown.push_str(&String::from_utf8_lossy(&self.bytes[..good]));
-                    let bad = match error.error_len() {
-                        Some(bad) => bad,
-                        // These bytes begin a character that later tokens may complete.
-                        None if !all => {
-                            self.bytes.drain(..good);
-                            return shown;
-                        }
-                        None => self.bytes.len() - good,
-                    };
-                    shown.push(char::REPLACEMENT_CHARACTER);
-                    self.bytes.drain(..good + bad);
-                }
+        let bytes = std::mem::take(&mut self.bytes);
+        let (mut shown, mut chunks) = (String::new(), bytes.utf8_chunks().peekable());
+        while let Some(chunk) = chunks.next() {
+            shown.push_str(chunk.valid());
+            let bad = std::str::from_utf8(chunk.invalid());
+            let Err(error) = bad else { continue };
+            if !all && chunks.peek().is_none() && error.error_len().is_none() {
+                // These bytes begin a character that later tokens may complete.
+                self.bytes = chunk.invalid().to_vec();
+            } else {
+                shown.push(char::REPLACEMENT_CHARACTER);
             }
         }
+        shown
     }
 }
 

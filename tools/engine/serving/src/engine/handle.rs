@@ -11,9 +11,8 @@ use crate::apart::Words;
 use crate::carry::{Arrival, Carrier, Counts};
 use crate::kv::SharedBlocks;
 
-#[derive(Debug)]
 pub enum EngineCommand {
-    Submit(Submission),
+    Submit(Vec<u32>, Submission),
     Words(SocketAddr, Words),
     Kv(Arrival),
     /// Continue a request after other processes were asked for KV of its beginning.
@@ -28,7 +27,7 @@ pub enum EngineCommand {
 }
 
 /// The state of an engine for other threads.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub struct EngineGauges {
     /// Requests that were accepted and have not ended.
     pub open: AtomicUsize,
@@ -52,16 +51,16 @@ impl EngineGauges {
 }
 
 /// A handle of an engine. Clones share the engine, which ends when all are dropped.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Handle {
     commands: Sender<EngineCommand>,
-    pub(super) gauges: Arc<EngineGauges>,
+    pub gauges: Arc<EngineGauges>,
 }
 
 impl Handle {
     /// Sends a command. Returns false if the engine has ended.
     pub fn command(&self, command: EngineCommand) -> bool {
-        if matches!(command, EngineCommand::Submit(_)) {
+        if matches!(command, EngineCommand::Submit(..)) {
             // Counting here lets the limit of requests see them before the engine handles them.
             self.gauges.open.fetch_add(1, Ordering::Relaxed);
         }
@@ -76,10 +75,6 @@ impl Handle {
             std::thread::sleep(Duration::from_millis(5));
             told = !self.gauges.ended.load(Ordering::Acquire);
         }
-    }
-
-    pub fn gauges(&self) -> &EngineGauges {
-        &self.gauges
     }
 }
 
@@ -126,11 +121,11 @@ mod tests {
         let taken = blocks.lock().take(3).unwrap();
         assert!(engine.command(EngineCommand::Found { request: 1, found: None }));
         let give_up = Instant::now() + Duration::from_secs(30);
-        while engine.gauges().blocks_used() != 3 {
+        while engine.gauges.blocks_used() != 3 {
             assert!(Instant::now() < give_up, "the engine does not see the blocks");
             std::thread::sleep(Duration::from_millis(1));
         }
         blocks.lock().release(&taken);
-        assert_eq!(engine.gauges().blocks_used(), 0);
+        assert_eq!(engine.gauges.blocks_used(), 0);
     }
 }

@@ -11,29 +11,12 @@ use super::Engine;
 use super::sequence::{Failure, Outlet, Output, Sequence, Submission};
 use crate::apart::inbox::Key;
 use crate::apart::reuse::Call;
-use crate::apart::{PrefixQuery, Spent, Words};
+use crate::apart::{PrefixQuery, Words};
 use crate::clock;
 
 impl Engine {
-    pub(super) fn submit(&mut self, submission: Submission) {
-        let sequence = Sequence {
-            id: self.numbers.request(),
-            prompt: submission.prompt.len(),
-            tokens: submission.prompt,
-            output_max: submission.output_max,
-            blocks: Vec::new(),
-            computed: 0,
-            published: 0,
-            hashes: Vec::new(),
-            failures: 0,
-            spent: Spent::default(),
-            arrival: submission.arrival,
-            prefill: submission.prefill,
-            slo: submission.slo,
-            importance: submission.importance,
-            stop: submission.stop,
-            outlet: Outlet::Here(submission.outlet),
-        };
+    pub(super) fn submit(&mut self, prompt: Vec<u32>, submission: Submission) {
+        let sequence = Sequence::new(RequestId(self.numbers.next()), prompt, submission);
         let needed = sequence.spec(0).tokens_max().div_ceil(self.schedulers.room().block_tokens);
         if needed > self.schedulers.room().blocks || sequence.tokens.is_empty() {
             return self.end(sequence, Output::Failed(Failure::TooLong));
@@ -123,7 +106,7 @@ impl Engine {
     /// Ends a sequence that the scheduler does not have (any more).
     pub(super) fn end(&mut self, mut sequence: Sequence, output: Output) {
         self.release(&mut sequence);
-        match (&sequence.outlet, output) {
+        match (&sequence.asked.outlet, output) {
             (Outlet::Here(_), output) => {
                 sequence.tell(output);
                 self.gauges.open.fetch_sub(1, Ordering::Relaxed);

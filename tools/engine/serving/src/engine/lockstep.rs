@@ -22,7 +22,6 @@ use crate::clock;
 /// Number and deadline (in ns) of another rank's request.
 type Other = (u64, u64);
 
-#[derive(Debug)]
 pub(super) struct Lockstep {
     /// Number of the iteration that is computed, or else of the next one.
     step: u64,

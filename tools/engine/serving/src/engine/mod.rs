@@ -41,7 +41,6 @@ pub use handle::{EngineCommand, EngineCommands, EngineGauges, Handle, commands};
 /// Pause between two checks whether waiting requests are still wanted.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
-#[derive(Debug)]
 pub struct Parts {
     pub model: Arc<dyn Model>,
     pub blocks: SharedBlocks,
@@ -103,7 +102,7 @@ pub fn start(parts: Parts, commands: EngineCommands) -> Result<Handle, StartErro
     let schedulers = Scheduler::new(&settings, room);
     let ranks = net.as_ref().map_or(&[][..], |net| net.peers.ranks.all());
     let lockstep = ranks.first().filter(|_| lockstep).map(|first| Lockstep::new(*first));
-    let listens = net.as_ref().map(|net| net.carrier.listens());
+    let listens = net.as_ref().map(|net| net.carrier.listens);
     if let Some(net) = &net {
         // This is set only once, because each engine has a queue of its own.
         let _ = handle.gauges.carrier.set(net.carrier.clone());
@@ -208,7 +207,7 @@ impl Engine {
 
     fn take(&mut self, command: EngineCommand) {
         match command {
-            EngineCommand::Submit(submission) => self.submit(submission),
+            EngineCommand::Submit(prompt, submission) => self.submit(prompt, submission),
             EngineCommand::Words(from, words) => self.hear(from, words),
             EngineCommand::Kv(arrival) if arrival.head.kind == Kind::P2d => self.import(&arrival),
             EngineCommand::Kv(_) => {}

@@ -83,7 +83,7 @@ impl Engine {
     fn place_of(&self, sequence: &Sequence) -> Option<SocketAddr> {
         let prompts = |at: &SocketAddr| self.remote.values().filter(|r| r.at == *at).count();
         let turn = |at: &SocketAddr| self.turns.get(at).copied().unwrap_or(0);
-        let routed = sequence.prefill.and_then(|number| self.prefill().get(number));
+        let routed = sequence.asked.prefill.and_then(|number| self.prefill().get(number));
         let there = |at: &&SocketAddr| !self.is_lost(at);
         let fewest = || {
             let there = self.prefill().iter().filter(there);
@@ -97,10 +97,10 @@ impl Engine {
     /// half of what is left.
     fn prompt_remaining(&self, sequence: &Sequence) -> u64 {
         let left = remaining(sequence.deadline_ns());
-        match sequence.slo {
+        match sequence.asked.slo {
             Slo::Interactive { .. } => left,
             Slo::Batch { .. } => {
-                let answer = self.step_ns.saturating_mul(u64::from(sequence.output_max));
+                let answer = self.step_ns.saturating_mul(u64::from(sequence.asked.output_max));
                 left.saturating_sub(answer.min(left / 2)).max(1)
             }
         }
@@ -111,15 +111,15 @@ impl Engine {
             return self.compute_after_all(sequence);
         };
         let have = sequence.computed;
-        let wants_kv = sequence.output_max > 1;
+        let wants_kv = sequence.asked.output_max > 1;
         let asked = PrefillAsk {
             request: sequence.id.0,
             tokens: sequence.tokens.clone(),
             have,
             wants_kv,
             remaining_ns: self.prompt_remaining(&sequence),
-            interactive: sequence.slo.is_interactive(),
-            importance: sequence.importance,
+            interactive: sequence.asked.slo.is_interactive(),
+            importance: sequence.asked.importance,
             model: self.model.identity(),
         };
         net.say(at, &Words::Prefill(asked));

@@ -8,7 +8,7 @@ use laxity_requests::iteration::Event;
 use laxity_requests::request::{RequestId, Slo};
 
 use super::Engine;
-use super::sequence::{Failure, Outlet, Output, Sequence};
+use super::sequence::{Failure, Outlet, Output, Sequence, Submission};
 use super::step::publish;
 use crate::apart::between::Import;
 use crate::apart::reuse::{Call, Wanted};
@@ -17,7 +17,6 @@ use crate::carry::Arrival;
 use crate::clock;
 use crate::model::ModelError;
 
-#[derive(Debug)]
 pub(super) struct Remote {
     pub(super) sequence: Sequence,
     pub(super) at: SocketAddr,
@@ -45,7 +44,7 @@ pub(super) fn remaining(deadline_ns: u64) -> u64 {
 /// for KV since the prefill process reported the token (`said`), and the queueing before both.
 fn show_parts(sequence: &Sequence, spent: Spent, said: Instant) {
     let tail_ns = said.elapsed().as_nanos() as u64;
-    let all_ns = clock::now().since(sequence.arrival).0;
+    let all_ns = clock::now().since(sequence.asked.arrival).0;
     let Spent { kv_wait_ns, exchange_ns, .. } = spent;
     for (part, ns) in [
         ("queued", all_ns.saturating_sub(spent.all_ns + tail_ns)),
@@ -130,7 +129,7 @@ impl Engine {
     }
 
     fn prefill_for(&mut self, from: SocketAddr, asked: PrefillAsk) {
-        let PrefillAsk { request, have, wants_kv, remaining_ns, .. } = asked;
+        let PrefillAsk { request, have, wants_kv, remaining_ns, importance, .. } = asked;
         if let Some(why) = self.why_not(&asked) {
             if let Some(net) = &self.net {
                 let why = Failure::Internal(why);
@@ -138,17 +137,8 @@ impl Engine {
             }
             return;
         }
-        let sequence = Sequence {
-            id: RequestId(request),
-            prompt: asked.tokens.len(),
-            tokens: asked.tokens,
+        let submission = Submission {
             output_max: 1,
-            blocks: Vec::new(),
-            computed: 0,
-            published: 0,
-            hashes: Vec::new(),
-            failures: 0,
-            spent: Spent::default(),
             arrival: clock::now(),
             prefill: None,
             slo: if asked.interactive {
@@ -156,11 +146,11 @@ impl Engine {
             } else {
                 Slo::Batch { ttlt: remaining_ns }
             },
-            importance: asked.importance,
+            importance,
             stop: None,
             outlet: Outlet::Away(Destination { to: from, request, sent: have, wants_kv }),
         };
-        self.admit(sequence);
+        self.admit(Sequence::new(RequestId(request), asked.tokens, submission));
     }
 
     /// Asks other processes for KV of a sequence's beginning. Returns the sequence if there is no
@@ -256,7 +246,7 @@ impl Engine {
         let Some(Remote { mut sequence, .. }) = self.remote.remove(&request) else { return };
         show_parts(&sequence, spent, said);
         metrics::counter!("laxity_engine_prefilled_elsewhere_total").increment(1);
-        if sequence.output_max > 1 {
+        if sequence.asked.output_max > 1 {
             sequence.computed = sequence.prompt;
             if !self.keep_fetched {
                 sequence.published = sequence.blocks.len();
@@ -323,7 +313,7 @@ impl Engine {
             let _ = reuse.send(Call::Lost(peer));
         }
         let has_experts = self.lost_rank() == Some(peer);
-        let of_peer = |sequence: &&Sequence| match &sequence.outlet {
+        let of_peer = |sequence: &&Sequence| match &sequence.asked.outlet {
             Outlet::Away(to) => to.to == peer || has_experts,
             Outlet::Here(_) => false,
         };

@@ -32,22 +32,18 @@ pub enum Output {
     Failed(Failure),
 }
 
-#[derive(Debug)]
+/// What is wanted of a request, apart from its prompt.
 pub struct Submission {
-    pub prompt: Vec<u32>,
     pub output_max: u32,
     /// Time when the request arrived at the endpoint.
     pub arrival: Time,
     /// Index of the prefill process that a router chose, if any.
     pub prefill: Option<usize>,
     pub slo: Slo,
-    /// Importance of the request. Less important ones are relegated first.
     pub importance: Importance,
     /// The token that ends an answer. `None` generates the greatest allowed length.
     pub stop: Option<u32>,
-    /// Channel for the answer. It has room for all of it, so that the engine never waits. The
-    /// receiver closes it when the answer is not wanted any more.
-    pub outlet: mpsc::Sender<Output>,
+    pub outlet: Outlet,
 }
 
 impl Submission {
@@ -57,20 +53,20 @@ impl Submission {
     }
 }
 
-#[derive(Clone, Debug)]
 pub enum Outlet {
+    /// Channel for the answer. It has room for all of it, so that the engine never waits. The
+    /// receiver closes it when the answer is not wanted any more.
     Here(mpsc::Sender<Output>),
     /// Another process, which also gets the KV.
     Away(crate::apart::Destination),
 }
 
-#[derive(Debug)]
 pub struct Sequence {
     pub id: RequestId,
     /// Tokens of the prompt and then of the answer.
     pub tokens: Vec<u32>,
     pub prompt: usize,
-    pub output_max: u32,
+    pub asked: Submission,
     pub blocks: Vec<u32>,
     pub computed: usize,
     pub published: usize,
@@ -79,21 +75,26 @@ pub struct Sequence {
     /// Times of the batches that computed the prompt.
     pub spent: Spent,
     pub failures: u32,
-    /// Time when the request arrived at the endpoint.
-    pub arrival: Time,
-    /// Index of the prefill process that a router chose, if any.
-    pub prefill: Option<usize>,
-    pub slo: Slo,
-    /// Importance of the request. Less important ones are relegated first.
-    pub importance: Importance,
-    /// The token that ends the answer, if any.
-    pub stop: Option<u32>,
-    pub outlet: Outlet,
 }
 
 impl Sequence {
+    pub fn new(id: RequestId, prompt: Vec<u32>, asked: Submission) -> Self {
+        Self {
+            id,
+            prompt: prompt.len(),
+            tokens: prompt,
+            asked,
+            blocks: Vec::new(),
+            computed: 0,
+            published: 0,
+            hashes: Vec::new(),
+            spent: Spent::default(),
+            failures: 0,
+        }
+    }
+
     pub fn is_wanted(&self) -> bool {
-        match &self.outlet {
+        match &self.asked.outlet {
             Outlet::Here(outlet) => !outlet.is_closed(),
             Outlet::Away(_) => true,
         }
@@ -101,7 +102,7 @@ impl Sequence {
 
     /// Returns the deadline of the first token, in ns.
     pub const fn deadline_ns(&self) -> u64 {
-        self.slo.deadline(self.arrival, 0).0
+        self.asked.slo.deadline(self.asked.arrival, 0).0
     }
 
     /// Returns the hashes of the first `count` blocks, which must be full.
@@ -123,17 +124,18 @@ impl Sequence {
 
     /// Returns the request for the scheduler, with `ready` tokens whose KV is here.
     pub fn spec(&self, ready: usize) -> Spec {
+        let Submission { output_max, arrival, slo, importance, .. } = self.asked;
         Spec {
             id: self.id,
-            arrival: self.arrival,
+            arrival,
             prompt: self.prompt as u32,
-            output_max: self.output_max,
+            output_max,
             ready: ready as u32,
             generated: self.generated() as u32,
-            class: ClassId(u16::from(!self.slo.is_interactive())),
+            class: ClassId(u16::from(!slo.is_interactive())),
             application: ApplicationId::default(),
-            importance: self.importance,
-            slo: self.slo,
+            importance,
+            slo,
         }
     }
 
@@ -145,9 +147,9 @@ impl Sequence {
     /// Adds a token. Returns the reason if the answer ends with it.
     pub fn push(&mut self, token: u32) -> Option<Reason> {
         self.tokens.push(token);
-        if self.stop == Some(token) {
+        if self.asked.stop == Some(token) {
             Some(Reason::Stop)
-        } else if self.generated() >= self.output_max as usize {
+        } else if self.generated() >= self.asked.output_max as usize {
             Some(Reason::Length)
         } else {
             None
@@ -155,7 +157,7 @@ impl Sequence {
     }
 
     pub fn tell(&self, output: Output) {
-        if let Outlet::Here(outlet) = &self.outlet {
+        if let Outlet::Here(outlet) = &self.asked.outlet {
             // The channel has room for the complete answer. A closed channel is noticed elsewhere.
             let _ = outlet.try_send(output);
         }

@@ -1,7 +1,6 @@
 //! One iteration: turns a plan of the scheduler into a batch and computes it.
 
 use std::collections::BTreeSet;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -11,7 +10,7 @@ use laxity_requests::request::RequestId;
 
 use super::Engine;
 use super::sequence::{Failure, Outlet, Output, Reason, Sequence};
-use crate::apart::between::{Between, Export, Import};
+use crate::apart::between::{Between, Export, Import, Transfers};
 use crate::apart::experts::RemoteExperts;
 use crate::apart::lockstep::{InStep, Iteration};
 use crate::apart::{Spent, Words};
@@ -26,21 +25,6 @@ struct Member {
     /// Number of tokens whose KV is there after the batch.
     end: usize,
     wants_output: bool,
-}
-
-/// The transfers of a batch to and from other processes.
-struct Transfers {
-    batch: u64,
-    /// Whether the daemon gets hints about the batch.
-    hints: bool,
-    /// Earliest deadline of the batch's requests, in ns. 0 for none.
-    deadline_ns: u64,
-    /// The iteration of ranks in lockstep, if this is one.
-    iteration: Option<Iteration>,
-    imports: Vec<Import>,
-    exports: Vec<Export>,
-    /// Processes that get reports of the progress, and the batches of each report.
-    holders: Vec<(SocketAddr, Vec<u64>)>,
 }
 
 impl Engine {
@@ -182,7 +166,7 @@ impl Engine {
         let mut exports = Vec::new();
         for member in members {
             let Some(sequence) = self.sequences.get(&member.request) else { continue };
-            if let Outlet::Away(to) = &sequence.outlet
+            if let Outlet::Away(to) = &sequence.asked.outlet
                 && to.wants_kv
             {
                 exports.push(Export {
@@ -220,16 +204,9 @@ impl Engine {
         if hints {
             self.begin_batch_hints(plan, batch, &exports);
         }
-        let transfers = Transfers {
-            batch,
-            hints,
-            deadline_ns: self.earliest(&members),
-            iteration,
-            imports,
-            exports,
-            holders: holders.clone(),
-        };
-        let (outputs, spent) = self.forward(&pieces, transfers)?;
+        let transfers = Transfers { batch, hints, imports, exports, holders: holders.clone() };
+        let deadline_ns = self.earliest(&members);
+        let (outputs, spent) = self.forward(&pieces, transfers, deadline_ns, iteration)?;
         for member in &members {
             if let Some(sequence) = self.sequences.get_mut(&member.request) {
                 sequence.spent.add(spent);
@@ -277,7 +254,9 @@ impl Engine {
     fn forward(
         &mut self,
         pieces: &[Piece],
-        transfers: Transfers,
+        of: Transfers,
+        deadline_ns: u64,
+        iteration: Option<Iteration>,
     ) -> Result<(Vec<Vec<f32>>, Spent)> {
         let hidden = self.model.shape().hidden;
         let (model, net) = (Arc::clone(&self.model), self.net.clone());
@@ -287,28 +266,28 @@ impl Engine {
         let outputs = {
             let (mut remote, mut in_step);
             let mut local = AllLocal;
-            let peers: &mut dyn ExpertPeers = match (&net, transfers.iteration) {
+            let peers: &mut dyn ExpertPeers = match (&net, iteration) {
                 (Some(net), Some(iteration)) => {
-                    in_step = InStep::new(net, model.experts(), hidden, iteration);
+                    let (experts, came) = (model.experts(), Vec::new());
+                    in_step = InStep { net, experts, hidden, iteration, came };
                     &mut in_step
                 }
                 (Some(net), None) if net.peers.ranks.is_apart() => {
-                    let batch = if transfers.hints { transfers.batch } else { 0 };
-                    let deadline_ns = transfers.deadline_ns;
-                    remote = RemoteExperts::new(net, hidden, batch, deadline_ns, &mut exchange);
+                    remote = RemoteExperts {
+                        net,
+                        hidden,
+                        batch: if of.hints { of.batch } else { 0 },
+                        deadline_ns,
+                        exchange: &mut exchange,
+                        open: Vec::new(),
+                        began,
+                    };
                     &mut remote
                 }
                 _ => &mut local,
             };
-            let mut watch = Between {
-                net: net.as_deref(),
-                batch: transfers.batch,
-                imports: transfers.imports,
-                exports: transfers.exports,
-                hints: transfers.hints,
-                holders: transfers.holders,
-                meanwhile: &mut || self.take_between_layers(),
-            };
+            let meanwhile = &mut || self.take_between_layers();
+            let mut watch = Between { net: net.as_deref(), of, meanwhile };
             model.forward(pieces, &mut watch, peers)
         };
         self.exchange = exchange;
@@ -331,14 +310,14 @@ impl Engine {
             let Some(sequence) = self.sequences.get_mut(&member.request) else { continue };
             sequence.computed = member.end;
             publish(&self.blocks, sequence, size, &model);
-            if let Outlet::Away(to) = &mut sequence.outlet {
+            if let Outlet::Away(to) = &mut sequence.asked.outlet {
                 to.sent = to.sent.max(member.end);
             }
             let Some(output) = output else { continue };
             let token = greedy(output);
             let reason = sequence.push(token);
             sequence.tell(Output::Token(token));
-            if let (Outlet::Away(to), Some(net)) = (&sequence.outlet, &self.net) {
+            if let (Outlet::Away(to), Some(net)) = (&sequence.asked.outlet, &self.net) {
                 let request = to.request;
                 let spent = sequence.spent;
                 net.say(to.to, &Words::First { request, token, spent });
