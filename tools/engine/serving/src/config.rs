@@ -198,15 +198,6 @@ pub enum ConfigError {
     Value { field: &'static str, value: String, wanted: String },
 }
 
-#[expect(clippy::needless_pass_by_value, reason = "numbers and texts, mostly made for it")]
-pub(crate) fn value(
-    field: &'static str,
-    value: impl ToString,
-    wanted: impl Into<String>,
-) -> ConfigError {
-    ConfigError::Value { field, value: value.to_string(), wanted: wanted.into() }
-}
-
 impl Config {
     /// Reads and checks a configuration file.
     /// The error has the first problem.
@@ -232,7 +223,7 @@ impl Config {
         PeerAddresses {
             prefill: peers.prefill.clone(),
             reuse: peers.reuse.clone(),
-            ranks: Ranks::new(peers.experts.clone(), own.unwrap_or(0)),
+            ranks: Ranks { all: peers.experts.clone(), own: own.unwrap_or(0) },
         }
     }
 

@@ -2,17 +2,19 @@
 
 use std::net::SocketAddr;
 
-use super::{Config, ConfigError, Limits, Role, value};
+use super::{Config, ConfigError, Limits, Role};
 use crate::endpoint::tokens::VOCAB_MIN;
 
 /// Returns the error about a field unless its value is allowed.
+#[expect(clippy::needless_pass_by_value, reason = "numbers and texts, mostly made for it")]
 fn ensure(
     allowed: bool,
     field: &'static str,
     given: impl ToString,
     wanted: impl Into<String>,
 ) -> Result<(), ConfigError> {
-    if allowed { Ok(()) } else { Err(value(field, given, wanted)) }
+    let (value, wanted) = (given.to_string(), wanted.into());
+    if allowed { Ok(()) } else { Err(ConfigError::Value { field, value, wanted }) }
 }
 
 impl Config {
@@ -27,7 +29,8 @@ impl Config {
         ensure(blocks > 0 && size > 0, "kv.blocks, kv.block_tokens", both, "both at least 1")?;
         let wanted = "times kv.block_tokens it has to stay below 2^32";
         ensure(blocks.checked_mul(size).is_some(), "kv.blocks", blocks, wanted)?;
-        self.schedule.check()?;
+        let wanted = "an iteration computes at least 1 token";
+        ensure(self.schedule.tokens > 0, "schedule.tokens", 0, wanted)?;
         self.check_timing()?;
         check_limits(&self.limits)?;
         if let Some(dscp) = self.laxity.words_dscp {

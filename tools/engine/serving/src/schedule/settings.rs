@@ -4,12 +4,8 @@
 //! replicas with continuous batching.
 
 pub use laxity_requests::engine_policy::Policy;
-use laxity_requests::hmas;
 use laxity_requests::hmas::pool::Kind;
-use laxity_requests::hmas::statera::{Score, StateraConfig};
 use serde::{Deserialize, Serialize};
-
-use crate::config::{ConfigError, value};
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -30,7 +26,7 @@ impl Default for Settings {
     }
 }
 
-/// Parameters of H-MAS ([`hmas::Config`]). The chunk is `schedule.tokens`.
+/// Parameters of H-MAS ([`laxity_requests::hmas::Config`]). The chunk is `schedule.tokens`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Hmas {
@@ -38,32 +34,7 @@ pub struct Hmas {
     pub order: Kind,
 }
 
-impl Hmas {
-    pub(super) fn config(chunk: u32) -> hmas::Config {
-        hmas::Config {
-            chunk,
-            chunk_min: hmas::Config::default().chunk_min.min(chunk),
-            statera: Some(StateraConfig {
-                // With errors in tokens, as in the paper, the fence does not keep its guarantee
-                // (docs/requests/hmas.md).
-                score: Score::Relative,
-                ..StateraConfig::default()
-            }),
-        }
-    }
-}
-
 impl Settings {
-    /// Checks the values.
-    /// The error has the first invalid value.
-    pub fn check(&self) -> Result<(), ConfigError> {
-        if self.tokens == 0 {
-            let wanted = "an iteration computes at least 1 token";
-            return Err(value("schedule.tokens", 0, wanted));
-        }
-        Ok(())
-    }
-
     pub const fn predicts(&self) -> bool {
         matches!(self.policy, Policy::Qoserve | Policy::Hmas)
     }
