@@ -13,7 +13,6 @@ pub mod computed;
 pub mod shape;
 pub mod timed;
 
-use std::fmt::Debug;
 use std::sync::Arc;
 
 use thiserror::Error;
@@ -50,7 +49,7 @@ macro_rules! fail {
 }
 pub(crate) use fail;
 
-pub trait Model: Debug + Send + Sync {
+pub trait Model: Send + Sync {
     fn shape(&self) -> &ModelShape;
 
     /// Returns sixteen bytes that identify sizes and weights. KV of another model cannot be used.
@@ -74,7 +73,7 @@ pub trait Model: Debug + Send + Sync {
 }
 
 /// The KV cache of all layers, divided into blocks.
-pub trait KvCache: Debug {
+pub trait KvCache {
     fn block_tokens(&self) -> usize;
 
     /// Returns the bytes of a token in a layer.
@@ -144,7 +143,7 @@ pub struct ExpertRows {
     pub rows: Vec<u32>,
 }
 
-pub trait Experts: Debug + Send + Sync {
+pub trait Experts: Send + Sync {
     /// Returns the outputs of experts of a layer: the same experts with as many rows.
     /// Fails if an expert is not held here, or the rows do not fit the model.
     fn run(&self, layer: usize, groups: Vec<ExpertRows>) -> Result<Vec<ExpertRows>>;

@@ -151,6 +151,7 @@ impl ModelShape {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use crate::model::Piece;
 
     pub(crate) fn tiny(moe: bool) -> ModelShape {
         ModelShape {
@@ -169,6 +170,10 @@ pub(crate) mod tests {
             moe: moe.then_some(Moe { experts: 4, per_token: 2 }),
             weights: WeightsSource { seed: 7 },
         }
+    }
+
+    pub(crate) fn piece(tokens: &[u32], start: usize, blocks: &[u32]) -> Piece {
+        Piece { tokens: tokens.to_vec(), start, blocks: blocks.to_vec(), wants_output: true }
     }
 
     #[test]

@@ -15,7 +15,6 @@ use crate::model::{
 };
 use crate::schedule::Room;
 
-#[derive(Debug)]
 struct Norm {
     factors: Tensor,
     eps: f32,
@@ -27,13 +26,11 @@ impl Norm {
     }
 }
 
-#[derive(Debug)]
 enum Network {
     Dense(FeedForward),
     Experts(Router),
 }
 
-#[derive(Debug)]
 struct Layer {
     before_attention: Norm,
     query: Linear,
@@ -54,7 +51,6 @@ struct BatchRows {
 }
 
 /// A model with its weights and its KV cache.
-#[derive(Debug)]
 pub struct Decoder {
     shape: ModelShape,
     device: Device,
@@ -82,7 +78,10 @@ impl Decoder {
         let weights = Weights(shape.weights.seed);
         let hidden = shape.hidden;
         let norm = || -> Result<Norm> {
-            Ok(Norm { factors: Weights::norm(hidden, device)?, eps: shape.norm_eps as f32 })
+            Ok(Norm {
+                factors: Tensor::ones(hidden, DType::F32, device)?,
+                eps: shape.norm_eps as f32,
+            })
         };
         let embedding = weights.matrix("model.embed_tokens.weight", shape.vocab, hidden, device)?;
         let head = if shape.tied_embeddings {
@@ -102,11 +101,11 @@ impl Decoder {
             embedding,
             layers,
             norm: norm()?,
-            head: Linear::new(head),
+            head: Linear(head),
             bank,
             cos,
             sin,
-            identity: model::identity(shape, &weights.identity()),
+            identity: model::identity(shape, &shape.weights.seed.to_le_bytes()),
         })
     }
 
@@ -228,15 +227,13 @@ fn load_layer(
     let attention = shape.heads * shape.head_dim();
     let matrix = |name: &str, out: usize, width: usize| {
         let name = format!("{at}.self_attn.{name}_proj.weight");
-        weights.matrix(&name, out, width, device).map(Linear::new)
+        weights.matrix(&name, out, width, device).map(Linear)
     };
     let network = match Router::load(weights, layer, shape, device)? {
         Some(router) => Network::Experts(router),
         None => {
-            let [gate, up, down] =
-                ["gate", "up", "down"].map(|part| format!("{at}.mlp.{part}_proj.weight"));
-            let names = [gate.as_str(), up.as_str(), down.as_str()];
-            Network::Dense(FeedForward::load(weights, names, shape, device)?)
+            let names = ["gate", "up", "down"].map(|part| format!("{at}.mlp.{part}_proj.weight"));
+            Network::Dense(FeedForward::load(weights, &names, shape, device)?)
         }
     };
     Ok(Layer {

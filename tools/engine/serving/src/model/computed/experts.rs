@@ -14,7 +14,6 @@ use super::weights::Weights;
 use crate::model::{self, ExpertPeers, ExpertRows, Experts, ModelShape, fail};
 
 /// A gated feed-forward network: `down(silu(gate(x)) · up(x))`.
-#[derive(Clone, Debug)]
 pub struct FeedForward {
     gate: Linear,
     up: Linear,
@@ -26,15 +25,15 @@ impl FeedForward {
     /// Fails if the device has too little memory.
     pub fn load(
         weights: Weights,
-        names: [&str; 3],
+        names: &[String; 3],
         shape: &ModelShape,
         device: &Device,
     ) -> Result<Self> {
         let [gate, up, down] = names;
         Ok(Self {
-            gate: Linear::new(weights.matrix(gate, shape.ffn, shape.hidden, device)?),
-            up: Linear::new(weights.matrix(up, shape.ffn, shape.hidden, device)?),
-            down: Linear::new(weights.matrix(down, shape.hidden, shape.ffn, device)?),
+            gate: Linear(weights.matrix(gate, shape.ffn, shape.hidden, device)?),
+            up: Linear(weights.matrix(up, shape.ffn, shape.hidden, device)?),
+            down: Linear(weights.matrix(down, shape.hidden, shape.ffn, device)?),
         })
     }
 
@@ -47,7 +46,6 @@ impl FeedForward {
 }
 
 /// The experts that this process holds, by layer and number.
-#[derive(Debug)]
 pub struct ExpertBank {
     layers: Vec<BTreeMap<usize, FeedForward>>,
     hidden: usize,
@@ -68,9 +66,8 @@ impl ExpertBank {
             let mut held = BTreeMap::new();
             for expert in (0..shape.moe.map_or(0, |moe| moe.experts)).filter(|e| holds(*e)) {
                 let at = format!("model.layers.{layer}.block_sparse_moe.experts.{expert}");
-                let [gate, up, down] = ["w1", "w3", "w2"].map(|w| format!("{at}.{w}.weight"));
-                let names = [gate.as_str(), up.as_str(), down.as_str()];
-                held.insert(expert, FeedForward::load(weights, names, shape, device)?);
+                let names = ["w1", "w3", "w2"].map(|w| format!("{at}.{w}.weight"));
+                held.insert(expert, FeedForward::load(weights, &names, shape, device)?);
             }
             layers.push(held);
         }
@@ -116,7 +113,6 @@ fn numbers(bits: &[u32]) -> Vec<f32> {
     bits.iter().copied().map(f32::from_bits).collect()
 }
 
-#[derive(Clone, Debug)]
 pub struct Router {
     gate: Linear,
     per_token: usize,
@@ -137,7 +133,7 @@ impl Router {
         let Some(moe) = shape.moe else { return Ok(None) };
         let name = format!("model.layers.{layer}.block_sparse_moe.gate.weight");
         let gate = weights.matrix(&name, moe.experts, shape.hidden, device)?;
-        Ok(Some(Self { gate: Linear::new(gate), per_token: moe.per_token }))
+        Ok(Some(Self { gate: Linear(gate), per_token: moe.per_token }))
     }
 
     /// Returns the likeliest experts of each row. Their probabilities are normalised to a sum of 1,

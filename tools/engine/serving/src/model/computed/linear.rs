@@ -12,22 +12,14 @@ use candle_core::{Result, Tensor};
 const ROWS: usize = 16;
 
 /// A weight matrix, with the shape `[out, in]` of checkpoints.
-#[derive(Clone, Debug)]
-pub struct Linear {
-    weight: Tensor,
-}
+pub struct Linear(pub Tensor);
 
 impl Linear {
-    /// Makes the multiplication by a matrix `[out, in]`.
-    pub const fn new(weight: Tensor) -> Self {
-        Self { weight }
-    }
-
     /// Returns `rows · weightᵀ` for rows `[rows, in]`.
     /// Fails if the shapes do not match.
     pub fn forward(&self, rows: &Tensor) -> Result<Tensor> {
         let count = rows.dim(0)?;
-        let weight = self.weight.t()?;
+        let weight = self.0.t()?;
         let mut products = Vec::with_capacity(count.div_ceil(ROWS));
         for from in (0..count).step_by(ROWS) {
             let part = (count - from).min(ROWS);
@@ -54,7 +46,7 @@ mod tests {
             [(48, 4), (48, 32), (48, 80), (64, 260), (130, 33), (1000, 96), (1408, 64), (3000, 17)]
         {
             let weight = Tensor::randn(0_f32, 1.0, (out, width), &Device::Cpu).unwrap();
-            let linear = Linear::new(weight);
+            let linear = Linear(weight);
             let rows = Tensor::randn(0_f32, 1.0, (150, width), &Device::Cpu).unwrap();
             let alone: Vec<Vec<f32>> = (0..150)
                 .map(|row| {

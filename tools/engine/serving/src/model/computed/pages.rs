@@ -5,7 +5,6 @@ use candle_core::{DType, Device, Result, Tensor, bail};
 
 use crate::model::{self, KvCache, ModelShape, fail};
 
-#[derive(Debug)]
 pub struct Pages {
     layers: Vec<(Tensor, Tensor)>,
     width: usize,

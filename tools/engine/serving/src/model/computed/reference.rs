@@ -5,8 +5,8 @@ use candle_core::Device;
 
 use super::decoder::Decoder;
 use super::weights::Weights;
-use crate::model::shape::tests::tiny;
-use crate::model::{AllLocal, Model as _, ModelShape, Piece, Unwatched, greedy};
+use crate::model::shape::tests::{piece, tiny};
+use crate::model::{AllLocal, Model as _, ModelShape, Unwatched, greedy};
 use crate::schedule::Room;
 
 type Matrix = Vec<Vec<f64>>;
@@ -132,10 +132,6 @@ fn reference(shape: &ModelShape, tokens: &[u32]) -> Vec<f64> {
 
 fn prompt(length: usize) -> Vec<u32> {
     (0..length as u32).map(|i| (i * 37 + 11) % 256).collect()
-}
-
-fn piece(tokens: &[u32], start: usize, blocks: &[u32]) -> Piece {
-    Piece { tokens: tokens.to_vec(), start, blocks: blocks.to_vec(), wants_output: true }
 }
 
 /// Loads a model with a KV cache of this many blocks of 8 tokens.

@@ -4,7 +4,7 @@
 //! and the seed determine. So a process with some of the experts draws the same ones as a process
 //! with all.
 
-use candle_core::{DType, Device, Result, Tensor};
+use candle_core::{Device, Result, Tensor};
 use rand::RngExt as _;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::SeedableRng as _;
@@ -18,32 +18,13 @@ impl Weights {
     /// Returns a matrix `[out, in]`.
     /// Fails if the device has too little memory.
     pub fn matrix(self, name: &str, out: usize, width: usize, device: &Device) -> Result<Tensor> {
-        let mut random = stream(self.0, name);
+        let mut hash = Sha256::new();
+        hash.update(self.0.to_le_bytes());
+        hash.update(name.as_bytes());
+        let mut random = ChaCha8Rng::from_seed(hash.finalize().into());
         let most = (3.0 / width as f32).sqrt();
         let numbers: Vec<f32> =
             (0..out * width).map(|_| (random.random::<f32>() * 2.0 - 1.0) * most).collect();
         Tensor::from_vec(numbers, (out, width), device)
     }
-
-    /// Returns the factors of a norm, which are ones.
-    /// Fails if the device has too little memory.
-    pub fn norm(width: usize, device: &Device) -> Result<Tensor> {
-        Tensor::ones(width, DType::F32, device)
-    }
-
-    /// Returns sixteen bytes that identify these weights, because processes with other weights must
-    /// not share KV.
-    pub fn identity(self) -> [u8; 16] {
-        let hash = Sha256::digest(self.0.to_le_bytes());
-        let mut identity = [0; 16];
-        identity.copy_from_slice(&hash[..16]);
-        identity
-    }
-}
-
-fn stream(seed: u64, name: &str) -> ChaCha8Rng {
-    let mut hash = Sha256::new();
-    hash.update(seed.to_le_bytes());
-    hash.update(name.as_bytes());
-    ChaCha8Rng::from_seed(hash.finalize().into())
 }

@@ -10,7 +10,6 @@ use crate::schedule::Room;
 /// Seeds by layer and slot. A slot holds one token. Block `b` has the slots from `b × block_tokens`
 /// on. The engine's thread writes them. The thread that gives KV to other processes finds blocks in
 /// the pool, whose lock orders the accesses. So `Relaxed` suffices.
-#[derive(Debug)]
 pub(super) struct TimedKv {
     layers: Vec<Vec<AtomicU64>>,
     block_tokens: usize,

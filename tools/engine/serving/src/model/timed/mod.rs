@@ -78,7 +78,6 @@ fn take(since: Instant, time: Duration) {
     std::thread::sleep(time.saturating_sub(since.elapsed()));
 }
 
-#[derive(Debug)]
 pub struct TimedModel {
     shape: ModelShape,
     timing: Timing,
@@ -225,7 +224,6 @@ impl Model for TimedModel {
     }
 }
 
-#[derive(Debug)]
 struct TimedExperts {
     held: Vec<bool>,
     hidden: usize,
@@ -264,7 +262,7 @@ impl Experts for TimedExperts {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::shape::tests::tiny;
+    use crate::model::shape::tests::{piece, tiny};
     use crate::model::{AllLocal, Unwatched, greedy};
 
     fn quick(holds: &dyn Fn(usize) -> bool) -> TimedModel {
@@ -274,10 +272,6 @@ mod tests {
     fn model(timing: &Timing, holds: &dyn Fn(usize) -> bool) -> TimedModel {
         let room = Room { blocks: 32, block_tokens: 8 };
         TimedModel::new(&tiny(true), timing, holds, room)
-    }
-
-    fn piece(tokens: &[u32], start: usize, blocks: &[u32]) -> Piece {
-        Piece { tokens: tokens.to_vec(), start, blocks: blocks.to_vec(), wants_output: true }
     }
 
     fn prompt(count: u32) -> Vec<u32> {
