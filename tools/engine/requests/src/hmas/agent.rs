@@ -15,12 +15,12 @@
 //! * A request always starts if no other runs, so that the memory limit can't stop the replica.
 
 use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use rustc_hash::FxHashMap;
 
 use super::Estimate;
 use super::cognition::Cognition;
-use super::journal::Journal;
 use super::pool::Kind;
 use super::statera::{Bound, Source, Statera, StateraConfig};
 use crate::Time;
@@ -55,7 +55,32 @@ struct Known {
     promised: Option<u32>,
 }
 
-/// A discipline that starts requests by an H-MAS policy within the limits of Statera.
+/// Counts over the requests that ended, for comparison with their bounds.
+#[derive(Clone, Debug, Default)]
+pub struct Log {
+    pub fenced: u64,
+    /// Number of ended requests that generated more than their bound.
+    pub violations: u64,
+    /// `fenced` and `violations` for the requests whose bound comes from their own bucket.
+    pub fenced_own_bucket: (u64, u64),
+    pub bound_tokens: u64,
+    pub real_tokens: u64,
+}
+
+/// A log that is shared, because the replica owns the agent.
+#[derive(Clone, Default)]
+pub struct Journal(Arc<Mutex<Log>>);
+
+impl Journal {
+    fn note(&self, with: impl FnOnce(&mut Log)) {
+        with(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+
+    pub fn read(&self) -> Log {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
 pub struct Agent {
     config: Config,
     cognition: Cognition,
@@ -250,7 +275,7 @@ impl Discipline for Agent {
         let real = job.generated;
         self.cognition.finished(&job.spec, known.estimate.task, real);
         let Some(statera) = &mut self.statera else { return };
-        statera.complete(job.spec.prompt, known.estimate.length, real);
+        statera.calibration.learn(job.spec.prompt, known.estimate.length, real);
         let above = u64::from(real > known.bound.tokens);
         self.journal.note(|log| {
             log.fenced += 1;

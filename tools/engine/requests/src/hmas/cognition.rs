@@ -28,18 +28,11 @@ impl Profile {
     }
 }
 
-/// The source of all estimates: perception, prediction and lengths of tasks.
 pub struct Cognition {
     perception: Perception,
     prediction: Prediction,
     tasks: BTreeMap<u16, Profile>,
     all: Profile,
-}
-
-impl std::fmt::Debug for Cognition {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Cognition").field("tasks", &self.tasks).finish_non_exhaustive()
-    }
 }
 
 impl Cognition {
@@ -68,12 +61,12 @@ impl Cognition {
 
     fn estimate(&self, spec: &Spec, task: Option<u16>, length: u32, running: u32) -> Estimate {
         let length = length.clamp(1, spec.output_max.max(1));
-        let cost = self.prediction.cost(spec.prompt, length, running);
+        let [ttft, tpot] = self.prediction.cost(spec.prompt, length, running);
         let due = match spec.slo {
             Slo::Interactive { .. } => spec.deadline(length),
             Slo::Batch { .. } => spec.deadline(0),
         };
-        Estimate { task, length, ttft: cost.ttft, tpot: cost.tpot, due }
+        Estimate { task, length, ttft, tpot, due }
     }
 
     /// Returns the next request that perception has answered for. Without tags the request keeps

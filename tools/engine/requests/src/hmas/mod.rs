@@ -25,14 +25,12 @@
 
 mod agent;
 pub mod cognition;
-pub mod journal;
 pub mod perception;
 pub mod pool;
 pub mod prediction;
 pub mod statera;
 
-pub use agent::{Agent, Config};
-pub use journal::{Journal, Log};
+pub use agent::{Agent, Config, Journal, Log};
 
 use crate::job::Job;
 use crate::{Span, Time};

@@ -19,10 +19,7 @@ use crate::Time;
 use crate::discipline::Rank;
 use crate::job::Job;
 
-/// The orders of the pool, by name.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
-)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
     /// First come, first served: the baseline.

@@ -8,13 +8,6 @@
 use crate::Span;
 use crate::latency::{Composition, Latency};
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Cost {
-    /// Time to compute the prompt.
-    pub ttft: Span,
-    pub tpot: Span,
-}
-
 /// Predictions from a model of the machine. The prompt is computed in chunks. Tokens are decoded in
 /// a batch of the running requests, all as long as this one.
 pub struct Prediction {
@@ -27,8 +20,9 @@ impl Prediction {
         Self { latency: Box::new(latency), chunk: chunk.max(1) }
     }
 
-    /// Returns the cost of a request with such a prompt and answer while `running` requests run.
-    pub fn cost(&self, prompt: u32, length: u32, running: u32) -> Cost {
+    /// Returns the times to compute such a prompt, and of each token of such an answer while
+    /// `running` requests run.
+    pub fn cost(&self, prompt: u32, length: u32, running: u32) -> [Span; 2] {
         let mut ttft = Span::ZERO;
         let mut done = 0;
         while done < prompt {
@@ -44,6 +38,6 @@ impl Prediction {
             decode_context: context * u64::from(others),
             ..Composition::default()
         };
-        Cost { ttft, tpot: self.latency.iteration(&batch) }
+        [ttft, self.latency.iteration(&batch)]
     }
 }

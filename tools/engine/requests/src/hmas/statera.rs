@@ -46,7 +46,7 @@ impl Default for StateraConfig {
 #[derive(Clone, Debug)]
 pub struct Statera {
     pub config: StateraConfig,
-    calibration: Calibration,
+    pub calibration: Calibration,
 }
 
 impl Statera {
@@ -54,18 +54,10 @@ impl Statera {
         Self { config, calibration: Calibration::new(config.epsilon, config.window, config.score) }
     }
 
-    /// Learns the error of a prediction from a request that ended.
-    pub fn complete(&mut self, prompt: u32, predicted: u32, real: u32) {
-        self.calibration.learn(prompt, predicted, real);
-    }
-
-    /// Returns an upper bound of a request's tokens, which holds for all but a share ε.
     pub fn bound(&self, prompt: u32, predicted: u32, output_max: u32) -> Bound {
         if self.config.frozen {
-            return Bound {
-                tokens: predicted.clamp(1, output_max.max(1)),
-                source: Source::Prediction,
-            };
+            let tokens = predicted.clamp(1, output_max.max(1));
+            return Bound { tokens, source: Source::Prediction };
         }
         self.calibration.bound(prompt, predicted, output_max)
     }
