@@ -49,11 +49,9 @@ impl Moments {
 pub struct Lengths {
     all: Moments,
     of: BTreeMap<ApplicationId, Moments>,
-    settled: BTreeMap<ApplicationId, f64>,
-    settled_all: Option<f64>,
-    /// The settled estimates in whole tokens. Each decode of each iteration looks them up.
-    tokens: FxHashMap<ApplicationId, u32>,
-    tokens_all: Option<u32>,
+    /// The settled estimates, also in whole tokens. Each decode of each iteration looks them up.
+    settled: FxHashMap<ApplicationId, (f64, u32)>,
+    settled_all: Option<(f64, u32)>,
     fresh: bool,
 }
 
@@ -69,8 +67,8 @@ impl Lengths {
         if !std::mem::take(&mut self.fresh) {
             return false;
         }
-        let drifted = |new: Option<f64>, old: Option<f64>| match (new, old) {
-            (Some(new), Some(old)) => (new - old).abs() > DRIFT * old.max(1.0),
+        let drifted = |new: Option<f64>, old: Option<(f64, u32)>| match (new, old) {
+            (Some(new), Some((old, _))) => (new - old).abs() > DRIFT * old.max(1.0),
             (new, old) => new.is_some() != old.is_some(),
         };
         let some = drifted(self.all.estimate(), self.settled_all)
@@ -79,16 +77,15 @@ impl Lengths {
                 drifted(moments.estimate(), old)
             });
         if some {
-            self.settled_all = self.all.estimate();
+            // The cast saturates. An estimate is positive and finite.
+            let whole = |estimate: f64| (estimate, estimate.ceil() as u32);
+            self.settled_all = self.all.estimate().map(whole);
             let known = self.of.iter();
             self.settled = known
-                .filter_map(|(application, moments)| Some((*application, moments.estimate()?)))
+                .filter_map(|(application, moments)| {
+                    Some((*application, whole(moments.estimate()?)))
+                })
                 .collect();
-            // The cast saturates. An estimate is positive and finite.
-            let whole = |estimate: f64| estimate.ceil() as u32;
-            let settled = self.settled.iter();
-            self.tokens = settled.map(|(of, estimate)| (*of, whole(*estimate))).collect();
-            self.tokens_all = self.settled_all.map(whole);
         }
         some
     }
@@ -96,14 +93,9 @@ impl Lengths {
     /// Returns the expected number of remaining tokens of a job: `max(0, mean + 2σ − done)`, but at
     /// most what the job may generate.
     pub fn left(&self, job: &Job) -> u32 {
-        let estimate = self
-            .tokens
-            .get(&job.spec.application)
-            .copied()
-            .or(self.tokens_all)
-            .unwrap_or(UNKNOWN)
-            .min(job.spec.output_max);
-        estimate.saturating_sub(job.generated)
+        let settled = self.settled.get(&job.spec.application).copied().or(self.settled_all);
+        let tokens = settled.map_or(UNKNOWN, |(_, tokens)| tokens);
+        tokens.min(job.spec.output_max).saturating_sub(job.generated)
     }
 }
 

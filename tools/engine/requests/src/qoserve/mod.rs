@@ -95,7 +95,6 @@ impl QoServeOptions {
     }
 }
 
-#[derive(Debug)]
 pub struct QoServe<L> {
     options: QoServeOptions,
     latency: L,
@@ -138,15 +137,16 @@ impl<L: Latency> QoServe<L> {
         job.spec.first_deadline()
     }
 
+    /// Returns the tokens of the answer that count: those of a batch request.
+    fn answer(&self, job: &Job) -> u32 {
+        if job.spec.slo.is_interactive() { 0 } else { self.lengths.left(job) }
+    }
+
     /// Returns the remaining time of a job if served at once, in ns. For a batch request this
     /// includes the answer.
     fn remaining_ns(&self, job: &Job) -> i64 {
         let prefill = f64::from(job.prefill_left()) * self.pace;
-        let decode = if job.spec.slo.is_interactive() {
-            0.0
-        } else {
-            f64::from(self.lengths.left(job)) * self.last.0 as f64
-        };
+        let decode = f64::from(self.answer(job)) * self.last.0 as f64;
         (prefill + decode) as i64
     }
 
@@ -156,18 +156,17 @@ impl<L: Latency> QoServe<L> {
 
     /// Implements `WILL_VIOLATE` of Algorithm 1.
     fn will_violate(&self, now: Time, job: &Job) -> bool {
-        if !job.spec.slo.is_interactive() || job.generated == 0 {
-            match self.options.relegation {
-                Relegation::Off => false,
-                Relegation::Strict => {
-                    Self::deadline(job).remaining_ns(now) < self.last.0.min(i64::MAX as u64) as i64
-                }
-                Relegation::LookAhead => self.laxity_ns(now, job) < 0,
-            }
-        } else {
+        if job.spec.slo.is_interactive() && job.generated > 0 {
             // The job generated its first token and then lost its blocks. It has no deadline that
             // it could still miss here.
-            false
+            return false;
+        }
+        match self.options.relegation {
+            Relegation::Off => false,
+            Relegation::Strict => {
+                Self::deadline(job).remaining_ns(now) < self.last.0.min(i64::MAX as u64) as i64
+            }
+            Relegation::LookAhead => self.laxity_ns(now, job) < 0,
         }
     }
 
@@ -189,9 +188,7 @@ impl<L: Latency> QoServe<L> {
 
 impl<L: Latency> Discipline for QoServe<L> {
     fn rank(&self, job: &Job) -> Rank {
-        let answer =
-            if job.spec.slo.is_interactive() { 0 } else { u64::from(self.lengths.left(job)) };
-        let left = u64::from(job.prefill_left()) + answer;
+        let left = u64::from(job.prefill_left()) + u64::from(self.answer(job));
         let priority =
             Self::deadline(job).0.saturating_add(self.options.alpha.saturating_mul(left));
         Rank(i64::try_from(priority).unwrap_or(i64::MAX))
@@ -264,10 +261,7 @@ impl<L: Latency> Discipline for QoServe<L> {
             self.chunk = most;
             return most;
         };
-        let slack_of = |job: &Job| {
-            let left = if job.spec.slo.is_interactive() { 0 } else { self.lengths.left(job) };
-            slack(now, job, left)
-        };
+        let slack_of = |job: &Job| slack(now, job, self.answer(job));
         self.chunk = match view.decoding().filter_map(slack_of).min() {
             None => most,
             Some(slack_ns) => {
