@@ -33,13 +33,17 @@ use super::budget::InstanceLoad;
 use super::latency::Linear;
 use super::migrator::{Judge, Migrator};
 use super::priority::{Mapping, Record};
-use super::scan::{Lately, Scan, Taken, Waiting};
+use super::scan::{Scan, Taken, Waiting};
 use crate::dispatch::{Dispatch, DispatchDecision, DispatchEvent, Role};
+use crate::iteration::Load;
 use crate::ledger::{InstanceTable, Row, Targets};
 use crate::request::{InstanceId, RequestId, Spec};
+use crate::window::Window;
 use crate::{Span, Time};
 
-/// The options of the dispatcher, with what the paper leaves open.
+/// Number of requests of which the shortest TTFT counts.
+const LATELY: usize = 256;
+
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DispatcherOptions {
     pub model: Linear,
@@ -75,14 +79,12 @@ impl DispatcherOptions {
 
 type Key = (u64, Time, RequestId);
 
-#[derive(Clone, Copy, Debug)]
 struct Worker {
     mature: Time,
     begun: Option<Time>,
     synced: Time,
 }
 
-#[derive(Clone, Debug)]
 pub struct HyperFlexis {
     options: DispatcherOptions,
     ledger: InstanceTable,
@@ -95,7 +97,8 @@ pub struct HyperFlexis {
     /// Mature instances that take none of the waiting requests. They weren't asked about those in
     /// `fresh` yet.
     full: BTreeSet<(Time, InstanceId)>,
-    lately: Lately,
+    /// The TTFTs of the last requests.
+    lately: Window<u64>,
     migrator: Migrator,
     mapping: Option<Mapping>,
     /// With a mapping: the assigned targets of requests, and how long they waited for an instance
@@ -118,7 +121,7 @@ impl HyperFlexis {
             workers: BTreeMap::new(),
             askable: BTreeSet::new(),
             full: BTreeSet::new(),
-            lately: Lately::default(),
+            lately: Window::default(),
             migrator: Migrator::default(),
             mapping: None,
             assigned: FxHashMap::default(),
@@ -142,7 +145,7 @@ impl HyperFlexis {
             self.assigned.insert(spec.id, (targets, 0));
             *self.pending.entry(priority).or_default() += 1;
         }
-        self.lately.saw(targets.ttft);
+        self.lately.push(targets.ttft, LATELY);
         let key = (targets.tpot, spec.arrival, spec.id);
         let waiting = Waiting { spec: *spec, targets };
         self.line.insert(key, waiting);
@@ -195,7 +198,7 @@ impl HyperFlexis {
         }
     }
 
-    fn report(&mut self, now: Time, instance: InstanceId, load: crate::iteration::Load) {
+    fn report(&mut self, now: Time, instance: InstanceId, load: Load) {
         let Some(worker) = self.workers.get_mut(&instance) else {
             if self.ledger.row(instance).is_some() {
                 self.ledger.report(now, instance, load);
@@ -270,7 +273,7 @@ impl HyperFlexis {
             self.ledger.computed(instance);
         }
         let Some(row) = self.ledger.row(instance) else { return false };
-        let scan = Scan::new(&self.options, self.lately.tightest(), now, row);
+        let scan = Scan::new(&self.options, self.lately.sorted(), now, row);
         let mut taken = Taken::new(scan.standing);
         let mut hopeless = Vec::new();
         match only {

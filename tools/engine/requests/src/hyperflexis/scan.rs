@@ -1,8 +1,6 @@
 //! One step of Algorithm 1: which waiting requests an instance takes. [`super::dispatcher`] has the
 //! rules.
 
-use std::collections::{BTreeMap, VecDeque};
-
 use super::budget::{self, InstanceLoad};
 use super::dispatcher::DispatcherOptions;
 use crate::dispatch::Role;
@@ -27,36 +25,6 @@ impl Waiting {
     pub(super) fn tokens(&self) -> u32 {
         let tokens = self.spec.prompt.saturating_add(self.spec.generated);
         tokens.saturating_sub(self.spec.ready).max(1)
-    }
-}
-
-/// The shortest TTFT of recent requests.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Lately {
-    recent: VecDeque<u64>,
-    counts: BTreeMap<u64, u32>,
-}
-
-impl Lately {
-    const WINDOW: usize = 256;
-
-    pub(super) fn saw(&mut self, ttft: u64) {
-        if self.recent.len() == Self::WINDOW
-            && let Some(old) = self.recent.pop_front()
-            && let Some(count) = self.counts.get_mut(&old)
-        {
-            *count -= 1;
-            if *count == 0 {
-                self.counts.remove(&old);
-            }
-        }
-        self.recent.push_back(ttft);
-        *self.counts.entry(ttft).or_default() += 1;
-    }
-
-    pub(super) fn tightest(&self) -> f64 {
-        let first = self.counts.keys().next();
-        first.map_or(f64::INFINITY, |ttft| *ttft as f64)
     }
 }
 
@@ -94,7 +62,8 @@ impl Taken {
 }
 
 impl<'a> Scan<'a> {
-    pub(super) fn new(options: &'a DispatcherOptions, tightest: f64, now: Time, row: &Row) -> Self {
+    /// Makes a scan of an instance. `ttfts` are those of recent requests, the shortest first.
+    pub(super) fn new(options: &'a DispatcherOptions, ttfts: &[u64], now: Time, row: &Row) -> Self {
         let standing = InstanceLoad { pauses: options.pauses, ..InstanceLoad::of(row) };
         let step = if row.role == Role::Prefill {
             0.0
@@ -109,7 +78,7 @@ impl<'a> Scan<'a> {
             room: row.room(options.block_tokens, options.headroom),
             utilization: row.occupancy().max(step / standing.tpot).min(1.0),
             residual: if step > 0.0 { (step - since).max(0.0) } else { 0.0 },
-            ttft: tightest * options.ttft_share,
+            ttft: ttfts.first().map_or(f64::INFINITY, |ttft| *ttft as f64) * options.ttft_share,
             idle: row.is_idle(),
         }
     }
