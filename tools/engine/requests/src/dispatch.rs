@@ -59,10 +59,8 @@ pub enum DispatchEvent {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DispatchDecision {
     /// Place a request on an instance. If it was prefilled elsewhere, its KV moves along.
-    Place {
-        request: RequestId,
-        instance: InstanceId,
-    },
+    Place { request: RequestId, instance: InstanceId },
+    /// Refuse a request for good.
     Refuse(RequestId),
 }
 

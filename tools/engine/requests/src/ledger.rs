@@ -87,7 +87,8 @@ pub struct Row {
     pub reported: bool,
     pub placed: Prompts,
     tpots: BTreeMap<u64, u32>,
-    requests: u32,
+    /// Requests that are placed here and not ended.
+    pub requests: u32,
     tokens: u64,
     reports: u64,
     /// Requests in the last report beyond those that this table placed there.
@@ -95,10 +96,6 @@ pub struct Row {
 }
 
 impl Row {
-    fn new(role: Role, at: Time) -> Self {
-        Self { role, at, ..Self::default() }
-    }
-
     /// Returns the prompts that wait for computation. Reports contain the sum of tokens but no
     /// lengths, so all prompts are assumed to be equally long.
     pub fn prompts(&self) -> Prompts {
@@ -154,11 +151,6 @@ impl Row {
         self.tpots.keys().next().copied()
     }
 
-    /// Returns the number of requests that are placed here and not ended.
-    pub const fn requests(&self) -> u32 {
-        self.requests
-    }
-
     /// Reports whether the instance has nothing to do. An instance that computes prompts of other
     /// dispatchers is not idle. Neither is a decode instance whose KV is on its way, because its
     /// reports don't include that.
@@ -182,8 +174,7 @@ pub struct InstanceTable {
 impl InstanceTable {
     pub fn up(&mut self, now: Time, instance: InstanceId, role: Role) {
         // An instance that changes its role may still have requests of its former role.
-        let mut row = Row::new(role, now);
-        row.reports = self.ups;
+        let mut row = Row { role, at: now, reports: self.ups, ..Row::default() };
         self.ups += 1 << 32;
         for home in self.homes.values().filter(|home| home.instance == instance) {
             *row.tpots.entry(home.tpot).or_default() += 1;

@@ -4,21 +4,25 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Span, Time};
 
-/// The id of a request. The driver chooses ids and never uses one twice.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct RequestId(pub u64);
+macro_rules! numbers {
+    ($($(#[$doc:meta])* $name:ident($of:ty);)*) => {$(
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub struct $name(pub $of);
+    )*};
+}
+pub(crate) use numbers;
 
-/// The id of a replica of a model: one or more GPUs that run one forward pass after another.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct InstanceId(pub u32);
-
-/// A class of service, as an index into the driver's table of objectives.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ClassId(pub u16);
-
-/// The id of an application. Its requests have similar lengths of answers (QoServe §3.4).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ApplicationId(pub u32);
+numbers! {
+    /// The id of a request. The driver chooses ids and never uses one twice.
+    RequestId(u64);
+    /// The id of a replica of a model: one or more GPUs that run one forward pass after another.
+    InstanceId(u32);
+    /// A class of service, as an index into the driver's table of objectives.
+    ClassId(u16);
+    /// The id of an application. Its requests have similar lengths of answers (QoServe §3.4).
+    ApplicationId(u32);
+}
 
 /// The objective of a request (QoServe §3.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,9 +65,7 @@ impl Slo {
 }
 
 /// The value of a request to the operator. Less important requests are relegated first.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
-)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Importance {
     /// Relegated first, such as requests of a free tier.

@@ -12,43 +12,24 @@
 //! The driver reports all events of one instant before it polls for decisions. If a stage ends and
 //! its job's next stage is ready, the policy then sees a stage boundary of one job.
 
+use crate::request::numbers;
 use crate::{Span, Time};
 
-macro_rules! number {
-    ($(#[$doc:meta])* $name:ident($of:ty)) => {
-        $(#[$doc])*
-        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-        pub struct $name(pub $of);
-    };
-}
-
-number! {
+numbers! {
     /// The id of a submitted workflow. Never used twice.
-    JobId(u64)
-}
-number! {
+    JobId(u64);
     /// The id of one invocation of a model. Never used twice.
-    StageId(u64)
-}
-number! {
+    StageId(u64);
     /// A model, as an index into the policy's table.
-    ModelId(u16)
-}
-number! {
+    ModelId(u16);
     /// A node, as an index into the policy's table.
-    NodeId(u32)
-}
-number! {
+    NodeId(u32);
     /// The location of nodes and sources of jobs, as an index into the table of round-trip times.
-    ClusterId(u16)
-}
-number! {
+    ClusterId(u16);
     /// The workflow that a job is an instance of.
-    TemplateId(u16)
-}
-number! {
+    TemplateId(u16);
     /// The role of an agent, such as planner, coder or critic.
-    RoleId(u16)
+    RoleId(u16);
 }
 
 /// The kind of objective that a job has.
@@ -176,25 +157,15 @@ pub enum WorkflowEvent {
     /// A stage can run, because all stages before it ended. Its job was submitted before.
     Ready(Stage),
     /// The weights of a [`WorkflowDecision::Activate`] are on the GPU.
-    Activated {
-        node: NodeId,
-        model: ModelId,
-    },
+    Activated { node: NodeId, model: ModelId },
     /// The weights of a [`WorkflowDecision::Demote`] left the GPU after the time in that decision.
-    Slept {
-        node: NodeId,
-        model: ModelId,
-    },
-    Finished {
-        stage: StageId,
-        outcome: Outcome,
-    },
+    Slept { node: NodeId, model: ModelId },
+    /// A stage generated its last token.
+    Finished { stage: StageId, outcome: Outcome },
     /// A running stage waits because it needs more KV than its [`WorkflowDecision::Start`] permits:
     /// this many bytes in total.
-    Outgrew {
-        stage: StageId,
-        bytes: u64,
-    },
+    Outgrew { stage: StageId, bytes: u64 },
+    /// All stages of a job ended.
     Ended(JobId),
 }
 

@@ -97,7 +97,7 @@ impl CentralEdf {
                 let weight = |row: &Row| {
                     if decode { row.decodes().1 } else { row.prompts().tokens }
                 };
-                weight(x).total_cmp(&weight(y)).then(x.requests().cmp(&y.requests()))
+                weight(x).total_cmp(&weight(y)).then(x.requests.cmp(&y.requests))
             })
             .map(|(instance, _)| instance)
     }

@@ -13,7 +13,6 @@ use crate::dispatch::{Dispatch, DispatchDecision, DispatchEvent, Role};
 use crate::hyperflexis::Linear;
 use crate::request::{ApplicationId, InstanceId, RequestId, Spec};
 
-#[derive(Clone, Copy, Debug)]
 struct Placed {
     instance: InstanceId,
     work: f64,
@@ -27,7 +26,7 @@ struct History {
     tokens: f64,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Default)]
 pub struct LeastWork {
     model: Linear,
     work: BTreeMap<InstanceId, (Role, f64)>,
@@ -38,13 +37,7 @@ pub struct LeastWork {
 
 impl LeastWork {
     pub fn new(model: Linear) -> Self {
-        Self {
-            model,
-            work: BTreeMap::new(),
-            held: VecDeque::new(),
-            placed: BTreeMap::new(),
-            history: HashMap::new(),
-        }
+        Self { model, ..Self::default() }
     }
 
     /// Returns the expected number of tokens of a request. While no request of the application has
@@ -128,10 +121,7 @@ impl Dispatch for LeastWork {
     }
 
     fn poll_decision(&mut self, _: Time) -> Option<DispatchDecision> {
-        let mut targets = [None, None];
-        for decode in [false, true] {
-            targets[usize::from(decode)] = self.least(decode);
-        }
+        let targets = [false, true].map(|decode| self.least(decode));
         let at =
             self.held.iter().position(|(_, decode)| targets[usize::from(*decode)].is_some())?;
         let (spec, decode) = self.held.remove(at)?;
@@ -140,9 +130,8 @@ impl Dispatch for LeastWork {
         if let Some((_, sum)) = self.work.get_mut(&instance) {
             *sum += work;
         }
-        let placed = Placed { instance, work, application: spec.application };
-        self.placed.insert(spec.id, placed);
-        let request = spec.id;
+        let (request, application) = (spec.id, spec.application);
+        self.placed.insert(request, Placed { instance, work, application });
         Some(DispatchDecision::Place { request, instance })
     }
 

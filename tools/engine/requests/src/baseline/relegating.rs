@@ -13,8 +13,6 @@ use crate::latency::{Composition, Latency};
 use crate::request::RequestId;
 use crate::{Span, Time};
 
-/// A fixed budget with relegation of jobs that can't meet their first deadline.
-#[derive(Clone, Copy, Debug)]
 pub struct Relegating<L> {
     pub inner: Fixed,
     pub latency: L,
@@ -66,8 +64,6 @@ mod tests {
     use crate::replica::Replica;
     use crate::request::{Slo, Spec};
 
-    /// A latency model with 1 ns per token.
-    #[derive(Clone, Copy, Debug)]
     struct PerToken;
 
     impl Latency for PerToken {
