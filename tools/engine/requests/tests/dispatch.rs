@@ -18,20 +18,13 @@ const BLOCK_TOKENS: u32 = 16;
 
 #[derive(Clone, Debug)]
 enum Step {
-    Arrive {
-        prompt: u32,
-        output: u32,
-        class: u16,
-    },
+    Arrive { prompt: u32, output: u32, class: u16 },
     Cancel(usize),
-    /// A placed request generates its first token or ends.
+    // A placed request generates its first token or ends.
     Progress(usize),
     Report(usize),
     Up(bool),
-    Down {
-        which: usize,
-        drains: bool,
-    },
+    Down { which: usize, drains: bool },
     Pass(u64),
 }
 
