@@ -12,14 +12,13 @@
 
 mod plan;
 mod state;
-mod view;
 
 use std::collections::VecDeque;
 
 use self::state::State;
 use crate::Time;
 use crate::discipline::{Discipline, Reranked};
-use crate::iteration::{Event, Load, Plan, Refusal, Refused};
+use crate::iteration::{Event, Load, Refusal, Refused};
 use crate::job::{Job, Phase};
 use crate::kv::Pool;
 use crate::request::{RequestId, Spec};
@@ -77,7 +76,7 @@ impl Replica {
     }
 
     pub fn pool(&self) -> &Pool {
-        crate::discipline::View::pool(&self.state)
+        &self.state.pool
     }
 
     /// Reserves blocks for a request whose KV is on its way. It arrives later or is cancelled.
@@ -129,7 +128,7 @@ impl Replica {
         if computed && known {
             self.abandoned.push(request);
         } else if !computed {
-            self.state.forget(request);
+            self.state.pool.release(request);
         }
     }
 
@@ -139,7 +138,7 @@ impl Replica {
         }
         let Self { state, discipline, computed, abandoned, .. } = self;
         for request in abandoned.drain(..) {
-            state.forget(request);
+            state.pool.release(request);
         }
         for request in finished {
             if let Some(slot) = state.slot(*request) {
@@ -165,7 +164,7 @@ impl Replica {
             }
             discipline.progressed(now, &state.at(of.slot).job, of.tokens);
             if last && let Some(job) = state.remove(of.request) {
-                state.forget(of.request);
+                state.pool.release(of.request);
                 discipline.finished(now, &job);
             }
         }
@@ -192,14 +191,6 @@ impl Replica {
             Event::Cancelled(request) => self.cancel(*request),
             Event::Done { finished, .. } => self.done(now, finished),
         }
-    }
-
-    /// Returns the next plan, or `None` if a plan is running or there is nothing to compute.
-    pub fn plan(&mut self, now: Time) -> Option<Plan> {
-        if self.busy || self.state.is_empty() {
-            return None;
-        }
-        self.next_plan(now)
     }
 
     pub fn poll_refusal(&mut self) -> Option<Refusal> {

@@ -10,8 +10,11 @@ use crate::job::{Job, Phase};
 use crate::latency::Composition;
 
 impl Replica {
-    /// Makes the next plan, or returns `None` if there is nothing to compute.
-    pub(super) fn next_plan(&mut self, now: Time) -> Option<Plan> {
+    /// Returns the next plan, or `None` if a plan is running or there is nothing to compute.
+    pub fn plan(&mut self, now: Time) -> Option<Plan> {
+        if self.busy || self.state.slots.is_empty() {
+            return None;
+        }
         self.plans += 1;
         self.chunk_slots.clear();
         self.state.seen.clear();
@@ -22,7 +25,7 @@ impl Replica {
         if plan.chunks.is_empty() && plan.steps.is_empty() {
             self.go_on(&mut plan);
             // If the discipline starts no job, a lack of blocks must not stop the replica.
-            let blocked = self.state.decodes_any() || self.pool().used() > 0;
+            let blocked = !self.state.decoding.is_empty() || self.pool().used() > 0;
             while plan.chunks.is_empty() && plan.steps.is_empty() && blocked {
                 if !self.unblock(&mut plan) {
                     break;

@@ -14,7 +14,7 @@ use std::collections::BTreeSet;
 use rustc_hash::FxHashMap;
 
 use crate::Time;
-use crate::discipline::{Discipline, Rank};
+use crate::discipline::{Discipline, Rank, View};
 use crate::iteration::Load;
 use crate::job::{Job, Phase};
 use crate::kv::Pool;
@@ -49,7 +49,7 @@ pub(super) struct State {
     pub(super) watermark: u32,
     entries: Vec<Option<Entry>>,
     vacant: Vec<usize>,
-    slots: FxHashMap<RequestId, usize>,
+    pub(super) slots: FxHashMap<RequestId, usize>,
     pub(super) line: BTreeSet<WaitingKey>,
     /// The jobs of `line` that have begun.
     pub(super) begun: BTreeSet<WaitingKey>,
@@ -58,7 +58,7 @@ pub(super) struct State {
     holders: BTreeSet<WaitingKey>,
     aside_holders: BTreeSet<WaitingKey>,
     /// The decoding jobs, with their ranks at the time of the last plan.
-    decoding: Vec<WaitingKey>,
+    pub(super) decoding: Vec<WaitingKey>,
     /// The last value that was given to [`Entry::joined`].
     joined: u64,
     /// Prompt tokens that the jobs of `line` have to compute.
@@ -77,10 +77,6 @@ pub(super) struct State {
 impl State {
     pub(super) fn new(pool: Pool, watermark: u32) -> Self {
         Self { pool, watermark, ..Self::default() }
-    }
-
-    pub(super) fn is_empty(&self) -> bool {
-        self.slots.is_empty()
     }
 
     pub(super) fn slot(&self, request: RequestId) -> Option<usize> {
@@ -254,16 +250,12 @@ impl State {
         if !moved {
             return;
         }
-        for which in 0..5 {
-            let line =
-                [&self.line, &self.begun, &self.aside, &self.holders, &self.aside_holders][which];
+        let Self { entries, line, begun, aside, holders, aside_holders, .. } = self;
+        let at = |slot: usize| entries[slot].as_ref().expect("a slot in a line has a job");
+        for line in [line, begun, aside, holders, aside_holders] {
             // Each tree is built at once. Ten thousand single changes of a tree take milliseconds.
-            let sorted: BTreeSet<WaitingKey> =
-                line.iter().map(|place| self.place(place.3)).collect();
-            *[
-                &mut self.line, &mut self.begun, &mut self.aside, &mut self.holders,
-                &mut self.aside_holders,
-            ][which] = sorted;
+            *line =
+                line.iter().map(|place| (at(place.3).rank, place.1, place.2, place.3)).collect();
         }
     }
 
@@ -293,11 +285,6 @@ impl State {
             self.note(slot);
         }
         grown
-    }
-
-    /// Frees the blocks of a request that is no longer here.
-    pub(super) fn forget(&mut self, request: RequestId) {
-        self.pool.release(request);
     }
 
     pub(super) fn release(&mut self, slot: usize) {
@@ -345,10 +332,6 @@ impl State {
     pub(super) fn last_decoding(&self) -> Option<usize> {
         let held = self.decoding.iter().filter(|place| self.holds(place.3));
         held.max_by_key(|place| self.at(place.3).joined).map(|place| place.3)
-    }
-
-    pub(super) fn decodes_any(&self) -> bool {
-        !self.decoding.is_empty()
     }
 
     /// Takes the list of decoding jobs, sorted by rank. [`Self::put_back`] returns it.
@@ -409,5 +392,27 @@ impl State {
             && decoding.into_iter().eq(again.decoding.iter().map(|place| place.3))
             && [&self.line, &self.begun, &self.aside] == [&again.line, &again.begun, &again.aside]
             && [&self.holders, &self.aside_holders] == [&again.holders, &again.aside_holders]
+    }
+}
+
+impl View for State {
+    fn decoding(&self) -> Box<dyn Iterator<Item = &Job> + '_> {
+        Box::new(self.seen.iter().map(|slot| &self.at(*slot).job))
+    }
+
+    fn decodes(&self) -> Composition {
+        self.decodes
+    }
+
+    fn in_line(&self) -> Box<dyn Iterator<Item = &Job> + '_> {
+        Box::new(self.line.iter().map(|place| &self.at(place.3).job))
+    }
+
+    fn aside(&self) -> Box<dyn Iterator<Item = &Job> + '_> {
+        Box::new(self.aside.iter().map(|place| &self.at(place.3).job))
+    }
+
+    fn pool(&self) -> &Pool {
+        &self.pool
     }
 }
