@@ -42,7 +42,6 @@ const CAUTION_STEP: f64 = 0.05;
 /// Iterations between two fits, after the first `FIT_EVERY` iterations.
 const FIT_EVERY: u64 = 8;
 
-#[derive(Clone, Debug)]
 struct Fit {
     normal: [[f64; TERMS]; TERMS],
     right: [f64; TERMS],
@@ -121,7 +120,7 @@ impl Fit {
 }
 
 /// A shared handle of a model: clones refer to the same one. Policies read it, the driver feeds it.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Learned(Arc<Mutex<Fit>>);
 
 impl Default for Learned {

@@ -43,7 +43,6 @@ impl Default for StateraConfig {
     }
 }
 
-#[derive(Clone, Debug)]
 pub struct Statera {
     pub config: StateraConfig,
     pub calibration: Calibration,

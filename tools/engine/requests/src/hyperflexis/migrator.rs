@@ -34,7 +34,7 @@ pub struct Migrator {
     ends: BTreeMap<InstanceId, Time>,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub(super) struct Judge<'a> {
     pub ledger: &'a InstanceTable,
     pub model: &'a Linear,

@@ -64,7 +64,6 @@ impl ScalerOptions {
     }
 }
 
-#[derive(Clone, Debug)]
 pub struct Scaler {
     options: ScalerOptions,
     decided: Option<Time>,

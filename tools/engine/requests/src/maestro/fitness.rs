@@ -66,8 +66,8 @@ struct PercentileBounds {
 }
 
 impl PercentileBounds {
-    fn push(&mut self, value: f64) {
-        if self.recent.len() == WINDOW {
+    fn push(&mut self, value: f64, most: usize) {
+        if self.recent.len() == most {
             self.recent.pop_front();
         }
         self.recent.push_back(value);
@@ -97,33 +97,26 @@ impl PercentileBounds {
 }
 
 /// Chooses the node of a stage among candidates.
-#[derive(Clone, Debug)]
 pub struct Fitness {
     mode: Mode,
-    rtt: PercentileBounds,
-    ready: PercentileBounds,
-    degradation: PercentileBounds,
+    /// Of RTT, `T_ready` and `C_deg`.
+    bounds: [PercentileBounds; 3],
     scratch: Vec<f64>,
     chosen: u32,
     /// Number of choices, by which equal candidates take turns.
     turn: usize,
 }
 
-fn ms(span: Span) -> f64 {
-    span.0 as f64 / 1e6
+/// Returns a candidate's RTT, `T_ready` and `C_deg` in ms.
+fn times(of: &Candidate) -> [f64; 3] {
+    let estimate = &of.estimate;
+    let ready = estimate.queue + estimate.activation;
+    [of.rtt.0, ready.0, estimate.degradation].map(|ns| ns as f64 / 1e6)
 }
 
 impl Fitness {
     pub fn new(mode: Mode) -> Self {
-        Self {
-            mode,
-            rtt: PercentileBounds::default(),
-            ready: PercentileBounds::default(),
-            degradation: PercentileBounds::default(),
-            scratch: Vec::new(),
-            chosen: 0,
-            turn: 0,
-        }
+        Self { mode, bounds: Default::default(), scratch: Vec::new(), chosen: 0, turn: 0 }
     }
 
     /// Returns the node of the best candidate. Equal ones take turns. Otherwise the first node of
@@ -150,38 +143,32 @@ impl Fitness {
             return;
         }
         for candidate in candidates {
-            self.rtt.push(ms(candidate.rtt));
-            let estimate = &candidate.estimate;
-            self.ready.push(ms(estimate.queue + estimate.activation));
-            self.degradation.push(estimate.degradation as f64 / 1e6);
+            for (bounds, value) in self.bounds.iter_mut().zip(times(candidate)) {
+                bounds.push(value, WINDOW);
+            }
         }
         // The first choices use the bounds of their own candidates.
         if self.chosen < REFRESH || self.chosen.is_multiple_of(REFRESH) {
-            self.rtt.refresh(&mut self.scratch);
-            self.ready.refresh(&mut self.scratch);
-            self.degradation.refresh(&mut self.scratch);
+            self.bounds.iter_mut().for_each(|bounds| bounds.refresh(&mut self.scratch));
         }
         self.chosen = self.chosen.wrapping_add(1);
     }
 
     fn score(&self, of: &Candidate, need: u64, most: u64, class: Class) -> f64 {
-        let estimate = &of.estimate;
-        let waits = ms(estimate.queue + estimate.activation);
-        let harm = estimate.degradation as f64 / 1e6;
+        let [rtt, waits, harm] = times(of);
         match self.mode {
             Mode::Fitness { gamma, gamma_interactive } => {
                 let gamma = match class {
                     Class::Interactive => gamma_interactive,
                     Class::Batch => gamma,
                 };
-                let spare = estimate.headroom.saturating_sub(need) as f64;
+                let spare = of.estimate.headroom.saturating_sub(need) as f64;
                 let fit = 1.0 - spare / most as f64;
-                let proximity = 1.0 - self.rtt.norm(ms(of.rtt));
-                gamma * proximity + (1.0 - gamma) * fit
-                    - self.ready.norm(waits)
-                    - self.degradation.norm(harm)
+                let [near, ready, degradation] = &self.bounds;
+                let proximity = 1.0 - near.norm(rtt);
+                gamma * proximity + (1.0 - gamma) * fit - ready.norm(waits) - degradation.norm(harm)
             }
-            Mode::EndToEnd => -(ms(of.rtt) + waits + harm),
+            Mode::EndToEnd => -(rtt + waits + harm),
             Mode::LoadBalance => -(of.load as f64),
             Mode::WarmShortest => f64::from(u8::from(of.warm)) * 1e6 - of.load as f64,
         }
@@ -199,10 +186,7 @@ impl Margin {
     /// Learns from a stage how much more KV it needed than predicted. Less counts as equal.
     pub fn observe(&mut self, needed: u64, predicted: u64) {
         let e = (needed as f64 / predicted.max(1) as f64 - 1.0).max(0.0);
-        if self.0.recent.len() == Self::WINDOW {
-            self.0.recent.pop_front();
-        }
-        self.0.push(e);
+        self.0.push(e, Self::WINDOW);
         if self.0.recent.len().is_multiple_of(8) || self.0.recent.len() == Self::WINDOW {
             self.0.refresh(&mut Vec::new());
         }

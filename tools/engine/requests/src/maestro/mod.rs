@@ -13,7 +13,6 @@
 //! | [`queue`] | III-D eq. 7 | the order of stages, and turns between stages |
 //! | [`scheduler`] | III-A | the main loop over [`crate::workflow`]'s events |
 //! | `placement` | III-D Algorithm 3 | the placement of waiting stages |
-//! | [`options`] | | the options |
 //!
 //! Each order, boundary rule and comparison of nodes is an option. So baselines and ablations use
 //! the same admission, memory and predictions.
@@ -22,7 +21,6 @@ pub mod estimate;
 pub mod fitness;
 pub mod memory;
 pub mod node;
-pub mod options;
 mod placement;
 pub mod predict;
 pub mod profile;
@@ -32,5 +30,4 @@ pub mod scheduler;
 mod transition;
 
 pub use estimate::{Estimator, LearnedEstimator};
-pub use options::MaestroOptions;
-pub use scheduler::Scheduler;
+pub use scheduler::{MaestroOptions, Scheduler};

@@ -83,7 +83,6 @@ pub struct Done {
     pub later: bool,
 }
 
-#[derive(Clone, Debug)]
 pub struct Node {
     spec: NodeSpec,
     table: Arc<[ModelSpec]>,

@@ -45,7 +45,6 @@ pub struct StageProperties {
 
 type StageKey = (i64, Time, StageId);
 
-#[derive(Clone, Debug)]
 pub struct Queue {
     order: StageOrder,
     lanes: [BTreeMap<StageKey, ()>; 2],
@@ -103,12 +102,8 @@ impl Queue {
         true
     }
 
-    pub fn len(&self) -> usize {
+    pub(super) fn len(&self) -> usize {
         self.keys.len()
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.keys.is_empty()
     }
 
     pub fn first_interactive(&self) -> Option<StageId> {
@@ -244,7 +239,7 @@ mod tests {
         queue.push(StageId(1), &rank(Class::Interactive, S), Time::ZERO);
         assert_eq!(queue.len(), 1);
         assert!(queue.remove(StageId(1)));
-        assert!(queue.is_empty() && order(&queue, 0).is_empty());
+        assert!(queue.len() == 0 && order(&queue, 0).is_empty());
     }
 
     #[test]

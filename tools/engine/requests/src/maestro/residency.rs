@@ -47,7 +47,7 @@ pub struct Residency {
     models: Vec<WeightsEntry>,
     clock: u64,
     /// Bytes of host memory that KV uses.
-    host_kv: u64,
+    pub(super) host_kv: u64,
 }
 
 impl Residency {
@@ -92,10 +92,6 @@ impl Residency {
         if let Some(place) = self.models.get_mut(usize::from(model.0)) {
             place.users = place.users.saturating_sub(1);
         }
-    }
-
-    pub fn set_host_kv(&mut self, bytes: u64) {
-        self.host_kv = bytes;
     }
 
     /// Returns the bytes on the GPU: `M_res` of §III-C without `M_other`. The paper's `M_ctx` of a

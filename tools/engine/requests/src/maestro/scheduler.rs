@@ -2,8 +2,7 @@
 //! waits in the global queue. The fittest node that admits it takes it, and it starts when a slot
 //! and its weights are there. Its measured result improves later predictions.
 //!
-//! This module tracks stages and jobs. Module `placement` places stages, and `options` has the
-//! options.
+//! This module tracks stages and jobs. Module `placement` places stages.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -11,15 +10,44 @@ use std::sync::Arc;
 use rustc_hash::FxHashMap;
 
 use super::estimate::Estimator;
-use super::fitness::{Candidate, Fitness, Margin};
+use super::fitness::{Candidate, Fitness, Margin, Mode};
 use super::node::{Done, Node};
-use super::options::MaestroOptions;
-use super::queue::{Boundary, Queue, StageProperties};
+use super::queue::{Boundary, Queue, StageOrder, StageProperties};
 use crate::workflow::{
     Class, JobId, ModelSpec, NodeId, NodeSpec, Outcome, Stage, StageId, WorkflowDecision,
     WorkflowEvent, WorkflowJob,
 };
 use crate::{Span, Time};
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct MaestroOptions {
+    pub name: String,
+    pub order: StageOrder,
+    /// Rule for turns between the stages of a job.
+    pub boundary: Boundary,
+    pub mode: Mode,
+    /// Round-trip times from a job's source (row) to a node's cluster (column). A missing entry is
+    /// zero.
+    pub rtt: Vec<Vec<Span>>,
+}
+
+impl MaestroOptions {
+    /// Returns Maestro's options, with the paper's values where it has some.
+    pub fn maestro() -> Self {
+        Self {
+            name: "maestro".to_owned(),
+            order: StageOrder::Remaining { aging: 0.01, aging_interactive: 0.0 },
+            boundary: Boundary::MAESTRO,
+            mode: Mode::MAESTRO,
+            rtt: Vec::new(),
+        }
+    }
+
+    /// Returns Maestro's options with another order, which also applies at every boundary.
+    pub fn ordered(name: &str, order: StageOrder) -> Self {
+        Self { name: name.to_owned(), order, boundary: Boundary::Requeue, ..Self::maestro() }
+    }
+}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum StagePosition {
@@ -31,7 +59,6 @@ pub(super) enum StagePosition {
     Swapped(usize),
 }
 
-#[derive(Clone, Debug)]
 pub(super) struct StageEntry {
     pub(super) stage: Stage,
     pub(super) expected: f64,
@@ -47,7 +74,6 @@ pub(super) struct StageEntry {
     pub(super) overtaken: Option<Time>,
 }
 
-#[derive(Clone, Debug)]
 pub(super) struct JobEntry {
     pub(super) job: WorkflowJob,
     pub(super) begun: bool,

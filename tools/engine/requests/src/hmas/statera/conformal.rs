@@ -69,7 +69,6 @@ pub struct Bound {
 }
 
 /// Errors of predictions, in buckets by prompt length.
-#[derive(Clone, Debug)]
 pub struct Calibration {
     epsilon: f64,
     window: usize,

@@ -193,7 +193,6 @@ impl Node {
     }
 
     pub(super) fn count_host(&mut self) {
-        let bytes = self.swapped.values().map(|ask| ask.kv).sum();
-        self.residency.set_host_kv(bytes);
+        self.residency.host_kv = self.swapped.values().map(|ask| ask.kv).sum();
     }
 }
