@@ -16,9 +16,8 @@ use nccl_net_laxity::backend::{
 use nccl_net_laxity::handle::{HANDLE_BYTES, Handle};
 use nccl_net_laxity::settings::Settings;
 use nccl_net_laxity::tcp::{HEAD_BYTES, HELLO_BYTES, Head, Part, StreamHello, Tcp};
-use nix::sys::socket::{setsockopt, sockopt};
 
-use crate::Input;
+use crate::input::{Input, connect};
 
 const MESSAGE: usize = 100;
 const ROOM: usize = 128;
@@ -48,10 +47,7 @@ fn handle(bytes: &[u8]) {
 }
 
 fn stranger(to: SocketAddr, pieces: [&[u8]; 2]) -> TcpStream {
-    let mut stream = TcpStream::connect(to).expect("it listens");
-    // A reset avoids thousands of ports in TIME_WAIT.
-    let reset = nix::libc::linger { l_onoff: 1, l_linger: 0 };
-    let _ = setsockopt(&stream, sockopt::Linger, &reset);
+    let mut stream = connect(to);
     for piece in pieces {
         // The listener may close the connection meanwhile.
         let _ = stream.write_all(piece);

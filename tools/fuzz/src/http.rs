@@ -5,16 +5,15 @@
 //! listeners give, and a request for any name other than the page's gets no content.
 
 use std::io::{Read as _, Write as _};
-use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream};
+use std::net::{IpAddr, Shutdown, SocketAddr};
 use std::sync::{Arc, Mutex, OnceLock, mpsc};
 use std::time::Duration;
 
 use hyper::header::HOST;
 use laxity_listen::http::{HttpListener, rendered};
 use laxity_listen::page::{self, LIMITS, Page};
-use nix::sys::socket::{setsockopt, sockopt};
 
-use crate::Input;
+use crate::input::{Input, connect};
 
 const PAGE: Page = Page { html: "<p>the page", script: "the script" };
 const NAME: &str = "laxity.example";
@@ -79,10 +78,7 @@ fn serve(say: &mpsc::Sender<[SocketAddr; 2]>, log: Arc<Mutex<Vec<AskedPage>>>) {
 
 /// Sends `bytes`, and returns all that is answered until the connection ends.
 fn converse(to: SocketAddr, bytes: &[u8]) -> Vec<u8> {
-    let mut stream = TcpStream::connect(to).expect("it listens");
-    // A reset avoids thousands of ports in TIME_WAIT.
-    let reset = nix::libc::linger { l_onoff: 1, l_linger: 0 };
-    let _ = setsockopt(&stream, sockopt::Linger, &reset);
+    let mut stream = connect(to);
     stream.set_read_timeout(Some(PATIENCE)).expect("it is open");
     // The listener may close the connection meanwhile.
     let _ = stream.write_all(bytes);

@@ -1,5 +1,9 @@
 //! Input bytes that are taken from the front. After the end there are zeros.
 
+use std::net::{SocketAddr, TcpStream};
+
+use nix::sys::socket::{setsockopt, sockopt};
+
 #[derive(Clone, Copy, Debug)]
 pub struct Input<'a>(&'a [u8]);
 
@@ -42,6 +46,15 @@ impl<'a> Input<'a> {
         let length = self.short();
         self.take(usize::from(length))
     }
+}
+
+/// Connects to a listener of this process. The connection ends with a reset, which avoids thousands
+/// of ports in TIME_WAIT.
+pub(crate) fn connect(to: SocketAddr) -> TcpStream {
+    let stream = TcpStream::connect(to).expect("it listens");
+    let reset = nix::libc::linger { l_onoff: 1, l_linger: 0 };
+    let _ = setsockopt(&stream, sockopt::Linger, &reset);
+    stream
 }
 
 /// Appends bytes in the form that [`Input::packet`] reads.

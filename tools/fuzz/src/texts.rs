@@ -129,27 +129,20 @@ fn profile(text: &str) {
 }
 
 fn quantities(text: &str) {
-    match text.parse::<Bytes>() {
-        Ok(bytes) => {
-            assert_eq!(bytes.to_string().parse(), Ok(bytes));
-            assert!(!bytes.about().is_empty());
-        }
-        Err(error) => assert!(error.to_string().contains(text)),
+    macro_rules! quantity {
+        ($of:ty) => {
+            match text.parse::<$of>() {
+                Ok(value) => {
+                    assert_eq!(value.to_string().parse(), Ok(value));
+                    assert!(!value.about().is_empty());
+                }
+                Err(error) => assert!(error.to_string().contains(text)),
+            }
+        };
     }
-    match text.parse::<Rate>() {
-        Ok(rate) => {
-            assert_eq!(rate.to_string().parse(), Ok(rate));
-            assert!(!rate.about().is_empty());
-        }
-        Err(error) => assert!(error.to_string().contains(text)),
-    }
-    match text.parse::<Nanos>() {
-        Ok(nanos) => {
-            assert_eq!(nanos.to_string().parse(), Ok(nanos));
-            assert!(!nanos.about().is_empty());
-        }
-        Err(error) => assert!(error.to_string().contains(text)),
-    }
+    quantity!(Bytes);
+    quantity!(Rate);
+    quantity!(Nanos);
     match text.parse::<PolicyKind>() {
         Ok(kind) => assert_eq!(kind.name(), text),
         Err(error) => assert!(error.to_string().contains(text)),

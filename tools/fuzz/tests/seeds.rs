@@ -50,10 +50,16 @@ fn all(target: &str, run: fn(&[u8])) {
     }
 }
 
-#[test]
-fn wire() {
-    all("wire", laxity_fuzz::wire::run);
+macro_rules! targets {
+    ($($target:ident)*) => {$(
+        #[test]
+        fn $target() {
+            all(stringify!($target), laxity_fuzz::$target::run);
+        }
+    )*};
 }
+
+targets! { wire records handshake control http texts hints }
 
 #[test]
 fn registration() {
@@ -62,34 +68,4 @@ fn registration() {
     let before = descriptors();
     all("registration", laxity_fuzz::registration::run);
     assert!(descriptors() < before + 50, "descriptors are not left open");
-}
-
-#[test]
-fn records() {
-    all("records", laxity_fuzz::records::run);
-}
-
-#[test]
-fn handshake() {
-    all("handshake", laxity_fuzz::handshake::run);
-}
-
-#[test]
-fn control() {
-    all("control", laxity_fuzz::control::run);
-}
-
-#[test]
-fn http() {
-    all("http", laxity_fuzz::http::run);
-}
-
-#[test]
-fn texts() {
-    all("texts", laxity_fuzz::texts::run);
-}
-
-#[test]
-fn hints() {
-    all("hints", laxity_fuzz::hints::run);
 }
