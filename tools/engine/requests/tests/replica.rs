@@ -35,39 +35,44 @@ struct Driver {
     drops: usize,
     tick: Span,
     blocks: u32,
-    block_tokens: u32,
     outputs: HashMap<RequestId, u32>,
     given: HashMap<RequestId, u32>,
     next: u64,
 }
 
 impl Driver {
-    fn new(discipline: Box<dyn Discipline + Send>, pool: (u32, u32), tick: Span) -> Self {
-        let (blocks, block_tokens) = pool;
+    fn new(discipline: Box<dyn Discipline + Send>, blocks: u32, tick: Span) -> Self {
         Self {
-            replica: Replica::new(Pool::new(blocks, block_tokens), 1, discipline),
+            replica: Replica::new(Pool::new(blocks, BLOCK_TOKENS), 1, discipline),
             now: Time::ZERO,
             live: HashSet::new(),
             drops: 0,
             tick,
             blocks,
-            block_tokens,
             outputs: HashMap::new(),
             given: HashMap::new(),
             next: 0,
         }
     }
 
-    /// Adds a request that generates `output` tokens. `of` creates it with its id.
-    fn arrive(&mut self, output: u32, of: impl FnOnce(RequestId, Time) -> Spec) -> RequestId {
-        let id = RequestId(self.next);
+    /// Adds a request that generates `output` tokens.
+    fn arrive(&mut self, prompt: u32, output: u32, ready: u32, slo: Slo, important: bool) {
+        let spec = Spec {
+            id: RequestId(self.next),
+            arrival: self.now,
+            prompt,
+            output_max: output + 3,
+            ready: ready.min(prompt),
+            application: ApplicationId(prompt % 3),
+            importance: if important { Importance::Important } else { Importance::Low },
+            slo,
+            ..Spec::default()
+        };
         self.next += 1;
-        let spec = of(id, self.now);
-        self.outputs.insert(id, output);
-        self.live.insert(id);
+        self.outputs.insert(spec.id, output);
+        self.live.insert(spec.id);
         self.replica.handle(self.now, &Event::Arrived(spec));
         self.refusals();
-        id
     }
 
     /// Cancels one of the live requests.
@@ -118,7 +123,7 @@ impl Driver {
         let steps = plan.steps.iter().map(|s| (s.request, s.context + 1));
         for (request, tokens) in chunks.chain(steps) {
             assert!(seen.insert(request), "{request:?} is computed twice at once");
-            let held = pool.held(request) * self.block_tokens;
+            let held = pool.held(request) * BLOCK_TOKENS;
             assert!(held >= tokens, "{request:?} computes {tokens} and holds {held}");
         }
         assert!(plan.chunks.iter().all(|chunk| chunk.tokens > 0));
@@ -271,24 +276,6 @@ fn discipline() -> impl Strategy<Value = Chosen> {
     ]
 }
 
-fn driver(discipline: Box<dyn Discipline + Send>) -> Driver {
-    Driver::new(discipline, (BLOCKS, BLOCK_TOKENS), Span(10))
-}
-
-fn arrive(driver: &mut Driver, prompt: u32, output: u32, ready: u32, slo: Slo, important: bool) {
-    driver.arrive(output, |id, arrival| Spec {
-        id,
-        arrival,
-        prompt,
-        output_max: output + 3,
-        ready: ready.min(prompt),
-        application: ApplicationId(prompt % 3),
-        importance: if important { Importance::Important } else { Importance::Low },
-        slo,
-        ..Spec::default()
-    });
-}
-
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(800))]
 
@@ -297,7 +284,7 @@ proptest! {
         discipline in discipline(), steps in prop::collection::vec(step(), 1..120),
     ) {
         let tick = discipline.tick;
-        let mut driver = Driver::new(discipline.discipline, (BLOCKS, BLOCK_TOKENS), tick);
+        let mut driver = Driver::new(discipline.discipline, BLOCKS, tick);
         for step in steps {
             match step {
                 Step::Arrive { prompt, output, ready, slo, interactive, important } => {
@@ -307,7 +294,7 @@ proptest! {
                     } else {
                         Slo::Batch { ttlt: ns * 90 }
                     };
-                    arrive(&mut driver, prompt, output, ready, slo, important);
+                    driver.arrive(prompt, output, ready, slo, important);
                 }
                 Step::Cancel(at) => driver.cancel(at),
                 Step::Compute(times) => {
@@ -367,9 +354,9 @@ impl Discipline for Laxity {
 /// Runs prompts, each of which arrives when the one before has begun. Returns how often blocks were
 /// taken.
 fn prompts(discipline: Box<dyn Discipline + Send>, lengths: &[u32]) -> usize {
-    let mut driver = driver(discipline);
+    let mut driver = Driver::new(discipline, BLOCKS, Span(10));
     for prompt in lengths {
-        arrive(&mut driver, *prompt, 1, 0, Slo::Batch { ttlt: 1 }, true);
+        driver.arrive(*prompt, 1, 0, Slo::Batch { ttlt: 1 }, true);
         driver.compute();
     }
     driver.finish();
@@ -402,7 +389,7 @@ const CHAT: Slo = Slo::Interactive { ttft: 2_000_000_000, tbt: 200_000_000 };
 
 fn with_agent(kind: Kind, config: Config, service: Span) -> Driver {
     let agent = agent(kind, config, Exact, service);
-    Driver::new(Box::new(agent), (40, BLOCK_TOKENS), Span::from_millis(40))
+    Driver::new(Box::new(agent), 40, Span::from_millis(40))
 }
 
 /// Perception takes an hour for each request, and some clients go away before.
@@ -410,7 +397,7 @@ fn with_agent(kind: Kind, config: Config, service: Span) -> Driver {
 fn nobody_waits_for_perception() {
     let mut driver = with_agent(Kind::Sjf, Config::default(), Span::from_millis(3_600_000));
     for number in 0..100 {
-        arrive(&mut driver, 20, 5, 0, CHAT, true);
+        driver.arrive(20, 5, 0, CHAT, true);
         if number % 7 == 6 {
             driver.cancel(number);
         }
@@ -425,9 +412,9 @@ fn order(kind: Kind) -> Vec<RequestId> {
     let config = Config { statera: None, chunk: 20, chunk_min: 1 };
     let mut driver = with_agent(kind, config, Span::ZERO);
     for _ in 0..9 {
-        arrive(&mut driver, 40, 30, 0, CHAT, true);
+        driver.arrive(40, 30, 0, CHAT, true);
     }
-    arrive(&mut driver, 8, 3, 0, CHAT, true);
+    driver.arrive(8, 3, 0, CHAT, true);
     let mut first = Vec::new();
     while let Some(tokens) = driver.compute() {
         for request in tokens {
