@@ -103,27 +103,21 @@ impl CompletionRequest {
         let model = &config.model.name;
         if let Some(asked) = body.model.as_ref().filter(|asked| *asked != model) {
             let what = format!("there is no model `{asked}` here; there is `{model}`");
-            return Err(Objection::new(
-                StatusCode::NOT_FOUND,
-                "model_not_found",
-                Some("model"),
-                what,
-            ));
+            let status = StatusCode::NOT_FOUND;
+            return Err(Objection::new(status, "model_not_found", Some("model"), what));
         }
         body.refuse_what_is_not_done()?;
         let prompt = body.prompt(config.model.vocab)?;
         let output_max = body.output_max(&config.limits)?;
         let context = config.model.context;
-        if prompt.len() + output_max as usize > context {
-            return Err(Objection::bad(
-                "context_length_exceeded",
-                if prompt.len() >= context { "prompt" } else { "max_tokens" },
-                format!(
-                    "the prompt has {} tokens and the answer may have {output_max}: together more \
-                     than the model's context of {context}",
-                    prompt.len()
-                ),
-            ));
+        let count = prompt.len();
+        if count + output_max as usize > context {
+            let param = if count >= context { "prompt" } else { "max_tokens" };
+            let what = format!(
+                "the prompt has {count} tokens and the answer may have {output_max}: together more \
+                 than the model's context of {context}"
+            );
+            return Err(Objection::bad("context_length_exceeded", param, what));
         }
         Ok(Self {
             prompt,
@@ -157,14 +151,11 @@ impl Body {
             ("stop", something(&self.stop), "only none"),
             ("suffix", self.suffix.as_ref().is_some_and(|s| !s.is_empty()), "only none"),
         ];
-        match refused.into_iter().find(|(_, refused, _)| *refused) {
-            Some((name, _, what)) => Err(Objection::bad(
-                "unsupported_value",
-                name,
-                format!("`{name}` is not done here: {what}"),
-            )),
-            None => Ok(()),
-        }
+        let Some((name, _, what)) = refused.into_iter().find(|(_, refused, _)| *refused) else {
+            return Ok(());
+        };
+        let what = format!("`{name}` is not done here: {what}");
+        Err(Objection::bad("unsupported_value", name, what))
     }
 
     fn prompt(&self, vocab: usize) -> Result<Vec<u32>, Objection> {
@@ -183,32 +174,24 @@ impl Body {
                 return Err(Objection::bad("unsupported_value", "prompt", what));
             }
         };
-        match prompt.iter().find(|token| **token as usize >= vocab) {
-            Some(token) => Err(Objection::bad(
-                "invalid_value",
-                "prompt",
-                format!("token {token} is none of the model's {vocab}"),
-            )),
-            None => Ok(prompt),
+        if let Some(token) = prompt.iter().find(|token| **token as usize >= vocab) {
+            let what = format!("token {token} is none of the model's {vocab}");
+            return Err(Objection::bad("invalid_value", "prompt", what));
         }
+        Ok(prompt)
     }
 
     fn output_max(&self, limits: &Limits) -> Result<u32, Objection> {
+        let Limits { output_default, output_max, .. } = *limits;
         let asked = self.max_completion_tokens.or(self.max_tokens);
-        let asked =
-            asked.unwrap_or_else(|| u64::from(limits.output_default.min(limits.output_max)));
+        let asked = asked.unwrap_or_else(|| u64::from(output_default.min(output_max)));
         if asked == 0 {
-            return Err(Objection::bad(
-                "invalid_value",
-                "max_tokens",
-                "max_tokens is 0; an answer has at least 1 token",
-            ));
+            let what = "max_tokens is 0; an answer has at least 1 token";
+            return Err(Objection::bad("invalid_value", "max_tokens", what));
         }
-        if asked > u64::from(limits.output_max) {
-            let what = format!(
-                "max_tokens is {asked}; at most {} here (limits.output_max)",
-                limits.output_max
-            );
+        if asked > u64::from(output_max) {
+            let what =
+                format!("max_tokens is {asked}; at most {output_max} here (limits.output_max)");
             return Err(Objection::bad("too_many_tokens", "max_tokens", what));
         }
         Ok(asked as u32)
@@ -227,14 +210,11 @@ fn nanoseconds(
             let text = value.to_str().unwrap_or("(no text)").trim();
             let number = text.parse::<f64>().unwrap_or(f64::NAN);
             if !(number > 0.0 && number <= OBJECTIVE_MS_MAX) {
-                return Err(Objection::bad(
-                    "impossible_objective",
-                    name,
-                    format!(
-                        "{name} is `{text}`: it has to be a number of milliseconds above 0 and at \
-                         most {OBJECTIVE_MS_MAX} (a day)"
-                    ),
-                ));
+                let what = format!(
+                    "{name} is `{text}`: it has to be a number of milliseconds above 0 and at most \
+                     {OBJECTIVE_MS_MAX} (a day)"
+                );
+                return Err(Objection::bad("impossible_objective", name, what));
             }
             number
         }
@@ -250,19 +230,14 @@ pub(super) fn slo(headers: &HeaderMap, limits: &Limits) -> Result<Slo, Objection
     if headers.contains_key(TTLT) {
         let mut others = TTFT.into_iter().chain(TPOT);
         if let Some(other) = others.find(|name| headers.contains_key(*name)) {
-            return Err(Objection::bad(
-                "impossible_objective",
-                other,
-                format!(
-                    "{other} and {TTLT} exclude each other: either tokens are read as they come, \
-                     or the end is waited for"
-                ),
-            ));
+            let what = format!(
+                "{other} and {TTLT} exclude each other: either tokens are read as they come, or \
+                 the end is waited for"
+            );
+            return Err(Objection::bad("impossible_objective", other, what));
         }
-        return Ok(Slo::Batch {
-            // The default is never used, because the header is present.
-            ttlt: nanoseconds(headers, &[TTLT], limits.ttft_ms)?,
-        });
+        // The default is never used, because the header is present.
+        return Ok(Slo::Batch { ttlt: nanoseconds(headers, &[TTLT], limits.ttft_ms)? });
     }
     Ok(Slo::Interactive {
         ttft: nanoseconds(headers, &TTFT, limits.ttft_ms)?,
@@ -277,11 +252,10 @@ pub(super) fn importance(headers: &HeaderMap) -> Result<Importance, Objection> {
     match given.to_str().unwrap_or("(no text)").trim() {
         "paid" => Ok(Importance::Important),
         "free" => Ok(Importance::Low),
-        other => Err(Objection::bad(
-            "invalid_value",
-            NAME,
-            format!("{NAME} is `{other}`: `paid` (the default) or `free`"),
-        )),
+        other => {
+            let what = format!("{NAME} is `{other}`: `paid` (the default) or `free`");
+            Err(Objection::bad("invalid_value", NAME, what))
+        }
     }
 }
 
@@ -293,12 +267,11 @@ pub(super) fn prefill(headers: &HeaderMap, config: &Config) -> Result<Option<usi
     let count = config.peers.as_ref().map_or(0, |peers| peers.prefill.len());
     match text.parse() {
         Ok(number) if number < count => Ok(Some(number)),
-        _ => Err(Objection::bad(
-            "invalid_value",
-            NAME,
-            format!(
+        _ => {
+            let what = format!(
                 "{NAME} is `{text}`: the number of one of the {count} of peers.prefill, from 0"
-            ),
-        )),
+            );
+            Err(Objection::bad("invalid_value", NAME, what))
+        }
     }
 }

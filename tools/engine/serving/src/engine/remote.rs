@@ -95,11 +95,9 @@ impl Engine {
     fn why_not(&self, asked: &PrefillAsk) -> Option<String> {
         let PrefillAsk { tokens, have, .. } = asked;
         if asked.model != self.model.identity() {
-            return Some(
-                "this process has another model: sizes and weights of all processes must \
-                be the same"
-                    .to_owned(),
-            );
+            let why = "this process has another model: sizes and weights of all processes must be \
+                       the same";
+            return Some(why.to_owned());
         }
         let shape = self.model.shape();
         let known = |token: &u32| (*token as usize) < shape.vocab;
@@ -108,10 +106,8 @@ impl Engine {
             || *have >= tokens.len()
             || !tokens.iter().all(known)
         {
-            return Some(format!(
-                "a prompt of {} tokens, of which {have} are there, is none",
-                tokens.len()
-            ));
+            let count = tokens.len();
+            return Some(format!("a prompt of {count} tokens, of which {have} are there, is none"));
         }
         let id = RequestId(asked.request);
         if self.sequences.contains_key(&id) || self.asking.contains_key(&id) {
@@ -120,12 +116,9 @@ impl Engine {
         if let Some(rank) = self.lost_rank() {
             return Some(format!("{rank}, which holds experts, is gone"));
         }
-        (self.sequences.len() + self.asking.len() >= self.requests_max).then(|| {
-            format!(
-                "{} prompts are being computed already (limits.requests_max)",
-                self.requests_max
-            )
-        })
+        let most = self.requests_max;
+        (self.sequences.len() + self.asking.len() >= most)
+            .then(|| format!("{most} prompts are being computed already (limits.requests_max)"))
     }
 
     fn prefill_for(&mut self, from: SocketAddr, asked: PrefillAsk) {
@@ -214,11 +207,9 @@ impl Engine {
         let Some(remote) = self.remote.get_mut(&RequestId(head.request)) else { return };
         let (layer, first) = (head.layer as usize, head.place as usize);
         let end = first.saturating_add(arrival.payload.len() / self.model.kv().token_bytes());
-        let imported = if remote.at != arrival.from || end > remote.sequence.prompt {
-            Err(ModelError::new(format!(
-                "tokens {first} to {end} of a prompt of {}",
-                remote.sequence.prompt
-            )))
+        let prompt = remote.sequence.prompt;
+        let imported = if remote.at != arrival.from || end > prompt {
+            Err(ModelError::new(format!("tokens {first} to {end} of a prompt of {prompt}")))
         } else {
             self.model.kv().import(layer, &remote.sequence.blocks, first, &arrival.payload)
         };
@@ -251,12 +242,8 @@ impl Engine {
             if !self.keep_fetched {
                 sequence.published = sequence.blocks.len();
             }
-            publish(
-                &self.blocks,
-                &mut sequence,
-                self.model.kv().block_tokens(),
-                &self.model.identity(),
-            );
+            let (size, model) = (self.model.kv().block_tokens(), self.model.identity());
+            publish(&self.blocks, &mut sequence, size, &model);
         }
         let reason = sequence.push(token);
         sequence.tell(Output::Token(token));
