@@ -14,7 +14,6 @@ pub(crate) struct Clock {
     resolution_ticks: u64,
 }
 
-/// Iterations that measure the cost of an empty bracket.
 const OVERHEAD_SAMPLES: usize = 20_001;
 
 impl Clock {

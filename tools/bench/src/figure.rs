@@ -17,7 +17,6 @@ pub(crate) enum Unit {
     PercentOfCore,
 }
 
-/// The number of a figure that a gate checks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Quantile {
@@ -52,7 +51,6 @@ impl Gate {
         Self { quantile, side: Side::AtMost, limit }
     }
 
-    /// Creates a gate that fails if the median is below `limit`.
     pub(crate) const fn at_least(limit: Limit) -> Self {
         Self { quantile: Quantile::P50, side: Side::AtLeast, limit }
     }
@@ -136,7 +134,6 @@ pub(crate) enum Outcome {
 }
 
 impl Figure {
-    /// Returns the worst verdict of the gates.
     pub(crate) fn verdict(&self) -> Verdict {
         let summary = match &self.outcome {
             Outcome::Measured(summary) => summary,

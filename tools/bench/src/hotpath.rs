@@ -18,7 +18,6 @@ use crate::service::Laxityd;
 
 /// Bytes of a measured flow. They are less than any chunk, so that one permit covers the flow.
 pub(crate) const FLOW_BYTES: u64 = 4096;
-/// Pause of a paced client between two submits, ns.
 const PAUSE_NS: f64 = 1_000.0;
 /// Credited submits in one timed bracket. A single one is shorter than the bracket itself.
 const CREDIT_BURST: usize = 32;
@@ -257,7 +256,6 @@ struct Produced {
     refused: u64,
 }
 
-/// Submits and completes flows as fast as it can.
 fn credited_stream(client: &Client, stretch: Duration, produced: &mut Produced) {
     let mut lane = client.lane();
     let flow = flow(Stage::Collective);

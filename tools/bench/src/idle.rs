@@ -11,7 +11,6 @@ use crate::hotpath::flow;
 use crate::sample::Summary;
 use crate::service::{Laxityd, Port};
 
-/// Clients that are attached and silent while the idle daemon is measured.
 const SILENT: usize = 8;
 
 pub(crate) fn rows(bench: &mut Bench) {
@@ -23,7 +22,6 @@ pub(crate) fn rows(bench: &mut Bench) {
     bench.measure(row, |bench| idle(bench, SILENT));
 }
 
-/// Measures the CPU time of the daemon's process without any flows, in percent of a core.
 fn idle(bench: &mut Bench, clients: usize) -> Result<Measured, BenchError> {
     let seconds = bench.effort.idle_seconds;
     let core = bench.cores.far.unwrap_or(bench.cores.near);

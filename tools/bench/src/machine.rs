@@ -9,7 +9,6 @@ use serde::Serialize;
 
 use crate::error::BenchError;
 
-/// The description of a machine, for comparisons with figures of other machines.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Machine {
     pub(crate) cpu: String,
@@ -21,7 +20,6 @@ pub(crate) struct Machine {
     pub(crate) load: String,
 }
 
-/// The processors to which the measured processes are pinned.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Cores {
     pub(crate) near: usize,

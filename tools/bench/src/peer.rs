@@ -15,13 +15,11 @@ use nix::sys::signal::Signal;
 use crate::error::BenchError;
 use crate::machine::pin_thread;
 
-/// A running peer, which is killed on drop.
 pub(crate) struct Peer {
     child: Child,
 }
 
 impl Peer {
-    /// Starts `role` on `core`. `arguments` follow the role on its command line.
     pub(crate) fn spawn(
         role: &str,
         core: usize,
@@ -114,7 +112,6 @@ impl SharedPage {
         self.word(READY_LINE).store(1, Ordering::Release);
     }
 
-    /// Waits until the peer is ready.
     pub(crate) fn await_peer(&self) -> Result<(), BenchError> {
         let begin = Instant::now();
         while self.word(READY_LINE).load(Ordering::Acquire) == 0 {

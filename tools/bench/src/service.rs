@@ -13,7 +13,6 @@ use tempfile::TempDir;
 use crate::error::BenchError;
 use crate::machine::{Cores, with_all_cores};
 
-/// The configuration of the daemon's only port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Port {
     /// A rate and a window so large that no flow waits for bandwidth. The figure then measures the
@@ -23,7 +22,6 @@ pub(crate) enum Port {
     Bounded,
 }
 
-/// A running daemon, which is killed on drop.
 pub(crate) struct Laxityd {
     child: Child,
     folder: TempDir,

@@ -23,7 +23,6 @@ use tokio_rustls::rustls::pki_types::CertificateDer;
 use tokio_rustls::rustls::pki_types::pem::PemObject;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
-/// Default validity of certificates, in days.
 pub const DAYS_DEFAULT: u32 = 365;
 pub const DAYS_MAX: u32 = 36_500;
 /// Shortest validity of a CA in days, so that certificates can be added later.
@@ -256,7 +255,6 @@ struct Authority {
 }
 
 impl Authority {
-    /// Creates a CA with a new key.
     fn new(days: u32) -> Result<(Self, Pem), CertsError> {
         let key = KeyPair::generate()?;
         let mut parameters = CertificateParams::new(Vec::new())?;
@@ -318,7 +316,6 @@ impl Authority {
     }
 }
 
-/// Returns the current time in seconds since 1970.
 fn now_s() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     since.map_or(0, |since| since.as_secs())

@@ -169,7 +169,6 @@ async fn connect(plan: &LoadPlan, endpoint: &str) -> Result<Vec<Daemon>, String>
     Ok(daemons)
 }
 
-/// Returns why a daemon's stream ended, if one has.
 fn ended(daemons: &[Daemon]) -> Option<String> {
     daemons.iter().find_map(|daemon| daemon.book().ended.clone())
 }

@@ -22,7 +22,6 @@ pub enum Reranked {
     All,
 }
 
-/// The state of a replica that a discipline can read.
 pub trait View {
     /// Returns the jobs that decode in the iteration that is being planned, by rank. Empty at other
     /// times.

@@ -5,7 +5,6 @@ use core::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// The policy that decides what an iteration computes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Policy {

@@ -22,7 +22,6 @@ pub enum Event {
     },
 }
 
-/// A range of tokens of one prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Chunk {
     pub request: RequestId,
@@ -56,7 +55,6 @@ pub enum Why {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
-    /// Requests that lose their blocks before the pass.
     pub drops: Vec<Dropped>,
     pub chunks: Vec<Chunk>,
     pub steps: Vec<Step>,

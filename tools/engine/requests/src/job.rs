@@ -13,7 +13,6 @@ pub enum Phase {
     Decoding,
 }
 
-/// A request at a replica, with its progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Job {
     pub spec: Spec,
@@ -62,7 +61,6 @@ impl Job {
         self.generated >= self.spec.output_max
     }
 
-    /// Resets the job after a loss of all its KV.
     pub(crate) const fn lost(&mut self) {
         self.phase = Phase::Waiting;
         self.context = 0;

@@ -4,7 +4,6 @@ use rustc_hash::FxHashMap;
 
 use crate::request::RequestId;
 
-/// The KV blocks of an instance and the number that each request holds.
 #[derive(Clone, Debug)]
 pub struct Pool {
     block_tokens: u32,

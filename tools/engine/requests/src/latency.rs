@@ -41,7 +41,6 @@ impl Composition {
     }
 }
 
-/// A model of how long an instance computes.
 pub trait Latency {
     /// Returns the duration of an iteration, which includes host work.
     fn iteration(&self, of: &Composition) -> Span;

@@ -40,14 +40,11 @@ impl Targets {
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Prompts {
     pub requests: f64,
-    /// Sum of the prompts' lengths in tokens.
     pub tokens: f64,
-    /// Sum of the squared lengths.
     pub squares: f64,
 }
 
 impl Prompts {
-    /// Returns the sums with one more prompt of `tokens` tokens.
     pub fn with(self, tokens: u32) -> Self {
         let tokens = f64::from(tokens);
         Self {
@@ -57,7 +54,6 @@ impl Prompts {
         }
     }
 
-    /// Returns the sums with one prompt of `tokens` tokens less.
     pub fn without(self, tokens: u32) -> Self {
         let tokens = f64::from(tokens);
         Self {
@@ -162,7 +158,6 @@ impl Row {
     }
 }
 
-/// The state of all instances and the placement of all requests.
 #[derive(Clone, Debug, Default)]
 pub struct InstanceTable {
     rows: BTreeMap<InstanceId, Row>,

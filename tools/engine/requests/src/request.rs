@@ -70,7 +70,6 @@ impl Slo {
 pub enum Importance {
     /// Relegated first, such as requests of a free tier.
     Low,
-    /// A paid request.
     #[default]
     Important,
 }

@@ -23,7 +23,6 @@ pub struct ScalingWindow {
     /// Longest wait of a request without an instance, as a share of the request's TTFT objective.
     pub wait: f64,
     pub finished: u32,
-    /// Number of ended requests that met their objective.
     pub met: u32,
 }
 
@@ -38,7 +37,6 @@ pub enum ScalingDecision {
 }
 
 pub trait Scaling {
-    /// Updates the state with the measurements of a time window.
     fn handle(&mut self, now: Time, window: &ScalingWindow);
     fn poll_decision(&mut self, now: Time) -> Option<ScalingDecision>;
 }

@@ -49,7 +49,6 @@ fn one(row: &[f64]) -> Option<Matrix> {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Trees {
     pub count: usize,
-    /// Maximum number of splits from the root to a leaf.
     pub depth: u16,
     /// Share of its correction that each tree makes.
     pub rate: f64,
@@ -73,7 +72,6 @@ pub struct Boosted {
 
 impl Boosted {
     /// Trains the trees.
-    /// Fails if there are no valid examples.
     pub fn fit(rows: &[Vec<f64>], targets: &[f64], trees: &Trees) -> Result<Self, TrainingError> {
         let matrix = matrix(rows, targets)?;
         let mean = mean(targets);
@@ -108,7 +106,6 @@ impl Forest {
     const TREES: usize = 24;
 
     /// Trains a forest. The same seed gives the same forest.
-    /// Fails if there are no valid examples.
     pub fn fit(rows: &[Vec<f64>], values: &[f64], seed: u64) -> Result<Self, TrainingError> {
         let parameters = RandomForestRegressorParameters::default()
             .with_n_trees(Self::TREES)

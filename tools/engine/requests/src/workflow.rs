@@ -32,7 +32,6 @@ numbers! {
     RoleId(u16);
 }
 
-/// The kind of objective that a job has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Class {
     /// A user waits. The sum of the waits of all stages counts.

@@ -200,7 +200,6 @@ pub enum ConfigError {
 
 impl Config {
     /// Reads and checks a configuration file.
-    /// The error has the first problem.
     pub fn load(path: &Path) -> Result<Self, ConfigError> {
         let text = laxity_files::read_to_string(path, CONFIG_BYTES_MAX)
             .map_err(|cause| ConfigError::File { path: path.to_owned(), cause })?;

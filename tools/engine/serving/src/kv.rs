@@ -49,7 +49,6 @@ pub struct Blocks {
 }
 
 impl Blocks {
-    /// Makes a pool of `count` blocks.
     pub fn new(count: usize) -> Self {
         Self {
             blocks: vec![Block::default(); count],
@@ -61,7 +60,6 @@ impl Blocks {
         }
     }
 
-    /// Returns the number of blocks that can be taken now.
     pub fn available(&self) -> usize {
         self.free.len() + self.idle.len()
     }
@@ -161,7 +159,6 @@ impl SharedBlocks {
         Self(Arc::new(Mutex::new(blocks)))
     }
 
-    /// Locks the pool for one statement.
     pub fn lock(&self) -> MutexGuard<'_, Blocks> {
         // No method leaves a pool inconsistent, so a poisoned lock can be used.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)

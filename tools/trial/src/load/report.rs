@@ -11,13 +11,11 @@ pub struct LoadReport {
     pub rss_mib: Option<f64>,
     /// Resident memory of the coordinator when the measurement began.
     pub rss_start_mib: Option<f64>,
-    /// Batch events per second that were sent.
     pub events_per_s: f64,
     /// CPU time of the coordinator per second, in cores. None if this user can't see its process.
     pub coordinator_cores: Option<f64>,
     pub daemons: usize,
     pub batches: usize,
-    /// Events whose order came back.
     pub answered: usize,
     /// Events that no order considered within a second after the end.
     pub unanswered: usize,

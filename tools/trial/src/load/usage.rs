@@ -8,7 +8,6 @@ pub(super) struct Usage {
     pub(super) cpu_s: f64,
 }
 
-/// Returns the usage of a process, or `None` if there is no such process.
 pub(super) fn of(pid: u32) -> Option<Usage> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let rss = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;

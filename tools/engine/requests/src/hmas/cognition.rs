@@ -13,7 +13,6 @@ use super::prediction::Prediction;
 use crate::Time;
 use crate::request::{RequestId, Slo, Spec};
 
-/// Running mean length of a task's answers.
 #[derive(Clone, Copy, Debug, Default)]
 struct Profile {
     requests: u64,
@@ -46,7 +45,6 @@ impl Cognition {
         self.prior(spec, running)
     }
 
-    /// Returns the estimate of a request without tags.
     pub fn prior(&self, spec: &Spec, running: u32) -> Estimate {
         let most = self.tasks.values().max_by_key(|profile| profile.requests);
         let profile = most.copied().unwrap_or(self.all);

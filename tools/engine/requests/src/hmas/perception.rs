@@ -30,7 +30,6 @@ impl Tags {
     }
 }
 
-/// Determines task and length of a request at once.
 pub trait Tagger: Send {
     /// Returns the tags of a request, or `None` if they can't be determined.
     fn tag(&mut self, spec: &Spec) -> Option<Tags>;
@@ -114,7 +113,6 @@ pub struct Trained {
 
 impl Trained {
     /// Trains on pairs of a request and the number of tokens that it generated.
-    /// Fails if there are no valid examples.
     pub fn fit(examples: &[(Spec, u32)], seed: u64) -> Result<Self, TrainingError> {
         let rows: Vec<Vec<f64>> = examples.iter().map(|(spec, _)| features(spec)).collect();
         let lengths = examples.iter().map(|(_, length)| f64::from((*length).max(1)).ln());

@@ -6,7 +6,6 @@ use super::profile::Profiles;
 use crate::Span;
 use crate::workflow::{JobId, Outcome, Stage, WorkflowJob};
 
-/// Estimates the costs of stages and jobs, and learns from measured ones.
 pub trait Estimator {
     /// Returns the expected number of tokens that a stage generates.
     fn ready(&mut self, job: &WorkflowJob, stage: &Stage) -> f64;
@@ -16,7 +15,6 @@ pub trait Estimator {
     fn ended(&mut self, job: JobId);
 }
 
-/// Maestro's estimator: a predictor and rolling profiles.
 pub struct LearnedEstimator {
     predictor: LengthPredictor,
     profiles: Profiles,

@@ -57,7 +57,6 @@ const WINDOW: usize = 512;
 /// Number of choices between two computations of the bounds.
 const REFRESH: u32 = 16;
 
-/// Percentile bounds of a metric over recent values.
 #[derive(Clone, Debug, Default)]
 struct PercentileBounds {
     recent: VecDeque<f64>,
@@ -96,7 +95,6 @@ impl PercentileBounds {
     }
 }
 
-/// Chooses the node of a stage among candidates.
 pub struct Fitness {
     mode: Mode,
     /// Of RTT, `T_ready` and `C_deg`.

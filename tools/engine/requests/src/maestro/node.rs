@@ -22,7 +22,6 @@ use super::transition::Leaving;
 use crate::workflow::{Class, ModelId, ModelSpec, NodeSpec, Readiness, StageId};
 use crate::{Span, Time};
 
-/// A stage that needs a place on a node.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Ask {
     pub stage: StageId,
@@ -37,7 +36,6 @@ pub struct Ask {
     pub interrupt: u64,
 }
 
-/// A node's estimate for a stage that needs a place.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NodeEstimate {
     /// Time until a slot is free, `T_q`.
@@ -65,7 +63,6 @@ struct Prepared {
     moves: Vec<Move>,
 }
 
-/// The effects of an operation on a node.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Done {
     pub swapped: Vec<StageId>,

@@ -22,7 +22,6 @@ pub struct StageRecord {
 
 /// Least records of a role for its own regressor.
 const OWN: usize = 150;
-/// Least records for training.
 const LEAST: usize = 20;
 
 fn features(stage: &Stage) -> Vec<f64> {

@@ -42,13 +42,11 @@ impl Ranks {
         if self.is_apart() { &self.all } else { &[] }
     }
 
-    /// Returns the ranks except this process.
     pub fn others(&self) -> impl Iterator<Item = SocketAddr> + use<'_> {
         let others = self.all.iter().enumerate();
         others.filter_map(|(rank, at)| (rank != self.own).then_some(*at))
     }
 
-    /// Reports whether there is more than one rank.
     pub const fn is_apart(&self) -> bool {
         self.all.len() > 1
     }
@@ -162,7 +160,6 @@ impl ExpertPeers for RemoteExperts<'_> {
 }
 
 /// Computes other ranks' tokens, in a thread of its own, until the sender is dropped.
-/// Fails if no thread can be started.
 pub fn serve(
     experts: Arc<dyn Experts>,
     hidden: usize,

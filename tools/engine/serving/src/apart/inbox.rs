@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 
 use crate::model::{Result, fail};
 
-/// The identity of an expected payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Key {
     /// KV of a request (number) in a layer.

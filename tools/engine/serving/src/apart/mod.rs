@@ -103,7 +103,6 @@ pub struct PrefillAsk {
     pub remaining_ns: u64,
     /// Whether a reader waits for each token.
     pub interactive: bool,
-    /// Importance of the request. Less important ones are relegated first.
     pub importance: Importance,
     pub model: [u8; 16],
 }
@@ -159,7 +158,6 @@ pub struct Destination {
     pub wants_kv: bool,
 }
 
-/// The addresses of other processes, by their purpose.
 #[derive(Clone, Debug, Default)]
 pub struct PeerAddresses {
     pub prefill: Vec<SocketAddr>,
@@ -167,9 +165,7 @@ pub struct PeerAddresses {
     pub ranks: Ranks,
 }
 
-/// The connections to other processes and the payloads that arrived.
 pub struct Net {
-    /// The carrier that sends parcels and control messages.
     pub carrier: Carrier,
     /// Payloads that arrived and are not used yet.
     pub inbox: Arc<Inbox>,
@@ -195,7 +191,6 @@ impl Net {
         self.bytes_per_s.map_or(0, |rate| (bytes as f64 / rate * 1e9) as u64)
     }
 
-    /// Locks the state of the batch that this process computes.
     pub fn running(&self) -> MutexGuard<'_, Running> {
         // No statement leaves the state inconsistent, so a poisoned lock can be used.
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
@@ -211,7 +206,6 @@ impl Net {
         self.waited_for(since, &self.waited.1, "laxity_engine_exchange_seconds");
     }
 
-    /// Returns the time that this process waited for others so far.
     pub fn waited(&self) -> Spent {
         Spent {
             kv_wait_ns: self.waited.0.load(Ordering::Relaxed),

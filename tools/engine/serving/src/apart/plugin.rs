@@ -33,7 +33,6 @@ const POLL_EVERY: Duration = Duration::from_micros(150);
 /// Index of the device. The plugin gets only one interface.
 const DEVICE: usize = 0;
 
-/// The reason why the plugin can't be used.
 #[derive(Debug, Error)]
 pub enum PluginError {
     #[error(transparent)]
@@ -105,13 +104,11 @@ impl Plugin {
         Ok(())
     }
 
-    /// Sends a parcel to a rank, and receives one from it under `key`.
     pub fn exchange(&self, rank: SocketAddr, key: Key, payload: Vec<u8>) {
         let _ = self.0.send(PluginCommand::Exchange(rank, key, payload));
     }
 }
 
-/// Runs the thread until the engine ends.
 fn serve(
     file: &Path,
     ranks: &[SocketAddr],

@@ -31,7 +31,6 @@ pub struct Wanted {
     pub request: u64,
     /// Hashes of the blocks, from the first missing one.
     pub hashes: Vec<BlockHash>,
-    /// Index of the first missing block.
     pub first: usize,
     /// Deadline of the first token, in ns.
     pub deadline_ns: u64,
@@ -45,7 +44,6 @@ pub enum Call {
     Lost(SocketAddr),
 }
 
-/// A question without an answer.
 struct Question {
     wanted: Wanted,
     at: SocketAddr,
@@ -62,7 +60,6 @@ struct Reuse {
 }
 
 /// Starts the thread. It ends when all senders of calls are dropped.
-/// Fails if no thread can be started.
 pub fn serve(
     calls: Receiver<Call>,
     net: Arc<Net>,

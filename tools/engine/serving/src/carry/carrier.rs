@@ -30,9 +30,7 @@ pub struct Options {
 pub struct Counts {
     pub sent_bytes: BTreeMap<(&'static str, u8), u64>,
     pub parcels: u64,
-    /// Bytes that were sent without a permit.
     pub bypassed_bytes: u64,
-    /// Bytes that the daemon permitted.
     pub scheduled_bytes: u64,
     /// Time without a daemon, in ns.
     pub unscheduled_ns: u64,
@@ -49,7 +47,6 @@ pub struct Carrier {
 
 impl Carrier {
     /// Starts the thread. `listens` is the address that identifies this process.
-    /// Fails if no thread can be started.
     pub fn start(options: Options, listens: SocketAddr, taker: Taker) -> std::io::Result<Self> {
         let (orders, incoming) = channel();
         let counts = Arc::new(Mutex::new(Counts::default()));

@@ -12,11 +12,9 @@ use serde::{Deserialize, Serialize};
 
 pub const HEAD_BYTES: usize = 80;
 pub const ACK_BYTES: usize = 16;
-/// Maximum number of bytes of a frame's payload.
 pub const FRAME_BYTES_MAX: usize = 256 << 10;
 /// Maximum number of bytes of a parcel. A layer's KV of a long prompt has tens of megabytes.
 pub const PARCEL_BYTES_MAX: u64 = 1 << 30;
-/// Maximum number of bytes of a control message.
 pub const WORDS_BYTES_MAX: u64 = 16 << 20;
 
 const MAGIC: [u8; 4] = *b"LXE2";
@@ -68,7 +66,6 @@ pub struct Head {
 }
 
 impl Head {
-    /// Encodes the head as bytes.
     pub fn encode(&self) -> [u8; HEAD_BYTES] {
         let mut bytes = [0; HEAD_BYTES];
         bytes[..4].copy_from_slice(&MAGIC);
@@ -153,7 +150,6 @@ pub struct Preamble {
 
 impl Preamble {
     /// Writes the preamble: `LXE2`, `W` or `P`, the DSCP, a length, and the address as text.
-    /// Fails if the connection is gone.
     pub fn write(&self, to: &mut impl Write) -> io::Result<()> {
         let address = self.listens.to_string();
         let mut bytes = MAGIC.to_vec();

@@ -98,7 +98,6 @@ impl OpenSet {
     }
 }
 
-/// A parcel that its receiver may read.
 struct Offer {
     head: Head,
     payload: Arc<Vec<u8>>,
@@ -217,7 +216,6 @@ impl Gate {
         }
     }
 
-    /// Offers a parcel that its receiver will read.
     pub(super) fn offer(&mut self, to: SocketAddr, head: Head, payload: Vec<u8>) {
         let key = (to, head.request, head.layer);
         self.offers.insert(key, Offer { head, payload: Arc::new(payload), class: None });
@@ -283,7 +281,6 @@ impl Gate {
         with(&mut self.counts.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// Sends the bytes that were permitted.
     fn collect(&mut self) {
         let (mut ready, mut asked) = (Vec::new(), Vec::new());
         let (lane, all) = (&mut self.lane, &mut self.sending);
@@ -440,7 +437,6 @@ impl Gate {
     }
 }
 
-/// Returns the number that identifies a peer at the daemon.
 fn peer_number(peer: SocketAddr) -> u8 {
     let octets = match peer.ip() {
         IpAddr::V4(address) => address.to_ipv6_mapped().octets(),

@@ -9,7 +9,6 @@ use super::frame::{HEAD_BYTES, Head, Preamble, READ, WORDS_BYTES_MAX};
 use super::outgoing::mark;
 use super::{Arrival, Incoming, Taker};
 
-/// Maximum number of incomplete parcels on one connection.
 const OPEN_MAX: usize = 65_536;
 
 /// Accepts connections in the background until the process ends. Returns the local address.

@@ -18,8 +18,6 @@ fn ensure(
 }
 
 impl Config {
-    /// Checks the values of all fields.
-    /// The error has the first value that is not allowed.
     pub fn check(&self) -> Result<(), ConfigError> {
         self.model.check()?;
         let wanted = format!("the endpoint's bytes and marks need {VOCAB_MIN} tokens");

@@ -41,7 +41,6 @@ impl Objection {
     }
 }
 
-/// A prompt in one of the allowed forms.
 #[derive(Debug, Deserialize)]
 #[serde(untagged)]
 enum Prompt {

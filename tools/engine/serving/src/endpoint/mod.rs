@@ -45,7 +45,6 @@ struct EndpointState {
 }
 
 /// Serves until `stop` completes.
-/// Fails if the listener fails.
 pub async fn serve(
     listener: TcpListener,
     config: Arc<Config>,
@@ -213,7 +212,6 @@ async fn begin(
 /// Maximum number of bytes of a body that is too long that are read before the error is sent. If a
 /// connection is closed with unread bytes, the answer is lost.
 const THROWN_AWAY_BYTES_MAX: usize = 64 << 20;
-/// Longest time for reading a body that is too long.
 const THROWN_AWAY_FOR: Duration = Duration::from_secs(10);
 
 async fn read(body: Body, most: usize) -> Result<Vec<u8>, Objection> {
@@ -270,7 +268,6 @@ fn failed(failure: &Failure) -> Objection {
     }
 }
 
-/// Returns the error for an engine that ended without an answer.
 fn vanished() -> Objection {
     failed(&Failure::Internal("it ended in the middle of an answer".to_owned()))
 }

@@ -4,7 +4,6 @@
 
 pub const BEGIN: u32 = 256;
 pub const END: u32 = 257;
-/// Smallest vocabulary of a model.
 pub const VOCAB_MIN: usize = 260;
 
 pub fn encode(text: &str) -> Vec<u32> {
@@ -18,7 +17,6 @@ pub struct TextDecoder {
 }
 
 impl TextDecoder {
-    /// Adds a token and returns the text that is complete.
     pub fn push(&mut self, token: u32) -> String {
         match token {
             0..=255 => self.bytes.push(token as u8),

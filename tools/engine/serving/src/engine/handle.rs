@@ -26,7 +26,6 @@ pub enum EngineCommand {
     Stop,
 }
 
-/// The state of an engine for other threads.
 #[derive(Default)]
 pub struct EngineGauges {
     /// Requests that were accepted and have not ended.
@@ -81,7 +80,6 @@ impl Handle {
 /// Both ends of the queue of an engine.
 pub type EngineCommands = (Handle, Receiver<EngineCommand>);
 
-/// Makes the queue of an engine that is to be started.
 pub fn commands() -> EngineCommands {
     let (commands, incoming) = channel();
     let gauges = Arc::new(EngineGauges::default());

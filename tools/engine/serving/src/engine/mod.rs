@@ -46,7 +46,6 @@ pub struct Parts {
     pub blocks: SharedBlocks,
     /// Whether later prompts reuse KV that another process sent.
     pub keep_fetched: bool,
-    /// The size of the KV cache for the scheduler.
     pub room: Room,
     pub settings: Settings,
     /// Whether the ranks that share the experts compute in lockstep.
@@ -94,7 +93,6 @@ pub(crate) struct Engine {
 
 /// Starts an engine in a thread of its own. `commands` is the queue of [`commands`], which the
 /// readers of the connections need before the engine starts.
-/// Fails if no thread can be started.
 pub fn start(parts: Parts, commands: EngineCommands) -> Result<Handle, StartError> {
     let Parts { model, blocks, keep_fetched, room, settings, lockstep, net, reuse, requests_max } =
         parts;

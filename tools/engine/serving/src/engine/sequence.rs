@@ -15,7 +15,6 @@ pub enum Reason {
     Length,
 }
 
-/// The reason why there is no complete answer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Failure {
     TooLong,
@@ -139,7 +138,6 @@ impl Sequence {
         }
     }
 
-    /// Returns the number of tokens of the answer so far.
     pub fn generated(&self) -> usize {
         self.tokens.len() - self.prompt
     }

@@ -300,7 +300,6 @@ impl Engine {
         Ok((outputs?, spent))
     }
 
-    /// Publishes the computed KV and sends the tokens of a batch.
     fn outputs(&mut self, members: &[Member], outputs: &[Vec<f32>]) -> Vec<(RequestId, Reason)> {
         let (size, model) = (self.model.kv().block_tokens(), self.model.identity());
         let mut outputs = outputs.iter();

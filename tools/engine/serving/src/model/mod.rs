@@ -153,11 +153,9 @@ pub trait Experts: Send + Sync {
 pub trait ExpertPeers {
     /// Sends rows. [`ExpertPeers::collect`] returns the outputs. Both are called once for each
     /// layer, even without rows.
-    /// Fails if a peer is gone.
     fn dispatch(&mut self, layer: usize, groups: Vec<ExpertRows>) -> Result<()>;
 
     /// Returns the outputs for the rows: the same experts with as many rows.
-    /// Fails if a peer is gone.
     fn collect(&mut self, layer: usize) -> Result<Vec<ExpertRows>>;
 }
 

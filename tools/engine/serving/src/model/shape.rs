@@ -105,7 +105,6 @@ impl ModelShape {
     }
 
     /// Checks the sizes.
-    /// Returns the first error.
     pub fn check(&self) -> Result<(), ShapeError> {
         let sizes = [
             ("layers", self.layers),

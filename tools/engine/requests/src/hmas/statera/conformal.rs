@@ -68,7 +68,6 @@ pub struct Bound {
     pub source: Source,
 }
 
-/// Errors of predictions, in buckets by prompt length.
 pub struct Calibration {
     epsilon: f64,
     window: usize,
@@ -95,7 +94,6 @@ impl Calibration {
         BUCKETS.iter().position(|end| prompt <= *end).unwrap_or(BUCKETS.len() - 1)
     }
 
-    /// Learns the error of a prediction from a request that ended.
     pub fn learn(&mut self, prompt: u32, predicted: u32, real: u32) {
         let error = self.score.of(predicted, real);
         self.buckets[Self::bucket(prompt)].push(error, self.window);

@@ -12,10 +12,8 @@ use super::DEVICE;
 use crate::apart::inbox::{Inbox, Key};
 use crate::carry::frame::PARCEL_BYTES_MAX;
 
-/// Bytes of a parcel's length field.
 const LENGTH_BYTES: usize = 8;
 
-/// The reason why an exchange with a rank failed.
 #[derive(Debug, Error)]
 pub enum ExchangeError {
     #[error(transparent)]
@@ -42,7 +40,6 @@ fn wire_bytes(so_far: &[u8]) -> Result<Option<usize>, ExchangeError> {
     Ok(Some(LENGTH_BYTES + length as usize))
 }
 
-/// Another rank and the state of its exchanges.
 pub(super) struct Peer {
     pub(super) rank: SocketAddr,
     send: SendQueue<Vec<u8>>,
@@ -71,7 +68,6 @@ impl Peer {
         !self.receive.is_connected() || self.send.is_busy() || !self.inbound.is_empty()
     }
 
-    /// Sends a parcel and receives one.
     pub(super) fn exchange(&mut self, key: Key, payload: Vec<u8>) {
         let mut bytes = (payload.len() as u64).to_le_bytes().to_vec();
         bytes.extend(payload);

@@ -68,7 +68,6 @@ pub struct Decoder {
 impl Decoder {
     /// Draws the weights and makes an empty KV cache. Of the experts it has those for
     /// which `holds` returns true.
-    /// Fails if the device has too little memory.
     pub fn load(
         shape: &ModelShape,
         holds: &dyn Fn(usize) -> bool,

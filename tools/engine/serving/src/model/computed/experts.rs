@@ -22,7 +22,6 @@ pub struct FeedForward {
 
 impl FeedForward {
     /// Draws the three matrices. `names` are those of gate, up and down.
-    /// Fails if the device has too little memory.
     pub fn load(
         weights: Weights,
         names: &[String; 3],
@@ -38,7 +37,6 @@ impl FeedForward {
     }
 
     /// Returns the output for rows `[n, hidden]`.
-    /// Fails if the shapes do not match.
     pub fn forward(&self, rows: &Tensor) -> Result<Tensor> {
         let gated = (self.gate.forward(rows)?.silu()? * self.up.forward(rows)?)?;
         self.down.forward(&gated)
@@ -54,7 +52,6 @@ pub struct ExpertBank {
 
 impl ExpertBank {
     /// Draws the experts for which `holds` returns true.
-    /// Fails if the device has too little memory.
     pub fn load(
         weights: Weights,
         shape: &ModelShape,
@@ -123,7 +120,6 @@ type Assigned = BTreeMap<usize, (Vec<u32>, Vec<f32>)>;
 
 impl Router {
     /// Draws the router of a layer.
-    /// Fails if the device has too little memory.
     pub fn load(
         weights: Weights,
         layer: usize,
@@ -157,7 +153,6 @@ impl Router {
     }
 
     /// Returns the experts' combined output for rows `[n, hidden]`.
-    /// Fails if an expert cannot be reached.
     pub fn forward(
         &self,
         layer: usize,

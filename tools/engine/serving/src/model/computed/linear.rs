@@ -16,7 +16,6 @@ pub struct Linear(pub Tensor);
 
 impl Linear {
     /// Returns `rows · weightᵀ` for rows `[rows, in]`.
-    /// Fails if the shapes do not match.
     pub fn forward(&self, rows: &Tensor) -> Result<Tensor> {
         let count = rows.dim(0)?;
         let weight = self.0.t()?;

@@ -15,7 +15,6 @@ pub struct Pages {
 
 impl Pages {
     /// Makes a cache of `blocks` blocks.
-    /// Fails if the device has too little memory.
     pub fn new(
         shape: &ModelShape,
         blocks: usize,

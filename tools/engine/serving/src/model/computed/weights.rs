@@ -16,7 +16,6 @@ pub struct Weights(pub u64);
 
 impl Weights {
     /// Returns a matrix `[out, in]`.
-    /// Fails if the device has too little memory.
     pub fn matrix(self, name: &str, out: usize, width: usize, device: &Device) -> Result<Tensor> {
         let mut hash = Sha256::new();
         hash.update(self.0.to_le_bytes());

@@ -109,7 +109,6 @@ impl TimedModel {
     }
 
     /// Fills blocks with the KV of a sequence's first tokens, without taking time.
-    /// Fails if the blocks hold fewer tokens.
     pub fn fill(&self, tokens: &[u32], blocks: &[u32]) -> Result<()> {
         let layers = 0..self.shape.layers;
         layers.into_iter().try_for_each(|layer| self.kv.compute(layer, blocks, 0, tokens))
