@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::clock::Clock;
-use crate::error::BenchError;
+use crate::error::{BenchError, Result};
 use crate::figure::{Figure, Outcome, Row};
 use crate::machine::Cores;
 use crate::reference;
@@ -60,7 +60,7 @@ impl Bench {
     pub(crate) fn measure<M: Into<Measured>>(
         &mut self,
         mut row: Row,
-        measurement: impl FnOnce(&mut Self) -> Result<M, BenchError>,
+        measurement: impl FnOnce(&mut Self) -> Result<M>,
     ) {
         if !self.wants(row.name) {
             return;
@@ -79,7 +79,7 @@ impl Bench {
         self.figures.push(Figure { row, outcome });
     }
 
-    pub(crate) fn far_core(&self) -> Result<usize, BenchError> {
+    pub(crate) fn far_core(&self) -> Result<usize> {
         self.cores.far.ok_or_else(|| BenchError::Skip("needs two cores".to_owned()))
     }
 
@@ -87,8 +87,8 @@ impl Bench {
     /// machine changed and the repetition is discarded.
     pub(crate) fn latencies(
         &mut self,
-        mut repetition: impl FnMut(&Self) -> Result<Percentiles, BenchError>,
-    ) -> Result<Summary, BenchError> {
+        mut repetition: impl FnMut(&Self) -> Result<Percentiles>,
+    ) -> Result<Summary> {
         let mut all = Vec::with_capacity(self.effort.repetitions);
         let mut before = self.reference_now()?;
         let mut patience = 2 * self.effort.repetitions;
@@ -109,8 +109,8 @@ impl Bench {
     /// Repeats a measurement with a single number, and remarks the range of P meanwhile.
     pub(crate) fn numbers(
         &mut self,
-        mut repetition: impl FnMut(&Self) -> Result<f64, BenchError>,
-    ) -> Result<Measured, BenchError> {
+        mut repetition: impl FnMut(&Self) -> Result<f64>,
+    ) -> Result<Measured> {
         let mut all = Vec::with_capacity(self.effort.repetitions);
         let mut beside = vec![self.reference_now()?];
         for i in 0..self.effort.repetitions {
@@ -124,7 +124,7 @@ impl Bench {
     }
 
     /// Measures P once more if there are two cores. Returns its median.
-    pub(crate) fn reference_now(&mut self) -> Result<Option<f64>, BenchError> {
+    pub(crate) fn reference_now(&mut self) -> Result<Option<f64>> {
         let Some(far) = self.cores.far else { return Ok(None) };
         let p = reference::round_trips(self.clock, far, self.effort.round_trips / 4)?;
         self.p.push(p);

@@ -4,18 +4,16 @@ use std::io;
 
 use thiserror::Error;
 
+pub(crate) type Result<T> = std::result::Result<T, BenchError>;
+
 #[derive(Debug, Error)]
 pub(crate) enum BenchError {
     #[error("{0}")]
     Skip(String),
-    #[error("{0}")]
-    Argument(String),
     #[error("{doing}: {cause}")]
     System { doing: String, cause: io::Error },
     #[error("{0}")]
-    Process(String),
-    #[error("{0}")]
-    Disturbed(String),
+    Failed(String),
     #[error("repetition {number}: {cause}")]
     Repetition { number: usize, cause: Box<BenchError> },
 }

@@ -11,7 +11,7 @@ use laxity_client::{Client, Flow, Lane, Stage, Ticket};
 
 use crate::bench::{Bench, Measured};
 use crate::clock::Clock;
-use crate::error::BenchError;
+use crate::error::{BenchError, Result};
 use crate::figure::{Gate, Limit, Quantile, Row, Unit};
 use crate::sample::{Percentiles, Recorder, Summary};
 use crate::service::Laxityd;
@@ -73,11 +73,7 @@ fn round_trips(bench: &mut Bench) {
 }
 
 /// Measures round trips of one client while `clients` are attached.
-fn round_trip(
-    bench: &mut Bench,
-    clients: usize,
-    pause_ns: Option<f64>,
-) -> Result<Summary, BenchError> {
+fn round_trip(bench: &mut Bench, clients: usize, pause_ns: Option<f64>) -> Result<Summary> {
     let far = bench.far_core()?;
     bench.latencies(|bench| {
         let daemon = Laxityd::open(&bench.cores, far)?;
@@ -99,7 +95,7 @@ fn gated_flows(
     clock: Clock,
     count: usize,
     pause_ns: Option<f64>,
-) -> Result<Percentiles, BenchError> {
+) -> Result<Percentiles> {
     let mut lane = client.lane();
     let pause = pause_ns.map(|ns| clock.ticks(ns));
     let mut recorder = Recorder::with_room_for(count + count / 10);
@@ -117,7 +113,7 @@ fn gated_flows(
     // bypassed. Up to 1 % is noise, and more is an error.
     let bypassed = client.stats().bypassed_flows as usize;
     if bypassed > count / 100 {
-        return Err(BenchError::Disturbed(format!("{bypassed} of {count} flows were bypassed")));
+        return Err(BenchError::Failed(format!("{bypassed} of {count} flows were bypassed")));
     }
     Ok(recorder.finish(clock))
 }
@@ -150,11 +146,7 @@ fn credit(bench: &mut Bench) {
     });
 }
 
-fn credited_bursts(
-    client: &Client,
-    clock: Clock,
-    bursts: usize,
-) -> Result<Percentiles, BenchError> {
+fn credited_bursts(client: &Client, clock: Clock, bursts: usize) -> Result<Percentiles> {
     let mut lane = client.lane();
     let flow = flow(Stage::Collective);
     let pause = clock.ticks(20_000.0);
@@ -197,7 +189,7 @@ fn credited_bursts(
     if credited <= 9 * gated {
         let bursts = credited + gated;
         let why = format!("{gated} of {bursts} bursts found no credit or a full lane");
-        return Err(BenchError::Disturbed(why));
+        return Err(BenchError::Failed(why));
     }
     Ok(recorder.finish(clock).divided_by(CREDIT_BURST as f64))
 }
@@ -224,7 +216,7 @@ fn throughput(bench: &mut Bench) {
     });
 }
 
-fn records_per_second(bench: &mut Bench) -> Result<Measured, BenchError> {
+fn records_per_second(bench: &mut Bench) -> Result<Measured> {
     let far = bench.far_core()?;
     let mut all = Produced::default();
     let measured = bench.numbers(|bench| {
@@ -281,7 +273,7 @@ fn credited_stream(client: &Client, stretch: Duration, produced: &mut Produced) 
 /// Measures permits per second. It waits for the oldest flow, completes it and submits another. An
 /// idle port permits in order, and polls of younger flows would take their cache lines from the
 /// daemon.
-fn permits_per_second(client: &Client, stretch: Duration) -> Result<f64, BenchError> {
+fn permits_per_second(client: &Client, stretch: Duration) -> Result<f64> {
     let mut lane = client.lane();
     let flow = flow(Stage::KvReuse);
     let mut tickets: Vec<Ticket> = (0..WINDOW).map(|_| lane.submit(&flow)).collect();

@@ -5,7 +5,7 @@ use std::time::Duration;
 use laxity_client::Stage;
 
 use crate::bench::{Bench, Measured};
-use crate::error::BenchError;
+use crate::error::Result;
 use crate::figure::{Gate, Limit, Quantile, Row, Unit};
 use crate::hotpath::flow;
 use crate::sample::Summary;
@@ -22,7 +22,7 @@ pub(crate) fn rows(bench: &mut Bench) {
     bench.measure(row, |bench| idle(bench, SILENT));
 }
 
-fn idle(bench: &mut Bench, clients: usize) -> Result<Measured, BenchError> {
+fn idle(bench: &mut Bench, clients: usize) -> Result<Measured> {
     let seconds = bench.effort.idle_seconds;
     let core = bench.cores.far.unwrap_or(bench.cores.near);
     let daemon = Laxityd::start(&bench.cores, core, Port::Bounded, "")?;

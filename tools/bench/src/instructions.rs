@@ -9,7 +9,7 @@ use laxity_client::{Flow, Lane, Stage, Ticket};
 
 use crate::bench::{Bench, Measured};
 use crate::clock::Clock;
-use crate::error::BenchError;
+use crate::error::{BenchError, Result};
 use crate::figure::{Gate, Limit, Quantile, Row, Unit};
 use crate::hotpath::flow;
 use crate::machine::Cores;
@@ -43,14 +43,14 @@ pub(crate) fn rows(bench: &mut Bench) {
 }
 
 /// Collects and tries again on failure, because a daemon that loses its core renews no credit.
-fn collect_patiently(cores: &Cores, bursts: usize) -> Result<u64, BenchError> {
+fn collect_patiently(cores: &Cores, bursts: usize) -> Result<u64> {
     let mut attempts = (0..ATTEMPTS).map(|_| collect(cores, bursts));
     let first = attempts.find(Result::is_ok);
     first.unwrap_or_else(|| collect(cores, bursts))
 }
 
 /// Runs the peer under callgrind. Returns the instructions inside the submits.
-fn collect(cores: &Cores, bursts: usize) -> Result<u64, BenchError> {
+fn collect(cores: &Cores, bursts: usize) -> Result<u64> {
     let core = cores.far.unwrap_or(cores.near);
     let daemon = Laxityd::start(cores, core, Port::Open, "spin_us = 500000")?;
     let program = std::env::current_exe().map_err(BenchError::system("find this program"))?;
@@ -73,12 +73,12 @@ fn collect(cores: &Cores, bursts: usize) -> Result<u64, BenchError> {
     let complaint = String::from_utf8_lossy(&output.stderr);
     let last = complaint.lines().rev().take(4).collect::<Vec<_>>().join(" / ");
     if !output.status.success() {
-        return Err(BenchError::Process(format!("under valgrind: {last}")));
+        return Err(BenchError::Failed(format!("under valgrind: {last}")));
     }
     let text =
         std::fs::read_to_string(&counts).map_err(BenchError::system("read callgrind's counts"))?;
     parse_total(&text)
-        .ok_or_else(|| BenchError::Process(format!("no total in callgrind's counts: {last}")))
+        .ok_or_else(|| BenchError::Failed(format!("no total in callgrind's counts: {last}")))
 }
 
 /// Returns the count of a callgrind file: `summary:`, or `totals:` if the former is zero.
@@ -89,7 +89,7 @@ fn parse_total(text: &str) -> Option<u64> {
         .max()
 }
 
-pub(crate) fn serve(socket: &str, bursts: usize) -> Result<(), BenchError> {
+pub(crate) fn serve(socket: &str, bursts: usize) -> Result<()> {
     let client = service::attach(PathBuf::from(socket), "credit")?;
     let mut lane = client.lane();
     let flow = flow(Stage::Collective);
@@ -122,7 +122,7 @@ pub(crate) fn serve(socket: &str, bursts: usize) -> Result<(), BenchError> {
     let submits = bursts * BURST;
     if otherwise > submits / 100 {
         let why = format!("{otherwise} of {submits} submits found no credit or a full lane");
-        return Err(BenchError::Disturbed(why));
+        return Err(BenchError::Failed(why));
     }
     Ok(())
 }

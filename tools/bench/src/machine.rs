@@ -7,7 +7,7 @@ use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
 use serde::Serialize;
 
-use crate::error::BenchError;
+use crate::error::{BenchError, Result};
 
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Machine {
@@ -80,7 +80,7 @@ impl fmt::Display for Machine {
 impl Cores {
     /// Chooses the first permitted core and the first other one that isn't its hyper-thread
     /// sibling. `wanted` overrides the choice.
-    pub(crate) fn choose(wanted: Option<&[usize]>) -> Result<Self, BenchError> {
+    pub(crate) fn choose(wanted: Option<&[usize]>) -> Result<Self> {
         let mask = sched_getaffinity(Pid::from_raw(0))
             .map_err(BenchError::system("read the CPU affinity"))?;
         let allowed: Vec<usize> =
@@ -90,11 +90,11 @@ impl Cores {
             Some([near]) => (*near, None),
             Some(_) => {
                 let why = "--cores takes one core, or two different ones: --cores 0,1";
-                return Err(BenchError::Argument(why.to_owned()));
+                return Err(BenchError::Failed(why.to_owned()));
             }
             None => {
                 let Some(near) = allowed.first().copied() else {
-                    return Err(BenchError::Argument("no CPU is allowed".to_owned()));
+                    return Err(BenchError::Failed("no CPU is allowed".to_owned()));
                 };
                 let siblings = siblings_of(near);
                 let others = || allowed.iter().copied().filter(|cpu| *cpu != near);
@@ -105,7 +105,7 @@ impl Cores {
             if !allowed.contains(&cpu) {
                 let why =
                     format!("core {cpu} is not among those this process may use: {allowed:?}");
-                return Err(BenchError::Argument(why));
+                return Err(BenchError::Failed(why));
             }
         }
         let mut all = vec![near];
@@ -134,7 +134,7 @@ fn parse_cpu_list(list: &str) -> Vec<usize> {
     cpus
 }
 
-pub(crate) fn pin_thread(cpu: usize) -> Result<(), BenchError> {
+pub(crate) fn pin_thread(cpu: usize) -> Result<()> {
     let mut set = CpuSet::new();
     set.set(cpu).map_err(BenchError::system(format!("core {cpu}")))?;
     sched_setaffinity(Pid::from_raw(0), &set)
@@ -143,10 +143,7 @@ pub(crate) fn pin_thread(cpu: usize) -> Result<(), BenchError> {
 
 /// Runs `start` with the affinity of this program's start, then pins the thread again. A new
 /// process inherits the mask, and the daemon must have all cores as in normal operation.
-pub(crate) fn with_all_cores<T>(
-    cores: &Cores,
-    start: impl FnOnce() -> Result<T, BenchError>,
-) -> Result<T, BenchError> {
+pub(crate) fn with_all_cores<T>(cores: &Cores, start: impl FnOnce() -> Result<T>) -> Result<T> {
     let pinned =
         sched_getaffinity(Pid::from_raw(0)).map_err(BenchError::system("read the CPU affinity"))?;
     let mut all = CpuSet::new();

@@ -12,7 +12,7 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
 use nix::sys::signal::Signal;
 
-use crate::error::BenchError;
+use crate::error::{BenchError, Result};
 use crate::machine::pin_thread;
 
 pub(crate) struct Peer {
@@ -25,7 +25,7 @@ impl Peer {
         core: usize,
         medium: Option<OwnedFd>,
         arguments: &[&str],
-    ) -> Result<Self, BenchError> {
+    ) -> Result<Self> {
         let program = std::env::current_exe().map_err(BenchError::system("find this program"))?;
         let child = Command::new(program)
             .args(["peer", "--core", &core.to_string(), role])
@@ -46,18 +46,18 @@ impl Drop for Peer {
 }
 
 /// Pins the peer to its core and makes it die with its parent. Every peer calls this first.
-pub(crate) fn settle(core: usize) -> Result<(), BenchError> {
+pub(crate) fn settle(core: usize) -> Result<()> {
     let parent = nix::unistd::getppid();
     nix::sys::prctl::set_pdeathsig(Signal::SIGKILL)
         .map_err(BenchError::system("ask to die with the parent"))?;
     // The parent may have died before the request took effect. Then another process is the parent.
     if nix::unistd::getppid() != parent {
-        return Err(BenchError::Process("the parent is gone".to_owned()));
+        return Err(BenchError::Failed("the parent is gone".to_owned()));
     }
     pin_thread(core)
 }
 
-pub(crate) fn medium() -> Result<OwnedFd, BenchError> {
+pub(crate) fn medium() -> Result<OwnedFd> {
     std::io::stdin()
         .as_fd()
         .try_clone_to_owned()
@@ -76,7 +76,7 @@ const READY_LINE: usize = 31;
 
 impl SharedPage {
     /// Creates a page. Returns it with the descriptor for the peer.
-    pub(crate) fn create() -> Result<(Self, OwnedFd), BenchError> {
+    pub(crate) fn create() -> Result<(Self, OwnedFd)> {
         let memory = memfd_create(c"laxity-bench", MFdFlags::MFD_CLOEXEC)
             .map_err(BenchError::system("memfd_create"))?;
         nix::unistd::ftruncate(&memory, PAGE_BYTES.get() as i64)
@@ -84,7 +84,7 @@ impl SharedPage {
         Ok((Self::map(&memory)?, memory))
     }
 
-    pub(crate) fn map(memory: &impl AsFd) -> Result<Self, BenchError> {
+    pub(crate) fn map(memory: &impl AsFd) -> Result<Self> {
         // SAFETY: a new mapping at an address of the kernel's choice aliases nothing of ours.
         let base = unsafe {
             mmap(
@@ -112,12 +112,12 @@ impl SharedPage {
         self.word(READY_LINE).store(1, Ordering::Release);
     }
 
-    pub(crate) fn await_peer(&self) -> Result<(), BenchError> {
+    pub(crate) fn await_peer(&self) -> Result<()> {
         let begin = Instant::now();
         while self.word(READY_LINE).load(Ordering::Acquire) == 0 {
             if begin.elapsed() > Duration::from_secs(10) {
                 let why = "the peer did not get ready within 10 s";
-                return Err(BenchError::Process(why.to_owned()));
+                return Err(BenchError::Failed(why.to_owned()));
             }
             std::thread::sleep(Duration::from_micros(200));
         }

@@ -7,7 +7,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::clock::Clock;
-use crate::error::BenchError;
+use crate::error::{BenchError, Result};
 use crate::peer::{Peer, SharedPage, medium};
 use crate::sample::{Percentiles, Recorder};
 
@@ -28,11 +28,7 @@ fn spin_until(word: &AtomicU64, value: u64) -> bool {
     false
 }
 
-pub(crate) fn round_trips(
-    clock: Clock,
-    far: usize,
-    round_trips: usize,
-) -> Result<Percentiles, BenchError> {
+pub(crate) fn round_trips(clock: Clock, far: usize, round_trips: usize) -> Result<Percentiles> {
     let (page, memory) = SharedPage::create()?;
     let peer = Peer::spawn(ANSWER_ROLE, far, Some(memory), &[])?;
     page.await_peer()?;
@@ -46,7 +42,7 @@ pub(crate) fn round_trips(
         let answered = spin_until(reply, asked);
         let end = clock.end();
         if !answered {
-            return Err(BenchError::Process("the peer stopped answering".to_owned()));
+            return Err(BenchError::Failed("the peer stopped answering".to_owned()));
         }
         if i >= warm_up {
             recorder.note(begin, end);
@@ -57,7 +53,7 @@ pub(crate) fn round_trips(
     Ok(recorder.finish(clock))
 }
 
-pub(crate) fn serve() -> Result<(), BenchError> {
+pub(crate) fn serve() -> Result<()> {
     let page = SharedPage::map(&medium()?)?;
     let (request, reply) = (page.word(REQUEST), page.word(REPLY));
     page.announce();

@@ -10,7 +10,7 @@ use laxity_client::{Client, Mode, Options};
 use nix::unistd::Pid;
 use tempfile::TempDir;
 
-use crate::error::BenchError;
+use crate::error::{BenchError, Result};
 use crate::machine::{Cores, with_all_cores};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,7 +29,7 @@ pub(crate) struct Laxityd {
 
 const PATIENCE: Duration = Duration::from_secs(10);
 
-pub(crate) fn binary() -> Result<PathBuf, BenchError> {
+pub(crate) fn binary() -> Result<PathBuf> {
     if let Some(path) = std::env::var_os("LAXITY_LAXITYD") {
         return Ok(path.into());
     }
@@ -47,18 +47,13 @@ pub(crate) fn binary() -> Result<PathBuf, BenchError> {
 
 impl Laxityd {
     /// Starts a daemon on `core` with a port that never delays flows.
-    pub(crate) fn open(cores: &Cores, core: usize) -> Result<Self, BenchError> {
+    pub(crate) fn open(cores: &Cores, core: usize) -> Result<Self> {
         Self::start(cores, core, Port::Open, "")
     }
 
     /// Starts a daemon and waits until it listens. `core` is that of the scheduler thread, and
     /// `scheduler` is more configuration of that thread.
-    pub(crate) fn start(
-        cores: &Cores,
-        core: usize,
-        port: Port,
-        scheduler: &str,
-    ) -> Result<Self, BenchError> {
+    pub(crate) fn start(cores: &Cores, core: usize, port: Port, scheduler: &str) -> Result<Self> {
         let folder =
             TempDir::with_prefix("laxity-bench-").map_err(BenchError::system("make a folder"))?;
         let path = |name: &str| folder.path().join(name);
@@ -92,10 +87,7 @@ impl Laxityd {
         while !daemon.socket().exists() {
             let ended = daemon.child.try_wait().map_err(BenchError::system("wait for laxityd"))?;
             if ended.is_some() || begin.elapsed() > PATIENCE {
-                return Err(BenchError::Process(format!(
-                    "laxityd did not start: {}",
-                    daemon.log()
-                )));
+                return Err(BenchError::Failed(format!("laxityd did not start: {}", daemon.log())));
             }
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -115,12 +107,12 @@ impl Laxityd {
         text.lines().rev().take(3).collect::<Vec<_>>().join(" / ")
     }
 
-    pub(crate) fn attach(&self, name: &str) -> Result<Client, BenchError> {
+    pub(crate) fn attach(&self, name: &str) -> Result<Client> {
         attach(self.socket(), name)
-            .map_err(|error| BenchError::Process(format!("laxityd says: {}: {error}", self.log())))
+            .map_err(|error| BenchError::Failed(format!("laxityd says: {}: {error}", self.log())))
     }
 
-    pub(crate) fn cpu_time(&self) -> Result<Duration, BenchError> {
+    pub(crate) fn cpu_time(&self) -> Result<Duration> {
         let clock = nix::time::clock_getcpuclockid(self.pid())
             .map_err(BenchError::system("clock of laxityd"))?;
         Ok(nix::time::clock_gettime(clock)
@@ -139,7 +131,7 @@ impl Drop for Laxityd {
 
 /// Attaches a scheduled client to the daemon at `socket`. It tries until it succeeds, because the
 /// socket may exist before the daemon listens, and a client tries again only when it submits.
-pub(crate) fn attach(socket: PathBuf, name: &str) -> Result<Client, BenchError> {
+pub(crate) fn attach(socket: PathBuf, name: &str) -> Result<Client> {
     let options = Options {
         socket,
         name: name.to_owned(),
@@ -154,7 +146,7 @@ pub(crate) fn attach(socket: PathBuf, name: &str) -> Result<Client, BenchError> 
             return Ok(client);
         }
         if begin.elapsed() > PATIENCE {
-            return Err(BenchError::Process(format!("no client could attach within {PATIENCE:?}")));
+            return Err(BenchError::Failed(format!("no client could attach within {PATIENCE:?}")));
         }
         std::thread::sleep(Duration::from_millis(2));
     }
