@@ -194,16 +194,11 @@ impl State {
     }
 
     /// Changes a job that is in a queue and moves it if its place changes.
-    pub(super) fn change(
-        &mut self,
-        slot: usize,
-        discipline: &dyn Discipline,
-        with: impl FnOnce(&mut Job),
-    ) {
+    pub(super) fn change(&mut self, slot: usize, by: &dyn Discipline, with: impl FnOnce(&mut Job)) {
         let Entry { job: old, rank, .. } = *self.at(slot);
         let mut job = old;
         with(&mut job);
-        let next = discipline.rank(&job);
+        let next = by.rank(&job);
         let decodes = old.phase == Phase::Decoding || job.phase == Phase::Decoding;
         let stays = next == rank && old.phase == job.phase && old.relegated == job.relegated;
         if stays && !decodes {
@@ -221,25 +216,20 @@ impl State {
 
     /// Changes a decoding job that generated a token. Its place stays the same, because decoding
     /// jobs aren't in `line`.
-    pub(super) fn step(
-        &mut self,
-        slot: usize,
-        discipline: &dyn Discipline,
-        with: impl FnOnce(&mut Job),
-    ) {
+    pub(super) fn step(&mut self, slot: usize, by: &dyn Discipline, with: impl FnOnce(&mut Job)) {
         let entry = self.at_mut(slot);
         let before = entry.job.context;
         with(&mut entry.job);
-        entry.rank = discipline.rank(&entry.job);
+        entry.rank = by.rank(&entry.job);
         let more = entry.job.context - before;
         self.context += u64::from(more);
     }
 
     /// Computes all ranks again.
-    pub(super) fn rerank(&mut self, discipline: &dyn Discipline) {
+    pub(super) fn rerank(&mut self, by: &dyn Discipline) {
         let mut moved = false;
         for entry in self.entries.iter_mut().flatten() {
-            let rank = discipline.rank(&entry.job);
+            let rank = by.rank(&entry.job);
             moved |= rank != entry.rank && entry.job.phase != Phase::Decoding;
             entry.rank = rank;
             if entry.job.phase == Phase::Decoding {

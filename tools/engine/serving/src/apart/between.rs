@@ -38,6 +38,9 @@ pub struct Export {
     pub tokens: usize,
 }
 
+/// The processes that gave KV, and the batches about whose progress each of them is informed.
+pub type Holders = Vec<(SocketAddr, Vec<u64>)>;
+
 /// The transfers of a batch to and from other processes.
 #[derive(Default)]
 pub struct Transfers {
@@ -46,8 +49,7 @@ pub struct Transfers {
     pub exports: Vec<Export>,
     /// Whether the daemon gets hints about layers, because there is something to schedule.
     pub hints: bool,
-    /// The processes that gave KV, and the batches about whose progress each of them is informed.
-    pub holders: Vec<(SocketAddr, Vec<u64>)>,
+    pub holders: Holders,
 }
 
 pub struct Between<'a> {

@@ -8,7 +8,7 @@ use laxity_requests::iteration::Plan;
 use laxity_requests::request::RequestId;
 
 use super::Engine;
-use crate::apart::between::Export;
+use crate::apart::between::{Export, Holders};
 use crate::apart::{PrefixQuery, Words};
 
 impl Engine {
@@ -48,11 +48,7 @@ impl Engine {
 
     /// Returns the processes that gave KV for requests here, with the batches about which each is
     /// informed: the computed one, and those that stand for the KV that the process gave.
-    pub(super) fn holders(
-        &self,
-        batch: u64,
-        imported: &[(RequestId, usize)],
-    ) -> Vec<(SocketAddr, Vec<u64>)> {
+    pub(super) fn holders(&self, batch: u64, imported: &[(RequestId, usize)]) -> Holders {
         let mut holders = BTreeMap::<SocketAddr, Vec<u64>>::new();
         for (request, import) in &self.imports {
             let batches = holders.entry(import.from).or_insert_with(|| vec![batch]);
@@ -64,11 +60,7 @@ impl Engine {
     }
 
     /// Informs the processes that gave KV that a batch was computed.
-    pub(super) fn tell_holders(
-        &self,
-        holders: Vec<(SocketAddr, Vec<u64>)>,
-        imported: &[(RequestId, usize)],
-    ) {
+    pub(super) fn tell_holders(&self, holders: Holders, imported: &[(RequestId, usize)]) {
         if let Some(net) = &self.net {
             net.running().batch = 0;
         }

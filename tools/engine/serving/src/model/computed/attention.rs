@@ -19,6 +19,7 @@ pub struct Rows {
     /// The blocks of each sequence, in order.
     pub pages: Vec<Vec<u32>>,
     pub block_tokens: usize,
+    pub heads: Heads,
 }
 
 impl Rows {
@@ -56,11 +57,6 @@ impl Heads {
     }
 }
 
-struct Paged<'a> {
-    rows: &'a Rows,
-    heads: Heads,
-}
-
 fn dot(a: &[f32], b: &[f32]) -> f32 {
     let mut sums = [0_f32; LANES];
     let (a_whole, b_whole) = (a.chunks_exact(LANES), b.chunks_exact(LANES));
@@ -74,15 +70,15 @@ fn dot(a: &[f32], b: &[f32]) -> f32 {
     sums.iter().sum::<f32>() + rest
 }
 
-impl Paged<'_> {
+impl Rows {
     /// Computes all heads of one row.
     fn row(&self, row: usize, query: &[f32], keys: &[f32], values: &[f32], out: &mut [f32]) {
         let Heads { heads, kv_heads, width } = self.heads;
-        let (sequence, position) = self.rows.rows[row];
+        let (sequence, position) = self.rows[row];
         let stride = kv_heads * width;
         let scale = self.heads.scale() as f32;
         let slots: Vec<usize> =
-            (0..=position).map(|position| self.rows.slot(sequence, position) * stride).collect();
+            (0..=position).map(|position| self.slot(sequence, position) * stride).collect();
         let mut scores = vec![0_f32; slots.len()];
         for head in 0..heads {
             let query = &query[head * width..(head + 1) * width];
@@ -119,7 +115,7 @@ fn slice<'a>(storage: &'a CpuStorage, layout: &Layout) -> Result<&'a [f32]> {
     Ok(&storage.as_slice::<f32>()?[from..to])
 }
 
-impl CustomOp3 for Paged<'_> {
+impl CustomOp3 for Rows {
     fn name(&self) -> &'static str {
         "paged-attention"
     }
@@ -149,13 +145,8 @@ impl CustomOp3 for Paged<'_> {
 /// Returns `softmax(q·kᵀ/√d)·v` of `queries` `[rows, heads × width]` over `keys` and `values`
 /// `[slots, kv_heads × width]`. Each row uses its sequence up to its own position.
 /// Fails if the tensors have other shapes, or a row's block does not exist.
-pub fn attend(
-    queries: &Tensor,
-    keys: &Tensor,
-    values: &Tensor,
-    rows: &Rows,
-    heads: Heads,
-) -> Result<Tensor> {
+pub fn attend(queries: &Tensor, keys: &Tensor, values: &Tensor, rows: &Rows) -> Result<Tensor> {
+    let heads = rows.heads;
     let (count, width) = queries.dims2()?;
     let (slots, kv_width) = keys.dims2()?;
     if count != rows.rows.len()
@@ -170,21 +161,15 @@ pub fn attend(
         );
     }
     if queries.device().is_cpu() && queries.dtype() == DType::F32 {
-        queries.apply_op3_no_bwd(keys, values, &Paged { rows, heads })
+        queries.apply_op3_no_bwd(keys, values, rows)
     } else {
-        gathered(queries, keys, values, rows, heads)
+        gathered(queries, keys, values, rows)
     }
 }
 
 /// Returns the result of [`attend`], computed with candle's operations.
-fn gathered(
-    queries: &Tensor,
-    keys: &Tensor,
-    values: &Tensor,
-    rows: &Rows,
-    heads: Heads,
-) -> Result<Tensor> {
-    let device = queries.device();
+fn gathered(queries: &Tensor, keys: &Tensor, values: &Tensor, rows: &Rows) -> Result<Tensor> {
+    let (heads, device) = (rows.heads, queries.device());
     let mut out = Vec::new();
     let mut row = 0;
     while row < rows.rows.len() {
@@ -251,10 +236,11 @@ mod tests {
             rows: vec![(0, 3), (0, 4), (0, 5), (1, 9)],
             pages: vec![vec![4, 1], vec![5, 0, 2]],
             block_tokens: 4,
+            heads,
         };
         let queries = Tensor::randn(0_f32, 1.0, (4, 48), &device).unwrap();
-        let own = attend(&queries, &keys, &values, &rows, heads).unwrap();
-        let other = gathered(&queries, &keys, &values, &rows, heads).unwrap();
+        let own = attend(&queries, &keys, &values, &rows).unwrap();
+        let other = gathered(&queries, &keys, &values, &rows).unwrap();
         let difference = (own - other).unwrap().abs().unwrap();
         let worst: f32 = difference.max_all().unwrap().to_scalar().unwrap();
         assert!(worst < 1e-5, "{worst}");
@@ -266,8 +252,9 @@ mod tests {
         let cache = Tensor::zeros((8, 2), DType::F32, &Device::Cpu).unwrap();
         let query = Tensor::zeros((1, 2), DType::F32, &Device::Cpu).unwrap();
         for (position, page) in [(4, 0), (0, 9)] {
-            let rows = Rows { rows: vec![(0, position)], pages: vec![vec![page]], block_tokens: 4 };
-            assert!(attend(&query, &cache, &cache, &rows, heads).is_err());
+            let (rows, pages) = (vec![(0, position)], vec![vec![page]]);
+            let rows = Rows { rows, pages, block_tokens: 4, heads };
+            assert!(attend(&query, &cache, &cache, &rows).is_err());
         }
     }
 }

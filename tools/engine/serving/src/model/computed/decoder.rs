@@ -96,7 +96,7 @@ impl Decoder {
         Ok(Self {
             shape: shape.clone(),
             device: device.clone(),
-            pages: Pages::new(shape, room.blocks as usize, room.block_tokens as usize, device)?,
+            pages: Pages::new(shape, room, device)?,
             embedding,
             layers,
             norm: norm()?,
@@ -111,12 +111,7 @@ impl Decoder {
     fn attention(&self, number: usize, normed: &Tensor, batch: &BatchRows) -> Result<Tensor> {
         let BatchRows { rotation, rows, slots } = batch;
         let (layer, pages) = (&self.layers[number], &self.pages);
-        let heads = Heads {
-            heads: self.shape.heads,
-            kv_heads: self.shape.kv_heads(),
-            width: self.shape.head_dim(),
-        };
-        let count = slots.len();
+        let (heads, count) = (rows.heads, slots.len());
         let turned = |rows: &Tensor, heads: usize, width: usize| -> Result<Tensor> {
             let rows = rows.reshape((1, count, heads, width))?.contiguous()?;
             candle_nn::rotary_emb::rope_thd(&rows, &rotation.0, &rotation.1)?
@@ -127,7 +122,7 @@ impl Decoder {
         let values = layer.value.forward(normed)?;
         pages.write(number, slots, &keys, &values)?;
         let (keys, values) = pages.layer(number);
-        let attended = attend(&queries.contiguous()?, keys, values, rows, heads)?;
+        let attended = attend(&queries.contiguous()?, keys, values, rows)?;
         layer.output.forward(&attended)
     }
 
@@ -185,6 +180,11 @@ impl Model for Decoder {
                 .collect(),
             pages: pieces.iter().map(|p| p.blocks.clone()).collect(),
             block_tokens: pages.block_tokens(),
+            heads: Heads {
+                heads: self.shape.heads,
+                kv_heads: self.shape.kv_heads(),
+                width: self.shape.head_dim(),
+            },
         };
         if !rows.fits(usize::MAX) {
             fail!("a piece has fewer blocks than its tokens need");

@@ -4,6 +4,7 @@
 use candle_core::{DType, Device, Result, Tensor, bail};
 
 use crate::model::{self, KvCache, ModelShape, fail};
+use crate::schedule::Room;
 
 pub struct Pages {
     layers: Vec<(Tensor, Tensor)>,
@@ -14,13 +15,9 @@ pub struct Pages {
 }
 
 impl Pages {
-    /// Makes a cache of `blocks` blocks.
-    pub fn new(
-        shape: &ModelShape,
-        blocks: usize,
-        block_tokens: usize,
-        device: &Device,
-    ) -> Result<Self> {
+    /// Makes an empty cache.
+    pub fn new(shape: &ModelShape, room: Room, device: &Device) -> Result<Self> {
+        let (blocks, block_tokens) = (room.blocks as usize, room.block_tokens as usize);
         let width = shape.kv_width();
         let zeros = || Tensor::zeros((blocks * block_tokens, width), DType::F32, device);
         let layers = (0..shape.layers).map(|_| Ok((zeros()?, zeros()?))).collect::<Result<_>>()?;
@@ -114,7 +111,7 @@ mod tests {
     #[test]
     fn what_is_exported_comes_back_to_the_bit_in_other_blocks() {
         let shape = tiny(false);
-        let pages = Pages::new(&shape, 6, 4, &Device::Cpu).unwrap();
+        let pages = Pages::new(&shape, Room { blocks: 6, block_tokens: 4 }, &Device::Cpu).unwrap();
         let rows = Tensor::randn(0_f32, 1.0, (6, 32), &Device::Cpu).unwrap();
         let values = Tensor::randn(0_f32, 1.0, (6, 32), &Device::Cpu).unwrap();
         pages.write(1, &[8, 9, 10, 11, 20, 21], &rows, &values).unwrap();
