@@ -88,7 +88,7 @@ impl Head {
         let words = bytes[16..].as_chunks::<8>().0;
         let word = |at: usize| u64::from_le_bytes(words[at]);
         let kind = Kind::from_byte(bytes[4]).filter(|_| bytes[..4] == MAGIC);
-        let kind = kind.ok_or_else(|| invalid("no frame of an engine".to_owned()))?;
+        let kind = kind.ok_or_else(|| invalid("no frame of an engine"))?;
         let head = Self {
             kind,
             layer: u16::from_le_bytes([bytes[6], bytes[7]]),
@@ -115,8 +115,8 @@ impl Head {
     }
 }
 
-fn invalid(what: String) -> io::Error {
-    io::Error::new(ErrorKind::InvalidData, what)
+pub(super) fn invalid(what: impl Into<String>) -> io::Error {
+    io::Error::new(ErrorKind::InvalidData, what.into())
 }
 
 /// Bit that marks the number of a flow whose receiver reads it. The number is then the receiver's.
@@ -168,12 +168,12 @@ impl Preamble {
         let words = match (start[..4] == MAGIC, start[4]) {
             (true, b'W') => true,
             (true, b'P') => false,
-            _ => return Err(invalid("not an engine".to_owned())),
+            _ => return Err(invalid("not an engine")),
         };
         let mut address = vec![0; start[6] as usize];
         from.read_exact(&mut address)?;
         let listens = std::str::from_utf8(&address).ok().and_then(|text| text.parse().ok());
-        let listens = listens.ok_or_else(|| invalid("an engine without an address".to_owned()))?;
+        let listens = listens.ok_or_else(|| invalid("an engine without an address"))?;
         Ok(Self { words, dscp: start[5] & 0x3f, listens })
     }
 }

@@ -302,16 +302,10 @@ impl Gate {
                         bytes,
                     };
                     asked.push((sending.to, part));
-                    if permit.last {
-                        return false;
-                    }
-                    continue;
+                } else {
+                    let load = Load::Bytes { head, payload, bytes };
+                    ready.push((sending.to, (class, sending.stage), load));
                 }
-                ready.push((
-                    sending.to,
-                    (class, sending.stage),
-                    Load::Bytes { head, payload, bytes },
-                ));
                 if permit.last {
                     return false;
                 }

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::io::{self, BufRead as _, BufReader, ErrorKind, Read, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 
-use super::frame::{HEAD_BYTES, Head, Preamble, READ, WORDS_BYTES_MAX};
+use super::frame::{ACK_BYTES, HEAD_BYTES, Head, Preamble, READ, WORDS_BYTES_MAX, invalid};
 use super::outgoing::mark;
 use super::{Arrival, Incoming, Taker};
 
@@ -69,7 +69,7 @@ fn words(stream: &TcpStream, from: SocketAddr, taker: &Taker) -> io::Result<()> 
             return Ok(());
         }
         if !line.ends_with('\n') {
-            return Err(io::Error::new(ErrorKind::InvalidData, "a line without an end"));
+            return Err(invalid("a line without an end"));
         }
         taker(Incoming::Words(from, line));
     }
@@ -91,16 +91,14 @@ fn parcels(stream: &mut TcpStream, from: SocketAddr, taker: &Taker) -> io::Resul
         let head = Head::decode(&bytes)?;
         let so_far = open.entry(head.flow).or_default();
         if so_far.len() as u64 != head.offset {
-            return Err(io::Error::new(
-                ErrorKind::InvalidData,
-                format!("flow {}: byte {} after {}", head.flow, head.offset, so_far.len()),
-            ));
+            let (flow, count) = (head.flow, so_far.len());
+            return Err(invalid(format!("flow {flow}: byte {} after {count}", head.offset)));
         }
         let start = so_far.len();
         so_far.resize(start + head.len as usize, 0);
         reader.read_exact(&mut so_far[start..])?;
         let whole = so_far.len() as u64 == head.total;
-        let mut ack = [0; super::frame::ACK_BYTES];
+        let mut ack = [0; ACK_BYTES];
         ack[..8].copy_from_slice(&head.flow.to_le_bytes());
         ack[8..].copy_from_slice(&u64::from(head.len).to_le_bytes());
         stream.write_all(&ack)?;
@@ -111,7 +109,7 @@ fn parcels(stream: &mut TcpStream, from: SocketAddr, taker: &Taker) -> io::Resul
             taker(Incoming::Parcel(Arrival { from, head, payload }));
         }
         if open.len() > OPEN_MAX {
-            return Err(io::Error::new(ErrorKind::InvalidData, "too many parcels at once"));
+            return Err(invalid("too many parcels at once"));
         }
     }
 }

@@ -95,11 +95,8 @@ async fn nowhere(request: Request) -> Response {
 }
 
 async fn other_method(request: Request) -> Response {
-    let what = format!(
-        "{} is not answered at {}: completions are POST, all else GET",
-        request.method(),
-        request.uri().path()
-    );
+    let (method, path) = (request.method(), request.uri().path());
+    let what = format!("{method} is not answered at {path}: completions are POST, all else GET");
     Objection::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", None, what).response()
 }
 
@@ -185,10 +182,10 @@ async fn begin(
     let prefill = ask::prefill(&head.headers, &state.config)?;
     let asked = CompletionRequest::read(&body, &state.config)?;
     let gauges = &state.engine.gauges;
-    if gauges.open.load(Ordering::Relaxed) >= state.config.limits.requests_max {
+    let most = state.config.limits.requests_max;
+    if gauges.open.load(Ordering::Relaxed) >= most {
         let what = format!(
-            "{} requests are being served already (limits.requests_max); try again later",
-            state.config.limits.requests_max
+            "{most} requests are being served already (limits.requests_max); try again later"
         );
         return Err(Objection::new(StatusCode::TOO_MANY_REQUESTS, "too_many_requests", None, what));
     }
@@ -202,11 +199,10 @@ async fn begin(
         stop: (!asked.ignore_eos).then_some(tokens::END),
         outlet: Outlet::Here(outlet),
     };
-    if state.engine.command(EngineCommand::Submit(asked.prompt.clone(), submission)) {
-        Ok((asked, outputs))
-    } else {
-        Err(failed(&Failure::Unavailable("the engine has ended".to_owned())))
+    if !state.engine.command(EngineCommand::Submit(asked.prompt.clone(), submission)) {
+        return Err(failed(&Failure::Unavailable("the engine has ended".to_owned())));
     }
+    Ok((asked, outputs))
 }
 
 /// Maximum number of bytes of a body that is too long that are read before the error is sent. If a
@@ -244,28 +240,22 @@ async fn read(body: Body, most: usize) -> Result<Vec<u8>, Objection> {
 }
 
 fn failed(failure: &Failure) -> Objection {
-    match failure {
-        Failure::TooLong => Objection::new(
-            StatusCode::BAD_REQUEST,
-            "context_length_exceeded",
-            Some("max_tokens"),
-            "prompt and answer together do not fit into the KV cache (kv.blocks × kv.block_tokens \
-             tokens)"
-                .to_owned(),
-        ),
-        Failure::Unavailable(why) => Objection::new(
-            StatusCode::SERVICE_UNAVAILABLE,
-            "unavailable",
-            None,
-            format!("not now: {why}"),
-        ),
-        Failure::Internal(why) => Objection::new(
-            StatusCode::INTERNAL_SERVER_ERROR,
-            "internal_error",
-            None,
-            format!("the engine failed: {why}"),
-        ),
-    }
+    let (status, code, what) = match failure {
+        Failure::TooLong => {
+            let what = "prompt and answer together do not fit into the KV cache (kv.blocks × \
+                        kv.block_tokens tokens)";
+            (StatusCode::BAD_REQUEST, "context_length_exceeded", what.to_owned())
+        }
+        Failure::Unavailable(why) => {
+            (StatusCode::SERVICE_UNAVAILABLE, "unavailable", format!("not now: {why}"))
+        }
+        Failure::Internal(why) => {
+            let what = format!("the engine failed: {why}");
+            (StatusCode::INTERNAL_SERVER_ERROR, "internal_error", what)
+        }
+    };
+    let param = matches!(failure, Failure::TooLong).then_some("max_tokens");
+    Objection::new(status, code, param, what)
 }
 
 fn vanished() -> Objection {

@@ -111,30 +111,20 @@ impl Engine {
                 sequence.tell(output);
                 self.gauges.open.fetch_sub(1, Ordering::Relaxed);
             }
-            (Outlet::Away(to), Output::Failed(why)) => {
-                let request = to.request;
-                if let Some(net) = &self.net {
+            (Outlet::Away(to), output) => {
+                let (Some(net), request) = (&self.net, to.request) else { return };
+                if let Output::Failed(why) = output {
                     net.say(to.to, &Words::Failed { request, why });
-                    net.carrier.end_request(request);
                 }
-            }
-            (Outlet::Away(to), _) => {
-                if let Some(net) = &self.net {
-                    net.carrier.end_request(to.request);
-                }
+                net.carrier.end_request(request);
             }
         }
     }
 
     /// Removes a sequence from the scheduler in any of its states.
     pub(super) fn withdraw(&mut self, request: RequestId) -> Option<Sequence> {
-        let sequence =
-            self.sequences.remove(&request).or_else(|| self.asking.remove(&request)).or_else(
-                || {
-                    let remote = self.remote.remove(&request)?;
-                    Some(remote.sequence)
-                },
-            )?;
+        let here = self.sequences.remove(&request).or_else(|| self.asking.remove(&request));
+        let sequence = here.or_else(|| Some(self.remote.remove(&request)?.sequence))?;
         self.forget_reuse(request);
         self.schedulers.handle(clock::now(), &Event::Cancelled(request));
         Some(sequence)
@@ -152,10 +142,8 @@ impl Engine {
             .map(|sequence| sequence.id)
             .collect();
         for request in gone {
-            let at = self.remote.get(&request).map(|remote| remote.at);
-            if let (Some(net), Some(at)) = (&self.net, at) {
-                let request = request.0;
-                net.say(at, &Words::Cancel { request });
+            if let (Some(net), Some(remote)) = (&self.net, self.remote.get(&request)) {
+                net.say(remote.at, &Words::Cancel { request: request.0 });
             }
             if let Some(sequence) = self.withdraw(request) {
                 metrics::counter!("laxity_engine_abandoned_total").increment(1);
@@ -168,8 +156,7 @@ impl Engine {
         for sequence in gone {
             self.end(sequence, Output::Failed(Failure::Unavailable("cancelled".to_owned())));
         }
-        let now = Instant::now();
-        self.give_up_waiting(now);
+        self.give_up_waiting(Instant::now());
         self.send_out();
     }
 }

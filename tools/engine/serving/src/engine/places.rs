@@ -65,9 +65,7 @@ impl Engine {
         let size = self.model.kv().block_tokens();
         let lacking = sequence.prompt.div_ceil(size) - sequence.blocks.len();
         let Some(blocks) = self.blocks.lock().take(lacking) else {
-            tracing::error!(
-                "{lacking} blocks are not there, though the scheduler has given them out"
-            );
+            tracing::error!("{lacking} blocks that the scheduler has given out are not there");
             self.schedulers.handle(clock::now(), &Event::Cancelled(sequence.id));
             let why = Failure::Internal("blocks are missing".to_owned());
             self.end(sequence, Output::Failed(why));

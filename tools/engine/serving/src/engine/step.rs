@@ -53,10 +53,8 @@ impl Engine {
             Ok(_) if planned.is_none() => return,
             Ok(finished) => finished,
             Err(error) => {
-                tracing::error!(
-                    "a batch of {} failed: {error}",
-                    plan.chunks.len() + plan.steps.len()
-                );
+                let count = plan.chunks.len() + plan.steps.len();
+                tracing::error!("a batch of {count} failed: {error}");
                 metrics::counter!("laxity_engine_batches_failed_total").increment(1);
                 self.end_batch_hints(plan, batch);
                 if planned.is_none() {
@@ -113,32 +111,23 @@ impl Engine {
         let size = self.model.kv().block_tokens();
         let (mut members, mut pieces) = (Vec::new(), Vec::new());
         for (request, start, count, wants_output) in chunks.chain(steps) {
+            let number = request.0;
             let Some(sequence) = self.sequences.get_mut(&request) else {
-                fail!("the scheduler plans request {}, which is not here", request.0);
+                fail!("the scheduler plans request {number}, which is not here");
             };
             let (start, end) = (start as usize, (start + count) as usize);
             let Some(tokens) = sequence.tokens.get(start..end) else {
-                fail!(
-                    "request {} has {} tokens, none from {start} to {end}",
-                    request.0,
-                    sequence.tokens.len()
-                );
+                let count = sequence.tokens.len();
+                fail!("request {number} has {count} tokens, none from {start} to {end}");
             };
             let here =
                 sequence.computed + self.imports.get(&request).map_or(0, |import| import.tokens);
             if here < start {
-                fail!(
-                    "request {} is planned from token {start} on, but {here} are there",
-                    request.0
-                );
+                fail!("request {number} is planned from token {start} on, but {here} are there");
             }
             let lacking = end.div_ceil(size).saturating_sub(sequence.blocks.len());
             let Some(blocks) = self.blocks.lock().take(lacking) else {
-                fail!(
-                    "{lacking} blocks for request {} are not there, though the scheduler has given \
-                     them out",
-                    request.0
-                );
+                fail!("{lacking} blocks that request {number} has been given are not there");
             };
             sequence.blocks.extend(blocks);
             pieces.push(Piece {

@@ -199,7 +199,5 @@ fn identity(shape: &ModelShape, weights: &[u8]) -> [u8; 16] {
     let mut hash = Sha256::new();
     hash.update(format!("{sizes:?}"));
     hash.update(weights);
-    let mut identity = [0; 16];
-    identity.copy_from_slice(&hash.finalize()[..16]);
-    identity
+    *hash.finalize().first_chunk().expect("a hash has 32 bytes")
 }

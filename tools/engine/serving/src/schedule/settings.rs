@@ -45,10 +45,10 @@ impl Settings {
                 format!("{}, chunks of {} tokens", self.policy, self.tokens)
             }
             Policy::Qoserve => "qoserve, latency learned as it runs".to_owned(),
-            Policy::Hmas => format!(
-                "hmas, {}, {} tokens at most, latency learned as it runs",
-                self.hmas.order, self.tokens
-            ),
+            Policy::Hmas => {
+                let (order, tokens) = (self.hmas.order, self.tokens);
+                format!("hmas, {order}, {tokens} tokens at most, latency learned as it runs")
+            }
         }
     }
 }

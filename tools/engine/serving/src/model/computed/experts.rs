@@ -181,10 +181,8 @@ impl Router {
             let (expert, numbers) = (group.expert, numbers(&group.rows));
             let rows = assigned.get(&expert).map_or(0, |(to, _)| to.len());
             if rows == 0 || numbers.len() != rows * hidden {
-                fail!(
-                    "expert {expert} of layer {layer} answered {} numbers for {rows} rows",
-                    numbers.len()
-                );
+                let count = numbers.len();
+                fail!("expert {expert} of layer {layer} answered {count} numbers for {rows} rows");
             }
             made.insert(expert, Tensor::from_vec(numbers, (rows, hidden), device)?);
         }

@@ -80,7 +80,6 @@ fn take(since: Instant, time: Duration) {
 
 pub struct TimedModel {
     shape: ModelShape,
-    timing: Timing,
     kv: TimedKv,
     experts: Arc<TimedExperts>,
     identity: [u8; 16],
@@ -97,7 +96,6 @@ impl TimedModel {
         let experts = shape.moe.map_or(0, |moe| moe.experts);
         Self {
             shape: shape.clone(),
-            timing: timing.clone(),
             kv: TimedKv::new(shape, room),
             experts: Arc::new(TimedExperts {
                 held: (0..experts).map(holds).collect(),
@@ -138,7 +136,7 @@ impl TimedModel {
     fn network(&self, layer: usize, pieces: &[Piece], peers: &mut dyn ExpertPeers) -> Result<()> {
         let Some(moe) = self.shape.moe else {
             let tokens = pieces.iter().map(|piece| piece.tokens.len()).sum();
-            take(Instant::now(), self.timing.experts(tokens));
+            take(Instant::now(), self.experts.timing.experts(tokens));
             return Ok(());
         };
         let (away, here) = self.route(layer, pieces, moe)?;
@@ -148,7 +146,7 @@ impl TimedModel {
             rows: seeds.iter().flat_map(|&seed| row(seed, hidden)).collect(),
         });
         peers.dispatch(layer, groups.collect())?;
-        take(Instant::now(), self.timing.experts(here));
+        take(Instant::now(), self.experts.timing.experts(here));
         let mut missing = away;
         for group in peers.collect(layer)? {
             let expert = group.expert;
@@ -214,7 +212,7 @@ impl Model for TimedModel {
             for piece in pieces {
                 self.kv.compute(layer, &piece.blocks, piece.start, &piece.tokens)?;
             }
-            take(begun, self.timing.attention(tokens));
+            take(begun, self.experts.timing.attention(tokens));
             self.network(layer, pieces, peers)?;
             watch.after_layer(layer, &self.kv)?;
         }
