@@ -15,13 +15,9 @@ pub(crate) struct Daemon(Child);
 impl Daemon {
     pub(crate) fn start(folder: &Path) -> (Self, PathBuf) {
         let own = std::env::current_exe().expect("own path");
-        let program =
-            own.parent().and_then(Path::parent).expect("target/<profile>/deps").join("laxityd");
-        assert!(
-            program.exists(),
-            "{} is missing: run `cargo build -p laxity-daemon` first",
-            program.display()
-        );
+        let folder_of_programs = own.parent().and_then(Path::parent);
+        let program = folder_of_programs.expect("target/<profile>/deps").join("laxityd");
+        assert!(program.exists(), "{program:?} is missing: `cargo build -p laxity-daemon` first");
         let socket = folder.join("laxityd.sock");
         let config = folder.join("laxityd.toml");
         let text = format!(
@@ -66,19 +62,13 @@ pub(crate) struct Cluster {
 }
 
 impl Cluster {
-    pub(crate) fn start(
-        folder: &Path,
-        moe: bool,
-        socket: Option<&Path>,
-        experts_apart: bool,
-        chunk: u32,
-    ) -> Self {
+    pub(crate) fn start(folder: &Path, moe: bool, socket: Option<&Path>, chunk: u32) -> Self {
         let common = format!(
             "schedule = {{ tokens = {chunk} }}\nkv = {{ blocks = 64, block_tokens = 8 }}\n{}{}",
             laxity(socket),
             model(moe)
         );
-        Self::with(folder, experts_apart, "", |_| common.clone())
+        Self::with(folder, moe, "", |_| common.clone())
     }
 
     /// Starts all processes. `of` returns the configuration of a process: 0 and 1 are the prefill
@@ -120,11 +110,7 @@ impl Cluster {
     }
 
     pub(crate) fn is_idle(&self) -> bool {
-        let mut all = self.prefill.iter().chain([&self.decode]);
-        all.all(|engine| {
-            let health = engine.health();
-            health["requests"] == 0 && health["kv_blocks_used"] == 0
-        })
+        self.prefill.iter().chain([&self.decode]).all(Running::is_idle)
     }
 }
 
@@ -158,7 +144,7 @@ fn apart(moe: bool, chunk: u32, check: impl Fn(&Cluster, f64)) {
     let alone = alone(folder.path(), &model(moe), &prompts(), 10);
     let (_daemon, socket) = Daemon::start(folder.path());
     for socket in [None, Some(socket.as_path())] {
-        let cluster = Cluster::start(folder.path(), moe, socket, moe, chunk);
+        let cluster = Cluster::start(folder.path(), moe, socket, chunk);
         compare(&cluster, &alone, &format!("daemon: {}", socket.is_some()));
         let elsewhere = cluster.decode.metric("laxity_engine_prefilled_elsewhere_total");
         assert_eq!(elsewhere, 16.0, "all prompts\n{}", cluster.logs());
@@ -201,15 +187,14 @@ fn survive(moe: bool) {
     let folder = tempfile::tempdir().expect("a folder");
     let prompts: Vec<Vec<u32>> = (0..4).map(|number| prompt(number, 300)).collect();
     let alone = alone(folder.path(), &model(moe), &prompts, 10);
-    let mut cluster = Cluster::start(folder.path(), moe, None, moe, 8);
+    let mut cluster = Cluster::start(folder.path(), moe, None, 8);
     for victim in 0..2 {
         let mut dying = cluster.prefill.remove(0);
         std::thread::scope(|scope| {
             let answers = scope.spawn(|| cluster.decode.complete_all(&prompts, 10));
             let start = Instant::now();
-            while dying.health()["kv_blocks_used"] == 0 && start.elapsed() < Duration::from_secs(2)
-            {
-            }
+            let patience = Duration::from_secs(2);
+            while dying.health()["kv_blocks_used"] == 0 && start.elapsed() < patience {}
             dying.kill();
             let answers = answers.join().expect("answers");
             assert_eq!(answers, alone, "victim {victim}: {}", cluster.logs());
@@ -240,13 +225,9 @@ fn kv_that_a_peer_has_is_fetched_and_answers_the_same_with_and_without_a_daemon(
             laxity(socket),
             model(false)
         );
-        let first = Running::start(
-            folder.path(),
-            "has",
-            &format!("peers = {{ listen = \"{has}\" }}\n{common}"),
-        );
-        let peers =
-            format!("peers = {{ listen = \"{lacks}\", reuse = [\"{has}\"], ask_ms = 30000 }}");
+        let peers = format!("peers = {{ listen = '{has}' }}\n{common}");
+        let first = Running::start(folder.path(), "has", &peers);
+        let peers = format!("peers = {{ listen = '{lacks}', reuse = ['{has}'], ask_ms = 30000 }}");
         let second = Running::start(folder.path(), "lacks", &format!("{peers}\n{common}"));
         let tokens = prompt(3, 100);
         let expected = first.complete(&tokens, 9);
@@ -263,9 +244,7 @@ fn kv_that_a_peer_has_is_fetched_and_answers_the_same_with_and_without_a_daemon(
         assert_eq!(second.complete(&tokens, 9), expected);
         assert_eq!(second.metric("laxity_engine_prompt_tokens_fetched_total"), 96.0);
         assert_eq!(second.metric("laxity_engine_prompt_tokens_found_total"), 96.0);
-        eventually("all blocks are free", || {
-            [&first, &second].iter().all(|engine| engine.health()["kv_blocks_used"] == 0)
-        });
+        eventually("all blocks are free", || first.is_idle() && second.is_idle());
     }
 }
 
@@ -275,7 +254,7 @@ fn a_daemon_that_dies_costs_no_answer() {
     let prompts: Vec<Vec<u32>> = (0..4).map(|number| prompt(number, 200)).collect();
     let alone = alone(folder.path(), &model(true), &prompts, 10);
     let (daemon, socket) = Daemon::start(folder.path());
-    let cluster = Cluster::start(folder.path(), true, Some(&socket), true, 16);
+    let cluster = Cluster::start(folder.path(), true, Some(&socket), 16);
     std::thread::scope(|scope| {
         let answers = scope.spawn(|| cluster.decode.complete_all(&prompts, 10));
         eventually("something is scheduled", || {
@@ -287,12 +266,8 @@ fn a_daemon_that_dies_costs_no_answer() {
     for (prompt, expected) in prompts.iter().zip(&alone) {
         assert_eq!(&cluster.decode.complete(prompt, 10), expected, "{}", cluster.logs());
     }
-    assert_eq!(
-        cluster.decode.metric("laxity_engine_prefilled_after_all_total"),
-        0.0,
-        "{}",
-        cluster.logs()
-    );
+    let after_all = cluster.decode.metric("laxity_engine_prefilled_after_all_total");
+    assert_eq!(after_all, 0.0, "{}", cluster.logs());
     eventually("all blocks are free", || cluster.is_idle());
 }
 
@@ -303,7 +278,7 @@ fn a_long_answer_ends_though_others_come_all_the_time() {
     let expected = Running::start(folder.path(), "alone", &model(false)).complete(&tokens, 250);
     // The cache holds the KV of 512 tokens. The long answer needs 450 of them at its end, and loses
     // its blocks to others before.
-    let cluster = Cluster::start(folder.path(), false, None, false, 64);
+    let cluster = Cluster::start(folder.path(), false, None, 64);
     let done = std::sync::atomic::AtomicBool::new(false);
     let start = Instant::now();
     std::thread::scope(|scope| {
@@ -344,19 +319,15 @@ fn a_process_of_another_model_is_not_used() {
     let expected =
         Running::start(folder.path(), "alone", &model(false)).complete(&prompt(1, 50), 8);
     assert_eq!(decode.complete(&prompt(1, 50), 8), expected);
-    assert_eq!(
-        decode.metric("laxity_engine_prefilled_after_all_total"),
-        1.0,
-        "{}",
-        prefill.log_text()
-    );
+    let after_all = decode.metric("laxity_engine_prefilled_after_all_total");
+    assert_eq!(after_all, 1.0, "{}", prefill.log_text());
     assert!(decode.log_text().contains("another model"), "{}", decode.log_text());
 }
 
 #[test]
 fn whoever_goes_away_frees_its_blocks_in_all_processes() {
     let folder = tempfile::tempdir().unwrap();
-    let cluster = Cluster::start(folder.path(), false, None, false, 8);
+    let cluster = Cluster::start(folder.path(), false, None, 8);
     let tokens = prompt(5, 400);
     let body = serde_json::json!({
         "prompt": tokens, "max_tokens": 100, "ignore_eos": true, "stream": true
@@ -365,8 +336,8 @@ fn whoever_goes_away_frees_its_blocks_in_all_processes() {
     for _ in 0..3 {
         let open = cluster.decode.begin("/v1/completions", "", &body);
         eventually("it is being computed", || {
-            cluster.prefill.iter().any(|engine| engine.health()["kv_blocks_used"] != 0)
-                || cluster.decode.health()["kv_blocks_used"] != 0
+            let mut all = cluster.prefill.iter().chain([&cluster.decode]);
+            all.any(|engine| engine.health()["kv_blocks_used"] != 0)
         });
         drop(open);
         eventually("all blocks are free", || cluster.is_idle());

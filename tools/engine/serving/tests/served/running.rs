@@ -120,6 +120,11 @@ impl Running {
         serde_json::from_str(&self.get("/health").1).expect("JSON")
     }
 
+    pub(crate) fn is_idle(&self) -> bool {
+        let health = self.health();
+        health["requests"] == 0 && health["kv_blocks_used"] == 0
+    }
+
     /// Returns the sum of the metrics whose name and labels begin with `name`.
     pub(crate) fn metric(&self, name: &str) -> f64 {
         let text = self.get("/metrics").1;
