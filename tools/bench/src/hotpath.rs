@@ -35,41 +35,20 @@ pub(crate) fn rows(bench: &mut Bench) {
 }
 
 fn round_trips(bench: &mut Bench) {
-    let gates = || {
-        vec![
-            Gate::at_most(Quantile::P50, Limit::TimesP(1.15)),
-            Gate::at_most(Quantile::P99, Limit::TimesP(1.4)),
-            Gate::at_most(Quantile::P999, Limit::TimesP(2.5)),
-        ]
-    };
-    let paced = Some(PAUSE_NS);
-    let of_64 = || vec![Gate::at_most(Quantile::P50, Limit::TimesP(1.2))];
-    for (name, title, gates, note, (clients, pause)) in [
-        (
-            "submit-permit",
-            "submit → permit",
-            gates(),
-            "open port; 1 µs between the completion of one flow and the submit of the next.",
-            (1, paced),
-        ),
-        (
-            "submit-permit-back-to-back",
-            "submit → permit, back to back",
-            gates(),
-            "the next submit also waits until the daemon has accounted for the last flow.",
-            (1, None),
-        ),
-        (
-            "submit-permit-64",
-            "submit → permit, 64 clients registered",
-            of_64(),
-            "paced as above.",
-            (64, paced),
-        ),
-    ] {
-        let row = Row::latency(name, title).gates(gates).note(note);
-        bench.measure(row, |bench| round_trip(bench, clients, pause));
-    }
+    let limits = [(Quantile::P50, 1.15), (Quantile::P99, 1.4), (Quantile::P999, 2.5)];
+    let gates = limits.map(|(quantile, most)| Gate::at_most(quantile, Limit::TimesP(most)));
+    let row = Row::latency("submit-permit", "submit → permit")
+        .gates(gates)
+        .note("open port; 1 µs between the completion of one flow and the submit of the next.");
+    bench.measure(row, |bench| round_trip(bench, 1, Some(PAUSE_NS)));
+    let row = Row::latency("submit-permit-back-to-back", "submit → permit, back to back")
+        .gates(gates)
+        .note("the next submit also waits until the daemon has accounted for the last flow.");
+    bench.measure(row, |bench| round_trip(bench, 1, None));
+    let row = Row::latency("submit-permit-64", "submit → permit, 64 clients registered")
+        .gates([Gate::at_most(Quantile::P50, Limit::TimesP(1.2))])
+        .note("paced as above.");
+    bench.measure(row, |bench| round_trip(bench, 64, Some(PAUSE_NS)));
 }
 
 /// Measures round trips of one client while `clients` are attached.
@@ -199,13 +178,10 @@ fn throughput(bench: &mut Bench) {
         .gates([Gate::at_least(Limit::Value(20e6))])
         .note("credited submits and their completions, both counted.");
     bench.measure(row, records_per_second);
-    let row = Row::counting(
-        "permits-closed-loop",
-        format!("permits, closed loop, window {WINDOW}"),
-        Unit::PerSecond,
-    )
-    .gates([Gate::at_least(Limit::Value(15e6))])
-    .note("each flow is submitted, permitted and completed.");
+    let title = format!("permits, closed loop, window {WINDOW}");
+    let row = Row::counting("permits-closed-loop", title, Unit::PerSecond)
+        .gates([Gate::at_least(Limit::Value(15e6))])
+        .note("each flow is submitted, permitted and completed.");
     bench.measure(row, |bench| {
         let far = bench.far_core()?;
         bench.numbers(|bench| {

@@ -38,18 +38,15 @@ impl Machine {
                 .and_then(|line| line.split_once(':'))
                 .map(|(_, value)| value.trim().to_owned())
         };
-        let kernel = nix::sys::utsname::uname().map_or_else(
-            |_| "unknown".to_owned(),
-            |name| {
-                format!("{} {}", name.sysname().to_string_lossy(), name.release().to_string_lossy())
-            },
-        );
+        let kernel = nix::sys::utsname::uname().map(|name| {
+            format!("{} {}", name.sysname().to_string_lossy(), name.release().to_string_lossy())
+        });
         Self {
             cpu: field("model name")
                 .or_else(|| field("CPU part"))
                 .unwrap_or_else(|| std::env::consts::ARCH.to_owned()),
             cores: cores.all.len(),
-            kernel,
+            kernel: kernel.unwrap_or_else(|_| "unknown".to_owned()),
             virtualised: field("flags")
                 .is_some_and(|flags| flags.split_whitespace().any(|flag| flag == "hypervisor")),
             clock,

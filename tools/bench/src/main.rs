@@ -169,12 +169,9 @@ fn report(
         std::fs::write(path, text).with_context(|| format!("write {}", path.display()))?;
     }
     println!("{machine}");
-    println!(
-        "cores    client on {}, daemon on {}; {} repetitions, medians",
-        bench.cores.near,
-        bench.cores.far.map_or_else(|| "the same".to_owned(), |far| far.to_string()),
-        bench.effort.repetitions
-    );
+    let (near, repetitions) = (bench.cores.near, bench.effort.repetitions);
+    let far = bench.cores.far.map_or_else(|| "the same".to_owned(), |far| far.to_string());
+    println!("cores    client on {near}, daemon on {far}; {repetitions} repetitions, medians");
     println!("{}", table::render(figures));
     Ok(())
 }

@@ -115,9 +115,8 @@ impl Laxityd {
     pub(crate) fn cpu_time(&self) -> Result<Duration> {
         let clock = nix::time::clock_getcpuclockid(self.pid())
             .map_err(BenchError::system("clock of laxityd"))?;
-        Ok(nix::time::clock_gettime(clock)
-            .map_err(BenchError::system("CPU time of laxityd"))?
-            .into())
+        let time = nix::time::clock_gettime(clock);
+        Ok(time.map_err(BenchError::system("CPU time of laxityd"))?.into())
     }
 }
 

@@ -31,11 +31,8 @@ pub(crate) fn render(figures: &[Figure]) -> String {
             let _ = write!(title, " [{}]", number + 1);
         }
         let mut cells = vec![Cell::new(title)];
-        cells.extend(
-            numbers(figure)
-                .into_iter()
-                .map(|text| Cell::new(text).set_alignment(CellAlignment::Right)),
-        );
+        let numbers = numbers(figure).into_iter();
+        cells.extend(numbers.map(|text| Cell::new(text).set_alignment(CellAlignment::Right)));
         let gates = figure.row.gates.iter();
         let gates: Vec<_> = gates.map(|gate| show_gate(gate, figure.row.unit)).collect();
         cells.push(Cell::new(gates.join("\n")));
@@ -52,18 +49,14 @@ pub(crate) fn render(figures: &[Figure]) -> String {
 fn numbers(figure: &Figure) -> Vec<String> {
     let dash = || "–".to_owned();
     let Outcome::Measured(summary) = &figure.outcome else { return vec![dash(); 6] };
-    let optional =
-        |value: Option<f64>| value.map_or_else(dash, |value| show(value, figure.row.unit));
+    let show = |value: f64| show(value, figure.row.unit);
+    let optional = |value: Option<f64>| value.map_or_else(dash, show);
     vec![
-        show(summary.p50, figure.row.unit),
+        show(summary.p50),
         optional(summary.p99),
         optional(summary.p999),
         optional(summary.mean),
-        format!(
-            "{} … {}",
-            show(summary.spread.0, figure.row.unit),
-            show(summary.spread.1, figure.row.unit)
-        ),
+        format!("{} … {}", show(summary.spread.0), show(summary.spread.1)),
         summary.of_p.map_or_else(dash, |ratios| format!("{:.2}", ratios.p50)),
     ]
 }
@@ -114,19 +107,13 @@ pub(crate) fn json(
     cores: &Cores,
     figures: &[Figure],
 ) -> serde_json::Result<Value> {
-    let rows = figures
-        .iter()
-        .map(|figure| {
-            let mut row = serde_json::to_value(figure)?;
-            row["verdict"] = serde_json::to_value(figure.verdict())?;
-            Ok(row)
-        })
-        .collect::<serde_json::Result<Vec<Value>>>()?;
-    Ok(json!({
-        "machine": machine,
-        "cores": cores,
-        "figures": rows,
-    }))
+    let rows = figures.iter().map(|figure| {
+        let mut row = serde_json::to_value(figure)?;
+        row["verdict"] = serde_json::to_value(figure.verdict())?;
+        Ok(row)
+    });
+    let rows = rows.collect::<serde_json::Result<Vec<Value>>>()?;
+    Ok(json!({ "machine": machine, "cores": cores, "figures": rows }))
 }
 
 #[cfg(test)]
