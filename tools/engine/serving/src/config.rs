@@ -237,8 +237,8 @@ impl Config {
 mod tests {
     use super::*;
 
-    const TINY: &str = "[model]\nname = \"tiny\"\nlayers = 2\nhidden = 32\nheads = 4\nffn = \
-        64\nvocab = 300\ncontext = 256\n";
+    const TINY: &str = "model = { name = 'tiny', layers = 2, hidden = 32, heads = 4, ffn = 64, \
+                        vocab = 300, context = 256 }";
 
     #[test]
     fn a_configuration_without_an_end_is_refused() {

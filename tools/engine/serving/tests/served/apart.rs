@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::running::{PATIENCE, Running, address, alone, eventually, model, prompt};
+use crate::running::{PATIENCE, Running, address, alone, eventually, model, prompt, with_model};
 
 /// A daemon for all processes of a test, with a window so small that flows wait; killed when
 /// dropped.
@@ -63,11 +63,8 @@ pub(crate) struct Cluster {
 
 impl Cluster {
     pub(crate) fn start(folder: &Path, moe: bool, socket: Option<&Path>, chunk: u32) -> Self {
-        let common = format!(
-            "schedule = {{ tokens = {chunk} }}\nkv = {{ blocks = 64, block_tokens = 8 }}\n{}{}",
-            laxity(socket),
-            model(moe)
-        );
+        let (laxity, kv) = (laxity(socket), "kv = { blocks = 64, block_tokens = 8 }");
+        let common = with_model(moe, &format!("schedule = {{ tokens = {chunk} }}\n{kv}\n{laxity}"));
         Self::with(folder, moe, "", |_| common.clone())
     }
 
@@ -82,20 +79,17 @@ impl Cluster {
         let (ranks, front) = ([address(), address()], address());
         let experts = if experts_apart { list(&ranks) } else { "[]".to_owned() };
         let prefill = [0, 1].map(|rank| {
+            let (own, other, rest) = (ranks[rank], ranks[1 - rank], of(rank));
             let config = format!(
-                "role = \"prefill\"\npeers = {{ listen = \"{}\", experts = {experts}, reuse = \
-                 {}{peers} }}\n{}",
-                ranks[rank],
-                list(&[ranks[1 - rank]]),
-                of(rank)
+                "role = 'prefill'\npeers = {{ listen = '{own}', experts = {experts}, reuse = \
+                 ['{other}']{peers} }}\n{rest}"
             );
             Running::start(folder, &format!("prefill{rank}"), &config)
         });
+        let (ranks, rest) = (list(&ranks), of(2));
         let config = format!(
-            "role = \"decode\"\npeers = {{ listen = \"{front}\", prefill = {}, patience_ms = 20000 \
-             }}\n{}",
-            list(&ranks),
-            of(2)
+            "role = 'decode'\npeers = {{ listen = '{front}', prefill = {ranks}, patience_ms = 20000 \
+             }}\n{rest}"
         );
         let decode = Running::start(folder, "decode", &config);
         Self { decode, prefill: prefill.into() }
@@ -220,11 +214,8 @@ fn kv_that_a_peer_has_is_fetched_and_answers_the_same_with_and_without_a_daemon(
     let (_daemon, socket) = Daemon::start(folder.path());
     for socket in [None, Some(socket.as_path())] {
         let (has, lacks) = (address(), address());
-        let common = format!(
-            "kv = {{ blocks = 64, block_tokens = 8 }}\nschedule = {{ tokens = 19 }}\n{}{}",
-            laxity(socket),
-            model(false)
-        );
+        let sizes = "kv = { blocks = 64, block_tokens = 8 }\nschedule = { tokens = 19 }\n";
+        let common = with_model(false, &(sizes.to_owned() + &laxity(socket)));
         let peers = format!("peers = {{ listen = '{has}' }}\n{common}");
         let first = Running::start(folder.path(), "has", &peers);
         let peers = format!("peers = {{ listen = '{lacks}', reuse = ['{has}'], ask_ms = 30000 }}");
@@ -306,15 +297,12 @@ fn a_long_answer_ends_though_others_come_all_the_time() {
 fn a_process_of_another_model_is_not_used() {
     let folder = tempfile::tempdir().unwrap();
     let (other, front) = (address(), address());
-    let config = format!(
-        "role = \"prefill\"\npeers = {{ listen = \"{other}\" }}\n{}",
-        model(false).replace("seed = 7", "seed = 8")
-    );
+    let config = with_model(false, &format!("role = 'prefill'\npeers = {{ listen = '{other}' }}"));
+    let config = config.replace("seed = 7", "seed = 8");
     let prefill = Running::start(folder.path(), "prefill", &config);
-    let config = format!(
-        "role = \"decode\"\npeers = {{ listen = \"{front}\", prefill = [\"{other}\"] }}\n{}",
-        model(false)
-    );
+    let config =
+        format!("role = 'decode'\npeers = {{ listen = '{front}', prefill = ['{other}'] }}");
+    let config = with_model(false, &config);
     let decode = Running::start(folder.path(), "decode", &config);
     let expected =
         Running::start(folder.path(), "alone", &model(false)).complete(&prompt(1, 50), 8);

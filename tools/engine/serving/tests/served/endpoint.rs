@@ -1,6 +1,6 @@
 //! The endpoint, of one process.
 
-use crate::running::{Running, alone, eventually, model, prompt};
+use crate::running::{Running, alone, eventually, model, prompt, with_model};
 
 #[test]
 fn an_answer_is_the_same_whole_and_streamed_and_counts_its_tokens() {
@@ -58,11 +58,8 @@ fn an_answer_is_the_same_whole_and_streamed_and_counts_its_tokens() {
 fn what_cannot_be_answered_is_refused_with_a_reason() {
     const OBJECTIVE: &str = "impossible_objective";
     let folder = tempfile::tempdir().unwrap();
-    let config = format!(
-        "kv = {{ blocks = 8, block_tokens = 16 }}\nlimits = {{ output_max = 900, body_bytes_max = \
-         20000 }}\n{}",
-        model(false)
-    );
+    let limits = "limits = { output_max = 900, body_bytes_max = 20000 }";
+    let config = with_model(false, &format!("kv = {{ blocks = 8, block_tokens = 16 }}\n{limits}"));
     let engine = Running::start(folder.path(), "whole", &config);
     let x = "{\"prompt\":\"x\"}";
     let long = format!("{{\"prompt\":\"{}\"}}", "x".repeat(1100));
@@ -120,7 +117,7 @@ fn what_cannot_be_answered_is_refused_with_a_reason() {
 #[test]
 fn whoever_goes_away_frees_its_blocks_and_its_place() {
     let folder = tempfile::tempdir().unwrap();
-    let config = format!("limits = {{ requests_max = 2 }}\n{}", model(false));
+    let config = with_model(false, "limits = { requests_max = 2 }");
     let engine = Running::start(folder.path(), "whole", &config);
     for stream in [true, false] {
         let body = format!(
@@ -152,15 +149,13 @@ fn answers_are_the_same_whatever_the_chunks_the_company_and_the_cache() {
                 tokens
             })
             .collect();
-        let config = format!("schedule = {{ tokens = 1024 }}\n{}", model(moe));
+        let config = with_model(moe, "schedule = { tokens = 1024 }");
         let alone = alone(folder.path(), &config, &prompts, 12);
         assert!(alone.iter().any(|text| text != &alone[0]), "{alone:?}");
         // Small chunks, a cache so small that blocks are taken away, everything at once, twice.
-        let config = format!(
-            "schedule = {{ tokens = 23, policy = \"edf\" }}\nkv = {{ blocks = 40, block_tokens = 8 \
-             }}\n{}",
-            model(moe)
-        );
+        let schedule = "schedule = { tokens = 23, policy = 'edf' }";
+        let config =
+            with_model(moe, &format!("{schedule}\nkv = {{ blocks = 40, block_tokens = 8 }}"));
         let engine = Running::start(folder.path(), "together", &config);
         for _ in 0..2 {
             assert_eq!(engine.complete_all(&prompts, 12), alone, "moe {moe}");
@@ -189,19 +184,11 @@ fn under_every_policy_answers_are_the_same() {
         "x-slo-ttlt-ms: 100\r\nx-laxity-importance: free\r\n",
     ];
     let alone = alone(folder.path(), &model(false), &prompts, 9);
-    let policies = [
-        "policy = \"fcfs\"",
-        "policy = \"edf\"",
-        "policy = \"srpf\"",
-        "policy = \"qoserve\"",
-        "policy = \"hmas\"",
-        "policy = \"hmas\", hmas = { order = \"srtf\" }",
-    ];
-    for policy in policies {
-        let config = format!(
-            "schedule = {{ tokens = 48, {policy} }}\nkv = {{ blocks = 60, block_tokens = 8 }}\n{}",
-            model(false)
-        );
+    let policies = ["fcfs", "edf", "srpf", "qoserve", "hmas"].map(|policy| (policy, "sjf"));
+    for (policy, order) in policies.into_iter().chain([("hmas", "srtf")]) {
+        let kv = "kv = { blocks = 60, block_tokens = 8 }";
+        let policy = format!("policy = '{policy}', hmas = {{ order = '{order}' }}");
+        let config = with_model(false, &format!("schedule = {{ tokens = 48, {policy} }}\n{kv}"));
         let engine = Running::start(folder.path(), "policy", &config);
         for _ in 0..2 {
             std::thread::scope(|scope| {

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::apart::{Cluster, Daemon};
-use crate::running::{Answer, PATIENCE, Running, model, prompt};
+use crate::running::{Answer, PATIENCE, Running, prompt, with_model};
 
 fn seconds() -> u64 {
     std::env::var("LAXITY_LOAD_SECONDS").ok().and_then(|text| text.parse().ok()).unwrap_or(5)
@@ -174,11 +174,9 @@ impl Loaded<'_> {
 #[test]
 fn under_load_nothing_is_stuck_and_nothing_leaks() {
     let folder = tempfile::tempdir().unwrap();
-    let config = format!(
-        "kv = {{ blocks = 96, block_tokens = 16 }}\nschedule = {{ tokens = 64 }}\nlimits = {{ \
-         requests_max = 24 }}\n{}",
-        model(false)
-    );
+    let kv = "kv = { blocks = 96, block_tokens = 16 }";
+    let limits = "limits = { requests_max = 24 }\nschedule = { tokens = 64 }";
+    let config = with_model(false, &[kv, limits].join("\n"));
     let engine = Running::start(folder.path(), "whole", &config);
     let loaded = Loaded::of(&engine, Vec::new());
     loaded.twice();

@@ -14,7 +14,7 @@ use laxity_engine::schedule::Room;
 use laxity_requests::request::Importance;
 
 use crate::apart::{Daemon, laxity};
-use crate::running::{PATIENCE, Running, address, eventually, model, prompt};
+use crate::running::{PATIENCE, Running, address, eventually, model, prompt, with_model};
 
 /// A decode process that is a part of the test. It sends prompts to a prefill process and keeps the
 /// messages and parcels that come back.
@@ -88,11 +88,8 @@ fn parts_of_a_prompt_are_due_while_those_after_them_still_have_time_for_the_wire
     // A token has 768 bytes of KV, which take 10 ms at 0.6144 Mbit/s.
     for rate in ["", "laxity = { rate_mbit = 0.6144 }\n"] {
         let here = address();
-        let config = format!(
-            "role = \"prefill\"\npeers = {{ listen = \"{here}\" }}\nschedule = {{ tokens = 16 \
-             }}\n{rate}{}",
-            model(false)
-        );
+        let peers = format!("role = 'prefill'\npeers = {{ listen = '{here}' }}");
+        let config = with_model(false, &format!("{peers}\nschedule = {{ tokens = 16 }}\n{rate}"));
         let engine = Running::start(folder.path(), "prefill", &config);
         asker.ask(here, prompt(1, 64), 3_600_000);
         let parcels = asker.hear(here);
@@ -119,12 +116,9 @@ fn kv_of_requests_that_were_given_up_goes_below_all_levels() {
     let (_daemon, socket) = Daemon::start(folder.path());
     let mut asker = Asker::new();
     let here = address();
-    let config = format!(
-        "role = \"prefill\"\npeers = {{ listen = \"{here}\" }}\nschedule = {{ policy = \"qoserve\" \
-         }}\n{}{}",
-        laxity(Some(&socket)),
-        model(false)
-    );
+    let peers = format!("role = 'prefill'\npeers = {{ listen = '{here}' }}");
+    let schedule = format!("schedule = {{ policy = 'qoserve' }}\n{}", laxity(Some(&socket)));
+    let config = with_model(false, &[peers, schedule].join("\n"));
     let engine = Running::start(folder.path(), "prefill", &config);
     let sent =
         |stage: &str| engine.metric(&format!("laxity_engine_sent_bytes_total{{stage=\"{stage}\""));

@@ -49,6 +49,11 @@ pub(crate) fn model(moe: bool) -> String {
     )
 }
 
+/// Returns a configuration with its [`model`].
+pub(crate) fn with_model(moe: bool, config: &str) -> String {
+    format!("{config}\n{}", model(moe))
+}
+
 /// A running engine; killed when dropped.
 pub(crate) struct Running {
     child: Child,
