@@ -173,12 +173,8 @@ mod tests {
     #[test]
     fn a_profile_of_a_machine_that_is_such_a_model_gives_its_coefficients() {
         let fitted = Linear::fit(&profile(&TRUTH, 100_000)).expect("enough steps");
-        for (got, wanted) in fitted
-            .prefill
-            .iter()
-            .chain(&fitted.decode)
-            .zip(TRUTH.prefill.iter().chain(&TRUTH.decode))
-        {
+        let all = |of: Linear| of.prefill.into_iter().chain(of.decode);
+        for (got, wanted) in all(fitted).zip(all(TRUTH)) {
             // Times are whole nanoseconds.
             assert!((got / wanted - 1.0).abs() < 1e-3, "{got} for {wanted}");
         }

@@ -14,10 +14,6 @@ use std::collections::BTreeMap;
 use crate::workflow::{ModelId, ModelSpec, StageId};
 use crate::{Span, Time};
 
-fn sum<'a>(models: impl Iterator<Item = &'a ModelId>, table: &[ModelSpec]) -> u64 {
-    models.filter_map(|model| table.get(usize::from(model.0))).map(|model| model.weights).sum()
-}
-
 /// Models that move to host memory, and stages that wait for it to grow.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Leaving {
@@ -76,7 +72,8 @@ impl Leaving {
 
     /// Returns the bytes of leaving weights that are still on the GPU.
     pub(super) fn bytes(&self, table: &[ModelSpec]) -> u64 {
-        sum(self.until.keys(), table)
+        let models = self.until.keys().filter_map(|model| table.get(usize::from(model.0)));
+        models.map(|model| model.weights).sum()
     }
 
     /// Marks a model as loaded. Weights that left before it on the link are gone, too.

@@ -37,12 +37,6 @@ impl Kind {
             Self::P2d => Stage::P2d,
         }
     }
-
-    fn from_byte(byte: u8) -> Option<Self> {
-        [Self::KvReuse, Self::Dispatch, Self::Combine, Self::P2d]
-            .into_iter()
-            .find(|kind| *kind as u8 == byte)
-    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,7 +81,8 @@ impl Head {
     pub fn decode(bytes: &[u8; HEAD_BYTES]) -> io::Result<Self> {
         let words = bytes[16..].as_chunks::<8>().0;
         let word = |at: usize| u64::from_le_bytes(words[at]);
-        let kind = Kind::from_byte(bytes[4]).filter(|_| bytes[..4] == MAGIC);
+        let kinds = [Kind::KvReuse, Kind::Dispatch, Kind::Combine, Kind::P2d];
+        let kind = kinds.into_iter().find(|kind| *kind as u8 == bytes[4] && bytes[..4] == MAGIC);
         let kind = kind.ok_or_else(|| invalid("no frame of an engine"))?;
         let head = Self {
             kind,

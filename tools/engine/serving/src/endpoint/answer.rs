@@ -77,16 +77,7 @@ impl Writer {
     }
 
     fn choice(&self, text: &str) -> Value {
-        let reason = self.reason();
-        json!({"index": 0, "text": text, "logprobs": null, "finish_reason": reason})
-    }
-
-    fn reason(&self) -> Value {
-        match self.reason {
-            None => Value::Null,
-            Some(Reason::Stop) => json!("stop"),
-            Some(Reason::Length) => json!("length"),
-        }
+        json!({"index": 0, "text": text, "logprobs": null, "finish_reason": self.reason})
     }
 
     fn usage(&self) -> Value {

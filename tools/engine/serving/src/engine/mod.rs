@@ -160,11 +160,10 @@ impl Engine {
                     self.take(command);
                 }
             } else {
-                let waits = !self.is_empty();
-                let next = if waits {
-                    self.commands.recv_timeout(LOOK_EVERY)
-                } else {
+                let next = if self.is_empty() {
                     self.commands.recv().map_err(RecvTimeoutError::from)
+                } else {
+                    self.commands.recv_timeout(LOOK_EVERY)
                 };
                 match next {
                     Ok(command) => self.take(command),
@@ -179,7 +178,12 @@ impl Engine {
                 break;
             }
             self.sweep();
-            computed = self.turn();
+            let called = self.lockstep.as_ref().is_some_and(Lockstep::is_called);
+            let plan = self.schedulers.plan(clock::now());
+            computed = plan.is_some() || called;
+            if computed {
+                self.compute(plan.as_ref());
+            }
             self.refuse();
             self.show();
         }
@@ -190,17 +194,6 @@ impl Engine {
             && self.asking.is_empty()
             && self.remote.is_empty()
             && self.outside.is_empty()
-    }
-
-    /// Computes one iteration if there is one. Returns whether it did.
-    fn turn(&mut self) -> bool {
-        let called = self.lockstep.as_ref().is_some_and(Lockstep::is_called);
-        let plan = self.schedulers.plan(clock::now());
-        if plan.is_none() && !called {
-            return false;
-        }
-        self.compute(plan.as_ref());
-        true
     }
 
     fn take(&mut self, command: EngineCommand) {

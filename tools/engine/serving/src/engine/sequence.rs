@@ -93,10 +93,7 @@ impl Sequence {
     }
 
     pub fn is_wanted(&self) -> bool {
-        match &self.asked.outlet {
-            Outlet::Here(outlet) => !outlet.is_closed(),
-            Outlet::Away(_) => true,
-        }
+        !matches!(&self.asked.outlet, Outlet::Here(outlet) if outlet.is_closed())
     }
 
     /// Returns the deadline of the first token, in ns.

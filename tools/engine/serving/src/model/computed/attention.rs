@@ -199,9 +199,8 @@ fn gathered(queries: &Tensor, keys: &Tensor, values: &Tensor, rows: &Rows) -> Re
         let scores = scores.broadcast_add(&mask(first, count, device)?)?;
         let weights = candle_nn::ops::softmax_last_dim(&scores)?;
         let attended = weights.matmul(&split(values)?)?;
-        out.push(
-            attended.transpose(0, 1)?.contiguous()?.reshape((count, heads.heads * heads.width))?,
-        );
+        let width = heads.heads * heads.width;
+        out.push(attended.transpose(0, 1)?.contiguous()?.reshape((count, width))?);
         row += count;
     }
     Tensor::cat(&out, 0)
@@ -210,15 +209,10 @@ fn gathered(queries: &Tensor, keys: &Tensor, values: &Tensor, rows: &Rows) -> Re
 /// Returns a mask `[1, count, first + count]`: 0 at positions that a row may use, else -inf.
 fn mask(first: usize, count: usize, device: &Device) -> Result<Tensor> {
     let context = first + count;
-    let mask: Vec<f32> = (0..count)
-        .flat_map(|row| {
-            (0..context).map(
-                move |position| {
-                    if position <= first + row { 0.0 } else { f32::NEG_INFINITY }
-                },
-            )
-        })
-        .collect();
+    let value =
+        |position: usize, row: usize| if position <= first + row { 0.0 } else { f32::NEG_INFINITY };
+    let of_row = |row: usize| (0..context).map(move |position| value(position, row));
+    let mask: Vec<f32> = (0..count).flat_map(of_row).collect();
     Tensor::from_vec(mask, (1, count, context), device)
 }
 

@@ -170,14 +170,11 @@ impl Model for Decoder {
         check_pieces(&self.shape, pieces)?;
         let pages = &self.pages;
         let tokens: Vec<u32> = pieces.iter().flat_map(|p| p.tokens.iter().copied()).collect();
+        let of_piece = |(number, p): (usize, &Piece)| {
+            (p.start..p.start + p.tokens.len()).map(move |at| (number, at))
+        };
         let rows = Rows {
-            rows: pieces
-                .iter()
-                .enumerate()
-                .flat_map(|(number, p)| {
-                    (p.start..p.start + p.tokens.len()).map(move |at| (number, at))
-                })
-                .collect(),
+            rows: pieces.iter().enumerate().flat_map(of_piece).collect(),
             pages: pieces.iter().map(|p| p.blocks.clone()).collect(),
             block_tokens: pages.block_tokens(),
             heads: Heads {
