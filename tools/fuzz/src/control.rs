@@ -65,11 +65,8 @@ fn check_error(error: &ControlError) {
         ControlError::Broken { .. } | ControlError::Refused(_) => {}
         other => panic!("all bytes were there: {other}"),
     }
-    assert!(
-        error.to_string().starts_with("the connection to laxityd") || {
-            error.to_string().starts_with("laxityd")
-        }
-    );
+    let text = error.to_string();
+    assert!(text.starts_with("the connection to laxityd") || text.starts_with("laxityd"));
 }
 
 /// Checks that an answer is written and read back as itself, as `--json` shows it.

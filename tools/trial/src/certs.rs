@@ -69,10 +69,10 @@ impl Subject {
 
     fn uri(&self) -> String {
         match self {
+            Self::Coordinator(_) => "laxity://coordinator".to_owned(),
             Self::Daemon(name) | Self::Viewer(name) | Self::Operator(name) => {
                 format!("laxity://{}/{name}", self.role())
             }
-            Self::Coordinator(_) => "laxity://coordinator".to_owned(),
         }
     }
 
@@ -278,16 +278,12 @@ impl Authority {
         let fail =
             |path: &Path, problem: String| CertsError::Authority { path: path.to_owned(), problem };
         let read = |path: &Path| {
-            laxity_files::read_to_string(path, laxity_files::CONFIG_BYTES_MAX).map_err(|error| {
-                fail(
-                    path,
-                    match error.io_kind() {
-                        Some(io::ErrorKind::NotFound) => {
-                            "is missing, and without it this folder's CA cannot sign".into()
-                        }
-                        _ => format!("cannot be read: {error}"),
-                    },
-                )
+            let text = laxity_files::read_to_string(path, laxity_files::CONFIG_BYTES_MAX);
+            text.map_err(|error| match error.io_kind() {
+                Some(io::ErrorKind::NotFound) => {
+                    fail(path, "is missing, and without it this folder's CA cannot sign".into())
+                }
+                _ => fail(path, format!("cannot be read: {error}")),
             })
         };
         let (certificate, key) = (read(crt)?, read(secret)?);

@@ -103,19 +103,11 @@ fn departure(batch: u64) -> Vec<Kind> {
     requests.chain([Kind::BatchFinished(BatchFinished { batch })]).collect()
 }
 
-fn host(nth: usize) -> String {
-    format!("load-{nth:05}")
-}
-
 fn hello(nth: usize) -> Hello {
     let port = |index: u32| PortInfo {
         addresses: Vec::new(),
         name: format!("mlx5_{}", index / 2),
-        direction: if index.is_multiple_of(2) {
-            Direction::Egress as i32
-        } else {
-            Direction::Ingress as i32
-        },
+        direction: [Direction::Egress, Direction::Ingress][index as usize % 2] as i32,
         rate_bytes_per_s: RATE_BYTES_PER_S,
     };
     Hello {
@@ -123,7 +115,7 @@ fn hello(nth: usize) -> Hello {
         protocol_min: v1::PROTOCOL_MIN,
         software: "laxity cluster load".into(),
         capabilities: Vec::new(),
-        host: host(nth),
+        host: format!("load-{nth:05}"),
         instance: nth as u64,
         ports: (0..NICS * 2).map(port).collect(),
         applied: None,
@@ -137,10 +129,9 @@ pub fn run(plan: &LoadPlan) -> Result<LoadReport, LoadError> {
     if !(plan.events_per_s.is_finite() && plan.events_per_s > 0.0) {
         return Err(LoadError::Plan("the rate must be above 0".into()));
     }
-    let none =
-        |cause: std::io::Error| LoadError::Plan(format!("cannot start the runtime: {cause}"));
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime =
-        tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(none)?;
+        runtime.map_err(|cause| LoadError::Plan(format!("cannot start the runtime: {cause}")))?;
     runtime.block_on(async {
         let mut own = Own::start()?;
         let endpoint = own.endpoint().await?;

@@ -23,12 +23,6 @@ fn request(request: u64, ms: i64, bytes: u64) -> RequestLoad {
     }
 }
 
-fn story() -> Vec<(u8, Kind)> {
-    let mut story = arrivals();
-    story.extend(progress());
-    story
-}
-
 fn arrivals() -> Vec<(u8, Kind)> {
     let arrived = |batch, requests| {
         Kind::BatchArrived(BatchArrived {
@@ -50,30 +44,16 @@ fn arrivals() -> Vec<(u8, Kind)> {
 }
 
 fn progress() -> Vec<(u8, Kind)> {
+    let wanted = |fetch, request| {
+        let victim_address = address("h0");
+        Kind::FetchWanted(FetchWanted { fetch, batch: 1, request, victim_address, bytes: 4096 })
+    };
     vec![
         (0, Kind::BatchStarted(v1::BatchStarted { batch: 1 })),
         (1, Kind::BatchProgress(v1::BatchProgress { batch: 1, layer: 3 })),
         (0, Kind::BytesCompleted(v1::BytesCompleted { request: 11, port: 0, bytes: 1000 })),
-        (
-            1,
-            Kind::FetchWanted(FetchWanted {
-                fetch: 5,
-                batch: 1,
-                request: 11,
-                victim_address: address("h0"),
-                bytes: 4096,
-            }),
-        ),
-        (
-            1,
-            Kind::FetchWanted(FetchWanted {
-                fetch: 6,
-                batch: 1,
-                request: 0,
-                victim_address: address("h0"),
-                bytes: 4096,
-            }),
-        ),
+        (1, wanted(5, 11)),
+        (1, wanted(6, 0)),
         (
             0,
             Kind::PortLoad(PortLoad {
@@ -96,7 +76,7 @@ fn progress() -> Vec<(u8, Kind)> {
 
 pub fn seeds() -> Vec<Vec<u8>> {
     let wrapped = |kind: &Kind| Event { event: Some(kind.clone()) };
-    let story = story();
+    let story = [arrivals(), progress()].concat();
     let mut all = Vec::new();
     let mut seeds = Vec::new();
     for (host, kind) in &story {

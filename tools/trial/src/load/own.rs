@@ -56,13 +56,11 @@ impl Own {
         let _ = tokio::time::timeout(START_MAX, read).await;
         match line.trim().strip_prefix("listening on ") {
             Some(address) => Ok(format!("http://{address}")),
-            None => Err(LoadError::Start {
-                program: self.program.clone(),
-                cause: self
-                    .ended()
-                    .await
-                    .unwrap_or_else(|| "it did not say where it listens".into()),
-            }),
+            None => {
+                let (program, ended) = (self.program.clone(), self.ended().await);
+                let cause = ended.unwrap_or_else(|| "it did not say where it listens".into());
+                Err(LoadError::Start { program, cause })
+            }
         }
     }
 
