@@ -93,7 +93,9 @@ impl Cores {
                 let Some(near) = allowed.first().copied() else {
                     return Err(BenchError::Failed("no CPU is allowed".to_owned()));
                 };
-                let siblings = siblings_of(near);
+                let list =
+                    format!("/sys/devices/system/cpu/cpu{near}/topology/thread_siblings_list");
+                let siblings = parse_cpu_list(&fs::read_to_string(list).unwrap_or_default());
                 let others = || allowed.iter().copied().filter(|cpu| *cpu != near);
                 (near, others().find(|cpu| !siblings.contains(cpu)).or_else(|| others().next()))
             }
@@ -110,13 +112,6 @@ impl Cores {
         all.extend(far);
         Ok(Self { near, far, all })
     }
-}
-
-/// Returns the hardware threads of `cpu`'s core, with `cpu`. Empty if the kernel has no
-/// information.
-fn siblings_of(cpu: usize) -> Vec<usize> {
-    let path = format!("/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list");
-    fs::read_to_string(path).map_or_else(|_| Vec::new(), |list| parse_cpu_list(&list))
 }
 
 /// Parses the kernel's `0-3,8` notation.

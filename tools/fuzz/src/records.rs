@@ -31,7 +31,6 @@ struct Client {
     file: File,
     slot: u16,
     sequence: u64,
-    written: u64,
 }
 
 impl Client {
@@ -42,30 +41,15 @@ impl Client {
         served.refresh();
         let consumer = served.consumer(0).expect("claimed");
         consumer.give_credit(0, CREDIT);
-        Self {
-            file: File::from(memfd.expect("descriptors")),
-            served,
-            slot: 0,
-            sequence: 1,
-            written: 0,
-        }
+        Self { file: File::from(memfd.expect("descriptors")), served, slot: 0, sequence: 1 }
     }
 
     fn publish(&mut self, words: [u64; WORDS]) {
-        let header = laxity_shm::layout::LANE_HEADER_LINES * LINE_BYTES;
-        let at = GEOMETRY.lane_offset(0) + header + usize::from(self.slot) * LINE_BYTES;
         let mut bytes = Vec::with_capacity(LINE_BYTES);
         for word in words.iter().chain(&[0, published(self.sequence)]) {
             bytes.extend(word.to_le_bytes());
         }
-        self.file.write_all_at(&bytes, at as u64).expect("writes");
-        self.written += 1;
-    }
-
-    fn scribble(&mut self, at: u64, word: u64) {
-        let at = at % (self.served.region().bytes() as u64 - 8);
-        let written = self.file.write_all_at(&word.to_le_bytes(), at);
-        written.expect("writes");
+        self.file.write_all_at(&bytes, place(self.slot)).expect("writes");
     }
 
     fn drain(&mut self, grant: bool) -> Vec<Record> {
@@ -110,12 +94,15 @@ impl Client {
     }
 }
 
-fn next_of(file: &File, slot: u16) -> u16 {
+/// Returns the place of a slot of lane 0 in the file.
+fn place(slot: u16) -> u64 {
     let header = laxity_shm::layout::LANE_HEADER_LINES * LINE_BYTES;
-    let at = GEOMETRY.lane_offset(0) + header + usize::from(slot) * LINE_BYTES + 40;
+    (GEOMETRY.lane_offset(0) + header + usize::from(slot) * LINE_BYTES) as u64
+}
+
+fn next_of(file: &File, slot: u16) -> u16 {
     let mut bytes = [0; 2];
-    let read = file.read_exact_at(&mut bytes, at as u64);
-    read.expect("reads");
+    file.read_exact_at(&mut bytes, place(slot) + 40).expect("reads");
     u16::from_le_bytes(bytes) % GEOMETRY.slots
 }
 
@@ -199,8 +186,8 @@ pub fn run(bytes: &[u8]) {
         }
         let step = input.byte();
         if step & 7 == 0 {
-            let at = u64::from(input.short()) * 8;
-            client.scribble(at, input.word());
+            let at = u64::from(input.short()) * 8 % (client.served.region().bytes() as u64 - 8);
+            client.file.write_all_at(&input.word().to_le_bytes(), at).expect("writes");
         } else {
             let mut words = [0; WORDS];
             // Small numbers are more often equal ids.

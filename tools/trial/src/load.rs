@@ -11,7 +11,6 @@
 mod daemon;
 mod own;
 mod report;
-mod usage;
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -24,7 +23,7 @@ use laxity_wire::v1::{
 use thiserror::Error;
 
 use self::daemon::{Daemon, attend};
-use self::own::Own;
+use self::own::{Own, usage};
 pub use self::report::{Latency, LoadReport};
 
 const NICS: u32 = 4;
@@ -203,7 +202,7 @@ async fn drive(plan: &LoadPlan, endpoint: &str, coordinator: u32) -> Result<Load
     for daemon in &daemons {
         daemon.book().measuring = true;
     }
-    let start = usage::of(coordinator);
+    let start = usage(coordinator);
     let count = daemons.len();
     let lifetime_ns = lifetime_ns(plan);
     let (mut oldest, mut newest, mut made) = (1, plan.batches as u64, 0_u64);
@@ -233,7 +232,7 @@ async fn drive(plan: &LoadPlan, endpoint: &str, coordinator: u32) -> Result<Load
         }
     }
     let seconds = begun.elapsed().as_secs_f64();
-    let end = usage::of(coordinator);
+    let end = usage(coordinator);
     tokio::time::sleep(Duration::from_secs(1)).await;
     let mut samples = Vec::new();
     let (mut unanswered, mut orders, mut refusals) = (0, 0, 0);

@@ -1,4 +1,5 @@
-//! A coordinator that the load starts and that always ends with the load.
+//! A coordinator that the load starts and that always ends with the load. Its CPU time and memory are
+//! from `/proc`.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::process::ExitStatusExt;
@@ -101,4 +102,22 @@ fn beside_this_program(name: &str) -> PathBuf {
     let here = std::env::current_exe().ok();
     let beside = here.as_deref().and_then(Path::parent).map(|at| at.join(name));
     beside.filter(|path| path.exists()).unwrap_or_else(|| name.into())
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Usage {
+    pub(super) rss_mib: f64,
+    pub(super) cpu_s: f64,
+}
+
+pub(super) fn usage(pid: u32) -> Option<Usage> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let rss = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+    let rss_kib: f64 = rss.split_whitespace().next()?.parse().ok()?;
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // Fields are counted after the name, which is in parentheses and may contain anything. Fields
+    // 14 and 15 of the line are utime and stime.
+    let (_, fields) = stat.rsplit_once(") ")?;
+    let ticks = |index: usize| fields.split(' ').nth(index)?.parse::<f64>().ok();
+    Some(Usage { rss_mib: rss_kib / 1024.0, cpu_s: (ticks(11)? + ticks(12)?) / 100.0 })
 }
