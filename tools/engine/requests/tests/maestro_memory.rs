@@ -139,7 +139,7 @@ fn a_model_that_is_wanted_again_while_it_leaves_is_counted_once() {
 #[test]
 fn an_estimate_says_when_what_has_to_leave_has_left() {
     const MIDDLE: ModelId = ModelId(2);
-    let (mut table, spec) = (table(), *node().spec());
+    let (mut table, spec) = (table(), node().spec);
     table.push(ModelSpec { weights: 6 * GB, ..table[1] });
     let mut node = Node::new(spec, table.into());
     for (stage, model) in [(1, LARGE), (2, MIDDLE), (3, SMALL)] {

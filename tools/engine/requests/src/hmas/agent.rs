@@ -120,10 +120,6 @@ impl Agent {
         self.journal.clone()
     }
 
-    fn prior(&self, job: &Job) -> Estimate {
-        self.cognition.prior(&job.spec, self.running)
-    }
-
     fn blocks(&self, tokens: u32) -> u64 {
         u64::from(tokens.div_ceil(self.block_tokens))
     }
@@ -133,14 +129,6 @@ impl Agent {
             Some(statera) => statera.bound(spec.prompt, estimate.length, spec.output_max),
             None => Bound { tokens: spec.output_max, source: Source::Limit },
         }
-    }
-
-    /// Adds a request that arrives or was here before this agent.
-    fn meet(&mut self, now: Time, spec: &Spec) {
-        let estimate = self.cognition.arrived(now, spec, self.running);
-        let known =
-            Known { spec: *spec, estimate, bound: self.bound(spec, &estimate), promised: None };
-        self.jobs.insert(spec.id, known);
     }
 
     fn forget(&mut self, request: RequestId) -> Option<Known> {
@@ -184,7 +172,7 @@ impl Agent {
     }
 
     fn perceive(&mut self, now: Time) {
-        while let Some((request, tags)) = self.cognition.poll(now) {
+        while let Some((request, tags)) = self.cognition.perception.poll(now) {
             let Some(known) = self.jobs.get_mut(&request) else { continue };
             let understood =
                 tags.and_then(|tags| self.cognition.understood(&known.spec, &tags, self.running));
@@ -215,7 +203,7 @@ impl Discipline for Agent {
         }
         match self.jobs.get(&job.id()) {
             Some(known) => self.order.rank(job, &known.estimate),
-            None => self.order.rank(job, &self.prior(job)),
+            None => self.order.rank(job, &self.cognition.prior(&job.spec, self.running)),
         }
     }
 
@@ -226,8 +214,11 @@ impl Discipline for Agent {
             Event::Arrived(spec) => {
                 // The replica refuses a second request with the same id. The id still means the
                 // first one.
-                if !self.jobs.contains_key(&spec.id) {
-                    self.meet(now, spec);
+                let known = self.jobs.contains_key(&spec.id);
+                if !known {
+                    let estimate = self.cognition.arrived(now, spec, self.running);
+                    let (bound, spec) = (self.bound(spec, &estimate), *spec);
+                    self.jobs.insert(spec.id, Known { spec, estimate, bound, promised: None });
                 }
             }
             Event::Cancelled(request) => {

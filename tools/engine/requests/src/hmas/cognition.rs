@@ -11,7 +11,7 @@ use super::Estimate;
 use super::perception::{Perception, Tags};
 use super::prediction::Prediction;
 use crate::Time;
-use crate::request::{RequestId, Slo, Spec};
+use crate::request::{Slo, Spec};
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Profile {
@@ -28,7 +28,7 @@ impl Profile {
 }
 
 pub struct Cognition {
-    perception: Perception,
+    pub(super) perception: Perception,
     prediction: Prediction,
     tasks: BTreeMap<u16, Profile>,
     all: Profile,
@@ -65,12 +65,6 @@ impl Cognition {
             Slo::Batch { .. } => spec.deadline(0),
         };
         Estimate { task, length, ttft, tpot, due }
-    }
-
-    /// Returns the next request that perception has answered for. Without tags the request keeps
-    /// its first estimate.
-    pub fn poll(&mut self, now: Time) -> Option<(RequestId, Option<Tags>)> {
-        self.perception.poll(now)
     }
 
     /// Returns the estimate of a request with `tags`, or `None` if they are invalid for it.

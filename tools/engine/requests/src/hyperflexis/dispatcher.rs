@@ -233,6 +233,16 @@ impl HyperFlexis {
         self.mature_at(instance, mature);
     }
 
+    fn targets(&self, spec: &Spec) -> Targets {
+        self.assigned.get(&spec.id).map_or_else(|| Targets::of(spec), |(targets, _)| *targets)
+    }
+
+    fn left(&mut self, now: Time, request: RequestId) {
+        if let Some(instance) = self.ledger.leave(request) {
+            self.freed(now, instance);
+        }
+    }
+
     /// Updates an instance after one of its requests ended or left.
     fn freed(&mut self, now: Time, instance: InstanceId) {
         if let Some(worker) = self.workers.get(&instance) {
@@ -356,14 +366,10 @@ impl Dispatch for HyperFlexis {
             DispatchEvent::Prefilled { spec, instance } => {
                 self.ledger.leave(spec.id);
                 self.freed(now, *instance);
-                let assigned = self.assigned.get(&spec.id).map(|(targets, _)| *targets);
-                let targets = assigned.unwrap_or_else(|| Targets::of(spec));
-                self.migrator.push(spec, targets);
+                self.migrator.push(spec, self.targets(spec));
             }
             DispatchEvent::Finished { request, class, ttft, tpot, .. } => {
-                if let Some(instance) = self.ledger.leave(*request) {
-                    self.freed(now, instance);
-                }
+                self.left(now, *request);
                 if let Some((_, queued)) = self.assigned.remove(request)
                     && let Some(mapping) = &mut self.mapping
                 {
@@ -379,9 +385,7 @@ impl Dispatch for HyperFlexis {
                 self.assigned.remove(request);
                 self.migrator.remove(*request);
                 self.dequeue(*request);
-                if let Some(instance) = self.ledger.leave(*request) {
-                    self.freed(now, instance);
-                }
+                self.left(now, *request);
             }
         }
     }
@@ -398,9 +402,7 @@ impl Dispatch for HyperFlexis {
                 headroom: self.options.headroom,
             };
             if let Some((spec, instance)) = self.migrator.next(judge, self.options.scan_max) {
-                let assigned = self.assigned.get(&spec.id).map(|(targets, _)| *targets);
-                let targets = assigned.unwrap_or_else(|| Targets::of(&spec));
-                self.ledger.place(&spec, targets.tpot, instance);
+                self.ledger.place(&spec, self.targets(&spec).tpot, instance);
                 let step = InstanceLoad::of_now(&self.ledger, instance, &self.options.model);
                 self.migrator.open(instance, now + Span(step as u64));
                 let request = spec.id;

@@ -81,7 +81,7 @@ pub struct Done {
 }
 
 pub struct Node {
-    spec: NodeSpec,
+    pub spec: NodeSpec,
     table: Arc<[ModelSpec]>,
     residency: Residency,
     /// Models that are being loaded, and until when.
@@ -113,10 +113,6 @@ impl Node {
             kv: 0,
             delay: 0.0,
         }
-    }
-
-    pub const fn spec(&self) -> &NodeSpec {
-        &self.spec
     }
 
     pub fn at(&self, model: ModelId) -> Readiness {

@@ -80,7 +80,7 @@ impl Scheduler {
         self.options
             .rtt
             .get(usize::from(job.source.0))
-            .and_then(|row| row.get(usize::from(node.spec().cluster.0)))
+            .and_then(|row| row.get(usize::from(node.spec.cluster.0)))
             .copied()
             .unwrap_or_default()
     }
@@ -133,7 +133,7 @@ impl Scheduler {
         if self.kept.contains_key(&node) {
             return;
         }
-        let slots = self.nodes[node].spec().slots as usize;
+        let slots = self.nodes[node].spec.slots as usize;
         while self.nodes[node].load() < slots {
             let Some(ask) = self.nodes[node].swapped().next() else { return };
             let ask = Ask { highest: Action::Evict, ..ask };

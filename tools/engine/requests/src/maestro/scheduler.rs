@@ -206,7 +206,8 @@ impl Scheduler {
             // Aging counts. A stage may be first in the queue by aging alone, and would
             // otherwise never get a turn.
             let waited = waiter.queued.map_or(Span::ZERO, |since| now.since(since));
-            let aged = self.queue.aged(job_class(&self.jobs, waiter), Time(waited.0));
+            let class = self.jobs.get(&waiter.stage.job).map(|job| job.job.class);
+            let aged = self.queue.aged(class.unwrap_or(Class::Batch), Time(waited.0));
             let waits = Span(waiter.remaining.0.saturating_sub(aged));
             self.options.boundary.is_preempted(remaining, waits)
         });
@@ -332,7 +333,7 @@ impl Scheduler {
 
     pub(super) fn is_open(&self, node: usize) -> bool {
         let node = &self.nodes[node];
-        node.load() < node.spec().slots as usize
+        node.load() < node.spec.slots as usize
     }
 
     pub fn handle(&mut self, now: Time, event: &WorkflowEvent) {
@@ -373,8 +374,4 @@ impl Scheduler {
         }
         self.decisions.pop_front()
     }
-}
-
-fn job_class(jobs: &FxHashMap<JobId, JobEntry>, entry: &StageEntry) -> Class {
-    jobs.get(&entry.stage.job).map_or(Class::Batch, |job| job.job.class)
 }

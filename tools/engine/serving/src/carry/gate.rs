@@ -259,12 +259,16 @@ impl Gate {
             remaining_ns: if deadline_ns == 0 { 0 } else { deadline_ns.saturating_sub(now).max(1) },
             ..head
         };
+        let address = match to.ip() {
+            IpAddr::V4(address) => address.to_ipv6_mapped(),
+            IpAddr::V6(address) => address,
+        };
         let ticket = self.lane.submit(&Flow {
             stage,
             direction: if read { Direction::Ingress } else { Direction::Egress },
             nic: self.nic,
             layer: head.layer,
-            peer: peer_number(to),
+            peer: peers::number(address.octets()),
             bytes: head.total,
             batch: head.batch,
             request: head.request,
@@ -429,14 +433,6 @@ impl Gate {
         }
         (self.taker)(Incoming::Lost(peer, why));
     }
-}
-
-fn peer_number(peer: SocketAddr) -> u8 {
-    let octets = match peer.ip() {
-        IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
-        IpAddr::V6(address) => address.octets(),
-    };
-    peers::number(octets)
 }
 
 #[cfg(test)]

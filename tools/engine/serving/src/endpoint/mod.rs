@@ -29,6 +29,7 @@ use tokio::sync::mpsc;
 use tokio_stream::StreamExt as _;
 use tokio_stream::wrappers::ReceiverStream;
 
+use crate::carry::Carrier;
 use crate::clock;
 use crate::config::{Config, Role};
 use crate::engine::sequence::{Failure, Outlet, Output, Submission};
@@ -123,7 +124,7 @@ async fn health(State(state): State<EndpointState>) -> Response {
 async fn show_metrics(State(state): State<EndpointState>) -> Response {
     let gauges = &state.engine.gauges;
     metrics::gauge!("laxity_engine_kv_blocks_used").set(gauges.blocks_used() as f64);
-    if let Some(counts) = gauges.counts() {
+    if let Some(counts) = gauges.carrier.get().map(Carrier::counts) {
         for ((stage, dscp), bytes) in counts.sent_bytes {
             let labels = [("stage", stage.to_string()), ("dscp", dscp.to_string())];
             metrics::counter!("laxity_engine_sent_bytes_total", &labels).absolute(bytes);

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::sequence::Submission;
 use crate::apart::Words;
-use crate::carry::{Arrival, Carrier, Counts};
+use crate::carry::{Arrival, Carrier};
 use crate::kv::SharedBlocks;
 
 pub enum EngineCommand {
@@ -31,7 +31,7 @@ pub struct EngineGauges {
     /// Requests that were accepted and have not ended.
     pub open: AtomicUsize,
     pub ended: AtomicBool,
-    pub(super) carrier: OnceLock<Carrier>,
+    pub carrier: OnceLock<Carrier>,
     pub(super) blocks: OnceLock<SharedBlocks>,
 }
 
@@ -41,11 +41,6 @@ impl EngineGauges {
     /// sleeps.
     pub fn blocks_used(&self) -> usize {
         self.blocks.get().map_or(0, |blocks| blocks.lock().used())
-    }
-
-    /// Returns the counters of the carrier, if there are other processes.
-    pub fn counts(&self) -> Option<Counts> {
-        self.carrier.get().map(Carrier::counts)
     }
 }
 

@@ -82,10 +82,7 @@ impl Engine {
         self.blocks.lock().release(&std::mem::take(&mut sequence.blocks));
         sequence.computed = 0;
         sequence.published = 0;
-        self.forget_import(sequence.id);
-    }
-
-    pub(super) fn forget_import(&mut self, request: RequestId) {
+        let request = sequence.id;
         if let Some(import) = self.imports.remove(&request) {
             self.say_computed(import.from, vec![PrefixQuery::batch(request.0)], vec![request.0]);
             self.forget_reuse(request);

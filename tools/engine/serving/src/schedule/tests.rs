@@ -103,20 +103,13 @@ fn run(schedulers: &mut Scheduler, requests: u64) -> Ran {
     ran
 }
 
-fn every_setting() -> Vec<Settings> {
-    let mut all: Vec<Settings> = Policy::ALL
-        .into_iter()
-        .map(|policy| Settings { policy, tokens: 64, watermark: 2, ..Settings::default() })
-        .collect();
-    let (policy, hmas) = (Policy::Hmas, Hmas { order: Kind::Edf });
-    all.push(Settings { policy, hmas, tokens: 64, watermark: 0 });
-    all
-}
-
 #[test]
 fn every_policy_decides_the_same_again_and_otherwise_than_the_others() {
     let mut plans = Vec::new();
-    for settings in every_setting() {
+    let of = |policy| Settings { policy, tokens: 64, watermark: 2, ..Settings::default() };
+    let (policy, hmas) = (Policy::Hmas, Hmas { order: Kind::Edf });
+    let other = Settings { policy, hmas, tokens: 64, watermark: 0 };
+    for settings in Policy::ALL.map(of).into_iter().chain([other]) {
         let run = || run(&mut Scheduler::new(&settings, ROOM), 150);
         let ran = run();
         assert!(ran.ended > 100, "{settings:?}: {}", ran.ended);
