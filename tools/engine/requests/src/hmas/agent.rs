@@ -22,7 +22,7 @@ use rustc_hash::FxHashMap;
 use super::Estimate;
 use super::cognition::Cognition;
 use super::pool::Kind;
-use super::statera::{Bound, Source, Statera, StateraConfig};
+use super::statera::{Bound, Calibration, Source, StateraConfig};
 use crate::Time;
 use crate::discipline::{Discipline, Rank, Reranked, View};
 use crate::iteration::Event;
@@ -85,7 +85,7 @@ pub struct Agent {
     config: Config,
     cognition: Cognition,
     order: Kind,
-    statera: Option<Statera>,
+    statera: Option<(StateraConfig, Calibration)>,
     jobs: FxHashMap<RequestId, Known>,
     /// A copy of [`Known::promised`] of running requests. Each token of each iteration looks it up,
     /// so the table is small.
@@ -104,7 +104,9 @@ impl Agent {
             config,
             cognition,
             order,
-            statera: config.statera.map(Statera::new),
+            statera: config
+                .statera
+                .map(|of| (of, Calibration::new(of.epsilon, of.window, of.score))),
             jobs: FxHashMap::default(),
             promises: FxHashMap::default(),
             running: 0,
@@ -125,9 +127,13 @@ impl Agent {
     }
 
     fn bound(&self, spec: &Spec, estimate: &Estimate) -> Bound {
+        let (length, most) = (estimate.length, spec.output_max);
         match &self.statera {
-            Some(statera) => statera.bound(spec.prompt, estimate.length, spec.output_max),
-            None => Bound { tokens: spec.output_max, source: Source::Limit },
+            None => Bound { tokens: most, source: Source::Limit },
+            Some((config, _)) if config.frozen => {
+                Bound { tokens: length.clamp(1, most.max(1)), source: Source::Prediction }
+            }
+            Some((_, calibration)) => calibration.bound(spec.prompt, length, most),
         }
     }
 
@@ -186,11 +192,11 @@ impl Agent {
     }
 
     /// Reports whether the request fits into the memory limit (eq. 2 and 11).
-    fn fits(&self, job: &Job, known: &Known, statera: &Statera, pool: &Pool) -> bool {
-        let bound = statera.bound(known.spec.prompt, known.estimate.length, known.spec.output_max);
+    fn fits(&self, job: &Job, known: &Known, config: &StateraConfig, pool: &Pool) -> bool {
+        let bound = self.bound(&known.spec, &known.estimate);
         let tokens = known.spec.prompt.saturating_add(bound.tokens);
         let blocks = self.blocks(tokens.max(job.target));
-        let room = f64::from(pool.capacity()) * (1.0 - statera.config.fragmentation);
+        let room = f64::from(pool.capacity()) * (1.0 - config.fragmentation);
         (self.promised_blocks + blocks) as f64 <= room
     }
 }
@@ -265,8 +271,8 @@ impl Discipline for Agent {
         let Some(known) = self.forget(job.id()) else { return };
         let real = job.generated;
         self.cognition.finished(&job.spec, known.estimate.task, real);
-        let Some(statera) = &mut self.statera else { return };
-        statera.calibration.learn(job.spec.prompt, known.estimate.length, real);
+        let Some((_, calibration)) = &mut self.statera else { return };
+        calibration.learn(job.spec.prompt, known.estimate.length, real);
         let above = u64::from(real > known.bound.tokens);
         self.journal.note(|log| {
             log.fenced += 1;
@@ -289,12 +295,11 @@ impl Discipline for Agent {
     }
 
     fn may_start(&mut self, _: Time, job: &Job, view: &dyn View) -> bool {
-        let (Some(known), Some(statera)) = (self.jobs.get(&job.id()), &self.statera) else {
+        let (Some(known), Some((config, _))) = (self.jobs.get(&job.id()), &self.statera) else {
             return true;
         };
         self.running == 0
-            || (self.running < statera.config.concurrency
-                && self.fits(job, known, statera, view.pool()))
+            || (self.running < config.concurrency && self.fits(job, known, config, view.pool()))
     }
 
     fn begun_first(&self) -> bool {
@@ -302,6 +307,6 @@ impl Discipline for Agent {
     }
 
     fn decodes_max(&self) -> usize {
-        self.statera.as_ref().map_or(usize::MAX, |statera| statera.config.decodes.max(1) as usize)
+        self.statera.as_ref().map_or(usize::MAX, |(config, _)| config.decodes.max(1) as usize)
     }
 }

@@ -42,22 +42,3 @@ impl Default for StateraConfig {
         }
     }
 }
-
-pub struct Statera {
-    pub config: StateraConfig,
-    pub calibration: Calibration,
-}
-
-impl Statera {
-    pub fn new(config: StateraConfig) -> Self {
-        Self { config, calibration: Calibration::new(config.epsilon, config.window, config.score) }
-    }
-
-    pub fn bound(&self, prompt: u32, predicted: u32, output_max: u32) -> Bound {
-        if self.config.frozen {
-            let tokens = predicted.clamp(1, output_max.max(1));
-            return Bound { tokens, source: Source::Prediction };
-        }
-        self.calibration.bound(prompt, predicted, output_max)
-    }
-}
