@@ -52,7 +52,6 @@ pub struct Trees {
     pub depth: u16,
     /// Share of its correction that each tree makes.
     pub rate: f64,
-    /// Least samples of a leaf.
     pub leaf: usize,
     /// Seed for the choice of each tree's samples.
     pub seed: u64,
@@ -71,7 +70,6 @@ pub struct Boosted {
 }
 
 impl Boosted {
-    /// Trains the trees.
     pub fn fit(rows: &[Vec<f64>], targets: &[f64], trees: &Trees) -> Result<Self, TrainingError> {
         let matrix = matrix(rows, targets)?;
         let mean = mean(targets);

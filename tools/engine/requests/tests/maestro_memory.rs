@@ -38,6 +38,18 @@ fn ask(stage: u64, model: ModelId, class: Class, gigabytes: u64) -> Ask {
     }
 }
 
+/// Returns a node on which a stage of each of these models runs, with 1 GB.
+fn loaded(spec: NodeSpec, table: Vec<ModelSpec>, models: &[ModelId]) -> Node {
+    let mut node = Node::new(spec, table.into());
+    for (stage, model) in (1..).zip(models) {
+        let now = Time(stage * 20 * S);
+        node.place(&ask(stage, *model, Class::Interactive, 1), now).expect("there is room");
+        node.activated(*model);
+        assert_eq!(node.start(now), Some((StageId(stage), GB)));
+    }
+    node
+}
+
 /// Returns a node with 40 GB, of which two models use 30.5 GB. A stage of the small one runs, with
 /// 1 GB.
 fn node() -> Node {
@@ -51,14 +63,7 @@ fn node() -> Node {
         slots: 8,
         ..NodeSpec::default()
     };
-    let mut node = Node::new(spec, table().into());
-    for (stage, model) in [(1, LARGE), (2, SMALL)] {
-        let now = Time(stage * 20 * S);
-        let class = Class::Interactive;
-        node.place(&ask(stage, model, class, 1), now).expect("there is room");
-        node.activated(model);
-        assert_eq!(node.start(now), Some((StageId(stage), GB)));
-    }
+    let mut node = loaded(spec, table(), &[LARGE, SMALL]);
     node.remove(StageId(1));
     assert_eq!(node.headroom(), 8 * GB + GB / 2);
     node
@@ -141,13 +146,7 @@ fn an_estimate_says_when_what_has_to_leave_has_left() {
     const MIDDLE: ModelId = ModelId(2);
     let (mut table, spec) = (table(), node().spec);
     table.push(ModelSpec { weights: 6 * GB, ..table[1] });
-    let mut node = Node::new(spec, table.into());
-    for (stage, model) in [(1, LARGE), (2, MIDDLE), (3, SMALL)] {
-        let now = Time(stage * 20 * S);
-        node.place(&ask(stage, model, Class::Interactive, 1), now).expect("there is room");
-        node.activated(model);
-        assert_eq!(node.start(now), Some((StageId(stage), GB)));
-    }
+    let mut node = loaded(spec, table, &[LARGE, MIDDLE, SMALL]);
     node.remove(StageId(1));
     node.remove(StageId(2));
     // 40 GB less 36 GB of weights, 0.75 GB of contexts and 1 GB of KV are left. The middle model

@@ -75,7 +75,6 @@ impl Driver {
         self.refusals();
     }
 
-    /// Cancels one of the live requests.
     fn cancel(&mut self, at: usize) {
         let mut live: Vec<_> = self.live.iter().copied().collect();
         live.sort();

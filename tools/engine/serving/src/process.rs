@@ -25,22 +25,17 @@ const STALL_MS: u64 = 400;
 const HOLDS_BYTES_MAX: u64 = 64 << 20;
 
 #[cfg(feature = "compute")]
-fn device(wanted: crate::config::Compute) -> Result<candle_core::Device, StartError> {
+fn computed(config: &Config, holds: &dyn Fn(usize) -> bool) -> Result<Arc<dyn Model>, StartError> {
     use crate::config::Compute;
     use candle_core::Device;
-    match wanted {
-        Compute::Cpu => Ok(Device::Cpu),
-        Compute::Cuda => Device::new_cuda(0).map_err(StartError::Gpu),
-        Compute::Auto => Ok(Device::cuda_if_available(0).unwrap_or_else(|error| {
+    let device = match config.device {
+        Compute::Cpu => Device::Cpu,
+        Compute::Cuda => Device::new_cuda(0).map_err(StartError::Gpu)?,
+        Compute::Auto => Device::cuda_if_available(0).unwrap_or_else(|error| {
             tracing::warn!("computing on the CPU, since the GPU cannot be used: {error}");
             Device::Cpu
-        })),
-    }
-}
-
-#[cfg(feature = "compute")]
-fn computed(config: &Config, holds: &dyn Fn(usize) -> bool) -> Result<Arc<dyn Model>, StartError> {
-    let device = device(config.device)?;
+        }),
+    };
     tracing::info!("computing on the {}", if device.is_cuda() { "GPU" } else { "CPU" });
     let model = crate::model::computed::Decoder::load(&config.model, holds, &device, config.room())
         .map_err(StartError::Weights)?;

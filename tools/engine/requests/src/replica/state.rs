@@ -225,7 +225,6 @@ impl State {
         self.context += u64::from(more);
     }
 
-    /// Computes all ranks again.
     pub(super) fn rerank(&mut self, by: &dyn Discipline) {
         let mut moved = false;
         for entry in self.entries.iter_mut().flatten() {

@@ -46,18 +46,16 @@ pub struct InStep<'a> {
 impl InStep<'_> {
     fn send(&self, kind: Kind, layer: usize, to: SocketAddr, rows: &[ExpertRows]) {
         let Iteration { step, batch, deadline_ns } = &self.iteration;
-        let head = rows_head(kind, layer, *batch, place(*step, layer));
-        let deadline_ns = deadline_ns.load(Ordering::Relaxed);
-        let payload = encode(rows, self.hidden);
+        let (at, payload) = (place(*step, layer), encode(rows, self.hidden));
         if let Some(plugin) = &self.net.plugin {
-            let at = place(*step, layer);
             let key = match kind {
                 Kind::Dispatch => Key::Dispatch(at, to),
                 _ => Key::Combine(at, to),
             };
             return plugin.exchange(to, key, payload);
         }
-        self.net.carrier.send(to, head, deadline_ns, payload);
+        let head = rows_head(kind, layer, *batch, at);
+        self.net.carrier.send(to, head, deadline_ns.load(Ordering::Relaxed), payload);
     }
 
     /// Waits for the rows of one kind from all other ranks.

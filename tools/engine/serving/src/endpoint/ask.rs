@@ -244,7 +244,6 @@ pub(super) fn slo(headers: &HeaderMap, limits: &Limits) -> Result<Slo, Objection
     })
 }
 
-/// Returns the importance in the headers. Less important requests are relegated first.
 pub(super) fn importance(headers: &HeaderMap) -> Result<Importance, Objection> {
     const NAME: &str = "x-laxity-importance";
     let Some(given) = headers.get(NAME) else { return Ok(Importance::default()) };

@@ -88,14 +88,10 @@ impl Engine {
         let members: Vec<Other> = members.into_iter().map(due).collect();
         let running = lockstep.running.as_ref().filter(|one| one.step == step);
         if let Some(running) = running {
-            let earliest = members.iter().map(|(_, deadline_ns)| *deadline_ns).min();
-            if let Some(earliest) = earliest {
-                let all = match running.deadline_ns.load(Ordering::Relaxed) {
-                    0 => earliest,
-                    own => own.min(earliest),
-                };
-                running.deadline_ns.store(all, Ordering::Relaxed);
-            }
+            let own = running.deadline_ns.load(Ordering::Relaxed);
+            let all = members.iter().map(|(_, deadline_ns)| *deadline_ns);
+            let all = all.chain((own > 0).then_some(own)).min();
+            running.deadline_ns.store(all.unwrap_or(0), Ordering::Relaxed);
             join(self.net.as_deref(), running.batch, &members);
         }
         lockstep.others.entry(step).or_default().extend(members);

@@ -104,7 +104,6 @@ impl ModelShape {
         2 * self.kv_width() * size_of::<f32>()
     }
 
-    /// Checks the sizes.
     pub fn check(&self) -> Result<(), ShapeError> {
         let sizes = [
             ("layers", self.layers),
