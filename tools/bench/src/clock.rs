@@ -35,12 +35,8 @@ impl Clock {
             .collect();
         empty.sort_unstable();
         clock.overhead_ticks = empty[OVERHEAD_SAMPLES / 2];
-        clock.resolution_ticks = empty
-            .windows(2)
-            .map(|pair| pair[1] - pair[0])
-            .filter(|step| *step > 0)
-            .min()
-            .unwrap_or(1);
+        let steps = empty.windows(2).map(|pair| pair[1] - pair[0]).filter(|step| *step > 0);
+        clock.resolution_ticks = steps.min().unwrap_or(1);
         clock
     }
 

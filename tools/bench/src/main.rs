@@ -136,11 +136,8 @@ fn run(arguments: &RunArguments) -> anyhow::Result<bool> {
     let mut figures = vec![reference_figure(&bench.p)];
     figures.append(&mut bench.figures);
     report(arguments, &machine, &bench, &figures)?;
-    let failed = figures
-        .iter()
-        .map(Figure::verdict)
-        .any(|verdict| matches!(verdict, Verdict::Missed | Verdict::Failed));
-    Ok(!(arguments.strict && failed))
+    let failed = |of: &Figure| matches!(of.verdict(), Verdict::Missed | Verdict::Failed);
+    Ok(!(arguments.strict && figures.iter().any(failed)))
 }
 
 fn reference_figure(repetitions: &[Percentiles]) -> Figure {

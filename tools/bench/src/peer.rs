@@ -15,33 +15,25 @@ use nix::sys::signal::Signal;
 use crate::error::{BenchError, Result};
 use crate::machine::pin_thread;
 
-pub(crate) struct Peer {
-    child: Child,
+/// A process that is killed on drop.
+pub(crate) struct Running(pub(crate) Child);
+
+/// Starts the peer of a role on a core.
+pub(crate) fn spawn(role: &str, core: usize, medium: OwnedFd) -> Result<Running> {
+    let program = std::env::current_exe().map_err(BenchError::system("find this program"))?;
+    let child = Command::new(program)
+        .args(["peer", "--core", &core.to_string(), role])
+        .stdin(Stdio::from(medium))
+        .spawn()
+        .map_err(BenchError::system(format!("start the {role} peer")))?;
+    Ok(Running(child))
 }
 
-impl Peer {
-    pub(crate) fn spawn(
-        role: &str,
-        core: usize,
-        medium: Option<OwnedFd>,
-        arguments: &[&str],
-    ) -> Result<Self> {
-        let program = std::env::current_exe().map_err(BenchError::system("find this program"))?;
-        let child = Command::new(program)
-            .args(["peer", "--core", &core.to_string(), role])
-            .args(arguments)
-            .stdin(medium.map_or_else(Stdio::null, Stdio::from))
-            .spawn()
-            .map_err(BenchError::system(format!("start the {role} peer")))?;
-        Ok(Self { child })
-    }
-}
-
-impl Drop for Peer {
+impl Drop for Running {
     fn drop(&mut self) {
         // The process may be gone already, so errors are ignored.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        let _ = self.0.kill();
+        let _ = self.0.wait();
     }
 }
 

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::clock::Clock;
 use crate::error::{BenchError, Result};
-use crate::peer::{Peer, SharedPage, medium};
+use crate::peer::{self, SharedPage, medium};
 use crate::sample::{Percentiles, Recorder};
 
 pub(crate) const ANSWER_ROLE: &str = "answer";
@@ -30,7 +30,7 @@ fn spin_until(word: &AtomicU64, value: u64) -> bool {
 
 pub(crate) fn round_trips(clock: Clock, far: usize, round_trips: usize) -> Result<Percentiles> {
     let (page, memory) = SharedPage::create()?;
-    let peer = Peer::spawn(ANSWER_ROLE, far, Some(memory), &[])?;
+    let peer = peer::spawn(ANSWER_ROLE, far, memory)?;
     page.await_peer()?;
     let (request, reply) = (page.word(REQUEST), page.word(REPLY));
     let mut recorder = Recorder::with_room_for(round_trips);

@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use laxity_client::{Client, Mode, Options};
@@ -12,6 +12,7 @@ use tempfile::TempDir;
 
 use crate::error::{BenchError, Result};
 use crate::machine::{Cores, with_all_cores};
+use crate::peer::Running;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Port {
@@ -23,7 +24,7 @@ pub(crate) enum Port {
 }
 
 pub(crate) struct Laxityd {
-    child: Child,
+    child: Running,
     folder: TempDir,
 }
 
@@ -82,10 +83,11 @@ impl Laxityd {
                 .spawn()
                 .map_err(BenchError::system(format!("start {}", program.display())))
         })?;
-        let mut daemon = Self { child, folder };
+        let mut daemon = Self { child: Running(child), folder };
         let begin = Instant::now();
         while !daemon.socket().exists() {
-            let ended = daemon.child.try_wait().map_err(BenchError::system("wait for laxityd"))?;
+            let ended =
+                daemon.child.0.try_wait().map_err(BenchError::system("wait for laxityd"))?;
             if ended.is_some() || begin.elapsed() > PATIENCE {
                 return Err(BenchError::Failed(format!("laxityd did not start: {}", daemon.log())));
             }
@@ -99,7 +101,7 @@ impl Laxityd {
     }
 
     pub(crate) fn pid(&self) -> Pid {
-        Pid::from_raw(self.child.id().cast_signed())
+        Pid::from_raw(self.child.0.id().cast_signed())
     }
 
     fn log(&self) -> String {
@@ -117,14 +119,6 @@ impl Laxityd {
             .map_err(BenchError::system("clock of laxityd"))?;
         let time = nix::time::clock_gettime(clock);
         Ok(time.map_err(BenchError::system("CPU time of laxityd"))?.into())
-    }
-}
-
-impl Drop for Laxityd {
-    fn drop(&mut self) {
-        // The process may be gone already, so errors are ignored.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }
 
