@@ -58,11 +58,9 @@ fn serve(say: &mpsc::Sender<[SocketAddr; 2]>, log: Arc<Mutex<Vec<AskedPage>>>) {
         let names = [NAME.to_owned()];
         let answer = move |request: &hyper::Request<_>| {
             let answer = PAGE.answer(request, &names).unwrap_or_else(page::not_found);
+            let host = request.headers().get(HOST);
             log.lock().expect("no panic").push(AskedPage {
-                host: request
-                    .headers()
-                    .get(HOST)
-                    .map(|host| String::from_utf8_lossy(host.as_bytes()).into_owned()),
+                host: host.map(|host| String::from_utf8_lossy(host.as_bytes()).into_owned()),
                 method: request.method().to_string(),
                 path: request.uri().path().to_owned(),
                 status: answer.status().as_u16(),

@@ -213,7 +213,6 @@ fn without_comments(sample: &str) -> String {
 }
 
 const NICS: &str = include_str!("texts/nics.toml");
-
 const TENANTS: &str = include_str!("texts/tenants.toml");
 
 const SAVED: &str = r#"{"revisions":[{"number":3,"policy":"laxity","drop_budget":7,"author":"ann",

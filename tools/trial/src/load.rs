@@ -15,7 +15,6 @@ mod report;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use laxity_credentials::explain::SettingNames;
 use laxity_wire::v1::{
     self, BatchArrived, BatchFinished, Direction, Hello, PortBytes, PortInfo, RequestEnded,
     RequestLoad, SnapshotPiece, event::Event as Kind,
@@ -53,8 +52,6 @@ pub enum LoadError {
     #[error("{0}")]
     Stopped(String),
 }
-
-const SETTINGS: SettingNames = SettingNames::OPTIONS;
 
 fn mix(seed: u64) -> u64 {
     let z = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);

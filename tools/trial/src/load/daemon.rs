@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use laxity_credentials::explain;
+use laxity_credentials::explain::{self, SettingNames};
 use laxity_wire::v1::coordination_client::CoordinationClient;
 use laxity_wire::v1::{
     Event, FromCoordinator, FromDaemon, Heartbeat, Report, SnapshotPiece, event::Event as Kind,
@@ -14,7 +14,7 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Endpoint;
 
-use super::{SETTINGS, hello};
+use super::hello;
 
 /// The reports of a daemon that no order has considered yet, and what came back.
 #[derive(Debug, Default)]
@@ -86,13 +86,14 @@ fn say(message: Message) -> FromDaemon {
 /// Returns the text of a status: the coordinator's, or the cause if the connection broke.
 fn said(status: &tonic::Status) -> String {
     match std::error::Error::source(status) {
-        Some(_) => explain::cause(status, &SETTINGS).to_string(),
+        Some(_) => explain::cause(status, &SettingNames::OPTIONS).to_string(),
         None => status.message().to_owned(),
     }
 }
 
 pub(super) async fn attend(endpoint: &str, nth: usize) -> Result<Daemon, String> {
-    let text = |error: tonic::transport::Error| explain::cause(&error, &SETTINGS).to_string();
+    let text =
+        |error: tonic::transport::Error| explain::cause(&error, &SettingNames::OPTIONS).to_string();
     let connecting = Endpoint::from_shared(endpoint.to_owned()).map_err(text)?.tcp_nodelay(true);
     let channel = connecting.connect().await.map_err(text)?;
     let (outbound, messages) = mpsc::channel(64);
