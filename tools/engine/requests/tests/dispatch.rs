@@ -231,6 +231,10 @@ impl Driver {
     }
 }
 
+fn nth<K: Copy, V>(of: &BTreeMap<K, V>, at: usize) -> Option<K> {
+    of.keys().nth(at % of.len().max(1)).copied()
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(600))]
 
@@ -247,28 +251,20 @@ proptest! {
             match step {
                 Step::Arrive { prompt, output, class } => driver.arrive(prompt, output, class),
                 Step::Cancel(at) => {
-                    let request = driver.live.keys().nth(at % driver.live.len().max(1)).copied();
-                    if let Some(request) = request {
+                    if let Some(request) = nth(&driver.live, at) {
                         driver.live.remove(&request);
                         driver.tell(&DispatchEvent::Cancelled(request));
                     }
                 }
                 Step::Progress(at) => {
-                    let request = driver.live.keys().nth(at % driver.live.len().max(1)).copied();
-                    if let Some(request) = request {
-                        driver.progress(request);
-                    }
+                    nth(&driver.live, at).into_iter().for_each(|request| driver.progress(request));
                 }
                 Step::Report(at) => {
-                    let instance = driver.up.keys().nth(at % driver.up.len().max(1)).copied();
-                    if let Some(instance) = instance {
-                        driver.report(instance);
-                    }
+                    nth(&driver.up, at).into_iter().for_each(|instance| driver.report(instance));
                 }
                 Step::Up(decodes) => driver.start(decodes),
                 Step::Down { which, drains } => {
-                    let instance = driver.up.keys().nth(which % driver.up.len().max(1)).copied();
-                    if let Some(instance) = instance {
+                    if let Some(instance) = nth(&driver.up, which) {
                         driver.stop(instance, drains);
                     }
                 }

@@ -71,11 +71,8 @@ fn an_instance_takes_the_tightest_first_up_to_its_budget_and_the_rest_when_it_is
     let mature = dispatch.next_deadline().expect("somebody waits");
     // The prompts take 410 ms, and then there are 410 / 90 steps of 10 ms.
     let expected = START + Span::from_millis(455);
-    assert!(
-        expected.since(mature) < Span::from_millis(2)
-            && mature.since(expected) < Span::from_millis(2),
-        "{mature:?}"
-    );
+    let off = expected.since(mature) + mature.since(expected);
+    assert!(off < Span::from_millis(2), "{mature:?}");
     let soon = START + Span::from_millis(410);
     dispatch.handle(soon, &report(0, load(2, 0)));
     assert_eq!(placed(&mut dispatch, soon), []);

@@ -260,17 +260,15 @@ impl World {
     }
 }
 
-fn orders() -> Vec<StageOrder> {
-    vec![
-        StageOrder::Remaining { aging: 0.1, aging_interactive: 0.0 },
-        StageOrder::Fcfs,
-        StageOrder::Edf,
-        StageOrder::EdfByClass,
-        StageOrder::LeastAttained,
-        StageOrder::InteractiveFirst,
-        StageOrder::InteractiveRemaining,
-    ]
-}
+const ORDERS: [StageOrder; 7] = [
+    StageOrder::Remaining { aging: 0.1, aging_interactive: 0.0 },
+    StageOrder::Fcfs,
+    StageOrder::Edf,
+    StageOrder::EdfByClass,
+    StageOrder::LeastAttained,
+    StageOrder::InteractiveFirst,
+    StageOrder::InteractiveRemaining,
+];
 
 fn scripts() -> impl Strategy<Value = Vec<Script>> {
     let stage = (0u16..4, 1u32..4000, 1u32..20_000);
@@ -289,12 +287,8 @@ proptest! {
     #[test]
     fn nobody_is_lost_and_no_memory_is_promised_twice(
         scripts in scripts(),
-        order in prop::sample::select(orders()),
-        boundary in prop::sample::select(vec![
-            Boundary::Hold,
-            Boundary::MAESTRO,
-            Boundary::Requeue,
-        ]),
+        order in prop::sample::select(&ORDERS),
+        boundary in prop::sample::select(&[Boundary::Hold, Boundary::MAESTRO, Boundary::Requeue]),
         mode in prop::sample::select(vec![
             Mode::MAESTRO, Mode::BIN_PACK, Mode::LoadBalance, Mode::WarmShortest,
             Mode::EndToEnd,

@@ -8,7 +8,7 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use crate::request::{ApplicationId, RequestId, Spec};
+use crate::request::{ApplicationId, Importance, RequestId, Slo, Spec};
 use crate::trees::{Forest, TrainingError};
 use crate::{Span, Time};
 
@@ -139,7 +139,6 @@ impl Trained {
 }
 
 fn features(spec: &Spec) -> Vec<f64> {
-    use crate::request::Slo;
     let (first, each) = match spec.slo {
         Slo::Interactive { ttft, tbt } => (ttft, tbt),
         Slo::Batch { ttlt } => (ttlt, 0),
@@ -149,7 +148,7 @@ fn features(spec: &Spec) -> Vec<f64> {
         f64::from(spec.output_max),
         f64::from(spec.class.0),
         f64::from(spec.application.0),
-        f64::from(u8::from(spec.importance == crate::request::Importance::Important)),
+        f64::from(u8::from(spec.importance == Importance::Important)),
         first as f64 / 1e9,
         each as f64 / 1e6,
     ]

@@ -190,7 +190,8 @@ async fn begin(
         );
         return Err(Objection::new(StatusCode::TOO_MANY_REQUESTS, "too_many_requests", None, what));
     }
-    let (outlet, outputs) = mpsc::channel(Submission::room(asked.output_max));
+    // There is room for each token and the end.
+    let (outlet, outputs) = mpsc::channel(asked.output_max as usize + 2);
     let submission = Submission {
         output_max: asked.output_max,
         arrival,

@@ -17,8 +17,8 @@ use crate::clock;
 impl Engine {
     pub(super) fn submit(&mut self, prompt: Vec<u32>, submission: Submission) {
         let sequence = Sequence::new(RequestId(self.numbers.next()), prompt, submission);
-        let needed = sequence.spec(0).tokens_max().div_ceil(self.schedulers.room().block_tokens);
-        if needed > self.schedulers.room().blocks || sequence.tokens.is_empty() {
+        let needed = sequence.spec(0).tokens_max().div_ceil(self.schedulers.room.block_tokens);
+        if needed > self.schedulers.room.blocks || sequence.tokens.is_empty() {
             return self.end(sequence, Output::Failed(Failure::TooLong));
         }
         if self.net.as_ref().is_some_and(|net| !net.peers.prefill.is_empty()) {

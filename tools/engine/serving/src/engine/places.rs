@@ -49,7 +49,7 @@ impl Engine {
     fn make_room(&mut self, mut sequence: Sequence) -> Option<Sequence> {
         let prompt = sequence.prompt as u32;
         let load = self.schedulers.load();
-        let needed = prompt.div_ceil(self.schedulers.room().block_tokens);
+        let needed = prompt.div_ceil(self.schedulers.room.block_tokens);
         // Sequences that lost their blocks come before new ones, or they would never get blocks
         // again. Decoding sequences need one more block soon. Relegated ones come last.
         let alone = load.running == 0 && self.remote.is_empty();

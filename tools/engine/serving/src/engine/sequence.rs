@@ -45,13 +45,6 @@ pub struct Submission {
     pub outlet: Outlet,
 }
 
-impl Submission {
-    /// Returns the capacity that the channel of an answer needs.
-    pub const fn room(output_max: u32) -> usize {
-        output_max as usize + 2
-    }
-}
-
 pub enum Outlet {
     /// Channel for the answer. It has room for all of it, so that the engine never waits. The
     /// receiver closes it when the answer is not wanted any more.

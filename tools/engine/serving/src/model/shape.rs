@@ -121,13 +121,12 @@ impl ModelShape {
             return Err(ShapeError::Zero(name));
         }
         let (heads, kv_heads) = (self.heads, self.kv_heads());
+        let no_multiple = |what, value, of, by| ShapeError::NoMultiple { what, value, of, by };
         if self.head_dim.is_none() && !self.hidden.is_multiple_of(heads) {
-            let (what, value, of, by) = ("hidden", self.hidden, "heads", heads);
-            return Err(ShapeError::NoMultiple { what, value, of, by });
+            return Err(no_multiple("hidden", self.hidden, "heads", heads));
         }
         if !heads.is_multiple_of(kv_heads) {
-            let (what, value, of, by) = ("heads", heads, "kv_heads", kv_heads);
-            return Err(ShapeError::NoMultiple { what, value, of, by });
+            return Err(no_multiple("heads", heads, "kv_heads", kv_heads));
         }
         if self.head_dim() == 0 || !self.head_dim().is_multiple_of(2) {
             return Err(ShapeError::OddHead(self.head_dim()));
@@ -186,9 +185,7 @@ pub(crate) mod tests {
         assert!(said(|s| s.kv_heads = Some(3)).contains("no multiple of model.kv_heads (3)"));
         assert!(said(|s| s.head_dim = Some(7)).contains("must be even"));
         assert!(said(|s| s.rope_theta = f64::NAN).contains("rope_theta"));
-        let many = Moe { experts: 2, per_token: 3 };
-        let mut shape = tiny(true);
-        shape.moe = Some(many);
-        assert!(shape.check().unwrap_err().to_string().contains("only 2 experts"));
+        let many = said(|s| s.moe = Some(Moe { experts: 2, per_token: 3 }));
+        assert!(many.contains("only 2 experts"));
     }
 }

@@ -37,7 +37,7 @@ pub struct Room {
 /// A replica, and the latency model that learns from it.
 pub struct Scheduler {
     replica: Replica,
-    room: Room,
+    pub room: Room,
     learned: Option<Learned>,
     /// The plan that is being computed, while the model can learn from it.
     under_way: Option<Plan>,
@@ -79,7 +79,8 @@ fn agent(settings: &Settings, latency: Learned) -> Agent {
 
 impl Scheduler {
     pub fn new(settings: &Settings, room: Room) -> Self {
-        let learned = settings.predicts().then(Learned::default);
+        let predicts = matches!(settings.policy, Policy::Qoserve | Policy::Hmas);
+        let learned = predicts.then(Learned::default);
         // Without `learned`, no policy uses this model.
         let model = learned.clone().unwrap_or_default();
         let pool = Pool::new(room.blocks, room.block_tokens);
@@ -161,9 +162,5 @@ impl Scheduler {
     /// Returns the number of iterations from which the latency model learned.
     pub fn learned(&self) -> u64 {
         self.learned.as_ref().map_or(0, Learned::iterations)
-    }
-
-    pub const fn room(&self) -> Room {
-        self.room
     }
 }

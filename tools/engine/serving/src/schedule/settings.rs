@@ -35,10 +35,6 @@ pub struct Hmas {
 }
 
 impl Settings {
-    pub const fn predicts(&self) -> bool {
-        matches!(self.policy, Policy::Qoserve | Policy::Hmas)
-    }
-
     pub fn summary(&self) -> String {
         match self.policy {
             Policy::Fcfs | Policy::Edf | Policy::Srpf => {
