@@ -26,7 +26,7 @@ use proptest::prelude::*;
 const BLOCKS: u32 = 32;
 const BLOCK_TOKENS: u32 = 4;
 
-/// Drives a replica, with its own account of all tokens. It checks that no request is computed twice
+/// Drives a replica, with its own account of all tokens. Checks that no request is computed twice
 /// at once or beyond its blocks, that memory is never exceeded, and that refused requests exist.
 struct Driver {
     replica: Replica,

@@ -1,5 +1,5 @@
-//! A coordinator that the load starts and that always ends with the load. Its CPU time and memory are
-//! from `/proc`.
+//! A coordinator that the load starts and that always ends with the load. Its CPU time and memory
+//! are from `/proc`.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::process::ExitStatusExt;

@@ -88,8 +88,8 @@ impl Cluster {
         });
         let (ranks, rest) = (list(&ranks), of(2));
         let config = format!(
-            "role = 'decode'\npeers = {{ listen = '{front}', prefill = {ranks}, patience_ms = 20000 \
-             }}\n{rest}"
+            "role = 'decode'\npeers = {{ listen = '{front}', prefill = {ranks}, patience_ms = \
+             20000 }}\n{rest}"
         );
         let decode = Running::start(folder, "decode", &config);
         Self { decode, prefill: prefill.into() }
