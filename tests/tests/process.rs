@@ -7,7 +7,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use laxity_wire::ControlClient;
+use laxity_wire::{ControlClient, Status};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 
 /// Longest wait before a test fails as a hang. It is generous, since the machine may be busy.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
@@ -106,6 +108,10 @@ impl Drop for Killed {
     }
 }
 
+pub(crate) fn signal(pid: u32, signal: Signal) {
+    kill(Pid::from_raw(pid.cast_signed()), signal).expect("signal sent");
+}
+
 /// Starts a coordinator on a free port. Returns it with its address.
 pub(crate) fn coordinator(folder: &Path, config: &str) -> (Killed, String) {
     let file = folder.join("coordinator.toml");
@@ -140,16 +146,10 @@ impl Daemon {
     /// Writes the configuration of a daemon that is not started yet.
     pub(crate) fn configured(folder: &Path, extra: &str) -> Self {
         let daemon = Self { folder: folder.to_owned(), child: None };
-        fs::write(daemon.config(), daemon.config_text(extra)).expect("config written");
+        let (socket, control) = (daemon.socket(), daemon.control());
+        let text = format!("socket = {socket:?}\ncontrol = {control:?}\nmetrics = \"\"\n{extra}\n");
+        fs::write(daemon.config(), text).expect("config written");
         daemon
-    }
-
-    fn config_text(&self, extra: &str) -> String {
-        format!(
-            "socket = {:?}\ncontrol = {:?}\nmetrics = \"\"\n{extra}\n",
-            self.socket(),
-            self.control()
-        )
     }
 
     pub(crate) fn launch(&mut self) {
@@ -165,11 +165,11 @@ impl Daemon {
         eventually("laxityd answers on its control socket", || self.ask().is_some());
     }
 
-    pub(crate) fn ask(&self) -> Option<laxity_wire::Status> {
+    pub(crate) fn ask(&self) -> Option<Status> {
         ControlClient::connect(self.control(), Duration::from_secs(5)).ok()?.status().ok()
     }
 
-    pub(crate) fn status(&self) -> laxity_wire::Status {
+    pub(crate) fn status(&self) -> Status {
         self.ask()
             .unwrap_or_else(|| panic!("laxityd gives no status; its log:\n{}", self.log_text()))
     }
@@ -202,9 +202,8 @@ impl Daemon {
         self.child.as_ref().expect("running").0.id()
     }
 
-    pub(crate) fn signal(&self, signal: nix::sys::signal::Signal) {
-        let pid = nix::unistd::Pid::from_raw(self.pid().cast_signed());
-        nix::sys::signal::kill(pid, signal).expect("signal sent");
+    pub(crate) fn signal(&self, what: Signal) {
+        signal(self.pid(), what);
     }
 
     pub(crate) fn kill(&mut self) {
@@ -223,9 +222,13 @@ impl Daemon {
     }
 }
 
+pub(crate) fn this_binary() -> Command {
+    Command::new(std::env::current_exe().expect("own path"))
+}
+
 /// Runs the test `test` of this binary as a child that plays `role`. See [`role`].
 pub(crate) fn child(test: &str, role: &str, environment: &[(&str, &str)]) -> Child {
-    child_under(Command::new(std::env::current_exe().expect("own path")), test, role, environment)
+    child_under(this_binary(), test, role, environment)
 }
 
 /// Does the same as [`child`] by a command that runs this binary with the arguments that follow.

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use laxity_client::{Client, Direction, Flow, Hint, Mode, Options, Stage};
 use serde::{Deserialize, Serialize};
 
-use crate::process::{Daemon, PATIENCE, child, child_under, role, wait_bounded};
+use crate::process::{Daemon, PATIENCE, child, child_under, role, this_binary, wait_bounded};
 
 pub(crate) const FLOWS: u64 = 40;
 pub(crate) const FLOW_BYTES: u64 = 96 * 1024;
@@ -58,8 +58,7 @@ fn whoever_attaches_takes_the_lower_of_the_profiles_mode_and_its_own() {
 /// Starts a sender. With the role "hold", it reports no completion, so a bounded window makes flows
 /// wait.
 pub(crate) fn start(role: &str, socket: &Path, sink: &Path) -> Child {
-    let own = Command::new(std::env::current_exe().expect("own path"));
-    start_under(own, role, socket, sink)
+    start_under(this_binary(), role, socket, sink)
 }
 
 /// Does the same as [`start`] by a command that runs this binary with the arguments that follow.

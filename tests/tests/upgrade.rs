@@ -17,6 +17,7 @@ use laxity_shm::registration::{self, Hello};
 use nix::sys::signal::Signal;
 use tempfile::TempDir;
 
+use crate::faults::SMALL_WINDOW;
 use crate::process::{Daemon, PATIENCE, binary, eventually};
 
 const HOSTS: usize = 8;
@@ -25,9 +26,6 @@ const QUEUED: usize = 100;
 const FLOW_BYTES: u64 = 96 * 1024;
 /// The time for which clients wait for the next daemon.
 const HANDOVER: Duration = Duration::from_secs(1);
-/// A window far smaller than what a client submits, so that flows wait.
-const SMALL_WINDOW: &str =
-    "[[nic]]\nname = \"test\"\nrate = \"1Gbit\"\nchunk = \"16KiB\"\nwindow = \"64KiB\"\n";
 const PASS: &str = "export LISTEN_PID=$$ LISTEN_FDS=2\n\
     exec \"$0\" \"$@\" 3<&0 4<&1 </dev/null >/dev/null";
 
