@@ -35,9 +35,6 @@ fn chromium() -> Option<PathBuf> {
 
 /// Runs Chromium until it ends, and returns its standard output. Without Chromium the calling test
 /// is skipped.
-///
-/// # Panics
-/// Panics if Chromium takes more than two minutes.
 #[must_use]
 pub fn browse(arguments: &[String], url: &str) -> Option<String> {
     run(&["--virtual-time-budget=5000"], arguments, url)
@@ -45,9 +42,6 @@ pub fn browse(arguments: &[String], url: &str) -> Option<String> {
 
 /// Returns the document once the page has loaded, without virtual time: that stands still while an
 /// answer is awaited.
-///
-/// # Panics
-/// Panics if Chromium takes more than two minutes.
 #[must_use]
 pub fn document_when_loaded(url: &str) -> Option<String> {
     run(&["--dump-dom"], &[], url)
@@ -88,9 +82,6 @@ fn run(time: &[&str], arguments: &[String], url: &str) -> Option<String> {
 /// the test ends.
 ///
 /// `get` returns head and body of the page's own answer.
-///
-/// # Panics
-/// Panics if it can't listen, or if a head has no content type.
 pub fn copied(
     get: impl Fn(&str) -> (String, String),
     change: impl Fn(&str, String) -> Option<String>,
@@ -124,9 +115,6 @@ pub fn copied(
 }
 
 /// Returns the text of a page's document from the element with this id to the end of its section.
-///
-/// # Panics
-/// Panics if there is no such element.
 #[must_use]
 pub fn part<'a>(dom: &'a str, id: &str) -> &'a str {
     let from = dom.find(&format!("id=\"{id}\"")).unwrap_or_else(|| panic!("no {id} in {dom}"));
@@ -136,9 +124,6 @@ pub fn part<'a>(dom: &'a str, id: &str) -> &'a str {
 
 /// Checks that a page has no inline code and nothing of other sites, and that its script sets text
 /// only.
-///
-/// # Panics
-/// Panics with what it found.
 pub fn assert_own_content(page: &str, script: &str) {
     for forbidden in ["<style", "style=", "onclick", "onload", "http:", "https:", "//cdn"] {
         assert!(!page.contains(forbidden), "{forbidden}");

@@ -7,10 +7,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use laxity_client::{Client, Hint, Options};
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use nix::sys::signal::Signal;
 
-use crate::process::{Daemon, PATIENCE, Said, binary, coordinator, eventually, words};
+use crate::process::{Daemon, PATIENCE, Said, binary, coordinator, eventually, signal, words};
 
 /// Runs `laxity` without the caller's variables for another cluster.
 fn laxity(arguments: &[&str]) -> Said {
@@ -190,16 +189,12 @@ fn load(folder: &Path) -> (Child, u32) {
     (load, coordinator.expect("it has one"))
 }
 
-fn kill_hard(pid: u32) {
-    kill(Pid::from_raw(pid.cast_signed()), Signal::SIGKILL).expect("it is there");
-}
-
 #[test]
 fn a_load_and_its_coordinator_end_together() {
     let folder = tempfile::tempdir().unwrap();
     fs::create_dir(folder.path().join("tmp")).expect("a folder");
     let (mut killed, coordinator) = load(folder.path());
-    kill_hard(killed.id());
+    signal(killed.id(), Signal::SIGKILL);
     killed.wait().expect("ours");
     eventually("the coordinator ends, or is a zombie of whoever took it over", || {
         let stat = fs::read_to_string(format!("/proc/{coordinator}/stat"));
@@ -209,7 +204,7 @@ fn a_load_and_its_coordinator_end_together() {
     assert_eq!(left, 0, "files are left");
 
     let (mut bereft, coordinator) = load(folder.path());
-    kill_hard(coordinator);
+    signal(coordinator, Signal::SIGKILL);
     assert_eq!(bereft.wait().expect("ours").code(), Some(1));
     let said = fs::read_to_string(folder.path().join("said")).expect("written");
     assert!(said.contains("was killed by SIGKILL") && !said.contains("h2"), "{said}");

@@ -20,11 +20,13 @@ use laxity_client::{
 use laxity_shm::sleep::now_ns;
 use laxity_tests::{Need, skip};
 use laxity_wire::ClientStatus;
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::{Pid, Uid, geteuid, setresuid};
+use nix::sys::signal::Signal;
+use nix::unistd::{Uid, geteuid, setresuid};
 use serde::{Deserialize, Serialize};
 
-use crate::process::{Daemon, Killed, PATIENCE, child, eventually, laxity, role, wait_bounded};
+use crate::process::{
+    Daemon, Killed, PATIENCE, child, eventually, laxity, role, signal, wait_bounded,
+};
 
 const ALONE: Duration = Duration::from_millis(1500);
 /// Duration of the phase beside the hostile client. It is shorter than the timeouts by which a
@@ -95,30 +97,19 @@ fn flow(stage: Stage, bytes: u64) -> Flow {
 }
 
 /// Measures the longest time for which a thread that wants to run each millisecond did not run.
-struct Starved {
-    worst_ns: Arc<AtomicU64>,
-}
-
-impl Starved {
-    fn watch() -> Self {
-        let worst_ns = Arc::new(AtomicU64::new(0));
-        let mine = Arc::clone(&worst_ns);
-        std::thread::spawn(move || {
-            let mut last = now_ns();
-            loop {
-                std::thread::sleep(Duration::from_millis(1));
-                let now = now_ns();
-                mine.fetch_max(now - last, Ordering::Relaxed);
-                last = now;
-            }
-        });
-        Self { worst_ns }
-    }
-
-    /// Returns the longest time since the last call.
-    fn take(&self) -> u64 {
-        self.worst_ns.swap(0, Ordering::Relaxed)
-    }
+fn watch_starvation() -> Arc<AtomicU64> {
+    let worst_ns = Arc::new(AtomicU64::new(0));
+    let mine = Arc::clone(&worst_ns);
+    std::thread::spawn(move || {
+        let mut last = now_ns();
+        loop {
+            std::thread::sleep(Duration::from_millis(1));
+            let now = now_ns();
+            mine.fetch_max(now - last, Ordering::Relaxed);
+            last = now;
+        }
+    });
+    worst_ns
 }
 
 /// What the honest client measured in one window.
@@ -139,7 +130,7 @@ fn honest() {
     assert!(client.is_scheduled(), "no daemon at the start");
     let mut lane = client.lane();
     let start = Instant::now();
-    let starved = Starved::watch();
+    let starved_ns = watch_starvation();
     let mut windows = Vec::new();
     let mut window = Window::default();
     let mut began = now_ns();
@@ -160,7 +151,7 @@ fn honest() {
         if u128::from(now - began) >= WINDOW.as_nanos() {
             window.end_ns = now;
             window.length_ns = now - began;
-            window.starved_ns = starved.take();
+            window.starved_ns = starved_ns.swap(0, Ordering::Relaxed);
             windows.push(core::mem::take(&mut window));
             began = now;
             if is_over(start) {
@@ -417,9 +408,8 @@ impl Hostile {
         Self { child: Killed(child), lines }
     }
 
-    fn signal(&self, signal: Signal) {
-        let pid = Pid::from_raw(self.child.0.id().cast_signed());
-        kill(pid, signal).expect("sent");
+    fn signal(&self, what: Signal) {
+        signal(self.child.0.id(), what);
     }
 
     /// Waits until the process has ended well, and returns its remaining output.

@@ -8,10 +8,11 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use laxity_tests::{Need, recorded_data, skip};
+use nix::sys::signal::Signal;
 use serde_json::Value;
 
 use crate::nccl::plugin;
-use crate::process::{binary, eventually};
+use crate::process::{Said, binary, eventually, laxity, signal};
 
 /// Makes tests of this process run one at a time, because the lab loads the whole machine. nextest
 /// has a process for each test, and `.config/nextest.toml` has the same rule for it.
@@ -29,30 +30,21 @@ fn lab() -> Command {
 
 /// Returns the report of a run. If the machine can't run the lab, the test is skipped.
 fn run(arguments: &[&str]) -> Option<Value> {
-    let probe = Command::new(binary("laxity"))
-        .args(["lab", "probe"])
-        .env("LAXITY_ENGINE", binary("laxity-engine"))
-        .output()
-        .expect("probe");
+    let mut probe = Command::new(binary("laxity"));
+    probe.args(["lab", "probe"]).env("LAXITY_ENGINE", binary("laxity-engine"));
+    let probe = Said::of(&mut probe);
     if !probe.status.success() {
-        skip(Need::Machine, String::from_utf8_lossy(&probe.stderr));
+        skip(Need::Machine, probe.stderr);
         return None;
     }
-    run_with(arguments, &[])
+    Some(run_with(arguments, &[]))
 }
 
 /// Does the same as [`run`] with an environment, on a machine that can run the lab.
-fn run_with(arguments: &[&str], environment: &[(&str, &str)]) -> Option<Value> {
-    let output = lab()
-        .args(["--quiet", "--json", "-"])
-        .args(arguments)
-        .envs(environment.iter().copied())
-        .stdin(Stdio::null())
-        .output()
-        .expect("laxity runs");
-    let errors = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{errors}");
-    Some(serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{e}: {errors}")))
+fn run_with(arguments: &[&str], environment: &[(&str, &str)]) -> Value {
+    let mut lab = lab();
+    lab.args(["--quiet", "--json", "-"]).args(arguments).envs(environment.iter().copied());
+    Said::of(lab.stdin(Stdio::null())).good().json()
 }
 
 fn number(value: &Value) -> f64 {
@@ -202,7 +194,7 @@ fn what_the_caller_has_set_for_a_daemon_of_its_own_does_not_reach_those_of_the_l
         ("LAXITY_NAME", "mine"),
         ("LAXITY_STALL_MS", "0"),
     ];
-    let report = run_with(&arguments, &environment).expect("a report");
+    let report = run_with(&arguments, &environment);
     let run = &report["runs"][0];
     nothing_lost(run);
     assert!(number(&run["scheduled_bytes"]) > 0.0, "{run}");
@@ -231,7 +223,7 @@ fn a_lab_that_is_killed_leaves_neither_namespace_nor_process() {
     if run(&["--policies", "none", "--duration", "1", "--load", "0.2"]).is_none() {
         return;
     }
-    for signal in ["INT", "KILL"] {
+    for ending in [Signal::SIGINT, Signal::SIGKILL] {
         let before = network_namespaces();
         let mut lab = lab()
             .args(["--quiet", "--policies", "laxity", "--duration", "30"])
@@ -242,12 +234,7 @@ fn a_lab_that_is_killed_leaves_neither_namespace_nor_process() {
             .expect("laxity runs");
         eventually("the lab's daemons run", || processes_with("/run/lab/") > 8);
         std::thread::sleep(Duration::from_millis(300));
-        let pid = nix::unistd::Pid::from_raw(lab.id().cast_signed());
-        let signal = match signal {
-            "INT" => nix::sys::signal::Signal::SIGINT,
-            _ => nix::sys::signal::Signal::SIGKILL,
-        };
-        nix::sys::signal::kill(pid, signal).expect("signal");
+        signal(lab.id(), ending);
         lab.wait().expect("it ends");
         eventually("every process of the lab is gone", || processes_with("/run/lab/") == 0);
         eventually("every namespace of the lab is gone", || {
@@ -322,12 +309,10 @@ fn the_nccl_plugin_carries_collectives_and_the_daemons_schedule_it() {
 
 #[test]
 fn a_plugin_that_is_not_there_is_named_with_the_next_step() {
-    let output = lab()
-        .args(["--collectives", "nccl-plugin", "--policies", "none"])
-        .args(["--nccl-plugin", "/nowhere/libnccl-net-laxity.so"])
-        .output()
-        .expect("laxity runs");
-    let errors = String::from_utf8_lossy(&output.stderr);
+    let mut lab = lab();
+    lab.args(["--collectives", "nccl-plugin", "--policies", "none"]);
+    let output = Said::of(lab.args(["--nccl-plugin", "/nowhere/libnccl-net-laxity.so"]));
+    let errors = &output.stderr;
     assert!(!output.status.success(), "{errors}");
     assert!(errors.contains("/nowhere/libnccl-net-laxity.so is not there"), "{errors}");
     assert!(errors.contains("--nccl-plugin"), "{errors}");
@@ -414,13 +399,9 @@ fn the_real_engine_answers_the_same_under_every_policy_and_all_that_it_sends_is_
 #[test]
 fn what_means_nothing_to_the_real_engine_is_refused_with_the_reason() {
     let refused = |arguments: &[&str]| {
-        let output = Command::new(binary("laxity"))
-            .args(["lab", "run", "--engine", "real"])
-            .args(arguments)
-            .output()
-            .expect("laxity runs");
+        let output = laxity(&[&["lab", "run", "--engine", "real"], arguments].concat());
         assert!(!output.status.success(), "{arguments:?}");
-        String::from_utf8_lossy(&output.stderr).into_owned()
+        output.stderr
     };
     for (arguments, said) in [
         (&["--load", "0.5"][..], "requests_per_second"),

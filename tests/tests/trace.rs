@@ -4,10 +4,9 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use nix::sys::signal::Signal;
 
-use crate::process::{Daemon, binary, eventually, laxity, wait_bounded, words};
+use crate::process::{Daemon, binary, eventually, laxity, signal, wait_bounded, words};
 use crate::sender;
 
 #[test]
@@ -135,10 +134,6 @@ fn start(daemon: &Daemon, out: &Path, more: &[&str]) -> Child {
     tracer
 }
 
-fn signal(child: &Child, signal: Signal) {
-    kill(Pid::from_raw(child.id().cast_signed()), signal).expect("sent");
-}
-
 fn flows_in(trace: &Path) -> u64 {
     let json = std::fs::read_to_string(trace).expect("a trace");
     let picture: serde_json::Value = serde_json::from_str(&json).expect("JSON");
@@ -161,7 +156,7 @@ fn a_trace_that_is_interrupted_is_written_and_ended() {
         let out = folder.path().join(format!("{ending}.json"));
         let tracer = start(&daemon, &out, &[]);
         sender::complete(&daemon, &folder.path().join(format!("{ending}.sink")));
-        signal(&tracer, ending);
+        signal(tracer.id(), ending);
         let (status, said) = wait_bounded(tracer);
         assert!(status.success(), "{ending}: {status}: {said}");
         assert_eq!(flows_in(&out), sender::FLOWS, "{ending}");
@@ -213,7 +208,7 @@ fn a_traced_command_that_outlasts_the_trace_does_not_keep_it_from_being_written(
     eventually("the trace is written", || out.exists());
     assert!(tracer.try_wait().expect("wait").is_none(), "it waits");
     let asked = Instant::now();
-    signal(&tracer, Signal::SIGTERM);
+    signal(tracer.id(), Signal::SIGTERM);
     let (status, said) = wait_bounded(tracer);
     assert_eq!(status.code(), Some(7), "the code of the command: {said}");
     assert!(asked.elapsed() < Duration::from_secs(30), "by the signal");
