@@ -99,7 +99,7 @@ type Unused = Option<unsafe extern "C" fn()>;
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub(crate) struct NetTable {
-    pub(crate) name: *const c_char,
+    name: *const c_char,
     pub(crate) init: Init,
     pub(crate) devices: Devices,
     get_properties: Unused,

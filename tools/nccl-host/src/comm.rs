@@ -37,7 +37,10 @@ impl Listener {
             // writes it before it returns.
             unsafe { listen(context.raw, device, (&raw mut handle).cast(), &raw mut raw) };
         checked("listen", returned)?;
-        present("listen", "there is no listener", raw)?;
+        if raw.is_null() {
+            let problem = "there is no listener".to_owned();
+            return Err(HostError::Broken { function: "listen", problem });
+        }
         Ok((Self { context, raw }, handle.0))
     }
 
@@ -234,12 +237,4 @@ impl RecvComm {
         };
         request::started(&self.0, "irecv", returned, memory, raw)
     }
-}
-
-/// Returns an error if a call succeeded without the object that the interface promises.
-fn present(function: &'static str, problem: &str, object: *mut c_void) -> Result<(), HostError> {
-    if object.is_null() {
-        return Err(HostError::Broken { function, problem: problem.to_owned() });
-    }
-    Ok(())
 }

@@ -1,35 +1,22 @@
 //! Errors of a plugin and of its use, by what the caller can do about them.
 
 use std::ffi::c_int;
-use std::fmt;
 use std::path::PathBuf;
 
 use crate::abi::SYMBOL;
 use crate::log;
 
-/// A plugin's error code, `ncclResult_t`. It is never 0, which means success.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ResultCode(pub i32);
-
-impl ResultCode {
-    const fn name(self) -> &'static str {
-        match self.0 {
-            0 => "ncclSuccess",
-            1 => "ncclUnhandledCudaError",
-            2 => "ncclSystemError",
-            3 => "ncclInternalError",
-            4 => "ncclInvalidArgument",
-            5 => "ncclInvalidUsage",
-            6 => "ncclRemoteError",
-            7 => "ncclInProgress",
-            _ => "no result of NCCL's",
-        }
-    }
-}
-
-impl fmt::Display for ResultCode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} ({})", self.name(), self.0)
+/// Returns NCCL's name of an error code, `ncclResult_t`. It is never 0, which means success.
+const fn name_of(result: c_int) -> &'static str {
+    match result {
+        1 => "ncclUnhandledCudaError",
+        2 => "ncclSystemError",
+        3 => "ncclInternalError",
+        4 => "ncclInvalidArgument",
+        5 => "ncclInvalidUsage",
+        6 => "ncclRemoteError",
+        7 => "ncclInProgress",
+        _ => "no result of NCCL's",
     }
 }
 
@@ -44,8 +31,8 @@ pub enum HostError {
     NoTable { path: PathBuf },
     #[error("{}: its `{SYMBOL}` has no `{function}`", path.display())]
     Incomplete { path: PathBuf, function: &'static str },
-    #[error("the plugin's {function} failed with {result}{said}")]
-    Call { function: &'static str, result: ResultCode, said: String },
+    #[error("the plugin's {function} failed with {} ({result}){said}", name_of(*result))]
+    Call { function: &'static str, result: c_int, said: String },
     #[error("the plugin's {function} succeeded, but {problem}")]
     Broken { function: &'static str, problem: String },
     #[error("{0}")]
@@ -56,7 +43,7 @@ pub(crate) fn checked(function: &'static str, returned: c_int) -> Result<(), Hos
     if returned == 0 {
         return Ok(());
     }
-    Err(HostError::Call { function, result: ResultCode(returned), said: log::warnings() })
+    Err(HostError::Call { function, result: returned, said: log::warnings() })
 }
 
 #[cfg(test)]

@@ -57,7 +57,7 @@ mod request;
 
 pub use abi::HANDLE_BYTES;
 pub use comm::{Connecting, Handle, Listener, RecvComm, SendComm};
-pub use error::{HostError, ResultCode};
+pub use error::HostError;
 pub use memory::Region;
 pub use plugin::{Context, Plugin};
 pub use queue::{ReceiveQueue, STEP_BYTES, STEPS, SendCounts, SendQueue};

@@ -47,7 +47,7 @@ pub(crate) fn note(line: String) {
 ///
 /// # Safety
 /// `text` is null or a C string.
-pub(crate) unsafe fn text_of(text: *const c_char) -> String {
+unsafe fn text_of(text: *const c_char) -> String {
     if text.is_null() {
         return String::new();
     }

@@ -1,5 +1,6 @@
 //! A loaded plugin and its contexts, one per communicator of NCCL.
 
+use std::error::Error as _;
 use std::ffi::{c_int, c_void};
 use std::path::Path;
 use std::ptr;
@@ -10,7 +11,7 @@ use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use crate::abi::{self, CommConfig, NetTable, SLOTS, SYMBOL};
 use crate::comm::{Connecting, Handle, Listener};
 use crate::error::{HostError, checked};
-use crate::log::{self, text_of};
+use crate::log;
 
 /// The callback of a host without a profiler. It keeps no event.
 unsafe extern "C" fn no_profiler(
@@ -33,7 +34,6 @@ fn check(slots: &[usize; SLOTS], path: &Path) -> Result<(), HostError> {
 
 /// A library and its functions. The last user closes it.
 struct Loaded {
-    name: String,
     calls: NetTable,
     /// The library, which must be dropped last, since it contains the functions above.
     _library: Library,
@@ -44,7 +44,7 @@ pub struct Plugin(Rc<Loaded>);
 
 impl std::fmt::Debug for Plugin {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_tuple("Plugin").field(&self.0.name).finish()
+        f.write_str("Plugin")
     }
 }
 
@@ -55,10 +55,9 @@ impl Plugin {
             // documentation leaves the choice of the library to the caller. `RTLD_LOCAL` doesn't
             // change code that is already loaded.
             unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) }.map_err(|error| {
-                HostError::Load {
-                    path: path.to_owned(),
-                    reason: reason(&error),
-                }
+                // The dynamic linker's own message has not the crate's prefix.
+                let reason = error.source().map_or_else(|| error.to_string(), ToString::to_string);
+                HostError::Load { path: path.to_owned(), reason }
             })?;
         let no_table = || HostError::NoTable { path: path.to_owned() };
         // SAFETY: an object of this name is a table of this layout in every plugin. The pointer is
@@ -75,14 +74,8 @@ impl Plugin {
         // address or null.
         check(unsafe { &*table.cast::<[usize; SLOTS]>() }, path)?;
         // SAFETY: the table is valid, and all functions in `NEEDED` are there.
-        let table = unsafe { *table };
-        // SAFETY: the name is null or a string that lives as long as the library.
-        let name = unsafe { text_of(table.name) };
-        Ok(Self(Rc::new(Loaded { name, calls: table, _library: library })))
-    }
-
-    pub fn name(&self) -> &str {
-        &self.0.name
+        let calls = unsafe { *table };
+        Ok(Self(Rc::new(Loaded { calls, _library: library })))
     }
 
     /// Initialises the plugin for one communicator without a traffic class. All ranks of the
@@ -105,11 +98,6 @@ impl Plugin {
         checked("init", returned)?;
         Ok(Context(Rc::new(ContextInner { loaded: Rc::clone(&self.0), raw })))
     }
-}
-
-/// Returns the dynamic linker's own message, without the crate's prefix.
-fn reason(error: &libloading::Error) -> String {
-    std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
 }
 
 pub(crate) struct ContextInner {
@@ -151,7 +139,9 @@ impl Context {
 
     /// Listens on a device. The caller passes the handle to the peer that is to connect.
     pub fn listen(&self, device: usize) -> Result<(Listener, Handle), HostError> {
-        Listener::new(Rc::clone(&self.0), number(device)?)
+        let device = c_int::try_from(device)
+            .map_err(|_| HostError::Misuse("no plugin has that many devices"))?;
+        Listener::new(Rc::clone(&self.0), device)
     }
 
     /// Begins to connect to the listener of the handle. [`Connecting::poll`] continues.
@@ -159,10 +149,6 @@ impl Context {
         // The plugin refuses a device number that the interface can't have.
         Connecting::new(Rc::clone(&self.0), c_int::try_from(device).unwrap_or(-1), handle)
     }
-}
-
-fn number(device: usize) -> Result<c_int, HostError> {
-    c_int::try_from(device).map_err(|_| HostError::Misuse("no plugin has that many devices"))
 }
 
 #[cfg(test)]
