@@ -6,6 +6,7 @@ use std::io::Write as _;
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill, killpg};
@@ -14,6 +15,11 @@ use nix::unistd::Pid;
 use crate::error::LabError;
 
 const LOOK_EVERY: Duration = Duration::from_millis(5);
+
+/// Locks a mutex, also after a thread that held it has panicked.
+pub(crate) fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// Looks for something until it is there, at most for `limit`, with pauses of `every`.
 pub(crate) fn poll<T>(

@@ -4,7 +4,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ use laxity_wire::{ControlClient, Status};
 use nix::sys::signal::Signal;
 use serde_json::json;
 
-use crate::child::{Guarded, poll, tail};
+use crate::child::{Guarded, lock, poll, tail};
 use crate::config::LabConfig;
 use crate::error::LabError;
 use crate::fabric;
@@ -23,9 +23,6 @@ const RESTART_AFTER: Duration = Duration::from_secs(1);
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 const START_WITHIN: Duration = Duration::from_secs(10);
 const STOP_WITHIN: Duration = Duration::from_secs(2);
-
-/// Slots of a lane. It is large because a holder of hot prefixes has many flows waiting at once.
-pub const LANE_SLOTS: u32 = 1024;
 
 pub fn daemon_socket(folder: &Path, host: usize) -> PathBuf {
     folder.join(format!("laxityd{host}.sock"))
@@ -56,7 +53,8 @@ pub fn daemon_toml(
         "control": control_socket(folder, host),
         "metrics": "",
         // Eight daemons and eight engines share two cores, so the scheduler thread must not spin.
-        "scheduler": { "spin_us": 0, "slots": LANE_SLOTS },
+        // A holder of hot prefixes has many flows waiting in its lanes at once.
+        "scheduler": { "spin_us": 0, "slots": 1024 },
         "nic": [{
             "name": fabric::HOST_PORT,
             "rate": format!("{}Mbit", config.port_mbit),
@@ -93,10 +91,6 @@ struct Supervised {
     thread: JoinHandle<()>,
 }
 
-fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
-    shared.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 pub struct Daemons {
     stop: Arc<AtomicBool>,
     restarts: Arc<AtomicU32>,
@@ -123,12 +117,16 @@ impl Daemons {
             let (policy, _) = vllm::daemon_policy(policy);
             fs::write(&file, daemon_toml(config, policy, folder, host)?)
                 .map_err(LabError::file("writing", &file))?;
-            let log = log_path(folder, host);
-            let (laxityd, daemon) = (laxityd.to_owned(), SharedDaemon::default());
+            let (log, laxityd) = (log_path(folder, host), laxityd.to_owned());
+            let daemon = SharedDaemon::default();
             let (stop, restarts) = (Arc::clone(&daemons.stop), Arc::clone(&daemons.restarts));
             let (refused, shared) = (Arc::clone(&daemons.refused), Arc::clone(&daemon));
             let thread = std::thread::spawn(move || {
-                let start = || start_one(&laxityd, &file, &log, host);
+                let start = || {
+                    let mut command = sandbox::internal("in");
+                    command.arg(fabric::namespace(host)).arg(&laxityd).arg("--config").arg(&file);
+                    Guarded::start("laxityd", &mut command, &log)
+                };
                 if let Err(error) = supervise(start, &stop, &shared, &restarts) {
                     *lock(&refused) = Some(error.to_string());
                 }
@@ -179,12 +177,6 @@ impl Daemons {
 
 fn log_path(folder: &Path, host: usize) -> PathBuf {
     folder.join(format!("laxityd{host}.log"))
-}
-
-fn start_one(laxityd: &Path, config: &Path, log: &Path, host: usize) -> Result<Guarded, LabError> {
-    let mut command = sandbox::internal("in");
-    command.arg(fabric::namespace(host)).arg(laxityd).arg("--config").arg(config);
-    Guarded::start("laxityd", &mut command, log)
 }
 
 fn supervise(

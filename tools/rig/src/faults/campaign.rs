@@ -3,8 +3,8 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
@@ -16,6 +16,7 @@ use super::schedule::{FaultKind, ROUND_FAULTS, Schedule, shrink};
 use super::setting::Setting;
 #[cfg(feature = "virtual-time")]
 use super::virtual_time;
+use crate::child::lock;
 use crate::error::LabError;
 use crate::lab::progress_bar;
 
@@ -181,10 +182,6 @@ impl Report {
             .and_then(|()| std::fs::rename(&next, path))
             .map_err(LabError::file("writing", path))
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Plays rounds until the campaign has its faults, or one round goes wrong. `tell` gets what a

@@ -6,7 +6,7 @@
 //! Another one has several requests at a time.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use rand::{RngExt as _, SeedableRng as _};
@@ -20,6 +20,7 @@ use super::engines::{EngineProcess, EngineSpec, prompts, question, runtime};
 use super::frame::{Frame, content};
 use super::oracle::LOST_QUEUES;
 use super::task::{KILL_ENGINE, LOSE_THREAD, Outlet, Starved, Task, obey};
+use crate::child::lock;
 use crate::client::{ask, get};
 use crate::counts::Counts;
 use crate::error::LabError;
@@ -55,7 +56,7 @@ struct Asker {
 
 impl Asker {
     fn draw(&self, below: u64) -> u64 {
-        self.rng.lock().unwrap_or_else(PoisonError::into_inner).random_range(0..below)
+        lock(&self.rng).random_range(0..below)
     }
 
     fn wrong(&self, why: String) {

@@ -12,13 +12,13 @@
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 use tokio::runtime::Runtime;
 
-use crate::child::{Guarded, poll};
+use crate::child::{Guarded, lock, poll};
 use crate::client::{Question, ask, get};
 use crate::error::LabError;
 use crate::sandbox;
@@ -63,7 +63,7 @@ pub(super) struct EngineAnswers(Arc<Mutex<Option<Vec<Vec<u32>>>>>);
 impl EngineAnswers {
     /// Returns the answers of one engine without a daemon.
     pub(super) fn of(&self, program: &Path) -> Result<Vec<Vec<u32>>, LabError> {
-        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = lock(&self.0);
         if let Some(answers) = &*known {
             return Ok(answers.clone());
         }

@@ -28,8 +28,8 @@ use super::daemon::Daemon;
 use super::oracle::{Oracle, TransferCounts};
 use super::round::{CLOSED_WITHIN, FORGET_MAX, folder};
 use super::setting::Setting;
-use super::workers::{RoundWorkers, lock};
-use crate::child::{descriptors, status_number};
+use super::workers::RoundWorkers;
+use crate::child::{descriptors, lock, status_number};
 use crate::error::LabError;
 use crate::lab::progress_bar;
 

@@ -8,7 +8,7 @@ use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use laxity_shm::sleep::now_ns;
@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 use super::frame::Frame;
 use super::plant::Plant;
 use super::setting::{PathPrograms, STALL_IN_GUEST};
+use crate::child::lock;
 use crate::error::LabError;
 use crate::vm::network::DEVICES;
 
@@ -107,8 +108,7 @@ impl Outlet {
     pub(super) fn put(&self, frames: &[Frame]) {
         let mut bytes = Vec::new();
         frames.iter().for_each(|frame| frame.put(&mut bytes));
-        let mut pipe = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if pipe.write_all(&bytes).is_err() {
+        if lock(&self.0).write_all(&bytes).is_err() {
             std::process::exit(0);
         }
     }

@@ -4,7 +4,7 @@ use std::io::{BufReader, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -18,7 +18,7 @@ use super::oracle::{Oracle, TransferCounts};
 use super::plant::{Plant, Reported};
 use super::setting::Setting;
 use super::task::{FINISH, KILL_ENGINE, Role, Task, command};
-use crate::child::poll;
+use crate::child::{lock, poll};
 use crate::error::LabError;
 
 /// Longest time until a worker that was told to finish has done so. Engines may need some seconds
@@ -59,10 +59,6 @@ pub(super) struct RoundWorkers<'a> {
     /// Workers whose peer was killed, and until when they have to end.
     widowed: Vec<(Worker, Instant)>,
     hostile: Vec<(u64, Child)>,
-}
-
-pub(super) fn lock(oracle: &Mutex<Oracle>) -> MutexGuard<'_, Oracle> {
-    oracle.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The workers of each path, in the order of their start. Of a pair, the first receives, and

@@ -13,7 +13,7 @@ use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
 use std::sync::mpsc::{Receiver, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
@@ -30,6 +30,7 @@ use super::memory_group::GROUPS;
 use super::network::{self, ADDRESSES, DEVICES, INTERFACES, NetworkConfig, ROUTER};
 use super::qemu::{EXIT_PORT, Farewell};
 use super::task::GuestTask;
+use crate::child::lock;
 use crate::error::LabError;
 use crate::sandbox;
 
@@ -313,8 +314,7 @@ pub struct Output(Arc<Mutex<File>>);
 
 impl Output {
     pub fn send(&self, kind: FrameKind, content: &[u8]) -> std::io::Result<()> {
-        let mut port = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        channel::send(&mut *port, kind, content)
+        channel::send(&mut *lock(&self.0), kind, content)
     }
 }
 

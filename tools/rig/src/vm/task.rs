@@ -8,14 +8,14 @@ use std::io::Read;
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 
-use crate::child::poll;
+use crate::child::{lock, poll};
 
 /// Longest wait for something that the guest does at once, such as the start of a program. On a
 /// busy machine, Mooncake once was not ready after 30 s on the emulated processors.
@@ -88,8 +88,7 @@ pub fn shell_code(status: ExitStatus) -> i32 {
 type SharedOutput = Arc<Mutex<Vec<u8>>>;
 
 fn text(said: &SharedOutput) -> String {
-    let bytes = said.lock().unwrap_or_else(PoisonError::into_inner);
-    String::from_utf8_lossy(&bytes).into_owned()
+    String::from_utf8_lossy(&lock(said)).into_owned()
 }
 
 fn listen(stream: Option<impl Read + Send + 'static>) -> (SharedOutput, JoinHandle<()>) {
@@ -99,8 +98,7 @@ fn listen(stream: Option<impl Read + Send + 'static>) -> (SharedOutput, JoinHand
         let Some(mut stream) = stream else { return };
         let mut buffer = [0; 16 << 10];
         while let Ok(length @ 1..) = stream.read(&mut buffer) {
-            let mut bytes = heard.lock().unwrap_or_else(PoisonError::into_inner);
-            bytes.extend_from_slice(&buffer[..length]);
+            lock(&heard).extend_from_slice(&buffer[..length]);
         }
     });
     (said, listener)

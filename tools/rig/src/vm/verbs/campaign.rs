@@ -3,11 +3,12 @@
 //! its clients.
 
 use std::path::PathBuf;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use super::Lab;
 use super::case::CaseReport;
 use super::catalogue::SECRET;
+use crate::child::lock;
 use crate::error::LabError;
 use crate::faults::{self, Campaign, PathPrograms, Player, Setting, TransferCounts};
 
@@ -46,11 +47,9 @@ pub(super) fn run(name: &str, lab: &Lab<'_>, case: &mut CaseReport) -> Result<()
     // The guest can't be shared with the campaign's threads.
     let said = Mutex::new(String::new());
     let result = faults::run(&campaign, false, |line| {
-        let mut said = said.lock().unwrap_or_else(PoisonError::into_inner);
-        said.push_str(line);
-        said.push('\n');
+        lock(&said).extend([line, "\n"]);
     });
-    let said = said.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let said = lock(&said);
     if !said.is_empty() {
         lab.guest.say(said.trim_end())?;
     }
