@@ -3,6 +3,7 @@
 //! The kernel is checked by trial: a small fabric with one of each needed feature is built in a
 //! sandbox of its own and removed.
 
+use std::collections::HashSet;
 use std::fmt;
 use std::path::PathBuf;
 use std::process::Command;
@@ -18,8 +19,6 @@ use crate::error::LabError;
 use crate::fabric::{self, WireClass};
 use crate::sandbox::{self, find_program};
 use crate::vllm;
-
-pub const LAXITYD_VARIABLE: &str = "LAXITY_LAXITYD";
 
 /// Paths of the programs that the lab runs.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -38,12 +37,11 @@ pub struct Tools {
     pub python: Option<PathBuf>,
 }
 
-pub const NCCL_PLUGIN_VARIABLE: &str = "LAXITY_NCCL_PLUGIN";
+const NCCL_PLUGIN_VARIABLE: &str = "LAXITY_NCCL_PLUGIN";
 const NCCL_PLUGIN: &str = "NCCL plugin";
 
 /// File names of the plugin: the one that NCCL looks for, and the one that cargo builds.
 const NCCL_PLUGIN_NAMES: [&str; 2] = ["libnccl-net-laxity.so", "libnccl_net_laxity.so"];
-pub const ENGINE_VARIABLE: &str = "LAXITY_ENGINE";
 const ENGINE: &str = "laxity-engine";
 const VLLM: &str = "vLLM";
 const COORDINATOR: &str = "laxity-coordinator";
@@ -66,7 +64,7 @@ impl fmt::Display for Lack {
     lab{}", .0.iter().fold(String::new(), |text, lack| format!("{text}\n  - {lack}")))]
 pub struct CannotRun(pub Vec<Lack>);
 
-fn lack(what: &str, next_step: impl Into<String>) -> Lack {
+pub(crate) fn lack(what: &str, next_step: impl Into<String>) -> Lack {
     Lack { what: what.to_owned(), next_step: next_step.into() }
 }
 
@@ -104,15 +102,11 @@ pub fn find_own(name: &str) -> Option<PathBuf> {
 }
 
 pub fn find_daemon(configured: Option<&PathBuf>) -> Result<PathBuf, Lack> {
-    find_named("laxityd", "laxity-daemon", configured, LAXITYD_VARIABLE)
+    find_named("laxityd", "laxity-daemon", configured, "LAXITY_LAXITYD")
 }
 
 pub fn find_engine(configured: Option<&PathBuf>) -> Result<PathBuf, Lack> {
-    find_named(ENGINE, ENGINE, configured, ENGINE_VARIABLE)
-}
-
-pub fn find_coordinator() -> Option<PathBuf> {
-    find_own(COORDINATOR)
+    find_named(ENGINE, ENGINE, configured, "LAXITY_ENGINE")
 }
 
 /// Finds the NCCL net plugin: the configured one, `LAXITY_NCCL_PLUGIN`, next to this program (cargo
@@ -172,13 +166,9 @@ fn plugin_folders() -> Vec<PathBuf> {
     for lib in ["/usr/local/lib", "/usr/lib"].map(PathBuf::from) {
         folders.extend([lib.join(&multiarch), lib]);
     }
-    let mut once = Vec::new();
-    for folder in folders {
-        if !once.contains(&folder) {
-            once.push(folder);
-        }
-    }
-    once
+    let mut seen = HashSet::new();
+    folders.retain(|folder| seen.insert(folder.clone()));
+    folders
 }
 
 /// The result of a check: what this machine has, and what it lacks.
@@ -192,6 +182,13 @@ impl Findings {
     pub fn can_run(&self) -> bool {
         self.lacks.is_empty()
     }
+
+    fn add(&mut self, name: &'static str, found: Result<PathBuf, Lack>) {
+        match found {
+            Ok(path) => self.found.push((name, path)),
+            Err(lack) => self.lacks.push(lack),
+        }
+    }
 }
 
 impl fmt::Display for Findings {
@@ -204,15 +201,6 @@ impl fmt::Display for Findings {
         }
         let verdict = if self.can_run() { "can" } else { "cannot" };
         write!(f, "this machine {verdict} run the lab")
-    }
-}
-
-impl Findings {
-    fn add(&mut self, name: &'static str, found: Result<PathBuf, Lack>) {
-        match found {
-            Ok(path) => self.found.push((name, path)),
-            Err(lack) => self.lacks.push(lack),
-        }
     }
 }
 
@@ -291,29 +279,25 @@ fn try_kernel(tools: &Tools) -> Vec<Lack> {
     let module = |name: &str, option: &str| {
         format!("the kernel has no {name}; load the module `{option}` or use a kernel that has it")
     };
+    let (ip, tc) = (&tools.ip, &tools.tc);
     let steps: [(&str, &PathBuf, String, String); 6] = [
-        ("bridge", &tools.ip, "link add probe0 type bridge".into(), module("bridge", "bridge")),
-        (
-            "veth",
-            &tools.ip,
-            "link add probe1 type veth peer name probe2".into(),
-            module("veth", "veth"),
-        ),
+        ("bridge", ip, "link add probe0 type bridge".into(), module("bridge", "bridge")),
+        ("veth", ip, "link add probe1 type veth peer name probe2".into(), module("veth", "veth")),
         (
             "gso_max_size",
-            &tools.ip,
+            ip,
             "link set probe1 gso_max_size 16384 up".into(),
             "this iproute2 cannot bound segmentation; 5.19 or later can".into(),
         ),
         (
             "HTB",
-            &tools.tc,
+            tc,
             "qdisc add dev probe1 root handle 1: htb default 10".into(),
             module("HTB queueing discipline", "sch_htb"),
         ),
         (
             "u32",
-            &tools.tc,
+            tc,
             "filter add dev probe1 parent 1: protocol ip prio 1 u32 match ip dsfield 0xb8 0xfc \
              flowid 1:10"
                 .into(),
@@ -321,7 +305,7 @@ fn try_kernel(tools: &Tools) -> Vec<Lack> {
         ),
         (
             "shaping",
-            &tools.tc,
+            tc,
             fabric::shaping_script("probe2", &config, &classes),
             "tc refused the lab's shaping as a whole; the parts above work".into(),
         ),

@@ -17,7 +17,7 @@ use super::task::Role;
 use crate::config::LabConfig;
 use crate::error::LabError;
 use crate::probe::{
-    CannotRun, Lack, find_coordinator, find_daemon, find_engine, find_library, find_nccl_plugin,
+    CannotRun, Lack, find_daemon, find_engine, find_library, find_nccl_plugin, find_own, lack,
 };
 use crate::sandbox::find_program;
 use crate::vm::network::DEVICES;
@@ -209,28 +209,21 @@ impl Setting {
         for path in PATHS.into_iter().filter(is_wanted) {
             match PathPrograms::find(path) {
                 Ok(found) => drop(programs.insert(path, found)),
-                Err(needs) => {
-                    lacks.push(Lack { what: path.to_owned(), next_step: needs.to_owned() });
-                }
+                Err(needs) => lacks.push(lack(path, needs)),
             }
         }
         if is_named && !lacks.is_empty() {
             return Err(CannotRun(lacks));
         }
-        let coordinator = find_coordinator();
+        let coordinator = find_own("laxity-coordinator");
         if coordinator.is_none() {
             let needs = "need laxity-coordinator (cargo build -p laxity-coordinator)";
-            lacks.push(Lack {
-                what: "faults of the coordinator".to_owned(),
-                next_step: needs.to_owned(),
-            });
+            lacks.push(lack("faults of the coordinator", needs));
         }
+        let daemon = |named| find_daemon(named).map_err(|lack| CannotRun(vec![lack]));
         Ok(Self {
-            laxityd: find_daemon(laxityd).map_err(|lack| CannotRun(vec![lack]))?,
-            then: match then {
-                Some(_) => Some(find_daemon(then).map_err(|lack| CannotRun(vec![lack]))?),
-                None => None,
-            },
+            laxityd: daemon(laxityd)?,
+            then: then.map(|_| daemon(then)).transpose()?,
             programs,
             answers: EngineAnswers::default(),
             plant,

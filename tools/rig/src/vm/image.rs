@@ -23,7 +23,7 @@ use std::process::{Command, Stdio};
 
 use super::vmlinux;
 use crate::error::LabError;
-use crate::probe::Lack;
+use crate::probe::{Lack, lack};
 use crate::sandbox::find_program;
 
 pub const CACHE_VARIABLE: &str = "LAXITY_VM_CACHE";
@@ -92,37 +92,26 @@ pub fn lacks(cache: &Path) -> Vec<Lack> {
     let mut lacks = Vec::new();
     match find_program("busybox").map(fs::read) {
         Some(Ok(content)) if is_static(&content) => {}
-        _ => lacks.push(Lack {
-            what: "busybox, statically linked".into(),
-            next_step: format!("{setup} (Debian, Ubuntu: apt install busybox-static)"),
-        }),
+        _ => {
+            let next_step = format!("{setup} (Debian, Ubuntu: apt install busybox-static)");
+            lacks.push(lack("busybox, statically linked", next_step));
+        }
     }
     let without_kernel = cached_kernel(cache).is_none();
     let mut wanted = vec![("modprobe", "kmod")];
     if without_kernel {
-        wanted.extend([
-            ("apt-get", "apt"),
-            ("dpkg-deb", "dpkg"),
-            ("tar", "tar"),
-            ("depmod", "kmod"),
-        ]);
+        let more = [("apt-get", "apt"), ("dpkg-deb", "dpkg"), ("tar", "tar"), ("depmod", "kmod")];
+        wanted.extend(more);
     }
     for (program, package) in wanted {
         if find_program(program).is_none() {
-            lacks.push(Lack {
-                what: program.into(),
-                next_step: format!("{setup} (package {package})"),
-            });
+            lacks.push(lack(program, format!("{setup} (package {package})")));
         }
     }
     if without_kernel && lacks.is_empty() && kernel_package().is_none() {
-        lacks.push(Lack {
-            what: format!("the package {META_PACKAGE}"),
-            next_step:
-                "this machine's package lists do not have it: run `apt-get update` as root; \
-                        it is in Debian's main archive"
-                    .into(),
-        });
+        let next_step = "this machine's package lists do not have it: run `apt-get update` as \
+                         root; it is in Debian's main archive";
+        lacks.push(lack(&format!("the package {META_PACKAGE}"), next_step));
     }
     lacks
 }

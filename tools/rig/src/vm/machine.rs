@@ -21,7 +21,7 @@ use super::keeper::Keeper;
 use super::qemu::Farewell;
 use super::start::{QEMU, power_on};
 use crate::error::LabError;
-use crate::probe::{CannotRun, Lack};
+use crate::probe::{CannotRun, Lack, lack};
 use crate::sandbox::find_program;
 
 pub use super::start::VmConfig;
@@ -55,11 +55,9 @@ pub fn lacks(config: &VmConfig) -> Vec<Lack> {
         [(QEMU, "qemu-system-x86"), ("ip", "iproute2"), ("tc", "iproute2"), ("rdma", "iproute2")]
             .into_iter()
             .filter(|(program, _)| find_program(program).is_none())
-            .map(|(program, package)| Lack {
-                what: program.into(),
-                next_step: format!(
-                    "run `tools/setup.sh verbs` (Debian, Ubuntu: apt install {package})"
-                ),
+            .map(|(program, package)| {
+                let setup = "run `tools/setup.sh verbs` (Debian, Ubuntu: apt install";
+                lack(program, format!("{setup} {package})"))
             })
             .collect();
     lacks.extend(image::lacks(&config.cache));
