@@ -8,6 +8,7 @@ use anyhow::{Context as _, Result, bail};
 use clap::{Args, Subcommand};
 use laxity_rig::config::{Collectives, Engine, LabConfig, WorkloadSource};
 use laxity_rig::lab::{self, LabReport};
+use laxity_rig::probe;
 use laxity_rig::report;
 use laxity_rig::vllm::{Connector, restart};
 use serde::de::DeserializeOwned;
@@ -261,9 +262,7 @@ impl RunArgs {
             (self.nccl_plugin.is_some(), "--nccl-plugin", "nccl_plugin"),
         ] {
             if let Some(why) = LabConfig::no_use_with(engine, field).filter(|_| given) {
-                let engine = engine.name();
-                let why = format!("{flag} means nothing with --engine {engine}: {why}");
-                bail!(why);
+                bail!("{flag} means nothing with --engine {}: {why}", engine.name());
             }
         }
         Ok(())
@@ -292,15 +291,10 @@ fn existing_file(name: &str) -> Result<PathBuf> {
     path.canonicalize().with_context(|| format!("cannot resolve {name}"))
 }
 
-/// Runs this process's part of a lab if the lab itself started the process.
-pub(crate) fn internal_call() -> Option<ExitCode> {
-    lab::internal_call()
-}
-
 pub(crate) fn run(command: LabCommand) -> Result<ExitCode> {
     match command {
         LabCommand::Probe { verbs } => {
-            if verbs { vm::probe() } else { probe() }.map(|()| ExitCode::SUCCESS)
+            if verbs { vm::probe() } else { check() }.map(|()| ExitCode::SUCCESS)
         }
         LabCommand::Run(args) => compare(&args).map(|()| ExitCode::SUCCESS),
         LabCommand::Exec(args) => vm::exec(&args),
@@ -309,12 +303,11 @@ pub(crate) fn run(command: LabCommand) -> Result<ExitCode> {
     }
 }
 
-fn probe() -> Result<()> {
-    let found = lab::probe(&LabConfig::default());
+fn check() -> Result<()> {
+    let found = probe::findings(&LabConfig::default());
     say(&found)?;
     if !found.can_run() {
-        let why = "this machine cannot run the lab; see above for what is missing";
-        bail!(why);
+        bail!("this machine cannot run the lab; see above for what is missing");
     }
     Ok(())
 }
@@ -322,9 +315,9 @@ fn probe() -> Result<()> {
 fn compare(args: &RunArgs) -> Result<()> {
     let config = args.lab_config()?;
     if args.html.as_deref() == Some(Path::new("-")) {
-        let why =
-            "a page goes into a file: give --html a name (only --json writes to standard output)";
-        bail!(why);
+        bail!(
+            "a page goes into a file: give --html a name (only --json writes to standard output)"
+        );
     }
     if args.show_config {
         let shown = config.to_toml().context(SHOWN)?;

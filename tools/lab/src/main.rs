@@ -93,7 +93,7 @@ fn manual_pages(folder: Option<&Path>) -> anyhow::Result<()> {
 
 fn main() -> ExitCode {
     // The lab starts this program again inside its namespaces. Those calls are internal.
-    if let Some(code) = lab::internal_call() {
+    if let Some(code) = laxity_rig::lab::internal_call() {
         return code;
     }
     match run(Cli::parse().command) {

@@ -148,8 +148,6 @@ pub(crate) enum RequestError {
     #[error("{status}: {said}")]
     Refused { status: StatusCode, said: String },
     #[error("{0}")]
-    Reported(String),
-    #[error("{0}")]
     Event(String),
     #[error("the stream ended without [DONE]")]
     NotDone,
@@ -305,7 +303,7 @@ fn tokens(event: &str) -> Result<Vec<u32>, RequestError> {
         .map_err(|error| RequestError::Event(format!("an event that is no JSON: {error}")))?;
     if let Some(error) = event.get("error") {
         let message = error["message"].as_str().unwrap_or("an error");
-        return Err(RequestError::Reported(message.to_owned()));
+        return Err(RequestError::Event(message.to_owned()));
     }
     let tokens = event["choices"][0]["token_ids"].as_array();
     let number = |token: &Value| token.as_u64().and_then(|token| u32::try_from(token).ok());

@@ -13,15 +13,14 @@ use std::time::Duration;
 use indicatif::{ProgressBar, ProgressStyle};
 use laxity_policy::PolicyKind;
 
-pub use crate::config::{Engine, LabConfig, ModelConfig, WorkloadSource};
+use crate::config::{Engine, LabConfig};
 use crate::controller::{Event, LabSpec, NONE, RunRecord};
 use crate::error::LabError;
 use crate::plan::{Asked, asking};
 use crate::probe;
-pub use crate::probe::{CannotRun, Findings};
 pub use crate::report::measure::LabReport;
 use crate::report::measure::Machine;
-pub use crate::sandbox::INTERNAL;
+use crate::sandbox::INTERNAL;
 use crate::{client, collectives, controller, faults, foreign, report, sandbox, vllm, vm};
 
 /// Number of requests that are played one by one to check the computed contention-free TTFT.
@@ -151,10 +150,6 @@ fn show(bar: &ProgressBar, runs: &[Shown], run: usize, finished: usize, elapsed_
     bar.set_message(format!("{finished}/{} requests", shown.requests));
 }
 
-pub fn probe(config: &LabConfig) -> Findings {
-    probe::findings(config)
-}
-
 /// Does this process's part if the lab itself started it. `main` must call this first.
 pub fn internal_call() -> Option<ExitCode> {
     let mut args = std::env::args_os().skip(1);
@@ -162,7 +157,7 @@ pub fn internal_call() -> Option<ExitCode> {
 }
 
 /// Handles a call of this program by the lab itself. `args` are the arguments after [`INTERNAL`].
-pub fn internal_main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
+fn internal_main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     let args: Vec<OsString> = args.into_iter().collect();
     let text = |index: usize| args.get(index).and_then(|arg| arg.to_str()).unwrap_or_default();
     let outcome = match text(0) {
