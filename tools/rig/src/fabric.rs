@@ -33,40 +33,25 @@ pub const BURST_BYTES: u32 = 20 << 10;
 pub const WORDS_DSCP: u8 = 48;
 const MINOR_FIRST: u32 = 0x10;
 
-/// A class of the fabric: the traffic with one DSCP.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct WireClass {
-    /// The DSCP of the class. 0 is unmarked traffic.
-    pub dscp: u8,
-}
-
-impl WireClass {
-    /// Returns the classes in strict order of priority: control messages, levels, unmarked traffic
-    /// before the last level, scavenger. `None` if the DSCPs cannot be ordered so.
-    pub fn table(level_dscp: &[u8], scavenger_dscp: u8) -> Option<Vec<Self>> {
-        let mut dscps: Vec<u8> = vec![WORDS_DSCP];
-        for &dscp in level_dscp.iter().chain([&scavenger_dscp]) {
-            if dscp == 0 || dscp == WORDS_DSCP || dscp > 63 {
+/// Returns the DSCPs of the fabric's classes in strict order of priority: control messages, levels,
+/// unmarked traffic (0) before the last level, scavenger. `None` if they cannot be ordered so.
+pub fn classes(level_dscp: &[u8], scavenger_dscp: u8) -> Option<Vec<u8>> {
+    let mut dscps: Vec<u8> = vec![WORDS_DSCP];
+    for &dscp in level_dscp.iter().chain([&scavenger_dscp]) {
+        if dscp == 0 || dscp == WORDS_DSCP || dscp > 63 {
+            return None;
+        }
+        if dscps.last() != Some(&dscp) {
+            if dscps.contains(&dscp) {
                 return None;
             }
-            if dscps.last() != Some(&dscp) {
-                if dscps.contains(&dscp) {
-                    return None;
-                }
-                dscps.push(dscp);
-            }
+            dscps.push(dscp);
         }
-        let unmarked = dscps.len().saturating_sub(2);
-        dscps.insert(unmarked, 0);
-        // HTB has the priorities 0 to 7.
-        (dscps.len() <= 8).then(|| dscps.into_iter().map(|dscp| Self { dscp }).collect())
     }
-}
-
-/// Returns the index of a DSCP in the table. An unknown DSCP has the index of unmarked traffic.
-pub fn class_of(classes: &[WireClass], dscp: u8) -> usize {
-    let place = |dscp| classes.iter().position(|class| class.dscp == dscp);
-    place(dscp).or_else(|| place(0)).unwrap_or(0)
+    let unmarked = dscps.len().saturating_sub(2);
+    dscps.insert(unmarked, 0);
+    // HTB has the priorities 0 to 7.
+    (dscps.len() <= 8).then_some(dscps)
 }
 
 pub fn address(host: usize) -> std::net::Ipv4Addr {
@@ -157,15 +142,16 @@ pub fn host_script(host: usize, hosts: usize, congestion_control: &str) -> Strin
 }
 
 /// Returns the `tc -batch` input that shapes a port and makes one strict-priority queue per class.
-pub fn shaping_script(device: &str, config: &LabConfig, classes: &[WireClass]) -> String {
+pub fn shaping_script(device: &str, config: &LabConfig, classes: &[u8]) -> String {
     let rate = format!("{}mbit", config.port_mbit);
     let bursts = format!("burst {BURST_BYTES} cburst {BURST_BYTES}");
-    let unmarked = MINOR_FIRST as usize + class_of(classes, 0);
+    let unmarked = classes.iter().position(|dscp| *dscp == 0).unwrap_or(0);
+    let unmarked = MINOR_FIRST as usize + unmarked;
     let mut script = format!(
         "qdisc add dev {device} root handle 1: htb default {unmarked:x} r2q 1000\n\
          class add dev {device} parent 1: classid 1:1 htb rate {rate} ceil {rate} {bursts}\n"
     );
-    for (priority, class) in classes.iter().enumerate() {
+    for (priority, dscp) in classes.iter().enumerate() {
         let minor = MINOR_FIRST as usize + priority;
         script += &format!(
             "class add dev {device} parent 1:1 classid 1:{minor:x} htb rate 8kbit ceil {rate} \
@@ -173,11 +159,11 @@ pub fn shaping_script(device: &str, config: &LabConfig, classes: &[WireClass]) -
              qdisc add dev {device} parent 1:{minor:x} handle {minor:x}: bfifo limit {}\n",
             config.queue_bytes,
         );
-        if class.dscp != 0 {
+        if *dscp != 0 {
             script += &format!(
                 "filter add dev {device} parent 1: protocol ip prio 1 u32 match ip dsfield \
                  {:#04x} 0xfc flowid 1:{minor:x}\n",
-                class.dscp << 2,
+                dscp << 2,
             );
         }
     }
@@ -210,17 +196,14 @@ pub(crate) struct QdiscLine {
     pub backlog: u64,
 }
 
-pub fn parse_counters(
-    json: &str,
-    classes: &[WireClass],
-) -> Result<DscpCounters, serde_json::Error> {
+pub fn parse_counters(json: &str, classes: &[u8]) -> Result<DscpCounters, serde_json::Error> {
     let lines: Vec<QdiscLine> = serde_json::from_str(json)?;
     let mut counters = DscpCounters::new();
     for line in lines {
         let handle = u32::from_str_radix(line.handle.trim_end_matches(':'), 16).unwrap_or(0);
-        let class = handle.checked_sub(MINOR_FIRST).and_then(|i| classes.get(i as usize));
-        if let Some(class) = class {
-            counters.insert(class.dscp, QueueCounters { bytes: line.bytes, drops: line.drops });
+        let dscp = handle.checked_sub(MINOR_FIRST).and_then(|i| classes.get(i as usize));
+        if let Some(dscp) = dscp {
+            counters.insert(*dscp, QueueCounters { bytes: line.bytes, drops: line.drops });
         }
     }
     Ok(counters)
@@ -244,32 +227,28 @@ pub fn since(before: &DscpCounters, after: &DscpCounters) -> DscpCounters {
 mod tests {
     use super::*;
 
-    fn dscps(levels: &[u8], scavenger: u8) -> Option<Vec<u8>> {
-        Some(WireClass::table(levels, scavenger)?.iter().map(|class| class.dscp).collect())
-    }
-
     #[test]
     fn levels_that_share_a_dscp_share_a_class_and_unmarked_traffic_is_above_the_lowest() {
         assert_eq!(
-            dscps(&[46, 34, 26, 18, 18, 10, 10, 10], 8),
+            classes(&[46, 34, 26, 18, 18, 10, 10, 10], 8),
             Some(vec![48, 46, 34, 26, 18, 0, 10, 8])
         );
-        assert_eq!(dscps(&[46, 10], 8), Some(vec![48, 46, 0, 10, 8]));
+        assert_eq!(classes(&[46, 10], 8), Some(vec![48, 46, 0, 10, 8]));
     }
 
     #[test]
     fn an_order_of_levels_that_the_wire_cannot_keep_is_refused() {
-        assert_eq!(dscps(&[46, 34, 46], 8), None, "a DSCP comes back");
-        assert_eq!(dscps(&[46, 0], 8), None, "a level is unmarked");
-        assert_eq!(dscps(&[1, 2, 3, 4, 5, 6, 7], 8), None, "too many for HTB");
-        assert_eq!(dscps(&[64, 2], 8), None, "no such DSCP");
-        assert_eq!(dscps(&[48, 46], 8), None, "the DSCP of words");
+        assert_eq!(classes(&[46, 34, 46], 8), None, "a DSCP comes back");
+        assert_eq!(classes(&[46, 0], 8), None, "a level is unmarked");
+        assert_eq!(classes(&[1, 2, 3, 4, 5, 6, 7], 8), None, "too many for HTB");
+        assert_eq!(classes(&[64, 2], 8), None, "no such DSCP");
+        assert_eq!(classes(&[48, 46], 8), None, "the DSCP of words");
     }
 
     #[test]
     fn the_shaping_script_gives_each_class_a_queue_and_each_mark_a_filter() {
         let config = LabConfig::default();
-        let classes = WireClass::table(&config.level_dscp, config.scavenger_dscp).unwrap();
+        let classes = classes(&config.level_dscp, config.scavenger_dscp).unwrap();
         let script = shaping_script("port3", &config, &classes);
         assert_eq!(script.matches("class add").count(), classes.len() + 1);
         assert_eq!(script.matches("bfifo").count(), classes.len());
@@ -282,7 +261,7 @@ mod tests {
 
     #[test]
     fn counters_are_read_per_dscp() {
-        let classes = WireClass::table(&[46, 34], 8).unwrap();
+        let classes = classes(&[46, 34], 8).unwrap();
         let json = r#"[{"kind":"htb","handle":"1:","root":true,"bytes":99},
             {"kind":"bfifo","handle":"11:","parent":"1:11","bytes":70,"packets":1,"drops":2},
             {"kind":"bfifo","handle":"13:","parent":"1:13","bytes":5,"drops":0}]"#;
@@ -292,12 +271,5 @@ mod tests {
         assert_eq!(counters.len(), 2);
         let later = DscpCounters::from([(46, QueueCounters { bytes: 100, drops: 2 })]);
         assert_eq!(since(&counters, &later)[&46], QueueCounters { bytes: 30, drops: 0 });
-    }
-
-    #[test]
-    fn an_unknown_dscp_counts_as_unmarked() {
-        let classes = WireClass::table(&[46, 34], 8).unwrap();
-        assert_eq!(classes[class_of(&classes, 63)].dscp, 0);
-        assert_eq!(classes[class_of(&classes, 34)].dscp, 34);
     }
 }

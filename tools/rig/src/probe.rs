@@ -16,7 +16,7 @@ use crate::collectives;
 use crate::config::{Collectives, Engine, LabConfig};
 use crate::controller::NONE;
 use crate::error::LabError;
-use crate::fabric::{self, WireClass};
+use crate::fabric;
 use crate::sandbox::{self, find_program};
 use crate::vllm;
 
@@ -275,7 +275,7 @@ pub fn try_all() -> Result<(), LabError> {
 
 fn try_kernel(tools: &Tools) -> Vec<Lack> {
     let config = LabConfig::default();
-    let classes = WireClass::table(&config.level_dscp, config.scavenger_dscp).unwrap_or_default();
+    let classes = fabric::classes(&config.level_dscp, config.scavenger_dscp).unwrap_or_default();
     let module = |name: &str, option: &str| {
         format!("the kernel has no {name}; load the module `{option}` or use a kernel that has it")
     };

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::child::output;
 use crate::config::{Engine, LabConfig};
 use crate::error::LabError;
-use crate::fabric::{self, DscpCounters, WireClass};
+use crate::fabric::{self, DscpCounters};
 use crate::probe::Tools;
 use crate::sandbox;
 
@@ -37,15 +37,14 @@ pub fn between(before: &[LinkRecord], after: &[LinkRecord]) -> Vec<LinkRecord> {
 pub struct Wiring<'a> {
     hosts: usize,
     tc: &'a Path,
-    classes: Vec<WireClass>,
+    classes: Vec<u8>,
 }
 
 impl<'a> Wiring<'a> {
     pub fn build(config: &'a LabConfig, tools: &'a Tools) -> Result<Self, LabError> {
-        let classes =
-            WireClass::table(&config.level_dscp, config.scavenger_dscp).ok_or_else(|| {
-                LabError::Plan("level_dscp: the fabric cannot keep this order".to_owned())
-            })?;
+        let unordered = || LabError::Plan("level_dscp: the fabric cannot keep this order".into());
+        let classes = fabric::classes(&config.level_dscp, config.scavenger_dscp);
+        let classes = classes.ok_or_else(unordered)?;
         let (ip, tc) = (&tools.ip, &tools.tc);
         let hosts = config.hosts();
         let namespaces: String =

@@ -1,7 +1,7 @@
 //! Checks the values of the configuration.
 
 use super::{Engine, LabConfig};
-use crate::fabric::WireClass;
+use crate::fabric;
 
 /// An invalid value of [`LabConfig`].
 #[derive(Debug, thiserror::Error)]
@@ -114,7 +114,7 @@ impl LabConfig {
                 "needs one DSCP for each of 2 to 16 levels",
             ),
             (
-                WireClass::table(&self.level_dscp, self.scavenger_dscp).is_some(),
+                fabric::classes(&self.level_dscp, self.scavenger_dscp).is_some(),
                 "level_dscp",
                 "at most 6 different DSCPs, each below 64, none of them 0 or 48, falling into \
                  classes that never rise again from one level to the next",

@@ -27,7 +27,7 @@ use serde::{Deserialize, Serialize};
 use crate::child::{output, poll};
 use crate::config::LabConfig;
 use crate::error::LabError;
-use crate::fabric::WireClass;
+use crate::fabric;
 use crate::sandbox;
 use crate::vm::task::PATIENCE;
 
@@ -57,8 +57,8 @@ impl Default for NetworkConfig {
     /// Returns a network without shaping, with the DSCPs of the lab in namespaces.
     fn default() -> Self {
         let lab = LabConfig::default();
-        let classes = WireClass::table(&lab.level_dscp, lab.scavenger_dscp).unwrap_or_default();
-        Self { rate_mbit: None, dscp_order: classes.iter().map(|class| class.dscp).collect() }
+        let dscp_order = fabric::classes(&lab.level_dscp, lab.scavenger_dscp).unwrap_or_default();
+        Self { rate_mbit: None, dscp_order }
     }
 }
 
