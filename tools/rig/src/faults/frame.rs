@@ -105,11 +105,13 @@ impl Frame {
     /// Reads the next frame. `None` is the end of the pipe. A worker that is killed may leave a
     /// part of a frame, which counts as the end, too.
     pub(super) fn read(from: &mut impl Read) -> io::Result<Option<Self>> {
+        let mut is_whole = |part: &mut [u8]| match from.read_exact(part) {
+            Err(end) if end.kind() == io::ErrorKind::UnexpectedEof => Ok(false),
+            read => read.map(|()| true),
+        };
         let mut header = [0; HEADER];
-        match from.read_exact(&mut header) {
-            Ok(()) => {}
-            Err(end) if end.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
-            Err(error) => return Err(error),
+        if !is_whole(&mut header)? {
+            return Ok(None);
         }
         let word =
             |at: usize| header[at..at + 8].iter().rev().fold(0, |w, b| w << 8 | u64::from(*b));
@@ -120,10 +122,8 @@ impl Frame {
             return Err(bad("a payload that is too long"));
         }
         let mut payload = vec![0; length as usize];
-        match from.read_exact(&mut payload) {
-            Ok(()) => {}
-            Err(end) if end.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
-            Err(error) => return Err(error),
+        if !is_whole(&mut payload)? {
+            return Ok(None);
         }
         Ok(Some(match header[0] {
             b'S' => Self::Submitted { queue, number, bytes: value, in_order: header[1] != 0 },

@@ -22,9 +22,9 @@ pub(super) fn mib(bytes: u64) -> String {
     format!("{:.1}", bytes as f64 / f64::from(1 << 20))
 }
 
-fn kinds(report: &Report) -> Vec<Vec<String>> {
+pub(super) fn kinds(by_kind: &BTreeMap<String, u64>) -> Vec<Vec<String>> {
     let row = |(kind, number): (&String, &u64)| vec![kind.replace('_', " "), number.to_string()];
-    report.by_kind.iter().map(row).collect()
+    by_kind.iter().map(row).collect()
 }
 
 pub(super) const PATHS: [&str; 6] =
@@ -49,7 +49,7 @@ pub(crate) fn tables(report: &Report) -> String {
     let mut text = format!(
         "{}\n{}\n{} faults in {} rounds of seed {} ({:.1} a second), {} transfers, {} MiB \
          checked, longest wait {} ms, {} violations",
-        grid(&["fault", "times"], kinds(report).into_iter()),
+        grid(&["fault", "times"], kinds(&report.by_kind).into_iter()),
         grid(&PATHS, paths(&report.by_path).into_iter()),
         report.faults,
         report.rounds,
@@ -123,7 +123,7 @@ pub fn page(report: &Report) -> String {
         report.violations,
         report.longest_stall_ms,
         found.trim_end(),
-        markdown_table(&["fault", "times"], &kinds(report)),
+        markdown_table(&["fault", "times"], &kinds(&report.by_kind)),
         markdown_table(&PATHS, &paths(&report.by_path)),
     )
 }

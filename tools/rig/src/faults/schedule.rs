@@ -73,61 +73,33 @@ pub enum FaultKind {
     LeaderChanged,
 }
 
+macro_rules! kinds {
+    ($($kind:ident)*) => { [$(Self::$kind),*] };
+}
+
 impl FaultKind {
-    pub const ALL: [Self; 20] = [
-        Self::DaemonKilled,
-        Self::DaemonStopped,
-        Self::DaemonRestarted,
-        Self::ClientKilled,
-        Self::ClientStopped,
-        Self::ClientForked,
-        Self::ThreadLost,
-        Self::Reloaded,
-        Self::ReloadedBroken,
-        Self::PolicyChanged,
-        Self::ModeChanged,
-        Self::Bypassed,
-        Self::Hostile,
-        Self::DescriptorsTaken,
-        Self::LogFull,
-        Self::CpuStarved,
-        Self::MemoryExhausted,
-        Self::RateChanged,
-        Self::CoordinatorKilled,
-        Self::CoordinatorStopped,
-    ];
+    /// The kinds of any campaign with processes.
+    pub const ALL: [Self; 20] = kinds! {
+        DaemonKilled DaemonStopped DaemonRestarted
+        ClientKilled ClientStopped ClientForked ThreadLost
+        Reloaded ReloadedBroken PolicyChanged ModeChanged Bypassed
+        Hostile DescriptorsTaken LogFull CpuStarved MemoryExhausted RateChanged
+        CoordinatorKilled CoordinatorStopped
+    };
 
     /// The kinds of a campaign on verbs, beside those of any campaign with processes.
-    pub const VERBS: [Self; 5] = [
-        Self::PacketsLost,
-        Self::LinkDown,
-        Self::QueuePairFailed,
-        Self::ClockSet,
-        Self::MemoryGroupFull,
-    ];
+    pub const VERBS: [Self; 5] = kinds! {
+        PacketsLost LinkDown QueuePairFailed ClockSet MemoryGroupFull
+    };
 
     /// The kinds of a campaign in virtual time.
-    pub const VIRTUAL: [Self; 19] = [
-        Self::DaemonKilled,
-        Self::DaemonStopped,
-        Self::DaemonRestarted,
-        Self::ClientKilled,
-        Self::ClientStopped,
-        Self::ThreadLost,
-        Self::Reloaded,
-        Self::PolicyChanged,
-        Self::ModeChanged,
-        Self::Bypassed,
-        Self::Hostile,
-        Self::LaneFilled,
-        Self::PortStalled,
-        Self::RateChanged,
-        Self::ClockStepped,
-        Self::CoordinatorLost,
-        Self::OrdersLost,
-        Self::OrderRepeated,
-        Self::LeaderChanged,
-    ];
+    pub const VIRTUAL: [Self; 19] = kinds! {
+        DaemonKilled DaemonStopped DaemonRestarted
+        ClientKilled ClientStopped ThreadLost
+        Reloaded PolicyChanged ModeChanged Bypassed
+        Hostile LaneFilled PortStalled RateChanged ClockStepped
+        CoordinatorLost OrdersLost OrderRepeated LeaderChanged
+    };
 
     pub(super) const fn needs_coordinator(self) -> bool {
         matches!(self, Self::CoordinatorKilled | Self::CoordinatorStopped)
@@ -156,10 +128,6 @@ pub struct Schedule {
 }
 
 impl Schedule {
-    pub fn draw(seed: u64, round: u64, count: u64) -> Self {
-        Self::draw_of(&FaultKind::ALL, seed, round, count)
-    }
-
     /// Draws `count` faults of some of these kinds.
     pub fn draw_of(all: &[FaultKind], seed: u64, round: u64, count: u64) -> Self {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
@@ -226,12 +194,16 @@ pub(super) fn shrink(
 mod tests {
     use super::*;
 
+    fn draw(seed: u64, round: u64) -> Schedule {
+        Schedule::draw_of(&FaultKind::ALL, seed, round, 50)
+    }
+
     #[test]
     fn a_seed_and_a_round_name_the_same_faults_each_time() {
-        let one = Schedule::draw(7, 3, 50);
-        assert_eq!(one, Schedule::draw(7, 3, 50));
-        assert_ne!(one.faults, Schedule::draw(7, 4, 50).faults);
-        assert_ne!(one.faults, Schedule::draw(8, 3, 50).faults);
+        let one = draw(7, 3);
+        assert_eq!(one, draw(7, 3));
+        assert_ne!(one.faults, draw(7, 4).faults);
+        assert_ne!(one.faults, draw(8, 3).faults);
         assert!(one.faults.is_sorted_by_key(|fault| fault.at_ms));
         let text = serde_json::to_string(&one).unwrap();
         assert_eq!(serde_json::from_str::<Schedule>(&text).unwrap(), one);
@@ -240,14 +212,14 @@ mod tests {
     #[test]
     fn every_kind_is_drawn_within_a_few_rounds() {
         for kind in FaultKind::ALL {
-            let drawn = |round| Schedule::draw(1, round, 50).faults.iter().any(|f| f.kind == kind);
+            let drawn = |round| draw(1, round).faults.iter().any(|f| f.kind == kind);
             assert!((0..30).any(drawn), "{kind:?}");
         }
     }
 
     #[test]
     fn a_schedule_shrinks_to_the_faults_that_matter() {
-        let whole = Schedule::draw(1, 1, 50);
+        let whole = draw(1, 1);
         let culprits = [whole.faults[11].clone(), whole.faults[38].clone()];
         let fails = |tried: &Schedule| culprits.iter().all(|c| tried.faults.contains(c));
         assert_eq!(shrink(&whole, 1000, fails).faults, culprits);

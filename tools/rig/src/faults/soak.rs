@@ -211,17 +211,13 @@ impl Soak<'_> {
                 sample_at = now + sample_every;
                 self.report.seconds = now.as_secs_f64();
                 bar.set_position(now.as_secs());
-                let [rate, stall] = self.figures();
+                let rate = self.last.totals.completed_bytes as f64 / now.as_secs_f64().max(0.1);
+                let (rate, stall) = (rate as u64 >> 20, self.report.longest_stall_ms);
                 bar.set_message(format!("{rate} MiB/s, longest wait {stall} ms"));
             }
         }
         self.report.seconds = begin.elapsed().as_secs_f64();
         Ok(())
-    }
-
-    fn figures(&self) -> [u64; 2] {
-        let rate = self.last.totals.completed_bytes as f64 / self.report.seconds.max(0.1);
-        [(rate / f64::from(1 << 20)) as u64, self.report.longest_stall_ms]
     }
 
     /// Lets a worker leave or kills one, which another replaces, or reloads the daemon.

@@ -29,15 +29,7 @@ pub(super) fn run(task: &str) -> Result<(), LabError> {
         }
         Role::Client => client::run(&task, &outlet, &stop)?,
         Role::Engine => engine::run(task, &outlet, &stop)?,
-        Role::C
-        | Role::MooncakeInitiator
-        | Role::MooncakeTarget
-        | Role::MooncakeCInitiator
-        | Role::MooncakeCTarget
-        | Role::VerbsReceiver
-        | Role::VerbsSender => {
-            return Err(LabError::Inside("this worker is another program".to_owned()));
-        }
+        _ => return Err(LabError::Inside("this worker is another program".to_owned())),
     }
     Ok(())
 }

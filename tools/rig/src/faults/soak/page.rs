@@ -1,10 +1,9 @@
 //! The report of a soak, as a table for people and as a page.
 
-use crate::faults::report::{grid, markdown_table, mib, paths};
+use crate::faults::report::{PATHS, grid, kinds, markdown_table, mib, paths};
 use crate::faults::soak::{Growth, SoakReport};
 
 const GROWTH: [&str; 6] = ["of", "first third", "middle", "last third", "maximum", "bound"];
-const PATHS: [&str; 6] = crate::faults::report::PATHS;
 
 fn growth(report: &SoakReport) -> Vec<Vec<String>> {
     let row = |growth: &Growth| {
@@ -15,11 +14,6 @@ fn growth(report: &SoakReport) -> Vec<Vec<String>> {
         row
     };
     report.growth.iter().map(row).collect()
-}
-
-fn changes(report: &SoakReport) -> Vec<Vec<String>> {
-    let row = |(kind, number): (&String, &u64)| vec![kind.replace('_', " "), number.to_string()];
-    report.changes.iter().map(row).collect()
 }
 
 fn counters(report: &SoakReport) -> Vec<Vec<String>> {
@@ -56,7 +50,7 @@ pub fn soak_table(report: &SoakReport) -> String {
         "{}\n{}\n{}\n{} of soak with seed {}: {} transfers, {} MiB checked, {:.1} MiB/s through \
          laxityd, longest wait {} ms, {} samples, {} violations\n{}",
         grid(&PATHS, paths(&report.by_path).into_iter()),
-        grid(&["change", "times"], changes(report).into_iter()),
+        grid(&["change", "times"], kinds(&report.changes).into_iter()),
         grid(&GROWTH, growth(report).into_iter()),
         minutes(report),
         report.seed,
@@ -91,7 +85,7 @@ pub fn soak_page(report: &SoakReport) -> String {
         report.samples,
         markdown_table(&GROWTH, &growth(report)),
         markdown_table(&["counter", "value"], &counters(report)),
-        markdown_table(&["change", "times"], &changes(report)),
+        markdown_table(&["change", "times"], &kinds(&report.changes)),
         markdown_table(&PATHS, &paths(&report.by_path)),
     )
 }
