@@ -141,6 +141,12 @@ struct Run<'a> {
     coordinator: Option<Coordinator>,
 }
 
+impl Run<'_> {
+    fn tell_progress(&self, finished: usize, elapsed_s: f64) {
+        tell(&Event::Progress { run: self.index, finished, elapsed_s });
+    }
+}
+
 impl Controller<'_> {
     fn play<'a>(
         &self,
@@ -312,8 +318,7 @@ impl Controller<'_> {
     }
 
     fn measure(&self, run: &mut Run<'_>, engines: &mut Engines) -> Result<RunRecord, LabError> {
-        let before_warming = Event::Progress { run: run.index, finished: 0, elapsed_s: 0.0 };
-        tell(&before_warming);
+        run.tell_progress(0, 0.0);
         self.warm(engines)?;
         let counts_before = self.counts(run, engines)?;
         let links_before = self.wiring.counters()?;
@@ -399,11 +404,7 @@ impl Controller<'_> {
                 }
                 record.answers.push(answer);
                 let share = record.answers.len() as f64 / run.asked.len() as f64;
-                tell(&Event::Progress {
-                    run: run.index,
-                    finished: record.answers.len(),
-                    elapsed_s: share * config.duration_s,
-                });
+                run.tell_progress(record.answers.len(), share * config.duration_s);
                 Ok(())
             })?;
         }
@@ -451,11 +452,8 @@ impl Controller<'_> {
             }
             if tell_at <= now {
                 tell_at = now + Duration::from_millis(200);
-                tell(&Event::Progress {
-                    run: run.index,
-                    finished: record.answers.len(),
-                    elapsed_s: now.saturating_duration_since(begun).as_secs_f64(),
-                });
+                let elapsed_s = now.saturating_duration_since(begun).as_secs_f64();
+                run.tell_progress(record.answers.len(), elapsed_s);
             }
             let until = [kill_at, kill_coordinator_at]
                 .into_iter()

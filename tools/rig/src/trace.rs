@@ -98,19 +98,13 @@ struct MooncakeLine {
 fn read_mooncake(path: &Path, text: impl BufRead) -> Result<Vec<Recorded>, TraceError> {
     let mut recorded = Vec::new();
     for (index, line) in laxity_files::lines(text, LINE_BYTES_MAX).enumerate() {
-        let line = line.map_err(|cause| TraceError::Line {
-            path: path.to_owned(),
-            line: index + 1,
-            problem: cause.to_string(),
-        })?;
+        let wrong = |problem| TraceError::Line { path: path.to_owned(), line: index + 1, problem };
+        let line = line.map_err(|cause| wrong(cause.to_string()))?;
         if line.trim().is_empty() {
             continue;
         }
-        let line: MooncakeLine = serde_json::from_str(&line).map_err(|error| TraceError::Line {
-            path: path.to_owned(),
-            line: index + 1,
-            problem: format!("not a Mooncake request: {error}"),
-        })?;
+        let line: MooncakeLine = serde_json::from_str(&line)
+            .map_err(|error| wrong(format!("not a Mooncake request: {error}")))?;
         recorded.push(Recorded {
             at_s: line.timestamp / 1000.0,
             tokens: line.input_length.max(1),

@@ -29,8 +29,7 @@ pub mod task;
 pub mod verbs;
 pub mod vmlinux;
 
-pub use counters::RouterCounters;
 pub use failure::VmError;
-pub use job::{Exec, Facts, Finished, VmJob};
+pub use job::{Exec, VmJob};
 pub use machine::{Input, Stream, Vm, VmConfig, VmReport, lacks, run};
 pub use network::NetworkConfig;

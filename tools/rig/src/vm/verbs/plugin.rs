@@ -79,11 +79,8 @@ pub(super) fn task(lab: &Lab<'_>, nccl: &Nccl, program: &str, line: &str) -> Gue
 pub(crate) const SETTINGS: [(&str, &str); 3] =
     [("LAXITY_NET", "verbs"), ("NCCL_SOCKET_IFNAME", "v"), ("LAXITY_NCCL_WAIT_MS", WAIT_MS)];
 
-pub(super) fn missing() -> LabError {
-    LabError::missing("the NCCL plugin", "name it with --nccl-plugin")
-}
-
 pub(super) fn run(name: &str, lab: &Lab<'_>, case: &mut CaseReport) -> Result<(), LabError> {
+    let missing = || LabError::missing("the NCCL plugin", "name it with --nccl-plugin");
     let nccl = lab.programs.nccl.as_ref().ok_or_else(missing)?;
     if let Some(group) = groups().iter().find(|group| group.name == name) {
         return check(lab, nccl, group, case);

@@ -37,7 +37,6 @@ pub(super) struct Crossed {
     /// Payload bytes of messages and of responses to READs, and 8 for each atomic.
     pub(super) bytes: u64,
     pub(super) repeats: u64,
-    pub(super) datagrams: u64,
     pub(super) connected: BTreeSet<u8>,
     pub(super) datagram: BTreeSet<u8>,
 }
@@ -104,21 +103,14 @@ impl Capture {
     }
 }
 
-#[derive(Debug, Default)]
-struct Flow {
-    next: Option<u32>,
-}
-
-impl Flow {
-    /// Reports whether a packet is new, and if so advances the expected number by `step`.
-    fn is_new(&mut self, number: u32, step: u32) -> bool {
-        const HALF: u32 = 1 << 23;
-        let new = self.next.is_none_or(|next| number.wrapping_sub(next) & 0xff_ffff < HALF);
-        if new {
-            self.next = Some(number.wrapping_add(step) & 0xff_ffff);
-        }
-        new
+/// Reports whether a packet is new. If so, advances the number that its flow expects `next`.
+fn is_new(next: &mut Option<u32>, number: u32, step: u32) -> bool {
+    const HALF: u32 = 1 << 23;
+    let new = next.is_none_or(|next| number.wrapping_sub(next) & 0xff_ffff < HALF);
+    if new {
+        *next = Some(number.wrapping_add(step) & 0xff_ffff);
     }
+    new
 }
 
 fn be32(bytes: &[u8], at: usize) -> Option<u32> {
@@ -146,7 +138,7 @@ fn account(bytes: &[u8]) -> Result<(Crossed, usize), LabError> {
 /// Counts one packet, which begins with the header of Linux's cooked capture.
 fn count(
     packet: &[u8],
-    flows: &mut BTreeMap<(u32, u32, bool), Flow>,
+    flows: &mut BTreeMap<(u32, u32, bool), Option<u32>>,
     crossed: &mut Crossed,
 ) -> Option<()> {
     let ip = packet.get(16..)?;
@@ -165,7 +157,6 @@ fn count(
     let (transport, operation) = (opcode >> 5, opcode & 31);
     if transport == 3 {
         crossed.datagram.insert(dscp);
-        crossed.datagrams += 1;
         return Some(());
     }
     crossed.connected.insert(dscp);
@@ -188,8 +179,8 @@ fn count(
         _ => 1,
     };
     let response = (13..=16).contains(&operation);
-    let flow = flows.entry((destination, queue_pair, response)).or_default();
-    if !flow.is_new(number, step) {
+    let next = flows.entry((destination, queue_pair, response)).or_default();
+    if !is_new(next, number, step) {
         crossed.repeats += 1;
     } else {
         crossed.messages += u64::from(last);
@@ -245,7 +236,6 @@ mod tests {
             messages: 3,
             bytes: 4096 + 100 + 64 + 8,
             repeats: 1,
-            datagrams: 1,
             connected: [10].into(),
             datagram: [26].into(),
         };
