@@ -13,6 +13,7 @@ use laxity_rig::faults::{self, Campaign, Failure, PATHS, Plant, Player, Setting,
 use laxity_rig::vm::verbs::prepare;
 use serde::Serialize;
 
+use crate::exit_code;
 use crate::lab::named;
 
 /// Times that `--replay` plays a schedule before it says that nothing is wrong any more.
@@ -129,7 +130,7 @@ pub(crate) fn run(args: &FaultsArgs) -> Result<ExitCode> {
         let plan = SoakPlan { seed: args.seed, length, setting: setting(args, &args.paths)? };
         let report = faults::soak(&plan, progress, |line| eprintln!("{line}"))?;
         publish(args, &report, [faults::soak_table, faults::soak_page])?;
-        return Ok(exit(report.violations.is_empty()));
+        return Ok(exit_code(report.violations.is_empty()));
     }
     let report = match &args.replay {
         Some(file) => {
@@ -153,11 +154,7 @@ pub(crate) fn run(args: &FaultsArgs) -> Result<ExitCode> {
         }
     };
     publish(args, &report, [faults::table, faults::page])?;
-    Ok(exit(report.violations == 0))
-}
-
-fn exit(is_good: bool) -> ExitCode {
-    if is_good { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    Ok(exit_code(report.violations == 0))
 }
 
 /// Finds the programs. Names the paths whose programs are missing.

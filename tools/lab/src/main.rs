@@ -105,6 +105,10 @@ fn main() -> ExitCode {
     }
 }
 
+pub(crate) fn exit_code(is_good: bool) -> ExitCode {
+    if is_good { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
 fn run(command: Command) -> anyhow::Result<ExitCode> {
     match command {
         Command::Lab(command) => return lab::run(command),

@@ -19,6 +19,7 @@ use laxity_sim::requests;
 use laxity_sim::run::{self, Simulate};
 use laxity_sim::scenario::Scenario;
 
+use crate::exit_code;
 use args::{Changes, Execution};
 use laxity_cli::output::{put, say};
 use laxity_cli::table::table as new_table;
@@ -178,8 +179,7 @@ pub(crate) fn run(command: SimCommand, simulate: &Simulate<'_>) -> Result<ExitCo
             };
             args.run.changes.apply(&mut plan)?;
             if plan.axes.is_empty() {
-                let why = "nothing to vary: give --axis FIELD=VALUE,VALUE,…";
-                bail!(why);
+                bail!("nothing to vary: give --axis FIELD=VALUE,VALUE,…");
             }
             execute(&plan, simulate, &args.run)
         }
@@ -224,10 +224,6 @@ fn execute(plan: &Plan, simulate: &Simulate<'_>, run: &RunOfPlan) -> Result<Exit
     Ok(exit_code(report.is_whole()))
 }
 
-fn exit_code(whole: bool) -> ExitCode {
-    if whole { ExitCode::SUCCESS } else { ExitCode::FAILURE }
-}
-
 fn plans(show: Option<&str>) -> Result<()> {
     let Some(name) = show else {
         let mut rows = new_table(&["plan", "runs", "question"]);
@@ -256,8 +252,7 @@ fn fields(part: Option<&str>) -> Result<()> {
     }
     match part {
         Some(part) if !any => {
-            let why = format!("no field's name contains `{part}`; `laxity sim fields` lists all");
-            bail!(why)
+            bail!("no field's name contains `{part}`; `laxity sim fields` lists all")
         }
         _ => Ok(say(&rows)?),
     }

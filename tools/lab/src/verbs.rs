@@ -17,6 +17,7 @@ use laxity_rig::vm::{self, Input, Stream, VmConfig, VmJob};
 use laxity_cli::library;
 use laxity_cli::output::{self, say};
 
+use crate::exit_code;
 use crate::lab::named;
 
 pub(crate) const HELP: &str = "\
@@ -115,14 +116,8 @@ impl VerbsArgs {
             laxity: program("laxity", "install it beside this program")?,
             library: absolute(&library::find(self.library.as_deref())?)?,
             checks: prepare::checks(&self.sources, None)?,
-            python: match self.without_mooncake {
-                true => None,
-                false => Some(prepare::python()?),
-            },
-            pyverbs: match self.without_pyverbs {
-                true => None,
-                false => Some(prepare::pyverbs()?),
-            },
+            python: (!self.without_mooncake).then(prepare::python).transpose()?,
+            pyverbs: (!self.without_pyverbs).then(prepare::pyverbs).transpose()?,
         })
     }
 
@@ -171,7 +166,7 @@ impl VerbsArgs {
         } else {
             say(table)?;
         }
-        Ok(if report.passed() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+        Ok(exit_code(report.passed()))
     }
 
     fn config(&self) -> Result<VerbsConfig> {

@@ -65,15 +65,12 @@ impl ExecArgs {
             network.dscp_order.clone_from(order);
         }
         network.validate()?;
-        let limit = match self.timeout {
-            None => None,
-            Some(s) => {
-                Some(Duration::try_from_secs_f64(s).with_context(|| format!("--timeout {s}"))?)
-            }
-        };
+        let limit = self
+            .timeout
+            .map(|s| Duration::try_from_secs_f64(s).with_context(|| format!("--timeout {s}")));
         Ok(VmConfig {
             network,
-            limit,
+            limit: limit.transpose()?,
             memory_mib: self.memory_mib,
             writable: self.share.clone(),
             ..VmConfig::default()
@@ -111,18 +108,13 @@ pub(crate) fn failed(error: &VmError) -> ExitCode {
     })
 }
 
-fn code(exit_code: i32) -> ExitCode {
-    ExitCode::from(u8::try_from(exit_code).unwrap_or(1))
-}
-
 pub(crate) fn probe() -> Result<()> {
     let lacks = vm::lacks(&VmConfig::default());
     for lack in &lacks {
         say(format!("   MISSING  {lack}"))?;
     }
     if !lacks.is_empty() {
-        let why = "this machine cannot run the SoftRoCE lab; see above for what is missing";
-        bail!(why);
+        bail!("this machine cannot run the SoftRoCE lab; see above for what is missing");
     }
     Ok(say("this machine can run the SoftRoCE lab")?)
 }
@@ -144,5 +136,5 @@ pub(crate) fn exec(args: &ExecArgs) -> Result<ExitCode> {
         eprintln!("{json}");
     }
     file.map_or(Ok(()), |path| output::replace(path, json.as_bytes()))?;
-    Ok(code(report.finished.exit_code))
+    Ok(ExitCode::from(u8::try_from(report.finished.exit_code).unwrap_or(1)))
 }

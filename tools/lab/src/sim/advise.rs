@@ -125,8 +125,7 @@ impl AdviseArgs {
     fn plan(&self, model: &Model) -> Result<Plan> {
         let unit = Unit::of(model, self.tp, self.ep);
         if unit.tp == 0 || unit.ep == 0 {
-            let why = "--tp and --ep must be at least 1";
-            bail!(why);
+            bail!("--tp and --ep must be at least 1");
         }
         let mut plan = Plan::empty("advise", "Advise");
         plan.seeds = (1..=self.seeds).collect();
@@ -169,8 +168,7 @@ pub(super) fn run(args: &AdviseArgs, simulate: &Simulate<'_>) -> Result<()> {
     }
     let jobs = plan.jobs()?;
     let Some(first) = jobs.first() else {
-        let why = "give at least one seed";
-        bail!(why);
+        bail!("give at least one seed");
     };
     laxity_sim::check(jobs.iter().map(|job| &job.scenario))?;
     let advice = advise::advise(&plan, args.rate, simulate, &args.execution.options(None))?;

@@ -85,7 +85,7 @@ pub(super) fn run(args: &FindingsArgs) -> Result<ExitCode> {
     if !args.check && !filled.stale.is_empty() {
         output::replace(&args.page, filled.text.as_bytes())?;
     }
-    Ok(super::exit_code(whole))
+    Ok(crate::exit_code(whole))
 }
 
 /// Prints the plans of a page, each once, in the order of the page.

@@ -42,8 +42,7 @@ impl Destinations {
 
     pub(super) fn check(&self) -> Result<()> {
         if self.all().filter(|path| is_stdout(path)).count() > 1 {
-            let why = "only one of --json, --csv, --markdown and --map can go to standard output";
-            bail!(why);
+            bail!("only one of --json, --csv, --markdown and --map can go to standard output");
         }
         Ok(self.all().filter(|path| !is_stdout(path)).try_for_each(output::check)?)
     }
@@ -121,9 +120,7 @@ impl<'a> Folder<'a> {
     pub(super) fn plan(&self) -> Result<Plan> {
         let path = self.0.join("plan.toml");
         if !self.has_plan() {
-            let folder = self.0.display();
-            let why = format!("{folder} holds no results: there is no plan.toml in it");
-            bail!(why);
+            bail!("{} holds no results: there is no plan.toml in it", self.0.display());
         }
         Ok(Plan::load(&path.display().to_string())?)
     }
