@@ -116,7 +116,7 @@ pub(crate) struct Sends {
 impl Carriage {
     /// Adds what the daemons counted. The plugins must still be attached to them.
     pub fn ask_daemons(&mut self, config: &LabConfig, folder: &Path) {
-        let prefill = 0..config.units * config.ranks;
+        let prefill = 0..config.prefills();
         for (host, status) in prefill.filter_map(|h| Some((h, daemons::status(folder, h)?))) {
             let name = client_name(config, host);
             for client in status.clients.iter().filter(|client| client.name == name) {
@@ -147,7 +147,7 @@ impl Carriage {
     /// as nothing sent. Returns the error that names the first one, for callers that need all.
     pub fn read_reports(&mut self, config: &LabConfig, folder: &Path) -> Option<LabError> {
         let mut missing = None;
-        for host in 0..config.units * config.ranks {
+        for host in 0..config.prefills() {
             let path = report_path(folder, host);
             if !self.add_report(&std::fs::read_to_string(&path).unwrap_or_default()) {
                 let plugin = format!("the NCCL plugin of {}", config.host_name(host));

@@ -265,7 +265,7 @@ impl LabConfig {
     }
 
     pub fn hosts(&self) -> usize {
-        self.units * self.ranks + self.decodes
+        self.prefills() + self.decodes
     }
 
     pub fn prefill_host(&self, unit: usize, rank: usize) -> usize {
@@ -273,7 +273,7 @@ impl LabConfig {
     }
 
     pub fn decode_host(&self, decode: usize) -> usize {
-        self.units * self.ranks + decode
+        self.prefills() + decode
     }
 
     /// Returns the number of prefill hosts, which are the first hosts.

@@ -249,7 +249,7 @@ impl Controller<'_> {
         let config = &self.spec.config;
         let mut of_hosts: Vec<Vec<Question>> = vec![Vec::new(); config.decodes];
         // An answer of one token sends no KV to decode.
-        let prefills = config.units * config.ranks;
+        let prefills = config.prefills();
         // vLLM's prefill processes have nothing before the run. Their caches fill as requests come.
         let placed = config.engine != Engine::Real;
         let (output_tokens, prefixes) = if placed {

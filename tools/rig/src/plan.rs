@@ -80,22 +80,18 @@ pub struct Asking {
 /// Makes the requests of a configuration. The result is deterministic.
 pub fn asking(config: &LabConfig) -> Result<Asking, LabError> {
     let (requests, fitting) = requests(config)?;
-    let asked = requests
-        .iter()
-        .enumerate()
-        .map(|(index, request)| Asked {
-            id: index as u64 + 1,
-            arrival_ns: (request.arrival_s * 1e9) as u64,
-            tokens: request.tokens,
-            reused: request.reused,
-            prefix: request.prefix,
-            decode: index % config.decodes,
-            placed: None,
-        })
-        .collect();
-    let mut asking = Asking { requests, asked, fitting };
-    place(config, &mut asking);
-    Ok(asking)
+    let asked = requests.iter().enumerate().map(|(index, request)| Asked {
+        id: index as u64 + 1,
+        arrival_ns: (request.arrival_s * 1e9) as u64,
+        tokens: request.tokens,
+        reused: request.reused,
+        prefix: request.prefix,
+        decode: index % config.decodes,
+        placed: None,
+    });
+    let mut asked: Vec<Asked> = asked.collect();
+    place(config, &mut asked);
+    Ok(Asking { requests, asked, fitting })
 }
 
 /// A function that makes the requests for a rate (requests per second) and a duration in seconds.
@@ -151,10 +147,15 @@ fn requests(config: &LabConfig) -> Result<(Vec<Request>, Option<Fitting>), LabEr
     Ok((requests, fitting))
 }
 
-fn place_prefixes(requests: &[Request], units: usize, victim_share: f64) -> HashMap<u64, usize> {
+/// Returns the unit of each prefix. `uses` are the prefixes of requests with their reused tokens.
+fn place_prefixes(
+    uses: impl Iterator<Item = (u64, u32)>,
+    units: usize,
+    victim_share: f64,
+) -> HashMap<u64, usize> {
     let mut reused: BTreeMap<u64, u64> = BTreeMap::new();
-    for request in requests {
-        *reused.entry(request.prefix).or_default() += u64::from(request.reused);
+    for (prefix, tokens) in uses {
+        *reused.entry(prefix).or_default() += u64::from(tokens);
     }
     let total: u64 = reused.values().sum();
     let mut by_heat: Vec<(u64, u64)> = reused.into_iter().collect();
@@ -195,11 +196,12 @@ pub fn offered_load(config: &LabConfig, requests: &[Request]) -> f64 {
 
 /// Returns the prefill host that holds each prefix from the start. [`place_prefixes`] chooses the
 /// unit, and its hosts take turns.
-fn holders(requests: &[Request], config: &LabConfig) -> BTreeMap<u64, usize> {
-    let units = place_prefixes(requests, config.units, config.victim_share);
+fn holders(asked: &[Asked], config: &LabConfig) -> BTreeMap<u64, usize> {
+    let uses = asked.iter().map(|request| (request.prefix, request.reused));
+    let units = place_prefixes(uses, config.units, config.victim_share);
     let mut next = vec![0; config.units];
     let mut holders = BTreeMap::new();
-    for request in requests.iter().filter(|request| request.reused > 0) {
+    for request in asked.iter().filter(|request| request.reused > 0) {
         holders.entry(request.prefix).or_insert_with(|| {
             let unit = units.get(&request.prefix).copied().unwrap_or(0);
             next[unit] += 1;
@@ -213,11 +215,11 @@ fn holders(requests: &[Request], config: &LabConfig) -> BTreeMap<u64, usize> {
 /// (Dynamo's, MFS §6.1). It compares the estimated wait at each host with the cost of fetching the
 /// prefix. It uses its own estimate of the hosts' backlog instead of feedback. With feedback a slow
 /// policy would get another placement, and runs would not be comparable.
-fn place(config: &LabConfig, asking: &mut Asking) {
+fn place(config: &LabConfig, asked: &mut [Asked]) {
     let Some(ideal) = Ideal::new(config) else { return };
-    let holders = holders(&asking.requests, config);
-    let mut idle_at_ns = vec![0_u64; config.units * config.ranks];
-    for request in &mut asking.asked {
+    let holders = holders(asked, config);
+    let mut idle_at_ns = vec![0_u64; config.prefills()];
+    for request in asked {
         let new = request.tokens - request.reused;
         let fetched_at = |host| match holders.get(&request.prefix) {
             Some(holder) if *holder != host => request.reused,
@@ -242,16 +244,7 @@ fn place(config: &LabConfig, asking: &mut Asking) {
 /// Returns, for each host, the shared prompts whose KV it holds from the start. Decode hosts hold
 /// none.
 pub fn held(config: &LabConfig, asked: &[Asked]) -> Vec<Vec<Vec<u32>>> {
-    let requests: Vec<Request> = asked
-        .iter()
-        .map(|asked| Request {
-            arrival_s: asked.arrival_ns as f64 / 1e9,
-            tokens: asked.tokens,
-            reused: asked.reused,
-            prefix: asked.prefix,
-        })
-        .collect();
-    let holders = holders(&requests, config);
+    let holders = holders(asked, config);
     let mut held = vec![Vec::new(); config.hosts()];
     for (prefix, tokens) in shared(asked) {
         held[holders[&prefix]].push(prefix_tokens(config.seed, prefix, tokens));
@@ -315,7 +308,7 @@ mod tests {
     #[test]
     fn hot_prefixes_live_on_the_victim_up_to_its_share() {
         let requests = conversation();
-        let places = place_prefixes(&requests, 3, 0.6);
+        let places = place_prefixes(requests.iter().map(|r| (r.prefix, r.reused)), 3, 0.6);
         let total: u64 = requests.iter().map(|r| u64::from(r.reused)).sum();
         let victim = requests.iter().filter(|r| places[&r.prefix] == 0);
         let victim: u64 = victim.map(|r| u64::from(r.reused)).sum();
@@ -329,37 +322,32 @@ mod tests {
         let config = LabConfig::default();
         let once = asking(&config).unwrap();
         let placed = |one: &Asked| one.placed.expect("the timed engine's are placed");
-        for host in 0..config.units * config.ranks {
+        for host in 0..config.prefills() {
             let here = once.asked.iter().filter(|one| placed(one).host == host);
             let share = here.count() as f64 / once.asked.len() as f64;
             assert!((0.04..0.35).contains(&share), "host {host} has {share}");
         }
         let fetch = once.asked.iter().filter(|one| placed(one).fetched > 0);
         assert!(fetch.count() * 5 > once.asked.len(), "hosts fetch");
-        let mut one = Asking {
-            requests: once.requests[..1].to_vec(),
-            asked: once.asked[..1].to_vec(),
-            fitting: None,
-        };
+        let mut one = once.asked[..1].to_vec();
         place(&config, &mut one);
-        assert_eq!(placed(&one.asked[0]).fetched, 0);
+        assert_eq!(placed(&one[0]).fetched, 0);
     }
 
     #[test]
     fn idle_hosts_take_turns() {
         let config = LabConfig::default();
-        let mut few = asking(&config).unwrap();
-        let hosts = config.units * config.ranks;
-        few.requests.truncate(hosts);
-        few.asked.truncate(hosts);
+        let mut few = asking(&config).unwrap().asked;
+        let hosts = config.prefills();
+        few.truncate(hosts);
         // An hour passes between two requests, which reuse nothing.
-        for (number, asked) in few.asked.iter_mut().enumerate() {
+        for (number, asked) in few.iter_mut().enumerate() {
             asked.arrival_ns = number as u64 * 3_600_000_000_000;
             asked.reused = 0;
         }
         place(&config, &mut few);
-        let mut chosen: Vec<usize> =
-            few.asked.iter().map(|one| one.placed.expect("it is placed").host).collect();
+        let chosen = few.iter().map(|one| one.placed.expect("it is placed").host);
+        let mut chosen: Vec<usize> = chosen.collect();
         chosen.sort_unstable();
         assert_eq!(chosen, (0..hosts).collect::<Vec<_>>());
     }

@@ -109,10 +109,8 @@ impl Client {
     }
 
     fn last_words(&mut self) -> String {
-        let status = match self.child.wait() {
-            Ok(status) => status.to_string(),
-            Err(error) => error.to_string(),
-        };
+        let status = self.child.wait();
+        let status = status.map_or_else(|error| error.to_string(), |status| status.to_string());
         format!("{status}{}", tail(&self.log))
     }
 }
@@ -175,16 +173,14 @@ impl Engines {
         tools: &Tools,
         policy: Option<&str>,
     ) -> Result<(), LabError> {
-        let python = tools
-            .python
-            .as_deref()
-            .ok_or_else(|| LabError::missing("vLLM", "run `make setup-vllm`"))?;
+        let missing = || LabError::missing("vLLM", "run `make setup-vllm`");
+        let python = tools.python.as_deref().ok_or_else(missing)?;
         let folder = self.folder.clone();
         let vllm = Vllm::new(config, &folder, python, policy);
         vllm.prepare()?;
         for host in 0..self.hosts {
-            let plugin = tools.nccl_plugin.as_deref();
-            if let Some(plugin) = plugin.filter(|_| host < config.prefills()) {
+            let plugin = tools.nccl_plugin.as_deref().filter(|_| host < config.prefills());
+            if let Some(plugin) = plugin {
                 let scheduled = policy.is_some();
                 let process = collectives::start(config, &folder, host, scheduled, plugin)?;
                 self.exchanges.push(process);
@@ -239,8 +235,7 @@ impl Engines {
         }
         for host in 0..self.hosts {
             let file = folder.join(format!("engine{host}.toml"));
-            let plugin = tools.nccl_plugin.as_deref();
-            let plugin = plugin.filter(|_| host < config.units * config.ranks);
+            let plugin = tools.nccl_plugin.as_deref().filter(|_| host < config.prefills());
             fs::write(&file, engine_toml(config, folder, host, scheduled, plugin)?)
                 .map_err(LabError::file("writing", &file))?;
             let mut command = sandbox::internal("in");
@@ -387,13 +382,11 @@ impl Engines {
 
     fn counts_of(&mut self, hosts: &[usize]) -> Result<Vec<Counts>, LabError> {
         let said = self.each(hosts, &Job::Metrics, ANSWER_WITHIN)?;
-        Ok(said
-            .iter()
-            .map(|said| match said {
-                Said::Metrics(text) => Counts::read(text),
-                _ => Counts::default(),
-            })
-            .collect())
+        let counts = said.iter().map(|said| match said {
+            Said::Metrics(text) => Counts::read(text),
+            _ => Counts::default(),
+        });
+        Ok(counts.collect())
     }
 }
 

@@ -199,18 +199,13 @@ impl LabConfig {
         if self.engine != Engine::Timed {
             return None;
         }
-        if host >= self.units * self.ranks {
+        if host >= self.prefills() {
             return Some(DECODE);
         }
-        let (layer_us, token_us) =
-            (self.model.layer_base_us / 2.0, self.model.layer_token_us / 2.0);
-        Some(Times {
-            layer_us,
-            token_us,
-            // A rank computes its own rows and the others' rows one after the other.
-            expert_us: layer_us / 2.0,
-            row_us: token_us,
-        })
+        let layer_us = self.model.layer_base_us / 2.0;
+        let row_us = self.model.layer_token_us / 2.0;
+        // A rank computes its own rows and the others' rows one after the other.
+        Some(Times { layer_us, token_us: row_us, expert_us: layer_us / 2.0, row_us })
     }
 
     /// Returns why a setting has no effect on an engine, or `None` if it has an effect.

@@ -13,7 +13,6 @@ use super::engines::EngineAnswers;
 use super::oracle::WAIT_MAX;
 use super::plant::Plant;
 use super::schedule::FaultKind;
-use super::task::Role;
 use crate::config::LabConfig;
 use crate::error::LabError;
 use crate::probe::{
@@ -124,12 +123,6 @@ pub(super) struct NcclNetwork {
     /// Number of each worker's device.
     pub(super) receiver: usize,
     pub(super) sender: usize,
-}
-
-impl NcclNetwork {
-    pub(super) fn device(self, role: Role) -> usize {
-        if role == Role::NcclSender { self.sender } else { self.receiver }
-    }
 }
 
 impl Pace {
@@ -330,22 +323,18 @@ impl Setting {
         paths
     }
 
-    /// Leaves out the other paths.
     pub(super) fn keep(&mut self, paths: &[&str]) {
         self.programs.retain(|path, _| paths.contains(path));
     }
 
-    /// Returns the paths of [`PATHS`] that can be used.
     fn usable(&self) -> Vec<&'static str> {
         PATHS.into_iter().filter(|path| self.uses(path)).collect()
     }
 
-    /// Whether the campaign uses a path.
     pub fn uses(&self, path: &str) -> bool {
         self.programs.contains_key(path)
     }
 
-    /// Returns the programs of a path that is used.
     pub(super) fn programs(&self, path: &str) -> PathPrograms {
         self.programs.get(path).cloned().unwrap_or_default()
     }

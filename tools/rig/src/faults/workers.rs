@@ -152,6 +152,7 @@ impl<'a> RoundWorkers<'a> {
             Role::Engine => setting.answers.of(&programs.program)?,
             _ => Vec::new(),
         };
+        let nccl = setting.pace.nccl;
         Ok(Task {
             role,
             socket: self.socket.clone(),
@@ -161,7 +162,7 @@ impl<'a> RoundWorkers<'a> {
             full_rate: setting.full_rate,
             programs,
             alone: setting.has_only(&["mooncake_c", "nccl", "engine"]),
-            device: setting.pace.nccl.device(role),
+            device: if role == Role::NcclSender { nccl.sender } else { nccl.receiver },
             handle: self.handle(role),
             answers,
         })

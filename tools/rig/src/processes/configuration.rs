@@ -30,7 +30,7 @@ pub fn engine_toml(
     plugin: Option<&Path>,
 ) -> Result<String, toml::ser::Error> {
     let (serving, times) = (config.serving(), config.times(host));
-    let prefills = host < config.units * config.ranks;
+    let prefills = host < config.prefills();
     let mut engine = json!({
         "role": if prefills { "prefill" } else { "decode" },
         "listen": ENDPOINT,
@@ -80,7 +80,7 @@ pub fn engine_toml(
 }
 
 fn peers(config: &LabConfig, host: usize, is_timed: bool) -> Value {
-    let prefill_hosts = config.units * config.ranks;
+    let prefill_hosts = config.prefills();
     let prefills = host < prefill_hosts;
     let unit = host / config.ranks;
     // Each host begins with its successor, so that the hosts do not all ask the same one.

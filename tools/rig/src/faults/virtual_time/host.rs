@@ -122,13 +122,12 @@ impl VirtualHost {
         if self.bypass {
             mailbox.send(SchedulerCommand::Bypass(true));
         }
-        let connections = Vec::new();
         self.running = Some(RunningDaemon {
             driver,
             mailbox,
             stream,
             snapshots,
-            connections,
+            connections: Vec::new(),
             clients: 0,
             asleep: false,
         });

@@ -251,15 +251,13 @@ impl VirtualQueue {
         self.burst = self.burst.saturating_sub(1);
         let pause = -PAUSE_NS * (1.0 - self.rng.random::<f64>()).ln();
         self.pause_until_ns = now_ns + pause as u64;
-        let (bytes, direction) = (flow.bytes, flow.direction);
-        let (posted, completed) = (0, 0);
         self.open.push(OpenTransfer {
             number,
             ticket,
-            bytes,
-            direction,
-            posted,
-            completed,
+            bytes: flow.bytes,
+            direction: flow.direction,
+            posted: 0,
+            completed: 0,
             begin_ns,
             starved_ns,
         });
