@@ -180,7 +180,7 @@ fn place_prefixes(
 /// Returns how long the requests keep units busy when each runs alone, in s.
 fn busy_s(config: &LabConfig, requests: &[Request]) -> f64 {
     let scaling = config.scaling();
-    let service = |r: &Request| ideal::service_ns(&scaling, r.new_tokens()) as f64 / 1e9;
+    let service = |r: &Request| ideal::service_ns(&scaling, r.tokens - r.reused) as f64 / 1e9;
     requests.iter().map(service).sum()
 }
 

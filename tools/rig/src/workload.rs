@@ -23,12 +23,6 @@ pub struct Request {
     pub prefix: u64,
 }
 
-impl Request {
-    pub fn new_tokens(&self) -> u32 {
-        self.tokens - self.reused
-    }
-}
-
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Synthetic {
     pub tokens_mean: f64,

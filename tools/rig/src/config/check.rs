@@ -49,11 +49,11 @@ impl LabConfig {
             ((1..=8).contains(&self.decodes), "decodes", "must be 1 to 8"),
             ((10..=2000).contains(&self.port_mbit), "port_mbit", "must be 10 to 2000"),
             (
-                self.duration_s.is_finite() && (0.5..=3600.0).contains(&self.duration_s),
+                (0.5..=3600.0).contains(&self.duration_s),
                 "duration_s",
                 "must be 0.5 to 3600 seconds",
             ),
-            (self.drain_s >= 0.0 && self.drain_s <= 600.0, "drain_s", "must be 0 to 600"),
+            ((0.0..=600.0).contains(&self.drain_s), "drain_s", "must be 0 to 600"),
             (self.load > 0.0 && self.load <= 5.0, "load", "must be above 0, at most 5"),
             (
                 self.requests_per_second.is_none_or(|r| r > 0.0 && r <= 10_000.0),
@@ -79,6 +79,7 @@ impl LabConfig {
     }
 
     fn size_rules(&self) -> [Rule; 14] {
+        let model = &self.model;
         [
             (self.tokens_max >= 64, "tokens_max", "must be at least 64"),
             (self.chunk_bytes >= 1024, "chunk_bytes", "must be at least 1024"),
@@ -89,25 +90,25 @@ impl LabConfig {
                 "is less than a chunk, and not 0",
             ),
             (self.socket_buffer_bytes >= 8192, "socket_buffer_bytes", "must be at least 8192"),
-            ((1..=64).contains(&self.model.layers), "model.layers", "must be 1 to 64"),
+            ((1..=64).contains(&model.layers), "model.layers", "must be 1 to 64"),
             (
-                (0.0..=1e9).contains(&self.model.layer_base_us),
+                (0.0..=1e9).contains(&model.layer_base_us),
                 "model.layer_base_us",
                 "must be 0 to 1000000000",
             ),
             (
-                self.model.layer_token_us > 0.0 && self.model.layer_token_us <= 1e9,
+                model.layer_token_us > 0.0 && model.layer_token_us <= 1e9,
                 "model.layer_token_us",
                 "must be above 0",
             ),
-            (self.model.batch_tokens > 0, "model.batch_tokens", "must be above 0"),
-            (self.model.reference_tokens > 0, "model.reference_tokens", "must be above 0"),
+            (model.batch_tokens > 0, "model.batch_tokens", "must be above 0"),
+            (model.reference_tokens > 0, "model.reference_tokens", "must be above 0"),
             (
-                self.model.comm_share > 0.0 && self.model.comm_share < 1.0,
+                model.comm_share > 0.0 && model.comm_share < 1.0,
                 "model.comm_share",
                 "must lie between 0 and 1",
             ),
-            (self.model.collective_to_kv > 0.0, "model.collective_to_kv", "must be above 0"),
+            (model.collective_to_kv > 0.0, "model.collective_to_kv", "must be above 0"),
             (
                 (2..=16).contains(&self.level_dscp.len()),
                 "level_dscp",

@@ -258,13 +258,13 @@ impl Daemon {
         if self.limit.is_none() {
             self.limit = line.split_whitespace().next().map(str::to_owned);
         }
-        self.set_limit(&(open + 1).to_string())
+        self.prlimit(&format!("--nofile={}:", open + 1))
     }
 
     pub(super) fn give_descriptors(&mut self) {
         if let Some(limit) = self.limit.take() {
             // A daemon that has ended has no limit.
-            let _ = self.set_limit(&limit);
+            let _ = self.prlimit(&format!("--nofile={limit}:"));
         }
     }
 
@@ -296,10 +296,6 @@ impl Daemon {
             self.may_abort_until = Instant::now() + ABORTED_WITHIN_MAX;
             std::thread::sleep(ABORTED_WITHIN);
         }
-    }
-
-    fn set_limit(&self, limit: &str) -> Option<String> {
-        self.prlimit(&format!("--nofile={limit}:"))
     }
 
     fn prlimit(&self, limit: &str) -> Option<String> {

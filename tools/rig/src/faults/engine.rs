@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use nix::sys::signal::Signal;
 use rand::{RngExt as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
 use serde_json::Value;
@@ -275,12 +276,12 @@ fn end(engines: &mut [EngineProcess], control: &Runtime, outlet: &Outlet) -> Vec
                 engine.spec.name,
                 of("requests_running"),
                 of("requests_waiting"),
-                engine.tail()
+                engine.process.tail()
             ));
         }
     }
     outlet.put(&[Frame::Counted { scheduled, bypassed }]);
-    engines.iter_mut().for_each(EngineProcess::terminate);
+    engines.iter_mut().for_each(|engine| engine.process.signal(Signal::SIGTERM));
     let give_up = Instant::now() + END_MAX;
     wrong.extend(engines.iter_mut().filter_map(|engine| engine.await_end(give_up)));
     wrong

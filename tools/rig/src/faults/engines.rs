@@ -15,7 +15,6 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use nix::sys::signal::Signal;
 use tokio::runtime::Runtime;
 
 use crate::child::{Guarded, lock, poll};
@@ -180,7 +179,7 @@ pub(super) struct EngineProcess {
     pub(super) spec: EngineSpec,
     program: PathBuf,
     file: PathBuf,
-    process: Guarded,
+    pub(super) process: Guarded,
 }
 
 impl EngineProcess {
@@ -227,14 +226,6 @@ impl EngineProcess {
         let text = fs::read(&self.process.log).ok()?;
         let text = String::from_utf8_lossy(&text);
         text.lines().find(|line| line.contains("panicked")).map(|line| format!("{name}: {line}"))
-    }
-
-    pub(super) fn tail(&self) -> String {
-        self.process.tail()
-    }
-
-    pub(super) fn terminate(&mut self) {
-        self.process.signal(Signal::SIGTERM);
     }
 
     /// Waits until an engine that was told to end has done so. Returns what is wrong.

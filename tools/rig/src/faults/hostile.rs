@@ -43,8 +43,20 @@ pub(super) fn run(task: &Task) {
                 }
             }
         }
-        1 => hoard(&task.socket, start),
-        _ => lie(&task.socket, start, &mut rng),
+        1 => {
+            let mut hoard = Hoard::default();
+            while start.elapsed() < LIFE {
+                hoard.step(|| attach(&task.socket));
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+        _ => {
+            let (_client, mut lane) = attach(&task.socket);
+            while start.elapsed() < LIFE {
+                lie_once(&mut lane, now_ns(), &mut rng);
+                std::thread::sleep(Duration::from_millis(2));
+            }
+        }
     }
 }
 
@@ -145,22 +157,6 @@ impl Hoard {
                 let _ = lane.poll(ticket);
             }
         }
-    }
-}
-
-fn hoard(socket: &Path, start: Instant) {
-    let mut hoard = Hoard::default();
-    while start.elapsed() < LIFE {
-        hoard.step(|| attach(socket));
-        std::thread::sleep(Duration::from_millis(1));
-    }
-}
-
-fn lie(socket: &Path, start: Instant, rng: &mut ChaCha8Rng) {
-    let (_client, mut lane) = attach(socket);
-    while start.elapsed() < LIFE {
-        lie_once(&mut lane, now_ns(), rng);
-        std::thread::sleep(Duration::from_millis(2));
     }
 }
 

@@ -27,7 +27,7 @@ use super::workers::RoundWorkers;
 use crate::child::lock;
 use crate::error::LabError;
 use crate::vm::clock;
-use crate::vm::network::{Disturbance, Disturber};
+use crate::vm::network::Disturber;
 
 /// Longest time until the daemon has forgotten the clients that are gone.
 pub(super) const FORGET_MAX: Duration = Duration::from_secs(3);
@@ -250,13 +250,8 @@ impl Scene<'_> {
             FaultKind::QueuePairFailed => self.workers.tell(fault.choice, FAIL_QUEUE_PAIR),
             FaultKind::PacketsLost | FaultKind::LinkDown => {
                 let port = (fault.choice % 2) as usize;
-                let what = match fault.kind {
-                    FaultKind::LinkDown => Disturbance::Down,
-                    _ => Disturbance::Loss,
-                };
-                if let Some(router) = &mut self.router {
-                    router.disturb(port, what)?;
-                }
+                let percent = if fault.kind == FaultKind::LinkDown { 100 } else { 3 };
+                self.router.iter_mut().try_for_each(|router| router.lose(port, percent))?;
                 self.later(fault, Undo::MendLink(port));
             }
             FaultKind::ClockSet => {
@@ -401,9 +396,7 @@ impl Scene<'_> {
             Undo::ContinueDaemon => self.continue_daemon(),
             Undo::ContinueWorker(number) => self.workers.signal(number, Signal::SIGCONT),
             Undo::MendLink(port) => {
-                if let Some(router) = &mut self.router {
-                    router.mend(port)?;
-                }
+                self.router.iter_mut().try_for_each(|router| router.lose(port, 0))?;
             }
             Undo::MoveClock(step_s) => clock::advance(step_s)?,
             Undo::StopWorker(number) => self.workers.signal(number, Signal::SIGSTOP),

@@ -42,7 +42,7 @@ pub fn run(config: &Exec, guest: &mut Guest) -> Result<i32, LabError> {
             return Ok(if missing { NOT_FOUND } else { NOT_RUN });
         }
     };
-    if let (Some(mut pipe), Some(pieces)) = (child.stdin.take(), guest.take_stdin()) {
+    if let (Some(mut pipe), Some(pieces)) = (child.stdin.take(), guest.stdin.take()) {
         std::thread::spawn(move || {
             while let Ok(piece) = pieces.recv() {
                 // A program need not read all of its input.
@@ -53,8 +53,8 @@ pub fn run(config: &Exec, guest: &mut Guest) -> Result<i32, LabError> {
         });
     }
     let pumps = [
-        pump(child.stdout.take(), FrameKind::Stdout, guest.output()),
-        pump(child.stderr.take(), FrameKind::Stderr, guest.output()),
+        pump(child.stdout.take(), FrameKind::Stdout, guest.output.clone()),
+        pump(child.stderr.take(), FrameKind::Stderr, guest.output.clone()),
     ];
     let status = child.wait().map_err(LabError::system("waiting for the program"))?;
     let is_drained = || pumps.iter().all(JoinHandle::is_finished).then_some(());

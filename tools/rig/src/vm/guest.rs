@@ -174,8 +174,10 @@ fn answer() -> Result<Finished, LabError> {
 pub struct Guest {
     pub facts: Facts,
     network: NetworkConfig,
-    output: Output,
-    stdin: Option<Receiver<Vec<u8>>>,
+    /// Clones of it serve other threads.
+    pub output: Output,
+    /// The host's standard input in pieces, with an empty one at the end, until somebody takes it.
+    pub stdin: Option<Receiver<Vec<u8>>>,
 }
 
 impl Guest {
@@ -207,7 +209,7 @@ impl Guest {
             stdin: Some(stdin),
         };
         guest.send(FrameKind::Ready, &serde_json::to_vec(&guest.facts)?)?;
-        let output = guest.output();
+        let output = guest.output.clone();
         std::thread::spawn(move || {
             while output.send(FrameKind::Alive, &[]).is_ok() {
                 std::thread::sleep(HEARTBEAT);
@@ -220,24 +222,9 @@ impl Guest {
         self.output.send(kind, content).map_err(LabError::system("writing to the host"))
     }
 
-    /// Writes to the host's standard output, without buffering.
-    pub fn print(&self, text: impl AsRef<[u8]>) -> Result<(), LabError> {
-        self.send(FrameKind::Stdout, text.as_ref())
-    }
-
     /// Writes a line about the job's progress to the host's standard error, without buffering.
     pub fn say(&self, line: &str) -> Result<(), LabError> {
         self.send(FrameKind::Stderr, format!("{line}\n").as_bytes())
-    }
-
-    /// Returns a handle by which other threads write to the host's standard output and error.
-    pub fn output(&self) -> Output {
-        self.output.clone()
-    }
-
-    /// Returns the host's standard input in pieces, with an empty one at the end, once.
-    pub fn take_stdin(&mut self) -> Option<Receiver<Vec<u8>>> {
-        self.stdin.take()
     }
 
     /// Returns the router's counters since its set-up. Callers take the difference of two readings.

@@ -214,16 +214,6 @@ pub fn build(config: &NetworkConfig) -> Result<u32, LabError> {
     Ok(indices[0])
 }
 
-/// What can go wrong at one of the router's ports.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Disturbance {
-    /// The port loses some packets.
-    Loss,
-    /// The port loses all packets. Without a carrier, rxe (Linux 6.1) would never leave the
-    /// processor again.
-    Down,
-}
-
 /// Disturbs the router's ports, which must not be shaped. It keeps `tc` running, because an
 /// emulated processor takes long to start a program.
 #[derive(Debug)]
@@ -241,21 +231,11 @@ impl Disturber {
         command.spawn().map(Self).map_err(LabError::start("tc"))
     }
 
-    pub fn disturb(&mut self, host: usize, what: Disturbance) -> Result<(), LabError> {
-        let percent = match what {
-            Disturbance::Loss => 3,
-            Disturbance::Down => 100,
-        };
-        self.tell(&loss(host, percent))
-    }
-
-    /// Ends all disturbances of a port.
-    pub fn mend(&mut self, host: usize) -> Result<(), LabError> {
-        self.tell(&loss(host, 0))
-    }
-
-    fn tell(&mut self, line: &str) -> Result<(), LabError> {
+    /// Lets a port lose a share of its packets. A link that is down loses all: without a carrier,
+    /// rxe (Linux 6.1) would never leave the processor again.
+    pub fn lose(&mut self, host: usize, percent: u32) -> Result<(), LabError> {
         let stdin = self.0.stdin.as_mut().ok_or_else(LabError::no_pipe)?;
+        let line = loss(host, percent);
         stdin.write_all(line.as_bytes()).map_err(LabError::system("telling the router"))
     }
 }

@@ -83,7 +83,7 @@ impl VirtualWorld<'_> {
             FaultKind::LaneFilled => {
                 if let Some(process) = self.application(choice) {
                     let transfers = u32::from(settings::SLOTS) + (choice % 32) as u32;
-                    self.processes[process].queues[QUEUES - 1].fill(transfers);
+                    self.processes[process].queues[QUEUES - 1].burst = transfers;
                     self.wake_up(process);
                 }
             }
@@ -109,10 +109,10 @@ impl VirtualWorld<'_> {
         let (now, choice) = (Time(self.now_ns), fault.choice);
         match fault.kind {
             FaultKind::CoordinatorLost => {
-                self.coordinator.set_lost(true);
+                self.coordinator.is_lost = true;
                 self.later(fault, FaultEnd::FindCoordinator);
             }
-            FaultKind::OrdersLost => self.coordinator.lose_orders(1 + choice % 4),
+            FaultKind::OrdersLost => self.coordinator.orders_to_lose += 1 + choice % 4,
             FaultKind::OrderRepeated => {
                 if let Some(daemon) = self.host.stream().filter(|_| self.stopped_ns.is_none()) {
                     self.coordinator.repeat_order(now, daemon);
@@ -160,7 +160,7 @@ impl VirtualWorld<'_> {
                 self.wake_up(process);
             }
             FaultEnd::EndHostile(process) => self.kill_process(process),
-            FaultEnd::FindCoordinator => self.coordinator.set_lost(false),
+            FaultEnd::FindCoordinator => self.coordinator.is_lost = false,
             FaultEnd::ChangeLeader => self.coordinator.change_leader(Time(self.now_ns), false)?,
             FaultEnd::EndBypass => self.host.set_bypass(false),
             FaultEnd::Enforce => {

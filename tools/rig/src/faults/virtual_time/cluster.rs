@@ -33,8 +33,9 @@ pub(super) struct VirtualCoordinator {
     /// The highest term so far.
     term: u64,
     stream: Option<WelcomedStream>,
-    is_lost: bool,
-    orders_to_lose: u64,
+    /// Whether daemons can't reach it.
+    pub(super) is_lost: bool,
+    pub(super) orders_to_lose: u64,
     last_order: Option<FromCoordinator>,
     /// The last epoch that the daemon applied: its term and its sequence.
     applied: Option<(u64, u64)>,
@@ -82,15 +83,6 @@ impl VirtualCoordinator {
                 daemon.exchange.end(&daemon.mailbox);
             }
         }
-    }
-
-    /// Makes the coordinator unreachable, or reachable again.
-    pub(super) fn set_lost(&mut self, is_lost: bool) {
-        self.is_lost = is_lost;
-    }
-
-    pub(super) fn lose_orders(&mut self, orders: u64) {
-        self.orders_to_lose += orders;
     }
 
     /// Starts another coordinator, of the next term or of an earlier one.

@@ -37,13 +37,6 @@ pub(super) enum Done {
     Wrong(&'static str),
 }
 
-impl Done {
-    /// Reports whether the scheduler permitted bytes.
-    fn is_permit(&self) -> bool {
-        matches!(self, Self::Post { bypassed: false, .. })
-    }
-}
-
 /// How a queue uses the library.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Style {
@@ -80,9 +73,10 @@ pub(super) struct VirtualQueue {
     pub(super) sleep: Option<Sleep>,
     pause_until_ns: u64,
     /// Transfers to submit at once, whatever is open.
-    burst: u32,
-    finishing: bool,
-    ended: bool,
+    pub(super) burst: u32,
+    /// Whether it submits no more.
+    pub(super) finishing: bool,
+    pub(super) ended: bool,
 }
 
 impl VirtualQueue {
@@ -109,19 +103,6 @@ impl VirtualQueue {
             finishing: false,
             ended: false,
         }
-    }
-
-    pub(super) fn fill(&mut self, transfers: u32) {
-        self.burst = transfers;
-    }
-
-    /// Submits no more.
-    pub(super) fn finish(&mut self) {
-        self.finishing = true;
-    }
-
-    pub(super) fn has_ended(&self) -> bool {
-        self.ended
     }
 
     /// Returns what keeps the queue from its end.
@@ -151,7 +132,8 @@ impl VirtualQueue {
             self.lane.slept();
         }
         self.poll(now_ns, starved_ns, done);
-        if unwoken && done.iter().any(Done::is_permit) {
+        let is_permit = |done: &Done| matches!(done, Done::Post { bypassed: false, .. });
+        if unwoken && done.iter().any(is_permit) {
             done.push(Done::Wrong("a permit came without a wake-up"));
         }
         while self.may_submit(now_ns) {

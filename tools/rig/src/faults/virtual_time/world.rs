@@ -162,13 +162,13 @@ impl VirtualWorld<'_> {
         for process in self.applications() {
             self.lose_threads(process, 0);
             for queue in 0..QUEUES {
-                self.processes[process].queues[queue].finish();
+                self.processes[process].queues[queue].finishing = true;
                 self.act_in(process, queue, 0);
             }
         }
         let is_over = |world: &Self| {
             let queues = world.processes.iter().flat_map(|process| &process.queues);
-            queues.into_iter().all(VirtualQueue::has_ended)
+            queues.into_iter().all(|queue| queue.ended)
         };
         if !self.run(self.now_ns + FINISH_NS, is_over)? {
             self.blame_for_open();
